@@ -1,0 +1,155 @@
+// Package envoy makes what Envoy needs: the bootstrap of the standalone shape
+// and the endpoints of the workers over xDS.
+package envoy
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"text/template"
+	"time"
+)
+
+// Cluster is the name under which the bootstrap and the XDS server know the workers.
+const Cluster = "model_servers"
+
+// PrefillHeader carries the pick of a prefill leg to the prefill listener,
+// which turns it into metadata and removes it.
+const PrefillHeader = "x-kvlane-endpoint"
+
+// Modes of the request and response bodies, as Envoy spells them.
+const (
+	BodyNone       = "NONE"
+	BodyBuffered   = "BUFFERED"
+	BodyStreamed   = "STREAMED"
+	BodyFullDuplex = "FULL_DUPLEX_STREAMED"
+)
+
+// Options are what differs between bootstraps. Addresses are "host:port",
+// "[v6]:port" or "unix:/path"; a path that starts with @ is abstract.
+type Options struct {
+	NodeID string
+	// Ingress is where clients connect, Admin is Envoy's own admin listener, Kvlane is
+	// the socket of ext_proc, ADS and access log.
+	Ingress, Admin, Kvlane string
+	// Prefill is the listener for prefill legs; "" leaves it out.
+	Prefill string
+	// MaxBody is the largest request body in bytes; more is answered 413.
+	MaxBody int64
+	// MessageTimeout bounds how long Kvlane may hold a request.
+	MessageTimeout time.Duration
+	// UpstreamIdle closes idle connections to engines.
+	UpstreamIdle time.Duration
+	// FailClosed answers 503 where Kvlane gave no pick, instead of choosing the least
+	// busy worker.
+	FailClosed bool
+	// FirstToken adds the observing filter, AccessLog the gRPC access log.
+	FirstToken, AccessLog bool
+	// RequestBody and ResponseBody are processing modes; "" means BUFFERED and NONE.
+	RequestBody, ResponseBody string
+}
+
+// Defaults returns the options of the standalone shape.
+func Defaults() Options {
+	return Options{
+		NodeID:         "kvlane",
+		Ingress:        "127.0.0.1:8080",
+		Admin:          "127.0.0.1:9901",
+		MaxBody:        16 << 20,
+		MessageTimeout: 300 * time.Second,
+		UpstreamIdle:   4 * time.Second,
+		RequestBody:    BodyBuffered,
+		ResponseBody:   BodyNone,
+	}
+}
+
+// StripHeaders are removed from every client request before anything reads it.
+func StripHeaders() []string {
+	return []string{
+		"x-gateway-destination-endpoint",
+		"x-gateway-destination-endpoint-subset",
+		PrefillHeader,
+		"x-prefiller-host-port",
+		"x-encoder-hosts-ports",
+		"x-data-parallel-host-port",
+		"x-data-parallel-rank",
+	}
+}
+
+//go:embed bootstrap.yaml.tmpl
+var bootstrapText string
+
+var bootstrapTemplate = template.Must(template.New("bootstrap").Funcs(template.FuncMap{
+	"address": addressYAML,
+	"seconds": func(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s" },
+}).Parse(bootstrapText))
+
+type clusterVars struct {
+	Name       string
+	FailClosed bool
+}
+
+type bootstrapVars struct {
+	Options
+
+	StripHeaders    []string
+	RequestTrailers string
+	Clusters        []clusterVars
+}
+
+// Bootstrap returns the YAML of a bootstrap.
+func Bootstrap(o Options) ([]byte, error) {
+	if o.RequestBody == "" {
+		o.RequestBody = BodyBuffered
+	}
+	if o.ResponseBody == "" {
+		o.ResponseBody = BodyNone
+	}
+	if o.MaxBody <= 0 || o.MaxBody > 1<<32-1 {
+		return nil, fmt.Errorf("largest body of %d bytes: Envoy takes 1 to %d", o.MaxBody, uint32(1<<32-1))
+	}
+	if o.NodeID == "" {
+		return nil, errors.New("node id is empty")
+	}
+	vars := bootstrapVars{
+		Options:         o,
+		StripHeaders:    StripHeaders(),
+		RequestTrailers: "SKIP",
+		Clusters:        []clusterVars{{Cluster, o.FailClosed}},
+	}
+	if o.RequestBody == BodyFullDuplex {
+		vars.RequestTrailers = "SEND" // Envoy refuses the mode otherwise
+	}
+	if o.Prefill != "" {
+		// A prefill leg without a usable pick must fail: any other worker would prefill
+		// for nothing.
+		vars.Clusters = append(vars.Clusters, clusterVars{"prefill_servers", true})
+	}
+	var out bytes.Buffer
+	if err := bootstrapTemplate.Execute(&out, vars); err != nil {
+		return nil, fmt.Errorf("bootstrap: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+func addressYAML(s string) (string, error) {
+	if path, ok := strings.CutPrefix(s, "unix:"); ok {
+		return fmt.Sprintf("{pipe: {path: %q}}", path), nil
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return "", fmt.Errorf("address %q: %w", s, err)
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return "", fmt.Errorf("address %q: port: %w", s, err)
+	}
+	if host == "" {
+		host = "0.0.0.0"
+	}
+	return fmt.Sprintf("{socket_address: {address: %q, port_value: %d}}", host, n), nil
+}

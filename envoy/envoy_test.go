@@ -1,0 +1,193 @@
+package envoy
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/goccy/go-yaml"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	// Extensions that the bootstrap names.
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_to_metadata/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/override_host/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/subset/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+)
+
+func shapes() map[string]Options {
+	plain := Defaults()
+	plain.Kvlane = "unix:/run/kvlane/kvlane.sock"
+	all := plain
+	all.FailClosed, all.FirstToken, all.AccessLog = true, true, true
+	all.Prefill = "unix:@kvlane-prefill"
+	duplex := plain
+	duplex.RequestBody, duplex.ResponseBody = BodyFullDuplex, BodyFullDuplex
+	duplex.Kvlane = "127.0.0.1:9002"
+	return map[string]Options{"standalone": plain, "everything": all, "full duplex": duplex}
+}
+
+func TestBootstrapDecodesAndValidates(t *testing.T) {
+	for name, o := range shapes() {
+		text, err := Bootstrap(o)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		js, err := yaml.YAMLToJSON(text)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var b bootstrapv3.Bootstrap
+		if err := protojson.Unmarshal(js, &b); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := b.ValidateAll(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, h := range StripHeaders() {
+			if !strings.Contains(string(text), "{remove: "+h+"}") {
+				t.Errorf("%s: header %s of a client is not removed", name, h)
+			}
+		}
+	}
+}
+
+func TestBootstrapIsAcceptedByEnvoy(t *testing.T) {
+	bin := os.Getenv("ENVOY")
+	if bin == "" {
+		t.Skip("ENVOY is not set: `make test` sets it")
+	}
+	for name, o := range shapes() {
+		text, err := Bootstrap(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "envoy.yaml")
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command(bin, "--mode", "validate", "-c", file).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+func TestBootstrapRefusesWhatEnvoyWould(t *testing.T) {
+	for name, change := range map[string]func(*Options){
+		"largest body":  func(o *Options) { o.MaxBody = 1 << 40 },
+		"node id":       func(o *Options) { o.NodeID = "" },
+		"missing port":  func(o *Options) { o.Ingress = "127.0.0.1" },
+		"port too high": func(o *Options) { o.Admin = "127.0.0.1:70000" },
+	} {
+		o := shapes()["standalone"]
+		change(&o)
+		if _, err := Bootstrap(o); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func TestEndpointsReachEveryEnvoy(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	x := NewXDS()
+	g := grpc.NewServer()
+	x.Register(ctx, g)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- g.Serve(l) }()
+	defer func() {
+		cancel()
+		g.Stop()
+		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Error(err)
+		}
+	}()
+	if err := x.Set([]string{"10.0.0.2:8000", "10.0.0.1:8000", "10.0.0.1:8000"}); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var streams []discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
+	for _, node := range []string{"one", "two"} {
+		s, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask(t, s, node, "", "")
+		streams = append(streams, s)
+	}
+	for _, s := range streams {
+		expect(t, s, "10.0.0.1:8000 10.0.0.2:8000")
+	}
+	if err := x.Set([]string{"10.0.0.3:8000"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range streams {
+		expect(t, s, "10.0.0.3:8000")
+	}
+	for _, bad := range []string{"host:8000", "10.0.0.1", "10.0.0.1:x"} {
+		if err := x.Set([]string{bad}); err == nil {
+			t.Errorf("endpoint %q: accepted", bad)
+		}
+	}
+}
+
+func ask(t *testing.T, s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient, node, version, nonce string) {
+	t.Helper()
+	if err := s.Send(&discoveryv3.DiscoveryRequest{
+		Node: &corev3.Node{Id: node}, TypeUrl: resource.EndpointType, ResourceNames: []string{Cluster},
+		VersionInfo: version, ResponseNonce: nonce,
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func expect(t *testing.T, s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient, want string) {
+	t.Helper()
+	timer := time.AfterFunc(10*time.Second, func() { panic("no answer from the xDS server") })
+	defer timer.Stop()
+	r, err := s.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cla endpointv3.ClusterLoadAssignment
+	if err := r.GetResources()[0].UnmarshalTo(&cla); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range cla.GetEndpoints()[0].GetLbEndpoints() {
+		a := e.GetEndpoint().GetAddress().GetSocketAddress()
+		got = append(got, net.JoinHostPort(a.GetAddress(), "8000"))
+	}
+	if g := strings.Join(got, " "); g != want {
+		t.Errorf("endpoints %q, want %q", g, want)
+	}
+	ask(t, s, "", r.GetVersionInfo(), r.GetNonce())
+}
