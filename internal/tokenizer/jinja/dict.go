@@ -1,0 +1,209 @@
+package jinja
+
+import (
+	"strconv"
+	"strings"
+)
+
+// linearLimit is the number of entries up to which a search through the slice
+// is cheaper than a Go map.
+const linearLimit = 16
+
+type entry struct{ key, value Value }
+
+// Dict is a Python dict: ordered by first insertion, with keys of every
+// hashable kind. The zero Dict is empty and ready. Reading is safe for
+// concurrent use, writing is not.
+//
+// Invariant: index is nil while there are at most linearLimit entries; else it
+// holds the position of every key under its hash text.
+type Dict struct {
+	entries []entry
+	index   map[string]int32
+}
+
+// NewDict returns an empty dict with room for capacity entries.
+func NewDict(capacity int) *Dict {
+	return &Dict{entries: make([]entry, 0, capacity)}
+}
+
+// Len returns the number of entries.
+func (d *Dict) Len() int { return len(d.entries) }
+
+// At returns the i-th entry in order of insertion.
+func (d *Dict) At(i int) (key, value Value) { return d.entries[i].key, d.entries[i].value }
+
+// Range calls f for each entry in order until it returns false.
+func (d *Dict) Range(f func(key, value Value) bool) {
+	for i := range d.entries {
+		if !f(d.entries[i].key, d.entries[i].value) {
+			return
+		}
+	}
+}
+
+// Get returns the value under a str key.
+func (d *Dict) Get(key string) (Value, bool) {
+	if i := d.findString(key); i >= 0 {
+		return d.entries[i].value, true
+	}
+	return Value{}, false
+}
+
+// Set stores v under a str key: an old key keeps its place, as in Python.
+func (d *Dict) Set(key string, v Value) {
+	if i := d.findString(key); i >= 0 {
+		d.entries[i].value = v
+		return
+	}
+	d.add(String(key), v)
+}
+
+// Delete takes a str key out, if it is there.
+func (d *Dict) Delete(key string) {
+	i := d.findString(key)
+	if i < 0 {
+		return
+	}
+	d.entries = append(d.entries[:i], d.entries[i+1:]...)
+	d.index = nil
+	d.reindex()
+}
+
+// Clone returns a copy that shares the values.
+func (d *Dict) Clone() *Dict {
+	c := &Dict{entries: append(make([]entry, 0, len(d.entries)+1), d.entries...)}
+	c.reindex()
+	return c
+}
+
+func (d *Dict) add(key, v Value) {
+	d.entries = append(d.entries, entry{key, v})
+	if d.index != nil {
+		d.index[hashText(key)] = int32(len(d.entries) - 1)
+		return
+	}
+	d.reindex()
+}
+
+func (d *Dict) reindex() {
+	if len(d.entries) <= linearLimit {
+		return
+	}
+	d.index = make(map[string]int32, 2*len(d.entries))
+	for i := range d.entries {
+		d.index[hashText(d.entries[i].key)] = int32(i)
+	}
+}
+
+func (d *Dict) findString(key string) int {
+	if d.index != nil {
+		if len(key) > 0 && key[0] == hashMark {
+			key = string(rune(hashMark)) + key
+		}
+		if i, ok := d.index[key]; ok {
+			return int(i)
+		}
+		return -1
+	}
+	for i := range d.entries {
+		k := &d.entries[i].key
+		if k.kind == KindString && k.n == uint64(len(key)) && k.str() == key {
+			return i
+		}
+	}
+	return -1
+}
+
+// find looks for a key of any kind; the caller has checked that it is hashable.
+func (d *Dict) find(key Value) int {
+	if key.kind == KindString {
+		return d.findString(key.str())
+	}
+	if d.index != nil {
+		if i, ok := d.index[hashText(key)]; ok {
+			return int(i)
+		}
+		return -1
+	}
+	for i := range d.entries {
+		if equal(d.entries[i].key, key) {
+			return i
+		}
+	}
+	return -1
+}
+
+// put is Set for a key of any hashable kind.
+func (d *Dict) put(key, v Value) {
+	if i := d.find(key); i >= 0 {
+		d.entries[i].value = v
+		return
+	}
+	d.add(key, v)
+}
+
+// hashMark starts the hash text of a key that is no str. A str that starts
+// with the same byte gets it twice.
+const hashMark = 0
+
+// hashText maps keys that are equal in Python to the same text: 1, 1.0 and
+// True are one key.
+func hashText(key Value) string {
+	if key.kind == KindString {
+		s := key.str()
+		if len(s) > 0 && s[0] == hashMark {
+			return string(rune(hashMark)) + s
+		}
+		return s
+	}
+	var b strings.Builder
+	writeHash(&b, key)
+	return b.String()
+}
+
+func writeHash(b *strings.Builder, key Value) {
+	b.WriteByte(hashMark)
+	switch key.kind {
+	case KindNone:
+		b.WriteByte('n')
+	case KindBool, KindInt:
+		b.WriteByte('i')
+		b.WriteString(key.big().String())
+	case KindFloat:
+		if n, ok := floatToInt(key.float()); ok {
+			b.WriteByte('i')
+			b.WriteString(n.String())
+			return
+		}
+		b.WriteByte('f')
+		b.WriteString(strconv.FormatFloat(key.float(), 'g', -1, 64))
+	case KindString:
+		b.WriteByte('s')
+		b.WriteString(strconv.Itoa(int(key.n)))
+		b.WriteByte(':')
+		b.WriteString(key.str())
+	case KindTuple:
+		b.WriteByte('t')
+		b.WriteString(strconv.Itoa(len(key.seq())))
+		for _, item := range key.seq() {
+			writeHash(b, item)
+		}
+	case kindRange:
+		r := (*rangeObject)(key.p)
+		b.WriteByte('r')
+		n := r.length()
+		b.WriteString(strconv.FormatInt(n, 10))
+		if n > 0 {
+			b.WriteString("," + strconv.FormatInt(r.start, 10))
+		}
+		if n > 1 {
+			b.WriteString("," + strconv.FormatInt(r.step, 10))
+		}
+	case KindUndefined:
+		b.WriteByte('u')
+	default:
+		b.WriteByte('p')
+		b.WriteString(strconv.FormatUint(uint64(uintptr(key.p)), 16))
+	}
+}

@@ -1,0 +1,210 @@
+package jinja
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+var (
+	nan = math.NaN()
+	inf = math.Inf(1)
+)
+
+// JSONOptions are the arguments of Python's json.dumps. The zero value writes
+// what transformers' tojson writes: one line, ", " and ": ", no ASCII escapes.
+type JSONOptions struct {
+	// Indent is written once per level; it counts only if Indented.
+	Indent   string
+	Indented bool
+	// ItemSeparator and KeySeparator replace Python's defaults if Separators.
+	ItemSeparator, KeySeparator string
+	Separators                  bool
+	SortKeys                    bool
+	EnsureASCII                 bool
+	// DenyNaN makes NaN and Infinity an error (allow_nan=False).
+	DenyNaN bool
+}
+
+// AppendJSON writes v as Python's json.dumps does. What Python cannot
+// serialize is an *Error with the class TypeError or ValueError.
+func AppendJSON(dst []byte, v Value, opts JSONOptions) (out []byte, err error) {
+	defer rescue(&err)
+	w := jsonWriter{opts: opts, item: ", ", colon: ": "}
+	if opts.Indented {
+		w.item = ","
+	}
+	if opts.Separators {
+		w.item, w.colon = opts.ItemSeparator, opts.KeySeparator
+	}
+	return w.value(dst, v, 0)
+}
+
+type jsonWriter struct {
+	opts        JSONOptions
+	item, colon string
+}
+
+func (w *jsonWriter) newline(dst []byte, depth int) []byte {
+	dst = append(dst, '\n')
+	for range depth {
+		dst = append(dst, w.opts.Indent...)
+	}
+	return dst
+}
+
+func (w *jsonWriter) value(dst []byte, v Value, depth int) ([]byte, error) {
+	if depth > maxJSONDepth {
+		return dst, newError("RecursionError", "maximum recursion depth exceeded while encoding a JSON object")
+	}
+	switch v.kind {
+	case KindNone:
+		return append(dst, "null"...), nil
+	case KindBool:
+		return strconv.AppendBool(dst, v.n != 0), nil
+	case KindInt:
+		return appendInt(dst, v), nil
+	case KindFloat:
+		return w.float(dst, v.float())
+	case KindString:
+		return w.text(dst, v.str()), nil
+	case KindList, KindTuple:
+		return w.list(dst, v.seq(), depth)
+	case KindDict:
+		return w.dict(dst, v.dict(), depth)
+	default:
+		return dst, newError("TypeError", "Object of type %s is not JSON serializable", typeName(v))
+	}
+}
+
+func (w *jsonWriter) float(dst []byte, f float64) ([]byte, error) {
+	switch {
+	case !math.IsNaN(f) && !math.IsInf(f, 0):
+		return appendFloat(dst, f), nil
+	case w.opts.DenyNaN:
+		return dst, newError("ValueError", "Out of range float values are not JSON compliant")
+	case math.IsNaN(f):
+		return append(dst, "NaN"...), nil
+	case f > 0:
+		return append(dst, "Infinity"...), nil
+	default:
+		return append(dst, "-Infinity"...), nil
+	}
+}
+
+func (w *jsonWriter) list(dst []byte, items []Value, depth int) ([]byte, error) {
+	if len(items) == 0 {
+		return append(dst, "[]"...), nil
+	}
+	dst = append(dst, '[')
+	var err error
+	for i := range items {
+		if i > 0 {
+			dst = append(dst, w.item...)
+		}
+		if w.opts.Indented {
+			dst = w.newline(dst, depth+1)
+		}
+		if dst, err = w.value(dst, items[i], depth+1); err != nil {
+			return dst, err
+		}
+	}
+	if w.opts.Indented {
+		dst = w.newline(dst, depth)
+	}
+	return append(dst, ']'), nil
+}
+
+func (w *jsonWriter) dict(dst []byte, d *Dict, depth int) ([]byte, error) {
+	if d.Len() == 0 {
+		return append(dst, "{}"...), nil
+	}
+	entries := d.entries
+	if w.opts.SortKeys {
+		entries = slices.Clone(entries)
+		slices.SortStableFunc(entries, func(a, b entry) int { return order(a.key, b.key) })
+	}
+	dst = append(dst, '{')
+	var err error
+	for i := range entries {
+		if i > 0 {
+			dst = append(dst, w.item...)
+		}
+		if w.opts.Indented {
+			dst = w.newline(dst, depth+1)
+		}
+		if dst, err = w.key(dst, entries[i].key); err != nil {
+			return dst, err
+		}
+		dst = append(dst, w.colon...)
+		if dst, err = w.value(dst, entries[i].value, depth+1); err != nil {
+			return dst, err
+		}
+	}
+	if w.opts.Indented {
+		dst = w.newline(dst, depth)
+	}
+	return append(dst, '}'), nil
+}
+
+func (w *jsonWriter) key(dst []byte, k Value) ([]byte, error) {
+	switch k.kind {
+	case KindString:
+		return w.text(dst, k.str()), nil
+	case KindNone, KindBool, KindInt, KindFloat:
+		dst = append(dst, '"')
+		dst, err := w.value(dst, k, 0)
+		return append(dst, '"'), err
+	default:
+		return dst, newError("TypeError", "keys must be str, int, float, bool or None, not %s", typeName(k))
+	}
+}
+
+const hexDigits = "0123456789abcdef"
+
+func (w *jsonWriter) text(dst []byte, s string) []byte {
+	dst = append(dst, '"')
+	start := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c >= ' ' && c != '"' && c != '\\' && (!w.opts.EnsureASCII || c < 0x7f) {
+			i++
+			continue
+		}
+		dst = append(dst, s[start:i]...)
+		size := 1
+		switch c {
+		case '"', '\\':
+			dst = append(dst, '\\', c)
+		case '\n':
+			dst = append(dst, '\\', 'n')
+		case '\r':
+			dst = append(dst, '\\', 'r')
+		case '\t':
+			dst = append(dst, '\\', 't')
+		case '\b':
+			dst = append(dst, '\\', 'b')
+		case '\f':
+			dst = append(dst, '\\', 'f')
+		default:
+			var r rune
+			r, size = utf8.DecodeRuneInString(s[i:])
+			if r > 0xffff {
+				high, low := utf16.EncodeRune(r)
+				dst = appendEscape(dst, high)
+				r = low
+			}
+			dst = appendEscape(dst, r)
+		}
+		i += size
+		start = i
+	}
+	dst = append(dst, s[start:]...)
+	return append(dst, '"')
+}
+
+func appendEscape(dst []byte, r rune) []byte {
+	return append(dst, '\\', 'u', hexDigits[r>>12&15], hexDigits[r>>8&15], hexDigits[r>>4&15], hexDigits[r&15])
+}

@@ -1,0 +1,359 @@
+package jinja
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+	"unsafe"
+)
+
+// What ParseJSON refuses, beside plain syntax errors.
+var (
+	// ErrLoneSurrogate: an escape such as \ud800 without its other half. Python
+	// reads it, but no tokenizer takes the str that it gives.
+	ErrLoneSurrogate = errors.New("lone surrogate")
+	// ErrJSONDepth: more nested lists and objects than maxJSONDepth.
+	ErrJSONDepth = errors.New("nested too deeply")
+	// ErrInvalidUTF8: the document is not UTF-8.
+	ErrInvalidUTF8 = errors.New("invalid UTF-8")
+)
+
+// maxJSONDepth stays below the depth at which Python raises RecursionError.
+const maxJSONDepth = 500
+
+// maxIntDigits is the length of an int that Python refuses to read
+// (sys.int_info.default_max_str_digits).
+const maxIntDigits = 4300
+
+// ParseJSON reads a document as Python's json.loads does: order and big ints
+// are kept, the last of two equal keys wins in the place of the first, NaN and
+// Infinity are numbers. Strings without escapes alias data, which must not
+// change while the value lives.
+func ParseJSON(data []byte) (Value, error) {
+	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data))}
+	if !utf8.ValidString(p.src) {
+		return Value{}, fmt.Errorf("parse JSON: %w", ErrInvalidUTF8)
+	}
+	p.src = strings.TrimPrefix(p.src, "\ufeff")
+	p.space()
+	v, err := p.value(0)
+	if err == nil {
+		if p.space(); p.pos < len(p.src) {
+			err = errors.New("extra data")
+		}
+	}
+	if err != nil {
+		return Value{}, fmt.Errorf("parse JSON at byte %d: %w", p.pos, err)
+	}
+	return v, nil
+}
+
+type jsonParser struct {
+	src   string
+	pos   int
+	items []Value // stack of list items that are not yet in their list
+	pairs []entry // the same for objects
+}
+
+func (p *jsonParser) space() {
+	for p.pos < len(p.src) {
+		switch p.src[p.pos] {
+		case ' ', '\t', '\n', '\r':
+			p.pos++
+		default:
+			return
+		}
+	}
+}
+
+func (p *jsonParser) value(depth int) (Value, error) {
+	if p.pos >= len(p.src) {
+		return Value{}, errors.New("expecting value")
+	}
+	switch c := p.src[p.pos]; c {
+	case '"':
+		s, err := p.text()
+		return String(s), err
+	case '{':
+		return p.objectValue(depth + 1)
+	case '[':
+		return p.array(depth + 1)
+	default:
+		for _, w := range jsonWords {
+			if c == w.text[0] && strings.HasPrefix(p.src[p.pos:], w.text) {
+				p.pos += len(w.text)
+				return w.value, nil
+			}
+		}
+		return p.number()
+	}
+}
+
+var jsonWords = []struct {
+	text  string
+	value Value
+}{
+	{"null", None()},
+	{"true", Bool(true)},
+	{"false", Bool(false)},
+	{"NaN", Float(nan)},
+	{"Infinity", Float(inf)},
+	{"-Infinity", Float(-inf)},
+}
+
+func (p *jsonParser) array(depth int) (Value, error) {
+	if depth > maxJSONDepth {
+		return Value{}, ErrJSONDepth
+	}
+	p.pos++
+	p.space()
+	if p.pos < len(p.src) && p.src[p.pos] == ']' {
+		p.pos++
+		return List(nil), nil
+	}
+	start := len(p.items)
+	for {
+		v, err := p.value(depth)
+		if err != nil {
+			return Value{}, err
+		}
+		p.items = append(p.items, v)
+		p.space()
+		if p.pos >= len(p.src) {
+			return Value{}, errors.New("expecting ',' delimiter")
+		}
+		switch p.src[p.pos] {
+		case ',':
+			p.pos++
+			p.space()
+		case ']':
+			p.pos++
+			items := append(make([]Value, 0, len(p.items)-start), p.items[start:]...)
+			p.items = p.items[:start]
+			return List(items), nil
+		default:
+			return Value{}, errors.New("expecting ',' delimiter")
+		}
+	}
+}
+
+func (p *jsonParser) objectValue(depth int) (Value, error) {
+	if depth > maxJSONDepth {
+		return Value{}, ErrJSONDepth
+	}
+	p.pos++
+	p.space()
+	if p.pos < len(p.src) && p.src[p.pos] == '}' {
+		p.pos++
+		return FromDict(new(Dict)), nil
+	}
+	start := len(p.pairs)
+	for {
+		if p.pos >= len(p.src) || p.src[p.pos] != '"' {
+			return Value{}, errors.New("expecting property name enclosed in double quotes")
+		}
+		key, err := p.text()
+		if err != nil {
+			return Value{}, err
+		}
+		p.space()
+		if p.pos >= len(p.src) || p.src[p.pos] != ':' {
+			return Value{}, errors.New("expecting ':' delimiter")
+		}
+		p.pos++
+		p.space()
+		v, err := p.value(depth)
+		if err != nil {
+			return Value{}, err
+		}
+		p.pairs = append(p.pairs, entry{String(key), v})
+		p.space()
+		if p.pos >= len(p.src) {
+			return Value{}, errors.New("expecting ',' delimiter")
+		}
+		switch p.src[p.pos] {
+		case ',':
+			p.pos++
+			p.space()
+		case '}':
+			p.pos++
+			d := dictOf(p.pairs[start:])
+			p.pairs = p.pairs[:start]
+			return FromDict(d), nil
+		default:
+			return Value{}, errors.New("expecting ',' delimiter")
+		}
+	}
+}
+
+// dictOf copies pairs with str keys, the last of equal keys winning.
+func dictOf(pairs []entry) *Dict {
+	d := NewDict(len(pairs))
+	for i := range pairs {
+		d.Set(pairs[i].key.str(), pairs[i].value)
+	}
+	return d
+}
+
+// number reads an int or a float; the grammar is stricter than Go's.
+func (p *jsonParser) number() (Value, error) {
+	start := p.pos
+	at := func(i int) byte {
+		if i < len(p.src) {
+			return p.src[i]
+		}
+		return 0
+	}
+	i := p.pos
+	if at(i) == '-' {
+		i++
+	}
+	digits := i
+	switch {
+	case at(i) == '0':
+		i++
+	case at(i) >= '1' && at(i) <= '9':
+		for isDigit(at(i)) {
+			i++
+		}
+	default:
+		return Value{}, errors.New("expecting value")
+	}
+	digitsEnd := i
+	isFloat := false
+	if at(i) == '.' && isDigit(at(i+1)) {
+		isFloat = true
+		for i++; isDigit(at(i)); i++ {
+		}
+	}
+	if at(i) == 'e' || at(i) == 'E' {
+		j := i + 1
+		if at(j) == '+' || at(j) == '-' {
+			j++
+		}
+		if isDigit(at(j)) {
+			isFloat = true
+			for i = j; isDigit(at(i)); i++ {
+			}
+		}
+	}
+	p.pos = i
+	text := p.src[start:i]
+	if isFloat {
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil && !errors.Is(err, strconv.ErrRange) {
+			return Value{}, err
+		}
+		return Float(f), nil
+	}
+	if digitsEnd-digits > maxIntDigits {
+		return Value{}, fmt.Errorf("exceeds the limit (%d digits) for integer string conversion", maxIntDigits)
+	}
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return Int(n), nil
+	}
+	return BigInt(text), nil
+}
+
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }
+
+// text reads a string whose opening quote is at pos.
+func (p *jsonParser) text() (string, error) {
+	p.pos++
+	start := p.pos
+	for i := start; i < len(p.src); i++ {
+		switch c := p.src[i]; {
+		case c == '"':
+			p.pos = i + 1
+			return p.src[start:i], nil
+		case c == '\\':
+			return p.escaped(start, i)
+		case c < ' ':
+			p.pos = i
+			return "", errors.New("invalid control character")
+		}
+	}
+	return "", errors.New("unterminated string")
+}
+
+var jsonEscapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
+
+// escaped reads on from the first backslash.
+func (p *jsonParser) escaped(start, i int) (string, error) {
+	buf := append(make([]byte, 0, i-start+64), p.src[start:i]...)
+	for i < len(p.src) {
+		c := p.src[i]
+		switch {
+		case c == '"':
+			p.pos = i + 1
+			return unsafe.String(unsafe.SliceData(buf), len(buf)), nil
+		case c < ' ':
+			p.pos = i
+			return "", errors.New("invalid control character")
+		case c != '\\':
+			j := i + 1
+			for j < len(p.src) && p.src[j] != '"' && p.src[j] != '\\' && p.src[j] >= ' ' {
+				j++
+			}
+			buf = append(buf, p.src[i:j]...)
+			i = j
+			continue
+		}
+		p.pos = i
+		if i+1 >= len(p.src) {
+			return "", errors.New("unterminated string")
+		}
+		if p.src[i+1] != 'u' {
+			e := jsonEscapes[p.src[i+1]]
+			if e == 0 {
+				return "", errors.New("invalid \\escape")
+			}
+			buf = append(buf, e)
+			i += 2
+			continue
+		}
+		r, ok := p.hex4(i + 2)
+		if !ok {
+			return "", errors.New("invalid \\uXXXX escape")
+		}
+		i += 6
+		if utf16.IsSurrogate(r) {
+			if i+1 >= len(p.src) || p.src[i] != '\\' || p.src[i+1] != 'u' {
+				return "", ErrLoneSurrogate
+			}
+			low, ok := p.hex4(i + 2)
+			if !ok {
+				return "", errors.New("invalid \\uXXXX escape")
+			}
+			if r = utf16.DecodeRune(r, low); r == utf8.RuneError {
+				return "", ErrLoneSurrogate
+			}
+			i += 6
+		}
+		buf = utf8.AppendRune(buf, r)
+	}
+	return "", errors.New("unterminated string")
+}
+
+func (p *jsonParser) hex4(i int) (rune, bool) {
+	if i+4 > len(p.src) {
+		return 0, false
+	}
+	var r rune
+	for _, c := range []byte(p.src[i : i+4]) {
+		switch {
+		case c >= '0' && c <= '9':
+			r = r<<4 | rune(c-'0')
+		case c >= 'a' && c <= 'f':
+			r = r<<4 | rune(c-'a'+10)
+		case c >= 'A' && c <= 'F':
+			r = r<<4 | rune(c-'A'+10)
+		default:
+			return 0, false
+		}
+	}
+	return r, true
+}

@@ -1,0 +1,333 @@
+package jinja
+
+import (
+	"math"
+	"math/big"
+	"strings"
+)
+
+// maxNesting bounds every walk into nested values, as Python's recursion limit does.
+const maxNesting = 900
+
+// undefinedInfo says how an Undefined came to be, for the text of the error.
+type undefinedInfo struct {
+	hint   string // the whole text, if not empty
+	name   string // the name or the key, as text
+	obj    Value  // what had no such attribute, kindMissing if it was a plain name
+	byItem bool   // the key was no str
+	unsafe bool   // the sandbox refuses this attribute
+}
+
+func undefinedName(name string) Value {
+	return undefinedOf(&undefinedInfo{name: name, obj: Value{kind: kindMissing}})
+}
+
+func (u *undefinedInfo) raise() {
+	switch {
+	case u == nil:
+		raise("UndefinedError", "value is undefined")
+	case u.unsafe:
+		raise("SecurityError", "%s", u.hint)
+	case u.hint != "":
+		raise("UndefinedError", "%s", u.hint)
+	case u.obj.kind == kindMissing:
+		raise("UndefinedError", "%s is undefined", reprText(u.name))
+	case u.byItem:
+		raise("UndefinedError", "%s has no element %s", objectTypeRepr(u.obj), u.name)
+	default:
+		raise("UndefinedError", "%s has no attribute %s", reprText(objectTypeRepr(u.obj)), reprText(u.name))
+	}
+}
+
+func objectTypeRepr(v Value) string {
+	switch v.kind {
+	case KindNone:
+		return "None"
+	case KindDict, KindList, KindTuple, KindString, KindInt, KindFloat, KindBool, kindRange:
+		return typeName(v) + " object"
+	case KindUndefined, kindNamespace, kindLoop, kindCycler, kindJoiner, kindCallable:
+		return typeModule(v) + typeName(v) + " object"
+	default:
+		return typeName(v) + " object"
+	}
+}
+
+func typeModule(v Value) string {
+	switch v.kind {
+	case kindCallable:
+		if (*callable)(v.p).isMacro {
+			return "jinja2.runtime."
+		}
+		return ""
+	case kindNamespace, kindCycler, kindJoiner:
+		return "jinja2.utils."
+	default:
+		return "jinja2.runtime."
+	}
+}
+
+// typeName is Python's type(v).__name__.
+func typeName(v Value) string {
+	switch v.kind {
+	case KindUndefined:
+		return "Undefined"
+	case KindNone:
+		return "NoneType"
+	case KindBool:
+		return "bool"
+	case KindInt:
+		return "int"
+	case KindFloat:
+		return "float"
+	case KindString:
+		if v.safe {
+			return "Markup"
+		}
+		return "str"
+	case KindList:
+		return "list"
+	case KindTuple:
+		if v.safe {
+			return "_GroupTuple"
+		}
+		return "tuple"
+	case KindDict:
+		return "dict"
+	case kindRange:
+		return "range"
+	case kindView:
+		return [...]string{"dict_keys", "dict_values", "dict_items"}[(*dictView)(v.p).of]
+	case kindIterator:
+		return (*iterator)(v.p).typeName
+	case kindNamespace:
+		return "Namespace"
+	case kindLoop:
+		return "LoopContext"
+	case kindCallable:
+		if (*callable)(v.p).isMacro {
+			return "Macro"
+		}
+		return "function"
+	case kindCycler:
+		return "Cycler"
+	case kindJoiner:
+		return "Joiner"
+	default:
+		return "object"
+	}
+}
+
+// mustDefined raises if v is Undefined: what __getattr__, arithmetic, order and
+// calls of Python's Undefined do.
+func mustDefined(v Value) {
+	if v.kind == KindUndefined {
+		(*undefinedInfo)(v.p).raise()
+	}
+}
+
+// equal is Python's a == b.
+func equal(a, b Value) bool { return equalAt(a, b, 0) }
+
+func equalAt(a, b Value, depth int) bool {
+	if depth > maxNesting {
+		raise("RecursionError", "maximum recursion depth exceeded in comparison")
+	}
+	switch {
+	case a.kind == KindString:
+		return b.kind == KindString && a.str() == b.str()
+	case a.isNumber() && b.isNumber():
+		c, ok := compareNumbers(a, b)
+		return ok && c == 0
+	case a.kind != b.kind:
+		return false
+	}
+	switch a.kind {
+	case KindNone, KindUndefined:
+		if a.kind == KindUndefined {
+			refuseUnsafe(a)
+			refuseUnsafe(b)
+		}
+		return true
+	case KindList, KindTuple:
+		return a.p == b.p || equalItems(a.seq(), b.seq(), depth)
+	case KindDict:
+		return a.p == b.p || equalDicts(a.dict(), b.dict(), depth)
+	case kindRange:
+		x, y := (*rangeObject)(a.p), (*rangeObject)(b.p)
+		n := x.length()
+		return n == y.length() && (n == 0 || x.start == y.start && (n == 1 || x.step == y.step))
+	case kindView:
+		x, y := (*dictView)(a.p), (*dictView)(b.p)
+		if x.of == viewValues || y.of == viewValues || x.of != y.of {
+			return a.p == b.p
+		}
+		if x.dict.Len() != y.dict.Len() {
+			return false
+		}
+		for i := range x.dict.entries {
+			j := y.dict.find(x.dict.entries[i].key)
+			if j < 0 || x.of == viewItems && !equalAt(x.dict.entries[i].value, y.dict.entries[j].value, depth+1) {
+				return false
+			}
+		}
+		return true
+	default:
+		return a.p == b.p
+	}
+}
+
+// refuseUnsafe raises for the Undefined that stands for a forbidden attribute.
+func refuseUnsafe(v Value) {
+	if u := (*undefinedInfo)(v.p); v.kind == KindUndefined && u != nil && u.unsafe {
+		u.raise()
+	}
+}
+
+// same is what Python's containers ask: identity, then equality.
+func same(a, b Value, depth int) bool {
+	if a.kind == b.kind && a.p == b.p && a.n == b.n {
+		return true
+	}
+	return equalAt(a, b, depth)
+}
+
+func equalItems(a, b []Value, depth int) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if !same(a[i], b[i], depth+1) {
+			return false
+		}
+	}
+	return true
+}
+
+func equalDicts(a, b *Dict, depth int) bool {
+	if a.Len() != b.Len() {
+		return false
+	}
+	for i := range a.entries {
+		j := b.find(a.entries[i].key)
+		if j < 0 || !same(a.entries[i].value, b.entries[j].value, depth+1) {
+			return false
+		}
+	}
+	return true
+}
+
+// compareNumbers compares exactly, as Python does; ok is false with a NaN.
+func compareNumbers(a, b Value) (c int, ok bool) {
+	if a.kind != KindFloat && b.kind != KindFloat {
+		x, xs := a.small()
+		y, ys := b.small()
+		if xs && ys {
+			switch {
+			case x < y:
+				return -1, true
+			case x > y:
+				return 1, true
+			}
+			return 0, true
+		}
+		return a.big().Cmp(b.big()), true
+	}
+	if a.kind == KindFloat && b.kind == KindFloat {
+		return compareFloats(a.float(), b.float())
+	}
+	if a.kind == KindFloat {
+		c, ok = compareNumbers(b, a)
+		return -c, ok
+	}
+	f := b.float()
+	if math.IsNaN(f) {
+		return 0, false
+	}
+	if math.IsInf(f, 0) {
+		return -int(math.Copysign(1, f)), true
+	}
+	return new(big.Float).SetInt(a.big()).Cmp(big.NewFloat(f)), true
+}
+
+func compareFloats(x, y float64) (int, bool) {
+	switch {
+	case x < y:
+		return -1, true
+	case x > y:
+		return 1, true
+	case x == y:
+		return 0, true
+	}
+	return 0, false
+}
+
+// less is Python's a < b; op is only for the text of the TypeError.
+func less(a, b Value, op string) bool {
+	c, ok := compare(a, b, op, 0)
+	return ok && c < 0
+}
+
+// order is the comparison of Python's sorted, which asks a < b.
+func order(a, b Value) int {
+	if less(a, b, "<") {
+		return -1
+	}
+	if less(b, a, "<") {
+		return 1
+	}
+	return 0
+}
+
+// compare orders a and b; ok is false for numbers that have no order (NaN).
+func compare(a, b Value, op string, depth int) (c int, ok bool) {
+	if depth > maxNesting {
+		raise("RecursionError", "maximum recursion depth exceeded in comparison")
+	}
+	switch {
+	case a.isNumber() && b.isNumber():
+		return compareNumbers(a, b)
+	case a.kind == KindString && b.kind == KindString:
+		return strings.Compare(a.str(), b.str()), true
+	case a.kind == b.kind && a.isSequence():
+		x, y := a.seq(), b.seq()
+		for i := 0; i < len(x) && i < len(y); i++ {
+			if !same(x[i], y[i], depth+1) {
+				return compare(x[i], y[i], op, depth+1)
+			}
+		}
+		return len(x) - len(y), true
+	}
+	mustDefined(a)
+	mustDefined(b)
+	raise("TypeError", "'%s' not supported between instances of '%s' and '%s'", op, typeName(a), typeName(b))
+	return 0, false
+}
+
+// mustHash raises unless v can be a key of a dict.
+func mustHash(v Value) { hashCost(v, 0) }
+
+func hashCost(v Value, depth int) int {
+	if depth > maxNesting {
+		raise("RecursionError", "maximum recursion depth exceeded")
+	}
+	switch v.kind {
+	case KindList, KindDict, kindView:
+		if v.kind != kindView || (*dictView)(v.p).of != viewValues {
+			raise("TypeError", "unhashable type: '%s'", typeName(v))
+		}
+	case KindUndefined:
+		refuseUnsafe(v)
+	case KindTuple:
+		n := 1
+		for _, item := range v.seq() {
+			if n += hashCost(item, depth+1); n > maxKeyNodes {
+				raise("RecursionError", "key with more than %d parts", maxKeyNodes)
+			}
+		}
+		return n
+	}
+	return 1
+}
+
+// maxKeyNodes bounds the size of a tuple that is the key of a dict.
+const maxKeyNodes = 1000

@@ -1,0 +1,59 @@
+package jinja
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// reprText is Python's repr of a str.
+func reprText(s string) string { return string(appendRepr(nil, s)) }
+
+func appendRepr(dst []byte, s string) []byte {
+	quote := byte('\'')
+	if strings.IndexByte(s, '\'') >= 0 && strings.IndexByte(s, '"') < 0 {
+		quote = '"'
+	}
+	dst = append(dst, quote)
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c < utf8.RuneSelf {
+			i++
+			switch {
+			case c == quote || c == '\\':
+				dst = append(dst, '\\', c)
+			case c == '\n':
+				dst = append(dst, '\\', 'n')
+			case c == '\r':
+				dst = append(dst, '\\', 'r')
+			case c == '\t':
+				dst = append(dst, '\\', 't')
+			case c < ' ' || c == 0x7f:
+				dst = append(dst, '\\', 'x', hexDigits[c>>4], hexDigits[c&15])
+			default:
+				dst = append(dst, c)
+			}
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case printable(r):
+			dst = append(dst, s[i:i+size]...)
+		case r <= 0xff:
+			dst = append(dst, '\\', 'x', hexDigits[r>>4&15], hexDigits[r&15])
+		case r <= 0xffff:
+			dst = appendEscape(dst, r)
+		default:
+			dst = append(dst, '\\', 'U', '0', '0', hexDigits[r>>20&15], hexDigits[r>>16&15],
+				hexDigits[r>>12&15], hexDigits[r>>8&15], hexDigits[r>>4&15], hexDigits[r&15])
+		}
+		i += size
+	}
+	return append(dst, quote)
+}
+
+// printable is Python's str.isprintable for one character: everything but the
+// categories Other and Separator (the space alone is printable).
+func printable(r rune) bool {
+	return unicode.IsPrint(r)
+}
