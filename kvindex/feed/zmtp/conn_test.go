@@ -1,0 +1,512 @@
+package zmtp
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	zmq "github.com/go-zeromq/zmq4"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// peerConn plays the other side by hand: it shakes hands as typ with the given
+// minor version and then gives the raw connection to play.
+func peerConn(t testing.TB, minor byte, typ string, opt Options, play func(net.Conn)) *Conn {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		nc, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer nc.Close()
+		g := greeting
+		g[11] = minor
+		_, _ = nc.Write(g[:])
+		_, _ = nc.Write(appendCommand(nil, "READY", appendProperty(nil, "Socket-Type", typ)))
+		_, _ = io.ReadFull(nc, make([]byte, greetingSize))
+		play(nc)
+	}()
+	c, err := Dial(t.Context(), "tcp://"+l.Addr().String(), opt)
+	t.Cleanup(func() {
+		if c != nil {
+			_ = c.Close()
+		}
+		_ = l.Close()
+		<-done
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// readFrame reads one frame from the raw side.
+func readFrame(r io.Reader) (header, []byte, error) {
+	var head []byte
+	for {
+		b := make([]byte, 1)
+		if _, err := io.ReadFull(r, b); err != nil {
+			return header{}, nil, err
+		}
+		head = append(head, b[0])
+		h, ok, err := parseHeader(head, 1<<30)
+		if err != nil {
+			return header{}, nil, err
+		}
+		if ok {
+			body := make([]byte, h.size)
+			_, err := io.ReadFull(r, body)
+			return h, body, err
+		}
+	}
+}
+
+func encode(msg [][]byte) []byte {
+	var b []byte
+	for i, f := range msg {
+		var flags byte
+		if i < len(msg)-1 {
+			flags = flagMore
+		}
+		b = appendFrame(b, flags, f)
+	}
+	return b
+}
+
+// Any messages, with commands anywhere between their frames and cut into any
+// pieces, arrive as they were sent, whatever the buffer's size.
+func TestMessagesSurviveAnyFraming(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		frame := rapid.OneOf(rapid.SliceOfN(rapid.Byte(), 0, 40), rapid.Map(rapid.IntRange(250, 3000), func(n int) []byte { return bytes.Repeat([]byte{byte(n)}, n) }))
+		msgs := rapid.SliceOfN(rapid.SliceOfN(frame, 1, 5), 1, 8).Draw(rt, "messages")
+		var wire []byte
+		for _, m := range msgs {
+			for i, f := range m {
+				if rapid.Bool().Draw(rt, "command") {
+					wire = appendCommand(wire, "PING", []byte{0, 1, 'x'})
+				}
+				var flags byte
+				if i < len(m)-1 {
+					flags = flagMore
+				}
+				wire = appendFrame(wire, flags, f)
+			}
+		}
+		pieces := rapid.SliceOfN(rapid.IntRange(1, 700), 1, 6).Draw(rt, "pieces")
+		ours, theirs := net.Pipe()
+		go func() {
+			for i := 0; len(wire) > 0; i++ {
+				n := min(len(wire), pieces[i%len(pieces)])
+				if _, err := theirs.Write(wire[:n]); err != nil {
+					return
+				}
+				wire = wire[n:]
+			}
+		}()
+		go func() { _, _ = io.Copy(io.Discard, theirs) }()
+		c := &Conn{nc: ours, opt: Options{MinBuffer: 16, MaxBuffer: 64}.withDefaults(), buf: make([]byte, 16)}
+		for i, want := range msgs {
+			m, err := c.Recv(time.Time{})
+			if err != nil {
+				rt.Fatalf("message %d: %v", i, err)
+			}
+			if len(m.Frames) != len(want) {
+				rt.Fatalf("message %d has %d frames, want %d", i, len(m.Frames), len(want))
+			}
+			for j := range want {
+				if !bytes.Equal(m.Frames[j], want[j]) {
+					rt.Fatalf("message %d frame %d differs", i, j)
+				}
+			}
+		}
+		_ = theirs.Close()
+		if m, err := c.Recv(time.Time{}); err == nil {
+			rt.Fatalf("a message after the end: %q", m.Frames)
+		}
+		_ = c.Close()
+	})
+}
+
+func TestSubscribeByVersion(t *testing.T) {
+	for minor, command := range map[byte]bool{0: false, 1: true} {
+		got := make(chan string, 1)
+		c := peerConn(t, minor, "PUB", Options{}, func(nc net.Conn) {
+			_, _, _ = readFrame(nc) // READY
+			h, body, err := readFrame(nc)
+			got <- fmt.Sprintf("%v %q %v", h.flags&flagCommand != 0, body, err)
+		})
+		if err := c.Subscribe("kv"); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("%v %q <nil>", false, "\x01kv")
+		if command {
+			want = fmt.Sprintf("%v %q <nil>", true, "\x09SUBSCRIBEkv")
+		}
+		if s := <-got; s != want {
+			t.Errorf("minor version %d: got %s, want %s", minor, s, want)
+		}
+	}
+}
+
+func TestPingIsAnsweredWithItsContext(t *testing.T) {
+	got := make(chan []byte, 1)
+	c := peerConn(t, 1, "XPUB", Options{}, func(nc net.Conn) {
+		_, _, _ = readFrame(nc)
+		_, _ = nc.Write(appendCommand(nil, "PING", []byte("\x00\x0aabc")))
+		_, body, _ := readFrame(nc)
+		got <- body
+		_, _ = nc.Write(encode([][]byte{[]byte("after")}))
+	})
+	m, err := c.Recv(time.Time{})
+	if err != nil || string(m.Frames[0]) != "after" {
+		t.Fatalf("%v, %v", m, err)
+	}
+	if b := <-got; string(b) != "\x04PONGabc" {
+		t.Fatalf("answer %q", b)
+	}
+}
+
+// A peer that is silent gets a PING, and is given up when it does not react.
+func TestSilentPeerIsPingedThenGivenUp(t *testing.T) {
+	pings := make(chan string, 4)
+	c := peerConn(t, 1, "PUB", Options{Heartbeat: 30 * time.Millisecond}, func(nc net.Conn) {
+		for {
+			h, body, err := readFrame(nc)
+			if err != nil {
+				return
+			}
+			if name, _, _ := parseCommand(body); h.flags&flagCommand != 0 && name != "READY" {
+				pings <- name
+			}
+		}
+	})
+	if _, err := c.Recv(time.Time{}); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("error %v", err)
+	}
+	if name := <-pings; name != "PING" {
+		t.Fatalf("got %s", name)
+	}
+}
+
+// A time-out of the caller loses nothing: the half message is there when the rest comes.
+func TestTimeoutKeepsTheHalfMessage(t *testing.T) {
+	more := make(chan struct{})
+	wire := encode([][]byte{[]byte("head"), bytes.Repeat([]byte("x"), 500)})
+	c := peerConn(t, 0, "PUB", Options{MinBuffer: 16}, func(nc net.Conn) {
+		_, _ = nc.Write(wire[:100])
+		<-more
+		_, _ = nc.Write(wire[100:])
+	})
+	if _, err := c.Recv(time.Now().Add(20 * time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("error %v", err)
+	}
+	close(more)
+	m, err := c.Recv(time.Time{})
+	if err != nil || len(m.Frames) != 2 || len(m.Frames[1]) != 500 {
+		t.Fatalf("%v, %v", m, err)
+	}
+}
+
+func TestBoundsAndRefusals(t *testing.T) {
+	huge := binary.BigEndian.AppendUint64([]byte{flagLong}, 1<<40)
+	tests := map[string]struct {
+		wire []byte
+		want error
+	}{
+		"a frame that promises a terabyte": {huge, ErrTooLarge},
+		"a message of many frames":         {encode(make([][]byte, 20)), ErrTooLarge},
+		"many frames, one message":         {encode([][]byte{make([]byte, 600), make([]byte, 600)}), ErrTooLarge},
+		"unknown flags":                    {[]byte{0x08, 0}, ErrProtocol},
+		"a command with more":              {[]byte{flagCommand | flagMore, 0}, ErrProtocol},
+		"a command without a name":         {[]byte{flagCommand, 0}, ErrProtocol},
+		"a PING with too much context":     {appendCommand(nil, "PING", make([]byte, 30)), ErrProtocol},
+		"an ERROR":                         {appendCommand(nil, "ERROR", []byte("\x02no")), ErrProtocol},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := peerConn(t, 0, "PUB", Options{MaxMessage: 1000}, func(nc net.Conn) { _, _ = nc.Write(tt.wire) })
+			if _, err := c.Recv(time.Time{}); !errors.Is(err, tt.want) {
+				t.Fatalf("error %v, want %v", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestHandshakeRefusals(t *testing.T) {
+	old, curve := greeting, greeting
+	old[10] = 2
+	copy(curve[12:], "CURVE")
+	tests := map[string]struct {
+		wire []byte
+		want string
+	}{
+		"http":         {[]byte(strings.Repeat("HTTP/1.1 400 Bad Request\r\n\r\n", 3)), "not a ZMTP greeting"},
+		"version 2":    {old[:], "need 3.0"},
+		"mechanism":    {curve[:], `mechanism "CURVE"`},
+		"wrong socket": {append(bytes.Clone(greeting[:]), appendCommand(nil, "READY", appendProperty(nil, "socket-type", "ROUTER"))...), `peer is a "ROUTER"`},
+		"refused":      {append(bytes.Clone(greeting[:]), appendCommand(nil, "ERROR", []byte("\x04busy"))...), "busy"},
+		"a message":    {append(bytes.Clone(greeting[:]), 0, 1, 'x'), "before READY"},
+		"bad metadata": {append(bytes.Clone(greeting[:]), appendCommand(nil, "READY", []byte{3, 'a'})...), "cut off"},
+		"cut off":      {greeting[:20], "EOF"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			ours, theirs := net.Pipe()
+			go func() { _, _ = io.Copy(io.Discard, theirs) }()
+			go func() { _, _ = theirs.Write(tt.wire); _ = theirs.Close() }()
+			if _, err := NewConn(ours, Options{}); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("error %v, want one with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	for in, want := range map[string]string{
+		"tcp://127.0.0.1:5557": "tcp 127.0.0.1:5557 <nil>", "tcp://*:5557": "tcp :5557 <nil>", "tcp://[::1]:1": "tcp [::1]:1 <nil>",
+		"ipc:///tmp/x": "unix /tmp/x <nil>",
+	} {
+		n, a, err := network(in)
+		if got := fmt.Sprint(n, " ", a, " ", err); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+	for _, in := range []string{"", "5557", "udp://x:1", "tcp://", "inproc://x"} {
+		if CheckEndpoint(in) == nil {
+			t.Errorf("%q was accepted", in)
+		}
+	}
+}
+
+// A grown buffer is small again after a heartbeat of silence.
+func TestBufferShrinksWhenQuiet(t *testing.T) {
+	quiet := make(chan struct{})
+	c := peerConn(t, 0, "PUB", Options{Heartbeat: 20 * time.Millisecond}, func(nc net.Conn) {
+		_, _ = nc.Write(encode([][]byte{make([]byte, 1<<20)}))
+		<-quiet
+	})
+	if m, err := c.Recv(time.Time{}); err != nil || len(m.Frames[0]) != 1<<20 {
+		t.Fatal(err)
+	}
+	if len(c.buf) < 1<<20 {
+		t.Fatalf("buffer of %d bytes holds a megabyte", len(c.buf))
+	}
+	if _, err := c.Recv(time.Now().Add(100 * time.Millisecond)); err == nil {
+		t.Fatal("received something")
+	}
+	close(quiet)
+	if len(c.buf) != c.opt.MinBuffer {
+		t.Fatalf("buffer has %d bytes after silence", len(c.buf))
+	}
+}
+
+// go-zeromq is the other side, over tcp and ipc, both ways of connecting.
+func TestInteropPub(t *testing.T) {
+	for _, endpoint := range []string{"tcp://127.0.0.1:0", "ipc://" + filepath.Join(t.TempDir(), "pub")} {
+		t.Run(endpoint[:3], func(t *testing.T) {
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			pub := zmq.NewPub(ctx)
+			defer pub.Close()
+			if err := pub.Listen(endpoint); err != nil {
+				t.Fatal(err)
+			}
+			if pub.Addr() != nil && endpoint[:3] == "tcp" {
+				endpoint = "tcp://" + pub.Addr().String()
+			}
+			c, err := Dial(ctx, endpoint, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err := c.Subscribe("kv"); err != nil {
+				t.Fatal(err)
+			}
+			checkStream(t, ctx, pub, c)
+		})
+	}
+}
+
+func TestInteropPubDials(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	l, err := Listen("tcp://127.0.0.1:0", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	pub := zmq.NewPub(ctx)
+	defer pub.Close()
+	dialed := make(chan error, 1)
+	go func() { dialed <- pub.Dial("tcp://" + l.Addr().String()) }()
+	nc, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewConn(nc, l.Options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := <-dialed; err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Subscribe(""); err != nil {
+		t.Fatal(err)
+	}
+	checkStream(t, ctx, pub, c)
+}
+
+// checkStream publishes until the subscription has taken effect and then checks
+// that nothing is lost or changed.
+func checkStream(t *testing.T, ctx context.Context, pub zmq.Socket, c *Conn) {
+	t.Helper()
+	const n = 300
+	sent := make(chan error, 1)
+	started := make(chan struct{})
+	go func() {
+		for i := uint64(0); ; i++ {
+			select {
+			case <-started:
+				for k := range uint64(n) {
+					body := bytes.Repeat([]byte{byte(k)}, int(k*7))
+					if err := pub.SendMulti(zmq.NewMsgFrom([]byte("kv"), binary.BigEndian.AppendUint64(nil, k), body)); err != nil {
+						sent <- err
+						return
+					}
+				}
+				sent <- nil
+				return
+			case <-ctx.Done():
+				sent <- ctx.Err()
+				return
+			default:
+				_ = pub.SendMulti(zmq.NewMsgFrom([]byte("kv"), []byte("warm")))
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}()
+	if _, err := c.Recv(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	close(started)
+	for k := uint64(0); k < n; {
+		m, err := c.Recv(time.Now().Add(5 * time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(m.Frames) == 2 {
+			continue
+		}
+		if len(m.Frames) != 3 || binary.BigEndian.Uint64(m.Frames[1]) != k || !bytes.Equal(m.Frames[2], bytes.Repeat([]byte{byte(k)}, int(k*7))) {
+			t.Fatalf("message %d arrived as %d frames % x", k, len(m.Frames), m.Frames[1])
+		}
+		k++
+	}
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestInteropRouter(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	router := zmq.NewRouter(ctx)
+	defer router.Close()
+	if err := router.Listen("tcp://127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Dial(ctx, "tcp://"+router.Addr().String(), Options{Type: Dealer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.Send(nil, []byte("start")); err != nil {
+		t.Fatal(err)
+	}
+	m, err := router.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(m.Frames) != 3 || len(m.Frames[1]) != 0 || string(m.Frames[2]) != "start" {
+		t.Fatalf("router got %q", m.Frames)
+	}
+	for i := range 3 {
+		if err := router.SendMulti(zmq.NewMsgFrom(m.Frames[0], nil, []byte("topic"), []byte{byte(i)}, bytes.Repeat([]byte("p"), 300*i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		got, err := c.Recv(time.Now().Add(5 * time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got.Frames) != 4 || len(got.Frames[0]) != 0 || got.Frames[2][0] != byte(i) || len(got.Frames[3]) != 300*i {
+			t.Fatalf("reply %d: %q", i, got.Frames)
+		}
+	}
+}
+
+func FuzzConn(f *testing.F) {
+	f.Add(encode([][]byte{[]byte("kv"), make([]byte, 8), make([]byte, 300)}))
+	f.Add(appendCommand(nil, "PING", []byte{0, 1, 2}))
+	f.Add(append(appendFrame(nil, flagMore, []byte("a")), appendCommand(nil, "PONG", nil)...))
+	f.Fuzz(func(t *testing.T, wire []byte) {
+		ours, theirs := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, theirs) }()
+		go func() { _, _ = theirs.Write(wire); _ = theirs.Close() }()
+		c := &Conn{nc: ours, opt: Options{MinBuffer: 8, MaxBuffer: 32, MaxMessage: 1 << 16}.withDefaults(), buf: make([]byte, 8)}
+		defer c.Close()
+		total := 0
+		for {
+			m, err := c.Recv(time.Time{})
+			if err != nil {
+				break
+			}
+			if len(m.Frames) == 0 || len(m.Frames) > c.opt.MaxFrames {
+				t.Fatalf("%d frames", len(m.Frames))
+			}
+			for _, fr := range m.Frames {
+				total += len(fr) + 2
+			}
+		}
+		if total > len(wire) {
+			t.Fatalf("%d bytes out of %d", total, len(wire))
+		}
+	})
+}
+
+func FuzzHandshake(f *testing.F) {
+	f.Add(append(bytes.Clone(greeting[:]), appendCommand(nil, "READY", appendProperty(nil, "Socket-Type", "PUB"))...))
+	f.Add(append(bytes.Clone(greeting[:]), appendCommand(nil, "ERROR", []byte("\x04busy"))...))
+	f.Fuzz(func(t *testing.T, wire []byte) {
+		ours, theirs := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, theirs) }()
+		go func() { _, _ = theirs.Write(wire); _ = theirs.Close() }()
+		c, err := NewConn(ours, Options{})
+		if err == nil {
+			if len(wire) < greetingSize+2 {
+				t.Fatal("shook hands with a stump")
+			}
+			_ = c.Close()
+		}
+	})
+}
