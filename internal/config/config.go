@@ -1,0 +1,220 @@
+// Package config is Kvlane's one YAML file: its types, defaults, strict decoding
+// and validation. Every problem is reported with its place.
+package config
+
+import "time"
+
+// Config is the whole file.
+type Config struct {
+	Listen  Listen   `yaml:"listen" jsonschema_description:"Where Envoy reaches Kvlane: ext_proc, xDS and access log share one socket."`
+	Admin   Admin    `yaml:"admin" jsonschema_description:"Metrics, health and debug pages."`
+	Envoy   Envoy    `yaml:"envoy" jsonschema_description:"The standalone Envoy: what 'kvlane envoy-config' prints and what Kvlane expects of it."`
+	Limits  Limits   `yaml:"limits" jsonschema_description:"Bounds on requests."`
+	Models  []Model  `yaml:"models" jsonschema_description:"Models with their tokenizers. A model that is not listed is routed by load."`
+	Workers Workers  `yaml:"workers" jsonschema_description:"Which engines exist."`
+	Routing Routing  `yaml:"routing" jsonschema_description:"How a target is chosen."`
+	Index   Index    `yaml:"index" jsonschema_description:"The KV index."`
+	Disagg  Disagg   `yaml:"disagg" jsonschema_description:"Prefill/decode disaggregation."`
+	Explain Explain  `yaml:"explain" jsonschema_description:"What is kept and shown of decisions."`
+	Log     Log      `yaml:"log" jsonschema_description:"Logging."`
+	Drain   Duration `yaml:"drain" jsonschema_description:"How long new requests are served after SIGTERM."`
+}
+
+// Listen is the gRPC side.
+type Listen struct {
+	Address  string `yaml:"address" jsonschema_description:"'unix:/path' or 'host:port'. TLS and plaintext are served on the same port."`
+	CertFile string `yaml:"cert_file" jsonschema_description:"PEM certificate for TLS, read again when it changes. Empty: a self-signed one is made."`
+	KeyFile  string `yaml:"key_file" jsonschema_description:"PEM key of cert_file."`
+	Health   string `yaml:"health" jsonschema_description:"A further address that serves only gRPC health, for probes; empty: none."`
+}
+
+// Admin is the HTTP side for people and monitoring.
+type Admin struct {
+	Address string `yaml:"address" jsonschema_description:"'host:port' of /metrics, /healthz, /readyz and /debug."`
+}
+
+// Envoy describes the standalone Envoy.
+type Envoy struct {
+	Ingress        string   `yaml:"ingress" jsonschema_description:"Where clients connect."`
+	Admin          string   `yaml:"admin" jsonschema_description:"Envoy's own admin listener."`
+	Prefill        string   `yaml:"prefill" jsonschema_description:"Listener through which Kvlane sends prefill legs; empty: prefill legs go directly to the worker."`
+	FailClosed     bool     `yaml:"fail_closed" jsonschema_description:"Answer 503 where there is no pick (Kvlane down, no eligible worker known) instead of using the least busy worker."`
+	FirstToken     bool     `yaml:"first_token" jsonschema_description:"Observe the first piece of each answer: prefill load ends there instead of at the response headers."`
+	AccessLog      bool     `yaml:"access_log" jsonschema_description:"Receive the outcome of each request from Envoy's access log."`
+	MessageTimeout Duration `yaml:"message_timeout" jsonschema_description:"How long Envoy waits for Kvlane before it goes on without."`
+	RequestBody    string   `yaml:"request_body" jsonschema:"enum=BUFFERED,enum=STREAMED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of request bodies. Kvlane serves every mode; BUFFERED is the cheapest and fails open."`
+	ResponseBody   string   `yaml:"response_body" jsonschema:"enum=NONE,enum=STREAMED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of response bodies. NONE costs nothing per token; another one is needed for predicted against observed cached tokens."`
+}
+
+// Limits bound requests.
+type Limits struct {
+	MaxBody Bytes `yaml:"max_body" jsonschema_description:"Largest request body; more is answered 413."`
+}
+
+// Model is a served model.
+type Model struct {
+	Name         string            `yaml:"name" jsonschema_description:"Name that clients send."`
+	Aliases      []string          `yaml:"aliases" jsonschema_description:"Further names of the same model."`
+	Adapters     []string          `yaml:"adapters" jsonschema_description:"LoRA adapters, which clients name as model."`
+	Tokenizer    string            `yaml:"tokenizer" jsonschema_description:"Folder with tokenizer.json, tokenizer_config.json and so on, or 'builtin:qwen3'. Empty: routed by load."`
+	Engine       string            `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Whose request shapes are followed."`
+	ChatTemplate string            `yaml:"chat_template" jsonschema_description:"File with a chat template that replaces the tokenizer's."`
+	ToolParser   bool              `yaml:"tool_parser" jsonschema_description:"The engine runs with a tool-call parser (vLLM: --enable-auto-tool-choice)."`
+	Kwargs       map[string]string `yaml:"chat_template_kwargs" jsonschema_description:"JSON values of default template variables (vLLM: --default-chat-template-kwargs)."`
+	HandIDs      bool              `yaml:"hand_ids" jsonschema_description:"Send the token ids on, so that the engine does not tokenize again."`
+	Check        Check             `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`
+}
+
+// Check is the comparison with the engine's tokenizer.
+type Check struct {
+	Disabled bool     `yaml:"disabled" jsonschema_description:"Never compare."`
+	Sample   float64  `yaml:"sample" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of requests compared in service."`
+	Timeout  Duration `yaml:"timeout" jsonschema_description:"Bound of one comparison."`
+	Renderer string   `yaml:"renderer" jsonschema_description:"URL of a vLLM renderer that makes the ids where the tokenizer cannot."`
+}
+
+// Workers says where workers come from.
+type Workers struct {
+	Static     []Worker    `yaml:"static" jsonschema_description:"A fixed list."`
+	File       string      `yaml:"file" jsonschema_description:"A YAML file with a list of workers, read again when it changes."`
+	DNS        []DNS       `yaml:"dns" jsonschema_description:"Names whose addresses are workers."`
+	Kubernetes *Kubernetes `yaml:"kubernetes" jsonschema_description:"Pods of an InferencePool or of a label selector."`
+	Health     Health      `yaml:"health" jsonschema_description:"Health checks of engines."`
+	Scrape     Duration    `yaml:"scrape" jsonschema_description:"How often engines' /metrics are read; 0: never."`
+}
+
+// Worker is one engine process.
+type Worker struct {
+	Name      string            `yaml:"name" jsonschema_description:"Unique name; empty: the address."`
+	Address   string            `yaml:"address" jsonschema_description:"'ip:port' of the engine's HTTP API."`
+	Engine    string            `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Engine kind."`
+	Role      string            `yaml:"role" jsonschema:"enum=both,enum=prefill,enum=decode" jsonschema_description:"What the worker does."`
+	Models    []string          `yaml:"models" jsonschema_description:"Served models; empty: every model."`
+	Ranks     int               `yaml:"ranks" jsonschema:"minimum=0" jsonschema_description:"Data-parallel ranks; 0: the worker has none, or the engine chooses."`
+	StartRank int               `yaml:"start_rank" jsonschema:"minimum=0" jsonschema_description:"Global rank of the first local rank (vLLM hybrid load balancing): the header carries the local rank, events the global one."`
+	RankBy    string            `yaml:"rank_by" jsonschema:"enum=header,enum=port,enum=none" jsonschema_description:"How a rank is reached: X-data-parallel-rank, a port of its own (port + rank), or not at all."`
+	BlockSize int               `yaml:"block_size" jsonschema:"minimum=0" jsonschema_description:"Tokens of an engine's block; 0: learnt from its events."`
+	Events    Events            `yaml:"events" jsonschema_description:"The worker's KV events."`
+	Speed     float64           `yaml:"speed" jsonschema:"exclusiveMinimum=0" jsonschema_description:"Relative speed: costs are divided by it."`
+	Labels    map[string]string `yaml:"labels" jsonschema_description:"Topology and other labels."`
+	Disagg    WorkerDisagg      `yaml:"disagg" jsonschema_description:"What prefill/decode connectors need to know of the worker."`
+}
+
+// Events is where a worker publishes.
+type Events struct {
+	Endpoint string `yaml:"endpoint" jsonschema_description:"ZMQ endpoint of rank 0, e.g. tcp://10.0.0.1:5557 (rank r: port + r), or http:// for TensorRT-LLM's poll. Empty: no events."`
+	Replay   string `yaml:"replay" jsonschema_description:"ZMQ replay endpoint of rank 0 (rank r: port + r)."`
+	Topic    string `yaml:"topic" jsonschema_description:"ZMQ topic; empty: all."`
+}
+
+// WorkerDisagg is what connectors need.
+type WorkerDisagg struct {
+	BootstrapPort int    `yaml:"bootstrap_port" jsonschema_description:"SGLang and Mooncake bootstrap port."`
+	ReceiverHost  string `yaml:"receiver_host" jsonschema_description:"LMCache receiver host."`
+	InitPorts     []int  `yaml:"receiver_init_ports" jsonschema_description:"LMCache receiver init ports."`
+	AllocPorts    []int  `yaml:"receiver_alloc_ports" jsonschema_description:"LMCache receiver alloc ports."`
+	ZMQ           string `yaml:"zmq" jsonschema_description:"P2P-NCCL address 'ip:port'."`
+	HandshakePort int    `yaml:"handshake_port" jsonschema_description:"MoRIIO handshake port."`
+	NotifyPort    int    `yaml:"notify_port" jsonschema_description:"MoRIIO notify port."`
+}
+
+// DNS is a name whose addresses are workers.
+type DNS struct {
+	Name   string   `yaml:"name" jsonschema_description:"Host name (A/AAAA) to resolve."`
+	Port   int      `yaml:"port" jsonschema:"minimum=1,maximum=65535" jsonschema_description:"HTTP port of the engines."`
+	Every  Duration `yaml:"every" jsonschema_description:"How often."`
+	Worker Worker   `yaml:"worker" jsonschema_description:"What all of them have in common; address is filled in. In events '$ip' stands for the address."`
+}
+
+// Kubernetes selects pods.
+type Kubernetes struct {
+	Pool        string            `yaml:"pool" jsonschema_description:"Name of an InferencePool v1."`
+	Pools       []string          `yaml:"pools" jsonschema_description:"Several pools in one process."`
+	Namespace   string            `yaml:"namespace" jsonschema_description:"Namespace of pool and pods; empty: the pod's own."`
+	Selector    map[string]string `yaml:"selector" jsonschema_description:"Pod labels, where there is no InferencePool."`
+	Ports       []int             `yaml:"ports" jsonschema_description:"HTTP ports of a pod, with selector."`
+	Kubeconfig  string            `yaml:"kubeconfig" jsonschema_description:"File; empty: in-cluster."`
+	RankPerPort bool              `yaml:"rank_per_port" jsonschema_description:"The target ports of a pod are the ranks of one worker."`
+	Worker      Worker            `yaml:"worker" jsonschema_description:"What all pods have in common; labels and annotations of a pod win. In events '$ip' stands for the pod's address."`
+}
+
+// Health is how engines are checked.
+type Health struct {
+	Every    Duration `yaml:"every" jsonschema_description:"Interval; 0: no checks."`
+	Timeout  Duration `yaml:"timeout" jsonschema_description:"Bound of one check."`
+	Failures int      `yaml:"failures" jsonschema:"minimum=1" jsonschema_description:"Failures in a row until a worker is taken out. A refused connection counts at once."`
+}
+
+// Routing is the choice.
+type Routing struct {
+	Preset    string             `yaml:"preset" jsonschema_description:"Named set of stages, see docs/routing.md."`
+	Options   map[string]float64 `yaml:"options" jsonschema_description:"Constants of the preset, see docs/routing.md."`
+	Switches  map[string]string  `yaml:"switches" jsonschema_description:"Named choices of the preset (placement, ties), see docs/routing.md."`
+	Headers   []string           `yaml:"conversation_headers" jsonschema_description:"Headers that carry a conversation id, in order."`
+	Trusted   bool               `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude and x-kvlane-priority of requests. Only where clients cannot send them."`
+	Speculate Duration           `yaml:"speculate" jsonschema_description:"How long a prompt that was sent counts as cached without an event that confirms it."`
+}
+
+// Index bounds the KV index.
+type Index struct {
+	BlockSize int    `yaml:"block_size" jsonschema:"minimum=1,maximum=1024" jsonschema_description:"Tokens of a block of the index."`
+	MaxBytes  Bytes  `yaml:"max_bytes" jsonschema_description:"Memory for the index."`
+	Key       string `yaml:"key" jsonschema_description:"Key of the block hash, equal on replicas that exchange snapshots; empty: random."`
+}
+
+// Disagg configures prefill/decode disaggregation.
+type Disagg struct {
+	Connector string   `yaml:"connector" jsonschema_description:"Protocol between the legs; empty: no disaggregation."`
+	Rule      string   `yaml:"rule" jsonschema:"enum=cost,enum=threshold" jsonschema_description:"When to disaggregate."`
+	Factor    float64  `yaml:"factor" jsonschema_description:"Price of disturbing decodes in the cost rule."`
+	Threshold int      `yaml:"threshold" jsonschema_description:"Uncached tokens from which the threshold rule disaggregates; 0: always."`
+	Bandwidth float64  `yaml:"tokens_per_second" jsonschema_description:"KV transfer speed between pools in tokens per second, for the cost rule."`
+	Timeout   Duration `yaml:"timeout" jsonschema_description:"Bound of a prefill leg."`
+	Attempts  int      `yaml:"attempts" jsonschema:"minimum=1" jsonschema_description:"Prefill targets tried before the decode target computes by itself."`
+}
+
+// Explain is what is kept of decisions.
+type Explain struct {
+	Keep   int  `yaml:"keep" jsonschema:"minimum=0" jsonschema_description:"Last decisions kept for GET /debug/decisions."`
+	Header bool `yaml:"header" jsonschema_description:"Add x-kvlane-target and x-kvlane-matched-tokens to responses."`
+}
+
+// Log is logging.
+type Log struct {
+	Level     string `yaml:"level" jsonschema:"enum=debug,enum=info,enum=warn,enum=error" jsonschema_description:"Lowest level written."`
+	Decisions bool   `yaml:"decisions" jsonschema_description:"Write a line per decision."`
+}
+
+// Default returns the configuration of an empty file.
+func Default() Config {
+	return Config{
+		Listen: Listen{Address: "unix:/run/kvlane/kvlane.sock"},
+		Admin:  Admin{Address: "127.0.0.1:9090"},
+		Envoy: Envoy{
+			Ingress:        "127.0.0.1:8080",
+			Admin:          "127.0.0.1:9901",
+			MessageTimeout: Duration(300 * time.Second),
+			RequestBody:    "BUFFERED",
+			ResponseBody:   "NONE",
+		},
+		Limits: Limits{MaxBody: 16 << 20},
+		Workers: Workers{
+			Health: Health{Every: Duration(time.Second), Timeout: Duration(time.Second), Failures: 2},
+			Scrape: Duration(time.Second),
+		},
+		Routing: Routing{Preset: "kv-aware", Speculate: Duration(5 * time.Second)},
+		Index:   Index{BlockSize: 16, MaxBytes: 1 << 30},
+		Disagg:  Disagg{Rule: "cost", Factor: 3, Bandwidth: 76000, Timeout: Duration(120 * time.Second), Attempts: 2},
+		Explain: Explain{Keep: 256},
+		Log:     Log{Level: "info"},
+		Drain:   Duration(20 * time.Second),
+	}
+}
+
+func defaultWorker() Worker {
+	return Worker{Engine: "vllm", Role: "both", RankBy: "header", Speed: 1}
+}
+
+func defaultModel() Model {
+	return Model{Engine: "vllm", Check: Check{Sample: 0.001, Timeout: Duration(2 * time.Second)}}
+}

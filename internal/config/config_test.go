@@ -1,0 +1,187 @@
+package config
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestAnEmptyFileIsTheDefaults(t *testing.T) {
+	c, err := Parse("kvlane.yaml", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Envoy.Ingress != "127.0.0.1:8080" || c.Admin.Address != "127.0.0.1:9090" || c.Routing.Preset != "kv-aware" {
+		t.Errorf("unexpected defaults: %+v", c)
+	}
+}
+
+func TestAFullFile(t *testing.T) {
+	c, err := Parse("kvlane.yaml", []byte(`
+listen: {address: 0.0.0.0:9002}
+limits: {max_body: 4MiB}
+models:
+- name: qwen
+  tokenizer: builtin:qwen3
+  adapters: [sql, law]
+workers:
+  static:
+  - address: 10.0.0.1:8000
+    ranks: 4
+    events: {endpoint: "tcp://10.0.0.1:5557"}
+  - {name: b, address: "10.0.0.2:8000", role: prefill, speed: 0.5}
+  health: {every: 250ms}
+drain: 1m
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := c.Workers.Static
+	switch {
+	case c.Limits.MaxBody != 4<<20:
+		t.Error("max_body", c.Limits.MaxBody)
+	case len(w) != 2 || w[0].Name != "10.0.0.1:8000" || w[0].Ranks != 4 || w[0].Speed != 1 || w[1].Speed != 0.5 || w[1].Role != "prefill":
+		t.Errorf("workers %+v", w)
+	case c.Workers.Health.Every.Std() != 250*time.Millisecond || c.Workers.Health.Failures != 2:
+		t.Errorf("health %+v", c.Workers.Health)
+	case c.Models[0].Engine != "vllm" || c.Models[0].Check.Sample != 0.001:
+		t.Errorf("model %+v", c.Models[0])
+	case c.Drain.Std() != time.Minute:
+		t.Error("drain", c.Drain)
+	}
+}
+
+func TestEveryProblemIsNamedWithItsPlace(t *testing.T) {
+	_, err := Parse("kvlane.yaml", []byte(`listen:
+  adress: unix:/x
+limits:
+  max_body: lots
+models:
+- name: a
+  engine: vlm
+- aliases: [a]
+workers:
+  static:
+  - address: engine:8000
+    ranks: -1
+  - address: 10.0.0.1:8000
+    speed: 0
+    events: {endpoint: 10.0.0.1:5557}
+  - address: 10.0.0.1:8000
+routing: [kv-aware]
+drain: soon
+`))
+	want := `kvlane.yaml:2:3: listen.adress: unknown key; did you mean "address"?
+kvlane.yaml:4:13: limits.max_body: "lots" is not a size such as 1048576, 16MiB or 2GB
+kvlane.yaml:7:11: models[0].engine: "vlm" is not one of vllm, sglang, trtllm
+kvlane.yaml:8:3: models[1]: needs a name
+kvlane.yaml:8:3: models[1]: name "a" is taken by models[0]
+kvlane.yaml:11:14: workers.static[0].address: "engine:8000" is not ip:port (Envoy needs an IP address; for names use workers.dns)
+kvlane.yaml:12:12: workers.static[0].ranks: -1 must be at least 0
+kvlane.yaml:14:12: workers.static[1].speed: 0 must be more than 0
+kvlane.yaml:15:24: workers.static[1].events.endpoint: "10.0.0.1:5557" is not like tcp://host:port
+kvlane.yaml:16:5: workers.static[2].name: "10.0.0.1:8000" is taken by workers.static[1]
+kvlane.yaml:16:14: workers.static[2].address: "10.0.0.1:8000" is taken by workers.static[1]
+kvlane.yaml:17:1: routing: needs a section with keys, not a list
+kvlane.yaml:18:8: drain: "soon" is not a duration such as 300ms, 2s or 1m30s`
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	got, wants := strings.Split(err.Error(), "\n"), strings.Split(want, "\n")
+	for i := range max(len(got), len(wants)) {
+		g, w := "", ""
+		if i < len(got) {
+			g = got[i]
+		}
+		if i < len(wants) {
+			w = wants[i]
+		}
+		if g != w {
+			t.Errorf("problem %d\n got %s\nwant %s", i, g, w)
+		}
+	}
+}
+
+func TestNotYAML(t *testing.T) {
+	for _, text := range []string{"listen: [", "a: b\n c: d", "listen: {address: *x}", "--- {}\n--- {}\n"} {
+		if _, err := Parse("kvlane.yaml", []byte(text)); err == nil {
+			t.Errorf("%q: accepted", text)
+		} else if !strings.HasPrefix(err.Error(), "kvlane.yaml:") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestWorkersFile(t *testing.T) {
+	list, err := ParseWorkers("workers.yaml", []byte("- address: 10.0.0.1:8000\n- address: 10.0.0.2:8000\n  name: b\n"))
+	if err != nil || len(list) != 2 || list[1].Name != "b" || list[0].Engine != "vllm" {
+		t.Fatal(list, err)
+	}
+	if _, err := ParseWorkers("workers.yaml", []byte("- adress: 10.0.0.1:8000\n")); err == nil || !strings.Contains(err.Error(), `did you mean "address"`) {
+		t.Error(err)
+	}
+}
+
+func TestSizesAndDurationsReadWhatTheyWrite(t *testing.T) {
+	for _, b := range []Bytes{0, 1, 1023, 1 << 10, 3 << 20, 1 << 30, 1<<30 + 1} {
+		text, _ := b.MarshalText()
+		var back Bytes
+		if err := back.UnmarshalText(text); err != nil || back != b {
+			t.Errorf("%d -> %s -> %d, %v", b, text, back, err)
+		}
+	}
+	for _, bad := range []string{"-1", "1.5MiB", "9999999999GiB", ""} {
+		if err := new(Bytes).UnmarshalText([]byte(bad)); err == nil {
+			t.Errorf("size %q: accepted", bad)
+		}
+	}
+	for _, bad := range []string{"-1s", "5", "x"} {
+		if err := new(Duration).UnmarshalText([]byte(bad)); err == nil {
+			t.Errorf("duration %q: accepted", bad)
+		}
+	}
+}
+
+func TestSchemaNamesDefaultsAndDescriptions(t *testing.T) {
+	text, err := Schema()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s struct {
+		Properties map[string]any `json:"properties"`
+		Defs       map[string]struct {
+			Properties map[string]struct {
+				Default     any    `json:"default"`
+				Description string `json:"description"`
+			} `json:"properties"`
+			AdditionalProperties any `json:"additionalProperties"`
+		} `json:"$defs"`
+	}
+	if err := json.Unmarshal(text, &s); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Properties) != 12 {
+		t.Errorf("%d sections", len(s.Properties))
+	}
+	if p := s.Defs["Envoy"].Properties["ingress"]; p.Default != "127.0.0.1:8080" || p.Description == "" {
+		t.Errorf("envoy.ingress: %+v", p)
+	}
+	for name, d := range s.Defs {
+		if name != "Bytes" && name != "Duration" && d.AdditionalProperties != false {
+			t.Errorf("%s takes unknown keys", name)
+		}
+		for key, p := range d.Properties {
+			if p.Description == "" {
+				t.Errorf("%s.%s has no description", name, key)
+			}
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("listen: {address: x}\nmodels: [{name: a}]\n"))
+	f.Add([]byte("workers: {static: [{address: 1.2.3.4:5}]}"))
+	f.Add([]byte("a: &x [*x]"))
+	f.Fuzz(func(_ *testing.T, text []byte) { _, _ = Parse("f", text) })
+}

@@ -1,0 +1,430 @@
+package config
+
+import (
+	"encoding"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// Problem is one thing wrong with a file.
+type Problem struct {
+	// File, Line and Column are the place; Line is 0 where there is none.
+	File         string
+	Line, Column int
+	// Path is the dotted key, e.g. "workers.static[0].address".
+	Path string
+	// Message says what is wrong and what to do.
+	Message string
+}
+
+func (p Problem) String() string {
+	var b strings.Builder
+	b.WriteString(p.File)
+	if p.Line > 0 {
+		fmt.Fprintf(&b, ":%d:%d", p.Line, p.Column)
+	}
+	b.WriteString(": ")
+	if p.Path != "" {
+		b.WriteString(p.Path + ": ")
+	}
+	b.WriteString(p.Message)
+	return b.String()
+}
+
+// Problems is everything wrong with a file, in order of place.
+type Problems []Problem
+
+func (p Problems) Error() string {
+	lines := make([]string, len(p))
+	for i := range p {
+		lines[i] = p[i].String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Load reads and validates a file. The error is Problems if the file could be
+// read.
+func Load(file string) (*Config, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return Parse(file, text)
+}
+
+// Parse decodes and validates text; file is its name in problems.
+func Parse(file string, text []byte) (*Config, error) {
+	c := Default()
+	d, err := decodeFile(file, text, reflect.ValueOf(&c).Elem())
+	if err != nil {
+		return nil, err
+	}
+	c.validate(d.problem)
+	if len(d.problems) > 0 {
+		return nil, d.sorted()
+	}
+	return &c, nil
+}
+
+// ParseWorkers decodes a workers file: a YAML list of workers.
+func ParseWorkers(file string, text []byte) ([]Worker, error) {
+	var list []Worker
+	d, err := decodeFile(file, text, reflect.ValueOf(&list).Elem())
+	if err != nil {
+		return nil, err
+	}
+	for i := range list {
+		list[i].validate(fmt.Sprintf("[%d]", i), d.problem)
+	}
+	uniqueWorkers("", list, d.problem)
+	if len(d.problems) > 0 {
+		return nil, d.sorted()
+	}
+	return list, nil
+}
+
+func decodeFile(file string, text []byte, into reflect.Value) (*decoder, error) {
+	d := &decoder{file: file, places: map[string]place{}}
+	f, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return nil, Problems{{File: file, Message: yamlError(err)}}
+	}
+	if len(f.Docs) > 1 {
+		return nil, Problems{{File: file, Message: "more than one YAML document"}}
+	}
+	if len(f.Docs) == 1 && f.Docs[0].Body != nil {
+		d.decode(f.Docs[0].Body, into, "", "")
+	}
+	return d, nil
+}
+
+// yamlError keeps the parser's place and drops its picture of the source.
+func yamlError(err error) string {
+	var pretty interface {
+		FormatError(colored, source bool) string
+	}
+	if errors.As(err, &pretty) {
+		return strings.TrimSpace(pretty.FormatError(false, true))
+	}
+	return err.Error()
+}
+
+type place struct{ line, column int }
+
+type decoder struct {
+	file     string
+	problems Problems
+	places   map[string]place
+}
+
+func (d *decoder) sorted() Problems {
+	slices.SortStableFunc(d.problems, func(a, b Problem) int { return a.Line - b.Line })
+	return d.problems
+}
+
+// problem records one at the place of path, or of its nearest parent that is in the file.
+func (d *decoder) problem(path, format string, args ...any) {
+	p := Problem{File: d.file, Path: path, Message: fmt.Sprintf(format, args...)}
+	for at := path; ; {
+		if pl, ok := d.places[at]; ok {
+			p.Line, p.Column = pl.line, pl.column
+			break
+		}
+		cut := strings.LastIndexAny(at, ".[")
+		if cut < 0 {
+			break
+		}
+		at = at[:cut]
+	}
+	d.problems = append(d.problems, p)
+}
+
+var textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
+
+// decode puts a node into v. rules is the jsonschema tag of the field.
+func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
+	d.locate(n, path)
+	switch node := n.(type) {
+	case *ast.AnchorNode:
+		d.decode(node.Value, v, path, rules)
+		return
+	case *ast.TagNode:
+		d.decode(node.Value, v, path, rules)
+		return
+	case *ast.AliasNode:
+		d.problem(path, "YAML aliases are not supported")
+		return
+	case *ast.NullNode:
+		return // an empty section keeps its defaults
+	}
+	if v.Kind() == reflect.Pointer {
+		v.Set(reflect.New(v.Type().Elem()))
+		setDefaults(v.Elem())
+		v = v.Elem()
+	}
+	if v.CanAddr() && v.Addr().Type().Implements(textUnmarshaler) {
+		s, ok := scalar(n)
+		if !ok {
+			d.problem(path, "needs a value, not a %s", kindOf(n))
+			return
+		}
+		if err := v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s)); err != nil {
+			d.problem(path, "%v", err)
+		}
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		d.decodeStruct(n, v, path)
+	case reflect.Slice:
+		seq, ok := n.(*ast.SequenceNode)
+		if !ok {
+			d.problem(path, "needs a list, not a %s", kindOf(n))
+			return
+		}
+		for i, item := range seq.Values {
+			e := reflect.New(v.Type().Elem()).Elem()
+			setDefaults(e)
+			d.decode(item, e, fmt.Sprintf("%s[%d]", path, i), "")
+			v.Set(reflect.Append(v, e))
+		}
+	case reflect.Map:
+		d.decodeMap(n, v, path)
+	default:
+		d.decodeScalar(n, v, path, rules)
+	}
+}
+
+// locate remembers where path is: a value where it stands, a section or list at
+// its key, an element of a list at its first key.
+func (d *decoder) locate(n ast.Node, path string) {
+	if entries, ok := mapping(n); ok {
+		if len(entries) == 0 {
+			return
+		}
+		n = entries[0].Key
+	}
+	_, isScalar := scalar(n)
+	if _, known := d.places[path]; known && (!isScalar || path == "") {
+		return
+	}
+	if t := n.GetToken(); t != nil && t.Position != nil {
+		d.places[path] = place{t.Position.Line, t.Position.Column}
+	}
+}
+
+func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
+	entries, ok := mapping(n)
+	if !ok {
+		d.problem(path, "needs a section with keys, not a %s", kindOf(n))
+		return
+	}
+	seen := map[string]bool{}
+	for _, e := range entries {
+		key, at := e.Key.String(), join(path, e.Key.String())
+		pos := e.Key.GetToken().Position
+		d.places[at] = place{pos.Line, pos.Column}
+		field, rules, known := fieldByKey(v, key)
+		switch {
+		case !known:
+			d.problem(at, "unknown key%s", nearest(key, v.Type()))
+		case seen[key]:
+			d.problem(at, "given twice")
+		default:
+			d.decode(e.Value, field, at, rules)
+		}
+		seen[key] = true
+	}
+}
+
+func (d *decoder) decodeMap(n ast.Node, v reflect.Value, path string) {
+	entries, ok := mapping(n)
+	if !ok {
+		d.problem(path, "needs a section with keys, not a %s", kindOf(n))
+		return
+	}
+	v.Set(reflect.MakeMapWithSize(v.Type(), len(entries)))
+	for _, e := range entries {
+		key := strings.Trim(e.Key.String(), `"'`)
+		el := reflect.New(v.Type().Elem()).Elem()
+		d.decode(e.Value, el, join(path, key), "")
+		v.SetMapIndex(reflect.ValueOf(key), el)
+	}
+}
+
+func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) {
+	s, ok := scalar(n)
+	if !ok {
+		d.problem(path, "needs a value, not a %s", kindOf(n))
+		return
+	}
+	var number float64
+	var err error
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(s)
+		if enum := ruleValues(rules, "enum"); len(enum) > 0 && !slices.Contains(enum, s) {
+			d.problem(path, "%q is not one of %s", s, strings.Join(enum, ", "))
+		}
+		return
+	case reflect.Bool:
+		b, ok := n.(*ast.BoolNode)
+		if !ok {
+			d.problem(path, "%q is not true or false", s)
+			return
+		}
+		v.SetBool(b.Value)
+		return
+	case reflect.Int:
+		var i int64
+		if i, err = strconv.ParseInt(s, 0, 64); err != nil {
+			d.problem(path, "%q is not a whole number", s)
+			return
+		}
+		v.SetInt(i)
+		number = float64(i)
+	case reflect.Float64:
+		if number, err = strconv.ParseFloat(s, 64); err != nil || number != number {
+			d.problem(path, "%q is not a number", s)
+			return
+		}
+		v.SetFloat(number)
+	default:
+		panic("config: field of kind " + v.Kind().String())
+	}
+	d.bounds(path, number, rules)
+}
+
+var boundRules = []struct {
+	name, text string
+	broken     func(v, bound float64) bool
+}{
+	{"minimum", "at least", func(v, b float64) bool { return v < b }},
+	{"maximum", "at most", func(v, b float64) bool { return v > b }},
+	{"exclusiveMinimum", "more than", func(v, b float64) bool { return v <= b }},
+}
+
+func (d *decoder) bounds(path string, v float64, rules string) {
+	for _, r := range boundRules {
+		for _, text := range ruleValues(rules, r.name) {
+			if bound, err := strconv.ParseFloat(text, 64); err == nil && r.broken(v, bound) {
+				d.problem(path, "%v must be %s %s", v, r.text, text)
+			}
+		}
+	}
+}
+
+func ruleValues(rules, name string) []string {
+	var out []string
+	for rule := range strings.SplitSeq(rules, ",") {
+		if v, ok := strings.CutPrefix(rule, name+"="); ok {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// setDefaults fills elements of lists and optional sections, which Default does not hold.
+func setDefaults(v reflect.Value) {
+	switch p := v.Addr().Interface().(type) {
+	case *Worker:
+		*p = defaultWorker()
+	case *Model:
+		*p = defaultModel()
+	case *DNS:
+		*p = DNS{Every: Duration(5e9), Worker: defaultWorker()}
+	case *Kubernetes:
+		*p = Kubernetes{Worker: defaultWorker()}
+	}
+}
+
+func fieldByKey(v reflect.Value, key string) (reflect.Value, string, bool) {
+	for f, fv := range v.Fields() {
+		if f.Tag.Get("yaml") == key {
+			return fv, f.Tag.Get("jsonschema"), true
+		}
+	}
+	return reflect.Value{}, "", false
+}
+
+// nearest names the known key that is closest to an unknown one.
+func nearest(key string, t reflect.Type) string {
+	best, distance := "", 0
+	for f := range t.Fields() {
+		name := f.Tag.Get("yaml")
+		if d := editDistance(key, name); best == "" || d < distance {
+			best, distance = name, d
+		}
+	}
+	if best == "" || distance > max(len(key), len(best))/2+1 {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", best)
+}
+
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+func mapping(n ast.Node) ([]*ast.MappingValueNode, bool) {
+	switch node := n.(type) {
+	case *ast.MappingNode:
+		return node.Values, true
+	case *ast.MappingValueNode:
+		return []*ast.MappingValueNode{node}, true
+	}
+	return nil, false
+}
+
+func scalar(n ast.Node) (string, bool) {
+	switch node := n.(type) {
+	case *ast.StringNode:
+		return node.Value, true
+	case *ast.LiteralNode:
+		return node.Value.Value, true
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		return n.GetToken().Value, true
+	}
+	return "", false
+}
+
+func kindOf(n ast.Node) string {
+	switch n.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		return "section"
+	case *ast.SequenceNode:
+		return "list"
+	}
+	return "value"
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}

@@ -1,0 +1,175 @@
+package config
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// report records a problem at a dotted path.
+type report func(path, format string, args ...any)
+
+func (c *Config) validate(bad report) {
+	endpoint(bad, "listen.address", c.Listen.Address, true)
+	if c.Listen.Health != "" {
+		endpoint(bad, "listen.health", c.Listen.Health, false)
+	}
+	if (c.Listen.CertFile == "") != (c.Listen.KeyFile == "") {
+		bad("listen", "cert_file and key_file go together")
+	}
+	endpoint(bad, "admin.address", c.Admin.Address, false)
+	endpoint(bad, "envoy.ingress", c.Envoy.Ingress, false)
+	endpoint(bad, "envoy.admin", c.Envoy.Admin, false)
+	if c.Envoy.Prefill != "" {
+		endpoint(bad, "envoy.prefill", c.Envoy.Prefill, true)
+	}
+	if c.Limits.MaxBody < 1<<10 || c.Limits.MaxBody > 1<<30 {
+		bad("limits.max_body", "%d bytes: must be 1KiB to 1GiB", c.Limits.MaxBody)
+	}
+	names := map[string]string{}
+	for i := range c.Models {
+		c.Models[i].validate("models["+strconv.Itoa(i)+"]", names, bad)
+	}
+	for i := range c.Workers.Static {
+		c.Workers.Static[i].validate("workers.static["+strconv.Itoa(i)+"]", bad)
+	}
+	uniqueWorkers("workers.static", c.Workers.Static, bad)
+	for i, d := range c.Workers.DNS {
+		path := "workers.dns[" + strconv.Itoa(i) + "]"
+		if d.Name == "" {
+			bad(path, "needs a name")
+		}
+		if d.Port == 0 {
+			bad(path, "needs a port")
+		}
+		if d.Worker.Address != "" {
+			bad(path+".worker.address", "is filled in from DNS; leave it out")
+		}
+	}
+	if k := c.Workers.Kubernetes; k != nil {
+		k.validate("workers.kubernetes", bad)
+	}
+	if c.Index.MaxBytes < 1<<20 {
+		bad("index.max_bytes", "%d bytes: must be at least 1MiB", c.Index.MaxBytes)
+	}
+	if c.Workers.Health.Every > 0 && c.Workers.Health.Timeout == 0 {
+		bad("workers.health.timeout", "0 would fail every check")
+	}
+}
+
+func (m *Model) validate(path string, names map[string]string, bad report) {
+	if m.Name == "" {
+		bad(path, "needs a name")
+	}
+	for _, n := range slices.Concat([]string{m.Name}, m.Aliases, m.Adapters) {
+		if other, taken := names[n]; taken && n != "" {
+			bad(path, "name %q is taken by %s", n, other)
+		}
+		names[n] = path
+	}
+	if m.Tokenizer == "" && m.Check.Renderer == "" && (m.HandIDs || m.ChatTemplate != "") {
+		bad(path, "hand_ids and chat_template need a tokenizer")
+	}
+}
+
+func (w *Worker) validate(path string, bad report) {
+	if w.Address == "" {
+		bad(path, "needs an address")
+	} else if _, err := netip.ParseAddrPort(w.Address); err != nil {
+		bad(path+".address", "%q is not ip:port (Envoy needs an IP address; for names use workers.dns)", w.Address)
+	}
+	w.validateCommon(path, bad)
+}
+
+func (w *Worker) validateCommon(path string, bad report) {
+	if w.RankBy == "port" && w.Ranks == 0 {
+		bad(path+".rank_by", "port needs ranks")
+	}
+	if w.StartRank > 0 && w.Ranks == 0 {
+		bad(path+".start_rank", "needs ranks")
+	}
+	for _, e := range []struct{ key, value string }{{"endpoint", w.Events.Endpoint}, {"replay", w.Events.Replay}} {
+		if e.value == "" {
+			continue
+		}
+		scheme, rest, ok := strings.Cut(e.value, "://")
+		switch {
+		case !ok || rest == "":
+			bad(path+".events."+e.key, "%q is not like tcp://host:port", e.value)
+		case scheme == "tcp":
+			if _, _, err := net.SplitHostPort(rest); err != nil {
+				bad(path+".events."+e.key, "%q is not like tcp://host:port", e.value)
+			}
+		case scheme != "ipc" && scheme != "http" && scheme != "https":
+			bad(path+".events."+e.key, "scheme %q is not tcp, ipc or http", scheme)
+		}
+	}
+}
+
+func uniqueWorkers(path string, list []Worker, bad report) {
+	names, addresses := map[string]int{}, map[string]int{}
+	for i := range list {
+		w := &list[i]
+		if w.Name == "" {
+			w.Name = w.Address
+		}
+		at := path + "[" + strconv.Itoa(i) + "]"
+		if first, taken := names[w.Name]; taken {
+			bad(at+".name", "%q is taken by %s[%d]", w.Name, path, first)
+		} else {
+			names[w.Name] = i
+		}
+		if first, taken := addresses[w.Address]; taken && w.Address != "" {
+			bad(at+".address", "%q is taken by %s[%d]", w.Address, path, first)
+		} else {
+			addresses[w.Address] = i
+		}
+	}
+}
+
+func (k *Kubernetes) validate(path string, bad report) {
+	pools := len(k.Pools)
+	if k.Pool != "" {
+		pools++
+	}
+	if (pools > 0) == (len(k.Selector) > 0) {
+		bad(path, "needs either pool(s) or a selector")
+	}
+	if len(k.Selector) > 0 && len(k.Ports) == 0 {
+		bad(path+".ports", "a selector needs the HTTP ports of a pod")
+	}
+	for i, p := range k.Ports {
+		if p < 1 || p > 65535 {
+			bad(path+".ports["+strconv.Itoa(i)+"]", "%d is not a port", p)
+		}
+	}
+	if k.Worker.Address != "" {
+		bad(path+".worker.address", "is filled in from the pod; leave it out")
+	}
+	k.Worker.validateCommon(path+".worker", bad)
+}
+
+func endpoint(bad report, path, s string, unix bool) {
+	if rest, ok := strings.CutPrefix(s, "unix:"); ok && unix {
+		if rest == "" {
+			bad(path, "unix: needs a path")
+		} else if len(rest) > 107 {
+			bad(path, "path of %d bytes: a Unix socket's path holds 107", len(rest))
+		}
+		return
+	}
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		want := "host:port"
+		if unix {
+			want += " or unix:/path"
+		}
+		bad(path, "%q is not %s", s, want)
+		return
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		bad(path, "%q: port must be 0 to 65535", s)
+	}
+}
