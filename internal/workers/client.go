@@ -1,0 +1,165 @@
+package workers
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// maxPage bounds a /metrics page; the largest seen in the field is below 1 MiB.
+const maxPage = 8 << 20
+
+type client struct {
+	http    *http.Client
+	timeout time.Duration
+}
+
+func newClient(timeout time.Duration) client {
+	if timeout <= 0 {
+		timeout = time.Second
+	}
+	return client{timeout: timeout, http: &http.Client{Transport: &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: timeout}).DialContext,
+		MaxIdleConnsPerHost: 1,
+		IdleConnTimeout:     time.Minute,
+		DisableCompression:  true,
+	}}}
+}
+
+func (c client) close() { c.http.CloseIdleConnections() }
+
+func (c client) get(ctx context.Context, url string) (*http.Response, context.CancelFunc, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		cancel()
+		return nil, nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		cancel()
+		return nil, nil, err
+	}
+	return resp, cancel, nil
+}
+
+// health asks GET /health, which all three engines have.
+func (c client) health(ctx context.Context, address string) error {
+	resp, cancel, err := c.get(ctx, "http://"+address+"/health")
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
+	if resp.StatusCode/100 != 2 {
+		return fmt.Errorf("GET /health: status %d", resp.StatusCode)
+	}
+	return nil
+}
+
+func refused(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// loads reads the engine's /metrics.
+func (c client) loads(ctx context.Context, address, engine string) ([]RankLoad, error) {
+	resp, cancel, err := c.get(ctx, "http://"+address+"/metrics")
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("GET /metrics: status %d", resp.StatusCode)
+	}
+	page, err := io.ReadAll(io.LimitReader(resp.Body, maxPage))
+	if err != nil {
+		return nil, fmt.Errorf("GET /metrics: %w", err)
+	}
+	return parseLoads(page, engine), nil
+}
+
+// series names an engine's gauges and the label that carries the rank.
+type series struct{ running, waiting, usage, rank string }
+
+var engineSeries = map[string]series{
+	"vllm":   {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "engine"},
+	"sglang": {"sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "dp_rank"},
+	"trtllm": {"trtllm_num_requests_running", "trtllm_num_requests_waiting", "trtllm_kv_cache_utilization", "dp_rank"},
+}
+
+// parseLoads scans a Prometheus text page for the three gauges of an engine. It
+// looks at whole lines only and skips what it does not know.
+func parseLoads(page []byte, engine string) []RankLoad {
+	names, ok := engineSeries[engine]
+	if !ok {
+		return nil
+	}
+	var out []RankLoad
+	at := func(rank int32) *RankLoad {
+		for i := range out {
+			if out[i].Rank == rank {
+				return &out[i]
+			}
+		}
+		out = append(out, RankLoad{Rank: rank})
+		return &out[len(out)-1]
+	}
+	fields := []struct {
+		name []byte
+		set  func(*RankLoad, float64)
+	}{
+		{[]byte(names.running), func(l *RankLoad, v float64) { l.Running += v }},
+		{[]byte(names.waiting), func(l *RankLoad, v float64) { l.Waiting += v }},
+		{[]byte(names.usage), func(l *RankLoad, v float64) { l.KVUsage = max(l.KVUsage, v) }},
+	}
+	for len(page) > 0 {
+		line := page
+		if end := bytes.IndexByte(page, '\n'); end >= 0 {
+			line, page = page[:end], page[end+1:]
+		} else {
+			page = nil
+		}
+		for _, f := range fields {
+			rest, ok := bytes.CutPrefix(line, f.name)
+			if !ok || len(rest) == 0 || (rest[0] != '{' && rest[0] != ' ') {
+				continue
+			}
+			rank, value, ok := sample(rest, names.rank)
+			if ok {
+				f.set(at(rank), value)
+			}
+		}
+	}
+	return out
+}
+
+// sample reads `{labels} value [timestamp]`.
+func sample(rest []byte, rankLabel string) (rank int32, value float64, ok bool) {
+	rank = -1
+	if rest[0] == '{' {
+		end := bytes.LastIndexByte(rest, '}')
+		if end < 0 {
+			return 0, 0, false
+		}
+		labels := rest[1:end]
+		rest = rest[end+1:]
+		if i := bytes.Index(labels, []byte(rankLabel+`="`)); i == 0 || (i > 0 && labels[i-1] == ',') {
+			v, _, closed := bytes.Cut(labels[i+len(rankLabel)+2:], []byte{'"'})
+			if n, err := strconv.ParseInt(string(v), 10, 32); closed && err == nil && n >= 0 {
+				rank = int32(n)
+			}
+		}
+	}
+	number, _, _ := bytes.Cut(bytes.TrimSpace(rest), []byte{' '})
+	value, err := strconv.ParseFloat(string(number), 64)
+	return rank, value, err == nil && value >= 0
+}

@@ -1,0 +1,311 @@
+// Package workers knows who exists: it joins the lists of its sources, checks
+// the engines' health, reads their load, and tells the rest of Kvlane.
+package workers
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+)
+
+// Worker is one engine as the rest of Kvlane sees it.
+type Worker struct {
+	config.Worker
+
+	// Ready means that the last checks succeeded: it may be picked.
+	Ready bool
+	// Draining means that its source is letting it go: no new picks, running requests
+	// end.
+	Draining bool
+	// Reason says why it is not ready, "" if it is.
+	Reason string
+	// Generation distinguishes two workers that had the same name or address one after
+	// the other: a newcomer inherits nothing.
+	Generation uint64
+}
+
+// RankLoad is what an engine reports of one rank.
+type RankLoad struct {
+	// Rank is kvindex.NoRank (-1) where the engine does not label its series.
+	Rank             int32
+	Running, Waiting float64
+	// KVUsage is 0 to 1.
+	KVUsage float64
+}
+
+// Entry is a worker as a source lists it.
+type Entry struct {
+	config.Worker
+
+	Draining bool
+	// Identity changes when the process behind the same name and address does (a pod's
+	// UID); "" where the source cannot know.
+	Identity string
+}
+
+// Options of a Registry.
+type Options struct {
+	Health config.Health
+	// Scrape is the interval of load reports; 0 reads none.
+	Scrape time.Duration
+	Log    zerolog.Logger
+	// OnChange gets every worker, sorted by name, whenever one of them changed. Calls
+	// do not overlap.
+	OnChange func([]Worker)
+	// OnLoad gets a worker's load reports. Calls for different workers may overlap.
+	OnLoad func(worker string, at time.Time, loads []RankLoad)
+	// OnCheck is told the outcome of each check ("ok", "failed"); may be nil.
+	OnCheck func(worker, outcome string)
+}
+
+// Registry joins sources. It is safe for concurrent use.
+type Registry struct {
+	opts   Options
+	client client
+	ctx    context.Context
+	stop   context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu         sync.Mutex
+	sources    map[string][]Entry
+	tracked    map[string]*tracked
+	generation uint64
+	notify     chan struct{}
+}
+
+// tracked is one worker with its checker.
+type tracked struct {
+	entry    Entry
+	worker   Worker
+	failures int
+	checked  bool
+	cancel   context.CancelFunc
+	kick     chan struct{}
+}
+
+// New returns a registry that runs until Close.
+func New(opts Options) *Registry {
+	ctx, stop := context.WithCancel(context.Background())
+	r := &Registry{
+		opts: opts, client: newClient(opts.Health.Timeout.Std()), ctx: ctx, stop: stop,
+		sources: map[string][]Entry{}, tracked: map[string]*tracked{}, notify: make(chan struct{}, 1),
+	}
+	r.wg.Go(r.announce)
+	return r
+}
+
+// Close stops all checks and waits for them.
+func (r *Registry) Close() {
+	r.stop()
+	r.wg.Wait()
+	r.client.close()
+}
+
+// Set replaces what a source lists. A name that several sources list belongs to
+// the first source in order of name.
+func (r *Registry) Set(source string, list []Entry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sources[source] = list
+	want := map[string]Entry{}
+	for _, s := range slices.Sorted(maps.Keys(r.sources)) {
+		for _, e := range r.sources[s] {
+			if _, taken := want[e.Name]; !taken {
+				want[e.Name] = e
+			}
+		}
+	}
+	for name, t := range r.tracked {
+		if e, ok := want[name]; !ok || !sameProcess(t.entry, e) {
+			t.cancel()
+			delete(r.tracked, name)
+		}
+	}
+	for name, e := range want {
+		if t, ok := r.tracked[name]; ok {
+			t.entry = e
+			t.worker.Worker, t.worker.Draining = e.Worker, e.Draining
+			continue
+		}
+		r.generation++
+		ctx, cancel := context.WithCancel(r.ctx)
+		t := &tracked{entry: e, cancel: cancel, kick: make(chan struct{}, 1)}
+		t.worker = Worker{Worker: e.Worker, Draining: e.Draining, Reason: "not checked yet", Generation: r.generation}
+		if r.opts.Health.Every == 0 {
+			t.worker.Ready, t.worker.Reason = true, ""
+		}
+		r.tracked[name] = t
+		r.wg.Go(func() { r.watch(ctx, t) })
+	}
+	r.changed()
+}
+
+// sameProcess says whether an entry still means the process that is tracked.
+func sameProcess(a, b Entry) bool {
+	return a.Address == b.Address && a.Identity == b.Identity && a.Engine == b.Engine &&
+		a.Ranks == b.Ranks && a.StartRank == b.StartRank && a.RankBy == b.RankBy && a.Events == b.Events && a.BlockSize == b.BlockSize
+}
+
+// Suspect has a worker checked at once, because a request to it failed.
+func (r *Registry) Suspect(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if t, ok := r.tracked[name]; ok {
+		select {
+		case t.kick <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Workers returns all workers, sorted by name.
+func (r *Registry) Workers() []Worker {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.list()
+}
+
+func (r *Registry) list() []Worker {
+	out := make([]Worker, 0, len(r.tracked))
+	for _, t := range r.tracked {
+		out = append(out, t.worker)
+	}
+	slices.SortFunc(out, func(a, b Worker) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// AllChecked says whether every worker has been checked at least once.
+func (r *Registry) AllChecked() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.tracked {
+		if !t.checked && r.opts.Health.Every > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (r *Registry) changed() {
+	select {
+	case r.notify <- struct{}{}:
+	default: // one is pending already and will see this change
+	}
+}
+
+func (r *Registry) announce() {
+	for {
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-r.notify:
+			r.opts.OnChange(r.Workers())
+		}
+	}
+}
+
+// watch checks one worker and reads its load until ctx ends.
+func (r *Registry) watch(ctx context.Context, t *tracked) {
+	health := newTicker(r.opts.Health.Every.Std())
+	defer health.Stop()
+	scrape := newTicker(r.opts.Scrape)
+	defer scrape.Stop()
+	if r.opts.Health.Every > 0 {
+		r.check(ctx, t)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-health.C:
+			r.check(ctx, t)
+		case <-t.kick:
+			if r.opts.Health.Every > 0 {
+				r.check(ctx, t)
+			}
+		case <-scrape.C:
+			r.scrape(ctx, t)
+		}
+	}
+}
+
+// newTicker returns a ticker with up to 10 % jitter, so that a fleet is not
+// asked in one moment; 0 never ticks.
+func newTicker(every time.Duration) *time.Ticker {
+	if every <= 0 {
+		t := time.NewTicker(time.Hour)
+		t.Stop()
+		return t
+	}
+	return time.NewTicker(every - time.Duration(rand.Int64N(int64(every)/10+1)))
+}
+
+func (r *Registry) check(ctx context.Context, t *tracked) {
+	r.mu.Lock()
+	address := t.entry.Address
+	r.mu.Unlock()
+	err := r.client.health(ctx, address)
+	if ctx.Err() != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := t.worker
+	t.checked = true
+	if err == nil {
+		t.failures = 0
+		t.worker.Ready, t.worker.Reason = true, ""
+	} else {
+		t.failures++
+		if t.failures >= r.opts.Health.Failures || refused(err) || !t.worker.Ready {
+			t.worker.Ready, t.worker.Reason = false, err.Error()
+		}
+	}
+	if r.opts.OnCheck != nil {
+		r.opts.OnCheck(t.worker.Name, outcome(err))
+	}
+	if before.Ready != t.worker.Ready {
+		event := r.opts.Log.Info()
+		if !t.worker.Ready {
+			event = r.opts.Log.Warn()
+		}
+		event.Str("worker", t.worker.Name).Str("address", address).Bool("ready", t.worker.Ready).Str("reason", t.worker.Reason).Msg("worker changed")
+		r.changed()
+	}
+}
+
+func outcome(err error) string {
+	if err != nil {
+		return "failed"
+	}
+	return "ok"
+}
+
+func (r *Registry) scrape(ctx context.Context, t *tracked) {
+	r.mu.Lock()
+	w := t.worker
+	r.mu.Unlock()
+	if !w.Ready || r.opts.OnLoad == nil {
+		return
+	}
+	loads, err := r.client.loads(ctx, w.Address, w.Engine)
+	if err != nil {
+		if ctx.Err() == nil {
+			r.opts.Log.Debug().Str("worker", w.Name).Err(err).Msg("no load report")
+		}
+		return
+	}
+	r.opts.OnLoad(w.Name, time.Now(), loads)
+}

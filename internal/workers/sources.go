@@ -1,0 +1,121 @@
+package workers
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/config"
+)
+
+// filePoll is how often a workers file is looked at.
+const filePoll = 500 * time.Millisecond
+
+// Static lists the workers of the configuration.
+func (r *Registry) Static(list []config.Worker) { r.Set("static", entries(list)) }
+
+func entries(list []config.Worker) []Entry {
+	out := make([]Entry, len(list))
+	for i := range list {
+		out[i] = Entry{Worker: list[i]}
+	}
+	return out
+}
+
+// File lists the workers of a YAML file and follows its changes. The first
+// reading must succeed; a later one that fails is logged and changes nothing.
+func (r *Registry) File(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("workers file: %w", err)
+	}
+	list, err := config.ParseWorkers(path, text)
+	if err != nil {
+		return err
+	}
+	r.Set("file", entries(list))
+	r.wg.Go(func() { r.followFile(path, text) })
+	return nil
+}
+
+func (r *Registry) followFile(path string, last []byte) {
+	tick := time.NewTicker(filePoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || bytes.Equal(text, last) {
+			continue
+		}
+		last = text
+		list, err := config.ParseWorkers(path, text)
+		if err != nil {
+			r.opts.Log.Error().Err(err).Msg("workers file not taken: the old list stays")
+			continue
+		}
+		r.opts.Log.Info().Int("workers", len(list)).Msg("workers file read")
+		r.Set("file", entries(list))
+	}
+}
+
+// DNS lists the addresses of a name and follows them.
+func (r *Registry) DNS(d config.DNS) {
+	r.wg.Go(func() {
+		tick := newTicker(max(d.Every.Std(), 100*time.Millisecond))
+		defer tick.Stop()
+		for {
+			r.resolve(d)
+			select {
+			case <-r.ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	})
+}
+
+func (r *Registry) resolve(d config.DNS) {
+	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second)
+	defer cancel()
+	ips, err := net.DefaultResolver.LookupHost(ctx, d.Name)
+	if err != nil {
+		if r.ctx.Err() == nil {
+			r.opts.Log.Warn().Str("name", d.Name).Err(err).Msg("name not resolved: the old list stays")
+		}
+		return
+	}
+	slices.Sort(ips)
+	list := make([]Entry, 0, len(ips))
+	for _, ip := range slices.Compact(ips) {
+		list = append(list, Entry{Worker: At(d.Worker, ip, d.Port)})
+	}
+	r.Set("dns:"+d.Name, list)
+}
+
+// At fills a worker's template with an address: '$ip' in its events stands for it.
+func At(template config.Worker, ip string, port int) config.Worker {
+	w := template
+	w.Address = net.JoinHostPort(ip, strconv.Itoa(port))
+	if w.Name == "" {
+		w.Name = w.Address
+	} else {
+		w.Name += "-" + ip
+	}
+	host := ip
+	if strings.Contains(ip, ":") {
+		host = "[" + ip + "]"
+	}
+	w.Events.Endpoint = strings.ReplaceAll(w.Events.Endpoint, "$ip", host)
+	w.Events.Replay = strings.ReplaceAll(w.Events.Replay, "$ip", host)
+	return w
+}

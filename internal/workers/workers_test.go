@@ -1,0 +1,238 @@
+package workers
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"github.com/kvlane/kvlane/internal/config"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// engine is an HTTP server whose health a test turns on and off.
+type engine struct {
+	*httptest.Server
+
+	sick  atomic.Bool
+	pages atomic.Int64
+}
+
+func newEngine(t *testing.T) *engine {
+	e := &engine{}
+	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case e.sick.Load():
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case r.URL.Path == "/metrics":
+			e.pages.Add(1)
+			_, _ = w.Write([]byte(page))
+		}
+	}))
+	t.Cleanup(e.Close)
+	return e
+}
+
+func (e *engine) address() string { return e.Listener.Addr().String() }
+
+// log collects what a registry announces.
+type log struct {
+	mu    sync.Mutex
+	last  []Worker
+	loads map[string][]RankLoad
+}
+
+func (l *log) options() Options {
+	l.loads = map[string][]RankLoad{}
+	return Options{
+		Health: config.Health{Every: config.Duration(20 * time.Millisecond), Timeout: config.Duration(time.Second), Failures: 2},
+		Scrape: 20 * time.Millisecond,
+		Log:    zerolog.Nop(),
+		OnChange: func(w []Worker) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.last = w
+		},
+		OnLoad: func(w string, _ time.Time, loads []RankLoad) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.loads[w] = loads
+		},
+	}
+}
+
+func (l *log) until(t *testing.T, what string, ok func([]Worker) bool) []Worker {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		l.mu.Lock()
+		last, done := l.last, ok(l.last)
+		l.mu.Unlock()
+		if done {
+			return last
+		}
+	}
+	t.Fatalf("never: %s; last %+v", what, l.last)
+	return nil
+}
+
+func TestAWorkerComesSickensRecoversAndGoes(t *testing.T) {
+	e, l := newEngine(t), &log{}
+	r := New(l.options())
+	defer r.Close()
+	r.Static([]config.Worker{{Name: "a", Address: e.address(), Engine: "vllm"}})
+	first := l.until(t, "ready", func(w []Worker) bool { return len(w) == 1 && w[0].Ready })
+	e.sick.Store(true)
+	l.until(t, "sick", func(w []Worker) bool { return len(w) == 1 && !w[0].Ready && strings.Contains(w[0].Reason, "503") })
+	e.sick.Store(false)
+	again := l.until(t, "well", func(w []Worker) bool { return len(w) == 1 && w[0].Ready })
+	if again[0].Generation != first[0].Generation {
+		t.Error("a worker that recovered is not a newcomer")
+	}
+	r.Set("static", []Entry{{Worker: config.Worker{Name: "a", Address: e.address(), Engine: "vllm"}, Draining: true}})
+	l.until(t, "draining", func(w []Worker) bool { return len(w) == 1 && w[0].Draining })
+	r.Static(nil)
+	l.until(t, "gone", func(w []Worker) bool { return len(w) == 0 })
+}
+
+func TestARefusedConnectionCountsAtOnce(t *testing.T) {
+	e, l := newEngine(t), &log{}
+	o := l.options()
+	o.Health.Every = config.Duration(time.Hour) // only the suspicion leads to a check
+	o.Health.Failures = 100
+	r := New(o)
+	defer r.Close()
+	r.Static([]config.Worker{{Name: "a", Address: e.address(), Engine: "vllm"}})
+	l.until(t, "ready", func(w []Worker) bool { return len(w) == 1 && w[0].Ready })
+	e.Close()
+	r.Suspect("a")
+	r.Suspect("unknown")
+	l.until(t, "down", func(w []Worker) bool { return len(w) == 1 && !w[0].Ready })
+}
+
+func TestANewProcessBehindAnOldAddressInheritsNothing(t *testing.T) {
+	e, l := newEngine(t), &log{}
+	r := New(l.options())
+	defer r.Close()
+	w := config.Worker{Name: "a", Address: e.address(), Engine: "vllm"}
+	r.Set("pods", []Entry{{Worker: w, Identity: "uid-1"}})
+	first := l.until(t, "ready", func(w []Worker) bool { return len(w) == 1 && w[0].Ready })
+	r.Set("pods", []Entry{{Worker: w, Identity: "uid-2"}})
+	l.until(t, "a new generation", func(w []Worker) bool { return len(w) == 1 && w[0].Ready && w[0].Generation > first[0].Generation })
+}
+
+func TestTheFirstSourceOwnsAName(t *testing.T) {
+	e, l := newEngine(t), &log{}
+	r := New(l.options())
+	defer r.Close()
+	r.Set("b", []Entry{{Worker: config.Worker{Name: "x", Address: "127.0.0.1:1", Engine: "vllm"}}})
+	r.Set("a", []Entry{{Worker: config.Worker{Name: "x", Address: e.address(), Engine: "vllm"}}})
+	l.until(t, "the one of source a", func(w []Worker) bool { return len(w) == 1 && w[0].Address == e.address() && w[0].Ready })
+}
+
+func TestTheWorkersFileIsFollowedAndABadOneIsNotTaken(t *testing.T) {
+	e, l := newEngine(t), &log{}
+	file := filepath.Join(t.TempDir(), "workers.yaml")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := New(l.options())
+	defer r.Close()
+	if err := r.File(file); err == nil {
+		t.Fatal("a missing file is accepted")
+	}
+	write("- {name: a, address: \"" + e.address() + "\"}\n")
+	if err := r.File(file); err != nil {
+		t.Fatal(err)
+	}
+	l.until(t, "a", func(w []Worker) bool { return len(w) == 1 && w[0].Name == "a" })
+	write("- {name: a, adress: x}\n")
+	time.Sleep(2 * filePoll)
+	l.until(t, "a still", func(w []Worker) bool { return len(w) == 1 && w[0].Name == "a" })
+	write("- {name: b, address: \"" + e.address() + "\"}\n")
+	l.until(t, "b", func(w []Worker) bool { return len(w) == 1 && w[0].Name == "b" })
+}
+
+func TestDNSFillsInTheAddress(t *testing.T) {
+	l := &log{}
+	r := New(l.options())
+	defer r.Close()
+	r.DNS(config.DNS{Name: "localhost", Port: 8123, Every: config.Duration(time.Second),
+		Worker: config.Worker{Engine: "vllm", Events: config.Events{Endpoint: "tcp://$ip:5557"}}})
+	got := l.until(t, "resolved", func(w []Worker) bool { return len(w) > 0 })
+	for _, w := range got {
+		if w.Address == "127.0.0.1:8123" && w.Events.Endpoint == "tcp://127.0.0.1:5557" {
+			return
+		}
+	}
+	t.Errorf("workers %+v", got)
+}
+
+func TestLoadsAreRead(t *testing.T) {
+	e, l := newEngine(t), &log{}
+	r := New(l.options())
+	defer r.Close()
+	r.Static([]config.Worker{{Name: "a", Address: e.address(), Engine: "vllm"}})
+	l.until(t, "a report", func([]Worker) bool { return l.loads["a"] != nil })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !reflect.DeepEqual(l.loads["a"], parseLoads([]byte(page), "vllm")) {
+		t.Errorf("loads %+v", l.loads["a"])
+	}
+}
+
+const page = `# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 0.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 7.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 5.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 1
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.5
+`
+
+func TestLoadPagesOfEveryEngine(t *testing.T) {
+	for _, c := range []struct {
+		name, engine, page string
+		want               []RankLoad
+	}{
+		{"vllm", "vllm", page, []RankLoad{{0, 3, 7, 0.25}, {1, 0, 1, 0.5}}},
+		{"one rank without a label", "vllm", "vllm:num_requests_running 2\n", []RankLoad{{-1, 2, 0, 0}}},
+		{"sglang", "sglang", `sglang:num_running_reqs{model_name="m",dp_rank="1",tp_rank="0"} 4
+sglang:num_queue_reqs{model_name="m",dp_rank="1",tp_rank="0"} 2
+sglang:token_usage{model_name="m",dp_rank="1",tp_rank="0"} 0.75`, []RankLoad{{1, 4, 2, 0.75}}},
+		{"trtllm", "trtllm", "trtllm_num_requests_waiting 1 1700000000\n", []RankLoad{{-1, 0, 1, 0}}},
+		{"a label that ends alike", "vllm", `vllm:num_requests_running{my_engine="3"} 1` + "\n", []RankLoad{{-1, 1, 0, 0}}},
+		{"a brace and a quote in a label", "vllm", `vllm:num_requests_running{model_name="a}\"b",engine="2"} 1` + "\n", []RankLoad{{2, 1, 0, 0}}},
+		{"garbage", "vllm", "vllm:num_requests_running{engine=\"0\" 3\nvllm:num_requests_running x\nvllm:num_requests_running", nil},
+		{"unknown engine", "other", page, nil},
+	} {
+		if got := parseLoads([]byte(c.page), c.engine); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
+
+func FuzzParseLoads(f *testing.F) {
+	f.Add([]byte(page))
+	f.Add([]byte("vllm:num_requests_running{} "))
+	f.Fuzz(func(t *testing.T, p []byte) {
+		for _, l := range parseLoads(p, "vllm") {
+			if l.Running < 0 || l.Waiting < 0 || l.KVUsage < 0 || l.Rank < -1 {
+				t.Errorf("%+v", l)
+			}
+		}
+	})
+}
