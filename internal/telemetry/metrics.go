@@ -1,0 +1,173 @@
+// Package telemetry holds Kvlane's Prometheus metrics and its logger.
+package telemetry
+
+import (
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Stage names a part of the time from the last body byte to the answer.
+type Stage int
+
+const (
+	StageParse Stage = iota
+	StageTokens
+	StageHash
+	StageIndex
+	StagePlan
+	StageLeg
+	StageTotal
+	numStages
+)
+
+var stageNames = [numStages]string{"parse", "tokens", "hash", "index", "plan", "leg", "total"}
+
+// String is the metric's label.
+func (s Stage) String() string { return stageNames[s] }
+
+// Metrics are all metrics that events on the road count; what can be read from
+// state is collected on demand (see Collect). Safe for concurrent use.
+type Metrics struct {
+	Registry *prometheus.Registry
+
+	// Requests counts by API and outcome: "routed", "unrouted", "rejected".
+	Requests *prometheus.CounterVec
+	// Rejected counts answers that Kvlane gave, by status.
+	Rejected *prometheus.CounterVec
+	// Degraded counts decisions made with less knowledge than wanted, by reason.
+	Degraded *prometheus.CounterVec
+	// Picks, PromptTokens and MatchedTokens are per target.
+	Picks         *prometheus.CounterVec
+	PromptTokens  *prometheus.CounterVec
+	MatchedTokens *prometheus.CounterVec
+	// Moved counts requests that another endpoint served than the pick.
+	Moved *prometheus.CounterVec
+	// Predicted and Observed are cached tokens per worker, over the answers whose usage
+	// was seen.
+	Predicted *prometheus.CounterVec
+	Observed  *prometheus.CounterVec
+	// Responses counts by worker and status class.
+	Responses *prometheus.CounterVec
+	// FirstToken is the time from the decision to the first token, per worker.
+	FirstToken *prometheus.HistogramVec
+	// ExtProcStreams, ExtProcMessages and ExtProcFailures are the protocol's side.
+	ExtProcStreams  *prometheus.GaugeVec
+	ExtProcMessages *prometheus.CounterVec
+	ExtProcFailures *prometheus.CounterVec
+	// FeedEvents and FeedFaults count KV events and what was wrong with some.
+	FeedEvents *prometheus.CounterVec
+	FeedFaults *prometheus.CounterVec
+	// Checks counts health checks by worker and outcome.
+	Checks *prometheus.CounterVec
+	// Legs counts prefill legs by prefill worker and outcome.
+	Legs *prometheus.CounterVec
+	// TokenChecks counts comparisons with engines' tokenizers, by model and outcome.
+	TokenChecks *prometheus.CounterVec
+
+	stages [numStages]prometheus.Observer
+}
+
+// decision times run from microseconds (a repeated short prompt) to a second (a
+// prefill leg counts apart).
+var decisionBuckets = []float64{
+	10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1,
+}
+
+// New returns metrics in a registry of their own, with Go's and the process's.
+func New(version string) *Metrics {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kvlane", Name: name, Help: help}, labels)
+		reg.MustRegister(c)
+		return c
+	}
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "kvlane", Name: name, Help: help, Buckets: buckets}, labels)
+		reg.MustRegister(h)
+		return h
+	}
+	m := &Metrics{
+		Registry:        reg,
+		Requests:        counter("requests_total", "Requests by API and outcome (routed, unrouted, rejected).", "api", "outcome"),
+		Rejected:        counter("rejected_total", "Requests answered by Kvlane itself, by status and reason.", "status", "reason"),
+		Degraded:        counter("degraded_total", "Decisions made without something that would have made them better, by reason.", "reason"),
+		Picks:           counter("picks_total", "Requests sent to a target.", "worker", "rank", "leg"),
+		PromptTokens:    counter("prompt_tokens_total", "Prompt tokens sent to a target.", "worker", "rank"),
+		MatchedTokens:   counter("matched_tokens_total", "Prompt tokens that the target was predicted to hold, by source (event, speculative).", "worker", "rank", "source"),
+		Moved:           counter("moved_total", "Requests that another endpoint served than the pick.", "worker"),
+		Predicted:       counter("predicted_cached_tokens_total", "Cached tokens predicted, over answers whose usage was seen.", "worker"),
+		Observed:        counter("observed_cached_tokens_total", "Cached tokens reported by engines, over answers whose usage was seen.", "worker"),
+		Responses:       counter("responses_total", "Responses by worker and status class.", "worker", "class"),
+		FirstToken:      histogram("first_token_seconds", "Time from the decision to the first token.", prometheus.ExponentialBuckets(0.005, 2, 15), "worker"),
+		ExtProcMessages: counter("extproc_messages_total", "ext_proc messages received, by kind.", "kind"),
+		ExtProcFailures: counter("extproc_failures_total", "Protocol failures survived, by kind.", "kind"),
+		FeedEvents:      counter("feed_events_total", "KV events applied, by target.", "worker", "rank"),
+		FeedFaults:      counter("feed_faults_total", "KV events not applied and feed incidents, by reason.", "worker", "reason"),
+		Checks:          counter("health_checks_total", "Health checks by worker and outcome.", "worker", "outcome"),
+		Legs:            counter("prefill_legs_total", "Prefill legs by worker and outcome.", "worker", "outcome"),
+		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model and outcome.", "model", "outcome"),
+	}
+	m.ExtProcStreams = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kvlane", Name: "extproc_streams", Help: "Open ext_proc streams, by request body mode."}, []string{"mode"})
+	reg.MustRegister(m.ExtProcStreams)
+	stages := histogram("decision_seconds", "Time from the last body byte to the answer, by stage.", decisionBuckets, "stage")
+	for s := range numStages {
+		m.stages[s] = stages.WithLabelValues(s.String())
+	}
+	info := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "kvlane", Name: "build_info", Help: "Always 1; the version is a label.", ConstLabels: prometheus.Labels{"version": version}})
+	info.Set(1)
+	reg.MustRegister(info)
+	return m
+}
+
+// Observe records the duration of a stage.
+func (m *Metrics) Observe(s Stage, d time.Duration) { m.stages[s].Observe(d.Seconds()) }
+
+// Collect registers a function that reads gauges from state when the page is
+// asked for. It must be quick and safe for concurrent use.
+func (m *Metrics) Collect(f func(emit func(name, help string, value float64, labels ...string))) {
+	m.Registry.MustRegister(collector{f})
+}
+
+type collector struct {
+	f func(emit func(name, help string, value float64, labels ...string))
+}
+
+// Describe sends nothing: the collector is unchecked, its targets come and go.
+func (collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect calls the function. Labels are pairs of name and value.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	c.f(func(name, help string, value float64, labels ...string) {
+		names, values := make([]string, 0, len(labels)/2), make([]string, 0, len(labels)/2)
+		for i := 0; i+1 < len(labels); i += 2 {
+			names, values = append(names, labels[i]), append(values, labels[i+1])
+		}
+		desc := prometheus.NewDesc("kvlane_"+name, help, names, nil)
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, values...)
+	})
+}
+
+// Rank is the label value of a rank: "" if it is unset, which is not 0.
+func Rank(rank int32) string {
+	if rank == kvindex.NoRank {
+		return ""
+	}
+	return strconv.Itoa(int(rank))
+}
+
+// Logger returns a JSON logger with times in UTC.
+func Logger(w io.Writer, level string) (zerolog.Logger, error) {
+	l, err := zerolog.ParseLevel(level)
+	if err != nil {
+		return zerolog.Nop(), err
+	}
+	return zerolog.New(w).Level(l).With().Timestamp().Logger(), nil
+}

@@ -1,0 +1,65 @@
+package telemetry
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+func TestMetricsAreExported(t *testing.T) {
+	m := New("v1")
+	m.Picks.WithLabelValues("a", Rank(0), "decode").Inc()
+	m.Picks.WithLabelValues("a", Rank(kvindex.NoRank), "decode").Inc()
+	m.Observe(StageTotal, 30*time.Microsecond)
+	m.Collect(func(emit func(string, string, float64, ...string)) {
+		emit("active_requests", "Requests on a target.", 2, "worker", "a", "rank", "0")
+	})
+	problems, err := testutil.GatherAndLint(m.Registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	want := `
+# HELP kvlane_active_requests Requests on a target.
+# TYPE kvlane_active_requests gauge
+kvlane_active_requests{rank="0",worker="a"} 2
+# HELP kvlane_picks_total Requests sent to a target.
+# TYPE kvlane_picks_total counter
+kvlane_picks_total{leg="decode",rank="",worker="a"} 1
+kvlane_picks_total{leg="decode",rank="0",worker="a"} 1
+`
+	if err := testutil.GatherAndCompare(m.Registry, strings.NewReader(want), "kvlane_picks_total", "kvlane_active_requests"); err != nil {
+		t.Error(err)
+	}
+	if n, err := testutil.GatherAndCount(m.Registry, "kvlane_decision_seconds"); err != nil || n != int(numStages) {
+		t.Errorf("%d stages, %v", n, err)
+	}
+}
+
+func TestLogLines(t *testing.T) {
+	var out bytes.Buffer
+	l, err := Logger(&out, "info")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Debug().Msg("no")
+	l.Info().Str("request", "r1").Msg("decided")
+	var line map[string]any
+	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
+		t.Fatal(err, out.String())
+	}
+	if line["request"] != "r1" || line["message"] != "decided" || line["time"] == nil {
+		t.Error(line)
+	}
+	if _, err := Logger(&out, "loud"); err == nil {
+		t.Error("level accepted")
+	}
+}
