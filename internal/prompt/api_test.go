@@ -1,0 +1,34 @@
+package prompt
+
+import "testing"
+
+func TestDetect(t *testing.T) {
+	for _, c := range []struct {
+		method, path string
+		api          API
+		render       bool
+	}{
+		{"POST", "/v1/chat/completions", Chat, false},
+		{"POST", "/openai/v1/chat/completions?api-version=1", Chat, false},
+		{"POST", "/v1/chat/completions/render", Chat, true},
+		{"POST", "/v1/completions", Completions, false},
+		{"POST", "/v1/completions/render", Completions, true},
+		{"POST", "/v1/responses", Responses, false},
+		{"POST", "/v1/embeddings", Embeddings, false},
+		{"POST", "/v1/messages", Messages, false},
+		{"POST", "/v1/messages/count_tokens", CountTokens, false},
+		{"POST", "/generate", Generate, false},
+		{"POST", "/inference/v1/generate", VLLMGenerate, false},
+		{"POST", "/tokenize", Tokenize, false},
+		{"POST", "/v1/tokenize", Tokenize, false},
+		{"GET", "/v1/chat/completions", Unknown, false},
+		{"POST", "/v1/files", Unknown, false},
+		{"POST", "/v1/audio/transcriptions", Unknown, false},
+		{"POST", "/v1/batches", Unknown, false},
+		{"POST", "", Unknown, false},
+	} {
+		if api, render := Detect(c.method, c.path); api != c.api || render != c.render {
+			t.Errorf("%s %s: %v render=%v, want %v %v", c.method, c.path, api, render, c.api, c.render)
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package prompt
+
+// Field is a top-level field of a request body that Kvlane looks at. One list serves all APIs: a name means the same
+// wherever it occurs.
+type Field uint8
+
+// The fields, named after their JSON keys.
+const (
+	FieldModel Field = iota
+	FieldMessages
+	FieldPrompt
+	FieldPromptEmbeds
+	FieldInput
+	FieldText
+	FieldInputIDs
+	FieldInputEmbeds
+	FieldTokenIDs
+	FieldSystem
+	FieldInstructions
+	FieldTools
+	FieldToolChoice
+	FieldDocuments
+	FieldChatTemplate
+	FieldChatTemplateKwargs
+	FieldAddGenerationPrompt
+	FieldContinueFinalMessage
+	FieldAddSpecialTokens
+	FieldTruncatePromptTokens
+	FieldTruncationSide
+	FieldReasoningEffort
+	FieldReasoning
+	FieldResponseFormat
+	FieldFeatures
+	FieldStream
+	FieldStreamOptions
+	FieldMaxTokens
+	FieldMaxCompletionTokens
+	FieldMaxOutputTokens
+	FieldN
+	FieldBestOf
+	FieldPriority
+	FieldSamplingParams
+	FieldCacheSalt
+	FieldExtraKey
+	FieldLoraPath
+	FieldKVTransferParams
+	FieldDisaggregatedParams
+	FieldConversationParams
+	FieldConversation
+	FieldPreviousResponseID
+	FieldPromptCacheKey
+	FieldSessionID
+	FieldVLLMXArgs
+	FieldBootstrapRoom
+	FieldRoutedDPRank
+	FieldDataParallelRank
+	numFields
+)
+
+var fieldNames = [numFields]string{"model", "messages", "prompt", "prompt_embeds", "input", "text", "input_ids", "input_embeds",
+	"token_ids", "system", "instructions", "tools", "tool_choice", "documents", "chat_template", "chat_template_kwargs",
+	"add_generation_prompt", "continue_final_message", "add_special_tokens", "truncate_prompt_tokens", "truncation_side",
+	"reasoning_effort", "reasoning", "response_format", "features", "stream", "stream_options", "max_tokens", "max_completion_tokens",
+	"max_output_tokens", "n", "best_of", "priority", "sampling_params", "cache_salt", "extra_key", "lora_path", "kv_transfer_params",
+	"disaggregated_params", "conversation_params", "conversation", "previous_response_id", "prompt_cache_key", "session_id", "vllm_xargs",
+	"bootstrap_room", "routed_dp_rank", "data_parallel_rank"}
+
+var fieldByName = func() map[string]Field {
+	m := make(map[string]Field, numFields)
+	for f, name := range fieldNames {
+		m[name] = Field(f)
+	}
+	return m
+}()
+
+// String is the field's JSON key.
+func (f Field) String() string {
+	if f < numFields {
+		return fieldNames[f]
+	}
+	return "unknown"
+}
+
+// fieldOf finds the field of a key as written, with its quotes.
+func fieldOf(key []byte) (Field, bool) {
+	f, ok := fieldByName[string(key[1:len(key)-1])]
+	if !ok && hasEscape(key) {
+		f, ok = fieldByName[text(key)]
+	}
+	return f, ok
+}

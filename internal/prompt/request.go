@@ -1,0 +1,385 @@
+package prompt
+
+import (
+	"bytes"
+	"errors"
+	"strconv"
+	"strings"
+)
+
+// Form is how a request carries its prompt.
+type Form uint8
+
+// The forms. A list of prompts is a batch: its first one stands for it.
+const (
+	FormNone     Form = iota // no prompt that Kvlane can read
+	FormText                 // one string
+	FormTexts                // a list of strings
+	FormIDs                  // token ids
+	FormIDLists              // a list of token id lists
+	FormMessages             // chat messages
+	FormItems                // items of the Responses API
+	FormOther                // embeddings of the prompt, or a shape that no engine accepts
+)
+
+// maxElements bounds the element spans that are kept for a list; Count goes on.
+const maxElements = 1 << 16
+
+// Request is a checked body and the places of its parts. All spans are offsets into Body, which the caller must keep
+// unchanged; nothing else is referenced. A Request may be reused with its Parse method.
+type Request struct {
+	API  API
+	Body []byte
+	Form Form
+	// Prompt is the value that carries the prompt: the messages, the string, the list.
+	Prompt Span
+	// Elements are the spans of Prompt's elements if they are objects, arrays or strings: messages, items, prompts of a
+	// batch. At most 65,536 are kept: Count tells how many there are.
+	Elements []Span
+	// Count is the number of Prompt's elements (token ids included), 0 if it is no list.
+	Count int
+
+	fields [numFields]Span
+	last   int // offset of the closing brace of the body
+}
+
+// Parse checks body as strict JSON and finds its fields. The error is a *SyntaxError, or says that the body is no
+// object. It does not check types: what an engine would refuse is for the caller to judge.
+func Parse(api API, body []byte) (*Request, error) {
+	r := new(Request)
+	return r, r.Parse(api, body)
+}
+
+// Parse is like the function Parse and reuses r's memory.
+func (r *Request) Parse(api API, body []byte) error {
+	*r = Request{API: api, Body: body, Elements: r.Elements[:0]}
+	s := scanner{b: body, depth: 1}
+	i := s.space(0)
+	if i < len(body) && body[i] != '{' {
+		if err := Valid(body); err != nil {
+			return err
+		}
+		return errors.New("the body must be a JSON object")
+	}
+	if i = r.members(&s, i); i >= 0 {
+		if i = s.space(i); i != len(body) {
+			i = s.fail(i, "nothing may follow the value")
+		}
+	}
+	if i < 0 {
+		return s.finish()
+	}
+	r.classify()
+	return nil
+}
+
+// members is scanner.object for the outermost object: it keeps the spans of the known fields.
+func (r *Request) members(s *scanner, i int) int {
+	if i = s.space(i + 1); i < len(s.b) && s.b[i] == '}' {
+		r.last = i
+		return i + 1
+	}
+	for {
+		if i >= len(s.b) || s.b[i] != '"' {
+			return s.fail(i, "an object with keys was expected")
+		}
+		start := i
+		if i = s.str(i); i < 0 {
+			return -1
+		}
+		key := s.b[start:i]
+		if i = s.space(i); i >= len(s.b) || s.b[i] != ':' {
+			return s.fail(i, "':' was expected")
+		}
+		start = s.space(i + 1)
+		field, known := fieldOf(key)
+		if known && field == r.API.promptField() && start < len(s.b) && s.b[start] == '[' {
+			i = r.list(s, start)
+		} else {
+			i = s.value(start)
+		}
+		if i < 0 {
+			return s.within("." + shortKey(key))
+		}
+		if known {
+			r.fields[field] = Span{start, i} // the last one of equal keys counts, as in every engine's reader
+		}
+		if i = s.space(i); i >= len(s.b) {
+			return s.fail(i, "")
+		}
+		switch s.b[i] {
+		case ',':
+			i = s.space(i + 1)
+		case '}':
+			r.last = i
+			return i + 1
+		default:
+			return s.fail(i, "',' or '}' was expected")
+		}
+	}
+}
+
+func (r *Request) list(s *scanner, i int) int {
+	r.Elements, r.Count = r.Elements[:0], 0
+	return s.array(i, func(e Span) {
+		r.Count++
+		if c := s.b[e.Start]; (c == '{' || c == '"' || c == '[') && len(r.Elements) < maxElements {
+			r.Elements = append(r.Elements, e)
+		}
+	})
+}
+
+// promptField is the field that usually carries the prompt, whose elements are kept.
+func (a API) promptField() Field {
+	switch a {
+	case Chat, Messages, CountTokens, Tokenize:
+		return FieldMessages
+	case Completions:
+		return FieldPrompt
+	case Responses, Embeddings:
+		return FieldInput
+	case Generate:
+		return FieldInputIDs
+	case VLLMGenerate:
+		return FieldTokenIDs
+	default:
+		return numFields
+	}
+}
+
+func (r *Request) classify() {
+	field := r.API.promptField()
+	if r.API == Tokenize && !r.Has(FieldMessages) {
+		field = FieldPrompt
+	}
+	if r.API == Generate && !r.Has(FieldInputIDs) {
+		field = FieldText
+	}
+	if r.API == Embeddings && !r.Has(FieldInput) && r.Has(FieldMessages) {
+		field = FieldMessages
+	}
+	if field == numFields {
+		return
+	}
+	if r.Prompt = r.fields[field]; !r.Prompt.Present() {
+		if r.Has(FieldPromptEmbeds) || r.Has(FieldInputEmbeds) {
+			r.Form = FormOther
+		}
+		return
+	}
+	if field != r.API.promptField() {
+		r.Elements, r.Count = r.Elements[:0], 0
+		if r.Body[r.Prompt.Start] == '[' {
+			s := scanner{b: r.Body}
+			r.list(&s, r.Prompt.Start)
+		}
+	}
+	r.Form = r.form(field)
+}
+
+func (r *Request) form(field Field) Form {
+	switch c := r.Body[r.Prompt.Start]; {
+	case c == 'n':
+		r.Prompt = Span{}
+		return FormNone
+	case field == FieldMessages:
+		if c == '[' {
+			return FormMessages
+		}
+		return FormOther
+	case c == '"':
+		return FormText
+	case c != '[':
+		return FormOther
+	case len(r.Elements) == 0:
+		if r.API == Responses {
+			return FormItems
+		}
+		return FormIDs
+	case r.API == Responses:
+		return FormItems
+	}
+	switch r.Body[r.Elements[0].Start] {
+	case '"':
+		return FormTexts
+	case '[':
+		return FormIDLists
+	default:
+		return FormOther
+	}
+}
+
+// Span is the place of a top-level field's value, the zero Span if it is absent.
+func (r *Request) Span(f Field) Span { return r.fields[f] }
+
+// Raw is a top-level field's value as written, nil if it is absent.
+func (r *Request) Raw(f Field) []byte {
+	if s := r.fields[f]; s.Present() {
+		return s.Of(r.Body)
+	}
+	return nil
+}
+
+// Has tells whether a top-level field is there with a value other than null.
+func (r *Request) Has(f Field) bool {
+	s := r.fields[f]
+	return s.Present() && r.Body[s.Start] != 'n'
+}
+
+// Text is a field's text, "" if it is absent or no string.
+func (r *Request) Text(f Field) string { return text(r.Raw(f)) }
+
+// Bool is a field's truth, or absent if it is not there or no boolean.
+func (r *Request) Bool(f Field, absent bool) bool {
+	switch raw := r.Raw(f); {
+	case len(raw) == 4 && raw[0] == 't':
+		return true
+	case len(raw) == 5 && raw[0] == 'f':
+		return false
+	default:
+		return absent
+	}
+}
+
+// Int is a field's integer; ok is false if it is absent or no integer of 64 bits.
+func (r *Request) Int(f Field) (n int64, ok bool) { return integer(r.Raw(f)) }
+
+func integer(raw []byte) (int64, bool) {
+	if len(raw) == 0 || len(raw) > 20 {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(string(raw), 10, 64)
+	return n, err == nil
+}
+
+// Model is the requested model or adapter name.
+func (r *Request) Model() string { return r.Text(FieldModel) }
+
+// Stream tells whether the answer is to be streamed.
+func (r *Request) Stream() bool { return r.Bool(FieldStream, false) }
+
+// CacheSalt is the text that separates this request's KV blocks from others', "" if there is none. SGLang takes a list
+// for a batch: the first one counts.
+func (r *Request) CacheSalt() string { return r.firstText(FieldCacheSalt) }
+
+// LoRA is the adapter that SGLang's requests name beside the model; elsewhere an adapter is named as the model.
+func (r *Request) LoRA() string { return r.firstText(FieldLoraPath) }
+
+func (r *Request) firstText(f Field) string {
+	raw := r.Raw(f)
+	if len(raw) > 0 && raw[0] == '[' {
+		first := ""
+		s := scanner{b: raw}
+		n := 0
+		s.array(0, func(e Span) {
+			if n++; n == 1 {
+				first = text(e.Of(raw))
+			}
+		})
+		return first
+	}
+	return text(raw)
+}
+
+// Member finds a member of an object field, as Raw does for the body.
+func (r *Request) Member(f Field, name string) []byte { return Member(r.Raw(f), name) }
+
+// Member finds a member of raw, a checked JSON value, by its key; nil if raw is no object or has no such key. Of equal
+// keys the last one counts.
+func Member(raw []byte, name string) []byte {
+	if len(raw) == 0 || raw[0] != '{' {
+		return nil
+	}
+	var found []byte
+	s := scanner{b: raw}
+	s.object(0, func(key, value Span) {
+		if sameKey(key.Of(raw), name) {
+			found = value.Of(raw)
+		}
+	})
+	return found
+}
+
+// MaxTokens is the largest number of tokens that the request wants generated, by the field that its API reads first; ok is
+// false if it names none.
+func (r *Request) MaxTokens() (n int64, ok bool) {
+	if r.API == Generate || r.API == VLLMGenerate {
+		for _, name := range [...]string{"max_new_tokens", "max_tokens"} {
+			if n, ok = integer(r.Member(FieldSamplingParams, name)); ok {
+				return n, true
+			}
+		}
+		return 0, false
+	}
+	for _, f := range [...]Field{FieldMaxCompletionTokens, FieldMaxOutputTokens, FieldMaxTokens} {
+		if n, ok = r.Int(f); ok {
+			return n, true
+		}
+	}
+	return 0, false
+}
+
+// Choices is the number of sequences that the engine will generate: prompts of a batch times n (or best_of, if larger).
+func (r *Request) Choices() int64 {
+	n := int64(1)
+	if v, ok := r.Int(FieldN); ok && v > n {
+		n = v
+	} else if v, ok := integer(r.Member(FieldSamplingParams, "n")); ok && v > n {
+		n = v
+	}
+	if v, ok := r.Int(FieldBestOf); ok && v > n {
+		n = v
+	}
+	if (r.Form == FormTexts || r.Form == FormIDLists) && r.Count > 1 {
+		n *= int64(r.Count)
+	}
+	return n
+}
+
+// Priority is the request's scheduling priority, 0 if it names none.
+func (r *Request) Priority() int64 {
+	n, _ := r.Int(FieldPriority)
+	return n
+}
+
+// Disaggregated tells whether the client (or a router before Kvlane) has already arranged for a prefill leg elsewhere.
+func (r *Request) Disaggregated() bool {
+	return r.Has(FieldKVTransferParams) || r.Has(FieldDisaggregatedParams) || r.Has(FieldBootstrapRoom)
+}
+
+// ConversationFields are the body fields that may hold a conversation's id, first one first: TensorRT-LLM's own, then the
+// session fields of the engines and of OpenAI's APIs. A dot enters an object.
+var ConversationFields = []string{"conversation_params.conversation_id", "disaggregated_params.conversation_id", "session_id",
+	"vllm_xargs.session_id", "conversation.id", "conversation", "prompt_cache_key"}
+
+// ConversationHeaders are the headers that may hold it, first one first; the body wins over them.
+var ConversationHeaders = []string{"x-session-id", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"}
+
+// ConversationID is the first text that is not blank among the body fields named, trimmed, and the field that held it.
+func (r *Request) ConversationID(fields []string) (id, field string) {
+	for _, name := range fields {
+		outer, inner, nested := strings.Cut(name, ".")
+		f, ok := fieldByName[outer]
+		if !ok || !r.Has(f) {
+			continue
+		}
+		raw := r.Raw(f)
+		if nested {
+			raw = Member(raw, inner)
+		}
+		if id = strings.TrimSpace(text(raw)); id != "" {
+			return id, name
+		}
+	}
+	return "", ""
+}
+
+// FirstPrompt is the prompt that the request is routed by: the prompt itself, or the first one of a batch.
+func (r *Request) FirstPrompt() []byte {
+	if (r.Form == FormTexts || r.Form == FormIDLists) && len(r.Elements) > 0 {
+		return r.Elements[0].Of(r.Body)
+	}
+	return r.Prompt.Of(r.Body)
+}
+
+func hasEscape(raw []byte) bool { return bytes.IndexByte(raw, '\\') >= 0 }

@@ -1,0 +1,178 @@
+package prompt
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestPromptForms(t *testing.T) {
+	for _, c := range []struct {
+		api   API
+		body  string
+		form  Form
+		count int
+		first string
+	}{
+		{Chat, `{"messages":[{"role":"user"},{"role":"user"}]}`, FormMessages, 2, `[{"role":"user"},{"role":"user"}]`},
+		{Chat, `{"messages":"x"}`, FormOther, 0, `"x"`},
+		{Chat, `{}`, FormNone, 0, ``},
+		{Chat, `{"messages":null}`, FormNone, 0, ``},
+		{Completions, `{"prompt":"abc"}`, FormText, 0, `"abc"`},
+		{Completions, `{"prompt":["abc","d"]}`, FormTexts, 2, `"abc"`},
+		{Completions, `{"prompt":[1, 2,3]}`, FormIDs, 3, `[1, 2,3]`},
+		{Completions, `{"prompt":[[1,2],[3]]}`, FormIDLists, 2, `[1,2]`},
+		{Completions, `{"prompt":[{}]}`, FormOther, 1, `[{}]`},
+		{Completions, `{"prompt":5}`, FormOther, 0, `5`},
+		{Completions, `{"prompt_embeds":"x"}`, FormOther, 0, ``},
+		{Embeddings, `{"input":["a"]}`, FormTexts, 1, `"a"`},
+		{Embeddings, `{"messages":[{}]}`, FormMessages, 1, `[{}]`},
+		{Responses, `{"input":"a"}`, FormText, 0, `"a"`},
+		{Responses, `{"input":[{"type":"message"}]}`, FormItems, 1, `[{"type":"message"}]`},
+		{Generate, `{"text":"a"}`, FormText, 0, `"a"`},
+		{Generate, `{"text":["a","b"]}`, FormTexts, 2, `"a"`},
+		{Generate, `{"input_ids":[1]}`, FormIDs, 1, `[1]`},
+		{Generate, `{"text":"a","input_ids":[[1],[2]]}`, FormIDLists, 2, `[1]`},
+		{VLLMGenerate, `{"token_ids":[7,8]}`, FormIDs, 2, `[7,8]`},
+		{Messages, `{"messages":[{}],"system":"s"}`, FormMessages, 1, `[{}]`},
+		{Tokenize, `{"prompt":"a"}`, FormText, 0, `"a"`},
+		{Tokenize, `{"messages":[{}]}`, FormMessages, 1, `[{}]`},
+		{Unknown, `{"messages":[{}]}`, FormNone, 0, ``},
+	} {
+		r, err := Parse(c.api, []byte(c.body))
+		if err != nil {
+			t.Errorf("%s: %v", c.body, err)
+			continue
+		}
+		if r.Form != c.form || r.Count != c.count || string(r.FirstPrompt()) != c.first {
+			t.Errorf("%v %s: form %d count %d first %s", c.api, c.body, r.Form, r.Count, r.FirstPrompt())
+		}
+	}
+}
+
+func TestFields(t *testing.T) {
+	body := `{"mod\u0065l":"first","model":"m\u00fc","stream":true,"n":2,"best_of":3,"max_tokens":5,"max_completion_tokens":7,` +
+		`"priority":-2,"cache_salt":"s","lora_path":["l",null],"kv_transfer_params":{"x":1},"prompt":["a","b"],` +
+		`"session_id":"  ","vllm_xargs":{"session_id":" v "},"stream_options":null,"unknown":{"model":"no"}}`
+	r, err := Parse(Completions, []byte(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, field := r.ConversationID(ConversationFields)
+	maxTokens, ok := r.MaxTokens()
+	got := []any{r.Model(), r.Stream(), r.Choices(), maxTokens, ok, r.Priority(), r.CacheSalt(), r.LoRA(), r.Disaggregated(), id, field,
+		r.Has(FieldStreamOptions), string(r.Raw(FieldStreamOptions)), string(r.Raw(FieldUnknownForTest()))}
+	want := []any{"mü", true, int64(6), int64(7), true, int64(-2), "s", "l", true, "v", "vllm_xargs.session_id", false, "null", ""}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+// FieldUnknownForTest is a field that the body above does not have.
+func FieldUnknownForTest() Field { return FieldTools }
+
+func TestGenerateReadsSamplingParams(t *testing.T) {
+	r, err := Parse(Generate, []byte(`{"text":"a","sampling_params":{"max_new_tokens":9,"n":4}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, ok := r.MaxTokens(); n != 9 || !ok || r.Choices() != 4 {
+		t.Errorf("max %d %v choices %d", n, ok, r.Choices())
+	}
+}
+
+func TestConversationIDOrder(t *testing.T) {
+	for _, c := range []struct{ body, id string }{
+		{`{"disaggregated_params":{"conversation_id":"d"},"conversation_params":{"conversation_id":"c"},"session_id":"s"}`, "c"},
+		{`{"disaggregated_params":{"conversation_id":"d"},"session_id":"s"}`, "d"},
+		{`{"conversation":{"id":"o"},"prompt_cache_key":"k"}`, "o"},
+		{`{"conversation":"t","prompt_cache_key":"k"}`, "t"},
+		{`{"conversation":5,"prompt_cache_key":"k"}`, "k"},
+		{`{"user":"u"}`, ""},
+	} {
+		r, err := Parse(Responses, []byte(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id, _ := r.ConversationID(ConversationFields); id != c.id {
+			t.Errorf("%s: %q, want %q", c.body, id, c.id)
+		}
+	}
+}
+
+func TestAppendIDs(t *testing.T) {
+	got, err := AppendIDs(nil, []byte("[1, 0 ,4294967295\n]"))
+	if err != nil || !reflect.DeepEqual(got, []uint32{1, 0, 4294967295}) {
+		t.Errorf("%v %v", got, err)
+	}
+	for _, bad := range []string{`[-1]`, `[1.0]`, `[1e2]`, `[4294967296]`, `["a"]`, `[null]`, `5`, `[[1]]`} {
+		if _, err := AppendIDs(nil, []byte(bad)); err == nil {
+			t.Errorf("%s was accepted", bad)
+		}
+	}
+}
+
+func TestTextDecodesAsReference(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		want := rapid.String().Draw(t, "text")
+		raw, err := json.Marshal(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := AppendText(nil, raw); err != nil || string(got) != want {
+			t.Fatalf("%s: %q, %v", raw, got, err)
+		}
+	})
+	for _, lone := range []string{`"\ud800"`, `"\udc00x"`, `"\ud800\u0041"`, `"\ud83d\ud83d"`} {
+		if _, err := AppendText(nil, []byte(lone)); err != ErrLoneSurrogate { //nolint:errorlint // the very value is promised
+			t.Errorf("%s: %v", lone, err)
+		}
+	}
+}
+
+func TestReuseForgetsTheBodyBefore(t *testing.T) {
+	var r Request
+	if err := r.Parse(Chat, []byte(`{"model":"a","messages":[{},{}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Parse(Chat, []byte(`{"messages":[{}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	if r.Model() != "" || r.Count != 1 || len(r.Elements) != 1 {
+		t.Errorf("model %q count %d elements %v", r.Model(), r.Count, r.Elements)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(uint8(Chat), []byte(`{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}`))
+	f.Add(uint8(Completions), []byte(`{"prompt":[[1,2],[3]],"n":2}`))
+	f.Add(uint8(Generate), []byte(`{"text":["a"],"sampling_params":{"max_new_tokens":3}}`))
+	f.Fuzz(func(t *testing.T, api uint8, body []byte) {
+		r, err := Parse(API(api%uint8(len(apiNames))), body)
+		if err != nil {
+			return
+		}
+		if !json.Valid(body) {
+			t.Fatalf("accepted %q", body)
+		}
+		var fields map[string]json.RawMessage
+		if err := json.Unmarshal(body, &fields); err != nil {
+			t.Fatal(err)
+		}
+		for f := range numFields {
+			want, has := fields[f.String()]
+			if got := r.Raw(f); has != (got != nil) || strings.TrimSpace(string(want)) != string(got) {
+				t.Fatalf("%v: %q, want %q", f, got, want)
+			}
+		}
+		r.ConversationID(ConversationFields)
+		r.MaxTokens()
+		r.Choices()
+		if r.Form == FormIDs {
+			_, _ = AppendIDs(nil, r.FirstPrompt()) // must not panic
+		}
+	})
+}

@@ -1,0 +1,344 @@
+package prompt
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"strconv"
+	"unicode/utf8"
+)
+
+// MaxDepth is the deepest nesting of arrays and objects that is read. Engines stop near 1,000; anything deep is refused
+// before it can cost stack.
+const MaxDepth = 512
+
+// SyntaxError says where a body stops being JSON.
+type SyntaxError struct {
+	Offset int    // byte offset in the body
+	Path   string // JSON path of the value that holds the offset, such as $.messages[3].content
+	Reason string
+}
+
+func (e *SyntaxError) Error() string {
+	return fmt.Sprintf("invalid JSON at byte %d (%s): %s", e.Offset, e.Path, e.Reason)
+}
+
+// Span is a half-open range of body bytes. The zero Span stands for an absent value: no value starts at byte 0 and ends
+// there.
+type Span struct{ Start, End int }
+
+// Present tells whether the span holds a value.
+func (s Span) Present() bool { return s.End > s.Start }
+
+// Of is the span's bytes.
+func (s Span) Of(body []byte) []byte { return body[s.Start:s.End] }
+
+// scanner checks JSON strictly (RFC 8259, UTF-8 only). Methods take the offset where their value starts and return the
+// offset after it, or -1 after setting err. The path is collected while unwinding, so it costs nothing on good input.
+type scanner struct {
+	b     []byte
+	depth int
+	err   *SyntaxError
+	path  []string // innermost first
+}
+
+func (s *scanner) fail(at int, reason string) int {
+	if s.err == nil {
+		if at >= len(s.b) {
+			at, reason = len(s.b), "unexpected end of input"
+		}
+		s.err = &SyntaxError{Offset: at, Reason: reason}
+	}
+	return -1
+}
+
+func (s *scanner) within(step string) int {
+	s.path = append(s.path, step)
+	return -1
+}
+
+// shortKey is a key for an error's path, without its quotes; a client may send very long ones.
+func shortKey(key []byte) string {
+	const most = 64
+	if key = key[1 : len(key)-1]; len(key) > most {
+		return string(key[:most]) + "…"
+	}
+	return string(key)
+}
+
+// finish gives the error its path.
+func (s *scanner) finish() error {
+	path := []byte("$")
+	for i := len(s.path) - 1; i >= 0; i-- {
+		path = append(path, s.path[i]...)
+	}
+	s.err.Path = string(path)
+	return s.err
+}
+
+func (s *scanner) space(i int) int {
+	for i < len(s.b) {
+		switch s.b[i] {
+		case ' ', '\n', '\r', '\t':
+			i++
+		default:
+			return i
+		}
+	}
+	return i
+}
+
+func (s *scanner) value(i int) int {
+	if i >= len(s.b) {
+		return s.fail(i, "")
+	}
+	switch c := s.b[i]; {
+	case c == '"':
+		return s.str(i)
+	case c == '{':
+		return s.object(i, nil)
+	case c == '[':
+		return s.array(i, nil)
+	case c == '-' || c-'0' < 10:
+		return s.number(i)
+	case c == 't':
+		return s.literal(i, "true")
+	case c == 'f':
+		return s.literal(i, "false")
+	case c == 'n':
+		return s.literal(i, "null")
+	default:
+		return s.fail(i, "a value was expected, not "+strconv.QuoteRune(rune(c)))
+	}
+}
+
+func (s *scanner) literal(i int, word string) int {
+	if len(s.b)-i >= len(word) && string(s.b[i:i+len(word)]) == word {
+		return i + len(word)
+	}
+	return s.fail(i, "a literal was expected")
+}
+
+// object walks the members; each, if not nil, is told the spans of every key (with its quotes) and value.
+func (s *scanner) object(i int, each func(key, value Span)) int {
+	if s.depth++; s.depth > MaxDepth {
+		return s.fail(i, "nested deeper than "+strconv.Itoa(MaxDepth))
+	}
+	i = s.space(i + 1)
+	if i < len(s.b) && s.b[i] == '}' {
+		s.depth--
+		return i + 1
+	}
+	for {
+		if i >= len(s.b) || s.b[i] != '"' {
+			return s.fail(i, "a key was expected")
+		}
+		key := Span{Start: i}
+		if i = s.str(i); i < 0 {
+			return -1
+		}
+		key.End = i
+		if i = s.space(i); i >= len(s.b) || s.b[i] != ':' {
+			return s.fail(i, "':' was expected")
+		}
+		value := Span{Start: s.space(i + 1)}
+		if i = s.value(value.Start); i < 0 {
+			return s.within("." + shortKey(key.Of(s.b)))
+		}
+		value.End = i
+		if each != nil {
+			each(key, value)
+		}
+		if i = s.space(i); i >= len(s.b) {
+			return s.fail(i, "")
+		}
+		switch s.b[i] {
+		case ',':
+			i = s.space(i + 1)
+		case '}':
+			s.depth--
+			return i + 1
+		default:
+			return s.fail(i, "',' or '}' was expected")
+		}
+	}
+}
+
+// array walks the elements; each, if not nil, is told every element's span.
+func (s *scanner) array(i int, each func(element Span)) int {
+	if s.depth++; s.depth > MaxDepth {
+		return s.fail(i, "nested deeper than "+strconv.Itoa(MaxDepth))
+	}
+	i = s.space(i + 1)
+	if i < len(s.b) && s.b[i] == ']' {
+		s.depth--
+		return i + 1
+	}
+	for n := 0; ; n++ {
+		element := Span{Start: i}
+		if i = s.value(i); i < 0 {
+			return s.within("[" + strconv.Itoa(n) + "]")
+		}
+		element.End = i
+		if each != nil {
+			each(element)
+		}
+		if i = s.space(i); i >= len(s.b) {
+			return s.fail(i, "")
+		}
+		switch s.b[i] {
+		case ',':
+			i = s.space(i + 1)
+		case ']':
+			s.depth--
+			return i + 1
+		default:
+			return s.fail(i, "',' or ']' was expected")
+		}
+	}
+}
+
+func (s *scanner) digits(i int) int {
+	for i < len(s.b) && s.b[i]-'0' < 10 {
+		i++
+	}
+	return i
+}
+
+func (s *scanner) number(i int) int {
+	if s.b[i] == '-' {
+		i++
+	}
+	start := i
+	switch i = s.digits(i); {
+	case i == start:
+		return s.fail(i, "a digit was expected")
+	case s.b[start] == '0' && i > start+1:
+		return s.fail(start, "a number must not start with 0")
+	}
+	if i < len(s.b) && s.b[i] == '.' {
+		start = i + 1
+		if i = s.digits(start); i == start {
+			return s.fail(i, "a digit was expected")
+		}
+	}
+	if i < len(s.b) && s.b[i]|0x20 == 'e' {
+		if i++; i < len(s.b) && (s.b[i] == '+' || s.b[i] == '-') {
+			i++
+		}
+		start = i
+		if i = s.digits(start); i == start {
+			return s.fail(i, "a digit was expected")
+		}
+	}
+	return i
+}
+
+const (
+	ones  = 0x0101010101010101
+	highs = 0x8080808080808080
+)
+
+// stops has the high bit set in the first byte of w that is a quote, a backslash or a control character; bytes after the
+// first may be set wrongly (borrow), bytes of 0x80 and more are never first.
+func stops(w uint64) uint64 {
+	quote := w ^ ones*'"'
+	slash := w ^ ones*'\\'
+	return ((quote-ones)&^quote | (slash-ones)&^slash | (w-ones*0x20)&^w) & highs
+}
+
+// run is the offset of the first quote, backslash or control character at or after i, or len(b). nonASCII gathers the
+// high bits of what it passed.
+func run(b []byte, i int, nonASCII *uint64) int {
+	high := *nonASCII
+	for i+16 <= len(b) {
+		v := binary.LittleEndian.Uint64(b[i:])
+		w := binary.LittleEndian.Uint64(b[i+8:])
+		if m := stops(v); m != 0 {
+			*nonASCII = high | v
+			return i + bits.TrailingZeros64(m)>>3
+		}
+		if m := stops(w); m != 0 {
+			*nonASCII = high | v | w
+			return i + 8 + bits.TrailingZeros64(m)>>3
+		}
+		high |= v | w
+		i += 16
+	}
+	for ; i < len(b); i++ {
+		c := b[i]
+		if c == '"' || c == '\\' || c < 0x20 {
+			break
+		}
+		high |= uint64(c)
+	}
+	*nonASCII = high
+	return i
+}
+
+// str scans a string from its opening quote. Text that is not UTF-8 is refused, as every engine's JSON reader does.
+func (s *scanner) str(i int) int {
+	start := i + 1
+	var high uint64
+	for i = start; ; {
+		if i = run(s.b, i, &high); i >= len(s.b) {
+			return s.fail(i, "")
+		}
+		switch c := s.b[i]; {
+		case c == '"':
+			if high&highs != 0 && !utf8.Valid(s.b[start:i]) {
+				return s.fail(start, "a string must be UTF-8")
+			}
+			return i + 1
+		case c < 0x20:
+			return s.fail(i, "a control character in a string must be escaped")
+		}
+		if i+1 >= len(s.b) {
+			return s.fail(i+1, "")
+		}
+		switch s.b[i+1] {
+		case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+			i += 2
+		case 'u':
+			if _, ok := hex4(s.b, i+2); !ok {
+				return s.fail(i, "\\u needs four hexadecimal digits")
+			}
+			i += 6
+		default:
+			return s.fail(i, "unknown escape")
+		}
+	}
+}
+
+func hex4(b []byte, i int) (rune, bool) {
+	if i+4 > len(b) {
+		return 0, false
+	}
+	var r rune
+	for _, c := range b[i : i+4] {
+		switch {
+		case c-'0' < 10:
+			r = r<<4 | rune(c-'0')
+		case c|0x20 >= 'a' && c|0x20 <= 'f':
+			r = r<<4 | rune(c|0x20-'a'+10)
+		default:
+			return 0, false
+		}
+	}
+	return r, true
+}
+
+// Valid checks one JSON text strictly and returns nil or a *SyntaxError.
+func Valid(body []byte) error {
+	s := scanner{b: body}
+	i := s.value(s.space(0))
+	if i >= 0 {
+		if i = s.space(i); i != len(body) {
+			i = s.fail(i, "nothing may follow the value")
+		}
+	}
+	if i < 0 {
+		return s.finish()
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package prompt
+
+import (
+	"bytes"
+	"errors"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// ErrLoneSurrogate is the error for text with half of a surrogate pair: JSON, but not text; engines answer 400.
+var ErrLoneSurrogate = errors.New("lone surrogate in a string")
+
+// AppendText appends the decoded text of raw, a checked JSON string with its quotes.
+func AppendText(dst, raw []byte) ([]byte, error) {
+	if len(raw) < 2 || raw[0] != '"' {
+		return dst, errors.New("not a string")
+	}
+	raw = raw[1 : len(raw)-1]
+	for {
+		i := bytes.IndexByte(raw, '\\')
+		if i < 0 {
+			return append(dst, raw...), nil
+		}
+		dst = append(dst, raw[:i]...)
+		c := raw[i+1]
+		raw = raw[i+2:]
+		if c != 'u' {
+			dst = append(dst, unescaped[c])
+			continue
+		}
+		r, _ := hex4(raw, 0)
+		raw = raw[4:]
+		if utf16.IsSurrogate(r) {
+			if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' {
+				return dst, ErrLoneSurrogate
+			}
+			low, _ := hex4(raw, 2)
+			if r = utf16.DecodeRune(r, low); r == utf8.RuneError {
+				return dst, ErrLoneSurrogate
+			}
+			raw = raw[6:]
+		}
+		dst = utf8.AppendRune(dst, r)
+	}
+}
+
+var unescaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
+
+// text is AppendText for a value that may be something else: then it is "".
+func text(raw []byte) string {
+	if len(raw) < 2 || raw[0] != '"' {
+		return ""
+	}
+	if !hasEscape(raw) {
+		return string(raw[1 : len(raw)-1])
+	}
+	out, err := AppendText(nil, raw)
+	if err != nil {
+		return ""
+	}
+	return string(out)
+}
+
+// sameKey compares a key as written, with its quotes, with a name.
+func sameKey(raw []byte, name string) bool {
+	if !hasEscape(raw) {
+		return string(raw[1:len(raw)-1]) == name
+	}
+	return text(raw) == name
+}

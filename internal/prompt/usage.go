@@ -1,0 +1,284 @@
+package prompt
+
+import "bytes"
+
+// Usage is what an engine says a request cost, in tokens; -1 means that it said nothing.
+type Usage struct {
+	Prompt     int64 // whole prompt, cached part included, whatever the API counts
+	Completion int64
+	Cached     int64 // part of Prompt that came from the KV cache
+}
+
+// UsageScanner finds the usage in an answer, JSON or server-sent events, whose bytes may be split anywhere. It looks only
+// where an engine writes it (never into generated text) and keeps less than 1 KB whatever the answer's size. The last
+// value of a stream counts. It is not safe for concurrent use.
+type UsageScanner struct {
+	sse     bool
+	line    lineState
+	matched int // bytes of "data:" seen in the line
+	json    jsonWalk
+	fields  [numCounts]int64
+	seen    [numCounts]bool
+}
+
+// NewUsageScanner starts a scan; sse says that the answer is text/event-stream.
+func NewUsageScanner(sse bool) *UsageScanner { return &UsageScanner{sse: sse} }
+
+// Write takes the next bytes of the answer. It never fails.
+func (u *UsageScanner) Write(chunk []byte) (int, error) {
+	if !u.sse {
+		u.json.walk(chunk, u)
+		return len(chunk), nil
+	}
+	for rest := chunk; len(rest) > 0; {
+		rest = u.event(rest)
+	}
+	return len(chunk), nil
+}
+
+type lineState uint8
+
+const (
+	lineStart lineState = iota // in the field's name
+	lineData                   // in the value of data:
+	lineOther                  // in a line of no interest
+)
+
+// event takes the part of rest that belongs to one state of a line and returns what follows it.
+func (u *UsageScanner) event(rest []byte) []byte {
+	const name = "data:"
+	if u.line == lineStart {
+		for i, c := range rest {
+			if c == '\n' || c == '\r' {
+				if u.matched == 0 && c == '\n' { // a blank line ends the event
+					u.json.reset()
+				}
+				if c == '\n' {
+					u.matched = 0
+				}
+				continue
+			}
+			if u.matched < len(name) && c == name[u.matched] {
+				if u.matched++; u.matched == len(name) {
+					u.line = lineData
+					return rest[i+1:]
+				}
+				continue
+			}
+			u.line = lineOther
+			return rest[i:]
+		}
+		return nil
+	}
+	end := bytes.IndexByte(rest, '\n')
+	part := rest
+	if end >= 0 {
+		part = rest[:end]
+	}
+	if u.line == lineData {
+		u.json.walk(part, u)
+	}
+	if end < 0 {
+		return nil
+	}
+	u.line, u.matched = lineStart, 0
+	return rest[end+1:]
+}
+
+// Usage is what was found so far, with the same meaning for every API: Anthropic's input_tokens, which leave out cached
+// and created tokens, are made whole. ok is false if the answer has shown no usage.
+func (u *UsageScanner) Usage() (found Usage, ok bool) {
+	get := func(c count) int64 {
+		if u.seen[c] {
+			ok = true
+			return u.fields[c]
+		}
+		return -1
+	}
+	found = Usage{Prompt: get(countPrompt), Completion: get(countCompletion), Cached: get(countCached)}
+	if found.Prompt < 0 {
+		found.Prompt = get(countInput)
+	}
+	if found.Completion < 0 {
+		found.Completion = get(countOutput)
+	}
+	if read := get(countCacheRead); read >= 0 {
+		found.Cached = read
+		found.Prompt = max(found.Prompt, 0) + read
+	}
+	if created := get(countCacheCreated); created > 0 {
+		found.Prompt = max(found.Prompt, 0) + created
+	}
+	return found, ok
+}
+
+// count is a number that engines report.
+type count uint8
+
+const (
+	countPrompt count = iota
+	countCompletion
+	countCached
+	countInput
+	countOutput
+	countCacheRead
+	countCacheCreated
+	numCounts
+)
+
+// level says where in the answer an object stands.
+type level uint8
+
+const (
+	levelOther   level = iota
+	levelRoot          // the answer itself, or an element of a batch answer
+	levelWrap          // message, response
+	levelUsage         // usage, meta_info
+	levelDetails       // *_tokens_details
+)
+
+// Where each key leads from each level.
+var levelKeys = map[level]map[string]level{
+	levelRoot:  {"usage": levelUsage, "meta_info": levelUsage, "message": levelWrap, "response": levelWrap},
+	levelWrap:  {"usage": levelUsage},
+	levelUsage: {"prompt_tokens_details": levelDetails, "input_tokens_details": levelDetails},
+}
+
+var countKeys = map[level]map[string]count{
+	levelUsage: {"prompt_tokens": countPrompt, "completion_tokens": countCompletion, "cached_tokens": countCached,
+		"input_tokens": countInput, "output_tokens": countOutput, "cache_read_input_tokens": countCacheRead,
+		"cache_creation_input_tokens": countCacheCreated},
+	levelDetails: {"cached_tokens": countCached},
+}
+
+const (
+	walkDepth = 64 // deeper levels are counted, not remembered
+	walkKey   = 32 // longer keys are of no interest
+)
+
+// jsonWalk follows the structure of a JSON text byte by byte. It does not check it.
+type jsonWalk struct {
+	depth    int
+	levels   [walkDepth]level
+	inArray  [walkDepth]bool
+	key      [walkKey]byte
+	keyLen   int
+	inString bool
+	escaped  bool
+	isKey    bool // the string is, or the next one will be, a key
+	inNumber bool
+	number   int64
+	negative bool
+}
+
+func (w *jsonWalk) reset() { *w = jsonWalk{} }
+
+func (w *jsonWalk) at() level {
+	switch {
+	case w.depth == 0:
+		return levelOther
+	case w.depth > walkDepth:
+		return levelOther
+	default:
+		return w.levels[w.depth-1]
+	}
+}
+
+func (w *jsonWalk) walk(chunk []byte, u *UsageScanner) {
+	for i := 0; i < len(chunk); i++ {
+		c := chunk[i]
+		if w.inString {
+			if !w.escaped && !w.isKey {
+				var high uint64
+				if i = run(chunk, i, &high); i == len(chunk) {
+					return
+				}
+				c = chunk[i]
+			}
+			w.text(c)
+			continue
+		}
+		if w.inNumber {
+			if c-'0' < 10 && w.number < 1<<52 {
+				w.number = w.number*10 + int64(c-'0')
+				continue
+			}
+			w.inNumber = false
+			if c != '.' && c|0x20 != 'e' && !w.negative {
+				w.report(u)
+			}
+		}
+		w.structure(c)
+	}
+}
+
+func (w *jsonWalk) text(c byte) {
+	switch {
+	case w.escaped:
+		w.escaped = false
+		w.keyLen = walkKey + 1 // an escaped key is never one of ours
+	case c == '\\':
+		w.escaped = true
+	case c == '"':
+		w.inString = false
+	case w.isKey && w.keyLen < walkKey:
+		w.key[w.keyLen] = c
+		w.keyLen++
+	case w.isKey:
+		w.keyLen = walkKey + 1
+	}
+}
+
+func (w *jsonWalk) structure(c byte) {
+	switch c {
+	case '"':
+		w.inString = true
+		if w.isKey {
+			w.keyLen = 0
+		}
+	case '{', '[':
+		w.open(c == '[')
+	case '}', ']':
+		if w.depth > 0 {
+			w.depth--
+		}
+		w.isKey = false
+	case ',':
+		w.isKey = w.depth > 0 && w.depth <= walkDepth && !w.inArray[w.depth-1]
+	case ':':
+		w.isKey = false
+	case '-':
+		w.inNumber, w.negative, w.number = true, true, 0
+	case '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
+		w.inNumber, w.negative, w.number = true, false, int64(c-'0')
+	}
+}
+
+func (w *jsonWalk) open(array bool) {
+	next := levelOther
+	switch {
+	case w.depth == 0:
+		next = levelRoot
+	case w.depth <= walkDepth && w.inArray[w.depth-1]:
+		if w.depth == 1 {
+			next = levelRoot // an element of a batch answer
+		}
+	case w.keyLen <= walkKey:
+		next = levelKeys[w.at()][string(w.key[:w.keyLen])]
+	}
+	if w.depth++; w.depth <= walkDepth {
+		w.levels[w.depth-1] = next
+		w.inArray[w.depth-1] = array
+	}
+	w.isKey = !array
+}
+
+// report takes a finished number. The key that was read last is its key only directly inside an object.
+func (w *jsonWalk) report(u *UsageScanner) {
+	if w.depth == 0 || w.depth > walkDepth || w.inArray[w.depth-1] || w.keyLen > walkKey {
+		return
+	}
+	if c, ok := countKeys[w.at()][string(w.key[:w.keyLen])]; ok {
+		u.fields[c], u.seen[c] = w.number, true
+	}
+}
