@@ -1,0 +1,96 @@
+package extproc
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// accessLog takes Envoy's access log and gives each entry to the ticket of its
+// request.
+type accessLog struct {
+	alsv3.UnimplementedAccessLogServiceServer
+	srv *Server
+}
+
+// StreamAccessLogs implements the access log service.
+func (a *accessLog) StreamAccessLogs(stream alsv3.AccessLogService_StreamAccessLogsServer) error {
+	for {
+		m, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return stream.SendAndClose(&alsv3.StreamAccessLogsResponse{})
+		case err != nil:
+			return status.Error(codes.Canceled, "access log ended")
+		}
+		for _, e := range m.GetHttpLogs().GetLogEntry() {
+			a.entry(e)
+		}
+	}
+}
+
+func (a *accessLog) entry(e *accesslogv3.HTTPAccessLogEntry) {
+	c := e.GetCommonProperties()
+	if c.GetIntermediateLogEntry() {
+		return
+	}
+	id := e.GetRequest().GetRequestId()
+	if id == "" {
+		return
+	}
+	if f := a.srv.tracker.find(id); f != nil && f.setOutcome(outcomeOf(e)) {
+		a.srv.tracker.remove(f)
+	}
+}
+
+// outcomeOf reads an access log entry.
+func outcomeOf(e *accesslogv3.HTTPAccessLogEntry) Outcome {
+	c := e.GetCommonProperties()
+	return Outcome{
+		Status:            int(e.GetResponse().GetResponseCode().GetValue()),
+		Flags:             flagNames(c.GetResponseFlags()),
+		Details:           e.GetResponse().GetResponseCodeDetails(),
+		Upstream:          addressText(c.GetUpstreamRemoteAddress()),
+		BytesReceived:     e.GetRequest().GetRequestBodyBytes(),
+		BytesSent:         e.GetResponse().GetResponseBodyBytes(),
+		FirstUpstreamByte: c.GetTimeToFirstUpstreamRxByte().AsDuration(),
+		LastUpstreamByte:  c.GetTimeToLastUpstreamRxByte().AsDuration(),
+		Duration:          c.GetDuration().AsDuration(),
+	}
+}
+
+// flagNames lists the response flags that are set by their names in the API.
+func flagNames(f *accesslogv3.ResponseFlags) []string {
+	var names []string
+	if f == nil {
+		return nil
+	}
+	f.ProtoReflect().Range(func(fd protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+		names = append(names, string(fd.Name()))
+		return true
+	})
+	return names
+}
+
+func addressText(a *corev3.Address) string {
+	s := a.GetSocketAddress()
+	if s == nil {
+		return a.GetPipe().GetPath()
+	}
+	return net.JoinHostPort(s.GetAddress(), strconv.FormatUint(uint64(s.GetPortValue()), 10))
+}
+
+// isMalformed says that gRPC could not decode a message: it wraps the codec's
+// error as text.
+func isMalformed(err error) bool {
+	return status.Code(err) == codes.Internal && strings.Contains(err.Error(), errMalformed.Error())
+}

@@ -1,0 +1,165 @@
+package extproc
+
+import "google.golang.org/grpc/mem"
+
+// sendDecision sends what a decision means in the exchange's mode, as answer to a
+// message of kind k.
+func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
+	fail := x.srv.opts.Metrics.Failure
+	pick := d.Endpoint
+	if pick != "" && !endpoint(pick) {
+		fail(FailureBadPick)
+		pick = ""
+	}
+	m, refused := x.srv.controls.requestMutation(&x.view, d, pick)
+	for range refused {
+		fail(FailureBadHeader)
+	}
+	body, size, edited := x.newBody(d, editable && k != KindRequestTrailers)
+	if edited && size != x.bodySize {
+		x.fixLength(&m, size)
+	}
+	c := common{mutation: m, pick: pick, clearRoute: d.ClearRouteCache}
+	switch {
+	case k == KindRequestTrailers:
+		a := trailersPick(pick)
+		return x.send(&a)
+	case k == KindRequestBody && edited:
+		c.replace, c.body, c.bodySize = true, body, size
+	}
+	send := x.send
+	if k == KindRequestHeaders && !x.view.seen {
+		// Headers were not sent to us: their answer would be spurious. The pick rides
+		// on the first answer to the body.
+		send = withPick(x.send, pick)
+	} else {
+		a := c.encode(k)
+		if err := x.send(&a); err != nil {
+			return err
+		}
+	}
+	switch {
+	case k == KindRequestBody:
+		return nil
+	case x.request == ModeStreamedHeld:
+		return x.answerChunks(send, body, size, edited)
+	case x.request.duplex() && x.owed > 0:
+		return x.echoBody(send, body, size, edited)
+	}
+	return nil
+}
+
+// withPick adds the pick's metadata to the first answer that is sent.
+func withPick(send func(*answer) error, pick string) func(*answer) error {
+	return func(a *answer) error {
+		if pick == "" {
+			return send(a)
+		}
+		e := newEncoder(192)
+		encodePick(e, pick)
+		pick = ""
+		bufs := make(mem.BufferSlice, 0, len(a.bufs)+1)
+		bufs = append(bufs, a.bufs...)
+		return send(&answer{bufs: append(bufs, e.finish().bufs...)})
+	}
+}
+
+// newBody returns the body that goes to the worker, if it is not the old one. The
+// references are the caller's.
+func (x *exchange) newBody(d *Decision, editable bool) (refs mem.BufferSlice, size int, edited bool) {
+	if d.Body == nil && len(d.Edits) == 0 {
+		return nil, 0, false
+	}
+	if !editable || x.owed == 0 || x.request == ModeGRPC {
+		x.srv.opts.Metrics.Failure(FailureBadEdit)
+		return nil, 0, false
+	}
+	if d.Body != nil {
+		if len(d.Body) == 0 {
+			return nil, 0, true
+		}
+		return mem.BufferSlice{mem.SliceBuffer(d.Body)}, len(d.Body), true
+	}
+	refs, size, ok := spliceEdits(x.body, x.bodySize, d.Edits)
+	if !ok {
+		x.srv.opts.Metrics.Failure(FailureBadEdit)
+		return nil, 0, false
+	}
+	return refs, size, true
+}
+
+// fixLength keeps content-length true when the body's length changes. Envoy keeps
+// the header only in BUFFERED mode, where it has to be right; in all other modes
+// it takes it off and ignores ours, or, told to keep it, must not keep the old one.
+func (x *exchange) fixLength(m *mutation, size int) {
+	if x.contentLength < 0 {
+		return
+	}
+	if x.request == ModeBuffered {
+		m.put("content-length", itoa(size))
+		return
+	}
+	m.drop("content-length")
+}
+
+// answerChunks answers every chunk of a held STREAMED body. A new body goes out
+// with the first one, the others are emptied.
+func (x *exchange) answerChunks(send func(*answer) error, body mem.BufferSlice, size int, edited bool) error {
+	for i := range x.owed {
+		a := empty[KindRequestBody]
+		switch {
+		case edited && i == 0:
+			c := common{replace: true, body: body, bodySize: size}
+			a = c.encode(KindRequestBody)
+		case edited:
+			a = cleared
+		}
+		if err := send(&a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// echoBody sends the body on. The last piece ends the stream, unless trailers do.
+func (x *exchange) echoBody(send func(*answer) error, body mem.BufferSlice, size int, edited bool) error {
+	if x.request == ModeGRPC {
+		return x.echoFrames(send)
+	}
+	if edited {
+		defer body.Free()
+	} else {
+		body, size = x.body, x.bodySize
+	}
+	return echoPieces(send, KindRequestBody, body, size, x.reqDone)
+}
+
+// echoPieces sends size bytes of body in pieces. last ends the stream with the
+// last piece. The body stays the caller's.
+func echoPieces(send func(*answer) error, k Kind, body mem.BufferSlice, size int, last bool) error {
+	c := cutter{refs: body}
+	for size > 0 || last {
+		n := min(size, maxPiece)
+		size -= n
+		a := echo(k, c.next(n), n, piece{last: last && size == 0})
+		if err := send(&a); err != nil {
+			return err
+		}
+		if size == 0 {
+			return nil
+		}
+	}
+	return nil
+}
+
+// echoFrames sends each held gRPC message as one piece.
+func (x *exchange) echoFrames(send func(*answer) error) error {
+	c := cutter{refs: x.body}
+	for _, f := range x.frames {
+		a := echo(KindRequestBody, c.next(f.size), f.size, f.piece)
+		if err := send(&a); err != nil {
+			return err
+		}
+	}
+	return nil
+}

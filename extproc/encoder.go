@@ -1,0 +1,88 @@
+package extproc
+
+import (
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// encoder writes a protobuf message from its end to its start, so that a length
+// is known when its prefix is written. Body bytes are spliced in by reference.
+type encoder struct {
+	buf  []byte // written part is buf[at:]
+	at   int
+	size int             // bytes of the message so far, spliced ones included
+	tail mem.BufferSlice // what follows buf[at:]
+}
+
+func newEncoder(room int) *encoder { return &encoder{buf: make([]byte, room), at: room} }
+
+// room makes n bytes free in front of what is written.
+func (e *encoder) room(n int) {
+	if e.at >= n {
+		return
+	}
+	written := len(e.buf) - e.at
+	grown := make([]byte, 2*(len(e.buf)+n))
+	at := len(grown) - written
+	copy(grown[at:], e.buf[e.at:])
+	e.buf, e.at = grown, at
+}
+
+func (e *encoder) prepend(s string) {
+	e.room(len(s))
+	e.at -= len(s)
+	e.size += len(s)
+	copy(e.buf[e.at:], s)
+}
+
+func (e *encoder) varint(v uint64) {
+	n := protowire.SizeVarint(v)
+	e.room(n)
+	e.at -= n
+	e.size += n
+	protowire.AppendVarint(e.buf[e.at:e.at], v)
+}
+
+// number writes a varint field.
+func (e *encoder) number(num protowire.Number, v uint64) {
+	e.varint(v)
+	e.varint(protowire.EncodeTag(num, protowire.VarintType))
+}
+
+// text writes a bytes or string field.
+func (e *encoder) text(num protowire.Number, s string) {
+	start := e.size
+	e.prepend(s)
+	e.wrap(num, start)
+}
+
+// wrap makes a sub-message of what was written since size was start.
+func (e *encoder) wrap(num protowire.Number, start int) {
+	e.varint(uint64(e.size - start))
+	e.varint(protowire.EncodeTag(num, protowire.BytesType))
+}
+
+// splice puts n bytes in front by reference. The encoder owns refs afterwards.
+func (e *encoder) splice(refs mem.BufferSlice, n int) {
+	out := make(mem.BufferSlice, 1, len(refs)+len(e.tail)+2) // the first place is for finish
+	out = append(out, refs...)
+	if e.at < len(e.buf) {
+		out = append(out, mem.SliceBuffer(e.buf[e.at:]))
+	}
+	if len(e.tail) > 0 {
+		out = append(out, e.tail[1:]...)
+	}
+	e.tail = out
+	e.buf = e.buf[:e.at:e.at]
+	e.size += n
+}
+
+// finish returns the message.
+func (e *encoder) finish() answer {
+	head := mem.SliceBuffer(e.buf[e.at:])
+	if e.tail == nil {
+		return answer{bufs: mem.BufferSlice{head}}
+	}
+	e.tail[0] = head
+	return answer{bufs: e.tail}
+}

@@ -1,0 +1,404 @@
+package extproc
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/mem"
+)
+
+// phase is where the request direction of an exchange stands.
+type phase uint8
+
+const (
+	// phaseOpen: nothing decided, the headers may have been answered (BUFFERED).
+	phaseOpen phase = iota
+	// phaseDecided: the decision is sent; the rest of the body may still pass.
+	phaseDecided
+	// phaseAbandoned: a response came, or the request was rejected, before or
+	// instead of a decision.
+	phaseAbandoned
+)
+
+// errHandlerCancelled ends a stream whose request was given up during Decide.
+var errHandlerCancelled = errors.New("request given up while it was decided")
+
+// exchange is the state machine of one stream: handle takes a message and sends
+// the answers that the mode demands. It belongs to one goroutine at a time.
+type exchange struct {
+	ctx  context.Context
+	srv  *Server
+	send func(*answer) error
+
+	started  bool
+	request  Mode
+	response Mode
+	observer bool
+
+	phase phase
+	// over says that nothing more has to be done: the handler may return nil.
+	over bool
+	// reqDone and respDone say that the direction is through and answered.
+	reqDone, respDone bool
+
+	req  Request
+	view headerView
+	// contentLength is -1 if unknown.
+	contentLength int
+	// body are the bytes held. Invariant: bodySize is their sum and at most
+	// Options.BodyLimit while they are held.
+	body     mem.BufferSlice
+	bodySize int
+	frames   []frame // GRPC mode: the messages that body consists of
+	owed     int     // STREAMED held: messages that wait for an answer
+
+	flight *flight
+	token  bool // the first response chunk passed
+	closed bool
+}
+
+// frame is one message of a held gRPC body.
+type frame struct {
+	size int
+	piece
+}
+
+// mode names the exchange in metrics.
+func (x *exchange) mode() Mode {
+	if x.observer {
+		return ModeObserve
+	}
+	return x.request
+}
+
+// handle answers one message. The exchange takes over the message's body.
+func (x *exchange) handle(m *message) error {
+	defer m.free()
+	x.srv.opts.Metrics.Message(m.kind)
+	if !x.started {
+		x.start(m)
+	}
+	if m.flowControl {
+		if err := x.send(&windowUpdate); err != nil {
+			return err
+		}
+	}
+	if x.observer {
+		x.observe(m)
+		return nil
+	}
+	var err error
+	switch m.kind {
+	case KindRequestHeaders:
+		err = x.requestHeaders(m)
+	case KindRequestBody:
+		err = x.requestBody(m)
+	case KindRequestTrailers:
+		err = x.requestTrailers()
+	case KindResponseHeaders:
+		err = x.responseHeaders(m)
+	case KindResponseBody:
+		err = x.responseBody(m)
+	case KindResponseTrailers:
+		x.respDone = true
+		err = x.send(&empty[KindResponseTrailers])
+	case KindNone: // a bare window update
+	}
+	if x.reqDone && x.respDone {
+		x.over = true
+	}
+	return err
+}
+
+// start reads the stream's configuration from its first message.
+func (x *exchange) start(m *message) {
+	x.started = true
+	x.contentLength = -1
+	x.observer = m.observed
+	x.request, x.response = m.reqMode, m.respMode
+	if !m.configured {
+		x.request, x.response = impliedModes(m.kind)
+	}
+	if x.request == ModeStreamed && m.eager {
+		x.request = ModeStreamedHeld
+	}
+	x.req.Mode = x.request
+	x.req.ID = m.requestID
+	x.req.Subset, x.req.HasSubset = m.subset, m.hasSubset
+	x.srv.opts.Metrics.Opened(x.mode())
+}
+
+// impliedModes serves data planes older than protocol_config: a body message is
+// answered one for one.
+func impliedModes(k Kind) (request, response Mode) {
+	if k == KindRequestBody {
+		return ModeBuffered, ModeStreamed
+	}
+	return ModeNone, ModeStreamed
+}
+
+// observe serves an observing filter: one look at the first response chunk.
+func (x *exchange) observe(m *message) {
+	if x.req.ID == "" {
+		x.req.ID = m.requestID
+	}
+	switch m.kind {
+	case KindResponseHeaders:
+		x.over = m.last
+	case KindResponseBody:
+		x.over = true
+		if f := x.srv.tracker.find(x.req.ID); f != nil {
+			f.firstToken(x.srv.opts.Now())
+		}
+	default:
+		x.srv.opts.Metrics.Failure(FailureObservedRequest)
+		x.over = true
+	}
+}
+
+func (x *exchange) requestHeaders(m *message) error {
+	if x.view.seen || x.phase != phaseOpen {
+		x.srv.opts.Metrics.Failure(FailureUnexpected)
+		return nil
+	}
+	x.readHeaders(m)
+	switch {
+	case m.last:
+		x.reqDone = true
+		return x.decide(KindRequestHeaders, true)
+	case x.request == ModeNone || x.request == ModeStreamed:
+		x.req.Partial = true
+		x.reqDone = x.request == ModeNone
+		return x.decide(KindRequestHeaders, false)
+	case x.contentLength > x.srv.opts.BodyLimit && x.request != ModeBufferedPartial:
+		return x.refuseBody()
+	case x.request.holds():
+		return nil
+	}
+	return x.send(&empty[KindRequestHeaders])
+}
+
+// readHeaders fills the Request from the headers message.
+func (x *exchange) readHeaders(m *message) {
+	x.view.seen = true
+	x.view.total = len(m.headers)
+	rest := m.headers[:0]
+	for _, h := range m.headers {
+		x.view.bytes += len(h.Name) + len(h.Value)
+		switch h.Name {
+		case ":method":
+			x.req.Method = h.Value
+		case ":path":
+			x.req.Path = h.Value
+		case ":authority":
+			x.req.Authority = h.Value
+		case requestIDKey:
+			x.req.ID = h.Value
+		case "content-length":
+			if n, err := strconv.Atoi(h.Value); err == nil && n >= 0 {
+				x.contentLength = n
+			}
+		}
+		if h.Name == "" || h.Name[0] != ':' {
+			rest = append(rest, h)
+		}
+	}
+	x.req.Headers = rest
+	x.view.headers = rest
+	m.headers = nil // the request keeps them
+}
+
+func (x *exchange) requestBody(m *message) error {
+	if x.phase != phaseOpen {
+		return x.passBody(m)
+	}
+	if x.request == ModeNone || x.request == ModeStreamed { // headers were not sent to us
+		x.req.Partial = true
+		x.reqDone = m.last
+		return x.decide(KindRequestBody, false)
+	}
+	refs, n := m.take()
+	x.body = append(x.body, refs...)
+	x.bodySize += n
+	x.owed++
+	if x.request == ModeGRPC {
+		x.frames = append(x.frames, frame{size: n, piece: piece{last: m.last, compressed: m.compressed, withoutMessage: m.withoutMessage}})
+	}
+	if x.bodySize > x.srv.opts.BodyLimit {
+		return x.refuseBody()
+	}
+	whole := m.last || x.bodySize == x.contentLength
+	switch x.request {
+	case ModeBufferedPartial:
+		x.req.Partial = !whole
+		x.reqDone = whole
+		return x.decide(KindRequestBody, whole)
+	case ModeBuffered: // without end_of_stream trailers follow; the body is whole
+		x.reqDone = m.last
+		return x.decide(KindRequestBody, true)
+	case ModeStreamedHeld:
+		// Trailers are not sent before the headers are answered: a body that is
+		// complete by its length must not wait for them.
+		if whole {
+			x.reqDone = m.last
+			return x.decide(KindRequestHeaders, true)
+		}
+	default:
+		if m.last {
+			x.reqDone = true
+			return x.decide(KindRequestHeaders, true)
+		}
+	}
+	return nil
+}
+
+// passBody answers body messages that come after the decision.
+func (x *exchange) passBody(m *message) error {
+	done := x.reqDone
+	x.reqDone = x.reqDone || m.last
+	if x.request.duplex() {
+		x.srv.opts.Metrics.Failure(FailureExtraMessage) // everything went out already
+		return nil
+	}
+	if done || x.request == ModeBuffered {
+		x.srv.opts.Metrics.Failure(FailureExtraMessage)
+	}
+	return x.send(&empty[KindRequestBody])
+}
+
+func (x *exchange) requestTrailers() error {
+	if x.phase != phaseOpen {
+		x.reqDone = true
+		return x.send(&empty[KindRequestTrailers])
+	}
+	if x.request.holds() {
+		if err := x.decide(KindRequestHeaders, true); err != nil || x.phase == phaseAbandoned {
+			return err
+		}
+		x.reqDone = true
+		return x.send(&empty[KindRequestTrailers])
+	}
+	// Trailers without a body: what steers can only go out as metadata.
+	x.reqDone = true
+	return x.decide(KindRequestTrailers, true)
+}
+
+// refuseBody answers a body over the limit.
+func (x *exchange) refuseBody() error {
+	x.srv.opts.Metrics.Failure(FailureBodyTooLarge)
+	return x.reject(x.srv.opts.TooLarge(x.srv.opts.BodyLimit))
+}
+
+func (x *exchange) reject(r *Reject) error {
+	x.phase, x.over = phaseAbandoned, true
+	x.dropBody()
+	a := immediate(r)
+	return x.send(&a)
+}
+
+func (x *exchange) dropBody() {
+	x.body.Free()
+	x.body, x.bodySize, x.frames = nil, 0, nil
+}
+
+// decide asks the handler and sends the decision as answer to a message of kind
+// k. editable says that the body is here whole.
+func (x *exchange) decide(k Kind, editable bool) error {
+	now := x.srv.opts.Now
+	received := now()
+	x.req.Received = received
+	d := x.ask()
+	if d.Ticket != nil {
+		x.flight = &flight{id: x.req.ID, ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure}
+	}
+	if x.ctx.Err() != nil {
+		x.srv.opts.Metrics.Failure(FailureHandlerDeadline)
+		return errHandlerCancelled
+	}
+	if d.Reject != nil {
+		return x.reject(d.Reject)
+	}
+	if x.flight != nil {
+		x.srv.tracker.add(x.flight)
+	}
+	x.phase = phaseDecided
+	err := x.sendDecision(k, &d, editable)
+	x.dropBody()
+	x.req = Request{ID: x.req.ID}
+	x.view.headers = nil
+	if err == nil {
+		x.srv.opts.Metrics.Answered(x.request, now().Sub(received))
+	}
+	return err
+}
+
+// ask calls the handler. While it works, Envoy is asked for more time.
+func (x *exchange) ask() (d Decision) {
+	body, release := contiguous(x.body, x.bodySize)
+	defer release()
+	x.req.Body = body
+	defer x.holdTimeout()()
+	defer func() {
+		if recover() != nil {
+			x.srv.opts.Metrics.Failure(FailurePanic)
+			d = Decision{}
+		}
+	}()
+	return x.srv.handler.Decide(x.ctx, &x.req)
+}
+
+// holdTimeout extends Envoy's message timeout once, if the decision takes long.
+// The returned function ends it; nothing is sent afterwards.
+func (x *exchange) holdTimeout() (stop func()) {
+	if x.srv.opts.ExtendTimeout <= 0 || x.request.duplex() {
+		return func() {}
+	}
+	var mu sync.Mutex
+	stopped := false
+	t := time.AfterFunc(x.srv.opts.ExtendAfter, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if stopped {
+			return
+		}
+		a := extendTimeout(x.srv.opts.ExtendTimeout)
+		_ = x.send(&a) // a broken stream shows at the next send
+	})
+	return func() {
+		t.Stop()
+		mu.Lock()
+		stopped = true
+		mu.Unlock()
+	}
+}
+
+// close ends the exchange, whatever ended the stream.
+func (x *exchange) close() {
+	if x.closed {
+		return
+	}
+	x.closed = true
+	if x.started {
+		if !x.observer && x.phase == phaseOpen {
+			x.srv.opts.Metrics.Failure(FailureAbandoned)
+		}
+		x.srv.opts.Metrics.Closed(x.mode())
+	}
+	x.dropBody()
+	if f := x.flight; f != nil {
+		if f.end(x.srv.opts.Now()) {
+			x.srv.tracker.retire(f)
+		} else {
+			x.srv.tracker.remove(f)
+		}
+	}
+}
+
+// mayLeave says that the stream can be closed now without harm to the request:
+// decided, and no response byte lives with us.
+func (x *exchange) mayLeave() bool {
+	return x.phase == phaseDecided && (x.respDone || !x.response.duplex())
+}

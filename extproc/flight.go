@@ -1,0 +1,105 @@
+package extproc
+
+import (
+	"sync"
+	"time"
+)
+
+// flight is a ticket on its way. It makes the calls of a Ticket come one at a time
+// and End exactly once and last, whichever streams they come from, and survives
+// panics in them.
+type flight struct {
+	id     string // request id, "" if it cannot be found by other streams
+	ticket Ticket
+	failed func(Failure)
+
+	mu sync.Mutex
+	// Invariant: ended is set before End is called, and never reset.
+	ended   bool
+	tokened bool // FirstToken was called
+	late    time.Time
+	outcome *Outcome // came before the end
+	told    bool     // Outcome was called
+}
+
+// guard calls f and survives a panic in it.
+func (f *flight) guard(call func()) {
+	defer func() {
+		if recover() != nil {
+			f.failed(FailurePanic)
+		}
+	}()
+	call()
+}
+
+func (f *flight) responseHeaders(status int, served string) (out []Header) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.ended {
+		f.guard(func() { out = f.ticket.ResponseHeaders(status, served) })
+	}
+	return out
+}
+
+func (f *flight) responseBody(chunk []byte, last bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.ended {
+		f.guard(func() { f.ticket.ResponseBody(chunk, last) })
+	}
+}
+
+func (f *flight) firstToken(at time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.tokened:
+	case f.ended:
+		f.failed(FailureLateFirstToken)
+		if f.late.IsZero() {
+			f.late = at
+		}
+	default:
+		f.tokened = true
+		f.guard(func() { f.ticket.FirstToken(at) })
+	}
+}
+
+// end ends the ticket; it says whether the ticket waits for its outcome.
+func (f *flight) end(at time.Time) (waits bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended {
+		return false
+	}
+	f.ended = true
+	f.guard(func() { f.ticket.End(at) })
+	if f.outcome != nil {
+		f.tell(*f.outcome)
+	}
+	_, wants := f.ticket.(OutcomeTicket)
+	return wants && !f.told
+}
+
+// setOutcome says whether the flight is through.
+func (f *flight) setOutcome(o Outcome) (through bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.ended {
+		f.outcome = &o
+		return false
+	}
+	f.tell(o)
+	return true
+}
+
+// tell is called with the lock held, after the end.
+func (f *flight) tell(o Outcome) {
+	t, ok := f.ticket.(OutcomeTicket)
+	if !ok || f.told {
+		return
+	}
+	f.told = true
+	o.FirstToken = f.late
+	f.guard(func() { t.Outcome(o) })
+}

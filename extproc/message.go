@@ -1,0 +1,384 @@
+package extproc
+
+import (
+	"strings"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Names that the endpoint picker protocol and Envoy fix.
+const (
+	pickKey         = "x-gateway-destination-endpoint"
+	lbNamespace     = "envoy.lb"
+	servedKey       = "x-gateway-destination-endpoint-served"
+	subsetNamespace = "envoy.lb.subset_hint"
+	subsetKey       = "x-gateway-destination-endpoint-subset"
+	attributesKey   = "envoy.filters.http.ext_proc"
+	requestIDKey    = "x-request-id"
+)
+
+// message is what we need of a ProcessingRequest. It is reused for the messages
+// of a stream; body is owned by the message until freed or taken.
+type message struct {
+	// first has to be set before the first message of a stream is read: that one
+	// carries metadata and configuration whatever its kind.
+	first bool
+
+	kind Kind
+	last bool            // end_of_stream
+	body mem.BufferSlice // references into the receive buffers
+	size int             // bytes of body
+	// GRPC body mode
+	compressed, withoutMessage bool
+
+	headers []Header // request headers only, pseudo headers included
+	status  string   // :status of response headers
+
+	configured        bool // protocol_config is there
+	reqMode, respMode Mode
+	eager             bool // send_body_without_waiting_for_header_response
+	observed          bool // observability_mode
+	flowControl       bool // flow_control_init is there
+
+	subset    []string
+	hasSubset bool
+	served    string // metadata of the data plane
+	upstream  string // attribute upstream.address
+	requestID string // attribute request.id
+}
+
+func (m *message) free() {
+	m.body.Free()
+	m.body = nil
+	m.size = 0
+}
+
+// take hands the body references over to the caller.
+func (m *message) take() (mem.BufferSlice, int) {
+	b, n := m.body, m.size
+	m.body, m.size = nil, 0
+	return b, n
+}
+
+// reset forgets the content and keeps the storage.
+func (m *message) reset() {
+	m.free()
+	*m = message{first: m.first, headers: m.headers[:0]}
+}
+
+// resetOneof forgets the content of the request oneof.
+func (m *message) resetOneof() {
+	m.free()
+	m.last, m.compressed, m.withoutMessage = false, false, false
+	m.headers, m.status = m.headers[:0], ""
+}
+
+// decode reads a ProcessingRequest. On error the message holds no references.
+func (m *message) decode(data mem.BufferSlice) error {
+	m.reset()
+	c := cursor{bufs: data}
+	err := m.decodeFields(&c, data.Len())
+	if err != nil {
+		m.free()
+	}
+	m.first = false
+	return err
+}
+
+func (m *message) decodeFields(c *cursor, end int) error {
+	for c.pos < end {
+		num, typ, err := c.tag()
+		if err != nil {
+			return err
+		}
+		switch {
+		case num >= 2 && num <= 9 && typ == protowire.BytesType, (num == 11 || num == 12) && typ == protowire.BytesType:
+			n, err := c.length(end)
+			if err != nil {
+				return err
+			}
+			err = m.decodePart(c, num, n)
+			if err != nil {
+				return err
+			}
+		case num == 10 && typ == protowire.VarintType:
+			v, err := c.varint()
+			if err != nil {
+				return err
+			}
+			m.observed = v != 0
+		default:
+			if err := c.skipValue(num, typ, end, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// decodePart reads one sub-message of n bytes.
+func (m *message) decodePart(c *cursor, num protowire.Number, n int) error {
+	if num <= 7 {
+		if k := Kind(num); m.kind != k {
+			m.resetOneof()
+			m.kind = k
+		}
+		switch {
+		case m.kind.isBody():
+			return m.decodeBody(c, c.pos+n)
+		case !m.kind.isHeaders():
+			return c.skip(n)
+		}
+	}
+	if (num == 8 || num == 9) && !m.first && m.kind != KindNone && !m.kind.isHeaders() {
+		return c.skip(n)
+	}
+	b, err := c.bytes(n)
+	if err != nil {
+		return err
+	}
+	switch num {
+	case 2, 3:
+		return m.decodeHeaders(b)
+	case 8:
+		return eachMapEntry(b, 1, m.metadata)
+	case 9:
+		return m.decodeAttributes(b)
+	case 11:
+		return m.decodeConfig(b)
+	case 12:
+		m.flowControl = true
+	}
+	return nil
+}
+
+// decodeBody reads an HttpBody that ends at end.
+func (m *message) decodeBody(c *cursor, end int) error {
+	for c.pos < end {
+		num, typ, err := c.tag()
+		if err != nil {
+			return err
+		}
+		switch {
+		case num == 1 && typ == protowire.BytesType:
+			n, err := c.length(end)
+			if err != nil {
+				return err
+			}
+			m.free()
+			m.size = n
+			if m.body, err = c.refs(n, m.body); err != nil {
+				return err
+			}
+		case num >= 2 && num <= 4 && typ == protowire.VarintType:
+			v, err := c.varint()
+			if err != nil {
+				return err
+			}
+			switch num {
+			case 2:
+				m.last = v != 0
+			case 3:
+				m.withoutMessage = v != 0
+			case 4:
+				m.compressed = v != 0
+			}
+		default:
+			if err := c.skipValue(num, typ, end, 0); err != nil {
+				return err
+			}
+		}
+	}
+	if c.pos != end {
+		return errMalformed
+	}
+	return nil
+}
+
+// decodeHeaders reads an HttpHeaders.
+func (m *message) decodeHeaders(b []byte) error {
+	return eachField(b, func(num protowire.Number, typ protowire.Type, v []byte, x uint64) error {
+		switch {
+		case num == 1 && typ == protowire.BytesType && m.kind == KindRequestHeaders:
+			return m.requestHeaders(v)
+		case num == 1 && typ == protowire.BytesType:
+			return m.responseStatus(v)
+		case num == 2 && typ == protowire.BytesType: // deprecated place of attributes
+			return nil
+		case num == 3 && typ == protowire.VarintType:
+			m.last = x != 0
+		}
+		return nil
+	})
+}
+
+// requestHeaders reads a HeaderMap; all names and values share one string.
+func (m *message) requestHeaders(b []byte) error {
+	text := string(b)
+	within := func(v []byte) string {
+		if len(v) == 0 {
+			return ""
+		}
+		off := cap(b) - cap(v) // v is a piece of b
+		return text[off : off+len(v)]
+	}
+	return eachField(b, func(num protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
+		if num != 1 || typ != protowire.BytesType {
+			return nil
+		}
+		key, value, err := headerValue(v)
+		if err != nil {
+			return err
+		}
+		m.headers = append(m.headers, Header{Name: within(key), Value: within(value)})
+		return nil
+	})
+}
+
+func (m *message) responseStatus(b []byte) error {
+	return eachField(b, func(num protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
+		if num != 1 || typ != protowire.BytesType {
+			return nil
+		}
+		key, value, err := headerValue(v)
+		if err == nil && string(key) == ":status" {
+			m.status = string(value)
+		}
+		return err
+	})
+}
+
+// headerValue reads a HeaderValue. Envoy fills raw_value, others may fill value.
+func headerValue(b []byte) (key, value []byte, err error) {
+	var raw []byte
+	for len(b) > 0 {
+		num, typ, v, _, rest, err := field(b)
+		if err != nil {
+			return nil, nil, err
+		}
+		if typ == protowire.BytesType {
+			switch num {
+			case 1:
+				key = v
+			case 2:
+				value = v
+			case 3:
+				raw = v
+			}
+		}
+		b = rest
+	}
+	if len(raw) > 0 {
+		value = raw
+	}
+	return key, value, nil
+}
+
+// decodeConfig reads a ProtocolConfiguration.
+func (m *message) decodeConfig(b []byte) error {
+	m.configured = true
+	return eachField(b, func(num protowire.Number, typ protowire.Type, _ []byte, x uint64) error {
+		if typ != protowire.VarintType {
+			return nil
+		}
+		switch num {
+		case 1:
+			m.reqMode = bodyMode(x)
+		case 2:
+			m.respMode = bodyMode(x)
+		case 3:
+			m.eager = x != 0
+		}
+		return nil
+	})
+}
+
+// bodyMode reads a BodySendMode. A mode that did not exist when this was written
+// is taken for STREAMED, which answers every message.
+func bodyMode(x uint64) Mode {
+	if x > uint64(ModeGRPC) {
+		return ModeStreamed
+	}
+	return Mode(x)
+}
+
+// metadata looks into one namespace of metadata_context.filter_metadata.
+func (m *message) metadata(namespace, value []byte) error {
+	switch string(namespace) {
+	case lbNamespace:
+		m.served = ""
+		return eachMapEntry(value, 1, func(k, v []byte) error {
+			if string(k) != servedKey {
+				return nil
+			}
+			s, err := stringValue(v)
+			m.served = s
+			return err
+		})
+	case subsetNamespace:
+		m.subset, m.hasSubset = nil, false
+		return eachMapEntry(value, 1, func(k, v []byte) error {
+			if string(k) != subsetKey {
+				return nil
+			}
+			m.hasSubset = true
+			m.subset = nil
+			return m.decodeSubset(v)
+		})
+	}
+	return nil
+}
+
+// decodeSubset reads a list of strings, or one string with commas.
+func (m *message) decodeSubset(value []byte) error {
+	return eachField(value, func(num protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
+		if num >= 1 && num <= 6 {
+			m.subset = m.subset[:0] // the last member of the oneof counts
+		}
+		if typ != protowire.BytesType {
+			return nil
+		}
+		switch num {
+		case 3:
+			m.addSubset(string(v))
+		case 6:
+			return eachField(v, func(num protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
+				if num != 1 || typ != protowire.BytesType {
+					return nil
+				}
+				s, err := stringValue(v)
+				m.addSubset(s)
+				return err
+			})
+		}
+		return nil
+	})
+}
+
+func (m *message) addSubset(list string) {
+	for s := range strings.SplitSeq(list, ",") {
+		if s = strings.TrimSpace(s); s != "" {
+			m.subset = append(m.subset, s)
+		}
+	}
+}
+
+// decodeAttributes reads one entry of the map attributes.
+func (m *message) decodeAttributes(entry []byte) error {
+	key, value, err := mapEntry(entry)
+	if err != nil || string(key) != attributesKey {
+		return err
+	}
+	m.requestID, m.upstream = "", ""
+	return eachMapEntry(value, 1, func(k, v []byte) error {
+		var err error
+		switch string(k) {
+		case "request.id":
+			m.requestID, err = stringValue(v)
+		case "upstream.address":
+			m.upstream, err = stringValue(v)
+		}
+		return err
+	})
+}

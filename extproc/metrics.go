@@ -1,0 +1,58 @@
+package extproc
+
+import "time"
+
+// Failure is something that went wrong or was odd and was survived.
+type Failure string
+
+// The failures that are counted.
+const (
+	FailurePanic           Failure = "panic"             // the handler or a ticket panicked; the request went on
+	FailureBodyTooLarge    Failure = "body_too_large"    // answered with 413
+	FailureAbandoned       Failure = "abandoned"         // the stream ended, or a response came, before the decision
+	FailureExtraMessage    Failure = "extra_message"     // a body message after the end of the body
+	FailureUnexpected      Failure = "unexpected"        // a message that the protocol does not allow here
+	FailureBadPick         Failure = "bad_pick"          // Decision.Endpoint is not an address
+	FailureBadHeader       Failure = "bad_header"        // a header of the decision was left out
+	FailureBadEdit         Failure = "bad_edit"          // edits out of range, or where the body is not ours to change
+	FailureLateFirstToken  Failure = "late_first_token"  // seen after the request's end
+	FailureUnknownRequest  Failure = "unknown_request"   // first token or access log of a request that we do not know
+	FailureOutcomeOverflow Failure = "outcome_overflow"  // a request was forgotten before its outcome came
+	FailureProtocol        Failure = "protocol"          // a message that does not decode
+	FailureObservedRequest Failure = "observed_request"  // an observing filter that sends requests: there is nothing to decide
+	FailureHandlerDeadline Failure = "handler_cancelled" // the client gave up while Decide ran
+)
+
+// Metrics are hooks, called on the road of a request: they must be quick and safe
+// for concurrent use. Nil hooks are allowed.
+type Metrics struct {
+	// Opened and Closed bracket each stream, from its first message on.
+	Opened func(m Mode)
+	Closed func(m Mode)
+	// Message counts a message received.
+	Message func(k Kind)
+	// Failure counts what went wrong.
+	Failure func(f Failure)
+	// Answered is the time from the last body byte to the last byte of the decision
+	// handed to gRPC.
+	Answered func(m Mode, d time.Duration)
+}
+
+func (m Metrics) withDefaults() Metrics {
+	if m.Opened == nil {
+		m.Opened = func(Mode) {}
+	}
+	if m.Closed == nil {
+		m.Closed = func(Mode) {}
+	}
+	if m.Message == nil {
+		m.Message = func(Kind) {}
+	}
+	if m.Failure == nil {
+		m.Failure = func(Failure) {}
+	}
+	if m.Answered == nil {
+		m.Answered = func(Mode, time.Duration) {}
+	}
+	return m
+}

@@ -1,0 +1,159 @@
+package extproc
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// maxHeaderBytes bounds a header name and a value (rules of config.core.v3.HeaderValue).
+const maxHeaderBytes = 16384
+
+// mutation is a HeaderMutation under construction. Names in it are valid and
+// lower case, values hold no byte that Envoy would answer with a 500.
+type mutation struct {
+	set    []Header
+	remove []string
+}
+
+func (m *mutation) empty() bool { return len(m.set) == 0 && len(m.remove) == 0 }
+
+// size estimates the encoded size.
+func (m *mutation) size() int {
+	n := 0
+	for i := range m.set {
+		n += len(m.set[i].Name) + len(m.set[i].Value) + 16
+	}
+	for _, r := range m.remove {
+		n += len(r) + 4
+	}
+	return n
+}
+
+// put sets a header; the last value for a name counts.
+func (m *mutation) put(name, value string) {
+	value = headerText(value)
+	for i := range m.set {
+		if m.set[i].Name == name {
+			m.set[i].Value = value
+			return
+		}
+	}
+	m.set = append(m.set, Header{name, value})
+}
+
+// drop removes a header.
+func (m *mutation) drop(name string) {
+	for _, r := range m.remove {
+		if r == name {
+			return
+		}
+	}
+	m.remove = append(m.remove, name)
+}
+
+func (m *mutation) sets(name string) bool {
+	for i := range m.set {
+		if m.set[i].Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *mutation) encode(e *encoder) {
+	for i := len(m.remove) - 1; i >= 0; i-- {
+		e.text(2, m.remove[i])
+	}
+	for i := len(m.set) - 1; i >= 0; i-- {
+		start := e.size
+		e.number(3, 2) // OVERWRITE_IF_EXISTS_OR_ADD: ext_proc's default, but not the field's
+		value := e.size
+		if m.set[i].Value != "" {
+			e.text(3, m.set[i].Value) // raw_value; value alone is not read
+		}
+		e.text(1, m.set[i].Name)
+		e.wrap(1, value)
+		e.wrap(1, start)
+	}
+}
+
+// tokenByte are the bytes of a header name (RFC 9110 token).
+var tokenByte = func() (t [256]bool) {
+	for _, c := range "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" {
+		t[c] = true
+	}
+	return t
+}()
+
+// headerName returns the name in lower case and whether it may be a name at all.
+func headerName(name string) (string, bool) {
+	token := strings.TrimPrefix(name, ":")
+	if token == "" || len(name) > maxHeaderBytes {
+		return "", false
+	}
+	for i := range len(token) {
+		if !tokenByte[token[i]] {
+			return "", false
+		}
+	}
+	return strings.ToLower(name), true
+}
+
+// guarded says that Envoy ignores or refuses changes of the header, or that it is
+// about framing, which is not a handler's business.
+func guarded(name string) bool {
+	switch name {
+	case "host", "content-length", "connection", "transfer-encoding", "upgrade", "keep-alive", "proxy-connection":
+		return true
+	case ":path":
+		return false
+	}
+	return name[0] == ':' || strings.HasPrefix(name, "x-envoy-")
+}
+
+// headerText replaces what a header value cannot hold by spaces, trims it, and
+// cuts what is too long.
+func headerText(s string) string {
+	s = strings.Trim(s, " \t\r\n")
+	if len(s) > maxHeaderBytes {
+		s = s[:maxHeaderBytes]
+	}
+	for i := range len(s) {
+		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {
+			b := []byte(s)
+			for j := i; j < len(b); j++ {
+				if c := b[j]; c < ' ' && c != '\t' || c == 0x7f {
+					b[j] = ' '
+				}
+			}
+			return strings.Trim(string(b), " \t")
+		}
+	}
+	return s
+}
+
+// detailsWord makes one printable word of a text.
+func detailsWord(s string) string {
+	if !utf8.ValidString(s) {
+		s = strings.ToValidUTF8(s, "_")
+	}
+	return strings.Map(func(r rune) rune {
+		if r <= ' ' || r >= 0x7f {
+			return '_'
+		}
+		return r
+	}, s)
+}
+
+// endpoint checks a pick: addresses and commas, nothing else.
+func endpoint(s string) bool {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c >= '0' && c <= '9', c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z':
+		case c == '.', c == ':', c == ',', c == '[', c == ']', c == '-', c == '_', c == '%':
+		default:
+			return false
+		}
+	}
+	return s != ""
+}

@@ -1,0 +1,225 @@
+package extproc
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// Server serves ext_proc, Envoy's access log and gRPC health. It is safe for
+// concurrent use.
+type Server struct {
+	opts     Options
+	handler  Handler
+	controls controls
+	tracker  *tracker
+	health   *health.Server
+
+	drainOnce sync.Once
+	drain     chan struct{} // closed when draining starts
+
+	mu     sync.Mutex
+	open   int // streams
+	opened int // streams ever, to see that none came during a pause
+	change chan struct{}
+}
+
+// serviceName is the ext_proc service, also a name in health checks.
+const serviceName = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+// readyNames are the health services that say whether requests should come; the
+// last one is what older probes ask for. livenessName follows the process.
+var readyNames = []string{"", "readiness", serviceName, "inference-extension"}
+
+const livenessName = "liveness"
+
+// NewServer returns a server that is not serving yet in the eyes of a health
+// check: see SetServing.
+func NewServer(o Options, h Handler) *Server {
+	o = o.withDefaults()
+	s := &Server{
+		opts:     o,
+		handler:  h,
+		controls: newControls(o.ControlHeaders),
+		tracker:  newTracker(o.LateTickets, o.Metrics.Failure),
+		health:   health.NewServer(),
+		drain:    make(chan struct{}),
+		change:   make(chan struct{}, 1),
+	}
+	s.health.SetServingStatus(livenessName, grpc_health_v1.HealthCheckResponse_SERVING)
+	s.SetServing(false)
+	return s
+}
+
+// processor is what grpc wants to see implemented.
+type processor interface{ process(stream grpc.ServerStream) error }
+
+var processDesc = grpc.ServiceDesc{
+	ServiceName: serviceName,
+	HandlerType: (*processor)(nil),
+	Streams: []grpc.StreamDesc{{
+		StreamName:    "Process",
+		ServerStreams: true,
+		ClientStreams: true,
+		Handler:       func(srv any, stream grpc.ServerStream) error { return srv.(processor).process(stream) },
+	}},
+	Metadata: "envoy/service/ext_proc/v3/external_processor.proto",
+}
+
+// Register puts ext_proc, the access log service and health on g, which has to be
+// made with GRPCOptions, or at least with Codec.
+func (s *Server) Register(g *grpc.Server) {
+	g.RegisterService(&processDesc, s)
+	alsv3.RegisterAccessLogServiceServer(g, &accessLog{srv: s})
+	grpc_health_v1.RegisterHealthServer(g, s.health)
+}
+
+// SetServing sets what health checks hear.
+func (s *Server) SetServing(ok bool) {
+	st := grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	if ok {
+		st = grpc_health_v1.HealthCheckResponse_SERVING
+	}
+	for _, n := range readyNames {
+		s.health.SetServingStatus(n, st)
+	}
+}
+
+// Open is the number of ext_proc streams.
+func (s *Server) Open() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open
+}
+
+// process serves one stream. The request is decided in the calling goroutine; the
+// response is followed in one of its own, so that a drain can return from here
+// while it waits for a message.
+func (s *Server) process(stream grpc.ServerStream) error {
+	s.count(1)
+	defer s.count(-1)
+	x := &exchange{
+		ctx:  stream.Context(),
+		srv:  s,
+		send: func(a *answer) error { return stream.SendMsg(a) },
+	}
+	m := &message{first: true}
+	for x.phase == phaseOpen && !x.over {
+		if !s.step(x, stream, m) {
+			x.close()
+			return nil
+		}
+	}
+	if x.over {
+		x.close()
+		return nil
+	}
+	var mu sync.Mutex // held while a message is handled
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.follow(x, stream, m, &mu)
+	}()
+	select {
+	case <-done:
+	case <-s.drain:
+		mu.Lock()
+		leave := x.mayLeave()
+		if leave {
+			x.close()
+		}
+		mu.Unlock()
+		if !leave {
+			<-done
+		}
+	}
+	mu.Lock()
+	x.close()
+	mu.Unlock()
+	return nil
+}
+
+// follow handles messages until the stream is over or was left by a drain.
+func (s *Server) follow(x *exchange, stream grpc.ServerStream, m *message, mu *sync.Mutex) {
+	for {
+		err := stream.RecvMsg(m)
+		mu.Lock()
+		if err != nil || x.closed {
+			m.free()
+			mu.Unlock()
+			return
+		}
+		err = x.handle(m)
+		over := x.over || err != nil
+		mu.Unlock()
+		if over {
+			return
+		}
+	}
+}
+
+// step receives and handles one message; false ends the stream. Neither the end
+// of the client's side nor an error tells whether the request went well.
+func (s *Server) step(x *exchange, stream grpc.ServerStream, m *message) bool {
+	if err := stream.RecvMsg(m); err != nil {
+		if isMalformed(err) {
+			s.opts.Metrics.Failure(FailureProtocol)
+		}
+		return false
+	}
+	return x.handle(m) == nil
+}
+
+func (s *Server) count(delta int) {
+	s.mu.Lock()
+	s.open += delta
+	if delta > 0 {
+		s.opened++
+	}
+	s.mu.Unlock()
+	select {
+	case s.change <- struct{}{}:
+	default:
+	}
+}
+
+// Drain says not serving, lets go of all streams whose request is decided so that
+// running answers go on without us, and goes on serving new streams. It returns
+// when ctx ends, or when no stream was open for Options.DrainQuiet. Streams with a
+// response in FULL_DUPLEX_STREAMED cannot be let go and run to their end.
+func (s *Server) Drain(ctx context.Context) {
+	s.drainOnce.Do(func() {
+		s.SetServing(false)
+		close(s.drain)
+	})
+	for ctx.Err() == nil {
+		open, before := s.counts()
+		if open > 0 {
+			select {
+			case <-ctx.Done():
+			case <-s.change:
+			}
+			continue
+		}
+		t := time.NewTimer(s.opts.DrainQuiet)
+		select {
+		case <-ctx.Done():
+		case <-t.C:
+		}
+		t.Stop()
+		if open, now := s.counts(); open == 0 && now == before {
+			return
+		}
+	}
+}
+
+func (s *Server) counts() (open, opened int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open, s.opened
+}
