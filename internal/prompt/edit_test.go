@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -150,7 +151,7 @@ func TestApplyAgreesWithNaiveModel(t *testing.T) {
 				e = Set([]byte(raw), path...)
 				if raw == `{"a":8}` {
 					d.set("null", path)
-					d.set("8", append(path[:len(path):len(path)], "a"))
+					d.set("8", append(slices.Clip(path), "a"))
 				} else {
 					d.set(raw, path)
 				}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
+	"slices"
 	"strconv"
 	"unicode/utf8"
 )
@@ -69,8 +70,8 @@ func shortKey(key []byte) string {
 // finish gives the error its path.
 func (s *scanner) finish() error {
 	path := []byte("$")
-	for i := len(s.path) - 1; i >= 0; i-- {
-		path = append(path, s.path[i]...)
+	for _, step := range slices.Backward(s.path) {
+		path = append(path, step...)
 	}
 	s.err.Path = string(path)
 	return s.err

@@ -120,8 +120,7 @@ func FuzzValid(f *testing.F) {
 }
 
 func syntaxReason(err error) string {
-	var syntax *SyntaxError
-	if errors.As(err, &syntax) {
+	if syntax, ok := errors.AsType[*SyntaxError](err); ok {
 		return syntax.Reason
 	}
 	return ""

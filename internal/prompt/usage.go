@@ -70,19 +70,14 @@ func (u *UsageScanner) event(rest []byte) []byte {
 		}
 		return nil
 	}
-	end := bytes.IndexByte(rest, '\n')
-	part := rest
-	if end >= 0 {
-		part = rest[:end]
-	}
+	part, after, ended := bytes.Cut(rest, []byte{'\n'})
 	if u.line == lineData {
 		u.json.walk(part, u)
 	}
-	if end < 0 {
-		return nil
+	if ended {
+		u.line, u.matched = lineStart, 0
 	}
-	u.line, u.matched = lineStart, 0
-	return rest[end+1:]
+	return after
 }
 
 // Usage is what was found so far, with the same meaning for every API: Anthropic's input_tokens, which leave out cached
