@@ -57,7 +57,9 @@ func NewServer(o Options, h Handler) *Server {
 }
 
 // processor is what grpc wants to see implemented.
-type processor interface{ process(stream grpc.ServerStream) error }
+type processor interface {
+	process(stream grpc.ServerStream) error
+}
 
 var processDesc = grpc.ServiceDesc{
 	ServiceName: serviceName,
