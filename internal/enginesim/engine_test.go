@@ -1,0 +1,491 @@
+package enginesim
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/vmihailenco/msgpack/v5"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// start runs an engine for a test; connections are closed with it.
+func start(t testing.TB, o Options) *Engine {
+	t.Helper()
+	o.Tokenizer = qwenTokenizer(t)
+	e, err := Start(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		e.Close()
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return e
+}
+
+type answer struct {
+	status int
+	raw    []byte
+	header http.Header
+	body   struct {
+		ID      string
+		Choices []struct {
+			Text    string
+			Message struct{ Content string }
+			Finish  string `json:"finish_reason"`
+		}
+		Usage struct {
+			Prompt     int `json:"prompt_tokens"`
+			Completion int `json:"completion_tokens"`
+			Details    struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+		KV     map[string]any `json:"kv_transfer_params"`
+		Disagg map[string]any `json:"disaggregated_params"`
+		Error  struct{ Message string }
+	}
+}
+
+func (a *answer) cached() int { return a.body.Usage.Details.Cached }
+
+func post(t testing.TB, url string, body any, headers ...string) *answer {
+	t.Helper()
+	a, err := tryPost(url, body, headers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func tryPost(url string, body any, headers ...string) (*answer, error) {
+	var raw []byte
+	switch b := body.(type) {
+	case string:
+		raw = []byte(b)
+	default:
+		raw, _ = json.Marshal(b)
+	}
+	req, err := http.NewRequest(http.MethodPost, url, bytes.NewReader(raw))
+	if err != nil {
+		return nil, err
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	a := &answer{status: res.StatusCode, header: res.Header}
+	if a.raw, err = io.ReadAll(res.Body); err != nil {
+		return a, err
+	}
+	_ = json.Unmarshal(a.raw, &a.body)
+	return a, nil
+}
+
+type m = map[string]any
+
+// words is a text of n tokens that begins with a name of its own.
+func words(name string, n int) string {
+	return name + strings.Repeat(" river", n-1)
+}
+
+func turn(role, content string) m { return m{"role": role, "content": content} }
+
+func TestSecondTurnSharesTheAnswer(t *testing.T) {
+	for _, engine := range []EngineKind{VLLM, SGLang, TRTLLM} {
+		t.Run(string(engine), func(t *testing.T) {
+			e := start(t, Options{Engine: engine, BlockSize: 4})
+			first := []m{turn("system", words("You", 50)), turn("user", "Hello there")}
+			a := post(t, e.URL()+"/v1/chat/completions", m{"messages": first, "max_tokens": 21})
+			if a.status != 200 || a.cached() != 0 || a.body.Usage.Completion != 21 {
+				t.Fatalf("first: %d %s", a.status, a.raw)
+			}
+			text := a.body.Choices[0].Message.Content
+			b := post(t, e.URL()+"/v1/chat/completions", m{"messages": append(first, turn("assistant", text), turn("user", "More")), "max_tokens": 3})
+			// All tokens of the first turn but the last generated one are in the cache, in whole blocks.
+			if want := (a.body.Usage.Prompt + 20) / 4 * 4; b.cached() != want {
+				t.Errorf("second turn: %d cached, want %d: %s", b.cached(), want, b.raw)
+			}
+			c := post(t, e.URL()+"/v1/chat/completions", m{"messages": first, "max_tokens": 21})
+			if c.body.Choices[0].Message.Content != text {
+				t.Error("the same request got another answer")
+			}
+		})
+	}
+}
+
+// subscribe listens to a rank with a third-party ZMQ client.
+func subscribe(t *testing.T, e *Engine, rank int) zmq4.Socket {
+	t.Helper()
+	had := e.Subscribers(rank)
+	s := zmq4.NewSub(context.Background(), zmq4.WithAutomaticReconnect(false))
+	if err := s.Dial(e.EventsEndpoint(rank)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SetOption(zmq4.OptionSubscribe, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	for e.Subscribers(rank) == had {
+		time.Sleep(time.Millisecond)
+	}
+	return s
+}
+
+func receive(t *testing.T, s zmq4.Socket) (seq byte, batch []any) {
+	t.Helper()
+	msg, err := s.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(msg.Frames) != 3 || len(msg.Frames[1]) != 8 {
+		t.Fatalf("%d frames", len(msg.Frames))
+	}
+	d := msgpack.NewDecoder(bytes.NewReader(msg.Frames[2]))
+	d.UseLooseInterfaceDecoding(true)
+	v, err := d.DecodeInterface()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return msg.Frames[1][7], v.([]any)
+}
+
+// index is a naive reading of a rank's events: how often is each prefix held?
+type index struct {
+	prefix map[string]string // engine hash -> tokens up to the block's end, with marks
+	held   map[string]int
+}
+
+func newIndex() *index { return &index{map[string]string{}, map[string]int{}} }
+
+func hashText(v any) string { return fmt.Sprintf("%v", v) }
+
+func (x *index) apply(t *testing.T, ev any) {
+	t.Helper()
+	f := map[string]any{}
+	switch ev := ev.(type) {
+	case map[string]any:
+		f = ev
+	case []any:
+		names := []string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys"}
+		for i, v := range ev {
+			if i < len(names) {
+				f[names[i]] = v
+			}
+		}
+	}
+	switch f["type"] {
+	case "AllBlocksCleared":
+		x.held = map[string]int{}
+	case "BlockRemoved":
+		for _, h := range f["block_hashes"].([]any) {
+			p := x.prefix[hashText(h)]
+			if x.held[p] == 0 {
+				t.Errorf("removed %v, which is not held", h)
+			}
+			x.held[p]--
+		}
+	case "BlockStored":
+		p := ""
+		if parent := f["parent_block_hash"]; parent != nil {
+			var known bool
+			if p, known = x.prefix[hashText(parent)]; !known {
+				t.Errorf("unknown parent %v", parent)
+			}
+		}
+		size := int(f["block_size"].(int64))
+		ids := f["token_ids"].([]any)
+		hashes := f["block_hashes"].([]any)
+		if len(ids) != size*len(hashes) {
+			t.Errorf("%d tokens for %d blocks of %d", len(ids), len(hashes), size)
+		}
+		extra, _ := f["extra_keys"].([]any)
+		for i, h := range hashes {
+			if extra != nil && extra[i] != nil {
+				p += fmt.Sprint(extra[i])
+			}
+			if i == 0 && f["cache_salt"] != nil && f["parent_block_hash"] == nil {
+				p += fmt.Sprint([]any{f["cache_salt"]})
+			}
+			p += fmt.Sprint(ids[i*size : (i+1)*size])
+			x.prefix[hashText(h)] = p
+			x.held[p]++
+		}
+	}
+}
+
+func (x *index) match(ids []int32, size int, salt string) int {
+	p, n := "", 0
+	if salt != "" {
+		p = fmt.Sprint([]any{salt})
+	}
+	for n+size < len(ids) {
+		p += fmt.Sprint(ids[n : n+size])
+		if x.held[p] == 0 {
+			break
+		}
+		n += size
+	}
+	return n
+}
+
+// The events of a rank, read naively, predict the cached tokens of every request, under eviction and in every encoding.
+func TestEventsPredictCachedTokens(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		o    Options
+	}{
+		{"vllm maps", Options{}},
+		{"vllm arrays", Options{ArrayEvents: true}},
+		{"vllm raw hashes, cbor", Options{RawHashes: true, HashAlgo: "sha256_cbor"}},
+		{"sglang maps", Options{Engine: SGLang}},
+		{"sglang arrays", Options{Engine: SGLang, ArrayEvents: true}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			o := row.o
+			o.BlockSize, o.Blocks, o.MaxModelLen = 4, 40, 120
+			o.EventsEndpoint = "tcp://127.0.0.1:0"
+			e := start(t, o)
+			s := subscribe(t, e, 0)
+			x := newIndex()
+			next := uint64(e.Stats().Ranks[0].Sequence)
+			hits := 0
+			for i := range 60 {
+				prompt := words([]string{"Alpha", "Beta", "Gamma", "Delta"}[i*7%4], 20+i*13%50)
+				salt := []string{"", "", "tenant-a"}[i%3]
+				body := m{"prompt": prompt, "max_tokens": 1 + i%9}
+				if salt != "" {
+					body["cache_salt"] = salt
+				}
+				for int(next) < e.Stats().Ranks[0].Sequence {
+					seq, batch := receive(t, s)
+					if uint64(seq) != next%256 {
+						t.Fatalf("sequence %d, want %d", seq, next)
+					}
+					next++
+					for _, ev := range batch[1].([]any) {
+						x.apply(t, ev)
+					}
+				}
+				want := x.match(e.opts.Tokenizer.Encode(prompt, false), 4, salt)
+				if o.ArrayEvents && o.Engine == SGLang && salt != "" {
+					continue // the naive reader knows no eighth element
+				}
+				a := post(t, e.URL()+"/v1/completions", body)
+				if a.status != 200 || a.cached() != want {
+					t.Fatalf("request %d: %d cached tokens, events say %d: %s", i, a.cached(), want, a.raw)
+				}
+				if want > 0 {
+					hits++
+				}
+			}
+			st := e.Stats().Ranks[0]
+			if st.Evictions == 0 || hits < 10 {
+				t.Errorf("%d evictions and %d hits: the test has no force", st.Evictions, hits)
+			}
+			if st.BlocksUsed != 0 || st.Running+st.Waiting != 0 {
+				t.Errorf("something is left: %+v", st)
+			}
+		})
+	}
+}
+
+func replay(t *testing.T, e *Engine, frames ...[]byte) [][][]byte {
+	t.Helper()
+	d := zmq4.NewDealer(context.Background(), zmq4.WithAutomaticReconnect(false))
+	defer d.Close()
+	if err := d.Dial(e.ReplayEndpoint(0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.SendMulti(zmq4.NewMsgFrom(frames...)); err != nil {
+		t.Fatal(err)
+	}
+	var out [][][]byte
+	for {
+		msg, err := d.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, msg.Frames)
+		if seq := msg.Frames[len(msg.Frames)-2]; bytes.Equal(seq, bytes.Repeat([]byte{0xFF}, 8)) {
+			return out
+		}
+	}
+}
+
+func TestReplay(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		e := start(t, Options{EventsEndpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0", EventsTopic: "kv", ReplaySteps: 3, OldReplay: old, BlockSize: 4})
+		for i := range 5 {
+			post(t, e.URL()+"/v1/completions", m{"prompt": words(fmt.Sprint("N", i), 9), "max_tokens": 1})
+		}
+		got := replay(t, e, nil, []byte{0})
+		if len(got) != 4 {
+			t.Fatalf("old %v: %d replies, want the last 3 batches and the end", old, len(got))
+		}
+		width := 4
+		if old {
+			width = 3
+		}
+		for i, frames := range got {
+			if len(frames) != width || len(frames[0]) != 0 {
+				t.Errorf("old %v: reply %d has frames %q", old, i, frames)
+			}
+		}
+		if seq := got[0][width-2]; seq[7] != 2 {
+			t.Errorf("oldest kept is %v, want 2", seq)
+		}
+		if last := got[3]; !old && len(last[1]) != 0 {
+			t.Errorf("terminator with topic %q", last[1])
+		}
+		if got := replay(t, e, nil, []byte{0, 0, 0, 0, 0, 0, 0, 4}); len(got) != 2 {
+			t.Errorf("from 4: %d replies", len(got))
+		}
+		if got := replay(t, e, nil, bytes.Repeat([]byte{0xFF}, 8)); len(got) != 1 {
+			t.Errorf("from -1: %d replies", len(got))
+		}
+	}
+}
+
+func TestRankHeaders(t *testing.T) {
+	type row struct {
+		header, body string
+		path         string
+		status       int
+		rank         int // -1: any
+	}
+	vllm := start(t, Options{Ranks: 2})
+	sg := start(t, Options{Engine: SGLang, Ranks: 2})
+	for name, x := range map[string]struct {
+		e    *Engine
+		rows []row
+	}{
+		"vllm": {vllm, []row{{"1", "", "/v1/completions", 200, 1}, {" 1", "", "/v1/completions", 200, 1}, {"01", "", "/v1/completions", 200, 1}, {"+1", "", "/v1/completions", 200, 1},
+			{"1.0", "", "/v1/completions", 200, -1}, {"x", "", "/v1/completions", 200, -1}, {"2", "", "/v1/completions", 400, 0}, {"-1", "", "/v1/completions", 400, 0},
+			{"", `,"data_parallel_rank":1`, "/v1/completions", 200, 0}}},
+		"sglang": {sg, []row{{"1", "", "/v1/completions", 200, 1}, {"0", `,"routed_dp_rank":1`, "/v1/completions", 200, 0}, {"", `,"routed_dp_rank":1`, "/v1/completions", 200, 1},
+			{"x", "", "/v1/completions", 400, 0}, {"2", "", "/v1/completions", 400, 0}, {"", `,"data_parallel_rank":1`, "/generate", 200, 1}, {"0", `,"routed_dp_rank":1`, "/generate", 200, 1}}},
+	} {
+		for _, r := range x.rows {
+			var headers []string
+			if r.header != "" {
+				headers = []string{"X-data-parallel-rank", r.header}
+			}
+			a := post(t, x.e.URL()+r.path, `{"prompt":"hi","text":"hi","max_tokens":1`+r.body+`}`, headers...)
+			recs := x.e.Stats().Requests
+			rec := recs[len(recs)-1]
+			if a.status != r.status || r.status == 200 && r.rank >= 0 && rec.Rank != r.rank {
+				t.Errorf("%s %+v: status %d, rank %d: %s", name, r, a.status, rec.Rank, a.raw)
+			}
+		}
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	e := start(t, Options{Blocks: 20, BlockSize: 4})
+	for _, row := range []struct {
+		path, body string
+		status     int
+	}{
+		{"/v1/completions", `{not json`, 400},
+		{"/v1/completions", `{"model":"demo"}`, 400},
+		{"/v1/completions", `{"prompt":""}`, 400},
+		{"/v1/completions", `{"prompt":[]}`, 400},
+		{"/v1/completions", `{"prompt":[99999999]}`, 400},
+		{"/v1/completions", `{"model":"nope","prompt":"x"}`, 404},
+		{"/v1/completions", `{"prompt":"x","cache_salt":""}`, 400},
+		{"/v1/completions", `{"prompt":"x","max_tokens":0}`, 400},
+		{"/v1/completions", `{"prompt":"` + words("Long", 100) + `"}`, 400},
+		{"/v1/chat/completions", `{"messages":[]}`, 400},
+		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"a\ud83db"}]}`, 400},
+		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"a\ud83d\ude00b \\ud83d"}],"max_tokens":1}`, 200},
+		{"/nowhere", `{}`, 404},
+	} {
+		if a := post(t, e.URL()+row.path, row.body); a.status != row.status {
+			t.Errorf("%s %s: %d %s", row.path, row.body, a.status, a.raw)
+		}
+	}
+	if st := e.Stats().Ranks[0]; st.BlocksUsed != 0 {
+		t.Errorf("blocks left in use: %+v", st)
+	}
+}
+
+func TestStream(t *testing.T) {
+	e := start(t, Options{})
+	a := post(t, e.URL()+"/v1/chat/completions", m{"messages": []m{turn("user", "Hi")}, "max_tokens": 4, "n": 2, "stream": true, "stream_options": m{"include_usage": true}})
+	whole := post(t, e.URL()+"/v1/chat/completions", m{"messages": []m{turn("user", "Hi")}, "max_tokens": 4, "n": 2})
+	texts := [2]string{}
+	var usage any
+	lines := strings.Split(string(a.raw), "\n\n")
+	if lines[len(lines)-2] != "data: [DONE]" {
+		t.Errorf("end %q", lines[len(lines)-2])
+	}
+	for _, line := range lines[:len(lines)-2] {
+		var chunk struct {
+			Choices []struct {
+				Index int
+				Delta struct{ Content string }
+			}
+			Usage any
+		}
+		if err := json.Unmarshal([]byte(strings.TrimPrefix(line, "data: ")), &chunk); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range chunk.Choices {
+			texts[c.Index] += c.Delta.Content
+		}
+		if chunk.Usage != nil {
+			usage = chunk.Usage
+		}
+	}
+	for i, c := range whole.body.Choices {
+		if texts[i] != c.Message.Content || c.Finish != "length" {
+			t.Errorf("choice %d: streamed %q, whole %q", i, texts[i], c.Message.Content)
+		}
+	}
+	if texts[0] == texts[1] {
+		t.Error("both choices are equal")
+	}
+	if usage == nil {
+		t.Error("no usage")
+	}
+}
+
+func TestStatsKnowBodyAndHeaders(t *testing.T) {
+	e := start(t, Options{})
+	raw := `{ "prompt" : "h\u0069", "max_tokens":1,  "unknown": [1.0, 2e3] }`
+	a := post(t, e.URL()+"/v1/completions", raw, "X-Request-Id", "abc", "X-Steering", "leak")
+	if a.header.Get("X-Request-Id") != "abc" || a.body.ID != "cmpl-abc" {
+		t.Errorf("request id: %v %s", a.header, a.body.ID)
+	}
+	res, err := http.Get(e.URL() + "/sim/stats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	var st Stats
+	if err := json.NewDecoder(res.Body).Decode(&st); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256([]byte(raw))
+	rec := st.Requests[0]
+	if rec.BodySHA256 != hex.EncodeToString(sum[:]) || rec.Headers["x-steering"] != "leak" || rec.RequestID != "abc" || !rec.Done || rec.Status != 200 {
+		t.Errorf("%+v", rec)
+	}
+}

@@ -1,0 +1,77 @@
+package enginesim
+
+import "sync"
+
+// Faults are what can be made to go wrong; the zero value is health. As JSON they are the body of POST /sim/faults.
+type Faults struct {
+	// StopEvents: batches are neither sent nor kept nor counted; the stream just falls silent.
+	StopEvents bool `json:"stop_events,omitempty"`
+	// DropBatches is the number of batches that are still to be lost on the wire: they have a sequence number, and stand
+	// in the replay buffer unless ForgetDropped is set.
+	DropBatches   int  `json:"drop_batches,omitempty"`
+	ForgetDropped bool `json:"forget_dropped,omitempty"`
+	// NoReplay: replay requests get no answer.
+	NoReplay bool `json:"no_replay,omitempty"`
+	// EventDelayMS holds every batch back, in order.
+	EventDelayMS int `json:"event_delay_ms,omitempty"`
+	// WrongBlockSize is written into events instead of the real one.
+	WrongBlockSize int `json:"wrong_block_size,omitempty"`
+	// FailStatus answers the next FailCount requests for generation with this status; FailCount -1 means all of them.
+	FailStatus int `json:"fail_status,omitempty"`
+	FailCount  int `json:"fail_count,omitempty"`
+	// AnswerDelayMS is waited before a request for generation is looked at.
+	AnswerDelayMS int `json:"answer_delay_ms,omitempty"`
+	// DieAfterTokens cuts the connection of an answer behind this many tokens.
+	DieAfterTokens int `json:"die_after_tokens,omitempty"`
+	// CachedTokensLie is added to the cached tokens in usage.
+	CachedTokensLie int `json:"cached_tokens_lie,omitempty"`
+	// Refuse closes the listening sockets of the engine's API until it is taken back.
+	Refuse bool `json:"refuse,omitempty"`
+	// Unhealthy makes /health answer 503.
+	Unhealthy bool `json:"unhealthy,omitempty"`
+	// NoTransferParams: a prefill answer lacks what the decode side needs.
+	NoTransferParams bool `json:"no_transfer_params,omitempty"`
+	// TransferFails: pulling blocks from a prefill engine fails.
+	TransferFails bool `json:"transfer_fails,omitempty"`
+}
+
+type faultBox struct {
+	mu sync.Mutex
+	f  Faults
+}
+
+func (b *faultBox) get() Faults {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.f
+}
+
+func (b *faultBox) set(f Faults) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.f = f
+}
+
+// takeBatch gives the faults for one batch and counts a dropped one down.
+func (b *faultBox) takeBatch() Faults {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f := b.f
+	if b.f.DropBatches > 0 && !b.f.StopEvents {
+		b.f.DropBatches--
+	}
+	return f
+}
+
+// takeFailure gives the status of a request that is to fail, or 0.
+func (b *faultBox) takeFailure() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.f.FailStatus == 0 || b.f.FailCount == 0 {
+		return 0
+	}
+	if b.f.FailCount > 0 {
+		b.f.FailCount--
+	}
+	return b.f.FailStatus
+}

@@ -1,0 +1,359 @@
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+type apiKind int
+
+const (
+	completionsAPI apiKind = iota
+	chatAPI
+	generateAPI // SGLang's own
+)
+
+// call is one request for generation on its way.
+type call struct {
+	*service
+	api      apiKind
+	r        *http.Request
+	body     *requestBody
+	raw      []byte
+	rec      *RequestRecord
+	id       string // external request id
+	rank     *rank
+	pinned   bool
+	prompts  [][]int32
+	seqs     []*sequence
+	transfer *transfer // nil: an ordinary request
+}
+
+func (s *service) completions(w http.ResponseWriter, r *http.Request)     { s.serve(w, r, completionsAPI) }
+func (s *service) chatCompletions(w http.ResponseWriter, r *http.Request) { s.serve(w, r, chatAPI) }
+func (s *service) generate(w http.ResponseWriter, r *http.Request)        { s.serve(w, r, generateAPI) }
+
+func (s *service) serve(w http.ResponseWriter, r *http.Request, api apiKind) {
+	raw, body, err := s.readBody(r)
+	c := &call{service: s, api: api, r: r, body: body, raw: raw, id: r.Header.Get("X-Request-Id")}
+	if c.id == "" {
+		c.id = randomHex(16)
+	} else {
+		w.Header().Set("X-Request-Id", c.id)
+	}
+	c.rec = s.stats.begin(r, c.id, raw)
+	if err == nil {
+		err = c.prepare()
+	}
+	if err == nil {
+		err = c.answer(w)
+	}
+	if err != nil {
+		e := asAPIError(err)
+		s.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Error, rec.Done = e.status, e.message, true })
+		s.writeError(w, err)
+	}
+}
+
+// wait sleeps unless the client or the engine goes first.
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// prepare turns the request into sequences for a rank.
+func (c *call) prepare() error {
+	f := c.faults.get()
+	if f.AnswerDelayMS > 0 {
+		wait(c.r.Context(), time.Duration(f.AnswerDelayMS)*time.Millisecond)
+	}
+	if status := c.faults.takeFailure(); status != 0 {
+		return &apiError{status, "InternalServerError", "", "injected failure"}
+	}
+	lora, err := c.adapter()
+	if err != nil {
+		return err
+	}
+	if err := c.readPrompts(); err != nil {
+		return err
+	}
+	if err := c.pickRank(); err != nil {
+		return err
+	}
+	n := 1
+	if c.body.N != nil {
+		n = *c.body.N
+	}
+	if n < 1 {
+		return badRequest("n must be at least 1")
+	}
+	id := identity{lora: lora, extra: c.body.ExtraKey}
+	if c.body.CacheSalt != nil {
+		id.salt, id.extra = *c.body.CacheSalt, ""
+	}
+	for _, prompt := range c.prompts {
+		limit, err := c.answerTokens(len(prompt))
+		if err != nil {
+			return err
+		}
+		for variant := range n {
+			c.seqs = append(c.seqs, &sequence{
+				prompt: len(prompt), ids: slices.Clone(prompt), maxTokens: limit, starter: c.api == chatAPI, variant: variant,
+				id: id, loraID: slices.Index(c.opts.LoRA, lora) + 1, session: c.session(),
+				report: c.body.VLLMXArgs["kv_cache_report_mode"] == "full",
+			})
+		}
+	}
+	if c.transfer, err = connectors[c.opts.Connector](c); err != nil {
+		return err
+	}
+	switch {
+	case c.opts.Role == Prefill && (c.transfer == nil || c.transfer.leg != legPrefill):
+		c.stats.count("violation: request without prefill parameters at a prefill engine")
+	case c.opts.Role == Decode && c.transfer != nil && c.transfer.leg == legPrefill:
+		c.stats.count("violation: prefill leg at a decode engine")
+		return badRequest("this engine only decodes")
+	}
+	for _, s := range c.seqs {
+		s.out = make(chan token, s.maxTokens+1)
+	}
+	return nil
+}
+
+// adapter is the LoRA adapter that the request names. vLLM knows adapters as models and refuses unknown models; the
+// others serve whatever name they are given.
+func (c *call) adapter() (string, error) {
+	if c.opts.Engine == SGLang && slices.Contains(c.opts.LoRA, c.body.LoraPath) {
+		return c.body.LoraPath, nil
+	}
+	switch {
+	case slices.Contains(c.opts.LoRA, c.body.Model):
+		return c.body.Model, nil
+	case c.body.Model == "" || c.body.Model == c.opts.Model || c.opts.Engine != VLLM:
+		return "", nil
+	}
+	return "", &apiError{http.StatusNotFound, "NotFoundError", "model", fmt.Sprintf("The model `%s` does not exist.", c.body.Model)}
+}
+
+func (c *call) session() string {
+	if c.opts.Engine == VLLM && c.body.SessionID == "" {
+		if s, ok := c.body.VLLMXArgs["session_id"].(string); ok {
+			return s
+		}
+		return c.r.Header.Get("X-Session-ID")
+	}
+	return c.body.SessionID
+}
+
+func (c *call) readPrompts() error {
+	tok := c.opts.Tokenizer
+	var err error
+	given := c.body.PromptTokenIDs
+	if v, ok := c.body.KVTransferParams["prompt_token_ids"]; ok && c.api == chatAPI {
+		given, _ = json.Marshal(v)
+	}
+	switch {
+	case c.api == chatAPI && given != nil:
+		c.prompts, err = tok.prompts(given, false)
+	case c.api == chatAPI && c.opts.Engine == SGLang && c.body.InputIDs != nil:
+		c.prompts, err = tok.prompts(c.body.InputIDs, false)
+	case c.api == chatAPI:
+		if len(c.body.Messages) == 0 {
+			return badRequest("1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}")
+		}
+		var ids []int32
+		ids, err = tok.promptOf(c.body)
+		c.prompts = [][]int32{ids}
+	case c.api == generateAPI && c.body.InputIDs != nil:
+		c.prompts, err = tok.prompts(c.body.InputIDs, false)
+	case c.api == generateAPI:
+		c.prompts, err = tok.prompts(c.body.Text, true)
+	default:
+		c.prompts, err = tok.prompts(c.body.Prompt, c.body.AddSpecialTokens == nil || *c.body.AddSpecialTokens)
+	}
+	if err != nil {
+		return err
+	}
+	for i := range c.prompts {
+		c.prompts[i] = truncated(c.body, c.prompts[i])
+	}
+	return nil
+}
+
+// answerTokens is the length of the answer to a prompt.
+func (c *call) answerTokens(prompt int) (int, error) {
+	limit := c.opts.OutputTokens
+	room := c.opts.MaxModelLen - prompt
+	if room < 1 {
+		return 0, badRequest(fmt.Sprintf("This model's maximum context length is %d tokens. However, your request has %d input tokens.", c.opts.MaxModelLen, prompt))
+	}
+	for _, v := range []*int{c.body.MaxTokens, c.body.MaxCompletionTokens, c.body.SamplingParams.MaxNewTokens} {
+		if v != nil {
+			limit = *v
+		}
+	}
+	if limit < 1 {
+		return 0, badRequest(fmt.Sprintf("max_tokens must be at least 1, got %d.", limit))
+	}
+	if c.body.MinTokens != nil && *c.body.MinTokens > limit {
+		return 0, badRequest(fmt.Sprintf("min_tokens must be less than or equal to max_tokens=%d, got %d.", limit, *c.body.MinTokens))
+	}
+	return min(limit, room), nil
+}
+
+// pickRank reads the rank that the request names, in the engine's way, or balances.
+func (c *call) pickRank() error {
+	n, pinned, err := c.namedRank()
+	switch {
+	case err != nil:
+		return err
+	case c.only >= 0:
+		c.rank = c.ranks[c.only]
+	case pinned:
+		if n < 0 || n >= len(c.ranks) {
+			return badRequest(fmt.Sprintf("data_parallel_rank %d is out of range [0, %d).", n, len(c.ranks)))
+		}
+		c.rank, c.pinned = c.ranks[n], true
+	default:
+		c.rank = c.balance()
+	}
+	c.stats.update(c.rec, func(rec *RequestRecord) { rec.Rank, rec.Pinned = c.rank.local, c.pinned })
+	return nil
+}
+
+func (c *call) namedRank() (n int, ok bool, err error) {
+	header, given := c.r.Header["X-Data-Parallel-Rank"]
+	switch c.opts.Engine {
+	case VLLM:
+		if !given {
+			return 0, false, nil
+		}
+		n, err := pythonInt(header[0])
+		return n, err == nil, nil
+	case SGLang:
+		if given && c.api != generateAPI {
+			n, err := pythonInt(header[0])
+			if err != nil {
+				return 0, false, badRequest("X-Data-Parallel-Rank must be an integer")
+			}
+			return n, true, nil
+		}
+		for _, v := range []*int{c.body.RoutedDPRank, c.body.DataParallelRank} {
+			if v != nil {
+				return *v, true, nil
+			}
+		}
+	case TRTLLM:
+		hint, _ := c.body.DisaggregatedParam["route_hint"].(map[string]any)
+		if v, ok := hint["dp_rank"].(json.Number); ok {
+			n, err := v.Int64()
+			return int(n), err == nil, nil
+		}
+	}
+	return 0, false, nil
+}
+
+// pythonInt parses what Python's int() does of decimal numbers.
+func pythonInt(s string) (int, error) {
+	return strconv.Atoi(strings.TrimPrefix(strings.TrimSpace(s), "+"))
+}
+
+// balance is the engine's own choice: SGLang goes round, the others take the least loaded by waiting * 4 + running.
+func (c *call) balance() *rank {
+	if c.opts.Engine == SGLang {
+		return c.ranks[int(c.turn.Add(1)-1)%len(c.ranks)]
+	}
+	best, least := c.ranks[0], 0
+	for i, r := range c.ranks {
+		waiting, running := r.depth()
+		if score := waiting*4 + running; i == 0 || score < least {
+			best, least = r, score
+		}
+	}
+	return best
+}
+
+// merged is a token with the sequence that it belongs to.
+type merged struct {
+	seq int
+	token
+}
+
+// answer runs the sequences and writes the answer.
+func (c *call) answer(w http.ResponseWriter) error {
+	if c.transfer != nil && c.transfer.before != nil {
+		if err := c.transfer.before(); err != nil {
+			return err
+		}
+	}
+	ctx := c.r.Context()
+	c.rank.submit(c.seqs...)
+	total := 0
+	for _, s := range c.seqs {
+		total += s.maxTokens + 1
+	}
+	tokens := make(chan merged, total)
+	left := make(chan struct{}, len(c.seqs))
+	for i, s := range c.seqs {
+		c.handlers.Add(1)
+		go func() {
+			defer c.handlers.Done()
+			for t := range s.out {
+				tokens <- merged{i, t}
+			}
+			left <- struct{}{}
+		}()
+	}
+	out := newOutput(c, w)
+	open := len(c.seqs)
+	for open > 0 || len(tokens) > 0 {
+		select {
+		case <-ctx.Done():
+			for _, s := range c.seqs {
+				c.rank.abort(s)
+			}
+			c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done = 499, true })
+			panic(http.ErrAbortHandler)
+		case <-left:
+			open--
+		case t := <-tokens:
+			if t.finish == "abort" {
+				c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done, rec.Error = 500, true, "engine died" })
+				panic(http.ErrAbortHandler)
+			}
+			out.token(t)
+			if f := c.faults.get(); f.DieAfterTokens > 0 && out.generated >= f.DieAfterTokens {
+				for _, s := range c.seqs {
+					c.rank.abort(s)
+				}
+				c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done, rec.Error = 500, true, "injected death" })
+				panic(http.ErrAbortHandler)
+			}
+		}
+	}
+	if c.transfer != nil && c.transfer.after != nil {
+		if err := c.transfer.after(out); err != nil {
+			return err
+		}
+	}
+	c.stats.update(c.rec, func(rec *RequestRecord) {
+		rec.Status, rec.Done = http.StatusOK, true
+		rec.PromptTokens, rec.CachedTokens, rec.Generated = out.prompt, out.cached, out.generated
+	})
+	out.end()
+	return nil
+}
+
+// traceNumber is a number that only has to differ between requests.
+func traceNumber() int64 { return rand.Int64N(1 << 62) }

@@ -1,0 +1,260 @@
+package enginesim
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// apiMux serves the API of one rank, or of all of them when only is -1.
+func (e *Engine) apiMux(only int) http.Handler {
+	m := http.NewServeMux()
+	s := &service{e, only}
+	m.HandleFunc("POST /v1/completions", s.completions)
+	m.HandleFunc("POST /v1/chat/completions", s.chatCompletions)
+	m.HandleFunc("GET /v1/models", s.models)
+	m.HandleFunc("GET /health", s.health)
+	m.HandleFunc("GET /metrics", s.metrics)
+	m.HandleFunc("GET /version", s.version)
+	switch e.opts.Engine {
+	case VLLM:
+		m.HandleFunc("POST /tokenize", s.tokenize)
+		m.HandleFunc("POST /detokenize", s.detokenize)
+		m.HandleFunc("GET /kv_event_sources", s.eventSources)
+		m.HandleFunc("GET /load", s.load)
+		m.HandleFunc("GET /server_info", s.vllmServerInfo)
+		m.HandleFunc("POST /reset_prefix_cache", s.resetPrefixCache)
+	case SGLang:
+		m.HandleFunc("POST /v1/tokenize", s.tokenize)
+		m.HandleFunc("POST /tokenize", s.tokenize)
+		m.HandleFunc("POST /generate", s.generate)
+		m.HandleFunc("GET /health_generate", s.health)
+		m.HandleFunc("GET /server_info", s.sglangServerInfo)
+		m.HandleFunc("GET /get_server_info", s.sglangServerInfo)
+		m.HandleFunc("GET /model_info", s.modelInfo)
+		m.HandleFunc("GET /get_model_info", s.modelInfo)
+		m.HandleFunc("GET /v1/loads", s.loads)
+		m.HandleFunc("POST /flush_cache", s.flushCache)
+	case TRTLLM:
+		m.HandleFunc("GET /server_info", s.trtServerInfo)
+		m.HandleFunc("POST /kv_cache_events", s.kvCacheEvents)
+	}
+	e.adminRoutes(m)
+	m.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusNotFound, map[string]any{"detail": "Not Found"})
+	})
+	return m
+}
+
+// sideMux serves what is not part of the engine's own API: block transfers and administration.
+func (e *Engine) sideMux() http.Handler {
+	m := http.NewServeMux()
+	e.transferRoutes(m)
+	e.adminRoutes(m)
+	return m
+}
+
+// adminRoutes are the endpoints that no engine has.
+func (e *Engine) adminRoutes(m *http.ServeMux) {
+	m.HandleFunc("GET /sim/stats", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, e.Stats()) })
+	m.HandleFunc("GET /sim/faults", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, e.Faults()) })
+	m.HandleFunc("POST /sim/faults", func(w http.ResponseWriter, r *http.Request) {
+		var f Faults
+		d := json.NewDecoder(r.Body)
+		d.DisallowUnknownFields()
+		if err := d.Decode(&f); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		answer := func() { writeJSON(w, http.StatusOK, f) }
+		if !f.Refuse {
+			if err := e.SetFaults(f); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			answer()
+			return
+		}
+		// The listener that carries this answer may be about to close.
+		answer()
+		if flush, ok := w.(http.Flusher); ok {
+			flush.Flush()
+		}
+		go func() { _ = e.SetFaults(f) }()
+	})
+	m.HandleFunc("POST /sim/restart", func(w http.ResponseWriter, _ *http.Request) { e.Restart(); writeJSON(w, http.StatusOK, true) })
+	m.HandleFunc("POST /sim/disconnect", func(w http.ResponseWriter, _ *http.Request) { e.Disconnect(); writeJSON(w, http.StatusOK, true) })
+	m.HandleFunc("POST /sim/reset", func(w http.ResponseWriter, _ *http.Request) {
+		ok := true
+		for _, r := range e.ranks {
+			ok = r.reset(false) && ok
+		}
+		writeJSON(w, http.StatusOK, ok)
+	})
+}
+
+// service is the API as seen through one listener.
+type service struct {
+	*Engine
+	only int // the rank behind the listener, -1 for all
+}
+
+func (s *service) visible() []*rank {
+	if s.only >= 0 {
+		return s.ranks[s.only : s.only+1]
+	}
+	return s.ranks
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+// writeError answers in the engine's shape.
+func (s *service) writeError(w http.ResponseWriter, err error) {
+	e := asAPIError(err)
+	var param any
+	if e.param != "" {
+		param = e.param
+	}
+	body := map[string]any{"message": e.message, "type": e.kind, "param": param, "code": e.status}
+	if s.opts.Engine == VLLM {
+		writeJSON(w, e.status, map[string]any{"error": body})
+		return
+	}
+	body["object"] = "error"
+	writeJSON(w, e.status, body)
+}
+
+func (s *service) health(w http.ResponseWriter, _ *http.Request) {
+	if s.faults.get().Unhealthy {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+}
+
+func (s *service) version(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, map[string]any{"version": "0.32.0"})
+}
+
+func (s *service) models(w http.ResponseWriter, _ *http.Request) {
+	type card struct {
+		ID      string  `json:"id"`
+		Object  string  `json:"object"`
+		Created int64   `json:"created"`
+		OwnedBy string  `json:"owned_by"`
+		Root    string  `json:"root"`
+		Parent  *string `json:"parent"`
+		MaxLen  *int    `json:"max_model_len"`
+	}
+	owner := string(s.opts.Engine)
+	data := []card{{s.opts.Model, "model", s.created.Unix(), owner, s.opts.Model, nil, &s.opts.MaxModelLen}}
+	for _, name := range s.opts.LoRA {
+		data = append(data, card{name, "model", s.created.Unix(), owner, name, &s.opts.Model, nil})
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": data})
+}
+
+func (s *service) load(w http.ResponseWriter, _ *http.Request) {
+	total := 0
+	for _, r := range s.visible() {
+		waiting, running := r.depth()
+		total += waiting + running
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"server_load": total})
+}
+
+// eventSources is vLLM's discovery of event streams: hosts as configured, ports as bound.
+func (s *service) eventSources(w http.ResponseWriter, _ *http.Request) {
+	out := map[string]any{}
+	for _, r := range s.visible() {
+		ev := s.asConfigured(s.opts.EventsEndpoint, endpoint(r.pub.pub))
+		var replay any
+		if r.pub.replay != nil {
+			replay = s.asConfigured(s.opts.ReplayEndpoint, endpoint(r.pub.replay))
+		}
+		out[strconv.Itoa(r.global())] = map[string]any{
+			"enable_kv_cache_events": s.opts.EventsEndpoint != "", "publisher": "zmq", "endpoint": ev, "replay_endpoint": replay,
+			"buffer_steps": s.opts.ReplaySteps, "hwm": 100000, "max_queue_size": 100000, "topic": s.opts.EventsTopic,
+		}
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+// asConfigured keeps a wildcard host of the configuration, with the port that was bound.
+func (s *service) asConfigured(configured, bound string) string {
+	if strings.HasPrefix(configured, "tcp://*:") {
+		return "tcp://*" + bound[strings.LastIndexByte(bound, ':'):]
+	}
+	return bound
+}
+
+func (s *service) vllmServerInfo(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, map[string]any{"vllm_config": fmt.Sprintf("model='%s', max_seq_len=%d, data_parallel_size=%d", s.opts.Model, s.opts.MaxModelLen, s.opts.Ranks)})
+}
+
+// resetPrefixCache clears every idle rank even when it fails for a busy one.
+func (s *service) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
+	force := r.URL.Query().Get("reset_running_requests") == "true"
+	ok := true
+	for _, rank := range s.visible() {
+		ok = rank.reset(force) && ok
+		rank.poke()
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"success": ok})
+}
+
+func (s *service) readBody(r *http.Request) ([]byte, *requestBody, error) {
+	raw, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, nil, badRequest("body: " + err.Error())
+	}
+	body, err := parseBody(raw)
+	return raw, body, err
+}
+
+func (s *service) tokenize(w http.ResponseWriter, r *http.Request) {
+	_, body, err := s.readBody(r)
+	if err != nil {
+		s.writeError(w, err)
+		return
+	}
+	tok := s.opts.Tokenizer
+	var ids []int32
+	if body.Messages != nil {
+		ids, err = tok.promptOf(body)
+	} else {
+		var text string
+		if json.Unmarshal(body.Prompt, &text) != nil {
+			err = badRequest("prompt: Input should be a valid string")
+		}
+		ids = tok.Encode(text, body.AddSpecialTokens == nil || *body.AddSpecialTokens)
+	}
+	if err != nil {
+		s.writeError(w, err)
+		return
+	}
+	if ids == nil {
+		ids = []int32{}
+	}
+	var strs []string
+	if body.ReturnTokenStrs {
+		for _, id := range ids {
+			strs = append(strs, tok.tokens[id])
+		}
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"count": len(ids), "max_model_len": s.opts.MaxModelLen, "tokens": ids, "token_strs": strs})
+}
+
+func (s *service) detokenize(w http.ResponseWriter, r *http.Request) {
+	_, body, err := s.readBody(r)
+	if err != nil {
+		s.writeError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"prompt": s.opts.Tokenizer.Decode(body.Tokens)})
+}

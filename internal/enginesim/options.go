@@ -1,0 +1,216 @@
+package enginesim
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+)
+
+// EngineKind names the engine that is played.
+type EngineKind string
+
+// The engines.
+const (
+	VLLM   EngineKind = "vllm"
+	SGLang EngineKind = "sglang"
+	TRTLLM EngineKind = "trtllm"
+)
+
+// Role is an engine's part in prefill/decode disaggregation.
+type Role string
+
+// The roles. A prefill engine refuses requests that are not prefill legs, a decode engine those that are.
+const (
+	Both    Role = "both"
+	Prefill Role = "prefill"
+	Decode  Role = "decode"
+)
+
+// Options say what to play. The zero value of a field means its default.
+type Options struct {
+	Engine    EngineKind // default vllm
+	Model     string     // default "demo"
+	LoRA      []string   // names of adapters that are served as models of their own
+	Listen    string     // default 127.0.0.1:0; with PortPerRank and a port that is not 0, rank r listens on port + r
+	SideAddr  string     // block transfers and /sim, also while the API refuses connections; default 127.0.0.1:0
+	Ranks     int        // data-parallel ranks, default 1
+	StartRank int        // global number of rank 0 (vLLM's hybrid balancing): events and metrics carry global numbers
+	// PortPerRank gives each rank an API of its own, as vLLM's external balancing does; rank headers then have no effect.
+	PortPerRank bool
+	BlockSize   int // tokens, default 16
+	Blocks      int // per rank, default 4096; vLLM keeps one for itself
+	MaxModelLen int // tokens of prompt and answer, default what the blocks hold, at most 131072
+
+	TokenizerFS fs.FS      // holds tokenizer.json or tokenizer.json.gz; read unless Tokenizer is set
+	Tokenizer   *Tokenizer // may be shared between engines
+
+	EventsEndpoint string // "tcp://127.0.0.1:0" (any port), "tcp://*:5557" (port + rank), "ipc://path"; empty: no events
+	EventsConnect  bool   // connect to a bound subscriber instead of binding
+	EventsTopic    string
+	ReplayEndpoint string // like EventsEndpoint; empty: no replay
+	ReplaySteps    int    // batches kept for replay, default 10000
+	OldReplay      bool   // replay replies without a topic frame, as engines before mid 2026
+	ArrayEvents    bool   // events as arrays, as engines before mid 2026
+	RawHashes      bool   // vLLM: whole digests instead of 64-bit numbers
+	HashAlgo       string // vLLM: sha256 (default) or sha256_cbor
+	HashSeed       string // vLLM: PYTHONHASHSEED, default "vllm-none-hash"
+	EventBuffer    int    // TensorRT-LLM: events kept for POST /kv_cache_events, default 8192; the oldest are dropped
+
+	Time         TimeModel
+	CoupledRanks bool // ranks step together (attention data parallel)
+
+	Role         Role          // default both
+	Connector    string        // see connectors; default by engine: nixl, bootstrap, trtllm
+	KVLease      time.Duration // how long a prefill engine keeps blocks that nobody fetches; default 30 s
+	BootstrapURL string        // prefill engines of SGLang: "host:port" of the bootstrap server, default 127.0.0.1:0
+
+	// OutputTokens is the length of an answer whose request names none; default 16.
+	OutputTokens int
+	Faults       Faults
+}
+
+// TimeModel gives the duration of a step of a rank:
+// A + P·prefill tokens + Q·Σ chunk·(start + chunk/2) + B·decoding requests + C·resident tokens of decoding requests.
+// The constants of public figures for a 70B model are in D70.
+type TimeModel struct {
+	A, P, Q, B, C time.Duration
+	// QPico and CPico are Q and C in picoseconds, for constants under a nanosecond; they are added.
+	QPico, CPico int64
+	Budget       int     // tokens a step, default 8192
+	MaxSeqs      int     // requests at once, default 256
+	Scale        float64 // of real time; 0 means that steps take no time
+}
+
+// D70 stands for a dense 70B model in FP8 on four H100 as one rank.
+var D70 = TimeModel{A: 10 * time.Millisecond, P: 50 * time.Microsecond, QPico: 1300, B: 30 * time.Microsecond, CPico: 35_000, Budget: 8192, MaxSeqs: 256, Scale: 1}
+
+// load is what a step computes.
+type load struct {
+	prefill, decoding, resident int
+	quadratic                   float64 // Σ chunk·(start + chunk/2)
+}
+
+func (m TimeModel) step(l load) time.Duration {
+	ps := float64(m.A+m.P*time.Duration(l.prefill)+m.B*time.Duration(l.decoding)+m.C*time.Duration(l.resident))*1000 +
+		(float64(m.Q)*1000+float64(m.QPico))*l.quadratic + float64(m.CPico)*float64(l.resident)
+	return time.Duration(ps / 1000 * m.Scale)
+}
+
+// BindFlags makes flags for what a person sets on a command line.
+func (o *Options) BindFlags(f *flag.FlagSet) {
+	f.Func("engine", "engine to play: vllm (default), sglang, trtllm", func(s string) error { o.Engine = EngineKind(s); return nil })
+	f.StringVar(&o.Model, "model", "demo", "served model `name`")
+	f.Func("lora", "comma-separated `names` of adapters", func(s string) error { o.LoRA = strings.Split(s, ","); return nil })
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:8000", "`address` of the API")
+	f.StringVar(&o.SideAddr, "side-listen", "127.0.0.1:0", "`address` for block transfers and /sim")
+	f.IntVar(&o.Ranks, "ranks", 1, "data-parallel ranks")
+	f.IntVar(&o.StartRank, "start-rank", 0, "global number of the first rank")
+	f.BoolVar(&o.PortPerRank, "port-per-rank", false, "one API port for each rank")
+	f.IntVar(&o.BlockSize, "block-size", 16, "`tokens` in a KV block")
+	f.IntVar(&o.Blocks, "blocks", 4096, "KV blocks of a rank")
+	f.IntVar(&o.MaxModelLen, "max-model-len", 0, "`tokens` of prompt and answer (0: what the blocks hold)")
+	f.StringVar(&o.EventsEndpoint, "events", "tcp://127.0.0.1:5557", "KV event `endpoint`, port + rank; empty for none")
+	f.BoolVar(&o.EventsConnect, "events-connect", false, "connect to the event endpoint instead of binding it")
+	f.StringVar(&o.EventsTopic, "events-topic", "", "`topic` of the events")
+	f.StringVar(&o.ReplayEndpoint, "replay", "", "replay `endpoint`, port + rank; empty for none")
+	f.IntVar(&o.ReplaySteps, "replay-steps", 10000, "`batches` kept for replay")
+	f.BoolVar(&o.OldReplay, "old-replay", false, "replay replies without a topic frame")
+	f.BoolVar(&o.ArrayEvents, "array-events", false, "events as arrays instead of maps")
+	f.BoolVar(&o.RawHashes, "raw-hashes", false, "block hashes as bytes (vllm)")
+	f.StringVar(&o.HashAlgo, "hash-algo", "sha256", "sha256 or sha256_cbor (vllm)")
+	f.BoolVar(&o.CoupledRanks, "coupled-ranks", false, "ranks step together")
+	f.DurationVar(&o.Time.A, "step-base", 0, "`time` of an empty step")
+	f.DurationVar(&o.Time.P, "step-prefill", 0, "`time` a prefill token")
+	f.DurationVar(&o.Time.B, "step-decode", 0, "`time` a decoding request and step")
+	f.IntVar(&o.Time.Budget, "step-tokens", 8192, "`tokens` a step")
+	f.IntVar(&o.Time.MaxSeqs, "max-seqs", 256, "`requests` at once on a rank")
+	f.Float64Var(&o.Time.Scale, "time-scale", 1, "`factor` on every step's time; 0 for none")
+	f.Func("role", "both (default), prefill or decode", func(s string) error { o.Role = Role(s); return nil })
+	f.StringVar(&o.Connector, "connector", "", "prefill/decode `protocol` (default: nixl, bootstrap or trtllm, by engine)")
+	f.DurationVar(&o.KVLease, "kv-lease", 30*time.Second, "`time` for which prefilled blocks wait to be fetched")
+	f.StringVar(&o.BootstrapURL, "bootstrap", "127.0.0.1:0", "`address` of the bootstrap server (sglang prefill)")
+	f.IntVar(&o.OutputTokens, "output-tokens", 16, "length of an answer whose request names none")
+}
+
+func orInt(p *int, value int) {
+	if *p == 0 {
+		*p = value
+	}
+}
+
+func orText(p *string, value string) {
+	if *p == "" {
+		*p = value
+	}
+}
+
+// complete fills in defaults and refuses what cannot be played.
+func (o *Options) complete() error {
+	if o.Engine == "" {
+		o.Engine = VLLM
+	}
+	if o.Role == "" {
+		o.Role = Both
+	}
+	orText(&o.Model, "demo")
+	orText(&o.Listen, "127.0.0.1:0")
+	orText(&o.SideAddr, "127.0.0.1:0")
+	orText(&o.BootstrapURL, "127.0.0.1:0")
+	orText(&o.HashAlgo, "sha256")
+	orText(&o.HashSeed, "vllm-none-hash")
+	orInt(&o.Ranks, 1)
+	orInt(&o.BlockSize, 16)
+	orInt(&o.Blocks, 4096)
+	orInt(&o.ReplaySteps, 10_000)
+	orInt(&o.EventBuffer, 8192)
+	orInt(&o.OutputTokens, 16)
+	orInt(&o.Time.Budget, 8192)
+	orInt(&o.Time.MaxSeqs, 256)
+	if o.KVLease == 0 {
+		o.KVLease = 30 * time.Second
+	}
+	usable := (o.Blocks - 1) * o.BlockSize
+	if o.MaxModelLen == 0 {
+		o.MaxModelLen = min(usable, 131072)
+	}
+	if o.Connector == "" {
+		o.Connector = map[EngineKind]string{VLLM: "nixl", SGLang: "bootstrap", TRTLLM: "trtllm"}[o.Engine]
+	}
+	switch {
+	case o.Engine != VLLM && o.Engine != SGLang && o.Engine != TRTLLM:
+		return fmt.Errorf("engine %q: want vllm, sglang or trtllm", o.Engine)
+	case o.Role != Both && o.Role != Prefill && o.Role != Decode:
+		return fmt.Errorf("role %q: want both, prefill or decode", o.Role)
+	case connectors[o.Connector] == nil:
+		return fmt.Errorf("connector %q is not known", o.Connector)
+	case o.HashAlgo != "sha256" && o.HashAlgo != "sha256_cbor":
+		return fmt.Errorf("hash algorithm %q: want sha256 or sha256_cbor", o.HashAlgo)
+	case o.Ranks < 1 || o.BlockSize < 1 || o.Blocks < 2:
+		return errors.New("ranks and block size must be positive, blocks at least 2")
+	case o.MaxModelLen > usable:
+		return fmt.Errorf("max model len %d is more than the cache holds (%d tokens)", o.MaxModelLen, usable)
+	case o.Tokenizer == nil && o.TokenizerFS == nil:
+		return errors.New("no tokenizer")
+	}
+	if o.Tokenizer == nil {
+		var err error
+		if o.Tokenizer, err = LoadTokenizer(o.TokenizerFS); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *Options) hasher() hasher {
+	switch o.Engine {
+	case SGLang:
+		return sglangHasher{}
+	case TRTLLM:
+		return trtllmHasher{}
+	default:
+		return newVLLMHasher(o.HashSeed, o.HashAlgo == "sha256_cbor")
+	}
+}

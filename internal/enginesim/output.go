@@ -1,0 +1,227 @@
+package enginesim
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// output collects the tokens of a call and writes them as the API wants.
+type output struct {
+	c       *call
+	w       http.ResponseWriter
+	flush   http.Flusher
+	created int64
+	name    string // id in the answer
+	choices []choice
+	seen    map[int]bool // prompts whose tokens are counted
+
+	prompt, cached, generated int
+	// extra is put on the top level of the answer, perChoice into each choice.
+	extra, perChoice map[string]any
+}
+
+type choice struct {
+	text   strings.Builder
+	ids    []int32
+	finish string
+}
+
+func newOutput(c *call, w http.ResponseWriter) *output {
+	o := &output{c: c, w: w, created: time.Now().Unix(), choices: make([]choice, len(c.seqs)), seen: map[int]bool{}, extra: map[string]any{}, perChoice: map[string]any{}}
+	o.name = o.answerID()
+	if c.body.Stream {
+		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		o.flush, _ = w.(http.Flusher)
+	}
+	return o
+}
+
+func (o *output) answerID() string {
+	if o.c.opts.Engine == SGLang {
+		var rid string
+		if json.Unmarshal(o.c.body.RID, &rid) == nil && rid != "" {
+			return rid
+		}
+		return randomHex(16)
+	}
+	if o.c.api == chatAPI {
+		return "chatcmpl-" + o.c.id
+	}
+	return "cmpl-" + o.c.id
+}
+
+func (o *output) token(t merged) {
+	ch := &o.choices[t.seq]
+	first := len(ch.ids) == 0
+	text := o.c.opts.Tokenizer.Decode([]int32{t.id})
+	ch.text.WriteString(text)
+	ch.ids = append(ch.ids, t.id)
+	ch.finish = t.finish
+	o.generated++
+	variants := len(o.c.seqs) / len(o.c.prompts)
+	if p := t.seq / variants; first && !o.seen[p] {
+		o.seen[p] = true
+		o.prompt += o.c.seqs[t.seq].prompt
+		o.cached += t.cached
+	}
+	if o.c.body.Stream {
+		o.chunk(t, text, first)
+	}
+}
+
+func (o *output) usage() map[string]any {
+	cached := max(0, o.cached+o.c.faults.get().CachedTokensLie)
+	u := map[string]any{
+		"prompt_tokens": o.prompt, "completion_tokens": o.generated, "total_tokens": o.prompt + o.generated,
+		"prompt_tokens_details": map[string]any{"cached_tokens": cached},
+	}
+	if o.c.transfer != nil && o.c.transfer.usage != nil {
+		o.c.transfer.usage(u)
+	}
+	return u
+}
+
+func finishOrNull(s string) any {
+	if s == "" {
+		return nil
+	}
+	return s
+}
+
+func (o *output) object(chunk bool) string {
+	switch {
+	case o.c.api != chatAPI:
+		return "text_completion"
+	case chunk:
+		return "chat.completion.chunk"
+	default:
+		return "chat.completion"
+	}
+}
+
+func (o *output) head(chunk bool, choices []any) map[string]any {
+	return map[string]any{"id": o.name, "object": o.object(chunk), "created": o.created, "model": o.c.modelName(), "choices": choices}
+}
+
+func (c *call) modelName() string {
+	if c.body.Model == "" {
+		return c.opts.Model
+	}
+	return c.body.Model
+}
+
+func (o *output) chunk(t merged, text string, first bool) {
+	if o.c.api == generateAPI {
+		// SGLang's own stream carries the whole text so far in every chunk.
+		o.event(o.generateAnswer(t.seq))
+		return
+	}
+	base := map[string]any{"index": t.seq, "logprobs": nil, "finish_reason": finishOrNull(t.finish)}
+	if o.c.api == chatAPI {
+		if first {
+			head := o.head(true, []any{map[string]any{"index": t.seq, "delta": map[string]any{"role": "assistant", "content": ""}, "logprobs": nil, "finish_reason": nil}})
+			if o.c.body.ReturnTokenIDs {
+				head["prompt_token_ids"] = o.c.promptOfSeq(t.seq)
+			}
+			o.event(head)
+		}
+		base["delta"] = map[string]any{"content": text}
+	} else {
+		base["text"] = text
+		base["stop_reason"] = nil
+		if first && o.c.body.ReturnTokenIDs {
+			base["prompt_token_ids"] = o.c.promptOfSeq(t.seq)
+		}
+	}
+	if o.c.body.ReturnTokenIDs {
+		base["token_ids"] = []int32{t.id}
+	}
+	o.event(o.head(true, []any{base}))
+}
+
+// promptOfSeq is the prompt of a sequence, which the rank does not touch.
+func (c *call) promptOfSeq(i int) []int32 {
+	return c.prompts[i/(len(c.seqs)/len(c.prompts))]
+}
+
+func (o *output) event(v any) {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return
+	}
+	_, _ = o.w.Write(append(append([]byte("data: "), raw...), "\n\n"...))
+	if o.flush != nil {
+		o.flush.Flush()
+	}
+}
+
+func (o *output) generateAnswer(i int) map[string]any {
+	ch := &o.choices[i]
+	meta := map[string]any{
+		"id": o.name, "prompt_tokens": len(o.c.promptOfSeq(i)), "completion_tokens": len(ch.ids),
+		"cached_tokens": max(0, o.cached+o.c.faults.get().CachedTokensLie), "finish_reason": nil,
+	}
+	if ch.finish != "" {
+		meta["finish_reason"] = map[string]any{"type": ch.finish, "length": len(ch.ids)}
+	}
+	return map[string]any{"text": ch.text.String(), "output_ids": ch.ids, "meta_info": meta}
+}
+
+// end writes what comes behind the last token.
+func (o *output) end() {
+	switch {
+	case o.c.body.Stream:
+		if o.c.api != generateAPI && o.c.body.StreamOptions != nil && o.c.body.StreamOptions.IncludeUsage {
+			last := o.head(true, []any{})
+			last["usage"] = o.usage()
+			o.event(last)
+		}
+		_, _ = o.w.Write([]byte("data: [DONE]\n\n"))
+	case o.c.api == generateAPI:
+		if len(o.choices) == 1 {
+			writeJSON(o.w, http.StatusOK, o.generateAnswer(0))
+			return
+		}
+		var list []any
+		for i := range o.choices {
+			list = append(list, o.generateAnswer(i))
+		}
+		writeJSON(o.w, http.StatusOK, list)
+	default:
+		o.whole()
+	}
+}
+
+func (o *output) whole() {
+	var choices []any
+	for i := range o.choices {
+		ch := &o.choices[i]
+		v := map[string]any{"index": i, "logprobs": nil, "finish_reason": ch.finish, "stop_reason": nil}
+		if o.c.api == chatAPI {
+			v["message"] = map[string]any{"role": "assistant", "content": ch.text.String(), "tool_calls": []any{}}
+		} else {
+			v["text"] = ch.text.String()
+		}
+		if o.c.body.ReturnTokenIDs {
+			v["token_ids"] = ch.ids
+			if o.c.api != chatAPI {
+				v["prompt_token_ids"] = o.c.promptOfSeq(i)
+			}
+		}
+		for key, x := range o.perChoice {
+			v[key] = x
+		}
+		choices = append(choices, v)
+	}
+	answer := o.head(false, choices)
+	answer["usage"] = o.usage()
+	if o.c.body.ReturnTokenIDs && o.c.api == chatAPI {
+		answer["prompt_token_ids"] = o.c.promptOfSeq(0)
+	}
+	for key, v := range o.extra {
+		answer[key] = v
+	}
+	writeJSON(o.w, http.StatusOK, answer)
+}

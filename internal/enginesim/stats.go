@@ -1,0 +1,133 @@
+package enginesim
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"strings"
+	"sync"
+)
+
+// statsKept bounds the requests that /sim/stats tells.
+const statsKept = 2000
+
+// RequestRecord is what the engine saw of one request for generation.
+type RequestRecord struct {
+	RequestID    string            `json:"request_id"`
+	Path         string            `json:"path"`
+	Headers      map[string]string `json:"headers"` // lower-case names
+	BodySHA256   string            `json:"body_sha256"`
+	BodyBytes    int               `json:"body_bytes"`
+	Rank         int               `json:"rank"`   // local; -1 if the request came to no rank
+	Pinned       bool              `json:"pinned"` // the request named its rank
+	Leg          string            `json:"leg,omitempty"`
+	PromptTokens int               `json:"prompt_tokens"`
+	CachedTokens int               `json:"cached_tokens"`
+	RemoteTokens int               `json:"remote_tokens,omitempty"`
+	Generated    int               `json:"generated_tokens"`
+	Status       int               `json:"status"` // 499: the client went away
+	Error        string            `json:"error,omitempty"`
+	Done         bool              `json:"done"`
+}
+
+// RankStats are the totals of a rank.
+type RankStats struct {
+	Rank            int `json:"rank"` // global
+	Requests        int `json:"requests"`
+	Finished        int `json:"finished"`
+	Aborted         int `json:"aborted"`
+	Running         int `json:"running"`
+	Waiting         int `json:"waiting"`
+	PromptTokens    int `json:"prompt_tokens"`
+	CachedTokens    int `json:"cached_tokens"`
+	GeneratedTokens int `json:"generated_tokens"`
+	TransferTokens  int `json:"transferred_tokens"`
+	Steps           int `json:"steps"`
+	BlocksUsed      int `json:"blocks_used"`
+	BlocksCached    int `json:"blocks_cached"`
+	Evictions       int `json:"evictions"`
+	Subscribers     int `json:"subscribers"`
+	Sequence        int `json:"sequence"` // of the next batch
+}
+
+// Stats is the answer of GET /sim/stats.
+type Stats struct {
+	Engine   EngineKind      `json:"engine"`
+	Ranks    []RankStats     `json:"ranks"`
+	Requests []RequestRecord `json:"requests"` // the newest, in order of arrival
+	// Protocol counts what the prefill/decode protocols saw, and each violation by its name.
+	Protocol map[string]int `json:"protocol"`
+	Held     int            `json:"held"` // prefilled requests whose blocks nobody has fetched yet
+}
+
+type stats struct {
+	mu       sync.Mutex
+	records  []*RequestRecord
+	protocol map[string]int
+}
+
+func (s *stats) begin(r *http.Request, id string, raw []byte) *RequestRecord {
+	sum := sha256.Sum256(raw)
+	rec := &RequestRecord{RequestID: id, Path: r.URL.Path, Headers: map[string]string{}, BodySHA256: hex.EncodeToString(sum[:]), BodyBytes: len(raw), Rank: -1}
+	for name, values := range r.Header {
+		rec.Headers[strings.ToLower(name)] = strings.Join(values, ", ")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.records = append(s.records, rec)
+	if len(s.records) > statsKept {
+		s.records = s.records[len(s.records)-statsKept:]
+	}
+	return rec
+}
+
+func (s *stats) update(rec *RequestRecord, f func(*RequestRecord)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(rec)
+}
+
+func (s *stats) count(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.protocol == nil {
+		s.protocol = map[string]int{}
+	}
+	s.protocol[name]++
+}
+
+// Stats tells what the engine has seen.
+func (e *Engine) Stats() Stats {
+	out := Stats{Engine: e.opts.Engine, Protocol: map[string]int{}, Requests: []RequestRecord{}, Held: e.held.size()}
+	for _, r := range e.ranks {
+		out.Ranks = append(out.Ranks, r.stats())
+	}
+	e.stats.mu.Lock()
+	defer e.stats.mu.Unlock()
+	for _, rec := range e.stats.records {
+		out.Requests = append(out.Requests, *rec)
+	}
+	for name, n := range e.stats.protocol {
+		out.Protocol[name] = n
+	}
+	return out
+}
+
+func (r *rank) stats() RankStats {
+	subs := r.pub.subscribers()
+	r.pub.mu.Lock()
+	seq := r.pub.seq
+	r.pub.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.counts
+	cached := 0
+	for _, list := range r.pool.cached {
+		cached += len(list)
+	}
+	return RankStats{
+		Rank: r.global(), Requests: c.Requests, Finished: c.Finished, Aborted: c.Aborted, Running: len(r.running), Waiting: len(r.waiting),
+		PromptTokens: c.PromptTokens, CachedTokens: c.CachedTokens, GeneratedTokens: c.GeneratedTokens, TransferTokens: c.TransferredTokens,
+		Steps: c.Steps, BlocksUsed: r.pool.used(), BlocksCached: cached, Evictions: r.pool.evictions, Subscribers: subs, Sequence: int(seq),
+	}
+}
