@@ -1,0 +1,188 @@
+package tokenizer
+
+import (
+	"sort"
+	"strings"
+	"unicode/utf8"
+)
+
+// AddedToken is a token that is cut out of the text before the model sees it.
+// The flags are those of tokenizer.json.
+type AddedToken struct {
+	ID      uint32 `json:"id"`
+	Content string `json:"content"`
+	// SingleWord asks for no word character on either side.
+	SingleWord bool `json:"single_word"`
+	// Lstrip and Rstrip take the white space on that side into the token.
+	Lstrip bool `json:"lstrip"`
+	Rstrip bool `json:"rstrip"`
+	// Normalized tokens are looked for in the normalized text.
+	Normalized bool `json:"normalized"`
+	Special    bool `json:"special"`
+}
+
+// addedSet finds added tokens: the leftmost, of those the longest.
+type addedSet struct {
+	first   [256]*addedStart
+	starts  []byte // the distinct first bytes
+	content map[string]int
+	tokens  []AddedToken
+}
+
+// addedStart is what is known of the tokens that begin with one byte.
+type addedStart struct {
+	second [256]bool // possible second bytes; all if a token has one byte only
+	sizes  []int     // distinct lengths, longest first
+}
+
+// newAddedSet builds the set of tokens as they are searched for: contents[i] is
+// the text of tokens[i]. Empty contents never match. Of equal contents the last
+// counts.
+func newAddedSet(tokens []AddedToken, contents []string) *addedSet {
+	a := &addedSet{content: map[string]int{}}
+	for i, c := range contents {
+		if c == "" {
+			continue
+		}
+		a.content[c] = len(a.tokens)
+		a.tokens = append(a.tokens, tokens[i])
+		st := a.first[c[0]]
+		if st == nil {
+			st = &addedStart{}
+			a.first[c[0]] = st
+			a.starts = append(a.starts, c[0])
+		}
+		if len(c) == 1 {
+			for b := range st.second {
+				st.second[b] = true
+			}
+		} else {
+			st.second[c[1]] = true
+		}
+		st.addSize(len(c))
+	}
+	return a
+}
+
+func (st *addedStart) addSize(n int) {
+	for _, s := range st.sizes {
+		if s == n {
+			return
+		}
+	}
+	st.sizes = append(st.sizes, n)
+	sort.Sort(sort.Reverse(sort.IntSlice(st.sizes)))
+}
+
+// at is the longest token at s[i].
+func (a *addedSet) at(s string, i int) (index, size int, ok bool) {
+	st := a.first[s[i]]
+	if st == nil || i+1 < len(s) && !st.second[s[i+1]] {
+		return 0, 0, false
+	}
+	for _, n := range st.sizes {
+		if i+n <= len(s) {
+			if k, ok := a.content[s[i:i+n]]; ok {
+				return k, n, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
+// next is the first token at or after i, and where it is; at is len(s) if there
+// is none.
+func (a *addedSet) next(s string, i int) (at, index, size int) {
+	switch len(a.starts) {
+	case 0:
+		return len(s), 0, 0
+	case 1:
+		for i < len(s) {
+			k := strings.IndexByte(s[i:], a.starts[0])
+			if k < 0 {
+				break
+			}
+			i += k
+			if index, size, ok := a.at(s, i); ok {
+				return i, index, size
+			}
+			i++
+		}
+		return len(s), 0, 0
+	}
+	for ; i < len(s); i++ {
+		if a.first[s[i]] == nil {
+			continue
+		}
+		if index, size, ok := a.at(s, i); ok {
+			return i, index, size
+		}
+	}
+	return len(s), 0, 0
+}
+
+// addedHit is an added token in a text: it replaces s[from:to]. A token with
+// Rstrip may reach over the start of the next one, as in the library.
+type addedHit struct {
+	from, to int
+	token    *AddedToken
+	// hard says that what comes after to cannot change the cut.
+	hard bool
+}
+
+// search is a walk over the added tokens of a text.
+type search struct {
+	set *addedSet
+	s   string
+	pos int // where to look for the next token
+	cut int // end of the last hit
+}
+
+// next is the next hit; false at the end of the text.
+func (w *search) next() (addedHit, bool) {
+	for {
+		at, index, size := w.set.next(w.s, w.pos)
+		if size == 0 {
+			return addedHit{}, false
+		}
+		w.pos = at + size
+		t := &w.set.tokens[index]
+		hit := addedHit{from: at, to: at + size, token: t}
+		if t.SingleWord && (wordBefore(w.s, hit.from) || wordAfter(w.s, hit.to)) {
+			continue
+		}
+		if t.Lstrip {
+			hit.from = max(spaceBefore(w.s, hit.from), w.cut)
+		}
+		if t.Rstrip {
+			hit.to = skip(w.s, hit.to, clsWS)
+		}
+		w.cut = hit.to
+		return hit, true
+	}
+}
+
+func wordBefore(s string, i int) bool {
+	r, n := utf8.DecodeLastRuneInString(s[:i])
+	return n > 0 && runeClass(r)&clsWord != 0
+}
+
+func wordAfter(s string, i int) bool {
+	if i == len(s) {
+		return false
+	}
+	c, _ := classAt(s, i)
+	return c&clsWord != 0
+}
+
+// spaceBefore is where the white space that ends at i begins.
+func spaceBefore(s string, i int) int {
+	for i > 0 {
+		r, n := utf8.DecodeLastRuneInString(s[:i])
+		if runeClass(r)&clsWS == 0 {
+			break
+		}
+		i -= n
+	}
+	return i
+}

@@ -1,0 +1,132 @@
+package tokenizer
+
+import "strings"
+
+// encode appends the ids of text[from:], from being 0 or the end of a hard cut.
+func (w *worker) encode(dst []uint32, text string, from int) []uint32 {
+	find := search{set: w.t.raw, s: text, pos: from, cut: from}
+	at := from
+	for {
+		hit, ok := find.next()
+		if !ok {
+			break
+		}
+		if at < hit.from {
+			dst = w.stretch(dst, text[at:hit.from], at == 0)
+		}
+		dst = append(dst, hit.token.ID)
+		at = hit.to
+	}
+	if at < len(text) {
+		dst = w.stretch(dst, text[at:], at == 0)
+	}
+	return dst
+}
+
+// stretch appends the ids of text without raw added tokens: it is normalized,
+// and the added tokens of normalized text are cut out.
+func (w *worker) stretch(dst []uint32, s string, first bool) []uint32 {
+	if w.t.nfc && composeAt(s, 0) < len(s) {
+		w.nfc = appendNFC(w.nfc[:0], s)
+		s = stringOf(w.nfc)
+	}
+	if len(w.t.normal.starts) == 0 {
+		return w.plain(dst, s, first)
+	}
+	if w.t.sp != nil {
+		// Tokens of normalized text are compared with what the normalizer made.
+		return w.normalizedSpace(dst, s, first)
+	}
+	find := search{set: w.t.normal, s: s}
+	at := 0
+	for {
+		hit, ok := find.next()
+		if !ok {
+			break
+		}
+		if at < hit.from {
+			dst = w.plain(dst, s[at:hit.from], first && at == 0)
+		}
+		dst = append(dst, hit.token.ID)
+		at = hit.to
+	}
+	if at < len(s) {
+		dst = w.plain(dst, s[at:], first && at == 0)
+	}
+	return dst
+}
+
+// normalizedSpace is the rest of stretch for SentencePiece models.
+func (w *worker) normalizedSpace(dst []uint32, s string, first bool) []uint32 {
+	w.added = append(w.added[:0], w.t.normalizedText(s)...)
+	s = string(w.added)
+	find := search{set: w.t.normal, s: s}
+	at := 0
+	for {
+		hit, ok := find.next()
+		if !ok {
+			break
+		}
+		if at < hit.from {
+			dst = w.pretokenized(dst, s[at:hit.from], first && at == 0)
+		}
+		dst = append(dst, hit.token.ID)
+		at = hit.to
+	}
+	if at < len(s) {
+		dst = w.pretokenized(dst, s[at:], first && at == 0)
+	}
+	return dst
+}
+
+// normalizedText is the text as the normalizer leaves it, with spaces where it
+// has U+2581.
+func (t *Tokenizer) normalizedText(s string) string {
+	s = strings.ReplaceAll(s, lowLine, " ")
+	if t.prefix == prefixAlways && s != "" {
+		s = " " + s
+	}
+	return s
+}
+
+// plain appends the ids of text without added tokens.
+func (w *worker) plain(dst []uint32, s string, first bool) []uint32 {
+	if w.t.sp != nil && strings.Contains(s, lowLine) {
+		w.text = w.text[:0]
+		for {
+			i := strings.Index(s, lowLine)
+			if i < 0 {
+				break
+			}
+			w.text = append(append(w.text, s[:i]...), ' ')
+			s = s[i+len(lowLine):]
+		}
+		w.text = append(w.text, s...)
+		s = stringOf(w.text)
+	}
+	if w.t.prefix == prefixAlways {
+		return w.spaced(dst, s)
+	}
+	return w.pretokenized(dst, s, first)
+}
+
+// pretokenized appends the ids of normalized text.
+func (w *worker) pretokenized(dst []uint32, s string, first bool) []uint32 {
+	switch {
+	case w.t.prefix == prefixFirst && !first, w.t.prefix == prefixNone, w.t.prefix == prefixAlways:
+	case s[0] != ' ':
+		return w.spaced(dst, s)
+	}
+	return w.paragraphs(dst, s)
+}
+
+// spaced appends the ids of a space and s.
+func (w *worker) spaced(dst []uint32, s string) []uint32 {
+	w.spacing = append(append(w.spacing[:0], ' '), s...)
+	return w.paragraphs(dst, stringOf(w.spacing))
+}
+
+// paragraphs is words through the memory of what was seen before.
+func (w *worker) paragraphs(dst []uint32, s string) []uint32 {
+	return w.words(dst, s)
+}

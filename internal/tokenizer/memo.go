@@ -1,0 +1,4 @@
+package tokenizer
+
+type memo struct{}
+type cutter struct{}

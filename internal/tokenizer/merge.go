@@ -1,0 +1,323 @@
+package tokenizer
+
+import (
+	"fmt"
+	"math/bits"
+)
+
+// noRank says that a pair does not merge. Ranks need 24 bits.
+const (
+	noRank   = 1<<32 - 1
+	maxRanks = 1<<24 - 1
+)
+
+// merges answers which pairs of tokens join, in which order, into what.
+//
+// Invariant: slots is an open-addressing table, a power of two, at most two
+// thirds full; a slot is left id (20 bits), right id (20 bits), rank (24 bits),
+// and all ones when empty.
+type merges struct {
+	slots  []uint64
+	shift  uint
+	result []uint32 // rank -> token
+	// bytePair is the rank for the pairs of single bytes of byte-level models.
+	bytePair []uint32
+}
+
+func newMerges(n int) *merges {
+	size := 1 << bits.Len(uint(n*3/2+1))
+	m := &merges{slots: make([]uint64, size), shift: uint(64 - bits.Len(uint(size-1)))}
+	for i := range m.slots {
+		m.slots[i] = ^uint64(0)
+	}
+	return m
+}
+
+// put sets the rank of a pair. Of a pair that is listed twice the later rank
+// counts, as in the library.
+func (m *merges) put(left, right, rank uint32) {
+	key := uint64(left)<<20 | uint64(right)
+	at := key * mulC >> m.shift
+	for m.slots[at] != ^uint64(0) && m.slots[at]>>24 != key {
+		at = (at + 1) & uint64(len(m.slots)-1)
+	}
+	m.slots[at] = key<<24 | uint64(rank)
+}
+
+// rank is the order of the pair's merge, noRank if it has none.
+func (m *merges) rank(left, right uint32) uint32 {
+	key := uint64(left)<<20 | uint64(right)
+	slots := m.slots
+	for at := key * mulC >> m.shift; ; at++ {
+		slot := slots[at&uint64(len(slots)-1)]
+		if slot>>24 == key {
+			return uint32(slot & (1<<24 - 1))
+		}
+		if slot == ^uint64(0) {
+			return noRank
+		}
+	}
+}
+
+// flatLimit is the number of symbols up to which scanning all ranks for the
+// least beats a heap. Measured: they cross between 40 and 60.
+const flatLimit = 48
+
+// merger is the scratch memory of one merge at a time.
+type merger struct {
+	syms  []uint32
+	ranks []uint32
+	next  []int32
+	prev  []int32
+	heap  []uint64
+}
+
+// maxKept bounds the symbols for which a merger keeps its memory between words.
+const maxKept = 1 << 14
+
+// trim gives back the memory that an unusually long word took.
+func (w *merger) trim() {
+	if cap(w.syms) > maxKept {
+		*w = merger{}
+	}
+}
+
+// run merges w.syms, appending what is left to dst: always the pair of least
+// rank, the leftmost of equals.
+func (w *merger) run(m *merges, dst []uint32) []uint32 {
+	n := len(w.syms)
+	if n < 2 {
+		return append(dst, w.syms...)
+	}
+	if cap(w.ranks) < n {
+		w.ranks = make([]uint32, 2*n)
+	}
+	w.ranks = w.ranks[:n]
+	for i := range n - 1 {
+		w.ranks[i] = m.rank(w.syms[i], w.syms[i+1])
+	}
+	w.ranks[n-1] = noRank
+	if n <= flatLimit {
+		return w.flat(m, dst)
+	}
+	return w.heaped(m, dst)
+}
+
+func (w *merger) flat(m *merges, dst []uint32) []uint32 {
+	syms, ranks := w.syms, w.ranks
+	for {
+		least, at := uint32(noRank), 0
+		for i, r := range ranks {
+			if r < least {
+				least, at = r, i
+			}
+		}
+		if least == noRank {
+			return append(dst, syms...)
+		}
+		syms[at] = m.result[least]
+		n := len(syms) - 1
+		copy(syms[at+1:], syms[at+2:])
+		copy(ranks[at+1:], ranks[at+2:])
+		syms, ranks = syms[:n], ranks[:n]
+		if at > 0 {
+			ranks[at-1] = m.rank(syms[at-1], syms[at])
+		}
+		ranks[at] = noRank
+		if at+1 < n {
+			ranks[at] = m.rank(syms[at], syms[at+1])
+		}
+	}
+}
+
+// heaped is flat for many symbols: a linked list of them and a heap of rank and
+// position, whose entries are stale when the pair there has changed. It takes
+// n log n time, so that a word of any length is safe.
+func (w *merger) heaped(m *merges, dst []uint32) []uint32 {
+	n := len(w.syms)
+	if cap(w.next) < n {
+		w.next, w.prev = make([]int32, 2*n), make([]int32, 2*n)
+	}
+	next, prev, syms, ranks := w.next[:n], w.prev[:n], w.syms, w.ranks
+	heap := w.heap[:0]
+	for i := range n {
+		next[i], prev[i] = int32(i+1), int32(i-1)
+		if ranks[i] != noRank {
+			heap = append(heap, uint64(ranks[i])<<32|uint64(i))
+		}
+	}
+	for i := len(heap)/2 - 1; i >= 0; i-- {
+		sink(heap, i)
+	}
+	set := func(i int32) {
+		ranks[i] = noRank
+		if j := next[i]; int(j) < n {
+			if r := m.rank(syms[i], syms[j]); r != noRank {
+				ranks[i] = r
+				heap = append(heap, uint64(r)<<32|uint64(i))
+				rise(heap)
+			}
+		}
+	}
+	for len(heap) > 0 {
+		top := heap[0]
+		heap[0] = heap[len(heap)-1]
+		heap = heap[:len(heap)-1]
+		sink(heap, 0)
+		at, rank := int32(uint32(top)), uint32(top>>32)
+		if ranks[at] != rank {
+			continue
+		}
+		syms[at] = m.result[rank]
+		gone := next[at]
+		ranks[gone] = noRank
+		after := next[gone]
+		next[at] = after
+		if int(after) < n {
+			prev[after] = at
+		}
+		set(at)
+		if p := prev[at]; p >= 0 {
+			set(p)
+		}
+	}
+	w.heap = heap
+	for i := 0; i < n; i = int(next[i]) {
+		dst = append(dst, syms[i])
+	}
+	return dst
+}
+
+// sink restores the heap below i.
+func sink(h []uint64, i int) {
+	for {
+		c := 2*i + 1
+		if c >= len(h) {
+			return
+		}
+		if c+1 < len(h) && h[c+1] < h[c] {
+			c++
+		}
+		if h[i] <= h[c] {
+			return
+		}
+		h[i], h[c] = h[c], h[i]
+		i = c
+	}
+}
+
+// rise restores the heap above its last entry.
+func rise(h []uint64) {
+	for i := len(h) - 1; i > 0; {
+		p := (i - 1) / 2
+		if h[p] <= h[i] {
+			return
+		}
+		h[p], h[i] = h[i], h[p]
+		i = p
+	}
+}
+
+// readMerges reads the list of pairs, "a b" or ["a","b"]. find gives the id of
+// a token string; a token that no text reaches has reachable false.
+func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool)) (*merges, error) {
+	var left, both []byte
+	var pairs [][2]uint32
+	var result []uint32
+	part := func(token []byte) ([]byte, uint32, bool, error) {
+		from := len(both)
+		b, reachable := text(both, token)
+		if !reachable {
+			if _, ok := v.literal[string(token)]; ok {
+				return both, 0, false, nil
+			}
+			return both, 0, false, fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(result), token)
+		}
+		id, _, ok := v.find(b[from:])
+		if !ok {
+			return both, 0, false, fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(result), token)
+		}
+		return b, id, true, nil
+	}
+	err := s.array(func() error {
+		both = both[:0]
+		var ids [2]uint32
+		usable := true
+		take := func(k int, token []byte) error {
+			b, id, reachable, err := part(token)
+			both, ids[k] = b, id
+			usable = usable && reachable
+			return err
+		}
+		if s.peek() == '[' {
+			k := 0
+			if err := s.array(func() error {
+				token, err := s.str()
+				if err != nil {
+					return err
+				}
+				if k > 1 {
+					return fmt.Errorf("merge %d has more than two parts", len(result))
+				}
+				k++
+				return take(k-1, token)
+			}); err != nil {
+				return err
+			}
+			if k != 2 {
+				return fmt.Errorf("merge %d has %d parts", len(result), k)
+			}
+		} else {
+			pair, err := s.str()
+			if err != nil {
+				return err
+			}
+			cut := -1
+			for i, c := range pair {
+				if c == ' ' {
+					if cut >= 0 {
+						return fmt.Errorf("merge %d has more than two parts", len(result))
+					}
+					cut = i
+				}
+			}
+			if cut < 0 {
+				return fmt.Errorf("merge %d has one part", len(result))
+			}
+			left = append(left[:0], pair[cut+1:]...)
+			if err := take(0, pair[:cut]); err != nil {
+				return err
+			}
+			if err := take(1, left); err != nil {
+				return err
+			}
+		}
+		if len(result) >= maxRanks {
+			return fmt.Errorf("more than %d merges", maxRanks)
+		}
+		joined := uint32(0)
+		if usable {
+			id, _, ok := v.find(both)
+			if !ok {
+				return fmt.Errorf("merge %d makes %q, which is not in the vocabulary", len(result), both)
+			}
+			joined = id
+			pairs = append(pairs, ids)
+		} else {
+			pairs = append(pairs, [2]uint32{maxID, maxID})
+		}
+		result = append(result, joined)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	m := newMerges(len(pairs))
+	m.result = append([]uint32(nil), result...)
+	for rank, p := range pairs {
+		if p[0] != maxID {
+			m.put(p[0], p[1], uint32(rank))
+		}
+	}
+	return m, nil
+}

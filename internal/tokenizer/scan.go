@@ -1,0 +1,268 @@
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+)
+
+// maxDepth bounds the nesting of JSON that is skipped over.
+const maxDepth = 200
+
+// errJSON is wrapped by all that scanner reports.
+var errJSON = errors.New("malformed JSON")
+
+// scanner reads JSON in place. It is used for tokenizer.json only, where maps
+// of 200,000 entries make encoding/json too slow.
+type scanner struct {
+	b   []byte
+	at  int
+	buf []byte
+}
+
+func (s *scanner) fail(what string) error {
+	return fmt.Errorf("%w: %s at byte %d", errJSON, what, s.at)
+}
+
+// peek skips white space and returns the next byte, 0 at the end.
+func (s *scanner) peek() byte {
+	for s.at < len(s.b) {
+		switch c := s.b[s.at]; c {
+		case ' ', '\t', '\n', '\r':
+			s.at++
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+func (s *scanner) expect(c byte) error {
+	if s.peek() != c {
+		return s.fail(fmt.Sprintf("want %q", c))
+	}
+	s.at++
+	return nil
+}
+
+// next steps over the comma between members; false at the closing byte.
+func (s *scanner) next(first bool, closing byte) (bool, error) {
+	if s.peek() == closing {
+		s.at++
+		return false, nil
+	}
+	if first {
+		return true, nil
+	}
+	return true, s.expect(',')
+}
+
+// object calls f for each member with its key, valid until the next string is
+// read; f has to consume the value.
+func (s *scanner) object(f func(key []byte) error) error {
+	if err := s.expect('{'); err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		more, err := s.next(first, '}')
+		if err != nil || !more {
+			return err
+		}
+		key, err := s.str()
+		if err != nil {
+			return err
+		}
+		if err := s.expect(':'); err != nil {
+			return err
+		}
+		if err := f(key); err != nil {
+			return err
+		}
+	}
+}
+
+// array calls f for each element; f has to consume it.
+func (s *scanner) array(f func() error) error {
+	if err := s.expect('['); err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		more, err := s.next(first, ']')
+		if err != nil || !more {
+			return err
+		}
+		if err := f(); err != nil {
+			return err
+		}
+	}
+}
+
+// str reads a string. The bytes are valid until the next call.
+func (s *scanner) str() ([]byte, error) {
+	if err := s.expect('"'); err != nil {
+		return nil, err
+	}
+	from := s.at
+	for s.at < len(s.b) {
+		switch c := s.b[s.at]; {
+		case c == '"':
+			s.at++
+			return s.checked(s.b[from : s.at-1])
+		case c == '\\':
+			return s.escaped(from)
+		case c < 0x20:
+			return nil, s.fail("control character in string")
+		}
+		s.at++
+	}
+	return nil, s.fail("unterminated string")
+}
+
+func (s *scanner) checked(b []byte) ([]byte, error) {
+	if !utf8.Valid(b) {
+		return nil, s.fail("invalid UTF-8")
+	}
+	return b, nil
+}
+
+// escaped reads the rest of a string that has escapes.
+func (s *scanner) escaped(from int) ([]byte, error) {
+	s.buf = append(s.buf[:0], s.b[from:s.at]...)
+	for s.at < len(s.b) {
+		c := s.b[s.at]
+		s.at++
+		switch {
+		case c == '"':
+			return s.checked(s.buf)
+		case c < 0x20:
+			return nil, s.fail("control character in string")
+		case c != '\\':
+			s.buf = append(s.buf, c)
+			continue
+		}
+		if s.at >= len(s.b) {
+			break
+		}
+		c = s.b[s.at]
+		s.at++
+		if c == 'u' {
+			r, err := s.unicode()
+			if err != nil {
+				return nil, err
+			}
+			s.buf = utf8.AppendRune(s.buf, r)
+			continue
+		}
+		x := simpleEscape[c]
+		if x == 0 {
+			return nil, s.fail("bad escape")
+		}
+		s.buf = append(s.buf, x)
+	}
+	return nil, s.fail("unterminated string")
+}
+
+var simpleEscape = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
+
+// unicode reads the digits after \u, and the second half of a surrogate pair.
+func (s *scanner) unicode() (rune, error) {
+	r, err := s.hex4()
+	if err != nil || r < 0xd800 || r > 0xdfff {
+		return r, err
+	}
+	if r < 0xdc00 && s.at+1 < len(s.b) && s.b[s.at] == '\\' && s.b[s.at+1] == 'u' {
+		s.at += 2
+		low, err := s.hex4()
+		if err != nil {
+			return 0, err
+		}
+		if low >= 0xdc00 && low <= 0xdfff {
+			return (r-0xd800)<<10 + (low - 0xdc00) + 0x10000, nil
+		}
+	}
+	return 0, s.fail("lone surrogate")
+}
+
+func (s *scanner) hex4() (rune, error) {
+	if s.at+4 > len(s.b) {
+		return 0, s.fail("short \\u escape")
+	}
+	var r rune
+	for _, c := range s.b[s.at : s.at+4] {
+		switch {
+		case c >= '0' && c <= '9':
+			r = r<<4 | rune(c-'0')
+		case c|0x20 >= 'a' && c|0x20 <= 'f':
+			r = r<<4 | rune(c|0x20-'a'+10)
+		default:
+			return 0, s.fail("bad \\u escape")
+		}
+	}
+	s.at += 4
+	return r, nil
+}
+
+// uint reads a non-negative integer below limit.
+func (s *scanner) uint(limit uint32) (uint32, error) {
+	if c := s.peek(); c < '0' || c > '9' {
+		return 0, s.fail("want a number")
+	}
+	var v uint64
+	for s.at < len(s.b) && s.b[s.at] >= '0' && s.b[s.at] <= '9' {
+		if v = v*10 + uint64(s.b[s.at]-'0'); v >= uint64(limit) {
+			return 0, s.fail(fmt.Sprintf("number not below %d", limit))
+		}
+		s.at++
+	}
+	return uint32(v), nil
+}
+
+// raw skips a value and returns its bytes, which are not validated beyond
+// strings and nesting.
+func (s *scanner) raw() ([]byte, error) {
+	s.peek()
+	from := s.at
+	for depth := 0; ; {
+		switch c := s.peek(); c {
+		case 0:
+			return nil, s.fail("unexpected end")
+		case '"':
+			if _, err := s.str(); err != nil {
+				return nil, err
+			}
+		case '{', '[':
+			s.at++
+			if depth++; depth > maxDepth {
+				return nil, s.fail("nested too deeply")
+			}
+			continue
+		case '}', ']':
+			s.at++
+			depth--
+		case ',', ':':
+			if depth == 0 {
+				return nil, s.fail("want a value")
+			}
+			s.at++
+			continue
+		default:
+			start := s.at
+			for s.at < len(s.b) && isScalarByte(s.b[s.at]) {
+				s.at++
+			}
+			if s.at == start {
+				return nil, s.fail("unexpected byte")
+			}
+		}
+		if depth == 0 {
+			return s.b[from:s.at], nil
+		}
+		if depth < 0 {
+			return nil, s.fail("unbalanced brackets")
+		}
+	}
+}
+
+func isScalarByte(c byte) bool {
+	return c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' || c == '-' || c == '+' || c == '.'
+}

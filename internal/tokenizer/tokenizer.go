@@ -1,0 +1,207 @@
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"unicode/utf8"
+)
+
+// ErrText is wrapped by the errors of Encode: the text is one that the
+// reference refuses too, or is longer than MaxText.
+var ErrText = errors.New("text cannot be tokenized")
+
+// MaxText bounds the bytes of one text.
+const MaxText = 1 << 28
+
+// Tokenizer computes token ids. It is immutable but for its caches, and safe
+// for concurrent use.
+type Tokenizer struct {
+	config       Config
+	vocab        *vocab
+	merges       *merges
+	ignoreMerges bool
+	splitter     splitter
+	cuts         *cutter
+	nfc          bool
+	prefix       prefixSpace
+
+	sp     *spaceModel // nil for byte-level models
+	byteID [256]uint32
+
+	added     []AddedToken
+	addedID   map[string]uint32
+	raw       *addedSet
+	normal    *addedSet
+	before    []uint32
+	after     []uint32
+	literalOf map[uint32]string
+
+	workers chan *worker
+	memo    *memo
+}
+
+// prefixSpace is how a space is put before a stretch of text.
+type prefixSpace uint8
+
+const (
+	prefixNone   prefixSpace = iota
+	prefixAlways             // normalizer Prepend: before each stretch between added tokens
+	prefixUnless             // unless the stretch begins with a space
+	prefixFirst              // the same, and only at the start of the text
+)
+
+// spaceModel is what SentencePiece-style models have instead of bytes.
+type spaceModel struct {
+	bmp    []uint32 // token of a character of the basic plane, maxID if none
+	astral map[rune]uint32
+	bytes  [256]uint32
+}
+
+// symbols appends the tokens that merging of a word starts from.
+func (t *Tokenizer) symbols(dst []uint32, word []byte) []uint32 {
+	if t.sp != nil {
+		return t.sp.symbols(dst, word)
+	}
+	for _, b := range word {
+		dst = append(dst, t.byteID[b])
+	}
+	return dst
+}
+
+func (m *spaceModel) symbols(dst []uint32, word []byte) []uint32 {
+	for i := 0; i < len(word); {
+		if b := word[i]; b < 0x80 {
+			if id := m.bmp[b]; id != maxID {
+				dst = append(dst, id)
+			} else {
+				dst = append(dst, m.bytes[b])
+			}
+			i++
+			continue
+		}
+		r, n := utf8.DecodeRune(word[i:])
+		id := uint32(maxID)
+		if r < 0x10000 {
+			id = m.bmp[r]
+		} else if a, ok := m.astral[r]; ok {
+			id = a
+		}
+		if id != maxID {
+			dst = append(dst, id)
+		} else {
+			for _, b := range word[i : i+n] {
+				dst = append(dst, m.bytes[b])
+			}
+		}
+		i += n
+	}
+	return dst
+}
+
+// Encode appends the ids of text to dst. With addSpecial it adds what the
+// tokenizer's post-processor adds (a BOS token, say), as engines do for
+// completions and not for rendered chats. Text has to be valid UTF-8: with
+// anything else, which Python cannot even express, the error wraps ErrText.
+// Time is near linear in the length for any text.
+func (t *Tokenizer) Encode(dst []uint32, text string, addSpecial bool) ([]uint32, error) {
+	if err := checkText(text); err != nil {
+		return dst, err
+	}
+	if dst == nil {
+		dst = make([]uint32, 0, len(text)/3+16)
+	}
+	if addSpecial {
+		dst = append(dst, t.before...)
+	}
+	w := t.acquire()
+	dst = w.encode(dst, text, 0)
+	t.release(w)
+	if addSpecial {
+		dst = append(dst, t.after...)
+	}
+	return dst, nil
+}
+
+func checkText(text string) error {
+	if len(text) > MaxText {
+		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrText, len(text), MaxText)
+	}
+	if !utf8.ValidString(text) {
+		return fmt.Errorf("%w: not valid UTF-8", ErrText)
+	}
+	return nil
+}
+
+// acquire waits for a worker: there are twice as many as processors, so that
+// the memory of their caches is bounded.
+func (t *Tokenizer) acquire() *worker {
+	if w := <-t.workers; w != nil {
+		return w
+	}
+	return newWorker(t)
+}
+
+func (t *Tokenizer) release(w *worker) { t.workers <- w }
+
+func newWorkers() chan *worker {
+	n := 2 * runtime.GOMAXPROCS(0)
+	c := make(chan *worker, n)
+	for range n {
+		c <- nil
+	}
+	return c
+}
+
+// TokenID is the id of a token by its string as in tokenizer.json; added tokens
+// come first.
+func (t *Tokenizer) TokenID(token string) (uint32, bool) {
+	if id, ok := t.addedID[token]; ok {
+		return id, true
+	}
+	if id, ok := t.vocab.literal[token]; ok {
+		return id, true
+	}
+	text := byteLevelText
+	if t.sp != nil {
+		text = spaceMarkText
+	}
+	b, ok := text(nil, []byte(token))
+	if !ok {
+		return 0, false
+	}
+	id, _, ok := t.vocab.find(b)
+	return id, ok
+}
+
+// Token is the string of an id as in tokenizer.json.
+func (t *Tokenizer) Token(id uint32) (string, bool) {
+	if s, ok := t.literalOf[id]; ok {
+		return s, true
+	}
+	if int(id) >= len(t.vocab.has) || !t.vocab.has[id] {
+		return "", false
+	}
+	if t.sp != nil {
+		return spaceMarkString(t.vocab.bytes(id)), true
+	}
+	return byteLevelString(t.vocab.bytes(id)), true
+}
+
+// VocabSize is the number of tokens, added ones included.
+func (t *Tokenizer) VocabSize() int {
+	n := t.vocab.count
+	for _, a := range t.added {
+		if int(a.ID) >= len(t.vocab.has) || !t.vocab.has[a.ID] {
+			n++
+		}
+	}
+	return n
+}
+
+// AddedTokens lists the added tokens by id.
+func (t *Tokenizer) AddedTokens() []AddedToken { return slices.Clone(t.added) }
+
+// Config is what the files around tokenizer.json say.
+func (t *Tokenizer) Config() *Config { return &t.config }

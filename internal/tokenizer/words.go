@@ -1,0 +1,154 @@
+package tokenizer
+
+import (
+	"encoding/binary"
+	"unsafe"
+)
+
+// Words of up to 16 bytes whose ids are at most three are kept in a table whose
+// entries are half a cache line; longer words up to maxWord bytes in a store.
+// Longer ones are never kept, so that a hostile prompt cannot fill the memory.
+const (
+	hotBits  = 14
+	hotIDs   = 3
+	maxWord  = 64
+	longText = 1 << 18
+)
+
+// hotWord is one short word. key is its bytes, padded with zeros; size tells
+// "a" from "a\x00". A zero size is an empty entry.
+type hotWord struct {
+	key  [2]uint64
+	size uint16
+	n    uint16
+	ids  [hotIDs]uint32
+}
+
+// headMask keeps the first n bytes of a little-endian word.
+var headMask = func() (m [9]uint64) {
+	for n := 1; n < 8; n++ {
+		m[n] = 1<<(8*n) - 1
+	}
+	m[8] = ^uint64(0)
+	return m
+}()
+
+// worker is what one Encode at a time uses: caches and scratch memory.
+type worker struct {
+	t       *Tokenizer
+	hot     []hotWord
+	long    *store
+	merge   merger
+	ends    [512]uint32
+	nfc     []byte
+	text    []byte // text with U+2581 turned into spaces
+	spacing []byte // text with a space put before it
+	added   []byte
+	segment []uint32
+}
+
+func newWorker(t *Tokenizer) *worker {
+	return &worker{t: t, hot: make([]hotWord, 1<<hotBits), long: newStore(1<<12, longText, longText/4)}
+}
+
+// reset empties the caches.
+func (w *worker) reset() {
+	clear(w.hot)
+	w.long.reset()
+}
+
+// bytesOf is the bytes of s, not to be written to.
+func bytesOf(s string) []byte {
+	return unsafe.Slice(unsafe.StringData(s), len(s)) //nolint:gosec // a read-only view, so that words can be loaded eight bytes at a time
+}
+
+// stringOf is b as a string that lives only while b is not written to.
+func stringOf(b []byte) string {
+	return unsafe.String(unsafe.SliceData(b), len(b)) //nolint:gosec // a scratch buffer, read before it is written again
+}
+
+// words appends the ids of the words of s.
+func (w *worker) words(dst []uint32, s string) []uint32 {
+	for at := 0; at < len(s); {
+		n, next := w.t.splitter.split(s, at, w.ends[:])
+		dst = w.lookup(dst, bytesOf(s), at, w.ends[:n])
+		at = next
+	}
+	return dst
+}
+
+// lookup appends the ids of the words of text that start at from and end at
+// ends.
+func (w *worker) lookup(dst []uint32, text []byte, from int, ends []uint32) []uint32 {
+	hot := w.hot
+	for _, e := range ends {
+		end := int(e)
+		size := end - from
+		if size > 16 {
+			dst = w.longWord(dst, text[from:end])
+			from = end
+			continue
+		}
+		var k0, k1 uint64
+		if from+16 <= len(text) {
+			t := text[from : from+16]
+			k0, k1 = binary.LittleEndian.Uint64(t), binary.LittleEndian.Uint64(t[8:])
+		} else {
+			var pad [16]byte
+			copy(pad[:], text[from:])
+			k0, k1 = binary.LittleEndian.Uint64(pad[:]), binary.LittleEndian.Uint64(pad[8:])
+		}
+		if size <= 8 {
+			k0 &= headMask[size]
+			k1 = 0
+		} else {
+			k1 &= headMask[size-8]
+		}
+		h := fold(k0^hashSeed, k1^mulA+uint64(size))
+		entry := &hot[h&uint64(len(hot)-1)]
+		if entry.key[0] == k0 && entry.key[1] == k1 && int(entry.size) == size {
+			if n := len(dst); cap(dst)-n >= hotIDs {
+				*(*[hotIDs]uint32)(dst[n : n+hotIDs]) = entry.ids
+				dst = dst[:n+int(entry.n)]
+			} else {
+				dst = append(dst, entry.ids[:entry.n]...)
+			}
+			from = end
+			continue
+		}
+		at := len(dst)
+		dst = w.merged(dst, text[from:end])
+		if n := len(dst) - at; n <= hotIDs {
+			*entry = hotWord{key: [2]uint64{k0, k1}, size: uint16(size), n: uint16(n)}
+			copy(entry.ids[:], dst[at:])
+		}
+		from = end
+	}
+	return dst
+}
+
+// longWord is lookup for a word of more than 16 bytes.
+func (w *worker) longWord(dst []uint32, word []byte) []uint32 {
+	if len(word) > maxWord {
+		return w.merged(dst, word)
+	}
+	h := hashBytes(word)
+	if ids, ok := w.long.get(h, word); ok {
+		return append(dst, ids...)
+	}
+	at := len(dst)
+	dst = w.merged(dst, word)
+	w.long.put(h, word, dst[at:])
+	return dst
+}
+
+// merged appends the ids of a word without asking the caches.
+func (w *worker) merged(dst []uint32, word []byte) []uint32 {
+	if id, whole, ok := w.t.vocab.find(word); ok && (whole || w.t.ignoreMerges) {
+		return append(dst, id)
+	}
+	w.merge.syms = w.t.symbols(w.merge.syms[:0], word)
+	dst = w.merge.run(w.t.merges, dst)
+	w.merge.trim()
+	return dst
+}
