@@ -1,0 +1,140 @@
+package routing
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// request is what choose looks for.
+type request struct {
+	leg     int
+	pool    Role
+	policy  *Policy
+	pending int64
+	// worker is the number of a worker that must not be chosen, none32 for none.
+	worker int32
+	// zone is preferred, "" for none.
+	zone string
+}
+
+// candidate is an eligible target with the numbers that the stages compare.
+type candidate struct {
+	slot kvindex.Slot
+	// pos is the place in Router.order, row that in the explanation.
+	pos, row, worker int32
+	overlap, miss    int64
+	queue, work      int64
+	kv, active       int64
+	speed, cost      float64
+}
+
+// choice is a candidate and what commit has to do with it.
+type choice struct {
+	candidate
+	leg    int
+	models *pool
+	via    Via
+	// cursor is the position that a round robin took, none32 if none did.
+	cursor   int32
+	rankFree bool
+	degraded string
+
+	key          Key
+	conversation uint32
+	firstTurn    bool
+	keepBinding  bool
+	implicit     bool
+}
+
+// decision is one run of the pipeline.
+type decision struct {
+	r   *Router
+	now time.Duration
+	q   *Query
+	request
+	ex *Explanation
+
+	pin    *Pin
+	cands  []candidate
+	counts [numReasons]int
+	choice
+	// bestOverlap is the greatest overlap of an eligible target.
+	bestOverlap int64
+	// unreported says that a candidate has no fresh report and the policy needs one.
+	unreported bool
+	softCap    int64
+	// priced says that the candidates have costs.
+	priced bool
+}
+
+// choose runs the stages. It changes nothing but the router's scratch memory.
+func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanation) (choice, error) {
+	d := decision{r: r, now: now, q: q, request: req, ex: ex, pin: q.Pin}
+	d.choice.leg, d.cursor, d.via = req.leg, none32, ViaCost
+	d.recognise()
+	d.eligible()
+	if len(d.cands) == 0 {
+		return choice{}, d.refusal()
+	}
+	if d.pinned() || d.sticky() {
+		return d.done()
+	}
+	if len(d.cands) == 0 {
+		return choice{}, d.refusal()
+	}
+	if d.firstPhase() {
+		return d.done()
+	}
+	if !d.fairShare() {
+		return choice{}, d.refusal()
+	}
+	if !d.warmUp() && !d.firstTurnStage() {
+		d.price(d.cands, &d.policy.Cost, d.gate())
+		d.least(d.cands)
+		if ex != nil {
+			ex.verdict("pick", "%s at cost %.0f", r.targets[d.slot].info.Target, d.cost)
+		}
+	}
+	return d.done()
+}
+
+func (d *decision) done() (choice, error) {
+	d.ex.costs(d.cands, d.priced)
+	return d.choice, nil
+}
+
+// refusal is the error of a decision without candidates.
+func (d *decision) refusal() error {
+	busy := 0
+	for reason := eligible; reason < numReasons; reason++ {
+		if reason.busy() {
+			busy += d.counts[reason]
+		}
+	}
+	if busy > 0 {
+		return &CapacityError{Pool: d.pool, Counts: d.counts, RetryAfter: d.r.retryAfter()}
+	}
+	return &NoTargetError{Pool: d.pool, Counts: d.counts}
+}
+
+// take makes the candidate the choice.
+func (d *decision) take(c *candidate, via Via) {
+	d.candidate = *c
+	d.via = via
+}
+
+// keep leaves only the candidates that f accepts.
+func (d *decision) keep(stage string, reason Reason, f func(c *candidate) bool) {
+	n := 0
+	for i := range d.cands {
+		if c := &d.cands[i]; f(c) {
+			d.cands[n] = *c
+			n++
+		} else {
+			d.counts[reason]++
+			d.ex.drop(c, stage)
+		}
+	}
+	d.cands = d.cands[:n]
+}

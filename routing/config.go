@@ -1,0 +1,74 @@
+package routing
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Config is the settings of a Router. DefaultConfig gives the defaults.
+type Config struct {
+	// Policy chooses the target of a request that one worker serves whole.
+	Policy Policy `json:"policy" yaml:"policy"`
+	// Disagg decides about prefill and decode pools.
+	Disagg Disagg `json:"disagg" yaml:"disagg"`
+	// MaxConversations bounds the table of conversations, per leg. 1 to 2^28.
+	MaxConversations int `json:"maxConversations" yaml:"maxConversations"`
+	// MaxPrefixBlocks bounds the blocks kept to recognise implicit conversations, per
+	// leg; about 40 bytes each. 1 to 2^28.
+	MaxPrefixBlocks int `json:"maxPrefixBlocks" yaml:"maxPrefixBlocks"`
+	// Node tells generated conversation keys of replicas apart.
+	Node uint64 `json:"node" yaml:"node"`
+	// ReportTTL is how long an engine's report is believed. 10 ms to 10 min.
+	ReportTTL time.Duration `json:"reportTTL" yaml:"reportTTL"`
+	// WaitingTokens is the prefill that a waiting request of others is taken for when
+	// its engine does not report tokens. 0 to 10^6.
+	WaitingTokens int64 `json:"waitingTokens" yaml:"waitingTokens"`
+	// RemoteTTL ends bookings of other replicas whose end never came. 1 s to 24 h.
+	RemoteTTL time.Duration `json:"remoteTTL" yaml:"remoteTTL"`
+	// PrefillRate is a target's prefill speed in tokens per second, for retry hints
+	// only. 1 to 10^7.
+	PrefillRate float64 `json:"prefillRate" yaml:"prefillRate"`
+}
+
+// DefaultConfig is kv-aware for whole requests and the cost rule for pools.
+func DefaultConfig() Config {
+	return Config{
+		Policy:           kvAware(),
+		Disagg:           DefaultDisagg(),
+		MaxConversations: 100_000,
+		MaxPrefixBlocks:  1 << 20,
+		ReportTTL:        10 * time.Second,
+		WaitingTokens:    2048,
+		RemoteTTL:        10 * time.Minute,
+		PrefillRate:      10_000,
+	}
+}
+
+// Validate checks every setting against its bounds.
+func (c *Config) Validate() error {
+	if err := c.Policy.Validate(); err != nil {
+		return fmt.Errorf("policy: %w", err)
+	}
+	if err := c.Disagg.Validate(); err != nil {
+		return fmt.Errorf("disagg: %w", err)
+	}
+	return check("", []bound{
+		{"maxConversations", float64(c.MaxConversations), 1, 1 << 28},
+		{"maxPrefixBlocks", float64(c.MaxPrefixBlocks), 1, 1 << 28},
+		{"reportTTL", c.ReportTTL.Seconds(), 0.01, 600},
+		{"waitingTokens", float64(c.WaitingTokens), 0, 1e6},
+		{"remoteTTL", c.RemoteTTL.Seconds(), 1, 86400},
+		{"prefillRate", c.PrefillRate, 1, 1e7},
+	})
+}
+
+// retryAfter guesses from the shortest queue when there is room.
+func (r *Router) retryAfter() time.Duration {
+	least := int64(math.MaxInt64)
+	for _, slot := range r.order {
+		least = min(least, r.targets[slot].load.Queue)
+	}
+	seconds := math.Ceil(float64(least) / r.config.PrefillRate)
+	return time.Duration(min(max(seconds, 1), 30)) * time.Second
+}

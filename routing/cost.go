@@ -1,0 +1,231 @@
+package routing
+
+import "math"
+
+// workerSum is the loads of a worker's candidates.
+type workerSum struct {
+	queue, active, ranks int64
+	// at is the place of the worker's candidate in the first phase, plus one.
+	at int32
+}
+
+// gate tells whether overlaps count: the best one must be strictly above the
+// threshold.
+func (d *decision) gate() bool {
+	g := &d.policy.Gate
+	if !g.On {
+		return true
+	}
+	open := float64(d.bestOverlap)/float64(max(d.q.PromptTokens, 1)) > g.Threshold
+	if d.ex != nil {
+		d.ex.verdict("gate", "best overlap %d of %d, open %v", d.bestOverlap, d.q.PromptTokens, open)
+	}
+	return open
+}
+
+// price computes the cost of every candidate.
+func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
+	d.priced = w == &d.policy.Cost
+	prompt := float64(d.q.PromptTokens)
+	denominator := prompt
+	if w.WorkShare != 0 {
+		sum := 0.0
+		for i := range cands {
+			sum += float64(cands[i].work)
+		}
+		denominator = max(sum, prompt, 1)
+	}
+	var sums []workerSum
+	if w.Blend > 0 {
+		sums = d.sumWorkers(cands)
+	}
+	for i := range cands {
+		c := &cands[i]
+		miss := float64(c.miss)
+		if !affinity {
+			miss = prompt
+		}
+		queue, active := float64(c.queue), float64(c.active)
+		if w.Blend > 0 {
+			s := &sums[c.worker]
+			queue += w.Blend * (float64(s.queue)/float64(s.ranks) - queue)
+			active += w.Blend * (float64(s.active)/float64(s.ranks) - active)
+		}
+		work := float64(c.work)
+		c.cost = (w.Miss*miss+w.Queue*queue+w.Work*work)/c.speed + w.KV*float64(c.kv) +
+			(w.Active+w.ActiveShare*prompt)*active
+		if w.WorkShare != 0 {
+			c.cost += w.WorkShare * work * prompt / denominator / c.speed
+		}
+	}
+}
+
+func (d *decision) sumWorkers(cands []candidate) []workerSum {
+	sums := d.r.perWorker
+	clear(sums)
+	for i := range cands {
+		s := &sums[cands[i].worker]
+		s.queue += cands[i].queue
+		s.active += cands[i].active
+		s.ranks++
+	}
+	return sums
+}
+
+// firstPhase chooses a worker. It returns true if that was all; else the candidates
+// are the ranks of the chosen one.
+func (d *decision) firstPhase() bool {
+	if d.policy.Level == Flat {
+		return false
+	}
+	sums := d.sumWorkers(d.cands)
+	workers := d.r.workerCands[:0]
+	for i := range d.cands {
+		c := d.cands[i]
+		s := &sums[c.worker]
+		if s.at == 0 {
+			c.row = -1
+			workers = append(workers, c)
+			s.at = int32(len(workers))
+			continue
+		}
+		w := &workers[s.at-1]
+		if c.overlap > w.overlap {
+			w.overlap, w.miss = c.overlap, c.miss
+		}
+		w.queue += c.queue
+		w.work += c.work
+		w.kv += c.kv
+		w.active += c.active
+	}
+	d.r.workerCands = workers
+	d.price(workers, &d.policy.WorkerCost, true)
+	d.least(workers)
+	worker := d.worker()
+	if d.ex != nil {
+		d.ex.verdict("worker", "%s at cost %.0f", d.r.targets[d.slot].info.Worker, d.cost)
+	}
+	d.keep("worker", ReasonPin, func(c *candidate) bool { return c.worker == worker })
+	d.bestOverlap = 0
+	best := &d.cands[0]
+	for i := range d.cands {
+		c := &d.cands[i]
+		d.bestOverlap = max(d.bestOverlap, c.overlap)
+		if c.active < best.active || (c.active == best.active && c.queue < best.queue) {
+			best = c
+		}
+	}
+	if d.policy.Level == TwoPhase {
+		return false
+	}
+	d.take(best, ViaCost)
+	d.rankFree = true
+	return true
+}
+
+func (d *decision) worker() int32 { return d.candidate.worker }
+
+// then is the second key of a candidate.
+func (c *candidate) then(by Then) float64 {
+	switch by {
+	case ThenQueue:
+		return float64(c.queue) + 0.01*float64(c.kv)
+	case ThenWork:
+		return float64(c.work)
+	case ThenActive:
+		return float64(c.active)
+	default:
+		return 0
+	}
+}
+
+// least takes the candidate of least cost, or draws by temperature.
+func (d *decision) least(cands []candidate) {
+	p := &d.policy.Pick
+	if d.unreported {
+		d.degraded = "a target has no fresh report"
+		if d.ex != nil {
+			d.ex.verdict("pick", "round robin: a target has no fresh report")
+		}
+		d.take(d.nextInTurn(func(*candidate) bool { return true }), ViaCost)
+		return
+	}
+	if p.Temperature > 0 {
+		d.take(d.draw(cands, p.Temperature), ViaCost)
+		return
+	}
+	cost, then := math.Inf(1), math.Inf(1)
+	tied := 0
+	for i := range cands {
+		c := &cands[i]
+		if c.cost > cost {
+			continue
+		}
+		if t := c.then(p.Then); c.cost < cost || t < then {
+			cost, then = c.cost, t
+			tied = 1
+		} else if t == then {
+			tied++
+		}
+	}
+	isTied := func(c *candidate) bool { return c.cost == cost && c.then(p.Then) == then }
+	d.take(d.breakTie(cands, tied, isTied), ViaCost)
+}
+
+// breakTie chooses among the tied candidates.
+func (d *decision) breakTie(cands []candidate, tied int, isTied func(*candidate) bool) *candidate {
+	if d.policy.Pick.Ties == TiesCursor {
+		return d.nextInTurn(isTied)
+	}
+	skip := 0
+	if d.policy.Pick.Ties == TiesRotate {
+		skip = int(d.models.rotation[d.leg()] % uint32(tied))
+	}
+	seed := d.seed()
+	var best *candidate
+	var bestKey uint64
+	for i := range cands {
+		c := &cands[i]
+		if !isTied(c) {
+			continue
+		}
+		if d.policy.Pick.Ties == TiesRandom {
+			if key := mix(seed ^ d.r.targets[c.slot].key); best == nil || key > bestKey {
+				best, bestKey = c, key
+			}
+			continue
+		}
+		if skip == 0 {
+			return c
+		}
+		skip--
+	}
+	return best
+}
+
+func (d *decision) seed() uint64 {
+	if d.policy.Pick.Seed == SeedConversation && d.q.Conversation != "" {
+		return hashString(1, d.q.Conversation)
+	}
+	return hashString(2, d.q.ID)
+}
+
+// draw is a softmax over costs scaled to their spread.
+func (d *decision) draw(cands []candidate, temperature float64) *candidate {
+	least, most := math.Inf(1), math.Inf(-1)
+	for i := range cands {
+		least, most = min(least, cands[i].cost), max(most, cands[i].cost)
+	}
+	spread := max(most-least, 1e-9) * temperature
+	sum := 0.0
+	for i := range cands {
+		sum += math.Exp(-(cands[i].cost - least) / spread)
+	}
+	rest := unit(d.seed()) * sum
+	for i := range cands {
+		if rest -= math.Exp(-(cands[i].cost - least) / spread); rest < 0 {
+			return &cands[i]
+		}
+	}
+	return &cands[len(cands)-1]
+}

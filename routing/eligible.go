@@ -1,0 +1,191 @@
+package routing
+
+import (
+	"slices"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// recognise looks the conversation up.
+func (d *decision) recognise() {
+	table := &d.r.conversations[d.leg()]
+	d.key = KeyOf(d.q.Conversation)
+	d.conversation = table.find(d.key)
+	d.firstTurn = d.key != (Key{}) && d.conversation == none
+	d.implicit = d.policy.Sticky.Implicit && d.policy.Sticky.Mode != StickyOff
+	if d.policy.Sticky.BindingWins && d.pin != nil && d.conversation != none {
+		if d.ex != nil {
+			d.ex.verdict("eligible", "pin ignored: the conversation is bound")
+		}
+		d.pin = nil
+	}
+}
+
+func (d *decision) leg() int { return d.request.leg }
+
+// limits are the policy's, less for requests that may be shed.
+func (d *decision) limits() Limits {
+	l := d.policy.Limits
+	if d.q.Priority < 0 {
+		l.MaxActive = shed(l.MaxActive, l.ShedAt)
+		l.MaxQueue = shed(l.MaxQueue, l.ShedAt)
+		l.MaxKVUsage *= l.ShedAt
+	}
+	return l
+}
+
+// shed keeps at least 1: 0 would mean no limit.
+func shed(limit int64, at float64) int64 {
+	if limit == 0 {
+		return 0
+	}
+	return max(int64(float64(limit)*at), 1)
+}
+
+// eligible collects the candidates, in order of worker and rank.
+func (d *decision) eligible() {
+	r := d.r
+	d.models = &r.anyModel
+	var known *pool
+	if d.q.Model != "" {
+		if known = r.models[d.q.Model]; known != nil {
+			d.models = known
+		} else if len(r.models) > 0 && r.anyModel.size == 0 {
+			d.degraded = "unknown model"
+			if d.ex != nil {
+				d.ex.verdict("eligible", "no target lists model %q: all may serve it", d.q.Model)
+			}
+		}
+	}
+	limits := d.limits()
+	d.cands = r.cands[:0]
+	d.counts = [numReasons]int{}
+	d.bestOverlap, d.unreported = 0, false
+	d.ex.rows()
+	for pos, slot := range r.order {
+		t := &r.targets[slot]
+		c := candidate{slot: slot, pos: int32(pos), row: -1, worker: t.worker, speed: t.speed}
+		d.weigh(&c, t)
+		reason := d.admit(slot, t, known, &c, &limits)
+		d.counts[reason]++
+		d.ex.row(d.r, &c, reason)
+		if reason != eligible {
+			continue
+		}
+		d.bestOverlap = max(d.bestOverlap, c.overlap)
+		if d.policy.Cost.Reported && !t.report.fresh(d.now, r.config.ReportTTL) {
+			d.unreported = true
+		}
+		d.cands = append(d.cands, c)
+	}
+	r.cands = d.cands
+	if d.zone != "" {
+		d.preferZone()
+	}
+	if d.ex != nil {
+		d.ex.verdict("eligible", "%d of %d targets", len(d.cands), len(r.order))
+	}
+}
+
+// preferZone drops other zones unless that would leave nothing.
+func (d *decision) preferZone() {
+	near := func(c *candidate) bool { return d.r.targets[c.slot].info.Zone == d.zone }
+	for i := range d.cands {
+		if near(&d.cands[i]) {
+			d.keep("zone", ReasonRole, near)
+			return
+		}
+	}
+}
+
+// weigh computes what a target has of the prompt and how loaded it is.
+func (d *decision) weigh(c *candidate, t *target) {
+	r, cost := d.r, &d.policy.Cost
+	if m := r.match[c.slot]; m.epoch == r.matchEpoch {
+		o := &r.overlaps[m.at]
+		held := float64(o.Speculative) * cost.Speculative
+		for tier, tokens := range &o.Tokens {
+			held += float64(tokens) * cost.Tiers[tier]
+		}
+		c.overlap = int64(held)
+	}
+	c.miss = max(d.q.PromptTokens-c.overlap, 0)
+	l := &t.load
+	c.queue, c.work, c.kv, c.active = l.Queue, l.Work, l.KV, l.Active
+	if cost.Transfers {
+		c.active += l.Transferring
+		c.work += l.TransferTokens
+	}
+	if !t.report.fresh(d.now, r.config.ReportTTL) {
+		return
+	}
+	if cost.Reported {
+		c.active = t.report.running + t.report.waiting
+		return
+	}
+	c.active += t.report.foreign
+	c.queue += t.report.foreignTokens
+	c.work += t.report.foreignTokens
+}
+
+// admit tells why a target is not eligible. Lasting reasons come before passing
+// ones.
+func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidate, limits *Limits) Reason {
+	switch role := t.info.Role; {
+	case d.pool == Prefill && role == Decode, d.pool != Prefill && role == Prefill, t.worker == d.request.worker:
+		return ReasonRole
+	}
+	if models != nil && !models.slots.Has(slot) && !d.r.anyModel.slots.Has(slot) {
+		return ReasonModel
+	}
+	if models == nil && d.q.Model != "" && d.r.anyModel.size > 0 && !d.r.anyModel.slots.Has(slot) {
+		return ReasonModel
+	}
+	switch {
+	case !t.info.Ready:
+		return ReasonNotReady
+	case t.info.Draining:
+		return ReasonDraining
+	case d.q.Subset != nil && d.pool != Prefill && !d.q.Subset.Has(slot):
+		return ReasonSubset
+	case len(d.q.Exclude) > 0 && slices.Contains(d.q.Exclude, slot):
+		return ReasonExcluded
+	case d.pin != nil && d.pool != Prefill && !d.pin.matches(t.info.Target):
+		return ReasonPin
+	case t.suspended(d.now, limits.SuspendAfter):
+		return ReasonSuspended
+	case limits.MaxActive > 0 && c.active >= limits.MaxActive:
+		return ReasonBusyActive
+	case limits.MaxQueue > 0 && c.queue >= limits.MaxQueue:
+		return ReasonBusyQueue
+	case limits.MaxKVUsage > 0 && t.report.kvUsage >= limits.MaxKVUsage && t.report.fresh(d.now, d.r.config.ReportTTL):
+		return ReasonBusyKV
+	}
+	return eligible
+}
+
+// pinned takes the one target that a pin leaves, if it has room. A full one is a
+// refusal, or no pin at all where the policy says so.
+func (d *decision) pinned() bool {
+	if d.pin == nil || d.pool == Prefill || len(d.cands) != 1 {
+		return false
+	}
+	c := &d.cands[0]
+	if hard := d.policy.Cap.Hard; hard == 0 || c.active < hard {
+		d.take(c, ViaPin)
+		if d.ex != nil {
+			d.ex.verdict("eligible", "pinned to %s", d.r.targets[c.slot].info.Target)
+		}
+		return true
+	}
+	if !d.policy.PinOverflow {
+		d.keep("cap", ReasonCap, func(*candidate) bool { return false })
+		return false
+	}
+	if d.ex != nil {
+		d.ex.verdict("eligible", "pin ignored: %s is full", d.r.targets[c.slot].info.Target)
+	}
+	d.pin = nil
+	d.eligible()
+	return false
+}

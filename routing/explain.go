@@ -1,0 +1,164 @@
+package routing
+
+import (
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Explanation is why a decision came out as it did. A nil one costs nothing.
+type Explanation struct {
+	Request      string `json:"request"`
+	Model        string `json:"model,omitempty"`
+	Conversation string `json:"conversation,omitempty"`
+	PromptTokens int64  `json:"promptTokens"`
+	// Verdicts are the stages' lines, in order.
+	Verdicts []Verdict `json:"verdicts"`
+	// Candidates are all targets, worker by worker.
+	Candidates []Candidate `json:"candidates"`
+	// Prefill is the choice in the prefill pool, if one was looked for.
+	Prefill *Explanation `json:"prefill,omitempty"`
+	// Decode and PrefillTarget name the chosen targets.
+	Decode        string `json:"decode,omitempty"`
+	PrefillTarget string `json:"prefillTarget,omitempty"`
+	Plan          *Plan  `json:"plan,omitempty"`
+	Error         string `json:"error,omitempty"`
+}
+
+// Verdict is what a stage says.
+type Verdict struct {
+	Stage string `json:"stage"`
+	Text  string `json:"text"`
+}
+
+// Candidate is one target in an Explanation.
+type Candidate struct {
+	Target string       `json:"target"`
+	Slot   kvindex.Slot `json:"slot"`
+	// Tiers and Speculative are the index's answer, in tokens.
+	Tiers       [kvindex.NumTiers]int32 `json:"tiers"`
+	Speculative int32                   `json:"speculative"`
+	// Miss, Queue, KV and Active are the numbers that the stages compared.
+	Miss   int64 `json:"miss"`
+	Queue  int64 `json:"queue"`
+	KV     int64 `json:"kv"`
+	Active int64 `json:"active"`
+	// Cost is nil where no stage priced the target.
+	Cost *float64 `json:"cost,omitempty"`
+	// Dropped is the stage or the reason that took it out, "" if none did.
+	Dropped string `json:"dropped,omitempty"`
+}
+
+// Only call these with a receiver that may be nil where the arguments are cheap:
+// formatting arguments allocate before the call.
+
+func (e *Explanation) begin(q *Query) {
+	if e == nil {
+		return
+	}
+	*e = Explanation{Request: q.ID, Model: q.Model, Conversation: q.Conversation, PromptTokens: q.PromptTokens}
+}
+
+func (e *Explanation) verdict(stage, format string, args ...any) {
+	e.Verdicts = append(e.Verdicts, Verdict{stage, fmt.Sprintf(format, args...)})
+}
+
+// side returns the explanation of the prefill leg.
+func (e *Explanation) side() *Explanation {
+	if e == nil {
+		return nil
+	}
+	e.Prefill = &Explanation{Request: e.Request, Model: e.Model, PromptTokens: e.PromptTokens}
+	return e.Prefill
+}
+
+func (e *Explanation) rows() {
+	if e != nil {
+		e.Candidates = e.Candidates[:0]
+	}
+}
+
+func (e *Explanation) row(r *Router, c *candidate, reason Reason) {
+	if e == nil {
+		return
+	}
+	row := Candidate{Target: r.targets[c.slot].info.String(), Slot: c.slot, Miss: c.miss, Queue: c.queue, KV: c.kv, Active: c.active}
+	if m := r.match[c.slot]; m.epoch == r.matchEpoch {
+		row.Tiers, row.Speculative = r.overlaps[m.at].Tokens, r.overlaps[m.at].Speculative
+	}
+	if reason != eligible {
+		row.Dropped = reason.String()
+	}
+	c.row = int32(len(e.Candidates))
+	e.Candidates = append(e.Candidates, row)
+}
+
+func (e *Explanation) drop(c *candidate, stage string) {
+	if e != nil {
+		e.Candidates[c.row].Dropped = stage
+	}
+}
+
+// costs notes the prices; nothing is noted if the cost stage did not run.
+func (e *Explanation) costs(cands []candidate, priced bool) {
+	if e == nil || !priced {
+		return
+	}
+	for i := range cands {
+		cost := cands[i].cost
+		e.Candidates[cands[i].row].Cost = &cost
+	}
+}
+
+func (e *Explanation) end(r *Router, plan Plan, err error) {
+	if e == nil {
+		return
+	}
+	if err != nil {
+		e.Error = err.Error()
+		return
+	}
+	e.Plan = &plan
+	e.Decode = r.targets[plan.Decode].info.String()
+	if plan.Prefill != NoSlot {
+		e.PrefillTarget = r.targets[plan.Prefill].info.String()
+	}
+}
+
+// String prints the verdicts and the table of candidates.
+func (e *Explanation) String() string {
+	var b strings.Builder
+	e.print(&b, "")
+	switch {
+	case e.Error != "":
+		fmt.Fprintf(&b, "error: %s\n", e.Error)
+	case e.PrefillTarget != "":
+		fmt.Fprintf(&b, "=> %s, prefill on %s\n", e.Decode, e.PrefillTarget)
+	case e.Plan != nil:
+		fmt.Fprintf(&b, "=> %s (%s)\n", e.Decode, e.Plan.Via)
+	}
+	return b.String()
+}
+
+func (e *Explanation) print(b *strings.Builder, prefix string) {
+	for _, v := range e.Verdicts {
+		fmt.Fprintf(b, "%s%s: %s\n", prefix, v.Stage, v.Text)
+	}
+	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "%starget\tdevice\thost\tdisk\text\tspec\tmiss\tqueue\tkv\tactive\tcost\tdropped\t\n", prefix)
+	for i := range e.Candidates {
+		c := &e.Candidates[i]
+		cost := "-"
+		if c.Cost != nil {
+			cost = fmt.Sprintf("%.0f", *c.Cost)
+		}
+		fmt.Fprintf(w, "%s%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", prefix, c.Target, c.Tiers[kvindex.Device], c.Tiers[kvindex.Host],
+			c.Tiers[kvindex.Disk], c.Tiers[kvindex.External], c.Speculative, c.Miss, c.Queue, c.KV, c.Active, cost, c.Dropped)
+	}
+	_ = w.Flush() // a strings.Builder does not fail
+	if e.Prefill != nil {
+		e.Prefill.print(b, "prefill ")
+	}
+}

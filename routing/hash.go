@@ -1,0 +1,24 @@
+package routing
+
+// mix is the finaliser of splitmix64: a bijection whose output bits depend on all
+// input bits.
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xBF58476D1CE4E5B9
+	x ^= x >> 27
+	x *= 0x94D049BB133111EB
+	return x ^ x>>31
+}
+
+// hashString hashes s under a seed. It is the same on every machine and in every
+// process, so that replicas break ties alike.
+func hashString(seed uint64, s string) uint64 {
+	h := seed ^ 0xCBF29CE484222325
+	for i := 0; i < len(s); i++ {
+		h = (h ^ uint64(s[i])) * 0x100000001B3
+	}
+	return mix(h ^ uint64(len(s)))
+}
+
+// unit maps a hash to [0, 1).
+func unit(h uint64) float64 { return float64(h>>11) / (1 << 53) }

@@ -1,0 +1,218 @@
+package routing
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Load is what has been booked on a target, in tokens and requests. All fields are
+// zero when every stream has ended.
+type Load struct {
+	// Queue is the prefill work not done yet: uncached tokens from the pick until the
+	// first token.
+	Queue int64 `json:"queue"`
+	// Work is the same tokens counted until the end of the request.
+	Work int64 `json:"work"`
+	// KV is the prompt tokens resident from the pick until the end.
+	KV int64 `json:"kv"`
+	// Active is requests from the pick until the end.
+	Active int64 `json:"active"`
+	// Transferring is requests whose prefill is done here and whose KV cache is on its
+	// way to a decode target; TransferTokens are their uncached tokens. They count as
+	// load only with Cost.Transfers.
+	Transferring   int64 `json:"transferring"`
+	TransferTokens int64 `json:"transferTokens"`
+}
+
+// ReservationID names a booking. 0 is none. An id is never given twice.
+type ReservationID uint64
+
+// phase is how far a booked request has come.
+type phase uint8
+
+const (
+	unused phase = iota
+	computing
+	transferring
+	decoding
+)
+
+// reservation is the load that one plan put on its targets.
+type reservation struct {
+	Decode     kvindex.Slot `json:"decode"`
+	Prefill    kvindex.Slot `json:"prefill"`
+	decodeGen  uint32
+	prefillGen uint32
+	// Miss is the uncached tokens on the target that computes the prompt: Prefill if
+	// there is one, else Decode.
+	Miss int64 `json:"miss"`
+	// KV is the prompt's tokens.
+	KV    int64 `json:"kv"`
+	Phase phase `json:"phase"`
+	// conversation is the binding that follows the request if it was served elsewhere.
+	conversation Key
+	// serial makes ids of reused entries differ.
+	serial uint32
+	remote remoteLink
+}
+
+// ledger holds the reservations in a slab: booking does not allocate once the slab
+// has grown to the number of requests in flight.
+type ledger struct {
+	slab []reservation
+	free []uint32
+	live int
+	// doubles counts releases of bookings that had ended already.
+	doubles uint64
+}
+
+func (l *ledger) add(res reservation) ReservationID {
+	var i uint32
+	if n := len(l.free); n > 0 {
+		i, l.free = l.free[n-1], l.free[:n-1]
+	} else {
+		i = uint32(len(l.slab))
+		l.slab = append(l.slab, reservation{serial: 1})
+	}
+	res.serial = l.slab[i].serial
+	l.slab[i] = res
+	l.live++
+	return ReservationID(uint64(res.serial)<<32 | uint64(i))
+}
+
+func (l *ledger) get(id ReservationID) *reservation {
+	i := uint32(id)
+	if int(i) >= len(l.slab) {
+		return nil
+	}
+	res := &l.slab[i]
+	if res.Phase == unused || res.serial != uint32(id>>32) {
+		return nil
+	}
+	return res
+}
+
+func (l *ledger) drop(id ReservationID) {
+	i := uint32(id)
+	l.slab[i] = reservation{serial: l.slab[i].serial + 1}
+	l.free = append(l.free, i)
+	l.live--
+}
+
+// loadOf returns the load of a slot if it still holds the target that was booked.
+func (r *Router) loadOf(slot kvindex.Slot, gen uint32) *Load {
+	if slot == NoSlot || int(slot) >= len(r.targets) || r.targets[slot].gen != gen || !r.targets[slot].used {
+		return nil
+	}
+	return &r.targets[slot].load
+}
+
+// book puts the reservation's load on its targets.
+func (r *Router) book(res reservation) ReservationID {
+	res.Phase = computing
+	res.decodeGen = r.targets[res.Decode].gen
+	r.targets[res.Decode].warm = true
+	if res.Prefill != NoSlot {
+		res.prefillGen = r.targets[res.Prefill].gen
+		r.targets[res.Prefill].warm = true
+	}
+	r.apply(&res, 1)
+	return r.ledger.add(res)
+}
+
+// apply adds (sign 1) or takes back (sign -1) everything that the reservation
+// holds in its present phase.
+func (r *Router) apply(res *reservation, sign int64) {
+	if d := r.loadOf(res.Decode, res.decodeGen); d != nil {
+		d.KV += sign * res.KV
+		d.Active += sign
+		if res.Prefill == NoSlot {
+			d.Work += sign * res.Miss
+			if res.Phase == computing {
+				d.Queue += sign * res.Miss
+			}
+		}
+	}
+	p := r.loadOf(res.Prefill, res.prefillGen)
+	if p == nil {
+		return
+	}
+	switch res.Phase {
+	case computing:
+		p.Queue += sign * res.Miss
+		p.Work += sign * res.Miss
+		p.KV += sign * res.KV
+		p.Active += sign
+	case transferring:
+		p.Transferring += sign
+		p.TransferTokens += sign * res.Miss
+	}
+}
+
+func (r *Router) enter(id ReservationID, next phase) bool {
+	res := r.ledger.get(id)
+	if res == nil || res.Phase >= next {
+		return false
+	}
+	r.apply(res, -1)
+	res.Phase = next
+	r.apply(res, 1)
+	return true
+}
+
+// PrefillDone says that the prefill target of a disaggregated request has computed
+// the prompt; from here to the first token its KV cache is in transfer. It reports
+// whether that was news.
+func (r *Router) PrefillDone(_ time.Duration, id ReservationID) bool {
+	if res := r.ledger.get(id); res == nil || res.Prefill == NoSlot {
+		return false
+	}
+	return r.enter(id, transferring)
+}
+
+// FirstToken says that the request has produced its first token: its prefill no
+// longer queues. It reports whether that was news.
+func (r *Router) FirstToken(_ time.Duration, id ReservationID) bool { return r.enter(id, decoding) }
+
+// Release ends a booking. It is safe to call more than once: only the first call
+// has an effect, the others are counted and return false.
+func (r *Router) Release(_ time.Duration, id ReservationID) bool {
+	res := r.ledger.get(id)
+	if res == nil {
+		r.ledger.doubles++
+		return false
+	}
+	r.apply(res, -1)
+	r.unlinkRemote(id, res)
+	r.ledger.drop(id)
+	return true
+}
+
+// Rebook moves a booking to the target that really served the request (the data
+// plane retried elsewhere), and its conversation with it. It reports whether the
+// booking and the slot exist.
+func (r *Router) Rebook(_ time.Duration, id ReservationID, served kvindex.Slot) bool {
+	res := r.ledger.get(id)
+	if res == nil || int(served) >= len(r.targets) || !r.targets[served].used {
+		return false
+	}
+	if res.Decode == served && res.decodeGen == r.targets[served].gen {
+		return true
+	}
+	r.apply(res, -1)
+	from := res.Decode
+	res.Decode, res.decodeGen = served, r.targets[served].gen
+	r.apply(res, 1)
+	c := &r.conversations[mainLeg]
+	if i := c.find(res.conversation); i != none && c.entries[i].slot == from {
+		c.bind(i, served)
+	}
+	return true
+}
+
+// Live is the number of bookings that have not ended.
+func (r *Router) Live() int { return r.ledger.live }
+
+// DoubleReleases is the number of releases of bookings that had ended before.
+func (r *Router) DoubleReleases() uint64 { return r.ledger.doubles }

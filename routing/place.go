@@ -1,0 +1,130 @@
+package routing
+
+import "math"
+
+// fairShare drops targets at the cap. It returns false if none is left.
+func (d *decision) fairShare() bool {
+	p := &d.policy.Cap
+	d.softCap = math.MaxInt64
+	if p.FairShare {
+		total, busiest := d.pending, int64(0)
+		for i := range d.cands {
+			total += d.cands[i].active
+			busiest = max(busiest, d.cands[i].active)
+		}
+		d.softCap = fairShareCap(p.Multiplier, total, int64(len(d.cands)), busiest)
+	}
+	if p.Hard > 0 {
+		d.softCap = min(d.softCap, p.Hard)
+	}
+	if d.softCap == math.MaxInt64 {
+		return true
+	}
+	d.keep("cap", ReasonCap, func(c *candidate) bool { return c.active < d.softCap })
+	if d.ex != nil {
+		d.ex.verdict("cap", "%d requests: %d targets below", d.softCap, len(d.cands))
+	}
+	if d.counts[ReasonCap] > 0 {
+		d.bestOverlap = 0
+		for i := range d.cands {
+			d.bestOverlap = max(d.bestOverlap, d.cands[i].overlap)
+		}
+	}
+	return len(d.cands) > 0
+}
+
+// fairShareCap rounds up twice: a fair share of 1 with multiplier 1.5 is 2. It is
+// never below the busiest target.
+func fairShareCap(multiplier float64, total, targets, busiest int64) int64 {
+	return max(int64(math.Ceil(multiplier*float64(ceilDiv(total, targets)))), busiest)
+}
+
+// warmUp sends the request to the first target that never got one.
+func (d *decision) warmUp() bool {
+	if !d.policy.WarmUp || d.pin != nil {
+		return false
+	}
+	for i := range d.cands {
+		if !d.r.targets[d.cands[i].slot].warm {
+			d.take(&d.cands[i], ViaWarmUp)
+			if d.ex != nil {
+				d.ex.verdict("warm-up", "%s has not served yet", d.r.targets[d.slot].info.Target)
+			}
+			return true
+		}
+	}
+	return false
+}
+
+// firstTurnStage places births.
+func (d *decision) firstTurnStage() bool {
+	f := &d.policy.FirstTurn
+	birth := d.firstTurn || (f.WithoutID && d.key == (Key{})) || f.Unbound
+	if f.Placement == PlaceByCost || !birth {
+		return false
+	}
+	if float64(d.bestOverlap) > f.MaxOverlap*float64(d.q.PromptTokens) && f.MaxOverlap < 1 {
+		if d.ex != nil {
+			d.ex.verdict("first turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
+		}
+		return false
+	}
+	d.via = ViaFirstTurn
+	best := &d.cands[0]
+	switch f.Placement {
+	case PlaceLeastQueued:
+		for i := range d.cands {
+			if d.cands[i].active < best.active {
+				best = &d.cands[i]
+			}
+		}
+	case PlaceLeastTokens:
+		for i := range d.cands {
+			if d.cands[i].work < best.work {
+				best = &d.cands[i]
+			}
+		}
+	case PlaceRoundRobin:
+		best = d.nextInTurn(func(*candidate) bool { return true })
+	default:
+		least := math.Inf(1)
+		for i := range d.cands {
+			least = min(least, d.cands[i].wait())
+		}
+		least += float64(f.Slack)
+		best = d.nextInTurn(func(c *candidate) bool { return c.wait() <= least })
+	}
+	d.take(best, ViaFirstTurn)
+	if d.ex != nil {
+		d.ex.verdict("first turn", "%s by %s", d.r.targets[d.slot].info.Target, f.Placement)
+	}
+	return true
+}
+
+// wait is the prefill that a request would wait for here, its own included.
+func (c *candidate) wait() float64 { return float64(c.miss+c.queue) / c.speed }
+
+// nextInTurn returns the first accepted candidate at or after the cursor, and marks
+// the cursor to move behind it.
+func (d *decision) nextInTurn(f func(c *candidate) bool) *candidate {
+	cursor := d.models.cursor[d.leg()]
+	var first, next *candidate
+	for i := range d.cands {
+		c := &d.cands[i]
+		if !f(c) {
+			continue
+		}
+		if first == nil {
+			first = c
+		}
+		if c.pos >= cursor {
+			next = c
+			break
+		}
+	}
+	if next == nil {
+		next = first
+	}
+	d.cursor = next.pos
+	return next
+}

@@ -1,0 +1,302 @@
+package routing
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Policy is the settings of all stages. Start from a Preset and change what you
+// mean to change: the zero value of a field is a value, not "default".
+type Policy struct {
+	// Level is the unit that is chosen first.
+	Level Level `json:"level" yaml:"level"`
+	// Sticky sends turns of a conversation to their target.
+	Sticky Sticky `json:"sticky" yaml:"sticky"`
+	// WarmUp sends unpinned requests to targets that never got one, in order.
+	WarmUp bool `json:"warmUp" yaml:"warmUp"`
+	// FirstTurn spreads the births of conversations.
+	FirstTurn FirstTurn `json:"firstTurn" yaml:"firstTurn"`
+	// Gate ignores small overlaps.
+	Gate Gate `json:"gate" yaml:"gate"`
+	// Cap bounds the requests of a target.
+	Cap Cap `json:"cap" yaml:"cap"`
+	// Cost is what the pick minimises.
+	Cost Cost `json:"cost" yaml:"cost"`
+	// WorkerCost is the cost of the first phase when Level is not flat. Loads are the
+	// sums over a worker's ranks, the overlap is that of its best rank.
+	WorkerCost Cost `json:"workerCost" yaml:"workerCost"`
+	// Pick breaks ties.
+	Pick Pick `json:"pick" yaml:"pick"`
+	// Limits drop busy targets.
+	Limits Limits `json:"limits" yaml:"limits"`
+	// PinOverflow lets a pinned request go elsewhere when its target is full.
+	PinOverflow bool `json:"pinOverflow" yaml:"pinOverflow"`
+}
+
+// Level is the unit that is chosen first.
+type Level string
+
+const (
+	// Flat compares all targets at once.
+	Flat Level = "flat"
+	// TwoPhase chooses a worker and then one of its ranks.
+	TwoPhase Level = "two-phase"
+	// WorkerOnly chooses a worker; the engine chooses the rank.
+	WorkerOnly Level = "worker"
+)
+
+// Sticky is the stage that follows conversations.
+type Sticky struct {
+	// Mode is off, target (worker and rank) or worker (its ranks compete).
+	Mode StickyMode `json:"mode" yaml:"mode"`
+	// HardCap lets turns overflow when the home target has Cap.Hard requests; the
+	// binding stays. Without it a bound conversation has no overload gate.
+	HardCap bool `json:"hardCap" yaml:"hardCap"`
+	// BindingWins makes a pin count only for conversations that are not bound yet.
+	BindingWins bool `json:"bindingWins" yaml:"bindingWins"`
+	// Implicit recognises conversations without an id by their prefix.
+	Implicit bool `json:"implicit" yaml:"implicit"`
+	// MatchThreshold is the part of the prompt's blocks that must match, inclusive;
+	// 0 to 1.
+	MatchThreshold float64 `json:"matchThreshold" yaml:"matchThreshold"`
+}
+
+// StickyMode says what a conversation is bound to.
+type StickyMode string
+
+const (
+	StickyOff    StickyMode = "off"
+	StickyTarget StickyMode = "target"
+	StickyWorker StickyMode = "worker"
+)
+
+// FirstTurn is the stage that places births.
+type FirstTurn struct {
+	// Placement is off, near, round_robin, least_queued or least_tokens.
+	Placement Placement `json:"placement" yaml:"placement"`
+	// Slack bounds near: targets whose miss + queue is within this many tokens of the
+	// least take turns. One engine step (the chunk budget). 0 to 65536.
+	Slack int64 `json:"slack" yaml:"slack"`
+	// MaxOverlap turns the stage off for prompts of which a greater part is cached
+	// somewhere; 1 never does. 0 to 1.
+	MaxOverlap float64 `json:"maxOverlap" yaml:"maxOverlap"`
+	// WithoutID treats a request without a conversation id as a birth (if MaxOverlap
+	// allows).
+	WithoutID bool `json:"withoutID" yaml:"withoutID"`
+	// Unbound extends the stage to every request that the sticky stage left: later
+	// turns that overflow, requests without an id.
+	Unbound bool `json:"unbound" yaml:"unbound"`
+}
+
+// Placement says where births go.
+type Placement string
+
+const (
+	PlaceByCost      Placement = "off"
+	PlaceNear        Placement = "near"
+	PlaceRoundRobin  Placement = "round_robin"
+	PlaceLeastQueued Placement = "least_queued"
+	PlaceLeastTokens Placement = "least_tokens"
+)
+
+// Gate is the stage that ignores overlaps when the best one is small.
+type Gate struct {
+	On bool `json:"on" yaml:"on"`
+	// Threshold is the part of the prompt that the best eligible overlap must exceed,
+	// strictly; 0 to 1.
+	Threshold float64 `json:"threshold" yaml:"threshold"`
+}
+
+// Cap is the stage that bounds the requests of a target.
+type Cap struct {
+	// FairShare drops targets at min(max(ceil(Multiplier*ceil(total/targets)),
+	// busiest), Hard) requests.
+	FairShare bool `json:"fairShare" yaml:"fairShare"`
+	// Multiplier is at least 1.
+	Multiplier float64 `json:"multiplier" yaml:"multiplier"`
+	// Hard is the greatest number of requests of one target, 0 for no bound.
+	Hard int64 `json:"hard" yaml:"hard"`
+}
+
+// Cost is a sum of terms in tokens. With miss the uncached tokens of this request,
+// queue, work, kv and active the target's Load, L the prompt's tokens:
+//
+//	Miss*miss + Queue*queue + Work*work + KV*kv + Active*active
+//	  + ActiveShare*L*active + WorkShare*L*work/max(sum of work, L)
+//
+// miss, queue and work are divided by the target's speed.
+type Cost struct {
+	// Miss is the overlap weight: how many tokens of others' waiting one recomputed
+	// token is worth. 4 to 12 is a plateau; 1 collapses near capacity. 0 to 100.
+	Miss float64 `json:"miss" yaml:"miss"`
+	// Queue is the price of a token queued before this request. 0 to 100.
+	Queue float64 `json:"queue" yaml:"queue"`
+	// Work is the price of a token of requests that have not ended. 0 to 100.
+	Work float64 `json:"work" yaml:"work"`
+	// KV is the price of a resident prompt token. 0 to 100.
+	KV float64 `json:"kv" yaml:"kv"`
+	// Active is the price of a request that has not ended, in tokens. 0 to 1e6.
+	Active float64 `json:"active" yaml:"active"`
+	// ActiveShare is the price of such a request as part of the prompt. 0 to 10.
+	ActiveShare float64 `json:"activeShare" yaml:"activeShare"`
+	// WorkShare is TensorRT-LLM's load balance weight. 0 to 100.
+	WorkShare float64 `json:"workShare" yaml:"workShare"`
+	// Blend is how far a rank's queue and requests are replaced by the mean over its
+	// worker's ranks: 1 where they share one batch, 0 where they are apart.
+	Blend float64 `json:"blend" yaml:"blend"`
+	// Transfers counts requests whose KV cache is in transfer from here.
+	Transfers bool `json:"transfers" yaml:"transfers"`
+	// Reported takes requests from the engines' reports alone (running + waiting).
+	// While one candidate has no fresh report, the pick goes round robin.
+	Reported bool `json:"reported" yaml:"reported"`
+	// Tiers is what a token held in a tier is worth, against one on the device; 0 to 1.
+	Tiers [kvindex.NumTiers]float64 `json:"tiers" yaml:"tiers"`
+	// Speculative is the same for tokens that are on their way. 0 to 1.
+	Speculative float64 `json:"speculative" yaml:"speculative"`
+}
+
+// Pick is the last stage: the least cost wins.
+type Pick struct {
+	// Then compares targets of equal cost: queue (with 1 % of the resident tokens),
+	// work, active or nothing; less wins.
+	Then Then `json:"then" yaml:"then"`
+	// Ties decides between what is still equal.
+	Ties Ties `json:"ties" yaml:"ties"`
+	// Seed is what random ties are seeded with: request, or conversation (a request
+	// without one falls back to its id), which makes them a consistent hash.
+	Seed Seed `json:"seed" yaml:"seed"`
+	// Temperature draws with probability exp(-(cost-least)/(T*(greatest-least)));
+	// 0 takes the least. 0 to 10. Not worth it on any workload measured.
+	Temperature float64 `json:"temperature" yaml:"temperature"`
+}
+
+// Then is the second key of the pick.
+type Then string
+
+const (
+	ThenQueue   Then = "queue"
+	ThenWork    Then = "work"
+	ThenActive  Then = "active"
+	ThenNothing Then = "nothing"
+)
+
+// Ties is the last key of the pick.
+type Ties string
+
+const (
+	// TiesRandom draws by the seed: uniform, and the same in all replicas.
+	TiesRandom Ties = "random"
+	// TiesLowest takes the first target in order of worker and rank.
+	TiesLowest Ties = "lowest"
+	// TiesRotate takes tied[n mod len(tied)], n counting picks.
+	TiesRotate Ties = "rotate"
+	// TiesCursor takes the next one after the last taken, in order.
+	TiesCursor Ties = "cursor"
+)
+
+// Seed is the source of random ties.
+type Seed string
+
+const (
+	SeedRequest      Seed = "request"
+	SeedConversation Seed = "conversation"
+)
+
+// Limits drop busy targets before anything else. 0 is no limit.
+type Limits struct {
+	// MaxActive is requests, booked and reported.
+	MaxActive int64 `json:"maxActive" yaml:"maxActive"`
+	// MaxQueue is queued prefill tokens.
+	MaxQueue int64 `json:"maxQueue" yaml:"maxQueue"`
+	// MaxKVUsage is the reported part of the KV cache in use, 0 to 1.
+	MaxKVUsage float64 `json:"maxKVUsage" yaml:"maxKVUsage"`
+	// ShedAt is the part of the limits at which requests of negative priority are
+	// refused; above 0, up to 1.
+	ShedAt float64 `json:"shedAt" yaml:"shedAt"`
+	// SuspendAfter takes targets out whose reports have ceased for so long. Their
+	// cache is kept.
+	SuspendAfter time.Duration `json:"suspendAfter" yaml:"suspendAfter"`
+}
+
+type bound struct {
+	name      string
+	value     float64
+	low, high float64
+}
+
+func check(prefix string, bounds []bound) error {
+	for _, b := range bounds {
+		if math.IsNaN(b.value) || b.value < b.low || b.value > b.high {
+			return fmt.Errorf("%s%s: %v is not within %v to %v", prefix, b.name, b.value, b.low, b.high)
+		}
+	}
+	return nil
+}
+
+func oneOf[T ~string](name string, value T, allowed ...T) error {
+	for _, a := range allowed {
+		if value == a {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: %q is not one of %q", name, value, allowed)
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Validate checks every setting against its bounds.
+func (p *Policy) Validate() error {
+	huge := float64(math.MaxInt32)
+	return firstError(
+		oneOf("level", p.Level, Flat, TwoPhase, WorkerOnly),
+		oneOf("sticky.mode", p.Sticky.Mode, StickyOff, StickyTarget, StickyWorker),
+		oneOf("firstTurn.placement", p.FirstTurn.Placement, PlaceByCost, PlaceNear, PlaceRoundRobin, PlaceLeastQueued, PlaceLeastTokens),
+		oneOf("pick.then", p.Pick.Then, ThenQueue, ThenWork, ThenActive, ThenNothing),
+		oneOf("pick.ties", p.Pick.Ties, TiesRandom, TiesLowest, TiesRotate, TiesCursor),
+		oneOf("pick.seed", p.Pick.Seed, SeedRequest, SeedConversation),
+		check("", []bound{
+			{"sticky.matchThreshold", p.Sticky.MatchThreshold, 0, 1},
+			{"firstTurn.slack", float64(p.FirstTurn.Slack), 0, 65536},
+			{"firstTurn.maxOverlap", p.FirstTurn.MaxOverlap, 0, 1},
+			{"gate.threshold", p.Gate.Threshold, 0, 1},
+			{"cap.multiplier", p.Cap.Multiplier, 1, 1e6},
+			{"cap.hard", float64(p.Cap.Hard), 0, huge},
+			{"pick.temperature", p.Pick.Temperature, 0, 10},
+			{"limits.maxActive", float64(p.Limits.MaxActive), 0, huge},
+			{"limits.maxQueue", float64(p.Limits.MaxQueue), 0, math.MaxInt64},
+			{"limits.maxKVUsage", p.Limits.MaxKVUsage, 0, 1},
+			{"limits.shedAt", p.Limits.ShedAt, 0.01, 1},
+			{"limits.suspendAfter", float64(p.Limits.SuspendAfter), 0, math.MaxInt64},
+		}),
+		p.Cost.validate("cost."),
+		p.WorkerCost.validate("workerCost."),
+	)
+}
+
+func (c *Cost) validate(prefix string) error {
+	bounds := []bound{
+		{"miss", c.Miss, 0, 100},
+		{"queue", c.Queue, 0, 100},
+		{"work", c.Work, 0, 100},
+		{"kv", c.KV, 0, 100},
+		{"active", c.Active, 0, 1e6},
+		{"activeShare", c.ActiveShare, 0, 10},
+		{"workShare", c.WorkShare, 0, 100},
+		{"blend", c.Blend, 0, 1},
+		{"speculative", c.Speculative, 0, 1},
+	}
+	for _, credit := range c.Tiers {
+		bounds = append(bounds, bound{"tiers", credit, 0, 1})
+	}
+	return check(prefix, bounds)
+}

@@ -1,0 +1,173 @@
+package routing
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Query is one request. The zero value of every field but PromptTokens is usual.
+type Query struct {
+	// ID is the request id; it seeds tie-breaks.
+	ID string `json:"id"`
+	// Model is the model or adapter asked for. "" and names that no target lists
+	// match every target.
+	Model string `json:"model,omitempty"`
+	// PromptTokens is the prompt's length, exact or estimated.
+	PromptTokens int64 `json:"promptTokens"`
+	// Prefix is the hashes of PrefixBlocks; used only for implicit conversations.
+	Prefix []uint64 `json:"prefix,omitempty"`
+	// Group is equal for requests whose prompts begin alike; it orders batches.
+	Group uint64 `json:"group,omitempty"`
+	// Conversation is the conversation's id, "" if there is none.
+	Conversation string `json:"conversation,omitempty"`
+	// Exclude are targets that must not be chosen (they have failed this request).
+	Exclude []kvindex.Slot `json:"exclude,omitempty"`
+	// Pin asks for a worker, or a rank of it.
+	Pin *Pin `json:"pin,omitempty"`
+	// Subset, if not nil, is what the data plane allows. It bounds the target that the
+	// data plane sends to; a prefill target is called by us and not bound by it.
+	Subset *SlotSet `json:"subset,omitempty"`
+	// Priority: below 0 may be shed early.
+	Priority int `json:"priority,omitempty"`
+	// PrefillOnly asks for a target of the prefill pool instead of a whole plan.
+	PrefillOnly bool `json:"prefillOnly,omitempty"`
+}
+
+// Pin is an explicit placement.
+type Pin struct {
+	// Worker is the worker's name, "" for any.
+	Worker string `json:"worker,omitempty"`
+	// Rank is the rank, NoRank for any.
+	Rank int32 `json:"rank"`
+	// Relaxed pins are placed after strict ones in a batch; nil means relaxed.
+	Relaxed *bool `json:"relaxed,omitempty"`
+}
+
+func (p *Pin) strict() bool { return p != nil && p.Relaxed != nil && !*p.Relaxed }
+
+func (p *Pin) matches(t kvindex.Target) bool {
+	return (p.Worker == "" || p.Worker == t.Worker) && (p.Rank == kvindex.NoRank || p.Rank == t.Rank)
+}
+
+// Overlap is what the index knows about one target: how many of the prompt's tokens
+// it holds, contiguous from the start.
+type Overlap struct {
+	Slot kvindex.Slot `json:"slot"`
+	// Tokens is the held tokens per tier; a token counts in its best tier only.
+	Tokens [kvindex.NumTiers]int32 `json:"tokens"`
+	// Speculative is the tokens after those that prompts already sent will leave there,
+	// not confirmed by an event yet.
+	Speculative int32 `json:"speculative,omitempty"`
+}
+
+// Via names the stage that decided.
+type Via string
+
+const (
+	ViaCost      Via = "cost"
+	ViaPin       Via = "pin"
+	ViaSticky    Via = "sticky"
+	ViaImplicit  Via = "implicit"
+	ViaFirstTurn Via = "first turn"
+	ViaWarmUp    Via = "warm-up"
+)
+
+// Plan is a decision, already booked.
+type Plan struct {
+	// Decode is the target that the request is sent to.
+	Decode kvindex.Slot `json:"decode"`
+	// Prefill computes the prompt first; NoSlot if Decode does.
+	Prefill kvindex.Slot `json:"prefill"`
+	// RankFree says that the policy chose a worker only: name no rank to the engine.
+	RankFree bool `json:"rankFree,omitempty"`
+	// Reservation is to be given back with Release.
+	Reservation ReservationID `json:"reservation"`
+	// Matched and Miss are the cached and uncached tokens of the prompt on the target
+	// that computes it; DecodeMiss is the uncached ones on Decode.
+	Matched    int64 `json:"matched"`
+	Miss       int64 `json:"miss"`
+	DecodeMiss int64 `json:"decodeMiss"`
+	// FirstTurn says that the conversation id was not known. Without an id it is
+	// false: nothing is known to be first.
+	FirstTurn bool `json:"firstTurn,omitempty"`
+	// Via is the stage that chose Decode (or the prefill target of PrefillOnly).
+	Via Via `json:"via"`
+	// Conversation is the key that the request is known by, zero if none.
+	Conversation Key `json:"conversation"`
+	// Degraded says which knowledge was missing, "" if none was.
+	Degraded string `json:"degraded,omitempty"`
+}
+
+// Reason is why a target was not eligible.
+type Reason uint8
+
+const (
+	eligible Reason = iota
+	ReasonRole
+	ReasonModel
+	ReasonNotReady
+	ReasonDraining
+	ReasonSubset
+	ReasonExcluded
+	ReasonPin
+	ReasonSuspended
+	ReasonBusyActive
+	ReasonBusyQueue
+	ReasonBusyKV
+	ReasonCap
+	numReasons
+)
+
+var reasonNames = [numReasons]string{"eligible", "role", "model", "not ready", "draining", "subset", "excluded", "pin", "suspended",
+	"busy: requests", "busy: queue", "busy: KV", "cap"}
+
+// String returns the reason's name.
+func (r Reason) String() string { return reasonNames[r] }
+
+// busy reasons end by themselves when requests end.
+func (r Reason) busy() bool { return r >= ReasonBusyActive }
+
+// NoTargetError says that no target may serve the request, now or later.
+type NoTargetError struct {
+	// Pool is the role that was looked for.
+	Pool Role
+	// Counts are the targets per reason, indexed by Reason.
+	Counts [numReasons]int
+}
+
+// Error names the pool and the reasons.
+func (e *NoTargetError) Error() string {
+	return fmt.Sprintf("no eligible target in pool %s: %s", e.Pool, countText(&e.Counts))
+}
+
+// CapacityError says that targets exist and all of them are full.
+type CapacityError struct {
+	Pool   Role
+	Counts [numReasons]int
+	// RetryAfter is a guess at when the least loaded one has room, 1 s to 30 s.
+	RetryAfter time.Duration
+}
+
+// Error names the pool and the hint.
+func (e *CapacityError) Error() string {
+	return fmt.Sprintf("capacity exhausted in pool %s: %s; retry after %s", e.Pool, countText(&e.Counts), e.RetryAfter)
+}
+
+func countText(counts *[numReasons]int) string {
+	var b strings.Builder
+	for reason, n := range counts {
+		if n > 0 && reason != int(eligible) {
+			if b.Len() > 0 {
+				b.WriteString(", ")
+			}
+			fmt.Fprintf(&b, "%d %s", n, Reason(reason))
+		}
+	}
+	if b.Len() == 0 {
+		return "no targets"
+	}
+	return b.String()
+}

@@ -1,0 +1,93 @@
+package routing
+
+import (
+	"sort"
+	"time"
+)
+
+// Waiter is a request that waits for room.
+type Waiter struct {
+	// ID is the caller's name for it.
+	ID uint64
+	// Priority: greater first; below 0 may be shed for others.
+	Priority int
+	// Deadline is when waiting ends in vain.
+	Deadline time.Duration
+}
+
+// Queue is a bounded wait queue: greater priority first, first come first served
+// within one. It decides only; the caller holds the streams. The zero value refuses
+// everything, which is how waiting is off by default. Like a Router it is not safe
+// for concurrent use.
+type Queue struct {
+	// Max is the greatest number of waiters.
+	Max int
+	// waiters are in the order in which they are served.
+	waiters []Waiter
+}
+
+// Push adds a waiter. A full queue makes room by shedding its last waiter if that
+// one may be shed and is worth less; else the new one is refused.
+func (q *Queue) Push(w Waiter) (shed Waiter, hasShed, accepted bool) {
+	if len(q.waiters) >= q.Max {
+		if len(q.waiters) == 0 {
+			return Waiter{}, false, false
+		}
+		last := q.waiters[len(q.waiters)-1]
+		if last.Priority >= 0 || last.Priority >= w.Priority {
+			return Waiter{}, false, false
+		}
+		q.waiters = q.waiters[:len(q.waiters)-1]
+		shed, hasShed = last, true
+	}
+	at := sort.Search(len(q.waiters), func(i int) bool { return q.waiters[i].Priority < w.Priority })
+	q.waiters = append(q.waiters, Waiter{})
+	copy(q.waiters[at+1:], q.waiters[at:])
+	q.waiters[at] = w
+	return shed, hasShed, true
+}
+
+// Pop takes the waiter that is served next, among those whose deadline has not
+// passed.
+func (q *Queue) Pop(now time.Duration) (Waiter, bool) {
+	for i, w := range q.waiters {
+		if w.Deadline > now {
+			q.removeAt(i)
+			return w, true
+		}
+	}
+	return Waiter{}, false
+}
+
+// Expire takes out the waiters whose deadline has passed and appends them to dst.
+func (q *Queue) Expire(now time.Duration, dst []Waiter) []Waiter {
+	n := 0
+	for _, w := range q.waiters {
+		if w.Deadline <= now {
+			dst = append(dst, w)
+		} else {
+			q.waiters[n] = w
+			n++
+		}
+	}
+	q.waiters = q.waiters[:n]
+	return dst
+}
+
+// Remove takes a waiter out whose client has gone, and reports whether it waited.
+func (q *Queue) Remove(id uint64) bool {
+	for i, w := range q.waiters {
+		if w.ID == id {
+			q.removeAt(i)
+			return true
+		}
+	}
+	return false
+}
+
+// Len is the number of waiters.
+func (q *Queue) Len() int { return len(q.waiters) }
+
+func (q *Queue) removeAt(i int) {
+	q.waiters = append(q.waiters[:i], q.waiters[i+1:]...)
+}

@@ -1,0 +1,138 @@
+package routing
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Booking is a reservation as replicas tell each other. Slots differ between
+// replicas, so targets travel by name.
+type Booking struct {
+	// Replica and ID name the booking where it was made.
+	Replica string        `json:"replica"`
+	ID      ReservationID `json:"id"`
+	// Decode and Prefill are the targets; Prefill.Worker is "" if there is none.
+	Decode  kvindex.Target `json:"decode"`
+	Prefill kvindex.Target `json:"prefill"`
+	Miss    int64          `json:"miss"`
+	KV      int64          `json:"kv"`
+}
+
+// remoteKey finds the local copy of another replica's booking.
+type remoteKey struct {
+	replica string
+	id      ReservationID
+}
+
+// remoteLink is the part of a reservation that only copies have.
+type remoteLink struct {
+	key     remoteKey
+	expires time.Duration
+}
+
+// remotes are the copies of other replicas' bookings. Copies end by message; those
+// whose end was lost expire. All have the same life, so fifo is in order of expiry.
+type remotes struct {
+	byKey map[remoteKey]ReservationID
+	fifo  []ReservationID
+}
+
+// Booking returns a reservation in the form that other replicas take in.
+func (r *Router) Booking(id ReservationID) (Booking, bool) {
+	res := r.ledger.get(id)
+	if res == nil || r.loadOf(res.Decode, res.decodeGen) == nil {
+		return Booking{}, false
+	}
+	b := Booking{ID: id, Decode: r.targets[res.Decode].info.Target, Miss: res.Miss, KV: res.KV}
+	if r.loadOf(res.Prefill, res.prefillGen) != nil {
+		b.Prefill = r.targets[res.Prefill].info.Target
+	}
+	return b, true
+}
+
+// ApplyRemote books what another replica has booked. It returns false if the
+// decode target is not known here or the booking is already.
+func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
+	r.ExpireRemote(now)
+	key := remoteKey{b.Replica, b.ID}
+	decode := r.slotOf(b.Decode)
+	if _, ok := r.remotes.byKey[key]; ok || decode == NoSlot {
+		return false
+	}
+	prefill := NoSlot
+	if b.Prefill.Worker != "" {
+		prefill = r.slotOf(b.Prefill)
+	}
+	id := r.book(reservation{Decode: decode, Prefill: prefill, Miss: max(b.Miss, 0), KV: max(b.KV, 0),
+		remote: remoteLink{key: key, expires: now + r.config.RemoteTTL}})
+	r.remotes.byKey[key] = id
+	r.remotes.fifo = append(r.remotes.fifo, id)
+	return true
+}
+
+// RemoteFirstToken passes on another replica's FirstToken.
+func (r *Router) RemoteFirstToken(now time.Duration, replica string, id ReservationID) bool {
+	return r.FirstToken(now, r.remotes.byKey[remoteKey{replica, id}])
+}
+
+// RemoteRelease ends a copy of another replica's booking; unknown ones are ignored.
+func (r *Router) RemoteRelease(now time.Duration, replica string, id ReservationID) bool {
+	local, ok := r.remotes.byKey[remoteKey{replica, id}]
+	return ok && r.Release(now, local)
+}
+
+// DropReplica ends all copies of a replica that has left.
+func (r *Router) DropReplica(now time.Duration, replica string) int {
+	n := 0
+	for _, id := range r.remotes.fifo {
+		if res := r.ledger.get(id); res != nil && res.remote.key.replica == replica && r.Release(now, id) {
+			n++
+		}
+	}
+	return n
+}
+
+// ExpireRemote ends the copies that are older than RemoteTTL and returns how many.
+// ApplyRemote does it too; a caller needs it only when nothing comes in any more.
+func (r *Router) ExpireRemote(now time.Duration) int {
+	n, i := 0, 0
+	for ; i < len(r.remotes.fifo); i++ {
+		res := r.ledger.get(r.remotes.fifo[i])
+		if res == nil {
+			continue
+		}
+		if res.remote.expires > now {
+			break
+		}
+		if r.Release(now, r.remotes.fifo[i]) {
+			n++
+		}
+	}
+	if i > 0 {
+		r.remotes.fifo = append(r.remotes.fifo[:0], r.remotes.fifo[i:]...)
+	}
+	return n
+}
+
+func (r *Router) unlinkRemote(_ ReservationID, res *reservation) {
+	if res.remote.key.replica != "" {
+		delete(r.remotes.byKey, res.remote.key)
+	}
+}
+
+func (r *Router) slotOf(id kvindex.Target) kvindex.Slot {
+	lo, hi := 0, len(r.order)
+	for lo < hi {
+		mid := (lo + hi) / 2
+		if less(r.targets[r.order[mid]].info.Target, id) {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	if lo < len(r.order) && r.targets[r.order[lo]].info.Target == id {
+		return r.order[lo]
+	}
+	return NoSlot
+}

@@ -1,0 +1,118 @@
+package routing
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Report is what an engine says about one target. Reports show the traffic that
+// did not pass through this router.
+type Report struct {
+	// At is when it was measured.
+	At time.Duration
+	// Seq numbers the reports of one source; 0 if they are not numbered.
+	Seq uint64
+	// Full is a snapshot that replaces what is known, whatever its number: a restarted
+	// source counts from the beginning.
+	Full bool
+	// Running and Waiting are requests.
+	Running, Waiting int64
+	// WaitingTokens is the prompt tokens that wait, 0 if the engine does not say.
+	WaitingTokens int64
+	// KVUsage is the used part of the KV cache, 0 to 1; negative if unknown.
+	KVUsage float64
+}
+
+// reported is the last believed report of a target, joined with the ledger.
+type reported struct {
+	known    bool
+	at       time.Duration
+	received time.Duration
+	seq      uint64
+	running  int64
+	waiting  int64
+	kvUsage  float64
+	// foreign and foreignTokens are the requests and the queued tokens that were on the
+	// engine and not in the ledger when the report came.
+	foreign       int64
+	foreignTokens int64
+}
+
+// Report takes a report in. It returns false, and changes nothing, for a report
+// that is older than the last one, repeats its number or concerns no target.
+func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
+	if int(slot) >= len(r.targets) || !r.targets[slot].used {
+		return false
+	}
+	t := &r.targets[slot]
+	if !t.report.accepts(rep) {
+		r.staleReports++
+		return false
+	}
+	t.report.set(now, rep, t.load.Active+t.load.Transferring, t.load.Queue, r.config.WaitingTokens)
+	return true
+}
+
+// ReportWorker takes in a report of a whole worker whose ranks share one batch or
+// do not report apart: what the ledger does not explain is spread evenly over its
+// ranks. It returns the number of targets that took it.
+func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int {
+	entry, ok := r.workers[worker]
+	if !ok {
+		return 0
+	}
+	n, active, queue := int64(entry.ranks), int64(0), int64(0)
+	for _, slot := range r.order {
+		if t := &r.targets[slot]; t.worker == entry.number {
+			active += t.load.Active + t.load.Transferring
+			queue += t.load.Queue
+		}
+	}
+	taken := 0
+	for _, slot := range r.order {
+		t := &r.targets[slot]
+		if t.worker != entry.number {
+			continue
+		}
+		if !t.report.accepts(rep) {
+			r.staleReports++
+			continue
+		}
+		t.report.set(now, rep, active, queue, r.config.WaitingTokens)
+		t.report.foreign = ceilDiv(t.report.foreign, n)
+		t.report.foreignTokens = ceilDiv(t.report.foreignTokens, n)
+		t.report.running = ceilDiv(rep.Running, n)
+		t.report.waiting = ceilDiv(rep.Waiting, n)
+		taken++
+	}
+	return taken
+}
+
+// StaleReports is the number of reports that were not believed.
+func (r *Router) StaleReports() uint64 { return r.staleReports }
+
+func (p *reported) accepts(rep Report) bool {
+	if !p.known || rep.Full {
+		return true
+	}
+	if rep.Seq != 0 || p.seq != 0 {
+		return rep.Seq > p.seq
+	}
+	return rep.At >= p.at
+}
+
+func (p *reported) set(now time.Duration, rep Report, active, queue, waitingTokens int64) {
+	*p = reported{known: true, at: rep.At, received: now, seq: rep.Seq, running: rep.Running, waiting: rep.Waiting, kvUsage: rep.KVUsage}
+	p.foreign = max(rep.Running+rep.Waiting-active, 0)
+	if rep.WaitingTokens > 0 {
+		p.foreignTokens = max(rep.WaitingTokens-queue, 0)
+	} else {
+		p.foreignTokens = min(p.foreign, rep.Waiting) * waitingTokens
+	}
+}
+
+// fresh tells whether the report may still be believed.
+func (p *reported) fresh(now, ttl time.Duration) bool { return p.known && now-p.at <= ttl }
+
+func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }

@@ -1,0 +1,161 @@
+package routing
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Legs of a plan that choose apart: each has conversations and cursors of its own.
+const (
+	mainLeg = iota
+	prefillLeg
+	numLegs
+)
+
+const none32 = int32(-1)
+
+// Router is the state that decisions are made from.
+type Router struct {
+	config  Config
+	targets []target
+	// order is the used slots, worker by worker and rank by rank.
+	order    []kvindex.Slot
+	roles    [3]int
+	anyModel pool
+	models   map[string]*pool
+	workers  map[string]workerEntry
+
+	conversations [numLegs]conversations
+	ledger        ledger
+	remotes       remotes
+	staleReports  uint64
+
+	// Memory of one decision, kept to be used again.
+	match       []match
+	matchEpoch  uint32
+	overlaps    []Overlap
+	cands       []candidate
+	workerCands []candidate
+	perWorker   []workerSum
+	freeWorkers []int32
+}
+
+// match finds a slot's entry among the overlaps of the decision with this epoch.
+type match struct {
+	epoch uint32
+	at    int32
+}
+
+// New returns a router without targets.
+func New(config Config) (*Router, error) {
+	if err := config.Validate(); err != nil {
+		return nil, fmt.Errorf("routing: %w", err)
+	}
+	r := &Router{config: config, models: map[string]*pool{}, workers: map[string]workerEntry{},
+		remotes: remotes{byKey: map[remoteKey]ReservationID{}}}
+	for leg := range r.conversations {
+		r.conversations[leg] = newConversations(config.MaxConversations, config.MaxPrefixBlocks)
+	}
+	return r, nil
+}
+
+// Config returns the settings.
+func (r *Router) Config() Config { return r.config }
+
+// Pick chooses the targets of a request and books it on them. The overlaps are the
+// index's answer for its prompt, each slot at most once. An Explanation, if not
+// nil, is filled. Errors are *NoTargetError and *CapacityError, perhaps wrapped;
+// after an error nothing is booked.
+func (r *Router) Pick(now time.Duration, q *Query, overlaps []Overlap, ex *Explanation) (Plan, error) {
+	return r.pick(now, q, overlaps, 1, ex)
+}
+
+// pick is Pick with pending requests, this one included, that wait to be placed.
+func (r *Router) pick(now time.Duration, q *Query, overlaps []Overlap, pending int64, ex *Explanation) (Plan, error) {
+	r.setOverlaps(overlaps)
+	ex.begin(q)
+	var plan Plan
+	var err error
+	switch {
+	case q.PrefillOnly:
+		plan, err = r.pickOne(now, q, request{leg: prefillLeg, pool: Prefill, policy: &r.config.Disagg.Prefill, pending: pending, worker: none32}, ex)
+	case r.config.Disagg.Mode != ModeOff && r.roles[Prefill]+r.roles[Decode] > 0:
+		plan, err = r.pickPools(now, q, pending, ex)
+	default:
+		plan, err = r.pickOne(now, q, request{leg: mainLeg, pool: Both, policy: &r.config.Policy, pending: pending, worker: none32}, ex)
+	}
+	r.overlaps = nil
+	ex.end(r, plan, err)
+	return plan, err
+}
+
+func (r *Router) pickOne(now time.Duration, q *Query, req request, ex *Explanation) (Plan, error) {
+	c, err := r.choose(now, q, req, ex)
+	if err != nil {
+		return Plan{}, err
+	}
+	return r.commit(q, &c, nil), nil
+}
+
+// setOverlaps makes the overlaps addressable by slot for one decision.
+func (r *Router) setOverlaps(overlaps []Overlap) {
+	r.overlaps = overlaps
+	r.matchEpoch++
+	if r.matchEpoch == 0 {
+		clear(r.match)
+		r.matchEpoch = 1
+	}
+	for i := range overlaps {
+		if s := overlaps[i].Slot; int(s) < len(r.match) {
+			r.match[s] = match{r.matchEpoch, int32(i)}
+		}
+	}
+}
+
+// commit books a choice and moves what its stages have moved.
+func (r *Router) commit(q *Query, main, prefill *choice) Plan {
+	plan := Plan{Decode: main.slot, Prefill: NoSlot, RankFree: main.rankFree, Matched: main.overlap, Miss: main.miss, DecodeMiss: main.miss,
+		FirstTurn: main.firstTurn, Via: main.via, Degraded: main.degraded}
+	plan.Conversation = r.follow(q, main)
+	if prefill != nil {
+		r.follow(q, prefill)
+		plan.Prefill, plan.Matched, plan.Miss = prefill.slot, prefill.overlap, prefill.miss
+	}
+	plan.Reservation = r.book(reservation{Decode: plan.Decode, Prefill: plan.Prefill, Miss: plan.Miss, KV: q.PromptTokens,
+		conversation: plan.Conversation})
+	return plan
+}
+
+// follow moves cursors and conversations to a choice and returns the key of the
+// conversation.
+func (r *Router) follow(q *Query, c *choice) Key {
+	if c.cursor != none32 {
+		c.models.cursor[c.leg] = c.cursor + 1
+	}
+	c.models.rotation[c.leg]++
+	table := &r.conversations[c.leg]
+	key := c.key
+	if key == (Key{}) {
+		if !c.implicit || len(q.Prefix) == 0 {
+			return key
+		}
+		table.generated++
+		key = generatedKey(r.config.Node, table.generated)
+	}
+	at := c.conversation
+	switch {
+	case at == none:
+		at = table.put(key, c.slot)
+	case c.keepBinding:
+		table.touch(at)
+	default:
+		table.touch(at)
+		table.bind(at, c.slot)
+	}
+	if c.implicit {
+		table.setPath(at, q.Prefix)
+	}
+	return key
+}

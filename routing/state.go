@@ -1,0 +1,279 @@
+package routing
+
+import (
+	"encoding/json"
+	"fmt"
+	"sort"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// State is a router's memory as data: what a decision depends on. It is for
+// debugging and offline work, not a format to keep.
+type State struct {
+	Config        Config                       `json:"config"`
+	Targets       []TargetState                `json:"targets"`
+	Pools         []PoolState                  `json:"pools"`
+	Slab          []SlabState                  `json:"slab"`
+	Free          []uint32                     `json:"free"`
+	Conversations [numLegs][]ConversationState `json:"conversations"`
+	Generated     [numLegs]uint64              `json:"generated"`
+}
+
+// TargetState is one target.
+type TargetState struct {
+	Slot kvindex.Slot `json:"slot"`
+	Info TargetInfo   `json:"info"`
+	Warm bool         `json:"warm,omitempty"`
+	// Report is the last report that was believed.
+	Report *ReportState `json:"report,omitempty"`
+}
+
+// ReportState is a report joined with the ledger of its time.
+type ReportState struct {
+	At            time.Duration `json:"at"`
+	Received      time.Duration `json:"received"`
+	Seq           uint64        `json:"seq"`
+	Running       int64         `json:"running"`
+	Waiting       int64         `json:"waiting"`
+	KVUsage       float64       `json:"kvUsage"`
+	Foreign       int64         `json:"foreign"`
+	ForeignTokens int64         `json:"foreignTokens"`
+}
+
+// PoolState is the round robins of a model; Model is "" for requests of any.
+type PoolState struct {
+	Model    string          `json:"model"`
+	Cursor   [numLegs]int32  `json:"cursor"`
+	Rotation [numLegs]uint32 `json:"rotation"`
+}
+
+// SlabState is one place of the ledger.
+type SlabState struct {
+	reservation
+	Serial uint32 `json:"serial"`
+	// DecodeVoid and PrefillVoid say that the booked target has left.
+	DecodeVoid   bool          `json:"decodeVoid,omitempty"`
+	PrefillVoid  bool          `json:"prefillVoid,omitempty"`
+	Conversation Key           `json:"conversation"`
+	Replica      string        `json:"replica,omitempty"`
+	RemoteID     ReservationID `json:"remoteID,omitempty"`
+	Expires      time.Duration `json:"expires,omitempty"`
+}
+
+// ConversationState is one conversation, least recently used first.
+type ConversationState struct {
+	Key  Key          `json:"key"`
+	Slot kvindex.Slot `json:"slot"`
+	Path []uint64     `json:"path,omitempty"`
+}
+
+// Export returns the state. A query limits the conversations to those that its
+// decision can depend on; nil exports all.
+func (r *Router) Export(q *Query) *State {
+	s := &State{Config: r.config, Free: append([]uint32(nil), r.ledger.free...)}
+	for _, slot := range r.order {
+		t := &r.targets[slot]
+		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm}
+		if p := &t.report; p.known {
+			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens}
+		}
+		s.Targets = append(s.Targets, ts)
+	}
+	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.rotation})
+	for model, p := range r.models {
+		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.rotation})
+	}
+	sort.Slice(s.Pools, func(i, j int) bool { return s.Pools[i].Model < s.Pools[j].Model })
+	for i := range r.ledger.slab {
+		res := &r.ledger.slab[i]
+		s.Slab = append(s.Slab, SlabState{reservation: *res, Serial: res.serial, Conversation: res.conversation,
+			DecodeVoid:  res.Phase != unused && r.loadOf(res.Decode, res.decodeGen) == nil,
+			PrefillVoid: res.Phase != unused && res.Prefill != NoSlot && r.loadOf(res.Prefill, res.prefillGen) == nil,
+			Replica:     res.remote.key.replica, RemoteID: res.remote.key.id, Expires: res.remote.expires})
+	}
+	for leg := range r.conversations {
+		s.Conversations[leg] = r.conversations[leg].export(q)
+		s.Generated[leg] = r.conversations[leg].generated
+	}
+	return s
+}
+
+// export lists the conversations that a query can meet, all if it is nil.
+func (c *conversations) export(q *Query) []ConversationState {
+	var wanted map[uint32]bool
+	if q != nil {
+		wanted = map[uint32]bool{c.find(KeyOf(q.Conversation)): true}
+		for _, h := range q.Prefix {
+			s := c.byHash.places[c.node(h)].entry
+			for n := 0; s != none && n < maxSiblings; n++ {
+				wanted[c.steps[s].conv] = true
+				s = c.steps[s].next
+			}
+		}
+	}
+	var list []ConversationState
+	for i := c.oldest; i != none; i = c.entries[i].newer {
+		if wanted != nil && !wanted[i] {
+			continue
+		}
+		e := &c.entries[i]
+		cs := ConversationState{Key: e.key, Slot: e.slot}
+		if e.depth > 0 {
+			cs.Path = make([]uint64, e.depth)
+			at := e.path
+			for d := int(e.depth) - 1; d >= 0; d-- {
+				cs.Path[d] = c.steps[at].hash
+				at = c.steps[at].up
+			}
+		}
+		list = append(list, cs)
+	}
+	return list
+}
+
+// Import returns a router in the given state: it decides as the exported one did.
+func Import(s *State) (*Router, error) {
+	r, err := New(s.Config)
+	if err != nil {
+		return nil, err
+	}
+	for i := range s.Targets {
+		ts := &s.Targets[i]
+		r.SetTarget(ts.Slot, ts.Info)
+		t := &r.targets[ts.Slot]
+		t.warm = ts.Warm
+		if p := ts.Report; p != nil {
+			t.report = reported{true, p.At, p.Received, p.Seq, p.Running, p.Waiting, p.KVUsage, p.Foreign, p.ForeignTokens}
+		}
+	}
+	for _, ps := range s.Pools {
+		p := &r.anyModel
+		if ps.Model != "" {
+			p = r.models[ps.Model]
+		}
+		if p == nil {
+			return nil, fmt.Errorf("import: model %q has no target", ps.Model)
+		}
+		p.cursor, p.rotation = ps.Cursor, ps.Rotation
+	}
+	if err := r.importLedger(s); err != nil {
+		return nil, err
+	}
+	for leg := range r.conversations {
+		c := &r.conversations[leg]
+		for _, cs := range s.Conversations[leg] {
+			if cs.Slot != NoSlot && r.slotUnknown(cs.Slot) {
+				return nil, fmt.Errorf("import: a conversation is bound to slot %d, which is not used", cs.Slot)
+			}
+			c.setPath(c.put(cs.Key, cs.Slot), cs.Path)
+		}
+		c.generated = s.Generated[leg]
+	}
+	return r, nil
+}
+
+func (r *Router) slotUnknown(slot kvindex.Slot) bool {
+	return int(slot) >= len(r.targets) || !r.targets[slot].used
+}
+
+func (r *Router) importLedger(s *State) error {
+	r.ledger.free = append([]uint32(nil), s.Free...)
+	for i := range s.Slab {
+		ss := &s.Slab[i]
+		res := ss.reservation
+		res.serial, res.conversation = ss.Serial, ss.Conversation
+		// All targets of a new router are the first of their slots.
+		res.decodeGen, res.prefillGen, res.remote = 0, 0, remoteLink{}
+		if res.Phase == unused {
+			r.ledger.slab = append(r.ledger.slab, reservation{serial: ss.Serial})
+			continue
+		}
+		if (!ss.DecodeVoid && r.slotUnknown(res.Decode)) || (!ss.PrefillVoid && res.Prefill != NoSlot && r.slotUnknown(res.Prefill)) {
+			return fmt.Errorf("import: booking %d is on a slot that is not used", i)
+		}
+		if ss.DecodeVoid {
+			res.decodeGen = ^uint32(0)
+		}
+		if ss.PrefillVoid {
+			res.prefillGen = ^uint32(0)
+		}
+		if ss.Replica != "" {
+			id := ReservationID(uint64(res.serial)<<32 | uint64(len(r.ledger.slab)))
+			res.remote = remoteLink{remoteKey{ss.Replica, ss.RemoteID}, ss.Expires}
+			r.remotes.byKey[res.remote.key] = id
+			r.remotes.fifo = append(r.remotes.fifo, id)
+		}
+		r.apply(&res, 1)
+		r.ledger.slab = append(r.ledger.slab, res)
+		r.ledger.live++
+	}
+	sort.Slice(r.remotes.fifo, func(i, j int) bool {
+		return r.ledger.get(r.remotes.fifo[i]).remote.expires < r.ledger.get(r.remotes.fifo[j]).remote.expires
+	})
+	return nil
+}
+
+// Decision is a decision with everything needed to make it again.
+type Decision struct {
+	State    *State        `json:"state"`
+	Now      time.Duration `json:"now"`
+	Query    Query         `json:"query"`
+	Overlaps []Overlap     `json:"overlaps"`
+	// Plan is what was decided; Error if nothing was.
+	Plan  Plan   `json:"plan"`
+	Error string `json:"error,omitempty"`
+}
+
+// PickRecorded is Pick that also returns the decision with the state before it.
+// Recording copies the state: it is for debugging, not for every request.
+func (r *Router) PickRecorded(now time.Duration, q *Query, overlaps []Overlap, ex *Explanation) (*Decision, error) {
+	d := &Decision{State: r.Export(q), Now: now, Query: *q, Overlaps: append([]Overlap(nil), overlaps...)}
+	plan, err := r.Pick(now, q, overlaps, ex)
+	d.Plan = plan
+	if err != nil {
+		d.Error = err.Error()
+	}
+	return d, err
+}
+
+// Rerun makes the decision again from its recorded state.
+func (d *Decision) Rerun() (Plan, *Explanation, error) {
+	r, err := Import(d.State)
+	if err != nil {
+		return Plan{}, nil, err
+	}
+	ex := new(Explanation)
+	plan, err := r.Pick(d.Now, &d.Query, d.Overlaps, ex)
+	return plan, ex, err
+}
+
+// MarshalJSON writes the set as a list of slots.
+func (s *SlotSet) MarshalJSON() ([]byte, error) {
+	list := []kvindex.Slot{}
+	for i := range s.bits {
+		for slot := kvindex.Slot(i * 64); slot < kvindex.Slot(i*64+64); slot++ {
+			if s.Has(slot) {
+				list = append(list, slot)
+			}
+		}
+	}
+	return json.Marshal(list)
+}
+
+// UnmarshalJSON reads a list of slots.
+func (s *SlotSet) UnmarshalJSON(data []byte) error {
+	var list []kvindex.Slot
+	if err := json.Unmarshal(data, &list); err != nil {
+		return fmt.Errorf("slot set: %w", err)
+	}
+	s.bits = nil
+	for _, slot := range list {
+		if slot > 1<<24 {
+			return fmt.Errorf("slot set: %d is out of range", slot)
+		}
+		s.Add(slot)
+	}
+	return nil
+}

@@ -1,0 +1,309 @@
+package routing
+
+import (
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// NoSlot stands for "no target" where a Slot is optional.
+const NoSlot = ^kvindex.Slot(0)
+
+// Role says what a worker may do.
+type Role uint8
+
+const (
+	// Both is a worker that prefills and decodes its own requests.
+	Both Role = iota
+	// Prefill workers compute prompts and hand the KV cache over.
+	Prefill
+	// Decode workers take KV caches over; they can compute prompts too.
+	Decode
+)
+
+// String returns the name used in configuration and explanations.
+func (r Role) String() string {
+	switch r {
+	case Prefill:
+		return "prefill"
+	case Decode:
+		return "decode"
+	default:
+		return "both"
+	}
+}
+
+// TargetInfo is what the router has to know about a target.
+type TargetInfo struct {
+	kvindex.Target
+	Role Role
+	// Models are the names (adapters too) that the target serves. None means that
+	// the list is not known: every model is believed to be served.
+	Models []string
+	// Ready is false while the worker's health check fails or has not passed yet.
+	Ready bool
+	// Draining targets finish what they have and get nothing new.
+	Draining bool
+	// Speed divides the cost of computing on this target: 0.5 takes twice as long.
+	// 0 means 1. Useful range 0.1 to 10.
+	Speed float64
+	// Zone is a topology label; see Disagg.SameZone.
+	Zone string
+	// Address is "ip:port" of the worker's HTTP server, for AddressSet.
+	Address string
+}
+
+// target is a slot's state. Invariant: all loads of an unused slot are zero.
+type target struct {
+	info  TargetInfo
+	used  bool
+	warm  bool
+	speed float64
+	// gen counts the targets that had this slot; a booking of a former one is void.
+	gen uint32
+	// key identifies the target in tie-breaks, the same in all replicas.
+	key    uint64
+	worker int32
+	load   Load
+	report reported
+}
+
+// SlotSet is a set of slots. The zero value is empty.
+type SlotSet struct{ bits []uint64 }
+
+// Add puts a slot into the set.
+func (s *SlotSet) Add(slot kvindex.Slot) {
+	for int(slot/64) >= len(s.bits) {
+		s.bits = append(s.bits, 0)
+	}
+	s.bits[slot/64] |= 1 << (slot % 64)
+}
+
+// Remove takes a slot out of the set.
+func (s *SlotSet) Remove(slot kvindex.Slot) {
+	if int(slot/64) < len(s.bits) {
+		s.bits[slot/64] &^= 1 << (slot % 64)
+	}
+}
+
+// Has tells whether the slot is in the set.
+func (s *SlotSet) Has(slot kvindex.Slot) bool {
+	return int(slot/64) < len(s.bits) && s.bits[slot/64]&(1<<(slot%64)) != 0
+}
+
+// Reset empties the set and keeps its memory.
+func (s *SlotSet) Reset() { clear(s.bits) }
+
+// pool is one model's targets and the cursors of its round robins. Cursors belong
+// to a model: interleaved requests for another one must not move them.
+type pool struct {
+	slots SlotSet
+	size  int
+	// cursor is the next position in Router.order, per leg.
+	cursor [numLegs]int32
+	// rotation counts picks, per leg, for ties that rotate.
+	rotation [numLegs]uint32
+}
+
+// SetTarget adds a target or changes what is known about it; its load stays. A
+// slot that held another target is emptied first.
+func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
+	for int(slot) >= len(r.targets) {
+		r.targets = append(r.targets, target{})
+		r.match = append(r.match, match{})
+	}
+	t := &r.targets[slot]
+	if t.used && t.info.Target != info.Target {
+		r.RemoveTarget(slot)
+	}
+	if t.used {
+		r.leaveModels(slot, t.info.Models)
+		r.roles[t.info.Role]--
+	} else {
+		t.used = true
+		t.key = mix(hashString(uint64(uint32(info.Rank))+1, info.Worker))
+		t.worker = r.workerNumber(info.Worker)
+		r.enterOrder(slot, info.Target)
+	}
+	t.info = info
+	t.info.Models = append([]string(nil), info.Models...)
+	t.speed = info.Speed
+	if t.speed <= 0 {
+		t.speed = 1
+	}
+	r.roles[info.Role]++
+	r.joinModels(slot, t.info.Models)
+}
+
+// RemoveTarget forgets a target: its load, its report and the conversations bound
+// to it. Bookings on it end without effect. Unknown slots are ignored.
+func (r *Router) RemoveTarget(slot kvindex.Slot) {
+	if int(slot) >= len(r.targets) || !r.targets[slot].used {
+		return
+	}
+	t := &r.targets[slot]
+	r.leaveModels(slot, t.info.Models)
+	r.roles[t.info.Role]--
+	r.leaveOrder(slot)
+	r.releaseWorker(t.info.Worker)
+	for leg := range r.conversations {
+		r.conversations[leg].removeSlot(slot)
+	}
+	*t = target{gen: t.gen + 1}
+}
+
+// Target returns what is known about a slot.
+func (r *Router) Target(slot kvindex.Slot) (TargetInfo, bool) {
+	if int(slot) >= len(r.targets) || !r.targets[slot].used {
+		return TargetInfo{}, false
+	}
+	return r.targets[slot].info, true
+}
+
+// Load returns the load booked on a slot, zero for unknown ones.
+func (r *Router) Load(slot kvindex.Slot) Load {
+	if int(slot) >= len(r.targets) {
+		return Load{}
+	}
+	return r.targets[slot].load
+}
+
+// Targets calls f for every target, worker by worker, until it returns false.
+func (r *Router) Targets(f func(slot kvindex.Slot, info *TargetInfo, load Load) bool) {
+	for _, slot := range r.order {
+		if t := &r.targets[slot]; !f(slot, &t.info, t.load) {
+			return
+		}
+	}
+}
+
+// AddressSet adds to dst the slots whose address is among the given ones; an entry
+// without a port matches every port of that host.
+func (r *Router) AddressSet(dst *SlotSet, addresses []string) {
+	for _, slot := range r.order {
+		have := r.targets[slot].info.Address
+		for _, want := range addresses {
+			if have == want || (len(have) > len(want) && have[len(want)] == ':' &&
+				strings.LastIndexByte(have, ':') == len(want) && strings.HasPrefix(have, want)) {
+				dst.Add(slot)
+				break
+			}
+		}
+	}
+}
+
+func less(a, b kvindex.Target) bool {
+	if a.Worker != b.Worker {
+		return a.Worker < b.Worker
+	}
+	return a.Rank < b.Rank
+}
+
+// enterOrder keeps order sorted by worker and rank. Cursors keep pointing at the
+// target that they pointed at.
+func (r *Router) enterOrder(slot kvindex.Slot, id kvindex.Target) {
+	at := sort.Search(len(r.order), func(i int) bool { return less(id, r.targets[r.order[i]].info.Target) })
+	r.order = append(r.order, 0)
+	copy(r.order[at+1:], r.order[at:])
+	r.order[at] = slot
+	r.shiftCursors(at, 1)
+}
+
+func (r *Router) leaveOrder(slot kvindex.Slot) {
+	for at, s := range r.order {
+		if s == slot {
+			r.order = append(r.order[:at], r.order[at+1:]...)
+			r.shiftCursors(at, -1)
+			return
+		}
+	}
+}
+
+func (r *Router) shiftCursors(at int, by int32) {
+	shift := func(p *pool) {
+		for leg := range p.cursor {
+			if int(p.cursor[leg]) > at {
+				p.cursor[leg] += by
+			}
+		}
+	}
+	shift(&r.anyModel)
+	for _, p := range r.models {
+		shift(p)
+	}
+}
+
+func (r *Router) joinModels(slot kvindex.Slot, models []string) {
+	if len(models) == 0 {
+		r.anyModel.slots.Add(slot)
+		r.anyModel.size++
+	}
+	for _, m := range models {
+		p := r.models[m]
+		if p == nil {
+			p = new(pool)
+			r.models[m] = p
+		}
+		if !p.slots.Has(slot) {
+			p.slots.Add(slot)
+			p.size++
+		}
+	}
+}
+
+func (r *Router) leaveModels(slot kvindex.Slot, models []string) {
+	if len(models) == 0 {
+		r.anyModel.slots.Remove(slot)
+		r.anyModel.size--
+	}
+	for _, m := range models {
+		p := r.models[m]
+		if p == nil || !p.slots.Has(slot) {
+			continue
+		}
+		p.slots.Remove(slot)
+		if p.size--; p.size == 0 {
+			delete(r.models, m)
+		}
+	}
+}
+
+// workerNumber gives workers small numbers for the tables of one decision.
+func (r *Router) workerNumber(name string) int32 {
+	if w, ok := r.workers[name]; ok {
+		w.ranks++
+		r.workers[name] = w
+		return w.number
+	}
+	n := int32(len(r.perWorker))
+	if k := len(r.freeWorkers); k > 0 {
+		n, r.freeWorkers = r.freeWorkers[k-1], r.freeWorkers[:k-1]
+	} else {
+		r.perWorker = append(r.perWorker, workerSum{})
+	}
+	r.workers[name] = workerEntry{number: n, ranks: 1}
+	return n
+}
+
+func (r *Router) releaseWorker(name string) {
+	w := r.workers[name]
+	if w.ranks--; w.ranks > 0 {
+		r.workers[name] = w
+		return
+	}
+	delete(r.workers, name)
+	r.freeWorkers = append(r.freeWorkers, w.number)
+}
+
+type workerEntry struct {
+	number int32
+	ranks  int32
+}
+
+// suspended tells whether a target has been silent for too long. A target that
+// never reported is not suspended: its silence says nothing.
+func (t *target) suspended(now, after time.Duration) bool {
+	return after > 0 && t.report.known && now-t.report.received > after
+}
