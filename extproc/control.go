@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -50,11 +51,16 @@ const (
 type headerView struct {
 	seen    bool // headers were sent to us
 	headers []Header
-	total   int // number, pseudo headers included
-	bytes   int
+	// stripped names were taken off in an earlier answer.
+	stripped []string
+	total    int // number, pseudo headers included
+	bytes    int
 }
 
 func (v *headerView) get(name string) (value string, n int) {
+	if slices.Contains(v.stripped, name) {
+		return "", 0
+	}
 	for i := range v.headers {
 		if v.headers[i].Name == name {
 			if n == 0 {
@@ -64,6 +70,17 @@ func (v *headerView) get(name string) (value string, n int) {
 		}
 	}
 	return value, n
+}
+
+// strip takes the client's control headers off.
+func (c *controls) strip(v *headerView) (m mutation) {
+	for i := range v.headers {
+		if c.match(v.headers[i].Name) {
+			m.drop(v.headers[i].Name)
+		}
+	}
+	v.stripped = m.remove
+	return m
 }
 
 // requestMutation turns a decision into header changes. Only changed headers are
@@ -107,7 +124,7 @@ func (c *controls) requestMutation(v *headerView, d *Decision, pick string) (m m
 		return false
 	}
 	for i := range v.headers {
-		if name := v.headers[i].Name; c.match(name) && !decided(name) {
+		if name := v.headers[i].Name; c.match(name) && !decided(name) && !slices.Contains(v.stripped, name) {
 			m.drop(name)
 		}
 	}

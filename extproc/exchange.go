@@ -178,6 +178,13 @@ func (x *exchange) requestHeaders(m *message) error {
 	case x.request.holds():
 		return nil
 	}
+	// The decision comes with the answer to the body, if there will be one: what the
+	// client must not say goes now.
+	if m := x.srv.controls.strip(&x.view); !m.empty() {
+		c := common{mutation: m}
+		a := c.encode(KindRequestHeaders)
+		return x.send(&a)
+	}
 	return x.send(&empty[KindRequestHeaders])
 }
 
@@ -315,7 +322,7 @@ func (x *exchange) decide(k Kind, editable bool) error {
 		x.flight = &flight{id: x.req.ID, ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure}
 	}
 	if x.ctx.Err() != nil {
-		x.srv.opts.Metrics.Failure(FailureHandlerDeadline)
+		x.srv.opts.Metrics.Failure(FailureCancelled)
 		return errHandlerCancelled
 	}
 	if d.Reject != nil {

@@ -7,20 +7,20 @@ type Failure string
 
 // The failures that are counted.
 const (
-	FailurePanic           Failure = "panic"             // the handler or a ticket panicked; the request went on
-	FailureBodyTooLarge    Failure = "body_too_large"    // answered with 413
-	FailureAbandoned       Failure = "abandoned"         // the stream ended, or a response came, before the decision
-	FailureExtraMessage    Failure = "extra_message"     // a body message after the end of the body
-	FailureUnexpected      Failure = "unexpected"        // a message that the protocol does not allow here
-	FailureBadPick         Failure = "bad_pick"          // Decision.Endpoint is not an address
-	FailureBadHeader       Failure = "bad_header"        // a header of the decision was left out
-	FailureBadEdit         Failure = "bad_edit"          // edits out of range, or where the body is not ours to change
-	FailureLateFirstToken  Failure = "late_first_token"  // seen after the request's end
-	FailureUnknownRequest  Failure = "unknown_request"   // first token or access log of a request that we do not know
-	FailureOutcomeOverflow Failure = "outcome_overflow"  // a request was forgotten before its outcome came
-	FailureProtocol        Failure = "protocol"          // a message that does not decode
-	FailureObservedRequest Failure = "observed_request"  // an observing filter that sends requests: there is nothing to decide
-	FailureHandlerDeadline Failure = "handler_cancelled" // the client gave up while Decide ran
+	FailurePanic           Failure = "panic"            // the handler or a ticket panicked; the request went on
+	FailureBodyTooLarge    Failure = "body_too_large"   // answered with 413
+	FailureAbandoned       Failure = "abandoned"        // the stream ended, or a response came, before the decision
+	FailureExtraMessage    Failure = "extra_message"    // a body message after the end of the body
+	FailureUnexpected      Failure = "unexpected"       // a message that the protocol does not allow here
+	FailureBadPick         Failure = "bad_pick"         // Decision.Endpoint is not an address
+	FailureBadHeader       Failure = "bad_header"       // a header of the decision was left out
+	FailureBadEdit         Failure = "bad_edit"         // edits out of range, or where the body is not ours to change
+	FailureLateFirstToken  Failure = "late_first_token" // seen after the request's end
+	FailureUnknownRequest  Failure = "unknown_request"  // first token or access log of a request that we do not know
+	FailureOutcomeOverflow Failure = "outcome_overflow" // a request was forgotten before its outcome came
+	FailureProtocol        Failure = "protocol"         // a message that does not decode
+	FailureObservedRequest Failure = "observed_request" // an observing filter that sends requests: there is nothing to decide
+	FailureCancelled       Failure = "cancelled"        // the client gave up while Decide ran
 )
 
 // Metrics are hooks, called on the road of a request: they must be quick and safe

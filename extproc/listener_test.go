@@ -1,0 +1,163 @@
+package extproc
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	epv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// TLS (1.2 and 1.3) and plaintext clients are served on one port, and a client
+// that says nothing keeps nobody waiting.
+func TestOnePortForTLSAndPlaintext(t *testing.T) {
+	cfg, err := TLSConfig("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lis, err := Listen(t.Context(), "127.0.0.1:0", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{}
+	srv := NewServer(o, &recorder{})
+	g := grpc.NewServer(GRPCOptions(o)...)
+	srv.Register(g)
+	go func() { _ = g.Serve(lis) }()
+	t.Cleanup(g.Stop)
+	silent, err := net.Dial("tcp", lis.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for name, creds := range map[string]credentials.TransportCredentials{
+		"plaintext": insecure.NewCredentials(),
+		"tls 1.2":   credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}),
+		"tls 1.3":   credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := grpc.NewClient(lis.Addr().String(), grpc.WithTransportCredentials(creds))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			b := &bed{client: epv3.NewExternalProcessorClient(conn)}
+			res, err := b.play(t.Context(), &call{request: 2, chunks: [][]byte{make([]byte, 300000)}, halfClose: true})
+			if err != nil || len(res.body) != 300000 || res.pick == "" {
+				t.Fatalf("%v, %d bytes, pick %q", err, len(res.body), res.pick)
+			}
+		})
+	}
+}
+
+func writePair(t *testing.T, dir string) []byte {
+	t.Helper()
+	c, err := selfSigned(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := x509.MarshalECPrivateKey(c.PrivateKey.(*ecdsa.PrivateKey))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string]*pem.Block{"tls.crt": {Type: "CERTIFICATE", Bytes: c.Certificate[0]}, "tls.key": {Type: "EC PRIVATE KEY", Bytes: key}} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c.Certificate[0]
+}
+
+// A certificate is read again when its files change; a broken pair is not taken.
+func TestCertificateReload(t *testing.T) {
+	dir := t.TempDir()
+	crt, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	if _, err := TLSConfig(crt, key); err == nil {
+		t.Fatal("missing files were accepted")
+	}
+	first := writePair(t, dir)
+	cfg, err := TLSConfig(crt, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	current := func() []byte {
+		t.Helper()
+		c, err := cfg.GetCertificate(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Certificate[0]
+	}
+	if string(current()) != string(first) {
+		t.Fatal("another certificate")
+	}
+	if err := os.WriteFile(key, []byte("half written"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if string(current()) != string(first) {
+		t.Fatal("the certificate in use was dropped")
+	}
+	second := writePair(t, dir)
+	later := time.Now().Add(time.Minute)
+	if err := os.Chtimes(crt, later, later); err != nil {
+		t.Fatal(err)
+	}
+	if string(current()) != string(second) {
+		t.Fatal("not reloaded")
+	}
+}
+
+func TestUnixSocketIsTakenOver(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	a, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.SetUnlinkOnClose(false)
+	if _, err := Listen(context.Background(), "unix:"+path, nil); err == nil {
+		t.Fatal("took over a socket in use")
+	}
+	_ = a.Close() // leaves the file behind, as a killed process does
+	b, err := Listen(context.Background(), "unix:"+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = b.Close()
+	file := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(context.Background(), "unix:"+file, nil); err == nil {
+		t.Fatal("a file was replaced")
+	}
+}
+
+// The byte that was looked at is given back, whatever the size of reads.
+func TestSniffedByteIsGivenBack(t *testing.T) {
+	client, server := net.Pipe()
+	defer client.Close()
+	c := &sniffConn{Conn: server}
+	defer c.Close()
+	go func() {
+		_, _ = client.Write([]byte("PRI * HTTP"))
+		_ = client.Close()
+	}()
+	if n, err := c.Read(nil); n != 0 || err != nil {
+		t.Fatalf("empty read: %d, %v", n, err)
+	}
+	b, err := io.ReadAll(c)
+	if err != nil || string(b) != "PRI * HTTP" {
+		t.Fatalf("%q, %v", b, err)
+	}
+}

@@ -1,0 +1,548 @@
+package extproc
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	epv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	"pgregory.net/rapid"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var requestModes = []filterv3.ProcessingMode_BodySendMode{
+	filterv3.ProcessingMode_NONE, filterv3.ProcessingMode_STREAMED, filterv3.ProcessingMode_BUFFERED,
+	filterv3.ProcessingMode_BUFFERED_PARTIAL, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED,
+}
+
+var responseModes = []filterv3.ProcessingMode_BodySendMode{
+	filterv3.ProcessingMode_NONE, filterv3.ProcessingMode_STREAMED, filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED,
+}
+
+func genChunks(t *rapid.T, label string) [][]byte {
+	n := rapid.IntRange(0, 6).Draw(t, label)
+	var out [][]byte
+	for range n {
+		size := rapid.SampledFrom([]int{0, 1, 100, 16384, 62000, 62001, 200000}).Draw(t, "size")
+		seed := byte(rapid.IntRange(1, 250).Draw(t, "seed"))
+		b := make([]byte, size)
+		for i := range b {
+			b[i] = seed + byte(i*7)
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+// Law 3: any body in any chunks arrives as it was, in every mode, with every kind
+// of end; the handler saw exactly it; and the answers are those that Envoy allows.
+func TestBodiesArriveUnchanged(t *testing.T) {
+	h := &recorder{}
+	b := newBed(t, Options{}, h)
+	rapid.Check(t, func(t *rapid.T) {
+		c := &call{
+			request:      rapid.SampledFrom(requestModes).Draw(t, "request mode"),
+			response:     rapid.SampledFrom(responseModes).Draw(t, "response mode"),
+			eager:        rapid.Bool().Draw(t, "eager"),
+			chunks:       genChunks(t, "chunks"),
+			emptyEnd:     rapid.Bool().Draw(t, "empty end"),
+			repeatEnd:    rapid.Bool().Draw(t, "repeat end"),
+			trailers:     rapid.Bool().Draw(t, "trailers"),
+			respChunks:   genChunks(t, "response chunks"),
+			respTrailers: rapid.Bool().Draw(t, "response trailers"),
+			headers:      []Header{{":method", "POST"}, {":path", "/"}, {pickKey, "6.6.6.6:6"}},
+		}
+		streamed := c.request == filterv3.ProcessingMode_STREAMED
+		if streamed && c.eager && c.trailers {
+			c.trailers = false // Envoy never gets there: see TestEagerBodyWithTrailers
+		}
+		if streamed && !c.eager && len(c.chunks) > 0 {
+			c.early = rapid.Bool().Draw(t, "early")
+		}
+		if c.request == filterv3.ProcessingMode_NONE {
+			c.trailers = false
+		}
+		if c.respTrailers && c.response == filterv3.ProcessingMode_BUFFERED && len(c.respChunks) == 0 {
+			c.respTrailers = false
+		}
+		before := h.count()
+		res, err := b.play(context.Background(), c)
+		if err != nil {
+			t.Fatalf("%v (%s, %s)", err, c.request, c.response)
+		}
+		whole := bytes.Join(c.chunks, nil)
+		if !bytes.Equal(res.body, whole) {
+			t.Fatalf("request body: %d bytes, want %d", len(res.body), len(whole))
+		}
+		if want := bytes.Join(c.respChunks, nil); !bytes.Equal(res.respBody, want) {
+			t.Fatalf("response body: %d bytes, want %d", len(res.respBody), len(want))
+		}
+		if res.pick != "10.0.0.1:8000" || res.set[pickKey] != res.pick {
+			t.Fatalf("pick %q, header %q", res.pick, res.set[pickKey])
+		}
+		if h.count() != before+1 {
+			t.Fatalf("decided %d times", h.count()-before)
+		}
+		seen := h.seen()[before]
+		switch {
+		case c.request == filterv3.ProcessingMode_NONE || streamed && !c.eager:
+			if len(seen) != 0 {
+				t.Fatal("a body where none is sent")
+			}
+		case c.request == filterv3.ProcessingMode_BUFFERED_PARTIAL:
+			if !bytes.HasPrefix(whole, seen) {
+				t.Fatal("not a prefix")
+			}
+		case !bytes.Equal(seen, whole):
+			t.Fatalf("handler saw %d bytes, want %d", len(seen), len(whole))
+		}
+		tk := h.ticket(before)
+		<-tk.ended
+		if tk.ends != 1 || len(tk.afterEnd) > 0 || tk.status != 200 || tk.served != "10.0.0.9:1" {
+			t.Fatalf("ticket: %d ends, after %v, status %d, served %q", tk.ends, tk.afterEnd, tk.status, tk.served)
+		}
+		if c.response != filterv3.ProcessingMode_NONE && !bytes.Equal(tk.body, bytes.Join(c.respChunks, nil)) {
+			t.Fatal("ticket saw another response body")
+		}
+		if res.respSet["x-kvlane-target"] != "w" {
+			t.Fatal("response header missing")
+		}
+	})
+}
+
+// An edit changes its own bytes and no others, and content-length stays true.
+func TestEditsAreLocal(t *testing.T) {
+	h := &recorder{}
+	b := newBed(t, Options{}, h)
+	rapid.Check(t, func(t *rapid.T) {
+		c := &call{
+			request:  rapid.SampledFrom([]filterv3.ProcessingMode_BodySendMode{filterv3.ProcessingMode_STREAMED, filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED}).Draw(t, "mode"),
+			eager:    true,
+			chunks:   genChunks(t, "chunks"),
+			emptyEnd: true,
+		}
+		whole := bytes.Join(c.chunks, nil)
+		c.headers = []Header{{"content-length", strconv.Itoa(len(whole))}}
+		var edits []Edit
+		var want []byte
+		at := 0
+		for range rapid.IntRange(0, 3).Draw(t, "edits") {
+			off := rapid.IntRange(at, len(whole)).Draw(t, "offset")
+			n := rapid.IntRange(0, len(whole)-off).Draw(t, "length")
+			ins := rapid.SliceOfN(rapid.Byte(), 0, 50).Draw(t, "insert")
+			edits = append(edits, Edit{off, n, ins})
+			want = append(append(want, whole[at:off]...), ins...)
+			at = off + n
+		}
+		want = append(want, whole[at:]...)
+		h.mu.Lock()
+		h.decide = func(context.Context, *Request) Decision { return Decision{Edits: edits} }
+		h.mu.Unlock()
+		res, err := b.play(context.Background(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(res.body, want) {
+			t.Fatalf("body of %d bytes, want %d", len(res.body), len(want))
+		}
+		if c.request == filterv3.ProcessingMode_BUFFERED && len(want) != len(whole) && res.set["content-length"] != strconv.Itoa(len(want)) {
+			t.Fatalf("content-length %q, want %d", res.set["content-length"], len(want))
+		}
+		if c.request != filterv3.ProcessingMode_BUFFERED && len(want) != len(whole) && !slices.Contains(res.removed, "content-length") {
+			t.Fatal("content-length stayed")
+		}
+	})
+}
+
+// The data plane half-closes right after the body and still gets the decision.
+func TestHalfCloseAfterBody(t *testing.T) {
+	for _, m := range requestModes {
+		t.Run(m.String(), func(t *testing.T) {
+			h := &recorder{}
+			b := newBed(t, Options{}, h)
+			res, err := b.play(context.Background(), &call{request: m, chunks: [][]byte{[]byte("hello")}, halfClose: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res.pick == "" || string(res.body) != "hello" {
+				t.Fatalf("pick %q, body %q", res.pick, res.body)
+			}
+			h.ticket(0).mustEnd(t)
+		})
+	}
+}
+
+// Trailers of an eagerly sent STREAMED body come only after the headers answer: a
+// body complete by content-length is decided without waiting for them.
+func TestEagerBodyWithTrailers(t *testing.T) {
+	h := &recorder{}
+	b := newBed(t, Options{}, h)
+	res, err := b.play(context.Background(), &call{request: filterv3.ProcessingMode_STREAMED, eager: true, trailers: true,
+		chunks: [][]byte{[]byte("hello"), []byte("world")}, headers: []Header{{"content-length", "10"}}})
+	if err != nil || string(res.body) != "helloworld" || !res.trailersOK {
+		t.Fatalf("%v, body %q, trailers %v", err, res.body, res.trailersOK)
+	}
+}
+
+func TestRejectAndLimit(t *testing.T) {
+	big := bytes.Repeat([]byte("x"), 3000)
+	for _, m := range requestModes {
+		for _, told := range []bool{true, false} {
+			t.Run(m.String()+"/length told "+strconv.FormatBool(told), func(t *testing.T) {
+				h := &recorder{}
+				b := newBed(t, Options{BodyLimit: 2999}, h)
+				c := &call{request: m, eager: true, chunks: [][]byte{big}}
+				if told {
+					c.headers = []Header{{"content-length", "3000"}}
+				}
+				res, err := b.play(context.Background(), c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if m == filterv3.ProcessingMode_NONE || m == filterv3.ProcessingMode_BUFFERED_PARTIAL {
+					if res.immediate != nil {
+						t.Fatal("refused a body that we need not hold")
+					}
+					return
+				}
+				if res.immediate.GetStatus().GetCode() != 413 || h.count() != 0 {
+					t.Fatalf("answer %v, decided %d times", res.immediate, h.count())
+				}
+			})
+		}
+	}
+	t.Run("handler", func(t *testing.T) {
+		h := &recorder{decide: func(context.Context, *Request) Decision {
+			return Decision{Reject: &Reject{Status: 429, Body: []byte("{}"), Headers: []Header{{"retry-after", "1"}}}}
+		}}
+		b := newBed(t, Options{}, h)
+		for _, m := range requestModes {
+			res, err := b.play(context.Background(), &call{request: m, chunks: [][]byte{[]byte("x")}})
+			if err != nil || res.immediate.GetStatus().GetCode() != 429 {
+				t.Fatalf("%s: %v, %v", m, res.immediate, err)
+			}
+		}
+		for i := range requestModes {
+			h.ticket(i).mustEnd(t)
+		}
+	})
+}
+
+func TestClientGoesWhileDeciding(t *testing.T) {
+	entered := make(chan struct{})
+	h := &recorder{decide: func(ctx context.Context, _ *Request) Decision {
+		close(entered)
+		<-ctx.Done()
+		return Decision{Endpoint: "10.0.0.1:8000"}
+	}}
+	b := newBed(t, Options{}, h)
+	ctx, cancel := context.WithCancel(context.Background())
+	errs := make(chan error, 1)
+	go func() {
+		_, err := b.play(ctx, &call{request: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, chunks: [][]byte{[]byte("x")}})
+		errs <- err
+	}()
+	<-entered
+	cancel()
+	if err := <-errs; err == nil {
+		t.Fatal("no error")
+	}
+	waitFor(t, func() bool { return h.count() == 1 })
+	h.ticket(0).mustEnd(t)
+	if b.failed(FailureCancelled) != 1 {
+		t.Error("not counted")
+	}
+}
+
+func waitFor(tb testing.TB, ok func() bool) {
+	tb.Helper()
+	for range 2000 {
+		if ok() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	tb.Fatal("never happened")
+}
+
+// The server asks for more time while a decision takes long.
+func TestTimeoutIsExtended(t *testing.T) {
+	release := make(chan struct{})
+	h := &recorder{decide: func(context.Context, *Request) Decision { <-release; return Decision{} }}
+	b := newBed(t, Options{ExtendTimeout: time.Minute, ExtendAfter: time.Millisecond}, h)
+	st, err := b.client.Process(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Send(&epv3.ProcessingRequest{
+		Request:        &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{EndOfStream: true}},
+		ProtocolConfig: &epv3.ProtocolConfiguration{},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := st.Recv()
+	if err != nil || r.GetOverrideMessageTimeout().AsDuration() != time.Minute {
+		t.Fatalf("got %v, %v", r, err)
+	}
+	close(release)
+	if r, err = st.Recv(); err != nil || r.GetRequestHeaders() == nil {
+		t.Fatalf("got %v, %v", r, err)
+	}
+}
+
+// openDecided opens a stream that is decided and waits for its response.
+func openDecided(t *testing.T, b *bed, resp filterv3.ProcessingMode_BodySendMode, id string) epv3.ExternalProcessor_ProcessClient {
+	t.Helper()
+	st, err := b.client.Process(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Send(&epv3.ProcessingRequest{
+		Request: &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{EndOfStream: true,
+			Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{{Key: "x-request-id", RawValue: []byte(id)}}}}},
+		ProtocolConfig: &epv3.ProtocolConfiguration{ResponseBodyMode: resp},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// A drain lets decided streams go where that is safe, serves new ones, and keeps
+// a full duplex response to its end.
+func TestDrain(t *testing.T) {
+	h := &recorder{}
+	b := newBed(t, Options{DrainQuiet: time.Millisecond}, h)
+	b.srv.SetServing(true)
+	plain := openDecided(t, b, filterv3.ProcessingMode_NONE, "a")
+	duplex := openDecided(t, b, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, "b")
+	drained := make(chan struct{})
+	go func() {
+		b.srv.Drain(context.Background())
+		close(drained)
+	}()
+	if r, err := plain.Recv(); err == nil || err.Error() != "EOF" {
+		t.Fatalf("decided stream: %v, %v", r, err)
+	}
+	h.ticket(0).mustEnd(t)
+	late, err := b.play(context.Background(), &call{request: filterv3.ProcessingMode_BUFFERED, chunks: [][]byte{[]byte("x")}, halfClose: true})
+	if err != nil || late.pick == "" {
+		t.Fatalf("new stream while draining: %v", err)
+	}
+	hc, err := grpc_health_v1.NewHealthClient(b.conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: serviceName})
+	if err != nil || hc.GetStatus() != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
+		t.Fatalf("health %v, %v", hc, err)
+	}
+	select {
+	case <-drained:
+		t.Fatal("drained while a response lives with us")
+	default:
+	}
+	if err := duplex.Send(bodyMessage(true, []byte("tail"), true)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := duplex.Recv()
+	if err != nil || string(r.GetResponseBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetBody()) != "tail" {
+		t.Fatalf("got %v, %v", r, err)
+	}
+	<-drained
+	h.ticket(1).mustEnd(t)
+}
+
+func TestHealthNames(t *testing.T) {
+	b := newBed(t, Options{}, &recorder{})
+	hc := grpc_health_v1.NewHealthClient(b.conn)
+	for _, serving := range []bool{false, true} {
+		b.srv.SetServing(serving)
+		for _, name := range []string{"", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension"} {
+			r, err := hc.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: name})
+			if err != nil {
+				t.Fatalf("%q: %v", name, err)
+			}
+			if ok := r.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING; ok != (serving || name == "liveness") {
+				t.Errorf("%q: %v while serving is %v", name, r.GetStatus(), serving)
+			}
+		}
+	}
+}
+
+// First token from an observing stream, outcome from the access log; both may
+// come before or after the end.
+func TestFirstTokenAndOutcome(t *testing.T) {
+	h := &recorder{}
+	b := newBed(t, Options{}, h)
+	observe := func(id string) {
+		t.Helper()
+		st, err := b.client.Process(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := bodyMessage(true, []byte("data"), false)
+		m.ObservabilityMode = true
+		m.Attributes = map[string]*structpb.Struct{attributesKey: {Fields: map[string]*structpb.Value{"request.id": structpb.NewStringValue(id)}}}
+		if err := st.Send(m); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := st.Recv(); err == nil || err.Error() != "EOF" {
+			t.Fatalf("observing stream: %v", err)
+		}
+	}
+	logEntry := func(id string) {
+		t.Helper()
+		als, err := alsv3.NewAccessLogServiceClient(b.conn).StreamAccessLogs(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := &accesslogv3.HTTPAccessLogEntry{
+			CommonProperties: &accesslogv3.AccessLogCommon{ResponseFlags: &accesslogv3.ResponseFlags{DownstreamConnectionTermination: true}},
+			Request:          &accesslogv3.HTTPRequestProperties{RequestId: id, RequestBodyBytes: 5},
+			Response:         &accesslogv3.HTTPResponseProperties{ResponseCode: wrapperspb.UInt32(200), ResponseBodyBytes: 7, ResponseCodeDetails: "via_upstream"},
+		}
+		if err := als.Send(&alsv3.StreamAccessLogsMessage{LogEntries: &alsv3.StreamAccessLogsMessage_HttpLogs{
+			HttpLogs: &alsv3.StreamAccessLogsMessage_HTTPAccessLogEntries{LogEntry: []*accesslogv3.HTTPAccessLogEntry{e}}}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := als.CloseAndRecv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end := func(st epv3.ExternalProcessor_ProcessClient, i int) *recordedTicket {
+		t.Helper()
+		if err := st.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		tk := h.ticket(i)
+		tk.mustEnd(t)
+		return tk
+	}
+	a := openDecided(t, b, filterv3.ProcessingMode_NONE, "a")
+	observe("a")
+	observe("a")
+	logEntry("a") // before the end: kept
+	tk := end(a, 0)
+	waitFor(t, func() bool { return len(tk.gotOutcomes()) == 1 })
+	want := Outcome{Status: 200, Flags: []string{"downstream_connection_termination"}, Details: "via_upstream", BytesReceived: 5, BytesSent: 7}
+	if o := tk.gotOutcomes()[0]; tk.tokens != 1 || o.Status != want.Status || !slices.Equal(o.Flags, want.Flags) || o.Details != want.Details ||
+		o.BytesReceived != 5 || o.BytesSent != 7 || !o.FirstToken.IsZero() {
+		t.Fatalf("tokens %d, outcome %+v", tk.tokens, o)
+	}
+	c := openDecided(t, b, filterv3.ProcessingMode_NONE, "c")
+	tk = end(c, 1)
+	waitFor(t, func() bool { return b.srv.Open() == 0 })
+	observe("c") // late
+	logEntry("c")
+	waitFor(t, func() bool { return len(tk.gotOutcomes()) == 1 })
+	if tk.tokens != 0 || tk.gotOutcomes()[0].FirstToken.IsZero() || b.failed(FailureLateFirstToken) != 1 {
+		t.Fatal("a late first token belongs to the outcome")
+	}
+	logEntry("c") // a second entry finds nobody
+	if b.failed(FailureUnknownRequest) != 1 || len(tk.gotOutcomes()) != 1 {
+		t.Fatal("outcome told twice")
+	}
+}
+
+// Memory for late outcomes is bounded: the oldest is forgotten.
+func TestLateTicketsAreBounded(t *testing.T) {
+	lost := 0
+	tr := newTracker(3, func(f Failure) {
+		if f == FailureOutcomeOverflow {
+			lost++
+		}
+	})
+	for i := range 100 {
+		f := &flight{id: strconv.Itoa(i), ticket: &recordedTicket{ended: make(chan struct{})}, failed: func(Failure) {}}
+		tr.add(f)
+		if !f.end(time.Time{}) {
+			t.Fatal("does not wait")
+		}
+		tr.retire(f)
+	}
+	if len(tr.byID) != 3 || len(tr.late) != 3 || lost != 97 {
+		t.Fatalf("%d known, %d late, %d lost", len(tr.byID), len(tr.late), lost)
+	}
+	if tr.find("99") == nil || tr.find("96") != nil {
+		t.Fatal("the newest are not the ones kept")
+	}
+}
+
+// A ticket that panics harms nobody.
+type panickyTicket struct{}
+
+func (panickyTicket) ResponseHeaders(int, string) []Header { panic("headers") }
+func (panickyTicket) ResponseBody([]byte, bool)            { panic("body") }
+func (panickyTicket) FirstToken(time.Time)                 { panic("token") }
+func (panickyTicket) End(time.Time)                        { panic("end") }
+
+type handlerFunc func(context.Context, *Request) Decision
+
+// Decide implements Handler.
+func (f handlerFunc) Decide(ctx context.Context, r *Request) Decision { return f(ctx, r) }
+
+func TestPanickyTicket(t *testing.T) {
+	b := newBed(t, Options{}, handlerFunc(func(context.Context, *Request) Decision { return Decision{Ticket: panickyTicket{}} }))
+	res, err := b.play(context.Background(), &call{request: filterv3.ProcessingMode_BUFFERED, response: filterv3.ProcessingMode_STREAMED,
+		chunks: [][]byte{[]byte("q")}, respChunks: [][]byte{[]byte("a")}})
+	if err != nil || string(res.respBody) != "a" {
+		t.Fatalf("%v, %q", err, res.respBody)
+	}
+	waitFor(t, func() bool { return b.failed(FailurePanic) == 4 })
+}
+
+// Garbage in place of a message ends the stream and is counted.
+func TestMalformedMessage(t *testing.T) {
+	b := newBed(t, Options{}, &recorder{})
+	st, err := b.conn.NewStream(t.Context(), &processDesc.Streams[0], "/"+serviceName+"/Process")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.SendMsg(&grpc_health_v1.HealthCheckRequest{Service: "x"}); err != nil { // field 1: unknown, skipped
+		t.Fatal(err)
+	}
+	// A string where field 2 must be a message.
+	bad := &grpc_health_v1.HealthCheckRequest{}
+	bad.ProtoReflect().SetUnknown([]byte{0x12, 0x02, 0x0a, 0x7f})
+	if err := st.SendMsg(bad); err != nil {
+		t.Fatal(err)
+	}
+	if err := st.RecvMsg(&grpc_health_v1.HealthCheckResponse{}); err == nil {
+		t.Fatal("an answer to garbage")
+	}
+	waitFor(t, func() bool { return b.failed(FailureProtocol) == 1 })
+}
+
+// Near the limit on header count a mutation that would break it is left out; the
+// pick still goes out as metadata.
+func TestHeaderBudget(t *testing.T) {
+	for _, n := range []int{98, 99, 100, 150} {
+		var hs []Header
+		for i := range n {
+			hs = append(hs, Header{"h" + strconv.Itoa(i), "v"})
+		}
+		ctl := newControls(nil)
+		m, refused := ctl.requestMutation(&headerView{seen: true, headers: hs, total: n}, &Decision{Set: []Header{{"x-new", "1"}, {"h0", "w"}}}, "1.1.1.1:1")
+		adds := 0
+		for _, h := range m.set {
+			if h.Name != "h0" {
+				adds++
+			}
+		}
+		want := map[int]int{98: 2, 99: 1, 100: 0, 150: 2}[n]
+		if adds != want || refused > 1 || !m.sets("h0") {
+			t.Errorf("%d headers: %d added, want %d (refused %d)", n, adds, want, refused)
+		}
+	}
+}
