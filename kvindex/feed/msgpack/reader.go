@@ -84,6 +84,9 @@ func (r *Reader) Offset() int { return r.i }
 // Len is how many bytes are left.
 func (r *Reader) Len() int { return len(r.b) - r.i }
 
+// Raw returns the next n bytes without reading them; n must not exceed Len.
+func (r *Reader) Raw(n int) []byte { return r.b[r.i : r.i+n : r.i+n] }
+
 // Kind looks at the next value; Invalid at the end or before a bad byte.
 func (r *Reader) Kind() Kind {
 	if r.i >= len(r.b) {

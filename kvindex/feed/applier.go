@@ -1,0 +1,174 @@
+package feed
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// applier does what a Machine asks for to a Sink. Its owner serialises the
+// calls.
+type applier struct {
+	src     *Source
+	dec     *Decoder
+	sink    Sink
+	machine *Machine
+	// replay starts a replay; nil if the source has none.
+	replay func(Action)
+	// targets are those that events have come for, oldest first.
+	targets []kvindex.Target
+	tally   *tally
+}
+
+// tally are the counters of a source, shared by its appliers.
+type tally struct {
+	events, blocks   uint64
+	dropped          map[Reason]uint64
+	connects, errors uint64
+	lastError        string
+	blockSize        int
+	warned           map[Reason]bool
+}
+
+func newTally() *tally { return &tally{dropped: map[Reason]uint64{}, warned: map[Reason]bool{}} }
+
+func (t *tally) fail(err error) { t.errors++; t.lastError = err.Error() }
+
+// base is the target that is meant when no batch has named a rank.
+func (a *applier) base() kvindex.Target {
+	return kvindex.Target{Worker: a.src.Worker, Rank: a.src.Rank}
+}
+
+// do carries out actions in their order.
+func (a *applier) do(actions []Action) {
+	for i := range actions {
+		switch act := &actions[i]; act.Kind {
+		case Apply:
+			a.apply(act.Payload)
+		case Clear:
+			if act.Reason == Restarted {
+				a.dec.Forget()
+			}
+			for _, t := range a.targets {
+				a.sink.Clear(t, act.Reason)
+			}
+		case Enter:
+			a.enter(act.State, act.Reason)
+		case Replay:
+			a.replay(*act)
+		case Warn:
+			a.warnAll(act.Reason, fmt.Sprintf("%d requests finished without an event", a.machine.cfg.SilentAfter))
+		}
+	}
+}
+
+func (a *applier) enter(s State, why Reason) {
+	if len(a.targets) == 0 {
+		a.sink.State(a.base(), s, why)
+		return
+	}
+	for _, t := range a.targets {
+		a.sink.State(t, s, why)
+	}
+}
+
+func (a *applier) warnAll(why Reason, detail string) {
+	if len(a.targets) == 0 {
+		a.sink.Warn(a.base(), why, detail)
+		return
+	}
+	for _, t := range a.targets {
+		a.sink.Warn(t, why, detail)
+	}
+}
+
+// warnOnce warns the first time only.
+func (a *applier) warnOnce(t kvindex.Target, why Reason, detail string) {
+	if !a.tally.warned[why] {
+		a.tally.warned[why] = true
+		a.sink.Warn(t, why, detail)
+	}
+}
+
+// apply decodes a payload and hands its events on.
+func (a *applier) apply(payload []byte) {
+	b, err := a.dec.Decode(payload)
+	for _, d := range b.Dropped {
+		a.tally.dropped[d.Reason] += uint64(d.Count) //nolint:gosec // a count
+	}
+	t := a.target(b.Rank)
+	if err != nil {
+		a.tally.dropped[Malformed]++
+		a.tally.lastError = err.Error()
+		a.warnOnce(t, Malformed, err.Error())
+	}
+	if algo, refused := a.dec.HashRefused(); refused {
+		a.warnOnce(t, UnknownHash, fmt.Sprintf("block hash algorithm %q is not known; the worker's events are not used", algo))
+		a.enter(Stale, UnknownHash)
+	}
+	a.see(t)
+	for i := range b.Events {
+		ev := &b.Events[i]
+		if ev.Kind == kvindex.Stored && !a.checkBlockSize(t, ev.BlockSize) {
+			a.tally.dropped[WrongBlockSize]++
+			continue
+		}
+		if err := a.sink.Apply(t, ev); err != nil {
+			a.tally.dropped[Refused]++
+			a.tally.lastError = err.Error()
+			continue
+		}
+		a.tally.events++
+		a.tally.blocks += uint64(len(ev.Hashes))
+	}
+}
+
+// target says whose batch it is.
+func (a *applier) target(rank int32) kvindex.Target {
+	t := a.base()
+	if rank == kvindex.NoRank {
+		return t
+	}
+	rank -= a.src.StartRank
+	if a.src.RankFromBatch {
+		if rank >= 0 {
+			t.Rank = rank
+		}
+		return t
+	}
+	if t.Rank != kvindex.NoRank && t.Rank != rank {
+		a.tally.dropped[WrongRank]++
+		a.warnOnce(t, WrongRank, fmt.Sprintf("batches name rank %d, the feed is configured for rank %d", rank, t.Rank))
+	}
+	return t
+}
+
+// see makes a target known: it learns the feed's state before its first event.
+func (a *applier) see(t kvindex.Target) {
+	if slices.Contains(a.targets, t) {
+		return
+	}
+	a.targets = append(a.targets, t)
+	a.sink.State(t, a.machine.State(), Connected)
+}
+
+// checkBlockSize compares an event's block size with the configured one and with
+// the last: another size that divides or is divided is used and warned of once,
+// one that does neither is refused, loudly.
+func (a *applier) checkBlockSize(t kvindex.Target, size int) bool {
+	if last := a.tally.blockSize; last != 0 && last != size {
+		a.warnOnce(t, BlockSizeChanged, fmt.Sprintf("block size changed from %d to %d", last, size))
+	}
+	a.tally.blockSize = size
+	want := a.src.BlockSize
+	if want == 0 || want == size {
+		return true
+	}
+	if size%want != 0 && want%size != 0 {
+		a.warnOnce(t, WrongBlockSize, fmt.Sprintf("engine's blocks of %d tokens cannot be matched with blocks of %d; its events are refused", size, want))
+		return false
+	}
+	a.warnOnce(t, BlockSizeChanged, fmt.Sprintf("engine's blocks have %d tokens, configured are %d", size, want))
+	return true
+}

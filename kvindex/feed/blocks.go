@@ -1,0 +1,490 @@
+package feed
+
+import (
+	"encoding/binary"
+	"slices"
+	"strconv"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed/msgpack"
+)
+
+// field is a key of a vLLM or SGLang event.
+type field uint8
+
+const (
+	fIgnored field = iota
+	fHashes
+	fParent
+	fTokens
+	fBlockSize
+	fLoraID
+	fMedium
+	fLoraName
+	fExtraKeys
+	fGroup
+	fKind
+	fLocality
+	fOwnership
+	fSalt
+	fData
+)
+
+// The order of an event's array form; later versions only append.
+var (
+	storedOrder = []field{
+		fHashes, fParent, fTokens, fBlockSize, fLoraID, fMedium, fLoraName, fExtraKeys, fGroup, fKind,
+		fIgnored /* sliding window */, fLocality, fOwnership,
+	}
+	removedOrder = []field{fHashes, fMedium, fGroup, fLocality, fOwnership}
+)
+
+// keys are the keys of an event's map form.
+var keys = map[string]field{
+	"block_hashes": fHashes, "parent_block_hash": fParent, "token_ids": fTokens, "block_size": fBlockSize,
+	"lora_id": fLoraID, "medium": fMedium, "lora_name": fLoraName, "extra_keys": fExtraKeys, "group_idx": fGroup,
+	"kv_cache_spec_kind": fKind, "locality": fLocality, "ownership": fOwnership, "cache_salt": fSalt, "data": fData,
+}
+
+// blockEvent is a vLLM or SGLang event as it was published.
+type blockEvent struct {
+	hashes           []kvindex.EngineHash
+	parent           kvindex.EngineHash
+	hasParent        bool
+	tokens           []uint32
+	blockSize        int64
+	loraID           string
+	medium, loraName []byte
+	extraKeys        msgpack.Reader // at the value, if hasExtra
+	hasExtra         bool
+	group            int32
+	kind             []byte
+	locality, owner  []byte
+	salt             []byte
+}
+
+// event decodes one event and appends it to the batch or counts why not. It
+// returns false if the event is malformed; otherwise r stands behind it.
+func (d *Decoder) event(r *msgpack.Reader) bool {
+	hashes, tokens, extra, events := len(d.hashes), len(d.tokens), len(d.extra), len(d.batch.Events)
+	ok := false
+	switch r.Kind() {
+	case msgpack.Array:
+		ok = d.eventArray(r)
+	case msgpack.Map:
+		ok = d.eventMap(r)
+	}
+	if !ok || len(d.batch.Events) == events {
+		d.hashes, d.tokens, d.extra = d.hashes[:hashes], d.tokens[:tokens], d.extra[:extra]
+		d.batch.Events = d.batch.Events[:events]
+	}
+	return ok
+}
+
+// eventArray reads [tag, values...].
+func (d *Decoder) eventArray(r *msgpack.Reader) bool {
+	n, err := r.Array()
+	if err != nil || n == 0 {
+		return false
+	}
+	tag, err := r.Bytes()
+	if err != nil {
+		return false
+	}
+	var order []field
+	switch string(tag) {
+	case "BlockStored":
+		order = storedOrder
+	case "BlockRemoved":
+		order = removedOrder
+	}
+	var e blockEvent
+	for i := range n - 1 {
+		f := fIgnored
+		if i < len(order) {
+			f = order[i]
+		}
+		// SGLang 0.5.18 to 0.5.22 append a map of what vLLM has no place for where vLLM
+		// has the adapter's name.
+		if f == fLoraName && r.Kind() == msgpack.Map {
+			if !d.pairs(r, &e, nil) {
+				return false
+			}
+			continue
+		}
+		if !d.field(r, &e, f) {
+			return false
+		}
+	}
+	return d.finish(tag, &e)
+}
+
+// eventMap reads {"type": tag, key: value...}. TensorRT-LLM's own layout is
+// recognised by its types or by its wrapper.
+func (d *Decoder) eventMap(r *msgpack.Reader) bool {
+	at := *r
+	var e blockEvent
+	var tag []byte
+	if !d.pairs(r, &e, &tag) {
+		return false
+	}
+	if tag == nil || trtTypes[string(tag)] {
+		*r = at
+		return d.trtMap(r)
+	}
+	return d.finish(tag, &e)
+}
+
+// pairs reads a map into e, and its type into tag if that is wanted.
+func (d *Decoder) pairs(r *msgpack.Reader, e *blockEvent, tag *[]byte) bool {
+	n, err := r.Map()
+	if err != nil {
+		return false
+	}
+	wrapped := false
+	for range n {
+		key, err := r.Bytes()
+		if err != nil {
+			return false
+		}
+		if tag != nil && string(key) == "type" {
+			if *tag, err = r.Bytes(); err != nil {
+				return false
+			}
+			if trtTypes[string(*tag)] {
+				wrapped = true
+			}
+			continue
+		}
+		f := keys[string(key)]
+		if f == fData || wrapped {
+			wrapped = true
+			f = fIgnored
+		}
+		if !d.field(r, e, f) {
+			return false
+		}
+	}
+	// A type is what makes a map an event; only TensorRT-LLM's wrapper has none.
+	return tag == nil || *tag != nil || wrapped
+}
+
+// field reads one value. nil means the default everywhere.
+func (d *Decoder) field(r *msgpack.Reader, e *blockEvent, f field) bool {
+	if f == fIgnored || f == fData {
+		return r.Skip() == nil
+	}
+	if r.Nil() {
+		return true
+	}
+	var err error
+	switch f {
+	case fHashes:
+		return d.readHashes(r, e)
+	case fParent:
+		e.hasParent = true
+		e.parent, err = readHash(r)
+	case fTokens:
+		at := len(d.tokens)
+		d.tokens, err = r.Uint32s(d.tokens)
+		e.tokens = d.tokens[at:]
+	case fBlockSize:
+		e.blockSize, err = r.Int64()
+	case fLoraID:
+		e.loraID, err = readID(r)
+	case fMedium:
+		e.medium, err = r.Bytes()
+	case fLoraName:
+		e.loraName, err = r.Bytes()
+	case fExtraKeys:
+		e.extraKeys, e.hasExtra = *r, true
+		err = r.Skip()
+	case fGroup:
+		var v int64
+		v, err = r.Int64()
+		e.group = int32(v) //nolint:gosec // compared below
+		if int64(e.group) != v {
+			return false
+		}
+	case fKind:
+		e.kind, err = r.Bytes()
+	case fLocality:
+		e.locality, err = r.Bytes()
+	case fOwnership:
+		e.owner, err = r.Bytes()
+	case fSalt:
+		e.salt, err = r.Bytes()
+	}
+	return err == nil
+}
+
+func (d *Decoder) readHashes(r *msgpack.Reader, e *blockEvent) bool {
+	n, err := r.Array()
+	if err != nil {
+		return false
+	}
+	at := len(d.hashes)
+	for range n {
+		h, err := readHash(r)
+		if err != nil {
+			return false
+		}
+		d.hashes = append(d.hashes, h)
+	}
+	e.hashes = d.hashes[at:]
+	return true
+}
+
+// readHash reads a block's hash: an integer of either sign, or a digest.
+func readHash(r *msgpack.Reader) (kvindex.EngineHash, error) {
+	switch r.Kind() {
+	case msgpack.Bin, msgpack.Str:
+		b, err := r.Bytes()
+		return digestHash(b), err
+	default:
+		v, err := r.Uint64()
+		return kvindex.EngineHash(v), err
+	}
+}
+
+// readID reads a LoRA id, which is a number (vLLM, from 1) or a text.
+func readID(r *msgpack.Reader) (string, error) {
+	switch r.Kind() {
+	case msgpack.Str, msgpack.Bin:
+		b, err := r.Bytes()
+		return string(b), err
+	default:
+		v, err := r.Int64()
+		if err != nil || v <= 0 {
+			return "", err
+		}
+		return strconv.FormatInt(v, 10), nil
+	}
+}
+
+// finish turns a published event into ours, or counts why it is dropped.
+func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
+	switch string(tag) {
+	case "AllBlocksCleared":
+		d.batch.Events = append(d.batch.Events, kvindex.Event{Kind: kvindex.Cleared})
+		return true
+	case "BlockStored", "BlockRemoved":
+	default:
+		d.drop(UnknownTag)
+		return true
+	}
+	ev := kvindex.Event{Kind: kvindex.Removed, Group: e.group, Hashes: e.hashes}
+	tier, known := media[string(e.medium)]
+	ev.Tier = tier
+	stored := string(tag) == "BlockStored"
+	if stored {
+		d.learnGroup(e)
+	}
+	switch {
+	case !known:
+		d.drop(UnknownMedium)
+		return true
+	case !local[string(e.locality)] || !local[string(e.owner)]:
+		d.drop(NotLocal)
+		return true
+	case d.otherGroups[e.group]:
+		d.drop(OtherGroup)
+		return true
+	case !stored:
+		d.batch.Events = append(d.batch.Events, ev)
+		return true
+	}
+	if why := checkStored(e); why != "" {
+		d.drop(why)
+		return true
+	}
+	ev.Kind = kvindex.Stored
+	ev.Parent, ev.HasParent = e.parent, e.hasParent
+	ev.Tokens, ev.BlockSize = e.tokens, int(e.blockSize)
+	ev.Adapter = d.names.get(e.loraName)
+	if ev.Adapter == "" && e.loraID != "" {
+		ev.Adapter = adapterID(e.loraID)
+	}
+	ev.Salt = d.names.get(e.salt)
+	if e.hasExtra {
+		switch why, ok := d.extraKeys(e, &ev); {
+		case !ok:
+			return false
+		case why != "":
+			d.drop(why)
+			return true
+		}
+	}
+	d.batch.Events = append(d.batch.Events, ev)
+	return true
+}
+
+// adapterID names an adapter of which an old engine tells only the number. It
+// keeps its blocks apart; no request will ask for this name.
+func adapterID(id string) string { return "lora-id:" + id }
+
+// learnGroup remembers which groups are not main attention: removals do not say.
+func (d *Decoder) learnGroup(e *blockEvent) {
+	if len(e.kind) == 0 {
+		return
+	}
+	if mainAttention[string(e.kind)] {
+		delete(d.otherGroups, e.group)
+	} else if len(d.otherGroups) < 1024 {
+		d.otherGroups[e.group] = true
+	}
+}
+
+// checkStored says why a stored event cannot be used, or "".
+func checkStored(e *blockEvent) Reason {
+	switch {
+	case len(e.tokens) == 0 || len(e.hashes) == 0 || e.blockSize == 0:
+		return Placeholder
+	case e.blockSize < 0 || e.blockSize > 1<<20 || int64(len(e.tokens)) != e.blockSize*int64(len(e.hashes)):
+		return Misaligned
+	case e.hasParent && slices.Contains(e.hashes, e.parent):
+		return OwnParent
+	}
+	return ""
+}
+
+// extraKeys reads what else went into each block's hash: one list (or nil) per
+// block of [adapter, multimodal items, salt (first block only), digests of
+// prompt embeddings], untagged as vLLM publishes them, or as tagged tuples.
+func (d *Decoder) extraKeys(e *blockEvent, ev *kvindex.Event) (Reason, bool) {
+	r := e.extraKeys
+	n, err := r.Array()
+	if err != nil {
+		return "", false
+	}
+	if n != len(e.hashes) {
+		// Without one entry per block nothing can be said about which block has what.
+		return Misaligned, true
+	}
+	at, some := len(d.extra), false
+	for i := range n {
+		var digest uint64
+		if !r.Nil() {
+			var ok bool
+			if digest, ok = d.blockKeys(&r, ev, i == 0 && !e.hasParent); !ok {
+				return "", false
+			}
+		}
+		some = some || digest != 0
+		d.extra = append(d.extra, digest)
+	}
+	if some {
+		ev.Extra = d.extra[at:]
+	}
+	return "", true
+}
+
+// blockKeys reads one block's keys: adapter and salt go into ev, everything else
+// into the digest.
+func (d *Decoder) blockKeys(r *msgpack.Reader, ev *kvindex.Event, first bool) (digest uint64, ok bool) {
+	n, err := r.Array()
+	if err != nil {
+		return 0, false
+	}
+	var salt []byte // the last text of a chain's first block
+	for i := range n {
+		switch r.Kind() {
+		case msgpack.Str:
+			s, err := r.Bytes()
+			if err != nil {
+				return 0, false
+			}
+			if i == 0 && ev.Adapter != "" && string(s) == ev.Adapter {
+				continue
+			}
+			if !first {
+				digest = ExtraDigest(digest, s)
+				continue
+			}
+			if salt != nil {
+				digest = ExtraDigest(digest, salt)
+			}
+			salt = s
+		case msgpack.Array:
+			tag, value, raw, ok := tuple(r)
+			switch {
+			case !ok:
+				return 0, false
+			case string(tag) == "lora":
+				if ev.Adapter == "" {
+					ev.Adapter = d.names.get(value)
+				}
+			case string(tag) == "cache_salt":
+				ev.Salt = d.names.get(value)
+			default:
+				digest = ExtraDigest(digest, raw)
+			}
+		default:
+			raw, ok := rawValue(r)
+			if !ok {
+				return 0, false
+			}
+			digest = ExtraDigest(digest, raw)
+		}
+	}
+	if salt != nil {
+		ev.Salt = d.names.get(salt)
+	}
+	return digest, true
+}
+
+// tuple reads a list and returns its first two texts and all of its bytes.
+func tuple(r *msgpack.Reader) (tag, value, raw []byte, ok bool) {
+	in := *r
+	raw, ok = rawValue(r)
+	if !ok {
+		return nil, nil, nil, false
+	}
+	n, err := in.Array()
+	if err != nil {
+		return nil, nil, nil, false
+	}
+	if n >= 2 && in.Kind() == msgpack.Str {
+		if tag, err = in.Bytes(); err != nil {
+			return nil, nil, nil, false
+		}
+		if in.Kind() == msgpack.Str {
+			if value, err = in.Bytes(); err != nil {
+				return nil, nil, nil, false
+			}
+		} else {
+			tag = nil
+		}
+	}
+	return tag, value, raw, true
+}
+
+// rawValue passes over a value and returns its bytes.
+func rawValue(r *msgpack.Reader) ([]byte, bool) {
+	from := *r
+	if r.Skip() != nil {
+		return nil, false
+	}
+	return from.Raw(r.Offset() - from.Offset()), true
+}
+
+// ExtraDigest mixes one further key of a block (the bytes of a multimodal item's
+// identifier and place, MessagePack-coded as the engine publishes them) into a
+// digest that starts at 0. The result is never 0, which stands for "no keys".
+// FNV-1a over a length and the bytes.
+func ExtraDigest(digest uint64, key []byte) uint64 {
+	const offset, prime = 14695981039346656037, 1099511628211
+	h := digest ^ offset
+	var n [4]byte
+	binary.LittleEndian.PutUint32(n[:], uint32(len(key))) //nolint:gosec // a digest of the length, not a size
+	for _, c := range n {
+		h = (h ^ uint64(c)) * prime
+	}
+	for _, c := range key {
+		h = (h ^ uint64(c)) * prime
+	}
+	if h == 0 {
+		return 1
+	}
+	return h
+}

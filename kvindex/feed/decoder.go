@@ -1,0 +1,228 @@
+package feed
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed/msgpack"
+)
+
+// Engine is the dialect of a feed.
+type Engine string
+
+// Engines.
+const (
+	VLLM   Engine = "vllm"
+	SGLang Engine = "sglang"
+	TRTLLM Engine = "trtllm"
+)
+
+// Batch is one decoded message of an engine.
+type Batch struct {
+	// Time is the engine's clock when it published, in seconds; 0 if unknown.
+	Time float64
+	// Rank is the data-parallel rank that the batch names; NoRank if it names none.
+	Rank int32
+	// Events are the changes in order. They and their slices are valid until the
+	// next Decode of the same Decoder.
+	Events []kvindex.Event
+	// Dropped counts the events that are not in Events, by reason.
+	Dropped []Drop
+}
+
+// Drop counts dropped events.
+type Drop struct {
+	Reason Reason
+	Count  int
+}
+
+// ErrBatch says that a payload is no batch at all.
+var ErrBatch = errors.New("feed: payload is not an event batch")
+
+// Decoder turns payloads of one publisher into events. It keeps what later
+// payloads need (which groups are main attention, the block size) and its
+// buffers, so one Decoder serves one feed and one goroutine at a time.
+type Decoder struct {
+	engine Engine
+	batch  Batch
+	hashes []kvindex.EngineHash
+	tokens []uint32
+	extra  []uint64
+	names  interner
+	// otherGroups are the groups that are known not to be main attention.
+	otherGroups map[int32]bool
+	trt         trtState
+}
+
+// NewDecoder returns a Decoder for an engine. blockSize is the worker's block
+// size if it is known and 0 otherwise; only TensorRT-LLM needs it, whose events
+// do not carry it.
+func NewDecoder(engine Engine, blockSize int) *Decoder {
+	return &Decoder{engine: engine, otherGroups: map[int32]bool{}, trt: trtState{blockSize: blockSize, fixed: blockSize > 0}}
+}
+
+// Forget drops what was learned from earlier payloads, as after a restart of the
+// engine.
+func (d *Decoder) Forget() {
+	clear(d.otherGroups)
+	d.trt = trtState{blockSize: d.trt.configured(), fixed: d.trt.fixed}
+}
+
+// Decode decodes a payload. A bad event costs that event alone and is counted in
+// Batch.Dropped; ErrBatch means that nothing could be read. The Batch is valid
+// until the next Decode.
+func (d *Decoder) Decode(payload []byte) (*Batch, error) {
+	d.reset()
+	if d.engine == TRTLLM && looksLikeJSON(payload) {
+		return &d.batch, d.decodeJSON(payload)
+	}
+	r := msgpack.NewReader(payload)
+	var err error
+	switch r.Kind() {
+	case msgpack.Array:
+		err = d.batchArray(&r)
+	case msgpack.Map:
+		err = d.batchMap(&r)
+	default:
+		err = fmt.Errorf("%w: neither array nor map", ErrBatch)
+	}
+	return &d.batch, err
+}
+
+func (d *Decoder) reset() {
+	d.batch.Time, d.batch.Rank = 0, kvindex.NoRank
+	d.batch.Events, d.batch.Dropped = d.batch.Events[:0], d.batch.Dropped[:0]
+	d.hashes, d.tokens, d.extra = d.hashes[:0], d.tokens[:0], d.extra[:0]
+}
+
+// batchArray reads [time, events, rank?].
+func (d *Decoder) batchArray(r *msgpack.Reader) error {
+	n, err := r.Array()
+	if err != nil || n < 2 {
+		return fmt.Errorf("%w: an array of %d", ErrBatch, n)
+	}
+	if d.batch.Time, err = r.Float64(); err != nil {
+		return fmt.Errorf("%w: time: %w", ErrBatch, err)
+	}
+	if err := d.events(r); err != nil {
+		return err
+	}
+	if n > 2 {
+		d.rank(r)
+	}
+	return nil
+}
+
+// batchMap reads {ts, events, data_parallel_rank}.
+func (d *Decoder) batchMap(r *msgpack.Reader) error {
+	n, err := r.Map()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrBatch, err)
+	}
+	seen := false
+	for range n {
+		key, err := r.Bytes()
+		if err != nil {
+			return fmt.Errorf("%w: key: %w", ErrBatch, err)
+		}
+		switch string(key) {
+		case "ts":
+			if d.batch.Time, err = r.Float64(); err != nil {
+				return fmt.Errorf("%w: time: %w", ErrBatch, err)
+			}
+		case "events":
+			seen = true
+			if err := d.events(r); err != nil {
+				return err
+			}
+		case "data_parallel_rank", "attn_dp_rank":
+			d.rank(r)
+		default:
+			if err := r.Skip(); err != nil {
+				return fmt.Errorf("%w: %w", ErrBatch, err)
+			}
+		}
+	}
+	if !seen {
+		return fmt.Errorf("%w: a map without events", ErrBatch)
+	}
+	return nil
+}
+
+// rank reads the batch's rank. One that is nil or no number is no rank.
+func (d *Decoder) rank(r *msgpack.Reader) {
+	if k := r.Kind(); k == msgpack.Uint || k == msgpack.Int {
+		if v, err := r.Int64(); err == nil && v >= 0 && v < 1<<20 {
+			d.batch.Rank = int32(v)
+		}
+		return
+	}
+	_ = r.Skip()
+}
+
+func (d *Decoder) events(r *msgpack.Reader) error {
+	n, err := r.Array()
+	if err != nil {
+		return fmt.Errorf("%w: events: %w", ErrBatch, err)
+	}
+	for range n {
+		at := *r
+		if d.event(r) {
+			continue
+		}
+		// Whatever is wrong inside an event, the next one starts behind it.
+		*r = at
+		d.drop(Malformed)
+		if err := r.Skip(); err != nil {
+			return fmt.Errorf("%w: an event is cut off: %w", ErrBatch, err)
+		}
+	}
+	return nil
+}
+
+// drop counts one dropped event.
+func (d *Decoder) drop(why Reason) {
+	for i := range d.batch.Dropped {
+		if d.batch.Dropped[i].Reason == why {
+			d.batch.Dropped[i].Count++
+			return
+		}
+	}
+	d.batch.Dropped = append(d.batch.Dropped, Drop{why, 1})
+}
+
+// digestHash folds a hash that was published as bytes: the low 8 bytes, big
+// endian, which is how vLLM makes its integers of them.
+func digestHash(b []byte) kvindex.EngineHash {
+	if len(b) >= 8 {
+		return kvindex.EngineHash(binary.BigEndian.Uint64(b[len(b)-8:]))
+	}
+	var v uint64
+	for _, c := range b {
+		v = v<<8 | uint64(c)
+	}
+	return kvindex.EngineHash(v)
+}
+
+// interner makes strings of bytes that repeat, without an allocation for each.
+type interner map[string]string
+
+// maxInterned bounds the table; salts come from clients.
+const maxInterned = 4096
+
+func (in *interner) get(b []byte) string {
+	if len(b) == 0 {
+		return ""
+	}
+	if s, ok := (*in)[string(b)]; ok {
+		return s
+	}
+	if *in == nil || len(*in) >= maxInterned {
+		*in = interner{}
+	}
+	s := string(b)
+	(*in)[s] = s
+	return s
+}

@@ -1,0 +1,351 @@
+package feed
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed/zmtp"
+)
+
+// Feed is a running source. It has one goroutine, and a second one while a
+// replay runs. Its methods may be called by any goroutine.
+type Feed struct {
+	src    Source
+	cancel context.CancelFunc
+	done   chan struct{}
+	poke   chan struct{} // asks a polled source for another poll
+
+	mu      sync.Mutex
+	room    sync.Cond // the machine is no longer full, or the feed ends
+	machine *Machine  // of a ZMQ source
+	main    *applier
+	byRank  map[int32]*applier // of a polled source
+	tally   *tally
+	closed  bool
+	replays sync.WaitGroup
+	// stopReplay ends the running replay's connection.
+	stopReplay context.CancelFunc
+}
+
+// Start begins to follow a source. The feed ends when ctx does or with Close;
+// what its targets hold stays in the sink.
+func Start(ctx context.Context, src Source, sink Sink) (*Feed, error) {
+	if err := src.check(); err != nil {
+		return nil, err
+	}
+	src = src.withDefaults()
+	ctx, cancel := context.WithCancel(ctx)
+	f := &Feed{src: src, cancel: cancel, done: make(chan struct{}), poke: make(chan struct{}, 1), tally: newTally(), byRank: map[int32]*applier{}, stopReplay: func() {}}
+	f.room.L = &f.mu
+	src.Machine.Replay = src.Replay != ""
+	src.Machine.Polled = src.PollURL != ""
+	f.src.Machine = src.Machine
+	f.machine = NewMachine(src.Machine)
+	f.main = &applier{src: &f.src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: f.machine, tally: f.tally}
+	f.main.replay = func(a Action) { f.startReplay(ctx, a) }
+	if src.Machine.Resume != nil {
+		f.main.targets = []kvindex.Target{f.main.base()}
+	}
+	run := f.follow
+	switch {
+	case src.PollURL != "":
+		run = f.poll
+	case src.Bind:
+		l, err := zmtp.Listen(src.Endpoint, src.Conn)
+		if err != nil {
+			cancel()
+			return nil, fmt.Errorf("feed: %w", err)
+		}
+		run = func(ctx context.Context) { f.serve(ctx, l) }
+	}
+	go func() {
+		defer close(f.done)
+		stop := context.AfterFunc(ctx, f.wakeAll)
+		defer stop()
+		run(ctx)
+		f.wakeAll() // no replay begins from here on
+		f.replays.Wait()
+	}()
+	return f, nil
+}
+
+// Close ends the feed and waits until nothing of it runs.
+func (f *Feed) Close() {
+	f.cancel()
+	<-f.done
+}
+
+// wakeAll lets a reader that waits for room see that the feed ends.
+func (f *Feed) wakeAll() {
+	f.mu.Lock()
+	f.closed = true
+	f.room.Broadcast()
+	f.mu.Unlock()
+}
+
+// Finished tells the feed that a request finished on a target of its worker that
+// should have stored at least one new block there. A feed that hears of many
+// but brings no event becomes stale. A polled source is polled.
+func (f *Feed) Finished(t kvindex.Target) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.src.PollURL != "" {
+		select {
+		case f.poke <- struct{}{}:
+		default:
+			// A poll is already asked for; it will see this request's blocks too.
+		}
+		a := f.rank(t.Rank)
+		a.do(a.machine.Finished())
+		return
+	}
+	f.main.do(f.machine.Finished())
+}
+
+// Status is a copy of the feed's counters and states.
+func (f *Feed) Status() Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := Status{
+		Worker: f.src.Worker, Events: f.tally.events, Blocks: f.tally.blocks, Dropped: map[Reason]uint64{},
+		Connects: f.tally.connects, Errors: f.tally.errors, LastError: f.tally.lastError, BlockSize: f.tally.blockSize,
+	}
+	for r, n := range f.tally.dropped {
+		s.Dropped[r] = n
+	}
+	for _, a := range f.appliers() {
+		s.Counts.add(a.machine.Counts())
+		targets := a.targets
+		if len(targets) == 0 {
+			targets = []kvindex.Target{a.base()}
+		}
+		for _, t := range targets {
+			s.Targets = append(s.Targets, TargetStatus{t, a.machine.State(), a.machine.Cursor()})
+		}
+	}
+	slices.SortFunc(s.Targets, func(a, b TargetStatus) int { return int(a.Target.Rank) - int(b.Target.Rank) })
+	return s
+}
+
+func (f *Feed) appliers() []*applier {
+	if f.src.PollURL == "" || len(f.byRank) == 0 {
+		return []*applier{f.main}
+	}
+	var all []*applier
+	for _, a := range f.byRank {
+		all = append(all, a)
+	}
+	return all
+}
+
+func (c *Counts) add(o Counts) {
+	c.Applied += o.Applied
+	c.Duplicates += o.Duplicates
+	c.Gaps += o.Gaps
+	c.Missing += o.Missing
+	c.Lost += o.Lost
+	c.Recovered += o.Recovered
+	c.Restarts += o.Restarts
+	c.Clears += o.Clears
+	c.Overflows += o.Overflows
+	c.Replays += o.Replays
+	c.Failures += o.Failures
+	c.Silences += o.Silences
+}
+
+// follow connects again and again.
+func (f *Feed) follow(ctx context.Context) {
+	wait := f.src.ReconnectMin
+	for ctx.Err() == nil {
+		c, err := zmtp.Dial(ctx, f.src.Endpoint, f.src.Conn)
+		if err == nil {
+			wait = f.src.ReconnectMin
+			err = f.read(ctx, c)
+		}
+		f.failed(ctx, err)
+		sleep(ctx, jitter(wait))
+		wait = min(2*wait, f.src.ReconnectMax)
+	}
+}
+
+// serve reads from the publisher that connected last: an engine that comes again
+// has lost its former connection even if we have not noticed yet.
+func (f *Feed) serve(ctx context.Context, l *zmtp.Listener) {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	end, readers := context.CancelFunc(func() {}), sync.WaitGroup{}
+	for {
+		nc, err := l.Accept()
+		if err != nil {
+			end()
+			readers.Wait()
+			if ctx.Err() == nil {
+				f.failed(ctx, err)
+				sleep(ctx, f.src.ReconnectMin)
+				continue
+			}
+			return
+		}
+		opt := l.Options()
+		end()
+		readers.Wait()
+		var one context.Context
+		one, end = context.WithCancel(ctx)
+		readers.Go(func() {
+			unhook := context.AfterFunc(one, func() { _ = nc.Close() })
+			defer unhook()
+			c, err := zmtp.NewConn(nc, opt)
+			if err == nil {
+				err = f.read(one, c)
+			}
+			f.failed(ctx, err)
+		})
+	}
+}
+
+func (f *Feed) failed(ctx context.Context, err error) {
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	f.mu.Lock()
+	f.tally.fail(err)
+	f.mu.Unlock()
+}
+
+// read subscribes and hands batches to the machine until the connection breaks.
+func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stop()
+	defer c.Close() //nolint:errcheck // nothing was written that could be lost
+	if err := c.Subscribe(f.src.Topic); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	f.tally.connects++
+	f.main.do(f.machine.Up())
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		f.stopReplay()
+		f.main.do(f.machine.Down())
+		f.mu.Unlock()
+	}()
+	for {
+		m, err := c.Recv(time.Time{})
+		if err != nil {
+			return err
+		}
+		seq, payload, ok := splitFrames(m.Frames)
+		f.mu.Lock()
+		if !ok {
+			f.tally.dropped[Malformed]++
+			f.mu.Unlock()
+			continue
+		}
+		for f.machine.Full() && !f.closed {
+			// The subscription waits in the socket, and behind it in the engine.
+			f.room.Wait()
+		}
+		f.main.do(f.machine.Live(seq, payload))
+		f.mu.Unlock()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// splitFrames takes a batch apart, from the end: publishers send [topic, seq,
+// payload], replays ["", seq, payload] or ["", topic, seq, payload].
+func splitFrames(frames [][]byte) (seq uint64, payload []byte, ok bool) {
+	n := len(frames)
+	if n < 2 || len(frames[n-2]) != 8 {
+		return 0, nil, false
+	}
+	return binary.BigEndian.Uint64(frames[n-2]), frames[n-1], true
+}
+
+// endOfReplay is the number of a replay's last message.
+const endOfReplay = ^uint64(0)
+
+// startReplay runs a replay beside the subscription. The lock is held.
+func (f *Feed) startReplay(ctx context.Context, a Action) {
+	f.stopReplay()
+	if f.closed {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	f.stopReplay = cancel
+	f.replays.Go(func() {
+		defer cancel()
+		if a.Attempt > 0 {
+			sleep(ctx, jitter(min(f.src.ReconnectMin<<a.Attempt, f.src.ReconnectMax)))
+		}
+		err := f.runReplay(ctx, a)
+		f.failed(ctx, err)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.main.do(f.machine.ReplayEnd(a.Epoch, err == nil))
+		f.room.Broadcast()
+	})
+}
+
+func (f *Feed) runReplay(ctx context.Context, a Action) error {
+	if !f.src.Replays.acquire(ctx.Done()) {
+		return ctx.Err()
+	}
+	defer f.src.Replays.release()
+	ctx, cancel := context.WithTimeout(ctx, f.src.ReplayTotal)
+	defer cancel()
+	opt := f.src.Conn
+	opt.Type = zmtp.Dealer
+	c, err := zmtp.Dial(ctx, f.src.Replay, opt)
+	if err != nil {
+		return fmt.Errorf("replay: %w", err)
+	}
+	defer c.Close() //nolint:errcheck // the request was sent, or Send said so
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stop()
+	if err := c.Send(nil, binary.BigEndian.AppendUint64(nil, a.Seq)); err != nil {
+		return fmt.Errorf("replay: %w", err)
+	}
+	for {
+		m, err := c.Recv(time.Now().Add(f.src.ReplayIdle))
+		if err != nil {
+			return fmt.Errorf("replay: %w", err)
+		}
+		seq, payload, ok := splitFrames(m.Frames)
+		if !ok {
+			return errors.New("replay: reply without a batch number")
+		}
+		if seq == endOfReplay && len(payload) == 0 {
+			return nil
+		}
+		f.mu.Lock()
+		f.main.do(f.machine.Replayed(a.Epoch, seq, payload))
+		f.mu.Unlock()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// jitter spreads waits over [d/2, d], so that many feeds do not come at once.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1)) //nolint:gosec // no secret
+}

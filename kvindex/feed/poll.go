@@ -1,0 +1,146 @@
+package feed
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// maxPollBody bounds the answer to one poll.
+const maxPollBody = 256 << 20
+
+// poll empties TensorRT-LLM's event buffer again and again. A poll drains the
+// server, so there must be one poller of a worker in the whole installation.
+// Requests that finish ask for another poll; however many ask while one runs,
+// one more follows.
+func (f *Feed) poll(ctx context.Context) {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute}}
+	defer client.CloseIdleConnections()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	wait := f.src.ReconnectMin
+	for {
+		select {
+		case <-ctx.Done():
+			f.mu.Lock()
+			f.down()
+			f.mu.Unlock()
+			return
+		case <-timer.C:
+		case <-f.poke:
+		}
+		next := f.src.PollInterval
+		if err := f.pollOnce(ctx, client); err != nil {
+			f.failed(ctx, err)
+			f.mu.Lock()
+			f.down()
+			f.mu.Unlock()
+			// Nothing that asks for a poll makes a broken server answer sooner.
+			sleep(ctx, jitter(wait))
+			wait = min(2*wait, f.src.ReconnectMax)
+			next = 0
+		} else {
+			wait = f.src.ReconnectMin
+		}
+		timer.Reset(next)
+	}
+}
+
+// rank returns the applier of a rank's sequence. The lock is held.
+func (f *Feed) rank(r int32) *applier {
+	if !f.src.RankFromBatch {
+		r = f.src.Rank
+	}
+	a := f.byRank[r]
+	if a == nil {
+		a = &applier{src: &f.src, dec: NewDecoder(f.src.Engine, f.src.BlockSize), sink: f.main.sink, machine: NewMachine(f.src.Machine), tally: f.tally}
+		a.targets = []kvindex.Target{{Worker: f.src.Worker, Rank: r}}
+		f.byRank[r] = a
+	}
+	return a
+}
+
+func (f *Feed) down() {
+	for _, a := range f.byRank {
+		a.do(a.machine.Down())
+	}
+}
+
+func (f *Feed) pollOnce(ctx context.Context, client *http.Client) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.src.PollURL, http.NoBody)
+	if err != nil {
+		return fmt.Errorf("poll: %w", err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("poll: %w", err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to its end below
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxPollBody))
+	if err != nil {
+		return fmt.Errorf("poll: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("poll: status %d", resp.StatusCode)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tally.connects++
+	return f.polled(body)
+}
+
+// polled applies the events of one answer, a JSON array.
+func (f *Feed) polled(body []byte) error {
+	dec := json.NewDecoder(bytes.NewReader(body))
+	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
+		return errors.New("poll: answer is not a JSON array")
+	}
+	for _, a := range f.byRank {
+		a.up()
+	}
+	for dec.More() {
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); err != nil {
+			f.tally.dropped[Malformed]++
+			return fmt.Errorf("poll: %w", err)
+		}
+		var head trtHead
+		if err := json.Unmarshal(raw, &head); err != nil {
+			f.tally.dropped[Malformed]++
+			continue
+		}
+		rank := f.src.Rank
+		if head.Rank != nil && *head.Rank >= 0 {
+			rank = *head.Rank - f.src.StartRank
+		}
+		a := f.rank(rank)
+		a.up()
+		if head.ID == nil {
+			// A bare body has no number; nothing can be said about what is missing.
+			a.apply(raw)
+			continue
+		}
+		a.do(a.machine.Live(*head.ID, raw))
+	}
+	return nil
+}
+
+// up tells a machine that was down that its server answers again.
+func (a *applier) up() {
+	if a.machine.State() == Stale && !a.machine.warned {
+		a.do(a.machine.Up())
+	}
+}
+
+// trtHead is what a poller has to know of an event.
+type trtHead struct {
+	ID   *uint64 `json:"event_id"`
+	Rank *int32  `json:"attention_dp_rank"`
+}

@@ -1,0 +1,33 @@
+package feed
+
+import "github.com/kvlane/kvlane/kvindex"
+
+// media maps the names that engines give to storage to tiers: vLLM (GPU, CPU,
+// and its connectors' STORAGE, FS, OBJ), SGLang's HiCache (CPU_PINNED, DISK,
+// EXTERNAL) and the tier names of relays.
+var media = map[string]kvindex.Tier{
+	"":           kvindex.Device,
+	"GPU":        kvindex.Device,
+	"DEVICE":     kvindex.Device,
+	"CPU":        kvindex.Host,
+	"CPU_PINNED": kvindex.Host,
+	"HOST":       kvindex.Host,
+	"STORAGE":    kvindex.Disk,
+	"FS":         kvindex.Disk,
+	"DISK":       kvindex.Disk,
+	"OBJ":        kvindex.External,
+	"EXTERNAL":   kvindex.External,
+}
+
+// mainAttention says which kinds of KV-cache group hold the prefix that a hit is
+// counted by. A kind that is absent from an event counts as main attention.
+var mainAttention = map[string]bool{
+	"":                    true,
+	"full_attention":      true,
+	"mla_attention":       true,
+	"sink_full_attention": true,
+}
+
+// local says which values of locality and ownership mean that the block is the
+// publishing rank's own.
+var local = map[string]bool{"": true, "LOCAL": true, "OWNED": true, "EXCLUSIVE": true}

@@ -1,0 +1,367 @@
+package feed
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math/bits"
+	"strconv"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed/msgpack"
+)
+
+// trtTypes are the event types of TensorRT-LLM's own layout.
+var trtTypes = map[string]bool{"created": true, "stored": true, "removed": true, "updated": true}
+
+// trtHashAlgos are the block hashes that TensorRT-LLM is known to publish; a
+// server that names none uses the first.
+var trtHashAlgos = map[string]bool{"": true, "auto": true, "v1_block_key": true, "v2_sha256": true, "v2_sha256_64": true}
+
+// trtState is what later events of a TensorRT-LLM feed depend on.
+type trtState struct {
+	blockSize int  // 0 until known
+	fixed     bool // blockSize was configured
+	// window is the largest window of the created events; only events of that window
+	// are the prefix cache.
+	window int64
+	algo   string
+	// refused says that the worker uses a hash algorithm that is not known.
+	refused bool
+}
+
+func (s *trtState) configured() int {
+	if s.fixed {
+		return s.blockSize
+	}
+	return 0
+}
+
+// trtHash is a block hash: an unsigned 64-bit number, or hex text of a digest of
+// which the first 8 bytes are kept.
+type trtHash uint64
+
+// UnmarshalJSON reads the number without a float in between.
+func (h *trtHash) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '"' {
+		var s string
+		if err := json.Unmarshal(b, &s); err != nil {
+			return err
+		}
+		v, err := hexHash(s)
+		*h = trtHash(v)
+		return err
+	}
+	if v, err := strconv.ParseUint(string(b), 10, 64); err == nil {
+		*h = trtHash(v)
+		return nil
+	}
+	v, err := strconv.ParseInt(string(b), 10, 64)
+	*h = trtHash(v) //nolint:gosec // two's complement keeps the 64 bits
+	return err
+}
+
+func hexHash(s string) (uint64, error) {
+	s = trimHex(s)
+	if len(s) > 16 {
+		if _, err := hex.DecodeString(s); err != nil {
+			return 0, fmt.Errorf("hash %q: %w", s, err)
+		}
+		s = s[:16]
+	}
+	return strconv.ParseUint(s, 16, 64)
+}
+
+func trimHex(s string) string {
+	if len(s) > 2 && s[0] == '0' && (s[1] == 'x' || s[1] == 'X') {
+		return s[2:]
+	}
+	return s
+}
+
+// trtToken is a token of a block, alone or with an id of further content.
+type trtToken struct {
+	ID    uint32
+	Extra uint64
+}
+
+// UnmarshalJSON reads a number or {"token_id", "token_extra_id"}.
+func (t *trtToken) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] != '{' {
+		return json.Unmarshal(b, &t.ID)
+	}
+	var v struct {
+		ID    *uint32 `json:"token_id"`
+		Extra uint64  `json:"token_extra_id"`
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		return err
+	}
+	if v.ID == nil {
+		return fmt.Errorf("token without token_id")
+	}
+	t.ID, t.Extra = *v.ID, v.Extra
+	return nil
+}
+
+type trtBlock struct {
+	Hash   trtHash           `json:"block_hash"`
+	Tokens []trtToken        `json:"tokens"`
+	MMKeys []json.RawMessage `json:"mm_keys"`
+	Salt   *string           `json:"cache_salt"`
+}
+
+// trtData is the body of an event; which fields are set depends on Type.
+type trtData struct {
+	Type   string     `json:"type"`
+	Parent *trtHash   `json:"parent_hash"`
+	Blocks []trtBlock `json:"blocks"`
+	Hashes []trtHash  `json:"block_hashes"`
+}
+
+// trtEvent is an event with its wrapper. A bare body is accepted too.
+type trtEvent struct {
+	ID     *uint64  `json:"event_id"`
+	Window int64    `json:"window_size"`
+	Algo   string   `json:"hash_algo"`
+	Rank   *int32   `json:"attention_dp_rank"`
+	Group  int32    `json:"layer_group_id"`
+	Data   *trtData `json:"data"`
+	trtData
+}
+
+func (e *trtEvent) body() *trtData {
+	if e.Data != nil {
+		return e.Data
+	}
+	return &e.trtData
+}
+
+// looksLikeJSON tells an HTTP event from a MessagePack batch, whose first byte is
+// never '{' (a fixint).
+func looksLikeJSON(b []byte) bool {
+	b = bytes.TrimLeft(b, " \t\r\n")
+	return len(b) > 0 && b[0] == '{'
+}
+
+// decodeJSON decodes one event as POST /kv_cache_events returns it.
+func (d *Decoder) decodeJSON(payload []byte) error {
+	var e trtEvent
+	if err := json.Unmarshal(payload, &e); err != nil {
+		d.drop(Malformed)
+		return fmt.Errorf("%w: %w", ErrBatch, err)
+	}
+	if e.Rank != nil && *e.Rank >= 0 {
+		d.batch.Rank = *e.Rank
+	}
+	d.trtEvent(&e)
+	return nil
+}
+
+// HashRefused reports whether the worker publishes hashes of an algorithm that
+// is not known, and which. Its events are dropped until Forget.
+func (d *Decoder) HashRefused() (algo string, refused bool) { return d.trt.algo, d.trt.refused }
+
+// trtEvent appends what an event changes, or counts why it is dropped.
+func (d *Decoder) trtEvent(e *trtEvent) {
+	if !trtHashAlgos[e.Algo] {
+		d.trt.algo, d.trt.refused = e.Algo, true
+	}
+	if d.trt.refused {
+		d.drop(UnknownHash)
+		return
+	}
+	data := e.body()
+	if data.Type == "created" {
+		d.trt.window = max(d.trt.window, e.Window)
+		d.drop(NoEffect)
+		return
+	}
+	if e.Window != 0 && d.trt.window != 0 && e.Window != d.trt.window {
+		d.drop(OtherGroup)
+		return
+	}
+	switch data.Type {
+	case "stored":
+		d.trtStored(e, data)
+	case "removed":
+		at := len(d.hashes)
+		for _, h := range data.Hashes {
+			d.hashes = append(d.hashes, kvindex.EngineHash(h))
+		}
+		d.batch.Events = append(d.batch.Events, kvindex.Event{Kind: kvindex.Removed, Group: e.Group, Hashes: d.hashes[at:]})
+	case "updated":
+		// A block that moves between device and host stays a hit; its removal does not say
+		// where it was, so all of TensorRT-LLM's blocks are kept as device blocks.
+		d.drop(NoEffect)
+	default:
+		d.drop(UnknownTag)
+	}
+}
+
+// trtStored appends the full blocks of a chain. A block that is not full ends it.
+func (d *Decoder) trtStored(e *trtEvent, data *trtData) {
+	if len(data.Blocks) == 0 {
+		d.drop(Placeholder)
+		return
+	}
+	d.learnBlockSize(data.Blocks)
+	size := d.trt.blockSize
+	ev := kvindex.Event{Kind: kvindex.Stored, Group: e.Group, BlockSize: size}
+	if data.Parent != nil {
+		ev.Parent, ev.HasParent = kvindex.EngineHash(*data.Parent), true
+	}
+	hashes, tokens, extra := len(d.hashes), len(d.tokens), len(d.extra)
+	some := false
+	for i := range data.Blocks {
+		b := &data.Blocks[i]
+		if len(b.Tokens) != size || size == 0 {
+			if len(b.Tokens) > size {
+				d.drop(Misaligned)
+			} else {
+				d.drop(Partial)
+			}
+			break
+		}
+		if ev.HasParent && kvindex.EngineHash(b.Hash) == ev.Parent {
+			d.drop(OwnParent)
+			d.hashes, d.tokens, d.extra = d.hashes[:hashes], d.tokens[:tokens], d.extra[:extra]
+			return
+		}
+		if i == 0 && b.Salt != nil {
+			ev.Salt = *b.Salt
+		}
+		var digest uint64
+		for _, t := range b.Tokens {
+			d.tokens = append(d.tokens, t.ID)
+			if t.Extra != 0 {
+				digest = ExtraDigest(digest, strconv.AppendUint(nil, t.Extra, 10))
+			}
+		}
+		for _, k := range b.MMKeys {
+			digest = ExtraDigest(digest, k)
+		}
+		some = some || digest != 0
+		d.hashes = append(d.hashes, kvindex.EngineHash(b.Hash))
+		d.extra = append(d.extra, digest)
+	}
+	if len(d.hashes) == hashes {
+		return
+	}
+	ev.Hashes, ev.Tokens = d.hashes[hashes:], d.tokens[tokens:]
+	if some {
+		ev.Extra = d.extra[extra:]
+	}
+	d.batch.Events = append(d.batch.Events, ev)
+}
+
+// learnBlockSize finds the block size, which these events do not carry: that of
+// every block but the last of an event, or a lone block's if it is a power of
+// two. A longer block than was learned corrects it, and what was stored under
+// the wrong size is forgotten.
+func (d *Decoder) learnBlockSize(blocks []trtBlock) {
+	n := len(blocks[0].Tokens)
+	sure := len(blocks) > 1
+	if d.trt.fixed || n == d.trt.blockSize || !sure && bits.OnesCount(uint(n)) != 1 {
+		return
+	}
+	switch {
+	case d.trt.blockSize == 0:
+		d.trt.blockSize = n
+	case n > d.trt.blockSize:
+		d.trt.blockSize = n
+		d.batch.Events = append(d.batch.Events, kvindex.Event{Kind: kvindex.Cleared})
+	}
+}
+
+// trtMap reads an event of TensorRT-LLM's layout from MessagePack. It is rare
+// enough to go through a generic form.
+func (d *Decoder) trtMap(r *msgpack.Reader) bool {
+	raw, ok := rawValue(r)
+	if !ok {
+		return false
+	}
+	in := msgpack.NewReader(raw)
+	text, ok := appendJSON(nil, &in, 0)
+	if !ok {
+		return false
+	}
+	var e trtEvent
+	if json.Unmarshal(text, &e) != nil {
+		return false
+	}
+	if e.Rank != nil && *e.Rank >= 0 && d.batch.Rank == kvindex.NoRank {
+		d.batch.Rank = *e.Rank
+	}
+	d.trtEvent(&e)
+	return true
+}
+
+// maxDepth bounds the nesting of an event that is rewritten.
+const maxDepth = 16
+
+// appendJSON rewrites a MessagePack value as JSON; byte strings become hex text.
+func appendJSON(b []byte, r *msgpack.Reader, depth int) ([]byte, bool) {
+	if depth > maxDepth {
+		return nil, false
+	}
+	switch r.Kind() {
+	case msgpack.Array, msgpack.Map:
+		return appendJSONList(b, r, depth)
+	case msgpack.Uint:
+		v, err := r.Uint64()
+		return strconv.AppendUint(b, v, 10), err == nil
+	case msgpack.Int:
+		v, err := r.Int64()
+		return strconv.AppendInt(b, v, 10), err == nil
+	case msgpack.Str:
+		s, err := r.Bytes()
+		if err != nil {
+			return nil, false
+		}
+		q, err := json.Marshal(string(s))
+		return append(b, q...), err == nil
+	case msgpack.Bin:
+		s, err := r.Bytes()
+		return append(hex.AppendEncode(append(b, '"'), s), '"'), err == nil
+	default:
+		// nil, booleans, floats and extensions: none of them is a value that is used.
+		return append(b, "null"...), r.Skip() == nil
+	}
+}
+
+func appendJSONList(b []byte, r *msgpack.Reader, depth int) ([]byte, bool) {
+	isMap := r.Kind() == msgpack.Map
+	n, err := 0, error(nil)
+	brackets := "[]"
+	if isMap {
+		brackets = "{}"
+		n, err = r.Map()
+	} else {
+		n, err = r.Array()
+	}
+	if err != nil {
+		return nil, false
+	}
+	b = append(b, brackets[0])
+	for i := range n {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		ok := true
+		if isMap {
+			if r.Kind() != msgpack.Str {
+				return nil, false
+			}
+			if b, ok = appendJSON(b, r, depth+1); !ok {
+				return nil, false
+			}
+			b = append(b, ':')
+		}
+		if b, ok = appendJSON(b, r, depth+1); !ok {
+			return nil, false
+		}
+	}
+	return append(b, brackets[1]), true
+}
