@@ -1,0 +1,493 @@
+package extproc
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"text/template"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// shape is a processing mode as a gateway may configure it.
+type shape struct {
+	name                string
+	request, response   string // body modes
+	reqTrailer, respEnd string // trailer modes
+	eager               bool
+}
+
+var shapes = []shape{
+	{name: "standalone", request: "BUFFERED", response: "NONE", reqTrailer: "SKIP", respEnd: "SEND"},
+	{name: "none", request: "NONE", response: "NONE", reqTrailer: "SKIP", respEnd: "SEND"},
+	{name: "partial", request: "BUFFERED_PARTIAL", response: "STREAMED", reqTrailer: "SKIP", respEnd: "SKIP"},
+	{name: "streamed", request: "STREAMED", response: "STREAMED", reqTrailer: "SEND", respEnd: "SEND"},
+	{name: "held", request: "STREAMED", response: "NONE", reqTrailer: "SKIP", respEnd: "SEND", eager: true},
+	{name: "duplex", request: "FULL_DUPLEX_STREAMED", response: "FULL_DUPLEX_STREAMED", reqTrailer: "SEND", respEnd: "SEND"},
+	{name: "buffered both", request: "BUFFERED", response: "BUFFERED", reqTrailer: "SEND", respEnd: "SEND"},
+}
+
+var bootstrap = template.Must(template.New("bootstrap").Parse(`
+node: {id: test, cluster: test}
+static_resources:
+  listeners:
+  - name: ingress
+    address: {pipe: {path: {{.Dir}}/in}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: ingress
+          generate_request_id: true
+          stream_idle_timeout: 0s
+          access_log:
+          - name: envoy.access_loggers.http_grpc
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig
+              common_config: {log_name: kv, transport_api_version: V3, grpc_service: {envoy_grpc: {cluster_name: epp}}, buffer_flush_interval: 0.02s}
+          http_filters:
+          - name: first-token
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
+              grpc_service: {envoy_grpc: {cluster_name: epp}}
+              observability_mode: true
+              failure_mode_allow: true
+              processing_mode: {request_header_mode: SKIP, request_body_mode: NONE, request_trailer_mode: SKIP,
+                response_header_mode: SKIP, response_body_mode: STREAMED, response_trailer_mode: SKIP}
+              response_attributes: [request.id]
+          - name: envoy.filters.http.ext_proc
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
+              grpc_service: {envoy_grpc: {cluster_name: epp}}
+              failure_mode_allow: false
+              message_timeout: 60s
+              {{- if .Shape.Eager}}
+              send_body_without_waiting_for_header_response: true
+              {{- end}}
+              processing_mode: {request_header_mode: SEND, request_body_mode: {{.Shape.Request}}, request_trailer_mode: {{.Shape.ReqTrailer}},
+                response_header_mode: SEND, response_body_mode: {{.Shape.Response}}, response_trailer_mode: {{.Shape.RespEnd}}}
+              request_attributes: [request.id]
+              response_attributes: [upstream.address]
+              metadata_options: {receiving_namespaces: {untyped: [envoy.lb]}, forwarding_namespaces: {untyped: [envoy.lb]}}
+          - name: envoy.filters.http.router
+            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes:
+              - match: {prefix: /}
+                request_body_buffer_limit: 16777216
+                route: {cluster: workers, timeout: 0s}
+  clusters:
+  - name: epp
+    type: STATIC
+    connect_timeout: 1s
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {http2_protocol_options: {}}
+    load_assignment: {cluster_name: epp, endpoints: [{lb_endpoints: [{endpoint: {address: {pipe: {path: {{.Dir}}/epp}}}}]}]}
+  - name: workers
+    type: STATIC
+    connect_timeout: 1s
+    load_assignment:
+      cluster_name: workers
+      endpoints:
+      - lb_endpoints:
+        {{- range .Workers}}
+        - endpoint: {address: {socket_address: {address: {{.Host}}, port_value: {{.Port}}}}}
+        {{- end}}
+    load_balancing_policy:
+      policies:
+      - typed_extension_config:
+          name: envoy.load_balancing_policies.override_host
+          typed_config:
+            "@type": type.googleapis.com/envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost
+            override_host_sources: [{metadata: {key: envoy.lb, path: [{key: x-gateway-destination-endpoint}]}}]
+            selected_host_key: {key: envoy.lb, path: [{key: x-gateway-destination-endpoint-served}]}
+            fallback_policy: {policies: [{typed_extension_config: {name: envoy.load_balancing_policies.round_robin,
+              typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin}}}]}
+`))
+
+// worker is a scripted model server.
+func worker(name string) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/echo", func(w http.ResponseWriter, r *http.Request) {
+		sum := sha256.New()
+		n, err := io.Copy(sum, r.Body)
+		if err != nil {
+			return
+		}
+		w.Header().Set("x-worker", name)
+		w.Header().Set("x-steer", r.Header.Get(pickKey))
+		w.Header().Set("x-length", r.Header.Get("Content-Length"))
+		fmt.Fprintf(w, "%d %s", n, hex.EncodeToString(sum.Sum(nil)))
+	})
+	mux.HandleFunc("/sse", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("content-type", "text/event-stream")
+		for i := 0; ; i++ {
+			if _, err := fmt.Fprintf(w, "data: %d\n\n", i); err != nil {
+				return
+			}
+			w.(http.Flusher).Flush()
+			if r.URL.Query().Get("n") == fmt.Sprint(i) {
+				return
+			}
+			select {
+			case <-r.Context().Done():
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	})
+	mux.HandleFunc("/early", func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = io.WriteString(w, "too early")
+		w.(http.Flusher).Flush()
+		_, _ = io.Copy(io.Discard, r.Body)
+	})
+	return mux
+}
+
+// envoyBed is a real Envoy between a client, our server and two workers.
+type envoyBed struct {
+	h       *recorder
+	srv     *Server
+	workers map[string]string // name to ip:port
+	h1, h2  *http.Client
+}
+
+func startEnvoy(t *testing.T, sh shape, o Options) *envoyBed {
+	t.Helper()
+	binary := os.Getenv("ENVOY")
+	if binary == "" {
+		t.Skip("ENVOY is not set: no real Envoy to test with")
+	}
+	dir, err := os.MkdirTemp("", "kvx") // short: the names of sockets are bounded
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	e := &envoyBed{workers: map[string]string{}}
+	e.h = &recorder{decide: func(_ context.Context, r *Request) Decision {
+		want, _ := r.Header("x-want")
+		return Decision{Endpoint: e.workers[want], Set: []Header{{"x-data-parallel-rank", "1"}}}
+	}}
+	type address struct{ Host, Port string }
+	var addrs []address
+	for _, name := range []string{"a", "b"} {
+		ts := httptest.NewServer(worker(name))
+		t.Cleanup(ts.Close)
+		host, port, err := net.SplitHostPort(ts.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		addrs = append(addrs, address{host, port})
+		e.workers[name] = net.JoinHostPort(host, port)
+	}
+	e.srv = NewServer(o, e.h)
+	g := grpc.NewServer(GRPCOptions(o)...)
+	e.srv.Register(g)
+	lis, err := Listen(t.Context(), "unix:"+filepath.Join(dir, "epp"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = g.Serve(lis) }()
+	t.Cleanup(g.Stop)
+
+	var conf bytes.Buffer
+	if err := bootstrap.Execute(&conf, map[string]any{"Dir": dir, "Workers": addrs, "Shape": map[string]any{
+		"Request": sh.request, "Response": sh.response, "ReqTrailer": sh.reqTrailer, "RespEnd": sh.respEnd, "Eager": sh.eager}}); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "envoy.yaml")
+	if err := os.WriteFile(path, conf.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	cmd := exec.Command(binary, "-c", path, "--concurrency", "1", "--use-dynamic-base-id", "--disable-hot-restart", "-l", "warn")
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("envoy:\n%s", log.String())
+		}
+	})
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", filepath.Join(dir, "in"))
+	}
+	waitFor(t, func() bool {
+		c, err := dial(t.Context(), "", "")
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	})
+	client := func(h2 bool) *http.Client {
+		tr := &http.Transport{DialContext: dial, Protocols: &http.Protocols{}}
+		tr.Protocols.SetHTTP1(!h2)
+		tr.Protocols.SetUnencryptedHTTP2(h2)
+		t.Cleanup(tr.CloseIdleConnections)
+		return &http.Client{Transport: tr}
+	}
+	e.h1, e.h2 = client(false), client(true)
+	return e
+}
+
+func payload(n int) []byte {
+	b := make([]byte, n)
+	x := uint32(n)*2654435761 + 1
+	for i := range b {
+		x = x*1664525 + 1013904223
+		b[i] = byte(x >> 24)
+	}
+	return b
+}
+
+func digest(b []byte) string {
+	s := sha256.Sum256(b)
+	return fmt.Sprintf("%d %s", len(b), hex.EncodeToString(s[:]))
+}
+
+// post sends a body to a worker by name and checks that it arrived there whole.
+func (e *envoyBed) post(t *testing.T, c *http.Client, want string, body []byte, mod func(*http.Request)) *http.Response {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://llm/echo", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("x-want", want)
+	req.Header.Set(pickKey, "6.6.6.6:6") // a client that tries to steer
+	if mod != nil {
+		mod(req)
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != 200 || string(got) != digest(body) {
+		t.Fatalf("status %d, worker saw %q, want %q", resp.StatusCode, got, digest(body))
+	}
+	if w := resp.Header.Get("x-worker"); w != want {
+		t.Fatalf("went to %q, want %q", w, want)
+	}
+	if s := resp.Header.Get("x-steer"); s != e.workers[want] {
+		t.Fatalf("worker saw pick %q, want %q", s, e.workers[want])
+	}
+	return resp
+}
+
+func TestRealEnvoy(t *testing.T) {
+	for _, sh := range shapes {
+		t.Run(sh.name, func(t *testing.T) {
+			e := startEnvoy(t, sh, Options{})
+			t.Run("bodies", func(t *testing.T) {
+				for i, n := range []int{1, 3000, 100_000, 1 << 20} {
+					for _, c := range []*http.Client{e.h1, e.h2} {
+						e.post(t, c, string("ab"[i%2]), payload(n), nil)
+					}
+				}
+				for i := range 2 {
+					e.post(t, e.h1, "b", payload(10<<20), func(r *http.Request) {
+						if i == 1 {
+							r.ContentLength = -1 // chunked
+						}
+					})
+				}
+			})
+			t.Run("no body", func(t *testing.T) {
+				e.post(t, e.h1, "b", nil, func(r *http.Request) { r.Method = http.MethodGet })
+			})
+			t.Run("client trailers", func(t *testing.T) {
+				// With a length told, so that an eager STREAMED body is known to be whole.
+				e.post(t, e.h2, "a", payload(50_000), func(r *http.Request) { r.Trailer = http.Header{"X-Sum": {"1"}} })
+			})
+			t.Run("ticket", func(t *testing.T) { e.checkTicket(t, sh) })
+			if sh.response != "BUFFERED" {
+				t.Run("client abort", func(t *testing.T) { e.checkAbort(t, sh) })
+			}
+			t.Run("early answer", func(t *testing.T) { e.checkEarly(t) })
+			waitFor(t, func() bool { return e.srv.Open() == 0 })
+			for i := range e.h.count() {
+				e.h.ticket(i).mustEnd(t)
+			}
+		})
+	}
+}
+
+// checkTicket plays an SSE answer to its end.
+func (e *envoyBed) checkTicket(t *testing.T, sh shape) {
+	before := e.h.count()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm/sse?n=9", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("x-want", "a")
+	resp, err := e.h1.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if err != nil || bytes.Count(got, []byte("data: ")) != 10 || resp.Header.Get("x-kvlane-target") != "w" {
+		t.Fatalf("%v, answer %q, headers %v", err, got, resp.Header)
+	}
+	tk := e.h.ticket(before)
+	tk.mustEnd(t)
+	if tk.status != 200 || tk.served != e.workers["a"] {
+		t.Errorf("status %d, served %q, want %q", tk.status, tk.served, e.workers["a"])
+	}
+	if sh.response != "NONE" && !bytes.Equal(tk.body, got) {
+		t.Errorf("ticket saw %q", tk.body)
+	}
+	waitFor(t, func() bool { return len(tk.gotOutcomes()) > 0 })
+	o := tk.gotOutcomes()[0]
+	if o.Status != 200 || o.Details != "via_upstream" || o.Upstream != e.workers["a"] || o.BytesSent != uint64(len(got)) || o.BytesReceived != 2 {
+		t.Errorf("outcome %+v", o)
+	}
+	if tk.tokens != 1 && o.FirstToken.IsZero() {
+		t.Error("no first token, neither in time nor late")
+	}
+}
+
+// checkAbort leaves in the middle of an answer.
+func (e *envoyBed) checkAbort(t *testing.T, sh shape) {
+	before := e.h.count()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://llm/sse", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := e.h1.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := resp.Body.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	_ = resp.Body.Close()
+	tk := e.h.ticket(before)
+	tk.mustEnd(t)
+	if sh.response != "NONE" && tk.bodyDone {
+		t.Error("an aborted answer looks whole")
+	}
+	waitFor(t, func() bool { return len(tk.gotOutcomes()) > 0 })
+	if o := tk.gotOutcomes()[0]; len(o.Flags) == 0 {
+		t.Errorf("outcome of an abort: %+v", o)
+	}
+}
+
+// checkEarly gets an answer while the request is still on its way.
+func (e *envoyBed) checkEarly(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://llm/early", bytes.NewReader(payload(3<<20)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := e.h2.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if err != nil || resp.StatusCode != http.StatusTeapot || string(got) != "too early" {
+		t.Fatalf("%v: %d %q", err, resp.StatusCode, got)
+	}
+}
+
+// Rejections and the body limit reach the client as they are, in every mode.
+func TestRealEnvoyRejects(t *testing.T) {
+	for _, sh := range shapes {
+		t.Run(sh.name, func(t *testing.T) {
+			e := startEnvoy(t, sh, Options{BodyLimit: 100_000})
+			e.h.decide = func(_ context.Context, r *Request) Decision {
+				return Decision{Reject: &Reject{Status: 429, Body: []byte(`{"error":{"code":"shed"}}`), Headers: []Header{{"retry-after", "3"}}, Details: "kvlane_shed"}}
+			}
+			send := func(n int, told bool) (int, string, http.Header) {
+				t.Helper()
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm/echo", bytes.NewReader(payload(n)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !told {
+					req.ContentLength = -1
+				}
+				resp, err := e.h2.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				b, err := io.ReadAll(resp.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return resp.StatusCode, string(b), resp.Header
+			}
+			code, body, hs := send(10, true)
+			if code != 429 || body != `{"error":{"code":"shed"}}` || hs.Get("retry-after") != "3" || hs.Get("content-type") != "application/json" {
+				t.Fatalf("%d %q %v", code, body, hs)
+			}
+			holds := sh.request == "BUFFERED" || sh.eager || sh.request == "FULL_DUPLEX_STREAMED"
+			for _, told := range []bool{true, false} {
+				code, body, _ := send(3<<20, told)
+				if holds && (code != 413 || !strings.Contains(body, "request_too_large")) {
+					t.Errorf("length told %v: %d %q", told, code, body)
+				}
+			}
+			waitFor(t, func() bool { return e.srv.Open() == 0 })
+		})
+	}
+}
+
+// Running answers survive a drain in the standalone shape.
+func TestRealEnvoyDrain(t *testing.T) {
+	e := startEnvoy(t, shapes[0], Options{DrainQuiet: time.Millisecond})
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm/sse?n=40", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := e.h1.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	e.srv.Drain(t.Context())
+	if n := e.srv.Open(); n != 0 {
+		t.Errorf("%d streams open after the drain", n)
+	}
+	got, err := io.ReadAll(resp.Body)
+	if err != nil || bytes.Count(got, []byte("data: ")) != 41 {
+		t.Fatalf("%v, %d events", err, bytes.Count(got, []byte("data: ")))
+	}
+}
