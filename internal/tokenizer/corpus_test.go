@@ -64,7 +64,7 @@ type document struct {
 
 type goldenIDs struct {
 	IDs     []uint32 `json:"ids"`
-	Special []uint32 `json:"ids_special"`
+	Special []uint32 `json:"ids_special,omitempty"`
 }
 
 // sharedData is the folder of the large corpus, which is not part of the

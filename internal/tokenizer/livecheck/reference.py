@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Answers for the Go tests with Hugging Face's own library (pip install tokenizers==0.23.2).
+
+Standard input: one JSON object {"tokenizer": path} or {"pre_tokenizer": {...}}, then one {"text": ...} a line.
+Standard output, same order: {"ids": [...], "ids_special": [...]} or {"ends": [...]}, ends counted in code points.
+A tokenizer.json may be gzipped.
+"""
+import gzip
+import json
+import sys
+
+from tokenizers import Tokenizer
+
+
+def load(task):
+    if "tokenizer" in task:
+        path = task["tokenizer"]
+        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as f:
+            return Tokenizer.from_buffer(f.read())
+    return Tokenizer.from_str(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": task["pre_tokenizer"], "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {"x": 0}, "unk_token": "x"},
+    }))
+
+
+def main():
+    task = json.loads(sys.stdin.readline())
+    tok = load(task)
+    for line in sys.stdin:
+        text = json.loads(line)["text"]
+        if "tokenizer" in task:
+            plain = tok.encode(text, add_special_tokens=False).ids
+            out = {"ids": plain, "ids_special": tok.encode(text, add_special_tokens=True).ids}
+        else:
+            out = {"ends": [end for _, (_, end) in tok.pre_tokenizer.pre_tokenize_str(text)]}
+        print(json.dumps(out, separators=(",", ":")))
+
+
+main()
