@@ -115,7 +115,13 @@ func (d *decision) refusal() error {
 	if busy > 0 {
 		return &CapacityError{Pool: d.pool, Counts: d.counts, RetryAfter: d.r.retryAfter()}
 	}
-	return &NoTargetError{Pool: d.pool, Counts: d.counts}
+	err := &NoTargetError{Pool: d.pool, Counts: d.counts}
+	for _, slot := range d.q.Exclude {
+		if info, ok := d.r.Target(slot); ok {
+			err.Excluded = append(err.Excluded, info.String())
+		}
+	}
+	return err
 }
 
 // take makes the candidate the choice.

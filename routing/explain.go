@@ -120,7 +120,8 @@ func (e *Explanation) end(r *Router, plan Plan, err error) {
 		e.Error = err.Error()
 		return
 	}
-	e.Plan = &plan
+	kept := plan // not the parameter itself: it would be allocated for nil receivers too
+	e.Plan = &kept
 	e.Decode = r.targets[plan.Decode].info.String()
 	if plan.Prefill != NoSlot {
 		e.PrefillTarget = r.targets[plan.Prefill].info.String()

@@ -136,11 +136,17 @@ type NoTargetError struct {
 	Pool Role
 	// Counts are the targets per reason, indexed by Reason.
 	Counts [numReasons]int
+	// Excluded names the targets that the request excluded.
+	Excluded []string
 }
 
-// Error names the pool and the reasons.
+// Error names the pool, the reasons and the excluded targets.
 func (e *NoTargetError) Error() string {
-	return fmt.Sprintf("no eligible target in pool %s: %s", e.Pool, countText(&e.Counts))
+	text := fmt.Sprintf("no eligible target in pool %s: %s", e.Pool, countText(&e.Counts))
+	if len(e.Excluded) > 0 {
+		text += " (" + strings.Join(e.Excluded, ", ") + ")"
+	}
+	return text
 }
 
 // CapacityError says that targets exist and all of them are full.

@@ -234,7 +234,9 @@ func (s *story) query(id string, args []datadriven.CmdArg) (*Query, []Overlap) {
 		case "subset":
 			q.Subset = new(SlotSet)
 			for _, v := range a.Vals {
-				q.Subset.Add(s.slot(v))
+				if v != "" {
+					q.Subset.Add(s.slot(v))
+				}
 			}
 		case "pin", "strict":
 			t := parseTarget(first)
@@ -301,14 +303,14 @@ func (s *story) answer(id string, plan Plan, err error) string {
 }
 
 func (s *story) spread(d *datadriven.TestData) string {
-	var n int
+	var n int64
 	d.ScanArgs(s.t, "n", &n)
 	counts := map[kvindex.Slot]int{}
 	prefix := d.CmdArgs[0].Key
 	errs := ""
 	for i := range n {
 		q, overlaps := s.query(fmt.Sprintf("%s%d", prefix, i), d.CmdArgs[1:])
-		q.Conversation = strings.ReplaceAll(q.Conversation, "#", strconv.Itoa(i))
+		q.Conversation = strings.ReplaceAll(q.Conversation, "#", strconv.FormatInt(i, 10))
 		plan, err := s.r.Pick(s.now, q, overlaps, nil)
 		if err != nil {
 			errs = err.Error() + "\n"

@@ -1,0 +1,122 @@
+package routing
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+func fleet(tb testing.TB, name string, targets int) *Router {
+	tb.Helper()
+	r := newRouter(tb, preset(tb, name), 0)
+	for i := range targets {
+		r.SetTarget(kvindex.Slot(i), TargetInfo{Target: kvindex.Target{Worker: fmt.Sprintf("worker-%03d", i/8), Rank: int32(i % 8)}, Ready: true,
+			Models: []string{"model"}})
+	}
+	return r
+}
+
+// allOverlap is what an index answers when every target holds a part of a prompt of
+// 6,250 blocks of 16 tokens.
+func allOverlap(targets int) []Overlap {
+	overlaps := make([]Overlap, targets)
+	for i := range overlaps {
+		overlaps[i] = held(kvindex.Slot(i), int32(i*6250/targets*16))
+	}
+	return overlaps
+}
+
+func BenchmarkPick(b *testing.B) {
+	for _, name := range []string{DefaultPreset, "kv-aware-trt", "conversation-rank", "two-phase", "round-robin"} {
+		for _, targets := range []int{8, 1000} {
+			b.Run(fmt.Sprintf("%s/%d", name, targets), func(b *testing.B) {
+				r := fleet(b, name, targets)
+				overlaps := allOverlap(targets)
+				ids := make([]string, 1024)
+				for i := range ids {
+					ids[i] = fmt.Sprintf("conversation-%d", i)
+				}
+				q := &Query{ID: "request", Model: "model", PromptTokens: 100_000}
+				b.ReportAllocs()
+				i := 0
+				for b.Loop() {
+					q.Conversation = ids[i%len(ids)]
+					i++
+					plan, err := r.Pick(time.Duration(i), q, overlaps, nil)
+					if err != nil {
+						b.Fatal(err)
+					}
+					r.FirstToken(0, plan.Reservation)
+					r.Release(0, plan.Reservation)
+				}
+			})
+		}
+	}
+}
+
+// TestPickDoesNotAllocate holds the hot path of every preset at zero allocations,
+// with conversations coming and going at the bound of their table.
+func TestPickDoesNotAllocate(t *testing.T) {
+	for _, name := range Presets() {
+		cfg := DefaultConfig()
+		cfg.Policy, cfg.MaxConversations = preset(t, name), 64
+		r, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 16 {
+			r.SetTarget(kvindex.Slot(i), TargetInfo{Target: kvindex.Target{Worker: "w", Rank: int32(i)}, Ready: true})
+		}
+		overlaps := allOverlap(16)
+		ids := make([]string, 256)
+		for i := range ids {
+			ids[i] = fmt.Sprint("c", i)
+		}
+		i := 0
+		q := &Query{ID: "r", PromptTokens: 5000}
+		run := func() {
+			q.Conversation = ids[i%len(ids)]
+			i++
+			plan, err := r.Pick(0, q, overlaps, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.FirstToken(0, plan.Reservation)
+			r.Release(0, plan.Reservation)
+		}
+		for range 512 {
+			run()
+		}
+		if n := testing.AllocsPerRun(200, run); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
+
+// TestConversationMemory bounds 100,000 conversations to 20 MB.
+func TestConversationMemory(t *testing.T) {
+	r := newRouter(t, preset(t, DefaultPreset), 8)
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	for i := range 150_000 {
+		plan := mustPick(t, r, &Query{ID: "r", PromptTokens: 1000, Conversation: fmt.Sprint("conversation-", i)})
+		r.Release(0, plan.Reservation)
+	}
+	used := heap() - before
+	if n := r.conversations[mainLeg].size(); n != 100_000 {
+		t.Errorf("%d conversations", n)
+	}
+	if used > 20<<20 {
+		t.Errorf("%d bytes", used)
+	}
+	t.Logf("%d bytes, %d a conversation", used, used/100_000)
+	runtime.KeepAlive(r)
+}

@@ -1,0 +1,363 @@
+package routing
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"pgregory.net/rapid"
+)
+
+func drawOverlaps(t *rapid.T, n int) []Overlap {
+	var overlaps []Overlap
+	for s := range n {
+		if rapid.IntRange(0, 2).Draw(t, "has") == 0 {
+			overlaps = append(overlaps, Overlap{Slot: kvindex.Slot(s), Tokens: [kvindex.NumTiers]int32{
+				int32(rapid.IntRange(0, 5000).Draw(t, "device")), int32(rapid.IntRange(0, 2000).Draw(t, "host"))},
+				Speculative: int32(rapid.IntRange(0, 2000).Draw(t, "spec"))})
+		}
+	}
+	return overlaps
+}
+
+func drawQuery(t *rapid.T, id, n int) *Query {
+	q := &Query{ID: fmt.Sprint("r", id), PromptTokens: int64(rapid.IntRange(0, 20000).Draw(t, "prompt"))}
+	if rapid.Bool().Draw(t, "hasConv") {
+		q.Conversation = fmt.Sprint("c", rapid.IntRange(0, 20).Draw(t, "conv"))
+	} else {
+		h := uint64(rapid.IntRange(1, 3).Draw(t, "root"))
+		for range rapid.IntRange(0, 8).Draw(t, "blocks") {
+			h = mix(h)
+			q.Prefix = append(q.Prefix, h)
+		}
+	}
+	switch rapid.IntRange(0, 9).Draw(t, "special") {
+	case 0:
+		q.Exclude = []kvindex.Slot{kvindex.Slot(rapid.IntRange(0, n).Draw(t, "exclude"))}
+	case 1:
+		q.Pin = &Pin{Rank: int32(rapid.IntRange(-1, n).Draw(t, "pin"))}
+	case 2:
+		q.Subset = new(SlotSet)
+		for range rapid.IntRange(0, 3).Draw(t, "subsetSize") {
+			q.Subset.Add(kvindex.Slot(rapid.IntRange(0, n).Draw(t, "subset")))
+		}
+	case 3:
+		q.Priority = -1
+	case 4:
+		q.Model = "other"
+	}
+	return q
+}
+
+func drawConfig(t *rapid.T) Config {
+	cfg := DefaultConfig()
+	cfg.Policy, _ = Preset(rapid.SampledFrom(Presets()).Draw(t, "preset"))
+	cfg.Disagg.Mode = rapid.SampledFrom([]DisaggMode{ModeOff, ModeThreshold, ModeConditional, ModeCost}).Draw(t, "mode")
+	cfg.Policy.Cap.Hard = int64(rapid.IntRange(0, 6).Draw(t, "hard"))
+	cfg.Policy.Limits.MaxQueue = int64(rapid.SampledFrom([]int{0, 30000}).Draw(t, "maxQueue"))
+	cfg.Policy.Pick.Temperature = rapid.SampledFrom([]float64{0, 0, 0.2}).Draw(t, "temperature")
+	cfg.MaxConversations = rapid.IntRange(1, 15).Draw(t, "conversations")
+	cfg.MaxPrefixBlocks = rapid.IntRange(1, 40).Draw(t, "prefixBlocks")
+	return cfg
+}
+
+func drawTarget(t *rapid.T, slot int) TargetInfo {
+	return TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint("w", slot/2), Rank: int32(slot % 2)},
+		Ready: rapid.IntRange(0, 9).Draw(t, "ready") > 0, Draining: rapid.IntRange(0, 9).Draw(t, "draining") == 0,
+		Role: Role(rapid.SampledFrom([]int{0, 0, 0, 1, 2}).Draw(t, "role"))}
+}
+
+// TestLaws drives a router with arbitrary operations. Law 2: when everything has
+// ended, every load is exactly zero. Law 6: a second router in the same state gives
+// the same decision. A request is only sent where it may go, and refused only where
+// nothing is free.
+func TestLaws(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const n = 6
+		r, err := New(drawConfig(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for s := range n {
+			r.SetTarget(kvindex.Slot(s), drawTarget(t, s))
+		}
+		var live []ReservationID
+		now := time.Duration(0)
+		for i := range rapid.IntRange(1, 60).Draw(t, "ops") {
+			now += time.Duration(rapid.IntRange(0, 3000).Draw(t, "ms")) * time.Millisecond
+			pickOne := func(action func(ReservationID)) {
+				if len(live) > 0 {
+					action(live[rapid.IntRange(0, len(live)-1).Draw(t, "which")])
+				}
+			}
+			switch rapid.IntRange(0, 9).Draw(t, "op") {
+			case 0:
+				pickOne(func(id ReservationID) { r.FirstToken(now, id) })
+			case 1:
+				pickOne(func(id ReservationID) { r.PrefillDone(now, id) })
+			case 2:
+				pickOne(func(id ReservationID) { r.Release(now, id) })
+			case 3:
+				slot := rapid.IntRange(0, n-1).Draw(t, "slot")
+				if rapid.Bool().Draw(t, "remove") {
+					r.RemoveTarget(kvindex.Slot(slot))
+				} else {
+					r.SetTarget(kvindex.Slot(slot), drawTarget(t, slot))
+				}
+			case 4:
+				r.Report(now, kvindex.Slot(rapid.IntRange(0, n).Draw(t, "slot")), Report{At: now,
+					Running: int64(rapid.IntRange(0, 5).Draw(t, "running")), Waiting: int64(rapid.IntRange(0, 3).Draw(t, "waiting")), KVUsage: 0.5})
+			case 5:
+				pickOne(func(id ReservationID) { r.Rebook(now, id, kvindex.Slot(rapid.IntRange(0, n).Draw(t, "served"))) })
+			default:
+				q := drawQuery(t, i, n)
+				if id := pickTwice(t, r, now, q, drawOverlaps(t, n)); id != 0 {
+					live = append(live, id)
+				}
+			}
+		}
+		for _, id := range live {
+			r.Release(now, id)
+		}
+		for s := range r.targets {
+			if r.targets[s].load != (Load{}) {
+				t.Fatalf("slot %d is left with %+v", s, r.targets[s].load)
+			}
+		}
+		if r.Live() != 0 {
+			t.Fatalf("%d bookings are left", r.Live())
+		}
+	})
+}
+
+// pickTwice decides, checks the decision, and has it made again from its record.
+func pickTwice(t *rapid.T, r *Router, now time.Duration, q *Query, overlaps []Overlap) ReservationID {
+	d, err := r.PickRecorded(now, q, overlaps, nil)
+	data, jsonErr := json.Marshal(d)
+	if jsonErr != nil {
+		t.Fatal(jsonErr)
+	}
+	var again Decision
+	if jsonErr := json.Unmarshal(data, &again); jsonErr != nil {
+		t.Fatal(jsonErr)
+	}
+	plan, ex, rerunErr := again.Rerun()
+	if plan != d.Plan || fmt.Sprint(rerunErr) != fmt.Sprint(err) {
+		t.Fatalf("decided %+v %v, from its record %+v %v\n%s", d.Plan, err, plan, rerunErr, ex)
+	}
+	if err != nil {
+		return 0
+	}
+	info, ok := r.Target(plan.Decode)
+	switch {
+	case !ok, !info.Ready, info.Draining, info.Role == Prefill:
+		t.Fatalf("sent to %+v", info)
+	case len(q.Exclude) > 0 && q.Exclude[0] == plan.Decode:
+		t.Fatal("sent to an excluded target")
+	case q.Subset != nil && !q.Subset.Has(plan.Decode):
+		t.Fatal("sent outside the subset")
+	}
+	if plan.Prefill != NoSlot {
+		if p, ok := r.Target(plan.Prefill); !ok || !p.Ready || p.Role == Decode || p.Worker == info.Worker {
+			t.Fatalf("prefill on %+v", p)
+		}
+	}
+	return plan.Reservation
+}
+
+// TestCostAgainstNaive compares the default with the rule as written, computed
+// plainly: no tables, no stages.
+func TestCostAgainstNaive(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const n = 8
+		cfg := DefaultConfig()
+		r, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		type naive struct{ queue, kv, active int64 }
+		loads := make([]naive, n)
+		cursor := 0
+		seen := map[string]bool{}
+		for s := range n {
+			r.SetTarget(kvindex.Slot(s), TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint("w", s/4), Rank: int32(s % 4)}, Ready: true})
+		}
+		for i := range rapid.IntRange(1, 40).Draw(t, "requests") {
+			q := &Query{ID: fmt.Sprint(i), PromptTokens: int64(rapid.IntRange(1, 9000).Draw(t, "prompt"))}
+			if rapid.Bool().Draw(t, "hasConv") {
+				q.Conversation = fmt.Sprint(rapid.IntRange(0, 9).Draw(t, "conv"))
+			}
+			overlaps := drawOverlaps(t, n)
+			miss, best := make([]int64, n), int64(0)
+			for s := range miss {
+				miss[s] = q.PromptTokens
+			}
+			for _, o := range overlaps {
+				held := int64(float64(o.Tokens[kvindex.Device]) + 0.9*float64(o.Tokens[kvindex.Host]) + float64(o.Speculative))
+				best = max(best, held)
+				miss[o.Slot] = max(q.PromptTokens-held, 0)
+			}
+			plan := mustPick(t, r, q, overlaps...)
+			got := int(plan.Decode)
+			birth := q.Conversation == "" || !seen[q.Conversation]
+			seen[q.Conversation] = true
+			if birth && 2*best <= q.PromptTokens {
+				least := miss[0] + loads[0].queue
+				for s := range miss {
+					least = min(least, miss[s]+loads[s].queue)
+				}
+				want := cursor
+				for miss[want%n]+loads[want%n].queue > least+8192 {
+					want++
+				}
+				if got != want%n {
+					t.Fatalf("request %d: birth on %d, want %d", i, got, want%n)
+				}
+				cursor = want%n + 1
+			} else {
+				cost := func(s int) int64 { return 6*miss[s] + loads[s].queue + 1000*loads[s].active }
+				for s := range miss {
+					if cost(s) < cost(got) {
+						t.Fatalf("request %d: %d costs %d, %d costs %d", i, got, cost(got), s, cost(s))
+					}
+					then := func(s int) float64 { return float64(loads[s].queue) + 0.01*float64(loads[s].kv) }
+					if cost(s) == cost(got) && then(s) < then(got) {
+						t.Fatalf("request %d: %d and %d cost the same, the second key is less", i, got, s)
+					}
+				}
+			}
+			loads[got].queue += miss[got]
+			loads[got].kv += q.PromptTokens
+			loads[got].active++
+			if rapid.Bool().Draw(t, "firstToken") {
+				r.FirstToken(0, plan.Reservation)
+				loads[got].queue -= miss[got]
+			}
+		}
+	})
+}
+
+// TestReplicasShareBookings lets two routers tell each other everything: their loads
+// are equal at every moment, and zero at the end.
+func TestReplicasShareBookings(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		names := [2]string{"a", "b"}
+		routers := [2]*Router{}
+		for i := range routers {
+			r, err := New(DefaultConfig())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for s := range 4 {
+				// The second replica numbers its slots the other way round.
+				slot := kvindex.Slot(s)
+				if i == 1 {
+					slot = 3 - slot
+				}
+				r.SetTarget(slot, TargetInfo{Target: kvindex.Target{Worker: "w", Rank: int32(s)}, Ready: true})
+			}
+			routers[i] = r
+		}
+		type owned struct {
+			by int
+			id ReservationID
+		}
+		var live []owned
+		compare := func() {
+			for s := range kvindex.Slot(4) {
+				if a, b := routers[0].Load(s), routers[1].Load(3-s); a != b {
+					t.Fatalf("rank %d: %+v and %+v", s, a, b)
+				}
+			}
+		}
+		for i := range rapid.IntRange(1, 40).Draw(t, "ops") {
+			by := rapid.IntRange(0, 1).Draw(t, "by")
+			switch op := rapid.IntRange(0, 3).Draw(t, "op"); {
+			case op < 2 || len(live) == 0:
+				plan := mustPick(t, routers[by], &Query{ID: fmt.Sprint(i), PromptTokens: int64(rapid.IntRange(0, 5000).Draw(t, "prompt"))})
+				b, ok := routers[by].Booking(plan.Reservation)
+				b.Replica = names[by]
+				if !ok || !routers[1-by].ApplyRemote(0, b) || routers[1-by].ApplyRemote(0, b) {
+					t.Fatal("a booking counts once")
+				}
+				live = append(live, owned{by, plan.Reservation})
+			case op == 2:
+				o := live[rapid.IntRange(0, len(live)-1).Draw(t, "which")]
+				if routers[o.by].FirstToken(0, o.id) != routers[1-o.by].RemoteFirstToken(0, names[o.by], o.id) {
+					t.Fatal("first token differs")
+				}
+			default:
+				at := rapid.IntRange(0, len(live)-1).Draw(t, "which")
+				o := live[at]
+				live = append(live[:at], live[at+1:]...)
+				if !routers[o.by].Release(0, o.id) || !routers[1-o.by].RemoteRelease(0, names[o.by], o.id) {
+					t.Fatal("release did nothing")
+				}
+			}
+			compare()
+		}
+		// One replica falls silent: its copies expire. The other says goodbye.
+		count := [2]int{}
+		for _, o := range live {
+			count[o.by]++
+			routers[o.by].Release(0, o.id)
+		}
+		if n := routers[0].ExpireRemote(time.Hour); n != count[1] {
+			t.Fatalf("%d expired, %d were live", n, count[1])
+		}
+		if n := routers[1].DropReplica(0, "a"); n != count[0] {
+			t.Fatalf("%d dropped, %d were live", n, count[0])
+		}
+		compare()
+		if routers[0].Load(0) != (Load{}) || routers[0].Live() != 0 || routers[1].Live() != 0 {
+			t.Fatal("load is left")
+		}
+	})
+}
+
+// TestQueue compares the wait queue with its rules.
+func TestQueue(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		q := Queue{Max: rapid.IntRange(0, 5).Draw(t, "max")}
+		waiting := map[uint64]Waiter{}
+		for i := range rapid.IntRange(1, 40).Draw(t, "ops") {
+			now := time.Duration(i)
+			if rapid.IntRange(0, 2).Draw(t, "op") > 0 {
+				w := Waiter{ID: uint64(i + 1), Priority: rapid.IntRange(-2, 2).Draw(t, "priority"),
+					Deadline: now + time.Duration(rapid.IntRange(1, 20).Draw(t, "patience"))}
+				shed, hasShed, ok := q.Push(w)
+				if hasShed {
+					if shed.Priority >= 0 || shed.Priority >= w.Priority || !ok {
+						t.Fatalf("%+v was shed for %+v", shed, w)
+					}
+					delete(waiting, shed.ID)
+				}
+				if !ok && len(waiting) < q.Max {
+					t.Fatal("refused with room")
+				}
+				if ok {
+					waiting[w.ID] = w
+				}
+			} else if w, ok := q.Pop(now); ok {
+				for _, other := range waiting {
+					if other.Deadline > now && (other.Priority > w.Priority || (other.Priority == w.Priority && other.ID < w.ID)) {
+						t.Fatalf("%+v was served before %+v", w, other)
+					}
+				}
+				if w.Deadline <= now {
+					t.Fatal("served after its deadline")
+				}
+				delete(waiting, w.ID)
+			}
+			if q.Len() != len(waiting) || q.Len() > q.Max {
+				t.Fatalf("%d wait, want %d", q.Len(), len(waiting))
+			}
+		}
+		end := time.Duration(1000)
+		if got := q.Expire(end, nil); len(got) != len(waiting) || q.Len() != 0 {
+			t.Fatalf("%d expired of %d", len(got), len(waiting))
+		}
+	})
+}
