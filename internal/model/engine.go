@@ -1,0 +1,47 @@
+package model
+
+import "fmt"
+
+// Engine is the kind of engine whose habits are followed.
+type Engine uint8
+
+// The engines.
+const (
+	VLLM Engine = iota
+	SGLang
+	TRTLLM
+)
+
+var engineNames = [...]string{"vllm", "sglang", "trtllm"}
+
+// String is the engine's name in configuration and metrics.
+func (e Engine) String() string {
+	if int(e) < len(engineNames) {
+		return engineNames[e]
+	}
+	return "unknown"
+}
+
+// ParseEngine finds an engine by its name.
+func ParseEngine(name string) (Engine, error) {
+	for i, n := range engineNames {
+		if n == name {
+			return Engine(i), nil
+		}
+	}
+	return 0, fmt.Errorf("unknown engine %q: vllm, sglang or trtllm", name)
+}
+
+// Refusal is the error for a request that the engine would refuse, with the status and the reason that it would give.
+type Refusal struct {
+	Status int
+	Reason string
+}
+
+func (r *Refusal) Error() string { return r.Reason }
+
+func refuse(format string, args ...any) error {
+	return &Refusal{Status: 400, Reason: fmt.Sprintf(format, args...)}
+}
+
+func refuseWith(status int, reason string) error { return &Refusal{Status: status, Reason: reason} }

@@ -1,0 +1,221 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+)
+
+// Options are what the files of a model do not say: how its engine was started. The zero value is a stock engine.
+type Options struct {
+	// ChatTemplate replaces the model's own template (vLLM and SGLang --chat-template). "" keeps it.
+	ChatTemplate string
+	// ToolParser says that vLLM runs with --enable-auto-tool-choice and --tool-call-parser; without, it refuses tools.
+	ToolParser bool
+	// HideToolsWhenNone is vLLM's --exclude-tools-when-tool-choice-none.
+	HideToolsWhenNone bool
+	// RefuseTemplates says that requests may not bring a chat_template (vLLM without --trust-request-chat-template).
+	RefuseTemplates bool
+	// MaxModelLen is the engine's context in tokens; longer prompts are refused as it would. 0: unknown, nothing is refused.
+	MaxModelLen int
+	// Names are the names of the base model in requests; every other name is an adapter's. None: no adapters.
+	Names []string
+	// Now is the engine's clock and time zone, for templates that print the date. nil: time.Now.
+	Now func() time.Time
+	// CacheBytes bounds the memory for what requests have in common with the ones before. 0: 64 MiB; negative: no cache.
+	CacheBytes int64
+}
+
+// Model is one served model. It is safe for concurrent use.
+type Model struct {
+	tok       *tokenizer.Tokenizer
+	config    config
+	options   Options
+	templates map[string]*template // by transformers' names: default, tool_use, ...
+	brought   *lru.Cache[string, *template]
+	memo      *memo
+}
+
+// broughtTemplates bounds the compiled templates that clients bring.
+const broughtTemplates = 32
+
+// Load reads a model directory: tokenizer.json and the files beside it, plain or with .gz. A model whose tokenizer is not known to be exact is refused with the reason; so is a template that does
+// not compile. A model without a template still serves completions.
+func Load(fsys fs.FS, options Options) (*Model, error) {
+	tok, err := tokenizer.Load(fsys)
+	if err != nil {
+		return nil, err
+	}
+	sources := map[string]string{}
+	for _, t := range tok.Config().Templates {
+		sources[t.Name] = t.Source
+	}
+	if options.ChatTemplate != "" {
+		sources = map[string]string{defaultTemplate: options.ChatTemplate}
+	}
+	if options.Now == nil {
+		options.Now = time.Now
+	}
+	m := &Model{tok: tok, config: newConfig(tok.Config()), options: options, templates: map[string]*template{}}
+	for name, source := range sources {
+		if m.templates[name], err = compile(source); err != nil {
+			return nil, fmt.Errorf("chat template %q: %w", name, err)
+		}
+	}
+	if m.brought, err = lru.New[string, *template](broughtTemplates); err != nil {
+		return nil, err
+	}
+	if options.CacheBytes >= 0 {
+		m.memo = newMemo(options.CacheBytes)
+	}
+	return m, nil
+}
+
+// Tokenizer is the model's tokenizer.
+func (m *Model) Tokenizer() *tokenizer.Tokenizer { return m.tok }
+
+// Adapter is the LoRA adapter that the request names, "" for the base model: by model name, or for SGLang by lora_path or
+// a model of the form base:adapter.
+func (m *Model) Adapter(req *prompt.Request) string {
+	if l := req.LoRA(); l != "" {
+		return l
+	}
+	name := req.Model()
+	if name == "" || len(m.options.Names) == 0 {
+		return ""
+	}
+	for _, base := range m.options.Names {
+		if name == base {
+			return ""
+		}
+		if adapter, ok := strings.CutPrefix(name, base+":"); ok {
+			return adapter
+		}
+	}
+	return name
+}
+
+// template is a compiled chat template and what the profiles ask of it.
+type template struct {
+	compiled       *jinja.Template
+	variables      map[string]bool
+	namesDeveloper bool // it handles the developer role itself
+	sglangOpenAI   bool // SGLang hands it content parts
+	dated          bool // it prints the time
+}
+
+func (t *template) reads(name string) bool { return t.variables[name] }
+
+func compile(source string) (*template, error) {
+	compiled, err := jinja.Compile(source)
+	if err != nil {
+		return nil, err
+	}
+	t := &template{compiled: compiled, variables: map[string]bool{}, namesDeveloper: strings.Contains(source, roleDeveloper),
+		sglangOpenAI: compiled.ContentFormat() == "openai", dated: strings.Contains(source, "strftime_now")}
+	for _, name := range compiled.UndeclaredVariables() {
+		t.variables[name] = true
+	}
+	for _, word := range [...]string{"image", "audio", "video", "vision"} {
+		if strings.Contains(source, word) { // SGLang's own shortcut
+			t.sglangOpenAI = true
+		}
+	}
+	return t, nil
+}
+
+const (
+	defaultTemplate = "default"
+	toolTemplate    = "tool_use"
+)
+
+// ownTemplate is the model's template; models with several keep one for tools.
+func (m *Model) ownTemplate(tools bool) (*template, error) {
+	if tools {
+		if t, ok := m.templates[toolTemplate]; ok {
+			return t, nil
+		}
+	}
+	if t, ok := m.templates[defaultTemplate]; ok {
+		return t, nil
+	}
+	return nil, refuse("As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the " +
+		"tokenizer does not define one.")
+}
+
+// templateFor is the template that the request brings, or the model's own.
+func (m *Model) templateFor(in input, tools bool) (*template, error) {
+	if !in.Has(prompt.FieldChatTemplate) {
+		return m.ownTemplate(tools)
+	}
+	raw := in.Raw(prompt.FieldChatTemplate)
+	if raw[0] != '"' {
+		return nil, refuse("chat_template: input should be a valid string")
+	}
+	source, err := prompt.AppendText(nil, raw)
+	if err != nil {
+		return nil, refuse("chat_template: %v", err)
+	}
+	if len(source) == 0 {
+		return m.ownTemplate(tools)
+	}
+	if m.options.RefuseTemplates {
+		return nil, refuse("Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with " +
+			"untrusted chat template.")
+	}
+	if t, ok := m.brought.Get(string(source)); ok {
+		return t, nil
+	}
+	t, err := compile(string(source))
+	if err != nil {
+		return nil, asRefusal(err, VLLM)
+	}
+	m.brought.Add(string(source), t)
+	return t, nil
+}
+
+// asRefusal makes what a template raised into the engine's answer. A fault or limit of our own stays an error.
+func asRefusal(err error, engine Engine) error {
+	raised, ok := errors.AsType[*jinja.Error](err)
+	if !ok || raised.Class == "InternalError" || raised.Class == "ResourceLimit" {
+		return err
+	}
+	if engine == SGLang && !strings.Contains(raised.Class, "Template") && raised.Class != "UndefinedError" && raised.Class != "TypeError" {
+		return refuseWith(500, "Internal server error: "+raised.Message)
+	}
+	return refuseWith(400, raised.Message)
+}
+
+// config is what the tokenizer's files say to templates.
+type config struct {
+	special *jinja.Dict
+}
+
+// specialTokens is a fresh dict of the named special tokens, as transformers gives them to every template.
+func (c *config) specialTokens() *jinja.Dict { return c.special.Clone() }
+
+// newConfig takes the special tokens in transformers' order.
+func newConfig(c *tokenizer.Config) config {
+	special := new(jinja.Dict)
+	for _, name := range [...]string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"} {
+		if token, ok := c.SpecialToken(name); ok {
+			special.Set(name, jinja.String(token))
+		}
+	}
+	if c.ExtraSpecial != nil {
+		extra := make([]jinja.Value, 0, len(c.ExtraSpecial))
+		for _, token := range c.ExtraSpecial {
+			extra = append(extra, jinja.String(token))
+		}
+		special.Set("additional_special_tokens", jinja.List(extra))
+	}
+	return config{special: special}
+}

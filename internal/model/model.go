@@ -1,0 +1,282 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unsafe"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+)
+
+// Result is what an engine will compute for a request.
+type Result struct {
+	// IDs are the prompt's token ids, nil if they cannot be known here. They are shared with later results: do not change
+	// them, and append only to a copy.
+	IDs []uint32
+	// Text is the prompt as text, "" if the request came with ids.
+	Text string
+	// Prompts is the number of prompts in the request. IDs and Text are the first one's: the request is routed by it.
+	Prompts int
+	// Partial says why IDs are only the front of the prompt, or missing; "" if they are all of it.
+	Partial string
+	// Assumed names the shape that no recording of a real engine backs, "" if one does.
+	Assumed string
+}
+
+// Prompt computes the ids of a request. The error is a *Refusal if the engine would refuse it; any other error means that
+// the ids cannot be known here (the request is then routed by load).
+func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
+	if m.memo != nil {
+		return m.memo.prompt(m, req, engine)
+	}
+	return m.compute(req, engine)
+}
+
+// compute is Prompt without memory of earlier requests.
+func (m *Model) compute(req *prompt.Request, engine Engine) (Result, error) {
+	res := Result{Prompts: 1}
+	if req.Form == prompt.FormTexts || req.Form == prompt.FormIDLists {
+		res.Prompts = max(req.Count, 1)
+	}
+	p, assumed, err := m.plan(req, engine)
+	if err != nil {
+		return res, err
+	}
+	res.Assumed = assumed
+	res.Partial = p.partial
+	if p.haveIDs {
+		res.IDs = p.ids
+	} else if err := m.encode(&res, p, engine); err != nil {
+		return res, err
+	}
+	if p.keep > 0 && len(res.IDs) > p.keep && res.Partial == "" {
+		if p.keepHead {
+			res.IDs = res.IDs[:p.keep]
+		} else {
+			res.IDs = res.IDs[len(res.IDs)-p.keep:]
+		}
+	}
+	return res, m.checkLength(req, &res)
+}
+
+// checkLength refuses what does not fit the engine's context.
+func (m *Model) checkLength(req *prompt.Request, res *Result) error {
+	if res.Partial == "" && len(res.IDs) == 0 {
+		return refuse("The decoder prompt cannot be empty")
+	}
+	if m.options.MaxModelLen == 0 || req.API == prompt.Tokenize {
+		return nil
+	}
+	wanted, _ := req.MaxTokens()
+	if req.API == prompt.Embeddings {
+		wanted = 0
+	} else {
+		wanted = max(wanted, 1)
+	}
+	if int64(len(res.IDs)) > int64(m.options.MaxModelLen)-wanted {
+		return refuse("This model's maximum context length is %d tokens. However, your request has %d input tokens and wants %d more.",
+			m.options.MaxModelLen, len(res.IDs), wanted)
+	}
+	return nil
+}
+
+func (m *Model) plan(req *prompt.Request, engine Engine) (p *plan, assumed string, err error) {
+	in := input{req}
+	switch req.API {
+	case prompt.Chat:
+		p, err = m.chat(in, engine)
+		if engine == TRTLLM {
+			assumed = "TensorRT-LLM's chat shape"
+		}
+	case prompt.Tokenize:
+		if req.Form == prompt.FormMessages {
+			p, err = m.tokenizeChat(in, engine)
+		} else {
+			p, err = m.plain(in, engine)
+		}
+	case prompt.Completions, prompt.Generate, prompt.VLLMGenerate:
+		p, err = m.plain(in, engine)
+	case prompt.Embeddings:
+		if req.Form != prompt.FormMessages {
+			p, err = m.plain(in, engine)
+			break
+		}
+		assumed = "embeddings of a chat"
+		p, err = m.chatEmbedding(in, engine)
+	case prompt.Responses, prompt.Messages, prompt.CountTokens:
+		p, err = m.converted(req, engine)
+		assumed = "the " + req.API.String() + " API as chat"
+	default:
+		err = fmt.Errorf("the %v API has no prompt", req.API)
+	}
+	return p, assumed, err
+}
+
+func (m *Model) chat(in input, engine Engine) (*plan, error) {
+	switch engine {
+	case SGLang:
+		return m.sglangChat(in, false)
+	case TRTLLM:
+		return m.trtllmChat(in)
+	default:
+		return m.vllmChat(in, false)
+	}
+}
+
+func (m *Model) tokenizeChat(in input, engine Engine) (*plan, error) {
+	if engine == SGLang {
+		return m.sglangChat(in, true)
+	}
+	return m.vllmChat(in, true)
+}
+
+// chatEmbedding is a chat without the generation prompt, unless the request asks for one.
+func (m *Model) chatEmbedding(in input, engine Engine) (*plan, error) {
+	if in.Has(prompt.FieldAddGenerationPrompt) {
+		return m.chat(in, engine)
+	}
+	body, err := prompt.Apply(nil, in.Body, prompt.Set([]byte("false"), prompt.FieldAddGenerationPrompt.String()))
+	if err != nil {
+		return nil, err
+	}
+	req, err := prompt.Parse(prompt.Chat, body)
+	if err != nil {
+		return nil, err
+	}
+	return m.chat(input{req}, engine)
+}
+
+// plain is a prompt that goes to the tokenizer as it is.
+func (m *Model) plain(in input, engine Engine) (*plan, error) {
+	p := &plan{}
+	if engine == VLLM {
+		if err := vllmSalt(in); err != nil {
+			return nil, err
+		}
+		if in.API == prompt.Completions && in.Has(prompt.FieldStreamOptions) && !in.Stream() {
+			return nil, refuse("Stream options can only be defined when `stream=True`.")
+		}
+		if err := m.vllmTruncation(in, p); err != nil {
+			return nil, err
+		}
+	}
+	if in.API == prompt.VLLMGenerate && in.Has(prompt.FieldFeatures) {
+		p.partial = "the ids of multimodal features hide what they stand for"
+		return p, nil
+	}
+	if in.API == prompt.Generate {
+		for _, field := range [...]string{"image_data", "video_data", "audio_data"} {
+			if raw := prompt.Member(in.Body, field); raw != nil && raw[0] != 'n' {
+				p.partial = "the place of " + field + " in the prompt is not known"
+				return p, nil
+			}
+		}
+	}
+	raw := in.FirstPrompt()
+	switch in.Form {
+	case prompt.FormText, prompt.FormTexts:
+		text, err := prompt.AppendText(make([]byte, 0, len(raw)), raw)
+		if err != nil {
+			return nil, refuse("%s: %v", in.API, err)
+		}
+		p.text = asText(text)
+		p.addSpecial = true
+		if engine != SGLang || in.API == prompt.Tokenize {
+			p.addSpecial, err = in.flag(prompt.FieldAddSpecialTokens, true)
+		}
+		return p, err
+	case prompt.FormIDs, prompt.FormIDLists:
+		ids, err := prompt.AppendIDs(nil, raw)
+		if err != nil {
+			return nil, refuse("%v", err)
+		}
+		p.ids, p.haveIDs = ids, true
+		return p, m.checkIDs(ids)
+	case prompt.FormOther:
+		p.partial = "the prompt is given as embeddings or in an unknown shape"
+		return p, nil
+	default:
+		return nil, refuse("the request has no prompt")
+	}
+}
+
+// checkIDs refuses ids beyond the vocabulary: vLLM answers 400, and SGLang's process ends.
+func (m *Model) checkIDs(ids []uint32) error {
+	limit := uint32(m.idLimit())
+	for _, id := range ids {
+		if id >= limit {
+			return refuse("Token id %d is out of vocabulary", id)
+		}
+	}
+	return nil
+}
+
+// encode renders and tokenizes.
+func (m *Model) encode(res *Result, p *plan, engine Engine) error {
+	if p.template == nil && p.partial != "" {
+		return nil
+	}
+	text := p.text
+	if p.template != nil {
+		rendered, err := m.render(p, engine)
+		if err != nil {
+			return err
+		}
+		text = rendered
+	}
+	if p.media {
+		at := strings.Index(text, mediaMark)
+		if at < 0 {
+			return nil
+		}
+		text = text[:at]
+	}
+	res.Text = text
+	ids, err := m.tok.Encode(nil, text, p.addSpecial)
+	if err != nil {
+		if errors.Is(err, tokenizer.ErrText) {
+			return refuse("%v", err)
+		}
+		return err
+	}
+	if p.media && len(ids) > 0 {
+		ids = ids[:len(ids)-1] // what follows may join the last token
+	}
+	res.IDs = ids
+	return nil
+}
+
+func (m *Model) render(p *plan, engine Engine) (string, error) {
+	env := jinja.Env{Now: m.options.Now()}
+	out, err := p.template.Render(nil, p.vars, env)
+	if err != nil && p.flat != nil {
+		p.vars.Set("tools", jinja.List(p.flat))
+		out, err = p.template.Render(nil, p.vars, env)
+	}
+	if err != nil {
+		return "", asRefusal(err, engine)
+	}
+	text := asText(out)
+	if p.continued {
+		return cutContinued(text)
+	}
+	if p.suffix != "" {
+		text += p.suffix
+	}
+	return text, nil
+}
+
+// asText gives up b.
+func asText(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+// idLimit is one more than the largest id.
+func (m *Model) idLimit() int {
+	limit := m.tok.VocabSize()
+	for _, a := range m.tok.AddedTokens() {
+		limit = max(limit, int(a.ID)+1)
+	}
+	return limit
+}

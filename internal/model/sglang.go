@@ -1,0 +1,467 @@
+package model
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+)
+
+// SGLang 0.5.23: python/sglang/srt/entrypoints/openai/protocol.py (validation), serving_chat.py (template arguments),
+// parser/jinja_template_utils.py (content), and the recordings.
+
+// sglangChat follows /v1/chat/completions; tokenize follows /v1/tokenize, which honours add_generation_prompt.
+func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
+	tools, err := sglangTools(in)
+	if err != nil {
+		return nil, err
+	}
+	messages, present, err := in.listOf(prompt.FieldMessages)
+	if err != nil {
+		return nil, err
+	}
+	if !present {
+		return nil, refuse("messages: field required")
+	}
+	template, err := m.ownTemplate(tools != nil)
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{template: template.compiled}
+	shape := sglangShape{openai: template.sglangOpenAI, p: p}
+	list := make([]jinja.Value, 0, len(messages))
+	for i := range messages {
+		msg, err := shape.message(messages[i])
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, msg)
+	}
+	if in.Has(prompt.FieldInputIDs) {
+		p.ids, err = prompt.AppendIDs(nil, in.Raw(prompt.FieldInputIDs))
+		p.haveIDs = true
+		if err != nil {
+			err = refuse("input_ids: %v", err)
+		}
+		return p, err
+	}
+	cont, err := in.flag(prompt.FieldContinueFinalMessage, false)
+	if err != nil {
+		return nil, err
+	}
+	list, p.suffix = sglangLast(list, cont)
+	add := true
+	if tokenize {
+		if add, err = in.flag(prompt.FieldAddGenerationPrompt, true); err != nil {
+			return nil, err
+		}
+	}
+	if p.vars, err = m.sglangVars(in); err != nil {
+		return nil, err
+	}
+	p.vars.Set("messages", jinja.List(list))
+	p.vars.Set("tools", jinja.None())
+	if tools != nil {
+		p.vars.Set("tools", jinja.List(tools))
+		for i := range tools {
+			p.flat = append(p.flat, functionOf(tools[i]))
+		}
+	}
+	p.vars.Set("add_generation_prompt", jinja.Bool(add))
+	return p, nil
+}
+
+// sglangLast takes a last assistant message away to be continued, or makes it the user's; only texts count.
+func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
+	if len(list) == 0 {
+		return list, ""
+	}
+	at := len(list) - 1
+	last, _ := list[at].AsDict()
+	if role, _, _ := textOf(last, "role"); role != roleAssistant {
+		return list, ""
+	}
+	text, has, _ := textOf(last, "content")
+	if !has {
+		return list, ""
+	}
+	if cont {
+		return list[:at], text
+	}
+	user := jinja.NewDict(2)
+	user.Set("role", jinja.String(roleUser))
+	user.Set("content", jinja.String(text))
+	list[at] = jinja.FromDict(user)
+	return list, ""
+}
+
+// sglangVars are the special tokens, reasoning_effort and chat_template_kwargs. An effort also sets thinking and
+// enable_thinking unless the kwargs do.
+func (m *Model) sglangVars(in input) (*jinja.Dict, error) {
+	kwargs, err := in.dictOf(prompt.FieldChatTemplateKwargs)
+	if err != nil {
+		return nil, err
+	}
+	merged := new(jinja.Dict)
+	if kwargs != nil {
+		merged = kwargs.Clone()
+	}
+	effort, thinking, err := sglangEffort(in)
+	if err != nil {
+		return nil, err
+	}
+	if !thinking.IsNone() {
+		for _, key := range [...]string{"thinking", "enable_thinking"} {
+			if _, given := merged.Get(key); !given {
+				merged.Set(key, thinking)
+			}
+		}
+	}
+	vars := m.config.specialTokens()
+	vars.Set("documents", jinja.None())
+	if !effort.IsNone() {
+		vars.Set("reasoning_effort", effort)
+	}
+	var refusal error
+	merged.Range(func(k, v jinja.Value) bool {
+		switch key, _ := k.AsString(); key {
+		case "add_generation_prompt", "tools", "tokenize", "return_dict", "conversation":
+			refusal = refuseWith(500, "Internal server error: '"+key+"'")
+			return false
+		case "messages":
+			refusal = refuse("jinja2.environment.Template.render() got multiple values for keyword argument 'messages'")
+		default:
+			vars.Set(key, v)
+		}
+		return true
+	})
+	return vars, refusal
+}
+
+var sglangEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
+
+// sglangEffort is reasoning_effort, or reasoning.effort and reasoning.enabled, and what they say about thinking (None:
+// nothing).
+func sglangEffort(in input) (effort, thinking jinja.Value, err error) {
+	thinking = jinja.None()
+	if effort, err = in.value(prompt.FieldReasoningEffort); err != nil {
+		return effort, thinking, err
+	}
+	reasoning, err := in.value(prompt.FieldReasoning)
+	if err != nil {
+		return effort, thinking, err
+	}
+	if d, ok := reasoning.AsDict(); ok {
+		for _, key := range [...]string{"effort", "reasoning_effort"} {
+			if v, ok := d.Get(key); ok && !v.IsNone() {
+				effort = v
+				break
+			}
+		}
+		for _, key := range [...]string{"enabled", "enable"} {
+			v, ok := d.Get(key)
+			if !ok || v.IsNone() {
+				continue
+			}
+			on := v.Truth()
+			if text, isText := v.AsString(); isText {
+				on = slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(strings.TrimSpace(text)))
+			}
+			if on {
+				thinking = jinja.Bool(true)
+			}
+			break
+		}
+	}
+	if effort.IsNone() {
+		return effort, thinking, nil
+	}
+	if level, ok := effort.AsString(); ok {
+		if !slices.Contains(sglangEfforts, level) {
+			n, err := strconv.ParseFloat(level, 64)
+			if err != nil || n < 0 || n > 0.99 {
+				return effort, thinking, refuse("reasoning_effort: input should be one of %s", strings.Join(sglangEfforts, ", "))
+			}
+			effort = jinja.Float(n)
+		}
+		return effort, jinja.Bool(level != "none"), nil
+	}
+	n, ok := effort.AsFloat()
+	if i, isInt := effort.AsInt(); isInt {
+		n, ok = float64(i), true
+	}
+	if !ok || n < 0 || n > 0.99 {
+		return effort, thinking, refuse("reasoning_effort: input should be a number from 0 to 0.99")
+	}
+	return jinja.Float(n), jinja.Bool(true), nil
+}
+
+// sglangTools are the tools that the template sees: none for tool_choice "none", the chosen one for a named choice.
+func sglangTools(in input) ([]jinja.Value, error) {
+	list, _, err := in.listOf(prompt.FieldTools)
+	if err != nil {
+		return nil, err
+	}
+	choice, err := in.value(prompt.FieldToolChoice)
+	if err != nil {
+		return nil, err
+	}
+	named := ""
+	if text, ok := choice.AsString(); ok {
+		if text != "none" && text != "auto" && text != "required" {
+			return nil, refuse("tool_choice: input should be 'auto', 'required' or 'none'")
+		}
+	} else if !choice.IsNone() {
+		if named, err = namedTool(choice); err != nil {
+			return nil, err
+		}
+	}
+	var tools []jinja.Value
+	for i := range list {
+		tool, err := sglangTool(list[i])
+		if err != nil {
+			return nil, err
+		}
+		if named == "" || toolName(tool) == named {
+			tools = append(tools, tool)
+		}
+	}
+	if text, _ := choice.AsString(); text == "none" {
+		return nil, nil
+	}
+	if named != "" && tools == nil {
+		tools = []jinja.Value{}
+	}
+	return tools, nil
+}
+
+// sglangTool is Tool.model_dump(): type, function, defer_loading. The function keeps the request's order of keys; description
+// and parameters stand at its end as null if they are absent.
+func sglangTool(v jinja.Value) (jinja.Value, error) {
+	tool, ok := v.AsDict()
+	if !ok {
+		return v, refuse("tools: input should be a valid dictionary")
+	}
+	kind := jinja.String("function")
+	if given, ok := tool.Get("type"); ok {
+		if _, text := given.AsString(); !text {
+			return v, refuse("tools.type: input should be a valid string")
+		}
+		kind = given
+	}
+	fv, _ := tool.Get("function")
+	function, ok := fv.AsDict()
+	if !ok {
+		return v, refuse("tools.function: field required")
+	}
+	if _, has, _ := textOf(function, "name"); !has {
+		return v, refuse("tools.function.name: input should be a valid string")
+	}
+	if _, _, ok := textOf(function, "description"); !ok {
+		return v, refuse("tools.function.description: input should be a valid string")
+	}
+	function = function.Clone()
+	for _, key := range [...]string{"description", "parameters"} {
+		if _, ok := function.Get(key); !ok {
+			function.Set(key, jinja.None())
+		}
+	}
+	out := jinja.NewDict(3)
+	out.Set("type", kind)
+	out.Set("function", jinja.FromDict(function))
+	deferred, ok := tool.Get("defer_loading")
+	if !ok {
+		deferred = jinja.None()
+	}
+	out.Set("defer_loading", deferred)
+	return jinja.FromDict(out), nil
+}
+
+func functionOf(tool jinja.Value) jinja.Value {
+	if d, ok := tool.AsDict(); ok {
+		if f, ok := d.Get("function"); ok {
+			return f
+		}
+	}
+	return tool
+}
+
+// sglangShape makes the message that SGLang gives to the template: the declared fields that are set, in their order.
+type sglangShape struct {
+	openai bool
+	p      *plan
+}
+
+var sglangRoles = []string{roleSystem, roleAssistant, roleTool, "function", roleDeveloper, "latest_reminder"}
+
+func (s *sglangShape) message(v jinja.Value) (jinja.Value, error) {
+	msg, ok := v.AsDict()
+	if !ok {
+		return v, refuse("messages: input should be a valid dictionary")
+	}
+	role, has, _ := textOf(msg, "role")
+	if !has {
+		return v, refuse("messages.role: 'role' must be a string")
+	}
+	content, given := msg.Get("content")
+	if role == roleUser {
+		if !given || content.IsNone() {
+			return v, refuse("messages.content: field required")
+		}
+	} else if role = strings.ToLower(role); !slices.Contains(sglangRoles, role) {
+		return v, refuse("'role' must be one of 'system', 'assistant', 'tool', 'function', 'developer', 'latest_reminder' (case-insensitive).")
+	}
+	out := jinja.NewDict(6)
+	out.Set("role", jinja.String(role))
+	body, err := s.content(content, role)
+	if err != nil {
+		return v, err
+	}
+	out.Set("content", body)
+	if role == roleUser {
+		return jinja.FromDict(out), nil
+	}
+	for _, key := range [...]string{"tool_call_id", "name", "reasoning_content"} {
+		text, has, ok := textOf(msg, key)
+		if !ok {
+			return v, refuse("messages.%s: input should be a valid string", key)
+		}
+		if has {
+			out.Set(key, jinja.String(text))
+		}
+	}
+	if v, ok := msg.Get("tool_calls"); ok && !v.IsNone() {
+		calls, ok := v.AsList()
+		if !ok {
+			return v, refuse("messages.tool_calls: input should be a valid list")
+		}
+		list := make([]jinja.Value, 0, len(calls))
+		for i := range calls {
+			call, err := sglangCall(calls[i], role == roleAssistant)
+			if err != nil {
+				return v, err
+			}
+			list = append(list, call)
+		}
+		out.Set("tool_calls", jinja.List(list))
+	}
+	if v, ok := msg.Get("tools"); ok && !v.IsNone() {
+		tools, ok := v.AsList()
+		if !ok {
+			return v, refuse("messages.tools: input should be a valid list")
+		}
+		list := make([]jinja.Value, 0, len(tools))
+		for i := range tools {
+			tool, err := sglangTool(tools[i])
+			if err != nil {
+				return v, err
+			}
+			list = append(list, tool)
+		}
+		out.Set("tools", jinja.List(list))
+	}
+	return jinja.FromDict(out), nil
+}
+
+// sglangCall is ToolCall.model_dump(), with an assistant's arguments read.
+func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
+	call, ok := v.AsDict()
+	if !ok {
+		return v, refuse("messages.tool_calls: input should be a valid dictionary")
+	}
+	f, _ := call.Get("function")
+	function, ok := f.AsDict()
+	if !ok {
+		return v, refuse("messages.tool_calls.function: field required")
+	}
+	if kind, ok := call.Get("type"); ok {
+		if text, _ := kind.AsString(); text != "function" {
+			return v, refuse("messages.tool_calls.type: input should be 'function'")
+		}
+	}
+	arguments, ok := function.Get("arguments")
+	if !ok {
+		arguments = jinja.None()
+	}
+	if text, isText := arguments.AsString(); isText {
+		if assistant {
+			read, err := jinja.ParseJSON([]byte(text))
+			if err != nil {
+				return v, refuse("Assistant tool call function.arguments must be valid JSON.")
+			}
+			if _, ok := read.AsDict(); !ok {
+				return v, refuse("Assistant tool call function.arguments must be a JSON object.")
+			}
+			arguments = read
+		}
+	} else if _, isDict := arguments.AsDict(); !isDict && !arguments.IsNone() {
+		return v, refuse("messages.tool_calls.function.arguments: input should be a valid string or dictionary")
+	}
+	fn := jinja.NewDict(2)
+	fn.Set("name", optional(function, "name"))
+	fn.Set("arguments", arguments)
+	out := jinja.NewDict(4)
+	out.Set("id", optional(call, "id"))
+	out.Set("index", optional(call, "index"))
+	out.Set("type", jinja.String("function"))
+	out.Set("function", jinja.FromDict(fn))
+	return jinja.FromDict(out), nil
+}
+
+func optional(d *jinja.Dict, key string) jinja.Value {
+	if v, ok := d.Get(key); ok {
+		return v
+	}
+	return jinja.None()
+}
+
+// content is process_content_for_template_format and normalize_tool_content: texts are joined with a blank.
+func (s *sglangShape) content(v jinja.Value, role string) (jinja.Value, error) {
+	if v.IsNone() || v.IsUndefined() {
+		return jinja.String(""), nil
+	}
+	if _, ok := v.AsString(); ok {
+		return v, nil
+	}
+	parts, ok := v.AsList()
+	if !ok {
+		return v, refuse("messages.content: input should be a valid string or list")
+	}
+	var texts []string
+	wrapped := []jinja.Value{}
+	onlyText := true
+	for i := range parts {
+		part, ok := parts[i].AsDict()
+		if !ok {
+			return v, refuse("messages.content: input should be a valid dictionary")
+		}
+		kind, _, _ := textOf(part, "type")
+		switch {
+		case kind == "text" || kind == "input_text":
+			text, has, _ := textOf(part, "text")
+			if !has {
+				return v, refuse("messages.content.text: input should be a valid string")
+			}
+			texts = append(texts, text)
+			wrapped = append(wrapped, textPart(text))
+		case kind == "image_url" || kind == "input_image" || kind == "video_url" || kind == "audio_url":
+			onlyText = false
+			s.p.media, s.p.partial = true, "the prompt after the first image, audio or video is not known"
+			texts = append(texts, mediaMark)
+			wrapped = append(wrapped, textPart(mediaMark))
+		case kind == "thinking" && role == roleAssistant:
+			// Read, and shown to no template.
+		case kind == "tool_reference":
+			onlyText = false
+			wrapped = append(wrapped, parts[i])
+		default:
+			return v, refuse("messages.content.type: input should be a known type of part")
+		}
+	}
+	if !s.openai || role == roleTool && onlyText {
+		return join(texts, " "), nil
+	}
+	return jinja.List(wrapped), nil
+}

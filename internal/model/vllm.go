@@ -1,0 +1,371 @@
+package model
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+)
+
+// vLLM 0.32.0: vllm/entrypoints/openai/chat_completion/protocol.py (validation), vllm/entrypoints/chat_utils.py (messages),
+// vllm/renderers/hf.py (template arguments), and the recordings.
+
+// vllmChat follows /v1/chat/completions, or /tokenize, which knows fewer fields and refuses less.
+func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
+	if err := vllmSalt(in); err != nil {
+		return nil, err
+	}
+	if in.Has(prompt.FieldStreamOptions) && !in.Stream() {
+		return nil, refuse("Stream options can only be defined when `stream=True`.")
+	}
+	add, err := in.flag(prompt.FieldAddGenerationPrompt, true)
+	if err != nil {
+		return nil, err
+	}
+	cont, err := in.flag(prompt.FieldContinueFinalMessage, false)
+	if err != nil {
+		return nil, err
+	}
+	if cont && add {
+		return nil, refuse("continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want " +
+			"the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start " +
+			"a new assistant message instead.")
+	}
+	tools, haveTools, err := m.vllmTools(in, tokenize)
+	if err != nil {
+		return nil, err
+	}
+	if ids, ok, err := in.forwardedIDs(); ok || err != nil {
+		return &plan{ids: ids, haveIDs: true}, err
+	}
+	template, err := m.templateFor(in, haveTools)
+	if err != nil {
+		return nil, err
+	}
+	messages, present, err := in.listOf(prompt.FieldMessages)
+	if err != nil {
+		return nil, err
+	}
+	if !present {
+		return nil, refuse("messages: field required")
+	}
+	p := &plan{template: template.compiled, continued: cont}
+	shape := vllmShape{openai: template.compiled.ContentFormat() == "openai", keepDeveloper: template.namesDeveloper, reasoning: !tokenize, p: p}
+	list := make([]jinja.Value, 0, len(messages))
+	for i := range messages {
+		msg, err := shape.message(messages[i])
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, msg)
+	}
+	if cont {
+		if err := markContinued(list); err != nil {
+			return nil, err
+		}
+	}
+	if p.vars, err = m.vllmVars(in, template, tokenize); err != nil {
+		return nil, err
+	}
+	p.vars.Set("messages", jinja.List(list))
+	p.vars.Set("tools", jinja.None())
+	if haveTools {
+		p.vars.Set("tools", jinja.List(tools))
+	}
+	p.vars.Set("add_generation_prompt", jinja.Bool(add))
+	if p.addSpecial, err = in.flag(prompt.FieldAddSpecialTokens, false); err != nil {
+		return nil, err
+	}
+	if !tokenize {
+		err = m.vllmTruncation(in, p)
+	}
+	return p, err
+}
+
+// vllmVars are the special tokens and what the request passes on to the template, with vLLM's precedence: fields of the
+// request that are set win over chat_template_kwargs.
+func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Dict, error) {
+	kwargs, err := in.dictOf(prompt.FieldChatTemplateKwargs)
+	if err != nil {
+		return nil, err
+	}
+	if kwargs == nil {
+		kwargs = new(jinja.Dict)
+	}
+	merged := kwargs.Clone()
+	if !tokenize {
+		documents, err := in.value(prompt.FieldDocuments)
+		if err != nil {
+			return nil, err
+		}
+		if !documents.IsNone() {
+			if err := checkDocuments(documents); err != nil {
+				return nil, err
+			}
+			merged.Set("documents", documents)
+		}
+		effort, err := in.value(prompt.FieldReasoningEffort)
+		if err != nil {
+			return nil, err
+		}
+		if !effort.IsNone() {
+			level, ok := effort.AsString()
+			if !ok || !slices.Contains(efforts, level) {
+				return nil, refuse("reasoning_effort: input should be one of %s", strings.Join(efforts, ", "))
+			}
+			if level != "auto" {
+				merged.Set("reasoning_effort", effort)
+			}
+			if _, given := kwargs.Get("enable_thinking"); !given {
+				merged.Set("enable_thinking", jinja.Bool(level != "none"))
+			}
+		}
+	}
+	vars := m.config.specialTokens()
+	refusal := error(nil)
+	merged.Range(func(k, v jinja.Value) bool {
+		key, _ := k.AsString()
+		switch key {
+		case "chat_template", "tokenize":
+			refusal = refuse("Found unexpected chat template kwargs from request: {'%s'}", key)
+		case "messages":
+			refusal = refuse("jinja2.environment.Template.render() got multiple values for keyword argument 'messages'")
+		case "tools", "conversation":
+			refusal = refuse("apply_chat_template() got multiple values for keyword argument '%s'", key)
+		case "add_generation_prompt", "continue_final_message":
+		case "documents":
+			vars.Set(key, v)
+		default:
+			if template.reads(key) {
+				vars.Set(key, v)
+			}
+		}
+		return refusal == nil
+	})
+	if _, given := vars.Get("documents"); !given {
+		vars.Set("documents", jinja.None())
+	}
+	return vars, refusal
+}
+
+var efforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max", "auto"}
+
+func checkDocuments(v jinja.Value) error {
+	items, ok := v.AsList()
+	if !ok {
+		return refuse("documents: input should be a valid list")
+	}
+	for i := range items {
+		if _, ok := items[i].AsDict(); !ok {
+			return refuse("documents.%d: input should be a valid dictionary", i)
+		}
+	}
+	return nil
+}
+
+// vllmTools checks tools and tool_choice and gives the tools the shape that pydantic's dump has.
+func (m *Model) vllmTools(in input, tokenize bool) (tools []jinja.Value, have bool, err error) {
+	list, have, err := in.listOf(prompt.FieldTools)
+	if err != nil {
+		return nil, false, err
+	}
+	if have && len(list) == 0 && !tokenize {
+		return nil, false, refuse("`tools` must not be an empty array. Either provide at least one tool or omit the field entirely. (parameter=tools)")
+	}
+	choice, err := in.value(prompt.FieldToolChoice)
+	if err != nil {
+		return nil, false, err
+	}
+	for i := range list {
+		tool, err := vllmTool(list[i])
+		if err != nil {
+			return nil, false, err
+		}
+		tools = append(tools, tool)
+	}
+	if tokenize {
+		return tools, have, nil
+	}
+	if in.Raw(prompt.FieldToolChoice) == nil && have {
+		choice = jinja.String("auto")
+	}
+	if choice.IsNone() {
+		return tools, have, nil
+	}
+	name, isText := choice.AsString()
+	if isText && name == "none" {
+		return tools, have && !m.options.HideToolsWhenNone, nil
+	}
+	if !have {
+		return nil, false, refuse("When using `tool_choice`, `tools` must be set. (parameter=tool_choice)")
+	}
+	if isText {
+		return tools, true, m.vllmToolChoice(name)
+	}
+	return tools, true, m.vllmNamedTool(choice, tools)
+}
+
+func (m *Model) vllmToolChoice(name string) error {
+	switch {
+	case name != "auto" && name != "required":
+		return refuse("Invalid value for `tool_choice`: %s! Only named tools, \"none\", \"auto\" or \"required\" are supported.", name)
+	case m.options.ToolParser:
+		return nil
+	case name == "auto":
+		return refuse(`"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set`)
+	default:
+		return refuse(`tool_choice="required" requires --tool-call-parser to be set`)
+	}
+}
+
+func (m *Model) vllmNamedTool(choice jinja.Value, tools []jinja.Value) error {
+	name, err := namedTool(choice)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(tools, func(t jinja.Value) bool { return toolName(t) == name }) {
+		return refuse("The tool specified in `tool_choice` does not match any of the specified `tools` (parameter=tool_choice)")
+	}
+	if !m.options.ToolParser {
+		return refuse(`tool_choice=function "%s" requires --tool-call-parser to be set`, name)
+	}
+	return nil
+}
+
+// vllmTool is ChatCompletionToolsParam.model_dump(): declared fields first, in their order, null where absent, then the rest.
+func vllmTool(v jinja.Value) (jinja.Value, error) {
+	tool, ok := v.AsDict()
+	if !ok {
+		return v, refuse("tools: input should be a valid dictionary")
+	}
+	kind := "function"
+	if given, ok := tool.Get("type"); ok {
+		if kind, ok = given.AsString(); !ok || kind != "function" {
+			return v, refuse("tools.type: input should be 'function'")
+		}
+	}
+	fv, _ := tool.Get("function")
+	function, ok := fv.AsDict()
+	if !ok {
+		return v, refuse("tools.function: field required")
+	}
+	name, ok := function.Get("name")
+	if _, text := name.AsString(); !ok || !text {
+		return v, refuse("tools.function.name: input should be a valid string")
+	}
+	if _, _, ok := textOf(function, "description"); !ok {
+		return v, refuse("tools.function.description: input should be a valid string")
+	}
+	if p, ok := function.Get("parameters"); ok && !p.IsNone() {
+		if _, ok := p.AsDict(); !ok {
+			return v, refuse("tools.function.parameters: input should be a valid dictionary")
+		}
+	}
+	out := jinja.NewDict(2)
+	out.Set("type", jinja.String(kind))
+	out.Set("function", jinja.FromDict(ordered(function, "name", "description", "parameters")))
+	rest(out, tool)
+	return jinja.FromDict(out), nil
+}
+
+// ordered copies d with the named keys first, None where they are absent.
+func ordered(d *jinja.Dict, first ...string) *jinja.Dict {
+	out := jinja.NewDict(d.Len() + len(first))
+	for _, key := range first {
+		v, ok := d.Get(key)
+		if !ok {
+			v = jinja.None()
+		}
+		out.Set(key, v)
+	}
+	rest(out, d)
+	return out
+}
+
+// rest adds the entries of d that out lacks.
+func rest(out, d *jinja.Dict) {
+	d.Range(func(k, v jinja.Value) bool {
+		if key, ok := k.AsString(); ok {
+			if _, there := out.Get(key); !there {
+				out.Set(key, v)
+			}
+		}
+		return true
+	})
+}
+
+func toolName(tool jinja.Value) string {
+	d, ok := tool.AsDict()
+	if !ok {
+		return ""
+	}
+	f, _ := d.Get("function")
+	if d, ok = f.AsDict(); !ok {
+		return ""
+	}
+	name, _, _ := textOf(d, "name")
+	return name
+}
+
+func namedTool(choice jinja.Value) (string, error) {
+	d, ok := choice.AsDict()
+	if !ok {
+		return "", refuse("tool_choice: input should be a valid dictionary")
+	}
+	f, _ := d.Get("function")
+	function, ok := f.AsDict()
+	if !ok {
+		return "", refuse("Invalid value for `function` in `tool_choice`! (parameter=tool_choice.function)")
+	}
+	name, has, _ := textOf(function, "name")
+	if !has || name == "" {
+		return "", refuse("Invalid `name` in `function` in `tool_choice`! (parameter=tool_choice.function.name)")
+	}
+	return name, nil
+}
+
+// vllmSalt is validate_cache_salt.
+func vllmSalt(in input) error {
+	if !in.Has(prompt.FieldCacheSalt) {
+		return nil
+	}
+	salt := in.CacheSalt()
+	if salt == "" || len([]rune(salt)) > 128 || strings.ContainsAny(salt, "@/\\\x00") {
+		return refuse("cache_salt must be a text of 1 to 128 characters without '@', '/', '\\' and NUL (parameter=cache_salt)")
+	}
+	return nil
+}
+
+// vllmTruncation reads truncate_prompt_tokens: the tail is kept unless truncation_side says "right"; -1 means what the model
+// takes.
+func (m *Model) vllmTruncation(in input, p *plan) error {
+	if !in.Has(prompt.FieldTruncatePromptTokens) {
+		return nil
+	}
+	n, ok := in.Int(prompt.FieldTruncatePromptTokens)
+	switch {
+	case !ok || n < -1 || n == 0:
+		return refuse("truncate_prompt_tokens: input should be an integer, -1 or at least 1")
+	case n == -1:
+		n = int64(m.options.MaxModelLen)
+	case m.options.MaxModelLen > 0 && n > int64(m.options.MaxModelLen):
+		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.options.MaxModelLen)
+	}
+	p.keep = int(min(n, 1<<30))
+	p.keepHead = in.Text(prompt.FieldTruncationSide) == "right"
+	return nil
+}
+
+// forwardedIDs are ids that a router before us put into kv_transfer_params: vLLM takes them instead of the messages.
+func (in input) forwardedIDs() ([]uint32, bool, error) {
+	raw := in.Member(prompt.FieldKVTransferParams, "prompt_token_ids")
+	if len(raw) == 0 || raw[0] != '[' {
+		return nil, false, nil
+	}
+	ids, err := prompt.AppendIDs(nil, raw)
+	if err != nil {
+		return nil, true, refuse("kv_transfer_params.prompt_token_ids: %v", err)
+	}
+	return ids, true, nil
+}

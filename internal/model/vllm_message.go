@@ -1,0 +1,238 @@
+package model
+
+import (
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+)
+
+// vllmShape makes the message that vLLM gives to the template out of the one that the client sent.
+type vllmShape struct {
+	openai        bool // the template walks over content parts
+	keepDeveloper bool // the template knows the developer role itself
+	reasoning     bool // reasoning of the history is kept
+	p             *plan
+}
+
+// roles whose typed messages vLLM declares; every other role goes through its catch-all type.
+const (
+	roleAssistant = "assistant"
+	roleDeveloper = "developer"
+	roleSystem    = "system"
+	roleTool      = "tool"
+	roleUser      = "user"
+)
+
+func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
+	msg, ok := v.AsDict()
+	if !ok {
+		return v, refuse("messages: input should be a valid dictionary")
+	}
+	role, has, _ := textOf(msg, "role")
+	if !has {
+		return v, refuse("messages.role: input should be a valid string")
+	}
+	content, given := msg.Get("content")
+	if given && content.IsNone() && role != roleAssistant {
+		return v, refuse("messages.content: input should be a valid string")
+	}
+	out := jinja.NewDict(6)
+	shown := role
+	if role == roleDeveloper && !s.keepDeveloper {
+		shown = roleSystem
+	}
+	out.Set("role", jinja.String(shown))
+	body, err := s.content(content, role == roleTool)
+	if err != nil {
+		return v, err
+	}
+	out.Set("content", body)
+	switch role {
+	case roleAssistant:
+		if err := s.assistant(out, msg); err != nil {
+			return v, err
+		}
+	case roleTool:
+		if id, ok := msg.Get("tool_call_id"); ok {
+			if _, text := id.AsString(); !text {
+				return v, refuse("messages.tool_call_id: input should be a valid string")
+			}
+			out.Set("tool_call_id", id)
+		}
+	}
+	if name, ok := msg.Get("name"); ok {
+		if _, text := name.AsString(); !text {
+			return v, refuse("messages.name: input should be a valid string")
+		}
+		out.Set("name", name)
+	}
+	if role == roleDeveloper {
+		tools, ok := msg.Get("tools")
+		if !ok {
+			tools = jinja.None()
+		}
+		out.Set("tools", tools)
+	}
+	return jinja.FromDict(out), nil
+}
+
+// assistant adds tool calls and reasoning.
+func (s *vllmShape) assistant(out, msg *jinja.Dict) error {
+	if v, ok := msg.Get("tool_calls"); ok && !v.IsNone() {
+		calls, ok := v.AsList()
+		if !ok {
+			return refuse("messages.tool_calls: input should be a valid list")
+		}
+		list := make([]jinja.Value, 0, len(calls))
+		for i := range calls {
+			call, err := vllmCall(calls[i])
+			if err != nil {
+				return err
+			}
+			list = append(list, call)
+		}
+		if len(list) > 0 {
+			out.Set("tool_calls", jinja.List(list))
+		}
+	}
+	if !s.reasoning {
+		return nil
+	}
+	for _, key := range [...]string{"reasoning", "reasoning_content"} {
+		text, has, ok := textOf(msg, key)
+		if !ok {
+			return refuse("messages.%s: input should be a valid string", key)
+		}
+		if has {
+			out.Set("reasoning", jinja.String(text))
+			out.Set("reasoning_content", jinja.String(text))
+			return nil
+		}
+	}
+	return nil
+}
+
+// vllmCall is one tool call of the history: its keys in the declared order, others dropped, the arguments as an object.
+func vllmCall(v jinja.Value) (jinja.Value, error) {
+	call, ok := v.AsDict()
+	if !ok {
+		return v, refuse("messages.tool_calls: input should be a valid dictionary")
+	}
+	id, has, _ := textOf(call, "id")
+	if !has {
+		return v, refuse("messages.tool_calls.id: input should be a valid string")
+	}
+	if kind, has, _ := textOf(call, "type"); !has || kind != "function" {
+		return v, refuse("messages.tool_calls.type: input should be 'function'")
+	}
+	f, _ := call.Get("function")
+	function, ok := f.AsDict()
+	if !ok {
+		return v, refuse("messages.tool_calls.function: field required")
+	}
+	name, hasName, _ := textOf(function, "name")
+	text, hasText, _ := textOf(function, "arguments")
+	if !hasName || !hasText {
+		return v, refuse("messages.tool_calls.function: name and arguments should be valid strings")
+	}
+	arguments, err := jinja.ParseJSON([]byte(text))
+	if err != nil {
+		arguments = jinja.FromDict(nil)
+	}
+	fn := jinja.NewDict(2)
+	fn.Set("arguments", arguments)
+	fn.Set("name", jinja.String(name))
+	out := jinja.NewDict(3)
+	out.Set("id", jinja.String(id))
+	out.Set("function", jinja.FromDict(fn))
+	out.Set("type", jinja.String("function"))
+	return jinja.FromDict(out), nil
+}
+
+// content flattens the parts, or wraps them if the template walks over them.
+func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
+	var texts []string
+	wrapped := []jinja.Value{}
+	add := func(text string) {
+		texts = append(texts, text)
+		if s.openai {
+			wrapped = append(wrapped, textPart(text))
+		}
+	}
+	if text, ok := v.AsString(); ok {
+		if !s.openai || flatten {
+			return v, nil
+		}
+		add(text)
+	} else if parts, ok := v.AsList(); ok {
+		for i := range parts {
+			text, media, err := vllmPart(parts[i])
+			if err != nil {
+				return v, err
+			}
+			if media && !s.openai {
+				// Placeholders that the text does not name go in front of it.
+				s.cut("the prompt after the first image, audio or video is not known")
+				texts = append([]string{mediaMark}, texts...)
+				continue
+			}
+			if media {
+				s.cut("the prompt after the first image, audio or video is not known")
+				text = mediaMark
+			}
+			add(text)
+		}
+	} else if !v.IsNone() && !v.IsUndefined() {
+		return v, refuse("messages.content: input should be a valid string or a list of parts")
+	}
+	if s.openai && !flatten {
+		return jinja.List(wrapped), nil
+	}
+	return join(texts, "\n"), nil
+}
+
+func (s *vllmShape) cut(why string) { s.p.media, s.p.partial = true, why }
+
+func textPart(text string) jinja.Value {
+	part := jinja.NewDict(2)
+	part.Set("type", jinja.String("text"))
+	part.Set("text", jinja.String(text))
+	return jinja.FromDict(part)
+}
+
+// Text parts by type, and the key of their text.
+var vllmTextParts = map[string]string{"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
+	"tool_reference": "name"}
+
+// vllmPart is one part's text, or media.
+func vllmPart(v jinja.Value) (text string, media bool, err error) {
+	part, ok := v.AsDict()
+	if !ok {
+		return "", false, refuse("messages.content: input should be a valid dictionary")
+	}
+	kind, has, _ := textOf(part, "type")
+	if !has {
+		for _, key := range [...]string{"image_url", "audio_url", "video_url", "image_embeds", "audio_embeds"} {
+			if _, ok := part.Get(key); ok {
+				return "", true, nil
+			}
+		}
+		return "", false, refuse("messages.content.type: field required")
+	}
+	if key, ok := vllmTextParts[kind]; ok {
+		text, has, _ := textOf(part, key)
+		if !has {
+			return "", false, refuse("messages.content.%s: input should be a valid string", key)
+		}
+		return text, false, nil
+	}
+	if isMedia(kind) {
+		return "", true, nil
+	}
+	return "", false, refuse("Unsupported chat content part type: '%s'.", kind)
+}
+
+func isMedia(kind string) bool {
+	return strings.HasPrefix(kind, "image_") || strings.HasPrefix(kind, "audio_") || strings.HasPrefix(kind, "video_") ||
+		kind == "input_image" || kind == "input_audio" || kind == "file"
+}
