@@ -32,19 +32,24 @@ type JSONOptions struct {
 // serialize is an *Error with the class TypeError or ValueError.
 func AppendJSON(dst []byte, v Value, opts JSONOptions) (out []byte, err error) {
 	defer rescue(&err)
-	w := jsonWriter{opts: opts, item: ", ", colon: ": "}
+	return newJSONWriter(opts).value(dst, v, 0)
+}
+
+func newJSONWriter(opts JSONOptions) *jsonWriter {
+	w := &jsonWriter{opts: opts, item: ", ", colon: ": ", limit: defaultMaxMemory}
 	if opts.Indented {
 		w.item = ","
 	}
 	if opts.Separators {
 		w.item, w.colon = opts.ItemSeparator, opts.KeySeparator
 	}
-	return w.value(dst, v, 0)
+	return w
 }
 
 type jsonWriter struct {
 	opts        JSONOptions
 	item, colon string
+	limit       int // bytes that may be written
 }
 
 func (w *jsonWriter) newline(dst []byte, depth int) []byte {
@@ -58,6 +63,9 @@ func (w *jsonWriter) newline(dst []byte, depth int) []byte {
 func (w *jsonWriter) value(dst []byte, v Value, depth int) ([]byte, error) {
 	if depth > maxJSONDepth {
 		return dst, newError("RecursionError", "maximum recursion depth exceeded while encoding a JSON object")
+	}
+	if len(dst) > w.limit {
+		return dst, newError("ResourceLimit", "template needs too much memory")
 	}
 	switch v.kind {
 	case KindNone:

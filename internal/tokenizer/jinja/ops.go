@@ -143,10 +143,6 @@ func equalAt(a, b Value, depth int) bool {
 	}
 	switch a.kind {
 	case KindNone, KindUndefined:
-		if a.kind == KindUndefined {
-			refuseUnsafe(a)
-			refuseUnsafe(b)
-		}
 		return true
 	case KindList, KindTuple:
 		return a.p == b.p || equalItems(a.seq(), b.seq(), depth)
@@ -173,13 +169,6 @@ func equalAt(a, b Value, depth int) bool {
 		return true
 	default:
 		return a.p == b.p
-	}
-}
-
-// refuseUnsafe raises for the Undefined that stands for a forbidden attribute.
-func refuseUnsafe(v Value) {
-	if u := (*undefinedInfo)(v.p); v.kind == KindUndefined && u != nil && u.unsafe {
-		u.raise()
 	}
 }
 
@@ -315,8 +304,6 @@ func hashCost(v Value, depth int) int {
 		if v.kind != kindView || (*dictView)(v.p).of != viewValues {
 			raise("TypeError", "unhashable type: '%s'", typeName(v))
 		}
-	case KindUndefined:
-		refuseUnsafe(v)
 	case KindTuple:
 		n := 1
 		for _, item := range v.seq() {

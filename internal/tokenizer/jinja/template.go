@@ -1,6 +1,10 @@
 package jinja
 
-import "time"
+import (
+	"slices"
+	"time"
+	"unsafe"
+)
 
 // Env is what a rendering gets beside its variables. The zero value is usable:
 // the zero time and the default limits.
@@ -17,33 +21,78 @@ type Env struct {
 	MaxDepth int
 }
 
+// Defaults of Env.
+const (
+	defaultMaxOutput = 64 << 20
+	defaultMaxSteps  = 20_000_000
+	defaultMaxMemory = 1 << 30
+	defaultMaxDepth  = 200
+)
+
 // Template is a compiled template. It is immutable and safe for concurrent use.
 type Template struct {
-	source string
+	root      *node
+	body      stmt
+	slots     *funcScope
+	names     []string
+	blocks    map[string]*block
+	hasBlocks bool
 }
 
 // Compile reads a template; the error is an *Error with the class
 // TemplateSyntaxError or TemplateAssertionError.
-func Compile(source string) (*Template, error) {
-	return &Template{source: source}, nil
+func Compile(source string) (t *Template, err error) {
+	defer rescue(&err)
+	return compileTree(parse(source)), nil
 }
 
 // Render appends the text of the template with these variables to dst. The
 // error is an *Error named after the Python exception; dst is then returned as it was.
-func (t *Template) Render(dst []byte, ctx *Dict, env Env) ([]byte, error) {
-	return dst, newError("TemplateSyntaxError", "not compiled")
+func (t *Template) Render(dst []byte, ctx *Dict, env Env) (out []byte, err error) {
+	m := &machine{
+		t: t, ctx: ctx, now: env.Now,
+		out: dst, base: len(dst),
+		maxOutput: orDefault(env.MaxOutput, defaultMaxOutput),
+		steps:     orDefault(env.MaxSteps, defaultMaxSteps),
+		memory:    orDefault(env.MaxMemory, defaultMaxMemory),
+		maxDepth:  orDefault(env.MaxDepth, defaultMaxDepth),
+	}
+	defer func() {
+		if err != nil {
+			out = dst
+		}
+	}()
+	defer rescue(&err)
+	if m.ctx == nil {
+		m.ctx = new(Dict)
+	}
+	m.names = make([]Value, len(t.names))
+	for i, name := range t.names {
+		m.names[i] = m.fromContext(name)
+	}
+	t.body(m.newFrame(t.slots, nil))
+	return m.out, nil
 }
 
-// ContentFormat is the content format that vLLM detects in the template:
-// "openai" if it walks over the parts of a message's content, else "string".
-func (t *Template) ContentFormat() string { return "string" }
+func orDefault(n, def int) int {
+	if n == 0 {
+		return def
+	}
+	return n
+}
 
 // UndeclaredVariables returns the sorted names that the template looks up in
 // its context, as jinja2.meta.find_undeclared_variables does.
-func (t *Template) UndeclaredVariables() []string { return nil }
+func (t *Template) UndeclaredVariables() []string {
+	var out []string
+	for _, name := range t.names {
+		if _, ok := pythonGlobals[name]; !ok {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
 
-type (
-	machine     struct{}
-	arguments   struct{}
-	macroObject struct{}
-)
+// valueSize is what one Value costs in a list.
+const valueSize = int(unsafe.Sizeof(Value{}))

@@ -1,0 +1,507 @@
+package jinja
+
+import "unsafe"
+
+// expr computes a value, stmt writes to the machine's output.
+type (
+	expr func(f *frame) Value
+	stmt func(f *frame) signal
+)
+
+// signal says how a statement ended.
+type signal uint8
+
+const (
+	signalNone signal = iota
+	signalBreak
+	signalContinue
+)
+
+// frame is one activation of a funcScope. A frame outlives its call if a macro
+// that was defined in it does.
+type frame struct {
+	slots  []Value
+	parent *frame
+	m      *machine
+}
+
+func (f *frame) up(hops int) *frame {
+	for ; hops > 0; hops-- {
+		f = f.parent
+	}
+	return f
+}
+
+// scope is what the compiler knows at one place of the template.
+type scope struct {
+	sym      *symbols
+	toplevel bool
+	// soft: the place may never be reached, unknown filters are no error yet.
+	soft bool
+	// loop: a break or continue is allowed.
+	loop bool
+}
+
+func (s scope) inner(fn *funcScope) scope {
+	return scope{sym: newSymbols(s.sym, fn), loop: s.loop}
+}
+
+type compiler struct {
+	// names are looked up in the context once per rendering.
+	names    []string
+	position map[string]int
+	blocks   map[string]*block
+	hasBlock bool
+}
+
+type block struct {
+	fn   *funcScope
+	body stmt
+}
+
+func (c *compiler) resolve(name string) int {
+	i, ok := c.position[name]
+	if !ok {
+		i = len(c.names)
+		c.names = append(c.names, name)
+		c.position[name] = i
+	}
+	return i
+}
+
+func compileTree(root *node) *Template {
+	c := &compiler{position: map[string]int{}, blocks: map[string]*block{}}
+	root.walk(func(n *node) { c.hasBlock = c.hasBlock || n.kind == nodeBlock })
+	fn := &funcScope{}
+	s := scope{sym: newSymbols(nil, fn), toplevel: true}
+	s.sym.visitAll(root.body)
+	body := c.function(s, root.body)
+	return &Template{root: root, body: body, slots: fn, names: c.names, blocks: c.blocks, hasBlocks: c.hasBlock}
+}
+
+// function compiles a body with the loads of its scope before it.
+func (c *compiler) function(s scope, nodes []*node) stmt {
+	body := c.body(s, nodes)
+	enter := c.enter(s)
+	return func(f *frame) signal {
+		enter(f)
+		return body(f)
+	}
+}
+
+// enter compiles the loads of a scope.
+func (c *compiler) enter(s scope) func(f *frame) {
+	type step struct {
+		slot, from, hops int
+		kind             loadKind
+	}
+	var steps []step
+	for _, id := range *s.sym.order {
+		l, ok := s.sym.loads[id]
+		if !ok || l.kind == loadParam {
+			continue
+		}
+		st := step{slot: id.slot, kind: l.kind}
+		switch l.kind {
+		case loadResolve:
+			st.from = c.resolve(l.name)
+		case loadAlias:
+			st.from, st.hops = l.outer.slot, hops(s.sym.fn, l.outer.fn)
+		}
+		steps = append(steps, st)
+	}
+	return func(f *frame) {
+		for i := range steps {
+			st := &steps[i]
+			switch st.kind {
+			case loadResolve:
+				f.slots[st.slot] = f.m.lookup(st.from)
+			case loadAlias:
+				f.slots[st.slot] = f.up(st.hops).slots[st.from]
+			default:
+				f.slots[st.slot] = Value{kind: kindMissing}
+			}
+		}
+	}
+}
+
+// hops counts the frames between a function and the one that owns a variable.
+func hops(from, to *funcScope) int {
+	n := 0
+	for ; from != to; from = from.parent {
+		n++
+	}
+	return n
+}
+
+func (c *compiler) body(s scope, nodes []*node) stmt {
+	steps := make([]stmt, 0, len(nodes))
+	for _, n := range nodes {
+		steps = append(steps, c.statement(s, n)...)
+	}
+	switch len(steps) {
+	case 0:
+		return func(*frame) signal { return signalNone }
+	case 1:
+		return steps[0]
+	}
+	return func(f *frame) signal {
+		for _, step := range steps {
+			if sig := step(f); sig != signalNone {
+				return sig
+			}
+		}
+		return signalNone
+	}
+}
+
+func (c *compiler) statement(s scope, n *node) []stmt {
+	one := func(st stmt) []stmt { return []stmt{st} }
+	switch n.kind {
+	case nodeOutput:
+		return c.output(s, n)
+	case nodeAssign:
+		return one(c.assign(s, n))
+	case nodeAssignBlock:
+		return one(c.assignBlock(s, n))
+	case nodeFor:
+		return one(c.forLoop(s, n))
+	case nodeIf:
+		return one(c.conditional(s, n))
+	case nodeMacro:
+		return one(c.macroStatement(s, n))
+	case nodeCallBlock:
+		return one(c.callBlock(s, n))
+	case nodeFilterBlock:
+		return one(c.filterBlock(s, n))
+	case nodeWith:
+		return one(c.with(s, n))
+	case nodeScope:
+		in := s.inner(s.sym.fn)
+		in.sym.visitAll(n.body)
+		return one(c.function(in, n.body))
+	case nodeGeneration:
+		return one(c.generation(s, n))
+	case nodeBlock:
+		return one(c.block(s, n))
+	case nodeBreak, nodeContinue:
+		if !s.loop {
+			syntaxError(n.line, "'%s' outside loop", map[nodeKind]string{nodeBreak: "break", nodeContinue: "continue"}[n.kind])
+		}
+		sig := signalBreak
+		if n.kind == nodeContinue {
+			sig = signalContinue
+		}
+		return one(func(*frame) signal { return sig })
+	case nodeNoLoader:
+		return one(func(*frame) signal {
+			raise("TypeError", "no loader for this environment specified")
+			return signalNone
+		})
+	}
+	syntaxError(n.line, "unexpected statement")
+	return nil
+}
+
+func (c *compiler) output(s scope, n *node) []stmt {
+	steps := make([]stmt, 0, len(n.list))
+	for _, part := range n.list {
+		if part.kind == nodeData || part.kind == nodeConst {
+			text := part.name
+			if part.kind == nodeConst {
+				text = string(appendStr(nil, part.value))
+			}
+			steps = append(steps, func(f *frame) signal {
+				f.m.write(text)
+				return signalNone
+			})
+			continue
+		}
+		e := c.expr(s, part)
+		steps = append(steps, func(f *frame) signal {
+			f.m.print(e(f))
+			return signalNone
+		})
+	}
+	return steps
+}
+
+// target compiles an assignment to a name, an attribute or a tuple of them.
+func (c *compiler) target(s scope, n *node) func(f *frame, v Value) {
+	switch n.kind {
+	case nodeName:
+		slot := s.sym.find(n.name).slot
+		if s.toplevel && c.hasBlock {
+			name := n.name
+			return func(f *frame, v Value) {
+				f.slots[slot] = v
+				f.m.export(name, v)
+			}
+		}
+		return func(f *frame, v Value) { f.slots[slot] = v }
+	case nodeNSRef:
+		get := c.variable(s, n.name)
+		attr := n.attr
+		return func(f *frame, v Value) {
+			ns := get(f)
+			if ns.kind != kindNamespace {
+				raise("TemplateRuntimeError", "cannot assign attribute on non-namespace object")
+			}
+			(*namespaceObject)(ns.p).attrs.Set(attr, v)
+		}
+	}
+	parts := make([]func(*frame, Value), len(n.list))
+	for i, part := range n.list {
+		parts[i] = c.target(s, part)
+	}
+	return func(f *frame, v Value) {
+		items := f.m.unpack(v, len(parts))
+		for i, set := range parts {
+			set(f, items[i])
+		}
+	}
+}
+
+func (c *compiler) assign(s scope, n *node) stmt {
+	// The check comes before the value is computed, as in Jinja2.
+	var checks []expr
+	n.a.walk(func(t *node) {
+		if t.kind == nodeNSRef {
+			checks = append(checks, c.variable(s, t.name))
+		}
+	})
+	value := c.expr(s, n.b)
+	set := c.target(s, n.a)
+	return func(f *frame) signal {
+		for _, check := range checks {
+			if check(f).kind != kindNamespace {
+				raise("TemplateRuntimeError", "cannot assign attribute on non-namespace object")
+			}
+		}
+		set(f, value(f))
+		return signalNone
+	}
+}
+
+func (c *compiler) assignBlock(s scope, n *node) stmt {
+	in := s.inner(s.sym.fn)
+	in.sym.visitAll(n.body)
+	body := c.function(in, n.body)
+	set := c.target(s, n.a)
+	filter := func(_ *frame, v Value) Value { return v }
+	if n.b != nil {
+		filter = c.blockFilter(in, n.b)
+	}
+	return func(f *frame) signal {
+		text, sig := f.m.capture(f, body)
+		if sig == signalNone {
+			set(f, filter(f, text))
+		}
+		return sig
+	}
+}
+
+// blockFilter compiles a chain of filters whose first operand is the captured text.
+func (c *compiler) blockFilter(s scope, n *node) func(f *frame, v Value) Value {
+	slot := s.sym.fn.slots
+	s.sym.fn.slots++
+	inner := n
+	for inner.a != nil {
+		inner = inner.a
+	}
+	inner.a = &node{kind: nodeConst, attr: "captured", value: Int(int64(slot))}
+	e := c.expr(s, n)
+	inner.a = nil
+	return func(f *frame, v Value) Value {
+		f.slots[slot] = v
+		return e(f)
+	}
+}
+
+func (c *compiler) filterBlock(s scope, n *node) stmt {
+	in := s.inner(s.sym.fn)
+	in.sym.visit(n.a, false)
+	in.sym.visitAll(n.body)
+	body := c.function(in, n.body)
+	filter := c.blockFilter(in, n.a)
+	return func(f *frame) signal {
+		text, sig := f.m.capture(f, body)
+		if sig == signalNone {
+			f.m.print(filter(f, text))
+		}
+		return sig
+	}
+}
+
+func (c *compiler) conditional(s scope, n *node) stmt {
+	s.soft = true
+	type arm struct {
+		test expr
+		body stmt
+	}
+	arms := []arm{{c.expr(s, n.a), c.body(s, n.body)}}
+	for _, e := range n.list {
+		arms = append(arms, arm{c.expr(s, e.a), c.body(s, e.body)})
+	}
+	other := c.body(s, n.other)
+	if len(arms) == 1 {
+		test, body := arms[0].test, arms[0].body
+		return func(f *frame) signal {
+			if test(f).Truth() {
+				return body(f)
+			}
+			return other(f)
+		}
+	}
+	return func(f *frame) signal {
+		for i := range arms {
+			if arms[i].test(f).Truth() {
+				return arms[i].body(f)
+			}
+		}
+		return other(f)
+	}
+}
+
+func (c *compiler) with(s scope, n *node) stmt {
+	in := s.inner(s.sym.fn)
+	for _, t := range n.params {
+		in.sym.visit(t, false)
+	}
+	in.sym.visitAll(n.body)
+	values := make([]expr, len(n.list))
+	targets := make([]func(*frame, Value), len(n.list))
+	for i := range n.list {
+		values[i] = c.expr(s, n.list[i])
+		targets[i] = c.target(in, n.params[i])
+	}
+	body := c.body(in, n.body)
+	enter := c.enter(in)
+	return func(f *frame) signal {
+		enter(f)
+		for i, value := range values {
+			targets[i](f, value(f))
+		}
+		return body(f)
+	}
+}
+
+// generation compiles the tag that marks the assistant's text: a call block
+// around its body.
+func (c *compiler) generation(s scope, n *node) stmt {
+	fn := &funcScope{parent: s.sym.fn}
+	in := s.inner(fn)
+	in.loop = false
+	in.sym.visitAll(n.body)
+	body := c.function(in, n.body)
+	return func(f *frame) signal {
+		f.m.enterCall()
+		sig := body(f.m.newFrame(fn, f))
+		f.m.leaveCall()
+		return sig
+	}
+}
+
+func (c *compiler) block(_ scope, n *node) stmt {
+	if c.blocks[n.name] != nil {
+		syntaxError(n.line, "block %s defined twice", reprText(n.name))
+	}
+	b := &block{fn: &funcScope{}}
+	c.blocks[n.name] = b
+	in := scope{sym: newSymbols(nil, b.fn)}
+	in.sym.visitAll(n.body)
+	b.body = c.function(in, n.body)
+	return func(f *frame) signal {
+		f.m.enterCall()
+		b.body(f.m.newFrame(b.fn, nil))
+		f.m.leaveCall()
+		return signalNone
+	}
+}
+
+// macroCode is the compiled body of a macro or a call block.
+type macroCode struct {
+	name     string
+	fn       *funcScope
+	params   []string
+	slots    []int
+	defaults []expr // nil where there is none
+	body     stmt
+	enter    func(f *frame)
+	// Slots of the special variables, -1 if the body does not use them.
+	caller, kwargs, varargs int
+	explicitCaller          bool
+}
+
+type macroObject struct {
+	code  *macroCode
+	frame *frame
+}
+
+func (c *compiler) macro(s scope, n *node) *macroCode {
+	fn := &funcScope{parent: s.sym.fn}
+	in := s.inner(fn)
+	in.loop = false
+	for _, p := range n.params {
+		in.sym.visit(p, false)
+	}
+	in.sym.visitAll(n.list)
+	in.sym.visitAll(n.body)
+	code := &macroCode{name: n.name, fn: fn, caller: -1, kwargs: -1, varargs: -1}
+	special := undeclared(n.body, "caller", "kwargs", "varargs")
+	hasParam := map[string]int{}
+	for i, p := range n.params {
+		hasParam[p.name] = i + 1
+		code.params = append(code.params, p.name)
+		code.slots = append(code.slots, in.sym.find(p.name).slot)
+	}
+	code.explicitCaller = hasParam["caller"] > 0
+	if special["caller"] {
+		if i := hasParam["caller"]; i > 0 {
+			if i-1-len(n.params)+len(n.list) < 0 {
+				syntaxError(n.line, "When defining macros or call blocks the special \"caller\" argument must be omitted or be given a default.")
+			}
+		} else {
+			code.caller = in.sym.param("caller").slot
+		}
+	}
+	if special["kwargs"] && hasParam["kwargs"] == 0 {
+		code.kwargs = in.sym.param("kwargs").slot
+	}
+	if special["varargs"] && hasParam["varargs"] == 0 {
+		code.varargs = in.sym.param("varargs").slot
+	}
+	code.defaults = make([]expr, len(n.params))
+	for i := range n.params {
+		if j := i - len(n.params) + len(n.list); j >= 0 {
+			code.defaults[i] = c.expr(in, n.list[j])
+		}
+	}
+	code.body = c.body(in, n.body)
+	code.enter = c.enter(in)
+	return code
+}
+
+func (code *macroCode) bind(f *frame) Value {
+	object := &macroObject{code: code, frame: f}
+	return Value{kind: kindCallable, p: unsafe.Pointer(&callable{name: code.name, isMacro: true, macro: object})}
+}
+
+func (c *compiler) macroStatement(s scope, n *node) stmt {
+	code := c.macro(s, n)
+	set := c.target(s, &node{kind: nodeName, name: n.name, ctx: ctxStore})
+	return func(f *frame) signal {
+		set(f, code.bind(f))
+		return signalNone
+	}
+}
+
+func (c *compiler) callBlock(s scope, n *node) stmt {
+	code := c.macro(s, &node{kind: nodeCallBlock, name: "caller", params: n.params, list: n.list, body: n.body, line: n.line})
+	code.name = ""
+	call := c.call(s, n.a, code)
+	return func(f *frame) signal {
+		f.m.print(call(f))
+		return signalNone
+	}
+}

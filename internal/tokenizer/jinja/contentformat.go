@@ -1,0 +1,93 @@
+package jinja
+
+// ContentFormat is the content format that vLLM detects in the template:
+// "openai" if it walks over the parts of a message's content, else "string".
+// It looks for a loop over message["content"], where message comes from a loop
+// over messages, and (since vLLM PR 42660) for a loop over a variable named
+// content.
+func (t *Template) ContentFormat() string { return contentFormat(t.root, true) }
+
+// ContentFormatStrict is ContentFormat before vLLM PR 42660.
+func (t *Template) ContentFormatStrict() string { return contentFormat(t.root, false) }
+
+func contentFormat(root *node, named bool) string {
+	messages := []string{"messages"}
+	// A variable that was assigned from messages holds messages too.
+	for i := 0; i < len(messages); i++ {
+		root.walk(func(n *node) {
+			if n.kind == nodeAssign && n.a.kind == nodeName && n.a.name != messages[i] && accesses(n.b, messages[i], "") && len(messages) < 1000 {
+				messages = append(messages, n.a.name)
+			}
+		})
+		messages = dedupe(messages)
+	}
+	var message []string
+	for _, loop := range loops(root) {
+		for _, name := range messages {
+			if accesses(loop.b, name, "") {
+				if loop.a.kind != nodeName {
+					return "string" // vLLM's own check fails
+				}
+				message = append(message, loop.a.name)
+				break
+			}
+		}
+	}
+	for _, loop := range loops(root) {
+		found := named && loop.b.kind == nodeName && loop.b.name == "content"
+		for _, name := range message {
+			found = found || accesses(loop.b, name, "content")
+		}
+		if found {
+			if loop.a.kind != nodeName {
+				return "string"
+			}
+			return "openai"
+		}
+	}
+	return "string"
+}
+
+func dedupe(names []string) []string {
+	seen := map[string]bool{}
+	out := names[:0]
+	for _, name := range names {
+		if !seen[name] {
+			seen[name] = true
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func loops(root *node) []*node {
+	var out []*node
+	root.walk(func(n *node) {
+		if n.kind == nodeFor {
+			out = append(out, n)
+		}
+	})
+	return out
+}
+
+// accesses tells whether n reads the variable, or key of it if key is not
+// empty, maybe through filters, tests and slices.
+func accesses(n *node, name, key string) bool {
+	switch {
+	case n == nil:
+		return false
+	case n.kind == nodeFilter || n.kind == nodeTest || n.kind == nodeGetitem && n.b.kind == nodeSlice:
+		return accesses(n.a, name, key)
+	case key == "":
+		return n.kind == nodeName && n.ctx == ctxLoad && n.name == name
+	case n.kind == nodeGetitem:
+		return accesses0(n.a, name) && n.b.kind == nodeConst && n.b.value.kind == KindString && n.b.value.str() == key
+	case n.kind == nodeGetattr:
+		return accesses0(n.a, name) && n.name == key
+	}
+	return false
+}
+
+func accesses0(n *node, name string) bool {
+	return n.kind == nodeName && n.ctx == ctxLoad && n.name == name
+}

@@ -1,0 +1,415 @@
+package jinja
+
+import "fmt"
+
+func (c *compiler) variable(s scope, name string) expr {
+	id := s.sym.find(name)
+	slot, up := id.slot, hops(s.sym.fn, id.fn)
+	missing := undefinedName(name)
+	if up == 0 {
+		return func(f *frame) Value {
+			if v := f.slots[slot]; v.kind != kindMissing {
+				return v
+			}
+			return missing
+		}
+	}
+	return func(f *frame) Value {
+		if v := f.up(up).slots[slot]; v.kind != kindMissing {
+			return v
+		}
+		return missing
+	}
+}
+
+func (c *compiler) exprs(s scope, nodes []*node) []expr {
+	out := make([]expr, len(nodes))
+	for i, n := range nodes {
+		out[i] = c.expr(s, n)
+	}
+	return out
+}
+
+func (c *compiler) expr(s scope, n *node) expr {
+	switch n.kind {
+	case nodeName:
+		return c.variable(s, n.name)
+	case nodeConst:
+		v := n.value
+		if n.attr != "" { // the text that a block captured
+			slot := int(v.n)
+			return func(f *frame) Value { return f.slots[slot] }
+		}
+		return func(*frame) Value { return v }
+	case nodeTuple, nodeList:
+		items := c.exprs(s, n.list)
+		make_ := List
+		if n.kind == nodeTuple {
+			make_ = Tuple
+		}
+		return func(f *frame) Value {
+			f.m.charge(len(items) * valueSize)
+			out := make([]Value, len(items))
+			for i, item := range items {
+				out[i] = item(f)
+			}
+			return make_(out)
+		}
+	case nodeDict:
+		items := c.exprs(s, n.list)
+		return func(f *frame) Value {
+			f.m.charge(len(items) * valueSize)
+			d := NewDict(len(items) / 2)
+			for i := 0; i < len(items); i += 2 {
+				k := items[i](f)
+				v := items[i+1](f)
+				mustHash(k)
+				d.put(k, v)
+			}
+			return FromDict(d)
+		}
+	case nodeGetattr:
+		return c.getattr(s, n)
+	case nodeGetitem:
+		return c.getitem(s, n)
+	case nodeCall:
+		return c.call(s, n, nil)
+	case nodeFilter:
+		return c.filter(s, n)
+	case nodeTest:
+		return c.test(s, n)
+	case nodeCond:
+		return c.cond(s, n)
+	case nodeOr:
+		a, b := c.expr(s, n.a), c.expr(s, n.b)
+		return func(f *frame) Value {
+			if v := a(f); v.Truth() {
+				return v
+			}
+			return b(f)
+		}
+	case nodeAnd:
+		a, b := c.expr(s, n.a), c.expr(s, n.b)
+		return func(f *frame) Value {
+			if v := a(f); !v.Truth() {
+				return v
+			}
+			return b(f)
+		}
+	case nodeNot:
+		a := c.expr(s, n.a)
+		return func(f *frame) Value { return Bool(!a(f).Truth()) }
+	case nodeNeg:
+		a := c.expr(s, n.a)
+		return func(f *frame) Value { return negate(a(f)) }
+	case nodePos:
+		a := c.expr(s, n.a)
+		return func(f *frame) Value { return plus(a(f)) }
+	case nodeBinary:
+		a, b := c.expr(s, n.a), c.expr(s, n.b)
+		op := binaryOps[n.name]
+		return func(f *frame) Value {
+			x := a(f)
+			return op(f.m, x, b(f))
+		}
+	case nodeConcat:
+		parts := c.exprs(s, n.list)
+		return func(f *frame) Value {
+			values := make([]Value, 0, 8)
+			for _, part := range parts {
+				values = append(values, part(f))
+			}
+			return f.m.concat(values)
+		}
+	case nodeCompare:
+		return c.compare(s, n)
+	case nodeNSRef, nodeSlice:
+		syntaxError(n.line, "unexpected expression")
+	}
+	syntaxError(n.line, "unexpected expression")
+	return nil
+}
+
+func (c *compiler) cond(s scope, n *node) expr {
+	s.soft = true
+	test, then := c.expr(s, n.a), c.expr(s, n.b)
+	otherwise := func(*frame) Value {
+		return undefinedOf(&undefinedInfo{hint: fmt.Sprintf("the inline if-expression on line %d evaluated to false and no else section was defined.", n.line)})
+	}
+	if n.c != nil {
+		otherwise = c.expr(s, n.c)
+	}
+	return func(f *frame) Value {
+		if test(f).Truth() {
+			return then(f)
+		}
+		return otherwise(f)
+	}
+}
+
+var comparisonOps = map[string]func(m *machine, a, b Value) bool{
+	"==": func(_ *machine, a, b Value) bool { return equal(a, b) },
+	"!=": func(_ *machine, a, b Value) bool { return !equal(a, b) },
+	"<":  func(_ *machine, a, b Value) bool { return less(a, b, "<") },
+	"<=": func(_ *machine, a, b Value) bool {
+		n, ok := compare(a, b, "<=", 0)
+		return ok && n <= 0
+	},
+	">": func(_ *machine, a, b Value) bool {
+		n, ok := compare(a, b, ">", 0)
+		return ok && n > 0
+	},
+	">=": func(_ *machine, a, b Value) bool {
+		n, ok := compare(a, b, ">=", 0)
+		return ok && n >= 0
+	},
+	"in":     func(m *machine, a, b Value) bool { return m.contains(b, a) },
+	"not in": func(m *machine, a, b Value) bool { return !m.contains(b, a) },
+}
+
+func (c *compiler) compare(s scope, n *node) expr {
+	first := c.expr(s, n.a)
+	rest := c.exprs(s, n.list)
+	ops := make([]func(m *machine, a, b Value) bool, len(n.ops))
+	for i, op := range n.ops {
+		ops[i] = comparisonOps[op]
+	}
+	if len(ops) == 1 {
+		op, right := ops[0], rest[0]
+		if text := n.list[0]; n.ops[0] == "==" && text.kind == nodeConst && text.value.kind == KindString {
+			want := text.value.str()
+			return func(f *frame) Value {
+				v := first(f)
+				return Bool(v.kind == KindString && v.str() == want)
+			}
+		}
+		return func(f *frame) Value {
+			x := first(f)
+			return Bool(op(f.m, x, right(f)))
+		}
+	}
+	return func(f *frame) Value {
+		x := first(f)
+		for i, op := range ops {
+			y := rest[i](f)
+			if !op(f.m, x, y) {
+				return Bool(false)
+			}
+			x = y
+		}
+		return Bool(true)
+	}
+}
+
+func (c *compiler) getattr(s scope, n *node) expr {
+	object, name := c.expr(s, n.a), n.name
+	_, isMethod := dictMethods[name]
+	plain := !isMethod && !isDunder(name)
+	return func(f *frame) Value {
+		v := object(f)
+		if plain && v.kind == KindDict {
+			if item, ok := v.dict().Get(name); ok {
+				return item
+			}
+			return undefinedOf(&undefinedInfo{name: name, obj: v})
+		}
+		return f.m.getattr(v, name)
+	}
+}
+
+func (c *compiler) getitem(s scope, n *node) expr {
+	object := c.expr(s, n.a)
+	if n.b.kind == nodeSlice {
+		var part [3]expr
+		for i, p := range n.b.list {
+			if p != nil {
+				part[i] = c.expr(s, p)
+			}
+		}
+		return func(f *frame) Value {
+			v := object(f)
+			bounds := [3]Value{None(), None(), None()}
+			for i, p := range part {
+				if p != nil {
+					bounds[i] = p(f)
+				}
+			}
+			return f.m.slice(v, bounds)
+		}
+	}
+	index := c.expr(s, n.b)
+	return func(f *frame) Value {
+		v := object(f)
+		return f.m.getitem(v, index(f))
+	}
+}
+
+// argsCode evaluates the arguments of a call.
+type argsCode struct {
+	pos       []expr
+	names     []string
+	kwargs    []expr
+	dynArgs   expr
+	dynKwargs expr
+}
+
+func (c *compiler) args(s scope, a callArgs) *argsCode {
+	code := &argsCode{pos: c.exprs(s, a.args), names: a.names, kwargs: c.exprs(s, a.kwargs)}
+	if a.dynArgs != nil {
+		code.dynArgs = c.expr(s, a.dynArgs)
+	}
+	if a.dynKwargs != nil {
+		code.dynKwargs = c.expr(s, a.dynKwargs)
+	}
+	return code
+}
+
+// arguments are what a callable gets. The slices are on loan for the call.
+type arguments struct {
+	pos   []Value
+	names []string
+	kw    []Value
+}
+
+// eval puts the arguments on the machine's stack; the caller cuts it back.
+func (code *argsCode) eval(f *frame) arguments {
+	m := f.m
+	base := len(m.stack)
+	for _, e := range code.pos {
+		v := e(f)
+		m.stack = append(m.stack, v)
+	}
+	if code.dynArgs != nil {
+		it := m.iterate(code.dynArgs(f))
+		for v, ok := it.step(); ok; v, ok = it.step() {
+			m.charge(valueSize)
+			m.stack = append(m.stack, v)
+		}
+	}
+	mid := len(m.stack)
+	names := code.names
+	for _, e := range code.kwargs {
+		v := e(f)
+		m.stack = append(m.stack, v)
+	}
+	if code.dynKwargs != nil {
+		v := code.dynKwargs(f)
+		if v.kind != KindDict {
+			mustDefined(v)
+			raise("TypeError", "argument after ** must be a mapping, not %s", typeName(v))
+		}
+		names = append([]string(nil), names...)
+		v.dict().Range(func(k, item Value) bool {
+			if k.kind != KindString {
+				raise("TypeError", "keywords must be strings")
+			}
+			for _, name := range names {
+				if name == k.str() {
+					raise("TypeError", "got multiple values for keyword argument '%s'", name)
+				}
+			}
+			names = append(names, k.str())
+			m.stack = append(m.stack, item)
+			return true
+		})
+	}
+	end := len(m.stack)
+	return arguments{pos: m.stack[base:mid:mid], names: names, kw: m.stack[mid:end:end]}
+}
+
+// call compiles a call; caller is the body of a call block or nil.
+func (c *compiler) call(s scope, n *node, caller *macroCode) expr {
+	args := c.args(s, n.call)
+	invoke := func(f *frame, call func(a *arguments) Value) Value {
+		base := len(f.m.stack)
+		a := args.eval(f)
+		if caller != nil {
+			a.names = append(append([]string(nil), a.names...), "caller")
+			a.kw = append(append([]Value(nil), a.kw...), caller.bind(f))
+		}
+		v := call(&a)
+		f.m.stack = f.m.stack[:base]
+		return v
+	}
+	if n.a.kind == nodeGetattr && caller == nil {
+		// A method of a str, list or dict needs no bound method in between.
+		object, name := c.expr(s, n.a.a), n.a.name
+		str, list, dict := strMethods[name], listMethods[name], dictMethods[name]
+		return func(f *frame) Value {
+			v := object(f)
+			var method methodFunc
+			switch v.kind {
+			case KindString:
+				method = str
+			case KindList:
+				method = list
+			case KindDict:
+				method = dict
+			}
+			if method != nil {
+				base := len(f.m.stack)
+				a := args.eval(f)
+				f.m.step()
+				out := method(f.m, v, &a)
+				f.m.stack = f.m.stack[:base]
+				return out
+			}
+			callee := f.m.getattr(v, name)
+			return invoke(f, func(a *arguments) Value { return f.m.call(callee, a) })
+		}
+	}
+	callee := c.expr(s, n.a)
+	return func(f *frame) Value {
+		fn := callee(f)
+		return invoke(f, func(a *arguments) Value { return f.m.call(fn, a) })
+	}
+}
+
+func (c *compiler) filter(s scope, n *node) expr {
+	fn, ok := filters[n.name]
+	if !ok {
+		if !s.soft {
+			err := newError("TemplateAssertionError", "No filter named %s.", reprText(n.name))
+			err.Line = n.line
+			panic(err)
+		}
+		fn = func(*machine, Value, *arguments) Value {
+			raise("TemplateRuntimeError", "No filter named %s found.", reprText(n.name))
+			return Value{}
+		}
+	}
+	object, args := c.expr(s, n.a), c.args(s, n.call)
+	return func(f *frame) Value {
+		v := object(f)
+		base := len(f.m.stack)
+		a := args.eval(f)
+		f.m.step()
+		out := fn(f.m, v, &a)
+		f.m.stack = f.m.stack[:base]
+		return out
+	}
+}
+
+func (c *compiler) test(s scope, n *node) expr {
+	fn, ok := tests[n.name]
+	if !ok {
+		if !s.soft {
+			err := newError("TemplateAssertionError", "No test named %s.", reprText(n.name))
+			err.Line = n.line
+			panic(err)
+		}
+		fn = func(*machine, Value, *arguments) bool {
+			raise("TemplateRuntimeError", "No test named %s found.", reprText(n.name))
+			return false
+		}
+	}
+	object, args := c.expr(s, n.a), c.args(s, n.call)
+	return func(f *frame) Value {
+		v := object(f)
+		base := len(f.m.stack)
+		a := args.eval(f)
+		out := fn(f.m, v, &a)
+		f.m.stack = f.m.stack[:base]
+		return Bool(out)
+	}
+}

@@ -1,0 +1,527 @@
+package jinja
+
+import (
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+type tokenKind uint8
+
+const (
+	tokEOF tokenKind = iota
+	tokData
+	tokVariableBegin
+	tokVariableEnd
+	tokBlockBegin
+	tokBlockEnd
+	tokName
+	tokString
+	tokNumber
+	tokOperator
+)
+
+type token struct {
+	kind  tokenKind
+	text  string // data, name, operator
+	value Value  // string, number
+	line  int
+}
+
+// is tells whether t is this operator or this name.
+func (t token) is(kind tokenKind, text string) bool { return t.kind == kind && t.text == text }
+
+func (t token) describe() string {
+	switch t.kind {
+	case tokEOF:
+		return "end of template"
+	case tokData:
+		return "template data / text"
+	case tokVariableBegin:
+		return "begin of print statement"
+	case tokVariableEnd:
+		return "end of print statement"
+	case tokBlockBegin:
+		return "begin of statement block"
+	case tokBlockEnd:
+		return "end of statement block"
+	case tokString:
+		return "string"
+	case tokNumber:
+		if t.value.kind == KindFloat {
+			return "float"
+		}
+		return "integer"
+	default:
+		return t.text
+	}
+}
+
+// lexer cuts a template into tokens, with trim_blocks and lstrip_blocks on and
+// keep_trailing_newline off, which is how transformers sets Jinja2 up.
+type lexer struct {
+	src    string
+	pos    int
+	line   int
+	tokens []token
+	// lineStart: the last match ended with a newline (or nothing was matched yet).
+	lineStart bool
+	// closers holds the brackets that are open inside of a tag.
+	closers []byte
+}
+
+func syntaxError(line int, format string, args ...any) {
+	err := newError("TemplateSyntaxError", format, args...)
+	err.Line = line
+	panic(err)
+}
+
+func tokenize(source string) []token {
+	source = strings.ReplaceAll(source, "\r\n", "\n")
+	source = strings.ReplaceAll(source, "\r", "\n")
+	source = strings.TrimSuffix(source, "\n")
+	l := &lexer{src: source, line: 1, lineStart: true}
+	for l.pos < len(l.src) {
+		l.root()
+	}
+	l.add(token{kind: tokEOF, line: l.line})
+	return l.tokens
+}
+
+func (l *lexer) add(t token) { l.tokens = append(l.tokens, t) }
+
+// advance moves to end and counts lines.
+func (l *lexer) advance(end int) {
+	if end > l.pos {
+		l.line += strings.Count(l.src[l.pos:end], "\n")
+		l.lineStart = l.src[end-1] == '\n'
+		l.pos = end
+	}
+}
+
+func skipSpace(s string, i int) int {
+	for i < len(s) {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		if !isSpace(r) {
+			break
+		}
+		i += size
+	}
+	return i
+}
+
+// isSpace is Python's str.isspace for one character.
+func isSpace(r rune) bool {
+	switch {
+	case r < 0x80:
+		return r == ' ' || r >= 9 && r <= 13 || r >= 0x1c && r <= 0x1f
+	default:
+		return r == 0x85 || r == 0xa0 || r == 0x1680 || r >= 0x2000 && r <= 0x200a ||
+			r == 0x2028 || r == 0x2029 || r == 0x202f || r == 0x205f || r == 0x3000
+	}
+}
+
+// nextTag finds the next "{{", "{%" or "{#".
+func nextTag(s string, from int) int {
+	for i := from; ; i++ {
+		j := strings.IndexByte(s[i:], '{')
+		if j < 0 || i+j+1 >= len(s) {
+			return -1
+		}
+		i += j
+		if c := s[i+1]; c == '{' || c == '%' || c == '#' {
+			return i
+		}
+	}
+}
+
+// data adds the text before a tag, stripped as the tag's sign says.
+func (l *lexer) data(end int, sign byte, isVariable bool) {
+	text := l.src[l.pos:end]
+	line := l.line
+	switch {
+	case sign == '-':
+		text = strings.TrimRightFunc(text, isSpace)
+	case sign != '+' && !isVariable:
+		start := strings.LastIndexByte(text, '\n') + 1
+		if (start > 0 || l.lineStart) && start < len(text) && skipSpace(text, start) == len(text) {
+			text = text[:start]
+		}
+	}
+	if text != "" {
+		l.add(token{kind: tokData, text: text, line: line})
+	}
+	l.advance(end)
+}
+
+func signAt(s string, i int) byte {
+	if i < len(s) && (s[i] == '-' || s[i] == '+') {
+		return s[i]
+	}
+	return 0
+}
+
+func (l *lexer) root() {
+	at := nextTag(l.src, l.pos)
+	if at < 0 {
+		l.add(token{kind: tokData, text: l.src[l.pos:], line: l.line})
+		l.advance(len(l.src))
+		return
+	}
+	sign := signAt(l.src, at+2)
+	body := at + 2
+	if sign != 0 {
+		body++
+	}
+	switch l.src[at+1] {
+	case '{':
+		l.data(at, sign, true)
+		l.add(token{kind: tokVariableBegin, line: l.line})
+		l.advance(body)
+		l.tag("}}", tokVariableEnd)
+	case '#':
+		l.data(at, sign, false)
+		l.advance(body)
+		l.comment()
+	default:
+		if end, ok := rawBegin(l.src, body); ok {
+			l.data(at, sign, false)
+			l.advance(end)
+			l.raw()
+			return
+		}
+		l.data(at, sign, false)
+		l.add(token{kind: tokBlockBegin, line: l.line})
+		l.advance(body)
+		l.tag("%}", tokBlockEnd)
+	}
+}
+
+// rawBegin matches what follows "{%" in {% raw %}.
+func rawBegin(s string, i int) (end int, ok bool) {
+	i = skipSpace(s, i)
+	if !strings.HasPrefix(s[i:], "raw") {
+		return 0, false
+	}
+	i = skipSpace(s, i+3)
+	switch {
+	case strings.HasPrefix(s[i:], "-%}"):
+		return skipSpace(s, i+3), true
+	case strings.HasPrefix(s[i:], "%}"):
+		return i + 2, true
+	}
+	return 0, false
+}
+
+// tagEnd matches the end of a block or a comment at i, with what it swallows.
+func tagEnd(s string, i int, mark string) (end int, ok bool) {
+	rest := s[i:]
+	switch {
+	case strings.HasPrefix(rest, "+"+mark):
+		return i + 3, true
+	case strings.HasPrefix(rest, "-"+mark):
+		return skipSpace(s, i+3), true
+	case strings.HasPrefix(rest, mark):
+		i += 2
+		if i < len(s) && s[i] == '\n' {
+			i++
+		}
+		return i, true
+	}
+	return 0, false
+}
+
+func (l *lexer) comment() {
+	for i := l.pos; i < len(l.src); i++ {
+		if end, ok := tagEnd(l.src, i, "#}"); ok {
+			l.advance(end)
+			return
+		}
+	}
+	syntaxError(l.line, "Missing end of comment tag")
+}
+
+func (l *lexer) raw() {
+	for i := l.pos; i < len(l.src); i++ {
+		if !strings.HasPrefix(l.src[i:], "{%") {
+			continue
+		}
+		sign := signAt(l.src, i+2)
+		j := i + 2
+		if sign != 0 {
+			j++
+		}
+		j = skipSpace(l.src, j)
+		if !strings.HasPrefix(l.src[j:], "endraw") {
+			continue
+		}
+		j = skipSpace(l.src, j+len("endraw"))
+		if end, ok := tagEnd(l.src, j, "%}"); ok {
+			l.data(i, sign, false)
+			l.advance(end)
+			return
+		}
+	}
+	syntaxError(l.line, "Missing end of raw directive")
+}
+
+var operators = []string{
+	"**", "//", "==", "!=", ">=", "<=",
+	"+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".", ":", "|", ",", ";",
+}
+
+// tag reads the inside of {{ }} or {% %} up to its end.
+func (l *lexer) tag(mark string, end tokenKind) {
+	l.closers = l.closers[:0]
+	for l.pos < len(l.src) {
+		if len(l.closers) == 0 && l.tagEnd(mark, end) {
+			return
+		}
+		r, _ := utf8.DecodeRuneInString(l.src[l.pos:])
+		switch {
+		case isSpace(r):
+			l.advance(skipSpace(l.src, l.pos))
+		case l.number():
+		case r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r) || unicode.IsMark(r) || r == '·':
+			l.name()
+		case (r == '"' || r == '\'') && l.text(byte(r)):
+		default:
+			l.operator(r)
+		}
+	}
+}
+
+func (l *lexer) tagEnd(mark string, kind tokenKind) bool {
+	var end int
+	var ok bool
+	if kind == tokBlockEnd {
+		end, ok = tagEnd(l.src, l.pos, mark)
+	} else if rest := l.src[l.pos:]; strings.HasPrefix(rest, "-"+mark) {
+		end, ok = skipSpace(l.src, l.pos+3), true
+	} else if strings.HasPrefix(rest, mark) {
+		end, ok = l.pos+2, true
+	}
+	if ok {
+		l.add(token{kind: kind, line: l.line})
+		l.advance(end)
+	}
+	return ok
+}
+
+func (l *lexer) operator(r rune) {
+	for _, op := range operators {
+		if !strings.HasPrefix(l.src[l.pos:], op) {
+			continue
+		}
+		switch op {
+		case "{":
+			l.closers = append(l.closers, '}')
+		case "(":
+			l.closers = append(l.closers, ')')
+		case "[":
+			l.closers = append(l.closers, ']')
+		case "}", ")", "]":
+			n := len(l.closers)
+			if n == 0 {
+				syntaxError(l.line, "unexpected '%s'", op)
+			}
+			if want := l.closers[n-1]; want != op[0] {
+				syntaxError(l.line, "unexpected '%s', expected '%c'", op, want)
+			}
+			l.closers = l.closers[:n-1]
+		}
+		l.add(token{kind: tokOperator, text: op, line: l.line})
+		l.advance(l.pos + len(op))
+		return
+	}
+	syntaxError(l.line, "unexpected char %s at %d", reprText(string(r)), utf8.RuneCountInString(l.src[:l.pos]))
+}
+
+func (l *lexer) name() {
+	end := l.pos
+	for end < len(l.src) {
+		r, size := utf8.DecodeRuneInString(l.src[end:])
+		if r != '_' && r != '·' && !unicode.IsLetter(r) && !unicode.IsDigit(r) && !unicode.IsMark(r) {
+			break
+		}
+		end += size
+	}
+	text := l.src[l.pos:end]
+	if r, _ := utf8.DecodeRuneInString(text); r != '_' && !unicode.IsLetter(r) {
+		syntaxError(l.line, "Invalid character in identifier")
+	}
+	l.add(token{kind: tokName, text: text, line: l.line})
+	l.advance(end)
+}
+
+// digits matches \d(_?\d)* and returns its end, or i if there is none.
+func digits(s string, i int, ok func(byte) bool) int {
+	if i >= len(s) || !ok(s[i]) {
+		return i
+	}
+	for i++; i < len(s); i++ {
+		if s[i] == '_' && i+1 < len(s) && ok(s[i+1]) {
+			i++
+			continue
+		}
+		if !ok(s[i]) {
+			break
+		}
+	}
+	return i
+}
+
+func (l *lexer) number() bool {
+	s, start := l.src, l.pos
+	if !isDigit(s[start]) {
+		return false
+	}
+	if end := floatEnd(s, start); end > 0 {
+		f, err := strconv.ParseFloat(strings.ReplaceAll(s[start:end], "_", ""), 64)
+		if err != nil && f == 0 {
+			syntaxError(l.line, "invalid float")
+		}
+		l.add(token{kind: tokNumber, value: Float(f), line: l.line})
+		l.advance(end)
+		return true
+	}
+	end := integerEnd(s, start)
+	text := strings.ReplaceAll(s[start:end], "_", "")
+	if len(text) > maxIntDigits {
+		syntaxError(l.line, "integer with more than %d digits", maxIntDigits)
+	}
+	l.add(token{kind: tokNumber, value: parseInt(text), line: l.line})
+	l.advance(end)
+	return true
+}
+
+func integerEnd(s string, start int) int {
+	if s[start] != '0' {
+		return digits(s, start, isDigit)
+	}
+	if start+1 < len(s) {
+		var ok func(byte) bool
+		switch s[start+1] {
+		case 'b', 'B':
+			ok = func(c byte) bool { return c == '0' || c == '1' }
+		case 'o', 'O':
+			ok = func(c byte) bool { return c >= '0' && c <= '7' }
+		case 'x', 'X':
+			ok = func(c byte) bool { return isDigit(c) || c|32 >= 'a' && c|32 <= 'f' }
+		}
+		if ok != nil {
+			from := start + 2
+			if from < len(s) && s[from] == '_' {
+				from++
+			}
+			if end := digits(s, from, ok); end > from {
+				return end
+			}
+		}
+	}
+	return digits(s, start, func(c byte) bool { return c == '0' })
+}
+
+// floatEnd returns the end of the float at start, 0 if there is none.
+func floatEnd(s string, start int) int {
+	if start > 0 && s[start-1] == '.' {
+		return 0
+	}
+	i := digits(s, start, isDigit)
+	end := 0
+	if i < len(s) && s[i] == '.' {
+		if j := digits(s, i+1, isDigit); j > i+1 {
+			i, end = j, j
+		}
+	}
+	if i < len(s) && s[i]|32 == 'e' {
+		j := i + 1
+		if j < len(s) && (s[j] == '+' || s[j] == '-') {
+			j++
+		}
+		if k := digits(s, j, isDigit); k > j {
+			end = k
+		}
+	}
+	return end
+}
+
+func (l *lexer) text(quote byte) bool {
+	for i := l.pos + 1; i < len(l.src); i++ {
+		switch l.src[i] {
+		case '\\':
+			i++
+		case quote:
+			l.add(token{kind: tokString, value: String(l.unescape(l.src[l.pos+1 : i])), line: l.line})
+			l.advance(i + 1)
+			return true
+		}
+	}
+	return false
+}
+
+// unescape is s.encode("ascii", "backslashreplace").decode("unicode-escape").
+func (l *lexer) unescape(s string) string {
+	if strings.IndexByte(s, '\\') < 0 {
+		return s
+	}
+	ascii := make([]byte, 0, len(s))
+	for _, r := range s {
+		switch {
+		case r < 0x80:
+			ascii = append(ascii, byte(r))
+		case r <= 0xff:
+			ascii = append(ascii, '\\', 'x', hexDigits[r>>4], hexDigits[r&15])
+		case r <= 0xffff:
+			ascii = appendEscape(ascii, r)
+		default:
+			ascii = append(ascii, '\\', 'U', '0', '0', hexDigits[r>>20&15], hexDigits[r>>16&15],
+				hexDigits[r>>12&15], hexDigits[r>>8&15], hexDigits[r>>4&15], hexDigits[r&15])
+		}
+	}
+	out := make([]byte, 0, len(s))
+	for i := 0; i < len(ascii); i++ {
+		if ascii[i] != '\\' || i+1 >= len(ascii) {
+			out = append(out, ascii[i])
+			continue
+		}
+		i++
+		c := ascii[i]
+		if plain := stringEscapes[c]; plain != 0 {
+			out = append(out, plain)
+			continue
+		}
+		switch {
+		case c == '\n':
+		case c >= '0' && c <= '7':
+			n := rune(0)
+			j := i
+			for ; j < len(ascii) && j < i+3 && ascii[j] >= '0' && ascii[j] <= '7'; j++ {
+				n = n<<3 | rune(ascii[j]-'0')
+			}
+			out = utf8.AppendRune(out, n)
+			i = j - 1
+		case c == 'x' || c == 'u' || c == 'U':
+			size := map[byte]int{'x': 2, 'u': 4, 'U': 8}[c]
+			if i+1+size > len(ascii) {
+				syntaxError(l.line, "truncated \\%c escape", c)
+			}
+			n, err := strconv.ParseUint(string(ascii[i+1:i+1+size]), 16, 32)
+			if err != nil || n > unicode.MaxRune || n >= 0xd800 && n < 0xe000 {
+				syntaxError(l.line, "illegal Unicode character")
+			}
+			out = utf8.AppendRune(out, rune(n))
+			i += size
+		case c == 'N':
+			syntaxError(l.line, "unknown Unicode character name")
+		default:
+			out = append(out, '\\', c)
+		}
+	}
+	return string(out)
+}
+
+var stringEscapes = [256]byte{
+	'\\': '\\', '\'': '\'', '"': '"', 'a': 7, 'b': 8, 'f': 12, 'n': 10, 'r': 13, 't': 9, 'v': 11,
+}

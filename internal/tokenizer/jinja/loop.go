@@ -1,0 +1,274 @@
+package jinja
+
+import "unsafe"
+
+// iteration walks over a value as Python's iter does.
+type iteration struct {
+	items []Value // if next is nil
+	pos   int
+	next  func() (Value, bool)
+	// length is len() of the value, -1 if it has none.
+	length int
+}
+
+func (it *iteration) step() (Value, bool) {
+	if it.next != nil {
+		return it.next()
+	}
+	if it.pos >= len(it.items) {
+		return Value{}, false
+	}
+	it.pos++
+	return it.items[it.pos-1], true
+}
+
+// loopObject is jinja2's LoopContext, the variable "loop".
+type loopObject struct {
+	m       *machine
+	it      *iteration
+	index0  int64
+	length  int64 // -1: not known yet
+	depth0  int64
+	before  Value
+	current Value
+	after   Value // kindMissing: not read ahead
+	changed []Value
+	// called tells changed of a first call from one with no arguments.
+	called  bool
+	recurse func(v Value, depth int64) Value
+}
+
+func (l *loopObject) advance() bool {
+	v := l.after
+	if v.kind != kindMissing {
+		l.after = Value{kind: kindMissing}
+	} else {
+		var ok bool
+		if v, ok = l.it.step(); !ok {
+			return false
+		}
+	}
+	l.index0++
+	l.before, l.current = l.current, v
+	return true
+}
+
+func (l *loopObject) peek() (Value, bool) {
+	if l.after.kind == kindMissing {
+		v, ok := l.it.step()
+		if !ok {
+			return Value{}, false
+		}
+		l.after = v
+	}
+	return l.after, true
+}
+
+func (l *loopObject) len() int64 {
+	if l.length >= 0 {
+		return l.length
+	}
+	if l.it.length >= 0 {
+		l.length = int64(l.it.length)
+		return l.length
+	}
+	var rest []Value
+	for {
+		v, ok := l.it.step()
+		if !ok {
+			break
+		}
+		l.m.charge(valueSize)
+		rest = append(rest, v)
+	}
+	*l.it = iteration{items: rest, length: -1}
+	l.length = int64(len(rest)) + l.index0 + 1
+	if l.after.kind != kindMissing {
+		l.length++
+	}
+	return l.length
+}
+
+var loopAttributes = map[string]func(l *loopObject) Value{
+	"index":     func(l *loopObject) Value { return Int(l.index0 + 1) },
+	"index0":    func(l *loopObject) Value { return Int(l.index0) },
+	"revindex":  func(l *loopObject) Value { return Int(l.len() - l.index0) },
+	"revindex0": func(l *loopObject) Value { return Int(l.len() - l.index0 - 1) },
+	"first":     func(l *loopObject) Value { return Bool(l.index0 == 0) },
+	"last": func(l *loopObject) Value {
+		_, ok := l.peek()
+		return Bool(!ok)
+	},
+	"length": func(l *loopObject) Value { return Int(l.len()) },
+	"depth":  func(l *loopObject) Value { return Int(l.depth0 + 1) },
+	"depth0": func(l *loopObject) Value { return Int(l.depth0) },
+	"previtem": func(l *loopObject) Value {
+		if l.index0 == 0 {
+			return undefinedOf(&undefinedInfo{hint: "there is no previous item"})
+		}
+		return l.before
+	},
+	"nextitem": func(l *loopObject) Value {
+		if v, ok := l.peek(); ok {
+			return v
+		}
+		return undefinedOf(&undefinedInfo{hint: "there is no next item"})
+	},
+	"cycle": func(l *loopObject) Value {
+		return function("cycle", func(_ *machine, a *arguments) Value {
+			a.noKeywords("cycle")
+			if len(a.pos) == 0 {
+				raise("TypeError", "no items for cycling given")
+			}
+			return a.pos[l.index0%int64(len(a.pos))]
+		})
+	},
+	"changed": func(l *loopObject) Value {
+		return function("changed", func(_ *machine, a *arguments) Value {
+			a.noKeywords("changed")
+			if l.called && equalItems(l.changed, a.pos, 0) {
+				return Bool(false)
+			}
+			l.called = true
+			l.changed = append([]Value(nil), a.pos...)
+			return Bool(true)
+		})
+	},
+}
+
+func (c *compiler) forLoop(s scope, n *node) stmt {
+	extended := n.recursive || undeclared(n.body, "loop")["loop"]
+	n.walk(func(x *node) { extended = extended || x.kind == nodeBlock && x.recursive })
+	n.walk(func(x *node) {
+		if x.kind == nodeName && x.ctx == ctxStore && x.name == "loop" {
+			err := newError("TemplateAssertionError", "Can't assign to special loop variable in for-loop target")
+			err.Line = x.line
+			panic(err)
+		}
+	})
+	fn := s.sym.fn
+	if n.recursive {
+		fn = &funcScope{parent: fn}
+	}
+	l := &loopCode{slot: -1}
+	in := s.inner(fn)
+	in.loop = true
+	if extended {
+		l.slot = in.sym.param("loop").slot
+	}
+	in.sym.visit(n.a, true)
+	in.sym.visitAll(n.body)
+	if n.c != nil {
+		test := s.inner(fn)
+		test.sym.visit(n.a, true)
+		test.sym.visit(n.c, false)
+		l.testTarget = c.target(test, n.a)
+		l.test = c.expr(test, n.c)
+		l.testEnter = c.enter(test)
+	}
+	l.target = c.target(in, n.a)
+	l.body = c.body(in, n.body)
+	l.enter = c.enter(in)
+	if n.other != nil {
+		other := s.inner(fn)
+		other.loop = s.loop && !n.recursive
+		other.sym.visitAll(n.other)
+		l.other = c.function(other, n.other)
+	}
+	iter := c.expr(s, n.b)
+	if !n.recursive {
+		return func(f *frame) signal { return l.run(f, iter(f), nil, 0) }
+	}
+	return func(f *frame) signal {
+		var recurse func(v Value, depth int64) Value
+		recurse = func(v Value, depth int64) Value {
+			f.m.enterCall()
+			text, _ := f.m.capture(f.m.newFrame(fn, f), func(g *frame) signal {
+				return l.run(g, v, recurse, depth)
+			})
+			f.m.leaveCall()
+			return text
+		}
+		f.m.print(recurse(iter(f), 0))
+		return signalNone
+	}
+}
+
+type loopCode struct {
+	slot       int // of the variable loop, -1 if it is not used
+	target     func(f *frame, v Value)
+	enter      func(f *frame)
+	body       stmt
+	other      stmt // nil if there is no else
+	test       expr // nil if there is no if
+	testTarget func(f *frame, v Value)
+	testEnter  func(f *frame)
+}
+
+func (l *loopCode) run(f *frame, v Value, recurse func(Value, int64) Value, depth int64) signal {
+	m := f.m
+	it := m.iterate(v)
+	if l.test != nil {
+		it = l.filtered(f, it)
+	}
+	var loop *loopObject
+	if l.slot >= 0 {
+		loop = &loopObject{m: m, it: &it, index0: -1, length: -1, depth0: depth, after: Value{kind: kindMissing}, recurse: recurse}
+		f.slots[l.slot] = Value{kind: kindMissing}
+	}
+	empty := true
+	for {
+		var item Value
+		if loop != nil {
+			if !loop.advance() {
+				break
+			}
+			item = loop.current
+			f.slots[l.slot] = Value{kind: kindLoop, p: unsafe.Pointer(loop)}
+		} else {
+			var ok bool
+			if item, ok = it.step(); !ok {
+				break
+			}
+		}
+		m.step()
+		l.target(f, item)
+		l.enter(f)
+		sig := l.body(f)
+		if sig == signalBreak {
+			// Python's flag for the else is cleared at the end of the body only.
+			break
+		}
+		if sig == signalNone {
+			empty = false
+		}
+	}
+	if empty && l.other != nil {
+		return l.other(f)
+	}
+	return signalNone
+}
+
+// filtered yields the items that pass the loop's if. It is lazy: the test of
+// an item sees what the body did to the items before.
+func (l *loopCode) filtered(f *frame, it iteration) iteration {
+	source := it
+	entered := false
+	return iteration{length: -1, next: func() (Value, bool) {
+		if !entered {
+			l.testEnter(f)
+			entered = true
+		}
+		for {
+			item, ok := source.step()
+			if !ok {
+				return Value{}, false
+			}
+			f.m.step()
+			l.testTarget(f, item)
+			if l.test(f).Truth() {
+				return item, true
+			}
+		}
+	}}
+}

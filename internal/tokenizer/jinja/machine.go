@@ -1,0 +1,423 @@
+package jinja
+
+import (
+	"strings"
+	"time"
+	"unicode/utf8"
+	"unsafe"
+)
+
+// machine is the state of one rendering.
+type machine struct {
+	t     *Template
+	ctx   *Dict
+	vars  *Dict // what the top level has set, only for templates with blocks
+	now   time.Time
+	names []Value // the values of Template.names
+
+	out   []byte
+	base  int // where the rendered text begins in out
+	stack []Value
+
+	maxOutput int
+	steps     int
+	memory    int
+	depth     int
+	maxDepth  int
+}
+
+func (m *machine) step() {
+	if m.steps--; m.steps < 0 {
+		raise("ResourceLimit", "template takes too many steps")
+	}
+}
+
+// charge takes bytes of intermediate values from the budget.
+func (m *machine) charge(bytes int) {
+	if bytes < 0 || bytes > m.memory {
+		raise("ResourceLimit", "template needs too much memory")
+	}
+	m.memory -= bytes
+	m.steps -= bytes >> 8
+	m.step()
+}
+
+// chargeRepeat charges n copies of size bytes.
+func (m *machine) chargeRepeat(n int64, size int) {
+	if n > 0 && size > 0 && n > int64(m.memory/size) {
+		raise("ResourceLimit", "template needs too much memory")
+	}
+	if n > 0 {
+		m.charge(int(n) * size)
+	}
+}
+
+func (m *machine) enterCall() {
+	if m.depth++; m.depth > m.maxDepth {
+		raise("RecursionError", "maximum recursion depth exceeded")
+	}
+	m.step()
+}
+
+func (m *machine) leaveCall() { m.depth-- }
+
+func (m *machine) newFrame(fn *funcScope, parent *frame) *frame {
+	m.charge(fn.slots * valueSize)
+	return &frame{slots: make([]Value, fn.slots), parent: parent, m: m}
+}
+
+func (m *machine) lookup(i int) Value {
+	if m.vars != nil {
+		if v, ok := m.vars.Get(m.t.names[i]); ok {
+			return v
+		}
+	}
+	return m.names[i]
+}
+
+func (m *machine) fromContext(name string) Value {
+	if v, ok := m.ctx.Get(name); ok {
+		return v
+	}
+	if v, ok := globals[name]; ok {
+		return v
+	}
+	if name == "self" && m.t.hasBlocks {
+		return Value{kind: kindSelf}
+	}
+	return Value{kind: kindMissing}
+}
+
+func (m *machine) export(name string, v Value) {
+	if m.vars == nil {
+		m.vars = new(Dict)
+	}
+	m.vars.Set(name, v)
+}
+
+func (m *machine) write(text string) {
+	if len(m.out)-m.base+len(text) > m.maxOutput {
+		raise("ResourceLimit", "template writes too much")
+	}
+	m.out = append(m.out, text...)
+}
+
+func (m *machine) print(v Value) {
+	switch v.kind {
+	case KindString:
+		m.write(v.str())
+	case KindUndefined:
+	default:
+		m.out = m.appendStr(m.out, v)
+		m.write("")
+	}
+}
+
+// capture runs body and takes its output away as a str.
+func (m *machine) capture(f *frame, body stmt) (Value, signal) {
+	start := len(m.out)
+	sig := body(f)
+	m.charge(len(m.out) - start)
+	text := String(string(m.out[start:]))
+	m.out = m.out[:start]
+	return text, sig
+}
+
+// text is Python's str(v).
+func (m *machine) text(v Value) string {
+	if v.kind == KindString {
+		return v.str()
+	}
+	b := m.appendStr(nil, v)
+	m.charge(len(b))
+	return unsafe.String(unsafe.SliceData(b), len(b))
+}
+
+func (m *machine) concat(values []Value) Value {
+	n := 0
+	for i, v := range values {
+		if v.kind != KindString {
+			values[i] = String(m.text(v))
+		}
+		n += int(values[i].n)
+	}
+	m.charge(n)
+	buf := make([]byte, 0, n)
+	for _, v := range values {
+		buf = append(buf, v.str()...)
+	}
+	return String(unsafe.String(unsafe.SliceData(buf), len(buf)))
+}
+
+func (m *machine) call(v Value, a *arguments) Value {
+	m.step()
+	switch v.kind {
+	case kindCallable:
+		fn := (*callable)(v.p)
+		if fn.isMacro {
+			return m.callMacro(fn.macro, a)
+		}
+		return fn.call(m, a)
+	case kindLoop:
+		l := (*loopObject)(v.p)
+		if l.recurse == nil {
+			raise("TypeError", "The loop must have the 'recursive' marker to be called recursively.")
+		}
+		if len(a.pos) != 1 || len(a.kw) != 0 {
+			raise("TypeError", "loop takes one argument")
+		}
+		return l.recurse(a.pos[0], l.depth0+1)
+	case kindJoiner:
+		j := (*joinerObject)(v.p)
+		if !j.used {
+			j.used = true
+			return String("")
+		}
+		return j.sep
+	case KindUndefined:
+		mustDefined(v)
+	}
+	raise("TypeError", "'%s' object is not callable", typeName(v))
+	return Value{}
+}
+
+func (m *machine) callMacro(o *macroObject, a *arguments) Value {
+	m.enterCall()
+	code := o.code
+	f := m.newFrame(code.fn, o.frame)
+	missing := Value{kind: kindMissing}
+	used := make([]bool, len(a.kw))
+	keyword := func(name string) (Value, bool) {
+		for i, n := range a.names {
+			if n == name {
+				used[i] = true
+				return a.kw[i], true
+			}
+		}
+		return missing, false
+	}
+	n := min(len(a.pos), len(code.params))
+	for i := range n {
+		f.slots[code.slots[i]] = a.pos[i]
+	}
+	foundCaller := n == len(code.params) && code.explicitCaller
+	for i := n; i < len(code.params); i++ {
+		v, _ := keyword(code.params[i])
+		f.slots[code.slots[i]] = v
+		foundCaller = foundCaller || code.params[i] == "caller"
+	}
+	if code.caller >= 0 && !foundCaller {
+		v, ok := keyword("caller")
+		if !ok || v.kind == KindNone {
+			v = undefinedOf(&undefinedInfo{hint: "No caller defined"})
+		}
+		f.slots[code.caller] = v
+	}
+	m.macroRest(code, f, a, used, n)
+	code.enter(f)
+	for i, slot := range code.slots {
+		if f.slots[slot].kind != kindMissing {
+			continue
+		}
+		if d := code.defaults[i]; d != nil {
+			f.slots[slot] = d(f)
+		} else {
+			f.slots[slot] = undefinedOf(&undefinedInfo{hint: "parameter " + reprText(code.params[i]) + " was not provided"})
+		}
+	}
+	text, _ := m.capture(f, code.body)
+	m.leaveCall()
+	return text
+}
+
+// macroRest hands over or refuses the arguments that no parameter took.
+func (m *machine) macroRest(code *macroCode, f *frame, a *arguments, used []bool, n int) {
+	name := "None"
+	if code.name != "" {
+		name = reprText(code.name)
+	}
+	rest := NewDict(0)
+	for i, v := range a.kw {
+		if !used[i] {
+			rest.Set(a.names[i], v)
+		}
+	}
+	switch {
+	case code.kwargs >= 0:
+		f.slots[code.kwargs] = FromDict(rest)
+	case rest.Len() > 0:
+		if _, ok := rest.Get("caller"); ok {
+			raise("TypeError", "macro %s was invoked with two values for the special caller argument. This is most likely a bug.", name)
+		}
+		raise("TypeError", "macro %s takes no keyword argument %s", name, reprText(rest.entries[0].key.str()))
+	}
+	switch {
+	case code.varargs >= 0:
+		f.slots[code.varargs] = Tuple(append([]Value(nil), a.pos[n:]...))
+	case len(a.pos) > n:
+		raise("TypeError", "macro %s takes not more than %d argument(s)", name, len(code.params))
+	}
+}
+
+// iterate is Python's iter(v).
+func (m *machine) iterate(v Value) iteration {
+	switch v.kind {
+	case KindList, KindTuple:
+		return iteration{items: v.seq(), length: len(v.seq())}
+	case KindDict:
+		d := v.dict()
+		return counted(d.Len(), func(i int) Value { return d.entries[i].key })
+	case kindView:
+		view := (*dictView)(v.p)
+		if view.of == viewItems {
+			return counted(view.dict.Len(), func(i int) Value {
+				m.charge(2 * valueSize)
+				return view.at(i)
+			})
+		}
+		return counted(view.dict.Len(), view.at)
+	case KindString:
+		s, pos := v.str(), 0
+		return iteration{length: utf8.RuneCountInString(s), next: func() (Value, bool) {
+			if pos >= len(s) {
+				return Value{}, false
+			}
+			_, size := utf8.DecodeRuneInString(s[pos:])
+			pos += size
+			c := String(s[pos-size : pos])
+			c.safe = v.safe
+			return c, true
+		}}
+	case kindRange:
+		r := (*rangeObject)(v.p)
+		return counted(int(r.length()), func(i int) Value { return r.at(int64(i)) })
+	case kindIterator:
+		return iteration{length: -1, next: (*iterator)(v.p).next}
+	case kindLoop:
+		l := (*loopObject)(v.p)
+		return iteration{length: -1, next: func() (Value, bool) {
+			if !l.advance() {
+				return Value{}, false
+			}
+			return Tuple([]Value{l.current, v}), true
+		}}
+	case KindUndefined:
+		return iteration{}
+	}
+	raise("TypeError", "'%s' object is not iterable", typeName(v))
+	return iteration{}
+}
+
+func counted(n int, at func(i int) Value) iteration {
+	i := 0
+	return iteration{length: n, next: func() (Value, bool) {
+		if i >= n {
+			return Value{}, false
+		}
+		i++
+		return at(i - 1), true
+	}}
+}
+
+// items is Python's list(v) without the copy of a list.
+func (m *machine) items(v Value) []Value {
+	it := m.iterate(v)
+	if it.next == nil {
+		return it.items
+	}
+	var out []Value
+	for item, ok := it.step(); ok; item, ok = it.step() {
+		m.charge(valueSize)
+		out = append(out, item)
+	}
+	return out
+}
+
+// unpack is the assignment of v to n targets.
+func (m *machine) unpack(v Value, n int) []Value {
+	it := m.iterate(v)
+	var items []Value
+	if it.next == nil {
+		items = it.items
+	} else {
+		for len(items) <= n {
+			item, ok := it.step()
+			if !ok {
+				break
+			}
+			items = append(items, item)
+		}
+	}
+	switch {
+	case len(items) < n:
+		raise("ValueError", "not enough values to unpack (expected %d, got %d)", n, len(items))
+	case len(items) > n:
+		raise("ValueError", "too many values to unpack (expected %d)", n)
+	}
+	return items
+}
+
+// contains is Python's item in container.
+func (m *machine) contains(container, item Value) bool {
+	switch container.kind {
+	case KindString:
+		if item.kind != KindString {
+			if item.kind == KindUndefined {
+				raise("TypeError", "'in <string>' requires string as left operand, not Undefined")
+			}
+			raise("TypeError", "'in <string>' requires string as left operand, not %s", typeName(item))
+		}
+		return strings.Contains(container.str(), item.str())
+	case KindDict:
+		mustHash(item)
+		return container.dict().find(item) >= 0
+	case kindView:
+		if view := (*dictView)(container.p); view.of == viewKeys {
+			mustHash(item)
+			return view.dict.find(item) >= 0
+		}
+	case kindRange:
+		if n, ok := item.small(); ok {
+			r := (*rangeObject)(container.p)
+			for i := range r.length() {
+				if r.start+i*r.step == n {
+					return true
+				}
+			}
+			return false
+		}
+	case KindUndefined, KindList, KindTuple, kindIterator, kindLoop:
+	default:
+		raise("TypeError", "argument of type '%s' is not iterable", typeName(container))
+	}
+	it := m.iterate(container)
+	for v, ok := it.step(); ok; v, ok = it.step() {
+		m.step()
+		if same(v, item, 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// length is Python's len(v).
+func (m *machine) length(v Value) int64 {
+	switch v.kind {
+	case KindString:
+		return int64(utf8.RuneCountInString(v.str()))
+	case KindList, KindTuple:
+		return int64(len(v.seq()))
+	case KindDict:
+		return int64(v.dict().Len())
+	case kindView:
+		return int64((*dictView)(v.p).dict.Len())
+	case kindRange:
+		return (*rangeObject)(v.p).length()
+	case kindLoop:
+		return (*loopObject)(v.p).len()
+	case KindUndefined:
+		return 0
+	}
+	raise("TypeError", "object of type '%s' has no len()", typeName(v))
+	return 0
+}

@@ -1,0 +1,113 @@
+package jinja
+
+type nodeKind uint8
+
+const (
+	nodeOutput      nodeKind = iota // list
+	nodeData                        // name = text
+	nodeName                        // name, ctx
+	nodeNSRef                       // name, attr
+	nodeConst                       // value
+	nodeTuple                       // list, ctx
+	nodeList                        // list
+	nodeDict                        // list: keys and values in turn
+	nodeGetattr                     // a, name
+	nodeGetitem                     // a, b
+	nodeSlice                       // list of three, nil where left out
+	nodeCall                        // a, args...
+	nodeFilter                      // a (nil in blocks), name, args...
+	nodeTest                        // a, name, args...
+	nodeCond                        // a = test, b = then, c = else or nil
+	nodeOr                          // a, b
+	nodeAnd                         // a, b
+	nodeNot                         // a
+	nodeNeg                         // a
+	nodePos                         // a
+	nodeBinary                      // name = operator, a, b
+	nodeConcat                      // list
+	nodeCompare                     // a, ops with list
+	nodeAssign                      // a = target, b = value
+	nodeAssignBlock                 // a = target, b = filter or nil, body
+	nodeFor                         // a = target, b = iter, c = test, body, other, recursive
+	nodeIf                          // a = test, body, list = elifs, other
+	nodeMacro                       // name, params, list = defaults, body
+	nodeCallBlock                   // a = call, params, list = defaults, body
+	nodeFilterBlock                 // a = filter, body
+	nodeWith                        // params = targets, list = values, body
+	nodeScope                       // body (autoescape)
+	nodeBlock                       // name, body
+	nodeBreak
+	nodeContinue
+	nodeNoLoader // extends, include, import: a = template name; name = statement
+	nodeGeneration
+)
+
+// nodeCtx says what a name or a tuple of names is for.
+type nodeCtx uint8
+
+const (
+	ctxLoad nodeCtx = iota
+	ctxStore
+	ctxParam
+)
+
+// node is one node of the syntax tree; the comment beside its kind tells which
+// fields it uses. One struct for all keeps the walks over the tree short.
+type node struct {
+	kind      nodeKind
+	ctx       nodeCtx
+	recursive bool
+	line      int
+	name      string
+	attr      string
+	value     Value
+	a, b, c   *node
+	list      []*node
+	ops       []string
+	params    []*node
+	call      callArgs
+	body      []*node
+	other     []*node
+}
+
+// callArgs are the arguments of a call, a filter or a test.
+type callArgs struct {
+	args      []*node
+	names     []string // of kwargs
+	kwargs    []*node
+	dynArgs   *node
+	dynKwargs *node
+}
+
+// children calls f for each direct child in the order of Jinja2's fields.
+func (n *node) children(f func(*node)) {
+	each := func(nodes []*node) {
+		for _, c := range nodes {
+			if c != nil {
+				f(c)
+			}
+		}
+	}
+	one := func(c *node) {
+		if c != nil {
+			f(c)
+		}
+	}
+	one(n.a)
+	one(n.b)
+	one(n.c)
+	each(n.params)
+	each(n.list)
+	each(n.call.args)
+	each(n.call.kwargs)
+	one(n.call.dynArgs)
+	one(n.call.dynKwargs)
+	each(n.body)
+	each(n.other)
+}
+
+// walk calls f for n and everything below it.
+func (n *node) walk(f func(*node)) {
+	f(n)
+	n.children(func(c *node) { c.walk(f) })
+}

@@ -1,0 +1,225 @@
+package jinja
+
+// This file decides which variable a name means. Jinja2 settles that before a
+// template runs: every scope (template, loop body, macro...) gets its own
+// variables, filled when the scope is entered. The rules are those of
+// jinja2.idtracking; scopes become slots of the frame of their function.
+
+// funcScope is one function of the compiled template: the template itself, a
+// macro, a call block, a recursive loop or a block. Its frames hold slots values.
+type funcScope struct {
+	parent *funcScope
+	slots  int
+}
+
+// ident is one variable.
+type ident struct {
+	fn   *funcScope
+	slot int
+}
+
+type loadKind uint8
+
+const (
+	loadParam     loadKind = iota // set by the one who enters the scope
+	loadResolve                   // looked up in the context
+	loadAlias                     // copied from an outer scope
+	loadUndefined                 // empty until it is set
+)
+
+type load struct {
+	kind  loadKind
+	name  string // of loadResolve
+	outer *ident // of loadAlias
+}
+
+type symbols struct {
+	parent *symbols
+	fn     *funcScope
+	// idents is shared by the copies that branches of an if work on.
+	idents map[string]*ident
+	refs   map[string]*ident
+	loads  map[*ident]load
+	order  *[]*ident
+	stores map[string]bool
+}
+
+func newSymbols(parent *symbols, fn *funcScope) *symbols {
+	return &symbols{
+		parent: parent, fn: fn, order: new([]*ident),
+		idents: map[string]*ident{}, refs: map[string]*ident{}, loads: map[*ident]load{}, stores: map[string]bool{},
+	}
+}
+
+func (s *symbols) define(name string, l load) *ident {
+	id := s.idents[name]
+	if id == nil {
+		id = &ident{fn: s.fn, slot: s.fn.slots}
+		s.fn.slots++
+		s.idents[name] = id
+		*s.order = append(*s.order, id)
+	}
+	s.refs[name] = id
+	s.loads[id] = l
+	return id
+}
+
+func (s *symbols) find(name string) *ident {
+	for ; s != nil; s = s.parent {
+		if id := s.refs[name]; id != nil {
+			return id
+		}
+	}
+	return nil
+}
+
+func (s *symbols) findLoad(id *ident) (load, bool) {
+	for ; s != nil; s = s.parent {
+		if l, ok := s.loads[id]; ok {
+			return l, true
+		}
+	}
+	return load{}, false
+}
+
+func (s *symbols) store(name string) {
+	s.stores[name] = true
+	if s.refs[name] != nil {
+		return
+	}
+	if outer := s.parent.find(name); outer != nil {
+		s.define(name, load{kind: loadAlias, outer: outer})
+		return
+	}
+	s.define(name, load{kind: loadUndefined})
+}
+
+func (s *symbols) param(name string) *ident {
+	s.stores[name] = true
+	return s.define(name, load{kind: loadParam})
+}
+
+func (s *symbols) load(name string) {
+	if s.find(name) == nil {
+		s.define(name, load{kind: loadResolve, name: name})
+	}
+}
+
+func (s *symbols) branch(body []*node) *symbols {
+	c := *s
+	c.refs = cloneMap(s.refs)
+	c.loads = cloneMap(s.loads)
+	c.stores = cloneMap(s.stores)
+	for _, n := range body {
+		c.visit(n, false)
+	}
+	return &c
+}
+
+func cloneMap[K comparable, V any](m map[K]V) map[K]V {
+	c := make(map[K]V, len(m))
+	for k, v := range m {
+		c[k] = v
+	}
+	return c
+}
+
+// join merges the branches of an if: what only some of them store falls back
+// to the outer variable or to the context.
+func (s *symbols) join(branches ...*symbols) {
+	before := cloneMap(s.stores)
+	for _, b := range branches {
+		for k, v := range b.refs {
+			s.refs[k] = v
+		}
+		for k, v := range b.loads {
+			s.loads[k] = v
+		}
+		for k := range b.stores {
+			s.stores[k] = true
+		}
+	}
+	for name := range s.stores {
+		if before[name] {
+			continue
+		}
+		l := load{kind: loadResolve, name: name}
+		if outer := s.parent.find(name); outer != nil {
+			l = load{kind: loadAlias, outer: outer}
+		}
+		s.loads[s.find(name)] = l
+	}
+}
+
+// visit notes what n loads and stores in this scope; it stops where an inner
+// scope begins.
+func (s *symbols) visit(n *node, asParam bool) {
+	if n == nil {
+		return
+	}
+	switch n.kind {
+	case nodeName:
+		switch {
+		case asParam || n.ctx == ctxParam:
+			s.param(n.name)
+		case n.ctx == ctxStore:
+			s.store(n.name)
+		default:
+			s.load(n.name)
+		}
+	case nodeNSRef:
+		s.load(n.name)
+	case nodeIf:
+		s.visit(n.a, asParam)
+		s.join(s.branch(n.body), s.branch(n.list), s.branch(n.other))
+	case nodeMacro:
+		s.store(n.name)
+	case nodeAssign:
+		s.visit(n.b, asParam)
+		s.visit(n.a, asParam)
+	case nodeFor:
+		s.visit(n.b, asParam)
+	case nodeCallBlock, nodeFilterBlock, nodeAssignBlock:
+		s.visit(n.a, asParam)
+	case nodeWith:
+		for _, v := range n.list {
+			s.visit(v, asParam)
+		}
+	case nodeScope, nodeBlock, nodeGeneration:
+	default:
+		n.children(func(c *node) { s.visit(c, asParam) })
+	}
+}
+
+func (s *symbols) visitAll(nodes []*node) {
+	for _, n := range nodes {
+		s.visit(n, false)
+	}
+}
+
+// undeclared tells which of names the nodes load without having stored them.
+func undeclared(nodes []*node, names ...string) map[string]bool {
+	open := map[string]bool{}
+	for _, name := range names {
+		open[name] = true
+	}
+	found := map[string]bool{}
+	var visit func(n *node)
+	visit = func(n *node) {
+		switch n.kind {
+		case nodeBlock:
+			return
+		case nodeName:
+			if n.ctx == ctxLoad && open[n.name] {
+				found[n.name] = true
+			} else {
+				delete(open, n.name)
+			}
+		}
+		n.children(visit)
+	}
+	for _, n := range nodes {
+		visit(n)
+	}
+	return found
+}
