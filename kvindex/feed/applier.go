@@ -110,7 +110,7 @@ func (a *applier) apply(payload []byte) {
 	a.see(t)
 	for i := range b.Events {
 		ev := &b.Events[i]
-		if ev.Kind == kvindex.Stored && !a.checkBlockSize(t, ev.BlockSize) {
+		if ev.Kind == kvindex.Stored && ev.BlockSize != 0 && !a.checkBlockSize(t, ev.BlockSize) {
 			a.tally.dropped[WrongBlockSize]++
 			continue
 		}

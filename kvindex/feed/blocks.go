@@ -338,8 +338,13 @@ func (d *Decoder) learnGroup(e *blockEvent) {
 // checkStored says why a stored event cannot be used, or "".
 func checkStored(e *blockEvent) Reason {
 	switch {
-	case len(e.tokens) == 0 || len(e.hashes) == 0 || e.blockSize == 0:
+	case len(e.hashes) == 0:
 		return Placeholder
+	case len(e.tokens) == 0:
+		// Known blocks that are now on another tier too (offloading); the index knows them
+		// by their hashes or refuses them.
+		e.blockSize, e.hasExtra = 0, false
+		return ""
 	case e.blockSize < 0 || e.blockSize > 1<<20 || int64(len(e.tokens)) != e.blockSize*int64(len(e.hashes)):
 		return Misaligned
 	case e.hasParent && slices.Contains(e.hashes, e.parent):

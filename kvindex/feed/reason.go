@@ -13,7 +13,7 @@ const (
 	// OtherGroup: a KV-cache group that is not main attention (sliding window,
 	// mamba, cross attention...), or a window that is not the largest.
 	OtherGroup Reason = "other_group"
-	// Placeholder: a stored event without tokens (offloading connectors).
+	// Placeholder: a stored event without blocks.
 	Placeholder Reason = "placeholder"
 	// Misaligned: the number of tokens is not hashes x block size.
 	Misaligned Reason = "misaligned"

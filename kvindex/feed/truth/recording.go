@@ -1,0 +1,253 @@
+package truth
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// ErrNotARecording says that a file is not a recorded time line.
+var ErrNotARecording = errors.New("not a recording of events and requests")
+
+// record is one line.
+type record struct {
+	Kind    string            `json:"kind"`
+	Engine  string            `json:"engine"` // of meta
+	T       float64           `json:"t"`
+	Source  string            `json:"source"`
+	Frames  [][]byte          `json:"frames"` // base64 in JSON
+	N       int               `json:"n"`
+	Label   string            `json:"label"`
+	Path    string            `json:"path"`
+	Headers map[string]string `json:"headers"`
+	Body    *string           `json:"body"`
+	Status  int               `json:"status"`
+	Resp    json.RawMessage   `json:"resp"`
+	SSE     []sseLine         `json:"sse"`
+	Sent    float64           `json:"t_sent"`
+}
+
+// sseLine is [time, line].
+type sseLine string
+
+// UnmarshalJSON keeps the line.
+func (l *sseLine) UnmarshalJSON(b []byte) error {
+	var pair [2]json.RawMessage
+	if err := json.Unmarshal(b, &pair); err != nil {
+		return err
+	}
+	return json.Unmarshal(pair[1], (*string)(l))
+}
+
+// load reads a recording.
+func load(path string) ([]record, error) {
+	f, err := os.Open(path) //nolint:gosec // a path that the caller names
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // read only
+	var in io.Reader = f
+	if strings.HasSuffix(path, ".gz") {
+		if in, err = gzip.NewReader(f); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	var recs []record
+	lines := bufio.NewReaderSize(in, 1<<20)
+	for n := 1; ; n++ {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var r record
+			if n == 1 && !isMeta(line) {
+				return nil, fmt.Errorf("%s: %w", path, ErrNotARecording)
+			}
+			if jerr := json.Unmarshal(line, &r); jerr != nil {
+				return nil, fmt.Errorf("%s:%d: %w", path, n, jerr)
+			}
+			recs = append(recs, r)
+		}
+		if errors.Is(err, io.EOF) {
+			return recs, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", path, n, err)
+		}
+	}
+}
+
+// isMeta reports whether a file's first line is that of a time line.
+func isMeta(line []byte) bool {
+	var head struct {
+		Kind string `json:"kind"`
+	}
+	return json.Unmarshal(line, &head) == nil && head.Kind == "meta"
+}
+
+// request is what a recorded request asked for, as far as it matters here.
+type request struct {
+	Model    string          `json:"model"`
+	Prompt   json.RawMessage `json:"prompt"`
+	Text     json.RawMessage `json:"text"`
+	InputIDs []uint32        `json:"input_ids"`
+	Messages json.RawMessage `json:"messages"`
+	Salt     string          `json:"cache_salt"`
+	ExtraKey string          `json:"extra_key"`
+	N        *int            `json:"n"`
+	DPRank   *int32          `json:"data_parallel_rank"`
+	Routed   *int32          `json:"routed_dp_rank"`
+	whole    string
+}
+
+// usage is an answer's token counts.
+type usage struct {
+	Prompt  int `json:"prompt_tokens"`
+	Details *struct {
+		Cached *int `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
+}
+
+// answer is what came back, in whole or as a stream's chunks.
+type answer struct {
+	Usage     *usage   `json:"usage"`
+	PromptIDs []uint32 `json:"prompt_token_ids"`
+	Choices   []struct {
+		PromptIDs []uint32 `json:"prompt_token_ids"`
+	} `json:"choices"`
+	Meta *struct {
+		Prompt int  `json:"prompt_tokens"`
+		Cached *int `json:"cached_tokens"`
+	} `json:"meta_info"`
+	Tokens  []uint32 `json:"tokens"` // of /tokenize
+	Success *bool    `json:"success"`
+}
+
+// parse reads the exchange. The request is nil if its body is no JSON object.
+func (r *record) parse() (*request, answer) {
+	var req *request
+	if r.Body != nil {
+		var q request
+		if json.Unmarshal([]byte(*r.Body), &q) == nil {
+			q.whole = *r.Body
+			req = &q
+		}
+	}
+	var a answer
+	if len(r.SSE) == 0 {
+		// Other shapes (lists, errors) have nothing that is judged.
+		_ = json.Unmarshal(r.Resp, &a)
+		return req, a
+	}
+	choices := 0
+	for _, l := range r.SSE {
+		data, ok := strings.CutPrefix(string(l), "data: ")
+		var c answer
+		if !ok || json.Unmarshal([]byte(data), &c) != nil {
+			continue
+		}
+		if c.Usage != nil {
+			a.Usage = c.Usage
+		}
+		if c.Meta != nil {
+			a.Meta = c.Meta
+		}
+		if len(c.PromptIDs) > 0 {
+			a.PromptIDs = c.PromptIDs
+		}
+		if len(c.Choices) > 0 && choices == 0 {
+			choices, a.Choices = 1, c.Choices
+		}
+	}
+	return req, a
+}
+
+// cached returns the prompt's tokens and how many of them the engine reported as
+// cached.
+func (a *answer) cached() (prompt, cached int, ok bool) {
+	switch {
+	case a.Usage != nil && a.Usage.Details != nil && a.Usage.Details.Cached != nil:
+		return a.Usage.Prompt, *a.Usage.Details.Cached, true
+	case a.Meta != nil && a.Meta.Cached != nil:
+		return a.Meta.Prompt, *a.Meta.Cached, true
+	}
+	return 0, 0, false
+}
+
+func (a *answer) promptIDs() []uint32 {
+	if len(a.PromptIDs) > 0 {
+		return a.PromptIDs
+	}
+	if len(a.Choices) == 1 {
+		return a.Choices[0].PromptIDs
+	}
+	return nil
+}
+
+// header finds a header whatever its case.
+func (r *record) header(name string) (string, bool) {
+	for k, v := range r.Headers {
+		if strings.EqualFold(k, name) {
+			return v, true
+		}
+	}
+	return "", false
+}
+
+// rank says which rank the request was pinned to, by the rules of the engine
+// that are known: vLLM reads the header (as Python's int does) except on
+// responses; SGLang reads header and body except on generate, where it reads
+// the body alone. SGLang's override headers are honoured only with a setting that
+// a recording does not show, so a request with one names no rank.
+func (r *record) rank(engine string, req *request) (int32, bool) {
+	for k := range r.Headers {
+		if len(k) >= 11 && strings.EqualFold(k[:11], "X-Override-") {
+			return 0, false
+		}
+	}
+	v, has := r.header("X-Data-Parallel-Rank")
+	generate := strings.HasPrefix(r.Path, "/generate")
+	if has && (engine == "vllm" && !strings.HasPrefix(r.Path, "/v1/responses") || engine == "sglang" && !generate) {
+		n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 32)
+		return int32(n), err == nil && n >= 0
+	}
+	if engine == "sglang" && req != nil {
+		for _, p := range []*int32{req.Routed, req.DPRank} {
+			if p != nil && *p >= 0 {
+				return *p, true
+			}
+		}
+	}
+	return 0, false
+}
+
+// promptKey names the prompt of a request for looking up ids that another record
+// told; "" if it cannot be told apart by its text.
+func (q *request) promptKey() string {
+	for _, raw := range []json.RawMessage{q.Prompt, q.Text} {
+		var s string
+		if len(raw) > 0 && json.Unmarshal(raw, &s) == nil {
+			return s
+		}
+	}
+	if len(q.Messages) > 0 {
+		return q.whole
+	}
+	return ""
+}
+
+// ownIDs are the ids that the request itself carries.
+func (q *request) ownIDs() []uint32 {
+	if len(q.InputIDs) > 0 {
+		return q.InputIDs
+	}
+	var ids []uint32
+	if len(q.Prompt) > 0 && json.Unmarshal(q.Prompt, &ids) == nil {
+		return ids
+	}
+	return nil
+}
