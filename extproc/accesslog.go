@@ -40,8 +40,10 @@ func (a *accessLog) StreamAccessLogs(stream alsv3.AccessLogService_StreamAccessL
 
 func (a *accessLog) entry(e *accesslogv3.HTTPAccessLogEntry) {
 	c := e.GetCommonProperties()
-	if c.GetIntermediateLogEntry() {
-		return
+	switch c.GetAccessLogType() {
+	case accesslogv3.AccessLogType_NotSet, accesslogv3.AccessLogType_DownstreamEnd:
+	default:
+		return // periodic and other entries before the end
 	}
 	id := e.GetRequest().GetRequestId()
 	if id == "" {

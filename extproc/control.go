@@ -26,10 +26,8 @@ func newControls(list []string) controls {
 }
 
 func (c *controls) match(name string) bool {
-	for _, e := range c.exact {
-		if name == e {
-			return true
-		}
+	if slices.Contains(c.exact, name) {
+		return true
 	}
 	for _, p := range c.prefixes {
 		if strings.HasPrefix(name, p) {

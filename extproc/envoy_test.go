@@ -133,13 +133,13 @@ func worker(name string) http.Handler {
 		if err != nil {
 			return
 		}
-		w.Header().Set("x-worker", name)
-		w.Header().Set("x-steer", r.Header.Get(pickKey))
-		w.Header().Set("x-length", r.Header.Get("Content-Length"))
+		w.Header().Set("X-Worker", name)
+		w.Header().Set("X-Steer", r.Header.Get("X-Gateway-Destination-Endpoint"))
+		w.Header().Set("X-Length", r.Header.Get("Content-Length"))
 		fmt.Fprintf(w, "%d %s", n, hex.EncodeToString(sum.Sum(nil)))
 	})
 	mux.HandleFunc("/sse", func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("content-type", "text/event-stream")
+		w.Header().Set("Content-Type", "text/event-stream")
 		for i := 0; ; i++ {
 			if _, err := fmt.Fprintf(w, "data: %d\n\n", i); err != nil {
 				return
@@ -157,6 +157,7 @@ func worker(name string) http.Handler {
 	})
 	mux.HandleFunc("/early", func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).EnableFullDuplex()
+		w.Header().Set("Content-Length", "9") // complete at once, whatever comes of the request
 		w.WriteHeader(http.StatusTeapot)
 		_, _ = io.WriteString(w, "too early")
 		w.(http.Flusher).Flush()
@@ -271,7 +272,7 @@ func digest(b []byte) string {
 }
 
 // post sends a body to a worker by name and checks that it arrived there whole.
-func (e *envoyBed) post(t *testing.T, c *http.Client, want string, body []byte, mod func(*http.Request)) *http.Response {
+func (e *envoyBed) post(t *testing.T, c *http.Client, want string, body []byte, mod func(*http.Request)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
 	defer cancel()
@@ -279,8 +280,8 @@ func (e *envoyBed) post(t *testing.T, c *http.Client, want string, body []byte, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Header.Set("x-want", want)
-	req.Header.Set(pickKey, "6.6.6.6:6") // a client that tries to steer
+	req.Header.Set("X-Want", want)
+	req.Header.Set("X-Gateway-Destination-Endpoint", "6.6.6.6:6") // a client that tries to steer
 	if mod != nil {
 		mod(req)
 	}
@@ -293,16 +294,15 @@ func (e *envoyBed) post(t *testing.T, c *http.Client, want string, body []byte, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if resp.StatusCode != 200 || string(got) != digest(body) {
+	if resp.StatusCode != http.StatusOK || string(got) != digest(body) {
 		t.Fatalf("status %d, worker saw %q, want %q", resp.StatusCode, got, digest(body))
 	}
-	if w := resp.Header.Get("x-worker"); w != want {
+	if w := resp.Header.Get("X-Worker"); w != want {
 		t.Fatalf("went to %q, want %q", w, want)
 	}
-	if s := resp.Header.Get("x-steer"); s != e.workers[want] {
+	if s := resp.Header.Get("X-Steer"); s != e.workers[want] {
 		t.Fatalf("worker saw pick %q, want %q", s, e.workers[want])
 	}
-	return resp
 }
 
 func TestRealEnvoy(t *testing.T) {
@@ -350,14 +350,14 @@ func (e *envoyBed) checkTicket(t *testing.T, sh shape) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Header.Set("x-want", "a")
+	req.Header.Set("X-Want", "a")
 	resp, err := e.h1.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
-	if err != nil || bytes.Count(got, []byte("data: ")) != 10 || resp.Header.Get("x-kvlane-target") != "w" {
+	if err != nil || bytes.Count(got, []byte("data: ")) != 10 || resp.Header.Get("X-Kvlane-Target") != "w" {
 		t.Fatalf("%v, answer %q, headers %v", err, got, resp.Header)
 	}
 	tk := e.h.ticket(before)
@@ -455,7 +455,7 @@ func TestRealEnvoyRejects(t *testing.T) {
 				return resp.StatusCode, string(b), resp.Header
 			}
 			code, body, hs := send(10, true)
-			if code != 429 || body != `{"error":{"code":"shed"}}` || hs.Get("retry-after") != "3" || hs.Get("content-type") != "application/json" {
+			if code != 429 || body != `{"error":{"code":"shed"}}` || hs.Get("Retry-After") != "3" || hs.Get("Content-Type") != "application/json" {
 				t.Fatalf("%d %q %v", code, body, hs)
 			}
 			holds := sh.request == "BUFFERED" || sh.eager || sh.request == "FULL_DUPLEX_STREAMED"

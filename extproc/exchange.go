@@ -120,7 +120,11 @@ func (x *exchange) start(m *message) {
 	x.observer = m.observed
 	x.request, x.response = m.reqMode, m.respMode
 	if !m.configured {
-		x.request, x.response = impliedModes(m.kind)
+		// A data plane older than protocol_config: answer message by message.
+		x.request, x.response = ModeNone, ModeStreamed
+		if m.kind == KindRequestBody {
+			x.request = ModeBuffered
+		}
 	}
 	if x.request == ModeStreamed && m.eager {
 		x.request = ModeStreamedHeld
@@ -129,15 +133,6 @@ func (x *exchange) start(m *message) {
 	x.req.ID = m.requestID
 	x.req.Subset, x.req.HasSubset = m.subset, m.hasSubset
 	x.srv.opts.Metrics.Opened(x.mode())
-}
-
-// impliedModes serves data planes older than protocol_config: a body message is
-// answered one for one.
-func impliedModes(k Kind) (request, response Mode) {
-	if k == KindRequestBody {
-		return ModeBuffered, ModeStreamed
-	}
-	return ModeNone, ModeStreamed
 }
 
 // observe serves an observing filter: one look at the first response chunk.

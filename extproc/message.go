@@ -142,7 +142,7 @@ func (m *message) decodePart(c *cursor, num protowire.Number, n int) error {
 	case 2, 3:
 		return m.decodeHeaders(b)
 	case 8:
-		return eachMapEntry(b, 1, m.metadata)
+		return eachMapEntry(b, m.metadata)
 	case 9:
 		return m.decodeAttributes(b)
 	case 11:
@@ -204,8 +204,6 @@ func (m *message) decodeHeaders(b []byte) error {
 			return m.requestHeaders(v)
 		case num == 1 && typ == protowire.BytesType:
 			return m.responseStatus(v)
-		case num == 2 && typ == protowire.BytesType: // deprecated place of attributes
-			return nil
 		case num == 3 && typ == protowire.VarintType:
 			m.last = x != 0
 		}
@@ -308,7 +306,7 @@ func (m *message) metadata(namespace, value []byte) error {
 	switch string(namespace) {
 	case lbNamespace:
 		m.served = ""
-		return eachMapEntry(value, 1, func(k, v []byte) error {
+		return eachMapEntry(value, func(k, v []byte) error {
 			if string(k) != servedKey {
 				return nil
 			}
@@ -318,7 +316,7 @@ func (m *message) metadata(namespace, value []byte) error {
 		})
 	case subsetNamespace:
 		m.subset, m.hasSubset = nil, false
-		return eachMapEntry(value, 1, func(k, v []byte) error {
+		return eachMapEntry(value, func(k, v []byte) error {
 			if string(k) != subsetKey {
 				return nil
 			}
@@ -371,7 +369,7 @@ func (m *message) decodeAttributes(entry []byte) error {
 		return err
 	}
 	m.requestID, m.upstream = "", ""
-	return eachMapEntry(value, 1, func(k, v []byte) error {
+	return eachMapEntry(value, func(k, v []byte) error {
 		var err error
 		switch string(k) {
 		case "request.id":

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -43,12 +44,9 @@ func (m *mutation) put(name, value string) {
 
 // drop removes a header.
 func (m *mutation) drop(name string) {
-	for _, r := range m.remove {
-		if r == name {
-			return
-		}
+	if !slices.Contains(m.remove, name) {
+		m.remove = append(m.remove, name)
 	}
-	m.remove = append(m.remove, name)
 }
 
 func (m *mutation) sets(name string) bool {
@@ -61,17 +59,17 @@ func (m *mutation) sets(name string) bool {
 }
 
 func (m *mutation) encode(e *encoder) {
-	for i := len(m.remove) - 1; i >= 0; i-- {
-		e.text(2, m.remove[i])
+	for _, name := range slices.Backward(m.remove) {
+		e.text(2, name)
 	}
-	for i := len(m.set) - 1; i >= 0; i-- {
+	for _, h := range slices.Backward(m.set) {
 		start := e.size
 		e.number(3, 2) // OVERWRITE_IF_EXISTS_OR_ADD: ext_proc's default, but not the field's
 		value := e.size
-		if m.set[i].Value != "" {
-			e.text(3, m.set[i].Value) // raw_value; value alone is not read
+		if h.Value != "" {
+			e.text(3, h.Value) // raw_value; value alone is not read
 		}
-		e.text(1, m.set[i].Name)
+		e.text(1, h.Name)
 		e.wrap(1, value)
 		e.wrap(1, start)
 	}

@@ -180,9 +180,7 @@ func newBed(tb testing.TB, o Options, h Handler) *bed {
 		if err := <-served; err != nil {
 			tb.Errorf("serve: %v", err)
 		}
-		if n := b.srv.Open(); n != 0 {
-			tb.Errorf("%d streams open at the end", n)
-		}
+		waitFor(tb, func() bool { return b.srv.Open() == 0 })
 	})
 	return b
 }

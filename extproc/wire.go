@@ -59,10 +59,11 @@ func mapEntry(b []byte) (key, value []byte, err error) {
 	return key, value, nil
 }
 
-// eachMapEntry calls f for each entry of the map field num of the message b.
-func eachMapEntry(b []byte, num protowire.Number, f func(key, value []byte) error) error {
+// eachMapEntry calls f for each entry of the map in field 1 of the message b, where
+// Metadata and Struct have theirs.
+func eachMapEntry(b []byte, f func(key, value []byte) error) error {
 	return eachField(b, func(n protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
-		if n != num || typ != protowire.BytesType {
+		if n != 1 || typ != protowire.BytesType {
 			return nil
 		}
 		key, value, err := mapEntry(v)
