@@ -228,6 +228,9 @@ func (e *Engine) URL() string { return "http://" + e.Addr() }
 // SideAddr is the host:port for block transfers and /sim.
 func (e *Engine) SideAddr() string { return e.side.addr }
 
+// SideURL is the base URL of the side listener.
+func (e *Engine) SideURL() string { return "http://" + e.side.addr }
+
 // BootstrapAddr is the host:port of SGLang's bootstrap server, empty where there is none.
 func (e *Engine) BootstrapAddr() string {
 	if e.boot == nil {

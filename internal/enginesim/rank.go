@@ -440,13 +440,21 @@ func (r *rank) reset(force bool) bool {
 			r.preempt(s)
 		}
 	}
+	if r.eng.opts.Engine == TRTLLM { // it has no event for a clear
+		for key := range r.pool.cached {
+			r.removed = append(r.removed, key.hash)
+		}
+		r.flushRemoved()
+	}
 	r.pool.clear()
 	if r.eng.opts.Engine == VLLM {
 		r.resets++
 		return true
 	}
 	r.removed = nil
-	r.events = append(r.events, kvEvent{kind: allCleared})
+	if r.eng.opts.Engine == SGLang {
+		r.events = append(r.events, kvEvent{kind: allCleared})
+	}
 	r.publish()
 	return true
 }
