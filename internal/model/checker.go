@@ -1,0 +1,252 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// State is what is known about the agreement of our ids with an engine's.
+type State int32
+
+// The states. Only Differs forbids the use of ids.
+const (
+	Unchecked State = iota // the engine has not been asked, or could not answer
+	Agrees
+	Differs
+)
+
+var stateNames = [...]string{"unchecked", "agrees", "differs"}
+
+// String is the state's name in metrics and logs.
+func (s State) String() string {
+	if s >= 0 && int(s) < len(stateNames) {
+		return stateNames[s]
+	}
+	return "unknown"
+}
+
+// CheckerOptions configure a Checker. Zero values are the defaults.
+type CheckerOptions struct {
+	// ModelName is put into the questions of the start-up check.
+	ModelName string
+	// Every is the number of requests of which one is compared in service. 0: 1000.
+	Every int
+	// Retry is the time after which a model that differs, or an engine that did not answer, is asked again. 0: 1 minute.
+	Retry time.Duration
+	// OnCheck is told every comparison: nil difference and nil error mean equal. It must not block.
+	OnCheck func(d *Difference, err error)
+	// OnState is told every change of state, with the difference that caused it. It must not block.
+	OnState func(s State, d *Difference)
+}
+
+// Checker compares a model's ids with an engine's own at start-up and in service, and says whether they may be used. It is
+// safe for concurrent use.
+type Checker struct {
+	model   *Model
+	oracle  *Oracle
+	options CheckerOptions
+
+	state   atomic.Int32
+	count   atomic.Uint64
+	samples chan []byte // API in the first byte, then the body
+	changed chan struct{}
+
+	mu     sync.Mutex
+	failed [][]byte // bodies that differed, asked again before the model is trusted
+}
+
+// maxSample bounds the bodies that are copied for comparison, maxFailed the ones that are kept.
+const (
+	maxSample = 1 << 20
+	maxFailed = 8
+)
+
+// NewChecker makes a checker; Run makes it work.
+func NewChecker(m *Model, oracle *Oracle, options CheckerOptions) *Checker {
+	if options.Every <= 0 {
+		options.Every = 1000
+	}
+	if options.Retry <= 0 {
+		options.Retry = time.Minute
+	}
+	return &Checker{model: m, oracle: oracle, options: options, samples: make(chan []byte, 4), changed: make(chan struct{}, 1)}
+}
+
+// State is what is known now.
+func (c *Checker) State() State { return State(c.state.Load()) }
+
+// Usable tells whether ids may be used for routing.
+func (c *Checker) Usable() bool { return c.State() != Differs }
+
+// EngineChanged asks for a new check from the start: the engine was restarted, or another one joined.
+func (c *Checker) EngineChanged() {
+	select {
+	case c.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Offer lets the checker see a request in service; one in Every is copied and compared later. It never blocks.
+func (c *Checker) Offer(req *prompt.Request) {
+	if c.count.Add(1)%uint64(c.options.Every) != 0 || len(req.Body) > maxSample {
+		return
+	}
+	sample := append(make([]byte, 0, len(req.Body)+1), byte(req.API))
+	select {
+	case c.samples <- append(sample, req.Body...):
+	default:
+	}
+}
+
+// Run checks at once and then whenever there is a sample, a change or a reason to ask again, until ctx ends.
+func (c *Checker) Run(ctx context.Context) {
+	c.Check(ctx)
+	retry := time.NewTicker(c.options.Retry)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.changed:
+			c.Check(ctx)
+		case <-retry.C:
+			if c.State() != Agrees {
+				c.Check(ctx)
+			}
+		case s := <-c.samples:
+			c.sample(ctx, s)
+		}
+	}
+}
+
+// Check asks the engine about the built-in questions and about every request that differed before, and sets the state:
+// Agrees if all answers are equal, Differs at the first one that is not, Unchecked if the engine does not answer.
+func (c *Checker) Check(ctx context.Context) State {
+	c.mu.Lock()
+	questions := append(builtIn(c.options.ModelName), c.failed...)
+	c.mu.Unlock()
+	asked := false
+	for _, q := range questions {
+		d, err := c.ask(ctx, q)
+		switch {
+		case d != nil:
+			c.keep(q)
+			c.set(Differs, d)
+			return Differs
+		case err == nil:
+			asked = true
+		case !errors.Is(err, errNotComparable):
+			if c.State() != Differs {
+				c.set(Unchecked, nil)
+			}
+			return c.State()
+		}
+	}
+	if !asked {
+		c.set(Unchecked, nil)
+		return Unchecked
+	}
+	c.mu.Lock()
+	c.failed = nil
+	c.mu.Unlock()
+	c.set(Agrees, nil)
+	return Agrees
+}
+
+func (c *Checker) sample(ctx context.Context, s []byte) {
+	d, err := c.ask(ctx, s)
+	switch {
+	case d != nil:
+		c.keep(s)
+		c.set(Differs, d)
+	case err == nil && c.State() == Unchecked:
+		c.set(Agrees, nil)
+	}
+}
+
+func (c *Checker) keep(s []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.failed) < maxFailed && !slices.ContainsFunc(c.failed, func(f []byte) bool { return string(f) == string(s) }) {
+		c.failed = append(c.failed, s)
+	}
+}
+
+func (c *Checker) set(s State, d *Difference) {
+	if old := State(c.state.Swap(int32(s))); (old != s || d != nil) && c.options.OnState != nil {
+		c.options.OnState(s, d)
+	}
+}
+
+// errNotComparable is about a request that one of the two sides has no ids for.
+var errNotComparable = errors.New("not comparable")
+
+// ask compares one request: a difference, or nil if the ids (or the refusals) are equal, or an error.
+func (c *Checker) ask(ctx context.Context, s []byte) (*Difference, error) {
+	d, err := c.compare(ctx, s)
+	if c.options.OnCheck != nil && !errors.Is(err, errNotComparable) {
+		c.options.OnCheck(d, err)
+	}
+	return d, err
+}
+
+func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
+	req, err := prompt.Parse(prompt.API(s[0]), s[1:])
+	if err != nil {
+		return nil, errNotComparable
+	}
+	theirs, asked, err := c.oracle.IDs(ctx, req)
+	if errors.Is(err, ErrNoOracle) {
+		return nil, errNotComparable
+	}
+	_, theyRefuse := errors.AsType[*Refusal](err)
+	if err != nil && !theyRefuse {
+		return nil, err
+	}
+	ours, err := c.model.Prompt(asked, c.oracle.Engine)
+	_, weRefuse := errors.AsType[*Refusal](err)
+	switch {
+	case theyRefuse && weRefuse:
+		return nil, nil
+	case theyRefuse || weRefuse:
+		// Flags of the engine decide about refusals as well; a refusal is no token that could be wrong.
+		return nil, errNotComparable
+	case err != nil || ours.Partial != "":
+		return nil, errNotComparable
+	}
+	return Compare(c.model.tok, ours.IDs, theirs), nil
+}
+
+// builtIn are the questions of the start-up check. They touch what engines and tokenizers are known to disagree about.
+func builtIn(modelName string) [][]byte {
+	name := strconv.Quote(modelName)
+	out := make([][]byte, 0, len(plainQuestions)+len(chatQuestions))
+	for _, q := range plainQuestions {
+		out = append(out, append([]byte{byte(prompt.Completions)}, fmt.Sprintf(`{"model":%s,"prompt":%s}`, name, q)...))
+	}
+	for _, q := range chatQuestions {
+		out = append(out, append([]byte{byte(prompt.Chat)}, fmt.Sprintf(`{"model":%s,"messages":%s}`, name, q)...))
+	}
+	return out
+}
+
+var plainQuestions = []string{
+	`"Be brief, please: 1234567 numbers,  two spaces and\n\n a new line.\t"`,
+	`"def f(x):\n\treturn {'a': x ** 2}  # caf\u00e9\r\n"`,
+	`"K\u00f6ln \ud83d\ude42 \u6771\u4eac, e\u0301 \u05e9\u05dc\u05d5\u05dd \ufb01 \u212b"`,
+	`"<|im_end|> <s> </s> [INST] <think>"`,
+}
+
+var chatQuestions = []string{
+	`[{"role":"user","content":"Be brief."}]`,
+	`[{"role":"user","content":"Hi"},{"role":"assistant","content":" Hello! "},{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b\n"}]}]`,
+	`[{"role":"system","content":"You are a pirate."},{"role":"user","content":"\u6771\u4eac?"}]`,
+}

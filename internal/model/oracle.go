@@ -1,0 +1,144 @@
+package model
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// ErrNoOracle is the error where an engine has no endpoint that tells the ids of such a request.
+var ErrNoOracle = errors.New("the engine has no endpoint that tells the ids of this request")
+
+// Oracle asks an engine for the ids of a prompt. It is safe for concurrent use.
+type Oracle struct {
+	Engine Engine
+	URL    string // such as http://10.0.0.7:8000
+	Client *http.Client
+	// Timeout bounds one question. 0: 5 s.
+	Timeout time.Duration
+}
+
+// maxAnswer bounds an engine's answer.
+const maxAnswer = 64 << 20
+
+// IDs asks for the ids of req by the engine's tokenizing endpoint. asked is the request that it was asked with, which may
+// have fewer fields: ours must be computed from that. The error is a *Refusal for an answer of 4xx.
+func (o *Oracle) IDs(ctx context.Context, req *prompt.Request) (ids []uint32, asked *prompt.Request, err error) {
+	path, body, err := o.question(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	if asked, err = prompt.Parse(prompt.Tokenize, body); err != nil {
+		return nil, nil, err
+	}
+	answer, err := post(ctx, o.Client, o.Timeout, strings.TrimRight(o.URL, "/")+path, body)
+	if err != nil {
+		return nil, asked, err
+	}
+	tokens := prompt.Member(answer, "tokens")
+	if len(tokens) > 1 && tokens[0] == '[' && bytes.HasPrefix(bytes.TrimLeft(tokens[1:], " \n\t\r"), []byte{'['}) {
+		return nil, asked, fmt.Errorf("%s answered with a batch", path)
+	}
+	ids, err = prompt.AppendIDs(nil, tokens)
+	if err != nil {
+		return nil, asked, fmt.Errorf("%s: %w", path, err)
+	}
+	return ids, asked, nil
+}
+
+// vllmAsked are the fields that vLLM's /tokenize knows.
+var vllmAsked = []prompt.Field{prompt.FieldModel, prompt.FieldPrompt, prompt.FieldMessages, prompt.FieldTools, prompt.FieldChatTemplate,
+	prompt.FieldChatTemplateKwargs, prompt.FieldAddGenerationPrompt, prompt.FieldContinueFinalMessage, prompt.FieldAddSpecialTokens}
+
+func (o *Oracle) question(req *prompt.Request) (path string, body []byte, err error) {
+	known := vllmAsked
+	switch o.Engine {
+	case VLLM:
+		path = "/tokenize"
+	case SGLang:
+		path = "/v1/tokenize"
+		known = append(known[:len(known):len(known)], prompt.FieldReasoningEffort, prompt.FieldReasoning, prompt.FieldToolChoice)
+	default:
+		return "", nil, ErrNoOracle
+	}
+	if req.Form != prompt.FormMessages && req.Form != prompt.FormText || req.API != prompt.Chat && req.API != prompt.Completions &&
+		req.API != prompt.Tokenize {
+		return "", nil, ErrNoOracle
+	}
+	body = append(body, '{')
+	for _, f := range known {
+		raw := req.Raw(f)
+		if raw == nil {
+			continue
+		}
+		if len(body) > 1 {
+			body = append(body, ',')
+		}
+		body = append(body, '"')
+		body = append(body, f.String()...)
+		body = append(body, `":`...)
+		body = append(body, raw...)
+	}
+	return path, append(body, '}'), nil
+}
+
+// post sends a JSON body and reads the JSON answer. 4xx is a *Refusal with the engine's message.
+func post(ctx context.Context, client *http.Client, timeout time.Duration, url string, body []byte) ([]byte, error) {
+	if timeout <= 0 {
+		timeout = 5 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if client == nil {
+		client = http.DefaultClient
+	}
+	resp, err := client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(answer) > maxAnswer:
+		return nil, fmt.Errorf("%s: answer of more than %d bytes", url, maxAnswer)
+	case resp.StatusCode == http.StatusOK:
+		if err := prompt.Valid(answer); err != nil {
+			return nil, fmt.Errorf("%s: %w", url, err)
+		}
+		return answer, nil
+	case resp.StatusCode >= 400 && resp.StatusCode < 500 && resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusForbidden:
+		return nil, &Refusal{Status: resp.StatusCode, Reason: messageOf(answer)}
+	default:
+		return nil, fmt.Errorf("%s: status %d: %s", url, resp.StatusCode, messageOf(answer))
+	}
+}
+
+// messageOf is an error answer's message, or its beginning.
+func messageOf(answer []byte) string {
+	var e struct {
+		Message string `json:"message"`
+		Error   struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(answer, &e) == nil && e.Error.Message+e.Message != "" {
+		return e.Error.Message + e.Message
+	}
+	const most = 300
+	return string(answer[:min(len(answer), most)])
+}
