@@ -125,8 +125,3 @@ func (w *worker) spaced(dst []uint32, s string) []uint32 {
 	w.spacing = append(append(w.spacing[:0], ' '), s...)
 	return w.paragraphs(dst, stringOf(w.spacing))
 }
-
-// paragraphs is words through the memory of what was seen before.
-func (w *worker) paragraphs(dst []uint32, s string) []uint32 {
-	return w.words(dst, s)
-}

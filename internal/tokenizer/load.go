@@ -65,7 +65,7 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	}); err != nil {
 		return nil, err
 	}
-	t := &Tokenizer{config: config, workers: newWorkers(), addedID: map[string]uint32{}, literalOf: map[uint32]string{}}
+	t := &Tokenizer{config: config, workers: newWorkers(), memo: &memo{}, addedID: map[string]uint32{}, literalOf: map[uint32]string{}}
 	if err := t.readPipeline(&f); err != nil {
 		return nil, err
 	}
@@ -78,6 +78,7 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	if err := t.readPost(f.postProcessor); err != nil {
 		return nil, err
 	}
+	t.cuts = newCutter(t.splitter)
 	return t, nil
 }
 

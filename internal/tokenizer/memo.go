@@ -1,4 +1,80 @@
 package tokenizer
 
-type memo struct{}
-type cutter struct{}
+import "sync"
+
+// memo remembers the ids of stretches of text between safe cuts, so that text
+// seen before costs a hash and a copy. It is shared by all workers, in shards
+// of a fixed size that are made when they are first needed.
+type memo struct {
+	shards [memoShards]memoShard
+}
+
+type memoShard struct {
+	mu    sync.Mutex
+	store *store
+	_     [48]byte // one shard per cache line
+}
+
+const (
+	memoShards = 16
+	// memoMinimum is the length from which a stretch is worth a lookup.
+	memoMinimum = 48
+	memoSlots   = 1 << 12
+	memoText    = 1 << 19
+	memoIDs     = 1 << 17
+)
+
+// paragraphs appends the ids of pre-tokenized text through the memo.
+func (w *worker) paragraphs(dst []uint32, s string) []uint32 {
+	cuts := w.t.cuts
+	if cuts == nil || len(s) < memoMinimum {
+		return w.words(dst, s, 0, len(s))
+	}
+	text := bytesOf(s)
+	for at := 0; at < len(s); {
+		end := cuts.next(text, s, at)
+		if end-at < memoMinimum {
+			return w.words(dst, s, at, end)
+		}
+		dst = w.stretchOf(dst, s, at, end)
+		at = end
+	}
+	return dst
+}
+
+// stretchOf appends the ids of s[at:end], which lies between two cuts.
+func (w *worker) stretchOf(dst []uint32, s string, at, end int) []uint32 {
+	key := bytesOf(s)[at:end]
+	h := hashBytes(key)
+	shard := &w.t.memo.shards[h>>60]
+	shard.mu.Lock()
+	if shard.store == nil {
+		shard.store = newStore(memoSlots, memoText, memoIDs)
+	}
+	ids, ok := shard.store.get(h, key)
+	if ok {
+		dst = append(dst, ids...)
+	}
+	shard.mu.Unlock()
+	if ok {
+		return dst
+	}
+	n := len(dst)
+	dst = w.words(dst, s, at, end)
+	shard.mu.Lock()
+	shard.store.put(h, key, dst[n:])
+	shard.mu.Unlock()
+	return dst
+}
+
+// reset forgets everything.
+func (m *memo) reset() {
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		if s.store != nil {
+			s.store.reset()
+		}
+		s.mu.Unlock()
+	}
+}

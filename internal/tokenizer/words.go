@@ -67,10 +67,10 @@ func stringOf(b []byte) string {
 	return unsafe.String(unsafe.SliceData(b), len(b)) //nolint:gosec // a scratch buffer, read before it is written again
 }
 
-// words appends the ids of the words of s.
-func (w *worker) words(dst []uint32, s string) []uint32 {
-	for at := 0; at < len(s); {
-		n, next := w.t.splitter.split(s, at, w.ends[:])
+// words appends the ids of the words of s[at:end].
+func (w *worker) words(dst []uint32, s string, at, end int) []uint32 {
+	for text := s[:end]; at < end; {
+		n, next := w.t.splitter.split(text, at, w.ends[:])
 		dst = w.lookup(dst, bytesOf(s), at, w.ends[:n])
 		at = next
 	}
