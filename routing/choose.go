@@ -93,7 +93,7 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 		d.price(d.cands, &d.policy.Cost, d.gate())
 		d.least(d.cands)
 		if ex != nil {
-			ex.verdict("pick", "%s at cost %.0f", r.targets[d.slot].info.Target, d.cost)
+			ex.verdictf("pick", "%s at cost %.0f", r.targets[d.slot].info.Target, d.cost)
 		}
 	}
 	return d.done()
@@ -107,7 +107,7 @@ func (d *decision) done() (choice, error) {
 // refusal is the error of a decision without candidates.
 func (d *decision) refusal() error {
 	busy := 0
-	for reason := eligible; reason < numReasons; reason++ {
+	for reason := range numReasons {
 		if reason.busy() {
 			busy += d.counts[reason]
 		}

@@ -18,7 +18,7 @@ func (d *decision) gate() bool {
 	}
 	open := float64(d.bestOverlap)/float64(max(d.q.PromptTokens, 1)) > g.Threshold
 	if d.ex != nil {
-		d.ex.verdict("gate", "best overlap %d of %d, open %v", d.bestOverlap, d.q.PromptTokens, open)
+		d.ex.verdictf("gate", "best overlap %d of %d, open %v", d.bestOverlap, d.q.PromptTokens, open)
 	}
 	return open
 }
@@ -103,7 +103,7 @@ func (d *decision) firstPhase() bool {
 	d.least(workers)
 	worker := d.worker()
 	if d.ex != nil {
-		d.ex.verdict("worker", "%s at cost %.0f", d.r.targets[d.slot].info.Worker, d.cost)
+		d.ex.verdictf("worker", "%s at cost %.0f", d.r.targets[d.slot].info.Worker, d.cost)
 	}
 	d.keep("worker", ReasonPin, func(c *candidate) bool { return c.worker == worker })
 	d.bestOverlap = 0
@@ -145,7 +145,7 @@ func (d *decision) least(cands []candidate) {
 	if d.unreported {
 		d.degraded = "a target has no fresh report"
 		if d.ex != nil {
-			d.ex.verdict("pick", "round robin: a target has no fresh report")
+			d.ex.verdictf("pick", "round robin: a target has no fresh report")
 		}
 		d.take(d.nextInTurn(func(*candidate) bool { return true }), ViaCost)
 		return

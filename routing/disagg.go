@@ -28,7 +28,7 @@ type Disagg struct {
 	Resident float64 `json:"resident" yaml:"resident"`
 	// TransferFixed and TransferPerToken are the time of a KV transfer, in the tokens
 	// that a prefill worker computes meanwhile.
-	TransferFixed    float64 `json:"transferFixed" yaml:"transferFixed"`
+	TransferFixed    float64 `json:"transferFixed"    yaml:"transferFixed"`
 	TransferPerToken float64 `json:"transferPerToken" yaml:"transferPerToken"`
 	// LocalBelow computes prompts with fewer uncached tokens where they decode.
 	LocalBelow int64 `json:"localBelow" yaml:"localBelow"`
@@ -36,7 +36,7 @@ type Disagg struct {
 	SameZone bool `json:"sameZone" yaml:"sameZone"`
 	// Prefill and Decode choose in the two pools.
 	Prefill Policy `json:"prefill" yaml:"prefill"`
-	Decode  Policy `json:"decode" yaml:"decode"`
+	Decode  Policy `json:"decode"  yaml:"decode"`
 }
 
 // DisaggMode is a rule of Disagg.
@@ -123,7 +123,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Expla
 	}
 	if !cfg.wanted(q.PromptTokens, &decode.candidate) {
 		if ex != nil {
-			ex.verdict("disagg", "compute on the decode target: %d uncached tokens", decode.miss)
+			ex.verdictf("disagg", "compute on the decode target: %d uncached tokens", decode.miss)
 		}
 		return r.commit(q, &decode, nil), nil
 	}
@@ -136,14 +136,13 @@ func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Expla
 	if err != nil && cfg.Mode == ModeCost {
 		// Missing prefill workers lower the quality of a decision that never needs them.
 		if ex != nil {
-			ex.verdict("disagg", "compute on the decode target: %v", err)
+			ex.verdictf("disagg", "compute on the decode target: %v", err)
 		}
 		decode.degraded = "no prefill target"
 		return r.commit(q, &decode, nil), nil
 	}
 	if err != nil {
-		var full *CapacityError
-		if errors.As(err, &full) {
+		if _, full := errors.AsType[*CapacityError](err); full {
 			return Plan{}, err
 		}
 		return Plan{}, fmt.Errorf("disaggregate: %w", err)
@@ -151,15 +150,13 @@ func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Expla
 	if cfg.Mode == ModeCost {
 		local, remote, yes := cfg.remoteIsCheaper(&decode.candidate, &prefill.candidate)
 		if ex != nil {
-			ex.verdict("disagg", "here %.0f, prefill pool %.0f", local, remote)
+			ex.verdictf("disagg", "here %.0f, prefill pool %.0f", local, remote)
 		}
 		if !yes {
 			return r.commit(q, &decode, nil), nil
 		}
-	} else {
-		if ex != nil {
-			ex.verdict("disagg", "prefill pool: %d uncached tokens", decode.miss)
-		}
+	} else if ex != nil {
+		ex.verdictf("disagg", "prefill pool: %d uncached tokens", decode.miss)
 	}
 	return r.commit(q, &decode, &prefill), nil
 }

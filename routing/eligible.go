@@ -15,7 +15,7 @@ func (d *decision) recognise() {
 	d.implicit = d.policy.Sticky.Implicit && d.policy.Sticky.Mode != StickyOff
 	if d.policy.Sticky.BindingWins && d.pin != nil && d.conversation != none {
 		if d.ex != nil {
-			d.ex.verdict("eligible", "pin ignored: the conversation is bound")
+			d.ex.verdictf("eligible", "pin ignored: the conversation is bound")
 		}
 		d.pin = nil
 	}
@@ -53,7 +53,7 @@ func (d *decision) eligible() {
 		} else if len(r.models) > 0 && r.anyModel.size == 0 {
 			d.degraded = "unknown model"
 			if d.ex != nil {
-				d.ex.verdict("eligible", "no target lists model %q: all may serve it", d.q.Model)
+				d.ex.verdictf("eligible", "no target lists model %q: all may serve it", d.q.Model)
 			}
 		}
 	}
@@ -64,26 +64,28 @@ func (d *decision) eligible() {
 	d.ex.rows()
 	for pos, slot := range r.order {
 		t := &r.targets[slot]
-		c := candidate{slot: slot, pos: int32(pos), row: -1, worker: t.worker, speed: t.speed}
-		d.weigh(&c, t)
-		reason := d.admit(slot, t, known, &c, &limits)
+		// Written where it stays; a target that is not eligible is overwritten.
+		d.cands = append(d.cands, candidate{slot: slot, pos: int32(pos), row: -1, worker: t.worker, speed: t.speed})
+		c := &d.cands[len(d.cands)-1]
+		d.weigh(c, t)
+		reason := d.admit(slot, t, known, c, &limits)
 		d.counts[reason]++
-		d.ex.row(d.r, &c, reason)
+		d.ex.row(d.r, c, reason)
 		if reason != eligible {
+			d.cands = d.cands[:len(d.cands)-1]
 			continue
 		}
 		d.bestOverlap = max(d.bestOverlap, c.overlap)
 		if d.policy.Cost.Reported && !t.report.fresh(d.now, r.config.ReportTTL) {
 			d.unreported = true
 		}
-		d.cands = append(d.cands, c)
 	}
 	r.cands = d.cands
 	if d.zone != "" {
 		d.preferZone()
 	}
 	if d.ex != nil {
-		d.ex.verdict("eligible", "%d of %d targets", len(d.cands), len(r.order))
+		d.ex.verdictf("eligible", "%d of %d targets", len(d.cands), len(r.order))
 	}
 }
 
@@ -103,9 +105,12 @@ func (d *decision) weigh(c *candidate, t *target) {
 	r, cost := d.r, &d.policy.Cost
 	if m := r.match[c.slot]; m.epoch == r.matchEpoch {
 		o := &r.overlaps[m.at]
-		held := float64(o.Speculative) * cost.Speculative
-		for tier, tokens := range &o.Tokens {
-			held += float64(tokens) * cost.Tiers[tier]
+		held := float64(o.Tokens[0]) * cost.Tiers[0]
+		if o.Tokens[1]|o.Tokens[2]|o.Tokens[3]|o.Speculative != 0 {
+			held += float64(o.Speculative) * cost.Speculative
+			for tier := 1; tier < kvindex.NumTiers; tier++ {
+				held += float64(o.Tokens[tier]) * cost.Tiers[tier]
+			}
 		}
 		c.overlap = int64(held)
 	}
@@ -131,7 +136,7 @@ func (d *decision) weigh(c *candidate, t *target) {
 // admit tells why a target is not eligible. Lasting reasons come before passing
 // ones.
 func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidate, limits *Limits) Reason {
-	switch role := t.info.Role; {
+	switch role := t.role; {
 	case d.pool == Prefill && role == Decode, d.pool != Prefill && role == Prefill, t.worker == d.request.worker:
 		return ReasonRole
 	}
@@ -142,10 +147,8 @@ func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidat
 		return ReasonModel
 	}
 	switch {
-	case !t.info.Ready:
-		return ReasonNotReady
-	case t.info.Draining:
-		return ReasonDraining
+	case t.state != eligible:
+		return t.state
 	case d.q.Subset != nil && d.pool != Prefill && !d.q.Subset.Has(slot):
 		return ReasonSubset
 	case len(d.q.Exclude) > 0 && slices.Contains(d.q.Exclude, slot):
@@ -174,7 +177,7 @@ func (d *decision) pinned() bool {
 	if hard := d.policy.Cap.Hard; hard == 0 || c.active < hard {
 		d.take(c, ViaPin)
 		if d.ex != nil {
-			d.ex.verdict("eligible", "pinned to %s", d.r.targets[c.slot].info.Target)
+			d.ex.verdictf("eligible", "pinned to %s", d.r.targets[c.slot].info.Target)
 		}
 		return true
 	}
@@ -183,7 +186,7 @@ func (d *decision) pinned() bool {
 		return false
 	}
 	if d.ex != nil {
-		d.ex.verdict("eligible", "pin ignored: %s is full", d.r.targets[c.slot].info.Target)
+		d.ex.verdictf("eligible", "pin ignored: %s is full", d.r.targets[c.slot].info.Target)
 	}
 	d.pin = nil
 	d.eligible()

@@ -61,7 +61,7 @@ func (e *Explanation) begin(q *Query) {
 	*e = Explanation{Request: q.ID, Model: q.Model, Conversation: q.Conversation, PromptTokens: q.PromptTokens}
 }
 
-func (e *Explanation) verdict(stage, format string, args ...any) {
+func (e *Explanation) verdictf(stage, format string, args ...any) {
 	e.Verdicts = append(e.Verdicts, Verdict{stage, fmt.Sprintf(format, args...)})
 }
 
@@ -131,7 +131,7 @@ func (e *Explanation) end(r *Router, plan Plan, err error) {
 // String prints the verdicts and the table of candidates.
 func (e *Explanation) String() string {
 	var b strings.Builder
-	e.print(&b, "")
+	e.write(&b, "")
 	switch {
 	case e.Error != "":
 		fmt.Fprintf(&b, "error: %s\n", e.Error)
@@ -143,7 +143,7 @@ func (e *Explanation) String() string {
 	return b.String()
 }
 
-func (e *Explanation) print(b *strings.Builder, prefix string) {
+func (e *Explanation) write(b *strings.Builder, prefix string) {
 	for _, v := range e.Verdicts {
 		fmt.Fprintf(b, "%s%s: %s\n", prefix, v.Stage, v.Text)
 	}
@@ -160,6 +160,6 @@ func (e *Explanation) print(b *strings.Builder, prefix string) {
 	}
 	_ = w.Flush() // a strings.Builder does not fail
 	if e.Prefill != nil {
-		e.Prefill.print(b, "prefill ")
+		e.Prefill.write(b, "prefill ")
 	}
 }

@@ -22,7 +22,7 @@ func (d *decision) fairShare() bool {
 	}
 	d.keep("cap", ReasonCap, func(c *candidate) bool { return c.active < d.softCap })
 	if d.ex != nil {
-		d.ex.verdict("cap", "%d requests: %d targets below", d.softCap, len(d.cands))
+		d.ex.verdictf("cap", "%d requests: %d targets below", d.softCap, len(d.cands))
 	}
 	if d.counts[ReasonCap] > 0 {
 		d.bestOverlap = 0
@@ -48,7 +48,7 @@ func (d *decision) warmUp() bool {
 		if !d.r.targets[d.cands[i].slot].warm {
 			d.take(&d.cands[i], ViaWarmUp)
 			if d.ex != nil {
-				d.ex.verdict("warm-up", "%s has not served yet", d.r.targets[d.slot].info.Target)
+				d.ex.verdictf("warm-up", "%s has not served yet", d.r.targets[d.slot].info.Target)
 			}
 			return true
 		}
@@ -65,7 +65,7 @@ func (d *decision) firstTurnStage() bool {
 	}
 	if float64(d.bestOverlap) > f.MaxOverlap*float64(d.q.PromptTokens) && f.MaxOverlap < 1 {
 		if d.ex != nil {
-			d.ex.verdict("first turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
+			d.ex.verdictf("first turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
 		}
 		return false
 	}
@@ -96,7 +96,7 @@ func (d *decision) firstTurnStage() bool {
 	}
 	d.take(best, ViaFirstTurn)
 	if d.ex != nil {
-		d.ex.verdict("first turn", "%s by %s", d.r.targets[d.slot].info.Target, f.Placement)
+		d.ex.verdictf("first turn", "%s by %s", d.r.targets[d.slot].info.Target, f.Placement)
 	}
 	return true
 }

@@ -3,6 +3,7 @@ package routing
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -237,10 +238,8 @@ func check(prefix string, bounds []bound) error {
 }
 
 func oneOf[T ~string](name string, value T, allowed ...T) error {
-	for _, a := range allowed {
-		if value == a {
-			return nil
-		}
+	if slices.Contains(allowed, value) {
+		return nil
 	}
 	return fmt.Errorf("%s: %q is not one of %q", name, value, allowed)
 }

@@ -135,12 +135,12 @@ func TestLaws(t *testing.T) {
 // pickTwice decides, checks the decision, and has it made again from its record.
 func pickTwice(t *rapid.T, r *Router, now time.Duration, q *Query, overlaps []Overlap) ReservationID {
 	d, err := r.PickRecorded(now, q, overlaps, nil)
-	data, jsonErr := json.Marshal(d)
+	data, jsonErr := json.Marshal(d) //nolint:musttag // kvindex.Target goes by the names of its fields
 	if jsonErr != nil {
 		t.Fatal(jsonErr)
 	}
 	var again Decision
-	if jsonErr := json.Unmarshal(data, &again); jsonErr != nil {
+	if jsonErr := json.Unmarshal(data, &again); jsonErr != nil { //nolint:musttag // as above
 		t.Fatal(jsonErr)
 	}
 	plan, ex, rerunErr := again.Rerun()

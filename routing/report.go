@@ -29,14 +29,14 @@ type reported struct {
 	known    bool
 	at       time.Duration
 	received time.Duration
-	seq      uint64
-	running  int64
-	waiting  int64
-	kvUsage  float64
 	// foreign and foreignTokens are the requests and the queued tokens that were on the
 	// engine and not in the ledger when the report came.
 	foreign       int64
 	foreignTokens int64
+	kvUsage       float64
+	running       int64
+	waiting       int64
+	seq           uint64
 }
 
 // Report takes a report in. It returns false, and changes nothing, for a report

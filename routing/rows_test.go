@@ -400,8 +400,7 @@ func (c *conversations) removeAll() {
 func TestErrorsAreTyped(t *testing.T) {
 	r := newRouter(t, preset(t, DefaultPreset), 0)
 	_, err := r.Pick(0, &Query{ID: "a"}, nil, nil)
-	var noTarget *NoTargetError
-	if !errors.As(err, &noTarget) {
+	if _, ok := errors.AsType[*NoTargetError](err); !ok {
 		t.Errorf("no target: %v", err)
 	}
 	p := preset(t, DefaultPreset)

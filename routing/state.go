@@ -145,7 +145,8 @@ func Import(s *State) (*Router, error) {
 		t := &r.targets[ts.Slot]
 		t.warm = ts.Warm
 		if p := ts.Report; p != nil {
-			t.report = reported{true, p.At, p.Received, p.Seq, p.Running, p.Waiting, p.KVUsage, p.Foreign, p.ForeignTokens}
+			t.report = reported{known: true, at: p.At, received: p.Received, foreign: p.Foreign, foreignTokens: p.ForeignTokens,
+				kvUsage: p.KVUsage, running: p.Running, waiting: p.Waiting, seq: p.Seq}
 		}
 	}
 	for _, ps := range s.Pools {

@@ -17,7 +17,7 @@ func (d *decision) sticky() bool {
 	}
 	if d.conversation == none {
 		if d.ex != nil {
-			d.ex.verdict("sticky", "new conversation")
+			d.ex.verdictf("sticky", "new conversation")
 		}
 		return false
 	}
@@ -31,20 +31,20 @@ func (d *decision) sticky() bool {
 	case c == nil && d.reasonAt(home).busy(), c != nil && d.policy.Sticky.HardCap && hard > 0 && c.active >= hard:
 		d.keepBinding = true
 		if d.ex != nil {
-			d.ex.verdict("sticky", "home %s is full: overflow", d.r.targets[home].info.Target)
+			d.ex.verdictf("sticky", "home %s is full: overflow", d.r.targets[home].info.Target)
 		}
 		return false
 	case mode == StickyWorker:
 		return d.stickyWorker(home, via)
 	case c == nil:
 		if d.ex != nil {
-			d.ex.verdict("sticky", "home %s is gone: bound anew", d.r.targets[home].info.Target)
+			d.ex.verdictf("sticky", "home %s is gone: bound anew", d.r.targets[home].info.Target)
 		}
 		return false
 	}
 	d.take(c, via)
 	if d.ex != nil {
-		d.ex.verdict("sticky", "home %s", d.r.targets[home].info.Target)
+		d.ex.verdictf("sticky", "home %s", d.r.targets[home].info.Target)
 	}
 	return true
 }
@@ -63,19 +63,19 @@ func (d *decision) stickyWorker(home kvindex.Slot, via Via) bool {
 	switch here {
 	case 0:
 		if d.ex != nil {
-			d.ex.verdict("sticky", "home %s is gone: bound anew", name)
+			d.ex.verdictf("sticky", "home %s is gone: bound anew", name)
 		}
 		return false
 	case 1:
 		d.take(last, via)
 		if d.ex != nil {
-			d.ex.verdict("sticky", "home %s", name)
+			d.ex.verdictf("sticky", "home %s", name)
 		}
 		return true
 	}
 	d.keep("sticky", ReasonPin, func(c *candidate) bool { return c.worker == worker })
 	if d.ex != nil {
-		d.ex.verdict("sticky", "home %s, %d ranks", name, here)
+		d.ex.verdictf("sticky", "home %s, %d ranks", name, here)
 	}
 	d.price(d.cands, &d.policy.Cost, d.gate())
 	d.least(d.cands)
@@ -98,7 +98,7 @@ func (d *decision) matchPrefix(table *conversations) {
 		d.conversation, d.key = at, table.entries[at].key
 	}
 	if d.ex != nil {
-		d.ex.verdict("sticky", "no id: %d of %d blocks match, %d needed", depth, n, least)
+		d.ex.verdictf("sticky", "no id: %d of %d blocks match, %d needed", depth, n, least)
 	}
 }
 

@@ -48,12 +48,12 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "new":
 		return s.create(d)
 	case "targets":
-		for _, line := range strings.Split(d.Input, "\n") {
+		for line := range strings.SplitSeq(d.Input, "\n") {
 			s.addTarget(strings.Fields(line))
 		}
 		return "ok\n"
 	case "remove":
-		for _, name := range strings.Fields(d.Input) {
+		for name := range strings.FieldsSeq(d.Input) {
 			s.r.RemoveTarget(s.slot(name))
 			delete(s.slots, name)
 		}
@@ -334,7 +334,7 @@ func (s *story) spread(d *datadriven.TestData) string {
 
 func (s *story) batch(d *datadriven.TestData) string {
 	var items []BatchItem
-	for _, line := range strings.Split(d.Input, "\n") {
+	for line := range strings.SplitSeq(d.Input, "\n") {
 		id, args, err := datadriven.ParseLine(line)
 		if err != nil {
 			s.t.Fatal(err)

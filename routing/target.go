@@ -37,37 +37,40 @@ func (r Role) String() string {
 
 // TargetInfo is what the router has to know about a target.
 type TargetInfo struct {
-	kvindex.Target
-	Role Role
+	kvindex.Target `json:"target"`
+	Role           Role `json:"role,omitempty"`
 	// Models are the names (adapters too) that the target serves. None means that
 	// the list is not known: every model is believed to be served.
-	Models []string
+	Models []string `json:"models,omitempty"`
 	// Ready is false while the worker's health check fails or has not passed yet.
-	Ready bool
+	Ready bool `json:"ready,omitempty"`
 	// Draining targets finish what they have and get nothing new.
-	Draining bool
+	Draining bool `json:"draining,omitempty"`
 	// Speed divides the cost of computing on this target: 0.5 takes twice as long.
 	// 0 means 1. Useful range 0.1 to 10.
-	Speed float64
+	Speed float64 `json:"speed,omitempty"`
 	// Zone is a topology label; see Disagg.SameZone.
-	Zone string
+	Zone string `json:"zone,omitempty"`
 	// Address is "ip:port" of the worker's HTTP server, for AddressSet.
-	Address string
+	Address string `json:"address,omitempty"`
 }
 
-// target is a slot's state. Invariant: all loads of an unused slot are zero.
+// target is a slot's state. What every decision reads comes first: 128 bytes of it.
+// Invariant: all loads of an unused slot are zero.
 type target struct {
-	info  TargetInfo
-	used  bool
-	warm  bool
-	speed float64
+	used, warm bool
+	// role and state repeat what info says, to be near.
+	role  Role
+	state Reason
 	// gen counts the targets that had this slot; a booking of a former one is void.
-	gen uint32
-	// key identifies the target in tie-breaks, the same in all replicas.
-	key    uint64
+	gen    uint32
 	worker int32
+	speed  float64
 	load   Load
 	report reported
+	// key identifies the target in tie-breaks, the same in all replicas.
+	key  uint64
+	info TargetInfo
 }
 
 // SlotSet is a set of slots. The zero value is empty.
@@ -132,6 +135,13 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 	t.speed = info.Speed
 	if t.speed <= 0 {
 		t.speed = 1
+	}
+	t.role, t.state = info.Role, eligible
+	switch {
+	case !info.Ready:
+		t.state = ReasonNotReady
+	case info.Draining:
+		t.state = ReasonDraining
 	}
 	r.roles[info.Role]++
 	r.joinModels(slot, t.info.Models)
