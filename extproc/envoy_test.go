@@ -75,6 +75,7 @@ static_resources:
               grpc_service: {envoy_grpc: {cluster_name: epp}}
               failure_mode_allow: false
               message_timeout: 60s
+              allow_mode_override: true
               {{- if .Shape.Eager}}
               send_body_without_waiting_for_header_response: true
               {{- end}}
@@ -172,6 +173,7 @@ type envoyBed struct {
 	srv     *Server
 	workers map[string]string // name to ip:port
 	h1, h2  *http.Client
+	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
 func startEnvoy(t *testing.T, sh shape, o Options) *envoyBed {
@@ -238,6 +240,7 @@ func startEnvoy(t *testing.T, sh shape, o Options) *envoyBed {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", filepath.Join(dir, "in"))
 	}
+	e.dial = dial
 	waitFor(t, func() bool {
 		c, err := dial(t.Context(), "", "")
 		if err == nil {
@@ -334,6 +337,7 @@ func TestRealEnvoy(t *testing.T) {
 			if sh.response != "BUFFERED" {
 				t.Run("client abort", func(t *testing.T) { e.checkAbort(t, sh) })
 			}
+			t.Run("client leaves mid-body", func(t *testing.T) { e.checkLeave(t) })
 			t.Run("early answer", func(t *testing.T) { e.checkEarly(t) })
 			waitFor(t, func() bool { return e.srv.Open() == 0 })
 			for i := range e.h.count() {
@@ -404,6 +408,52 @@ func (e *envoyBed) checkAbort(t *testing.T, sh shape) {
 	waitFor(t, func() bool { return len(tk.gotOutcomes()) > 0 })
 	if o := tk.gotOutcomes()[0]; len(o.Flags) == 0 {
 		t.Errorf("outcome of an abort: %+v", o)
+	}
+}
+
+// checkLeave sends half a body and goes.
+func (e *envoyBed) checkLeave(t *testing.T) {
+	conn, err := e.dial(t.Context(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := e.srv.streams()
+	if _, err := fmt.Fprintf(conn, "POST /echo HTTP/1.1\r\nHost: llm\r\nX-Want: a\r\nContent-Length: 100000\r\n\r\n%s", payload(50_000)); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return e.srv.streams() > seen })
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return e.srv.Open() == 0 })
+}
+
+// streams is how many ext_proc streams there have been.
+func (s *Server) streams() int {
+	_, n := s.counts()
+	return n
+}
+
+// A response body that we do not want is not sent to us if Envoy allows it.
+func TestRealEnvoySkipsResponseBody(t *testing.T) {
+	e := startEnvoy(t, shape{request: "BUFFERED", response: "STREAMED", reqTrailer: "SKIP", respEnd: "SKIP"}, Options{SkipResponseBody: true})
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm/sse?n=9", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := e.h1.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if err != nil || bytes.Count(got, []byte("data: ")) != 10 {
+		t.Fatalf("%v, answer %q", err, got)
+	}
+	tk := e.h.ticket(0)
+	tk.mustEnd(t)
+	if len(tk.body) != 0 || tk.status != http.StatusOK {
+		t.Errorf("status %d, %d bytes were sent to us", tk.status, len(tk.body))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -198,7 +199,7 @@ func (x *exchange) readHeaders(m *message) {
 		case ":authority":
 			x.req.Authority = h.Value
 		case requestIDKey:
-			x.req.ID = h.Value
+			x.req.ID = strings.Clone(h.Value) // outlives the headers, which share one string
 		case "content-length":
 			if n, err := strconv.Atoi(h.Value); err == nil && n >= 0 {
 				x.contentLength = n

@@ -211,8 +211,14 @@ func (m *message) decodeHeaders(b []byte) error {
 	})
 }
 
+// headerRoom is for how many headers a request has room before growing.
+const headerRoom = 24
+
 // requestHeaders reads a HeaderMap; all names and values share one string.
 func (m *message) requestHeaders(b []byte) error {
+	if m.headers == nil {
+		m.headers = make([]Header, 0, headerRoom)
+	}
 	text := string(b)
 	within := func(v []byte) string {
 		if len(v) == 0 {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -361,6 +362,34 @@ func TestDrain(t *testing.T) {
 	}
 	<-drained
 	h.ticket(1).mustEnd(t)
+}
+
+// Many streams at once, in all modes, end with nothing left.
+func TestManyStreams(t *testing.T) {
+	h := &recorder{}
+	b := newBed(t, Options{}, h)
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			c := &call{request: requestModes[i%len(requestModes)], response: responseModes[i%len(responseModes)], eager: true,
+				chunks: [][]byte{payload(20_000 + i), payload(i)}, respChunks: [][]byte{payload(100 + i), payload(70_000)}}
+			res, err := b.play(context.Background(), c)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if !bytes.Equal(res.body, bytes.Join(c.chunks, nil)) || !bytes.Equal(res.respBody, bytes.Join(c.respChunks, nil)) {
+				t.Error("a body changed")
+			}
+		})
+	}
+	wg.Wait()
+	if h.count() != 200 {
+		t.Fatalf("%d decisions", h.count())
+	}
+	for i := range 200 {
+		h.ticket(i).mustEnd(t)
+	}
 }
 
 func TestHealthNames(t *testing.T) {
