@@ -16,18 +16,19 @@ import (
 
 // Engine is a running engine. Its methods are safe for concurrent use.
 type Engine struct {
-	opts    Options
-	id      string // engine id of block transfers, new with every start
-	ranks   []*rank
-	apis    []*apiServer
-	side    *apiServer
-	boot    *apiServer // SGLang's bootstrap server
-	faults  faultBox
-	stats   stats
-	held    holdings
-	rooms   rooms
-	turn    atomic.Uint64 // round robin of requests that name no rank
-	created time.Time
+	opts   Options
+	id     string // engine id of block transfers, new with every start
+	ranks  []*rank
+	apis   []*apiServer
+	side   *apiServer
+	boot   *apiServer // the server at which the legs of SGLang and Mooncake meet
+	faults faultBox
+	stats  stats
+	held   holdings
+	// received is what LMCache senders pushed to this engine.
+	received SharedStore
+	turn     atomic.Uint64 // round robin of requests that name no rank
+	created  time.Time
 
 	ctx      context.Context
 	cancel   context.CancelFunc
@@ -50,7 +51,6 @@ func Start(ctx context.Context, opts Options) (*Engine, error) {
 	e.ctx, e.cancel = context.WithCancel(ctx)
 	e.faults.set(opts.Faults)
 	e.held.init(e)
-	e.rooms.init()
 	if err := e.open(); err != nil {
 		e.Close()
 		return nil, err
@@ -95,8 +95,8 @@ func (e *Engine) open() error {
 	if e.side, err = openAPI(e, o.SideAddr, e.sideMux()); err != nil {
 		return fmt.Errorf("side listener: %w", err)
 	}
-	if o.Engine == SGLang && o.Role != Decode {
-		if e.boot, err = openAPI(e, o.BootstrapURL, e.bootstrapMux()); err != nil {
+	if (o.Engine == SGLang || o.Connector == "mooncake") && o.Role != Decode {
+		if e.boot, err = openAPI(e, o.Bootstrap, e.bootstrapMux()); err != nil {
 			return fmt.Errorf("bootstrap listener: %w", err)
 		}
 	}
@@ -231,7 +231,7 @@ func (e *Engine) SideAddr() string { return e.side.addr }
 // SideURL is the base URL of the side listener.
 func (e *Engine) SideURL() string { return "http://" + e.side.addr }
 
-// BootstrapAddr is the host:port of SGLang's bootstrap server, empty where there is none.
+// BootstrapAddr is the host:port of the bootstrap server of SGLang and Mooncake, empty where there is none.
 func (e *Engine) BootstrapAddr() string {
 	if e.boot == nil {
 		return ""

@@ -271,6 +271,9 @@ func pythonInt(s string) (int, error) {
 
 // balance is the engine's own choice: SGLang goes round, the others take the least loaded by waiting * 4 + running.
 func (c *call) balance() *rank {
+	if room, ok := c.firstRoom(); ok && c.opts.Role == Prefill {
+		return c.ranks[int(room%int64(len(c.ranks)))]
+	}
 	if c.opts.Engine == SGLang {
 		return c.ranks[int(c.turn.Add(1)-1)%len(c.ranks)]
 	}
@@ -320,23 +323,20 @@ func (c *call) answer(w http.ResponseWriter) error {
 	for open > 0 || len(tokens) > 0 {
 		select {
 		case <-ctx.Done():
-			for _, s := range c.seqs {
-				c.rank.abort(s)
-			}
+			c.drop()
 			c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done = 499, true })
 			panic(http.ErrAbortHandler)
 		case <-left:
 			open--
 		case t := <-tokens:
 			if t.finish == "abort" {
+				c.drop()
 				c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done, rec.Error = 500, true, "engine died" })
 				panic(http.ErrAbortHandler)
 			}
 			out.token(t)
 			if f := c.faults.get(); f.DieAfterTokens > 0 && out.generated >= f.DieAfterTokens {
-				for _, s := range c.seqs {
-					c.rank.abort(s)
-				}
+				c.drop()
 				c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done, rec.Error = 500, true, "injected death" })
 				panic(http.ErrAbortHandler)
 			}
@@ -353,6 +353,14 @@ func (c *call) answer(w http.ResponseWriter) error {
 	})
 	out.end()
 	return nil
+}
+
+// drop ends what is left of the call and gives back the blocks that were to be handed over.
+func (c *call) drop() {
+	for _, s := range c.seqs {
+		c.rank.abort(s)
+		c.rank.release(s)
+	}
 }
 
 // traceNumber is a number that only has to differ between requests.

@@ -62,10 +62,13 @@ type Options struct {
 	Time         TimeModel
 	CoupledRanks bool // ranks step together (attention data parallel)
 
-	Role         Role          // default both
-	Connector    string        // see connectors; default by engine: nixl, bootstrap, trtllm
-	KVLease      time.Duration // how long a prefill engine keeps blocks that nobody fetches; default 30 s
-	BootstrapURL string        // prefill engines of SGLang: "host:port" of the bootstrap server, default 127.0.0.1:0
+	Role Role // default both
+	// Connector is the protocol between prefill and decode: nixl (vLLM's default), nixl-push, mooncake, p2p-nccl, moriio,
+	// lmcache, sharedstorage; bootstrap (SGLang's default), trtllm (TensorRT-LLM's).
+	Connector string
+	KVLease   time.Duration // how long a prefill engine keeps blocks that nobody fetches; default 30 s
+	Bootstrap string        // "host:port" of the bootstrap server of SGLang and Mooncake, default 127.0.0.1:0
+	Shared    *SharedStore  // what the connector sharedstorage shares
 
 	// OutputTokens is the length of an answer whose request names none; default 16.
 	OutputTokens int
@@ -131,7 +134,7 @@ func (o *Options) BindFlags(f *flag.FlagSet) {
 	f.Func("role", "both (default), prefill or decode", func(s string) error { o.Role = Role(s); return nil })
 	f.StringVar(&o.Connector, "connector", "", "prefill/decode `protocol` (default: nixl, bootstrap or trtllm, by engine)")
 	f.DurationVar(&o.KVLease, "kv-lease", 30*time.Second, "`time` for which prefilled blocks wait to be fetched")
-	f.StringVar(&o.BootstrapURL, "bootstrap", "127.0.0.1:0", "`address` of the bootstrap server (sglang prefill)")
+	f.StringVar(&o.Bootstrap, "bootstrap", "127.0.0.1:0", "`address` of the bootstrap server (sglang prefill)")
 	f.IntVar(&o.OutputTokens, "output-tokens", 16, "length of an answer whose request names none")
 }
 
@@ -158,7 +161,7 @@ func (o *Options) complete() error {
 	orText(&o.Model, "demo")
 	orText(&o.Listen, "127.0.0.1:0")
 	orText(&o.SideAddr, "127.0.0.1:0")
-	orText(&o.BootstrapURL, "127.0.0.1:0")
+	orText(&o.Bootstrap, "127.0.0.1:0")
 	orText(&o.HashAlgo, "sha256")
 	orText(&o.HashSeed, "vllm-none-hash")
 	orInt(&o.Ranks, 1)

@@ -1,0 +1,267 @@
+package enginesim
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+)
+
+// held is a prefilled prompt whose blocks wait on their rank for the decode side.
+type held struct {
+	seq    *sequence
+	rank   *rank
+	ids    []int32 // the prompt
+	call   string  // external request id of the prefill leg
+	body   string  // SHA-256 of its body
+	taken  chan struct{}
+	lease  *time.Timer
+	pulled bool // false when the lease ran out
+}
+
+// holdings are the prefilled prompts of an engine by the key of their protocol.
+type holdings struct {
+	eng *Engine
+
+	mu      sync.Mutex
+	items   map[string]*held
+	used    map[string]bool // keys that were ever put: a key is for one request
+	changed chan struct{}   // closed and renewed with every put
+}
+
+func (h *holdings) init(e *Engine) {
+	h.eng, h.items, h.used, h.changed = e, map[string]*held{}, map[string]bool{}, make(chan struct{})
+}
+
+func (h *holdings) put(key string, x *held) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.used[key] {
+		return fmt.Errorf("transfer key %q was used before", key)
+	}
+	h.used[key] = true
+	h.items[key] = x
+	x.taken = make(chan struct{})
+	x.lease = time.AfterFunc(h.eng.opts.KVLease, func() {
+		if h.remove(key, x, false) {
+			h.eng.stats.count("lease expired")
+		}
+	})
+	close(h.changed)
+	h.changed = make(chan struct{})
+	return nil
+}
+
+// remove ends a holding and gives its blocks back; false if it has ended before.
+func (h *holdings) remove(key string, x *held, pulled bool) bool {
+	h.mu.Lock()
+	if h.items[key] != x {
+		h.mu.Unlock()
+		return false
+	}
+	delete(h.items, key)
+	x.pulled = pulled
+	x.lease.Stop()
+	close(x.taken)
+	h.mu.Unlock()
+	x.rank.release(x.seq)
+	return true
+}
+
+// wait finds a holding, or waits for it until ctx ends.
+func (h *holdings) wait(ctx context.Context, key string) *held {
+	for {
+		h.mu.Lock()
+		x, changed := h.items[key], h.changed
+		h.mu.Unlock()
+		if x != nil {
+			return x
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+func (h *holdings) size() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.items)
+}
+
+func (h *holdings) clear() {
+	h.mu.Lock()
+	items := h.items
+	h.mu.Unlock()
+	for _, key := range keysOf(items, &h.mu) {
+		h.mu.Lock()
+		x := h.items[key]
+		h.mu.Unlock()
+		if x != nil {
+			h.remove(key, x, false)
+		}
+	}
+}
+
+func (h *holdings) close() { h.clear() }
+
+func keysOf(items map[string]*held, mu *sync.Mutex) []string {
+	mu.Lock()
+	defer mu.Unlock()
+	var keys []string
+	for k := range items {
+		keys = append(keys, k)
+	}
+	return keys
+}
+
+// pull is what the decode side asks the prefill side for, over the side listener or the bootstrap server.
+type pull struct {
+	Engine string `json:"engine,omitempty"` // engine id, if the protocol carries one
+	Key    string `json:"key"`
+	WaitMS int    `json:"wait_ms"` // for protocols whose legs run at once
+	Rank   *int   `json:"rank,omitempty"`
+}
+
+type pulled struct {
+	IDs  []int32 `json:"ids"`
+	Rank int     `json:"rank"`
+	Call string  `json:"call"`
+	Body string  `json:"body"`
+}
+
+// servePull hands a prefilled prompt over, once.
+func (e *Engine) servePull(w http.ResponseWriter, r *http.Request) {
+	var p pull
+	if err := json.NewDecoder(r.Body).Decode(&p); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), time.Duration(max(p.WaitMS, 1))*time.Millisecond)
+	defer cancel()
+	x := e.held.wait(ctx, p.Key)
+	switch {
+	case x == nil:
+		e.stats.count("violation: pull of an unknown request")
+		http.Error(w, "no blocks for "+p.Key, http.StatusNotFound)
+	case p.Engine != "" && p.Engine != e.engineID(x.rank):
+		e.stats.count("violation: wrong engine id")
+		http.Error(w, fmt.Sprintf("engine id %s, blocks are with %s", p.Engine, e.engineID(x.rank)), http.StatusConflict)
+	case p.Rank != nil && *p.Rank != x.rank.local:
+		e.stats.count("violation: wrong prefill rank")
+		http.Error(w, fmt.Sprintf("rank %d, blocks are with rank %d", *p.Rank, x.rank.local), http.StatusConflict)
+	case !e.held.remove(p.Key, x, true):
+		http.Error(w, "blocks are gone", http.StatusNotFound)
+	default:
+		e.stats.count("blocks handed over")
+		writeJSON(w, http.StatusOK, pulled{x.ids, x.rank.local, x.call, x.body})
+	}
+}
+
+// engineID is how a rank names itself to the other side.
+func (e *Engine) engineID(r *rank) string {
+	if e.opts.Ranks == 1 {
+		return e.id
+	}
+	return fmt.Sprintf("%s_dp%d", e.id, r.local)
+}
+
+// fetch asks a prefill engine for a prompt's blocks.
+func (e *Engine) fetch(ctx context.Context, addr string, p pull) (*pulled, error) {
+	if e.faults.get().TransferFails {
+		return nil, internalError("injected failure of the block transfer")
+	}
+	raw, err := e.sidePost(ctx, "http://"+addr+"/sim/kv/pull", p)
+	if err != nil {
+		e.stats.count("transfer failed")
+		return nil, internalError("block transfer: " + err.Error())
+	}
+	var got pulled
+	if err := json.Unmarshal(raw, &got); err != nil {
+		return nil, internalError("block transfer: " + err.Error())
+	}
+	return &got, nil
+}
+
+func (e *Engine) sidePost(ctx context.Context, url string, v any) ([]byte, error) {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(raw))
+	if err != nil {
+		return nil, err
+	}
+	req.Close = true
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	var out bytes.Buffer
+	if _, err := out.ReadFrom(res.Body); err != nil {
+		return nil, err
+	}
+	if res.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s", res.Status, bytes.TrimSpace(out.Bytes()))
+	}
+	return out.Bytes(), nil
+}
+
+// take checks a fetched prompt against the decode side's own and lets the sequence begin with its blocks.
+func (c *call) take(i int, got *pulled) error {
+	s := c.seqs[i]
+	if !slices.Equal(got.IDs, c.prompts[i]) {
+		c.stats.count("violation: prefill and decode prompts differ")
+		return internalError("the prefilled prompt is another one")
+	}
+	s.remote = s.prompt
+	c.stats.count("blocks received")
+	c.stats.update(c.rec, func(rec *RequestRecord) { rec.RemoteTokens += s.prompt })
+	return nil
+}
+
+// hold keeps the blocks of a finished prefill under a key.
+func (c *call) hold(i int, key string) (*held, error) {
+	x := &held{seq: c.seqs[i], rank: c.rank, ids: c.prompts[i], call: c.id, body: c.rec.BodySHA256}
+	if err := c.held.put(key, x); err != nil {
+		c.stats.count("violation: transfer key used twice")
+		c.rank.release(x.seq)
+		return nil, badRequest(err.Error())
+	}
+	return x, nil
+}
+
+// SharedStore is a cache outside of the engines that find it: what a prefill engine wrote, a decode engine reads by its
+// content. It is safe for concurrent use.
+type SharedStore struct {
+	mu      sync.Mutex
+	prompts [][]int32
+}
+
+func (s *SharedStore) put(ids []int32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prompts = append(s.prompts, slices.Clone(ids))
+}
+
+// longest is the number of tokens at the head of ids that are stored.
+func (s *SharedStore) longest(ids []int32) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	best := 0
+	for _, p := range s.prompts {
+		n := 0
+		for n < len(p) && n < len(ids) && p[n] == ids[n] {
+			n++
+		}
+		best = max(best, n)
+	}
+	return best
+}
