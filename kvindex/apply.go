@@ -1,0 +1,437 @@
+package kvindex
+
+import (
+	"errors"
+	"slices"
+)
+
+// Apply makes one event's change to what a target holds. An error is a
+// RefusalError: the event, or the part of it from the offending block on, was
+// not applied, which loses matches but never makes a wrong one. Removals of
+// blocks that the target is not known to hold are no error; Stats counts them.
+// Apply keeps nothing of the event.
+func (x *Index) Apply(s Slot, e *Event) error {
+	x.gate.writers.Lock()
+	defer x.gate.writers.Unlock()
+	err := x.apply(s, e)
+	if err != nil {
+		var reason RefusalError
+		if errors.As(err, &reason) {
+			x.counters.refused[reason]++
+		}
+	}
+	return err
+}
+
+func (x *Index) apply(s Slot, e *Event) error {
+	if int(s) >= len(x.slots) || !x.slots[s].inUse {
+		return ErrUnknownSlot
+	}
+	if e.Tier >= NumTiers {
+		return ErrTier
+	}
+	switch e.Kind {
+	case Stored:
+		loose := x.slots[s].looseBytes()
+		err := x.store(s, e)
+		x.loose += x.slots[s].looseBytes() - loose
+		x.evict()
+		return err
+	case Removed:
+		loose := x.slots[s].looseBytes()
+		x.remove(s, e)
+		x.loose += x.slots[s].looseBytes() - loose
+		return nil
+	case Cleared:
+		x.counters.cleared++
+		x.clear(s)
+		return nil
+	default:
+		return ErrKind
+	}
+}
+
+func (x *Index) store(s Slot, e *Event) error {
+	st := &x.slots[s]
+	if !st.hasGroup {
+		st.group, st.hasGroup = e.Group, true
+	}
+	if len(e.Hashes) == 0 {
+		return nil
+	}
+	if len(e.Tokens) == 0 {
+		return x.storePlaceholders(s, e)
+	}
+	if st.blockSize == 0 && x.fits(e.BlockSize) {
+		x.setBlockSize(s, e.BlockSize)
+	}
+	if e.BlockSize != st.blockSize || st.blockSize == 0 {
+		return ErrBlockSize
+	}
+	if len(e.Tokens) != len(e.Hashes)*e.BlockSize {
+		return ErrTokens
+	}
+	if len(e.Extra) != 0 && len(e.Extra) != len(e.Hashes) {
+		return ErrExtra
+	}
+	if e.HasParent && slices.Contains(e.Hashes, e.Parent) {
+		return ErrCycle
+	}
+	if st.blockSize < x.cfg.BlockSize {
+		return x.storePages(s, e)
+	}
+
+	parent := link{}
+	if e.HasParent {
+		var ok bool
+		if parent, ok = x.linkOf(s, nonzero(e.Parent)); !ok {
+			return ErrUnknownParent
+		}
+	} else {
+		parent.own = x.seedOf(st, e.Adapter, e.Salt)
+	}
+	names := x.blockNames(e.Hashes, st.blockSize)
+	x.own = slices.Grow(x.own[:0], len(names))[:len(names)]
+	h := parent.own
+	size, each := x.cfg.BlockSize, st.blockSize/x.cfg.BlockSize
+	for i := range x.own {
+		c := x.hasher.content(e.Tokens[i*size : i*size+size])
+		if len(e.Extra) != 0 {
+			c = x.hasher.withExtra(c, e.Extra[i/each])
+		}
+		h = x.hasher.chain(h, c)
+		x.own[i] = uint64(h)
+	}
+	return x.storeChain(s, e.Tier, e.Group, parent, names, x.own)
+}
+
+// link is a known block, as parent of others: its hash and its place; without
+// segment it is the start of a chain.
+type link struct {
+	own Hash
+	at  place
+}
+
+// linkOf resolves the name of a block that the slot holds.
+func (x *Index) linkOf(s Slot, name uint64) (link, bool) {
+	p, ok := x.resolve(s, name)
+	if !ok {
+		return link{}, false
+	}
+	return link{own: Hash(x.seg(p.segment()).own()[p.offset()]), at: p}, true
+}
+
+func (x *Index) seedOf(st *slotState, adapter, salt string) Hash {
+	if adapter == "" && salt == "" {
+		return st.seed
+	}
+	if adapter != st.adapter || salt != st.salt {
+		st.adapter, st.salt = adapter, salt
+		st.salted = x.hasher.Seed(st.model, adapter, salt)
+	}
+	return st.salted
+}
+
+// nonzero makes room for 0 as "no name".
+func nonzero(h EngineHash) uint64 {
+	if h == 0 {
+		return 0x9e3779b97f4a7c15
+	}
+	return uint64(h)
+}
+
+// blockNames gives every index block of these engine blocks a name: the engine's
+// hash to the last part of an engine block, hashes derived from it to the others.
+func (x *Index) blockNames(hashes []EngineHash, engineSize int) []EngineHash {
+	each := engineSize / x.cfg.BlockSize
+	if each <= 1 {
+		return hashes
+	}
+	x.split = x.split[:0]
+	for _, h := range hashes {
+		for part := 1; part < each; part++ {
+			x.split = append(x.split, EngineHash(fold(nonzero(h)^0x589965cc75374cc3, uint64(part)*2+0x1d8e4e27c47d124f)))
+		}
+		x.split = append(x.split, h)
+	}
+	return x.split
+}
+
+// storeChain makes the slot hold a chain of blocks after parent, in steps
+// between which lookups run. own are the blocks' hashes, names their engine hashes.
+func (x *Index) storeChain(s Slot, t Tier, group int32, parent link, names []EngineHash, own []uint64) error {
+	for len(own) > 0 {
+		n := min(len(own), writeStep)
+		x.gate.shut()
+		at, err := x.storeStep(s, t, group, parent.at, names[:n], own[:n])
+		x.gate.open()
+		if err != nil {
+			return err
+		}
+		parent.at = at
+		names, own = names[n:], own[n:]
+	}
+	return nil
+}
+
+// storeStep stores blocks after the place at and returns the last one's place.
+func (x *Index) storeStep(s Slot, t Tier, group int32, at place, names []EngineHash, own []uint64) (place, error) {
+	for i := 0; i < len(own); {
+		id, from := at.segment(), at.offset()+1
+		var g segment
+		known := false
+		if id != 0 {
+			g = x.seg(id)
+			known = from < g.blocks() && g.own()[from] == own[i]
+		}
+		if !known {
+			if next := x.findStart(own[i]); next != 0 {
+				id, from, known = next, 0, true
+				g = x.seg(id)
+			}
+		}
+		if known {
+			n := 1
+			for rest := g.own()[from:]; n < len(rest) && i+n < len(own) && rest[n] == own[i+n]; {
+				n++
+			}
+			if err := x.storeKnown(s, t, group, id, from, names[i:i+n]); err != nil {
+				return at, err
+			}
+			x.counters.stored += int64(n)
+			i += n
+			// what the slot holds may have moved the segment's words, not its places
+			at = placeAt(id, from+n-1)
+			continue
+		}
+		n := 1
+		for i+n < len(own) && x.findStart(own[i+n]) == 0 {
+			n++
+		}
+		id, from, n = x.room(id, from, n)
+		stored, err := x.storeFresh(s, t, group, id, from, names[i:i+n], own[i:i+n])
+		x.counters.stored += int64(stored)
+		if err != nil {
+			return at, err
+		}
+		i += n
+		at = placeAt(id, from+n-1)
+	}
+	return at, nil
+}
+
+// room finds where n fresh blocks go: to the end of the parent's segment if the
+// parent is its last block, else into a new segment. It may find room for fewer.
+func (x *Index) room(id uint32, from, n int) (uint32, int, int) {
+	if id != 0 {
+		g := x.seg(id)
+		// A segment that many slots share keeps its few runs apart from the long
+		// private tail of one of them.
+		if from == g.blocks() && from < maxSegment && g.numRuns() <= 8 {
+			n = min(n, maxSegment-from)
+			if from+n > g.room() {
+				x.resize(id, min(from+n+(from+n)/8+1, maxSegment), g.runRoom())
+			}
+			return id, from, n
+		}
+	}
+	n = min(n, maxSegment)
+	return x.newSegment(n, 1), 0, n
+}
+
+// storeFresh puts blocks that nobody knew at the end of a segment.
+func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, names []EngineHash, own []uint64) (int, error) {
+	g := x.seg(id)
+	n := len(own)
+	g.setBlocks(from + n)
+	copy(g.own()[from:], own)
+	if from == 0 {
+		x.starts.insert(mixName(own[0]), placeAt(id, 0))
+	}
+	x.liveBlocks += int64(n)
+	stored := 0
+	var conflict error
+	blockNames := g.names()
+	clear(blockNames[from : from+n])
+	for ; stored < n; stored++ {
+		name := nonzero(names[stored])
+		if !x.nameFor(s, name, placeAt(id, from+stored), from) {
+			conflict = ErrHashConflict
+			break
+		}
+		blockNames[from+stored] = name
+	}
+	if stored == 0 {
+		// nobody holds any of them: take them back
+		x.liveBlocks -= int64(n)
+		g.setBlocks(from)
+		if from == 0 {
+			x.freeSegment(id)
+		}
+		return 0, conflict
+	}
+	if stored < n {
+		x.liveBlocks -= int64(n - stored)
+		g.setBlocks(from + stored)
+	}
+	if group == x.slots[s].group {
+		x.hold(id, s, t, from, from+stored)
+		return stored, conflict
+	}
+	for i := range stored {
+		if err := x.storeOne(s, t, group, nonzero(names[i]), placeAt(id, from+i)); err != nil {
+			// cannot happen: nameFor has looked; but nothing may stay that nobody holds
+			x.reap(id, from+i, from+stored)
+			return i, err
+		}
+	}
+	return stored, conflict
+}
+
+// nameFor enters a fresh block under a name, unless the slot holds another block
+// of this name, or just got one: from is where the event's blocks began in p's segment.
+func (x *Index) nameFor(s Slot, name uint64, p place, from int) bool {
+	if x.slots[s].aliases != nil || x.named(name) {
+		if _, taken := x.resolve(s, name); taken {
+			return false
+		}
+		if slices.Contains(x.seg(p.segment()).names()[from:p.offset()], name) {
+			return false
+		}
+	}
+	x.name(name, p)
+	return true
+}
+
+// storeKnown makes the slot hold blocks that the index knows.
+func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, names []EngineHash) error {
+	st := &x.slots[s]
+	g := x.seg(id)
+	to := from + len(names)
+	plain := st.aliases == nil && group == st.group && x.twins == 0 && !g.overlaps(s, t, from, to)
+	blockNames := g.names()[from:to]
+	for i, n := range names {
+		if blockNames[i] != nonzero(n) {
+			plain = false
+			break
+		}
+	}
+	if plain {
+		x.hold(id, s, t, from, to)
+		return nil
+	}
+	for i, n := range names {
+		name := nonzero(n)
+		at := placeAt(id, from+i)
+		if x.seg(id).names()[from+i] == 0 {
+			if was, taken := x.resolve(s, name); taken && was != at {
+				return ErrHashConflict
+			}
+			g := x.seg(id)
+			if g.dead() > 0 {
+				g.uncovered(from+i, from+i+1, func(a, b int) {
+					g.addDead(a - b)
+					x.liveBlocks++
+				})
+			}
+			x.name(name, at)
+			g.names()[from+i] = name
+		}
+		if err := x.storeOne(s, t, group, name, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// storePlaceholders notes on a further tier blocks that are named without their
+// tokens, which offloading connectors do.
+func (x *Index) storePlaceholders(s Slot, e *Event) error {
+	st := &x.slots[s]
+	if st.blockSize == 0 {
+		return ErrPlaceholder
+	}
+	if st.blockSize < x.cfg.BlockSize {
+		return x.storePagePlaceholders(s, e)
+	}
+	var err error
+	for _, name := range x.blockNames(e.Hashes, st.blockSize) {
+		p, ok := x.resolve(s, nonzero(name))
+		if !ok {
+			err = ErrPlaceholder
+			continue
+		}
+		x.gate.shut()
+		stored := x.storeOne(s, e.Tier, e.Group, nonzero(name), p)
+		x.gate.open()
+		if stored != nil {
+			return stored
+		}
+		x.counters.stored++
+	}
+	return err
+}
+
+func (x *Index) remove(s Slot, e *Event) {
+	st := &x.slots[s]
+	if st.pages != nil {
+		x.removePages(s, e)
+		return
+	}
+	names := x.blockNames(e.Hashes, max(st.blockSize, 1))
+	for len(names) > 0 {
+		n := min(len(names), writeStep)
+		x.gate.shut()
+		x.removeStep(s, e.Tier, e.Group, names[:n])
+		x.gate.open()
+		names = names[n:]
+	}
+}
+
+// removeStep removes blocks by name. Neighbours in one segment, in either
+// direction, are removed together and found without the table.
+func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
+	st := &x.slots[s]
+	if st.aliases != nil || group != st.group || x.twins > 0 {
+		for _, n := range names {
+			x.countRemoved(x.removeOne(s, t, group, nonzero(n)))
+		}
+		return
+	}
+	for i := 0; i < len(names); {
+		p, ok := x.resolve(s, nonzero(names[i]))
+		if !ok || !x.seg(p.segment()).holds(s, t, p.offset()) {
+			x.countRemoved(false)
+			i++
+			continue
+		}
+		id, from := p.segment(), p.offset()
+		to := from + 1
+		g := x.seg(id)
+		blockNames := g.names()
+		runs := g.runs()
+		r := runs[firstTouching(runs, s, t, from)]
+		n := i + 1
+		for from > runStart(r) && n < len(names) && blockNames[from-1] == nonzero(names[n]) {
+			from--
+			n++
+		}
+		if n == i+1 {
+			for to < runEnd(r) && n < len(names) && blockNames[to] == nonzero(names[n]) {
+				to++
+				n++
+			}
+		}
+		x.counters.removed += int64(n - i)
+		x.unhold(id, s, t, from, to)
+		i = n
+	}
+}
+
+func (x *Index) countRemoved(known bool) {
+	if known {
+		x.counters.removed++
+	} else {
+		x.counters.unknownRemoved++
+	}
+}

@@ -1,0 +1,147 @@
+package kvindex
+
+import "math/bits"
+
+// MaxBlockSize is the largest number of tokens in a block.
+const MaxBlockSize = 4096
+
+// Hash names a block and, because hashes are chained, the whole prompt up to
+// and including it: two prompts share their first n blocks if and only if their
+// n-th hashes are equal (but for collisions, 2^-64 a pair and not to be
+// constructed without the key).
+type Hash uint64
+
+// Key is the secret of the block hash. It is configuration: replicas that
+// exchange snapshots share it, clients never learn it.
+type Key [16]byte
+
+// Hasher computes block hashes. It is immutable after NewHasher and safe for
+// concurrent use.
+//
+// A block's tokens are packed in pairs to 64-bit words, the words are taken in
+// pairs, each is masked with a secret of its position, and the two halves of
+// each 128-bit product are added up (the multiply-mix of wyhash, with secrets by
+// position instead of a chain, so that the products of a block do not wait for
+// each other). The sum is chained to the parent's hash by one more product.
+type Hasher struct {
+	chainKey, blockKey uint64
+	extraKey, extraMul uint64
+	textKey            uint64
+	position           [MaxBlockSize/2 + 2]uint64
+}
+
+// NewHasher derives the secrets of all positions from key.
+func NewHasher(key Key) *Hasher {
+	h := &Hasher{}
+	state := uint64(0x9e3779b97f4a7c15)
+	for i, b := range key {
+		state ^= uint64(b) << (8 * (i % 8))
+		if i%8 == 7 {
+			state = fold(state, 0xd6e8feb86659fd93) + state
+		}
+	}
+	next := func() uint64 { // splitmix64
+		state += 0x9e3779b97f4a7c15
+		z := state
+		z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+		z = (z ^ z>>27) * 0x94d049bb133111eb
+		return z ^ z>>31
+	}
+	h.chainKey, h.blockKey, h.extraKey = next(), next(), next()
+	h.extraMul, h.textKey = next()|1, next()
+	for i := range h.position {
+		h.position[i] = next()
+	}
+	return h
+}
+
+// Seed is the parent of the first block of every prompt for this model, adapter
+// and salt: prompts that differ in any of them share no hash.
+func (h *Hasher) Seed(model, adapter, salt string) Hash {
+	acc := h.textKey
+	for _, s := range [...]string{model, adapter, salt} {
+		acc = fold(acc^uint64(len(s)), h.extraMul)
+		for len(s) > 0 {
+			var w uint64
+			n := min(len(s), 8)
+			for i := range n {
+				w |= uint64(s[i]) << (8 * i)
+			}
+			acc = fold(acc^w, h.extraKey^acc>>32)
+			s = s[n:]
+		}
+	}
+	return Hash(fold(acc^h.blockKey, h.textKey|1))
+}
+
+// AppendHashes appends to dst the hashes of the full blocks of tokens; a
+// partial block at the end has none. parent is a Seed, or the last hash of the
+// part before tokens: so the next turn of a conversation hashes only its new
+// blocks. A blockSize outside 1..MaxBlockSize appends nothing.
+func (h *Hasher) AppendHashes(dst []Hash, parent Hash, tokens []uint32, blockSize int) []Hash {
+	return h.AppendHashesExtra(dst, parent, tokens, blockSize, nil)
+}
+
+// AppendHashesExtra is AppendHashes for prompts with further content: extra[i]
+// is the digest of what the engine mixes into block i besides its tokens, 0 for
+// nothing; blocks past the end of extra have none.
+func (h *Hasher) AppendHashesExtra(dst []Hash, parent Hash, tokens []uint32, blockSize int, extra []uint64) []Hash {
+	if blockSize < 1 || blockSize > MaxBlockSize {
+		return dst
+	}
+	for i := 0; len(tokens) >= blockSize; i++ {
+		c := h.content(tokens[:blockSize])
+		if i < len(extra) {
+			c = h.withExtra(c, extra[i])
+		}
+		parent = h.chain(parent, c)
+		dst = append(dst, parent)
+		tokens = tokens[blockSize:]
+	}
+	return dst
+}
+
+// fold is the multiply-mix: both halves of a 128-bit product, xored.
+func fold(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a, b)
+	return hi ^ lo
+}
+
+// chain gives a block's hash from its parent's hash and its own content.
+func (h *Hasher) chain(parent Hash, content uint64) Hash {
+	return Hash(fold(uint64(parent)^h.chainKey, content^h.blockKey))
+}
+
+// content hashes one block of at most MaxBlockSize tokens.
+func (h *Hasher) content(tokens []uint32) uint64 {
+	var sum uint64
+	at := 0
+	for ; len(tokens) >= 4; tokens, at = tokens[4:], at+2 {
+		a := uint64(tokens[0]) | uint64(tokens[1])<<32
+		b := uint64(tokens[2]) | uint64(tokens[3])<<32
+		k := (*[2]uint64)(h.position[at:])
+		sum += fold(a^k[0], b^k[1])
+	}
+	if len(tokens) > 0 {
+		var t [4]uint32
+		copy(t[:], tokens)
+		sum += h.quad(t, at)
+	}
+	return sum
+}
+
+// quad is the part of a content hash that four tokens make whose first is at
+// the even word position at.
+func (h *Hasher) quad(t [4]uint32, at int) uint64 {
+	a := uint64(t[0]) | uint64(t[1])<<32
+	b := uint64(t[2]) | uint64(t[3])<<32
+	return fold(a^h.position[at], b^h.position[at+1])
+}
+
+// withExtra mixes a digest of further content into a content hash.
+func (h *Hasher) withExtra(content, extra uint64) uint64 {
+	if extra == 0 {
+		return content
+	}
+	return content + fold(extra^h.extraKey, h.extraMul)
+}

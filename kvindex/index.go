@@ -1,0 +1,527 @@
+package kvindex
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config says how an Index works; it cannot change later.
+type Config struct {
+	// BlockSize is the index's block in tokens, 1..MaxBlockSize. Engines whose
+	// block size divides it or is divided by it can be indexed.
+	BlockSize int
+	// MaxBytes bounds the index's memory, 0 for no bound; see docs/index.md for
+	// what is dropped first.
+	MaxBytes int64
+	// Key is the block hash's secret.
+	Key Key
+	// SpeculativeTTL is how long credit for a prompt that was sent, and not
+	// confirmed by events, lasts. Default 30 s.
+	SpeculativeTTL time.Duration
+	// MaxSpeculative bounds the blocks of such credit, all targets together; the
+	// oldest goes first. Default 1<<20.
+	MaxSpeculative int
+}
+
+// Index knows which targets hold which blocks. All methods may be called
+// concurrently; the changes of one slot must be handed in in their order, by one
+// caller at a time.
+type Index struct {
+	cfg    Config
+	hasher *Hasher
+	gate   gate
+
+	// Everything below is changed while the gate is shut and read by writers under
+	// the gate's mutex, by lookups inside the gate.
+	arena    arena
+	segments []handle // by number; number 0 is never used
+	freed    []uint32 // numbers of segments that are free
+	starts   table    // own hash of a segment's first block -> its place
+	names    table    // engine hash -> places of the blocks so named first
+	twins    int      // entries of names beyond the first of a name
+
+	slots     []slotState
+	freeSlots []Slot
+	byTarget  map[Target]Slot
+	// parts is, by slot, how many index blocks an engine block makes; shorter than
+	// slots where all further ones are 1.
+	parts    []uint32
+	postings int64 // bytes of all slots' lists of segments
+	loose    int64 // bytes of all slots' aliases and pages, about
+
+	claims     claimQueue
+	hand       uint32 // where eviction goes on
+	counters   counters
+	liveBlocks int64
+
+	// scratch space of writers, under the mutex
+	own   []uint64
+	split []EngineHash
+	cover []bool
+	moved []uint64
+	found []uint32
+}
+
+// handle is a segment's record (lower 40 bits, none of a free segment) and the
+// segment's generation, which grows when the number is freed (upper 24 bits).
+type handle uint64
+
+const (
+	handleBits = 40
+	noRecord   = 1<<handleBits - 1
+)
+
+type counters struct {
+	refused        [numRefusals]int64
+	stored         int64
+	removed        int64
+	unknownRemoved int64
+	cleared        int64
+	evicted        int64
+	rebuilt        int64
+}
+
+// slotState is what the index knows of one target.
+type slotState struct {
+	target Target
+	model  string
+	inUse  bool
+	// blockSize is the engine's, 0 until known.
+	blockSize int
+	// group is the KV-cache group of the first event; blocks of it cost nothing
+	// extra, those of further groups are counted in aliases.
+	group    int32
+	hasGroup bool
+	seed     Hash // of the model alone
+	// last seed with adapter or salt
+	adapter, salt string
+	salted        Hash
+	// segments lists where the slot has runs, and where it had: entries may be
+	// stale or double. present counts the segments where it has.
+	segments []uint32
+	present  int
+	held     [numLevels]int64
+	aliases  *aliases
+	pages    *pages
+}
+
+// New makes an empty index.
+func New(cfg Config) (*Index, error) {
+	if cfg.BlockSize < 1 || cfg.BlockSize > MaxBlockSize {
+		return nil, fmt.Errorf("index block size %d is not in 1..%d", cfg.BlockSize, MaxBlockSize)
+	}
+	if cfg.MaxBytes < 0 || cfg.MaxSpeculative < 0 || cfg.SpeculativeTTL < 0 {
+		return nil, errors.New("bounds of the index are negative")
+	}
+	if cfg.SpeculativeTTL == 0 {
+		cfg.SpeculativeTTL = 30 * time.Second
+	}
+	if cfg.MaxSpeculative == 0 {
+		cfg.MaxSpeculative = 1 << 20
+	}
+	return &Index{
+		cfg:      cfg,
+		hasher:   NewHasher(cfg.Key),
+		segments: []handle{noRecord},
+		byTarget: map[Target]Slot{},
+	}, nil
+}
+
+// Hasher returns the block hash that requests must use.
+func (x *Index) Hasher() *Hasher { return x.hasher }
+
+// BlockSize returns the index's block in tokens.
+func (x *Index) BlockSize() int { return x.cfg.BlockSize }
+
+// Add gives a target its slot. engineBlockSize is its engine's block in tokens,
+// 0 to take it from the target's first stored event. Adding a known target
+// returns its slot; with another model or block size it is an error, for its
+// blocks would mean something else: Drop it first.
+func (x *Index) Add(t Target, model string, engineBlockSize int) (Slot, error) {
+	x.gate.writers.Lock()
+	defer x.gate.writers.Unlock()
+	if engineBlockSize < 0 || engineBlockSize > 0 && !x.fits(engineBlockSize) {
+		return 0, fmt.Errorf("add %s: engine blocks of %d tokens, index blocks of %d: %w", t, engineBlockSize, x.cfg.BlockSize, ErrBlockSize)
+	}
+	if s, ok := x.byTarget[t]; ok {
+		st := &x.slots[s]
+		if st.model != model || engineBlockSize != 0 && st.blockSize != 0 && st.blockSize != engineBlockSize {
+			return 0, fmt.Errorf("add %s: known with model %q and blocks of %d, now model %q and blocks of %d", t, st.model, st.blockSize, model, engineBlockSize)
+		}
+		if engineBlockSize != 0 {
+			x.setBlockSize(s, engineBlockSize)
+		}
+		return s, nil
+	}
+	var s Slot
+	if k := len(x.freeSlots); k > 0 {
+		s, x.freeSlots = x.freeSlots[k-1], x.freeSlots[:k-1]
+	} else {
+		if len(x.slots) == MaxSlots {
+			return 0, fmt.Errorf("add %s: %d targets are the most", t, MaxSlots)
+		}
+		s = Slot(len(x.slots))
+		x.slots = append(x.slots, slotState{})
+	}
+	x.slots[s] = slotState{target: t, model: model, inUse: true, seed: x.hasher.Seed(model, "", "")}
+	x.setBlockSize(s, engineBlockSize)
+	x.byTarget[t] = s
+	return s, nil
+}
+
+// setBlockSize notes an engine's block size, 0 for not known.
+func (x *Index) setBlockSize(s Slot, engine int) {
+	x.slots[s].blockSize = engine
+	parts := uint32(engine / x.cfg.BlockSize)
+	if parts <= 1 && int(s) >= len(x.parts) {
+		return
+	}
+	x.gate.shut()
+	defer x.gate.open()
+	for int(s) >= len(x.parts) {
+		x.parts = append(x.parts, 1)
+	}
+	x.parts[s] = max(parts, 1)
+}
+
+// fits reports whether engine blocks can be split or folded into the index's.
+func (x *Index) fits(engine int) bool {
+	return engine > 0 && engine <= 1<<20 && (engine%x.cfg.BlockSize == 0 || x.cfg.BlockSize%engine == 0)
+}
+
+// Drop forgets a target and all that it holds; its slot may be given to another.
+// It takes time in proportion to what the target held. Dropping a free slot does
+// nothing.
+func (x *Index) Drop(s Slot) {
+	x.gate.writers.Lock()
+	defer x.gate.writers.Unlock()
+	if int(s) >= len(x.slots) || !x.slots[s].inUse {
+		return
+	}
+	x.clear(s)
+	delete(x.byTarget, x.slots[s].target)
+	x.setBlockSize(s, 0)
+	x.slots[s] = slotState{}
+	x.freeSlots = append(x.freeSlots, s)
+}
+
+// clear removes all that a slot holds, in steps between which lookups run.
+func (x *Index) clear(s Slot) {
+	st := &x.slots[s]
+	x.loose -= st.looseBytes()
+	st.aliases, st.pages = nil, nil
+	for len(st.segments) > 0 {
+		x.gate.shut()
+		for step := 0; step < writeStep && len(st.segments) > 0; step++ {
+			id := st.segments[len(st.segments)-1]
+			st.segments = st.segments[:len(st.segments)-1]
+			if x.alive(id) {
+				x.evacuate(id, s)
+			}
+		}
+		x.gate.open()
+	}
+	x.postings -= int64(cap(st.segments)) * 4
+	st.segments = nil
+}
+
+// evacuate removes all runs of a slot from a segment.
+func (x *Index) evacuate(id uint32, s Slot) {
+	for x.alive(id) {
+		g := x.seg(id)
+		runs := g.runs()
+		i := lowerBound(runs, makeRun(s, 0, 0, 0))
+		if i == len(runs) || runSlot(runs[i]) != s {
+			return
+		}
+		x.unhold(id, s, runTier(runs[i]), runStart(runs[i]), runEnd(runs[i]))
+	}
+}
+
+func (x *Index) seg(id uint32) segment {
+	return x.arena.words(ref(x.segments[id] & (1<<handleBits - 1)))
+}
+
+// alive also accepts numbers that have been given back.
+func (x *Index) alive(id uint32) bool {
+	return int(id) < len(x.segments) && x.segments[id]&noRecord != noRecord
+}
+
+func (x *Index) generation(id uint32) uint32 { return uint32(x.segments[id] >> handleBits) }
+
+// newSegment makes a segment without blocks and runs.
+func (x *Index) newSegment(room, runRoom int) uint32 {
+	words := roundUp(segmentWords(room, runRoom))
+	room = min((words-headWords-runRoom)/2, maxSegment)
+	r := x.arena.alloc(words)
+	g := segment(x.arena.words(r))
+	g[0], g[1], g[2], g[3] = uint64(room)<<32, uint64(runRoom)<<32, 0, 1
+	var id uint32
+	if k := len(x.freed); k > 0 {
+		id, x.freed = x.freed[k-1], x.freed[:k-1]
+	} else {
+		id = uint32(len(x.segments))
+		x.segments = append(x.segments, 0)
+	}
+	x.segments[id] = x.segments[id]>>handleBits<<handleBits | handle(r)
+	return id
+}
+
+// resize moves a segment to a record with at least this room.
+func (x *Index) resize(id uint32, room, runRoom int) segment {
+	old := x.seg(id)
+	words := roundUp(segmentWords(room, runRoom))
+	room = min((words-headWords-runRoom)/2, maxSegment)
+	r := x.arena.alloc(words)
+	g := segment(x.arena.words(r))
+	copy(g[:headWords], old[:headWords])
+	g[0] = uint64(room)<<32 | uint64(old.blocks())
+	g[1] = uint64(runRoom)<<32 | uint64(old.numRuns())
+	copy(g.runs(), old.runs())
+	copy(g.own(), old.own())
+	copy(g.names(), old.names())
+	x.arena.release(ref(x.segments[id] & (1<<handleBits - 1)))
+	x.segments[id] = x.segments[id]>>handleBits<<handleBits | handle(r)
+	return g
+}
+
+// freeSegment drops a segment whose blocks are all unnamed and held by nobody.
+func (x *Index) freeSegment(id uint32) {
+	g := x.seg(id)
+	// the first word of own stays even when blocks() is 0
+	first := g[headWords+g.runRoom()]
+	x.starts.remove(mixName(first), placeAt(id, 0))
+	x.arena.release(ref(x.segments[id] & (1<<handleBits - 1)))
+	x.segments[id] = (x.segments[id]>>handleBits+1)<<handleBits | noRecord
+	x.freed = append(x.freed, id)
+	if len(x.freed) == len(x.segments)-1 {
+		// nothing is left: give the numbers back too
+		x.segments, x.freed = []handle{noRecord}, nil
+		x.claims.reset()
+		x.hand = 0
+	}
+}
+
+// findStart returns the segment whose first block has this hash, 0 for none.
+func (x *Index) findStart(h uint64) uint32 {
+	s, at, tag := x.starts.probe(mixName(h))
+	for {
+		p, after, ok := s.next(at, tag)
+		if !ok {
+			return 0
+		}
+		g := x.seg(p.segment())
+		if g[headWords+g.runRoom()] == h {
+			return p.segment()
+		}
+		at = after
+	}
+}
+
+// hold adds a run, which must not overlap the slot's runs on that tier, and
+// takes credit of prompts sent as confirmed by it.
+func (x *Index) hold(id uint32, s Slot, t Tier, start, end int) {
+	st := &x.slots[s]
+	if t < speculative && st.held[speculative] > 0 {
+		if g := x.seg(id); g.overlaps(s, speculative, start, end) {
+			st.held[speculative] -= int64(x.cut(id, s, speculative, start, end))
+		}
+	}
+	st.held[t] += int64(end - start)
+	g := x.seg(id)
+	runs := g.runs()
+	r := makeRun(s, t, start, end)
+	lo := lowerBound(runs, makeRun(s, t, start, 0))
+	hi := lo
+	if lo > 0 && sameHolder(runs[lo-1], r) && runEnd(runs[lo-1]) == start {
+		lo--
+		start = runStart(runs[lo])
+	}
+	if hi < len(runs) && sameHolder(runs[hi], r) && runStart(runs[hi]) == end {
+		end = runEnd(runs[hi])
+		hi++
+	}
+	r = makeRun(s, t, start, end)
+	if hi > lo {
+		runs[lo] = r
+		if hi-lo == 2 {
+			copy(runs[lo+1:], runs[hi:])
+			g.setRuns(len(runs) - 1)
+		}
+		return
+	}
+	known := lo > 0 && runSlot(runs[lo-1]) == s || lo < len(runs) && runSlot(runs[lo]) == s
+	x.insertRun(id, lo, r)
+	if !known {
+		x.post(st, s, id)
+	}
+}
+
+func (x *Index) insertRun(id uint32, at int, r run) {
+	g := x.seg(id)
+	n := g.numRuns()
+	if n == g.runRoom() {
+		g = x.resize(id, g.room(), n+n/4+1)
+	}
+	g.setRuns(n + 1)
+	runs := g.runs()
+	copy(runs[at+1:], runs[at:n])
+	runs[at] = r
+}
+
+// post notes that a slot now has runs in a segment.
+func (x *Index) post(st *slotState, s Slot, id uint32) {
+	st.present++
+	if len(st.segments) == cap(st.segments) {
+		was := cap(st.segments)
+		if len(st.segments) > 16 && len(st.segments) > 2*st.present {
+			x.compactPostings(st, s)
+		}
+		if len(st.segments) == cap(st.segments) {
+			grown := make([]uint32, len(st.segments), len(st.segments)+len(st.segments)/2+4)
+			copy(grown, st.segments)
+			st.segments = grown
+		}
+		x.postings += int64(cap(st.segments)-was) * 4
+	}
+	st.segments = append(st.segments, id)
+}
+
+// cut removes the slot's coverage of [start, end) on a tier and returns how many
+// blocks that were. It looks after runs only: see unhold.
+func (x *Index) cut(id uint32, s Slot, t Tier, start, end int) int {
+	g := x.seg(id)
+	key := makeRun(s, t, 0, 0)
+	removed := 0
+	for {
+		runs := g.runs()
+		i := firstTouching(runs, s, t, start)
+		if i == len(runs) || !sameHolder(runs[i], key) || runStart(runs[i]) >= end {
+			return removed
+		}
+		from, to := runStart(runs[i]), runEnd(runs[i])
+		removed += min(to, end) - max(from, start)
+		switch {
+		case from < start && to > end:
+			runs[i] = makeRun(s, t, from, start)
+			x.insertRun(id, i+1, makeRun(s, t, end, to))
+			return removed
+		case from < start:
+			runs[i] = makeRun(s, t, from, start)
+		case to > end:
+			runs[i] = makeRun(s, t, end, to)
+			return removed
+		default:
+			copy(runs[i:], runs[i+1:])
+			g.setRuns(len(runs) - 1)
+			if !g.present(s) {
+				x.slots[s].present--
+			}
+		}
+	}
+}
+
+// unhold takes blocks from a slot and forgets those that nobody holds then.
+func (x *Index) unhold(id uint32, s Slot, t Tier, start, end int) {
+	x.slots[s].held[t] -= int64(x.cut(id, s, t, start, end))
+	x.reap(id, start, end)
+}
+
+// reap forgets the blocks of [start, end) that nobody holds.
+func (x *Index) reap(id uint32, start, end int) {
+	g := x.seg(id)
+	killed := 0
+	g.uncovered(start, end, func(from, to int) {
+		names := g.names()
+		for i := from; i < to; i++ {
+			if names[i] != 0 {
+				x.unname(names[i], placeAt(id, i))
+				names[i] = 0
+			}
+		}
+		killed += to - from
+	})
+	if killed == 0 {
+		return
+	}
+	x.liveBlocks -= int64(killed)
+	g.addDead(killed)
+	if end := g.maxEnd(); end < g.blocks() {
+		g[2] -= uint64(g.blocks() - end)
+		g.setBlocks(end)
+		if end == 0 {
+			x.freeSegment(id)
+			return
+		}
+	}
+	n := g.blocks()
+	switch {
+	case g.dead() >= 8 && g.dead()*2 > n:
+		x.rebuild(id)
+	case segmentWords(g.room(), g.runRoom()) > 24 && segmentWords(n, g.numRuns())*2 < segmentWords(g.room(), g.runRoom()):
+		x.resize(id, n+n/8, g.numRuns())
+	}
+}
+
+// rebuild replaces a segment that is mostly dead by segments of its live
+// stretches. Credit of prompts sent is lost on the way.
+func (x *Index) rebuild(id uint32) {
+	x.counters.rebuilt++
+	old := x.seg(id)
+	n := old.blocks()
+	x.moved = append(x.moved[:0], old.runs()...)
+	moved := x.moved
+	x.cover = append(x.cover[:0], make([]bool, n)...)
+	for _, r := range moved {
+		x.slots[runSlot(r)].held[runTier(r)] -= int64(runEnd(r) - runStart(r))
+		if runTier(r) < speculative {
+			for i := runStart(r); i < runEnd(r); i++ {
+				x.cover[i] = true
+			}
+		}
+	}
+	for i, r := range moved {
+		if i == 0 || runSlot(moved[i-1]) != runSlot(r) {
+			x.slots[runSlot(r)].present--
+		}
+	}
+	x.liveBlocks -= int64(n - old.dead())
+	own := append([]uint64(nil), old.own()...)
+	names := append([]uint64(nil), old.names()...)
+	for i, name := range names {
+		if name != 0 {
+			x.unname(name, placeAt(id, i))
+		}
+	}
+	x.freeSegment(id)
+	for from := 0; from < n; {
+		if !x.cover[from] {
+			from++
+			continue
+		}
+		to := from
+		for to < n && x.cover[to] {
+			to++
+		}
+		fresh := x.newSegment(to-from, 1)
+		g := x.seg(fresh)
+		g.setBlocks(to - from)
+		copy(g.own(), own[from:to])
+		copy(g.names(), names[from:to])
+		x.liveBlocks += int64(to - from)
+		x.starts.insert(mixName(own[from]), placeAt(fresh, 0))
+		for i, name := range names[from:to] {
+			if name != 0 {
+				x.name(name, placeAt(fresh, i))
+			}
+		}
+		for _, r := range moved {
+			a, b := max(runStart(r), from), min(runEnd(r), to)
+			if a < b && runTier(r) < speculative {
+				x.hold(fresh, runSlot(r), runTier(r), a-from, b-from)
+			}
+		}
+		from = to
+	}
+}

@@ -1,0 +1,302 @@
+package kvindex
+
+import "sync/atomic"
+
+// Match is what one target holds of a prompt, in blocks from its start.
+type Match struct {
+	Slot Slot
+	// Blocks counts per tier: Blocks[Device] are held contiguously on the device;
+	// Blocks[Host] is by how much the prefix grows if blocks on the host count too,
+	// and so on. A block on several tiers counts for the first.
+	Blocks [NumTiers]uint32
+	// Speculative is by how much the prefix grows further if prompts that were
+	// sent to the target count that no event has confirmed yet.
+	Speculative uint32
+}
+
+// Total is the number of blocks held on any tier, without speculative ones.
+func (m *Match) Total() uint32 {
+	var n uint32
+	for _, b := range m.Blocks {
+		n += b
+	}
+	return n
+}
+
+// Matches is the reusable result of lookups. It belongs to one goroutine at a time.
+type Matches struct {
+	// Holders are the targets that hold at least the first block, by rising slot.
+	Holders []Match
+	// Blocks is how many of the prompt's blocks the longest holder has.
+	Blocks int
+
+	stripe uint32
+}
+
+// Match finds, for every target that holds the first of these blocks, how many
+// it holds contiguously from the start. The answer is as of one moment during
+// the call (Apply's changes become visible in steps of up to 256 blocks). It
+// allocates only to grow m, and ends at the first block that no target
+// holds together with all blocks before it.
+func (x *Index) Match(hashes []Hash, m *Matches) {
+	if m.stripe == 0 {
+		m.stripe = x.gate.turn.Add(1)
+	}
+	queued := x.gate.enter(m.stripe)
+	x.match(hashes, m)
+	x.gate.leave(m.stripe, queued)
+}
+
+func (x *Index) match(hashes []Hash, m *Matches) {
+	m.Holders, m.Blocks = m.Holders[:0], 0
+	if len(hashes) == 0 {
+		return
+	}
+	w := walk{out: m.Holders}
+	for at := 0; at < len(hashes); {
+		g, n := x.step(hashes[at:])
+		if n == 0 {
+			break
+		}
+		if atomic.LoadUint64(&g[3]) == 0 {
+			atomic.StoreUint64(&g[3], 1)
+		}
+		if at == 0 {
+			w.first(g, n)
+		} else {
+			w.follow(g, uint32(at), n)
+		}
+		at += n
+		if w.active == 0 {
+			break
+		}
+	}
+	w.finish()
+	if len(x.parts) > 0 {
+		w.wholeBlocks(x.parts)
+	}
+	m.Holders = w.out
+	if !w.tiered {
+		for i := range w.out {
+			m.Blocks = max(m.Blocks, int(w.out[i].Blocks[Device]))
+		}
+		return
+	}
+	for i := range w.out {
+		m.Blocks = max(m.Blocks, int(w.out[i].Total()+w.out[i].Speculative))
+	}
+}
+
+// step finds the segment that starts with the first hash, and how many of the
+// hashes it has. Hashes are chained, so equal ones at any offset prove all
+// before them equal: it looks at the last and else searches by halves.
+func (x *Index) step(hashes []Hash) (segment, int) {
+	s, at, tag := x.starts.probe(mixName(uint64(hashes[0])))
+	for {
+		p, after, ok := s.next(at, tag)
+		if !ok {
+			return nil, 0
+		}
+		g := x.seg(p.segment())
+		own := g.own()
+		n := min(len(own), len(hashes))
+		if n > 0 && own[n-1] == uint64(hashes[n-1]) {
+			return g, n
+		}
+		if n > 0 && own[0] == uint64(hashes[0]) {
+			lo, hi := 1, n-1 // own[lo-1] is equal, own[hi] differs
+			for lo < hi {
+				mid := int(uint(lo+hi) >> 1)
+				if own[mid] == uint64(hashes[mid]) {
+					lo = mid + 1
+				} else {
+					hi = mid
+				}
+			}
+			return g, lo
+		}
+		at = after
+	}
+}
+
+// walk collects holders along a path. While no segment with further tiers was
+// met (flat), only Blocks[Device] is kept; afterwards Blocks and Speculative
+// hold, until finish, the length of the prefix on tiers up to each.
+type walk struct {
+	out    []Match
+	active int // holders that have all blocks so far, on some tier
+	tiered bool
+}
+
+func (w *walk) first(g segment, n int) {
+	runs := g.runs()
+	flat := true
+	for i, r := range runs {
+		if r>>tierShift&7 != 0 || i > 0 && runs[i-1]>>slotShift == r>>slotShift {
+			flat = false
+			break
+		}
+	}
+	if !flat {
+		w.tiered = true
+		for len(runs) > 0 {
+			k, level := cover(runs, n)
+			if level[numLevels-1] > 0 {
+				h := Match{Slot: runSlot(runs[0]), Speculative: level[NumTiers]}
+				copy(h.Blocks[:], level[:NumTiers])
+				w.out = append(w.out, h)
+				if int(level[numLevels-1]) == n {
+					w.active++
+				}
+			}
+			runs = runs[k:]
+		}
+		return
+	}
+	if cap(w.out) < len(runs) {
+		w.out = make([]Match, 0, len(runs)+len(runs)/2)
+	}
+	out := w.out[:len(runs)]
+	k, full := 0, 0
+	for _, r := range runs {
+		if runStart(r) != 0 {
+			continue
+		}
+		e := min(runEnd(r), n)
+		if e == n {
+			full++
+		}
+		out[k] = Match{Slot: runSlot(r)}
+		out[k].Blocks[Device] = uint32(e)
+		k++
+	}
+	w.out, w.active = out[:k], full
+}
+
+// cover returns how many of the runs belong to the first one's slot, and how far
+// the slot's blocks reach from the segment's start on tiers up to each, at most n.
+func cover(runs []run, n int) (count int, level [numLevels]uint32) {
+	for count < len(runs) && runs[count]>>slotShift == runs[0]>>slotShift {
+		count++
+	}
+	end := 0
+	for t := range level {
+		for grown := true; grown; {
+			grown = false
+			for _, r := range runs[:count] {
+				if int(runTier(r)) <= t && runStart(r) <= end && runEnd(r) > end {
+					end, grown = runEnd(r), true
+				}
+			}
+		}
+		level[t] = uint32(min(end, n))
+	}
+	return count, level
+}
+
+// follow extends the holders by a segment of which the path has n blocks after at.
+func (w *walk) follow(g segment, at uint32, n int) {
+	runs := g.runs()
+	w.active = 0
+	low := 0 // holders below this one are behind
+	for i := 0; i < len(runs); {
+		r := runs[i]
+		slot := runSlot(r)
+		single := runTier(r) == 0 && (i+1 == len(runs) || runSlot(runs[i+1]) != slot)
+		lo, hi := low, len(w.out)
+		for lo < hi {
+			mid := int(uint(lo+hi) >> 1)
+			if w.out[mid].Slot < slot {
+				lo = mid + 1
+			} else {
+				hi = mid
+			}
+		}
+		low = lo
+		if lo == len(w.out) {
+			break
+		}
+		h := &w.out[lo]
+		if h.Slot != slot {
+			i++
+			continue
+		}
+		if single && !w.tiered {
+			i++
+			if h.Blocks[Device] == at && runStart(r) == 0 {
+				e := min(runEnd(r), n)
+				h.Blocks[Device] += uint32(e)
+				if e == n {
+					w.active++
+				}
+			}
+			continue
+		}
+		w.tier()
+		k, level := cover(runs[i:], n)
+		i += k
+		for t := range NumTiers {
+			if h.Blocks[t] == at {
+				h.Blocks[t] += level[t]
+			}
+		}
+		if h.Speculative == at {
+			h.Speculative += level[NumTiers]
+		}
+		if h.Speculative == at+uint32(n) {
+			w.active++
+		}
+	}
+}
+
+// tier leaves the flat form.
+func (w *walk) tier() {
+	if w.tiered {
+		return
+	}
+	w.tiered = true
+	for i := range w.out {
+		h := &w.out[i]
+		for t := Host; t < NumTiers; t++ {
+			h.Blocks[t] = h.Blocks[Device]
+		}
+		h.Speculative = h.Blocks[Device]
+	}
+}
+
+// finish turns prefix lengths into growth per tier.
+func (w *walk) finish() {
+	if !w.tiered {
+		return
+	}
+	for i := range w.out {
+		h := &w.out[i]
+		h.Speculative -= h.Blocks[NumTiers-1]
+		for t := NumTiers - 1; t > 0; t-- {
+			h.Blocks[t] -= h.Blocks[t-1]
+		}
+	}
+}
+
+// wholeBlocks rounds down, for engines whose block is several index blocks, to
+// what the engine can use, and drops holders that have nothing left.
+func (w *walk) wholeBlocks(parts []uint32) {
+	kept := w.out[:0]
+	for _, h := range w.out {
+		if int(h.Slot) < len(parts) && parts[h.Slot] > 1 {
+			k := parts[h.Slot]
+			before, length := uint32(0), uint32(0)
+			for t := range h.Blocks {
+				length += h.Blocks[t]
+				h.Blocks[t] = length/k*k - before
+				before = length / k * k
+			}
+			h.Speculative = (length+h.Speculative)/k*k - before
+			if before+h.Speculative == 0 {
+				continue
+			}
+		}
+		kept = append(kept, h)
+	}
+	w.out = kept
+}

@@ -1,0 +1,271 @@
+package kvindex
+
+import "slices"
+
+// The reverse map from engine hashes to blocks is one table for all targets: a
+// block is entered under the name that the first target to store it used, and
+// most fleets use equal names for equal blocks. A target is only ever resolved
+// to a block that it holds itself, and names that differ, repeat, or belong to a
+// further KV-cache group are kept in the target's aliases.
+
+// name enters a block under its engine hash.
+func (x *Index) name(name uint64, p place) {
+	if x.named(name) {
+		x.twins++
+	}
+	x.names.insert(mixName(name), p)
+}
+
+// unname removes a block's entry.
+func (x *Index) unname(name uint64, p place) {
+	if x.names.remove(mixName(name), p) && x.twins > 0 && x.named(name) {
+		x.twins--
+	}
+}
+
+// named reports whether any block is entered under this name.
+func (x *Index) named(name uint64) bool {
+	s, at, tag := x.names.probe(mixName(name))
+	for {
+		p, after, ok := s.next(at, tag)
+		if !ok {
+			return false
+		}
+		if x.seg(p.segment()).names()[p.offset()] == name {
+			return true
+		}
+		at = after
+	}
+}
+
+// aliases are the holdings of one slot that a run alone cannot tell: it says
+// "held once, by the block's own name, in the slot's own group".
+type aliases struct {
+	units map[unit]uint32
+	names map[uint64]aliasName
+	held  map[aliasHeld]aliasCount
+}
+
+// unit is one way to hold a block more than plainly.
+type unit struct {
+	name  uint64
+	group int32
+	tier  Tier
+}
+
+// aliasName says which block a name stands for, and by how many units.
+type aliasName struct {
+	own, canonical uint64
+	units          uint32
+}
+
+type aliasHeld struct {
+	own  uint64
+	tier Tier
+}
+
+// aliasCount says how a block is held that has units: Invariant: units > 0.
+type aliasCount struct {
+	units uint32
+	plain bool
+}
+
+// aliasBytes is what one unit is accounted for, measured with Go's maps.
+const aliasBytes = 160
+
+func (st *slotState) needAliases() *aliases {
+	if st.aliases == nil {
+		st.aliases = &aliases{units: map[unit]uint32{}, names: map[uint64]aliasName{}, held: map[aliasHeld]aliasCount{}}
+	}
+	return st.aliases
+}
+
+// plainly reports whether the slot holds the block on the tier by a run that
+// stands for the block's own name.
+func (x *Index) plainly(s Slot, t Tier, g segment, offset int) bool {
+	if !g.holds(s, t, offset) {
+		return false
+	}
+	a := x.slots[s].aliases
+	if a == nil {
+		return true
+	}
+	c, ok := a.held[aliasHeld{g.own()[offset], t}]
+	return !ok || c.plain
+}
+
+// resolve returns the block that the slot holds, on any tier, by this name.
+func (x *Index) resolve(s Slot, name uint64) (place, bool) {
+	sh, at, tag := x.names.probe(mixName(name))
+	for {
+		p, after, ok := sh.next(at, tag)
+		if !ok {
+			break
+		}
+		at = after
+		g := x.seg(p.segment())
+		if g.names()[p.offset()] != name {
+			continue
+		}
+		if x.slots[s].aliases == nil {
+			if g.holdsAny(s, p.offset()) {
+				return p, true
+			}
+			continue
+		}
+		for t := Device; t < NumTiers; t++ {
+			if x.plainly(s, t, g, p.offset()) {
+				return p, true
+			}
+		}
+	}
+	if a := x.slots[s].aliases; a != nil {
+		if n, ok := a.names[name]; ok {
+			return x.locate(n.canonical, n.own)
+		}
+	}
+	return 0, false
+}
+
+// locate finds a block by its name in the table and its own hash.
+func (x *Index) locate(canonical, own uint64) (place, bool) {
+	s, at, tag := x.names.probe(mixName(canonical))
+	for {
+		p, after, ok := s.next(at, tag)
+		if !ok {
+			return 0, false
+		}
+		g := x.seg(p.segment())
+		if g.names()[p.offset()] == canonical && g.own()[p.offset()] == own {
+			return p, true
+		}
+		at = after
+	}
+}
+
+// storeOne makes a slot hold one block once more.
+func (x *Index) storeOne(s Slot, t Tier, group int32, name uint64, p place) error {
+	st := &x.slots[s]
+	if was, ok := x.resolve(s, name); ok && was != p {
+		return ErrHashConflict
+	}
+	g := x.seg(p.segment())
+	held := g.holds(s, t, p.offset())
+	canonical := g.names()[p.offset()]
+	own := g.own()[p.offset()]
+	plain := canonical == name && group == st.group
+	if !held && plain {
+		x.hold(p.segment(), s, t, p.offset(), p.offset()+1)
+		return nil
+	}
+	a := st.needAliases()
+	key := aliasHeld{own, t}
+	c, ok := a.held[key]
+	if !ok {
+		c.plain = held
+	}
+	if plain && !c.plain {
+		c.plain = true
+	} else {
+		a.units[unit{name, group, t}]++
+		n := a.names[name]
+		n.own, n.canonical = own, canonical
+		n.units++
+		a.names[name] = n
+		c.units++
+	}
+	a.held[key] = c
+	if !held {
+		x.hold(p.segment(), s, t, p.offset(), p.offset()+1)
+	}
+	return nil
+}
+
+// removeOne takes one holding of a block from a slot; it reports whether the
+// slot had it.
+func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
+	st := &x.slots[s]
+	a := st.aliases
+	if a != nil {
+		u := unit{name, group, t}
+		if k := a.units[u]; k > 0 {
+			n := a.names[name]
+			p, ok := x.locate(n.canonical, n.own)
+			if k == 1 {
+				delete(a.units, u)
+			} else {
+				a.units[u] = k - 1
+			}
+			if n.units--; n.units == 0 {
+				delete(a.names, name)
+			} else {
+				a.names[name] = n
+			}
+			key := aliasHeld{n.own, t}
+			c, counted := a.held[key]
+			if !counted { // evicted in between
+				return true
+			}
+			if c.units--; c.units > 0 {
+				a.held[key] = c
+				return true
+			}
+			delete(a.held, key)
+			if !c.plain && ok {
+				x.unhold(p.segment(), s, t, p.offset(), p.offset()+1)
+			}
+			return true
+		}
+	}
+	if group != st.group {
+		return false
+	}
+	sh, at, tag := x.names.probe(mixName(name))
+	for {
+		p, after, ok := sh.next(at, tag)
+		if !ok {
+			return false
+		}
+		at = after
+		g := x.seg(p.segment())
+		if g.names()[p.offset()] != name || !x.plainly(s, t, g, p.offset()) {
+			continue
+		}
+		if a != nil {
+			key := aliasHeld{g.own()[p.offset()], t}
+			if c, ok := a.held[key]; ok {
+				c.plain = false
+				a.held[key] = c
+				return true
+			}
+		}
+		x.unhold(p.segment(), s, t, p.offset(), p.offset()+1)
+		return true
+	}
+}
+
+// forgetHeld drops how the slot's aliases held a segment's blocks; eviction calls
+// it before the runs go. The units stay: the engine has not removed them.
+func (x *Index) forgetHeld(s Slot, g segment) {
+	a := x.slots[s].aliases
+	if a == nil {
+		return
+	}
+	for _, h := range g.own() {
+		for t := Device; t < NumTiers; t++ {
+			delete(a.held, aliasHeld{h, t})
+		}
+	}
+}
+
+// compactPostings drops stale and double entries of a slot's list of segments.
+func (x *Index) compactPostings(st *slotState, s Slot) {
+	slices.Sort(st.segments)
+	kept := st.segments[:0]
+	for i, id := range st.segments {
+		if (i == 0 || id != st.segments[i-1]) && x.alive(id) && x.seg(id).present(s) {
+			kept = append(kept, id)
+		}
+	}
+	st.segments = kept
+}

@@ -1,0 +1,275 @@
+package kvindex
+
+// Engines whose block is smaller than the index's (SGLang: pages of 1 token or
+// of 16) are indexed by whole index blocks: one is held on a tier when all of
+// its pages are. The pages of such a target are kept in a tree of their own; the
+// last page of an index block lends the block its name.
+
+// pages are the engine blocks of one slot.
+type pages struct {
+	byName map[uint64]uint32
+	nodes  []page // number 0 is never used
+	free   uint32 // first free node, linked through next
+	units  map[unit]uint32
+}
+
+// page is an engine block smaller than the index's.
+// Invariant: it is in the tree while it is held or has children.
+type page struct {
+	name                uint64
+	before              Hash   // of the index block before the one that the page is in
+	own                 Hash   // of the index block that the page completes
+	content             uint64 // sum over the tokens of the index block so far, but for tail
+	tail                [4]uint32
+	fill                int32 // tokens of the index block so far, including the page's
+	parent, child, next uint32
+	tiers               uint8            // bit per tier that holds the page
+	holders             [NumTiers]uint16 // groups that hold the page, per tier
+	final               bool             // the page completes its index block
+}
+
+// pageBytes is what a page is accounted for, measured with Go's maps.
+const pageBytes = 200
+
+func (x *Index) storePages(s Slot, e *Event) error {
+	st := &x.slots[s]
+	if st.pages == nil {
+		st.pages = &pages{byName: map[uint64]uint32{}, nodes: make([]page, 1), units: map[unit]uint32{}}
+	}
+	var parent uint32
+	seed := Hash(0)
+	if e.HasParent {
+		parent = st.pages.byName[nonzero(e.Parent)]
+		if parent == 0 || st.pages.nodes[parent].tiers == 0 {
+			return ErrUnknownParent
+		}
+	} else {
+		seed = x.seedOf(st, e.Adapter, e.Salt)
+	}
+	for i, h := range e.Hashes {
+		extra := uint64(0)
+		if len(e.Extra) != 0 {
+			extra = e.Extra[i]
+		}
+		next := x.extend(st.pages.nodes[parent], parent == 0, seed, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], extra)
+		next.name, next.parent = nonzero(h), parent
+		id := st.pages.byName[next.name]
+		if id == 0 {
+			id = st.pages.add(next)
+		} else if !st.pages.nodes[id].same(&next) {
+			return ErrHashConflict
+		}
+		if err := x.holdPage(s, id, e.Tier, e.Group); err != nil {
+			st.pages.prune(id)
+			return err
+		}
+		x.counters.stored++
+		parent = id
+	}
+	return nil
+}
+
+// extend returns the page that these tokens make after a parent.
+func (x *Index) extend(parent page, root bool, seed Hash, tokens []uint32, extra uint64) page {
+	p := parent
+	p.child, p.next, p.tiers, p.final = 0, 0, 0, false
+	p.holders = [NumTiers]uint16{}
+	if root {
+		p = page{before: seed}
+	} else if parent.final {
+		p = page{before: parent.own}
+	}
+	for _, t := range tokens {
+		p.tail[p.fill%4] = t
+		p.fill++
+		if p.fill%4 == 0 {
+			p.content += x.hasher.quad(p.tail, int(p.fill/2)-2)
+			p.tail = [4]uint32{}
+		}
+	}
+	if extra != 0 {
+		p.content = x.hasher.withExtra(p.content, extra+uint64(p.fill)*x.hasher.extraMul)
+	}
+	if int(p.fill) == x.cfg.BlockSize {
+		c := p.content
+		if p.fill%4 != 0 {
+			c += x.hasher.quad(p.tail, int(p.fill/4)*2)
+		}
+		p.own, p.final = x.hasher.chain(p.before, c), true
+	}
+	return p
+}
+
+// same reports whether two pages stand at one place with one content.
+func (p *page) same(q *page) bool {
+	return p.parent == q.parent && p.before == q.before && p.content == q.content && p.tail == q.tail && p.fill == q.fill
+}
+
+func (p *pages) add(n page) uint32 {
+	id := p.free
+	if id != 0 {
+		p.free = p.nodes[id].next
+	} else {
+		id = uint32(len(p.nodes))
+		p.nodes = append(p.nodes, page{})
+	}
+	n.next = p.nodes[n.parent].child
+	p.nodes[n.parent].child = id
+	p.nodes[id] = n
+	p.byName[n.name] = id
+	return id
+}
+
+// prune takes a page that is neither held nor a parent out of the tree, and
+// then its parent likewise.
+func (p *pages) prune(id uint32) {
+	for id != 0 && p.nodes[id].tiers == 0 && p.nodes[id].child == 0 {
+		n := p.nodes[id]
+		at := &p.nodes[n.parent].child
+		for *at != id {
+			at = &p.nodes[*at].next
+		}
+		*at = n.next
+		delete(p.byName, n.name)
+		p.nodes[id] = page{next: p.free}
+		p.free = id
+		id = n.parent
+	}
+}
+
+// holdPage notes one more holding of a page, and the index blocks that it completes.
+func (x *Index) holdPage(s Slot, id uint32, t Tier, group int32) error {
+	st := &x.slots[s]
+	p := st.pages
+	n := &p.nodes[id]
+	if n.tiers&(1<<t) == 0 {
+		n.tiers |= 1 << t
+		if p.reached(id, t) {
+			if err := x.holdCompleted(s, id, t); err != nil {
+				n.tiers &^= 1 << t
+				return err
+			}
+		}
+	}
+	u := unit{n.name, group, t}
+	if p.units[u] == 0 {
+		n.holders[t]++
+	}
+	p.units[u]++
+	return nil
+}
+
+// reached reports whether the tier holds all pages before this one in its index block.
+func (p *pages) reached(id uint32, t Tier) bool {
+	for id = p.nodes[id].parent; id != 0 && !p.nodes[id].final; id = p.nodes[id].parent {
+		if p.nodes[id].tiers&(1<<t) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// holdCompleted holds every index block that the page id makes complete on a tier.
+// A block whose predecessor the index does not know of this slot is left out
+// until it is stored again.
+func (x *Index) holdCompleted(s Slot, id uint32, t Tier) error {
+	st := &x.slots[s]
+	p := st.pages
+	n := p.nodes[id]
+	if n.tiers&(1<<t) == 0 {
+		return nil
+	}
+	if !n.final {
+		for c := n.child; c != 0; c = p.nodes[c].next {
+			if err := x.holdCompleted(s, c, t); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if was, ok := x.resolve(s, n.name); ok && x.seg(was.segment()).holds(s, t, was.offset()) {
+		return nil
+	}
+	var at link
+	before := n.parent
+	for before != 0 && !p.nodes[before].final {
+		before = p.nodes[before].parent
+	}
+	if before != 0 {
+		var ok bool
+		if at, ok = x.linkOf(s, p.nodes[before].name); !ok {
+			return nil
+		}
+	}
+	stored := x.counters.stored
+	name, own := [1]EngineHash{EngineHash(n.name)}, [1]uint64{uint64(n.own)}
+	err := x.storeChain(s, t, st.group, at, name[:], own[:])
+	x.counters.stored = stored
+	return err
+}
+
+func (x *Index) removePages(s Slot, e *Event) {
+	for _, h := range e.Hashes {
+		x.countRemoved(x.removePage(s, nonzero(h), e.Tier, e.Group))
+	}
+}
+
+func (x *Index) removePage(s Slot, name uint64, t Tier, group int32) bool {
+	st := &x.slots[s]
+	p := st.pages
+	id := p.byName[name]
+	u := unit{name, group, t}
+	k := p.units[u]
+	if id == 0 || k == 0 {
+		return false
+	}
+	if k > 1 {
+		p.units[u] = k - 1
+		return true
+	}
+	delete(p.units, u)
+	if p.nodes[id].holders[t]--; p.nodes[id].holders[t] > 0 {
+		return true
+	}
+	x.loseCompleted(s, id, t)
+	p.nodes[id].tiers &^= 1 << t
+	p.prune(id)
+	return true
+}
+
+// loseCompleted takes from the slot every index block on a tier that the page is
+// a part of.
+func (x *Index) loseCompleted(s Slot, id uint32, t Tier) {
+	st := &x.slots[s]
+	n := st.pages.nodes[id]
+	if n.final {
+		x.gate.shut()
+		x.removeOne(s, t, st.group, n.name)
+		x.gate.open()
+		return
+	}
+	for c := n.child; c != 0; c = st.pages.nodes[c].next {
+		x.loseCompleted(s, c, t)
+	}
+}
+
+// storePagePlaceholders holds known pages on a further tier.
+func (x *Index) storePagePlaceholders(s Slot, e *Event) error {
+	st := &x.slots[s]
+	var err error
+	for _, h := range e.Hashes {
+		id := uint32(0)
+		if st.pages != nil {
+			id = st.pages.byName[nonzero(h)]
+		}
+		if id == 0 || st.pages.nodes[id].tiers == 0 {
+			err = ErrPlaceholder
+			continue
+		}
+		if held := x.holdPage(s, id, e.Tier, e.Group); held != nil {
+			return held
+		}
+		x.counters.stored++
+	}
+	return err
+}

@@ -1,0 +1,377 @@
+package kvindex
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// world drives an index and the model with the same events.
+type world struct {
+	x     *Index
+	m     *model
+	slots []Slot
+	info  map[Slot]worldTarget
+	// chains that were stored: hashes by target, for parents and removals
+	chains    map[Slot][]worldChain
+	alphabet  uint32
+	leafFirst bool
+}
+
+type worldTarget struct {
+	target Target
+	model  string
+	block  int
+	family uint64 // engine hash function; targets of one family share hashes
+}
+
+type worldChain struct {
+	adapter, salt string
+	tokens        []uint32
+	extra         []uint64
+	hashes        []EngineHash
+}
+
+func engineHashes(family uint64, model, adapter, salt string, tokens []uint32, extra []uint64, block int) []EngineHash {
+	h := NewHasher(Key{byte(family), 99})
+	out := h.AppendHashesExtra(nil, h.Seed(model, adapter, salt), tokens, block, extra)
+	r := make([]EngineHash, len(out))
+	for i := range out {
+		r[i] = EngineHash(out[i])
+	}
+	return r
+}
+
+func (w *world) chain(t *rapid.T, s Slot) worldChain {
+	if old := w.chains[s]; len(old) > 0 && rapid.Bool().Draw(t, "again") {
+		return old[rapid.IntRange(0, len(old)-1).Draw(t, "which")]
+	}
+	in := w.info[s]
+	c := worldChain{
+		adapter: rapid.SampledFrom([]string{"", "", "", "lora"}).Draw(t, "adapter"),
+		salt:    rapid.SampledFrom([]string{"", "", "", "tenant"}).Draw(t, "salt"),
+	}
+	blocks := rapid.IntRange(1, 12).Draw(t, "blocks")
+	token := rapid.Uint32Range(0, w.alphabet)
+	for range blocks {
+		// blocks of few kinds, so that chains share prefixes often
+		k := token.Draw(t, "token")
+		for range max(in.block, w.m.block) {
+			c.tokens = append(c.tokens, k)
+		}
+	}
+	if in.block == w.m.block && rapid.IntRange(0, 5).Draw(t, "multimodal") == 0 {
+		c.extra = make([]uint64, blocks)
+		c.extra[rapid.IntRange(0, blocks-1).Draw(t, "image")] = 77
+	}
+	c.hashes = engineHashes(in.family, in.model, c.adapter, c.salt, c.tokens, c.extra, in.block)
+	w.chains[s] = append(w.chains[s], c)
+	return c
+}
+
+func (w *world) slot(t *rapid.T) Slot { return rapid.SampledFrom(w.slots).Draw(t, "slot") }
+
+func (w *world) apply(t *rapid.T, s Slot, e *Event) {
+	got := w.x.Apply(s, e)
+	want := w.m.apply(s, e)
+	if !errors.Is(got, want) {
+		t.Fatalf("apply %+v: got %v, want %v", e, got, want)
+	}
+}
+
+func (w *world) store(t *rapid.T) {
+	s := w.slot(t)
+	in := w.info[s]
+	c := w.chain(t, s)
+	from := 0
+	if rapid.Bool().Draw(t, "continue") {
+		from = rapid.IntRange(0, len(c.hashes)-1).Draw(t, "from")
+	}
+	to := rapid.IntRange(from+1, len(c.hashes)).Draw(t, "to")
+	e := &Event{Kind: Stored, Adapter: c.adapter, Salt: c.salt, BlockSize: in.block,
+		Hashes: c.hashes[from:to], Tokens: c.tokens[from*in.block : to*in.block]}
+	if c.extra != nil {
+		e.Extra = c.extra[from:to]
+	}
+	if from > 0 {
+		e.Parent, e.HasParent = c.hashes[from-1], true
+	}
+	e.Tier = rapid.SampledFrom([]Tier{Device, Device, Device, Host, Disk}).Draw(t, "tier")
+	e.Group = rapid.SampledFrom([]int32{0, 0, 0, 0, 1}).Draw(t, "group")
+	if rapid.IntRange(0, 9).Draw(t, "placeholder") == 0 {
+		e.Tokens, e.BlockSize, e.Extra = nil, 0, nil
+	}
+	w.apply(t, s, e)
+}
+
+func (w *world) remove(t *rapid.T) {
+	s := w.slot(t)
+	if len(w.chains[s]) == 0 {
+		return
+	}
+	c := rapid.SampledFrom(w.chains[s]).Draw(t, "chain")
+	from := rapid.IntRange(0, len(c.hashes)-1).Draw(t, "from")
+	to := rapid.IntRange(from+1, len(c.hashes)).Draw(t, "to")
+	hashes := slices.Clone(c.hashes[from:to])
+	switch rapid.IntRange(0, 2).Draw(t, "order") {
+	case 0:
+		slices.Reverse(hashes)
+	case 1:
+		hashes = append(hashes, 12345) // unknown
+	}
+	e := &Event{Kind: Removed, Hashes: hashes}
+	e.Tier = rapid.SampledFrom([]Tier{Device, Device, Device, Host, Disk}).Draw(t, "tier")
+	e.Group = rapid.SampledFrom([]int32{0, 0, 0, 0, 1}).Draw(t, "group")
+	w.apply(t, s, e)
+}
+
+func (w *world) clear(t *rapid.T) {
+	if rapid.IntRange(0, 9).Draw(t, "really") == 0 {
+		w.apply(t, w.slot(t), &Event{Kind: Cleared})
+	}
+}
+
+func (w *world) churn(t *rapid.T) {
+	if rapid.IntRange(0, 9).Draw(t, "really") != 0 {
+		return
+	}
+	i := rapid.IntRange(0, len(w.slots)-1).Draw(t, "slot")
+	s := w.slots[i]
+	in := w.info[s]
+	w.x.Drop(s)
+	delete(w.m.targets, s)
+	delete(w.chains, s)
+	delete(w.info, s)
+	in.target.Rank++
+	if in.block == w.m.block {
+		in.family = rapid.Uint64Range(1, 2).Draw(t, "family")
+	}
+	n, err := w.x.Add(in.target, in.model, in.block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.slots[i] = n
+	w.info[n] = in
+	w.m.add(n, in.model, in.block)
+}
+
+func (w *world) snapshot(t *rapid.T) {
+	if rapid.IntRange(0, 9).Draw(t, "really") != 0 {
+		return
+	}
+	var b, again bytes.Buffer
+	cursor := func(s Slot) []byte { return []byte{byte(s), 7} }
+	if err := w.x.Dump(&b, cursor); err != nil {
+		t.Fatal(err)
+	}
+	y, err := New(w.x.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cursors, err := y.Load(bytes.NewReader(b.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(cursors) != len(w.slots) || !bytes.Equal(cursors[w.slots[0]], []byte{byte(w.slots[0]), 7}) {
+		t.Fatalf("cursors %v", cursors)
+	}
+	if err := y.Dump(&again, cursor); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := w.x.Stats(), y.Stats(); a.HolderBlocks != b.HolderBlocks {
+		t.Fatalf("holder blocks %d became %d", a.HolderBlocks, b.HolderBlocks)
+	}
+	w.x = y
+}
+
+// check compares matches of all known chains, and of chains that leave them half way.
+func (w *world) check(t *rapid.T) {
+	checkInvariants(t, w.x)
+	var got Matches
+	for _, from := range w.slots {
+		for i, c := range w.chains[from] {
+			if i > 6 {
+				break
+			}
+			w.checkPrompt(t, &got, from, c.adapter, c.salt, c.tokens, c.extra)
+		}
+	}
+}
+
+func (w *world) checkPrompt(t *rapid.T, got *Matches, from Slot, adapter, salt string, tokens []uint32, extra []uint64) {
+	in := w.info[from]
+	if len(tokens) == 0 {
+		return
+	}
+	h := w.x.Hasher()
+	hashes := h.AppendHashesExtra(nil, h.Seed(in.model, adapter, salt), tokens, w.m.block, extra)
+	w.x.Match(hashes, got)
+	found := map[Slot]Match{}
+	for i, m := range got.Holders {
+		found[m.Slot] = m
+		if i > 0 && got.Holders[i-1].Slot >= m.Slot {
+			t.Fatalf("holders are not in order: %v", got.Holders)
+		}
+		if m.Speculative != 0 {
+			t.Fatalf("speculative credit out of nothing: %+v", m)
+		}
+	}
+	for _, s := range w.slots {
+		if w.info[s].model != in.model || extra != nil && w.info[s].block != w.m.block {
+			continue
+		}
+		want := w.m.match(s, adapter, salt, tokens, extra)
+		if m := found[s]; m.Blocks != want && (w.info[s].block >= w.m.block || w.leafFirst) {
+			t.Fatalf("slot %d (%+v) of prompt %v: got %v, want %v", s, w.info[s], tokens, m.Blocks, want)
+		} else if m.Blocks != want {
+			a, b := uint32(0), uint32(0)
+			for k := range want {
+				a, b = a+m.Blocks[k], b+want[k]
+				if a > b {
+					t.Fatalf("slot %d (%+v) of prompt %v: got %v, at most %v", s, w.info[s], tokens, m.Blocks, want)
+				}
+			}
+		}
+	}
+}
+
+type fataler interface {
+	Fatalf(format string, args ...any)
+}
+
+// checkInvariants compares the index's parts with each other.
+func checkInvariants(t fataler, x *Index) {
+	var live, held, used int64
+	names, present := 0, map[Slot]int{}
+	starts := map[uint64]bool{}
+	alive := 0
+	for id := range x.segments {
+		if !x.alive(uint32(id)) {
+			continue
+		}
+		alive++
+		g := x.seg(uint32(id))
+		used += int64(roundUp(segmentWords(g.room(), g.runRoom())))
+		n := g.blocks()
+		cover := make([]bool, n)
+		runs := g.runs()
+		for i, r := range runs {
+			if i > 0 && (runs[i-1] >= r || sameHolder(runs[i-1], r) && runEnd(runs[i-1]) >= runStart(r)) {
+				t.Fatalf("runs out of order: %x %x", runs[i-1], r)
+			}
+			if i == 0 || runSlot(runs[i-1]) != runSlot(r) {
+				present[runSlot(r)]++
+			}
+			if runStart(r) >= runEnd(r) || runEnd(r) > n {
+				t.Fatalf("run %d-%d of %d blocks", runStart(r), runEnd(r), n)
+			}
+			held += int64(runEnd(r) - runStart(r))
+			for k := runStart(r); k < runEnd(r); k++ {
+				cover[k] = true
+			}
+		}
+		dead := 0
+		for i, c := range cover {
+			if !c {
+				dead++
+				if g.names()[i] != 0 {
+					t.Fatalf("dead block has a name")
+				}
+			} else {
+				live++
+			}
+			if g.names()[i] != 0 {
+				names++
+				if p, ok := x.locate(g.names()[i], g.own()[i]); !ok || p != placeAt(uint32(id), i) {
+					t.Fatalf("name of %d/%d leads to %d/%d, %v", id, i, p.segment(), p.offset(), ok)
+				}
+			}
+			if starts[g.own()[i]] {
+				t.Fatalf("block %x stands twice", g.own()[i])
+			}
+			starts[g.own()[i]] = true
+		}
+		if dead != g.dead() || !cover[n-1] {
+			t.Fatalf("%d dead, noted %d, last held %v", dead, g.dead(), cover[n-1])
+		}
+		if x.findStart(g.own()[0]) != uint32(id) {
+			t.Fatalf("segment %d is not found by its start", id)
+		}
+	}
+	if live != x.liveBlocks || names != x.names.live || alive != x.starts.live || used*8 != x.arena.used {
+		t.Fatalf("live %d noted %d, names %d in table %d, segments %d starts %d, bytes %d noted %d", live, x.liveBlocks, names, x.names.live, alive, x.starts.live, used*8, x.arena.used)
+	}
+	for i := range x.slots {
+		for _, n := range x.slots[i].held {
+			held -= n
+		}
+		if x.slots[i].present != present[Slot(i)] {
+			t.Fatalf("slot %d is in %d segments, noted %d", i, present[Slot(i)], x.slots[i].present)
+		}
+	}
+	if held != 0 {
+		t.Fatalf("held blocks are off by %d", held)
+	}
+}
+
+func newWorld(t *rapid.T, blocks []int) *world {
+	w := &world{m: newModel(4), info: map[Slot]worldTarget{}, chains: map[Slot][]worldChain{}}
+	w.alphabet = rapid.SampledFrom([]uint32{0, 1, 3}).Draw(t, "alphabet")
+	var err error
+	if w.x, err = New(Config{BlockSize: 4, Key: Key{1, 2, 3}}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range rapid.IntRange(1, 4).Draw(t, "targets") {
+		in := worldTarget{
+			target: Target{Worker: string(rune('a' + i))},
+			model:  "m",
+			block:  rapid.SampledFrom(blocks).Draw(t, "block size"),
+		}
+		// engines of one block size and seed share their hashes
+		in.family = uint64(in.block)*10 + rapid.Uint64Range(1, 2).Draw(t, "family")
+		s, err := w.x.Add(in.target, in.model, in.block)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.slots = append(w.slots, s)
+		w.info[s] = in
+		w.m.add(s, in.model, in.block)
+	}
+	return w
+}
+
+func TestHistoriesAgainstModel(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		blocks []int
+	}{
+		{"equal blocks", []int{4}},
+		{"larger blocks", []int{4, 8, 16}},
+		{"smaller blocks", []int{1, 2, 4}},
+		{"all sizes", []int{1, 2, 4, 8, 12}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				w := newWorld(t, test.blocks)
+				t.Repeat(map[string]func(*rapid.T){
+					"store":    w.store,
+					"store2":   w.store,
+					"remove":   w.remove,
+					"clear":    w.clear,
+					"churn":    w.churn,
+					"snapshot": w.snapshot,
+					"":         w.check,
+				})
+				for _, s := range w.slots {
+					w.x.Drop(s)
+				}
+				if st := w.x.Stats(); st.Blocks != 0 || st.HolderBlocks != 0 || st.Segments != 0 || w.x.names.live != 0 || w.x.arena.used != 0 || w.x.twins != 0 {
+					t.Fatalf("after dropping all: %+v, twins %d", st, w.x.twins)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,168 @@
+package kvindex
+
+// A segment is a stretch of a chain of blocks: block i+1's parent is block i.
+// Its record has a head of headWords words, then the runs (who holds which
+// part), then the blocks' own hashes, then their engine hashes:
+//
+//	word 0  blocks | room for blocks
+//	word 1  runs | room for runs
+//	word 2  dead blocks (held by nobody, but between held ones)
+//	word 3  touched since the eviction hand passed; the only word that readers write
+//
+// Runs are sorted and say that a slot holds blocks [start, end) on a tier; runs
+// of one slot and tier neither overlap nor touch.
+type segment []uint64
+
+const headWords = 4
+
+// speculative is the tier of credit that no event has confirmed yet.
+const (
+	speculative Tier = NumTiers
+	numLevels        = NumTiers + 1
+)
+
+func (g segment) blocks() int   { return int(uint32(g[0])) }
+func (g segment) room() int     { return int(g[0] >> 32) }
+func (g segment) numRuns() int  { return int(uint32(g[1])) }
+func (g segment) runRoom() int  { return int(g[1] >> 32) }
+func (g segment) dead() int     { return int(g[2]) }
+func (g segment) addDead(n int) { g[2] += uint64(n) }
+
+func (g segment) setBlocks(n int) { g[0] = g[0]&^(1<<32-1) | uint64(n) }
+func (g segment) setRuns(n int)   { g[1] = g[1]&^(1<<32-1) | uint64(n) }
+
+func (g segment) runs() []run {
+	n := g.numRuns()
+	return runsOf(g[headWords : headWords+n])
+}
+
+// own are the blocks' own hashes.
+func (g segment) own() []uint64 {
+	at := headWords + g.runRoom()
+	return g[at : at+g.blocks()]
+}
+
+// names are the blocks' engine hashes, those of the slot that stored them
+// first; 0 for blocks without (dead or speculative only).
+func (g segment) names() []uint64 {
+	at := headWords + g.runRoom() + g.room()
+	return g[at : at+g.blocks()]
+}
+
+func segmentWords(blocks, runs int) int { return headWords + runs + 2*blocks }
+
+// run is a stretch of a segment's blocks held by a slot on a tier: slot, tier,
+// start and end from the highest bits down, so that sorting words sorts runs.
+type run = uint64
+
+const (
+	slotShift  = 40
+	tierShift  = 36
+	startShift = 16
+	// MaxSlots is the largest number of targets at a time.
+	MaxSlots = 1 << 20
+)
+
+func runsOf(w []uint64) []run { return w }
+
+func makeRun(s Slot, t Tier, start, end int) run {
+	return run(s)<<slotShift | run(t)<<tierShift | run(start)<<startShift | run(end)
+}
+
+func runSlot(r run) Slot { return Slot(r >> slotShift) }
+func runTier(r run) Tier { return Tier(r >> tierShift & 7) }
+func runStart(r run) int { return int(r >> startShift & (1<<14 - 1)) }
+func runEnd(r run) int   { return int(r & (1<<14 - 1)) }
+
+// sameHolder reports whether two runs belong to one slot and tier.
+func sameHolder(a, b run) bool { return a>>tierShift == b>>tierShift }
+
+// lowerBound returns the index of the first run that is not below r.
+func lowerBound(runs []run, r run) int {
+	lo, hi := 0, len(runs)
+	for lo < hi {
+		mid := int(uint(lo+hi) >> 1)
+		if runs[mid] < r {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// firstTouching returns the index of the first run of this slot and tier that
+// ends after start, if there is one; else where it would stand.
+func firstTouching(runs []run, s Slot, t Tier, start int) int {
+	r := makeRun(s, t, start, 0)
+	i := lowerBound(runs, r)
+	if i > 0 && sameHolder(runs[i-1], r) && runEnd(runs[i-1]) > start {
+		i--
+	}
+	return i
+}
+
+// holds reports whether the slot holds the block at offset on the tier.
+func (g segment) holds(s Slot, t Tier, offset int) bool {
+	runs := g.runs()
+	i := firstTouching(runs, s, t, offset)
+	return i < len(runs) && sameHolder(runs[i], makeRun(s, t, 0, 0)) && runStart(runs[i]) <= offset
+}
+
+// overlaps reports whether the slot holds any block of [start, end) on the tier.
+func (g segment) overlaps(s Slot, t Tier, start, end int) bool {
+	runs := g.runs()
+	i := firstTouching(runs, s, t, start)
+	return i < len(runs) && sameHolder(runs[i], makeRun(s, t, 0, 0)) && runStart(runs[i]) < end
+}
+
+// holdsAny reports whether the slot holds the block at offset on any real tier.
+func (g segment) holdsAny(s Slot, offset int) bool {
+	runs := g.runs()
+	for i := lowerBound(runs, makeRun(s, 0, 0, 0)); i < len(runs) && runSlot(runs[i]) == s && runTier(runs[i]) < NumTiers; i++ {
+		if runStart(runs[i]) <= offset && offset < runEnd(runs[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// present reports whether the slot has any run here.
+func (g segment) present(s Slot) bool {
+	runs := g.runs()
+	i := lowerBound(runs, makeRun(s, 0, 0, 0))
+	return i < len(runs) && runSlot(runs[i]) == s
+}
+
+// maxEnd returns the end of the last held block.
+func (g segment) maxEnd() int {
+	end := 0
+	for _, r := range g.runs() {
+		end = max(end, runEnd(r))
+	}
+	return end
+}
+
+// uncovered calls gone for every maximal part of [start, end) that no run covers.
+func (g segment) uncovered(start, end int, gone func(from, to int)) {
+	runs := g.runs()
+	for at := start; at < end; {
+		covered, next := at, end
+		for _, r := range runs {
+			s, e := runStart(r), runEnd(r)
+			if s <= at && e > covered {
+				if covered = e; covered >= end {
+					return
+				}
+			} else if s > at && s < next {
+				next = s
+			}
+		}
+		if covered > at {
+			at = covered
+			continue
+		}
+		gone(at, next)
+		at = next
+	}
+}

@@ -1,0 +1,181 @@
+package kvindex
+
+import "time"
+
+// claim is credit of one stretch of blocks; its segment is meant only as long as
+// the generation is the segment's.
+type claim struct {
+	expires    int64 // UnixNano
+	segment    uint32
+	generation uint32
+	slot       Slot
+	start, end uint16
+}
+
+// claimQueue is a first-in first-out ring: credit lasts equally long for all.
+type claimQueue struct {
+	ring   []claim
+	head   int
+	length int
+	blocks int // of all claims
+}
+
+func (q *claimQueue) push(c claim) {
+	if q.length == len(q.ring) {
+		grown := make([]claim, max(64, 2*len(q.ring)))
+		for i := range q.length {
+			grown[i] = q.ring[(q.head+i)%len(q.ring)]
+		}
+		q.ring, q.head = grown, 0
+	}
+	q.ring[(q.head+q.length)%len(q.ring)] = c
+	q.length++
+	q.blocks += int(c.end - c.start)
+}
+
+func (q *claimQueue) pop() claim {
+	c := q.ring[q.head]
+	q.head = (q.head + 1) % len(q.ring)
+	q.length--
+	q.blocks -= int(c.end - c.start)
+	if q.length == 0 {
+		q.head = 0
+	}
+	return c
+}
+
+func (q *claimQueue) reset() { *q = claimQueue{} }
+
+// Speculate credits a target with a prompt that was just sent to it, until its
+// events confirm the blocks one by one, the target is cleared, or
+// Config.SpeculativeTTL has passed since the block was first claimed. Only the
+// part that the target neither holds nor was credited with before costs anything.
+func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) {
+	x.gate.writers.Lock()
+	defer x.gate.writers.Unlock()
+	if int(s) >= len(x.slots) || !x.slots[s].inUse || len(hashes) > x.cfg.MaxSpeculative {
+		return
+	}
+	x.expire(now.UnixNano(), x.cfg.MaxSpeculative-len(hashes))
+	expires := now.Add(x.cfg.SpeculativeTTL).UnixNano()
+	var last place
+	for at := 0; at < len(hashes); {
+		if g, n := x.step(hashes[at:]); n > 0 {
+			id := x.findStart(uint64(hashes[at]))
+			x.claimGaps(s, g, id, n, expires)
+			last = placeAt(id, n-1)
+			at += n
+			continue
+		}
+		n := 1
+		for n < writeStep && at+n < len(hashes) && x.findStart(uint64(hashes[at+n])) == 0 {
+			n++
+		}
+		last, n = x.claimFresh(s, last, hashes[at:at+n], expires)
+		at += n
+	}
+	x.evict()
+}
+
+// claimGaps claims what the slot lacks of the first n blocks of a segment.
+func (x *Index) claimGaps(s Slot, g segment, id uint32, n int, expires int64) {
+	runs := g.runs()
+	i := lowerBound(runs, makeRun(s, 0, 0, 0))
+	k := 0
+	var level [numLevels]uint32
+	if i < len(runs) && runSlot(runs[i]) == s {
+		k, level = cover(runs[i:], n)
+	}
+	have := int(level[numLevels-1])
+	if have == n {
+		return
+	}
+	// parts beyond the first gap are held seldom; each is left alone
+	held := append([]run(nil), runs[i:i+k]...)
+	for from := have; from < n; {
+		to, skip := n, n
+		for _, r := range held {
+			if runStart(r) <= from && runEnd(r) > from {
+				to, skip = from, runEnd(r)
+				break
+			}
+			if runStart(r) > from && runStart(r) < to {
+				to, skip = runStart(r), runStart(r)
+			}
+		}
+		if to > from {
+			x.claim(s, id, from, to, expires)
+		}
+		from = skip
+	}
+}
+
+// claimFresh claims blocks that no target holds, after last; it returns the place
+// of the last one that it found room for, and how many these were.
+func (x *Index) claimFresh(s Slot, last place, hashes []Hash, expires int64) (place, int) {
+	x.gate.shut()
+	id, from, n := x.room(last.segment(), last.offset()+1, len(hashes))
+	g := x.seg(id)
+	g.setBlocks(from + n)
+	own, names := g.own(), g.names()
+	for i := range n {
+		own[from+i] = uint64(hashes[i])
+		names[from+i] = 0
+	}
+	if from == 0 {
+		x.starts.insert(mixName(own[0]), placeAt(id, 0))
+	}
+	x.liveBlocks += int64(n)
+	x.gate.open()
+	x.claim(s, id, from, from+n, expires)
+	return placeAt(id, from+n-1), n
+}
+
+func (x *Index) claim(s Slot, id uint32, start, end int, expires int64) {
+	x.gate.shut()
+	g := x.seg(id)
+	if g.dead() > 0 {
+		g.uncovered(start, end, func(a, b int) {
+			g.addDead(a - b)
+			x.liveBlocks += int64(b - a)
+		})
+	}
+	x.hold(id, s, speculative, start, end)
+	x.gate.open()
+	x.claims.push(claim{expires: expires, segment: id, generation: x.generation(id), slot: s, start: uint16(start), end: uint16(end)})
+}
+
+// Expire ends credit that has run out. Speculate does so too; call Expire now and
+// then for the times without requests.
+func (x *Index) Expire(now time.Time) {
+	x.gate.writers.Lock()
+	defer x.gate.writers.Unlock()
+	x.expire(now.UnixNano(), x.cfg.MaxSpeculative)
+}
+
+// expire ends credit that has run out, and the oldest until at most limit blocks
+// of it are left.
+func (x *Index) expire(now int64, limit int) {
+	q := &x.claims
+	for q.length > 0 && (q.ring[q.head].expires <= now || q.blocks > limit) {
+		c := q.pop()
+		if !x.alive(c.segment) || x.generation(c.segment) != c.generation {
+			continue
+		}
+		x.gate.shut()
+		x.unclaim(c)
+		x.gate.open()
+	}
+}
+
+// unclaim takes a claim's credit away, as far as events have not confirmed it.
+func (x *Index) unclaim(c claim) {
+	for x.alive(c.segment) && x.generation(c.segment) == c.generation {
+		runs := x.seg(c.segment).runs()
+		i := firstTouching(runs, c.slot, speculative, int(c.start))
+		if i == len(runs) || !sameHolder(runs[i], makeRun(c.slot, speculative, 0, 0)) || runStart(runs[i]) >= int(c.end) {
+			return
+		}
+		x.unhold(c.segment, c.slot, speculative, max(runStart(runs[i]), int(c.start)), min(runEnd(runs[i]), int(c.end)))
+	}
+}

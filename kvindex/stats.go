@@ -1,0 +1,80 @@
+package kvindex
+
+// Stats are an index's sizes and counts. Sizes are of now, counts since New.
+type Stats struct {
+	// Blocks are those that some target holds or is credited with; HolderBlocks
+	// counts each once per target and tier; Segments are the stretches they are
+	// stored in.
+	Blocks, HolderBlocks int64
+	Segments             int
+	// Bytes is the memory in use; Reserved the memory taken from the runtime.
+	Bytes, Reserved int64
+	// Speculative are blocks credited without an event yet.
+	Speculative int64
+	Targets     []TargetStats
+
+	Stored, Removed, UnknownRemoved, Cleared int64
+	// Evicted counts holder-blocks dropped for the byte budget; Rebuilt segments
+	// that were split up because most of their blocks were gone.
+	Evicted, Rebuilt int64
+	// Refused counts refused events by reason.
+	Refused map[RefusalError]int64
+}
+
+// TargetStats are one target's sizes.
+type TargetStats struct {
+	Target Target
+	Slot   Slot
+	Model  string
+	// BlockSize is the engine's, 0 while unknown.
+	BlockSize   int
+	Held        [NumTiers]int64
+	Speculative int64
+	// Aliases are holdings beyond the plain one: repeated, of a further group, or
+	// by another name than the fleet's. Pages are engine blocks smaller than the index's.
+	Aliases, Pages int
+}
+
+// Stats returns sizes and counts; it keeps writers waiting, not lookups.
+func (x *Index) Stats() Stats {
+	x.gate.writers.Lock()
+	defer x.gate.writers.Unlock()
+	s := Stats{
+		Blocks:         x.liveBlocks,
+		Segments:       len(x.segments) - 1 - len(x.freed),
+		Bytes:          x.bytes(),
+		Reserved:       x.bytes() - x.arena.used + x.arena.reserved,
+		Stored:         x.counters.stored,
+		Removed:        x.counters.removed,
+		UnknownRemoved: x.counters.unknownRemoved,
+		Cleared:        x.counters.cleared,
+		Evicted:        x.counters.evicted,
+		Rebuilt:        x.counters.rebuilt,
+		Refused:        map[RefusalError]int64{},
+	}
+	for i, n := range x.counters.refused {
+		if n > 0 {
+			s.Refused[RefusalError(i)] = n
+		}
+	}
+	for i := range x.slots {
+		st := &x.slots[i]
+		if !st.inUse {
+			continue
+		}
+		t := TargetStats{Target: st.target, Slot: Slot(i), Model: st.model, BlockSize: st.blockSize, Speculative: st.held[speculative]}
+		copy(t.Held[:], st.held[:NumTiers])
+		if st.aliases != nil {
+			t.Aliases = len(st.aliases.units)
+		}
+		if st.pages != nil {
+			t.Pages = len(st.pages.byName)
+		}
+		for _, n := range t.Held {
+			s.HolderBlocks += n
+		}
+		s.Speculative += t.Speculative
+		s.Targets = append(s.Targets, t)
+	}
+	return s
+}

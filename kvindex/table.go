@@ -1,0 +1,148 @@
+package kvindex
+
+// place is where a block stands: its offset in a segment above, the segment's
+// number (never 0) below.
+type place uint64
+
+const (
+	placeBits = 45
+	tagBits   = 64 - placeBits
+	// maxSegment is the largest number of blocks in a segment.
+	maxSegment = 1 << (placeBits - 32)
+)
+
+func placeAt(segment uint32, offset int) place { return place(offset)<<32 | place(segment) }
+
+func (p place) segment() uint32 { return uint32(p) }
+func (p place) offset() int     { return int(p >> 32) }
+
+// table is a multimap from 64-bit names to places. It does not keep the names,
+// only 19 bits of their mix beside the place: whoever finds a candidate compares
+// the name that the segment holds. The 19 bits also say where an entry belongs,
+// so moving entries (growth, removal) never looks into a segment. 256 shards
+// grow one by one, which keeps the pause of a growing table short.
+type table struct {
+	shards [256]shard
+	live   int
+	bytes  int64
+}
+
+// shard is a linear-probing table of any capacity. Invariant: an entry stands
+// at or cyclically after its home with no empty entry between.
+type shard struct {
+	entries []uint64 // tag above, place below; 0 is empty
+	live    int
+}
+
+func mixName(name uint64) uint64 { return fold(name^0x2d358dccaa6c78a5, 0x8bb84b93962eacc9) }
+
+// probe returns the shard of a mixed name, the index to start from, and the tag
+// to look for.
+func (t *table) probe(mixed uint64) (s *shard, at int, tag uint64) {
+	s = &t.shards[mixed>>56]
+	tag = mixed >> (56 - tagBits) & (1<<tagBits - 1)
+	return s, s.home(tag), tag
+}
+
+func (s *shard) home(tag uint64) int { return int(tag * uint64(len(s.entries)) >> tagBits) }
+
+// next returns the first place with this tag at or after at, and the index to
+// go on from; ok is false if there is none.
+func (s *shard) next(at int, tag uint64) (p place, after int, ok bool) {
+	e := s.entries
+	for len(e) > 0 {
+		if at >= len(e) {
+			at = 0
+		}
+		v := e[at]
+		at++
+		if v == 0 {
+			break
+		}
+		if v>>placeBits == tag {
+			return place(v & (1<<placeBits - 1)), at, true
+		}
+	}
+	return 0, 0, false
+}
+
+// insert adds an entry; it does not look for an equal one.
+func (t *table) insert(mixed uint64, p place) {
+	s := &t.shards[mixed>>56]
+	if (s.live+1)*5 > len(s.entries)*4 {
+		t.resize(s, max(8, s.live+s.live*2/5+4)*5/4)
+	}
+	tag := mixed >> (56 - tagBits) & (1<<tagBits - 1)
+	s.put(tag<<placeBits | uint64(p))
+	s.live++
+	t.live++
+}
+
+func (s *shard) put(v uint64) {
+	e := s.entries
+	at := s.home(v >> placeBits)
+	for e[at] != 0 {
+		at++
+		if at == len(e) {
+			at = 0
+		}
+	}
+	e[at] = v
+}
+
+// remove deletes the entry of this name and place; it reports whether there was one.
+func (t *table) remove(mixed uint64, p place) bool {
+	s, at, tag := t.probe(mixed)
+	want := tag<<placeBits | uint64(p)
+	e := s.entries
+	if len(e) == 0 {
+		return false
+	}
+	for e[at] != want {
+		if e[at] == 0 {
+			return false
+		}
+		at++
+		if at == len(e) {
+			at = 0
+		}
+	}
+	// Close the hole: move up every later entry of the cluster that may stand here.
+	hole := at
+	for {
+		at++
+		if at == len(e) {
+			at = 0
+		}
+		v := e[at]
+		if v == 0 {
+			break
+		}
+		home := s.home(v >> placeBits)
+		if hole <= at && (home <= hole || home > at) || hole > at && home <= hole && home > at {
+			e[hole] = v
+			hole = at
+		}
+	}
+	e[hole] = 0
+	s.live--
+	t.live--
+	if s.live == 0 || len(e) > 32 && s.live*4 < len(e) {
+		t.resize(s, s.live*2)
+	}
+	return true
+}
+
+func (t *table) resize(s *shard, size int) {
+	old := s.entries
+	t.bytes += int64(size-len(old)) * 8
+	s.entries = nil
+	if size > 0 {
+		s.entries = make([]uint64, size)
+	}
+	for _, v := range old {
+		if v != 0 {
+			s.put(v)
+		}
+	}
+}
