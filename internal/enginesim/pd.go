@@ -397,7 +397,7 @@ func int64s(raw json.RawMessage) ([]int64, bool) {
 // firstRoom is the bootstrap room that decides the prefill rank of a request that names none.
 func (c *call) firstRoom() (int64, bool) {
 	rooms, ok := int64s(c.body.BootstrapRoom)
-	if !ok {
+	if !ok || rooms[0] < 0 {
 		return 0, false
 	}
 	return rooms[0], true
