@@ -40,7 +40,7 @@ type Request struct {
 	Count int
 
 	fields [numFields]Span
-	last   int // offset of the closing brace of the body
+	memo   *memoBody // nil if no Memo keeps the body
 }
 
 // Parse checks body as strict JSON and finds its fields. The error is a *SyntaxError, or says that the body is no
@@ -76,7 +76,6 @@ func (r *Request) Parse(api API, body []byte) error {
 // members is scanner.object for the outermost object: it keeps the spans of the known fields.
 func (r *Request) members(s *scanner, i int) int {
 	if i = s.space(i + 1); i < len(s.b) && s.b[i] == '}' {
-		r.last = i
 		return i + 1
 	}
 	for {
@@ -111,7 +110,6 @@ func (r *Request) members(s *scanner, i int) int {
 		case ',':
 			i = s.space(i + 1)
 		case '}':
-			r.last = i
 			return i + 1
 		default:
 			return s.fail(i, "',' or '}' was expected")
