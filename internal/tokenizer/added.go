@@ -27,6 +27,7 @@ type addedSet struct {
 	starts  []byte // the distinct first bytes
 	content map[string]int
 	tokens  []AddedToken
+	hard    []bool // by token: see hardTokens
 }
 
 // addedStart is what is known of the tokens that begin with one byte.
@@ -121,6 +122,45 @@ func (a *addedSet) next(s string, i int) (at, index, size int) {
 	return len(s), 0, 0
 }
 
+// hardLimit bounds the tokens that are compared with each other.
+const hardLimit = 2000
+
+// setHard finds the tokens of a behind which a text may be cut whatever follows:
+// the match has no flag that looks on, no token of a or of the set searched
+// before it (nil if there is none) could begin before the cut and end behind it.
+func (a *addedSet) setHard(before *addedSet) {
+	a.hard = make([]bool, len(a.tokens))
+	if before != nil && len(a.tokens)+len(before.tokens) > hardLimit {
+		return
+	}
+	for i, t := range a.tokens {
+		if t.SingleWord || t.Rstrip || len(a.tokens) > hardLimit && !t.Special {
+			continue
+		}
+		a.hard[i] = !a.reaches(t.Content, false) && (before == nil || !before.reaches(t.Content, true))
+	}
+}
+
+// reaches tells whether a token of a can begin at or before content's begin and
+// end behind its end; with inside, also whether it can begin within content.
+func (a *addedSet) reaches(content string, inside bool) bool {
+	for _, t := range a.tokens {
+		c := t.Content
+		if c == content {
+			continue
+		}
+		if len(c) > len(content) && strings.Contains(c[:len(c)-1], content) {
+			return true
+		}
+		for k := 1; inside && k < min(len(c), len(content)+1); k++ {
+			if strings.HasSuffix(content, c[:k]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // addedHit is an added token in a text: it replaces s[from:to]. A token with
 // Rstrip may reach over the start of the next one, as in the library.
 type addedHit struct {
@@ -147,7 +187,7 @@ func (w *search) next() (addedHit, bool) {
 		}
 		w.pos = at + size
 		t := &w.set.tokens[index]
-		hit := addedHit{from: at, to: at + size, token: t}
+		hit := addedHit{from: at, to: at + size, token: t, hard: w.set.hard[index]}
 		if t.SingleWord && (wordBefore(w.s, hit.from) || wordAfter(w.s, hit.to)) {
 			continue
 		}

@@ -12,20 +12,31 @@ func (w *worker) encode(dst []uint32, text string, from int) []uint32 {
 			break
 		}
 		if at < hit.from {
-			dst = w.stretch(dst, text[at:hit.from], at == 0)
+			dst = w.stretch(dst, text[at:hit.from], at)
 		}
 		dst = append(dst, hit.token.ID)
 		at = hit.to
+		w.record(hit, at, len(dst))
 	}
 	if at < len(text) {
-		dst = w.stretch(dst, text[at:], at == 0)
+		dst = w.stretch(dst, text[at:], at)
 	}
 	return dst
 }
 
+// record notes a hard cut at a place of the text, if cuts are wanted.
+func (w *worker) record(hit addedHit, at, ids int) {
+	if w.recording && hit.hard && at >= w.lastCut+cutDistance {
+		w.cuts = append(w.cuts, hardCut{text: at, ids: ids - w.cutBase})
+		w.lastCut = at
+	}
+}
+
 // stretch appends the ids of text without raw added tokens: it is normalized,
-// and the added tokens of normalized text are cut out.
-func (w *worker) stretch(dst []uint32, s string, first bool) []uint32 {
+// and the added tokens of normalized text are cut out. It begins at offset base
+// of the whole.
+func (w *worker) stretch(dst []uint32, s string, base int) []uint32 {
+	first := base == 0
 	if w.t.nfc && composeAt(s, 0) < len(s) {
 		w.nfc = appendNFC(w.nfc[:0], s)
 		s = stringOf(w.nfc)
@@ -49,6 +60,7 @@ func (w *worker) stretch(dst []uint32, s string, first bool) []uint32 {
 		}
 		dst = append(dst, hit.token.ID)
 		at = hit.to
+		w.record(hit, base+at, len(dst))
 	}
 	if at < len(s) {
 		dst = w.plain(dst, s[at:], first && at == 0)

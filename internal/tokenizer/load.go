@@ -506,6 +506,13 @@ func (t *Tokenizer) readAdded(raw []byte) error {
 	}
 	t.raw = newAddedSet(raws, rawText)
 	t.normal = newAddedSet(normals, normalText)
+	t.raw.setHard(nil)
+	if t.nfc || t.sp != nil {
+		// Offsets of normalized text are not those of the text.
+		t.normal.hard = make([]bool, len(t.normal.tokens))
+	} else {
+		t.normal.setHard(t.raw)
+	}
 	return nil
 }
 

@@ -44,7 +44,13 @@ type worker struct {
 	text    []byte // text with U+2581 turned into spaces
 	spacing []byte // text with a space put before it
 	added   []byte
-	segment []uint32
+
+	// Cuts of the text being encoded, for Cache.
+	recording bool
+	cuts      []hardCut
+	cutBase   int // ids before the text in the result
+	lastCut   int
+	digests   []uint64
 }
 
 func newWorker(t *Tokenizer) *worker {

@@ -1,0 +1,319 @@
+package tokenizer
+
+import (
+	"bytes"
+	"container/list"
+	"encoding/binary"
+	"hash/maphash"
+	"sort"
+	"sync"
+)
+
+// Cache remembers the ids of whole prompts, so that the next turn of a
+// conversation costs its own text only. Prompts are reused up to the last hard
+// cut that they share: the end of a special token whose match nothing behind it
+// can change. What is reused was compared byte by byte, so no input can make
+// another one's ids wrong. It is safe for concurrent use and bounded in bytes;
+// the least recently used prompts go first.
+type Cache struct {
+	t    *Tokenizer
+	max  int
+	seed maphash.Seed
+
+	mu     sync.Mutex
+	blocks map[uint64]*conversation // digest of a prompt's first n blocks -> who has them
+	recent *list.List               // of *conversation, the latest first
+	bytes  int
+}
+
+// conversation is a prompt up to its last hard cut.
+//
+// Invariant: text, ids and cuts only grow, and only behind what is there: a
+// slice taken under the lock may be read after it. The last cut is the end of
+// text and ids. digests[i] is that of the first i+1 blocks.
+type conversation struct {
+	text    []byte
+	ids     []uint32
+	cuts    []hardCut
+	digests []uint64
+	values  map[ValuesKey][]uint64
+	size    int
+	place   *list.Element
+}
+
+// hardCut is a place in a text and the number of ids before it.
+type hardCut struct{ text, ids int }
+
+const (
+	// prefixBlock is the bytes of text between two digests. Shorter prompts are
+	// not kept: encoding them costs less than a lookup saves.
+	prefixBlock = 2048
+	// cutDistance is the least number of bytes between two recorded cuts.
+	cutDistance = 256
+	// conversationCost is about what a conversation takes beside its slices.
+	conversationCost = 512
+	// maxBlocks bounds the digests of a prompt; the rest is not kept.
+	maxBlocks = 4096
+)
+
+// NewCache makes a cache of at most maxBytes.
+func NewCache(t *Tokenizer, maxBytes int) *Cache {
+	return &Cache{t: t, max: maxBytes, seed: maphash.MakeSeed(), blocks: map[uint64]*conversation{}, recent: list.New()}
+}
+
+// Prefix tells what the cache knows of a prompt that was just encoded. The zero
+// value knows nothing.
+type Prefix struct {
+	// Reused is the number of leading ids that came from the cache.
+	Reused int
+	// Kept is the number of leading ids that the cache now has.
+	Kept int
+
+	cache *Cache
+	entry *conversation
+}
+
+// Encode is Tokenizer.Encode through the cache.
+func (c *Cache) Encode(dst []uint32, text string, addSpecial bool) ([]uint32, Prefix, error) {
+	if len(text) < prefixBlock {
+		ids, err := c.t.Encode(dst, text, addSpecial)
+		return ids, Prefix{}, err
+	}
+	w := c.t.acquire()
+	defer c.t.release(w)
+	w.digests = c.digest(w.digests[:0], text, addSpecial)
+	entry, known := c.find(w.digests)
+	cut := known.reusable(text)
+	if err := checkText(text[cut.text:]); err != nil {
+		return dst, Prefix{}, err
+	}
+	if dst == nil {
+		dst = make([]uint32, 0, cut.ids+(len(text)-cut.text)/3+16)
+	}
+	base := len(dst)
+	if cut.text > 0 {
+		dst = append(dst, known.ids[:cut.ids]...)
+	} else if addSpecial {
+		dst = append(dst, c.t.before...)
+	}
+	w.cuts = w.cuts[:0]
+	w.cutBase, w.lastCut, w.recording = base, cut.text, true
+	dst = w.encode(dst, text, cut.text)
+	w.recording = false
+	p := Prefix{Reused: cut.ids, Kept: cut.ids, cache: c, entry: entry}
+	if n := len(w.cuts); n > 0 && w.cuts[n-1].text <= maxBlocks*prefixBlock {
+		p.Kept = w.cuts[n-1].ids
+		p.entry = c.keep(w, entry, known, cut, text, dst[base:])
+	}
+	if addSpecial {
+		dst = append(dst, c.t.after...)
+	}
+	return dst, p, nil
+}
+
+// digest appends a digest for each prefix of whole blocks.
+func (c *Cache) digest(dst []uint64, text string, addSpecial bool) []uint64 {
+	var h uint64
+	if addSpecial {
+		h = mulB
+	}
+	for i := 0; i+prefixBlock <= len(text) && len(dst) < maxBlocks; i += prefixBlock {
+		h = fold(h^maphash.String(c.seed, text[i:i+prefixBlock]), mulA)
+		dst = append(dst, h)
+	}
+	return dst
+}
+
+// snapshot is what may be read of a conversation without the lock.
+type snapshot struct {
+	text []byte
+	ids  []uint32
+	cuts []hardCut
+}
+
+// find is the conversation that shares most blocks.
+func (c *Cache) find(digests []uint64) (*conversation, snapshot) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := len(digests) - 1; i >= 0; i-- {
+		if e := c.blocks[digests[i]]; e != nil {
+			c.recent.MoveToFront(e.place)
+			return e, snapshot{e.text, e.ids, e.cuts}
+		}
+	}
+	return nil, snapshot{}
+}
+
+// reusable is the last cut up to which the texts are the same.
+func (s snapshot) reusable(text string) hardCut {
+	n := commonPrefix(s.text, bytesOf(text))
+	i := sort.Search(len(s.cuts), func(i int) bool { return s.cuts[i].text > n })
+	if i == 0 {
+		return hardCut{}
+	}
+	return s.cuts[i-1]
+}
+
+func commonPrefix(a, b []byte) int {
+	n := min(len(a), len(b))
+	a, b = a[:n], b[:n]
+	if bytes.Equal(a, b) {
+		return n
+	}
+	i := 0
+	for i+1024 <= n && bytes.Equal(a[i:i+1024], b[i:i+1024]) {
+		i += 1024
+	}
+	for i+8 <= n && binary.LittleEndian.Uint64(a[i:]) == binary.LittleEndian.Uint64(b[i:]) {
+		i += 8
+	}
+	for i < n && a[i] == b[i] {
+		i++
+	}
+	return i
+}
+
+// keep remembers text up to the last cut of w.cuts: it extends the conversation
+// that was reused if that ends at cut, else it makes another.
+func (c *Cache) keep(w *worker, entry *conversation, known snapshot, cut hardCut, text string, ids []uint32) *conversation {
+	last := w.cuts[len(w.cuts)-1]
+	if entry != nil && cut.text == len(known.text) && cut.text > 0 {
+		if c.extend(w, entry, cut, last, text, ids) {
+			return entry
+		}
+	}
+	e := &conversation{
+		text: append([]byte(nil), text[:last.text]...),
+		ids:  append([]uint32(nil), ids[:last.ids]...),
+		cuts: make([]hardCut, 0, len(w.cuts)+8),
+	}
+	for _, k := range known.cuts {
+		if k.text <= cut.text {
+			e.cuts = append(e.cuts, k)
+		}
+	}
+	e.cuts = append(e.cuts, w.cuts...)
+	e.digests = append(e.digests, w.digests[:min(len(w.digests), last.text/prefixBlock)]...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if entry != nil {
+		for key, values := range entry.values {
+			if n := min(len(values), cut.ids/key.Stride); n > 0 {
+				e.setValues(key, append([]uint64(nil), values[:n]...))
+			}
+		}
+	}
+	e.place = c.recent.PushFront(e)
+	c.register(e, 0)
+	return e
+}
+
+// extend grows a conversation from cut to last; false if somebody else was
+// faster.
+func (c *Cache) extend(w *worker, e *conversation, cut, last hardCut, text string, ids []uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(e.text) != cut.text || e.place == nil {
+		return false
+	}
+	e.text = append(e.text, text[cut.text:last.text]...)
+	e.ids = append(e.ids, ids[cut.ids:last.ids]...)
+	e.cuts = append(e.cuts, w.cuts...)
+	from := len(e.digests)
+	if to := min(len(w.digests), last.text/prefixBlock); to > from {
+		e.digests = append(e.digests, w.digests[from:to]...)
+	}
+	c.register(e, from)
+	return true
+}
+
+// register lists the digests of e from one on, counts its bytes and makes room.
+func (c *Cache) register(e *conversation, from int) {
+	for _, d := range e.digests[from:] {
+		c.blocks[d] = e
+	}
+	c.resize(e)
+	c.makeRoom()
+}
+
+func (c *Cache) makeRoom() {
+	for c.bytes > c.max && c.recent.Len() > 0 {
+		c.drop(c.recent.Back().Value.(*conversation)) //nolint:forcetypeassert // the list holds nothing else
+	}
+}
+
+func (c *Cache) resize(e *conversation) {
+	size := conversationCost + cap(e.text) + 4*cap(e.ids) + 16*cap(e.cuts) + 40*cap(e.digests)
+	for _, v := range e.values {
+		size += 8*cap(v) + 64
+	}
+	c.bytes += size - e.size
+	e.size = size
+}
+
+func (c *Cache) drop(e *conversation) {
+	c.recent.Remove(e.place)
+	e.place = nil
+	c.bytes -= e.size
+	e.size = 0
+	for _, d := range e.digests {
+		if c.blocks[d] == e {
+			delete(c.blocks, d)
+		}
+	}
+}
+
+// Bytes is what the cache holds now.
+func (c *Cache) Bytes() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bytes
+}
+
+// ValuesKey names a list of values that somebody computes from ids, such as
+// chained block hashes: value i depends on the first (i+1)*Stride ids and on
+// Seed only. Stride is positive.
+type ValuesKey struct {
+	Seed   uint64
+	Stride int
+}
+
+// maxValues bounds the lists of a conversation.
+const maxValues = 8
+
+// Values appends the values under key that were stored for the ids of this
+// prompt. They are valid for its first len/Stride ids.
+func (p Prefix) Values(dst []uint64, key ValuesKey) []uint64 {
+	if p.entry == nil {
+		return dst
+	}
+	p.cache.mu.Lock()
+	v := p.entry.values[key]
+	p.cache.mu.Unlock()
+	return append(dst, v[:min(len(v), p.Kept/key.Stride)]...)
+}
+
+// SetValues stores values of this prompt's ids; those beyond what the cache
+// keeps are left out.
+func (p Prefix) SetValues(key ValuesKey, values []uint64) {
+	if p.entry == nil {
+		return
+	}
+	n := min(len(values), p.Kept/key.Stride)
+	p.cache.mu.Lock()
+	defer p.cache.mu.Unlock()
+	e := p.entry
+	if have := e.values[key]; n <= len(have) || e.place == nil || have == nil && len(e.values) >= maxValues {
+		return
+	}
+	e.setValues(key, append(e.values[key], values[len(e.values[key]):n]...))
+	p.cache.resize(e)
+	p.cache.makeRoom()
+}
+
+func (e *conversation) setValues(key ValuesKey, v []uint64) {
+	if e.values == nil {
+		e.values = map[ValuesKey][]uint64{}
+	}
+	e.values[key] = v
+}
