@@ -2,7 +2,12 @@
 // and validation. Every problem is reported with its place.
 package config
 
-import "time"
+import (
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/routing"
+)
 
 // Config is the whole file.
 type Config struct {
@@ -48,28 +53,33 @@ type Envoy struct {
 
 // Limits bound requests.
 type Limits struct {
-	MaxBody Bytes `yaml:"max_body" jsonschema_description:"Largest request body; more is answered 413."`
+	MaxBody     Bytes `yaml:"max_body" jsonschema_description:"Largest request body; more is answered 413."`
+	RefuseEarly bool  `yaml:"refuse_early" jsonschema_description:"Answer requests that the engine would refuse with its own status, instead of sending them on."`
 }
 
 // Model is a served model.
 type Model struct {
-	Name         string            `yaml:"name" jsonschema_description:"Name that clients send."`
-	Aliases      []string          `yaml:"aliases" jsonschema_description:"Further names of the same model."`
-	Adapters     []string          `yaml:"adapters" jsonschema_description:"LoRA adapters, which clients name as model."`
-	Tokenizer    string            `yaml:"tokenizer" jsonschema_description:"Folder with tokenizer.json, tokenizer_config.json and so on, or 'builtin:qwen3'. Empty: routed by load."`
-	Engine       string            `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Whose request shapes are followed."`
-	ChatTemplate string            `yaml:"chat_template" jsonschema_description:"File with a chat template that replaces the tokenizer's."`
-	ToolParser   bool              `yaml:"tool_parser" jsonschema_description:"The engine runs with a tool-call parser (vLLM: --enable-auto-tool-choice)."`
-	Kwargs       map[string]string `yaml:"chat_template_kwargs" jsonschema_description:"JSON values of default template variables (vLLM: --default-chat-template-kwargs)."`
-	HandIDs      bool              `yaml:"hand_ids" jsonschema_description:"Send the token ids on, so that the engine does not tokenize again."`
-	Check        Check             `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`
+	Name            string   `yaml:"name" jsonschema_description:"Name that clients send."`
+	Aliases         []string `yaml:"aliases" jsonschema_description:"Further names of the same model."`
+	Adapters        []string `yaml:"adapters" jsonschema_description:"LoRA adapters, which clients name as model."`
+	Tokenizer       string   `yaml:"tokenizer" jsonschema_description:"Folder with tokenizer.json, tokenizer_config.json and so on, or 'builtin:qwen3'. Empty: routed by load."`
+	Engine          string   `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Whose request shapes are followed."`
+	ChatTemplate    string   `yaml:"chat_template" jsonschema_description:"File with a chat template that replaces the tokenizer's."`
+	ToolParser      bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser; without, it refuses tools."`
+	HideTools       bool     `yaml:"hide_tools_when_none" jsonschema_description:"vLLM runs with --exclude-tools-when-tool-choice-none."`
+	RefuseTemplates bool     `yaml:"refuse_templates" jsonschema_description:"Requests may not bring a chat template (vLLM without --trust-request-chat-template)."`
+	MaxModelLen     int      `yaml:"max_model_len" jsonschema:"minimum=0" jsonschema_description:"The engine's context in tokens; 0: unknown."`
+	CacheBytes      Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for what prompts have in common with earlier ones."`
+	HandIDs         bool     `yaml:"hand_ids" jsonschema_description:"Send the token ids on, so that the engine does not tokenize again."`
+	Check           Check    `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`
 }
 
 // Check is the comparison with the engine's tokenizer.
 type Check struct {
 	Disabled bool     `yaml:"disabled" jsonschema_description:"Never compare."`
-	Sample   float64  `yaml:"sample" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of requests compared in service."`
-	Timeout  Duration `yaml:"timeout" jsonschema_description:"Bound of one comparison."`
+	Every    int      `yaml:"every" jsonschema:"minimum=1" jsonschema_description:"One of so many requests is compared in service."`
+	Retry    Duration `yaml:"retry" jsonschema_description:"When a model that differs, or an engine that did not answer, is asked again."`
+	Timeout  Duration `yaml:"timeout" jsonschema_description:"Bound of one comparison or remote rendering."`
 	Renderer string   `yaml:"renderer" jsonschema_description:"URL of a vLLM renderer that makes the ids where the tokenizer cannot."`
 }
 
@@ -145,14 +155,36 @@ type Health struct {
 	Failures int      `yaml:"failures" jsonschema:"minimum=1" jsonschema_description:"Failures in a row until a worker is taken out. A refused connection counts at once."`
 }
 
-// Routing is the choice.
+// Routing is the choice. The keys of routing.Config stand beside its own.
 type Routing struct {
-	Preset    string             `yaml:"preset" jsonschema_description:"Named set of stages, see docs/routing.md."`
-	Options   map[string]float64 `yaml:"options" jsonschema_description:"Constants of the preset, see docs/routing.md."`
-	Switches  map[string]string  `yaml:"switches" jsonschema_description:"Named choices of the preset (placement, ties), see docs/routing.md."`
-	Headers   []string           `yaml:"conversation_headers" jsonschema_description:"Headers that carry a conversation id, in order."`
-	Trusted   bool               `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude and x-kvlane-priority of requests. Only where clients cannot send them."`
-	Speculate Duration           `yaml:"speculate" jsonschema_description:"How long a prompt that was sent counts as cached without an event that confirms it."`
+	Preset        string         `yaml:"preset" jsonschema_description:"Named set of stages, see docs/routing.md; policy changes single constants of it."`
+	PrefillPreset string         `yaml:"prefill_preset" jsonschema_description:"Preset of the prefill pool, with disaggregation."`
+	DecodePreset  string         `yaml:"decode_preset" jsonschema_description:"Preset of the decode pool, with disaggregation."`
+	Headers       []string       `yaml:"conversation_headers" jsonschema_description:"Headers that carry a conversation id, in order; the body's id wins."`
+	Trusted       bool           `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude, x-kvlane-priority and x-gateway-inference-objective of requests. Only where clients cannot send them."`
+	Objectives    map[string]int `yaml:"objectives" jsonschema_description:"Priorities by name of objective; below 0 may be shed early."`
+	Speculate     Duration       `yaml:"speculate" jsonschema_description:"How long a prompt that was sent counts as cached without an event that confirms it; 0: not at all."`
+
+	routing.Config `yaml:",inline"`
+}
+
+// prepare takes the presets before single constants are decoded on top of them.
+func (r *Routing) prepare(value func(key string) (string, bool), bad report) {
+	for _, p := range []struct {
+		key string
+		to  *routing.Policy
+	}{{"preset", &r.Policy}, {"prefill_preset", &r.Disagg.Prefill}, {"decode_preset", &r.Disagg.Decode}} {
+		name, given := value(p.key)
+		if !given {
+			continue
+		}
+		policy, known := routing.Preset(name)
+		if !known {
+			bad(p.key, "no preset %q; there are %s", name, strings.Join(routing.Presets(), ", "))
+			continue
+		}
+		*p.to = policy
+	}
 }
 
 // Index bounds the KV index.
@@ -162,13 +194,9 @@ type Index struct {
 	Key       string `yaml:"key" jsonschema_description:"Key of the block hash, equal on replicas that exchange snapshots; empty: random."`
 }
 
-// Disagg configures prefill/decode disaggregation.
+// Disagg configures how prefill legs run; when they run is routing.disagg.
 type Disagg struct {
-	Connector string   `yaml:"connector" jsonschema_description:"Protocol between the legs; empty: no disaggregation."`
-	Rule      string   `yaml:"rule" jsonschema:"enum=cost,enum=threshold" jsonschema_description:"When to disaggregate."`
-	Factor    float64  `yaml:"factor" jsonschema_description:"Price of disturbing decodes in the cost rule."`
-	Threshold int      `yaml:"threshold" jsonschema_description:"Uncached tokens from which the threshold rule disaggregates; 0: always."`
-	Bandwidth float64  `yaml:"tokens_per_second" jsonschema_description:"KV transfer speed between pools in tokens per second, for the cost rule."`
+	Connector string   `yaml:"connector" jsonschema_description:"Protocol between the legs; empty: no disaggregation. See docs/disaggregation.md."`
 	Timeout   Duration `yaml:"timeout" jsonschema_description:"Bound of a prefill leg."`
 	Attempts  int      `yaml:"attempts" jsonschema:"minimum=1" jsonschema_description:"Prefill targets tried before the decode target computes by itself."`
 }
@@ -202,9 +230,14 @@ func Default() Config {
 			Health: Health{Every: Duration(time.Second), Timeout: Duration(time.Second), Failures: 2},
 			Scrape: Duration(time.Second),
 		},
-		Routing: Routing{Preset: "kv-aware", Speculate: Duration(5 * time.Second)},
+		Routing: Routing{
+			Preset: routing.DefaultPreset, PrefillPreset: routing.DefaultPreset, DecodePreset: "decode",
+			Headers:   []string{"x-session-id", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"},
+			Speculate: Duration(5 * time.Second),
+			Config:    routing.DefaultConfig(),
+		},
 		Index:   Index{BlockSize: 16, MaxBytes: 1 << 30},
-		Disagg:  Disagg{Rule: "cost", Factor: 3, Bandwidth: 76000, Timeout: Duration(120 * time.Second), Attempts: 2},
+		Disagg:  Disagg{Timeout: Duration(120 * time.Second), Attempts: 2},
 		Explain: Explain{Keep: 256},
 		Log:     Log{Level: "info"},
 		Drain:   Duration(20 * time.Second),
@@ -216,5 +249,5 @@ func defaultWorker() Worker {
 }
 
 func defaultModel() Model {
-	return Model{Engine: "vllm", Check: Check{Sample: 0.001, Timeout: Duration(2 * time.Second)}}
+	return Model{Engine: "vllm", CacheBytes: 64 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second)}}
 }

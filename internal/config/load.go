@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
@@ -149,6 +150,11 @@ func (d *decoder) problem(path, format string, args ...any) {
 
 var textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 
+// preparer is a section whose defaults depend on some of its own keys.
+type preparer interface {
+	prepare(value func(key string) (string, bool), bad report)
+}
+
 // decode puts a node into v. rules is the jsonschema tag of the field.
 func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
 	d.locate(n, path)
@@ -198,6 +204,8 @@ func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
 		}
 	case reflect.Map:
 		d.decodeMap(n, v, path)
+	case reflect.Array:
+		d.decodeArray(n, v, path)
 	default:
 		d.decodeScalar(n, v, path, rules)
 	}
@@ -227,6 +235,16 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 		d.problem(path, "needs a section with keys, not a %s", kindOf(n))
 		return
 	}
+	if p, ok := v.Addr().Interface().(preparer); ok {
+		p.prepare(func(key string) (string, bool) {
+			for _, e := range entries {
+				if e.Key.String() == key {
+					return scalar(e.Value)
+				}
+			}
+			return "", false
+		}, func(key, format string, args ...any) { d.problem(join(path, key), format, args...) })
+	}
 	seen := map[string]bool{}
 	for _, e := range entries {
 		key, at := e.Key.String(), join(path, e.Key.String())
@@ -242,6 +260,18 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 			d.decode(e.Value, field, at, rules)
 		}
 		seen[key] = true
+	}
+}
+
+// decodeArray needs exactly as many elements as the array has.
+func (d *decoder) decodeArray(n ast.Node, v reflect.Value, path string) {
+	seq, ok := n.(*ast.SequenceNode)
+	if !ok || len(seq.Values) != v.Len() {
+		d.problem(path, "needs a list of %d values", v.Len())
+		return
+	}
+	for i, item := range seq.Values {
+		d.decode(item, v.Index(i), fmt.Sprintf("%s[%d]", path, i), "")
 	}
 }
 
@@ -268,6 +298,15 @@ func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) 
 	}
 	var number float64
 	var err error
+	if v.Type() == reflect.TypeFor[time.Duration]() {
+		var span Duration
+		if err := span.UnmarshalText([]byte(s)); err != nil {
+			d.problem(path, "%v", err)
+			return
+		}
+		v.SetInt(int64(span))
+		return
+	}
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString(s)
@@ -283,7 +322,15 @@ func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) 
 		}
 		v.SetBool(b.Value)
 		return
-	case reflect.Int:
+	case reflect.Uint64:
+		var u uint64
+		if u, err = strconv.ParseUint(s, 0, 64); err != nil {
+			d.problem(path, "%q is not a whole number from 0", s)
+			return
+		}
+		v.SetUint(u)
+		return
+	case reflect.Int, reflect.Int64:
 		var i int64
 		if i, err = strconv.ParseInt(s, 0, 64); err != nil {
 			d.problem(path, "%q is not a whole number", s)
@@ -348,18 +395,39 @@ func setDefaults(v reflect.Value) {
 
 func fieldByKey(v reflect.Value, key string) (reflect.Value, string, bool) {
 	for f, fv := range v.Fields() {
-		if f.Tag.Get("yaml") == key {
+		switch f.Tag.Get("yaml") {
+		case key:
 			return fv, f.Tag.Get("jsonschema"), true
+		case inline:
+			if found, rules, ok := fieldByKey(fv, key); ok {
+				return found, rules, true
+			}
 		}
 	}
 	return reflect.Value{}, "", false
 }
 
+// inline is the tag of a struct whose keys stand beside those of its parent.
+const inline = ",inline"
+
+func keysOf(t reflect.Type) []string {
+	var keys []string
+	for f := range t.Fields() {
+		switch key := f.Tag.Get("yaml"); key {
+		case inline:
+			keys = append(keys, keysOf(f.Type)...)
+		case "":
+		default:
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
 // nearest names the known key that is closest to an unknown one.
 func nearest(key string, t reflect.Type) string {
 	best, distance := "", 0
-	for f := range t.Fields() {
-		name := f.Tag.Get("yaml")
+	for _, name := range keysOf(t) {
 		if d := editDistance(key, name); best == "" || d < distance {
 			best, distance = name, d
 		}

@@ -51,6 +51,9 @@ func (c *Config) validate(bad report) {
 	if k := c.Workers.Kubernetes; k != nil {
 		k.validate("workers.kubernetes", bad)
 	}
+	if err := c.Routing.Validate(); err != nil {
+		bad("routing", "%v", err)
+	}
 	if c.Index.MaxBytes < 1<<20 {
 		bad("index.max_bytes", "%d bytes: must be at least 1MiB", c.Index.MaxBytes)
 	}
