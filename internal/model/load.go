@@ -74,7 +74,7 @@ func Load(fsys fs.FS, options Options) (*Model, error) {
 		return nil, err
 	}
 	if options.CacheBytes >= 0 {
-		m.memo = newMemo(options.CacheBytes)
+		m.memo = newMemo(tok, options.CacheBytes)
 	}
 	return m, nil
 }
@@ -108,7 +108,8 @@ type template struct {
 	compiled       *jinja.Template
 	variables      map[string]bool
 	namesDeveloper bool // it handles the developer role itself
-	sglangOpenAI   bool // SGLang hands it content parts
+	openAI         bool // vLLM hands it content parts
+	sglangOpenAI   bool // SGLang does
 	dated          bool // it prints the time
 }
 
@@ -120,7 +121,8 @@ func compile(source string) (*template, error) {
 		return nil, err
 	}
 	t := &template{compiled: compiled, variables: map[string]bool{}, namesDeveloper: strings.Contains(source, roleDeveloper),
-		sglangOpenAI: compiled.ContentFormat() == "openai", dated: strings.Contains(source, "strftime_now")}
+		openAI: compiled.ContentFormat() == "openai", dated: strings.Contains(source, "strftime_now")}
+	t.sglangOpenAI = t.openAI
 	for _, name := range compiled.UndeclaredVariables() {
 		t.variables[name] = true
 	}

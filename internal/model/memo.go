@@ -1,11 +1,164 @@
 package model
 
-import "github.com/kvlane/kvlane/internal/prompt"
+import (
+	"bytes"
+	"container/list"
+	"hash/maphash"
+	"sync"
 
-type memo struct{ limit int64 }
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+)
 
-func newMemo(limit int64) *memo { return &memo{limit: limit} }
-
-func (c *memo) prompt(m *Model, req *prompt.Request, engine Engine) (Result, error) {
-	return m.compute(req, engine)
+// memo is what requests have in common with the ones before: messages that were shaped for the template, and the ids of
+// prompts up to their last special token. Everything is compared byte by byte before it is used again.
+type memo struct {
+	messages *messageMemo
+	prompts  *tokenizer.Cache
 }
+
+// defaultCache is Options.CacheBytes if it is 0.
+const defaultCache = 64 << 20
+
+func newMemo(tok *tokenizer.Tokenizer, limit int64) *memo {
+	if limit == 0 {
+		limit = defaultCache
+	}
+	return &memo{messages: newMessageMemo(limit / 4), prompts: tokenizer.NewCache(tok, int(limit-limit/4))}
+}
+
+// shapeKind separates messages that are shaped differently.
+type shapeKind uint64
+
+const (
+	shapeSGLang shapeKind = 1 << iota
+	shapeOpenAI
+	shapeKeepDeveloper
+	shapeReasoning
+)
+
+// messageMemo maps the bytes of a message to the value that the template gets. Values are never changed, so they are
+// shared. It is safe for concurrent use.
+type messageMemo struct {
+	limit int64
+	seed  maphash.Seed
+
+	mu      sync.Mutex
+	bytes   int64
+	entries map[uint64]*list.Element // of *shapedMessage
+	recent  *list.List
+}
+
+// shapedMessage is one message. Invariant: value refers to raw, which is the memo's own copy.
+type shapedMessage struct {
+	hash  uint64
+	kind  shapeKind
+	raw   []byte
+	value jinja.Value
+}
+
+// messageCost is about what a message takes beside its bytes; largeMessage is the largest that is kept.
+const (
+	messageCost  = 700
+	largeMessage = 256 << 10
+)
+
+func newMessageMemo(limit int64) *messageMemo {
+	return &messageMemo{limit: limit, seed: maphash.MakeSeed(), entries: map[uint64]*list.Element{}, recent: list.New()}
+}
+
+// shaped gives the value of every element of a request's messages: known ones from the memo, others by shape. cacheable
+// tells, after shape, whether the last one may be kept.
+func (c *messageMemo) shaped(in input, kind shapeKind, shape func(jinja.Value) (jinja.Value, error), cacheable func() bool) ([]jinja.Value, error) {
+	out := make([]jinja.Value, 0, len(in.Elements))
+	hashes := make([]uint64, len(in.Elements))
+	for i, e := range in.Elements {
+		hashes[i] = maphash.Bytes(c.seed, e.Of(in.Body)) + uint64(kind)
+	}
+	found := c.find(make([]*shapedMessage, len(hashes)), hashes)
+	for i, e := range in.Elements {
+		raw := e.Of(in.Body)
+		if f := found[i]; f != nil && f.kind == kind && bytes.Equal(f.raw, raw) {
+			out = append(out, f.value)
+			continue
+		}
+		raw = bytes.Clone(raw)
+		v, err := parseField("messages", raw)
+		if err != nil {
+			return nil, err
+		}
+		if v, err = shape(v); err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+		if found[i] == nil && len(raw) <= largeMessage && cacheable() {
+			c.keep(&shapedMessage{hash: hashes[i], kind: kind, raw: raw, value: v})
+		}
+	}
+	return out, nil
+}
+
+func (c *messageMemo) find(found []*shapedMessage, hashes []uint64) []*shapedMessage {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, h := range hashes {
+		if e, ok := c.entries[h]; ok {
+			c.recent.MoveToFront(e)
+			found[i], _ = e.Value.(*shapedMessage)
+		}
+	}
+	return found
+}
+
+func (c *messageMemo) keep(s *shapedMessage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.entries[s.hash]; ok {
+		return
+	}
+	c.entries[s.hash] = c.recent.PushFront(s)
+	for c.bytes += int64(len(s.raw)) + messageCost; c.bytes > c.limit; {
+		oldest := c.recent.Back()
+		if oldest == nil {
+			return
+		}
+		c.recent.Remove(oldest)
+		if s, ok := oldest.Value.(*shapedMessage); ok {
+			delete(c.entries, s.hash)
+			c.bytes -= int64(len(s.raw)) + messageCost
+		}
+	}
+}
+
+// shapeMessages is every message shaped. Without memo, or where the elements are not all spans, they are read as one list.
+func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape func(jinja.Value) (jinja.Value, error)) ([]jinja.Value, error) {
+	if m.memo != nil && in.Form == prompt.FormMessages && len(in.Elements) == in.Count {
+		return m.memo.messages.shaped(in, kind, shape, func() bool { return !p.media })
+	}
+	messages, present, err := in.listOf(prompt.FieldMessages)
+	if err != nil {
+		return nil, err
+	}
+	if !present {
+		return nil, refuse("messages: field required")
+	}
+	out := make([]jinja.Value, 0, len(messages))
+	for i := range messages {
+		v, err := shape(messages[i])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+	}
+	return out, nil
+}
+
+// resultKey is the key of a result that is attached to a body.
+type resultKey struct {
+	model  *Model
+	engine Engine
+}
+
+// resultCost is the memory of a result.
+func resultCost(r *Result) int64 { return int64(4*cap(r.IDs)+len(r.Text)) + 128 }

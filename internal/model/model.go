@@ -24,18 +24,35 @@ type Result struct {
 	Partial string
 	// Assumed names the shape that no recording of a real engine backs, "" if one does.
 	Assumed string
+	// Prefix lets values that were computed from the ids of this conversation's earlier turns, such as block hashes, be kept
+	// beside them. The zero value keeps nothing.
+	Prefix tokenizer.Prefix
+
+	dated bool // the text shows the time
 }
 
 // Prompt computes the ids of a request. The error is a *Refusal if the engine would refuse it; any other error means that
 // the ids cannot be known here (the request is then routed by load).
+//
+// What a body's result has in common with earlier ones is not computed again; a request from a prompt.Memo has its whole
+// result kept.
 func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
-	if m.memo != nil {
-		return m.memo.prompt(m, req, engine)
+	if m.memo == nil {
+		return m.compute(req, engine)
 	}
-	return m.compute(req, engine)
+	key := resultKey{m, engine}
+	if v, ok := req.Attached(key); ok {
+		if res, ok := v.(*Result); ok {
+			return *res, nil
+		}
+	}
+	res, err := m.compute(req, engine)
+	if err == nil && !res.dated {
+		req.Attach(key, &res, resultCost(&res))
+	}
+	return res, err
 }
 
-// compute is Prompt without memory of earlier requests.
 func (m *Model) compute(req *prompt.Request, engine Engine) (Result, error) {
 	res := Result{Prompts: 1}
 	if req.Form == prompt.FormTexts || req.Form == prompt.FormIDLists {
@@ -57,6 +74,7 @@ func (m *Model) compute(req *prompt.Request, engine Engine) (Result, error) {
 			res.IDs = res.IDs[:p.keep]
 		} else {
 			res.IDs = res.IDs[len(res.IDs)-p.keep:]
+			res.Prefix = tokenizer.Prefix{}
 		}
 	}
 	return res, m.checkLength(req, &res)
@@ -235,7 +253,13 @@ func (m *Model) encode(res *Result, p *plan, engine Engine) error {
 		text = text[:at]
 	}
 	res.Text = text
-	ids, err := m.tok.Encode(nil, text, p.addSpecial)
+	res.dated = p.dated
+	ids, err := []uint32(nil), error(nil)
+	if m.memo != nil {
+		ids, res.Prefix, err = m.memo.prompts.Encode(nil, text, p.addSpecial)
+	} else {
+		ids, err = m.tok.Encode(nil, text, p.addSpecial)
+	}
 	if err != nil {
 		if errors.Is(err, tokenizer.ErrText) {
 			return refuse("%v", err)

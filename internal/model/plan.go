@@ -25,6 +25,7 @@ type plan struct {
 	keepHead   bool
 	partial    string // why only the front of the prompt is known
 	media      bool   // the text is cut at mediaMark
+	dated      bool   // the template prints the time
 }
 
 // mediaMark stands where the first image, audio or video would be. Text behind it is unknown here.

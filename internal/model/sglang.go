@@ -18,26 +18,19 @@ func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	messages, present, err := in.listOf(prompt.FieldMessages)
-	if err != nil {
-		return nil, err
-	}
-	if !present {
-		return nil, refuse("messages: field required")
-	}
 	template, err := m.ownTemplate(tools != nil)
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{template: template.compiled}
+	p := &plan{template: template.compiled, dated: template.dated}
 	shape := sglangShape{openai: template.sglangOpenAI, p: p}
-	list := make([]jinja.Value, 0, len(messages))
-	for i := range messages {
-		msg, err := shape.message(messages[i])
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, msg)
+	kind := shapeSGLang
+	if shape.openai {
+		kind |= shapeOpenAI
+	}
+	list, err := m.shapeMessages(in, kind, p, shape.message)
+	if err != nil {
+		return nil, err
 	}
 	if in.Has(prompt.FieldInputIDs) {
 		p.ids, err = prompt.AppendIDs(nil, in.Raw(prompt.FieldInputIDs))

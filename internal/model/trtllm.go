@@ -29,25 +29,14 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	messages, present, err := in.listOf(prompt.FieldMessages)
-	if err != nil {
-		return nil, err
-	}
-	if !present {
-		return nil, refuse("messages: field required")
-	}
-	p := &plan{template: template.compiled}
+	p := &plan{template: template.compiled, dated: template.dated}
 	if p.ids, p.haveIDs, err = in.givenIDs("prompt_token_ids"); p.haveIDs || err != nil {
 		return p, err
 	}
 	shape := vllmShape{keepDeveloper: true, reasoning: true, p: p}
-	shown := make([]jinja.Value, 0, len(messages))
-	for i := range messages {
-		msg, err := shape.message(messages[i])
-		if err != nil {
-			return nil, err
-		}
-		shown = append(shown, msg)
+	shown, err := m.shapeMessages(in, shape.kind(), p, shape.message)
+	if err != nil {
+		return nil, err
 	}
 	kwargs, err := in.dictOf(prompt.FieldChatTemplateKwargs)
 	if err != nil {

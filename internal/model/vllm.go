@@ -43,22 +43,11 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	messages, present, err := in.listOf(prompt.FieldMessages)
+	p := &plan{template: template.compiled, dated: template.dated, continued: cont}
+	shape := vllmShape{openai: template.openAI, keepDeveloper: template.namesDeveloper, reasoning: !tokenize, p: p}
+	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {
 		return nil, err
-	}
-	if !present {
-		return nil, refuse("messages: field required")
-	}
-	p := &plan{template: template.compiled, continued: cont}
-	shape := vllmShape{openai: template.compiled.ContentFormat() == "openai", keepDeveloper: template.namesDeveloper, reasoning: !tokenize, p: p}
-	list := make([]jinja.Value, 0, len(messages))
-	for i := range messages {
-		msg, err := shape.message(messages[i])
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, msg)
 	}
 	if cont {
 		if err := markContinued(list); err != nil {

@@ -14,7 +14,20 @@ type vllmShape struct {
 	p             *plan
 }
 
-// roles whose typed messages vLLM declares; every other role goes through its catch-all type.
+func (s *vllmShape) kind() shapeKind {
+	k := shapeKind(0)
+	for _, on := range [...]struct {
+		set bool
+		bit shapeKind
+	}{{s.openai, shapeOpenAI}, {s.keepDeveloper, shapeKeepDeveloper}, {s.reasoning, shapeReasoning}} {
+		if on.set {
+			k |= on.bit
+		}
+	}
+	return k
+}
+
+// Roles whose typed messages vLLM declares; every other role goes through its catch-all type.
 const (
 	roleAssistant = "assistant"
 	roleDeveloper = "developer"

@@ -1,0 +1,96 @@
+package model
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// talk is a conversation of n messages with about size bytes of text, and the same with one exchange more.
+func talk(n, size int) (body, next []byte) {
+	words := strings.Fields("the router sends each request to the worker whose cache already holds most of its prompt, without letting any " +
+		"rank overload; 2026 was a good year for prefix caches: func main() { fmt.Println(\"hello\") } naïve café Köln 東京 and so on")
+	var b strings.Builder
+	b.WriteString(`{"model":"demo","messages":[{"role":"system","content":"You are a helpful assistant."}`)
+	at := 0
+	message := func(i int) {
+		fmt.Fprintf(&b, `,{"role":"%s","content":"%d.`, [...]string{"assistant", "user"}[i%2], i)
+		for start := b.Len(); b.Len()-start < size/n; at++ {
+			b.WriteString(" " + strings.ReplaceAll(words[(at*7+at/13)%len(words)], `"`, `\"`))
+		}
+		b.WriteString(`"}`)
+	}
+	for i := 1; i < n; i++ {
+		message(i)
+	}
+	first := b.String()
+	message(n)
+	message(n + 1)
+	return []byte(first + `],"max_tokens":64}`), []byte(b.String() + `],"max_tokens":64}`)
+}
+
+func load(tb testing.TB, name string, options Options) *Model {
+	tb.Helper()
+	m, err := Load(os.DirFS("../models/"+name), options)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return m
+}
+
+func BenchmarkConversation(b *testing.B) {
+	body, next := talk(81, 57000)
+	b.Run("cold", func(b *testing.B) {
+		m := load(b, "qwen3", Options{CacheBytes: -1})
+		b.SetBytes(int64(len(body)))
+		run(b, m, body)
+	})
+	b.Run("same again", func(b *testing.B) {
+		m := load(b, "qwen3", Options{})
+		memo := prompt.NewMemo(1 << 20)
+		b.ReportAllocs()
+		for b.Loop() {
+			req, err := memo.Parse(prompt.Chat, body)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, err := m.Prompt(req, VLLM); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("next turn", func(b *testing.B) {
+		m := load(b, "qwen3", Options{})
+		var req prompt.Request
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			// Each round is another conversation's next turn: the last two messages are always new.
+			turn := []byte(strings.Replace(string(next), `"max_tokens":64`, fmt.Sprintf(`"max_tokens":%d`, 64+i), 1))
+			at := strings.LastIndex(string(turn), `"content":"`) + len(`"content":"`)
+			turn = append(append(append([]byte{}, turn[:at]...), fmt.Sprintf("round %d ", i)...), turn[at:]...)
+			ask(b, m, &req, turn)
+		}
+	})
+}
+
+func run(b *testing.B, m *Model, body []byte) {
+	var req prompt.Request
+	b.ReportAllocs()
+	for b.Loop() {
+		ask(b, m, &req, body)
+	}
+}
+
+func ask(b *testing.B, m *Model, req *prompt.Request, body []byte) Result {
+	if err := req.Parse(prompt.Chat, body); err != nil {
+		b.Fatal(err)
+	}
+	res, err := m.Prompt(req, VLLM)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return res
+}

@@ -1,0 +1,61 @@
+package model
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+)
+
+// The stages of a request that nothing is remembered of.
+func BenchmarkStages(b *testing.B) {
+	body, _ := talk(81, 57000)
+	m := load(b, "qwen3", Options{CacheBytes: -1})
+	req, err := prompt.Parse(prompt.Chat, body)
+	if err != nil {
+		b.Fatal(err)
+	}
+	p, err := m.vllmChat(input{req}, false)
+	if err != nil {
+		b.Fatal(err)
+	}
+	text, err := m.render(p, VLLM)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("parse", func(b *testing.B) {
+		var r prompt.Request
+		for b.Loop() {
+			if err := r.Parse(prompt.Chat, body); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("shape", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := m.vllmChat(input{req}, false); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("render", func(b *testing.B) {
+		b.ReportAllocs()
+		out := make([]byte, 0, len(body))
+		for b.Loop() {
+			if _, err := p.template.Render(out, p.vars, jinja.Env{Now: time.Unix(0, 0)}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("encode", func(b *testing.B) {
+		b.ReportAllocs()
+		var ids []uint32
+		for b.Loop() {
+			if ids, err = m.tok.Encode(ids[:0], text, false); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
