@@ -23,6 +23,61 @@ func (x *Index) Apply(s Slot, e *Event) error {
 	return err
 }
 
+// ApplyContent is Apply for a Stored event whose blocks are given by hashes of
+// their content instead of tokens, one for each block of the index. Replays of
+// recorded block hashes use it; Hasher.AppendContents gives the lookup's side.
+func (x *Index) ApplyContent(s Slot, e *Event, contents []uint64) error {
+	x.gate.writers.Lock()
+	defer x.gate.writers.Unlock()
+	err := x.applyContent(s, e, contents)
+	if err != nil {
+		var reason RefusalError
+		if errors.As(err, &reason) {
+			x.counters.refused[reason]++
+		}
+	}
+	return err
+}
+
+func (x *Index) applyContent(s Slot, e *Event, contents []uint64) error {
+	switch {
+	case int(s) >= len(x.slots) || !x.slots[s].inUse:
+		return ErrUnknownSlot
+	case e.Tier >= NumTiers:
+		return ErrTier
+	case e.Kind != Stored:
+		return ErrKind
+	}
+	st := &x.slots[s]
+	if !st.hasGroup {
+		st.group, st.hasGroup = e.Group, true
+	}
+	if st.blockSize != x.cfg.BlockSize {
+		return ErrBlockSize
+	}
+	if len(contents) != len(e.Hashes) {
+		return ErrTokens
+	}
+	if e.HasParent && slices.Contains(e.Hashes, e.Parent) {
+		return ErrCycle
+	}
+	parent, err := x.parentOf(s, e)
+	if err != nil {
+		return err
+	}
+	x.own = slices.Grow(x.own[:0], len(contents))[:len(contents)]
+	h := parent.own
+	for i, c := range contents {
+		h = x.hasher.chain(h, c)
+		x.own[i] = uint64(h)
+	}
+	loose := st.looseBytes()
+	err = x.storeChain(s, e.Tier, e.Group, parent, e.Hashes, x.own)
+	x.loose += st.looseBytes() - loose
+	x.evict()
+	return err
+}
+
 func (x *Index) apply(s Slot, e *Event) error {
 	if int(s) >= len(x.slots) || !x.slots[s].inUse {
 		return ErrUnknownSlot
@@ -81,14 +136,9 @@ func (x *Index) store(s Slot, e *Event) error {
 		return x.storePages(s, e)
 	}
 
-	parent := link{}
-	if e.HasParent {
-		var ok bool
-		if parent, ok = x.linkOf(s, nonzero(e.Parent)); !ok {
-			return ErrUnknownParent
-		}
-	} else {
-		parent.own = x.seedOf(st, e.Adapter, e.Salt)
+	parent, err := x.parentOf(s, e)
+	if err != nil {
+		return err
 	}
 	names := x.blockNames(e.Hashes, st.blockSize)
 	x.own = slices.Grow(x.own[:0], len(names))[:len(names)]
@@ -110,6 +160,18 @@ func (x *Index) store(s Slot, e *Event) error {
 type link struct {
 	own Hash
 	at  place
+}
+
+// parentOf returns what a Stored event's blocks come after.
+func (x *Index) parentOf(s Slot, e *Event) (link, error) {
+	if !e.HasParent {
+		return link{own: x.seedOf(&x.slots[s], e.Adapter, e.Salt)}, nil
+	}
+	parent, ok := x.linkOf(s, nonzero(e.Parent))
+	if !ok {
+		return link{}, ErrUnknownParent
+	}
+	return parent, nil
 }
 
 // linkOf resolves the name of a block that the slot holds.

@@ -101,6 +101,16 @@ func (h *Hasher) AppendHashesExtra(dst []Hash, parent Hash, tokens []uint32, blo
 	return dst
 }
 
+// AppendContents chains hashes of blocks' content after parent, as AppendHashes
+// chains those of their tokens.
+func (h *Hasher) AppendContents(dst []Hash, parent Hash, contents []uint64) []Hash {
+	for _, c := range contents {
+		parent = h.chain(parent, c)
+		dst = append(dst, parent)
+	}
+	return dst
+}
+
 // fold is the multiply-mix: both halves of a 128-bit product, xored.
 func fold(a, b uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)
