@@ -65,7 +65,8 @@ func describe(all, s *jsonschema.Schema, v reflect.Value) {
 			}
 		case reflect.Slice, reflect.Map, reflect.Pointer:
 		default:
-			if p, ok := s.Properties.Get(key); ok && !fv.IsZero() {
+			// A section that several others hold keeps the defaults of its first place.
+			if p, ok := s.Properties.Get(key); ok && !fv.IsZero() && p.Default == nil {
 				p.Default = fv.Interface()
 			}
 		}
