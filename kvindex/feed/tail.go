@@ -1,0 +1,186 @@
+package feed
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Tail follows a source and prints what happens, one JSON object a line, until
+// ctx ends: every event as it is applied, every gap, clear, change of state and
+// warning. It returns the first error of the writer.
+func Tail(ctx context.Context, src Source, out io.Writer) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	p := &printSink{enc: json.NewEncoder(out), failed: stop}
+	f, err := Start(ctx, src, p)
+	if err != nil {
+		return err
+	}
+	<-ctx.Done()
+	f.Close()
+	return p.err
+}
+
+// recordedFrame is a line of a file of recorded frames.
+type recordedFrame struct {
+	Topic   string  `json:"topic"`
+	Seq     *uint64 `json:"seq"`
+	Payload *string `json:"payload_hex"`
+}
+
+// DecodeFrames reads recorded frames, JSON lines of {"topic", "seq",
+// "payload_hex"}, and prints them as Tail does. Every topic is a sequence of its
+// own. A line that is no frame is an error with its number; a payload that is no
+// batch is printed as one and the rest is read.
+func DecodeFrames(engine Engine, in io.Reader, out io.Writer) error {
+	p := &printSink{enc: json.NewEncoder(out), failed: func() {}}
+	players := map[string]*Player{}
+	lines := bufio.NewReader(in)
+	for n := 1; ; n++ {
+		line, err := lines.ReadBytes('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("line %d: %w", n, err)
+		}
+		if len(bytes.TrimSpace(line)) > 0 {
+			if err := decodeFrame(engine, line, players, p); err != nil {
+				return fmt.Errorf("line %d: %w", n, err)
+			}
+		}
+		if p.err != nil || err != nil {
+			return p.err
+		}
+	}
+}
+
+func decodeFrame(engine Engine, line []byte, players map[string]*Player, p *printSink) error {
+	var r recordedFrame
+	dec := json.NewDecoder(bytes.NewReader(line))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&r); err != nil {
+		return err
+	}
+	if r.Seq == nil || r.Payload == nil {
+		return errors.New(`a frame needs "seq" and "payload_hex"`)
+	}
+	payload, err := hex.DecodeString(*r.Payload)
+	if err != nil {
+		return fmt.Errorf("payload_hex: %w", err)
+	}
+	player := players[r.Topic]
+	if player == nil {
+		player = NewPlayer(Source{Worker: topicWorker(r.Topic), Engine: engine, Rank: kvindex.NoRank, RankFromBatch: true}, p)
+		players[r.Topic] = player
+	}
+	p.seq = r.Seq
+	clear(player.a.tally.dropped)
+	player.a.do(player.a.machine.Live(*r.Seq, payload))
+	if d := player.a.tally.dropped; len(d) > 0 {
+		p.print(printed{What: "dropped", Target: player.a.base().String(), Dropped: d})
+	}
+	return nil
+}
+
+// topicWorker names the worker of a topic ("kv@<worker>@<model>" by llm-d's
+// convention, else the topic itself).
+func topicWorker(topic string) string {
+	if parts := strings.Split(topic, "@"); len(parts) == 3 {
+		return parts[1]
+	}
+	if topic == "" {
+		return "engine"
+	}
+	return topic
+}
+
+// printSink prints calls as JSON lines.
+type printSink struct {
+	mu     sync.Mutex
+	enc    *json.Encoder
+	err    error
+	failed func()
+	seq    *uint64 // of the batch being played, if that is known
+}
+
+// printed is one printed line. What is stored, removed, cleared (events), clear
+// (the feed forgot the target), state, warning or dropped.
+type printed struct {
+	What      string   `json:"what"`
+	Target    string   `json:"target"`
+	Seq       *uint64  `json:"seq,omitempty"`
+	Tier      string   `json:"tier,omitempty"`
+	Group     int32    `json:"group,omitempty"`
+	Hashes    []uint64 `json:"hashes,omitempty"`
+	Parent    *uint64  `json:"parent,omitempty"`
+	BlockSize int      `json:"block_size,omitempty"`
+	Tokens    []uint32 `json:"tokens,omitempty"`
+	Adapter   string   `json:"adapter,omitempty"`
+	Salt      string   `json:"salt,omitempty"`
+	Extra     []uint64 `json:"extra,omitempty"`
+	State     string   `json:"state,omitempty"`
+	Reason    Reason   `json:"reason,omitempty"`
+	Detail    string   `json:"detail,omitempty"`
+	// Dropped counts the events of a batch that were not applied.
+	Dropped map[Reason]uint64 `json:"dropped,omitempty"`
+}
+
+var (
+	kindNames = [...]string{kvindex.Stored: "stored", kvindex.Removed: "removed", kvindex.Cleared: "cleared"}
+	tierNames = [...]string{kvindex.Device: "device", kvindex.Host: "host", kvindex.Disk: "disk", kvindex.External: "external"}
+)
+
+func (p *printSink) print(l printed) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err != nil {
+		return
+	}
+	l.Seq = p.seq
+	if p.err = p.enc.Encode(l); p.err != nil {
+		p.failed()
+	}
+}
+
+// Apply prints an event.
+func (p *printSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
+	l := printed{What: kindNames[ev.Kind], Target: t.String()}
+	if ev.Kind != kvindex.Cleared {
+		l.Tier, l.Group = tierNames[ev.Tier], ev.Group
+		for _, h := range ev.Hashes {
+			l.Hashes = append(l.Hashes, uint64(h))
+		}
+	}
+	if ev.Kind == kvindex.Stored {
+		if ev.HasParent {
+			parent := uint64(ev.Parent)
+			l.Parent = &parent
+		}
+		l.BlockSize, l.Tokens, l.Adapter, l.Salt, l.Extra = ev.BlockSize, ev.Tokens, ev.Adapter, ev.Salt, ev.Extra
+	}
+	p.print(l)
+	return nil
+}
+
+// Clear prints that a target was forgotten.
+func (p *printSink) Clear(t kvindex.Target, why Reason) {
+	p.print(printed{What: "clear", Target: t.String(), Reason: why})
+}
+
+// State prints a change of state.
+func (p *printSink) State(t kvindex.Target, s State, why Reason) {
+	p.print(printed{What: "state", Target: t.String(), State: s.String(), Reason: why})
+}
+
+// Warn prints a warning.
+func (p *printSink) Warn(t kvindex.Target, why Reason, detail string) {
+	p.print(printed{What: "warning", Target: t.String(), Reason: why, Detail: detail})
+}

@@ -1,0 +1,108 @@
+package feed_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed"
+)
+
+func frameLine(topic string, n int, payload []byte) string {
+	return fmt.Sprintf(`{"topic":%q,"seq":%d,"payload_hex":%q}`, topic, n, hex.EncodeToString(payload))
+}
+
+func TestDecodeFrames(t *testing.T) {
+	stored := pack(t, []any{1.0, []any{m{"type": "BlockStored", "block_hashes": []uint64{5}, "parent_block_hash": 0, "token_ids": []int{1, 2}, "block_size": 2, "lora_name": "ad"}, m{"type": "New"}}, 1})
+	removed := pack(t, []any{1.0, []any{[]any{"BlockRemoved", []uint64{5}, "CPU"}, []any{"AllBlocksCleared"}}, 1})
+	in := strings.Join([]string{frameLine("kv@pod@m", 3, stored), "", frameLine("kv@pod@m", 5, removed), frameLine("", 0, []byte("x"))}, "\n")
+	var out bytes.Buffer
+	if err := feed.DecodeFrames(feed.VLLM, strings.NewReader(in), &out); err != nil {
+		t.Fatal(err)
+	}
+	want := `{"what":"state","target":"pod","state":"live","reason":"connected"}
+{"what":"state","target":"pod/1","seq":3,"state":"live","reason":"connected"}
+{"what":"stored","target":"pod/1","seq":3,"tier":"device","hashes":[5],"parent":0,"block_size":2,"tokens":[1,2],"adapter":"ad"}
+{"what":"dropped","target":"pod","seq":3,"dropped":{"unknown_tag":1}}
+{"what":"state","target":"pod/1","seq":5,"state":"gap","reason":"lost_batches"}
+{"what":"clear","target":"pod/1","seq":5,"reason":"lost_batches"}
+{"what":"removed","target":"pod/1","seq":5,"tier":"host","hashes":[5]}
+{"what":"cleared","target":"pod/1","seq":5}
+{"what":"state","target":"pod/1","seq":5,"state":"live","reason":"caught_up"}
+`
+	got, _, _ := strings.Cut(out.String(), `{"what":"state","target":"engine"`)
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if !strings.Contains(out.String(), `"warning","target":"engine","seq":0,"reason":"malformed"`) {
+		t.Errorf("a payload that is no batch is not shown: %s", out.String())
+	}
+}
+
+func TestDecodeFramesRefusals(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"seq":1}`:                                "line 1: a frame needs",
+		"\n" + `{"seq":1,"payload_hex":"zz"}`:      "line 2: payload_hex",
+		`{"seq":1,"payload_hex":"","payload":"x"}`: "line 1: json: unknown field",
+		`[`: "line 1",
+		`{"topic":"x","seq":-1,"payload_hex":"00"}`:    "line 1",
+		frameLine("a", 0, []byte{0xc0}) + "\nnot JSON": "line 2",
+	} {
+		if err := feed.DecodeFrames(feed.VLLM, strings.NewReader(in), &bytes.Buffer{}); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", in, err, want)
+		}
+	}
+}
+
+// brokenWriter fails as a closed pipe does.
+type brokenWriter struct{}
+
+var errPipe = errors.New("broken pipe")
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errPipe }
+
+// syncBuffer may be read while it is written.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func TestTail(t *testing.T) {
+	pub, replay := freePort(t), freePort(t)
+	e := startEngine(t, pub, replay, 1)
+	defer e.close()
+	e.publish(true)
+	ctx, stop := context.WithCancel(t.Context())
+	var out syncBuffer
+	done := make(chan error, 1)
+	go func() { done <- feed.Tail(ctx, vllmSource(pub, replay), &out) }()
+	eventually(t, "an event", func() bool { return strings.Contains(out.String(), `"what":"stored","target":"w/0"`) })
+	stop()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if err := feed.Tail(t.Context(), vllmSource(pub, replay), brokenWriter{}); !errors.Is(err, errPipe) {
+		t.Fatalf("error %v", err)
+	}
+	if err := feed.Tail(t.Context(), feed.Source{Rank: kvindex.NoRank}, &out); err == nil {
+		t.Fatal("an empty source was accepted")
+	}
+}
