@@ -2,6 +2,7 @@ package enginesim
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -254,9 +255,9 @@ func renderQwen(c *chat) string {
 		b.WriteString("<|im_start|>system\n" + first.text("content") + "<|im_end|>\n")
 	}
 	lastQuery := len(c.messages) - 1
-	for i := len(c.messages) - 1; i >= 0; i-- {
-		content := c.messages[i].text("content")
-		if c.messages[i].text("role") == "user" && !(strings.HasPrefix(content, "<tool_response>") && strings.HasSuffix(content, "</tool_response>")) {
+	for i, v := range slices.Backward(c.messages) {
+		content := v.text("content")
+		if v.text("role") == "user" && (!strings.HasPrefix(content, "<tool_response>") || !strings.HasSuffix(content, "</tool_response>")) {
 			lastQuery = i
 			break
 		}

@@ -54,14 +54,14 @@ func TestQwenChatGoldens(t *testing.T) {
 		equal := 0
 		jsonLines(t, filepath.Join(dir, file), func(line []byte) {
 			var row struct {
-				Case     int
-				Label    string
-				Template *string
-				Body     json.RawMessage
+				Case     int             `json:"case"`
+				Label    string          `json:"label"`
+				Template *string         `json:"template"`
+				Body     json.RawMessage `json:"body"`
 				Render   struct {
-					Status int
-					IDs    []int32
-				}
+					Status int     `json:"status"`
+					IDs    []int32 `json:"ids"`
+				} `json:"render"`
 			}
 			if err := json.Unmarshal(line, &row); err != nil {
 				t.Fatal(err)

@@ -109,7 +109,7 @@ func (e *Engine) open() error {
 		return nil
 	}
 	for i := range o.Ranks {
-		_, address, _, err := zmtpAddress("tcp://"+o.Listen, i)
+		_, address, err := zmtpAddress("tcp://"+o.Listen, i)
 		if err != nil {
 			return err
 		}

@@ -40,22 +40,22 @@ type answer struct {
 	raw    []byte
 	header http.Header
 	body   struct {
-		ID      string
+		ID      string `json:"id"`
 		Choices []struct {
-			Text    string
-			Message struct{ Content string }
-			Finish  string `json:"finish_reason"`
-		}
+			Text    string `json:"text"`
+			Message struct {
+				Content string `json:"content"`
+			} `json:"message"`
+			Finish string `json:"finish_reason"`
+		} `json:"choices"`
 		Usage struct {
 			Prompt     int `json:"prompt_tokens"`
 			Completion int `json:"completion_tokens"`
 			Details    struct {
 				Cached int `json:"cached_tokens"`
 			} `json:"prompt_tokens_details"`
-		}
-		KV     map[string]any `json:"kv_transfer_params"`
-		Disagg map[string]any `json:"disaggregated_params"`
-		Error  struct{ Message string }
+		} `json:"usage"`
+		KV map[string]any `json:"kv_transfer_params"`
 	}
 }
 
@@ -76,7 +76,10 @@ func tryPost(url string, body any, headers ...string) (*answer, error) {
 	case string:
 		raw = []byte(b)
 	default:
-		raw, _ = json.Marshal(b)
+		var err error
+		if raw, err = json.Marshal(b); err != nil {
+			return nil, err
+		}
 	}
 	req, err := http.NewRequest(http.MethodPost, url, bytes.NewReader(raw))
 	if err != nil {
@@ -439,10 +442,12 @@ func TestStream(t *testing.T) {
 	for _, line := range lines[:len(lines)-2] {
 		var chunk struct {
 			Choices []struct {
-				Index int
-				Delta struct{ Content string }
-			}
-			Usage any
+				Index int `json:"index"`
+				Delta struct {
+					Content string `json:"content"`
+				} `json:"delta"`
+			} `json:"choices"`
+			Usage any `json:"usage"`
 		}
 		if err := json.Unmarshal([]byte(strings.TrimPrefix(line, "data: ")), &chunk); err != nil {
 			t.Fatal(err)
@@ -471,7 +476,7 @@ func TestStatsKnowBodyAndHeaders(t *testing.T) {
 	e := start(t, Options{})
 	raw := `{ "prompt" : "h\u0069", "max_tokens":1,  "unknown": [1.0, 2e3] }`
 	a := post(t, e.URL()+"/v1/completions", raw, "X-Request-Id", "abc", "X-Steering", "leak")
-	if a.header.Get("X-Request-Id") != "abc" || a.body.ID != "cmpl-abc" {
+	if a.header.Get("X-Request-ID") != "abc" || a.body.ID != "cmpl-abc" {
 		t.Errorf("request id: %v %s", a.header, a.body.ID)
 	}
 	res, err := http.Get(e.URL() + "/sim/stats")

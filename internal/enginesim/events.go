@@ -45,10 +45,9 @@ func (e encoding) batch(ts float64, events []kvEvent, rank int) ([]byte, error) 
 	w.do(enc.EncodeFloat64(ts))
 	w.list(len(events))
 	for i := range events {
-		switch {
-		case e.engine == SGLang:
+		if e.engine == SGLang {
 			e.sglang(w, &events[i])
-		default:
+		} else {
 			e.vllm(w, &events[i])
 		}
 	}

@@ -63,7 +63,7 @@ func TestResetOfABusyRank(t *testing.T) {
 	defer cancel()
 	wg.Go(func() {
 		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(`{"prompt":"Busy river river river river river","max_tokens":5000}`))
-		req.Header.Set("X-data-parallel-rank", "0")
+		req.Header.Set("X-Data-Parallel-Rank", "0")
 		if res, err := http.DefaultClient.Do(req); err == nil {
 			_, _ = io.Copy(io.Discard, res.Body)
 			_ = res.Body.Close()
@@ -113,17 +113,16 @@ func TestTensorRTEvents(t *testing.T) {
 		ID   int `json:"event_id"`
 		Rank int `json:"attention_dp_rank"`
 		Data struct {
-			Type   string
+			Type   string        `json:"type"`
 			Hashes []json.Number `json:"block_hashes"`
-			Parent *json.Number  `json:"parent_hash"`
 			Blocks []struct {
 				Hash   json.Number `json:"block_hash"`
 				Tokens []struct {
 					ID int `json:"token_id"`
-				}
+				} `json:"tokens"`
 				Salt *string `json:"cache_salt"`
-			}
-		}
+			} `json:"blocks"`
+		} `json:"data"`
 	}
 	drain := func() (out []event) {
 		a := post(t, e.URL()+"/kv_cache_events", "")
@@ -243,7 +242,7 @@ func TestFaults(t *testing.T) {
 		t.Errorf("cached %d", a.cached())
 	}
 	set(Faults{Unhealthy: true})
-	if res, err := http.Get(e.URL() + "/health"); err != nil || res.StatusCode != 503 {
+	if res, err := http.Get(e.URL() + "/health"); err != nil || res.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("health: %v %v", res, err)
 	} else {
 		_ = res.Body.Close()
@@ -312,7 +311,9 @@ func TestPortPerRank(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
-	var sources map[string]struct{ Endpoint string }
+	var sources map[string]struct {
+		Endpoint string `json:"endpoint"`
+	}
 	if err := json.NewDecoder(res.Body).Decode(&sources); err != nil || sources["5"].Endpoint != e.EventsEndpoint(1) {
 		t.Errorf("%v %+v", err, sources)
 	}

@@ -42,11 +42,11 @@ func (s *service) generate(w http.ResponseWriter, r *http.Request)        { s.se
 
 func (s *service) serve(w http.ResponseWriter, r *http.Request, api apiKind) {
 	raw, body, err := s.readBody(r)
-	c := &call{service: s, api: api, r: r, body: body, raw: raw, id: r.Header.Get("X-Request-Id")}
+	c := &call{service: s, api: api, r: r, body: body, raw: raw, id: r.Header.Get("X-Request-ID")}
 	if c.id == "" {
 		c.id = randomHex(16)
 	} else {
-		w.Header().Set("X-Request-Id", c.id)
+		w.Header().Set("X-Request-ID", c.id)
 	}
 	c.rec = s.stats.begin(r, c.id, raw)
 	if err == nil {
@@ -100,7 +100,7 @@ func (c *call) prepare() error {
 	}
 	id := identity{lora: lora, extra: c.body.ExtraKey}
 	if c.body.CacheSalt != nil {
-		id.salt, id.extra = *c.body.CacheSalt, ""
+		id.salt = *c.body.CacheSalt
 	}
 	for _, prompt := range c.prompts {
 		limit, err := c.answerTokens(len(prompt))
@@ -151,7 +151,7 @@ func (c *call) session() string {
 		if s, ok := c.body.VLLMXArgs["session_id"].(string); ok {
 			return s
 		}
-		return c.r.Header.Get("X-Session-ID")
+		return c.r.Header.Get("X-Session-Id")
 	}
 	return c.body.SessionID
 }
@@ -161,7 +161,10 @@ func (c *call) readPrompts() error {
 	var err error
 	given := c.body.PromptTokenIDs
 	if v, ok := c.body.KVTransferParams["prompt_token_ids"]; ok && c.api == chatAPI {
-		given, _ = json.Marshal(v)
+		var err error
+		if given, err = json.Marshal(v); err != nil {
+			return badRequest("prompt_token_ids: " + err.Error())
+		}
 	}
 	switch {
 	case c.api == chatAPI && given != nil:
@@ -301,6 +304,9 @@ func (c *call) answer(w http.ResponseWriter) error {
 		}
 	}
 	ctx := c.r.Context()
+	if c.opts.Engine == SGLang && len(c.seqs) > len(c.prompts) {
+		c.warm()
+	}
 	c.rank.submit(c.seqs...)
 	total := 0
 	for _, s := range c.seqs {
@@ -309,14 +315,12 @@ func (c *call) answer(w http.ResponseWriter) error {
 	tokens := make(chan merged, total)
 	left := make(chan struct{}, len(c.seqs))
 	for i, s := range c.seqs {
-		c.handlers.Add(1)
-		go func() {
-			defer c.handlers.Done()
+		c.handlers.Go(func() {
 			for t := range s.out {
 				tokens <- merged{i, t}
 			}
 			left <- struct{}{}
-		}()
+		})
 	}
 	out := newOutput(c, w)
 	open := len(c.seqs)
@@ -353,6 +357,20 @@ func (c *call) answer(w http.ResponseWriter) error {
 	})
 	out.end()
 	return nil
+}
+
+// warm computes each prompt once before its variants start, as SGLang does for n > 1.
+func (c *call) warm() {
+	for i := 0; i < len(c.seqs); i += len(c.seqs) / len(c.prompts) {
+		s := c.seqs[i]
+		w := &sequence{prompt: s.prompt, ids: slices.Clone(s.ids), maxTokens: 1, id: s.id, session: s.session, out: make(chan token, 2)}
+		stop := context.AfterFunc(c.r.Context(), func() { c.rank.abort(w) })
+		c.rank.submit(w)
+		for range w.out {
+			// The token is of no use.
+		}
+		stop()
+	}
 }
 
 // drop ends what is left of the call and gives back the blocks that were to be handed over.

@@ -2,6 +2,7 @@ package enginesim
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"strings"
 	"time"
@@ -210,9 +211,7 @@ func (o *output) whole() {
 				v["prompt_token_ids"] = o.c.promptOfSeq(i)
 			}
 		}
-		for key, x := range o.perChoice {
-			v[key] = x
-		}
+		maps.Copy(v, o.perChoice)
 		choices = append(choices, v)
 	}
 	answer := o.head(false, choices)
@@ -220,8 +219,6 @@ func (o *output) whole() {
 	if o.c.body.ReturnTokenIDs && o.c.api == chatAPI {
 		answer["prompt_token_ids"] = o.c.promptOfSeq(0)
 	}
-	for key, v := range o.extra {
-		answer[key] = v
-	}
+	maps.Copy(answer, o.extra)
 	writeJSON(o.w, http.StatusOK, answer)
 }

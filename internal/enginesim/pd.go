@@ -244,7 +244,7 @@ func nixlPush(c *call) (*transfer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.r.Header.Get("X-Request-Id") == "" {
+	if c.r.Header.Get("X-Request-ID") == "" {
 		return nil, c.violation("no X-Request-Id")
 	}
 	if l == legPrefill {

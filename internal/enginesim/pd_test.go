@@ -303,11 +303,11 @@ func TestTensorRTContextFirst(t *testing.T) {
 	a := post(t, x.p.URL()+"/v1/completions", x.body(m{"disaggregated_params": m{"request_type": "context_only", "disagg_request_id": id, "conversation_id": "c"}}))
 	var ctx struct {
 		IDs     []int32 `json:"prompt_token_ids"`
-		Usage   m
+		Usage   m       `json:"usage"`
 		Choices []struct {
 			Finish string `json:"finish_reason"`
 			Params m      `json:"disaggregated_params"`
-		}
+		} `json:"choices"`
 	}
 	d := json.NewDecoder(strings.NewReader(string(a.raw)))
 	d.UseNumber()

@@ -1,5 +1,7 @@
 package enginesim
 
+import "slices"
+
 // block is one page of the cache.
 // Invariant: refs == 0 if and only if the block is in the pool's free list.
 type block struct {
@@ -81,8 +83,8 @@ func (p *pool) allocate() *block {
 
 // release drops the references of a request, its last block first, so that a chain is evicted from its end.
 func (p *pool) release(blocks []*block) {
-	for i := len(blocks) - 1; i >= 0; i-- {
-		b := blocks[i]
+	for _, b := range slices.Backward(blocks) {
+
 		b.refs--
 		if b.refs > 0 {
 			continue

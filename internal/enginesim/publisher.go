@@ -64,7 +64,7 @@ func openPublisher(ctx context.Context, o *Options, rank int, enc encoding, faul
 	if o.EventsEndpoint == "" {
 		return p, nil
 	}
-	network, address, _, err := zmtpAddress(o.EventsEndpoint, rank)
+	network, address, err := zmtpAddress(o.EventsEndpoint, rank)
 	if err != nil {
 		cancel()
 		return nil, err
@@ -80,7 +80,7 @@ func openPublisher(ctx context.Context, o *Options, rank int, enc encoding, faul
 	if o.ReplayEndpoint == "" {
 		return p, nil
 	}
-	if network, address, _, err = zmtpAddress(o.ReplayEndpoint, rank); err == nil {
+	if network, address, err = zmtpAddress(o.ReplayEndpoint, rank); err == nil {
 		p.replay, err = net.Listen(network, address)
 	}
 	if err != nil {

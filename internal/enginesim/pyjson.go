@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -20,9 +21,9 @@ type member struct {
 }
 
 func (o object) get(key string) (any, bool) {
-	for i := len(o) - 1; i >= 0; i-- {
-		if o[i].key == key {
-			return o[i].value, true
+	for _, v := range slices.Backward(o) {
+		if v.key == key {
+			return v.value, true
 		}
 	}
 	return nil, false

@@ -75,8 +75,7 @@ func internalError(message string) *apiError {
 
 // asAPIError keeps the status of the cause and the text of the whole chain.
 func asAPIError(err error) *apiError {
-	var api *apiError
-	if errors.As(err, &api) {
+	if api, ok := errors.AsType[*apiError](err); ok {
 		e := *api
 		e.message = err.Error()
 		return &e
@@ -104,8 +103,7 @@ func parseBody(raw []byte) (*requestBody, error) {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
 	if err := d.Decode(&body); err != nil {
-		var typed *json.UnmarshalTypeError
-		if errors.As(err, &typed) {
+		if typed, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			return nil, badRequest(fmt.Sprintf("1 validation error:\n  {'type': 'type_error', 'loc': ('body', '%s'), 'msg': 'Input has another type'}", typed.Field))
 		}
 		return nil, badRequest("1 validation error:\n  {'type': 'json_invalid', 'loc': ('body', 1), 'msg': 'JSON decode error', 'ctx': {'error': '" + err.Error() + "'}}")

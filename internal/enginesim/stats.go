@@ -3,6 +3,7 @@ package enginesim
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -107,9 +108,7 @@ func (e *Engine) Stats() Stats {
 	for _, rec := range e.stats.records {
 		out.Requests = append(out.Requests, *rec)
 	}
-	for name, n := range e.stats.protocol {
-		out.Protocol[name] = n
-	}
+	maps.Copy(out.Protocol, e.stats.protocol)
 	return out
 }
 

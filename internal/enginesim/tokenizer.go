@@ -451,15 +451,15 @@ type candidate struct {
 // mergeHeap is a binary heap ordered by rank, then by place.
 type mergeHeap []candidate
 
-func (h mergeHeap) less(i, j int) bool {
-	return h[i].rank < h[j].rank || h[i].rank == h[j].rank && h[i].at < h[j].at
+func (c candidate) before(o candidate) bool {
+	return c.rank < o.rank || c.rank == o.rank && c.at < o.at
 }
 
 func (h *mergeHeap) push(c candidate) {
 	*h = append(*h, c)
 	for i := len(*h) - 1; i > 0; {
 		up := (i - 1) / 2
-		if !h.less(i, up) {
+		if !(*h)[i].before((*h)[up]) {
 			return
 		}
 		(*h)[i], (*h)[up] = (*h)[up], (*h)[i]
@@ -476,7 +476,7 @@ func (h *mergeHeap) pop() candidate {
 	for i := 0; ; {
 		least := i
 		for _, down := range [2]int{2*i + 1, 2*i + 2} {
-			if down < len(s) && s.less(down, least) {
+			if down < len(s) && s[down].before(s[least]) {
 				least = down
 			}
 		}

@@ -142,31 +142,31 @@ func (z *zmtpConn) send(flags byte, frames ...[]byte) error {
 }
 
 // zmtpAddress turns tcp://host:port and ipc://path into a network and an address; offset is added to a port that is
-// not 0. bind tells whether libzmq users would bind there.
-func zmtpAddress(endpoint string, offset int) (network, address string, bind bool, err error) {
+// not 0.
+func zmtpAddress(endpoint string, offset int) (network, address string, err error) {
 	if path, ok := strings.CutPrefix(endpoint, "ipc://"); ok {
 		if offset > 0 {
 			path = fmt.Sprintf("%s_dp%d", path, offset)
 		}
-		return "unix", path, true, nil
+		return "unix", path, nil
 	}
 	hostPort, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
-		return "", "", false, fmt.Errorf("endpoint %q: only tcp:// and ipc:// are known", endpoint)
+		return "", "", fmt.Errorf("endpoint %q: only tcp:// and ipc:// are known", endpoint)
 	}
 	host, port, err := net.SplitHostPort(hostPort)
 	if err != nil {
-		return "", "", false, fmt.Errorf("endpoint %q: %w", endpoint, err)
+		return "", "", fmt.Errorf("endpoint %q: %w", endpoint, err)
 	}
 	if host == "*" {
-		host, bind = "", true
+		host = ""
 	}
 	n, err := net.LookupPort("tcp", port)
 	if err != nil {
-		return "", "", false, fmt.Errorf("endpoint %q: %w", endpoint, err)
+		return "", "", fmt.Errorf("endpoint %q: %w", endpoint, err)
 	}
 	if n != 0 {
 		n += offset
 	}
-	return "tcp", net.JoinHostPort(host, fmt.Sprint(n)), bind, nil
+	return "tcp", net.JoinHostPort(host, fmt.Sprint(n)), nil
 }
