@@ -142,3 +142,34 @@ func messageOf(answer []byte) string {
 	const most = 300
 	return string(answer[:min(len(answer), most)])
 }
+
+// FirstModel is the first name in the engine's GET /v1/models.
+func (o *Oracle) FirstModel(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(o.URL, "/")+"/v1/models", nil)
+	if err != nil {
+		return "", err
+	}
+	client := o.Client
+	if client == nil {
+		client = http.DefaultClient
+	}
+	resp, err := client.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&list); err != nil {
+		return "", fmt.Errorf("GET /v1/models: %w", err)
+	}
+	if len(list.Data) == 0 {
+		return "", errors.New("GET /v1/models: no models")
+	}
+	return list.Data[0].ID, nil
+}

@@ -4,6 +4,7 @@ package telemetry
 import (
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -61,9 +62,6 @@ type Metrics struct {
 	ExtProcStreams  *prometheus.GaugeVec
 	ExtProcMessages *prometheus.CounterVec
 	ExtProcFailures *prometheus.CounterVec
-	// FeedEvents and FeedFaults count KV events and what was wrong with some.
-	FeedEvents *prometheus.CounterVec
-	FeedFaults *prometheus.CounterVec
 	// Checks counts health checks by worker and outcome.
 	Checks *prometheus.CounterVec
 	// Legs counts prefill legs by prefill worker and outcome.
@@ -109,8 +107,6 @@ func New(version string) *Metrics {
 		FirstToken:      histogram("first_token_seconds", "Time from the decision to the first token.", prometheus.ExponentialBuckets(0.005, 2, 15), "worker"),
 		ExtProcMessages: counter("extproc_messages_total", "ext_proc messages received, by kind.", "kind"),
 		ExtProcFailures: counter("extproc_failures_total", "Protocol failures survived, by kind.", "kind"),
-		FeedEvents:      counter("feed_events_total", "KV events applied, by target.", "worker", "rank"),
-		FeedFaults:      counter("feed_faults_total", "KV events not applied and feed incidents, by reason.", "worker", "reason"),
 		Checks:          counter("health_checks_total", "Health checks by worker and outcome.", "worker", "outcome"),
 		Legs:            counter("prefill_legs_total", "Prefill legs by worker and outcome.", "worker", "outcome"),
 		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model and outcome.", "model", "outcome"),
@@ -130,8 +126,8 @@ func New(version string) *Metrics {
 // Observe records the duration of a stage.
 func (m *Metrics) Observe(s Stage, d time.Duration) { m.stages[s].Observe(d.Seconds()) }
 
-// Collect registers a function that reads gauges from state when the page is
-// asked for. It must be quick and safe for concurrent use.
+// Collect registers a function that reads gauges, and counters (named *_total),
+// from state when the page is asked for. It must be quick and safe for concurrent use.
 func (m *Metrics) Collect(f func(emit func(name, help string, value float64, labels ...string))) {
 	m.Registry.MustRegister(collector{f})
 }
@@ -150,8 +146,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		for i := 0; i+1 < len(labels); i += 2 {
 			names, values = append(names, labels[i]), append(values, labels[i+1])
 		}
+		kind := prometheus.GaugeValue
+		if strings.HasSuffix(name, "_total") {
+			kind = prometheus.CounterValue
+		}
 		desc := prometheus.NewDesc("kvlane_"+name, help, names, nil)
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, values...)
+		ch <- prometheus.MustNewConstMetric(desc, kind, value, values...)
 	})
 }
 

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvlane/kvlane/envoy"
+	"github.com/kvlane/kvlane/internal/config"
+)
+
+func loadConfig(file string) (*config.Config, error) {
+	if file == "" {
+		return nil, usageError{"needs --config FILE"}
+	}
+	return config.Load(file)
+}
+
+func runCheck(_ context.Context, io streams, args []string) error {
+	f := flags(io, "check")
+	file := f.String("config", "", "configuration `file`")
+	if err := parse(f, args, 0); err != nil {
+		return err
+	}
+	c, err := loadConfig(*file)
+	if err != nil {
+		return err
+	}
+	if err := checkParts(c); err != nil {
+		return err
+	}
+	fmt.Fprintf(io.out, "%s: valid; %d models, %d static workers, policy %s\n", *file, len(c.Models), len(c.Workers.Static), c.Routing.Preset)
+	return nil
+}
+
+func runEnvoyConfig(_ context.Context, io streams, args []string) error {
+	f := flags(io, "envoy-config")
+	file := f.String("config", "", "configuration `file` (default: the built-in defaults)")
+	if err := parse(f, args, 0); err != nil {
+		return err
+	}
+	def := config.Default()
+	c := &def
+	if *file != "" {
+		var err error
+		if c, err = config.Load(*file); err != nil {
+			return err
+		}
+	}
+	text, err := envoy.Bootstrap(envoyOptions(c))
+	if err != nil {
+		return err
+	}
+	_, err = io.out.Write(text)
+	return err
+}
+
+// envoyOptions is the bootstrap that a configuration asks for.
+func envoyOptions(c *config.Config) envoy.Options {
+	o := envoy.Defaults()
+	o.Ingress, o.Admin, o.Kvlane = c.Envoy.Ingress, c.Envoy.Admin, c.Listen.Address
+	o.Prefill = c.Envoy.Prefill
+	o.MaxBody = int64(c.Limits.MaxBody)
+	o.MessageTimeout = c.Envoy.MessageTimeout.Std()
+	o.FailClosed, o.FirstToken, o.AccessLog = c.Envoy.FailClosed, c.Envoy.FirstToken, c.Envoy.AccessLog
+	o.RequestBody, o.ResponseBody = c.Envoy.RequestBody, c.Envoy.ResponseBody
+	return o
+}
+
+func runSchema(_ context.Context, io streams, args []string) error {
+	if err := parse(flags(io, "schema"), args, 0); err != nil {
+		return err
+	}
+	_, err := io.out.Write(config.Schema())
+	return err
+}

@@ -1,0 +1,319 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	stdio "io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/envoy"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/models"
+	"github.com/kvlane/kvlane/internal/telemetry"
+)
+
+const demoModel = "demo"
+
+// demo is a whole installation on this machine.
+type demo struct {
+	io      streams
+	dir     string
+	config  *config.Config
+	engines []*enginesim.Engine
+	events  []config.Events // of each engine
+	service *service
+	envoy   *envoy.Process
+}
+
+func runDemo(ctx context.Context, io streams, args []string) error {
+	f := flags(io, "demo")
+	check := f.Bool("check", false, "play the demonstration once, on free ports, and exit")
+	binary := f.String("envoy", os.Getenv("ENVOY"), "envoy `binary`")
+	ingress := f.String("ingress", "127.0.0.1:8080", "`address` of Envoy for clients")
+	admin := f.String("admin", "127.0.0.1:9090", "`address` of Kvlane's metrics and debug pages")
+	envoyAdmin := f.String("envoy-admin", "127.0.0.1:9901", "`address` of Envoy's admin listener")
+	engines := f.Int("engines", 2, "number of simulated engines")
+	ranks := f.Int("ranks", 2, "data-parallel ranks of each")
+	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` of the tokenizer")
+	if err := parse(f, args, 0); err != nil {
+		return err
+	}
+	if *engines < 1 || *engines > 64 || *ranks < 1 || *ranks > 64 {
+		return usageError{"--engines and --ranks must be 1 to 64"}
+	}
+	path, err := envoy.Find(*binary)
+	if err != nil {
+		return err
+	}
+	d := &demo{io: io}
+	defer d.stop()
+	if *check {
+		if err := freeAddresses(ingress, admin, envoyAdmin); err != nil {
+			return err
+		}
+	}
+	for _, a := range []struct{ address, flag string }{{*ingress, "--ingress"}, {*admin, "--admin"}, {*envoyAdmin, "--envoy-admin"}} {
+		if err := envoy.CheckFree(a.address, a.flag); err != nil {
+			return err
+		}
+	}
+	start, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := d.start(start, path, *tokenizer, *ingress, *admin, *envoyAdmin, *engines, *ranks); err != nil {
+		return err
+	}
+	if *check {
+		return d.check(start)
+	}
+	d.welcome()
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(io.out, "\nstopping")
+		return nil
+	case err := <-d.service.failed:
+		return err
+	case <-d.envoy.Done():
+		return fmt.Errorf("envoy stopped; its log is %s", filepath.Join(d.dir, "envoy.log"))
+	}
+}
+
+// freeAddresses replaces addresses by ones that are free now.
+func freeAddresses(addresses ...*string) error {
+	for _, a := range addresses {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		defer l.Close() //nolint:gocritic // all are held until the last is known
+		*a = l.Addr().String()
+	}
+	return nil
+}
+
+func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, envoyAdmin string, engines, ranks int) error {
+	var err error
+	if d.dir, err = os.MkdirTemp("", "kvlane-demo-"); err != nil {
+		return err
+	}
+	files, err := models.Open(tokenizer)
+	if err != nil {
+		return err
+	}
+	tok, err := enginesim.LoadTokenizer(files)
+	if err != nil {
+		return err
+	}
+	for range engines {
+		ports, err := enginesim.FreePorts(2 * ranks)
+		if err != nil {
+			return err
+		}
+		events := config.Events{Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", ports), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", ports+ranks)}
+		d.events = append(d.events, events)
+		e, err := enginesim.Start(context.WithoutCancel(ctx), enginesim.Options{
+			Model: demoModel, Ranks: ranks, Tokenizer: tok, EventsEndpoint: events.Endpoint, ReplayEndpoint: events.Replay,
+			Time: enginesim.TimeModel{A: 4 * time.Millisecond, P: 60 * time.Microsecond, B: 100 * time.Microsecond, Scale: 1},
+		})
+		if err != nil {
+			return err
+		}
+		d.engines = append(d.engines, e)
+	}
+	file := filepath.Join(d.dir, "kvlane.yaml")
+	if err := os.WriteFile(file, []byte(d.yaml(tokenizer, ingress, admin, envoyAdmin, ranks)), 0o600); err != nil {
+		return err
+	}
+	if d.config, err = config.Load(file); err != nil {
+		return err
+	}
+	logFile, err := os.Create(filepath.Join(d.dir, "kvlane.log"))
+	if err != nil {
+		return err
+	}
+	log, err := telemetry.Logger(logFile, d.config.Log.Level)
+	if err != nil {
+		return err
+	}
+	if d.service, err = startService(ctx, d.config, log); err != nil {
+		return err
+	}
+	if d.envoy, err = envoy.Start(ctx, binary, d.dir, envoyOptions(d.config), 1); err != nil {
+		return err
+	}
+	return d.waitReady(ctx)
+}
+
+// yaml is the configuration of the demonstration, a small but whole example.
+func (d *demo) yaml(tokenizer, ingress, admin, envoyAdmin string, ranks int) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `listen: {address: "unix:%s/kvlane.sock"}
+admin: {address: "%s"}
+envoy: {ingress: "%s", admin: "%s", first_token: true, access_log: true}
+explain: {header: true}
+log: {decisions: true}
+models:
+- {name: %s, tokenizer: "%s"}
+workers:
+  static:
+`, d.dir, admin, ingress, envoyAdmin, demoModel, tokenizer)
+	for i, e := range d.engines {
+		fmt.Fprintf(&b, `  - {name: engine-%c, address: "%s", ranks: %d, models: [%s], events: {endpoint: "%s", replay: "%s"}}
+`, 'a'+i, e.Addr(), ranks, demoModel, d.events[i].Endpoint, d.events[i].Replay)
+	}
+	return b.String()
+}
+
+func (d *demo) waitReady(ctx context.Context) error {
+	for {
+		why := d.service.notReady()
+		if why == "" {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("not ready: %s", why)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func (d *demo) stop() {
+	if d.envoy != nil {
+		d.envoy.Stop()
+	}
+	if d.service != nil {
+		d.service.close()
+	}
+	for _, e := range d.engines {
+		e.Close()
+	}
+	if d.dir != "" {
+		_ = os.RemoveAll(d.dir)
+	}
+}
+
+func (d *demo) welcome() {
+	c := d.config
+	w := d.io.out
+	fmt.Fprintf(w, `Envoy listens at http://%s, Kvlane's metrics and debug pages are at http://%s, behind them are:
+`, c.Envoy.Ingress, c.Admin.Address)
+	for i, e := range d.engines {
+		fmt.Fprintf(w, "  engine-%c  %s  (simulated vLLM with %d ranks)\n", 'a'+i, e.URL(), c.Workers.Static[i].Ranks)
+	}
+	fmt.Fprintf(w, `
+Try this twice. The first answer comes from any rank; the second from the rank that cached the first, and
+"cached_tokens" in its usage says so. Look at the headers x-kvlane-target and x-kvlane-matched-tokens.
+
+curl -is http://%s/v1/chat/completions -H 'content-type: application/json' -H 'x-session-id: me' -d '{"model": "%s", "max_tokens": 16,
+  "messages": [{"role": "system", "content": "%s"}, {"role": "user", "content": "Hello"}]}'
+
+Why a request went where it went:   kvlane explain REQUEST-ID   (the answer's x-request-id), or
+curl -s http://%s/debug/decisions
+Configuration and logs are in %s. Ctrl-C stops everything.
+`, c.Envoy.Ingress, demoModel, demoSystem, c.Admin.Address, d.dir)
+}
+
+const demoSystem = "You are a librarian who answers briefly and names the shelf. You know the catalogue by heart: novels stand on " +
+	"the ground floor, maps and atlases on the first, letters and diaries on the second, and what nobody asks for in the cellar. " +
+	"When a reader is in doubt, you ask one question and no more, and you never send anybody away without a book."
+
+// turn is what a request of the demonstration showed.
+type turn struct {
+	Target  string
+	Matched int
+	Prompt  int
+	Cached  int
+	Text    string
+}
+
+// chat sends one turn through Envoy.
+func (d *demo) chat(ctx context.Context, messages []map[string]string) (turn, error) {
+	body, err := json.Marshal(map[string]any{"model": demoModel, "max_tokens": 16, "messages": messages})
+	if err != nil {
+		return turn{}, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.config.Envoy.Ingress+"/v1/chat/completions", bytes.NewReader(body))
+	if err != nil {
+		return turn{}, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return turn{}, err
+	}
+	defer resp.Body.Close()
+	text, err := stdio.ReadAll(resp.Body)
+	if err != nil {
+		return turn{}, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return turn{}, fmt.Errorf("status %d: %s", resp.StatusCode, text)
+	}
+	var answer struct {
+		Choices []struct {
+			Message struct {
+				Content string `json:"content"`
+			} `json:"message"`
+		} `json:"choices"`
+		Usage struct {
+			PromptTokens int `json:"prompt_tokens"`
+			Details      struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		} `json:"usage"`
+	}
+	if err := json.Unmarshal(text, &answer); err != nil {
+		return turn{}, fmt.Errorf("answer: %w", err)
+	}
+	if len(answer.Choices) == 0 {
+		return turn{}, errors.New("answer without choices")
+	}
+	matched, err := strconv.Atoi(resp.Header.Get("X-Kvlane-Matched-Tokens"))
+	if err != nil {
+		return turn{}, fmt.Errorf("header x-kvlane-matched-tokens: %w (was the request routed?)", err)
+	}
+	return turn{resp.Header.Get("X-Kvlane-Target"), matched, answer.Usage.PromptTokens, answer.Usage.Details.Cached, answer.Choices[0].Message.Content}, nil
+}
+
+// check plays two turns of two conversations and compares the engines' own word
+// with Kvlane's prediction.
+func (d *demo) check(ctx context.Context) error {
+	for n, question := range []string{"Where are the maps?", "Do you have letters of sailors?"} {
+		messages := []map[string]string{
+			{"role": "system", "content": fmt.Sprintf("Reader %d. %s", n, demoSystem)},
+			{"role": "user", "content": question},
+		}
+		first, err := d.chat(ctx, messages)
+		if err != nil {
+			return err
+		}
+		messages = append(messages, map[string]string{"role": "assistant", "content": first.Text}, map[string]string{"role": "user", "content": "And who wrote them?"})
+		second, err := d.chat(ctx, messages)
+		if err != nil {
+			return err
+		}
+		for i, t := range []turn{first, second} {
+			fmt.Fprintf(d.io.out, "conversation %d, turn %d: %s, %d prompt tokens, %d predicted as cached, %d cached by the engine\n", n+1, i+1, t.Target, t.Prompt, t.Matched, t.Cached)
+		}
+		switch {
+		case second.Target != first.Target:
+			return fmt.Errorf("the second turn went to %s, the first to %s", second.Target, first.Target)
+		case second.Cached == 0:
+			return errors.New("the engine had nothing of the second turn in its cache")
+		case second.Cached != second.Matched:
+			return fmt.Errorf("predicted %d cached tokens, the engine reports %d", second.Matched, second.Cached)
+		}
+	}
+	fmt.Fprintln(d.io.out, "demo check passed: each second turn went to the rank that cached the first")
+	return nil
+}

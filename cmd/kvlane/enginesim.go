@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/models"
+)
+
+func runEngineSim(ctx context.Context, io streams, args []string) error {
+	f := flags(io, "engine-sim")
+	var opts enginesim.Options
+	opts.BindFlags(f)
+	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` with tokenizer.json and tokenizer_config.json")
+	if err := parse(f, args, 0); err != nil {
+		return err
+	}
+	var err error
+	if opts.TokenizerFS, err = models.Open(*tokenizer); err != nil {
+		return err
+	}
+	e, err := enginesim.Start(ctx, opts)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(io.out, "simulated %s serves %s at %s\n", orDefault(string(opts.Engine), "vllm"), opts.Model, e.URL())
+	fmt.Fprintf(io.out, "statistics and faults at http://%s/sim/stats and /sim/faults\n", e.SideAddr())
+	for r := range opts.Ranks {
+		fmt.Fprintf(io.out, "rank %d: API %s, events %s, replay %s\n", r, e.AddrOf(r), orDefault(e.EventsEndpoint(r), "none"), orDefault(e.ReplayEndpoint(r), "none"))
+	}
+	<-ctx.Done()
+	e.Close()
+	return nil
+}
+
+func orDefault(s, absent string) string {
+	if s == "" {
+		return absent
+	}
+	return s
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	stdio "io"
+	"net/http"
+	"net/url"
+	"os"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/routing"
+)
+
+// runExplain shows a decision of a running Kvlane, or makes an exported one again.
+func runExplain(ctx context.Context, io streams, args []string) error {
+	f := flags(io, "explain")
+	admin := f.String("admin", "127.0.0.1:9090", "admin `address` of Kvlane")
+	export := f.Bool("export", false, "print the decision with its state as JSON (POST /debug/record before the request)")
+	rerun := f.String("rerun", "", "make the decision in `file` again and compare")
+	if err := parse(f, args, 1); err != nil {
+		return err
+	}
+	if *rerun != "" {
+		return rerunDecision(io, *rerun)
+	}
+	if f.NArg() != 1 {
+		return usageError{"needs a request id (the x-request-id of the answer)"}
+	}
+	path := "/debug/decisions/" + url.PathEscape(f.Arg(0))
+	if *export {
+		path += "/export"
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+*admin+path, nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Accept", "text/plain")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("%w (is Kvlane running? --admin names its admin address)", err)
+	}
+	defer resp.Body.Close()
+	body, err := stdio.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s", strings.TrimSpace(string(body)))
+	}
+	_, err = io.out.Write(body)
+	return err
+}
+
+// rerunDecision makes a recorded decision again: same state, same request, same
+// decision.
+func rerunDecision(io streams, file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var d routing.Decision
+	if err := json.Unmarshal(text, &d); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	plan, ex, err := d.Rerun()
+	if ex != nil {
+		fmt.Fprint(io.out, ex.String())
+	}
+	outcome := ""
+	if err != nil {
+		outcome = err.Error()
+	}
+	if outcome != d.Error || !reflect.DeepEqual(plan, d.Plan) {
+		return fmt.Errorf("another decision than the recorded one: %+v %s, recorded %+v %s", plan, outcome, d.Plan, d.Error)
+	}
+	fmt.Fprintln(io.out, "the same decision as recorded")
+	return nil
+}

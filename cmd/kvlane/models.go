@@ -1,0 +1,83 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/decide"
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/models"
+)
+
+// loadModels reads the tokenizers of the configuration. A tokenizer that is not
+// known to be exact is left out with its reason in the log: its model is routed by
+// load. A folder that cannot be read at all is an error.
+func loadModels(c *config.Config, log zerolog.Logger) ([]*decide.Served, error) {
+	list := make([]*decide.Served, 0, len(c.Models))
+	for i := range c.Models {
+		m := c.Models[i]
+		engine, err := model.ParseEngine(m.Engine)
+		if err != nil {
+			return nil, err
+		}
+		s := &decide.Served{Config: m, Engine: engine}
+		if m.Check.Renderer != "" {
+			s.Remote = &model.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std()}
+		}
+		if m.Tokenizer != "" {
+			begin := time.Now()
+			s.Model, err = loadModel(m)
+			switch {
+			case err == nil:
+				log.Info().Str("model", m.Name).Dur("took", time.Since(begin)).Msg("tokenizer loaded")
+			case errors.Is(err, fs.ErrNotExist):
+				return nil, fmt.Errorf("model %s: %w", m.Name, err)
+			default:
+				log.Error().Str("model", m.Name).Err(err).Msg("tokenizer refused: this model is routed by load")
+			}
+		}
+		list = append(list, s)
+	}
+	return list, nil
+}
+
+func loadModel(m config.Model) (*model.Model, error) {
+	files, err := models.Open(m.Tokenizer)
+	if err != nil {
+		return nil, err
+	}
+	o := model.Options{
+		ToolParser: m.ToolParser, HideToolsWhenNone: m.HideTools, RefuseTemplates: m.RefuseTemplates,
+		MaxModelLen: m.MaxModelLen, CacheBytes: int64(m.CacheBytes),
+	}
+	if len(m.Adapters) > 0 {
+		o.Names = append([]string{m.Name}, m.Aliases...)
+	}
+	if m.ChatTemplate != "" {
+		text, err := os.ReadFile(m.ChatTemplate)
+		if err != nil {
+			return nil, err
+		}
+		o.ChatTemplate = string(text)
+	}
+	return model.Load(files, o)
+}
+
+// checkParts tries what only loading shows.
+func checkParts(c *config.Config) error {
+	for _, m := range c.Models {
+		if m.Tokenizer == "" {
+			continue
+		}
+		if _, err := loadModel(m); err != nil {
+			return fmt.Errorf("model %s: %w", m.Name, err)
+		}
+	}
+	return nil
+}

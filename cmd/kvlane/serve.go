@@ -1,0 +1,257 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/rs/zerolog"
+	"google.golang.org/grpc"
+
+	"github.com/kvlane/kvlane/envoy"
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/decide"
+	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/workers"
+)
+
+// warmUp bounds how long readiness waits for the feeds' first synchronisation.
+const warmUp = 10 * time.Second
+
+func runServe(ctx context.Context, io streams, args []string) error {
+	f := flags(io, "serve")
+	file := f.String("config", "", "configuration `file`")
+	listen := f.String("listen", "", "`address` instead of listen.address")
+	admin := f.String("admin", "", "`address` instead of admin.address")
+	if err := parse(f, args, 0); err != nil {
+		return err
+	}
+	c, err := loadConfig(*file)
+	if err != nil {
+		return err
+	}
+	if *listen != "" {
+		c.Listen.Address = *listen
+	}
+	if *admin != "" {
+		c.Admin.Address = *admin
+	}
+	log, err := telemetry.Logger(io.err, c.Log.Level)
+	if err != nil {
+		return err
+	}
+	s, err := startService(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	log.Info().Str("version", version).Str("listen", c.Listen.Address).Str("admin", s.admin.Addr().String()).Msg("serving")
+	select {
+	case <-ctx.Done():
+		log.Info().Dur("drain", c.Drain.Std()).Msg("draining")
+		drain, cancel := context.WithTimeout(context.Background(), c.Drain.Std())
+		s.server.Drain(drain)
+		cancel()
+	case err = <-s.failed:
+	}
+	s.close()
+	log.Info().Msg("stopped")
+	return err
+}
+
+// service is a running Kvlane.
+type service struct {
+	decider  *decide.Decider
+	registry *workers.Registry
+	server   *extproc.Server
+	grpc     *grpc.Server
+	probe    *grpc.Server
+	http     *http.Server
+	admin    net.Listener
+	log      zerolog.Logger
+	started  time.Time
+	failed   chan error
+	stop     context.CancelFunc
+	wg       sync.WaitGroup
+}
+
+// startService opens the sockets and starts everything; close ends it.
+func startService(ctx context.Context, c *config.Config, log zerolog.Logger) (*service, error) {
+	served, err := loadModels(c, log)
+	if err != nil {
+		return nil, err
+	}
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s := &service{log: log, started: time.Now(), failed: make(chan error, 3), stop: stop}
+	metrics := telemetry.New(version)
+	xds := envoy.NewXDS()
+	s.decider, err = decide.New(decide.Options{
+		Config: c, Models: served, Metrics: metrics, Log: log,
+		OnEndpoints: func(addresses []string) {
+			if err := xds.Set(addresses); err != nil {
+				log.Error().Err(err).Msg("endpoints not published")
+			}
+		},
+		OnSuspect: func(worker string) { s.registry.Suspect(worker) },
+	})
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	s.registry = workers.New(workers.Options{
+		Health: c.Workers.Health, Scrape: c.Workers.Scrape.Std(), Log: log,
+		OnChange: s.decider.SetWorkers, OnLoad: s.decider.Load,
+		OnCheck: func(worker, outcome string) { metrics.Checks.WithLabelValues(worker, outcome).Inc() },
+	})
+	if err := s.listen(background, c, metrics, xds); err != nil {
+		s.close()
+		return nil, err
+	}
+	if err := s.follow(c); err != nil {
+		s.close()
+		return nil, err
+	}
+	s.wg.Go(func() { s.becomeReady(background) })
+	return s, nil
+}
+
+// follow starts the sources of workers.
+func (s *service) follow(c *config.Config) error {
+	s.registry.Static(c.Workers.Static)
+	if c.Workers.File != "" {
+		if err := s.registry.File(c.Workers.File); err != nil {
+			return err
+		}
+	}
+	for _, d := range c.Workers.DNS {
+		s.registry.DNS(d)
+	}
+	return nil
+}
+
+func (s *service) listen(ctx context.Context, c *config.Config, metrics *telemetry.Metrics, xds *envoy.XDS) error {
+	opts := extproc.Options{BodyLimit: int(c.Limits.MaxBody), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone}
+	tls, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
+	if err != nil {
+		return err
+	}
+	lis, err := extproc.Listen(ctx, c.Listen.Address, tls)
+	if err != nil {
+		return fmt.Errorf("%w (listen.address in the configuration, or --listen)", err)
+	}
+	s.server = extproc.NewServer(opts, s.decider)
+	s.grpc = grpc.NewServer(extproc.GRPCOptions(opts)...)
+	s.server.Register(s.grpc)
+	xds.Register(ctx, s.grpc)
+	s.serve("ext_proc", func() error { return s.grpc.Serve(lis) })
+	if c.Listen.Health != "" {
+		probe, err := net.Listen("tcp", c.Listen.Health)
+		if err != nil {
+			return fmt.Errorf("%w (listen.health in the configuration)", err)
+		}
+		s.probe = grpc.NewServer()
+		s.server.RegisterHealth(s.probe)
+		s.serve("health", func() error { return s.probe.Serve(probe) })
+	}
+	if err := envoy.CheckFree(c.Admin.Address, "--admin (or admin.address in the configuration)"); err != nil {
+		return err
+	}
+	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
+		return err
+	}
+	s.http = &http.Server{Handler: s.adminMux(metrics), ReadHeaderTimeout: 10 * time.Second}
+	s.serve("admin", func() error {
+		if err := s.http.Serve(s.admin); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	return nil
+}
+
+func (s *service) serve(name string, run func() error) {
+	s.wg.Go(func() {
+		if err := run(); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			s.failed <- fmt.Errorf("%s: %w", name, err)
+		}
+	})
+}
+
+// adminMux is everything on the admin port.
+func (s *service) adminMux(metrics *telemetry.Metrics) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := s.notReady(); why != "" {
+			http.Error(w, why, http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.Handle("/debug/", s.decider.Debug())
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return mux
+}
+
+// notReady says what readiness waits for, "" if nothing: every worker checked
+// once and every feed synchronised, for warmUp at most.
+func (s *service) notReady() string {
+	if time.Since(s.started) > warmUp {
+		return ""
+	}
+	if !s.registry.AllChecked() {
+		return "workers are being checked"
+	}
+	return s.decider.Syncing()
+}
+
+// becomeReady tells gRPC health when the service is ready.
+func (s *service) becomeReady(ctx context.Context) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for s.notReady() != "" {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+	s.server.SetServing(true)
+	s.log.Info().Dur("after", time.Since(s.started)).Msg("ready")
+}
+
+// close ends everything that startService began.
+func (s *service) close() {
+	s.stop()
+	if s.grpc != nil {
+		s.grpc.Stop()
+	}
+	if s.probe != nil {
+		s.probe.Stop()
+	}
+	if s.http != nil {
+		_ = s.http.Close()
+	}
+	s.registry.Close()
+	s.decider.Close()
+	s.wg.Wait()
+}
+
+// protocolMetrics joins ext_proc's hooks with the metrics.
+func protocolMetrics(m *telemetry.Metrics) extproc.Metrics {
+	return extproc.Metrics{
+		Opened:  func(mode extproc.Mode) { m.ExtProcStreams.WithLabelValues(mode.String()).Inc() },
+		Closed:  func(mode extproc.Mode) { m.ExtProcStreams.WithLabelValues(mode.String()).Dec() },
+		Message: func(k extproc.Kind) { m.ExtProcMessages.WithLabelValues(k.String()).Inc() },
+		Failure: func(f extproc.Failure) { m.ExtProcFailures.WithLabelValues(string(f)).Inc() },
+	}
+}

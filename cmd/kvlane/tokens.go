@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/models"
+	"github.com/kvlane/kvlane/internal/tokenizer"
+)
+
+func runTokenize(_ context.Context, io streams, args []string) error {
+	f := flags(io, "tokenize")
+	dir := f.String("tokenizer", "", "`folder` with tokenizer.json and tokenizer_config.json, plain or gzipped, or builtin:qwen3")
+	special := f.Bool("add-special-tokens", false, "add what the tokenizer puts around every text (BOS, EOS)")
+	if err := parse(f, args, 0); err != nil {
+		return err
+	}
+	if *dir == "" {
+		return usageError{"needs --tokenizer DIR"}
+	}
+	files, err := models.Open(*dir)
+	if err != nil {
+		return err
+	}
+	tok, err := tokenizer.Load(files)
+	if err != nil {
+		return err
+	}
+	return model.TokenizeLines(io.in, io.out, tok, *special)
+}
+
+func runRender(_ context.Context, io streams, args []string) error {
+	f := flags(io, "render")
+	dir := f.String("tokenizer", "", "`folder` of the model's tokenizer, or builtin:qwen3")
+	engineName := f.String("engine", "vllm", "engine `profile`: vllm, sglang, trtllm")
+	path := f.String("path", "/v1/chat/completions", "request `path`")
+	ids := f.Bool("tokens", false, "print the token ids too")
+	tools := f.Bool("tool-parser", false, "the engine runs with a tool-call parser")
+	file := f.String("template", "", "render this template `file` from its variables instead of request bodies")
+	isContext := f.Bool("context", false, "with --template: lines are objects of template variables")
+	nowText := f.String("now", "", "`time` that the template sees, like 2026-11-20T20:00:00")
+	if err := parse(f, args, 0); err != nil {
+		return err
+	}
+	now := time.Now()
+	if *nowText != "" {
+		var err error
+		if now, err = time.ParseInLocation("2006-01-02T15:04:05", *nowText, time.Local); err != nil {
+			return usageError{fmt.Sprintf("--now %q is not like 2026-11-20T20:00:00", *nowText)}
+		}
+	}
+	source := ""
+	if *file != "" {
+		text, err := os.ReadFile(*file)
+		if err != nil {
+			return err
+		}
+		source = string(text)
+	}
+	if *isContext {
+		if *file == "" {
+			return usageError{"--context needs --template FILE"}
+		}
+		return model.RenderContextLines(io.in, io.out, source, now)
+	}
+	if *dir == "" {
+		return usageError{"needs --tokenizer DIR, or --template FILE --context"}
+	}
+	engine, err := model.ParseEngine(*engineName)
+	if err != nil {
+		return usageError{err.Error()}
+	}
+	files, err := models.Open(*dir)
+	if err != nil {
+		return err
+	}
+	m, err := model.Load(files, model.Options{ChatTemplate: source, ToolParser: *tools, Now: func() time.Time { return now }})
+	if err != nil {
+		return err
+	}
+	return model.RenderLines(io.in, io.out, m, model.RenderOptions{Engine: engine, Path: *path, IDs: *ids})
+}
+
+// runTokensCheck compares a tokenizer with a live engine.
+func runTokensCheck(ctx context.Context, io streams, args []string) error {
+	f := flags(io, "tokens-check")
+	dir := f.String("tokenizer", "", "`folder` of the model's tokenizer, or builtin:qwen3")
+	url := f.String("engine", "", "`URL` of the engine, like http://127.0.0.1:8000")
+	kind := f.String("kind", "vllm", "engine kind: vllm or sglang")
+	name := f.String("model", "", "model `name` to ask for (default: the engine's first)")
+	if err := parse(f, args, 0); err != nil {
+		return err
+	}
+	if *dir == "" || *url == "" {
+		return usageError{"needs --tokenizer DIR and --engine URL"}
+	}
+	engine, err := model.ParseEngine(*kind)
+	if err != nil {
+		return usageError{err.Error()}
+	}
+	files, err := models.Open(*dir)
+	if err != nil {
+		return err
+	}
+	m, err := model.Load(files, model.Options{})
+	if err != nil {
+		return err
+	}
+	oracle := &model.Oracle{Engine: engine, URL: *url}
+	if *name == "" {
+		if *name, err = oracle.FirstModel(ctx); err != nil {
+			return fmt.Errorf("%w (name a model with --model)", err)
+		}
+	}
+	var compared int
+	var asked error
+	var difference *model.Difference
+	c := model.NewChecker(m, oracle, model.CheckerOptions{ModelName: *name, OnCheck: func(d *model.Difference, err error) {
+		compared++
+		switch {
+		case d != nil:
+			difference = d
+		case err != nil:
+			asked = err
+		}
+	}})
+	switch c.Check(ctx) {
+	case model.Agrees:
+		fmt.Fprintf(io.out, "%d prompts compared with %s: all ids are equal\n", compared, *url)
+		return nil
+	case model.Differs:
+		return fmt.Errorf("%s: %v", *url, difference)
+	default:
+		return fmt.Errorf("the engine could not be compared: %w", orError(asked, model.ErrNoOracle))
+	}
+}
+
+func orError(err, absent error) error {
+	if err != nil {
+		return err
+	}
+	return absent
+}

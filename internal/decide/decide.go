@@ -1,0 +1,457 @@
+// Package decide joins the rooms on the road of a request: it implements
+// extproc.Handler with internal/prompt, internal/model, kvindex and routing, in
+// this order, and owns what lives across them: the mutex around the router, the
+// fleet as of now, the tickets of running requests, and the journal of decisions.
+package decide
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// Reasons for decisions that know less than they could (metric degraded_total).
+const (
+	degradedPartial     = "body not seen"
+	degradedModel       = "model unknown"
+	degradedTokenizer   = "no tokenizer"
+	degradedSuspended   = "tokenizer differs from engine"
+	degradedRefused     = "engine would refuse"
+	degradedTokens      = "tokens unknown"
+	degradedFront       = "prompt known in part"
+	degradedNoPrompt    = "no prompt"
+	degradedShortPrompt = "shorter than a block"
+)
+
+// Options of a Decider.
+type Options struct {
+	Config  *config.Config
+	Models  []*Served
+	Metrics *telemetry.Metrics
+	Log     zerolog.Logger
+	// OnEndpoints gets the addresses that may be forwarded to, on each change.
+	OnEndpoints func(addresses []string)
+	// OnSuspect is told of a worker whose connection failed; may be nil.
+	OnSuspect func(worker string)
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
+}
+
+// Decider implements extproc.Handler. It is safe for concurrent use.
+type Decider struct {
+	cfg         *config.Config
+	log         zerolog.Logger
+	metrics     *telemetry.Metrics
+	now         func() time.Time
+	start       time.Time
+	hasher      *kvindex.Hasher
+	index       *kvindex.Index
+	served      []*Served
+	models      map[string]*Served // by every name
+	journal     *journal
+	onEndpoints func([]string)
+	onSuspect   func(string)
+	fleet       atomic.Pointer[fleet]
+	feeds       *feeds
+
+	mu     sync.Mutex
+	router *routing.Router
+	record int // decisions still to be recorded with the router's state
+
+	scratch sync.Pool // *scratch
+}
+
+// scratch is the memory of one decision.
+type scratch struct {
+	request  prompt.Request
+	hashes   []kvindex.Hash
+	matches  kvindex.Matches
+	overlaps []routing.Overlap
+	prefix   []uint64
+	subset   routing.SlotSet
+	exclude  []kvindex.Slot
+}
+
+// New returns a Decider without workers.
+func New(o Options) (*Decider, error) {
+	router, err := routing.New(o.Config.Routing.Config)
+	if err != nil {
+		return nil, err
+	}
+	key, err := hashKey(o.Config.Index.Key)
+	if err != nil {
+		return nil, err
+	}
+	index, err := kvindex.New(kvindex.Config{
+		BlockSize: o.Config.Index.BlockSize, MaxBytes: int64(o.Config.Index.MaxBytes), Key: key,
+		SpeculativeTTL: o.Config.Routing.Speculate.Std(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	d := &Decider{
+		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, hasher: index.Hasher(), index: index, router: router,
+		served: o.Models, models: map[string]*Served{}, journal: newJournal(o.Config.Explain.Keep),
+		onEndpoints: o.OnEndpoints, onSuspect: o.OnSuspect,
+	}
+	if d.now == nil {
+		d.now = time.Now
+	}
+	d.start = d.now()
+	d.scratch.New = func() any { return &scratch{} }
+	d.fleet.Store(&fleet{members: map[string]*member{}})
+	for _, s := range o.Models {
+		for _, name := range s.names() {
+			d.models[name] = s
+		}
+	}
+	d.feeds = newFeeds(d)
+	o.Metrics.Collect(d.collect)
+	return d, nil
+}
+
+// Close ends all feeds and comparisons.
+func (d *Decider) Close() {
+	d.feeds.close()
+	for _, s := range d.served {
+		s.endCheck()
+	}
+}
+
+// since is a time as the router counts it.
+func (d *Decider) since(t time.Time) time.Duration { return t.Sub(d.start) }
+
+// Decide implements extproc.Handler.
+func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decision {
+	began := r.Received
+	if began.IsZero() {
+		began = d.now()
+	}
+	s := d.scratch.Get().(*scratch)
+	j := job{d: d, s: s, r: r, began: began, clock: d.now()}
+	decision := j.run(ctx)
+	s.request = prompt.Request{Elements: s.request.Elements[:0]} // keep no body alive
+	d.scratch.Put(s)
+	d.metrics.Observe(telemetry.StageTotal, d.now().Sub(began))
+	return decision
+}
+
+// job is one decision on its way.
+type job struct {
+	d     *Decider
+	s     *scratch
+	r     *extproc.Request
+	began time.Time
+	clock time.Time // start of the current stage
+	entry *Entry
+
+	api      prompt.API
+	served   *Served
+	query    routing.Query
+	degraded string
+	ids      []uint32
+	parsed   bool
+}
+
+// lap ends a stage.
+func (j *job) lap(s telemetry.Stage) {
+	now := j.d.now()
+	j.d.metrics.Observe(s, now.Sub(j.clock))
+	j.entry.Stages = append(j.entry.Stages, StageTime{s.String(), now.Sub(j.clock)})
+	j.clock = now
+}
+
+func (j *job) run(ctx context.Context) extproc.Decision {
+	d := j.d
+	j.entry = &Entry{ID: j.r.ID, At: j.began, Method: j.r.Method, Path: j.r.Path, Bytes: len(j.r.Body)}
+	j.api, _ = prompt.Detect(j.r.Method, j.r.Path)
+	j.entry.API = j.api.String()
+	j.query = routing.Query{ID: j.r.ID}
+	if reject := j.parse(); reject != nil {
+		return j.reject(reject)
+	}
+	j.lap(telemetry.StageParse)
+	if reject := j.tokens(ctx); reject != nil {
+		return j.reject(reject)
+	}
+	j.lap(telemetry.StageTokens)
+	j.match()
+	j.steer()
+	decision := j.pick(ctx)
+	if decision.Reject != nil {
+		return decision
+	}
+	if j.degraded != "" {
+		d.metrics.Degraded.WithLabelValues(j.degraded).Inc()
+	}
+	return decision
+}
+
+// parse reads the body's fields. A body that is not JSON is refused: no engine
+// would take it.
+func (j *job) parse() *extproc.Reject {
+	switch {
+	case j.api == prompt.Unknown:
+		return nil
+	case j.r.Partial:
+		j.degraded = degradedPartial
+		return nil
+	}
+	if err := j.s.request.Parse(j.api, j.r.Body); err != nil {
+		return &extproc.Reject{Status: 400, Body: j.failure(400, err.Error()), Details: "kvlane_invalid_json"}
+	}
+	j.parsed = true
+	req := &j.s.request
+	name := req.Model()
+	j.entry.Model = name
+	j.query.Model = name
+	j.query.Conversation = j.conversation()
+	j.entry.Conversation = j.query.Conversation
+	j.served = j.d.servedBy(name)
+	return nil
+}
+
+// conversation is the id in the body, else in the first header that has one.
+func (j *job) conversation() string {
+	if id, _ := j.s.request.ConversationID(prompt.ConversationFields); id != "" {
+		return id
+	}
+	for _, name := range j.d.cfg.Routing.Headers {
+		if v, ok := j.r.Header(name); ok {
+			if v = strings.TrimSpace(v); v != "" {
+				return v
+			}
+		}
+	}
+	return ""
+}
+
+// tokens makes the prompt's ids, or says why there are none.
+func (j *job) tokens(ctx context.Context) *extproc.Reject {
+	if !j.parsed {
+		j.query.PromptTokens = routing.EstimateTokens(len(j.r.Body))
+		return nil
+	}
+	req := &j.s.request
+	j.query.PromptTokens = routing.EstimateTokens(req.Prompt.End - req.Prompt.Start)
+	if j.served == nil {
+		j.degraded = degradedModel
+		return nil
+	}
+	res, err := j.served.result(ctx, req)
+	var refusal *model.Refusal
+	switch {
+	case err == nil:
+	case errors.As(err, &refusal):
+		j.degraded = degradedRefused
+		j.entry.Refusal = refusal.Error()
+		if j.d.cfg.Limits.RefuseEarly {
+			return &extproc.Reject{Status: refusal.Status, Body: j.failure(refusal.Status, refusal.Reason), Details: "kvlane_engine_would_refuse"}
+		}
+		return nil
+	case errors.Is(err, errNoTokenizer):
+		j.degraded = degradedTokenizer
+		return nil
+	case errors.Is(err, errSuspended):
+		j.degraded = degradedSuspended
+		return nil
+	default:
+		j.degraded = degradedTokens
+		j.entry.Refusal = err.Error()
+		return nil
+	}
+	j.ids = res.IDs
+	if res.Partial != "" {
+		j.degraded = degradedFront
+		j.entry.Refusal = res.Partial
+		j.query.PromptTokens = max(j.query.PromptTokens, int64(len(res.IDs)))
+	} else {
+		j.query.PromptTokens = int64(len(res.IDs))
+	}
+	j.entry.PromptTokens = j.query.PromptTokens
+	return nil
+}
+
+// match hashes the ids and asks the index.
+func (j *job) match() {
+	d, s := j.d, j.s
+	s.hashes, s.overlaps, s.prefix = s.hashes[:0], s.overlaps[:0], s.prefix[:0]
+	if len(j.ids) == 0 {
+		return
+	}
+	block := d.cfg.Index.BlockSize
+	seed := d.hasher.Seed(j.served.cacheName(), j.adapter(), s.request.CacheSalt())
+	s.hashes = d.hasher.AppendHashes(s.hashes, seed, j.ids, block)
+	j.lap(telemetry.StageHash)
+	if len(s.hashes) == 0 {
+		if j.degraded == "" {
+			j.degraded = degradedShortPrompt
+		}
+		return
+	}
+	d.index.Match(s.hashes, &s.matches)
+	s.overlaps = appendOverlaps(s.overlaps, &s.matches, block, len(j.ids))
+	for _, h := range s.hashes {
+		s.prefix = append(s.prefix, uint64(h))
+	}
+	j.query.Prefix = s.prefix
+	j.lap(telemetry.StageIndex)
+}
+
+// adapter is the LoRA adapter that the request names, "" for the base model.
+func (j *job) adapter() string {
+	if j.served.Model == nil {
+		return ""
+	}
+	return j.served.Model.Adapter(&j.s.request)
+}
+
+// appendOverlaps turns blocks into tokens. An engine never takes the block with the
+// last prompt token from its cache: it has to compute something.
+func appendOverlaps(dst []routing.Overlap, m *kvindex.Matches, block, tokens int) []routing.Overlap {
+	most := int32((tokens - 1) / block * block)
+	for i := range m.Holders {
+		h := &m.Holders[i]
+		o := routing.Overlap{Slot: h.Slot}
+		var sum int32
+		for tier := range h.Blocks {
+			n := min(int32(h.Blocks[tier])*int32(block), most-sum)
+			o.Tokens[tier] = n
+			sum += n
+		}
+		o.Speculative = min(int32(h.Speculative)*int32(block), most-sum)
+		dst = append(dst, o)
+	}
+	return dst
+}
+
+// pick chooses, books and says it.
+func (j *job) pick(ctx context.Context) extproc.Decision {
+	d, s := j.d, j.s
+	now := d.since(j.clock)
+	var ex *routing.Explanation
+	if d.journal.explains(len(d.fleet.Load().places)) {
+		ex = new(routing.Explanation)
+	}
+	d.mu.Lock()
+	if j.r.HasSubset {
+		s.subset.Reset()
+		d.router.AddressSet(&s.subset, j.r.Subset)
+		j.query.Subset = &s.subset
+	}
+	var plan routing.Plan
+	var err error
+	if d.record > 0 {
+		d.record--
+		j.entry.Recorded, err = d.router.PickRecorded(now, &j.query, s.overlaps, ex)
+		plan = j.entry.Recorded.Plan
+	} else {
+		plan, err = d.router.Pick(now, &j.query, s.overlaps, ex)
+	}
+	d.mu.Unlock()
+	j.entry.Explanation = ex
+	if err != nil {
+		return j.noTarget(err)
+	}
+	f := d.fleet.Load()
+	p := f.place(plan.Decode)
+	if p == nil { // the worker left between the pick and now
+		d.mu.Lock()
+		d.router.Release(now, plan.Reservation)
+		d.mu.Unlock()
+		return j.noTarget(&routing.NoTargetError{})
+	}
+	if len(s.hashes) > 0 && d.cfg.Routing.Speculate > 0 {
+		where := plan.Decode
+		if plan.Prefill != routing.NoSlot {
+			where = plan.Prefill
+		}
+		d.index.Speculate(where, s.hashes, j.clock)
+	}
+	if plan.Degraded != "" && j.degraded == "" {
+		j.degraded = plan.Degraded
+	}
+	j.lap(telemetry.StagePlan)
+	return j.forward(ctx, &plan, p)
+}
+
+// forward turns a plan into mutations.
+func (j *job) forward(ctx context.Context, plan *routing.Plan, p *place) extproc.Decision {
+	d, s := j.d, j.s
+	t := &ticket{d: d, entry: j.entry, reservation: plan.Reservation, slot: plan.Decode, place: p, decided: j.clock,
+		predicted: plan.Matched, stores: len(s.hashes) > 0 && plan.DecodeMiss > int64(d.index.BlockSize())}
+	out := extproc.Decision{Endpoint: p.address, Ticket: t, Remove: []string{rankHeader}}
+	if p.rank != "" && !plan.RankFree {
+		out.Set = append(out.Set, extproc.Header{Name: rankHeader, Value: p.rank})
+		out.Remove = nil
+	}
+	j.entry.Target, j.entry.Endpoint = p.target.String(), p.address
+	j.entry.Matched, j.entry.Miss, j.entry.Via = plan.Matched, plan.Miss, string(plan.Via)
+	j.entry.Degraded = j.degraded
+	rank := telemetry.Rank(p.target.Rank)
+	d.metrics.Picks.WithLabelValues(p.target.Worker, rank, "decode").Inc()
+	d.metrics.PromptTokens.WithLabelValues(p.target.Worker, rank).Add(float64(j.query.PromptTokens))
+	d.metrics.MatchedTokens.WithLabelValues(p.target.Worker, rank, "index").Add(float64(plan.Matched))
+	d.metrics.Requests.WithLabelValues(j.entry.API, "routed").Inc()
+	d.journal.add(j.entry)
+	if d.cfg.Log.Decisions {
+		j.write()
+	}
+	return out
+}
+
+// noTarget answers a request that cannot be placed.
+func (j *job) noTarget(err error) extproc.Decision {
+	var full *routing.CapacityError
+	if errors.As(err, &full) {
+		seconds := strconv.Itoa(int(full.RetryAfter.Round(time.Second).Seconds()))
+		return j.reject(&extproc.Reject{Status: 429, Body: j.failure(429, err.Error()),
+			Headers: []extproc.Header{{Name: "retry-after", Value: seconds}}, Details: "kvlane_capacity_exhausted"})
+	}
+	return j.reject(&extproc.Reject{Status: 503, Body: j.failure(503, err.Error()), Details: "kvlane_no_eligible_worker"})
+}
+
+func (j *job) reject(r *extproc.Reject) extproc.Decision {
+	j.entry.Rejected, j.entry.Reason = r.Status, r.Details
+	j.d.metrics.Rejected.WithLabelValues(strconv.Itoa(r.Status), r.Details).Inc()
+	j.d.metrics.Requests.WithLabelValues(j.entry.API, "rejected").Inc()
+	j.d.journal.add(j.entry)
+	if j.d.cfg.Log.Decisions {
+		j.write()
+	}
+	return extproc.Decision{Reject: r}
+}
+
+// failureTypes are OpenAI's names for what went wrong.
+var failureTypes = map[int]string{400: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+
+// failure is an error body in the shape that the API's clients expect.
+func (j *job) failure(status int, message string) []byte {
+	return prompt.AppendFailure(nil, j.api, prompt.Failure{Status: status, Type: failureTypes[status], Message: message})
+}
+
+// write logs the decision as one line.
+func (j *job) write() {
+	e := j.entry
+	line := j.d.log.Info().Str("request", e.ID).Str("api", e.API).Str("model", e.Model)
+	if e.Rejected != 0 {
+		line.Int("status", e.Rejected).Str("reason", e.Reason).Msg("rejected")
+		return
+	}
+	line.Str("target", e.Target).Str("endpoint", e.Endpoint).Str("via", e.Via).Int64("prompt_tokens", e.PromptTokens).
+		Int64("matched_tokens", e.Matched).Str("degraded", e.Degraded).Dur("took", j.clock.Sub(j.began)).Msg("routed")
+}

@@ -1,0 +1,184 @@
+package decide
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// rankHeader is how vLLM and SGLang take a rank; the value is the local rank.
+const rankHeader = "x-data-parallel-rank"
+
+// place is what the road needs to know of a slot.
+type place struct {
+	target  kvindex.Target
+	worker  *member
+	address string
+	// rank is the value of the rank header, "" if the rank is not delivered so.
+	rank string
+	used bool
+}
+
+// member is a worker with its slots.
+type member struct {
+	workers.Worker
+
+	slots []kvindex.Slot
+	feed  *feedHandle
+}
+
+// fleet is all of them as of now. It is replaced, never changed: readers hold no
+// lock.
+type fleet struct {
+	places  []place // by slot
+	members map[string]*member
+	// byAddress finds the worker of an endpoint that served.
+	byAddress map[string][]kvindex.Slot
+}
+
+// targets lists the targets of a worker with their addresses and rank headers.
+func targets(w *config.Worker) ([]place, error) {
+	host, portText, err := net.SplitHostPort(w.Address)
+	if err != nil {
+		return nil, fmt.Errorf("worker %s: %w", w.Name, err)
+	}
+	if w.Ranks == 0 || w.RankBy == "none" {
+		return []place{{target: kvindex.Target{Worker: w.Name, Rank: kvindex.NoRank}, address: w.Address, used: true}}, nil
+	}
+	port, err := strconv.Atoi(portText)
+	if err != nil {
+		return nil, fmt.Errorf("worker %s: port: %w", w.Name, err)
+	}
+	out := make([]place, w.Ranks)
+	for r := range out {
+		out[r] = place{target: kvindex.Target{Worker: w.Name, Rank: int32(w.StartRank + r)}, address: w.Address, used: true}
+		if w.RankBy == "port" {
+			out[r].address = net.JoinHostPort(host, strconv.Itoa(port+r))
+		} else {
+			out[r].rank = strconv.Itoa(r)
+		}
+	}
+	return out, nil
+}
+
+var roles = map[string]routing.Role{"both": routing.Both, "prefill": routing.Prefill, "decode": routing.Decode}
+
+// SetWorkers takes in who exists. Calls must not overlap. A worker that is gone or
+// has another generation is forgotten whole: its blocks, its load, its feed.
+func (d *Decider) SetWorkers(list []workers.Worker) {
+	old := d.fleet.Load()
+	next := &fleet{members: make(map[string]*member, len(list)), byAddress: map[string][]kvindex.Slot{}}
+	for name, m := range old.members {
+		if i := slices.IndexFunc(list, func(w workers.Worker) bool { return w.Name == name }); i < 0 || list[i].Generation != m.Generation {
+			d.drop(m)
+		}
+	}
+	var endpoints []string
+	for i := range list {
+		w := list[i]
+		m := old.members[w.Name]
+		if m == nil || m.Generation != w.Generation {
+			added, err := d.add(w)
+			if err != nil {
+				d.log.Error().Err(err).Str("worker", w.Name).Msg("worker left out")
+				continue
+			}
+			m = added
+		} else {
+			m = &member{Worker: w, slots: m.slots, feed: m.feed}
+		}
+		next.members[w.Name] = m
+		places, _ := targets(&w.Worker)
+		for j, slot := range m.slots {
+			for int(slot) >= len(next.places) {
+				next.places = append(next.places, place{})
+			}
+			p := places[j]
+			p.worker = m
+			next.places[slot] = p
+			next.byAddress[p.address] = append(next.byAddress[p.address], slot)
+			if w.Ready && !w.Draining {
+				endpoints = append(endpoints, p.address)
+			}
+		}
+	}
+	d.mu.Lock()
+	for _, m := range next.members {
+		for _, slot := range m.slots {
+			p := &next.places[slot]
+			d.router.SetTarget(slot, routing.TargetInfo{
+				Target: p.target, Role: roles[m.Role], Models: m.Models, Ready: m.Ready, Draining: m.Draining,
+				Speed: m.Speed, Zone: m.Labels["zone"], Address: p.address,
+			})
+		}
+	}
+	d.mu.Unlock()
+	d.fleet.Store(next)
+	d.chooseOracles(next)
+	if d.onEndpoints != nil {
+		d.onEndpoints(endpoints)
+	}
+}
+
+// add gives a newcomer its slots and starts its feed.
+func (d *Decider) add(w workers.Worker) (*member, error) {
+	places, err := targets(&w.Worker)
+	if err != nil {
+		return nil, err
+	}
+	m := &member{Worker: w}
+	for _, p := range places {
+		slot, err := d.index.Add(p.target, d.cacheModel(w.Models), w.BlockSize)
+		if err != nil {
+			d.drop(m)
+			return nil, fmt.Errorf("target %s: %w", p.target, err)
+		}
+		m.slots = append(m.slots, slot)
+	}
+	m.feed = d.startFeed(m, places)
+	return m, nil
+}
+
+// drop forgets a worker.
+func (d *Decider) drop(m *member) {
+	m.feed.stop()
+	d.mu.Lock()
+	for _, slot := range m.slots {
+		d.router.RemoveTarget(slot)
+	}
+	d.mu.Unlock()
+	for _, slot := range m.slots {
+		d.index.Drop(slot)
+	}
+}
+
+// Load takes in what an engine reports of its ranks.
+func (d *Decider) Load(worker string, at time.Time, loads []workers.RankLoad) {
+	f := d.fleet.Load()
+	m := f.members[worker]
+	if m == nil {
+		return
+	}
+	now := d.since(at)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, l := range loads {
+		report := routing.Report{At: now, Running: int64(l.Running), Waiting: int64(l.Waiting), KVUsage: l.KVUsage}
+		if l.Rank == kvindex.NoRank || len(loads) == 1 && len(m.slots) > 1 {
+			d.router.ReportWorker(now, worker, report)
+			continue
+		}
+		for _, slot := range m.slots {
+			if r := f.places[slot].target.Rank; r == l.Rank || r == kvindex.NoRank && len(loads) == 1 {
+				d.router.Report(now, slot, report)
+			}
+		}
+	}
+}

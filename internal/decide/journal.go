@@ -1,0 +1,143 @@
+package decide
+
+import (
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// explainTargets is the largest fleet for which every decision is explained. In a
+// larger one the table would cost more than the decision: every explainEvery-th is.
+const (
+	explainTargets = 128
+	explainEvery   = 64
+)
+
+// Entry is a decision as the journal keeps it. Fields that change after the
+// decision are set under its lock.
+type Entry struct {
+	ID           string               `json:"id"`
+	At           time.Time            `json:"at"`
+	Method       string               `json:"method"`
+	Path         string               `json:"path"`
+	Bytes        int                  `json:"bytes"`
+	API          string               `json:"api"`
+	Model        string               `json:"model,omitempty"`
+	Conversation string               `json:"conversation,omitempty"`
+	PromptTokens int64                `json:"promptTokens"`
+	Target       string               `json:"target,omitempty"`
+	Endpoint     string               `json:"endpoint,omitempty"`
+	Via          string               `json:"via,omitempty"`
+	Matched      int64                `json:"matchedTokens"`
+	Miss         int64                `json:"missTokens"`
+	Prefill      string               `json:"prefill,omitempty"`
+	PrefillNotes []string             `json:"prefillNotes,omitempty"`
+	Degraded     string               `json:"degraded,omitempty"`
+	Refusal      string               `json:"refusal,omitempty"`
+	Rejected     int                  `json:"rejected,omitempty"`
+	Reason       string               `json:"reason,omitempty"`
+	Stages       []StageTime          `json:"stages"`
+	Explanation  *routing.Explanation `json:"explanation,omitempty"`
+	// Recorded is the decision with the router's state, to be made again offline.
+	Recorded *routing.Decision `json:"-"`
+
+	mu sync.Mutex
+	// After is what became of the request.
+	After After `json:"after"`
+}
+
+// After is what became of a request.
+type After struct {
+	Status  int              `json:"status,omitempty"`
+	Served  string           `json:"served,omitempty"`
+	Cached  *int64           `json:"cachedTokens,omitempty"`
+	Ended   *time.Time       `json:"ended,omitempty"`
+	Outcome *extproc.Outcome `json:"outcome,omitempty"`
+}
+
+// StageTime is how long a stage took.
+type StageTime struct {
+	Stage string        `json:"stage"`
+	Took  time.Duration `json:"ns"`
+}
+
+func (e *Entry) change(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f()
+}
+
+func (e *Entry) setStatus(status int)    { e.change(func() { e.After.Status = status }) }
+func (e *Entry) setServed(served string) { e.change(func() { e.After.Served = served }) }
+func (e *Entry) setTarget(target string) { e.change(func() { e.Target = target }) }
+func (e *Entry) setCached(tokens int64)  { e.change(func() { e.After.Cached = &tokens }) }
+func (e *Entry) setEnded(at time.Time)   { e.change(func() { e.After.Ended = &at }) }
+func (e *Entry) setOutcome(o extproc.Outcome) {
+	e.change(func() { e.After.Outcome = &o })
+}
+
+// succeeded says whether the answer began well.
+func (e *Entry) succeeded() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.After.Status/100 == 2
+}
+
+// journal is a ring of the last decisions.
+type journal struct {
+	mu   sync.Mutex
+	ring []*Entry
+	next int
+	seen uint64
+}
+
+func newJournal(keep int) *journal { return &journal{ring: make([]*Entry, keep)} }
+
+// explains says whether the next decision is to be explained.
+func (l *journal) explains(targets int) bool {
+	if len(l.ring) == 0 {
+		return false
+	}
+	if targets <= explainTargets {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seen++
+	return l.seen%explainEvery == 1
+}
+
+func (l *journal) add(e *Entry) {
+	if len(l.ring) == 0 {
+		return
+	}
+	l.mu.Lock()
+	l.ring[l.next] = e
+	l.next = (l.next + 1) % len(l.ring)
+	l.mu.Unlock()
+}
+
+// last returns up to n entries, newest first.
+func (l *journal) last(n int) []*Entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []*Entry
+	for i := 1; i <= len(l.ring) && len(out) < n; i++ {
+		if e := l.ring[(l.next-i+len(l.ring))%len(l.ring)]; e != nil {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// find returns the newest entry with a request id.
+func (l *journal) find(id string) *Entry {
+	for _, e := range l.last(len(l.ring)) {
+		if e.ID == id {
+			return e
+		}
+	}
+	return nil
+}

@@ -1,0 +1,213 @@
+package decide
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// ticket follows a decided request: it turns what becomes of it into the ledger's
+// phases. It implements extproc.Ticket and extproc.OutcomeTicket.
+type ticket struct {
+	d           *Decider
+	entry       *Entry
+	reservation routing.ReservationID
+	slot        kvindex.Slot
+	place       *place
+	decided     time.Time
+	// predicted is the cached tokens that the decision counted on.
+	predicted int64
+	// stores says that the prompt has at least one whole block that was not there.
+	stores bool
+
+	usage *prompt.UsageScanner
+	first bool
+}
+
+// ResponseHeaders implements extproc.Ticket.
+func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
+	t.entry.setStatus(status)
+	if served != "" && served != t.place.address {
+		t.moved(served)
+	}
+	worker := t.place.target.Worker
+	t.d.metrics.Responses.WithLabelValues(worker, strconv.Itoa(status/100)+"xx").Inc()
+	if status == 502 || status == 503 || status == 504 {
+		// Envoy's own answer when the connection failed, or an engine that gives up.
+		if t.d.onSuspect != nil {
+			t.d.onSuspect(worker)
+		}
+	}
+	if !t.d.cfg.Envoy.FirstToken {
+		// Without an observer the headers are the nearest sign that the prefill is done.
+		t.firstToken(t.d.now())
+	}
+	if !t.d.cfg.Explain.Header {
+		return nil
+	}
+	return []extproc.Header{
+		{Name: "x-kvlane-target", Value: t.entry.Target},
+		{Name: "x-kvlane-matched-tokens", Value: strconv.FormatInt(t.predicted, 10)},
+	}
+}
+
+// moved books the request where it really is: Envoy retried, or fell back.
+func (t *ticket) moved(served string) {
+	t.d.metrics.Moved.WithLabelValues(t.place.target.Worker).Inc()
+	if t.d.onSuspect != nil {
+		t.d.onSuspect(t.place.target.Worker)
+	}
+	f := t.d.fleet.Load()
+	slots := f.byAddress[served]
+	t.entry.setServed(served)
+	if len(slots) == 0 {
+		return
+	}
+	// Which rank serves a request without our header is the engine's choice; the
+	// least loaded is the best guess.
+	t.d.mu.Lock()
+	defer t.d.mu.Unlock()
+	best := slots[0]
+	for _, s := range slots[1:] {
+		if t.d.router.Load(s).Active < t.d.router.Load(best).Active {
+			best = s
+		}
+	}
+	if t.d.router.Rebook(t.d.since(t.d.now()), t.reservation, best) {
+		t.slot = best
+		if p := f.place(best); p != nil {
+			t.place = p
+			t.entry.setTarget(p.target.String())
+		}
+	}
+	t.predicted = 0
+}
+
+// ResponseBody implements extproc.Ticket.
+func (t *ticket) ResponseBody(chunk []byte, last bool) {
+	if t.usage == nil {
+		t.usage = prompt.NewUsageScanner(looksLikeSSE(chunk))
+	}
+	_, _ = t.usage.Write(chunk)
+	if last {
+		t.observed()
+	}
+}
+
+// observed compares predicted with reported cached tokens.
+func (t *ticket) observed() {
+	if t.usage == nil {
+		return
+	}
+	u, ok := t.usage.Usage()
+	t.usage = nil
+	if !ok || u.Cached < 0 {
+		return
+	}
+	worker := t.place.target.Worker
+	t.d.metrics.Predicted.WithLabelValues(worker).Add(float64(t.predicted))
+	t.d.metrics.Observed.WithLabelValues(worker).Add(float64(u.Cached))
+	t.entry.setCached(int64(u.Cached))
+}
+
+// looksLikeSSE tells server-sent events from JSON by the first bytes.
+func looksLikeSSE(chunk []byte) bool {
+	for _, c := range chunk {
+		switch c {
+		case ' ', '\n', '\r', '\t':
+		default:
+			return c != '{' && c != '['
+		}
+	}
+	return false
+}
+
+// FirstToken implements extproc.Ticket.
+func (t *ticket) FirstToken(at time.Time) {
+	t.firstToken(at)
+	t.d.metrics.FirstToken.WithLabelValues(t.place.target.Worker).Observe(at.Sub(t.decided).Seconds())
+}
+
+func (t *ticket) firstToken(at time.Time) {
+	if t.first {
+		return
+	}
+	t.first = true
+	t.d.mu.Lock()
+	t.d.router.FirstToken(t.d.since(at), t.reservation)
+	t.d.mu.Unlock()
+}
+
+// End implements extproc.Ticket.
+func (t *ticket) End(at time.Time) {
+	t.observed()
+	t.d.mu.Lock()
+	t.d.router.Release(t.d.since(at), t.reservation)
+	t.d.mu.Unlock()
+	t.entry.setEnded(at)
+	if t.stores && t.entry.succeeded() {
+		t.place.worker.feed.finished(t.slot, t.place.target)
+	}
+}
+
+// Outcome implements extproc.OutcomeTicket.
+func (t *ticket) Outcome(o extproc.Outcome) {
+	t.entry.setOutcome(o)
+	if !o.FirstToken.IsZero() {
+		t.d.metrics.FirstToken.WithLabelValues(t.place.target.Worker).Observe(o.FirstToken.Sub(t.decided).Seconds())
+	}
+	if t.d.cfg.Log.Decisions {
+		t.d.log.Info().Str("request", t.entry.ID).Int("status", o.Status).Strs("flags", o.Flags).Str("details", o.Details).
+			Str("upstream", o.Upstream).Uint64("received", o.BytesReceived).Uint64("sent", o.BytesSent).
+			Dur("took", o.Duration).Msg("ended")
+	}
+}
+
+var _ extproc.OutcomeTicket = (*ticket)(nil)
+
+// place returns a used slot's place, nil if there is none.
+func (f *fleet) place(slot kvindex.Slot) *place {
+	if int(slot) >= len(f.places) || !f.places[slot].used {
+		return nil
+	}
+	return &f.places[slot]
+}
+
+// collect is the scrape-time side of the metrics.
+func (d *Decider) collect(emit func(name, help string, value float64, labels ...string)) {
+	d.mu.Lock()
+	type row struct {
+		t    kvindex.Target
+		load routing.Load
+	}
+	var rows []row
+	d.router.Targets(func(_ kvindex.Slot, info *routing.TargetInfo, load routing.Load) bool {
+		rows = append(rows, row{info.Target, load})
+		return true
+	})
+	live, doubles, stale := d.router.Live(), d.router.DoubleReleases(), d.router.StaleReports()
+	d.mu.Unlock()
+	for _, r := range rows {
+		labels := []string{"worker", r.t.Worker, "rank", telemetry.Rank(r.t.Rank)}
+		emit("active_requests", "Requests booked on a target.", float64(r.load.Active), labels...)
+		emit("queued_tokens", "Prefill tokens booked on a target before the first token.", float64(r.load.Queue), labels...)
+		emit("resident_tokens", "Prompt tokens of running requests on a target.", float64(r.load.KV), labels...)
+	}
+	emit("reservations", "Reservations that have not ended.", float64(live))
+	emit("double_releases", "Reservations that were given back twice; a bug if not 0.", float64(doubles))
+	emit("stale_reports", "Load reports that were not believed.", float64(stale))
+	for _, m := range d.fleet.Load().members {
+		ready := 0.0
+		if m.Ready && !m.Draining {
+			ready = 1
+		}
+		emit("worker_ready", "1 if a worker may be picked.", ready, "worker", m.Name, "role", m.Role)
+	}
+	d.collectIndex(emit)
+	d.feeds.collect(emit)
+}
