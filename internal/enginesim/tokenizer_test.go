@@ -76,7 +76,9 @@ func TestTokenizerGoldens(t *testing.T) {
 	dir := filepath.Join(shared(t), "data", "tokenizers")
 	var texts []string
 	jsonLines(t, filepath.Join(dir, "corpus.jsonl.gz"), func(line []byte) {
-		var row struct{ Text string }
+		var row struct {
+			Text string `json:"text"`
+		}
 		if err := json.Unmarshal(line, &row); err != nil {
 			t.Fatal(err)
 		}
@@ -93,8 +95,8 @@ func TestTokenizerGoldens(t *testing.T) {
 			i, wrong := 0, 0
 			jsonLines(t, filepath.Join(dir, "ids."+family+".jsonl.gz"), func(line []byte) {
 				var row struct {
-					Name string
-					IDs  []int32
+					Name string  `json:"name"`
+					IDs  []int32 `json:"ids"`
 				}
 				if err := json.Unmarshal(line, &row); err != nil {
 					t.Fatal(err)

@@ -2,6 +2,7 @@ package enginesim
 
 import (
 	"encoding/json"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -44,7 +45,7 @@ func TestAgainstRecordings(t *testing.T) {
 			e := start(t, o)
 			overlaps := func(i int) bool {
 				for j, r := range recs {
-					if j != i && r.Kind == "http" && r.Method == "POST" && r.Sent < recs[i].End && r.End > recs[i].Sent {
+					if j != i && r.Kind == "http" && r.Method == http.MethodPost && r.Sent < recs[i].End && r.End > recs[i].Sent {
 						return true
 					}
 				}
@@ -52,7 +53,7 @@ func TestAgainstRecordings(t *testing.T) {
 			}
 			compared, differ := 0, 0
 			for i, r := range recs {
-				if r.Kind != "http" || r.Method != "POST" || overlaps(i) {
+				if r.Kind != "http" || r.Method != http.MethodPost || overlaps(i) {
 					continue
 				}
 				switch {
