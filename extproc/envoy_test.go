@@ -162,6 +162,13 @@ func worker(name string) http.Handler {
 		w.WriteHeader(http.StatusTeapot)
 		_, _ = io.WriteString(w, "too early")
 		w.(http.Flusher).Flush()
+		if r.URL.Query().Has("unread") {
+			select {
+			case <-r.Context().Done():
+			case <-time.After(time.Second):
+			}
+			return
+		}
 		_, _ = io.Copy(io.Discard, r.Body)
 	})
 	return mux
@@ -457,22 +464,25 @@ func TestRealEnvoySkipsResponseBody(t *testing.T) {
 	}
 }
 
-// checkEarly gets an answer while the request is still on its way.
+// checkEarly gets an answer while the request is still on its way, from a worker
+// that reads the rest and from one that does not.
 func (e *envoyBed) checkEarly(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://llm/early", bytes.NewReader(payload(3<<20)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := e.h2.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
-	if err != nil || resp.StatusCode != http.StatusTeapot || string(got) != "too early" {
-		t.Fatalf("%v: %d %q", err, resp.StatusCode, got)
+	for _, path := range []string{"/early", "/early?unread"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://llm"+path, bytes.NewReader(payload(10<<20)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := e.h2.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if err != nil || resp.StatusCode != http.StatusTeapot || string(got) != "too early" {
+			t.Fatalf("%s: %v: %d %q", path, err, resp.StatusCode, got)
+		}
 	}
 }
 

@@ -31,7 +31,8 @@ type Request struct {
 	// Body is the whole body in one piece, nil if there is none.
 	Body []byte
 	// Partial says that Envoy kept the rest of the body to itself
-	// (BUFFERED_PARTIAL) or that no body is sent to us (NONE): do not parse.
+	// (BUFFERED_PARTIAL) or that the body is not here when the decision is due
+	// (NONE, STREAMED): do not parse, do not edit.
 	Partial bool
 	// Subset lists the endpoints ("ip" or "ip:port") that the data plane allows;
 	// HasSubset distinguishes an empty list (nothing is allowed) from none.

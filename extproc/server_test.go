@@ -553,6 +553,54 @@ func TestMalformedMessage(t *testing.T) {
 	waitFor(t, func() bool { return b.failed(FailureProtocol) == 1 })
 }
 
+// Law 4: after our mutation no header that steers is the client's.
+func TestClientCannotSteer(t *testing.T) {
+	names := []string{pickKey, "x-kvlane-rank", "x-kvlane-", "x-kvlane", "x-other"}
+	ctl := newControls(DefaultControlHeaders)
+	rapid.Check(t, func(t *rapid.T) {
+		v := &headerView{seen: true}
+		for range rapid.IntRange(0, 6).Draw(t, "headers") {
+			v.headers = append(v.headers, Header{rapid.SampledFrom(names).Draw(t, "name"), rapid.SampledFrom([]string{"", "evil", "1.1.1.1:1"}).Draw(t, "value")})
+		}
+		v.total = len(v.headers)
+		pick := rapid.SampledFrom([]string{"", "1.1.1.1:1"}).Draw(t, "pick")
+		d := &Decision{}
+		if rapid.Bool().Draw(t, "own") {
+			d.Set = []Header{{"x-kvlane-rank", "ours"}}
+		}
+		var ms []mutation
+		if rapid.Bool().Draw(t, "in two answers") {
+			ms = append(ms, ctl.strip(v))
+		}
+		m, _ := ctl.requestMutation(v, d, pick)
+		after := v.headers
+		for _, m := range append(ms, m) {
+			after = apply(after, m)
+		}
+		for _, h := range after {
+			switch {
+			case h.Name == pickKey && h.Value == pick && pick != "":
+			case h.Name == "x-kvlane-rank" && h.Value == "ours" && len(d.Set) > 0:
+			case ctl.match(h.Name):
+				t.Fatalf("%v is left of %v", h, v.headers)
+			}
+		}
+		if pick != "" && !slices.Contains(after, Header{pickKey, pick}) {
+			t.Fatal("the pick is missing")
+		}
+	})
+}
+
+// apply does what Envoy does with a mutation: removals first, then overwriting.
+func apply(hs []Header, m mutation) (out []Header) {
+	for _, h := range hs {
+		if !slices.Contains(m.remove, h.Name) && !m.sets(h.Name) {
+			out = append(out, h)
+		}
+	}
+	return append(out, m.set...)
+}
+
 // Near the limit on header count a mutation that would break it is left out; the
 // pick still goes out as metadata.
 func TestHeaderBudget(t *testing.T) {
