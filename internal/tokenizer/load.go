@@ -378,6 +378,10 @@ func (t *Tokenizer) readModel(raw []byte) error {
 		return err
 	}
 	t.markWhole()
+	if t.sp == nil {
+		t.findUnits()
+	}
+	t.merges.pairs = nil
 	return nil
 }
 
@@ -462,7 +466,7 @@ func (t *Tokenizer) markWhole() {
 	var w merger
 	var out []uint32
 	t.vocab.markWhole(func(id uint32) bool {
-		w.syms = t.symbols(w.syms[:0], t.vocab.bytes(id))
+		w.parts = t.symbols(w.parts[:0], t.vocab.bytes(id))
 		out = w.run(t.merges, out[:0])
 		w.trim()
 		return len(out) == 1 && out[0] == id

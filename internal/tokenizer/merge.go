@@ -19,10 +19,12 @@ const (
 type merges struct {
 	slots  []uint64
 	shift  uint
-	result []uint32 // rank -> token
-	// bytePair is the rank for the pairs of single bytes of byte-level models.
-	bytePair []uint32
+	result []uint32    // rank -> token
+	pairs  [][2]uint32 // rank -> parts, while loading only; noPair if no text reaches it
 }
+
+// noPair stands for a pair that no text reaches.
+var noPair = [2]uint32{maxID, maxID}
 
 func newMerges(n int) *merges {
 	size := 1 << bits.Len(uint(n*3/2+1))
@@ -65,8 +67,9 @@ const flatLimit = 48
 
 // merger is the scratch memory of one merge at a time.
 type merger struct {
-	syms  []uint32
-	ranks []uint32
+	// parts are the symbols to merge: the symbol in the lower half, the rank of
+	// the pair that it makes with the next one in the upper half.
+	parts []uint64
 	next  []int32
 	prev  []int32
 	heap  []uint64
@@ -75,85 +78,93 @@ type merger struct {
 // maxKept bounds the symbols for which a merger keeps its memory between words.
 const maxKept = 1 << 14
 
+// noPart is the upper half of a part whose pair does not merge.
+const noPart = noRank << 32
+
 // trim gives back the memory that an unusually long word took.
 func (w *merger) trim() {
-	if cap(w.syms) > maxKept {
+	if cap(w.parts) > maxKept {
 		*w = merger{}
 	}
 }
 
-// run merges w.syms, appending what is left to dst: always the pair of least
-// rank, the leftmost of equals.
+// run merges the symbols in w.parts, appending what is left to dst: always the
+// pair of least rank, the leftmost of equals. The upper halves need not be set.
 func (w *merger) run(m *merges, dst []uint32) []uint32 {
-	n := len(w.syms)
-	if n < 2 {
-		return append(dst, w.syms...)
+	parts := w.parts
+	n := len(parts)
+	if n == 0 {
+		return dst
 	}
-	if cap(w.ranks) < n {
-		w.ranks = make([]uint32, 2*n)
-	}
-	w.ranks = w.ranks[:n]
 	for i := range n - 1 {
-		w.ranks[i] = m.rank(w.syms[i], w.syms[i+1])
+		parts[i] = uint64(m.rank(uint32(parts[i]), uint32(parts[i+1])))<<32 | uint64(uint32(parts[i]))
 	}
-	w.ranks[n-1] = noRank
+	parts[n-1] = noPart | uint64(uint32(parts[n-1]))
 	if n <= flatLimit {
-		return w.flat(m, dst)
+		return flat(m, parts, dst)
 	}
 	return w.heaped(m, dst)
 }
 
-func (w *merger) flat(m *merges, dst []uint32) []uint32 {
-	syms, ranks := w.syms, w.ranks
+// flat looks at all pairs for each merge. Equal ranks are equal pairs, so that
+// comparing whole parts orders by rank and then by place.
+func flat(m *merges, parts []uint64, dst []uint32) []uint32 {
 	for {
-		least, at := uint32(noRank), 0
-		for i, r := range ranks {
-			if r < least {
-				least, at = r, i
+		least, at := uint64(noPart), 0
+		for i, p := range parts {
+			if p < least {
+				least, at = p, i
 			}
 		}
-		if least == noRank {
-			return append(dst, syms...)
+		if least >= noPart {
+			break
 		}
-		syms[at] = m.result[least]
-		n := len(syms) - 1
-		copy(syms[at+1:], syms[at+2:])
-		copy(ranks[at+1:], ranks[at+2:])
-		syms, ranks = syms[:n], ranks[:n]
+		joined := m.result[least>>32]
+		n := len(parts) - 1
+		for i := at + 1; i < n; i++ {
+			parts[i] = parts[i+1]
+		}
+		parts = parts[:n]
 		if at > 0 {
-			ranks[at-1] = m.rank(syms[at-1], syms[at])
+			left := uint32(parts[at-1])
+			parts[at-1] = uint64(m.rank(left, joined))<<32 | uint64(left)
 		}
-		ranks[at] = noRank
+		parts[at] = noPart | uint64(joined)
 		if at+1 < n {
-			ranks[at] = m.rank(syms[at], syms[at+1])
+			parts[at] = uint64(m.rank(joined, uint32(parts[at+1])))<<32 | uint64(joined)
 		}
 	}
+	for _, p := range parts {
+		dst = append(dst, uint32(p))
+	}
+	return dst
 }
 
 // heaped is flat for many symbols: a linked list of them and a heap of rank and
 // position, whose entries are stale when the pair there has changed. It takes
 // n log n time, so that a word of any length is safe.
 func (w *merger) heaped(m *merges, dst []uint32) []uint32 {
-	n := len(w.syms)
+	parts := w.parts
+	n := len(parts)
 	if cap(w.next) < n {
 		w.next, w.prev = make([]int32, 2*n), make([]int32, 2*n)
 	}
-	next, prev, syms, ranks := w.next[:n], w.prev[:n], w.syms, w.ranks
+	next, prev := w.next[:n], w.prev[:n]
 	heap := w.heap[:0]
-	for i := range n {
+	for i, p := range parts {
 		next[i], prev[i] = int32(i+1), int32(i-1)
-		if ranks[i] != noRank {
-			heap = append(heap, uint64(ranks[i])<<32|uint64(i))
+		if p < noPart {
+			heap = append(heap, p>>32<<32|uint64(i))
 		}
 	}
 	for i := len(heap)/2 - 1; i >= 0; i-- {
 		sink(heap, i)
 	}
 	set := func(i int32) {
-		ranks[i] = noRank
+		parts[i] |= noPart
 		if j := next[i]; int(j) < n {
-			if r := m.rank(syms[i], syms[j]); r != noRank {
-				ranks[i] = r
+			if r := m.rank(uint32(parts[i]), uint32(parts[j])); r != noRank {
+				parts[i] = uint64(r)<<32 | uint64(uint32(parts[i]))
 				heap = append(heap, uint64(r)<<32|uint64(i))
 				rise(heap)
 			}
@@ -164,13 +175,13 @@ func (w *merger) heaped(m *merges, dst []uint32) []uint32 {
 		heap[0] = heap[len(heap)-1]
 		heap = heap[:len(heap)-1]
 		sink(heap, 0)
-		at, rank := int32(uint32(top)), uint32(top>>32)
-		if ranks[at] != rank {
+		at := int32(uint32(top))
+		if parts[at]>>32 != top>>32 {
 			continue
 		}
-		syms[at] = m.result[rank]
+		parts[at] = noPart | uint64(m.result[top>>32])
 		gone := next[at]
-		ranks[gone] = noRank
+		parts[gone] |= noPart
 		after := next[gone]
 		next[at] = after
 		if int(after) < n {
@@ -183,7 +194,7 @@ func (w *merger) heaped(m *merges, dst []uint32) []uint32 {
 	}
 	w.heap = heap
 	for i := 0; i < n; i = int(next[i]) {
-		dst = append(dst, syms[i])
+		dst = append(dst, uint32(parts[i]))
 	}
 	return dst
 }
@@ -304,7 +315,7 @@ func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool
 			joined = id
 			pairs = append(pairs, ids)
 		} else {
-			pairs = append(pairs, [2]uint32{maxID, maxID})
+			pairs = append(pairs, noPair)
 		}
 		result = append(result, joined)
 		return nil
@@ -314,8 +325,9 @@ func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool
 	}
 	m := newMerges(len(pairs))
 	m.result = append([]uint32(nil), result...)
+	m.pairs = pairs
 	for rank, p := range pairs {
-		if p[0] != maxID {
+		if p != noPair {
 			m.put(p[0], p[1], uint32(rank))
 		}
 	}

@@ -29,6 +29,7 @@ type Tokenizer struct {
 
 	sp     *spaceModel // nil for byte-level models
 	byteID [256]uint32
+	units  units
 
 	added     []AddedToken
 	addedID   map[string]uint32
@@ -59,29 +60,32 @@ type spaceModel struct {
 	bytes  [256]uint32
 }
 
-// symbols appends the tokens that merging of a word starts from.
-func (t *Tokenizer) symbols(dst []uint32, word []byte) []uint32 {
+// symbols appends the tokens that merging of a word starts from, as parts of a
+// merger.
+func (t *Tokenizer) symbols(dst []uint64, word []byte) []uint64 {
 	if t.sp != nil {
 		return t.sp.symbols(dst, word)
 	}
-	for _, b := range word {
-		dst = append(dst, t.byteID[b])
+	for i := 0; i < len(word); {
+		if word[i] >= 0xc0 {
+			if id, n := t.units.at(word, i); n > 0 {
+				dst = append(dst, uint64(id))
+				i += n
+				continue
+			}
+		}
+		dst = append(dst, uint64(t.byteID[word[i]]))
+		i++
 	}
 	return dst
 }
 
-func (m *spaceModel) symbols(dst []uint32, word []byte) []uint32 {
+func (m *spaceModel) symbols(dst []uint64, word []byte) []uint64 {
 	for i := 0; i < len(word); {
-		if b := word[i]; b < 0x80 {
-			if id := m.bmp[b]; id != maxID {
-				dst = append(dst, id)
-			} else {
-				dst = append(dst, m.bytes[b])
-			}
-			i++
-			continue
+		r, n := rune(word[i]), 1
+		if r >= 0x80 {
+			r, n = utf8.DecodeRune(word[i:])
 		}
-		r, n := utf8.DecodeRune(word[i:])
 		id := uint32(maxID)
 		if r < 0x10000 {
 			id = m.bmp[r]
@@ -89,10 +93,10 @@ func (m *spaceModel) symbols(dst []uint32, word []byte) []uint32 {
 			id = a
 		}
 		if id != maxID {
-			dst = append(dst, id)
+			dst = append(dst, uint64(id))
 		} else {
 			for _, b := range word[i : i+n] {
-				dst = append(dst, m.bytes[b])
+				dst = append(dst, uint64(m.bytes[b]))
 			}
 		}
 		i += n

@@ -33,8 +33,10 @@ const wholeFlag = 1 << 31
 
 // find is the id of the token with these bytes, and whether merging its bytes
 // yields it.
-func (v *vocab) find(b []byte) (id uint32, whole, ok bool) {
-	h := hashBytes(b)
+func (v *vocab) find(b []byte) (id uint32, whole, ok bool) { return v.findHash(hashBytes(b), b) }
+
+// findHash is find with the hash of b.
+func (v *vocab) findHash(h uint64, b []byte) (id uint32, whole, ok bool) {
 	mask := uint64(len(v.slots) - 1)
 	for at := h & mask; ; at = (at + 1) & mask {
 		slot := v.slots[at]

@@ -123,7 +123,7 @@ func (w *worker) lookup(dst []uint32, text []byte, from int, ends []uint32) []ui
 			continue
 		}
 		at := len(dst)
-		dst = w.merged(dst, text[from:end])
+		dst = w.missed(dst, text[from:end])
 		if n := len(dst) - at; n <= hotIDs {
 			*entry = hotWord{key: [2]uint64{k0, k1}, size: uint16(size), n: uint16(n)}
 			copy(entry.ids[:], dst[at:])
@@ -138,12 +138,21 @@ func (w *worker) longWord(dst []uint32, word []byte) []uint32 {
 	if len(word) > maxWord {
 		return w.merged(dst, word)
 	}
+	return w.missed(dst, word)
+}
+
+// missed appends the ids of a word that is not in the table of short words:
+// from the vocabulary, the store of words, or a merge.
+func (w *worker) missed(dst []uint32, word []byte) []uint32 {
 	h := hashBytes(word)
+	if id, whole, ok := w.t.vocab.findHash(h, word); ok && (whole || w.t.ignoreMerges) {
+		return append(dst, id)
+	}
 	if ids, ok := w.long.get(h, word); ok {
 		return append(dst, ids...)
 	}
 	at := len(dst)
-	dst = w.merged(dst, word)
+	dst = w.spelled(dst, word)
 	w.long.put(h, word, dst[at:])
 	return dst
 }
@@ -153,7 +162,12 @@ func (w *worker) merged(dst []uint32, word []byte) []uint32 {
 	if id, whole, ok := w.t.vocab.find(word); ok && (whole || w.t.ignoreMerges) {
 		return append(dst, id)
 	}
-	w.merge.syms = w.t.symbols(w.merge.syms[:0], word)
+	return w.spelled(dst, word)
+}
+
+// spelled appends the ids that merging gives.
+func (w *worker) spelled(dst []uint32, word []byte) []uint32 {
+	w.merge.parts = w.t.symbols(w.merge.parts[:0], word)
 	dst = w.merge.run(w.t.merges, dst)
 	w.merge.trim()
 	return dst
