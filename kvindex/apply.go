@@ -315,6 +315,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	var conflict error
 	blockNames := g.names()
 	clear(blockNames[from : from+n])
+	x.touchNames(names)
 	for ; stored < n; stored++ {
 		name := nonzero(names[stored])
 		if !x.nameFor(s, name, placeAt(id, from+stored), from) {
@@ -353,6 +354,9 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 // nameFor enters a fresh block under a name, unless the slot holds another block
 // of this name, or just got one: from is where the event's blocks began in p's segment.
 func (x *Index) nameFor(s Slot, name uint64, p place, from int) bool {
+	if x.slots[s].aliases == nil && x.names.insertNew(mixName(name), p) {
+		return true
+	}
 	if x.slots[s].aliases != nil || x.named(name) {
 		if _, taken := x.resolve(s, name); taken {
 			return false
@@ -363,6 +367,18 @@ func (x *Index) nameFor(s Slot, name uint64, p place, from int) bool {
 	}
 	x.name(name, p)
 	return true
+}
+
+// touchNames brings the parts of the name table that these hashes need close.
+func (x *Index) touchNames(names []EngineHash) {
+	if len(names) < 3 {
+		return
+	}
+	var sum uint64
+	for _, n := range names {
+		sum ^= x.names.touch(mixName(nonzero(n)))
+	}
+	x.touched = sum
 }
 
 // storeKnown makes the slot hold blocks that the index knows.

@@ -56,11 +56,11 @@ type Index struct {
 	liveBlocks int64
 
 	// scratch space of writers, under the mutex
-	own   []uint64
-	split []EngineHash
-	cover []bool
-	moved []uint64
-	found []uint32
+	own     []uint64
+	split   []EngineHash
+	cover   []bool
+	moved   []uint64
+	touched uint64 // keeps touchNames' loads from being optimized away
 }
 
 // handle is a segment's record (lower 40 bits, none of a free segment) and the
@@ -434,6 +434,13 @@ func (x *Index) reap(id uint32, start, end int) {
 	killed := 0
 	g.uncovered(start, end, func(from, to int) {
 		names := g.names()
+		if to-from > 2 {
+			var sum uint64
+			for _, name := range names[from:to] {
+				sum ^= x.names.touch(mixName(name))
+			}
+			x.touched = sum
+		}
 		for i := from; i < to; i++ {
 			if names[i] != 0 {
 				x.unname(names[i], placeAt(id, i))

@@ -130,47 +130,55 @@ type walk struct {
 
 func (w *walk) first(g segment, n int) {
 	runs := g.runs()
-	flat := true
-	for i, r := range runs {
-		if r>>tierShift&7 != 0 || i > 0 && runs[i-1]>>slotShift == r>>slotShift {
-			flat = false
-			break
-		}
-	}
-	if !flat {
-		w.tiered = true
-		for len(runs) > 0 {
-			k, level := cover(runs, n)
-			if level[numLevels-1] > 0 {
-				h := Match{Slot: runSlot(runs[0]), Speculative: level[NumTiers]}
-				copy(h.Blocks[:], level[:NumTiers])
-				w.out = append(w.out, h)
-				if int(level[numLevels-1]) == n {
-					w.active++
-				}
-			}
-			runs = runs[k:]
-		}
-		return
-	}
 	if cap(w.out) < len(runs) {
 		w.out = make([]Match, 0, len(runs)+len(runs)/2)
 	}
 	out := w.out[:len(runs)]
 	k, full := 0, 0
+	last := run(1 << 63) // no slot
 	for _, r := range runs {
+		if r>>tierShift&7 != 0 || r>>slotShift == last {
+			w.firstTiered(g, n)
+			return
+		}
+		last = r >> slotShift
 		if runStart(r) != 0 {
 			continue
 		}
-		e := min(runEnd(r), n)
-		if e == n {
+		e := runEnd(r)
+		if e >= n {
+			e = n
 			full++
 		}
-		out[k] = Match{Slot: runSlot(r)}
-		out[k].Blocks[Device] = uint32(e)
+		if k >= len(out) {
+			break // cannot be; spares the compiler a check
+		}
+		o := &out[k] // field by field: a literal is built elsewhere and copied
+		o.Slot = Slot(last)
+		o.Blocks[Device] = uint32(e)
+		o.Blocks[Host] = 0
+		o.Blocks[Disk] = 0
+		o.Blocks[External] = 0
+		o.Speculative = 0
 		k++
 	}
 	w.out, w.active = out[:k], full
+}
+
+func (w *walk) firstTiered(g segment, n int) {
+	w.tiered = true
+	for runs := g.runs(); len(runs) > 0; {
+		k, level := cover(runs, n)
+		if level[numLevels-1] > 0 {
+			h := Match{Slot: runSlot(runs[0]), Speculative: level[NumTiers]}
+			copy(h.Blocks[:], level[:NumTiers])
+			w.out = append(w.out, h)
+			if int(level[numLevels-1]) == n {
+				w.active++
+			}
+		}
+		runs = runs[k:]
+	}
 }
 
 // cover returns how many of the runs belong to the first one's slot, and how far

@@ -5,24 +5,30 @@ package kvindex
 type place uint64
 
 const (
-	placeBits = 45
-	tagBits   = 64 - placeBits
-	// maxSegment is the largest number of blocks in a segment.
-	maxSegment = 1 << (placeBits - 32)
+	segmentBits = 28
+	placeBits   = 40
+	tagBits     = 64 - placeBits
+	// maxSegment is the largest number of blocks in a segment, maxSegments that of
+	// segments.
+	maxSegment  = 1 << (placeBits - segmentBits)
+	maxSegments = 1 << segmentBits
+
+	numShards  = 512
+	shardShift = 64 - 9
 )
 
-func placeAt(segment uint32, offset int) place { return place(offset)<<32 | place(segment) }
+func placeAt(segment uint32, offset int) place { return place(offset)<<segmentBits | place(segment) }
 
-func (p place) segment() uint32 { return uint32(p) }
-func (p place) offset() int     { return int(p >> 32) }
+func (p place) segment() uint32 { return uint32(p & (maxSegments - 1)) }
+func (p place) offset() int     { return int(p >> segmentBits) }
 
 // table is a multimap from 64-bit names to places. It does not keep the names,
-// only 19 bits of their mix beside the place: whoever finds a candidate compares
-// the name that the segment holds. The 19 bits also say where an entry belongs,
-// so moving entries (growth, removal) never looks into a segment. 256 shards
+// only 24 bits of their mix beside the place: whoever finds a candidate compares
+// the name that the segment holds. The 24 bits also say where an entry belongs,
+// so moving entries (growth, removal) never looks into a segment. The shards
 // grow one by one, which keeps the pause of a growing table short.
 type table struct {
-	shards [256]shard
+	shards [numShards]shard
 	live   int
 	bytes  int64
 }
@@ -39,8 +45,8 @@ func mixName(name uint64) uint64 { return fold(name^0x2d358dccaa6c78a5, 0x8bb84b
 // probe returns the shard of a mixed name, the index to start from, and the tag
 // to look for.
 func (t *table) probe(mixed uint64) (s *shard, at int, tag uint64) {
-	s = &t.shards[mixed>>56]
-	tag = mixed >> (56 - tagBits) & (1<<tagBits - 1)
+	s = &t.shards[mixed>>shardShift]
+	tag = mixed >> (shardShift - tagBits) & (1<<tagBits - 1)
 	return s, s.home(tag), tag
 }
 
@@ -68,26 +74,62 @@ func (s *shard) next(at int, tag uint64) (p place, after int, ok bool) {
 
 // insert adds an entry; it does not look for an equal one.
 func (t *table) insert(mixed uint64, p place) {
-	s := &t.shards[mixed>>56]
-	if (s.live+1)*5 > len(s.entries)*4 {
-		t.resize(s, max(8, s.live+s.live*2/5+4)*5/4)
+	t.reserve(mixed)
+	s, at, tag := t.probe(mixed)
+	e := s.entries
+	for e[at] != 0 {
+		if at++; at == len(e) {
+			at = 0
+		}
 	}
-	tag := mixed >> (56 - tagBits) & (1<<tagBits - 1)
-	s.put(tag<<placeBits | uint64(p))
+	t.put(s, at, tag, p)
+}
+
+// insertNew adds an entry unless there may be one of the same name: then it adds
+// nothing and returns false, and the caller has to look.
+func (t *table) insertNew(mixed uint64, p place) bool {
+	t.reserve(mixed)
+	s, at, tag := t.probe(mixed)
+	e := s.entries
+	for {
+		if at >= len(e) {
+			at = 0
+		}
+		v := e[at]
+		if v == 0 {
+			break
+		}
+		if v>>placeBits == tag {
+			return false
+		}
+		at++
+	}
+	t.put(s, at, tag, p)
+	return true
+}
+
+func (t *table) put(s *shard, at int, tag uint64, p place) {
+	s.entries[at] = tag<<placeBits | uint64(p)
 	s.live++
 	t.live++
 }
 
-func (s *shard) put(v uint64) {
-	e := s.entries
-	at := s.home(v >> placeBits)
-	for e[at] != 0 {
-		at++
-		if at == len(e) {
-			at = 0
-		}
+// reserve makes room for one entry more.
+func (t *table) reserve(mixed uint64) {
+	s := &t.shards[mixed>>shardShift]
+	if (s.live+1)*7 > len(s.entries)*5 {
+		t.resize(s, max(8, s.live*2+4))
 	}
-	e[at] = v
+}
+
+// touch loads the entry where a search would begin. A loop of these over many
+// names waits for memory once instead of once a name.
+func (t *table) touch(mixed uint64) uint64 {
+	s, at, _ := t.probe(mixed)
+	if at < len(s.entries) {
+		return s.entries[at]
+	}
+	return 0
 }
 
 // remove deletes the entry of this name and place; it reports whether there was one.
@@ -127,7 +169,7 @@ func (t *table) remove(mixed uint64, p place) bool {
 	e[hole] = 0
 	s.live--
 	t.live--
-	if s.live == 0 || len(e) > 32 && s.live*4 < len(e) {
+	if s.live == 0 || len(e) > 32 && s.live*5 < len(e) {
 		t.resize(s, s.live*2)
 	}
 	return true
@@ -140,9 +182,17 @@ func (t *table) resize(s *shard, size int) {
 	if size > 0 {
 		s.entries = make([]uint64, size)
 	}
+	e := s.entries
 	for _, v := range old {
-		if v != 0 {
-			s.put(v)
+		if v == 0 {
+			continue
 		}
+		at := s.home(v >> placeBits)
+		for e[at] != 0 {
+			if at++; at == len(e) {
+				at = 0
+			}
+		}
+		e[at] = v
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,8 +28,9 @@ import (
 func main() {
 	single := flag.Bool("single", false, "one removal event for each hash, as engines send them")
 	budget := flag.Int64("max-bytes", 0, "byte budget of the index, 0 for none")
+	profile := flag.String("cpuprofile", "", "write a CPU profile here")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: benchindex [-single] [-max-bytes N] WORKLOAD")
+		fmt.Fprintln(os.Stderr, "usage: benchindex [flags] WORKLOAD")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -36,11 +38,25 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "benchindex:", err)
+			os.Exit(1)
+		}
+		if err := pprof.StartCPUProfile(f); err != nil {
+			fmt.Fprintln(os.Stderr, "benchindex:", err)
+			os.Exit(1)
+		}
+	}
+	// the index has no pointers: collecting often costs next to nothing
+	debug.SetGCPercent(25)
 	r, err := replay(flag.Arg(0), *single, *budget)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "benchindex:", err)
 		os.Exit(1)
 	}
+	pprof.StopCPUProfile()
 	out, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "benchindex:", err)
