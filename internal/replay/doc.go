@@ -1,0 +1,10 @@
+// Package replay drives the real router and the real index with traces against
+// modelled engines: a deterministic discrete-event simulation. It answers which
+// policy is best for a workload, in one process and without a GPU. Its seconds belong
+// to the engine model; rankings and ratios carry over. The same options give the
+// same report, byte for byte.
+//
+//	w := replay.ConversationSkew()            // or ReadMooncake
+//	report, err := replay.Run(replay.Options{Workload: w, Fleet: w.Fleet, Policies: []string{"kv-aware", "session"}, Seeds: []uint64{1, 2, 3}})
+//	report.WriteTable(os.Stdout)
+package replay

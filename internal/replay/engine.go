@@ -1,0 +1,272 @@
+package replay
+
+import "container/heap"
+
+// Engine is the model of one rank: the time of a step and the bounds of its batch.
+//
+//	step = Base + PerToken*prefill + PerPair*sum(chunk*(start+chunk/2))
+//	     + PerDecode*decoding + PerResident*resident tokens of decoding requests
+type Engine struct {
+	Name        string
+	Base        float64 // seconds
+	PerToken    float64
+	PerPair     float64
+	PerDecode   float64
+	PerResident float64
+	// Budget is the tokens of a step, Seqs the running requests, Capacity the tokens of
+	// the KV cache.
+	Budget, Seqs, Capacity int
+}
+
+// Dense70B stands for a dense 70B model in FP8 on four H100 as one rank.
+func Dense70B(capacity int) Engine {
+	return Engine{Name: "D70", Base: 10e-3, PerToken: 50e-6, PerPair: 1.3e-9, PerDecode: 30e-6, PerResident: 35e-9, Budget: 8192, Seqs: 256, Capacity: capacity}
+}
+
+// ExpertRank stands for one rank of a DeepSeek-class model on eight H200.
+func ExpertRank(capacity int) Engine {
+	return Engine{Name: "DS", Base: 22e-3, PerToken: 160e-6, PerPair: 0.8e-9, PerDecode: 50e-6, PerResident: 24e-9, Budget: 8192, Seqs: 128, Capacity: capacity}
+}
+
+// Fleet is Workers with Ranks each. Coupled ranks step together (attention data
+// parallel): a step takes as long as its slowest rank.
+type Fleet struct {
+	Workers, Ranks int
+	Coupled        bool
+	Engine         Engine
+}
+
+// block is a cached block of a rank. Blocks that nobody runs on are in the LRU list.
+type block struct {
+	name         uint64
+	pins         int
+	older, newer *block
+}
+
+// job is a request on a rank.
+type job struct {
+	*record
+	cached, done int
+	// pinned are the blocks that it holds, private the places that it has reserved.
+	pinned  []*block
+	private int
+	// finish is the rank's decode step that ends it.
+	finish int
+}
+
+// rank is an engine's data-parallel rank.
+type rank struct {
+	engine  *Engine
+	size    int
+	places  int
+	blocks  map[uint64]*block
+	lru     block // ring: lru.newer is the oldest
+	private int
+	pinned  int
+	waiting []*job
+	prefill []*job
+	decode  jobHeap
+	// steps counts decode steps; resident is the tokens of decoding requests.
+	steps, resident int
+	// chunk is what the running step computes for each job of prefill.
+	chunk []int
+	// stored and removed are the events of the running step, in order.
+	events []change
+	// shared, if not nil, is an infinite cache of the whole fleet.
+	shared map[uint64]bool
+}
+
+// change is a block that a rank stored or removed.
+type change struct {
+	names  []uint64 // of the request, up to the block
+	name   uint64
+	stored bool
+}
+
+type jobHeap []*job
+
+func (h jobHeap) Len() int           { return len(h) }
+func (h jobHeap) Less(i, j int) bool { return h[i].finish < h[j].finish }
+func (h jobHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *jobHeap) Push(x any)        { *h = append(*h, x.(*job)) }
+func (h *jobHeap) Pop() any {
+	old := *h
+	x := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return x
+}
+
+func newRank(e *Engine, blockSize int, shared map[uint64]bool) *rank {
+	r := &rank{engine: e, size: blockSize, places: e.Capacity / blockSize, blocks: map[uint64]*block{}, shared: shared}
+	r.lru.older, r.lru.newer = &r.lru, &r.lru
+	return r
+}
+
+func (r *rank) busy() bool { return len(r.waiting)+len(r.prefill)+len(r.decode) > 0 }
+
+func (r *rank) pin(b *block) {
+	if b.pins == 0 && b.older != nil {
+		b.older.newer, b.newer.older = b.newer, b.older
+		b.older, b.newer = nil, nil
+	}
+	if b.pins == 0 {
+		r.pinned++
+	}
+	b.pins++
+}
+
+func (r *rank) unpin(b *block) {
+	if b.pins--; b.pins == 0 {
+		r.pinned--
+		newest := r.lru.older
+		b.older, b.newer = newest, &r.lru
+		newest.newer, r.lru.older = b, b
+	}
+}
+
+// admit starts the oldest waiting request if it fits, without evicting what runs.
+func (r *rank) admit() bool {
+	if len(r.waiting) == 0 || len(r.prefill)+len(r.decode) >= r.engine.Seqs {
+		return false
+	}
+	j := r.waiting[0]
+	if r.shared != nil {
+		for j.cached = 0; j.cached < len(j.Blocks) && r.shared[j.Blocks[j.cached]]; j.cached++ {
+		}
+		j.cached = min(j.cached*r.size, j.Prompt-1)
+	} else if !r.reserve(j) {
+		return false
+	}
+	j.done = j.cached
+	r.waiting = r.waiting[1:]
+	r.prefill = append(r.prefill, j)
+	return true
+}
+
+// reserve pins the cached prefix and sets places aside for the rest.
+func (r *rank) reserve(j *job) bool {
+	hits, fresh := 0, 0
+	for _, name := range j.Blocks {
+		b := r.blocks[name]
+		if b == nil {
+			break
+		}
+		if b.pins == 0 {
+			fresh++
+		}
+		hits++
+	}
+	need := (j.Prompt+j.Output+r.size-1)/r.size - hits
+	if r.pinned+fresh+r.private+need > r.places {
+		return false
+	}
+	for _, name := range j.Blocks[:hits] {
+		b := r.blocks[name]
+		r.pin(b)
+		j.pinned = append(j.pinned, b)
+	}
+	j.cached = min(hits*r.size, j.Prompt-1)
+	j.private = need
+	r.private += need
+	r.evict()
+	return true
+}
+
+func (r *rank) evict() {
+	for len(r.blocks)+r.private > r.places {
+		b := r.lru.newer
+		b.older.newer, b.newer.older = b.newer, b.older
+		delete(r.blocks, b.name)
+		r.events = append(r.events, change{name: b.name})
+	}
+}
+
+// begin plans a step and returns its time; 0 if there is nothing to do.
+func (r *rank) begin() float64 {
+	r.chunk = r.chunk[:0]
+	if !r.busy() {
+		return 0
+	}
+	e := r.engine
+	budget, tokens, pairs := e.Budget-len(r.decode), 0, 0.0
+	for i := 0; budget > 0 && (i < len(r.prefill) || r.admit()); i++ {
+		j := r.prefill[i]
+		n := min(budget, j.Prompt-j.done)
+		r.store(j, j.done+n)
+		pairs += float64(n) * (float64(j.done) + float64(n)/2)
+		budget -= n
+		tokens += n
+		r.chunk = append(r.chunk, n)
+	}
+	if tokens == 0 && len(r.decode) == 0 {
+		return 0
+	}
+	return e.Base + e.PerToken*float64(tokens) + e.PerPair*pairs + e.PerDecode*float64(len(r.decode)) + e.PerResident*float64(r.resident)
+}
+
+// store enters the blocks that a chunk completes.
+func (r *rank) store(j *job, upTo int) {
+	for i := len(j.pinned); i < len(j.Blocks) && (i+1)*r.size <= upTo; i++ {
+		name := j.Blocks[i]
+		if r.shared != nil {
+			r.shared[name] = true
+			j.pinned = append(j.pinned, nil)
+			continue
+		}
+		b := r.blocks[name]
+		if b == nil {
+			b = &block{name: name}
+			r.blocks[name] = b
+			r.private--
+			j.private--
+			r.events = append(r.events, change{names: j.Blocks[:i+1], name: name, stored: true})
+		}
+		r.pin(b)
+		j.pinned = append(j.pinned, b)
+	}
+}
+
+// end finishes the step: first tokens and ended requests are reported in order.
+func (r *rank) end(first, done func(*job), prefillOnly bool) {
+	r.steps++
+	r.resident += len(r.decode)
+	for len(r.decode) > 0 && r.decode[0].finish <= r.steps {
+		j := heap.Pop(&r.decode).(*job)
+		r.resident -= j.Prompt + j.Output
+		r.free(j)
+		done(j)
+	}
+	n := 0
+	for i, j := range r.prefill {
+		if i < len(r.chunk) {
+			j.done += r.chunk[i]
+		}
+		if j.done < j.Prompt {
+			r.prefill[n] = j
+			n++
+			continue
+		}
+		first(j)
+		if prefillOnly || j.Output <= 1 {
+			r.free(j)
+			done(j)
+			continue
+		}
+		j.finish = r.steps + j.Output - 1
+		r.resident += j.Prompt + 1
+		heap.Push(&r.decode, j)
+	}
+	r.prefill = r.prefill[:n]
+}
+
+// free gives a request's places back, its last block first: the tail is evicted
+// before what it hangs on.
+func (r *rank) free(j *job) {
+	if r.shared == nil {
+		for i := len(j.pinned) - 1; i >= 0; i-- {
+			r.unpin(j.pinned[i])
+		}
+		r.private -= j.private
+	}
+	j.pinned, j.private = nil, 0
+}

@@ -1,0 +1,194 @@
+package replay
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"sort"
+	"text/tabwriter"
+)
+
+// warmPart is the part of the requests, by arrival, that latencies leave out.
+const warmPart = 0.05
+
+// Result is the figures of one run, or their means over seeds.
+type Result struct {
+	// TTFT and its percentiles, and E2E, are seconds; ITL is seconds per output token.
+	TTFT50 float64 `json:"ttft50"`
+	TTFT90 float64 `json:"ttft90"`
+	TTFT95 float64 `json:"ttft95"`
+	TTFT99 float64 `json:"ttft99"`
+	E2E90  float64 `json:"e2e90"`
+	ITL50  float64 `json:"itl50"`
+	ITL99  float64 `json:"itl99"`
+	// Hit is cached over prompt tokens; Ceiling what an infinite cache would reach.
+	Hit     float64 `json:"hit"`
+	Ceiling float64 `json:"ceiling"`
+	// Throughput is output tokens per second between 10 % and 90 % of the completions.
+	Throughput float64 `json:"throughput"`
+	// CV, MaxMin and MinMean are over the requests routed to each rank. MaxMin is the
+	// number of ranks' greatest where one got nothing.
+	CV      float64 `json:"cv"`
+	MaxMin  float64 `json:"maxMin"`
+	MinMean float64 `json:"minMean"`
+	// Moves is turns that went elsewhere than the turn before.
+	Moves   float64 `json:"moves"`
+	Refused float64 `json:"refused"`
+}
+
+// fields lists a Result for means and deviations.
+func (r *Result) fields() []*float64 {
+	return []*float64{&r.TTFT50, &r.TTFT90, &r.TTFT95, &r.TTFT99, &r.E2E90, &r.ITL50, &r.ITL99, &r.Hit, &r.Ceiling, &r.Throughput,
+		&r.CV, &r.MaxMin, &r.MinMean, &r.Moves, &r.Refused}
+}
+
+// percentile of sorted values.
+func percentile(sorted []float64, p float64) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[min(int(p*float64(len(sorted))), len(sorted)-1)]
+}
+
+// summarise measures a run.
+func (s *simulation) summarise() Result {
+	r := Result{Refused: float64(s.refused)}
+	counts := make([]float64, s.ranks())
+	seen := map[uint64]bool{}
+	home := map[string]int{}
+	var ttft, e2e, itl, ends []float64
+	var prompt, cached, ideal float64
+	measured := s.records
+	for len(measured) > 0 && measured[0].WarmUp {
+		measured = measured[1:]
+	}
+	skip := int(warmPart * float64(len(measured)))
+	output := map[float64]float64{}
+	for i, rec := range measured {
+		counts[rec.slot]++
+		prompt += float64(rec.Prompt)
+		cached += float64(rec.matched)
+		known := 0
+		for known < len(rec.Blocks) && seen[rec.Blocks[known]] {
+			known++
+		}
+		ideal += float64(min(known*s.w.BlockSize, rec.Prompt-1))
+		for _, b := range rec.Blocks {
+			seen[b] = true
+		}
+		if before, ok := home[rec.Conversation]; ok && rec.Conversation != "" && before != int(rec.slot) {
+			r.Moves++
+		}
+		home[rec.Conversation] = int(rec.slot)
+		ends = append(ends, rec.ended)
+		output[rec.ended] += float64(rec.Output)
+		if i < skip {
+			continue
+		}
+		ttft = append(ttft, rec.first-rec.At)
+		e2e = append(e2e, rec.ended-rec.At)
+		if rec.Output > 1 {
+			itl = append(itl, (rec.ended-rec.first)/float64(rec.Output-1))
+		}
+	}
+	sort.Float64s(ttft)
+	sort.Float64s(e2e)
+	sort.Float64s(itl)
+	sort.Float64s(ends)
+	r.TTFT50, r.TTFT90, r.TTFT95, r.TTFT99 = percentile(ttft, 0.5), percentile(ttft, 0.9), percentile(ttft, 0.95), percentile(ttft, 0.99)
+	r.E2E90, r.ITL50, r.ITL99 = percentile(e2e, 0.9), percentile(itl, 0.5), percentile(itl, 0.99)
+	if prompt > 0 {
+		r.Hit, r.Ceiling = cached/prompt, ideal/prompt
+	}
+	from, to := percentile(ends, 0.1), percentile(ends, 0.9)
+	total := 0.0
+	for i, at := range ends {
+		if at > from && at <= to && (i == 0 || at != ends[i-1]) {
+			total += output[at]
+		}
+	}
+	if to > from {
+		r.Throughput = total / (to - from)
+	}
+	r.spread(counts)
+	return r
+}
+
+// spread measures how evenly requests fell on ranks.
+func (r *Result) spread(counts []float64) {
+	sum, least, most := 0.0, math.Inf(1), 0.0
+	for _, n := range counts {
+		sum += n
+		least, most = min(least, n), max(most, n)
+	}
+	mean := sum / float64(len(counts))
+	if mean == 0 {
+		return
+	}
+	square := 0.0
+	for _, n := range counts {
+		square += (n - mean) * (n - mean)
+	}
+	r.CV = math.Sqrt(square/float64(len(counts))) / mean
+	r.MinMean = least / mean
+	r.MaxMin = most / max(least, 1)
+}
+
+// Row is a policy's figures over all seeds.
+type Row struct {
+	Policy string `json:"policy"`
+	Mean   Result `json:"mean"`
+	// Deviation is the sample standard deviation, zero for one seed.
+	Deviation Result   `json:"deviation"`
+	Runs      []Result `json:"runs"`
+}
+
+func (w *Row) conclude() {
+	n := float64(len(w.Runs))
+	mean, dev := w.Mean.fields(), w.Deviation.fields()
+	for i := range w.Runs {
+		for f, v := range w.Runs[i].fields() {
+			*mean[f] += *v / n
+		}
+	}
+	if n < 2 {
+		return
+	}
+	for i := range w.Runs {
+		for f, v := range w.Runs[i].fields() {
+			*dev[f] += (*v - *mean[f]) * (*v - *mean[f]) / (n - 1)
+		}
+	}
+	for _, v := range dev {
+		*v = math.Sqrt(*v)
+	}
+}
+
+// Report compares policies on one workload.
+type Report struct {
+	Workload string   `json:"workload"`
+	Ranks    int      `json:"ranks"`
+	Seeds    []uint64 `json:"seeds"`
+	Rows     []Row    `json:"rows"`
+}
+
+// WriteJSON writes the report with all runs.
+func (r *Report) WriteJSON(out io.Writer) error {
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(r)
+}
+
+// WriteTable writes the means.
+func (r *Report) WriteTable(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "%s, %d ranks, %d seeds\n", r.Workload, r.Ranks, len(r.Seeds))
+	fmt.Fprintln(w, "policy\thit %\tceiling %\tTTFT p50\tp90\t±\tp95\tp99\tITL p50 ms\ttok/s\tCV %\tmax/min\tmin/mean %\tmoves\t")
+	for i := range r.Rows {
+		m, d := &r.Rows[i].Mean, &r.Rows[i].Deviation
+		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f\t%.0f\t%.1f\t%.2f\t%.0f\t%.0f\t\n", r.Rows[i].Policy, 100*m.Hit, 100*m.Ceiling,
+			m.TTFT50, m.TTFT90, d.TTFT90, m.TTFT95, m.TTFT99, 1000*m.ITL50, m.Throughput, 100*m.CV, m.MaxMin, 100*m.MinMean, m.Moves)
+	}
+	return w.Flush()
+}

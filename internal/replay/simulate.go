@@ -1,0 +1,333 @@
+package replay
+
+import (
+	"container/heap"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// Conditions is what is wrong with the router's knowledge.
+type Conditions struct {
+	// EventDelay is seconds from the end of a step until its events arrive.
+	EventDelay float64
+	// EventLoss is the part of event batches that never arrive, and nobody notices.
+	EventLoss float64
+}
+
+// indexBlock is the tokens by which the index knows a block of the workload: its
+// hashes tell blocks apart, so a few made-up tokens do.
+const indexBlock = 4
+
+// record is what happened to a request.
+type record struct {
+	Request
+	slot         kvindex.Slot
+	matched      int
+	plan         routing.ReservationID
+	hashes       []kvindex.Hash
+	first, ended float64
+	job          *job
+}
+
+// simulation is one run of one policy.
+type simulation struct {
+	w      *Workload
+	policy *Policy
+	cond   Conditions
+	rng    *rand.Rand
+	now    float64
+
+	router  *routing.Router
+	index   *kvindex.Index
+	matches kvindex.Matches
+	overlap []routing.Overlap
+	seed    kvindex.Hash
+	tokens  []uint32
+
+	workers  []*worker
+	arrivals arrivals
+	late     []batch
+	records  []*record
+	live     int
+	lost     int
+	refused  int
+}
+
+// worker is the ranks that step together.
+type worker struct {
+	ranks []*rank
+	first kvindex.Slot
+	// until is the end of the running step, infinite if none runs.
+	until float64
+}
+
+// batch is the events of a step on their way to the router.
+type batch struct {
+	at     float64
+	slot   kvindex.Slot
+	events []change
+}
+
+type arrivals []Request
+
+func (h arrivals) Len() int           { return len(h) }
+func (h arrivals) Less(i, j int) bool { return h[i].At < h[j].At }
+func (h arrivals) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *arrivals) Push(x any)        { *h = append(*h, x.(Request)) }
+func (h *arrivals) Pop() any {
+	old := *h
+	x := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return x
+}
+
+func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, seed uint64) (*simulation, error) {
+	router, err := routing.New(policy.Config)
+	if err != nil {
+		return nil, err
+	}
+	index, err := kvindex.New(kvindex.Config{BlockSize: indexBlock})
+	if err != nil {
+		return nil, err
+	}
+	s := &simulation{w: w, policy: policy, cond: cond, rng: rand.New(rand.NewPCG(seed, 0x6C6F7373)), router: router, index: index,
+		seed: index.Hasher().Seed("", "", "")}
+	var shared map[uint64]bool
+	if policy.Oracle {
+		shared = map[uint64]bool{}
+	}
+	for n := range fleet.Workers * fleet.Ranks {
+		t := kvindex.Target{Worker: fmt.Sprintf("w%03d", n/fleet.Ranks), Rank: int32(n % fleet.Ranks)}
+		slot, err := index.Add(t, "", indexBlock)
+		if err != nil {
+			return nil, err
+		}
+		if int(slot) != n {
+			return nil, errors.New("slots of a new index are not dense")
+		}
+		router.SetTarget(slot, routing.TargetInfo{Target: t, Ready: true})
+		if n%fleet.Ranks == 0 || !fleet.Coupled {
+			s.workers = append(s.workers, &worker{first: slot, until: math.Inf(1)})
+		}
+		last := s.workers[len(s.workers)-1]
+		last.ranks = append(last.ranks, newRank(&fleet.Engine, w.BlockSize, shared))
+	}
+	s.arrivals = w.Generate(seed)
+	heap.Init(&s.arrivals)
+	return s, nil
+}
+
+// run goes from event to event until nothing is left. Ties go to late events, then to
+// the workers in order, then to arrivals.
+func (s *simulation) run() error {
+	for {
+		at, next := math.Inf(1), -1
+		for i, w := range s.workers {
+			if w.until < at {
+				at, next = w.until, i
+			}
+		}
+		switch {
+		case len(s.late) > 0 && s.late[0].at <= at && (len(s.arrivals) == 0 || s.late[0].at <= s.arrivals[0].At):
+			s.now = s.late[0].at
+			if err := s.apply(s.late[0]); err != nil {
+				return err
+			}
+			s.late = s.late[1:]
+		case next >= 0 && (len(s.arrivals) == 0 || at <= s.arrivals[0].At):
+			s.now = at
+			if err := s.step(s.workers[next]); err != nil {
+				return err
+			}
+		case len(s.arrivals) > 0:
+			r := heap.Pop(&s.arrivals).(Request)
+			s.now = max(r.At, s.now)
+			s.arrive(r)
+		default:
+			return s.atRest()
+		}
+	}
+}
+
+func (s *simulation) clock() time.Duration { return time.Duration(s.now * 1e9) }
+
+func (s *simulation) arrive(r Request) {
+	rec := &record{Request: r, matched: -1}
+	rec.hashes = s.hash(r.Blocks, nil)
+	s.records = append(s.records, rec)
+	s.overlap = s.overlap[:0]
+	if s.policy.Oracle {
+		shared := s.workers[0].ranks[0].shared
+		n := 0
+		for n < len(r.Blocks) && shared[r.Blocks[n]] {
+			n++
+		}
+		for slot := range s.ranks() {
+			s.overlap = append(s.overlap, routing.Overlap{Slot: kvindex.Slot(slot), Tokens: [kvindex.NumTiers]int32{int32(n * s.w.BlockSize)}})
+		}
+	} else {
+		s.index.Match(rec.hashes, &s.matches)
+		for i := range s.matches.Holders {
+			m := &s.matches.Holders[i]
+			s.overlap = append(s.overlap, routing.Overlap{Slot: m.Slot, Speculative: int32(m.Speculative) * int32(s.w.BlockSize),
+				Tokens: [kvindex.NumTiers]int32{int32(m.Total()) * int32(s.w.BlockSize)}})
+		}
+	}
+	q := routing.Query{ID: fmt.Sprintf("r%d", len(s.records)), PromptTokens: int64(r.Prompt), Conversation: r.Conversation}
+	if s.policy.NoID {
+		q.Conversation = ""
+	}
+	plan, err := s.router.Pick(s.clock(), &q, s.overlap, nil)
+	if err != nil {
+		s.refused++
+		s.records = s.records[:len(s.records)-1]
+		return
+	}
+	rec.slot, rec.plan = plan.Decode, plan.Reservation
+	if !s.policy.NoCredit && !s.policy.Oracle {
+		s.index.Speculate(plan.Decode, rec.hashes, time.Unix(0, int64(s.clock())))
+	}
+	s.live++
+	w, k := s.at(plan.Decode)
+	k.waiting = append(k.waiting, &job{record: rec})
+	rec.job = k.waiting[len(k.waiting)-1]
+	if math.IsInf(w.until, 1) {
+		s.begin(w)
+	}
+}
+
+func (s *simulation) ranks() int { return len(s.workers) * len(s.workers[0].ranks) }
+
+func (s *simulation) at(slot kvindex.Slot) (*worker, *rank) {
+	n := len(s.workers[0].ranks)
+	w := s.workers[int(slot)/n]
+	return w, w.ranks[int(slot)%n]
+}
+
+// begin starts a worker's next step; coupled ranks take the time of the slowest.
+func (s *simulation) begin(w *worker) {
+	longest := 0.0
+	for _, k := range w.ranks {
+		longest = max(longest, k.begin())
+	}
+	w.until = math.Inf(1)
+	if longest > 0 {
+		w.until = s.now + longest
+	}
+}
+
+// step ends a worker's step and starts the next.
+func (s *simulation) step(w *worker) error {
+	for i, k := range w.ranks {
+		slot := w.first + kvindex.Slot(i)
+		if len(k.events) > 0 {
+			b := batch{at: s.now + s.cond.EventDelay, slot: slot, events: k.events}
+			switch {
+			case s.cond.EventLoss > 0 && s.rng.Float64() < s.cond.EventLoss:
+				s.lost++
+				k.events = nil
+			case s.cond.EventDelay > 0:
+				s.late = append(s.late, b)
+				k.events = nil
+			default:
+				if err := s.apply(b); err != nil {
+					return err
+				}
+				k.events = k.events[:0]
+			}
+		}
+		k.end(s.firstToken, s.ended, s.w.PrefillOnly)
+	}
+	s.begin(w)
+	return nil
+}
+
+func (s *simulation) firstToken(j *job) {
+	j.first, j.matched = s.now, j.cached
+	s.router.FirstToken(s.clock(), j.plan)
+}
+
+func (s *simulation) ended(j *job) {
+	j.record.ended, j.record.job = s.now, nil
+	s.live--
+	s.router.Release(s.clock(), j.plan)
+	if s.w.PrefillOnly {
+		j.record.ended += s.w.DecodePerToken * float64(j.Output)
+	}
+	if s.w.Follow != nil {
+		if r, ok := s.w.Follow(&j.Request, j.record.ended); ok {
+			heap.Push(&s.arrivals, r)
+		}
+	}
+}
+
+// hash appends the index's hashes of a request's blocks.
+func (s *simulation) hash(blocks []uint64, dst []kvindex.Hash) []kvindex.Hash {
+	return s.index.Hasher().AppendHashes(dst, s.seed, s.tokensOf(blocks), indexBlock)
+}
+
+func (s *simulation) tokensOf(blocks []uint64) []uint32 {
+	s.tokens = s.tokens[:0]
+	for _, b := range blocks {
+		s.tokens = append(s.tokens, uint32(b), uint32(b>>32), 0, 0)
+	}
+	return s.tokens
+}
+
+// apply hands a batch to the index as the engine's events would be.
+func (s *simulation) apply(b batch) error {
+	for i := 0; i < len(b.events); {
+		c := b.events[i]
+		e := kvindex.Event{Kind: kvindex.Removed, Hashes: []kvindex.EngineHash{kvindex.EngineHash(c.name)}}
+		i++
+		if c.stored {
+			// Blocks that follow each other make one event.
+			n := len(c.names)
+			for i < len(b.events) && b.events[i].stored && len(b.events[i].names) == n+1 && b.events[i].names[n-1] == c.names[n-1] {
+				c = b.events[i]
+				n++
+				i++
+			}
+			first := n - 1
+			for first > 0 && e.Hashes[0] != kvindex.EngineHash(c.names[first]) {
+				first--
+			}
+			e.Kind, e.BlockSize = kvindex.Stored, indexBlock
+			e.Tokens = s.tokensOf(c.names[first:])
+			e.Hashes = e.Hashes[:0]
+			for _, name := range c.names[first:] {
+				e.Hashes = append(e.Hashes, kvindex.EngineHash(name))
+			}
+			if e.HasParent = first > 0; e.HasParent {
+				e.Parent = kvindex.EngineHash(c.names[first-1])
+			}
+		}
+		if err := s.index.Apply(b.slot, &e); err != nil && s.lost == 0 {
+			return fmt.Errorf("apply an event of rank %d: %w", b.slot, err)
+		}
+	}
+	return nil
+}
+
+// atRest checks that everything has been given back.
+func (s *simulation) atRest() error {
+	if s.live != 0 || s.router.Live() != 0 {
+		return fmt.Errorf("%d requests never ended, %d bookings are left", s.live, s.router.Live())
+	}
+	for slot := range s.ranks() {
+		if l := s.router.Load(kvindex.Slot(slot)); l != (routing.Load{}) {
+			return fmt.Errorf("rank %d is left with load %+v", slot, l)
+		}
+		_, k := s.at(kvindex.Slot(slot))
+		if k.private != 0 || k.pinned != 0 || k.busy() || k.resident != 0 {
+			return fmt.Errorf("rank %d is left with %d places, %d pins, %d resident tokens", slot, k.private, k.pinned, k.resident)
+		}
+	}
+	return nil
+}

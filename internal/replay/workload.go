@@ -1,0 +1,65 @@
+package replay
+
+import (
+	"math"
+	"math/rand/v2"
+)
+
+// Request is one request of a workload.
+type Request struct {
+	// At is the arrival in seconds since the start.
+	At float64
+	// Conversation is its id, "" if it has none.
+	Conversation string
+	// Prompt and Output are tokens.
+	Prompt, Output int
+	// Blocks name the prompt's full blocks; a name stands for the whole prefix up to
+	// its block.
+	Blocks []uint64
+	// Warm-up requests are not measured.
+	WarmUp bool
+
+	// script continues a closed loop after this request.
+	script *script
+}
+
+// Workload makes requests. Generate is called once per run and seed.
+type Workload struct {
+	Name string
+	// BlockSize is the tokens of a block.
+	BlockSize int
+	// Fleet is the engines that the workload was made for.
+	Fleet    Fleet
+	Generate func(seed uint64) []Request
+	// Follow returns what a client sends when a request has ended; nil for open loops.
+	Follow func(done *Request, ended float64) (Request, bool)
+	// PrefillOnly ends requests with their first token: decoding happens elsewhere and
+	// takes DecodePerToken seconds a token of the client's time.
+	PrefillOnly    bool
+	DecodePerToken float64
+}
+
+// chain extends a prefix by blocks of one source.
+func chain(blocks []uint64, source uint64, n int) []uint64 {
+	h := uint64(0x51_7C_C1_B7_27_22_0A_95)
+	if len(blocks) > 0 {
+		h = blocks[len(blocks)-1]
+	}
+	for range n {
+		h = scramble(h ^ scramble(source))
+		blocks = append(blocks, h)
+	}
+	return blocks
+}
+
+func scramble(x uint64) uint64 {
+	x += 0x9E3779B97F4A7C15
+	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
+	x = (x ^ x>>27) * 0x94D049BB133111EB
+	return x ^ x>>31
+}
+
+// lognormal draws with the given mean, not median.
+func lognormal(rng *rand.Rand, mean, sigma float64) int {
+	return max(1, int(math.Round(mean*math.Exp(sigma*rng.NormFloat64()-sigma*sigma/2))))
+}
