@@ -132,7 +132,7 @@ func macroAttribute(fn *callable, name string) (Value, bool) {
 		for _, p := range code.params {
 			names = append(names, String(p))
 		}
-		return List(names), true
+		return Tuple(names), true
 	case "catch_kwargs":
 		return Bool(code.kwargs >= 0), true
 	case "catch_varargs":

@@ -186,7 +186,7 @@ func (c *compiler) statement(s scope, n *node) []stmt {
 		return one(c.block(s, n))
 	case nodeBreak, nodeContinue:
 		if !s.loop {
-			syntaxError(n.line, "'%s' outside loop", map[nodeKind]string{nodeBreak: "break", nodeContinue: "continue"}[n.kind])
+			compileError("SyntaxError", n.line, "'%s' outside loop", map[nodeKind]string{nodeBreak: "break", nodeContinue: "continue"}[n.kind])
 		}
 		sig := signalBreak
 		if n.kind == nodeContinue {
@@ -404,7 +404,7 @@ func (c *compiler) generation(s scope, n *node) stmt {
 
 func (c *compiler) block(_ scope, n *node) stmt {
 	if c.blocks[n.name] != nil {
-		syntaxError(n.line, "block %s defined twice", reprText(n.name))
+		compileError("TemplateAssertionError", n.line, "block %s defined twice", reprText(n.name))
 	}
 	b := &block{fn: &funcScope{}}
 	c.blocks[n.name] = b
@@ -459,7 +459,7 @@ func (c *compiler) macro(s scope, n *node) *macroCode {
 	if special["caller"] {
 		if i := hasParam["caller"]; i > 0 {
 			if i-1-len(n.params)+len(n.list) < 0 {
-				syntaxError(n.line, "When defining macros or call blocks the special \"caller\" argument must be omitted or be given a default.")
+				compileError("TemplateAssertionError", n.line, "When defining macros or call blocks the special \"caller\" argument must be omitted or be given a default.")
 			}
 		} else {
 			code.caller = in.sym.param("caller").slot

@@ -155,10 +155,7 @@ var comparisonOps = map[string]func(m *machine, a, b Value) bool{
 		n, ok := compare(a, b, "<=", 0)
 		return ok && n <= 0
 	},
-	">": func(_ *machine, a, b Value) bool {
-		n, ok := compare(a, b, ">", 0)
-		return ok && n > 0
-	},
+	">": func(_ *machine, a, b Value) bool { return greater(a, b) },
 	">=": func(_ *machine, a, b Value) bool {
 		n, ok := compare(a, b, ">=", 0)
 		return ok && n >= 0
@@ -369,9 +366,7 @@ func (c *compiler) filter(s scope, n *node) expr {
 	fn, ok := filters[n.name]
 	if !ok {
 		if !s.soft {
-			err := newError("TemplateAssertionError", "No filter named %s.", reprText(n.name))
-			err.Line = n.line
-			panic(err)
+			compileError("TemplateAssertionError", n.line, "No filter named %s.", reprText(n.name))
 		}
 		fn = func(*machine, Value, *arguments) Value {
 			raise("TemplateRuntimeError", "No filter named %s found.", reprText(n.name))
@@ -394,9 +389,7 @@ func (c *compiler) test(s scope, n *node) expr {
 	fn, ok := tests[n.name]
 	if !ok {
 		if !s.soft {
-			err := newError("TemplateAssertionError", "No test named %s.", reprText(n.name))
-			err.Line = n.line
-			panic(err)
+			compileError("TemplateAssertionError", n.line, "No test named %s.", reprText(n.name))
 		}
 		fn = func(*machine, Value, *arguments) bool {
 			raise("TemplateRuntimeError", "No test named %s found.", reprText(n.name))

@@ -26,8 +26,8 @@ func init() { //nolint:gochecknoinits // filters refer to the table by name
 		"format": filterFormat, "groupby": filterGroupby, "indent": filterIndent, "int": filterInt,
 		"join": filterJoin, "list": filterList, "items": filterItems, "map": filterMap,
 		"max": extreme("max", 1), "min": extreme("min", -1),
-		"select": selector("select", true, false), "reject": selector("reject", false, false),
-		"selectattr": selector("selectattr", true, true), "rejectattr": selector("rejectattr", false, true),
+		"select": selector(true, false), "reject": selector(false, false),
+		"selectattr": selector(true, true), "rejectattr": selector(false, true),
 		"replace": filterReplace, "reverse": filterReverse, "round": filterRound, "safe": filterSafe,
 		"slice": filterSlice, "sort": filterSort, "string": filterString, "striptags": filterStriptags,
 		"sum": filterSum, "tojson": filterToJSON, "trim": filterTrim, "truncate": filterTruncate,
@@ -91,7 +91,6 @@ func filterAbs(_ *machine, v Value, a *arguments) Value {
 	case v.isInteger():
 		return fromBig(new(big.Int).Abs(v.big()))
 	}
-	mustDefined(v)
 	raise("TypeError", "bad operand type for abs(): '%s'", typeName(v))
 	return Value{}
 }
@@ -540,7 +539,14 @@ func filterGroupby(m *machine, v Value, a *arguments) Value {
 
 func filterIndent(m *machine, v Value, a *arguments) Value {
 	p := a.bind("indent", 0, "width", "first", "blank")
-	s := m.text(v)
+	switch v.kind {
+	case KindString:
+	case KindList:
+		raise("AttributeError", "'list' object has no attribute 'splitlines'")
+	default:
+		unsupported("+=", v, String("\n"))
+	}
+	s := v.str()
 	indent := "    "
 	if given(p[0]) {
 		if p[0].kind == KindString {
@@ -567,7 +573,7 @@ func filterIndent(m *machine, v Value, a *arguments) Value {
 	if isTrue(p[1]) {
 		out = indent + out
 	}
-	return like(Value{safe: v.safe && v.kind == KindString}, out)
+	return like(v, out)
 }
 
 func filterJoin(m *machine, v Value, a *arguments) Value {
@@ -676,7 +682,7 @@ func (m *machine) lazy(v Value, prepare func(), f func(item Value) (Value, bool)
 	})
 }
 
-func selector(name string, want, byAttr bool) filterFunc {
+func selector(want, byAttr bool) filterFunc {
 	return func(m *machine, v Value, a *arguments) Value {
 		a = a.keep(0)
 		var pick func(Value) bool
@@ -700,7 +706,6 @@ func selector(name string, want, byAttr bool) filterFunc {
 			rest := a.keep(from + 1)
 			pick = func(item Value) bool { return test(m, get(item), rest) == want }
 		}
-		_ = name
 		return m.lazy(v, prepare, func(item Value) (Value, bool) { return item, pick(item) })
 	}
 }
@@ -717,12 +722,18 @@ func extreme(name string, sign int) filterFunc {
 		for _, item := range items[1:] {
 			m.step()
 			k := sortKey(get(item), isTrue(p[0]))
-			if sign > 0 && less(key, k, ">") || sign < 0 && less(k, key, "<") {
+			if sign > 0 && greater(k, key) || sign < 0 && less(k, key, "<") {
 				best, key = item, k
 			}
 		}
 		return best
 	}
+}
+
+// greater is Python's a > b.
+func greater(a, b Value) bool {
+	c, ok := compare(a, b, ">", 0)
+	return ok && c > 0
 }
 
 func filterReplace(m *machine, v Value, a *arguments) Value {
@@ -748,7 +759,7 @@ func filterRound(m *machine, v Value, a *arguments) Value {
 	switch method {
 	case "common":
 		if v.kind != KindFloat {
-			return plus(v)
+			return roundInt(v, precision)
 		}
 		return Float(roundHalfEven(v.float(), precision))
 	case "ceil", "floor":
@@ -761,6 +772,22 @@ func filterRound(m *machine, v Value, a *arguments) Value {
 	}
 	raise("FilterArgumentError", "method must be common, ceil or floor")
 	return Value{}
+}
+
+// roundInt is Python's round(i, n).
+func roundInt(v Value, n int64) Value {
+	if n >= 0 {
+		return plus(v)
+	}
+	if n < -maxIntDigits {
+		return Int(0)
+	}
+	unit := new(big.Int).Exp(big.NewInt(10), big.NewInt(-n), nil)
+	q, r := new(big.Int).DivMod(v.big(), unit, new(big.Int))
+	if c := new(big.Int).Lsh(r, 1).Cmp(unit); c > 0 || c == 0 && q.Bit(0) == 1 {
+		q.Add(q, big.NewInt(1))
+	}
+	return fromBig(q.Mul(q, unit))
 }
 
 // roundHalfEven is Python's round(f, n): exact in decimal.
@@ -880,7 +907,6 @@ func filterTrim(m *machine, v Value, a *arguments) Value {
 
 func filterTruncate(m *machine, v Value, a *arguments) Value {
 	p := a.bind("truncate", 0, "length", "killwords", "end", "leeway")
-	s := m.text(v)
 	length, leeway := optionalIndex(p[0], 255), optionalIndex(p[3], 5)
 	end := "..."
 	if given(p[2]) {
@@ -893,10 +919,13 @@ func filterTruncate(m *machine, v Value, a *arguments) Value {
 	if leeway < 0 {
 		raise("AssertionError", "expected leeway >= 0, got %d", leeway)
 	}
-	n := int64(utf8.RuneCountInString(s))
-	if n <= length+leeway {
-		return like(Value{safe: v.safe && v.kind == KindString}, s)
+	if m.length(v) <= length+leeway {
+		return v
 	}
+	if v.kind != KindString {
+		raise("AttributeError", "'%s' object has no attribute 'rsplit'", typeName(v))
+	}
+	s := v.str()
 	cut := truncate(s, int(length-endLen))
 	if !isTrue(p[1]) {
 		if at := strings.LastIndexByte(cut, ' '); at >= 0 {

@@ -72,7 +72,11 @@ type lexer struct {
 }
 
 func syntaxError(line int, format string, args ...any) {
-	err := newError("TemplateSyntaxError", format, args...)
+	compileError("TemplateSyntaxError", line, format, args...)
+}
+
+func compileError(class string, line int, format string, args ...any) {
+	err := newError(class, format, args...)
 	err.Line = line
 	panic(err)
 }

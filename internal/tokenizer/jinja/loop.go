@@ -141,9 +141,7 @@ func (c *compiler) forLoop(s scope, n *node) stmt {
 	n.walk(func(x *node) { extended = extended || x.kind == nodeBlock && x.recursive })
 	n.walk(func(x *node) {
 		if x.kind == nodeName && x.ctx == ctxStore && x.name == "loop" {
-			err := newError("TemplateAssertionError", "Can't assign to special loop variable in for-loop target")
-			err.Line = x.line
-			panic(err)
+			compileError("TemplateAssertionError", x.line, "Can't assign to special loop variable in for-loop target")
 		}
 	})
 	fn := s.sym.fn

@@ -76,14 +76,14 @@ func (m *machine) lookup(i int) Value {
 }
 
 func (m *machine) fromContext(name string) Value {
+	if name == "self" {
+		return Value{kind: kindSelf}
+	}
 	if v, ok := m.ctx.Get(name); ok {
 		return v
 	}
 	if v, ok := globals[name]; ok {
 		return v
-	}
-	if name == "self" && m.t.hasBlocks {
-		return Value{kind: kindSelf}
 	}
 	return Value{kind: kindMissing}
 }
@@ -284,9 +284,7 @@ func (m *machine) iterate(v Value) iteration {
 			}
 			_, size := utf8.DecodeRuneInString(s[pos:])
 			pos += size
-			c := String(s[pos-size : pos])
-			c.safe = v.safe
-			return c, true
+			return String(s[pos-size : pos]), true
 		}}
 	case kindRange:
 		r := (*rangeObject)(v.p)

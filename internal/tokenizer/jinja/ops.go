@@ -43,8 +43,11 @@ func objectTypeRepr(v Value) string {
 	switch v.kind {
 	case KindNone:
 		return "None"
-	case KindDict, KindList, KindTuple, KindString, KindInt, KindFloat, KindBool, kindRange:
-		return typeName(v) + " object"
+	case KindString:
+		if v.safe {
+			return "markupsafe.Markup object"
+		}
+		return "str object"
 	case KindUndefined, kindNamespace, kindLoop, kindCycler, kindJoiner, kindCallable:
 		return typeModule(v) + typeName(v) + " object"
 	default:

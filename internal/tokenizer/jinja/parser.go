@@ -436,7 +436,7 @@ func (p *parser) expression() *node {
 	p.enter()
 	defer p.leave()
 	n := p.or()
-	for p.skipName("if") {
+	for links := 0; p.skipName("if"); p.grow(&links) {
 		cond := &node{kind: nodeCond, line: n.line, b: n, a: p.or()}
 		if p.skipName("else") {
 			cond.c = p.expression()
@@ -448,7 +448,7 @@ func (p *parser) expression() *node {
 
 func (p *parser) or() *node {
 	n := p.and()
-	for p.skipName("or") {
+	for links := 0; p.skipName("or"); p.grow(&links) {
 		n = &node{kind: nodeOr, a: n, b: p.and(), line: n.line}
 	}
 	return n
@@ -456,7 +456,7 @@ func (p *parser) or() *node {
 
 func (p *parser) and() *node {
 	n := p.not()
-	for p.skipName("and") {
+	for links := 0; p.skipName("and"); p.grow(&links) {
 		n = &node{kind: nodeAnd, a: n, b: p.not(), line: n.line}
 	}
 	return n
@@ -609,9 +609,9 @@ func (p *parser) brackets(open, closing string, pairs bool) []*node {
 	return items
 }
 
-// grow counts one more link of a chain of postfix operators.
+// grow counts one more link of a chain of operators: the tree gets as deep.
 func (p *parser) grow(links *int) {
-	if *links++; *links > maxSyntaxDepth {
+	if *links++; *links > 10*maxSyntaxDepth {
 		p.fail("nested too deeply")
 	}
 }

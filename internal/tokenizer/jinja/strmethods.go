@@ -139,11 +139,18 @@ func init() { //nolint:gochecknoinits // the table and the methods need each oth
 		"isprintable": func(_ *machine, v Value, _ *arguments) Value {
 			return Bool(strings.IndexFunc(v.str(), func(r rune) bool { return !printable(r) }) < 0)
 		},
-		"islower":      cased(isLower, isUpperOrTitle),
-		"isupper":      cased(isUpper, func(r rune) bool { return isLower(r) || unicode.IsTitle(r) }),
-		"istitle":      strIstitle,
+		"islower": cased(isLower, isUpperOrTitle),
+		"isupper": cased(isUpper, func(r rune) bool { return isLower(r) || unicode.IsTitle(r) }),
+		"istitle": strIstitle,
+		"encode":  noBytes, "translate": noBytes, "maketrans": noBytes,
 		"isidentifier": strIsidentifier,
 	}
+}
+
+// noBytes stands for methods that need types no template uses.
+func noBytes(*machine, Value, *arguments) Value {
+	raise("Unsupported", "bytes and translation tables are not supported")
+	return Value{}
 }
 
 func stripper(name string, left, right bool) methodFunc {
@@ -196,13 +203,11 @@ func affix(name string, has func(s, affix string) bool) methodFunc {
 		if a.pos[0].kind == KindTuple {
 			options = a.pos[0].seq()
 		}
-		start := 0
 		if len(a.pos) > 1 {
 			var ok bool
-			if s, start, ok = window(s, a.at(1), a.at(2)); !ok {
-				s = ""
+			if s, _, ok = window(s, a.at(1), a.at(2)); !ok {
+				return Bool(false)
 			}
-			_ = start
 		}
 		for _, o := range options {
 			if o.kind != KindString {

@@ -86,7 +86,7 @@ func orDefault(n, def int) int {
 func (t *Template) UndeclaredVariables() []string {
 	var out []string
 	for _, name := range t.names {
-		if _, ok := pythonGlobals[name]; !ok {
+		if !pythonGlobals[name] && name != "self" {
 			out = append(out, name)
 		}
 	}

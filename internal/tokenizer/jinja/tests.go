@@ -47,9 +47,11 @@ func init() { //nolint:gochecknoinits // tests refer to the table by name
 		"defined":   plain("defined", func(v Value) bool { return v.kind != KindUndefined }),
 		"undefined": plain("undefined", func(v Value) bool { return v.kind == KindUndefined }),
 		"filter": func(_ *machine, v Value, _ *arguments) bool {
+			mustHash(v)
 			return v.kind == KindString && filters[v.str()] != nil
 		},
 		"test": func(_ *machine, v Value, _ *arguments) bool {
+			mustHash(v)
 			return v.kind == KindString && tests[v.str()] != nil
 		},
 		"none":    plain("none", func(v Value) bool { return v.kind == KindNone }),

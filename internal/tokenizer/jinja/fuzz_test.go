@@ -1,0 +1,54 @@
+package jinja
+
+import (
+	"errors"
+	"testing"
+)
+
+// fuzzEnv keeps every input cheap.
+var fuzzEnv = Env{Now: renderedAt, MaxOutput: 1 << 16, MaxSteps: 20000, MaxMemory: 1 << 20, MaxDepth: 50}
+
+func FuzzRender(f *testing.F) {
+	doc := readGolden(f, "testdata/golden.json.gz")
+	cases, _ := field(f, doc, "cases").AsList()
+	for _, c := range cases[:110] {
+		d, _ := c.AsDict()
+		f.Add(textField(f, d, "source"))
+	}
+	vars, _ := field(f, doc, "vars").AsDict()
+	f.Fuzz(func(t *testing.T, source string) {
+		tpl, err := Compile(source)
+		if err == nil {
+			_, err = tpl.Render(nil, vars, fuzzEnv)
+			tpl.ContentFormat()
+		}
+		var e *Error
+		if errors.As(err, &e) && e.Class == internalError {
+			t.Fatal(err)
+		}
+	})
+}
+
+func FuzzParseJSON(f *testing.F) {
+	for _, s := range []string{`{"a": [1, 2.5, -0, "x\u00e9\ud83d\ude00", null, true, false, NaN]}`, `"\ud800"`, "[[[[]]]]", "\"\xff\"", `{"a":1,"a":2}`, "1e999", "-", "{"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		v, err := ParseJSON(data)
+		if err != nil {
+			return
+		}
+		out, err := AppendJSON(nil, v, JSONOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := ParseJSON(out)
+		if err != nil {
+			t.Fatalf("%s: %v", out, err)
+		}
+		second, err := AppendJSON(nil, again, JSONOptions{})
+		if err != nil || string(second) != string(out) {
+			t.Fatalf("%s became %s, %v", out, second, err)
+		}
+	})
+}
