@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokenizer"
 )
 
 // talk is a conversation of n messages with about size bytes of text, and the same with one exchange more.
@@ -32,9 +34,16 @@ func talk(n, size int) (body, next []byte) {
 	return []byte(first + `],"max_tokens":64}`), []byte(b.String() + `],"max_tokens":64}`)
 }
 
+var tokenizers sync.Map // by folder, loaded once
+
 func load(tb testing.TB, name string, options Options) *Model {
 	tb.Helper()
-	m, err := Load(os.DirFS("../models/"+name), options)
+	once, _ := tokenizers.LoadOrStore(name, sync.OnceValues(func() (*tokenizer.Tokenizer, error) { return tokenizer.Load(os.DirFS("../models/" + name)) }))
+	tok, err := once.(func() (*tokenizer.Tokenizer, error))()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	m, err := New(tok, options)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -64,13 +73,24 @@ func BenchmarkConversation(b *testing.B) {
 	})
 	b.Run("next turn", func(b *testing.B) {
 		m := load(b, "qwen3", Options{})
+		// Each round is a next turn that nobody has sent: the last two messages are new, by digits changed in place.
+		turn := []byte(strings.ReplaceAll(string(next), `"content":"81.`, `"content":"00000000`))
+		turn = []byte(strings.ReplaceAll(string(turn), `"content":"82.`, `"content":"00000000`))
+		var places []int
+		for at := 0; ; {
+			n := strings.Index(string(turn[at:]), "00000000")
+			if n < 0 {
+				break
+			}
+			at += n + 8
+			places = append(places, at-8)
+		}
 		var req prompt.Request
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			// Each round is another conversation's next turn: the last two messages are always new.
-			turn := []byte(strings.Replace(string(next), `"max_tokens":64`, fmt.Sprintf(`"max_tokens":%d`, 64+i), 1))
-			at := strings.LastIndex(string(turn), `"content":"`) + len(`"content":"`)
-			turn = append(append(append([]byte{}, turn[:at]...), fmt.Sprintf("round %d ", i)...), turn[at:]...)
+			for _, at := range places {
+				copy(turn[at:], fmt.Sprintf("%08d", i))
+			}
 			ask(b, m, &req, turn)
 		}
 	})

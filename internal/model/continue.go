@@ -50,19 +50,19 @@ func markContinued(messages []jinja.Value) error {
 	return refuse("continue_final_message is set but we could not find any text to continue in the final message!")
 }
 
-// cutContinued cuts the rendered prompt behind the continued message.
-func cutContinued(rendered string) (string, error) {
+// cutContinued is the length of the rendered prompt up to the end of the continued message.
+func cutContinued(rendered string) (int, error) {
 	bare := strings.TrimRight(continueTag, " ")
 	at := strings.LastIndex(rendered, bare)
 	if at < 0 {
-		return "", refuse("continue_final_message is set but the final message does not appear in the chat after applying the chat template! " +
+		return 0, refuse("continue_final_message is set but the final message does not appear in the chat after applying the chat template! " +
 			"This can happen if the chat template deletes portions of the final message. Please verify the chat template and final " +
 			"message in your chat to ensure they are compatible.")
 	}
 	if strings.HasPrefix(rendered[at:], continueTag) {
-		return rendered[:at], nil
+		return at, nil
 	}
-	return strings.TrimRightFunc(rendered[:at], pythonSpace), nil
+	return len(strings.TrimRightFunc(rendered[:at], pythonSpace)), nil
 }
 
 // pythonSpace is str.isspace of one character.

@@ -62,7 +62,7 @@ func RenderLines(r io.Reader, w io.Writer, m *Model, opts RenderOptions) error {
 		if err := req.Parse(api, line); err != nil {
 			return dst, err
 		}
-		res, err := m.Prompt(&req, opts.Engine)
+		res, err := m.RenderPrompt(&req, opts.Engine)
 		if err != nil {
 			return dst, err
 		}

@@ -54,6 +54,11 @@ func Load(fsys fs.FS, options Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
+	return New(tok, options)
+}
+
+// New is Load with a tokenizer that is loaded already; several models may share one.
+func New(tok *tokenizer.Tokenizer, options Options) (*Model, error) {
 	sources := map[string]string{}
 	for _, t := range tok.Config().Templates {
 		sources[t.Name] = t.Source
@@ -66,13 +71,17 @@ func Load(fsys fs.FS, options Options) (*Model, error) {
 	}
 	m := &Model{tok: tok, config: newConfig(tok.Config()), options: options, templates: map[string]*template{}}
 	for name, source := range sources {
-		if m.templates[name], err = compile(source); err != nil {
+		t, err := compile(source)
+		if err != nil {
 			return nil, fmt.Errorf("chat template %q: %w", name, err)
 		}
+		m.templates[name] = t
 	}
-	if m.brought, err = lru.New[string, *template](broughtTemplates); err != nil {
+	brought, err := lru.New[string, *template](broughtTemplates)
+	if err != nil {
 		return nil, err
 	}
+	m.brought = brought
 	if options.CacheBytes >= 0 {
 		m.memo = newMemo(tok, options.CacheBytes)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -16,7 +17,7 @@ type Result struct {
 	// IDs are the prompt's token ids, nil if they cannot be known here. They are shared with later results: do not change
 	// them, and append only to a copy.
 	IDs []uint32
-	// Text is the prompt as text, "" if the request came with ids.
+	// Text is the prompt as text; only RenderPrompt gives it. "" if the request came with ids.
 	Text string
 	// Prompts is the number of prompts in the request. IDs and Text are the first one's: the request is routed by it.
 	Prompts int
@@ -38,7 +39,7 @@ type Result struct {
 // result kept.
 func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
 	if m.memo == nil {
-		return m.compute(req, engine)
+		return m.compute(req, engine, false)
 	}
 	key := resultKey{m, engine}
 	if v, ok := req.Attached(key); ok {
@@ -46,14 +47,19 @@ func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
 			return *res, nil
 		}
 	}
-	res, err := m.compute(req, engine)
+	res, err := m.compute(req, engine, false)
 	if err == nil && !res.dated {
 		req.Attach(key, &res, resultCost(&res))
 	}
 	return res, err
 }
 
-func (m *Model) compute(req *prompt.Request, engine Engine) (Result, error) {
+// RenderPrompt is Prompt with the text.
+func (m *Model) RenderPrompt(req *prompt.Request, engine Engine) (Result, error) {
+	return m.compute(req, engine, true)
+}
+
+func (m *Model) compute(req *prompt.Request, engine Engine, withText bool) (Result, error) {
 	res := Result{Prompts: 1}
 	if req.Form == prompt.FormTexts || req.Form == prompt.FormIDLists {
 		res.Prompts = max(req.Count, 1)
@@ -66,7 +72,7 @@ func (m *Model) compute(req *prompt.Request, engine Engine) (Result, error) {
 	res.Partial = p.partial
 	if p.haveIDs {
 		res.IDs = p.ids
-	} else if err := m.encode(&res, p, engine); err != nil {
+	} else if err := m.encode(&res, p, engine, withText); err != nil {
 		return res, err
 	}
 	if p.keep > 0 && len(res.IDs) > p.keep && res.Partial == "" {
@@ -232,18 +238,30 @@ func (m *Model) checkIDs(ids []uint32) error {
 	return nil
 }
 
+// texts are buffers for rendered prompts, which nobody keeps.
+var texts = sync.Pool{New: func() any { return new([]byte) }}
+
+// pooledText bounds the buffers that are kept.
+const pooledText = 4 << 20
+
 // encode renders and tokenizes.
-func (m *Model) encode(res *Result, p *plan, engine Engine) error {
+func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error {
 	if p.template == nil && p.partial != "" {
 		return nil
 	}
 	text := p.text
 	if p.template != nil {
-		rendered, err := m.render(p, engine)
+		buf, _ := texts.Get().(*[]byte)
+		defer func() {
+			if cap(*buf) <= pooledText {
+				texts.Put(buf)
+			}
+		}()
+		rendered, err := m.render((*buf)[:0], p, engine)
 		if err != nil {
 			return err
 		}
-		text = rendered
+		*buf, text = rendered, asText(rendered)
 	}
 	if p.media {
 		at := strings.Index(text, mediaMark)
@@ -252,7 +270,9 @@ func (m *Model) encode(res *Result, p *plan, engine Engine) error {
 		}
 		text = text[:at]
 	}
-	res.Text = text
+	if withText {
+		res.Text = strings.Clone(text)
+	}
 	res.dated = p.dated
 	ids, err := []uint32(nil), error(nil)
 	if m.memo != nil {
@@ -273,27 +293,24 @@ func (m *Model) encode(res *Result, p *plan, engine Engine) error {
 	return nil
 }
 
-func (m *Model) render(p *plan, engine Engine) (string, error) {
+func (m *Model) render(dst []byte, p *plan, engine Engine) ([]byte, error) {
 	env := jinja.Env{Now: m.options.Now()}
-	out, err := p.template.Render(nil, p.vars, env)
+	out, err := p.template.Render(dst, p.vars, env)
 	if err != nil && p.flat != nil {
 		p.vars.Set("tools", jinja.List(p.flat))
-		out, err = p.template.Render(nil, p.vars, env)
+		out, err = p.template.Render(dst, p.vars, env)
 	}
 	if err != nil {
-		return "", asRefusal(err, engine)
+		return dst, asRefusal(err, engine)
 	}
-	text := asText(out)
 	if p.continued {
-		return cutContinued(text)
+		n, err := cutContinued(asText(out))
+		return out[:n], err
 	}
-	if p.suffix != "" {
-		text += p.suffix
-	}
-	return text, nil
+	return append(out, p.suffix...), nil
 }
 
-// asText gives up b.
+// asText is b as text, for as long as b is not changed.
 func asText(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 // idLimit is one more than the largest id.

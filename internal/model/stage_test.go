@@ -20,10 +20,11 @@ func BenchmarkStages(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	text, err := m.render(p, VLLM)
+	rendered, err := m.render(nil, p, VLLM)
 	if err != nil {
 		b.Fatal(err)
 	}
+	text := string(rendered)
 	b.Run("parse", func(b *testing.B) {
 		var r prompt.Request
 		for b.Loop() {

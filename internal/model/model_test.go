@@ -1,0 +1,339 @@
+package model
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// The texts here were seen on stock vLLM 0.32.0 and SGLang 0.5.23, or follow from the same rules; the ids follow from the
+// text, which package tokenizer's own tests prove.
+var goldens = []struct {
+	name   string
+	api    prompt.API
+	body   string
+	engine Engine
+	text   string // "" if refusal
+	status int
+}{
+	{name: "user", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"Hello, world"}]}`,
+		text: "<|im_start|>user\nHello, world<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "parts join with a line end", api: prompt.Chat, body: `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b\n"}]}]}`,
+		text: "<|im_start|>user\na\nb\n<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "parts join with a blank", api: prompt.Chat, engine: SGLang,
+		body: `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b\n"}]}]}`,
+		text: "<|im_start|>user\na b\n<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "no generation prompt", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":false}`,
+		text: "<|im_start|>user\nx<|im_end|>\n"},
+	{name: "no generation prompt is ignored", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":false}`,
+		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "no generation prompt in /v1/tokenize", api: prompt.Tokenize, engine: SGLang,
+		body: `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":false}`, text: "<|im_start|>user\nx<|im_end|>\n"},
+	{name: "assistant last becomes the user", api: prompt.Chat, engine: SGLang,
+		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"partial answer"}]}`,
+		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>user\npartial answer<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "continued", api: prompt.Chat, engine: SGLang,
+		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"partial"}],"continue_final_message":true}`,
+		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\npartial"},
+	{name: "continued", api: prompt.Chat,
+		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"partial "}],"continue_final_message":true,"add_generation_prompt":false}`,
+		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\npartial "},
+	{name: "continued and generation prompt", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"x"}],"continue_final_message":true}`, status: 400},
+	{name: "developer is system", api: prompt.Chat, body: `{"messages":[{"role":"developer","content":"dev"},{"role":"user","content":"a"}]}`,
+		text: "<|im_start|>system\ndev<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "developer is dropped", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"developer","content":"dev"},{"role":"user","content":"a"}]}`,
+		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "thinking off", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"reasoning_effort":"none"}`,
+		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"},
+	{name: "thinking off", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"user","content":"a"}],"reasoning":{"effort":"none"}}`,
+		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"},
+	{name: "thinking kwarg wins", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"reasoning_effort":"none","chat_template_kwargs":{"enable_thinking":true}}`,
+		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "own template", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{{ messages[0].content }}|{{ eos_token }}|{{ documents }}"}`,
+		text: "a|<|im_end|>|None"},
+	{name: "own template that raises", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{{ raise_exception('no') }}"}`, status: 400},
+	{name: "own template that is broken", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{% if %}"}`, status: 400},
+	{name: "template with parts", api: prompt.Chat,
+		body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{% for m in messages %}{% for c in m.content %}[{{ c.type }}:{{ c.text }}]{% endfor %}{% endfor %}"}`,
+		text: "[text:a]"},
+	{name: "arguments are read", api: prompt.Chat,
+		body: `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":"{\"a\": 1e5}"}}]}],` +
+			`"chat_template":"{{ messages[0].tool_calls[0].function.arguments | tojson }}"}`, text: `{"a": 100000.0}`},
+	{name: "arguments that are no JSON", api: prompt.Chat,
+		body: `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":"{a"}}]}],` +
+			`"chat_template":"{{ messages[0].tool_calls[0].function.arguments | tojson }}"}`, text: `{}`},
+	{name: "arguments that are no JSON", api: prompt.Chat, engine: SGLang, status: 400,
+		body: `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":"{a"}}]}]}`},
+	{name: "arguments as an object", api: prompt.Chat, status: 400,
+		body: `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":{}}}]}]}`},
+	{name: "tools in the dump's order", api: prompt.Chat,
+		body: `{"messages":[{"role":"user","content":"a"}],"tools":[{"function":{"parameters":{"z":1,"a":1.0},"name":"f","strict":true},"type":"function"}],"tool_choice":"none",` +
+			`"chat_template":"{{ tools | tojson }}"}`,
+		text: `[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"z": 1, "a": 1.0}, "strict": true}}]`},
+	{name: "tools empty", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"tools":[]}`, status: 400},
+	{name: "tool_choice without tools", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"tool_choice":"auto"}`, status: 400},
+	{name: "documents", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"documents":[{"t":1}],"chat_template":"{{ documents }}"}`, text: "[{'t': 1}]"},
+	{name: "content null", api: prompt.Chat, body: `{"messages":[{"role":"user","content":null}]}`, status: 400},
+	{name: "content null", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"user","content":null}]}`, status: 400},
+	{name: "content absent", api: prompt.Chat, body: `{"messages":[{"role":"user"}]}`, text: "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "content a number", api: prompt.Chat, body: `{"messages":[{"role":"user","content":5}]}`, status: 400},
+	{name: "part without type", api: prompt.Chat, body: `{"messages":[{"role":"user","content":[{"text":"a"}]}]}`, status: 400},
+	{name: "unknown role", api: prompt.Chat, body: `{"messages":[{"role":"wizard","content":"a"},{"role":"user","content":"b"}]}`,
+		text: "<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "unknown role", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"wizard","content":"a"},{"role":"user","content":"b"}]}`, status: 400},
+	{name: "refusal part", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"assistant","content":[{"type":"refusal","refusal":"no"}]}]}`, status: 400},
+	{name: "lone surrogate", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"\ud800"}]}`, status: 400},
+	{name: "kwarg messages", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"messages":[]}}`, status: 400},
+	{name: "kwarg add_generation_prompt", api: prompt.Chat, engine: SGLang,
+		body: `{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"messages":[],"add_generation_prompt":false}}`, status: 500},
+	{name: "no messages", api: prompt.Chat, body: `{}`, status: 400},
+	{name: "salt", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"cache_salt":"a@b"}`, status: 400},
+	{name: "stream options without stream", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"stream_options":{"include_usage":true}}`, status: 400},
+	{name: "completion", api: prompt.Completions, body: `{"prompt":"a\n<|im_end|>"}`, text: "a\n<|im_end|>"},
+	{name: "completions of a batch", api: prompt.Completions, body: `{"prompt":["first","second"]}`, text: "first"},
+	{name: "no prompt", api: prompt.Completions, body: `{"model":"m"}`, status: 400},
+	{name: "empty prompt", api: prompt.Completions, body: `{"prompt":""}`, status: 400},
+	{name: "ids beyond the vocabulary", api: prompt.Completions, body: `{"prompt":[1,99999999]}`, status: 400},
+	{name: "embeddings", api: prompt.Embeddings, body: `{"input":["a b"]}`, text: "a b"},
+	{name: "generate", api: prompt.Generate, engine: SGLang, body: `{"text":"a b"}`, text: "a b"},
+	{name: "responses", api: prompt.Responses, body: `{"instructions":"s","input":"u"}`,
+		text: "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "responses items", api: prompt.Responses,
+		body: `{"input":[{"role":"user","content":[{"type":"input_text","text":"u"}]},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},` +
+			`{"type":"function_call_output","call_id":"c","output":"r"}]}`,
+		text: "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n" +
+			"<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>\n<|im_start|>assistant\n"},
+	{name: "messages", api: prompt.Messages, body: `{"system":[{"type":"text","text":"s"}],"max_tokens":5,"messages":[{"role":"user","content":[{"type":"text","text":"u"}]}]}`,
+		text: "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "trtllm", api: prompt.Chat, engine: TRTLLM, body: `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]}`,
+		text: "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"},
+}
+
+func TestShapes(t *testing.T) {
+	for _, options := range []Options{{}, {CacheBytes: -1}} {
+		m := load(t, "qwen3", options)
+		for _, g := range goldens {
+			for range 2 { // the second time from what is remembered
+				req, err := prompt.Parse(g.api, []byte(g.body))
+				if err != nil {
+					t.Fatal(g.name, err)
+				}
+				checkGolden(t, m, req, g.name, g.engine, g.text, g.status)
+			}
+		}
+	}
+}
+
+func checkGolden(t *testing.T, m *Model, req *prompt.Request, name string, engine Engine, text string, status int) {
+	t.Helper()
+	res, err := m.RenderPrompt(req, engine)
+	if status != 0 {
+		refusal, ok := errors.AsType[*Refusal](err)
+		if !ok || refusal.Status != status {
+			t.Errorf("%v %s: %v, want status %d", engine, name, err, status)
+		}
+		return
+	}
+	if err != nil || res.Text != text || res.Partial != "" {
+		t.Errorf("%v %s: %q %v %s\nwant %q", engine, name, res.Text, err, res.Partial, text)
+		return
+	}
+	want, err := m.tok.Encode(nil, text, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := m.Prompt(req, engine)
+	if err != nil || !slices.Equal(res.IDs, want) || !slices.Equal(again.IDs, want) {
+		t.Errorf("%v %s: ids %v and %v (%v), want %v", engine, name, res.IDs, again.IDs, err, want)
+	}
+}
+
+func TestEngineFlags(t *testing.T) {
+	tool := `"tools":[{"type":"function","function":{"name":"f"}}]`
+	for _, c := range []struct {
+		options Options
+		body    string
+		refused bool
+	}{
+		{Options{}, tool, true},
+		{Options{}, tool + `,"tool_choice":"required"`, true},
+		{Options{}, tool + `,"tool_choice":"none"`, false},
+		{Options{}, tool + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, true},
+		{Options{ToolParser: true}, tool, false},
+		{Options{ToolParser: true}, tool + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, false},
+		{Options{ToolParser: true}, tool + `,"tool_choice":{"type":"function","function":{"name":"g"}}`, true},
+		{Options{ToolParser: true}, tool + `,"tool_choice":"perhaps"`, true},
+		{Options{RefuseTemplates: true}, `"chat_template":"x"`, true},
+		{Options{MaxModelLen: 5}, `"n":1`, true},
+		{Options{MaxModelLen: 9}, `"n":1`, true},
+		{Options{MaxModelLen: 10}, `"n":1`, false},
+		{Options{MaxModelLen: 10}, `"max_tokens":2`, true},
+		{Options{MaxModelLen: 12}, `"max_tokens":2`, false},
+	} {
+		m := load(t, "qwen3", c.options)
+		req, err := prompt.Parse(prompt.Chat, []byte(`{"messages":[{"role":"user","content":"x"}],`+c.body+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := m.Prompt(req, VLLM)
+		if _, refused := errors.AsType[*Refusal](err); refused != c.refused || err != nil && !refused {
+			t.Errorf("%+v %s: %d ids, %v", c.options, c.body, len(res.IDs), err)
+		}
+	}
+}
+
+func TestTruncation(t *testing.T) {
+	m := load(t, "qwen3", Options{MaxModelLen: 100})
+	whole := idsOf(t, m, `{"prompt":"one two three four"}`)
+	for body, want := range map[string][]uint32{
+		`{"prompt":"one two three four","truncate_prompt_tokens":2}`:                           whole[len(whole)-2:],
+		`{"prompt":"one two three four","truncate_prompt_tokens":2,"truncation_side":"right"}`: whole[:2],
+		`{"prompt":"one two three four","truncate_prompt_tokens":-1}`:                          whole,
+	} {
+		if got := idsOf(t, m, body); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", body, got, want)
+		}
+	}
+}
+
+func idsOf(t *testing.T, m *Model, body string) []uint32 {
+	t.Helper()
+	req, err := prompt.Parse(prompt.Completions, []byte(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := m.Prompt(req, VLLM)
+	if err != nil {
+		t.Fatal(body, err)
+	}
+	return res.IDs
+}
+
+func TestImagesCutThePrompt(t *testing.T) {
+	m := load(t, "qwen3", Options{})
+	for _, engine := range []Engine{VLLM, SGLang} {
+		req, err := prompt.Parse(prompt.Chat, []byte(`{"messages":[{"role":"system","content":"Rules."},{"role":"user","content":[`+
+			`{"type":"image_url","image_url":{"url":"data:"}},{"type":"text","text":"What is it?"}]}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := m.RenderPrompt(req, engine)
+		if err != nil || res.Partial == "" {
+			t.Fatalf("%v: %v, partial %q", engine, err, res.Partial)
+		}
+		if !strings.HasPrefix(res.Text, "<|im_start|>system\nRules.<|im_end|>\n<|im_start|>user\n") || strings.Contains(res.Text, "What") || len(res.IDs) == 0 {
+			t.Errorf("%v: %q, %d ids", engine, res.Text, len(res.IDs))
+		}
+	}
+}
+
+func TestGivenIDsAndHandOn(t *testing.T) {
+	m := load(t, "qwen3", Options{})
+	for _, engine := range []Engine{VLLM, SGLang} {
+		req, err := prompt.Parse(prompt.Chat, []byte(`{"messages":[{"role":"user","content":"x"}],"kv_transfer_params":null}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := m.Prompt(req, engine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		edit, ok := m.HandOn(req, engine, res)
+		if !ok {
+			t.Fatalf("%v takes no ids", engine)
+		}
+		body, err := prompt.Apply(nil, req.Body, edit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if req, err = prompt.Parse(prompt.Chat, body); err != nil {
+			t.Fatalf("%s: %v", body, err)
+		}
+		again, err := m.Prompt(req, engine)
+		if err != nil || !slices.Equal(again.IDs, res.IDs) {
+			t.Errorf("%v: %v %v, want %v", engine, again.IDs, err, res.IDs)
+		}
+	}
+	req := &prompt.Request{API: prompt.Chat}
+	for _, bad := range []Result{{}, {IDs: []uint32{1}, Partial: "x"}, {IDs: []uint32{1 << 31}}} {
+		if _, ok := m.HandOn(req, SGLang, bad); ok {
+			t.Errorf("handed on %+v", bad)
+		}
+	}
+	if _, ok := m.HandOn(req, TRTLLM, Result{IDs: []uint32{1}}); ok {
+		t.Error("TensorRT-LLM has no field for it")
+	}
+}
+
+func TestAdapter(t *testing.T) {
+	m := load(t, "qwen3", Options{Names: []string{"base", "alias"}})
+	for body, want := range map[string]string{
+		`{"model":"base"}`: "", `{"model":"alias"}`: "", `{}`: "", `{"model":"sql"}`: "sql", `{"model":"base:sql"}`: "sql",
+		`{"model":"base","lora_path":"p"}`: "p",
+	} {
+		req, err := prompt.Parse(prompt.Chat, []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Adapter(req); got != want {
+			t.Errorf("%s: %q, want %q", body, got, want)
+		}
+	}
+}
+
+func TestDatedTemplatesAreNotRemembered(t *testing.T) {
+	now := time.Date(2026, 11, 20, 23, 0, 0, 0, time.UTC)
+	m := load(t, "qwen3", Options{ChatTemplate: "{{ strftime_now('%d') }}", Now: func() time.Time { return now }})
+	memo := prompt.NewMemo(1 << 20)
+	body := []byte(`{"messages":[{"role":"user","content":"x"}]}`)
+	for day := range 3 {
+		now = now.AddDate(0, 0, day)
+		for range 3 {
+			req, err := memo.Parse(prompt.Chat, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := m.Prompt(req, VLLM)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := m.tok.Encode(nil, now.Format("02"), false)
+			if err != nil || !slices.Equal(res.IDs, want) {
+				t.Fatalf("day %d: %v, want %v (%v)", day, res.IDs, want, err)
+			}
+		}
+	}
+}
+
+func TestLoadRefusesABrokenTemplate(t *testing.T) {
+	if _, err := Load(os.DirFS("../models/qwen3"), Options{ChatTemplate: "{% for %}"}); err == nil {
+		t.Error("loaded")
+	}
+	if _, err := Load(os.DirFS(t.TempDir()), Options{}); err == nil {
+		t.Error("loaded an empty directory")
+	}
+}
+
+func FuzzPrompt(f *testing.F) {
+	m := load(f, "mistral_7b", Options{ChatTemplate: "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{{ tools | tojson }}"})
+	for _, g := range goldens {
+		f.Add(uint8(g.api), uint8(g.engine), []byte(g.body))
+	}
+	f.Fuzz(func(t *testing.T, api, engine uint8, body []byte) {
+		req, err := prompt.Parse(prompt.API(api%10), body)
+		if err != nil {
+			return
+		}
+		e := Engine(engine % 3)
+		res, err := m.Prompt(req, e)
+		again, errAgain := m.RenderPrompt(req, e)
+		if (err == nil) != (errAgain == nil) || err == nil && !slices.Equal(res.IDs, again.IDs) {
+			t.Fatalf("%v %v, then %v %v", res.IDs, err, again.IDs, errAgain)
+		}
+	})
+}
