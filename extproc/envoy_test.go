@@ -551,3 +551,55 @@ func TestRealEnvoyDrain(t *testing.T) {
 		t.Fatalf("%v, %d events", err, bytes.Count(got, []byte("data: ")))
 	}
 }
+
+// An edited body reaches the worker as edited, in every mode that lets us edit,
+// with the length told and not told.
+func TestRealEnvoyEdits(t *testing.T) {
+	for _, sh := range shapes {
+		if sh.request == "NONE" || sh.request == "STREAMED" && !sh.eager {
+			continue
+		}
+		t.Run(sh.name, func(t *testing.T) {
+			e := startEnvoy(t, sh, Options{})
+			body := payload(60_000)
+			for name, d := range map[string]Decision{
+				"longer":  {Edits: []Edit{{Offset: 10, Length: 1, Insert: []byte("inserted")}, {Offset: 50_000, Insert: []byte("more")}}},
+				"shorter": {Edits: []Edit{{Offset: 0, Length: 40_000}}},
+				"new":     {Body: []byte("brand new")},
+			} {
+				want := d.Body
+				if want == nil {
+					at := 0
+					for _, ed := range d.Edits {
+						want = append(append(want, body[at:ed.Offset]...), ed.Insert...)
+						at = ed.Offset + ed.Length
+					}
+					want = append(want, body[at:]...)
+				}
+				e.h.mu.Lock()
+				e.h.decide = func(context.Context, *Request) Decision { return d }
+				e.h.mu.Unlock()
+				for _, c := range []*http.Client{e.h1, e.h2} {
+					for _, told := range []bool{true, false} {
+						req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm/echo", bytes.NewReader(body))
+						if err != nil {
+							t.Fatal(err)
+						}
+						if !told {
+							req.ContentLength = -1
+						}
+						resp, err := c.Do(req)
+						if err != nil {
+							t.Fatal(err)
+						}
+						got, err := io.ReadAll(resp.Body)
+						_ = resp.Body.Close()
+						if err != nil || string(got) != digest(want) {
+							t.Errorf("%s, length told %v: %v, status %d, worker saw %q, want %q", name, told, err, resp.StatusCode, got, digest(want))
+						}
+					}
+				}
+			}
+		})
+	}
+}

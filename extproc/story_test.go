@@ -21,7 +21,7 @@ import (
 // A story plays messages of Envoy against the state machine, without gRPC. See
 // testdata; go test -rewrite writes the expectations anew.
 func TestStories(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
 		st := &story{t: t, answer: &Decision{Endpoint: "10.0.0.1:8000"}}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			st.t = t
