@@ -18,6 +18,9 @@ const (
 	completionsAPI apiKind = iota
 	chatAPI
 	generateAPI // SGLang's own
+	messagesAPI
+	responsesAPI
+	inferenceAPI // vLLM's tokens in, tokens out
 )
 
 // call is one request for generation on its way.
@@ -109,7 +112,7 @@ func (c *call) prepare() error {
 		}
 		for variant := range n {
 			c.seqs = append(c.seqs, &sequence{
-				prompt: len(prompt), ids: slices.Clone(prompt), maxTokens: limit, starter: c.api == chatAPI, variant: variant,
+				prompt: len(prompt), ids: slices.Clone(prompt), maxTokens: limit, starter: c.api == chatAPI || c.api == messagesAPI || c.api == responsesAPI, variant: variant,
 				id: id, loraID: slices.Index(c.opts.LoRA, lora) + 1, session: c.session(),
 				report: c.body.VLLMXArgs["kv_cache_report_mode"] == "full",
 			})
@@ -158,6 +161,11 @@ func (c *call) session() string {
 
 func (c *call) readPrompts() error {
 	tok := c.opts.Tokenizer
+	if c.api == messagesAPI || c.api == responsesAPI {
+		if err := c.asChat(); err != nil {
+			return err
+		}
+	}
 	var err error
 	given := c.body.PromptTokenIDs
 	if v, ok := c.body.KVTransferParams["prompt_token_ids"]; ok && c.api == chatAPI {
@@ -171,7 +179,9 @@ func (c *call) readPrompts() error {
 		c.prompts, err = tok.prompts(given, false)
 	case c.api == chatAPI && c.opts.Engine == SGLang && c.body.InputIDs != nil:
 		c.prompts, err = tok.prompts(c.body.InputIDs, false)
-	case c.api == chatAPI:
+	case c.api == inferenceAPI:
+		c.prompts, err = tok.prompts(c.body.TokenIDs, false)
+	case c.api == chatAPI, c.api == messagesAPI, c.api == responsesAPI:
 		if len(c.body.Messages) == 0 {
 			return badRequest("1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}")
 		}
@@ -201,7 +211,7 @@ func (c *call) answerTokens(prompt int) (int, error) {
 	if room < 1 {
 		return 0, badRequest(fmt.Sprintf("This model's maximum context length is %d tokens. However, your request has %d input tokens.", c.opts.MaxModelLen, prompt))
 	}
-	for _, v := range []*int{c.body.MaxTokens, c.body.MaxCompletionTokens, c.body.SamplingParams.MaxNewTokens} {
+	for _, v := range []*int{c.body.MaxTokens, c.body.MaxCompletionTokens, c.body.MaxOutputTokens, c.body.SamplingParams.MaxNewTokens, c.body.SamplingParams.MaxTokens} {
 		if v != nil {
 			limit = *v
 		}
@@ -239,7 +249,7 @@ func (c *call) namedRank() (n int, ok bool, err error) {
 	header, given := c.r.Header["X-Data-Parallel-Rank"]
 	switch c.opts.Engine {
 	case VLLM:
-		if !given {
+		if !given || c.api == responsesAPI {
 			return 0, false, nil
 		}
 		n, err := pythonInt(header[0])

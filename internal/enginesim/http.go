@@ -15,6 +15,10 @@ func (e *Engine) apiMux(only int) http.Handler {
 	s := &service{e, only}
 	m.HandleFunc("POST /v1/completions", s.completions)
 	m.HandleFunc("POST /v1/chat/completions", s.chatCompletions)
+	if e.opts.Engine != TRTLLM {
+		m.HandleFunc("POST /v1/messages", s.messages)
+		m.HandleFunc("POST /v1/responses", s.responses)
+	}
 	m.HandleFunc("GET /v1/models", s.models)
 	m.HandleFunc("GET /health", s.health)
 	m.HandleFunc("GET /metrics", s.metrics)
@@ -23,6 +27,7 @@ func (e *Engine) apiMux(only int) http.Handler {
 	case VLLM:
 		m.HandleFunc("POST /tokenize", s.tokenize)
 		m.HandleFunc("POST /detokenize", s.detokenize)
+		m.HandleFunc("POST /inference/v1/generate", s.inference)
 		m.HandleFunc("GET /kv_event_sources", s.eventSources)
 		m.HandleFunc("GET /load", s.load)
 		m.HandleFunc("GET /server_info", s.vllmServerInfo)

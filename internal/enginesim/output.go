@@ -114,6 +114,10 @@ func (c *call) modelName() string {
 }
 
 func (o *output) chunk(t merged, text string, first bool) {
+	if d, ok := dialects[o.c.api]; ok {
+		d.chunk(o, t, text, first)
+		return
+	}
 	if o.c.api == generateAPI {
 		// SGLang's own stream carries the whole text so far in every chunk.
 		o.event(o.generateAnswer(t.seq))
@@ -172,6 +176,10 @@ func (o *output) generateAnswer(i int) map[string]any {
 
 // end writes what comes behind the last token.
 func (o *output) end() {
+	if d, ok := dialects[o.c.api]; ok {
+		d.end(o)
+		return
+	}
 	switch {
 	case o.c.body.Stream:
 		if o.c.api != generateAPI && o.c.body.StreamOptions != nil && o.c.body.StreamOptions.IncludeUsage {

@@ -26,12 +26,18 @@ type requestBody struct {
 	InputIDs             json.RawMessage `json:"input_ids"` // SGLang /generate and chat
 	SamplingParams       struct {
 		MaxNewTokens *int `json:"max_new_tokens"`
+		MaxTokens    *int `json:"max_tokens"`
 	} `json:"sampling_params"`
-	MaxTokens           *int `json:"max_tokens"`
-	MaxCompletionTokens *int `json:"max_completion_tokens"`
-	MinTokens           *int `json:"min_tokens"`
-	N                   *int `json:"n"`
-	Stream              bool `json:"stream"`
+	System              json.RawMessage `json:"system"`       // messages
+	Instructions        json.RawMessage `json:"instructions"` // responses
+	Input               json.RawMessage `json:"input"`        // responses
+	TokenIDs            json.RawMessage `json:"token_ids"`    // vLLM's tokens in, tokens out
+	MaxOutputTokens     *int            `json:"max_output_tokens"`
+	MaxTokens           *int            `json:"max_tokens"`
+	MaxCompletionTokens *int            `json:"max_completion_tokens"`
+	MinTokens           *int            `json:"min_tokens"`
+	N                   *int            `json:"n"`
+	Stream              bool            `json:"stream"`
 	StreamOptions       *struct {
 		IncludeUsage bool `json:"include_usage"`
 	} `json:"stream_options"`

@@ -114,7 +114,9 @@ func (z *zmtpConn) message() ([][]byte, error) {
 			}
 			continue
 		}
-		frames = append(frames, body)
+		if frames = append(frames, body); len(frames) > 16 {
+			return nil, errors.New("zmtp: too many frames")
+		}
 		if flags&zmtpMore == 0 {
 			return frames, nil
 		}

@@ -1,0 +1,167 @@
+package enginesim
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// This file holds the request APIs beside OpenAI's completions and chat: Anthropic messages, OpenAI responses and vLLM's
+// tokens-in-tokens-out. Text only: other parts of a message are refused or passed over as chat does.
+
+func (s *service) messages(w http.ResponseWriter, r *http.Request)  { s.serve(w, r, messagesAPI) }
+func (s *service) responses(w http.ResponseWriter, r *http.Request) { s.serve(w, r, responsesAPI) }
+func (s *service) inference(w http.ResponseWriter, r *http.Request) { s.serve(w, r, inferenceAPI) }
+
+// asChat turns a messages or responses request into chat messages.
+func (c *call) asChat() error {
+	var list []json.RawMessage
+	head := c.body.System
+	turns := c.body.Messages
+	if c.api == responsesAPI {
+		head, turns = c.body.Instructions, c.body.Input
+		var text string
+		if json.Unmarshal(turns, &text) == nil {
+			turns, _ = json.Marshal([]map[string]string{{"role": "user", "content": text}}) //nolint:errchkjson // strings
+		}
+	} else if c.body.MaxTokens == nil {
+		return badRequest("max_tokens: Field required")
+	}
+	if err := json.Unmarshal(turns, &list); err != nil || len(list) == 0 {
+		return badRequest("messages: Input should be a valid list")
+	}
+	system, err := plainText(head)
+	if err != nil {
+		return err
+	}
+	if system != "" {
+		raw, _ := json.Marshal(map[string]string{"role": "system", "content": system}) //nolint:errchkjson // strings
+		list = append([]json.RawMessage{raw}, list...)
+	}
+	c.body.Messages, err = json.Marshal(list)
+	return err
+}
+
+// plainText reads a text or a list of text blocks.
+func plainText(raw json.RawMessage) (string, error) {
+	var text string
+	if len(raw) == 0 || json.Unmarshal(raw, &text) == nil {
+		return text, nil
+	}
+	var blocks []struct {
+		Text string `json:"text"`
+	}
+	if err := json.Unmarshal(raw, &blocks); err != nil {
+		return "", badRequest("system: Input should be a valid string or list of text blocks")
+	}
+	var b strings.Builder
+	for _, block := range blocks {
+		b.WriteString(block.Text)
+	}
+	return b.String(), nil
+}
+
+// dialect is how an API that is not OpenAI's completions or chat writes its answer.
+type dialect struct {
+	chunk func(o *output, t merged, text string, first bool)
+	end   func(o *output)
+}
+
+var dialects = map[apiKind]dialect{
+	messagesAPI:  {messagesChunk, messagesEnd},
+	responsesAPI: {responsesChunk, responsesEnd},
+	inferenceAPI: {inferenceChunk, inferenceEnd},
+}
+
+// named writes an event with a name, as these APIs' streams have.
+func (o *output) named(v map[string]any) {
+	_, _ = fmt.Fprintf(o.w, "event: %s\n", v["type"])
+	o.event(v)
+}
+
+// messagesUsage: input_tokens leaves out what was read from the cache and what was newly put there.
+func (o *output) messagesUsage() map[string]any {
+	cached := max(0, o.cached+o.c.faults.get().CachedTokensLie)
+	size := o.c.opts.BlockSize
+	created := max(0, o.prompt/size*size-cached)
+	return map[string]any{"input_tokens": o.prompt - cached - created, "cache_read_input_tokens": cached, "cache_creation_input_tokens": created, "output_tokens": o.generated}
+}
+
+func (o *output) message(content []any, stop any) map[string]any {
+	return map[string]any{
+		"id": "msg_" + o.c.id, "type": "message", "role": "assistant", "model": o.c.modelName(), "content": content,
+		"stop_reason": stop, "stop_sequence": nil, "usage": o.messagesUsage(),
+	}
+}
+
+func messagesChunk(o *output, _ merged, text string, first bool) {
+	if first {
+		o.named(map[string]any{"type": "message_start", "message": o.message([]any{}, nil)})
+		o.named(map[string]any{"type": "content_block_start", "index": 0, "content_block": map[string]any{"type": "text", "text": ""}})
+	}
+	o.named(map[string]any{"type": "content_block_delta", "index": 0, "delta": map[string]any{"type": "text_delta", "text": text}})
+}
+
+func messagesEnd(o *output) {
+	if !o.c.body.Stream {
+		answer := o.message([]any{map[string]any{"type": "text", "text": o.choices[0].text.String()}}, "max_tokens")
+		o.write(answer)
+		return
+	}
+	o.named(map[string]any{"type": "content_block_stop", "index": 0})
+	o.named(map[string]any{"type": "message_delta", "delta": map[string]any{"stop_reason": "max_tokens", "stop_sequence": nil}, "usage": o.messagesUsage()})
+	o.named(map[string]any{"type": "message_stop"})
+}
+
+func (o *output) response(status string) map[string]any {
+	out := map[string]any{"id": "resp_" + o.c.id, "object": "response", "created_at": o.created, "status": status, "model": o.c.modelName(), "output": []any{}}
+	if status != "in_progress" {
+		text := map[string]any{"type": "output_text", "text": o.choices[0].text.String(), "annotations": []any{}}
+		out["output"] = []any{map[string]any{"id": "msg_" + o.c.id, "type": "message", "role": "assistant", "status": status, "content": []any{text}}}
+		out["usage"] = map[string]any{
+			"input_tokens": o.prompt, "output_tokens": o.generated, "total_tokens": o.prompt + o.generated,
+			"input_tokens_details": map[string]any{"cached_tokens": max(0, o.cached+o.c.faults.get().CachedTokensLie)},
+		}
+	}
+	return out
+}
+
+func responsesChunk(o *output, _ merged, text string, first bool) {
+	if first {
+		o.named(map[string]any{"type": "response.created", "response": o.response("in_progress")})
+	}
+	o.named(map[string]any{"type": "response.output_text.delta", "item_id": "msg_" + o.c.id, "output_index": 0, "content_index": 0, "delta": text})
+}
+
+func responsesEnd(o *output) {
+	if o.c.body.Stream {
+		o.named(map[string]any{"type": "response.completed", "response": o.response("completed")})
+		return
+	}
+	o.write(o.response("completed"))
+}
+
+func inferenceChunk(o *output, t merged, _ string, _ bool) {
+	o.event(map[string]any{"request_id": o.c.id, "choices": []any{map[string]any{"index": t.seq, "token_ids": []int32{t.id}, "finish_reason": finishOrNull(t.finish), "logprobs": nil}}})
+}
+
+func inferenceEnd(o *output) {
+	if o.c.body.Stream {
+		_, _ = o.w.Write([]byte("data: [DONE]\n\n"))
+		return
+	}
+	var choices []any
+	for i := range o.choices {
+		choices = append(choices, map[string]any{"index": i, "token_ids": o.choices[i].ids, "finish_reason": o.choices[i].finish, "logprobs": nil})
+	}
+	o.write(map[string]any{"request_id": o.c.id, "choices": choices, "prompt_logprobs": nil, "kv_transfer_params": nil})
+}
+
+// write sends a whole answer with what the connector adds.
+func (o *output) write(answer map[string]any) {
+	for key, v := range o.extra {
+		answer[key] = v
+	}
+	writeJSON(o.w, http.StatusOK, answer)
+}
