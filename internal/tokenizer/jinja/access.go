@@ -3,6 +3,7 @@ package jinja
 import (
 	"strings"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // methodFunc is a method of a built-in type.
@@ -114,7 +115,8 @@ func (m *machine) attribute(v Value, name string) (Value, bool) {
 		return m.selfBlock(name)
 	}
 	if method := methods[name]; method != nil {
-		return function(name, func(m *machine, a *arguments) Value { return method(m, v, a) }), true
+		bound := &callable{name: name, builtin: true, call: func(m *machine, a *arguments) Value { return method(m, v, a) }}
+		return Value{kind: kindCallable, p: unsafe.Pointer(bound)}, true
 	}
 	return Value{}, false
 }
@@ -179,6 +181,9 @@ func (m *machine) selfBlock(name string) (Value, bool) {
 
 // getattr is environment.getattr: the attribute, else the item of that name.
 func (m *machine) getattr(v Value, name string) Value {
+	if v.kind == KindUndefined && isDunder(name) {
+		return unsafeAttribute(v, name)
+	}
 	mustDefined(v)
 	if item, ok := m.attribute(v, name); ok {
 		return item
@@ -291,10 +296,10 @@ func (m *machine) slice(v Value, bounds [3]Value) Value {
 		by := r.step * int64(step)
 		return rangeValue(from, from+by*int64(count), by)
 	case KindDict:
-		raise("TypeError", "unhashable type: 'slice'")
+		raisef("TypeError", "unhashable type: 'slice'")
 	}
 	mustDefined(v)
-	raise("TypeError", "'%s' object is not subscriptable", typeName(v))
+	raisef("TypeError", "'%s' object is not subscriptable", typeName(v))
 	return Value{}
 }
 
@@ -335,7 +340,7 @@ func sliceIndices(bounds [3]Value, n int) (start, count, step int) {
 	if bounds[2].kind != KindNone {
 		step = sliceBound(bounds[2])
 		if step == 0 {
-			raise("ValueError", "slice step cannot be zero")
+			raisef("ValueError", "slice step cannot be zero")
 		}
 	}
 	low, high := 0, n
@@ -370,7 +375,7 @@ func sliceIndices(bounds [3]Value, n int) (start, count, step int) {
 // sliceBound clamps an int, so that sums of it do not overflow.
 func sliceBound(v Value) int {
 	if !v.isInteger() {
-		raise("TypeError", "slice indices must be integers or None or have an __index__ method")
+		raisef("TypeError", "slice indices must be integers or None or have an __index__ method")
 	}
 	const limit = 1 << 40
 	n, ok := v.small()

@@ -32,7 +32,7 @@ func unsupported(op string, a, b Value) {
 	if name, ok := opNames[op]; ok {
 		op = name
 	}
-	raise("TypeError", "unsupported operand type(s) for %s: '%s' and '%s'", op, typeName(a), typeName(b))
+	raisef("TypeError", "unsupported operand type(s) for %s: '%s' and '%s'", op, typeName(a), typeName(b))
 }
 
 func add(m *machine, a, b Value) Value {
@@ -65,11 +65,11 @@ func add(m *machine, a, b Value) Value {
 	mustDefined(b)
 	switch a.kind {
 	case KindString:
-		raise("TypeError", "can only concatenate str (not \"%s\") to str", typeName(b))
+		raisef("TypeError", "can only concatenate str (not \"%s\") to str", typeName(b))
 	case KindList:
-		raise("TypeError", "can only concatenate list (not \"%s\") to list", typeName(b))
+		raisef("TypeError", "can only concatenate list (not \"%s\") to list", typeName(b))
 	case KindTuple:
-		raise("TypeError", "can only concatenate tuple (not \"%s\") to tuple", typeName(b))
+		raisef("TypeError", "can only concatenate tuple (not \"%s\") to tuple", typeName(b))
 	}
 	unsupported("+", a, b)
 	return Value{}
@@ -86,13 +86,13 @@ func multiply(m *machine, a, b Value) Value {
 		mustDefined(a)
 		mustDefined(b)
 		if a.kind == KindString || a.isSequence() {
-			raise("TypeError", "can't multiply sequence by non-int of type '%s'", typeName(b))
+			raisef("TypeError", "can't multiply sequence by non-int of type '%s'", typeName(b))
 		}
 		unsupported("*", a, b)
 	}
 	n, ok := b.small()
 	if !ok {
-		raise("OverflowError", "cannot fit 'int' into an index-sized integer")
+		raisef("OverflowError", "cannot fit 'int' into an index-sized integer")
 	}
 	n = max(n, 0)
 	if a.kind == KindString {
@@ -128,7 +128,7 @@ func asFloat(v Value) float64 {
 	}
 	f, _ := new(big.Float).SetInt(v.big()).Float64()
 	if math.IsInf(f, 0) {
-		raise("OverflowError", "int too large to convert to float")
+		raisef("OverflowError", "int too large to convert to float")
 	}
 	return f
 }
@@ -189,19 +189,22 @@ func bigArith(op string, a, b Value) Value {
 		return fromBig(new(big.Int).Mul(x, y))
 	case "/":
 		if y.Sign() == 0 {
-			raise("ZeroDivisionError", "division by zero")
+			raisef("ZeroDivisionError", "division by zero")
 		}
 		f, _ := new(big.Rat).SetFrac(x, y).Float64()
+		if f == 0 && y.Sign() < 0 && x.Sign() == 0 {
+			f = math.Copysign(0, -1)
+		}
 		if math.IsInf(f, 0) {
-			raise("OverflowError", "integer division result too large for a float")
+			raisef("OverflowError", "integer division result too large for a float")
 		}
 		return Float(f)
 	case "//", "%":
 		if y.Sign() == 0 {
 			if op == "%" {
-				raise("ZeroDivisionError", "integer modulo by zero")
+				raisef("ZeroDivisionError", "integer modulo by zero")
 			}
-			raise("ZeroDivisionError", "integer division or modulo by zero")
+			raisef("ZeroDivisionError", "integer division or modulo by zero")
 		}
 		q, r := new(big.Int).QuoRem(x, y, new(big.Int))
 		if r.Sign() != 0 && r.Sign() != y.Sign() {
@@ -216,15 +219,15 @@ func bigArith(op string, a, b Value) Value {
 	if y.Sign() < 0 {
 		return floatArith("**", asFloat(a), asFloat(b))
 	}
-	if x.BitLen() > 1 {
+	switch {
+	case x.BitLen() > 1:
 		if !y.IsInt64() || y.Int64() > maxIntBits {
 			checkBits(maxIntBits + 1)
 		}
 		checkBits((x.BitLen() - 1) * int(y.Int64()))
-	} else if x.Sign() < 0 {
-		// -1: only the parity counts
-		y = new(big.Int).And(y, big.NewInt(1))
-	} else if y.Sign() > 0 {
+	case x.Sign() < 0:
+		y = new(big.Int).And(y, big.NewInt(1)) // -1: only the parity counts
+	case y.Sign() > 0:
 		y = big.NewInt(1)
 	}
 	return fromBig(new(big.Int).Exp(x, y, nil))
@@ -232,7 +235,7 @@ func bigArith(op string, a, b Value) Value {
 
 func checkBits(n int) {
 	if n > maxIntBits {
-		raise("ResourceLimit", "int with more than %d bits", maxIntBits)
+		raisef("ResourceLimit", "int with more than %d bits", maxIntBits)
 	}
 }
 
@@ -246,15 +249,15 @@ func floatArith(op string, x, y float64) Value {
 		return Float(x * y)
 	case "/":
 		if y == 0 {
-			raise("ZeroDivisionError", "float division by zero")
+			raisef("ZeroDivisionError", "float division by zero")
 		}
 		return Float(x / y)
 	case "//", "%":
 		if y == 0 {
 			if op == "%" {
-				raise("ZeroDivisionError", "float modulo")
+				raisef("ZeroDivisionError", "float modulo")
 			}
-			raise("ZeroDivisionError", "float floor division by zero")
+			raisef("ZeroDivisionError", "float floor division by zero")
 		}
 		q, r := floatDivMod(x, y)
 		if op == "%" {
@@ -263,14 +266,14 @@ func floatArith(op string, x, y float64) Value {
 		return Float(q)
 	}
 	if x == 0 && y < 0 {
-		raise("ZeroDivisionError", "0.0 cannot be raised to a negative power")
+		raisef("ZeroDivisionError", "0.0 cannot be raised to a negative power")
 	}
 	if x < 0 && !math.IsInf(x, 0) && y != math.Trunc(y) && !math.IsNaN(y) {
-		raise("TypeError", "complex numbers are not supported")
+		raisef("TypeError", "complex numbers are not supported")
 	}
 	f := math.Pow(x, y)
 	if math.IsInf(f, 0) && !math.IsInf(x, 0) && !math.IsInf(y, 0) {
-		raise("OverflowError", "(34, 'Numerical result out of range')")
+		raisef("OverflowError", "(34, 'Numerical result out of range')")
 	}
 	return Float(f)
 }
@@ -303,7 +306,7 @@ func negate(v Value) Value {
 	}
 	if !v.isInteger() {
 		mustDefined(v)
-		raise("TypeError", "bad operand type for unary -: '%s'", typeName(v))
+		raisef("TypeError", "bad operand type for unary -: '%s'", typeName(v))
 	}
 	return fromBig(new(big.Int).Neg(v.big()))
 }
@@ -314,7 +317,7 @@ func plus(v Value) Value {
 	}
 	if !v.isInteger() {
 		mustDefined(v)
-		raise("TypeError", "bad operand type for unary +: '%s'", typeName(v))
+		raisef("TypeError", "bad operand type for unary +: '%s'", typeName(v))
 	}
 	if v.kind == KindBool {
 		return Int(int64(v.n))

@@ -186,7 +186,7 @@ func (c *compiler) statement(s scope, n *node) []stmt {
 		return one(c.block(s, n))
 	case nodeBreak, nodeContinue:
 		if !s.loop {
-			compileError("SyntaxError", n.line, "'%s' outside loop", map[nodeKind]string{nodeBreak: "break", nodeContinue: "continue"}[n.kind])
+			compileErrorf("SyntaxError", n.line, "'%s' outside loop", map[nodeKind]string{nodeBreak: "break", nodeContinue: "continue"}[n.kind])
 		}
 		sig := signalBreak
 		if n.kind == nodeContinue {
@@ -195,11 +195,11 @@ func (c *compiler) statement(s scope, n *node) []stmt {
 		return one(func(*frame) signal { return sig })
 	case nodeNoLoader:
 		return one(func(*frame) signal {
-			raise("TypeError", "no loader for this environment specified")
+			raisef("TypeError", "no loader for this environment specified")
 			return signalNone
 		})
 	}
-	syntaxError(n.line, "unexpected statement")
+	syntaxErrorf(n.line, "unexpected statement")
 	return nil
 }
 
@@ -219,7 +219,7 @@ func (c *compiler) output(s scope, n *node) []stmt {
 		}
 		e := c.expr(s, part)
 		steps = append(steps, func(f *frame) signal {
-			f.m.print(e(f))
+			f.m.emit(e(f))
 			return signalNone
 		})
 	}
@@ -245,7 +245,7 @@ func (c *compiler) target(s scope, n *node) func(f *frame, v Value) {
 		return func(f *frame, v Value) {
 			ns := get(f)
 			if ns.kind != kindNamespace {
-				raise("TemplateRuntimeError", "cannot assign attribute on non-namespace object")
+				raisef("TemplateRuntimeError", "cannot assign attribute on non-namespace object")
 			}
 			(*namespaceObject)(ns.p).attrs.Set(attr, v)
 		}
@@ -275,7 +275,7 @@ func (c *compiler) assign(s scope, n *node) stmt {
 	return func(f *frame) signal {
 		for _, check := range checks {
 			if check(f).kind != kindNamespace {
-				raise("TemplateRuntimeError", "cannot assign attribute on non-namespace object")
+				raisef("TemplateRuntimeError", "cannot assign attribute on non-namespace object")
 			}
 		}
 		set(f, value(f))
@@ -327,7 +327,7 @@ func (c *compiler) filterBlock(s scope, n *node) stmt {
 	return func(f *frame) signal {
 		text, sig := f.m.capture(f, body)
 		if sig == signalNone {
-			f.m.print(filter(f, text))
+			f.m.emit(filter(f, text))
 		}
 		return sig
 	}
@@ -404,7 +404,7 @@ func (c *compiler) generation(s scope, n *node) stmt {
 
 func (c *compiler) block(_ scope, n *node) stmt {
 	if c.blocks[n.name] != nil {
-		compileError("TemplateAssertionError", n.line, "block %s defined twice", reprText(n.name))
+		compileErrorf("TemplateAssertionError", n.line, "block %s defined twice", reprText(n.name))
 	}
 	b := &block{fn: &funcScope{}}
 	c.blocks[n.name] = b
@@ -459,7 +459,7 @@ func (c *compiler) macro(s scope, n *node) *macroCode {
 	if special["caller"] {
 		if i := hasParam["caller"]; i > 0 {
 			if i-1-len(n.params)+len(n.list) < 0 {
-				compileError("TemplateAssertionError", n.line, "When defining macros or call blocks the special \"caller\" argument must be omitted or be given a default.")
+				compileErrorf("TemplateAssertionError", n.line, "When defining macros or call blocks the special \"caller\" argument must be omitted or be given a default.")
 			}
 		} else {
 			code.caller = in.sym.param("caller").slot
@@ -501,7 +501,7 @@ func (c *compiler) callBlock(s scope, n *node) stmt {
 	code.name = ""
 	call := c.call(s, n.a, code)
 	return func(f *frame) signal {
-		f.m.print(call(f))
+		f.m.emit(call(f))
 		return signalNone
 	}
 }

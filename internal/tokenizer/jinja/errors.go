@@ -18,19 +18,19 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Class + ": " + e.Message }
 
-func newError(class, format string, args ...any) *Error {
+func newErrorf(class, format string, args ...any) *Error {
 	return &Error{Class: class, Message: fmt.Sprintf(format, args...)}
 }
 
-// raise is Python's raise: it unwinds to the next rescue, which every public
+// raisef is Python's raise: it unwinds to the next rescue, which every public
 // function of the package that evaluates anything has. Templates raise from
 // deep inside of expressions; returning the error through each of them would
 // double the engine.
-func raise(class, format string, args ...any) {
-	panic(newError(class, format, args...))
+func raisef(class, format string, args ...any) {
+	panic(newErrorf(class, format, args...))
 }
 
-// rescue turns what raise threw into an error value. A fault of the engine
+// rescue turns what raisef threw into an error value. A fault of the engine
 // itself becomes one too: a template must not end the process.
 func rescue(err *error) {
 	switch r := recover().(type) {
@@ -38,7 +38,7 @@ func rescue(err *error) {
 	case *Error:
 		*err = r
 	case runtime.Error:
-		*err = newError(internalError, "%v", r)
+		*err = newErrorf(internalError, "%v", r)
 	default:
 		panic(r)
 	}

@@ -124,9 +124,9 @@ func (c *compiler) expr(s scope, n *node) expr {
 	case nodeCompare:
 		return c.compare(s, n)
 	case nodeNSRef, nodeSlice:
-		syntaxError(n.line, "unexpected expression")
+		syntaxErrorf(n.line, "unexpected expression")
 	}
-	syntaxError(n.line, "unexpected expression")
+	syntaxErrorf(n.line, "unexpected expression")
 	return nil
 }
 
@@ -150,7 +150,7 @@ func (c *compiler) cond(s scope, n *node) expr {
 var comparisonOps = map[string]func(m *machine, a, b Value) bool{
 	"==": func(_ *machine, a, b Value) bool { return equal(a, b) },
 	"!=": func(_ *machine, a, b Value) bool { return !equal(a, b) },
-	"<":  func(_ *machine, a, b Value) bool { return less(a, b, "<") },
+	"<":  func(_ *machine, a, b Value) bool { return less(a, b) },
 	"<=": func(_ *machine, a, b Value) bool {
 		n, ok := compare(a, b, "<=", 0)
 		return ok && n <= 0
@@ -293,16 +293,16 @@ func (code *argsCode) eval(f *frame) arguments {
 		v := code.dynKwargs(f)
 		if v.kind != KindDict {
 			mustDefined(v)
-			raise("TypeError", "argument after ** must be a mapping, not %s", typeName(v))
+			raisef("TypeError", "argument after ** must be a mapping, not %s", typeName(v))
 		}
 		names = append([]string(nil), names...)
 		v.dict().Range(func(k, item Value) bool {
 			if k.kind != KindString {
-				raise("TypeError", "keywords must be strings")
+				raisef("TypeError", "keywords must be strings")
 			}
 			for _, name := range names {
 				if name == k.str() {
-					raise("TypeError", "got multiple values for keyword argument '%s'", name)
+					raisef("TypeError", "got multiple values for keyword argument '%s'", name)
 				}
 			}
 			names = append(names, k.str())
@@ -366,10 +366,10 @@ func (c *compiler) filter(s scope, n *node) expr {
 	fn, ok := filters[n.name]
 	if !ok {
 		if !s.soft {
-			compileError("TemplateAssertionError", n.line, "No filter named %s.", reprText(n.name))
+			compileErrorf("TemplateAssertionError", n.line, "No filter named %s.", reprText(n.name))
 		}
 		fn = func(*machine, Value, *arguments) Value {
-			raise("TemplateRuntimeError", "No filter named %s found.", reprText(n.name))
+			raisef("TemplateRuntimeError", "No filter named %s found.", reprText(n.name))
 			return Value{}
 		}
 	}
@@ -389,10 +389,10 @@ func (c *compiler) test(s scope, n *node) expr {
 	fn, ok := tests[n.name]
 	if !ok {
 		if !s.soft {
-			compileError("TemplateAssertionError", n.line, "No test named %s.", reprText(n.name))
+			compileErrorf("TemplateAssertionError", n.line, "No test named %s.", reprText(n.name))
 		}
 		fn = func(*machine, Value, *arguments) bool {
-			raise("TemplateRuntimeError", "No test named %s found.", reprText(n.name))
+			raisef("TemplateRuntimeError", "No test named %s found.", reprText(n.name))
 			return false
 		}
 	}

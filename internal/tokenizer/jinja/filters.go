@@ -41,7 +41,7 @@ func init() { //nolint:gochecknoinits // filters refer to the table by name
 // Python's library than a chat template has a use for: an error, never a guess.
 func filterUnstable(name string) filterFunc {
 	return func(*machine, Value, *arguments) Value {
-		raise("Unsupported", "the filter %s is not supported", name)
+		raisef("Unsupported", "the filter %s is not supported", name)
 		return Value{}
 	}
 }
@@ -62,8 +62,9 @@ func filterTitle(s string) string {
 	var b strings.Builder
 	start := 0
 	for i := 0; i <= len(s); {
-		r, size := rune(0), 1
+		size := 1
 		if i < len(s) {
+			var r rune
 			r, size = utf8.DecodeRuneInString(s[i:])
 			if !isSpace(r) && !strings.ContainsRune("-([{<", r) {
 				i += size
@@ -91,7 +92,7 @@ func filterAbs(_ *machine, v Value, a *arguments) Value {
 	case v.isInteger():
 		return fromBig(new(big.Int).Abs(v.big()))
 	}
-	raise("TypeError", "bad operand type for abs(): '%s'", typeName(v))
+	raisef("TypeError", "bad operand type for abs(): '%s'", typeName(v))
 	return Value{}
 }
 
@@ -147,7 +148,7 @@ func filterSlice(m *machine, v Value, a *arguments) Value {
 	items := m.items(v)
 	n := index(p[0])
 	if n == 0 {
-		raise("ZeroDivisionError", "integer division or modulo by zero")
+		raisef("ZeroDivisionError", "integer division or modulo by zero")
 	}
 	m.chargeRepeat(n, valueSize)
 	size, extra := int64(len(items))/max(n, 1), int64(len(items))%max(n, 1)
@@ -208,12 +209,12 @@ func filterDictsort(m *machine, v Value, a *arguments) Value {
 		case p[1].kind == KindString && p[1].str() == "value":
 			pos = 1
 		case p[1].kind != KindString || p[1].str() != "key":
-			raise("FilterArgumentError", "You can only sort by either \"key\" or \"value\"")
+			raisef("FilterArgumentError", "You can only sort by either \"key\" or \"value\"")
 		}
 	}
 	if v.kind != KindDict {
 		mustDefined(v)
-		raise("AttributeError", "'%s' object has no attribute 'items'", typeName(v))
+		raisef("AttributeError", "'%s' object has no attribute 'items'", typeName(v))
 	}
 	entries := v.dict().entries
 	m.charge(len(entries) * 4 * valueSize)
@@ -289,9 +290,8 @@ func filterFilesize(m *machine, v Value, a *arguments) Value {
 	case n < base:
 		return String(string(appendInt(nil, toInt(Float(n)))) + " Bytes")
 	}
-	unit := base
 	for i, name := range units {
-		unit = math.Pow(base, float64(i+2))
+		unit := math.Pow(base, float64(i+2))
 		if n < unit || i == len(units)-1 {
 			return String(strconv.FormatFloat(base*n/unit, 'f', 1, 64) + " " + name)
 		}
@@ -313,7 +313,7 @@ func filterFirst(m *machine, v Value, a *arguments) Value {
 func filterLast(m *machine, v Value, a *arguments) Value {
 	a.bind("last", 0)
 	if v.kind == kindIterator {
-		raise("TypeError", "'%s' object is not reversible", typeName(v))
+		raisef("TypeError", "'%s' object is not reversible", typeName(v))
 	}
 	items := m.items(v)
 	if len(items) == 0 {
@@ -329,7 +329,7 @@ func filterReverse(m *machine, v Value, a *arguments) Value {
 		return out
 	}
 	if !canIterate(v) {
-		raise("FilterArgumentError", "argument must be iterable")
+		raisef("FilterArgumentError", "argument must be iterable")
 	}
 	items := m.items(v)
 	i := len(items)
@@ -371,12 +371,12 @@ func (m *machine) toFloat(v Value) Value {
 	case v.kind == KindString:
 		f, ok := parseFloat(v.str())
 		if !ok {
-			raise("ValueError", "could not convert string to float: %s", reprText(v.str()))
+			raisef("ValueError", "could not convert string to float: %s", reprText(v.str()))
 		}
 		return Float(f)
 	}
 	mustDefined(v)
-	raise("TypeError", "float() argument must be a string or a real number, not '%s'", typeName(v))
+	raisef("TypeError", "float() argument must be a string or a real number, not '%s'", typeName(v))
 	return Value{}
 }
 
@@ -472,7 +472,7 @@ func filterInt(_ *machine, v Value, a *arguments) Value {
 
 func filterFormat(m *machine, v Value, a *arguments) Value {
 	if len(a.pos) > 0 && len(a.kw) > 0 {
-		raise("FilterArgumentError", "can't handle positional and keyword arguments at the same time")
+		raisef("FilterArgumentError", "can't handle positional and keyword arguments at the same time")
 	}
 	text := v
 	if v.kind != KindString {
@@ -490,7 +490,7 @@ func (m *machine) attrGetter(attribute, def Value) func(v Value) Value {
 	switch {
 	case !given(attribute) || attribute.kind == KindNone:
 	case attribute.kind == KindString:
-		for _, part := range strings.Split(attribute.str(), ".") {
+		for part := range strings.SplitSeq(attribute.str(), ".") {
 			if part != "" && strings.IndexFunc(part, func(r rune) bool { return !unicode.IsDigit(r) }) < 0 {
 				parts = append(parts, parseInt(strings.TrimLeft(part[:len(part)-1], "0")+part[len(part)-1:]))
 			} else {
@@ -542,7 +542,7 @@ func filterIndent(m *machine, v Value, a *arguments) Value {
 	switch v.kind {
 	case KindString:
 	case KindList:
-		raise("AttributeError", "'list' object has no attribute 'splitlines'")
+		raisef("AttributeError", "'list' object has no attribute 'splitlines'")
 	default:
 		unsupported("+=", v, String("\n"))
 	}
@@ -614,7 +614,7 @@ func filterItems(m *machine, v Value, a *arguments) Value {
 		return iteratorOf("generator", func() (Value, bool) { return Value{}, false })
 	}
 	if v.kind != KindDict {
-		raise("TypeError", "Can only get item pairs from a mapping.")
+		raisef("TypeError", "Can only get item pairs from a mapping.")
 	}
 	d, i := v.dict(), 0
 	return iteratorOf("generator", func() (Value, bool) {
@@ -643,12 +643,12 @@ func filterMap(m *machine, v Value, a *arguments) Value {
 			return
 		}
 		if len(a.pos) == 0 {
-			raise("FilterArgumentError", "map requires a filter argument")
+			raisef("FilterArgumentError", "map requires a filter argument")
 		}
 		name := m.text(a.pos[0])
 		filter, ok := filters[name]
 		if !ok {
-			raise("TemplateRuntimeError", "No filter named %s.", reprText(name))
+			raisef("TemplateRuntimeError", "No filter named %s.", reprText(name))
 		}
 		rest := a.keep(1)
 		f = func(item Value) Value { return filter(m, item, rest) }
@@ -690,7 +690,7 @@ func selector(want, byAttr bool) filterFunc {
 			get, from := func(v Value) Value { return v }, 0
 			if byAttr {
 				if len(a.pos) == 0 {
-					raise("FilterArgumentError", "Missing parameter for attribute name")
+					raisef("FilterArgumentError", "Missing parameter for attribute name")
 				}
 				get, from = m.attrGetter(a.pos[0], Value{kind: kindMissing}), 1
 			}
@@ -701,7 +701,7 @@ func selector(want, byAttr bool) filterFunc {
 			testName := m.text(a.pos[from])
 			test, ok := tests[testName]
 			if !ok {
-				raise("TemplateRuntimeError", "No test named %s.", reprText(testName))
+				raisef("TemplateRuntimeError", "No test named %s.", reprText(testName))
 			}
 			rest := a.keep(from + 1)
 			pick = func(item Value) bool { return test(m, get(item), rest) == want }
@@ -722,7 +722,7 @@ func extreme(name string, sign int) filterFunc {
 		for _, item := range items[1:] {
 			m.step()
 			k := sortKey(get(item), isTrue(p[0]))
-			if sign > 0 && greater(k, key) || sign < 0 && less(k, key, "<") {
+			if sign > 0 && greater(k, key) || sign < 0 && less(k, key) {
 				best, key = item, k
 			}
 		}
@@ -753,8 +753,7 @@ func filterRound(m *machine, v Value, a *arguments) Value {
 		method = m.text(p[1])
 	}
 	if !v.isNumber() {
-		mustDefined(v)
-		raise("TypeError", "type %s doesn't define __round__ method", typeName(v))
+		raisef("TypeError", "type %s doesn't define __round__ method", typeName(v))
 	}
 	switch method {
 	case "common":
@@ -770,7 +769,7 @@ func filterRound(m *machine, v Value, a *arguments) Value {
 		}
 		return Float(f(asFloat(v)*scale) / scale)
 	}
-	raise("FilterArgumentError", "method must be common, ceil or floor")
+	raisef("FilterArgumentError", "method must be common, ceil or floor")
 	return Value{}
 }
 
@@ -810,7 +809,7 @@ func filterSort(m *machine, v Value, a *arguments) Value {
 	p := a.bind("sort", 0, "reverse", "case_sensitive", "attribute")
 	var gets []func(Value) Value
 	if given(p[2]) && p[2].kind == KindString {
-		for _, part := range strings.Split(p[2].str(), ",") {
+		for part := range strings.SplitSeq(p[2].str(), ",") {
 			gets = append(gets, m.attrGetter(String(part), Value{kind: kindMissing}))
 		}
 	} else {
@@ -859,7 +858,7 @@ func filterSum(m *machine, v Value, a *arguments) Value {
 		total = Int(0)
 	}
 	if total.kind == KindString {
-		raise("TypeError", "sum() can't sum strings [use ''.join(seq) instead]")
+		raisef("TypeError", "sum() can't sum strings [use ''.join(seq) instead]")
 	}
 	for _, item := range m.items(v) {
 		total = add(m, total, get(item))
@@ -914,16 +913,16 @@ func filterTruncate(m *machine, v Value, a *arguments) Value {
 	}
 	endLen := int64(utf8.RuneCountInString(end))
 	if length < endLen {
-		raise("AssertionError", "expected length >= %d, got %d", endLen, length)
+		raisef("AssertionError", "expected length >= %d, got %d", endLen, length)
 	}
 	if leeway < 0 {
-		raise("AssertionError", "expected leeway >= 0, got %d", leeway)
+		raisef("AssertionError", "expected leeway >= 0, got %d", leeway)
 	}
 	if m.length(v) <= length+leeway {
 		return v
 	}
 	if v.kind != KindString {
-		raise("AttributeError", "'%s' object has no attribute 'rsplit'", typeName(v))
+		raisef("AttributeError", "'%s' object has no attribute 'rsplit'", typeName(v))
 	}
 	s := v.str()
 	cut := truncate(s, int(length-endLen))
@@ -990,7 +989,7 @@ func filterXMLAttr(m *machine, v Value, a *arguments) Value {
 	p := a.bind("xmlattr", 0, "autospace")
 	if v.kind != KindDict {
 		mustDefined(v)
-		raise("AttributeError", "'%s' object has no attribute 'items'", typeName(v))
+		raisef("AttributeError", "'%s' object has no attribute 'items'", typeName(v))
 	}
 	var parts []string
 	for _, e := range v.dict().entries {
@@ -999,7 +998,7 @@ func filterXMLAttr(m *machine, v Value, a *arguments) Value {
 		}
 		key := m.text(e.key)
 		if strings.ContainsAny(key, " \t\n\r\f\v/>=") {
-			raise("ValueError", "Invalid character in attribute name: %s", reprText(key))
+			raisef("ValueError", "Invalid character in attribute name: %s", reprText(key))
 		}
 		parts = append(parts, escapeHTML(key)+`="`+escapeHTML(m.text(e.value))+`"`)
 	}

@@ -214,7 +214,7 @@ func (m *machine) percent(format, values Value) Value {
 	next := 0
 	take := func() Value {
 		if next >= len(items) {
-			raise("TypeError", "not enough arguments for format string")
+			raisef("TypeError", "not enough arguments for format string")
 		}
 		next++
 		return items[next-1]
@@ -233,14 +233,14 @@ func (m *machine) percent(format, values Value) Value {
 		if i < len(src) && src[i] == '(' {
 			end := closing(src, i)
 			if end < 0 {
-				raise("ValueError", "incomplete format key")
+				raisef("ValueError", "incomplete format key")
 			}
 			if values.kind != KindDict {
-				raise("TypeError", "format requires a mapping")
+				raisef("TypeError", "format requires a mapping")
 			}
 			item, ok := values.dict().Get(src[i+1 : end])
 			if !ok {
-				raise("KeyError", "%s", reprText(src[i+1:end]))
+				raisef("KeyError", "%s", reprText(src[i+1:end]))
 			}
 			value, mapped = &item, true
 			i = end + 1
@@ -266,7 +266,7 @@ func (m *machine) percent(format, values Value) Value {
 				i++
 				v := take()
 				if !v.isInteger() {
-					raise("TypeError", "* wants int")
+					raisef("TypeError", "* wants int")
 				}
 				return int(min(max(index(v), -maxWidth), maxWidth))
 			}
@@ -288,7 +288,7 @@ func (m *machine) percent(format, values Value) Value {
 			i++
 		}
 		if i >= len(src) {
-			raise("ValueError", "incomplete format")
+			raisef("ValueError", "incomplete format")
 		}
 		s.verb = src[i]
 		i++
@@ -304,7 +304,7 @@ func (m *machine) percent(format, values Value) Value {
 	}
 	if next < len(items) && !mapped && (isTuple || values.kind != KindDict) {
 		if isTuple || next == 0 && !takesAny(values) {
-			raise("TypeError", "not all arguments converted during string formatting")
+			raisef("TypeError", "not all arguments converted during string formatting")
 		}
 	}
 	m.charge(len(out))
@@ -336,7 +336,7 @@ func readInt(s string) (n, digits int) {
 	for digits < len(s) && isDigit(s[digits]) {
 		n = n*10 + int(s[digits]-'0')
 		if n > maxWidth {
-			raise("ValueError", "Too many decimal digits in format string")
+			raisef("ValueError", "Too many decimal digits in format string")
 		}
 		digits++
 	}
@@ -363,28 +363,28 @@ func (m *machine) percentItem(v Value, s spec, escape bool) string {
 	case 'd', 'i', 'u':
 		if !v.isNumber() {
 			mustDefined(v)
-			raise("TypeError", "%%%c format: a real number is required, not %s", s.verb, typeName(v))
+			raisef("TypeError", "%%%c format: a real number is required, not %s", s.verb, typeName(v))
 		}
 		align = numberAlign(s)
 		text = withPrecision(formatInt(toInt(v), spec{sign: s.sign}), s.precision)
 	case 'x', 'X', 'o':
 		if !v.isInteger() {
 			mustDefined(v)
-			raise("TypeError", "%%%c format: an integer is required, not %s", s.verb, typeName(v))
+			raisef("TypeError", "%%%c format: an integer is required, not %s", s.verb, typeName(v))
 		}
 		align = numberAlign(s)
 		text = withPrecision(formatInt(v, spec{sign: s.sign, verb: s.verb, alternate: s.alternate}), s.precision)
 	case 'e', 'E', 'f', 'F', 'g', 'G':
 		if !v.isNumber() {
 			mustDefined(v)
-			raise("TypeError", "must be real number, not %s", typeName(v))
+			raisef("TypeError", "must be real number, not %s", typeName(v))
 		}
 		align = numberAlign(s)
 		text = formatFloat(asFloat(v), s)
 	case 'c':
 		text = character(v)
 	default:
-		raise("ValueError", "unsupported format character '%c' (0x%x)", s.verb, s.verb)
+		raisef("ValueError", "unsupported format character '%c' (0x%x)", s.verb, s.verb)
 	}
 	if align == '=' && s.align == 0 {
 		s.fill = "0"
@@ -415,11 +415,11 @@ func character(v Value) string {
 		return v.str()
 	}
 	if !v.isInteger() {
-		raise("TypeError", "%%c requires int or char")
+		raisef("TypeError", "%%c requires int or char")
 	}
 	n, ok := v.small()
 	if !ok || n < 0 || n > utf8.MaxRune || n >= 0xd800 && n < 0xe000 {
-		raise("OverflowError", "%%c arg not in range(0x110000)")
+		raisef("OverflowError", "%%c arg not in range(0x110000)")
 	}
 	return string(rune(n))
 }
@@ -431,10 +431,10 @@ func toInt(v Value) Value {
 	}
 	f := v.float()
 	if math.IsNaN(f) {
-		raise("ValueError", "cannot convert float NaN to integer")
+		raisef("ValueError", "cannot convert float NaN to integer")
 	}
 	if math.IsInf(f, 0) {
-		raise("OverflowError", "cannot convert float infinity to integer")
+		raisef("OverflowError", "cannot convert float infinity to integer")
 	}
 	n, _ := floatToInt(math.Trunc(f))
 	return fromBig(new(big.Int).Set(n))
@@ -453,7 +453,7 @@ func strFormatMap(m *machine, v Value, a *arguments) Value {
 	a.positional("format_map", 1, 1)
 	d, ok := a.pos[0].AsDict()
 	if !ok {
-		raise("TypeError", "format requires a mapping")
+		raisef("TypeError", "format requires a mapping")
 	}
 	f := formatter{m: m, kwargs: d, escape: v.safe}
 	return like(v, f.format(v.str(), 0))
@@ -471,7 +471,7 @@ type formatter struct {
 
 func (f *formatter) format(src string, depth int) string {
 	if depth > 1 {
-		raise("ValueError", "Max string recursion exceeded")
+		raisef("ValueError", "Max string recursion exceeded")
 	}
 	var out strings.Builder
 	for i := 0; i < len(src); i++ {
@@ -486,15 +486,15 @@ func (f *formatter) format(src string, depth int) string {
 			continue
 		}
 		if c == '}' {
-			raise("ValueError", "Single '}' encountered in format string")
+			raisef("ValueError", "Single '}' encountered in format string")
 		}
 		end := i + 1
 		for open := 1; ; end++ {
 			if end >= len(src) {
 				if end == i+1 {
-					raise("ValueError", "Single '{' encountered in format string")
+					raisef("ValueError", "Single '{' encountered in format string")
 				}
-				raise("ValueError", "expected '}' before end of string")
+				raisef("ValueError", "expected '}' before end of string")
 			}
 			if src[end] == '{' {
 				open++
@@ -527,7 +527,7 @@ func (f *formatter) field(src string, depth int) string {
 		name, format = src[:i], src[i:]
 		if c == '!' {
 			if len(format) < 2 || len(format) > 2 && format[2] != ':' {
-				raise("ValueError", "expected ':' after conversion specifier")
+				raisef("ValueError", "expected ':' after conversion specifier")
 			}
 			conversion, format = format[1], format[2:]
 		}
@@ -544,7 +544,7 @@ func (f *formatter) field(src string, depth int) string {
 		v = String(string(f.m.appendASCII(nil, v)))
 	case 0:
 	default:
-		raise("ValueError", "Unknown conversion specifier %c", conversion)
+		raisef("ValueError", "Unknown conversion specifier %c", conversion)
 	}
 	if strings.Contains(format, "{") {
 		format = f.format(format, depth+1)
@@ -567,21 +567,21 @@ func (f *formatter) lookup(name string) Value {
 	switch {
 	case first == "":
 		if f.manual {
-			raise("ValueError", "cannot switch from manual field specification to automatic field numbering")
+			raisef("ValueError", "cannot switch from manual field specification to automatic field numbering")
 		}
 		n = f.auto
 		f.auto++
 		v = f.positional(n)
 	case digits == len(first):
 		if f.auto > 0 {
-			raise("ValueError", "cannot switch from automatic field numbering to manual field specification")
+			raisef("ValueError", "cannot switch from automatic field numbering to manual field specification")
 		}
 		f.manual = true
 		v = f.positional(n)
 	default:
 		item, ok := f.kwargs.Get(first)
 		if !ok {
-			raise("KeyError", "%s", reprText(first))
+			raisef("KeyError", "%s", reprText(first))
 		}
 		v = item
 	}
@@ -597,7 +597,7 @@ func (f *formatter) lookup(name string) Value {
 		}
 		end = strings.IndexByte(rest, ']')
 		if rest[0] != '[' || end < 0 {
-			raise("ValueError", "Missing ']' in format string")
+			raisef("ValueError", "Missing ']' in format string")
 		}
 		key := String(rest[1:end])
 		if n, digits := readInt(rest[1:end]); digits > 0 && digits == end-1 {
@@ -611,7 +611,7 @@ func (f *formatter) lookup(name string) Value {
 
 func (f *formatter) positional(i int) Value {
 	if i >= len(f.pos) {
-		raise("IndexError", "Replacement index %d out of range for positional args tuple", i)
+		raisef("IndexError", "Replacement index %d out of range for positional args tuple", i)
 	}
 	return f.pos[i]
 }
@@ -625,15 +625,15 @@ func (m *machine) formatValue(v Value, text string) string {
 	case KindString, KindInt, KindBool, KindFloat:
 	default:
 		mustDefined(v)
-		raise("TypeError", "unsupported format string passed to %s.__format__", typeName(v))
+		raisef("TypeError", "unsupported format string passed to %s.__format__", typeName(v))
 	}
 	s := parseSpec(text)
 	if v.kind == KindString {
 		if s.verb != 0 && s.verb != 's' {
-			raise("ValueError", "Unknown format code '%c' for object of type 'str'", s.verb)
+			raisef("ValueError", "Unknown format code '%c' for object of type 'str'", s.verb)
 		}
 		if s.sign != 0 || s.alternate || s.group != 0 || s.align == '=' {
-			raise("ValueError", "Invalid format specifier for str")
+			raisef("ValueError", "Invalid format specifier for str")
 		}
 		return m.pad(truncate(v.str(), s.precision), s, '<')
 	}
@@ -642,7 +642,7 @@ func (m *machine) formatValue(v Value, text string) string {
 	}
 	if v.kind != KindFloat && strings.IndexByte("\x00dxXobnc", s.verb) >= 0 {
 		if s.precision >= 0 {
-			raise("ValueError", "Precision not allowed in integer format specifier")
+			raisef("ValueError", "Precision not allowed in integer format specifier")
 		}
 		if s.verb == 'c' {
 			return m.pad(character(v), s, '<')
@@ -650,7 +650,7 @@ func (m *machine) formatValue(v Value, text string) string {
 		return m.pad(formatInt(v, s), s, '>')
 	}
 	if strings.IndexByte("\x00eEfFgG%n", s.verb) < 0 {
-		raise("ValueError", "Unknown format code '%c' for object of type '%s'", s.verb, typeName(v))
+		raisef("ValueError", "Unknown format code '%c' for object of type '%s'", s.verb, typeName(v))
 	}
 	return m.pad(formatFloat(asFloat(v), s), s, '>')
 }
@@ -691,7 +691,7 @@ func parseSpec(text string) spec {
 	if skip(".") != 0 {
 		n, digits = readInt(text[i:])
 		if digits == 0 {
-			raise("ValueError", "Format specifier missing precision")
+			raisef("ValueError", "Format specifier missing precision")
 		}
 		s.precision, i = n, i+digits
 	}
@@ -700,7 +700,7 @@ func parseSpec(text string) spec {
 		i++
 	}
 	if i < len(text) {
-		raise("ValueError", "Invalid format specifier")
+		raisef("ValueError", "Invalid format specifier")
 	}
 	return s
 }

@@ -25,7 +25,7 @@ func init() { //nolint:gochecknoinits // the table and the functions need each o
 		"namespace": function("namespace", globalNamespace),
 		"cycler": function("cycler", func(_ *machine, a *arguments) Value {
 			if len(a.pos) == 0 {
-				raise("RuntimeError", "at least one item has to be provided")
+				raisef("RuntimeError", "at least one item has to be provided")
 			}
 			items := append([]Value(nil), a.pos...)
 			return Value{kind: kindCycler, p: unsafe.Pointer(&cyclerObject{items: items})}
@@ -38,18 +38,18 @@ func init() { //nolint:gochecknoinits // the table and the functions need each o
 			return Value{kind: kindJoiner, p: unsafe.Pointer(&joinerObject{sep: p[0]})}
 		}),
 		"lipsum": function("lipsum", func(*machine, *arguments) Value {
-			raise("ResourceLimit", "lipsum is random: no two renderings agree")
+			raisef("ResourceLimit", "lipsum is random: no two renderings agree")
 			return Value{}
 		}),
 		"raise_exception": function("raise_exception", func(m *machine, a *arguments) Value {
 			p := a.bind("raise_exception", 1, "message")
-			raise("TemplateError", "%s", m.text(p[0]))
+			raisef("TemplateError", "%s", m.text(p[0]))
 			return Value{}
 		}),
 		"strftime_now": function("strftime_now", func(m *machine, a *arguments) Value {
 			p := a.bind("strftime_now", 1, "format")
 			if p[0].kind != KindString {
-				raise("TypeError", "strftime() argument 1 must be str, not %s", typeName(p[0]))
+				raisef("TypeError", "strftime() argument 1 must be str, not %s", typeName(p[0]))
 			}
 			return String(strftime(m.now, p[0].str()))
 		}),
@@ -60,7 +60,7 @@ func globalRange(_ *machine, a *arguments) Value {
 	a.positional("range", 1, 3)
 	for _, v := range a.pos {
 		if !v.isInteger() {
-			raise("TypeError", "'%s' object cannot be interpreted as an integer", typeName(v))
+			raisef("TypeError", "'%s' object cannot be interpreted as an integer", typeName(v))
 		}
 	}
 	start, stop, step := int64(0), index(a.pos[0]), int64(1)
@@ -71,11 +71,11 @@ func globalRange(_ *machine, a *arguments) Value {
 		step = index(a.pos[2])
 	}
 	if step == 0 {
-		raise("ValueError", "range() arg 3 must not be zero")
+		raisef("ValueError", "range() arg 3 must not be zero")
 	}
 	v := rangeValue(start, stop, step)
 	if n := (*rangeObject)(v.p).length(); n > maxRange || n < 0 {
-		raise("OverflowError", "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange)
+		raisef("OverflowError", "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange)
 	}
 	return v
 }
@@ -84,7 +84,7 @@ func globalRange(_ *machine, a *arguments) Value {
 func (m *machine) dictOf(fn string, a *arguments) *Dict {
 	d := new(Dict)
 	if len(a.pos) > 1 {
-		raise("TypeError", "%s expected at most 1 argument, got %d", fn, len(a.pos))
+		raisef("TypeError", "%s expected at most 1 argument, got %d", fn, len(a.pos))
 	}
 	if len(a.pos) == 1 {
 		if v := a.pos[0]; v.kind == KindDict {
@@ -93,11 +93,11 @@ func (m *machine) dictOf(fn string, a *arguments) *Dict {
 		} else {
 			for i, pair := range m.items(v) {
 				if !canIterate(pair) {
-					raise("TypeError", "cannot convert dictionary update sequence element #%d to a sequence", i)
+					raisef("TypeError", "cannot convert dictionary update sequence element #%d to a sequence", i)
 				}
 				items := m.items(pair)
 				if len(items) != 2 {
-					raise("ValueError", "dictionary update sequence element #%d has length %d; 2 is required", i, len(items))
+					raisef("ValueError", "dictionary update sequence element #%d has length %d; 2 is required", i, len(items))
 				}
 				m.charge(2 * valueSize)
 				mustHash(items[0])

@@ -62,10 +62,10 @@ func (w *jsonWriter) newline(dst []byte, depth int) []byte {
 
 func (w *jsonWriter) value(dst []byte, v Value, depth int) ([]byte, error) {
 	if depth > maxJSONDepth {
-		return dst, newError("RecursionError", "maximum recursion depth exceeded while encoding a JSON object")
+		return dst, newErrorf("RecursionError", "maximum recursion depth exceeded while encoding a JSON object")
 	}
 	if len(dst) > w.limit {
-		return dst, newError("ResourceLimit", "template needs too much memory")
+		return dst, newErrorf("ResourceLimit", "template needs too much memory")
 	}
 	switch v.kind {
 	case KindNone:
@@ -83,7 +83,7 @@ func (w *jsonWriter) value(dst []byte, v Value, depth int) ([]byte, error) {
 	case KindDict:
 		return w.dict(dst, v.dict(), depth)
 	default:
-		return dst, newError("TypeError", "Object of type %s is not JSON serializable", typeName(v))
+		return dst, newErrorf("TypeError", "Object of type %s is not JSON serializable", typeName(v))
 	}
 }
 
@@ -92,7 +92,7 @@ func (w *jsonWriter) float(dst []byte, f float64) ([]byte, error) {
 	case !math.IsNaN(f) && !math.IsInf(f, 0):
 		return appendFloat(dst, f), nil
 	case w.opts.DenyNaN:
-		return dst, newError("ValueError", "Out of range float values are not JSON compliant")
+		return dst, newErrorf("ValueError", "Out of range float values are not JSON compliant")
 	case math.IsNaN(f):
 		return append(dst, "NaN"...), nil
 	case f > 0:
@@ -166,7 +166,7 @@ func (w *jsonWriter) key(dst []byte, k Value) ([]byte, error) {
 		dst, err := w.value(dst, k, 0)
 		return append(dst, '"'), err
 	default:
-		return dst, newError("TypeError", "keys must be str, int, float, bool or None, not %s", typeName(k))
+		return dst, newErrorf("TypeError", "keys must be str, int, float, bool or None, not %s", typeName(k))
 	}
 }
 

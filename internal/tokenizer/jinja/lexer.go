@@ -71,12 +71,12 @@ type lexer struct {
 	closers []byte
 }
 
-func syntaxError(line int, format string, args ...any) {
-	compileError("TemplateSyntaxError", line, format, args...)
+func syntaxErrorf(line int, format string, args ...any) {
+	compileErrorf("TemplateSyntaxError", line, format, args...)
 }
 
-func compileError(class string, line int, format string, args ...any) {
-	err := newError(class, format, args...)
+func compileErrorf(class string, line int, format string, args ...any) {
+	err := newErrorf(class, format, args...)
 	err.Line = line
 	panic(err)
 }
@@ -243,7 +243,7 @@ func (l *lexer) comment() {
 			return
 		}
 	}
-	syntaxError(l.line, "Missing end of comment tag")
+	syntaxErrorf(l.line, "Missing end of comment tag")
 }
 
 func (l *lexer) raw() {
@@ -267,7 +267,7 @@ func (l *lexer) raw() {
 			return
 		}
 	}
-	syntaxError(l.line, "Missing end of raw directive")
+	syntaxErrorf(l.line, "Missing end of raw directive")
 }
 
 var operators = []string{
@@ -328,10 +328,10 @@ func (l *lexer) operator(r rune) {
 		case "}", ")", "]":
 			n := len(l.closers)
 			if n == 0 {
-				syntaxError(l.line, "unexpected '%s'", op)
+				syntaxErrorf(l.line, "unexpected '%s'", op)
 			}
 			if want := l.closers[n-1]; want != op[0] {
-				syntaxError(l.line, "unexpected '%s', expected '%c'", op, want)
+				syntaxErrorf(l.line, "unexpected '%s', expected '%c'", op, want)
 			}
 			l.closers = l.closers[:n-1]
 		}
@@ -339,7 +339,7 @@ func (l *lexer) operator(r rune) {
 		l.advance(l.pos + len(op))
 		return
 	}
-	syntaxError(l.line, "unexpected char %s at %d", reprText(string(r)), utf8.RuneCountInString(l.src[:l.pos]))
+	syntaxErrorf(l.line, "unexpected char %s at %d", reprText(string(r)), utf8.RuneCountInString(l.src[:l.pos]))
 }
 
 func (l *lexer) name() {
@@ -353,7 +353,7 @@ func (l *lexer) name() {
 	}
 	text := l.src[l.pos:end]
 	if r, _ := utf8.DecodeRuneInString(text); r != '_' && !unicode.IsLetter(r) {
-		syntaxError(l.line, "Invalid character in identifier")
+		syntaxErrorf(l.line, "Invalid character in identifier")
 	}
 	l.add(token{kind: tokName, text: text, line: l.line})
 	l.advance(end)
@@ -384,7 +384,7 @@ func (l *lexer) number() bool {
 	if end := floatEnd(s, start); end > 0 {
 		f, err := strconv.ParseFloat(strings.ReplaceAll(s[start:end], "_", ""), 64)
 		if err != nil && f == 0 {
-			syntaxError(l.line, "invalid float")
+			syntaxErrorf(l.line, "invalid float")
 		}
 		l.add(token{kind: tokNumber, value: Float(f), line: l.line})
 		l.advance(end)
@@ -393,7 +393,7 @@ func (l *lexer) number() bool {
 	end := integerEnd(s, start)
 	text := strings.ReplaceAll(s[start:end], "_", "")
 	if len(text) > maxIntDigits {
-		syntaxError(l.line, "integer with more than %d digits", maxIntDigits)
+		syntaxErrorf(l.line, "integer with more than %d digits", maxIntDigits)
 	}
 	l.add(token{kind: tokNumber, value: parseInt(text), line: l.line})
 	l.advance(end)
@@ -509,16 +509,16 @@ func (l *lexer) unescape(s string) string {
 		case c == 'x' || c == 'u' || c == 'U':
 			size := map[byte]int{'x': 2, 'u': 4, 'U': 8}[c]
 			if i+1+size > len(ascii) {
-				syntaxError(l.line, "truncated \\%c escape", c)
+				syntaxErrorf(l.line, "truncated \\%c escape", c)
 			}
 			n, err := strconv.ParseUint(string(ascii[i+1:i+1+size]), 16, 32)
 			if err != nil || n > unicode.MaxRune || n >= 0xd800 && n < 0xe000 {
-				syntaxError(l.line, "illegal Unicode character")
+				syntaxErrorf(l.line, "illegal Unicode character")
 			}
 			out = utf8.AppendRune(out, rune(n))
 			i += size
 		case c == 'N':
-			syntaxError(l.line, "unknown Unicode character name")
+			syntaxErrorf(l.line, "unknown Unicode character name")
 		default:
 			out = append(out, '\\', c)
 		}

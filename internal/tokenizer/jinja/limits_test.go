@@ -65,15 +65,13 @@ func TestConcurrentRendering(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for range 4 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for range 5 {
 				if out, err := tpl.Render(nil, vars, Env{}); err != nil || string(out) != string(want) {
 					t.Errorf("another text of %d bytes, %v", len(out), err)
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 }

@@ -118,7 +118,7 @@ var loopAttributes = map[string]func(l *loopObject) Value{
 		return function("cycle", func(_ *machine, a *arguments) Value {
 			a.noKeywords("cycle")
 			if len(a.pos) == 0 {
-				raise("TypeError", "no items for cycling given")
+				raisef("TypeError", "no items for cycling given")
 			}
 			return a.pos[l.index0%int64(len(a.pos))]
 		})
@@ -141,7 +141,7 @@ func (c *compiler) forLoop(s scope, n *node) stmt {
 	n.walk(func(x *node) { extended = extended || x.kind == nodeBlock && x.recursive })
 	n.walk(func(x *node) {
 		if x.kind == nodeName && x.ctx == ctxStore && x.name == "loop" {
-			compileError("TemplateAssertionError", x.line, "Can't assign to special loop variable in for-loop target")
+			compileErrorf("TemplateAssertionError", x.line, "Can't assign to special loop variable in for-loop target")
 		}
 	})
 	fn := s.sym.fn
@@ -187,7 +187,7 @@ func (c *compiler) forLoop(s scope, n *node) stmt {
 			f.m.leaveCall()
 			return text
 		}
-		f.m.print(recurse(iter(f), 0))
+		f.m.emit(recurse(iter(f), 0))
 		return signalNone
 	}
 }

@@ -28,14 +28,14 @@ type machine struct {
 
 func (m *machine) step() {
 	if m.steps--; m.steps < 0 {
-		raise("ResourceLimit", "template takes too many steps")
+		raisef("ResourceLimit", "template takes too many steps")
 	}
 }
 
 // charge takes bytes of intermediate values from the budget.
 func (m *machine) charge(bytes int) {
 	if bytes < 0 || bytes > m.memory {
-		raise("ResourceLimit", "template needs too much memory")
+		raisef("ResourceLimit", "template needs too much memory")
 	}
 	m.memory -= bytes
 	m.steps -= bytes >> 8
@@ -45,7 +45,7 @@ func (m *machine) charge(bytes int) {
 // chargeRepeat charges n copies of size bytes.
 func (m *machine) chargeRepeat(n int64, size int) {
 	if n > 0 && size > 0 && n > int64(m.memory/size) {
-		raise("ResourceLimit", "template needs too much memory")
+		raisef("ResourceLimit", "template needs too much memory")
 	}
 	if n > 0 {
 		m.charge(int(n) * size)
@@ -54,7 +54,7 @@ func (m *machine) chargeRepeat(n int64, size int) {
 
 func (m *machine) enterCall() {
 	if m.depth++; m.depth > m.maxDepth {
-		raise("RecursionError", "maximum recursion depth exceeded")
+		raisef("RecursionError", "maximum recursion depth exceeded")
 	}
 	m.step()
 }
@@ -97,12 +97,12 @@ func (m *machine) export(name string, v Value) {
 
 func (m *machine) write(text string) {
 	if len(m.out)-m.base+len(text) > m.maxOutput {
-		raise("ResourceLimit", "template writes too much")
+		raisef("ResourceLimit", "template writes too much")
 	}
 	m.out = append(m.out, text...)
 }
 
-func (m *machine) print(v Value) {
+func (m *machine) emit(v Value) {
 	switch v.kind {
 	case KindString:
 		m.write(v.str())
@@ -161,10 +161,10 @@ func (m *machine) call(v Value, a *arguments) Value {
 	case kindLoop:
 		l := (*loopObject)(v.p)
 		if l.recurse == nil {
-			raise("TypeError", "The loop must have the 'recursive' marker to be called recursively.")
+			raisef("TypeError", "The loop must have the 'recursive' marker to be called recursively.")
 		}
 		if len(a.pos) != 1 || len(a.kw) != 0 {
-			raise("TypeError", "loop takes one argument")
+			raisef("TypeError", "loop takes one argument")
 		}
 		return l.recurse(a.pos[0], l.depth0+1)
 	case kindJoiner:
@@ -177,7 +177,7 @@ func (m *machine) call(v Value, a *arguments) Value {
 	case KindUndefined:
 		mustDefined(v)
 	}
-	raise("TypeError", "'%s' object is not callable", typeName(v))
+	raisef("TypeError", "'%s' object is not callable", typeName(v))
 	return Value{}
 }
 
@@ -247,15 +247,15 @@ func (m *machine) macroRest(code *macroCode, f *frame, a *arguments, used []bool
 		f.slots[code.kwargs] = FromDict(rest)
 	case rest.Len() > 0:
 		if _, ok := rest.Get("caller"); ok {
-			raise("TypeError", "macro %s was invoked with two values for the special caller argument. This is most likely a bug.", name)
+			raisef("TypeError", "macro %s was invoked with two values for the special caller argument. This is most likely a bug.", name)
 		}
-		raise("TypeError", "macro %s takes no keyword argument %s", name, reprText(rest.entries[0].key.str()))
+		raisef("TypeError", "macro %s takes no keyword argument %s", name, reprText(rest.entries[0].key.str()))
 	}
 	switch {
 	case code.varargs >= 0:
 		f.slots[code.varargs] = Tuple(append([]Value(nil), a.pos[n:]...))
 	case len(a.pos) > n:
-		raise("TypeError", "macro %s takes not more than %d argument(s)", name, len(code.params))
+		raisef("TypeError", "macro %s takes not more than %d argument(s)", name, len(code.params))
 	}
 }
 
@@ -302,7 +302,7 @@ func (m *machine) iterate(v Value) iteration {
 	case KindUndefined:
 		return iteration{}
 	}
-	raise("TypeError", "'%s' object is not iterable", typeName(v))
+	raisef("TypeError", "'%s' object is not iterable", typeName(v))
 	return iteration{}
 }
 
@@ -348,9 +348,9 @@ func (m *machine) unpack(v Value, n int) []Value {
 	}
 	switch {
 	case len(items) < n:
-		raise("ValueError", "not enough values to unpack (expected %d, got %d)", n, len(items))
+		raisef("ValueError", "not enough values to unpack (expected %d, got %d)", n, len(items))
 	case len(items) > n:
-		raise("ValueError", "too many values to unpack (expected %d)", n)
+		raisef("ValueError", "too many values to unpack (expected %d)", n)
 	}
 	return items
 }
@@ -361,9 +361,9 @@ func (m *machine) contains(container, item Value) bool {
 	case KindString:
 		if item.kind != KindString {
 			if item.kind == KindUndefined {
-				raise("TypeError", "'in <string>' requires string as left operand, not Undefined")
+				raisef("TypeError", "'in <string>' requires string as left operand, not Undefined")
 			}
-			raise("TypeError", "'in <string>' requires string as left operand, not %s", typeName(item))
+			raisef("TypeError", "'in <string>' requires string as left operand, not %s", typeName(item))
 		}
 		return strings.Contains(container.str(), item.str())
 	case KindDict:
@@ -386,7 +386,7 @@ func (m *machine) contains(container, item Value) bool {
 		}
 	case KindUndefined, KindList, KindTuple, kindIterator, kindLoop:
 	default:
-		raise("TypeError", "argument of type '%s' is not iterable", typeName(container))
+		raisef("TypeError", "argument of type '%s' is not iterable", typeName(container))
 	}
 	it := m.iterate(container)
 	for v, ok := it.step(); ok; v, ok = it.step() {
@@ -416,6 +416,6 @@ func (m *machine) length(v Value) int64 {
 	case KindUndefined:
 		return 0
 	}
-	raise("TypeError", "object of type '%s' has no len()", typeName(v))
+	raisef("TypeError", "object of type '%s' has no len()", typeName(v))
 	return 0
 }

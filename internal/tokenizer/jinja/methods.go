@@ -29,7 +29,7 @@ func init() { //nolint:gochecknoinits // the tables and the methods need each ot
 					return Int(int64(i))
 				}
 			}
-			raise("ValueError", "%s is not in %s", m.appendRepr(nil, a.pos[0], 0), typeName(v))
+			raisef("ValueError", "%s is not in %s", m.appendRepr(nil, a.pos[0], 0), typeName(v))
 			return Value{}
 		},
 		"count": func(m *machine, v Value, a *arguments) Value {

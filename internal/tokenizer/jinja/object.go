@@ -6,6 +6,7 @@ import "unsafe"
 type callable struct {
 	name    string
 	isMacro bool
+	builtin bool         // a method of a built-in type
 	macro   *macroObject // only if isMacro
 	call    func(m *machine, a *arguments) Value
 }

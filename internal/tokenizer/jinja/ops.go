@@ -25,17 +25,17 @@ func undefinedName(name string) Value {
 func (u *undefinedInfo) raise() {
 	switch {
 	case u == nil:
-		raise("UndefinedError", "value is undefined")
+		raisef("UndefinedError", "value is undefined")
 	case u.unsafe:
-		raise("SecurityError", "%s", u.hint)
+		raisef("SecurityError", "%s", u.hint)
 	case u.hint != "":
-		raise("UndefinedError", "%s", u.hint)
+		raisef("UndefinedError", "%s", u.hint)
 	case u.obj.kind == kindMissing:
-		raise("UndefinedError", "%s is undefined", reprText(u.name))
+		raisef("UndefinedError", "%s is undefined", reprText(u.name))
 	case u.byItem:
-		raise("UndefinedError", "%s has no element %s", objectTypeRepr(u.obj), u.name)
+		raisef("UndefinedError", "%s has no element %s", objectTypeRepr(u.obj), u.name)
 	default:
-		raise("UndefinedError", "%s has no attribute %s", reprText(objectTypeRepr(u.obj)), reprText(u.name))
+		raisef("UndefinedError", "%s has no attribute %s", reprText(objectTypeRepr(u.obj)), reprText(u.name))
 	}
 }
 
@@ -110,6 +110,9 @@ func typeName(v Value) string {
 		if (*callable)(v.p).isMacro {
 			return "Macro"
 		}
+		if (*callable)(v.p).builtin {
+			return "builtin_function_or_method"
+		}
 		return "function"
 	case kindCycler:
 		return "Cycler"
@@ -133,7 +136,7 @@ func equal(a, b Value) bool { return equalAt(a, b, 0) }
 
 func equalAt(a, b Value, depth int) bool {
 	if depth > maxNesting {
-		raise("RecursionError", "maximum recursion depth exceeded in comparison")
+		raisef("RecursionError", "maximum recursion depth exceeded in comparison")
 	}
 	switch {
 	case a.kind == KindString:
@@ -253,18 +256,18 @@ func compareFloats(x, y float64) (int, bool) {
 	return 0, false
 }
 
-// less is Python's a < b; op is only for the text of the TypeError.
-func less(a, b Value, op string) bool {
-	c, ok := compare(a, b, op, 0)
+// less is Python's a < b.
+func less(a, b Value) bool {
+	c, ok := compare(a, b, "<", 0)
 	return ok && c < 0
 }
 
 // order is the comparison of Python's sorted, which asks a < b.
 func order(a, b Value) int {
-	if less(a, b, "<") {
+	if less(a, b) {
 		return -1
 	}
-	if less(b, a, "<") {
+	if less(b, a) {
 		return 1
 	}
 	return 0
@@ -273,7 +276,7 @@ func order(a, b Value) int {
 // compare orders a and b; ok is false for numbers that have no order (NaN).
 func compare(a, b Value, op string, depth int) (c int, ok bool) {
 	if depth > maxNesting {
-		raise("RecursionError", "maximum recursion depth exceeded in comparison")
+		raisef("RecursionError", "maximum recursion depth exceeded in comparison")
 	}
 	switch {
 	case a.isNumber() && b.isNumber():
@@ -291,7 +294,7 @@ func compare(a, b Value, op string, depth int) (c int, ok bool) {
 	}
 	mustDefined(a)
 	mustDefined(b)
-	raise("TypeError", "'%s' not supported between instances of '%s' and '%s'", op, typeName(a), typeName(b))
+	raisef("TypeError", "'%s' not supported between instances of '%s' and '%s'", op, typeName(a), typeName(b))
 	return 0, false
 }
 
@@ -300,18 +303,18 @@ func mustHash(v Value) { hashCost(v, 0) }
 
 func hashCost(v Value, depth int) int {
 	if depth > maxNesting {
-		raise("RecursionError", "maximum recursion depth exceeded")
+		raisef("RecursionError", "maximum recursion depth exceeded")
 	}
 	switch v.kind {
 	case KindList, KindDict, kindView:
 		if v.kind != kindView || (*dictView)(v.p).of != viewValues {
-			raise("TypeError", "unhashable type: '%s'", typeName(v))
+			raisef("TypeError", "unhashable type: '%s'", typeName(v))
 		}
 	case KindTuple:
 		n := 1
 		for _, item := range v.seq() {
 			if n += hashCost(item, depth+1); n > maxKeyNodes {
-				raise("RecursionError", "key with more than %d parts", maxKeyNodes)
+				raisef("RecursionError", "key with more than %d parts", maxKeyNodes)
 			}
 		}
 		return n

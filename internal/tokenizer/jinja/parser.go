@@ -33,7 +33,7 @@ func (p *parser) next() token {
 	return t
 }
 
-func (p *parser) fail(format string, args ...any) { syntaxError(p.cur().line, format, args...) }
+func (p *parser) failf(format string, args ...any) { syntaxErrorf(p.cur().line, format, args...) }
 
 func (p *parser) isOp(text string) bool   { return p.cur().is(tokOperator, text) }
 func (p *parser) isName(text string) bool { return p.cur().is(tokName, text) }
@@ -57,9 +57,9 @@ func (p *parser) expectOp(text string) {
 
 func (p *parser) unexpected(want string) {
 	if t := p.cur(); t.kind == tokEOF {
-		p.fail("unexpected end of template, expected '%s'.", want)
+		p.failf("unexpected end of template, expected '%s'.", want)
 	} else {
-		p.fail("expected token '%s', got %s", want, reprText(t.describe()))
+		p.failf("expected token '%s', got %s", want, reprText(t.describe()))
 	}
 }
 
@@ -81,7 +81,7 @@ func (p *parser) expectWord(word string) {
 // enter counts nesting; the caller defers leave.
 func (p *parser) enter() {
 	if p.depth++; p.depth > maxSyntaxDepth {
-		p.fail("nested too deeply")
+		p.failf("nested too deeply")
 	}
 }
 
@@ -130,7 +130,7 @@ func (p *parser) statements(ends []string) []*node {
 			}
 			p.expectKind(tokBlockEnd)
 		default:
-			p.fail("unexpected %s", reprText(t.describe()))
+			p.failf("unexpected %s", reprText(t.describe()))
 		}
 	}
 }
@@ -139,7 +139,7 @@ func (p *parser) unknownTag(message string) {
 	if n := len(p.ends); n > 0 {
 		message += " Jinja was looking for the following tags: '" + strings.Join(p.ends[n-1], "' or '") + "'."
 	}
-	p.fail("%s", message)
+	p.failf("%s", message)
 }
 
 // block reads the body of a statement whose opening tag is still open.
@@ -173,7 +173,7 @@ func init() { //nolint:gochecknoinits // breaks the cycle between the table and 
 func (p *parser) statement() *node {
 	t := p.cur()
 	if t.kind != tokName {
-		p.fail("tag name expected")
+		p.failf("tag name expected")
 	}
 	read, ok := statementParsers[t.text]
 	if !ok {
@@ -240,7 +240,7 @@ func (p *parser) signature(n *node) {
 		if p.skipOp("=") {
 			n.list = append(n.list, p.expression())
 		} else if len(n.list) > 0 {
-			p.fail("non-default argument follows default argument")
+			p.failf("non-default argument follows default argument")
 		}
 	}
 	p.expectOp(")")
@@ -255,7 +255,7 @@ func (p *parser) nameTarget() string {
 
 func (p *parser) mayAssign(name string) {
 	if slices.Contains([]string{"true", "false", "none", "True", "False", "None"}, name) {
-		p.fail("can't assign to 'name'")
+		p.failf("can't assign to 'name'")
 	}
 }
 
@@ -273,7 +273,7 @@ func (p *parser) callBlock() *node {
 	}
 	n.a = p.expression()
 	if n.a.kind != nodeCall {
-		p.fail("expected call")
+		p.failf("expected call")
 	}
 	n.body = p.lastBlock("endcall")
 	return n
@@ -324,7 +324,7 @@ func (p *parser) blockStatement() *node {
 func (p *parser) autoescape() *node {
 	n := &node{kind: nodeScope, a: p.expression()}
 	if n.a.kind != nodeConst || n.a.value.Truth() {
-		p.fail("autoescape is not supported")
+		p.failf("autoescape is not supported")
 	}
 	n.body = p.lastBlock("endautoescape")
 	return n
@@ -379,7 +379,7 @@ func (p *parser) checkTarget(n *node) {
 			p.checkTarget(c)
 		}
 	default:
-		p.fail("can't assign to this expression")
+		p.failf("can't assign to this expression")
 	}
 }
 
@@ -426,7 +426,7 @@ func (p *parser) tuple(o tupleOptions) *node {
 			return items[0]
 		}
 		if !o.explicit {
-			p.fail("Expected an expression, got %s", reprText(p.cur().describe()))
+			p.failf("Expected an expression, got %s", reprText(p.cur().describe()))
 		}
 	}
 	return &node{kind: nodeTuple, list: items, line: line}
@@ -523,7 +523,7 @@ func (p *parser) binary(level int) *node {
 		}
 		// A chain becomes a tree that leans to the left: it is as deep as it is long.
 		if p.depth++; p.depth > 10*maxSyntaxDepth {
-			p.fail("nested too deeply")
+			p.failf("nested too deeply")
 		}
 		defer p.leave()
 	}
@@ -585,7 +585,7 @@ func (p *parser) primary(namespace bool) *node {
 	case p.isOp("{"):
 		return &node{kind: nodeDict, list: p.brackets("{", "}", true), line: t.line}
 	}
-	p.fail("unexpected %s", reprText(t.describe()))
+	p.failf("unexpected %s", reprText(t.describe()))
 	return nil
 }
 
@@ -612,7 +612,7 @@ func (p *parser) brackets(open, closing string, pairs bool) []*node {
 // grow counts one more link of a chain of operators: the tree gets as deep.
 func (p *parser) grow(links *int) {
 	if *links++; *links > 10*maxSyntaxDepth {
-		p.fail("nested too deeply")
+		p.failf("nested too deeply")
 	}
 }
 
@@ -654,7 +654,7 @@ func (p *parser) subscript(n *node) *node {
 		case t.kind == tokNumber && t.value.kind == KindInt:
 			return &node{kind: nodeGetitem, a: n, b: &node{kind: nodeConst, value: t.value}, line: line}
 		}
-		p.fail("expected name or number")
+		p.failf("expected name or number")
 	}
 	p.expectOp("[")
 	var args []*node
@@ -694,7 +694,7 @@ func (p *parser) arguments() callArgs {
 	p.expectOp("(")
 	ensure := func(ok bool) {
 		if !ok {
-			p.fail("invalid syntax for function call expression")
+			p.failf("invalid syntax for function call expression")
 		}
 	}
 	for first := true; !p.isOp(")"); first = false {
@@ -716,7 +716,7 @@ func (p *parser) arguments() callArgs {
 			name := p.next().text
 			p.next()
 			if slices.Contains(c.names, name) {
-				p.fail("keyword argument repeated: %s", name)
+				p.failf("keyword argument repeated: %s", name)
 			}
 			c.names = append(c.names, name)
 			c.kwargs = append(c.kwargs, p.expression())
@@ -730,11 +730,11 @@ func (p *parser) arguments() callArgs {
 }
 
 func (p *parser) dotted() string {
-	name := p.expectName()
+	parts := []string{p.expectName()}
 	for p.skipOp(".") {
-		name += "." + p.expectName()
+		parts = append(parts, p.expectName())
 	}
-	return name
+	return strings.Join(parts, ".")
 }
 
 // filters reads "|a|b(c)"; with inline the first one has no bar. It returns n
@@ -767,7 +767,7 @@ func (p *parser) test(n *node) *node {
 	case c.kind == tokName && slices.Contains([]string{"else", "or", "and"}, c.text):
 	case c.kind == tokName || c.kind == tokString || c.kind == tokNumber || p.isOp("[") || p.isOp("{"):
 		if p.isName("is") {
-			p.fail("You cannot chain multiple tests with is")
+			p.failf("You cannot chain multiple tests with is")
 		}
 		t.call.args = []*node{p.postfix(p.primary(false))}
 	}

@@ -25,7 +25,7 @@ func (m *machine) appendStr(dst []byte, v Value) []byte {
 // appendRepr is Python's repr(v).
 func (m *machine) appendRepr(dst []byte, v Value, depth int) []byte {
 	if depth > maxNesting {
-		raise("RecursionError", "maximum recursion depth exceeded while getting the repr of an object")
+		raisef("RecursionError", "maximum recursion depth exceeded while getting the repr of an object")
 	}
 	m.charge(8)
 	switch v.kind {
@@ -48,7 +48,7 @@ func (m *machine) appendRepr(dst []byte, v Value, depth int) []byte {
 	case KindInt:
 		if v.p != nil && v.big().BitLen() > 14000 {
 			if b := v.big().String(); len(strings.TrimPrefix(b, "-")) > maxIntDigits {
-				raise("ValueError", "Exceeds the limit (%d digits) for integer string conversion", maxIntDigits)
+				raisef("ValueError", "Exceeds the limit (%d digits) for integer string conversion", maxIntDigits)
 			}
 		}
 		return appendInt(dst, v)
@@ -110,7 +110,7 @@ func (m *machine) appendRepr(dst []byte, v Value, depth int) []byte {
 		}
 	}
 	// Python prints an address here: no two runs agree.
-	raise("TypeError", "%s has no stable text", typeName(v))
+	raisef("TypeError", "%s has no stable text", typeName(v))
 	return dst
 }
 

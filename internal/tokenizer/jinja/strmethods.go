@@ -14,7 +14,7 @@ func (a *arguments) bind(fn string, required int, params ...string) []Value {
 		out[i] = Value{kind: kindMissing}
 	}
 	if len(a.pos) > len(params) {
-		raise("TypeError", "%s() takes at most %d arguments (%d given)", fn, len(params), len(a.pos))
+		raisef("TypeError", "%s() takes at most %d arguments (%d given)", fn, len(params), len(a.pos))
 	}
 	copy(out, a.pos)
 	for i, name := range a.names {
@@ -25,16 +25,16 @@ func (a *arguments) bind(fn string, required int, params ...string) []Value {
 			}
 		}
 		if at < 0 {
-			raise("TypeError", "%s() got an unexpected keyword argument %s", fn, reprText(name))
+			raisef("TypeError", "%s() got an unexpected keyword argument %s", fn, reprText(name))
 		}
 		if out[at].kind != kindMissing {
-			raise("TypeError", "%s() got multiple values for argument %s", fn, reprText(name))
+			raisef("TypeError", "%s() got multiple values for argument %s", fn, reprText(name))
 		}
 		out[at] = a.kw[i]
 	}
 	for i := range required {
 		if out[i].kind == kindMissing {
-			raise("TypeError", "%s() missing required argument %s", fn, reprText(params[i]))
+			raisef("TypeError", "%s() missing required argument %s", fn, reprText(params[i]))
 		}
 	}
 	return out
@@ -42,7 +42,7 @@ func (a *arguments) bind(fn string, required int, params ...string) []Value {
 
 func (a *arguments) noKeywords(fn string) {
 	if len(a.kw) > 0 {
-		raise("TypeError", "%s() takes no keyword arguments", fn)
+		raisef("TypeError", "%s() takes no keyword arguments", fn)
 	}
 }
 
@@ -50,7 +50,7 @@ func (a *arguments) noKeywords(fn string) {
 func (a *arguments) positional(fn string, least, most int) {
 	a.noKeywords(fn)
 	if len(a.pos) < least || len(a.pos) > most {
-		raise("TypeError", "%s() takes from %d to %d arguments (%d given)", fn, least, most, len(a.pos))
+		raisef("TypeError", "%s() takes from %d to %d arguments (%d given)", fn, least, most, len(a.pos))
 	}
 }
 
@@ -65,7 +65,7 @@ func given(v Value) bool { return v.kind != kindMissing }
 
 func needText(fn string, v Value) string {
 	if v.kind != KindString {
-		raise("TypeError", "%s() argument must be str, not %s", fn, typeName(v))
+		raisef("TypeError", "%s() argument must be str, not %s", fn, typeName(v))
 	}
 	return v.str()
 }
@@ -75,9 +75,9 @@ func index(v Value) int64 {
 	n, ok := v.small()
 	if !ok {
 		if v.kind == KindInt {
-			raise("OverflowError", "Python int too large to convert to C ssize_t")
+			raisef("OverflowError", "Python int too large to convert to C ssize_t")
 		}
-		raise("TypeError", "'%s' object cannot be interpreted as an integer", typeName(v))
+		raisef("TypeError", "'%s' object cannot be interpreted as an integer", typeName(v))
 	}
 	return n
 }
@@ -149,7 +149,7 @@ func init() { //nolint:gochecknoinits // the table and the methods need each oth
 
 // noBytes stands for methods that need types no template uses.
 func noBytes(*machine, Value, *arguments) Value {
-	raise("Unsupported", "bytes and translation tables are not supported")
+	raisef("Unsupported", "bytes and translation tables are not supported")
 	return Value{}
 }
 
@@ -164,7 +164,7 @@ func stripper(name string, left, right bool) methodFunc {
 			return like(v, strip(s, left, right))
 		}
 		if a.pos[0].kind != KindString {
-			raise("TypeError", "%s arg must be None or str", name)
+			raisef("TypeError", "%s arg must be None or str", name)
 		}
 		in := func(r rune) bool { return strings.ContainsRune(a.pos[0].str(), r) }
 		if left {
@@ -211,7 +211,7 @@ func affix(name string, has func(s, affix string) bool) methodFunc {
 		}
 		for _, o := range options {
 			if o.kind != KindString {
-				raise("TypeError", "%s first arg must be str or a tuple of str, not %s", name, typeName(a.pos[0]))
+				raisef("TypeError", "%s first arg must be str or a tuple of str, not %s", name, typeName(a.pos[0]))
 			}
 			if has(s, o.str()) {
 				return Bool(true)
@@ -264,7 +264,7 @@ func finder(name string, last, strict bool) methodFunc {
 		}
 		if at < 0 {
 			if strict {
-				raise("ValueError", "substring not found")
+				raisef("ValueError", "substring not found")
 			}
 			return Int(-1)
 		}
@@ -287,7 +287,7 @@ func partitioner(name string, find func(s, sub string) int) methodFunc {
 		a.positional(name, 1, 1)
 		s, sep := v.str(), needText(name, a.pos[0])
 		if sep == "" {
-			raise("ValueError", "empty separator")
+			raisef("ValueError", "empty separator")
 		}
 		at := find(s, sep)
 		if at >= 0 {
@@ -308,10 +308,10 @@ func splitArgs(name string, a *arguments) (sep string, spaces bool, limit int64)
 		return "", true, limit
 	}
 	if p[0].kind != KindString {
-		raise("TypeError", "must be str or None, not %s", typeName(p[0]))
+		raisef("TypeError", "must be str or None, not %s", typeName(p[0]))
 	}
 	if sep = p[0].str(); sep == "" {
-		raise("ValueError", "empty separator")
+		raisef("ValueError", "empty separator")
 	}
 	return sep, false, limit
 }
@@ -440,7 +440,7 @@ func strReplace(m *machine, v Value, a *arguments) Value {
 func strJoin(m *machine, v Value, a *arguments) Value {
 	a.positional("join", 1, 1)
 	if !canIterate(a.pos[0]) {
-		raise("TypeError", "can only join an iterable")
+		raisef("TypeError", "can only join an iterable")
 	}
 	items := m.items(a.pos[0])
 	parts := make([]string, len(items))
@@ -450,7 +450,7 @@ func strJoin(m *machine, v Value, a *arguments) Value {
 			if v.safe {
 				item = String(m.text(item))
 			} else {
-				raise("TypeError", "sequence item %d: expected str instance, %s found", i, typeName(item))
+				raisef("TypeError", "sequence item %d: expected str instance, %s found", i, typeName(item))
 			}
 		}
 		parts[i] = item.str()
@@ -470,7 +470,7 @@ func justifier(name string) methodFunc {
 		fill := " "
 		if len(a.pos) > 1 {
 			if fill = needText(name, a.pos[1]); utf8.RuneCountInString(fill) != 1 {
-				raise("TypeError", "The fill character must be exactly one character long")
+				raisef("TypeError", "The fill character must be exactly one character long")
 			}
 		}
 		return like(v, m.justify(name, v.str(), index(a.pos[0]), fill))

@@ -1,5 +1,7 @@
 package jinja
 
+import "maps"
+
 // This file decides which variable a name means. Jinja2 settles that before a
 // template runs: every scope (template, loop body, macro...) gets its own
 // variables, filled when the scope is entered. The rules are those of
@@ -73,15 +75,6 @@ func (s *symbols) find(name string) *ident {
 	return nil
 }
 
-func (s *symbols) findLoad(id *ident) (load, bool) {
-	for ; s != nil; s = s.parent {
-		if l, ok := s.loads[id]; ok {
-			return l, true
-		}
-	}
-	return load{}, false
-}
-
 func (s *symbols) store(name string) {
 	s.stores[name] = true
 	if s.refs[name] != nil {
@@ -118,9 +111,7 @@ func (s *symbols) branch(body []*node) *symbols {
 
 func cloneMap[K comparable, V any](m map[K]V) map[K]V {
 	c := make(map[K]V, len(m))
-	for k, v := range m {
-		c[k] = v
-	}
+	maps.Copy(c, m)
 	return c
 }
 
@@ -129,15 +120,9 @@ func cloneMap[K comparable, V any](m map[K]V) map[K]V {
 func (s *symbols) join(branches ...*symbols) {
 	before := cloneMap(s.stores)
 	for _, b := range branches {
-		for k, v := range b.refs {
-			s.refs[k] = v
-		}
-		for k, v := range b.loads {
-			s.loads[k] = v
-		}
-		for k := range b.stores {
-			s.stores[k] = true
-		}
+		maps.Copy(s.refs, b.refs)
+		maps.Copy(s.loads, b.loads)
+		maps.Copy(s.stores, b.stores)
 	}
 	for name := range s.stores {
 		if before[name] {

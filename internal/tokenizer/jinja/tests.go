@@ -24,7 +24,7 @@ func init() { //nolint:gochecknoinits // tests refer to the table by name
 	modulo := func(v Value, n int64) int64 {
 		if !v.isNumber() {
 			if v.kind == KindString {
-				raise("TypeError", "not all arguments converted during string formatting")
+				raisef("TypeError", "not all arguments converted during string formatting")
 			}
 			unsupported("%", v, Int(n))
 		}
