@@ -19,15 +19,20 @@ import (
 )
 
 // A story plays messages of Envoy against the state machine, without gRPC. See
-// testdata; go test -rewrite writes the expectations anew.
+// testdata/stories; go test -rewrite writes the expectations anew.
 func TestStories(t *testing.T) {
+	played := 0
 	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
+		played++
 		st := &story{t: t, answer: &Decision{Endpoint: "10.0.0.1:8000"}}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			st.t = t
 			return st.run(d)
 		})
 	})
+	if played == 0 {
+		t.Fatal("no stories found")
+	}
 }
 
 type story struct {
