@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sort"
 
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -15,6 +16,9 @@ type Policy struct {
 	NoID, NoCredit bool
 	// Oracle gives all ranks one infinite cache: a bound for any router.
 	Oracle bool
+	// Peer, if not nil, chooses in the router's place: a modelled rule of another
+	// project.
+	Peer func(s *simulation, rec *record) kvindex.Slot
 }
 
 // variants are the policies that are presets with a change.
@@ -28,6 +32,7 @@ var variants = map[string]struct {
 	"kv-aware-no-active":   {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.Cost.Active = 0 }},
 	"kv-aware-no-first":    {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceByCost }},
 	"kv-aware-blind-first": {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceRoundRobin }},
+	"llm-d":                {"random", func(p *Policy, _ *routing.Policy) { p.Peer, p.NoCredit = llmd, true }},
 	"trt-plain":            {"kv-aware-trt", func(_ *Policy, r *routing.Policy) { r.Gate.On, r.Cap.FairShare, r.Cap.Hard = false, false, 0 }},
 	"trt-plain-lowest":     {"kv-aware-trt", trtLowest(false)},
 	"trt-gate":             {"kv-aware-trt", func(_ *Policy, r *routing.Policy) { r.Cap.FairShare, r.Cap.Hard = false, 0 }},

@@ -3,6 +3,7 @@ package replay
 import (
 	"bytes"
 	"compress/gzip"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -12,30 +13,31 @@ import (
 // conversation trace, gzipped JSON lines.
 const traceVariable = "KVLANE_MOONCAKE_TRACE"
 
-func openTrace(t testing.TB, load float64) Workload {
+func openTrace() (io.ReadCloser, error) {
+	f, err := os.Open(os.Getenv(traceVariable))
+	if err != nil {
+		return nil, err
+	}
+	return gzip.NewReader(f)
+}
+
+func needTrace(t testing.TB) {
 	t.Helper()
-	path := os.Getenv(traceVariable)
-	if path == "" {
+	if os.Getenv(traceVariable) == "" {
 		t.Skipf("%s is not set: the trace is not part of the project", traceVariable)
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := ReadMooncake(z, load, -1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return w
 }
 
 func TestMooncakeConversations(t *testing.T) {
-	w := openTrace(t, 1)
+	needTrace(t)
+	in, err := openTrace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := ReadMooncake(in, 1, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	requests := w.Generate(1)
 	turns := map[string]int{}
 	for i := range requests {
@@ -52,28 +54,68 @@ func TestMooncakeConversations(t *testing.T) {
 	}
 }
 
-func TestMooncakeTable(t *testing.T) {
-	w := openTrace(t, 2.5)
-	report, err := Run(Options{Workload: w, Fleet: w.Fleet, Policies: []string{"kv-aware", "session", "trt-plain", "min-wait", "oracle"}, Seeds: []uint64{1}})
+// TestAcceptance runs the rows that need no trace and little time, with few seeds; all
+// of them if the environment variable KVLANE_REPLAY_ACCEPTANCE is set.
+func TestAcceptance(t *testing.T) {
+	a := Acceptance{Seeds: []uint64{1}, Rows: map[string]bool{"L1": true, "L11": true, "L12": true}}
+	if os.Getenv("KVLANE_REPLAY_ACCEPTANCE") != "" {
+		a.Seeds, a.Rows = []uint64{1, 2, 3, 4, 5}, nil
+		if os.Getenv(traceVariable) != "" {
+			a.Trace = openTrace
+		}
+	}
+	checks, err := a.Run()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	if err := report.WriteTable(&b); err != nil {
-		t.Fatal(err)
-	}
-	t.Log("\n" + b.String())
-}
-
-func TestSkewTable(t *testing.T) {
-	w := ConversationSkew()
-	report, err := Run(Options{Workload: w, Fleet: w.Fleet, Policies: []string{"kv-aware", "trt-plain", "conversation-rank"}, Seeds: []uint64{1, 2}})
+	failed, err := WriteChecks(&b, checks)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var b bytes.Buffer
-	if err := report.WriteTable(&b); err != nil {
-		t.Fatal(err)
-	}
 	t.Log("\n" + b.String())
+	if failed > 0 {
+		t.Errorf("%d of %d checks do not hold", failed, len(checks))
+	}
+}
+
+// TestSameSeedSameBytes runs every policy twice under bad conditions.
+func TestSameSeedSameBytes(t *testing.T) {
+	w := OneShot{Tenants: 5, System: 2000, Own: 500, Output: 50, PerSecond: 3, Capacity: 50_000}.Workload("small")
+	var out [2]bytes.Buffer
+	for i := range out {
+		report, err := Run(Options{Workload: w, Fleet: w.Fleet, Policies: PolicyNames(), Seeds: []uint64{7, 8},
+			Conditions: Conditions{EventDelay: 0.2, EventLoss: 0.05, Replicas: 2, Share: true, ShareDelay: 0.05}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := report.WriteJSON(&out[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(out[0].Bytes(), out[1].Bytes()) {
+		t.Error("the reports differ")
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	for name, trace := range map[string]string{
+		"no JSON":         "x\n",
+		"empty prompt":    `{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}`,
+		"negative output": `{"timestamp": 0, "input_length": 1, "output_length": -1, "hash_ids": []}`,
+	} {
+		if _, err := ReadMooncake(strings.NewReader(trace), 1, 0); err == nil {
+			t.Errorf("%s was accepted", name)
+		}
+	}
+	w := ConversationSkew()
+	for name, o := range map[string]Options{
+		"no rank":        {Workload: w, Policies: []string{"random"}, Seeds: []uint64{1}},
+		"no seed":        {Workload: w, Fleet: w.Fleet, Policies: []string{"random"}},
+		"unknown policy": {Workload: w, Fleet: w.Fleet, Policies: []string{"best"}, Seeds: []uint64{1}},
+	} {
+		if _, err := Run(o); err == nil {
+			t.Errorf("%s was accepted", name)
+		}
+	}
 }

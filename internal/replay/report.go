@@ -35,12 +35,16 @@ type Result struct {
 	// Moves is turns that went elsewhere than the turn before.
 	Moves   float64 `json:"moves"`
 	Refused float64 `json:"refused"`
+	// Copies is how often a burst's prefix was computed, Others95 the TTFT p95 of the
+	// requests outside bursts.
+	Copies   float64 `json:"copies"`
+	Others95 float64 `json:"others95"`
 }
 
 // fields lists a Result for means and deviations.
 func (r *Result) fields() []*float64 {
 	return []*float64{&r.TTFT50, &r.TTFT90, &r.TTFT95, &r.TTFT99, &r.E2E90, &r.ITL50, &r.ITL99, &r.Hit, &r.Ceiling, &r.Throughput,
-		&r.CV, &r.MaxMin, &r.MinMean, &r.Moves, &r.Refused}
+		&r.CV, &r.MaxMin, &r.MinMean, &r.Moves, &r.Refused, &r.Copies, &r.Others95}
 }
 
 // percentile of sorted values.
@@ -65,6 +69,8 @@ func (s *simulation) summarise() Result {
 	}
 	skip := int(warmPart * float64(len(measured)))
 	output := map[float64]float64{}
+	bursts := map[int]bool{}
+	var others []float64
 	for i, rec := range measured {
 		counts[rec.slot]++
 		prompt += float64(rec.Prompt)
@@ -81,10 +87,17 @@ func (s *simulation) summarise() Result {
 			r.Moves++
 		}
 		home[rec.Conversation] = int(rec.slot)
+		if rec.Burst > 0 {
+			bursts[rec.Burst] = true
+			r.Copies += max(float64(rec.BurstPrefix-rec.matched), 0) / float64(rec.BurstPrefix)
+		}
 		ends = append(ends, rec.ended)
 		output[rec.ended] += float64(rec.Output)
 		if i < skip {
 			continue
+		}
+		if rec.Burst == 0 {
+			others = append(others, rec.first-rec.At)
 		}
 		ttft = append(ttft, rec.first-rec.At)
 		e2e = append(e2e, rec.ended-rec.At)
@@ -92,6 +105,9 @@ func (s *simulation) summarise() Result {
 			itl = append(itl, (rec.ended-rec.first)/float64(rec.Output-1))
 		}
 	}
+	sort.Float64s(others)
+	r.Others95 = percentile(others, 0.95)
+	r.Copies /= float64(max(len(bursts), 1))
 	sort.Float64s(ttft)
 	sort.Float64s(e2e)
 	sort.Float64s(itl)

@@ -102,19 +102,56 @@ func StarvedRanks() Workload {
 		MinTurns: 5, MaxTurns: 25, Think: 1, Requests: 4560}.workload("starved ranks", Fleet{Workers: 1, Ranks: 8, Coupled: true, Engine: ExpertRank(1_000_000)})
 }
 
-// Tenants is one-shot questions behind long system prompts, open loop for 300 s.
-func Tenants(tenants, system int, own, perSecond float64, capacity int) Workload {
-	return Workload{Name: fmt.Sprintf("%d tenants", tenants), BlockSize: skewBlock, Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(capacity)},
+// OneShot describes questions behind system prompts, without later turns: Tenants
+// prompts of System tokens, own texts of Own mean tokens, an open loop for 300 s.
+type OneShot struct {
+	Tenants, System int
+	Own, Output     float64
+	PerSecond       float64
+	Capacity        int
+}
+
+// Workload generates the questions.
+func (o OneShot) Workload(name string) Workload {
+	return Workload{Name: name, BlockSize: skewBlock, Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(o.Capacity)},
 		Generate: func(seed uint64) []Request {
 			rng := rand.New(rand.NewPCG(seed, 0x74656E))
 			var out []Request
-			for at := rng.ExpFloat64() / perSecond; at < 300; at += rng.ExpFloat64() / perSecond {
+			for at := rng.ExpFloat64() / o.PerSecond; at < 300; at += rng.ExpFloat64() / o.PerSecond {
 				n := len(out)
-				blocks := chain(nil, uint64(rng.IntN(tenants)), system/skewBlock)
-				text := system + lognormal(rng, own, 0.5)
-				out = append(out, Request{At: at, Conversation: fmt.Sprintf("q%d", n), Prompt: text, Output: lognormal(rng, 250, 0.5),
+				blocks := chain(nil, uint64(rng.IntN(o.Tenants)), o.System/skewBlock)
+				text := o.System + lognormal(rng, o.Own, 0.5)
+				out = append(out, Request{At: at, Conversation: fmt.Sprintf("q%d", n), Prompt: text, Output: lognormal(rng, o.Output, 0.5),
 					Blocks: chain(blocks, uint64(n)+1<<32, text/skewBlock-len(blocks))})
 			}
 			return out
 		}}
+}
+
+// Siblings is bursts of 64 requests that share a prefix nobody has yet, every 30 s
+// for 600 s, over unrelated requests that use the given part of the fleet's prefill.
+func Siblings(background float64) Workload {
+	const size, prefix, own = 64, 30_000, 500
+	fleet := Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(3_000_000)}
+	rate := background * float64(fleet.Workers) / fleet.Engine.PerToken / 6000
+	return Workload{Name: "siblings", BlockSize: skewBlock, Fleet: fleet, Generate: func(seed uint64) []Request {
+		rng := rand.New(rand.NewPCG(seed, 0x736962))
+		var out []Request
+		for at := rng.ExpFloat64() / rate; at < 600; at += rng.ExpFloat64() / rate {
+			text := lognormal(rng, 6000, 1)
+			out = append(out, Request{At: at, Conversation: fmt.Sprintf("b%d", len(out)), Prompt: text, Output: lognormal(rng, 250, 0.5),
+				Blocks: chain(nil, uint64(len(out))+1<<32, text/skewBlock)})
+		}
+		for burst := 1; burst < 20; burst++ {
+			shared := chain(nil, uint64(burst)+1<<40, prefix/skewBlock)
+			for n := range size {
+				id := fmt.Sprintf("s%d-%d", burst, n)
+				blocks := append([]uint64(nil), shared...)
+				out = append(out, Request{At: 30*float64(burst) + 0.1*rng.Float64(), Conversation: id, Prompt: prefix + own,
+					Output: lognormal(rng, 250, 0.5), Burst: burst, BurstPrefix: prefix,
+					Blocks: chain(blocks, uint64(burst*size+n)+1<<41, (prefix+own)/skewBlock-len(blocks))})
+			}
+		}
+		return out
+	}}
 }

@@ -18,6 +18,12 @@ type Conditions struct {
 	EventDelay float64
 	// EventLoss is the part of event batches that never arrive, and nobody notices.
 	EventLoss float64
+	// Replicas is the number of routers that take requests in turn, 0 for one. Each has
+	// an index of its own that sees all events.
+	Replicas int
+	// Share lets replicas tell each other their bookings, ShareDelay seconds late.
+	Share      bool
+	ShareDelay float64
 }
 
 // indexBlock is the tokens by which the index knows a block of the workload: its
@@ -28,35 +34,53 @@ const indexBlock = 4
 type record struct {
 	Request
 	slot         kvindex.Slot
+	replica      int
 	matched      int
 	plan         routing.ReservationID
 	hashes       []kvindex.Hash
 	first, ended float64
-	job          *job
 }
 
 // simulation is one run of one policy.
 type simulation struct {
 	w      *Workload
+	fleet  Fleet
 	policy *Policy
 	cond   Conditions
 	rng    *rand.Rand
 	now    float64
 
-	router  *routing.Router
-	index   *kvindex.Index
-	matches kvindex.Matches
-	overlap []routing.Overlap
-	seed    kvindex.Hash
-	tokens  []uint32
+	replicas []*replica
+	matches  kvindex.Matches
+	overlap  []routing.Overlap
+	seed     kvindex.Hash
+	tokens   []uint32
 
 	workers  []*worker
 	arrivals arrivals
 	late     []batch
+	notes    []note
+	scrape   scrape
 	records  []*record
 	live     int
 	lost     int
 	refused  int
+}
+
+// replica is one router and its index.
+type replica struct {
+	name   string
+	router *routing.Router
+	index  *kvindex.Index
+}
+
+// note is what one replica tells the others about a booking.
+type note struct {
+	at      float64
+	from    int
+	booking routing.Booking
+	// phase is 0 for the booking, 1 for its first token, 2 for its end.
+	phase int
 }
 
 // worker is the ranks that step together.
@@ -88,30 +112,38 @@ func (h *arrivals) Pop() any {
 }
 
 func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, seed uint64) (*simulation, error) {
-	router, err := routing.New(policy.Config)
-	if err != nil {
-		return nil, err
+	s := &simulation{w: w, fleet: fleet, policy: policy, cond: cond, rng: rand.New(rand.NewPCG(seed, 0x6C6F7373))}
+	for n := range max(cond.Replicas, 1) {
+		config := policy.Config
+		config.Node = uint64(n)
+		router, err := routing.New(config)
+		if err != nil {
+			return nil, err
+		}
+		index, err := kvindex.New(kvindex.Config{BlockSize: indexBlock})
+		if err != nil {
+			return nil, err
+		}
+		s.replicas = append(s.replicas, &replica{fmt.Sprintf("replica%d", n), router, index})
 	}
-	index, err := kvindex.New(kvindex.Config{BlockSize: indexBlock})
-	if err != nil {
-		return nil, err
-	}
-	s := &simulation{w: w, policy: policy, cond: cond, rng: rand.New(rand.NewPCG(seed, 0x6C6F7373)), router: router, index: index,
-		seed: index.Hasher().Seed("", "", "")}
+	s.seed = s.replicas[0].index.Hasher().Seed("", "", "")
 	var shared map[uint64]bool
 	if policy.Oracle {
 		shared = map[uint64]bool{}
 	}
 	for n := range fleet.Workers * fleet.Ranks {
-		t := kvindex.Target{Worker: fmt.Sprintf("w%03d", n/fleet.Ranks), Rank: int32(n % fleet.Ranks)}
-		slot, err := index.Add(t, "", indexBlock)
-		if err != nil {
-			return nil, err
+		t := targetOf(kvindex.Slot(n), fleet)
+		slot := kvindex.Slot(n)
+		for _, r := range s.replicas {
+			got, err := r.index.Add(t, "", indexBlock)
+			if err != nil {
+				return nil, err
+			}
+			if got != slot {
+				return nil, errors.New("slots of a new index are not dense")
+			}
+			r.router.SetTarget(slot, routing.TargetInfo{Target: t, Ready: true})
 		}
-		if int(slot) != n {
-			return nil, errors.New("slots of a new index are not dense")
-		}
-		router.SetTarget(slot, routing.TargetInfo{Target: t, Ready: true})
 		if n%fleet.Ranks == 0 || !fleet.Coupled {
 			s.workers = append(s.workers, &worker{first: slot, until: math.Inf(1)})
 		}
@@ -133,14 +165,24 @@ func (s *simulation) run() error {
 				at, next = w.until, i
 			}
 		}
+		arrival := math.Inf(1)
+		if len(s.arrivals) > 0 {
+			arrival = s.arrivals[0].At
+		}
+		if len(s.notes) > 0 && s.notes[0].at <= min(at, arrival) {
+			s.now = s.notes[0].at
+			s.tell(s.notes[0])
+			s.notes = s.notes[1:]
+			continue
+		}
 		switch {
-		case len(s.late) > 0 && s.late[0].at <= at && (len(s.arrivals) == 0 || s.late[0].at <= s.arrivals[0].At):
+		case len(s.late) > 0 && s.late[0].at <= at && s.late[0].at <= arrival:
 			s.now = s.late[0].at
 			if err := s.apply(s.late[0]); err != nil {
 				return err
 			}
 			s.late = s.late[1:]
-		case next >= 0 && (len(s.arrivals) == 0 || at <= s.arrivals[0].At):
+		case next >= 0 && at <= arrival:
 			s.now = at
 			if err := s.step(s.workers[next]); err != nil {
 				return err
@@ -158,48 +200,93 @@ func (s *simulation) run() error {
 func (s *simulation) clock() time.Duration { return time.Duration(s.now * 1e9) }
 
 func (s *simulation) arrive(r Request) {
-	rec := &record{Request: r, matched: -1}
-	rec.hashes = s.hash(r.Blocks, nil)
-	s.records = append(s.records, rec)
-	s.overlap = s.overlap[:0]
-	if s.policy.Oracle {
-		shared := s.workers[0].ranks[0].shared
-		n := 0
-		for n < len(r.Blocks) && shared[r.Blocks[n]] {
-			n++
-		}
-		for slot := range s.ranks() {
-			s.overlap = append(s.overlap, routing.Overlap{Slot: kvindex.Slot(slot), Tokens: [kvindex.NumTiers]int32{int32(n * s.w.BlockSize)}})
-		}
-	} else {
-		s.index.Match(rec.hashes, &s.matches)
-		for i := range s.matches.Holders {
-			m := &s.matches.Holders[i]
-			s.overlap = append(s.overlap, routing.Overlap{Slot: m.Slot, Speculative: int32(m.Speculative) * int32(s.w.BlockSize),
-				Tokens: [kvindex.NumTiers]int32{int32(m.Total()) * int32(s.w.BlockSize)}})
-		}
-	}
+	rec := &record{Request: r, matched: -1, replica: len(s.records) % len(s.replicas)}
+	to := s.replicas[rec.replica]
+	rec.hashes = to.index.Hasher().AppendHashes(nil, s.seed, s.tokensOf(r.Blocks), indexBlock)
+	s.lookup(to, rec)
 	q := routing.Query{ID: fmt.Sprintf("r%d", len(s.records)), PromptTokens: int64(r.Prompt), Conversation: r.Conversation}
 	if s.policy.NoID {
 		q.Conversation = ""
 	}
-	plan, err := s.router.Pick(s.clock(), &q, s.overlap, nil)
+	if s.policy.Peer != nil {
+		s.refresh()
+		slot := s.policy.Peer(s, rec)
+		q.Pin = &routing.Pin{Worker: targetOf(slot, s.fleet).Worker, Rank: targetOf(slot, s.fleet).Rank}
+	}
+	plan, err := to.router.Pick(s.clock(), &q, s.overlap, nil)
 	if err != nil {
 		s.refused++
-		s.records = s.records[:len(s.records)-1]
 		return
 	}
+	s.records = append(s.records, rec)
 	rec.slot, rec.plan = plan.Decode, plan.Reservation
 	if !s.policy.NoCredit && !s.policy.Oracle {
-		s.index.Speculate(plan.Decode, rec.hashes, time.Unix(0, int64(s.clock())))
+		to.index.Speculate(plan.Decode, rec.hashes, time.Unix(0, int64(s.clock())))
 	}
+	s.share(rec, 0)
 	s.live++
 	w, k := s.at(plan.Decode)
 	k.waiting = append(k.waiting, &job{record: rec})
-	rec.job = k.waiting[len(k.waiting)-1]
 	if math.IsInf(w.until, 1) {
 		s.begin(w)
 	}
+}
+
+// lookup asks a replica's index, or the oracle's infinite cache.
+func (s *simulation) lookup(to *replica, rec *record) {
+	s.overlap = s.overlap[:0]
+	size := int32(s.w.BlockSize)
+	if s.policy.Oracle {
+		shared := s.workers[0].ranks[0].shared
+		n := 0
+		for n < len(rec.Blocks) && shared[rec.Blocks[n]] {
+			n++
+		}
+		for slot := range s.ranks() {
+			s.overlap = append(s.overlap, routing.Overlap{Slot: kvindex.Slot(slot), Tokens: [kvindex.NumTiers]int32{int32(n) * size}})
+		}
+		return
+	}
+	to.index.Match(rec.hashes, &s.matches)
+	for i := range s.matches.Holders {
+		m := &s.matches.Holders[i]
+		s.overlap = append(s.overlap, routing.Overlap{Slot: m.Slot, Speculative: int32(m.Speculative) * size,
+			Tokens: [kvindex.NumTiers]int32{int32(m.Total()) * size}})
+	}
+}
+
+// share sends a note about a booking to the other replicas.
+func (s *simulation) share(rec *record, phase int) {
+	if !s.cond.Share || len(s.replicas) == 1 {
+		return
+	}
+	n := note{at: s.now + s.cond.ShareDelay, from: rec.replica, phase: phase}
+	if phase == 0 {
+		n.booking, _ = s.replicas[rec.replica].router.Booking(rec.plan)
+	}
+	n.booking.Replica, n.booking.ID = s.replicas[rec.replica].name, rec.plan
+	s.notes = append(s.notes, n)
+}
+
+// tell hands a note to the replicas that did not write it.
+func (s *simulation) tell(n note) {
+	for i, to := range s.replicas {
+		if i == n.from {
+			continue
+		}
+		switch n.phase {
+		case 0:
+			to.router.ApplyRemote(s.clock(), n.booking)
+		case 1:
+			to.router.RemoteFirstToken(s.clock(), n.booking.Replica, n.booking.ID)
+		default:
+			to.router.RemoteRelease(s.clock(), n.booking.Replica, n.booking.ID)
+		}
+	}
+}
+
+func targetOf(slot kvindex.Slot, fleet Fleet) kvindex.Target {
+	return kvindex.Target{Worker: fmt.Sprintf("w%03d", int(slot)/fleet.Ranks), Rank: int32(int(slot) % fleet.Ranks)}
 }
 
 func (s *simulation) ranks() int { return len(s.workers) * len(s.workers[0].ranks) }
@@ -250,26 +337,23 @@ func (s *simulation) step(w *worker) error {
 
 func (s *simulation) firstToken(j *job) {
 	j.first, j.matched = s.now, j.cached
-	s.router.FirstToken(s.clock(), j.plan)
+	s.replicas[j.replica].router.FirstToken(s.clock(), j.plan)
+	s.share(j.record, 1)
 }
 
 func (s *simulation) ended(j *job) {
-	j.record.ended, j.record.job = s.now, nil
+	j.ended = s.now
 	s.live--
-	s.router.Release(s.clock(), j.plan)
+	s.replicas[j.replica].router.Release(s.clock(), j.plan)
+	s.share(j.record, 2)
 	if s.w.PrefillOnly {
-		j.record.ended += s.w.DecodePerToken * float64(j.Output)
+		j.ended += s.w.DecodePerToken * float64(j.Output)
 	}
 	if s.w.Follow != nil {
-		if r, ok := s.w.Follow(&j.Request, j.record.ended); ok {
+		if r, ok := s.w.Follow(&j.Request, j.ended); ok {
 			heap.Push(&s.arrivals, r)
 		}
 	}
-}
-
-// hash appends the index's hashes of a request's blocks.
-func (s *simulation) hash(blocks []uint64, dst []kvindex.Hash) []kvindex.Hash {
-	return s.index.Hasher().AppendHashes(dst, s.seed, s.tokensOf(blocks), indexBlock)
 }
 
 func (s *simulation) tokensOf(blocks []uint64) []uint32 {
@@ -308,8 +392,10 @@ func (s *simulation) apply(b batch) error {
 				e.Parent = kvindex.EngineHash(c.names[first-1])
 			}
 		}
-		if err := s.index.Apply(b.slot, &e); err != nil && s.lost == 0 {
-			return fmt.Errorf("apply an event of rank %d: %w", b.slot, err)
+		for _, r := range s.replicas {
+			if err := r.index.Apply(b.slot, &e); err != nil && s.lost == 0 {
+				return fmt.Errorf("apply an event of rank %d: %w", b.slot, err)
+			}
 		}
 	}
 	return nil
@@ -317,12 +403,14 @@ func (s *simulation) apply(b batch) error {
 
 // atRest checks that everything has been given back.
 func (s *simulation) atRest() error {
-	if s.live != 0 || s.router.Live() != 0 {
-		return fmt.Errorf("%d requests never ended, %d bookings are left", s.live, s.router.Live())
+	if s.live != 0 {
+		return fmt.Errorf("%d requests never ended", s.live)
 	}
 	for slot := range s.ranks() {
-		if l := s.router.Load(kvindex.Slot(slot)); l != (routing.Load{}) {
-			return fmt.Errorf("rank %d is left with load %+v", slot, l)
+		for _, r := range s.replicas {
+			if l := r.router.Load(kvindex.Slot(slot)); l != (routing.Load{}) {
+				return fmt.Errorf("rank %d is left with load %+v", slot, l)
+			}
 		}
 		_, k := s.at(kvindex.Slot(slot))
 		if k.private != 0 || k.pinned != 0 || k.busy() || k.resident != 0 {

@@ -16,8 +16,12 @@ type Request struct {
 	// Blocks name the prompt's full blocks; a name stands for the whole prefix up to
 	// its block.
 	Blocks []uint64
-	// Warm-up requests are not measured.
+	// WarmUp requests are not measured.
 	WarmUp bool
+	// Burst numbers requests that come together with a prefix of BurstPrefix tokens
+	// that nobody has; 0 for all others.
+	Burst       int
+	BurstPrefix int
 
 	// script continues a closed loop after this request.
 	script *script
