@@ -19,16 +19,27 @@ const (
 type merges struct {
 	slots  []uint64
 	shift  uint
-	result []uint32    // rank -> token
-	pairs  [][2]uint32 // rank -> parts, while loading only; noPair if no text reaches it
+	result []uint32 // rank -> token
+	// filter has a bit for each hash prefix of a pair that merges. Most pairs do
+	// not, and this answers for them from a table that stays in the cache.
+	filter      []uint64
+	filterShift uint
+	pairs       [][2]uint32 // rank -> parts, while loading only; noPair if no text reaches it
 }
 
 // noPair stands for a pair that no text reaches.
 var noPair = [2]uint32{maxID, maxID}
 
+// filterBits is the bits of the filter for each slot.
+const filterBits = 8
+
 func newMerges(n int) *merges {
 	size := 1 << bits.Len(uint(n*3/2+1))
-	m := &merges{slots: make([]uint64, size), shift: uint(64 - bits.Len(uint(size-1)))}
+	shift := uint(64 - bits.Len(uint(size-1)))
+	m := &merges{
+		slots: make([]uint64, size), shift: shift,
+		filter: make([]uint64, max(1, size*filterBits/64)), filterShift: shift - uint(bits.Len(filterBits-1)),
+	}
 	for i := range m.slots {
 		m.slots[i] = ^uint64(0)
 	}
@@ -44,13 +55,19 @@ func (m *merges) put(left, right, rank uint32) {
 		at = (at + 1) & uint64(len(m.slots)-1)
 	}
 	m.slots[at] = key<<24 | uint64(rank)
+	bit := key * mulC >> m.filterShift
+	m.filter[bit>>6] |= 1 << (bit & 63)
 }
 
 // rank is the order of the pair's merge, noRank if it has none.
 func (m *merges) rank(left, right uint32) uint32 {
 	key := uint64(left)<<20 | uint64(right)
+	h := key * mulC
+	if bit := h >> m.filterShift; m.filter[bit>>6&uint64(len(m.filter)-1)]>>(bit&63)&1 == 0 {
+		return noRank
+	}
 	slots := m.slots
-	for at := key * mulC >> m.shift; ; at++ {
+	for at := h >> m.shift; ; at++ {
 		slot := slots[at&uint64(len(slots)-1)]
 		if slot>>24 == key {
 			return uint32(slot & (1<<24 - 1))
@@ -110,14 +127,16 @@ func (w *merger) run(m *merges, dst []uint32) []uint32 {
 // comparing whole parts orders by rank and then by place.
 func flat(m *merges, parts []uint64, dst []uint32) []uint32 {
 	for {
-		least, at := uint64(noPart), 0
-		for i, p := range parts {
-			if p < least {
-				least, at = p, i
-			}
+		least := uint64(noPart)
+		for _, p := range parts {
+			least = min(least, p) // without a branch that cannot be predicted
 		}
-		if least >= noPart {
+		if least == noPart {
 			break
+		}
+		at := 0
+		for parts[at] != least {
+			at++
 		}
 		joined := m.result[least>>32]
 		n := len(parts) - 1

@@ -11,7 +11,9 @@ package tokenizer
 // character to something outside has a rank above R, none of those comes first;
 // and if every merge that takes the token has a rank above R, having it from the
 // start changes no order. What may stand outside depends on the neighbours: a
-// byte below 0x80 or one above, which has a bit each.
+// byte below 0x80 or one above, which has a bit each. Text is valid UTF-8, so a
+// neighbour above is the end of a character (below 0xc0) before this one, and
+// the start of one (0xc0 or more) behind it.
 type units []uint32 // by code point: flags and token+1, 0 if none
 
 const (
@@ -51,7 +53,9 @@ func (u units) at(word []byte, i int) (uint32, int) {
 	return unit&unitID - 1, n
 }
 
-// edges holds, for each token, the least rank of the merges that take it.
+// edges holds, for each token, the least rank of the merges that take it, by what
+// is on the other side. A merge that only the inside of a character can see does
+// not count.
 type edges struct {
 	afterASCII, afterWide   []uint32 // as the right part, by the last byte of the left one
 	beforeASCII, beforeWide []uint32 // as the left part, by the first byte of the right one
@@ -71,15 +75,18 @@ func newEdges(v *vocab, m *merges) edges {
 			continue
 		}
 		left, right := v.bytes(p[0]), v.bytes(p[1])
-		after, before := e.afterASCII, e.beforeASCII
-		if left[len(left)-1] >= 0x80 {
-			after = e.afterWide
+		switch last := left[len(left)-1]; {
+		case last < 0x80:
+			e.afterASCII[p[1]] = min(e.afterASCII[p[1]], uint32(rank))
+		case last < 0xc0:
+			e.afterWide[p[1]] = min(e.afterWide[p[1]], uint32(rank))
 		}
-		if right[0] >= 0x80 {
-			before = e.beforeWide
+		switch first := right[0]; {
+		case first < 0x80:
+			e.beforeASCII[p[0]] = min(e.beforeASCII[p[0]], uint32(rank))
+		case first >= 0xc0:
+			e.beforeWide[p[0]] = min(e.beforeWide[p[0]], uint32(rank))
 		}
-		after[p[1]] = min(after[p[1]], uint32(rank))
-		before[p[0]] = min(before[p[0]], uint32(rank))
 	}
 	return e
 }
