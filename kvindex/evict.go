@@ -21,11 +21,17 @@ func (st *slotState) looseBytes() int64 {
 	return int64(n)
 }
 
+// How often the clock hand spares a segment.
+const (
+	sparedNew    = 1
+	sparedLooked = 3
+)
+
 // evict keeps the index within its byte budget. If aliases and pages take more
 // than half of it, the slot with most of them is cleared first: they cannot be
 // dropped block by block without losing count. Then a clock hand goes round the
-// segments: one that was looked up since it last passed, or is new, is spared
-// once; any other is dropped for all its holders.
+// segments: one that was looked up is spared three times, a new one once; any
+// other is dropped for all its holders.
 func (x *Index) evict() {
 	limit := x.cfg.MaxBytes
 	if limit == 0 || x.bytes() <= limit {
@@ -68,8 +74,8 @@ func (x *Index) passHand() {
 		return
 	}
 	g := x.seg(id)
-	if g[3] != 0 {
-		g[3] = 0
+	if g[3] > 0 {
+		g[3]--
 		return
 	}
 	for x.alive(id) && x.seg(id).numRuns() > 0 {

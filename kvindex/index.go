@@ -256,7 +256,7 @@ func (x *Index) newSegment(room, runRoom int) uint32 {
 	room = min((words-headWords-runRoom)/2, maxSegment)
 	r := x.arena.alloc(words)
 	g := segment(x.arena.words(r))
-	g[0], g[1], g[2], g[3] = uint64(room)<<32, uint64(runRoom)<<32, 0, 1
+	g[0], g[1], g[2], g[3] = uint64(room)<<32, uint64(runRoom)<<32, 0, sparedNew
 	var id uint32
 	if k := len(x.freed); k > 0 {
 		id, x.freed = x.freed[k-1], x.freed[:k-1]

@@ -58,8 +58,8 @@ func (x *Index) match(hashes []Hash, m *Matches) {
 		if n == 0 {
 			break
 		}
-		if atomic.LoadUint64(&g[3]) == 0 {
-			atomic.StoreUint64(&g[3], 1)
+		if atomic.LoadUint64(&g[3]) != sparedLooked {
+			atomic.StoreUint64(&g[3], sparedLooked)
 		}
 		if at == 0 {
 			w.first(g, n)

@@ -7,7 +7,7 @@ package kvindex
 //	word 0  blocks | room for blocks
 //	word 1  runs | room for runs
 //	word 2  dead blocks (held by nobody, but between held ones)
-//	word 3  touched since the eviction hand passed; the only word that readers write
+//	word 3  how often the eviction hand will spare it; the only word that readers write
 //
 // Runs are sorted and say that a slot holds blocks [start, end) on a tier; runs
 // of one slot and tier neither overlap nor touch.

@@ -1,0 +1,154 @@
+package kvindex
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// Lookups during writes must see one of the states between their start and end:
+// one writer steps through states known beforehand, readers compare.
+func TestLookupsSeeOneState(t *testing.T) {
+	const targets, depth, states = 3, 40, 3000
+	x, err := New(Config{BlockSize: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := make([]uint32, 4*depth)
+	for i := range tokens {
+		tokens[i] = uint32(i)
+	}
+	names := engineHashes(1, "m", "", "", tokens, nil, 4)
+	for i := range targets {
+		if _, err := x.Add(Target{Worker: "w", Rank: int32(i)}, "m", 4); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// each step one target grows to, or shrinks to, another length
+	type step struct {
+		slot  Slot
+		event Event
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	lengths := make([][targets]uint32, states+1)
+	steps := make([]step, states)
+	for i := range steps {
+		s := rng.IntN(targets)
+		was, n := lengths[i][s], uint32(rng.IntN(depth+1))
+		lengths[i+1] = lengths[i]
+		lengths[i+1][s] = n
+		e := Event{Kind: Removed, BlockSize: 4}
+		if n > was {
+			e = Event{Kind: Stored, BlockSize: 4, Hashes: names[was:n], Tokens: tokens[was*4 : n*4]}
+			if was > 0 {
+				e.Parent, e.HasParent = names[was-1], true
+			}
+		} else {
+			for k := int(was) - 1; k >= int(n); k-- {
+				e.Hashes = append(e.Hashes, names[k])
+			}
+		}
+		steps[i] = step{Slot(s), e}
+	}
+	var begun, done atomic.Int64
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	errs := make(chan error, 4)
+	looks := atomic.Int64{}
+	for range 3 {
+		wg.Go(func() {
+			var m Matches
+			hashes := x.Hasher().AppendHashes(nil, x.Hasher().Seed("m", "", ""), tokens, 4)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				from := done.Load()
+				x.Match(hashes, &m)
+				to := begun.Load()
+				looks.Add(1)
+				var got [targets]uint32
+				for _, h := range m.Holders {
+					got[h.Slot] = h.Blocks[Device]
+				}
+				ok := false
+				for v := from; v <= to && !ok; v++ {
+					ok = lengths[v] == got
+				}
+				if !ok {
+					errs <- fmt.Errorf("saw %v, none of the states %d to %d", got, from, to)
+					return
+				}
+			}
+		})
+	}
+	for i := range steps {
+		begun.Store(int64(i + 1))
+		if err := x.Apply(steps[i].slot, &steps[i].event); err != nil {
+			t.Fatal(err)
+		}
+		done.Store(int64(i + 1))
+	}
+	close(stop)
+	wg.Wait()
+	select {
+	case err := <-errs:
+		t.Fatal(err)
+	default:
+	}
+	if looks.Load() == 0 {
+		t.Fatal("no lookup ran")
+	}
+}
+
+// Writers of several slots, lookups, dumps, credit and churn at once: for the race
+// detector, and all parts must agree at the end.
+func TestEverythingAtOnce(t *testing.T) {
+	x, err := New(Config{BlockSize: 4, MaxBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i), 7))
+			var m Matches
+			for round := range 20 {
+				target := Target{Worker: "w", Rank: int32(i)}
+				s, err := x.Add(target, "m", 4)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for range 30 {
+					tokens := make([]uint32, 4*(1+rng.IntN(300)))
+					for k := range tokens {
+						tokens[k] = uint32(rng.IntN(2) * k / 200)
+					}
+					names := engineHashes(1, "m", "", "", tokens, nil, 4)
+					hashes := x.Hasher().AppendHashes(nil, x.Hasher().Seed("m", "", ""), tokens, 4)
+					x.Speculate(s, hashes, testTime(round))
+					if err := x.Apply(s, &Event{Kind: Stored, BlockSize: 4, Hashes: names, Tokens: tokens}); err != nil {
+						t.Error(err)
+						return
+					}
+					x.Match(hashes, &m)
+					if err := x.Apply(s, &Event{Kind: Removed, Hashes: names[len(names)/2:]}); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+				x.Stats()
+				if round%3 == 0 {
+					x.Drop(s)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	checkInvariants(t, x)
+}

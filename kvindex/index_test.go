@@ -1,0 +1,333 @@
+package kvindex
+
+import (
+	"bytes"
+	"errors"
+	"hash/crc64"
+	"testing"
+	"time"
+)
+
+func testTime(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
+
+func mustIndex(t testing.TB, cfg Config) *Index {
+	x, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func mustAdd(t testing.TB, x *Index, rank, block int) Slot {
+	s, err := x.Add(Target{Worker: "w", Rank: int32(rank)}, "m", block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// contents makes n content hashes and engine hashes that are the chain's alone.
+func contents(chain uint64, n int) ([]uint64, []EngineHash) {
+	c, e := make([]uint64, n), make([]EngineHash, n)
+	for i := range n {
+		c[i] = mixName(chain<<20 + uint64(i))
+		e[i] = EngineHash(mixName(c[i]))
+	}
+	return c, e
+}
+
+func TestMillionFirstBlocksAndMemoryAfterwards(t *testing.T) {
+	n := uint64(1_000_000)
+	if testing.Short() {
+		n = 300_000
+	}
+	x := mustIndex(t, Config{BlockSize: 16})
+	s := mustAdd(t, x, 0, 16)
+	for i := range n {
+		c, e := contents(i, 1)
+		if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: e}, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	peak := x.Stats()
+	if peak.HolderBlocks != int64(n) {
+		t.Fatalf("%d of %d blocks", peak.HolderBlocks, n)
+	}
+	var m Matches
+	for i := uint64(0); i < n; i += 1000 {
+		c, _ := contents(i, 1)
+		h := x.Hasher().AppendContents(nil, x.Hasher().Seed("m", "", ""), c)
+		if x.Match(h, &m); m.Blocks != 1 {
+			t.Fatalf("chain %d is not found", i)
+		}
+		if x.Match([]Hash{h[0] + 1}, &m); m.Blocks != 0 || len(m.Holders) != 0 {
+			t.Fatalf("found what is not there")
+		}
+	}
+	for i := range n {
+		_, e := contents(i, 1)
+		if err := x.Apply(s, &Event{Kind: Removed, Hashes: e}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := x.Stats(); st.HolderBlocks != 0 || st.Reserved > peak.Reserved/10 {
+		t.Fatalf("after removing everything %d of %d bytes are left: %+v", st.Reserved, peak.Reserved, st)
+	}
+}
+
+func TestChurnAtCapacityDoesNotGrow(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	const targets, kept, depth = 4, 200, 37
+	for i := range targets {
+		mustAdd(t, x, i, 16)
+	}
+	var after int64
+	for round := range uint64(12_000) {
+		s := Slot(round % targets)
+		c, e := contents(round/2, depth) // pairs of targets share chains
+		if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: e}, c); err != nil {
+			t.Fatal(err)
+		}
+		if round >= kept {
+			_, old := contents((round-kept)/2, depth)
+			for i := depth - 1; i >= 0; i-- {
+				if err := x.Apply(Slot((round-kept)%targets), &Event{Kind: Removed, Hashes: old[i : i+1]}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if round == 2000 {
+			after = x.Stats().Reserved
+		}
+	}
+	st := x.Stats()
+	if st.HolderBlocks != kept*depth || st.UnknownRemoved != 0 {
+		t.Fatalf("%+v", st)
+	}
+	if st.Reserved > after*5/4 {
+		t.Fatalf("grew from %d to %d bytes at constant size", after, st.Reserved)
+	}
+}
+
+func TestBudgetHolds(t *testing.T) {
+	const budget = 1 << 20
+	x := mustIndex(t, Config{BlockSize: 16, MaxBytes: budget})
+	s := mustAdd(t, x, 0, 16)
+	var m Matches
+	hot, hotNames := contents(1<<30, 50)
+	hotHashes := x.Hasher().AppendContents(nil, x.Hasher().Seed("m", "", ""), hot)
+	if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: hotNames}, hot); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(20_000) {
+		c, e := contents(i, 10)
+		if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: e}, c); err != nil {
+			t.Fatal(err)
+		}
+		if st := x.bytes(); st > budget {
+			t.Fatalf("%d bytes after %d chains", st, i)
+		}
+		if x.Match(hotHashes, &m); m.Blocks != 50 {
+			t.Fatalf("the chain that is looked up all the time was dropped after %d others", i)
+		}
+	}
+	if x.Stats().Evicted == 0 {
+		t.Fatal("nothing was evicted")
+	}
+}
+
+func TestMatchAllocatesNothing(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	c, e := contents(1, 500)
+	for i := range 64 {
+		s := mustAdd(t, x, i, 16)
+		if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: e[:i+100]}, c[:i+100]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hashes := x.Hasher().AppendContents(nil, x.Hasher().Seed("m", "", ""), c)
+	var m Matches
+	x.Match(hashes, &m)
+	if n := testing.AllocsPerRun(100, func() { x.Match(hashes, &m) }); n != 0 || len(m.Holders) != 64 {
+		t.Fatalf("%v allocations, %d holders", n, len(m.Holders))
+	}
+}
+
+func TestAddRefusesAnotherMeaning(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	s := mustAdd(t, x, 0, 32)
+	if again := mustAdd(t, x, 0, 0); again != s {
+		t.Fatalf("slot %d, then %d", s, again)
+	}
+	if _, err := x.Add(Target{Worker: "w"}, "other", 32); err == nil {
+		t.Fatal("another model was accepted")
+	}
+	if _, err := x.Add(Target{Worker: "w"}, "m", 16); err == nil {
+		t.Fatal("another block size was accepted")
+	}
+	if _, err := x.Add(Target{Worker: "v"}, "m", 24); !errors.Is(err, ErrBlockSize) {
+		t.Fatalf("blocks of 24 in an index of 16: %v", err)
+	}
+	for _, cfg := range []Config{{}, {BlockSize: MaxBlockSize + 1}, {BlockSize: 16, MaxBytes: -1}} {
+		if _, err := New(cfg); err == nil {
+			t.Fatalf("%+v was accepted", cfg)
+		}
+	}
+}
+
+func TestSpeculationIsBounded(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16, MaxSpeculative: 100})
+	s := mustAdd(t, x, 0, 16)
+	seed := x.Hasher().Seed("m", "", "")
+	for i := range 50 {
+		c, _ := contents(uint64(i), 30)
+		x.Speculate(s, x.Hasher().AppendContents(nil, seed, c), testTime(i))
+		if n := x.Stats().Speculative; n > 100 {
+			t.Fatalf("%d blocks of credit", n)
+		}
+	}
+	c, _ := contents(99, 101)
+	x.Speculate(s, x.Hasher().AppendContents(nil, seed, c), testTime(99))
+	if n := x.Stats().Speculative; n != 90 {
+		t.Fatalf("a prompt larger than the bound left %d blocks of credit, not 90", n)
+	}
+	x.Expire(testTime(1000))
+	if st := x.Stats(); st.Speculative != 0 || st.Blocks != 0 {
+		t.Fatalf("%+v", st)
+	}
+}
+
+func TestSnapshotRefusesWhatItCannotTake(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16, Key: Key{1}})
+	s := mustAdd(t, x, 0, 16)
+	c, e := contents(1, 50)
+	if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: e}, c); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := x.Dump(&b, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i := range b.Len() {
+		damaged := bytes.Clone(b.Bytes())
+		damaged[i] ^= 0x10
+		y := mustIndex(t, Config{BlockSize: 16, Key: Key{1}})
+		if _, err := y.Load(bytes.NewReader(damaged)); !errors.Is(err, ErrSnapshot) {
+			t.Fatalf("byte %d damaged: %v", i, err)
+		}
+		if st := y.Stats(); st.Segments != 0 || len(st.Targets) != 0 {
+			t.Fatalf("byte %d damaged: %+v is left", i, st)
+		}
+		if _, err := y.Load(bytes.NewReader(b.Bytes()[:i])); !errors.Is(err, ErrSnapshot) {
+			t.Fatalf("cut at %d: %v", i, err)
+		}
+	}
+	for _, cfg := range []Config{{BlockSize: 32, Key: Key{1}}, {BlockSize: 16, Key: Key{2}}} {
+		if _, err := mustIndex(t, cfg).Load(bytes.NewReader(b.Bytes())); !errors.Is(err, ErrSnapshot) {
+			t.Fatalf("%+v: %v", cfg, err)
+		}
+	}
+	if _, err := x.Load(bytes.NewReader(b.Bytes())); err == nil {
+		t.Fatal("loaded into an index in use")
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	x := mustIndex(f, Config{BlockSize: 4})
+	s := mustAdd(f, x, 0, 4)
+	p := mustAdd(f, x, 1, 2)
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8}
+	for _, e := range []Event{
+		{Kind: Stored, BlockSize: 4, Tokens: tokens, Hashes: []EngineHash{1, 2}},
+		{Kind: Stored, BlockSize: 4, Tokens: tokens[:4], Hashes: []EngineHash{1}},
+		{Kind: Stored, BlockSize: 4, Tokens: tokens[:4], Hashes: []EngineHash{9}, Tier: Host},
+	} {
+		if err := x.Apply(s, &e); err != nil {
+			f.Fatal(err)
+		}
+	}
+	if err := x.Apply(p, &Event{Kind: Stored, BlockSize: 2, Tokens: tokens[:6], Hashes: []EngineHash{3, 4, 5}}); err != nil {
+		f.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := x.Dump(&b, func(Slot) []byte { return []byte("cursor") }); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b.Bytes()[:b.Len()-8])
+	f.Fuzz(func(t *testing.T, data []byte) {
+		y := mustIndex(t, Config{BlockSize: 4})
+		// the checksum would hide the parser: make it right
+		if _, err := y.Load(bytes.NewReader(withChecksum(data))); err != nil {
+			return
+		}
+		var m Matches
+		y.Match(y.Hasher().AppendHashes(nil, y.Hasher().Seed("m", "", ""), tokens, 4), &m)
+		for _, target := range y.Stats().Targets {
+			_ = y.Apply(target.Slot, &Event{Kind: Removed, Hashes: []EngineHash{1, 2, 3, 4, 9}})
+			y.Drop(target.Slot)
+		}
+		if st := y.Stats(); st.HolderBlocks != 0 {
+			t.Fatalf("%+v", st)
+		}
+	})
+}
+
+func crcOf(data []byte) uint64 { return crc64.Checksum(data, crcTable) }
+
+func withChecksum(data []byte) []byte {
+	sum := crcOf(data)
+	out := bytes.Clone(data)
+	for i := range 8 {
+		out = append(out, byte(sum>>(8*i)))
+	}
+	return out
+}
+
+func TestHashes(t *testing.T) {
+	h := NewHasher(Key{42})
+	tokens := make([]uint32, 1000)
+	for i := range tokens {
+		tokens[i] = uint32(i * i)
+	}
+	seed := h.Seed("m", "", "")
+	for _, size := range []int{1, 2, 3, 4, 5, 16, 17, 64, 333} {
+		whole := h.AppendHashes(nil, seed, tokens, size)
+		if len(whole) != len(tokens)/size {
+			t.Fatalf("%d hashes of blocks of %d", len(whole), size)
+		}
+		k := len(whole) / 2
+		parts := h.AppendHashes(nil, seed, tokens[:k*size], size)
+		last := seed
+		if k > 0 {
+			last = parts[k-1]
+		}
+		parts = h.AppendHashes(parts, last, tokens[k*size:], size)
+		for i := range whole {
+			if whole[i] != parts[i] {
+				t.Fatalf("block %d of %d tokens differs when continued", i, size)
+			}
+		}
+		// every token counts
+		for i := range k * size {
+			changed := append([]uint32(nil), tokens[:k*size]...)
+			changed[i] ^= 1
+			if h.AppendHashes(nil, seed, changed, size)[k-1] == parts[k-1] {
+				t.Fatalf("token %d does not matter", i)
+			}
+		}
+	}
+	seen := map[Hash]string{}
+	for _, s := range [][3]string{{"m", "", ""}, {"", "m", ""}, {"", "", "m"}, {"ma", "b", ""}, {"m", "ab", ""}, {"m", "a", "b"}, {"m", "", "ab"}, {"m\x00", "", ""}, {"12345678", "", ""}, {"1234567", "8", ""}} {
+		v := h.Seed(s[0], s[1], s[2])
+		if seen[v] != "" {
+			t.Fatalf("%q and %q have one seed", seen[v], s)
+		}
+		seen[v] = s[0] + "|" + s[1] + "|" + s[2]
+	}
+	if NewHasher(Key{43}).Seed("m", "", "") == seed {
+		t.Fatal("the key does not matter")
+	}
+	if got := h.AppendHashes(nil, seed, tokens, 0); got != nil {
+		t.Fatal("hashes of blocks of 0 tokens")
+	}
+}
