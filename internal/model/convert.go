@@ -1,6 +1,7 @@
 package model
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -175,7 +176,7 @@ func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
 			calls, _ := last.Get("tool_calls")
 			old, _ := calls.AsList()
 			last = last.Clone()
-			last.Set("tool_calls", jinja.List(append(old[:len(old):len(old)], call)))
+			last.Set("tool_calls", jinja.List(append(slices.Clip(old), call)))
 			list[n-1] = jinja.FromDict(last)
 			return list
 		}
@@ -261,7 +262,7 @@ func anthropicMessage(list []jinja.Value, msg *jinja.Dict) ([]jinja.Value, error
 		return append(list, jinja.FromDict(chatMessage(role, content))), nil
 	}
 	var parts, calls []jinja.Value
-	reasoning := ""
+	var thoughts []string
 	for i := range blocks {
 		d, ok := blocks[i].AsDict()
 		if !ok {
@@ -279,7 +280,7 @@ func anthropicMessage(list []jinja.Value, msg *jinja.Dict) ([]jinja.Value, error
 			part.Set("type", jinja.String("image_url"))
 			parts = append(parts, jinja.FromDict(part))
 		case "thinking":
-			reasoning += text("thinking")
+			thoughts = append(thoughts, text("thinking"))
 		case "tool_use":
 			raw, err := jinja.AppendJSON(nil, optional(d, "input"), jinja.JSONOptions{})
 			if err != nil {
@@ -293,6 +294,7 @@ func anthropicMessage(list []jinja.Value, msg *jinja.Dict) ([]jinja.Value, error
 			list = append(list, jinja.FromDict(result))
 		}
 	}
+	reasoning := strings.Join(thoughts, "")
 	out := chatMessage(role, jinja.None())
 	switch {
 	case len(parts) == 1 && blocksText(jinja.List(parts), "") != "":

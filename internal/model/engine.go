@@ -33,6 +33,8 @@ func ParseEngine(name string) (Engine, error) {
 }
 
 // Refusal is the error for a request that the engine would refuse, with the status and the reason that it would give.
+//
+//nolint:errname // it is what the engine does, and reads as such where it is used
 type Refusal struct {
 	Status int
 	Reason string

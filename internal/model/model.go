@@ -274,12 +274,7 @@ func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error
 		res.Text = strings.Clone(text)
 	}
 	res.dated = p.dated
-	ids, err := []uint32(nil), error(nil)
-	if m.memo != nil {
-		ids, res.Prefix, err = m.memo.prompts.Encode(nil, text, p.addSpecial)
-	} else {
-		ids, err = m.tok.Encode(nil, text, p.addSpecial)
-	}
+	ids, err := m.ids(res, text, p.addSpecial)
 	if err != nil {
 		if errors.Is(err, tokenizer.ErrText) {
 			return refuse("%v", err)
@@ -291,6 +286,15 @@ func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error
 	}
 	res.IDs = ids
 	return nil
+}
+
+// ids tokenizes, with what is remembered of earlier turns.
+func (m *Model) ids(res *Result, text string, addSpecial bool) (ids []uint32, err error) {
+	if m.memo == nil {
+		return m.tok.Encode(nil, text, addSpecial)
+	}
+	ids, res.Prefix, err = m.memo.prompts.Encode(nil, text, addSpecial)
+	return ids, err
 }
 
 func (m *Model) render(dst []byte, p *plan, engine Engine) ([]byte, error) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -65,7 +66,7 @@ func (o *Oracle) question(req *prompt.Request) (path string, body []byte, err er
 		path = "/tokenize"
 	case SGLang:
 		path = "/v1/tokenize"
-		known = append(known[:len(known):len(known)], prompt.FieldReasoningEffort, prompt.FieldReasoning, prompt.FieldToolChoice)
+		known = append(slices.Clip(known), prompt.FieldReasoningEffort, prompt.FieldReasoning, prompt.FieldToolChoice)
 	default:
 		return "", nil, ErrNoOracle
 	}

@@ -2,7 +2,6 @@ package model
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -47,8 +46,7 @@ func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	res, err := f.m.Prompt(req, VLLM)
 	if err != nil {
-		message, _ := json.Marshal(err.Error())
-		http.Error(w, fmt.Sprintf(`{"error":{"message":%s}}`, message), http.StatusBadRequest)
+		http.Error(w, string(prompt.AppendFailure(nil, api, prompt.Failure{Message: err.Error()})), http.StatusBadRequest)
 		return
 	}
 	ids := slices.Clone(res.IDs)

@@ -1,7 +1,7 @@
 // Package truth compares what package model makes of requests with what real engines made of the same ones.
 //
 // A recording (chat_ENGINE[_tools]_TOKENIZER_*.jsonl.gz) holds one request a line with the ids, or the refusal, that the
-// engine itself answered with, on up to three of its endpoints.
+// engine itself answered with, on up to three of its endpoints. The engines' time lines (vllm_*, sglang_*) hold requests too.
 package truth
 
 import (
@@ -82,6 +82,11 @@ func Run(w io.Writer, opts Options) (Totals, error) {
 		_, _ = fmt.Fprintf(w, "%s: %v\n", filepath.Base(path), &one)
 		totals.add(one)
 	}
+	lines, err := timelines(w, opts)
+	if err != nil {
+		return totals, err
+	}
+	totals.add(lines)
 	_, err = fmt.Fprintf(w, "total: %d recordings, %v\n", totals.Files, &totals)
 	return totals, err
 }
@@ -117,7 +122,7 @@ func runFile(w io.Writer, path string, opts Options) (Totals, error) {
 	if err != nil {
 		return totals, err
 	}
-	records, err := readRecords(path)
+	records, err := readLines[record](path)
 	if err != nil {
 		return totals, err
 	}
@@ -191,9 +196,10 @@ func compare(m *model.Model, engine model.Engine, opts Options, r *record, api p
 		}
 		return fmt.Sprintf("refused with %d (%s), the engine answered %d %s", refusal.Status, refusal.Reason, want.Status, want.Error), nil
 	}
+	if err != nil {
+		return err.Error(), nil //nolint:nilerr // a request that cannot be read is a difference, and the next one is compared
+	}
 	switch {
-	case err != nil:
-		return err.Error(), nil
 	case want.Status != 200:
 		return fmt.Sprintf("not refused; the engine answered %d %s", want.Status, want.Error), nil
 	case res.Partial != "":
@@ -227,7 +233,7 @@ func contextOf(records []record) int {
 	return 0
 }
 
-func readRecords(path string) ([]record, error) {
+func readLines[T any](path string) ([]T, error) {
 	f, err := os.Open(path) //nolint:gosec // the caller names the folder
 	if err != nil {
 		return nil, err
@@ -237,14 +243,14 @@ func readRecords(path string) ([]record, error) {
 	if err != nil {
 		return nil, err
 	}
-	var records []record
+	var records []T
 	lines := bufio.NewScanner(z)
 	lines.Buffer(nil, 64<<20)
 	for lines.Scan() {
 		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
 			continue
 		}
-		var r record
+		var r T
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 			return nil, fmt.Errorf("line %d: %w", len(records)+1, err)
 		}

@@ -1,0 +1,81 @@
+package truth_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/model/truth"
+)
+
+// A recording of our own: an answer that is equal, a refusal that is recognised, and one of each that is not.
+var own = strings.Join([]string{
+	`{"template":null,"case":0,"label":"same","body":{"messages":[{"role":"user","content":"Hello, world"}]},` +
+		`"render":{"status":200,"ids":[151644,872,198,9707,11,1879,151645,198,151644,77091,198],"other":{"sampling_params":{"max_tokens":1013}}},` +
+		`"tokenize":{"status":200,"ids":[151644,872,198,9707,11,1879,151645,198,151644,77091,198]}}`,
+	`{"template":"own.jinja","case":1,"label":"template","body":{"messages":[{"role":"user","content":"Hello"}]},"render":{"status":200,"ids":[9707]}}`,
+	`{"template":null,"case":2,"label":"refused","body":{"messages":[{"role":"user","content":5}]},"render":{"status":400,"error":"no"}}`,
+	`{"template":null,"case":3,"label":"another id","body":{"messages":[{"role":"user","content":"Hello, world"}]},` +
+		`"render":{"status":200,"ids":[151644,872,198,9707,11,1880,151645,198,151644,77091,198]}}`,
+	`{"template":null,"case":4,"label":"not refused","body":{"messages":[{"role":"user","content":"x"}]},"render":{"status":400,"error":"no"}}`,
+	`{"template":null,"case":5,"label":"refused by us","body":{"messages":[{"role":"user","content":5}]},"render":{"status":200,"ids":[1]}}`,
+}, "\n")
+
+var ownTimeline = strings.Join([]string{
+	`{"kind":"meta","engine":"vllm","flags":"--max-model-len 1024"}`,
+	`{"kind":"http","n":1,"label":"usage","method":"POST","path":"/v1/completions","body":"{\"prompt\":\"Hello, world\"}","status":200,` +
+		`"resp":{"usage":{"prompt_tokens":3}}}`,
+	`{"kind":"http","n":2,"label":"stream","method":"POST","path":"/v1/completions","body":"{\"prompt\":\"Hello, world\",\"stream\":true}","status":200,` +
+		`"sse":[[0.1,"data: {\"usage\":{\"prompt_tokens\":4}}"],[0.2,""]]}`,
+	`{"kind":"http","n":3,"label":"ids","method":"POST","path":"/v1/completions","body":"{\"prompt\":\"Hello, world\"}","status":200,` +
+		`"resp":{"choices":[{"prompt_token_ids":[9707,11,1879]}]}}`,
+	`{"kind":"http","n":4,"label":"not JSON","method":"POST","path":"/v1/completions","body":"{","status":400,"resp":{}}`,
+	`{"kind":"http","n":5,"label":"other","method":"POST","path":"/reset_prefix_cache","body":"","status":200}`,
+}, "\n")
+
+func TestRunReportsEachDifference(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "chat_vllm_qwen3_own.jsonl.gz"), own)
+	write(t, filepath.Join(dir, "vllm_00_own.jsonl.gz"), ownTimeline)
+	if err := os.WriteFile(filepath.Join(dir, "own.jinja"), []byte("{{ messages[0].content }}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var report bytes.Buffer
+	got, err := truth.Run(&report, truth.Options{Recordings: dir, Models: filepath.Join("..", "..", "models"), Templates: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (truth.Totals{Files: 2, Requests: 10, SameIDs: 5, Refused: 2, Differ: 4}); got != want {
+		t.Errorf("%+v, want %+v\n%s", got, want, &report)
+	}
+	for _, line := range []string{"case 3 (another id)", "token 5 differs", "case 4 (not refused)", "case 5 (refused by us)",
+		"2 (stream) /v1/completions: 3 ids, the engine counted 4", "total: 2 recordings"} {
+		if !strings.Contains(report.String(), line) {
+			t.Errorf("%q is missing in\n%s", line, &report)
+		}
+	}
+}
+
+func TestRunNeedsRecordings(t *testing.T) {
+	if _, err := truth.Run(&bytes.Buffer{}, truth.Options{Recordings: t.TempDir()}); err == nil {
+		t.Error("an empty folder was accepted")
+	}
+}
+
+func write(t *testing.T, path, lines string) {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	if _, err := z.Write([]byte(lines + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
