@@ -3,6 +3,7 @@ package enginesim
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 )
@@ -160,8 +161,6 @@ func inferenceEnd(o *output) {
 
 // write sends a whole answer with what the connector adds.
 func (o *output) write(answer map[string]any) {
-	for key, v := range o.extra {
-		answer[key] = v
-	}
+	maps.Copy(answer, o.extra)
 	writeJSON(o.w, http.StatusOK, answer)
 }

@@ -16,7 +16,7 @@ type chat struct {
 }
 
 // parseChat reads what the template sees of a chat request, with vLLM's reading of messages and tools.
-func parseChat(body *requestBody) (*chat, error) {
+func parseChat(engine EngineKind, body *requestBody) (*chat, error) {
 	c := &chat{generate: true, unfinished: body.ContinueFinalMessage, thinking: true}
 	if body.AddGenerationPrompt != nil {
 		c.generate = *body.AddGenerationPrompt
@@ -48,7 +48,7 @@ func parseChat(body *requestBody) (*chat, error) {
 		if !ok {
 			return nil, badRequest(fmt.Sprintf("messages.%d: Input should be a valid dictionary", i))
 		}
-		normal, err := normalMessage(message)
+		normal, err := normalMessage(engine, message)
 		if err != nil {
 			return nil, fmt.Errorf("messages.%d: %w", i, err)
 		}
@@ -62,8 +62,16 @@ func parseChat(body *requestBody) (*chat, error) {
 	return c, nil
 }
 
+// partSeparator stands between the text parts of a message: vLLM's newline, SGLang's blank.
+func partSeparator(engine EngineKind) string {
+	if engine == SGLang {
+		return " "
+	}
+	return "\n"
+}
+
 // normalMessage gives role, content as one string, reasoning, and tool calls with parsed arguments.
-func normalMessage(m object) (object, error) {
+func normalMessage(engine EngineKind, m object) (object, error) {
 	role, ok := m.get("role")
 	if name, isText := role.(string); !ok || !isText || name == "" {
 		return nil, badRequest("role: Field required")
@@ -99,7 +107,7 @@ func normalMessage(m object) (object, error) {
 				return nil, badRequest("content: unknown part type " + part.text("type"))
 			}
 		}
-		out = append(out, member{"content", strings.Join(texts, "\n")})
+		out = append(out, member{"content", strings.Join(texts, partSeparator(engine))})
 	default:
 		return nil, badRequest("content: Input should be a valid string")
 	}
@@ -322,8 +330,8 @@ func qwenAssistant(b *strings.Builder, m object, current, last bool) {
 }
 
 // promptOf renders and encodes a chat request.
-func (t *Tokenizer) promptOf(body *requestBody) ([]int32, error) {
-	c, err := parseChat(body)
+func (t *Tokenizer) promptOf(engine EngineKind, body *requestBody) ([]int32, error) {
+	c, err := parseChat(engine, body)
 	if err != nil {
 		return nil, err
 	}

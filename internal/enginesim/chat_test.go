@@ -29,7 +29,7 @@ func TestQwenChat(t *testing.T) {
 			"<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nThe"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			c, err := parseChat(body(row.body))
+			c, err := parseChat(VLLM, body(row.body))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -40,7 +40,7 @@ func TestQwenChat(t *testing.T) {
 	}
 	for _, bad := range []string{`{"messages":[]}`, `{"messages":5}`, `{"messages":[{"content":"x"}]}`, `{"messages":[{"role":"user","content":null}]}`,
 		`{"messages":[{"role":"user","content":"x"}],"tools":[]}`, `{"messages":[{"role":"user","content":["x"]}]}`} {
-		if _, err := parseChat(body(bad)); err == nil {
+		if _, err := parseChat(VLLM, body(bad)); err == nil {
 			t.Errorf("%s: no error", bad)
 		}
 	}

@@ -11,6 +11,14 @@
 //	defer eng.Close()
 //	http.Get(eng.URL() + "/v1/models")
 //
-// Two HTTP endpoints exist that no engine has: GET /sim/stats tells what every rank saw, with the SHA-256 of each
-// request body, and POST /sim/faults changes the faults.
+// Some endpoints exist that no engine has: GET /sim/stats tells what every rank saw, with the SHA-256 of each request
+// body, and POST /sim/faults changes the faults; POST /sim/restart, /sim/disconnect and /sim/reset act at once. They are
+// served beside the API and on the side listener, which stays when the API refuses connections.
+//
+// What is not played: cache tiers below the device, hybrid models with several block groups, speculative decoding,
+// preemption for want of blocks (a request is admitted only when all its blocks fit), stop words, log probabilities.
+// TensorRT-LLM's block hashes are opaque numbers, not its own function; its ZMQ stream carries vLLM's event layout. The
+// digests of blocks with an adapter or salt differ from vLLM's, whose encoding of them depends on the version. Blocks
+// move between prefill and decode engines as HTTP requests between side listeners; the requests that a router sends
+// carry the fields of the played protocol.
 package enginesim

@@ -324,6 +324,9 @@ func (a *apiServer) open() error {
 	if a.server != nil {
 		return nil
 	}
+	if err := a.eng.ctx.Err(); err != nil {
+		return err
+	}
 	l, err := net.Listen("tcp", a.addr)
 	if err != nil {
 		return err

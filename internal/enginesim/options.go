@@ -125,6 +125,17 @@ func (o *Options) BindFlags(f *flag.FlagSet) {
 	f.BoolVar(&o.RawHashes, "raw-hashes", false, "block hashes as bytes (vllm)")
 	f.StringVar(&o.HashAlgo, "hash-algo", "sha256", "sha256 or sha256_cbor (vllm)")
 	f.BoolVar(&o.CoupledRanks, "coupled-ranks", false, "ranks step together")
+	f.Func("time-model", "d70: steps take as long as those of a dense 70B model; or none", func(s string) error {
+		switch s {
+		case "d70":
+			o.Time = D70
+		case "none":
+			o.Time = TimeModel{}
+		default:
+			return fmt.Errorf("time model %q: want d70 or none", s)
+		}
+		return nil
+	})
 	f.DurationVar(&o.Time.A, "step-base", 0, "`time` of an empty step")
 	f.DurationVar(&o.Time.P, "step-prefill", 0, "`time` a prefill token")
 	f.DurationVar(&o.Time.B, "step-decode", 0, "`time` a decoding request and step")

@@ -14,7 +14,7 @@ func TestFlags(t *testing.T) {
 	var o Options
 	f := flag.NewFlagSet("engine-sim", flag.ContinueOnError)
 	o.BindFlags(f)
-	err := f.Parse(strings.Fields("-engine sglang -ranks 2 -listen 127.0.0.1:0 -events tcp://127.0.0.1:0 -lora a,b -role prefill -step-base 1ms -time-scale 0"))
+	err := f.Parse(strings.Fields("-engine sglang -ranks 2 -listen 127.0.0.1:0 -events tcp://127.0.0.1:0 -lora a,b -role prefill -time-model d70 -step-base 1ms -time-scale 0"))
 	if err != nil {
 		t.Fatal(err)
 	}
