@@ -1,5 +1,7 @@
 package jinja
 
+import "strings"
+
 // ContentFormat is the content format that vLLM detects in the template:
 // "openai" if it walks over the parts of a message's content, else "string".
 // It looks for a loop over message["content"], where message comes from a loop
@@ -9,6 +11,25 @@ func (t *Template) ContentFormat() string { return contentFormat(t.root, true) }
 
 // ContentFormatStrict is ContentFormat before vLLM PR 42660.
 func (t *Template) ContentFormatStrict() string { return contentFormat(t.root, false) }
+
+// ContentFormatSGLang is the format that SGLang detects: "openai" if the source
+// speaks of media at all, or if a loop walks over the content of a variable
+// with one of the usual names of a message.
+func (t *Template) ContentFormatSGLang() string {
+	for _, word := range []string{"image", "audio", "video", "vision"} {
+		if strings.Contains(t.source, word) {
+			return "openai"
+		}
+	}
+	for _, loop := range loops(t.root) {
+		for _, name := range []string{"message", "msg", "m"} {
+			if accesses(loop.b, name, "content") {
+				return "openai"
+			}
+		}
+	}
+	return "string"
+}
 
 func contentFormat(root *node, named bool) string {
 	messages := []string{"messages"}

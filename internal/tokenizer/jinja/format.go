@@ -516,9 +516,10 @@ func (f *formatter) field(src string, depth int) string {
 	bracket := false
 	for i := range len(src) {
 		c := src[i]
-		if c == '[' {
+		switch c {
+		case '[':
 			bracket = true
-		} else if c == ']' {
+		case ']':
 			bracket = false
 		}
 		if bracket || c != '!' && c != ':' {

@@ -126,13 +126,14 @@ func BenchmarkParseJSON(b *testing.B) {
 }
 
 func TestContentFormat(t *testing.T) {
-	for _, c := range []struct{ source, want, strict string }{
-		{"{% for m in messages %}{{ m.content }}{% endfor %}", "string", "string"},
-		{"{% for m in messages %}{% for c in m['content'] %}{% endfor %}{% endfor %}", "openai", "openai"},
-		{"{% set ms = messages[1:] %}{% for m in ms %}{% for c in m.content | list %}{% endfor %}{% endfor %}", "openai", "openai"},
-		{"{% macro r(content) %}{% for c in content %}{% endfor %}{% endmacro %}", "openai", "string"},
-		{"{% for a, b in messages %}{% for c in content %}{% endfor %}{% endfor %}", "string", "string"},
-		{"{% for m in other %}{% for c in m.content %}{% endfor %}{% endfor %}", "string", "string"},
+	for _, c := range []struct{ source, want, strict, sglang string }{
+		{"{% for m in messages %}{{ m.content }}{% endfor %}", "string", "string", "string"},
+		{"{% for m in messages %}{% for c in m['content'] %}{% endfor %}{% endfor %}", "openai", "openai", "openai"},
+		{"{% set ms = messages[1:] %}{% for m in ms %}{% for c in m.content | list %}{% endfor %}{% endfor %}", "openai", "openai", "openai"},
+		{"{% macro r(content) %}{% for c in content %}{% endfor %}{% endmacro %}", "openai", "string", "string"},
+		{"{% for a, b in messages %}{% for c in content %}{% endfor %}{% endfor %}", "string", "string", "string"},
+		{"{% for m in other %}{% for c in m.content %}{% endfor %}{% endfor %}", "string", "string", "openai"},
+		{"{{ 'image' }}", "string", "string", "openai"},
 	} {
 		tpl, err := Compile(c.source)
 		if err != nil {
@@ -143,6 +144,9 @@ func TestContentFormat(t *testing.T) {
 		}
 		if got := tpl.ContentFormatStrict(); got != c.strict {
 			t.Errorf("%s: strict %s, want %s", c.source, got, c.strict)
+		}
+		if got := tpl.ContentFormatSGLang(); got != c.sglang {
+			t.Errorf("%s: for SGLang %s, want %s", c.source, got, c.sglang)
 		}
 	}
 }

@@ -511,15 +511,15 @@ func strExpandtabs(m *machine, v Value, a *arguments) Value {
 	var b strings.Builder
 	column := int64(0)
 	for _, r := range v.str() {
-		switch {
-		case r == '\t':
+		switch r {
+		case '\t':
 			if size > 0 {
 				n := size - column%size
 				b.WriteString(strings.Repeat(" ", int(n)))
 				column += n
 			}
 			continue
-		case r == '\n' || r == '\r':
+		case '\n', '\r':
 			column = -1
 		}
 		b.WriteRune(r)

@@ -31,6 +31,7 @@ const (
 
 // Template is a compiled template. It is immutable and safe for concurrent use.
 type Template struct {
+	source    string
 	root      *node
 	body      stmt
 	slots     *funcScope
@@ -43,7 +44,9 @@ type Template struct {
 // TemplateSyntaxError or TemplateAssertionError.
 func Compile(source string) (t *Template, err error) {
 	defer rescue(&err)
-	return compileTree(parse(source)), nil
+	t = compileTree(parse(source))
+	t.source = source
+	return t, nil
 }
 
 // Render appends the text of the template with these variables to dst. The
