@@ -259,3 +259,59 @@ func TestLive(t *testing.T) {
 		})
 	}
 }
+
+// TestVariantsLive compares small tokenizers of all the kinds that Load takes
+// and no committed model shows.
+func TestVariantsLive(t *testing.T) {
+	r := rand.New(rand.NewPCG(8, 8))
+	var docs []document
+	for i := range 400 {
+		s := randomText(r, r.IntN(8))
+		for range r.IntN(4) {
+			s += []string{"<x>", " <x> ", "a<x>", "<x>a", "▁", " ", "b a", "<x><x>", "_<x>", "\n<x>\n"}[r.IntN(10)]
+		}
+		docs = append(docs, document{Name: strconv.Itoa(i), Text: s})
+	}
+	metaspace := `{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}`
+	prepend := `{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"}]}`
+	replace := `{"type":"Replace","pattern":{"String":" "},"content":"▁"}`
+	gemma := `{"type":"Split","pattern":{"String":" "},"behavior":"MergedWithPrevious","invert":false}`
+	post := `{"type":"Sequence","processors":[{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":false,"use_regex":true},` +
+		`{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<x>","type_id":0}},{"Sequence":{"id":"A","type_id":0}},` +
+		`{"SpecialToken":{"id":"b","type_id":0}}],"pair":[{"Sequence":{"id":"A","type_id":0}},{"Sequence":{"id":"B","type_id":1}}],` +
+		`"special_tokens":{"<x>":{"id":"<x>","ids":[260],"tokens":["<x>"]},"b":{"id":"b","ids":[257],"tokens":["b"]}}}]}`
+	byteLevel := `{"type":"ByteLevel","add_prefix_space":false,"use_regex":true}`
+	for name, file := range map[string]string{
+		"always":       tiny(),
+		"first":        tiny(`"always"`, `"first"`),
+		"never":        tiny(`"always"`, `"never"`),
+		"no split":     tiny(`"split":true`, `"split":false`),
+		"first, whole": tiny(`"split":true`, `"split":false`, `"always"`, `"first"`),
+		"prepend":      tiny(`"normalizer":null`, `"normalizer":`+prepend, metaspace, "null"),
+		"normalized":   tiny(`"normalizer":null`, `"normalizer":`+prepend, metaspace, "null", `"normalized":false`, `"normalized":true`),
+		"gemma":        tiny(`"normalizer":null`, `"normalizer":`+replace, metaspace, gemma),
+		"lstrip":       tiny(`"lstrip":false`, `"lstrip":true`),
+		"rstrip":       tiny(`"rstrip":false`, `"rstrip":true`),
+		"both":         tiny(`"rstrip":false`, `"rstrip":true`, `"lstrip":false`, `"lstrip":true`),
+		"single word":  tiny(`"single_word":false`, `"single_word":true`),
+		"ignoring":     tiny(`"byte_fallback":true`, `"byte_fallback":true,"ignore_merges":true`),
+		"space joins":  tiny(`"▁a":259`, `"▁a":259,"b▁":261`, `[["▁","a"]]`, `[["b","▁"],["▁","a"]]`, metaspace, "null", `"normalizer":null`, `"normalizer":`+prepend),
+		"post":         tiny(`"post_processor":null`, `"post_processor":`+post),
+		"gpt2":         tinyByteLevel(),
+		"gpt2 space":   tinyByteLevel(`"add_prefix_space":false`, `"add_prefix_space":true`),
+		"gpt2 nfc":     tinyByteLevel(`"normalizer":null`, `"normalizer":{"type":"NFC"}`),
+		"star":         tinyByteLevel(byteLevel, `{"type":"Sequence","pretokenizers":[{"type":"Digits","individual_digits":true},`+byteLevel+`]}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			tok, err := loadText(file, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(t.TempDir(), "tokenizer.json")
+			if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			checkDocuments(t, tok, docs, reference[goldenIDs](t, map[string]string{"tokenizer": path}, texts(docs)))
+		})
+	}
+}
