@@ -280,7 +280,7 @@ func TestVariantsLive(t *testing.T) {
 		`{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<x>","type_id":0}},{"Sequence":{"id":"A","type_id":0}},` +
 		`{"SpecialToken":{"id":"b","type_id":0}}],"pair":[{"Sequence":{"id":"A","type_id":0}},{"Sequence":{"id":"B","type_id":1}}],` +
 		`"special_tokens":{"<x>":{"id":"<x>","ids":[260],"tokens":["<x>"]},"b":{"id":"b","ids":[257],"tokens":["b"]}}}]}`
-	byteLevel := `{"type":"ByteLevel","add_prefix_space":false,"use_regex":true}`
+	byteLevel := `{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}`
 	for name, file := range map[string]string{
 		"always":       tiny(),
 		"first":        tiny(`"always"`, `"first"`),

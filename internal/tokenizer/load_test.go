@@ -45,7 +45,7 @@ func tinyByteLevel(replacements ...string) string {
 		}
 		vocab = append(vocab, `"`+name+`":`+itoa(b))
 	}
-	s := `{"added_tokens":[],"normalizer":null,"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"use_regex":true},
+	s := `{"added_tokens":[],"normalizer":null,"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true},
 	"post_processor":null,"model":{"type":"BPE","vocab":{` + strings.Join(vocab, ",") + `},"merges":[]}}`
 	return strings.NewReplacer(replacements...).Replace(s)
 }
@@ -75,7 +75,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"missing byte", tiny(`"<0x0A>":10,`, ``), nil, "<0x0A>"},
 		{"normalizer", tiny(`"normalizer":null`, `"normalizer":{"type":"NFKC"}`), nil, "NFKC"},
 		{"lowercase", tinyByteLevel(`"normalizer":null`, `"normalizer":{"type":"Lowercase"}`), nil, "Lowercase"},
-		{"pattern", tinyByteLevel(`{"type":"ByteLevel","add_prefix_space":false,"use_regex":true}`,
+		{"pattern", tinyByteLevel(`{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}`,
 			`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"x+"},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]}`), nil, "unknown split pattern"},
 		{"missing byte-level token", tinyByteLevel(`"A":65,`, ``), nil, "byte 0x41"},
 		{"post-processor", tiny(`"post_processor":null`, `"post_processor":{"type":"RobertaProcessing"}`), nil, "RobertaProcessing"},
