@@ -72,7 +72,7 @@ func TestQwenChatGoldens(t *testing.T) {
 			var ids []int32
 			body, err := parseBody(row.Body)
 			if err == nil {
-				ids, err = tok.promptOf(body)
+				ids, err = tok.promptOf(VLLM, body)
 			}
 			if row.Render.Status == 200 && (err != nil || !slices.Equal(truncated(body, ids), row.Render.IDs)) {
 				t.Errorf("%s case %d %s: %v\n got %q\nwant %q\nbody %s", file, row.Case, row.Label, err, tok.Decode(ids), tok.Decode(row.Render.IDs), row.Body)

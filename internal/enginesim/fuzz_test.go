@@ -23,7 +23,7 @@ func FuzzRequestBody(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		body, err := parseBody(raw)
 		if err == nil && body.Messages != nil {
-			_, err = tok.promptOf(body)
+			_, err = tok.promptOf(VLLM, body)
 		} else if err == nil {
 			_, err = tok.prompts(body.Prompt, true)
 		}

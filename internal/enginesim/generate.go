@@ -186,7 +186,7 @@ func (c *call) readPrompts() error {
 			return badRequest("1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}")
 		}
 		var ids []int32
-		ids, err = tok.promptOf(c.body)
+		ids, err = tok.promptOf(c.opts.Engine, c.body)
 		c.prompts = [][]int32{ids}
 	case c.api == generateAPI && c.body.InputIDs != nil:
 		c.prompts, err = tok.prompts(c.body.InputIDs, false)

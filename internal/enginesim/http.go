@@ -232,7 +232,7 @@ func (s *service) tokenize(w http.ResponseWriter, r *http.Request) {
 	tok := s.opts.Tokenizer
 	var ids []int32
 	if body.Messages != nil {
-		ids, err = tok.promptOf(body)
+		ids, err = tok.promptOf(s.opts.Engine, body)
 	} else {
 		var text string
 		if json.Unmarshal(body.Prompt, &text) != nil {

@@ -2,7 +2,7 @@ package enginesim
 
 import (
 	"go/parser"
-	"go/token"
+	gotoken "go/token"
 	"os"
 	"strings"
 	"testing"
@@ -19,7 +19,7 @@ func TestImportsNothingOfKvlane(t *testing.T) {
 		if !strings.HasSuffix(f.Name(), ".go") {
 			continue
 		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), f.Name(), nil, parser.ImportsOnly)
+		parsed, err := parser.ParseFile(gotoken.NewFileSet(), f.Name(), nil, parser.ImportsOnly)
 		if err != nil {
 			t.Fatal(err)
 		}
