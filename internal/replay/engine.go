@@ -1,6 +1,9 @@
 package replay
 
-import "container/heap"
+import (
+	"container/heap"
+	"slices"
+)
 
 // Engine is the model of one rank: the time of a step and the bounds of its batch.
 //
@@ -85,10 +88,10 @@ type change struct {
 
 type jobHeap []*job
 
-func (h jobHeap) Len() int           { return len(h) }
-func (h jobHeap) Less(i, j int) bool { return h[i].finish < h[j].finish }
-func (h jobHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *jobHeap) Push(x any)        { *h = append(*h, x.(*job)) }
+func (h *jobHeap) Len() int           { return len(*h) }
+func (h *jobHeap) Less(i, j int) bool { return (*h)[i].finish < (*h)[j].finish }
+func (h *jobHeap) Swap(i, j int)      { (*h)[i], (*h)[j] = (*h)[j], (*h)[i] }
+func (h *jobHeap) Push(x any)         { *h = append(*h, x.(*job)) }
 func (h *jobHeap) Pop() any {
 	old := *h
 	x := old[len(old)-1]
@@ -263,8 +266,8 @@ func (r *rank) end(first, done func(*job), prefillOnly bool) {
 // before what it hangs on.
 func (r *rank) free(j *job) {
 	if r.shared == nil {
-		for i := len(j.pinned) - 1; i >= 0; i-- {
-			r.unpin(j.pinned[i])
+		for _, b := range slices.Backward(j.pinned) {
+			r.unpin(b)
 		}
 		r.private -= j.private
 	}

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"sort"
 )
 
 // mooncakeBlock is the block size of the published traces.
@@ -69,16 +67,6 @@ func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 	if err := lines.Err(); err != nil {
 		return Workload{}, fmt.Errorf("read trace: %w", err)
 	}
-	generate := func(seed uint64) []Request {
-		rng := rand.New(rand.NewPCG(seed, 0x6D6F6F6E))
-		out := make([]Request, len(trace))
-		for i := range trace {
-			out[i] = trace[i]
-			out[i].At = (trace[i].At + jitter*rng.Float64()) / load
-		}
-		sort.SliceStable(out, func(i, j int) bool { return out[i].At < out[j].At })
-		return out
-	}
-	return Workload{Name: fmt.Sprintf("mooncake x%g", load), BlockSize: mooncakeBlock, Generate: generate,
+	return Workload{Name: fmt.Sprintf("mooncake x%g", load), BlockSize: mooncakeBlock, Generate: spread(trace, load, jitter),
 		Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(3_000_000)}}, nil
 }

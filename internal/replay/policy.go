@@ -1,8 +1,12 @@
 package replay
 
 import (
+	"encoding/json"
 	"fmt"
+	"slices"
 	"sort"
+	"strconv"
+	"strings"
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
@@ -47,22 +51,65 @@ func trtLowest(gate bool) func(*Policy, *routing.Policy) {
 	}
 }
 
-// PolicyByName returns a preset or one of the variants that replay adds.
+// PolicyByName returns a preset or one of the variants that replay adds, with
+// settings changed as in "kv-aware?cost.miss=4&firstTurn.slack=2048".
 func PolicyByName(name string) (Policy, error) {
 	p := Policy{Name: name, Config: routing.DefaultConfig()}
-	preset := name
-	v, isVariant := variants[name]
+	preset, settings, _ := strings.Cut(name, "?")
+	v, isVariant := variants[preset]
 	if isVariant {
 		preset = v.preset
 	}
 	var ok bool
 	if p.Config.Policy, ok = routing.Preset(preset); !ok {
-		return Policy{}, fmt.Errorf("no policy %q", name)
+		return Policy{}, fmt.Errorf("no policy %q", preset)
 	}
 	if isVariant {
 		v.change(&p, &p.Config.Policy)
 	}
+	for setting := range strings.SplitSeq(settings, "&") {
+		if setting == "" {
+			continue
+		}
+		if err := set(&p.Config.Policy, setting); err != nil {
+			return Policy{}, err
+		}
+	}
 	return p, nil
+}
+
+// set changes one setting of a policy, given as path=value.
+func set(policy *routing.Policy, setting string) error {
+	path, value, _ := strings.Cut(setting, "=")
+	if !json.Valid([]byte(value)) {
+		value = strconv.Quote(value)
+	}
+	names := strings.Split(path, ".")
+	for _, name := range slices.Backward(names) {
+		value = fmt.Sprintf("{%q: %s}", name, value)
+	}
+	dec := json.NewDecoder(strings.NewReader(value))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(policy); err != nil {
+		return fmt.Errorf("setting %q: %w", setting, err)
+	}
+	return nil
+}
+
+// Sweep lists the policies that show how a workload answers to the settings that
+// matter: the overlap weight first.
+func Sweep() []string {
+	var names []string
+	for _, weight := range []string{"1", "2", "3", "4", "6", "8", "12", "20"} {
+		names = append(names, "kv-aware?cost.miss="+weight)
+	}
+	for _, slack := range []string{"0", "2048", "65536"} {
+		names = append(names, "kv-aware?firstTurn.slack="+slack)
+	}
+	for _, price := range []string{"0", "4000"} {
+		names = append(names, "kv-aware?cost.active="+price)
+	}
+	return append(names, "session", "kv-aware-trt", "conversation-rank", "first-turn-round-robin", "min-wait", "least-tokens", "oracle")
 }
 
 // PolicyNames lists what PolicyByName knows.

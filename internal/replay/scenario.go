@@ -3,6 +3,7 @@ package replay
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 )
 
 // Skew describes clients that each run conversations back to back against a shared
@@ -56,7 +57,7 @@ func (s *script) next(at float64) (Request, bool) {
 	s.turns--
 	s.blocks = chain(s.blocks, s.source, s.text/skewBlock-len(s.blocks))
 	return Request{At: at, Conversation: fmt.Sprintf("c%d-%d", s.client, s.number), Prompt: s.text,
-		Output: lognormal(s.rng, s.skew.OutputMean, 0.8), Blocks: s.blocks[:len(s.blocks):len(s.blocks)], script: s}, true
+		Output: lognormal(s.rng, s.skew.OutputMean, 0.8), Blocks: slices.Clip(s.blocks), script: s}, true
 }
 
 func (k Skew) workload(name string, fleet Fleet) Workload {

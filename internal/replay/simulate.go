@@ -100,10 +100,10 @@ type batch struct {
 
 type arrivals []Request
 
-func (h arrivals) Len() int           { return len(h) }
-func (h arrivals) Less(i, j int) bool { return h[i].At < h[j].At }
-func (h arrivals) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *arrivals) Push(x any)        { *h = append(*h, x.(Request)) }
+func (h *arrivals) Len() int           { return len(*h) }
+func (h *arrivals) Less(i, j int) bool { return (*h)[i].At < (*h)[j].At }
+func (h *arrivals) Swap(i, j int)      { (*h)[i], (*h)[j] = (*h)[j], (*h)[i] }
+func (h *arrivals) Push(x any)         { *h = append(*h, x.(Request)) }
 func (h *arrivals) Pop() any {
 	old := *h
 	x := old[len(old)-1]
