@@ -2,6 +2,7 @@ package feed
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -11,7 +12,7 @@ import (
 // calls.
 type applier struct {
 	src     *Source
-	dec     *Decoder
+	dec     batchDecoder
 	sink    Sink
 	machine *Machine
 	// replay starts a replay; nil if the source has none.
@@ -19,6 +20,13 @@ type applier struct {
 	// targets are those that events have come for, oldest first.
 	targets []kvindex.Target
 	tally   *tally
+}
+
+// batchDecoder is a Decoder, or what takes its place for other transports.
+type batchDecoder interface {
+	Decode(payload []byte) (*Batch, error)
+	Forget()
+	HashRefused() (algo string, refused bool)
 }
 
 // tally are the counters of a source, shared by its appliers.
@@ -32,6 +40,14 @@ type tally struct {
 }
 
 func newTally() *tally { return &tally{dropped: map[Reason]uint64{}, warned: map[Reason]bool{}} }
+
+// status is a copy of the counters.
+func (t *tally) status(worker string) Status {
+	return Status{
+		Worker: worker, Events: t.events, Blocks: t.blocks, Dropped: maps.Clone(t.dropped),
+		Connects: t.connects, Errors: t.errors, LastError: t.lastError, BlockSize: t.blockSize,
+	}
+}
 
 func (t *tally) fail(err error) { t.errors++; t.lastError = err.Error() }
 

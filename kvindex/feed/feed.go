@@ -113,13 +113,7 @@ func (f *Feed) Finished(t kvindex.Target) {
 func (f *Feed) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := Status{
-		Worker: f.src.Worker, Events: f.tally.events, Blocks: f.tally.blocks, Dropped: map[Reason]uint64{},
-		Connects: f.tally.connects, Errors: f.tally.errors, LastError: f.tally.lastError, BlockSize: f.tally.blockSize,
-	}
-	for r, n := range f.tally.dropped {
-		s.Dropped[r] = n
-	}
+	s := f.tally.status(f.src.Worker)
 	for _, a := range f.appliers() {
 		s.Counts.add(a.machine.Counts())
 		targets := a.targets

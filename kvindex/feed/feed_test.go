@@ -82,9 +82,10 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// storedBatch is a vLLM batch that stores one block, named by its number.
+// storedBatch is a vLLM batch that stores one block, named by its number: an
+// array, because the other library writes maps in any order.
 func storedBatch(t testing.TB, seq uint64, incarnation float64) []byte {
-	return pack(t, []any{incarnation + float64(seq), []any{m{"type": "BlockStored", "block_hashes": []uint64{seq}, "parent_block_hash": nil, "token_ids": []int{1, 2}, "block_size": 2, "medium": "GPU"}}, 0})
+	return pack(t, []any{incarnation + float64(seq), []any{[]any{"BlockStored", []uint64{seq}, nil, []int{1, 2}, 2}}, 0})
 }
 
 // fakeEngine publishes and replays through go-zeromq.

@@ -1,0 +1,378 @@
+package feed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/kvindex"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+)
+
+// PushServer is the gRPC service that relays push events to. A publisher (a
+// worker's rank) that comes again goes on where it was, if its batches prove to
+// be of the same engine; the stream that came last is the one that counts.
+type PushServer struct {
+	kvlanev1.UnimplementedKVEventsServer
+	sink   Sink
+	accept func(*kvlanev1.Hello) error
+
+	mu         sync.Mutex
+	publishers map[kvindex.Target]*publisher
+}
+
+// NewPushServer returns a service that hands events to sink. accept says whether
+// a publisher's worker is known; its error goes back to the relay.
+func NewPushServer(sink Sink, accept func(*kvlanev1.Hello) error) *PushServer {
+	return &PushServer{sink: sink, accept: accept, publishers: map[kvindex.Target]*publisher{}}
+}
+
+// Forget drops what is known of a worker's publishers; their streams end.
+func (s *PushServer) Forget(worker string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for t, p := range s.publishers {
+		if t.Worker == worker {
+			p.mu.Lock()
+			if p.stop != nil {
+				p.stop()
+			}
+			p.mu.Unlock()
+			delete(s.publishers, t)
+		}
+	}
+}
+
+// Finished tells a pushed target's feed that a request finished there that
+// should have stored a new block (see Feed.Finished). It reports whether the
+// target is pushed.
+func (s *PushServer) Finished(t kvindex.Target) bool {
+	s.mu.Lock()
+	p := s.publishers[t]
+	s.mu.Unlock()
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.a.do(p.a.machine.Finished())
+	return true
+}
+
+// Statuses are the counters of all publishers.
+func (s *PushServer) Statuses() []Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []Status
+	for t, p := range s.publishers {
+		p.mu.Lock()
+		st := p.a.tally.status(t.Worker)
+		st.Counts = p.a.machine.Counts()
+		st.Targets = []TargetStatus{{t, p.a.machine.State(), p.a.machine.Cursor()}}
+		p.mu.Unlock()
+		all = append(all, st)
+	}
+	return all
+}
+
+// publisher is one sequence and the stream that it comes on.
+type publisher struct {
+	mu sync.Mutex
+	a  applier
+	// stop ends the stream that counts; nil without one. streams is its number.
+	stop    context.CancelFunc
+	streams uint64
+	out     chan *kvlanev1.PushResponse
+	timeout *time.Timer // of the running replay
+}
+
+const (
+	// pushAnswers is how many answers may wait for a relay that does not read.
+	pushAnswers = 64
+	// ackEvery is how many batches go by between two acknowledgements.
+	ackEvery = 32
+	// pushReplayTimeout bounds a relay's replay.
+	pushReplayTimeout = 2 * time.Minute
+)
+
+// Push serves one stream.
+func (s *PushServer) Push(stream kvlanev1.KVEvents_PushServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	hello := first.GetHello()
+	if hello == nil {
+		return status.Error(codes.InvalidArgument, "the first message must say hello")
+	}
+	src, err := helloSource(hello)
+	if err == nil {
+		err = s.accept(hello)
+	}
+	if err != nil {
+		return status.Error(codes.FailedPrecondition, err.Error())
+	}
+	ctx, stop := context.WithCancel(stream.Context())
+	defer stop()
+	p := s.publisher(src)
+	mine, out := p.begin(&src, stop)
+	defer p.end(mine)
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		for {
+			select {
+			case r := <-out:
+				if stream.Send(r) != nil {
+					stop()
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	received := make(chan error, 1)
+	go func() { received <- p.receive(stream, mine) }()
+	select {
+	case err = <-received:
+	case <-ctx.Done():
+		err = status.Error(codes.Aborted, "another stream of this publisher took over, or answers were not read")
+	}
+	stop()
+	<-sent
+	return err
+}
+
+// helloSource checks a hello.
+func helloSource(h *kvlanev1.Hello) (Source, error) {
+	src := Source{Worker: h.GetWorker(), Engine: Engine(h.GetEngine()), Rank: kvindex.NoRank, BlockSize: int(h.GetBlockSize())}
+	if h.Rank != nil {
+		src.Rank = h.GetRank()
+	}
+	src.Machine.Replay = h.GetCanReplay()
+	switch {
+	case src.Worker == "":
+		return src, errors.New("hello without a worker")
+	case src.Engine != VLLM && src.Engine != SGLang && src.Engine != TRTLLM:
+		return src, fmt.Errorf("engine %q: want vllm, sglang or trtllm", src.Engine)
+	case src.Rank < kvindex.NoRank || h.Rank != nil && src.Rank < 0:
+		return src, fmt.Errorf("rank %d", src.Rank)
+	}
+	return src, nil
+}
+
+// publisher finds or makes the publisher of a source.
+func (s *PushServer) publisher(src Source) *publisher {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := kvindex.Target{Worker: src.Worker, Rank: src.Rank}
+	p := s.publishers[t]
+	if p == nil {
+		p = &publisher{}
+		p.a = applier{src: &src, dec: &pushDecoder{Decoder: NewDecoder(src.Engine, src.BlockSize)}, sink: s.sink, machine: NewMachine(src.Machine), tally: newTally(), targets: []kvindex.Target{t}}
+		p.a.replay = p.askReplay
+		s.publishers[t] = p
+	}
+	return p
+}
+
+// begin makes a stream the one that counts and ends the one before.
+func (p *publisher) begin(src *Source, stop context.CancelFunc) (stream uint64, out chan *kvlanev1.PushResponse) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stop != nil {
+		p.stop()
+		p.a.do(p.a.machine.Down())
+	}
+	p.streams++
+	p.stop, p.out = stop, make(chan *kvlanev1.PushResponse, pushAnswers)
+	p.a.src.BlockSize = src.BlockSize
+	p.a.machine.cfg.Replay = src.Machine.Replay
+	p.a.tally.connects++
+	p.a.do(p.a.machine.Up())
+	return p.streams, p.out
+}
+
+// end makes the publisher stale if the stream is still the one that counts.
+func (p *publisher) end(stream uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.streams == stream && p.stop != nil {
+		p.stop = nil
+		if p.timeout != nil {
+			p.timeout.Stop()
+		}
+		p.a.do(p.a.machine.Down())
+	}
+}
+
+// receive hands a stream's batches to the machine.
+func (p *publisher) receive(stream kvlanev1.KVEvents_PushServer, mine uint64) error {
+	for n := 1; ; n++ {
+		msg, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := p.message(msg, mine, n%ackEvery == 0); err != nil {
+			return err
+		}
+	}
+}
+
+func (p *publisher) message(msg *kvlanev1.PushRequest, mine uint64, ack bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.streams != mine || p.stop == nil {
+		return status.Error(codes.Aborted, "another stream of this publisher took over")
+	}
+	before := p.a.machine.State()
+	switch m := msg.GetMessage().(type) {
+	case *kvlanev1.PushRequest_Batch:
+		payload, err := pushPayload(m.Batch)
+		if err != nil {
+			return err
+		}
+		if id := m.Batch.GetReplayId(); id != 0 {
+			p.a.do(p.a.machine.Replayed(id, m.Batch.GetSeq(), payload))
+		} else {
+			p.a.do(p.a.machine.Live(m.Batch.GetSeq(), payload))
+		}
+	case *kvlanev1.PushRequest_ReplayEnd:
+		p.a.do(p.a.machine.ReplayEnd(m.ReplayEnd.GetReplayId(), true))
+	default:
+		return status.Error(codes.InvalidArgument, "want a batch or the end of a replay")
+	}
+	if state := p.a.machine.State(); ack || state != before {
+		next, _ := p.a.machine.Next()
+		p.answer(&kvlanev1.PushResponse{Message: &kvlanev1.PushResponse_Ack{Ack: &kvlanev1.Ack{Next: next, State: state.String()}}})
+	}
+	return nil
+}
+
+// answer queues an answer; a relay that does not read them is let go. The lock
+// is held.
+func (p *publisher) answer(r *kvlanev1.PushResponse) {
+	select {
+	case p.out <- r:
+	default:
+		p.stop()
+	}
+}
+
+// askReplay asks the relay for batches. The lock is held.
+func (p *publisher) askReplay(a Action) {
+	p.answer(&kvlanev1.PushResponse{Message: &kvlanev1.PushResponse_Replay{Replay: &kvlanev1.Replay{ReplayId: a.Epoch, From: a.Seq}}})
+	if p.timeout != nil {
+		p.timeout.Stop()
+	}
+	p.timeout = time.AfterFunc(pushReplayTimeout, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.stop != nil {
+			p.a.do(p.a.machine.ReplayEnd(a.Epoch, false))
+		}
+	})
+}
+
+// First byte of a pushed payload inside the machine: what the rest is.
+const (
+	pushedRaw    = 'r'
+	pushedEvents = 'e'
+)
+
+// pushPayload makes one byte string of a batch's content, whose digest tells it
+// from another batch of the same number.
+func pushPayload(b *kvlanev1.Batch) ([]byte, error) {
+	switch c := b.GetContent().(type) {
+	case *kvlanev1.Batch_Raw:
+		return append([]byte{pushedRaw}, c.Raw...), nil
+	case *kvlanev1.Batch_Events:
+		payload, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend([]byte{pushedEvents}, c.Events)
+		if err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+		return payload, nil
+	}
+	return nil, status.Error(codes.InvalidArgument, "a batch without content")
+}
+
+// pushDecoder decodes pushed payloads: the engine's own, or events in our form.
+type pushDecoder struct {
+	*Decoder
+	batch Batch
+}
+
+// Decode decodes a payload that pushPayload made.
+func (d *pushDecoder) Decode(payload []byte) (*Batch, error) {
+	if payload[0] == pushedRaw {
+		return d.Decoder.Decode(payload[1:])
+	}
+	d.batch = Batch{Rank: kvindex.NoRank}
+	var in kvlanev1.Events
+	if err := proto.Unmarshal(payload[1:], &in); err != nil {
+		return &d.batch, fmt.Errorf("%w: %w", ErrBatch, err)
+	}
+	d.Decoder.reset()
+	for _, e := range in.GetEvents() {
+		ev, why := pushedEvent(e)
+		if why != "" {
+			d.Decoder.drop(why)
+			continue
+		}
+		d.batch.Events = append(d.batch.Events, ev)
+	}
+	d.batch.Dropped = d.Decoder.batch.Dropped
+	return &d.batch, nil
+}
+
+// pushedEvent turns an event of the wire into ours, or says why not.
+func pushedEvent(e *kvlanev1.Event) (ev kvindex.Event, why Reason) {
+	var tier kvlanev1.Tier
+	var hashes []uint64
+	switch c := e.GetChange().(type) {
+	case *kvlanev1.Event_Cleared:
+		ev.Kind = kvindex.Cleared
+		return ev, ""
+	case *kvlanev1.Event_Removed:
+		ev.Kind, ev.Group = kvindex.Removed, c.Removed.GetGroup()
+		tier, hashes = c.Removed.GetTier(), c.Removed.GetHashes()
+	case *kvlanev1.Event_Stored:
+		s := c.Stored
+		ev = kvindex.Event{
+			Kind: kvindex.Stored, Group: s.GetGroup(), Parent: kvindex.EngineHash(s.GetParent()), HasParent: s.Parent != nil,
+			Tokens: s.GetTokens(), BlockSize: int(s.GetBlockSize()), Adapter: s.GetAdapter(), Salt: s.GetSalt(), Extra: s.GetExtra(),
+		}
+		tier, hashes = s.GetTier(), s.GetHashes()
+		check := blockEvent{parent: ev.Parent, hasParent: ev.HasParent, tokens: ev.Tokens, blockSize: int64(ev.BlockSize)}
+		for _, h := range hashes {
+			check.hashes = append(check.hashes, kvindex.EngineHash(h))
+		}
+		if why := checkStored(&check); why != "" {
+			return ev, why
+		}
+		if ev.BlockSize = int(check.blockSize); len(ev.Extra) != 0 && len(ev.Extra) != len(hashes) {
+			return ev, Misaligned
+		}
+	default:
+		return ev, UnknownTag
+	}
+	if tier < 0 || int(tier) >= kvindex.NumTiers {
+		return ev, UnknownMedium
+	}
+	ev.Tier = kvindex.Tier(tier)
+	for _, h := range hashes {
+		ev.Hashes = append(ev.Hashes, kvindex.EngineHash(h))
+	}
+	return ev, ""
+}
