@@ -1,7 +1,7 @@
 package tokenizer
 
 import (
-	"sort"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -66,13 +66,11 @@ func newAddedSet(tokens []AddedToken, contents []string) *addedSet {
 }
 
 func (st *addedStart) addSize(n int) {
-	for _, s := range st.sizes {
-		if s == n {
-			return
-		}
+	if slices.Contains(st.sizes, n) {
+		return
 	}
 	st.sizes = append(st.sizes, n)
-	sort.Sort(sort.Reverse(sort.IntSlice(st.sizes)))
+	slices.SortFunc(st.sizes, func(a, b int) int { return b - a })
 }
 
 // at is the longest token at s[i].

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +23,11 @@ const benchSize = 8000
 // of words.
 func benchKinds(b *testing.B) map[string][]string {
 	b.Helper()
-	src := filepath.Join(runtime.GOROOT(), "src")
+	root, err := exec.CommandContext(b.Context(), "go", "env", "GOROOT").Output()
+	if err != nil {
+		b.Fatal(err)
+	}
+	src := filepath.Join(strings.TrimSpace(string(root)), "src")
 	read := func(pattern string) string {
 		names, err := filepath.Glob(filepath.Join(src, pattern))
 		if err != nil || len(names) == 0 {

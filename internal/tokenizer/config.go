@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"maps"
 	"sort"
 	"strconv"
 	"strings"
@@ -193,9 +194,7 @@ func (c *Config) specials(members map[string]json.RawMessage) {
 		}
 		var named map[string]string
 		if json.Unmarshal(members[name], &named) == nil {
-			for k, v := range named {
-				c.Special[k] = v
-			}
+			maps.Copy(c.Special, named)
 		}
 	}
 }
@@ -263,7 +262,10 @@ func (c *Config) templateEntry(raw json.RawMessage) error {
 		c.Templates = []Template{{"default", src}}
 		return nil
 	}
-	var list []struct{ Name, Template string }
+	var list []struct {
+		Name     string `json:"name"`
+		Template string `json:"template"`
+	}
 	if json.Unmarshal(raw, &list) == nil {
 		for _, t := range list {
 			c.Templates = append(c.Templates, Template{t.Name, t.Template})

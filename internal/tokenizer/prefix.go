@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"encoding/binary"
 	"hash/maphash"
+	"slices"
 	"sort"
 	"sync"
 )
@@ -135,8 +136,8 @@ type snapshot struct {
 func (c *Cache) find(digests []uint64) (*conversation, snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := len(digests) - 1; i >= 0; i-- {
-		if e := c.blocks[digests[i]]; e != nil {
+	for _, d := range slices.Backward(digests) {
+		if e := c.blocks[d]; e != nil {
 			c.recent.MoveToFront(e.place)
 			return e, snapshot{e.text, e.ids, e.cuts}
 		}
