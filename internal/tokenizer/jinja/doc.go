@@ -25,6 +25,7 @@
 //     folds it to an Undefined when it compiles;
 //   - extends, include and import fail when they are reached (the engines have
 //     no loader), and autoescape true is refused;
+//   - powers of floats may differ in the last digit (another pow than C's);
 //   - letters and cases follow the Unicode version of Go's tables, and strftime
 //     the C locale.
 package jinja

@@ -931,7 +931,10 @@ func filterTruncate(m *machine, v Value, a *arguments) Value {
 			cut = cut[:at]
 		}
 	}
-	return String(cut + end)
+	if v.safe {
+		end = escapeHTML(end)
+	}
+	return like(v, cut+end)
 }
 
 func filterURLEncode(m *machine, v Value, a *arguments) Value {
