@@ -10,16 +10,21 @@ import (
 type chat struct {
 	messages   []object
 	tools      []any
-	generate   bool // add the head of the answer
-	unfinished bool // continue_final_message: end inside the last message
-	thinking   bool // false writes an empty thought in front of the answer
+	generate   bool   // add the head of the answer
+	unfinished bool   // continue_final_message: end inside the last message
+	thinking   bool   // false writes an empty thought in front of the answer
+	prefix     string // text behind the head of the answer (SGLang's continue_final_message)
 }
 
-// parseChat reads what the template sees of a chat request, with vLLM's reading of messages and tools.
+// parseChat reads what the template sees of a chat request, with the engine's reading of messages and tools
+// (TensorRT-LLM is taken to read as vLLM does).
 func parseChat(engine EngineKind, body *requestBody) (*chat, error) {
 	c := &chat{generate: true, unfinished: body.ContinueFinalMessage, thinking: true}
 	if body.AddGenerationPrompt != nil {
 		c.generate = *body.AddGenerationPrompt
+	}
+	if engine == SGLang {
+		c.generate, c.unfinished = true, false // chat does not read the one and has its own way for the other
 	}
 	if c.generate && c.unfinished {
 		return nil, badRequest("continue_final_message and add_generation_prompt are not compatible.")
@@ -54,12 +59,30 @@ func parseChat(engine EngineKind, body *requestBody) (*chat, error) {
 		}
 		c.messages = append(c.messages, normal)
 	}
-	if body.Tools != nil {
-		if err := c.readTools(body); err != nil {
+	if engine == SGLang {
+		c.sglangLast(body.ContinueFinalMessage)
+	}
+	if body.Tools != nil && (engine != SGLang || string(body.ToolChoice) != `"none"`) {
+		if err := c.readTools(engine, body); err != nil {
 			return nil, err
 		}
 	}
 	return c, nil
+}
+
+// sglangLast: a last message of the assistant begins the answer if it is to be continued, and is rendered as the user's
+// if not.
+func (c *chat) sglangLast(unfinished bool) {
+	n := len(c.messages) - 1
+	if c.messages[n].text("role") != "assistant" {
+		return
+	}
+	if unfinished {
+		c.prefix = c.messages[n].text("content")
+		c.messages = c.messages[:n]
+		return
+	}
+	c.messages[n] = object{{"role", "user"}, {"content", c.messages[n].text("content")}}
 }
 
 // partSeparator stands between the text parts of a message: vLLM's newline, SGLang's blank.
@@ -76,7 +99,7 @@ func normalMessage(engine EngineKind, m object) (object, error) {
 	if name, isText := role.(string); !ok || !isText || name == "" {
 		return nil, badRequest("role: Field required")
 	}
-	if role == "developer" {
+	if role == "developer" && engine != SGLang {
 		role = "system"
 	}
 	out := object{{"role", role}}
@@ -100,6 +123,9 @@ func normalMessage(engine EngineKind, m object) (object, error) {
 			case "text", "input_text", "output_text":
 				texts = append(texts, part.text("text"))
 			case "refusal":
+				if engine == SGLang {
+					return nil, badRequest("content: unknown part type refusal")
+				}
 				texts = append(texts, part.text("refusal"))
 			case "thinking":
 				texts = append(texts, part.text("thinking"))
@@ -160,7 +186,7 @@ func normalCalls(m object) ([]any, error) {
 
 // readTools re-serialises tools as vLLM's request model does: type, function{name, description, parameters}, absent ones
 // as null, other keys behind.
-func (c *chat) readTools(body *requestBody) error {
+func (c *chat) readTools(engine EngineKind, body *requestBody) error {
 	v, err := parseOrdered(body.Tools)
 	if err != nil {
 		return badRequest("tools: " + err.Error())
@@ -172,7 +198,7 @@ func (c *chat) readTools(body *requestBody) error {
 	if !ok {
 		return badRequest("tools: Input should be a valid list")
 	}
-	if len(list) == 0 {
+	if len(list) == 0 && engine != SGLang {
 		return badRequest("`tools` must not be an empty array. Either provide at least one tool or omit the field entirely. (parameter=tools)")
 	}
 	for _, item := range list {
@@ -186,10 +212,25 @@ func (c *chat) readTools(body *requestBody) error {
 		if kind == "" {
 			kind = "function"
 		}
+		if engine == SGLang {
+			c.tools = append(c.tools, object{{"type", kind}, {"function", padded(function, "description", "parameters")}, {"defer_loading", nil}})
+			continue
+		}
 		f := ordered(function, "name", "description", "parameters")
 		c.tools = append(c.tools, append(object{{"type", kind}, {"function", f}}, others(tool, "type", "function")...))
 	}
 	return nil
+}
+
+// padded keeps the order and puts absent keys behind, as null: SGLang's request model.
+func padded(o object, keys ...string) object {
+	out := append(object{}, o...)
+	for _, key := range keys {
+		if _, ok := o.get(key); !ok {
+			out = append(out, member{key, nil})
+		}
+	}
+	return out
 }
 
 func ordered(o object, keys ...string) object {
@@ -223,6 +264,7 @@ func (t *Tokenizer) render(c *chat) string {
 	} else {
 		text = renderPlain(c)
 	}
+	text += c.prefix
 	if c.unfinished {
 		last := strings.TrimSpace(c.messages[len(c.messages)-1].text("content"))
 		if at := strings.LastIndex(text, last); at >= 0 {
@@ -247,7 +289,10 @@ func renderPlain(c *chat) string {
 // renderQwen is Qwen3's chat template, written down by hand.
 func renderQwen(c *chat) string {
 	var b strings.Builder
-	first := c.messages[0]
+	var first object
+	if len(c.messages) > 0 {
+		first = c.messages[0]
+	}
 	if len(c.tools) > 0 {
 		b.WriteString("<|im_start|>system\n")
 		if first.text("role") == "system" {

@@ -81,7 +81,10 @@ func TestQwenChatGoldens(t *testing.T) {
 			if err == nil {
 				ids, err = tok.promptOf(engine, body)
 			}
-			if row.Render.Status == 200 && len(row.Render.IDs) > 0 && (err != nil || !slices.Equal(truncated(body, ids), row.Render.IDs)) {
+			if engine == VLLM {
+				ids = truncated(body, ids)
+			}
+			if row.Render.Status == 200 && len(row.Render.IDs) > 0 && (err != nil || !slices.Equal(ids, row.Render.IDs)) {
 				t.Errorf("%s case %d %s: %v\n got %q\nwant %q\nbody %s", file, row.Case, row.Label, err, tok.Decode(ids), tok.Decode(row.Render.IDs), row.Body)
 				return
 			}

@@ -16,6 +16,7 @@ func FuzzRequestBody(f *testing.F) {
 		`{"messages":[{"role":"user","content":"Hi"}]}`, `{"messages":[{"role":"assistant","content":"<think>a</think>b","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}],"tools":[{"type":"function","function":{"name":"f"}}]}`,
 		`{"prompt":[1,2,3]}`, `{"prompt":["a","b"]}`, `{"prompt":[[1],[2]]}`, `{"messages":[{"role":"tool","content":[{"type":"text","text":"x"}]}],"add_generation_prompt":false,"continue_final_message":true}`,
 		`{"messages":[{"role":"user","content":"\ud83d"}]}`, `[`, `{"messages":{}}`,
+		`{"messages":[{"role":"assistant","content":"x"}],"continue_final_message":true,"add_generation_prompt":false,"tools":[]}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -24,6 +25,9 @@ func FuzzRequestBody(f *testing.F) {
 		body, err := parseBody(raw)
 		if err == nil && body.Messages != nil {
 			_, err = tok.promptOf(VLLM, body)
+			if _, other := tok.promptOf(SGLang, body); other != nil && asAPIError(other).status != 400 {
+				t.Error(other)
+			}
 		} else if err == nil {
 			_, err = tok.prompts(body.Prompt, true)
 		}

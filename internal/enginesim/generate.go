@@ -199,6 +199,9 @@ func (c *call) readPrompts() error {
 		return err
 	}
 	for i := range c.prompts {
+		if c.opts.Engine == SGLang {
+			break // truncate_prompt_tokens is not known there
+		}
 		c.prompts[i] = truncated(c.body, c.prompts[i])
 	}
 	return nil

@@ -15,6 +15,7 @@ type requestBody struct {
 	Model                string          `json:"model"`
 	Messages             json.RawMessage `json:"messages"`
 	Tools                json.RawMessage `json:"tools"`
+	ToolChoice           json.RawMessage `json:"tool_choice"`
 	ChatTemplateKwargs   map[string]any  `json:"chat_template_kwargs"`
 	ReasoningEffort      string          `json:"reasoning_effort"`
 	AddGenerationPrompt  *bool           `json:"add_generation_prompt"`
