@@ -101,11 +101,7 @@ func BenchmarkSocketToSink(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer nc.Close()
-			greeting := make([]byte, 64)
-			greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
-			copy(greeting[12:], "NULL")
-			ready := "\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
-			if _, err := nc.Write(append(greeting, append([]byte{4, byte(len(ready))}, ready...)...)); err != nil {
+			if _, err := nc.Write(publisherHello()); err != nil {
 				b.Fatal(err)
 			}
 			payload := benchPayload(b, s.events, s.blocks, true)

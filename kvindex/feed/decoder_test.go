@@ -157,7 +157,7 @@ func TestDecodeEngines(t *testing.T) {
 func TestDecodeTRTLLM(t *testing.T) {
 	block := func(hash string, tokens string, more string) string {
 		var ids []string
-		for _, id := range strings.Fields(tokens) {
+		for id := range strings.FieldsSeq(tokens) {
 			ids = append(ids, `{"type":"unique_token","token_id":`+id+`,"token_extra_id":0}`)
 		}
 		return `{"type":"stored_block","block_hash":` + hash + `,"tokens":[` + strings.Join(ids, ",") + `],"cache_level":0,"priority":35` + more + `}`

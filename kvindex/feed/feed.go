@@ -40,7 +40,7 @@ func Start(ctx context.Context, src Source, sink Sink) (*Feed, error) {
 	if err := src.check(); err != nil {
 		return nil, err
 	}
-	src = src.withDefaults()
+	src.setDefaults()
 	ctx, cancel := context.WithCancel(ctx)
 	f := &Feed{src: src, cancel: cancel, done: make(chan struct{}), poke: make(chan struct{}, 1), tally: newTally(), byRank: map[int32]*applier{}, stopReplay: func() {}}
 	f.room.L = &f.mu

@@ -550,11 +550,7 @@ func TestManyFeeds(t *testing.T) {
 			if err != nil {
 				return
 			}
-			greeting := make([]byte, 64)
-			greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
-			copy(greeting[12:], "NULL")
-			ready := "\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
-			_, _ = nc.Write(append(greeting, append([]byte{4, byte(len(ready))}, ready...)...))
+			_, _ = nc.Write(publisherHello())
 			conns = append(conns, nc)
 		}
 	}()
@@ -584,4 +580,12 @@ func TestManyFeeds(t *testing.T) {
 	for _, nc := range conns {
 		_ = nc.Close()
 	}
+}
+
+// publisherHello is what a ZMTP 3.0 publisher sends first.
+func publisherHello() []byte {
+	b := append([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0}, "NULL"...)
+	b = append(b, make([]byte, 64-len(b))...)
+	ready := "\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
+	return append(append(b, 4, byte(len(ready))), ready...)
 }

@@ -323,11 +323,11 @@ func (d *pushDecoder) Decode(payload []byte) (*Batch, error) {
 	if err := proto.Unmarshal(payload[1:], &in); err != nil {
 		return &d.batch, fmt.Errorf("%w: %w", ErrBatch, err)
 	}
-	d.Decoder.reset()
+	d.reset()
 	for _, e := range in.GetEvents() {
 		ev, why := pushedEvent(e)
 		if why != "" {
-			d.Decoder.drop(why)
+			d.drop(why)
 			continue
 		}
 		d.batch.Events = append(d.batch.Events, ev)

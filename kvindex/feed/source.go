@@ -80,7 +80,7 @@ func (l *Limit) release() {
 	}
 }
 
-func (s Source) withDefaults() Source {
+func (s *Source) setDefaults() {
 	for _, f := range []struct {
 		p *time.Duration
 		v time.Duration
@@ -92,7 +92,6 @@ func (s Source) withDefaults() Source {
 			*f.p = f.v
 		}
 	}
-	return s
 }
 
 // check says what is wrong with a source.

@@ -333,7 +333,8 @@ func appendJSON(b []byte, r *msgpack.Reader, depth int) ([]byte, bool) {
 
 func appendJSONList(b []byte, r *msgpack.Reader, depth int) ([]byte, bool) {
 	isMap := r.Kind() == msgpack.Map
-	n, err := 0, error(nil)
+	var n int
+	var err error
 	brackets := "[]"
 	if isMap {
 		brackets = "{}"
@@ -349,7 +350,7 @@ func appendJSONList(b []byte, r *msgpack.Reader, depth int) ([]byte, bool) {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		ok := true
+		var ok bool
 		if isMap {
 			if r.Kind() != msgpack.Str {
 				return nil, false

@@ -225,7 +225,7 @@ func (r *Reader) Bytes() ([]byte, error) {
 		return nil, ErrShort
 	}
 	c := r.b[r.i]
-	head, n := 0, 0
+	var head, n int
 	switch {
 	case c >= 0xa0 && c <= 0xbf:
 		head, n = 1, int(c&0x1f)
@@ -409,7 +409,7 @@ func (r *Reader) skipOne() (int, error) {
 
 func (r *Reader) skipExt() error {
 	c := r.b[r.i]
-	n := 0
+	var n int
 	if c >= 0xd4 {
 		n = 2 + 1<<(c-0xd4)
 	} else {
