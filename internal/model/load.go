@@ -129,7 +129,8 @@ func compile(source string) (*template, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &template{compiled: compiled, variables: map[string]bool{}, namesDeveloper: strings.Contains(source, roleDeveloper),
+	t := &template{compiled: compiled, variables: map[string]bool{}, namesDeveloper: strings.Contains(source, `"developer"`) ||
+		strings.Contains(source, `'developer'`),
 		openAI: compiled.ContentFormat() == "openai", dated: strings.Contains(source, "strftime_now")}
 	t.sglangOpenAI = t.openAI
 	for _, name := range compiled.UndeclaredVariables() {

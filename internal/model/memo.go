@@ -34,7 +34,6 @@ type shapeKind uint64
 const (
 	shapeSGLang shapeKind = 1 << iota
 	shapeOpenAI
-	shapeKeepDeveloper
 	shapeReasoning
 )
 

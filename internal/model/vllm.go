@@ -44,10 +44,13 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{template: template.compiled, dated: template.dated, continued: cont}
-	shape := vllmShape{openai: template.openAI, keepDeveloper: template.namesDeveloper, reasoning: !tokenize, p: p}
+	shape := vllmShape{openai: template.openAI, reasoning: !tokenize, p: p}
 	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {
 		return nil, err
+	}
+	if !template.namesDeveloper {
+		list = withoutDeveloper(list)
 	}
 	if cont {
 		if err := markContinued(list); err != nil {

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
@@ -8,21 +9,18 @@ import (
 
 // vllmShape makes the message that vLLM gives to the template out of the one that the client sent.
 type vllmShape struct {
-	openai        bool // the template walks over content parts
-	keepDeveloper bool // the template knows the developer role itself
-	reasoning     bool // reasoning of the history is kept
-	p             *plan
+	openai    bool // the template walks over content parts
+	reasoning bool // reasoning of the history is kept
+	p         *plan
 }
 
 func (s *vllmShape) kind() shapeKind {
 	k := shapeKind(0)
-	for _, on := range [...]struct {
-		set bool
-		bit shapeKind
-	}{{s.openai, shapeOpenAI}, {s.keepDeveloper, shapeKeepDeveloper}, {s.reasoning, shapeReasoning}} {
-		if on.set {
-			k |= on.bit
-		}
+	if s.openai {
+		k |= shapeOpenAI
+	}
+	if s.reasoning {
+		k |= shapeReasoning
 	}
 	return k
 }
@@ -50,11 +48,7 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 		return v, refuse("messages.content: input should be a valid string")
 	}
 	out := jinja.NewDict(6)
-	shown := role
-	if role == roleDeveloper && !s.keepDeveloper {
-		shown = roleSystem
-	}
-	out.Set("role", jinja.String(shown))
+	out.Set("role", jinja.String(role))
 	body, err := s.content(content, role == roleTool)
 	if err != nil {
 		return v, err
@@ -248,4 +242,49 @@ func vllmPart(v jinja.Value) (text string, media bool, err error) {
 func isMedia(kind string) bool {
 	return strings.HasPrefix(kind, "image_") || strings.HasPrefix(kind, "audio_") || strings.HasPrefix(kind, "video_") ||
 		kind == "input_image" || kind == "input_audio" || kind == "file"
+}
+
+// withoutDeveloper is what vLLM's Hugging Face renderer does for templates that do not name the developer role: its messages
+// become the system's, and if a system message then stands anywhere but alone at the front, all of them are joined there.
+func withoutDeveloper(list []jinja.Value) []jinja.Value {
+	if !slices.ContainsFunc(list, func(v jinja.Value) bool { return roleOf(v) == roleDeveloper }) {
+		return list
+	}
+	var texts []string
+	converted := make([]jinja.Value, 0, len(list))
+	others := make([]jinja.Value, 1, len(list)+1)
+	join := false
+	for i := range list {
+		role := roleOf(list[i])
+		if role != roleDeveloper && role != roleSystem {
+			converted, others = append(converted, list[i]), append(others, list[i])
+			continue
+		}
+		join = join || i > 0
+		msg, _ := list[i].AsDict()
+		msg = msg.Clone()
+		msg.Set("role", jinja.String(roleSystem))
+		if role == roleDeveloper {
+			msg.Delete("tools")
+		}
+		converted = append(converted, jinja.FromDict(msg))
+		content, _ := msg.Get("content")
+		if text := blocksText(content, "\n"); text != "" {
+			texts = append(texts, text)
+		}
+	}
+	if !join {
+		return converted
+	}
+	others[0] = jinja.FromDict(chatMessage(roleSystem, jinja.String(strings.Join(texts, "\n\n"))))
+	return others
+}
+
+func roleOf(v jinja.Value) string {
+	msg, ok := v.AsDict()
+	if !ok {
+		return ""
+	}
+	role, _, _ := textOf(msg, "role")
+	return role
 }
