@@ -12,6 +12,9 @@ import (
 // known model is about 33 MB.
 const maxFile = 256 << 20
 
+// usualRatio is how much smaller gzip makes a tokenizer.json, about.
+const usualRatio = 7
+
 // readFile reads name or name.gz; nil without error if there is neither.
 func readFile(fsys fs.FS, name string) ([]byte, error) {
 	b, err := readLimited(fsys, name)
@@ -47,7 +50,11 @@ func readGzip(fsys fs.FS, name string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
-	return readAll(z, name, 0)
+	size := int64(0)
+	if info, err := f.Stat(); err == nil {
+		size = info.Size() * usualRatio
+	}
+	return readAll(z, name, size)
 }
 
 // readAll reads at most maxFile bytes; size is a hint.

@@ -377,7 +377,9 @@ func (t *Tokenizer) readModel(raw []byte) error {
 	if err != nil {
 		return err
 	}
-	t.markWhole()
+	if !t.ignoreMerges {
+		t.markWhole()
+	}
 	if t.sp == nil {
 		t.findUnits()
 	}

@@ -218,7 +218,7 @@ func (s *scanner) uint(limit uint32) (uint32, error) {
 }
 
 // raw skips a value and returns its bytes, which are not validated beyond
-// strings and nesting.
+// nesting.
 func (s *scanner) raw() ([]byte, error) {
 	s.peek()
 	from := s.at
@@ -227,7 +227,7 @@ func (s *scanner) raw() ([]byte, error) {
 		case 0:
 			return nil, s.fail("unexpected end")
 		case '"':
-			if _, err := s.str(); err != nil {
+			if err := s.skipString(); err != nil {
 				return nil, err
 			}
 		case '{', '[':
@@ -261,6 +261,20 @@ func (s *scanner) raw() ([]byte, error) {
 			return nil, s.fail("unbalanced brackets")
 		}
 	}
+}
+
+// skipString steps over a string without looking into it.
+func (s *scanner) skipString() error {
+	for i := s.at + 1; i < len(s.b); i++ {
+		switch s.b[i] {
+		case '"':
+			s.at = i + 1
+			return nil
+		case '\\':
+			i++
+		}
+	}
+	return s.fail("unterminated string")
 }
 
 func isScalarByte(c byte) bool {
