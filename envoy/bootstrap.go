@@ -98,6 +98,7 @@ type bootstrapVars struct {
 
 	StripHeaders    []string
 	RequestTrailers string
+	Retries         bool
 	Clusters        []clusterVars
 }
 
@@ -119,10 +120,14 @@ func Bootstrap(o Options) ([]byte, error) {
 		Options:         o,
 		StripHeaders:    StripHeaders(),
 		RequestTrailers: "SKIP",
+		Retries:         true,
 		Clusters:        []clusterVars{{Cluster, o.FailClosed}},
 	}
 	if o.RequestBody == BodyFullDuplex {
 		vars.RequestTrailers = "SEND" // Envoy refuses the mode otherwise
+		// Envoy 1.40 sends a body that ends with trailers twice when a retry policy has
+		// it buffered behind a full-duplex filter.
+		vars.Retries = false
 	}
 	if o.Prefill != "" {
 		// A prefill leg without a usable pick must fail: any other worker would prefill

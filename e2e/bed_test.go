@@ -1,0 +1,510 @@
+// Package e2e tests the road end to end: the real Envoy binary, the kvlane binary
+// as its own process, real sockets, the real ZMQ wire format. Only the GPU is
+// simulated.
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/envoy"
+	"github.com/kvlane/kvlane/internal/enginesim"
+)
+
+var (
+	kvlaneBinary string
+	envoyBinary  string
+	tokenizer    *enginesim.Tokenizer
+)
+
+const (
+	modelName  = "demo"
+	modelFiles = "../internal/models/qwen3"
+)
+
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (int, error) {
+	var err error
+	if envoyBinary, err = envoy.Find(os.Getenv("ENVOY")); err != nil {
+		return 0, err
+	}
+	dir, err := os.MkdirTemp("", "kvlane-e2e-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	kvlaneBinary = filepath.Join(dir, "kvlane")
+	build := exec.Command("go", "build", "-o", kvlaneBinary, "../cmd/kvlane")
+	if raceEnabled {
+		build = exec.Command("go", "build", "-race", "-o", kvlaneBinary, "../cmd/kvlane")
+	}
+	if out, err := build.CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("build kvlane: %w\n%s", err, out)
+	}
+	if tokenizer, err = enginesim.LoadTokenizer(os.DirFS(modelFiles)); err != nil {
+		return 0, err
+	}
+	return m.Run(), nil
+}
+
+// shape is what differs between test beds.
+type shape struct {
+	engines   int
+	ranks     int
+	replay    bool
+	perPort   bool   // one API port a rank
+	rankFree  bool   // the engine chooses the rank
+	config    string // further sections of kvlane.yaml
+	envoy     string // further keys of its section envoy
+	worker    string // further keys of each worker
+	model     string // further keys of the model; "-" leaves models out
+	engine    func(i int, o *enginesim.Options)
+	noCheck   bool // do not look for leaks at the end
+	maxBodyMB int
+}
+
+// bed is Envoy, Kvlane and engines, up and ready.
+type bed struct {
+	t       *testing.T
+	shape   shape
+	dir     string
+	ingress string
+	admin   string
+	engines []*enginesim.Engine
+	kvlane  *exec.Cmd
+	exited  chan error
+	envoy   *envoy.Process
+	client  *http.Client
+	idle    int // goroutines of Kvlane when it had nothing to do
+}
+
+func newBed(t *testing.T, s shape) *bed {
+	t.Helper()
+	if s.engines == 0 {
+		s.engines = 2
+	}
+	if s.ranks == 0 {
+		s.ranks = 2
+	}
+	if s.maxBodyMB == 0 {
+		s.maxBodyMB = 16
+	}
+	dir, err := os.MkdirTemp("", "kvl") // a Unix socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	b := &bed{t: t, shape: s, dir: dir}
+	b.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+	t.Cleanup(b.client.CloseIdleConnections)
+	b.ingress, b.admin = freeAddress(t), freeAddress(t)
+	envoyAdmin := freeAddress(t)
+	workers := ""
+	for i := range s.engines {
+		workers += b.startEngine(i)
+	}
+	model := fmt.Sprintf("models:\n- {name: %s, tokenizer: \"builtin:qwen3\", check: {retry: 1s}%s}\n", modelName, s.model)
+	if s.model == "-" {
+		model = ""
+	}
+	text := fmt.Sprintf(`listen: {address: "unix:%s/k.sock"}
+admin: {address: "%s"}
+envoy: {ingress: "%s", admin: "%s", access_log: true%s}
+explain: {header: true}
+limits: {max_body: %dMiB}
+log: {decisions: true}
+drain: 2s
+%sworkers:
+  health: {every: 200ms}
+  static:
+%s%s`, dir, b.admin, b.ingress, envoyAdmin, s.envoy, s.maxBodyMB, model, workers, s.config)
+	if err := os.WriteFile(b.file("kvlane.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	boot, err := exec.Command(kvlaneBinary, "envoy-config", "--config", b.file("kvlane.yaml")).Output()
+	if err != nil {
+		t.Fatalf("envoy-config: %v\n%s\n%s", err, stderr(err), text)
+	}
+	if err := os.WriteFile(b.file("envoy.yaml"), boot, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.startKvlane()
+	t.Cleanup(func() { b.stopKvlane(syscall.SIGKILL) })
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if b.envoy, err = envoy.Run(ctx, envoyBinary, dir, b.file("envoy.yaml"), envoyAdmin, 2); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.envoy.Stop)
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, f := range []string{"kvlane.log", "envoy.log"} {
+				text, _ := os.ReadFile(b.file(f))
+				t.Logf("%s ends:\n%s", f, text[max(0, len(text)-4000):])
+			}
+		}
+	})
+	b.idle = b.goroutines()
+	if !s.noCheck {
+		t.Cleanup(b.quiet)
+	}
+	return b
+}
+
+func stderr(err error) string {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return string(exit.Stderr)
+	}
+	return ""
+}
+
+func (b *bed) file(name string) string { return filepath.Join(b.dir, name) }
+
+// startEngine starts engine i and returns its entry in the list of workers.
+func (b *bed) startEngine(i int) string {
+	b.t.Helper()
+	ranks := b.shape.ranks
+	ports, err := enginesim.FreePorts(3 * ranks)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	o := enginesim.Options{Model: modelName, Ranks: ranks, Tokenizer: tokenizer, Listen: "127.0.0.1:0", PortPerRank: b.shape.perPort,
+		EventsEndpoint: fmt.Sprintf("tcp://127.0.0.1:%d", ports), BlockSize: 16, Blocks: 16384}
+	if b.shape.perPort {
+		o.Listen = fmt.Sprintf("127.0.0.1:%d", ports+2*ranks)
+	}
+	replay := ""
+	if b.shape.replay {
+		o.ReplayEndpoint = fmt.Sprintf("tcp://127.0.0.1:%d", ports+ranks)
+		replay = fmt.Sprintf(", replay: %q", o.ReplayEndpoint)
+	}
+	if b.shape.engine != nil {
+		b.shape.engine(i, &o)
+	}
+	e, err := enginesim.Start(context.Background(), o)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(e.Close)
+	b.engines = append(b.engines, e)
+	rankBy := "header"
+	switch {
+	case b.shape.perPort:
+		rankBy = "port"
+	case b.shape.rankFree:
+		rankBy = "none"
+	}
+	return fmt.Sprintf("  - {name: e%d, address: %q, ranks: %d, rank_by: %s, models: [%s], events: {endpoint: %q%s}%s}\n",
+		i, e.Addr(), ranks, rankBy, modelName, o.EventsEndpoint, replay, b.shape.worker)
+}
+
+// startKvlane runs `kvlane serve` and waits until it is ready.
+func (b *bed) startKvlane() {
+	b.t.Helper()
+	log, err := os.OpenFile(b.file("kvlane.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer log.Close()
+	b.kvlane = exec.Command(kvlaneBinary, "serve", "--config", b.file("kvlane.yaml"))
+	b.kvlane.Stderr = log
+	b.kvlane.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := b.kvlane.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	exited := make(chan error, 1)
+	cmd := b.kvlane
+	go func() { exited <- cmd.Wait() }()
+	b.exited = exited
+	b.until("kvlane is ready", func() bool {
+		resp, err := http.Get("http://" + b.admin + "/readyz")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+}
+
+// stopKvlane signals the process and waits for its end.
+func (b *bed) stopKvlane(sig syscall.Signal) {
+	if b.kvlane == nil {
+		return
+	}
+	_ = b.kvlane.Process.Signal(sig)
+	select {
+	case <-b.exited:
+	case <-time.After(30 * time.Second):
+		_ = b.kvlane.Process.Kill()
+		b.t.Error("kvlane did not stop")
+	}
+	b.kvlane = nil
+}
+
+func (b *bed) until(what string, ok func() bool) {
+	b.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	b.t.Fatalf("never: %s", what)
+}
+
+// metric sums the samples of a metric whose labels hold all of the given pairs
+// (`worker="e0"`); 0 if there are none.
+func (b *bed) metric(name string, labels ...string) float64 {
+	b.t.Helper()
+	resp, err := http.Get("http://" + b.admin + "/metrics")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	sum := 0.0
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 1<<20)
+next:
+	for lines.Scan() {
+		rest, ok := strings.CutPrefix(lines.Text(), name)
+		if !ok || rest == "" || rest[0] != '{' && rest[0] != ' ' {
+			continue
+		}
+		for _, l := range labels {
+			if !strings.Contains(rest, l) {
+				continue next
+			}
+		}
+		v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		sum += v
+	}
+	return sum
+}
+
+func (b *bed) goroutines() int { return int(b.metric("go_goroutines")) }
+
+// quiet checks that nothing has leaked: no reservation, no load, no stream, no
+// goroutine.
+func (b *bed) quiet() {
+	b.t.Helper()
+	if b.kvlane == nil {
+		return
+	}
+	b.client.CloseIdleConnections()
+	leaks := ""
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		leaks = ""
+		for _, m := range []string{"kvlane_reservations", "kvlane_active_requests", "kvlane_queued_tokens", "kvlane_resident_tokens", "kvlane_extproc_streams", "kvlane_double_releases"} {
+			if v := b.metric(m); v != 0 {
+				leaks += fmt.Sprintf(" %s=%v", m, v)
+			}
+		}
+		// Connections of Envoy to Kvlane, of health checks and of this scrape come and go.
+		if n := b.goroutines(); n > b.idle+24 {
+			leaks += fmt.Sprintf(" goroutines=%d, idle %d", n, b.idle)
+		}
+		if leaks == "" {
+			return
+		}
+	}
+	b.t.Errorf("leaked:%s", leaks)
+}
+
+// reply is an answer with what the tests look at.
+type reply struct {
+	status  int
+	header  http.Header
+	body    []byte
+	target  string
+	matched int
+	answer  struct {
+		Choices []struct {
+			Message struct {
+				Content string `json:"content"`
+			} `json:"message"`
+			Text string `json:"text"`
+		} `json:"choices"`
+		Usage struct {
+			Prompt  int `json:"prompt_tokens"`
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		} `json:"usage"`
+		Error struct {
+			Message string `json:"message"`
+			Type    string `json:"type"`
+		} `json:"error"`
+	}
+}
+
+func (r *reply) text() string {
+	if len(r.answer.Choices) == 0 {
+		return ""
+	}
+	return r.answer.Choices[0].Message.Content
+}
+
+// send posts a body through Envoy. Headers come in pairs.
+func (b *bed) send(path string, body []byte, headers ...string) (*reply, error) {
+	req, err := http.NewRequest(http.MethodPost, "http://"+b.ingress+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := b.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	r := &reply{status: resp.StatusCode, header: resp.Header, target: resp.Header.Get("X-Kvlane-Target"), matched: -1}
+	if r.body, err = io.ReadAll(resp.Body); err != nil {
+		return r, err
+	}
+	if n, err := strconv.Atoi(resp.Header.Get("X-Kvlane-Matched-Tokens")); err == nil {
+		r.matched = n
+	}
+	_ = json.Unmarshal(r.body, &r.answer)
+	return r, nil
+}
+
+func (b *bed) post(path string, body []byte, headers ...string) *reply {
+	b.t.Helper()
+	r, err := b.send(path, body, headers...)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return r
+}
+
+// message is one chat message.
+type message struct {
+	Role    string `json:"role"`
+	Content string `json:"content"`
+}
+
+func chatBody(messages ...message) []byte {
+	body, err := json.Marshal(map[string]any{"model": modelName, "max_tokens": 8, "messages": messages})
+	if err != nil {
+		panic(err)
+	}
+	return body
+}
+
+// chat sends messages and wants an answer.
+func (b *bed) chat(messages ...message) *reply {
+	b.t.Helper()
+	r := b.post("/v1/chat/completions", chatBody(messages...))
+	if r.status != http.StatusOK {
+		b.t.Fatalf("status %d: %s", r.status, r.body)
+	}
+	return r
+}
+
+// seen finds what the engines saw of a request.
+func (b *bed) seen(requestID string) (worker string, rec enginesim.RequestRecord, ok bool) {
+	for i, e := range b.engines {
+		for _, r := range e.Stats().Requests {
+			if r.RequestID == requestID {
+				return "e" + strconv.Itoa(i), r, true
+			}
+		}
+	}
+	return "", enginesim.RequestRecord{}, false
+}
+
+func sha(body []byte) string {
+	sum := sha256.Sum256(body)
+	return hex.EncodeToString(sum[:])
+}
+
+// intact checks that a request's body reached its engine byte by byte.
+func (b *bed) intact(r *reply, body []byte) enginesim.RequestRecord {
+	b.t.Helper()
+	_, rec, ok := b.seen(r.header.Get("X-Request-Id"))
+	if !ok {
+		b.t.Fatalf("no engine saw request %s", r.header.Get("X-Request-Id"))
+	}
+	if rec.BodySHA256 != sha(body) || rec.BodyBytes != len(body) {
+		b.t.Errorf("the engine saw %d bytes %s, the client sent %d bytes %s", rec.BodyBytes, rec.BodySHA256, len(body), sha(body))
+	}
+	return rec
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// prose makes about n tokens of text that no other seed makes.
+func prose(seed string, n int) string {
+	words := strings.Fields("the harbour lay quiet under a pale sky while gulls turned above empty boats and nobody spoke of the night before")
+	var b strings.Builder
+	state := uint64(14695981039346656037)
+	for _, c := range []byte(seed) {
+		state = (state ^ uint64(c)) * 1099511628211
+	}
+	for range n {
+		state = state*6364136223846793005 + 1442695040888963407
+		b.WriteString(words[state>>33%uint64(len(words))])
+		b.WriteByte(' ')
+	}
+	return b.String()
+}
+
+func dialPlain(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, network, addr)
+}
+
+func (b *bed) write(name, text string) {
+	b.t.Helper()
+	if err := os.WriteFile(b.file(name), []byte(text), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) read(name string) string {
+	b.t.Helper()
+	text, err := os.ReadFile(b.file(name))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return string(text)
+}

@@ -1,0 +1,388 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/kvlane/kvlane/internal/enginesim"
+)
+
+// slow makes answers take about tokens times step.
+func slow(step time.Duration) func(int, *enginesim.Options) {
+	return func(_ int, o *enginesim.Options) {
+		o.Time = enginesim.TimeModel{A: step, Scale: 1, Budget: 8192, MaxSeqs: 256}
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	b := newBed(t, shape{maxBodyMB: 2})
+	for name, c := range map[string]struct {
+		path, body string
+		status     int
+		message    string
+	}{
+		"broken JSON":          {"/v1/chat/completions", `{"model": "demo", "messages": [}`, 400, "messages[0]"},
+		"empty body":           {"/v1/chat/completions", ``, 400, ""},
+		"not an object":        {"/v1/completions", `[1]`, 400, "object"},
+		"two values":           {"/v1/completions", `{"model":"demo","prompt":"a"} x`, 400, ""},
+		"unknown path":         {"/v1/nothing", `{}`, 404, ""},
+		"unknown model":        {"/v1/chat/completions", `{"model":"other","messages":[{"role":"user","content":"x"}]}`, 404, ""},
+		"empty messages":       {"/v1/chat/completions", `{"model":"demo","messages":[]}`, 400, ""},
+		"no messages":          {"/v1/chat/completions", `{"model":"demo"}`, 400, ""},
+		"rank out of range":    {"/v1/completions", `{"model":"demo","prompt":"a","max_tokens":-1}`, 400, ""},
+		"lone surrogate":       {"/v1/chat/completions", `{"model":"demo","messages":[{"role":"user","content":"\ud800"}]}`, 400, ""},
+		"body over the limit":  {"/v1/completions", `{"model":"demo","prompt":"` + strings.Repeat("a ", 3<<19) + `"}`, 413, ""},
+		"deeply nested":        {"/v1/chat/completions", strings.Repeat(`{"a":`, 100_000), 400, ""},
+		"invalid UTF-8 prompt": {"/v1/completions", "{\"model\":\"demo\",\"prompt\":\"\xff\xfe\"}", 400, ""},
+	} {
+		r := b.post(c.path, []byte(c.body))
+		if r.status != c.status || !strings.Contains(string(r.body), c.message) {
+			t.Errorf("%s: status %d, want %d: %.300s", name, r.status, c.status, r.body)
+		}
+	}
+	resp, err := b.client.Get("http://" + b.ingress + "/v1/models")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if text, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK || !bytes.Contains(text, []byte(modelName)) {
+		t.Errorf("GET /v1/models: status %d: %s", resp.StatusCode, text)
+	}
+}
+
+// A model without a tokenizer is routed by load, and says so.
+func TestWithoutATokenizerRequestsAreRoutedByLoad(t *testing.T) {
+	b := newBed(t, shape{model: "-"})
+	used := map[string]bool{}
+	for i := range 8 {
+		used[b.chat(message{"user", prose(fmt.Sprint(i), 50)}).target] = true
+	}
+	if len(used) != 4 {
+		t.Errorf("used %v", used)
+	}
+	if n := b.metric("kvlane_degraded_total", `reason="model unknown"`); n != 8 {
+		t.Errorf("%v requests said that the model is unknown", n)
+	}
+}
+
+func TestClientsThatLeave(t *testing.T) {
+	b := newBed(t, shape{engine: slow(20 * time.Millisecond)})
+	// In the middle of the body.
+	conn, err := net.Dial("tcp", b.ingress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{\"model\": \"demo\",")
+	time.Sleep(50 * time.Millisecond)
+	conn.Close()
+	// In the middle of the answer, streamed and not.
+	for _, stream := range []string{"true", "false"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		body := `{"model":"demo","stream":` + stream + `,"max_tokens":500,"messages":[{"role":"user","content":"` + prose(stream, 50) + `"}]}`
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.ingress+"/v1/chat/completions", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if resp, err := b.client.Do(req); err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		}()
+		b.until("the request runs", func() bool { return b.metric("kvlane_active_requests") == 1 })
+		cancel()
+		<-done
+		b.until("the reservation is released", func() bool { return b.metric("kvlane_active_requests") == 0 })
+	}
+	b.until("the engines aborted", func() bool {
+		n := 0
+		for _, e := range b.engines {
+			for _, r := range e.Stats().Ranks {
+				n += r.Running + r.Waiting
+			}
+		}
+		return n == 0
+	})
+}
+
+func TestAWorkerThatDiesInTheMiddleOfAnAnswer(t *testing.T) {
+	b := newBed(t, shape{engine: slow(10 * time.Millisecond)})
+	for _, e := range b.engines {
+		if err := e.SetFaults(enginesim.Faults{DieAfterTokens: 5}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	body := []byte(`{"model":"demo","stream":true,"max_tokens":50,"messages":[{"role":"user","content":"x"}]}`)
+	if r, err := b.send("/v1/chat/completions", body); err == nil {
+		t.Errorf("a cut answer came to a good end: status %d, %d bytes", r.status, len(r.body))
+	}
+}
+
+// A worker that is gone: its requests go elsewhere at once, and when all are gone
+// the client gets an answer that says so.
+func TestWorkersThatAreGone(t *testing.T) {
+	b := newBed(t, shape{})
+	if err := b.engines[0].SetFaults(enginesim.Faults{Refuse: true}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		if r := b.chat(message{"user", prose(fmt.Sprint(i), 30)}); i > 10 && strings.HasPrefix(r.target, "e0/") {
+			b.until("e0 is out", func() bool { return b.metric("kvlane_worker_ready", `worker="e0"`) == 0 })
+		}
+	}
+	if n := b.metric("kvlane_worker_ready", `worker="e0"`); n != 0 {
+		t.Error("a worker that refuses connections is still ready")
+	}
+	if err := b.engines[1].SetFaults(enginesim.Faults{Refuse: true}); err != nil {
+		t.Fatal(err)
+	}
+	b.until("all workers are out", func() bool { return b.metric("kvlane_worker_ready") == 0 })
+	r := b.post("/v1/chat/completions", chatBody(message{"user", "x"}))
+	if r.status != http.StatusServiceUnavailable || r.answer.Error.Type != "service_unavailable_error" || !strings.Contains(r.answer.Error.Message, "not ready") {
+		t.Errorf("status %d: %s", r.status, r.body)
+	}
+	for _, e := range b.engines {
+		if err := e.SetFaults(enginesim.Faults{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.until("they are back", func() bool {
+		r, err := b.send("/v1/chat/completions", chatBody(message{"user", "x"}))
+		return err == nil && r.status == http.StatusOK
+	})
+}
+
+// turnTwice plays a conversation of two turns and returns what the second showed.
+func turnTwice(b *bed, seed string) *reply {
+	b.t.Helper()
+	messages := []message{{"system", prose(seed, 100)}, {"user", "Where?"}}
+	first := b.chat(messages...)
+	return b.chat(append(messages, message{"assistant", first.text()}, message{"user", "When?"})...)
+}
+
+// Batches of events that are lost on the wire are fetched again where the engine
+// keeps them; where it does not, what was known of the rank is forgotten.
+func TestGapsInTheEvents(t *testing.T) {
+	for _, replay := range []bool{true, false} {
+		t.Run(fmt.Sprintf("replay=%v", replay), func(t *testing.T) {
+			b := newBed(t, shape{engines: 1, ranks: 1, replay: replay, config: "routing: {speculate: 0}\n"})
+			first := []message{{"user", prose("kept", 200)}}
+			b.chat(first...)
+			b.until("events arrive", func() bool { return b.metric("kvlane_index_blocks", `tier="device"`) > 10 })
+			if err := b.engines[0].SetFaults(enginesim.Faults{DropBatches: 1}); err != nil {
+				t.Fatal(err)
+			}
+			lost := []message{{"user", prose("lost", 200)}}
+			b.chat(lost...)
+			b.chat(message{"user", prose("after", 200)}) // its batch shows the gap
+			b.until("the gap is seen", func() bool { return b.metric("kvlane_feed_gaps_total") > 0 })
+			b.until("the feed is live again", func() bool { return b.metric("kvlane_feed_state", `state="live"`) == 1 })
+			if replay {
+				b.until("the lost batch was fetched", func() bool {
+					r := b.chat(lost...)
+					return r.matched > 100 && r.matched == r.answer.Usage.Details.Cached
+				})
+				return
+			}
+			// Never credited with what may be gone: the engine has it still, we do not say so.
+			if r := b.chat(first...); r.matched != 0 || r.answer.Usage.Details.Cached == 0 {
+				t.Errorf("after a gap without replay: %d tokens matched, the engine has %d", r.matched, r.answer.Usage.Details.Cached)
+			}
+			b.until("the rank fills again", func() bool {
+				r := b.chat(message{"user", prose("fresh", 200)})
+				return r.matched > 0 && r.matched == r.answer.Usage.Details.Cached
+			})
+		})
+	}
+}
+
+func TestASilentFeedIsNoticed(t *testing.T) {
+	b := newBed(t, shape{engines: 1, ranks: 1, engine: func(_ int, o *enginesim.Options) { o.Faults.StopEvents = true }})
+	for i := range 20 {
+		b.chat(message{"user", prose(fmt.Sprint(i), 100)})
+	}
+	b.until("the feed is stale", func() bool { return b.metric("kvlane_feed_state", `state="stale"`) == 1 })
+}
+
+func TestAnEngineThatRestarts(t *testing.T) {
+	b := newBed(t, shape{engines: 1, ranks: 2, replay: true})
+	if r := turnTwice(b, "before"); r.matched == 0 {
+		t.Fatal("nothing matched before the restart")
+	}
+	b.engines[0].Restart()
+	b.until("the index forgot", func() bool {
+		r := b.chat(message{"system", prose("before", 100)}, message{"user", "Where?"})
+		return r.matched == r.answer.Usage.Details.Cached
+	})
+	if r := turnTwice(b, "again"); r.matched == 0 || r.matched != r.answer.Usage.Details.Cached {
+		t.Errorf("after the restart: %d matched, %d cached", r.matched, r.answer.Usage.Details.Cached)
+	}
+}
+
+// The standalone shape fails open: while Kvlane is down requests are served, and
+// answers that run survive its death.
+func TestKvlaneIsKilledUnderLoad(t *testing.T) {
+	b := newBed(t, shape{engine: slow(2 * time.Millisecond)})
+	var failed, served atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	for c := range 8 {
+		clients.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				r, err := b.send("/v1/chat/completions", []byte(`{"model":"demo","stream":true,"max_tokens":40,"messages":[{"role":"user","content":"`+prose(fmt.Sprint(c, i), 60)+`"}]}`))
+				if err != nil || r.status != http.StatusOK || !bytes.Contains(r.body, []byte("[DONE]")) {
+					failed.Add(1)
+					t.Logf("failed: %v %+v", err, r)
+				} else {
+					served.Add(1)
+				}
+			}
+		})
+	}
+	b.until("load runs", func() bool { return served.Load() > 20 })
+	b.stopKvlane(syscall.SIGKILL)
+	before := served.Load()
+	b.until("requests are served without Kvlane", func() bool { return served.Load() > before+20 })
+	b.startKvlane()
+	b.until("Kvlane decides again", func() bool { return b.metric("kvlane_picks_total") > 20 })
+	b.stopKvlane(syscall.SIGTERM) // and an orderly end
+	before = served.Load()
+	b.until("requests are served after the drain", func() bool { return served.Load() > before+20 })
+	b.startKvlane()
+	stop()
+	clients.Wait()
+	if failed.Load() > 0 {
+		t.Errorf("%d of %d requests failed", failed.Load(), failed.Load()+served.Load())
+	}
+}
+
+func TestFailClosedWithoutHostages(t *testing.T) {
+	b := newBed(t, shape{envoy: ", fail_closed: true", engine: slow(5 * time.Millisecond)})
+	if r := turnTwice(b, "closed"); r.matched == 0 {
+		t.Error("nothing matched")
+	}
+	running := make(chan error, 1)
+	go func() {
+		r, err := b.send("/v1/chat/completions", []byte(`{"model":"demo","stream":true,"max_tokens":200,"messages":[{"role":"user","content":"x"}]}`))
+		if err == nil && !bytes.Contains(r.body, []byte("[DONE]")) {
+			err = fmt.Errorf("status %d: %s", r.status, r.body)
+		}
+		running <- err
+	}()
+	b.until("it runs", func() bool { return b.metric("kvlane_active_requests") == 1 })
+	b.stopKvlane(syscall.SIGKILL)
+	if r := b.post("/v1/chat/completions", chatBody(message{"user", "x"})); r.status != http.StatusServiceUnavailable {
+		t.Errorf("without a pick: status %d", r.status)
+	}
+	if err := <-running; err != nil {
+		t.Errorf("the running answer: %v", err)
+	}
+}
+
+func Test200ConcurrentStreams(t *testing.T) {
+	b := newBed(t, shape{engine: slow(2 * time.Millisecond)})
+	var wg sync.WaitGroup
+	var bad atomic.Int64
+	for i := range 200 {
+		wg.Go(func() {
+			r, err := b.send("/v1/chat/completions", []byte(`{"model":"demo","stream":true,"max_tokens":20,"messages":[{"role":"user","content":"`+prose(fmt.Sprint(i), 200)+`"}]}`))
+			if err != nil || r.status != http.StatusOK || !bytes.Contains(r.body, []byte("[DONE]")) {
+				bad.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if bad.Load() > 0 {
+		t.Errorf("%d of 200 failed", bad.Load())
+	}
+	// Even load over the targets.
+	least, most := 1e9, 0.0
+	for _, w := range []string{"e0", "e1"} {
+		for _, r := range []string{"0", "1"} {
+			n := b.metric("kvlane_picks_total", `worker="`+w+`"`, `rank="`+r+`"`)
+			least, most = min(least, n), max(most, n)
+		}
+	}
+	if most > 1.5*least {
+		t.Errorf("picks between %v and %v a target", least, most)
+	}
+}
+
+// Trailers end a body without an end-of-stream mark on any data message.
+func TestClientTrailers(t *testing.T) {
+	for _, mode := range []string{"BUFFERED", "FULL_DUPLEX_STREAMED"} {
+		t.Run(mode, func(t *testing.T) {
+			b := newBed(t, shape{envoy: ", request_body: " + mode})
+			h2 := &http.Client{Transport: &http2.Transport{AllowHTTP: true, DialTLSContext: dialPlain}}
+			defer h2.CloseIdleConnections()
+			body := chatBody(message{"user", prose("trailers", 5000)})
+			req, err := http.NewRequest(http.MethodPost, "http://"+b.ingress+"/v1/chat/completions", io.NopCloser(bytes.NewReader(body)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.ContentLength = -1
+			req.Trailer = http.Header{"X-Checksum": {"1"}}
+			resp, err := h2.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK || resp.Header.Get("X-Kvlane-Target") == "" {
+				t.Fatalf("status %d: %s", resp.StatusCode, text)
+			}
+			b.intact(&reply{header: resp.Header}, body)
+		})
+	}
+}
+
+// A worker that appears in a watched file serves, one that is taken out does not,
+// within a second, and its running answers go on.
+func TestWorkersComeAndGo(t *testing.T) {
+	b := newBed(t, shape{engines: 1, ranks: 1, engine: slow(10 * time.Millisecond), config: "", noCheck: true})
+	b.stopKvlane(syscall.SIGTERM)
+	workers := func(lines ...string) { b.write("workers.yaml", strings.Join(lines, "")) }
+	entry := func(line string) string { return strings.Replace(line, "  - {", "- {", 1) }
+	one := entry(fmt.Sprintf("  - {name: e0, address: %q, models: [demo]}\n", b.engines[0].Addr()))
+	two := entry(b.startEngine(1))
+	workers(one)
+	text := b.read("kvlane.yaml")
+	b.write("kvlane.yaml", text[:strings.Index(text, "  static:")]+"  file: "+b.file("workers.yaml")+"\n")
+	b.startKvlane()
+	b.chat(message{"user", "x"})
+	workers(one, two)
+	b.until("the newcomer serves", func() bool {
+		return strings.HasPrefix(b.chat(message{"user", prose(time.Now().String(), 20)}).target, "e1")
+	})
+	running := make(chan error, 1)
+	go func() {
+		r, err := b.send("/v1/completions", []byte(`{"model":"demo","stream":true,"max_tokens":150,"prompt":"`+prose("long", 20)+`"}`))
+		if err == nil && !bytes.Contains(r.body, []byte("[DONE]")) {
+			err = fmt.Errorf("status %d: %s", r.status, r.body)
+		}
+		running <- err
+	}()
+	b.until("it runs", func() bool { return b.metric("kvlane_active_requests") > 0 })
+	workers("[]\n")
+	b.until("nobody is left", func() bool {
+		r, err := b.send("/v1/completions", []byte(`{"model":"demo","prompt":"x","max_tokens":1}`))
+		return err == nil && r.status == http.StatusServiceUnavailable
+	})
+	if err := <-running; err != nil {
+		t.Errorf("the running answer of a removed worker: %v", err)
+	}
+}
