@@ -15,10 +15,7 @@ func (x *Index) Apply(s Slot, e *Event) error {
 	defer x.gate.writers.Unlock()
 	err := x.apply(s, e)
 	if err != nil {
-		var reason RefusalError
-		if errors.As(err, &reason) {
-			x.counters.refused[reason]++
-		}
+		x.countRefused(err)
 	}
 	return err
 }
@@ -31,10 +28,7 @@ func (x *Index) ApplyContent(s Slot, e *Event, contents []uint64) error {
 	defer x.gate.writers.Unlock()
 	err := x.applyContent(s, e, contents)
 	if err != nil {
-		var reason RefusalError
-		if errors.As(err, &reason) {
-			x.counters.refused[reason]++
-		}
+		x.countRefused(err)
 	}
 	return err
 }
@@ -315,12 +309,16 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	var conflict error
 	blockNames := g.names()
 	clear(blockNames[from : from+n])
-	x.touchNames(names)
+	mixed := x.touchNames(n, func(i int) uint64 { return nonzero(names[i]) })
+	aliased := x.slots[s].aliases != nil
 	for ; stored < n; stored++ {
 		name := nonzero(names[stored])
-		if !x.nameFor(s, name, placeAt(id, from+stored), from) {
-			conflict = ErrHashConflict
-			break
+		at := placeAt(id, from+stored)
+		if aliased || !x.names.insertNew(mixed[stored], at) {
+			if !x.nameFor(s, name, at, from) {
+				conflict = ErrHashConflict
+				break
+			}
 		}
 		blockNames[from+stored] = name
 	}
@@ -354,9 +352,6 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 // nameFor enters a fresh block under a name, unless the slot holds another block
 // of this name, or just got one: from is where the event's blocks began in p's segment.
 func (x *Index) nameFor(s Slot, name uint64, p place, from int) bool {
-	if x.slots[s].aliases == nil && x.names.insertNew(mixName(name), p) {
-		return true
-	}
 	if x.slots[s].aliases != nil || x.named(name) {
 		if _, taken := x.resolve(s, name); taken {
 			return false
@@ -369,16 +364,19 @@ func (x *Index) nameFor(s Slot, name uint64, p place, from int) bool {
 	return true
 }
 
-// touchNames brings the parts of the name table that these hashes need close.
-func (x *Index) touchNames(names []EngineHash) {
-	if len(names) < 3 {
-		return
-	}
+// touchNames mixes n names and loads the entries of the name table where their
+// searches will begin: the loads wait for memory together, later ones would wait
+// one after the other.
+func (x *Index) touchNames(n int, name func(int) uint64) []uint64 {
+	x.mixed = slices.Grow(x.mixed[:0], n)[:n]
 	var sum uint64
-	for _, n := range names {
-		sum ^= x.names.touch(mixName(nonzero(n)))
+	for i := range x.mixed {
+		m := mixName(name(i))
+		x.mixed[i] = m
+		sum ^= x.names.touch(m)
 	}
 	x.touched = sum
+	return x.mixed
 }
 
 // storeKnown makes the slot hold blocks that the index knows.
@@ -503,6 +501,12 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 		x.counters.removed += int64(n - i)
 		x.unhold(id, s, t, from, to)
 		i = n
+	}
+}
+
+func (x *Index) countRefused(err error) {
+	if reason, ok := errors.AsType[RefusalError](err); ok {
+		x.counters.refused[reason]++
 	}
 }
 

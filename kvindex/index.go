@@ -60,6 +60,7 @@ type Index struct {
 	split   []EngineHash
 	cover   []bool
 	moved   []uint64
+	mixed   []uint64
 	touched uint64 // keeps touchNames' loads from being optimized away
 }
 
@@ -434,16 +435,10 @@ func (x *Index) reap(id uint32, start, end int) {
 	killed := 0
 	g.uncovered(start, end, func(from, to int) {
 		names := g.names()
-		if to-from > 2 {
-			var sum uint64
-			for _, name := range names[from:to] {
-				sum ^= x.names.touch(mixName(name))
-			}
-			x.touched = sum
-		}
+		mixed := x.touchNames(to-from, func(i int) uint64 { return names[from+i] })
 		for i := from; i < to; i++ {
 			if names[i] != 0 {
-				x.unname(names[i], placeAt(id, i))
+				x.unnameMixed(mixed[i-from], names[i], placeAt(id, i))
 				names[i] = 0
 			}
 		}

@@ -146,7 +146,7 @@ func (m *model) match(s Slot, adapter, salt string, tokens []uint32, extra []uin
 		}
 		key = m.child(key, tokens[i*t.block:(i+1)*t.block], x)
 		var on [NumTiers]bool
-		for tier := Device; tier < NumTiers; tier++ {
+		for tier := range Tier(NumTiers) {
 			on[tier] = t.held(key, tier) || tier > 0 && on[tier-1] && t.block >= m.block
 		}
 		per = append(per, on)

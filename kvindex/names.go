@@ -17,8 +17,10 @@ func (x *Index) name(name uint64, p place) {
 }
 
 // unname removes a block's entry.
-func (x *Index) unname(name uint64, p place) {
-	if x.names.remove(mixName(name), p) && x.twins > 0 && x.named(name) {
+func (x *Index) unname(name uint64, p place) { x.unnameMixed(mixName(name), name, p) }
+
+func (x *Index) unnameMixed(mixed, name uint64, p place) {
+	if x.names.remove(mixed, p) && x.twins > 0 && x.named(name) {
 		x.twins--
 	}
 }
@@ -113,7 +115,7 @@ func (x *Index) resolve(s Slot, name uint64) (place, bool) {
 			}
 			continue
 		}
-		for t := Device; t < NumTiers; t++ {
+		for t := range Tier(NumTiers) {
 			if x.plainly(s, t, g, p.offset()) {
 				return p, true
 			}
@@ -252,7 +254,7 @@ func (x *Index) forgetHeld(s Slot, g segment) {
 		return
 	}
 	for _, h := range g.own() {
-		for t := Device; t < NumTiers; t++ {
+		for t := range Tier(NumTiers) {
 			delete(a.held, aliasHeld{h, t})
 		}
 	}

@@ -20,6 +20,7 @@ const (
 	snapshotVersion = 1
 	maxText         = 1 << 16
 	maxItems        = 1 << 31
+	maxFreeSlots    = 1 << 16 // unused numbers below the highest slot
 )
 
 // ErrSnapshot is what Load's errors wrap: the stream is not a snapshot that this
@@ -271,7 +272,7 @@ func (l *loader) ReadByte() (byte, error) {
 	return b, err
 }
 
-func (l *loader) fail(format string, args ...any) {
+func (l *loader) failf(format string, args ...any) {
 	if l.err == nil {
 		l.err = fmt.Errorf(format, args...)
 	}
@@ -283,11 +284,11 @@ func (l *loader) num(limit uint64) uint64 {
 	}
 	v, err := binary.ReadUvarint(l)
 	if err != nil {
-		l.fail("read number: %w", err)
+		l.failf("read number: %w", err)
 		return 0
 	}
 	if v > limit {
-		l.fail("number %d is above %d", v, limit)
+		l.failf("number %d is above %d", v, limit)
 		return 0
 	}
 	return v
@@ -298,7 +299,7 @@ func (l *loader) word() uint64 {
 		return 0
 	}
 	if _, err := io.ReadFull(l.r, l.buf[:]); err != nil {
-		l.fail("read hash: %w", err)
+		l.failf("read hash: %w", err)
 		return 0
 	}
 	_, _ = l.sum.Write(l.buf[:])
@@ -312,7 +313,7 @@ func (l *loader) text() []byte {
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(l.r, b); err != nil {
-		l.fail("read text: %w", err)
+		l.failf("read text: %w", err)
 		return nil
 	}
 	_, _ = l.sum.Write(b)
@@ -342,10 +343,10 @@ func (x *Index) load(l *loader) (map[Slot][]byte, error) {
 		model := string(l.text())
 		size := int(l.num(1 << 20))
 		if size != 0 && !x.fits(size) {
-			l.fail("engine blocks of %d tokens", size)
+			l.failf("engine blocks of %d tokens", size)
 		}
-		if _, double := x.byTarget[t]; double || int(s) < len(x.slots) {
-			l.fail("targets are not in order")
+		if _, double := x.byTarget[t]; double || int(s) < len(x.slots) || len(x.freeSlots)+int(s)-len(x.slots) > maxFreeSlots {
+			l.failf("targets are not in order")
 		}
 		if l.err != nil {
 			break
@@ -426,7 +427,7 @@ func (l *loader) pages(st *slotState) {
 		}
 		q.final = l.num(1) == 1
 		if p.byName[q.name] != 0 {
-			l.fail("page %x twice", q.name)
+			l.failf("page %x twice", q.name)
 		}
 		if l.err == nil {
 			p.add(q)
@@ -443,7 +444,7 @@ func (x *Index) loadSegment(l *loader, n int) {
 		case len(runs) > 0 && (r <= runs[len(runs)-1] || sameHolder(r, runs[len(runs)-1]) && runStart(r) <= runEnd(runs[len(runs)-1])),
 			int(s) >= len(x.slots) || !x.slots[s].inUse, runTier(r) >= NumTiers,
 			runStart(r) >= runEnd(r), runEnd(r) > n, r != makeRun(s, runTier(r), runStart(r), runEnd(r)):
-			l.fail("run %x does not fit", r)
+			l.failf("run %x does not fit", r)
 		default:
 			runs = append(runs, r)
 		}
@@ -456,7 +457,7 @@ func (x *Index) loadSegment(l *loader, n int) {
 		}
 	}
 	if len(runs) == 0 || x.findStart(words[0]) != 0 {
-		l.fail("segment is empty or double")
+		l.failf("segment is empty or double")
 		return
 	}
 	id := x.newSegment(n, len(runs))

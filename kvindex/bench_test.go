@@ -1,0 +1,93 @@
+package kvindex
+
+import (
+	"fmt"
+	"testing"
+)
+
+func BenchmarkAppendHashes(b *testing.B) {
+	h := NewHasher(Key{1})
+	tokens := make([]uint32, 32768)
+	for i := range tokens {
+		tokens[i] = uint32(i * 7)
+	}
+	for _, size := range []int{16, 64} {
+		b.Run(fmt.Sprintf("block=%d", size), func(b *testing.B) {
+			var dst []Hash
+			for b.Loop() {
+				dst = h.AppendHashes(dst[:0], 1, tokens, size)
+			}
+			b.ReportMetric(float64(b.N)*float64(len(dst))/b.Elapsed().Seconds()/1e6, "Mblocks/s")
+		})
+	}
+}
+
+func BenchmarkMatch(b *testing.B) {
+	for _, c := range []struct{ depth, holders int }{{78, 1}, {78, 64}, {6250, 8}} {
+		b.Run(fmt.Sprintf("depth=%d/holders=%d", c.depth, c.holders), func(b *testing.B) {
+			x := mustIndex(b, Config{BlockSize: 16})
+			content, names := contents(1, c.depth)
+			for i := range c.holders {
+				s := mustAdd(b, x, i, 16)
+				if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names}, content); err != nil {
+					b.Fatal(err)
+				}
+			}
+			hashes := x.Hasher().AppendContents(nil, x.Hasher().Seed("m", "", ""), content)
+			var m Matches
+			b.ReportAllocs()
+			for b.Loop() {
+				x.Match(hashes, &m)
+			}
+			if m.Blocks != c.depth {
+				b.Fatalf("%d of %d blocks", m.Blocks, c.depth)
+			}
+		})
+	}
+}
+
+func BenchmarkApply(b *testing.B) {
+	for _, n := range []int{1, 32} {
+		b.Run(fmt.Sprintf("store+remove/blocks=%d", n), func(b *testing.B) {
+			x := mustIndex(b, Config{BlockSize: 16})
+			s := mustAdd(b, x, 0, 16)
+			tokens := make([]uint32, 16*n)
+			e := &Event{Kind: Stored, BlockSize: 16, Tokens: tokens, Hashes: make([]EngineHash, n)}
+			r := &Event{Kind: Removed, Hashes: e.Hashes}
+			i := uint32(0)
+			b.ReportAllocs()
+			for b.Loop() {
+				i++
+				tokens[0] = i
+				for k := range e.Hashes {
+					e.Hashes[k] = EngineHash(mixName(uint64(i)<<8 | uint64(k)))
+				}
+				if err := x.Apply(s, e); err != nil {
+					b.Fatal(err)
+				}
+				if err := x.Apply(s, r); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.N)*float64(2*n)/b.Elapsed().Seconds()/1e6, "Mblocks/s")
+		})
+	}
+}
+
+func BenchmarkSpeculate(b *testing.B) {
+	const depth = 6250
+	x := mustIndex(b, Config{BlockSize: 16})
+	s := mustAdd(b, x, 0, 16)
+	content, names := contents(1, depth)
+	if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names[:depth-50]}, content[:depth-50]); err != nil {
+		b.Fatal(err)
+	}
+	seed := x.Hasher().Seed("m", "", "")
+	hashes := x.Hasher().AppendContents(nil, seed, content)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		// the last 50 blocks are new each time
+		hashes = x.Hasher().AppendContents(hashes[:depth-50], hashes[depth-51]+Hash(i), content[depth-50:])
+		x.Speculate(s, hashes, testTime(i))
+	}
+}
