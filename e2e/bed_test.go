@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -178,8 +177,7 @@ drain: 2s
 }
 
 func stderr(err error) string {
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return string(exit.Stderr)
 	}
 	return ""
@@ -486,11 +484,6 @@ func prose(seed string, n int) string {
 		b.WriteByte(' ')
 	}
 	return b.String()
-}
-
-func dialPlain(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
-	var d net.Dialer
-	return d.DialContext(ctx, network, addr)
 }
 
 func (b *bed) write(name, text string) {

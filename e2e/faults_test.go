@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/net/http2"
-
 	"github.com/kvlane/kvlane/internal/enginesim"
 )
 
@@ -327,7 +325,9 @@ func TestClientTrailers(t *testing.T) {
 	for _, mode := range []string{"BUFFERED", "FULL_DUPLEX_STREAMED"} {
 		t.Run(mode, func(t *testing.T) {
 			b := newBed(t, shape{envoy: ", request_body: " + mode})
-			h2 := &http.Client{Transport: &http2.Transport{AllowHTTP: true, DialTLSContext: dialPlain}}
+			var plain http.Protocols
+			plain.SetUnencryptedHTTP2(true)
+			h2 := &http.Client{Transport: &http.Transport{Protocols: &plain}}
 			defer h2.CloseIdleConnections()
 			body := chatBody(message{"user", prose("trailers", 5000)})
 			req, err := http.NewRequest(http.MethodPost, "http://"+b.ingress+"/v1/chat/completions", io.NopCloser(bytes.NewReader(body)))

@@ -40,10 +40,10 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Problems is everything wrong with a file, in order of place.
-type Problems []Problem
+// ProblemsError is everything wrong with a file, in order of place.
+type ProblemsError []Problem
 
-func (p Problems) Error() string {
+func (p ProblemsError) Error() string {
 	lines := make([]string, len(p))
 	for i := range p {
 		lines[i] = p[i].String()
@@ -51,7 +51,7 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Load reads and validates a file. The error is Problems if the file could be
+// Load reads and validates a file. The error is a ProblemsError if the file could be
 // read.
 func Load(file string) (*Config, error) {
 	text, err := os.ReadFile(file)
@@ -68,7 +68,7 @@ func Parse(file string, text []byte) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.validate(d.problem)
+	c.validate(d.problemf)
 	if len(d.problems) > 0 {
 		return nil, d.sorted()
 	}
@@ -83,9 +83,9 @@ func ParseWorkers(file string, text []byte) ([]Worker, error) {
 		return nil, err
 	}
 	for i := range list {
-		list[i].validate(fmt.Sprintf("[%d]", i), d.problem)
+		list[i].validate(fmt.Sprintf("[%d]", i), d.problemf)
 	}
-	uniqueWorkers("", list, d.problem)
+	uniqueWorkers("", list, d.problemf)
 	if len(d.problems) > 0 {
 		return nil, d.sorted()
 	}
@@ -96,10 +96,10 @@ func decodeFile(file string, text []byte, into reflect.Value) (*decoder, error) 
 	d := &decoder{file: file, places: map[string]place{}}
 	f, err := parser.ParseBytes(text, 0)
 	if err != nil {
-		return nil, Problems{{File: file, Message: yamlError(err)}}
+		return nil, ProblemsError{{File: file, Message: yamlError(err)}}
 	}
 	if len(f.Docs) > 1 {
-		return nil, Problems{{File: file, Message: "more than one YAML document"}}
+		return nil, ProblemsError{{File: file, Message: "more than one YAML document"}}
 	}
 	if len(f.Docs) == 1 && f.Docs[0].Body != nil {
 		d.decode(f.Docs[0].Body, into, "", "")
@@ -122,17 +122,17 @@ type place struct{ line, column int }
 
 type decoder struct {
 	file     string
-	problems Problems
+	problems ProblemsError
 	places   map[string]place
 }
 
-func (d *decoder) sorted() Problems {
+func (d *decoder) sorted() ProblemsError {
 	slices.SortStableFunc(d.problems, func(a, b Problem) int { return a.Line - b.Line })
 	return d.problems
 }
 
-// problem records one at the place of path, or of its nearest parent that is in the file.
-func (d *decoder) problem(path, format string, args ...any) {
+// problemf records one at the place of path, or of its nearest parent that is in the file.
+func (d *decoder) problemf(path, format string, args ...any) {
 	p := Problem{File: d.file, Path: path, Message: fmt.Sprintf(format, args...)}
 	for at := path; ; {
 		if pl, ok := d.places[at]; ok {
@@ -166,7 +166,7 @@ func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
 		d.decode(node.Value, v, path, rules)
 		return
 	case *ast.AliasNode:
-		d.problem(path, "YAML aliases are not supported")
+		d.problemf(path, "YAML aliases are not supported")
 		return
 	case *ast.NullNode:
 		return // an empty section keeps its defaults
@@ -179,11 +179,11 @@ func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
 	if v.CanAddr() && v.Addr().Type().Implements(textUnmarshaler) {
 		s, ok := scalar(n)
 		if !ok {
-			d.problem(path, "needs a value, not a %s", kindOf(n))
+			d.problemf(path, "needs a value, not a %s", kindOf(n))
 			return
 		}
 		if err := v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s)); err != nil {
-			d.problem(path, "%v", err)
+			d.problemf(path, "%v", err)
 		}
 		return
 	}
@@ -193,7 +193,7 @@ func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
 	case reflect.Slice:
 		seq, ok := n.(*ast.SequenceNode)
 		if !ok {
-			d.problem(path, "needs a list, not a %s", kindOf(n))
+			d.problemf(path, "needs a list, not a %s", kindOf(n))
 			return
 		}
 		for i, item := range seq.Values {
@@ -232,10 +232,10 @@ func (d *decoder) locate(n ast.Node, path string) {
 func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 	entries, ok := mapping(n)
 	if !ok {
-		d.problem(path, "needs a section with keys, not a %s", kindOf(n))
+		d.problemf(path, "needs a section with keys, not a %s", kindOf(n))
 		return
 	}
-	if p, ok := v.Addr().Interface().(preparer); ok {
+	if p, ok := reflect.TypeAssert[preparer](v.Addr()); ok {
 		p.prepare(func(key string) (string, bool) {
 			for _, e := range entries {
 				if e.Key.String() == key {
@@ -243,7 +243,7 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 				}
 			}
 			return "", false
-		}, func(key, format string, args ...any) { d.problem(join(path, key), format, args...) })
+		}, func(key, format string, args ...any) { d.problemf(join(path, key), format, args...) })
 	}
 	seen := map[string]bool{}
 	for _, e := range entries {
@@ -253,9 +253,9 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 		field, rules, known := fieldByKey(v, key)
 		switch {
 		case !known:
-			d.problem(at, "unknown key%s", nearest(key, v.Type()))
+			d.problemf(at, "unknown key%s", nearest(key, v.Type()))
 		case seen[key]:
-			d.problem(at, "given twice")
+			d.problemf(at, "given twice")
 		default:
 			d.decode(e.Value, field, at, rules)
 		}
@@ -267,7 +267,7 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 func (d *decoder) decodeArray(n ast.Node, v reflect.Value, path string) {
 	seq, ok := n.(*ast.SequenceNode)
 	if !ok || len(seq.Values) != v.Len() {
-		d.problem(path, "needs a list of %d values", v.Len())
+		d.problemf(path, "needs a list of %d values", v.Len())
 		return
 	}
 	for i, item := range seq.Values {
@@ -278,7 +278,7 @@ func (d *decoder) decodeArray(n ast.Node, v reflect.Value, path string) {
 func (d *decoder) decodeMap(n ast.Node, v reflect.Value, path string) {
 	entries, ok := mapping(n)
 	if !ok {
-		d.problem(path, "needs a section with keys, not a %s", kindOf(n))
+		d.problemf(path, "needs a section with keys, not a %s", kindOf(n))
 		return
 	}
 	v.Set(reflect.MakeMapWithSize(v.Type(), len(entries)))
@@ -293,7 +293,7 @@ func (d *decoder) decodeMap(n ast.Node, v reflect.Value, path string) {
 func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) {
 	s, ok := scalar(n)
 	if !ok {
-		d.problem(path, "needs a value, not a %s", kindOf(n))
+		d.problemf(path, "needs a value, not a %s", kindOf(n))
 		return
 	}
 	var number float64
@@ -301,7 +301,7 @@ func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) 
 	if v.Type() == reflect.TypeFor[time.Duration]() {
 		var span Duration
 		if err := span.UnmarshalText([]byte(s)); err != nil {
-			d.problem(path, "%v", err)
+			d.problemf(path, "%v", err)
 			return
 		}
 		v.SetInt(int64(span))
@@ -311,13 +311,13 @@ func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) 
 	case reflect.String:
 		v.SetString(s)
 		if enum := ruleValues(rules, "enum"); len(enum) > 0 && !slices.Contains(enum, s) {
-			d.problem(path, "%q is not one of %s", s, strings.Join(enum, ", "))
+			d.problemf(path, "%q is not one of %s", s, strings.Join(enum, ", "))
 		}
 		return
 	case reflect.Bool:
 		b, ok := n.(*ast.BoolNode)
 		if !ok {
-			d.problem(path, "%q is not true or false", s)
+			d.problemf(path, "%q is not true or false", s)
 			return
 		}
 		v.SetBool(b.Value)
@@ -325,7 +325,7 @@ func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) 
 	case reflect.Uint64:
 		var u uint64
 		if u, err = strconv.ParseUint(s, 0, 64); err != nil {
-			d.problem(path, "%q is not a whole number from 0", s)
+			d.problemf(path, "%q is not a whole number from 0", s)
 			return
 		}
 		v.SetUint(u)
@@ -333,14 +333,14 @@ func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) 
 	case reflect.Int, reflect.Int64:
 		var i int64
 		if i, err = strconv.ParseInt(s, 0, 64); err != nil {
-			d.problem(path, "%q is not a whole number", s)
+			d.problemf(path, "%q is not a whole number", s)
 			return
 		}
 		v.SetInt(i)
 		number = float64(i)
 	case reflect.Float64:
 		if number, err = strconv.ParseFloat(s, 64); err != nil || number != number {
-			d.problem(path, "%q is not a number", s)
+			d.problemf(path, "%q is not a number", s)
 			return
 		}
 		v.SetFloat(number)
@@ -363,7 +363,7 @@ func (d *decoder) bounds(path string, v float64, rules string) {
 	for _, r := range boundRules {
 		for _, text := range ruleValues(rules, r.name) {
 			if bound, err := strconv.ParseFloat(text, 64); err == nil && r.broken(v, bound) {
-				d.problem(path, "%v must be %s %s", v, r.text, text)
+				d.problemf(path, "%v must be %s %s", v, r.text, text)
 			}
 		}
 	}

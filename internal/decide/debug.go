@@ -38,7 +38,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	_ = e.Encode(v) // the client went away
+	_ = e.Encode(v) //nolint:errchkjson // the client went away
 }
 
 func intParam(r *http.Request, name string, absent, most int) (int, error) {

@@ -177,7 +177,8 @@ func (j *job) lap(s telemetry.Stage) {
 
 func (j *job) run(ctx context.Context) extproc.Decision {
 	d := j.d
-	j.entry = &Entry{ID: j.r.ID, At: j.began, Method: j.r.Method, Path: j.r.Path, Bytes: len(j.r.Body)}
+	// Strings of the request share memory with it; what outlives it is copied.
+	j.entry = &Entry{ID: j.r.ID, At: j.began, Method: strings.Clone(j.r.Method), Path: strings.Clone(j.r.Path), Bytes: len(j.r.Body)}
 	j.api, _ = prompt.Detect(j.r.Method, j.r.Path)
 	j.entry.API = j.api.String()
 	j.query = routing.Query{ID: j.r.ID}
@@ -220,7 +221,7 @@ func (j *job) parse() *extproc.Reject {
 	j.entry.Model = name
 	j.query.Model = name
 	j.query.Conversation = j.conversation()
-	j.entry.Conversation = j.query.Conversation
+	j.entry.Conversation = strings.Clone(j.query.Conversation)
 	j.served = j.d.servedBy(name)
 	return nil
 }
@@ -253,10 +254,10 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 		return nil
 	}
 	res, err := j.served.result(ctx, req)
-	var refusal *model.Refusal
+	refusal, refused := errors.AsType[*model.Refusal](err)
 	switch {
 	case err == nil:
-	case errors.As(err, &refusal):
+	case refused:
 		j.degraded = degradedRefused
 		j.entry.Refusal = refusal.Error()
 		if j.d.cfg.Limits.RefuseEarly {
@@ -416,8 +417,7 @@ func (j *job) forward(ctx context.Context, plan *routing.Plan, p *place) extproc
 
 // noTarget answers a request that cannot be placed.
 func (j *job) noTarget(err error) extproc.Decision {
-	var full *routing.CapacityError
-	if errors.As(err, &full) {
+	if full, ok := errors.AsType[*routing.CapacityError](err); ok {
 		seconds := strconv.Itoa(int(full.RetryAfter.Round(time.Second).Seconds()))
 		return j.reject(&extproc.Reject{Status: 429, Body: j.failure(429, err.Error()),
 			Headers: []extproc.Header{{Name: "retry-after", Value: seconds}}, Details: "kvlane_capacity_exhausted"})

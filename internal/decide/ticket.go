@@ -112,7 +112,7 @@ func (t *ticket) observed() {
 	worker := t.place.target.Worker
 	t.d.metrics.Predicted.WithLabelValues(worker).Add(float64(t.predicted))
 	t.d.metrics.Observed.WithLabelValues(worker).Add(float64(u.Cached))
-	t.entry.setCached(int64(u.Cached))
+	t.entry.setCached(u.Cached)
 }
 
 // looksLikeSSE tells server-sent events from JSON by the first bytes.
