@@ -1,6 +1,9 @@
 package kvindex
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // MaxBlockSize is the largest number of tokens in a block.
 const MaxBlockSize = 4096
@@ -89,16 +92,24 @@ func (h *Hasher) AppendHashesExtra(dst []Hash, parent Hash, tokens []uint32, blo
 	if blockSize < 1 || blockSize > MaxBlockSize {
 		return dst
 	}
-	for i := 0; len(tokens) >= blockSize; i++ {
-		c := h.content(tokens[:blockSize])
+	n := len(tokens) / blockSize
+	dst = slices.Grow(dst, n)
+	out := dst[len(dst) : len(dst)+n]
+	for i := range out {
+		var c uint64
+		if blockSize == 16 {
+			c = h.sixteen((*[16]uint32)(tokens), 0)
+		} else {
+			c = h.content(tokens[:blockSize])
+		}
 		if i < len(extra) {
 			c = h.withExtra(c, extra[i])
 		}
 		parent = h.chain(parent, c)
-		dst = append(dst, parent)
+		out[i] = parent
 		tokens = tokens[blockSize:]
 	}
-	return dst
+	return dst[:len(dst)+n]
 }
 
 // AppendContents chains hashes of blocks' content after parent, as AppendHashes
@@ -126,6 +137,9 @@ func (h *Hasher) chain(parent Hash, content uint64) Hash {
 func (h *Hasher) content(tokens []uint32) uint64 {
 	var sum uint64
 	at := 0
+	for ; len(tokens) >= 16; tokens, at = tokens[16:], at+8 {
+		sum += h.sixteen((*[16]uint32)(tokens), at)
+	}
 	for ; len(tokens) >= 4; tokens, at = tokens[4:], at+2 {
 		a := uint64(tokens[0]) | uint64(tokens[1])<<32
 		b := uint64(tokens[2]) | uint64(tokens[3])<<32
@@ -138,6 +152,16 @@ func (h *Hasher) content(tokens []uint32) uint64 {
 		sum += h.quad(t, at)
 	}
 	return sum
+}
+
+// sixteen is the part of a content hash that sixteen tokens make whose first is
+// at word position at.
+func (h *Hasher) sixteen(t *[16]uint32, at int) uint64 {
+	k := (*[8]uint64)(h.position[at:])
+	return fold((uint64(t[0])|uint64(t[1])<<32)^k[0], (uint64(t[2])|uint64(t[3])<<32)^k[1]) +
+		fold((uint64(t[4])|uint64(t[5])<<32)^k[2], (uint64(t[6])|uint64(t[7])<<32)^k[3]) +
+		fold((uint64(t[8])|uint64(t[9])<<32)^k[4], (uint64(t[10])|uint64(t[11])<<32)^k[5]) +
+		fold((uint64(t[12])|uint64(t[13])<<32)^k[6], (uint64(t[14])|uint64(t[15])<<32)^k[7])
 }
 
 // quad is the part of a content hash that four tokens make whose first is at
