@@ -1,0 +1,170 @@
+package truth_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/kvlane/kvlane/kvindex/feed/truth"
+)
+
+type m = map[string]any
+
+// frames are those of a batch.
+func frames(t *testing.T, seq uint64, rank int, events ...any) [][]byte {
+	t.Helper()
+	payload, err := msgpack.Marshal([]any{float64(seq), events, rank})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return [][]byte{[]byte("kv"), binary.BigEndian.AppendUint64(nil, seq), payload}
+}
+
+func ids(from, n int) []int {
+	s := make([]int, n)
+	for i := range s {
+		s[i] = from + i
+	}
+	return s
+}
+
+func stored(hashes []uint64, parent any, tokens []int, more m) m {
+	e := m{"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens, "block_size": 4, "medium": "GPU"}
+	for k, v := range more {
+		e[k] = v
+	}
+	return e
+}
+
+// ask is a completion that ran alone on rank 0.
+func ask(n int, at float64, prompt []int, cached int, body m) m {
+	if body == nil {
+		body = m{}
+	}
+	if body["model"] == nil {
+		body["model"] = "base"
+	}
+	text, _ := json.Marshal(body)
+	return m{
+		"kind": "http", "n": n, "label": "ask", "path": "/v1/completions", "headers": m{"x-data-parallel-rank": "0"}, "body": string(text), "status": 200, "t_sent": at, "t": at + 0.5,
+		"resp": m{"choices": []any{m{"prompt_token_ids": prompt}}, "usage": m{"prompt_tokens": len(prompt), "prompt_tokens_details": m{"cached_tokens": cached}}},
+	}
+}
+
+func event(at float64, f [][]byte) m {
+	return m{"kind": "event", "t": at, "source": "rank0", "frames": f}
+}
+
+// write makes a folder with one recording and files that are none.
+func write(t *testing.T, records ...m) string {
+	t.Helper()
+	dir := t.TempDir()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	enc := json.NewEncoder(z)
+	for _, r := range records {
+		if err := enc.Encode(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{"one.jsonl.gz": b.Bytes(), "chat.jsonl": []byte(`{"case":1,"body":{}}`), "README.md": []byte("x")} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// Everything that decides about a hit: branches, salt, adapter, eviction, a reset
+// that is announced late, the last token.
+func TestPredictions(t *testing.T) {
+	meta := m{"kind": "meta", "engine": "vllm", "t": 0}
+	dir := write(t, meta,
+		event(0.5, frames(t, 7, 0, stored([]uint64{1, 2}, nil, ids(1, 8), nil))),
+		event(0.6, frames(t, 8, 0, stored([]uint64{3}, nil, ids(1, 4), m{"extra_keys": []any{[]any{"tenant"}}}), stored([]uint64{4}, nil, ids(1, 4), m{"lora_name": "ad", "extra_keys": []any{[]any{"ad"}}}))),
+		ask(1, 1, ids(1, 9), 8, nil), ask(2, 2, ids(1, 8), 4, nil), ask(3, 3, append(ids(1, 4), ids(50, 9)...), 4, nil), ask(4, 4, ids(90, 9), 0, nil),
+		ask(5, 5, ids(1, 9), 4, m{"cache_salt": "tenant"}), ask(6, 6, ids(1, 9), 0, m{"cache_salt": "other"}), ask(7, 7, ids(1, 9), 4, m{"model": "ad"}),
+		event(7.8, frames(t, 9, 0, m{"type": "BlockRemoved", "block_hashes": []int{2}, "medium": "GPU"})),
+		ask(8, 8, ids(1, 9), 4, nil),
+		m{"kind": "http", "n": 9, "path": "/reset_prefix_cache", "t_sent": 9, "t": 9.1, "resp": m{"success": true}},
+		ask(10, 10, ids(1, 9), 0, nil),
+		// Not judged: two answers, no rank, beside another.
+		ask(11, 11, ids(1, 9), 0, m{"n": 2}), m{"kind": "http", "n": 12, "path": "/v1/completions", "body": "{}", "t_sent": 12, "t": 12.5, "resp": m{"usage": m{"prompt_tokens": 5, "prompt_tokens_details": m{"cached_tokens": 0}}}},
+		ask(13, 13, ids(1, 9), 0, nil), ask(14, 13.2, ids(1, 9), 0, nil))
+	var out strings.Builder
+	wrong, err := truth.Run(dir, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `one.jsonl.gz: right 9, wrong 0, predicted 28 and reported 28 cached tokens; not judged: 1 with several answers, 1 without a rank, 2 beside others
+total of 1 recordings: right 9, wrong 0, predicted 28 and reported 28 cached tokens; not judged: 1 with several answers, 1 without a rank, 2 beside others
+`
+	if wrong != 0 || out.String() != want {
+		t.Errorf("%d wrong, got\n%s\nwant\n%s", wrong, out.String(), want)
+	}
+}
+
+// A difference is shown and counted.
+func TestDifferencesAreCounted(t *testing.T) {
+	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))), ask(1, 1, ids(1, 9), 8, nil))
+	var out strings.Builder
+	wrong, err := truth.Run(dir, &out)
+	if err != nil || wrong != 1 || !strings.Contains(out.String(), `one.jsonl.gz #1 "ask": predicted 4, engine reported 8`) {
+		t.Errorf("%d wrong, %v:\n%s", wrong, err, out.String())
+	}
+}
+
+// SGLang tells no ids: they are read off the events that the request caused, and
+// known when the same text comes again. What extra_key stored cannot be told apart.
+func TestSGLangIdsFromEvents(t *testing.T) {
+	text := func(n int, at float64, prompt string, tokens, cached int, more m) m {
+		body := m{"model": "base", "prompt": prompt}
+		for k, v := range more {
+			body[k] = v
+		}
+		r := ask(n, at, nil, cached, body)
+		r["resp"] = m{"choices": []any{m{}}, "usage": m{"prompt_tokens": tokens, "prompt_tokens_details": m{"cached_tokens": cached}}}
+		return r
+	}
+	dir := write(t, m{"kind": "meta", "engine": "sglang", "t": 0},
+		event(1.2, frames(t, 0, 0, m{"type": "AllBlocksCleared"}, stored([]uint64{1, 2}, nil, ids(1, 8), nil))),
+		text(1, 1, "hello", 9, 0, nil), text(2, 2, "hello", 9, 8, nil),
+		event(3.2, frames(t, 1, 0, stored([]uint64{3}, 2, ids(9, 4), nil))),
+		text(3, 3, "hello there", 13, 8, nil),
+		text(4, 4, "never seen, no events", 9, 0, nil),
+		event(5.2, frames(t, 2, 0, stored([]uint64{7}, nil, ids(70, 4), nil))),
+		text(5, 5, "apart", 5, 0, m{"extra_key": "k"}),
+		event(6.2, frames(t, 3, 0, stored([]uint64{7}, nil, ids(70, 4), nil))),
+		text(6, 6, "apart", 5, 0, nil))
+	var out strings.Builder
+	wrong, err := truth.Run(dir, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "one.jsonl.gz: right 3, wrong 0, predicted 16 and reported 16 cached tokens; not judged: 1 equal to one with extra_key, 1 of unknown ids, 1 with extra_key\n"; wrong != 0 || !strings.HasPrefix(out.String(), want) {
+		t.Errorf("%d wrong:\n%s", wrong, out.String())
+	}
+}
+
+func TestNothingToCheckIsAnError(t *testing.T) {
+	if _, err := truth.Run(t.TempDir(), &strings.Builder{}); err == nil {
+		t.Error("an empty folder passed")
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "x.jsonl.gz"), []byte("not gzip"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := truth.Run(dir, &strings.Builder{}); err == nil {
+		t.Error("a broken file passed")
+	}
+}
