@@ -51,7 +51,14 @@ var byteKinds = func() (k [256]byteKind) {
 // skip is the end of the run at i of code points with one of the bits.
 func skip(s string, i int, bits class) int {
 	for i < len(s) {
-		c, w := classAt(s, i)
+		if b := s[i]; b < 0x80 {
+			if asciiClass[b]&bits == 0 {
+				break
+			}
+			i++
+			continue
+		}
+		c, w := wideClassAt(s, i)
 		if c&bits == 0 {
 			break
 		}
@@ -63,7 +70,14 @@ func skip(s string, i int, bits class) int {
 // skipNot is the end of the run at i of code points with none of the bits.
 func skipNot(s string, i int, bits class) int {
 	for i < len(s) {
-		c, w := classAt(s, i)
+		if b := s[i]; b < 0x80 {
+			if asciiClass[b]&bits != 0 {
+				break
+			}
+			i++
+			continue
+		}
+		c, w := wideClassAt(s, i)
 		if c&bits != 0 {
 			break
 		}
@@ -98,15 +112,23 @@ func skipTail(s string, i int, slash bool) int {
 func blankRun(s string, i int, lines bool) int {
 	line, last, j := -1, i, i
 	for j < len(s) {
-		c, w := classAt(s, j)
+		if k := byteKinds[s[j]]; k&(kindBlank|kindWide) != kindWide {
+			if k&kindBlank == 0 {
+				break
+			}
+			last = j
+			j++
+			if k == kindLine {
+				line = j
+			}
+			continue
+		}
+		c, w := wideClassAt(s, j)
 		if c&clsWS == 0 {
 			break
 		}
 		last = j
 		j += w
-		if c&clsNL != 0 {
-			line = j
-		}
 	}
 	switch {
 	case lines && line >= 0:

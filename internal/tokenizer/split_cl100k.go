@@ -39,6 +39,12 @@ func (p wordSplit) split(s string, at int, ends []uint32) (int, int) {
 
 // next is the end of the word at i.
 func (p wordSplit) next(s string, i int) int {
+	switch k := byteKinds[s[i]]; {
+	case k == kindDigit && p.digits == 1:
+		return i + 1
+	case k == kindLine, k == kindSpace && i+1 < len(s) && byteKinds[s[i+1]]&kindBlank != 0:
+		return blankRun(s, i, true)
+	}
 	letters, others := clsL, clsWS|clsL|clsN
 	if p.marks {
 		letters, others = clsL|clsM, clsWS|clsL|clsN|clsM

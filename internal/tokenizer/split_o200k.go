@@ -52,6 +52,12 @@ func (p caseSplit) class(s string, i int) (class, int) {
 }
 
 func (p caseSplit) next(s string, i int) int {
+	switch k := byteKinds[s[i]]; {
+	case k == kindDigit && p.digits == 1:
+		return i + 1
+	case k == kindLine, k == kindSpace && i+1 < len(s) && byteKinds[s[i+1]]&kindBlank != 0:
+		return blankRun(s, i, true)
+	}
 	c, w := classAt(s, i)
 	if p.han && c&clsHan != 0 {
 		return skip(s, i+w, clsHan)

@@ -3,7 +3,6 @@ package tokenizer
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"unicode/utf8"
 )
@@ -39,7 +38,7 @@ type Tokenizer struct {
 	after     []uint32
 	literalOf map[uint32]string
 
-	workers chan *worker
+	workers workers
 	memo    *memo
 }
 
@@ -136,26 +135,6 @@ func checkText(text string) error {
 		return fmt.Errorf("%w: not valid UTF-8", ErrText)
 	}
 	return nil
-}
-
-// acquire waits for a worker: there are twice as many as processors, so that
-// the memory of their caches is bounded.
-func (t *Tokenizer) acquire() *worker {
-	if w := <-t.workers; w != nil {
-		return w
-	}
-	return newWorker(t)
-}
-
-func (t *Tokenizer) release(w *worker) { t.workers <- w }
-
-func newWorkers() chan *worker {
-	n := 2 * runtime.GOMAXPROCS(0)
-	c := make(chan *worker, n)
-	for range n {
-		c <- nil
-	}
-	return c
 }
 
 // TokenID is the id of a token by its string as in tokenizer.json; added tokens

@@ -9,7 +9,7 @@ import (
 // entries are half a cache line; longer words up to maxWord bytes in a store.
 // Longer ones are never kept, so that a hostile prompt cannot fill the memory.
 const (
-	hotBits  = 14
+	hotBits  = 15 // two entries share a bucket
 	hotIDs   = 3
 	maxWord  = 64
 	longText = 1 << 18
@@ -54,7 +54,19 @@ type worker struct {
 }
 
 func newWorker(t *Tokenizer) *worker {
-	return &worker{t: t, hot: make([]hotWord, 1<<hotBits), long: newStore(1<<12, longText, longText/4)}
+	return &worker{t: t, hot: make([]hotWord, 1<<hotBits), long: newStore(1<<13, longText, longText/4)}
+}
+
+// maxScratch bounds the bytes of each buffer that a worker keeps between texts.
+const maxScratch = 1 << 20
+
+// trim gives back the buffers that an unusually long text took.
+func (w *worker) trim() {
+	for _, b := range []*[]byte{&w.nfc, &w.text, &w.spacing, &w.added} {
+		if cap(*b) > maxScratch {
+			*b = nil
+		}
+	}
 }
 
 // reset empties the caches.
@@ -111,7 +123,11 @@ func (w *worker) lookup(dst []uint32, text []byte, from int, ends []uint32) []ui
 			k1 &= headMask[size-8]
 		}
 		h := fold(k0^hashSeed, k1^mulA+uint64(size))
-		entry := &hot[h&uint64(len(hot)-1)]
+		bucket := h & uint64(len(hot)-1) &^ 1
+		entry := &hot[bucket]
+		if entry.key[0] != k0 || entry.key[1] != k1 || int(entry.size) != size {
+			entry = &hot[bucket|1]
+		}
 		if entry.key[0] == k0 && entry.key[1] == k1 && int(entry.size) == size {
 			if n := len(dst); cap(dst)-n >= hotIDs {
 				*(*[hotIDs]uint32)(dst[n : n+hotIDs]) = entry.ids
@@ -125,8 +141,10 @@ func (w *worker) lookup(dst []uint32, text []byte, from int, ends []uint32) []ui
 		at := len(dst)
 		dst = w.missed(dst, text[from:end])
 		if n := len(dst) - at; n <= hotIDs {
-			*entry = hotWord{key: [2]uint64{k0, k1}, size: uint16(size), n: uint16(n)}
-			copy(entry.ids[:], dst[at:])
+			// The newer of the two moves to the second place.
+			hot[bucket|1] = hot[bucket]
+			hot[bucket] = hotWord{key: [2]uint64{k0, k1}, size: uint16(size), n: uint16(n)}
+			copy(hot[bucket].ids[:], dst[at:])
 		}
 		from = end
 	}
