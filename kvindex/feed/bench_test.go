@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
-	"github.com/kvlane/kvlane/kvindex/feed/zmtp"
 )
 
 // benchPayload is a vLLM batch of events x blocks of 16 tokens.
@@ -79,62 +78,116 @@ func cpu() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// publish connects a feed to a publisher that writes n prepared messages in
+// bursts, with rising numbers, and waits until the sink has had want blocks. The
+// publisher's writes are in the CPU time too.
+func publish(b *testing.B, sink feed.Sink, blocks *atomic.Int64, want int64, messages [][]byte) time.Duration {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	f, err := feed.Start(b.Context(), feed.Source{Worker: "w", Engine: feed.VLLM, Rank: kvindex.NoRank, Endpoint: "tcp://" + l.Addr().String()}, sink)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	nc, err := l.Accept()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer nc.Close()
+	if _, err := nc.Write(publisherHello()); err != nil {
+		b.Fatal(err)
+	}
+	var buf []byte
+	runtime.GC()
+	b.ResetTimer()
+	before := cpu()
+	for seq := range uint64(b.N) { //nolint:gosec // a count
+		payload := messages[seq%uint64(len(messages))]
+		buf = append(buf, 1, 2, 'k', 'v', 1, 8)
+		buf = binary.BigEndian.AppendUint64(buf, seq)
+		buf = append(buf, 2)
+		buf = binary.BigEndian.AppendUint64(buf, uint64(len(payload)))
+		buf = append(buf, payload...)
+		if len(buf) > 256<<10 || seq == uint64(b.N)-1 { //nolint:gosec // a count
+			if _, err := nc.Write(buf); err != nil {
+				b.Fatal(err)
+			}
+			buf = buf[:0]
+		}
+	}
+	for blocks.Load() < want {
+		time.Sleep(50 * time.Microsecond)
+	}
+	used := cpu() - before
+	b.ReportMetric(float64(want)/used.Seconds()/1e6, "Mblocks/cpu-s")
+	return used
+}
+
 // BenchmarkSocketToSink is the road from the socket to the sink: ZMTP, machine,
-// decoder. The publisher writes prepared bytes in bursts; its writes are in the
-// CPU time too.
+// decoder.
 func BenchmarkSocketToSink(b *testing.B) {
 	for _, s := range shapes {
 		b.Run(s.name, func(b *testing.B) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer l.Close()
 			sink := &counter{}
-			f, err := feed.Start(b.Context(), feed.Source{Worker: "w", Engine: feed.VLLM, Rank: kvindex.NoRank, Endpoint: "tcp://" + l.Addr().String(), Conn: zmtp.Options{}}, sink)
+			used := publish(b, sink, &sink.blocks, int64(b.N*s.events*s.blocks), [][]byte{benchPayload(b, s.events, s.blocks, true)})
+			b.ReportMetric(float64(b.N*s.events)/used.Seconds()/1e3, "kevents/cpu-s")
+		})
+	}
+}
+
+// indexSink hands events to a real index.
+type indexSink struct {
+	counter
+	index *kvindex.Index
+	slot  kvindex.Slot
+}
+
+func (s *indexSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
+	if err := s.index.Apply(s.slot, ev); err != nil {
+		return err
+	}
+	return s.counter.Apply(t, ev)
+}
+
+// BenchmarkSocketToIndex is the whole road of an event. Every message stores a
+// chain and removes one that was stored 128 messages ago; both count as written.
+func BenchmarkSocketToIndex(b *testing.B) {
+	for _, blocks := range []int{1, 32} {
+		b.Run(map[int]string{1: "single blocks", 32: "chains of 32"}[blocks], func(b *testing.B) {
+			const ring, age = 256, 128
+			messages := make([][]byte, ring)
+			chain := func(i int) []uint64 {
+				h := make([]uint64, blocks)
+				for k := range h {
+					h[k] = uint64((i%ring)*blocks+k+1) * 0x9e3779b97f4a7c15
+				}
+				return h
+			}
+			for i := range messages {
+				tokens := make([]uint32, 16*blocks)
+				for k := range tokens {
+					tokens[k] = uint32((i*len(tokens)+k)*7919) % 151_000
+				}
+				messages[i] = pack(b, []any{1.5, []any{
+					m{"type": "BlockStored", "block_hashes": chain(i), "parent_block_hash": nil, "token_ids": tokens, "block_size": 16, "lora_id": nil, "medium": "GPU", "lora_name": nil,
+						"extra_keys": make([]any, blocks), "group_idx": 0, "kv_cache_spec_kind": "full_attention"},
+					m{"type": "BlockRemoved", "block_hashes": chain(i + ring - age), "medium": "GPU", "group_idx": 0},
+				}, 0})
+			}
+			index, err := kvindex.New(kvindex.Config{BlockSize: 16})
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer f.Close()
-			nc, err := l.Accept()
+			slot, err := index.Add(kvindex.Target{Worker: "w", Rank: kvindex.NoRank}, "m", 16)
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer nc.Close()
-			if _, err := nc.Write(publisherHello()); err != nil {
-				b.Fatal(err)
-			}
-			payload := benchPayload(b, s.events, s.blocks, true)
-			one := append([]byte{1, 2, 'k', 'v', 1, 8}, make([]byte, 8)...)
-			one = append(one, 2)
-			one = binary.BigEndian.AppendUint64(one, uint64(len(payload)))
-			one = append(one, payload...)
-			burst := max(1, 256<<10/len(one))
-			buf := make([]byte, 0, burst*len(one))
-			runtime.GC()
-			b.ResetTimer()
-			before := cpu()
-			seq := uint64(0)
-			for left := b.N; left > 0; {
-				n := min(left, burst)
-				buf = buf[:0]
-				for range n {
-					binary.BigEndian.PutUint64(one[6:], seq)
-					seq++
-					buf = append(buf, one...)
-				}
-				if _, err := nc.Write(buf); err != nil {
-					b.Fatal(err)
-				}
-				left -= n
-			}
-			want := int64(b.N * s.events * s.blocks)
-			for sink.blocks.Load() < want {
-				time.Sleep(50 * time.Microsecond)
-			}
-			used := (cpu() - before).Seconds()
-			b.ReportMetric(float64(want)/used/1e6, "Mblocks/cpu-s")
-			b.ReportMetric(float64(b.N*s.events)/used/1e3, "kevents/cpu-s")
+			sink := &indexSink{index: index, slot: slot}
+			used := publish(b, sink, &sink.blocks, int64(b.N*2*blocks), messages)
+			b.ReportMetric(float64(2*b.N)/used.Seconds()/1e3, "kevents/cpu-s")
 		})
 	}
 }
