@@ -343,4 +343,24 @@ var acceptanceRows = []acceptanceRow{
 			atMost("p90 of round-robin's", kv/b.of("round-robin").TTFT90, 1),
 		}, b
 	}},
+	{"L14", true, func(a *Acceptance) ([]Check, *bench) {
+		b := a.trace(1.4, eight(500_000))
+		var checks []Check
+		for _, prefill := range []int{3, 4, 5} {
+			if b.failed != nil {
+				return nil, b
+			}
+			c := *b
+			c.fleet.Prefill, c.done = prefill, map[string]*Result{}
+			best := math.Inf(1)
+			for _, rule := range []string{"pools-threshold-0", "pools-threshold-1024", "pools-threshold-4096", "pools-threshold-8192", "pools-threshold-16384"} {
+				best = min(best, c.of(rule).E2E90)
+			}
+			shape := fmt.Sprintf("%d prefill, %d decode", prefill, 8-prefill)
+			checks = append(checks, atMost(shape+": end-to-end p90 of the best threshold's", c.of("pools").E2E90/best, 1.1),
+				atMost(shape+": TTFT p90 of threshold 4096's", c.of("pools").TTFT90/c.of("pools-threshold-4096").TTFT90, 0.95))
+			b.failed = c.failed
+		}
+		return checks, b
+	}},
 }

@@ -45,6 +45,7 @@ func Command(args []string, out, progress io.Writer) error {
 	workers := f.Int("workers", 0, "workers, 0 for the workload's own")
 	ranks := f.Int("ranks", 0, "ranks of a worker, 0 for the workload's own")
 	coupled := f.Bool("coupled", false, "ranks of a worker step together")
+	prefill := f.Int("prefill", 0, "workers of a prefill pool; the others decode (policies pools, pools-threshold-4096, ...)")
 	engine := f.String("engine", "", "d70 or ds, empty for the workload's own")
 	capacity := f.Int("capacity", 0, "KV tokens of a rank, 0 for the engine's own")
 	budget := f.Int("budget", 0, "tokens of a step, 0 for the engine's own")
@@ -95,6 +96,7 @@ func Command(args []string, out, progress io.Writer) error {
 	if err := shape(&o.Fleet, *workers, *ranks, *coupled, *engine, *capacity, *budget); err != nil {
 		return err
 	}
+	o.Fleet.Prefill = min(*prefill, o.Fleet.Workers-1)
 	report, err := Run(o)
 	if err != nil {
 		return err

@@ -37,6 +37,9 @@ type Fleet struct {
 	Workers, Ranks int
 	Coupled        bool
 	Engine         Engine
+	// Prefill is how many of the workers, the first ones, form the prefill pool of a
+	// disaggregated fleet; the others decode. 0 for workers that do both.
+	Prefill int
 }
 
 // block is a cached block of a rank. Blocks that nobody runs on are in the LRU list.
@@ -50,6 +53,8 @@ type block struct {
 type job struct {
 	*record
 	cached, done int
+	// prefillLeg ends with the first token; handover brings its KV cache along.
+	prefillLeg, handover bool
 	// pinned are the blocks that it holds, private the places that it has reserved.
 	pinned  []*block
 	private int
@@ -141,6 +146,9 @@ func (r *rank) admit() bool {
 		return false
 	}
 	j.done = j.cached
+	if j.handover {
+		j.done = j.Prompt
+	}
 	r.waiting = r.waiting[1:]
 	r.prefill = append(r.prefill, j)
 	return true
@@ -201,7 +209,7 @@ func (r *rank) begin() float64 {
 		tokens += n
 		r.chunk = append(r.chunk, n)
 	}
-	if tokens == 0 && len(r.decode) == 0 {
+	if len(r.chunk) == 0 && len(r.decode) == 0 {
 		return 0
 	}
 	return e.Base + e.PerToken*float64(tokens) + e.PerPair*pairs + e.PerDecode*float64(len(r.decode)) + e.PerResident*float64(r.resident)
@@ -230,7 +238,7 @@ func (r *rank) store(j *job, upTo int) {
 }
 
 // end finishes the step: first tokens and ended requests are reported in order.
-func (r *rank) end(first, done func(*job), prefillOnly bool) {
+func (r *rank) end(first, done func(*job)) {
 	r.steps++
 	r.resident += len(r.decode)
 	for len(r.decode) > 0 && r.decode[0].finish <= r.steps {
@@ -250,7 +258,7 @@ func (r *rank) end(first, done func(*job), prefillOnly bool) {
 			continue
 		}
 		first(j)
-		if prefillOnly || j.Output <= 1 {
+		if j.prefillLeg || j.Output <= 1 {
 			r.free(j)
 			done(j)
 			continue

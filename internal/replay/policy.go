@@ -44,6 +44,23 @@ var variants = map[string]struct {
 	"trt-plain-first-turn": {"first-turn-round-robin", func(_ *Policy, r *routing.Policy) { r.Gate.On, r.Cap.FairShare, r.Cap.Hard = false, false, 0 }},
 }
 
+// poolRules are the rules for prefill and decode pools; all choose targets alike.
+var poolRules = map[string]func(d *routing.Disagg){
+	"pools":                 func(*routing.Disagg) {},
+	"pools-k2":              func(d *routing.Disagg) { d.K = 2 },
+	"pools-k5":              func(d *routing.Disagg) { d.K = 5 },
+	"pools-local":           func(d *routing.Disagg) { d.K = 0 },
+	"pools-threshold-0":     threshold(0),
+	"pools-threshold-1024":  threshold(1024),
+	"pools-threshold-4096":  threshold(4096),
+	"pools-threshold-8192":  threshold(8192),
+	"pools-threshold-16384": threshold(16384),
+}
+
+func threshold(tokens int64) func(d *routing.Disagg) {
+	return func(d *routing.Disagg) { d.Mode, d.Threshold = routing.ModeThreshold, tokens }
+}
+
 func trtLowest(gate bool) func(*Policy, *routing.Policy) {
 	return func(_ *Policy, r *routing.Policy) {
 		r.Gate.On, r.Cap.FairShare, r.Cap.Hard = gate, false, 0
@@ -59,6 +76,10 @@ func PolicyByName(name string) (Policy, error) {
 	v, isVariant := variants[preset]
 	if isVariant {
 		preset = v.preset
+	}
+	if rule := poolRules[preset]; rule != nil {
+		rule(&p.Config.Disagg)
+		preset = routing.DefaultPreset
 	}
 	var ok bool
 	if p.Config.Policy, ok = routing.Preset(preset); !ok {
@@ -116,6 +137,9 @@ func Sweep() []string {
 func PolicyNames() []string {
 	names := routing.Presets()
 	for name := range variants {
+		names = append(names, name)
+	}
+	for name := range poolRules {
 		names = append(names, name)
 	}
 	sort.Strings(names)

@@ -54,10 +54,10 @@ func TestMooncakeConversations(t *testing.T) {
 	}
 }
 
-// TestAcceptance runs the rows that need no trace and little time, with few seeds; all
+// TestAcceptance runs one row that needs no trace and little time, with few seeds; all
 // of them if the environment variable KVLANE_REPLAY_ACCEPTANCE is set.
 func TestAcceptance(t *testing.T) {
-	a := Acceptance{Seeds: []uint64{1, 2, 3}, Rows: map[string]bool{"L1": true, "L11": true, "L12": true}}
+	a := Acceptance{Seeds: []uint64{1, 2, 3}, Rows: map[string]bool{"L1": true}}
 	if os.Getenv("KVLANE_REPLAY_ACCEPTANCE") != "" {
 		a.Seeds, a.Rows = []uint64{1, 2, 3, 4, 5}, nil
 		if os.Getenv(traceVariable) != "" {
