@@ -5,11 +5,11 @@ import (
 	"unsafe"
 )
 
-// Words of up to 16 bytes whose ids are at most three are kept in a table whose
+// Words of 8 to 16 bytes whose ids are at most three are kept in a table whose
 // entries are half a cache line; longer words up to maxWord bytes in a store.
 // Longer ones are never kept, so that a hostile prompt cannot fill the memory.
 const (
-	hotBits  = 15 // two entries share a bucket
+	hotBits  = 14 // two entries share a bucket
 	hotIDs   = 3
 	maxWord  = 64
 	longText = 1 << 18
@@ -24,6 +24,33 @@ type hotWord struct {
 	ids  [hotIDs]uint32
 }
 
+// Words of up to tinySize bytes with one or two ids, most of all words, have a
+// table of their own that stays in the processor's nearer cache.
+const (
+	tinyBits = 14
+	tinySize = 7
+)
+
+// tinyWord is a word whose bytes are the lower seven of key and whose size is
+// the highest; second is maxID if there is one id.
+type tinyWord struct {
+	key           uint64
+	first, second uint32
+}
+
+// keep stores ids if there are one or two.
+func (e *tinyWord) keep(key uint64, ids []uint32) bool {
+	switch len(ids) {
+	case 1:
+		*e = tinyWord{key, ids[0], maxID}
+	case 2:
+		*e = tinyWord{key, ids[0], ids[1]}
+	default:
+		return false
+	}
+	return true
+}
+
 // headMask keeps the first n bytes of a little-endian word.
 var headMask = func() (m [9]uint64) {
 	for n := 1; n < 8; n++ {
@@ -36,6 +63,7 @@ var headMask = func() (m [9]uint64) {
 // worker is what one Encode at a time uses: caches and scratch memory.
 type worker struct {
 	t       *Tokenizer
+	tiny    *[1 << tinyBits]tinyWord
 	hot     []hotWord
 	long    *store
 	merge   merger
@@ -54,7 +82,7 @@ type worker struct {
 }
 
 func newWorker(t *Tokenizer) *worker {
-	return &worker{t: t, hot: make([]hotWord, 1<<hotBits), long: newStore(1<<13, longText, longText/4)}
+	return &worker{t: t, tiny: new([1 << tinyBits]tinyWord), hot: make([]hotWord, 1<<hotBits), long: newStore(1<<13, longText, longText/4)}
 }
 
 // maxScratch bounds the bytes of each buffer that a worker keeps between texts.
@@ -71,6 +99,7 @@ func (w *worker) trim() {
 
 // reset empties the caches.
 func (w *worker) reset() {
+	clear(w.tiny[:])
 	clear(w.hot)
 	w.long.reset()
 }
@@ -116,8 +145,26 @@ func (w *worker) lookup(dst []uint32, text []byte, from int, ends []uint32) []ui
 			copy(pad[:], text[from:])
 			k0, k1 = binary.LittleEndian.Uint64(pad[:]), binary.LittleEndian.Uint64(pad[8:])
 		}
-		if size <= 8 {
-			k0 &= headMask[size]
+		if size <= tinySize {
+			k0 = k0&headMask[size] | uint64(size)<<56
+			entry := &w.tiny[((k0^hashSeed)*mulC)>>(64-tinyBits)]
+			if entry.key != k0 {
+				at := len(dst)
+				dst = w.missed(dst, text[from:end])
+				if !entry.keep(k0, dst[at:]) {
+					from = end
+					continue
+				}
+				dst = dst[:at]
+			}
+			dst = append(dst, entry.first)
+			if entry.second != maxID {
+				dst = append(dst, entry.second)
+			}
+			from = end
+			continue
+		}
+		if size == 8 {
 			k1 = 0
 		} else {
 			k1 &= headMask[size-8]
