@@ -309,7 +309,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	var conflict error
 	blockNames := g.names()
 	clear(blockNames[from : from+n])
-	mixed := x.touchNames(n, func(i int) uint64 { return nonzero(names[i]) })
+	mixed := touchNames(x, names)
 	aliased := x.slots[s].aliases != nil
 	for ; stored < n; stored++ {
 		name := nonzero(names[stored])
@@ -367,16 +367,17 @@ func (x *Index) nameFor(s Slot, name uint64, p place, from int) bool {
 // touchNames mixes n names and loads the entries of the name table where their
 // searches will begin: the loads wait for memory together, later ones would wait
 // one after the other.
-func (x *Index) touchNames(n int, name func(int) uint64) []uint64 {
-	x.mixed = slices.Grow(x.mixed[:0], n)[:n]
+func touchNames[N ~uint64](x *Index, names []N) []uint64 {
+	x.mixed = slices.Grow(x.mixed[:0], len(names))[:len(names)]
+	mixed := x.mixed
 	var sum uint64
-	for i := range x.mixed {
-		m := mixName(name(i))
-		x.mixed[i] = m
+	for i, n := range names {
+		m := mixName(nonzero(EngineHash(n)))
+		mixed[i] = m
 		sum ^= x.names.touch(m)
 	}
 	x.touched = sum
-	return x.mixed
+	return mixed
 }
 
 // storeKnown makes the slot hold blocks that the index knows.

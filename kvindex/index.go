@@ -435,7 +435,7 @@ func (x *Index) reap(id uint32, start, end int) {
 	killed := 0
 	g.uncovered(start, end, func(from, to int) {
 		names := g.names()
-		mixed := x.touchNames(to-from, func(i int) uint64 { return names[from+i] })
+		mixed := touchNames(x, names[from:to])
 		for i := from; i < to; i++ {
 			if names[i] != 0 {
 				x.unnameMixed(mixed[i-from], names[i], placeAt(id, i))

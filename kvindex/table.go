@@ -117,8 +117,8 @@ func (t *table) put(s *shard, at int, tag uint64, p place) {
 // reserve makes room for one entry more.
 func (t *table) reserve(mixed uint64) {
 	s := &t.shards[mixed>>shardShift]
-	if (s.live+1)*7 > len(s.entries)*5 {
-		t.resize(s, max(8, s.live*2+4))
+	if (s.live+1)*5 > len(s.entries)*3 {
+		t.resize(s, max(8, s.live*9/4))
 	}
 }
 
