@@ -1,6 +1,7 @@
 package model
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"strings"
@@ -16,7 +17,7 @@ func talk(n, size int) (body, next []byte) {
 	words := strings.Fields("the router sends each request to the worker whose cache already holds most of its prompt, without letting any " +
 		"rank overload; 2026 was a good year for prefix caches: func main() { fmt.Println(\"hello\") } naïve café Köln 東京 and so on")
 	var b strings.Builder
-	b.WriteString(`{"model":"demo","messages":[{"role":"system","content":"You are a helpful assistant."}`)
+	b.WriteString(`{"model":"demo","messages":[{"role":"system","content":"You are a helpful assistant 00000000."}`)
 	at := 0
 	message := func(i int) {
 		fmt.Fprintf(&b, `,{"role":"%s","content":"%d.`, [...]string{"assistant", "user"}[i%2], i)
@@ -73,25 +74,17 @@ func BenchmarkConversation(b *testing.B) {
 	})
 	b.Run("next turn", func(b *testing.B) {
 		m := load(b, "qwen3", Options{})
-		// Each round is a next turn that nobody has sent: the last two messages are new, by digits changed in place.
-		turn := []byte(strings.ReplaceAll(string(next), `"content":"81.`, `"content":"00000000`))
-		turn = []byte(strings.ReplaceAll(string(turn), `"content":"82.`, `"content":"00000000`))
-		var places []int
-		for at := 0; ; {
-			n := strings.Index(string(turn[at:]), "00000000")
-			if n < 0 {
-				break
-			}
-			at += n + 8
-			places = append(places, at-8)
-		}
 		var req prompt.Request
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			for _, at := range places {
-				copy(turn[at:], fmt.Sprintf("%08d", i))
+			// Each round is another conversation, by digits changed in its system message; its first turn is not timed.
+			b.StopTimer()
+			for _, turn := range [][]byte{body, next} {
+				copy(turn[bytes.Index(turn, []byte("assistant"))+len("assistant "):], fmt.Sprintf("%08d", i))
 			}
-			ask(b, m, &req, turn)
+			ask(b, m, &req, body)
+			b.StartTimer()
+			ask(b, m, &req, next)
 		}
 	})
 }

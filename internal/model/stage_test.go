@@ -59,4 +59,22 @@ func BenchmarkStages(b *testing.B) {
 			}
 		}
 	})
+	warm := load(b, "qwen3", Options{})
+	b.Run("shape known", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := warm.vllmChat(input{req}, false); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("encode known", func(b *testing.B) {
+		b.ReportAllocs()
+		var res Result
+		for b.Loop() {
+			if _, err := warm.ids(&res, text, false); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
 }

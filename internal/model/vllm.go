@@ -36,9 +36,6 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if ids, ok, err := in.forwardedIDs(); ok || err != nil {
-		return &plan{ids: ids, haveIDs: true}, err
-	}
 	template, err := m.templateFor(in, haveTools)
 	if err != nil {
 		return nil, err
@@ -48,6 +45,9 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {
 		return nil, err
+	}
+	if ids, ok, err := in.forwardedIDs(); err != nil || ok && !p.media {
+		return &plan{ids: ids, haveIDs: true}, err
 	}
 	if !template.namesDeveloper {
 		list = withoutDeveloper(list)
@@ -349,7 +349,8 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	return nil
 }
 
-// forwardedIDs are ids that a router before us put into kv_transfer_params: vLLM takes them instead of the messages.
+// forwardedIDs are ids that a router before us put into kv_transfer_params: vLLM takes them instead of the messages, unless
+// those hold more than text.
 func (in input) forwardedIDs() ([]uint32, bool, error) {
 	raw := in.Member(prompt.FieldKVTransferParams, "prompt_token_ids")
 	if len(raw) == 0 || raw[0] != '[' {

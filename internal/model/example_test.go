@@ -1,0 +1,36 @@
+package model_test
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"os"
+
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+func ExampleModel_Prompt() {
+	m, err := model.Load(os.DirFS("../models/qwen3"), model.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, body := range []string{
+		`{"messages":[{"role":"user","content":"Hello, world"}]}`,
+		`{"messages":[{"role":"user","content":null}]}`,
+	} {
+		req, err := prompt.Parse(prompt.Chat, []byte(body))
+		if err != nil {
+			log.Fatal(err)
+		}
+		res, err := m.Prompt(req, model.VLLM)
+		if refusal, ok := errors.AsType[*model.Refusal](err); ok {
+			fmt.Println(refusal.Status, refusal.Reason)
+			continue
+		}
+		fmt.Println(res.IDs)
+	}
+	// Output:
+	// [151644 872 198 9707 11 1879 151645 198 151644 77091 198]
+	// 400 messages.content: input should be a valid string
+}

@@ -1,0 +1,33 @@
+package prompt_test
+
+import (
+	"fmt"
+	"log"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+func ExampleParse() {
+	api, _ := prompt.Detect("POST", "/v1/completions")
+	req, err := prompt.Parse(api, []byte(`{"model": "demo", "prompt": ["a", "b"], "n": 2}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(req.Model(), req.Count, req.Choices(), string(req.FirstPrompt()))
+
+	_, err = prompt.Parse(prompt.Chat, []byte(`{"messages": [{"role": "user", "content": nope}]}`))
+	fmt.Println(err)
+	// Output:
+	// demo 2 4 "a"
+	// invalid JSON at byte 42 ($.messages[0].content): a literal was expected
+}
+
+func ExampleApply() {
+	body := []byte(`{"model": "demo",  "temperature": 1.0, "stream": true}`)
+	out, err := prompt.Apply(nil, body, prompt.Delete("stream"), prompt.Set([]byte("true"), "kv_transfer_params", "do_remote_decode"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(string(out))
+	// Output: {"model": "demo",  "temperature": 1.0,"kv_transfer_params":{"do_remote_decode":true}}
+}
