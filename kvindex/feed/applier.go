@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -99,12 +100,32 @@ func (a *applier) warnAll(why Reason, detail string) {
 	}
 }
 
-// warnOnce warns the first time only.
-func (a *applier) warnOnce(t kvindex.Target, why Reason, detail string) {
-	if !a.tally.warned[why] {
-		a.tally.warned[why] = true
-		a.sink.Warn(t, why, detail)
+// warnOnce warns the first time only, and reports whether it did.
+func (a *applier) warnOnce(t kvindex.Target, why Reason, detail string) bool {
+	if a.tally.warned[why] {
+		return false
 	}
+	a.tally.warned[why] = true
+	a.sink.Warn(t, why, detail)
+	return true
+}
+
+// refuse forgets a worker whose block hashes cannot be understood.
+func (a *applier) refuse(t kvindex.Target, algo string) {
+	if a.warnOnce(t, UnknownHash, fmt.Sprintf("block hash algorithm %q is not known; the worker's events are not used", algo)) {
+		for _, t := range a.targets {
+			a.sink.Clear(t, UnknownHash)
+		}
+		a.enter(Stale, UnknownHash)
+	}
+}
+
+// refused names the index's reason, if it gave one.
+func refused(err error) Reason {
+	if r, ok := errors.AsType[kvindex.RefusalError](err); ok {
+		return Refused + ": " + Reason(r.Error())
+	}
+	return Refused
 }
 
 // apply decodes a payload and hands its events on.
@@ -120,8 +141,7 @@ func (a *applier) apply(payload []byte) {
 		a.warnOnce(t, Malformed, err.Error())
 	}
 	if algo, refused := a.dec.HashRefused(); refused {
-		a.warnOnce(t, UnknownHash, fmt.Sprintf("block hash algorithm %q is not known; the worker's events are not used", algo))
-		a.enter(Stale, UnknownHash)
+		a.refuse(t, algo)
 	}
 	a.see(t)
 	for i := range b.Events {
@@ -131,7 +151,7 @@ func (a *applier) apply(payload []byte) {
 			continue
 		}
 		if err := a.sink.Apply(t, ev); err != nil {
-			a.tally.dropped[Refused]++
+			a.tally.dropped[refused(err)]++
 			a.tally.lastError = err.Error()
 			continue
 		}
@@ -165,8 +185,11 @@ func (a *applier) see(t kvindex.Target) {
 	if slices.Contains(a.targets, t) {
 		return
 	}
+	known := len(a.targets) == 0 && t == a.base() // what was said of the base was said of it
 	a.targets = append(a.targets, t)
-	a.sink.State(t, a.machine.State(), Connected)
+	if !known {
+		a.sink.State(t, a.machine.State(), Connected)
+	}
 }
 
 // checkBlockSize compares an event's block size with the configured one and with

@@ -512,7 +512,7 @@ func TestUnknownHashAlgorithmRefusesTheServer(t *testing.T) {
 	eventually(t, "refusal", func() bool { return f.Status().Dropped[feed.UnknownHash] == 1 })
 	sink.mu.Lock()
 	defer sink.mu.Unlock()
-	if len(sink.warns) != 1 || !strings.Contains(sink.warns[0], "v9") || len(sink.lines) != 0 {
+	if len(sink.warns) != 1 || !strings.Contains(sink.warns[0], "v9") || len(sink.lines) != 1 || sink.lines[0] != "t clear unknown_hash_algo" {
 		t.Fatalf("%q %q", sink.warns, sink.lines)
 	}
 }

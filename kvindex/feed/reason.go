@@ -32,7 +32,8 @@ const (
 	WrongBlockSize Reason = "wrong_block_size"
 	// UnknownHash: a hash algorithm that is not known; the whole worker is refused.
 	UnknownHash Reason = "unknown_hash_algo"
-	// Refused: the index did not take the event.
+	// Refused: the index did not take the event; its own reason follows if it has one
+	// ("refused: unknown parent block").
 	Refused Reason = "refused"
 	// WrongRank: the batch names another rank than the feed is configured for.
 	WrongRank Reason = "wrong_rank"

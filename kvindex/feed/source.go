@@ -42,7 +42,8 @@ type Source struct {
 	// PollInterval is the time between polls that nothing asked for; default 1 s.
 	PollInterval time.Duration
 
-	// Machine bounds the sequence's state; its Replay is set by the feed.
+	// Machine bounds the sequence's state; its Replay and Polled are set by the feed.
+	// With Resume, Rank has to be that of the target that the snapshot had.
 	Machine MachineConfig
 	// Conn bounds connections.
 	Conn zmtp.Options

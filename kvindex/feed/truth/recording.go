@@ -117,6 +117,7 @@ type answer struct {
 	Usage     *usage   `json:"usage"`
 	PromptIDs []uint32 `json:"prompt_token_ids"`
 	Choices   []struct {
+		Index     int      `json:"index"`
 		PromptIDs []uint32 `json:"prompt_token_ids"`
 	} `json:"choices"`
 	Meta *struct {
@@ -143,7 +144,6 @@ func (r *record) parse() (*request, answer) {
 		_ = json.Unmarshal(r.Resp, &a)
 		return req, a
 	}
-	choices := 0
 	for _, l := range r.SSE {
 		data, ok := strings.CutPrefix(string(l), "data: ")
 		var c answer
@@ -159,8 +159,9 @@ func (r *record) parse() (*request, answer) {
 		if len(c.PromptIDs) > 0 {
 			a.PromptIDs = c.PromptIDs
 		}
-		if len(c.Choices) > 0 && choices == 0 {
-			choices, a.Choices = 1, c.Choices
+		// A chunk carries one choice; a second index is a second answer.
+		if len(c.Choices) > 0 && (len(a.Choices) == 0 || c.Choices[0].Index > 0 && len(a.Choices) == 1) {
+			a.Choices = append(a.Choices, c.Choices...)
 		}
 	}
 	return req, a

@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"encoding/binary"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -37,9 +38,7 @@ func ids(from, n int) []int {
 
 func stored(hashes []uint64, parent any, tokens []int, more m) m {
 	e := m{"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens, "block_size": 4, "medium": "GPU"}
-	for k, v := range more {
-		e[k] = v
-	}
+	maps.Copy(e, more)
 	return e
 }
 
@@ -51,7 +50,10 @@ func ask(n int, at float64, prompt []int, cached int, body m) m {
 	if body["model"] == nil {
 		body["model"] = "base"
 	}
-	text, _ := json.Marshal(body)
+	text, err := json.Marshal(body)
+	if err != nil {
+		panic(err)
+	}
 	return m{
 		"kind": "http", "n": n, "label": "ask", "path": "/v1/completions", "headers": m{"x-data-parallel-rank": "0"}, "body": string(text), "status": 200, "t_sent": at, "t": at + 0.5,
 		"resp": m{"choices": []any{m{"prompt_token_ids": prompt}}, "usage": m{"prompt_tokens": len(prompt), "prompt_tokens_details": m{"cached_tokens": cached}}},
@@ -129,9 +131,7 @@ func TestDifferencesAreCounted(t *testing.T) {
 func TestSGLangIdsFromEvents(t *testing.T) {
 	text := func(n int, at float64, prompt string, tokens, cached int, more m) m {
 		body := m{"model": "base", "prompt": prompt}
-		for k, v := range more {
-			body[k] = v
-		}
+		maps.Copy(body, more)
 		r := ask(n, at, nil, cached, body)
 		r["resp"] = m{"choices": []any{m{}}, "usage": m{"prompt_tokens": tokens, "prompt_tokens_details": m{"cached_tokens": cached}}}
 		return r

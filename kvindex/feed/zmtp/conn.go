@@ -23,7 +23,7 @@ type Options struct {
 	// MinBuffer and MaxBuffer bound the read buffer between messages; defaults
 	// 4 KiB and 256 KiB. One message larger than MaxBuffer still fits, up to MaxMessage.
 	MinBuffer, MaxBuffer int
-	// HandshakeTimeout bounds greeting and READY; default 5 s.
+	// HandshakeTimeout bounds dialing, and greeting with READY; default 5 s each.
 	HandshakeTimeout time.Duration
 	// Heartbeat is how long a silent peer is waited for before it gets a PING; it is
 	// given up after a second such time. Peers older than ZMTP 3.1 know no PING and
@@ -103,7 +103,8 @@ func Dial(ctx context.Context, endpoint string, opt Options) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	var d net.Dialer
+	opt = opt.withDefaults()
+	d := net.Dialer{Timeout: opt.HandshakeTimeout}
 	nc, err := d.DialContext(ctx, netw, addr)
 	if err != nil {
 		return nil, fmt.Errorf("zmtp: %w", err)
