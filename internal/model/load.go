@@ -149,6 +149,10 @@ const (
 	toolTemplate    = "tool_use"
 )
 
+// ErrNoTemplate is the error for a chat with a model that has no template. It is no Refusal: engines have encoders of their
+// own for some models, so only the ids are unknown.
+var ErrNoTemplate = errors.New("the model has no chat template")
+
 // ownTemplate is the model's template; models with several keep one for tools.
 func (m *Model) ownTemplate(tools bool) (*template, error) {
 	if tools {
@@ -159,8 +163,7 @@ func (m *Model) ownTemplate(tools bool) (*template, error) {
 	if t, ok := m.templates[defaultTemplate]; ok {
 		return t, nil
 	}
-	return nil, refuse("As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the " +
-		"tokenizer does not define one.")
+	return nil, ErrNoTemplate
 }
 
 // templateFor is the template that the request brings, or the model's own.

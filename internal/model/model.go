@@ -112,8 +112,11 @@ func (m *Model) plan(req *prompt.Request, engine Engine) (p *plan, assumed strin
 	switch req.API {
 	case prompt.Chat:
 		p, err = m.chat(in, engine)
-		if engine == TRTLLM {
+		switch {
+		case engine == TRTLLM:
 			assumed = "TensorRT-LLM's chat shape"
+		case m.tok.Config().ModelType == "gpt_oss":
+			assumed = "gpt-oss by its chat template: engines use its own encoder"
 		}
 	case prompt.Tokenize:
 		if req.Form == prompt.FormMessages {

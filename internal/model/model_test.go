@@ -326,6 +326,20 @@ func TestLoadRefusesABrokenTemplate(t *testing.T) {
 	}
 }
 
+func TestWithoutATemplateOnlyChatsAreUnknown(t *testing.T) {
+	m := load(t, "gptoss", Options{})
+	for body, api := range map[string]prompt.API{`{"messages":[{"role":"user","content":"x"}]}`: prompt.Chat, `{"prompt":"x"}`: prompt.Completions} {
+		req, err := prompt.Parse(api, []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := m.Prompt(req, VLLM)
+		if unknown := errors.Is(err, ErrNoTemplate); unknown != (api == prompt.Chat) || !unknown && len(res.IDs) == 0 {
+			t.Errorf("%s: %v %v", body, res.IDs, err)
+		}
+	}
+}
+
 func FuzzPrompt(f *testing.F) {
 	m := load(f, "mistral_7b", Options{ChatTemplate: "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{{ tools | tojson }}"})
 	for _, g := range goldens {

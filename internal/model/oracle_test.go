@@ -256,3 +256,18 @@ func TestTokensCheck(t *testing.T) {
 		t.Errorf("an engine without the endpoint: %v", err)
 	}
 }
+
+func FuzzEngineAnswer(f *testing.F) {
+	for _, s := range []string{`{"token_ids":[1,2]}`, `[{"token_ids":[1]},{"token_ids":[]}]`, `{"tokens":[1]}`, `{"error":{"message":"x"}}`, `[]`, `5`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		_ = messageOf(answer)
+		if prompt.Valid(answer) != nil {
+			return
+		}
+		if ids, n, err := renderedIDs(answer); err == nil && (n < 1 || len(ids) > len(answer)) {
+			t.Fatalf("%q: %d ids of %d prompts", answer, len(ids), n)
+		}
+	})
+}
