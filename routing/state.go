@@ -133,6 +133,9 @@ func (c *conversations) export(q *Query) []ConversationState {
 	return list
 }
 
+// maxImportedSlot bounds what a state from outside can make a router allocate.
+const maxImportedSlot = 1 << 16
+
 // Import returns a router in the given state: it decides as the exported one did.
 func Import(s *State) (*Router, error) {
 	r, err := New(s.Config)
@@ -141,6 +144,12 @@ func Import(s *State) (*Router, error) {
 	}
 	for i := range s.Targets {
 		ts := &s.Targets[i]
+		if ts.Slot > maxImportedSlot {
+			return nil, fmt.Errorf("import: slot %d is out of range", ts.Slot)
+		}
+		if ts.Info.Role > Decode {
+			return nil, fmt.Errorf("import: role %d is unknown", ts.Info.Role)
+		}
 		r.SetTarget(ts.Slot, ts.Info)
 		t := &r.targets[ts.Slot]
 		t.warm = ts.Warm
@@ -168,6 +177,9 @@ func Import(s *State) (*Router, error) {
 			if cs.Slot != NoSlot && r.slotUnknown(cs.Slot) {
 				return nil, fmt.Errorf("import: a conversation is bound to slot %d, which is not used", cs.Slot)
 			}
+			if cs.Key == (Key{}) || c.find(cs.Key) != none {
+				return nil, fmt.Errorf("import: conversation %x is there twice or has no key", cs.Key)
+			}
 			c.setPath(c.put(cs.Key, cs.Slot), cs.Path)
 		}
 		c.generated = s.Generated[leg]
@@ -180,6 +192,13 @@ func (r *Router) slotUnknown(slot kvindex.Slot) bool {
 }
 
 func (r *Router) importLedger(s *State) error {
+	isFree := map[uint32]bool{}
+	for _, i := range s.Free {
+		if int(i) >= len(s.Slab) || s.Slab[i].Phase != unused || isFree[i] {
+			return fmt.Errorf("import: place %d of the ledger is not free", i)
+		}
+		isFree[i] = true
+	}
 	r.ledger.free = append([]uint32(nil), s.Free...)
 	for i := range s.Slab {
 		ss := &s.Slab[i]
@@ -190,6 +209,9 @@ func (r *Router) importLedger(s *State) error {
 		if res.Phase == unused {
 			r.ledger.slab = append(r.ledger.slab, reservation{serial: ss.Serial})
 			continue
+		}
+		if res.Phase > decoding {
+			return fmt.Errorf("import: booking %d is in phase %d", i, res.Phase)
 		}
 		if (!ss.DecodeVoid && r.slotUnknown(res.Decode)) || (!ss.PrefillVoid && res.Prefill != NoSlot && r.slotUnknown(res.Prefill)) {
 			return fmt.Errorf("import: booking %d is on a slot that is not used", i)
@@ -271,7 +293,7 @@ func (s *SlotSet) UnmarshalJSON(data []byte) error {
 	}
 	s.bits = nil
 	for _, slot := range list {
-		if slot > 1<<24 {
+		if slot > maxImportedSlot {
 			return fmt.Errorf("slot set: %d is out of range", slot)
 		}
 		s.Add(slot)

@@ -10,6 +10,9 @@ import (
 // mooncakeBlock is the block size of the published traces.
 const mooncakeBlock = 512
 
+// maxTokens bounds what a line of a trace can ask for.
+const maxTokens = 1 << 24
+
 // traceQuantum is the resolution of the traces' timestamps in seconds; arrivals are
 // spread over it.
 const traceQuantum = 3
@@ -41,7 +44,7 @@ func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 			return Workload{}, fmt.Errorf("trace line %d: %w", len(trace)+1, err)
 		}
 		full := min(line.InputLength/mooncakeBlock, len(line.HashIDs))
-		if line.InputLength < 1 || line.OutputLength < 0 {
+		if line.InputLength < 1 || line.OutputLength < 0 || max(line.InputLength, line.OutputLength) > maxTokens {
 			return Workload{}, fmt.Errorf("trace line %d: lengths %d and %d", len(trace)+1, line.InputLength, line.OutputLength)
 		}
 		r := Request{At: line.Timestamp / 1000, Prompt: line.InputLength, Output: max(line.OutputLength, 1), Blocks: line.HashIDs[:full]}

@@ -36,7 +36,7 @@ func ReadOTel(in io.Reader, load, jitter float64) (Workload, error) {
 		if s.Attributes.Input == 0 {
 			s.Attributes = s.attributes
 		}
-		if s.Attributes.Input < 1 || s.Attributes.Output < 0 {
+		if s.Attributes.Input < 1 || s.Attributes.Output < 0 || max(s.Attributes.Input, s.Attributes.Output) > maxTokens {
 			return Workload{}, fmt.Errorf("span %d: %d input and %d output tokens", len(spans)+1, s.Attributes.Input, s.Attributes.Output)
 		}
 		spans = append(spans, s)
