@@ -300,6 +300,7 @@ func (x *Index) freeSegment(id uint32) {
 		// nothing is left: give the numbers back too
 		x.segments, x.freed = []handle{noRecord}, nil
 		x.claims.reset()
+		x.arena = arena{}
 		x.hand = 0
 	}
 }
@@ -417,9 +418,17 @@ func (x *Index) cut(id uint32, s Slot, t Tier, start, end int) int {
 			copy(runs[i:], runs[i+1:])
 			g.setRuns(len(runs) - 1)
 			if !g.present(s) {
-				x.slots[s].present--
+				x.leave(&x.slots[s])
 			}
 		}
+	}
+}
+
+// leave notes that a slot has no runs in a segment any more.
+func (x *Index) leave(st *slotState) {
+	if st.present--; st.present == 0 {
+		x.postings -= int64(cap(st.segments)) * 4
+		st.segments = nil
 	}
 }
 
