@@ -2,8 +2,10 @@ package feed_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -56,6 +58,26 @@ func BenchmarkDecode(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkDecodeTRTLLM is one event of the HTTP poll: 32 blocks of 32 tokens.
+func BenchmarkDecodeTRTLLM(b *testing.B) {
+	var blocks []string
+	for i := range 32 {
+		var tokens []string
+		for k := range 32 {
+			tokens = append(tokens, fmt.Sprintf(`{"type":"unique_token","token_id":%d,"token_extra_id":0}`, (i*32+k)*7919%151_000))
+		}
+		blocks = append(blocks, fmt.Sprintf(`{"type":"stored_block","block_hash":%d,"tokens":[%s],"cache_level":0,"priority":35,"mm_keys":[],"cache_salt":null}`, uint64(i+1)*0x9e3779b97f4a7c15, strings.Join(tokens, ",")))
+	}
+	event := []byte(`{"event_id":1,"window_size":4096,"hash_algo":"v1_block_key","data":{"type":"stored","parent_hash":null,"blocks":[` + strings.Join(blocks, ",") + `]}}`)
+	d := feed.NewDecoder(feed.TRTLLM, 32)
+	for b.Loop() {
+		if batch, err := d.Decode(event); err != nil || len(batch.Events) != 1 || len(batch.Events[0].Hashes) != 32 {
+			b.Fatal(err, batch.Dropped)
+		}
+	}
+	b.ReportMetric(float64(b.N*32)/b.Elapsed().Seconds()/1e6, "Mblocks/s")
 }
 
 // counter is a sink that only counts.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/bits"
 	"strconv"
+	"strings"
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed/msgpack"
@@ -105,9 +106,129 @@ func (t *trtToken) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// trtTokens are a block's tokens.
+type trtTokens []trtToken
+
+// UnmarshalJSON reads a list of tokens. The form that servers write, flat objects
+// of numbers and plain texts, is read directly; any other goes the general way.
+func (ts *trtTokens) UnmarshalJSON(b []byte) error {
+	if fast, ok := appendTokens((*ts)[:0], b); ok {
+		*ts = fast
+		return nil
+	}
+	return json.Unmarshal(b, (*[]trtToken)(ts))
+}
+
+// appendTokens reads [{"key": number or plain text, ...}, ...]. It may rely on b
+// being valid JSON, and gives up at whatever it does not expect.
+func appendTokens(dst []trtToken, b []byte) ([]trtToken, bool) {
+	s := jsonScan{b: b}
+	if !s.next('[') {
+		return nil, false
+	}
+	for first := true; !s.next(']'); first = false {
+		if !first && !s.next(',') || !s.next('{') {
+			return nil, false
+		}
+		var t trtToken
+		seen := false
+		for inner := true; !s.next('}'); inner = false {
+			if !inner && !s.next(',') {
+				return nil, false
+			}
+			key, ok := s.text()
+			if !ok || !s.next(':') {
+				return nil, false
+			}
+			v, isNumber := s.number()
+			switch {
+			case string(key) == "token_id":
+				if !isNumber || v > 1<<32-1 {
+					return nil, false
+				}
+				t.ID, seen = uint32(v), true
+			case string(key) == "token_extra_id":
+				if !isNumber {
+					return nil, false
+				}
+				t.Extra = v
+			case !isNumber:
+				if _, ok := s.text(); !ok {
+					return nil, false
+				}
+				fallthrough
+			default:
+				// The general way takes names in any case.
+				if bytes.EqualFold(key, []byte("token_id")) || bytes.EqualFold(key, []byte("token_extra_id")) {
+					return nil, false
+				}
+			}
+		}
+		if !seen {
+			return nil, false
+		}
+		dst = append(dst, t)
+	}
+	return dst, s.end()
+}
+
+// jsonScan reads the few forms that appendTokens expects.
+type jsonScan struct {
+	b []byte
+	i int
+}
+
+func (s *jsonScan) space() {
+	for s.i < len(s.b) && (s.b[s.i] == ' ' || s.b[s.i] == '\n' || s.b[s.i] == '\t' || s.b[s.i] == '\r') {
+		s.i++
+	}
+}
+
+func (s *jsonScan) end() bool { s.space(); return s.i == len(s.b) }
+
+// next passes over c if it comes next.
+func (s *jsonScan) next(c byte) bool {
+	s.space()
+	if s.i < len(s.b) && s.b[s.i] == c {
+		s.i++
+		return true
+	}
+	return false
+}
+
+// text reads a text without escapes.
+func (s *jsonScan) text() ([]byte, bool) {
+	if !s.next('"') {
+		return nil, false
+	}
+	n := bytes.IndexAny(s.b[s.i:], `"\\`)
+	if n < 0 || s.b[s.i+n] != '"' {
+		return nil, false
+	}
+	t := s.b[s.i : s.i+n]
+	s.i += n + 1
+	return t, true
+}
+
+// number reads an unsigned integer of at most 19 digits that ends where a value may.
+func (s *jsonScan) number() (v uint64, ok bool) {
+	s.space()
+	from := s.i
+	i := from
+	for i < len(s.b) && s.b[i] >= '0' && s.b[i] <= '9' {
+		v = v*10 + uint64(s.b[i]-'0')
+		i++
+	}
+	if i == from || i-from > 19 || i == len(s.b) || strings.IndexByte(",}] \n\t\r", s.b[i]) < 0 {
+		return 0, false
+	}
+	s.i = i
+	return v, true
+}
+
 type trtBlock struct {
 	Hash   trtHash           `json:"block_hash"`
-	Tokens []trtToken        `json:"tokens"`
+	Tokens trtTokens         `json:"tokens"`
 	MMKeys []json.RawMessage `json:"mm_keys"`
 	Salt   *string           `json:"cache_salt"`
 }
