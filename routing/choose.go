@@ -86,7 +86,7 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 	if d.firstPhase() {
 		return d.done()
 	}
-	if !d.fairShare() {
+	if len(d.cands) == 0 || !d.fairShare() {
 		return choice{}, d.refusal()
 	}
 	if !d.warmUp() && !d.firstTurnStage() {

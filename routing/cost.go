@@ -78,6 +78,13 @@ func (d *decision) firstPhase() bool {
 	if d.policy.Level == Flat {
 		return false
 	}
+	if hard := d.policy.Cap.Hard; hard > 0 {
+		// A worker whose ranks are all full must not win.
+		d.keep("cap", ReasonCap, func(c *candidate) bool { return c.active < hard })
+		if len(d.cands) == 0 {
+			return false
+		}
+	}
 	sums := d.sumWorkers(d.cands)
 	workers := d.r.workerCands[:0]
 	for i := range d.cands {

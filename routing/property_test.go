@@ -148,6 +148,7 @@ func pickTwice(t *rapid.T, r *Router, now time.Duration, q *Query, overlaps []Ov
 		t.Fatalf("decided %+v %v, from its record %+v %v\n%s", d.Plan, err, plan, rerunErr, ex)
 	}
 	if err != nil {
+		checkRefusal(t, r, q, err)
 		return 0
 	}
 	info, ok := r.Target(plan.Decode)
@@ -165,6 +166,25 @@ func pickTwice(t *rapid.T, r *Router, now time.Duration, q *Query, overlaps []Ov
 		}
 	}
 	return plan.Reservation
+}
+
+// checkRefusal looks for a target that could have taken a refused request. Pins, shed
+// priorities and pools have rules of their own.
+func checkRefusal(t *rapid.T, r *Router, q *Query, err error) {
+	if q.Pin != nil || q.Priority < 0 || (r.config.Disagg.Mode != ModeOff && r.roles[Prefill]+r.roles[Decode] > 0) {
+		return
+	}
+	p := &r.config.Policy
+	for _, slot := range r.order {
+		x := &r.targets[slot]
+		switch {
+		case !x.info.Ready, x.info.Draining, x.info.Role == Prefill, x.report.known, q.Subset != nil && !q.Subset.Has(slot),
+			len(q.Exclude) > 0 && q.Exclude[0] == slot, p.Cap.Hard > 0 && x.load.Active >= p.Cap.Hard,
+			p.Limits.MaxQueue > 0 && x.load.Queue >= p.Limits.MaxQueue:
+		default:
+			t.Fatalf("refused (%v) although %s has room: %+v", err, x.info.Target, x.load)
+		}
+	}
 }
 
 // TestCostAgainstNaive compares the default with the rule as written, computed
