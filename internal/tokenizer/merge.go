@@ -108,19 +108,27 @@ func (w *merger) trim() {
 // run merges the symbols in w.parts, appending what is left to dst: always the
 // pair of least rank, the leftmost of equals. The upper halves need not be set.
 func (w *merger) run(m *merges, dst []uint32) []uint32 {
-	parts := w.parts
-	n := len(parts)
+	n := len(w.parts)
 	if n == 0 {
 		return dst
 	}
-	for i := range n - 1 {
+	w.rankPairs(m)
+	switch {
+	case n <= flatLimit:
+		return flat(m, w.parts, dst)
+	case n <= longLimit:
+		return w.heaped(m, dst)
+	}
+	return w.queued(m, dst)
+}
+
+// rankPairs sets the upper halves of the parts, of which there are some.
+func (w *merger) rankPairs(m *merges) {
+	parts, last := w.parts, len(w.parts)-1
+	for i := range last {
 		parts[i] = uint64(m.rank(uint32(parts[i]), uint32(parts[i+1])))<<32 | uint64(uint32(parts[i]))
 	}
-	parts[n-1] = noPart | uint64(uint32(parts[n-1]))
-	if n <= flatLimit {
-		return flat(m, parts, dst)
-	}
-	return w.heaped(m, dst)
+	parts[last] = noPart | uint64(uint32(parts[last]))
 }
 
 // flat looks at all pairs for each merge. Equal ranks are equal pairs, so that

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"encoding/binary"
 	"strings"
 	"unicode/utf8"
 )
@@ -66,12 +67,19 @@ func initNormal() []rune {
 	return flagged
 }
 
+// highBits are set in bytes that are not ASCII.
+const highBits = 0x8080808080808080
+
 // composeAt is the offset of the first code point at or after i that NFC may
 // change or join to its neighbour, or len(s).
 func composeAt(s string, i int) int {
+	b := bytesOf(s)
 	for i < len(s) {
-		if s[i] < 0x80 {
+		if b[i] < 0x80 {
 			i++
+			for i+8 <= len(b) && binary.LittleEndian.Uint64(b[i:])&highBits == 0 {
+				i += 8
+			}
 			continue
 		}
 		c, n := wideClassAt(s, i)
