@@ -10,7 +10,7 @@ import (
 // file builds a KVW1 file: two ranks, a shared chain, lookups with exact answers.
 func file(t *testing.T, wrong bool) string {
 	le := binary.LittleEndian
-	b := make([]byte, headerSize)
+	b := append([]byte(nil), make([]byte, headerSize)...)
 	copy(b, "KVW1")
 	le.PutUint32(b[4:], 1)
 	le.PutUint32(b[8:], 2)
