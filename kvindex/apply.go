@@ -476,7 +476,10 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 		return
 	}
 	for i := 0; i < len(names); {
-		p, ok := x.resolve(s, nonzero(names[i]))
+		p, ok := x.nextToRemove(st, nonzero(names[i]))
+		if !ok {
+			p, ok = x.resolve(s, nonzero(names[i]))
+		}
 		if !ok || !x.seg(p.segment()).holds(s, t, p.offset()) {
 			x.countRemoved(false)
 			i++
@@ -501,8 +504,23 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 		}
 		x.counters.removed += int64(n - i)
 		x.unhold(id, s, t, from, to)
+		if from > 0 {
+			st.expected = placeAt(id, from-1)
+		}
 		i = n
 	}
+}
+
+// nextToRemove guesses that a removal goes on with the block before the last one
+// removed, as engines free chains from their end. It is right only if that
+// block has this name.
+func (x *Index) nextToRemove(st *slotState, name uint64) (place, bool) {
+	p := st.expected
+	if p == 0 || !x.alive(p.segment()) {
+		return 0, false
+	}
+	names := x.seg(p.segment()).names()
+	return p, p.offset() < len(names) && names[p.offset()] == name
 }
 
 func (x *Index) countRefused(err error) {

@@ -103,6 +103,7 @@ type slotState struct {
 	segments []uint32
 	present  int
 	held     [numLevels]int64
+	expected place // of the block that is likely to be removed next; a guess
 	aliases  *aliases
 	pages    *pages
 }
