@@ -121,6 +121,12 @@ func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Expla
 	if err != nil {
 		return Plan{}, err
 	}
+	if q.Local {
+		if ex != nil {
+			ex.verdictf("disagg", "compute on the decode target: this request cannot be disaggregated")
+		}
+		return r.commit(q, &decode, nil), nil
+	}
 	if !cfg.wanted(q.PromptTokens, &decode.candidate) {
 		if ex != nil {
 			ex.verdictf("disagg", "compute on the decode target: %d uncached tokens", decode.miss)

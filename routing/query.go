@@ -34,6 +34,9 @@ type Query struct {
 	Priority int `json:"priority,omitempty"`
 	// PrefillOnly asks for a target of the prefill pool instead of a whole plan.
 	PrefillOnly bool `json:"prefillOnly,omitempty"`
+	// Local says that the request cannot be disaggregated: its prompt is computed where
+	// it decodes, whatever the rules say.
+	Local bool `json:"local,omitempty"`
 }
 
 // Pin is an explicit placement.

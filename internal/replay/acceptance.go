@@ -267,6 +267,7 @@ var acceptanceRows = []acceptanceRow{
 			{"events 50 ms late: p90", Conditions{EventDelay: 0.05}, 1.03},
 			{"events 500 ms late: p90", Conditions{EventDelay: 0.5}, 1.03},
 			{"1 % of the batches lost: p90", Conditions{EventLoss: 0.01}, 1.08},
+			{"1 % of the batches lost, replayed after 1 s: p90", Conditions{EventLoss: 0.01, EventReplay: 1}, 1.02},
 		} {
 			c := *b
 			c.cond, c.done = tc.cond, map[string]*Result{}

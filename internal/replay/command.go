@@ -57,6 +57,7 @@ func Command(args []string, out, progress io.Writer) error {
 	share := f.Float64("share-delay", -1, "seconds until replicas know each other's bookings, -1 for never")
 	delay := f.Float64("event-delay", 0, "seconds until events arrive")
 	loss := f.Float64("event-loss", 0, "part of the event batches that is lost, 0 to 1")
+	resend := f.Float64("event-replay", 0, "seconds until lost batches are replayed, 0 for never")
 	jsonPath := f.String("json", "", "write all runs as JSON")
 	htmlPath := f.String("report", "", "write a page with tables and charts")
 	acceptance := f.Bool("acceptance", false, "run the acceptance rows; those on the trace need -trace")
@@ -89,7 +90,7 @@ func Command(args []string, out, progress io.Writer) error {
 		return fmt.Errorf("replay: %w", err)
 	}
 	o := Options{Workload: w, Fleet: w.Fleet, Seeds: all, Policies: strings.Split(*policies, ","), Progress: say,
-		Conditions: Conditions{EventDelay: *delay, EventLoss: *loss, Replicas: *replicas, Share: *share >= 0, ShareDelay: max(*share, 0)}}
+		Conditions: Conditions{EventDelay: *delay, EventLoss: *loss, EventReplay: *resend, Replicas: *replicas, Share: *share >= 0, ShareDelay: max(*share, 0)}}
 	if *sweep {
 		o.Policies = Sweep()
 	}

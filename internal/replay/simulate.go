@@ -16,8 +16,11 @@ import (
 type Conditions struct {
 	// EventDelay is seconds from the end of a step until its events arrive.
 	EventDelay float64
-	// EventLoss is the part of event batches that never arrive, and nobody notices.
-	EventLoss float64
+	// EventLoss is the part of event batches that get lost: for ever and unnoticed, or,
+	// if EventReplay is above 0, until they are replayed so many seconds later. Later
+	// batches of the rank wait for a replay.
+	EventLoss   float64
+	EventReplay float64
 	// Replicas is the number of routers that take requests in turn, 0 for one. Each has
 	// an index of its own that sees all events.
 	Replicas int
@@ -62,6 +65,8 @@ type simulation struct {
 	arrivals arrivals
 	late     []batch
 	notes    []note
+	// heldUntil is when a rank's lost batch has been replayed.
+	heldUntil map[kvindex.Slot]float64
 
 	handovers handovers
 	scrape    scrape
@@ -138,7 +143,7 @@ func (h *arrivals) Pop() any {
 }
 
 func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, seed uint64) (*simulation, error) {
-	s := &simulation{w: w, fleet: fleet, policy: policy, cond: cond, rng: rand.New(rand.NewPCG(seed, 0x6C6F7373))}
+	s := &simulation{heldUntil: map[kvindex.Slot]float64{}, w: w, fleet: fleet, policy: policy, cond: cond, rng: rand.New(rand.NewPCG(seed, 0x6C6F7373))}
 	for n := range max(cond.Replicas, 1) {
 		config := policy.Config
 		config.Node = uint64(n)
@@ -379,24 +384,35 @@ func (s *simulation) step(w *worker) error {
 	for i, k := range w.ranks {
 		slot := w.first + kvindex.Slot(i)
 		if len(k.events) > 0 {
-			b := batch{at: s.now + s.cond.EventDelay, slot: slot, events: k.events}
-			switch {
-			case s.cond.EventLoss > 0 && s.rng.Float64() < s.cond.EventLoss:
-				s.lost++
-				k.events = nil
-			case s.cond.EventDelay > 0:
-				s.late = append(s.late, b)
-				k.events = nil
-			default:
-				if err := s.apply(b); err != nil {
-					return err
-				}
-				k.events = k.events[:0]
+			if err := s.send(batch{at: s.now + s.cond.EventDelay, slot: slot, events: k.events}); err != nil {
+				return err
 			}
+			k.events = nil
 		}
 		k.end(s.firstToken, s.ended)
 	}
 	s.begin(w)
+	return nil
+}
+
+// send puts a batch on its way, or loses it.
+func (s *simulation) send(b batch) error {
+	lost := s.cond.EventLoss > 0 && s.rng.Float64() < s.cond.EventLoss
+	if lost && s.cond.EventReplay <= 0 {
+		s.lost++
+		return nil
+	}
+	if lost {
+		s.heldUntil[b.slot] = max(s.heldUntil[b.slot], s.now+s.cond.EventReplay)
+	}
+	b.at = max(b.at, s.heldUntil[b.slot])
+	if b.at <= s.now {
+		return s.apply(b)
+	}
+	s.late = append(s.late, b)
+	for i := len(s.late) - 1; i > 0 && s.late[i-1].at > b.at; i-- {
+		s.late[i-1], s.late[i] = s.late[i], s.late[i-1]
+	}
 	return nil
 }
 

@@ -1,0 +1,57 @@
+package routing
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// errNotComputing says that a booking has no prefill that could be moved.
+var errNotComputing = errors.New("the booking has no prefill under way")
+
+// MovePrefill books the prefill of a disaggregated request on another target,
+// because the one before has failed: Query.Exclude names those that have. The
+// decode target stays as it was chosen, and its cursors do not move again. The
+// overlaps are those of Pick. After an error the booking is as before. The plan
+// holds what has changed: Prefill, Matched and Miss.
+func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, overlaps []Overlap, ex *Explanation) (Plan, error) {
+	res := r.ledger.get(id)
+	if res == nil || res.Prefill == NoSlot || res.Phase != computing || r.loadOf(res.Decode, res.decodeGen) == nil {
+		return Plan{}, errNotComputing
+	}
+	r.setOverlaps(overlaps)
+	ex.begin(q)
+	decode := &r.targets[res.Decode]
+	req := request{leg: prefillLeg, pool: Prefill, policy: &r.config.Disagg.Prefill, pending: 1, worker: decode.worker}
+	if r.config.Disagg.SameZone {
+		req.zone = decode.info.Zone
+	}
+	c, err := r.choose(now, q, req, ex)
+	r.overlaps = nil
+	if err != nil {
+		ex.end(r, Plan{}, err)
+		return Plan{}, fmt.Errorf("disaggregate: %w", err)
+	}
+	r.apply(res, -1)
+	res.Prefill, res.prefillGen, res.Miss = c.slot, r.targets[c.slot].gen, c.miss
+	r.apply(res, 1)
+	r.targets[c.slot].warm = true
+	r.follow(q, &c)
+	plan := Plan{Decode: res.Decode, Prefill: c.slot, Reservation: id, Matched: c.overlap, Miss: c.miss, Via: c.via, Degraded: c.degraded}
+	ex.end(r, plan, nil)
+	return plan, nil
+}
+
+// ComputeLocally turns a disaggregated booking into one whose decode target
+// computes the prompt: miss is the uncached tokens there, Plan.DecodeMiss. It
+// reports whether the booking was disaggregated and had no token yet.
+func (r *Router) ComputeLocally(_ time.Duration, id ReservationID, miss int64) bool {
+	res := r.ledger.get(id)
+	if res == nil || res.Prefill == NoSlot || res.Phase == decoding {
+		return false
+	}
+	r.apply(res, -1)
+	res.Prefill, res.prefillGen, res.Miss, res.Phase = NoSlot, 0, max(miss, 0), computing
+	r.apply(res, 1)
+	return true
+}
