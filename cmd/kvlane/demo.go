@@ -144,7 +144,7 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 	if err != nil {
 		return err
 	}
-	if d.service, err = startService(ctx, d.config, log); err != nil {
+	if d.service, err = startService(ctx, d.config, log, nil); err != nil {
 		return err
 	}
 	if d.envoy, err = envoy.Start(ctx, binary, d.dir, envoyOptions(d.config), 1); err != nil {

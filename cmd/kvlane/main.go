@@ -44,6 +44,7 @@ func commands() []command {
 		{"tokens-check", "--tokenizer DIR --engine URL", "compare with a live engine", runTokensCheck},
 		{"events", "tail|decode", "show KV events", runEvents},
 		{"explain", "REQUEST-ID", "show how a request was decided", runExplain},
+		{"replay", "--trace FILE", "compare policies on a trace or a generated workload", runReplay},
 		{"schema", "", "print the JSON schema of the configuration", runSchema},
 		{"version", "", "print the version", runVersion},
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -30,10 +31,11 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	file := f.String("config", "", "configuration `file`")
 	listen := f.String("listen", "", "`address` instead of listen.address")
 	admin := f.String("admin", "", "`address` instead of admin.address")
+	k := kubernetesFlags(f)
 	if err := parse(f, args, 0); err != nil {
 		return err
 	}
-	c, err := loadConfig(*file)
+	c, err := k.load(*file)
 	if err != nil {
 		return err
 	}
@@ -47,7 +49,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
-	s, err := startService(ctx, c, log)
+	s, err := startService(ctx, c, log, k.wrap)
 	if err != nil {
 		return err
 	}
@@ -55,6 +57,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	select {
 	case <-ctx.Done():
 		log.Info().Dur("drain", c.Drain.Std()).Msg("draining")
+		s.draining.Store(true)
 		drain, cancel := context.WithTimeout(context.Background(), c.Drain.Std())
 		s.server.Drain(drain)
 		cancel()
@@ -69,6 +72,8 @@ func runServe(ctx context.Context, io streams, args []string) error {
 type service struct {
 	decider  *decide.Decider
 	registry *workers.Registry
+	kube     *kubernetes // nil without Kubernetes
+	draining atomic.Bool
 	server   *extproc.Server
 	grpc     *grpc.Server
 	probe    *grpc.Server
@@ -81,8 +86,9 @@ type service struct {
 	wg       sync.WaitGroup
 }
 
-// startService opens the sockets and starts everything; close ends it.
-func startService(ctx context.Context, c *config.Config, log zerolog.Logger) (*service, error) {
+// startService opens the sockets and starts everything; close ends it. around, if
+// not nil, puts something around the handler of requests.
+func startService(ctx context.Context, c *config.Config, log zerolog.Logger, around func(*service, extproc.Handler) extproc.Handler) (*service, error) {
 	served, err := loadModels(c, log)
 	if err != nil {
 		return nil, err
@@ -109,9 +115,23 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger) (*s
 		OnChange: s.decider.SetWorkers, OnLoad: s.decider.Load,
 		OnCheck: func(worker, outcome string) { metrics.Checks.WithLabelValues(worker, outcome).Inc() },
 	})
-	if err := s.listen(background, c, metrics, xds); err != nil {
+	var handler extproc.Handler = s.decider
+	if c.Workers.Kubernetes != nil {
+		if s.kube, err = newKubernetes(c, log); err != nil {
+			s.close()
+			return nil, err
+		}
+		handler = s.kube.gate(handler, metrics)
+	}
+	if around != nil {
+		handler = around(s, handler)
+	}
+	if err := s.listen(background, c, metrics, xds, handler); err != nil {
 		s.close()
 		return nil, err
+	}
+	if s.kube != nil {
+		s.kube.start(s.registry.Set)
 	}
 	if err := s.follow(c); err != nil {
 		s.close()
@@ -135,8 +155,8 @@ func (s *service) follow(c *config.Config) error {
 	return nil
 }
 
-func (s *service) listen(ctx context.Context, c *config.Config, metrics *telemetry.Metrics, xds *envoy.XDS) error {
-	opts := extproc.Options{BodyLimit: int(c.Limits.MaxBody), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone}
+func (s *service) listen(ctx context.Context, c *config.Config, metrics *telemetry.Metrics, xds *envoy.XDS, handler extproc.Handler) error {
+	opts := extproc.Options{BodyLimit: int(c.Limits.MaxBody), DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone}
 	tls, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
 	if err != nil {
 		return err
@@ -145,7 +165,7 @@ func (s *service) listen(ctx context.Context, c *config.Config, metrics *telemet
 	if err != nil {
 		return fmt.Errorf("%w (listen.address in the configuration, or --listen)", err)
 	}
-	s.server = extproc.NewServer(opts, s.decider)
+	s.server = extproc.NewServer(opts, handler)
 	s.grpc = grpc.NewServer(extproc.GRPCOptions(opts)...)
 	s.server.Register(s.grpc)
 	xds.Register(ctx, s.grpc)
@@ -202,11 +222,27 @@ func (s *service) adminMux(metrics *telemetry.Metrics) http.Handler {
 	return mux
 }
 
-// notReady says what readiness waits for, "" if nothing: every worker checked
-// once and every feed synchronised, for warmUp at most.
+// notReady says what readiness waits for, "" if nothing: pools and their pods
+// known, however long it takes, and then for warmUp at most every worker checked
+// once and every feed synchronised.
 func (s *service) notReady() string {
-	if time.Since(s.started) > warmUp {
+	since := s.started
+	switch {
+	case s.draining.Load():
+		return "draining"
+	case s.kube != nil:
+		var why string
+		if since, why = s.kube.waiting(); why != "" {
+			return why
+		}
+	}
+	if time.Since(since) > warmUp {
 		return ""
+	}
+	if s.kube != nil {
+		if why := s.kube.source.Asking(); why != "" {
+			return why
+		}
 	}
 	if !s.registry.AllChecked() {
 		return "workers are being checked"
@@ -240,6 +276,9 @@ func (s *service) close() {
 	}
 	if s.http != nil {
 		_ = s.http.Close()
+	}
+	if s.kube != nil {
+		s.kube.close()
 	}
 	s.registry.Close()
 	s.decider.Close()

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/gateway"
+	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/internal/workers/kube"
+)
+
+// kubernetes is the source of workers in a cluster.
+type kubernetes struct {
+	options kube.Options
+	asker   *workers.Asker
+	client  *kube.Client
+	source  *kube.Source
+
+	mu     sync.Mutex
+	synced time.Time // zero until every pool and its pods were seen
+}
+
+func newKubernetes(c *config.Config, log zerolog.Logger) (*kubernetes, error) {
+	section := c.Workers.Kubernetes
+	var access kube.Access
+	var err error
+	if section.Kubeconfig != "" {
+		access, err = kube.Kubeconfig(section.Kubeconfig)
+	} else {
+		access, err = kube.InCluster()
+	}
+	if err != nil {
+		return nil, err
+	}
+	client, err := kube.NewClient(access)
+	if err != nil {
+		return nil, err
+	}
+	k := &kubernetes{client: client, options: kube.Options{Client: client, Kubernetes: section, Log: log, Models: len(c.Models) > 1}}
+	if !section.NeverAsk {
+		k.asker = workers.NewAsker(c.Workers.Health.Timeout.Std())
+		k.options.Ask = k.asker.Ask
+	}
+	return k, nil
+}
+
+func (k *kubernetes) start(set func(string, []workers.Entry)) {
+	k.options.Set = set
+	source := kube.Start(context.Background(), k.options)
+	k.mu.Lock()
+	k.source = source
+	k.mu.Unlock()
+}
+
+func (k *kubernetes) close() {
+	if k.source != nil {
+		k.source.Close()
+	}
+	if k.asker != nil {
+		k.asker.Close()
+	}
+	k.client.Close()
+}
+
+// waiting says what of the pools is not known yet, and since when all of it is.
+func (k *kubernetes) waiting() (since time.Time, why string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.source == nil {
+		return time.Time{}, "pools are not known yet"
+	}
+	if !k.synced.IsZero() {
+		return k.synced, "" // an API server that goes away later takes nothing from us
+	}
+	if why := k.source.Waiting(); why != "" {
+		return time.Time{}, why
+	}
+	k.synced = time.Now()
+	return k.synced, ""
+}
+
+func (k *kubernetes) pools() []gateway.Pool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.source == nil {
+		return nil
+	}
+	listed := k.source.Pools()
+	out := make([]gateway.Pool, len(listed))
+	for i, p := range listed {
+		out[i] = gateway.Pool(p)
+	}
+	return out
+}
+
+// gate refuses requests for pools that are not ours.
+func (k *kubernetes) gate(next extproc.Handler, m *telemetry.Metrics) extproc.Handler {
+	return &gateway.Gate{Next: next, Pools: k.pools, Refused: func() {
+		m.Rejected.WithLabelValues("503", "kvlane_other_pool").Inc()
+	}}
+}
+
+// poolFlags describe a pool on the command line, with the names that endpoint
+// pickers of the Gateway API inference extension have.
+type poolFlags struct {
+	conformance     bool
+	pool, namespace string
+	bind            string
+	port, health    int
+}
+
+func kubernetesFlags(f *flag.FlagSet) *poolFlags {
+	k := &poolFlags{}
+	f.BoolVar(&k.conformance, "conformance", false, "obey test-epp-endpoint-selection and answer with x-conformance-test-served-endpoint: for conformance tests only")
+	f.StringVar(&k.pool, "pool-name", "", "`InferencePool` instead of workers.kubernetes.pool")
+	f.StringVar(&k.namespace, "pool-namespace", "", "`namespace` instead of workers.kubernetes.namespace")
+	f.IntVar(&k.port, "grpc-port", 0, "`port` instead of that of listen.address")
+	f.IntVar(&k.health, "grpc-health-port", 0, "`port` instead of that of listen.health")
+	f.StringVar(&k.bind, "bind", "", "`IP` on which --grpc-port and --grpc-health-port listen; empty: all")
+	f.String("zap-encoder", "", "taken and ignored: logs are JSON")
+	return k
+}
+
+// load reads the configuration, which a pool on the command line makes optional.
+func (k *poolFlags) load(file string) (*config.Config, error) {
+	var c *config.Config
+	if file == "" && k.pool != "" {
+		empty := config.Default()
+		c = &empty
+		if k.port == 0 {
+			k.port = 9002
+		}
+	} else {
+		var err error
+		if c, err = loadConfig(file); err != nil {
+			return nil, err
+		}
+	}
+	if k.pool != "" {
+		if c.Workers.Kubernetes == nil {
+			section := config.DefaultKubernetes()
+			c.Workers.Kubernetes = &section
+		}
+		c.Workers.Kubernetes.Pool, c.Workers.Kubernetes.Pools, c.Workers.Kubernetes.Selector = k.pool, nil, nil
+	}
+	if k.namespace != "" && c.Workers.Kubernetes != nil {
+		c.Workers.Kubernetes.Namespace = k.namespace
+	}
+	if k.port != 0 {
+		c.Listen.Address = net.JoinHostPort(k.bind, strconv.Itoa(k.port))
+	}
+	if k.health != 0 {
+		c.Listen.Health = net.JoinHostPort(k.bind, strconv.Itoa(k.health))
+	}
+	return c, nil
+}
+
+// wrap puts the conformance behaviour around the handler, if it is asked for.
+func (k *poolFlags) wrap(s *service, next extproc.Handler) extproc.Handler {
+	if !k.conformance {
+		return next
+	}
+	return &gateway.Conformance{Next: next, Endpoints: func() []string {
+		var all []string
+		if s.kube != nil {
+			for _, p := range s.kube.pools() {
+				all = append(all, p.Endpoints...)
+			}
+			return all
+		}
+		for _, w := range s.registry.Workers() {
+			all = append(all, w.Address)
+		}
+		return all
+	}}
+}
