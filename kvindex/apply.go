@@ -309,7 +309,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	var conflict error
 	blockNames := g.names()
 	clear(blockNames[from : from+n])
-	mixed := touchNames(x, names)
+	mixed := x.touchNames(names)
 	aliased := x.slots[s].aliases != nil
 	for ; stored < n; stored++ {
 		name := nonzero(names[stored])
@@ -367,12 +367,12 @@ func (x *Index) nameFor(s Slot, name uint64, p place, from int) bool {
 // touchNames mixes n names and loads the entries of the name table where their
 // searches will begin: the loads wait for memory together, later ones would wait
 // one after the other.
-func touchNames[N ~uint64](x *Index, names []N) []uint64 {
+func (x *Index) touchNames(names []EngineHash) []uint64 {
 	x.mixed = slices.Grow(x.mixed[:0], len(names))[:len(names)]
 	mixed := x.mixed
 	var sum uint64
 	for i, n := range names {
-		m := mixName(nonzero(EngineHash(n)))
+		m := mixName(nonzero(n))
 		mixed[i] = m
 		sum ^= x.names.touch(m)
 	}

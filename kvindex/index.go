@@ -61,6 +61,7 @@ type Index struct {
 	cover   []bool
 	moved   []uint64
 	mixed   []uint64
+	leaving []leaving
 	touched uint64 // keeps touchNames' loads from being optimized away
 }
 
@@ -301,7 +302,7 @@ func (x *Index) freeSegment(id uint32) {
 		// nothing is left: give the numbers back too
 		x.segments, x.freed = []handle{noRecord}, nil
 		x.claims.reset()
-		x.arena = arena{}
+		x.arena, x.starts, x.names, x.twins, x.leaving = arena{}, table{}, table{}, 0, nil
 		x.hand = 0
 	}
 }
@@ -444,13 +445,8 @@ func (x *Index) reap(id uint32, start, end int) {
 	g := x.seg(id)
 	killed := 0
 	g.uncovered(start, end, func(from, to int) {
-		names := g.names()
-		mixed := touchNames(x, names[from:to])
 		for i := from; i < to; i++ {
-			if names[i] != 0 {
-				x.unnameMixed(mixed[i-from], names[i], placeAt(id, i))
-				names[i] = 0
-			}
+			x.unname(g, placeAt(id, i))
 		}
 		killed += to - from
 	})
@@ -501,10 +497,8 @@ func (x *Index) rebuild(id uint32) {
 	x.liveBlocks -= int64(n - old.dead())
 	own := append([]uint64(nil), old.own()...)
 	names := append([]uint64(nil), old.names()...)
-	for i, name := range names {
-		if name != 0 {
-			x.unname(name, placeAt(id, i))
-		}
+	for i := range names {
+		x.unname(old, placeAt(id, i))
 	}
 	x.freeSegment(id)
 	for from := 0; from < n; {

@@ -16,13 +16,56 @@ func (x *Index) name(name uint64, p place) {
 	x.names.insert(mixName(name), p)
 }
 
-// unname removes a block's entry.
-func (x *Index) unname(name uint64, p place) { x.unnameMixed(mixName(name), name, p) }
+// leaving is an entry of the name table that waits to be removed.
+type leaving struct {
+	mixed uint64
+	at    place
+}
 
-func (x *Index) unnameMixed(mixed, name uint64, p place) {
-	if x.names.remove(mixed, p) && x.twins > 0 && x.named(name) {
+// maxLeaving entries wait at most. Engines remove one block an event; the
+// entries of many removals are fetched together instead of one after the other.
+const maxLeaving = 64
+
+// unname takes the name from a block. Its entry is removed later; until then it
+// leads to a block without this name, or to none, which nameAt tells.
+func (x *Index) unname(g segment, p place) {
+	name := g.names()[p.offset()]
+	if name == 0 {
+		return
+	}
+	g.names()[p.offset()] = 0
+	if len(x.leaving) == maxLeaving {
+		x.flushNames()
+	}
+	x.leaving = append(x.leaving, leaving{mixName(name), p})
+	if x.twins > 0 && x.named(name) {
 		x.twins--
 	}
+}
+
+// flushNames removes the entries that wait.
+func (x *Index) flushNames() {
+	var sum uint64
+	for _, l := range x.leaving {
+		sum ^= x.names.touch(l.mixed)
+	}
+	x.touched = sum
+	for _, l := range x.leaving {
+		x.names.remove(l.mixed, l.at)
+	}
+	x.leaving = x.leaving[:0]
+}
+
+// nameAt returns the name of the block at a place, 0 if there is none (any more).
+func (x *Index) nameAt(p place) uint64 {
+	if !x.alive(p.segment()) {
+		return 0
+	}
+	names := x.seg(p.segment()).names()
+	if p.offset() >= len(names) {
+		return 0
+	}
+	return names[p.offset()]
 }
 
 // named reports whether any block is entered under this name.
@@ -33,7 +76,7 @@ func (x *Index) named(name uint64) bool {
 		if !ok {
 			return false
 		}
-		if x.seg(p.segment()).names()[p.offset()] == name {
+		if x.nameAt(p) == name {
 			return true
 		}
 		at = after
@@ -105,10 +148,10 @@ func (x *Index) resolve(s Slot, name uint64) (place, bool) {
 			break
 		}
 		at = after
-		g := x.seg(p.segment())
-		if g.names()[p.offset()] != name {
+		if x.nameAt(p) != name {
 			continue
 		}
+		g := x.seg(p.segment())
 		if x.slots[s].aliases == nil {
 			if g.holdsAny(s, p.offset()) {
 				return p, true
@@ -137,8 +180,7 @@ func (x *Index) locate(canonical, own uint64) (place, bool) {
 		if !ok {
 			return 0, false
 		}
-		g := x.seg(p.segment())
-		if g.names()[p.offset()] == canonical && g.own()[p.offset()] == own {
+		if x.nameAt(p) == canonical && x.seg(p.segment()).own()[p.offset()] == own {
 			return p, true
 		}
 		at = after
@@ -229,8 +271,11 @@ func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 			return false
 		}
 		at = after
+		if x.nameAt(p) != name {
+			continue
+		}
 		g := x.seg(p.segment())
-		if g.names()[p.offset()] != name || !x.plainly(s, t, g, p.offset()) {
+		if !x.plainly(s, t, g, p.offset()) {
 			continue
 		}
 		if a != nil {

@@ -283,6 +283,7 @@ type fataler interface {
 
 // checkInvariants compares the index's parts with each other.
 func checkInvariants(t fataler, x *Index) {
+	x.flushNames() // entries of blocks that left may wait
 	var live, held, used int64
 	names, present := 0, map[Slot]int{}
 	starts := map[uint64]bool{}

@@ -241,7 +241,7 @@ func (x *Index) Load(r io.Reader) (map[Slot][]byte, error) {
 	}
 	if err != nil {
 		x.arena, x.segments, x.freed = arena{}, []handle{noRecord}, nil
-		x.starts, x.names, x.twins = table{}, table{}, 0
+		x.starts, x.names, x.twins, x.leaving = table{}, table{}, 0, nil
 		x.slots, x.freeSlots, x.byTarget, x.parts = nil, nil, map[Target]Slot{}, nil
 		x.postings, x.loose, x.liveBlocks = 0, 0, 0
 	}
