@@ -132,17 +132,17 @@ func (t *table) touch(mixed uint64) uint64 {
 	return 0
 }
 
-// remove deletes the entry of this name and place; it reports whether there was one.
-func (t *table) remove(mixed uint64, p place) bool {
+// remove deletes the entry of this name and place, if there is one.
+func (t *table) remove(mixed uint64, p place) {
 	s, at, tag := t.probe(mixed)
 	want := tag<<placeBits | uint64(p)
 	e := s.entries
 	if len(e) == 0 {
-		return false
+		return
 	}
 	for e[at] != want {
 		if e[at] == 0 {
-			return false
+			return
 		}
 		at++
 		if at == len(e) {
@@ -172,7 +172,6 @@ func (t *table) remove(mixed uint64, p place) bool {
 	if s.live == 0 || len(e) > 32 && s.live*5 < len(e) {
 		t.resize(s, s.live*2)
 	}
-	return true
 }
 
 func (t *table) resize(s *shard, size int) {
