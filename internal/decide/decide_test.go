@@ -1,0 +1,440 @@
+package decide
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/models"
+	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bench is a Decider with workers and without sockets.
+type bench struct {
+	*Decider
+
+	t         *testing.T
+	endpoints []string
+	suspects  []string
+	n         int
+}
+
+func newBench(t *testing.T, yaml string, list ...workers.Worker) *bench {
+	t.Helper()
+	c, err := config.Parse("test.yaml", []byte("models: [{name: demo, aliases: [alias], adapters: [sql], tokenizer: \"builtin:qwen3\", check: {disabled: true}}]\n"+yaml))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t}
+	b.Decider, err = New(Options{
+		Config: c, Models: []*Served{{Config: c.Models[0], Model: m}}, Metrics: telemetry.New("test"), Log: zerolog.Nop(),
+		OnEndpoints: func(a []string) { b.endpoints = a },
+		OnSuspect:   func(w string) { b.suspects = append(b.suspects, w) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	b.SetWorkers(list)
+	return b
+}
+
+// qwen loads the tokenizer once for all tests.
+var qwen = sync.OnceValues(func() (*model.Model, error) {
+	files, err := models.Open("builtin:qwen3")
+	if err != nil {
+		return nil, err
+	}
+	return model.Load(files, model.Options{Names: []string{"demo", "alias"}})
+})
+
+func worker(name string, ranks int) workers.Worker {
+	return workers.Worker{Ready: true, Generation: 1, Worker: config.Worker{
+		Name: name, Address: fmt.Sprintf("10.0.0.%d:8000", name[0]), Engine: "vllm", Role: "both", Ranks: ranks, RankBy: "header", Speed: 1, Models: []string{"demo"},
+	}}
+}
+
+func (b *bench) request(path, body string, headers ...string) *extproc.Request {
+	b.n++
+	r := &extproc.Request{ID: fmt.Sprintf("r%d", b.n), Method: "POST", Path: path, Body: []byte(body), Received: time.Now()}
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Headers = append(r.Headers, extproc.Header{Name: headers[i], Value: headers[i+1]})
+	}
+	return r
+}
+
+// ask decides and returns the entry of the journal too.
+func (b *bench) ask(path, body string, headers ...string) (extproc.Decision, *Entry) {
+	b.t.Helper()
+	r := b.request(path, body, headers...)
+	d := b.Decide(context.Background(), r)
+	e := b.journal.find(r.ID)
+	if e == nil {
+		b.t.Fatal("not in the journal")
+	}
+	return d, e
+}
+
+func completion(words int, more string) string {
+	return `{"model":"demo","prompt":"` + strings.Repeat("sea ", words) + `"` + more + `}`
+}
+
+func (b *bench) loads() (active int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.router.Targets(func(_ kvindex.Slot, _ *routing.TargetInfo, l routing.Load) bool {
+		active += l.Active + l.Queue
+		return true
+	})
+	return active
+}
+
+func TestADecisionIsBookedFollowedAndReleased(t *testing.T) {
+	b := newBench(t, "explain: {header: true}\n", worker("a", 2), worker("b", 2))
+	d, e := b.ask("/v1/completions", completion(100, ""))
+	if d.Reject != nil || d.Endpoint == "" || d.Ticket == nil || e.PromptTokens != 101 && e.PromptTokens != 100 {
+		t.Fatalf("%+v, entry %+v", d, e)
+	}
+	if len(d.Set) != 1 || d.Set[0].Name != rankHeader {
+		t.Errorf("headers %v", d.Set)
+	}
+	if b.loads() == 0 {
+		t.Error("nothing booked")
+	}
+	h := d.Ticket.ResponseHeaders(200, d.Endpoint)
+	if len(h) != 2 || h[0].Value != e.Target {
+		t.Errorf("response headers %v", h)
+	}
+	d.Ticket.End(time.Now())
+	if b.loads() != 0 || b.router.Live() != 0 {
+		t.Error("load left after the end")
+	}
+	if !strings.Contains(e.Text(), "answered 200") || e.Explanation == nil {
+		t.Errorf("journal: %s", e.Text())
+	}
+}
+
+func TestASecondRequestFollowsWhatWasSentBefore(t *testing.T) {
+	b := newBench(t, "", worker("a", 2), worker("b", 2))
+	for range 3 {
+		b.ask("/v1/completions", completion(40, ""))
+	}
+	_, first := b.ask("/v1/completions", completion(800, ""))
+	_, second := b.ask("/v1/completions", completion(800, ""))
+	if second.Target != first.Target || second.Matched < 780 {
+		t.Errorf("first on %s, second on %s with %d tokens", first.Target, second.Target, second.Matched)
+	}
+	_, salted := b.ask("/v1/completions", completion(800, `,"cache_salt":"s"`))
+	_, adapter := b.ask("/v1/completions", strings.Replace(completion(800, ""), "demo", "sql", 1))
+	_, alias := b.ask("/v1/completions", strings.Replace(completion(800, ""), "demo", "alias", 1))
+	if salted.Matched != 0 || adapter.Matched != 0 || alias.Matched < 780 {
+		t.Errorf("matched: salted %d, adapter %d, alias %d", salted.Matched, adapter.Matched, alias.Matched)
+	}
+}
+
+func TestAnswersOfItsOwn(t *testing.T) {
+	b := newBench(t, "routing: {policy: {limits: {maxActive: 1}}}\n", worker("a", 0))
+	if d, _ := b.ask("/v1/chat/completions", `{"messages": [}`); d.Reject == nil || d.Reject.Status != 400 {
+		t.Errorf("broken JSON: %+v", d)
+	}
+	if d, _ := b.ask("/v1/messages", `{`); d.Reject == nil || !strings.Contains(string(d.Reject.Body), `"type":"error"`) {
+		t.Errorf("Anthropic's shape: %+v", d.Reject)
+	}
+	first, _ := b.ask("/v1/completions", completion(10, ""))
+	d, _ := b.ask("/v1/completions", completion(10, ""))
+	if d.Reject == nil || d.Reject.Status != 429 || len(d.Reject.Headers) != 1 || d.Reject.Headers[0].Name != "retry-after" {
+		t.Errorf("full: %+v", d.Reject)
+	}
+	first.Ticket.End(time.Now())
+	if d, _ := b.ask("/v1/completions", completion(10, "")); d.Reject != nil {
+		t.Errorf("room again: %+v", d.Reject)
+	}
+	r := b.request("/v1/completions", completion(10, ""))
+	r.HasSubset = true
+	if d := b.Decide(context.Background(), r); d.Reject == nil || d.Reject.Status != 503 {
+		t.Errorf("empty subset: %+v", d)
+	}
+}
+
+func TestMissingKnowledgeNeverFailsARequest(t *testing.T) {
+	b := newBench(t, "", worker("a", 2))
+	for name, c := range map[string]struct{ path, body, degraded string }{
+		"unknown model":   {"/v1/completions", `{"model":"other","prompt":"x"}`, degradedModel},
+		"refused":         {"/v1/chat/completions", `{"model":"demo","messages":[]}`, degradedRefused},
+		"short":           {"/v1/completions", `{"model":"demo","prompt":"x"}`, degradedShortPrompt},
+		"an image":        {"/v1/chat/completions", `{"model":"demo","messages":[{"role":"user","content":[{"type":"text","text":"` + strings.Repeat("sea ", 50) + `"},{"type":"image_url","image_url":{"url":"x"}}]}]}`, degradedFront},
+		"not ours at all": {"/v1/files", "\x00\x01", ""},
+	} {
+		w := worker("a", 2)
+		w.Models = nil // serves every model
+		b.SetWorkers([]workers.Worker{w})
+		d, e := b.ask(c.path, c.body)
+		if d.Reject != nil || d.Endpoint == "" || e.Degraded != c.degraded {
+			t.Errorf("%s: reject %+v, endpoint %q, degraded %q (%s)", name, d.Reject, d.Endpoint, e.Degraded, e.Refusal)
+		}
+	}
+	r := b.request("/v1/completions", "")
+	r.Partial = true
+	if d := b.Decide(context.Background(), r); d.Endpoint == "" || b.journal.find(r.ID).Degraded != degradedPartial {
+		t.Errorf("body not seen: %+v", d)
+	}
+}
+
+func TestOverridesNeedTrust(t *testing.T) {
+	for _, trusted := range []bool{false, true} {
+		b := newBench(t, fmt.Sprintf("routing: {trust_overrides: %v, objectives: {batch: -1}}\n", trusted), worker("a", 2), worker("b", 2))
+		pinned := 0
+		for range 8 {
+			if _, e := b.ask("/v1/completions", completion(5, ""), pinHeader, "b/1"); e.Target == "b/1" {
+				pinned++
+			}
+		}
+		if (pinned == 8) != trusted {
+			t.Errorf("trusted %v: %d of 8 pinned", trusted, pinned)
+		}
+		excluded := 0
+		for range 8 {
+			if _, e := b.ask("/v1/completions", completion(5, ""), excludeHeader, "a, b/0"); e.Target == "b/1" {
+				excluded++
+			}
+		}
+		if (excluded == 8) != trusted {
+			t.Errorf("trusted %v: %d of 8 excluded", trusted, excluded)
+		}
+		j := job{d: b.Decider, s: &scratch{}, r: b.request("/", "", objectiveHeader, "batch")}
+		j.steer()
+		if (j.query.Priority == -1) != trusted {
+			t.Errorf("trusted %v: priority %d", trusted, j.query.Priority)
+		}
+	}
+}
+
+func TestConversationIDs(t *testing.T) {
+	b := newBench(t, "")
+	for _, c := range []struct {
+		body, want string
+		headers    []string
+	}{
+		{`{}`, "", nil},
+		{`{}`, "h", []string{"x-correlation-id", "h"}},
+		{`{}`, "second", []string{"x-correlation-id", "second", "x-session-id", "  "}},
+		{`{}`, "first", []string{"x-correlation-id", "second", "x-session-id", "first"}},
+		{`{"session_id":" body "}`, "body", []string{"x-session-id", "header"}},
+	} {
+		d, e := b.ask("/v1/completions", c.body, c.headers...)
+		if e.Conversation != c.want || d.Reject == nil {
+			t.Errorf("%s %v: %q, want %q", c.body, c.headers, e.Conversation, c.want)
+		}
+	}
+}
+
+func TestARequestThatMovedIsBookedWhereItIs(t *testing.T) {
+	b := newBench(t, "", worker("a", 0), worker("b", 2))
+	d, e := b.ask("/v1/completions", completion(10, ""), "x-session-id", "1")
+	other := "10.0.0.98:8000"
+	if d.Endpoint == other {
+		other = "10.0.0.97:8000"
+	}
+	d.Ticket.ResponseHeaders(200, other)
+	if !strings.HasPrefix(e.Target, map[string]string{"10.0.0.98:8000": "b/", "10.0.0.97:8000": "a"}[other]) || len(b.suspects) != 1 {
+		t.Errorf("target %s, suspects %v", e.Target, b.suspects)
+	}
+	d.Ticket.End(time.Now())
+	d, _ = b.ask("/v1/completions", completion(10, ""))
+	d.Ticket.ResponseHeaders(503, "10.9.9.9:1") // nobody that we know
+	d.Ticket.End(time.Now())
+	if b.loads() != 0 {
+		t.Error("load left")
+	}
+}
+
+func TestWorkersThatChange(t *testing.T) {
+	a, bb := worker("a", 2), worker("b", 0)
+	b := newBench(t, "", a, bb)
+	if fmt.Sprint(b.endpoints) != "[10.0.0.97:8000 10.0.0.97:8000 10.0.0.98:8000]" {
+		t.Errorf("endpoints %v", b.endpoints)
+	}
+	for range 4 {
+		b.ask("/v1/completions", completion(300, ""))
+	}
+	// Draining: no new picks, no endpoint.
+	a.Draining = true
+	b.SetWorkers([]workers.Worker{a, bb})
+	if _, e := b.ask("/v1/completions", completion(300, "")); e.Target != "b" || len(b.endpoints) != 1 {
+		t.Errorf("target %s, endpoints %v", e.Target, b.endpoints)
+	}
+	// Another process behind the same name inherits nothing.
+	a.Draining, a.Generation = false, 2
+	bb.Ready = false
+	b.SetWorkers([]workers.Worker{a, bb})
+	if _, e := b.ask("/v1/completions", completion(300, "")); !strings.HasPrefix(e.Target, "a/") || e.Matched != 0 {
+		t.Errorf("target %s with %d tokens matched", e.Target, e.Matched)
+	}
+	b.SetWorkers(nil)
+	if d, _ := b.ask("/v1/completions", completion(300, "")); d.Reject == nil || d.Reject.Status != 503 {
+		t.Errorf("nobody left: %+v", d)
+	}
+	if n := len(b.index.Stats().Targets); n != 0 {
+		t.Errorf("%d targets left in the index", n)
+	}
+}
+
+func TestAPortOfItsOwn(t *testing.T) {
+	w := worker("a", 3)
+	w.RankBy, w.StartRank = "port", 4
+	b := newBench(t, "", w)
+	seen := map[string]string{}
+	for range 6 {
+		d, e := b.ask("/v1/completions", completion(5, ""))
+		if len(d.Set) != 0 || len(d.Remove) != 1 {
+			t.Errorf("headers set %v, removed %v", d.Set, d.Remove)
+		}
+		seen[e.Target] = d.Endpoint
+	}
+	if fmt.Sprint(seen) != "map[a/4:10.0.0.97:8000 a/5:10.0.0.97:8001 a/6:10.0.0.97:8002]" {
+		t.Errorf("%v", seen)
+	}
+	w.RankBy = "header"
+	b = newBench(t, "", w)
+	for range 6 {
+		d, e := b.ask("/v1/completions", completion(5, ""))
+		if want := map[string]string{"a/4": "0", "a/5": "1", "a/6": "2"}[e.Target]; d.Set[0].Value != want {
+			t.Errorf("%s: local rank %s, want %s", e.Target, d.Set[0].Value, want)
+		}
+	}
+}
+
+func TestForeignLoadIsSeen(t *testing.T) {
+	b := newBench(t, "", worker("a", 0), worker("b", 0))
+	b.Load("a", time.Now(), []workers.RankLoad{{Rank: -1, Running: 50, Waiting: 20, KVUsage: 0.9}})
+	b.Load("nobody", time.Now(), []workers.RankLoad{{Rank: -1, Running: 50}})
+	for range 6 {
+		if _, e := b.ask("/v1/completions", completion(5, "")); e.Target != "b" {
+			t.Errorf("went to %s", e.Target)
+		}
+	}
+}
+
+func TestDebugPages(t *testing.T) {
+	b := newBench(t, "", worker("a", 2))
+	srv := httptest.NewServer(b.Debug())
+	defer srv.Close()
+	get := func(method, path string, header ...string) (int, string) {
+		t.Helper()
+		req, err := http.NewRequest(method, srv.URL+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(header) == 2 {
+			req.Header.Set(header[0], header[1])
+		}
+		resp, err := srv.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var text strings.Builder
+		if _, err := fmt.Fprint(&text, readAll(t, resp)); err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, text.String()
+	}
+	if status, _ := get("POST", "/debug/record?n=1"); status != 200 {
+		t.Error("record", status)
+	}
+	_, e := b.ask("/v1/completions", completion(100, ""), "x-session-id", "s")
+	b.ask("/v1/completions", completion(100, ""))
+	if status, text := get("GET", "/debug/decisions?n=1"); status != 200 || !strings.Contains(text, `"r2"`) || strings.Contains(text, `"r1"`) {
+		t.Errorf("decisions: %d %s", status, text)
+	}
+	if status, text := get("GET", "/debug/decisions/r1", "Accept", "text/plain"); status != 200 || !strings.Contains(text, "=> "+e.Target) {
+		t.Errorf("decision: %d %s", status, text)
+	}
+	status, text := get("GET", "/debug/decisions/r1/export")
+	var d routing.Decision
+	if err := json.Unmarshal([]byte(text), &d); err != nil || status != 200 {
+		t.Fatal(status, err, text)
+	}
+	plan, _, err := d.Rerun()
+	if err != nil || plan != d.Plan {
+		t.Errorf("made again: %+v %v, recorded %+v", plan, err, d.Plan)
+	}
+	for path, want := range map[string]int{
+		"/debug/decisions/r2/export": 404, "/debug/decisions/nobody": 404, "/debug/decisions?n=x": 400,
+		"/debug/index": 200, "/debug/workers": 200,
+	} {
+		if status, text := get("GET", path); status != want {
+			t.Errorf("%s: %d %s", path, status, text)
+		}
+	}
+}
+
+func readAll(t *testing.T, resp *http.Response) string {
+	t.Helper()
+	var b strings.Builder
+	buf := make([]byte, 4096)
+	for {
+		n, err := resp.Body.Read(buf)
+		b.Write(buf[:n])
+		if err != nil {
+			return b.String()
+		}
+	}
+}
+
+func TestTheJournalKeepsTheLast(t *testing.T) {
+	l := newJournal(3)
+	for i := range 5 {
+		l.add(&Entry{ID: fmt.Sprint(i)})
+	}
+	got := ""
+	for _, e := range l.last(10) {
+		got += e.ID
+	}
+	if got != "432" || l.find("1") != nil || l.find("3") == nil {
+		t.Errorf("kept %s", got)
+	}
+	if newJournal(0).explains(1) {
+		t.Error("an empty journal explains")
+	}
+	explained := 0
+	for range 640 {
+		if l.explains(explainTargets + 1) {
+			explained++
+		}
+	}
+	if explained != 10 {
+		t.Errorf("%d of 640 explained in a large fleet", explained)
+	}
+}
+
+func TestPromptTokensOfTheLastBlockAreNeverCounted(t *testing.T) {
+	m := kvindex.Matches{Holders: []kvindex.Match{{Slot: 1, Blocks: [kvindex.NumTiers]uint32{2, 1}, Speculative: 3}}}
+	for tokens, want := range map[int]string{96: "[32 16 0 0] 32", 97: "[32 16 0 0] 48", 33: "[32 0 0 0] 0", 32: "[16 0 0 0] 0"} {
+		o := appendOverlaps(nil, &m, 16, tokens)[0]
+		if got := fmt.Sprint(o.Tokens, o.Speculative); got != want {
+			t.Errorf("%d tokens: %s, want %s", tokens, got, want)
+		}
+	}
+}
