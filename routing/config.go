@@ -13,22 +13,22 @@ type Config struct {
 	// Disagg decides about prefill and decode pools.
 	Disagg Disagg `json:"disagg" yaml:"disagg"`
 	// MaxConversations bounds the table of conversations, per leg. 1 to 2^28.
-	MaxConversations int `json:"maxConversations" yaml:"maxConversations"`
+	MaxConversations int `json:"maxConversations" yaml:"max_conversations"`
 	// MaxPrefixBlocks bounds the blocks kept to recognise implicit conversations, per
 	// leg; about 40 bytes each. 1 to 2^28.
-	MaxPrefixBlocks int `json:"maxPrefixBlocks" yaml:"maxPrefixBlocks"`
+	MaxPrefixBlocks int `json:"maxPrefixBlocks" yaml:"max_prefix_blocks"`
 	// Node tells generated conversation keys of replicas apart.
 	Node uint64 `json:"node" yaml:"node"`
 	// ReportTTL is how long an engine's report is believed. 10 ms to 10 min.
-	ReportTTL time.Duration `json:"reportTTL" yaml:"reportTTL"`
+	ReportTTL time.Duration `json:"reportTTL" yaml:"report_ttl"`
 	// WaitingTokens is the prefill that a waiting request of others is taken for when
 	// its engine does not report tokens. 0 to 10^6.
-	WaitingTokens int64 `json:"waitingTokens" yaml:"waitingTokens"`
+	WaitingTokens int64 `json:"waitingTokens" yaml:"waiting_tokens"`
 	// RemoteTTL ends bookings of other replicas whose end never came. 1 s to 24 h.
-	RemoteTTL time.Duration `json:"remoteTTL" yaml:"remoteTTL"`
+	RemoteTTL time.Duration `json:"remoteTTL" yaml:"remote_ttl"`
 	// PrefillRate is a target's prefill speed in tokens per second, for retry hints
 	// only. 1 to 10^7.
-	PrefillRate float64 `json:"prefillRate" yaml:"prefillRate"`
+	PrefillRate float64 `json:"prefillRate" yaml:"prefill_rate"`
 }
 
 // DefaultConfig is kv-aware for whole requests and the cost rule for pools.

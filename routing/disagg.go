@@ -17,10 +17,10 @@ type Disagg struct {
 	Threshold int64 `json:"threshold" yaml:"threshold"`
 	// WholePrompt compares the whole prompt with the threshold instead of the uncached
 	// tokens on the chosen decode target.
-	WholePrompt bool `json:"wholePrompt" yaml:"wholePrompt"`
+	WholePrompt bool `json:"wholePrompt" yaml:"whole_prompt"`
 	// MaxLocalPrefill is for ModeConditional: more uncached tokens than this, or no
 	// match at all, disaggregate. At least 1 lets a fully cached prompt pass.
-	MaxLocalPrefill int64 `json:"maxLocalPrefill" yaml:"maxLocalPrefill"`
+	MaxLocalPrefill int64 `json:"maxLocalPrefill" yaml:"max_local_prefill"`
 	// K is for ModeCost: the price of disturbing decodes. 2 is best for the time to
 	// first token, 3 all in all, 5 on slow links. 0 to 100.
 	K float64 `json:"k" yaml:"k"`
@@ -28,12 +28,12 @@ type Disagg struct {
 	Resident float64 `json:"resident" yaml:"resident"`
 	// TransferFixed and TransferPerToken are the time of a KV transfer, in the tokens
 	// that a prefill worker computes meanwhile.
-	TransferFixed    float64 `json:"transferFixed"    yaml:"transferFixed"`
-	TransferPerToken float64 `json:"transferPerToken" yaml:"transferPerToken"`
+	TransferFixed    float64 `json:"transferFixed"    yaml:"transfer_fixed"`
+	TransferPerToken float64 `json:"transferPerToken" yaml:"transfer_per_token"`
 	// LocalBelow computes prompts with fewer uncached tokens where they decode.
-	LocalBelow int64 `json:"localBelow" yaml:"localBelow"`
+	LocalBelow int64 `json:"localBelow" yaml:"local_below"`
 	// SameZone prefers prefill targets of the decode target's zone.
-	SameZone bool `json:"sameZone" yaml:"sameZone"`
+	SameZone bool `json:"sameZone" yaml:"same_zone"`
 	// Prefill and Decode choose in the two pools.
 	Prefill Policy `json:"prefill" yaml:"prefill"`
 	Decode  Policy `json:"decode"  yaml:"decode"`

@@ -17,9 +17,9 @@ type Policy struct {
 	// Sticky sends turns of a conversation to their target.
 	Sticky Sticky `json:"sticky" yaml:"sticky"`
 	// WarmUp sends unpinned requests to targets that never got one, in order.
-	WarmUp bool `json:"warmUp" yaml:"warmUp"`
+	WarmUp bool `json:"warmUp" yaml:"warm_up"`
 	// FirstTurn spreads the births of conversations.
-	FirstTurn FirstTurn `json:"firstTurn" yaml:"firstTurn"`
+	FirstTurn FirstTurn `json:"firstTurn" yaml:"first_turn"`
 	// Gate ignores small overlaps.
 	Gate Gate `json:"gate" yaml:"gate"`
 	// Cap bounds the requests of a target.
@@ -28,13 +28,13 @@ type Policy struct {
 	Cost Cost `json:"cost" yaml:"cost"`
 	// WorkerCost is the cost of the first phase when Level is not flat. Loads are the
 	// sums over a worker's ranks, the overlap is that of its best rank.
-	WorkerCost Cost `json:"workerCost" yaml:"workerCost"`
+	WorkerCost Cost `json:"workerCost" yaml:"worker_cost"`
 	// Pick breaks ties.
 	Pick Pick `json:"pick" yaml:"pick"`
 	// Limits drop busy targets.
 	Limits Limits `json:"limits" yaml:"limits"`
 	// PinOverflow lets a pinned request go elsewhere when its target is full.
-	PinOverflow bool `json:"pinOverflow" yaml:"pinOverflow"`
+	PinOverflow bool `json:"pinOverflow" yaml:"pin_overflow"`
 }
 
 // Level is the unit that is chosen first.
@@ -55,14 +55,14 @@ type Sticky struct {
 	Mode StickyMode `json:"mode" yaml:"mode"`
 	// HardCap lets turns overflow when the home target has Cap.Hard requests; the
 	// binding stays. Without it a bound conversation has no overload gate.
-	HardCap bool `json:"hardCap" yaml:"hardCap"`
+	HardCap bool `json:"hardCap" yaml:"hard_cap"`
 	// BindingWins makes a pin count only for conversations that are not bound yet.
-	BindingWins bool `json:"bindingWins" yaml:"bindingWins"`
+	BindingWins bool `json:"bindingWins" yaml:"binding_wins"`
 	// Implicit recognises conversations without an id by their prefix.
 	Implicit bool `json:"implicit" yaml:"implicit"`
 	// MatchThreshold is the part of the prompt's blocks that must match, inclusive;
 	// 0 to 1.
-	MatchThreshold float64 `json:"matchThreshold" yaml:"matchThreshold"`
+	MatchThreshold float64 `json:"matchThreshold" yaml:"match_threshold"`
 }
 
 // StickyMode says what a conversation is bound to.
@@ -83,10 +83,10 @@ type FirstTurn struct {
 	Slack int64 `json:"slack" yaml:"slack"`
 	// MaxOverlap turns the stage off for prompts of which a greater part is cached
 	// somewhere; 1 never does. 0 to 1.
-	MaxOverlap float64 `json:"maxOverlap" yaml:"maxOverlap"`
+	MaxOverlap float64 `json:"maxOverlap" yaml:"max_overlap"`
 	// WithoutID treats a request without a conversation id as a birth (if MaxOverlap
 	// allows).
-	WithoutID bool `json:"withoutID" yaml:"withoutID"`
+	WithoutID bool `json:"withoutID" yaml:"without_id"`
 	// Unbound extends the stage to every request that the sticky stage left: later
 	// turns that overflow, requests without an id.
 	Unbound bool `json:"unbound" yaml:"unbound"`
@@ -115,7 +115,7 @@ type Gate struct {
 type Cap struct {
 	// FairShare drops targets at min(max(ceil(Multiplier*ceil(total/targets)),
 	// busiest), Hard) requests.
-	FairShare bool `json:"fairShare" yaml:"fairShare"`
+	FairShare bool `json:"fairShare" yaml:"fair_share"`
 	// Multiplier is at least 1.
 	Multiplier float64 `json:"multiplier" yaml:"multiplier"`
 	// Hard is the greatest number of requests of one target, 0 for no bound.
@@ -142,9 +142,9 @@ type Cost struct {
 	// Active is the price of a request that has not ended, in tokens. 0 to 1e6.
 	Active float64 `json:"active" yaml:"active"`
 	// ActiveShare is the price of such a request as part of the prompt. 0 to 10.
-	ActiveShare float64 `json:"activeShare" yaml:"activeShare"`
+	ActiveShare float64 `json:"activeShare" yaml:"active_share"`
 	// WorkShare is TensorRT-LLM's load balance weight. 0 to 100.
-	WorkShare float64 `json:"workShare" yaml:"workShare"`
+	WorkShare float64 `json:"workShare" yaml:"work_share"`
 	// Blend is how far a rank's queue and requests are replaced by the mean over its
 	// worker's ranks: 1 where they share one batch, 0 where they are apart.
 	Blend float64 `json:"blend" yaml:"blend"`
@@ -209,17 +209,17 @@ const (
 // Limits drop busy targets before anything else. 0 is no limit.
 type Limits struct {
 	// MaxActive is requests, booked and reported.
-	MaxActive int64 `json:"maxActive" yaml:"maxActive"`
+	MaxActive int64 `json:"maxActive" yaml:"max_active"`
 	// MaxQueue is queued prefill tokens.
-	MaxQueue int64 `json:"maxQueue" yaml:"maxQueue"`
+	MaxQueue int64 `json:"maxQueue" yaml:"max_queue"`
 	// MaxKVUsage is the reported part of the KV cache in use, 0 to 1.
-	MaxKVUsage float64 `json:"maxKVUsage" yaml:"maxKVUsage"`
+	MaxKVUsage float64 `json:"maxKVUsage" yaml:"max_kv_usage"`
 	// ShedAt is the part of the limits at which requests of negative priority are
 	// refused; above 0, up to 1.
-	ShedAt float64 `json:"shedAt" yaml:"shedAt"`
+	ShedAt float64 `json:"shedAt" yaml:"shed_at"`
 	// SuspendAfter takes targets out whose reports have ceased for so long. Their
 	// cache is kept.
-	SuspendAfter time.Duration `json:"suspendAfter" yaml:"suspendAfter"`
+	SuspendAfter time.Duration `json:"suspendAfter" yaml:"suspend_after"`
 }
 
 type bound struct {

@@ -154,7 +154,7 @@ func TestASecondRequestFollowsWhatWasSentBefore(t *testing.T) {
 }
 
 func TestAnswersOfItsOwn(t *testing.T) {
-	b := newBench(t, "routing: {policy: {limits: {maxActive: 1}}}\n", worker("a", 0))
+	b := newBench(t, "routing: {policy: {limits: {max_active: 1}}}\n", worker("a", 0))
 	if d, _ := b.ask("/v1/chat/completions", `{"messages": [}`); d.Reject == nil || d.Reject.Status != 400 {
 		t.Errorf("broken JSON: %+v", d)
 	}
