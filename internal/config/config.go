@@ -23,6 +23,7 @@ type Config struct {
 	Explain Explain  `yaml:"explain" jsonschema_description:"What is kept and shown of decisions."`
 	Log     Log      `yaml:"log" jsonschema_description:"Logging."`
 	Drain   Duration `yaml:"drain" jsonschema_description:"How long new requests are served after SIGTERM."`
+	Quiet   Duration `yaml:"drain_quiet" jsonschema_description:"Kvlane stops earlier if no request came for so long after SIGTERM. Longer than a gateway needs to forget an endpoint."`
 }
 
 // Listen is the gRPC side.
@@ -144,7 +145,9 @@ type Kubernetes struct {
 	Selector    map[string]string `yaml:"selector" jsonschema_description:"Pod labels, where there is no InferencePool."`
 	Ports       []int             `yaml:"ports" jsonschema_description:"HTTP ports of a pod, with selector."`
 	Kubeconfig  string            `yaml:"kubeconfig" jsonschema_description:"File; empty: in-cluster."`
-	RankPerPort bool              `yaml:"rank_per_port" jsonschema_description:"The target ports of a pod are the ranks of one worker."`
+	RankPerPort bool              `yaml:"rank_per_port" jsonschema_description:"The engine has one port a rank: the i-th port of a pod is its rank i."`
+	RoleLabels  []string          `yaml:"role_labels" jsonschema_description:"Pod labels that carry a role, in order; empty: kvlane.dev/role and the labels of llm-d and Dynamo."`
+	NeverAsk    bool              `yaml:"never_ask" jsonschema_description:"Do not ask engines about themselves: only labels, annotations and 'worker' count."`
 	Worker      Worker            `yaml:"worker" jsonschema_description:"What all pods have in common; labels and annotations of a pod win. In events '$ip' stands for the pod's address."`
 }
 
@@ -241,12 +244,16 @@ func Default() Config {
 		Explain: Explain{Keep: 256},
 		Log:     Log{Level: "info"},
 		Drain:   Duration(20 * time.Second),
+		Quiet:   Duration(time.Second),
 	}
 }
 
 func defaultWorker() Worker {
 	return Worker{Engine: "vllm", Role: "both", RankBy: "header", Speed: 1}
 }
+
+// DefaultKubernetes is the section as an empty one is read.
+func DefaultKubernetes() Kubernetes { return Kubernetes{Worker: defaultWorker()} }
 
 func defaultModel() Model {
 	return Model{Engine: "vllm", CacheBytes: 64 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second)}}

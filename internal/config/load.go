@@ -389,7 +389,7 @@ func setDefaults(v reflect.Value) {
 	case *DNS:
 		*p = DNS{Every: Duration(5e9), Worker: defaultWorker()}
 	case *Kubernetes:
-		*p = Kubernetes{Worker: defaultWorker()}
+		*p = DefaultKubernetes()
 	}
 }
 

@@ -45,6 +45,9 @@ type Entry struct {
 	config.Worker
 
 	Draining bool
+	// Unready says why the source itself holds the worker for not ready, whatever its
+	// health check says; "" if it does not.
+	Unready string
 	// Identity changes when the process behind the same name and address does (a pod's
 	// UID); "" where the source cannot know.
 	Identity string
@@ -86,6 +89,7 @@ type tracked struct {
 	worker   Worker
 	failures int
 	checked  bool
+	down     string // why the checks hold it for not ready, "" if they do not
 	cancel   context.CancelFunc
 	kick     chan struct{}
 }
@@ -132,19 +136,33 @@ func (r *Registry) Set(source string, list []Entry) {
 		if t, ok := r.tracked[name]; ok {
 			t.entry = e
 			t.worker.Worker, t.worker.Draining = e.Worker, e.Draining
+			t.settle(r.opts.Health.Every > 0)
 			continue
 		}
 		r.generation++
 		ctx, cancel := context.WithCancel(r.ctx)
 		t := &tracked{entry: e, cancel: cancel, kick: make(chan struct{}, 1)}
-		t.worker = Worker{Worker: e.Worker, Draining: e.Draining, Reason: "not checked yet", Generation: r.generation}
-		if r.opts.Health.Every == 0 {
-			t.worker.Ready, t.worker.Reason = true, ""
-		}
+		t.worker = Worker{Worker: e.Worker, Draining: e.Draining, Generation: r.generation}
+		t.settle(r.opts.Health.Every > 0)
 		r.tracked[name] = t
 		r.wg.Go(func() { r.watch(ctx, t) })
 	}
 	r.changed()
+}
+
+// settle joins what the last checks and the source say. Without checks the
+// source alone decides.
+func (t *tracked) settle(checks bool) {
+	switch {
+	case t.entry.Unready != "":
+		t.worker.Ready, t.worker.Reason = false, t.entry.Unready
+	case !checks:
+		t.worker.Ready, t.worker.Reason = true, ""
+	case !t.checked:
+		t.worker.Ready, t.worker.Reason = false, "not checked yet"
+	default:
+		t.worker.Ready, t.worker.Reason = t.down == "", t.down
+	}
 }
 
 // sameProcess says whether an entry still means the process that is tracked.
@@ -263,16 +281,17 @@ func (r *Registry) check(ctx context.Context, t *tracked) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := t.worker
+	first := !t.checked
 	t.checked = true
 	if err == nil {
-		t.failures = 0
-		t.worker.Ready, t.worker.Reason = true, ""
+		t.failures, t.down = 0, ""
 	} else {
 		t.failures++
-		if t.failures >= r.opts.Health.Failures || refused(err) || !t.worker.Ready {
-			t.worker.Ready, t.worker.Reason = false, err.Error()
+		if first || t.failures >= r.opts.Health.Failures || refused(err) || t.down != "" {
+			t.down = err.Error()
 		}
 	}
+	t.settle(true)
 	if r.opts.OnCheck != nil {
 		r.opts.OnCheck(t.worker.Name, outcome(err))
 	}

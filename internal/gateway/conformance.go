@@ -1,0 +1,82 @@
+package gateway
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+)
+
+const (
+	// selectHeader lists the endpoints, "ip" or "ip:port", that a test wants picked.
+	selectHeader = "test-epp-endpoint-selection"
+	// servedHeader tells a test which endpoint served.
+	servedHeader = "x-conformance-test-served-endpoint"
+)
+
+// Conformance is the behaviour that the conformance tests of the Gateway API
+// inference extension need of a picker: requests name the pods to pick from, and
+// responses name the pod that served. Clients can steer, so it is for tests only.
+type Conformance struct {
+	Next extproc.Handler
+	// Endpoints are those of our pool: a test may ask for others and must not get them.
+	Endpoints func() []string
+}
+
+// Decide implements extproc.Handler.
+func (c *Conformance) Decide(ctx context.Context, r *extproc.Request) extproc.Decision {
+	if v, ok := r.Header(selectHeader); ok {
+		var wanted []string
+		for e := range strings.SplitSeq(v, ",") {
+			if e = strings.TrimSpace(e); e != "" {
+				wanted = append(wanted, e)
+			}
+		}
+		restrict(r, c.Endpoints()) // what the data plane allows of our pool
+		both := extproc.Request{HasSubset: true, Subset: wanted}
+		restrict(&both, r.Subset)
+		r.Subset = both.Subset
+	}
+	d := c.Next.Decide(ctx, r)
+	if d.Reject == nil {
+		d.Ticket = &servedTicket{next: d.Ticket}
+	}
+	return d
+}
+
+// servedTicket adds the header to what the decision's own ticket does.
+type servedTicket struct{ next extproc.Ticket }
+
+// ResponseHeaders implements extproc.Ticket.
+func (t *servedTicket) ResponseHeaders(status int, served string) []extproc.Header {
+	var out []extproc.Header
+	if t.next != nil {
+		out = t.next.ResponseHeaders(status, served)
+	}
+	if served != "" {
+		out = append(out, extproc.Header{Name: servedHeader, Value: served})
+	}
+	return out
+}
+
+// ResponseBody implements extproc.Ticket.
+func (t *servedTicket) ResponseBody(chunk []byte, last bool) {
+	if t.next != nil {
+		t.next.ResponseBody(chunk, last)
+	}
+}
+
+// FirstToken implements extproc.Ticket.
+func (t *servedTicket) FirstToken(at time.Time) {
+	if t.next != nil {
+		t.next.FirstToken(at)
+	}
+}
+
+// End implements extproc.Ticket.
+func (t *servedTicket) End(at time.Time) {
+	if t.next != nil {
+		t.next.End(at)
+	}
+}

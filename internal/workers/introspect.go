@@ -1,0 +1,235 @@
+package workers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/config"
+)
+
+// Facts is what an engine says of itself. Zero fields were not said.
+type Facts struct {
+	Engine           string
+	Models           []string
+	Ranks, StartRank int
+	BlockSize        int
+	Events           config.Events
+	BootstrapPort    int
+}
+
+// Fill puts facts into a worker where it says nothing itself, except that the
+// engine knows its own kind.
+func (f *Facts) Fill(w *config.Worker) {
+	if f.Engine != "" {
+		w.Engine = f.Engine
+	}
+	if len(w.Models) == 0 {
+		w.Models = f.Models
+	}
+	if w.Ranks == 0 && f.Ranks > 1 {
+		w.Ranks, w.StartRank = f.Ranks, f.StartRank
+	}
+	if w.BlockSize == 0 {
+		w.BlockSize = f.BlockSize
+	}
+	if w.Events.Endpoint == "" {
+		w.Events = f.Events
+	}
+	if w.Disagg.BootstrapPort == 0 {
+		w.Disagg.BootstrapPort = f.BootstrapPort
+	}
+}
+
+// Asker asks engines about themselves. It is safe for concurrent use.
+type Asker struct{ client client }
+
+// NewAsker returns an asker that waits so long for each answer.
+func NewAsker(timeout time.Duration) *Asker { return &Asker{newClient(timeout)} }
+
+// Close drops idle connections.
+func (a *Asker) Close() { a.client.close() }
+
+// maxFacts bounds an answer: a /server_info repeats every option of the engine.
+const maxFacts = 4 << 20
+
+// Ask collects what the engine at address says. An engine that answers, but
+// knows none of the questions, has told nothing and that is no error; one that
+// cannot be reached is.
+//
+// The questions: GET /v1/models (all three), GET /kv_event_sources (vLLM), GET
+// /server_info (SGLang with kv_events, TensorRT-LLM).
+func (a *Asker) Ask(ctx context.Context, address string) (Facts, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return Facts{}, err
+	}
+	var f Facts
+	for _, q := range []struct {
+		path string
+		read func(f *Facts, body []byte, host string) error
+	}{
+		{"/v1/models", readModels},
+		{"/kv_event_sources", readEventSources},
+		{"/server_info", readServerInfo},
+	} {
+		body, err := a.question(ctx, "http://"+address+q.path)
+		if err != nil {
+			return Facts{}, err
+		}
+		if body == nil {
+			continue
+		}
+		next := f
+		if q.read(&next, body, host) == nil { // something else may answer at that path
+			f = next
+		}
+	}
+	return f, nil
+}
+
+// question returns nil without an error where the engine has no such page.
+func (a *Asker) question(ctx context.Context, url string) ([]byte, error) {
+	resp, cancel, err := a.client.get(ctx, url)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxFacts))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("GET %s: %w", url, err)
+	case resp.StatusCode >= http.StatusInternalServerError:
+		return nil, fmt.Errorf("GET %s: status %d", url, resp.StatusCode)
+	case resp.StatusCode != http.StatusOK:
+		return nil, nil
+	}
+	return body, nil
+}
+
+var errOther = errors.New("not the answer of an engine")
+
+// owners are the engines' names in owned_by of /v1/models.
+var owners = map[string]string{"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
+
+func readModels(f *Facts, body []byte, _ string) error {
+	var said struct {
+		Data []struct {
+			ID      string `json:"id"`
+			OwnedBy string `json:"owned_by"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(body, &said); err != nil {
+		return err
+	}
+	for _, m := range said.Data {
+		if m.ID == "" {
+			return errOther
+		}
+		f.Models = append(f.Models, m.ID)
+		if f.Engine == "" {
+			f.Engine = owners[m.OwnedBy]
+		}
+	}
+	return nil
+}
+
+// readEventSources reads vLLM's map of rank to publisher; ports already count up.
+func readEventSources(f *Facts, body []byte, host string) error {
+	var said map[string]struct {
+		Enabled  *bool   `json:"enable_kv_cache_events"`
+		Endpoint string  `json:"endpoint"`
+		Replay   *string `json:"replay_endpoint"`
+		Topic    string  `json:"topic"`
+	}
+	if err := json.Unmarshal(body, &said); err != nil {
+		return err
+	}
+	ranks := make([]int, 0, len(said))
+	for key, s := range said {
+		n, err := strconv.Atoi(key)
+		if err != nil || n < 0 || s.Enabled == nil {
+			return errOther
+		}
+		ranks = append(ranks, n)
+	}
+	if len(ranks) == 0 {
+		return errOther
+	}
+	slices.Sort(ranks)
+	f.Engine = "vllm"
+	f.Ranks, f.StartRank = len(ranks), ranks[0]
+	lowest := said[strconv.Itoa(ranks[0])]
+	if !*lowest.Enabled || lowest.Endpoint == "" {
+		return nil
+	}
+	f.Events = config.Events{Endpoint: reach(lowest.Endpoint, host), Topic: lowest.Topic}
+	if lowest.Replay != nil {
+		f.Events.Replay = reach(*lowest.Replay, host)
+	}
+	return nil
+}
+
+// readServerInfo reads the pages of SGLang and of TensorRT-LLM.
+func readServerInfo(f *Facts, body []byte, host string) error {
+	var said struct {
+		PageSize      int `json:"page_size"`
+		DPSize        int `json:"dp_size"`
+		BootstrapPort int `json:"disaggregation_bootstrap_port"`
+		TokensPerPage int `json:"tokens_per_block"`
+		Events        *struct {
+			Publisher string `json:"publisher"`
+			Host      string `json:"endpoint_host"`
+			Port      int    `json:"endpoint_port_base"`
+			Replay    int    `json:"replay_endpoint_port_base"`
+			Topic     string `json:"topic"`
+			BlockSize int    `json:"block_size"`
+		} `json:"kv_events"`
+	}
+	if err := json.Unmarshal(body, &said); err != nil {
+		return err
+	}
+	switch {
+	case said.TokensPerPage > 0:
+		// No request can name an attention rank, and events are polled, which drains them:
+		// only the configuration may say that nobody else polls.
+		f.Engine, f.BlockSize = "trtllm", said.TokensPerPage
+		return nil
+	case said.PageSize <= 0 || said.DPSize <= 0 || said.BootstrapPort < 0:
+		return errOther
+	}
+	f.Engine, f.Ranks, f.BlockSize, f.BootstrapPort = "sglang", said.DPSize, said.PageSize, said.BootstrapPort
+	if e := said.Events; e != nil && e.Publisher == "zmq" && e.Port > 0 {
+		f.Events = config.Events{Endpoint: reach(tcp(e.Host, e.Port), host), Topic: e.Topic}
+		if e.Replay > 0 {
+			f.Events.Replay = reach(tcp(e.Host, e.Replay), host)
+		}
+	}
+	return nil
+}
+
+func tcp(host string, port int) string { return "tcp://" + net.JoinHostPort(host, strconv.Itoa(port)) }
+
+// reach makes an endpoint that an engine binds one that can be dialled: all
+// addresses, and the engine's own loopback, mean its host. What is not tcp is not
+// reachable from here.
+func reach(endpoint, host string) string {
+	u, err := url.Parse(strings.Replace(endpoint, "tcp://*", "tcp://0.0.0.0", 1))
+	if err != nil || u.Scheme != "tcp" || u.Port() == "" {
+		return ""
+	}
+	if ip := net.ParseIP(u.Hostname()); ip != nil && (ip.IsUnspecified() || ip.IsLoopback()) || u.Hostname() == "localhost" || u.Hostname() == "" {
+		return "tcp://" + net.JoinHostPort(host, u.Port())
+	}
+	return endpoint
+}

@@ -1,0 +1,137 @@
+package workers
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/models"
+)
+
+func TestEnginesSayWhatTheyAre(t *testing.T) {
+	files, err := models.Open(models.Builtin + "qwen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := enginesim.LoadTokenizer(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := NewAsker(5 * time.Second)
+	defer a.Close()
+	for _, c := range []struct {
+		opts enginesim.Options
+		want Facts
+	}{
+		{enginesim.Options{Engine: enginesim.VLLM, Ranks: 2, StartRank: 4, EventsEndpoint: "tcp://127.0.0.1:0", EventsTopic: "kv"}, Facts{Engine: "vllm", Ranks: 2, StartRank: 4}},
+		{enginesim.Options{Engine: enginesim.SGLang, Ranks: 2, BlockSize: 32, EventsEndpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0"}, Facts{Engine: "sglang", Ranks: 2, BlockSize: 32}},
+		{enginesim.Options{Engine: enginesim.TRTLLM, BlockSize: 64}, Facts{Engine: "trtllm", BlockSize: 64}},
+	} {
+		t.Run(string(c.opts.Engine), func(t *testing.T) {
+			c.opts.Tokenizer, c.opts.Model = tok, "m"
+			e, err := enginesim.Start(t.Context(), c.opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			got, err := a.Ask(t.Context(), e.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.want.Models = []string{"m"}
+			if c.opts.Engine == enginesim.SGLang {
+				if got.BootstrapPort == 0 {
+					t.Error("no bootstrap port")
+				}
+				c.want.BootstrapPort = got.BootstrapPort // a free one
+			}
+			if c.opts.EventsEndpoint != "" {
+				c.want.Events = config.Events{Endpoint: e.EventsEndpoint(0), Replay: e.ReplayEndpoint(0), Topic: c.opts.EventsTopic}
+			}
+			if !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestWhatIsNoEngineTellsNothing(t *testing.T) {
+	answer := `{"path": "/", "headers": {"a": ["b"]}, "pod": "echo"}`
+	status := http.StatusOK
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(answer))
+	}))
+	defer s.Close()
+	a := NewAsker(5 * time.Second)
+	defer a.Close()
+	address := s.Listener.Addr().String()
+	for _, answer = range []string{answer, "[]", "{}", "hello", `{"0": {}}`, `{"data": [{}]}`} {
+		if f, err := a.Ask(t.Context(), address); err != nil || !reflect.DeepEqual(f, Facts{}) {
+			t.Errorf("%s: %+v %v", answer, f, err)
+		}
+	}
+	status = http.StatusNotFound
+	if _, err := a.Ask(t.Context(), address); err != nil {
+		t.Error(err)
+	}
+	status = http.StatusServiceUnavailable
+	if _, err := a.Ask(t.Context(), address); err == nil {
+		t.Error("an engine that is not up yet has told everything")
+	}
+}
+
+func TestEndpointsAreMadeReachable(t *testing.T) {
+	for from, want := range map[string]string{
+		"tcp://*:5557": "tcp://10.0.0.1:5557", "tcp://0.0.0.0:5557": "tcp://10.0.0.1:5557", "tcp://[::]:5557": "tcp://10.0.0.1:5557",
+		"tcp://127.0.0.1:1": "tcp://10.0.0.1:1", "tcp://localhost:1": "tcp://10.0.0.1:1", "tcp://10.9.9.9:1": "tcp://10.9.9.9:1",
+		"ipc:///tmp/x": "", "inproc://y": "", "tcp://*": "", "": "", "tcp://[": "",
+	} {
+		if got := reach(from, "10.0.0.1"); got != want {
+			t.Errorf("%s: %q, want %q", from, got, want)
+		}
+	}
+}
+
+func FuzzFacts(f *testing.F) {
+	for _, s := range []string{
+		`{"data":[{"id":"m","owned_by":"vllm"}]}`, `{"0":{"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","replay_endpoint":null,"topic":""}}`,
+		`{"page_size":16,"dp_size":2,"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557}}`, `{"tokens_per_block":32}`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		for _, read := range []func(*Facts, []byte, string) error{readModels, readEventSources, readServerInfo} {
+			var facts Facts
+			if read(&facts, body, "10.0.0.1") != nil {
+				continue
+			}
+			if facts.Ranks < 0 || facts.StartRank < 0 || facts.BlockSize < 0 || facts.BootstrapPort < 0 {
+				t.Errorf("%+v of %q", facts, body)
+			}
+			if e := facts.Events.Endpoint; e != "" && !strings.HasPrefix(e, "tcp://") {
+				t.Errorf("endpoint %q", e)
+			}
+		}
+	})
+}
+
+func TestASourceCanHoldAWorkerForNotReady(t *testing.T) {
+	e, l := newEngine(t), &log{}
+	r := New(l.options())
+	defer r.Close()
+	w := config.Worker{Name: "a", Address: e.address(), Engine: "vllm"}
+	r.Set("pods", []Entry{{Worker: w, Unready: "pod not ready"}})
+	l.until(t, "not ready by its source", func(w []Worker) bool {
+		return len(w) == 1 && !w[0].Ready && w[0].Reason == "pod not ready" && r.AllChecked()
+	})
+	r.Set("pods", []Entry{{Worker: w}})
+	l.until(t, "ready without another check", func(w []Worker) bool { return len(w) == 1 && w[0].Ready })
+	e.sick.Store(true)
+	l.until(t, "sick", func(w []Worker) bool { return len(w) == 1 && !w[0].Ready && strings.Contains(w[0].Reason, "503") })
+}

@@ -1,0 +1,401 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/workers"
+)
+
+// Options of a Source.
+type Options struct {
+	Client     *Client
+	Kubernetes *config.Kubernetes
+	// Set takes in what a pool lists, as workers.Registry.Set does.
+	Set func(source string, list []workers.Entry)
+	// Ask asks the engine at an address; nil asks nobody.
+	Ask func(ctx context.Context, address string) (workers.Facts, error)
+	// Models takes over the models that engines list. Where only one is configured it is
+	// better not to: a request for an adapter that was loaded a moment ago would find no
+	// worker.
+	Models bool
+	Log    zerolog.Logger
+}
+
+// Source lists the pods of pools as workers until Close. It is safe for
+// concurrent use.
+type Source struct {
+	opts      Options
+	namespace string
+	ctx       context.Context
+	stop      context.CancelFunc
+	wg        sync.WaitGroup
+
+	mu    sync.Mutex
+	pools []*pool
+}
+
+// pool is an InferencePool or the selector of the configuration.
+type pool struct {
+	src *Source
+	// name is "" for a selector.
+	name string
+	log  zerolog.Logger
+
+	// Only the goroutine that follows the pool uses these two.
+	endWatch context.CancelFunc
+	watching string // selector
+
+	// What follows is guarded by src.mu.
+	spec    *Pool // nil until seen, and while there is none
+	listed  bool  // pools
+	pods    map[string]Pod
+	synced  bool // pods
+	asked   map[endpoint]*question
+	members []string // addresses listed last, sorted; replaced, never changed
+	warned  map[string]string
+}
+
+// endpoint is a port of a pod's life.
+type endpoint struct {
+	uid  string
+	port int
+}
+
+// question is an engine being asked.
+type question struct {
+	facts  *workers.Facts // nil until answered
+	cancel context.CancelFunc
+}
+
+const (
+	firstAsk = 500 * time.Millisecond
+	lastAsk  = 10 * time.Second
+	// askAgain is how often the models of an engine are asked for: adapters come and go.
+	askAgain = time.Minute
+)
+
+// Start begins to follow the pools.
+func Start(ctx context.Context, o Options) *Source {
+	s := &Source{opts: o, namespace: o.Kubernetes.Namespace}
+	if s.namespace == "" {
+		s.namespace = o.Client.Namespace()
+	}
+	s.ctx, s.stop = context.WithCancel(ctx)
+	names := slices.Clone(o.Kubernetes.Pools)
+	if o.Kubernetes.Pool != "" && !slices.Contains(names, o.Kubernetes.Pool) {
+		names = append([]string{o.Kubernetes.Pool}, names...)
+	}
+	for _, name := range names {
+		p := s.newPool(name)
+		f := &follower[Pool]{
+			client: o.Client, log: p.log, changed: p.poolChanged,
+			query: Query{Path: "/apis/inference.networking.k8s.io/v1/namespaces/" + s.namespace + "/inferencepools", Fields: "metadata.name=" + name},
+		}
+		s.wg.Go(func() { f.run(s.ctx) })
+	}
+	if len(names) == 0 {
+		p := s.newPool("")
+		p.listed = true
+		p.follow(LabelSelector(o.Kubernetes.Selector))
+	}
+	return s
+}
+
+func (s *Source) newPool(name string) *pool {
+	p := &pool{src: s, name: name, asked: map[endpoint]*question{}, warned: map[string]string{}}
+	p.log = s.opts.Log.With().Str("pool", p.title()).Logger()
+	s.mu.Lock()
+	s.pools = append(s.pools, p)
+	s.mu.Unlock()
+	return p
+}
+
+func (p *pool) title() string {
+	if p.name == "" {
+		return p.src.namespace + "/selector"
+	}
+	return p.src.namespace + "/" + p.name
+}
+
+// Close ends everything. What was listed stays listed.
+func (s *Source) Close() {
+	s.stop()
+	s.wg.Wait()
+}
+
+// Waiting says what has not been seen yet, "" once every pool and its pods were.
+func (s *Source) Waiting() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.pools {
+		switch {
+		case !p.listed:
+			return "InferencePool " + p.title() + " is not known yet"
+		case p.name != "" && p.spec == nil:
+			return "there is no InferencePool " + p.title()
+		case !p.synced:
+			return "pods of " + p.title() + " are not known yet"
+		}
+	}
+	return ""
+}
+
+// Asking says which ready pod's engine was not heard yet, "" if all were.
+func (s *Source) Asking() string {
+	if s.opts.Ask == nil {
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.pools {
+		for name := range p.pods {
+			pod := p.pods[name]
+			for _, port := range p.ports() {
+				q := p.asked[endpoint{pod.Metadata.UID, port}]
+				if pod.Status.PodIP != "" && pod.unready() == "" && (q == nil || q.facts == nil) {
+					return "the engine of pod " + name + " is being asked"
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// poolChanged takes in the pool's specification.
+func (p *pool) poolChanged(all map[string]Pool) {
+	p.src.mu.Lock()
+	p.listed = true
+	spec, exists := all[p.name]
+	if !exists {
+		if p.spec != nil {
+			p.log.Warn().Msg("InferencePool deleted: its workers are let go")
+		} else {
+			p.log.Warn().Msg("no such InferencePool yet")
+		}
+		p.spec, p.pods, p.synced = nil, nil, false
+		p.src.mu.Unlock()
+		p.unfollow()
+		p.publish()
+		return
+	}
+	p.spec = &spec
+	selector := LabelSelector(spec.Spec.Selector.MatchLabels)
+	p.src.mu.Unlock()
+	if selector != p.watching {
+		p.follow(selector)
+		return
+	}
+	p.publish() // the ports may have changed
+}
+
+// follow watches the pods of a selector instead of those before. Calls do not
+// overlap.
+func (p *pool) follow(selector string) {
+	p.unfollow()
+	p.watching = selector
+	ctx, cancel := context.WithCancel(p.src.ctx)
+	p.endWatch = cancel
+	f := &follower[Pod]{
+		client: p.src.opts.Client, log: p.log,
+		query: Query{Path: "/api/v1/namespaces/" + p.src.namespace + "/pods", Labels: selector},
+		changed: func(all map[string]Pod) {
+			p.src.mu.Lock()
+			if ctx.Err() == nil {
+				p.pods, p.synced = maps.Clone(all), true
+			}
+			p.src.mu.Unlock()
+			p.publish()
+		},
+	}
+	p.src.wg.Go(func() { f.run(ctx) })
+}
+
+func (p *pool) unfollow() {
+	if p.endWatch != nil {
+		p.endWatch()
+		p.endWatch, p.watching = nil, ""
+	}
+}
+
+// ports are the HTTP ports of a pod.
+func (p *pool) ports() []int {
+	if p.name == "" {
+		return p.src.opts.Kubernetes.Ports
+	}
+	if p.spec == nil {
+		return nil
+	}
+	out := make([]int, len(p.spec.Spec.TargetPorts))
+	for i, t := range p.spec.Spec.TargetPorts {
+		out[i] = t.Number
+	}
+	return out
+}
+
+// publish lists the pool's workers as they are now.
+func (p *pool) publish() {
+	p.src.mu.Lock()
+	defer p.src.mu.Unlock()
+	if p.src.ctx.Err() != nil {
+		return
+	}
+	list := p.entries()
+	p.members = make([]string, len(list))
+	for i := range list {
+		p.members[i] = list[i].Address
+	}
+	slices.Sort(p.members)
+	// Under the lock, so that an older list never overtakes a newer one.
+	p.src.opts.Set("kubernetes:"+p.title(), list)
+}
+
+func (p *pool) entries() []workers.Entry {
+	k, ports := p.src.opts.Kubernetes, p.ports()
+	var list []workers.Entry
+	taken, alive := map[string]bool{}, map[endpoint]bool{}
+	for _, pod := range newestFirst(p.pods) {
+		if pod.Status.PodIP == "" || pod.over() || taken[pod.Status.PodIP] {
+			continue
+		}
+		taken[pod.Status.PodIP] = true
+		for i, port := range ports {
+			at := endpoint{pod.Metadata.UID, port}
+			alive[at] = true
+			e := workers.Entry{Identity: pod.Metadata.UID, Draining: pod.Metadata.DeletionTimestamp != nil, Unready: pod.unready()}
+			facts := p.ask(at, &pod, &e)
+			w, err := describe(k, &pod, port, i, facts)
+			if errors.Is(err, errNotWorker) {
+				continue
+			}
+			p.warn(pod.Metadata.Name, err)
+			e.Worker = w
+			list = append(list, e)
+		}
+	}
+	for at, q := range p.asked {
+		if !alive[at] {
+			q.cancel()
+			delete(p.asked, at)
+		}
+	}
+	return list
+}
+
+// warn logs what cannot be read of a pod, once.
+func (p *pool) warn(pod string, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if p.warned[pod] == text {
+		return
+	}
+	p.warned[pod] = text
+	if err != nil {
+		p.log.Warn().Str("pod", pod).Err(err).Msg("labels or annotations not understood")
+	}
+}
+
+// ask returns what the engine said; a pod that is ready and was not heard stays
+// unready until it is.
+func (p *pool) ask(at endpoint, pod *Pod, e *workers.Entry) *workers.Facts {
+	if p.src.opts.Ask == nil {
+		return nil
+	}
+	q := p.asked[at]
+	if q == nil {
+		if e.Unready != "" {
+			return nil // it would not answer
+		}
+		ctx, cancel := context.WithCancel(p.src.ctx)
+		q = &question{cancel: cancel}
+		p.asked[at] = q
+		address := net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(at.port))
+		p.src.wg.Go(func() { p.interview(ctx, q, address) })
+	}
+	if q.facts == nil && e.Unready == "" {
+		e.Unready = "the engine is being asked about itself"
+	}
+	return q.facts
+}
+
+// interview asks until it is answered, and then again for the models, which
+// change while an engine runs. The rest of an engine changes with its process.
+func (p *pool) interview(ctx context.Context, q *question, address string) {
+	wait := firstAsk
+	for {
+		f, err := p.src.opts.Ask(ctx, address)
+		if ctx.Err() != nil {
+			return
+		}
+		if !p.src.opts.Models {
+			f.Models = nil
+		}
+		if err == nil && p.heard(q, &f) {
+			p.publish()
+		}
+		if q.facts != nil { // only this goroutine writes it
+			wait = askAgain
+		} else {
+			p.log.Debug().Str("address", address).Err(err).Msg("engine not heard")
+			wait = min(2*wait, lastAsk)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// heard takes in an answer and says whether it was news.
+func (p *pool) heard(q *question, f *workers.Facts) bool {
+	p.src.mu.Lock()
+	defer p.src.mu.Unlock()
+	if q.facts == nil {
+		q.facts = f
+		return true
+	}
+	if slices.Equal(q.facts.Models, f.Models) || len(f.Models) == 0 {
+		return false
+	}
+	next := *q.facts
+	next.Models = f.Models
+	q.facts = &next
+	return true
+}
+
+// Listed is a pool as it was listed last.
+type Listed struct {
+	// Name is "" for a selector.
+	Namespace, Name string
+	// Service and Port are the endpoint picker that the pool names.
+	Service string
+	Port    int
+	// Endpoints are the addresses of its pods, sorted.
+	Endpoints []string
+}
+
+// Pools returns all pools.
+func (s *Source) Pools() []Listed {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]Listed, len(s.pools))
+	for i, p := range s.pools {
+		out[i] = Listed{Namespace: s.namespace, Name: p.name, Endpoints: p.members}
+		if p.spec != nil {
+			out[i].Service, out[i].Port = p.spec.Spec.EndpointPickerRef.Name, p.spec.Spec.EndpointPickerRef.Port.Number
+		}
+	}
+	return out
+}

@@ -1,0 +1,367 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/workers"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// taken is what a source listed.
+type taken struct {
+	mu   sync.Mutex
+	last map[string][]workers.Entry
+	sets int
+}
+
+func (l *taken) set(source string, list []workers.Entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last == nil {
+		l.last = map[string][]workers.Entry{}
+	}
+	l.last[source] = list
+	l.sets++
+}
+
+// until waits for a source to list workers that read as wanted: "name address",
+// then what is not ordinary.
+func (l *taken) until(t *testing.T, source string, want ...string) {
+	t.Helper()
+	var got []string
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		l.mu.Lock()
+		list, known := l.last[source]
+		got = got[:0]
+		for i := range list {
+			got = append(got, line(&list[i]))
+		}
+		l.mu.Unlock()
+		slices.Sort(got)
+		if known && slices.Equal(got, want) {
+			return
+		}
+	}
+	t.Fatalf("%s lists\n  %s\nnot\n  %s", source, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+}
+
+func line(e *workers.Entry) string {
+	s := e.Name + " " + e.Address + " " + e.Identity
+	if e.Role != "both" {
+		s += " " + e.Role
+	}
+	if e.Ranks > 0 {
+		s += fmt.Sprintf(" rank %d by %s", e.StartRank, e.RankBy)
+	}
+	if e.Events.Endpoint != "" {
+		s += " " + e.Events.Endpoint
+	}
+	if e.Draining {
+		s += " draining"
+	}
+	if e.Unready != "" {
+		s += " unready"
+	}
+	return s
+}
+
+func start(t *testing.T, c *Client, k config.Kubernetes, o Options) (*Source, *taken) {
+	l := &taken{}
+	k.Worker = config.DefaultKubernetes().Worker
+	o.Client, o.Kubernetes, o.Set, o.Log = c, &k, l.set, zerolog.Nop()
+	s := Start(t.Context(), o)
+	t.Cleanup(s.Close)
+	return s, l
+}
+
+const poolText = `{"spec": {"selector": {"matchLabels": {"app": "llm"}}, "targetPorts": [{"number": 8000}], "endpointPickerRef": {"name": "epp", "port": {"number": 9002}}}}`
+
+func podText(uid, ip, ready, more string) string {
+	return fmt.Sprintf(`{"metadata": {"uid": %q, "labels": {"app": "llm"}%s}, "status": {"podIP": %q, "phase": "Running", "conditions": [{"type": "Ready", "status": %q}]}}`, uid, more, ip, ready)
+}
+
+func TestPodsOfAPoolComeSickenDrainAndGo(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
+	api.put(podsPath, "b", podText("u2", "10.0.0.2", "True", ""))
+	api.put(podsPath, "c", podText("u3", "10.0.0.3", "False", ""))
+	api.put(podsPath, "pending", podText("u4", "", "False", ""))
+	api.put(podsPath, "other", `{"metadata": {"uid": "u9", "labels": {"app": "db"}}, "status": {"podIP": "10.0.0.9"}}`)
+	s, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{})
+	waitFor(t, func() bool { return s.Waiting() == "there is no InferencePool ns/llm" })
+	api.put(poolsPath, "llm", poolText)
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "b:8000 10.0.0.2:8000 u2", "c:8000 10.0.0.3:8000 u3 unready")
+	if why := s.Waiting(); why != "" {
+		t.Errorf("still waiting: %s", why)
+	}
+	api.put(podsPath, "c", podText("u3", "10.0.0.3", "True", ""))
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", `, "deletionTimestamp": "2026-01-01T00:00:00Z"`))
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1 draining", "b:8000 10.0.0.2:8000 u2", "c:8000 10.0.0.3:8000 u3")
+	api.remove(podsPath, "a")
+	api.put(podsPath, "b", `{"metadata": {"uid": "u2", "labels": {"app": "llm-off"}}, "status": {"podIP": "10.0.0.2"}}`)
+	l.until(t, "kubernetes:ns/llm", "c:8000 10.0.0.3:8000 u3")
+	if got, want := s.Pools(), []Listed{{"ns", "llm", "epp", 9002, []string{"10.0.0.3:8000"}}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("pools %+v", got)
+	}
+	api.put(poolsPath, "llm", strings.Replace(poolText, `"llm"`, `"db"`, 1))
+	l.until(t, "kubernetes:ns/llm", "other:8000 10.0.0.9:8000 u9 unready")
+	api.remove(poolsPath, "llm")
+	l.until(t, "kubernetes:ns/llm")
+}
+
+func waitFor(t *testing.T, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("never")
+		}
+	}
+}
+
+func TestAReusedAddressBelongsToTheNewcomer(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(poolsPath, "llm", poolText)
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", `, "creationTimestamp": "2026-01-01T00:00:00Z"`))
+	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{})
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1")
+	// Another pod, and then another life of the same pod.
+	api.put(podsPath, "b", podText("u2", "10.0.0.1", "True", `, "creationTimestamp": "2026-01-02T00:00:00Z"`))
+	l.until(t, "kubernetes:ns/llm", "b:8000 10.0.0.1:8000 u2")
+	api.put(podsPath, "b", strings.Replace(podText("u2", "10.0.0.1", "False", ""), "Running", "Failed", 1))
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1")
+	api.remove(podsPath, "b")
+	api.put(podsPath, "b", podText("u3", "10.0.0.2", "True", ""))
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "b:8000 10.0.0.2:8000 u3")
+}
+
+func TestWorkersStayWhileTheAPIServerIsAwayAndChangesAreCaughtUpWith(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(poolsPath, "llm", poolText)
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
+	api.put(podsPath, "b", podText("u2", "10.0.0.2", "True", ""))
+	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{})
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "b:8000 10.0.0.2:8000 u2")
+	api.setDown(true)
+	api.cutWatches()
+	api.remove(podsPath, "a")
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "b:8000 10.0.0.2:8000 u2")
+	api.setDown(false)
+	l.until(t, "kubernetes:ns/llm", "b:8000 10.0.0.2:8000 u2")
+	// History is forgotten while nobody watches: a new list finds what was deleted.
+	api.mu.Lock()
+	before := api.lists
+	api.mu.Unlock()
+	api.setDown(true)
+	api.cutWatches()
+	api.remove(podsPath, "b")
+	api.put(podsPath, "c", podText("u3", "10.0.0.3", "True", ""))
+	api.forget()
+	api.setDown(false)
+	l.until(t, "kubernetes:ns/llm", "c:8000 10.0.0.3:8000 u3")
+	api.mu.Lock()
+	defer api.mu.Unlock()
+	if api.lists == before {
+		t.Error("a forgotten history was not listed again")
+	}
+	if slices.ContainsFunc(api.tokens, func(s string) bool { return s != "Bearer t" }) {
+		t.Errorf("tokens %q", api.tokens)
+	}
+}
+
+func TestSeveralPoolsPortsAndRanks(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(poolsPath, "one", strings.Replace(poolText, `{"number": 8000}`, `{"number": 8000}, {"number": 9100}`, 1))
+	api.put(poolsPath, "two", strings.Replace(poolText, `"llm"`, `"db"`, 1))
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", `, "annotations": {"kvlane.dev/events": "tcp://$ip:5557"}`))
+	api.put(podsPath, "d", `{"metadata": {"uid": "u2", "labels": {"app": "db", "llm-d.ai/role": "prefill"}}, "status": {"podIP": "fd00::1", "conditions": [{"type": "Ready", "status": "True"}]}}`)
+	_, l := start(t, c, config.Kubernetes{Pools: []string{"one", "two"}, RankPerPort: true}, Options{})
+	l.until(t, "kubernetes:ns/one", "a:8000 10.0.0.1:8000 u1 rank 0 by port tcp://10.0.0.1:5557", "a:9100 10.0.0.1:9100 u1 rank 1 by port tcp://10.0.0.1:5558")
+	l.until(t, "kubernetes:ns/two", "d:8000 [fd00::1]:8000 u2 prefill rank 0 by port")
+}
+
+func TestASelectorNeedsNoPool(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
+	s, l := start(t, c, config.Kubernetes{Selector: map[string]string{"app": "llm"}, Ports: []int{8000}}, Options{})
+	l.until(t, "kubernetes:ns/selector", "a:8000 10.0.0.1:8000 u1")
+	if s.Waiting() != "" {
+		t.Error(s.Waiting())
+	}
+}
+
+func TestAnEngineIsHeardBeforeItGetsRequests(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(poolsPath, "llm", poolText)
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
+	api.put(podsPath, "b", podText("u2", "10.0.0.2", "False", ""))
+	speak := make(chan struct{})
+	ask := func(ctx context.Context, address string) (workers.Facts, error) {
+		select {
+		case <-speak:
+			return workers.Facts{Engine: "sglang", Ranks: 2, Events: config.Events{Endpoint: "tcp://" + address}}, nil
+		case <-ctx.Done():
+			return workers.Facts{}, ctx.Err()
+		}
+	}
+	s, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{Ask: ask})
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1 unready", "b:8000 10.0.0.2:8000 u2 unready")
+	if why := s.Asking(); !strings.Contains(why, "pod a ") {
+		t.Errorf("asking: %q", why)
+	}
+	close(speak)
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1 rank 0 by header tcp://10.0.0.1:8000", "b:8000 10.0.0.2:8000 u2 unready")
+	if why := s.Asking(); why != "" {
+		t.Errorf("asking: %q", why)
+	}
+}
+
+func TestAnEngineThatDoesNotAnswerIsAskedAgain(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(poolsPath, "llm", poolText)
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
+	var mu sync.Mutex
+	asked := 0
+	ask := func(context.Context, string) (workers.Facts, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if asked++; asked < 2 {
+			return workers.Facts{}, errors.New("still loading")
+		}
+		return workers.Facts{}, nil
+	}
+	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{Ask: ask})
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1")
+}
+
+func TestDescribe(t *testing.T) {
+	template := config.DefaultKubernetes().Worker
+	template.Events = config.Events{Endpoint: "tcp://$ip:5557", Replay: "tcp://$ip:6557"}
+	base := func(change func(w *config.Worker)) config.Worker {
+		w := template
+		w.Name, w.Address = "p:8001", "10.0.0.1:8001"
+		w.Events = config.Events{Endpoint: "tcp://10.0.0.1:5558", Replay: "tcp://10.0.0.1:6558"}
+		change(&w)
+		return w
+	}
+	for _, c := range []struct {
+		name                string
+		labels, annotations map[string]string
+		keys                []string
+		facts               *workers.Facts
+		want                config.Worker
+		err                 string
+	}{
+		{name: "the template", want: base(func(*config.Worker) {})},
+		{name: "dynamo's labels", labels: map[string]string{"nvidia.com/dynamo-component-type": "worker", "nvidia.com/dynamo-sub-component-type": "decode"},
+			want: base(func(w *config.Worker) { w.Role = "decode" })},
+		{name: "dynamo's frontend", labels: map[string]string{"nvidia.com/dynamo-component-type": "frontend"}, err: "not a worker"},
+		{name: "llm-d's labels", labels: map[string]string{"llm-d.ai/role": "prefill-decode", "llm-d.ai/engine-type": "sglang", "topology.kubernetes.io/zone": "z1"},
+			want: base(func(w *config.Worker) { w.Engine, w.Labels = "sglang", map[string]string{"zone": "z1"} })},
+		{name: "ours wins", labels: map[string]string{"llm-d.ai/role": "prefill", "kvlane.dev/role": "decode"},
+			want: base(func(w *config.Worker) { w.Role = "decode" })},
+		{name: "other keys", labels: map[string]string{"llm-d.ai/role": "prefill", "part": "decode"}, keys: []string{"part"},
+			want: base(func(w *config.Worker) { w.Role = "decode" })},
+		{name: "annotations", annotations: map[string]string{
+			"kvlane.dev/models": "a, b", "kvlane.dev/ranks": "4", "kvlane.dev/start-rank": "8", "kvlane.dev/block-size": "32", "kvlane.dev/speed": "1.5",
+			"kvlane.dev/events": "http://$ip:$port", "kvlane.dev/replay": "", "kvlane.dev/topic": "kv", "kvlane.dev/bootstrap-port": "8998", "kvlane.dev/rank-by": "none",
+		}, want: base(func(w *config.Worker) {
+			w.Models, w.Ranks, w.StartRank, w.BlockSize, w.Speed, w.RankBy = []string{"a", "b"}, 4, 8, 32, 1.5, "none"
+			w.Events = config.Events{Endpoint: "http://10.0.0.1:8001", Topic: "kv"}
+			w.Disagg.BootstrapPort = 8998
+		})},
+		{name: "what cannot be read is left out", annotations: map[string]string{"kvlane.dev/ranks": "four", "kvlane.dev/speed": "0", "kvlane.dev/engine": "x", "kvlane.dev/role": "boss", "kvlane.dev/topic": "t"},
+			want: base(func(w *config.Worker) { w.Events.Topic = "t" }), err: "role \"boss\" is not known"},
+		{name: "the engine fills in what is open", facts: &workers.Facts{Engine: "sglang", Ranks: 2, BlockSize: 64, Models: []string{"m"}, Events: config.Events{Endpoint: "tcp://10.0.0.1:7000"}},
+			want: base(func(w *config.Worker) { w.Engine, w.Ranks, w.BlockSize, w.Models = "sglang", 2, 64, []string{"m"} })},
+		{name: "annotations win over the engine", annotations: map[string]string{"kvlane.dev/ranks": "3", "kvlane.dev/engine": "vllm"}, facts: &workers.Facts{Engine: "sglang", Ranks: 2},
+			want: base(func(w *config.Worker) { w.Ranks = 3 })},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := &Pod{Metadata: Meta{Name: "p", Labels: c.labels, Annotations: c.annotations}}
+			p.Status.PodIP = "10.0.0.1"
+			got, err := describe(&config.Kubernetes{Worker: template, RoleLabels: c.keys}, p, 8001, 1, c.facts)
+			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("error %v, want %q", err, c.err)
+			}
+			if !errors.Is(err, errNotWorker) && !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got  %+v\nwant %+v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestKubeconfigs(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), []byte("PEM"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const whole = `{current-context: b, contexts: [{name: a, context: {cluster: x, user: y}}, {name: b, context: {cluster: c, user: u, namespace: n}}],
+clusters: [{name: c, cluster: {server: "https://h:1/", certificate-authority: ca.pem}}], users: [{name: u, user: {tokenFile: t, client-key-data: a2V5}}]}`
+	got, err := parseKubeconfig([]byte(whole), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Access{Server: "https://h:1", CA: []byte("PEM"), TokenFile: filepath.Join(dir, "t"), Key: []byte("key"), Namespace: "n"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("access %+v", got)
+	}
+	for name, bad := range map[string]string{
+		"no context": strings.Replace(whole, "current-context: b", "current-context: z", 1),
+		"no cluster": strings.Replace(whole, "[{name: c, cluster", "[{name: d, cluster", 1),
+		"a program":  strings.Replace(whole, "tokenFile: t", "exec: {command: aws}", 1),
+		"no file":    strings.Replace(whole, "ca.pem", "none.pem", 1),
+		"not base64": strings.Replace(whole, "a2V5", "?", 1),
+		"not YAML":   "{",
+	} {
+		if _, err := parseKubeconfig([]byte(bad), dir); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	if _, err := Kubeconfig(filepath.Join(dir, "none")); err == nil {
+		t.Error("a missing file is accepted")
+	}
+}
+
+func TestATokenFileIsReadAgainWhenItIsRefused(t *testing.T) {
+	api, _ := newAPIServer(t)
+	file := filepath.Join(t.TempDir(), "token")
+	write := func(s string) {
+		if err := os.WriteFile(file, []byte(s), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("one\n")
+	c, err := NewClient(Access{Server: api.URL, Insecure: true, TokenFile: file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, step := range []struct{ file, sent string }{{"one", "one"}, {"two", "one"}} {
+		write(step.file)
+		if err := c.Get(t.Context(), podsPath, nil); err != nil {
+			t.Fatal(err)
+		}
+		if got := api.tokens[len(api.tokens)-1]; got != "Bearer "+step.sent {
+			t.Errorf("sent %q", got)
+		}
+	}
+	c.forgetToken()
+	if err := c.Get(t.Context(), podsPath, nil); err != nil || api.tokens[len(api.tokens)-1] != "Bearer two" {
+		t.Errorf("after a refusal %v %q", err, api.tokens)
+	}
+}
