@@ -23,8 +23,13 @@ const (
 
 type FetchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Formats that the asking side reads, best first. Empty means format 1.
-	Formats       []uint32 `protobuf:"varint,1,rep,packed,name=formats,proto3" json:"formats,omitempty"`
+	// Formats that the asking side reads, best first.
+	Formats []uint32 `protobuf:"varint,1,rep,packed,name=formats,proto3" json:"formats,omitempty"`
+	// Tokens in a block of the asking side's index.
+	BlockSize uint32 `protobuf:"varint,2,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
+	// HMAC-SHA256 of "kvlane snapshot" with the key of the block hash: both sides
+	// must have the same key, and nobody else gets a copy.
+	KeyProof      []byte `protobuf:"bytes,3,opt,name=key_proof,json=keyProof,proto3" json:"key_proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -66,13 +71,26 @@ func (x *FetchRequest) GetFormats() []uint32 {
 	return nil
 }
 
+func (x *FetchRequest) GetBlockSize() uint32 {
+	if x != nil {
+		return x.BlockSize
+	}
+	return 0
+}
+
+func (x *FetchRequest) GetKeyProof() []byte {
+	if x != nil {
+		return x.KeyProof
+	}
+	return nil
+}
+
 type FetchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
 	//
 	//	*FetchResponse_Header
 	//	*FetchResponse_Chunk
-	//	*FetchResponse_Trailer
 	Message       isFetchResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -133,15 +151,6 @@ func (x *FetchResponse) GetChunk() []byte {
 	return nil
 }
 
-func (x *FetchResponse) GetTrailer() *SnapshotTrailer {
-	if x != nil {
-		if x, ok := x.Message.(*FetchResponse_Trailer); ok {
-			return x.Trailer
-		}
-	}
-	return nil
-}
-
 type isFetchResponse_Message interface {
 	isFetchResponse_Message()
 }
@@ -151,31 +160,21 @@ type FetchResponse_Header struct {
 }
 
 type FetchResponse_Chunk struct {
-	// A piece of the content, at most 1 MiB.
+	// A piece of the content, at most 256 KiB. The content carries its own version
+	// and checksum, which also shows where it ends.
 	Chunk []byte `protobuf:"bytes,2,opt,name=chunk,proto3,oneof"`
-}
-
-type FetchResponse_Trailer struct {
-	Trailer *SnapshotTrailer `protobuf:"bytes,3,opt,name=trailer,proto3,oneof"`
 }
 
 func (*FetchResponse_Header) isFetchResponse_Message() {}
 
 func (*FetchResponse_Chunk) isFetchResponse_Message() {}
 
-func (*FetchResponse_Trailer) isFetchResponse_Message() {}
-
 type SnapshotHeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Format of the content.
 	Format uint32 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
-	// Tokens in an index block.
-	BlockSize uint32 `protobuf:"varint,2,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Identifies the key of the block hashes: a snapshot is of use only to a replica
-	// with the same key. Not the key itself.
-	KeyId uint64 `protobuf:"fixed64,3,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
-	// Where each publisher's sequence stood when the copy was made.
-	Cursors       []*Cursor `protobuf:"bytes,4,rep,name=cursors,proto3" json:"cursors,omitempty"`
+	// Bytes of content that follow.
+	Bytes         uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -217,150 +216,9 @@ func (x *SnapshotHeader) GetFormat() uint32 {
 	return 0
 }
 
-func (x *SnapshotHeader) GetBlockSize() uint32 {
-	if x != nil {
-		return x.BlockSize
-	}
-	return 0
-}
-
-func (x *SnapshotHeader) GetKeyId() uint64 {
-	if x != nil {
-		return x.KeyId
-	}
-	return 0
-}
-
-func (x *SnapshotHeader) GetCursors() []*Cursor {
-	if x != nil {
-		return x.Cursors
-	}
-	return nil
-}
-
-// Cursor is how far a target's events are in the snapshot. The receiver goes on
-// from there if the engine proves to be the same one, and clears the target if
-// it does not.
-type Cursor struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Worker string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	// Unset if the worker has no ranks. Unset is not 0.
-	Rank *int32 `protobuf:"varint,2,opt,name=rank,proto3,oneof" json:"rank,omitempty"`
-	// Number of the batch to apply next.
-	Next uint64 `protobuf:"varint,3,opt,name=next,proto3" json:"next,omitempty"`
-	// Digest of the batch before it.
-	Sum           uint64 `protobuf:"fixed64,4,opt,name=sum,proto3" json:"sum,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Cursor) Reset() {
-	*x = Cursor{}
-	mi := &file_kvlane_v1_snapshot_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Cursor) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Cursor) ProtoMessage() {}
-
-func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_kvlane_v1_snapshot_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
-func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_kvlane_v1_snapshot_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *Cursor) GetWorker() string {
-	if x != nil {
-		return x.Worker
-	}
-	return ""
-}
-
-func (x *Cursor) GetRank() int32 {
-	if x != nil && x.Rank != nil {
-		return *x.Rank
-	}
-	return 0
-}
-
-func (x *Cursor) GetNext() uint64 {
-	if x != nil {
-		return x.Next
-	}
-	return 0
-}
-
-func (x *Cursor) GetSum() uint64 {
-	if x != nil {
-		return x.Sum
-	}
-	return 0
-}
-
-type SnapshotTrailer struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Bytes of content and their CRC-32C.
-	Bytes         uint64 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	Crc32C        uint32 `protobuf:"fixed32,2,opt,name=crc32c,proto3" json:"crc32c,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SnapshotTrailer) Reset() {
-	*x = SnapshotTrailer{}
-	mi := &file_kvlane_v1_snapshot_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SnapshotTrailer) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SnapshotTrailer) ProtoMessage() {}
-
-func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvlane_v1_snapshot_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
-func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_kvlane_v1_snapshot_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *SnapshotTrailer) GetBytes() uint64 {
+func (x *SnapshotHeader) GetBytes() uint64 {
 	if x != nil {
 		return x.Bytes
-	}
-	return 0
-}
-
-func (x *SnapshotTrailer) GetCrc32C() uint32 {
-	if x != nil {
-		return x.Crc32C
 	}
 	return 0
 }
@@ -369,29 +227,19 @@ var File_kvlane_v1_snapshot_proto protoreflect.FileDescriptor
 
 const file_kvlane_v1_snapshot_proto_rawDesc = "" +
 	"\n" +
-	"\x18kvlane/v1/snapshot.proto\x12\tkvlane.v1\"(\n" +
+	"\x18kvlane/v1/snapshot.proto\x12\tkvlane.v1\"d\n" +
 	"\fFetchRequest\x12\x18\n" +
-	"\aformats\x18\x01 \x03(\rR\aformats\"\x9f\x01\n" +
+	"\aformats\x18\x01 \x03(\rR\aformats\x12\x1d\n" +
+	"\n" +
+	"block_size\x18\x02 \x01(\rR\tblockSize\x12\x1b\n" +
+	"\tkey_proof\x18\x03 \x01(\fR\bkeyProof\"g\n" +
 	"\rFetchResponse\x123\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvlane.v1.SnapshotHeaderH\x00R\x06header\x12\x16\n" +
-	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunk\x126\n" +
-	"\atrailer\x18\x03 \x01(\v2\x1a.kvlane.v1.SnapshotTrailerH\x00R\atrailerB\t\n" +
-	"\amessage\"\x8b\x01\n" +
+	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunkB\t\n" +
+	"\amessage\">\n" +
 	"\x0eSnapshotHeader\x12\x16\n" +
-	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1d\n" +
-	"\n" +
-	"block_size\x18\x02 \x01(\rR\tblockSize\x12\x15\n" +
-	"\x06key_id\x18\x03 \x01(\x06R\x05keyId\x12+\n" +
-	"\acursors\x18\x04 \x03(\v2\x11.kvlane.v1.CursorR\acursors\"h\n" +
-	"\x06Cursor\x12\x16\n" +
-	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x17\n" +
-	"\x04rank\x18\x02 \x01(\x05H\x00R\x04rank\x88\x01\x01\x12\x12\n" +
-	"\x04next\x18\x03 \x01(\x04R\x04next\x12\x10\n" +
-	"\x03sum\x18\x04 \x01(\x06R\x03sumB\a\n" +
-	"\x05_rank\"?\n" +
-	"\x0fSnapshotTrailer\x12\x14\n" +
-	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x16\n" +
-	"\x06crc32c\x18\x02 \x01(\aR\x06crc32c2I\n" +
+	"\x06format\x18\x01 \x01(\rR\x06format\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes2I\n" +
 	"\tSnapshots\x12<\n" +
 	"\x05Fetch\x12\x17.kvlane.v1.FetchRequest\x1a\x18.kvlane.v1.FetchResponse0\x01B3Z1github.com/kvlane/kvlane/proto/kvlane/v1;kvlanev1b\x06proto3"
 
@@ -407,25 +255,21 @@ func file_kvlane_v1_snapshot_proto_rawDescGZIP() []byte {
 	return file_kvlane_v1_snapshot_proto_rawDescData
 }
 
-var file_kvlane_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_kvlane_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_kvlane_v1_snapshot_proto_goTypes = []any{
-	(*FetchRequest)(nil),    // 0: kvlane.v1.FetchRequest
-	(*FetchResponse)(nil),   // 1: kvlane.v1.FetchResponse
-	(*SnapshotHeader)(nil),  // 2: kvlane.v1.SnapshotHeader
-	(*Cursor)(nil),          // 3: kvlane.v1.Cursor
-	(*SnapshotTrailer)(nil), // 4: kvlane.v1.SnapshotTrailer
+	(*FetchRequest)(nil),   // 0: kvlane.v1.FetchRequest
+	(*FetchResponse)(nil),  // 1: kvlane.v1.FetchResponse
+	(*SnapshotHeader)(nil), // 2: kvlane.v1.SnapshotHeader
 }
 var file_kvlane_v1_snapshot_proto_depIdxs = []int32{
 	2, // 0: kvlane.v1.FetchResponse.header:type_name -> kvlane.v1.SnapshotHeader
-	4, // 1: kvlane.v1.FetchResponse.trailer:type_name -> kvlane.v1.SnapshotTrailer
-	3, // 2: kvlane.v1.SnapshotHeader.cursors:type_name -> kvlane.v1.Cursor
-	0, // 3: kvlane.v1.Snapshots.Fetch:input_type -> kvlane.v1.FetchRequest
-	1, // 4: kvlane.v1.Snapshots.Fetch:output_type -> kvlane.v1.FetchResponse
-	4, // [4:5] is the sub-list for method output_type
-	3, // [3:4] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	0, // 1: kvlane.v1.Snapshots.Fetch:input_type -> kvlane.v1.FetchRequest
+	1, // 2: kvlane.v1.Snapshots.Fetch:output_type -> kvlane.v1.FetchResponse
+	2, // [2:3] is the sub-list for method output_type
+	1, // [1:2] is the sub-list for method input_type
+	1, // [1:1] is the sub-list for extension type_name
+	1, // [1:1] is the sub-list for extension extendee
+	0, // [0:1] is the sub-list for field type_name
 }
 
 func init() { file_kvlane_v1_snapshot_proto_init() }
@@ -436,16 +280,14 @@ func file_kvlane_v1_snapshot_proto_init() {
 	file_kvlane_v1_snapshot_proto_msgTypes[1].OneofWrappers = []any{
 		(*FetchResponse_Header)(nil),
 		(*FetchResponse_Chunk)(nil),
-		(*FetchResponse_Trailer)(nil),
 	}
-	file_kvlane_v1_snapshot_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvlane_v1_snapshot_proto_rawDesc), len(file_kvlane_v1_snapshot_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

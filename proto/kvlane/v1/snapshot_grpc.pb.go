@@ -27,9 +27,12 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Snapshots hands the index to a replica that starts, so that it need not wait
-// for every engine to refill it.
+// for every engine to refill it. It is served where index.peers is configured.
 type SnapshotsClient interface {
-	// Fetch streams one consistent copy: a header, the content in pieces, a trailer.
+	// Fetch streams one consistent copy: a header, then the content in pieces. It
+	// is refused with PERMISSION_DENIED for another key, with FAILED_PRECONDITION
+	// for another block size or no common format, with UNAVAILABLE by a replica
+	// that is not ready itself, with RESOURCE_EXHAUSTED while others are served.
 	Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchResponse], error)
 }
 
@@ -65,9 +68,12 @@ type Snapshots_FetchClient = grpc.ServerStreamingClient[FetchResponse]
 // for forward compatibility.
 //
 // Snapshots hands the index to a replica that starts, so that it need not wait
-// for every engine to refill it.
+// for every engine to refill it. It is served where index.peers is configured.
 type SnapshotsServer interface {
-	// Fetch streams one consistent copy: a header, the content in pieces, a trailer.
+	// Fetch streams one consistent copy: a header, then the content in pieces. It
+	// is refused with PERMISSION_DENIED for another key, with FAILED_PRECONDITION
+	// for another block size or no common format, with UNAVAILABLE by a replica
+	// that is not ready itself, with RESOURCE_EXHAUSTED while others are served.
 	Fetch(*FetchRequest, grpc.ServerStreamingServer[FetchResponse]) error
 	mustEmbedUnimplementedSnapshotsServer()
 }
