@@ -217,6 +217,10 @@ func (c *compiler) output(s scope, n *node) []stmt {
 			})
 			continue
 		}
+		if isSum(part) {
+			steps = append(steps, c.sum(s, part).write)
+			continue
+		}
 		e := c.expr(s, part)
 		steps = append(steps, func(f *frame) signal {
 			f.m.emit(e(f))

@@ -106,6 +106,9 @@ func (c *compiler) expr(s scope, n *node) expr {
 		a := c.expr(s, n.a)
 		return func(f *frame) Value { return plus(a(f)) }
 	case nodeBinary:
+		if isSum(n) {
+			return c.sum(s, n).value
+		}
 		a, b := c.expr(s, n.a), c.expr(s, n.b)
 		op := binaryOps[n.name]
 		return func(f *frame) Value {
@@ -202,13 +205,18 @@ func (c *compiler) getattr(s scope, n *node) expr {
 	object, name := c.expr(s, n.a), n.name
 	_, isMethod := dictMethods[name]
 	plain := !isMethod && !isDunder(name)
+	missing := undefinedOf(&undefinedInfo{name: name, obj: FromDict(nil)}) // its text tells no more of the dict than its type
+	ofLoop := loopAttributes[name]
 	return func(f *frame) Value {
 		v := object(f)
-		if plain && v.kind == KindDict {
+		switch {
+		case plain && v.kind == KindDict:
 			if item, ok := v.dict().Get(name); ok {
 				return item
 			}
-			return undefinedOf(&undefinedInfo{name: name, obj: v})
+			return missing
+		case ofLoop != nil && v.kind == kindLoop:
+			return ofLoop((*loopObject)(v.p))
 		}
 		return f.m.getattr(v, name)
 	}
@@ -235,6 +243,18 @@ func (c *compiler) getitem(s scope, n *node) expr {
 		}
 	}
 	index := c.expr(s, n.b)
+	if n.b.kind == nodeConst && n.b.attr == "" && n.b.value.kind == KindString {
+		key := n.b.value
+		return func(f *frame) Value {
+			v := object(f)
+			if v.kind == KindDict {
+				if item, ok := v.dict().Get(key.str()); ok {
+					return item
+				}
+			}
+			return f.m.getitem(v, key)
+		}
+	}
 	return func(f *frame) Value {
 		v := object(f)
 		return f.m.getitem(v, index(f))
@@ -248,10 +268,12 @@ type argsCode struct {
 	kwargs    []expr
 	dynArgs   expr
 	dynKwargs expr
+	none      bool
 }
 
 func (c *compiler) args(s scope, a callArgs) *argsCode {
 	code := &argsCode{pos: c.exprs(s, a.args), names: a.names, kwargs: c.exprs(s, a.kwargs)}
+	code.none = len(a.args) == 0 && len(a.kwargs) == 0 && a.dynArgs == nil && a.dynKwargs == nil
 	if a.dynArgs != nil {
 		code.dynArgs = c.expr(s, a.dynArgs)
 	}
@@ -270,6 +292,9 @@ type arguments struct {
 
 // eval puts the arguments on the machine's stack; the caller cuts it back.
 func (code *argsCode) eval(f *frame) arguments {
+	if code.none {
+		return arguments{}
+	}
 	m := f.m
 	base := len(m.stack)
 	for _, e := range code.pos {

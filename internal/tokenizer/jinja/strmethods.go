@@ -9,6 +9,9 @@ import (
 // bind distributes arguments over named parameters, as Python does; a missing
 // one has kindMissing.
 func (a *arguments) bind(fn string, required int, params ...string) []Value {
+	if len(a.names) == 0 && len(a.pos) == len(params) {
+		return a.pos
+	}
 	out := make([]Value, len(params), 8)
 	for i := range out {
 		out[i] = Value{kind: kindMissing}

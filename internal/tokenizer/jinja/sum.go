@@ -1,0 +1,88 @@
+package jinja
+
+import (
+	"slices"
+	"unsafe"
+)
+
+// sum is a chain a + b + c ..., the way most templates put a message together.
+// While its operands are plain strs, their text is copied once, or not at all if
+// the chain is written out.
+type sum []expr
+
+// sum compiles the chain that ends with n.
+func (c *compiler) sum(s scope, n *node) sum {
+	var nodes []*node
+	for ; isSum(n); n = n.a {
+		nodes = append(nodes, n.b)
+	}
+	nodes = append(nodes, n)
+	slices.Reverse(nodes)
+	return c.exprs(s, nodes)
+}
+
+func isSum(n *node) bool { return n.kind == nodeBinary && n.name == "+" }
+
+// collect puts the leading plain strs on the machine's stack, from base on. If
+// an operand is something else, v is the value of the whole chain and plain is
+// false. Adding strs neither fails nor is seen by an operand, so it can wait. The
+// caller cuts the stack back.
+func (s sum) collect(f *frame) (base, size int, v Value, plain bool) {
+	m := f.m
+	base = len(m.stack)
+	for i, part := range s {
+		v := part(f)
+		if v.kind != KindString || v.safe {
+			if i > 0 {
+				v = add(m, m.joined(base, size), v)
+			}
+			for _, part := range s[i+1:] {
+				v = add(m, v, part(f))
+			}
+			return base, size, v, false
+		}
+		size += len(v.str())
+		if i > 0 {
+			m.charge(size)
+		}
+		m.stack = append(m.stack, v)
+	}
+	return base, size, Value{}, true
+}
+
+// joined is the text on the stack from base on, size bytes.
+func (m *machine) joined(base, size int) Value {
+	parts := m.stack[base:]
+	if len(parts) == 1 {
+		return parts[0]
+	}
+	buf := make([]byte, 0, size)
+	for _, v := range parts {
+		buf = append(buf, v.str()...)
+	}
+	return String(unsafe.String(unsafe.SliceData(buf), len(buf)))
+}
+
+func (s sum) value(f *frame) Value {
+	base, size, v, plain := s.collect(f)
+	if plain {
+		v = f.m.joined(base, size)
+	}
+	f.m.stack = f.m.stack[:base]
+	return v
+}
+
+// write is value followed by emit.
+func (s sum) write(f *frame) signal {
+	m := f.m
+	base, _, v, plain := s.collect(f)
+	if plain {
+		for i := base; i < len(m.stack); i++ {
+			m.write(m.stack[i].str())
+		}
+	} else {
+		m.emit(v)
+	}
+	m.stack = m.stack[:base]
+	return signalNone
+}
