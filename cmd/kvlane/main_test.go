@@ -1,0 +1,99 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// kvlane runs a command line.
+func kvlane(stdin string, args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = run(context.Background(), streams{strings.NewReader(stdin), &out, &errs}, args)
+	return code, out.String(), errs.String()
+}
+
+func TestCommands(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	good := file("good.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\"}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
+	bad := file("bad.yaml", "listen: {addres: x}\nworkers: {statik: []}\n")
+	missing := file("missing.yaml", "models: [{name: m, tokenizer: /no/such/folder}]\n")
+	template := file("t.jinja", "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ strftime_now('%Y-%m-%d') }}")
+	for _, c := range []struct {
+		name, stdin string
+		args        []string
+		code        int
+		out, err    string
+	}{
+		{"help", "", nil, 0, "Usage: kvlane COMMAND", ""},
+		{"a command's help", "", []string{"serve", "-h"}, 0, "", "configuration file"},
+		{"unknown command", "", []string{"sevre"}, 2, "", `no command "sevre"`},
+		{"unknown flag", "", []string{"check", "--confg", "x"}, 2, "", "not defined"},
+		{"too many arguments", "", []string{"version", "x"}, 2, "", "unexpected argument x"},
+		{"version", "", []string{"version"}, 0, "kvlane unknown go", ""},
+		{"check", "", []string{"check", "--config", good}, 0, "valid; 1 models, 1 static workers, policy kv-aware", ""},
+		{"check names every problem", "", []string{"check", "--config", bad}, 1, "", `listen.addres: unknown key; did you mean "address"?`},
+		{"check names the second too", "", []string{"check", "--config", bad}, 1, "", `workers.statik: unknown key; did you mean "static"?`},
+		{"check loads tokenizers", "", []string{"check", "--config", missing}, 1, "", "model m: tokenizer"},
+		{"serve without a file", "", []string{"serve"}, 2, "", "needs --config FILE"},
+		{"serve with a file that is not there", "", []string{"serve", "--config", dir + "/none"}, 1, "", "no such file"},
+		{"envoy-config", "", []string{"envoy-config", "--config", good}, 0, "name: model_servers", ""},
+		{"schema", "", []string{"schema"}, 0, `"title": "Kvlane configuration"`, ""},
+		{"tokenize", `{"text": "Hello world"}` + "\n", []string{"tokenize", "--tokenizer", "builtin:qwen3"}, 0, `{"ids":[9707,1879]}`, ""},
+		{"tokenize a bad line and a good one", "{\n" + `{"text": "Hello"}` + "\n", []string{"tokenize", "--tokenizer", "builtin:qwen3"}, 0, `{"ids":[9707]}`, ""},
+		{"tokenize without a tokenizer", "", []string{"tokenize"}, 2, "", "needs --tokenizer DIR"},
+		{"no such builtin", "", []string{"tokenize", "--tokenizer", "builtin:gpt5"}, 1, "", "there is qwen3"},
+		{"render", `{"messages":[{"role":"user","content":"Hi"}]}`, []string{"render", "--tokenizer", "builtin:qwen3", "--tokens"}, 0, `"ids":[151644,872,198,13048,151645,198,151644,77091,198]`, ""},
+		{"render what the engine refuses", `{"messages":[]}`, []string{"render", "--tokenizer", "builtin:qwen3"}, 0, `{"error":`, ""},
+		{"render a template", `{"messages":[{"role":"user","content":"Hi"}]}`, []string{"render", "--template", template, "--context", "--now", "2026-11-20T20:00:00"}, 0, `{"prompt":"user:Hi;2026-11-20"}`, ""},
+		{"render at no time", "", []string{"render", "--template", template, "--context", "--now", "noon"}, 2, "", "is not like 2026-11-20T20:00:00"},
+		{"an engine of no kind", "", []string{"render", "--tokenizer", "builtin:qwen3", "--engine", "x"}, 2, "", "unknown engine"},
+		{"events without a verb", "", []string{"events"}, 2, "", "needs tail ENDPOINT or decode FILE"},
+		{"events decode", `{"topic":"","seq":0,"payload_hex":"93cb41d9000000000000919192b0416c6c426c6f636b73436c6561726564c000"}`, []string{"events", "decode", "-"}, 0, `"seq":0`, ""},
+		{"explain nothing", "", []string{"explain"}, 2, "", "needs a request id"},
+		{"explain where nobody is", "", []string{"explain", "--admin", "127.0.0.1:1", "x"}, 1, "", "is Kvlane running?"},
+		{"rerun what is none", "", []string{"explain", "--rerun", good}, 1, "", "good.yaml"},
+		{"demo of too many", "", []string{"demo", "--engines", "100"}, 2, "", "must be 1 to 64"},
+		{"demo without Envoy", "", []string{"demo", "--envoy", dir + "/none"}, 1, "", "no envoy binary"},
+		{"replay", "", []string{"replay", "--format", "generated", "--scenario", "siblings", "--seeds", "1", "--policies", "kv-aware"}, 0, "kv-aware", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			code, out, errs := kvlane(c.stdin, c.args...)
+			if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(errs, c.err) {
+				t.Errorf("code %d, want %d\nstdout: %.600s\nwant: %s\nstderr: %.600s\nwant: %s", code, c.code, out, c.out, errs, c.err)
+			}
+		})
+	}
+}
+
+func TestATakenPortNamesTheFlag(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	file := filepath.Join(t.TempDir(), "k.yaml")
+	text := "listen: {address: \"unix:" + filepath.Join(t.TempDir(), "s") + "\"}\nadmin: {address: \"" + l.Addr().String() + "\"}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, _, errs := kvlane("", "serve", "--config", file)
+	if code != 1 || !strings.Contains(errs, "is taken by another program: choose another one with --admin") {
+		t.Errorf("code %d: %s", code, errs)
+	}
+}
