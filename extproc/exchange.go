@@ -315,7 +315,7 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	x.req.Received = received
 	d := x.ask()
 	if d.Ticket != nil {
-		x.flight = &flight{id: x.req.ID, ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure}
+		x.flight = &flight{id: d.requestID(x.req.ID), ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure}
 	}
 	if x.ctx.Err() != nil {
 		x.srv.opts.Metrics.Failure(FailureCancelled)

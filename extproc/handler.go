@@ -81,6 +81,17 @@ type Decision struct {
 	Ticket Ticket
 }
 
+// requestID is the id that Envoy knows the request by from here on: a decision may
+// give it another one.
+func (d *Decision) requestID(before string) string {
+	for i := range d.Set {
+		if d.Set[i].Name == requestIDKey {
+			return d.Set[i].Value
+		}
+	}
+	return before
+}
+
 // Edit replaces Length bytes of a body at Offset by Insert.
 type Edit struct {
 	Offset, Length int

@@ -157,6 +157,10 @@ func (s *service) follow(c *config.Config) error {
 
 func (s *service) listen(ctx context.Context, c *config.Config, metrics *telemetry.Metrics, xds *envoy.XDS, handler extproc.Handler) error {
 	opts := extproc.Options{BodyLimit: int(c.Limits.MaxBody), DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone}
+	if c.Disagg.Connector != "" {
+		// A prefill leg may take all of this; Envoy's message timeout has to wait for it.
+		opts.ExtendTimeout = time.Duration(c.Disagg.Attempts)*c.Disagg.Timeout.Std() + time.Second
+	}
 	tls, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
 	if err != nil {
 		return err

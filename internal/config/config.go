@@ -120,13 +120,17 @@ type Events struct {
 
 // WorkerDisagg is what connectors need.
 type WorkerDisagg struct {
-	BootstrapPort int    `yaml:"bootstrap_port" jsonschema_description:"SGLang and Mooncake bootstrap port."`
-	ReceiverHost  string `yaml:"receiver_host" jsonschema_description:"LMCache receiver host."`
-	InitPorts     []int  `yaml:"receiver_init_ports" jsonschema_description:"LMCache receiver init ports."`
-	AllocPorts    []int  `yaml:"receiver_alloc_ports" jsonschema_description:"LMCache receiver alloc ports."`
+	BootstrapPort int    `yaml:"bootstrap_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"SGLang and Mooncake bootstrap port of a prefill worker; 0: 8998."`
+	ReceiverHost  string `yaml:"receiver_host" jsonschema_description:"LMCache receiver host of a decode worker."`
+	InitPorts     []int  `yaml:"receiver_init_ports" jsonschema_description:"LMCache receiver init ports of a decode worker."`
+	AllocPorts    []int  `yaml:"receiver_alloc_ports" jsonschema_description:"LMCache receiver alloc ports of a decode worker."`
+	QueryPort     int    `yaml:"receiver_query_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"LMCache receiver query port of a decode worker; 0: none."`
 	ZMQ           string `yaml:"zmq" jsonschema_description:"P2P-NCCL address 'ip:port'."`
-	HandshakePort int    `yaml:"handshake_port" jsonschema_description:"MoRIIO handshake port."`
-	NotifyPort    int    `yaml:"notify_port" jsonschema_description:"MoRIIO notify port."`
+	HandshakePort int    `yaml:"handshake_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"MoRIIO handshake port of a prefill worker; 0: the engine's own word."`
+	NotifyPort    int    `yaml:"notify_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"MoRIIO notify port of a prefill worker; 0: the engine's own word."`
+	EngineID      string `yaml:"engine_id" jsonschema_description:"Engine id of a prefill worker's KV transfers (vLLM's kv_transfer_config), for nixl-push."`
+	SideHost      string `yaml:"side_channel_host" jsonschema_description:"Host of the NIXL side channel of a prefill worker, instead of what the engine says; empty: the engine's own word, the worker's address for nixl-push."`
+	SidePort      int    `yaml:"side_channel_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"Port of rank 0's NIXL side channel of a prefill worker (rank r: port + r), for nixl-push; 0: 5600."`
 }
 
 // DNS is a name whose addresses are workers.
@@ -199,9 +203,11 @@ type Index struct {
 
 // Disagg configures how prefill legs run; when they run is routing.disagg.
 type Disagg struct {
-	Connector string   `yaml:"connector" jsonschema_description:"Protocol between the legs; empty: no disaggregation. See docs/disaggregation.md."`
-	Timeout   Duration `yaml:"timeout" jsonschema_description:"Bound of a prefill leg."`
-	Attempts  int      `yaml:"attempts" jsonschema:"minimum=1" jsonschema_description:"Prefill targets tried before the decode target computes by itself."`
+	Connector  string       `yaml:"connector" jsonschema:"enum=,enum=nixl,enum=nixl-push,enum=mooncake,enum=p2p-nccl,enum=moriio,enum=lmcache,enum=sharedstorage,enum=sglang,enum=trtllm,enum=trtllm-generation-first,enum=sidecar" jsonschema_description:"Protocol between the legs; empty: no disaggregation. See docs/disaggregation.md."`
+	Timeout    Duration     `yaml:"timeout" jsonschema_description:"Bound of a prefill leg."`
+	Attempts   int          `yaml:"attempts" jsonschema:"minimum=1" jsonschema_description:"Prefill targets tried before the decode target computes by itself."`
+	FirstToken string       `yaml:"first_token" jsonschema:"enum=recompute,enum=append" jsonschema_description:"LMCache: what becomes of the token that the prefill worker made. recompute: the decode worker makes it again. append: it goes behind the prompt, and the client's answer begins with the second."`
+	Workers    WorkerDisagg `yaml:"workers" jsonschema_description:"What holds for workers that name nothing of it in their own disagg section."`
 }
 
 // Explain is what is kept of decisions.
@@ -240,7 +246,7 @@ func Default() Config {
 			Config:    routing.DefaultConfig(),
 		},
 		Index:   Index{BlockSize: 16, MaxBytes: 1 << 30},
-		Disagg:  Disagg{Timeout: Duration(120 * time.Second), Attempts: 2},
+		Disagg:  Disagg{Timeout: Duration(120 * time.Second), Attempts: 2, FirstToken: "recompute"},
 		Explain: Explain{Keep: 256},
 		Log:     Log{Level: "info"},
 		Drain:   Duration(20 * time.Second),

@@ -173,7 +173,10 @@ func (e *Entry) Text() string {
 		fmt.Fprintf(&b, "%d prompt tokens, %d of them matched, to %s at %s via %s\n", e.PromptTokens, e.Matched, e.Target, e.Endpoint, e.Via)
 	}
 	if e.Prefill != "" {
-		fmt.Fprintf(&b, "prefill on %s %s\n", e.Prefill, strings.Join(e.PrefillNotes, "; "))
+		fmt.Fprintf(&b, "prefill on %s\n", e.Prefill)
+	}
+	for _, note := range e.PrefillNotes {
+		fmt.Fprintf(&b, "prefill: %s\n", note)
 	}
 	if e.Degraded != "" {
 		fmt.Fprintf(&b, "degraded: %s %s\n", e.Degraded, e.Refusal)

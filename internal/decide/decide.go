@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/telemetry"
@@ -67,6 +68,7 @@ type Decider struct {
 	onSuspect   func(string)
 	fleet       atomic.Pointer[fleet]
 	feeds       *feeds
+	legs        *legs // nil without a connector
 
 	mu     sync.Mutex
 	router *routing.Router
@@ -88,7 +90,13 @@ type scratch struct {
 
 // New returns a Decider without workers.
 func New(o Options) (*Decider, error) {
-	router, err := routing.New(o.Config.Routing.Config)
+	legs, err := newLegs(o.Config)
+	if err != nil {
+		return nil, err
+	}
+	rules := o.Config.Routing.Config
+	legs.adapt(&rules.Disagg)
+	router, err := routing.New(rules)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +114,7 @@ func New(o Options) (*Decider, error) {
 	d := &Decider{
 		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, hasher: index.Hasher(), index: index, router: router,
 		served: o.Models, models: map[string]*Served{}, journal: newJournal(o.Config.Explain.Keep),
-		onEndpoints: o.OnEndpoints, onSuspect: o.OnSuspect,
+		onEndpoints: o.OnEndpoints, onSuspect: o.OnSuspect, legs: legs,
 	}
 	if d.now == nil {
 		d.now = time.Now
@@ -124,8 +132,9 @@ func New(o Options) (*Decider, error) {
 	return d, nil
 }
 
-// Close ends all feeds and comparisons.
+// Close ends all feeds, comparisons and prefill legs.
 func (d *Decider) Close() {
+	d.legs.close()
 	d.feeds.close()
 	for _, s := range d.served {
 		s.endCheck()
@@ -146,7 +155,7 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 	decision := j.run(ctx)
 	s.request = prompt.Request{Elements: s.request.Elements[:0]} // keep no body alive
 	d.scratch.Put(s)
-	d.metrics.Observe(telemetry.StageTotal, d.now().Sub(began))
+	d.metrics.Observe(telemetry.StageTotal, d.now().Sub(began)-j.legs)
 	return decision
 }
 
@@ -164,7 +173,12 @@ type job struct {
 	query    routing.Query
 	degraded string
 	ids      []uint32
+	front    bool // ids are only the front of the prompt
 	parsed   bool
+
+	legs    time.Duration  // spent in prefill legs
+	tried   []kvindex.Slot // prefill targets that have failed
+	replans int
 }
 
 // lap ends a stage.
@@ -275,8 +289,8 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 		j.entry.Refusal = err.Error()
 		return nil
 	}
-	j.ids = res.IDs
-	if res.Partial != "" {
+	j.ids, j.front = res.IDs, res.Partial != ""
+	if j.front {
 		j.degraded = degradedFront
 		j.entry.Refusal = res.Partial
 		j.query.PromptTokens = max(j.query.PromptTokens, int64(len(res.IDs)))
@@ -342,12 +356,33 @@ func appendOverlaps(dst []routing.Overlap, m *kvindex.Matches, block, tokens int
 
 // pick chooses, books and says it.
 func (j *job) pick(ctx context.Context) extproc.Decision {
-	d, s := j.d, j.s
-	now := d.since(j.clock)
+	d := j.d
 	var ex *routing.Explanation
 	if d.journal.explains(len(d.fleet.Load().places)) {
 		ex = new(routing.Explanation)
 	}
+	if d.legs != nil {
+		j.query.Local = j.cannotSplit() != ""
+	}
+	plan, p, err := j.place(ex)
+	j.entry.Explanation = ex
+	if err != nil {
+		return j.noTarget(err)
+	}
+	if plan.Degraded != "" && j.degraded == "" {
+		j.degraded = plan.Degraded
+	}
+	j.lap(telemetry.StagePlan)
+	if plan.Prefill != routing.NoSlot {
+		return j.split(ctx, plan, p)
+	}
+	return j.forward(plan, p)
+}
+
+// place books a plan and finds where its decode target is.
+func (j *job) place(ex *routing.Explanation) (*routing.Plan, *place, error) {
+	d, s := j.d, j.s
+	now := d.since(j.clock)
 	d.mu.Lock()
 	if j.r.HasSubset {
 		s.subset.Reset()
@@ -364,41 +399,53 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 		plan, err = d.router.Pick(now, &j.query, s.overlaps, ex)
 	}
 	d.mu.Unlock()
-	j.entry.Explanation = ex
 	if err != nil {
-		return j.noTarget(err)
+		return nil, nil, err
 	}
-	f := d.fleet.Load()
-	p := f.place(plan.Decode)
+	p := d.fleet.Load().place(plan.Decode)
 	if p == nil { // the worker left between the pick and now
-		d.mu.Lock()
-		d.router.Release(now, plan.Reservation)
-		d.mu.Unlock()
-		return j.noTarget(&routing.NoTargetError{})
+		j.release(&plan)
+		return nil, nil, &routing.NoTargetError{}
 	}
-	if len(s.hashes) > 0 && d.cfg.Routing.Speculate > 0 {
-		where := plan.Decode
-		if plan.Prefill != routing.NoSlot {
-			where = plan.Prefill
-		}
-		d.index.Speculate(where, s.hashes, j.clock)
+	if plan.Prefill != routing.NoSlot {
+		j.speculate(plan.Prefill)
+	} else {
+		j.speculate(plan.Decode)
 	}
-	if plan.Degraded != "" && j.degraded == "" {
-		j.degraded = plan.Degraded
+	return &plan, p, nil
+}
+
+// speculate credits a target with the prompt that is on its way there.
+func (j *job) speculate(slot kvindex.Slot) {
+	if len(j.s.hashes) > 0 && j.d.cfg.Routing.Speculate > 0 {
+		j.d.index.Speculate(slot, j.s.hashes, j.clock)
 	}
-	j.lap(telemetry.StagePlan)
-	return j.forward(ctx, &plan, p)
+}
+
+// ticket follows a plan.
+func (j *job) ticket(plan *routing.Plan, p *place) *ticket {
+	t := &ticket{d: j.d, entry: j.entry, reservation: plan.Reservation, slot: plan.Decode, place: p, decided: j.clock,
+		predicted: plan.Matched, stores: len(j.s.hashes) > 0 && plan.DecodeMiss > int64(j.d.index.BlockSize())}
+	if plan.Prefill != routing.NoSlot {
+		// The decode engine's usage tells what it had itself.
+		t.predicted, t.prefillMatched = max(0, j.query.PromptTokens-plan.DecodeMiss), plan.Matched
+	}
+	return t
 }
 
 // forward turns a plan into mutations.
-func (j *job) forward(ctx context.Context, plan *routing.Plan, p *place) extproc.Decision {
-	d, s := j.d, j.s
-	t := &ticket{d: d, entry: j.entry, reservation: plan.Reservation, slot: plan.Decode, place: p, decided: j.clock,
-		predicted: plan.Matched, stores: len(s.hashes) > 0 && plan.DecodeMiss > int64(d.index.BlockSize())}
-	out := extproc.Decision{Endpoint: p.address, Ticket: t, Remove: []string{rankHeader}}
+func (j *job) forward(plan *routing.Plan, p *place) extproc.Decision {
+	d := j.d
+	out := extproc.Decision{Endpoint: p.address, Ticket: j.ticket(plan, p), Remove: []string{rankHeader}}
 	if p.rank != "" && !plan.RankFree {
 		out.Set = append(out.Set, extproc.Header{Name: rankHeader, Value: p.rank})
 		out.Remove = nil
+	}
+	if d.legs != nil && d.legs.protocol.NoLeg {
+		out.Remove = append(out.Remove, disagg.SidecarHeader)
+	}
+	if plan.Prefill == routing.NoSlot && j.entry.Prefill == "" {
+		out.Body = j.localEdits()
 	}
 	j.entry.Target, j.entry.Endpoint = p.target.String(), p.address
 	j.entry.Matched, j.entry.Miss, j.entry.Via = plan.Matched, plan.Miss, string(plan.Via)
@@ -451,6 +498,9 @@ func (j *job) write() {
 	if e.Rejected != 0 {
 		line.Int("status", e.Rejected).Str("reason", e.Reason).Msg("rejected")
 		return
+	}
+	if e.Prefill != "" {
+		line.Str("prefill", e.Prefill)
 	}
 	line.Str("target", e.Target).Str("endpoint", e.Endpoint).Str("via", e.Via).Int64("prompt_tokens", e.PromptTokens).
 		Int64("matched_tokens", e.Matched).Str("degraded", e.Degraded).Dur("took", j.clock.Sub(j.began)).Msg("routed")

@@ -69,6 +69,11 @@ func (e *Entry) change(f func()) {
 	f()
 }
 
+// notePrefill adds what happened to a prefill leg.
+func (e *Entry) notePrefill(text string) {
+	e.change(func() { e.PrefillNotes = append(e.PrefillNotes, text) })
+}
+
 func (e *Entry) setStatus(status int)    { e.change(func() { e.After.Status = status }) }
 func (e *Entry) setServed(served string) { e.change(func() { e.After.Served = served }) }
 func (e *Entry) setTarget(target string) { e.change(func() { e.Target = target }) }

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"context"
 	"strconv"
 	"time"
 
@@ -24,6 +25,13 @@ type ticket struct {
 	predicted int64
 	// stores says that the prompt has at least one whole block that was not there.
 	stores bool
+
+	// prefillMatched is the cached tokens that the prefill leg counted on.
+	prefillMatched int64
+	// stopLeg ends a prefill leg that runs beside the decode leg, nil if none does. One
+	// that legOutlives goes on when the decode leg has ended well.
+	stopLeg     context.CancelFunc
+	legOutlives bool
 
 	usage *prompt.UsageScanner
 	first bool
@@ -50,10 +58,15 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	if !t.d.cfg.Explain.Header {
 		return nil
 	}
-	return []extproc.Header{
+	out := []extproc.Header{
 		{Name: "x-kvlane-target", Value: t.entry.Target},
 		{Name: "x-kvlane-matched-tokens", Value: strconv.FormatInt(t.predicted, 10)},
 	}
+	if t.entry.Prefill != "" {
+		out = append(out, extproc.Header{Name: "x-kvlane-prefill", Value: t.entry.Prefill},
+			extproc.Header{Name: "x-kvlane-prefill-matched-tokens", Value: strconv.FormatInt(t.prefillMatched, 10)})
+	}
+	return out
 }
 
 // moved books the request where it really is: Envoy retried, or fell back.
@@ -150,6 +163,9 @@ func (t *ticket) End(at time.Time) {
 	t.d.router.Release(t.d.since(at), t.reservation)
 	t.d.mu.Unlock()
 	t.entry.setEnded(at)
+	if t.stopLeg != nil && (!t.legOutlives || !t.entry.succeeded()) {
+		t.stopLeg()
+	}
 	if t.stores && t.entry.succeeded() {
 		t.place.worker.feed.finished(t.slot, t.place.target)
 	}

@@ -1,0 +1,83 @@
+package config
+
+import (
+	"net"
+	"strconv"
+	"time"
+)
+
+// Of is what holds for a worker: its own settings, and those of all workers where
+// it has none. Fields that only make sense together are taken together.
+func (d *Disagg) Of(w *Worker) WorkerDisagg {
+	own, all := w.Disagg, &d.Workers
+	if own.BootstrapPort == 0 {
+		own.BootstrapPort = all.BootstrapPort
+	}
+	if !own.receives() {
+		own.ReceiverHost, own.InitPorts, own.AllocPorts, own.QueryPort = all.ReceiverHost, all.InitPorts, all.AllocPorts, all.QueryPort
+	}
+	if own.HandshakePort == 0 {
+		own.HandshakePort = all.HandshakePort
+	}
+	if own.NotifyPort == 0 {
+		own.NotifyPort = all.NotifyPort
+	}
+	if own.SidePort == 0 {
+		own.SidePort = all.SidePort
+	}
+	return own
+}
+
+// receives says that something of an LMCache receiver is named.
+func (w *WorkerDisagg) receives() bool {
+	return w.ReceiverHost != "" || len(w.InitPorts) > 0 || len(w.AllocPorts) > 0
+}
+
+// disaggNeeds are the settings that a connector cannot do without, by the roles of
+// the workers that need them.
+var disaggNeeds = map[string]struct {
+	roles map[string]bool
+	what  string
+	given func(w *WorkerDisagg) bool
+}{
+	"lmcache": {map[string]bool{"decode": true}, "receiver_host, receiver_init_ports and receiver_alloc_ports",
+		func(w *WorkerDisagg) bool {
+			return w.ReceiverHost != "" && len(w.InitPorts) > 0 && len(w.AllocPorts) > 0
+		}},
+	"p2p-nccl":  {map[string]bool{"prefill": true, "decode": true}, "zmq", func(w *WorkerDisagg) bool { return w.ZMQ != "" }},
+	"nixl-push": {map[string]bool{"prefill": true}, "engine_id", func(w *WorkerDisagg) bool { return w.EngineID != "" }},
+}
+
+func (c *Config) validateDisagg(bad report) {
+	d := &c.Disagg
+	if d.Connector == "" {
+		return
+	}
+	if d.Timeout <= 0 {
+		bad("disagg.timeout", "must be more than 0")
+	}
+	if total := d.Timeout.Std() * time.Duration(d.Attempts); c.Envoy.MessageTimeout > 0 && total > c.Envoy.MessageTimeout.Std() {
+		bad("disagg.timeout", "%d attempts of %s take longer than Envoy waits (envoy.message_timeout %s)", d.Attempts, d.Timeout.Std(), c.Envoy.MessageTimeout.Std())
+	}
+	for i := range c.Workers.Static {
+		c.needsOfWorker("workers.static["+strconv.Itoa(i)+"].disagg", &c.Workers.Static[i], bad)
+	}
+	for i := range c.Workers.DNS {
+		c.needsOfWorker("workers.dns["+strconv.Itoa(i)+"].worker.disagg", &c.Workers.DNS[i].Worker, bad)
+	}
+}
+
+func (c *Config) needsOfWorker(path string, w *Worker, bad report) {
+	if w.Disagg.ZMQ != "" {
+		if _, _, err := net.SplitHostPort(w.Disagg.ZMQ); err != nil {
+			bad(path+".zmq", "%q is not ip:port", w.Disagg.ZMQ)
+		}
+	}
+	need, ok := disaggNeeds[c.Disagg.Connector]
+	if !ok || !need.roles[w.Role] {
+		return
+	}
+	if settings := c.Disagg.Of(w); !need.given(&settings) {
+		bad(path, "the connector %s needs %s of a %s worker", c.Disagg.Connector, need.what, w.Role)
+	}
+}

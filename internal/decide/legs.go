@@ -1,0 +1,457 @@
+package decide
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/envoy"
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/disagg"
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// headStart is how long a prefill leg that runs beside the decode leg may fail
+// before the decision is sent: a worker that refuses connections says so in a
+// millisecond, and then another one can be tried. The decode engine would wait for
+// its blocks meanwhile anyway.
+const headStart = 3 * time.Millisecond
+
+// maxReplans bounds how often a request is planned anew because its decode target
+// went away while the prefill leg ran.
+const maxReplans = 2
+
+const degradedPrefill = "prefill failed"
+
+// legs is what all prefill legs share.
+type legs struct {
+	protocol *disagg.Protocol
+	sender   *disagg.Sender
+	timeout  time.Duration
+	attempts int
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+// newLegs returns nil if there is no connector.
+func newLegs(c *config.Config) (*legs, error) {
+	if c.Disagg.Connector == "" {
+		return nil, nil
+	}
+	l := &legs{sender: disagg.NewSender(c.Envoy.Prefill, envoy.PrefillHeader), timeout: c.Disagg.Timeout.Std(), attempts: c.Disagg.Attempts}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	var err error
+	l.protocol, err = disagg.New(c.Disagg.Connector, disagg.Options{Append: c.Disagg.FirstToken == "append", Machine: machine(), Get: l.sender.Get})
+	return l, err
+}
+
+// machine tells replicas apart in the numbers that they give.
+func machine() uint64 {
+	h := fnv.New64a()
+	name, _ := os.Hostname()
+	fmt.Fprint(h, name, os.Getpid(), time.Now().UnixNano())
+	return h.Sum64()
+}
+
+// adapt makes the rules fit the protocol: without one nothing is split, and engines
+// that cannot compute a prompt by themselves get none.
+func (l *legs) adapt(d *routing.Disagg) {
+	switch {
+	case l == nil:
+		d.Mode = routing.ModeOff
+	case l.protocol.Always && d.Mode != routing.ModeOff:
+		d.Mode, d.Threshold = routing.ModeThreshold, 0
+	}
+}
+
+func (l *legs) close() {
+	if l == nil {
+		return
+	}
+	l.cancel()
+	l.wg.Wait()
+	l.sender.Close()
+}
+
+// cannotSplit says why no leg may be made of the request, "" if it may.
+func (j *job) cannotSplit() string {
+	if !j.parsed {
+		return "the body is not known"
+	}
+	ids := j.ids
+	if j.front {
+		ids = nil
+	}
+	return j.d.legs.protocol.Refuses(&j.s.request, ids)
+}
+
+// side is a target as the protocols know it.
+func (j *job) side(p *place) disagg.Side {
+	w := &p.worker.Worker
+	s := disagg.Side{Worker: w.Name, Generation: w.Generation, Address: p.address, Rank: disagg.NoRank, Ranks: w.Ranks, ByHeader: p.rank != "",
+		Settings: j.d.cfg.Disagg.Of(&w.Worker)}
+	if p.target.Rank != kvindex.NoRank {
+		s.Rank = int(p.target.Rank) - w.StartRank
+	}
+	return s
+}
+
+// split runs the prefill leg of a plan, or starts it, and makes the decode leg.
+func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extproc.Decision {
+	l := j.d.legs
+	x := &disagg.Exchange{Request: &j.s.request, Path: j.r.Path, ID: j.r.ID, IDs: j.ids, Conversation: j.query.Conversation, Decode: j.side(decode)}
+	if j.front {
+		x.IDs = nil
+	}
+	for attempt := 1; ; attempt++ {
+		prefill := j.d.fleet.Load().place(plan.Prefill)
+		if prefill == nil {
+			prefill = &place{}
+		}
+		run := j.attempt(ctx, x, plan, prefill)
+		if run.failure == nil {
+			return j.joined(ctx, plan, decode, x, run)
+		}
+		f := run.failure
+		j.failed(prefill, f)
+		switch {
+		case f.Outcome == disagg.Ended:
+			return j.final(plan, f)
+		case ctx.Err() != nil:
+			j.d.journal.add(j.entry)
+			return extproc.Decision{Ticket: j.ticket(plan, decode)} // its End releases
+		case f.Outcome == disagg.Refused:
+			j.release(plan)
+			return j.refusedByPrefill(f)
+		}
+		if attempt < l.attempts && j.movePrefill(plan) {
+			continue
+		}
+		if l.protocol.Always {
+			j.release(plan)
+			return j.reject(&extproc.Reject{Status: http.StatusServiceUnavailable, Details: "kvlane_prefill_failed",
+				Body: j.failure(http.StatusServiceUnavailable, "no prefill worker could take the prompt: "+f.Error())})
+		}
+		return j.computeLocally(plan, decode)
+	}
+}
+
+// run is a prefill leg that has come to its end, or goes on in the background.
+type run struct {
+	leg     disagg.Leg // of the decode side
+	failure *disagg.FailureError
+	answer  *disagg.Answer
+	// stop ends a leg that goes on; nil if none does.
+	stop context.CancelFunc
+}
+
+// attempt makes the leg to one prefill target and, unless both run at once, waits
+// for its answer.
+func (j *job) attempt(ctx context.Context, x *disagg.Exchange, plan *routing.Plan, p *place) (r run) {
+	l := j.d.legs
+	if p.worker == nil {
+		return run{failure: &disagg.FailureError{Outcome: disagg.Unreachable, Err: errors.New("the worker is gone")}}
+	}
+	x.Begin(j.side(p), disagg.NewUnique())
+	defer func() {
+		if r.failure != nil {
+			l.protocol.Failed(&x.Prefill)
+		}
+	}()
+	if l.protocol.NoLeg {
+		leg, err := l.protocol.Decode(x, nil)
+		if err != nil {
+			return run{failure: disagg.AsFailure(err)}
+		}
+		return run{leg: leg}
+	}
+	asking, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
+	leg, err := l.protocol.Prefill(asking, x)
+	if err != nil {
+		return run{failure: disagg.AsFailure(err)}
+	}
+	body, err := leg.Body(&j.s.request)
+	if err != nil {
+		return run{failure: disagg.AsFailure(err)}
+	}
+	if body == nil {
+		body = append([]byte(nil), j.r.Body...)
+	}
+	path := j.r.Path
+	if leg.Path != "" {
+		path = leg.Path
+	}
+	header := x.LegHeader(&leg, func(yield func(name, value string)) {
+		for i := range j.r.Headers {
+			yield(j.r.Headers[i].Name, j.r.Headers[i].Value)
+		}
+	})
+	j.d.metrics.Picks.WithLabelValues(p.target.Worker, telemetry.Rank(p.target.Rank), "prefill").Inc()
+	if l.protocol.AtOnce {
+		return j.beside(ctx, x, plan, p, strings.Clone(path), header, body)
+	}
+	raw, err := l.sender.Send(asking, p.address, path, header, body)
+	if err != nil {
+		return run{failure: disagg.AsFailure(err)}
+	}
+	answer, err := disagg.ParseAnswer(raw)
+	if err != nil {
+		return run{failure: disagg.AsFailure(err)}
+	}
+	if r.leg, err = l.protocol.Decode(x, answer); err != nil {
+		if final, ok := errors.AsType[*disagg.Final](err); ok {
+			return run{failure: &disagg.FailureError{Outcome: disagg.Ended, Err: final}}
+		}
+		return run{failure: disagg.AsFailure(err)}
+	}
+	r.answer = answer
+	j.prefillDone(plan, p)
+	return r
+}
+
+func (j *job) prefillDone(plan *routing.Plan, p *place) {
+	d := j.d
+	d.mu.Lock()
+	d.router.PrefillDone(d.since(d.now()), plan.Reservation)
+	d.mu.Unlock()
+	d.metrics.Legs.WithLabelValues(p.target.Worker, string(disagg.OK)).Inc()
+}
+
+// beside starts a leg that runs while the decode leg does.
+func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan, p *place, path string, header http.Header, body []byte) run {
+	d, l := j.d, j.d.legs
+	leg, err := l.protocol.Decode(x, nil)
+	if err != nil {
+		return run{failure: disagg.AsFailure(err)}
+	}
+	running, stop := context.WithTimeout(l.ctx, l.timeout)
+	early := make(chan error) // read until the head start is over
+	late := make(chan struct{})
+	entry, reservation, worker, address := j.entry, plan.Reservation, p.target.Worker, p.address
+	l.wg.Go(func() {
+		defer stop()
+		_, err := l.sender.Send(running, address, path, header, body)
+		if err == nil {
+			d.mu.Lock()
+			d.router.PrefillDone(d.since(d.now()), reservation)
+			d.mu.Unlock()
+			d.metrics.Legs.WithLabelValues(worker, string(disagg.OK)).Inc()
+		}
+		select {
+		case early <- err:
+			return
+		case <-late:
+		}
+		if err == nil {
+			return
+		}
+		f := disagg.AsFailure(err)
+		d.metrics.Legs.WithLabelValues(worker, string(f.Outcome)).Inc()
+		if f.Outcome != disagg.Cancelled {
+			entry.notePrefill(fmt.Sprintf("%s: %v", worker, f))
+			d.log.Warn().Str("request", entry.ID).Str("prefill", worker).Err(f).Msg("prefill leg failed beside the decode leg")
+		}
+	})
+	wait := time.NewTimer(headStart)
+	defer wait.Stop()
+	select {
+	case err := <-early:
+		if err != nil {
+			return run{failure: disagg.AsFailure(err)}
+		}
+		return run{leg: leg}
+	case <-ctx.Done():
+		stop()
+		close(late)
+		return run{failure: &disagg.FailureError{Outcome: disagg.Cancelled, Err: ctx.Err()}}
+	case <-wait.C:
+		close(late)
+		return run{leg: leg, stop: stop}
+	}
+}
+
+// failed makes a failed leg visible.
+func (j *job) failed(p *place, f *disagg.FailureError) {
+	d := j.d
+	worker, name := p.target.Worker, p.target.String()
+	d.metrics.Legs.WithLabelValues(worker, string(f.Outcome)).Inc()
+	j.entry.notePrefill(name + ": " + f.Error())
+	if f.Outcome == disagg.Ended || f.Outcome == disagg.Cancelled || f.Outcome == disagg.Refused {
+		return
+	}
+	d.log.Warn().Str("request", j.entry.ID).Str("prefill", name).Err(f).Msg("prefill leg failed")
+	if f.Outcome == disagg.Unreachable && d.onSuspect != nil && worker != "" {
+		d.onSuspect(worker)
+	}
+}
+
+// movePrefill books the next prefill target; false if there is none.
+func (j *job) movePrefill(plan *routing.Plan) bool {
+	d := j.d
+	q := j.query
+	j.tried = append(j.tried, plan.Prefill)
+	q.Exclude = j.tried
+	d.mu.Lock()
+	next, err := d.router.MovePrefill(d.since(d.now()), plan.Reservation, &q, j.s.overlaps, nil)
+	d.mu.Unlock()
+	if err != nil {
+		j.entry.notePrefill(err.Error())
+		return false
+	}
+	plan.Prefill, plan.Matched, plan.Miss = next.Prefill, next.Matched, next.Miss
+	j.speculate(plan.Prefill)
+	return true
+}
+
+// computeLocally lets the decode target compute the prompt.
+func (j *job) computeLocally(plan *routing.Plan, decode *place) extproc.Decision {
+	d := j.d
+	d.mu.Lock()
+	d.router.ComputeLocally(d.since(d.now()), plan.Reservation, plan.DecodeMiss)
+	d.mu.Unlock()
+	plan.Prefill = routing.NoSlot
+	plan.Miss, plan.Matched = plan.DecodeMiss, max(0, j.query.PromptTokens-plan.DecodeMiss)
+	j.speculate(plan.Decode)
+	j.degraded = degradedPrefill
+	j.entry.notePrefill("computed on the decode target")
+	j.leg()
+	return j.forward(plan, decode)
+}
+
+// leg ends the stage of the prefill leg, which is no part of the decision's time.
+func (j *job) leg() {
+	before := j.clock
+	j.lap(telemetry.StageLeg)
+	j.legs += j.clock.Sub(before)
+}
+
+// joined forwards the decode leg of a prefill leg that has its answer or is on its
+// way.
+func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *disagg.Exchange, r run) extproc.Decision {
+	d := j.d
+	j.leg()
+	if now := d.fleet.Load().place(plan.Decode); r.stop == nil && (now == nil || now.target != decode.target || !now.worker.Ready) {
+		return j.replan(ctx, plan, decode, x, r)
+	}
+	j.speculate(plan.Decode)
+	j.entry.Prefill = x.Prefill.String()
+	if p := d.fleet.Load().place(plan.Prefill); p != nil {
+		j.entry.Prefill = p.target.String()
+	}
+	out := j.forward(plan, decode)
+	t, _ := out.Ticket.(*ticket)
+	t.stopLeg, t.legOutlives = r.stop, d.legs.protocol.Outlives
+	for _, h := range r.leg.Headers {
+		out.Set = append(out.Set, extproc.Header(h))
+	}
+	if r.leg.Path != "" {
+		out.Set = append(out.Set, extproc.Header{Name: ":path", Value: r.leg.Path})
+	}
+	body, err := r.leg.Body(&j.s.request)
+	if err != nil { // the request was parsed: it is an object
+		d.log.Error().Err(err).Str("request", j.entry.ID).Msg("decode leg not edited")
+	}
+	out.Body = body
+	return out
+}
+
+// replan plans anew without the decode worker that went away. A prefill answer that
+// serves any decode engine is used again.
+func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *disagg.Exchange, r run) extproc.Decision {
+	d := j.d
+	j.release(plan)
+	if j.replans++; j.replans > maxReplans {
+		return j.noTarget(&routing.NoTargetError{Pool: routing.Decode})
+	}
+	j.entry.notePrefill("decode target " + dead.target.String() + " went away; planned anew")
+	j.query.Exclude = append(j.query.Exclude, plan.Decode)
+	if m := dead.worker; m != nil {
+		j.query.Exclude = append(j.query.Exclude, m.slots...)
+	}
+	portable := d.legs.protocol.Portable
+	j.query.Local = portable
+	next, p, err := j.place(nil)
+	if err != nil {
+		return j.noTarget(err)
+	}
+	switch {
+	case portable:
+		x.Decode = j.side(p)
+		leg, err := d.legs.protocol.Decode(x, r.answer)
+		if err != nil {
+			return j.computeLocally(next, p)
+		}
+		next.Prefill, next.Matched, next.Miss = routing.NoSlot, plan.Matched, plan.Miss
+		return j.joined(ctx, next, p, x, run{leg: leg, answer: r.answer})
+	case next.Prefill != routing.NoSlot:
+		return j.split(ctx, next, p)
+	default:
+		return j.forward(next, p)
+	}
+}
+
+func (j *job) release(plan *routing.Plan) {
+	d := j.d
+	d.mu.Lock()
+	d.router.Release(d.since(d.now()), plan.Reservation)
+	d.mu.Unlock()
+}
+
+// final gives the prefill answer to the client.
+func (j *job) final(plan *routing.Plan, f *disagg.FailureError) extproc.Decision {
+	d := j.d
+	j.release(plan)
+	j.leg()
+	final, _ := errors.AsType[*disagg.Final](f.Err)
+	kind := "application/json"
+	if final.Stream {
+		kind = "text/event-stream; charset=utf-8"
+	}
+	j.entry.setStatus(http.StatusOK)
+	d.metrics.Requests.WithLabelValues(j.entry.API, "routed").Inc()
+	d.journal.add(j.entry)
+	return extproc.Decision{Reject: &extproc.Reject{Status: http.StatusOK, Body: final.Body, Details: "kvlane_prefill_answer",
+		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}}
+}
+
+// refusedByPrefill passes on what is the client's fault.
+func (j *job) refusedByPrefill(f *disagg.FailureError) extproc.Decision {
+	j.leg()
+	r := &extproc.Reject{Status: f.Status, Body: f.Body, Details: "kvlane_prefill_refused"}
+	if f.Status == http.StatusTooManyRequests || prompt.Valid(f.Body) != nil {
+		r.Body = prompt.AppendFailure(nil, j.api, prompt.Failure{Status: f.Status, Type: "prefiller_error", Code: strconv.Itoa(f.Status),
+			Message: "the prefill worker answered " + strconv.Itoa(f.Status) + " " + http.StatusText(f.Status)})
+	}
+	if v := f.Header.Get("Retry-After"); v != "" {
+		r.Headers = append(r.Headers, extproc.Header{Name: "retry-after", Value: v})
+	}
+	return j.reject(r)
+}
+
+// localEdits are the changes to a request that is not split.
+func (j *job) localEdits() []byte {
+	l := j.d.legs
+	if l == nil || !j.parsed {
+		return nil
+	}
+	leg := disagg.Leg{Edits: l.protocol.Local(&j.s.request)}
+	body, err := leg.Body(&j.s.request)
+	if err != nil {
+		return nil
+	}
+	return body
+}

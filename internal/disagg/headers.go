@@ -1,0 +1,46 @@
+package disagg
+
+import (
+	"net/http"
+	"net/textproto"
+	"strconv"
+	"strings"
+)
+
+// dropped are the client's headers that do not belong on a prefill leg: framing,
+// the hop, what steers, and what would change the answer's encoding.
+var dropped = map[string]bool{
+	"host": true, "content-length": true, "transfer-encoding": true, "connection": true, "keep-alive": true, "te": true, "trailer": true,
+	"upgrade": true, "expect": true, "proxy-connection": true, "proxy-authorization": true, "accept-encoding": true,
+	"x-gateway-destination-endpoint": true, "x-gateway-destination-endpoint-subset": true, SidecarHeader: true, RankHeader: true,
+	requestIDHeader: true,
+}
+
+// dropsHeader says whether a header of the client stays behind.
+func dropsHeader(name string) bool {
+	return dropped[name] || name == "" || name[0] == ':' || strings.HasPrefix(name, "x-envoy-") || strings.HasPrefix(name, "x-kvlane-")
+}
+
+// LegHeader is the header of the prefill leg: the client's, fed in by each, with
+// the rank of the prefill side, the request's id, and what the leg sets.
+func (x *Exchange) LegHeader(leg *Leg, each func(yield func(name, value string))) http.Header {
+	h := make(http.Header, 16)
+	each(func(name, value string) {
+		if !dropsHeader(name) {
+			key := textproto.CanonicalMIMEHeaderKey(strings.Clone(name))
+			h[key] = append(h[key], strings.Clone(value))
+		}
+	})
+	h.Set("Content-Type", "application/json")
+	h["User-Agent"] = append([]string{}, h["User-Agent"]...) // an empty list keeps Go's own away
+	if x.ID != "" {
+		h.Set(requestIDHeader, x.ID)
+	}
+	if x.Prefill.ByHeader && x.Prefill.Rank != NoRank {
+		h.Set(RankHeader, strconv.Itoa(x.Prefill.Rank))
+	}
+	for _, s := range leg.Headers {
+		h.Set(s.Name, s.Value)
+	}
+	return h
+}

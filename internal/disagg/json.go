@@ -1,0 +1,74 @@
+package disagg
+
+import (
+	"bytes"
+	"encoding/json"
+	"strconv"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// appendText appends a JSON string.
+func appendText(dst []byte, text string) []byte {
+	quoted, err := json.Marshal(text)
+	if err != nil { // a string always encodes
+		return append(dst, `""`...)
+	}
+	return append(dst, quoted...)
+}
+
+// appendIDs appends a JSON list of ids and, behind them, more.
+func appendIDs(dst []byte, ids []uint32, more ...uint32) []byte {
+	dst = append(dst, '[')
+	for i, list := range [2][]uint32{ids, more} {
+		for j, id := range list {
+			if i+j > 0 && (j > 0 || len(ids) > 0) {
+				dst = append(dst, ',')
+			}
+			dst = strconv.AppendUint(dst, uint64(id), 10)
+		}
+	}
+	return append(dst, ']')
+}
+
+// present says whether a member's value is there and not null.
+func present(raw []byte) bool { return len(raw) > 0 && raw[0] != 'n' }
+
+// isObject says whether a value is an object with members.
+func isObject(raw []byte) bool {
+	if len(raw) < 2 || raw[0] != '{' {
+		return false
+	}
+	for _, c := range raw[1:] {
+		switch c {
+		case ' ', '\t', '\r', '\n':
+		default:
+			return c != '}'
+		}
+	}
+	return false
+}
+
+// textOf is a JSON string's text, "" if it is none.
+func textOf(raw []byte) string {
+	var text string
+	if json.Unmarshal(raw, &text) != nil {
+		return ""
+	}
+	return text
+}
+
+// items are a list's elements, nil if it is none.
+func items(raw []byte) []json.RawMessage {
+	var list []json.RawMessage
+	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &list) != nil {
+		return nil
+	}
+	return list
+}
+
+// number is a top-level integer of a request that internal/prompt keeps no place of.
+func number(r *prompt.Request, name string) (int64, bool) {
+	n, err := strconv.ParseInt(string(prompt.Member(bytes.TrimLeft(r.Body, " \t\r\n"), name)), 10, 64)
+	return n, err == nil
+}

@@ -1,0 +1,135 @@
+package disagg
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// lmcache: the prefill engine computes the token ids, pushes the blocks to the
+// receiver of the decode engine that the request names, and answers with the first
+// token.
+func lmcache() *Protocol {
+	return &Protocol{apis: apis(prompt.Completions, prompt.Chat), single: true, refuses: lmcacheRefuses, prefill: lmcachePrefill, decode: lmcacheDecode}
+}
+
+func lmcacheRefuses(_ *prompt.Request, ids []uint32) string {
+	if len(ids) == 0 {
+		return "the token ids are not known"
+	}
+	return ""
+}
+
+// chatOnly are the fields of a chat request that mean nothing, or something else,
+// to the completions route.
+var chatOnly = []prompt.Edit{
+	remove("messages"), remove("tools"), remove("tool_choice"), remove("parallel_tool_calls"), remove("chat_template"),
+	remove("chat_template_kwargs"), remove("add_generation_prompt"), remove("continue_final_message"), remove("documents"),
+	remove("reasoning_effort"), remove("logprobs"), remove("top_logprobs"), remove("echo"),
+}
+
+func lmcachePrefill(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
+	spec, err := disaggSpec(x)
+	if err != nil {
+		return Leg{}, err
+	}
+	leg := Leg{Edits: vllmPrefill(prompt.Completions)}
+	if x.Request.API == prompt.Chat {
+		leg.Edits = append(leg.Edits, chatOnly...)
+	}
+	leg.Path = completionsPath(x.Path)
+	leg.Edits = append(leg.Edits, remove("truncate_prompt_tokens"), prompt.Set(appendIDs(nil, x.IDs), "prompt"),
+		set(`{"ret_first_tok":true}`, kvParams), prompt.Set(spec, kvParams, "disagg_spec"))
+	return leg, nil
+}
+
+// completionsPath is the completions route beside the request's own: gateways may
+// prefix the path.
+func completionsPath(path string) string {
+	path, _, _ = strings.Cut(path, "?")
+	for _, route := range []string{"/v1/chat/completions", "/v1/completions"} {
+		if prefix, ok := strings.CutSuffix(path, route); ok {
+			return prefix + "/v1/completions"
+		}
+	}
+	return "/v1/completions"
+}
+
+// disaggSpec names the decode engine's receiver. It is made anew for each request:
+// the registry's entry must not take on a request's id.
+func disaggSpec(x *Exchange) ([]byte, error) {
+	s := &x.Decode.Settings
+	if s.ReceiverHost == "" || len(s.InitPorts) == 0 || len(s.AllocPorts) == 0 {
+		return nil, unusable(&x.Decode, "receiver_host, receiver_init_ports and receiver_alloc_ports")
+	}
+	id := x.ID
+	if id == "" {
+		id = x.Unique.Text
+	}
+	out := append([]byte(`{"req_id":`), appendText(nil, id)...)
+	out = append(append(out, `,"receiver_host":`...), appendText(nil, s.ReceiverHost)...)
+	out = appendPorts(append(out, `,"receiver_init_port":`...), s.InitPorts)
+	out = appendPorts(append(out, `,"receiver_alloc_port":`...), s.AllocPorts)
+	if s.QueryPort != 0 {
+		out = fmt.Appendf(out, `,"receiver_query_port":%d`, s.QueryPort)
+	}
+	return append(out, '}'), nil
+}
+
+func appendPorts(dst []byte, ports []int) []byte {
+	dst = append(dst, '[')
+	for i, p := range ports {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = fmt.Append(dst, p)
+	}
+	return append(dst, ']')
+}
+
+// lmcacheDecode is the client's own request: the decode engine finds the prompt's
+// blocks at its receiver and computes the last token of the prompt. With Append it
+// begins behind the prefill engine's token instead.
+func lmcacheDecode(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
+	if a == nil {
+		return Leg{}, errNoAnswer
+	}
+	raw := prompt.Member(a.member(kvParams), "first_tok")
+	first, err := prompt.AppendIDs(nil, append(append([]byte{'['}, raw...), ']'))
+	if err != nil || len(first) != 1 {
+		return Leg{}, fmt.Errorf("%w: first_tok", ErrNoParameters)
+	}
+	if !p.options.Append {
+		return Leg{}, nil
+	}
+	return appended(x, first[0])
+}
+
+// appended continues behind the first token: the prompt grows by it, and what
+// bounds the answer shrinks by one. A bound that is not there stays away.
+func appended(x *Exchange, first uint32) (Leg, error) {
+	r := x.Request
+	ids := appendIDs(nil, x.IDs, first)
+	var edits []prompt.Edit
+	if r.API == prompt.Chat {
+		edits = append(edits, set(`{}`, kvParams), prompt.Set(ids, kvParams, "prompt_token_ids"))
+	} else {
+		edits = append(edits, prompt.Set(ids, "prompt"), remove(kvParams), remove("truncate_prompt_tokens"))
+	}
+	for _, f := range []prompt.Field{prompt.FieldMaxTokens, prompt.FieldMaxCompletionTokens} {
+		n, ok := r.Int(f)
+		switch {
+		case ok && n > 1:
+			edits = append(edits, setNumber(n-1, f.String()))
+		case ok:
+			// One token was asked for and one is there; nothing can be decoded behind it.
+			return Leg{}, nil
+		}
+	}
+	if n, ok := number(r, "min_tokens"); ok && n > 1 {
+		edits = append(edits, setNumber(n-1, "min_tokens"))
+	}
+	return Leg{Edits: edits}, nil
+}

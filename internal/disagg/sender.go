@@ -1,0 +1,218 @@
+package disagg
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Limits of what is read from a prefill worker.
+const (
+	maxAnswer = 64 << 20 // a context answer carries the prompt's ids
+	maxPage   = 1 << 20
+	maxRefuse = 1 << 20
+)
+
+// idle is below the keep-alive of engines (5 s), so that no leg meets a closing
+// connection.
+const idle = 4 * time.Second
+
+// Outcome names how a leg ended, for metrics.
+type Outcome string
+
+const (
+	// OK: the answer is there.
+	OK Outcome = "ok"
+	// Ended: the answer is the whole answer.
+	Ended Outcome = "final"
+	// Unreachable: no connection, or Envoy says so.
+	Unreachable Outcome = "unreachable"
+	// TimedOut: no answer in disagg.timeout.
+	TimedOut Outcome = "timeout"
+	// Died: the connection broke before the answer was whole.
+	Died Outcome = "died"
+	// Failed: the worker answered with a status that is its own fault.
+	Failed Outcome = "failed"
+	// Refused: the worker answered with a status that is the client's fault.
+	Refused Outcome = "refused"
+	// Incomplete: the answer has no transfer parameters.
+	Incomplete Outcome = "no parameters"
+	// Unusable: the leg could not be made.
+	Unusable Outcome = "unusable"
+	// Cancelled: the request ended first.
+	Cancelled Outcome = "cancelled"
+)
+
+// FailureError is a leg that did not come to its end.
+type FailureError struct {
+	Outcome Outcome
+	// Status, Body and Header are the worker's answer, 0 and nil if there was none.
+	Status int
+	Body   []byte
+	Header http.Header
+	Err    error
+}
+
+// Error says outcome and cause.
+func (e *FailureError) Error() string {
+	if e.Status != 0 {
+		return fmt.Sprintf("%s: status %d", e.Outcome, e.Status)
+	}
+	return fmt.Sprintf("%s: %v", e.Outcome, e.Err)
+}
+
+// Unwrap is the cause.
+func (e *FailureError) Unwrap() error { return e.Err }
+
+// AsFailure is err with an outcome, whatever made it.
+func AsFailure(err error) *FailureError {
+	if f, ok := errors.AsType[*FailureError](err); ok {
+		return f
+	}
+	if errors.Is(err, ErrNoParameters) {
+		return &FailureError{Outcome: Incomplete, Err: err}
+	}
+	return &FailureError{Outcome: Unusable, Err: err}
+}
+
+// Sender carries prefill legs, through Envoy's prefill listener or directly to the
+// workers. It is safe for concurrent use.
+type Sender struct {
+	pickHeader string // "" without a listener
+	through    http.Client
+	direct     http.Client
+}
+
+// NewSender returns a sender to a listener ("host:port" or "unix:/path") that reads
+// the worker's address from pickHeader; with an empty listener legs go directly to
+// the worker.
+func NewSender(listener, pickHeader string) *Sender {
+	s := &Sender{direct: http.Client{Transport: transport(nil), CheckRedirect: noRedirect}}
+	s.through = s.direct
+	if listener != "" {
+		s.pickHeader = pickHeader
+		s.through = http.Client{CheckRedirect: noRedirect, Transport: transport(func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			if path, ok := strings.CutPrefix(listener, "unix:"); ok {
+				return d.DialContext(ctx, "unix", path)
+			}
+			return d.DialContext(ctx, "tcp", listener)
+		})}
+	}
+	return s
+}
+
+func transport(dial func(ctx context.Context, network, address string) (net.Conn, error)) *http.Transport {
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: time.Second}).DialContext
+	}
+	return &http.Transport{DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 256, IdleConnTimeout: idle, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10}
+}
+
+// noRedirect: an engine that redirects is answered with its redirect.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// Close ends idle connections.
+func (s *Sender) Close() {
+	s.through.CloseIdleConnections()
+	s.direct.CloseIdleConnections()
+}
+
+// Send posts a leg to a worker and returns the body of its answer. ctx bounds it.
+// The error is a *FailureError.
+func (s *Sender) Send(ctx context.Context, address, path string, header http.Header, body []byte) ([]byte, error) {
+	host := address
+	if s.pickHeader != "" {
+		host = "prefill" // the listener does not look at it; all legs share its connections
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+host+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, &FailureError{Outcome: Unusable, Err: err}
+	}
+	req.Header = header
+	req.Host = address
+	if s.pickHeader != "" {
+		req.Header.Set(s.pickHeader, address)
+	}
+	resp, err := s.through.Do(req)
+	if err != nil {
+		return nil, &FailureError{Outcome: broken(ctx, err), Err: err}
+	}
+	defer resp.Body.Close()
+	limit := int64(maxAnswer)
+	if resp.StatusCode != http.StatusOK {
+		limit = maxRefuse
+	}
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	switch {
+	case err != nil:
+		return nil, &FailureError{Outcome: broken(ctx, fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, err)), Err: err}
+	case resp.StatusCode == http.StatusOK && int64(len(raw)) > limit:
+		return nil, &FailureError{Outcome: Failed, Err: fmt.Errorf("answer over %d bytes", limit)}
+	case resp.StatusCode == http.StatusOK:
+		return raw, nil
+	}
+	return nil, &FailureError{Outcome: blame(resp.StatusCode), Status: resp.StatusCode, Body: raw, Header: resp.Header}
+}
+
+// blame says whose fault a status is. 408 is about time, not about the request.
+func blame(status int) Outcome {
+	switch {
+	case status == http.StatusServiceUnavailable || status == http.StatusBadGateway || status == http.StatusGatewayTimeout:
+		return Unreachable
+	case status/100 == 4 && status != http.StatusRequestTimeout:
+		return Refused
+	default:
+		return Failed
+	}
+}
+
+// broken names a failure of the connection.
+func broken(ctx context.Context, err error) Outcome {
+	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return TimedOut
+	case ctx.Err() != nil:
+		return Cancelled
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		return Died
+	default:
+		return Unreachable
+	}
+}
+
+// Get reads a small page of a worker; with api through the listener.
+func (s *Sender) Get(ctx context.Context, address, path string, api bool) ([]byte, error) {
+	client, host := &s.direct, address
+	if api && s.pickHeader != "" {
+		client, host = &s.through, "prefill"
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, http.NoBody)
+	if err != nil {
+		return nil, &FailureError{Outcome: Unusable, Err: err}
+	}
+	req.Host = address
+	if client == &s.through {
+		req.Header.Set(s.pickHeader, address)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, &FailureError{Outcome: broken(ctx, err), Err: err}
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxPage))
+	if err != nil {
+		return nil, &FailureError{Outcome: broken(ctx, fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, err)), Err: err}
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, &FailureError{Outcome: Failed, Status: resp.StatusCode}
+	}
+	return raw, nil
+}

@@ -1,0 +1,70 @@
+package disagg
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// sglang is SGLang's bootstrap: the same three fields in both bodies, both legs at
+// once, the client gets the decode leg's answer. The prefill leg ends only when
+// decode has taken the blocks.
+func sglang() *Protocol {
+	return &Protocol{AtOnce: true, Outlives: true, Always: true,
+		apis: apis(prompt.Chat, prompt.Completions, prompt.Generate, prompt.Messages, prompt.Responses),
+		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
+			return bootstrapLeg(x, &x.Prefill), nil
+		},
+		decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) { return bootstrapLeg(x, &x.Decode), nil },
+	}
+}
+
+// prompts is how many prompts a request has, and whether they come as a list.
+func prompts(r *prompt.Request) (n int, list bool) {
+	if r.Form == prompt.FormTexts || r.Form == prompt.FormIDLists {
+		return r.Count, true
+	}
+	return 1, false
+}
+
+// room is a random room of 63 bits. A prefill engine without another rule takes the
+// rank that the room leaves modulo its ranks: so it leaves the chosen one.
+func room(x *Exchange, i int) uint64 {
+	n := (x.Unique.Number + uint64(i)*uint64(max(x.Prefill.Ranks, 1))) & math.MaxInt64
+	if ranks := uint64(max(x.Prefill.Ranks, 0)); ranks > 1 && x.Prefill.Rank != NoRank {
+		n = n - n%ranks + uint64(x.Prefill.Rank)
+		if n > math.MaxInt64 {
+			n -= ranks
+		}
+	}
+	return n
+}
+
+// bootstrapLeg is the request for one of the sides: equal but for the rank on
+// /generate, whose header SGLang does not read.
+func bootstrapLeg(x *Exchange, to *Side) Leg {
+	host, port := appendText(nil, x.Prefill.host()), fmt.Append(nil, x.Prefill.bootstrapPort())
+	var leg Leg
+	if n, list := prompts(x.Request); list {
+		hosts, ports, rooms := []byte{'['}, []byte{'['}, []byte{'['}
+		for i := range n {
+			if i > 0 {
+				hosts, ports, rooms = append(hosts, ','), append(ports, ','), append(rooms, ',')
+			}
+			hosts, ports, rooms = append(hosts, host...), append(ports, port...), fmt.Append(rooms, room(x, i))
+		}
+		leg.Edits = []prompt.Edit{prompt.Set(append(hosts, ']'), "bootstrap_host"), prompt.Set(append(ports, ']'), "bootstrap_port"),
+			prompt.Set(append(rooms, ']'), "bootstrap_room")}
+	} else {
+		leg.Edits = []prompt.Edit{prompt.Set(host, "bootstrap_host"), prompt.Set(port, "bootstrap_port"), setNumber(room(x, 0), "bootstrap_room")}
+	}
+	if x.Prefill.Ranks > 1 && x.Prefill.Rank != NoRank {
+		leg.Edits = append(leg.Edits, setNumber(x.Prefill.Rank, "disagg_prefill_dp_rank"))
+	}
+	if x.Request.API == prompt.Generate && to.Rank != NoRank && to.Ranks > 1 {
+		leg.Edits = append(leg.Edits, setNumber(to.Rank, "routed_dp_rank"))
+	}
+	return leg
+}

@@ -1,0 +1,233 @@
+package disagg
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// This file holds vLLM's connectors but LMCache. Sources of the fields: vLLM's
+// toy_proxy_server and connectors, as of 0.32.
+
+var vllmAPIs = apis(prompt.Chat, prompt.Completions, prompt.Responses, prompt.Messages, prompt.VLLMGenerate)
+
+// oneToken are the fields that bound an answer, by API: a prefill leg makes one
+// token. Lower bounds go, they would contradict.
+var oneToken = map[prompt.API][]prompt.Edit{
+	prompt.Chat: {set("1", "max_tokens"), set("1", "max_completion_tokens"), remove("min_tokens"), remove("min_completion_tokens")},
+	prompt.Completions: {set("1", "max_tokens"), remove("max_completion_tokens"), remove("min_tokens"),
+		remove("min_completion_tokens")},
+	prompt.Responses:    {set("1", "max_output_tokens"), remove("max_tokens"), remove("min_tokens"), set("false", "store"), remove("background")},
+	prompt.Messages:     {set("1", "max_tokens"), remove("min_tokens")},
+	prompt.VLLMGenerate: {set("1", "sampling_params", "max_tokens"), remove("sampling_params", "min_tokens")},
+}
+
+// unstreamed are the fields of an answer in one piece.
+var unstreamed = []prompt.Edit{set("false", "stream"), remove("stream_options")}
+
+// vllmPrefill is what every prefill leg of vLLM has in common.
+func vllmPrefill(api prompt.API) []prompt.Edit {
+	one := oneToken[api]
+	return append(append(make([]prompt.Edit, 0, len(one)+len(unstreamed)+4), one...), unstreamed...)
+}
+
+const kvParams = "kv_transfer_params"
+
+// askRemoteDecode and askRemotePrefill are the two directions.
+const (
+	askRemoteDecode  = `{"do_remote_decode":true,"do_remote_prefill":false}`
+	askNIXL          = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
+	askRemotePrefill = `{"do_remote_prefill":true,"do_remote_decode":false}`
+)
+
+// ownDirection says that the client, or a router before us, has named a direction
+// itself: its parameters stay as they are.
+func ownDirection(r *prompt.Request) bool {
+	raw := r.Raw(prompt.FieldKVTransferParams)
+	return prompt.Member(raw, "do_remote_decode") != nil || prompt.Member(raw, "do_remote_prefill") != nil
+}
+
+// ask are the edits that put a direction's parameters into a request, beside what
+// the client's own object says of other things (such as prompt_token_ids).
+func ask(r *prompt.Request, params string, more ...prompt.Edit) []prompt.Edit {
+	own := r.Raw(prompt.FieldKVTransferParams)
+	out := []prompt.Edit{set(params, kvParams)}
+	if ids := prompt.Member(own, "prompt_token_ids"); present(ids) {
+		out = append(out, prompt.Set(ids, kvParams, "prompt_token_ids"))
+	}
+	return append(out, more...)
+}
+
+// nixl is NixlConnector in its pull mode, vLLM's default: decode fetches the blocks
+// that the prefill answer names.
+func nixl() *Protocol {
+	return &Protocol{Portable: true, apis: vllmAPIs, single: true, prefill: nixlPrefill, decode: nixlDecode}
+}
+
+func nixlPrefill(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
+	edits := vllmPrefill(x.Request.API)
+	if !ownDirection(x.Request) {
+		edits = append(edits, ask(x.Request, askNIXL)...)
+	}
+	return Leg{Edits: edits}, nil
+}
+
+// nixlDecode hands the answer's parameters on verbatim.
+func nixlDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
+	if a == nil {
+		return Leg{}, errNoAnswer
+	}
+	params := a.member(kvParams)
+	if !isObject(params) {
+		return Leg{}, ErrNoParameters
+	}
+	edits := ask(x.Request, string(params))
+	if h := x.Prefill.Settings.SideHost; h != "" {
+		edits = append(edits, setText(h, kvParams, "remote_host"))
+	}
+	return Leg{Edits: edits}, nil
+}
+
+// nixlPush: decode registers its blocks and prefill writes into them; the legs run
+// at once and find each other by their request id.
+func nixlPush() *Protocol {
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, prefill: nixlPrefill, decode: nixlPushDecode}
+}
+
+// defaultSidePort is VLLM_NIXL_SIDE_CHANNEL_PORT of rank 0.
+const defaultSidePort = 5600
+
+func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
+	s := &x.Prefill.Settings
+	if s.EngineID == "" {
+		return Leg{}, unusable(&x.Prefill, "engine_id")
+	}
+	if x.ID == "" {
+		return Leg{}, fmt.Errorf("%w: the request has no id", errUnusable)
+	}
+	id, port, host := s.EngineID, s.SidePort, s.SideHost
+	if port == 0 {
+		port = defaultSidePort
+	}
+	if host == "" {
+		host = x.Prefill.host()
+	}
+	if x.Prefill.Ranks > 1 && x.Prefill.Rank != NoRank {
+		id += "_dp" + strconv.Itoa(x.Prefill.Rank)
+		port += x.Prefill.Rank
+	}
+	return Leg{Edits: ask(x.Request, askRemotePrefill, setText(id, kvParams, "remote_engine_id"), setText(host, kvParams, "remote_host"),
+		setNumber(port, kvParams, "remote_port"))}, nil
+}
+
+// moriio is AMD's MoRIIO in READ mode: NIXL's pull, with a transfer id on both
+// legs.
+func moriio() *Protocol {
+	return &Protocol{apis: vllmAPIs, single: true,
+		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
+			leg, err := nixlPrefill(ctx, p, x)
+			leg.Edits = append(leg.Edits, setText("tx"+x.Unique.Text, kvParams, "transfer_id"))
+			return leg, err
+		},
+		decode: func(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
+			leg, err := nixlDecode(p, x, a)
+			if err != nil {
+				return Leg{}, err
+			}
+			leg.Edits = append(leg.Edits, setText("tx"+x.Unique.Text, kvParams, "transfer_id"))
+			s := &x.Prefill.Settings
+			for _, f := range []struct {
+				name string
+				port int
+			}{{"remote_handshake_port", s.HandshakePort}, {"remote_notify_port", s.NotifyPort}} {
+				if f.port != 0 {
+					leg.Edits = append(leg.Edits, setNumber(f.port, kvParams, f.name))
+				}
+			}
+			if x.Prefill.Ranks > 1 && x.Prefill.Rank != NoRank {
+				leg.Edits = append(leg.Edits, setNumber(x.Prefill.Rank, kvParams, "remote_dp_rank"), setNumber(x.Prefill.Ranks, kvParams, "remote_dp_size"))
+			}
+			return leg, nil
+		}}
+}
+
+// p2pNCCL: the addresses of both sides ride in the request id.
+func p2pNCCL() *Protocol {
+	return &Protocol{apis: vllmAPIs, single: true,
+		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
+			id, err := p2pID(x)
+			return Leg{Headers: id, Edits: vllmPrefill(x.Request.API)}, err
+		},
+		decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
+			id, err := p2pID(x)
+			return Leg{Headers: id}, err
+		}}
+}
+
+func p2pID(x *Exchange) ([]Header, error) {
+	for _, s := range []*Side{&x.Prefill, &x.Decode} {
+		if s.Settings.ZMQ == "" {
+			return nil, unusable(s, "zmq")
+		}
+	}
+	// A client's id may hold anything, such as our own marks; ours cannot.
+	id := "___prefill_addr_" + x.Prefill.Settings.ZMQ + "___decode_addr_" + x.Decode.Settings.ZMQ + "_" + x.Unique.Text
+	return []Header{{requestIDHeader, id}}, nil
+}
+
+// sharedStorage: prefill writes to a store that decode finds the prompt in by its
+// content.
+func sharedStorage() *Protocol {
+	return &Protocol{Portable: true, apis: vllmAPIs, single: true,
+		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
+			return Leg{Edits: vllmPrefill(x.Request.API)}, nil
+		},
+		decode: func(*Protocol, *Exchange, *Answer) (Leg, error) { return Leg{}, nil }}
+}
+
+// sidecar: llm-d's sidecar beside the decode engine runs both legs; it learns the
+// prefill worker from a header.
+func sidecar() *Protocol {
+	return &Protocol{NoLeg: true, apis: vllmAPIs, decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
+		return Leg{Headers: []Header{{SidecarHeader, x.Prefill.Address}}}, nil
+	}}
+}
+
+// SidecarHeader names the prefill worker to llm-d's sidecar. It steers: a client
+// must not set it.
+const SidecarHeader = "x-prefiller-host-port"
+
+// mooncake: both legs at once, found by a transfer id. The engine id of the prefill
+// rank comes from its bootstrap server.
+func mooncake() *Protocol {
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, found: newFound(),
+		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
+			if _, err := p.page(ctx, &x.Prefill, bootstrapAddress(&x.Prefill), "/query", false); err != nil {
+				return Leg{}, err
+			}
+			edits := append(vllmPrefill(x.Request.API), ask(x.Request, askRemoteDecode, setText("xfer-"+x.Unique.Text, kvParams, "transfer_id"))...)
+			return Leg{Edits: edits}, nil
+		},
+		decode: func(p *Protocol, x *Exchange, _ *Answer) (Leg, error) {
+			engine := mooncakeEngine(p.found.known(&x.Prefill), &x.Prefill)
+			if engine == "" {
+				return Leg{}, unusable(&x.Prefill, "engine_id for its rank at /query")
+			}
+			return Leg{Edits: ask(x.Request, askRemotePrefill, setText("xfer-"+x.Unique.Text, kvParams, "transfer_id"),
+				setText("http://"+bootstrapAddress(&x.Prefill), kvParams, "remote_bootstrap_addr"), setText(engine, kvParams, "remote_engine_id"))}, nil
+		}}
+}
+
+func bootstrapAddress(s *Side) string {
+	return net.JoinHostPort(s.host(), strconv.Itoa(s.bootstrapPort()))
+}
+
+// mooncakeEngine is a rank's engine id on the page of the bootstrap server:
+// {"<rank>": {"engine_id": …}, …}.
+func mooncakeEngine(page []byte, s *Side) string {
+	rank := max(s.Rank, 0)
+	return textOf(prompt.Member(prompt.Member(page, strconv.Itoa(rank)), "engine_id"))
+}
