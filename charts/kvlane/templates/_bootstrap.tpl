@@ -1,0 +1,150 @@
+{{- /* Made by charts/chartgen from envoy/bootstrap.yaml.tmpl; do not edit. */ -}}
+{{- define "kvlane.stripHeaders" -}}
+- x-gateway-destination-endpoint
+- x-gateway-destination-endpoint-subset
+- x-kvlane-endpoint
+- x-prefiller-host-port
+- x-encoder-hosts-ports
+- x-data-parallel-host-port
+- x-data-parallel-rank
+{{- end }}
+{{- define "kvlane.upstreamIdle" }}4s{{ end }}
+{{- define "kvlane.nodeID" }}kvlane{{ end }}
+{{- define "kvlane.bootstrap" -}}
+# Envoy in front of Kvlane. Written by `kvlane envoy-config`; every value that is not Envoy's default says why.
+node: {id: {{.NodeID}}, cluster: kvlane}
+admin: {address: {{include "kvlane.envoyAddress" .Admin}}}
+dynamic_resources:
+  ads_config: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: kvlane}}]}
+static_resources:
+  listeners:
+  - name: ingress
+    address: {{include "kvlane.envoyAddress" .Ingress}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: ingress
+          stream_idle_timeout: 0s                 # the default of 5 minutes ends requests that queue or prefill for long
+          preserve_external_request_id: true      # one id from the client's log to the engine's
+          always_set_request_id_in_response: true
+{{- if .AccessLog}}
+          access_log:                             # outcome, bytes and times of each request, shortly after its end
+          - name: envoy.access_loggers.http_grpc
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig
+              common_config: {log_name: kvlane, transport_api_version: V3, grpc_service: {envoy_grpc: {cluster_name: kvlane}}, buffer_flush_interval: 0.05s}
+{{- end}}
+          http_filters:
+          - name: strip-steering                  # what a client sends never steers, even while Kvlane is down
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation
+              mutations: {request_mutations: [{{range $i, $h := .StripHeaders}}{{if $i}}, {{end}}{remove: {{$h}}}{{end}}]}
+{{- if .FirstToken}}
+          - name: first-token                     # its stream opens at the first piece of the answer; Kvlane leaves it after one message
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
+              grpc_service: {envoy_grpc: {cluster_name: kvlane}}
+              observability_mode: true
+              failure_mode_allow: true
+              processing_mode: {request_header_mode: SKIP, request_body_mode: NONE, request_trailer_mode: SKIP,
+                response_header_mode: SKIP, response_body_mode: STREAMED, response_trailer_mode: SKIP}
+              response_attributes: [request.id]
+{{- end}}
+          - name: kvlane
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
+              grpc_service: {envoy_grpc: {cluster_name: kvlane}}
+              failure_mode_allow: true            # false would cut running answers when Kvlane dies; failing closed is the fallback policy's part
+              message_timeout: {{.MessageTimeout}}
+              processing_mode: {request_header_mode: SEND, request_body_mode: {{.RequestBody}}, request_trailer_mode: {{.RequestTrailers}},
+                response_header_mode: SEND, response_body_mode: {{.ResponseBody}}, response_trailer_mode: SEND}   # trailers SEND: the stream lives until the answer's end
+              request_attributes: [request.id]
+              response_attributes: [upstream.address]
+              metadata_options: {receiving_namespaces: {untyped: [envoy.lb]}, forwarding_namespaces: {untyped: [envoy.lb, envoy.lb.subset_hint]}}
+          - name: envoy.filters.http.router
+            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes:
+              - match: {prefix: /}
+                request_body_buffer_limit: {{.MaxBody}}   # a larger body is answered 413
+                route:
+                  cluster: model_servers
+                  timeout: 0s                     # the default of 15 s ends long answers
+{{- if .Retries}}
+                  retry_policy:                   # only where the worker has seen nothing of the request
+                    retry_on: "connect-failure,reset-before-request"
+                    num_retries: 3
+                    retry_host_predicate: [{name: previous, typed_config: {"@type": type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate}}]
+                    host_selection_retry_max_attempts: 5
+{{- end}}
+{{- if .Prefill}}
+  - name: prefill                                 # Kvlane sends prefill legs here; the pick travels in a header that only this socket reads
+    address: {{include "kvlane.envoyAddress" .Prefill}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: prefill
+          stream_idle_timeout: 0s
+          preserve_external_request_id: true
+          http_filters:
+          - name: pick
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config
+              request_rules: [{header: x-kvlane-endpoint, on_header_present: {metadata_namespace: envoy.lb, key: x-gateway-destination-endpoint, type: STRING}, remove: true}]
+          - name: envoy.filters.http.router
+            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes: [{match: {prefix: /}, request_body_buffer_limit: {{.MaxBody}}, route: {cluster: prefill_servers, timeout: 0s}}]
+{{- end}}
+  clusters:
+  - name: kvlane
+    type: {{.KvlaneType}}
+    connect_timeout: 1s
+    circuit_breakers: {thresholds: [{max_connections: 65535, max_pending_requests: 65535, max_requests: 65535}]}   # a stream lives as long as its answer; the default of 1024 is soon full
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {http2_protocol_options: {}}
+    load_assignment: {cluster_name: kvlane, endpoints: [{lb_endpoints: [{endpoint: {address: {{include "kvlane.envoyAddress" .Kvlane}}}}]}]}
+{{- range .Clusters}}
+  - name: {{.Name}}
+    type: EDS
+    connect_timeout: 1s
+    ignore_health_on_host_removal: true
+    eds_cluster_config: {service_name: model_servers, eds_config: {ads: {}, resource_api_version: V3}}
+    circuit_breakers: {thresholds: [{max_connections: 65535, max_pending_requests: 65535, max_requests: 65535, max_retries: 1024}]}
+    load_balancing_policy:
+      policies:
+      - typed_extension_config:
+          name: envoy.load_balancing_policies.override_host
+          typed_config:
+            "@type": type.googleapis.com/envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost
+            override_host_sources: [{metadata: {key: envoy.lb, path: [{key: x-gateway-destination-endpoint}]}}]   # metadata only: no client can write it
+            selected_host_key: {key: envoy.lb, path: [{key: x-gateway-destination-endpoint-served}]}
+{{- if .FailClosed}}
+            fallback_policy: {policies: [{typed_extension_config: {name: envoy.load_balancing_policies.subset, typed_config: {    # no pick: 503
+              "@type": type.googleapis.com/envoy.extensions.load_balancing_policies.subset.v3.Subset, fallback_policy: NO_FALLBACK,
+              subset_selectors: [{keys: [no-such-key], fallback_policy: NO_FALLBACK}],
+              subset_lb_policy: {policies: [{typed_extension_config: {name: envoy.load_balancing_policies.round_robin, typed_config: {
+                "@type": type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin}}}]}}}}]}
+{{- else}}
+            fallback_policy: {policies: [{typed_extension_config: {name: envoy.load_balancing_policies.least_request, typed_config: {    # no pick, or the pick refuses: the least busy worker
+              "@type": type.googleapis.com/envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest}}}]}
+{{- end}}
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        common_http_protocol_options: {idle_timeout: {{$.UpstreamIdle}}}   # below the engine's keep-alive (5 s), so that no request meets a closing connection
+        explicit_http_config: {http_protocol_options: {}}
+{{- end}}
+{{- end }}

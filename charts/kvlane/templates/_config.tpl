@@ -1,0 +1,103 @@
+{{- /* kvlane.yaml: what the chart derives, over the further keys of `config`. */ -}}
+{{- define "kvlane.config" -}}
+{{- $v := .Values }}
+{{- $listen := dict "address" (printf ":%d" (int64 $v.extProcPort)) "health" (printf ":%d" (int64 $v.grpcHealthPort)) }}
+{{- if eq $v.mode "sidecar" }}
+{{- $_ := set $listen "address" (include "kvlane.socket" .) }}
+{{- else if $v.tls.secretName }}
+{{- $_ := set $listen "cert_file" "/etc/kvlane-tls/tls.crt" }}
+{{- $_ := set $listen "key_file" "/etc/kvlane-tls/tls.key" }}
+{{- end }}
+{{- $worker := deepCopy $v.modelServers.worker }}
+{{- $_ := set $worker "engine" $v.modelServers.type }}
+{{- if $v.modelServers.ranks }}
+{{- $_ := set $worker "ranks" (int64 $v.modelServers.ranks) }}
+{{- end }}
+{{- $events := dict }}
+{{- range $key := list "endpoint" "replay" "topic" }}
+{{- with get $v.modelServers.kvEvents $key }}{{ $_ := set $events $key . }}{{ end }}
+{{- end }}
+{{- if $events }}
+{{- $_ := set $worker "events" $events }}
+{{- end }}
+{{- $kubernetes := dict "namespace" (include "kvlane.modelNamespace" .) "worker" $worker }}
+{{- $pools := $v.inferencePool.extraPools }}
+{{- with include "kvlane.pool" . }}{{ $pools = prepend $pools . }}{{ end }}
+{{- if $pools }}
+{{- $_ := set $kubernetes "pools" $pools }}
+{{- else }}
+{{- $ports := list }}
+{{- range $v.modelServers.targetPorts }}{{ $ports = append $ports (int64 .number) }}{{ end }}
+{{- $_ := set $kubernetes "selector" $v.modelServers.matchLabels }}
+{{- $_ := set $kubernetes "ports" $ports }}
+{{- end }}
+{{- if $v.modelServers.rankPerPort }}{{ $_ := set $kubernetes "rank_per_port" true }}{{ end }}
+{{- if $v.modelServers.neverAsk }}{{ $_ := set $kubernetes "never_ask" true }}{{ end }}
+{{- with $v.modelServers.roleLabels }}{{ $_ := set $kubernetes "role_labels" . }}{{ end }}
+{{- $drain := int64 $v.drainSeconds }}
+{{- if eq $v.mode "sidecar" }}{{ $drain = add $v.drainQuietSeconds 5 }}{{ end }}
+{{- $c := deepCopy $v.config }}
+{{- $_ := set $c "listen" $listen }}
+{{- $_ := set $c "admin" (dict "address" (printf ":%d" (int64 $v.metricsPort))) }}
+{{- $_ := set $c "drain" (printf "%ds" (int64 $drain)) }}
+{{- $_ := set $c "drain_quiet" (printf "%ds" (int64 $v.drainQuietSeconds)) }}
+{{- $_ := set $c "limits" (set (default dict $c.limits) "max_body" (int64 $v.maxBodyBytes)) }}
+{{- $_ := set $c "workers" (set (default dict $c.workers) "kubernetes" $kubernetes) }}
+{{- with $v.models }}{{ $_ := set $c "models" . }}{{ end }}
+{{- if eq $v.mode "gateway" }}
+{{- $_ := set $c "envoy" (dict "message_timeout" $v.messageTimeout) }}
+{{- else }}
+{{- $envoy := dict "ingress" (printf "0.0.0.0:%d" (int64 $v.proxy.port)) "admin" "127.0.0.1:9901" "message_timeout" $v.messageTimeout }}
+{{- $_ := set $envoy "fail_closed" (not $v.proxy.failOpen) }}
+{{- $_ := set $envoy "first_token" $v.proxy.firstToken }}
+{{- $_ := set $envoy "access_log" $v.proxy.accessLog }}
+{{- $_ := set $envoy "request_body" $v.proxy.requestBody }}
+{{- $_ := set $envoy "response_body" $v.proxy.responseBody }}
+{{- with include "kvlane.prefill" . }}{{ $_ := set $envoy "prefill" . }}{{ end }}
+{{- $_ := set $c "envoy" $envoy }}
+{{- end }}
+{{- toYaml $c }}
+{{- end }}
+
+{{- /* Envoy's form of "host:port" or "unix:/path". */ -}}
+{{- define "kvlane.envoyAddress" -}}
+{{- if hasPrefix "unix:" . -}}
+{pipe: {path: {{ trimPrefix "unix:" . | quote }}}}
+{{- else -}}
+{{- $port := regexFind "[0-9]+$" . -}}
+{socket_address: {address: {{ trimSuffix (printf ":%s" $port) . | quote }}, port_value: {{ $port }}}}
+{{- end }}
+{{- end }}
+
+{{- /* Envoy's bootstrap: the arguments of "kvlane.bootstrap" as package envoy makes them. */ -}}
+{{- define "kvlane.envoyConfig" -}}
+{{- $p := .Values.proxy }}
+{{- $duplex := eq $p.requestBody "FULL_DUPLEX_STREAMED" }}
+{{- $clusters := list (dict "Name" "model_servers" "FailClosed" (not $p.failOpen)) }}
+{{- $prefill := include "kvlane.prefill" . }}
+{{- if $prefill }}{{ $clusters = append $clusters (dict "Name" "prefill_servers" "FailClosed" true) }}{{ end }}
+{{- $kvlane := include "kvlane.socket" . }}
+{{- $type := "STATIC" }}
+{{- if eq .Values.mode "standalone" }}
+{{- $kvlane = printf "%s:%d" (include "kvlane.extProcHost" .) (int64 .Values.extProcPort) }}
+{{- $type = "STRICT_DNS" }}
+{{- end }}
+{{- include "kvlane.bootstrap" (dict
+  "NodeID" (include "kvlane.nodeID" .)
+  "Ingress" (printf "0.0.0.0:%d" (int64 $p.port))
+  "Admin" "127.0.0.1:9901"
+  "Kvlane" $kvlane
+  "KvlaneType" $type
+  "Prefill" $prefill
+  "MaxBody" (int64 .Values.maxBodyBytes)
+  "MessageTimeout" .Values.messageTimeout
+  "UpstreamIdle" (include "kvlane.upstreamIdle" .)
+  "FirstToken" $p.firstToken
+  "AccessLog" $p.accessLog
+  "RequestBody" $p.requestBody
+  "RequestTrailers" (ternary "SEND" "SKIP" $duplex)
+  "ResponseBody" $p.responseBody
+  "Retries" (not $duplex)
+  "StripHeaders" (include "kvlane.stripHeaders" . | fromYamlArray)
+  "Clusters" $clusters) }}
+{{- end }}

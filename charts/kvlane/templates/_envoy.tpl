@@ -1,0 +1,43 @@
+{{- /* The container of Envoy. */ -}}
+{{- define "kvlane.envoyContainer" -}}
+- name: envoy
+  image: {{ include "kvlane.image" .Values.proxy.image | quote }}
+  imagePullPolicy: {{ .Values.proxy.image.pullPolicy }}
+  command: [/usr/local/bin/envoy]
+  args:
+  - --config-path
+  - /etc/envoy/envoy.yaml
+  - --disable-hot-restart # needs shared memory, and pods are replaced instead
+  {{- if .Values.proxy.concurrency }}
+  - --concurrency
+  - {{ .Values.proxy.concurrency | quote }}
+  {{- end }}
+  {{- range .Values.proxy.extraArgs }}
+  - {{ . | quote }}
+  {{- end }}
+  ports:
+  - {name: http, containerPort: {{ .Values.proxy.port }}, protocol: TCP}
+  # Envoy opens the port once the clusters are there. Its admin page, which could stop it, is not reachable from outside.
+  startupProbe:
+    tcpSocket: {port: http}
+    periodSeconds: 1
+    failureThreshold: 120
+  readinessProbe:
+    tcpSocket: {port: http}
+    periodSeconds: {{ .Values.probes.readinessPeriodSeconds }}
+  livenessProbe:
+    tcpSocket: {port: http}
+    periodSeconds: {{ .Values.probes.livenessPeriodSeconds }}
+    failureThreshold: 6
+  lifecycle: # Envoy ends at once on SIGTERM; until then the pod has left the Service and running answers end
+    preStop: {sleep: {seconds: {{ .Values.proxy.drainSeconds }}}}
+  resources:
+    {{- toYaml .Values.proxy.resources | nindent 4 }}
+  securityContext:
+    {{- toYaml .Values.securityContext | nindent 4 }}
+  volumeMounts:
+  - {name: envoy, mountPath: /etc/envoy, readOnly: true}
+  {{- if eq .Values.mode "sidecar" }}
+  - {name: socket, mountPath: /run/kvlane}
+  {{- end }}
+{{- end }}

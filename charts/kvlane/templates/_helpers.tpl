@@ -1,0 +1,209 @@
+{{- define "kvlane.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* Prefix of object names, short enough for the suffixes and for the hash that a ReplicaSet adds. */ -}}
+{{- define "kvlane.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- $name := include "kvlane.name" . }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "kvlane.selector" -}}
+app.kubernetes.io/name: {{ include "kvlane.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "kvlane.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "kvlane.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "kvlane.image" -}}
+{{- $repository := .repository }}
+{{- with .registry }}{{ $repository = printf "%s/%s" . $repository }}{{ end }}
+{{- if .digest }}{{ $repository }}@{{ .digest }}{{ else }}{{ $repository }}:{{ .tag }}{{ end }}
+{{- end }}
+
+{{- define "kvlane.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "kvlane.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "kvlane.modelNamespace" -}}
+{{- default .Release.Namespace .Values.modelServers.namespace }}
+{{- end }}
+
+{{- /* "true" if the gateway routes to the Service of the model servers. */ -}}
+{{- define "kvlane.routesToService" -}}
+{{- if eq .Values.mode "gateway" }}
+{{- if eq .Values.provider.name "envoy-gateway" }}true
+{{- else if and (eq .Values.provider.name "istio") .Values.provider.istio.envoyFilter.enabled }}true
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* "true" if the chart makes the InferencePool. */ -}}
+{{- define "kvlane.createPool" -}}
+{{- $pool := .Values.inferencePool }}
+{{- if kindIs "bool" $pool.create }}
+{{- if $pool.create }}true{{ end }}
+{{- else if and (eq .Values.mode "gateway") (not (include "kvlane.routesToService" .)) (not $pool.name) }}true
+{{- end }}
+{{- end }}
+
+{{- /* Name of the InferencePool, "" without one. */ -}}
+{{- define "kvlane.pool" -}}
+{{- if .Values.inferencePool.name }}
+{{- .Values.inferencePool.name }}
+{{- else if include "kvlane.createPool" . }}
+{{- include "kvlane.fullname" . }}
+{{- end }}
+{{- end }}
+
+{{- /* Service of the model servers, "" if nothing needs one. */ -}}
+{{- define "kvlane.modelService" -}}
+{{- $service := .Values.modelServers.service }}
+{{- if $service.name }}
+{{- $service.name }}
+{{- else if or $service.create (include "kvlane.routesToService" .) }}
+{{- printf "%s-models" (include "kvlane.fullname" .) }}
+{{- end }}
+{{- end }}
+
+{{- define "kvlane.createModelService" -}}
+{{- $service := .Values.modelServers.service }}
+{{- if kindIs "bool" $service.create }}
+{{- if $service.create }}true{{ end }}
+{{- else if and (include "kvlane.routesToService" .) (not $service.name) }}true
+{{- end }}
+{{- end }}
+
+{{- /* Service by which others reach ext_proc. */ -}}
+{{- define "kvlane.extProcService" -}}
+{{- include "kvlane.fullname" . }}{{ if eq .Values.mode "standalone" }}-extproc{{ end }}
+{{- end }}
+
+{{- define "kvlane.extProcHost" -}}
+{{- printf "%s.%s.svc.%s" (include "kvlane.extProcService" .) .Release.Namespace .Values.clusterDomain }}
+{{- end }}
+
+{{- define "kvlane.socket" -}}
+unix:/run/kvlane/kvlane.sock
+{{- end }}
+
+{{- /* Envoy's listener for prefill legs: only where Envoy shares a socket's folder with Kvlane. */ -}}
+{{- define "kvlane.prefill" -}}
+{{- if and (eq .Values.mode "sidecar") (dig "disagg" "connector" "" .Values.config) }}unix:/run/kvlane/prefill.sock{{ end }}
+{{- end }}
+
+{{- /* Seconds until the kubelet may kill a pod with Kvlane. */ -}}
+{{- define "kvlane.neededGrace" -}}
+{{- if eq .Values.mode "sidecar" }}
+{{- add .Values.proxy.drainSeconds .Values.drainQuietSeconds 15 }}
+{{- else }}
+{{- add .Values.drainSeconds 10 }}
+{{- end }}
+{{- end }}
+
+{{- define "kvlane.grace" -}}
+{{- default (include "kvlane.neededGrace" .) .Values.terminationGracePeriodSeconds | int64 }}
+{{- end }}
+
+{{- /* Where Prometheus' series of this release are; jobLabel of the monitors makes it so. */ -}}
+{{- define "kvlane.series" -}}
+namespace="{{ .Release.Namespace }}",job="{{ .Release.Name }}"
+{{- end }}
+
+{{- define "kvlane.pdb" -}}
+{{- $enabled := .budget.enabled }}
+{{- if kindIs "bool" $enabled }}{{ if $enabled }}true{{ end }}
+{{- else if gt (int64 .pods) 1 }}true
+{{- end }}
+{{- end }}
+
+{{- /* Fewest pods of Kvlane. */ -}}
+{{- define "kvlane.pods" -}}
+{{- if .Values.autoscaling.enabled }}{{ .Values.autoscaling.minReplicas }}{{ else }}{{ .Values.replicas }}{{ end }}
+{{- end }}
+
+{{- /* Spread of a component's pods: evenly over zones and nodes, but a pod is never left unscheduled for it. The label
+    pod-template-hash keeps a roll-out from counting the pods that it replaces. */ -}}
+{{- define "kvlane.spread" -}}
+{{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+- maxSkew: 1
+  topologyKey: {{ $key }}
+  whenUnsatisfiable: ScheduleAnyway
+  matchLabelKeys: [pod-template-hash]
+  labelSelector:
+    matchLabels:
+      {{- include "kvlane.selector" $.root | nindent 6 }}
+      app.kubernetes.io/component: {{ $.component }}
+{{- end }}
+{{- end }}
+
+{{- /* What the pods of both components have in common. */ -}}
+{{- define "kvlane.placement" -}}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- with .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .root.Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+  {{- if .root.Values.topologySpreadConstraints }}
+  {{- toYaml .root.Values.topologySpreadConstraints | nindent 2 }}
+  {{- else }}
+  {{- include "kvlane.spread" . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{- define "kvlane.strategy" -}}
+type: {{ .Values.strategy.type }}
+{{- if eq .Values.strategy.type "RollingUpdate" }}
+rollingUpdate:
+  maxSurge: {{ .Values.strategy.maxSurge }}
+  maxUnavailable: {{ .Values.strategy.maxUnavailable }}
+{{- end }}
+{{- end }}
+
+{{- /* Ports of a Service of Kvlane. kubernetes.io/h2c: gateways speak HTTP/2 to it. */ -}}
+{{- define "kvlane.extProcPorts" -}}
+- {name: grpc-ext-proc, port: {{ .Values.extProcPort }}, targetPort: grpc-ext-proc, protocol: TCP, appProtocol: kubernetes.io/h2c}
+{{ include "kvlane.probePorts" . }}
+{{- end }}
+
+{{- define "kvlane.probePorts" -}}
+- {name: grpc-health, port: {{ .Values.grpcHealthPort }}, targetPort: grpc-health, protocol: TCP, appProtocol: kubernetes.io/h2c}
+- {name: http-metrics, port: {{ .Values.metricsPort }}, targetPort: http-metrics, protocol: TCP, appProtocol: http}
+{{- end }}

@@ -1,0 +1,104 @@
+{{- /* The container of Kvlane. */ -}}
+{{- define "kvlane.container" -}}
+- name: kvlane
+  image: {{ include "kvlane.image" (dict "registry" .Values.image.registry "repository" .Values.image.repository "digest" .Values.image.digest "tag" (default .Chart.AppVersion .Values.image.tag)) | quote }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  args:
+  - serve
+  - --config=/etc/kvlane/kvlane.yaml
+  {{- range .Values.extraArgs }}
+  - {{ . | quote }}
+  {{- end }}
+  env:
+  - name: POD_NAME
+    valueFrom: {fieldRef: {fieldPath: metadata.name}}
+  - name: POD_NAMESPACE
+    valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+  {{- if dig "limits" "memory" "" .Values.resources }}
+  - name: GOMEMLIMIT # the garbage collector works harder before the kernel kills
+    valueFrom: {resourceFieldRef: {resource: limits.memory}}
+  {{- end }}
+  {{- with .Values.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  ports:
+  {{- if ne .Values.mode "sidecar" }}
+  - {name: grpc-ext-proc, containerPort: {{ .Values.extProcPort }}, protocol: TCP}
+  {{- end }}
+  - {name: grpc-health, containerPort: {{ .Values.grpcHealthPort }}, protocol: TCP}
+  - {name: http-metrics, containerPort: {{ .Values.metricsPort }}, protocol: TCP}
+  {{- with .Values.extraContainerPorts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  startupProbe: # tokenizers are loaded before any port is open
+    {{- include "kvlane.probe" (dict "root" . "service" "liveness" "path" "/healthz") | nindent 4 }}
+    periodSeconds: 1
+    failureThreshold: {{ .Values.probes.startupSeconds }}
+  livenessProbe:
+    {{- include "kvlane.probe" (dict "root" . "service" "liveness" "path" "/healthz") | nindent 4 }}
+    periodSeconds: {{ .Values.probes.livenessPeriodSeconds }}
+    timeoutSeconds: 3
+    failureThreshold: 3
+  readinessProbe: # pools known, workers checked, feeds caught up; at once false when draining
+    {{- include "kvlane.probe" (dict "root" . "service" "readiness" "path" "/readyz") | nindent 4 }}
+    periodSeconds: {{ .Values.probes.readinessPeriodSeconds }}
+    timeoutSeconds: 2
+    failureThreshold: 2
+  {{- if eq .Values.mode "sidecar" }}
+  lifecycle: # as long as Envoy in the same pod
+    preStop: {sleep: {seconds: {{ .Values.proxy.drainSeconds }}}}
+  {{- end }}
+  resources:
+    {{- toYaml .Values.resources | nindent 4 }}
+  securityContext:
+    {{- toYaml .Values.securityContext | nindent 4 }}
+  volumeMounts:
+  - {name: config, mountPath: /etc/kvlane, readOnly: true}
+  - {name: tmp, mountPath: /tmp}
+  {{- if eq .Values.mode "sidecar" }}
+  - {name: socket, mountPath: /run/kvlane}
+  {{- end }}
+  {{- if .Values.tls.secretName }}
+  - {name: tls, mountPath: /etc/kvlane-tls, readOnly: true}
+  {{- end }}
+  {{- range .Values.tokenizerVolumes }}
+  - name: {{ .name }}
+    mountPath: {{ .mountPath }}
+    readOnly: true
+    {{- with .subPath }}
+    subPath: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- with .Values.volumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{- define "kvlane.probe" -}}
+{{- if eq .root.Values.probes.type "grpc" -}}
+grpc: {port: {{ .root.Values.grpcHealthPort }}, service: {{ .service }}}
+{{- else -}}
+httpGet: {port: http-metrics, path: {{ .path }}}
+{{- end }}
+{{- end }}
+
+{{- define "kvlane.volumes" -}}
+- name: config
+  configMap: {name: {{ include "kvlane.fullname" . }}}
+- name: tmp
+  emptyDir: {medium: Memory, sizeLimit: 64Mi}
+{{- if eq .Values.mode "sidecar" }}
+- name: socket
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
+{{- end }}
+{{- if .Values.tls.secretName }}
+- name: tls
+  secret: {secretName: {{ .Values.tls.secretName }}, defaultMode: 0440}
+{{- end }}
+{{- range .Values.tokenizerVolumes }}
+- {{ omit . "mountPath" "subPath" | toYaml | nindent 2 | trim }}
+{{- end }}
+{{- with .Values.volumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,160 @@
+{{- /* Combinations that the schema cannot see and that would not work. */ -}}
+{{- define "kvlane.refuse" -}}
+{{- $v := .Values }}
+{{- $gateway := eq $v.mode "gateway" }}
+{{- $pool := include "kvlane.pool" . }}
+{{- $service := include "kvlane.routesToService" . }}
+
+{{- range $key := list "listen" "admin" "envoy" "drain" "drain_quiet" "models" }}
+{{- if hasKey $v.config $key }}
+{{- fail (printf "config.%s: the chart writes this key itself; use the values for ports, drainSeconds, drainQuietSeconds, models, messageTimeout and proxy" $key) }}
+{{- end }}
+{{- end }}
+{{- if hasKey (default dict $v.config.limits) "max_body" }}
+{{- fail "config.limits.max_body: use maxBodyBytes, which also sets the limit of Envoy" }}
+{{- end }}
+{{- if hasKey (default dict $v.config.workers) "kubernetes" }}
+{{- fail "config.workers.kubernetes: the chart writes this key itself; use modelServers and inferencePool" }}
+{{- end }}
+{{- if hasKey $v.modelServers.worker "engine" }}{{ fail "modelServers.worker.engine: use modelServers.type" }}{{ end }}
+{{- if hasKey $v.modelServers.worker "ranks" }}{{ fail "modelServers.worker.ranks: use modelServers.ranks" }}{{ end }}
+{{- if hasKey $v.modelServers.worker "events" }}{{ fail "modelServers.worker.events: use modelServers.kvEvents" }}{{ end }}
+{{- if hasKey $v.modelServers.worker "address" }}{{ fail "modelServers.worker.address: it is filled in from each pod" }}{{ end }}
+
+{{- if and (not $gateway) (include "kvlane.createPool" .) }}
+{{- fail (printf "inferencePool.create: not in mode %s, where Envoy is the chart's own and needs no pool; set it to false or use mode gateway" $v.mode) }}
+{{- end }}
+{{- if and (not $gateway) (ne $v.provider.name "none") }}
+{{- fail (printf "provider.name %s: only in mode gateway; in mode %s the chart brings its own Envoy" $v.provider.name $v.mode) }}
+{{- end }}
+{{- if and $service (include "kvlane.createPool" .) }}
+{{- fail "inferencePool.create: this provider routes to the Service of the model servers, not to an InferencePool; leave it null or false" }}
+{{- end }}
+{{- if and $gateway (not $service) (not $pool) }}
+{{- fail "inferencePool: mode gateway needs a pool; let the chart create one, or name one that exists in inferencePool.name" }}
+{{- end }}
+{{- if and (include "kvlane.createPool" .) (not $v.modelServers.matchLabels) }}
+{{- fail "modelServers.matchLabels: required, an InferencePool selects its pods by labels" }}
+{{- end }}
+{{- if and (not $pool) (not $v.inferencePool.extraPools) (not $v.modelServers.matchLabels) }}
+{{- fail "modelServers.matchLabels: required where no InferencePool selects the pods" }}
+{{- end }}
+{{- if and (include "kvlane.createModelService" .) (not $v.modelServers.matchLabels) }}
+{{- fail "modelServers.matchLabels: required for the Service of the model servers; or name one that exists in modelServers.service.name" }}
+{{- end }}
+{{- if and (or $pool $service) (ne (include "kvlane.modelNamespace" .) .Release.Namespace) }}
+{{- fail "modelServers.namespace: an InferencePool, its pods and its picker share one namespace, and so do a gateway's Service and its policies; install the chart there" }}
+{{- end }}
+{{- if and (not $gateway) (eq $v.modelServers.protocol "h2c") }}
+{{- fail "modelServers.protocol h2c: the chart's Envoy speaks HTTP/1.1 to model servers" }}
+{{- end }}
+{{- if and $v.modelServers.rankPerPort $v.modelServers.ranks }}
+{{- fail "modelServers.rankPerPort and modelServers.ranks: with a port for each rank their number is that of targetPorts; leave ranks at 0" }}
+{{- end }}
+{{- if and $v.modelServers.rankPerPort (eq (len $v.modelServers.targetPorts) 1) (or (not $pool) (include "kvlane.createPool" .)) }}
+{{- fail "modelServers.rankPerPort: needs a targetPort for each rank, and there is one" }}
+{{- end }}
+
+{{- if and $v.httpRoute.create (not $v.httpRoute.inferenceGatewayName) }}
+{{- fail "httpRoute.inferenceGatewayName: required with httpRoute.create" }}
+{{- end }}
+{{- if $service }}
+{{- if eq $v.provider.name "envoy-gateway" }}
+{{- if not $v.httpRoute.create }}
+{{- fail "httpRoute.create: provider envoy-gateway needs it, its policies are attached to the route" }}
+{{- end }}
+{{- if and $v.provider.envoyGateway.failOpen (eq $v.provider.envoyGateway.requestBody "FullDuplexStreamed") }}
+{{- fail "provider.envoyGateway.failOpen: Envoy Gateway refuses it with requestBody FullDuplexStreamed; set one of them otherwise" }}
+{{- end }}
+{{- $namespace := default .Release.Namespace $v.httpRoute.inferenceGatewayNamespace }}
+{{- if and $v.provider.envoyGateway.clientTrafficPolicy (ne $namespace .Release.Namespace) }}
+{{- fail "provider.envoyGateway.clientTrafficPolicy: the Gateway is in another namespace, where the policy has to be; set it to false and put the policy there" }}
+{{- end }}
+{{- else if not (or $v.provider.istio.envoyFilter.workloadSelector $v.httpRoute.inferenceGatewayName) }}
+{{- fail "provider.istio.envoyFilter.workloadSelector: required unless httpRoute.inferenceGatewayName names the gateway" }}
+{{- end }}
+{{- end }}
+{{- if and $v.tls.secretName (eq $v.mode "sidecar") }}
+{{- fail "tls.secretName: in mode sidecar ext_proc is a Unix socket, without TLS" }}
+{{- end }}
+{{- if and (eq $v.provider.name "istio") $v.provider.istio.destinationRule.tls (not $v.provider.istio.destinationRule.enabled) }}
+{{- fail "provider.istio.destinationRule.tls: needs provider.istio.destinationRule.enabled" }}
+{{- end }}
+{{- $ports := list $v.grpcHealthPort $v.metricsPort }}
+{{- if ne $v.mode "sidecar" }}{{ $ports = append $ports $v.extProcPort }}{{ else }}{{ $ports = concat $ports (list $v.proxy.port 9901) }}{{ end }}
+{{- range $ports }}{{ if lt (int64 .) 1024 }}{{ fail (printf "port %d: below 1024 needs a right that the containers do not have" (int64 .)) }}{{ end }}{{ end }}
+{{- if ne (len $ports) (len ($ports | uniq)) }}
+{{- fail "ports: extProcPort, grpcHealthPort, metricsPort and, in mode sidecar, proxy.port and 9901 must differ" }}
+{{- end }}
+{{- if and (ne $v.mode "gateway") (lt (int64 $v.proxy.port) 1024) }}
+{{- fail "proxy.port: below 1024 needs a right that the container does not have; service.port may be 80" }}
+{{- end }}
+
+{{- if $v.terminationGracePeriodSeconds }}
+{{- $needed := include "kvlane.neededGrace" . | int64 }}
+{{- if lt (int64 $v.terminationGracePeriodSeconds) $needed }}
+{{- fail (printf "terminationGracePeriodSeconds %d: the pod would be killed while it drains; it needs %d (or null), or smaller drainSeconds" (int64 $v.terminationGracePeriodSeconds) $needed) }}
+{{- end }}
+{{- end }}
+{{- if le (int64 $v.drainSeconds) (int64 $v.drainQuietSeconds) }}
+{{- fail "drainQuietSeconds: must be less than drainSeconds" }}
+{{- end }}
+
+{{- if and (eq $v.strategy.type "RollingUpdate") (has (toString $v.strategy.maxSurge) (list "0" "0%")) (has (toString $v.strategy.maxUnavailable) (list "0" "0%")) }}
+{{- fail "strategy: with maxSurge 0 and maxUnavailable 0 no pod could ever be replaced" }}
+{{- end }}
+{{- $pods := include "kvlane.pods" . | int64 }}
+{{- $pdb := $v.podDisruptionBudget }}
+{{- if and (not (kindIs "invalid" $pdb.minAvailable)) (not (kindIs "invalid" $pdb.maxUnavailable)) }}
+{{- fail "podDisruptionBudget: give minAvailable or maxUnavailable, the other null" }}
+{{- end }}
+{{- if include "kvlane.pdb" (dict "budget" $pdb "pods" $pods) }}
+{{- if and (kindIs "invalid" $pdb.minAvailable) (kindIs "invalid" $pdb.maxUnavailable) }}
+{{- fail "podDisruptionBudget: needs minAvailable or maxUnavailable" }}
+{{- end }}
+{{- if or (eq (toString $pdb.minAvailable) "100%") (has (toString $pdb.maxUnavailable) (list "0" "0%")) (and (regexMatch "^[0-9]+$" (toString $pdb.minAvailable)) (ge (int64 $pdb.minAvailable) $pods)) }}
+{{- fail (printf "podDisruptionBudget: with %d pods it never lets one go, and no node could be drained" $pods) }}
+{{- end }}
+{{- end }}
+{{- if $v.autoscaling.enabled }}
+{{- if gt (int64 $v.autoscaling.minReplicas) (int64 $v.autoscaling.maxReplicas) }}
+{{- fail "autoscaling: minReplicas is more than maxReplicas" }}
+{{- end }}
+{{- if not (or $v.autoscaling.targetCPUUtilizationPercentage $v.autoscaling.targetStreamsPerPod $v.autoscaling.metrics) }}
+{{- fail "autoscaling: needs targetCPUUtilizationPercentage, targetStreamsPerPod or metrics" }}
+{{- end }}
+{{- if and $v.autoscaling.targetCPUUtilizationPercentage (not (dig "requests" "cpu" "" $v.resources)) }}
+{{- fail "autoscaling.targetCPUUtilizationPercentage: is a share of resources.requests.cpu, which is not given" }}
+{{- end }}
+{{- if and $v.autoscaling.targetCPUUtilizationPercentage (eq $v.mode "sidecar") (not (dig "requests" "cpu" "" $v.proxy.resources)) }}
+{{- fail "autoscaling.targetCPUUtilizationPercentage: is a share of all requests of the pod; proxy.resources.requests.cpu is not given" }}
+{{- end }}
+{{- end }}
+
+{{- $mounts := list }}
+{{- range $v.tokenizerVolumes }}
+{{- $sources := list }}
+{{- range $key, $_ := . }}{{ if not (has $key (list "name" "mountPath" "subPath")) }}{{ $sources = append $sources $key }}{{ end }}{{ end }}
+{{- if ne (len $sources) 1 }}
+{{- fail (printf "tokenizerVolumes %s: needs one source, has %s" .name (join ", " $sources | default "none")) }}
+{{- end }}
+{{- $mounts = append $mounts .mountPath }}
+{{- end }}
+{{- range $v.volumeMounts }}{{ $mounts = append $mounts .mountPath }}{{ end }}
+{{- if ne (len $mounts) (len ($mounts | uniq)) }}
+{{- fail "tokenizerVolumes and volumeMounts: a mountPath is used twice" }}
+{{- end }}
+{{- range $model := $v.models }}
+{{- if not $model.name }}{{ fail "models: each needs a name" }}{{ end }}
+{{- range $key := list "tokenizer" "chat_template" }}
+{{- $path := get $model $key }}
+{{- if and $path (not (and (eq $key "tokenizer") (hasPrefix "builtin:" $path))) }}
+{{- $found := false }}
+{{- range $mounts }}{{ if or (eq $path .) (hasPrefix (printf "%s/" (trimSuffix "/" .)) $path) }}{{ $found = true }}{{ end }}{{ end }}
+{{- if not $found }}
+{{- fail (printf "models: %s of %s is %s, where nothing is mounted; mount it with tokenizerVolumes" $key $model.name $path) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
