@@ -82,7 +82,10 @@ func (c *messageMemo) shaped(in input, kind shapeKind, shape func(jinja.Value) (
 			out = append(out, f.value)
 			continue
 		}
-		raw = bytes.Clone(raw)
+		keep := found[i] == nil && len(raw) <= largeMessage
+		if keep {
+			raw = bytes.Clone(raw) // the value refers to it
+		}
 		v, err := parseField("messages", raw)
 		if err != nil {
 			return nil, err
@@ -91,7 +94,7 @@ func (c *messageMemo) shaped(in input, kind shapeKind, shape func(jinja.Value) (
 			return nil, err
 		}
 		out = append(out, v)
-		if found[i] == nil && len(raw) <= largeMessage && cacheable() {
+		if keep && cacheable() {
 			c.keep(&shapedMessage{hash: hashes[i], kind: kind, raw: raw, value: v})
 		}
 	}

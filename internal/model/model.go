@@ -29,7 +29,8 @@ type Result struct {
 	// beside them. The zero value keeps nothing.
 	Prefix tokenizer.Prefix
 
-	dated bool // the text shows the time
+	dated   bool     // the text shows the time
+	scratch []uint32 // where ids may be put, empty
 }
 
 // Prompt computes the ids of a request. The error is a *Refusal if the engine would refuse it; any other error means that
@@ -38,8 +39,14 @@ type Result struct {
 // What a body's result has in common with earlier ones is not computed again; a request from a prompt.Memo has its whole
 // result kept.
 func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
-	if m.memo == nil {
-		return m.compute(req, engine, false)
+	return m.PromptInto(nil, req, engine)
+}
+
+// PromptInto is Prompt and puts the ids into dst's memory, unless they are kept for later or come from the request: the
+// result's IDs are then valid until dst is used again.
+func (m *Model) PromptInto(dst []uint32, req *prompt.Request, engine Engine) (Result, error) {
+	if m.memo == nil || !req.Kept() {
+		return m.compute(dst[:0], req, engine, false)
 	}
 	key := resultKey{m, engine}
 	if v, ok := req.Attached(key); ok {
@@ -47,7 +54,7 @@ func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
 			return *res, nil
 		}
 	}
-	res, err := m.compute(req, engine, false)
+	res, err := m.compute(nil, req, engine, false)
 	if err == nil && !res.dated {
 		req.Attach(key, &res, resultCost(&res))
 	}
@@ -56,11 +63,11 @@ func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
 
 // RenderPrompt is Prompt with the text.
 func (m *Model) RenderPrompt(req *prompt.Request, engine Engine) (Result, error) {
-	return m.compute(req, engine, true)
+	return m.compute(nil, req, engine, true)
 }
 
-func (m *Model) compute(req *prompt.Request, engine Engine, withText bool) (Result, error) {
-	res := Result{Prompts: 1}
+func (m *Model) compute(dst []uint32, req *prompt.Request, engine Engine, withText bool) (Result, error) {
+	res := Result{Prompts: 1, scratch: dst}
 	if req.Form == prompt.FormTexts || req.Form == prompt.FormIDLists {
 		res.Prompts = max(req.Count, 1)
 	}
@@ -294,9 +301,9 @@ func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error
 // ids tokenizes, with what is remembered of earlier turns.
 func (m *Model) ids(res *Result, text string, addSpecial bool) (ids []uint32, err error) {
 	if m.memo == nil {
-		return m.tok.Encode(nil, text, addSpecial)
+		return m.tok.Encode(res.scratch, text, addSpecial)
 	}
-	ids, res.Prefix, err = m.memo.prompts.Encode(nil, text, addSpecial)
+	ids, res.Prefix, err = m.memo.prompts.Encode(res.scratch, text, addSpecial)
 	return ids, err
 }
 

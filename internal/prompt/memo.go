@@ -53,6 +53,11 @@ func NewMemo(limit int64) *Memo {
 // Parse is like the function Parse. The Request may be shared with other callers: it must not be changed, nor reused with
 // its method Parse. Its Body equals body.
 func (m *Memo) Parse(api API, body []byte) (*Request, error) {
+	return m.ParseInto(new(Request), api, body)
+}
+
+// ParseInto is Parse and reuses own's memory if the body is not kept; the result is then own.
+func (m *Memo) ParseInto(own *Request, api API, body []byte) (*Request, error) {
 	hash := maphash.Bytes(m.seed, body) ^ uint64(api)*0x9e3779b97f4a7c15
 	if b, again := m.find(hash); b != nil {
 		if b.request.API == api && bytes.Equal(b.request.Body, body) {
@@ -61,8 +66,11 @@ func (m *Memo) Parse(api API, body []byte) (*Request, error) {
 	} else if again && int64(len(body)) <= m.limit/memoShare {
 		return m.keep(hash, api, body)
 	}
-	return Parse(api, body)
+	return own, own.Parse(api, body)
 }
+
+// Kept tells whether a Memo keeps the request, so that Attach may be of use. Such a request is shared.
+func (r *Request) Kept() bool { return r.memo != nil }
 
 // find gives the body with this hash, or tells whether one came before.
 func (m *Memo) find(hash uint64) (b *memoBody, again bool) {

@@ -3,6 +3,7 @@ package jinja
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"strconv"
 	"strings"
 	"unicode/utf16"
@@ -264,26 +265,61 @@ func isDigit(c byte) bool { return c >= '0' && c <= '9' }
 func (p *jsonParser) text() (string, error) {
 	p.pos++
 	start := p.pos
-	for i := start; i < len(p.src); i++ {
-		switch c := p.src[i]; {
-		case c == '"':
-			p.pos = i + 1
-			return p.src[start:i], nil
-		case c == '\\':
-			return p.escaped(start, i)
-		case c < ' ':
-			p.pos = i
-			return "", errors.New("invalid control character")
+	i := plainEnd(p.src, start)
+	switch {
+	case i >= len(p.src):
+		return "", errors.New("unterminated string")
+	case p.src[i] == '"':
+		p.pos = i + 1
+		return p.src[start:i], nil
+	case p.src[i] == '\\':
+		return p.escaped(start, i)
+	}
+	p.pos = i
+	return "", errors.New("invalid control character")
+}
+
+// plainEnd is the first place from i on with a quote, a backslash or a control
+// character, or the length of s.
+func plainEnd(s string, i int) int {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	for ; i+8 <= len(s); i += 8 {
+		b := s[i : i+8]
+		v := uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16 | uint64(b[3])<<24 | uint64(b[4])<<32 | uint64(b[5])<<40 | uint64(b[6])<<48 | uint64(b[7])<<56
+		quote, slash := v^ones*'"', v^ones*'\\'
+		// A byte of x is below n, or zero, where x-n*ones borrows and x has no high bit. A
+		// borrow may pass on to higher bytes, so only the lowest mark is sure.
+		if found := ((v-ones*' ')&^v | (quote-ones)&^quote | (slash-ones)&^slash) & highs; found != 0 {
+			return i + bits.TrailingZeros64(found)/8
 		}
 	}
-	return "", errors.New("unterminated string")
+	for i < len(s) && s[i] != '"' && s[i] != '\\' && s[i] >= ' ' {
+		i++
+	}
+	return i
+}
+
+// quoteEnd is about where a string that has a backslash at i ends: at its quote,
+// or before, if escapes confuse it.
+func quoteEnd(s string, i int) int {
+	for from := i; ; {
+		q := strings.IndexByte(s[from:], '"')
+		if q < 0 {
+			return len(s)
+		}
+		q += from
+		if s[q-1] != '\\' {
+			return q
+		}
+		from = q + 1
+	}
 }
 
 var jsonEscapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
 // escaped reads on from the first backslash.
 func (p *jsonParser) escaped(start, i int) (string, error) {
-	buf := append(make([]byte, 0, i-start+64), p.src[start:i]...)
+	buf := append(make([]byte, 0, quoteEnd(p.src, i)-start), p.src[start:i]...)
 	for i < len(p.src) {
 		c := p.src[i]
 		switch {
@@ -294,10 +330,7 @@ func (p *jsonParser) escaped(start, i int) (string, error) {
 			p.pos = i
 			return "", errors.New("invalid control character")
 		case c != '\\':
-			j := i + 1
-			for j < len(p.src) && p.src[j] != '"' && p.src[j] != '\\' && p.src[j] >= ' ' {
-				j++
-			}
+			j := plainEnd(p.src, i)
 			buf = append(buf, p.src[i:j]...)
 			i = j
 			continue
