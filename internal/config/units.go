@@ -5,8 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/invopop/jsonschema"
 )
 
 // Duration is a time.Duration written like "1m30s".
@@ -34,11 +32,6 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d)
 
 // Std returns the value as a time.Duration.
 func (d Duration) Std() time.Duration { return time.Duration(d) }
-
-// JSONSchema describes the text form.
-func (Duration) JSONSchema() *jsonschema.Schema {
-	return &jsonschema.Schema{Type: "string", Pattern: `^(0|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$`}
-}
 
 // Bytes is a size written like "16MiB" or as a number.
 type Bytes int64
@@ -76,12 +69,4 @@ func (b Bytes) MarshalText() ([]byte, error) {
 		}
 	}
 	return []byte(strconv.FormatInt(int64(b), 10)), nil
-}
-
-// JSONSchema describes both forms.
-func (Bytes) JSONSchema() *jsonschema.Schema {
-	return &jsonschema.Schema{OneOf: []*jsonschema.Schema{
-		{Type: "integer", Minimum: "0"},
-		{Type: "string", Pattern: `^[0-9]+ ?(KiB|MiB|GiB|kB|MB|GB|B)?$`},
-	}}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"reflect"
+	"time"
 
 	"github.com/invopop/jsonschema"
 
@@ -24,7 +25,7 @@ func main() {
 	if err := os.Chdir(root); err != nil {
 		log.Fatal(err)
 	}
-	r := jsonschema.Reflector{FieldNameTag: "yaml", RequiredFromJSONSchemaTags: true, ExpandedStruct: true, Namer: name}
+	r := jsonschema.Reflector{FieldNameTag: "yaml", RequiredFromJSONSchemaTags: true, ExpandedStruct: true, Namer: name, Mapper: units}
 	if err := r.AddGoComments(module, "./routing"); err != nil {
 		log.Fatal(err)
 	}
@@ -42,6 +43,20 @@ func main() {
 	if err := os.WriteFile(out, append(text, '\n'), 0o644); err != nil {
 		log.Fatal(err)
 	}
+}
+
+// units describes the types that are written as text.
+func units(t reflect.Type) *jsonschema.Schema {
+	switch t {
+	case reflect.TypeFor[config.Duration](), reflect.TypeFor[time.Duration]():
+		return &jsonschema.Schema{Type: "string", Pattern: `^(0|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$`}
+	case reflect.TypeFor[config.Bytes]():
+		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{
+			{Type: "integer", Minimum: "0"},
+			{Type: "string", Pattern: `^[0-9]+ ?(KiB|MiB|GiB|kB|MB|GB|B)?$`},
+		}}
+	}
+	return nil
 }
 
 // name tells the sections of packages apart.
