@@ -62,7 +62,7 @@ func (a *applier) do(actions []Action) {
 	for i := range actions {
 		switch act := &actions[i]; act.Kind {
 		case Apply:
-			a.apply(act.Payload)
+			a.apply(act.Payload, Cursor{Next: act.Seq + 1, Sum: act.Sum})
 		case Clear:
 			if act.Reason == Restarted {
 				a.dec.Forget()
@@ -128,8 +128,9 @@ func refused(err error) Reason {
 	return Refused
 }
 
-// apply decodes a payload and hands its events on.
-func (a *applier) apply(payload []byte) {
+// apply decodes a payload and hands its events on; c is where the sequence stands
+// after it, zero if it has none.
+func (a *applier) apply(payload []byte, c Cursor) {
 	b, err := a.dec.Decode(payload)
 	for _, d := range b.Dropped {
 		a.tally.dropped[d.Reason] += uint64(d.Count) //nolint:gosec // a count
@@ -145,10 +146,19 @@ func (a *applier) apply(payload []byte) {
 	}
 	a.see(t)
 	for i := range b.Events {
-		ev := &b.Events[i]
-		if ev.Kind == kvindex.Stored && ev.BlockSize != 0 && !a.checkBlockSize(t, ev.BlockSize) {
+		if ev := &b.Events[i]; ev.Kind == kvindex.Stored && ev.BlockSize != 0 && !a.checkBlockSize(t, ev.BlockSize) {
 			a.tally.dropped[WrongBlockSize]++
-			continue
+			ev.Kind = 0
+		}
+	}
+	if batcher, ok := a.sink.(Batcher); ok {
+		batcher.BeginBatch(t)
+		defer batcher.EndBatch(t, c)
+	}
+	for i := range b.Events {
+		ev := &b.Events[i]
+		if ev.Kind == 0 {
+			continue // dropped above
 		}
 		if err := a.sink.Apply(t, ev); err != nil {
 			a.tally.dropped[refused(err)]++

@@ -50,6 +50,7 @@ type Action struct {
 	Kind    ActionKind
 	Seq     uint64
 	Payload []byte // valid until the next input
+	Sum     uint64 // of Payload, as a Cursor has it
 	Reason  Reason
 	State   State
 	Epoch   uint64
@@ -512,10 +513,11 @@ func (m *Machine) forget(why Reason) {
 }
 
 func (m *Machine) apply(seq uint64, payload []byte) {
-	m.note(seq, payloadSum(payload))
+	sum := payloadSum(payload)
+	m.note(seq, sum)
 	m.started, m.next = true, seq+1
 	m.counts.Applied++
-	m.out = append(m.out, Action{Kind: Apply, Seq: seq, Payload: payload})
+	m.out = append(m.out, Action{Kind: Apply, Seq: seq, Payload: payload, Sum: sum})
 }
 
 // isRecent reports whether the batch is one of the last that were applied.

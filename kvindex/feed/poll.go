@@ -124,7 +124,7 @@ func (f *Feed) polled(body []byte) error {
 		a.up()
 		if head.ID == nil {
 			// A bare body has no number; nothing can be said about what is missing.
-			a.apply(raw)
+			a.apply(raw, Cursor{})
 			continue
 		}
 		a.do(a.machine.Live(*head.ID, raw))

@@ -26,26 +26,48 @@ type PushServer struct {
 
 	mu         sync.Mutex
 	publishers map[kvindex.Target]*publisher
+	resume     map[kvindex.Target]Cursor
 }
 
 // NewPushServer returns a service that hands events to sink. accept says whether
-// a publisher's worker is known; its error goes back to the relay.
+// a publisher's worker is known; its error goes back to the relay. It must be
+// quick and must not call the server.
 func NewPushServer(sink Sink, accept func(*kvlanev1.Hello) error) *PushServer {
-	return &PushServer{sink: sink, accept: accept, publishers: map[kvindex.Target]*publisher{}}
+	return &PushServer{sink: sink, accept: accept, publishers: map[kvindex.Target]*publisher{}, resume: map[kvindex.Target]Cursor{}}
 }
 
-// Forget drops what is known of a worker's publishers; their streams end.
+// Resume says where the sink stands already with a target that is going to be
+// pushed, if it was loaded from a snapshot (see MachineConfig.Resume).
+func (s *PushServer) Resume(t kvindex.Target, c Cursor) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.resume[t] = c
+}
+
+// Forget drops what is known of a worker's publishers; their streams end. The
+// sink hears nothing more of them once it has returned. A worker that should not
+// come again has to be refused by accept before.
 func (s *PushServer) Forget(worker string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for t, p := range s.publishers {
 		if t.Worker == worker {
 			p.mu.Lock()
+			p.gone = true
 			if p.stop != nil {
 				p.stop()
+				p.stop = nil
+			}
+			if p.timeout != nil {
+				p.timeout.Stop()
 			}
 			p.mu.Unlock()
 			delete(s.publishers, t)
+		}
+	}
+	for t := range s.resume {
+		if t.Worker == worker {
+			delete(s.resume, t)
 		}
 	}
 }
@@ -62,7 +84,9 @@ func (s *PushServer) Finished(t kvindex.Target) bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.a.do(p.a.machine.Finished())
+	if !p.gone {
+		p.a.do(p.a.machine.Finished())
+	}
 	return true
 }
 
@@ -89,6 +113,8 @@ type publisher struct {
 	// stop ends the stream that counts; nil without one. streams is its number.
 	stop    context.CancelFunc
 	streams uint64
+	// gone says that the worker was forgotten: nothing may reach the sink any more.
+	gone    bool
 	out     chan *kvlanev1.PushResponse
 	timeout *time.Timer // of the running replay
 }
@@ -113,16 +139,19 @@ func (s *PushServer) Push(stream kvlanev1.KVEvents_PushServer) error {
 		return status.Error(codes.InvalidArgument, "the first message must say hello")
 	}
 	src, err := helloSource(hello)
-	if err == nil {
-		err = s.accept(hello)
+	if err != nil {
+		return status.Error(codes.FailedPrecondition, err.Error())
 	}
+	p, err := s.publisher(src, hello)
 	if err != nil {
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
 	ctx, stop := context.WithCancel(stream.Context())
 	defer stop()
-	p := s.publisher(src)
-	mine, out := p.begin(&src, stop)
+	mine, out, ok := p.begin(&src, stop)
+	if !ok {
+		return status.Error(codes.Aborted, "the worker was removed")
+	}
 	defer p.end(mine)
 	sent := make(chan struct{})
 	go func() {
@@ -144,7 +173,7 @@ func (s *PushServer) Push(stream kvlanev1.KVEvents_PushServer) error {
 	select {
 	case err = <-received:
 	case <-ctx.Done():
-		err = status.Error(codes.Aborted, "another stream of this publisher took over, or answers were not read")
+		err = status.Error(codes.Aborted, "another stream of this publisher took over, its worker was removed, or answers were not read")
 	}
 	stop()
 	<-sent
@@ -169,25 +198,36 @@ func helloSource(h *kvlanev1.Hello) (Source, error) {
 	return src, nil
 }
 
-// publisher finds or makes the publisher of a source.
-func (s *PushServer) publisher(src Source) *publisher {
+// publisher finds or makes the publisher of a source, if it is accepted.
+func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.accept(hello); err != nil {
+		return nil, err
+	}
 	t := kvindex.Target{Worker: src.Worker, Rank: src.Rank}
 	p := s.publishers[t]
 	if p == nil {
+		if c, ok := s.resume[t]; ok {
+			src.Machine.Resume = &c
+			delete(s.resume, t)
+		}
 		p = &publisher{}
 		p.a = applier{src: &src, dec: &pushDecoder{Decoder: NewDecoder(src.Engine, src.BlockSize)}, sink: s.sink, machine: NewMachine(src.Machine), tally: newTally(), targets: []kvindex.Target{t}}
 		p.a.replay = p.askReplay
 		s.publishers[t] = p
 	}
-	return p
+	return p, nil
 }
 
-// begin makes a stream the one that counts and ends the one before.
-func (p *publisher) begin(src *Source, stop context.CancelFunc) (stream uint64, out chan *kvlanev1.PushResponse) {
+// begin makes a stream the one that counts and ends the one before. It is not ok
+// if the worker was forgotten meanwhile.
+func (p *publisher) begin(src *Source, stop context.CancelFunc) (stream uint64, out chan *kvlanev1.PushResponse, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.gone {
+		return 0, nil, false
+	}
 	if p.stop != nil {
 		p.stop()
 		p.a.do(p.a.machine.Down())
@@ -198,7 +238,7 @@ func (p *publisher) begin(src *Source, stop context.CancelFunc) (stream uint64, 
 	p.a.machine.cfg.Replay = src.Machine.Replay
 	p.a.tally.connects++
 	p.a.do(p.a.machine.Up())
-	return p.streams, p.out
+	return p.streams, p.out, true
 }
 
 // end makes the publisher stale if the stream is still the one that counts.
@@ -234,7 +274,7 @@ func (p *publisher) message(msg *kvlanev1.PushRequest, mine uint64, ack bool) er
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.streams != mine || p.stop == nil {
-		return status.Error(codes.Aborted, "another stream of this publisher took over")
+		return status.Error(codes.Aborted, "another stream of this publisher took over, or its worker was removed")
 	}
 	before := p.a.machine.State()
 	switch m := msg.GetMessage().(type) {

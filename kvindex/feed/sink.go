@@ -17,6 +17,17 @@ type Sink interface {
 	Warn(t kvindex.Target, why Reason, detail string)
 }
 
+// Batcher is a Sink that wants to know where batches begin and end: one that
+// copies what its targets hold together with how far their sequences got.
+type Batcher interface {
+	Sink
+	// BeginBatch and EndBatch enclose the events of one batch for t. From EndBatch to
+	// the next BeginBatch or Clear, what the sink has of t is what c stands for. Calls
+	// do not nest, and Clear, State and Warn are never called in between.
+	BeginBatch(t kvindex.Target)
+	EndBatch(t kvindex.Target, c Cursor)
+}
+
 // Status is what a feed has seen since it began.
 type Status struct {
 	Worker string
