@@ -7,6 +7,7 @@ package decide
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/tokenizer"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -60,6 +62,7 @@ type Decider struct {
 	now         func() time.Time
 	start       time.Time
 	hasher      *kvindex.Hasher
+	key         kvindex.Key
 	index       *kvindex.Index
 	served      []*Served
 	models      map[string]*Served // by every name
@@ -68,6 +71,7 @@ type Decider struct {
 	onSuspect   func(string)
 	fleet       atomic.Pointer[fleet]
 	feeds       *feeds
+	bodies      *prompt.Memo
 	legs        *legs // nil without a connector
 
 	mu     sync.Mutex
@@ -80,12 +84,26 @@ type Decider struct {
 // scratch is the memory of one decision.
 type scratch struct {
 	request  prompt.Request
+	ids      []uint32
 	hashes   []kvindex.Hash
 	matches  kvindex.Matches
 	overlaps []routing.Overlap
 	prefix   []uint64
 	subset   routing.SlotSet
 	exclude  []kvindex.Slot
+}
+
+// maxScratchIDs bounds what a decision's memory keeps between requests.
+const maxScratchIDs = 1 << 18
+
+// bodyMemo is the memory for bodies that come again: a share of what the models may
+// use, because both keep prompts.
+func bodyMemo(served []*Served) int64 {
+	var n int64
+	for _, s := range served {
+		n += int64(s.Config.CacheBytes) / 8
+	}
+	return n
 }
 
 // New returns a Decider without workers.
@@ -112,9 +130,9 @@ func New(o Options) (*Decider, error) {
 		return nil, err
 	}
 	d := &Decider{
-		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, hasher: index.Hasher(), index: index, router: router,
+		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, hasher: index.Hasher(), key: key, index: index, router: router,
 		served: o.Models, models: map[string]*Served{}, journal: newJournal(o.Config.Explain.Keep),
-		onEndpoints: o.OnEndpoints, onSuspect: o.OnSuspect, legs: legs,
+		onEndpoints: o.OnEndpoints, onSuspect: o.OnSuspect, bodies: prompt.NewMemo(bodyMemo(o.Models)), legs: legs,
 	}
 	if d.now == nil {
 		d.now = time.Now
@@ -151,9 +169,12 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 		began = d.now()
 	}
 	s := d.scratch.Get().(*scratch)
-	j := job{d: d, s: s, r: r, began: began, clock: d.now()}
+	j := job{d: d, s: s, r: r, began: began, clock: d.now(), request: &s.request}
 	decision := j.run(ctx)
 	s.request = prompt.Request{Elements: s.request.Elements[:0]} // keep no body alive
+	if cap(s.ids) > maxScratchIDs {
+		s.ids, s.hashes, s.prefix = nil, nil, nil
+	}
 	d.scratch.Put(s)
 	d.metrics.Observe(telemetry.StageTotal, d.now().Sub(began)-j.legs)
 	return decision
@@ -169,11 +190,13 @@ type job struct {
 	entry *Entry
 
 	api      prompt.API
+	request  *prompt.Request // not to be changed: others may share it
 	served   *Served
 	query    routing.Query
 	degraded string
-	ids      []uint32
-	front    bool // ids are only the front of the prompt
+	ids      []uint32         // valid as long as the scratch memory
+	known    tokenizer.Prefix // what is kept of the ids' conversation
+	front    bool             // ids are only the front of the prompt
 	parsed   bool
 
 	legs    time.Duration  // spent in prefill legs
@@ -226,11 +249,11 @@ func (j *job) parse() *extproc.Reject {
 		j.degraded = degradedPartial
 		return nil
 	}
-	if err := j.s.request.Parse(j.api, j.r.Body); err != nil {
+	req, err := j.d.bodies.ParseInto(&j.s.request, j.api, j.r.Body)
+	if err != nil {
 		return &extproc.Reject{Status: 400, Body: j.failure(400, err.Error()), Details: "kvlane_invalid_json"}
 	}
-	j.parsed = true
-	req := &j.s.request
+	j.parsed, j.request = true, req
 	name := req.Model()
 	j.entry.Model = name
 	j.query.Model = name
@@ -242,7 +265,7 @@ func (j *job) parse() *extproc.Reject {
 
 // conversation is the id in the body, else in the first header that has one.
 func (j *job) conversation() string {
-	if id, _ := j.s.request.ConversationID(prompt.ConversationFields); id != "" {
+	if id, _ := j.request.ConversationID(prompt.ConversationFields); id != "" {
 		return id
 	}
 	for _, name := range j.d.cfg.Routing.Headers {
@@ -261,13 +284,13 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 		j.query.PromptTokens = routing.EstimateTokens(len(j.r.Body))
 		return nil
 	}
-	req := &j.s.request
+	req := j.request
 	j.query.PromptTokens = routing.EstimateTokens(req.Prompt.End - req.Prompt.Start)
 	if j.served == nil {
 		j.degraded = degradedModel
 		return nil
 	}
-	res, err := j.served.result(ctx, req)
+	res, err := j.served.result(ctx, j.s.ids, req)
 	refusal, refused := errors.AsType[*model.Refusal](err)
 	switch {
 	case err == nil:
@@ -289,7 +312,10 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 		j.entry.Refusal = err.Error()
 		return nil
 	}
-	j.ids, j.front = res.IDs, res.Partial != ""
+	j.ids, j.known, j.front = res.IDs, res.Prefix, res.Partial != ""
+	if !req.Kept() && cap(res.IDs) > cap(j.s.ids) {
+		j.s.ids = res.IDs
+	}
 	if j.front {
 		j.degraded = degradedFront
 		j.entry.Refusal = res.Partial
@@ -309,8 +335,8 @@ func (j *job) match() {
 		return
 	}
 	block := d.cfg.Index.BlockSize
-	seed := d.hasher.Seed(j.served.cacheName(), j.adapter(), s.request.CacheSalt())
-	s.hashes = d.hasher.AppendHashes(s.hashes, seed, j.ids, block)
+	seed := d.hasher.Seed(j.served.cacheName(), j.adapter(), j.request.CacheSalt())
+	j.hash(seed, block)
 	j.lap(telemetry.StageHash)
 	if len(s.hashes) == 0 {
 		if j.degraded == "" {
@@ -320,11 +346,54 @@ func (j *job) match() {
 	}
 	d.index.Match(s.hashes, &s.matches)
 	s.overlaps = appendOverlaps(s.overlaps, &s.matches, block, len(j.ids))
-	for _, h := range s.hashes {
-		s.prefix = append(s.prefix, uint64(h))
-	}
 	j.query.Prefix = s.prefix
 	j.lap(telemetry.StageIndex)
+}
+
+// hashed are the block hashes of ids that are kept beside a body. The first id's
+// address tells that they are of these very ids, which nobody changes: the ids of
+// a body can change with the date, or with who makes them.
+type hashed struct {
+	first  *uint32
+	tokens int
+	hashes []uint64
+}
+
+// hash computes the block hashes, as far as they are not kept beside the body or
+// beside the ids of the conversation's earlier turns.
+func (j *job) hash(seed kvindex.Hash, block int) {
+	s, ids := j.s, j.ids
+	key := tokenizer.ValuesKey{Seed: uint64(seed), Stride: block}
+	if v, ok := j.request.Attached(key); ok {
+		if kept, ok := v.(*hashed); ok && kept.first == &ids[0] && kept.tokens == len(ids) {
+			s.prefix = append(s.prefix, kept.hashes...)
+			s.hashes = appendConverted(s.hashes, s.prefix)
+			return
+		}
+	}
+	s.prefix = j.known.Values(s.prefix, key)
+	s.prefix = s.prefix[:min(len(s.prefix), len(ids)/block)]
+	s.hashes = appendConverted(s.hashes, s.prefix)
+	known, parent := len(s.hashes), seed
+	if known > 0 {
+		parent = s.hashes[known-1]
+	}
+	s.hashes = j.d.hasher.AppendHashes(s.hashes, parent, ids[known*block:], block)
+	s.prefix = appendConverted(s.prefix, s.hashes[known:])
+	if known < len(s.hashes) {
+		j.known.SetValues(key, s.prefix)
+	}
+	if j.request.Kept() {
+		j.request.Attach(key, &hashed{&ids[0], len(ids), slices.Clone(s.prefix)}, int64(8*len(s.prefix))+64)
+	}
+}
+
+func appendConverted[To, From ~uint64](dst []To, src []From) []To {
+	dst = slices.Grow(dst, len(src))
+	for _, v := range src {
+		dst = append(dst, To(v))
+	}
+	return dst
 }
 
 // adapter is the LoRA adapter that the request names, "" for the base model.
@@ -332,7 +401,7 @@ func (j *job) adapter() string {
 	if j.served.Model == nil {
 		return ""
 	}
-	return j.served.Model.Adapter(&j.s.request)
+	return j.served.Model.Adapter(j.request)
 }
 
 // appendOverlaps turns blocks into tokens. An engine never takes the block with the

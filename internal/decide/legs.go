@@ -95,7 +95,7 @@ func (j *job) cannotSplit() string {
 	if j.front {
 		ids = nil
 	}
-	return j.d.legs.protocol.Refuses(&j.s.request, ids)
+	return j.d.legs.protocol.Refuses(j.request, ids)
 }
 
 // side is a target as the protocols know it.
@@ -112,7 +112,7 @@ func (j *job) side(p *place) disagg.Side {
 // split runs the prefill leg of a plan, or starts it, and makes the decode leg.
 func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extproc.Decision {
 	l := j.d.legs
-	x := &disagg.Exchange{Request: &j.s.request, Path: j.r.Path, ID: j.r.ID, IDs: j.ids, Conversation: j.query.Conversation, Decode: j.side(decode)}
+	x := &disagg.Exchange{Request: j.request, Path: j.r.Path, ID: j.r.ID, IDs: j.ids, Conversation: j.query.Conversation, Decode: j.side(decode)}
 	if j.front {
 		x.IDs = nil
 	}
@@ -184,7 +184,7 @@ func (j *job) attempt(ctx context.Context, x *disagg.Exchange, plan *routing.Pla
 	if err != nil {
 		return run{failure: disagg.AsFailure(err)}
 	}
-	body, err := leg.Body(&j.s.request)
+	body, err := leg.Body(j.request)
 	if err != nil {
 		return run{failure: disagg.AsFailure(err)}
 	}
@@ -361,7 +361,7 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 	if r.leg.Path != "" {
 		out.Set = append(out.Set, extproc.Header{Name: ":path", Value: r.leg.Path})
 	}
-	body, err := r.leg.Body(&j.s.request)
+	body, err := r.leg.Body(j.request)
 	if err != nil { // the request was parsed: it is an object
 		d.log.Error().Err(err).Str("request", j.entry.ID).Msg("decode leg not edited")
 	}
@@ -448,8 +448,8 @@ func (j *job) localEdits() []byte {
 	if l == nil || !j.parsed {
 		return nil
 	}
-	leg := disagg.Leg{Edits: l.protocol.Local(&j.s.request)}
-	body, err := leg.Body(&j.s.request)
+	leg := disagg.Leg{Edits: l.protocol.Local(j.request)}
+	body, err := leg.Body(j.request)
 	if err != nil {
 		return nil
 	}

@@ -50,8 +50,8 @@ func (s *Served) State() model.State {
 	return model.Unchecked
 }
 
-// result makes the prompt's ids.
-func (s *Served) result(ctx context.Context, req *prompt.Request) (model.Result, error) {
+// result makes the prompt's ids, in dst's memory where they are not kept.
+func (s *Served) result(ctx context.Context, dst []uint32, req *prompt.Request) (model.Result, error) {
 	if s.Model == nil {
 		return s.remote(ctx, req, errNoTokenizer)
 	}
@@ -61,7 +61,7 @@ func (s *Served) result(ctx context.Context, req *prompt.Request) (model.Result,
 		}
 		c.Offer(req)
 	}
-	return s.Model.Prompt(req, s.Engine)
+	return s.Model.PromptInto(dst, req, s.Engine)
 }
 
 // remote asks the renderer, if there is one.

@@ -56,7 +56,9 @@ func (m *Model) PromptInto(dst []uint32, req *prompt.Request, engine Engine) (Re
 	}
 	res, err := m.compute(nil, req, engine, false)
 	if err == nil && !res.dated {
-		req.Attach(key, &res, resultCost(&res))
+		kept := res
+		kept.Prefix = tokenizer.Prefix{} // it would hold what the cache wants to forget
+		req.Attach(key, &kept, resultCost(&kept))
 	}
 	return res, err
 }
