@@ -80,7 +80,8 @@ type rank struct {
 	chunk []int
 	// stored and removed are the events of the running step, in order.
 	events []change
-	// shared, if not nil, is an infinite cache of the whole fleet.
+	// shared, if not nil, is an infinite cache of the whole fleet beside the rank's own:
+	// what any rank has computed costs nothing to load, but needs places like the rest.
 	shared map[uint64]bool
 }
 
@@ -138,12 +139,11 @@ func (r *rank) admit() bool {
 		return false
 	}
 	j := r.waiting[0]
-	if r.shared != nil {
-		for j.cached = 0; j.cached < len(j.Blocks) && r.shared[j.Blocks[j.cached]]; j.cached++ {
-		}
-		j.cached = min(j.cached*r.size, j.Prompt-1)
-	} else if !r.reserve(j) {
+	if !r.reserve(j) {
 		return false
+	}
+	if r.shared != nil {
+		j.cached = max(j.cached, min(leading(r.shared, j.Blocks)*r.size, j.Prompt-1))
 	}
 	j.done = j.cached
 	if j.handover {
@@ -215,14 +215,21 @@ func (r *rank) begin() float64 {
 	return e.Base + e.PerToken*float64(tokens) + e.PerPair*pairs + e.PerDecode*float64(len(r.decode)) + e.PerResident*float64(r.resident)
 }
 
+// leading counts the first blocks that are in a cache.
+func leading(cache map[uint64]bool, blocks []uint64) int {
+	n := 0
+	for n < len(blocks) && cache[blocks[n]] {
+		n++
+	}
+	return n
+}
+
 // store enters the blocks that a chunk completes.
 func (r *rank) store(j *job, upTo int) {
 	for i := len(j.pinned); i < len(j.Blocks) && (i+1)*r.size <= upTo; i++ {
 		name := j.Blocks[i]
 		if r.shared != nil {
 			r.shared[name] = true
-			j.pinned = append(j.pinned, nil)
-			continue
 		}
 		b := r.blocks[name]
 		if b == nil {
@@ -273,11 +280,9 @@ func (r *rank) end(first, done func(*job)) {
 // free gives a request's places back, its last block first: the tail is evicted
 // before what it hangs on.
 func (r *rank) free(j *job) {
-	if r.shared == nil {
-		for _, b := range slices.Backward(j.pinned) {
-			r.unpin(b)
-		}
-		r.private -= j.private
+	for _, b := range slices.Backward(j.pinned) {
+		r.unpin(b)
 	}
+	r.private -= j.private
 	j.pinned, j.private = nil, 0
 }

@@ -18,8 +18,10 @@ type Policy struct {
 	Config routing.Config
 	// NoID hides conversation ids, NoCredit the prompts sent and not yet confirmed.
 	NoID, NoCredit bool
-	// Oracle gives all ranks one infinite cache: a bound for any router.
-	Oracle bool
+	// Oracle gives all ranks one infinite cache beside their own, so that no choice of
+	// the router costs a hit. Informed lets the router know it too: it then balances load
+	// only, which is the bound for any router.
+	Oracle, Informed bool
 	// Peer, if not nil, chooses in the router's place: a modelled rule of another
 	// project.
 	Peer func(s *simulation, rec *record) kvindex.Slot
@@ -31,6 +33,7 @@ var variants = map[string]struct {
 	change func(p *Policy, r *routing.Policy)
 }{
 	"oracle":               {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Oracle = true }},
+	"oracle-informed":      {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Oracle, p.Informed, p.NoCredit = true, true, true }},
 	"kv-aware-no-id":       {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.NoID = true }},
 	"kv-aware-no-credit":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.NoCredit = true }},
 	"kv-aware-no-active":   {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.Cost.Active = 0 }},

@@ -257,7 +257,7 @@ func (s *simulation) arrive(r Request) {
 	}
 	s.records = append(s.records, rec)
 	rec.slot, rec.plan = plan.Decode, plan.Reservation
-	if !s.policy.NoCredit && !s.policy.Oracle {
+	if !s.policy.NoCredit {
 		to.index.Speculate(plan.Decode, rec.hashes, time.Unix(0, int64(s.clock())))
 	}
 	s.share(rec, 0)
@@ -291,16 +291,12 @@ func (s *simulation) transfer(j *job) {
 	heap.Push(&s.handovers, handover{s.now + took, &job{record: j.record, handover: true}})
 }
 
-// lookup asks a replica's index, or the oracle's infinite cache.
+// lookup asks a replica's index, or the infinite cache that an informed router sees.
 func (s *simulation) lookup(to *replica, rec *record) {
 	s.overlap = s.overlap[:0]
 	size := int32(s.w.BlockSize)
-	if s.policy.Oracle {
-		shared := s.workers[0].ranks[0].shared
-		n := 0
-		for n < len(rec.Blocks) && shared[rec.Blocks[n]] {
-			n++
-		}
+	if s.policy.Informed {
+		n := leading(s.workers[0].ranks[0].shared, rec.Blocks)
 		for slot := range s.ranks() {
 			s.overlap = append(s.overlap, routing.Overlap{Slot: kvindex.Slot(slot), Tokens: [kvindex.NumTiers]int32{int32(n) * size}})
 		}
