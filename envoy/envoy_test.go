@@ -15,7 +15,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"github.com/goccy/go-yaml"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -163,7 +162,7 @@ func TestEndpointsReachEveryEnvoy(t *testing.T) {
 func ask(t *testing.T, s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient, node, version, nonce string) {
 	t.Helper()
 	if err := s.Send(&discoveryv3.DiscoveryRequest{
-		Node: &corev3.Node{Id: node}, TypeUrl: resource.EndpointType, ResourceNames: []string{Cluster},
+		Node: &corev3.Node{Id: node}, TypeUrl: endpointType, ResourceNames: []string{Cluster},
 		VersionInfo: version, ResponseNonce: nonce,
 	}); err != nil {
 		t.Fatal(err)

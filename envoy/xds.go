@@ -11,38 +11,38 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
-	cachev3 "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
-	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// XDS serves the workers' addresses to any number of Envoys by EDS over ADS. It
-// is safe for concurrent use.
-type XDS struct {
-	cache *cachev3.LinearCache
+// endpointType is the one resource type that is served.
+const endpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
-	mu      sync.Mutex
+// XDS serves the workers' addresses to any number of Envoys: EDS over ADS, state
+// of the world, as in envoy/service/discovery/v3. It is safe for concurrent use.
+//
+// It speaks the protocol with go-control-plane's types and without its cache,
+// which links every resource of Envoy: 5 MB of binary for one list of addresses.
+type XDS struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+
+	done <-chan struct{}
+
+	mu sync.Mutex
+	// version is 0 until the first Set: Envoys wait for it.
 	version uint64
 	last    []string
+	current *anypb.Any
+	changed chan struct{} // closed and replaced by each change
 }
 
-// NewXDS returns a server without endpoints. Envoys wait for the first Set.
-func NewXDS() *XDS {
-	return &XDS{cache: cachev3.NewLinearCache(resource.EndpointType)}
-}
+// NewXDS returns a server without endpoints.
+func NewXDS() *XDS { return &XDS{changed: make(chan struct{})} }
 
 // Register adds the service to a gRPC server. ctx ends its streams.
 func (x *XDS) Register(ctx context.Context, g *grpc.Server) {
-	mux := &cachev3.MuxCache{
-		Classify: func(r *cachev3.Request) string { return r.GetTypeUrl() },
-		ClassifyDelta: func(r *cachev3.DeltaRequest) string {
-			return r.GetTypeUrl()
-		},
-		Caches: map[string]cachev3.Cache{resource.EndpointType: x.cache},
-	}
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, serverv3.NewServer(ctx, mux, nil))
+	x.done = ctx.Done()
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, x)
 }
 
 // Set replaces the endpoints ("ip:port"). Running answers of a removed endpoint
@@ -56,31 +56,95 @@ func (x *XDS) Set(addresses []string) error {
 	}
 	endpoints := make([]*endpointv3.LbEndpoint, 0, len(sorted))
 	for _, a := range sorted {
-		host, port, err := net.SplitHostPort(a)
+		e, err := lbEndpoint(a)
 		if err != nil {
 			return fmt.Errorf("endpoint %q: %w", a, err)
 		}
-		n, err := strconv.ParseUint(port, 10, 16)
-		if err != nil {
-			return fmt.Errorf("endpoint %q: port: %w", a, err)
-		}
-		if net.ParseIP(host) == nil {
-			return fmt.Errorf("endpoint %q: not an IP address", a)
-		}
-		endpoints = append(endpoints, &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
-			Endpoint: &endpointv3.Endpoint{Address: socketAddress(host, uint32(n))},
-		}})
+		endpoints = append(endpoints, e)
 	}
-	x.version++
-	x.last = sorted
-	return x.cache.UpdateResources(map[string]types.Resource{Cluster: &endpointv3.ClusterLoadAssignment{
+	resource, err := anypb.New(&endpointv3.ClusterLoadAssignment{
 		ClusterName: Cluster,
 		Endpoints:   []*endpointv3.LocalityLbEndpoints{{LbEndpoints: endpoints}},
-	}}, nil)
+	})
+	if err != nil {
+		return err
+	}
+	x.version++
+	x.last, x.current = sorted, resource
+	close(x.changed)
+	x.changed = make(chan struct{})
+	return nil
 }
 
-func socketAddress(host string, port uint32) *corev3.Address {
-	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
-		Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
-	}}}
+func lbEndpoint(address string) (*endpointv3.LbEndpoint, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("port: %w", err)
+	}
+	if net.ParseIP(host) == nil {
+		return nil, fmt.Errorf("%s is not an IP address", host)
+	}
+	return &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
+		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+			Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(n)},
+		}}},
+	}}}, nil
+}
+
+// state is what a stream has to send: nothing before the first Set.
+func (x *XDS) state() (version uint64, resource *anypb.Any, changed <-chan struct{}) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.version, x.current, x.changed
+}
+
+// StreamAggregatedResources implements ADS: an Envoy that asked for endpoints is
+// sent each version once. Its answers (ACK and NACK) change nothing: there is
+// one resource, and a newer version is the only remedy for a refused one.
+func (x *XDS) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	asked := make(chan struct{}, 1)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			// Without a nonce it is a new subscription; another type is not ours and stays
+			// unanswered, as for a server that has no such resource.
+			if r.GetTypeUrl() == endpointType && r.GetResponseNonce() == "" {
+				select {
+				case asked <- struct{}{}:
+				default:
+				}
+			}
+		}
+	}()
+	subscribed, sent := false, uint64(0)
+	for {
+		version, resource, changed := x.state()
+		if subscribed && version > sent {
+			text := strconv.FormatUint(version, 10)
+			if err := stream.Send(&discoveryv3.DiscoveryResponse{
+				VersionInfo: text, Nonce: text, TypeUrl: endpointType, Resources: []*anypb.Any{resource},
+			}); err != nil {
+				return err
+			}
+			sent = version
+		}
+		select {
+		case <-changed:
+		case <-asked:
+			subscribed, sent = true, 0
+		case <-ended:
+			return nil
+		case <-x.done:
+			return nil
+		}
+	}
 }
