@@ -84,7 +84,8 @@ type shape struct {
 	worker    string // further keys of each worker
 	model     string // further keys of the model; "-" leaves models out
 	engine    func(i int, o *enginesim.Options)
-	noCheck   bool // do not look for leaks at the end
+	workerOf  func(i int, e *enginesim.Engine) string // further keys of worker i
+	noCheck   bool                                    // do not look for leaks at the end
 	maxBodyMB int
 }
 
@@ -219,8 +220,12 @@ func (b *bed) startEngine(i int) string {
 	case b.shape.rankFree:
 		rankBy = "none"
 	}
+	more := b.shape.worker
+	if b.shape.workerOf != nil {
+		more += b.shape.workerOf(i, e)
+	}
 	return fmt.Sprintf("  - {name: e%d, address: %q, ranks: %d, rank_by: %s, models: [%s], events: {endpoint: %q%s}%s}\n",
-		i, e.Addr(), ranks, rankBy, modelName, o.EventsEndpoint, replay, b.shape.worker)
+		i, e.Addr(), ranks, rankBy, modelName, o.EventsEndpoint, replay, more)
 }
 
 // startKvlane runs `kvlane serve` and waits until it is ready.

@@ -225,6 +225,9 @@ func (e *Engine) AddrOf(rank int) string { return e.apis[min(rank, len(e.apis)-1
 // URL is the base URL of the API.
 func (e *Engine) URL() string { return "http://" + e.Addr() }
 
+// EngineID is the name of the engine in block transfers; rank r of several is called EngineID_dp<r>.
+func (e *Engine) EngineID() string { return e.id }
+
 // SideAddr is the host:port for block transfers and /sim.
 func (e *Engine) SideAddr() string { return e.side.addr }
 

@@ -344,7 +344,7 @@ func (c *call) fromStore(store *SharedStore) (*transfer, error) {
 // prompt's ids with that token behind them.
 func lmcache(c *call) (*transfer, error) {
 	p := c.body.KVTransferParams
-	if len(p) == 0 {
+	if len(p) == 0 || p["prompt_token_ids"] != nil && len(p) == 1 {
 		return c.fromStore(&c.received)
 	}
 	if c.api != completionsAPI {
@@ -521,6 +521,12 @@ func (c *call) trtContext(p map[string]any, id json.Number) (*transfer, error) {
 	}
 	s.maxTokens, s.keep = 1, true
 	return &transfer{leg: legPrefill, after: func(out *output) error {
+		if c.faults.get().ContextEnds {
+			c.rank.release(s)
+			out.choices[0].finish = "stop"
+			out.perChoice["disaggregated_params"] = map[string]any{"request_type": "context_only", "ctx_request_id": nil, "disagg_request_id": nil}
+			return nil
+		}
 		ctxID := id
 		if ctxID == "" {
 			ctxID = json.Number(fmt.Sprint(traceNumber()))

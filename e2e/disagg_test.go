@@ -1,0 +1,631 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/enginesim"
+)
+
+// pair is a connector with the engines that speak it.
+type pair struct {
+	connector string // of Kvlane
+	engine    enginesim.EngineKind
+	sim       string // of the engines
+	ranks     int
+	// always: decode engines compute no prompt by themselves.
+	always bool
+	// worker is a worker's disagg section.
+	worker func(e *enginesim.Engine) string
+	paths  []string
+	// usage: the decode leg reports the prefill leg's cached tokens.
+	usage bool
+	shape shape
+}
+
+func port(address string) string {
+	_, p, _ := net.SplitHostPort(address)
+	return p
+}
+
+var vllmPaths = []string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate"}
+
+func pairs() []pair {
+	none := func(*enginesim.Engine) string { return "" }
+	boot := func(e *enginesim.Engine) string { return ", disagg: {bootstrap_port: " + port(e.BootstrapAddr()) + "}" }
+	two := vllmPaths[:2]
+	return []pair{
+		{connector: "nixl", worker: none, paths: vllmPaths},
+		{connector: "moriio", sim: "moriio", worker: none, paths: two},
+		{connector: "sharedstorage", sim: "sharedstorage", worker: none, paths: two},
+		{connector: "mooncake", sim: "mooncake", worker: boot, paths: two},
+		{connector: "nixl-push", sim: "nixl-push", ranks: 1, paths: two, worker: func(e *enginesim.Engine) string {
+			return fmt.Sprintf(", disagg: {engine_id: %s, side_channel_port: %s}", e.EngineID(), port(e.SideAddr()))
+		}},
+		{connector: "p2p-nccl", sim: "p2p-nccl", paths: two, worker: func(e *enginesim.Engine) string {
+			return fmt.Sprintf(", disagg: {zmq: %q}", e.SideAddr())
+		}},
+		{connector: "lmcache", sim: "lmcache", paths: two, worker: func(e *enginesim.Engine) string {
+			return fmt.Sprintf(", disagg: {receiver_host: 127.0.0.1, receiver_init_ports: [%[1]s], receiver_alloc_ports: [%[1]s]}", port(e.SideAddr()))
+		}},
+		{connector: "sglang", engine: enginesim.SGLang, worker: boot, always: true, paths: []string{"/v1/chat/completions", "/v1/completions", "/generate"}},
+		{connector: "trtllm", engine: enginesim.TRTLLM, worker: none, paths: two, usage: true},
+		{connector: "trtllm-generation-first", engine: enginesim.TRTLLM, worker: none, paths: two},
+	}
+}
+
+// newPools is a bed with two prefill engines, e0 and e1, and two decode engines, e2
+// and e3. Prompts of 64 uncached tokens and more are split.
+func newPools(t *testing.T, p pair, disagg string) *bed {
+	t.Helper()
+	s := p.shape
+	s.engines = 4
+	if s.ranks = p.ranks; s.ranks == 0 {
+		s.ranks = 2
+	}
+	shared := &enginesim.SharedStore{}
+	s.engine = func(i int, o *enginesim.Options) {
+		o.Engine, o.Connector, o.Role, o.Shared = p.engine, p.sim, enginesim.Decode, shared
+		if i < 2 {
+			o.Role = enginesim.Prefill
+		}
+		if p.engine == enginesim.TRTLLM {
+			o.EventsEndpoint = ""
+		}
+		if p.shape.engine != nil {
+			p.shape.engine(i, o)
+		}
+	}
+	s.workerOf = func(i int, e *enginesim.Engine) string {
+		role := "decode"
+		if i < 2 {
+			role = "prefill"
+		}
+		kind := string(p.engine)
+		if kind == "" {
+			kind = "vllm"
+		}
+		return fmt.Sprintf(", engine: %s, role: %s%s", kind, role, p.worker(e))
+	}
+	if p.engine != "" {
+		s.model += ", engine: " + string(p.engine)
+	}
+	s.envoy += fmt.Sprintf(", prefill: %q", freeAddress(t))
+	s.config += fmt.Sprintf("disagg: {connector: %s%s}\nrouting: {disagg: {mode: threshold, threshold: 64}}\n", p.connector, disagg)
+	b := newBed(t, s)
+	t.Cleanup(b.nothingHeld)
+	return b
+}
+
+// nothingHeld checks that no engine holds blocks or runs anything, and that nobody
+// broke a protocol.
+func (b *bed) nothingHeld() {
+	b.t.Helper()
+	for i, e := range b.engines {
+		b.until(fmt.Sprintf("e%d holds nothing", i), func() bool {
+			st := e.Stats()
+			n := st.Held
+			for _, r := range st.Ranks {
+				n += r.BlocksUsed + r.Running + r.Waiting
+			}
+			return n == 0
+		})
+		for what, n := range e.Stats().Protocol {
+			if strings.HasPrefix(what, "violation") {
+				b.t.Errorf("e%d saw %d times: %s", i, n, what)
+			}
+		}
+	}
+}
+
+// legsOf finds what the engines saw of a request, or of every one since the last
+// call.
+func (b *bed) legsOf(id string) (prefill, decode *enginesim.RequestRecord, prefillOn, decodeOn string) {
+	for i, e := range b.engines {
+		for _, r := range e.Stats().Requests {
+			if !strings.Contains(r.RequestID, id) {
+				continue
+			}
+			if i < 2 {
+				prefill, prefillOn = &r, fmt.Sprintf("e%d/%d", i, r.Rank)
+			} else {
+				decode, decodeOn = &r, fmt.Sprintf("e%d/%d", i, r.Rank)
+			}
+		}
+	}
+	return prefill, decode, prefillOn, decodeOn
+}
+
+// bodyFor is a request for a path with about n tokens of prompt.
+func bodyFor(path, seed string, n int, stream bool) []byte {
+	v := map[string]any{"model": modelName, "stream": stream}
+	text := prose(seed, n)
+	switch path {
+	case "/v1/chat/completions":
+		v["messages"], v["max_tokens"] = []message{{"user", text}}, 8
+	case "/v1/messages":
+		v["messages"], v["max_tokens"] = []message{{"user", text}}, 8
+	case "/v1/responses":
+		v["input"], v["max_output_tokens"] = text, 8
+	case "/inference/v1/generate":
+		v["token_ids"], v["sampling_params"] = tokenizer.Encode(text, false), map[string]any{"max_tokens": 8, "min_tokens": 2}
+	case "/generate":
+		v["text"], v["sampling_params"] = text, map[string]any{"max_new_tokens": 8}
+		delete(v, "model")
+	default:
+		v["prompt"], v["max_tokens"], v["min_tokens"] = text, 8, 3
+	}
+	if stream && (path == "/v1/chat/completions" || path == "/v1/completions") {
+		v["stream_options"] = map[string]bool{"include_usage": true}
+	}
+	body, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return body
+}
+
+// textOf is the generated text of an answer, whatever the API and streamed or not.
+func textOf(body []byte) string {
+	var b strings.Builder
+	take := func(raw []byte, chunk bool) {
+		var a struct {
+			Type    string          `json:"type"`
+			Text    string          `json:"text"`
+			Delta   json.RawMessage `json:"delta"`
+			Content []struct {
+				Text string `json:"text"`
+			} `json:"content"`
+			Output []struct {
+				Content []struct {
+					Text string `json:"text"`
+				} `json:"content"`
+			} `json:"output"`
+			Choices []struct {
+				Text     string  `json:"text"`
+				TokenIDs []int32 `json:"token_ids"`
+				Message  struct {
+					Content string `json:"content"`
+				} `json:"message"`
+				Delta struct {
+					Content string `json:"content"`
+				} `json:"delta"`
+			} `json:"choices"`
+		}
+		_ = json.Unmarshal(raw, &a)
+		if chunk && a.Text != "" { // SGLang's own stream repeats the text so far
+			b.Reset()
+		}
+		b.WriteString(a.Text)
+		var delta string
+		if json.Unmarshal(a.Delta, &delta) == nil {
+			b.WriteString(delta)
+		}
+		var block struct {
+			Text string `json:"text"`
+		}
+		if json.Unmarshal(a.Delta, &block) == nil {
+			b.WriteString(block.Text)
+		}
+		for _, c := range a.Content {
+			b.WriteString(c.Text)
+		}
+		for _, o := range a.Output {
+			for _, c := range o.Content {
+				b.WriteString(c.Text)
+			}
+		}
+		for _, c := range a.Choices {
+			b.WriteString(c.Text + c.Message.Content + c.Delta.Content)
+			if len(c.TokenIDs) > 0 {
+				b.WriteString(tokenizer.Decode(c.TokenIDs))
+			}
+		}
+	}
+	if bytes.HasPrefix(body, []byte("{")) {
+		take(body, false)
+		return b.String()
+	}
+	for line := range strings.SplitSeq(string(body), "\n") {
+		if data, ok := strings.CutPrefix(line, "data: "); ok {
+			take([]byte(data), true)
+		}
+	}
+	return b.String()
+}
+
+// whole starts an engine that computes everything by itself, to compare with.
+func whole(t *testing.T, kind enginesim.EngineKind) *enginesim.Engine {
+	t.Helper()
+	e, err := enginesim.Start(context.Background(), enginesim.Options{Engine: kind, Model: modelName, Tokenizer: tokenizer, Listen: "127.0.0.1:0", BlockSize: 16, Blocks: 16384})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+func askDirectly(t *testing.T, e *enginesim.Engine, path string, body []byte) string {
+	t.Helper()
+	resp, err := http.Post(e.URL()+path, "application/json", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var out bytes.Buffer
+	if _, err := out.ReadFrom(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("one engine: status %d: %s", resp.StatusCode, out.Bytes())
+	}
+	return textOf(out.Bytes())
+}
+
+// Every protocol, every API that it serves, streamed and not: the blocks move, the
+// text is that of one engine, ranks and ids are right on both sides, and what decode
+// holds needs no second prefill.
+func TestEveryConnector(t *testing.T) {
+	for _, p := range pairs() {
+		t.Run(p.connector, func(t *testing.T) {
+			b := newPools(t, p, "")
+			alone := whole(t, p.engine)
+			splits := 0
+			for _, path := range p.paths {
+				for _, stream := range []bool{false, true} {
+					seed := fmt.Sprint(p.connector, path, stream)
+					body := bodyFor(path, seed, 150, stream)
+					r := b.post(path, body)
+					if r.status != http.StatusOK {
+						t.Fatalf("%s stream=%v: status %d: %s", path, stream, r.status, r.body)
+					}
+					if want := askDirectly(t, alone, path, body); want == "" || textOf(r.body) != want {
+						t.Errorf("%s stream=%v: text %q, one engine says %q", path, stream, textOf(r.body), want)
+					}
+					b.splitWell(r, &p)
+					splits++
+				}
+			}
+			b.until("the legs are counted", func() bool { return b.metric("kvlane_prefill_legs_total", `outcome="ok"`) == float64(splits) })
+			// The same prompt again: decode, which took the blocks over, holds it.
+			if p.connector == "nixl" {
+				again := b.post(p.paths[0], bodyFor(p.paths[0], fmt.Sprint(p.connector, p.paths[0], false), 150, false))
+				if again.header.Get("X-Kvlane-Prefill") != "" || again.matched < 128 || again.matched != again.answer.Usage.Details.Cached {
+					t.Errorf("again: prefill %q, %d tokens matched, %d cached", again.header.Get("X-Kvlane-Prefill"), again.matched, again.answer.Usage.Details.Cached)
+				}
+			}
+			if p.always {
+				return
+			}
+			// A short prompt is computed where it decodes.
+			body := bodyFor("/v1/completions", "short", 20, false)
+			r := b.post("/v1/completions", body)
+			if prefill, _, _, _ := b.legsOf(r.header.Get("X-Request-Id")); prefill != nil || r.header.Get("X-Kvlane-Prefill") != "" || r.status != http.StatusOK {
+				t.Errorf("a short prompt had a prefill leg: status %d: %s", r.status, r.body)
+			}
+			b.intact(r, body)
+		})
+	}
+}
+
+// splitWell checks both legs of an answered request.
+func (b *bed) splitWell(r *reply, p *pair) {
+	b.t.Helper()
+	id := r.header.Get("X-Request-Id")
+	prefill, decode, prefillOn, decodeOn := b.legsOf(id)
+	if prefill == nil || decode == nil {
+		b.t.Fatalf("%s: prefill leg %+v, decode leg %+v", id, prefill, decode)
+	}
+	if decode.RemoteTokens < 100 || decode.Leg != "decode" || prefill.Leg != "prefill" || prefill.RequestID != decode.RequestID {
+		b.t.Errorf("prefill leg %+v\ndecode leg %+v", prefill, decode)
+	}
+	// TensorRT-LLM's ranks are named in the body, and vLLM reads none for responses.
+	if p.engine == enginesim.TRTLLM || p.engine == "" && prefill.Path == "/v1/responses" {
+		return
+	}
+	if on := r.header.Get("X-Kvlane-Prefill"); on != prefillOn || r.target != decodeOn {
+		b.t.Errorf("decided for %s and %s, served by %s and %s", on, r.target, prefillOn, decodeOn)
+	}
+	if !prefill.Pinned || !decode.Pinned {
+		b.t.Errorf("ranks were not named: prefill %v, decode %v", prefill.Pinned, decode.Pinned)
+	}
+	for name := range prefill.Headers {
+		if strings.HasPrefix(name, "x-kvlane-") || name == "x-gateway-destination-endpoint" {
+			b.t.Errorf("header %s reached the prefill engine", name)
+		}
+	}
+}
+
+func noSettings(*enginesim.Engine) string { return "" }
+
+// The second turn of a conversation is prefilled where the first was, and only what
+// is new.
+func TestPrefillFollowsTheCache(t *testing.T) {
+	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")
+	for n := range 3 {
+		messages := []message{{"user", prose(fmt.Sprint("turn", n), 300)}}
+		first := b.chat(messages...)
+		messages = append(messages, message{"assistant", first.text()}, message{"user", prose(fmt.Sprint("more", n), 200)})
+		second := b.chat(messages...)
+		where := first.header.Get("X-Kvlane-Prefill")
+		if where == "" || second.header.Get("X-Kvlane-Prefill") != where {
+			t.Errorf("first turn prefilled on %q, second on %q", where, second.header.Get("X-Kvlane-Prefill"))
+		}
+		prefill, _, _, _ := b.legsOf(second.header.Get("X-Request-Id"))
+		if prefill == nil || prefill.CachedTokens < 256 || second.header.Get("X-Kvlane-Prefill-Matched-Tokens") != fmt.Sprint(prefill.CachedTokens) {
+			t.Errorf("predicted %s tokens on the prefill side, the engine had %+v", second.header.Get("X-Kvlane-Prefill-Matched-Tokens"), prefill)
+		}
+	}
+}
+
+// What a transfer cannot serve is computed by one engine.
+func TestRequestsThatCannotBeSplit(t *testing.T) {
+	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")
+	for name, body := range map[string]string{
+		"two answers":  `{"model":"demo","max_tokens":4,"n":2,"prompt":"` + prose("n", 150) + `"}`,
+		"two prompts":  `{"model":"demo","max_tokens":4,"prompt":["` + prose("a", 150) + `","` + prose("b", 150) + `"]}`,
+		"best of many": `{"model":"demo","max_tokens":4,"best_of":3,"prompt":"` + prose("best", 150) + `"}`,
+	} {
+		r := b.post("/v1/completions", []byte(body))
+		if prefill, _, _, _ := b.legsOf(r.header.Get("X-Request-Id")); r.status != http.StatusOK || prefill != nil {
+			t.Errorf("%s: status %d, prefill leg %+v", name, r.status, prefill)
+		}
+	}
+}
+
+// Prefill legs that fail: the next prefill target, then the decode target by itself,
+// and each is counted.
+func TestPrefillLegsThatFail(t *testing.T) {
+	for name, c := range map[string]struct {
+		fault   enginesim.Faults
+		outcome string
+	}{
+		"refuses":        {enginesim.Faults{Refuse: true}, "unreachable"},
+		"answers 500":    {enginesim.Faults{FailStatus: 500, FailCount: -1}, "failed"},
+		"answers 503":    {enginesim.Faults{FailStatus: 503, FailCount: -1}, "unreachable"},
+		"dies":           {enginesim.Faults{DieAfterTokens: 1}, ""},
+		"says nothing":   {enginesim.Faults{AnswerDelayMS: 5000}, "timeout"},
+		"has no answers": {enginesim.Faults{NoTransferParams: true}, "no parameters"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) { o.KVLease = time.Second }}}, ", timeout: 300ms")
+			failed := func() float64 {
+				if c.outcome == "" {
+					return b.metric("kvlane_prefill_legs_total") - b.metric("kvlane_prefill_legs_total", `outcome="ok"`)
+				}
+				return b.metric("kvlane_prefill_legs_total", fmt.Sprintf("outcome=%q", c.outcome))
+			}
+			if err := b.engines[0].SetFaults(c.fault); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 3 {
+				r := b.chat(message{"user", prose(fmt.Sprint(name, i), 200)})
+				if on := r.header.Get("X-Kvlane-Prefill"); !strings.HasPrefix(on, "e1/") {
+					t.Errorf("prefilled on %q", on)
+				}
+				b.splitWell(r, &pair{})
+			}
+			if failed() == 0 {
+				t.Error("no failed leg was counted")
+			}
+			if err := b.engines[1].SetFaults(c.fault); err != nil {
+				t.Fatal(err)
+			}
+			before := failed()
+			r := b.chat(message{"user", prose(name+" both", 200)})
+			if r.header.Get("X-Kvlane-Prefill") != "" {
+				t.Errorf("prefilled on %q", r.header.Get("X-Kvlane-Prefill"))
+			}
+			if failed() == before || b.metric("kvlane_degraded_total", `reason="prefill failed"`) == 0 {
+				t.Errorf("not counted: %v legs, %v degraded", failed()-before, b.metric("kvlane_degraded_total"))
+			}
+			for _, e := range b.engines[:2] {
+				if err := e.SetFaults(enginesim.Faults{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// What is the client's fault goes to the client, and decode never hears of it.
+func TestAPrefillLegThatTheClientIsToBlameFor(t *testing.T) {
+	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) { o.MaxModelLen = 400 }}}, "")
+	r := b.post("/v1/completions", bodyFor("/v1/completions", "long", 900, false))
+	if r.status != http.StatusBadRequest || !strings.Contains(r.answer.Error.Message, "maximum context length") {
+		t.Errorf("status %d: %s", r.status, r.body)
+	}
+	for _, e := range b.engines[:2] {
+		if err := e.SetFaults(enginesim.Faults{FailStatus: 429, FailCount: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r = b.post("/v1/completions", bodyFor("/v1/completions", "busy", 200, false)); r.status != http.StatusTooManyRequests || r.answer.Error.Type != "prefiller_error" {
+		t.Errorf("status %d: %s", r.status, r.body)
+	}
+	for _, e := range b.engines[2:] {
+		if n := len(e.Stats().Requests); n != 0 {
+			t.Errorf("a decode engine saw %d requests", n)
+		}
+	}
+	if n := b.metric("kvlane_prefill_legs_total", `outcome="refused"`); n != 2 {
+		t.Errorf("%v legs were refused", n)
+	}
+}
+
+// A client that leaves while its prompt is prefilled: the leg is cancelled.
+func TestAClientThatLeavesDuringThePrefillLeg(t *testing.T) {
+	for _, p := range []pair{{connector: "nixl", worker: noSettings}, {connector: "sglang", engine: enginesim.SGLang,
+		worker: func(e *enginesim.Engine) string { return ", disagg: {bootstrap_port: " + port(e.BootstrapAddr()) + "}" }}} {
+		t.Run(p.connector, func(t *testing.T) {
+			p.shape.engine = slow(400 * time.Millisecond)
+			b := newPools(t, p, "")
+			ctx, cancel := context.WithCancel(t.Context())
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.ingress+"/v1/completions", bytes.NewReader(bodyFor("/v1/completions", "gone", 200, false)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if resp, err := b.client.Do(req); err == nil {
+					resp.Body.Close()
+				}
+			}()
+			b.until("the prefill leg runs", func() bool { return b.running(0, 1) > 0 })
+			cancel()
+			<-done
+			b.until("the prefill leg is cut", func() bool { return b.running(0, 1) == 0 })
+			b.until("the reservation is released", func() bool { return b.metric("kvlane_reservations") == 0 })
+			if p.connector == "nixl" && b.metric("kvlane_prefill_legs_total", `outcome="cancelled"`) != 1 {
+				t.Error("no leg was counted as cancelled")
+			}
+		})
+	}
+}
+
+// running is what some engines have to do.
+func (b *bed) running(engines ...int) (n int) {
+	for _, i := range engines {
+		for _, r := range b.engines[i].Stats().Ranks {
+			n += r.Running + r.Waiting
+		}
+	}
+	return n
+}
+
+// A decode target that goes away while the prefill leg runs is replaced.
+func TestADecodeTargetThatDiesDuringThePrefillLeg(t *testing.T) {
+	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(i int, o *enginesim.Options) {
+		if i < 2 {
+			slow(600*time.Millisecond)(i, o)
+		}
+	}}}, "")
+	got := make(chan *reply, 1)
+	go func() {
+		r, err := b.send("/v1/completions", bodyFor("/v1/completions", "dead decode", 200, false))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- r
+	}()
+	b.until("the prefill leg runs", func() bool { return b.running(0, 1) > 0 })
+	dead := 2
+	if b.metric("kvlane_active_requests", `worker="e3"`) > 0 {
+		dead = 3
+	}
+	if err := b.engines[dead].SetFaults(enginesim.Faults{Refuse: true}); err != nil {
+		t.Fatal(err)
+	}
+	r := <-got
+	if r == nil || r.status != http.StatusOK {
+		t.Fatalf("%+v", r)
+	}
+	if strings.HasPrefix(r.target, fmt.Sprintf("e%d/", dead)) {
+		t.Errorf("decoded on %s, which is dead", r.target)
+	}
+	b.splitWell(r, &pair{})
+	if err := b.engines[dead].SetFaults(enginesim.Faults{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Legs at once: a prefill engine that refuses is replaced before decode waits for it.
+func TestLegsAtOnceWithADeadPrefillEngine(t *testing.T) {
+	for _, p := range pairs() {
+		if p.connector != "sglang" && p.connector != "mooncake" && p.connector != "trtllm-generation-first" {
+			continue
+		}
+		t.Run(p.connector, func(t *testing.T) {
+			b := newPools(t, p, "")
+			if err := b.engines[0].SetFaults(enginesim.Faults{Refuse: true}); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 4 {
+				r := b.chat(message{"user", prose(fmt.Sprint(i), 200)})
+				if on := r.header.Get("X-Kvlane-Prefill"); !strings.HasPrefix(on, "e1/") {
+					t.Errorf("prefilled on %q", on)
+				}
+			}
+			if b.metric("kvlane_prefill_legs_total", `outcome="ok"`) != 4 {
+				t.Errorf("%v legs", b.metric("kvlane_prefill_legs_total", `outcome="ok"`))
+			}
+			if err := b.engines[0].SetFaults(enginesim.Faults{}); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TensorRT-LLM: an answer that ended with its first token is the context server's.
+func TestAContextAnswerThatIsFinal(t *testing.T) {
+	b := newPools(t, pair{connector: "trtllm", engine: enginesim.TRTLLM, worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) {
+		o.Faults.ContextEnds = true
+	}}}, "")
+	for _, stream := range []bool{false, true} {
+		r := b.post("/v1/chat/completions", bodyFor("/v1/chat/completions", fmt.Sprint("final", stream), 200, stream))
+		if r.status != http.StatusOK || textOf(r.body) == "" || bytes.Contains(r.body, []byte("disaggregated_params")) {
+			t.Errorf("status %d: %s", r.status, r.body)
+		}
+		if stream != bytes.HasSuffix(r.body, []byte("data: [DONE]\n\n")) {
+			t.Errorf("stream=%v: %s", stream, r.body)
+		}
+	}
+	for _, e := range b.engines[2:] {
+		if n := len(e.Stats().Requests); n != 0 {
+			t.Errorf("a generation server saw %d requests", n)
+		}
+	}
+}
+
+// TensorRT-LLM's usage is the context server's, and the conversation's id is on both
+// legs; a request that is not split has no label at all.
+func TestTensorRTLabels(t *testing.T) {
+	b := newPools(t, pair{connector: "trtllm", engine: enginesim.TRTLLM, worker: noSettings}, "")
+	body := bodyFor("/v1/chat/completions", "label", 200, false)
+	b.post("/v1/chat/completions", body, "x-session-id", "c1")
+	r := b.post("/v1/chat/completions", []byte(strings.Replace(string(body), `"stream":false`, `"stream":false,"top_k":1`, 1)), "x-session-id", "c1")
+	if r.status != http.StatusOK || r.answer.Usage.Prompt < 200 {
+		t.Errorf("status %d: %s", r.status, r.body)
+	}
+	short := []byte(`{"model":"demo","prompt":"a b","max_tokens":2,"disaggregated_params":{"request_type":"context_only","conversation_id":"c"}}`)
+	if r := b.post("/v1/completions", short); r.status != http.StatusOK {
+		t.Errorf("a stale label: status %d: %s", r.status, r.body)
+	}
+}
+
+// Without a prefill listener legs go directly to the worker.
+func TestLegsThatGoDirectly(t *testing.T) {
+	b := newBed(t, shape{engines: 2, engine: func(i int, o *enginesim.Options) {
+		o.Role = []enginesim.Role{enginesim.Prefill, enginesim.Decode}[i]
+	}, workerOf: func(i int, _ *enginesim.Engine) string { return ", role: " + []string{"prefill", "decode"}[i] },
+		config: "disagg: {connector: nixl}\nrouting: {disagg: {mode: threshold, threshold: 64}}\n"})
+	r := b.chat(message{"user", prose("direct", 200)})
+	if !strings.HasPrefix(r.header.Get("X-Kvlane-Prefill"), "e0/") || !strings.HasPrefix(r.target, "e1/") {
+		t.Errorf("prefill %q, decode %q", r.header.Get("X-Kvlane-Prefill"), r.target)
+	}
+	if n := b.metric("kvlane_prefill_legs_total", `outcome="ok"`); n != 1 {
+		t.Errorf("%v legs", n)
+	}
+	b.nothingHeld()
+}
+
+// llm-d's sidecar runs the legs: Kvlane only names the prefill worker, and no client
+// can.
+func TestTheSidecarLearnsThePrefillWorker(t *testing.T) {
+	b := newPools(t, pair{connector: "sidecar", worker: noSettings}, "")
+	r := b.post("/v1/completions", bodyFor("/v1/completions", "side", 200, false))
+	_, decode, _, _ := b.legsOf(r.header.Get("X-Request-Id"))
+	if decode == nil || decode.Headers["x-prefiller-host-port"] != b.engines[0].Addr() && decode.Headers["x-prefiller-host-port"] != b.engines[1].Addr() {
+		t.Errorf("status %d, decode leg %+v", r.status, decode)
+	}
+	r = b.post("/v1/completions", bodyFor("/v1/completions", "steer", 20, false), "x-prefiller-host-port", "10.0.0.1:80")
+	if _, decode, _, _ = b.legsOf(r.header.Get("X-Request-Id")); decode == nil || decode.Headers["x-prefiller-host-port"] != "" {
+		t.Errorf("a client named a prefill worker: %+v", decode)
+	}
+}
