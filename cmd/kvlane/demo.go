@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	stdio "io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -89,13 +88,12 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 
 // freeAddresses replaces addresses by ones that are free now.
 func freeAddresses(addresses ...*string) error {
-	for _, a := range addresses {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return err
-		}
-		defer l.Close() //nolint:gocritic // all are held until the last is known
-		*a = l.Addr().String()
+	port, err := enginesim.FreePorts(len(addresses))
+	if err != nil {
+		return err
+	}
+	for i, a := range addresses {
+		*a = "127.0.0.1:" + strconv.Itoa(port+i)
 	}
 	return nil
 }
