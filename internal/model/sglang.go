@@ -50,6 +50,9 @@ func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
 		if add, err = in.flag(prompt.FieldAddGenerationPrompt, true); err != nil {
 			return nil, err
 		}
+		if cont && !add {
+			return nil, refuse("continue_final_message needs add_generation_prompt to open the assistant turn.")
+		}
 	}
 	if p.vars, err = m.sglangVars(in); err != nil {
 		return nil, err

@@ -75,17 +75,7 @@ func timeline(w io.Writer, path string, opts Options) (Totals, error) {
 	if err != nil {
 		return totals, err
 	}
-	options := model.Options{Now: func() time.Time { return opts.Now }}
-	for i := range events {
-		if events[i].Kind == "meta" {
-			flags := fmt.Sprint(events[i].Flags)
-			if m := contextFlag.FindStringSubmatch(flags); m != nil {
-				options.MaxModelLen, _ = strconv.Atoi(m[1])
-			}
-			options.ToolParser = toolFlag.MatchString(flags)
-		}
-	}
-	m, err := model.Load(os.DirFS(filepath.Join(opts.Models, timelineTokenizer)), options)
+	m, err := timelineModel(engine, events, opts)
 	if err != nil {
 		return totals, err
 	}
@@ -109,6 +99,61 @@ func timeline(w io.Writer, path string, opts Options) (Totals, error) {
 		}
 	}
 	return totals, nil
+}
+
+// timelineModel is the model as its engine was set up: the flags that the recording tells, and a tool parser too if a
+// request with tools was answered.
+func timelineModel(engine model.Engine, events []event, opts Options) (*model.Model, error) {
+	options := model.Options{Now: func() time.Time { return opts.Now }}
+	for i := range events {
+		e := &events[i]
+		if e.Kind == "meta" {
+			flags := fmt.Sprint(e.Flags)
+			if m := contextFlag.FindStringSubmatch(flags); m != nil {
+				options.MaxModelLen, _ = strconv.Atoi(m[1])
+			}
+			options.ToolParser = options.ToolParser || toolFlag.MatchString(flags)
+		}
+		if body, ok := e.Body.(string); ok && engine == model.VLLM && e.Status == 200 && len(prompt.Member([]byte(body), "tools")) > 2 {
+			options.ToolParser = true
+		}
+	}
+	return model.Load(os.DirFS(filepath.Join(opts.Models, timelineTokenizer)), options)
+}
+
+// Prompts returns what makes the ids of the requests in a time line, nil where they cannot be known.
+func Prompts(path string, opts Options) (func(method, path string, body []byte) []uint32, error) {
+	name := timelineName.FindStringSubmatch(filepath.Base(path))
+	if name == nil {
+		return func(string, string, []byte) []uint32 { return nil }, nil
+	}
+	engine, err := model.ParseEngine(name[1])
+	if err != nil {
+		return nil, err
+	}
+	events, err := readLines[event](path)
+	if err != nil {
+		return nil, err
+	}
+	m, err := timelineModel(engine, events, opts.withDefaults())
+	if err != nil {
+		return nil, err
+	}
+	return func(method, path string, body []byte) []uint32 {
+		api, _ := prompt.Detect(method, path)
+		if api == prompt.Unknown {
+			return nil
+		}
+		req, err := prompt.Parse(api, body)
+		if err != nil {
+			return nil
+		}
+		res, err := m.Prompt(req, engine)
+		if err != nil || res.Partial != "" || res.Prompts != 1 {
+			return nil
+		}
+		return res.IDs
+	}, nil
 }
 
 // judge says how we differ, "" if we do not or cannot tell.

@@ -31,6 +31,13 @@ type Options struct {
 	Now time.Time
 }
 
+func (o Options) withDefaults() Options {
+	if o.Now.IsZero() {
+		o.Now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	}
+	return o
+}
+
 // Totals count the answers of the engines that were compared.
 type Totals struct {
 	Files, Requests  int
@@ -59,6 +66,9 @@ var lentTemplates = map[string]string{
 	"mistral_7b": "mistralai-Mistral-Nemo-Instruct-2407.jinja",
 }
 
+// ErrNone says that a folder holds no recording.
+var ErrNone = errors.New("no recordings of requests")
+
 // Run compares every recording and writes a line for each, a line for each difference, and a last one with the totals.
 // The error is about files that cannot be read; differences are counted.
 func Run(w io.Writer, opts Options) (Totals, error) {
@@ -67,12 +77,7 @@ func Run(w io.Writer, opts Options) (Totals, error) {
 	if err != nil {
 		return totals, err
 	}
-	if len(paths) == 0 {
-		return totals, fmt.Errorf("no chat_*.jsonl.gz in %s", opts.Recordings)
-	}
-	if opts.Now.IsZero() {
-		opts.Now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	}
+	opts = opts.withDefaults()
 	slices.Sort(paths)
 	for _, path := range paths {
 		one, err := runFile(w, path, opts)
@@ -87,6 +92,9 @@ func Run(w io.Writer, opts Options) (Totals, error) {
 		return totals, err
 	}
 	totals.add(lines)
+	if totals.Files == 0 {
+		return totals, fmt.Errorf("%w in %s", ErrNone, opts.Recordings)
+	}
 	_, err = fmt.Fprintf(w, "total: %d recordings, %v\n", totals.Files, &totals)
 	return totals, err
 }

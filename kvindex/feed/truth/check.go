@@ -1,11 +1,14 @@
 package truth
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -16,7 +19,10 @@ import (
 type Result struct {
 	// Right and Wrong count the judged requests.
 	Right, Wrong int
-	// Predicted and Reported are the judged requests' cached tokens.
+	// Bounded counts requests that ran beside others on their rank and reported as
+	// much as was possible there.
+	Bounded int
+	// Predicted and Reported are the cached tokens of the right and wrong ones.
 	Predicted, Reported int
 	// Skipped counts the requests with reported cached tokens that were not judged,
 	// by reason.
@@ -26,6 +32,7 @@ type Result struct {
 func (r *Result) add(o Result) {
 	r.Right += o.Right
 	r.Wrong += o.Wrong
+	r.Bounded += o.Bounded
 	r.Predicted += o.Predicted
 	r.Reported += o.Reported
 	for k, n := range o.Skipped {
@@ -35,6 +42,9 @@ func (r *Result) add(o Result) {
 
 func (r *Result) String() string {
 	s := fmt.Sprintf("right %d, wrong %d, predicted %d and reported %d cached tokens", r.Right, r.Wrong, r.Predicted, r.Reported)
+	if r.Bounded > 0 {
+		s += fmt.Sprintf("; %d beside others within bounds", r.Bounded)
+	}
 	var why []string
 	for k, n := range r.Skipped {
 		why = append(why, fmt.Sprintf("%d %s", n, k))
@@ -46,41 +56,72 @@ func (r *Result) String() string {
 	return s
 }
 
-// Run checks every recording of a folder, prints a line for each, one for each
-// difference, and the totals, and returns the number of differences. Files that
-// are no time lines are passed over. No recording at all is an error.
-func Run(dir string, out io.Writer) (differences int, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return 0, fmt.Errorf("truth: %w", err)
+// NotJudged counts them all.
+func (r *Result) NotJudged() int {
+	n := 0
+	for _, k := range r.Skipped {
+		n += k
 	}
+	return n
+}
+
+// ErrNone says that a folder holds no recording.
+var ErrNone = errors.New("no recordings of KV events")
+
+// Prompts makes the ids of a request's prompt; nil where it cannot.
+type Prompts func(method, path string, body []byte) []uint32
+
+// Options say what to check.
+type Options struct {
+	// Recordings is a folder.
+	Recordings string
+	// Prompts returns what makes ids for the requests of a recording, for those whose
+	// ids it does not tell. May be nil, as may what it returns.
+	Prompts func(recording string) (Prompts, error)
+}
+
+// Run checks every recording of a folder, prints a line for each, one for each
+// difference, and the totals. Files that are no time lines are passed over. No
+// recording at all is ErrNone.
+func Run(opts Options, out io.Writer) (Result, error) {
 	total, files := Result{Skipped: map[string]int{}}, 0
+	entries, err := os.ReadDir(opts.Recordings)
+	if err != nil {
+		return total, fmt.Errorf("truth: %w", err)
+	}
 	p := printer{w: out}
 	for _, e := range entries {
 		name := e.Name()
 		if !strings.HasSuffix(name, ".jsonl") && !strings.HasSuffix(name, ".jsonl.gz") {
 			continue
 		}
-		recs, err := load(filepath.Join(dir, name))
+		path := filepath.Join(opts.Recordings, name)
+		recs, err := load(path)
 		if err != nil {
 			if isNotARecording(err) {
 				continue
 			}
-			return 0, fmt.Errorf("truth: %w", err)
+			return total, fmt.Errorf("truth: %w", err)
 		}
-		res, err := check(name, recs, &p)
+		var prompts Prompts
+		if opts.Prompts != nil {
+			if prompts, err = opts.Prompts(path); err != nil {
+				return total, fmt.Errorf("truth: %s: %w", name, err)
+			}
+		}
+		res, err := check(name, recs, prompts, &p)
 		if err != nil {
-			return 0, fmt.Errorf("truth: %s: %w", name, err)
+			return total, fmt.Errorf("truth: %s: %w", name, err)
 		}
 		files++
 		p.printf("%s: %s\n", name, &res)
 		total.add(res)
 	}
 	if files == 0 {
-		return 0, fmt.Errorf("truth: no recordings in %s", dir)
+		return total, fmt.Errorf("truth: %w in %s", ErrNone, opts.Recordings)
 	}
 	p.printf("total of %d recordings: %s\n", files, &total)
-	return total.Wrong, p.err
+	return total, p.err
 }
 
 // printer remembers the first error of many prints.
@@ -139,9 +180,12 @@ type checker struct {
 	out     *printer
 	sink    *sink
 	players map[string]*feed.Player
-	pending []*record // events that may have come after the next request was sent
+	events  []*record
+	applied int // events that came before the request at hand
 	chains  *chains
 	ids     map[string][]uint32 // prompt text -> ids
+	prompts Prompts
+	sources []string // all that events come from
 	block   int
 	// adapters are the models that are adapters.
 	adapters map[string]bool
@@ -150,10 +194,10 @@ type checker struct {
 }
 
 // check plays a recording.
-func check(name string, recs []record, out *printer) (Result, error) {
+func check(name string, recs []record, prompts Prompts, out *printer) (Result, error) {
 	c := &checker{
 		name: name, engine: recs[0].Engine, recs: recs, out: out, players: map[string]*feed.Player{},
-		chains: newChains(), adapters: map[string]bool{}, ids: map[string][]uint32{}, res: Result{Skipped: map[string]int{}},
+		prompts: prompts, chains: newChains(), adapters: map[string]bool{}, ids: map[string][]uint32{}, res: Result{Skipped: map[string]int{}},
 	}
 	c.survey()
 	if c.block == 0 {
@@ -164,14 +208,20 @@ func check(name string, recs []record, out *printer) (Result, error) {
 		return c.res, err
 	}
 	c.sink = &sink{index: index, slots: map[kvindex.Target]kvindex.Slot{}}
+	var asked []*record
 	for i := range recs {
 		switch r := &recs[i]; r.Kind {
 		case "event":
-			c.pending = append(c.pending, r)
+			c.events = append(c.events, r)
 		case "http":
-			c.catchUp(r.Sent)
-			c.exchange(r)
+			asked = append(asked, r)
 		}
+	}
+	// A record stands where its answer came; what it could hit was decided when it was sent.
+	slices.SortStableFunc(asked, func(a, b *record) int { return cmp.Compare(a.Sent, b.Sent) })
+	for _, r := range asked {
+		c.catchUp(r.Sent)
+		c.exchange(r)
 	}
 	return c.res, c.sink.err
 }
@@ -185,6 +235,9 @@ func (c *checker) survey() {
 		r := &c.recs[i]
 		if r.Kind != "event" || len(r.Frames) == 0 {
 			continue
+		}
+		if !slices.Contains(c.sources, r.Source) {
+			c.sources = append(c.sources, r.Source)
 		}
 		b, err := d.Decode(r.Frames[len(r.Frames)-1])
 		if err != nil {
@@ -207,16 +260,11 @@ func worker(source string) string { return strings.TrimRight(source, "0123456789
 
 // catchUp applies the events that came before a moment.
 func (c *checker) catchUp(t float64) {
-	rest := c.pending[:0]
-	for _, r := range c.pending {
-		if r.T >= t {
-			rest = append(rest, r)
-			continue
-		}
+	for ; c.applied < len(c.events) && c.events[c.applied].T < t; c.applied++ {
+		r := c.events[c.applied]
 		c.player(r.Source).Message(r.Frames)
 		c.chains.learn(r)
 	}
-	c.pending = rest
 }
 
 func (c *checker) player(source string) *feed.Player {
@@ -243,12 +291,21 @@ func (c *checker) exchange(r *record) {
 	if !ok || req == nil {
 		return
 	}
-	ids, rank, why := c.judgeable(r, req, &ans, prompt)
+	ids, why := c.promptIDs(r, req, &ans, prompt)
 	if why != "" {
 		c.res.Skipped[why]++
 		return
 	}
-	got := c.predict(kvindex.Target{Worker: "rank", Rank: rank}, req, ids, prompt)
+	seed := c.seed(req)
+	source, got, why := c.where(r, req, seed, ids)
+	if why != "" {
+		c.res.Skipped[why]++
+		return
+	}
+	if others := c.beside(r, source); len(others) > 0 {
+		c.judgeBeside(r, others, seed, ids, got, cached)
+		return
+	}
 	c.res.Predicted += got
 	c.res.Reported += cached
 	if got == cached {
@@ -259,82 +316,197 @@ func (c *checker) exchange(r *record) {
 	c.out.printf("%s #%d %q: predicted %d, engine reported %d\n", c.name, r.N, r.Label, got, cached)
 }
 
-// reset clears what vLLM's answer says was cleared: the ranks announce it only
-// with their next work. A refused reset has still cleared the ranks that were
-// idle.
-func (c *checker) reset(r *record, all bool) {
-	for source, p := range c.players {
-		if all || !c.busy(r, source) {
-			p.Clear(feed.Reason("reset"))
+// judgeBeside judges a request that ran beside others on its rank: it had at
+// least what the rank held before them, and at most what it has in common with
+// them. Where the rank removed blocks meanwhile nothing is said.
+func (c *checker) judgeBeside(r *record, others []*record, seed kvindex.Hash, ids []uint32, got, cached int) {
+	most := got
+	for _, o := range others {
+		req, ans := o.parse()
+		if req == nil || c.removed(o) || c.removed(r) {
+			c.res.Skipped["beside others"]++
+			return
+		}
+		prompt, _, _ := ans.cached()
+		theirs, why := c.promptIDs(o, req, &ans, prompt)
+		if why != "" || len(theirs) == 0 {
+			c.res.Skipped["beside others"]++
+			return
+		}
+		if c.seed(req) == seed {
+			most = max(most, common(ids, theirs)/c.block*c.block)
 		}
 	}
+	if got <= cached && cached <= most {
+		c.res.Bounded++
+		return
+	}
+	c.res.Wrong++
+	c.out.printf("%s #%d %q: predicted %d to %d beside others, engine reported %d\n", c.name, r.N, r.Label, got, most, cached)
 }
 
-// busy reports whether a request ran on a source's rank beside r.
-func (c *checker) busy(r *record, source string) bool {
-	for i := range c.recs {
-		o := &c.recs[i]
-		if o == r || o.Kind != "http" || o.Sent >= r.T || o.T <= r.Sent {
+// removed reports whether events of removal came while a request ran.
+func (c *checker) removed(r *record) bool {
+	d := feed.NewDecoder(feed.Engine(c.engine), c.block)
+	for _, e := range c.events {
+		if e.T < r.Sent || e.T > r.T || len(e.Frames) == 0 {
 			continue
 		}
-		req, _ := o.parse()
-		if rank, ok := o.rank(c.engine, req); ok && fmt.Sprintf("rank%d", rank) == source {
+		b, err := d.Decode(e.Frames[len(e.Frames)-1])
+		if err != nil || slices.ContainsFunc(b.Events, func(e kvindex.Event) bool { return e.Kind != kvindex.Stored }) {
 			return true
 		}
 	}
 	return false
 }
 
-// alone reports whether nothing else ran while r did.
-func (c *checker) alone(r *record) bool {
-	for i := range c.recs {
-		o := &c.recs[i]
-		if o != r && o.Kind == "http" && o.Sent < r.T && o.T > r.Sent {
-			return false
-		}
+// common is the length of the longest common prefix.
+func common(a, b []uint32) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
 	}
-	return true
+	return n
 }
 
-// judgeable returns the prompt's ids and rank, or why the request is not judged.
-func (c *checker) judgeable(r *record, req *request, ans *answer, prompt int) (ids []uint32, rank int32, why string) {
-	rank, ok := r.rank(c.engine, req)
-	switch {
-	case !ok:
-		return nil, 0, "without a rank"
-	case !c.alone(r):
-		return nil, 0, "beside others"
-	case req.N != nil && *req.N != 1, len(ans.Choices) > 1:
-		return nil, 0, "with several answers"
-	case c.engine == "sglang" && req.ExtraKey != "":
-		c.chains.taint(c.window(r), c.block)
-		return nil, 0, "with extra_key"
-	}
-	if ids = ans.promptIDs(); len(ids) == 0 {
-		ids = req.ownIDs()
-	}
-	if len(ids) == 0 && req.promptKey() != "" {
-		ids = c.ids[req.promptKey()]
-	}
-	if len(ids) == 0 && c.engine == "sglang" {
-		ids = c.chains.prompt(c.window(r), c.usable(prompt)*c.block)
-		if key := req.promptKey(); key != "" && len(ids) > 0 {
-			c.ids[key] = ids
+// reset clears what vLLM's answer says was cleared: the ranks announce it only
+// with their next work. A refused reset has still cleared the ranks that were
+// idle. With several engines it is the labelled one's.
+func (c *checker) reset(r *record, all bool) {
+	own, labelled := c.labelled(r)
+	for source, p := range c.players {
+		if labelled && source != own {
+			continue
+		}
+		if all || len(c.beside(r, source)) == 0 {
+			p.Clear(feed.Reason("reset"))
 		}
 	}
-	if len(ids) < c.usable(prompt)*c.block {
-		return nil, 0, "of unknown ids"
+}
+
+// labelled is the source that a label begins with, in recordings of several
+// engines ("prefill: completions").
+func (c *checker) labelled(r *record) (string, bool) {
+	name, _, ok := strings.Cut(r.Label, ":")
+	return name, ok && slices.Contains(c.sources, name)
+}
+
+// source is the source of the rank that a request was pinned to.
+func (c *checker) source(r *record, req *request) (string, bool) {
+	if name, ok := c.labelled(r); ok {
+		return name, true
 	}
+	if len(c.sources) == 1 {
+		return c.sources[0], true
+	}
+	rank, ok := r.rank(c.engine, req)
+	return "rank" + strconv.Itoa(int(rank)), ok
+}
+
+// everywhere stands for all sources.
+const everywhere = "*"
+
+// beside returns the requests that ran beside r and may have worked on a source's
+// rank.
+func (c *checker) beside(r *record, source string) []*record {
+	var others []*record
+	for i := range c.recs {
+		o := &c.recs[i]
+		if o == r || o.Kind != "http" || o.Sent >= r.T || o.T <= r.Sent || !o.works() {
+			continue
+		}
+		req, _ := o.parse()
+		if theirs, ok := c.source(o, req); !ok || theirs == source || source == everywhere {
+			others = append(others, o)
+		}
+	}
+	return others
+}
+
+// where finds the rank that a request went to and what is predicted there. A
+// request that names no rank has gone where events came from while it ran alone;
+// if none came, it is judged if all ranks predict the same.
+func (c *checker) where(r *record, req *request, seed kvindex.Hash, ids []uint32) (source string, predicted int, why string) {
+	if source, ok := c.source(r, req); ok {
+		return source, c.predict(source, seed, ids), ""
+	}
+	if len(c.beside(r, everywhere)) > 0 {
+		return "", 0, "without a rank, beside others"
+	}
+	for _, e := range c.window(r) {
+		if source != "" && source != e.Source {
+			return "", 0, "without a rank"
+		}
+		source = e.Source
+	}
+	if source != "" {
+		return source, c.predict(source, seed, ids), ""
+	}
+	for i, s := range c.sources {
+		n := c.predict(s, seed, ids)
+		if i > 0 && n != predicted {
+			return "", 0, "without a rank"
+		}
+		source, predicted = s, n
+	}
+	return source, predicted, ""
+}
+
+// promptIDs returns the ids of a prompt's blocks that a cache can serve, or why
+// they are not known.
+func (c *checker) promptIDs(r *record, req *request, ans *answer, prompt int) (ids []uint32, why string) {
+	switch {
+	case req.N != nil && *req.N != 1, len(ans.Choices) > 1:
+		return nil, "with several answers"
+	case c.engine == "sglang" && req.ExtraKey != "":
+		c.chains.taint(c.window(r), c.block)
+		return nil, "with extra_key"
+	}
+	need := max(prompt-1, 0) / c.block * c.block // the last token is always computed
+	key := req.promptKey()
+	for _, from := range []func() []uint32{
+		ans.promptIDs, req.ownIDs,
+		func() []uint32 {
+			if key == "" {
+				return nil
+			}
+			return c.ids[key]
+		},
+		func() []uint32 {
+			if c.prompts == nil || r.Body == nil {
+				return nil
+			}
+			return c.prompts(r.Method, r.Path, []byte(*r.Body))
+		},
+		func() []uint32 {
+			if c.engine != "sglang" {
+				return nil
+			}
+			ids := c.chains.prompt(c.window(r), need)
+			if key != "" && len(ids) > 0 {
+				c.ids[key] = ids
+			}
+			return ids
+		},
+	} {
+		if ids = from(); len(ids) > 0 {
+			break
+		}
+	}
+	if len(ids) < need {
+		return nil, "of unknown ids"
+	}
+	ids = ids[:need]
 	if c.engine == "sglang" && req.Salt == "" && c.chains.tainted(ids, c.block) {
-		return nil, 0, "equal to one with extra_key"
+		return nil, "equal to one with extra_key"
 	}
-	return ids, rank, ""
+	return ids, ""
 }
 
 // window are the events that came while a request ran.
 func (c *checker) window(r *record) []*record {
 	var in []*record
-	for _, e := range c.pending {
+	for _, e := range c.events[c.applied:] {
 		if e.T >= r.Sent && e.T <= r.T {
 			in = append(in, e)
 		}
@@ -342,24 +514,30 @@ func (c *checker) window(r *record) []*record {
 	return in
 }
 
-// usable is how many blocks of a prompt a cache can serve: the last token is
-// always computed.
-func (c *checker) usable(prompt int) int { return max(prompt-1, 0) / c.block }
-
-// predict asks the index.
-func (c *checker) predict(t kvindex.Target, req *request, ids []uint32, prompt int) int {
+// seed is what a request's hashes begin with.
+func (c *checker) seed(req *request) kvindex.Hash {
 	adapter := ""
 	if c.adapters[req.Model] {
 		adapter = req.Model
 	}
 	h := c.sink.index.Hasher()
-	n := min(c.usable(prompt)*c.block, len(ids))
-	hashes := h.AppendHashes(nil, h.Seed(model, adapter, req.Salt), ids[:n], c.block)
+	return h.Seed(model, adapter, req.Salt)
+}
+
+// predict asks the index how many tokens a source's rank holds.
+func (c *checker) predict(source string, seed kvindex.Hash, ids []uint32) int {
+	p := c.players[source]
+	if p == nil {
+		return 0
+	}
+	h := c.sink.index.Hasher()
+	hashes := h.AppendHashes(nil, seed, ids, c.block)
 	c.sink.index.Match(hashes, &c.matches)
-	slot, ok := c.sink.slots[t]
-	for i := range c.matches.Holders {
-		if m := &c.matches.Holders[i]; ok && m.Slot == slot {
-			return int(m.Total()) * c.block
+	for _, t := range p.Targets() {
+		for i := range c.matches.Holders {
+			if m := &c.matches.Holders[i]; m.Slot == c.sink.slot(t) {
+				return int(m.Total()) * c.block
+			}
 		}
 	}
 	return 0

@@ -24,6 +24,7 @@ type record struct {
 	Frames  [][]byte          `json:"frames"` // base64 in JSON
 	N       int               `json:"n"`
 	Label   string            `json:"label"`
+	Method  string            `json:"method"`
 	Path    string            `json:"path"`
 	Headers map[string]string `json:"headers"`
 	Body    *string           `json:"body"`
@@ -95,6 +96,7 @@ type request struct {
 	Prompt   json.RawMessage `json:"prompt"`
 	Text     json.RawMessage `json:"text"`
 	InputIDs []uint32        `json:"input_ids"`
+	TokenIDs []uint32        `json:"token_ids"`
 	Messages json.RawMessage `json:"messages"`
 	Salt     string          `json:"cache_salt"`
 	ExtraKey string          `json:"extra_key"`
@@ -104,12 +106,34 @@ type request struct {
 	whole    string
 }
 
-// usage is an answer's token counts.
+// usage is an answer's token counts, in the words of completions, responses and
+// messages.
 type usage struct {
 	Prompt  int `json:"prompt_tokens"`
 	Details *struct {
 		Cached *int `json:"cached_tokens"`
 	} `json:"prompt_tokens_details"`
+	Input        int `json:"input_tokens"`
+	InputDetails *struct {
+		Cached *int `json:"cached_tokens"`
+	} `json:"input_tokens_details"`
+	// Messages count what was read from the cache and what was not apart.
+	Read    *int `json:"cache_read_input_tokens"`
+	Created int  `json:"cache_creation_input_tokens"`
+}
+
+// cached returns the prompt's tokens and the cached ones of them.
+func (u *usage) cached() (prompt, cached int, ok bool) {
+	switch {
+	case u == nil:
+	case u.Details != nil && u.Details.Cached != nil:
+		return u.Prompt, *u.Details.Cached, true
+	case u.InputDetails != nil && u.InputDetails.Cached != nil:
+		return u.Input, *u.InputDetails.Cached, true
+	case u.Read != nil:
+		return u.Input + u.Created + *u.Read, *u.Read, true
+	}
+	return 0, 0, false
 }
 
 // answer is what came back, in whole or as a stream's chunks.
@@ -170,13 +194,10 @@ func (r *record) parse() (*request, answer) {
 // cached returns the prompt's tokens and how many of them the engine reported as
 // cached.
 func (a *answer) cached() (prompt, cached int, ok bool) {
-	switch {
-	case a.Usage != nil && a.Usage.Details != nil && a.Usage.Details.Cached != nil:
-		return a.Usage.Prompt, *a.Usage.Details.Cached, true
-	case a.Meta != nil && a.Meta.Cached != nil:
+	if a.Meta != nil && a.Meta.Cached != nil {
 		return a.Meta.Prompt, *a.Meta.Cached, true
 	}
-	return 0, 0, false
+	return a.Usage.cached()
 }
 
 func (a *answer) promptIDs() []uint32 {
@@ -226,6 +247,13 @@ func (r *record) rank(engine string, req *request) (int32, bool) {
 	return 0, false
 }
 
+// works reports whether an exchange may have changed what a rank holds: the rest
+// only looks at the engine or at its tokenizer.
+func (r *record) works() bool {
+	return r.Method != "GET" && !strings.Contains(r.Path, "tokenize") && !strings.HasSuffix(r.Path, "/render") &&
+		!strings.HasSuffix(r.Path, "/count_tokens") && (r.Status == 0 || r.Status < 400)
+}
+
 // promptKey names the prompt of a request for looking up ids that another record
 // told; "" if it cannot be told apart by its text.
 func (q *request) promptKey() string {
@@ -243,8 +271,10 @@ func (q *request) promptKey() string {
 
 // ownIDs are the ids that the request itself carries.
 func (q *request) ownIDs() []uint32 {
-	if len(q.InputIDs) > 0 {
-		return q.InputIDs
+	for _, given := range [][]uint32{q.InputIDs, q.TokenIDs} {
+		if len(given) > 0 {
+			return given
+		}
 	}
 	var ids []uint32
 	if len(q.Prompt) > 0 && json.Unmarshal(q.Prompt, &ids) == nil {

@@ -100,19 +100,19 @@ func TestPredictions(t *testing.T) {
 		ask(8, 8, ids(1, 9), 4, nil),
 		m{"kind": "http", "n": 9, "path": "/reset_prefix_cache", "t_sent": 9, "t": 9.1, "resp": m{"success": true}},
 		ask(10, 10, ids(1, 9), 0, nil),
-		// Not judged: two answers, no rank, beside another.
+		// Not judged: two answers, no ids; two beside each other have bounds.
 		ask(11, 11, ids(1, 9), 0, m{"n": 2}), m{"kind": "http", "n": 12, "path": "/v1/completions", "body": "{}", "t_sent": 12, "t": 12.5, "resp": m{"usage": m{"prompt_tokens": 5, "prompt_tokens_details": m{"cached_tokens": 0}}}},
 		ask(13, 13, ids(1, 9), 0, nil), ask(14, 13.2, ids(1, 9), 0, nil))
 	var out strings.Builder
-	wrong, err := truth.Run(dir, &out)
+	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `one.jsonl.gz: right 9, wrong 0, predicted 28 and reported 28 cached tokens; not judged: 1 with several answers, 1 without a rank, 2 beside others
-total of 1 recordings: right 9, wrong 0, predicted 28 and reported 28 cached tokens; not judged: 1 with several answers, 1 without a rank, 2 beside others
+	want := `one.jsonl.gz: right 9, wrong 0, predicted 28 and reported 28 cached tokens; 2 beside others within bounds; not judged: 1 of unknown ids, 1 with several answers
+total of 1 recordings: right 9, wrong 0, predicted 28 and reported 28 cached tokens; 2 beside others within bounds; not judged: 1 of unknown ids, 1 with several answers
 `
-	if wrong != 0 || out.String() != want {
-		t.Errorf("%d wrong, got\n%s\nwant\n%s", wrong, out.String(), want)
+	if res.Wrong != 0 || out.String() != want {
+		t.Errorf("%d wrong, got\n%s\nwant\n%s", res.Wrong, out.String(), want)
 	}
 }
 
@@ -120,9 +120,9 @@ total of 1 recordings: right 9, wrong 0, predicted 28 and reported 28 cached tok
 func TestDifferencesAreCounted(t *testing.T) {
 	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))), ask(1, 1, ids(1, 9), 8, nil))
 	var out strings.Builder
-	wrong, err := truth.Run(dir, &out)
-	if err != nil || wrong != 1 || !strings.Contains(out.String(), `one.jsonl.gz #1 "ask": predicted 4, engine reported 8`) {
-		t.Errorf("%d wrong, %v:\n%s", wrong, err, out.String())
+	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
+	if err != nil || res.Wrong != 1 || !strings.Contains(out.String(), `one.jsonl.gz #1 "ask": predicted 4, engine reported 8`) {
+		t.Errorf("%d wrong, %v:\n%s", res.Wrong, err, out.String())
 	}
 }
 
@@ -147,24 +147,24 @@ func TestSGLangIdsFromEvents(t *testing.T) {
 		event(6.2, frames(t, 3, 0, stored([]uint64{7}, nil, ids(70, 4), nil))),
 		text(6, 6, "apart", 5, 0, nil))
 	var out strings.Builder
-	wrong, err := truth.Run(dir, &out)
+	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "one.jsonl.gz: right 3, wrong 0, predicted 16 and reported 16 cached tokens; not judged: 1 equal to one with extra_key, 1 of unknown ids, 1 with extra_key\n"; wrong != 0 || !strings.HasPrefix(out.String(), want) {
-		t.Errorf("%d wrong:\n%s", wrong, out.String())
+	if want := "one.jsonl.gz: right 3, wrong 0, predicted 16 and reported 16 cached tokens; not judged: 1 equal to one with extra_key, 1 of unknown ids, 1 with extra_key\n"; res.Wrong != 0 || !strings.HasPrefix(out.String(), want) {
+		t.Errorf("%d wrong:\n%s", res.Wrong, out.String())
 	}
 }
 
 func TestNothingToCheckIsAnError(t *testing.T) {
-	if _, err := truth.Run(t.TempDir(), &strings.Builder{}); err == nil {
+	if _, err := truth.Run(truth.Options{Recordings: t.TempDir()}, &strings.Builder{}); err == nil {
 		t.Error("an empty folder passed")
 	}
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "x.jsonl.gz"), []byte("not gzip"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := truth.Run(dir, &strings.Builder{}); err == nil {
+	if _, err := truth.Run(truth.Options{Recordings: dir}, &strings.Builder{}); err == nil {
 		t.Error("a broken file passed")
 	}
 }

@@ -16,12 +16,12 @@ func TestSharedRecordings(t *testing.T) {
 		t.Skip("KVLANE_SHARED does not name a folder with data/engine-truth")
 	}
 	var out strings.Builder
-	wrong, err := truth.Run(filepath.Join(shared, "data", "engine-truth"), &out)
+	res, err := truth.Run(truth.Options{Recordings: filepath.Join(shared, "data", "engine-truth")}, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Log("\n" + out.String())
-	if wrong != 0 {
-		t.Errorf("%d requests were predicted wrongly", wrong)
+	if res.Wrong != 0 || res.Right == 0 {
+		t.Errorf("%v", &res)
 	}
 }

@@ -1,0 +1,81 @@
+"""A model that fits a CPU: a real tokenizer around a few random layers."""
+import gzip
+import json
+import pathlib
+
+
+def text(folder, name):
+    """A file of the folder, plain or gzipped; None if it is in neither form."""
+    plain, packed = folder / name, folder / (name + ".gz")
+    if plain.exists():
+        return plain.read_text()
+    return gzip.open(packed, "rt").read() if packed.exists() else None
+
+
+def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
+    """Write the model once; a finished one stays. The weights are seeded: greedy answers repeat."""
+    if (target / "model.safetensors").exists():
+        return
+    import torch
+    import transformers
+
+    tokenizer = pathlib.Path(tokenizer)
+    target.mkdir(parents=True, exist_ok=True)
+    vocabulary = json.loads(text(tokenizer, "tokenizer.json"))
+    config = json.loads(text(tokenizer, "tokenizer_config.json"))
+    if template:
+        config["chat_template"] = pathlib.Path(template).read_text()
+    (target / "tokenizer.json").write_text(text(tokenizer, "tokenizer.json"))
+    (target / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False))
+    if own := text(tokenizer, "chat_template.jinja"):
+        (target / "chat_template.jinja").write_text(own)
+
+    added = {t["content"]: t["id"] for t in vocabulary["added_tokens"]}
+    top = max([*vocabulary["model"]["vocab"].values(), *added.values()])
+
+    def special(name):
+        value = config.get(name)
+        return added.get(value["content"] if isinstance(value, dict) else value)
+
+    shape = dict(
+        vocab_size=(top // 64 + 1) * 64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=64, max_position_embeddings=4096, tie_word_embeddings=True,
+        bos_token_id=special("bos_token"), eos_token_id=special("eos_token"), pad_token_id=special("pad_token"))
+    configs = {
+        "qwen3": lambda: transformers.Qwen3Config(**shape),
+        "llama": lambda: transformers.LlamaConfig(**shape),
+        "mistral": lambda: transformers.MistralConfig(**shape, sliding_window=None),
+        # Some tokenizer classes read other ids out of the same files if the configuration names another kind of model.
+        "deepseek_v3": lambda: transformers.DeepseekV3Config(
+            **{**shape, "head_dim": 32, "num_key_value_heads": 2}, moe_intermediate_size=32, n_routed_experts=4, n_group=1,
+            topk_group=1, num_experts_per_tok=2, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=16, qk_nope_head_dim=16,
+            v_head_dim=32),
+        # Layers with a sliding window among layers with full attention: two groups in the KV cache.
+        "hybrid": lambda: transformers.Gemma3TextConfig(**{**shape, "num_hidden_layers": 4}, sliding_window=64,
+                                                        layer_types=["sliding_attention", "full_attention"] * 2),
+    }
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(configs[kind]()).to(torch.bfloat16)
+    for seed, name in enumerate(adapters):
+        adapter(model, target, target / f"adapter-{name}", seed)
+    model.save_pretrained(target)
+
+
+def adapter(model, base, target, seed):
+    """A LoRA adapter of rank 4 on the attention's queries and values."""
+    import safetensors.torch
+    import torch
+
+    torch.manual_seed(1000 + seed)
+    weights, modules = {}, ("q_proj", "v_proj")
+    for number, layer in enumerate(model.model.layers):
+        for module in modules:
+            linear = getattr(layer.self_attn, module)
+            name = f"base_model.model.model.layers.{number}.self_attn.{module}"
+            weights[f"{name}.lora_A.weight"] = torch.randn(4, linear.in_features)
+            weights[f"{name}.lora_B.weight"] = torch.randn(linear.out_features, 4)
+    target.mkdir(exist_ok=True)
+    safetensors.torch.save_file(weights, target / "adapter_model.safetensors")
+    (target / "adapter_config.json").write_text(json.dumps(dict(
+        peft_type="LORA", task_type="CAUSAL_LM", r=4, lora_alpha=8, lora_dropout=0.0, bias="none",
+        target_modules=list(modules), base_model_name_or_path=str(base), inference_mode=True)))
