@@ -1,0 +1,235 @@
+package k8s
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/workers/kube"
+)
+
+const (
+	hostIP  = "10.77.0.1" // of the control plane; pods have 10.77.1.x
+	apiPort = "6443"
+	xdsPort = "15010"
+)
+
+// cluster is a control plane.
+type cluster struct {
+	dir, bin   string
+	kubeconfig string
+	ca         []byte
+	client     *kube.Client
+	node       *node
+}
+
+// ip runs iproute2.
+func ip(args string) error {
+	out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("ip %s: %w: %s", args, err, out)
+	}
+	return nil
+}
+
+// process starts a program that lives as long as the test process; its output
+// goes to a file.
+func (c *cluster) process(t *testing.T, env []string, name string, args ...string) {
+	t.Helper()
+	log, err := os.Create(filepath.Join(c.dir, name+".log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(c.bin, name), args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, c.dir
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = cmd.Wait() }()
+}
+
+// newCluster starts etcd, the API server, the controller manager and a node.
+func newCluster(t *testing.T) *cluster {
+	c := &cluster{dir: logDir(t), bin: os.Getenv(binVar)}
+	c.kubeconfig = filepath.Join(c.dir, "kubeconfig")
+	c.writeAccess(t)
+	c.process(t, nil, "etcd", "--data-dir", filepath.Join(c.dir, "etcd"), "--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
+		"--listen-peer-urls", "http://127.0.0.1:2380", "--initial-advertise-peer-urls", "http://127.0.0.1:2380", "--initial-cluster", "default=http://127.0.0.1:2380", "--unsafe-no-fsync")
+	c.process(t, nil, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--bind-address="+hostIP, "--secure-port="+apiPort, "--advertise-address="+hostIP, "--cert-dir="+c.dir,
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+filepath.Join(c.dir, "sa.pub"), "--service-account-signing-key-file="+filepath.Join(c.dir, "sa.key"),
+		"--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC", "--token-auth-file="+filepath.Join(c.dir, "tokens.csv"), "--allow-privileged=true")
+	access, err := kube.Kubeconfig(c.kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.client, err = kube.NewClient(access); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.client.Close)
+	eventually(t, time.Minute, "API server", func() error { return c.client.Do(t.Context(), http.MethodGet, "/readyz", "", nil, nil) })
+	if c.ca, err = os.ReadFile(filepath.Join(c.dir, "apiserver.crt")); err != nil {
+		t.Fatal(err)
+	}
+	// Three controllers expect a kubelet's heartbeats and are left out.
+	c.process(t, nil, "kube-controller-manager", "--kubeconfig="+c.kubeconfig, "--authentication-kubeconfig="+c.kubeconfig, "--authorization-kubeconfig="+c.kubeconfig, "--bind-address=127.0.0.1",
+		"--service-account-private-key-file="+filepath.Join(c.dir, "sa.key"), "--use-service-account-credentials=true", "--leader-elect=false",
+		"--controllers=*,-node-lifecycle-controller,-pod-garbage-collector-controller,-taint-eviction-controller", "--concurrent-deployment-syncs=10")
+	c.node = startNode(t, c)
+	return c
+}
+
+// logDir is a folder that outlives a failed test.
+func logDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "kvlane-k8s-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // pods run as other users
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("logs are in %s", dir)
+			return
+		}
+		// Mounts of pods in it go with the namespace.
+		_ = os.RemoveAll(filepath.Join(dir, "etcd"))
+		if keep := os.Getenv("KVLANE_K8S_KEEP"); keep == "" {
+			for _, f := range []string{"kube-apiserver.log", "etcd.log", "kube-controller-manager.log"} {
+				_ = os.Remove(filepath.Join(dir, f))
+			}
+		}
+	})
+	return dir
+}
+
+func (c *cluster) writeAccess(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"sa.key":     string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})),
+		"sa.pub":     string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})),
+		"tokens.csv": `test,admin,uid,"system:masters"` + "\n",
+		"kubeconfig": `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], users: [{name: u, user: {token: test}}],
+clusters: [{name: c, cluster: {server: "https://` + hostIP + ":" + apiPort + `", insecure-skip-tls-verify: true}}]}`,
+	} {
+		if err := os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// kubectl runs it and returns its output.
+func (c *cluster) kubectl(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	out, err := c.run(t.Context(), stdin, "kubectl", args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// run runs a tool against the API server.
+func (c *cluster) run(ctx context.Context, stdin, tool string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, tool), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig, "HOME="+c.dir)
+	cmd.Stdin = strings.NewReader(stdin)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s %s: %w: %s", tool, strings.Join(args, " "), err, stderr.String())
+	}
+	return stdout.String(), nil
+}
+
+func (c *cluster) apply(t *testing.T, args ...string) {
+	t.Helper()
+	c.kubectl(t, "", append([]string{"apply", "--server-side", "--force-conflicts"}, args...)...)
+}
+
+func (c *cluster) applyText(t *testing.T, text string) {
+	t.Helper()
+	c.kubectl(t, text, "apply", "--server-side", "--force-conflicts", "-f", "-")
+}
+
+// moduleDir is the folder of a Go module that a tool's go.mod pins.
+func moduleDir(t *testing.T, tool, module string) string {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module)
+	cmd.Dir = filepath.Join("tools", tool)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("module %s: %v", module, err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// crds installs the resource definitions of the Gateway API, of its inference
+// extension and of Istio.
+func (c *cluster) crds(t *testing.T) {
+	c.apply(t, "-f", filepath.Join(moduleDir(t, "conformance", "sigs.k8s.io/gateway-api"), "config/crd/standard"),
+		"-f", filepath.Join(moduleDir(t, "conformance", "sigs.k8s.io/gateway-api-inference-extension"), "config/crd/bases"),
+		"-f", filepath.Join(moduleDir(t, "istio", "istio.io/istio"), "manifests/charts/base/files/crd-all.gen.yaml"))
+}
+
+// istiod starts istiod with the template that has it make a Deployment for each
+// Gateway. What a stock Envoy would refuse is switched off: two filters of
+// Istio's own proxy, and mTLS, for which there is no node agent here.
+func (c *cluster) istiod(t *testing.T) {
+	c.applyText(t, `{apiVersion: v1, kind: Namespace, metadata: {name: istio-system}}`)
+	c.applyText(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: istio, namespace: istio-system}, data: {mesh: "enableAutoMtls: false\n"}}`)
+	chart := filepath.Join(moduleDir(t, "istio", "istio.io/istio"), "manifests/charts/istio-control/istio-discovery")
+	template, err := c.run(t.Context(), "", "helm", "template", "istiod", chart, "-n", "istio-system", "-s", "templates/istiod-injector-configmap.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.applyText(t, template)
+	c.process(t, []string{
+		"ENABLE_GATEWAY_API_INFERENCE_EXTENSION=true", "PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_ALPN_FILTER=false", "ENABLE_100_CONTINUE_HEADERS=false",
+		"POD_NAMESPACE=istio-system", "POD_NAME=istiod-0", "CLUSTER_ID=Kubernetes",
+	}, "pilot-discovery", "discovery", "--kubeconfig", c.kubeconfig, "--httpAddr", "127.0.0.1:18080", "--httpsAddr", "", "--grpcAddr", hostIP+":"+xdsPort, "--secureGRPCAddr", "",
+		"--monitoringAddr", "127.0.0.1:15014", "--ctrlz_port", "0", "--profile=false")
+	eventually(t, time.Minute, "istiod", func() error {
+		resp, err := http.Get("http://127.0.0.1:18080/ready")
+		if err != nil {
+			return err
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("status %d", resp.StatusCode)
+		}
+		return nil
+	})
+}
+
+// eventually tries until ok returns nil; the bound only ends a broken test.
+func eventually(t *testing.T, bound time.Duration, what string, ok func() error) {
+	t.Helper()
+	var err error
+	for deadline := time.Now().Add(bound); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if err = ok(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("%s: not within %s: %v", what, bound, err)
+}

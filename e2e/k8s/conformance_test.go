@@ -1,0 +1,70 @@
+package k8s
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// weighted fails on istiod 1.31 whatever the picker: it gives the route with two
+// weighted pools the picker of the last one.
+const weighted = "GatewayWeightedAcrossTwoInferencePools"
+
+// suite runs the conformance tests and returns those that passed and failed.
+func (c *cluster) suite(t *testing.T, name string, flags ...string) (passed, failed []string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(c.bin, "conformance.test"), append([]string{"-test.v", "-test.timeout", "8m", "-gateway-class", "istio"}, flags...)...)
+	cmd.Dir = moduleDir(t, "conformance", "sigs.k8s.io/gateway-api-inference-extension/conformance")
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
+	began := time.Now()
+	out, err := cmd.CombinedOutput()
+	log := filepath.Join(c.dir, name+".log")
+	if err := os.WriteFile(log, out, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^ +--- (PASS|FAIL): TestConformance/([A-Za-z0-9]+) `).FindAllStringSubmatch(string(out), -1) {
+		if m[1] == "PASS" {
+			passed = append(passed, m[2])
+		} else {
+			failed = append(failed, m[2])
+		}
+	}
+	t.Logf("%s: %d passed, %d failed in %s", name, len(passed), len(failed), time.Since(began).Round(time.Second))
+	if len(passed)+len(failed) == 0 {
+		t.Fatalf("no test ran: %v; end of its log\n%s", err, out[max(0, len(out)-3000):])
+	}
+	return passed, failed
+}
+
+// conformance runs the InferencePool conformance tests with Kvlane as picker, and
+// once with a picker that they must not let pass.
+func conformance(t *testing.T, c *cluster) {
+	passed, failed := c.suite(t, "conformance", "-skip-tests", weighted)
+	for _, name := range passed {
+		t.Logf("passed: %s", name)
+	}
+	if len(failed) > 0 {
+		t.Errorf("failed: %s", strings.Join(failed, ", "))
+	}
+	if len(passed) < 13 {
+		t.Errorf("%d tests passed, want 13", len(passed))
+	}
+	c.node.headerOnly.Store(true)
+	defer c.node.headerOnly.Store(false)
+	eventually(t, time.Minute, "the pods of the last run to go", func() error {
+		if left := c.node.sandboxes("inference-conformance-app-backend", map[string]string{"app": "primary-app-backend-epp"}); len(left) > 0 {
+			return fmt.Errorf("%d are there", len(left))
+		}
+		return nil
+	})
+	const negative = "GatewayFollowingEPPRouting"
+	if passed, _ = c.suite(t, "negative-control", "-run-test", negative); slices.Contains(passed, negative) {
+		t.Error("the tests let a picker pass that sets no metadata: they prove nothing")
+	}
+}

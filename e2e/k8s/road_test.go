@@ -1,0 +1,457 @@
+package k8s
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// manifest is a file that users copy.
+func manifest(name string) string { return filepath.Join("..", "..", "envoy", "manifests", name) }
+
+// reply is what a client saw.
+type reply struct {
+	status  int
+	target  string
+	matched string
+	body    []byte
+}
+
+var client = &http.Client{Timeout: 60 * time.Second}
+
+func post(ctx context.Context, url string, body []byte, header ...string) (reply, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return reply{}, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	return do(req)
+}
+
+func do(req *http.Request) (reply, error) {
+	resp, err := client.Do(req)
+	if err != nil {
+		return reply{}, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return reply{resp.StatusCode, resp.Header.Get("X-Kvlane-Target"), resp.Header.Get("X-Kvlane-Matched-Tokens"), text}, err
+}
+
+func chatBody(model, text string, stream bool) []byte {
+	body, err := json.Marshal(map[string]any{"model": model, "max_tokens": 8, "stream": stream, "messages": []any{map[string]any{"role": "user", "content": text}}})
+	if err != nil {
+		panic(err)
+	}
+	return body
+}
+
+// essay is text of about so many words that no other prompt begins with.
+func essay(name string, words int) string {
+	return "Essay " + name + ". " + strings.Repeat("The river carries the boats past the mill to the sea. ", words/11)
+}
+
+func cached(t *testing.T, r reply) int {
+	t.Helper()
+	var answer struct {
+		Usage struct {
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		} `json:"usage"`
+	}
+	if err := json.Unmarshal(r.body, &answer); err != nil {
+		t.Fatalf("answer %s: %v", r.body, err)
+	}
+	return answer.Usage.Details.Cached
+}
+
+// load sends requests from several clients until stop is called, which returns
+// how many were sent and what went wrong.
+func load(ctx context.Context, url string, clients int) (stop func() (sent int, failures []string)) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	sent, failures := 0, []string(nil)
+	for c := range clients {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				r, err := post(context.WithoutCancel(ctx), url, chatBody("demo", essay(fmt.Sprint(c), 60)+fmt.Sprint(i), i%3 == 0))
+				mu.Lock()
+				sent++
+				switch {
+				case err != nil:
+					failures = append(failures, time.Now().Format("15:04:05.000 ")+err.Error())
+				case r.status != http.StatusOK || r.target == "":
+					failures = append(failures, fmt.Sprintf("%s %d %q %.200s", time.Now().Format("15:04:05.000"), r.status, r.target, r.body))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	return func() (int, []string) {
+		cancel()
+		wg.Wait()
+		return sent, failures
+	}
+}
+
+// steady plays a change under load and wants not one request to fail.
+func steady(t *testing.T, url string, change func()) {
+	t.Helper()
+	stop := load(t.Context(), url, 6)
+	change()
+	sent, failures := stop()
+	t.Logf("%d requests", sent)
+	if len(failures) > 0 {
+		t.Errorf("%d of %d requests failed, e.g.\n%s", len(failures), sent, strings.Join(failures[:min(len(failures), 8)], "\n"))
+	}
+	if sent < 20 {
+		t.Errorf("only %d requests in all", sent)
+	}
+}
+
+// ready waits until a Deployment has so many available pods and no other one.
+func (c *cluster) ready(t *testing.T, namespace, name string, replicas int) {
+	t.Helper()
+	eventually(t, 90*time.Second, fmt.Sprintf("%d pods of %s", replicas, name), func() error {
+		var d struct {
+			Metadata struct {
+				Generation int `json:"generation"`
+			} `json:"metadata"`
+			Status struct {
+				Replicas, UpdatedReplicas, AvailableReplicas, ObservedGeneration int
+			} `json:"status"`
+		}
+		if err := c.client.Get(t.Context(), "/apis/apps/v1/namespaces/"+namespace+"/deployments/"+name, &d); err != nil {
+			return err
+		}
+		if d.Status.ObservedGeneration < d.Metadata.Generation || d.Status.Replicas != replicas || d.Status.AvailableReplicas != replicas || d.Status.UpdatedReplicas != replicas {
+			return fmt.Errorf("%+v", d.Status)
+		}
+		return nil
+	})
+}
+
+// gateway is the address of a Gateway once it is programmed.
+func (c *cluster) gateway(t *testing.T, namespace, name string) string {
+	t.Helper()
+	var address string
+	eventually(t, time.Minute, "gateway "+name, func() error {
+		var g struct {
+			Status struct {
+				Addresses []struct{ Value string } `json:"addresses"`
+			} `json:"status"`
+		}
+		if err := c.client.Get(t.Context(), "/apis/gateway.networking.k8s.io/v1/namespaces/"+namespace+"/gateways/"+name, &g); err != nil {
+			return err
+		}
+		if len(g.Status.Addresses) == 0 || g.Status.Addresses[0].Value == "" {
+			return errors.New("no address")
+		}
+		address = g.Status.Addresses[0].Value
+		return nil
+	})
+	return "http://" + address
+}
+
+const ns = "default"
+
+func TestKubernetes(t *testing.T) {
+	if missing != "" {
+		t.Skip(missing)
+	}
+	began := time.Now()
+	c := newCluster(t)
+	c.crds(t)
+	c.istiod(t)
+	t.Logf("control planes are up after %s", time.Since(began).Round(100*time.Millisecond))
+	ok := t.Run("manifests", func(t *testing.T) { manifestsAreValid(t, c) }) &&
+		t.Run("istio", func(t *testing.T) { istio(t, c) })
+	if !ok {
+		t.FailNow()
+	}
+	t.Run("conformance", func(t *testing.T) { conformance(t, c) })
+}
+
+// manifestsAreValid has the API server look at everything that is shipped.
+func manifestsAreValid(t *testing.T, c *cluster) {
+	for _, f := range []string{"istio/kvlane.yaml", "istio/pool.yaml", "istio/gateway.yaml", "istio/destinationrule.yaml"} {
+		out := c.kubectl(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest(f))
+		t.Logf("%s: %d objects", f, strings.Count(out, "\n"))
+	}
+}
+
+// kvlaneYAML is the manifest with the image and the configuration of the test.
+func kvlaneYAML(t *testing.T, slow string) string {
+	t.Helper()
+	text, err := os.ReadFile(manifest("istio/kvlane.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := string(text)
+	for _, r := range [][2]string{
+		{"ghcr.io/kvlane/kvlane:latest", "kvlane:test"},
+		{"kubernetes: {pool: llm}", "kubernetes: {pools: [llm, echo]}"},
+		{`    - {name: demo, tokenizer: "builtin:qwen3"}`, `    - {name: demo, tokenizer: "builtin:qwen3"}
+    - {name: slow, check: {renderer: "` + slow + `", timeout: 30s}}
+    log: {decisions: true}`},
+	} {
+		if !strings.Contains(s, r[0]) {
+			t.Fatalf("the manifest does not hold %q", r[0])
+		}
+		s = strings.Replace(s, r[0], r[1], 1)
+	}
+	return s
+}
+
+func istio(t *testing.T, c *cluster) {
+	slow := slowRenderer(t)
+	c.apply(t, "-f", "testdata/engines.yaml", "-f", manifest("istio/pool.yaml"), "-f", manifest("istio/gateway.yaml"), "-f", "testdata/more.yaml")
+	c.applyText(t, kvlaneYAML(t, slow))
+	c.ready(t, ns, "llm", 2)
+	c.ready(t, ns, "kvlane", 2)
+	url := c.gateway(t, ns, "llm")
+	chat := url + "/v1/chat/completions"
+	eventually(t, 30*time.Second, "first answer", func() error {
+		r, err := post(t.Context(), chat, chatBody("demo", "hello", false))
+		if err == nil && (r.status != http.StatusOK || r.target == "") {
+			err = fmt.Errorf("%d %q %.300s", r.status, r.target, r.body)
+		}
+		return err
+	})
+	t.Run("requests follow picks and ranks", func(t *testing.T) { followsPicks(t, chat) })
+	t.Run("SSE", func(t *testing.T) { streams(t, chat) })
+	t.Run("3 MiB body", func(t *testing.T) { bigBody(t, url) })
+	t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
+	t.Run("another pool's request is refused", func(t *testing.T) {
+		r, err := post(t.Context(), url+"/stranger", []byte(`{}`))
+		if err != nil || r.status != http.StatusServiceUnavailable || !strings.Contains(string(r.body), "does not serve the pool") {
+			t.Errorf("%d %s %v", r.status, r.body, err)
+		}
+	})
+	t.Run("scale up and down under load", func(t *testing.T) {
+		steady(t, chat, func() {
+			c.kubectl(t, "", "scale", "deployment/llm", "--replicas=4")
+			c.ready(t, ns, "llm", 4)
+			time.Sleep(time.Second)
+			c.kubectl(t, "", "scale", "deployment/llm", "--replicas=2")
+			c.ready(t, ns, "llm", 2)
+			time.Sleep(time.Second)
+		})
+	})
+	t.Run("engines are replaced under load", func(t *testing.T) {
+		steady(t, chat, func() {
+			c.kubectl(t, "", "rollout", "restart", "deployment/llm")
+			c.ready(t, ns, "llm", 2)
+			time.Sleep(time.Second)
+		})
+	})
+	t.Run("a pod leaves the pool and comes back under load", func(t *testing.T) { relabels(t, c, chat) })
+	t.Run("Kvlane is replaced under load", func(t *testing.T) {
+		steady(t, chat, func() {
+			c.kubectl(t, "", "rollout", "restart", "deployment/kvlane")
+			c.ready(t, ns, "kvlane", 2)
+			time.Sleep(time.Second)
+		})
+	})
+	t.Run("TLS to the picker", func(t *testing.T) {
+		c.apply(t, "-f", manifest("istio/destinationrule.yaml"))
+		time.Sleep(2 * time.Second)
+		followsPicks(t, chat)
+		c.kubectl(t, "", "delete", "-f", manifest("istio/destinationrule.yaml"), "--timeout=20s")
+		time.Sleep(time.Second)
+	})
+	t.Run("refusing and absent pickers", func(t *testing.T) { pickerGone(t, c, url) })
+}
+
+// followsPicks plays conversations of two turns: the second turn goes to the
+// worker and rank of the first, and the engine says that it had the prompt.
+func followsPicks(t *testing.T, chat string) {
+	targets := map[string]bool{}
+	for n := range 8 {
+		text := essay(fmt.Sprintf("%s %d", t.Name(), n), 200)
+		first, err := post(t.Context(), chat, chatBody("demo", text, false))
+		if err != nil || first.status != http.StatusOK {
+			t.Fatalf("%d %s %v", first.status, first.body, err)
+		}
+		time.Sleep(150 * time.Millisecond) // both replicas have the engine's events
+		second, err := post(t.Context(), chat, chatBody("demo", text+" And then?", false))
+		if err != nil || second.status != http.StatusOK {
+			t.Fatalf("%d %s %v", second.status, second.body, err)
+		}
+		if second.target != first.target || !strings.Contains(second.target, "/") {
+			t.Errorf("first turn at %q, second at %q", first.target, second.target)
+		}
+		if got := fmt.Sprint(cached(t, second)); got != second.matched || got == "0" {
+			t.Errorf("%s: %s tokens predicted as cached, the engine says %s", second.target, second.matched, got)
+		}
+		targets[second.target] = true
+	}
+	if len(targets) < 3 {
+		t.Errorf("eight conversations went to %v only", targets)
+	}
+}
+
+func streams(t *testing.T, chat string) {
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, chat, bytes.NewReader(chatBody("demo", "Tell me more.", true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	events, last := 0, ""
+	for sc := bufio.NewScanner(resp.Body); sc.Scan(); {
+		if data, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
+			events++
+			last = data
+		}
+	}
+	if events < 8 || last != "[DONE]" {
+		t.Errorf("%d events, the last %q", events, last)
+	}
+}
+
+// bigBody sends 3 MiB and compares hashes.
+func bigBody(t *testing.T, url string) {
+	body := make([]byte, 3<<20)
+	for i := range body {
+		body[i] = 'a' + byte(rand.N(26))
+	}
+	sum := sha256.Sum256(body)
+	for range 3 {
+		r, err := post(t.Context(), url+"/echo", body)
+		if err != nil || r.status != http.StatusOK {
+			t.Fatalf("%d %.300s %v", r.status, r.body, err)
+		}
+		var got struct {
+			SHA256 string              `json:"sha256"`
+			Bytes  int                 `json:"bytes"`
+			Header map[string][]string `json:"headers"`
+		}
+		if err := json.Unmarshal(r.body, &got); err != nil {
+			t.Fatal(err)
+		}
+		if got.Bytes != len(body) || got.SHA256 != hex.EncodeToString(sum[:]) {
+			t.Errorf("%d bytes arrived, hash %s", got.Bytes, got.SHA256)
+		}
+		if !strings.HasPrefix(r.target, "echo-") {
+			t.Errorf("served by %q", r.target)
+		}
+	}
+}
+
+// slowRenderer makes token ids after 17 s, so that the picker holds a request for
+// longer than the 10 s that gateways set as timeout of the gRPC service.
+func slowRenderer(t *testing.T) string {
+	srv := &http.Server{Addr: hostIP + ":8900", Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { //nolint:gosec // a test's
+		select {
+		case <-time.After(17 * time.Second):
+		case <-r.Context().Done():
+		}
+		w.WriteHeader(http.StatusNotFound)
+	})}
+	go func() { _ = srv.ListenAndServe() }()
+	t.Cleanup(func() { _ = srv.Close() })
+	return "http://" + srv.Addr
+}
+
+func holds(t *testing.T, chat string) {
+	began := time.Now()
+	r, err := post(t.Context(), chat, chatBody("slow", "hold me", false))
+	held := time.Since(began)
+	if err != nil || r.status != http.StatusOK || r.target == "" {
+		t.Errorf("%d %q %s %v", r.status, r.target, r.body, err)
+	}
+	if held < 17*time.Second {
+		t.Errorf("held for %s only: the test did not test", held)
+	}
+}
+
+// relabels takes a pod out of the pool and puts it back.
+func relabels(t *testing.T, c *cluster, chat string) {
+	s := c.node.sandboxes(ns, map[string]string{"app": "llm"})
+	if len(s) != 2 {
+		t.Fatalf("%d engines", len(s))
+	}
+	name := s[0].pod.Metadata.Name
+	steady(t, chat, func() {
+		for _, label := range []string{"app=out", "app=llm"} {
+			// The Deployment must not make another pod in the meantime.
+			c.kubectl(t, "", "scale", "deployment/llm", "--replicas=2")
+			c.kubectl(t, "", "label", "pod/"+name, "--overwrite", label)
+			time.Sleep(1500 * time.Millisecond)
+		}
+	})
+	c.ready(t, ns, "llm", 2)
+}
+
+// pickerGone kills both pickers: pods that are listed and refuse, then nobody.
+func pickerGone(t *testing.T, c *cluster, url string) {
+	pickers := c.node.sandboxes(ns, map[string]string{"app": "kvlane"})
+	if len(pickers) != 2 {
+		t.Fatalf("%d pickers", len(pickers))
+	}
+	for _, s := range pickers {
+		s.freeze()
+		s.kill()
+	}
+	// Both pools are FailOpen. With bodies sent to the picker, Envoy does not fail open
+	// once it has begun to send: the documented half of the promise.
+	r, err := post(t.Context(), url+"/echo", []byte(`{}`))
+	if err != nil || r.status != http.StatusInternalServerError {
+		t.Errorf("refusing picker, POST: %d %v", r.status, err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/echo", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := do(req); err != nil || r.status != http.StatusOK {
+		t.Errorf("refusing picker, GET: %d %v", r.status, err)
+	}
+	r, err = post(t.Context(), url+"/stranger", []byte(`{}`))
+	if err != nil || r.status != http.StatusInternalServerError {
+		t.Errorf("refusing picker, FailClose: %d %v", r.status, err)
+	}
+	c.kubectl(t, "", "scale", "deployment/kvlane", "--replicas=0")
+	eventually(t, 30*time.Second, "fail open without a picker", func() error {
+		r, err := post(t.Context(), url+"/echo", bytes.Repeat([]byte("x"), 3<<20))
+		if err != nil || r.status != http.StatusOK {
+			return fmt.Errorf("%d %w", r.status, err)
+		}
+		return nil
+	})
+	if r, err := post(t.Context(), url+"/stranger", []byte(`{}`)); err != nil || r.status/100 != 5 {
+		t.Errorf("absent picker, FailClose: %d %v", r.status, err)
+	}
+	c.kubectl(t, "", "scale", "deployment/kvlane", "--replicas=2")
+	c.ready(t, ns, "kvlane", 2)
+	eventually(t, 30*time.Second, "picks again", func() error {
+		r, err := post(t.Context(), url+"/v1/chat/completions", chatBody("demo", "hello", false))
+		if err == nil && (r.status != http.StatusOK || r.target == "") {
+			err = fmt.Errorf("%d %q", r.status, r.target)
+		}
+		return err
+	})
+}
