@@ -31,7 +31,7 @@ func TestCommands(t *testing.T) {
 		return path
 	}
 	good := file("good.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\"}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
-	bad := file("bad.yaml", "listen: {addres: x}\nworkers: {statik: []}\n")
+	bad := file("bad.yaml", "listen: {addrss: x}\nworkers: {statik: []}\n")
 	missing := file("missing.yaml", "models: [{name: m, tokenizer: /no/such/folder}]\n")
 	template := file("t.jinja", "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ strftime_now('%Y-%m-%d') }}")
 	for _, c := range []struct {
@@ -47,7 +47,7 @@ func TestCommands(t *testing.T) {
 		{"too many arguments", "", []string{"version", "x"}, 2, "", "unexpected argument x"},
 		{"version", "", []string{"version"}, 0, "kvlane unknown go", ""},
 		{"check", "", []string{"check", "--config", good}, 0, "valid; 1 models, 1 static workers, policy kv-aware", ""},
-		{"check names every problem", "", []string{"check", "--config", bad}, 1, "", `listen.addres: unknown key; did you mean "address"?`},
+		{"check names every problem", "", []string{"check", "--config", bad}, 1, "", `listen.addrss: unknown key; did you mean "address"?`},
 		{"check names the second too", "", []string{"check", "--config", bad}, 1, "", `workers.statik: unknown key; did you mean "static"?`},
 		{"check loads tokenizers", "", []string{"check", "--config", missing}, 1, "", "model m: tokenizer"},
 		{"serve without a file", "", []string{"serve"}, 2, "", "needs --config FILE"},

@@ -54,7 +54,7 @@ drain: 1m
 
 func TestEveryProblemIsNamedWithItsPlace(t *testing.T) {
 	_, err := Parse("kvlane.yaml", []byte(`listen:
-  addres: unix:/x
+  addrss: unix:/x
 limits:
   max_body: lots
 models:
@@ -72,7 +72,7 @@ workers:
 routing: [kv-aware]
 drain: soon
 `))
-	want := `kvlane.yaml:2:3: listen.addres: unknown key; did you mean "address"?
+	want := `kvlane.yaml:2:3: listen.addrss: unknown key; did you mean "address"?
 kvlane.yaml:4:13: limits.max_body: "lots" is not a size such as 1048576, 16MiB or 2GB
 kvlane.yaml:7:11: models[0].engine: "vlm" is not one of vllm, sglang, trtllm
 kvlane.yaml:8:3: models[1]: needs a name
@@ -118,7 +118,7 @@ func TestWorkersFile(t *testing.T) {
 	if err != nil || len(list) != 2 || list[1].Name != "b" || list[0].Engine != "vllm" {
 		t.Fatal(list, err)
 	}
-	if _, err := ParseWorkers("workers.yaml", []byte("- addres: 10.0.0.1:8000\n")); err == nil || !strings.Contains(err.Error(), `did you mean "address"`) {
+	if _, err := ParseWorkers("workers.yaml", []byte("- addrss: 10.0.0.1:8000\n")); err == nil || !strings.Contains(err.Error(), `did you mean "address"`) {
 		t.Error(err)
 	}
 }

@@ -157,7 +157,7 @@ func TestTheWorkersFileIsFollowedAndABadOneIsNotTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.until(t, "a", func(w []Worker) bool { return len(w) == 1 && w[0].Name == "a" })
-	write("- {name: a, addres: x}\n")
+	write("- {name: a, addrss: x}\n")
 	time.Sleep(2 * filePoll)
 	l.until(t, "a still", func(w []Worker) bool { return len(w) == 1 && w[0].Name == "a" })
 	write("- {name: b, address: \"" + e.address() + "\"}\n")
