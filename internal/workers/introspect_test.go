@@ -131,7 +131,7 @@ func TestASourceCanHoldAWorkerForNotReady(t *testing.T) {
 		return len(w) == 1 && !w[0].Ready && w[0].Reason == "pod not ready" && r.AllChecked()
 	})
 	r.Set("pods", []Entry{{Worker: w}})
-	l.until(t, "ready without another check", func(w []Worker) bool { return len(w) == 1 && w[0].Ready })
+	l.until(t, "ready at its word", func(w []Worker) bool { return len(w) == 1 && w[0].Ready })
 	e.sick.Store(true)
 	l.until(t, "sick", func(w []Worker) bool { return len(w) == 1 && !w[0].Ready && strings.Contains(w[0].Reason, "503") })
 }

@@ -134,6 +134,11 @@ func (r *Registry) Set(source string, list []Entry) {
 	}
 	for name, e := range want {
 		if t, ok := r.tracked[name]; ok {
+			if t.entry.Unready != "" && e.Unready == "" {
+				// The source has just seen it ready: that is newer than our last check.
+				t.down, t.failures, t.checked = "", 0, true
+				t.suspect()
+			}
 			t.entry = e
 			t.worker.Worker, t.worker.Draining = e.Worker, e.Draining
 			t.settle(r.opts.Health.Every > 0)
@@ -176,10 +181,15 @@ func (r *Registry) Suspect(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if t, ok := r.tracked[name]; ok {
-		select {
-		case t.kick <- struct{}{}:
-		default:
-		}
+		t.suspect()
+	}
+}
+
+// suspect has the worker checked soon.
+func (t *tracked) suspect() {
+	select {
+	case t.kick <- struct{}{}:
+	default:
 	}
 }
 

@@ -75,11 +75,12 @@ type endpoint struct {
 type question struct {
 	facts  *workers.Facts // nil until answered
 	cancel context.CancelFunc
+	now    chan struct{} // the pod is ready: it can answer now
 }
 
 const (
-	firstAsk = 500 * time.Millisecond
-	lastAsk  = 10 * time.Second
+	firstAsk = 250 * time.Millisecond
+	lastAsk  = 5 * time.Second
 	// askAgain is how often the models of an engine are asked for: adapters come and go.
 	askAgain = time.Minute
 )
@@ -288,7 +289,25 @@ func (p *pool) entries() []workers.Entry {
 			delete(p.asked, at)
 		}
 	}
+	keepLast(list)
 	return list
+}
+
+// keepLast lets pods that are being deleted go on while no other pod of their
+// role is ready, as kube-proxy does with terminating endpoints: a request is
+// better sent to one of them than refused.
+func keepLast(list []workers.Entry) {
+	fresh := map[string]bool{}
+	for i := range list {
+		if e := &list[i]; !e.Draining && e.Unready == "" {
+			fresh[e.Role] = true
+		}
+	}
+	for i := range list {
+		if e := &list[i]; e.Unready == "" && !fresh[e.Role] {
+			e.Draining = false
+		}
+	}
 }
 
 // warn logs what cannot be read of a pod, once.
@@ -307,24 +326,26 @@ func (p *pool) warn(pod string, err error) {
 }
 
 // ask returns what the engine said; a pod that is ready and was not heard stays
-// unready until it is.
+// unready until it is. An engine is asked from its container's start on, so that
+// mostly it has answered when the kubelet finds it ready.
 func (p *pool) ask(at endpoint, pod *Pod, e *workers.Entry) *workers.Facts {
 	if p.src.opts.Ask == nil {
 		return nil
 	}
 	q := p.asked[at]
 	if q == nil {
-		if e.Unready != "" {
-			return nil // it would not answer
-		}
 		ctx, cancel := context.WithCancel(p.src.ctx)
-		q = &question{cancel: cancel}
+		q = &question{cancel: cancel, now: make(chan struct{}, 1)}
 		p.asked[at] = q
 		address := net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(at.port))
 		p.src.wg.Go(func() { p.interview(ctx, q, address) })
 	}
 	if q.facts == nil && e.Unready == "" {
 		e.Unready = "the engine is being asked about itself"
+		select {
+		case q.now <- struct{}{}:
+		default:
+		}
 	}
 	return q.facts
 }
@@ -353,6 +374,7 @@ func (p *pool) interview(ctx context.Context, q *question, address string) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-q.now:
 		case <-time.After(wait):
 		}
 	}

@@ -112,6 +112,12 @@ func TestPodsOfAPoolComeSickenDrainAndGo(t *testing.T) {
 	api.put(podsPath, "c", podText("u3", "10.0.0.3", "True", ""))
 	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", `, "deletionTimestamp": "2026-01-01T00:00:00Z"`))
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1 draining", "b:8000 10.0.0.2:8000 u2", "c:8000 10.0.0.3:8000 u3")
+	// The last ones that are ready go on until another one is.
+	api.put(podsPath, "b", podText("u2", "10.0.0.2", "True", `, "deletionTimestamp": "2026-01-01T00:00:00Z"`))
+	api.put(podsPath, "c", podText("u3", "10.0.0.3", "False", ""))
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "b:8000 10.0.0.2:8000 u2", "c:8000 10.0.0.3:8000 u3 unready")
+	api.put(podsPath, "c", podText("u3", "10.0.0.3", "True", ""))
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1 draining", "b:8000 10.0.0.2:8000 u2 draining", "c:8000 10.0.0.3:8000 u3")
 	api.remove(podsPath, "a")
 	api.put(podsPath, "b", `{"metadata": {"uid": "u2", "labels": {"app": "llm-off"}}, "status": {"podIP": "10.0.0.2"}}`)
 	l.until(t, "kubernetes:ns/llm", "c:8000 10.0.0.3:8000 u3")
@@ -224,7 +230,7 @@ func TestAnEngineIsHeardBeforeItGetsRequests(t *testing.T) {
 		t.Errorf("asking: %q", why)
 	}
 	close(speak)
-	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1 rank 0 by header tcp://10.0.0.1:8000", "b:8000 10.0.0.2:8000 u2 unready")
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1 rank 0 by header tcp://10.0.0.1:8000", "b:8000 10.0.0.2:8000 u2 rank 0 by header tcp://10.0.0.2:8000 unready")
 	if why := s.Asking(); why != "" {
 		t.Errorf("asking: %q", why)
 	}
