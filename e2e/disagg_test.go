@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -97,7 +98,12 @@ func newPools(t *testing.T, p pair, disagg string) *bed {
 	if p.engine != "" {
 		s.model += ", engine: " + string(p.engine)
 	}
-	s.envoy += fmt.Sprintf(", prefill: %q", freeAddress(t))
+	dir, err := os.MkdirTemp("", "kvp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s.envoy += fmt.Sprintf(", prefill: \"unix:%s/p\"", dir)
 	s.config += fmt.Sprintf("disagg: {connector: %s%s}\nrouting: {disagg: {mode: threshold, threshold: 64}}\n", p.connector, disagg)
 	b := newBed(t, s)
 	t.Cleanup(b.nothingHeld)
@@ -542,7 +548,7 @@ func TestLegsAtOnceWithADeadPrefillEngine(t *testing.T) {
 			continue
 		}
 		t.Run(p.connector, func(t *testing.T) {
-			b := newPools(t, p, "")
+			b := newPools(t, p, ", head_start: 300ms")
 			if err := b.engines[0].SetFaults(enginesim.Faults{Refuse: true}); err != nil {
 				t.Fatal(err)
 			}

@@ -206,6 +206,7 @@ type Disagg struct {
 	Connector  string       `yaml:"connector" jsonschema:"enum=,enum=nixl,enum=nixl-push,enum=mooncake,enum=p2p-nccl,enum=moriio,enum=lmcache,enum=sharedstorage,enum=sglang,enum=trtllm,enum=trtllm-generation-first,enum=sidecar" jsonschema_description:"Protocol between the legs; empty: no disaggregation. See docs/disaggregation.md."`
 	Timeout    Duration     `yaml:"timeout" jsonschema_description:"Bound of a prefill leg."`
 	Attempts   int          `yaml:"attempts" jsonschema:"minimum=1" jsonschema_description:"Prefill targets tried before the decode target computes by itself."`
+	HeadStart  Duration     `yaml:"head_start" jsonschema_description:"Where both legs run at once: how long a prefill leg may fail, and another target be tried, before the decode leg starts."`
 	FirstToken string       `yaml:"first_token" jsonschema:"enum=recompute,enum=append" jsonschema_description:"LMCache: what becomes of the token that the prefill worker made. recompute: the decode worker makes it again. append: it goes behind the prompt, and the client's answer begins with the second."`
 	Workers    WorkerDisagg `yaml:"workers" jsonschema_description:"What holds for workers that name nothing of it in their own disagg section."`
 }
@@ -246,7 +247,7 @@ func Default() Config {
 			Config:    routing.DefaultConfig(),
 		},
 		Index:   Index{BlockSize: 16, MaxBytes: 1 << 30},
-		Disagg:  Disagg{Timeout: Duration(120 * time.Second), Attempts: 2, FirstToken: "recompute"},
+		Disagg:  Disagg{Timeout: Duration(120 * time.Second), Attempts: 2, HeadStart: Duration(10 * time.Millisecond), FirstToken: "recompute"},
 		Explain: Explain{Keep: 256},
 		Log:     Log{Level: "info"},
 		Drain:   Duration(20 * time.Second),

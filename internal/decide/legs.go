@@ -22,12 +22,6 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// headStart is how long a prefill leg that runs beside the decode leg may fail
-// before the decision is sent: a worker that refuses connections says so in a
-// millisecond, and then another one can be tried. The decode engine would wait for
-// its blocks meanwhile anyway.
-const headStart = 3 * time.Millisecond
-
 // maxReplans bounds how often a request is planned anew because its decode target
 // went away while the prefill leg ran.
 const maxReplans = 2
@@ -40,6 +34,11 @@ type legs struct {
 	sender   *disagg.Sender
 	timeout  time.Duration
 	attempts int
+	// headStart is how long a prefill leg that runs beside the decode leg may fail
+	// before the decision is sent: a worker that refuses connections says so at once,
+	// and then another one can be tried. The decode engine would wait for its blocks
+	// meanwhile anyway.
+	headStart time.Duration
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -51,7 +50,8 @@ func newLegs(c *config.Config) (*legs, error) {
 	if c.Disagg.Connector == "" {
 		return nil, nil
 	}
-	l := &legs{sender: disagg.NewSender(c.Envoy.Prefill, envoy.PrefillHeader), timeout: c.Disagg.Timeout.Std(), attempts: c.Disagg.Attempts}
+	l := &legs{sender: disagg.NewSender(c.Envoy.Prefill, envoy.PrefillHeader), timeout: c.Disagg.Timeout.Std(), attempts: c.Disagg.Attempts,
+		headStart: c.Disagg.HeadStart.Std()}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	var err error
 	l.protocol, err = disagg.New(c.Disagg.Connector, disagg.Options{Append: c.Disagg.FirstToken == "append", Machine: machine(), Get: l.sender.Get})
@@ -121,7 +121,7 @@ func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extp
 		if prefill == nil {
 			prefill = &place{}
 		}
-		run := j.attempt(ctx, x, plan, prefill)
+		run := j.runLeg(ctx, x, plan, prefill)
 		if run.failure == nil {
 			return j.joined(ctx, plan, decode, x, run)
 		}
@@ -158,9 +158,9 @@ type run struct {
 	stop context.CancelFunc
 }
 
-// attempt makes the leg to one prefill target and, unless both run at once, waits
+// runLeg makes the leg to one prefill target and, unless both run at once, waits
 // for its answer.
-func (j *job) attempt(ctx context.Context, x *disagg.Exchange, plan *routing.Plan, p *place) (r run) {
+func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan, p *place) (r run) {
 	l := j.d.legs
 	if p.worker == nil {
 		return run{failure: &disagg.FailureError{Outcome: disagg.Unreachable, Err: errors.New("the worker is gone")}}
@@ -266,7 +266,7 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 			d.log.Warn().Str("request", entry.ID).Str("prefill", worker).Err(f).Msg("prefill leg failed beside the decode leg")
 		}
 	})
-	wait := time.NewTimer(headStart)
+	wait := time.NewTimer(l.headStart)
 	defer wait.Stop()
 	select {
 	case err := <-early:
@@ -304,6 +304,9 @@ func (j *job) movePrefill(plan *routing.Plan) bool {
 	d := j.d
 	q := j.query
 	j.tried = append(j.tried, plan.Prefill)
+	if p := d.fleet.Load().place(plan.Prefill); p != nil {
+		j.tried = append(j.tried, p.worker.slots...) // its other ranks are the same process
+	}
 	q.Exclude = j.tried
 	d.mu.Lock()
 	next, err := d.router.MovePrefill(d.since(d.now()), plan.Reservation, &q, j.s.overlaps, nil)

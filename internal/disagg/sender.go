@@ -174,6 +174,14 @@ func blame(status int) Outcome {
 	}
 }
 
+// blameWorker is blame for a request that no client sent.
+func blameWorker(status int) Outcome {
+	if o := blame(status); o != Refused {
+		return o
+	}
+	return Failed
+}
+
 // broken names a failure of the connection.
 func broken(ctx context.Context, err error) Outcome {
 	switch {
@@ -212,7 +220,7 @@ func (s *Sender) Get(ctx context.Context, address, path string, api bool) ([]byt
 		return nil, &FailureError{Outcome: broken(ctx, fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, err)), Err: err}
 	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, &FailureError{Outcome: Failed, Status: resp.StatusCode}
+		return nil, &FailureError{Outcome: blameWorker(resp.StatusCode), Status: resp.StatusCode}
 	}
 	return raw, nil
 }

@@ -147,6 +147,8 @@ func (e *Engine) servePull(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	x := e.held.wait(ctx, p.Key)
 	switch {
+	case x == nil && r.Context().Err() != nil:
+		e.stats.count("pull given up")
 	case x == nil:
 		e.stats.count("violation: pull of an unknown request")
 		http.Error(w, "no blocks for "+p.Key, http.StatusNotFound)
