@@ -161,11 +161,20 @@ func (x *Index) parentOf(s Slot, e *Event) (link, error) {
 	if !e.HasParent {
 		return link{own: x.seedOf(&x.slots[s], e.Adapter, e.Salt)}, nil
 	}
-	parent, ok := x.linkOf(s, nonzero(e.Parent))
+	name := nonzero(e.Parent)
+	st := &x.slots[s]
+	if p, ok := x.guess(s, name, st.guesses.last); ok {
+		return x.linkTo(p), nil
+	}
+	parent, ok := x.linkOf(s, name)
 	if !ok {
 		return link{}, ErrUnknownParent
 	}
 	return parent, nil
+}
+
+func (x *Index) linkTo(p place) link {
+	return link{own: Hash(x.seg(p.segment()).own()[p.offset()]), at: p}
 }
 
 // linkOf resolves the name of a block that the slot holds.
@@ -174,7 +183,7 @@ func (x *Index) linkOf(s Slot, name uint64) (link, bool) {
 	if !ok {
 		return link{}, false
 	}
-	return link{own: Hash(x.seg(p.segment()).own()[p.offset()]), at: p}, true
+	return x.linkTo(p), true
 }
 
 func (x *Index) seedOf(st *slotState, adapter, salt string) Hash {
@@ -216,6 +225,10 @@ func (x *Index) blockNames(hashes []EngineHash, engineSize int) []EngineHash {
 // storeChain makes the slot hold a chain of blocks after parent, in steps
 // between which lookups run. own are the blocks' hashes, names their engine hashes.
 func (x *Index) storeChain(s Slot, t Tier, group int32, parent link, names []EngineHash, own []uint64) error {
+	st := &x.slots[s]
+	if parent.at != st.guesses.last {
+		x.leaveAt(s, st.guesses.last)
+	}
 	for len(own) > 0 {
 		n := min(len(own), writeStep)
 		x.gate.shut()
@@ -224,7 +237,7 @@ func (x *Index) storeChain(s Slot, t Tier, group int32, parent link, names []Eng
 		if err != nil {
 			return err
 		}
-		parent.at = at
+		parent.at, st.guesses.last = at, at
 		names, own = names[n:], own[n:]
 	}
 	return nil
@@ -264,7 +277,9 @@ func (x *Index) storeStep(s Slot, t Tier, group int32, at place, names []EngineH
 		for i+n < len(own) && x.findStart(own[i+n]) == 0 {
 			n++
 		}
-		id, from, n = x.room(id, from, n)
+		if id, from, n = x.room(id, from, n); from == 0 && at != 0 {
+			x.enter(x.seg(at.segment()), at) // a branch
+		}
 		stored, err := x.storeFresh(s, t, group, id, from, names[i:i+n], own[i:i+n])
 		x.counters.stored += int64(stored)
 		if err != nil {
@@ -305,22 +320,23 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 		x.starts.insert(mixName(own[0]), placeAt(id, 0))
 	}
 	x.liveBlocks += int64(n)
+	blockNames := g.names()[from:]
+	if st := &x.slots[s]; st.aliases == nil && st.group == group {
+		for i, name := range names {
+			blockNames[i] = nonzero(name)
+		}
+		g.addDeferred(n)
+		x.hold(id, s, t, from, from+n)
+		return n, nil
+	}
 	stored := 0
 	var conflict error
-	blockNames := g.names()
-	clear(blockNames[from : from+n])
-	mixed := x.touchNames(names)
-	aliased := x.slots[s].aliases != nil
+	clear(blockNames)
 	for ; stored < n; stored++ {
-		name := nonzero(names[stored])
-		at := placeAt(id, from+stored)
-		if aliased || !x.names.insertNew(mixed[stored], at) {
-			if !x.nameFor(s, name, at, from) {
-				conflict = ErrHashConflict
-				break
-			}
+		if !x.nameFor(s, g, nonzero(names[stored]), placeAt(id, from+stored), from) {
+			conflict = ErrHashConflict
+			break
 		}
-		blockNames[from+stored] = name
 	}
 	if stored == 0 {
 		// nobody holds any of them: take them back
@@ -351,33 +367,15 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 
 // nameFor enters a fresh block under a name, unless the slot holds another block
 // of this name, or just got one: from is where the event's blocks began in p's segment.
-func (x *Index) nameFor(s Slot, name uint64, p place, from int) bool {
-	if x.slots[s].aliases != nil || x.named(name) {
-		if _, taken := x.resolve(s, name); taken {
-			return false
-		}
-		if slices.Contains(x.seg(p.segment()).names()[from:p.offset()], name) {
-			return false
-		}
+func (x *Index) nameFor(s Slot, g segment, name uint64, p place, from int) bool {
+	if _, taken := x.resolve(s, name); taken {
+		return false
 	}
-	x.name(name, p)
+	if slices.Contains(g.names()[from:p.offset()], name) {
+		return false
+	}
+	x.name(g, name, p)
 	return true
-}
-
-// touchNames mixes n names and loads the entries of the name table where their
-// searches will begin: the loads wait for memory together, later ones would wait
-// one after the other.
-func (x *Index) touchNames(names []EngineHash) []uint64 {
-	x.mixed = slices.Grow(x.mixed[:0], len(names))[:len(names)]
-	mixed := x.mixed
-	var sum uint64
-	for i, n := range names {
-		m := mixName(nonzero(n))
-		mixed[i] = m
-		sum ^= x.names.touch(m)
-	}
-	x.touched = sum
-	return mixed
 }
 
 // storeKnown makes the slot hold blocks that the index knows.
@@ -411,8 +409,7 @@ func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, nam
 					x.liveBlocks++
 				})
 			}
-			x.name(name, at)
-			g.names()[from+i] = name
+			x.name(g, name, at)
 		}
 		if err := x.storeOne(s, t, group, name, at); err != nil {
 			return err
@@ -476,9 +473,11 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 		return
 	}
 	for i := 0; i < len(names); {
-		p, ok := x.nextToRemove(st, nonzero(names[i]))
+		name, last := nonzero(names[i]), st.guesses.removed
+		p, ok := x.guess(s, name, last.before(), last.after())
 		if !ok {
-			p, ok = x.resolve(s, nonzero(names[i]))
+			x.leaveAt(s, last.before())
+			p, ok = x.resolve(s, name)
 		}
 		if !ok || !x.seg(p.segment()).holds(s, t, p.offset()) {
 			x.countRemoved(false)
@@ -503,24 +502,15 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 			}
 		}
 		x.counters.removed += int64(n - i)
-		x.unhold(id, s, t, from, to)
-		if from > 0 {
-			st.expected = placeAt(id, from-1)
+		st.guesses.removed = p
+		if from < p.offset() {
+			st.guesses.removed = placeAt(id, from)
+		} else {
+			st.guesses.removed = placeAt(id, to-1)
 		}
+		x.unhold(id, s, t, from, to)
 		i = n
 	}
-}
-
-// nextToRemove guesses that a removal goes on with the block before the last one
-// removed, as engines free chains from their end. It is right only if that
-// block has this name.
-func (x *Index) nextToRemove(st *slotState, name uint64) (place, bool) {
-	p := st.expected
-	if p == 0 || !x.alive(p.segment()) {
-		return 0, false
-	}
-	names := x.seg(p.segment()).names()
-	return p, p.offset() < len(names) && names[p.offset()] == name
 }
 
 func (x *Index) countRefused(err error) {

@@ -47,7 +47,7 @@ type Index struct {
 	// parts is, by slot, how many index blocks an engine block makes; shorter than
 	// slots where all further ones are 1.
 	parts    []uint32
-	postings int64 // bytes of all slots' lists of segments
+	postings int64 // bytes of all slots' lists
 	loose    int64 // bytes of all slots' aliases and pages, about
 
 	claims     claimQueue
@@ -60,9 +60,8 @@ type Index struct {
 	split   []EngineHash
 	cover   []bool
 	moved   []uint64
-	mixed   []uint64
 	leaving []leaving
-	touched uint64 // keeps touchNames' loads from being optimized away
+	touched uint64 // keeps flushNames' loads from being optimized away
 }
 
 // handle is a segment's record (lower 40 bits, none of a free segment) and the
@@ -104,7 +103,10 @@ type slotState struct {
 	segments []uint32
 	present  int
 	held     [numLevels]int64
-	expected place // of the block that is likely to be removed next; a guess
+	// deferred lists the segments where the slot holds deferred blocks, and others:
+	// entries may be stale or double.
+	deferred []uint32
+	guesses  guesses
 	aliases  *aliases
 	pages    *pages
 }
@@ -225,8 +227,7 @@ func (x *Index) clear(s Slot) {
 		}
 		x.gate.open()
 	}
-	x.postings -= int64(cap(st.segments)) * 4
-	st.segments = nil
+	x.dropPostings(st)
 }
 
 // evacuate removes all runs of a slot from a segment.
@@ -256,10 +257,11 @@ func (x *Index) generation(id uint32) uint32 { return uint32(x.segments[id] >> h
 // newSegment makes a segment without blocks and runs.
 func (x *Index) newSegment(room, runRoom int) uint32 {
 	words := roundUp(segmentWords(room, runRoom))
-	room = min((words-headWords-runRoom)/2, maxSegment)
+	room = roomIn(words, runRoom)
 	r := x.arena.alloc(words)
 	g := segment(x.arena.words(r))
 	g[0], g[1], g[2], g[3] = uint64(room)<<32, uint64(runRoom)<<32, 0, sparedNew
+	clear(g.entered())
 	var id uint32
 	if k := len(x.freed); k > 0 {
 		id, x.freed = x.freed[k-1], x.freed[:k-1]
@@ -275,7 +277,7 @@ func (x *Index) newSegment(room, runRoom int) uint32 {
 func (x *Index) resize(id uint32, room, runRoom int) segment {
 	old := x.seg(id)
 	words := roundUp(segmentWords(room, runRoom))
-	room = min((words-headWords-runRoom)/2, maxSegment)
+	room = roomIn(words, runRoom)
 	r := x.arena.alloc(words)
 	g := segment(x.arena.words(r))
 	copy(g[:headWords], old[:headWords])
@@ -284,6 +286,8 @@ func (x *Index) resize(id uint32, room, runRoom int) segment {
 	copy(g.runs(), old.runs())
 	copy(g.own(), old.own())
 	copy(g.names(), old.names())
+	bits := g.entered()
+	clear(bits[copy(bits, old.entered()):])
 	x.arena.release(ref(x.segments[id] & (1<<handleBits - 1)))
 	x.segments[id] = x.segments[id]>>handleBits<<handleBits | handle(r)
 	return g
@@ -334,6 +338,9 @@ func (x *Index) hold(id uint32, s Slot, t Tier, start, end int) {
 	}
 	st.held[t] += int64(end - start)
 	g := x.seg(id)
+	if g.deferred() > 0 && t < speculative {
+		x.listDeferred(st, s, id)
+	}
 	runs := g.runs()
 	r := makeRun(s, t, start, end)
 	lo := lowerBound(runs, makeRun(s, t, start, 0))
@@ -429,9 +436,13 @@ func (x *Index) cut(id uint32, s Slot, t Tier, start, end int) int {
 // leave notes that a slot has no runs in a segment any more.
 func (x *Index) leave(st *slotState) {
 	if st.present--; st.present == 0 {
-		x.postings -= int64(cap(st.segments)) * 4
-		st.segments = nil
+		x.dropPostings(st)
 	}
+}
+
+func (x *Index) dropPostings(st *slotState) {
+	x.postings -= int64(cap(st.segments)+cap(st.deferred)) * 4
+	st.segments, st.deferred = nil, nil
 }
 
 // unhold takes blocks from a slot and forgets those that nobody holds then.
@@ -514,12 +525,12 @@ func (x *Index) rebuild(id uint32) {
 		g := x.seg(fresh)
 		g.setBlocks(to - from)
 		copy(g.own(), own[from:to])
-		copy(g.names(), names[from:to])
+		clear(g.names())
 		x.liveBlocks += int64(to - from)
 		x.starts.insert(mixName(own[from]), placeAt(fresh, 0))
 		for i, name := range names[from:to] {
 			if name != 0 {
-				x.name(name, placeAt(fresh, i))
+				x.name(g, name, placeAt(fresh, i))
 			}
 		}
 		for _, r := range moved {

@@ -8,12 +8,14 @@ import "slices"
 // to a block that it holds itself, and names that differ, repeat, or belong to a
 // further KV-cache group are kept in the target's aliases.
 
-// name enters a block under its engine hash.
-func (x *Index) name(name uint64, p place) {
+// name gives a block its engine hash and enters it in the table.
+func (x *Index) name(g segment, name uint64, p place) {
 	if x.named(name) {
 		x.twins++
 	}
 	x.names.insert(mixName(name), p)
+	g.names()[p.offset()] = name
+	g.entered()[p.offset()/64] |= 1 << (p.offset() % 64)
 }
 
 // leaving is an entry of the name table that waits to be removed.
@@ -27,13 +29,18 @@ type leaving struct {
 const maxLeaving = 64
 
 // unname takes the name from a block. Its entry is removed later; until then it
-// leads to a block without this name, or to none, which nameAt tells.
+// leads to a block that is not entered under this name, which nameAt tells.
 func (x *Index) unname(g segment, p place) {
 	name := g.names()[p.offset()]
 	if name == 0 {
 		return
 	}
 	g.names()[p.offset()] = 0
+	if !g.isEntered(p.offset()) {
+		g.addDeferred(-1)
+		return
+	}
+	g.entered()[p.offset()/64] &^= 1 << (p.offset() % 64)
 	if len(x.leaving) == maxLeaving {
 		x.flushNames()
 	}
@@ -56,16 +63,17 @@ func (x *Index) flushNames() {
 	x.leaving = x.leaving[:0]
 }
 
-// nameAt returns the name of the block at a place, 0 if there is none (any more).
+// nameAt returns the name under which the block at a place is entered, 0 if it
+// is not (any more).
 func (x *Index) nameAt(p place) uint64 {
 	if !x.alive(p.segment()) {
 		return 0
 	}
-	names := x.seg(p.segment()).names()
-	if p.offset() >= len(names) {
+	g := x.seg(p.segment())
+	if p.offset() >= g.blocks() || !g.isEntered(p.offset()) {
 		return 0
 	}
-	return names[p.offset()]
+	return g.names()[p.offset()]
 }
 
 // named reports whether any block is entered under this name.
@@ -139,6 +147,20 @@ func (x *Index) plainly(s Slot, t Tier, g segment, offset int) bool {
 	return !ok || c.plain
 }
 
+// known reports whether the slot holds the block on any tier by a run that stands
+// for the block's own name.
+func (x *Index) known(s Slot, g segment, offset int) bool {
+	if x.slots[s].aliases == nil {
+		return g.holdsAny(s, offset)
+	}
+	for t := range Tier(NumTiers) {
+		if x.plainly(s, t, g, offset) {
+			return true
+		}
+	}
+	return false
+}
+
 // resolve returns the block that the slot holds, on any tier, by this name.
 func (x *Index) resolve(s Slot, name uint64) (place, bool) {
 	sh, at, tag := x.names.probe(mixName(name))
@@ -148,20 +170,8 @@ func (x *Index) resolve(s Slot, name uint64) (place, bool) {
 			break
 		}
 		at = after
-		if x.nameAt(p) != name {
-			continue
-		}
-		g := x.seg(p.segment())
-		if x.slots[s].aliases == nil {
-			if g.holdsAny(s, p.offset()) {
-				return p, true
-			}
-			continue
-		}
-		for t := range Tier(NumTiers) {
-			if x.plainly(s, t, g, p.offset()) {
-				return p, true
-			}
+		if x.nameAt(p) == name && x.known(s, x.seg(p.segment()), p.offset()) {
+			return p, true
 		}
 	}
 	if a := x.slots[s].aliases; a != nil {
@@ -169,7 +179,7 @@ func (x *Index) resolve(s Slot, name uint64) (place, bool) {
 			return x.locate(n.canonical, n.own)
 		}
 	}
-	return 0, false
+	return x.findDeferred(s, name)
 }
 
 // locate finds a block by its name in the table and its own hash.
@@ -190,10 +200,12 @@ func (x *Index) locate(canonical, own uint64) (place, bool) {
 // storeOne makes a slot hold one block once more.
 func (x *Index) storeOne(s Slot, t Tier, group int32, name uint64, p place) error {
 	st := &x.slots[s]
-	if was, ok := x.resolve(s, name); ok && was != p {
-		return ErrHashConflict
-	}
 	g := x.seg(p.segment())
+	if g.names()[p.offset()] != name || !x.known(s, g, p.offset()) {
+		if was, ok := x.resolve(s, name); ok && was != p {
+			return ErrHashConflict
+		}
+	}
 	held := g.holds(s, t, p.offset())
 	canonical := g.names()[p.offset()]
 	own := g.own()[p.offset()]
@@ -202,6 +214,7 @@ func (x *Index) storeOne(s Slot, t Tier, group int32, name uint64, p place) erro
 		x.hold(p.segment(), s, t, p.offset(), p.offset()+1)
 		return nil
 	}
+	x.enter(g, p) // locate must find it
 	a := st.needAliases()
 	key := aliasHeld{own, t}
 	c, ok := a.held[key]
@@ -268,27 +281,35 @@ func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 	for {
 		p, after, ok := sh.next(at, tag)
 		if !ok {
-			return false
+			break
 		}
 		at = after
-		if x.nameAt(p) != name {
-			continue
+		if x.nameAt(p) == name && x.plainly(s, t, x.seg(p.segment()), p.offset()) {
+			x.removePlain(s, t, p)
+			return true
 		}
-		g := x.seg(p.segment())
-		if !x.plainly(s, t, g, p.offset()) {
-			continue
-		}
-		if a != nil {
-			key := aliasHeld{g.own()[p.offset()], t}
-			if c, ok := a.held[key]; ok {
-				c.plain = false
-				a.held[key] = c
-				return true
-			}
-		}
-		x.unhold(p.segment(), s, t, p.offset(), p.offset()+1)
-		return true
 	}
+	p, ok := x.findDeferred(s, name)
+	if !ok || !x.plainly(s, t, x.seg(p.segment()), p.offset()) {
+		return false
+	}
+	x.removePlain(s, t, p)
+	return true
+}
+
+// removePlain takes the holding from a slot that its run stands for; units, if
+// there are any, hold the block on.
+func (x *Index) removePlain(s Slot, t Tier, p place) {
+	g := x.seg(p.segment())
+	if a := x.slots[s].aliases; a != nil {
+		key := aliasHeld{g.own()[p.offset()], t}
+		if c, ok := a.held[key]; ok {
+			c.plain = false
+			a.held[key] = c
+			return
+		}
+	}
+	x.unhold(p.segment(), s, t, p.offset(), p.offset()+1)
 }
 
 // forgetHeld drops how the slot's aliases held a segment's blocks; eviction calls

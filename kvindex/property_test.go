@@ -313,7 +313,7 @@ func checkInvariants(t fataler, x *Index) {
 				cover[k] = true
 			}
 		}
-		dead := 0
+		dead, deferred := 0, 0
 		for i, c := range cover {
 			if !c {
 				dead++
@@ -323,7 +323,18 @@ func checkInvariants(t fataler, x *Index) {
 			} else {
 				live++
 			}
-			if g.names()[i] != 0 {
+			if g.isEntered(i) && g.names()[i] == 0 {
+				t.Fatalf("block without name is entered")
+			}
+			if g.names()[i] != 0 && !g.isEntered(i) {
+				deferred++
+				for _, r := range runs {
+					if runTier(r) < NumTiers && runStart(r) <= i && i < runEnd(r) && !slices.Contains(x.slots[runSlot(r)].deferred, uint32(id)) {
+						t.Fatalf("slot %d does not list deferred block %d/%d", runSlot(r), id, i)
+					}
+				}
+			}
+			if g.isEntered(i) {
 				names++
 				if p, ok := x.locate(g.names()[i], g.own()[i]); !ok || p != placeAt(uint32(id), i) {
 					t.Fatalf("name of %d/%d leads to %d/%d, %v", id, i, p.segment(), p.offset(), ok)
@@ -333,6 +344,14 @@ func checkInvariants(t fataler, x *Index) {
 				t.Fatalf("block %x stands twice", g.own()[i])
 			}
 			starts[g.own()[i]] = true
+		}
+		if deferred != g.deferred() {
+			t.Fatalf("%d deferred, noted %d", deferred, g.deferred())
+		}
+		for i := n; i < g.room(); i++ {
+			if g.isEntered(i) {
+				t.Fatalf("room behind the blocks is entered")
+			}
 		}
 		if dead != g.dead() || !cover[n-1] {
 			t.Fatalf("%d dead, noted %d, last held %v", dead, g.dead(), cover[n-1])

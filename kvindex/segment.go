@@ -2,11 +2,13 @@ package kvindex
 
 // A segment is a stretch of a chain of blocks: block i+1's parent is block i.
 // Its record has a head of headWords words, then the runs (who holds which
-// part), then the blocks' own hashes, then their engine hashes:
+// part), then the blocks' own hashes, then their engine hashes, then a bit a
+// block that says whether the name table leads to it:
 //
 //	word 0  blocks | room for blocks
 //	word 1  runs | room for runs
-//	word 2  dead blocks (held by nobody, but between held ones)
+//	word 2  dead blocks (held by nobody, but between held ones) | deferred blocks
+//	        (named, but not in the name table) | searches among these
 //	word 3  how often the eviction hand will spare it; the only word that readers write
 //
 // Runs are sorted and say that a slot holds blocks [start, end) on a tier; runs
@@ -25,8 +27,13 @@ func (g segment) blocks() int   { return int(uint32(g[0])) }
 func (g segment) room() int     { return int(g[0] >> 32) }
 func (g segment) numRuns() int  { return int(uint32(g[1])) }
 func (g segment) runRoom() int  { return int(g[1] >> 32) }
-func (g segment) dead() int     { return int(g[2]) }
+func (g segment) dead() int     { return int(uint32(g[2])) }
 func (g segment) addDead(n int) { g[2] += uint64(n) }
+func (g segment) deferred() int { return int(uint16(g[2] >> 32)) }
+func (g segment) searches() int { return int(g[2] >> 48) }
+
+func (g segment) addDeferred(n int) { g[2] += uint64(n) << 32 }
+func (g segment) addSearch()        { g[2] += 1 << 48 }
 
 func (g segment) setBlocks(n int) { g[0] = g[0]&^(1<<32-1) | uint64(n) }
 func (g segment) setRuns(n int)   { g[1] = g[1]&^(1<<32-1) | uint64(n) }
@@ -49,7 +56,26 @@ func (g segment) names() []uint64 {
 	return g[at : at+g.blocks()]
 }
 
-func segmentWords(blocks, runs int) int { return headWords + runs + 2*blocks }
+// entered are the bits of the blocks that the name table leads to. Invariant: a
+// block without name has none, nor has the room behind the blocks.
+func (g segment) entered() []uint64 {
+	at := headWords + g.runRoom() + 2*g.room()
+	return g[at : at+bitWords(g.room())]
+}
+
+func (g segment) isEntered(offset int) bool {
+	return g.entered()[offset/64]>>(offset%64)&1 != 0
+}
+
+func bitWords(blocks int) int { return (blocks + 63) / 64 }
+
+func segmentWords(blocks, runs int) int { return headWords + runs + 2*blocks + bitWords(blocks) }
+
+// roomIn is the largest number of blocks for which a record of this size is enough.
+func roomIn(words, runs int) int {
+	words -= headWords + runs
+	return min((words-bitWords(words/2))/2, maxSegment)
+}
 
 // run is a stretch of a segment's blocks held by a slot on a tier: slot, tier,
 // start and end from the highest bits down, so that sorting words sorts runs.

@@ -478,8 +478,7 @@ func (x *Index) loadSegment(l *loader, n int) {
 	})
 	for i, name := range words[n:] {
 		if name != 0 {
-			x.name(name, placeAt(id, i))
-			g.names()[i] = name
+			x.name(g, name, placeAt(id, i))
 		}
 	}
 	// what speculative credit kept alive is gone

@@ -85,29 +85,6 @@ func (t *table) insert(mixed uint64, p place) {
 	t.put(s, at, tag, p)
 }
 
-// insertNew adds an entry unless there may be one of the same name: then it adds
-// nothing and returns false, and the caller has to look.
-func (t *table) insertNew(mixed uint64, p place) bool {
-	t.reserve(mixed)
-	s, at, tag := t.probe(mixed)
-	e := s.entries
-	for {
-		if at >= len(e) {
-			at = 0
-		}
-		v := e[at]
-		if v == 0 {
-			break
-		}
-		if v>>placeBits == tag {
-			return false
-		}
-		at++
-	}
-	t.put(s, at, tag, p)
-	return true
-}
-
 func (t *table) put(s *shard, at int, tag uint64, p place) {
 	s.entries[at] = tag<<placeBits | uint64(p)
 	s.live++
