@@ -360,24 +360,34 @@ func TestQueue(t *testing.T) {
 				if ok {
 					waiting[w.ID] = w
 				}
-			} else if w, ok := q.Pop(now); ok {
-				for _, other := range waiting {
-					if other.Deadline > now && (other.Priority > w.Priority || (other.Priority == w.Priority && other.ID < w.ID)) {
-						t.Fatalf("%+v was served before %+v", w, other)
+			} else if at := rapid.IntRange(0, 5).Draw(t, "leave"); at == 0 {
+				id := uint64(rapid.IntRange(1, 40).Draw(t, "id"))
+				if _, waits := waiting[id]; q.Remove(id) != waits {
+					t.Fatalf("removal of %d, which waits: %v", id, waits)
+				}
+				delete(waiting, id)
+			} else {
+				room, offered := rapid.IntRange(0, 2).Draw(t, "room"), []Waiter{}
+				q.Serve(now, func(w Waiter) bool {
+					offered = append(offered, w)
+					served := len(offered) <= room
+					if served {
+						delete(waiting, w.ID)
+					}
+					return served
+				})
+				for i, w := range offered {
+					if w.Deadline <= now {
+						t.Fatal("offered after its deadline")
+					}
+					if i > 0 && (offered[i-1].Priority < w.Priority || (offered[i-1].Priority == w.Priority && offered[i-1].ID > w.ID)) {
+						t.Fatalf("%+v was offered before %+v", offered[i-1], w)
 					}
 				}
-				if w.Deadline <= now {
-					t.Fatal("served after its deadline")
-				}
-				delete(waiting, w.ID)
 			}
 			if q.Len() != len(waiting) || q.Len() > q.Max {
 				t.Fatalf("%d wait, want %d", q.Len(), len(waiting))
 			}
-		}
-		end := time.Duration(1000)
-		if got := q.Expire(end, nil); len(got) != len(waiting) || q.Len() != 0 {
-			t.Fatalf("%d expired of %d", len(got), len(waiting))
 		}
 	})
 }

@@ -47,38 +47,26 @@ func (q *Queue) Push(w Waiter) (shed Waiter, hasShed, accepted bool) {
 	return shed, hasShed, true
 }
 
-// Pop takes the waiter that is served next, among those whose deadline has not
-// passed.
-func (q *Queue) Pop(now time.Duration) (Waiter, bool) {
-	for i, w := range q.waiters {
-		if w.Deadline > now {
-			q.removeAt(i)
-			return w, true
-		}
-	}
-	return Waiter{}, false
-}
-
-// Expire takes out the waiters whose deadline has passed and appends them to dst.
-func (q *Queue) Expire(now time.Duration, dst []Waiter) []Waiter {
+// Serve offers the waiters whose deadline has not passed, in order. Those for which
+// serve returns true leave the queue; serve must not change the queue.
+func (q *Queue) Serve(now time.Duration, serve func(w Waiter) bool) {
 	n := 0
 	for _, w := range q.waiters {
-		if w.Deadline <= now {
-			dst = append(dst, w)
-		} else {
-			q.waiters[n] = w
-			n++
+		if w.Deadline > now && serve(w) {
+			continue
 		}
+		q.waiters[n] = w
+		n++
 	}
 	q.waiters = q.waiters[:n]
-	return dst
 }
 
-// Remove takes a waiter out whose client has gone, and reports whether it waited.
+// Remove takes a waiter out whose client has gone or whose deadline has passed, and
+// reports whether it waited.
 func (q *Queue) Remove(id uint64) bool {
 	for i, w := range q.waiters {
 		if w.ID == id {
-			q.removeAt(i)
+			q.waiters = append(q.waiters[:i], q.waiters[i+1:]...)
 			return true
 		}
 	}
@@ -87,7 +75,3 @@ func (q *Queue) Remove(id uint64) bool {
 
 // Len is the number of waiters.
 func (q *Queue) Len() int { return len(q.waiters) }
-
-func (q *Queue) removeAt(i int) {
-	q.waiters = append(q.waiters[:i], q.waiters[i+1:]...)
-}

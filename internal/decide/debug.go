@@ -181,6 +181,9 @@ func (e *Entry) Text() string {
 	if e.Degraded != "" {
 		fmt.Fprintf(&b, "degraded: %s %s\n", e.Degraded, e.Refusal)
 	}
+	if e.Waited > 0 {
+		fmt.Fprintf(&b, "waited  %s for room\n", e.Waited)
+	}
 	for _, s := range e.Stages {
 		fmt.Fprintf(&b, "%-7s %s\n", s.Stage, s.Took)
 	}

@@ -18,28 +18,30 @@ const (
 // Entry is a decision as the journal keeps it. Fields that change after the
 // decision are set under its lock.
 type Entry struct {
-	ID           string               `json:"id"`
-	At           time.Time            `json:"at"`
-	Method       string               `json:"method"`
-	Path         string               `json:"path"`
-	Bytes        int                  `json:"bytes"`
-	API          string               `json:"api"`
-	Model        string               `json:"model,omitempty"`
-	Conversation string               `json:"conversation,omitempty"`
-	PromptTokens int64                `json:"promptTokens"`
-	Target       string               `json:"target,omitempty"`
-	Endpoint     string               `json:"endpoint,omitempty"`
-	Via          string               `json:"via,omitempty"`
-	Matched      int64                `json:"matchedTokens"`
-	Miss         int64                `json:"missTokens"`
-	Prefill      string               `json:"prefill,omitempty"`
-	PrefillNotes []string             `json:"prefillNotes,omitempty"`
-	Degraded     string               `json:"degraded,omitempty"`
-	Refusal      string               `json:"refusal,omitempty"`
-	Rejected     int                  `json:"rejected,omitempty"`
-	Reason       string               `json:"reason,omitempty"`
-	Stages       []StageTime          `json:"stages"`
-	Explanation  *routing.Explanation `json:"explanation,omitempty"`
+	ID           string    `json:"id"`
+	At           time.Time `json:"at"`
+	Method       string    `json:"method"`
+	Path         string    `json:"path"`
+	Bytes        int       `json:"bytes"`
+	API          string    `json:"api"`
+	Model        string    `json:"model,omitempty"`
+	Conversation string    `json:"conversation,omitempty"`
+	PromptTokens int64     `json:"promptTokens"`
+	Target       string    `json:"target,omitempty"`
+	Endpoint     string    `json:"endpoint,omitempty"`
+	Via          string    `json:"via,omitempty"`
+	Matched      int64     `json:"matchedTokens"`
+	Miss         int64     `json:"missTokens"`
+	Prefill      string    `json:"prefill,omitempty"`
+	PrefillNotes []string  `json:"prefillNotes,omitempty"`
+	Degraded     string    `json:"degraded,omitempty"`
+	Refusal      string    `json:"refusal,omitempty"`
+	Rejected     int       `json:"rejected,omitempty"`
+	Reason       string    `json:"reason,omitempty"`
+	// Waited is how long the request stood in the queue for room.
+	Waited      time.Duration        `json:"waitedNs,omitempty"`
+	Stages      []StageTime          `json:"stages"`
+	Explanation *routing.Explanation `json:"explanation,omitempty"`
 	// Recorded is the decision with the router's state, to be made again offline.
 	Recorded *routing.Decision `json:"-"`
 

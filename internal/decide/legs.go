@@ -227,6 +227,7 @@ func (j *job) prefillDone(plan *routing.Plan, p *place) {
 	d := j.d
 	d.mu.Lock()
 	d.router.PrefillDone(d.since(d.now()), plan.Reservation)
+	d.serve(d.since(d.now()))
 	d.mu.Unlock()
 	d.metrics.Legs.WithLabelValues(p.target.Worker, string(disagg.OK)).Inc()
 }
@@ -248,6 +249,7 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		if err == nil {
 			d.mu.Lock()
 			d.router.PrefillDone(d.since(d.now()), reservation)
+			d.serve(d.since(d.now()))
 			d.mu.Unlock()
 			d.metrics.Legs.WithLabelValues(worker, string(disagg.OK)).Inc()
 		}
@@ -387,7 +389,7 @@ func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *di
 	}
 	portable := d.legs.protocol.Portable
 	j.query.Local = portable
-	next, p, err := j.place(nil)
+	next, p, err := j.place(ctx, nil)
 	if err != nil {
 		return j.noTarget(err)
 	}
@@ -411,6 +413,7 @@ func (j *job) release(plan *routing.Plan) {
 	d := j.d
 	d.mu.Lock()
 	d.router.Release(d.since(d.now()), plan.Reservation)
+	d.serve(d.since(d.now()))
 	d.mu.Unlock()
 }
 

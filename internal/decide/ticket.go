@@ -92,6 +92,7 @@ func (t *ticket) moved(served string) {
 		}
 	}
 	if t.d.router.Rebook(t.d.since(t.d.now()), t.reservation, best) {
+		t.d.serve(t.d.since(t.d.now()))
 		t.slot = best
 		if p := f.place(best); p != nil {
 			t.place = p
@@ -153,6 +154,7 @@ func (t *ticket) firstToken(at time.Time) {
 	t.first = true
 	t.d.mu.Lock()
 	t.d.router.FirstToken(t.d.since(at), t.reservation)
+	t.d.serve(t.d.since(at))
 	t.d.mu.Unlock()
 }
 
@@ -161,6 +163,7 @@ func (t *ticket) End(at time.Time) {
 	t.observed()
 	t.d.mu.Lock()
 	t.d.router.Release(t.d.since(at), t.reservation)
+	t.d.serve(t.d.since(at))
 	t.d.mu.Unlock()
 	t.entry.setEnded(at)
 	if t.stopLeg != nil && (!t.legOutlives || !t.entry.succeeded()) {
@@ -207,6 +210,7 @@ func (d *Decider) collect(emit func(name, help string, value float64, labels ...
 		return true
 	})
 	live, doubles, stale := d.router.Live(), d.router.DoubleReleases(), d.router.StaleReports()
+	waiting := d.waiting.queue.Len()
 	d.mu.Unlock()
 	for _, r := range rows {
 		labels := []string{"worker", r.t.Worker, "rank", telemetry.Rank(r.t.Rank)}
@@ -215,6 +219,7 @@ func (d *Decider) collect(emit func(name, help string, value float64, labels ...
 		emit("resident_tokens", "Prompt tokens of running requests on a target.", float64(r.load.KV), labels...)
 	}
 	emit("reservations", "Reservations that have not ended.", float64(live))
+	emit("waiting_requests", "Requests that wait for room (routing.wait).", float64(waiting))
 	emit("double_releases", "Reservations that were given back twice; a bug if not 0.", float64(doubles))
 	emit("stale_reports", "Load reports that were not believed.", float64(stale))
 	for _, m := range d.fleet.Load().members {

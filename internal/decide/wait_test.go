@@ -1,0 +1,203 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/workers"
+)
+
+// asked is a decision that may still wait.
+type asked struct {
+	id   string
+	done chan extproc.Decision
+	stop context.CancelFunc
+}
+
+// send decides in a goroutine of its own. If wait is above 0 it returns when so many
+// requests are in the queue.
+func (b *bench) send(wait int, headers ...string) *asked {
+	b.t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	b.t.Cleanup(stop)
+	r := b.request("/v1/completions", completion(10, ""), headers...)
+	a := &asked{id: r.ID, done: make(chan extproc.Decision, 1), stop: stop}
+	go func() { a.done <- b.Decide(ctx, r) }()
+	if wait > 0 {
+		b.untilWaiting(wait)
+	}
+	return a
+}
+
+func (b *bench) untilWaiting(n int) {
+	b.t.Helper()
+	for range 1000 {
+		b.mu.Lock()
+		got := b.waiting.queue.Len()
+		b.mu.Unlock()
+		if got == n {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	b.t.Fatalf("never %d in the queue", n)
+}
+
+func (b *bench) idle() {
+	b.t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.waiting.queue.Len() != 0 || len(b.waiting.byID) != 0 || b.router.Live() != 0 {
+		b.t.Errorf("left: %d in the queue, %d waiters, %d bookings", b.waiting.queue.Len(), len(b.waiting.byID), b.router.Live())
+	}
+}
+
+const oneAtATime = "policy: {limits: {max_active: 1}}"
+
+func TestWaitingIsOffByDefault(t *testing.T) {
+	b := newBench(t, "routing: {"+oneAtATime+"}\n", worker("a", 0))
+	b.ask("/v1/completions", completion(10, ""))
+	if d, e := b.ask("/v1/completions", completion(10, "")); d.Reject == nil || d.Reject.Status != 429 || e.Waited != 0 {
+		t.Errorf("%+v", d.Reject)
+	}
+}
+
+func TestWaitersArePlacedInOrderAsRequestsEnd(t *testing.T) {
+	b := newBench(t, "routing: {trust_overrides: true, wait: {max_requests: 8, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
+	running, _ := b.ask("/v1/completions", completion(10, ""))
+	var all []*asked
+	for i, priority := range []string{"0", "-1", "5", "0", "5"} {
+		all = append(all, b.send(i+1, priorityHeader, priority))
+	}
+	for _, i := range []int{2, 4, 0, 3, 1} {
+		running.Ticket.End(time.Now())
+		running = <-all[i].done
+		if running.Reject != nil {
+			t.Fatalf("request %d: %+v", i, running.Reject)
+		}
+		e := b.journal.find(all[i].id)
+		if e.Waited <= 0 || !strings.Contains(e.Text(), "for room") {
+			t.Errorf("request %d: journal does not say that it waited: %s", i, e.Text())
+		}
+	}
+	running.Ticket.End(time.Now())
+	b.idle()
+}
+
+func TestAFullQueueShedsWhatMayBeShed(t *testing.T) {
+	b := newBench(t, "routing: {trust_overrides: true, wait: {max_requests: 2, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
+	running, _ := b.ask("/v1/completions", completion(10, ""))
+	batch := b.send(1, priorityHeader, "-2")
+	first := b.send(2)
+	// The queue is full: an important request takes the place of the batch job.
+	second := b.send(0)
+	if d := <-batch.done; d.Reject == nil || d.Reject.Status != 429 || len(d.Reject.Headers) != 1 {
+		t.Fatalf("batch job: %+v", d)
+	}
+	b.untilWaiting(2)
+	// Nobody left who may be shed: the next is refused at once.
+	for _, priority := range []string{"0", "9", "-1"} {
+		if d, _ := b.ask("/v1/completions", completion(10, ""), priorityHeader, priority); d.Reject == nil || d.Reject.Status != 429 {
+			t.Errorf("priority %s with a full queue: %+v", priority, d)
+		}
+	}
+	for _, a := range []*asked{first, second} {
+		running.Ticket.End(time.Now())
+		if running = <-a.done; running.Reject != nil {
+			t.Fatalf("%+v", running.Reject)
+		}
+	}
+	running.Ticket.End(time.Now())
+	b.idle()
+}
+
+func TestAClientThatLeavesLeavesTheQueue(t *testing.T) {
+	b := newBench(t, "routing: {wait: {max_requests: 2, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
+	running, _ := b.ask("/v1/completions", completion(10, ""))
+	gone, stays := b.send(1), b.send(2)
+	gone.stop()
+	if d := <-gone.done; d.Reject == nil || d.Reject.Status != 499 {
+		t.Errorf("%+v", d)
+	}
+	b.untilWaiting(1)
+	running.Ticket.End(time.Now())
+	running = <-stays.done
+	if running.Reject != nil {
+		t.Errorf("%+v", running.Reject)
+	}
+	running.Ticket.End(time.Now())
+	b.idle()
+}
+
+func TestWaitingEndsAtTheDeadline(t *testing.T) {
+	b := newBench(t, "routing: {wait: {max_requests: 2, timeout: 20ms}, "+oneAtATime+"}\n", worker("a", 0))
+	running, _ := b.ask("/v1/completions", completion(10, ""))
+	d, e := b.ask("/v1/completions", completion(10, ""))
+	if d.Reject == nil || d.Reject.Status != 429 || len(d.Reject.Headers) != 1 || e.Waited < 20*time.Millisecond {
+		t.Errorf("%+v after %s", d.Reject, e.Waited)
+	}
+	running.Ticket.End(time.Now())
+	b.idle()
+}
+
+// TestRoomForAnotherModel: who waits for one model's workers is not in the way of
+// those who want another's, nor is a pin.
+func TestRoomForAnotherModel(t *testing.T) {
+	other := worker("b", 0)
+	other.Models = []string{"other"}
+	b := newBench(t, "routing: {trust_overrides: true, wait: {max_requests: 9, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0), other)
+	running, _ := b.ask("/v1/completions", completion(10, ""))
+	waits := b.send(1)
+	d, _ := b.ask("/v1/completions", strings.Replace(completion(10, ""), "demo", "other", 1))
+	if d.Reject != nil || d.Endpoint != other.Address {
+		t.Fatalf("%+v", d)
+	}
+	d.Ticket.End(time.Now())
+	b.untilWaiting(1)
+	// A worker that comes is room, too.
+	b.SetWorkers([]workers.Worker{worker("a", 0), other, worker("c", 0)})
+	placed := <-waits.done
+	if placed.Reject != nil || placed.Endpoint != "10.0.0.99:8000" {
+		t.Errorf("%+v", placed)
+	}
+	// Workers that leave end the wait: nobody will make room.
+	waits = b.send(1)
+	b.SetWorkers(nil)
+	if d := <-waits.done; d.Reject == nil || d.Reject.Status != 503 {
+		t.Errorf("%+v", d)
+	}
+	running.Ticket.End(time.Now())
+	placed.Ticket.End(time.Now())
+	b.idle()
+}
+
+// TestManyWaiters: a crowd passes through two places, nobody is lost.
+func TestManyWaiters(t *testing.T) {
+	b := newBench(t, "routing: {wait: {max_requests: 1000, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 2))
+	done := make(chan string, 60)
+	for i := range 60 {
+		r := b.request("/v1/completions", completion(10+i, ""))
+		ctx, stop := context.WithCancel(context.Background())
+		defer stop()
+		if i%7 == 3 {
+			stop() // leaves at once, or is placed and ends at once
+		}
+		go func() {
+			d := b.Decide(ctx, r)
+			if d.Ticket != nil {
+				d.Ticket.End(time.Now())
+			}
+			done <- fmt.Sprint(d.Reject != nil && d.Reject.Status != 499)
+		}()
+	}
+	for range 60 {
+		if refused := <-done; refused == "true" {
+			t.Error("refused")
+		}
+	}
+	b.idle()
+}
