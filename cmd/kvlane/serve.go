@@ -19,8 +19,10 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/decide"
+	"github.com/kvlane/kvlane/internal/peers"
 	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/internal/workers"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
 // warmUp bounds how long readiness waits for the feeds' first synchronisation.
@@ -74,6 +76,8 @@ type service struct {
 	registry *workers.Registry
 	kube     *kubernetes // nil without Kubernetes
 	draining atomic.Bool
+	warm     atomic.Bool   // a peer's index was taken, or there is none; started is final then
+	peers    *peers.Server // nil without peers
 	server   *extproc.Server
 	grpc     *grpc.Server
 	probe    *grpc.Server
@@ -126,7 +130,12 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	if around != nil {
 		handler = around(s, handler)
 	}
-	if err := s.listen(background, c, metrics, xds, handler); err != nil {
+	if err := s.listenAdmin(c, handler, metrics); err != nil {
+		s.close()
+		return nil, err
+	}
+	s.takeIndex(ctx, c)
+	if err := s.listen(background, c, xds); err != nil {
 		s.close()
 		return nil, err
 	}
@@ -155,25 +164,19 @@ func (s *service) follow(c *config.Config) error {
 	return nil
 }
 
-func (s *service) listen(ctx context.Context, c *config.Config, metrics *telemetry.Metrics, xds *envoy.XDS, handler extproc.Handler) error {
-	opts := extproc.Options{BodyLimit: int(c.Limits.MaxBody), DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone}
-	if c.Disagg.Connector != "" {
-		// A prefill leg may take all of this; Envoy's message timeout has to wait for it.
-		opts.ExtendTimeout = time.Duration(c.Disagg.Attempts)*c.Disagg.Timeout.Std() + time.Second
-	}
-	tls, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
-	if err != nil {
-		return err
-	}
-	lis, err := extproc.Listen(ctx, c.Listen.Address, tls)
-	if err != nil {
-		return fmt.Errorf("%w (listen.address in the configuration, or --listen)", err)
-	}
+// listenAdmin makes the servers and opens what is there from the beginning:
+// probes, metrics and debug pages.
+func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics *telemetry.Metrics) error {
+	opts := extProcOptions(c, metrics)
 	s.server = extproc.NewServer(opts, handler)
 	s.grpc = grpc.NewServer(extproc.GRPCOptions(opts)...)
 	s.server.Register(s.grpc)
-	xds.Register(ctx, s.grpc)
-	s.serve("ext_proc", func() error { return s.grpc.Serve(lis) })
+	kvlanev1.RegisterKVEventsServer(s.grpc, s.decider.Push())
+	if len(c.Index.Peers.Addresses) > 0 {
+		s.peers = peers.NewServer(peers.Content{Proof: s.decider.KeyProof(), BlockSize: c.Index.BlockSize, Dump: s.decider.DumpIndex}, s.log)
+		metrics.Collect(s.peers.Collect)
+		kvlanev1.RegisterSnapshotsServer(s.grpc, s.peers)
+	}
 	if c.Listen.Health != "" {
 		probe, err := net.Listen("tcp", c.Listen.Health)
 		if err != nil {
@@ -186,6 +189,7 @@ func (s *service) listen(ctx context.Context, c *config.Config, metrics *telemet
 	if err := envoy.CheckFree(c.Admin.Address, "--admin (or admin.address in the configuration)"); err != nil {
 		return err
 	}
+	var err error
 	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
 		return err
 	}
@@ -196,6 +200,45 @@ func (s *service) listen(ctx context.Context, c *config.Config, metrics *telemet
 		}
 		return nil
 	})
+	return nil
+}
+
+// takeIndex asks the peers for their index before anything else may touch ours.
+// Envoy sees no socket until then, as before the start.
+func (s *service) takeIndex(ctx context.Context, c *config.Config) {
+	if s.peers != nil {
+		err := peers.Fetch(ctx, &peers.Want{
+			Peers: c.Index.Peers, Proof: s.decider.KeyProof(), BlockSize: c.Index.BlockSize, MaxBytes: int64(c.Index.MaxBytes), Log: s.log,
+		}, s.decider.LoadIndex)
+		if err != nil {
+			s.log.Warn().Err(err).Msg("the index starts empty")
+		}
+		s.started = time.Now()
+	}
+	s.warm.Store(true)
+}
+
+func extProcOptions(c *config.Config, metrics *telemetry.Metrics) extproc.Options {
+	opts := extproc.Options{BodyLimit: int(c.Limits.MaxBody), DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone}
+	if c.Disagg.Connector != "" {
+		// Envoy's message timeout has to wait for the prefill leg.
+		opts.ExtendTimeout = c.Envoy.MessageTimeout.Std()
+	}
+	return opts
+}
+
+// listen opens the socket that Envoy, relays and peers connect to.
+func (s *service) listen(ctx context.Context, c *config.Config, xds *envoy.XDS) error {
+	tls, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
+	if err != nil {
+		return err
+	}
+	lis, err := extproc.Listen(ctx, c.Listen.Address, tls)
+	if err != nil {
+		return fmt.Errorf("%w (listen.address in the configuration, or --listen)", err)
+	}
+	xds.Register(ctx, s.grpc)
+	s.serve("ext_proc", func() error { return s.grpc.Serve(lis) })
 	return nil
 }
 
@@ -226,10 +269,13 @@ func (s *service) adminMux(metrics *telemetry.Metrics) http.Handler {
 	return mux
 }
 
-// notReady says what readiness waits for, "" if nothing: pools and their pods
-// known, however long it takes, and then for warmUp at most every worker checked
+// notReady says what readiness waits for, "" if nothing: a peer's index taken, or
+// given up, then pools and their pods known, however long it takes, and then for warmUp at most every worker checked
 // once and every feed synchronised.
 func (s *service) notReady() string {
+	if !s.warm.Load() {
+		return "the index is being taken from a peer"
+	}
 	since := s.started
 	switch {
 	case s.draining.Load():
@@ -264,6 +310,10 @@ func (s *service) becomeReady(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+	}
+	s.decider.ForgetUnclaimed()
+	if s.peers != nil {
+		s.peers.SetReady()
 	}
 	s.server.SetServing(true)
 	s.log.Info().Dur("after", time.Since(s.started)).Msg("ready")

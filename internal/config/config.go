@@ -113,7 +113,7 @@ type Worker struct {
 
 // Events is where a worker publishes.
 type Events struct {
-	Endpoint string `yaml:"endpoint" jsonschema_description:"ZMQ endpoint of rank 0, e.g. tcp://10.0.0.1:5557 (rank r: port + r), or http:// for TensorRT-LLM's poll. Empty: no events."`
+	Endpoint string `yaml:"endpoint" jsonschema_description:"ZMQ endpoint of rank 0, e.g. tcp://10.0.0.1:5557 (rank r: port + r), http:// for TensorRT-LLM's poll, or 'push:' for relays that push over gRPC. Empty: no events."`
 	Replay   string `yaml:"replay" jsonschema_description:"ZMQ replay endpoint of rank 0 (rank r: port + r)."`
 	Topic    string `yaml:"topic" jsonschema_description:"ZMQ topic; empty: all."`
 }
@@ -170,27 +170,9 @@ type Routing struct {
 	Headers       []string       `yaml:"conversation_headers" jsonschema_description:"Headers that carry a conversation id, in order; the body's id wins."`
 	Trusted       bool           `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude, x-kvlane-priority and x-gateway-inference-objective of requests. Only where clients cannot send them."`
 	Objectives    map[string]int `yaml:"objectives" jsonschema_description:"Priorities by name of objective; below 0 may be shed early."`
-	Wait          Wait           `yaml:"wait" jsonschema_description:"Requests may wait where all targets are at their limits, instead of being answered 429 at once."`
 	Speculate     Duration       `yaml:"speculate" jsonschema_description:"How long a prompt that was sent counts as cached without an event that confirms it; 0: not at all."`
 
 	routing.Config `yaml:",inline"`
-}
-
-// Wait bounds the queue of requests for which no target has room.
-type Wait struct {
-	Requests int      `yaml:"max_requests" jsonschema:"minimum=0" jsonschema_description:"Most requests that wait at a time; 0: none waits. A full queue sheds requests of negative priority for more important ones."`
-	Timeout  Duration `yaml:"timeout" jsonschema_description:"Longest wait; then the answer is 429. Must be shorter than envoy.message_timeout."`
-}
-
-func (w *Wait) validate(path string, envoy Duration, bad report) {
-	switch {
-	case w.Requests < 0:
-		bad(path+".max_requests", "must not be below 0")
-	case w.Requests > 0 && w.Timeout <= 0:
-		bad(path+".timeout", "must be more than 0")
-	case w.Requests > 0 && w.Timeout >= envoy:
-		bad(path+".timeout", "%s: Envoy waits for %s only (envoy.message_timeout)", w.Timeout.Std(), envoy.Std())
-	}
 }
 
 // prepare takes the presets before single constants are decoded on top of them.
@@ -217,6 +199,7 @@ type Index struct {
 	BlockSize int    `yaml:"block_size" jsonschema:"minimum=1,maximum=1024" jsonschema_description:"Tokens of a block of the index."`
 	MaxBytes  Bytes  `yaml:"max_bytes" jsonschema_description:"Memory for the index."`
 	Key       string `yaml:"key" jsonschema_description:"Key of the block hash, equal on replicas that exchange snapshots; empty: random."`
+	Peers     Peers  `yaml:"peers" jsonschema_description:"Other replicas: a start takes the index from one of them. See docs/feeds.md."`
 }
 
 // Disagg configures how prefill legs run; when they run is routing.disagg.
@@ -261,11 +244,10 @@ func Default() Config {
 		Routing: Routing{
 			Preset: routing.DefaultPreset, PrefillPreset: routing.DefaultPreset, DecodePreset: "decode",
 			Headers:   []string{"x-session-id", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"},
-			Wait:      Wait{Timeout: Duration(10 * time.Second)},
 			Speculate: Duration(5 * time.Second),
 			Config:    routing.DefaultConfig(),
 		},
-		Index:   Index{BlockSize: 16, MaxBytes: 1 << 30},
+		Index:   Index{BlockSize: 16, MaxBytes: 1 << 30, Peers: Peers{Timeout: Duration(10 * time.Second)}},
 		Disagg:  Disagg{Timeout: Duration(120 * time.Second), Attempts: 2, HeadStart: Duration(10 * time.Millisecond), FirstToken: "recompute"},
 		Explain: Explain{Keep: 256},
 		Log:     Log{Level: "info"},

@@ -54,11 +54,11 @@ func (c *Config) validate(bad report) {
 	if err := c.Routing.Validate(); err != nil {
 		bad("routing", "%v", err)
 	}
-	c.Routing.Wait.validate("routing.wait", c.Envoy.MessageTimeout, bad)
 	c.validateDisagg(bad)
 	if c.Index.MaxBytes < 1<<20 {
 		bad("index.max_bytes", "%d bytes: must be at least 1MiB", c.Index.MaxBytes)
 	}
+	c.Index.Peers.validate("index.peers", c.Index.Key, bad)
 	if c.Workers.Health.Every > 0 && c.Workers.Health.Timeout == 0 {
 		bad("workers.health.timeout", "0 would fail every check")
 	}
@@ -96,7 +96,7 @@ func (w *Worker) validateCommon(path string, bad report) {
 		bad(path+".start_rank", "needs ranks")
 	}
 	for _, e := range []struct{ key, value string }{{"endpoint", w.Events.Endpoint}, {"replay", w.Events.Replay}} {
-		if e.value == "" {
+		if e.value == "" || e.value == PushEndpoint && e.key == "endpoint" {
 			continue
 		}
 		scheme, rest, ok := strings.Cut(e.value, "://")
@@ -108,7 +108,7 @@ func (w *Worker) validateCommon(path string, bad report) {
 				bad(path+".events."+e.key, "%q is not like tcp://host:port", e.value)
 			}
 		case scheme != "ipc" && scheme != "http" && scheme != "https":
-			bad(path+".events."+e.key, "scheme %q is not tcp, ipc or http", scheme)
+			bad(path+".events."+e.key, "scheme %q is not tcp, ipc or http, and it is not 'push:'", scheme)
 		}
 	}
 }

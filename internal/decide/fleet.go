@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -109,7 +110,6 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 			}
 		}
 	}
-	d.fleet.Store(next) // first: who is placed on a newcomer looks up where it is
 	d.mu.Lock()
 	for _, m := range next.members {
 		for _, slot := range m.slots {
@@ -120,8 +120,8 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 			})
 		}
 	}
-	d.serve(d.since(d.now()))
 	d.mu.Unlock()
+	d.fleet.Store(next)
 	d.chooseOracles(next)
 	if d.onEndpoints != nil {
 		d.onEndpoints(endpoints)
@@ -135,15 +135,17 @@ func (d *Decider) add(w workers.Worker) (*member, error) {
 		return nil, err
 	}
 	m := &member{Worker: w}
-	for _, p := range places {
-		slot, err := d.index.Add(p.target, d.cacheModel(w.Models), w.BlockSize)
+	resume := make([]*feed.Cursor, len(places))
+	for i, p := range places {
+		slot, cursor, err := d.addSlot(p.target, &w.Worker)
 		if err != nil {
 			d.drop(m)
-			return nil, fmt.Errorf("target %s: %w", p.target, err)
+			return nil, err
 		}
 		m.slots = append(m.slots, slot)
+		resume[i] = cursor
 	}
-	m.feed = d.startFeed(m, places)
+	m.feed = d.startFeed(m, places, resume)
 	return m, nil
 }
 
@@ -156,7 +158,7 @@ func (d *Decider) drop(m *member) {
 	}
 	d.mu.Unlock()
 	for _, slot := range m.slots {
-		d.index.Drop(slot)
+		d.dropSlot(slot)
 	}
 }
 
@@ -170,7 +172,6 @@ func (d *Decider) Load(worker string, at time.Time, loads []workers.RankLoad) {
 	now := d.since(at)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	defer d.serve(now)
 	for _, l := range loads {
 		report := routing.Report{At: now, Running: int64(l.Running), Waiting: int64(l.Waiting), KVUsage: l.KVUsage}
 		if l.Rank == kvindex.NoRank || len(loads) == 1 && len(m.slots) > 1 {

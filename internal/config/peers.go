@@ -1,0 +1,31 @@
+package config
+
+import "net"
+
+// PushEndpoint stands for a worker whose events relays push over gRPC.
+const PushEndpoint = "push:"
+
+// Peers are the other replicas, of which one hands its index to this one when it
+// starts.
+type Peers struct {
+	Addresses []string `yaml:"addresses" jsonschema_description:"'host:port' of other replicas' listen.address, also a name with many addresses (a headless service). With any, this replica hands out copies too, and index.key must be set."`
+	Timeout   Duration `yaml:"timeout" jsonschema_description:"How long a start waits for a copy at most, all peers together; then it goes on with an empty index."`
+	CAFile    string   `yaml:"ca_file" jsonschema_description:"PEM certificates that peers' certificates must come from; empty: plaintext."`
+	Name      string   `yaml:"server_name" jsonschema_description:"Name that peers' certificates must bear; empty: the host of the address."`
+}
+
+func (p *Peers) validate(path, key string, bad report) {
+	for _, a := range p.Addresses {
+		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" {
+			bad(path+".addresses", "%q is not host:port", a)
+		}
+	}
+	switch {
+	case len(p.Addresses) == 0:
+		return
+	case key == "":
+		bad(path, "needs index.key: replicas with different keys cannot use each other's index")
+	case p.Timeout <= 0:
+		bad(path+".timeout", "must be more than 0")
+	}
+}

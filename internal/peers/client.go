@@ -1,0 +1,185 @@
+package peers
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"time"
+
+	"github.com/rs/zerolog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvlane/kvlane/internal/config"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+)
+
+// Want is what a starting replica asks for.
+type Want struct {
+	Peers config.Peers
+	Proof []byte
+	// BlockSize is the index's, in tokens; MaxBytes the most that is taken.
+	BlockSize int
+	MaxBytes  int64
+	Log       zerolog.Logger
+}
+
+// ErrNone says that no peer gave a copy that could be loaded.
+var ErrNone = errors.New("no peer has an index for us")
+
+var (
+	errSlow  = errors.New("the peer is silent")
+	errLarge = errors.New("the peer's index is larger than index.max_bytes")
+)
+
+// Fetch hands the content of the first peer that has one to load, which may be
+// called again with another peer's after it has failed. It takes no longer than
+// the configured time, of which a silent peer gets a quarter; the error is
+// ErrNone, with each peer's reason, or that of ctx.
+func Fetch(ctx context.Context, w *Want, load func(io.Reader) error) error {
+	ctx, cancel := context.WithTimeout(ctx, w.Peers.Timeout.Std())
+	defer cancel()
+	creds, err := credential(&w.Peers)
+	if err != nil {
+		return err
+	}
+	reasons := []error{ErrNone}
+	for _, a := range resolve(ctx, w) {
+		if ctx.Err() != nil {
+			reasons = append(reasons, context.Cause(ctx))
+			break
+		}
+		err := fetchFrom(ctx, w, a, creds, load)
+		if err == nil {
+			w.Log.Info().Str("peer", a.dial).Msg("index taken from a peer")
+			return nil
+		}
+		reasons = append(reasons, fmt.Errorf("%s: %w", a.dial, err))
+	}
+	return errors.Join(reasons...)
+}
+
+// address is a peer: where it is, and the host that its certificate names.
+type address struct{ dial, host string }
+
+// resolve lists the peers' addresses in a random order, so that many replicas
+// that start at once do not all ask the same one.
+func resolve(ctx context.Context, w *Want) []address {
+	ctx, cancel := context.WithTimeout(ctx, w.Peers.Timeout.Std()/4)
+	defer cancel()
+	var all []address
+	for _, a := range w.Peers.Addresses {
+		host, port, err := net.SplitHostPort(a)
+		if err != nil {
+			continue // the configuration was checked
+		}
+		ips, err := net.DefaultResolver.LookupHost(ctx, host)
+		if err != nil {
+			w.Log.Warn().Err(err).Str("peer", a).Msg("peer not found")
+			continue
+		}
+		for _, ip := range ips {
+			all = append(all, address{net.JoinHostPort(ip, port), host})
+		}
+	}
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
+
+// credential returns what connections are made with, by the host that is dialed.
+func credential(p *config.Peers) (func(host string) credentials.TransportCredentials, error) {
+	if p.CAFile == "" {
+		return func(string) credentials.TransportCredentials { return insecure.NewCredentials() }, nil
+	}
+	pem, err := os.ReadFile(p.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("index.peers.ca_file: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("index.peers.ca_file: no certificate in %s", p.CAFile)
+	}
+	return func(host string) credentials.TransportCredentials {
+		if p.Name != "" {
+			host = p.Name
+		}
+		return credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: host, MinVersion: tls.VersionTLS12})
+	}, nil
+}
+
+func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) credentials.TransportCredentials, load func(io.Reader) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	conn, err := grpc.NewClient("passthrough:///"+a.dial, grpc.WithTransportCredentials(creds(a.host)), grpc.WithNoProxy())
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // nothing was written that could be lost
+	silence := w.Peers.Timeout.Std() / 4
+	c := &content{cancel: cancel, silence: silence, timer: time.AfterFunc(silence, func() { cancel(errSlow) }), most: w.MaxBytes}
+	defer c.timer.Stop()
+	c.stream, err = kvlanev1.NewSnapshotsClient(conn).Fetch(ctx, &kvlanev1.FetchRequest{Formats: []uint32{Format}, BlockSize: uint32(w.BlockSize), KeyProof: w.Proof}) //nolint:gosec // at most 1024
+	if err == nil {
+		err = c.header()
+	}
+	if err == nil {
+		err = load(c)
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = fmt.Errorf("%w (%w)", err, cause)
+	}
+	return err
+}
+
+// content reads a stream's content. A pause longer than silence ends it.
+type content struct {
+	stream  kvlanev1.Snapshots_FetchClient
+	cancel  context.CancelCauseFunc
+	silence time.Duration
+	timer   *time.Timer
+	piece   []byte
+	read    int64
+	most    int64
+}
+
+func (c *content) header() error {
+	m, err := c.stream.Recv()
+	if err != nil {
+		return err
+	}
+	h := m.GetHeader()
+	switch {
+	case h == nil:
+		return errors.New("an answer without a header")
+	case h.GetFormat() != Format:
+		return fmt.Errorf("format %d, want %d", h.GetFormat(), Format)
+	case h.GetBytes() > uint64(c.most): //nolint:gosec // not negative
+		return errLarge
+	}
+	return nil
+}
+
+// Read implements io.Reader.
+func (c *content) Read(b []byte) (int, error) {
+	for len(c.piece) == 0 {
+		c.timer.Reset(c.silence)
+		m, err := c.stream.Recv()
+		if err != nil {
+			return 0, err // io.EOF at the end
+		}
+		c.piece = m.GetChunk()
+		if c.read += int64(len(c.piece)); c.read > c.most {
+			return 0, errLarge
+		}
+	}
+	n := copy(b, c.piece)
+	c.piece = c.piece[n:]
+	return n, nil
+}

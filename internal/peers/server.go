@@ -1,0 +1,147 @@
+package peers
+
+import (
+	"crypto/hmac"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync/atomic"
+
+	"github.com/rs/zerolog"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+)
+
+// Format is the format of the content that this version writes and reads.
+const Format = 1
+
+const (
+	// pieceSize is how much of the content is in one message.
+	pieceSize = 256 << 10
+	// maxTransfers bounds the copies that are handed out at once.
+	maxTransfers = 2
+)
+
+// Content is an index that can be copied.
+type Content struct {
+	// Proof shows that both sides have the same key of the block hash.
+	Proof []byte
+	// BlockSize is the index's, in tokens.
+	BlockSize int
+	// Dump writes one consistent copy.
+	Dump func(io.Writer) error
+}
+
+// Server hands out copies. It implements kvlanev1.SnapshotsServer and is safe for
+// concurrent use.
+type Server struct {
+	kvlanev1.UnimplementedSnapshotsServer
+	content   Content
+	log       zerolog.Logger
+	transfers chan struct{}
+	ready     atomic.Bool
+
+	sent, failed, refused, bytes atomic.Int64
+}
+
+// NewServer returns a server that answers Unavailable until SetReady.
+func NewServer(c Content, log zerolog.Logger) *Server {
+	return &Server{content: c, log: log, transfers: make(chan struct{}, maxTransfers)}
+}
+
+// SetReady says that the index is worth copying.
+func (s *Server) SetReady() { s.ready.Store(true) }
+
+// Fetch implements kvlanev1.SnapshotsServer.
+func (s *Server) Fetch(req *kvlanev1.FetchRequest, stream kvlanev1.Snapshots_FetchServer) error {
+	if err := s.check(req); err != nil {
+		s.refused.Add(1)
+		return err
+	}
+	select {
+	case s.transfers <- struct{}{}:
+		defer func() { <-s.transfers }()
+	default:
+		s.refused.Add(1)
+		return status.Error(codes.ResourceExhausted, "other replicas are being served")
+	}
+	n, err := s.send(stream)
+	s.bytes.Add(n)
+	if err != nil {
+		s.failed.Add(1)
+		s.log.Warn().Err(err).Int64("bytes", n).Msg("index not handed to a peer")
+		return err
+	}
+	s.sent.Add(1)
+	s.log.Info().Int64("bytes", n).Msg("index handed to a peer")
+	return nil
+}
+
+func (s *Server) check(req *kvlanev1.FetchRequest) error {
+	formats := req.GetFormats()
+	switch {
+	case !hmac.Equal(req.GetKeyProof(), s.content.Proof):
+		return status.Error(codes.PermissionDenied, "another key of the block hash (index.key)")
+	case int(req.GetBlockSize()) != s.content.BlockSize:
+		return status.Errorf(codes.FailedPrecondition, "index blocks of %d tokens here, %d there", s.content.BlockSize, req.GetBlockSize())
+	case !slices.Contains(formats, Format):
+		return status.Errorf(codes.FailedPrecondition, "format %d here, %v there", Format, formats)
+	case !s.ready.Load():
+		return status.Error(codes.Unavailable, "this replica is not ready itself")
+	}
+	return nil
+}
+
+// send copies the index to a file and the file to the peer.
+func (s *Server) send(stream kvlanev1.Snapshots_FetchServer) (sent int64, err error) {
+	file, err := os.CreateTemp("", "kvlane-index-*")
+	if err != nil {
+		return 0, status.Error(codes.Unavailable, fmt.Sprintf("no room for a copy: %v", err))
+	}
+	defer file.Close()         //nolint:errcheck // nothing in it is needed any more
+	_ = os.Remove(file.Name()) // it lives on as an open file only
+	if err := s.content.Dump(file); err != nil {
+		return 0, status.Error(codes.Unavailable, err.Error())
+	}
+	size, err := file.Seek(0, io.SeekCurrent)
+	if err == nil {
+		_, err = file.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return 0, status.Error(codes.Internal, err.Error())
+	}
+	header := &kvlanev1.SnapshotHeader{Format: Format, Bytes: uint64(size)} //nolint:gosec // a file's size
+	if err := stream.Send(&kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Header{Header: header}}); err != nil {
+		return 0, err
+	}
+	for {
+		// A piece belongs to gRPC once it is sent.
+		piece := make([]byte, min(pieceSize, max(size-sent, 1)))
+		n, err := file.Read(piece)
+		if errors.Is(err, io.EOF) {
+			return sent, nil
+		}
+		if err != nil {
+			return sent, status.Error(codes.Internal, err.Error())
+		}
+		if err := stream.Send(&kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Chunk{Chunk: piece[:n]}}); err != nil {
+			return sent, err
+		}
+		sent += int64(n)
+	}
+}
+
+// Collect emits the server's counters.
+func (s *Server) Collect(emit func(name, help string, value float64, labels ...string)) {
+	for _, c := range []struct {
+		outcome string
+		n       *atomic.Int64
+	}{{"sent", &s.sent}, {"failed", &s.failed}, {"refused", &s.refused}} {
+		emit("snapshots_served_total", "Copies of the index asked for by peers, by outcome (sent, failed, refused).", float64(c.n.Load()), "outcome", c.outcome)
+	}
+	emit("snapshot_sent_bytes_total", "Bytes of the index sent to peers.", float64(s.bytes.Load()))
+}
