@@ -1,0 +1,36 @@
+# syntax=docker/dockerfile:1
+# Kvlane's image: one static binary, no shell, not root.
+#
+#   docker buildx build --platform linux/amd64,linux/arm64 --build-arg VERSION=v0.1.0 --tag kvlane .
+#
+# The same source, VERSION and Go make the same binary, byte for byte. The base images are named by tag; who needs the
+# image itself to be reproducible pins them: --build-arg GO_IMAGE=golang@sha256:... --build-arg BASE_IMAGE=...@sha256:...
+ARG GO_IMAGE=golang:1.26.8-bookworm
+ARG BASE_IMAGE=gcr.io/distroless/static-debian12:nonroot
+
+# Runs on the machine that builds and cross-compiles, so that other architectures need no emulation.
+FROM --platform=$BUILDPLATFORM ${GO_IMAGE} AS build
+ARG TARGETOS=linux
+ARG TARGETARCH=amd64
+ARG VERSION=unknown
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN --mount=type=cache,target=/go/pkg/mod go mod download
+COPY . .
+RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+    CGO_ENABLED=0 GOOS=${TARGETOS} GOARCH=${TARGETARCH} GOTOOLCHAIN=local GOFLAGS=-mod=readonly \
+    go build -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X main.version=${VERSION}" -o /out/kvlane ./cmd/kvlane
+
+FROM ${BASE_IMAGE}
+ARG VERSION=unknown
+LABEL org.opencontainers.image.title=kvlane \
+      org.opencontainers.image.description="Routes LLM requests by KV cache, behind an Envoy" \
+      org.opencontainers.image.source=https://github.com/kvlane/kvlane \
+      org.opencontainers.image.licenses=Apache-2.0 \
+      org.opencontainers.image.version=${VERSION}
+COPY --from=build /out/kvlane /usr/local/bin/kvlane
+USER 65532:65532
+# ext_proc, gRPC health, metrics
+EXPOSE 9002 9003 9090
+ENTRYPOINT ["/usr/local/bin/kvlane"]
+CMD ["help"]

@@ -1,0 +1,217 @@
+package chart
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+)
+
+// Helm checks the default values against values.schema.json, and the templates.
+func TestLint(t *testing.T) {
+	for _, file := range examples(t) {
+		out, err := run(nil, tool("helm"), "lint", "--strict", "--kube-version", kubeVersion, "--values", file, chart)
+		if err != nil || !strings.Contains(out, "1 chart(s) linted, 0 chart(s) failed") {
+			t.Errorf("%s: %v\n%s", file, err, out)
+		}
+	}
+}
+
+func TestUnit(t *testing.T) {
+	out, err := run(nil, tool("helm-unittest"), "--strict", chart)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "Test") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
+}
+
+// README.md, values.schema.json and the bootstrap follow from values.yaml, the
+// schema of kvlane.yaml and the template of package envoy.
+func TestGenerated(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"charts/kvlane/values.yaml", "internal/config/schema.json", "envoy/bootstrap.yaml.tmpl"} {
+		content, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(at), 0o750); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "charts/kvlane/templates"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := run(nil, "go", "run", root+"/charts/chartgen", "--", dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"README.md", "values.schema.json", "templates/_bootstrap.tpl"} {
+		want, err := os.ReadFile(filepath.Join(dir, "charts/kvlane", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(filepath.Join(chart, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != string(want) {
+			t.Errorf("%s is not current: run `make generate`", name)
+		}
+	}
+}
+
+// Every documented example: the objects fit strict schemas, Kvlane takes its
+// configuration, Envoy takes its own, which is what `kvlane envoy-config` prints.
+func TestExamples(t *testing.T) {
+	readme, err := os.ReadFile(chart + "/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range examples(t) {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".yaml"), func(t *testing.T) {
+			if !strings.Contains(string(readme), "examples/"+filepath.Base(file)) {
+				t.Errorf("README.md does not name %s", file)
+			}
+			checkValues(t, "--values", file)
+		})
+	}
+}
+
+// Values that change what Envoy is told, in both modes that have one.
+func TestEnvoyValues(t *testing.T) {
+	for _, mode := range []string{"standalone", "sidecar"} {
+		for name, values := range map[string]string{
+			"plain":       "proxy.firstToken=false,proxy.accessLog=false",
+			"closed":      "proxy.failOpen=false,proxy.firstToken=true",
+			"duplex":      "proxy.requestBody=FULL_DUPLEX_STREAMED,proxy.responseBody=STREAMED",
+			"limits":      "maxBodyBytes=33554432,messageTimeout=45s,proxy.port=10080,extProcPort=19002",
+			"prefill":     "config.disagg.connector=nixl",
+			"other names": "fullnameOverride=picker,clusterDomain=cluster.test",
+		} {
+			t.Run(mode+"/"+name, func(t *testing.T) {
+				checkValues(t, "--set", "mode="+mode+",modelServers.matchLabels.app=models,"+values)
+			})
+		}
+	}
+}
+
+func checkValues(t *testing.T, args ...string) {
+	t.Helper()
+	rendered, err := render(args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := run(strings.NewReader(rendered), tool("kubeconform"), "-strict", "-summary", "-output", "json",
+		"-schema-location", tools+"/schemas/{{.ResourceKind}}{{.KindSuffix}}.json", "-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var summary struct {
+		Summary struct{ Valid, Invalid, Errors, Skipped int }
+	}
+	if err := json.Unmarshal([]byte(out), &summary); err != nil {
+		t.Fatal(err)
+	}
+	objects := parse(t, rendered)
+	if s := summary.Summary; s.Valid != len(objects) || s.Invalid+s.Errors+s.Skipped > 0 {
+		t.Errorf("%d objects, kubeconform says %+v", len(objects), s)
+	}
+	checkLaws(t, objects)
+
+	files := map[string]string{}
+	for _, o := range objects {
+		if text(o, "kind") == "ConfigMap" {
+			for name := range at(o, "data").(map[string]any) {
+				files[name] = text(o, "data", name)
+			}
+		}
+	}
+	checkConfig(t, files["kvlane.yaml"])
+	if bootstrap, ok := files["envoy.yaml"]; ok {
+		checkBootstrap(t, files["kvlane.yaml"], bootstrap)
+	}
+}
+
+// checkConfig lets Kvlane read its configuration. Tokenizers from volumes are
+// replaced by the one in the binary: there are no volumes here.
+func checkConfig(t *testing.T, config string) {
+	t.Helper()
+	var c map[string]any
+	if err := yaml.Unmarshal([]byte(config), &c); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range list(c, "models") {
+		if strings.HasPrefix(text(m, "tokenizer"), "/") {
+			m.(map[string]any)["tokenizer"] = "builtin:qwen3"
+		}
+		delete(m.(map[string]any), "chat_template")
+	}
+	stripped, err := yaml.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(nil, kvlane, "check", "--config", write(t, "kvlane.yaml", string(stripped))); err != nil {
+		t.Errorf("%v\n%s", err, config)
+	} else if !strings.Contains(out, ": valid") {
+		t.Error(out)
+	}
+}
+
+// checkBootstrap compares with `kvlane envoy-config`, and lets Envoy judge. In
+// mode standalone Kvlane is in other pods: there its address is the Service's
+// name, which Envoy has to resolve.
+func checkBootstrap(t *testing.T, config, bootstrap string) {
+	t.Helper()
+	var have, want map[string]any
+	if err := yaml.Unmarshal([]byte(bootstrap), &have); err != nil {
+		t.Fatal(err)
+	}
+	var c map[string]any
+	if err := yaml.Unmarshal([]byte(config), &c); err != nil {
+		t.Fatal(err)
+	}
+	c["models"] = []any{} // volumes are not here
+	var cluster, address map[string]any
+	for _, each := range list(have, "static_resources", "clusters") {
+		if text(each, "name") == "kvlane" {
+			cluster = each.(map[string]any)
+			address, _ = at(cluster, "load_assignment", "endpoints", 0, "lb_endpoints", 0, "endpoint", "address", "socket_address").(map[string]any)
+		}
+	}
+	if address != nil {
+		if text(cluster, "type") != "STRICT_DNS" {
+			t.Errorf("Kvlane is found by name, the cluster's type is %q", text(cluster, "type"))
+		}
+		cluster["type"] = "STATIC"
+		listen := c["listen"].(map[string]any)
+		listen["address"] = text(address, "address") + text(listen, "address")
+	}
+	derived, err := yaml.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed, err := run(nil, kvlane, "envoy-config", "--config", write(t, "kvlane.yaml", string(derived)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal([]byte(printed), &want); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(have, want) {
+		t.Errorf("bootstrap differs from `kvlane envoy-config`\nchart:\n%s\nkvlane:\n%s", bootstrap, printed)
+	}
+	if _, err := run(nil, envoy, "--mode", "validate", "--log-level", "error", "--config-path", write(t, "envoy.yaml", bootstrap)); err != nil {
+		t.Error(err)
+	}
+}

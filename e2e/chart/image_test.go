@@ -1,0 +1,284 @@
+package chart
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// instruction is a line of a Dockerfile.
+type instruction struct{ name, rest string }
+
+// stage is what a FROM begins.
+type stage struct {
+	from, name   string
+	instructions []instruction
+}
+
+// dockerfile reads stages and the global ARGs before them.
+func dockerfile(t *testing.T) (stages []stage, globals map[string]string) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	globals = map[string]string{}
+	joined := regexp.MustCompile(`\\\n\s*`).ReplaceAllString(string(content), "")
+	for line := range strings.Lines(joined) {
+		name, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch {
+		case name == "" || strings.HasPrefix(name, "#"):
+		case name == "FROM":
+			fields := strings.Fields(rest)
+			fields = slices.DeleteFunc(fields, func(f string) bool { return strings.HasPrefix(f, "--") })
+			s := stage{from: fields[0]}
+			if len(fields) == 3 && fields[1] == "AS" {
+				s.name = fields[2]
+			}
+			stages = append(stages, s)
+		case len(stages) == 0 && name == "ARG":
+			key, value, _ := strings.Cut(rest, "=")
+			globals[key] = value
+		default:
+			last := &stages[len(stages)-1]
+			last.instructions = append(last.instructions, instruction{name, rest})
+		}
+	}
+	return stages, globals
+}
+
+// context copies what .dockerignore lets through: what a builder would see.
+func context(t *testing.T, to string) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(root, ".dockerignore"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var roots, not []string
+	lines := bufio.NewScanner(bytes.NewReader(content))
+	for lines.Scan() {
+		line := lines.Text()
+		switch keep, ok := strings.CutPrefix(line, "!"); {
+		case ok:
+			roots = append(roots, keep)
+		case strings.HasPrefix(line, "**/"):
+			not = append(not, strings.TrimPrefix(line, "**/"))
+		case line == "*", line == "", strings.HasPrefix(line, "#"):
+		default:
+			t.Fatalf(".dockerignore: %q is more than this test understands", line)
+		}
+	}
+	for _, r := range roots {
+		err := filepath.WalkDir(filepath.Join(root, r), func(path string, d os.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			left := slices.ContainsFunc(not, func(pattern string) bool {
+				match, _ := filepath.Match(pattern, d.Name())
+				return match
+			})
+			switch {
+			case left && d.IsDir():
+				return filepath.SkipDir
+			case left || d.IsDir():
+				return nil
+			}
+			file, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			name, err := filepath.Rel(root, path)
+			if err != nil {
+				return err
+			}
+			if err := os.MkdirAll(filepath.Dir(filepath.Join(to, name)), 0o750); err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(to, name), file, 0o600)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+var cacheMount = regexp.MustCompile(`--mount=type=cache,target=\S+\s*`)
+
+// build runs the steps of the build stage in a folder of its own and returns the
+// binary. COPY takes what the builder would see, RUN lines run as they stand, but
+// with absolute paths moved into the folder.
+func build(t *testing.T, s stage, args map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	seen := filepath.Join(dir, "context")
+	context(t, seen)
+	if err := os.MkdirAll(filepath.Join(dir, "out"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	work := dir
+	env := os.Environ()
+	for _, i := range s.instructions {
+		switch i.name {
+		case "ARG":
+			key, value, _ := strings.Cut(i.rest, "=")
+			if given, ok := args[key]; ok {
+				value = given
+			}
+			env = append(env, key+"="+value)
+		case "WORKDIR":
+			work = filepath.Join(dir, i.rest)
+			if err := os.MkdirAll(work, 0o750); err != nil {
+				t.Fatal(err)
+			}
+		case "COPY":
+			fields := strings.Fields(i.rest)
+			for _, f := range fields[:len(fields)-1] {
+				if _, err := run(nil, "cp", "-r", filepath.Join(seen, f)+map[bool]string{true: "/."}[f == "."], work); err != nil {
+					t.Fatal(err)
+				}
+			}
+		case "RUN":
+			line := strings.ReplaceAll(cacheMount.ReplaceAllString(i.rest, ""), "/out/", dir+"/out/")
+			cmd := exec.Command("bash", "-euc", line)
+			cmd.Dir, cmd.Env = work, env
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("RUN %s: %v\n%s", line, err, out)
+			}
+		default:
+			t.Fatalf("%s in the build stage is more than this test understands", i.name)
+		}
+	}
+	return filepath.Join(dir, "out", "kvlane")
+}
+
+// The build steps, twice in different folders: a static binary that knows its
+// version, the same bytes each time. KVLANE_IMAGE_COLD=1 gives the second build an
+// empty build cache, so that nothing of the first can be handed on.
+func TestImageBuild(t *testing.T) {
+	stages, _ := dockerfile(t)
+	args := map[string]string{"TARGETOS": runtime.GOOS, "TARGETARCH": runtime.GOARCH, "VERSION": "v1.2.3-test"}
+	first := build(t, stages[0], args)
+	if os.Getenv("KVLANE_IMAGE_COLD") != "" {
+		t.Setenv("GOCACHE", t.TempDir())
+	}
+	second := build(t, stages[0], args)
+	if a, b := digest(t, first), digest(t, second); a != b {
+		t.Errorf("two builds differ: %x, %x", a, b)
+	}
+	checkStatic(t, first, elf.EM_X86_64, elf.EM_AARCH64)
+
+	out, err := run(nil, first, "version")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(out, "kvlane v1.2.3-test "+runtime.Version()+" ") {
+		t.Errorf("version is %q", out)
+	}
+	info, err := buildinfo.ReadFile(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range info.Settings {
+		if strings.HasPrefix(s.Key, "vcs") || s.Key == "CGO_ENABLED" && s.Value != "0" || s.Key == "-trimpath" && s.Value != "true" {
+			t.Errorf("built with %s=%s", s.Key, s.Value)
+		}
+	}
+	binary, err := os.ReadFile(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := filepath.Abs(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, folder := range []string{filepath.Dir(filepath.Dir(first)), here} {
+		if bytes.Contains(binary, []byte(folder)) {
+			t.Errorf("the binary holds the path %s of the machine that built it", folder)
+		}
+	}
+}
+
+func TestImageCrossBuild(t *testing.T) {
+	stages, _ := dockerfile(t)
+	other := map[string]elf.Machine{"amd64": elf.EM_AARCH64, "arm64": elf.EM_X86_64}[runtime.GOARCH]
+	arch := map[elf.Machine]string{elf.EM_AARCH64: "arm64", elf.EM_X86_64: "amd64"}[other]
+	checkStatic(t, build(t, stages[0], map[string]string{"TARGETOS": "linux", "TARGETARCH": arch}), other)
+}
+
+// What cannot be run here is read: the image's own stage.
+func TestImageStage(t *testing.T) {
+	stages, globals := dockerfile(t)
+	if len(stages) != 2 || stages[0].name != "build" {
+		t.Fatalf("stages are %+v", stages)
+	}
+	if stages[0].from != "${GO_IMAGE}" || stages[1].from != "${BASE_IMAGE}" {
+		t.Errorf("stages are from %s and %s", stages[0].from, stages[1].from)
+	}
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	language := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(string(mod))[1]
+	if !strings.HasPrefix(globals["GO_IMAGE"], "golang:"+language+".") {
+		t.Errorf("the image builds with %s, go.mod says %s", globals["GO_IMAGE"], language)
+	}
+	if !strings.HasPrefix(globals["BASE_IMAGE"], "gcr.io/distroless/static-") || !strings.HasSuffix(globals["BASE_IMAGE"], ":nonroot") {
+		t.Errorf("the image is %s", globals["BASE_IMAGE"])
+	}
+	want := map[string]string{
+		"USER":       "65532:65532",
+		"ENTRYPOINT": `["/usr/local/bin/kvlane"]`,
+		"COPY":       "--from=build /out/kvlane /usr/local/bin/kvlane",
+		"EXPOSE":     "9002 9003 9090",
+	}
+	for _, i := range stages[1].instructions {
+		if w, ok := want[i.name]; ok && w != i.rest {
+			t.Errorf("%s %s, want %s", i.name, i.rest, w)
+		}
+		delete(want, i.name)
+		if i.name == "RUN" {
+			t.Errorf("RUN %s: there is no shell", i.rest)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("missing: %v", want)
+	}
+}
+
+func digest(t *testing.T, file string) [32]byte {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sha256.Sum256(content)
+}
+
+// checkStatic: no interpreter and no libraries, for one of the machines.
+func checkStatic(t *testing.T, file string, machines ...elf.Machine) {
+	t.Helper()
+	f, err := elf.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if !slices.Contains(machines, f.Machine) {
+		t.Errorf("%s is for %s", file, f.Machine)
+	}
+	if libraries, err := f.ImportedLibraries(); err == nil && len(libraries) > 0 {
+		t.Errorf("needs %v", libraries)
+	}
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		t.Error("needs an interpreter: it is not static")
+	}
+}
