@@ -170,9 +170,27 @@ type Routing struct {
 	Headers       []string       `yaml:"conversation_headers" jsonschema_description:"Headers that carry a conversation id, in order; the body's id wins."`
 	Trusted       bool           `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude, x-kvlane-priority and x-gateway-inference-objective of requests. Only where clients cannot send them."`
 	Objectives    map[string]int `yaml:"objectives" jsonschema_description:"Priorities by name of objective; below 0 may be shed early."`
+	Wait          Wait           `yaml:"wait" jsonschema_description:"Requests may wait where all targets are at their limits, instead of being answered 429 at once."`
 	Speculate     Duration       `yaml:"speculate" jsonschema_description:"How long a prompt that was sent counts as cached without an event that confirms it; 0: not at all."`
 
 	routing.Config `yaml:",inline"`
+}
+
+// Wait bounds the queue of requests for which no target has room.
+type Wait struct {
+	Requests int      `yaml:"max_requests" jsonschema:"minimum=0" jsonschema_description:"Most requests that wait at a time; 0: none waits. A full queue sheds requests of negative priority for more important ones."`
+	Timeout  Duration `yaml:"timeout" jsonschema_description:"Longest wait; then the answer is 429. Must be shorter than envoy.message_timeout."`
+}
+
+func (w *Wait) validate(path string, envoy Duration, bad report) {
+	switch {
+	case w.Requests < 0:
+		bad(path+".max_requests", "must not be below 0")
+	case w.Requests > 0 && w.Timeout <= 0:
+		bad(path+".timeout", "must be more than 0")
+	case w.Requests > 0 && w.Timeout >= envoy:
+		bad(path+".timeout", "%s: Envoy waits for %s only (envoy.message_timeout)", w.Timeout.Std(), envoy.Std())
+	}
 }
 
 // prepare takes the presets before single constants are decoded on top of them.
@@ -244,6 +262,7 @@ func Default() Config {
 		Routing: Routing{
 			Preset: routing.DefaultPreset, PrefillPreset: routing.DefaultPreset, DecodePreset: "decode",
 			Headers:   []string{"x-session-id", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"},
+			Wait:      Wait{Timeout: Duration(10 * time.Second)},
 			Speculate: Duration(5 * time.Second),
 			Config:    routing.DefaultConfig(),
 		},

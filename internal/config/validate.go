@@ -54,6 +54,7 @@ func (c *Config) validate(bad report) {
 	if err := c.Routing.Validate(); err != nil {
 		bad("routing", "%v", err)
 	}
+	c.Routing.Wait.validate("routing.wait", c.Envoy.MessageTimeout, bad)
 	c.validateDisagg(bad)
 	if c.Index.MaxBytes < 1<<20 {
 		bad("index.max_bytes", "%d bytes: must be at least 1MiB", c.Index.MaxBytes)

@@ -74,9 +74,10 @@ type Decider struct {
 	bodies      *prompt.Memo
 	legs        *legs // nil without a connector
 
-	mu     sync.Mutex
-	router *routing.Router
-	record int // decisions still to be recorded with the router's state
+	mu      sync.Mutex
+	router  *routing.Router
+	waiting waiting
+	record  int // decisions still to be recorded with the router's state
 
 	scratch sync.Pool // *scratch
 }
@@ -134,6 +135,7 @@ func New(o Options) (*Decider, error) {
 		served: o.Models, models: map[string]*Served{}, journal: newJournal(o.Config.Explain.Keep),
 		onEndpoints: o.OnEndpoints, onSuspect: o.OnSuspect, bodies: prompt.NewMemo(bodyMemo(o.Models)), legs: legs,
 	}
+	d.waiting = waiting{queue: routing.Queue{Max: o.Config.Routing.Wait.Requests}, patience: o.Config.Routing.Wait.Timeout.Std(), byID: map[uint64]*waiter{}}
 	if d.now == nil {
 		d.now = time.Now
 	}
@@ -199,7 +201,7 @@ type job struct {
 	front    bool             // ids are only the front of the prompt
 	parsed   bool
 
-	legs    time.Duration  // spent in prefill legs
+	legs    time.Duration  // spent in prefill legs and waiting for room
 	tried   []kvindex.Slot // prefill targets that have failed
 	replans int
 }
@@ -433,7 +435,7 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 	if d.legs != nil {
 		j.query.Local = j.cannotSplit() != ""
 	}
-	plan, p, err := j.place(ex)
+	plan, p, err := j.place(ctx, ex)
 	j.entry.Explanation = ex
 	if err != nil {
 		return j.noTarget(err)
@@ -449,25 +451,18 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 }
 
 // place books a plan and finds where its decode target is.
-func (j *job) place(ex *routing.Explanation) (*routing.Plan, *place, error) {
-	d, s := j.d, j.s
-	now := d.since(j.clock)
+func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan, *place, error) {
+	d := j.d
 	d.mu.Lock()
-	if j.r.HasSubset {
-		s.subset.Reset()
-		d.router.AddressSet(&s.subset, j.r.Subset)
-		j.query.Subset = &s.subset
-	}
-	var plan routing.Plan
-	var err error
-	if d.record > 0 {
-		d.record--
-		j.entry.Recorded, err = d.router.PickRecorded(now, &j.query, s.overlaps, ex)
-		plan = j.entry.Recorded.Plan
-	} else {
-		plan, err = d.router.Pick(now, &j.query, s.overlaps, ex)
-	}
+	plan, w, err := d.choose(j, ex)
 	d.mu.Unlock()
+	if w != nil {
+		plan, err = d.wait(ctx, w)
+		now := d.now()
+		j.entry.Waited = now.Sub(j.clock)
+		j.legs += j.entry.Waited
+		j.clock = now
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -537,6 +532,9 @@ func (j *job) noTarget(err error) extproc.Decision {
 		seconds := strconv.Itoa(int(full.RetryAfter.Round(time.Second).Seconds()))
 		return j.reject(&extproc.Reject{Status: 429, Body: j.failure(429, err.Error()),
 			Headers: []extproc.Header{{Name: "retry-after", Value: seconds}}, Details: "kvlane_capacity_exhausted"})
+	}
+	if errors.Is(err, errClientGone) {
+		return j.reject(&extproc.Reject{Status: 499, Details: "kvlane_client_gone"})
 	}
 	return j.reject(&extproc.Reject{Status: 503, Body: j.failure(503, err.Error()), Details: "kvlane_no_eligible_worker"})
 }

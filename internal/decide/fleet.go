@@ -110,6 +110,7 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 			}
 		}
 	}
+	d.fleet.Store(next) // first: who is placed on a newcomer looks up where it is
 	d.mu.Lock()
 	for _, m := range next.members {
 		for _, slot := range m.slots {
@@ -120,8 +121,8 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 			})
 		}
 	}
+	d.serve(d.since(d.now()))
 	d.mu.Unlock()
-	d.fleet.Store(next)
 	d.chooseOracles(next)
 	if d.onEndpoints != nil {
 		d.onEndpoints(endpoints)
@@ -172,6 +173,7 @@ func (d *Decider) Load(worker string, at time.Time, loads []workers.RankLoad) {
 	now := d.since(at)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	defer d.serve(now)
 	for _, l := range loads {
 		report := routing.Report{At: now, Running: int64(l.Running), Waiting: int64(l.Waiting), KVUsage: l.KVUsage}
 		if l.Rank == kvindex.NoRank || len(loads) == 1 && len(m.slots) > 1 {
