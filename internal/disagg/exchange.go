@@ -154,7 +154,7 @@ func unusable(s *Side, what string) error {
 func set(raw string, path ...string) prompt.Edit { return prompt.Set([]byte(raw), path...) }
 
 func setText(text string, path ...string) prompt.Edit {
-	return prompt.Set(appendText(nil, text), path...)
+	return prompt.Set(quoted(text), path...)
 }
 
 func setNumber[T int | int64 | uint64](n T, path ...string) prompt.Edit {

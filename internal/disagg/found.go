@@ -51,20 +51,20 @@ func (f *found) forget(s *Side) {
 	f.mu.Unlock()
 }
 
-// page reads a worker's page, or takes the one that is kept.
-func (p *Protocol) page(ctx context.Context, s *Side, address, path string, api bool) ([]byte, error) {
-	if text := p.found.known(s); text != nil {
-		return text, nil
+// learn reads a worker's page unless one is kept.
+func (p *Protocol) learn(ctx context.Context, s *Side, address, path string, api bool) error {
+	if p.found.known(s) != nil {
+		return nil
 	}
 	text, err := p.options.Get(ctx, address, path, api)
 	if err == nil {
 		err = prompt.Valid(text)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask %s: %w", s.Worker, err)
+		return fmt.Errorf("ask %s: %w", s.Worker, err)
 	}
 	p.found.keep(s, text)
-	return text, nil
+	return nil
 }
 
 // Failed says that a leg to a prefill worker has failed: what it said of itself may

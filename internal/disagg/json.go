@@ -8,13 +8,13 @@ import (
 	"github.com/kvlane/kvlane/internal/prompt"
 )
 
-// appendText appends a JSON string.
-func appendText(dst []byte, text string) []byte {
-	quoted, err := json.Marshal(text)
+// quoted is a text as JSON.
+func quoted(text string) []byte {
+	raw, err := json.Marshal(text)
 	if err != nil { // a string always encodes
-		return append(dst, `""`...)
+		return []byte(`""`)
 	}
-	return append(dst, quoted...)
+	return raw
 }
 
 // appendIDs appends a JSON list of ids and, behind them, more.

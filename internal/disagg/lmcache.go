@@ -68,8 +68,8 @@ func disaggSpec(x *Exchange) ([]byte, error) {
 	if id == "" {
 		id = x.Unique.Text
 	}
-	out := append([]byte(`{"req_id":`), appendText(nil, id)...)
-	out = append(append(out, `,"receiver_host":`...), appendText(nil, s.ReceiverHost)...)
+	out := append([]byte(`{"req_id":`), quoted(id)...)
+	out = append(append(out, `,"receiver_host":`...), quoted(s.ReceiverHost)...)
 	out = appendPorts(append(out, `,"receiver_init_port":`...), s.InitPorts)
 	out = appendPorts(append(out, `,"receiver_alloc_port":`...), s.AllocPorts)
 	if s.QueryPort != 0 {

@@ -130,7 +130,7 @@ func (p *Protocol) Prefill(ctx context.Context, x *Exchange) (Leg, error) {
 }
 
 // Decode is the decode leg. answer is the prefill leg's, nil with AtOnce. Errors
-// are ErrNoParameters, perhaps wrapped, and *Final.
+// are ErrNoParameters, perhaps wrapped, and *FinalError.
 func (p *Protocol) Decode(x *Exchange, answer *Answer) (Leg, error) { return p.decode(p, x, answer) }
 
 // Local are the edits of a request that is not split: what a client, or a router
@@ -143,16 +143,16 @@ func (p *Protocol) Local(r *prompt.Request) []prompt.Edit {
 	return p.local(r)
 }
 
-// Final says that the prefill answer is the whole answer: there is nothing to
+// FinalError says that the prefill answer is the whole answer: there is nothing to
 // decode.
-type Final struct {
+type FinalError struct {
 	// Body is the answer for the client, server-sent events if Stream.
 	Body   []byte
 	Stream bool
 }
 
-// Error makes Final an error of Decode.
-func (*Final) Error() string { return "the prefill answer is final" }
+// Error makes it an error of Decode.
+func (*FinalError) Error() string { return "the prefill answer is final" }
 
 // Answer is a checked prefill answer.
 type Answer struct{ raw []byte }

@@ -45,7 +45,7 @@ func room(x *Exchange, i int) uint64 {
 // bootstrapLeg is the request for one of the sides: equal but for the rank on
 // /generate, whose header SGLang does not read.
 func bootstrapLeg(x *Exchange, to *Side) Leg {
-	host, port := appendText(nil, x.Prefill.host()), fmt.Append(nil, x.Prefill.bootstrapPort())
+	host, port := quoted(x.Prefill.host()), fmt.Append(nil, x.Prefill.bootstrapPort())
 	var leg Leg
 	if n, list := prompts(x.Request); list {
 		hosts, ports, rooms := []byte{'['}, []byte{'['}, []byte{'['}

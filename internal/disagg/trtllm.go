@@ -129,7 +129,7 @@ func trtFinal(r *prompt.Request, a *Answer, choice []byte) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrNoParameters, err)
 		}
-		return &Final{Body: body}
+		return &FinalError{Body: body}
 	}
 	edits := []prompt.Edit{remove(disaggParams), remove("prompt_token_ids"), prompt.Set(list, "choices")}
 	if r.API == prompt.Chat {
@@ -148,7 +148,7 @@ func trtFinal(r *prompt.Request, a *Answer, choice []byte) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNoParameters, err)
 	}
-	return &Final{Body: append(body, "\n\ndata: [DONE]\n\n"...), Stream: true}
+	return &FinalError{Body: append(body, "\n\ndata: [DONE]\n\n"...), Stream: true}
 }
 
 // trtGenerationFirst runs both legs at once: the generation server fetches from the
@@ -156,7 +156,7 @@ func trtFinal(r *prompt.Request, a *Answer, choice []byte) error {
 func trtGenerationFirst() *Protocol {
 	return &Protocol{AtOnce: true, apis: trtAPIs, single: true, refuses: trtRefuses, local: trtLocal, found: newFound(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
-			if _, err := p.page(ctx, &x.Prefill, x.Prefill.Address, "/server_info", true); err != nil {
+			if err := p.learn(ctx, &x.Prefill, x.Prefill.Address, "/server_info", true); err != nil {
 				return Leg{}, err
 			}
 			return Leg{Edits: trtContext(x, setNumber(x.number(p), disaggParams, "disagg_request_id"),

@@ -50,6 +50,15 @@ func ownDirection(r *prompt.Request) bool {
 	return prompt.Member(raw, "do_remote_decode") != nil || prompt.Member(raw, "do_remote_prefill") != nil
 }
 
+// decodeAlready: a request that fetches blocks by itself is a decode leg of a router
+// before us.
+func decodeAlready(r *prompt.Request, _ []uint32) string {
+	if string(prompt.Member(r.Raw(prompt.FieldKVTransferParams), "do_remote_prefill")) == "true" {
+		return "it is a decode leg already"
+	}
+	return ""
+}
+
 // ask are the edits that put a direction's parameters into a request, beside what
 // the client's own object says of other things (such as prompt_token_ids).
 func ask(r *prompt.Request, params string, more ...prompt.Edit) []prompt.Edit {
@@ -64,7 +73,7 @@ func ask(r *prompt.Request, params string, more ...prompt.Edit) []prompt.Edit {
 // nixl is NixlConnector in its pull mode, vLLM's default: decode fetches the blocks
 // that the prefill answer names.
 func nixl() *Protocol {
-	return &Protocol{Portable: true, apis: vllmAPIs, single: true, prefill: nixlPrefill, decode: nixlDecode}
+	return &Protocol{Portable: true, apis: vllmAPIs, single: true, refuses: decodeAlready, prefill: nixlPrefill, decode: nixlDecode}
 }
 
 func nixlPrefill(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
@@ -94,7 +103,7 @@ func nixlDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 // nixlPush: decode registers its blocks and prefill writes into them; the legs run
 // at once and find each other by their request id.
 func nixlPush() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, prefill: nixlPrefill, decode: nixlPushDecode}
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, refuses: decodeAlready, prefill: nixlPrefill, decode: nixlPushDecode}
 }
 
 // defaultSidePort is VLLM_NIXL_SIDE_CHANNEL_PORT of rank 0.
@@ -126,7 +135,7 @@ func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 // moriio is AMD's MoRIIO in READ mode: NIXL's pull, with a transfer id on both
 // legs.
 func moriio() *Protocol {
-	return &Protocol{apis: vllmAPIs, single: true,
+	return &Protocol{apis: vllmAPIs, single: true, refuses: decodeAlready,
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
 			leg, err := nixlPrefill(ctx, p, x)
 			leg.Edits = append(leg.Edits, setText("tx"+x.Unique.Text, kvParams, "transfer_id"))
@@ -156,7 +165,7 @@ func moriio() *Protocol {
 
 // p2pNCCL: the addresses of both sides ride in the request id.
 func p2pNCCL() *Protocol {
-	return &Protocol{apis: vllmAPIs, single: true,
+	return &Protocol{apis: vllmAPIs, single: true, refuses: decodeAlready,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			id, err := p2pID(x)
 			return Leg{Headers: id, Edits: vllmPrefill(x.Request.API)}, err
@@ -181,7 +190,7 @@ func p2pID(x *Exchange) ([]Header, error) {
 // sharedStorage: prefill writes to a store that decode finds the prompt in by its
 // content.
 func sharedStorage() *Protocol {
-	return &Protocol{Portable: true, apis: vllmAPIs, single: true,
+	return &Protocol{Portable: true, apis: vllmAPIs, single: true, refuses: decodeAlready,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return Leg{Edits: vllmPrefill(x.Request.API)}, nil
 		},
@@ -203,9 +212,9 @@ const SidecarHeader = "x-prefiller-host-port"
 // mooncake: both legs at once, found by a transfer id. The engine id of the prefill
 // rank comes from its bootstrap server.
 func mooncake() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, found: newFound(),
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, refuses: decodeAlready, found: newFound(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
-			if _, err := p.page(ctx, &x.Prefill, bootstrapAddress(&x.Prefill), "/query", false); err != nil {
+			if err := p.learn(ctx, &x.Prefill, bootstrapAddress(&x.Prefill), "/query", false); err != nil {
 				return Leg{}, err
 			}
 			edits := append(vllmPrefill(x.Request.API), ask(x.Request, askRemoteDecode, setText("xfer-"+x.Unique.Text, kvParams, "transfer_id"))...)
