@@ -213,7 +213,7 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		return run{failure: disagg.AsFailure(err)}
 	}
 	if r.leg, err = l.protocol.Decode(x, answer); err != nil {
-		if final, ok := errors.AsType[*disagg.Final](err); ok {
+		if final, ok := errors.AsType[*disagg.FinalError](err); ok {
 			return run{failure: &disagg.FailureError{Outcome: disagg.Ended, Err: final}}
 		}
 		return run{failure: disagg.AsFailure(err)}
@@ -422,7 +422,7 @@ func (j *job) final(plan *routing.Plan, f *disagg.FailureError) extproc.Decision
 	d := j.d
 	j.release(plan)
 	j.leg()
-	final, _ := errors.AsType[*disagg.Final](f.Err)
+	final, _ := errors.AsType[*disagg.FinalError](f.Err)
 	kind := "application/json"
 	if final.Stream {
 		kind = "text/event-stream; charset=utf-8"
