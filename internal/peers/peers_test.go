@@ -1,0 +1,253 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvlane/kvlane/internal/config"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// serve puts a service on a port of its own.
+func serve(t *testing.T, s kvlanev1.SnapshotsServer, creds credentials.TransportCredentials) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer(grpc.Creds(creds))
+	kvlanev1.RegisterSnapshotsServer(g, s)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = g.Serve(l) }()
+	t.Cleanup(func() { g.Stop(); <-done })
+	return l.Addr().String()
+}
+
+// peer hands out text.
+func peer(text []byte, ready bool) *Server {
+	s := NewServer(Content{Proof: []byte("proof"), BlockSize: 16, Dump: func(w io.Writer) error {
+		_, err := w.Write(text)
+		return err
+	}}, zerolog.Nop())
+	if ready {
+		s.SetReady()
+	}
+	return s
+}
+
+func ask(addresses ...string) *Want {
+	return &Want{
+		Peers: config.Peers{Addresses: addresses, Timeout: config.Duration(20 * time.Second)},
+		Proof: []byte("proof"), BlockSize: 16, MaxBytes: 8 << 20, Log: zerolog.Nop(),
+	}
+}
+
+func TestACopyArrives(t *testing.T) {
+	for _, size := range []int{0, 1, pieceSize, 5<<20 + 17} {
+		text := bytes.Repeat([]byte("0123456789abcdef"), size/16+1)[:size]
+		s := peer(text, true)
+		var got []byte
+		err := Fetch(t.Context(), ask(serve(t, s, insecure.NewCredentials())), func(r io.Reader) (err error) {
+			got, err = io.ReadAll(r)
+			return err
+		})
+		if err != nil || !bytes.Equal(got, text) {
+			t.Errorf("%d bytes: got %d, %v", size, len(got), err)
+		}
+		served := map[string]float64{}
+		s.Collect(func(name, _ string, v float64, labels ...string) {
+			served[strings.Join(append([]string{name}, labels...), " ")] = v
+		})
+		if served["snapshots_served_total outcome sent"] != 1 || served["snapshot_sent_bytes_total"] != float64(size) {
+			t.Errorf("%v", served)
+		}
+	}
+}
+
+// A replica that gets nothing says why, peer by peer.
+func TestRefusals(t *testing.T) {
+	good := serve(t, peer([]byte("x"), true), insecure.NewCredentials())
+	big := serve(t, peer(make([]byte, 9<<20), true), insecure.NewCredentials())
+	busy := peer(nil, true)
+	for range maxTransfers {
+		busy.transfers <- struct{}{}
+	}
+	broken := NewServer(Content{Proof: []byte("proof"), BlockSize: 16, Dump: func(io.Writer) error { return errors.New("disk full") }}, zerolog.Nop())
+	broken.SetReady()
+	for name, tt := range map[string]struct {
+		want   *Want
+		change func(*Want)
+		text   string
+	}{
+		"another key":        {ask(good), func(w *Want) { w.Proof = []byte("other") }, "another key"},
+		"no key":             {ask(good), func(w *Want) { w.Proof = nil }, "another key"},
+		"another block size": {ask(good), func(w *Want) { w.BlockSize = 32 }, "index blocks of 16 tokens here, 32 there"},
+		"not ready":          {ask(serve(t, peer(nil, false), insecure.NewCredentials())), nil, "not ready itself"},
+		"too large":          {ask(big), nil, errLarge.Error()},
+		"busy":               {ask(serve(t, busy, insecure.NewCredentials())), nil, "other replicas"},
+		"cannot copy":        {ask(serve(t, broken, insecure.NewCredentials())), nil, "disk full"},
+		"nobody there":       {ask("127.0.0.1:1"), nil, "refused"},
+		"unknown name":       {ask("no-such-host.invalid:1"), nil, ErrNone.Error()},
+		"no service":         {ask(serve(t, kvlanev1.UnimplementedSnapshotsServer{}, insecure.NewCredentials())), nil, "not implemented"},
+	} {
+		if tt.change != nil {
+			tt.change(tt.want)
+		}
+		err := Fetch(t.Context(), tt.want, func(r io.Reader) error {
+			_, err := io.Copy(io.Discard, r)
+			return err
+		})
+		if !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), tt.text) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// speaker is a peer that says what the test wants.
+type speaker struct {
+	kvlanev1.UnimplementedSnapshotsServer
+	say func(kvlanev1.Snapshots_FetchServer) error
+}
+
+func (s speaker) Fetch(_ *kvlanev1.FetchRequest, out kvlanev1.Snapshots_FetchServer) error {
+	return s.say(out)
+}
+
+func header(format uint32, size uint64) *kvlanev1.FetchResponse {
+	return &kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Header{Header: &kvlanev1.SnapshotHeader{Format: format, Bytes: size}}}
+}
+
+func chunk(b []byte) *kvlanev1.FetchResponse {
+	return &kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Chunk{Chunk: b}}
+}
+
+// Peers that fail or fall silent cost their share of the time; then another one
+// is asked, and the whole is bounded.
+func TestBadPeers(t *testing.T) {
+	silent := func(first ...*kvlanev1.FetchResponse) func(kvlanev1.Snapshots_FetchServer) error {
+		return func(out kvlanev1.Snapshots_FetchServer) error {
+			for _, m := range first {
+				if err := out.Send(m); err != nil {
+					return err
+				}
+			}
+			<-out.Context().Done()
+			return nil
+		}
+	}
+	for name, tt := range map[string]struct {
+		say  func(kvlanev1.Snapshots_FetchServer) error
+		want error
+	}{
+		"never answers":        {silent(), errSlow},
+		"stops after a header": {silent(header(Format, 100)), errSlow},
+		"stops in the middle":  {silent(header(Format, 100), chunk([]byte("abc"))), errSlow},
+		"no header":            {silent(chunk([]byte("a"))), nil},
+		"another format":       {silent(header(Format+1, 1)), nil},
+		"lies about its size": {func(out kvlanev1.Snapshots_FetchServer) error {
+			if err := out.Send(header(Format, 1)); err != nil {
+				return err
+			}
+			for out.Send(chunk(make([]byte, 1<<20))) == nil {
+			}
+			return nil
+		}, errLarge},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := ask(serve(t, speaker{say: tt.say}, insecure.NewCredentials()))
+			if errors.Is(tt.want, errSlow) {
+				w.Peers.Timeout = config.Duration(400 * time.Millisecond)
+			}
+			load := func(r io.Reader) error {
+				_, err := io.Copy(io.Discard, r)
+				return err
+			}
+			err := Fetch(t.Context(), w, load)
+			if !errors.Is(err, ErrNone) || tt.want != nil && !errors.Is(err, tt.want) {
+				t.Error(err)
+			}
+			// With a good one beside it the copy arrives whatever the order.
+			w.Peers.Timeout = config.Duration(8 * time.Second)
+			w.Peers.Addresses = append(w.Peers.Addresses, serve(t, peer([]byte("x"), true), insecure.NewCredentials()))
+			if err := Fetch(t.Context(), w, load); err != nil {
+				t.Errorf("beside a good one: %v", err)
+			}
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Fetch(ctx, ask(serve(t, peer(nil, true), insecure.NewCredentials())), func(io.Reader) error { return nil }); !errors.Is(err, context.Canceled) && !errors.Is(err, ErrNone) {
+		t.Error(err)
+	}
+}
+
+// A copy that cannot be loaded is an error, and the next peer's is tried.
+func TestALoadThatFails(t *testing.T) {
+	tries := 0
+	err := Fetch(t.Context(), ask(serve(t, peer([]byte("a"), true), insecure.NewCredentials()), serve(t, peer([]byte("b"), true), insecure.NewCredentials())),
+		func(io.Reader) error {
+			if tries++; tries == 1 {
+				return errors.New("damaged")
+			}
+			return nil
+		})
+	if err != nil || tries != 2 {
+		t.Errorf("%v after %d tries", err, tries)
+	}
+}
+
+func TestTLS(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"kvlane"}, IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	creds := credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12})
+	w := ask(serve(t, peer([]byte("x"), true), creds))
+	load := func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err }
+	w.Peers.CAFile, w.Peers.Name = ca, "kvlane"
+	if err := Fetch(t.Context(), w, load); err != nil {
+		t.Error(err)
+	}
+	w.Peers.Name = "" // the certificate does not name the address
+	if err := Fetch(t.Context(), w, load); !errors.Is(err, ErrNone) {
+		t.Error(err)
+	}
+	for _, file := range []string{ca + "x", "peers_test.go"} {
+		w.Peers.CAFile = file
+		if err := Fetch(t.Context(), w, load); err == nil {
+			t.Errorf("%s was taken as certificates", file)
+		}
+	}
+}
