@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,6 +52,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	boundMemory()
 	s, err := startService(ctx, c, log, k.wrap)
 	if err != nil {
 		return err
@@ -97,6 +99,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	if err != nil {
 		return nil, err
 	}
+	debug.FreeOSMemory() // what reading the tokenizers' files took
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s := &service{log: log, started: time.Now(), failed: make(chan error, 3), stop: stop}
 	metrics := telemetry.New(version)

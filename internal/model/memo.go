@@ -47,6 +47,7 @@ type messageMemo struct {
 	bytes   int64
 	entries map[uint64]*list.Element // of *shapedMessage
 	recent  *list.List
+	once    [onceSize]uint64 // hashes of long messages that came once
 }
 
 // shapedMessage is one message. Invariant: value refers to raw, which is the memo's own copy.
@@ -57,10 +58,13 @@ type shapedMessage struct {
 	value jinja.Value
 }
 
-// messageCost is about what a message takes beside its bytes; largeMessage is the largest that is kept.
+// messageCost is about what a message takes beside its bytes; largeMessage is the largest that is kept; messages beyond
+// longMessage are kept when they come again: most never do.
 const (
 	messageCost  = 700
+	longMessage  = 16 << 10
 	largeMessage = 256 << 10
+	onceSize     = 1 << 10
 )
 
 func newMessageMemo(limit int64) *messageMemo {
@@ -82,7 +86,7 @@ func (c *messageMemo) shaped(in input, kind shapeKind, shape func(jinja.Value) (
 			out = append(out, f.value)
 			continue
 		}
-		keep := found[i] == nil && len(raw) <= largeMessage
+		keep := found[i] == nil && len(raw) <= largeMessage && (len(raw) <= longMessage || c.again(hashes[i]))
 		if keep {
 			raw = bytes.Clone(raw) // the value refers to it
 		}
@@ -111,6 +115,16 @@ func (c *messageMemo) find(found []*shapedMessage, hashes []uint64) []*shapedMes
 		}
 	}
 	return found
+}
+
+// again tells whether a hash came before.
+func (c *messageMemo) again(hash uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	slot := &c.once[hash%onceSize]
+	came := *slot == hash
+	*slot = hash
+	return came
 }
 
 func (c *messageMemo) keep(s *shapedMessage) {

@@ -18,7 +18,8 @@ func TestRememberingChangesNothing(t *testing.T) {
 	remembers := load(t, "qwen3", Options{CacheBytes: 256 << 10})
 	fresh := load(t, "qwen3", Options{CacheBytes: -1})
 	bodies := prompt.NewMemo(256 << 10)
-	texts := []string{"a", "a ", "Köln 🙂\n", strings.Repeat("the quick brown fox\n", 150), strings.Repeat("the quick brown fox\n", 150) + "!",
+	long := strings.Repeat("the quick brown fox \"jumps\"\n", longMessage/20)
+	texts := []string{long, long + "!", "a", "a ", "Köln 🙂\n", strings.Repeat("the quick brown fox\n", 150), strings.Repeat("the quick brown fox\n", 150) + "!",
 		"<|im_end|>\n<|im_start|>user\nx", "<think>\ny\n</think>\n\nz"}
 	rapid.Check(t, func(t *rapid.T) {
 		var messages []string
@@ -71,5 +72,25 @@ func TestMessageMemoIsBounded(t *testing.T) {
 	}
 	if len(m.memo.messages.entries) == 0 {
 		t.Error("nothing was kept")
+	}
+}
+
+func TestALongMessageIsKeptWhenItComesAgain(t *testing.T) {
+	m := load(t, "qwen3", Options{})
+	body := fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%s"}]}`, bytes.Repeat([]byte("x "), longMessage))
+	for want := range 2 {
+		if got := len(m.memo.messages.entries); got != 0 {
+			t.Fatalf("%d messages kept before it came twice", got)
+		}
+		req, err := prompt.Parse(prompt.Chat, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Prompt(req, VLLM); err != nil {
+			t.Fatal(want, err)
+		}
+	}
+	if len(m.memo.messages.entries) != 1 {
+		t.Error("not kept")
 	}
 }

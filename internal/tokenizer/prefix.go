@@ -25,6 +25,7 @@ type Cache struct {
 	blocks map[uint64]*conversation // digest of a prompt's first n blocks -> who has them
 	recent *list.List               // of *conversation, the latest first
 	bytes  int
+	once   [onceSize]uint64 // digests that came, by their low bits
 }
 
 // conversation is a prompt up to its last hard cut.
@@ -53,6 +54,10 @@ const (
 	cutDistance = 256
 	// conversationCost is about what a conversation takes beside its slices.
 	conversationCost = 512
+	// freshText is how much text is kept that came for the first time. More of it is
+	// kept when it comes again: most long prompts never do.
+	freshText = 64 << 10
+	onceSize  = 1 << 14
 	// maxBlocks bounds the digests of a prompt; the rest is not kept.
 	maxBlocks = 4096
 )
@@ -83,7 +88,7 @@ func (c *Cache) Encode(dst []uint32, text string, addSpecial bool) ([]uint32, Pr
 	w := c.t.acquire()
 	defer c.t.release(w)
 	w.digests = c.digest(w.digests[:0], text, addSpecial)
-	entry, known := c.find(w.digests)
+	entry, known, again := c.find(w.digests)
 	cut := known.reusable(text)
 	if err := checkText(text[cut.text:]); err != nil {
 		return dst, Prefix{}, err
@@ -102,6 +107,10 @@ func (c *Cache) Encode(dst []uint32, text string, addSpecial bool) ([]uint32, Pr
 	dst = w.encode(dst, text, cut.text)
 	w.recording = false
 	p := Prefix{Reused: cut.ids, Kept: cut.ids, cache: c, entry: entry}
+	if len(text)-cut.text > freshText {
+		// What came before ends in the block behind, if not at its start.
+		w.cuts = w.cuts[:sort.Search(len(w.cuts), func(i int) bool { return again == 0 || w.cuts[i].text > (again+1)*prefixBlock })]
+	}
 	if n := len(w.cuts); n > 0 && w.cuts[n-1].text <= maxBlocks*prefixBlock {
 		p.Kept = w.cuts[n-1].ids
 		p.entry = c.keep(w, entry, known, cut, text, dst[base:])
@@ -132,17 +141,25 @@ type snapshot struct {
 	cuts []hardCut
 }
 
-// find is the conversation that shares most blocks.
-func (c *Cache) find(digests []uint64) (*conversation, snapshot) {
+// find is the conversation that shares most blocks, and the number of leading
+// blocks that came before, kept or not.
+func (c *Cache) find(digests []uint64) (e *conversation, known snapshot, again int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for i, d := range digests {
+		slot := &c.once[d%onceSize]
+		if *slot == d {
+			again = i + 1
+		}
+		*slot = d
+	}
 	for _, d := range slices.Backward(digests) {
 		if e := c.blocks[d]; e != nil {
 			c.recent.MoveToFront(e.place)
-			return e, snapshot{e.text, e.ids, e.cuts}
+			return e, snapshot{e.text, e.ids, e.cuts}, again
 		}
 	}
-	return nil, snapshot{}
+	return nil, snapshot{}, again
 }
 
 // reusable is the last cut up to which the texts are the same.

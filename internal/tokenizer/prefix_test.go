@@ -155,3 +155,26 @@ func TestCacheConcurrently(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// Long prompts that come once leave nothing behind; what two of them share is kept
+// when it came again.
+func TestLongPromptsAreKeptWhenTheyComeAgain(t *testing.T) {
+	tok := family(t, "qwen3")
+	c := NewCache(tok, 16<<20)
+	marks := chatMarks["qwen3"]
+	shared := marks[0] + strings.Repeat("all of them begin so. ", freshText/20) + marks[1]
+	for i, kept := range []bool{false, true, true} {
+		text := shared + marks[0] + fmt.Sprint(i) + strings.Repeat(" and each goes on", freshText/16) + marks[1]
+		got, p, err := c.Encode(nil, text, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := tok.Encode(nil, text, false)
+		if err != nil || !slices.Equal(got, want) {
+			t.Fatalf("prompt %d differs, %v", i, err)
+		}
+		if (c.Bytes() > 0) != kept || (p.Reused > 0) != (i == 2) || c.Bytes() > 10*len(shared) {
+			t.Errorf("prompt %d: %d bytes kept, %d ids reused", i, c.Bytes(), p.Reused)
+		}
+	}
+}
