@@ -27,9 +27,14 @@ help: ## Lists the targets
 run: build envoy ## Brings up Envoy, Kvlane and simulated engines, prints a request to try; Ctrl-C stops it
 	@$(BIN)/kvlane demo --envoy $(ENVOY)
 
+.PHONY: run-pd
+run-pd: build envoy ## The same with prefill and decode apart, two engines each
+	@$(BIN)/kvlane demo --pd --envoy $(ENVOY)
+
 .PHONY: demo-check
 demo-check: build envoy ## Plays the demonstration once; exits 0 only if the second turn went to the rank that cached the first
 	@$(BIN)/kvlane demo --check --envoy $(ENVOY)
+	@$(BIN)/kvlane demo --pd --check --envoy $(ENVOY)
 
 .PHONY: build
 build: ## Builds the binary

@@ -30,6 +30,8 @@ type demo struct {
 	config  *config.Config
 	engines []*enginesim.Engine
 	events  []config.Events // of each engine
+	// pd separates prefill from decode: the first half of the engines prefills.
+	pd      bool
 	service *service
 	envoy   *envoy.Process
 }
@@ -41,11 +43,21 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	ingress := f.String("ingress", "127.0.0.1:8080", "`address` of Envoy for clients")
 	admin := f.String("admin", "127.0.0.1:9090", "`address` of Kvlane's metrics and debug pages")
 	envoyAdmin := f.String("envoy-admin", "127.0.0.1:9901", "`address` of Envoy's admin listener")
-	engines := f.Int("engines", 2, "number of simulated engines")
+	engines := f.Int("engines", 0, "number of simulated engines (0: 2, with --pd 4)")
+	pd := f.Bool("pd", false, "separate prefill from decode: the first half of the engines computes prompts, the second half answers")
 	ranks := f.Int("ranks", 2, "data-parallel ranks of each")
 	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` of the tokenizer")
 	if err := parse(f, args, 0); err != nil {
 		return err
+	}
+	if *engines == 0 {
+		*engines = 2
+		if *pd {
+			*engines = 4
+		}
+	}
+	if *pd && *engines < 2 {
+		return usageError{"--pd needs --engines of at least 2"}
 	}
 	if *engines < 1 || *engines > 64 || *ranks < 1 || *ranks > 64 {
 		return usageError{"--engines and --ranks must be 1 to 64"}
@@ -54,7 +66,7 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
-	d := &demo{io: io}
+	d := &demo{io: io, pd: *pd}
 	defer d.stop()
 	if *check {
 		if err := freeAddresses(ingress, admin, envoyAdmin); err != nil {
@@ -111,7 +123,7 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 	if err != nil {
 		return err
 	}
-	for range engines {
+	for i := range engines {
 		ports, err := enginesim.FreePorts(2 * ranks)
 		if err != nil {
 			return err
@@ -119,7 +131,7 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 		events := config.Events{Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", ports), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", ports+ranks)}
 		d.events = append(d.events, events)
 		e, err := enginesim.Start(context.WithoutCancel(ctx), enginesim.Options{
-			Model: demoModel, Ranks: ranks, Tokenizer: tok, EventsEndpoint: events.Endpoint, ReplayEndpoint: events.Replay,
+			Model: demoModel, Ranks: ranks, Tokenizer: tok, Role: enginesim.Role(d.role(i, engines)), EventsEndpoint: events.Endpoint, ReplayEndpoint: events.Replay,
 			Time: enginesim.TimeModel{A: 4 * time.Millisecond, P: 60 * time.Microsecond, B: 100 * time.Microsecond, Scale: 1},
 		})
 		if err != nil {
@@ -154,21 +166,54 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 // yaml is the configuration of the demonstration, a small but whole example.
 func (d *demo) yaml(tokenizer, ingress, admin, envoyAdmin string, ranks int) string {
 	var b strings.Builder
+	prefill := ""
+	if d.pd {
+		prefill = fmt.Sprintf(`, prefill: "unix:%s/prefill.sock"`, d.dir)
+	}
 	fmt.Fprintf(&b, `listen: {address: "unix:%s/kvlane.sock"}
 admin: {address: "%s"}
-envoy: {ingress: "%s", admin: "%s", first_token: true, access_log: true}
+envoy: {ingress: "%s", admin: "%s", first_token: true, access_log: true%s}
 explain: {header: true}
 log: {decisions: true}
 models:
 - {name: %s, tokenizer: "%s"}
 workers:
   static:
-`, d.dir, admin, ingress, envoyAdmin, demoModel, tokenizer)
+`, d.dir, admin, ingress, envoyAdmin, prefill, demoModel, tokenizer)
 	for i, e := range d.engines {
-		fmt.Fprintf(&b, `  - {name: engine-%c, address: "%s", ranks: %d, models: [%s], events: {endpoint: "%s", replay: "%s"}}
-`, 'a'+i, e.Addr(), ranks, demoModel, d.events[i].Endpoint, d.events[i].Replay)
+		fmt.Fprintf(&b, `  - {name: %s, role: %s, address: "%s", ranks: %d, models: [%s], events: {endpoint: "%s", replay: "%s"}}
+`, d.name(i), d.role(i, len(d.engines)), e.Addr(), ranks, demoModel, d.events[i].Endpoint, d.events[i].Replay)
+	}
+	if d.pd {
+		// The prompts of a demonstration are short: split what an installation would not.
+		b.WriteString("disagg: {connector: nixl}\nrouting: {disagg: {mode: threshold, threshold: 64}}\n")
 	}
 	return b.String()
+}
+
+// role is what engine i of n does.
+func (d *demo) role(i, n int) string {
+	switch {
+	case !d.pd:
+		return "both"
+	case i < n/2:
+		return "prefill"
+	default:
+		return "decode"
+	}
+}
+
+// name tells an engine's role where engines have different ones.
+func (d *demo) name(i int) string {
+	n := len(d.engines)
+	role := d.role(i, n)
+	if role == "both" {
+		role = "engine"
+	}
+	if role == "decode" {
+		i -= n / 2
+	}
+	return role + "-" + string(rune('a'+i))
 }
 
 func (d *demo) waitReady(ctx context.Context) error {
@@ -206,7 +251,13 @@ func (d *demo) welcome() {
 	fmt.Fprintf(w, `Envoy listens at http://%s, Kvlane's metrics and debug pages are at http://%s, behind them are:
 `, c.Envoy.Ingress, c.Admin.Address)
 	for i, e := range d.engines {
-		fmt.Fprintf(w, "  engine-%c  %s  (simulated vLLM with %d ranks)\n", 'a'+i, e.URL(), c.Workers.Static[i].Ranks)
+		fmt.Fprintf(w, "  %-9s  %s  (simulated vLLM with %d ranks)\n", d.name(i), e.URL(), c.Workers.Static[i].Ranks)
+	}
+	if d.pd {
+		fmt.Fprint(w, `
+Prompts with 64 uncached tokens and more are computed by a prefill engine, which hands its blocks to the decode
+engine that answers: the header x-kvlane-prefill names it. Send the same again and the decode engine has it all.
+`)
 	}
 	fmt.Fprintf(w, `
 Try this twice. The first answer comes from any rank; the second from the rank that cached the first, and
@@ -232,6 +283,8 @@ type turn struct {
 	Prompt  int
 	Cached  int
 	Text    string
+	// Prefill is the target of the prefill leg, "" if there was none.
+	Prefill string
 }
 
 // chat sends one turn through Envoy.
@@ -280,12 +333,43 @@ func (d *demo) chat(ctx context.Context, messages []map[string]string) (turn, er
 	if err != nil {
 		return turn{}, fmt.Errorf("header x-kvlane-matched-tokens: %w (was the request routed?)", err)
 	}
-	return turn{resp.Header.Get("X-Kvlane-Target"), matched, answer.Usage.PromptTokens, answer.Usage.Details.Cached, answer.Choices[0].Message.Content}, nil
+	return turn{resp.Header.Get("X-Kvlane-Target"), matched, answer.Usage.PromptTokens, answer.Usage.Details.Cached,
+		answer.Choices[0].Message.Content, resp.Header.Get("X-Kvlane-Prefill")}, nil
+}
+
+// checkPD plays three turns: one that is split, one that the decode engine holds
+// but for a few tokens, one with much that is new.
+func (d *demo) checkPD(ctx context.Context) error {
+	messages := []map[string]string{{"role": "system", "content": strings.Repeat(demoSystem+" ", 3)}, {"role": "user", "content": "Where are the maps?"}}
+	var turns [3]turn
+	for i, question := range []string{"And who drew them?", strings.Repeat("Tell me of the oldest one, the largest one and the one that is lost. ", 4), ""} {
+		t, err := d.chat(ctx, messages)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(d.io.out, "turn %d: prefill on %q, answered by %s, %d prompt tokens, %d predicted as cached there, %d cached by the engine\n",
+			i+1, t.Prefill, t.Target, t.Prompt, t.Matched, t.Cached)
+		turns[i] = t
+		messages = append(messages, map[string]string{"role": "assistant", "content": t.Text}, map[string]string{"role": "user", "content": question})
+	}
+	switch {
+	case turns[0].Prefill == "" || !strings.HasPrefix(turns[0].Target, "decode-"):
+		return fmt.Errorf("the first turn was prefilled on %q and answered by %s", turns[0].Prefill, turns[0].Target)
+	case turns[1].Prefill != "" || turns[1].Target != turns[0].Target || turns[1].Cached == 0 || turns[1].Cached != turns[1].Matched:
+		return fmt.Errorf("the second turn went to %s (prefill %q) and found %d tokens, %d were predicted", turns[1].Target, turns[1].Prefill, turns[1].Cached, turns[1].Matched)
+	case turns[2].Prefill != turns[0].Prefill:
+		return fmt.Errorf("the third turn was prefilled on %q, the first on %q, which holds its beginning", turns[2].Prefill, turns[0].Prefill)
+	}
+	fmt.Fprintln(d.io.out, "demo check passed: prompts were computed on the prefill side, and what decode holds was not computed again")
+	return nil
 }
 
 // check plays two turns of two conversations and compares the engines' own word
 // with Kvlane's prediction.
 func (d *demo) check(ctx context.Context) error {
+	if d.pd {
+		return d.checkPD(ctx)
+	}
 	for n, question := range []string{"Where are the maps?", "Do you have letters of sailors?"} {
 		messages := []map[string]string{
 			{"role": "system", "content": fmt.Sprintf("Reader %d. %s", n, demoSystem)},
