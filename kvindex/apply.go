@@ -57,6 +57,7 @@ func (x *Index) applyContent(s Slot, e *Event, contents []uint64) error {
 	}
 	parent, err := x.parentOf(s, e)
 	if err != nil {
+		x.evict() // the search may have filled the name table
 		return err
 	}
 	x.own = slices.Grow(x.own[:0], len(contents))[:len(contents)]
@@ -90,6 +91,7 @@ func (x *Index) apply(s Slot, e *Event) error {
 		loose := x.slots[s].looseBytes()
 		x.remove(s, e)
 		x.loose += x.slots[s].looseBytes() - loose
+		x.evict() // what is left may have entered the name table
 		return nil
 	case Cleared:
 		x.counters.cleared++
@@ -321,7 +323,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	}
 	x.liveBlocks += int64(n)
 	blockNames := g.names()[from:]
-	if st := &x.slots[s]; st.aliases == nil && st.group == group {
+	if st := &x.slots[s]; n >= x.deferFrom && st.aliases == nil && st.group == group {
 		for i, name := range names {
 			blockNames[i] = nonzero(name)
 		}
@@ -368,11 +370,13 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 // nameFor enters a fresh block under a name, unless the slot holds another block
 // of this name, or just got one: from is where the event's blocks began in p's segment.
 func (x *Index) nameFor(s Slot, g segment, name uint64, p place, from int) bool {
-	if _, taken := x.resolve(s, name); taken {
-		return false
-	}
-	if slices.Contains(g.names()[from:p.offset()], name) {
-		return false
+	if x.slots[s].aliases != nil || x.named(name) {
+		if _, taken := x.resolve(s, name); taken {
+			return false
+		}
+		if slices.Contains(g.names()[from:p.offset()], name) {
+			return false
+		}
 	}
 	x.name(g, name, p)
 	return true

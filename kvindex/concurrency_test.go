@@ -3,6 +3,7 @@ package kvindex
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -86,6 +87,9 @@ func TestLookupsSeeOneState(t *testing.T) {
 			}
 		})
 	}
+	for looks.Load() == 0 {
+		runtime.Gosched()
+	}
 	for i := range steps {
 		begun.Store(int64(i + 1))
 		if err := x.Apply(steps[i].slot, &steps[i].event); err != nil {
@@ -99,9 +103,6 @@ func TestLookupsSeeOneState(t *testing.T) {
 	case err := <-errs:
 		t.Fatal(err)
 	default:
-	}
-	if looks.Load() == 0 {
-		t.Fatal("no lookup ran")
 	}
 }
 

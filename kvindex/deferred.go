@@ -5,13 +5,16 @@ import "slices"
 // Most blocks are never asked for by name: the parent of a stored block is
 // nearly always the block stored last, and engines free chains block after
 // block from their end. So the name of a block that is stored plainly is only
-// noted in its segment, and enters the name table when it may soon be asked for:
-// when a chain is left at this block, by storing or by removing, or branches
-// off it. A name that is asked for and neither guessed nor in the table is
+// noted in its segment (but for small events, whose blocks are the likely
+// parents), and enters the name table when it may soon be asked for: when a chain
+// is left at this block, by storing or by removing, or branches off it. A name that is asked for and neither guessed nor in the table is
 // searched for in the segments where the slot holds deferred blocks; a segment
 // that was searched maxSearches times enters all of its names. So a block costs
 // its slots maxSearches comparisons and one entry at most, whatever the order.
 const maxSearches = 8
+
+// deferFrom is the smallest number of fresh blocks of an event whose names are deferred.
+const deferFrom = 16
 
 // guesses are the places that a slot's next event is likely to name.
 type guesses struct {

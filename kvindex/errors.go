@@ -25,7 +25,8 @@ const (
 	// ErrCycle: the parent is among the stored blocks.
 	ErrCycle
 	// ErrHashConflict: the target already holds a block of this engine hash with
-	// another content; a later removal could not be told apart.
+	// another content; a later removal could not be told apart. Found only where
+	// the name table, aliases or pages tell: see docs/index.md.
 	ErrHashConflict
 	// ErrPlaceholder: blocks without tokens whose hashes the target does not hold
 	// on another tier.

@@ -40,6 +40,8 @@ type Index struct {
 	starts   table    // own hash of a segment's first block -> its place
 	names    table    // engine hash -> places of the blocks so named first
 	twins    int      // entries of names beyond the first of a name
+	// deferFrom is the constant of that name; tests take a smaller one.
+	deferFrom int
 
 	slots     []slotState
 	freeSlots []Slot
@@ -130,6 +132,8 @@ func New(cfg Config) (*Index, error) {
 		hasher:   NewHasher(cfg.Key),
 		segments: []handle{noRecord},
 		byTarget: map[Target]Slot{},
+
+		deferFrom: deferFrom,
 	}, nil
 }
 

@@ -13,8 +13,8 @@ type model struct {
 type modelTarget struct {
 	model string
 	block int
-	key   map[EngineHash]int // what a held hash stands for
-	units map[modelUnit]int  // how often it is held
+	key   map[EngineHash]int               // what a held hash stands for
+	units map[EngineHash]map[modelUnit]int // how often it is held
 	byKey map[int]map[EngineHash]bool
 }
 
@@ -35,7 +35,7 @@ func (m *model) add(s Slot, name string, block int) {
 }
 
 func (t *modelTarget) clear() {
-	t.key, t.units, t.byKey = map[EngineHash]int{}, map[modelUnit]int{}, map[int]map[EngineHash]bool{}
+	t.key, t.units, t.byKey = map[EngineHash]int{}, map[EngineHash]map[modelUnit]int{}, map[int]map[EngineHash]bool{}
 }
 
 func (m *model) root(name, adapter, salt string) int {
@@ -57,8 +57,8 @@ func (m *model) intern(s string) int {
 
 func (t *modelTarget) held(key int, tier Tier) bool {
 	for h := range t.byKey[key] {
-		for u, n := range t.units {
-			if n > 0 && u.hash == h && u.tier == tier {
+		for u, n := range t.units[h] {
+			if n > 0 && u.tier == tier {
 				return true
 			}
 		}
@@ -76,17 +76,15 @@ func (m *model) apply(s Slot, e *Event) error {
 	case Removed:
 		for _, h := range e.Hashes {
 			u := modelUnit{h, e.Group, e.Tier}
-			if t.units[u] == 0 {
+			units := t.units[h]
+			if units[u] == 0 {
 				continue
 			}
-			if t.units[u]--; t.units[u] == 0 {
-				delete(t.units, u)
+			if units[u]--; units[u] == 0 {
+				delete(units, u)
 			}
-			left := false
-			for v := range t.units {
-				left = left || v.hash == h
-			}
-			if !left {
+			if len(units) == 0 {
+				delete(t.units, h)
 				delete(t.byKey[t.key[h]], h)
 				delete(t.key, h)
 			}
@@ -96,7 +94,7 @@ func (m *model) apply(s Slot, e *Event) error {
 			var err error
 			for _, h := range e.Hashes {
 				if t.known(h) {
-					t.units[modelUnit{h, e.Group, e.Tier}]++
+					t.units[h][modelUnit{h, e.Group, e.Tier}]++
 				} else {
 					err = ErrPlaceholder
 				}
@@ -127,7 +125,10 @@ func (m *model) apply(s Slot, e *Event) error {
 				t.byKey[key] = map[EngineHash]bool{}
 			}
 			t.byKey[key][h] = true
-			t.units[modelUnit{h, e.Group, e.Tier}]++
+			if t.units[h] == nil {
+				t.units[h] = map[modelUnit]int{}
+			}
+			t.units[h][modelUnit{h, e.Group, e.Tier}]++
 		}
 	}
 	return nil

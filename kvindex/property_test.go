@@ -19,6 +19,8 @@ type world struct {
 	// chains that were stored: hashes by target, for parents and removals
 	chains     map[Slot][]worldChain
 	alphabet   uint32
+	longest    int // chain, in engine blocks
+	deferFrom  int
 	speculated bool
 	bounded    bool // a byte budget: matches may be shorter than the model's
 	now        time.Time
@@ -57,7 +59,7 @@ func (w *world) chain(t *rapid.T, s Slot) worldChain {
 		adapter: rapid.SampledFrom([]string{"", "", "", "lora"}).Draw(t, "adapter"),
 		salt:    rapid.SampledFrom([]string{"", "", "", "tenant"}).Draw(t, "salt"),
 	}
-	blocks := rapid.IntRange(1, 12).Draw(t, "blocks")
+	blocks := rapid.IntRange(1, w.longest).Draw(t, "blocks")
 	token := rapid.Uint32Range(0, w.alphabet)
 	for range blocks {
 		// blocks of few kinds, so that chains share prefixes often
@@ -134,6 +136,42 @@ func (w *world) remove(t *rapid.T) {
 	w.apply(t, s, e)
 }
 
+// decode stores a chain's last blocks one by one, as engines do when they generate.
+func (w *world) decode(t *rapid.T) {
+	s := w.slot(t)
+	c := w.chain(t, s)
+	in := w.info[s]
+	n := len(c.hashes)
+	for i := n - min(n, rapid.IntRange(1, 20).Draw(t, "steps")); i < n; i++ {
+		e := &Event{Kind: Stored, Adapter: c.adapter, Salt: c.salt, BlockSize: in.block,
+			Hashes: c.hashes[i : i+1], Tokens: c.tokens[i*in.block : (i+1)*in.block]}
+		if c.extra != nil {
+			e.Extra = c.extra[i : i+1]
+		}
+		if i > 0 {
+			e.Parent, e.HasParent = c.hashes[i-1], true
+		}
+		w.apply(t, s, e)
+	}
+}
+
+// evict removes a stretch of a chain block by block, in one direction.
+func (w *world) evict(t *rapid.T) {
+	s := w.slot(t)
+	if len(w.chains[s]) == 0 {
+		return
+	}
+	c := rapid.SampledFrom(w.chains[s]).Draw(t, "chain")
+	to := rapid.IntRange(1, len(c.hashes)).Draw(t, "to")
+	hashes := slices.Clone(c.hashes[rapid.IntRange(0, to-1).Draw(t, "from"):to])
+	if rapid.IntRange(0, 3).Draw(t, "forward") > 0 {
+		slices.Reverse(hashes)
+	}
+	for i := range hashes {
+		w.apply(t, s, &Event{Kind: Removed, Hashes: hashes[i : i+1]})
+	}
+}
+
 func (w *world) clear(t *rapid.T) {
 	if rapid.IntRange(0, 9).Draw(t, "really") == 0 {
 		w.apply(t, w.slot(t), &Event{Kind: Cleared})
@@ -191,6 +229,7 @@ func (w *world) snapshot(t *rapid.T) {
 		t.Fatalf("holder blocks %d became %d", a.HolderBlocks, b.HolderBlocks)
 	}
 	w.x = y
+	w.x.deferFrom = w.deferFrom
 	w.speculated = false
 }
 
@@ -379,11 +418,14 @@ func checkInvariants(t fataler, x *Index) {
 func newWorld(t *rapid.T, blocks []int, maxBytes int64) *world {
 	w := &world{m: newModel(4), info: map[Slot]worldTarget{}, chains: map[Slot][]worldChain{}}
 	w.bounded, w.now = maxBytes > 0, time.Unix(1000, 0)
+	w.longest = rapid.SampledFrom([]int{12, 12, 12, 12, 12, 100}).Draw(t, "longest")
+	w.deferFrom = rapid.SampledFrom([]int{1, 3, deferFrom}).Draw(t, "defer from")
 	w.alphabet = rapid.SampledFrom([]uint32{0, 1, 3}).Draw(t, "alphabet")
 	var err error
 	if w.x, err = New(Config{BlockSize: 4, Key: Key{1, 2, 3}, MaxBytes: maxBytes}); err != nil {
 		t.Fatal(err)
 	}
+	w.x.deferFrom = w.deferFrom
 	for i := range rapid.IntRange(1, 4).Draw(t, "targets") {
 		in := worldTarget{
 			target: Target{Worker: string(rune('a' + i))},
@@ -410,6 +452,8 @@ func history(t *rapid.T, blocks []int, maxBytes int64) {
 		"store":     w.store,
 		"store2":    w.store,
 		"remove":    w.remove,
+		"decode":    w.decode,
+		"evict":     w.evict,
 		"clear":     w.clear,
 		"churn":     w.churn,
 		"snapshot":  w.snapshot,

@@ -151,6 +151,7 @@ func (x *Index) Expire(now time.Time) {
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
 	x.expire(now.UnixNano(), x.cfg.MaxSpeculative)
+	x.evict()
 }
 
 // expire ends credit that has run out, and the oldest until at most limit blocks
