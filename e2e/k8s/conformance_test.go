@@ -1,7 +1,9 @@
 package k8s
 
 import (
+	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/workers/kube"
 )
 
 // weighted fails on istiod 1.31 whatever the picker: it gives the route with two
@@ -19,7 +23,9 @@ const weighted = "GatewayWeightedAcrossTwoInferencePools"
 // suite runs the conformance tests and returns those that passed and failed.
 func (c *cluster) suite(t *testing.T, name string, flags ...string) (passed, failed []string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(c.bin, "conformance.test"), append([]string{"-test.v", "-test.timeout", "8m", "-gateway-class", "istio"}, flags...)...)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "conformance.test"), append([]string{"-test.v", "-test.timeout", "8m", "-gateway-class", "istio"}, flags...)...)
 	cmd.Dir = moduleDir(t, "conformance", "sigs.k8s.io/gateway-api-inference-extension/conformance")
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
 	began := time.Now()
@@ -57,12 +63,15 @@ func conformance(t *testing.T, c *cluster) {
 	}
 	c.node.headerOnly.Store(true)
 	defer c.node.headerOnly.Store(false)
-	eventually(t, time.Minute, "the pods of the last run to go", func() error {
-		if left := c.node.sandboxes("inference-conformance-app-backend", map[string]string{"app": "primary-app-backend-epp"}); len(left) > 0 {
-			return fmt.Errorf("%d are there", len(left))
-		}
-		return nil
-	})
+	for _, namespace := range []string{"inference-conformance-app-backend", "inference-conformance-infra"} {
+		eventually(t, time.Minute, "the end of namespace "+namespace, func() error {
+			err := c.client.Get(t.Context(), "/api/v1/namespaces/"+namespace, nil)
+			if kube.IsCode(err, http.StatusNotFound) {
+				return nil
+			}
+			return fmt.Errorf("it is still there (%v)", err)
+		})
+	}
 	const negative = "GatewayFollowingEPPRouting"
 	if passed, _ = c.suite(t, "negative-control", "-run-test", negative); slices.Contains(passed, negative) {
 		t.Error("the tests let a picker pass that sets no metadata: they prove nothing")

@@ -161,6 +161,17 @@ dynamic_resources:
   cds_config: {ads: {}, initial_fetch_timeout: 0s, resource_api_version: V3}
   ads_config: {api_type: DELTA_GRPC, transport_api_version: V3, set_node_on_first_message_only: true, grpc_services: [{envoy_grpc: {cluster_name: xds}}]}
 static_resources:
+  listeners:
+  - name: probe
+    address: {socket_address: {address: 0.0.0.0, port_value: 15021}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: probe
+          route_config: {virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, direct_response: {status: 200}}]}]}
+          http_filters: [{name: envoy.filters.http.router, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]
   clusters:
   - name: xds
     type: STATIC

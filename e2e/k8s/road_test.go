@@ -183,6 +183,10 @@ func TestKubernetes(t *testing.T) {
 	c.crds(t)
 	c.istiod(t)
 	t.Logf("control planes are up after %s", time.Since(began).Round(100*time.Millisecond))
+	if os.Getenv("KVLANE_K8S_ONLY") == "conformance" {
+		conformance(t, c)
+		return
+	}
 	ok := t.Run("manifests", func(t *testing.T) { manifestsAreValid(t, c) }) &&
 		t.Run("istio", func(t *testing.T) { istio(t, c) })
 	if !ok {
