@@ -16,17 +16,17 @@ var replacements = []struct{ old, with string }{
 	{"{{address .Kvlane}}", `{{include "kvlane.envoyAddress" .Kvlane}}`},
 	{"{{seconds .MessageTimeout}}", "{{.MessageTimeout}}"},
 	{"{{seconds $.UpstreamIdle}}", "{{$.UpstreamIdle}}"},
-	{"    type: STATIC\n", "    type: {{.KvlaneType}}\n"}, // another pod is found by name
+	{"    type: STATIC\n", "    type: {{.KvlaneType}}\n"}, // of cluster kvlane: another pod is found by name
 }
 
 // bootstrapHelper defines "kvlane.bootstrap", whose argument has the keys of
 // envoy.Options and the lists that package envoy derives.
 func bootstrapHelper(text string) ([]byte, error) {
 	for _, r := range replacements {
-		if strings.Count(text, r.old) != 1 {
-			return nil, fmt.Errorf("bootstrap.yaml.tmpl has %d times %q, want once", strings.Count(text, r.old), r.old)
+		if !strings.Contains(text, r.old) {
+			return nil, fmt.Errorf("bootstrap.yaml.tmpl has no %q any more", r.old)
 		}
-		text = strings.Replace(text, r.old, r.with, 1)
+		text = strings.ReplaceAll(text, r.old, r.with)
 	}
 	for _, function := range []string{"{{address ", "{{seconds "} {
 		if strings.Contains(text, function) {
