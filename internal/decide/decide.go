@@ -36,7 +36,6 @@ const (
 	degradedRefused     = "engine would refuse"
 	degradedTokens      = "tokens unknown"
 	degradedFront       = "prompt known in part"
-	degradedNoPrompt    = "no prompt"
 	degradedShortPrompt = "shorter than a block"
 )
 
@@ -509,7 +508,7 @@ func (j *job) forward(plan *routing.Plan, p *place) extproc.Decision {
 		out.Remove = append(out.Remove, disagg.SidecarHeader)
 	}
 	if plan.Prefill == routing.NoSlot && j.entry.Prefill == "" {
-		out.Body = j.localEdits()
+		out.Body = j.handIDs(j.localEdits())
 	}
 	j.entry.Target, j.entry.Endpoint = p.target.String(), p.address
 	j.entry.Matched, j.entry.Miss, j.entry.Via = plan.Matched, plan.Miss, string(plan.Via)

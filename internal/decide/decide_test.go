@@ -325,6 +325,23 @@ func TestAPortOfItsOwn(t *testing.T) {
 	}
 }
 
+func TestIDsAreHandedOn(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	body := `{"model":"demo","messages":[{"role":"user","content":"Hi"}],"kv_transfer_params":{"x":1.0}}`
+	if d, _ := b.ask("/v1/chat/completions", body); d.Body != nil {
+		t.Errorf("not asked for: %s", d.Body)
+	}
+	b.served[0].Config.HandIDs = true
+	const ids = `"prompt_token_ids":[151644,872,198,13048,151645,198,151644,77091,198]`
+	want := strings.Replace(body, `{"x":1.0}`, `{"x":1.0,`+ids+`}`, 1)
+	if d, _ := b.ask("/v1/chat/completions", body); string(d.Body) != want {
+		t.Errorf("got  %s\nwant %s", d.Body, want)
+	}
+	if d, _ := b.ask("/v1/completions", completion(5, "")); d.Body != nil {
+		t.Errorf("completions take no such field: %s", d.Body)
+	}
+}
+
 func TestForeignLoadIsSeen(t *testing.T) {
 	b := newBench(t, "", worker("a", 0), worker("b", 0))
 	b.Load("a", time.Now(), []workers.RankLoad{{Rank: -1, Running: 50, Waiting: 20, KVUsage: 0.9}})
