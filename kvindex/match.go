@@ -76,10 +76,8 @@ func (x *Index) match(hashes []Hash, m *Matches) {
 		w.wholeBlocks(x.parts)
 	}
 	m.Holders = w.out
-	if !w.tiered {
-		for i := range w.out {
-			m.Blocks = max(m.Blocks, int(w.out[i].Blocks[Device]))
-		}
+	if !w.tiered && len(x.parts) == 0 {
+		m.Blocks = w.longest
 		return
 	}
 	for i := range w.out {
@@ -125,7 +123,9 @@ func (x *Index) step(hashes []Hash) (segment, int) {
 type walk struct {
 	out    []Match
 	active int // holders that have all blocks so far, on some tier
-	tiered bool
+	// longest is the largest Blocks[Device] while flat.
+	longest int
+	tiered  bool
 }
 
 func (w *walk) first(g segment, n int) {
@@ -134,7 +134,7 @@ func (w *walk) first(g segment, n int) {
 		w.out = make([]Match, 0, len(runs)+len(runs)/2)
 	}
 	out := w.out[:len(runs)]
-	k, full := 0, 0
+	k, full, longest := 0, 0, 0
 	last := run(1 << 63) // no slot
 	for _, r := range runs {
 		if r>>tierShift&7 != 0 || r>>slotShift == last {
@@ -150,6 +150,7 @@ func (w *walk) first(g segment, n int) {
 			e = n
 			full++
 		}
+		longest = max(longest, e)
 		if k >= len(out) {
 			break // cannot be; spares the compiler a check
 		}
@@ -162,7 +163,7 @@ func (w *walk) first(g segment, n int) {
 		o.Speculative = 0
 		k++
 	}
-	w.out, w.active = out[:k], full
+	w.out, w.active, w.longest = out[:k], full, longest
 }
 
 func (w *walk) firstTiered(g segment, n int) {
@@ -234,6 +235,7 @@ func (w *walk) follow(g segment, at uint32, n int) {
 			if h.Blocks[Device] == at && runStart(r) == 0 {
 				e := min(runEnd(r), n)
 				h.Blocks[Device] += uint32(e)
+				w.longest = max(w.longest, int(h.Blocks[Device]))
 				if e == n {
 					w.active++
 				}
