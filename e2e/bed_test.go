@@ -82,8 +82,11 @@ type shape struct {
 	envoy     string // further keys of its section envoy
 	worker    string // further keys of each worker
 	model     string // further keys of the model; "-" leaves models out
+	tokenizer string // its folder; default the builtin Qwen3
+	check     string // its section check; default short intervals
 	engine    func(i int, o *enginesim.Options)
 	workerOf  func(i int, e *enginesim.Engine) string // further keys of worker i
+	events    func(e *enginesim.Engine) string        // where its events are, instead of its ZMQ endpoints
 	noCheck   bool                                    // do not look for leaks at the end
 	maxBodyMB int
 }
@@ -128,7 +131,13 @@ func newBed(t *testing.T, s shape) *bed {
 	for i := range s.engines {
 		workers += b.startEngine(i)
 	}
-	model := fmt.Sprintf("models:\n- {name: %s, tokenizer: \"builtin:qwen3\", check: {retry: 1s}%s}\n", modelName, s.model)
+	if s.tokenizer == "" {
+		s.tokenizer = "builtin:qwen3"
+	}
+	if s.check == "" {
+		s.check = "retry: 1s"
+	}
+	model := fmt.Sprintf("models:\n- {name: %s, tokenizer: %q, check: {%s}%s}\n", modelName, s.tokenizer, s.check, s.model)
 	if s.model == "-" {
 		model = ""
 	}
@@ -223,8 +232,12 @@ func (b *bed) startEngine(i int) string {
 	if b.shape.workerOf != nil {
 		more += b.shape.workerOf(i, e)
 	}
+	events := o.EventsEndpoint
+	if b.shape.events != nil {
+		events = b.shape.events(e)
+	}
 	return fmt.Sprintf("  - {name: e%d, address: %q, ranks: %d, rank_by: %s, models: [%s], events: {endpoint: %q%s}%s}\n",
-		i, e.Addr(), ranks, rankBy, modelName, o.EventsEndpoint, replay, more)
+		i, e.Addr(), ranks, rankBy, modelName, events, replay, more)
 }
 
 // startKvlane runs `kvlane serve` and waits until it is ready.
