@@ -91,3 +91,7 @@ generate-check: generate ## Fails if generated files are not current
 .PHONY: clean
 clean: ## Removes what was built and installed
 	rm -rf $(TOOLS) out
+
+.PHONY: replay-acceptance
+replay-acceptance: build ## Measures every acceptance row against its threshold; rows on Mooncake's trace need TRACE=FILE
+	@$(BIN)/kvlane replay --acceptance $(if $(TRACE),--trace $(TRACE))

@@ -4,364 +4,240 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
+	"strings"
 	"text/tabwriter"
 )
 
-// Check is one number that the default policy must reach, always against a policy run
-// in the same simulator with the same seeds.
+// Check is one number that must come out: a figure of a policy, alone or against other
+// policies of the same simulator with the same seeds.
 type Check struct {
-	// Row is its number in the list of acceptance rows.
-	Row      string  `json:"row"`
-	What     string  `json:"what"`
-	Measured float64 `json:"measured"`
-	Bound    float64 `json:"bound"`
-	// AtMost says that Measured must not exceed Bound; else it must reach it.
-	AtMost bool `json:"atMost"`
+	// Case is empty in scenarios of one case.
+	Case   string `yaml:"case"`
+	What   string `yaml:"what"`
+	Policy string `yaml:"policy"`
+	Figure string `yaml:"figure"`
+	// Over divides by the least of some policies' figures, of OverCase and OverFigure if
+	// these are set. Minus subtracts a policy's figure.
+	Over       []string `yaml:"over"`
+	OverCase   string   `yaml:"over_case"`
+	OverFigure string   `yaml:"over_figure"`
+	Minus      string   `yaml:"minus"`
+	// AtMost and AtLeast are the bounds; without one the figure is only shown.
+	AtMost  *float64 `yaml:"at_most"`
+	AtLeast *float64 `yaml:"at_least"`
 }
 
-// OK tells whether the check holds.
-func (c *Check) OK() bool {
-	if c.AtMost {
-		return c.Measured <= c.Bound
+// figures are what checks can be about.
+var figures = map[string]func(*Row) float64{
+	"ttft50": func(r *Row) float64 { return r.Mean.TTFT50 }, "ttft90": func(r *Row) float64 { return r.Mean.TTFT90 },
+	"ttft95": func(r *Row) float64 { return r.Mean.TTFT95 }, "ttft99": func(r *Row) float64 { return r.Mean.TTFT99 },
+	"e2e90": func(r *Row) float64 { return r.Mean.E2E90 }, "itl50": func(r *Row) float64 { return r.Mean.ITL50 },
+	"itl99": func(r *Row) float64 { return r.Mean.ITL99 }, "hit": func(r *Row) float64 { return r.Mean.Hit },
+	"ceiling": func(r *Row) float64 { return r.Mean.Ceiling }, "throughput": func(r *Row) float64 { return r.Mean.Throughput },
+	"cv": func(r *Row) float64 { return r.Mean.CV }, "max_min": func(r *Row) float64 { return r.Mean.MaxMin },
+	"min_mean": func(r *Row) float64 { return r.Mean.MinMean }, "copies": func(r *Row) float64 { return r.Mean.Copies },
+	"others95": func(r *Row) float64 { return r.Mean.Others95 }, "seconds": func(r *Row) float64 { return r.Seconds },
+}
+
+func (c *Check) validate(s *Scenario) error {
+	for _, name := range []string{c.Case, c.OverCase} {
+		if _, ok := s.Case(name); !ok {
+			return fmt.Errorf("no case %q", name)
+		}
 	}
-	return c.Measured >= c.Bound
+	for _, name := range []string{c.Figure, c.OverFigure} {
+		if name != "" && figures[name] == nil {
+			return fmt.Errorf("no figure %q", name)
+		}
+	}
+	for _, name := range append([]string{c.Policy, c.Minus}, c.Over...) {
+		if name == "" && name != c.Policy {
+			continue
+		}
+		if _, err := PolicyByName(name); err != nil {
+			return err
+		}
+	}
+	if c.Figure == "" || (c.AtMost != nil && c.AtLeast != nil) {
+		return fmt.Errorf("check %q needs a figure and at most one bound", c.What)
+	}
+	return nil
 }
 
-// WriteChecks writes measured against bound, one line a check, and returns how many
+// Outcome is a check with what was measured.
+type Outcome struct {
+	Row      string
+	What     string
+	Measured float64
+	AtMost   *float64
+	AtLeast  *float64
+}
+
+// OK tells whether the bound holds.
+func (o *Outcome) OK() bool {
+	return (o.AtMost == nil || o.Measured <= *o.AtMost) && (o.AtLeast == nil || o.Measured >= *o.AtLeast)
+}
+
+// WriteOutcomes writes measured against bound, one line a check, and returns how many
 // do not hold.
-func WriteChecks(out io.Writer, checks []Check) (int, error) {
+func WriteOutcomes(out io.Writer, outcomes []Outcome) (int, error) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	failed := 0
-	for i := range checks {
-		c := &checks[i]
-		relation, verdict := ">=", "ok"
-		if c.AtMost {
-			relation = "<="
+	for i := range outcomes {
+		o := &outcomes[i]
+		bound, verdict := "", ""
+		switch {
+		case o.AtMost != nil:
+			bound, verdict = fmt.Sprintf("<= %.3f", *o.AtMost), "ok"
+		case o.AtLeast != nil:
+			bound, verdict = fmt.Sprintf(">= %.3f", *o.AtLeast), "ok"
 		}
-		if !c.OK() {
+		if !o.OK() {
 			verdict = "FAILED"
 			failed++
 		}
-		fmt.Fprintf(w, "%s\t%s\t%.3f\t%s %.3f\t%s\n", c.Row, c.What, c.Measured, relation, c.Bound, verdict)
+		fmt.Fprintf(w, "%s\t%s\t%.3f\t%s\t%s\n", o.Row, o.What, o.Measured, bound, verdict)
 	}
 	return failed, w.Flush()
 }
 
-// Acceptance runs the acceptance rows. Trace opens Mooncake's conversation trace; nil
-// leaves out the rows that need it. Rows, if not empty, selects.
+// Acceptance runs the checks of scenarios.
 type Acceptance struct {
-	Trace    func() (io.ReadCloser, error)
-	Seeds    []uint64
-	Rows     map[string]bool
-	Progress func(policy string, seed uint64)
+	Scenarios []*Scenario
+	// Trace makes the workload of the scenarios that need one; without it they are left
+	// out.
+	Trace TraceReader
+	Seeds []uint64
+	// Progress, if not nil, is called before every run.
+	Progress func(scenario, policy string, seed uint64)
 }
 
-// bench runs policies on one workload and keeps the means.
-type bench struct {
-	a      *Acceptance
-	w      Workload
-	fleet  Fleet
-	cond   Conditions
-	done   map[string]*Result
-	failed error
-}
-
-func (a *Acceptance) bench(w Workload) *bench {
-	return &bench{a: a, w: w, fleet: w.Fleet, done: map[string]*Result{}}
-}
-
-// of returns a policy's means; zero after a failure, which run reports.
-func (b *bench) of(policy string) *Result {
-	if r := b.done[policy]; r != nil {
-		return r
-	}
-	r := new(Result)
-	report, err := Run(Options{Workload: b.w, Fleet: b.fleet, Policies: []string{policy}, Seeds: b.a.Seeds, Conditions: b.cond, Progress: b.a.Progress})
+// AcceptanceScenarios returns the scenarios of the project that are acceptance rows,
+// those named if any are.
+func AcceptanceScenarios(rows ...string) ([]*Scenario, error) {
+	all, err := Scenarios()
 	if err != nil {
-		b.failed = err
-	} else {
-		r = &report.Rows[0].Mean
+		return nil, err
 	}
-	b.done[policy] = r
-	return r
-}
-
-// best is the least p90 among policies.
-func (b *bench) best(policies ...string) float64 {
-	least := math.Inf(1)
-	for _, p := range policies {
-		least = min(least, b.of(p).TTFT90)
+	for _, row := range rows {
+		if !slices.ContainsFunc(all, func(s *Scenario) bool { return s.Row == row }) {
+			return nil, fmt.Errorf("no acceptance row %q", row)
+		}
 	}
-	return least
+	return slices.DeleteFunc(all, func(s *Scenario) bool { return s.Row == "" || (len(rows) > 0 && !slices.Contains(rows, s.Row)) }), nil
 }
 
-// others are the rules that the default is compared with: presets and modelled peers.
-var others = []string{"session", "llm-d", "trt-plain", "kv-aware-trt", "conversation-rank", "compute-and-resident", "least-tokens"}
-
-// acceptanceRow makes the checks of one row.
-type acceptanceRow struct {
-	name  string
-	trace bool
-	run   func(a *Acceptance) ([]Check, *bench)
-}
-
-// Run returns the checks in the order of their rows.
-func (a *Acceptance) Run() ([]Check, error) {
-	var checks []Check
-	for _, row := range acceptanceRows {
-		if (len(a.Rows) > 0 && !a.Rows[row.name]) || (row.trace && a.Trace == nil) {
+// Run returns what came out, in the order of the scenarios, and the rows that were left
+// out for want of a trace.
+func (a *Acceptance) Run() (outcomes []Outcome, without []string, err error) {
+	for _, s := range a.Scenarios {
+		if s.NeedsTrace() && a.Trace == nil {
+			without = append(without, s.Row)
 			continue
 		}
-		got, b := row.run(a)
-		if b.failed != nil {
-			return nil, fmt.Errorf("%s: %w", row.name, b.failed)
+		b := bench{a: a, s: s, options: map[string]*Options{}, done: map[string]*Row{}}
+		for i := range s.Checks {
+			o, err := b.check(&s.Checks[i])
+			if err != nil {
+				return nil, nil, fmt.Errorf("%s: %w", s.Row, err)
+			}
+			outcomes = append(outcomes, o)
 		}
-		for i := range got {
-			got[i].Row = row.name
-		}
-		checks = append(checks, got...)
 	}
-	return checks, nil
+	return outcomes, without, nil
 }
 
-func atMost(what string, measured, bound float64) Check {
-	return Check{What: what, Measured: measured, Bound: bound, AtMost: true}
+// bench runs policies on the cases of one scenario and keeps the means.
+type bench struct {
+	a       *Acceptance
+	s       *Scenario
+	options map[string]*Options
+	done    map[string]*Row
 }
 
-func atLeast(what string, measured, bound float64) Check {
-	return Check{What: what, Measured: measured, Bound: bound}
-}
-
-// trace prepares a row on the trace.
-func (a *Acceptance) trace(load float64, fleet Fleet) *bench {
-	b := a.bench(Workload{})
-	in, err := a.Trace()
+func (b *bench) check(c *Check) (Outcome, error) {
+	v, err := b.figure(c.Case, c.Policy, c.Figure)
 	if err != nil {
-		b.failed = err
-		return b
+		return Outcome{}, err
 	}
-	defer in.Close()
-	b.w, b.failed = ReadMooncake(in, load, -1)
-	b.fleet = fleet
-	return b
+	if len(c.Over) > 0 {
+		at, figure := c.Case, c.Figure
+		if c.OverCase != "" {
+			at = c.OverCase
+		}
+		if c.OverFigure != "" {
+			figure = c.OverFigure
+		}
+		least := math.Inf(1)
+		for _, policy := range c.Over {
+			of, err := b.figure(at, policy, figure)
+			if err != nil {
+				return Outcome{}, err
+			}
+			least = min(least, of)
+		}
+		v /= least
+	}
+	if c.Minus != "" {
+		of, err := b.figure(c.Case, c.Minus, c.Figure)
+		if err != nil {
+			return Outcome{}, err
+		}
+		v -= of
+	}
+	what := c.What
+	if c.Case != "" {
+		what = c.Case + ": " + what
+	}
+	return Outcome{Row: b.s.Row, What: what, Measured: v, AtMost: c.AtMost, AtLeast: c.AtLeast}, nil
 }
 
-func eight(capacity int) Fleet { return Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(capacity)} }
-
-func eightByEight() Fleet {
-	e := ExpertRank(600_000)
-	e.Budget = 2048
-	return Fleet{Workers: 8, Ranks: 8, Coupled: true, Engine: e}
+// figure runs a policy unless it was run before.
+func (b *bench) figure(at, policy, figure string) (float64, error) {
+	key := at + "\x00" + policy
+	row := b.done[key]
+	if row == nil {
+		o := b.options[at]
+		if o == nil {
+			c, _ := b.s.Case(at)
+			made, err := b.s.Options(c, b.a.Trace)
+			if err != nil {
+				return 0, err
+			}
+			o = &made
+			o.Seeds = b.a.Seeds
+			b.options[at] = o
+		}
+		o.Policies = []string{policy}
+		if b.a.Progress != nil {
+			o.Progress = func(policy string, seed uint64, _, _ int) { b.a.Progress(o.Workload.Name, policy, seed) }
+		}
+		report, err := Run(*o)
+		if err != nil {
+			return 0, err
+		}
+		row = &report.Rows[0]
+		b.done[key] = row
+	}
+	return figures[figure](row), nil
 }
 
-var acceptanceRows = []acceptanceRow{
-	{"L1", false, func(a *Acceptance) ([]Check, *bench) {
-		b := a.bench(ConversationSkew())
-		trt, kv, bind := b.of("trt-plain"), b.of("kv-aware"), b.of("conversation-rank")
-		return []Check{
-			atLeast("trt-plain: CV", trt.CV, 0.35),
-			atMost("trt-plain: emptiest rank of the mean", trt.MinMean, 0.20),
-			atMost("kv-aware: CV", kv.CV, 0.12),
-			atMost("kv-aware: max/min", kv.MaxMin, 1.5),
-			atLeast("kv-aware: hit rate against trt-plain", kv.Hit-trt.Hit, -0.005),
-			atMost("kv-aware: TTFT p95 of trt-plain's", kv.TTFT95/trt.TTFT95, 0.88),
-			atLeast("kv-aware: throughput of trt-plain's", kv.Throughput/trt.Throughput, 1.04),
-			atMost("conversation-rank: CV", bind.CV, 0.06),
-			atMost("conversation-rank: max/min", bind.MaxMin, 1.2),
-		}, b
-	}},
-	{"L2", false, func(a *Acceptance) ([]Check, *bench) {
-		b := a.bench(ConversationSkew())
-		b.fleet.Engine.Capacity = 700_000
-		trt, kv := b.of("trt-plain"), b.of("kv-aware")
-		return []Check{
-			atLeast("kv-aware: hit rate over trt-plain", kv.Hit-trt.Hit, 0.05),
-			atLeast("kv-aware: throughput of trt-plain's", kv.Throughput/trt.Throughput, 1.5),
-		}, b
-	}},
-	{"L3", false, func(a *Acceptance) ([]Check, *bench) {
-		b := a.bench(StarvedRanks())
-		first, gated, trt, kv := b.of("trt-plain-lowest"), b.of("trt-gate-lowest"), b.of("trt-gate"), b.of("kv-aware")
-		return []Check{
-			atMost("trt-plain, lowest index: min/mean", first.MinMean, 0.01),
-			atMost("the gate alone: min/mean", gated.MinMean, 0.01),
-			atLeast("gate and random ties: min/mean", trt.MinMean, 0.50),
-			atLeast("kv-aware: min/mean", kv.MinMean, 0.80),
-			atLeast("kv-aware: hit rate against trt-plain, lowest", kv.Hit-first.Hit, -0.005),
-			atMost("kv-aware: p90 of trt-plain's, lowest", kv.TTFT90/first.TTFT90, 0.92),
-		}, b
-	}},
-	{"L4", true, func(a *Acceptance) ([]Check, *bench) {
-		var checks []Check
-		var b *bench
-		for _, tc := range []struct{ load, oracle float64 }{{2.5, 1.25}, {3, 1.5}} {
-			if b = a.trace(tc.load, eight(3_000_000)); b.failed != nil {
-				return nil, b
-			}
-			kv := b.of("kv-aware")
-			checks = append(checks,
-				atMost(fmt.Sprintf("x%g: p90 of the best other", tc.load), kv.TTFT90/b.best(others...), 0.85),
-				atMost(fmt.Sprintf("x%g: p90 of the oracle's", tc.load), kv.TTFT90/b.of("oracle").TTFT90, tc.oracle),
-				atLeast(fmt.Sprintf("x%g: hit rate of the ceiling", tc.load), kv.Hit/kv.Ceiling, 0.80))
-			if b.failed != nil {
-				return nil, b
+// WriteScenarios lists scenarios with their cases.
+func WriteScenarios(out io.Writer, list []*Scenario) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, s := range list {
+		var cases []string
+		for i := range s.Cases {
+			if s.Cases[i].Name != "" {
+				cases = append(cases, s.Cases[i].Name)
 			}
 		}
-		return checks, b
-	}},
-	{"L5", true, func(a *Acceptance) ([]Check, *bench) {
-		var checks []Check
-		var b *bench
-		for _, capacity := range []int{500_000, 3_000_000} {
-			if b = a.trace(1, eight(capacity)); b.failed != nil {
-				return nil, b
-			}
-			kv := b.of("kv-aware")
-			checks = append(checks, atMost(fmt.Sprintf("%d tokens: p90 of the best of all", capacity),
-				kv.TTFT90/b.best(append([]string{"min-wait", "load-balancing", "kv-aware"}, others...)...), 1.08))
-			if capacity == 3_000_000 {
-				checks = append(checks, atLeast("hit rate of the ceiling", kv.Hit/kv.Ceiling, 0.88))
-			}
+		needs := ""
+		if s.NeedsTrace() {
+			needs = "trace"
 		}
-		return checks, b
-	}},
-	{"L6", true, func(a *Acceptance) ([]Check, *bench) {
-		b := a.trace(2.2, eight(500_000))
-		if b.failed != nil {
-			return nil, b
-		}
-		return []Check{atMost("p90 of the best other", b.of("kv-aware").TTFT90/b.best(append([]string{"min-wait", "load-balancing"}, others...)...), 0.88)}, b
-	}},
-	{"L7", true, func(a *Acceptance) ([]Check, *bench) {
-		b := a.trace(4, eightByEight())
-		if b.failed != nil {
-			return nil, b
-		}
-		kv, session, trt := b.of("kv-aware"), b.of("session"), b.of("kv-aware-trt")
-		checks := []Check{
-			atMost("x4: p90 of session's", kv.TTFT90/session.TTFT90, 0.9),
-			atMost("x4: p90 of kv-aware-trt's", kv.TTFT90/trt.TTFT90, 0.65),
-			atMost("x4: ITL p50 of session's", kv.ITL50/session.ITL50, 0.65),
-			atMost("x4: CV", kv.CV, 0.15),
-		}
-		if b.failed != nil {
-			return nil, b
-		}
-		if b = a.trace(1, eightByEight()); b.failed != nil {
-			return nil, b
-		}
-		return append(checks, atMost("x1: CV", b.of("kv-aware").CV, 0.15), atLeast("x1: CV of trt-plain", b.of("trt-plain").CV, 0.5)), b
-	}},
-	{"L8", true, func(a *Acceptance) ([]Check, *bench) {
-		b := a.trace(2.5, eight(3_000_000))
-		if b.failed != nil {
-			return nil, b
-		}
-		perfect := b.of("kv-aware").TTFT90
-		var checks []Check
-		for _, tc := range []struct {
-			what  string
-			cond  Conditions
-			bound float64
-		}{
-			{"events 50 ms late: p90", Conditions{EventDelay: 0.05}, 1.03},
-			{"events 500 ms late: p90", Conditions{EventDelay: 0.5}, 1.03},
-			{"1 % of the batches lost: p90", Conditions{EventLoss: 0.01}, 1.08},
-			{"1 % of the batches lost, replayed after 1 s: p90", Conditions{EventLoss: 0.01, EventReplay: 1}, 1.02},
-		} {
-			c := *b
-			c.cond, c.done = tc.cond, map[string]*Result{}
-			checks = append(checks, atMost(tc.what, c.of("kv-aware").TTFT90/perfect, tc.bound))
-			b.failed = c.failed
-		}
-		return checks, b
-	}},
-	{"L9", true, func(a *Acceptance) ([]Check, *bench) {
-		b := a.trace(2.5, eight(3_000_000))
-		if b.failed != nil {
-			return nil, b
-		}
-		perfect := b.of("kv-aware").TTFT90
-		var checks []Check
-		for _, n := range []int{2, 4} {
-			for _, tc := range []struct {
-				what         string
-				share        bool
-				delay, bound float64
-			}{
-				{"nothing shared (no bound)", false, 0, math.Inf(1)},
-				{"bookings shared within 10 ms", true, 0.01, 1.10},
-				{"bookings shared within 100 ms", true, 0.1, 1.25},
-			} {
-				c := *b
-				c.cond, c.done = Conditions{Replicas: n, Share: tc.share, ShareDelay: tc.delay}, map[string]*Result{}
-				checks = append(checks, atMost(fmt.Sprintf("%d replicas, %s: p90", n, tc.what), c.of("kv-aware").TTFT90/perfect, tc.bound))
-				b.failed = c.failed
-			}
-		}
-		return checks, b
-	}},
-	{"L10", false, func(a *Acceptance) ([]Check, *bench) {
-		one := a.bench(OneShot{Tenants: 50, System: 8000, Own: 1000, Output: 250, PerSecond: 40, Capacity: 300_000}.Workload("50 tenants"))
-		checks := []Check{atMost("50 tenants: p90", one.of("kv-aware").TTFT90, 1), atLeast("50 tenants: p90 of least-tokens", one.of("least-tokens").TTFT90, 100)}
-		if one.failed != nil {
-			return nil, one
-		}
-		three := a.bench(OneShot{Tenants: 150, System: 6000, Own: 1200, Output: 250, PerSecond: 30, Capacity: 200_000}.Workload("150 tenants"))
-		checks = append(checks, atMost("150 tenants: p90", three.of("kv-aware").TTFT90, 1), atLeast("150 tenants: p90 of least-tokens", three.of("least-tokens").TTFT90, 100))
-		if three.failed != nil {
-			return nil, three
-		}
-		two := a.bench(OneShot{Tenants: 50, System: 8000, Own: 1000, Output: 250, PerSecond: 60, Capacity: 300_000}.Workload("overload"))
-		kv := two.of("kv-aware").Throughput
-		return append(checks, atLeast("overload: throughput of least-tokens'", kv/two.of("least-tokens").Throughput, 2),
-			atLeast("overload: throughput of greedy's", kv/two.of("greedy").Throughput, 1.02)), two
-	}},
-	{"L11", false, func(a *Acceptance) ([]Check, *bench) {
-		b := a.bench(OneShot{Tenants: 1, System: 8000, Own: 500, Output: 200, PerSecond: 70, Capacity: 500_000}.Workload("hot prefix"))
-		kv := b.of("kv-aware")
-		return []Check{
-			atMost("p90 of least-tokens'", kv.TTFT90/b.of("least-tokens").TTFT90, 1.3),
-			atMost("CV", kv.CV, 0.05),
-			atLeast("p90 without the price of a request", b.of("kv-aware-no-active").TTFT90/kv.TTFT90, 10),
-		}, b
-	}},
-	{"L12", false, func(a *Acceptance) ([]Check, *bench) {
-		b := a.bench(Siblings(0.3))
-		kv, without := b.of("kv-aware"), b.of("kv-aware-no-credit")
-		return []Check{
-			atMost("prefix computed, times", kv.Copies, 2),
-			atLeast("prefix computed without credit, times", without.Copies, 6),
-			atMost("others' p95 of that without credit", kv.Others95/without.Others95, 0.7),
-		}, b
-	}},
-	{"L13", false, func(a *Acceptance) ([]Check, *bench) {
-		b := a.bench(OneShot{Tenants: 1, System: 0, Own: 6000, Output: 250, PerSecond: 19, Capacity: 500_000}.Workload("no reuse"))
-		kv := b.of("kv-aware").TTFT90
-		return []Check{
-			atMost("p90 of least-tokens'", kv/b.of("least-tokens").TTFT90, 1.1),
-			atMost("p90 of load-balancing's", kv/b.of("load-balancing").TTFT90, 1),
-			atMost("p90 of round-robin's", kv/b.of("round-robin").TTFT90, 1),
-		}, b
-	}},
-	{"L14", true, func(a *Acceptance) ([]Check, *bench) {
-		b := a.trace(1.4, eight(500_000))
-		var checks []Check
-		for _, prefill := range []int{3, 4, 5} {
-			if b.failed != nil {
-				return nil, b
-			}
-			c := *b
-			c.fleet.Prefill, c.done = prefill, map[string]*Result{}
-			best := math.Inf(1)
-			for _, rule := range []string{"pools-threshold-0", "pools-threshold-1024", "pools-threshold-4096", "pools-threshold-8192", "pools-threshold-16384"} {
-				best = min(best, c.of(rule).E2E90)
-			}
-			shape := fmt.Sprintf("%d prefill, %d decode", prefill, 8-prefill)
-			checks = append(checks, atMost(shape+": end-to-end p90 of the best threshold's", c.of("pools").E2E90/best, 1.1),
-				atMost(shape+": TTFT p90 of threshold 4096's", c.of("pools").TTFT90/c.of("pools-threshold-4096").TTFT90, 0.95))
-			b.failed = c.failed
-		}
-		return checks, b
-	}},
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", s.Name, s.Row, needs, s.Title, strings.Join(cases, " | "))
+	}
+	return w.Flush()
 }

@@ -7,102 +7,138 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
+	"time"
 )
 
-// defaultPolicies are compared when none are named.
+// defaultPolicies are compared on a trace when none are named.
 const defaultPolicies = "kv-aware,session,llm-d,kv-aware-trt,conversation-rank,first-turn-round-robin,compute-and-resident,min-wait,least-tokens,oracle"
 
-// generated are the workloads that need no trace.
-var generated = map[string]func() Workload{
-	"skew":     ConversationSkew,
-	"starved":  StarvedRanks,
-	"siblings": func() Workload { return Siblings(0.3) },
-	"tenants": func() Workload {
-		return OneShot{Tenants: 50, System: 8000, Own: 1000, Output: 250, PerSecond: 40, Capacity: 300_000}.Workload("50 tenants")
-	},
-	"hot": func() Workload {
-		return OneShot{Tenants: 1, System: 8000, Own: 500, Output: 200, PerSecond: 70, Capacity: 500_000}.Workload("hot prefix")
-	},
-	"no-reuse": func() Workload {
-		return OneShot{Tenants: 1, Own: 6000, Output: 250, PerSecond: 19, Capacity: 500_000}.Workload("no reuse")
-	},
-}
+// defaultScenario is the generated workload when none is named.
+const defaultScenario = "skew"
 
 // ErrChecksFailed is returned by Command when acceptance rows do not hold.
 var ErrChecksFailed = errors.New("acceptance rows do not hold")
 
+// seconds is a flag that takes 10ms as well as 0.01; "never" is below 0.
+type seconds float64
+
+func (s *seconds) String() string { return fmt.Sprintf("%gs", float64(*s)) }
+
+func (s *seconds) Set(text string) error {
+	if text == "never" {
+		*s = -1
+		return nil
+	}
+	if v, err := strconv.ParseFloat(text, 64); err == nil {
+		*s = seconds(v)
+		return nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return errors.New("want a time like 10ms or 0.01")
+	}
+	*s = seconds(d.Seconds())
+	return nil
+}
+
+// flags are the arguments.
+type flags struct {
+	set *flag.FlagSet
+
+	trace, format, scenario, policies string
+	sweep, acceptance                 bool
+	rows                              string
+	shape                             Shape
+	load                              float64
+	seed                              uint64
+	seeds, replicas                   int
+	jitter, share, delay, resend      seconds
+	loss                              float64
+	jsonPath, htmlPath                string
+}
+
+func parseFlags(args []string, progress io.Writer) (*flags, error) {
+	f := &flags{set: flag.NewFlagSet("replay", flag.ContinueOnError), jitter: -1, share: -1}
+	s := f.set
+	s.SetOutput(progress)
+	s.StringVar(&f.trace, "trace", "", "trace `file`, .gz or plain")
+	s.StringVar(&f.format, "format", "mooncake", "mooncake, otel or generated (a scenario that needs no trace)")
+	s.StringVar(&f.scenario, "scenario", "", "`name` of a scenario of the project, name/case, or a .yaml file; list shows them")
+	s.StringVar(&f.policies, "policies", "", "comma-separated; a setting is changed as in kv-aware?cost.miss=4")
+	s.BoolVar(&f.sweep, "sweep", false, "compare presets and weights, and say which is best")
+	s.IntVar(&f.shape.Workers, "workers", 0, "workers (of the scenario, else 8)")
+	s.IntVar(&f.shape.Ranks, "ranks", 0, "ranks of a worker (of the scenario, else 1)")
+	s.BoolVar(&f.shape.Coupled, "coupled", false, "ranks of a worker step together")
+	s.IntVar(&f.shape.Prefill, "prefill", 0, "workers of a prefill pool; the others decode (policies pools, pools-threshold-4096, ...)")
+	s.StringVar(&f.shape.Engine, "engine", "", "d70 or ds (of the scenario, else d70)")
+	s.IntVar(&f.shape.Capacity, "capacity", 0, "KV `tokens` of a rank (of the scenario, else 3 million)")
+	s.IntVar(&f.shape.Budget, "budget", 0, "`tokens` of a step (the engine's own)")
+	s.Float64Var(&f.load, "load", 0, "how many times faster the trace arrives (of the scenario, else 1)")
+	s.Var(&f.jitter, "arrival-jitter", "`time` over which arrivals are spread, never: as recorded; default: the trace's resolution")
+	s.Uint64Var(&f.seed, "seed", 1, "first seed")
+	s.IntVar(&f.seeds, "seeds", 5, "number of seeds")
+	s.IntVar(&f.replicas, "replicas", 1, "routers that take requests in turn")
+	s.Var(&f.share, "share-delay", "`time` until replicas know each other's bookings; default: never")
+	s.Var(&f.delay, "event-delay", "`time` until events arrive")
+	s.Float64Var(&f.loss, "event-loss", 0, "part of the event batches that is lost, 0 to 1")
+	s.Var(&f.resend, "event-replay", "`time` until lost batches are replayed, 0 for never")
+	s.StringVar(&f.jsonPath, "json", "", "write all runs as JSON")
+	s.StringVar(&f.htmlPath, "report", "", "write a page with tables and charts")
+	s.BoolVar(&f.acceptance, "acceptance", false, "run the acceptance rows; those on the trace need -trace")
+	s.StringVar(&f.rows, "rows", "", "with -acceptance: comma-separated rows")
+	if err := s.Parse(args); err != nil {
+		return nil, err
+	}
+	switch {
+	case s.NArg() > 0:
+		return nil, fmt.Errorf("replay: unknown argument %q", s.Arg(0))
+	case f.seeds < 1 || f.load < 0:
+		return nil, errors.New("replay: -seeds and -load must be above 0")
+	case f.loss < 0 || f.loss > 1:
+		return nil, errors.New("replay: -event-loss is a part, 0 to 1")
+	case readers[f.format] == nil && f.format != "generated":
+		return nil, fmt.Errorf("replay: no format %q", f.format)
+	}
+	// A default of "the trace's resolution" and a wish of "as recorded" look alike.
+	s.Visit(func(given *flag.Flag) {
+		if given.Name == "arrival-jitter" && f.jitter < 0 {
+			f.jitter = 0
+		}
+	})
+	return f, nil
+}
+
 // Command is `kvlane replay`: it parses the arguments, runs, and writes the table to
 // out and what it is doing to progress.
 func Command(args []string, out, progress io.Writer) error {
-	f := flag.NewFlagSet("replay", flag.ContinueOnError)
-	f.SetOutput(progress)
-	trace := f.String("trace", "", "trace file, .gz or plain")
-	format := f.String("format", "mooncake", "mooncake, otel or generated")
-	scenario := f.String("scenario", "skew", "with -format generated: skew, starved, siblings, tenants, hot or no-reuse")
-	policies := f.String("policies", defaultPolicies, "comma-separated; a setting is changed as in kv-aware?cost.miss=4")
-	sweep := f.Bool("sweep", false, "compare presets and weights instead of -policies")
-	workers := f.Int("workers", 0, "workers, 0 for the workload's own")
-	ranks := f.Int("ranks", 0, "ranks of a worker, 0 for the workload's own")
-	coupled := f.Bool("coupled", false, "ranks of a worker step together")
-	prefill := f.Int("prefill", 0, "workers of a prefill pool; the others decode (policies pools, pools-threshold-4096, ...)")
-	engine := f.String("engine", "", "d70 or ds, empty for the workload's own")
-	capacity := f.Int("capacity", 0, "KV tokens of a rank, 0 for the engine's own")
-	budget := f.Int("budget", 0, "tokens of a step, 0 for the engine's own")
-	load := f.Float64("load", 1, "how many times faster the trace arrives")
-	jitter := f.Float64("arrival-jitter", -1, "seconds over which arrivals are spread, -1 for the trace's resolution")
-	seed := f.Uint64("seed", 1, "first seed")
-	seeds := f.Int("seeds", 5, "number of seeds")
-	replicas := f.Int("replicas", 1, "routers that take requests in turn")
-	share := f.Float64("share-delay", -1, "seconds until replicas know each other's bookings, -1 for never")
-	delay := f.Float64("event-delay", 0, "seconds until events arrive")
-	loss := f.Float64("event-loss", 0, "part of the event batches that is lost, 0 to 1")
-	resend := f.Float64("event-replay", 0, "seconds until lost batches are replayed, 0 for never")
-	jsonPath := f.String("json", "", "write all runs as JSON")
-	htmlPath := f.String("report", "", "write a page with tables and charts")
-	acceptance := f.Bool("acceptance", false, "run the acceptance rows; those on the trace need -trace")
-	rows := f.String("rows", "", "with -acceptance: comma-separated rows")
-	if err := f.Parse(args); err != nil {
+	f, err := parseFlags(args, progress)
+	if err != nil {
 		return err
 	}
-	if *seeds < 1 || *load <= 0 {
-		return errors.New("replay: -seeds and -load must be above 0")
-	}
-	all := make([]uint64, *seeds)
-	for i := range all {
-		all[i] = *seed + uint64(i)
-	}
-	say := func(policy string, seed uint64) { fmt.Fprintf(progress, "%s, seed %d\n", policy, seed) }
-	if *acceptance {
-		a := Acceptance{Seeds: all, Progress: say, Rows: map[string]bool{}}
-		if *trace != "" {
-			a.Trace = func() (io.ReadCloser, error) { return openFile(*trace) }
+	switch {
+	case f.scenario == "list":
+		list, err := Scenarios()
+		if err != nil {
+			return fmt.Errorf("replay: %w", err)
 		}
-		for row := range strings.SplitSeq(*rows, ",") {
-			if row != "" {
-				a.Rows[row] = true
-			}
-		}
-		return accept(&a, out)
+		return WriteScenarios(out, list)
+	case f.acceptance:
+		return f.accept(out, progress)
 	}
-	w, err := workloadOf(*format, *trace, *scenario, *load, *jitter)
+	o, err := f.options()
 	if err != nil {
 		return fmt.Errorf("replay: %w", err)
 	}
-	o := Options{Workload: w, Fleet: w.Fleet, Seeds: all, Policies: strings.Split(*policies, ","), Progress: say,
-		Conditions: Conditions{EventDelay: *delay, EventLoss: *loss, EventReplay: *resend, Replicas: *replicas, Share: *share >= 0, ShareDelay: max(*share, 0)}}
-	if *sweep {
-		o.Policies = Sweep()
+	o.Progress = func(policy string, seed uint64, run, runs int) {
+		fmt.Fprintf(progress, "%d/%d %s, seed %d\n", run, runs, policy, seed)
 	}
-	if err := shape(&o.Fleet, *workers, *ranks, *coupled, *engine, *capacity, *budget); err != nil {
-		return err
-	}
-	o.Fleet.Prefill = min(*prefill, o.Fleet.Workers-1)
 	report, err := Run(o)
 	if err != nil {
 		return err
 	}
-	for path, write := range map[string]func(io.Writer) error{*jsonPath: report.WriteJSON, *htmlPath: report.WriteHTML} {
+	for path, write := range map[string]func(io.Writer) error{f.jsonPath: report.WriteJSON, f.htmlPath: report.WriteHTML} {
 		if path == "" {
 			continue
 		}
@@ -113,64 +149,114 @@ func Command(args []string, out, progress io.Writer) error {
 	return report.WriteTable(out)
 }
 
-func accept(a *Acceptance, out io.Writer) error {
-	checks, err := a.Run()
+func (f *flags) accept(out, progress io.Writer) error {
+	var rows []string
+	if f.rows != "" {
+		rows = strings.Split(f.rows, ",")
+	}
+	scenarios, err := AcceptanceScenarios(rows...)
 	if err != nil {
 		return fmt.Errorf("replay: %w", err)
 	}
-	failed, err := WriteChecks(out, checks)
+	a := Acceptance{Scenarios: scenarios, Seeds: f.allSeeds(), Trace: f.reader(), Progress: func(scenario, policy string, seed uint64) {
+		fmt.Fprintf(progress, "%s: %s, seed %d\n", scenario, policy, seed)
+	}}
+	outcomes, without, err := a.Run()
+	if err != nil {
+		return fmt.Errorf("replay: %w", err)
+	}
+	failed, err := WriteOutcomes(out, outcomes)
+	if err == nil && len(without) > 0 {
+		_, err = fmt.Fprintf(out, "not run for want of a trace (-trace): %s\n", strings.Join(without, ", "))
+	}
 	if err == nil && failed > 0 {
-		err = fmt.Errorf("replay: %d of %d: %w", failed, len(checks), ErrChecksFailed)
+		err = fmt.Errorf("replay: %d of %d: %w", failed, len(outcomes), ErrChecksFailed)
 	}
 	return err
 }
 
-// workloadOf makes the workload.
-func workloadOf(format, path, scenario string, load, jitter float64) (Workload, error) {
-	if format == "generated" {
-		w, ok := generated[scenario]
-		if !ok {
-			return Workload{}, fmt.Errorf("no scenario %q", scenario)
-		}
-		return w(), nil
+func (f *flags) allSeeds() []uint64 {
+	all := make([]uint64, f.seeds)
+	for i := range all {
+		all[i] = f.seed + uint64(i)
 	}
-	read := map[string]func(io.Reader, float64, float64) (Workload, error){"mooncake": ReadMooncake, "otel": ReadOTel}[format]
-	if read == nil {
-		return Workload{}, fmt.Errorf("no format %q", format)
-	}
-	in, err := openFile(path)
-	if err != nil {
-		return Workload{}, err
-	}
-	defer in.Close()
-	return read(in, load, jitter)
+	return all
 }
 
-// shape changes the fleet as asked.
-func shape(fleet *Fleet, workers, ranks int, coupled bool, engine string, capacity, budget int) error {
-	if workers > 0 {
-		fleet.Workers = workers
+// readers read traces by format.
+var readers = map[string]func(in io.Reader, load, jitter float64) (Workload, error){"mooncake": ReadMooncake, "otel": ReadOTel}
+
+// reader makes workloads of the trace, nil if none is named.
+func (f *flags) reader() TraceReader {
+	read := readers[f.format]
+	if f.trace == "" || read == nil {
+		return nil
 	}
-	if ranks > 0 {
-		fleet.Ranks = ranks
+	return func(load float64) (Workload, error) {
+		in, err := openFile(f.trace)
+		if err != nil {
+			return Workload{}, err
+		}
+		defer in.Close()
+		if f.load > 0 {
+			load = f.load
+		}
+		return read(in, load, float64(f.jitter))
 	}
-	fleet.Coupled = fleet.Coupled || coupled
-	switch engine {
-	case "":
-	case "d70":
-		fleet.Engine = Dense70B(fleet.Engine.Capacity)
-	case "ds":
-		fleet.Engine = ExpertRank(fleet.Engine.Capacity)
-	default:
-		return fmt.Errorf("replay: no engine %q", engine)
+}
+
+// options is what to run: a scenario, changed by the other arguments.
+func (f *flags) options() (Options, error) {
+	s := &Scenario{Name: "trace", Workload: Source{Trace: &Trace{Load: 1}}, Fleet: Shape{Workers: 8}, Policies: strings.Split(defaultPolicies, ","), Cases: []Case{{}}}
+	name, at := f.scenario, ""
+	if name == "" && f.format == "generated" {
+		name = defaultScenario
 	}
-	if capacity > 0 {
-		fleet.Engine.Capacity = capacity
+	if name != "" {
+		if !strings.HasSuffix(name, ".yaml") {
+			name, at, _ = strings.Cut(name, "/")
+		}
+		var err error
+		if s, err = LoadScenario(name); err != nil {
+			return Options{}, err
+		}
 	}
-	if budget > 0 {
-		fleet.Engine.Budget = budget
+	c, ok := s.Case(at)
+	if !ok {
+		return Options{}, fmt.Errorf("scenario %s has no case %q", name, at)
 	}
-	return nil
+	o, err := s.Options(c, f.reader())
+	if err != nil {
+		return Options{}, err
+	}
+	o.Seeds = f.allSeeds()
+	switch {
+	case f.sweep:
+		o.Policies = Sweep()
+	case f.policies != "":
+		o.Policies = strings.Split(f.policies, ",")
+	}
+	if err := f.shape.change(&o.Fleet); err != nil {
+		return Options{}, err
+	}
+	if o.Fleet.Prefill >= o.Fleet.Workers {
+		return Options{}, fmt.Errorf("%d of %d workers for prefill leave none to decode", o.Fleet.Prefill, o.Fleet.Workers)
+	}
+	f.set.Visit(func(given *flag.Flag) {
+		switch given.Name {
+		case "event-delay":
+			o.Conditions.EventDelay = max(float64(f.delay), 0)
+		case "event-loss":
+			o.Conditions.EventLoss = f.loss
+		case "event-replay":
+			o.Conditions.EventReplay = max(float64(f.resend), 0)
+		case "replicas":
+			o.Conditions.Replicas = f.replicas
+		case "share-delay":
+			o.Conditions.Share, o.Conditions.ShareDelay = f.share >= 0, max(float64(f.share), 0)
+		}
+	})
+	return o, nil
 }
 
 // gzipped closes the file under its decompressor.

@@ -3,7 +3,7 @@ package replay
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -100,15 +100,122 @@ func TestCommand(t *testing.T) {
 }
 
 func TestChecksThatFail(t *testing.T) {
+	one, two := 1.0, 2.0
 	var b strings.Builder
-	failed, err := WriteChecks(&b, []Check{atMost("a", 2, 1), atLeast("b", 2, 1), atLeast("c", 0, 1)})
+	failed, err := WriteOutcomes(&b, []Outcome{{Measured: 2, AtMost: &one}, {Measured: 2, AtLeast: &one}, {Measured: 0, AtLeast: &two}, {Measured: 9}})
 	if err != nil || failed != 2 || strings.Count(b.String(), "FAILED") != 2 {
 		t.Errorf("%d failed, %v\n%s", failed, err, b.String())
 	}
-	// A single seed of L1 alone: whatever the outcome, it is the table's last word.
-	err = Command([]string{"-acceptance", "-rows", "L13", "-seeds", "1"}, &b, io.Discard)
-	if err != nil && !errors.Is(err, ErrChecksFailed) {
-		t.Error(err)
+	// The exit tells: a row that cannot hold, and one that needs a trace.
+	path := filepath.Join(t.TempDir(), "x.yaml")
+	err = os.WriteFile(path, []byte("row: L0\nworkload: {one_shot: {tenants: 1, own: 100, output: 5, per_second: 1}}\nfleet: {workers: 2}\n"+
+		"checks: [{what: impossible, policy: random, figure: hit, at_least: 2}]\n"), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := LoadScenario(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := Acceptance{Scenarios: []*Scenario{s}, Seeds: []uint64{1}}
+	if outcomes, _, err := a.Run(); err != nil || len(outcomes) != 1 || outcomes[0].OK() {
+		t.Errorf("%+v, %v", outcomes, err)
+	}
+	b.Reset()
+	if err := Command([]string{"-acceptance", "-rows", "L4,L9"}, &b, io.Discard); err != nil || !strings.Contains(b.String(), "want of a trace (-trace): L4, L9") {
+		t.Errorf("%v\n%s", err, b.String())
+	}
+}
+
+func TestScenarios(t *testing.T) {
+	list, err := Scenarios()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]bool{}
+	for _, s := range list {
+		rows[s.Row] = true
+		if len(s.Checks) == 0 || s.Title == "" || len(s.Policies) == 0 || s.Policies[0] != "kv-aware" && s.Policies[0] != "pools" {
+			t.Errorf("%s: %d checks, title %q, policies %v", s.Name, len(s.Checks), s.Title, s.Policies)
+		}
+	}
+	for n := 1; n <= 15; n++ {
+		if !rows[fmt.Sprint("L", n)] {
+			t.Errorf("no scenario for L%d", n)
+		}
+	}
+	var b strings.Builder
+	if err := Command([]string{"-scenario", "list"}, &b, io.Discard); err != nil || strings.Count(b.String(), "\n") != len(list) {
+		t.Errorf("%v\n%s", err, b.String())
+	}
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"two workloads":    "workload: {trace: {load: 1}, one_shot: {tenants: 1}}\nfleet: {workers: 1}",
+		"no workload":      "fleet: {workers: 1}",
+		"no workers":       "workload: {trace: {load: 1}}",
+		"unknown key":      "workload: {trace: {load: 1}}\nfleet: {workers: 1, size: 2}",
+		"unknown engine":   "workload: {trace: {load: 1}}\nfleet: {workers: 1, engine: x}",
+		"unknown figure":   "workload: {trace: {load: 1}}\nfleet: {workers: 1}\nchecks: [{policy: random, figure: x}]",
+		"unknown policy":   "workload: {trace: {load: 1}}\nfleet: {workers: 1}\nchecks: [{policy: x, figure: hit}]",
+		"unknown case":     "workload: {trace: {load: 1}}\nfleet: {workers: 1}\nchecks: [{case: x, policy: random, figure: hit}]",
+		"negative workers": "workload: {trace: {load: 1}}\nfleet: {workers: -1}",
+	} {
+		path := filepath.Join(dir, "s.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := LoadScenario(path); err == nil {
+			t.Errorf("%s was accepted", name)
+		}
+	}
+}
+
+// TestArguments: the times and the shape of a command line.
+func TestArguments(t *testing.T) {
+	f, err := parseFlags([]string{"--format", "generated", "--scenario", "tenants/overload", "--workers", "3", "--ranks", "2", "--seed", "7", "--seeds", "2",
+		"--replicas", "4", "--share-delay", "10ms", "--event-delay", "0.5", "--policies", "session,random"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := f.options()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Conditions{EventDelay: 0.5, Replicas: 4, Share: true, ShareDelay: 0.01}
+	if o.Conditions != want || o.Fleet.Workers != 3 || o.Fleet.Ranks != 2 || o.Fleet.Engine.Capacity != 300_000 || fmt.Sprint(o.Seeds, o.Policies) != "[7 8] [session random]" {
+		t.Errorf("%+v", o)
+	}
+	for jitter, want := range map[string]seconds{"": -1, "0": 0, "never": 0, "3s": 3, "250ms": 0.25} {
+		args := []string{"--arrival-jitter", jitter}
+		if jitter == "" {
+			args = nil
+		}
+		if f, err := parseFlags(args, io.Discard); err != nil || f.jitter != want {
+			t.Errorf("jitter %q: %v, %v", jitter, f.jitter, err)
+		}
+	}
+	if f, err := parseFlags([]string{"--share-delay", "never"}, io.Discard); err != nil || f.share >= 0 {
+		t.Errorf("never: %v", err)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	row := func(name string, p90, dev, throughput float64) Row {
+		return Row{Policy: name, Mean: Result{TTFT90: p90, Throughput: throughput}, Deviation: Result{TTFT90: dev}}
+	}
+	for _, tc := range []struct {
+		rows []Row
+		want string
+	}{
+		{[]Row{row("kv-aware", 2, 0.1, 100), row("session", 3, 0.1, 100), row("oracle", 1, 0.1, 100)}, "Least TTFT p90: kv-aware, 2.00 s ± 0.10: the default, keep it."},
+		{[]Row{row("kv-aware", 2, 0.1, 100), row("session", 1.9, 0.1, 100)}, "Least TTFT p90: session, 1.90 s ± 0.10; the default's 2.00 s ± 0.10 is not worse beyond the seeds' deviation: keep it."},
+		{[]Row{row("kv-aware", 2, 0.1, 100), row("session", 1, 0.1, 100), row("random", 0.5, 0.1, 90)}, "Least TTFT p90: session, 1.00 s ± 0.10: 50 % less than the default's 2.00 s."},
+		{[]Row{row("kv-aware?cost.miss=6", 2, 0.1, 100), row("kv-aware?cost.miss=2", 1, 0.1, 100), row("session", 0.8, 0, 100)},
+			"Least TTFT p90: session, 0.80 s ± 0.00: 60 % less than the default's 2.00 s.\nBest overlap weight: kv-aware?cost.miss=2, 1.00 s ± 0.10: 50 % less than the default's 2.00 s."},
+	} {
+		if got := strings.Join((&Report{Rows: tc.rows}).Verdict(), "\n"); got != tc.want {
+			t.Errorf("got %s\nwant %s", got, tc.want)
+		}
 	}
 }
 
@@ -123,8 +230,16 @@ func BenchmarkTrace64Ranks(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	s, err := LoadScenario("trace-speed")
+	if err != nil {
+		b.Fatal(err)
+	}
+	fleet, err := s.fleet(&s.Cases[0])
+	if err != nil {
+		b.Fatal(err)
+	}
 	for b.Loop() {
-		if _, err := Run(Options{Workload: w, Fleet: eightByEight(), Policies: []string{"kv-aware"}, Seeds: []uint64{1}}); err != nil {
+		if _, err := Run(Options{Workload: w, Fleet: fleet, Policies: []string{"kv-aware"}, Seeds: []uint64{1}}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -4,7 +4,9 @@
 // to the engine model; rankings and ratios carry over. The same options give the
 // same report, byte for byte.
 //
-//	w := replay.ConversationSkew()            // or ReadMooncake
-//	report, err := replay.Run(replay.Options{Workload: w, Fleet: w.Fleet, Policies: []string{"kv-aware", "session"}, Seeds: []uint64{1, 2, 3}})
+//	s, err := replay.LoadScenario("skew")
+//	o, err := s.Options(&s.Cases[0], nil)
+//	o.Seeds = []uint64{1, 2, 3}
+//	report, err := replay.Run(o)
 //	report.WriteTable(os.Stdout)
 package replay

@@ -35,7 +35,8 @@ var page = template.Must(template.New("report").Parse(`<!doctype html>
 td:first-child,th:first-child{text-align:left}tr:nth-child(even){background:#f2f5f8}svg{display:block;margin:.5em 0 2em}</style>
 <h1>{{.Report.Workload}}</h1>
 <p>{{.Report.Ranks}} ranks, {{len .Report.Seeds}} seeds, means. Simulated engines: rankings and ratios carry over, seconds do not.</p>
-<table><tr><th>policy<th>hit %<th>ceiling %<th>TTFT p50<th>p90<th>±<th>p99<th>ITL p50 ms<th>tokens/s<th>CV %<th>max/min<th>moves</tr>
+{{range .Report.Verdict}}<p><b>{{.}}</b></p>
+{{end}}<table><tr><th>policy<th>hit %<th>ceiling %<th>TTFT p50<th>p90<th>±<th>p99<th>ITL p50 ms<th>tokens/s<th>CV %<th>max/min<th>moves</tr>
 {{range .Rows}}<tr>{{range .}}<td>{{.}}{{end}}</tr>
 {{end}}</table>
 {{range .Charts}}<h2>{{.Title}}, {{.Unit}}</h2><svg width="760" height="{{$.Height}}" font-family="system-ui" font-size="13">

@@ -70,6 +70,5 @@ func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 	if err := lines.Err(); err != nil {
 		return Workload{}, fmt.Errorf("read trace: %w", err)
 	}
-	return Workload{Name: fmt.Sprintf("mooncake x%g", load), BlockSize: mooncakeBlock, Generate: spread(trace, load, jitter),
-		Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(3_000_000)}}, nil
+	return Workload{Name: fmt.Sprintf("mooncake x%g", load), BlockSize: mooncakeBlock, Generate: spread(trace, load, jitter)}, nil
 }

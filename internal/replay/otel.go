@@ -59,8 +59,7 @@ func ReadOTel(in io.Reader, load, jitter float64) (Workload, error) {
 		before[a.Conversation] = blocks
 		trace[i] = Request{At: float64(spans[i].Start-spans[0].Start) / 1e9, Conversation: a.Conversation, Prompt: a.Input, Output: max(a.Output, 1), Blocks: blocks}
 	}
-	return Workload{Name: fmt.Sprintf("spans x%g", load), BlockSize: skewBlock, Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(3_000_000)},
-		Generate: spread(trace, load, max(jitter, 0))}, nil
+	return Workload{Name: fmt.Sprintf("spans x%g", load), BlockSize: skewBlock, Generate: spread(trace, load, max(jitter, 0))}, nil
 }
 
 // spread makes the arrivals of a trace: each up to jitter seconds later, then faster

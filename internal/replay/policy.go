@@ -120,12 +120,16 @@ func set(policy *routing.Policy, setting string) error {
 	return nil
 }
 
+// weightSetting begins the names of kv-aware with another overlap weight than the
+// default's.
+const weightSetting, defaultWeight = "kv-aware?cost.miss=", "6"
+
 // Sweep lists the policies that show how a workload answers to the settings that
 // matter: the overlap weight first.
 func Sweep() []string {
 	var names []string
-	for _, weight := range []string{"1", "2", "3", "4", "6", "8", "12", "20"} {
-		names = append(names, "kv-aware?cost.miss="+weight)
+	for _, weight := range []string{"1", "2", "3", "4", defaultWeight, "8", "12", "20"} {
+		names = append(names, weightSetting+weight)
 	}
 	for _, slack := range []string{"0", "2048", "65536"} {
 		names = append(names, "kv-aware?firstTurn.slack="+slack)
@@ -133,7 +137,7 @@ func Sweep() []string {
 	for _, price := range []string{"0", "4000"} {
 		names = append(names, "kv-aware?cost.active="+price)
 	}
-	return append(names, "session", "kv-aware-trt", "conversation-rank", "first-turn-round-robin", "min-wait", "least-tokens", "oracle")
+	return append(names, "session", "round-robin", "kv-aware-trt", "conversation-rank", "first-turn-round-robin", "min-wait", "least-tokens", "oracle")
 }
 
 // PolicyNames lists what PolicyByName knows.

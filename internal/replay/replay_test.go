@@ -21,6 +21,15 @@ func openTrace() (io.ReadCloser, error) {
 	return gzip.NewReader(f)
 }
 
+func readTrace(load float64) (Workload, error) {
+	in, err := openTrace()
+	if err != nil {
+		return Workload{}, err
+	}
+	defer in.Close()
+	return ReadMooncake(in, load, -1)
+}
+
 func needTrace(t testing.TB) {
 	t.Helper()
 	if os.Getenv(traceVariable) == "" {
@@ -54,37 +63,44 @@ func TestMooncakeConversations(t *testing.T) {
 	}
 }
 
-// TestAcceptance runs one row that needs no trace and little time, with few seeds; all
-// of them if the environment variable KVLANE_REPLAY_ACCEPTANCE is set.
+// TestAcceptance runs the rows that need no trace and little time, with one seed; all of
+// them, with five, if the environment variable KVLANE_REPLAY_ACCEPTANCE is set.
 func TestAcceptance(t *testing.T) {
-	a := Acceptance{Seeds: []uint64{1, 2, 3}, Rows: map[string]bool{"L1": true}}
+	rows, seeds := []string{"L3", "L11"}, []uint64{1}
+	a := Acceptance{}
 	if os.Getenv("KVLANE_REPLAY_ACCEPTANCE") != "" {
-		a.Seeds, a.Rows = []uint64{1, 2, 3, 4, 5}, nil
+		rows, seeds = nil, []uint64{1, 2, 3, 4, 5}
 		if os.Getenv(traceVariable) != "" {
-			a.Trace = openTrace
+			a.Trace = readTrace
 		}
 	}
-	checks, err := a.Run()
+	var err error
+	if a.Scenarios, err = AcceptanceScenarios(rows...); err != nil {
+		t.Fatal(err)
+	}
+	a.Seeds = seeds
+	outcomes, without, err := a.Run()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	failed, err := WriteChecks(&b, checks)
+	failed, err := WriteOutcomes(&b, outcomes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Log("\n" + b.String())
+	t.Logf("\n%swithout a trace: %v", b.String(), without)
 	if failed > 0 {
-		t.Errorf("%d of %d checks do not hold", failed, len(checks))
+		t.Errorf("%d of %d checks do not hold", failed, len(outcomes))
 	}
 }
 
 // TestSameSeedSameBytes runs every policy twice under bad conditions.
 func TestSameSeedSameBytes(t *testing.T) {
-	w := OneShot{Tenants: 5, System: 2000, Own: 500, Output: 50, PerSecond: 3, Capacity: 50_000}.Workload("small")
+	w := OneShot{Tenants: 5, System: 2000, Own: 500, Output: 50, PerSecond: 1}.Workload("small")
+	fleet := Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(50_000)}
 	var out [2]bytes.Buffer
 	for i := range out {
-		report, err := Run(Options{Workload: w, Fleet: w.Fleet, Policies: PolicyNames(), Seeds: []uint64{7, 8},
+		report, err := Run(Options{Workload: w, Fleet: fleet, Policies: PolicyNames(), Seeds: []uint64{7},
 			Conditions: Conditions{EventDelay: 0.2, EventLoss: 0.05, Replicas: 2, Share: true, ShareDelay: 0.05}})
 		if err != nil {
 			t.Fatal(err)
@@ -108,11 +124,12 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("%s was accepted", name)
 		}
 	}
-	w := ConversationSkew()
+	w := OneShot{Tenants: 1, Own: 100, Output: 5, PerSecond: 1}.Workload("small")
+	fleet := Fleet{Workers: 1, Ranks: 1, Engine: Dense70B(50_000)}
 	for name, o := range map[string]Options{
 		"no rank":        {Workload: w, Policies: []string{"random"}, Seeds: []uint64{1}},
-		"no seed":        {Workload: w, Fleet: w.Fleet, Policies: []string{"random"}},
-		"unknown policy": {Workload: w, Fleet: w.Fleet, Policies: []string{"best"}, Seeds: []uint64{1}},
+		"no seed":        {Workload: w, Fleet: fleet, Policies: []string{"random"}},
+		"unknown policy": {Workload: w, Fleet: fleet, Policies: []string{"best"}, Seeds: []uint64{1}},
 	} {
 		if _, err := Run(o); err == nil {
 			t.Errorf("%s was accepted", name)

@@ -6,7 +6,10 @@ import (
 	"io"
 	"math"
 	"sort"
+	"strings"
 	"text/tabwriter"
+
+	"github.com/kvlane/kvlane/routing"
 )
 
 // warmPart is the part of the requests, by arrival, that latencies leave out.
@@ -158,6 +161,8 @@ type Row struct {
 	// Deviation is the sample standard deviation, zero for one seed.
 	Deviation Result   `json:"deviation"`
 	Runs      []Result `json:"runs"`
+	// Seconds is what one run took on this machine; it is in no report.
+	Seconds float64 `json:"-"`
 }
 
 func (w *Row) conclude() {
@@ -189,6 +194,61 @@ type Report struct {
 	Rows     []Row    `json:"rows"`
 }
 
+// Verdict says in sentences what the figures mean for a choice: the policy with the least
+// TTFT p90, and the overlap weight with it if several were run. Bounds that no router
+// can reach do not count, nor do policies that refuse requests or lose throughput.
+func (r *Report) Verdict() []string {
+	const lost = 0.98
+	most := 0.0
+	for i := range r.Rows {
+		most = max(most, r.Rows[i].Mean.Throughput)
+	}
+	var best, weight, usual *Row
+	weights := 0
+	for i := range r.Rows {
+		row := &r.Rows[i]
+		if row.Policy == routing.DefaultPreset || row.Policy == weightSetting+defaultWeight {
+			usual = row
+		}
+		if strings.HasPrefix(row.Policy, "oracle") || row.Mean.Refused > 0 || row.Mean.Throughput < lost*most {
+			continue
+		}
+		if best == nil || row.Mean.TTFT90 < best.Mean.TTFT90 {
+			best = row
+		}
+		if strings.HasPrefix(row.Policy, weightSetting) {
+			weights++
+			if weight == nil || row.Mean.TTFT90 < weight.Mean.TTFT90 {
+				weight = row
+			}
+		}
+	}
+	var out []string
+	if best != nil && len(r.Rows) > 1 {
+		out = append(out, "Least TTFT p90: "+against(best, usual))
+	}
+	if weights > 1 {
+		out = append(out, "Best overlap weight: "+against(weight, usual))
+	}
+	return out
+}
+
+// against tells a policy's p90 and whether its distance from the default's is more than
+// the seeds' deviations.
+func against(row, usual *Row) string {
+	text := fmt.Sprintf("%s, %.2f s ± %.2f", row.Policy, row.Mean.TTFT90, row.Deviation.TTFT90)
+	switch {
+	case usual == nil:
+		return text + "."
+	case row == usual:
+		return text + ": the default, keep it."
+	case usual.Mean.TTFT90-row.Mean.TTFT90 <= row.Deviation.TTFT90+usual.Deviation.TTFT90:
+		return text + fmt.Sprintf("; the default's %.2f s ± %.2f is not worse beyond the seeds' deviation: keep it.", usual.Mean.TTFT90, usual.Deviation.TTFT90)
+	default:
+		return text + fmt.Sprintf(": %.0f %% less than the default's %.2f s.", 100*(1-row.Mean.TTFT90/usual.Mean.TTFT90), usual.Mean.TTFT90)
+	}
+}
+
 // WriteJSON writes the report with all runs.
 func (r *Report) WriteJSON(out io.Writer) error {
 	enc := json.NewEncoder(out)
@@ -206,5 +266,13 @@ func (r *Report) WriteTable(out io.Writer) error {
 		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f\t%.0f\t%.1f\t%.2f\t%.0f\t%.0f\t\n", r.Rows[i].Policy, 100*m.Hit, 100*m.Ceiling,
 			m.TTFT50, m.TTFT90, d.TTFT90, m.TTFT95, m.TTFT99, 1000*m.ITL50, m.Throughput, 100*m.CV, m.MaxMin, 100*m.MinMean, m.Moves)
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, line := range r.Verdict() {
+		if _, err := fmt.Fprintln(out, line); err != nil {
+			return err
+		}
+	}
+	return nil
 }

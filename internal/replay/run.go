@@ -3,6 +3,7 @@ package replay
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Options is what to compare.
@@ -12,8 +13,8 @@ type Options struct {
 	Policies   []string
 	Seeds      []uint64
 	Conditions Conditions
-	// Progress, if not nil, is called before every run.
-	Progress func(policy string, seed uint64)
+	// Progress, if not nil, is called before every run; run counts from 1 to runs.
+	Progress func(policy string, seed uint64, run, runs int)
 }
 
 // Run simulates every policy with every seed, one after the other.
@@ -31,10 +32,11 @@ func Run(o Options) (*Report, error) {
 			return nil, fmt.Errorf("replay: %w", err)
 		}
 		row := Row{Policy: name}
-		for _, seed := range o.Seeds {
+		for i, seed := range o.Seeds {
 			if o.Progress != nil {
-				o.Progress(name, seed)
+				o.Progress(name, seed, len(report.Rows)*len(o.Seeds)+i+1, len(o.Policies)*len(o.Seeds))
 			}
+			began := time.Now()
 			s, err := newSimulation(&o.Workload, o.Fleet, &policy, o.Conditions, seed)
 			if err != nil {
 				return nil, fmt.Errorf("replay: %w", err)
@@ -42,6 +44,7 @@ func Run(o Options) (*Report, error) {
 			if err := s.run(); err != nil {
 				return nil, fmt.Errorf("replay: %s, seed %d: %w", name, seed, err)
 			}
+			row.Seconds += time.Since(began).Seconds() / float64(len(o.Seeds))
 			row.Runs = append(row.Runs, s.summarise())
 		}
 		row.conclude()

@@ -1,158 +1,271 @@
 package replay
 
 import (
+	"bytes"
+	"embed"
+	"errors"
 	"fmt"
-	"math/rand/v2"
+	"os"
+	"path"
 	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
 )
 
-// Skew describes clients that each run conversations back to back against a shared
-// system prompt.
-type Skew struct {
-	Clients            int
-	StartOver          float64 // seconds over which the clients start
-	Shared             int     // tokens of the system prompt
-	FirstMean, FirstSD float64 // first user text
-	TurnMean, TurnSD   float64 // later user texts
-	OutputMean         float64
-	MinTurns, MaxTurns int
-	Think              float64 // mean of the pause, exponential
-	Requests           int
+// Scenario is a workload with the engines that it runs on and the policies that it is
+// about; perhaps in several cases, and with what must come out.
+type Scenario struct {
+	Name string `yaml:"-"`
+	// Row is its number in the list of acceptance rows, "" if it is not in it.
+	Row      string   `yaml:"row"`
+	Title    string   `yaml:"title"`
+	Workload Source   `yaml:"workload"`
+	Fleet    Shape    `yaml:"fleet"`
+	Policies []string `yaml:"policies"`
+	// Cases change workload, fleet or conditions; none stands for one without changes.
+	Cases  []Case  `yaml:"cases"`
+	Checks []Check `yaml:"checks"`
 }
 
-// script is one client's state.
-type script struct {
-	skew   *Skew
-	rng    *rand.Rand
-	client int
-	number int
-	turns  int
-	shared *int // requests left to all clients
-	text   int
-	blocks []uint64
-	source uint64
+// Case is a scenario with changes.
+type Case struct {
+	Name string `yaml:"name"`
+	// Workload replaces the scenario's if it is not empty; a field of Fleet if it is not
+	// zero.
+	Workload   Source    `yaml:"workload"`
+	Fleet      Shape     `yaml:"fleet"`
+	Conditions Knowledge `yaml:"conditions"`
 }
 
-const skewBlock, maxPrompt = 64, 120_000
-
-// begin starts the client's next conversation.
-func (s *script) begin() {
-	k := s.skew
-	s.number++
-	s.turns = k.MinTurns + s.rng.IntN(k.MaxTurns-k.MinTurns+1)
-	s.source = uint64(s.client)<<20 | uint64(s.number)
-	s.blocks = chain(nil, 0, k.Shared/skewBlock)
-	s.text = k.Shared + lognormal(s.rng, k.FirstMean, k.FirstSD)
+// Source is what makes the requests; exactly one is set.
+type Source struct {
+	Trace    *Trace   `yaml:"trace"`
+	Skew     *Skew    `yaml:"skew"`
+	OneShot  *OneShot `yaml:"one_shot"`
+	Siblings *Burst   `yaml:"siblings"`
 }
 
-// next is the client's next request.
-func (s *script) next(at float64) (Request, bool) {
-	if *s.shared == 0 {
-		return Request{}, false
+// Trace is the trace file that the user names, Load times faster than recorded.
+type Trace struct {
+	Load float64 `yaml:"load"`
+}
+
+// Burst is the workload of Siblings.
+type Burst struct {
+	Background float64 `yaml:"background"`
+}
+
+// Shape is a fleet as files write it; zero fields are the defaults: one rank a worker,
+// the engine's own capacity and budget.
+type Shape struct {
+	Workers  int     `yaml:"workers"`
+	Ranks    int     `yaml:"ranks"`
+	Coupled  bool    `yaml:"coupled"`
+	Prefill  int     `yaml:"prefill"`
+	Engine   string  `yaml:"engine"` // d70 or ds
+	Capacity int     `yaml:"capacity"`
+	Budget   int     `yaml:"budget"`
+	PerToken float64 `yaml:"per_token"`
+}
+
+// Knowledge is Conditions as files write them. ShareDelay is nil where replicas share
+// nothing.
+type Knowledge struct {
+	EventDelay  float64  `yaml:"event_delay"`
+	EventLoss   float64  `yaml:"event_loss"`
+	EventReplay float64  `yaml:"event_replay"`
+	Replicas    int      `yaml:"replicas"`
+	ShareDelay  *float64 `yaml:"share_delay"`
+}
+
+//go:embed scenarios
+var scenarioFiles embed.FS
+
+// Scenarios lists the scenarios of the project by acceptance row.
+func Scenarios() ([]*Scenario, error) {
+	files, err := scenarioFiles.ReadDir("scenarios")
+	if err != nil {
+		return nil, err
 	}
-	*s.shared--
-	if s.turns == 0 || s.text > maxPrompt {
-		s.begin()
+	var list []*Scenario
+	for _, f := range files {
+		s, err := LoadScenario(strings.TrimSuffix(f.Name(), ".yaml"))
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, s)
 	}
-	s.turns--
-	s.blocks = chain(s.blocks, s.source, s.text/skewBlock-len(s.blocks))
-	return Request{At: at, Conversation: fmt.Sprintf("c%d-%d", s.client, s.number), Prompt: s.text,
-		Output: lognormal(s.rng, s.skew.OutputMean, 0.8), Blocks: slices.Clip(s.blocks), script: s}, true
+	slices.SortFunc(list, func(a, b *Scenario) int { return rowNumber(a.Row) - rowNumber(b.Row) })
+	return list, nil
 }
 
-func (k Skew) workload(name string, fleet Fleet) Workload {
-	return Workload{Name: name, BlockSize: skewBlock, Fleet: fleet, PrefillOnly: true, DecodePerToken: 0.025,
-		Generate: func(seed uint64) []Request {
-			left := k.Requests
-			out := []Request{{Prompt: k.Shared, Output: 1, Blocks: chain(nil, 0, k.Shared/skewBlock), WarmUp: true}}
-			for c := range k.Clients {
-				s := &script{skew: &k, rng: rand.New(rand.NewPCG(seed, uint64(c))), client: c, shared: &left}
-				if r, ok := s.next(5 + k.StartOver*float64(c)/float64(k.Clients)); ok {
-					out = append(out, r)
-				}
-			}
-			return out
-		},
-		Follow: func(done *Request, ended float64) (Request, bool) {
-			s := done.script
-			if s == nil {
-				return Request{}, false
-			}
-			pause := 0.0
-			if k.Think > 0 {
-				pause = s.rng.ExpFloat64() * k.Think
-			}
-			s.text += done.Output + lognormal(s.rng, k.TurnMean, k.TurnSD)
-			return s.next(ended + pause)
-		}}
+func rowNumber(row string) int {
+	n, _ := strconv.Atoi(strings.TrimPrefix(row, "L")) // no number: first
+	return n
 }
 
-// ConversationSkew is 96 long conversations that share a system prompt which one rank
-// holds first: plain affinity funnels births to that rank.
-func ConversationSkew() Workload {
-	e := ExpertRank(1_500_000)
-	e.PerToken = 320e-6
-	return Skew{Clients: 96, StartOver: 60, Shared: 2048, FirstMean: 3000, FirstSD: 0.8, TurnMean: 1200, TurnSD: 1, OutputMean: 200,
-		MinTurns: 36, MaxTurns: 54, Requests: 4300}.workload("conversation skew", Fleet{Workers: 1, Ranks: 8, Coupled: true, Engine: e})
+// LoadScenario returns a scenario of the project by name, or reads a file whose name
+// ends in .yaml.
+func LoadScenario(name string) (*Scenario, error) {
+	var text []byte
+	var err error
+	if strings.HasSuffix(name, ".yaml") {
+		text, err = os.ReadFile(name)
+	} else if text, err = scenarioFiles.ReadFile(path.Join("scenarios", name+".yaml")); err != nil {
+		return nil, fmt.Errorf("no scenario %q: list shows all", name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read scenario: %w", err)
+	}
+	s := &Scenario{Name: name}
+	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(s); err != nil {
+		return nil, fmt.Errorf("scenario %s: %w", name, err)
+	}
+	if len(s.Cases) == 0 {
+		s.Cases = []Case{{}}
+	}
+	return s, s.validate()
 }
 
-// StarvedRanks is 24 clients with short conversations and pauses: without a gate and
-// random ties some ranks get nothing.
-func StarvedRanks() Workload {
-	return Skew{Clients: 24, StartOver: 30, Shared: 512, FirstMean: 8000, FirstSD: 0.6, TurnMean: 900, TurnSD: 1, OutputMean: 400,
-		MinTurns: 5, MaxTurns: 25, Think: 1, Requests: 4560}.workload("starved ranks", Fleet{Workers: 1, Ranks: 8, Coupled: true, Engine: ExpertRank(1_000_000)})
-}
-
-// OneShot describes questions behind system prompts, without later turns: Tenants
-// prompts of System tokens, own texts of Own mean tokens, an open loop for 300 s.
-type OneShot struct {
-	Tenants, System int
-	Own, Output     float64
-	PerSecond       float64
-	Capacity        int
-}
-
-// Workload generates the questions.
-func (o OneShot) Workload(name string) Workload {
-	return Workload{Name: name, BlockSize: skewBlock, Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(o.Capacity)},
-		Generate: func(seed uint64) []Request {
-			rng := rand.New(rand.NewPCG(seed, 0x74656E))
-			var out []Request
-			for at := rng.ExpFloat64() / o.PerSecond; at < 300; at += rng.ExpFloat64() / o.PerSecond {
-				n := len(out)
-				blocks := chain(nil, uint64(rng.IntN(o.Tenants)), o.System/skewBlock)
-				text := o.System + lognormal(rng, o.Own, 0.5)
-				out = append(out, Request{At: at, Conversation: fmt.Sprintf("q%d", n), Prompt: text, Output: lognormal(rng, o.Output, 0.5),
-					Blocks: chain(blocks, uint64(n)+1<<32, text/skewBlock-len(blocks))})
-			}
-			return out
-		}}
-}
-
-// Siblings is bursts of 64 requests that share a prefix nobody has yet, every 30 s
-// for 600 s, over unrelated requests that use the given part of the fleet's prefill.
-func Siblings(background float64) Workload {
-	const size, prefix, own = 64, 30_000, 500
-	fleet := Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(3_000_000)}
-	rate := background * float64(fleet.Workers) / fleet.Engine.PerToken / 6000
-	return Workload{Name: "siblings", BlockSize: skewBlock, Fleet: fleet, Generate: func(seed uint64) []Request {
-		rng := rand.New(rand.NewPCG(seed, 0x736962))
-		var out []Request
-		for at := rng.ExpFloat64() / rate; at < 600; at += rng.ExpFloat64() / rate {
-			text := lognormal(rng, 6000, 1)
-			out = append(out, Request{At: at, Conversation: fmt.Sprintf("b%d", len(out)), Prompt: text, Output: lognormal(rng, 250, 0.5),
-				Blocks: chain(nil, uint64(len(out))+1<<32, text/skewBlock)})
+func (s *Scenario) validate() error {
+	for i := range s.Cases {
+		if n := s.source(&s.Cases[i]).count(); n != 1 {
+			return fmt.Errorf("scenario %s: %d workloads, want one of trace, skew, one_shot and siblings", s.Name, n)
 		}
-		for burst := 1; burst < 20; burst++ {
-			shared := chain(nil, uint64(burst)+1<<40, prefix/skewBlock)
-			for n := range size {
-				id := fmt.Sprintf("s%d-%d", burst, n)
-				blocks := append([]uint64(nil), shared...)
-				out = append(out, Request{At: 30*float64(burst) + 0.1*rng.Float64(), Conversation: id, Prompt: prefix + own,
-					Output: lognormal(rng, 250, 0.5), Burst: burst, BurstPrefix: prefix,
-					Blocks: chain(blocks, uint64(burst*size+n)+1<<41, (prefix+own)/skewBlock-len(blocks))})
-			}
+		if _, err := s.fleet(&s.Cases[i]); err != nil {
+			return fmt.Errorf("scenario %s: %w", s.Name, err)
 		}
-		return out
-	}}
+	}
+	for _, name := range s.Policies {
+		if _, err := PolicyByName(name); err != nil {
+			return fmt.Errorf("scenario %s: %w", s.Name, err)
+		}
+	}
+	for i := range s.Checks {
+		if err := s.Checks[i].validate(s); err != nil {
+			return fmt.Errorf("scenario %s, check %d: %w", s.Name, i+1, err)
+		}
+	}
+	return nil
+}
+
+// Case returns a case by name; "" is the first.
+func (s *Scenario) Case(name string) (*Case, bool) {
+	if name == "" {
+		return &s.Cases[0], true
+	}
+	i := slices.IndexFunc(s.Cases, func(c Case) bool { return c.Name == name })
+	if i < 0 {
+		return nil, false
+	}
+	return &s.Cases[i], true
+}
+
+// NeedsTrace tells whether a case cannot run without a trace file.
+func (s *Scenario) NeedsTrace() bool {
+	return slices.ContainsFunc(s.Cases, func(c Case) bool { return s.source(&c).Trace != nil })
+}
+
+func (s *Scenario) source(c *Case) *Source {
+	if c.Workload.count() > 0 {
+		return &c.Workload
+	}
+	return &s.Workload
+}
+
+func (w *Source) count() int {
+	n := 0
+	for _, set := range []bool{w.Trace != nil, w.Skew != nil, w.OneShot != nil, w.Siblings != nil} {
+		if set {
+			n++
+		}
+	}
+	return n
+}
+
+// TraceReader makes a workload of a trace that arrives load times as fast.
+type TraceReader func(load float64) (Workload, error)
+
+// Options returns what to run for a case: policies and seeds are left to the caller.
+func (s *Scenario) Options(c *Case, trace TraceReader) (Options, error) {
+	fleet, err := s.fleet(c)
+	if err != nil {
+		return Options{}, err
+	}
+	name := s.Name
+	if c.Name != "" {
+		name += "/" + c.Name
+	}
+	o := Options{Fleet: fleet, Policies: s.Policies, Conditions: c.Conditions.conditions()}
+	switch w := s.source(c); {
+	case w.Skew != nil:
+		o.Workload = w.Skew.Workload(name)
+	case w.OneShot != nil:
+		o.Workload = w.OneShot.Workload(name)
+	case w.Siblings != nil:
+		o.Workload = Siblings(name, w.Siblings.Background, &fleet)
+	case trace == nil:
+		return Options{}, errors.New("needs a trace")
+	default:
+		if o.Workload, err = trace(w.Trace.Load); err != nil {
+			return Options{}, err
+		}
+		o.Workload.Name = name
+	}
+	return o, nil
+}
+
+// engines are the engine models by name.
+var engines = map[string]func(capacity int) Engine{"d70": Dense70B, "ds": ExpertRank}
+
+const defaultCapacity = 3_000_000
+
+func (s *Scenario) fleet(c *Case) (Fleet, error) {
+	f := Fleet{Ranks: 1, Engine: Dense70B(defaultCapacity)}
+	for _, shape := range []*Shape{&s.Fleet, &c.Fleet} {
+		if err := shape.change(&f); err != nil {
+			return Fleet{}, err
+		}
+	}
+	if f.Workers < 1 || f.Prefill < 0 || f.Prefill >= f.Workers {
+		return Fleet{}, fmt.Errorf("%d workers, %d of them for prefill", f.Workers, f.Prefill)
+	}
+	return f, nil
+}
+
+// change overwrites a fleet with the fields that are set.
+func (shape *Shape) change(f *Fleet) error {
+	if shape.Engine != "" {
+		model := engines[shape.Engine]
+		if model == nil {
+			return fmt.Errorf("no engine %q: d70 or ds", shape.Engine)
+		}
+		f.Engine = model(f.Engine.Capacity)
+	}
+	for _, field := range []struct {
+		to   *int
+		from int
+	}{{&f.Workers, shape.Workers}, {&f.Ranks, shape.Ranks}, {&f.Prefill, shape.Prefill}, {&f.Engine.Capacity, shape.Capacity}, {&f.Engine.Budget, shape.Budget}} {
+		switch {
+		case field.from < 0:
+			return fmt.Errorf("%d: a fleet has no negative numbers", field.from)
+		case field.from > 0:
+			*field.to = field.from
+		}
+	}
+	if shape.PerToken > 0 {
+		f.Engine.PerToken = shape.PerToken
+	}
+	f.Coupled = f.Coupled || shape.Coupled
+	return nil
+}
+
+func (k *Knowledge) conditions() Conditions {
+	c := Conditions{EventDelay: k.EventDelay, EventLoss: k.EventLoss, EventReplay: k.EventReplay, Replicas: k.Replicas}
+	if k.ShareDelay != nil {
+		c.Share, c.ShareDelay = true, *k.ShareDelay
+	}
+	return c
 }

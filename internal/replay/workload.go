@@ -32,9 +32,7 @@ type Workload struct {
 	Name string
 	// BlockSize is the tokens of a block.
 	BlockSize int
-	// Fleet is the engines that the workload was made for.
-	Fleet    Fleet
-	Generate func(seed uint64) []Request
+	Generate  func(seed uint64) []Request
 	// Follow returns what a client sends when a request has ended; nil for open loops.
 	Follow func(done *Request, ended float64) (Request, bool)
 	// PrefillOnly ends requests with their first token: decoding happens elsewhere and
