@@ -88,9 +88,35 @@ generate: ## Makes the generated files anew (protobuf, JSON schema, tables)
 generate-check: generate ## Fails if generated files are not current
 	@git diff --exit-code --stat || { echo "generated files are not current: run 'make generate' and commit"; exit 1; }
 
+# Tools of the Kubernetes tests are built once for each pinned version: about 13 minutes on two idle cores, then none.
+K8S_TOOLS := etcd kube-apiserver kube-controller-manager kubectl helm
+K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -count=1 -v -timeout 20m ./e2e/k8s
+
+.PHONY: test-k8s
+test-k8s: build envoy ## Tests on a real API server, istiod and Envoy, and the InferencePool conformance tests (needs root)
+	@./e2e/k8s/build.sh $(TOOLS)/k8s $(K8S_TOOLS) pilot-discovery conformance.test
+	$(K8S_TEST) -run 'TestKubernetes$$'
+
+.PHONY: test-eg
+test-eg: build envoy ## Tests on a real API server, Envoy Gateway and Envoy (needs root)
+	@./e2e/k8s/build.sh $(TOOLS)/k8s $(K8S_TOOLS) envoy-gateway
+	$(K8S_TEST) -run 'TestEnvoyGateway$$'
+
 .PHONY: clean
 clean: ## Removes what was built and installed
 	rm -rf $(TOOLS) out
+
+.PHONY: test-chart
+test-chart: build envoy ## Tests the Helm chart (lint, suites, strict schemas, kvlane check, envoy validate) and the image's build steps
+	@./e2e/chart/build.sh $(TOOLS)/k8s
+	KVLANE_CHART_TOOLS=$(TOOLS)/k8s KVLANE=$(BIN)/kvlane go test -count=1 -timeout 20m ./e2e/chart
+
+.PHONY: sbom
+sbom: build ## Writes the binary's bill of materials (CycloneDX) to out/kvlane.cdx.json
+	@./e2e/chart/build.sh $(TOOLS)/k8s
+	@mkdir -p out
+	@$(TOOLS)/k8s/bin/cyclonedx-gomod bin -json -std -noserial -notimestamp -version '$(VERSION)' -output out/kvlane.cdx.json $(BIN)/kvlane
+	@echo "out/kvlane.cdx.json"
 
 .PHONY: replay-acceptance
 replay-acceptance: build ## Measures every acceptance row against its threshold; rows on Mooncake's trace need TRACE=FILE

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 )
 
+//go:generate go generate ../../internal/config
 //go:generate go run . -- ../..
 
 func main() {

@@ -58,6 +58,7 @@ static_resources:
               grpc_service: {envoy_grpc: {cluster_name: kvlane}}
               failure_mode_allow: true            # false would cut running answers when Kvlane dies; failing closed is the fallback policy's part
               message_timeout: {{.MessageTimeout}}
+              max_message_timeout: {{.MessageTimeout}}   # Kvlane may start the time anew while a prefill leg runs
               processing_mode: {request_header_mode: SEND, request_body_mode: {{.RequestBody}}, request_trailer_mode: {{.RequestTrailers}},
                 response_header_mode: SEND, response_body_mode: {{.ResponseBody}}, response_trailer_mode: SEND}   # trailers SEND: the stream lives until the answer's end
               request_attributes: [request.id]
