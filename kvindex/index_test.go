@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"hash/crc64"
+	"slices"
 	"testing"
 	"time"
 )
@@ -306,6 +307,10 @@ func TestHashes(t *testing.T) {
 			if whole[i] != parts[i] {
 				t.Fatalf("block %d of %d tokens differs when continued", i, size)
 			}
+		}
+		// the commonest size has a loop of its own, which must agree with the general one
+		if general := h.AppendHashesExtra(nil, seed, tokens, size, make([]uint64, 1)); !slices.Equal(general, whole) {
+			t.Fatalf("blocks of %d have two hashes", size)
 		}
 		// every token counts
 		for i := range k * size {
