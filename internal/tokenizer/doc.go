@@ -13,4 +13,4 @@
 // prefix.go whole conversations.
 package tokenizer
 
-//go:generate sh -c "python3 gen/probe.py > /tmp/unicode.json && go run ./gen /tmp/unicode.json tables.go"
+//go:generate gen/generate.sh
