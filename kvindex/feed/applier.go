@@ -141,6 +141,9 @@ func (a *applier) apply(payload []byte, c Cursor) {
 		a.tally.lastError = err.Error()
 		a.warnOnce(t, Malformed, err.Error())
 	}
+	if slices.ContainsFunc(b.Dropped, func(d Drop) bool { return d.Reason == Misaligned }) {
+		a.warnOnce(t, Misaligned, "stored blocks whose tokens do not fill them: the block size in the engine's events is not the one that it works with")
+	}
 	if algo, refused := a.dec.HashRefused(); refused {
 		a.refuse(t, algo)
 	}
@@ -163,6 +166,9 @@ func (a *applier) apply(payload []byte, c Cursor) {
 		if err := a.sink.Apply(t, ev); err != nil {
 			a.tally.dropped[refused(err)]++
 			a.tally.lastError = err.Error()
+			if errors.Is(err, kvindex.ErrBlockSize) {
+				a.warnOnce(t, WrongBlockSize, fmt.Sprintf("engine's blocks of %d tokens: %v; its events are refused", ev.BlockSize, err))
+			}
 			continue
 		}
 		a.tally.events++

@@ -23,7 +23,7 @@ type Batcher interface {
 	Sink
 	// BeginBatch and EndBatch enclose the events of one batch for t. From EndBatch to
 	// the next BeginBatch or Clear, what the sink has of t is what c stands for. Calls
-	// do not nest, and Clear, State and Warn are never called in between.
+	// do not nest, and Clear and State are never called in between.
 	BeginBatch(t kvindex.Target)
 	EndBatch(t kvindex.Target, c Cursor)
 }
