@@ -56,6 +56,30 @@ test: envoy ## Passes everything: unit, property and story tests, race detector,
 	go vet ./...
 	go test -race -timeout 20m ./...
 
+.PHONY: e2e-vllm e2e-sglang
+e2e-vllm: envoy ## Runs Kvlane and Envoy in front of a stock vLLM on this CPU (installs 2.4 GB once)
+	@./e2e/engines/install.sh $(TOOLS)/engines vllm
+	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestVLLM$$' ./e2e/engines
+
+e2e-sglang: envoy ## The same with SGLang (3.6 GB)
+	@./e2e/engines/install.sh $(TOOLS)/engines sglang
+	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestSGLang$$' ./e2e/engines
+
+RECORDINGS ?= e2e/engines/recordings
+.PHONY: truth
+truth: ## Compares ids and predicted cached tokens with recordings of real engines (RECORDINGS=folder)
+	@mkdir -p $(BIN)
+	@go build -o $(BIN)/truth ./e2e/engines/truth
+	@$(BIN)/truth $(RECORDINGS)
+
+.PHONY: record
+record: ## Makes the recordings in RECORDINGS anew, with the installed engines
+	@./e2e/engines/install.sh $(TOOLS)/engines vllm sglang
+	@for engine in vllm sglang; do \
+	  $(TOOLS)/engines/$$engine/bin/python e2e/engines/record.py $$engine --tokenizer internal/models/qwen3 \
+	    --work $(TOOLS)/engines/models-$$engine --out $(RECORDINGS); \
+	done
+
 .PHONY: bench
 bench: envoy ## Prints the figures of the README
 	@./e2e/bench.sh

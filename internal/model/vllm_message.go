@@ -161,10 +161,12 @@ func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
 	var texts []string
 	wrapped := []jinja.Value{}
 	add := func(text string) {
-		texts = append(texts, text)
 		if s.openai {
 			wrapped = append(wrapped, textPart(text))
+		} else if text == "" {
+			return // no part of the joined text
 		}
+		texts = append(texts, text)
 	}
 	if text, ok := v.AsString(); ok {
 		if !s.openai || flatten {

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -62,17 +63,20 @@ func run(w io.Writer, recordings, models, templates string) (differ bool, err er
 	if noIDs && err != nil {
 		return false, fmt.Errorf("no recordings in %s", recordings)
 	}
-	_, err = fmt.Fprintf(w, "totals: %d prompts (%d equal ids, %d equal refusals, %d differ); cached tokens of %d requests "+
-		"(%d right, %d wrong, predicted %d and reported %d tokens; %d beside others within bounds, %d not judged)\n", ids.Requests, ids.SameIDs, ids.Refused, ids.Differ,
+	_, err = fmt.Fprintf(w, "totals: %d prompts (%d answers with equal ids, %d equal refusals, %d differ, %d not judged); cached tokens of %d requests "+
+		"(%d right, %d wrong, predicted %d and reported %d tokens; %d beside others within bounds, %d not judged)\n", ids.Requests, ids.SameIDs, ids.Refused, ids.Differ, ids.NotJudged,
 		cached.Right+cached.Wrong+cached.Bounded+cached.NotJudged(), cached.Right, cached.Wrong, cached.Predicted, cached.Reported,
 		cached.Bounded, cached.NotJudged())
 	return ids.Differ > 0 || cached.Wrong > 0, err
 }
 
-// findTemplates looks for a folder named templates in the recordings' folder and the one above.
+// findTemplates looks for a folder named templates in the recordings' folder, in the one above, and in the data folder
+// that KVLANE_SHARED names.
 func findTemplates(recordings string) string {
-	for _, folder := range []string{recordings, filepath.Dir(filepath.Clean(recordings))} {
-		path := filepath.Join(folder, "templates")
+	for _, path := range []string{
+		filepath.Join(recordings, "templates"), filepath.Join(filepath.Dir(filepath.Clean(recordings)), "templates"),
+		filepath.Join(cmp.Or(os.Getenv("KVLANE_SHARED"), filepath.Join("..", "shared")), "data", "templates"),
+	} {
 		if info, err := os.Stat(path); err == nil && info.IsDir() {
 			return path
 		}

@@ -96,6 +96,8 @@ func timeline(w io.Writer, path string, opts Options) (Totals, error) {
 			totals.SameIDs++
 		case judged:
 			totals.Refused++
+		default:
+			totals.NotJudged++
 		}
 	}
 	return totals, nil

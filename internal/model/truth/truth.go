@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -43,6 +44,8 @@ type Totals struct {
 	Files, Requests  int
 	SameIDs, Refused int // equal ids; refusals that were recognised, with the same status
 	Differ           int
+	// NotJudged counts requests of which the engine's answer does not tell ids, or whose template is not there.
+	NotJudged int
 }
 
 func (t *Totals) add(o Totals) {
@@ -51,12 +54,19 @@ func (t *Totals) add(o Totals) {
 	t.SameIDs += o.SameIDs
 	t.Refused += o.Refused
 	t.Differ += o.Differ
+	t.NotJudged += o.NotJudged
 }
 
 func (t *Totals) String() string {
-	return fmt.Sprintf("%d requests, %d answers with the same ids, %d refused as the engine does, %d differ",
-		t.Requests, t.SameIDs, t.Refused, t.Differ)
+	s := fmt.Sprintf("%d requests, %d answers with the same ids, %d refused as the engine does, %d differ", t.Requests, t.SameIDs, t.Refused, t.Differ)
+	if t.NotJudged > 0 {
+		s += fmt.Sprintf(", %d not judged", t.NotJudged)
+	}
+	return s
 }
+
+// errNoTemplate says that the template of a recording is not in the folder of templates.
+var errNoTemplate = errors.New("no template")
 
 var fileName = regexp.MustCompile(`^chat_(vllm|sglang|trtllm)(_tools)?_(.+)_[a-z]+\.jsonl\.gz$`)
 
@@ -136,7 +146,10 @@ func runFile(w io.Writer, path string, opts Options) (Totals, error) {
 	}
 	template := ""
 	if lent := lentTemplates[name[3]]; lent != "" {
-		if template, err = readTemplate(opts, lent); err != nil {
+		if template, err = readTemplate(opts, lent); errors.Is(err, errNoTemplate) {
+			totals.Requests, totals.NotJudged = len(records), len(records)
+			return totals, nil
+		} else if err != nil {
 			return totals, err
 		}
 	}
@@ -158,10 +171,12 @@ func runFile(w io.Writer, path string, opts Options) (Totals, error) {
 				continue
 			}
 			why, err := compare(m, engine, opts, r, asked.api, asked.want)
-			if err != nil {
+			if err != nil && !errors.Is(err, errNoTemplate) {
 				return totals, err
 			}
 			switch {
+			case err != nil:
+				totals.NotJudged++
 			case why != "":
 				totals.Differ++
 				_, _ = fmt.Fprintf(w, "  case %d (%s), template %s, %s: %s\n", r.Case, r.Label, templateName(r), asked.how, why)
@@ -228,6 +243,9 @@ func templateName(r *record) string {
 
 func readTemplate(opts Options, name string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(opts.Templates, filepath.Base(name)))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", errNoTemplate, err)
+	}
 	return string(b), err
 }
 

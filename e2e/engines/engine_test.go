@@ -1,0 +1,208 @@
+package engines
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/enginesim"
+)
+
+// installed names the folder of install.sh.
+const installed = "KVLANE_ENGINES"
+
+// startTimeout bounds the start of an engine, which is some 40 s of CPU in six processes.
+const startTimeout = 10 * time.Minute
+
+const (
+	modelName = "tiny"
+	ranks     = 2
+	contextOf = 1024
+)
+
+// kind is what differs between the engines.
+type kind struct {
+	name  string
+	block int
+	// blocks of a rank: few, so that the tests can fill them.
+	blocks int
+	// load is the counter of prompt tokens of a rank, rank its label.
+	load, rank string
+	// reset empties the caches.
+	reset string
+	// tokenize is the path that answers a chat request with ids.
+	tokenize string
+}
+
+var (
+	vllm = &kind{name: "vllm", block: 32, blocks: 64, load: "vllm:prompt_tokens_total", rank: "engine",
+		reset: "/reset_prefix_cache", tokenize: "/tokenize"}
+	sglang = &kind{name: "sglang", block: 16, blocks: 96, load: "sglang:prefill_effective_tokens_total", rank: "dp_rank",
+		reset: "/flush_cache", tokenize: "/v1/tokenize"}
+)
+
+// engine is a running real engine.
+type engine struct {
+	*kind
+
+	t              *testing.T
+	address        string
+	events, replay int // ports of rank 0
+	client         *http.Client
+}
+
+// startEngine starts an engine and waits until it serves. It is skipped if the engine is not installed.
+func startEngine(t *testing.T, k *kind) *engine {
+	t.Helper()
+	folder := os.Getenv(installed)
+	if folder == "" {
+		t.Skipf("%s does not name the folder with the real engines: run make e2e-%s", installed, k.name)
+	}
+	python := filepath.Join(folder, k.name, "bin", "python")
+	if _, err := os.Stat(python); err != nil {
+		t.Skipf("%s is not installed: run make e2e-%s (%v)", k.name, k.name, err)
+	}
+	port, err := enginesim.FreePorts(1 + 2*ranks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &engine{kind: k, t: t, address: fmt.Sprintf("127.0.0.1:%d", port), events: port + 1, replay: port + 1 + ranks,
+		client: &http.Client{Timeout: time.Minute}}
+	t.Cleanup(e.client.CloseIdleConnections)
+	log, err := os.Create(filepath.Join(t.TempDir(), k.name+".log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = log.Close() })
+	cmd := exec.Command(python, "serve.py", k.name, "--tokenizer", qwen3, "--work", filepath.Join(folder, "models"), //nolint:gosec // the engine
+		"--port", strconv.Itoa(port), "--events", strconv.Itoa(e.events), "--replay", strconv.Itoa(e.replay),
+		"--ranks", strconv.Itoa(ranks), "--blocks", strconv.Itoa(k.blocks), "--context", strconv.Itoa(contextOf))
+	cmd.Stdout, cmd.Stderr = log, log
+	// A group of its own: the engine's many processes end with it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	began := time.Now()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(exited) }()
+	t.Cleanup(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
+		select {
+		case <-exited:
+		case <-time.After(20 * time.Second):
+		}
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		<-exited
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("%s's log ends:\n%s", k.name, text[max(0, len(text)-3000):])
+		}
+	})
+	for deadline := time.Now().Add(startTimeout); ; time.Sleep(500 * time.Millisecond) {
+		if status, _ := e.ask(http.MethodGet, "/health", nil); status == http.StatusOK {
+			break
+		}
+		select {
+		case <-exited:
+			t.Fatalf("%s ended before it served", k.name)
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s does not serve after %v", k.name, startTimeout)
+		}
+	}
+	t.Logf("%s serves after %.0f s", k.name, time.Since(began).Seconds())
+	return e
+}
+
+// ask talks to the engine itself. The status is 0 if it does not answer.
+func (e *engine) ask(method, path string, body []byte, headers ...string) (status int, answer []byte) {
+	e.t.Helper()
+	req, err := http.NewRequest(method, "http://"+e.address+path, bytes.NewReader(body))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := e.client.Do(req)
+	if err != nil {
+		return 0, nil
+	}
+	defer resp.Body.Close()
+	if answer, err = io.ReadAll(resp.Body); err != nil {
+		return 0, nil
+	}
+	return resp.StatusCode, answer
+}
+
+// ids are what the engine itself makes of a request, nil and the status if it refuses.
+func (e *engine) ids(path string, body []byte) ([]uint32, int) {
+	e.t.Helper()
+	status, answer := e.ask(http.MethodPost, path, body)
+	if status != http.StatusOK {
+		return nil, status
+	}
+	var got struct {
+		Tokens   []uint32 `json:"tokens"`
+		TokenIDs []uint32 `json:"token_ids"`
+	}
+	// Completions render to a list of prompts.
+	answer = bytes.TrimSpace(answer)
+	if bytes.HasPrefix(answer, []byte("[")) {
+		answer = bytes.TrimSuffix(bytes.TrimPrefix(answer, []byte("[")), []byte("]"))
+	}
+	if err := json.Unmarshal(answer, &got); err != nil {
+		e.t.Fatalf("%s answered %s: %v", path, answer, err)
+	}
+	return append(got.Tokens, got.TokenIDs...), status
+}
+
+// clear empties the engine's caches.
+func (e *engine) clear() {
+	e.t.Helper()
+	if status, answer := e.ask(http.MethodPost, e.reset, nil); status != http.StatusOK {
+		e.t.Fatalf("%s: %d %s", e.reset, status, answer)
+	}
+}
+
+// work is how many prompt tokens a rank has seen.
+func (e *engine) work(rank int) float64 {
+	e.t.Helper()
+	_, answer := e.ask(http.MethodGet, "/metrics", nil)
+	line := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(e.load) + `\{[^}]*\b` + e.rank + `="` + strconv.Itoa(rank) + `"[^}]*\} (\S+)`)
+	sum := 0.0
+	for _, m := range line.FindAllStringSubmatch(string(answer), -1) {
+		v, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		sum += v
+	}
+	return sum
+}
+
+// yaml is the engine's entry in Kvlane's list of workers.
+func (e *engine) yaml() string {
+	return strings.Join([]string{
+		"  - name: " + e.name,
+		"    engine: " + e.name,
+		fmt.Sprintf("    address: %q", e.address),
+		fmt.Sprintf("    ranks: %d", ranks),
+		"    models: [" + modelName + "]",
+		fmt.Sprintf("    events: {endpoint: \"tcp://127.0.0.1:%d\", replay: \"tcp://127.0.0.1:%d\"}", e.events, e.replay),
+	}, "\n") + "\n"
+}
