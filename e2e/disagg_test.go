@@ -26,9 +26,8 @@ type pair struct {
 	// worker is a worker's disagg section.
 	worker func(e *enginesim.Engine) string
 	paths  []string
-	// usage: the decode leg reports the prefill leg's cached tokens.
-	usage bool
-	shape shape
+	rules  string // of routing.disagg; "": split what has 64 uncached tokens
+	shape  shape
 }
 
 func port(address string) string {
@@ -57,7 +56,7 @@ func pairs() []pair {
 			return fmt.Sprintf(", disagg: {receiver_host: 127.0.0.1, receiver_init_ports: [%[1]s], receiver_alloc_ports: [%[1]s]}", port(e.SideAddr()))
 		}},
 		{connector: "sglang", engine: enginesim.SGLang, worker: boot, always: true, paths: []string{"/v1/chat/completions", "/v1/completions", "/generate"}},
-		{connector: "trtllm", engine: enginesim.TRTLLM, worker: none, paths: two, usage: true},
+		{connector: "trtllm", engine: enginesim.TRTLLM, worker: none, paths: two},
 		{connector: "trtllm-generation-first", engine: enginesim.TRTLLM, worker: none, paths: two},
 	}
 }
@@ -104,7 +103,11 @@ func newPools(t *testing.T, p pair, disagg string) *bed {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	s.envoy += fmt.Sprintf(", prefill: \"unix:%s/p\"", dir)
-	s.config += fmt.Sprintf("disagg: {connector: %s%s}\nrouting: {disagg: {mode: threshold, threshold: 64}}\n", p.connector, disagg)
+	rules := p.rules
+	if rules == "" {
+		rules = "mode: threshold, threshold: 64"
+	}
+	s.config += fmt.Sprintf("disagg: {connector: %s%s}\nrouting: {disagg: {%s}}\n", p.connector, disagg, rules)
 	b := newBed(t, s)
 	t.Cleanup(b.nothingHeld)
 	return b
@@ -131,22 +134,25 @@ func (b *bed) nothingHeld() {
 	}
 }
 
-// legsOf finds what the engines saw of a request, or of every one since the last
-// call.
-func (b *bed) legsOf(id string) (prefill, decode *enginesim.RequestRecord, prefillOn, decodeOn string) {
+// sides is what the engines saw of a request; a leg that there was not is nil.
+type sides struct {
+	prefill, decode     *enginesim.RequestRecord
+	prefillOn, decodeOn string // targets
+}
+
+func (b *bed) legsOf(id string) (s sides) {
 	for i, e := range b.engines {
 		for _, r := range e.Stats().Requests {
-			if !strings.Contains(r.RequestID, id) {
-				continue
-			}
-			if i < 2 {
-				prefill, prefillOn = &r, fmt.Sprintf("e%d/%d", i, r.Rank)
-			} else {
-				decode, decodeOn = &r, fmt.Sprintf("e%d/%d", i, r.Rank)
+			switch {
+			case !strings.Contains(r.RequestID, id):
+			case i < 2:
+				s.prefill, s.prefillOn = &r, fmt.Sprintf("e%d/%d", i, r.Rank)
+			default:
+				s.decode, s.decodeOn = &r, fmt.Sprintf("e%d/%d", i, r.Rank)
 			}
 		}
 	}
-	return prefill, decode, prefillOn, decodeOn
+	return s
 }
 
 // bodyFor is a request for a path with about n tokens of prompt.
@@ -310,7 +316,7 @@ func TestEveryConnector(t *testing.T) {
 			// A short prompt is computed where it decodes.
 			body := bodyFor("/v1/completions", "short", 20, false)
 			r := b.post("/v1/completions", body)
-			if prefill, _, _, _ := b.legsOf(r.header.Get("X-Request-Id")); prefill != nil || r.header.Get("X-Kvlane-Prefill") != "" || r.status != http.StatusOK {
+			if s := b.legsOf(r.header.Get("X-Request-Id")); s.prefill != nil || r.header.Get("X-Kvlane-Prefill") != "" || r.status != http.StatusOK {
 				t.Errorf("a short prompt had a prefill leg: status %d: %s", r.status, r.body)
 			}
 			b.intact(r, body)
@@ -322,7 +328,8 @@ func TestEveryConnector(t *testing.T) {
 func (b *bed) splitWell(r *reply, p *pair) {
 	b.t.Helper()
 	id := r.header.Get("X-Request-Id")
-	prefill, decode, prefillOn, decodeOn := b.legsOf(id)
+	s := b.legsOf(id)
+	prefill, decode, prefillOn, decodeOn := s.prefill, s.decode, s.prefillOn, s.decodeOn
 	if prefill == nil || decode == nil {
 		b.t.Fatalf("%s: prefill leg %+v, decode leg %+v", id, prefill, decode)
 	}
@@ -361,7 +368,7 @@ func TestPrefillFollowsTheCache(t *testing.T) {
 		if where == "" || second.header.Get("X-Kvlane-Prefill") != where {
 			t.Errorf("first turn prefilled on %q, second on %q", where, second.header.Get("X-Kvlane-Prefill"))
 		}
-		prefill, _, _, _ := b.legsOf(second.header.Get("X-Request-Id"))
+		prefill := b.legsOf(second.header.Get("X-Request-Id")).prefill
 		if prefill == nil || prefill.CachedTokens < 256 || second.header.Get("X-Kvlane-Prefill-Matched-Tokens") != fmt.Sprint(prefill.CachedTokens) {
 			t.Errorf("predicted %s tokens on the prefill side, the engine had %+v", second.header.Get("X-Kvlane-Prefill-Matched-Tokens"), prefill)
 		}
@@ -377,7 +384,7 @@ func TestRequestsThatCannotBeSplit(t *testing.T) {
 		"best of many": `{"model":"demo","max_tokens":4,"best_of":3,"prompt":"` + prose("best", 150) + `"}`,
 	} {
 		r := b.post("/v1/completions", []byte(body))
-		if prefill, _, _, _ := b.legsOf(r.header.Get("X-Request-Id")); r.status != http.StatusOK || prefill != nil {
+		if prefill := b.legsOf(r.header.Get("X-Request-Id")).prefill; r.status != http.StatusOK || prefill != nil {
 			t.Errorf("%s: status %d, prefill leg %+v", name, r.status, prefill)
 		}
 	}
@@ -626,12 +633,12 @@ func TestLegsThatGoDirectly(t *testing.T) {
 func TestTheSidecarLearnsThePrefillWorker(t *testing.T) {
 	b := newPools(t, pair{connector: "sidecar", worker: noSettings}, "")
 	r := b.post("/v1/completions", bodyFor("/v1/completions", "side", 200, false))
-	_, decode, _, _ := b.legsOf(r.header.Get("X-Request-Id"))
+	decode := b.legsOf(r.header.Get("X-Request-Id")).decode
 	if decode == nil || decode.Headers["x-prefiller-host-port"] != b.engines[0].Addr() && decode.Headers["x-prefiller-host-port"] != b.engines[1].Addr() {
 		t.Errorf("status %d, decode leg %+v", r.status, decode)
 	}
 	r = b.post("/v1/completions", bodyFor("/v1/completions", "steer", 20, false), "x-prefiller-host-port", "10.0.0.1:80")
-	if _, decode, _, _ = b.legsOf(r.header.Get("X-Request-Id")); decode == nil || decode.Headers["x-prefiller-host-port"] != "" {
+	if decode = b.legsOf(r.header.Get("X-Request-Id")).decode; decode == nil || decode.Headers["x-prefiller-host-port"] != "" {
 		t.Errorf("a client named a prefill worker: %+v", decode)
 	}
 }

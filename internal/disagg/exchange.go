@@ -120,6 +120,8 @@ type Leg struct {
 	Headers []Header
 	// Edits are made in the body, in order.
 	Edits []prompt.Edit
+	// grows is about how much longer long edits make the body, in bytes.
+	grows int
 }
 
 // Body is the request's body with the leg's edits; nil if there are none. It shares
@@ -136,7 +138,7 @@ func (l *Leg) Body(r *prompt.Request) ([]byte, error) {
 }
 
 // room is about how much longer edits make a body.
-func (l *Leg) room() int { return 512 * len(l.Edits) }
+func (l *Leg) room() int { return 256 + 64*len(l.Edits) + l.grows }
 
 var (
 	// ErrNoParameters says that a prefill answer lacks what the decode leg needs.

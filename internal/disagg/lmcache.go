@@ -35,7 +35,7 @@ func lmcachePrefill(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
-	leg := Leg{Edits: vllmPrefill(prompt.Completions)}
+	leg := Leg{Edits: vllmPrefill(prompt.Completions), grows: 8 * len(x.IDs)}
 	if x.Request.API == prompt.Chat {
 		leg.Edits = append(leg.Edits, chatOnly...)
 	}
@@ -131,5 +131,5 @@ func appended(x *Exchange, first uint32) (Leg, error) {
 	if n, ok := number(r, "min_tokens"); ok && n > 1 {
 		edits = append(edits, setNumber(n-1, "min_tokens"))
 	}
-	return Leg{Edits: edits}, nil
+	return Leg{Edits: edits, grows: len(ids)}, nil
 }

@@ -104,7 +104,7 @@ func trtDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 		}
 		edits = append(edits, prompt.Set(ids, field))
 	}
-	return Leg{Edits: edits}, nil
+	return Leg{Edits: edits, grows: len(params) + len(ids)}, nil
 }
 
 // onlyChoice is the choice of an answer that must have one.

@@ -97,7 +97,7 @@ func nixlDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	if h := x.Prefill.Settings.SideHost; h != "" {
 		edits = append(edits, setText(h, kvParams, "remote_host"))
 	}
-	return Leg{Edits: edits}, nil
+	return Leg{Edits: edits, grows: len(params)}, nil
 }
 
 // nixlPush: decode registers its blocks and prefill writes into them; the legs run
