@@ -131,8 +131,10 @@ func (s *sandbox) runEnvoy(c *container) error {
 	if err := unix.Mount("overlay", root, "overlay", 0, options); err != nil {
 		return fmt.Errorf("overlay: %w", err)
 	}
-	if err := unix.Mount("/dev", filepath.Join(root, "dev"), "", unix.MS_BIND, ""); err != nil {
-		return err
+	for _, d := range []string{"dev", "proc"} {
+		if err := unix.Mount("/"+d, filepath.Join(root, d), "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", d, err)
+		}
 	}
 	if err := copyFile(s.n.envoy, filepath.Join(root, "envoy.bin")); err != nil {
 		return err

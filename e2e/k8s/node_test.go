@@ -65,8 +65,11 @@ type sandbox struct {
 }
 
 func startNode(t *testing.T, c *cluster) *node {
-	n := &node{c: c, client: c.client, kvlane: os.Getenv("KVLANE_BIN"), envoy: os.Getenv("ENVOY"), running: map[string]*sandbox{}}
+	n := &node{c: c, client: c.client, kvlane: os.Getenv("KVLANE_BIN"), running: map[string]*sandbox{}}
 	var err error
+	if n.envoy, err = filepath.EvalSymlinks(os.Getenv("ENVOY")); err != nil {
+		t.Fatal(err)
+	}
 	if n.host, err = unix.Open("/proc/self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		t.Fatal(err)
 	}

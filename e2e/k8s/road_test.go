@@ -183,47 +183,151 @@ func TestKubernetes(t *testing.T) {
 	c.crds(t)
 	c.istiod(t)
 	t.Logf("control planes are up after %s", time.Since(began).Round(100*time.Millisecond))
-	if os.Getenv("KVLANE_K8S_ONLY") == "conformance" {
-		conformance(t, c)
-		return
-	}
 	ok := t.Run("manifests", func(t *testing.T) { manifestsAreValid(t, c) }) &&
-		t.Run("istio", func(t *testing.T) { istio(t, c) })
+		t.Run("istio", func(t *testing.T) { istio(t, c) }) &&
+		t.Run("envoyfilter", func(t *testing.T) { envoyFilter(t, c) }) &&
+		t.Run("sidecar", func(t *testing.T) { sidecar(t, c) })
 	if !ok {
-		t.FailNow()
+		t.FailNow() // what follows takes minutes and would say no more
 	}
 	t.Run("conformance", func(t *testing.T) { conformance(t, c) })
 }
 
-// manifestsAreValid has the API server look at everything that is shipped.
+// manifestsAreValid has the API server look at everything that is shipped for it.
 func manifestsAreValid(t *testing.T, c *cluster) {
-	for _, f := range []string{"istio/kvlane.yaml", "istio/pool.yaml", "istio/gateway.yaml", "istio/destinationrule.yaml"} {
-		out := c.kubectl(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest(f))
-		t.Logf("%s: %d objects", f, strings.Count(out, "\n"))
+	for _, folder := range []string{"istio", "istio-envoyfilter", "sidecar"} {
+		files, err := filepath.Glob(manifest(folder + "/*.yaml"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %v", folder, err)
+		}
+		for _, f := range files {
+			out := c.kubectl(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", f)
+			t.Logf("%s: %d objects", filepath.Join(folder, filepath.Base(f)), strings.Count(out, "\n"))
+		}
 	}
 }
 
-// kvlaneYAML is the manifest with the image and the configuration of the test.
-func kvlaneYAML(t *testing.T, slow string) string {
+// edited is a manifest with the image of the test and further replacements, each
+// of which must have something to replace.
+func edited(t *testing.T, name string, pairs ...string) string {
 	t.Helper()
-	text, err := os.ReadFile(manifest("istio/kvlane.yaml"))
+	text, err := os.ReadFile(manifest(name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := string(text)
-	for _, r := range [][2]string{
-		{"ghcr.io/kvlane/kvlane:latest", "kvlane:test"},
-		{"kubernetes: {pool: llm}", "kubernetes: {pools: [llm, echo]}"},
-		{`    - {name: demo, tokenizer: "builtin:qwen3"}`, `    - {name: demo, tokenizer: "builtin:qwen3"}
-    - {name: slow, check: {renderer: "` + slow + `", timeout: 30s}}
-    log: {decisions: true}`},
-	} {
-		if !strings.Contains(s, r[0]) {
-			t.Fatalf("the manifest does not hold %q", r[0])
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if !strings.Contains(s, pairs[i]) {
+			t.Fatalf("%s does not hold %q", name, pairs[i])
 		}
-		s = strings.Replace(s, r[0], r[1], 1)
+		s = strings.ReplaceAll(s, pairs[i], pairs[i+1])
 	}
 	return s
+}
+
+const image, testImage = "ghcr.io/kvlane/kvlane:latest", "kvlane:test"
+
+// namespace makes a namespace with simulated engines.
+func (c *cluster) namespace(t *testing.T, name string) {
+	t.Helper()
+	c.applyText(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+name+"}}")
+	c.apply(t, "-n", name, "-f", "testdata/engines.yaml")
+	t.Cleanup(func() {
+		_, _ = c.run(context.WithoutCancel(t.Context()), "", "kubectl", "delete", "namespace", name, "--wait=false")
+	})
+}
+
+// routed waits until requests are answered by Kvlane's choice.
+func routed(t *testing.T, chat string) {
+	t.Helper()
+	eventually(t, 40*time.Second, "first answer", func() error {
+		r, err := post(t.Context(), chat, chatBody("demo", "hello", false))
+		if err == nil && (r.status != http.StatusOK || r.target == "") {
+			err = fmt.Errorf("%d %q %.300s", r.status, r.target, r.body)
+		}
+		return err
+	})
+}
+
+// envoyFilter is Istio's gateway without an InferencePool.
+func envoyFilter(t *testing.T, c *cluster) {
+	const in = "filter"
+	c.namespace(t, in)
+	c.kubectl(t, edited(t, "istio-envoyfilter/kvlane.yaml", image, testImage), "apply", "-n", in, "--server-side", "-f", "-")
+	c.kubectl(t, edited(t, "istio-envoyfilter/envoyfilter.yaml", "default.svc", in+".svc"), "apply", "-n", in, "--server-side", "-f", "-")
+	c.apply(t, "-n", in, "-f", manifest("istio-envoyfilter/gateway.yaml"))
+	c.ready(t, in, "llm", 2)
+	c.ready(t, in, "kvlane", 2)
+	chat := c.gateway(t, in, "llm") + "/v1/chat/completions"
+	routed(t, chat)
+	followsPicks(t, chat)
+	streams(t, chat)
+	longPrompt(t, chat)
+	steersNot(t, c, in, chat)
+	// Kvlane may go: the answer comes from a worker that Envoy chose.
+	for _, s := range c.node.sandboxes(in, map[string]string{"app": "kvlane"}) {
+		s.kill()
+	}
+	if r, err := post(t.Context(), chat, chatBody("demo", "hello", false)); err != nil || r.status != http.StatusOK || r.target != "" {
+		t.Errorf("without Kvlane: %d %q %s %v", r.status, r.target, r.body, err)
+	}
+}
+
+// longPrompt sends more than Envoy's usual limit of 1 MiB. The engine refuses so
+// long a prompt itself; a 413 would be the gateway's.
+func longPrompt(t *testing.T, chat string) {
+	r, err := post(t.Context(), chat, chatBody("demo", strings.Repeat("long ", 3<<20/5), false))
+	if err != nil || r.status != http.StatusBadRequest {
+		t.Errorf("3 MiB prompt: %d %.200s %v", r.status, r.body, err)
+	}
+}
+
+// steersNot tries to choose the endpoint and the rank as a client.
+func steersNot(t *testing.T, c *cluster, in, chat string) {
+	pods := c.node.sandboxes(in, map[string]string{"app": "llm"})
+	text := essay(t.Name()+" steering", 200)
+	first, err := post(t.Context(), chat, chatBody("demo", text, false))
+	if err != nil || first.status != http.StatusOK {
+		t.Fatalf("%d %v", first.status, err)
+	}
+	time.Sleep(150 * time.Millisecond)
+	for _, s := range pods {
+		for _, rank := range []string{"0", "1"} {
+			r, err := post(t.Context(), chat, chatBody("demo", text, false), "x-gateway-destination-endpoint", s.ip+":8000", "x-data-parallel-rank", rank)
+			if err != nil || r.status != http.StatusOK || r.target != first.target || fmt.Sprint(cached(t, r)) != r.matched {
+				t.Errorf("steered to %s rank %s: target %q (was %q), %d cached, %s expected, %v", s.ip, rank, r.target, first.target, cached(t, r), r.matched, err)
+			}
+		}
+	}
+}
+
+// sidecar is Envoy beside Kvlane in one pod.
+func sidecar(t *testing.T, c *cluster) {
+	const in = "sidecar"
+	c.namespace(t, in)
+	c.kubectl(t, edited(t, "sidecar/kvlane.yaml", image, testImage, "docker.io/envoyproxy/envoy:distroless-v1.40.0", "envoy:test"), "apply", "-n", in, "--server-side", "-f", "-")
+	c.ready(t, in, "llm", 2)
+	c.ready(t, in, "kvlane", 2)
+	pods := c.node.sandboxes(in, map[string]string{"app": "kvlane"})
+	if len(pods) != 2 {
+		t.Fatalf("%d pods", len(pods))
+	}
+	// What the Service would choose among.
+	chat := "http://" + pods[0].ip + ":8080/v1/chat/completions"
+	routed(t, chat)
+	followsPicks(t, chat)
+	streams(t, chat)
+	longPrompt(t, chat)
+	steersNot(t, c, in, chat)
+}
+
+// kvlaneYAML is Istio's manifest with the configuration of the test.
+func kvlaneYAML(t *testing.T, slow string) string {
+	t.Helper()
+	return edited(t, "istio/kvlane.yaml", image, testImage, "kubernetes: {pool: llm}", "kubernetes: {pools: [llm, echo]}",
+		`    - {name: demo, tokenizer: "builtin:qwen3"}`, `    - {name: demo, tokenizer: "builtin:qwen3"}
+    - {name: slow, check: {renderer: "`+slow+`", timeout: 30s}}
+    log: {decisions: true}`)
 }
 
 func istio(t *testing.T, c *cluster) {
@@ -234,13 +338,7 @@ func istio(t *testing.T, c *cluster) {
 	c.ready(t, ns, "kvlane", 2)
 	url := c.gateway(t, ns, "llm")
 	chat := url + "/v1/chat/completions"
-	eventually(t, 30*time.Second, "first answer", func() error {
-		r, err := post(t.Context(), chat, chatBody("demo", "hello", false))
-		if err == nil && (r.status != http.StatusOK || r.target == "") {
-			err = fmt.Errorf("%d %q %.300s", r.status, r.target, r.body)
-		}
-		return err
-	})
+	routed(t, chat)
 	t.Run("requests follow picks and ranks", func(t *testing.T) { followsPicks(t, chat) })
 	t.Run("SSE", func(t *testing.T) { streams(t, chat) })
 	t.Run("3 MiB body", func(t *testing.T) { bigBody(t, url) })
@@ -451,11 +549,5 @@ func pickerGone(t *testing.T, c *cluster, url string) {
 	}
 	c.kubectl(t, "", "scale", "deployment/kvlane", "--replicas=2")
 	c.ready(t, ns, "kvlane", 2)
-	eventually(t, 30*time.Second, "picks again", func() error {
-		r, err := post(t.Context(), url+"/v1/chat/completions", chatBody("demo", "hello", false))
-		if err == nil && (r.status != http.StatusOK || r.target == "") {
-			err = fmt.Errorf("%d %q", r.status, r.target)
-		}
-		return err
-	})
+	routed(t, url+"/v1/chat/completions")
 }
