@@ -7,9 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/kvlane/kvlane/internal/telemetry"
-	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
 // maxRecorded bounds how many decisions are recorded with the router's state.
@@ -122,34 +119,6 @@ func (d *Decider) debugWorkers(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, rows)
 }
 
-func (d *Decider) debugIndex(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, map[string]any{"index": d.index.Stats(), "feeds": feedRows(d.FeedStatus())})
-}
-
-// feedRow is a feed on the debug page.
-type feedRow struct {
-	Target    string                 `json:"target"`
-	State     string                 `json:"state"`
-	Cursor    feed.Cursor            `json:"cursor"`
-	Events    uint64                 `json:"events"`
-	Blocks    uint64                 `json:"blocks"`
-	Counts    feed.Counts            `json:"counts"`
-	Dropped   map[feed.Reason]uint64 `json:"dropped,omitempty"`
-	LastError string                 `json:"lastError,omitempty"`
-	BlockSize int                    `json:"blockSize"`
-}
-
-func feedRows(list []feed.Status) []feedRow {
-	rows := []feedRow{}
-	for _, s := range list {
-		for _, t := range s.Targets {
-			rows = append(rows, feedRow{t.Target.String(), t.State.String(), t.Cursor, s.Events, s.Blocks, s.Counts, s.Dropped, s.LastError, s.BlockSize})
-		}
-	}
-	slices.SortFunc(rows, func(a, b feedRow) int { return strings.Compare(a.Target, b.Target) })
-	return rows
-}
-
 // MarshalJSON writes an entry as it is now.
 func (e *Entry) MarshalJSON() ([]byte, error) {
 	type plain Entry
@@ -205,16 +174,3 @@ func (e *Entry) Text() string {
 	}
 	return b.String()
 }
-
-// collectIndex reads the index's sizes for the metrics.
-func (d *Decider) collectIndex(emit func(name, help string, value float64, labels ...string)) {
-	s := d.index.Stats()
-	emit("index_bytes", "Memory of the index.", float64(s.Bytes))
-	for _, t := range s.Targets {
-		for tier, n := range t.Held {
-			emit("index_blocks", "Blocks that a target holds, by tier.", float64(n), "worker", t.Target.Worker, "rank", telemetry.Rank(t.Target.Rank), "tier", tierNames[tier])
-		}
-	}
-}
-
-var tierNames = [...]string{"device", "host", "disk", "external"}
