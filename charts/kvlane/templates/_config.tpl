@@ -45,7 +45,9 @@
 {{- $_ := set $c "workers" (set (default dict $c.workers) "kubernetes" $kubernetes) }}
 {{- with $v.models }}{{ $_ := set $c "models" . }}{{ end }}
 {{- if eq $v.mode "gateway" }}
-{{- $_ := set $c "envoy" (dict "message_timeout" $v.messageTimeout) }}
+{{- $envoy := dict "message_timeout" $v.messageTimeout }}
+{{- if include "kvlane.observes" . }}{{ $_ := set $envoy "first_token" true }}{{ end }}
+{{- $_ := set $c "envoy" $envoy }}
 {{- else }}
 {{- $envoy := dict "ingress" (printf "0.0.0.0:%d" (int64 $v.proxy.port)) "admin" "127.0.0.1:9901" "message_timeout" $v.messageTimeout }}
 {{- $_ := set $envoy "fail_closed" (not $v.proxy.failOpen) }}

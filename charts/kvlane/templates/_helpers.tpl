@@ -58,6 +58,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{- /* "true" if the gateway has an entry that observes the first piece of each answer. */ -}}
+{{- define "kvlane.observes" -}}
+{{- $provider := .Values.provider }}
+{{- if include "kvlane.routesToService" . }}
+{{- if ternary $provider.envoyGateway.firstToken $provider.istio.envoyFilter.firstToken (eq $provider.name "envoy-gateway") }}true{{ end }}
+{{- end }}
+{{- end }}
+
 {{- /* "true" if the chart makes the InferencePool. */ -}}
 {{- define "kvlane.createPool" -}}
 {{- $pool := .Values.inferencePool }}

@@ -48,7 +48,7 @@ func run(out, swagger string, crds []string) error {
 		}
 		n += m
 	}
-	fmt.Println(n, "kinds")
+	fmt.Fprintln(os.Stdout, n, "kinds")
 	return nil
 }
 
