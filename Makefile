@@ -84,6 +84,11 @@ record: ## Makes the recordings in RECORDINGS anew, with the installed engines
 bench: envoy ## Prints the figures of the README
 	@./e2e/bench.sh
 
+.PHONY: bench-index
+bench-index: ## Replays an index workload, WORKLOAD=FILE, and prints what it measured as one JSON object; FLAGS=-single for one hash a removal
+	@test -n '$(WORKLOAD)' || { echo 'bench-index needs WORKLOAD=FILE, a file of index operations (docs/index.md)' >&2; exit 2; }
+	@go run ./kvindex/benchindex $(FLAGS) '$(WORKLOAD)'
+
 FUZZTIME ?= 30s
 .PHONY: fuzz
 fuzz: ## Runs every fuzz target for FUZZTIME (30s)
