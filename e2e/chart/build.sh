@@ -34,7 +34,7 @@ sources=(
   'github.com/envoyproxy/gateway@v1.9.1 charts/gateway-helm/charts/crds/crds/generated/*policies.yaml'
   'github.com/prometheus-operator/prometheus-operator@v0.85.0 example/prometheus-operator-crd/*monitors.yaml example/prometheus-operator-crd/*rules.yaml'
 )
-key=$( (printf '%s\n' "${sources[@]}"; cat "$here/schemas/main.go") | sha256sum | cut -c1-12)
+key=$( (printf '%s\n' "${sources[@]}"; cat "$here/schemas/main.go" "$here/build.sh") | sha256sum | cut -c1-12)
 made=$folder/schemas-$key
 if [[ ! -d $made ]]; then
   echo "making schemas"
@@ -51,6 +51,9 @@ if [[ ! -d $made ]]; then
   done
   rm -rf "$made.new"
   (cd "$root" && go run ./e2e/chart/schemas "$made.new" "${files[@]}")
+  mkdir "$made.new/crds"
+  cp "${files[@]:1}" "$made.new/crds"
+  chmod -R u+w "$made.new"
   mv "$made.new" "$made"
 fi
 ln -sfn "$made" "$folder/schemas"

@@ -1,0 +1,111 @@
+package chart
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A real API server judges every example: validation, CEL rules of the CRDs, and
+// the "restricted" Pod Security Standard. Its binaries are those of `make
+// test-k8s`; they take minutes to build, so without them this test is left out.
+func TestServer(t *testing.T) {
+	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
+		if _, err := os.Stat(tool(name)); err != nil {
+			t.Skipf("%s is not there: `make test-k8s` builds it", name)
+		}
+	}
+	kubectl := server(t)
+	apply := func(what string, args ...string) {
+		t.Helper()
+		if out, err := kubectl(append([]string{"apply", "--server-side"}, args...)...); err != nil || strings.Contains(out, "Warning") {
+			t.Errorf("%s: %v\n%s", what, err, out)
+		}
+	}
+	apply("CRDs", "-f", tools+"/schemas/crds")
+	if out, err := kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, ns := range []string{"llm", "models", "gateways"} {
+		apply(ns, "-f", write(t, "ns.yaml", fmt.Sprintf("{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {pod-security.kubernetes.io/warn: restricted, pod-security.kubernetes.io/enforce: restricted}}}", ns)))
+	}
+	for _, file := range examples(t) {
+		rendered, err := render("--values", file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply(file, "--dry-run=server", "-f", write(t, "rendered.yaml", rendered))
+	}
+}
+
+// server starts etcd and an API server on free ports of the loopback and returns
+// kubectl for it, with output and warnings together.
+func server(t *testing.T) func(args ...string) (string, error) {
+	t.Helper()
+	dir := t.TempDir()
+	client, peer, api := "http://"+free(t), "http://"+free(t), free(t)
+	start(t, "etcd", "--data-dir", dir+"/etcd", "--listen-client-urls", client, "--advertise-client-urls", client,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer, "--unsafe-no-fsync", "--log-level", "error")
+	key := filepath.Join(dir, "sa.key")
+	if _, err := run(nil, "openssl", "genrsa", "-out", key, "2048"); err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(api)
+	start(t, "kube-apiserver", "--etcd-servers", client, "--bind-address", "127.0.0.1", "--advertise-address", "10.77.0.1", "--secure-port", port,
+		"--cert-dir", dir, "--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key,
+		"--service-account-signing-key-file", key, "--service-cluster-ip-range", "10.96.0.0/16", "--authorization-mode", "RBAC",
+		"--token-auth-file", write(t, "tokens.csv", `test-token,admin,uid,"system:masters"`+"\n"))
+	kubectl := func(args ...string) (string, error) {
+		cmd := exec.Command(tool("kubectl"), append([]string{"--server", "https://" + api, "--insecure-skip-tls-verify", "--token", "test-token",
+			"--kubeconfig", "/dev/null", "--cache-dir", filepath.Join(dir, "cache")}, args...)...)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	var err error
+	for range 300 {
+		if _, err = kubectl("get", "--raw", "/readyz"); err == nil {
+			return kubectl
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	t.Fatalf("the API server is not ready: %v", err)
+	return nil
+}
+
+// start runs a tool until the test ends.
+func start(t *testing.T, name string, args ...string) {
+	t.Helper()
+	log, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(tool(name), args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = log.Close()
+		if content, err := os.ReadFile(log.Name()); err == nil && t.Failed() {
+			t.Logf("%s ended with:\n%s", name, content[max(0, len(content)-2000):])
+		}
+	})
+}
+
+// free returns an address of the loopback where nothing listens now.
+func free(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
