@@ -1,0 +1,97 @@
+package kvindex
+
+import (
+	"errors"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// An engine that uses one hash for two contents is refused where the index sees
+// it, and never harms the index: after any such history its parts agree, and
+// nothing is left when the targets are gone.
+func TestOneNameForTwoContents(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	s := mustAdd(t, x, 0, 16)
+	content, names := contents(1, 3)
+	other, _ := contents(2, 3)
+	if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names}, content); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names}, other); !errors.Is(err, ErrHashConflict) {
+		t.Fatalf("other content under known names: %v", err)
+	}
+	if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: []EngineHash{9, 9}}, other[:2]); !errors.Is(err, ErrHashConflict) {
+		t.Fatalf("one name twice in an event: %v", err)
+	}
+	checkInvariants(t, x)
+}
+
+// In an event large enough for its names to be deferred both contents are held,
+// and each removal takes one.
+func TestOneDeferredNameForTwoContents(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	s := mustAdd(t, x, 0, 16)
+	content, names := contents(1, deferFrom)
+	other, _ := contents(2, deferFrom)
+	for _, c := range [][]uint64{content, other} {
+		if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names}, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for left := 2 * deferFrom; left > 0; left -= deferFrom {
+		if n := x.Stats().HolderBlocks; n != int64(left) {
+			t.Fatalf("%d blocks held, not %d", n, left)
+		}
+		checkInvariants(t, x)
+		for i := range names {
+			if err := x.Apply(s, &Event{Kind: Removed, Hashes: names[deferFrom-1-i : deferFrom-i]}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if st := x.Stats(); st.HolderBlocks != 0 || st.UnknownRemoved != 0 {
+		t.Fatalf("%+v", st)
+	}
+}
+
+func TestCollidingNamesLeaveTheIndexWhole(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		x, err := New(Config{BlockSize: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.deferFrom = rapid.SampledFrom([]int{1, 3, deferFrom}).Draw(t, "defer from")
+		var slots []Slot
+		for i := range 3 {
+			s, err := x.Add(Target{Worker: "w", Rank: int32(i)}, "m", 4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			slots = append(slots, s)
+		}
+		name := rapid.Map(rapid.Uint64Range(1, 12), func(n uint64) EngineHash { return EngineHash(n) })
+		for range rapid.IntRange(1, 60).Draw(t, "events") {
+			e := &Event{Kind: Stored, BlockSize: 4, Group: rapid.SampledFrom([]int32{0, 0, 0, 1}).Draw(t, "group")}
+			e.Hashes = rapid.SliceOfN(name, 1, 8).Draw(t, "names")
+			if rapid.IntRange(0, 2).Draw(t, "remove") == 0 {
+				e.Kind = Removed
+			} else {
+				for range e.Hashes {
+					k := rapid.Uint32Range(0, 2).Draw(t, "token")
+					e.Tokens = append(e.Tokens, k, k, k, k)
+				}
+				e.Parent, e.HasParent = name.Draw(t, "parent"), rapid.Bool().Draw(t, "has parent")
+			}
+			// refusals are the point
+			_ = x.Apply(rapid.SampledFrom(slots).Draw(t, "slot"), e)
+			checkInvariants(t, x)
+		}
+		for _, s := range slots {
+			x.Drop(s)
+		}
+		if st := x.Stats(); st.Blocks != 0 || st.HolderBlocks != 0 || x.names.live != 0 || x.twins != 0 || x.loose != 0 {
+			t.Fatalf("after dropping all: %+v, twins %d, loose %d", st, x.twins, x.loose)
+		}
+	})
+}
