@@ -1,0 +1,46 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+// Rows 3.14 and 3.15: what a connector cannot do without is an error at the start,
+// and the settings of all workers fill in.
+func TestConnectorsNameWhatTheyMiss(t *testing.T) {
+	const lmcache = "disagg: {connector: lmcache%s}\nworkers: {static: [{address: \"10.0.0.1:1\", role: decode%s}, {address: \"10.0.0.2:1\", role: prefill}]}\n"
+	for name, c := range map[string]struct{ all, own, want string }{
+		"none":           {"", "", "the connector lmcache needs receiver_host"},
+		"half of it":     {"", ", disagg: {receiver_host: h, receiver_init_ports: [1]}", "receiver_alloc_ports of a decode worker"},
+		"its own":        {"", ", disagg: {receiver_host: h, receiver_init_ports: [1], receiver_alloc_ports: [2]}", ""},
+		"everybody's":    {", workers: {receiver_host: h, receiver_init_ports: [1], receiver_alloc_ports: [2]}", "", ""},
+		"attempts":       {", attempts: 5, workers: {receiver_host: h, receiver_init_ports: [1], receiver_alloc_ports: [2]}", "", "longer than Envoy waits"},
+		"no timeout":     {", timeout: 0s, workers: {receiver_host: h, receiver_init_ports: [1], receiver_alloc_ports: [2]}", "", "disagg.timeout"},
+		"no such thing":  {", receiver: x", "", "unknown key"},
+		"not an address": {"", ", disagg: {zmq: host, receiver_host: h, receiver_init_ports: [1], receiver_alloc_ports: [2]}", "not ip:port"},
+	} {
+		text := strings.Replace(strings.Replace(lmcache, "%s", c.all, 1), "%s", c.own, 1)
+		_, err := Parse("kvlane.yaml", []byte(text))
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+	for connector, want := range map[string]string{"p2p-nccl": "zmq", "nixl-push": "engine_id", "smoke": "is not one of"} {
+		_, err := Parse("kvlane.yaml", []byte("disagg: {connector: "+connector+"}\nworkers: {static: [{address: \"10.0.0.1:1\", role: prefill}]}\n"))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", connector, err)
+		}
+	}
+}
+
+func TestAWorkersOwnSettingsWin(t *testing.T) {
+	d := Disagg{Workers: WorkerDisagg{BootstrapPort: 1, ReceiverHost: "all", InitPorts: []int{1}, AllocPorts: []int{2}, HandshakePort: 3, NotifyPort: 4, SidePort: 5}}
+	w := Worker{Disagg: WorkerDisagg{BootstrapPort: 9, ReceiverHost: "own", InitPorts: []int{7}, AllocPorts: []int{8}, SidePort: 6}}
+	got := d.Of(&w)
+	if got.BootstrapPort != 9 || got.ReceiverHost != "own" || got.InitPorts[0] != 7 || got.AllocPorts[0] != 8 || got.SidePort != 6 || got.HandshakePort != 3 || got.NotifyPort != 4 {
+		t.Errorf("%+v", got)
+	}
+	if got = d.Of(&Worker{}); got.ReceiverHost != "all" || got.BootstrapPort != 1 {
+		t.Errorf("%+v", got)
+	}
+}
