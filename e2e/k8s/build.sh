@@ -48,7 +48,11 @@ build() { # build TOOL OUTPUT
   esac
 }
 
+# What the tests read beside the programs: resource definitions and Istio's chart.
+(cd "$here/tools/conformance" && go mod download sigs.k8s.io/gateway-api sigs.k8s.io/gateway-api-inference-extension sigs.k8s.io/gateway-api-inference-extension/conformance)
 for tool; do
+  [[ $tool != pilot-discovery ]] || (cd "$here/tools/istio" && go mod download istio.io/istio)
+  [[ $tool != envoy-gateway ]] || (cd "$folder" && go mod download "github.com/envoyproxy/gateway@$ENVOY_GATEWAY")
   v=$(version "$tool")
   made=$folder/$tool-$v
   if [[ ! -x $made ]]; then

@@ -22,10 +22,20 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 )
 
+// shutdownManager is Envoy Gateway's helper beside its Envoy, which is not run.
+const shutdownManager = "gateway"
+
+func imageName(c *container) string {
+	name, _, _ := strings.Cut(path.Base(c.Image), ":")
+	return name
+}
+
 // run starts what a container's image stands for.
 func (s *sandbox) run(c *container) error {
-	name, _, _ := strings.Cut(path.Base(c.Image), ":")
+	name := imageName(c)
 	switch {
+	case name == shutdownManager:
+		return nil
 	case name == "kvlane":
 		return s.runKvlane(c, c.Args)
 	case name == "lwepp" && s.n.headerOnly.Load():
@@ -111,30 +121,39 @@ func copyFile(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// runEnvoy runs Envoy on top of the machine's file system, which it needs for its
-// libraries; what it writes stays in the pod's folder.
-func (s *sandbox) runEnvoy(c *container) error {
-	layers := filepath.Join(s.dir, c.Name+".layers")
-	root := filepath.Join(layers, "root")
-	if err := os.MkdirAll(layers, 0o755); err != nil { //nolint:gosec // as above
-		return err
+// overlay makes a file system that is the machine's, with what is written to it
+// kept in dir.
+func overlay(dir string) (root string, err error) {
+	root = filepath.Join(dir, "root")
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as above
+		return "", err
 	}
-	if err := unix.Mount("tmpfs", layers, "tmpfs", 0, "mode=0755"); err != nil {
-		return err
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
+		return "", err
 	}
 	for _, d := range []string{"upper", "work", "root"} {
-		if err := os.Mkdir(filepath.Join(layers, d), 0o755); err != nil { //nolint:gosec // as above
-			return err
+		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil { //nolint:gosec // as above
+			return "", err
 		}
 	}
-	options := fmt.Sprintf("lowerdir=/,upperdir=%s/upper,workdir=%s/work", layers, layers)
+	options := fmt.Sprintf("lowerdir=/,upperdir=%s/upper,workdir=%s/work", dir, dir)
 	if err := unix.Mount("overlay", root, "overlay", 0, options); err != nil {
-		return fmt.Errorf("overlay: %w", err)
+		return "", fmt.Errorf("overlay: %w", err)
 	}
 	for _, d := range []string{"dev", "proc"} {
 		if err := unix.Mount("/"+d, filepath.Join(root, d), "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-			return fmt.Errorf("mount %s: %w", d, err)
+			return "", fmt.Errorf("mount %s: %w", d, err)
 		}
+	}
+	return root, nil
+}
+
+// runEnvoy runs Envoy on top of the machine's file system, which it needs for its
+// libraries.
+func (s *sandbox) runEnvoy(c *container) error {
+	root, err := overlay(filepath.Join(s.dir, c.Name+".layers"))
+	if err != nil {
+		return err
 	}
 	if err := copyFile(s.n.envoy, filepath.Join(root, "envoy.bin")); err != nil {
 		return err
@@ -148,6 +167,9 @@ func (s *sandbox) runEnvoy(c *container) error {
 		args = append(append([]string(nil), c.Command[1:]...), args...)
 	}
 	argv := append([]string{"/envoy.bin"}, expand(args, env)...)
+	for i := range argv { // there is no DNS here
+		argv[i] = strings.ReplaceAll(argv[i], "envoy-gateway."+egNamespace+".svc.cluster.local.", hostIP)
+	}
 	return s.spawn(c, root, env, append(argv, "--base-id", s.ns[1:])...)
 }
 

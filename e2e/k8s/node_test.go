@@ -335,7 +335,7 @@ func (s *sandbox) probe(c *container) error {
 	defer cancel()
 	p := c.ReadinessProbe
 	switch {
-	case p == nil:
+	case p == nil || imageName(c) == shutdownManager:
 		return nil
 	case p.HTTPGet != nil:
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.address(c, p.HTTPGet.Port)+p.HTTPGet.Path, nil)
@@ -446,6 +446,18 @@ func (s *sandbox) volumes() error {
 		case v.EmptyDir != nil:
 			if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // as a kubelet makes them
 				return err
+			}
+		case v.Secret != nil:
+			var m struct {
+				Data map[string][]byte `json:"data"`
+			}
+			if err := s.n.client.Get(s.n.ctx, "/api/v1/namespaces/"+s.pod.Metadata.Namespace+"/secrets/"+v.Secret.SecretName, &m); err != nil {
+				return fmt.Errorf("volume %s: %w", v.Name, err)
+			}
+			for k, text := range m.Data {
+				if err := os.WriteFile(filepath.Join(dir, k), text, 0o644); err != nil { //nolint:gosec // as above
+					return err
+				}
 			}
 		case v.ConfigMap != nil:
 			var m struct {

@@ -82,6 +82,9 @@ type volume struct {
 			Path string `json:"path"`
 		} `json:"items"`
 	} `json:"configMap"`
+	Secret *struct {
+		SecretName string `json:"secretName"`
+	} `json:"secret"`
 	EmptyDir *struct{} `json:"emptyDir"`
 }
 

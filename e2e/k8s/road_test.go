@@ -186,7 +186,8 @@ func TestKubernetes(t *testing.T) {
 	ok := t.Run("manifests", func(t *testing.T) { manifestsAreValid(t, c) }) &&
 		t.Run("istio", func(t *testing.T) { istio(t, c) }) &&
 		t.Run("envoyfilter", func(t *testing.T) { envoyFilter(t, c) }) &&
-		t.Run("sidecar", func(t *testing.T) { sidecar(t, c) })
+		t.Run("sidecar", func(t *testing.T) { sidecar(t, c) }) &&
+		t.Run("chart", func(t *testing.T) { chart(t, c) })
 	if !ok {
 		t.FailNow() // what follows takes minutes and would say no more
 	}

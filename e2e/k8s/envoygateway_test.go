@@ -1,0 +1,203 @@
+package k8s
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const egNamespace = "envoy-gateway-system"
+
+// envoyGateway starts Envoy Gateway with its resource definitions and
+// certificates. It wants them in /certs, so it gets a file system of its own.
+func (c *cluster) envoyGateway(t *testing.T) {
+	t.Helper()
+	program, err := filepath.EvalSymlinks(filepath.Join(c.bin, "envoy-gateway"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, version, _ := strings.Cut(filepath.Base(program), "envoy-gateway-")
+	cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.apply(t, "-f", filepath.Join(moduleDir(t, "conformance", "sigs.k8s.io/gateway-api"), "config/crd/standard"),
+		"-f", filepath.Join(strings.TrimSpace(string(cache)), "github.com/envoyproxy/gateway@"+version, "charts/gateway-helm/charts/crds/crds/generated"))
+	c.applyText(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+egNamespace+"}}")
+	env := append(os.Environ(), "ENVOY_GATEWAY_NAMESPACE="+egNamespace, "KUBECONFIG="+c.kubeconfig)
+	certs := exec.Command(program, "certgen", "--disable-topology-injector")
+	certs.Env = env
+	if out, err := certs.CombinedOutput(); err != nil {
+		t.Fatalf("certgen: %v\n%s", err, out)
+	}
+	root, err := overlay(filepath.Join(c.dir, "envoy-gateway.layers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var secret struct {
+		Data map[string][]byte `json:"data"`
+	}
+	if err := c.client.Get(t.Context(), "/api/v1/namespaces/"+egNamespace+"/secrets/envoy-gateway", &secret); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(root, "certs"), 0o755); err != nil { //nolint:gosec // a test's
+		t.Fatal(err)
+	}
+	for name, text := range secret.Data {
+		if err := os.WriteFile(filepath.Join(root, "certs", name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config, err := filepath.Abs("testdata/envoy-gateway.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(c.dir, "envoy-gateway.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "server", "--config-path", config)
+	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.Dir = env, log, log, "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = cmd.Wait() }()
+}
+
+func TestEnvoyGateway(t *testing.T) {
+	if missing != "" {
+		t.Skip(missing)
+	}
+	c := newCluster(t)
+	c.envoyGateway(t)
+	for _, f := range []string{"gateway.yaml", "kvlane.yaml", "policies.yaml", "full-duplex.yaml"} {
+		c.kubectl(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest("envoy-gateway/"+f))
+	}
+	c.apply(t, "-f", "testdata/engines.yaml", "-f", manifest("envoy-gateway/gateway.yaml"), "-f", manifest("envoy-gateway/policies.yaml"))
+	c.applyText(t, edited(t, "envoy-gateway/kvlane.yaml", image, testImage))
+	c.ready(t, ns, "llm", 2)
+	c.ready(t, ns, "kvlane", 2)
+	// Envoy Gateway has its Envoy listen on 10080 where the Service has 80.
+	url := c.gateway(t, ns, "llm") + ":10080"
+	chat := url + "/v1/chat/completions"
+	routed(t, chat)
+	accepted(t, c)
+	t.Run("buffered", func(t *testing.T) { behindEnvoyGateway(t, c, chat) })
+	t.Run("first token and end are seen", func(t *testing.T) { phases(t, c, chat) })
+	t.Run("engines are replaced under load", func(t *testing.T) {
+		steady(t, chat, func() {
+			c.kubectl(t, "", "rollout", "restart", "deployment/llm")
+			c.ready(t, ns, "llm", 2)
+			time.Sleep(time.Second)
+		})
+	})
+	t.Run("full duplex", func(t *testing.T) {
+		c.apply(t, "-f", manifest("envoy-gateway/full-duplex.yaml"))
+		time.Sleep(3 * time.Second)
+		routed(t, chat)
+		accepted(t, c)
+		behindEnvoyGateway(t, c, chat)
+	})
+	t.Run("without Kvlane", func(t *testing.T) {
+		c.apply(t, "-f", manifest("envoy-gateway/policies.yaml"))
+		time.Sleep(3 * time.Second)
+		routed(t, chat)
+		for _, s := range c.node.sandboxes(ns, map[string]string{"app": "kvlane"}) {
+			s.freeze()
+			s.kill()
+		}
+		if r, err := post(t.Context(), chat, chatBody("demo", "hello", false)); err != nil || r.status != http.StatusOK || r.target != "" {
+			t.Errorf("%d %q %s %v", r.status, r.target, r.body, err)
+		}
+	})
+}
+
+func behindEnvoyGateway(t *testing.T, c *cluster, chat string) {
+	followsPicks(t, chat)
+	streams(t, chat)
+	longPrompt(t, chat)
+	steersNot(t, c, ns, chat)
+}
+
+// accepted wants every policy accepted by Envoy Gateway.
+func accepted(t *testing.T, c *cluster) {
+	t.Helper()
+	for _, kind := range []string{"envoyextensionpolicies", "backendtrafficpolicies", "clienttrafficpolicies"} {
+		eventually(t, 20*time.Second, kind, func() error {
+			var p struct {
+				Status struct {
+					Ancestors []struct {
+						Conditions []struct{ Type, Status, Message string }
+					}
+				}
+			}
+			if err := c.client.Get(t.Context(), "/apis/gateway.envoyproxy.io/v1alpha1/namespaces/default/"+kind+"/kvlane", &p); err != nil {
+				return err
+			}
+			for _, a := range p.Status.Ancestors {
+				for _, condition := range a.Conditions {
+					if condition.Type == "Accepted" && condition.Status == "True" {
+						return nil
+					}
+				}
+			}
+			return fmt.Errorf("not accepted: %+v", p.Status)
+		})
+	}
+}
+
+// phases looks at Kvlane's own account: each answer's first piece was seen, and
+// at the end nothing is booked.
+func phases(t *testing.T, c *cluster, chat string) {
+	before := c.metric(t, "kvlane_first_token_seconds_count")
+	for i := range 4 {
+		if r, err := post(t.Context(), chat, chatBody("demo", essay(fmt.Sprint("phases ", i), 30), true)); err != nil || r.status != http.StatusOK {
+			t.Fatalf("%d %v", r.status, err)
+		}
+	}
+	eventually(t, 10*time.Second, "four first tokens", func() error {
+		if n := c.metric(t, "kvlane_first_token_seconds_count") - before; n < 4 {
+			return fmt.Errorf("%v", n)
+		}
+		return nil
+	})
+	eventually(t, 10*time.Second, "the end of all reservations", func() error {
+		if n := c.metric(t, "kvlane_reservations"); n != 0 {
+			return fmt.Errorf("%v", n)
+		}
+		return nil
+	})
+}
+
+// metric sums a metric over all of Kvlane's pods.
+func (c *cluster) metric(t *testing.T, name string) float64 {
+	t.Helper()
+	sum := 0.0
+	for _, s := range c.node.sandboxes(ns, map[string]string{"app": "kvlane"}) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.ip+":9090/metrics", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(r.body)) {
+			if rest, ok := strings.CutPrefix(line, name); ok && (rest[0] == '{' || rest[0] == ' ') {
+				var v float64
+				if _, err := fmt.Sscan(rest[strings.LastIndexByte(rest, ' ')+1:], &v); err != nil {
+					t.Fatal(err)
+				}
+				sum += v
+			}
+		}
+	}
+	return sum
+}
