@@ -76,10 +76,10 @@ func (f *feeds) close() {
 // resume has, for each place, where its events go on, nil for the beginning.
 func (d *Decider) startFeed(m *member, places []place, resume []*feed.Cursor) *feedHandle {
 	h := &feedHandle{feeds: d.feeds, bySlot: map[kvindex.Slot]*feed.Feed{}, sink: &sink{d: d, m: m, places: places, cursors: make([]feed.Cursor, len(places))}}
-	switch {
-	case m.Events.Endpoint == "":
+	switch m.Events.Endpoint {
+	case "":
 		return h
-	case m.Events.Endpoint == config.PushEndpoint:
+	case config.PushEndpoint:
 		h.pushed = true
 		for i, c := range resume {
 			if c != nil {

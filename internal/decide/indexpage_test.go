@@ -2,6 +2,7 @@ package decide
 
 import (
 	"encoding/json"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -23,7 +24,7 @@ func TestTheIndexIsSeen(t *testing.T) {
 		t.Fatal("a block behind an unknown parent was taken")
 	}
 	rec := httptest.NewRecorder()
-	b.Debug().ServeHTTP(rec, httptest.NewRequest("GET", "/debug/index", nil))
+	b.Debug().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/debug/index", nil))
 	var page struct {
 		Index struct {
 			Stored, HolderBlocks int64
