@@ -212,12 +212,17 @@ func (d *Decider) collect(emit func(name, help string, value float64, labels ...
 	live, doubles, stale := d.router.Live(), d.router.DoubleReleases(), d.router.StaleReports()
 	waiting := d.waiting.queue.Len()
 	d.mu.Unlock()
+	sum, squares, n := 0.0, 0.0, max(float64(len(rows)), 1)
 	for _, r := range rows {
+		sum += float64(r.load.Active)
+		squares += float64(r.load.Active) * float64(r.load.Active)
 		labels := []string{"worker", r.t.Worker, "rank", telemetry.Rank(r.t.Rank)}
 		emit("active_requests", "Requests booked on a target.", float64(r.load.Active), labels...)
 		emit("queued_tokens", "Prefill tokens booked on a target before the first token.", float64(r.load.Queue), labels...)
 		emit("resident_tokens", "Prompt tokens of running requests on a target.", float64(r.load.KV), labels...)
 	}
+	emit("active_requests_mean", "Mean of active_requests over all targets.", sum/n)
+	emit("active_requests_variance", "Variance of active_requests over all targets.", squares/n-(sum/n)*(sum/n))
 	emit("reservations", "Reservations that have not ended.", float64(live))
 	emit("waiting_requests", "Requests that wait for room (routing.wait).", float64(waiting))
 	emit("double_releases", "Reservations that were given back twice; a bug if not 0.", float64(doubles))

@@ -1,0 +1,67 @@
+package decide
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// scrape reads the metrics as a scraper does.
+func (b *bench) scrape() string {
+	b.t.Helper()
+	rec := httptest.NewRecorder()
+	promhttp.HandlerFor(b.metrics.Registry, promhttp.HandlerOpts{}).ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
+	return rec.Body.String()
+}
+
+// TestRanksAreMeasuredApart holds rows 4.4, 4.5 and 4.10: every rank has series of its
+// own, hits are counted where they fell, and the figures over ranks are over all of
+// them.
+func TestRanksAreMeasuredApart(t *testing.T) {
+	b := newBench(t, "routing: {trust_overrides: true}\n", worker("a", 4))
+	for rank, n := range []int{0, 1, 2, 5} {
+		for range n {
+			b.ask("/v1/completions", completion(300, ""), pinHeader, fmt.Sprint("a/", rank))
+		}
+	}
+	text := b.scrape()
+	for _, want := range []string{
+		`kvlane_active_requests{rank="0",worker="a"} 0`, `kvlane_active_requests{rank="1",worker="a"} 1`,
+		`kvlane_active_requests{rank="2",worker="a"} 2`, `kvlane_active_requests{rank="3",worker="a"} 5`,
+		`kvlane_active_requests_mean 2`, `kvlane_active_requests_variance 3.5`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("missing: %s", want)
+		}
+	}
+	matched := func(rank int) (n float64) {
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "kvlane_matched_tokens_total{") && strings.Contains(line, fmt.Sprintf("rank=%q", fmt.Sprint(rank))) {
+				if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		return n
+	}
+	// The first request of a rank matches nothing there, the second all that the first sent.
+	if matched(1) != 0 || matched(2) == 0 || matched(3) != 4*matched(2) {
+		t.Errorf("matched tokens: %v on rank 1, %v on rank 2, %v on rank 3", matched(1), matched(2), matched(3))
+	}
+}
+
+// TestHitsWithoutEvents holds the second half of row X10: with no event at all, prompts
+// that were sent still give hits.
+func TestHitsWithoutEvents(t *testing.T) {
+	b := newBench(t, "", worker("a", 2), worker("b", 2))
+	first, e1 := b.ask("/v1/completions", completion(600, ""))
+	first.Ticket.ResponseHeaders(200, first.Endpoint)
+	first.Ticket.End(time.Now())
+	if _, e2 := b.ask("/v1/completions", completion(600, "")); e2.Target != e1.Target || e2.Matched == 0 {
+		t.Errorf("first on %s, then on %s with %d tokens matched", e1.Target, e2.Target, e2.Matched)
+	}
+}
