@@ -286,9 +286,9 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 		return nil
 	}
 	req := j.request
-	j.query.PromptTokens = routing.EstimateTokens(req.Prompt.End - req.Prompt.Start)
 	if j.served == nil {
 		j.degraded = degradedModel
+		j.query.PromptTokens = estimateTokens(req)
 		return nil
 	}
 	res, err := j.served.result(ctx, j.s.ids, req)
@@ -301,16 +301,20 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 		if j.d.cfg.Limits.RefuseEarly {
 			return &extproc.Reject{Status: refusal.Status, Body: j.failure(refusal.Status, refusal.Reason), Details: "kvlane_engine_would_refuse"}
 		}
+		j.query.PromptTokens = estimateTokens(req)
 		return nil
 	case errors.Is(err, errNoTokenizer):
 		j.degraded = degradedTokenizer
+		j.query.PromptTokens = estimateTokens(req)
 		return nil
 	case errors.Is(err, errSuspended):
 		j.degraded = degradedSuspended
+		j.query.PromptTokens = estimateTokens(req)
 		return nil
 	default:
 		j.degraded = degradedTokens
 		j.entry.Refusal = err.Error()
+		j.query.PromptTokens = estimateTokens(req)
 		return nil
 	}
 	j.ids, j.known, j.front = res.IDs, res.Prefix, res.Partial != ""
@@ -320,7 +324,7 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 	if j.front {
 		j.degraded = degradedFront
 		j.entry.Refusal = res.Partial
-		j.query.PromptTokens = max(j.query.PromptTokens, int64(len(res.IDs)))
+		j.query.PromptTokens = max(estimateTokens(req), int64(len(res.IDs)))
 	} else {
 		j.query.PromptTokens = int64(len(res.IDs))
 	}
