@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -114,6 +115,17 @@ func prompts(s string) []string {
 // warm with everything known.
 func BenchmarkEncode(b *testing.B) {
 	kinds := benchKinds(b)
+	if dir := os.Getenv("KVLANE_BENCH_TEXTS"); dir != "" { // so that another library can be measured on the same
+		for kind, prompts := range kinds {
+			text, err := json.Marshal(prompts)
+			if err == nil {
+				err = os.WriteFile(filepath.Join(dir, kind+".json"), text, 0o600)
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
 	for _, name := range families {
 		tok := family(b, name)
 		for _, kind := range []string{"en", "code", "zh", "json"} {

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Prints the figures of the README in a few minutes: tokenizer beside Hugging Face's, a conversation from body bytes to
+# block hashes, whole decisions, index, routing, and loads through the real Envoy beside a server that does nothing.
+# Processor times, so that they hold on a machine that is busy; still, compare only what one run printed.
+# ENVOY is the Envoy to use; LENGTH (3s) the time of one load. Without Python or the package index the comparison with
+# Hugging Face's library is left out, and says so.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tools=$PWD/.tools
+texts=$(mktemp -d)
+trap 'rm -rf "$texts"' EXIT
+mkdir -p "$tools/bin"
+
+# show PACKAGE PATTERN TIME prints a package's benchmarks without the frame around them.
+show() {
+  go test -run '^$' -bench "$2" -benchtime "$3" "$1" | grep -E '^(Benchmark|FAIL|---)|bench_test.go' | sed -E 's/^Benchmark//; s/-[0-9]+( *\t)/\1/'
+}
+
+echo "== Machine: $(nproc) processors, load $(cut -d' ' -f1-3 /proc/loadavg), $(go version | cut -d' ' -f3)"
+echo
+echo "== Tokenizer: prompts of 8,000 characters, MB per CPU-second (MB/cpu-s); cold: nothing seen before, warm: all of it"
+export KVLANE_BENCH_TEXTS=$texts
+show ./internal/tokenizer '^BenchmarkEncode$/^qwen3$/^(en|code|zh|json)$/^(cold|warm)$' 300ms
+show ./internal/tokenizer '^BenchmarkLoad$/^qwen3$' 300ms
+venv=$tools/bench-venv
+if [ ! -x "$venv/bin/python" ] && ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q --disable-pip-version-check tokenizers==0.23.2; }; then
+  rm -rf "$venv"
+fi
+if [ -x "$venv/bin/python" ]; then
+  "$venv/bin/python" e2e/bench/reference.py internal/models/qwen3/tokenizer.json.gz "$texts"
+else
+  echo "(Hugging Face's library could not be installed: no comparison)"
+fi
+echo
+echo "== A conversation of 81 messages, 61 KB, from body bytes to block hashes"
+show ./internal/decide '^BenchmarkConversation$' 200ms
+echo
+echo "== A whole decision in process, 8 targets, half of each prompt new to the router"
+show ./internal/decide '^BenchmarkDecide$' 200ms
+echo
+echo "== Index"
+show ./kvindex '^Benchmark(AppendHashes|Match|Apply)$' 200ms
+echo
+echo "== Routing: the choice among targets"
+show ./routing '^BenchmarkPick$' 200ms
+echo
+CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$tools/bin/kvlane-bench" ./cmd/kvlane
+go build -o "$tools/bin/bench" ./e2e/bench
+"$tools/bin/bench" -kvlane "$tools/bin/kvlane-bench" -envoy "$ENVOY" -length "${LENGTH:-3s}"

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+const (
+	modelName = "demo"
+	blockSize = 16
+	// engineBlocks is what a KV cache holds: a million tokens.
+	engineBlocks = 62500
+	batchBlocks  = 512
+)
+
+// engine answers at once and keeps a KV cache of which it tells in vLLM's events.
+// It is as cheap as can be, and no judge: it takes ids and hashes from Kvlane's own
+// packages. The simulated engines of the tests, which do not, would be the slowest
+// part of a load.
+type engine struct {
+	address, events string
+
+	model  *model.Model
+	hasher *kvindex.Hasher
+	http   *http.Server
+	pub    zmq4.Socket // nil without events
+
+	mu     sync.Mutex
+	seq    uint64
+	cached map[kvindex.Hash]bool
+	order  []kvindex.Hash // oldest first, as a ring once it is full
+	oldest int
+}
+
+// startEngine serves on a free port; with m it caches and tells.
+func startEngine(ctx context.Context, m *model.Model) (*engine, error) {
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	e := &engine{address: lis.Addr().String(), model: m, hasher: kvindex.NewHasher(kvindex.Key{1}), cached: map[kvindex.Hash]bool{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "\n") })
+	mux.HandleFunc("POST /v1/chat/completions", e.answer)
+	e.http = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	if m != nil {
+		e.pub = zmq4.NewPub(ctx)
+		if err := e.pub.Listen("tcp://127.0.0.1:0"); err != nil {
+			return nil, err
+		}
+		e.events = "tcp://" + e.pub.Addr().String()
+	}
+	go func() { _ = e.http.Serve(lis) }()
+	return e, nil
+}
+
+func (e *engine) close() {
+	_ = e.http.Close()
+	if e.pub != nil {
+		_ = e.pub.Close()
+	}
+}
+
+func (e *engine) answer(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err == nil {
+		err = e.cache(body)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}`)
+}
+
+// cache stores the prompt's blocks and tells of those that are new.
+func (e *engine) cache(body []byte) error {
+	if e.model == nil {
+		return nil
+	}
+	req, err := prompt.Parse(prompt.Chat, body)
+	if err != nil {
+		return err
+	}
+	res, err := e.model.Prompt(req, model.VLLM)
+	if err != nil {
+		return err
+	}
+	hashes := e.hasher.AppendHashes(nil, e.hasher.Seed(modelName, "", ""), res.IDs, blockSize)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	known := 0
+	for known < len(hashes) && e.cached[hashes[known]] {
+		known++
+	}
+	var gone []kvindex.Hash
+	for _, h := range hashes[known:] {
+		if e.cached[h] {
+			continue
+		}
+		e.cached[h] = true
+		if len(e.order) < engineBlocks {
+			e.order = append(e.order, h)
+			continue
+		}
+		old := e.order[e.oldest]
+		delete(e.cached, old)
+		gone = append(gone, old)
+		e.order[e.oldest] = h
+		e.oldest = (e.oldest + 1) % engineBlocks
+	}
+	if len(gone) > 0 {
+		if err := e.tell([]any{"BlockRemoved", gone, "GPU"}); err != nil {
+			return err
+		}
+	}
+	for known < len(hashes) {
+		n := min(len(hashes)-known, batchBlocks)
+		var parent any
+		if known > 0 {
+			parent = hashes[known-1]
+		}
+		if err := e.tell([]any{"BlockStored", hashes[known : known+n], parent, res.IDs[known*blockSize : (known+n)*blockSize], blockSize, nil, "GPU"}); err != nil {
+			return err
+		}
+		known += n
+	}
+	return nil
+}
+
+// tell publishes one event as a batch, in vLLM's array encoding.
+func (e *engine) tell(event []any) error {
+	payload, err := msgpack.Marshal([]any{float64(time.Now().UnixMicro()) / 1e6, []any{event}})
+	if err != nil {
+		return err
+	}
+	seq := binary.BigEndian.AppendUint64(nil, e.seq)
+	e.seq++
+	return e.pub.SendMulti(zmq4.NewMsgFrom([]byte("kv-events"), seq, payload))
+}
+
+type engines []*engine
+
+func startEngines(ctx context.Context, m *model.Model, n int) (engines, error) {
+	var out engines
+	for range n {
+		e, err := startEngine(ctx, m)
+		if err != nil {
+			out.close()
+			return nil, err
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+func (e engines) close() {
+	for _, x := range e {
+		x.close()
+	}
+}
+
+func (e engines) addresses() string {
+	list := make([]string, 0, len(e))
+	for _, x := range e {
+		list = append(list, x.address)
+	}
+	return strings.Join(list, ",")
+}
