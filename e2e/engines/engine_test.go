@@ -162,8 +162,8 @@ func (e *engine) ids(path string, body []byte) ([]uint32, int) {
 	}
 	// Completions render to a list of prompts.
 	answer = bytes.TrimSpace(answer)
-	if bytes.HasPrefix(answer, []byte("[")) {
-		answer = bytes.TrimSuffix(bytes.TrimPrefix(answer, []byte("[")), []byte("]"))
+	if list, ok := bytes.CutPrefix(answer, []byte("[")); ok {
+		answer = bytes.TrimSuffix(list, []byte("]"))
 	}
 	if err := json.Unmarshal(answer, &got); err != nil {
 		e.t.Fatalf("%s answered %s: %v", path, answer, err)

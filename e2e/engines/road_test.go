@@ -87,8 +87,7 @@ func play(t *testing.T, b *bed) {
 		t.Run(story.name, func(t *testing.T) {
 			whole := b.t
 			b.t = t
-			b.engine.t = t
-			defer func() { b.t, b.engine.t = whole, whole }()
+			defer func() { b.t = whole }()
 			story.tell(b)
 		})
 	}
@@ -172,9 +171,11 @@ func (b *bed) endpoints() {
 		for n := range 4 {
 			before := [ranks]float64{b.work(0), b.work(1)}
 			a := b.predicted(fmt.Sprintf("%s, prompt %d", r.path, n), r.path, r.body(fmt.Sprint(r.path, n)))
-			b.until("the engine counts the work", func() bool { return b.work(0)+b.work(1) > before[0]+before[1] })
-			if other := 1 - a.rank; b.work(other) != before[other] {
-				b.t.Errorf("%s: Kvlane chose rank %d, the engine used rank %d", r.path, a.rank, other)
+			// Less than a block is a health check of SGLang's, which computes a token.
+			did := func(rank int) bool { return b.work(rank) >= before[rank]+float64(b.block) }
+			b.until("the engine counts the work", func() bool { return did(0) || did(1) })
+			if !did(a.rank) || did(1-a.rank) {
+				b.t.Errorf("%s: Kvlane chose rank %d, the engine used rank %d", r.path, a.rank, 1-a.rank)
 			}
 		}
 	}
@@ -249,7 +250,7 @@ func (b *bed) agreement() {
 // textIDs compares `kvlane tokenize` with the engine's.
 func (b *bed) textIDs() {
 	texts := []string{"", "x", "Hello, world", rules, "a<|im_end|>b<think>c</think>", "  \n\n\t ", "1234567890 3.14159 0x1F",
-		"👩‍👩‍👧 é é ‏שלום ﬁ Å 東京 Köln Ελλάδα हिन्दी ไทย", "for i in range(3):\n\tprint(f\"{i!r}\")\r\n", strings.Repeat("ab", 500), strings.Repeat("!", 300)}
+		"👩‍👩‍👧 é é \u200fשלום ﬁ Å 東京 Köln Ελλάδα हिन्दी ไทย", "for i in range(3):\n\tprint(f\"{i!r}\")\r\n", strings.Repeat("ab", 500), strings.Repeat("!", 300)}
 	for n := range 60 {
 		texts = append(texts, oddText(n))
 	}

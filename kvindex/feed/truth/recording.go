@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -250,7 +251,7 @@ func (r *record) rank(engine string, req *request) (int32, bool) {
 // works reports whether an exchange may have changed what a rank holds: the rest
 // only looks at the engine or at its tokenizer.
 func (r *record) works() bool {
-	return r.Method != "GET" && !strings.Contains(r.Path, "tokenize") && !strings.HasSuffix(r.Path, "/render") &&
+	return r.Method != http.MethodGet && !strings.Contains(r.Path, "tokenize") && !strings.HasSuffix(r.Path, "/render") &&
 		!strings.HasSuffix(r.Path, "/count_tokens") && (r.Status == 0 || r.Status < 400)
 }
 
