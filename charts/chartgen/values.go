@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -76,7 +77,21 @@ func parseValues(text []byte) ([]*value, error) {
 			comment, rules = nil, nil
 		}
 	}
-	return root.children, lines.Err()
+	return root.children, errors.Join(lines.Err(), documented(root.children))
+}
+
+// documented names the first value that a reader would find without a word.
+func documented(values []*value) error {
+	for _, v := range values {
+		if len(v.children) > 0 && !v.open() {
+			if err := documented(v.children); err != nil {
+				return err
+			}
+		} else if v.text == "" {
+			return fmt.Errorf("values.yaml: %s has no comment", v.path)
+		}
+	}
+	return nil
 }
 
 func join(path, key string) string {

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+const sample = `# A file.
+
+## First
+
+# How many.
+# @schema {minimum: 1}
+pods: 2
+image:
+  # Its name.
+  name: kvlane
+
+## Second
+
+# As in a pod.
+# @schema {additionalProperties: true}
+security:
+  user: 1
+# List of x|y.
+# @schema {items: {type: string}}
+words: []
+`
+
+func TestParseValues(t *testing.T) {
+	values, err := parseValues([]byte(sample))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, v := range values {
+		paths = append(paths, v.section+" "+v.path+": "+v.text)
+		for _, c := range v.children {
+			paths = append(paths, v.section+" "+c.path+": "+c.text)
+		}
+	}
+	want := []string{"First pods: How many.", "First image: ", "First image.name: Its name.", "Second security: As in a pod.", "Second security.user: ", "Second words: List of x|y."}
+	if !reflect.DeepEqual(paths, want) {
+		t.Errorf("got %q", paths)
+	}
+	table := string(readme(values))
+	for _, row := range []string{"### First", "| `pods` | `2` | How many. |", "| `image.name` | `\"kvlane\"` | Its name. |", "| `security` | `{\"user\":1}` | As in a pod. |", "| `words` | `[]` | List of x\\|y. |"} {
+		if !strings.Contains(table, row+"\n") {
+			t.Errorf("no row %s", row)
+		}
+	}
+	if strings.Contains(table, "image` |") {
+		t.Error("a section without a comment needs no row")
+	}
+}
+
+func TestValuesSchema(t *testing.T) {
+	values, err := parseValues([]byte(sample))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := valuesSchema(values, []byte(`{"$defs": {"Model": {"properties": {"check": {"$ref": "#/$defs/Check"}}}}, "properties": {"models": {"$ref": "#/$defs/Model"}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s struct {
+		AdditionalProperties bool           `json:"additionalProperties"`
+		Properties           map[string]any `json:"properties"`
+		Defs                 map[string]any `json:"$defs"`
+	}
+	if err := json.Unmarshal(out, &s); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{
+		"pods":     map[string]any{"type": "integer", "minimum": 1.0, "description": "How many."},
+		"image":    map[string]any{"type": "object", "additionalProperties": false, "properties": map[string]any{"name": map[string]any{"type": "string", "description": "Its name."}}},
+		"security": map[string]any{"type": "object", "additionalProperties": true, "description": "As in a pod."},
+		"words":    map[string]any{"type": "array", "items": map[string]any{"type": "string"}, "description": "List of x|y."},
+		"global":   map[string]any{"type": "object"},
+	}
+	if s.AdditionalProperties || !reflect.DeepEqual(s.Properties, want) {
+		t.Errorf("got %v", s.Properties)
+	}
+	kvlane, _ := s.Defs["kvlane"].(map[string]any)
+	if text, _ := json.Marshal(kvlane); !strings.Contains(string(text), `"$ref":"#/$defs/kvlane/Check"`) || kvlane["Config"] == nil {
+		t.Errorf("definitions of kvlane.yaml: %s", text)
+	}
+}
+
+func TestParseValuesRefuses(t *testing.T) {
+	for name, c := range map[string]struct{ text, want string }{
+		"no comment":      {"# One.\na: 1\nb: 2\n", "b has no comment"},
+		"block list":      {"# List.\na:\n- 1\n", `values.yaml:3: "- 1" is not a key`},
+		"bad rules":       {"# One.\n# @schema {minimum: [}\na: 1\n", "values.yaml:2:"},
+		"not YAML":        {"a: [\n", "sequence"},
+		"flow over lines": {"# One.\na: {\n    b: 1}\n", "values.yaml:3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := parseValues([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestBootstrapHelperRefuses(t *testing.T) {
+	var all strings.Builder
+	for _, r := range replacements {
+		all.WriteString(r.old + "\n")
+	}
+	out, err := bootstrapHelper(all.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range replacements {
+		if !strings.Contains(string(out), r.with) {
+			t.Errorf("%q was not put in", r.with)
+		}
+	}
+	if _, err := bootstrapHelper(all.String() + "{{address .New}}"); err == nil || !strings.Contains(err.Error(), "Helm has nothing for it") {
+		t.Errorf("a new use of a function: %v", err)
+	}
+	if _, err := bootstrapHelper(strings.Replace(all.String(), "{{address .Admin}}", "", 1)); err == nil || !strings.Contains(err.Error(), "no \"{{address .Admin}}\" any more") {
+		t.Errorf("a use that is gone: %v", err)
+	}
+}
