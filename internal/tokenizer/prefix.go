@@ -201,8 +201,8 @@ func (c *Cache) keep(w *worker, entry *conversation, known snapshot, cut hardCut
 		}
 	}
 	e := &conversation{
-		text: append([]byte(nil), text[:last.text]...),
-		ids:  append([]uint32(nil), ids[:last.ids]...),
+		text: roomy(bytesOf(text)[:last.text]),
+		ids:  roomy(ids[:last.ids]),
 		cuts: make([]hardCut, 0, len(w.cuts)+8),
 	}
 	for _, k := range known.cuts {
@@ -224,6 +224,11 @@ func (c *Cache) keep(w *worker, entry *conversation, known snapshot, cut hardCut
 	e.place = c.recent.PushFront(e)
 	c.register(e, 0)
 	return e
+}
+
+// roomy is a copy with room for another turn.
+func roomy[T any](s []T) []T {
+	return append(make([]T, 0, len(s)+len(s)/8+256), s...)
 }
 
 // extend grows a conversation from cut to last; false if somebody else was
@@ -324,7 +329,11 @@ func (p Prefix) SetValues(key ValuesKey, values []uint64) {
 	if have := e.values[key]; n <= len(have) || e.place == nil || have == nil && len(e.values) >= maxValues {
 		return
 	}
-	e.setValues(key, append(e.values[key], values[len(e.values[key]):n]...))
+	have := e.values[key]
+	if have == nil {
+		have = roomy(values[:n])
+	}
+	e.setValues(key, append(have, values[len(have):n]...))
 	p.cache.resize(e)
 	p.cache.makeRoom()
 }
