@@ -548,6 +548,26 @@ func TestADecodeTargetThatDiesDuringThePrefillLeg(t *testing.T) {
 	}
 }
 
+// A decode engine that refuses the decode leg: Envoy takes the next decode engine,
+// never a prefill engine.
+func TestADecodeEngineThatRefusesTheDecodeLeg(t *testing.T) {
+	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")
+	for i := range 6 {
+		if err := b.engines[2].SetFaults(enginesim.Faults{Refuse: true}); err != nil {
+			t.Fatal(err)
+		}
+		r := b.chat(message{"user", prose(fmt.Sprint("refused", i), 200)})
+		s := b.legsOf(r.header.Get("X-Request-Id"))
+		if s.decode == nil || !strings.HasPrefix(s.decodeOn, "e3/") || s.decode.RemoteTokens < 100 {
+			t.Errorf("decode leg on %q: %+v", s.decodeOn, s.decode)
+		}
+		if err := b.engines[2].SetFaults(enginesim.Faults{}); err != nil {
+			t.Fatal(err)
+		}
+		b.until("e2 is back", func() bool { return b.metric("kvlane_worker_ready", `worker="e2"`) == 1 })
+	}
+}
+
 // Legs at once: a prefill engine that refuses is replaced before decode waits for it.
 func TestLegsAtOnceWithADeadPrefillEngine(t *testing.T) {
 	for _, p := range pairs() {

@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -358,6 +359,11 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 		j.entry.Prefill = p.target.String()
 	}
 	out := j.forward(plan, decode)
+	if other := j.alternate(decode); other != "" {
+		// Envoy takes it if the first refuses connections; its own fallback would not know
+		// prefill workers from decode workers.
+		out.Endpoint += "," + other
+	}
 	t, _ := out.Ticket.(*ticket)
 	t.stopLeg, t.legOutlives = r.stop, d.legs.protocol.Outlives
 	for _, h := range r.leg.Headers {
@@ -372,6 +378,31 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 	}
 	out.Body = body
 	return out
+}
+
+// alternate is another decode worker that the same leg would serve, the least busy
+// one; "" if there is none or the leg is for one worker only.
+func (j *job) alternate(chosen *place) string {
+	d := j.d
+	p := d.legs.protocol
+	if !p.Portable && !p.AtOnce || j.r.HasSubset {
+		return ""
+	}
+	f := d.fleet.Load()
+	best, least := "", int64(0)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for slot := range f.places {
+		o := &f.places[slot]
+		if !o.used || o.worker.Name == chosen.worker.Name || o.rank != chosen.rank || o.worker.Role == "prefill" || !o.worker.Ready || o.worker.Draining ||
+			!slices.Equal(o.worker.Models, chosen.worker.Models) {
+			continue
+		}
+		if active := d.router.Load(kvindex.Slot(slot)).Active; best == "" || active < least {
+			best, least = o.address, active
+		}
+	}
+	return best
 }
 
 // replan plans anew without the decode worker that went away. A prefill answer that
