@@ -17,7 +17,7 @@ type chart struct {
 type bar struct {
 	Policy, Text string
 	Y, Width     int
-	Best         bool
+	Default      bool
 }
 
 const barHeight, barArea = 22, 420
@@ -32,15 +32,15 @@ var charts = []chart{
 var page = template.Must(template.New("report").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Kvlane replay: {{.Report.Workload}}</title>
 <style>body{font:15px system-ui;margin:2em auto;max-width:70em}table{border-collapse:collapse}td,th{padding:.2em .7em;text-align:right}
-td:first-child,th:first-child{text-align:left}tr:nth-child(even){background:#f2f5f8}svg{display:block;margin:.5em 0 2em}</style>
+td:first-child,th:first-child{text-align:left;white-space:nowrap}tr:nth-child(even){background:#f2f5f8}svg{display:block;margin:.5em 0 2em}</style>
 <h1>{{.Report.Workload}}</h1>
-<p>{{.Report.Ranks}} ranks, {{len .Report.Seeds}} seeds, means. Simulated engines: rankings and ratios carry over, seconds do not.</p>
+<p>{{.Report.Ranks}} ranks, means over seeds {{.Report.Seeds}}. Green: the default. Simulated engines: rankings and ratios carry over, seconds do not.</p>
 {{range .Report.Verdict}}<p><b>{{.}}</b></p>
 {{end}}<table><tr><th>policy<th>hit %<th>ceiling %<th>TTFT p50<th>p90<th>±<th>p99<th>ITL p50 ms<th>tokens/s<th>CV %<th>max/min<th>moves</tr>
 {{range .Rows}}<tr>{{range .}}<td>{{.}}{{end}}</tr>
 {{end}}</table>
 {{range .Charts}}<h2>{{.Title}}, {{.Unit}}</h2><svg width="760" height="{{$.Height}}" font-family="system-ui" font-size="13">
-{{range .Bars}}<text x="230" y="{{.Y}}" text-anchor="end" dy="14">{{.Policy}}</text><rect x="240" y="{{.Y}}" width="{{.Width}}" height="17" fill="{{if .Best}}#1f7a4d{{else}}#4a78a8{{end}}"/><text x="{{.Width}}" dx="246" y="{{.Y}}" dy="14">{{.Text}}</text>
+{{range .Bars}}<text x="230" y="{{.Y}}" text-anchor="end" dy="14">{{.Policy}}</text><rect x="240" y="{{.Y}}" width="{{.Width}}" height="17" fill="{{if .Default}}#1f7a4d{{else}}#4a78a8{{end}}"/><text x="{{.Width}}" dx="246" y="{{.Y}}" dy="14">{{.Text}}</text>
 {{end}}</svg>{{end}}
 </html>
 `))
@@ -70,7 +70,7 @@ func (r *Report) WriteHTML(out io.Writer) error {
 		for i := range r.Rows {
 			v := c.value(&r.Rows[i].Mean)
 			c.Bars = append(c.Bars, bar{Policy: r.Rows[i].Policy, Text: fmt.Sprintf("%.2f", v), Y: i * barHeight,
-				Width: int(barArea * v / max(most, 1e-9)), Best: r.Rows[i].Policy == "kv-aware"})
+				Width: int(barArea * v / max(most, 1e-9)), Default: isDefault(r.Rows[i].Policy)})
 		}
 		data.Charts = append(data.Charts, c)
 	}

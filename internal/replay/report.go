@@ -207,7 +207,7 @@ func (r *Report) Verdict() []string {
 	weights := 0
 	for i := range r.Rows {
 		row := &r.Rows[i]
-		if row.Policy == routing.DefaultPreset || row.Policy == weightSetting+defaultWeight {
+		if isDefault(row.Policy) {
 			usual = row
 		}
 		if strings.HasPrefix(row.Policy, "oracle") || row.Mean.Refused > 0 || row.Mean.Throughput < lost*most {
@@ -233,6 +233,11 @@ func (r *Report) Verdict() []string {
 	return out
 }
 
+// isDefault tells whether a name means the default without changes.
+func isDefault(policy string) bool {
+	return policy == routing.DefaultPreset || policy == weightSetting+defaultWeight
+}
+
 // against tells a policy's p90 and whether its distance from the default's is more than
 // the seeds' deviations.
 func against(row, usual *Row) string {
@@ -242,6 +247,8 @@ func against(row, usual *Row) string {
 		return text + "."
 	case row == usual:
 		return text + ": the default, keep it."
+	case len(row.Runs) == 1:
+		return text + fmt.Sprintf("; the default has %.2f s. One seed tells no deviation: run more.", usual.Mean.TTFT90)
 	case usual.Mean.TTFT90-row.Mean.TTFT90 <= row.Deviation.TTFT90+usual.Deviation.TTFT90:
 		return text + fmt.Sprintf("; the default's %.2f s ± %.2f is not worse beyond the seeds' deviation: keep it.", usual.Mean.TTFT90, usual.Deviation.TTFT90)
 	default:
