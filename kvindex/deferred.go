@@ -89,9 +89,18 @@ func (x *Index) defers(s Slot, id uint32) bool {
 }
 
 // findDeferred searches the slot's deferred blocks for a name, those in the
-// segment listed last first, and enters the block that it finds.
+// segment listed last first, and enters the block that it finds. Lookups run
+// meanwhile, for it may take long and changes nothing that they read; so callers
+// that have shut the gate may not be amid a change that lookups must not see.
 func (x *Index) findDeferred(s Slot, name uint64) (place, bool) {
 	st := &x.slots[s]
+	if len(st.deferred) == 0 {
+		return 0, false
+	}
+	if x.gate.isShut() {
+		x.gate.open()
+		defer x.gate.shut()
+	}
 	i := len(st.deferred)
 	stale := 0
 	var found place

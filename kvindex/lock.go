@@ -70,3 +70,6 @@ func (l *gate) shut() {
 }
 
 func (l *gate) open() { l.raised.Store(0) }
+
+// isShut is for writers, under their mutex.
+func (l *gate) isShut() bool { return l.raised.Load() != 0 }
