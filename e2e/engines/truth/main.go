@@ -47,7 +47,7 @@ func run(w io.Writer, recordings, models, templates string) (differ bool, err er
 		templates = findTemplates(recordings)
 	}
 	_, _ = fmt.Fprintln(w, "token ids of prompts")
-	opts := truth.Options{Recordings: recordings, Models: models, Templates: templates}
+	opts := truth.Options{Recordings: recordings, Models: models, Templates: templates}.Keep()
 	ids, err := truth.Run(w, opts)
 	if err != nil && !errors.Is(err, truth.ErrNone) {
 		return false, err

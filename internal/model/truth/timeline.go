@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"time"
 
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -106,7 +104,7 @@ func timeline(w io.Writer, path string, opts Options) (Totals, error) {
 // timelineModel is the model as its engine was set up: the flags that the recording tells, and a tool parser too if a
 // request with tools was answered.
 func timelineModel(engine model.Engine, events []event, opts Options) (*model.Model, error) {
-	options := model.Options{Now: func() time.Time { return opts.Now }}
+	var options model.Options
 	for i := range events {
 		e := &events[i]
 		if e.Kind == "meta" {
@@ -120,7 +118,7 @@ func timelineModel(engine model.Engine, events []event, opts Options) (*model.Mo
 			options.ToolParser = true
 		}
 	}
-	return model.Load(os.DirFS(filepath.Join(opts.Models, timelineTokenizer)), options)
+	return opts.load(timelineTokenizer, options)
 }
 
 // Prompts returns what makes the ids of the requests in a time line, nil where they cannot be known.

@@ -30,6 +30,35 @@ type Options struct {
 	Templates  string // folder with the chat templates that the recordings name
 	// Now is the day of the recordings, for templates that print the date.
 	Now time.Time
+
+	kept map[modelKey]*model.Model
+}
+
+// modelKey is what models of recordings differ in.
+type modelKey struct {
+	tokenizer, template string
+	tools               bool
+	context             int
+}
+
+// Keep returns options under which each model is loaded once.
+func (o Options) Keep() Options {
+	o.kept = map[modelKey]*model.Model{}
+	return o
+}
+
+// load loads the model of a recording, unless it is kept.
+func (o Options) load(tokenizer string, options model.Options) (*model.Model, error) {
+	key := modelKey{tokenizer, options.ChatTemplate, options.ToolParser, options.MaxModelLen}
+	if m := o.kept[key]; m != nil {
+		return m, nil
+	}
+	options.Now = func() time.Time { return o.Now }
+	m, err := model.Load(os.DirFS(filepath.Join(o.Models, tokenizer)), options)
+	if err == nil && o.kept != nil {
+		o.kept[key] = m
+	}
+	return m, err
 }
 
 func (o Options) withDefaults() Options {
@@ -153,9 +182,7 @@ func runFile(w io.Writer, path string, opts Options) (Totals, error) {
 			return totals, err
 		}
 	}
-	m, err := model.Load(os.DirFS(filepath.Join(opts.Models, name[3])), model.Options{
-		ChatTemplate: template, ToolParser: name[2] != "", MaxModelLen: contextOf(records), Now: func() time.Time { return opts.Now },
-	})
+	m, err := opts.load(name[3], model.Options{ChatTemplate: template, ToolParser: name[2] != "", MaxModelLen: contextOf(records)})
 	if err != nil {
 		return totals, err
 	}

@@ -458,6 +458,8 @@ func (c *checker) promptIDs(r *record, req *request, ans *answer, prompt int) (i
 	switch {
 	case req.N != nil && *req.N != 1, len(ans.Choices) > 1:
 		return nil, "with several answers"
+	case req.Transfer != nil && req.Transfer.Prefill:
+		return nil, "with blocks from another engine"
 	case c.engine == "sglang" && req.ExtraKey != "":
 		c.chains.taint(c.window(r), c.block)
 		return nil, "with extra_key"

@@ -6,9 +6,12 @@
 // exchange, standing after the events that came while it ran), "event" (frames of
 // a source as a SUB socket got them), "replay", "note".
 //
-// Judged are requests that name their rank and ran alone, whose prompt ids are
-// known (from the answer, the request, a /tokenize beside it, or, for SGLang, the
-// events that the request itself caused), and that SGLang's events can tell
-// apart (extra_key leaves no mark there). Everything else is counted with the
-// reason why it was not judged.
+// Judged are requests whose prompt ids are known: from the answer, the request, a
+// /tokenize beside it, Options.Prompts or, for SGLang, the events that the request
+// itself caused. The rank is the one that the request names, or else the one whose
+// events came while it ran alone. Of a request that ran beside others on its rank
+// only bounds can be said: at least what the rank held before, at most what its
+// prompt shares with theirs too. Not judged, and counted with the reason, are
+// requests with several answers, those that get blocks from another engine, and
+// those that SGLang's events cannot tell apart (extra_key leaves no mark there).
 package truth

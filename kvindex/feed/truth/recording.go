@@ -104,7 +104,10 @@ type request struct {
 	N        *int            `json:"n"`
 	DPRank   *int32          `json:"data_parallel_rank"`
 	Routed   *int32          `json:"routed_dp_rank"`
-	whole    string
+	Transfer *struct {
+		Prefill bool `json:"do_remote_prefill"`
+	} `json:"kv_transfer_params"`
+	whole string
 }
 
 // usage is an answer's token counts, in the words of completions, responses and

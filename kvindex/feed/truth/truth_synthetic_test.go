@@ -116,6 +116,58 @@ total of 1 recordings: right 9, wrong 0, predicted 28 and reported 28 cached tok
 	}
 }
 
+// A request that names no rank went where events came from; without events it is
+// judged if all ranks hold the same. Other endpoints count in other words. Blocks
+// that another engine sends are not predicted.
+func TestRanksAndWords(t *testing.T) {
+	open := func(n int, at float64, path string, prompt []int, usage m, body m) m {
+		r := ask(n, at, prompt, 0, body)
+		r["headers"], r["path"] = m{}, path
+		r["resp"] = m{"choices": []any{m{"prompt_token_ids": prompt}}, "usage": usage}
+		return r
+	}
+	other := func(at float64, f [][]byte) m {
+		e := event(at, f)
+		e["source"] = "rank1"
+		return e
+	}
+	completions := func(tokens, cached int) m {
+		return m{"prompt_tokens": tokens, "prompt_tokens_details": m{"cached_tokens": cached}}
+	}
+	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0},
+		event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))),
+		other(0.6, frames(t, 0, 1, stored([]uint64{1, 2}, nil, ids(1, 8), nil))),
+		other(1.2, frames(t, 1, 1, stored([]uint64{3}, 2, ids(9, 4), nil))),
+		open(1, 1, "/v1/completions", ids(1, 13), completions(13, 8), nil),
+		open(2, 2, "/v1/completions", ids(60, 13), completions(13, 0), nil),
+		open(3, 3, "/v1/completions", ids(1, 13), completions(13, 12), nil), // either rank
+		other(4.2, frames(t, 2, 1, stored([]uint64{4}, 3, ids(13, 4), nil))),
+		open(4, 4, "/v1/responses", ids(1, 17), m{"input_tokens": 17, "input_tokens_details": m{"cached_tokens": 12}}, nil),
+		other(5.2, frames(t, 3, 1, stored([]uint64{5}, 4, ids(17, 4), nil))),
+		open(5, 5, "/v1/messages", ids(1, 21), m{"input_tokens": 1, "cache_creation_input_tokens": 4, "cache_read_input_tokens": 16}, nil),
+		open(6, 6, "/v1/completions", ids(1, 9), completions(9, 8), m{"kv_transfer_params": m{"do_remote_prefill": true}}))
+	var out strings.Builder
+	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "one.jsonl.gz: right 4, wrong 0, predicted 36 and reported 36 cached tokens; not judged: 1 with blocks from another engine, 1 without a rank\n"; res.Wrong != 0 || !strings.HasPrefix(out.String(), want) {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+}
+
+// Of requests beside others on their rank only bounds are known.
+func TestBesideOthers(t *testing.T) {
+	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0},
+		event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))),
+		ask(1, 1, ids(1, 13), 4, nil), ask(2, 1.2, ids(1, 13), 12, nil), ask(3, 1.4, append(ids(1, 8), ids(50, 5)...), 12, nil))
+	var out strings.Builder
+	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
+	if err != nil || res.Bounded != 2 || res.Wrong != 1 || !strings.Contains(out.String(), "#3 \"ask\": predicted 4 to 8 beside others, engine reported 12") {
+		t.Errorf("%v, %v\n%s", &res, err, out.String())
+	}
+}
+
 // A difference is shown and counted.
 func TestDifferencesAreCounted(t *testing.T) {
 	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))), ask(1, 1, ids(1, 9), 8, nil))
