@@ -142,16 +142,17 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-// conversation is so many messages with about size bytes of text, and the same
-// with one exchange more. Number makes it another one.
+// conversation is an odd number of messages, the last one the user's, with about
+// size bytes of text, and the same with one exchange more. Number makes it another
+// one.
 func conversation(messages, size, number int) (body, next []byte) {
 	words := strings.Fields("the router sends each request to the worker whose cache already holds most of its prompt, without letting any " +
 		"rank overload; 2026 was a good year for prefix caches: func main() { fmt.Println(\"hello\") } naïve café Köln 東京 and so on")
 	var b strings.Builder
-	fmt.Fprintf(&b, `{"model":"demo","messages":[{"role":"system","content":"You are helpful assistant %08d."}`, number)
+	fmt.Fprintf(&b, `{"model":"demo","messages":[{"role":"user","content":"You are helpful assistant %08d."}`, number)
 	at := number
 	message := func(i int) {
-		fmt.Fprintf(&b, `,{"role":"%s","content":"%d.`, [...]string{"assistant", "user"}[i%2], i)
+		fmt.Fprintf(&b, `,{"role":"%s","content":"%d.`, [...]string{"user", "assistant"}[i%2], i)
 		for start := b.Len(); b.Len()-start < size/messages; at++ {
 			b.WriteString(" " + strings.ReplaceAll(words[(at*7+at/13)%len(words)], `"`, `\"`))
 		}

@@ -17,10 +17,10 @@ func talk(n, size int) (body, next []byte) {
 	words := strings.Fields("the router sends each request to the worker whose cache already holds most of its prompt, without letting any " +
 		"rank overload; 2026 was a good year for prefix caches: func main() { fmt.Println(\"hello\") } naïve café Köln 東京 and so on")
 	var b strings.Builder
-	b.WriteString(`{"model":"demo","messages":[{"role":"system","content":"You are a helpful assistant 00000000."}`)
+	b.WriteString(`{"model":"demo","messages":[{"role":"user","content":"You are a helpful assistant 00000000."}`)
 	at := 0
 	message := func(i int) {
-		fmt.Fprintf(&b, `,{"role":"%s","content":"%d.`, [...]string{"assistant", "user"}[i%2], i)
+		fmt.Fprintf(&b, `,{"role":"%s","content":"%d.`, [...]string{"user", "assistant"}[i%2], i)
 		for start := b.Len(); b.Len()-start < size/n; at++ {
 			b.WriteString(" " + strings.ReplaceAll(words[(at*7+at/13)%len(words)], `"`, `\"`))
 		}

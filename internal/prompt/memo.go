@@ -58,7 +58,7 @@ func (m *Memo) Parse(api API, body []byte) (*Request, error) {
 
 // ParseInto is Parse and reuses own's memory if the body is not kept; the result is then own.
 func (m *Memo) ParseInto(own *Request, api API, body []byte) (*Request, error) {
-	hash := maphash.Bytes(m.seed, body) ^ uint64(api)*0x9e3779b97f4a7c15
+	hash := m.digest(body) ^ uint64(api)*0x9e3779b97f4a7c15
 	if b, again := m.find(hash); b != nil {
 		if b.request.API == api && bytes.Equal(b.request.Body, body) {
 			return &b.request, nil
@@ -71,6 +71,28 @@ func (m *Memo) ParseInto(own *Request, api API, body []byte) (*Request, error) {
 
 // Kept tells whether a Memo keeps the request, so that Attach may be of use. Such a request is shared.
 func (r *Request) Kept() bool { return r.memo != nil }
+
+// Longer bodies than sampleFrom are told apart by their length and some of their bytes: whoever is taken for known is compared
+// whole anyway.
+const (
+	sampleFrom   = 8 << 10
+	samples      = 32
+	sampleLength = 64
+)
+
+func (m *Memo) digest(body []byte) uint64 {
+	if len(body) <= sampleFrom {
+		return maphash.Bytes(m.seed, body)
+	}
+	var h maphash.Hash
+	h.SetSeed(m.seed)
+	for i := range samples {
+		at := (len(body) - sampleLength) / (samples - 1) * i
+		_, _ = h.Write(body[at : at+sampleLength])
+	}
+	_, _ = h.Write(body[len(body)-8*sampleLength:])
+	return h.Sum64() + uint64(len(body))
+}
 
 // find gives the body with this hash, or tells whether one came before.
 func (m *Memo) find(hash uint64) (b *memoBody, again bool) {
