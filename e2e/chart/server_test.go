@@ -49,14 +49,13 @@ func server(t *testing.T) func(args ...string) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
 	client, peer, api := "http://"+free(t), "http://"+free(t), free(t)
-	start(t, "etcd", "--data-dir", dir+"/etcd", "--listen-client-urls", client, "--advertise-client-urls", client,
+	launch(t, tool("etcd"), "--data-dir", dir+"/etcd", "--listen-client-urls", client, "--advertise-client-urls", client,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer, "--unsafe-no-fsync", "--log-level", "error")
 	key := filepath.Join(dir, "sa.key")
 	if _, err := run(nil, "openssl", "genrsa", "-out", key, "2048"); err != nil {
 		t.Fatal(err)
 	}
-	_, port, _ := net.SplitHostPort(api)
-	start(t, "kube-apiserver", "--etcd-servers", client, "--bind-address", "127.0.0.1", "--advertise-address", "10.77.0.1", "--secure-port", port,
+	launch(t, tool("kube-apiserver"), "--etcd-servers", client, "--bind-address", "127.0.0.1", "--advertise-address", "10.77.0.1", "--secure-port", port(api),
 		"--cert-dir", dir, "--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key,
 		"--service-account-signing-key-file", key, "--service-cluster-ip-range", "10.96.0.0/16", "--authorization-mode", "RBAC",
 		"--token-auth-file", write(t, "tokens.csv", `test-token,admin,uid,"system:masters"`+"\n"))
@@ -75,28 +74,6 @@ func server(t *testing.T) func(args ...string) (string, error) {
 	}
 	t.Fatalf("the API server is not ready: %v", err)
 	return nil
-}
-
-// start runs a tool until the test ends.
-func start(t *testing.T, name string, args ...string) {
-	t.Helper()
-	log, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(tool(name), args...)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		_ = log.Close()
-		if content, err := os.ReadFile(log.Name()); err == nil && t.Failed() {
-			t.Logf("%s ended with:\n%s", name, content[max(0, len(content)-2000):])
-		}
-	})
 }
 
 // free returns an address of the loopback where nothing listens now.

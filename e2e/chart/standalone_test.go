@@ -1,0 +1,120 @@
+package chart
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/goccy/go-yaml"
+)
+
+// In mode standalone Envoy resolves the name of Kvlane's Service and gets its
+// endpoints from there. Here an address stands for the name and the engine is a
+// simulated one; everything else in both files is the chart's.
+func TestStandaloneRuns(t *testing.T) {
+	ingress, extProc, health, admin, engine := free(t), free(t), free(t), free(t), free(t)
+	rendered, err := render("--values", chart+"/examples/standalone.yaml", "--set", fmt.Sprintf("proxy.port=%s,extProcPort=%s,grpcHealthPort=%s,metricsPort=%s",
+		port(ingress), port(extProc), port(health), port(admin)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config map[string]any
+	var bootstrap string
+	for _, o := range parse(t, rendered) {
+		if file := text(o, "data", "kvlane.yaml"); file != "" {
+			if err := yaml.Unmarshal([]byte(file), &config); err != nil {
+				t.Fatal(err)
+			}
+		}
+		bootstrap += text(o, "data", "envoy.yaml")
+	}
+	config["workers"] = map[string]any{"static": []any{map[string]any{"address": engine}}}
+	config["listen"] = map[string]any{"address": extProc, "health": health}
+	config["admin"] = map[string]any{"address": admin}
+	stripped, err := yaml.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for old, with := range map[string]string{
+		"kvlane-extproc.llm.svc.cluster.local": "127.0.0.1",
+		`"0.0.0.0"`:                            `"127.0.0.1"`,
+		"port_value: 9901":                     "port_value: " + port(free(t)),
+	} {
+		if !strings.Contains(bootstrap, old) {
+			t.Fatalf("the bootstrap has no %s", old)
+		}
+		bootstrap = strings.ReplaceAll(bootstrap, old, with)
+	}
+	launch(t, kvlane, "engine-sim", "--listen", engine, "--events", "", "--model", "Qwen/Qwen3-8B")
+	launch(t, kvlane, "serve", "--config", write(t, "kvlane.yaml", string(stripped)))
+	launch(t, envoy, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error", "--config-path", write(t, "envoy.yaml", bootstrap))
+
+	body := `{"model": "Qwen/Qwen3-8B", "messages": [{"role": "user", "content": "Say nothing."}]}`
+	var status int
+	var answer string
+	for range 600 {
+		if status, answer = post("http://"+ingress+"/v1/chat/completions", body); status == http.StatusOK {
+			break
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	if status != http.StatusOK || !strings.Contains(answer, `"choices"`) {
+		t.Fatalf("status %d: %s", status, answer)
+	}
+	// The example fails closed: without a pick there would have been no answer.
+	page, err := http.Get("http://" + admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer page.Body.Close()
+	metrics, err := io.ReadAll(page.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(metrics), `outcome="routed"`) {
+		t.Error("Kvlane has routed nothing")
+	}
+}
+
+func post(url, body string) (status int, answer string) {
+	resp, err := http.Post(url, "application/json", strings.NewReader(body))
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return resp.StatusCode, string(text)
+}
+
+func port(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }
+
+// launch runs a program until the test ends and shows its log if that failed.
+func launch(t *testing.T, name string, args ...string) {
+	t.Helper()
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = log.Close()
+		if content, err := os.ReadFile(log.Name()); err == nil && t.Failed() {
+			t.Logf("%s %s ended with:\n%s", filepath.Base(name), args[0], content[max(0, len(content)-2000):])
+		}
+	})
+}
