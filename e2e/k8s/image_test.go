@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -23,7 +22,7 @@ import (
 )
 
 // shutdownManager is Envoy Gateway's helper beside its Envoy, which is not run.
-const shutdownManager = "gateway"
+const shutdownManager = "gateway-dev"
 
 func imageName(c *container) string {
 	name, _, _ := strings.Cut(path.Base(c.Image), ":")
@@ -59,7 +58,7 @@ func (s *sandbox) runKvlane(c *container, args []string) error {
 	if err := os.MkdirAll(filepath.Join(root, "dev"), 0o755); err != nil { //nolint:gosec // it runs as another user
 		return err
 	}
-	if err := copyFile(s.n.kvlane, filepath.Join(root, "kvlane")); err != nil {
+	if err := bindFile(s.n.kvlane, filepath.Join(root, "kvlane")); err != nil {
 		return err
 	}
 	if err := unix.Mount("/dev", filepath.Join(root, "dev"), "", unix.MS_BIND, ""); err != nil {
@@ -104,21 +103,16 @@ func (s *sandbox) mount(c *container, root string) error {
 	return nil
 }
 
-func copyFile(from, to string) error {
-	if err := os.Link(from, to); err == nil {
-		return nil
-	}
-	in, err := os.Open(from)
-	if err != nil {
+// bindFile shows a file at another place. A copy could not be run while another
+// process that is just starting still holds it open for writing.
+func bindFile(from, to string) error {
+	if err := os.WriteFile(to, nil, 0o755); err != nil { //nolint:gosec // a program
 		return err
 	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755) //nolint:gosec // a program
-	if err != nil {
-		return err
+	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", from, err)
 	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
+	return nil
 }
 
 // overlay makes a file system that is the machine's, with what is written to it
@@ -155,7 +149,7 @@ func (s *sandbox) runEnvoy(c *container) error {
 	if err != nil {
 		return err
 	}
-	if err := copyFile(s.n.envoy, filepath.Join(root, "envoy.bin")); err != nil {
+	if err := bindFile(s.n.envoy, filepath.Join(root, "envoy.bin")); err != nil {
 		return err
 	}
 	if err := s.mount(c, root); err != nil {
@@ -170,7 +164,7 @@ func (s *sandbox) runEnvoy(c *container) error {
 	for i := range argv { // there is no DNS here
 		argv[i] = strings.ReplaceAll(argv[i], "envoy-gateway."+egNamespace+".svc.cluster.local.", hostIP)
 	}
-	return s.spawn(c, root, env, append(argv, "--base-id", s.ns[1:])...)
+	return s.spawn(c, root, env, append(argv, "--disable-hot-restart")...)
 }
 
 // istioBootstrap is the bootstrap of a gateway's Envoy: who it is, and where
@@ -217,7 +211,7 @@ func (s *sandbox) runIstioProxy(c *container) error {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return err
 	}
-	return s.spawn(c, "", nil, s.n.envoy, "-c", file, "--base-id", s.ns[1:], "--concurrency", "1", "-l", "info")
+	return s.spawn(c, "", nil, s.n.envoy, "-c", file, "--disable-hot-restart", "--concurrency", "1", "-l", "info")
 }
 
 // listen opens a port of the pod.

@@ -522,6 +522,10 @@ func (s *sandbox) spawn(c *container, root string, env []string, argv ...string)
 	if err != nil {
 		return err
 	}
+	defer log.Close()
+	if err := log.Chmod(0o666); err != nil { // Envoy opens /dev/stdout anew, as another user
+		return err
+	}
 	cmd := &exec.Cmd{Path: argv[0], Args: argv, Env: env, Stdout: log, Stderr: log, Dir: "/"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	if root != "" {
