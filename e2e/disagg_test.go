@@ -303,6 +303,10 @@ func TestEveryConnector(t *testing.T) {
 				}
 			}
 			b.until("the legs are counted", func() bool { return b.metric("kvlane_prefill_legs_total", `outcome="ok"`) == float64(splits) })
+			// P2P-NCCL gives requests another id: Envoy's word about them must still be ours.
+			if n := b.metric("kvlane_extproc_failures_total"); n != 0 {
+				t.Errorf("%v failures of the protocol", n)
+			}
 			// The same prompt again: decode, which took the blocks over, holds it.
 			if p.connector == "nixl" {
 				again := b.post(p.paths[0], bodyFor(p.paths[0], fmt.Sprint(p.connector, p.paths[0], false), 150, false))

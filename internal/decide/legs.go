@@ -365,7 +365,7 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 		out.Endpoint += "," + other
 	}
 	t, _ := out.Ticket.(*ticket)
-	t.stopLeg, t.legOutlives = r.stop, d.legs.protocol.Outlives
+	t.stopLeg = r.stop
 	for _, h := range r.leg.Headers {
 		out.Set = append(out.Set, extproc.Header(h))
 	}

@@ -28,10 +28,10 @@ type ticket struct {
 
 	// prefillMatched is the cached tokens that the prefill leg counted on.
 	prefillMatched int64
-	// stopLeg ends a prefill leg that runs beside the decode leg, nil if none does. One
-	// that legOutlives goes on when the decode leg has ended well.
-	stopLeg     context.CancelFunc
-	legOutlives bool
+	// stopLeg ends a prefill leg that runs beside the decode leg, nil if none does.
+	// When the decode leg has ended well its prefill leg has too, or is about to
+	// answer: it is left alone then.
+	stopLeg context.CancelFunc
 
 	usage *prompt.UsageScanner
 	first bool
@@ -166,7 +166,7 @@ func (t *ticket) End(at time.Time) {
 	t.d.serve(t.d.since(at))
 	t.d.mu.Unlock()
 	t.entry.setEnded(at)
-	if t.stopLeg != nil && (!t.legOutlives || !t.entry.succeeded()) {
+	if t.stopLeg != nil && !t.entry.succeeded() {
 		t.stopLeg()
 	}
 	if t.stores && t.entry.succeeded() {

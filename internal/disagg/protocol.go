@@ -22,8 +22,6 @@ type Protocol struct {
 	// AtOnce says that both legs run at the same time: the prefill answer is read and
 	// dropped. Without it the decode leg follows the prefill answer.
 	AtOnce bool
-	// Outlives says that a prefill leg goes on when the decode leg has ended well.
-	Outlives bool
 	// Always says that a decode engine cannot compute a prompt by itself.
 	Always bool
 	// Portable says that a prefill answer serves any decode engine, not only the one

@@ -12,7 +12,7 @@ import (
 // once, the client gets the decode leg's answer. The prefill leg ends only when
 // decode has taken the blocks.
 func sglang() *Protocol {
-	return &Protocol{AtOnce: true, Outlives: true, Always: true,
+	return &Protocol{AtOnce: true, Always: true,
 		apis: apis(prompt.Chat, prompt.Completions, prompt.Generate, prompt.Messages, prompt.Responses),
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return bootstrapLeg(x, &x.Prefill), nil
