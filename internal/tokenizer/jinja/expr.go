@@ -290,6 +290,9 @@ type arguments struct {
 	kw    []Value
 }
 
+// noArguments is shared by all calls without any: callees only read them.
+var noArguments arguments
+
 // eval puts the arguments on the machine's stack; the caller cuts it back.
 func (code *argsCode) eval(f *frame) arguments {
 	if code.none {
@@ -399,6 +402,13 @@ func (c *compiler) filter(s scope, n *node) expr {
 		}
 	}
 	object, args := c.expr(s, n.a), c.args(s, n.call)
+	if args.none {
+		return func(f *frame) Value {
+			v := object(f)
+			f.m.step()
+			return fn(f.m, v, &noArguments)
+		}
+	}
 	return func(f *frame) Value {
 		v := object(f)
 		base := len(f.m.stack)
@@ -422,6 +432,9 @@ func (c *compiler) test(s scope, n *node) expr {
 		}
 	}
 	object, args := c.expr(s, n.a), c.args(s, n.call)
+	if args.none {
+		return func(f *frame) Value { return Bool(fn(f.m, object(f), &noArguments)) }
+	}
 	return func(f *frame) Value {
 		v := object(f)
 		base := len(f.m.stack)
