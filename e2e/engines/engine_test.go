@@ -23,7 +23,7 @@ import (
 const installed = "KVLANE_ENGINES"
 
 // startTimeout bounds the start of an engine, which is some 40 s of CPU in six processes.
-const startTimeout = 10 * time.Minute
+const startTimeout = 15 * time.Minute
 
 const (
 	modelName = "tiny"
