@@ -409,7 +409,6 @@ func TestPrefillLegsThatFail(t *testing.T) {
 		"has no answers": {enginesim.Faults{NoTransferParams: true}, "no parameters"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) { o.KVLease = time.Second }}}, ", timeout: 300ms")
 			failed := func() float64 {
 				if c.outcome == "" {

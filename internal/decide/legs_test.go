@@ -1,0 +1,227 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/workers"
+)
+
+// pools is a Decider with two prefill workers, which answer as told, and a decode
+// worker. Every request is split.
+type pools struct {
+	*Decider
+	t       *testing.T
+	answers [2]atomic.Pointer[http.HandlerFunc]
+	legs    [2]atomic.Int64
+}
+
+func answer(text string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }
+}
+
+const nixlAnswer = `{"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e"}}`
+
+func newPoolsOf(t *testing.T, connector string) *pools {
+	t.Helper()
+	goleak.VerifyNone(t)
+	c, err := config.Parse("kvlane.yaml", []byte("disagg: {connector: "+connector+", timeout: 30s, attempts: 2, head_start: 1s}\nrouting: {disagg: {mode: threshold, threshold: 0}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := New(Options{Config: c, Metrics: telemetry.New("test"), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &pools{Decider: d, t: t}
+	list := []workers.Worker{{Worker: config.Worker{Name: "d", Address: "10.0.0.9:1", Engine: "vllm", Role: "decode", Speed: 1}, Ready: true, Generation: 9}}
+	var servers []*httptest.Server
+	for i := range p.answers {
+		p.answer(i, answer(nixlAnswer))
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			p.legs[i].Add(1)
+			(*p.answers[i].Load())(w, r)
+		}))
+		servers = append(servers, srv)
+		list = append(list, workers.Worker{Worker: config.Worker{Name: fmt.Sprint("p", i), Address: srv.Listener.Addr().String(), Engine: "vllm", Role: "prefill", Speed: 1},
+			Ready: true, Generation: uint64(i + 1)})
+	}
+	d.SetWorkers(list)
+	t.Cleanup(func() {
+		d.Close()
+		for _, s := range servers {
+			s.Close()
+		}
+		if n := d.router.Live(); n != 0 {
+			t.Errorf("%d reservations are left", n)
+		}
+		goleak.VerifyNone(t)
+	})
+	return p
+}
+
+func (p *pools) answer(i int, h http.HandlerFunc) { p.answers[i].Store(&h) }
+
+func (p *pools) both(h http.HandlerFunc) {
+	p.answer(0, h)
+	p.answer(1, h)
+}
+
+func (p *pools) ask(ctx context.Context, id string) extproc.Decision {
+	return p.Decide(ctx, &extproc.Request{ID: id, Method: "POST", Path: "/v1/completions", Body: []byte(`{"prompt":"` + strings.Repeat("word ", 400) + `"}`)})
+}
+
+// end plays the rest of a request's life.
+func end(d *extproc.Decision, status int) {
+	if d.Ticket == nil {
+		return
+	}
+	if status != 0 {
+		d.Ticket.ResponseHeaders(status, "")
+	}
+	d.Ticket.End(time.Now())
+}
+
+func status(code int) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, `{"error":{"message":"theirs"}}`)
+	}
+}
+
+// hang answers when the leg is cancelled.
+func hang(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+func TestASplitRequest(t *testing.T) {
+	p := newPoolsOf(t, "nixl")
+	d := p.ask(t.Context(), "a")
+	defer end(&d, 200)
+	if d.Endpoint != "10.0.0.9:1" || !strings.Contains(string(d.Body), `"remote_engine_id":"e"`) || p.legs[0].Load()+p.legs[1].Load() != 1 {
+		t.Errorf("%+v", d)
+	}
+	if e := p.journal.find("a"); !strings.HasPrefix(e.Prefill, "p") || e.Target != "d" {
+		t.Errorf("prefill on %q, decode on %q", e.Prefill, e.Target)
+	}
+}
+
+// One failing worker is passed over, two leave the prompt to decode; the client's
+// fault is the client's answer.
+func TestFailuresOfAPrefillLeg(t *testing.T) {
+	for name, c := range map[string]struct {
+		h      http.HandlerFunc
+		reject int
+	}{
+		"500":           {status(500), 0},
+		"503":           {status(503), 0},
+		"400":           {status(400), 400},
+		"429":           {status(429), 429},
+		"no parameters": {answer(`{}`), 0},
+		"no JSON":       {answer(`<html>`), 0},
+		"cut":           {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPoolsOf(t, "nixl")
+			p.both(c.h)
+			d := p.ask(t.Context(), "a")
+			defer end(&d, 200)
+			legs := p.legs[0].Load() + p.legs[1].Load()
+			if c.reject != 0 {
+				if d.Reject == nil || d.Reject.Status != c.reject || legs != 1 {
+					t.Errorf("%+v after %d legs", d.Reject, legs)
+				}
+				return
+			}
+			e := p.journal.find("a")
+			if d.Reject != nil || d.Body != nil || legs != 2 || e.Degraded != degradedPrefill || e.Prefill != "" || len(e.PrefillNotes) != 3 {
+				t.Errorf("%d legs, %+v, notes %q", legs, d.Reject, e.PrefillNotes)
+			}
+		})
+	}
+}
+
+func TestAClientThatLeavesCancelsItsPrefillLeg(t *testing.T) {
+	for _, connector := range []string{"nixl", "sglang"} {
+		t.Run(connector, func(t *testing.T) {
+			p := newPoolsOf(t, connector)
+			ctx, cancel := context.WithCancel(t.Context())
+			p.both(func(w http.ResponseWriter, r *http.Request) {
+				cancel()
+				hang(w, r)
+			})
+			d := p.ask(ctx, "a")
+			end(&d, 0)
+			if n := p.legs[0].Load() + p.legs[1].Load(); n != 1 {
+				t.Errorf("%d legs", n)
+			}
+		})
+	}
+}
+
+// Legs at once: the leg runs on while decode does, and ends with it if that fails.
+func TestALegBesideTheDecodeLeg(t *testing.T) {
+	p := newPoolsOf(t, "sglang")
+	p.Decider.legs.headStart = 0
+	p.both(hang)
+	d := p.ask(t.Context(), "a")
+	if !strings.Contains(string(d.Body), `"bootstrap_room":`) {
+		t.Errorf("%s", d.Body)
+	}
+	end(&d, 503) // the cleanup waits for the leg
+	// Decode engines of SGLang compute nothing by themselves.
+	p.Decider.legs.headStart = time.Minute
+	p.both(status(500))
+	if d = p.ask(t.Context(), "b"); d.Reject == nil || d.Reject.Status != 503 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// Many at once, some failing: nothing is left, nothing races.
+func TestManySplitRequests(t *testing.T) {
+	for _, connector := range []string{"nixl", "sglang"} {
+		t.Run(connector, func(t *testing.T) {
+			p := newPoolsOf(t, connector)
+			p.Decider.legs.headStart = time.Millisecond
+			var n atomic.Int64
+			p.answer(0, func(w http.ResponseWriter, r *http.Request) {
+				switch n.Add(1) % 4 {
+				case 0:
+					status(500)(w, r)
+				case 1:
+					panic(http.ErrAbortHandler)
+				default:
+					answer(nixlAnswer)(w, r)
+				}
+			})
+			var wg sync.WaitGroup
+			for i := range 8 {
+				wg.Go(func() {
+					for k := range 20 {
+						ctx, cancel := context.WithCancel(t.Context())
+						if k%5 == 0 {
+							time.AfterFunc(time.Millisecond, cancel)
+						}
+						d := p.ask(ctx, fmt.Sprint(i, "-", k))
+						end(&d, []int{200, 503, 0}[k%3])
+						cancel()
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
