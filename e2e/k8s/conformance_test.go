@@ -2,7 +2,7 @@ package k8s
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"net/http"
 	"os"
 	"os/exec"
@@ -69,7 +69,10 @@ func conformance(t *testing.T, c *cluster) {
 			if kube.IsCode(err, http.StatusNotFound) {
 				return nil
 			}
-			return fmt.Errorf("it is still there (%v)", err)
+			if err == nil {
+				err = errors.New("it is still there")
+			}
+			return err
 		})
 	}
 	// Left alone, the test goes on trying for minutes; that it sees the wrong pods
