@@ -51,10 +51,10 @@ func (f *floor) Process(stream extprocv3.ExternalProcessor_ProcessServer) error 
 	var body [][]byte
 	for {
 		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) || stream.Context().Err() != nil {
-			return nil
-		}
-		if err != nil {
+		switch {
+		case errors.Is(err, io.EOF), err != nil && stream.Context().Err() != nil:
+			return nil //nolint:nilerr // the request is over
+		case err != nil:
 			return err
 		}
 		if c := m.GetProtocolConfig(); c != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/model"
@@ -64,8 +65,8 @@ func report(ctx context.Context, o *options) error {
 		return err
 	}
 	defer list.close()
-	fmt.Println("Through the real Envoy, 8 engines with events, 16 connections; half of each prompt is shared,\nhalf is another part of Go's library each time, which was sent through once before")
-	fmt.Printf("%-22s %-22s %-8s %9s %14s %14s %14s\n", "load", "request body", "server", "requests", "server ms/req", "Envoy ms/req", "req/s per core")
+	fmt.Fprintln(os.Stdout, "Through the real Envoy, 8 engines with events, 16 connections; half of each prompt is shared,\nhalf is another part of Go's library each time, which was sent through once before")
+	fmt.Fprintf(os.Stdout, "%-22s %-22s %-8s %9s %14s %14s %14s\n", "load", "request body", "server", "requests", "server ms/req", "Envoy ms/req", "req/s per core")
 	for _, mode := range []string{"BUFFERED", "FULL_DUPLEX_STREAMED"} {
 		for _, name := range []string{"floor", "kvlane"} {
 			if err := o.mode(ctx, list, text, mode, name); err != nil {
@@ -92,7 +93,7 @@ func (o *options) mode(ctx context.Context, list engines, text, mode, name strin
 	}
 	loads := rows
 	if mode == "BUFFERED" {
-		loads = append(loads[:len(loads):len(loads)], busy)
+		loads = append(slices.Clip(loads), busy)
 	}
 	for _, r := range loads {
 		res, err := b.run(ctx, r, text, o.length)
@@ -100,14 +101,14 @@ func (o *options) mode(ctx context.Context, list engines, text, mode, name strin
 			return err
 		}
 		perCore := float64(res.requests) / (res.server + res.envoy).Seconds()
-		fmt.Printf("%-22s %-22s %-8s %9d %14.3f %14.3f %14.0f", r.name, mode, name, res.requests, res.perRequest(res.server), res.perRequest(res.envoy), perCore)
+		fmt.Fprintf(os.Stdout, "%-22s %-22s %-8s %9d %14.3f %14.3f %14.0f", r.name, mode, name, res.requests, res.perRequest(res.server), res.perRequest(res.envoy), perCore)
 		if res.errors > 0 {
-			fmt.Printf("  %d ERRORS", res.errors)
+			fmt.Fprintf(os.Stdout, "  %d ERRORS", res.errors)
 		}
-		fmt.Println()
+		fmt.Fprintln(os.Stdout)
 	}
 	end, err := residentMB(b.server.Process.Pid)
-	fmt.Printf("%-22s %-22s %-8s %d MB before the load, %d MB after\n", "resident memory", mode, name, start, end)
+	fmt.Fprintf(os.Stdout, "%-22s %-22s %-8s %d MB before the load, %d MB after\n", "resident memory", mode, name, start, end)
 	return err
 }
 
@@ -145,7 +146,7 @@ func (o *options) idle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("idle with 100 workers: %.4f cores, %d MB resident; binary %.1f MB\n",
+	fmt.Fprintf(os.Stdout, "idle with 100 workers: %.4f cores, %d MB resident; binary %.1f MB\n",
 		(after[0]-before[0]).Seconds()/length.Seconds(), resident, float64(info.Size())/1e6)
 	return nil
 }
