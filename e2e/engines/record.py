@@ -51,7 +51,10 @@ class Recording:
 
     def write(self, kind, **fields):
         with self.lock:
-            self.file.write(json.dumps({"t": self.now(), "kind": kind, **fields}, ensure_ascii=False) + "\n")
+            line = json.dumps({"t": self.now(), "kind": kind, **fields}, ensure_ascii=False)
+            for folder in (sys.prefix, str(own.parent.parent), str(pathlib.Path.home())):
+                line = line.replace(folder, "/opt")
+            self.file.write(line + "\n")
 
     def listen(self, rank, port):
         socket_ = self.context.socket(zmq.SUB)

@@ -12,7 +12,8 @@ import (
 // SGLang 0.5.23: python/sglang/srt/entrypoints/openai/protocol.py (validation), serving_chat.py (template arguments),
 // parser/jinja_template_utils.py (content), and the recordings.
 
-// sglangChat follows /v1/chat/completions; tokenize follows /v1/tokenize, which honours add_generation_prompt.
+// sglangChat follows /v1/chat/completions; tokenize follows /v1/tokenize, which honours
+// add_generation_prompt and, where it is given, leaves a last assistant message as it is.
 func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
 	tools, err := sglangTools(in)
 	if err != nil {
@@ -44,15 +45,20 @@ func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, p.suffix = sglangLast(list, cont)
-	add := true
-	if tokenize {
+	add, asGiven := true, tokenize && in.Has(prompt.FieldAddGenerationPrompt)
+	if asGiven {
 		if add, err = in.flag(prompt.FieldAddGenerationPrompt, true); err != nil {
 			return nil, err
 		}
 		if cont && !add {
 			return nil, refuse("continue_final_message needs add_generation_prompt to open the assistant turn.")
 		}
+		if p.addSpecial, err = in.flag(prompt.FieldAddSpecialTokens, false); err != nil {
+			return nil, err
+		}
+	}
+	if !asGiven || cont {
+		list, p.suffix = sglangLast(list, cont)
 	}
 	if p.vars, err = m.sglangVars(in); err != nil {
 		return nil, err
