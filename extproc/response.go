@@ -44,10 +44,14 @@ func (x *exchange) abandon() {
 	x.dropBody()
 }
 
-// skipsBody says that asking for no response body is wanted and legal: Envoy
-// ignores mode_override beside full duplex modes and eager sending.
+// skipsBody says that asking for no response body and for the trailers, which
+// mark the end, is wanted and legal: Envoy ignores mode_override beside full
+// duplex modes and eager sending, and where it is not allowed. It is worth asking
+// where no body comes anyway, because nobody tells us whether trailers do: Envoy
+// Gateway cannot configure them, and Envoys before 1.40 then end the stream at the
+// response headers.
 func (x *exchange) skipsBody() bool {
-	return x.srv.opts.SkipResponseBody && x.response != ModeNone && !x.response.duplex() &&
+	return x.srv.opts.SkipResponseBody && !x.response.duplex() &&
 		!x.request.duplex() && x.request != ModeStreamedHeld
 }
 
