@@ -59,7 +59,9 @@ type sandbox struct {
 	stops []func()
 	procs []*exec.Cmd
 	dead  map[*exec.Cmd]chan struct{}
-	going bool
+	// preStop is how many seconds a process is left alone before it is told to stop.
+	preStop map[*exec.Cmd]int
+	going   bool
 	// frozen pods keep the status that they have.
 	frozen atomic.Bool
 }
@@ -237,7 +239,7 @@ func (s *sandbox) inside(f func() error) error {
 }
 
 func (s *sandbox) start() error {
-	s.dead = map[*exec.Cmd]chan struct{}{}
+	s.dead, s.preStop = map[*exec.Cmd]chan struct{}{}, map[*exec.Cmd]int{}
 	s.dir = filepath.Join(s.n.c.dir, s.pod.Metadata.Name+"-"+s.ns)
 	if err := os.MkdirAll(s.dir, 0o755); err != nil { //nolint:gosec // containers run as other users
 		return err
@@ -385,20 +387,27 @@ func (s *sandbox) address(c *container, port any) string {
 	return net.JoinHostPort(s.ip, fmt.Sprint(port))
 }
 
-// stop ends all containers.
+// stop ends all containers, each after its preStop sleep.
 func (s *sandbox) stop(grace time.Duration) {
+	var wg sync.WaitGroup
+	end := time.Now().Add(grace)
 	for _, p := range s.procs {
-		_ = p.Process.Signal(syscall.SIGTERM)
+		wg.Go(func() {
+			sleep := min(time.Duration(s.preStop[p])*time.Second, grace)
+			select {
+			case <-s.dead[p]:
+			case <-time.After(sleep):
+			}
+			_ = p.Process.Signal(syscall.SIGTERM)
+			select {
+			case <-s.dead[p]:
+			case <-time.After(time.Until(end)):
+				_ = p.Process.Kill()
+				<-s.dead[p]
+			}
+		})
 	}
-	end := time.After(grace)
-	for _, p := range s.procs {
-		select {
-		case <-s.dead[p]:
-		case <-end:
-			_ = p.Process.Kill()
-			<-s.dead[p]
-		}
-	}
+	wg.Wait()
 	for _, f := range s.stops {
 		f()
 	}
@@ -544,6 +553,7 @@ func (s *sandbox) spawn(c *container, root string, env []string, argv ...string)
 	dead := make(chan struct{})
 	s.procs = append(s.procs, cmd)
 	s.dead[cmd] = dead
+	s.preStop[cmd] = c.Lifecycle.PreStop.Sleep.Seconds
 	go func() {
 		err := cmd.Wait()
 		s.n.logf("pod %s container %s ended: %v", s.pod.Metadata.Name, c.Name, err)

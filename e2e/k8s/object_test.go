@@ -55,7 +55,14 @@ type container struct {
 		MountPath string `json:"mountPath"`
 		SubPath   string `json:"subPath"`
 	} `json:"volumeMounts"`
-	ReadinessProbe  *probe   `json:"readinessProbe"`
+	ReadinessProbe *probe `json:"readinessProbe"`
+	Lifecycle      struct {
+		PreStop struct {
+			Sleep struct {
+				Seconds int `json:"seconds"`
+			} `json:"sleep"`
+		} `json:"preStop"`
+	} `json:"lifecycle"`
 	SecurityContext security `json:"securityContext"`
 }
 
