@@ -23,7 +23,7 @@ func documents(t *testing.T, file string) []json.RawMessage {
 		t.Fatal(err)
 	}
 	var out []json.RawMessage
-	for _, doc := range bytes.Split(text, []byte("\n---\n")) {
+	for doc := range bytes.SplitSeq(text, []byte("\n---\n")) {
 		js, err := yaml.YAMLToJSON(doc)
 		if err != nil {
 			t.Fatalf("%s: %v", file, err)
