@@ -306,6 +306,10 @@ func (c *checker) exchange(r *record) {
 		c.judgeBeside(r, others, seed, ids, got, cached)
 		return
 	}
+	if got < cached && c.announcedLate(r, source, ids[:min(cached, len(ids))], got) {
+		c.res.Skipped["announced only after they were used"]++
+		return
+	}
 	c.res.Predicted += got
 	c.res.Reported += cached
 	if got == cached {
@@ -314,6 +318,31 @@ func (c *checker) exchange(r *record) {
 	}
 	c.res.Wrong++
 	c.out.printf("%s #%d %q: predicted %d, engine reported %d\n", c.name, r.N, r.Label, got, cached)
+}
+
+// lateness is how many seconds after a request events are looked at for blocks
+// that it had already used.
+const lateness = 2
+
+// announcedLate reports whether an event that came after a request was sent stores
+// blocks which that request reported as cached. They are an earlier request's, since
+// SGLang stores nothing that it has.
+func (c *checker) announcedLate(r *record, source string, cached []uint32, got int) bool {
+	if c.engine != "sglang" {
+		return false
+	}
+	for _, e := range c.events[c.applied:] {
+		if e.T > r.T+lateness {
+			return false
+		}
+		if e.Source != source {
+			continue
+		}
+		if path := c.chains.learn(e); len(path) > got && len(path) <= len(cached) && common(path, cached) == len(path) {
+			return true
+		}
+	}
+	return false
 }
 
 // judgeBeside judges a request that ran beside others on its rank: it had at

@@ -12,6 +12,6 @@
 // events came while it ran alone. Of a request that ran beside others on its rank
 // only bounds can be said: at least what the rank held before, at most what its
 // prompt shares with theirs too. Not judged, and counted with the reason, are
-// requests with several answers, those that get blocks from another engine, and
+// requests with several answers, those that used blocks which SGLang announced later, those that get blocks from another engine, and
 // those that SGLang's events cannot tell apart (extra_key leaves no mark there).
 package truth

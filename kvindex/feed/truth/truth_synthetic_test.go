@@ -156,6 +156,21 @@ func TestRanksAndWords(t *testing.T) {
 	}
 }
 
+// Blocks that SGLang announces after a request used them are an earlier one's, and
+// no mistake; blocks that it never announces are one.
+func TestLateEvents(t *testing.T) {
+	dir := write(t, m{"kind": "meta", "engine": "sglang", "t": 0},
+		event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))),
+		ask(1, 1, ids(1, 13), 8, nil),
+		event(1.6, frames(t, 1, 0, stored([]uint64{2}, 1, ids(5, 4), nil))),
+		ask(2, 10, ids(1, 13), 12, nil))
+	var out strings.Builder
+	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
+	if err != nil || res.Wrong != 1 || res.Skipped["announced only after they were used"] != 1 {
+		t.Errorf("%v, %v\n%s", &res, err, out.String())
+	}
+}
+
 // Of requests beside others on their rank only bounds are known.
 func TestBesideOthers(t *testing.T) {
 	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0},
