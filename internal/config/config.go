@@ -256,7 +256,7 @@ func Default() Config {
 		},
 		Limits: Limits{MaxBody: 16 << 20},
 		Workers: Workers{
-			Health: Health{Every: Duration(time.Second), Timeout: Duration(time.Second), Failures: 2},
+			Health: Health{Every: Duration(time.Second), Timeout: Duration(5 * time.Second), Failures: 2},
 			Scrape: Duration(time.Second),
 		},
 		Routing: Routing{

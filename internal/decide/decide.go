@@ -340,7 +340,7 @@ func (j *job) match() {
 		return
 	}
 	block := d.cfg.Index.BlockSize
-	seed := d.hasher.Seed(j.served.cacheName(), j.adapter(), j.request.CacheSalt())
+	seed := d.hasher.Seed(j.served.cacheName(), j.adapter(), j.salt())
 	j.hash(seed, block)
 	j.lap(telemetry.StageHash)
 	if len(s.hashes) == 0 {
@@ -350,7 +350,7 @@ func (j *job) match() {
 		return
 	}
 	d.index.Match(s.hashes, &s.matches)
-	s.overlaps = appendOverlaps(s.overlaps, &s.matches, block, len(j.ids))
+	s.overlaps = appendOverlaps(s.overlaps, &s.matches, block, len(j.ids), d.fleet.Load().engineBlock)
 	j.query.Prefix = s.prefix
 	j.lap(telemetry.StageIndex)
 }
@@ -409,12 +409,28 @@ func (j *job) adapter() string {
 	return j.served.Model.Adapter(j.request)
 }
 
+// salt is what separates this request's blocks from others'. SGLang's extra_key does
+// so in the engine but leaves no mark in its events: with one, only what was sent
+// with the same one counts.
+func (j *job) salt() string {
+	salt := j.request.CacheSalt()
+	if extra := j.request.Raw(prompt.FieldExtraKey); len(extra) > 0 && extra[0] != 'n' {
+		return "extra_key\x00" + string(extra) + "\x00" + salt
+	}
+	return salt
+}
+
 // appendOverlaps turns blocks into tokens. An engine never takes the block with the
-// last prompt token from its cache: it has to compute something.
-func appendOverlaps(dst []routing.Overlap, m *kvindex.Matches, block, tokens int) []routing.Overlap {
-	most := int32((tokens - 1) / block * block)
+// last prompt token from its cache: it has to compute something. The block that
+// counts is the engine's own, which engineBlock knows by slot (0: as the index's).
+func appendOverlaps(dst []routing.Overlap, m *kvindex.Matches, block, tokens int, engineBlock func(kvindex.Slot) int) []routing.Overlap {
 	for i := range m.Holders {
 		h := &m.Holders[i]
+		engine := engineBlock(h.Slot)
+		if engine == 0 {
+			engine = block
+		}
+		most := int32((tokens - 1) / engine * engine)
 		o := routing.Overlap{Slot: h.Slot}
 		var sum int32
 		for tier := range h.Blocks {

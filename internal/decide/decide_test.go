@@ -448,10 +448,28 @@ func TestTheJournalKeepsTheLast(t *testing.T) {
 
 func TestPromptTokensOfTheLastBlockAreNeverCounted(t *testing.T) {
 	m := kvindex.Matches{Holders: []kvindex.Match{{Slot: 1, Blocks: [kvindex.NumTiers]uint32{2, 1}, Speculative: 3}}}
-	for tokens, want := range map[int]string{96: "[32 16 0 0] 32", 97: "[32 16 0 0] 48", 33: "[32 0 0 0] 0", 32: "[16 0 0 0] 0"} {
-		o := appendOverlaps(nil, &m, 16, tokens)[0]
-		if got := fmt.Sprint(o.Tokens, o.Speculative); got != want {
-			t.Errorf("%d tokens: %s, want %s", tokens, got, want)
+	for _, c := range []struct {
+		tokens, engine int
+		want           string
+	}{
+		{96, 0, "[32 16 0 0] 32"}, {97, 0, "[32 16 0 0] 48"}, {33, 0, "[32 0 0 0] 0"}, {32, 0, "[16 0 0 0] 0"},
+		{96, 32, "[32 16 0 0] 16"}, {97, 32, "[32 16 0 0] 48"}, {64, 32, "[32 0 0 0] 0"}, {32, 32, "[0 0 0 0] 0"},
+		{96, 1, "[32 16 0 0] 47"}, {32, 1, "[31 0 0 0] 0"},
+	} {
+		o := appendOverlaps(nil, &m, 16, c.tokens, func(kvindex.Slot) int { return c.engine })[0]
+		if got := fmt.Sprint(o.Tokens, o.Speculative); got != c.want {
+			t.Errorf("%d tokens, engine blocks of %d: %s, want %s", c.tokens, c.engine, got, c.want)
 		}
+	}
+}
+
+func TestAnExtraKeySeparatesCaches(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	b.ask("/v1/completions", completion(800, ""))
+	if _, e := b.ask("/v1/completions", completion(800, `,"extra_key":"tenant"`)); e.Matched != 0 {
+		t.Errorf("%d tokens of a request without it matched", e.Matched)
+	}
+	if _, e := b.ask("/v1/completions", completion(800, `,"extra_key":null`)); e.Matched == 0 {
+		t.Error("null is no key")
 	}
 }

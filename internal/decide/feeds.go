@@ -276,7 +276,13 @@ func (s *sink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 	if !ok {
 		return fmt.Errorf("no target %s", t)
 	}
-	return s.d.index.Apply(slot, ev)
+	if err := s.d.index.Apply(slot, ev); err != nil {
+		return err
+	}
+	if size := int32(ev.BlockSize); ev.Kind == kvindex.Stored && size > 0 && s.m.blockSize.Load() != size {
+		s.m.blockSize.Store(size)
+	}
+	return nil
 }
 
 // Clear implements feed.Sink.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/config"
@@ -33,6 +34,9 @@ type member struct {
 
 	slots []kvindex.Slot
 	feed  *feedHandle
+	// blockSize is the engine's block in tokens, as configured or as its events say; 0
+	// while unknown. Shared by all states of the same worker.
+	blockSize *atomic.Int32
 }
 
 // fleet is all of them as of now. It is replaced, never changed: readers hold no
@@ -93,7 +97,7 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 			}
 			m = added
 		} else {
-			m = &member{Worker: w, slots: m.slots, feed: m.feed}
+			m = &member{Worker: w, slots: m.slots, feed: m.feed, blockSize: m.blockSize}
 		}
 		next.members[w.Name] = m
 		places, _ := targets(&w.Worker)
@@ -129,13 +133,22 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 	}
 }
 
+// engineBlock is the block size of a slot's engine in tokens, 0 while unknown.
+func (f *fleet) engineBlock(slot kvindex.Slot) int {
+	if p := f.place(slot); p != nil {
+		return int(p.worker.blockSize.Load())
+	}
+	return 0
+}
+
 // add gives a newcomer its slots and starts its feed.
 func (d *Decider) add(w workers.Worker) (*member, error) {
 	places, err := targets(&w.Worker)
 	if err != nil {
 		return nil, err
 	}
-	m := &member{Worker: w}
+	m := &member{Worker: w, blockSize: new(atomic.Int32)}
+	m.blockSize.Store(int32(w.BlockSize))
 	resume := make([]*feed.Cursor, len(places))
 	for i, p := range places {
 		slot, cursor, err := d.addSlot(p.target, &w.Worker)
