@@ -90,26 +90,20 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// logDir is a folder that outlives a failed test.
+// logDir is a folder that outlives a failed run.
 func logDir(t *testing.T) string {
-	dir, err := os.MkdirTemp("", "kvlane-k8s-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // pods run as other users
-		t.Fatal(err)
+	dir := filepath.Join(os.Getenv(insideOf), t.Name())
+	for _, d := range []string{os.Getenv(insideOf), dir} {
+		if err := os.MkdirAll(d, 0o755); err != nil { //nolint:gosec // pods run as other users
+			t.Fatal(err)
+		}
+		if err := os.Chmod(d, 0o755); err != nil { //nolint:gosec // as above
+			t.Fatal(err)
+		}
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("logs are in %s", dir)
-			return
-		}
-		// Mounts of pods in it go with the namespace.
-		_ = os.RemoveAll(filepath.Join(dir, "etcd"))
-		if keep := os.Getenv("KVLANE_K8S_KEEP"); keep == "" {
-			for _, f := range []string{"kube-apiserver.log", "etcd.log", "kube-controller-manager.log"} {
-				_ = os.Remove(filepath.Join(dir, f))
-			}
 		}
 	})
 	return dir

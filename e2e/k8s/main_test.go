@@ -14,7 +14,7 @@ import (
 
 const (
 	binVar   = "KVLANE_K8S_BIN"    // folder with the tools
-	insideOf = "KVLANE_K8S_INSIDE" // set in the process that runs the tests
+	insideOf = "KVLANE_K8S_INSIDE" // set in the process that runs the tests: the folder for logs and pods
 )
 
 // missing says why the tests cannot run here, "" if they can.
@@ -42,7 +42,12 @@ func TestMain(m *testing.M) {
 // reexec runs this program again in namespaces of its own.
 func reexec() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), insideOf+"=1")
+	dir, err := os.MkdirTemp("", "kvlane-k8s-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	cmd.Env = append(os.Environ(), insideOf+"="+dir)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID}
 	if err := cmd.Start(); err != nil {
@@ -55,10 +60,11 @@ func reexec() int {
 		<-ends
 		_ = cmd.Process.Kill() // the first process of a PID namespace takes all others with it
 	}()
-	err := cmd.Wait()
+	err = cmd.Wait()
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
+		_ = os.RemoveAll(dir) // what was mounted in it went with the namespace
 		return 0
 	case errors.As(err, &exit) && exit.ExitCode() > 0:
 		return exit.ExitCode()
