@@ -89,6 +89,18 @@ bench-index: ## Replays an index workload, WORKLOAD=FILE, and prints what it mea
 	@test -n '$(WORKLOAD)' || { echo 'bench-index needs WORKLOAD=FILE, a file of index operations (docs/index.md)' >&2; exit 2; }
 	@go run ./kvindex/benchindex $(FLAGS) '$(WORKLOAD)'
 
+.PHONY: soak
+soak: ## Churns the index at its capacity for 10 minutes and fails if it grows
+	go test ./kvindex -run Soak -soak 10m -timeout 20m -v
+
+.PHONY: tokens-live
+tokens-live: ## Compares tokenizers with Hugging Face's library and templates with Jinja2, on generated input (TOKENIZER=DIR adds one)
+	@test -x $(TOOLS)/live/bin/python || python3 -m venv $(TOOLS)/live
+	@$(TOOLS)/live/bin/pip install -q --disable-pip-version-check tokenizers==0.23.2 jinja2==3.1.6
+	KVLANE_PYTHON=$(TOOLS)/live/bin/python $(if $(TOKENIZER),KVLANE_LIVE_TOKENIZER=$(TOKENIZER)) go test -count=1 -v -run Live ./internal/tokenizer
+	$(TOOLS)/live/bin/python internal/tokenizer/jinja/testdata/golden.py fuzz $(TOOLS)/live/cases.jsonl 5000 $${RANDOM}
+	KVLANE_JINJA_CASES=$(TOOLS)/live/cases.jsonl go test -count=1 -v -run AgainstPython ./internal/tokenizer/jinja
+
 FUZZTIME ?= 30s
 .PHONY: fuzz
 fuzz: ## Runs every fuzz target for FUZZTIME (30s)
