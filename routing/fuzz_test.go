@@ -7,6 +7,12 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
+func TestADecisionWithoutStateIsAnError(t *testing.T) {
+	if plan, ex, err := new(Decision).Rerun(); err == nil || ex != nil || plan != (Plan{}) {
+		t.Errorf("%+v %v %v", plan, ex, err)
+	}
+}
+
 // FuzzDecision runs decisions from outside: a bad one is an error, never a panic, and
 // a good one comes out the same twice.
 func FuzzDecision(f *testing.F) {
@@ -27,9 +33,10 @@ func FuzzDecision(f *testing.F) {
 		}
 		f.Add(data)
 	}
+	f.Add([]byte(`{}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var d Decision
-		if json.Unmarshal(data, &d) != nil || d.State == nil { //nolint:musttag // as above
+		if json.Unmarshal(data, &d) != nil { //nolint:musttag // as above
 			return
 		}
 		first, _, errFirst := d.Rerun()

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sort"
 	"time"
@@ -138,6 +139,9 @@ const maxImportedSlot = 1 << 16
 
 // Import returns a router in the given state: it decides as the exported one did.
 func Import(s *State) (*Router, error) {
+	if s == nil {
+		return nil, errors.New("import: there is no state")
+	}
 	r, err := New(s.Config)
 	if err != nil {
 		return nil, err
