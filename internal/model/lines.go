@@ -78,13 +78,13 @@ func RenderLines(r io.Reader, w io.Writer, m *Model, opts RenderOptions) error {
 }
 
 // RenderContextLines answers an object of template variables with {"prompt": "..."}, or {"error": "..."} where the template
-// raises. now is what strftime_now sees.
+// raises or does not compile. now is what strftime_now sees.
 func RenderContextLines(r io.Reader, w io.Writer, source string, now time.Time) error {
-	template, err := jinja.Compile(source)
-	if err != nil {
-		return err
-	}
+	template, broken := jinja.Compile(source)
 	return eachLine(r, w, func(dst, line []byte) ([]byte, error) {
+		if broken != nil {
+			return dst, broken
+		}
 		v, err := jinja.ParseJSON(line)
 		if err != nil {
 			return dst, err

@@ -62,3 +62,14 @@ func TestRenderContextLines(t *testing.T) {
 		t.Errorf("%s", &out)
 	}
 }
+
+func TestRenderContextLinesOfABrokenTemplate(t *testing.T) {
+	var out bytes.Buffer
+	if err := RenderContextLines(strings.NewReader("{}\n{}\n"), &out, "{% for %}", time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], `{"error":"`) || lines[0] != lines[1] {
+		t.Errorf("%s", &out)
+	}
+}
