@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"flag"
+	"fmt"
 	"os"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -17,19 +19,17 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 	engine := f.String("engine", "vllm", "`dialect`: vllm, sglang, trtllm")
 	replay := f.String("replay", "", "replay `endpoint`, to see past events and fill gaps (tail)")
 	topic := f.String("topic", "", "ZMQ `topic` (tail)")
-	// The endpoint or file may stand before the flags or after them.
-	subject, rest := "", args[1:]
-	if len(rest) > 0 && rest[0] != "" && rest[0][0] != '-' {
-		subject, rest = rest[0], rest[1:]
-	}
-	if err := parse(f, rest, 1); err != nil {
+	subject, err := parseSubject(f, args[1:])
+	if err != nil {
 		return err
 	}
-	if f.NArg() == 1 && subject == "" {
-		subject = f.Arg(0)
-	}
-	if subject == "" || f.NArg() == 1 && subject != f.Arg(0) {
+	if subject == "" {
 		return usageError{"needs one endpoint (tail) or file (decode)"}
+	}
+	switch feed.Engine(*engine) {
+	case feed.VLLM, feed.SGLang, feed.TRTLLM:
+	default:
+		return usageError{fmt.Sprintf("--engine %q is not one of vllm, sglang, trtllm", *engine)}
 	}
 	if verb == "tail" {
 		src := feed.Source{Worker: subject, Engine: feed.Engine(*engine), Rank: kvindex.NoRank, RankFromBatch: true, Topic: *topic, Replay: *replay}
@@ -50,4 +50,14 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 		in = file
 	}
 	return feed.DecodeFrames(feed.Engine(*engine), in, io.out)
+}
+
+// parseSubject reads flags around one argument: a request id, a file or an endpoint
+// may stand before the flags or after them. It is "" if there is none.
+func parseSubject(f *flag.FlagSet, args []string) (string, error) {
+	if len(args) == 0 || args[0] == "" || args[0][0] == '-' && args[0] != "-" {
+		err := parse(f, args, 1)
+		return f.Arg(0), err
+	}
+	return args[0], parse(f, args[1:], 0)
 }

@@ -21,16 +21,20 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 	admin := f.String("admin", "127.0.0.1:9090", "admin `address` of Kvlane")
 	export := f.Bool("export", false, "print the decision with its state as JSON (POST /debug/record before the request)")
 	rerun := f.String("rerun", "", "make the decision in `file` again and compare")
-	if err := parse(f, args, 1); err != nil {
+	subject, err := parseSubject(f, args)
+	if err != nil {
 		return err
 	}
 	if *rerun != "" {
+		if subject != "" {
+			return usageError{"--rerun takes a file and no request id"}
+		}
 		return rerunDecision(io, *rerun)
 	}
-	if f.NArg() != 1 {
+	if subject == "" {
 		return usageError{"needs a request id (the x-request-id of the answer)"}
 	}
-	path := "/debug/decisions/" + url.PathEscape(f.Arg(0))
+	path := "/debug/decisions/" + url.PathEscape(subject)
 	if *export {
 		path += "/export"
 	}
@@ -67,6 +71,9 @@ func rerunDecision(io streams, file string) error {
 	var d routing.Decision
 	if err := json.Unmarshal(text, &d); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
+	}
+	if d.State == nil {
+		return fmt.Errorf("%s: not an exported decision: it has no state", file)
 	}
 	plan, ex, err := d.Rerun()
 	if ex != nil {

@@ -34,6 +34,8 @@ func TestCommands(t *testing.T) {
 	bad := file("bad.yaml", "listen: {addrss: x}\nworkers: {statik: []}\n")
 	missing := file("missing.yaml", "models: [{name: m, tokenizer: /no/such/folder}]\n")
 	template := file("t.jinja", "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ strftime_now('%Y-%m-%d') }}")
+	broken := file("broken.jinja", "{% for %}")
+	empty := file("empty.json", "{}")
 	for _, c := range []struct {
 		name, stdin string
 		args        []string
@@ -61,12 +63,19 @@ func TestCommands(t *testing.T) {
 		{"render", `{"messages":[{"role":"user","content":"Hi"}]}`, []string{"render", "--tokenizer", "builtin:qwen3", "--tokens"}, 0, `"ids":[151644,872,198,13048,151645,198,151644,77091,198]`, ""},
 		{"render what the engine refuses", `{"messages":[]}`, []string{"render", "--tokenizer", "builtin:qwen3"}, 0, `{"error":`, ""},
 		{"render a template", `{"messages":[{"role":"user","content":"Hi"}]}`, []string{"render", "--template", template, "--context", "--now", "2026-11-20T20:00:00"}, 0, `{"prompt":"user:Hi;2026-11-20"}`, ""},
+		{"render a template that does not compile", "{}", []string{"render", "--template", broken, "--context"}, 0, `{"error":"`, ""},
 		{"render at no time", "", []string{"render", "--template", template, "--context", "--now", "noon"}, 2, "", "is not like 2026-11-20T20:00:00"},
 		{"an engine of no kind", "", []string{"render", "--tokenizer", "builtin:qwen3", "--engine", "x"}, 2, "", "unknown engine"},
 		{"events without a verb", "", []string{"events"}, 2, "", "needs tail ENDPOINT or decode FILE"},
 		{"events decode", `{"topic":"","seq":0,"payload_hex":"93cb41d9000000000000919192b0416c6c426c6f636b73436c6561726564c000"}`, []string{"events", "decode", "-"}, 0, `"seq":0`, ""},
+		{"events decode of no engine", "", []string{"events", "decode", "-", "--engine", "foo"}, 2, "", `"foo" is not one of vllm`},
+		{"events tail of no engine", "", []string{"events", "tail", "--engine", "foo", "tcp://127.0.0.1:1"}, 2, "", `"foo" is not one of vllm`},
 		{"explain nothing", "", []string{"explain"}, 2, "", "needs a request id"},
 		{"explain where nobody is", "", []string{"explain", "--admin", "127.0.0.1:1", "x"}, 1, "", "is Kvlane running?"},
+		{"explain with flags after the id", "", []string{"explain", "x", "--admin", "127.0.0.1:1"}, 1, "", "is Kvlane running?"},
+		{"explain two", "", []string{"explain", "x", "--export", "y"}, 2, "", "unexpected argument y"},
+		{"rerun and an id", "", []string{"explain", "x", "--rerun", empty}, 2, "", "no request id"},
+		{"rerun without state", "", []string{"explain", "--rerun", empty}, 1, "", "it has no state"},
 		{"rerun what is none", "", []string{"explain", "--rerun", good}, 1, "", "good.yaml"},
 		{"demo of too many", "", []string{"demo", "--engines", "100"}, 2, "", "must be 1 to 64"},
 		{"demo without Envoy", "", []string{"demo", "--envoy", dir + "/none"}, 1, "", "no envoy binary"},
