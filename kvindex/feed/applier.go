@@ -137,7 +137,10 @@ func (a *applier) apply(payload []byte, c Cursor) {
 	}
 	t := a.target(b.Rank)
 	if err != nil {
-		a.tally.dropped[Malformed]++
+		// An event that breaks its batch is counted already.
+		if !slices.ContainsFunc(b.Dropped, func(d Drop) bool { return d.Reason == Malformed }) {
+			a.tally.dropped[Malformed]++
+		}
 		a.tally.lastError = err.Error()
 		a.warnOnce(t, Malformed, err.Error())
 	}

@@ -375,6 +375,18 @@ func TestRefusedAndMalformed(t *testing.T) {
 	}
 }
 
+// A batch that ends inside an event, an HTTP event that is no JSON: one thing is
+// malformed, and it counts once.
+func TestACutOffBatchCountsOnce(t *testing.T) {
+	for _, payload := range [][]byte{storedBatch(t, 0, 1)[:20], []byte("{")} {
+		p := feed.NewPlayer(feed.Source{Worker: "w", Engine: feed.TRTLLM, Rank: 0}, newRecorder())
+		p.Message([][]byte{nil, binary.BigEndian.AppendUint64(nil, 0), payload})
+		if d := p.Dropped(); d[feed.Malformed] != 1 {
+			t.Errorf("%q: dropped %v", payload, d)
+		}
+	}
+}
+
 // trtServer answers polls with what was put into it, as TensorRT-LLM does: a poll
 // drains.
 type trtServer struct {

@@ -39,7 +39,7 @@ type recordedFrame struct {
 }
 
 // DecodeFrames reads recorded frames, JSON lines of {"topic", "seq",
-// "payload_hex"}, and prints them as Tail does. Every topic is a sequence of its
+// "payload_hex"} and keys that are ignored, and prints them as Tail does. Every topic is a sequence of its
 // own. A line that is no frame is an error with its number; a payload that is no
 // batch is printed as one and the rest is read.
 func DecodeFrames(engine Engine, in io.Reader, out io.Writer) error {
@@ -64,9 +64,7 @@ func DecodeFrames(engine Engine, in io.Reader, out io.Writer) error {
 
 func decodeFrame(engine Engine, line []byte, players map[string]*Player, p *printSink) error {
 	var r recordedFrame
-	dec := json.NewDecoder(bytes.NewReader(line))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&r); err != nil {
+	if err := json.Unmarshal(line, &r); err != nil {
 		return err
 	}
 	if r.Seq == nil || r.Payload == nil {

@@ -45,12 +45,19 @@ func TestDecodeFrames(t *testing.T) {
 	}
 }
 
+func TestDecodeFramesIgnoresOtherKeys(t *testing.T) {
+	frame := `{"at":1700000000.5,` + frameLine("w", 0, pack(t, []any{1.0, []any{[]any{"AllBlocksCleared"}}}))[1:]
+	var out bytes.Buffer
+	if err := feed.DecodeFrames(feed.VLLM, strings.NewReader(frame), &out); err != nil || !strings.Contains(out.String(), `"what":"cleared"`) {
+		t.Errorf("%v: %s", err, &out)
+	}
+}
+
 func TestDecodeFramesRefusals(t *testing.T) {
 	for in, want := range map[string]string{
-		`{"seq":1}`:                                "line 1: a frame needs",
-		"\n" + `{"seq":1,"payload_hex":"zz"}`:      "line 2: payload_hex",
-		`{"seq":1,"payload_hex":"","payload":"x"}`: "line 1: json: unknown field",
-		`[`: "line 1",
+		`{"seq":1}`:                           "line 1: a frame needs",
+		"\n" + `{"seq":1,"payload_hex":"zz"}`: "line 2: payload_hex",
+		`[`:                                   "line 1",
 		`{"topic":"x","seq":-1,"payload_hex":"00"}`:    "line 1",
 		frameLine("a", 0, []byte{0xc0}) + "\nnot JSON": "line 2",
 	} {
