@@ -215,8 +215,8 @@ func (j *job) lap(s telemetry.Stage) {
 
 func (j *job) run(ctx context.Context) extproc.Decision {
 	d := j.d
-	// Strings of the request share memory with it; what outlives it is copied.
-	j.entry = &Entry{ID: j.r.ID, At: j.began, Method: strings.Clone(j.r.Method), Path: strings.Clone(j.r.Path), Bytes: len(j.r.Body)}
+	// Strings of the request share memory with it; what outlives it is copied and cut.
+	j.entry = &Entry{ID: clip(j.r.ID), At: j.began, Method: clip(j.r.Method), Path: clip(j.r.Path), Bytes: len(j.r.Body)}
 	j.api, _ = prompt.Detect(j.r.Method, j.r.Path)
 	j.entry.API = j.api.String()
 	j.query = routing.Query{ID: j.r.ID}
@@ -256,10 +256,10 @@ func (j *job) parse() *extproc.Reject {
 	}
 	j.parsed, j.request = true, req
 	name := req.Model()
-	j.entry.Model = name
+	j.entry.Model = clip(name)
 	j.query.Model = name
 	j.query.Conversation = j.conversation()
-	j.entry.Conversation = strings.Clone(j.query.Conversation)
+	j.entry.Conversation = clip(j.query.Conversation)
 	j.served = j.d.servedBy(name)
 	return nil
 }
@@ -297,7 +297,7 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 	case err == nil:
 	case refused:
 		j.degraded = degradedRefused
-		j.entry.Refusal = refusal.Error()
+		j.entry.Refusal = clip(refusal.Error())
 		if j.d.cfg.Limits.RefuseEarly {
 			return &extproc.Reject{Status: refusal.Status, Body: j.failure(refusal.Status, refusal.Reason), Details: "kvlane_engine_would_refuse"}
 		}
@@ -313,7 +313,7 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 		return nil
 	default:
 		j.degraded = degradedTokens
-		j.entry.Refusal = err.Error()
+		j.entry.Refusal = clip(err.Error())
 		j.query.PromptTokens = estimateTokens(req)
 		return nil
 	}
@@ -323,7 +323,7 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 	}
 	if j.front {
 		j.degraded = degradedFront
-		j.entry.Refusal = res.Partial
+		j.entry.Refusal = clip(res.Partial)
 		j.query.PromptTokens = max(estimateTokens(req), int64(len(res.IDs)))
 	} else {
 		j.query.PromptTokens = int64(len(res.IDs))
@@ -455,6 +455,7 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 		j.query.Local = j.cannotSplit() != ""
 	}
 	plan, p, err := j.place(ctx, ex)
+	clipExplanation(ex)
 	j.entry.Explanation = ex
 	if err != nil {
 		return j.noTarget(err)

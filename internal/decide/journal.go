@@ -73,7 +73,7 @@ func (e *Entry) change(f func()) {
 
 // notePrefill adds what happened to a prefill leg.
 func (e *Entry) notePrefill(text string) {
-	e.change(func() { e.PrefillNotes = append(e.PrefillNotes, text) })
+	e.change(func() { e.PrefillNotes = append(e.PrefillNotes, clipTo(text, maxKeptText)) })
 }
 
 func (e *Entry) setStatus(status int)    { e.change(func() { e.After.Status = status }) }
@@ -141,6 +141,7 @@ func (l *journal) last(n int) []*Entry {
 
 // find returns the newest entry with a request id.
 func (l *journal) find(id string) *Entry {
+	id = clip(id)
 	for _, e := range l.last(len(l.ring)) {
 		if e.ID == id {
 			return e

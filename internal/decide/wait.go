@@ -98,7 +98,10 @@ func (d *Decider) serve(now time.Duration) {
 	if d.waiting.queue.Len() == 0 {
 		return
 	}
-	d.waiting.full = d.waiting.full[:0]
+	defer func() {
+		clear(d.waiting.full) // the names share memory with requests
+		d.waiting.full = d.waiting.full[:0]
+	}()
 	d.waiting.queue.Serve(now, func(next routing.Waiter) bool {
 		w := d.waiting.byID[next.ID]
 		if w.plain() && slices.Contains(d.waiting.full, w.job.query.Model) {
