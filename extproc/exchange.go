@@ -3,6 +3,7 @@ package extproc
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -315,7 +316,7 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	x.req.Received = received
 	d := x.ask()
 	if d.Ticket != nil {
-		x.flight = &flight{id: d.requestID(x.req.ID), ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure}
+		x.flight = &flight{id: d.requestID(x.req.ID), ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure, panicked: x.srv.opts.OnPanic}
 	}
 	if x.ctx.Err() != nil {
 		x.srv.opts.Metrics.Failure(FailureCancelled)
@@ -345,8 +346,11 @@ func (x *exchange) ask() (d Decision) {
 	x.req.Body = body
 	defer x.holdTimeout()()
 	defer func() {
-		if recover() != nil {
+		if value := recover(); value != nil {
 			x.srv.opts.Metrics.Failure(FailurePanic)
+			if x.srv.opts.OnPanic != nil {
+				x.srv.opts.OnPanic(value, debug.Stack())
+			}
 			d = Decision{}
 		}
 	}()

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -12,6 +13,8 @@ type flight struct {
 	id     string // request id, "" if it cannot be found by other streams
 	ticket Ticket
 	failed func(Failure)
+	// panicked is told of a panic in the ticket; may be nil.
+	panicked func(value any, stack []byte)
 
 	mu sync.Mutex
 	// Invariant: ended is set before End is called, and never reset.
@@ -25,8 +28,11 @@ type flight struct {
 // guard calls f and survives a panic in it.
 func (f *flight) guard(call func()) {
 	defer func() {
-		if recover() != nil {
+		if value := recover(); value != nil {
 			f.failed(FailurePanic)
+			if f.panicked != nil {
+				f.panicked(value, debug.Stack())
+			}
 		}
 	}()
 	call()

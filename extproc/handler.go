@@ -133,8 +133,8 @@ type Ticket interface {
 type OutcomeTicket interface {
 	Ticket
 	// Outcome comes at most once and after End; an entry that arrives earlier is
-	// kept until then. It does not come if Envoy sends no access log or more than
-	// Options.LateTickets requests ended since.
+	// kept until then. It does not come if Envoy sends no access log, more than
+	// Options.LateTickets requests ended since, or that is below 0 and it came late.
 	Outcome(o Outcome)
 }
 

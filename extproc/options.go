@@ -38,13 +38,18 @@ type Options struct {
 	// ExtendAfter is 100 ms if 0: Envoy's own timeout is 200 ms by default.
 	ExtendAfter time.Duration
 	// LateTickets bounds the memory for outcomes: so many ended requests wait for
-	// their access log entry. 0 means DefaultLateTickets.
+	// their access log entry. 0 means DefaultLateTickets; below 0 none waits, as suits a
+	// data plane that sends no access log: a first token seen late is of an unknown
+	// request then.
 	LateTickets int
 	// DrainQuiet is how long no stream may have been open before Drain returns
 	// early; 0 means one second.
 	DrainQuiet time.Duration
 	// Metrics may be zero.
 	Metrics Metrics
+	// OnPanic is told of each panic in the handler or a ticket, with the stack of its
+	// goroutine, besides FailurePanic; it must be safe for concurrent use. May be nil.
+	OnPanic func(value any, stack []byte)
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
@@ -63,7 +68,7 @@ func (o Options) withDefaults() Options {
 	if o.ExtendAfter <= 0 {
 		o.ExtendAfter = 100 * time.Millisecond
 	}
-	if o.LateTickets <= 0 {
+	if o.LateTickets == 0 {
 		o.LateTickets = DefaultLateTickets
 	}
 	if o.DrainQuiet <= 0 {

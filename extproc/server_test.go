@@ -3,8 +3,10 @@ package extproc
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -508,6 +510,26 @@ func TestLateTicketsAreBounded(t *testing.T) {
 	}
 }
 
+// Without an access log nothing of an ended request is kept, and nothing is counted.
+func TestWithoutAnAccessLogNoTicketWaits(t *testing.T) {
+	h := &recorder{}
+	b := newBed(t, Options{LateTickets: -1}, h)
+	for i := range 3 {
+		st := openDecided(t, b, filterv3.ProcessingMode_NONE, strconv.Itoa(i))
+		if err := st.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		h.ticket(i).mustEnd(t)
+	}
+	waitFor(t, func() bool { return b.srv.Open() == 0 })
+	if n := len(b.srv.tracker.byID); n != 0 || cap(b.srv.tracker.late) != 0 {
+		t.Errorf("%d requests kept", n)
+	}
+	if n := b.failed(FailureOutcomeOverflow); n != 0 {
+		t.Errorf("%d counted as overflow", n)
+	}
+}
+
 // A ticket that panics harms nobody.
 type panickyTicket struct{}
 
@@ -522,13 +544,41 @@ type handlerFunc func(context.Context, *Request) Decision
 func (f handlerFunc) Decide(ctx context.Context, r *Request) Decision { return f(ctx, r) }
 
 func TestPanickyTicket(t *testing.T) {
-	b := newBed(t, Options{}, handlerFunc(func(context.Context, *Request) Decision { return Decision{Ticket: panickyTicket{}} }))
+	var mu sync.Mutex
+	seen := map[any]string{}
+	b := newBed(t, Options{OnPanic: func(value any, stack []byte) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[value] = string(stack)
+	}}, handlerFunc(func(context.Context, *Request) Decision { return Decision{Ticket: panickyTicket{}} }))
 	res, err := b.play(context.Background(), &call{request: filterv3.ProcessingMode_BUFFERED, response: filterv3.ProcessingMode_STREAMED,
 		chunks: [][]byte{[]byte("q")}, respChunks: [][]byte{[]byte("a")}})
 	if err != nil || string(res.respBody) != "a" {
 		t.Fatalf("%v, %q", err, res.respBody)
 	}
 	waitFor(t, func() bool { return b.failed(FailurePanic) == 4 })
+	waitFor(t, func() bool { mu.Lock(); defer mu.Unlock(); return len(seen) == 4 })
+	mu.Lock()
+	defer mu.Unlock()
+	for value, method := range map[string]string{"headers": "ResponseHeaders", "body": "ResponseBody", "token": "FirstToken", "end": "End"} {
+		if !strings.Contains(seen[value], "panickyTicket."+method) {
+			t.Errorf("panic %q: stack %s", value, seen[value])
+		}
+	}
+}
+
+// A handler that panics is told of with its stack, and the request goes on.
+func TestPanickyHandler(t *testing.T) {
+	told := make(chan string, 1)
+	b := newBed(t, Options{OnPanic: func(value any, stack []byte) { told <- fmt.Sprint(value, string(stack)) }},
+		handlerFunc(func(context.Context, *Request) Decision { panic("no decision") }))
+	res, err := b.play(context.Background(), &call{request: filterv3.ProcessingMode_BUFFERED, chunks: [][]byte{[]byte("q")}})
+	if err != nil || res.pick != "" {
+		t.Fatalf("%v, pick %q", err, res.pick)
+	}
+	if text := <-told; !strings.Contains(text, "no decision") || !strings.Contains(text, "TestPanickyHandler") {
+		t.Error(text)
+	}
 }
 
 // Garbage in place of a message ends the stream and is counted.

@@ -10,13 +10,14 @@ type tracker struct {
 	mu   sync.Mutex
 	byID map[string]*flight
 	// late is a ring of ended flights that wait for their outcome, oldest at next
-	// once it is full. Invariant: a flight in byID is open or in late.
+	// once it is full; without capacity none waits. Invariant: a flight in byID is open
+	// or in late.
 	late []*flight
 	next int
 }
 
 func newTracker(late int, failed func(Failure)) *tracker {
-	return &tracker{failed: failed, byID: map[string]*flight{}, late: make([]*flight, 0, late)}
+	return &tracker{failed: failed, byID: map[string]*flight{}, late: make([]*flight, 0, max(late, 0))}
 }
 
 // add makes f known. A second request with the same id takes the first one's place.
@@ -59,6 +60,10 @@ func (t *tracker) retire(f *flight) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if cap(t.late) == 0 {
+		t.forget(f)
+		return
+	}
 	if len(t.late) < cap(t.late) {
 		t.late = append(t.late, f)
 		return

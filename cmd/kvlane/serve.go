@@ -171,6 +171,9 @@ func (s *service) follow(c *config.Config) error {
 // probes, metrics and debug pages.
 func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics *telemetry.Metrics) error {
 	opts := extProcOptions(c, metrics)
+	opts.OnPanic = func(value any, stack []byte) {
+		s.log.Error().Str("panic", fmt.Sprint(value)).Bytes("stack", stack).Msg("panic: a request goes on without us")
+	}
 	s.server = extproc.NewServer(opts, handler)
 	s.grpc = grpc.NewServer(extproc.GRPCOptions(opts)...)
 	s.server.Register(s.grpc)
@@ -223,6 +226,9 @@ func (s *service) takeIndex(ctx context.Context, c *config.Config) {
 
 func extProcOptions(c *config.Config, metrics *telemetry.Metrics) extproc.Options {
 	opts := extproc.Options{BodyLimit: int(c.Limits.MaxBody), DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone}
+	if !c.Envoy.AccessLog {
+		opts.LateTickets = -1 // no outcome will come
+	}
 	if c.Disagg.Connector != "" {
 		// Envoy's message timeout has to wait for the prefill leg.
 		opts.ExtendTimeout = c.Envoy.MessageTimeout.Std()
