@@ -1,7 +1,6 @@
 package routing
 
 import (
-	"fmt"
 	"math"
 	"time"
 )
@@ -45,22 +44,17 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate checks every setting against its bounds.
-func (c *Config) Validate() error {
-	if err := c.Policy.Validate(); err != nil {
-		return fmt.Errorf("policy: %w", err)
-	}
-	if err := c.Disagg.Validate(); err != nil {
-		return fmt.Errorf("disagg: %w", err)
-	}
-	return check("", []bound{
-		{"maxConversations", float64(c.MaxConversations), 1, 1 << 28},
-		{"maxPrefixBlocks", float64(c.MaxPrefixBlocks), 1, 1 << 28},
-		{"reportTTL", c.ReportTTL.Seconds(), 0.01, 600},
-		{"waitingTokens", float64(c.WaitingTokens), 0, 1e6},
-		{"remoteTTL", c.RemoteTTL.Seconds(), 1, 86400},
-		{"prefillRate", c.PrefillRate, 1, 1e7},
+func (c *Config) check(ps *problems) {
+	c.Policy.check("policy.", ps)
+	c.Disagg.check("disagg.", ps)
+	ps.within("", []bound{
+		{"max_conversations", float64(c.MaxConversations), 1, 1 << 28},
+		{"max_prefix_blocks", float64(c.MaxPrefixBlocks), 1, 1 << 28},
+		{"waiting_tokens", float64(c.WaitingTokens), 0, 1e6},
+		{"prefill_rate", c.PrefillRate, 1, 1e7},
 	})
+	ps.span("report_ttl", c.ReportTTL, 10*time.Millisecond, 10*time.Minute)
+	ps.span("remote_ttl", c.RemoteTTL, time.Second, 24*time.Hour)
 }
 
 // retryAfter guesses from the shortest queue when there is room.

@@ -62,28 +62,19 @@ func DefaultDisagg() Disagg {
 		LocalBelow: 512, Prefill: kvAware(), Decode: decode}
 }
 
-// Validate checks every setting against its bounds.
-func (d *Disagg) Validate() error {
-	err := firstError(
-		oneOf("mode", d.Mode, ModeOff, ModeThreshold, ModeConditional, ModeCost),
-		check("", []bound{
-			{"maxLocalPrefill", float64(d.MaxLocalPrefill), 0, math.MaxInt32},
-			{"k", d.K, 0, 100},
-			{"resident", d.Resident, 0, 10},
-			{"transferFixed", d.TransferFixed, 0, 1e9},
-			{"transferPerToken", d.TransferPerToken, 0, 1e6},
-			{"localBelow", float64(d.LocalBelow), 0, math.MaxInt32},
-		}))
-	if err != nil {
-		return err
-	}
-	if err := d.Prefill.Validate(); err != nil {
-		return fmt.Errorf("prefill: %w", err)
-	}
-	if err := d.Decode.Validate(); err != nil {
-		return fmt.Errorf("decode: %w", err)
-	}
-	return nil
+// check looks at every setting; prefix is the section's own path with a dot.
+func (d *Disagg) check(prefix string, ps *problems) {
+	oneOf(ps, prefix+"mode", d.Mode, ModeOff, ModeThreshold, ModeConditional, ModeCost)
+	ps.within(prefix, []bound{
+		{"max_local_prefill", float64(d.MaxLocalPrefill), 0, math.MaxInt32},
+		{"k", d.K, 0, 100},
+		{"resident", d.Resident, 0, 10},
+		{"transfer_fixed", d.TransferFixed, 0, 1e9},
+		{"transfer_per_token", d.TransferPerToken, 0, 1e6},
+		{"local_below", float64(d.LocalBelow), 0, math.MaxInt32},
+	})
+	d.Prefill.check(prefix+"prefill.", ps)
+	d.Decode.check(prefix+"decode.", ps)
 }
 
 // EstimateTokens is the length that a prompt of so many code points is taken for

@@ -1,9 +1,8 @@
 package routing
 
 import (
-	"fmt"
 	"math"
-	"slices"
+	"strconv"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -222,80 +221,46 @@ type Limits struct {
 	SuspendAfter time.Duration `json:"suspendAfter" yaml:"suspend_after"`
 }
 
-type bound struct {
-	name      string
-	value     float64
-	low, high float64
-}
-
-func check(prefix string, bounds []bound) error {
-	for _, b := range bounds {
-		if math.IsNaN(b.value) || b.value < b.low || b.value > b.high {
-			return fmt.Errorf("%s%s: %v is not within %v to %v", prefix, b.name, b.value, b.low, b.high)
-		}
-	}
-	return nil
-}
-
-func oneOf[T ~string](name string, value T, allowed ...T) error {
-	if slices.Contains(allowed, value) {
-		return nil
-	}
-	return fmt.Errorf("%s: %q is not one of %q", name, value, allowed)
-}
-
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Validate checks every setting against its bounds.
-func (p *Policy) Validate() error {
+// check looks at every setting; prefix is the policy's own path with a dot.
+func (p *Policy) check(prefix string, ps *problems) {
 	huge := float64(math.MaxInt32)
-	return firstError(
-		oneOf("level", p.Level, Flat, TwoPhase, WorkerOnly),
-		oneOf("sticky.mode", p.Sticky.Mode, StickyOff, StickyTarget, StickyWorker),
-		oneOf("firstTurn.placement", p.FirstTurn.Placement, PlaceByCost, PlaceNear, PlaceRoundRobin, PlaceLeastQueued, PlaceLeastTokens),
-		oneOf("pick.then", p.Pick.Then, ThenQueue, ThenWork, ThenActive, ThenNothing),
-		oneOf("pick.ties", p.Pick.Ties, TiesRandom, TiesLowest, TiesRotate, TiesCursor),
-		oneOf("pick.seed", p.Pick.Seed, SeedRequest, SeedConversation),
-		check("", []bound{
-			{"sticky.matchThreshold", p.Sticky.MatchThreshold, 0, 1},
-			{"firstTurn.slack", float64(p.FirstTurn.Slack), 0, 65536},
-			{"firstTurn.maxOverlap", p.FirstTurn.MaxOverlap, 0, 1},
-			{"gate.threshold", p.Gate.Threshold, 0, 1},
-			{"cap.multiplier", p.Cap.Multiplier, 1, 1e6},
-			{"cap.hard", float64(p.Cap.Hard), 0, huge},
-			{"pick.temperature", p.Pick.Temperature, 0, 10},
-			{"limits.maxActive", float64(p.Limits.MaxActive), 0, huge},
-			{"limits.maxQueue", float64(p.Limits.MaxQueue), 0, math.MaxInt64},
-			{"limits.maxKVUsage", p.Limits.MaxKVUsage, 0, 1},
-			{"limits.shedAt", p.Limits.ShedAt, 0.01, 1},
-			{"limits.suspendAfter", float64(p.Limits.SuspendAfter), 0, math.MaxInt64},
-		}),
-		p.Cost.validate("cost."),
-		p.WorkerCost.validate("workerCost."),
-	)
+	oneOf(ps, prefix+"level", p.Level, Flat, TwoPhase, WorkerOnly)
+	oneOf(ps, prefix+"sticky.mode", p.Sticky.Mode, StickyOff, StickyTarget, StickyWorker)
+	oneOf(ps, prefix+"first_turn.placement", p.FirstTurn.Placement, PlaceByCost, PlaceNear, PlaceRoundRobin, PlaceLeastQueued, PlaceLeastTokens)
+	oneOf(ps, prefix+"pick.then", p.Pick.Then, ThenQueue, ThenWork, ThenActive, ThenNothing)
+	oneOf(ps, prefix+"pick.ties", p.Pick.Ties, TiesRandom, TiesLowest, TiesRotate, TiesCursor)
+	oneOf(ps, prefix+"pick.seed", p.Pick.Seed, SeedRequest, SeedConversation)
+	ps.within(prefix, []bound{
+		{"sticky.match_threshold", p.Sticky.MatchThreshold, 0, 1},
+		{"first_turn.slack", float64(p.FirstTurn.Slack), 0, 65536},
+		{"first_turn.max_overlap", p.FirstTurn.MaxOverlap, 0, 1},
+		{"gate.threshold", p.Gate.Threshold, 0, 1},
+		{"cap.multiplier", p.Cap.Multiplier, 1, 1e6},
+		{"cap.hard", float64(p.Cap.Hard), 0, huge},
+		{"pick.temperature", p.Pick.Temperature, 0, 10},
+		{"limits.max_active", float64(p.Limits.MaxActive), 0, huge},
+		{"limits.max_queue", float64(p.Limits.MaxQueue), 0, math.MaxInt64},
+		{"limits.max_kv_usage", p.Limits.MaxKVUsage, 0, 1},
+		{"limits.shed_at", p.Limits.ShedAt, 0.01, 1},
+	})
+	ps.span(prefix+"limits.suspend_after", p.Limits.SuspendAfter, 0, math.MaxInt64)
+	p.Cost.check(prefix+"cost.", ps)
+	p.WorkerCost.check(prefix+"worker_cost.", ps)
 }
 
-func (c *Cost) validate(prefix string) error {
-	bounds := []bound{
+func (c *Cost) check(prefix string, ps *problems) {
+	ps.within(prefix, []bound{
 		{"miss", c.Miss, 0, 100},
 		{"queue", c.Queue, 0, 100},
 		{"work", c.Work, 0, 100},
 		{"kv", c.KV, 0, 100},
 		{"active", c.Active, 0, 1e6},
-		{"activeShare", c.ActiveShare, 0, 10},
-		{"workShare", c.WorkShare, 0, 100},
+		{"active_share", c.ActiveShare, 0, 10},
+		{"work_share", c.WorkShare, 0, 100},
 		{"blend", c.Blend, 0, 1},
 		{"speculative", c.Speculative, 0, 1},
+	})
+	for i, credit := range c.Tiers {
+		ps.within(prefix, []bound{{"tiers[" + strconv.Itoa(i) + "]", credit, 0, 1}})
 	}
-	for _, credit := range c.Tiers {
-		bounds = append(bounds, bound{"tiers", credit, 0, 1})
-	}
-	return check(prefix, bounds)
 }

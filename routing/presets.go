@@ -203,16 +203,3 @@ func Presets() []string {
 	sort.Strings(names)
 	return names
 }
-
-// RankPreset translates TensorRT-LLM's switches of its rank router to a preset:
-// conversation affinity wins over cache awareness, which needs block reuse.
-func RankPreset(conversationAffinity, cacheAware, blockReuse bool) string {
-	switch {
-	case conversationAffinity:
-		return "conversation-rank"
-	case cacheAware && blockReuse:
-		return "kv-aware-trt"
-	default:
-		return "rank-balancing"
-	}
-}

@@ -269,16 +269,22 @@ func TestRows(t *testing.T) {
 			}
 		}
 	})
+	// TensorRT-LLM's switches of its rank router: conversation affinity wins over
+	// cache awareness, which needs block reuse.
 	t.Run("2.21", func(t *testing.T) {
 		for _, tc := range []struct {
 			affinity, cacheAware, reuse bool
-			want                        string
+			preset                      string
 		}{
 			{false, true, true, "kv-aware-trt"}, {false, true, false, "rank-balancing"}, {false, false, true, "rank-balancing"},
 			{true, true, true, "conversation-rank"}, {true, false, false, "conversation-rank"},
 		} {
-			if got := RankPreset(tc.affinity, tc.cacheAware, tc.reuse); got != tc.want {
-				t.Errorf("%+v: %s", tc, got)
+			p := preset(t, tc.preset)
+			if follows := p.Sticky.Mode == StickyTarget; follows != tc.affinity {
+				t.Errorf("%+v: follows conversations: %v", tc, follows)
+			}
+			if looks := p.Cost.Miss > 0; looks != (!tc.affinity && tc.cacheAware && tc.reuse) {
+				t.Errorf("%+v: looks at the cache: %v", tc, looks)
 			}
 		}
 	})

@@ -137,7 +137,7 @@ type WorkerDisagg struct {
 type DNS struct {
 	Name   string   `yaml:"name" jsonschema_description:"Host name (A/AAAA) to resolve."`
 	Port   int      `yaml:"port" jsonschema:"minimum=1,maximum=65535" jsonschema_description:"HTTP port of the engines."`
-	Every  Duration `yaml:"every" jsonschema_description:"How often."`
+	Every  Duration `yaml:"every" jsonschema_description:"How often the name is resolved; at least 100ms."`
 	Worker Worker   `yaml:"worker" jsonschema_description:"What all of them have in common; address is filled in. In events '$ip' stands for the address."`
 }
 
@@ -184,8 +184,6 @@ type Wait struct {
 
 func (w *Wait) validate(path string, envoy Duration, bad report) {
 	switch {
-	case w.Requests < 0:
-		bad(path+".max_requests", "must not be below 0")
 	case w.Requests > 0 && w.Timeout <= 0:
 		bad(path+".timeout", "must be more than 0")
 	case w.Requests > 0 && w.Timeout >= envoy:

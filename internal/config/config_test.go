@@ -103,6 +103,65 @@ kvlane.yaml:18:8: drain: "soon" is not a duration such as 300ms, 2s or 1m30s`
 	}
 }
 
+// wantProblems compares an error with one problem a line.
+func wantProblems(t *testing.T, err error, want ...string) {
+	t.Helper()
+	got := ""
+	if err != nil {
+		got = err.Error()
+	}
+	if got != strings.Join(want, "\n") {
+		t.Errorf("got\n%s\nwant\n%s", got, strings.Join(want, "\n"))
+	}
+}
+
+func TestEveryProblemOfRoutingIsNamedWithItsPlace(t *testing.T) {
+	_, err := Parse("k.yaml", []byte(`routing:
+  policy:
+    limits:
+      shed_at: 2
+    pick: {ties: coin}
+    cost:
+      tiers: [1, 1, 7, 1]
+  disagg:
+    decode: {cost: {active_share: -1}}
+  report_ttl: 1h
+  wait:
+    max_requests: 5
+    timeout: 0
+`))
+	wantProblems(t, err,
+		`k.yaml:4:16: routing.policy.limits.shed_at: 2 is not within 0.01 to 1`,
+		`k.yaml:5:18: routing.policy.pick.ties: "coin" is not one of ["random" "lowest" "rotate" "cursor"]`,
+		`k.yaml:7:21: routing.policy.cost.tiers[2]: 7 is not within 0 to 1`,
+		`k.yaml:9:35: routing.disagg.decode.cost.active_share: -1 is not within 0 to 10`,
+		`k.yaml:10:15: routing.report_ttl: 1h0m0s is not within 10ms to 10m0s`,
+		`k.yaml:13:14: routing.wait.timeout: must be more than 0`)
+	_, err = Parse("k.yaml", []byte("routing: {wait: {max_requests: -1, timeout: soon}}\n"))
+	wantProblems(t, err,
+		`k.yaml:1:32: routing.wait.max_requests: -1 must be at least 0`,
+		`k.yaml:1:45: routing.wait.timeout: "soon" is not a duration such as 300ms, 2s or 1m30s`)
+}
+
+func TestWorkersOfANameAreChecked(t *testing.T) {
+	_, err := Parse("k.yaml", []byte(`workers:
+  dns:
+  - name: engines
+    port: 8000
+    every: 0
+    worker:
+      rank_by: port
+      events: {endpoint: bogus}
+  - name: others
+    port: 8000
+    worker: {ranks: 2, rank_by: port, events: {endpoint: "tcp://$ip:5557"}}
+`))
+	wantProblems(t, err,
+		`k.yaml:5:12: workers.dns[0].every: must be at least 100ms`,
+		`k.yaml:7:16: workers.dns[0].worker.rank_by: port needs ranks`,
+		`k.yaml:8:26: workers.dns[0].worker.events.endpoint: "bogus" is not like tcp://host:port`)
+}
+
 func TestNotYAML(t *testing.T) {
 	for _, text := range []string{"listen: [", "a: b\n c: d", "listen: {address: *x}", "--- {}\n--- {}\n"} {
 		if _, err := Parse("kvlane.yaml", []byte(text)); err == nil {

@@ -6,7 +6,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
+
+// shortestEvery is the shortest time between two questions to a name server.
+const shortestEvery = Duration(100 * time.Millisecond)
 
 // report records a problem at a dotted path.
 type report func(path, format string, args ...any)
@@ -44,15 +48,19 @@ func (c *Config) validate(bad report) {
 		if d.Port == 0 {
 			bad(path, "needs a port")
 		}
+		if d.Every < shortestEvery {
+			bad(path+".every", "must be at least %s", shortestEvery.Std())
+		}
 		if d.Worker.Address != "" {
 			bad(path+".worker.address", "is filled in from DNS; leave it out")
 		}
+		d.Worker.validateCommon(path+".worker", bad)
 	}
 	if k := c.Workers.Kubernetes; k != nil {
 		k.validate("workers.kubernetes", bad)
 	}
-	if err := c.Routing.Validate(); err != nil {
-		bad("routing", "%v", err)
+	for _, p := range c.Routing.Problems() {
+		bad("routing."+p.Path, "%s", p.Text)
 	}
 	c.Routing.Wait.validate("routing.wait", c.Envoy.MessageTimeout, bad)
 	c.validateDisagg(bad)
