@@ -351,9 +351,10 @@ func (s *service) close() {
 // protocolMetrics joins ext_proc's hooks with the metrics.
 func protocolMetrics(m *telemetry.Metrics) extproc.Metrics {
 	return extproc.Metrics{
-		Opened:  func(mode extproc.Mode) { m.ExtProcStreams.WithLabelValues(mode.String()).Inc() },
-		Closed:  func(mode extproc.Mode) { m.ExtProcStreams.WithLabelValues(mode.String()).Dec() },
-		Message: func(k extproc.Kind) { m.ExtProcMessages.WithLabelValues(k.String()).Inc() },
-		Failure: func(f extproc.Failure) { m.ExtProcFailures.WithLabelValues(string(f)).Inc() },
+		Opened:   func(mode extproc.Mode) { m.ExtProcStreams.WithLabelValues(mode.String()).Inc() },
+		Closed:   func(mode extproc.Mode) { m.ExtProcStreams.WithLabelValues(mode.String()).Dec() },
+		Message:  func(k extproc.Kind) { m.ExtProcMessages.WithLabelValues(k.String()).Inc() },
+		Failure:  func(f extproc.Failure) { m.ExtProcFailures.WithLabelValues(string(f)).Inc() },
+		Answered: func(mode extproc.Mode, d time.Duration) { m.Answered(mode.String(), d) },
 	}
 }

@@ -150,6 +150,9 @@ func (e *Entry) Text() string {
 	if e.Degraded != "" {
 		fmt.Fprintf(&b, "degraded: %s %s\n", e.Degraded, e.Refusal)
 	}
+	if e.Assumed != "" {
+		fmt.Fprintf(&b, "assumed: %s\n", e.Assumed)
+	}
 	if e.Waited > 0 {
 		fmt.Fprintf(&b, "waited  %s for room\n", e.Waited)
 	}

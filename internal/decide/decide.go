@@ -171,13 +171,35 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 	}
 	s := d.scratch.Get().(*scratch)
 	j := job{d: d, s: s, r: r, began: began, clock: d.now(), request: &s.request}
-	decision := j.run(ctx)
+	decision := j.survive(ctx)
 	s.request = prompt.Request{Elements: s.request.Elements[:0]} // keep no body alive
 	if cap(s.ids) > maxScratchIDs {
 		s.ids, s.hashes, s.prefix = nil, nil, nil
 	}
 	d.scratch.Put(s)
 	d.metrics.Observe(telemetry.StageTotal, d.now().Sub(began)-j.legs)
+	return decision
+}
+
+// survive is run that leaves nothing booked if it panics; the panic goes on to the
+// caller, who sends the request on without us. The scratch memory is not used again.
+func (j *job) survive(ctx context.Context) extproc.Decision {
+	done := false
+	defer func() {
+		if done {
+			return
+		}
+		api := prompt.Unknown
+		if j.entry != nil {
+			api = j.api
+		}
+		j.d.metrics.Requests.WithLabelValues(api.String(), "unrouted").Inc()
+		if j.booked != nil {
+			j.release(j.booked)
+		}
+	}()
+	decision := j.run(ctx)
+	done = true
 	return decision
 }
 
@@ -203,6 +225,7 @@ type job struct {
 	legs    time.Duration  // spent in prefill legs and waiting for room
 	tried   []kvindex.Slot // prefill targets that have failed
 	replans int
+	booked  *routing.Plan // what is to be given back if nobody follows the request
 }
 
 // lap ends a stage.
@@ -328,7 +351,7 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 	} else {
 		j.query.PromptTokens = int64(len(res.IDs))
 	}
-	j.entry.PromptTokens = j.query.PromptTokens
+	j.entry.PromptTokens, j.entry.Assumed = j.query.PromptTokens, clip(res.Assumed)
 	return nil
 }
 
@@ -473,9 +496,7 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 // place books a plan and finds where its decode target is.
 func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan, *place, error) {
 	d := j.d
-	d.mu.Lock()
-	plan, w, err := d.choose(j, ex)
-	d.mu.Unlock()
+	plan, w, err := j.choose(ex)
 	if w != nil {
 		plan, err = d.wait(ctx, w)
 		now := d.now()
@@ -486,6 +507,7 @@ func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan
 	if err != nil {
 		return nil, nil, err
 	}
+	j.booked = &plan
 	p := d.fleet.Load().place(plan.Decode)
 	if p == nil { // the worker left between the pick and now
 		j.release(&plan)
@@ -497,6 +519,13 @@ func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan
 		j.speculate(plan.Decode)
 	}
 	return &plan, p, nil
+}
+
+// choose picks under the lock, which a panic must not leave locked.
+func (j *job) choose(ex *routing.Explanation) (routing.Plan, *waiter, error) {
+	j.d.mu.Lock()
+	defer j.d.mu.Unlock()
+	return j.d.choose(j, ex)
 }
 
 // speculate credits a target with the prompt that is on its way there.
@@ -537,13 +566,33 @@ func (j *job) forward(plan *routing.Plan, p *place) extproc.Decision {
 	rank := telemetry.Rank(p.target.Rank)
 	d.metrics.Picks.WithLabelValues(p.target.Worker, rank, "decode").Inc()
 	d.metrics.PromptTokens.WithLabelValues(p.target.Worker, rank).Add(float64(j.query.PromptTokens))
-	d.metrics.MatchedTokens.WithLabelValues(p.target.Worker, rank, "index").Add(float64(plan.Matched))
+	byEvents, speculative := j.matched(plan)
+	d.metrics.MatchedTokens.WithLabelValues(p.target.Worker, rank, "event").Add(float64(byEvents))
+	d.metrics.MatchedTokens.WithLabelValues(p.target.Worker, rank, "speculative").Add(float64(speculative))
 	d.metrics.Requests.WithLabelValues(j.entry.API, "routed").Inc()
 	d.journal.add(j.entry)
 	if d.cfg.Log.Decisions {
 		j.write()
 	}
 	return out
+}
+
+// matched divides a plan's matched tokens into those that events told of and those
+// that only prompts sent before will leave.
+func (j *job) matched(plan *routing.Plan) (byEvents, speculative int64) {
+	slot := plan.Decode
+	if plan.Prefill != routing.NoSlot {
+		slot = plan.Prefill
+	}
+	for i := range j.s.overlaps {
+		if o := &j.s.overlaps[i]; o.Slot == slot {
+			for _, n := range o.Tokens {
+				byEvents += int64(n)
+			}
+		}
+	}
+	byEvents = min(byEvents, plan.Matched)
+	return byEvents, plan.Matched - byEvents
 }
 
 // noTarget answers a request that cannot be placed.

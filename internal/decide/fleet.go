@@ -115,6 +115,9 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 		}
 	}
 	d.fleet.Store(next) // first: who is placed on a newcomer looks up where it is
+	for name := range old.members {
+		d.forgetGone(name)
+	}
 	d.mu.Lock()
 	for _, m := range next.members {
 		for _, slot := range m.slots {
@@ -173,6 +176,15 @@ func (d *Decider) drop(m *member) {
 	d.mu.Unlock()
 	for _, slot := range m.slots {
 		d.dropSlot(slot)
+	}
+}
+
+// forgetGone deletes a worker's metrics if it has left, so that fleets whose workers
+// come and go under new names do not gather series. Requests that end after their
+// worker left make some again: whoever counts for them calls it too.
+func (d *Decider) forgetGone(worker string) {
+	if d.fleet.Load().members[worker] == nil {
+		d.metrics.ForgetWorker(worker)
 	}
 }
 

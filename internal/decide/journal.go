@@ -36,8 +36,10 @@ type Entry struct {
 	PrefillNotes []string  `json:"prefillNotes,omitempty"`
 	Degraded     string    `json:"degraded,omitempty"`
 	Refusal      string    `json:"refusal,omitempty"`
-	Rejected     int       `json:"rejected,omitempty"`
-	Reason       string    `json:"reason,omitempty"`
+	// Assumed names the shape of the prompt that no recording of a real engine backs.
+	Assumed  string `json:"assumed,omitempty"`
+	Rejected int    `json:"rejected,omitempty"`
+	Reason   string `json:"reason,omitempty"`
 	// Waited is how long the request stood in the queue for room.
 	Waited      time.Duration        `json:"waitedNs,omitempty"`
 	Stages      []StageTime          `json:"stages"`

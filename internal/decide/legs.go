@@ -132,6 +132,7 @@ func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extp
 		case f.Outcome == disagg.Ended:
 			return j.final(plan, f)
 		case ctx.Err() != nil:
+			j.d.metrics.Requests.WithLabelValues(j.entry.API, "unrouted").Inc()
 			j.d.journal.add(j.entry)
 			return extproc.Decision{Ticket: j.ticket(plan, decode)} // its End releases
 		case f.Outcome == disagg.Refused:
@@ -231,6 +232,7 @@ func (j *job) prefillDone(plan *routing.Plan, p *place) {
 	d.serve(d.since(d.now()))
 	d.mu.Unlock()
 	d.metrics.Legs.WithLabelValues(p.target.Worker, string(disagg.OK)).Inc()
+	d.forgetGone(p.target.Worker)
 }
 
 // beside starts a leg that runs while the decode leg does.
@@ -253,6 +255,7 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 			d.serve(d.since(d.now()))
 			d.mu.Unlock()
 			d.metrics.Legs.WithLabelValues(worker, string(disagg.OK)).Inc()
+			d.forgetGone(worker)
 		}
 		select {
 		case early <- err:
@@ -264,6 +267,7 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		}
 		f := disagg.AsFailure(err)
 		d.metrics.Legs.WithLabelValues(worker, string(f.Outcome)).Inc()
+		d.forgetGone(worker)
 		if f.Outcome != disagg.Cancelled {
 			entry.notePrefill(fmt.Sprintf("%s: %v", worker, f))
 			d.log.Warn().Str("request", entry.ID).Str("prefill", worker).Err(f).Msg("prefill leg failed beside the decode leg")
@@ -292,6 +296,7 @@ func (j *job) failed(p *place, f *disagg.FailureError) {
 	d := j.d
 	worker, name := p.target.Worker, p.target.String()
 	d.metrics.Legs.WithLabelValues(worker, string(f.Outcome)).Inc()
+	d.forgetGone(worker)
 	j.entry.notePrefill(name + ": " + f.Error())
 	if f.Outcome == disagg.Ended || f.Outcome == disagg.Cancelled || f.Outcome == disagg.Refused {
 		return
@@ -442,6 +447,7 @@ func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *di
 
 func (j *job) release(plan *routing.Plan) {
 	d := j.d
+	j.booked = nil
 	d.mu.Lock()
 	d.router.Release(d.since(d.now()), plan.Reservation)
 	d.serve(d.since(d.now()))

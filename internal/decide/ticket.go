@@ -72,6 +72,7 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 // moved books the request where it really is: Envoy retried, or fell back.
 func (t *ticket) moved(served string) {
 	t.d.metrics.Moved.WithLabelValues(t.place.target.Worker).Inc()
+	t.d.forgetGone(t.place.target.Worker)
 	if t.d.onSuspect != nil {
 		t.d.onSuspect(t.place.target.Worker)
 	}
@@ -165,6 +166,7 @@ func (t *ticket) End(at time.Time) {
 	t.d.router.Release(t.d.since(at), t.reservation)
 	t.d.serve(t.d.since(at))
 	t.d.mu.Unlock()
+	t.d.forgetGone(t.place.target.Worker)
 	t.entry.setEnded(at)
 	if t.stopLeg != nil && !t.entry.succeeded() {
 		t.stopLeg()
@@ -179,6 +181,7 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 	t.entry.setOutcome(o)
 	if !o.FirstToken.IsZero() {
 		t.d.metrics.FirstToken.WithLabelValues(t.place.target.Worker).Observe(o.FirstToken.Sub(t.decided).Seconds())
+		t.d.forgetGone(t.place.target.Worker)
 	}
 	if t.d.cfg.Log.Decisions {
 		t.d.log.Info().Str("request", t.entry.ID).Int("status", o.Status).Strs("flags", o.Flags).Str("details", o.Details).

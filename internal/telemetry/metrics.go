@@ -38,13 +38,16 @@ func (s Stage) String() string { return stageNames[s] }
 type Metrics struct {
 	Registry *prometheus.Registry
 
-	// Requests counts by API and outcome: "routed", "unrouted", "rejected".
+	// Requests counts by API and outcome: "routed", "unrouted" (the client went away or
+	// the decision panicked), "rejected".
 	Requests *prometheus.CounterVec
 	// Rejected counts answers that Kvlane gave, by status.
 	Rejected *prometheus.CounterVec
 	// Degraded counts decisions made with less knowledge than wanted, by reason.
 	Degraded *prometheus.CounterVec
-	// Picks, PromptTokens and MatchedTokens are per target.
+	// Picks, PromptTokens and MatchedTokens are per target, MatchedTokens also by
+	// source: "event" or "speculative". In a split request it is the decode target, and
+	// what its prefill target holds.
 	Picks         *prometheus.CounterVec
 	PromptTokens  *prometheus.CounterVec
 	MatchedTokens *prometheus.CounterVec
@@ -69,7 +72,8 @@ type Metrics struct {
 	// TokenChecks counts comparisons with engines' tokenizers, by model and outcome.
 	TokenChecks *prometheus.CounterVec
 
-	stages [numStages]prometheus.Observer
+	stages   [numStages]prometheus.Observer
+	answered *prometheus.HistogramVec
 }
 
 // decision times run from microseconds (a repeated short prompt) to a second (a
@@ -113,6 +117,7 @@ func New(version string) *Metrics {
 	}
 	m.ExtProcStreams = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kvlane", Name: "extproc_streams", Help: "Open ext_proc streams, by request body mode."}, []string{"mode"})
 	reg.MustRegister(m.ExtProcStreams)
+	m.answered = histogram("extproc_answer_seconds", "Time from the last body byte to the last byte of the decision handed to gRPC, by request body mode.", decisionBuckets, "mode")
 	stages := histogram("decision_seconds", "Time from the last body byte to the answer, by stage.", decisionBuckets, "stage")
 	for s := range numStages {
 		m.stages[s] = stages.WithLabelValues(s.String())
@@ -125,6 +130,21 @@ func New(version string) *Metrics {
 
 // Observe records the duration of a stage.
 func (m *Metrics) Observe(s Stage, d time.Duration) { m.stages[s].Observe(d.Seconds()) }
+
+// Answered records the time from the last body byte to the last byte of the
+// decision handed to gRPC, by the request's body mode.
+func (m *Metrics) Answered(mode string, d time.Duration) {
+	m.answered.WithLabelValues(mode).Observe(d.Seconds())
+}
+
+// ForgetWorker deletes all that was counted for a worker.
+func (m *Metrics) ForgetWorker(worker string) {
+	labels := prometheus.Labels{"worker": worker}
+	for _, v := range []*prometheus.CounterVec{m.Picks, m.PromptTokens, m.MatchedTokens, m.Moved, m.Predicted, m.Observed, m.Responses, m.Checks, m.Legs} {
+		v.DeletePartialMatch(labels)
+	}
+	m.FirstToken.DeletePartialMatch(labels)
+}
 
 // Collect registers a function that reads gauges, and counters (named *_total),
 // from state when the page is asked for. It must be quick and safe for concurrent use.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -41,6 +42,49 @@ kvlane_picks_total{leg="decode",rank="0",worker="a"} 1
 	}
 	if n, err := testutil.GatherAndCount(m.Registry, "kvlane_decision_seconds"); err != nil || n != int(numStages) {
 		t.Errorf("%d stages, %v", n, err)
+	}
+}
+
+func TestAForgottenWorkerLeavesNoSeries(t *testing.T) {
+	m := New("v1")
+	for _, w := range []string{"a", "b"} {
+		m.Picks.WithLabelValues(w, "0", "decode").Inc()
+		m.PromptTokens.WithLabelValues(w, "0").Inc()
+		m.MatchedTokens.WithLabelValues(w, "0", "event").Inc()
+		for _, v := range []*prometheus.CounterVec{m.Moved, m.Predicted, m.Observed} {
+			v.WithLabelValues(w).Inc()
+		}
+		for _, v := range []*prometheus.CounterVec{m.Responses, m.Checks, m.Legs} {
+			v.WithLabelValues(w, "x").Inc()
+		}
+		m.FirstToken.WithLabelValues(w).Observe(1)
+	}
+	m.ForgetWorker("a")
+	families, err := m.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := map[string]int{}
+	for _, f := range families {
+		for _, s := range f.GetMetric() {
+			for _, l := range s.GetLabel() {
+				if l.GetName() == "worker" {
+					left[l.GetValue()]++
+				}
+			}
+		}
+	}
+	if left["a"] != 0 || left["b"] != 10 {
+		t.Errorf("series left: %v", left)
+	}
+}
+
+func TestAnswersAreTimedByMode(t *testing.T) {
+	m := New("v1")
+	m.Answered("buffered", time.Millisecond)
+	m.Answered("none", time.Millisecond)
+	if n, err := testutil.GatherAndCount(m.Registry, "kvlane_extproc_answer_seconds"); err != nil || n != 2 {
+		t.Errorf("%d series, %v", n, err)
 	}
 }
 
