@@ -115,32 +115,12 @@ func runTokensCheck(ctx context.Context, io streams, args []string) error {
 			return fmt.Errorf("%w (name a model with --model)", err)
 		}
 	}
-	var compared int
-	var asked error
-	var difference *model.Difference
-	c := model.NewChecker(m, oracle, model.CheckerOptions{ModelName: *name, OnCheck: func(d *model.Difference, err error) {
-		compared++
-		switch {
-		case d != nil:
-			difference = d
-		case err != nil:
-			asked = err
-		}
-	}})
-	switch c.Check(ctx) {
-	case model.Agrees:
-		fmt.Fprintf(io.out, "%d prompts compared with %s: all ids are equal\n", compared, *url)
-		return nil
-	case model.Differs:
-		return fmt.Errorf("%s: %v", *url, difference)
-	default:
-		return fmt.Errorf("the engine could not be compared: %w", orError(asked, model.ErrNoOracle))
-	}
-}
-
-func orError(err, absent error) error {
+	differ, err := model.TokensCheck(ctx, io.out, m, oracle, *name)
 	if err != nil {
-		return err
+		return fmt.Errorf("the engine could not be compared: %w", err)
 	}
-	return absent
+	if differ > 0 {
+		return fmt.Errorf("%s: %d prompts have other ids", *url, differ)
+	}
+	return nil
 }

@@ -57,7 +57,6 @@ type Checker struct {
 	state   atomic.Int32
 	count   atomic.Uint64
 	samples chan []byte // API in the first byte, then the body
-	changed chan struct{}
 
 	mu     sync.Mutex
 	failed [][]byte // bodies that differed, asked again before the model is trusted
@@ -77,7 +76,7 @@ func NewChecker(m *Model, oracle *Oracle, options CheckerOptions) *Checker {
 	if options.Retry <= 0 {
 		options.Retry = time.Minute
 	}
-	return &Checker{model: m, oracle: oracle, options: options, samples: make(chan []byte, 4), changed: make(chan struct{}, 1)}
+	return &Checker{model: m, oracle: oracle, options: options, samples: make(chan []byte, 4)}
 }
 
 // State is what is known now.
@@ -85,14 +84,6 @@ func (c *Checker) State() State { return State(c.state.Load()) }
 
 // Usable tells whether ids may be used for routing.
 func (c *Checker) Usable() bool { return c.State() != Differs }
-
-// EngineChanged asks for a new check from the start: the engine was restarted, or another one joined.
-func (c *Checker) EngineChanged() {
-	select {
-	case c.changed <- struct{}{}:
-	default:
-	}
-}
 
 // Offer lets the checker see a request in service; one in Every is copied and compared later. It never blocks.
 func (c *Checker) Offer(req *prompt.Request) {
@@ -106,7 +97,7 @@ func (c *Checker) Offer(req *prompt.Request) {
 	}
 }
 
-// Run checks at once and then whenever there is a sample, a change or a reason to ask again, until ctx ends.
+// Run checks at once and then whenever there is a sample or a reason to ask again, until ctx ends.
 func (c *Checker) Run(ctx context.Context) {
 	c.Check(ctx)
 	retry := time.NewTicker(c.options.Retry)
@@ -115,8 +106,6 @@ func (c *Checker) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.changed:
-			c.Check(ctx)
 		case <-retry.C:
 			if c.State() != Agrees {
 				c.Check(ctx)

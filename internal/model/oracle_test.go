@@ -138,9 +138,11 @@ func TestCheckerSamplesInService(t *testing.T) {
 		t.Errorf("%d questions for ten requests", n)
 	}
 	f.wrong.Store(false)
-	c.EngineChanged()
-	if d := <-differences; d != nil || c.State() != Agrees {
-		t.Errorf("after the change: %v %v", d, c.State())
+	if s := c.Check(ctx); s != Agrees {
+		t.Errorf("after the repair: %v", s)
+	}
+	if d := <-differences; d != nil {
+		t.Errorf("after the repair: %v", d)
 	}
 	cancel()
 	<-done

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/models"
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+func TestTokensCheckTellsWhatDiffers(t *testing.T) {
+	files, err := models.Open("builtin:qwen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := model.Load(files, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wrong atomic.Bool
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" {
+			_, _ = io.WriteString(w, `{"data":[{"id":"base"}]}`)
+			return
+		}
+		body, _ := io.ReadAll(r.Body)
+		req, err := prompt.Parse(prompt.Tokenize, body)
+		if err != nil || !strings.Contains(string(body), `"base"`) {
+			http.Error(w, "no such model", http.StatusBadGateway)
+			return
+		}
+		res, err := m.Prompt(req, model.VLLM)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		ids := append([]uint32(nil), res.IDs...)
+		if wrong.Load() {
+			ids[0]++
+		}
+		_, _ = fmt.Fprintf(w, `{"tokens":%s}`, model.AppendIDs(nil, ids))
+	}))
+	defer http.DefaultClient.CloseIdleConnections()
+	defer engine.Close()
+
+	args := []string{"tokens-check", "--tokenizer", "builtin:qwen3", "--engine", engine.URL}
+	if code, out, errs := kvlane("", args...); code != 0 || !strings.Contains(out, " prompts compared, 0 differ") || !strings.Contains(out, "same ") {
+		t.Errorf("code %d\n%s%s", code, out, errs)
+	}
+	wrong.Store(true)
+	if code, out, errs := kvlane("", args...); code != 1 || !strings.Contains(out, "differs ") || !strings.Contains(errs, "have other ids") {
+		t.Errorf("code %d\n%s%s", code, out, errs)
+	}
+	if code, _, errs := kvlane("", append(args, "--model", "other")...); code != 1 || !strings.Contains(errs, "could not be compared") {
+		t.Errorf("code %d: %s", code, errs)
+	}
+	if code, _, errs := kvlane("", append(args, "--kind", "x")...); code != 2 || !strings.Contains(errs, "unknown engine") {
+		t.Errorf("code %d: %s", code, errs)
+	}
+}
