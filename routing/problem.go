@@ -16,8 +16,8 @@ type Problem struct {
 	Text string
 }
 
-// Error is the path and the text.
-func (p Problem) Error() string { return p.Path + ": " + p.Text }
+// String is the path and the text.
+func (p Problem) String() string { return p.Path + ": " + p.Text }
 
 // Problems lists every setting that is out of its bounds.
 func (c *Config) Problems() []Problem {
@@ -30,7 +30,7 @@ func (c *Config) Problems() []Problem {
 func (c *Config) Validate() error {
 	var errs []error
 	for _, p := range c.Problems() {
-		errs = append(errs, p)
+		errs = append(errs, errors.New(p.String()))
 	}
 	return errors.Join(errs...)
 }
