@@ -13,12 +13,13 @@ import (
 	"github.com/kvlane/kvlane/internal/decide"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/models"
+	"github.com/kvlane/kvlane/internal/telemetry"
 )
 
 // loadModels reads the tokenizers of the configuration. A tokenizer that is not
 // known to be exact is left out with its reason in the log: its model is routed by
 // load. A folder that cannot be read at all is an error.
-func loadModels(c *config.Config, log zerolog.Logger) ([]*decide.Served, error) {
+func loadModels(c *config.Config, metrics *telemetry.Metrics, log zerolog.Logger) ([]*decide.Served, error) {
 	list := make([]*decide.Served, 0, len(c.Models))
 	for i := range c.Models {
 		m := c.Models[i]
@@ -28,7 +29,9 @@ func loadModels(c *config.Config, log zerolog.Logger) ([]*decide.Served, error) 
 		}
 		s := &decide.Served{Config: m, Engine: engine}
 		if m.Check.Renderer != "" {
-			s.Remote = &model.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std()}
+			s.Remote = &model.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std(), OnCall: func(_ time.Duration, err error) {
+				metrics.Renders.WithLabelValues(m.Name, renderOutcome(err)).Inc()
+			}}
 		}
 		if m.Tokenizer != "" {
 			begin := time.Now()
@@ -45,6 +48,20 @@ func loadModels(c *config.Config, log zerolog.Logger) ([]*decide.Served, error) 
 		list = append(list, s)
 	}
 	return list, nil
+}
+
+func renderOutcome(err error) string {
+	_, refused := errors.AsType[*model.Refusal](err)
+	switch {
+	case err == nil:
+		return "ok"
+	case refused:
+		return "refused"
+	case errors.Is(err, model.ErrBreakerOpen):
+		return "breaker open"
+	default:
+		return "failed"
+	}
 }
 
 func loadModel(m config.Model) (*model.Model, error) {

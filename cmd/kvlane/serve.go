@@ -95,14 +95,14 @@ type service struct {
 // startService opens the sockets and starts everything; close ends it. around, if
 // not nil, puts something around the handler of requests.
 func startService(ctx context.Context, c *config.Config, log zerolog.Logger, around func(*service, extproc.Handler) extproc.Handler) (*service, error) {
-	served, err := loadModels(c, log)
+	metrics := telemetry.New(version)
+	served, err := loadModels(c, metrics, log)
 	if err != nil {
 		return nil, err
 	}
 	debug.FreeOSMemory() // what reading the tokenizers' files took
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s := &service{log: log, started: time.Now(), failed: make(chan error, 3), stop: stop}
-	metrics := telemetry.New(version)
 	xds := envoy.NewXDS()
 	s.decider, err = decide.New(decide.Options{
 		Config: c, Models: served, Metrics: metrics, Log: log,

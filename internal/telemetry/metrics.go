@@ -71,6 +71,8 @@ type Metrics struct {
 	Legs *prometheus.CounterVec
 	// TokenChecks counts comparisons with engines' tokenizers, by model and outcome.
 	TokenChecks *prometheus.CounterVec
+	// Renders counts calls to remote renderers, by model and outcome.
+	Renders *prometheus.CounterVec
 
 	stages   [numStages]prometheus.Observer
 	answered *prometheus.HistogramVec
@@ -113,6 +115,7 @@ func New(version string) *Metrics {
 		ExtProcFailures: counter("extproc_failures_total", "Protocol failures survived, by kind.", "kind"),
 		Checks:          counter("health_checks_total", "Health checks by worker and outcome.", "worker", "outcome"),
 		Legs:            counter("prefill_legs_total", "Prefill legs by worker and outcome.", "worker", "outcome"),
+		Renders:         counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker open).", "model", "outcome"),
 		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model and outcome.", "model", "outcome"),
 	}
 	m.ExtProcStreams = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kvlane", Name: "extproc_streams", Help: "Open ext_proc streams, by request body mode."}, []string{"mode"})
