@@ -273,6 +273,7 @@ func TestFailClosedWithoutHostages(t *testing.T) {
 	if r := turnTwice(b, "closed"); r.matched == 0 {
 		t.Error("nothing matched")
 	}
+	b.until("nothing runs", func() bool { return b.metric("kvlane_active_requests") == 0 })
 	running := make(chan error, 1)
 	go func() {
 		r, err := b.send("/v1/chat/completions", []byte(`{"model":"demo","stream":true,"max_tokens":200,"messages":[{"role":"user","content":"x"}]}`))
