@@ -369,6 +369,7 @@ func TestWorkersComeAndGo(t *testing.T) {
 	b.until("the newcomer serves", func() bool {
 		return strings.HasPrefix(b.chat(message{"user", prose(time.Now().String(), 20)}).target, "e1")
 	})
+	b.until("nothing runs", func() bool { return b.metric("kvlane_active_requests") == 0 })
 	running := make(chan error, 1)
 	go func() {
 		r, err := b.send("/v1/completions", []byte(`{"model":"demo","stream":true,"max_tokens":150,"prompt":"`+prose("long", 20)+`"}`))
