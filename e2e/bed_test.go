@@ -198,15 +198,13 @@ func (b *bed) file(name string) string { return filepath.Join(b.dir, name) }
 func (b *bed) startEngine(i int) string {
 	b.t.Helper()
 	ranks := b.shape.ranks
-	ports, err := enginesim.FreePorts(3 * ranks)
+	ports, err := enginesim.FreePorts(3 * ranks) // events, replay, API: an engine that goes away and returns finds them free
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	o := enginesim.Options{Model: modelName, Ranks: ranks, Tokenizer: tokenizer, Listen: "127.0.0.1:0", PortPerRank: b.shape.perPort,
+	o := enginesim.Options{Model: modelName, Ranks: ranks, Tokenizer: tokenizer, PortPerRank: b.shape.perPort,
+		Listen:         fmt.Sprintf("127.0.0.1:%d", ports+2*ranks),
 		EventsEndpoint: fmt.Sprintf("tcp://127.0.0.1:%d", ports), BlockSize: 16, Blocks: 16384}
-	if b.shape.perPort {
-		o.Listen = fmt.Sprintf("127.0.0.1:%d", ports+2*ranks)
-	}
 	replay := ""
 	if b.shape.replay {
 		o.ReplayEndpoint = fmt.Sprintf("tcp://127.0.0.1:%d", ports+ranks)

@@ -1,38 +1,101 @@
 package enginesim
 
 import (
-	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"strconv"
+	"strings"
+	"sync"
 )
 
-// Ports are looked for below the range from which the kernel takes those of outgoing connections: one that is free now
-// is then not taken by a connection a moment later.
+// lowestPort and highestPort bound the ports that are handed out.
 const (
 	lowestPort  = 10_000
-	highestPort = 30_000
+	highestPort = 60_000
 )
 
-// FreePorts finds n consecutive free TCP ports on 127.0.0.1, as engines with ranks need them, and returns the first. They
-// were free a moment ago; nothing holds them.
+// claims keeps the sockets that mark the ports which this process has handed out.
+var claims struct {
+	sync.Mutex
+	held []net.PacketConn
+}
+
+// FreePorts finds n consecutive free TCP ports on 127.0.0.1, as engines with ranks need them, and returns the first.
+//
+// A port belongs to the process that got it until that process ends: neither a later call nor a call in another process
+// hands it out again, even while nothing listens on it. The claim is a UDP socket on the same number, which is in nobody's
+// way. The kernel's own range for outgoing connections is left out, so that no connection takes a port that was found
+// free. Safe for concurrent use.
 func FreePorts(n int) (int, error) {
+	claims.Lock()
+	defer claims.Unlock()
+	low, high := portRange(ephemeral())
+	var last error
 	for range 1000 {
-		base := lowestPort + rand.IntN(highestPort-lowestPort)
-		held := make([]net.Listener, 0, n)
-		for i := range n {
-			l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(base+i))
-			if err != nil {
-				break
-			}
-			held = append(held, l)
-		}
-		for _, l := range held {
-			_ = l.Close()
-		}
-		if len(held) == n {
+		base := low + rand.IntN(high-low-n)
+		held, err := claim(base, n)
+		if err == nil {
+			claims.held = append(claims.held, held...)
 			return base, nil
 		}
+		last = err
 	}
-	return 0, errors.New("no run of free ports found")
+	return 0, fmt.Errorf("no %d free ports in a row between %d and %d: %w", n, low, high, last)
+}
+
+// claim marks n ports from base on, all of them or none.
+func claim(base, n int) (held []net.PacketConn, err error) {
+	defer func() {
+		if err != nil {
+			for _, c := range held {
+				_ = c.Close()
+			}
+		}
+	}()
+	for i := range n {
+		address := "127.0.0.1:" + strconv.Itoa(base+i)
+		c, err := net.ListenPacket("udp", address)
+		if err != nil {
+			return held, err
+		}
+		held = append(held, c)
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return held, err
+		}
+		if err := l.Close(); err != nil {
+			return held, err
+		}
+	}
+	return held, nil
+}
+
+// portRange is the wider of the two ranges beside the ports that the kernel takes for outgoing connections, or all of it if
+// the kernel leaves next to nothing.
+func portRange(first, last int) (low, high int) {
+	const few = 1000
+	below, above := min(first, highestPort), max(last+1, lowestPort)
+	switch under, over := below-lowestPort, highestPort-above; {
+	case max(under, over) < few:
+		return lowestPort, highestPort
+	case under >= over:
+		return lowestPort, below
+	default:
+		return above, highestPort
+	}
+}
+
+// ephemeral is the kernel's range of ports for outgoing connections; Linux' default where it cannot be read.
+func ephemeral() (first, last int) {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if f := strings.Fields(string(text)); err == nil && len(f) == 2 {
+		a, errA := strconv.Atoi(f[0])
+		b, errB := strconv.Atoi(f[1])
+		if errA == nil && errB == nil && a < b {
+			return a, b
+		}
+	}
+	return 32768, 60999
 }

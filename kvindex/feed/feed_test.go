@@ -17,6 +17,7 @@ import (
 	zmq "github.com/go-zeromq/zmq4"
 	"go.uber.org/goleak"
 
+	"github.com/kvlane/kvlane/internal/enginesim"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
@@ -169,16 +170,14 @@ func (e *fakeEngine) close() {
 	<-e.done
 }
 
-// freePort returns an address that was free a moment ago: an engine that restarts
-// has to come back at the same place.
+// freePort returns an address that nobody else gets: an engine that restarts has to come back at the same place.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := enginesim.FreePorts(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return "tcp://" + l.Addr().String()
+	return fmt.Sprintf("tcp://127.0.0.1:%d", port)
 }
 
 func vllmSource(pub, replay string) feed.Source {

@@ -1,0 +1,68 @@
+package enginesim
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestPortsAreHandedOutOnce: a port that was handed out is not handed out again, here or in another process, although
+// nothing listens on it.
+func TestPortsAreHandedOutOnce(t *testing.T) {
+	const child = "KVLANE_TEST_PORTS"
+	if taken, err := strconv.Atoi(os.Getenv(child)); err == nil {
+		held, err := claim(taken, 1)
+		if err == nil {
+			t.Errorf("port %d was claimed twice: %d sockets", taken, len(held))
+		}
+		return
+	}
+	seen := map[int]bool{}
+	for range 50 {
+		base, err := FreePorts(3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for p := base; p < base+3; p++ {
+			if seen[p] {
+				t.Fatalf("port %d was handed out twice", p)
+			}
+			seen[p] = true
+			l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(p))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = l.Close()
+		}
+	}
+	port, err := FreePorts(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestPortsAreHandedOutOnce$", "-test.v")
+	cmd.Env = append(os.Environ(), child+"="+strconv.Itoa(port))
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+		t.Errorf("another process: %v\n%s", err, out)
+	}
+}
+
+func TestPortRange(t *testing.T) {
+	tests := map[string]struct{ first, last, low, high int }{
+		"linux' default":    {32768, 60999, 10000, 32768},
+		"everything":        {1024, 65535, 10000, 60000},
+		"from 15000 on":     {15000, 65535, 10000, 15000},
+		"the lower half":    {1024, 30000, 30001, 60000},
+		"above all":         {61000, 65535, 10000, 60000},
+		"a hole at the top": {10000, 50000, 50001, 60000},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if low, high := portRange(tt.first, tt.last); low != tt.low || high != tt.high {
+				t.Errorf("%d-%d, want %d-%d", low, high, tt.low, tt.high)
+			}
+		})
+	}
+}
