@@ -4,13 +4,15 @@ import (
 	"encoding/json"
 	"net/http"
 	"os"
+	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/enginesim"
 )
 
-// Every tokenizer family on the whole road: the engine has a tokenizer of its own,
-// so equal numbers of cached tokens mean equal ids.
+// Every tokenizer family on the whole road. The engine has a tokenizer and a writer
+// of chats of its own, so equal numbers of cached tokens mean equal ids.
 func TestEveryTokenizerFamily(t *testing.T) {
 	for _, family := range []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo", "mistral_7b"} {
 		t.Run(family, func(t *testing.T) {
@@ -19,26 +21,59 @@ func TestEveryTokenizerFamily(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The simulated engine renders chats as Qwen3 does, so the others are asked by text
-			// and not compared by chats.
-			b := newBed(t, shape{tokenizer: dir, check: "disabled: true", engine: func(_ int, o *enginesim.Options) { o.Tokenizer = tok }})
-			prompt := "Grüße, 東京! def f(x):\n\treturn x ** 2  # 1234567\n" + prose(family, 150)
-			ask := func(prompt string) *reply {
-				body, err := json.Marshal(map[string]any{"model": modelName, "max_tokens": 4, "prompt": prompt})
-				if err != nil {
-					t.Fatal(err)
-				}
-				r := b.post("/v1/completions", body)
-				if r.status != http.StatusOK {
-					t.Fatalf("status %d: %s", r.status, r.body)
-				}
-				return r
+			if tok.ChatFormat() != family {
+				t.Fatalf("the engine writes chats as %s does", tok.ChatFormat())
 			}
-			first := ask(prompt)
-			second := ask(prompt + " And then? " + prose("more", 40))
-			if second.target != first.target || second.matched < 100 || second.matched != second.answer.Usage.Details.Cached {
-				t.Errorf("on %s, then on %s; %d matched, %d cached", first.target, second.target, second.matched, second.answer.Usage.Details.Cached)
+			b := newBed(t, shape{tokenizer: dir, check: "every: 1, retry: 1s", engine: func(_ int, o *enginesim.Options) { o.Tokenizer = tok }})
+			hard := "Grüße, 東京! def f(x):\n\treturn x ** 2  # 1234567\n"
+
+			first := b.ask(hard + prose(family, 150))
+			second := b.ask(hard + prose(family, 150) + " And then? " + prose("more", 40))
+			b.served(second, first, 100)
+
+			talk := []message{{"user", hard + prose(family+" talk", 150)}}
+			last := b.chat(talk...)
+			for _, question := range []string{"And then?", "Why? " + hard} {
+				talk = append(talk, message{"assistant", last.text()}, message{"user", question})
+				next := b.chat(talk...)
+				b.served(next, last, 0)
+				last = next
+			}
+			if last.matched < 100 {
+				t.Errorf("the third turn found %d tokens", last.matched)
+			}
+
+			out, err := exec.Command(kvlaneBinary, "tokens-check", "--tokenizer", dir, "--engine", b.engines[0].URL()).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "7 prompts compared, 0 differ") {
+				t.Errorf("tokens-check: %v\n%s", err, out)
+			}
+			b.until("requests in service were compared", func() bool { return b.metric("kvlane_token_checks_total", `outcome="equal"`) >= 10 })
+			if n := b.metric("kvlane_token_checks_total", `outcome="different"`); n != 0 {
+				t.Errorf("%v comparisons in service differ", n)
 			}
 		})
+	}
+}
+
+// ask sends a prompt as text.
+func (b *bed) ask(prompt string) *reply {
+	b.t.Helper()
+	body, err := json.Marshal(map[string]any{"model": modelName, "max_tokens": 4, "prompt": prompt})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	r := b.post("/v1/completions", body)
+	if r.status != http.StatusOK {
+		b.t.Fatalf("status %d: %s", r.status, r.body)
+	}
+	return r
+}
+
+// served checks that a request went to the rank that cached the one before and
+// found there what was predicted, which is at least so much.
+func (b *bed) served(next, before *reply, least int) {
+	b.t.Helper()
+	if next.target != before.target || next.matched < least || next.matched != next.answer.Usage.Details.Cached {
+		b.t.Errorf("on %s, then on %s; %d matched, %d cached", before.target, next.target, next.matched, next.answer.Usage.Details.Cached)
 	}
 }

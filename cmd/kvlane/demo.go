@@ -31,9 +31,11 @@ type demo struct {
 	engines []*enginesim.Engine
 	events  []config.Events // of each engine
 	// pd separates prefill from decode: the first half of the engines prefills.
-	pd      bool
-	service *service
-	envoy   *envoy.Process
+	pd bool
+	// template is the file of the chat template where it is not the tokenizer's own.
+	template string
+	service  *service
+	envoy    *envoy.Process
 }
 
 func runDemo(ctx context.Context, io streams, args []string) error {
@@ -46,7 +48,7 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	engines := f.Int("engines", 0, "number of simulated engines (0: 2, with --pd 4)")
 	pd := f.Bool("pd", false, "separate prefill from decode: the first half of the engines computes prompts, the second half answers")
 	ranks := f.Int("ranks", 2, "data-parallel ranks of each")
-	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` of the tokenizer")
+	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` of the tokenizer; the engines write the chats of Qwen3, DeepSeek-V3, gpt-oss and Mistral, others plainly")
 	if err := parse(f, args, 0); err != nil {
 		return err
 	}
@@ -123,6 +125,12 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 	if err != nil {
 		return err
 	}
+	if tok.ChatFormat() == "plain" {
+		d.template = filepath.Join(d.dir, "chat_template.jinja")
+		if err := os.WriteFile(d.template, []byte(enginesim.PlainTemplate), 0o600); err != nil {
+			return err
+		}
+	}
 	for i := range engines {
 		ports, err := enginesim.FreePorts(2 * ranks)
 		if err != nil {
@@ -176,10 +184,10 @@ envoy: {ingress: "%s", admin: "%s", first_token: true, access_log: true%s}
 explain: {header: true}
 log: {decisions: true}
 models:
-- {name: %s, tokenizer: "%s"}
+- {name: %s, tokenizer: "%s", chat_template: "%s"}
 workers:
   static:
-`, d.dir, admin, ingress, envoyAdmin, prefill, demoModel, tokenizer)
+`, d.dir, admin, ingress, envoyAdmin, prefill, demoModel, tokenizer, d.template)
 	for i, e := range d.engines {
 		fmt.Fprintf(&b, `  - {name: %s, role: %s, address: "%s", ranks: %d, models: [%s], events: {endpoint: "%s", replay: "%s"}}
 `, d.name(i), d.role(i, len(d.engines)), e.Addr(), ranks, demoModel, d.events[i].Endpoint, d.events[i].Replay)
@@ -340,7 +348,7 @@ func (d *demo) chat(ctx context.Context, messages []map[string]string) (turn, er
 // checkPD plays three turns: one that is split, one that the decode engine holds
 // but for a few tokens, one with much that is new.
 func (d *demo) checkPD(ctx context.Context) error {
-	messages := []map[string]string{{"role": "system", "content": strings.Repeat(demoSystem+" ", 3)}, {"role": "user", "content": "Where are the maps?"}}
+	messages := []map[string]string{{"role": "user", "content": strings.Repeat(demoSystem+" ", 3) + "Where are the maps?"}}
 	var turns [3]turn
 	for i, question := range []string{"And who drew them?", strings.Repeat("Tell me of the oldest one, the largest one and the one that is lost. ", 4), ""} {
 		t, err := d.chat(ctx, messages)
@@ -371,10 +379,8 @@ func (d *demo) check(ctx context.Context) error {
 		return d.checkPD(ctx)
 	}
 	for n, question := range []string{"Where are the maps?", "Do you have letters of sailors?"} {
-		messages := []map[string]string{
-			{"role": "system", "content": fmt.Sprintf("Reader %d. %s", n, demoSystem)},
-			{"role": "user", "content": question},
-		}
+		// Not as a system message: some templates put that in front of the last question, where turns do not share it.
+		messages := []map[string]string{{"role": "user", "content": fmt.Sprintf("Reader %d. %s %s", n, demoSystem, question)}}
 		first, err := d.chat(ctx, messages)
 		if err != nil {
 			return err

@@ -1,7 +1,6 @@
 package engines
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -238,8 +237,8 @@ func (b *bed) resets() {
 // agreement looks at the comparisons that ran in service.
 func (b *bed) agreement() {
 	b.until("requests are compared in service", func() bool { return b.metric("kvlane_token_checks_total") > 3 })
-	out := bytes.Join(b.run(nil, "tokens-check", "--tokenizer", qwen3, "--engine", "http://"+b.address, "--kind", b.name), nil)
-	b.t.Logf("kvlane tokens-check: %s", out)
+	lines := b.run(nil, "tokens-check", "--tokenizer", qwen3, "--engine", "http://"+b.address, "--kind", b.name)
+	b.t.Logf("kvlane tokens-check: %s", lines[len(lines)-1])
 	b.t.Logf("in service: %v comparisons, predicted %v and observed %v cached tokens", b.metric("kvlane_token_checks_total"),
 		b.metric("kvlane_predicted_cached_tokens_total"), b.metric("kvlane_observed_cached_tokens_total"))
 	if differ := b.metric("kvlane_token_checks_total{[^}]*outcome=\"different\"[^}]*}"); differ != 0 {

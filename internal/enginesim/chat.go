@@ -13,13 +13,14 @@ type chat struct {
 	generate   bool   // add the head of the answer
 	unfinished bool   // continue_final_message: end inside the last message
 	thinking   bool   // false writes an empty thought in front of the answer
+	effort     string // reasoning_effort, "" if not given
 	prefix     string // text behind the head of the answer (SGLang's continue_final_message)
 }
 
 // parseChat reads what the template sees of a chat request, with the engine's reading of messages and tools
 // (TensorRT-LLM is taken to read as vLLM does).
 func parseChat(engine EngineKind, body *requestBody) (*chat, error) {
-	c := &chat{generate: true, unfinished: body.ContinueFinalMessage, thinking: true}
+	c := &chat{generate: true, unfinished: body.ContinueFinalMessage, thinking: true, effort: body.ReasoningEffort}
 	if body.AddGenerationPrompt != nil {
 		c.generate = *body.AddGenerationPrompt
 	}
@@ -256,13 +257,11 @@ next:
 	return out
 }
 
-// render writes the prompt text of the model family.
-func (t *Tokenizer) render(c *chat) string {
-	var text string
-	if t.qwen {
-		text = renderQwen(c)
-	} else {
-		text = renderPlain(c)
+// render writes the prompt text in the format of the model family.
+func (t *Tokenizer) render(c *chat) (string, error) {
+	text, err := t.format.write(c)
+	if err != nil {
+		return "", err
 	}
 	text += c.prefix
 	if c.unfinished {
@@ -271,23 +270,11 @@ func (t *Tokenizer) render(c *chat) string {
 			text = text[:at+len(last)]
 		}
 	}
-	return text
+	return text, nil
 }
 
-// renderPlain serves the models whose template is not reproduced: one line a message.
-func renderPlain(c *chat) string {
-	var b strings.Builder
-	for _, m := range c.messages {
-		fmt.Fprintf(&b, "%s: %s\n", m.text("role"), m.text("content"))
-	}
-	if c.generate {
-		b.WriteString("assistant:")
-	}
-	return b.String()
-}
-
-// renderQwen is Qwen3's chat template, written down by hand.
-func renderQwen(c *chat) string {
+// writeQwen is Qwen3's chat template, tools and reasoning included.
+func writeQwen(c *chat) (string, error) {
 	var b strings.Builder
 	var first object
 	if len(c.messages) > 0 {
@@ -338,7 +325,7 @@ func renderQwen(c *chat) string {
 			b.WriteString("<think>\n\n</think>\n\n")
 		}
 	}
-	return b.String()
+	return b.String(), nil
 }
 
 func qwenAssistant(b *strings.Builder, m object, current, last bool) {
@@ -380,5 +367,9 @@ func (t *Tokenizer) promptOf(engine EngineKind, body *requestBody) ([]int32, err
 	if err != nil {
 		return nil, err
 	}
-	return t.Encode(t.render(c), !t.qwen), nil
+	text, err := t.render(c)
+	if err != nil {
+		return nil, err
+	}
+	return t.Encode(text, false), nil
 }

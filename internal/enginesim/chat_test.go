@@ -33,8 +33,8 @@ func TestQwenChat(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := tok.render(c); got != row.want {
-				t.Errorf("got  %q\nwant %q", got, row.want)
+			if got, err := tok.render(c); err != nil || got != row.want {
+				t.Errorf("%v\ngot  %q\nwant %q", err, got, row.want)
 			}
 		})
 	}

@@ -33,7 +33,7 @@ type Tokenizer struct {
 	bytes     bool // byte-level spelling; otherwise SentencePiece spelling with byte fallback
 	whole     bool // ignore_merges: a word that is a token is that token
 	bos       []int32
-	qwen      bool
+	format    *chatFormat
 	starters  []int32 // tokens that begin an answer after a newline: a capitalised word
 	words     []int32 // tokens that continue any text: a space and a word
 
@@ -131,7 +131,7 @@ func LoadTokenizer(files fs.FS) (*Tokenizer, error) {
 			}
 		}
 	}
-	_, t.qwen = t.vocab["<|im_start|>"]
+	t.format = formatOf(t.vocab)
 	t.chooseWords()
 	if len(t.words) == 0 {
 		return nil, errors.New("tokenizer.json: no word is a single token")

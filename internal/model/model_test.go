@@ -2,10 +2,12 @@ package model
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -327,7 +329,19 @@ func TestLoadRefusesABrokenTemplate(t *testing.T) {
 }
 
 func TestWithoutATemplateOnlyChatsAreUnknown(t *testing.T) {
-	m := load(t, "gptoss", Options{})
+	folder := os.DirFS("../models/gptoss")
+	files := fstest.MapFS{}
+	for _, name := range []string{"tokenizer.json.gz", "tokenizer_config.json"} {
+		data, err := fs.ReadFile(folder, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[name] = &fstest.MapFile{Data: data}
+	}
+	m, err := Load(files, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for body, api := range map[string]prompt.API{`{"messages":[{"role":"user","content":"x"}]}`: prompt.Chat, `{"prompt":"x"}`: prompt.Completions} {
 		req, err := prompt.Parse(api, []byte(body))
 		if err != nil {
