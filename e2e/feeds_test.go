@@ -347,7 +347,7 @@ func (b *bed) relay(ctx context.Context, client kvlanev1.KVEventsClient, e *engi
 	if err != nil {
 		return err
 	}
-	defer sub.Close() //nolint:errcheck // nothing was written that could be lost
+	defer sub.Close()
 	stop := context.AfterFunc(ctx, func() { _ = sub.Close() })
 	defer stop()
 	if err := sub.Subscribe(""); err != nil {

@@ -52,7 +52,7 @@ func run(root string) error {
 		"values.schema.json":       schema,
 		"templates/_bootstrap.tpl": helper,
 	} {
-		if err := os.WriteFile(filepath.Join(chart, name), content, 0o644); err != nil { //nolint:gosec // files of the project, read by everybody
+		if err := os.WriteFile(filepath.Join(chart, name), content, 0o644); err != nil {
 			return err
 		}
 	}

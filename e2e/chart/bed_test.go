@@ -107,7 +107,7 @@ func text(v any, path ...any) string {
 func number(v any, path ...any) int {
 	switch n := at(v, path...).(type) {
 	case uint64:
-		return int(n) //nolint:gosec // ports and seconds
+		return int(n)
 	case int64:
 		return int(n)
 	}

@@ -40,7 +40,7 @@ func newBed(t *testing.T, k *kind) *bed {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	b.binary = filepath.Join(dir, "kvlane")
-	if out, err := exec.Command("go", "build", "-o", b.binary, "../../cmd/kvlane").CombinedOutput(); err != nil { //nolint:gosec // our own folder
+	if out, err := exec.Command("go", "build", "-o", b.binary, "../../cmd/kvlane").CombinedOutput(); err != nil {
 		t.Fatalf("build kvlane: %v\n%s", err, out)
 	}
 	proxy, err := envoy.Find(os.Getenv("ENVOY"))
@@ -65,7 +65,7 @@ workers:
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	bootstrap, err := exec.Command(b.binary, "envoy-config", "--config", file).Output() //nolint:gosec // our own binary
+	bootstrap, err := exec.Command(b.binary, "envoy-config", "--config", file).Output()
 	if err != nil {
 		t.Fatalf("envoy-config: %v\n%s", err, text)
 	}
@@ -86,12 +86,12 @@ workers:
 // serve runs `kvlane serve` and waits until it is ready.
 func (b *bed) serve(dir, file string) {
 	b.t.Helper()
-	log, err := os.Create(filepath.Join(dir, "kvlane.log")) //nolint:gosec // our own folder
+	log, err := os.Create(filepath.Join(dir, "kvlane.log"))
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { _ = log.Close() })
-	cmd := exec.Command(b.binary, "serve", "--config", file) //nolint:gosec // our own binary
+	cmd := exec.Command(b.binary, "serve", "--config", file)
 	cmd.Stderr = log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -262,7 +262,7 @@ func number(t *testing.T, text string) int {
 // run gives lines to a command of the binary and returns the lines that come back.
 func (b *bed) run(lines [][]byte, args ...string) [][]byte {
 	b.t.Helper()
-	cmd := exec.Command(b.binary, args...) //nolint:gosec // our own binary
+	cmd := exec.Command(b.binary, args...)
 	cmd.Stdin = bytes.NewReader(append(bytes.Join(lines, []byte("\n")), '\n'))
 	out, err := cmd.Output()
 	if err != nil {

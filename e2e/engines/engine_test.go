@@ -85,7 +85,7 @@ func startEngine(t *testing.T, k *kind) *engine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = log.Close() })
-	cmd := exec.Command(python, "serve.py", k.name, "--tokenizer", qwen3, "--work", filepath.Join(folder, "models"), //nolint:gosec // the engine
+	cmd := exec.Command(python, "serve.py", k.name, "--tokenizer", qwen3, "--work", filepath.Join(folder, "models"),
 		"--port", strconv.Itoa(port), "--events", strconv.Itoa(e.events), "--replay", strconv.Itoa(e.replay),
 		"--ranks", strconv.Itoa(ranks), "--blocks", strconv.Itoa(k.blocks), "--context", strconv.Itoa(contextOf))
 	cmd.Stdout, cmd.Stderr = log, log

@@ -94,10 +94,10 @@ func newCluster(t *testing.T) *cluster {
 func logDir(t *testing.T) string {
 	dir := filepath.Join(os.Getenv(insideOf), t.Name())
 	for _, d := range []string{os.Getenv(insideOf), dir} {
-		if err := os.MkdirAll(d, 0o755); err != nil { //nolint:gosec // pods run as other users
+		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(d, 0o755); err != nil { //nolint:gosec // as above
+		if err := os.Chmod(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}

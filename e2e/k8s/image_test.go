@@ -55,7 +55,7 @@ func (s *sandbox) run(c *container) error {
 // itself and what is mounted, and not as root.
 func (s *sandbox) runKvlane(c *container, args []string) error {
 	root := filepath.Join(s.dir, c.Name+".root")
-	if err := os.MkdirAll(filepath.Join(root, "dev"), 0o755); err != nil { //nolint:gosec // it runs as another user
+	if err := os.MkdirAll(filepath.Join(root, "dev"), 0o755); err != nil {
 		return err
 	}
 	if err := bindFile(s.n.kvlane, filepath.Join(root, "kvlane")); err != nil {
@@ -89,9 +89,9 @@ func (s *sandbox) mount(c *container, root string) error {
 			return err
 		}
 		if st.IsDir() {
-			err = os.MkdirAll(to, 0o755) //nolint:gosec // as above
-		} else if err = os.MkdirAll(filepath.Dir(to), 0o755); err == nil { //nolint:gosec // as above
-			err = os.WriteFile(to, nil, 0o644) //nolint:gosec // as above
+			err = os.MkdirAll(to, 0o755)
+		} else if err = os.MkdirAll(filepath.Dir(to), 0o755); err == nil {
+			err = os.WriteFile(to, nil, 0o644)
 		}
 		if err != nil {
 			return err
@@ -106,7 +106,7 @@ func (s *sandbox) mount(c *container, root string) error {
 // bindFile shows a file at another place. A copy could not be run while another
 // process that is just starting still holds it open for writing.
 func bindFile(from, to string) error {
-	if err := os.WriteFile(to, nil, 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(to, nil, 0o755); err != nil {
 		return err
 	}
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
@@ -119,14 +119,14 @@ func bindFile(from, to string) error {
 // kept in dir.
 func overlay(dir string) (root string, err error) {
 	root = filepath.Join(dir, "root")
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as above
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
 		return "", err
 	}
 	for _, d := range []string{"upper", "work", "root"} {
-		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil { //nolint:gosec // as above
+		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
 			return "", err
 		}
 	}
@@ -239,7 +239,7 @@ func (s *sandbox) runEcho(c *container) error {
 		if err != nil {
 			return err
 		}
-		srv := &http.Server{Protocols: &protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { //nolint:gosec // a test's
+		srv := &http.Server{Protocols: &protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			h := sha256.New()
 			n, _ := io.Copy(h, r.Body)
 			w.Header().Set("Content-Type", "application/json")

@@ -241,7 +241,7 @@ func (s *sandbox) inside(f func() error) error {
 func (s *sandbox) start() error {
 	s.dead, s.preStop = map[*exec.Cmd]chan struct{}{}, map[*exec.Cmd]int{}
 	s.dir = filepath.Join(s.n.c.dir, s.pod.Metadata.Name+"-"+s.ns)
-	if err := os.MkdirAll(s.dir, 0o755); err != nil { //nolint:gosec // containers run as other users
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return err
 	}
 	for _, args := range []string{
@@ -448,12 +448,12 @@ func (n *node) sandboxes(namespace string, labels map[string]string) []*sandbox 
 func (s *sandbox) volumes() error {
 	for _, v := range s.pod.Spec.Volumes {
 		dir := filepath.Join(s.dir, "volumes", v.Name)
-		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as above
+		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
 		switch {
 		case v.EmptyDir != nil:
-			if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // as a kubelet makes them
+			if err := os.Chmod(dir, 0o777); err != nil {
 				return err
 			}
 		case v.Secret != nil:
@@ -464,7 +464,7 @@ func (s *sandbox) volumes() error {
 				return fmt.Errorf("volume %s: %w", v.Name, err)
 			}
 			for k, text := range m.Data {
-				if err := os.WriteFile(filepath.Join(dir, k), text, 0o644); err != nil { //nolint:gosec // as above
+				if err := os.WriteFile(filepath.Join(dir, k), text, 0o644); err != nil {
 					return err
 				}
 			}
@@ -486,7 +486,7 @@ func (s *sandbox) volumes() error {
 				}
 			}
 			for k, path := range names {
-				if err := os.WriteFile(filepath.Join(dir, path), []byte(m.Data[k]), 0o644); err != nil { //nolint:gosec // as above
+				if err := os.WriteFile(filepath.Join(dir, path), []byte(m.Data[k]), 0o644); err != nil {
 					return err
 				}
 			}
@@ -514,11 +514,11 @@ func (s *sandbox) account(root string) error {
 		return fmt.Errorf("token of %s: %w", name, err)
 	}
 	dir := filepath.Join(root, "var/run/secrets/kubernetes.io/serviceaccount")
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as above
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	for file, text := range map[string]string{"token": answer.Status.Token, "namespace": s.pod.Metadata.Namespace, "ca.crt": string(s.n.c.ca)} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil { //nolint:gosec // as above
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
 			return err
 		}
 	}

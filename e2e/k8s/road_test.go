@@ -468,7 +468,7 @@ func bigBody(t *testing.T, url string) {
 // slowRenderer makes token ids after 17 s, so that the picker holds a request for
 // longer than the 10 s that gateways set as timeout of the gRPC service.
 func slowRenderer(t *testing.T) string {
-	srv := &http.Server{Addr: hostIP + ":8900", Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { //nolint:gosec // a test's
+	srv := &http.Server{Addr: hostIP + ":8900", Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-time.After(17 * time.Second):
 		case <-r.Context().Done():

@@ -121,11 +121,11 @@ func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) crede
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // nothing was written that could be lost
+	defer conn.Close()
 	silence := w.Peers.Timeout.Std() / 4
 	c := &content{cancel: cancel, silence: silence, timer: time.AfterFunc(silence, func() { cancel(errSlow) }), most: w.MaxBytes}
 	defer c.timer.Stop()
-	c.stream, err = kvlanev1.NewSnapshotsClient(conn).Fetch(ctx, &kvlanev1.FetchRequest{Formats: []uint32{Format}, BlockSize: uint32(w.BlockSize), KeyProof: w.Proof}) //nolint:gosec // at most 1024
+	c.stream, err = kvlanev1.NewSnapshotsClient(conn).Fetch(ctx, &kvlanev1.FetchRequest{Formats: []uint32{Format}, BlockSize: uint32(w.BlockSize), KeyProof: w.Proof})
 	if err == nil {
 		err = c.header()
 	}
@@ -160,7 +160,7 @@ func (c *content) header() error {
 		return errors.New("an answer without a header")
 	case h.GetFormat() != Format:
 		return fmt.Errorf("format %d, want %d", h.GetFormat(), Format)
-	case h.GetBytes() > uint64(c.most): //nolint:gosec // not negative
+	case h.GetBytes() > uint64(c.most):
 		return errLarge
 	}
 	return nil

@@ -102,7 +102,7 @@ func (s *Server) send(stream kvlanev1.Snapshots_FetchServer) (sent int64, err er
 	if err != nil {
 		return 0, status.Error(codes.Unavailable, fmt.Sprintf("no room for a copy: %v", err))
 	}
-	defer file.Close()         //nolint:errcheck // nothing in it is needed any more
+	defer file.Close()
 	_ = os.Remove(file.Name()) // it lives on as an open file only
 	if err := s.content.Dump(file); err != nil {
 		return 0, status.Error(codes.Unavailable, err.Error())
@@ -114,7 +114,7 @@ func (s *Server) send(stream kvlanev1.Snapshots_FetchServer) (sent int64, err er
 	if err != nil {
 		return 0, status.Error(codes.Internal, err.Error())
 	}
-	header := &kvlanev1.SnapshotHeader{Format: Format, Bytes: uint64(size)} //nolint:gosec // a file's size
+	header := &kvlanev1.SnapshotHeader{Format: Format, Bytes: uint64(size)}
 	if err := stream.Send(&kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Header{Header: header}}); err != nil {
 		return 0, err
 	}

@@ -32,7 +32,7 @@ func readLimited(fsys fs.FS, name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // only read from
+	defer f.Close()
 	size := int64(0)
 	if info, err := f.Stat(); err == nil {
 		size = info.Size()
@@ -45,7 +45,7 @@ func readGzip(fsys fs.FS, name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // only read from
+	defer f.Close()
 	z, err := gzip.NewReader(f)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)

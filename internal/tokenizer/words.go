@@ -106,12 +106,12 @@ func (w *worker) reset() {
 
 // bytesOf is the bytes of s, not to be written to.
 func bytesOf(s string) []byte {
-	return unsafe.Slice(unsafe.StringData(s), len(s)) //nolint:gosec // a read-only view, so that words can be loaded eight bytes at a time
+	return unsafe.Slice(unsafe.StringData(s), len(s))
 }
 
 // stringOf is b as a string that lives only while b is not written to.
 func stringOf(b []byte) string {
-	return unsafe.String(unsafe.SliceData(b), len(b)) //nolint:gosec // a scratch buffer, read before it is written again
+	return unsafe.String(unsafe.SliceData(b), len(b))
 }
 
 // words appends the ids of the words of s[at:end].

@@ -133,7 +133,7 @@ func refused(err error) Reason {
 func (a *applier) apply(payload []byte, c Cursor) {
 	b, err := a.dec.Decode(payload)
 	for _, d := range b.Dropped {
-		a.tally.dropped[d.Reason] += uint64(d.Count) //nolint:gosec // a count
+		a.tally.dropped[d.Reason] += uint64(d.Count)
 	}
 	t := a.target(b.Rank)
 	if err != nil {

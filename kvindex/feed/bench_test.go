@@ -126,14 +126,14 @@ func publish(b *testing.B, sink feed.Sink, blocks *atomic.Int64, want int64, mes
 	runtime.GC()
 	b.ResetTimer()
 	before := cpu()
-	for seq := range uint64(b.N) { //nolint:gosec // a count
+	for seq := range uint64(b.N) {
 		payload := messages[seq%uint64(len(messages))]
 		buf = append(buf, 1, 2, 'k', 'v', 1, 8)
 		buf = binary.BigEndian.AppendUint64(buf, seq)
 		buf = append(buf, 2)
 		buf = binary.BigEndian.AppendUint64(buf, uint64(len(payload)))
 		buf = append(buf, payload...)
-		if len(buf) > 256<<10 || seq == uint64(b.N)-1 { //nolint:gosec // a count
+		if len(buf) > 256<<10 || seq == uint64(b.N)-1 {
 			if _, err := nc.Write(buf); err != nil {
 				b.Fatal(err)
 			}

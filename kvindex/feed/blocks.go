@@ -202,7 +202,7 @@ func (d *Decoder) field(r *msgpack.Reader, e *blockEvent, f field) bool {
 	case fGroup:
 		var v int64
 		v, err = r.Int64()
-		e.group = int32(v) //nolint:gosec // compared below
+		e.group = int32(v)
 		if int64(e.group) != v {
 			return false
 		}
@@ -481,7 +481,7 @@ func ExtraDigest(digest uint64, key []byte) uint64 {
 	const offset, prime = 14695981039346656037, 1099511628211
 	h := digest ^ offset
 	var n [4]byte
-	binary.LittleEndian.PutUint32(n[:], uint32(len(key))) //nolint:gosec // a digest of the length, not a size
+	binary.LittleEndian.PutUint32(n[:], uint32(len(key)))
 	for _, c := range n {
 		h = (h ^ uint64(c)) * prime
 	}

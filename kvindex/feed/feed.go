@@ -217,7 +217,7 @@ func (f *Feed) failed(ctx context.Context, err error) {
 func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
-	defer c.Close() //nolint:errcheck // nothing was written that could be lost
+	defer c.Close()
 	if err := c.Subscribe(f.src.Topic); err != nil {
 		return err
 	}
@@ -303,7 +303,7 @@ func (f *Feed) runReplay(ctx context.Context, a Action) error {
 	if err != nil {
 		return fmt.Errorf("replay: %w", err)
 	}
-	defer c.Close() //nolint:errcheck // the request was sent, or Send said so
+	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
 	if err := c.Send(nil, binary.BigEndian.AppendUint64(nil, a.Seq)); err != nil {
@@ -341,5 +341,5 @@ func sleep(ctx context.Context, d time.Duration) {
 
 // jitter spreads waits over [d/2, d], so that many feeds do not come at once.
 func jitter(d time.Duration) time.Duration {
-	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1)) //nolint:gosec // no secret
+	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1))
 }

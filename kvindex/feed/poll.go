@@ -82,7 +82,7 @@ func (f *Feed) pollOnce(ctx context.Context, client *http.Client) error {
 	if err != nil {
 		return fmt.Errorf("poll: %w", err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to its end below
+	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxPollBody))
 	if err != nil {
 		return fmt.Errorf("poll: %w", err)

@@ -59,7 +59,7 @@ func (h *trtHash) UnmarshalJSON(b []byte) error {
 		return nil
 	}
 	v, err := strconv.ParseInt(string(b), 10, 64)
-	*h = trtHash(v) //nolint:gosec // two's complement keeps the 64 bits
+	*h = trtHash(v)
 	return err
 }
 

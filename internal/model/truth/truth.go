@@ -287,7 +287,7 @@ func contextOf(records []record) int {
 }
 
 func readLines[T any](path string) ([]T, error) {
-	f, err := os.Open(path) //nolint:gosec // the caller names the folder
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}

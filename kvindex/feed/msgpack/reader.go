@@ -138,7 +138,7 @@ func (r *Reader) Uint64() (uint64, error) {
 		return uint64(c), nil
 	case c >= 0xe0:
 		r.i++
-		return uint64(int64(int8(c))), nil //nolint:gosec // two's complement is what is wanted
+		return uint64(int64(int8(c))), nil
 	case c >= 0xcc && c <= 0xcf:
 		n = 1 << (c - 0xcc)
 	case c >= 0xd0 && c <= 0xd3:
@@ -155,19 +155,19 @@ func (r *Reader) Uint64() (uint64, error) {
 	switch n {
 	case 1:
 		if signed {
-			return uint64(int64(int8(p[0]))), nil //nolint:gosec // two's complement
+			return uint64(int64(int8(p[0]))), nil
 		}
 		return uint64(p[0]), nil
 	case 2:
 		v := binary.BigEndian.Uint16(p)
 		if signed {
-			return uint64(int64(int16(v))), nil //nolint:gosec // two's complement
+			return uint64(int64(int16(v))), nil
 		}
 		return uint64(v), nil
 	case 4:
 		v := binary.BigEndian.Uint32(p)
 		if signed {
-			return uint64(int64(int32(v))), nil //nolint:gosec // two's complement
+			return uint64(int64(int32(v))), nil
 		}
 		return uint64(v), nil
 	default:
@@ -187,7 +187,7 @@ func (r *Reader) Int64() (int64, error) {
 		r.i = at
 		return 0, ErrType
 	}
-	return int64(v), nil //nolint:gosec // checked above; a negative value is its own complement
+	return int64(v), nil
 }
 
 // Float64 reads a float or an integer.

@@ -49,11 +49,11 @@ func (l *sseLine) UnmarshalJSON(b []byte) error {
 
 // load reads a recording.
 func load(path string) ([]record, error) {
-	f, err := os.Open(path) //nolint:gosec // a path that the caller names
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // read only
+	defer f.Close()
 	var in io.Reader = f
 	if strings.HasSuffix(path, ".gz") {
 		if in, err = gzip.NewReader(f); err != nil {

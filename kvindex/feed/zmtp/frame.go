@@ -51,10 +51,10 @@ func parseHeader(b []byte, limit int) (h header, ok bool, err error) {
 			return header{}, false, nil
 		}
 		n := binary.BigEndian.Uint64(b[1:9])
-		if n > uint64(limit) { //nolint:gosec // limit is positive
+		if n > uint64(limit) {
 			return header{}, false, fmt.Errorf("%w: frame of %d bytes, at most %d", ErrTooLarge, n, limit)
 		}
-		h.size = int(n) //nolint:gosec // bounded by limit
+		h.size = int(n)
 	}
 	if h.size > limit {
 		return header{}, false, fmt.Errorf("%w: frame of %d bytes, at most %d", ErrTooLarge, h.size, limit)

@@ -137,7 +137,7 @@ func (c *Conn) checkReady(body []byte) error {
 func appendProperty(b []byte, name, value string) []byte {
 	b = append(b, byte(len(name)))
 	b = append(b, name...)
-	b = binary.BigEndian.AppendUint32(b, uint32(len(value))) //nolint:gosec // our own short values
+	b = binary.BigEndian.AppendUint32(b, uint32(len(value)))
 	return append(b, value...)
 }
 
