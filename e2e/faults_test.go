@@ -39,7 +39,7 @@ func TestBadInput(t *testing.T) {
 		"unknown model":        {"/v1/chat/completions", `{"model":"other","messages":[{"role":"user","content":"x"}]}`, 404, ""},
 		"empty messages":       {"/v1/chat/completions", `{"model":"demo","messages":[]}`, 400, ""},
 		"no messages":          {"/v1/chat/completions", `{"model":"demo"}`, 400, ""},
-		"rank out of range":    {"/v1/completions", `{"model":"demo","prompt":"a","max_tokens":-1}`, 400, ""},
+		"fewer than no tokens": {"/v1/completions", `{"model":"demo","prompt":"a","max_tokens":-1}`, 400, ""},
 		"lone surrogate":       {"/v1/chat/completions", `{"model":"demo","messages":[{"role":"user","content":"\ud800"}]}`, 400, ""},
 		"body over the limit":  {"/v1/completions", `{"model":"demo","prompt":"` + strings.Repeat("a ", 3<<19) + `"}`, 413, ""},
 		"deeply nested":        {"/v1/chat/completions", strings.Repeat(`{"a":`, 100_000), 400, ""},
