@@ -9,6 +9,7 @@ mkdir -p "$1/bin"; folder=$(cd "$1" && pwd)
 export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath" GOTOOLCHAIN=local
 
 "$here/../k8s/build.sh" "$folder" helm kubeconform
+exec {lock}>"$folder/lock"; flock "$lock"
 
 tool() { # tool NAME MODULE-FOLDER PACKAGE
   local key made

@@ -5,6 +5,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$1; shift
 mkdir -p "$folder/bin"; folder=$(cd "$folder" && pwd)
+exec {lock}>"$folder/lock"; flock "$lock" # of two at once, the second finds all made
 export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath" GOTOOLCHAIN=local
 
 HELM=v3.22.0

@@ -1,3 +1,5 @@
+//go:build linux
+
 package k8s
 
 import (
@@ -125,7 +127,7 @@ func (n *node) look(ctx context.Context) error {
 			s = &sandbox{n: n, pod: *p}
 			n.mu.Lock()
 			n.next++
-			s.ip = fmt.Sprintf("10.77.1.%d", n.next)
+			s.ip = fmt.Sprintf("10.77.%d.%d", 1+n.next/250, 1+n.next%250)
 			s.ns = fmt.Sprintf("p%d", n.next)
 			n.running[p.Metadata.UID] = s
 			n.mu.Unlock()
@@ -244,6 +246,24 @@ func (s *sandbox) start() error {
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return err
 	}
+	if err := s.network(); err != nil {
+		return err
+	}
+	if err := s.volumes(); err != nil {
+		return err
+	}
+	for _, list := range [][]container{s.pod.Spec.InitContainers, s.pod.Spec.Containers} {
+		for i := range list {
+			if err := s.run(&list[i]); err != nil {
+				return fmt.Errorf("container %s: %w", list[i].Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// network makes the pod's network namespace, with its address, and the way there.
+func (s *sandbox) network() error {
 	for _, args := range []string{
 		"netns add " + s.ns,
 		"link add v" + s.ns + " type veth peer name eth0 netns " + s.ns,
@@ -262,20 +282,8 @@ func (s *sandbox) start() error {
 		return err
 	}
 	var err error
-	if s.fd, err = unix.Open("/run/netns/"+s.ns, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		return err
-	}
-	if err := s.volumes(); err != nil {
-		return err
-	}
-	for _, list := range [][]container{s.pod.Spec.InitContainers, s.pod.Spec.Containers} {
-		for i := range list {
-			if err := s.run(&list[i]); err != nil {
-				return fmt.Errorf("container %s: %w", list[i].Name, err)
-			}
-		}
-	}
-	return nil
+	s.fd, err = unix.Open("/run/netns/"+s.ns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	return err
 }
 
 // watch reports the pod's status until it goes: Ready follows the probes.
