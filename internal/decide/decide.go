@@ -478,6 +478,9 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 		j.query.Local = j.cannotSplit() != ""
 	}
 	plan, p, err := j.place(ctx, ex)
+	if j.withoutPrefill(err) {
+		plan, p, err = j.place(ctx, ex)
+	}
 	clipExplanation(ex)
 	j.entry.Explanation = ex
 	if err != nil {

@@ -27,7 +27,10 @@ import (
 // went away while the prefill leg ran.
 const maxReplans = 2
 
-const degradedPrefill = "prefill failed"
+const (
+	degradedPrefill   = "prefill failed"
+	degradedNoPrefill = "no prefill target"
+)
 
 // legs is what all prefill legs share.
 type legs struct {
@@ -97,6 +100,19 @@ func (j *job) cannotSplit() string {
 		ids = nil
 	}
 	return j.d.legs.protocol.Refuses(j.request, ids)
+}
+
+// withoutPrefill lets the request be planned as one that decode computes, because
+// nobody is left to prefill it. False if that is not what err says, or if the
+// engines cannot.
+func (j *job) withoutPrefill(err error) bool {
+	none, ok := errors.AsType[*routing.NoTargetError](err)
+	if !ok || none.Pool != routing.Prefill || j.query.Local || j.d.legs == nil || j.d.legs.protocol.Always {
+		return false
+	}
+	j.query.Local, j.degraded = true, degradedNoPrefill
+	j.entry.notePrefill(err.Error())
+	return true
 }
 
 // side is a target as the protocols know it.
@@ -426,6 +442,9 @@ func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *di
 	portable := d.legs.protocol.Portable
 	j.query.Local = portable
 	next, p, err := j.place(ctx, nil)
+	if j.withoutPrefill(err) {
+		next, p, err = j.place(ctx, nil)
+	}
 	if err != nil {
 		return j.noTarget(err)
 	}

@@ -86,6 +86,23 @@ func (p *pools) ask(ctx context.Context, id string) extproc.Decision {
 	return p.Decide(ctx, &extproc.Request{ID: id, Method: "POST", Path: "/v1/completions", Body: []byte(`{"prompt":"` + strings.Repeat("word ", 400) + `"}`)})
 }
 
+// degraded is how many decisions were counted for a reason.
+func (p *pools) degraded(reason string) float64 {
+	p.t.Helper()
+	families, err := p.metrics.Registry.Gather()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "kvlane_degraded_total" && m.GetLabel()[0].GetValue() == reason {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
 // end plays the rest of a request's life.
 func end(d *extproc.Decision, status int) {
 	if d.Ticket == nil {
@@ -150,6 +167,27 @@ func TestFailuresOfAPrefillLeg(t *testing.T) {
 			if d.Reject != nil || d.Body != nil || legs != 2 || e.Degraded != degradedPrefill || e.Prefill != "" || len(e.PrefillNotes) != 3 {
 				t.Errorf("%d legs, %+v, notes %q", legs, d.Reject, e.PrefillNotes)
 			}
+		})
+	}
+}
+
+// Without a prefill worker that is ready decode computes, unless its engine cannot.
+func TestNoPrefillWorker(t *testing.T) {
+	for connector, rejected := range map[string]bool{"nixl": false, "sglang": true} {
+		t.Run(connector, func(t *testing.T) {
+			p := newPoolsOf(t, connector)
+			p.SetWorkers([]workers.Worker{
+				{Worker: config.Worker{Name: "d", Address: "10.0.0.9:1", Engine: "vllm", Role: "decode", Speed: 1}, Ready: true, Generation: 9},
+				{Worker: config.Worker{Name: "p0", Address: "10.0.0.8:1", Engine: "vllm", Role: "prefill", Speed: 1}, Generation: 1},
+			})
+			d := p.ask(t.Context(), "r")
+			if rejected != (d.Reject != nil && d.Reject.Status == http.StatusServiceUnavailable) || rejected != (d.Endpoint == "") {
+				t.Errorf("%+v", d)
+			}
+			if n := p.degraded("no prefill target"); rejected != (n == 0) {
+				t.Errorf("counted %v times", n)
+			}
+			end(&d, 200)
 		})
 	}
 }
