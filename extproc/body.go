@@ -1,47 +1,9 @@
 package extproc
 
-import (
-	"math/bits"
-	"sync"
-
-	"google.golang.org/grpc/mem"
-)
+import "google.golang.org/grpc/mem"
 
 // Body pieces of at most 62,000 bytes go through every known data plane.
 const maxPiece = 62000
-
-// Assembly buffers come in powers of two.
-const (
-	minPooledBits = 12
-	maxPooledBits = 26
-)
-
-var bodyPools [maxPooledBits + 1]sync.Pool
-
-// contiguous returns the n bytes of refs in one piece and what gives the piece
-// back. It copies only if there is more than one reference.
-func contiguous(refs mem.BufferSlice, n int) (body []byte, release func()) {
-	if n == 0 {
-		return nil, func() {}
-	}
-	if len(refs) == 1 {
-		return refs[0].ReadOnlyData(), func() {}
-	}
-	k := max(bits.Len(uint(n-1)), minPooledBits)
-	if k > maxPooledBits {
-		b := make([]byte, n)
-		refs.CopyTo(b)
-		return b, func() {}
-	}
-	p, _ := bodyPools[k].Get().(*[]byte)
-	if p == nil {
-		b := make([]byte, 1<<k)
-		p = &b
-	}
-	b := (*p)[:n:n]
-	refs.CopyTo(b)
-	return b, func() { bodyPools[k].Put(p) }
-}
 
 // cutter hands out a body in pieces, by reference.
 type cutter struct {

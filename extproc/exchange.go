@@ -59,6 +59,8 @@ type exchange struct {
 
 	flight *flight
 	token  bool // the first response chunk passed
+	edits  bool // the response body is shown to the ticket for changes
+	holds  bool // the ticket keeps bytes of it back
 	closed bool
 }
 
@@ -341,9 +343,10 @@ func (x *exchange) decide(k Kind, editable bool) error {
 
 // ask calls the handler. While it works, Envoy is asked for more time.
 func (x *exchange) ask() (d Decision) {
-	body, release := contiguous(x.body, x.bodySize)
-	defer release()
-	x.req.Body = body
+	if x.bodySize > 0 {
+		x.body = join(x.body, x.bodySize)
+		x.req.Body = x.body[0].ReadOnlyData()
+	}
 	defer x.holdTimeout()()
 	defer func() {
 		if value := recover(); value != nil {
@@ -407,5 +410,5 @@ func (x *exchange) close() {
 // mayLeave says that the stream can be closed now without harm to the request:
 // decided, and no response byte lives with us.
 func (x *exchange) mayLeave() bool {
-	return x.phase == phaseDecided && (x.respDone || !x.response.duplex())
+	return x.phase == phaseDecided && (x.respDone || !x.response.duplex() && !x.holds)
 }

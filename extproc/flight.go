@@ -55,6 +55,32 @@ func (f *flight) responseBody(chunk []byte, last bool) {
 	}
 }
 
+func (f *flight) editsBody() (edits bool) {
+	t, ok := f.ticket.(EditTicket)
+	if !ok {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.ended {
+		f.guard(func() { edits = t.EditsBody() })
+	}
+	return edits
+}
+
+func (f *flight) editBody(chunk []byte, last bool) (out []byte, changed, holds bool) {
+	t, ok := f.ticket.(EditTicket)
+	if !ok {
+		return nil, false, false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.ended {
+		f.guard(func() { out, changed, holds = t.EditBody(chunk, last) })
+	}
+	return out, changed, holds
+}
+
 func (f *flight) firstToken(at time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -128,6 +128,21 @@ type Ticket interface {
 	End(at time.Time)
 }
 
+// EditTicket is a Ticket that may change the response body on its way to the
+// client.
+type EditTicket interface {
+	Ticket
+	// EditsBody is asked after ResponseHeaders of an answer that has a body. If true,
+	// Envoy is asked for the body where it is not configured to send it, and the answer
+	// loses its content-length. Without allow_mode_override no body comes then.
+	EditsBody() bool
+	// EditBody follows ResponseBody with the same bytes. If changed, out goes to the
+	// client in their place; it may be empty, shares no memory with chunk and is not
+	// written to afterwards. holds says that bytes are kept back for a later piece; with
+	// last none may be.
+	EditBody(chunk []byte, last bool) (out []byte, changed, holds bool)
+}
+
 // OutcomeTicket is a Ticket that wants Envoy's own account of the request, from
 // its access log. It is the exception to End being last.
 type OutcomeTicket interface {

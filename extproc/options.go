@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
 )
 
@@ -102,6 +103,7 @@ func GRPCOptions(o Options) []grpc.ServerOption {
 		grpc.InitialConnWindowSize(connWindow),
 		grpc.ReadBufferSize(socketBuffer),
 		grpc.WriteBufferSize(socketBuffer),
+		experimental.BufferPool(buffers),
 		grpc.NumStreamWorkers(workers),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	}

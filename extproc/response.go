@@ -1,6 +1,10 @@
 package extproc
 
-import "strconv"
+import (
+	"strconv"
+
+	"google.golang.org/grpc/mem"
+)
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
@@ -23,7 +27,14 @@ func (x *exchange) responseHeaders(m *message) error {
 			x.srv.opts.Metrics.Failure(FailureBadHeader)
 		}
 	}
-	if x.skipsBody() && !m.last {
+	if !m.last && x.mayEdit() && x.flight.editsBody() {
+		x.edits = true
+		c.mutation.drop("content-length") // of the body as it was
+		if x.response == ModeNone {
+			x.response = ModeStreamed
+			c.override = &modeOverride{request: x.request, response: x.response}
+		}
+	} else if x.skipsBody() && !m.last {
 		c.override = &modeOverride{request: x.request, response: ModeNone}
 	}
 	if c.mutation.empty() && c.override == nil {
@@ -44,6 +55,23 @@ func (x *exchange) abandon() {
 	x.dropBody()
 }
 
+// mayEdit says that the response body comes to us or can be asked for.
+func (x *exchange) mayEdit() bool {
+	switch {
+	case x.flight == nil || x.response == ModeGRPC:
+		return false
+	case x.response != ModeNone:
+		return true
+	default:
+		return x.mayOverride()
+	}
+}
+
+// mayOverride says that Envoy looks at a mode_override.
+func (x *exchange) mayOverride() bool {
+	return !x.response.duplex() && !x.request.duplex() && x.request != ModeStreamedHeld
+}
+
 // skipsBody says that asking for no response body and for the trailers, which
 // mark the end, is wanted and legal: Envoy ignores mode_override beside full
 // duplex modes and eager sending, and where it is not allowed. It is worth asking
@@ -51,16 +79,22 @@ func (x *exchange) abandon() {
 // Gateway cannot configure them, and Envoys before 1.40 then end the stream at the
 // response headers.
 func (x *exchange) skipsBody() bool {
-	return x.srv.opts.SkipResponseBody && !x.response.duplex() &&
-		!x.request.duplex() && x.request != ModeStreamedHeld
+	return x.srv.opts.SkipResponseBody && x.mayOverride()
 }
 
 func (x *exchange) responseBody(m *message) error {
 	x.abandon()
 	x.respDone = x.respDone || m.last
 	x.showBody(m)
+	edited := x.edits && x.editBody(m)
 	if !x.response.duplex() {
-		return x.send(&empty[KindResponseBody])
+		if !edited {
+			return x.send(&empty[KindResponseBody])
+		}
+		c := common{replace: true}
+		c.body, c.bodySize = m.take()
+		a := c.encode(KindResponseBody)
+		return x.send(&a)
 	}
 	refs, n := m.take()
 	if x.response == ModeGRPC {
@@ -76,6 +110,22 @@ func (x *exchange) responseBody(m *message) error {
 	}
 	defer refs.Free()
 	return echoPieces(x.send, KindResponseBody, refs, n, m.last)
+}
+
+// editBody lets the ticket change a chunk: m has the new one then.
+func (x *exchange) editBody(m *message) bool {
+	chunk, release := contiguous(m.body, m.size)
+	out, changed, holds := x.flight.editBody(chunk, m.last)
+	release()
+	x.holds = holds
+	if !changed {
+		return false
+	}
+	m.free()
+	if len(out) > 0 {
+		m.body, m.size = mem.BufferSlice{mem.SliceBuffer(out)}, len(out)
+	}
+	return true
 }
 
 // showBody lets the ticket see a chunk.

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"sort"
@@ -47,6 +48,7 @@ type story struct {
 	answer *Decision
 	panics bool
 	ticket bool
+	edits  bool
 }
 
 func (s *story) printf(format string, args ...any) { fmt.Fprintf(&s.out, format+"\n", args...) }
@@ -61,7 +63,10 @@ func (s *story) Decide(_ context.Context, r *Request) Decision {
 		panic("scripted")
 	}
 	d := *s.answer
-	if s.ticket {
+	switch {
+	case s.edits:
+		d.Ticket = &storyEditor{storyTicket: storyTicket{s}}
+	case s.ticket:
 		d.Ticket = storyTicket{s}
 	}
 	return d
@@ -80,6 +85,29 @@ func (t storyTicket) FirstToken(time.Time) { t.s.printf("  ticket: first token")
 func (t storyTicket) End(time.Time)        { t.s.printf("  ticket: end") }
 func (t storyTicket) Outcome(o Outcome) {
 	t.s.printf("  ticket: outcome %d %s", o.Status, o.Details)
+}
+
+// storyEditor writes small letters large and keeps everything behind an open bracket
+// back until it is closed.
+type storyEditor struct {
+	storyTicket
+	held []byte
+}
+
+func (t *storyEditor) EditsBody() bool { return true }
+
+func (t *storyEditor) EditBody(chunk []byte, last bool) (out []byte, changed, holds bool) {
+	if bytes.Contains(chunk, []byte("panic")) {
+		panic("scripted")
+	}
+	text := append(t.held, chunk...)
+	t.held = nil
+	if open := bytes.LastIndexByte(text, '('); open > bytes.LastIndexByte(text, ')') && !last {
+		t.held = bytes.Clone(text[open:])
+		text = text[:open]
+	}
+	out = bytes.ToUpper(text)
+	return out, !bytes.Equal(out, chunk), len(t.held) > 0
 }
 
 func short(b []byte) string {
@@ -200,7 +228,7 @@ func (s *story) open(d *datadriven.TestData, arg func(string) (string, bool), nu
 
 func (s *story) handler(d *datadriven.TestData, arg func(string) (string, bool)) {
 	s.answer = &Decision{ClearRouteCache: d.HasArg("clear-route-cache")}
-	s.panics, s.ticket = d.HasArg("panics"), d.HasArg("ticket")
+	s.panics, s.ticket, s.edits = d.HasArg("panics"), d.HasArg("ticket"), d.HasArg("edits")
 	s.answer.Endpoint, _ = arg("pick")
 	for line := range strings.Lines(d.Input) {
 		op, rest, _ := strings.Cut(strings.TrimSpace(line), " ")

@@ -1,0 +1,75 @@
+package extproc
+
+import (
+	"math/bits"
+	"sync"
+
+	"google.golang.org/grpc/mem"
+)
+
+// Buffers come in four sizes between powers of two, so that at most a fifth of one
+// is empty. The smallest and the largest:
+const (
+	minPooledBits = 10
+	maxPooledBits = 26
+	numClasses    = 4*(maxPooledBits-minPooledBits) + 1
+)
+
+// pool lends the buffers in which bodies arrive and are joined. It is a
+// mem.BufferPool that does not clear what it lends again, as gRPC's own does: who
+// takes a buffer here writes all of it before anybody reads. What nobody uses is
+// given up at the next garbage collections.
+type pool struct {
+	classes [numClasses]sync.Pool // of *[]byte
+}
+
+// buffers are shared by all servers of the process.
+var buffers = &pool{}
+
+// class is the smallest class whose buffers hold n bytes, and their size; above the
+// largest size there is none.
+func class(n int) (index, size int, ok bool) {
+	n = max(n, 1<<minPooledBits)
+	k := bits.Len(uint(n-1)) - 1 // 1<<k < n <= 2<<k
+	step := 1 << (k - 2)
+	steps := (n - 1<<k + step - 1) / step
+	index = 4*(k-minPooledBits) + steps
+	return index, 1<<k + steps*step, index < numClasses
+}
+
+// Get implements mem.BufferPool: the n bytes hold whatever was written last.
+func (p *pool) Get(n int) *[]byte {
+	index, size, ok := class(n)
+	if !ok {
+		b := make([]byte, n)
+		return &b
+	}
+	b, _ := p.classes[index].Get().(*[]byte)
+	if b == nil {
+		fresh := make([]byte, size)
+		b = &fresh
+	}
+	*b = (*b)[:n]
+	return b
+}
+
+// Put implements mem.BufferPool.
+func (p *pool) Put(b *[]byte) {
+	if index, size, ok := class(cap(*b)); ok && size == cap(*b) {
+		p.classes[index].Put(b)
+	}
+}
+
+// join makes one piece of body, which has n bytes. What is in several is copied, and
+// they are given back at once: they hold as much memory again.
+func join(body mem.BufferSlice, n int) mem.BufferSlice {
+	if len(body) < 2 {
+		return body
+	}
+	b := buffers.Get(n)
+	body.CopyTo(*b)
+	body.Free()
+	clear(body)
+	body[0] = mem.NewBuffer(b, buffers)
+	return body[:1]
+}
