@@ -79,25 +79,33 @@ func (o *Outcome) OK() bool {
 	return (o.AtMost == nil || o.Measured <= *o.AtMost) && (o.AtLeast == nil || o.Measured >= *o.AtLeast)
 }
 
+func (o *Outcome) String() string { return strings.Join(o.cells(), "  ") }
+
+// cells are row, what, measured, bound and verdict.
+func (o *Outcome) cells() []string {
+	bound, verdict := "no bound", ""
+	switch {
+	case o.AtMost != nil:
+		bound, verdict = fmt.Sprintf("<= %.3f", *o.AtMost), "ok"
+	case o.AtLeast != nil:
+		bound, verdict = fmt.Sprintf(">= %.3f", *o.AtLeast), "ok"
+	}
+	if !o.OK() {
+		verdict = "FAILED"
+	}
+	return []string{o.Row, o.What, fmt.Sprintf("%.3f", o.Measured), bound, verdict}
+}
+
 // WriteOutcomes writes measured against bound, one line a check, and returns how many
 // do not hold.
 func WriteOutcomes(out io.Writer, outcomes []Outcome) (int, error) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	failed := 0
 	for i := range outcomes {
-		o := &outcomes[i]
-		bound, verdict := "", ""
-		switch {
-		case o.AtMost != nil:
-			bound, verdict = fmt.Sprintf("<= %.3f", *o.AtMost), "ok"
-		case o.AtLeast != nil:
-			bound, verdict = fmt.Sprintf(">= %.3f", *o.AtLeast), "ok"
-		}
-		if !o.OK() {
-			verdict = "FAILED"
+		if !outcomes[i].OK() {
 			failed++
 		}
-		fmt.Fprintf(w, "%s\t%s\t%.3f\t%s\t%s\n", o.Row, o.What, o.Measured, bound, verdict)
+		fmt.Fprintln(w, strings.Join(outcomes[i].cells(), "\t"))
 	}
 	return failed, w.Flush()
 }
@@ -109,8 +117,9 @@ type Acceptance struct {
 	// out.
 	Trace TraceReader
 	Seeds []uint64
-	// Progress, if not nil, is called before every run.
+	// Progress, if not nil, is called before every run, Done after every scenario.
 	Progress func(scenario, policy string, seed uint64)
+	Done     func([]Outcome)
 }
 
 // AcceptanceScenarios returns the scenarios of the project that are acceptance rows,
@@ -143,6 +152,9 @@ func (a *Acceptance) Run() (outcomes []Outcome, without []string, err error) {
 				return nil, nil, fmt.Errorf("%s: %w", s.Row, err)
 			}
 			outcomes = append(outcomes, o)
+		}
+		if a.Done != nil {
+			a.Done(outcomes[len(outcomes)-len(s.Checks):])
 		}
 	}
 	return outcomes, without, nil

@@ -59,35 +59,70 @@ type flags struct {
 	jsonPath, htmlPath                string
 }
 
+// sections are the flags in the order in which they are explained.
+var sections = []struct{ title, flags string }{
+	{"What arrives", "trace format scenario load arrival-jitter"},
+	{"What is compared", "policies sweep seed seeds"},
+	{"The fleet", "workers ranks coupled prefill engine capacity budget"},
+	{"What the router knows", "event-delay event-loss event-replay replicas share-delay"},
+	{"Where it is written, besides the table", "report json"},
+	{"The project's own measurements", "acceptance rows"},
+}
+
+func usage(s *flag.FlagSet) {
+	out := s.Output()
+	fmt.Fprint(out, `Runs a trace through the real router and index against simulated engines, and compares policies.
+
+  kvlane replay --trace FILE --load 2.5               the default policies on a trace of Mooncake's format
+  kvlane replay --trace FILE --format otel --sweep    which preset and which weight suits your own trace
+  kvlane replay --scenario tenants/overload           a workload that ships with the project
+  kvlane replay --scenario list                       all of these
+
+A TIME is like 10ms, or seconds. Flags:
+`)
+	for _, section := range sections {
+		fmt.Fprintf(out, "\n%s\n", section.title)
+		for name := range strings.FieldsSeq(section.flags) {
+			f := s.Lookup(name)
+			value, text := flag.UnquoteUsage(f)
+			if f.DefValue != "" && f.DefValue != "0" && f.DefValue != "false" && !strings.Contains(text, "(default") {
+				text += " (default " + f.DefValue + ")"
+			}
+			fmt.Fprintf(out, "  %-22s %s\n", strings.TrimSpace("--"+name+" "+value), text)
+		}
+	}
+}
+
 func parseFlags(args []string, progress io.Writer) (*flags, error) {
 	f := &flags{set: flag.NewFlagSet("replay", flag.ContinueOnError), jitter: -1, share: -1}
 	s := f.set
 	s.SetOutput(progress)
-	s.StringVar(&f.trace, "trace", "", "trace `file`, .gz or plain")
-	s.StringVar(&f.format, "format", "mooncake", "mooncake, otel or generated (a scenario that needs no trace)")
-	s.StringVar(&f.scenario, "scenario", "", "`name` of a scenario of the project, name/case, or a .yaml file; list shows them")
-	s.StringVar(&f.policies, "policies", "", "comma-separated; a setting is changed as in kv-aware?cost.miss=4")
-	s.BoolVar(&f.sweep, "sweep", false, "compare presets and weights, and say which is best")
-	s.IntVar(&f.shape.Workers, "workers", 0, "workers (of the scenario, else 8)")
-	s.IntVar(&f.shape.Ranks, "ranks", 0, "ranks of a worker (of the scenario, else 1)")
-	s.BoolVar(&f.shape.Coupled, "coupled", false, "ranks of a worker step together")
-	s.IntVar(&f.shape.Prefill, "prefill", 0, "workers of a prefill pool; the others decode (policies pools, pools-threshold-4096, ...)")
-	s.StringVar(&f.shape.Engine, "engine", "", "d70 or ds (of the scenario, else d70)")
-	s.IntVar(&f.shape.Capacity, "capacity", 0, "KV `tokens` of a rank (of the scenario, else 3 million)")
-	s.IntVar(&f.shape.Budget, "budget", 0, "`tokens` of a step (the engine's own)")
-	s.Float64Var(&f.load, "load", 0, "how many times faster the trace arrives (of the scenario, else 1)")
-	s.Var(&f.jitter, "arrival-jitter", "`time` over which arrivals are spread, never: as recorded; default: the trace's resolution")
-	s.Uint64Var(&f.seed, "seed", 1, "first seed")
-	s.IntVar(&f.seeds, "seeds", 5, "number of seeds")
-	s.IntVar(&f.replicas, "replicas", 1, "routers that take requests in turn")
-	s.Var(&f.share, "share-delay", "`time` until replicas know each other's bookings; default: never")
-	s.Var(&f.delay, "event-delay", "`time` until events arrive")
-	s.Float64Var(&f.loss, "event-loss", 0, "part of the event batches that is lost, 0 to 1")
-	s.Var(&f.resend, "event-replay", "`time` until lost batches are replayed, 0 for never")
-	s.StringVar(&f.jsonPath, "json", "", "write all runs as JSON")
-	s.StringVar(&f.htmlPath, "report", "", "write a page with tables and charts")
-	s.BoolVar(&f.acceptance, "acceptance", false, "run the acceptance rows; those on the trace need -trace")
-	s.StringVar(&f.rows, "rows", "", "with -acceptance: comma-separated rows")
+	s.StringVar(&f.trace, "trace", "", "trace `FILE`, .gz or plain")
+	s.StringVar(&f.format, "format", "mooncake", "`FORMAT` of the trace: mooncake or otel; generated: no trace, a scenario of the project")
+	s.StringVar(&f.scenario, "scenario", "", "`NAME` of a scenario of the project, NAME/CASE, or a .yaml file of your own; list shows them all")
+	s.Float64Var(&f.load, "load", 0, "the trace arrives so many `TIMES` faster (default: the scenario's, else 1)")
+	s.Var(&f.jitter, "arrival-jitter", "`TIME` over which arrivals are spread; never: as recorded (default: the trace's resolution, 3s for mooncake)")
+	s.StringVar(&f.policies, "policies", "", "`LIST` of presets, with commas; settings as in kv-aware?cost.miss=4&first_turn.slack=2048")
+	s.BoolVar(&f.sweep, "sweep", false, "compare presets and the weights of the default, and say which is best")
+	s.Uint64Var(&f.seed, "seed", 1, "first seed `N`")
+	s.IntVar(&f.seeds, "seeds", 5, "`NUMBER` of seeds; figures are means over them")
+	s.IntVar(&f.shape.Workers, "workers", 0, "`NUMBER` of workers (default: the scenario's, else 8)")
+	s.IntVar(&f.shape.Ranks, "ranks", 0, "`NUMBER` of data-parallel ranks of a worker (default: the scenario's, else 1)")
+	s.BoolVar(&f.shape.Coupled, "coupled", false, "ranks of a worker step together, as with attention data parallelism")
+	s.IntVar(&f.shape.Prefill, "prefill", 0, "the first `N` workers prefill, the others decode (policies pools, pools-threshold-4096, ...)")
+	s.StringVar(&f.shape.Engine, "engine", "", "`MODEL` of an engine: d70 or ds (default: the scenario's, else d70)")
+	s.IntVar(&f.shape.Capacity, "capacity", 0, "KV cache of a rank in `TOKENS` (default: the scenario's, else 3000000)")
+	s.IntVar(&f.shape.Budget, "budget", 0, "most `TOKENS` of a step (default: the engine's)")
+	s.Var(&f.delay, "event-delay", "`TIME` until events arrive (default: at once)")
+	s.Float64Var(&f.loss, "event-loss", 0, "`PART` of the event batches that is lost, 0 to 1")
+	s.Var(&f.resend, "event-replay", "`TIME` until lost batches are replayed (default: never)")
+	s.IntVar(&f.replicas, "replicas", 1, "`NUMBER` of routers that take requests in turn")
+	s.Var(&f.share, "share-delay", "`TIME` until replicas know each other's bookings (default: never)")
+	s.StringVar(&f.htmlPath, "report", "", "write tables and charts to this HTML `FILE`")
+	s.StringVar(&f.jsonPath, "json", "", "write all runs to this JSON `FILE`")
+	s.BoolVar(&f.acceptance, "acceptance", false, "measure every acceptance row against its bound; those on the trace need --trace")
+	s.StringVar(&f.rows, "rows", "", "`LIST` of acceptance rows, with commas (default: all)")
+	s.Usage = func() { usage(s) }
 	if err := s.Parse(args); err != nil {
 		return nil, err
 	}
@@ -95,9 +130,9 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 	case s.NArg() > 0:
 		return nil, fmt.Errorf("replay: unknown argument %q", s.Arg(0))
 	case f.seeds < 1 || f.load < 0:
-		return nil, errors.New("replay: -seeds and -load must be above 0")
+		return nil, errors.New("replay: --seeds and --load must be above 0")
 	case f.loss < 0 || f.loss > 1:
-		return nil, errors.New("replay: -event-loss is a part, 0 to 1")
+		return nil, errors.New("replay: --event-loss is a part, 0 to 1")
 	case readers[f.format] == nil && f.format != "generated":
 		return nil, fmt.Errorf("replay: no format %q", f.format)
 	}
@@ -161,13 +196,18 @@ func (f *flags) accept(out, progress io.Writer) error {
 	a := Acceptance{Scenarios: scenarios, Seeds: f.allSeeds(), Trace: f.reader(), Progress: func(scenario, policy string, seed uint64) {
 		fmt.Fprintf(progress, "%s: %s, seed %d\n", scenario, policy, seed)
 	}}
+	a.Done = func(outcomes []Outcome) {
+		for i := range outcomes {
+			fmt.Fprintln(progress, outcomes[i].String())
+		}
+	}
 	outcomes, without, err := a.Run()
 	if err != nil {
 		return fmt.Errorf("replay: %w", err)
 	}
 	failed, err := WriteOutcomes(out, outcomes)
 	if err == nil && len(without) > 0 {
-		_, err = fmt.Fprintf(out, "not run for want of a trace (-trace): %s\n", strings.Join(without, ", "))
+		_, err = fmt.Fprintf(out, "not run for want of a trace (--trace): %s\n", strings.Join(without, ", "))
 	}
 	if err == nil && failed > 0 {
 		err = fmt.Errorf("replay: %d of %d: %w", failed, len(outcomes), ErrChecksFailed)

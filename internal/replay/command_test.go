@@ -34,7 +34,7 @@ func TestOTel(t *testing.T) {
 }
 
 func TestPolicySettings(t *testing.T) {
-	p, err := PolicyByName("kv-aware?cost.miss=4&pick.ties=lowest&cap.fairShare=true")
+	p, err := PolicyByName("kv-aware?cost.miss=4&pick.ties=lowest&cap.fair_share=true")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestPolicySettings(t *testing.T) {
 	if got.Cost.Miss != 4 || got.Cost.Active != 1000 || got.Pick.Ties != "lowest" || !got.Cap.FairShare {
 		t.Errorf("policy %+v", got)
 	}
-	for _, bad := range []string{"kv-aware?cost.mis=4", "kv-aware?cost.miss=much", "none?cost.miss=4"} {
+	for _, bad := range []string{"kv-aware?cost.mis=4", "kv-aware?cost.miss", "kv-aware?firstTurn.slack=1", "kv-aware?cost.miss=much", "none?cost.miss=4"} {
 		if _, err := PolicyByName(bad); err == nil {
 			t.Errorf("%s was accepted", bad)
 		}
@@ -122,7 +122,7 @@ func TestChecksThatFail(t *testing.T) {
 		t.Errorf("%+v, %v", outcomes, err)
 	}
 	b.Reset()
-	if err := Command([]string{"-acceptance", "-rows", "L4,L9"}, &b, io.Discard); err != nil || !strings.Contains(b.String(), "want of a trace (-trace): L4, L9") {
+	if err := Command([]string{"-acceptance", "-rows", "L4,L9"}, &b, io.Discard); err != nil || !strings.Contains(b.String(), "want of a trace (--trace): L4, L9") {
 		t.Errorf("%v\n%s", err, b.String())
 	}
 }

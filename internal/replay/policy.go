@@ -1,12 +1,12 @@
 package replay
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"sort"
-	"strconv"
 	"strings"
+
+	"github.com/goccy/go-yaml"
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
@@ -72,7 +72,7 @@ func trtLowest(gate bool) func(*Policy, *routing.Policy) {
 }
 
 // PolicyByName returns a preset or one of the variants that replay adds, with
-// settings changed as in "kv-aware?cost.miss=4&firstTurn.slack=2048".
+// settings changed as in "kv-aware?cost.miss=4&first_turn.slack=2048".
 func PolicyByName(name string) (Policy, error) {
 	p := Policy{Name: name, Config: routing.DefaultConfig()}
 	preset, settings, _ := strings.Cut(name, "?")
@@ -102,20 +102,19 @@ func PolicyByName(name string) (Policy, error) {
 	return p, nil
 }
 
-// set changes one setting of a policy, given as path=value.
+// set changes one setting of a policy, given as path=value with the keys of the
+// configuration's routing.policy.
 func set(policy *routing.Policy, setting string) error {
-	path, value, _ := strings.Cut(setting, "=")
-	if !json.Valid([]byte(value)) {
-		value = strconv.Quote(value)
+	path, value, ok := strings.Cut(setting, "=")
+	if !ok {
+		return fmt.Errorf("setting %q: want key=value", setting)
 	}
-	names := strings.Split(path, ".")
-	for _, name := range slices.Backward(names) {
+	for _, name := range slices.Backward(strings.Split(path, ".")) {
 		value = fmt.Sprintf("{%q: %s}", name, value)
 	}
-	dec := json.NewDecoder(strings.NewReader(value))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(policy); err != nil {
-		return fmt.Errorf("setting %q: %w", setting, err)
+	if err := yaml.NewDecoder(strings.NewReader(value), yaml.Strict()).Decode(policy); err != nil {
+		first, _, _ := strings.Cut(yaml.FormatError(err, false, false), "\n")
+		return fmt.Errorf("setting %q: %s", setting, first)
 	}
 	return nil
 }
@@ -132,7 +131,7 @@ func Sweep() []string {
 		names = append(names, weightSetting+weight)
 	}
 	for _, slack := range []string{"0", "2048", "65536"} {
-		names = append(names, "kv-aware?firstTurn.slack="+slack)
+		names = append(names, "kv-aware?first_turn.slack="+slack)
 	}
 	for _, price := range []string{"0", "4000"} {
 		names = append(names, "kv-aware?cost.active="+price)

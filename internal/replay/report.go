@@ -161,7 +161,8 @@ type Row struct {
 	// Deviation is the sample standard deviation, zero for one seed.
 	Deviation Result   `json:"deviation"`
 	Runs      []Result `json:"runs"`
-	// Seconds is what one run took on this machine; it is in no report.
+	// Seconds is the processor time of one run on this machine, without what the garbage
+	// collector does beside it; it is in no report.
 	Seconds float64 `json:"-"`
 }
 

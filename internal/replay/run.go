@@ -3,7 +3,11 @@ package replay
 import (
 	"errors"
 	"fmt"
+	"runtime"
+	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Options is what to compare.
@@ -13,11 +17,13 @@ type Options struct {
 	Policies   []string
 	Seeds      []uint64
 	Conditions Conditions
-	// Progress, if not nil, is called before every run; run counts from 1 to runs.
+	// Progress, if not nil, is called before every run, never twice at a time; run counts
+	// from 1 to runs.
 	Progress func(policy string, seed uint64, run, runs int)
 }
 
-// Run simulates every policy with every seed, one after the other.
+// Run simulates every policy with every seed, as many runs at a time as there are
+// processors. The report does not depend on how many that are.
 func Run(o Options) (*Report, error) {
 	if o.Fleet.Workers < 1 || o.Fleet.Ranks < 1 {
 		return nil, errors.New("replay: a fleet needs a rank")
@@ -25,30 +31,78 @@ func Run(o Options) (*Report, error) {
 	if len(o.Seeds) == 0 || len(o.Policies) == 0 {
 		return nil, errors.New("replay: nothing to run: policies and seeds are needed")
 	}
-	report := &Report{Workload: o.Workload.Name, Ranks: o.Fleet.Workers * o.Fleet.Ranks, Seeds: o.Seeds}
-	for _, name := range o.Policies {
-		policy, err := PolicyByName(name)
-		if err != nil {
+	policies := make([]Policy, len(o.Policies))
+	for i, name := range o.Policies {
+		var err error
+		if policies[i], err = PolicyByName(name); err != nil {
 			return nil, fmt.Errorf("replay: %w", err)
 		}
-		row := Row{Policy: name}
-		for i, seed := range o.Seeds {
-			if o.Progress != nil {
-				o.Progress(name, seed, len(report.Rows)*len(o.Seeds)+i+1, len(o.Policies)*len(o.Seeds))
+	}
+	runs := make([]outcome, len(policies)*len(o.Seeds))
+	next := make(chan int)
+	var progress sync.Mutex
+	var workers sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(runs)) {
+		workers.Go(func() {
+			// The thread is the run's own while it runs: its processor time is the run's.
+			runtime.LockOSThread()
+			for n := range next {
+				policy, seed := &policies[n/len(o.Seeds)], o.Seeds[n%len(o.Seeds)]
+				if o.Progress != nil {
+					progress.Lock()
+					o.Progress(policy.Name, seed, n+1, len(runs))
+					progress.Unlock()
+				}
+				runs[n] = o.once(policy, seed)
 			}
-			began := time.Now()
-			s, err := newSimulation(&o.Workload, o.Fleet, &policy, o.Conditions, seed)
-			if err != nil {
-				return nil, fmt.Errorf("replay: %w", err)
+		})
+	}
+	for n := range runs {
+		next <- n
+	}
+	close(next)
+	workers.Wait()
+
+	report := &Report{Workload: o.Workload.Name, Ranks: o.Fleet.Workers * o.Fleet.Ranks, Seeds: o.Seeds}
+	for i := range policies {
+		row := Row{Policy: policies[i].Name}
+		for _, r := range runs[i*len(o.Seeds) : (i+1)*len(o.Seeds)] {
+			if r.err != nil {
+				return nil, r.err
 			}
-			if err := s.run(); err != nil {
-				return nil, fmt.Errorf("replay: %s, seed %d: %w", name, seed, err)
-			}
-			row.Seconds += time.Since(began).Seconds() / float64(len(o.Seeds))
-			row.Runs = append(row.Runs, s.summarise())
+			row.Seconds += r.took.Seconds() / float64(len(o.Seeds))
+			row.Runs = append(row.Runs, r.result)
 		}
 		row.conclude()
 		report.Rows = append(report.Rows, row)
 	}
 	return report, nil
+}
+
+// outcome is one run's.
+type outcome struct {
+	result Result
+	took   time.Duration
+	err    error
+}
+
+func (o *Options) once(policy *Policy, seed uint64) outcome {
+	began := threadTime()
+	s, err := newSimulation(&o.Workload, o.Fleet, policy, o.Conditions, seed)
+	if err != nil {
+		return outcome{err: fmt.Errorf("replay: %w", err)}
+	}
+	if err := s.run(); err != nil {
+		return outcome{err: fmt.Errorf("replay: %s, seed %d: %w", policy.Name, seed, err)}
+	}
+	return outcome{result: s.summarise(), took: threadTime() - began}
+}
+
+// threadTime is the processor time of the calling thread.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		return 0 // every Linux has it
+	}
+	return time.Duration(t.Nano())
 }
