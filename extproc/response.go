@@ -114,9 +114,8 @@ func (x *exchange) responseBody(m *message) error {
 
 // editBody lets the ticket change a chunk: m has the new one then.
 func (x *exchange) editBody(m *message) bool {
-	chunk, release := contiguous(m.body, m.size)
-	out, changed, holds := x.flight.editBody(chunk, m.last)
-	release()
+	m.body = join(m.body, m.size)
+	out, changed, holds := x.flight.editBody(whole(m.body), m.last)
 	x.holds = holds
 	if !changed {
 		return false
