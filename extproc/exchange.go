@@ -343,10 +343,8 @@ func (x *exchange) decide(k Kind, editable bool) error {
 
 // ask calls the handler. While it works, Envoy is asked for more time.
 func (x *exchange) ask() (d Decision) {
-	if x.bodySize > 0 {
-		x.body = join(x.body, x.bodySize)
-		x.req.Body = x.body[0].ReadOnlyData()
-	}
+	x.body = join(x.body, x.bodySize)
+	x.req.Body = whole(x.body)
 	defer x.holdTimeout()()
 	defer func() {
 		if value := recover(); value != nil {

@@ -73,3 +73,11 @@ func join(body mem.BufferSlice, n int) mem.BufferSlice {
 	body[0] = mem.NewBuffer(b, buffers)
 	return body[:1]
 }
+
+// whole is what join made one piece of, nil if that is nothing.
+func whole(body mem.BufferSlice) []byte {
+	if len(body) == 0 || body[0].Len() == 0 {
+		return nil
+	}
+	return body[0].ReadOnlyData()
+}
