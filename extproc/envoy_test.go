@@ -156,6 +156,7 @@ func worker(name string) http.Handler {
 			}
 		}
 	})
+	mux.HandleFunc("/none", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("/early", func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).EnableFullDuplex()
 		w.Header().Set("Content-Length", "9") // complete at once, whatever comes of the request
@@ -461,6 +462,43 @@ func TestRealEnvoySkipsResponseBody(t *testing.T) {
 	tk.mustEnd(t)
 	if len(tk.body) != 0 || tk.status != http.StatusOK {
 		t.Errorf("status %d, %d bytes were sent to us", tk.status, len(tk.body))
+	}
+}
+
+// A response body that is changed reaches the client whole, longer than it was, in
+// every mode, by HTTP/1.1 and HTTP/2. Where Envoy ignores mode_override it stays as
+// it was.
+func TestRealEnvoyEditsResponseBody(t *testing.T) {
+	for _, sh := range shapes {
+		t.Run(sh.name, func(t *testing.T) {
+			e := startEnvoy(t, sh, Options{SkipResponseBody: sh.response == "NONE"})
+			e.h.edits = true
+			for path, whole := range map[string]string{"/sse?n=9": "data: 0\n\ndata: 1\n\ndata: 2\n\ndata: 3\n\ndata: 4\n\ndata: 5\n\ndata: 6\n\ndata: 7\n\ndata: 8\n\ndata: 9\n\n",
+				"/echo": digest(payload(3000)), "/early": "too early", "/none": ""} {
+				want := string(twice([]byte(whole)))
+				if sh.eager {
+					want = whole
+				}
+				for _, c := range []*http.Client{e.h1, e.h2} {
+					req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm"+path, bytes.NewReader(payload(3000)))
+					if err != nil {
+						t.Fatal(err)
+					}
+					resp, err := c.Do(req)
+					if err != nil {
+						t.Fatal(err)
+					}
+					got, err := io.ReadAll(resp.Body)
+					_ = resp.Body.Close()
+					if err != nil || string(got) != want {
+						t.Errorf("%s: %v: %q", path, err, got)
+					}
+				}
+			}
+			for i := range e.h.count() {
+				e.h.ticket(i).mustEnd(t)
+			}
+		})
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 // recorder is a Handler that keeps what it saw.
 type recorder struct {
 	decide func(ctx context.Context, r *Request) Decision
+	edits  bool // tickets change response bodies
 
 	mu      sync.Mutex
 	bodies  [][]byte
@@ -45,6 +46,9 @@ func (h *recorder) Decide(ctx context.Context, r *Request) Decision {
 	h.tickets = append(h.tickets, t)
 	h.mu.Unlock()
 	d.Ticket = t
+	if h.edits {
+		d.Ticket = &editingTicket{recordedTicket: t}
+	}
 	return d
 }
 
@@ -121,6 +125,34 @@ func (t *recordedTicket) gotOutcomes() []Outcome {
 	t.outcomeMu.Lock()
 	defer t.outcomeMu.Unlock()
 	return slices.Clone(t.outcomes)
+}
+
+// editingTicket writes digits twice, and keeps the last byte of each piece back.
+type editingTicket struct {
+	*recordedTicket
+
+	held []byte
+}
+
+func (t *editingTicket) EditsBody() bool { return true }
+
+func (t *editingTicket) EditBody(chunk []byte, last bool) (out []byte, changed, holds bool) {
+	text := append(t.held, chunk...)
+	if t.held = nil; !last && len(text) > 0 {
+		t.held = bytes.Clone(text[len(text)-1:])
+		text = text[:len(text)-1]
+	}
+	return twice(text), true, len(t.held) > 0
+}
+
+// twice is what an editingTicket makes of a text.
+func twice(text []byte) (out []byte) {
+	for _, c := range text {
+		if out = append(out, c); c >= '0' && c <= '9' {
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 // mustEnd waits for End and checks that it came once and last.

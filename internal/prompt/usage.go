@@ -164,9 +164,14 @@ type jsonWalk struct {
 	inNumber bool
 	number   int64
 	negative bool
+
+	// watch makes walk stop behind the brackets of each usage object. usageDepth is
+	// where the open one stands, 0 if none is.
+	watch      bool
+	usageDepth int
 }
 
-func (w *jsonWalk) reset() { *w = jsonWalk{} }
+func (w *jsonWalk) reset() { *w = jsonWalk{watch: w.watch} }
 
 func (w *jsonWalk) at() level {
 	switch {
@@ -179,14 +184,15 @@ func (w *jsonWalk) at() level {
 	}
 }
 
-func (w *jsonWalk) walk(chunk []byte, u *UsageScanner) {
+// walk takes a chunk, up to where watch stops it, and says how far it got.
+func (w *jsonWalk) walk(chunk []byte, u *UsageScanner) int {
 	for i := 0; i < len(chunk); i++ {
 		c := chunk[i]
 		if w.inString {
 			if !w.escaped && !w.isKey {
 				var high uint64
 				if i = run(chunk, i, &high); i == len(chunk) {
-					return
+					return i
 				}
 				c = chunk[i]
 			}
@@ -204,7 +210,24 @@ func (w *jsonWalk) walk(chunk []byte, u *UsageScanner) {
 			}
 		}
 		w.structure(c)
+		if w.watch && w.crossed(c) {
+			return i + 1
+		}
 	}
+	return len(chunk)
+}
+
+// crossed says that c, which was read, began or ended a usage object.
+func (w *jsonWalk) crossed(c byte) bool {
+	switch {
+	case c == '{' && w.usageDepth == 0 && w.at() == levelUsage:
+		w.usageDepth = w.depth
+		return true
+	case c == '}' && w.usageDepth != 0 && w.depth < w.usageDepth:
+		w.usageDepth = 0
+		return true
+	}
+	return false
 }
 
 func (w *jsonWalk) text(c byte) {
