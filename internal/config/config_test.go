@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +142,14 @@ func TestEveryProblemOfRoutingIsNamedWithItsPlace(t *testing.T) {
 	wantProblems(t, err,
 		`k.yaml:1:32: routing.wait.max_requests: -1 must be at least 0`,
 		`k.yaml:1:45: routing.wait.timeout: "soon" is not a duration such as 300ms, 2s or 1m30s`)
+	c, err := Parse("k.yaml", []byte("routing: {conversation_headers: [X-Session-ID]}\n"))
+	if err != nil || !slices.Equal(c.Routing.Headers, []string{"X-Session-ID"}) {
+		t.Errorf("a list replaces its default: %v, %v", c, err)
+	}
+	_, err = Parse("k.yaml", []byte("routing: {conversation_headers: [X-Session-ID, ':path', '']}\n"))
+	wantProblems(t, err,
+		`k.yaml:1:48: routing.conversation_headers[1]: ":path" is no name of a header`,
+		`k.yaml:1:57: routing.conversation_headers[2]: "" is no name of a header`)
 }
 
 func TestWorkersOfANameAreChecked(t *testing.T) {

@@ -196,6 +196,7 @@ func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
 			d.problemf(path, "needs a list, not a %s", kindOf(n))
 			return
 		}
+		v.SetZero() // a list replaces its default
 		for i, item := range seq.Values {
 			e := reflect.New(v.Type().Elem()).Elem()
 			setDefaults(e)

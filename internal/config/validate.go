@@ -62,6 +62,11 @@ func (c *Config) validate(bad report) {
 	for _, p := range c.Routing.Problems() {
 		bad("routing."+p.Path, "%s", p.Text)
 	}
+	for i, name := range c.Routing.Headers {
+		if name == "" || strings.Trim(strings.ToLower(name), "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
+			bad("routing.conversation_headers["+strconv.Itoa(i)+"]", "%q is no name of a header", name)
+		}
+	}
 	c.Routing.Wait.validate("routing.wait", c.Envoy.MessageTimeout, bad)
 	c.validateDisagg(bad)
 	if c.Index.MaxBytes < 1<<20 {

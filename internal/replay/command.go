@@ -128,13 +128,17 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 	}
 	switch {
 	case s.NArg() > 0:
-		return nil, fmt.Errorf("replay: unknown argument %q", s.Arg(0))
+		return nil, fmt.Errorf("unknown argument %q", s.Arg(0))
 	case f.seeds < 1 || f.load < 0:
-		return nil, errors.New("replay: --seeds and --load must be above 0")
+		return nil, errors.New("--seeds and --load must be above 0")
 	case f.loss < 0 || f.loss > 1:
-		return nil, errors.New("replay: --event-loss is a part, 0 to 1")
+		return nil, errors.New("--event-loss is a part, 0 to 1")
+	case f.replicas < 1:
+		return nil, errors.New("--replicas must be above 0")
+	case f.delay < 0 || f.resend < 0:
+		return nil, errors.New("--event-delay and --event-replay are times from 0 on")
 	case readers[f.format] == nil && f.format != "generated":
-		return nil, fmt.Errorf("replay: no format %q", f.format)
+		return nil, fmt.Errorf("no format %q: mooncake, otel or generated", f.format)
 	}
 	// A default of "the trace's resolution" and a wish of "as recorded" look alike.
 	s.Visit(func(given *flag.Flag) {
@@ -156,7 +160,7 @@ func Command(args []string, out, progress io.Writer) error {
 	case f.scenario == "list":
 		list, err := Scenarios()
 		if err != nil {
-			return fmt.Errorf("replay: %w", err)
+			return err
 		}
 		return WriteScenarios(out, list)
 	case f.acceptance:
@@ -164,7 +168,7 @@ func Command(args []string, out, progress io.Writer) error {
 	}
 	o, err := f.options()
 	if err != nil {
-		return fmt.Errorf("replay: %w", err)
+		return err
 	}
 	o.Progress = func(policy string, seed uint64, run, runs int) {
 		fmt.Fprintf(progress, "%d/%d %s, seed %d\n", run, runs, policy, seed)
@@ -178,7 +182,7 @@ func Command(args []string, out, progress io.Writer) error {
 			continue
 		}
 		if err := writeFile(path, write); err != nil {
-			return fmt.Errorf("replay: %w", err)
+			return err
 		}
 	}
 	return report.WriteTable(out)
@@ -191,7 +195,7 @@ func (f *flags) accept(out, progress io.Writer) error {
 	}
 	scenarios, err := AcceptanceScenarios(rows...)
 	if err != nil {
-		return fmt.Errorf("replay: %w", err)
+		return err
 	}
 	a := Acceptance{Scenarios: scenarios, Seeds: f.allSeeds(), Trace: f.reader(), Progress: func(scenario, policy string, seed uint64) {
 		fmt.Fprintf(progress, "%s: %s, seed %d\n", scenario, policy, seed)
@@ -203,14 +207,14 @@ func (f *flags) accept(out, progress io.Writer) error {
 	}
 	outcomes, without, err := a.Run()
 	if err != nil {
-		return fmt.Errorf("replay: %w", err)
+		return err
 	}
 	failed, err := WriteOutcomes(out, outcomes)
 	if err == nil && len(without) > 0 {
 		_, err = fmt.Fprintf(out, "not run for want of a trace (--trace): %s\n", strings.Join(without, ", "))
 	}
 	if err == nil && failed > 0 {
-		err = fmt.Errorf("replay: %d of %d: %w", failed, len(outcomes), ErrChecksFailed)
+		err = fmt.Errorf("%d of %d: %w", failed, len(outcomes), ErrChecksFailed)
 	}
 	return err
 }
@@ -285,11 +289,11 @@ func (f *flags) options() (Options, error) {
 	f.set.Visit(func(given *flag.Flag) {
 		switch given.Name {
 		case "event-delay":
-			o.Conditions.EventDelay = max(float64(f.delay), 0)
+			o.Conditions.EventDelay = float64(f.delay)
 		case "event-loss":
 			o.Conditions.EventLoss = f.loss
 		case "event-replay":
-			o.Conditions.EventReplay = max(float64(f.resend), 0)
+			o.Conditions.EventReplay = float64(f.resend)
 		case "replicas":
 			o.Conditions.Replicas = f.replicas
 		case "share-delay":

@@ -26,16 +26,16 @@ type Options struct {
 // processors. The report does not depend on how many that are.
 func Run(o Options) (*Report, error) {
 	if o.Fleet.Workers < 1 || o.Fleet.Ranks < 1 {
-		return nil, errors.New("replay: a fleet needs a rank")
+		return nil, errors.New("a fleet needs a rank")
 	}
 	if len(o.Seeds) == 0 || len(o.Policies) == 0 {
-		return nil, errors.New("replay: nothing to run: policies and seeds are needed")
+		return nil, errors.New("nothing to run: policies and seeds are needed")
 	}
 	policies := make([]Policy, len(o.Policies))
 	for i, name := range o.Policies {
 		var err error
 		if policies[i], err = PolicyByName(name); err != nil {
-			return nil, fmt.Errorf("replay: %w", err)
+			return nil, err
 		}
 	}
 	runs := make([]outcome, len(policies)*len(o.Seeds))
@@ -90,10 +90,10 @@ func (o *Options) once(policy *Policy, seed uint64) outcome {
 	began := threadTime()
 	s, err := newSimulation(&o.Workload, o.Fleet, policy, o.Conditions, seed)
 	if err != nil {
-		return outcome{err: fmt.Errorf("replay: %w", err)}
+		return outcome{err: err}
 	}
 	if err := s.run(); err != nil {
-		return outcome{err: fmt.Errorf("replay: %s, seed %d: %w", policy.Name, seed, err)}
+		return outcome{err: fmt.Errorf("%s, seed %d: %w", policy.Name, seed, err)}
 	}
 	return outcome{result: s.summarise(), took: threadTime() - began}
 }

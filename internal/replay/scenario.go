@@ -114,7 +114,7 @@ func LoadScenario(name string) (*Scenario, error) {
 	if strings.HasSuffix(name, ".yaml") {
 		text, err = os.ReadFile(name)
 	} else if text, err = scenarioFiles.ReadFile(path.Join("scenarios", name+".yaml")); err != nil {
-		return nil, fmt.Errorf("no scenario %q: list shows all", name)
+		return nil, fmt.Errorf("no scenario %q (--scenario list shows them)", name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read scenario: %w", err)
@@ -207,7 +207,7 @@ func (s *Scenario) Options(c *Case, trace TraceReader) (Options, error) {
 	case w.Siblings != nil:
 		o.Workload = Siblings(name, w.Siblings.Background, &fleet)
 	case trace == nil:
-		return Options{}, errors.New("needs a trace")
+		return Options{}, errors.New("needs a trace (--trace FILE), or a workload of the project (--scenario NAME; list shows them)")
 	default:
 		if o.Workload, err = trace(w.Trace.Load); err != nil {
 			return Options{}, err
