@@ -143,8 +143,8 @@ func TestEveryProblemOfRoutingIsNamedWithItsPlace(t *testing.T) {
 		`k.yaml:1:32: routing.wait.max_requests: -1 must be at least 0`,
 		`k.yaml:1:45: routing.wait.timeout: "soon" is not a duration such as 300ms, 2s or 1m30s`)
 	c, err := Parse("k.yaml", []byte("routing: {conversation_headers: [X-Session-ID]}\n"))
-	if err != nil || !slices.Equal(c.Routing.Headers, []string{"X-Session-ID"}) {
-		t.Errorf("a list replaces its default: %v, %v", c, err)
+	if err != nil || !slices.Equal(c.Routing.Headers, []string{"x-session-id"}) {
+		t.Errorf("a list replaces its default, header names are compared in lower case: %v, %v", c, err)
 	}
 	_, err = Parse("k.yaml", []byte("routing: {conversation_headers: [X-Session-ID, ':path', '']}\n"))
 	wantProblems(t, err,

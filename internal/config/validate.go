@@ -63,7 +63,9 @@ func (c *Config) validate(bad report) {
 		bad("routing."+p.Path, "%s", p.Text)
 	}
 	for i, name := range c.Routing.Headers {
-		if name == "" || strings.Trim(strings.ToLower(name), "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
+		name = strings.ToLower(name) // as Envoy hands headers over
+		c.Routing.Headers[i] = name
+		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
 			bad("routing.conversation_headers["+strconv.Itoa(i)+"]", "%q is no name of a header", name)
 		}
 	}

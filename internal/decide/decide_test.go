@@ -247,6 +247,10 @@ func TestConversationIDs(t *testing.T) {
 			t.Errorf("%s %v: %q, want %q", c.body, c.headers, e.Conversation, c.want)
 		}
 	}
+	b = newBench(t, "routing: {conversation_headers: [X-Chat, X-User]}\n")
+	if _, e := b.ask("/v1/completions", `{}`, "x-session-id", "not asked for", "x-user", "u", "x-chat", "mine"); e.Conversation != "mine" {
+		t.Errorf("configured headers: %q", e.Conversation)
+	}
 }
 
 func TestARequestThatMovedIsBookedWhereItIs(t *testing.T) {
@@ -431,6 +435,16 @@ func TestTheJournalKeepsTheLast(t *testing.T) {
 	}
 	if got != "432" || l.find("1") != nil || l.find("3") == nil {
 		t.Errorf("kept %s", got)
+	}
+	// Who left the ring lends its explanation's memory; who has it by hand sees none.
+	used := &routing.Explanation{Request: "0"}
+	old := &Entry{ID: "old", Explanation: used}
+	l.add(old)
+	for i := range 3 {
+		l.add(&Entry{ID: fmt.Sprint(i)})
+	}
+	if old.Explanation != nil {
+		t.Error("an entry that left the ring keeps its explanation")
 	}
 	if newJournal(0).explains(1) {
 		t.Error("an empty journal explains")
