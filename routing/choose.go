@@ -100,7 +100,7 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 }
 
 func (d *decision) done() (choice, error) {
-	d.ex.costs(d.cands, d.priced)
+	d.ex.price(d.cands, d.priced)
 	return d.choice, nil
 }
 

@@ -2,13 +2,15 @@ package routing
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Explanation is why a decision came out as it did. A nil one costs nothing.
+// Explanation is why a decision came out as it did. A nil one costs nothing; one
+// that was filled before is emptied, and its memory used again.
 type Explanation struct {
 	Request      string `json:"request"`
 	Model        string `json:"model,omitempty"`
@@ -25,6 +27,9 @@ type Explanation struct {
 	PrefillTarget string `json:"prefillTarget,omitempty"`
 	Plan          *Plan  `json:"plan,omitempty"`
 	Error         string `json:"error,omitempty"`
+
+	plan  Plan      // what Plan points to
+	costs []float64 // what the candidates' Cost point to
 }
 
 // Verdict is what a stage says.
@@ -58,7 +63,8 @@ func (e *Explanation) begin(q *Query) {
 	if e == nil {
 		return
 	}
-	*e = Explanation{Request: q.ID, Model: q.Model, Conversation: q.Conversation, PromptTokens: q.PromptTokens}
+	*e = Explanation{Request: q.ID, Model: q.Model, Conversation: q.Conversation, PromptTokens: q.PromptTokens,
+		Verdicts: e.Verdicts[:0], Candidates: e.Candidates[:0], costs: e.costs[:0]} // the memory can serve again
 }
 
 func (e *Explanation) verdictf(stage, format string, args ...any) {
@@ -84,7 +90,7 @@ func (e *Explanation) row(r *Router, c *candidate, reason Reason) {
 	if e == nil {
 		return
 	}
-	row := Candidate{Target: r.targets[c.slot].info.String(), Slot: c.slot, Miss: c.miss, Queue: c.queue, KV: c.kv, Active: c.active}
+	row := Candidate{Target: r.targets[c.slot].name, Slot: c.slot, Miss: c.miss, Queue: c.queue, KV: c.kv, Active: c.active}
 	if m := r.match[c.slot]; m.epoch == r.matchEpoch {
 		row.Tiers, row.Speculative = r.overlaps[m.at].Tokens, r.overlaps[m.at].Speculative
 	}
@@ -101,14 +107,15 @@ func (e *Explanation) drop(c *candidate, stage string) {
 	}
 }
 
-// costs notes the prices; nothing is noted if the cost stage did not run.
-func (e *Explanation) costs(cands []candidate, priced bool) {
+// price notes the costs; nothing is noted if the cost stage did not run.
+func (e *Explanation) price(cands []candidate, priced bool) {
 	if e == nil || !priced {
 		return
 	}
+	e.costs = slices.Grow(e.costs, len(cands)) // and no more than once: it is pointed into
 	for i := range cands {
-		cost := cands[i].cost
-		e.Candidates[cands[i].row].Cost = &cost
+		e.costs = append(e.costs, cands[i].cost)
+		e.Candidates[cands[i].row].Cost = &e.costs[len(e.costs)-1]
 	}
 }
 
@@ -120,11 +127,11 @@ func (e *Explanation) end(r *Router, plan Plan, err error) {
 		e.Error = err.Error()
 		return
 	}
-	kept := plan // not the parameter itself: it would be allocated for nil receivers too
-	e.Plan = &kept
-	e.Decode = r.targets[plan.Decode].info.String()
+	e.plan = plan
+	e.Plan = &e.plan
+	e.Decode = r.targets[plan.Decode].name
 	if plan.Prefill != NoSlot {
-		e.PrefillTarget = r.targets[plan.Prefill].info.String()
+		e.PrefillTarget = r.targets[plan.Prefill].name
 	}
 }
 

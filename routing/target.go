@@ -71,6 +71,7 @@ type target struct {
 	// key identifies the target in tie-breaks, the same in all replicas.
 	key  uint64
 	info TargetInfo
+	name string // of info.Target
 }
 
 // SlotSet is a set of slots. The zero value is empty.
@@ -130,7 +131,7 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 		t.worker = r.workerNumber(info.Worker)
 		r.enterOrder(slot, info.Target)
 	}
-	t.info = info
+	t.info, t.name = info, info.String()
 	t.info.Models = append([]string(nil), info.Models...)
 	t.speed = info.Speed
 	if t.speed <= 0 {

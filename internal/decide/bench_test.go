@@ -171,7 +171,7 @@ func conversation(messages, size, number int) (body, next []byte) {
 func hashesOf(tb testing.TB, d *Decider, body []byte) []kvindex.Hash {
 	s, _ := d.scratch.Get().(*scratch)
 	r := &extproc.Request{Method: "POST", Path: "/v1/chat/completions", Body: body}
-	j := job{d: d, s: s, r: r, entry: &Entry{}, api: prompt.Chat, request: &s.request}
+	j := job{d: d, s: s, r: r, entry: newEntry(r, time.Time{}), api: prompt.Chat, request: &s.request}
 	if reject := j.parse(); reject != nil {
 		tb.Fatal(string(reject.Body))
 	}

@@ -32,10 +32,11 @@ func clipTo(s string, most int) string {
 	return s[:n] + clipMark
 }
 
-// clipExplanation cuts what an explanation took over from the query.
-func clipExplanation(e *routing.Explanation) {
+// clipExplanation cuts what an explanation took over from the query, as the entry
+// has it.
+func (j *job) clipExplanation(e *routing.Explanation) {
 	for ; e != nil; e = e.Prefill {
-		e.Request, e.Model, e.Conversation = clip(e.Request), clip(e.Model), clip(e.Conversation)
+		e.Request, e.Model, e.Conversation = j.entry.ID, j.entry.Model, j.entry.Conversation
 		e.Error = clipTo(e.Error, maxKeptText)
 		for i := range e.Verdicts {
 			e.Verdicts[i].Text = clipTo(e.Verdicts[i].Text, maxKeptText)

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/extproc"
@@ -72,6 +73,8 @@ type Decider struct {
 	feeds       *feeds
 	bodies      *prompt.Memo
 	legs        *legs // nil without a connector
+	desks       desks
+	routed      []prometheus.Counter // by API
 
 	mu      sync.Mutex
 	router  *routing.Router
@@ -133,6 +136,7 @@ func New(o Options) (*Decider, error) {
 		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, hasher: index.Hasher(), key: key, index: index, router: router,
 		served: o.Models, models: map[string]*Served{}, journal: newJournal(o.Config.Explain.Keep),
 		onEndpoints: o.OnEndpoints, onSuspect: o.OnSuspect, bodies: prompt.NewMemo(bodyMemo(o.Models)), legs: legs,
+		desks: newDesks(), routed: newRouted(o.Metrics),
 	}
 	d.waiting = waiting{queue: routing.Queue{Max: o.Config.Routing.Wait.Requests}, patience: o.Config.Routing.Wait.Timeout.Std(), byID: map[uint64]*waiter{}}
 	if d.now == nil {
@@ -169,8 +173,11 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 	if began.IsZero() {
 		began = d.now()
 	}
+	j := job{d: d, r: r, began: began, clock: d.now()}
+	j.sit()
+	defer j.leave() // after a panic too
 	s := d.scratch.Get().(*scratch)
-	j := job{d: d, s: s, r: r, began: began, clock: d.now(), request: &s.request}
+	j.s, j.request = s, &s.request
 	decision := j.survive(ctx)
 	s.request = prompt.Request{Elements: s.request.Elements[:0]} // keep no body alive
 	if cap(s.ids) > maxScratchIDs {
@@ -222,6 +229,7 @@ type job struct {
 	front    bool             // ids are only the front of the prompt
 	parsed   bool
 
+	seated  bool           // at one of the desks
 	legs    time.Duration  // spent in prefill legs and waiting for room
 	tried   []kvindex.Slot // prefill targets that have failed
 	replans int
@@ -239,7 +247,8 @@ func (j *job) lap(s telemetry.Stage) {
 func (j *job) run(ctx context.Context) extproc.Decision {
 	d := j.d
 	// Strings of the request share memory with it; what outlives it is copied and cut.
-	j.entry = &Entry{ID: clip(j.r.ID), At: j.began, Method: clip(j.r.Method), Path: clip(j.r.Path), Bytes: len(j.r.Body)}
+	j.entry = newEntry(j.r, j.began)
+	j.lap(telemetry.StageQueue)
 	j.api, _ = prompt.Detect(j.r.Method, j.r.Path)
 	j.entry.API = j.api.String()
 	j.query = routing.Query{ID: j.r.ID}
@@ -314,7 +323,7 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 		j.query.PromptTokens = estimateTokens(req)
 		return nil
 	}
-	res, err := j.served.result(ctx, j.s.ids, req)
+	res, err := j.result(ctx, req)
 	refusal, refused := errors.AsType[*model.Refusal](err)
 	switch {
 	case err == nil:
@@ -353,6 +362,19 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 	}
 	j.entry.PromptTokens, j.entry.Assumed = j.query.PromptTokens, clip(res.Assumed)
 	return nil
+}
+
+// result makes the prompt's ids, in the scratch memory where they are not kept.
+func (j *job) result(ctx context.Context, req *prompt.Request) (model.Result, error) {
+	why := j.served.unfit()
+	if why == nil {
+		return j.served.local(j.s.ids, req)
+	}
+	if j.served.Remote == nil {
+		return model.Result{}, why
+	}
+	j.leave()
+	return j.served.Remote.Prompt(ctx, req)
 }
 
 // match hashes the ids and asks the index.
@@ -472,7 +494,7 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 	d := j.d
 	var ex *routing.Explanation
 	if d.journal.explains(len(d.fleet.Load().places)) {
-		ex = new(routing.Explanation)
+		ex = d.journal.blank()
 	}
 	if d.legs != nil {
 		j.query.Local = j.cannotSplit() != ""
@@ -481,7 +503,7 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 	if j.withoutPrefill(err) {
 		plan, p, err = j.place(ctx, ex)
 	}
-	clipExplanation(ex)
+	j.clipExplanation(ex)
 	j.entry.Explanation = ex
 	if err != nil {
 		return j.noTarget(err)
@@ -491,6 +513,7 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 	}
 	j.lap(telemetry.StagePlan)
 	if plan.Prefill != routing.NoSlot {
+		j.leave()
 		return j.split(ctx, plan, p)
 	}
 	return j.forward(plan, p)
@@ -501,6 +524,7 @@ func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan
 	d := j.d
 	plan, w, err := j.choose(ex)
 	if w != nil {
+		j.leave()
 		plan, err = d.wait(ctx, w)
 		now := d.now()
 		j.entry.Waited = now.Sub(j.clock)
@@ -552,10 +576,11 @@ func (j *job) ticket(plan *routing.Plan, p *place) *ticket {
 // forward turns a plan into mutations.
 func (j *job) forward(plan *routing.Plan, p *place) extproc.Decision {
 	d := j.d
-	out := extproc.Decision{Endpoint: p.address, Ticket: j.ticket(plan, p), Remove: []string{rankHeader}}
-	if p.rank != "" && !plan.RankFree {
-		out.Set = append(out.Set, extproc.Header{Name: rankHeader, Value: p.rank})
-		out.Remove = nil
+	out := extproc.Decision{Endpoint: p.address, Ticket: j.ticket(plan, p)}
+	if p.setRank != nil && !plan.RankFree {
+		out.Set = p.setRank
+	} else {
+		out.Remove = removeRank
 	}
 	if d.legs != nil && d.legs.protocol.NoLeg {
 		out.Remove = append(out.Remove, disagg.SidecarHeader)
@@ -563,16 +588,15 @@ func (j *job) forward(plan *routing.Plan, p *place) extproc.Decision {
 	if plan.Prefill == routing.NoSlot && j.entry.Prefill == "" {
 		out.Body = j.handIDs(j.localEdits())
 	}
-	j.entry.Target, j.entry.Endpoint = p.target.String(), p.address
+	j.entry.Target, j.entry.Endpoint = p.name, p.address
 	j.entry.Matched, j.entry.Miss, j.entry.Via = plan.Matched, plan.Miss, string(plan.Via)
 	j.entry.Degraded = j.degraded
-	rank := telemetry.Rank(p.target.Rank)
-	d.metrics.Picks.WithLabelValues(p.target.Worker, rank, "decode").Inc()
-	d.metrics.PromptTokens.WithLabelValues(p.target.Worker, rank).Add(float64(j.query.PromptTokens))
 	byEvents, speculative := j.matched(plan)
-	d.metrics.MatchedTokens.WithLabelValues(p.target.Worker, rank, "event").Add(float64(byEvents))
-	d.metrics.MatchedTokens.WithLabelValues(p.target.Worker, rank, "speculative").Add(float64(speculative))
-	d.metrics.Requests.WithLabelValues(j.entry.API, "routed").Inc()
+	p.tally.picks.Inc()
+	p.tally.prompt.Add(float64(j.query.PromptTokens))
+	p.tally.byEvents.Add(float64(byEvents))
+	p.tally.speculative.Add(float64(speculative))
+	d.routed[j.api].Inc()
 	d.journal.add(j.entry)
 	if d.cfg.Log.Decisions {
 		j.write()

@@ -8,6 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
@@ -23,17 +26,28 @@ type place struct {
 	target  kvindex.Target
 	worker  *member
 	address string
-	// rank is the value of the rank header, "" if the rank is not delivered so.
-	rank string
-	used bool
+	// rank is the value of the rank header, "" if the rank is not delivered so; setRank
+	// is the header, nil then.
+	rank    string
+	setRank []extproc.Header
+	used    bool
+
+	name  string // of the target
+	tally *tally
 }
+
+// removeRank keeps a client's rank header from the worker. Like place.setRank it is
+// shared by decisions: its capacity is full, so appending copies it.
+var removeRank = []string{rankHeader}
 
 // member is a worker with its slots.
 type member struct {
 	workers.Worker
 
-	slots []kvindex.Slot
-	feed  *feedHandle
+	slots    []kvindex.Slot
+	feed     *feedHandle
+	tallies  []*tally           // by place
+	answered prometheus.Counter // responses with a status of success
 	// blockSize is the engine's block in tokens, as configured or as its events say; 0
 	// while unknown. Shared by all states of the same worker.
 	blockSize *atomic.Int32
@@ -68,6 +82,7 @@ func targets(w *config.Worker) ([]place, error) {
 			out[r].address = net.JoinHostPort(host, strconv.Itoa(port+r))
 		} else {
 			out[r].rank = strconv.Itoa(r)
+			out[r].setRank = []extproc.Header{{Name: rankHeader, Value: out[r].rank}}
 		}
 	}
 	return out, nil
@@ -97,7 +112,7 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 			}
 			m = added
 		} else {
-			m = &member{Worker: w, slots: m.slots, feed: m.feed, blockSize: m.blockSize}
+			m = &member{Worker: w, slots: m.slots, feed: m.feed, tallies: m.tallies, answered: m.answered, blockSize: m.blockSize}
 		}
 		next.members[w.Name] = m
 		places, _ := targets(&w.Worker)
@@ -106,7 +121,7 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 				next.places = append(next.places, place{})
 			}
 			p := places[j]
-			p.worker = m
+			p.worker, p.tally, p.name = m, m.tallies[j], p.target.String()
 			next.places[slot] = p
 			next.byAddress[p.address] = append(next.byAddress[p.address], slot)
 			if w.Ready && !w.Draining {
@@ -150,7 +165,7 @@ func (d *Decider) add(w workers.Worker) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &member{Worker: w, blockSize: new(atomic.Int32)}
+	m := &member{Worker: w, answered: d.metrics.Responses.WithLabelValues(w.Name, "2xx"), blockSize: new(atomic.Int32)}
 	m.blockSize.Store(int32(w.BlockSize))
 	resume := make([]*feed.Cursor, len(places))
 	for i, p := range places {
@@ -160,6 +175,7 @@ func (d *Decider) add(w workers.Worker) (*member, error) {
 			return nil, err
 		}
 		m.slots = append(m.slots, slot)
+		m.tallies = append(m.tallies, newTally(d.metrics, p.target))
 		resume[i] = cursor
 	}
 	m.feed = d.startFeed(m, places, resume)

@@ -106,8 +106,9 @@ func TestMatchedTokensAreCountedBySource(t *testing.T) {
 
 func TestAPanicLeavesNothingBooked(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
-	picks := b.metrics.Picks
-	b.metrics.Picks = nil // the first thing that forward counts
+	counts := b.fleet.Load().places[0].tally
+	picks := counts.picks
+	counts.picks = nil // the first thing that forward counts
 	func() {
 		defer func() {
 			if recover() == nil {
@@ -116,7 +117,10 @@ func TestAPanicLeavesNothingBooked(t *testing.T) {
 		}()
 		b.Decide(t.Context(), b.request("/v1/completions", completion(40, "")))
 	}()
-	b.metrics.Picks = picks
+	counts.picks = picks
+	if len(b.desks) != 0 {
+		t.Errorf("%d desks taken", len(b.desks))
+	}
 	if b.loads() != 0 || b.router.Live() != 0 || b.router.DoubleReleases() != 0 {
 		t.Errorf("load %d, %d reservations", b.loads(), b.router.Live())
 	}

@@ -47,6 +47,8 @@ type Entry struct {
 	// Recorded is the decision with the router's state, to be made again offline.
 	Recorded *routing.Decision `json:"-"`
 
+	room [8]StageTime // of Stages
+
 	mu sync.Mutex
 	// After is what became of the request.
 	After After `json:"after"`
@@ -65,6 +67,27 @@ type After struct {
 type StageTime struct {
 	Stage string        `json:"stage"`
 	Took  time.Duration `json:"ns"`
+}
+
+// newEntry begins the entry of a request. Strings of the request share memory with
+// it: what outlives it is copied and cut, unless it is one of the usual.
+func newEntry(r *extproc.Request, began time.Time) *Entry {
+	e := &Entry{ID: clip(r.ID), At: began, Method: usual(r.Method), Path: usual(r.Path), Bytes: len(r.Body)}
+	e.Stages = e.room[:0]
+	return e
+}
+
+// usual is a text that is not kept anew for every request, else a copy, cut.
+func usual(s string) string {
+	switch s {
+	case "POST":
+		return "POST"
+	case "/v1/chat/completions":
+		return "/v1/chat/completions"
+	case "/v1/completions":
+		return "/v1/completions"
+	}
+	return clip(s)
 }
 
 func (e *Entry) change(f func()) {
@@ -100,6 +123,8 @@ type journal struct {
 	ring []*Entry
 	next int
 	seen uint64
+
+	blanks sync.Pool // of *routing.Explanation
 }
 
 func newJournal(keep int) *journal { return &journal{ring: make([]*Entry, keep)} }
@@ -123,9 +148,29 @@ func (l *journal) add(e *Entry) {
 		return
 	}
 	l.mu.Lock()
+	old := l.ring[l.next]
 	l.ring[l.next] = e
 	l.next = (l.next + 1) % len(l.ring)
 	l.mu.Unlock()
+	if old == nil {
+		return
+	}
+	old.mu.Lock() // who still reads the entry finds no explanation, or has written it down
+	ex := old.Explanation
+	old.Explanation = nil
+	old.mu.Unlock()
+	if ex != nil {
+		l.blanks.Put(ex)
+	}
+}
+
+// blank is memory for an explanation, perhaps that of a decision which is not in
+// the ring any more.
+func (l *journal) blank() *routing.Explanation {
+	if ex, ok := l.blanks.Get().(*routing.Explanation); ok {
+		return ex
+	}
+	return new(routing.Explanation)
 }
 
 // last returns up to n entries, newest first.

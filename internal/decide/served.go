@@ -50,26 +50,23 @@ func (s *Served) State() model.State {
 	return model.Unchecked
 }
 
-// result makes the prompt's ids, in dst's memory where they are not kept.
-func (s *Served) result(ctx context.Context, dst []uint32, req *prompt.Request) (model.Result, error) {
+// unfit says why the model cannot make ids itself, nil if it can.
+func (s *Served) unfit() error {
 	if s.Model == nil {
-		return s.remote(ctx, req, errNoTokenizer)
+		return errNoTokenizer
 	}
+	if c := s.checker.Load(); c != nil && !c.Usable() {
+		return errSuspended
+	}
+	return nil
+}
+
+// local makes the prompt's ids, in dst's memory where they are not kept.
+func (s *Served) local(dst []uint32, req *prompt.Request) (model.Result, error) {
 	if c := s.checker.Load(); c != nil {
-		if !c.Usable() {
-			return s.remote(ctx, req, errSuspended)
-		}
 		c.Offer(req)
 	}
 	return s.Model.PromptInto(dst, req, s.Engine)
-}
-
-// remote asks the renderer, if there is one.
-func (s *Served) remote(ctx context.Context, req *prompt.Request, without error) (model.Result, error) {
-	if s.Remote == nil {
-		return model.Result{}, without
-	}
-	return s.Remote.Prompt(ctx, req)
 }
 
 // compareWith lets a checker ask the engine at address; "" ends it.

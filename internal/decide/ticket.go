@@ -44,7 +44,7 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 		t.moved(served)
 	}
 	worker := t.place.target.Worker
-	t.d.metrics.Responses.WithLabelValues(worker, strconv.Itoa(status/100)+"xx").Inc()
+	t.d.countResponse(t.place.worker, status)
 	if status == 502 || status == 503 || status == 504 {
 		// Envoy's own answer when the connection failed, or an engine that gives up.
 		if t.d.onSuspect != nil {

@@ -88,6 +88,22 @@ func TestWaitersArePlacedInOrderAsRequestsEnd(t *testing.T) {
 	b.idle()
 }
 
+// With one desk: nobody would be placed if those who wait kept it.
+func TestWhoWaitsHoldsNoDesk(t *testing.T) {
+	b := newBench(t, "routing: {wait: {max_requests: 8, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
+	b.desks = make(desks, 1)
+	running, _ := b.ask("/v1/completions", completion(10, ""))
+	first, second := b.send(1), b.send(2)
+	for _, a := range []*asked{first, second} {
+		running.Ticket.End(time.Now())
+		running = <-a.done
+	}
+	running.Ticket.End(time.Now())
+	if b.idle(); len(b.desks) != 0 {
+		t.Error("the desk was not left")
+	}
+}
+
 func TestAFullQueueShedsWhatMayBeShed(t *testing.T) {
 	b := newBench(t, "routing: {trust_overrides: true, wait: {max_requests: 2, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
 	running, _ := b.ask("/v1/completions", completion(10, ""))

@@ -18,7 +18,8 @@ import (
 type Stage int
 
 const (
-	StageParse Stage = iota
+	StageQueue Stage = iota // until a processor is free
+	StageParse
 	StageTokens
 	StageHash
 	StageIndex
@@ -28,7 +29,7 @@ const (
 	numStages
 )
 
-var stageNames = [numStages]string{"parse", "tokens", "hash", "index", "plan", "leg", "total"}
+var stageNames = [numStages]string{"queue", "parse", "tokens", "hash", "index", "plan", "leg", "total"}
 
 // String is the metric's label.
 func (s Stage) String() string { return stageNames[s] }
