@@ -16,6 +16,9 @@ type Config struct {
 	// MaxPrefixBlocks bounds the blocks kept to recognise implicit conversations, per
 	// leg; about 40 bytes each. 1 to 2^28.
 	MaxPrefixBlocks int `json:"maxPrefixBlocks" yaml:"max_prefix_blocks"`
+	// PrefixSkip is the tokens at the start of a prompt that do not count when its
+	// conversation is recognised by its prefix: a system prompt that all share. 0 to 2^24.
+	PrefixSkip int `json:"prefixSkip" yaml:"prefix_skip"`
 	// Node tells generated conversation keys of replicas apart.
 	Node uint64 `json:"node" yaml:"node"`
 	// ReportTTL is how long an engine's report is believed. 10 ms to 10 min.
@@ -50,6 +53,7 @@ func (c *Config) check(ps *problems) {
 	ps.within("", []bound{
 		{"max_conversations", float64(c.MaxConversations), 1, 1 << 28},
 		{"max_prefix_blocks", float64(c.MaxPrefixBlocks), 1, 1 << 28},
+		{"prefix_skip", float64(c.PrefixSkip), 0, 1 << 24},
 		{"waiting_tokens", float64(c.WaitingTokens), 0, 1e6},
 		{"prefill_rate", c.PrefillRate, 1, 1e7},
 	})

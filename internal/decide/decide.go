@@ -396,6 +396,9 @@ func (j *job) match() {
 	}
 	d.index.Match(s.hashes, &s.matches)
 	s.overlaps = appendOverlaps(s.overlaps, &s.matches, block, len(j.ids), d.fleet.Load().engineBlock)
+	if skip := d.cfg.Routing.PrefixSkip; skip > 0 {
+		s.prefix = routing.PrefixBlocks(s.prefix[:0], j.ids, block, skip)
+	}
 	j.query.Prefix = s.prefix
 	j.lap(telemetry.StageIndex)
 }
