@@ -51,6 +51,8 @@ type Options struct {
 	FirstToken, AccessLog bool
 	// RequestBody and ResponseBody are processing modes; "" means BUFFERED and NONE.
 	RequestBody, ResponseBody string
+	// ModeOverride lets Kvlane ask for the response bodies that it changes.
+	ModeOverride bool
 }
 
 // Defaults returns the options of the standalone shape.

@@ -63,6 +63,7 @@ func envoyOptions(c *config.Config) envoy.Options {
 	o.MessageTimeout = c.Envoy.MessageTimeout.Std()
 	o.FailClosed, o.FirstToken, o.AccessLog = c.Envoy.FailClosed, c.Envoy.FirstToken, c.Envoy.AccessLog
 	o.RequestBody, o.ResponseBody = c.Envoy.RequestBody, c.Envoy.ResponseBody
+	o.ModeOverride = c.Disagg.Usage == config.UsageOfPrefill
 	return o
 }
 

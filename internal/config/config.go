@@ -218,6 +218,12 @@ type Index struct {
 	Peers     Peers  `yaml:"peers" jsonschema_description:"Other replicas: a start takes the index from one of them. See docs/feeds.md."`
 }
 
+// Values of Disagg.Usage.
+const (
+	UsageOfDecode  = "decode"
+	UsageOfPrefill = "prefill"
+)
+
 // Disagg configures how prefill legs run; when they run is routing.disagg.
 type Disagg struct {
 	Connector  string       `yaml:"connector" jsonschema:"enum=,enum=nixl,enum=nixl-push,enum=mooncake,enum=p2p-nccl,enum=moriio,enum=lmcache,enum=sharedstorage,enum=sglang,enum=trtllm,enum=trtllm-generation-first,enum=sidecar" jsonschema_description:"Protocol between the legs; empty: no disaggregation. See docs/disaggregation.md."`
@@ -225,6 +231,7 @@ type Disagg struct {
 	Attempts   int          `yaml:"attempts" jsonschema:"minimum=1" jsonschema_description:"Prefill targets tried before the decode target computes by itself."`
 	HeadStart  Duration     `yaml:"head_start" jsonschema_description:"Where both legs run at once: how long a prefill leg may fail, and another target be tried, before the decode leg starts."`
 	FirstToken string       `yaml:"first_token" jsonschema:"enum=recompute,enum=append" jsonschema_description:"LMCache: what becomes of the token that the prefill worker made. recompute: the decode worker makes it again. append: it goes behind the prompt, and the client's answer begins with the second."`
+	Usage      string       `yaml:"usage" jsonschema:"enum=decode,enum=prefill" jsonschema_description:"Whose usage the client is told. decode: the decode worker's, as it comes. prefill: prompt tokens and cached tokens are those of the prefill leg; Envoy then sends Kvlane the bodies of answers whose requests were split, and of no others."`
 	Workers    WorkerDisagg `yaml:"workers" jsonschema_description:"What holds for workers that name nothing of it in their own disagg section."`
 }
 
@@ -265,7 +272,7 @@ func Default() Config {
 			Config:    routing.DefaultConfig(),
 		},
 		Index:   Index{BlockSize: 16, MaxBytes: 1 << 30, Peers: Peers{Timeout: Duration(10 * time.Second)}},
-		Disagg:  Disagg{Timeout: Duration(120 * time.Second), Attempts: 2, HeadStart: Duration(10 * time.Millisecond), FirstToken: "recompute"},
+		Disagg:  Disagg{Timeout: Duration(120 * time.Second), Attempts: 2, HeadStart: Duration(10 * time.Millisecond), FirstToken: "recompute", Usage: UsageOfDecode},
 		Explain: Explain{Keep: 256},
 		Log:     Log{Level: "info"},
 		Drain:   Duration(20 * time.Second),

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/envoy"
@@ -174,6 +175,24 @@ type run struct {
 	answer  *disagg.Answer
 	// stop ends a leg that goes on; nil if none does.
 	stop context.CancelFunc
+	// usage is what the leg cost, once it has answered; nil if nobody wants to know.
+	usage *atomic.Pointer[disagg.Usage]
+}
+
+// told is where a leg's usage is kept, nil if clients are told decode's.
+func (d *Decider) told() *atomic.Pointer[disagg.Usage] {
+	if d.cfg.Disagg.Usage != config.UsageOfPrefill {
+		return nil
+	}
+	return new(atomic.Pointer[disagg.Usage])
+}
+
+// keepUsage reads the usage of a prefill answer into a place of told.
+func keepUsage(to *atomic.Pointer[disagg.Usage], answer []byte) {
+	if to != nil {
+		u := disagg.UsageOf(answer)
+		to.Store(&u)
+	}
 }
 
 // runLeg makes the leg to one prefill target and, unless both run at once, waits
@@ -236,7 +255,8 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		}
 		return run{failure: disagg.AsFailure(err)}
 	}
-	r.answer = answer
+	r.answer, r.usage = answer, j.d.told()
+	keepUsage(r.usage, raw)
 	j.prefillDone(plan, p)
 	return r
 }
@@ -261,11 +281,12 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 	running, stop := context.WithTimeout(l.ctx, l.timeout)
 	early := make(chan error) // read until the head start is over
 	late := make(chan struct{})
-	entry, reservation, worker, address := j.entry, plan.Reservation, p.target.Worker, p.address
+	entry, reservation, worker, address, usage := j.entry, plan.Reservation, p.target.Worker, p.address, d.told()
 	l.wg.Go(func() {
 		defer stop()
-		_, err := l.sender.Send(running, address, path, header, body)
+		raw, err := l.sender.Send(running, address, path, header, body)
 		if err == nil {
+			keepUsage(usage, raw)
 			d.mu.Lock()
 			d.router.PrefillDone(d.since(d.now()), reservation)
 			d.serve(d.since(d.now()))
@@ -296,14 +317,14 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		if err != nil {
 			return run{failure: disagg.AsFailure(err)}
 		}
-		return run{leg: leg}
+		return run{leg: leg, usage: usage}
 	case <-ctx.Done():
 		stop()
 		close(late)
 		return run{failure: &disagg.FailureError{Outcome: disagg.Cancelled, Err: ctx.Err()}}
 	case <-wait.C:
 		close(late)
-		return run{leg: leg, stop: stop}
+		return run{leg: leg, stop: stop, usage: usage}
 	}
 }
 
@@ -386,7 +407,7 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 		out.Endpoint += "," + other
 	}
 	t, _ := out.Ticket.(*ticket)
-	t.stopLeg = r.stop
+	t.stopLeg, t.legUsage = r.stop, r.usage
 	for _, h := range r.leg.Headers {
 		out.Set = append(out.Set, extproc.Header(h))
 	}
@@ -456,7 +477,7 @@ func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *di
 			return j.computeLocally(next, p)
 		}
 		next.Prefill, next.Matched, next.Miss = routing.NoSlot, plan.Matched, plan.Miss
-		return j.joined(ctx, next, p, x, run{leg: leg, answer: r.answer})
+		return j.joined(ctx, next, p, x, run{leg: leg, answer: r.answer, usage: r.usage})
 	case next.Prefill != routing.NoSlot:
 		return j.split(ctx, next, p)
 	default:

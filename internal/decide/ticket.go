@@ -3,9 +3,11 @@ package decide
 import (
 	"context"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/kvindex"
@@ -13,7 +15,7 @@ import (
 )
 
 // ticket follows a decided request: it turns what becomes of it into the ledger's
-// phases. It implements extproc.Ticket and extproc.OutcomeTicket.
+// phases. It implements extproc.OutcomeTicket and extproc.EditTicket.
 type ticket struct {
 	d           *Decider
 	entry       *Entry
@@ -32,6 +34,11 @@ type ticket struct {
 	// When the decode leg has ended well its prefill leg has too, or is about to
 	// answer: it is left alone then.
 	stopLeg context.CancelFunc
+
+	// legUsage is what the prefill leg cost, nil until it has answered; nil itself if the
+	// client is told what decode reports.
+	legUsage *atomic.Pointer[disagg.Usage]
+	editor   *prompt.UsageEditor
 
 	usage *prompt.UsageScanner
 	first bool
@@ -114,6 +121,31 @@ func (t *ticket) ResponseBody(chunk []byte, last bool) {
 	}
 }
 
+// EditsBody implements extproc.EditTicket.
+func (t *ticket) EditsBody() bool { return t.legUsage != nil && t.entry.succeeded() }
+
+// EditBody implements extproc.EditTicket: it tells the client the prefill leg's
+// usage.
+func (t *ticket) EditBody(chunk []byte, last bool) (out []byte, changed, holds bool) {
+	if t.editor == nil {
+		if len(chunk) == 0 {
+			return nil, false, false
+		}
+		t.editor = prompt.NewUsageEditor(looksLikeSSE(chunk), t.tellUsage)
+	}
+	out, changed = t.editor.Edit(chunk, last)
+	return out, changed, t.editor.Holds()
+}
+
+// tellUsage is what becomes of a usage object. A leg that runs beside decode may not
+// have answered yet.
+func (t *ticket) tellUsage(dst, usage []byte) []byte {
+	if u := t.legUsage.Load(); u != nil {
+		return u.Edit(dst, usage)
+	}
+	return append(dst, usage...)
+}
+
 // observed compares predicted with reported cached tokens.
 func (t *ticket) observed() {
 	if t.usage == nil {
@@ -190,7 +222,10 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 	}
 }
 
-var _ extproc.OutcomeTicket = (*ticket)(nil)
+var (
+	_ extproc.OutcomeTicket = (*ticket)(nil)
+	_ extproc.EditTicket    = (*ticket)(nil)
+)
 
 // place returns a used slot's place, nil if there is none.
 func (f *fleet) place(slot kvindex.Slot) *place {

@@ -59,6 +59,9 @@ static_resources:
               failure_mode_allow: true            # false would cut running answers when Kvlane dies; failing closed is the fallback policy's part
               message_timeout: {{.MessageTimeout}}
               max_message_timeout: {{.MessageTimeout}}   # Kvlane may start the time anew while a prefill leg runs
+{{- if .ModeOverride}}
+              allow_mode_override: true           # Kvlane asks for the answers whose usage it changes, and for no others
+{{- end}}
               processing_mode: {request_header_mode: SEND, request_body_mode: {{.RequestBody}}, request_trailer_mode: {{.RequestTrailers}},
                 response_header_mode: SEND, response_body_mode: {{.ResponseBody}}, response_trailer_mode: SEND}   # trailers SEND: the stream lives until the answer's end
               request_attributes: [request.id]

@@ -99,6 +99,7 @@
   "RequestBody" $p.requestBody
   "RequestTrailers" (ternary "SEND" "SKIP" $duplex)
   "ResponseBody" $p.responseBody
+  "ModeOverride" (eq (dig "disagg" "usage" "" .Values.config) "prefill")
   "Retries" (not $duplex)
   "StripHeaders" (include "kvlane.stripHeaders" . | fromYamlArray)
   "Clusters" $clusters) }}

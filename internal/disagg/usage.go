@@ -1,0 +1,126 @@
+package disagg
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// Usage is what a prefill leg cost: the decode engine's own count takes blocks that
+// it fetched for its own, or leaves them out.
+type Usage struct {
+	// Prompt and Cached are tokens, -1 if the prefill engine does not tell.
+	Prompt, Cached int64
+}
+
+// UsageOf reads the usage of a prefill answer, which need not be JSON.
+func UsageOf(answer []byte) Usage {
+	s := prompt.NewUsageScanner(false)
+	_, _ = s.Write(answer)
+	u, ok := s.Usage()
+	if !ok {
+		return Usage{-1, -1}
+	}
+	return Usage{u.Prompt, u.Cached}
+}
+
+// Edit appends an answer's usage object to dst, with the tokens of the prompt and
+// the cached ones among them as the prefill leg counted them, in the words of the
+// object's API. What the object does not count, and all other bytes, stay as they
+// are.
+func (u Usage) Edit(dst, usage []byte) []byte {
+	edits := u.edits(usage)
+	if len(edits) == 0 {
+		return append(dst, usage...)
+	}
+	out, err := prompt.Apply(dst, usage, edits...)
+	if err != nil {
+		return append(dst, usage...)
+	}
+	return out
+}
+
+// counted are the names of an API's counts.
+type counted struct{ prompt, details string }
+
+var (
+	openAI    = counted{"prompt_tokens", "prompt_tokens_details"}
+	responses = counted{"input_tokens", "input_tokens_details"}
+)
+
+func (u Usage) edits(usage []byte) []prompt.Edit {
+	switch {
+	case prompt.Member(usage, openAI.prompt) != nil:
+		return u.inWords(openAI, usage)
+	case prompt.Member(usage, responses.prompt) == nil:
+		return nil
+	case prompt.Member(usage, responses.details) != nil || prompt.Member(usage, "total_tokens") != nil:
+		return u.inWords(responses, usage)
+	default:
+		return u.anthropic(usage)
+	}
+}
+
+// inWords serves the APIs that count the cached tokens as part of the prompt's.
+// SGLang's own API has no details.
+func (u Usage) inWords(c counted, usage []byte) []prompt.Edit {
+	var edits []prompt.Edit
+	if was, ok := integer(prompt.Member(usage, c.prompt)); ok && u.Prompt >= 0 && was != u.Prompt {
+		edits = append(edits, setNumber(u.Prompt, c.prompt))
+		if total, ok := integer(prompt.Member(usage, "total_tokens")); ok {
+			edits = append(edits, setNumber(total+u.Prompt-was, "total_tokens"))
+		}
+	}
+	if u.Cached < 0 {
+		return edits
+	}
+	details := prompt.Member(usage, c.details)
+	switch flat, ok := integer(prompt.Member(usage, "cached_tokens")); {
+	case isObject(details):
+		if was, ok := integer(prompt.Member(details, "cached_tokens")); !ok || was != u.Cached {
+			edits = append(edits, setNumber(u.Cached, c.details, "cached_tokens"))
+		}
+	case ok:
+		if flat != u.Cached {
+			edits = append(edits, setNumber(u.Cached, "cached_tokens"))
+		}
+	case details != nil || prompt.Member(usage, "total_tokens") != nil:
+		edits = append(edits, prompt.Set(fmt.Appendf(nil, `{"cached_tokens":%d}`, u.Cached), c.details))
+	}
+	return edits
+}
+
+// anthropic counts the prompt in parts: computed, read from the cache, and written
+// to it.
+func (u Usage) anthropic(usage []byte) []prompt.Edit {
+	const input, read, created = "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"
+	rest, ok := integer(prompt.Member(usage, input))
+	if !ok {
+		return nil
+	}
+	was, told := integer(prompt.Member(usage, read))
+	written, _ := integer(prompt.Member(usage, created))
+	whole, cached := rest+was+written, was
+	if u.Prompt >= 0 {
+		whole = u.Prompt
+	}
+	if u.Cached >= 0 {
+		cached = u.Cached
+	}
+	var edits []prompt.Edit
+	if n := max(whole-cached-written, 0); n != rest {
+		edits = append(edits, setNumber(n, input))
+	}
+	if cached != was || u.Cached >= 0 && !told {
+		edits = append(edits, setNumber(cached, read))
+	}
+	return edits
+}
+
+// integer reads a JSON number without fraction or exponent.
+func integer(raw []byte) (int64, bool) {
+	n, err := strconv.ParseInt(string(bytes.TrimSpace(raw)), 10, 64)
+	return n, err == nil
+}
