@@ -17,6 +17,8 @@ const (
 	ModeStreamedHeld
 	// ModeObserve is observability_mode: copies, answers are not read.
 	ModeObserve
+	// NumModes is how many there are.
+	NumModes
 )
 
 var modeNames = [...]string{"none", "streamed", "buffered", "buffered_partial", "full_duplex", "grpc", "streamed_held", "observe"}
@@ -47,6 +49,8 @@ const (
 	KindResponseBody     Kind = 5
 	KindRequestTrailers  Kind = 6
 	KindResponseTrailers Kind = 7
+	// NumKinds is above all of them.
+	NumKinds Kind = 8
 )
 
 var kindNames = [...]string{"none", "none", "request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers"}

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
@@ -348,13 +349,24 @@ func (s *service) close() {
 	s.wg.Wait()
 }
 
-// protocolMetrics joins ext_proc's hooks with the metrics.
+// protocolMetrics joins ext_proc's hooks with the metrics. What comes with every
+// request is looked up once.
 func protocolMetrics(m *telemetry.Metrics) extproc.Metrics {
+	var streams [extproc.NumModes]prometheus.Gauge
+	var answers [extproc.NumModes]func() prometheus.Observer // a histogram only for modes that come
+	for mode := range extproc.NumModes {
+		streams[mode] = m.ExtProcStreams.WithLabelValues(mode.String())
+		answers[mode] = sync.OnceValue(func() prometheus.Observer { return m.ExtProcAnswers.WithLabelValues(mode.String()) })
+	}
+	var messages [extproc.NumKinds]prometheus.Counter
+	for kind := range extproc.NumKinds {
+		messages[kind] = m.ExtProcMessages.WithLabelValues(kind.String())
+	}
 	return extproc.Metrics{
-		Opened:   func(mode extproc.Mode) { m.ExtProcStreams.WithLabelValues(mode.String()).Inc() },
-		Closed:   func(mode extproc.Mode) { m.ExtProcStreams.WithLabelValues(mode.String()).Dec() },
-		Message:  func(k extproc.Kind) { m.ExtProcMessages.WithLabelValues(k.String()).Inc() },
+		Opened:   func(mode extproc.Mode) { streams[mode].Inc() },
+		Closed:   func(mode extproc.Mode) { streams[mode].Dec() },
+		Message:  func(k extproc.Kind) { messages[k].Inc() },
 		Failure:  func(f extproc.Failure) { m.ExtProcFailures.WithLabelValues(string(f)).Inc() },
-		Answered: func(mode extproc.Mode, d time.Duration) { m.Answered(mode.String(), d) },
+		Answered: func(mode extproc.Mode, d time.Duration) { answers[mode]().Observe(d.Seconds()) },
 	}
 }

@@ -62,9 +62,12 @@ type Metrics struct {
 	Responses *prometheus.CounterVec
 	// FirstToken is the time from the decision to the first token, per worker.
 	FirstToken *prometheus.HistogramVec
-	// ExtProcStreams, ExtProcMessages and ExtProcFailures are the protocol's side.
+	// ExtProcStreams, ExtProcMessages, ExtProcAnswers and ExtProcFailures are the
+	// protocol's side. ExtProcAnswers is the time from the last body byte to the last
+	// byte of the decision handed to gRPC, by request body mode.
 	ExtProcStreams  *prometheus.GaugeVec
 	ExtProcMessages *prometheus.CounterVec
+	ExtProcAnswers  *prometheus.HistogramVec
 	ExtProcFailures *prometheus.CounterVec
 	// Checks counts health checks by worker and outcome.
 	Checks *prometheus.CounterVec
@@ -75,8 +78,7 @@ type Metrics struct {
 	// Renders counts calls to remote renderers, by model and outcome.
 	Renders *prometheus.CounterVec
 
-	stages   [numStages]prometheus.Observer
-	answered *prometheus.HistogramVec
+	stages [numStages]prometheus.Observer
 }
 
 // decision times run from microseconds (a repeated short prompt) to a second (a
@@ -121,7 +123,7 @@ func New(version string) *Metrics {
 	}
 	m.ExtProcStreams = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kvlane", Name: "extproc_streams", Help: "Open ext_proc streams, by request body mode."}, []string{"mode"})
 	reg.MustRegister(m.ExtProcStreams)
-	m.answered = histogram("extproc_answer_seconds", "Time from the last body byte to the last byte of the decision handed to gRPC, by request body mode.", decisionBuckets, "mode")
+	m.ExtProcAnswers = histogram("extproc_answer_seconds", "Time from the last body byte to the last byte of the decision handed to gRPC, by request body mode.", decisionBuckets, "mode")
 	stages := histogram("decision_seconds", "Time from the last body byte to the answer, by stage.", decisionBuckets, "stage")
 	for s := range numStages {
 		m.stages[s] = stages.WithLabelValues(s.String())
@@ -134,12 +136,6 @@ func New(version string) *Metrics {
 
 // Observe records the duration of a stage.
 func (m *Metrics) Observe(s Stage, d time.Duration) { m.stages[s].Observe(d.Seconds()) }
-
-// Answered records the time from the last body byte to the last byte of the
-// decision handed to gRPC, by the request's body mode.
-func (m *Metrics) Answered(mode string, d time.Duration) {
-	m.answered.WithLabelValues(mode).Observe(d.Seconds())
-}
 
 // ForgetWorker deletes all that was counted for a worker.
 func (m *Metrics) ForgetWorker(worker string) {

@@ -79,15 +79,6 @@ func TestAForgottenWorkerLeavesNoSeries(t *testing.T) {
 	}
 }
 
-func TestAnswersAreTimedByMode(t *testing.T) {
-	m := New("v1")
-	m.Answered("buffered", time.Millisecond)
-	m.Answered("none", time.Millisecond)
-	if n, err := testutil.GatherAndCount(m.Registry, "kvlane_extproc_answer_seconds"); err != nil || n != 2 {
-		t.Errorf("%d series, %v", n, err)
-	}
-}
-
 func TestLogLines(t *testing.T) {
 	var out bytes.Buffer
 	l, err := Logger(&out, "info")
