@@ -377,14 +377,59 @@ func (t *Tokenizer) readModel(raw []byte) error {
 	if err != nil {
 		return err
 	}
-	if !t.ignoreMerges {
-		t.markWhole()
-	}
+	t.markWhole()
 	if t.sp == nil {
 		t.findUnits()
 	}
+	t.prepareWords()
 	t.merges.pairs = nil
 	return nil
+}
+
+// prepareWords makes what answers for words before merging does. Where words
+// that are tokens are not merged at all, a part of a word must not be taken for
+// such a word: so nothing is cut unless merging gives the same for each token
+// that a part could be.
+func (t *Tokenizer) prepareWords() {
+	wholes := make([]bool, len(t.vocab.has))
+	t.vocab.eachSlot(func(id uint32, whole bool) { wholes[id] = whole })
+	t.short = newShortTokens(t.vocab, func(id uint32) bool { return t.ignoreMerges || wholes[id] })
+	t.parter = t.splitter
+	if t.sp != nil {
+		if !t.ignoreMerges && !t.mergesBytes() {
+			spaces, _ := t.splitter.(spaceSplit)
+			t.parter = jointSplit{newJoints(t.vocab, false), spaces.each}
+		}
+		return
+	}
+	for id, whole := range wholes {
+		if t.ignoreMerges && !whole && !isASCII(t.vocab.bytes(uint32(id))) {
+			return
+		}
+	}
+	t.joints = newJoints(t.vocab, true)
+}
+
+// mergesBytes tells whether a merge takes or makes a token that stands for a
+// byte: the text of such a token is not what it stands for.
+func (t *Tokenizer) mergesBytes() bool {
+	for rank, p := range t.merges.pairs {
+		for _, b := range t.sp.bytes {
+			if p[0] == b || p[1] == b || t.merges.result[rank] == b {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func isASCII(b []byte) bool {
+	for _, c := range b {
+		if c >= 0x80 {
+			return false
+		}
+	}
+	return true
 }
 
 // byteSymbols finds the token of each byte.

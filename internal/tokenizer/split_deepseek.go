@@ -11,10 +11,20 @@ package tokenizer
 // What no expression matches stays a word of its own between its neighbours.
 type stagedSplit struct{}
 
+var stagedRules = windowRules{codes: printedCodes, digits: 3, numbersApart: true}
+
 func (p stagedSplit) split(s string, at int, ends []uint32) (int, int) {
 	n, i := 0, at
 	piece := at // end of the piece of the first two stages
 	for i < len(s) && n < len(ends) {
+		if n+windowSize <= len(ends) && windowAt(s, i) {
+			if k, next := stagedRules.words(s, i, ends, n); k > n {
+				n, i = k, next
+				continue
+			}
+		} else if n > 0 && len(ends) >= windowSize && n+windowSize > len(ends) {
+			break
+		}
 		if i >= piece {
 			c, w := classAt(s, i)
 			switch {
@@ -28,22 +38,6 @@ func (p stagedSplit) split(s string, at int, ends []uint32) (int, int) {
 				piece = skip(s, i+w, clsKana)
 			default:
 				piece = p.plainEnd(s, i+w)
-			}
-		}
-		j := i
-		if s[j] == ' ' && j+1 < piece || byteKinds[s[j]] == kindOther && s[j] > ' ' && s[j] < 0x7f && j+1 < piece {
-			j++
-		}
-		if byteKinds[s[j]]&kindLetter != 0 {
-			j++
-			for j < piece && byteKinds[s[j]]&kindLetter != 0 {
-				j++
-			}
-			if j == piece || s[j] < 0x80 || s[i] != ' ' && byteKinds[s[i]] == kindOther {
-				ends[n] = uint32(j)
-				n++
-				i = j
-				continue
 			}
 		}
 		// A stretch that nothing matches is one word.

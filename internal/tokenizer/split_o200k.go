@@ -16,25 +16,19 @@ type caseSplit struct {
 
 func (p caseSplit) split(s string, at int, ends []uint32) (int, int) {
 	n, i := 0, at
-	for i < len(s) && n < len(ends) {
-		j := i
-		if s[j] == ' ' && j+1 < len(s) {
-			j++
-		}
-		if byteKinds[s[j]]&kindLetter != 0 {
-			for j < len(s) && byteKinds[s[j]] == kindUpper {
-				j++
-			}
-			for j < len(s) && byteKinds[s[j]] == kindLower {
-				j++
-			}
-			if j == len(s) || s[j] < 0x80 && s[j] != '\'' {
-				ends[n] = uint32(j)
-				n++
-				i = j
+	rules := windowRules{codes: allCodes, digits: p.digits, endings: p.contractions, cases: true, slash: p.slash}
+	for i < len(s) && n+windowSize <= len(ends) {
+		if windowAt(s, i) {
+			if k, next := rules.words(s, i, ends, n); k > n {
+				n, i = k, next
 				continue
 			}
 		}
+		i = p.next(s, i)
+		ends[n] = uint32(i)
+		n++
+	}
+	for i < len(s) && n < len(ends) && len(ends) < windowSize {
 		i = p.next(s, i)
 		ends[n] = uint32(i)
 		n++

@@ -22,6 +22,9 @@ type Tokenizer struct {
 	merges       *merges
 	ignoreMerges bool
 	splitter     splitter
+	parter       splitter // splitter, or one that cuts its words further
+	joints       *joints  // nil if words are not cut further
+	short        *shortTokens
 	cuts         *cutter
 	nfc          bool
 	prefix       prefixSpace

@@ -81,6 +81,15 @@ func (v *vocab) markWhole(whole func(id uint32) bool) {
 	}
 }
 
+// eachSlot calls f for each token that has text.
+func (v *vocab) eachSlot(f func(id uint32, whole bool)) {
+	for _, slot := range v.slots {
+		if slot != 0 {
+			f(uint32(slot)&^wholeFlag-1, uint32(slot)&wholeFlag != 0)
+		}
+	}
+}
+
 // vocabEntry is one member of the JSON object, its text in raw.
 type vocabEntry struct{ from, to, id uint32 }
 

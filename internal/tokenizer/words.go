@@ -5,50 +5,64 @@ import (
 	"unsafe"
 )
 
-// Words of 8 to 16 bytes whose ids are at most three are kept in a table whose
-// entries are half a cache line; longer words up to maxWord bytes in a store.
-// Longer ones are never kept, so that a hostile prompt cannot fill the memory.
+// What merging a word gave is kept by its size: up to shortSize bytes in a table
+// whose entries are a quarter of a cache line, up to 16 bytes in one whose
+// entries are half a line, up to maxWord in a store. Longer words are never kept,
+// so that a hostile prompt cannot fill the memory.
 const (
+	tinyBits = 14
+	tinyIDs  = 3
 	hotBits  = 14 // two entries share a bucket
-	hotIDs   = 3
+	hotSize  = 16
+	hotIDs   = 4
 	maxWord  = 64
 	longText = 1 << 18
 )
 
-// hotWord is one short word. key is its bytes, padded with zeros; size tells
-// "a" from "a\x00". A zero size is an empty entry.
+// tinyWord is a word's key, and its ids with their number above them.
+type tinyWord struct{ key, ids uint64 }
+
+// packedID is the bits of an id among others.
+const packedID = 20
+
+func (e *tinyWord) appendTo(dst []uint32) []uint32 {
+	ids := e.ids
+	for range ids >> (tinyIDs * packedID) {
+		dst = append(dst, uint32(ids&maxID))
+		ids >>= packedID
+	}
+	return dst
+}
+
+// hotWord is a word of more than shortSize bytes. key is its bytes, padded with
+// zeros; size tells "a" from "a\x00". A zero size is an empty entry. The ids from
+// the fourth on are in rest.
 type hotWord struct {
 	key  [2]uint64
-	size uint16
-	n    uint16
-	ids  [hotIDs]uint32
+	size uint8
+	n    uint8
+	rest uint32
+	ids  uint64
 }
 
-// Words of up to tinySize bytes with one or two ids, most of all words, have a
-// table of their own that stays in the processor's nearer cache.
-const (
-	tinyBits = 14
-	tinySize = 7
-)
-
-// tinyWord is a word whose bytes are the lower seven of key and whose size is
-// the highest; second is maxID if there is one id.
-type tinyWord struct {
-	key           uint64
-	first, second uint32
-}
-
-// keep stores ids if there are one or two.
-func (e *tinyWord) keep(key uint64, ids []uint32) bool {
-	switch len(ids) {
-	case 1:
-		*e = tinyWord{key, ids[0], maxID}
-	case 2:
-		*e = tinyWord{key, ids[0], ids[1]}
-	default:
-		return false
+func (e *hotWord) appendTo(dst []uint32) []uint32 {
+	ids := e.ids
+	for range min(e.n, tinyIDs) {
+		dst = append(dst, uint32(ids&maxID))
+		ids >>= packedID
 	}
-	return true
+	if e.n > tinyIDs {
+		dst = append(dst, e.rest)
+	}
+	return dst
+}
+
+// packed is up to tinyIDs ids in one word.
+func packed(ids []uint32) (all uint64) {
+	for i, id := range ids {
+		all |= uint64(id) << (i * packedID)
+	}
+	return all
 }
 
 // headMask keeps the first n bytes of a little-endian word.
@@ -68,6 +82,7 @@ type worker struct {
 	long    *store
 	merge   merger
 	ends    [512]uint32
+	parts   [512]uint32 // ends of the parts of one word
 	nfc     []byte
 	text    []byte // text with U+2581 turned into spaces
 	spacing []byte // text with a space put before it
@@ -117,101 +132,145 @@ func stringOf(b []byte) string {
 // words appends the ids of the words of s[at:end].
 func (w *worker) words(dst []uint32, s string, at, end int) []uint32 {
 	for text := s[:end]; at < end; {
-		n, next := w.t.splitter.split(text, at, w.ends[:])
-		dst = w.lookup(dst, bytesOf(s), at, w.ends[:n])
+		n, next := w.t.parter.split(text, at, w.ends[:])
+		dst = w.lookup(dst, bytesOf(s), at, w.ends[:n], false)
 		at = next
 	}
 	return dst
 }
 
+// batch is the words whose slots are read before the first of them is looked
+// at, so that the processor waits for all of them at once.
+const batch = 32
+
 // lookup appends the ids of the words of text that start at from and end at
-// ends.
-func (w *worker) lookup(dst []uint32, text []byte, from int, ends []uint32) []uint32 {
-	hot := w.hot
-	for _, e := range ends {
-		end := int(e)
-		size := end - from
-		if size > 16 {
-			dst = w.longWord(dst, text[from:end])
-			from = end
-			continue
-		}
-		var k0, k1 uint64
-		if from+16 <= len(text) {
-			t := text[from : from+16]
-			k0, k1 = binary.LittleEndian.Uint64(t), binary.LittleEndian.Uint64(t[8:])
-		} else {
-			var pad [16]byte
-			copy(pad[:], text[from:])
-			k0, k1 = binary.LittleEndian.Uint64(pad[:]), binary.LittleEndian.Uint64(pad[8:])
-		}
-		if size <= tinySize {
-			k0 = k0&headMask[size] | uint64(size)<<56
-			entry := &w.tiny[((k0^hashSeed)*mulC)>>(64-tinyBits)]
-			if entry.key != k0 {
-				at := len(dst)
-				dst = w.missed(dst, text[from:end])
-				if !entry.keep(k0, dst[at:]) {
-					from = end
-					continue
-				}
-				dst = dst[:at]
-			}
-			dst = append(dst, entry.first)
-			if entry.second != maxID {
-				dst = append(dst, entry.second)
-			}
-			from = end
-			continue
-		}
-		if size == 8 {
-			k1 = 0
-		} else {
-			k1 &= headMask[size-8]
-		}
-		h := fold(k0^hashSeed, k1^mulA+uint64(size))
-		bucket := h & uint64(len(hot)-1) &^ 1
-		entry := &hot[bucket]
-		if entry.key[0] != k0 || entry.key[1] != k1 || int(entry.size) != size {
-			entry = &hot[bucket|1]
-		}
-		if entry.key[0] == k0 && entry.key[1] == k1 && int(entry.size) == size {
-			if n := len(dst); cap(dst)-n >= hotIDs {
-				*(*[hotIDs]uint32)(dst[n : n+hotIDs]) = entry.ids
-				dst = dst[:n+int(entry.n)]
+// ends. Parts are pieces of words: those are not cut further.
+func (w *worker) lookup(dst []uint32, text []byte, from int, ends []uint32, parts bool) []uint32 {
+	var found [batch]uint64
+	short := w.t.short
+	for len(ends) > 0 {
+		round := ends[:min(batch, len(ends))]
+		ends = ends[len(round):]
+		at := from
+		for i, e := range round {
+			var x uint64
+			if at+8 <= len(text) {
+				x = binary.LittleEndian.Uint64(text[at:])
 			} else {
-				dst = append(dst, entry.ids[:entry.n]...)
+				x = tail(text[at:])
 			}
-			from = end
-			continue
+			size := int(e) - at
+			at = int(e)
+			product := shortKey(x, size) * keyMul & keyMask
+			slot, tag := short.home(product)
+			found[i&(batch-1)] = short.slots[slot] ^ tag
 		}
-		at := len(dst)
-		dst = w.missed(dst, text[from:end])
-		if n := len(dst) - at; n <= hotIDs {
-			// The newer of the two moves to the second place.
-			hot[bucket|1] = hot[bucket]
-			hot[bucket] = hotWord{key: [2]uint64{k0, k1}, size: uint16(size), n: uint16(n)}
-			copy(hot[bucket].ids[:], dst[at:])
+		at = from
+		for i, e := range round {
+			size := int(e) - at
+			// Without the tag, an id is left.
+			if f := found[i&(batch-1)]; f-1 < short.idLimit && uint(size) <= shortSize {
+				dst = append(dst, uint32(f)-1)
+			} else {
+				dst = w.second(dst, text, at, int(e), parts)
+			}
+			at = int(e)
 		}
-		from = end
+		from = at
 	}
 	return dst
 }
 
-// longWord is lookup for a word of more than 16 bytes.
-func (w *worker) longWord(dst []uint32, word []byte) []uint32 {
-	if len(word) > maxWord {
-		return w.merged(dst, word)
-	}
-	return w.missed(dst, word)
+// tail is the up to eight bytes of b as a number.
+func tail(b []byte) uint64 {
+	var pad [8]byte
+	copy(pad[:], b)
+	return binary.LittleEndian.Uint64(pad[:])
 }
 
-// missed appends the ids of a word that is not in the table of short words:
-// from the vocabulary, the store of words, or a merge.
-func (w *worker) missed(dst []uint32, word []byte) []uint32 {
+// second is lookup for one word that is not in its first place in the table of
+// short tokens.
+func (w *worker) second(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
+	word := text[from:end]
+	size := len(word)
+	var k0, k1 uint64
+	switch {
+	case size <= shortSize:
+		return w.shortWord(dst, word)
+	case size > hotSize:
+		return w.longWord(dst, text, from, end, parts)
+	case from+hotSize <= len(text):
+		t := text[from : from+hotSize]
+		k0, k1 = binary.LittleEndian.Uint64(t), binary.LittleEndian.Uint64(t[8:])&headMask[size-8]
+	default:
+		k0, k1 = tail(word), tail(word[8:])
+	}
+	bucket := fold(k0^hashSeed, k1^mulA+uint64(size)) & (1<<hotBits - 1) &^ 1
+	for i := bucket; i <= bucket|1; i++ {
+		if e := &w.hot[i]; e.key[0] == k0 && e.key[1] == k1 && int(e.size) == size {
+			return e.appendTo(dst)
+		}
+	}
+	at := len(dst)
+	done := false
+	if id, whole, ok := w.t.vocab.find(word); ok && (whole || w.t.ignoreMerges) {
+		dst, done = append(dst, id), true
+	} else if !parts {
+		dst, done = w.inParts(dst, text, from, end)
+	}
+	if !done {
+		dst = w.spelled(dst, word)
+	}
+	if n := len(dst) - at; n <= hotIDs {
+		// The newer of the two moves to the second place.
+		w.hot[bucket|1] = w.hot[bucket]
+		w.hot[bucket] = hotWord{key: [2]uint64{k0, k1}, size: uint8(size), n: uint8(n), ids: packed(dst[at:min(len(dst), at+tinyIDs)])}
+		if n > tinyIDs {
+			w.hot[bucket].rest = dst[at+tinyIDs]
+		}
+	}
+	return dst
+}
+
+// shortWord appends the ids of a word of up to shortSize bytes.
+func (w *worker) shortWord(dst []uint32, word []byte) []uint32 {
+	key := shortKey(tail(word), len(word))
+	id, ok, sure := w.t.short.find(key)
+	if !sure {
+		var whole bool
+		id, whole, ok = w.t.vocab.find(word)
+		ok = ok && (whole || w.t.ignoreMerges)
+	}
+	if ok {
+		return append(dst, id)
+	}
+	e := &w.tiny[((key^hashSeed)*mulC)>>(64-tinyBits)]
+	if e.key == key {
+		return e.appendTo(dst)
+	}
+	at := len(dst)
+	dst = w.spelled(dst, word)
+	if n := len(dst) - at; n <= tinyIDs {
+		*e = tinyWord{key, packed(dst[at:]) | uint64(n)<<(tinyIDs*packedID)}
+	}
+	return dst
+}
+
+// longWord appends the ids of a word of more than hotSize bytes.
+func (w *worker) longWord(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
+	word := text[from:end]
 	h := hashBytes(word)
 	if id, whole, ok := w.t.vocab.findHash(h, word); ok && (whole || w.t.ignoreMerges) {
 		return append(dst, id)
+	}
+	if !parts {
+		var done bool
+		if dst, done = w.inParts(dst, text, from, end); done {
+			return dst
+		}
+	}
+	if len(word) > maxWord {
+		return w.spelled(dst, word)
 	}
 	if ids, ok := w.long.get(h, word); ok {
 		return append(dst, ids...)
@@ -222,12 +281,22 @@ func (w *worker) missed(dst []uint32, word []byte) []uint32 {
 	return dst
 }
 
-// merged appends the ids of a word without asking the caches.
-func (w *worker) merged(dst []uint32, word []byte) []uint32 {
-	if id, whole, ok := w.t.vocab.find(word); ok && (whole || w.t.ignoreMerges) {
-		return append(dst, id)
+// inParts appends the ids of a word that can be cut into parts.
+func (w *worker) inParts(dst []uint32, text []byte, from, end int) ([]uint32, bool) {
+	j := w.t.joints
+	// A word that begins with ASCII, but for a space, is hardly ever cut.
+	if j == nil || text[from] < 0x80 && text[from+1] < 0x80 {
+		return dst, false
 	}
-	return w.spelled(dst, word)
+	for at := from; at < end; {
+		n, next := j.cutWide(text, at, end, w.parts[:])
+		if at == from && n == 1 && next == end {
+			return dst, false
+		}
+		dst = w.lookup(dst, text, at, w.parts[:n], true)
+		at = next
+	}
+	return dst, true
 }
 
 // spelled appends the ids that merging gives.
