@@ -399,20 +399,20 @@ func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, nam
 		x.hold(id, s, t, from, to)
 		return nil
 	}
-	for i, n := range names {
-		name := nonzero(n)
+	for i := 0; i < len(names); i++ {
+		name := nonzero(names[i])
 		at := placeAt(id, from+i)
-		if x.seg(id).names()[from+i] == 0 {
+		if g := x.seg(id); g.names()[from+i] == 0 {
+			if n := g.unnamed(from+i, to); n >= x.deferFrom && st.aliases == nil && group == st.group {
+				x.storeNameless(s, t, id, from+i, names[i:i+n])
+				i += n - 1
+				continue
+			}
 			if was, taken := x.resolve(s, name); taken && was != at {
 				return ErrHashConflict
 			}
-			g := x.seg(id)
-			if g.dead() > 0 {
-				g.uncovered(from+i, from+i+1, func(a, b int) {
-					g.addDead(a - b)
-					x.liveBlocks++
-				})
-			}
+			g = x.seg(id)
+			x.revive(g, from+i, from+i+1)
 			x.name(g, name, at)
 		}
 		if err := x.storeOne(s, t, group, name, at); err != nil {
@@ -420,6 +420,41 @@ func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, nam
 		}
 	}
 	return nil
+}
+
+// unnamed is how many of the blocks from from on, up to to, have no name.
+func (g segment) unnamed(from, to int) int {
+	blockNames := g.names()[from:to]
+	n := 0
+	for n < len(blockNames) && blockNames[n] == 0 {
+		n++
+	}
+	return n
+}
+
+// storeNameless makes the slot hold known blocks that no target has named yet, most
+// of them because they were claimed for a request on its way. Their names are
+// deferred, as those of fresh blocks are.
+func (x *Index) storeNameless(s Slot, t Tier, id uint32, from int, names []EngineHash) {
+	g := x.seg(id)
+	to := from + len(names)
+	x.revive(g, from, to)
+	blockNames := g.names()[from:to]
+	for i, name := range names {
+		blockNames[i] = nonzero(name)
+	}
+	g.addDeferred(len(names))
+	x.hold(id, s, t, from, to)
+}
+
+// revive counts the dead among blocks that are about to be held.
+func (x *Index) revive(g segment, from, to int) {
+	if g.dead() > 0 {
+		g.uncovered(from, to, func(a, b int) {
+			g.addDead(a - b)
+			x.liveBlocks += int64(b - a)
+		})
+	}
 }
 
 // storePlaceholders notes on a further tier blocks that are named without their

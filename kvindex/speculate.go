@@ -134,12 +134,7 @@ func (x *Index) claimFresh(s Slot, last place, hashes []Hash, expires int64) (pl
 func (x *Index) claim(s Slot, id uint32, start, end int, expires int64) {
 	x.gate.shut()
 	g := x.seg(id)
-	if g.dead() > 0 {
-		g.uncovered(start, end, func(a, b int) {
-			g.addDead(a - b)
-			x.liveBlocks += int64(b - a)
-		})
-	}
+	x.revive(g, start, end)
 	x.hold(id, s, speculative, start, end)
 	x.gate.open()
 	x.claims.push(claim{expires: expires, segment: id, generation: x.generation(id), slot: s, start: uint16(start), end: uint16(end)})
