@@ -88,7 +88,7 @@ const (
 	streamWindow = 4 << 20
 	connWindow   = 32 << 20
 	socketBuffer = 128 << 10
-	workers      = 8
+	workers      = 32
 )
 
 // GRPCOptions are the options that a gRPC server for Options should have: our
