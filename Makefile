@@ -66,7 +66,7 @@ $(GOTESTSUM):
 	GOBIN=$(BIN) go install gotest.tools/gotestsum@$(GOTESTSUM_VERSION)
 	@mv $(BIN)/gotestsum $@
 
-.PHONY: e2e-vllm e2e-sglang
+.PHONY: e2e-vllm e2e-sglang e2e-pd
 e2e-vllm: envoy ## Runs Kvlane and Envoy in front of a stock vLLM on this CPU (installs 2.4 GB once)
 	@./e2e/engines/install.sh $(TOOLS)/engines vllm
 	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestVLLM$$' ./e2e/engines
@@ -74,6 +74,10 @@ e2e-vllm: envoy ## Runs Kvlane and Envoy in front of a stock vLLM on this CPU (i
 e2e-sglang: envoy ## The same with SGLang (3.6 GB)
 	@./e2e/engines/install.sh $(TOOLS)/engines sglang
 	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestSGLang$$' ./e2e/engines
+
+e2e-pd: envoy ## Two stock vLLM, one prefills and one decodes, with NIXL over loopback (2.6 GB)
+	@./e2e/engines/install.sh $(TOOLS)/engines vllm
+	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestPD$$' ./e2e/engines
 
 RECORDINGS ?= e2e/engines/recordings
 .PHONY: truth
@@ -103,13 +107,20 @@ bench-index: ## Replays an index workload, WORKLOAD=FILE, and prints what it mea
 soak: ## Churns the index at its capacity for 10 minutes and fails if it grows
 	go test ./kvindex -run Soak -soak 10m -timeout 20m -v
 
+TEMPLATES ?= internal/tokenizer/jinja/testdata/templates
+LIVE      := $(TOOLS)/live
+# Absolute, since tests run in their packages' folders.
+LIVE_TOKENIZERS = $(abspath $(or $(TOKENIZER),$(wildcard internal/models/*/)))
 .PHONY: tokens-live
-tokens-live: ## Compares tokenizers with Hugging Face's library and templates with Jinja2, on generated input (TOKENIZER=DIR adds one)
-	@test -x $(TOOLS)/live/bin/python || python3 -m venv $(TOOLS)/live
-	@$(TOOLS)/live/bin/pip install -q --disable-pip-version-check tokenizers==0.23.2 jinja2==3.1.6
-	KVLANE_PYTHON=$(TOOLS)/live/bin/python $(if $(TOKENIZER),KVLANE_LIVE_TOKENIZER=$(TOKENIZER)) go test -count=1 -v -run Live ./internal/tokenizer
-	$(TOOLS)/live/bin/python internal/tokenizer/jinja/testdata/golden.py fuzz $(TOOLS)/live/cases.jsonl 5000 $${RANDOM}
-	KVLANE_JINJA_CASES=$(TOOLS)/live/cases.jsonl go test -count=1 -v -run AgainstPython ./internal/tokenizer/jinja
+tokens-live: ## Compares with Hugging Face's tokenizers, transformers and Jinja2 on generated input (TOKENIZER=DIR, TEMPLATES=DIR, COUNT=N)
+	@test -x $(LIVE)/bin/python || python3 -m venv $(LIVE)
+	@$(LIVE)/bin/pip install -q --disable-pip-version-check transformers==5.19.0 tokenizers==0.23.2 jinja2==3.1.6
+	KVLANE_PYTHON=$(LIVE)/bin/python $(if $(TOKENIZER),KVLANE_LIVE_TOKENIZER=$(abspath $(TOKENIZER))) go test -count=1 -v -run Live ./internal/tokenizer
+	$(LIVE)/bin/python internal/tokenizer/livecheck/templates.py $(LIVE)/templates.jsonl --tokenizer $(LIVE_TOKENIZERS) \
+	  --templates $(abspath $(TEMPLATES)) --count $(or $(COUNT),200) --seed $${RANDOM}
+	KVLANE_TEMPLATE_CASES=$(LIVE)/templates.jsonl go test -count=1 -v -run TemplatesLive ./internal/model
+	$(LIVE)/bin/python internal/tokenizer/jinja/testdata/golden.py fuzz $(LIVE)/cases.jsonl 5000 $${RANDOM}
+	KVLANE_JINJA_CASES=$(LIVE)/cases.jsonl go test -count=1 -v -run AgainstPython ./internal/tokenizer/jinja
 
 FUZZTIME ?= 30s
 .PHONY: fuzz

@@ -11,26 +11,26 @@ import (
 // its text, the prompt is rendered and cut where the tag came out.
 const continueTag = "CONTINUE_FINAL_MESSAGE_TAG "
 
-// markContinued puts the tag behind the text of the last message.
-func markContinued(messages []jinja.Value) error {
+// markContinued puts the tag behind the text of the last message and returns that text.
+func markContinued(messages []jinja.Value) (final string, err error) {
 	if len(messages) == 0 {
-		return refuse("list index out of range")
+		return "", refuse("list index out of range")
 	}
 	at := len(messages) - 1
 	last, ok := messages[at].AsDict()
 	if !ok {
-		return refuse("messages: input should be a valid dictionary")
+		return "", refuse("messages: input should be a valid dictionary")
 	}
 	last = last.Clone()
 	content, _ := last.Get("content")
 	if text, ok := content.AsString(); ok {
 		last.Set("content", jinja.String(text+continueTag))
 		messages[at] = jinja.FromDict(last)
-		return nil
+		return text, nil
 	}
 	parts, ok := content.AsList()
 	if !ok {
-		return refuse(`continue_final_message is set but the final message has no "content" to continue!`)
+		return "", refuse(`continue_final_message is set but the final message has no "content" to continue!`)
 	}
 	parts = append([]jinja.Value(nil), parts...)
 	for i := len(parts) - 1; i >= 0; i-- {
@@ -44,17 +44,18 @@ func markContinued(messages []jinja.Value) error {
 			parts[i] = jinja.FromDict(part)
 			last.Set("content", jinja.List(parts))
 			messages[at] = jinja.FromDict(last)
-			return nil
+			return text, nil
 		}
 	}
-	return refuse("continue_final_message is set but we could not find any text to continue in the final message!")
+	return "", refuse("continue_final_message is set but we could not find any text to continue in the final message!")
 }
 
-// cutContinued is the length of the rendered prompt up to the end of the continued message.
-func cutContinued(rendered string) (int, error) {
+// cutContinued is the length of the rendered prompt up to the end of the continued message, whose text must have come out
+// as it was.
+func cutContinued(rendered, final string) (int, error) {
 	bare := strings.TrimRight(continueTag, " ")
 	at := strings.LastIndex(rendered, bare)
-	if at < 0 {
+	if at < 0 || !strings.Contains(rendered, strings.TrimFunc(final, pythonSpace)) {
 		return 0, refuse("continue_final_message is set but the final message does not appear in the chat after applying the chat template! " +
 			"This can happen if the chat template deletes portions of the final message. Please verify the chat template and final " +
 			"message in your chat to ensure they are compatible.")

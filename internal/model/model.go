@@ -320,7 +320,7 @@ func (m *Model) render(dst []byte, p *plan, engine Engine) ([]byte, error) {
 		return dst, asRefusal(err, engine)
 	}
 	if p.continued {
-		n, err := cutContinued(asText(out))
+		n, err := cutContinued(asText(out), p.final)
 		return out[:n], err
 	}
 	return append(out, p.suffix...), nil

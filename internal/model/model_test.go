@@ -36,6 +36,8 @@ var goldens = []struct {
 		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"},
 	{name: "no generation prompt in /v1/tokenize", api: prompt.Tokenize, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":false}`, text: "<|im_start|>user\nx<|im_end|>\n"},
+	{name: "a continued text that the template changes", api: prompt.Chat, status: 400,
+		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"<think>a</think>b"}],"add_generation_prompt":false,"continue_final_message":true}`},
 	{name: "assistant last becomes the user", api: prompt.Chat, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"partial answer"}]}`,
 		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>user\npartial answer<|im_end|>\n<|im_start|>assistant\n"},

@@ -20,6 +20,7 @@ type plan struct {
 	flat       []jinja.Value
 	suffix     string // text that goes behind the rendered prompt (SGLang's continued message)
 	continued  bool   // cut the rendered prompt behind the last message's content
+	final      string // that content, where it is continued
 	addSpecial bool
 	keep       int // keep so many ids, 0 = all
 	keepHead   bool

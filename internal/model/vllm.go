@@ -53,7 +53,7 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 		list = withoutDeveloper(list)
 	}
 	if cont {
-		if err := markContinued(list); err != nil {
+		if p.final, err = markContinued(list); err != nil {
 			return nil, err
 		}
 	}

@@ -84,6 +84,9 @@ func multiply(m *machine, a, b Value) Value {
 	}
 	if !b.isInteger() || a.kind != KindString && !a.isSequence() {
 		mustDefined(a)
+		if a.safe && b.kind == KindUndefined {
+			raisef("TypeError", "'Undefined' object cannot be interpreted as an integer") // Markup.__mul__ asks str's own
+		}
 		mustDefined(b)
 		if a.kind == KindString || a.isSequence() {
 			raisef("TypeError", "can't multiply sequence by non-int of type '%s'", typeName(b))

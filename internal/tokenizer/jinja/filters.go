@@ -752,25 +752,27 @@ func filterRound(m *machine, v Value, a *arguments) Value {
 	if given(p[1]) {
 		method = m.text(p[1])
 	}
+	if method != "common" && method != "ceil" && method != "floor" {
+		raisef("FilterArgumentError", "method must be common, ceil or floor")
+	}
 	if !v.isNumber() {
+		if method != "common" {
+			mustDefined(v) // it is multiplied first
+		}
 		raisef("TypeError", "type %s doesn't define __round__ method", typeName(v))
 	}
-	switch method {
-	case "common":
+	if method == "common" {
 		if v.kind != KindFloat {
 			return roundInt(v, precision)
 		}
 		return Float(roundHalfEven(v.float(), precision))
-	case "ceil", "floor":
-		scale := math.Pow(10, float64(precision))
-		f := math.Ceil
-		if method == "floor" {
-			f = math.Floor
-		}
-		return Float(f(asFloat(v)*scale) / scale)
 	}
-	raisef("FilterArgumentError", "method must be common, ceil or floor")
-	return Value{}
+	scale := math.Pow(10, float64(precision))
+	f := math.Ceil
+	if method == "floor" {
+		f = math.Floor
+	}
+	return Float(f(asFloat(v)*scale) / scale)
 }
 
 // roundInt is Python's round(i, n).
@@ -999,7 +1001,10 @@ func filterXMLAttr(m *machine, v Value, a *arguments) Value {
 		if e.value.kind == KindNone || e.value.kind == KindUndefined {
 			continue
 		}
-		key := m.text(e.key)
+		if e.key.kind != KindString {
+			raisef("TypeError", "expected string or bytes-like object, got '%s'", typeName(e.key))
+		}
+		key := e.key.str()
 		if strings.ContainsAny(key, " \t\n\r\f\v/>=") {
 			raisef("ValueError", "Invalid character in attribute name: %s", reprText(key))
 		}

@@ -340,7 +340,7 @@ func strSplit(m *machine, v Value, a *arguments) Value {
 	var parts []string
 	for s = strip(s, true, false); s != ""; s = strip(s, true, false) {
 		if limit == 0 {
-			parts = append(parts, strip(s, false, true))
+			parts = append(parts, s)
 			break
 		}
 		limit--
@@ -361,7 +361,7 @@ func strRsplit(m *machine, v Value, a *arguments) Value {
 	if spaces {
 		for s = strip(s, false, true); s != ""; s = strip(s, false, true) {
 			if limit == 0 {
-				parts = append(parts, strip(s, true, false))
+				parts = append(parts, s)
 				break
 			}
 			limit--

@@ -153,10 +153,20 @@ def fuzz(count, seed):
 
 def stable(source, out, err):
     """False for what no second run could repeat (addresses, hash order) and for
-    slices of constants, which Jinja2 folds by other rules when it compiles."""
+    what Package jinja's doc names as other: constants that Jinja2 folds by
+    other rules when it compiles, sets, powers (a bit of the C library's)."""
+    nodes = jinja2.nodes
+    branching = (nodes.CondExpr, nodes.And, nodes.Or)
     try:
-        for item in env.parse(source).find_all(jinja2.nodes.Getitem):
-            if isinstance(item.arg, jinja2.nodes.Slice) and (item.node.find((jinja2.nodes.Name,)) is None or item.node.find(jinja2.nodes.CondExpr)) and not isinstance(item.node, jinja2.nodes.Name):
+        tree = env.parse(source)
+        if tree.find(nodes.Pow) or any(item.find(nodes.Call) for item in tree.find_all(nodes.Sub)):
+            return False
+        for item in tree.find_all((nodes.And, nodes.Or)):
+            if any(f.name == "nosuch" for f in item.find_all((nodes.Filter, nodes.Test))):
+                return False
+        for item in tree.find_all(nodes.Getitem):
+            if isinstance(item.arg, nodes.Slice) and not isinstance(item.node, nodes.Name) and (
+                    item.node.find(nodes.Name) is None or isinstance(item.node, branching) or item.node.find(branching)):
                 return False
     except jinja2.TemplateError:
         pass
