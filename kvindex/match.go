@@ -43,8 +43,8 @@ func (x *Index) Match(hashes []Hash, m *Matches) {
 		m.stripe = x.gate.turn.Add(1)
 	}
 	queued := x.gate.enter(m.stripe)
+	defer x.gate.leave(m.stripe, queued) // a panic must not keep writers out for good
 	x.match(hashes, m)
-	x.gate.leave(m.stripe, queued)
 }
 
 func (x *Index) match(hashes []Hash, m *Matches) {

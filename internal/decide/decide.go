@@ -167,6 +167,17 @@ func (d *Decider) Close() {
 // since is a time as the router counts it.
 func (d *Decider) since(t time.Time) time.Duration { return t.Sub(d.start) }
 
+// book runs f with the router, which nobody else uses meanwhile, and places those who
+// wait for room that f may have made. A panic in f goes on to the caller and leaves
+// nothing locked.
+func (d *Decider) book(at time.Time, f func(r *routing.Router, now time.Duration)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.since(at)
+	f(d.router, now)
+	d.serve(now)
+}
+
 // Decide implements extproc.Handler.
 func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decision {
 	began := r.Received

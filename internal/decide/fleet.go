@@ -133,18 +133,17 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 	for name := range old.members {
 		d.forgetGone(name)
 	}
-	d.mu.Lock()
-	for _, m := range next.members {
-		for _, slot := range m.slots {
-			p := &next.places[slot]
-			d.router.SetTarget(slot, routing.TargetInfo{
-				Target: p.target, Role: roles[m.Role], Models: m.Models, Ready: m.Ready, Draining: m.Draining,
-				Speed: m.Speed, Zone: m.Labels["zone"], Address: p.address,
-			})
+	d.book(d.now(), func(r *routing.Router, _ time.Duration) {
+		for _, m := range next.members {
+			for _, slot := range m.slots {
+				p := &next.places[slot]
+				r.SetTarget(slot, routing.TargetInfo{
+					Target: p.target, Role: roles[m.Role], Models: m.Models, Ready: m.Ready, Draining: m.Draining,
+					Speed: m.Speed, Zone: m.Labels["zone"], Address: p.address,
+				})
+			}
 		}
-	}
-	d.serve(d.since(d.now()))
-	d.mu.Unlock()
+	})
 	d.chooseOracles(next)
 	if d.onEndpoints != nil {
 		d.onEndpoints(endpoints)
@@ -185,11 +184,11 @@ func (d *Decider) add(w workers.Worker) (*member, error) {
 // drop forgets a worker.
 func (d *Decider) drop(m *member) {
 	m.feed.stop()
-	d.mu.Lock()
-	for _, slot := range m.slots {
-		d.router.RemoveTarget(slot)
-	}
-	d.mu.Unlock()
+	d.book(d.now(), func(r *routing.Router, _ time.Duration) {
+		for _, slot := range m.slots {
+			r.RemoveTarget(slot)
+		}
+	})
 	for _, slot := range m.slots {
 		d.dropSlot(slot)
 	}
@@ -211,20 +210,18 @@ func (d *Decider) Load(worker string, at time.Time, loads []workers.RankLoad) {
 	if m == nil {
 		return
 	}
-	now := d.since(at)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	defer d.serve(now)
-	for _, l := range loads {
-		report := routing.Report{At: now, Running: int64(l.Running), Waiting: int64(l.Waiting), KVUsage: l.KVUsage}
-		if l.Rank == kvindex.NoRank || len(loads) == 1 && len(m.slots) > 1 {
-			d.router.ReportWorker(now, worker, report)
-			continue
-		}
-		for _, slot := range m.slots {
-			if r := f.places[slot].target.Rank; r == l.Rank || r == kvindex.NoRank && len(loads) == 1 {
-				d.router.Report(now, slot, report)
+	d.book(at, func(r *routing.Router, now time.Duration) {
+		for _, l := range loads {
+			report := routing.Report{At: now, Running: int64(l.Running), Waiting: int64(l.Waiting), KVUsage: l.KVUsage}
+			if l.Rank == kvindex.NoRank || len(loads) == 1 && len(m.slots) > 1 {
+				r.ReportWorker(now, worker, report)
+				continue
+			}
+			for _, slot := range m.slots {
+				if rank := f.places[slot].target.Rank; rank == l.Rank || rank == kvindex.NoRank && len(loads) == 1 {
+					r.Report(now, slot, report)
+				}
 			}
 		}
-	}
+	})
 }

@@ -104,6 +104,50 @@ func TestMatchedTokensAreCountedBySource(t *testing.T) {
 	}
 }
 
+// panics says whether f does.
+func panics(f func()) (yes bool) {
+	defer func() { yes = recover() != nil }()
+	f()
+	return false
+}
+
+func TestAPanicLeavesNothingLocked(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	decision, _ := b.ask("/v1/completions", completion(40, ""))
+	router, index := b.router, b.index
+	b.router, b.index = nil, nil
+	for name, f := range map[string]func(){
+		"first token": func() { decision.Ticket.ResponseHeaders(200, decision.Endpoint) },
+		"end":         func() { decision.Ticket.End(time.Now()) },
+		"moved":       func() { decision.Ticket.ResponseHeaders(200, "10.9.9.9:1") },
+		"load":        func() { b.Load("a", time.Now(), []workers.RankLoad{{Rank: kvindex.NoRank}}) },
+		"metrics":     func() { b.collect(func(string, string, float64, ...string) {}) },
+		"credit":      func() { b.speculate(0, []kvindex.Hash{1}, time.Now()) },
+		"decision":    func() { b.Decide(t.Context(), b.request("/v1/completions", completion(40, ""))) },
+	} {
+		yes := panics(f)
+		if !yes && name != "moved" && name != "first token" { // the first of them has been told of the first token
+			t.Errorf("%s: no panic", name)
+		}
+		if !b.mu.TryLock() {
+			t.Fatalf("%s: the router is locked", name)
+		}
+		b.mu.Unlock()
+		if !b.feeds.still.TryLock() {
+			t.Fatalf("%s: the feeds are locked", name)
+		}
+		b.feeds.still.Unlock()
+		if len(b.desks) != 0 {
+			t.Fatalf("%s: a desk is taken", name)
+		}
+	}
+	b.router, b.index = router, index
+	decision.Ticket.End(time.Now())
+	if b.loads() != 0 {
+		t.Error("the load did not end")
+	}
+}
+
 func TestAPanicLeavesNothingBooked(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	counts := b.fleet.Load().places[0].tally

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/envoy"
@@ -174,25 +173,8 @@ type run struct {
 	failure *disagg.FailureError
 	answer  *disagg.Answer
 	// stop ends a leg that goes on; nil if none does.
-	stop context.CancelFunc
-	// usage is what the leg cost, once it has answered; nil if nobody wants to know.
-	usage *atomic.Pointer[disagg.Usage]
-}
-
-// told is where a leg's usage is kept, nil if clients are told decode's.
-func (d *Decider) told() *atomic.Pointer[disagg.Usage] {
-	if d.cfg.Disagg.Usage != config.UsageOfPrefill {
-		return nil
-	}
-	return new(atomic.Pointer[disagg.Usage])
-}
-
-// keepUsage reads the usage of a prefill answer into a place of told.
-func keepUsage(to *atomic.Pointer[disagg.Usage], answer []byte) {
-	if to != nil {
-		u := disagg.UsageOf(answer)
-		to.Store(&u)
-	}
+	stop  context.CancelFunc
+	usage *legUsage // nil if nobody wants to know
 }
 
 // runLeg makes the leg to one prefill target and, unless both run at once, waits
@@ -255,18 +237,15 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		}
 		return run{failure: disagg.AsFailure(err)}
 	}
-	r.answer, r.usage = answer, j.d.told()
-	keepUsage(r.usage, raw)
+	r.answer, r.usage = answer, j.d.newLegUsage()
+	r.usage.keep(raw)
 	j.prefillDone(plan, p)
 	return r
 }
 
 func (j *job) prefillDone(plan *routing.Plan, p *place) {
 	d := j.d
-	d.mu.Lock()
-	d.router.PrefillDone(d.since(d.now()), plan.Reservation)
-	d.serve(d.since(d.now()))
-	d.mu.Unlock()
+	d.book(d.now(), func(r *routing.Router, now time.Duration) { r.PrefillDone(now, plan.Reservation) })
 	d.metrics.Legs.WithLabelValues(p.target.Worker, string(disagg.OK)).Inc()
 	d.forgetGone(p.target.Worker)
 }
@@ -281,16 +260,13 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 	running, stop := context.WithTimeout(l.ctx, l.timeout)
 	early := make(chan error) // read until the head start is over
 	late := make(chan struct{})
-	entry, reservation, worker, address, usage := j.entry, plan.Reservation, p.target.Worker, p.address, d.told()
+	entry, reservation, worker, address, usage := j.entry, plan.Reservation, p.target.Worker, p.address, d.newLegUsage()
 	l.wg.Go(func() {
 		defer stop()
 		raw, err := l.sender.Send(running, address, path, header, body)
+		usage.keep(raw)
 		if err == nil {
-			keepUsage(usage, raw)
-			d.mu.Lock()
-			d.router.PrefillDone(d.since(d.now()), reservation)
-			d.serve(d.since(d.now()))
-			d.mu.Unlock()
+			d.book(d.now(), func(r *routing.Router, now time.Duration) { r.PrefillDone(now, reservation) })
 			d.metrics.Legs.WithLabelValues(worker, string(disagg.OK)).Inc()
 			d.forgetGone(worker)
 		}
@@ -353,9 +329,11 @@ func (j *job) movePrefill(plan *routing.Plan) bool {
 		j.tried = append(j.tried, p.worker.slots...) // its other ranks are the same process
 	}
 	q.Exclude = j.tried
-	d.mu.Lock()
-	next, err := d.router.MovePrefill(d.since(d.now()), plan.Reservation, &q, j.s.overlaps, nil)
-	d.mu.Unlock()
+	var next routing.Plan
+	var err error
+	d.book(d.now(), func(r *routing.Router, now time.Duration) {
+		next, err = r.MovePrefill(now, plan.Reservation, &q, j.s.overlaps, nil)
+	})
 	if err != nil {
 		j.entry.notePrefill(err.Error())
 		return false
@@ -368,9 +346,7 @@ func (j *job) movePrefill(plan *routing.Plan) bool {
 // computeLocally lets the decode target compute the prompt.
 func (j *job) computeLocally(plan *routing.Plan, decode *place) extproc.Decision {
 	d := j.d
-	d.mu.Lock()
-	d.router.ComputeLocally(d.since(d.now()), plan.Reservation, plan.DecodeMiss)
-	d.mu.Unlock()
+	d.book(d.now(), func(r *routing.Router, now time.Duration) { r.ComputeLocally(now, plan.Reservation, plan.DecodeMiss) })
 	plan.Prefill = routing.NoSlot
 	plan.Miss, plan.Matched = plan.DecodeMiss, max(0, j.query.PromptTokens-plan.DecodeMiss)
 	j.speculate(plan.Decode)
@@ -488,10 +464,7 @@ func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *di
 func (j *job) release(plan *routing.Plan) {
 	d := j.d
 	j.booked = nil
-	d.mu.Lock()
-	d.router.Release(d.since(d.now()), plan.Reservation)
-	d.serve(d.since(d.now()))
-	d.mu.Unlock()
+	d.book(d.now(), func(r *routing.Router, now time.Duration) { r.Release(now, plan.Reservation) })
 }
 
 // final gives the prefill answer to the client.

@@ -64,8 +64,8 @@ func (d *Decider) DumpIndex(w io.Writer) error {
 // a copy of the index is made: no request waits for that.
 func (d *Decider) speculate(slot kvindex.Slot, hashes []kvindex.Hash, now time.Time) {
 	if d.feeds.still.TryRLock() {
+		defer d.feeds.still.RUnlock()
 		d.index.Speculate(slot, hashes, now)
-		d.feeds.still.RUnlock()
 	}
 }
 

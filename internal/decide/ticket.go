@@ -3,11 +3,9 @@ package decide
 import (
 	"context"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/extproc"
-	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/kvindex"
@@ -35,10 +33,11 @@ type ticket struct {
 	// answer: it is left alone then.
 	stopLeg context.CancelFunc
 
-	// legUsage is what the prefill leg cost, nil until it has answered; nil itself if the
-	// client is told what decode reports.
-	legUsage *atomic.Pointer[disagg.Usage]
-	editor   *prompt.UsageEditor
+	// legUsage is nil if the client is told what decode reports. impatient says that it
+	// did not come in time.
+	legUsage  *legUsage
+	impatient bool
+	editor    *prompt.UsageEditor
 
 	usage *prompt.UsageScanner
 	first bool
@@ -91,16 +90,16 @@ func (t *ticket) moved(served string) {
 	}
 	// Which rank serves a request without our header is the engine's choice; the
 	// least loaded is the best guess.
-	t.d.mu.Lock()
-	defer t.d.mu.Unlock()
-	best := slots[0]
-	for _, s := range slots[1:] {
-		if t.d.router.Load(s).Active < t.d.router.Load(best).Active {
-			best = s
+	best, rebooked := slots[0], false
+	t.d.book(t.d.now(), func(r *routing.Router, now time.Duration) {
+		for _, s := range slots[1:] {
+			if r.Load(s).Active < r.Load(best).Active {
+				best = s
+			}
 		}
-	}
-	if t.d.router.Rebook(t.d.since(t.d.now()), t.reservation, best) {
-		t.d.serve(t.d.since(t.d.now()))
+		rebooked = r.Rebook(now, t.reservation, best)
+	})
+	if rebooked {
 		t.slot = best
 		if p := f.place(best); p != nil {
 			t.place = p
@@ -137,13 +136,17 @@ func (t *ticket) EditBody(chunk []byte, last bool) (out []byte, changed, holds b
 	return out, changed, t.editor.Holds()
 }
 
-// tellUsage is what becomes of a usage object. A leg that runs beside decode may not
-// have answered yet.
+// tellUsage is what becomes of a usage object.
 func (t *ticket) tellUsage(dst, usage []byte) []byte {
-	if u := t.legUsage.Load(); u != nil {
-		return u.Edit(dst, usage)
+	patience := usagePatience
+	if t.impatient {
+		patience = 0
 	}
-	return append(dst, usage...)
+	if !t.legUsage.wait(patience) {
+		t.impatient = true
+		return append(dst, usage...)
+	}
+	return t.legUsage.usage.Edit(dst, usage)
 }
 
 // observed compares predicted with reported cached tokens.
@@ -185,19 +188,13 @@ func (t *ticket) firstToken(at time.Time) {
 		return
 	}
 	t.first = true
-	t.d.mu.Lock()
-	t.d.router.FirstToken(t.d.since(at), t.reservation)
-	t.d.serve(t.d.since(at))
-	t.d.mu.Unlock()
+	t.d.book(at, func(r *routing.Router, now time.Duration) { r.FirstToken(now, t.reservation) })
 }
 
 // End implements extproc.Ticket.
 func (t *ticket) End(at time.Time) {
 	t.observed()
-	t.d.mu.Lock()
-	t.d.router.Release(t.d.since(at), t.reservation)
-	t.d.serve(t.d.since(at))
-	t.d.mu.Unlock()
+	t.d.book(at, func(r *routing.Router, now time.Duration) { r.Release(now, t.reservation) })
 	t.d.forgetGone(t.place.target.Worker)
 	t.entry.setEnded(at)
 	if t.stopLeg != nil && !t.entry.succeeded() {
@@ -237,19 +234,23 @@ func (f *fleet) place(slot kvindex.Slot) *place {
 
 // collect is the scrape-time side of the metrics.
 func (d *Decider) collect(emit func(name, help string, value float64, labels ...string)) {
-	d.mu.Lock()
 	type row struct {
 		t    kvindex.Target
 		load routing.Load
 	}
 	var rows []row
-	d.router.Targets(func(_ kvindex.Slot, info *routing.TargetInfo, load routing.Load) bool {
-		rows = append(rows, row{info.Target, load})
-		return true
-	})
-	live, doubles, stale := d.router.Live(), d.router.DoubleReleases(), d.router.StaleReports()
-	waiting := d.waiting.queue.Len()
-	d.mu.Unlock()
+	var live, waiting int
+	var doubles, stale uint64
+	func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.router.Targets(func(_ kvindex.Slot, info *routing.TargetInfo, load routing.Load) bool {
+			rows = append(rows, row{info.Target, load})
+			return true
+		})
+		live, doubles, stale = d.router.Live(), d.router.DoubleReleases(), d.router.StaleReports()
+		waiting = d.waiting.queue.Len()
+	}()
 	sum, squares, n := 0.0, 0.0, max(float64(len(rows)), 1)
 	for _, r := range rows {
 		sum += float64(r.load.Active)

@@ -33,6 +33,8 @@ type waiter struct {
 	// plan and err are the outcome of the last attempt.
 	plan routing.Plan
 	err  error
+	// panicked is what an attempt by another's hand panicked with.
+	panicked any
 }
 
 // errClientGone says that a client did not wait until there was room.
@@ -89,6 +91,9 @@ func (d *Decider) wait(ctx context.Context, w *waiter) (routing.Plan, error) {
 			return routing.Plan{}, errClientGone
 		}
 	}
+	if w.panicked != nil {
+		panic(w.panicked)
+	}
 	return w.plan, w.err
 }
 
@@ -107,8 +112,7 @@ func (d *Decider) serve(now time.Duration) {
 		if w.plain() && slices.Contains(d.waiting.full, w.job.query.Model) {
 			return false
 		}
-		w.job.rematch()
-		w.plan, w.err = w.job.try(now, w.ex)
+		w.attempt(now)
 		if isFull(w.err) {
 			if w.plain() {
 				d.waiting.full = append(d.waiting.full, w.job.query.Model)
@@ -118,6 +122,18 @@ func (d *Decider) serve(now time.Duration) {
 		d.waiting.dismiss(w)
 		return true
 	})
+}
+
+// attempt tries again for a waiter. A panic is the waiter's, not that of whoever made
+// room, and takes it out of the queue: the others get their turn.
+func (w *waiter) attempt(now time.Duration) {
+	defer func() {
+		if w.panicked = recover(); w.panicked != nil {
+			w.err = nil
+		}
+	}()
+	w.job.rematch()
+	w.plan, w.err = w.job.try(now, w.ex)
 }
 
 // ahead returns a waiter that has the better right to the room that j asks for.

@@ -104,6 +104,35 @@ func TestWhoWaitsHoldsNoDesk(t *testing.T) {
 	}
 }
 
+// A waiter whose attempt panics takes nobody's turn: not that of who made room, nor
+// that of who stands behind it.
+func TestAPanickingWaiterIsAlone(t *testing.T) {
+	b := newBench(t, "routing: {wait: {max_requests: 8, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
+	running, _ := b.ask("/v1/completions", completion(10, ""))
+	died := make(chan bool, 1)
+	r := b.request("/v1/completions", completion(10, ""))
+	go func() { died <- panics(func() { b.Decide(context.Background(), r) }) }()
+	b.untilWaiting(1)
+	behind := b.send(2)
+	b.mu.Lock()
+	for _, w := range b.waiting.byID {
+		if w.job.r == r {
+			w.job.s = nil
+		}
+	}
+	b.mu.Unlock()
+	running.Ticket.End(time.Now())
+	if !<-died {
+		t.Error("the waiter did not panic")
+	}
+	running = <-behind.done
+	if running.Ticket == nil {
+		t.Fatalf("who stood behind was not placed: %+v", running.Reject)
+	}
+	running.Ticket.End(time.Now())
+	b.idle()
+}
+
 func TestAFullQueueShedsWhatMayBeShed(t *testing.T) {
 	b := newBench(t, "routing: {trust_overrides: true, wait: {max_requests: 2, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
 	running, _ := b.ask("/v1/completions", completion(10, ""))
