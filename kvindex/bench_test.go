@@ -1,8 +1,12 @@
 package kvindex
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func BenchmarkAppendHashes(b *testing.B) {
@@ -90,4 +94,58 @@ func BenchmarkSpeculate(b *testing.B) {
 		hashes = x.Hasher().AppendContents(hashes[:depth-50], hashes[depth-51]+Hash(i), content[depth-50:])
 		x.Speculate(s, hashes, testTime(i))
 	}
+}
+
+// BenchmarkSnapshot is a copy of 16 targets with 64 shared chains of 78 blocks each and
+// as many of their own.
+func BenchmarkSnapshot(b *testing.B) {
+	x := mustIndex(b, Config{BlockSize: 16})
+	for t := range 16 {
+		s := mustAdd(b, x, t, 16)
+		for c := range 128 {
+			if c >= 64 {
+				c += 64 * t
+			}
+			content, names := contents(uint64(c), 78)
+			if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names}, content); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	var text bytes.Buffer
+	if err := x.Dump(&text, nil); err != nil {
+		b.Fatal(err)
+	}
+	blocks := float64(x.Stats().Blocks)
+	perBlock := func(b *testing.B, used time.Duration) {
+		b.ReportMetric(float64(used)/float64(b.N)/blocks, "cpu-ns/block")
+	}
+	b.Run("dump", func(b *testing.B) {
+		before := processTime()
+		for b.Loop() {
+			text.Reset()
+			if err := x.Dump(&text, nil); err != nil {
+				b.Fatal(err)
+			}
+		}
+		perBlock(b, processTime()-before)
+	})
+	b.Run("load", func(b *testing.B) {
+		before := processTime()
+		for b.Loop() {
+			if _, err := mustIndex(b, Config{BlockSize: 16}).Load(bytes.NewReader(text.Bytes())); err != nil {
+				b.Fatal(err)
+			}
+		}
+		perBlock(b, processTime()-before)
+	})
+}
+
+// processTime is the CPU time of this process, all threads.
+func processTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
 }
