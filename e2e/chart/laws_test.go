@@ -143,6 +143,11 @@ func checkPod(t *testing.T, d object, all map[string]object) {
 		if at(c, "resources", "requests", "cpu") == nil || at(c, "resources", "limits", "memory") == nil {
 			t.Errorf("%s: resources are %v", name, at(c, "resources"))
 		}
+		if text(c, "name") == "kvlane" && !slices.ContainsFunc(list(c, "volumeMounts"), func(m any) bool {
+			return text(m, "mountPath") == "/tmp" && at(m, "readOnly") != true && at(volumes[text(m, "name")], "emptyDir") != nil
+		}) {
+			t.Errorf("%s has a read-only root and no /tmp", name)
+		}
 		sleep = max(sleep, number(c, "lifecycle", "preStop", "sleep", "seconds"))
 		for _, m := range list(c, "volumeMounts") {
 			if volumes[text(m, "name")] == nil {

@@ -5,42 +5,147 @@ package k8s
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
 
 var chartDir = filepath.Join("..", "..", "charts", "kvlane")
 
-// chart installs Kvlane as operators do: with Helm, which waits for readiness,
-// and through an upgrade, a rollback and the end.
-func chart(t *testing.T, c *cluster) {
-	const in = "chart"
-	c.namespace(t, in)
-	c.applyText(t, `{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: llm, namespace: chart}, spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTTP}]}}`)
-	helm := func(args ...string) {
-		t.Helper()
-		began := time.Now()
-		if _, err := c.run(t.Context(), "", "helm", append(args, "-n", in, "--wait", "--timeout", "90s")...); err != nil {
-			t.Fatal(err)
-		}
-		t.Logf("helm %s: %s", args[0], time.Since(began).Round(100*time.Millisecond))
+// release is Kvlane installed as operators do it: with Helm, which waits for
+// readiness.
+type release struct {
+	c      *cluster
+	in     string
+	values []string // --set of every command
+}
+
+func (r *release) helm(t *testing.T, args ...string) {
+	t.Helper()
+	began := time.Now()
+	if _, err := r.c.run(t.Context(), "", "helm", append(args, "-n", r.in, "--wait", "--timeout", "150s")...); err != nil {
+		t.Fatal(err)
 	}
-	helm("install", "kvlane", chartDir, "-f", "testdata/values.yaml")
-	c.ready(t, in, "llm", 2)
-	chat := c.gateway(t, in, "llm") + "/v1/chat/completions"
-	routed(t, chat)
-	followsPicks(t, chat)
-	steady(t, chat, func() {
-		helm("upgrade", "kvlane", chartDir, "-f", "testdata/values.yaml", "--set", "replicas=3", "--set", "config.log.level=debug")
-		c.ready(t, in, "kvlane", 3)
-		helm("rollback", "kvlane", "1")
-		time.Sleep(time.Second)
-	})
-	helm("uninstall", "kvlane")
-	eventually(t, 40*time.Second, "nothing left of the chart", func() error {
-		if out := c.kubectl(t, "", "get", "all,cm,sa,role,rolebinding,pdb,networkpolicy,inferencepool,httproute", "-n", in, "-l", "app.kubernetes.io/instance=kvlane", "-o", "name"); out != "" {
+	t.Logf("helm %s: %s", args[0], time.Since(began).Round(100*time.Millisecond))
+}
+
+// put installs or upgrades the chart with further values.
+func (r *release) put(t *testing.T, command string, values ...string) {
+	t.Helper()
+	args := []string{command, "kvlane", chartDir, "-f", "testdata/values.yaml"}
+	for _, v := range append(r.values, values...) {
+		args = append(args, "--set", v)
+	}
+	r.helm(t, args...)
+}
+
+// end uninstalls it and waits until nothing is left.
+func (r *release) end(t *testing.T) {
+	t.Helper()
+	kinds := "all,cm,sa,role,rolebinding,pdb,networkpolicy,httproute"
+	for _, further := range []string{"inferencepool", "destinationrule", "envoyfilter", "envoyextensionpolicy", "backendtrafficpolicy", "clienttrafficpolicy"} {
+		if _, err := r.c.run(t.Context(), "", "kubectl", "get", further, "-n", r.in); err == nil { // the cluster knows it
+			kinds += "," + further
+		}
+	}
+	left := func() string {
+		return r.c.kubectl(t, "", "get", kinds, "-n", r.in, "-l", "app.kubernetes.io/instance=kvlane", "-o", "name")
+	}
+	t.Logf("of the chart: %s", strings.ReplaceAll(left(), "\n", " "))
+	r.helm(t, "uninstall", "kvlane")
+	eventually(t, 2*time.Minute, "nothing left of the chart", func() error {
+		if out := left(); out != "" {
 			return fmt.Errorf("left: %s", out)
 		}
 		return nil
 	})
+}
+
+// chart installs each shape that stands with Istio or alone.
+func chart(t *testing.T, c *cluster) {
+	t.Run("InferencePool", func(t *testing.T) { chartPool(t, c) })
+	t.Run("EnvoyFilter", func(t *testing.T) { chartFilter(t, c) })
+	t.Run("sidecar", func(t *testing.T) {
+		chartOwnEnvoy(t, c, "chart-sidecar", "mode=sidecar")
+	})
+	t.Run("standalone", func(t *testing.T) {
+		chartOwnEnvoy(t, c, "chart-standalone", "mode=standalone")
+	})
+}
+
+// chartPool goes through an upgrade and a rollback under load too.
+func chartPool(t *testing.T, c *cluster) {
+	r := &release{c: c, in: "chart"}
+	c.namespace(t, r.in)
+	c.applyText(t, `{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: llm, namespace: chart}, spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTTP}]}}`)
+	r.put(t, "install")
+	c.ready(t, r.in, "llm", 2)
+	chat := c.gateway(t, r.in, "llm") + "/v1/chat/completions"
+	routed(t, chat)
+	followsPicks(t, c, r.in, chat)
+	c.speaksTLS(t, r.in, "llm", "kvlane", false)
+	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart.svc.cluster.local", `"max_requests": 65535`, true)
+	steady(t, chat, func() {
+		r.put(t, "upgrade", "replicas=3", "config.log.level=debug")
+		c.ready(t, r.in, "kvlane", 3)
+		r.helm(t, "rollback", "kvlane", "1")
+		time.Sleep(time.Second)
+	})
+	// Not under load: Envoy ends its streams to a cluster that changes.
+	r.put(t, "upgrade", "provider.istio.destinationRule.tls=true")
+	c.speaksTLS(t, r.in, "llm", "kvlane", true)
+	followsPicks(t, c, r.in, chat)
+	r.end(t)
+}
+
+func chartFilter(t *testing.T, c *cluster) {
+	r := &release{c: c, in: "chart-filter", values: []string{"provider.istio.envoyFilter.enabled=true"}}
+	c.namespace(t, r.in)
+	c.applyText(t, `{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: llm, namespace: chart-filter}, spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTTP}]}}`)
+	r.put(t, "install")
+	c.ready(t, r.in, "llm", 2)
+	chat := c.gateway(t, r.in, "llm") + "/v1/chat/completions"
+	routed(t, chat)
+	followsPicks(t, c, r.in, chat)
+	streams(t, chat)
+	longPrompt(t, chat)
+	steersNot(t, c, r.in, chat)
+	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart-filter.svc.cluster.local", `"max_requests": 65535`, true)
+	r.end(t)
+}
+
+// chartOwnEnvoy installs a mode in which the chart brings its Envoy.
+func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
+	r := &release{c: c, in: in, values: []string{mode, "provider.name=none", "httpRoute.create=false", "service.type=LoadBalancer", "proxy.drainSeconds=5",
+		"proxy.image.repository=envoy", "proxy.concurrency=1"}}
+	c.namespace(t, in)
+	c.ready(t, in, "llm", 2)
+	r.put(t, "install")
+	chat := c.service(t, in, "kvlane") + "/v1/chat/completions"
+	routed(t, chat)
+	followsPicks(t, c, in, chat)
+	streams(t, chat)
+	longPrompt(t, chat)
+	steersNot(t, c, in, chat)
+	r.put(t, "upgrade", "config.log.level=debug", "proxy.requestBody=FULL_DUPLEX_STREAMED", "proxy.firstToken=true")
+	routed(t, chat)
+	followsPicks(t, c, in, chat)
+	streams(t, chat)
+	r.end(t)
+}
+
+// service is the address of a Service of type LoadBalancer.
+func (c *cluster) service(t *testing.T, in, name string) string {
+	t.Helper()
+	var s service
+	eventually(t, time.Minute, "address of Service "+name, func() error {
+		if err := c.client.Get(t.Context(), "/api/v1/namespaces/"+in+"/services/"+name, &s); err != nil {
+			return err
+		}
+		if len(s.Status.LoadBalancer.Ingress) == 0 {
+			return fmt.Errorf("%s has none", name)
+		}
+		return nil
+	})
+	return "http://" + s.Status.LoadBalancer.Ingress[0].IP
 }

@@ -105,7 +105,8 @@ func logDir(t *testing.T) string {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("logs are in %s", dir)
+			text, _ := os.ReadFile(filepath.Join(dir, "node.log"))
+			t.Logf("the node's last words:\n%s", text[max(0, len(text)-4000):])
 		}
 	})
 	return dir
@@ -168,31 +169,56 @@ func (c *cluster) applyText(t *testing.T, text string) {
 	c.kubectl(t, text, "apply", "--server-side", "--force-conflicts", "-f", "-")
 }
 
-// moduleDir is the folder of a Go module that a tool's go.mod pins.
-func moduleDir(t *testing.T, tool, module string) string {
+// module asks about a Go module that a tool's go.mod pins.
+func module(t *testing.T, tool, name, format string) string {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module)
+	cmd := exec.Command("go", "list", "-m", "-f", format, name)
 	cmd.Dir = filepath.Join("tools", tool)
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("module %s: %v", module, err)
+		t.Fatalf("module %s: %v", name, err)
 	}
 	return strings.TrimSpace(string(out))
 }
 
-// crds installs the resource definitions of the Gateway API, of its inference
-// extension and of Istio.
+func moduleDir(t *testing.T, tool, name string) string { return module(t, tool, name, "{{.Dir}}") }
+func moduleVersion(t *testing.T, tool, name string) string {
+	return module(t, tool, name, "{{.Version}}")
+}
+
+// crds installs Istio's resource definitions and, by the commands of the page for
+// Istio, those of the Gateway API and of its inference extension.
 func (c *cluster) crds(t *testing.T) {
-	c.apply(t, "-f", filepath.Join(moduleDir(t, "conformance", "sigs.k8s.io/gateway-api"), "config/crd/standard"),
-		"-f", filepath.Join(moduleDir(t, "conformance", "sigs.k8s.io/gateway-api-inference-extension"), "config/crd/bases"),
-		"-f", filepath.Join(moduleDir(t, "istio", "istio.io/istio"), "manifests/charts/base/files/crd-all.gen.yaml"))
+	c.apply(t, "-f", filepath.Join(moduleDir(t, "istio", "istio.io/istio"), "manifests/charts/base/files/crd-all.gen.yaml"))
+	c.applyText(t, `{apiVersion: v1, kind: Namespace, metadata: {name: istio-system}}`)
+	// istiod is no pod here; this one is only there to be changed by the page's command.
+	c.applyText(t, `{apiVersion: apps/v1, kind: Deployment, metadata: {name: istiod, namespace: istio-system},
+spec: {replicas: 0, selector: {matchLabels: {app: istiod}}, template: {metadata: {labels: {app: istiod}}, spec: {containers: [{name: discovery, image: istiod}]}}}}`)
+	gatewayAPI, extension := "sigs.k8s.io/gateway-api", "sigs.k8s.io/gateway-api-inference-extension"
+	page := readPage(t, "kubernetes-istio.md")
+	c.shell(t, "default", replaced(t, page.block(t, "istiod"),
+		"https://github.com/kubernetes-sigs/gateway-api/releases/download/"+moduleVersion(t, "conformance", gatewayAPI)+"/standard-install.yaml",
+		filepath.Join(moduleDir(t, "conformance", gatewayAPI), "config/crd/standard"),
+		"https://github.com/kubernetes-sigs/gateway-api-inference-extension/releases/download/"+moduleVersion(t, "conformance", extension)+"/manifests.yaml",
+		filepath.Join(moduleDir(t, "conformance", extension), "config/crd/bases")))
+}
+
+// environment is what istiod's Deployment says.
+func (c *cluster) environment(t *testing.T) (env []string) {
+	t.Helper()
+	for line := range strings.Lines(c.kubectl(t, "", "-n", "istio-system", "get", "deployment", "istiod", "-o", `jsonpath={range .spec.template.spec.containers[0].env[*]}{.name}={.value}{"\n"}{end}`)) {
+		env = append(env, strings.TrimSpace(line))
+	}
+	if len(env) != 2 {
+		t.Fatalf("istiod's environment is %q", env)
+	}
+	return env
 }
 
 // istiod starts istiod with the template that has it make a Deployment for each
 // Gateway. What a stock Envoy would refuse is switched off: two filters of
 // Istio's own proxy, and mTLS, for which there is no node agent here.
 func (c *cluster) istiod(t *testing.T) {
-	c.applyText(t, `{apiVersion: v1, kind: Namespace, metadata: {name: istio-system}}`)
 	c.applyText(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: istio, namespace: istio-system}, data: {mesh: "enableAutoMtls: false\n"}}`)
 	chart := filepath.Join(moduleDir(t, "istio", "istio.io/istio"), "manifests/charts/istio-control/istio-discovery")
 	template, err := c.run(t.Context(), "", "helm", "template", "istiod", chart, "-n", "istio-system", "-s", "templates/istiod-injector-configmap.yaml")
@@ -200,10 +226,9 @@ func (c *cluster) istiod(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.applyText(t, template)
-	c.process(t, []string{
-		"ENABLE_GATEWAY_API_INFERENCE_EXTENSION=true", "PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_ALPN_FILTER=false", "ENABLE_100_CONTINUE_HEADERS=false",
-		"POD_NAMESPACE=istio-system", "POD_NAME=istiod-0", "CLUSTER_ID=Kubernetes",
-	}, "pilot-discovery", "discovery", "--kubeconfig", c.kubeconfig, "--httpAddr", "127.0.0.1:18080", "--httpsAddr", "", "--grpcAddr", hostIP+":"+xdsPort, "--secureGRPCAddr", "",
+	c.process(t, append(c.environment(t),
+		"PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_ALPN_FILTER=false", "POD_NAMESPACE=istio-system", "POD_NAME=istiod-0", "CLUSTER_ID=Kubernetes",
+	), "pilot-discovery", "discovery", "--kubeconfig", c.kubeconfig, "--httpAddr", "127.0.0.1:18080", "--httpsAddr", "", "--grpcAddr", hostIP+":"+xdsPort, "--secureGRPCAddr", "",
 		"--monitoringAddr", "127.0.0.1:15014", "--ctrlz_port", "0", "--profile=false")
 	eventually(t, time.Minute, "istiod", func() error {
 		resp, err := http.Get("http://127.0.0.1:18080/ready")

@@ -82,16 +82,14 @@ func TestEnvoyGateway(t *testing.T) {
 	for _, f := range []string{"gateway.yaml", "kvlane.yaml", "policies.yaml", "full-duplex.yaml"} {
 		c.kubectl(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest("envoy-gateway/"+f))
 	}
-	c.apply(t, "-f", "testdata/engines.yaml", "-f", manifest("envoy-gateway/gateway.yaml"), "-f", manifest("envoy-gateway/policies.yaml"))
+	c.apply(t, "-f", manifest("engines/simulated.yaml"), "-f", manifest("envoy-gateway/gateway.yaml"), "-f", manifest("envoy-gateway/policies.yaml"))
 	c.applyText(t, edited(t, "envoy-gateway/kvlane.yaml", image, testImage))
 	c.ready(t, ns, "llm", 2)
 	c.ready(t, ns, "kvlane", 2)
-	// Envoy Gateway has its Envoy listen on 10080 where the Service has 80.
-	url := c.gateway(t, ns, "llm") + ":10080"
-	chat := url + "/v1/chat/completions"
+	chat := c.gateway(t, ns, "llm") + "/v1/chat/completions"
 	routed(t, chat)
-	accepted(t, c)
-	t.Run("buffered", func(t *testing.T) { behindEnvoyGateway(t, c, chat) })
+	accepted(t, c, ns)
+	t.Run("buffered", func(t *testing.T) { behindEnvoyGateway(t, c, ns, chat) })
 	t.Run("first token and end are seen", func(t *testing.T) { phases(t, c, chat) })
 	t.Run("engines are replaced under load", func(t *testing.T) {
 		steady(t, chat, func() {
@@ -104,8 +102,8 @@ func TestEnvoyGateway(t *testing.T) {
 		c.apply(t, "-f", manifest("envoy-gateway/full-duplex.yaml"))
 		time.Sleep(3 * time.Second)
 		routed(t, chat)
-		accepted(t, c)
-		behindEnvoyGateway(t, c, chat)
+		accepted(t, c, ns)
+		behindEnvoyGateway(t, c, ns, chat)
 	})
 	t.Run("without Kvlane", func(t *testing.T) {
 		c.apply(t, "-f", manifest("envoy-gateway/policies.yaml"))
@@ -119,17 +117,43 @@ func TestEnvoyGateway(t *testing.T) {
 			t.Errorf("%d %q %s %v", r.status, r.target, r.body, err)
 		}
 	})
+	t.Run("chart", func(t *testing.T) { chartBehindEnvoyGateway(t, c) })
+	t.Run("docs", func(t *testing.T) {
+		p := readPage(t, "kubernetes-envoy-gateway.md")
+		c.follow(t, "docs", p.block(t, enginesBlock), p.block(t, "policies.yaml"), p.block(t, curlBlock))
+		c.helmCommand(t, p)
+	})
 }
 
-func behindEnvoyGateway(t *testing.T, c *cluster, chat string) {
-	followsPicks(t, chat)
+// chartBehindEnvoyGateway installs the chart for Envoy Gateway, in both body modes.
+func chartBehindEnvoyGateway(t *testing.T, c *cluster) {
+	r := &release{c: c, in: "chart", values: []string{"provider.name=envoy-gateway"}}
+	c.namespace(t, r.in)
+	c.applyText(t, `{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: llm, namespace: chart}, spec: {gatewayClassName: envoy-gateway, listeners: [{name: http, port: 80, protocol: HTTP}]}}`)
+	r.put(t, "install")
+	c.ready(t, r.in, "llm", 2)
+	chat := c.gateway(t, r.in, "llm") + "/v1/chat/completions"
+	for _, mode := range []string{"Buffered", "FullDuplexStreamed"} {
+		if mode != "Buffered" {
+			r.put(t, "upgrade", "provider.envoyGateway.failOpen=false", "provider.envoyGateway.requestBody="+mode)
+			time.Sleep(3 * time.Second)
+		}
+		routed(t, chat)
+		accepted(t, c, r.in)
+		behindEnvoyGateway(t, c, r.in, chat)
+	}
+	r.end(t)
+}
+
+func behindEnvoyGateway(t *testing.T, c *cluster, in, chat string) {
+	followsPicks(t, c, in, chat)
 	streams(t, chat)
 	longPrompt(t, chat)
-	steersNot(t, c, ns, chat)
+	steersNot(t, c, in, chat)
 }
 
 // accepted wants every policy accepted by Envoy Gateway.
-func accepted(t *testing.T, c *cluster) {
+func accepted(t *testing.T, c *cluster, in string) {
 	t.Helper()
 	for _, kind := range []string{"envoyextensionpolicies", "backendtrafficpolicies", "clienttrafficpolicies"} {
 		eventually(t, 20*time.Second, kind, func() error {
@@ -140,7 +164,7 @@ func accepted(t *testing.T, c *cluster) {
 					}
 				}
 			}
-			if err := c.client.Get(t.Context(), "/apis/gateway.envoyproxy.io/v1alpha1/namespaces/default/"+kind+"/kvlane", &p); err != nil {
+			if err := c.client.Get(t.Context(), "/apis/gateway.envoyproxy.io/v1alpha1/namespaces/"+in+"/"+kind+"/kvlane", &p); err != nil {
 				return err
 			}
 			for _, a := range p.Status.Ancestors {
@@ -158,6 +182,30 @@ func accepted(t *testing.T, c *cluster) {
 // phases looks at Kvlane's own account: each answer's first piece was seen, and
 // at the end nothing is booked.
 func phases(t *testing.T, c *cluster, chat string) {
+	// With several replicas the observing stream may come to another one than the
+	// request did, which then does not know it.
+	c.kubectl(t, "", "scale", "deployment/kvlane", "--replicas=1")
+	c.ready(t, ns, "kvlane", 1)
+	defer func() {
+		c.kubectl(t, "", "scale", "deployment/kvlane", "--replicas=2")
+		c.ready(t, ns, "kvlane", 2)
+	}()
+	eventually(t, time.Minute, "one Kvlane only", func() error {
+		var slices struct {
+			Items []struct{ Endpoints []any }
+		}
+		n := 0
+		if err := c.client.Get(t.Context(), "/apis/discovery.k8s.io/v1/namespaces/"+ns+"/endpointslices?labelSelector=kubernetes.io/service-name%3Dkvlane", &slices); err != nil {
+			return err
+		}
+		for _, s := range slices.Items {
+			n += len(s.Endpoints)
+		}
+		if n != 1 {
+			return fmt.Errorf("%d endpoints", n)
+		}
+		return nil
+	})
 	before := c.metric(t, "kvlane_first_token_seconds_count")
 	for i := range 4 {
 		if r, err := post(t.Context(), chat, chatBody("demo", essay(fmt.Sprint("phases ", i), 30), true)); err != nil || r.status != http.StatusOK {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -45,7 +46,7 @@ func (s *sandbox) run(c *container) error {
 		return s.runKvlane(c, append([]string{"serve", "--conformance"}, c.Args...))
 	case name == "echo-basic":
 		return s.runEcho(c)
-	case c.Name == "istio-proxy":
+	case c.Name == istioProxy:
 		return s.runIstioProxy(c)
 	case name == "envoy":
 		return s.runEnvoy(c)
@@ -163,10 +164,18 @@ func (s *sandbox) runEnvoy(c *container) error {
 		args = append(append([]string(nil), c.Command[1:]...), args...)
 	}
 	argv := append([]string{"/envoy.bin"}, expand(args, env)...)
-	for i := range argv { // there is no DNS here
+	for i := range argv { // Envoy Gateway is no pod here
 		argv[i] = strings.ReplaceAll(argv[i], "envoy-gateway."+egNamespace+".svc.cluster.local.", hostIP)
 	}
-	return s.spawn(c, root, env, append(argv, "--disable-hot-restart")...)
+	resolv := filepath.Join(root, "etc/resolv.conf")
+	_ = os.Remove(resolv) // it may be a link out of the pod
+	if err := os.WriteFile(resolv, []byte("nameserver "+hostIP+"\n"), 0o644); err != nil {
+		return err
+	}
+	if !slices.Contains(argv, "--disable-hot-restart") { // it would need shared memory
+		argv = append(argv, "--disable-hot-restart")
+	}
+	return s.spawn(c, root, env, argv...)
 }
 
 // istioBootstrap is the bootstrap of a gateway's Envoy: who it is, and where

@@ -12,7 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,8 +32,8 @@ import (
 
 const nodeName = "node-1"
 
-// node is kubelet, scheduler and load balancer in one: it looks at all pods many
-// times a second and makes real what it sees.
+// node is kubelet, scheduler, kube-proxy, load balancer and DNS in one: it looks at
+// all pods and Services many times a second and makes real what it sees.
 type node struct {
 	c      *cluster
 	client *kube.Client
@@ -48,6 +50,9 @@ type node struct {
 	mu      sync.Mutex
 	running map[string]*sandbox // by UID
 	next    int
+	names   map[string]string // addresses of Services
+
+	proxied map[string]*clusterService // by address; the node's own goroutine's
 }
 
 // sandbox is a pod that runs.
@@ -69,7 +74,7 @@ type sandbox struct {
 }
 
 func startNode(t *testing.T, c *cluster) *node {
-	n := &node{c: c, client: c.client, kvlane: os.Getenv("KVLANE_BIN"), running: map[string]*sandbox{}}
+	n := &node{c: c, client: c.client, kvlane: os.Getenv("KVLANE_BIN"), running: map[string]*sandbox{}, proxied: map[string]*clusterService{}}
 	var err error
 	if n.envoy, err = filepath.EvalSymlinks(os.Getenv("ENVOY")); err != nil {
 		t.Fatal(err)
@@ -80,6 +85,7 @@ func startNode(t *testing.T, c *cluster) *node {
 	ctx, stop := context.WithCancel(context.Background())
 	n.ctx = ctx
 	t.Cleanup(func() { stop(); n.wg.Wait() })
+	n.serveDNS(t)
 	// The EndpointSlice controller skips pods of a node that does not exist.
 	c.applyText(t, `{apiVersion: v1, kind: Node, metadata: {name: `+nodeName+`}}`)
 	n.wg.Go(func() {
@@ -150,7 +156,7 @@ func (n *node) look(ctx context.Context) error {
 	for _, s := range gone {
 		n.end(s, nil)
 	}
-	return n.balance(ctx, pods.Items)
+	return n.services(ctx, pods.Items)
 }
 
 func (n *node) bind(ctx context.Context, p *pod) {
@@ -194,35 +200,6 @@ func (n *node) end(s *sandbox, p *pod) {
 		delete(n.running, s.pod.Metadata.UID)
 		n.mu.Unlock()
 	})
-}
-
-// balance gives services of type LoadBalancer the address of a pod.
-func (n *node) balance(ctx context.Context, pods []pod) error {
-	var services items[service]
-	if err := n.client.Get(ctx, "/api/v1/services", &services); err != nil {
-		return err
-	}
-	for _, s := range services.Items {
-		if s.Spec.Type != "LoadBalancer" {
-			continue
-		}
-		for i := range pods {
-			p := &pods[i]
-			if p.Metadata.Namespace != s.Metadata.Namespace || p.Status.PodIP == "" || p.Metadata.DeletionTimestamp != nil || !selects(s.Spec.Selector, p.Metadata.Labels) {
-				continue
-			}
-			if in := s.Status.LoadBalancer.Ingress; len(in) == 1 && in[0].IP == p.Status.PodIP {
-				break
-			}
-			body := fmt.Sprintf(`{"status":{"loadBalancer":{"ingress":[{"ip":%q}]}}}`, p.Status.PodIP)
-			path := "/api/v1/namespaces/" + s.Metadata.Namespace + "/services/" + s.Metadata.Name + "/status"
-			if err := n.client.Do(ctx, http.MethodPatch, path, "application/merge-patch+json", []byte(body), nil); err != nil {
-				return err
-			}
-			break
-		}
-	}
-	return nil
 }
 
 // inside runs f in the pod's network namespace. What f starts or opens stays
@@ -299,7 +276,11 @@ func (s *sandbox) watch() {
 		why := ""
 		for i := range s.pod.Spec.Containers {
 			c := &s.pod.Spec.Containers[i]
-			if err := s.probe(c); err != nil {
+			err := s.probe(c)
+			if err == nil && c.Name == istioProxy {
+				err = s.configured()
+			}
+			if err != nil {
 				why = c.Name + ": " + err.Error()
 			}
 		}
@@ -385,14 +366,30 @@ func (s *sandbox) probe(c *container) error {
 	return nil
 }
 
-// address is the pod's, with a port that is a number or a name.
-func (s *sandbox) address(c *container, port any) string {
-	for _, p := range c.Ports {
-		if p.Name == port {
-			return net.JoinHostPort(s.ip, fmt.Sprint(p.ContainerPort))
+// istioProxy is the container that Istio's agent would run in. The agent answers
+// the probe once Envoy has its configuration.
+const istioProxy = "istio-proxy"
+
+func (s *sandbox) configured() error {
+	req, err := http.NewRequestWithContext(s.n.ctx, http.MethodGet, "http://"+s.ip+":15000/stats?filter=update_success$", http.NoBody)
+	if err != nil {
+		return err
+	}
+	r, err := do(req)
+	if err != nil {
+		return err
+	}
+	for _, stat := range []string{"cluster_manager.cds", "listener_manager.lds"} {
+		if !regexp.MustCompile(`(?m)^` + stat + `\.update_success: [1-9]`).Match(r.body) {
+			return errors.New("no " + stat + " yet")
 		}
 	}
-	return net.JoinHostPort(s.ip, fmt.Sprint(port))
+	return nil
+}
+
+// address is the pod's, with a port that is a number or a name.
+func (s *sandbox) address(c *container, port any) string {
+	return net.JoinHostPort(s.ip, c.port(port))
 }
 
 // stop ends all containers, each after its preStop sleep.
@@ -449,6 +446,23 @@ func (n *node) sandboxes(namespace string, labels map[string]string) []*sandbox 
 			out = append(out, s)
 		}
 	}
+	return out
+}
+
+// pickers are the running pods of a namespace in which Kvlane serves.
+func (n *node) pickers(namespace string) []*sandbox {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var out []*sandbox
+	for _, s := range n.running {
+		for i := range s.pod.Spec.Containers {
+			c := &s.pod.Spec.Containers[i]
+			if s.pod.Metadata.Namespace == namespace && !s.going && c.Name == "kvlane" {
+				out = append(out, s)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b *sandbox) int { return strings.Compare(a.ip, b.ip) })
 	return out
 }
 

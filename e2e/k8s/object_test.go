@@ -2,7 +2,11 @@
 
 package k8s
 
-import "time"
+import (
+	"fmt"
+	"net"
+	"time"
+)
 
 // pod is what the node reads of a pod.
 type pod struct {
@@ -24,9 +28,35 @@ type pod struct {
 		SecurityContext               security    `json:"securityContext"`
 	} `json:"spec"`
 	Status struct {
-		PodIP string `json:"podIP"`
-		Phase string `json:"phase"`
+		PodIP      string `json:"podIP"`
+		Phase      string `json:"phase"`
+		Conditions []struct {
+			Type   string `json:"type"`
+			Status string `json:"status"`
+		} `json:"conditions"`
 	} `json:"status"`
+}
+
+func (p *pod) ready() bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == "Ready" {
+			return c.Status == "True"
+		}
+	}
+	return false
+}
+
+// address is where the target port of a Service is, its port if it names none.
+func (p *pod) address(target any, port int) string {
+	if target == nil {
+		target = port
+	}
+	for i := range p.Spec.Containers {
+		if n := p.Spec.Containers[i].port(target); n != fmt.Sprint(target) {
+			return net.JoinHostPort(p.Status.PodIP, n)
+		}
+	}
+	return net.JoinHostPort(p.Status.PodIP, fmt.Sprint(target))
 }
 
 type security struct {
@@ -68,6 +98,16 @@ type container struct {
 	SecurityContext security `json:"securityContext"`
 }
 
+// port is the number of a port that is given by number or by name.
+func (c *container) port(port any) string {
+	for _, p := range c.Ports {
+		if p.Name == port {
+			return fmt.Sprint(p.ContainerPort)
+		}
+	}
+	return fmt.Sprint(port)
+}
+
 type probe struct {
 	HTTPGet *struct {
 		Path string `json:"path"`
@@ -103,8 +143,13 @@ type service struct {
 		Namespace string `json:"namespace"`
 	} `json:"metadata"`
 	Spec struct {
-		Type     string            `json:"type"`
-		Selector map[string]string `json:"selector"`
+		Type      string            `json:"type"`
+		Selector  map[string]string `json:"selector"`
+		ClusterIP string            `json:"clusterIP"`
+		Ports     []struct {
+			Port       int `json:"port"`
+			TargetPort any `json:"targetPort"`
+		} `json:"ports"`
 	} `json:"spec"`
 	Status struct {
 		LoadBalancer struct {

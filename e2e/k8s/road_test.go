@@ -14,8 +14,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -189,11 +191,45 @@ func TestKubernetes(t *testing.T) {
 		t.Run("istio", func(t *testing.T) { istio(t, c) }) &&
 		t.Run("envoyfilter", func(t *testing.T) { envoyFilter(t, c) }) &&
 		t.Run("sidecar", func(t *testing.T) { sidecar(t, c) }) &&
-		t.Run("chart", func(t *testing.T) { chart(t, c) })
+		t.Run("chart", func(t *testing.T) { chart(t, c) }) &&
+		t.Run("docs", func(t *testing.T) { docs(t, c) })
 	if !ok {
 		t.FailNow() // what follows takes minutes and would say no more
 	}
 	t.Run("conformance", func(t *testing.T) { conformance(t, c) })
+}
+
+// envoyKnows waits until the Envoys of a Gateway have, or have not, a text in
+// their configuration of a cluster.
+func (c *cluster) envoyKnows(t *testing.T, in, gateway, name, text string, want bool) {
+	t.Helper()
+	eventually(t, time.Minute, fmt.Sprintf("cluster %s of gateway %s, %q: %v", name, gateway, text, want), func() error {
+		pods := c.node.sandboxes(in, map[string]string{"gateway.networking.k8s.io/gateway-name": gateway})
+		if len(pods) == 0 {
+			return errors.New("no pods")
+		}
+		for _, s := range pods {
+			page := "http://" + s.ip + ":15000/config_dump?resource=dynamic_active_clusters&name_regex=" + url.QueryEscape(regexp.QuoteMeta(name))
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page, http.NoBody)
+			if err != nil {
+				return err
+			}
+			r, err := do(req)
+			if err != nil {
+				return err
+			}
+			if !strings.Contains(string(r.body), name) || strings.Contains(string(r.body), text) != want {
+				return fmt.Errorf("it is %.2000s", r.body)
+			}
+		}
+		return nil
+	})
+}
+
+// speaksTLS waits until a Gateway's Envoys speak TLS to a picker, or do not.
+func (c *cluster) speaksTLS(t *testing.T, in, gateway, picker string, want bool) {
+	t.Helper()
+	c.envoyKnows(t, in, gateway, "outbound|9002||"+picker+"."+in+".svc.cluster.local", "UpstreamTlsContext", want)
 }
 
 // manifestsAreValid has the API server look at everything that is shipped for it.
@@ -234,7 +270,7 @@ const image, testImage = "ghcr.io/kvlane/kvlane:latest", "kvlane:test"
 func (c *cluster) namespace(t *testing.T, name string) {
 	t.Helper()
 	c.applyText(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+name+"}}")
-	c.apply(t, "-n", name, "-f", "testdata/engines.yaml")
+	c.apply(t, "-n", name, "-f", manifest("engines/simulated.yaml"))
 	t.Cleanup(func() {
 		_, _ = c.run(context.WithoutCancel(t.Context()), "", "kubectl", "delete", "namespace", name, "--wait=false")
 	})
@@ -263,7 +299,7 @@ func envoyFilter(t *testing.T, c *cluster) {
 	c.ready(t, in, "kvlane", 2)
 	chat := c.gateway(t, in, "llm") + "/v1/chat/completions"
 	routed(t, chat)
-	followsPicks(t, chat)
+	followsPicks(t, c, in, chat)
 	streams(t, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, in, chat)
@@ -288,12 +324,8 @@ func longPrompt(t *testing.T, chat string) {
 // steersNot tries to choose the endpoint and the rank as a client.
 func steersNot(t *testing.T, c *cluster, in, chat string) {
 	pods := c.node.sandboxes(in, map[string]string{"app": "llm"})
-	text := essay(t.Name()+" steering", 200)
-	first, err := post(t.Context(), chat, chatBody("demo", text, false))
-	if err != nil || first.status != http.StatusOK {
-		t.Fatalf("%d %v", first.status, err)
-	}
-	time.Sleep(150 * time.Millisecond)
+	text := essay(t.Name()+" steering "+time.Now().Format(time.StampNano), 200)
+	first := c.ask(t, in, chat, chatBody("demo", text, false))
 	for _, s := range pods {
 		for _, rank := range []string{"0", "1"} {
 			r, err := post(t.Context(), chat, chatBody("demo", text, false), "x-gateway-destination-endpoint", s.ip+":8000", "x-data-parallel-rank", rank)
@@ -318,7 +350,7 @@ func sidecar(t *testing.T, c *cluster) {
 	// What the Service would choose among.
 	chat := "http://" + pods[0].ip + ":8080/v1/chat/completions"
 	routed(t, chat)
-	followsPicks(t, chat)
+	followsPicks(t, c, in, chat)
 	streams(t, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, in, chat)
@@ -335,14 +367,14 @@ func kvlaneYAML(t *testing.T, slow string) string {
 
 func istio(t *testing.T, c *cluster) {
 	slow := slowRenderer(t)
-	c.apply(t, "-f", "testdata/engines.yaml", "-f", manifest("istio/pool.yaml"), "-f", manifest("istio/gateway.yaml"), "-f", "testdata/more.yaml")
+	c.apply(t, "-f", manifest("engines/simulated.yaml"), "-f", manifest("istio/pool.yaml"), "-f", manifest("istio/gateway.yaml"), "-f", "testdata/more.yaml")
 	c.applyText(t, kvlaneYAML(t, slow))
 	c.ready(t, ns, "llm", 2)
 	c.ready(t, ns, "kvlane", 2)
 	url := c.gateway(t, ns, "llm")
 	chat := url + "/v1/chat/completions"
 	routed(t, chat)
-	t.Run("requests follow picks and ranks", func(t *testing.T) { followsPicks(t, chat) })
+	t.Run("requests follow picks and ranks", func(t *testing.T) { followsPicks(t, c, ns, chat) })
 	t.Run("SSE", func(t *testing.T) { streams(t, chat) })
 	t.Run("3 MiB body", func(t *testing.T) { bigBody(t, url) })
 	t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
@@ -352,6 +384,7 @@ func istio(t *testing.T, c *cluster) {
 			t.Errorf("%d %s %v", r.status, r.body, err)
 		}
 	})
+	t.Run("weighted pools are noticed", func(t *testing.T) { weightedPools(t, c, url) })
 	t.Run("scale up and down under load", func(t *testing.T) {
 		steady(t, chat, func() {
 			c.kubectl(t, "", "scale", "deployment/llm", "--replicas=4")
@@ -379,25 +412,98 @@ func istio(t *testing.T, c *cluster) {
 	})
 	t.Run("TLS to the picker", func(t *testing.T) {
 		c.apply(t, "-f", manifest("istio/destinationrule.yaml"))
-		time.Sleep(2 * time.Second)
-		followsPicks(t, chat)
+		c.speaksTLS(t, ns, "llm", "kvlane", true)
+		followsPicks(t, c, ns, chat)
 		c.kubectl(t, "", "delete", "-f", manifest("istio/destinationrule.yaml"), "--timeout=20s")
-		time.Sleep(time.Second)
+		c.speaksTLS(t, ns, "llm", "kvlane", false)
 	})
 	t.Run("refusing and absent pickers", func(t *testing.T) { pickerGone(t, c, url) })
 }
 
+// cursors is how far each of Kvlane's pods in a namespace has read the events of
+// each target.
+func (c *cluster) cursors(t *testing.T, in string) (all []map[string]uint64) {
+	t.Helper()
+	for _, s := range c.node.pickers(in) {
+		var page struct {
+			Feeds []struct {
+				Target string
+				Cursor struct{ Next uint64 }
+			}
+		}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.ip+":9090/debug/index", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := do(req)
+		if err == nil {
+			err = json.Unmarshal(r.body, &page)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", s.pod.Metadata.Name, err)
+		}
+		next := map[string]uint64{}
+		for _, f := range page.Feeds {
+			next[f.Target] = f.Cursor.Next
+		}
+		all = append(all, next)
+	}
+	if len(all) == 0 {
+		t.Fatalf("no Kvlane in %s", in)
+	}
+	return all
+}
+
+// ask sends a request, and returns when all replicas have read what the engine
+// that answered told of it.
+func (c *cluster) ask(t *testing.T, in, chat string, body []byte) reply {
+	t.Helper()
+	before := c.cursors(t, in)
+	r, err := post(t.Context(), chat, body)
+	if err != nil || r.status != http.StatusOK {
+		t.Fatalf("%d %s %v", r.status, r.body, err)
+	}
+	eventually(t, time.Minute, "events of "+r.target, func() error {
+		now := c.cursors(t, in)
+		for i := range now {
+			if len(now) != len(before) || now[i][r.target] <= before[i][r.target] || now[i][r.target] != now[0][r.target] {
+				return fmt.Errorf("read up to %v, before the request %v", now, before)
+			}
+		}
+		return nil
+	})
+	return r
+}
+
+// weightedPools sends requests to a rule with two pools. istiod has the last one's
+// picker asked for both, so that half of its picks cannot be followed: Kvlane
+// counts them.
+func weightedPools(t *testing.T, c *cluster, url string) {
+	c.applyText(t, `{apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {name: weighted, namespace: `+ns+`}, spec: {parentRefs: [{name: llm}], rules: [{
+matches: [{path: {type: PathPrefix, value: /weighted}}], backendRefs: [{group: inference.networking.k8s.io, kind: InferencePool, name: llm, weight: 1},
+{group: inference.networking.k8s.io, kind: InferencePool, name: echo, weight: 1}]}]}}`)
+	before := c.metric(t, "kvlane_moved_total")
+	eventually(t, time.Minute, "picks that were not followed", func() error {
+		r, err := post(t.Context(), url+"/weighted", []byte(`{}`))
+		if err != nil {
+			return err
+		}
+		if n := c.metric(t, "kvlane_moved_total") - before; n == 0 {
+			return fmt.Errorf("none; the last answer is %d by %q", r.status, r.target)
+		}
+		return nil
+	})
+	c.kubectl(t, "", "delete", "httproute/weighted")
+}
+
 // followsPicks plays conversations of two turns: the second turn goes to the
 // worker and rank of the first, and the engine says that it had the prompt.
-func followsPicks(t *testing.T, chat string) {
+func followsPicks(t *testing.T, c *cluster, in, chat string) {
+	t.Helper()
 	targets := map[string]bool{}
 	for n := range 8 {
-		text := essay(fmt.Sprintf("%s %d", t.Name(), n), 200)
-		first, err := post(t.Context(), chat, chatBody("demo", text, false))
-		if err != nil || first.status != http.StatusOK {
-			t.Fatalf("%d %s %v", first.status, first.body, err)
-		}
-		time.Sleep(150 * time.Millisecond) // both replicas have the engine's events
+		text := essay(fmt.Sprintf("%s %s %d", t.Name(), time.Now().Format(time.StampNano), n), 200)
+		first := c.ask(t, in, chat, chatBody("demo", text, false))
 		second, err := post(t.Context(), chat, chatBody("demo", text+" And then?", false))
 		if err != nil || second.status != http.StatusOK {
 			t.Fatalf("%d %s %v", second.status, second.body, err)

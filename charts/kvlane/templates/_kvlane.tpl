@@ -86,7 +86,11 @@ httpGet: {port: http-metrics, path: {{ .path }}}
 - name: config
   configMap: {name: {{ include "kvlane.fullname" . }}}
 - name: tmp
+  {{- if dig "index" "peers" "addresses" list .Values.config }}
+  emptyDir: {} # a copy of the index is written there before another replica gets it
+  {{- else }}
   emptyDir: {medium: Memory, sizeLimit: 64Mi}
+  {{- end }}
 {{- if eq .Values.mode "sidecar" }}
 - name: socket
   emptyDir: {medium: Memory, sizeLimit: 1Mi}
