@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/envoy"
+	"github.com/kvlane/kvlane/internal/enginesim"
 )
 
 var qwen3, _ = filepath.Abs("../../internal/models/qwen3")
@@ -28,18 +28,26 @@ var qwen3, _ = filepath.Abs("../../internal/models/qwen3")
 type bed struct {
 	*engine
 
-	binary, ingress, admin string
+	dir, binary, ingress, admin string
 }
 
 func newBed(t *testing.T, k *kind) *bed {
 	t.Helper()
-	b := &bed{engine: startEngine(t, k)}
+	e := startEngine(t, k)
+	return newFront(t, e, e.yaml(), "", "")
+}
+
+// newFront puts Kvlane and Envoy in front of workers; ask and the like talk to e. inEnvoy goes into the section envoy,
+// more behind all.
+func newFront(t *testing.T, e *engine, workers, inEnvoy, more string) *bed {
+	t.Helper()
+	b, k := &bed{engine: e}, e.kind
 	dir, err := os.MkdirTemp("", "kvl") // a Unix socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	b.binary = filepath.Join(dir, "kvlane")
+	b.dir, b.binary = dir, filepath.Join(dir, "kvlane")
 	if out, err := exec.Command("go", "build", "-o", b.binary, "../../cmd/kvlane").CombinedOutput(); err != nil {
 		t.Fatalf("build kvlane: %v\n%s", err, out)
 	}
@@ -52,7 +60,7 @@ func newBed(t *testing.T, k *kind) *bed {
 	file, boot := filepath.Join(dir, "kvlane.yaml"), filepath.Join(dir, "envoy.yaml")
 	text := fmt.Sprintf(`listen: {address: "unix:%s/k.sock"}
 admin: {address: "%s"}
-envoy: {ingress: "%s", admin: "%s", response_body: STREAMED}
+envoy: {ingress: "%s", admin: "%s", response_body: STREAMED%s}
 explain: {header: true}
 index: {block_size: %d}
 models:
@@ -61,7 +69,7 @@ workers:
   # SGLang's /health computes a token, which takes a tiny CPU seconds when it is busy.
   health: {every: 5s, timeout: 30s}
   static:
-%s`, dir, b.admin, b.ingress, envoyAdmin, k.block, modelName, k.name, contextOf, b.yaml())
+%s%s`, dir, b.admin, b.ingress, envoyAdmin, inEnvoy, k.block, modelName, k.name, contextOf, workers, more)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -117,12 +125,11 @@ func (b *bed) serve(dir, file string) {
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := enginesim.FreePorts(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
 func (b *bed) until(what string, ok func() bool) {

@@ -43,6 +43,15 @@ type kind struct {
 	reset string
 	// tokenize is the path that answers a chat request with ids.
 	tokenize string
+	// connector is vLLM's --kv-transfer-config. An engine with one has one rank.
+	connector string
+}
+
+func (k *kind) ranks() int {
+	if k.connector != "" {
+		return 1
+	}
+	return ranks
 }
 
 var (
@@ -60,10 +69,21 @@ type engine struct {
 	address        string
 	events, replay int // ports of rank 0
 	client         *http.Client
+	began          time.Time
+	process        *os.Process
+	exited         chan struct{}
 }
 
 // startEngine starts an engine and waits until it serves. It is skipped if the engine is not installed.
 func startEngine(t *testing.T, k *kind) *engine {
+	t.Helper()
+	e := launch(t, k)
+	e.serves()
+	return e
+}
+
+// launch starts an engine. It is skipped if the engine is not installed.
+func launch(t *testing.T, k *kind) *engine {
 	t.Helper()
 	folder := os.Getenv(installed)
 	if folder == "" {
@@ -73,12 +93,13 @@ func startEngine(t *testing.T, k *kind) *engine {
 	if _, err := os.Stat(python); err != nil {
 		t.Skipf("%s is not installed: run make e2e-%s (%v)", k.name, k.name, err)
 	}
-	port, err := enginesim.FreePorts(1 + 2*ranks)
+	n := k.ranks()
+	port, err := enginesim.FreePorts(2 + 2*n)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &engine{kind: k, t: t, address: fmt.Sprintf("127.0.0.1:%d", port), events: port + 1, replay: port + 1 + ranks,
-		client: &http.Client{Timeout: time.Minute}}
+	e := &engine{kind: k, t: t, address: fmt.Sprintf("127.0.0.1:%d", port), events: port + 1, replay: port + 1 + n,
+		client: &http.Client{Timeout: time.Minute}, exited: make(chan struct{})}
 	t.Cleanup(e.client.CloseIdleConnections)
 	log, err := os.Create(filepath.Join(t.TempDir(), k.name+".log"))
 	if err != nil {
@@ -87,44 +108,57 @@ func startEngine(t *testing.T, k *kind) *engine {
 	t.Cleanup(func() { _ = log.Close() })
 	cmd := exec.Command(python, "serve.py", k.name, "--tokenizer", qwen3, "--work", filepath.Join(folder, "models"),
 		"--port", strconv.Itoa(port), "--events", strconv.Itoa(e.events), "--replay", strconv.Itoa(e.replay),
-		"--ranks", strconv.Itoa(ranks), "--blocks", strconv.Itoa(k.blocks), "--context", strconv.Itoa(contextOf))
+		"--ranks", strconv.Itoa(n), "--blocks", strconv.Itoa(k.blocks), "--context", strconv.Itoa(contextOf))
+	if k.connector != "" {
+		cmd.Args = append(cmd.Args, "--connector", k.connector, "--side", strconv.Itoa(port+1+2*n))
+	}
 	cmd.Stdout, cmd.Stderr = log, log
 	// A group of its own: the engine's many processes end with it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	began := time.Now()
+	e.began = time.Now()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	exited := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(exited) }()
+	e.process = cmd.Process
+	go func() { _ = cmd.Wait(); close(e.exited) }()
 	t.Cleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 		select {
-		case <-exited:
+		case <-e.exited:
 		case <-time.After(20 * time.Second):
 		}
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		<-exited
+		e.kill()
 		if t.Failed() {
 			text, _ := os.ReadFile(log.Name())
 			t.Logf("%s's log ends:\n%s", k.name, text[max(0, len(text)-3000):])
 		}
 	})
+	return e
+}
+
+// kill ends the engine's processes at once.
+func (e *engine) kill() {
+	_ = syscall.Kill(-e.process.Pid, syscall.SIGKILL)
+	<-e.exited
+}
+
+// serves waits until the engine does.
+func (e *engine) serves() {
+	e.t.Helper()
 	for deadline := time.Now().Add(startTimeout); ; time.Sleep(500 * time.Millisecond) {
 		if status, _ := e.ask(http.MethodGet, "/health", nil); status == http.StatusOK {
 			break
 		}
 		select {
-		case <-exited:
-			t.Fatalf("%s ended before it served", k.name)
+		case <-e.exited:
+			e.t.Fatalf("%s ended before it served", e.name)
 		default:
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s does not serve after %v", k.name, startTimeout)
+			e.t.Fatalf("%s does not serve after %v", e.name, startTimeout)
 		}
 	}
-	t.Logf("%s serves after %.0f s", k.name, time.Since(began).Seconds())
-	return e
+	e.t.Logf("%s serves after %.0f s", e.name, time.Since(e.began).Seconds())
 }
 
 // ask talks to the engine itself. The status is 0 if it does not answer.
@@ -201,7 +235,7 @@ func (e *engine) yaml() string {
 		"  - name: " + e.name,
 		"    engine: " + e.name,
 		fmt.Sprintf("    address: %q", e.address),
-		fmt.Sprintf("    ranks: %d", ranks),
+		fmt.Sprintf("    ranks: %d", e.ranks()),
 		"    models: [" + modelName + "]",
 		fmt.Sprintf("    events: {endpoint: \"tcp://127.0.0.1:%d\", replay: \"tcp://127.0.0.1:%d\"}", e.events, e.replay),
 	}, "\n") + "\n"

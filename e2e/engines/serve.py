@@ -27,6 +27,7 @@ parser.add_argument("--adapters", nargs="*", default=[], help="names of LoRA ada
 parser.add_argument("--context", type=int, default=1024)
 parser.add_argument("--no-tools", action="store_true", help="no tool-call parser (vLLM)")
 parser.add_argument("--connector", help="JSON of vLLM's --kv-transfer-config")
+parser.add_argument("--side", type=int, default=5600, help="port at which NIXL's agents of rank 0 meet")
 split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
 options, further = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1:]
 
@@ -70,6 +71,6 @@ else:
                         *(f"{a}={model / ('adapter-' + a)}" for a in options.adapters)]
         if options.connector:
             os.environ.update(UCX_TLS="tcp,self,sm", UCX_NET_DEVICES="lo", VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1",
-                              VLLM_NIXL_SIDE_CHANNEL_PORT=str(options.replay + 100))
+                              VLLM_NIXL_SIDE_CHANNEL_PORT=str(options.side))
             command += ["--kv-transfer-config", options.connector]
 os.execv(command[0], command + further)

@@ -1,0 +1,94 @@
+package decide
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/disagg"
+)
+
+const withUsage = `{"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e"},` +
+	`"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":352}}}`
+
+// The client is told the prefill leg's usage if that is wanted, wherever the leg
+// runs, and nobody looks at other bodies.
+func TestUsageOfTheLeg(t *testing.T) {
+	for _, connector := range []string{"nixl", "sglang"} {
+		for _, told := range []string{config.UsageOfDecode, config.UsageOfPrefill} {
+			t.Run(connector+" "+told, func(t *testing.T) {
+				p := newPoolsOf(t, connector)
+				p.cfg.Disagg.Usage = told
+				p.both(answer(withUsage))
+				d := p.ask(t.Context(), "r")
+				defer end(&d, 200)
+				edit, ok := d.Ticket.(extproc.EditTicket)
+				if !ok {
+					t.Fatalf("%+v", d)
+				}
+				d.Ticket.ResponseHeaders(200, "")
+				if edit.EditsBody() != (told == config.UsageOfPrefill) {
+					t.Fatalf("edits %v", edit.EditsBody())
+				}
+				if told == config.UsageOfDecode {
+					return
+				}
+				var all strings.Builder
+				for i, piece := range []string{"", `{"usage":{"prompt_tokens":400,"prom`, `pt_tokens_details":{"cached_tokens":1}},"a":1}`, ""} {
+					out, changed, holds := edit.EditBody([]byte(piece), i == 3)
+					if !changed {
+						out = []byte(piece)
+					}
+					if holds != (i == 1) {
+						t.Errorf("piece %d: holds %v", i, holds)
+					}
+					all.Write(out)
+				}
+				if want := `{"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":352}},"a":1}`; all.String() != want {
+					t.Errorf("%s", all.String())
+				}
+			})
+		}
+	}
+}
+
+// An error's body is left alone, and so is usage that a leg says nothing of.
+func TestUsageThatStays(t *testing.T) {
+	p := newPoolsOf(t, "nixl")
+	p.cfg.Disagg.Usage = config.UsageOfPrefill
+	d := p.ask(t.Context(), "r")
+	edit, ok := d.Ticket.(extproc.EditTicket)
+	if !ok {
+		t.Fatalf("%+v", d)
+	}
+	d.Ticket.ResponseHeaders(http.StatusInternalServerError, "")
+	if edit.EditsBody() {
+		t.Error("an error is edited")
+	}
+	if out, changed, _ := edit.EditBody([]byte(`{"usage":{"prompt_tokens":7}}`), true); changed {
+		t.Errorf("%s", out)
+	}
+	end(&d, 200)
+}
+
+// Usage that comes before the leg's end waits a little, once.
+func TestUsageBeforeTheLegsEnd(t *testing.T) {
+	u := &legUsage{ended: make(chan struct{})}
+	tk := &ticket{legUsage: u}
+	usage := `{"prompt_tokens":7}`
+	if got := string(tk.tellUsage(nil, []byte(usage))); got != usage || !tk.impatient {
+		t.Errorf("%s, impatient %v", got, tk.impatient)
+	}
+	u.keep([]byte(withUsage))
+	if got := string(tk.tellUsage(nil, []byte(usage))); got != `{"prompt_tokens":400}` {
+		t.Errorf("%s", got)
+	}
+	u = &legUsage{ended: make(chan struct{})}
+	time.AfterFunc(time.Millisecond, func() { u.keep(nil) })
+	if !u.wait(time.Minute) || u.usage != (disagg.Usage{Prompt: -1, Cached: -1}) {
+		t.Errorf("%+v", u.usage)
+	}
+}
