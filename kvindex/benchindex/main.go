@@ -1,5 +1,5 @@
-// Command benchindex replays an index workload (a KVW1 file: stores, removals
-// and lookups with their exact answers) and prints one JSON object of what it
+// Command benchindex replays an index workload (a KVW1 file, or generated: stores,
+// removals and lookups with their exact answers) and prints one JSON object of what it
 // measured. It uses one thread for the index. Writes are timed batch by batch
 // with the process's CPU clock, all threads, garbage collector included; lookups
 // one by one with the monotonic clock, timer included. A lookup starts from
@@ -29,12 +29,18 @@ func main() {
 	single := flag.Bool("single", false, "one removal event for each hash, as engines send them")
 	budget := flag.Int64("max-bytes", 0, "byte budget of the index, 0 for none")
 	profile := flag.String("cpuprofile", "", "write a CPU profile here")
+	var made shape
+	flag.IntVar(&made.depth, "depth", 0, "generate a workload of chains of so many blocks, instead of a file")
+	flag.IntVar(&made.holders, "holders", 1, "ranks that hold each generated chain")
+	flag.IntVar(&made.ranks, "ranks", 1, "ranks of a generated workload")
+	flag.IntVar(&made.blocks, "blocks", 10_000_000, "holder-blocks of a generated workload")
+	brief := flag.Bool("brief", false, "print one line instead of JSON")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: benchindex [flags] WORKLOAD")
+		fmt.Fprintln(os.Stderr, "usage: benchindex [flags] WORKLOAD, or benchindex -depth N [flags]")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
-	if flag.NArg() != 1 {
+	if (flag.NArg() != 1) == (made.depth == 0) {
 		flag.Usage()
 		os.Exit(2)
 	}
@@ -51,18 +57,33 @@ func main() {
 	}
 	// the index has no pointers: collecting often costs next to nothing
 	debug.SetGCPercent(25)
-	r, err := replay(flag.Arg(0), *single, *budget)
+	var w source
+	var err error
+	if made.depth > 0 {
+		w, err = newSynthetic(made)
+	} else {
+		w, err = openWorkload(flag.Arg(0))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "benchindex:", err)
+		os.Exit(1)
+	}
+	r, err := replay(w, *single, *budget)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "benchindex:", err)
 		os.Exit(1)
 	}
 	pprof.StopCPUProfile()
-	out, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "benchindex:", err)
-		os.Exit(1)
+	if *brief {
+		fmt.Println(r.line())
+	} else {
+		out, err := json.MarshalIndent(r, "", "  ")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "benchindex:", err)
+			os.Exit(1)
+		}
+		fmt.Println(string(out))
 	}
-	fmt.Println(string(out))
 	if r.Wrong > 0 {
 		os.Exit(1)
 	}
@@ -143,11 +164,32 @@ type event struct {
 	contents []uint64
 }
 
-func replay(path string, single bool, budget int64) (*result, error) {
-	w, err := openWorkload(path)
-	if err != nil {
-		return nil, err
+// line is the result of a generated workload in one line.
+func (r *result) line() string {
+	var kept float64
+	if r.AfterRemoval != nil {
+		kept = 100 * float64(r.AfterRemoval.RSS) / float64(max(r.Peak.RSS, 1))
 	}
+	phase := func(name string) phaseResult {
+		if p := r.Phases[name]; p != nil {
+			return *p
+		}
+		return phaseResult{}
+	}
+	cold := phase("cold").Lookups
+	return fmt.Sprintf("%s: stores %.1f, removals %.1f M blocks/cpu-s; lookup cold p50 %d, p99 %d, miss p50 %d ns; %.1f bytes/holder-block, kept when empty %.0f %%; GC %.1f %%; %d wrong",
+		r.Name, phase("load").WritesPerCPU, phase("drain").WritesPerCPU, cold.P50, cold.P99, phase("miss").Lookups.P50, r.Peak.RSSPer, kept, 100*r.GCCPUShare, r.Wrong)
+}
+
+// source yields a workload's operations. Their words are valid until the next barrier
+// has been read.
+type source interface {
+	about() header
+	next() (op operation, ok bool, err error)
+}
+
+func replay(from source, single bool, budget int64) (*result, error) {
+	w := from.about()
 	x, err := kvindex.New(kvindex.Config{BlockSize: int(w.block), MaxBytes: budget, Key: kvindex.Key{1}})
 	if err != nil {
 		return nil, err
@@ -175,14 +217,14 @@ func replay(path string, single bool, budget int64) (*result, error) {
 	if r.baseline, err = anonymousRSS(); err != nil {
 		return nil, err
 	}
-	if err := r.run(w); err != nil {
+	if err := r.run(from); err != nil {
 		return nil, err
 	}
 	r.finish()
 	return r.out, nil
 }
 
-func (r *runner) run(w *workload) error {
+func (r *runner) run(w source) error {
 	r.events, r.words = r.events[:0], r.words[:0]
 	var held, peak int64
 	var phase uint16

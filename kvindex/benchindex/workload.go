@@ -87,6 +87,8 @@ func openWorkload(path string) (*workload, error) {
 	return w, nil
 }
 
+func (w *workload) about() header { return w.header }
+
 // next reads one operation; ok is false at the end.
 func (w *workload) next() (op operation, ok bool, err error) {
 	if w.at == len(w.data) {

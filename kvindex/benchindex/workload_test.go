@@ -49,16 +49,47 @@ func file(t *testing.T, wrong bool) string {
 	return path
 }
 
+func replayFile(path string, single bool) (*result, error) {
+	w, err := openWorkload(path)
+	if err != nil {
+		return nil, err
+	}
+	return replay(w, single, 0)
+}
+
+func TestGeneratedWorkloads(t *testing.T) {
+	for _, s := range []shape{{2, 1, 1, 2000}, {24, 1, 8, 50_000}, {78, 5, 7, 50_000}} {
+		g, err := newSynthetic(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := replay(g, false, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		written := uint64(s.blocks / s.depth / s.holders * s.depth * s.holders)
+		if r.Wrong != 0 || r.Refused != 0 || r.UnknownRemovals != 0 || r.Lookups.Count != 4*lookupsOfAPhase || r.AfterRemoval == nil ||
+			r.Phases["load"].WrittenBlocks != written || r.Phases["drain"].WrittenBlocks != written || r.Peak.HolderBlocks != int64(written) {
+			t.Errorf("%+v: %+v", s, r)
+		}
+	}
+	for _, s := range []shape{{1, 1, 1, 100}, {10, 2, 1, 100}, {10, 10, 10, 50}} {
+		if _, err := newSynthetic(s); err == nil {
+			t.Errorf("%+v was accepted", s)
+		}
+	}
+}
+
 func TestReplayChecksAnswers(t *testing.T) {
 	for _, single := range []bool{false, true} {
-		r, err := replay(file(t, false), single, 0)
+		r, err := replayFile(file(t, false), single)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if r.Wrong != 0 || r.Refused != 0 || r.UnknownRemovals != 0 || r.Lookups.Count != 2 || r.AfterRemoval == nil {
 			t.Fatalf("%+v", r)
 		}
-		if r, err = replay(file(t, true), single, 0); err != nil || r.Wrong != 1 {
+		if r, err = replayFile(file(t, true), single); err != nil || r.Wrong != 1 {
 			t.Fatalf("a wrong expectation: %+v, %v", r, err)
 		}
 	}
@@ -70,7 +101,7 @@ func TestReplayRefusesOtherFiles(t *testing.T) {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := replay(path, false, 0); err == nil {
+		if _, err := replayFile(path, false); err == nil {
 			t.Fatalf("%q was accepted", content)
 		}
 	}
