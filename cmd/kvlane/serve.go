@@ -30,6 +30,9 @@ import (
 // warmUp bounds how long readiness waits for the feeds' first synchronisation.
 const warmUp = 10 * time.Second
 
+// firstLook bounds how long the socket for Envoy stays closed because a worker does not answer its first check.
+const firstLook = time.Second
+
 func runServe(ctx context.Context, io streams, args []string) error {
 	f := flags(io, "serve")
 	file := f.String("config", "", "configuration `file`")
@@ -139,16 +142,17 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		return nil, err
 	}
 	s.takeIndex(ctx, c)
+	if err := s.follow(c); err != nil {
+		s.close()
+		return nil, err
+	}
+	s.firstLook(ctx)
 	if err := s.listen(background, c, xds); err != nil {
 		s.close()
 		return nil, err
 	}
 	if s.kube != nil {
 		s.kube.start(s.registry.Set)
-	}
-	if err := s.follow(c); err != nil {
-		s.close()
-		return nil, err
 	}
 	s.wg.Go(func() { s.becomeReady(background) })
 	return s, nil
@@ -166,6 +170,24 @@ func (s *service) follow(c *config.Config) error {
 		s.registry.DNS(d)
 	}
 	return nil
+}
+
+// firstLook waits until the workers that are known from the start have been checked once. Envoy finds no socket until then
+// and does without us, as before: better than a refusal because nobody has looked yet.
+func (s *service) firstLook(ctx context.Context) {
+	until := time.NewTimer(firstLook)
+	defer until.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !s.registry.Settled() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-until.C:
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // listenAdmin makes the servers and opens what is there from the beginning:
@@ -304,7 +326,7 @@ func (s *service) notReady() string {
 			return why
 		}
 	}
-	if !s.registry.AllChecked() {
+	if !s.registry.Settled() {
 		return "workers are being checked"
 	}
 	return s.decider.Syncing()

@@ -128,7 +128,7 @@ func TestASourceCanHoldAWorkerForNotReady(t *testing.T) {
 	w := config.Worker{Name: "a", Address: e.address(), Engine: "vllm"}
 	r.Set("pods", []Entry{{Worker: w, Unready: "pod not ready"}})
 	l.until(t, "not ready by its source", func(w []Worker) bool {
-		return len(w) == 1 && !w[0].Ready && w[0].Reason == "pod not ready" && r.AllChecked()
+		return len(w) == 1 && !w[0].Ready && w[0].Reason == "pod not ready" && r.Settled()
 	})
 	r.Set("pods", []Entry{{Worker: w}})
 	l.until(t, "ready at its word", func(w []Worker) bool { return len(w) == 1 && w[0].Ready })

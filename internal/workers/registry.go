@@ -81,6 +81,7 @@ type Registry struct {
 	tracked    map[string]*tracked
 	generation uint64
 	notify     chan struct{}
+	untold     int // changes that OnChange has not returned from yet
 }
 
 // tracked is one worker with its checker.
@@ -214,8 +215,8 @@ func (r *Registry) list() []Worker {
 	return out
 }
 
-// AllChecked says whether every worker has been checked at least once.
-func (r *Registry) AllChecked() bool {
+// Settled says whether every worker has been checked at least once and OnChange has been told of it.
+func (r *Registry) Settled() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, t := range r.tracked {
@@ -223,10 +224,12 @@ func (r *Registry) AllChecked() bool {
 			return false
 		}
 	}
-	return true
+	return r.untold == 0
 }
 
+// changed has OnChange told soon. The caller holds the lock.
 func (r *Registry) changed() {
+	r.untold++
 	select {
 	case r.notify <- struct{}{}:
 	default: // one is pending already and will see this change
@@ -239,8 +242,14 @@ func (r *Registry) announce() {
 		case <-r.ctx.Done():
 			return
 		case <-r.notify:
-			r.opts.OnChange(r.Workers())
 		}
+		r.mu.Lock()
+		list, told := r.list(), r.untold
+		r.mu.Unlock()
+		r.opts.OnChange(list)
+		r.mu.Lock()
+		r.untold -= told
+		r.mu.Unlock()
 	}
 }
 

@@ -104,6 +104,36 @@ func TestAWorkerComesSickensRecoversAndGoes(t *testing.T) {
 	l.until(t, "gone", func(w []Worker) bool { return len(w) == 0 })
 }
 
+// Whoever asks whether all is settled may act on it: what the checks found has reached the listener by then.
+func TestSettledMeansTold(t *testing.T) {
+	e, l := newEngine(t), &log{}
+	o := l.options()
+	tell, open := o.OnChange, make(chan struct{})
+	o.OnChange = func(w []Worker) {
+		<-open
+		tell(w)
+	}
+	r := New(o)
+	defer r.Close()
+	r.Static([]config.Worker{{Name: "a", Address: e.address(), Engine: "vllm"}})
+	for ready := false; !ready; time.Sleep(time.Millisecond) {
+		w := r.Workers()
+		ready = len(w) == 1 && w[0].Ready
+		if r.Settled() {
+			t.Fatal("settled before anybody was told")
+		}
+	}
+	close(open)
+	for !r.Settled() {
+		time.Sleep(time.Millisecond)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.last) != 1 || !l.last[0].Ready {
+		t.Errorf("settled, and told %+v", l.last)
+	}
+}
+
 func TestARefusedConnectionCountsAtOnce(t *testing.T) {
 	e, l := newEngine(t), &log{}
 	o := l.options()
