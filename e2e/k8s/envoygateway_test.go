@@ -83,13 +83,15 @@ func TestEnvoyGateway(t *testing.T) {
 		c.kubectl(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest("envoy-gateway/"+f))
 	}
 	c.apply(t, "-f", manifest("engines/simulated.yaml"), "-f", manifest("envoy-gateway/gateway.yaml"), "-f", manifest("envoy-gateway/policies.yaml"))
-	c.applyText(t, edited(t, "envoy-gateway/kvlane.yaml", image, testImage))
+	c.applyText(t, edited(t, "envoy-gateway/kvlane.yaml", image, testImage, demoModel, demoModel+`
+    - {name: slow, check: {renderer: "`+slowRenderer(t)+`", timeout: 30s}}`))
 	c.ready(t, ns, "llm", 2)
 	c.ready(t, ns, "kvlane", 2)
 	chat := c.gateway(t, ns, "llm") + "/v1/chat/completions"
 	routed(t, chat)
 	accepted(t, c, ns)
 	t.Run("buffered", func(t *testing.T) { behindEnvoyGateway(t, c, ns, chat) })
+	t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
 	t.Run("first token and end are seen", func(t *testing.T) { phases(t, c, chat) })
 	t.Run("engines are replaced under load", func(t *testing.T) {
 		steady(t, chat, func() {

@@ -264,6 +264,8 @@ func edited(t *testing.T, name string, pairs ...string) string {
 	return s
 }
 
+const demoModel = `    - {name: demo, tokenizer: "builtin:qwen3"}`
+
 const image, testImage = "ghcr.io/kvlane/kvlane:latest", "kvlane:test"
 
 // namespace makes a namespace with simulated engines.
@@ -360,7 +362,7 @@ func sidecar(t *testing.T, c *cluster) {
 func kvlaneYAML(t *testing.T, slow string) string {
 	t.Helper()
 	return edited(t, "istio/kvlane.yaml", image, testImage, "kubernetes: {pool: llm}", "kubernetes: {pools: [llm, echo]}",
-		`    - {name: demo, tokenizer: "builtin:qwen3"}`, `    - {name: demo, tokenizer: "builtin:qwen3"}
+		demoModel, demoModel+`
     - {name: slow, check: {renderer: "`+slow+`", timeout: 30s}}
     log: {decisions: true}`)
 }
