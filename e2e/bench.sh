@@ -44,6 +44,9 @@ echo
 echo "== Routing: the choice among targets"
 show ./routing '^BenchmarkPick$' 200ms
 echo
+echo "== Prefill and decode apart: 8,000 tokens, NIXL's protocol, simulated engines that take no time, one request at a time"
+go test -count=1 -v -run '^TestCostOfAPrefillLeg$' ./e2e | sed -nE 's/^ +disagg_cost_test.go:[0-9]+: //p; /^(FAIL|ok)/p'
+echo
 CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$tools/bin/kvlane-bench" ./cmd/kvlane
 go build -o "$tools/bin/bench" ./e2e/bench
 "$tools/bin/bench" -kvlane "$tools/bin/kvlane-bench" -envoy "$ENVOY" -length "${LENGTH:-3s}"

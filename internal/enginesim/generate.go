@@ -44,6 +44,7 @@ func (s *service) chatCompletions(w http.ResponseWriter, r *http.Request) { s.se
 func (s *service) generate(w http.ResponseWriter, r *http.Request)        { s.serve(w, r, generateAPI) }
 
 func (s *service) serve(w http.ResponseWriter, r *http.Request, api apiKind) {
+	came := time.Now()
 	raw, body, err := s.readBody(r)
 	c := &call{service: s, api: api, r: r, body: body, raw: raw, id: r.Header.Get("X-Request-ID")}
 	if c.id == "" {
@@ -51,7 +52,7 @@ func (s *service) serve(w http.ResponseWriter, r *http.Request, api apiKind) {
 	} else {
 		w.Header().Set("X-Request-ID", c.id)
 	}
-	c.rec = s.stats.begin(r, c.id, raw)
+	c.rec = s.stats.begin(r, c.id, raw, came)
 	if err == nil {
 		err = c.prepare()
 	}
@@ -365,7 +366,7 @@ func (c *call) answer(w http.ResponseWriter) error {
 		}
 	}
 	c.stats.update(c.rec, func(rec *RequestRecord) {
-		rec.Status, rec.Done = http.StatusOK, true
+		rec.Status, rec.Done, rec.Answered = http.StatusOK, true, time.Now()
 		rec.PromptTokens, rec.CachedTokens, rec.Generated = out.prompt, out.cached, out.generated
 	})
 	out.end()

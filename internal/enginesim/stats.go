@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 )
 
 // statsKept bounds the requests that /sim/stats tells.
@@ -29,6 +30,9 @@ type RequestRecord struct {
 	Status       int               `json:"status"` // 499: the client went away
 	Error        string            `json:"error,omitempty"`
 	Done         bool              `json:"done"`
+	// Came is when the headers were here, Answered when the end of a good answer was about to be written.
+	Came     time.Time `json:"came"`
+	Answered time.Time `json:"answered,omitzero"`
 }
 
 // RankStats are the totals of a rank.
@@ -67,9 +71,9 @@ type stats struct {
 	protocol map[string]int
 }
 
-func (s *stats) begin(r *http.Request, id string, raw []byte) *RequestRecord {
+func (s *stats) begin(r *http.Request, id string, raw []byte, came time.Time) *RequestRecord {
 	sum := sha256.Sum256(raw)
-	rec := &RequestRecord{RequestID: id, Path: r.URL.Path, Headers: map[string]string{}, BodySHA256: hex.EncodeToString(sum[:]), BodyBytes: len(raw), Rank: -1}
+	rec := &RequestRecord{RequestID: id, Path: r.URL.Path, Headers: map[string]string{}, BodySHA256: hex.EncodeToString(sum[:]), BodyBytes: len(raw), Rank: -1, Came: came}
 	for name, values := range r.Header {
 		rec.Headers[strings.ToLower(name)] = strings.Join(values, ", ")
 	}
