@@ -15,8 +15,8 @@ type shape struct {
 // lookupsOfAPhase is how many lookups each of a generated workload's phases has.
 const lookupsOfAPhase = 20_000
 
-// room is the words of a batch, which are valid until its end.
-const room = 1 << 21
+// room is the words of a batch, which are valid until its end, most its operations.
+const room, most = 1 << 21, 4096
 
 // synthetic generates the operations of a shape: pairs of chain and rank are stored in
 // random order, looked up in four ways, and removed in another random order, last
@@ -29,6 +29,7 @@ type synthetic struct {
 	arena  []uint64 // the words of the batch
 	phase  int      // of phaseOrder
 	done   int      // operations of the phase
+	batch  int      // operations of the batch
 	queued []operation
 }
 
@@ -65,9 +66,8 @@ func (g *synthetic) next() (op operation, ok bool, err error) {
 		op, g.queued = g.queued[0], g.queued[1:]
 		return op, true, nil
 	}
-	if len(g.arena)+2*g.depth > room {
-		g.arena = g.arena[:0]
-		return operation{kind: opBarrier}, true, nil
+	if g.batch++; g.batch > most || len(g.arena)+2*g.depth > room {
+		return g.barrier(), true, nil
 	}
 	phase := phaseOrder[g.phase]
 	writes := phase == 10 || phase == 15
@@ -76,8 +76,7 @@ func (g *synthetic) next() (op operation, ok bool, err error) {
 			return op, false, nil
 		}
 		g.begin()
-		g.arena = g.arena[:0]
-		return operation{kind: opBarrier}, true, nil
+		return g.barrier(), true, nil
 	}
 	g.done++
 	if !writes {
@@ -100,6 +99,11 @@ func (g *synthetic) next() (op operation, ok bool, err error) {
 	}
 	op.words = g.arena[at:]
 	return op, true, nil
+}
+
+func (g *synthetic) barrier() operation {
+	g.arena, g.batch = g.arena[:0], 0
+	return operation{kind: opBarrier}
 }
 
 // lookup is of any chain, of one of 16, of one that is left half way, or of none.
