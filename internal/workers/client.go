@@ -3,13 +3,9 @@ package workers
 import (
 	"bytes"
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"strconv"
-	"syscall"
 	"time"
 )
 
@@ -48,43 +44,6 @@ func (c client) get(ctx context.Context, url string) (*http.Response, context.Ca
 		return nil, nil, err
 	}
 	return resp, cancel, nil
-}
-
-// health asks GET /health, which all three engines have.
-func (c client) health(ctx context.Context, address string) error {
-	resp, cancel, err := c.get(ctx, "http://"+address+"/health")
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	defer resp.Body.Close()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
-	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("GET /health: status %d", resp.StatusCode)
-	}
-	return nil
-}
-
-func refused(err error) bool {
-	return errors.Is(err, syscall.ECONNREFUSED)
-}
-
-// loads reads the engine's /metrics.
-func (c client) loads(ctx context.Context, address, engine string) ([]RankLoad, error) {
-	resp, cancel, err := c.get(ctx, "http://"+address+"/metrics")
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET /metrics: status %d", resp.StatusCode)
-	}
-	page, err := io.ReadAll(io.LimitReader(resp.Body, maxPage))
-	if err != nil {
-		return nil, fmt.Errorf("GET /metrics: %w", err)
-	}
-	return parseLoads(page, engine), nil
 }
 
 // series names an engine's gauges and the label that carries the rank.

@@ -70,11 +70,10 @@ type Options struct {
 
 // Registry joins sources. It is safe for concurrent use.
 type Registry struct {
-	opts   Options
-	client client
-	ctx    context.Context
-	stop   context.CancelFunc
-	wg     sync.WaitGroup
+	opts Options
+	ctx  context.Context
+	stop context.CancelFunc
+	wg   sync.WaitGroup
 
 	mu         sync.Mutex
 	sources    map[string][]Entry
@@ -99,7 +98,7 @@ type tracked struct {
 func New(opts Options) *Registry {
 	ctx, stop := context.WithCancel(context.Background())
 	r := &Registry{
-		opts: opts, client: newClient(opts.Health.Timeout.Std()), ctx: ctx, stop: stop,
+		opts: opts, ctx: ctx, stop: stop,
 		sources: map[string][]Entry{}, tracked: map[string]*tracked{}, notify: make(chan struct{}, 1),
 	}
 	r.wg.Go(r.announce)
@@ -110,7 +109,6 @@ func New(opts Options) *Registry {
 func (r *Registry) Close() {
 	r.stop()
 	r.wg.Wait()
-	r.client.close()
 }
 
 // Set replaces what a source lists. A name that several sources list belongs to
@@ -255,25 +253,30 @@ func (r *Registry) announce() {
 
 // watch checks one worker and reads its load until ctx ends.
 func (r *Registry) watch(ctx context.Context, t *tracked) {
+	p := &prober{timeout: r.opts.Health.Timeout.Std()}
+	defer p.close()
+	if p.timeout <= 0 {
+		p.timeout = time.Second
+	}
 	health := newTicker(r.opts.Health.Every.Std())
 	defer health.Stop()
 	scrape := newTicker(r.opts.Scrape)
 	defer scrape.Stop()
 	if r.opts.Health.Every > 0 {
-		r.check(ctx, t)
+		r.check(ctx, t, p)
 	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-health.C:
-			r.check(ctx, t)
+			r.check(ctx, t, p)
 		case <-t.kick:
 			if r.opts.Health.Every > 0 {
-				r.check(ctx, t)
+				r.check(ctx, t, p)
 			}
 		case <-scrape.C:
-			r.scrape(ctx, t)
+			r.scrape(ctx, t, p)
 		}
 	}
 }
@@ -289,11 +292,11 @@ func newTicker(every time.Duration) *time.Ticker {
 	return time.NewTicker(every - time.Duration(rand.Int64N(int64(every)/10+1)))
 }
 
-func (r *Registry) check(ctx context.Context, t *tracked) {
+func (r *Registry) check(ctx context.Context, t *tracked, p *prober) {
 	r.mu.Lock()
 	address := t.entry.Address
 	r.mu.Unlock()
-	err := r.client.health(ctx, address)
+	err := p.health(ctx, address)
 	if ctx.Err() != nil {
 		return
 	}
@@ -331,14 +334,14 @@ func outcome(err error) string {
 	return "ok"
 }
 
-func (r *Registry) scrape(ctx context.Context, t *tracked) {
+func (r *Registry) scrape(ctx context.Context, t *tracked, p *prober) {
 	r.mu.Lock()
 	w := t.worker
 	r.mu.Unlock()
 	if !w.Ready || r.opts.OnLoad == nil {
 		return
 	}
-	loads, err := r.client.loads(ctx, w.Address, w.Engine)
+	loads, err := p.loads(ctx, w.Address, w.Engine)
 	if err != nil {
 		if ctx.Err() == nil {
 			r.opts.Log.Debug().Str("worker", w.Name).Err(err).Msg("no load report")

@@ -1,0 +1,123 @@
+package workers
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// prober asks one worker how it is, over one connection that it keeps. Every worker
+// is asked twice a second: net/http's client, with two goroutines a connection that
+// each question wakes, would cost twice as much. Not safe for concurrent use.
+type prober struct {
+	timeout time.Duration
+
+	address string // that conn leads to
+	conn    net.Conn
+	read    *bufio.Reader
+	// unbind ends the watch that closes conn when the context ends.
+	unbind func() bool
+}
+
+// health asks GET /health, which all three engines have.
+func (p *prober) health(ctx context.Context, address string) error {
+	return p.get(ctx, address, "/health", func(*http.Response) error { return nil })
+}
+
+// pages is memory for metrics pages.
+var pages = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// loads reads the engine's /metrics.
+func (p *prober) loads(ctx context.Context, address, engine string) (loads []RankLoad, err error) {
+	page, _ := pages.Get().(*bytes.Buffer)
+	defer pages.Put(page)
+	page.Reset()
+	err = p.get(ctx, address, "/metrics", func(resp *http.Response) error {
+		if _, err := page.ReadFrom(io.LimitReader(resp.Body, maxPage)); err != nil {
+			return fmt.Errorf("GET /metrics: %w", err)
+		}
+		loads = parseLoads(page.Bytes(), engine)
+		return nil
+	})
+	return loads, err
+}
+
+// maxRest is how much of an answer is read only to be able to ask again.
+const maxRest = 64 << 10
+
+// get asks for a path and has use read the answer, if its status is one of success.
+func (p *prober) get(ctx context.Context, address, path string, use func(*http.Response) error) error {
+	if p.address != address {
+		p.close()
+	}
+	kept := p.conn != nil
+	resp, err := p.ask(ctx, address, path)
+	if err != nil && kept && ctx.Err() == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		resp, err = p.ask(ctx, address, path) // the worker may have closed it since the last time
+	}
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 != 2 {
+		err = fmt.Errorf("GET %s: status %d", path, resp.StatusCode)
+	} else {
+		err = use(resp)
+	}
+	if n, rest := io.CopyN(io.Discard, resp.Body, maxRest); n == maxRest || !errors.Is(rest, io.EOF) || resp.Close {
+		p.close()
+	}
+	return err
+}
+
+// ask sends a request and reads the head of its answer. After an error there is no
+// connection.
+func (p *prober) ask(ctx context.Context, address, path string) (_ *http.Response, err error) {
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	if p.conn == nil {
+		dialer := net.Dialer{Timeout: p.timeout}
+		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if err != nil {
+			return nil, err
+		}
+		p.address, p.conn, p.read = address, conn, bufio.NewReader(conn)
+		p.unbind = context.AfterFunc(ctx, func() { _ = conn.Close() })
+	}
+	if err := p.conn.SetDeadline(time.Now().Add(p.timeout)); err != nil {
+		return nil, err
+	}
+	if _, err := io.WriteString(p.conn, "GET "+path+" HTTP/1.1\r\nHost: "+address+"\r\nUser-Agent: kvlane\r\n\r\n"); err != nil {
+		return nil, fmt.Errorf("GET %s: %w", path, err)
+	}
+	resp, err := http.ReadResponse(p.read, nil)
+	if err != nil {
+		return nil, fmt.Errorf("GET %s: %w", path, err)
+	}
+	return resp, nil
+}
+
+// close drops the connection, if there is one.
+func (p *prober) close() {
+	if p.conn != nil {
+		p.unbind()
+		_ = p.conn.Close()
+	}
+	p.address, p.conn, p.read, p.unbind = "", nil, nil, nil
+}
+
+func refused(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
