@@ -148,11 +148,18 @@ func (c *cluster) follow(t *testing.T, in string, engines, kvlane, curl string) 
 	t.Logf("%s: %s tokens from the cache of %s", in, last.matched, last.target)
 }
 
-// helmCommand is a page's `helm install`: what it would make is accepted.
-func (c *cluster) helmCommand(t *testing.T, p page) {
+// byHelm is a page's `helm install`, followed by a wait for what it makes.
+func (p page) byHelm(t *testing.T) string {
 	t.Helper()
-	out := c.shell(t, "default", replaced(t, strings.TrimSpace(p.block(t, "helm install")), "helm install", "helm template --kube-version 1.36")+" | kubectl apply --server-side --dry-run=server --validate=strict -f -")
-	t.Logf("%s: helm makes %d objects", p.name, strings.Count(out, "\n"))
+	return p.block(t, "helm install") + "kubectl wait --for=condition=Available --timeout=2m deployment/kvlane\n"
+}
+
+// gatewayAlone makes the Gateway of a manifest without its route, and waits for it
+// after what comes between.
+func gatewayAlone(file, between string) string {
+	return "kubectl apply --server-side -f " + file + "\nkubectl delete httproute/llm\n" + between + `
+kubectl wait --for=condition=Programmed --timeout=2m gateway/llm
+GATEWAY=$(kubectl get gateway llm -o jsonpath='{.status.addresses[0].value}')`
 }
 
 const (
@@ -172,14 +179,18 @@ kubectl wait --for=condition=Available --timeout=2m deployment/kvlane
 kubectl wait --for=condition=Programmed --timeout=2m gateway/llm
 GATEWAY=$(kubectl get gateway llm -o jsonpath='{.status.addresses[0].value}')`, istio.block(t, curlBlock))
 	})
+	const clusterIP = "GATEWAY=$(kubectl get service kvlane -o jsonpath='{.spec.clusterIP}')"
 	t.Run("sidecar", func(t *testing.T) {
 		// Forwarding is a kubelet's work; the Service's own address serves here.
 		c.follow(t, "docs-sidecar", sidecar.block(t, enginesBlock),
-			replaced(t, sidecar.block(t, "port-forward"), "kubectl port-forward service/kvlane 8080:80 &", "GATEWAY=$(kubectl get service kvlane -o jsonpath='{.spec.clusterIP}')"),
+			replaced(t, sidecar.block(t, "port-forward"), "kubectl port-forward service/kvlane 8080:80 &", clusterIP),
 			replaced(t, sidecar.block(t, curlBlock), "127.0.0.1:8080", "$GATEWAY"))
 	})
-	t.Run("helm", func(t *testing.T) {
-		c.helmCommand(t, istio)
-		c.helmCommand(t, sidecar)
+	t.Run("istio by helm", func(t *testing.T) {
+		c.follow(t, "docs-helm", istio.block(t, enginesBlock), gatewayAlone("envoy/manifests/istio/gateway.yaml", istio.byHelm(t)), istio.block(t, curlBlock))
+	})
+	t.Run("sidecar by helm", func(t *testing.T) {
+		c.follow(t, "docs-sidecar-helm", sidecar.block(t, enginesBlock), sidecar.byHelm(t)+clusterIP,
+			replaced(t, sidecar.block(t, curlBlock), "127.0.0.1:8080", "$GATEWAY"))
 	})
 }

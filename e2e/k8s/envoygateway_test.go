@@ -123,7 +123,7 @@ func TestEnvoyGateway(t *testing.T) {
 	t.Run("docs", func(t *testing.T) {
 		p := readPage(t, "kubernetes-envoy-gateway.md")
 		c.follow(t, "docs", p.block(t, enginesBlock), p.block(t, "policies.yaml"), p.block(t, curlBlock))
-		c.helmCommand(t, p)
+		c.follow(t, "docs-helm", p.block(t, enginesBlock), gatewayAlone("envoy/manifests/envoy-gateway/gateway.yaml", p.byHelm(t)), p.block(t, curlBlock))
 	})
 }
 
