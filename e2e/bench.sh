@@ -38,8 +38,19 @@ echo
 echo "== A whole decision in process, 8 targets, half of each prompt new to the router"
 show ./internal/decide '^BenchmarkDecide$' 200ms
 echo
-echo "== Index"
-show ./kvindex '^Benchmark(AppendHashes|Match|Apply)$' 200ms
+echo "== Index: hashing, lookups, events, and what a copy costs a block"
+show ./kvindex '^Benchmark(AppendHashes|Match|Apply|Snapshot)$' 200ms
+echo
+echo "== Index, generated workloads (those on Mooncake's trace: make bench-index WORKLOAD=FILE, see docs/index.md)"
+go build -o "$tools/bin/benchindex" ./kvindex/benchindex
+"$tools/bin/benchindex" -brief -depth 78 -holders 64 -ranks 128 -blocks 12800000
+"$tools/bin/benchindex" -brief -depth 6250 -holders 8 -ranks 1000 -blocks 10000000
+"$tools/bin/benchindex" -brief -depth 24 -holders 1 -ranks 128 -blocks 12800000
+"$tools/bin/benchindex" -brief -depth 16 -holders 1 -ranks 128 -blocks 16000000
+echo
+echo "== Events from the socket to the index: bursts, and 20,000 single-block events a second (part of a core, memory of a feed)"
+show ./kvindex/feed '^BenchmarkSocketToIndex$' 300ms
+show ./kvindex/feed '^BenchmarkSteady$' 20000x
 echo
 echo "== Routing: the choice among targets"
 show ./routing '^BenchmarkPick$' 200ms

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
@@ -174,31 +176,37 @@ func (s *indexSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 	return s.counter.Apply(t, ev)
 }
 
-// BenchmarkSocketToIndex is the whole road of an event. Every message stores a
-// chain and removes one that was stored 128 messages ago; both count as written.
+// churn is messages that each store a chain of blocks and remove the one that was
+// stored 128 messages before, to be sent round and round.
+func churn(b *testing.B, blocks int) [][]byte {
+	const ring, age = 256, 128
+	messages := make([][]byte, ring)
+	chain := func(i int) []uint64 {
+		h := make([]uint64, blocks)
+		for k := range h {
+			h[k] = uint64((i%ring)*blocks+k+1) * 0x9e3779b97f4a7c15
+		}
+		return h
+	}
+	for i := range messages {
+		tokens := make([]uint32, 16*blocks)
+		for k := range tokens {
+			tokens[k] = uint32((i*len(tokens)+k)*7919) % 151_000
+		}
+		messages[i] = pack(b, []any{1.5, []any{
+			m{"type": "BlockStored", "block_hashes": chain(i), "parent_block_hash": nil, "token_ids": tokens, "block_size": 16, "lora_id": nil, "medium": "GPU", "lora_name": nil,
+				"extra_keys": make([]any, blocks), "group_idx": 0, "kv_cache_spec_kind": "full_attention"},
+			m{"type": "BlockRemoved", "block_hashes": chain(i + ring - age), "medium": "GPU", "group_idx": 0},
+		}, 0})
+	}
+	return messages
+}
+
+// BenchmarkSocketToIndex is the whole road of an event. Both events of a message
+// count as written.
 func BenchmarkSocketToIndex(b *testing.B) {
 	for _, blocks := range []int{1, 32} {
 		b.Run(map[int]string{1: "single blocks", 32: "chains of 32"}[blocks], func(b *testing.B) {
-			const ring, age = 256, 128
-			messages := make([][]byte, ring)
-			chain := func(i int) []uint64 {
-				h := make([]uint64, blocks)
-				for k := range h {
-					h[k] = uint64((i%ring)*blocks+k+1) * 0x9e3779b97f4a7c15
-				}
-				return h
-			}
-			for i := range messages {
-				tokens := make([]uint32, 16*blocks)
-				for k := range tokens {
-					tokens[k] = uint32((i*len(tokens)+k)*7919) % 151_000
-				}
-				messages[i] = pack(b, []any{1.5, []any{
-					m{"type": "BlockStored", "block_hashes": chain(i), "parent_block_hash": nil, "token_ids": tokens, "block_size": 16, "lora_id": nil, "medium": "GPU", "lora_name": nil,
-						"extra_keys": make([]any, blocks), "group_idx": 0, "kv_cache_spec_kind": "full_attention"},
-					m{"type": "BlockRemoved", "block_hashes": chain(i + ring - age), "medium": "GPU", "group_idx": 0},
-				}, 0})
-			}
 			index, err := kvindex.New(kvindex.Config{BlockSize: 16})
 			if err != nil {
 				b.Fatal(err)
@@ -208,8 +216,120 @@ func BenchmarkSocketToIndex(b *testing.B) {
 				b.Fatal(err)
 			}
 			sink := &indexSink{index: index, slot: slot}
-			used := publish(b, sink, &sink.blocks, int64(b.N*2*blocks), messages)
+			used := publish(b, sink, &sink.blocks, int64(b.N*2*blocks), churn(b, blocks))
 			b.ReportMetric(float64(2*b.N)/used.Seconds()/1e3, "kevents/cpu-s")
 		})
 	}
+}
+
+// targetSink hands each target's events to an index.
+type targetSink struct {
+	counter
+	index *kvindex.Index
+	slots map[kvindex.Target]kvindex.Slot
+}
+
+func (s *targetSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
+	if err := s.index.Apply(s.slots[t], ev); err != nil {
+		return err
+	}
+	return s.counter.Apply(t, ev)
+}
+
+// BenchmarkSteady is 20,000 single-block events a second, stored and removed, two a
+// message, spread over feeds with a connection each: what of a core they take without
+// the publisher, and the memory of a feed.
+func BenchmarkSteady(b *testing.B) {
+	const perSecond, tick = 10_000, 5 * time.Millisecond
+	messages := churn(b, 1)
+	for _, feeds := range []int{1, 1000} {
+		b.Run(fmt.Sprintf("feeds=%d", feeds), func(b *testing.B) {
+			index, err := kvindex.New(kvindex.Config{BlockSize: 16})
+			if err != nil {
+				b.Fatal(err)
+			}
+			sink := &targetSink{index: index, slots: map[kvindex.Target]kvindex.Slot{}}
+			for f := range feeds {
+				t := kvindex.Target{Worker: fmt.Sprint(f), Rank: kvindex.NoRank}
+				if sink.slots[t], err = index.Add(t, "m", 16); err != nil {
+					b.Fatal(err)
+				}
+			}
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.Close()
+			before := inUse()
+			connections := make([]net.Conn, feeds)
+			for f := range connections {
+				src := feed.Source{Worker: fmt.Sprint(f), Engine: feed.VLLM, Rank: kvindex.NoRank, Endpoint: "tcp://" + l.Addr().String()}
+				reader, err := feed.Start(b.Context(), src, sink)
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer reader.Close()
+				if connections[f], err = l.Accept(); err != nil {
+					b.Fatal(err)
+				}
+				defer connections[f].Close()
+				if _, err := connections[f].Write(publisherHello()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			var buf []byte
+			send := func(n int) {
+				payload := messages[n/feeds%len(messages)]
+				buf = append(buf[:0], 1, 2, 'k', 'v', 1, 8)
+				buf = binary.BigEndian.AppendUint64(buf, uint64(n/feeds))
+				buf = append(buf, 2)
+				buf = binary.BigEndian.AppendUint64(buf, uint64(len(payload)))
+				buf = append(buf, payload...)
+				if _, err := connections[n%feeds].Write(buf); err != nil {
+					b.Fatal(err)
+				}
+			}
+			arrived := func(n int) {
+				for sink.blocks.Load() < int64(2*n) {
+					time.Sleep(tick)
+				}
+			}
+			for f := range feeds {
+				send(f)
+			}
+			arrived(feeds)
+			runtime.LockOSThread() // the publisher's time is this thread's
+			defer runtime.UnlockOSThread()
+			b.ResetTimer()
+			began, all, own := time.Now(), cpu(), threadTime()
+			for n := range b.N {
+				send(feeds + n)
+				if ahead := time.Duration(n)*time.Second/perSecond - time.Since(began); ahead > tick {
+					time.Sleep(ahead)
+				}
+			}
+			arrived(feeds + b.N)
+			used := cpu() - all - (threadTime() - own)
+			// Of 20,000 a second, also if the machine was too busy to publish that many.
+			b.ReportMetric(100*used.Seconds()*perSecond/float64(b.N), "%core")
+			b.ReportMetric((inUse()-before)/float64(feeds)/1024, "KB/feed")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// inUse is the bytes of heap and stacks after a collection.
+func inUse() float64 {
+	runtime.GC()
+	var s runtime.MemStats
+	runtime.ReadMemStats(&s)
+	return float64(s.HeapAlloc + s.StackInuse)
+}
+
+func threadTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
 }
