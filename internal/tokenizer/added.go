@@ -174,6 +174,8 @@ type search struct {
 	s   string
 	pos int // where to look for the next token
 	cut int // end of the last hit
+	// marks says that a blank in s stands for U+2581, which is no white space.
+	marks bool
 }
 
 // next is the next hit; false at the end of the text.
@@ -190,13 +192,15 @@ func (w *search) next() (addedHit, bool) {
 			continue
 		}
 		if t.Lstrip {
-			hit.from = max(spaceBefore(w.s, hit.from), w.cut)
+			hit.from = max(w.spaceBefore(hit.from), w.cut)
 		}
 		if t.Rstrip {
-			hit.to = skip(w.s, hit.to, clsWS)
+			hit.to = w.spaceAfter(hit.to)
 		}
 		w.cut = hit.to
-		return hit, true
+		if hit.from < hit.to { // else the token before has taken all of it
+			return hit, true
+		}
 	}
 }
 
@@ -214,13 +218,25 @@ func wordAfter(s string, i int) bool {
 }
 
 // spaceBefore is where the white space that ends at i begins.
-func spaceBefore(s string, i int) int {
+func (w *search) spaceBefore(i int) int {
 	for i > 0 {
-		r, n := utf8.DecodeLastRuneInString(s[:i])
-		if runeClass(r)&clsWS == 0 {
+		r, n := utf8.DecodeLastRuneInString(w.s[:i])
+		if runeClass(r)&clsWS == 0 || w.marks && r == ' ' {
 			break
 		}
 		i -= n
+	}
+	return i
+}
+
+// spaceAfter is where the white space that begins at i ends.
+func (w *search) spaceAfter(i int) int {
+	for i < len(w.s) && (!w.marks || w.s[i] != ' ') {
+		c, n := classAt(w.s, i)
+		if c&clsWS == 0 {
+			break
+		}
+		i += n
 	}
 	return i
 }

@@ -44,7 +44,7 @@ func (w *worker) stretch(dst []uint32, s string, base int) []uint32 {
 	if len(w.t.normal.starts) == 0 {
 		return w.plain(dst, s, first)
 	}
-	if w.t.sp != nil {
+	if w.t.sp != nil && w.t.sp.marked {
 		// Tokens of normalized text are compared with what the normalizer made.
 		return w.normalizedSpace(dst, s, first)
 	}
@@ -68,11 +68,11 @@ func (w *worker) stretch(dst []uint32, s string, base int) []uint32 {
 	return dst
 }
 
-// normalizedSpace is the rest of stretch for SentencePiece models.
+// normalizedSpace is the rest of stretch where the normalizer marks spaces.
 func (w *worker) normalizedSpace(dst []uint32, s string, first bool) []uint32 {
 	w.added = append(w.added[:0], w.t.normalizedText(s)...)
 	s = string(w.added)
-	find := search{set: w.t.normal, s: s}
+	find := search{set: w.t.normal, s: s, marks: true}
 	at := 0
 	for {
 		hit, ok := find.next()

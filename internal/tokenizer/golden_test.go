@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sort"
 	"strconv"
+	"strings"
 	"testing"
 	"unicode/utf8"
 )
@@ -281,6 +282,7 @@ func TestVariantsLive(t *testing.T) {
 		`{"SpecialToken":{"id":"b","type_id":0}}],"pair":[{"Sequence":{"id":"A","type_id":0}},{"Sequence":{"id":"B","type_id":1}}],` +
 		`"special_tokens":{"<x>":{"id":"<x>","ids":[260],"tokens":["<x>"]},"b":{"id":"b","ids":[257],"tokens":["b"]}}}]}`
 	byteLevel := `{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}`
+	roberta := `{"type":"RobertaProcessing","sep":["b",257],"cls":["<x>",260],"trim_offsets":true,"add_prefix_space":false}`
 	for name, file := range map[string]string{
 		"always":       tiny(),
 		"first":        tiny(`"always"`, `"first"`),
@@ -294,6 +296,10 @@ func TestVariantsLive(t *testing.T) {
 		"rstrip":       tiny(`"rstrip":false`, `"rstrip":true`),
 		"both":         tiny(`"rstrip":false`, `"rstrip":true`, `"lstrip":false`, `"lstrip":true`),
 		"single word":  tiny(`"single_word":false`, `"single_word":true`),
+		"marks":        tiny(`"normalizer":null`, `"normalizer":`+prepend, metaspace, "null", `"normalized":false`, `"normalized":true`, `"lstrip":false`, `"lstrip":true`, `"rstrip":false`, `"rstrip":true`),
+		"raw marks":    tiny(`"normalized":false`, `"normalized":true`, `"special":true}]`, `"special":true},`+blanks+`]`),
+		"roberta":      tiny(`"post_processor":null`, `"post_processor":`+roberta),
+		"bert":         tiny(`"post_processor":null`, `"post_processor":`+strings.Replace(roberta, "Roberta", "Bert", 1)),
 		"ignoring":     tiny(`"byte_fallback":true`, `"byte_fallback":true,"ignore_merges":true`),
 		"space joins":  tiny(`"▁a":259`, `"▁a":259,"b▁":261`, `[["▁","a"]]`, `[["b","▁"],["▁","a"]]`, metaspace, "null", `"normalizer":null`, `"normalizer":`+prepend),
 		"post":         tiny(`"post_processor":null`, `"post_processor":`+post),

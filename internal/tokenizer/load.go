@@ -104,10 +104,21 @@ type component struct {
 	PrependScheme  string `json:"prepend_scheme"`
 	Split          *bool  `json:"split"`
 
+	CLS *namedID `json:"cls"`
+	SEP *namedID `json:"sep"`
+
 	Single        []templatePiece `json:"single"`
 	SpecialTokens map[string]struct {
 		IDs []uint32 `json:"ids"`
 	} `json:"special_tokens"`
+}
+
+// namedID is a token as ["</s>", 2].
+type namedID struct{ id uint32 }
+
+func (n *namedID) UnmarshalJSON(b []byte) error {
+	var name string
+	return json.Unmarshal(b, &[]any{&name, &n.id})
 }
 
 type templatePiece struct {
@@ -256,6 +267,7 @@ func (t *Tokenizer) spaceLevel(norm, pre []component) error {
 		}
 		return nil
 	}
+	t.sp.marked = replaced
 	switch {
 	case len(pre) == 0 && replaced:
 		return nil
@@ -283,11 +295,8 @@ func (t *Tokenizer) metaspace(p component) error {
 	if scheme == "" {
 		scheme = "always"
 	}
-	if p.AddPrefixSpace != nil && !*p.AddPrefixSpace {
-		if scheme != "never" && p.PrependScheme != "" {
-			return unsupported("Metaspace with add_prefix_space false and prepend_scheme %s", scheme)
-		}
-		scheme = "never"
+	if p.AddPrefixSpace != nil && !*p.AddPrefixSpace && scheme != "never" {
+		return unsupported("Metaspace with add_prefix_space false and prepend_scheme %s", scheme) // as the library does
 	}
 	switch scheme {
 	case "always":
@@ -572,7 +581,7 @@ func (t *Tokenizer) normalizedContent(content string) string {
 	if t.nfc {
 		return string(appendNFC(nil, content))
 	}
-	if t.sp != nil {
+	if t.sp != nil && t.sp.marked {
 		return t.normalizedText(content)
 	}
 	return content
@@ -620,13 +629,24 @@ func (t *Tokenizer) readPost(raw []byte) error {
 	if err != nil {
 		return err
 	}
+	adding := 0
 	for _, p := range processors {
+		if p.Type == "ByteLevel" {
+			continue
+		}
+		if adding++; adding > 1 {
+			return unsupported("several post-processors that add tokens") // the second one sees a pair of texts
+		}
 		switch p.Type {
-		case "ByteLevel":
 		case "TemplateProcessing":
 			if err := t.template(p); err != nil {
 				return err
 			}
+		case "RobertaProcessing", "BertProcessing":
+			if p.CLS == nil || p.SEP == nil {
+				return unsupported("post-processor %s without its tokens", p.Type)
+			}
+			t.before, t.after = []uint32{p.CLS.id}, []uint32{p.SEP.id}
 		default:
 			return unsupported("post-processor %s", p.Type)
 		}
@@ -658,7 +678,6 @@ func (t *Tokenizer) template(p component) error {
 	if !seen {
 		return unsupported("post-processor template without the text")
 	}
-	t.before = append(before, t.before...)
-	t.after = append(t.after, after...)
+	t.before, t.after = before, after
 	return nil
 }

@@ -79,6 +79,9 @@ func TestLoadRefuses(t *testing.T) {
 			`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"x+"},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]}`), nil, "unknown split pattern"},
 		{"missing byte-level token", tinyByteLevel(`"A":65,`, ``), nil, "byte 0x41"},
 		{"post-processor", tiny(`"post_processor":null`, `"post_processor":{"type":"RobertaProcessing"}`), nil, "RobertaProcessing"},
+		{"two that add tokens", tiny(`"post_processor":null`, `"post_processor":{"type":"Sequence","processors":[{"type":"BertProcessing","cls":["a",256],"sep":["b",257]},`+
+			`{"type":"BertProcessing","cls":["a",256],"sep":["b",257]}]}`), nil, "several post-processors"},
+		{"the old flag of Metaspace", tiny(`"prepend_scheme":"always"`, `"add_prefix_space":false`), nil, "add_prefix_space"},
 		{"subword prefix", tiny(`"unk_token":null`, `"continuing_subword_prefix":"##"`), nil, "prefix"},
 		{"rebuilt by the engine", tinyByteLevel(), llama, "model_type llama"},
 	} {
@@ -160,6 +163,41 @@ func TestAddedTokenFlags(t *testing.T) {
 		got, err := tok.Encode(nil, c.text, false)
 		if err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("%s %q: %v, want %v (%v)", c.flag, c.text, got, c.want, err)
+		}
+	}
+}
+
+// Further added tokens for tiny.
+const (
+	lineEnd = `{"id":261,"content":"\n","single_word":false,"lstrip":true,"rstrip":false,"normalized":false,"special":false}`
+	blanks  = `{"id":261,"content":"  ","single_word":false,"lstrip":false,"rstrip":false,"normalized":true,"special":false}`
+)
+
+// TestAddedTokensMeet wants what the reference does where tokens reach for the
+// same white space, or for spaces that are marks already. TestVariantsLive
+// compares the same kinds with it.
+func TestAddedTokensMeet(t *testing.T) {
+	mark := `{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"}]}`
+	metaspace := `{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}`
+	for _, c := range []struct {
+		name, file, text string
+		want             []uint32
+	}{
+		{"the line end is taken already", tiny(`"rstrip":false`, `"rstrip":true`, `"special":true}]`, `"special":true},`+lineEnd+`]`), "a<x>\n", []uint32{259, 260}},
+		{"a mark is no white space", tiny(`"normalizer":null`, `"normalizer":`+mark, metaspace, "null", `"normalized":false`, `"normalized":true`,
+			`"rstrip":false`, `"rstrip":true`), "<x> ", []uint32{260, 258}},
+		{"without a normalizer a mark is no blank", tiny(`"normalized":false`, `"normalized":true`, `"special":true}]`, `"special":true},`+blanks+`]`),
+			"▁▁", []uint32{258, 258}},
+		{"without a normalizer blanks are", tiny(`"normalized":false`, `"normalized":true`, `"special":true}]`, `"special":true},`+blanks+`]`),
+			"  ", []uint32{261}},
+	} {
+		tok, err := loadText(c.file, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := tok.Encode(nil, c.text, false)
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q: %v, want %v (%v)", c.name, c.text, got, c.want, err)
 		}
 	}
 }

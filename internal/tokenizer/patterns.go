@@ -18,6 +18,10 @@ var patterns = map[string]splitter{
 	reContraction + `|` + rePrefix + `\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank: wordSplit{digits: 1},
 	// cl100k as converted, Llama 3, GLM 4, Phi 4, OLMo 2
 	reContraction + `|` + rePrefix + `\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank: wordSplit{digits: 3},
+	// the same two in tiktoken's spelling: possessive, which takes no match away here, and one line end, before which \s* takes
+	// the others
+	reTiktoken(`\p{N}`):      wordSplit{digits: 1},
+	reTiktoken(`\p{N}{1,3}`): wordSplit{digits: 3},
 	// numbers of any length, two digits
 	reContraction + `|` + rePrefix + `\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank:     wordSplit{},
 	reContraction + `|` + rePrefix + `\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank: wordSplit{digits: 2},
@@ -33,6 +37,11 @@ var patterns = map[string]splitter{
 	`[\p{Han}]+|` + caseWords(reUpperNotHan, reLowerNotHan, reContraction+`?`) + `|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank: caseSplit{digits: 3, contractions: true, han: true},
 	// GPT-2, where it is spelled out
 	reGPT2: gpt2Split{},
+}
+
+// reTiktoken is cl100k's pattern as tiktoken has it.
+func reTiktoken(numbers string) string {
+	return `'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|` + numbers + `| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+`
 }
 
 const reGPT2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`

@@ -60,6 +60,9 @@ type spaceModel struct {
 	bmp    []uint32 // token of a character of the basic plane, maxID if none
 	astral map[rune]uint32
 	bytes  [256]uint32
+	// marked: the normalizer writes U+2581 for spaces, so that added tokens of
+	// normalized text are looked for behind it.
+	marked bool
 }
 
 // symbols appends the tokens that merging of a word starts from, as parts of a

@@ -16,7 +16,10 @@ def load(task):
     if "tokenizer" in task:
         path = task["tokenizer"]
         with (gzip.open if path.endswith(".gz") else open)(path, "rb") as f:
-            return Tokenizer.from_buffer(f.read())
+            tok = Tokenizer.from_buffer(f.read())
+            tok.no_truncation()  # as transformers does for every call
+            tok.no_padding()
+            return tok
     return Tokenizer.from_str(json.dumps({
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": task["pre_tokenizer"], "post_processor": None, "decoder": None,
