@@ -150,6 +150,16 @@ func (a *arena) release(r ref) {
 	}
 }
 
+// reset forgets all records. Of the empty chunks it keeps one, for an index that holds
+// next to nothing and becomes empty again and again.
+func (a *arena) reset() {
+	spare := a.spare
+	*a = arena{}
+	if len(spare) > 0 {
+		a.spare, a.reserved = append(a.spare, spare[0]), chunkWords*8
+	}
+}
+
 func (a *arena) addChunk(words []uint64, class int) int {
 	c := chunk{words: words, class: class, after: noChunk, before: noChunk}
 	if k := len(a.unused); k > 0 {

@@ -55,6 +55,10 @@ func BenchmarkApply(b *testing.B) {
 		b.Run(fmt.Sprintf("store+remove/blocks=%d", n), func(b *testing.B) {
 			x := mustIndex(b, Config{BlockSize: 16})
 			s := mustAdd(b, x, 0, 16)
+			content, names := contents(1, 78) // an index in use is never empty
+			if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names}, content); err != nil {
+				b.Fatal(err)
+			}
 			tokens := make([]uint32, 16*n)
 			e := &Event{Kind: Stored, BlockSize: 16, Tokens: tokens, Hashes: make([]EngineHash, n)}
 			r := &Event{Kind: Removed, Hashes: e.Hashes}

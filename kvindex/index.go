@@ -310,7 +310,8 @@ func (x *Index) freeSegment(id uint32) {
 		// nothing is left: give the numbers back too
 		x.segments, x.freed = []handle{noRecord}, nil
 		x.claims.reset()
-		x.arena, x.starts, x.names, x.twins, x.leaving = arena{}, table{}, table{}, 0, nil
+		x.arena.reset()
+		x.starts, x.names, x.twins, x.leaving = table{}, table{}, 0, nil
 		x.hand = 0
 	}
 }
