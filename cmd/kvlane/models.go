@@ -70,7 +70,7 @@ func loadModel(m config.Model) (*model.Model, error) {
 		return nil, err
 	}
 	o := model.Options{
-		ToolParser: m.ToolParser, HideToolsWhenNone: m.HideTools, RefuseTemplates: m.RefuseTemplates,
+		ToolParser: m.ToolParser, HideToolsWhenNone: m.HideTools, TrustTemplates: m.TrustTemplates,
 		MaxModelLen: m.MaxModelLen, CacheBytes: int64(m.CacheBytes),
 	}
 	if len(m.Adapters) > 0 {

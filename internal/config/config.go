@@ -68,7 +68,7 @@ type Model struct {
 	ChatTemplate    string   `yaml:"chat_template" jsonschema_description:"File with a chat template that replaces the tokenizer's."`
 	ToolParser      bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser; without, it refuses tools."`
 	HideTools       bool     `yaml:"hide_tools_when_none" jsonschema_description:"vLLM runs with --exclude-tools-when-tool-choice-none."`
-	RefuseTemplates bool     `yaml:"refuse_templates" jsonschema_description:"Requests may not bring a chat template (vLLM without --trust-request-chat-template)."`
+	TrustTemplates  bool     `yaml:"trust_request_templates" jsonschema_description:"Requests may bring a chat_template (vLLM with --trust-request-chat-template). Without, no such template is run: vLLM refuses the request, and for other engines it is routed by load."`
 	MaxModelLen     int      `yaml:"max_model_len" jsonschema:"minimum=0" jsonschema_description:"The engine's context in tokens; 0: unknown."`
 	CacheBytes      Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for what prompts have in common with earlier ones."`
 	HandIDs         bool     `yaml:"hand_ids" jsonschema_description:"Send the token ids on, so that the engine does not tokenize again."`

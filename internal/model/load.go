@@ -22,8 +22,9 @@ type Options struct {
 	ToolParser bool
 	// HideToolsWhenNone is vLLM's --exclude-tools-when-tool-choice-none.
 	HideToolsWhenNone bool
-	// RefuseTemplates says that requests may not bring a chat_template (vLLM without --trust-request-chat-template).
-	RefuseTemplates bool
+	// TrustTemplates says that requests may bring a chat_template (vLLM with --trust-request-chat-template). Without,
+	// none is compiled: vLLM refuses such a request, and for the other engines the ids are unknown.
+	TrustTemplates bool
 	// MaxModelLen is the engine's context in tokens; longer prompts are refused as it would. 0: unknown, nothing is refused.
 	MaxModelLen int
 	// Names are the names of the base model in requests; every other name is an adapter's. None: no adapters.
@@ -153,6 +154,10 @@ const (
 // own for some models, so only the ids are unknown.
 var ErrNoTemplate = errors.New("the model has no chat template")
 
+// ErrUntrustedTemplate is the error for a chat_template in a request where Options do not allow it and the engine is not
+// known to refuse it.
+var ErrUntrustedTemplate = errors.New("the request brings its own chat template, and such templates are not trusted here")
+
 // ownTemplate is the model's template; models with several keep one for tools.
 func (m *Model) ownTemplate(tools bool) (*template, error) {
 	if tools {
@@ -167,9 +172,21 @@ func (m *Model) ownTemplate(tools bool) (*template, error) {
 }
 
 // templateFor is the template that the request brings, or the model's own.
-func (m *Model) templateFor(in input, tools bool) (*template, error) {
+func (m *Model) templateFor(in input, tools bool, engine Engine) (*template, error) {
+	if in.Has(prompt.FieldChatTemplateKwargs) && (engine != VLLM || !m.options.TrustTemplates) { // a second door
+		kwargs, err := in.dictOf(prompt.FieldChatTemplateKwargs)
+		if err != nil {
+			return nil, err
+		}
+		if v, ok := kwargs.Get("chat_template"); ok && !v.IsNone() {
+			return nil, m.untrusted(engine)
+		}
+	}
 	if !in.Has(prompt.FieldChatTemplate) {
 		return m.ownTemplate(tools)
+	}
+	if !m.options.TrustTemplates {
+		return nil, m.untrusted(engine)
 	}
 	raw := in.Raw(prompt.FieldChatTemplate)
 	if raw[0] != '"' {
@@ -182,19 +199,24 @@ func (m *Model) templateFor(in input, tools bool) (*template, error) {
 	if len(source) == 0 {
 		return m.ownTemplate(tools)
 	}
-	if m.options.RefuseTemplates {
-		return nil, refuse("Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with " +
-			"untrusted chat template.")
-	}
 	if t, ok := m.brought.Get(string(source)); ok {
 		return t, nil
 	}
 	t, err := compile(string(source))
 	if err != nil {
-		return nil, asRefusal(err, VLLM)
+		return nil, asRefusal(err, engine)
 	}
 	m.brought.Add(string(source), t)
 	return t, nil
+}
+
+// untrusted is what the engine does with a template that came with a request, where nobody said that it takes them.
+func (m *Model) untrusted(engine Engine) error {
+	if m.options.TrustTemplates || engine != VLLM {
+		return ErrUntrustedTemplate
+	}
+	return refuse("Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with " +
+		"untrusted chat template.")
 }
 
 // asRefusal makes what a template raised into the engine's answer. A fault or limit of our own stays an error.

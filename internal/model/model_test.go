@@ -126,7 +126,7 @@ var goldens = []struct {
 }
 
 func TestShapes(t *testing.T) {
-	for _, options := range []Options{{}, {CacheBytes: -1}} {
+	for _, options := range []Options{{TrustTemplates: true}, {TrustTemplates: true, CacheBytes: -1}} {
 		m := load(t, "qwen3", options)
 		for _, g := range goldens {
 			for range 2 { // the second time from what is remembered
@@ -179,7 +179,12 @@ func TestEngineFlags(t *testing.T) {
 		{Options{ToolParser: true}, tool + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, false},
 		{Options{ToolParser: true}, tool + `,"tool_choice":{"type":"function","function":{"name":"g"}}`, true},
 		{Options{ToolParser: true}, tool + `,"tool_choice":"perhaps"`, true},
-		{Options{RefuseTemplates: true}, `"chat_template":"x"`, true},
+		{Options{}, `"chat_template":"x"`, true},
+		{Options{}, `"chat_template":""`, true},
+		{Options{}, `"chat_template":null`, false},
+		{Options{}, `"chat_template_kwargs":{"chat_template":"x"}`, true},
+		{Options{TrustTemplates: true}, `"chat_template_kwargs":{"chat_template":"x"}`, true},
+		{Options{TrustTemplates: true}, `"chat_template":"x"`, false},
 		{Options{MaxModelLen: 5}, `"n":1`, true},
 		{Options{MaxModelLen: 9}, `"n":1`, true},
 		{Options{MaxModelLen: 10}, `"n":1`, false},
@@ -194,6 +199,31 @@ func TestEngineFlags(t *testing.T) {
 		res, err := m.Prompt(req, VLLM)
 		if _, refused := errors.AsType[*Refusal](err); refused != c.refused || err != nil && !refused {
 			t.Errorf("%+v %s: %d ids, %v", c.options, c.body, len(res.IDs), err)
+		}
+	}
+}
+
+// TestUntrustedTemplate: an engine that is not known to refuse a request's template gets the request without ids.
+func TestUntrustedTemplate(t *testing.T) {
+	const chat = `{"messages":[{"role":"user","content":"x"}],`
+	for _, c := range []struct {
+		options Options
+		engine  Engine
+		body    string
+		want    error
+	}{
+		{Options{}, TRTLLM, `"chat_template":"x"`, ErrUntrustedTemplate},
+		{Options{}, TRTLLM, `"chat_template_kwargs":{"chat_template":"x"}`, ErrUntrustedTemplate},
+		{Options{TrustTemplates: true}, TRTLLM, `"chat_template":"x"`, nil},
+		{Options{}, SGLang, `"chat_template":"x"`, nil}, // SGLang does not read it
+	} {
+		m := load(t, "qwen3", c.options)
+		req, err := prompt.Parse(prompt.Chat, []byte(chat+c.body+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Prompt(req, c.engine); !errors.Is(err, c.want) {
+			t.Errorf("%v %+v %s: %v, want %v", c.engine, c.options, c.body, err, c.want)
 		}
 	}
 }

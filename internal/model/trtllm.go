@@ -21,7 +21,7 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 		}
 		tools = append(tools, tool)
 	}
-	template, err := m.templateFor(in, haveTools)
+	template, err := m.templateFor(in, haveTools, TRTLLM)
 	if err != nil {
 		return nil, err
 	}

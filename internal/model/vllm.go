@@ -36,7 +36,7 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	template, err := m.templateFor(in, haveTools)
+	template, err := m.templateFor(in, haveTools, VLLM)
 	if err != nil {
 		return nil, err
 	}

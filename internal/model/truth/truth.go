@@ -182,7 +182,7 @@ func runFile(w io.Writer, path string, opts Options) (Totals, error) {
 			return totals, err
 		}
 	}
-	m, err := opts.load(name[3], model.Options{ChatTemplate: template, ToolParser: name[2] != "", MaxModelLen: contextOf(records)})
+	m, err := opts.load(name[3], model.Options{ChatTemplate: template, ToolParser: name[2] != "", MaxModelLen: contextOf(records), TrustTemplates: true})
 	if err != nil {
 		return totals, err
 	}
