@@ -15,6 +15,7 @@ var replacements = []struct{ old, with string }{
 	{"{{address .Prefill}}", `{{include "kvlane.envoyAddress" .Prefill}}`},
 	{"{{address .Kvlane}}", `{{include "kvlane.envoyAddress" .Kvlane}}`},
 	{"{{seconds .MessageTimeout}}", "{{.MessageTimeout}}"},
+	{"{{seconds .ConnectionAge}}", "{{.ConnectionAge}}"},
 	{"{{seconds $.UpstreamIdle}}", "{{$.UpstreamIdle}}"},
 	{"    type: STATIC\n", "    type: {{.KvlaneType}}\n"}, // of cluster kvlane: another pod is found by name
 }

@@ -116,8 +116,8 @@ func chartFilter(t *testing.T, c *cluster) {
 
 // chartOwnEnvoy installs a mode in which the chart brings its Envoy.
 func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
-	r := &release{c: c, in: in, values: []string{mode, "provider.name=none", "httpRoute.create=false", "service.type=LoadBalancer", "proxy.drainSeconds=5",
-		"proxy.image.repository=envoy", "proxy.concurrency=1"}}
+	r := &release{c: c, in: in, values: []string{mode, "provider.name=none", "httpRoute.create=false", "service.type=LoadBalancer", "proxy.drainSeconds=12",
+		"drainSeconds=12", "drainQuietSeconds=3", "proxy.image.repository=envoy", "proxy.concurrency=1"}}
 	c.namespace(t, in)
 	c.ready(t, in, "llm", 2)
 	r.put(t, "install")
@@ -127,8 +127,11 @@ func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
 	streams(t, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, in, chat)
-	r.put(t, "upgrade", "config.log.level=debug", "proxy.requestBody=FULL_DUPLEX_STREAMED", "proxy.firstToken=true")
-	routed(t, chat)
+	// Clients keep their connections; Envoy ends them before it ends itself.
+	steady(t, chat, func() {
+		r.put(t, "upgrade", "config.log.level=debug", "proxy.requestBody=FULL_DUPLEX_STREAMED", "proxy.firstToken=true")
+		eventually(t, 2*time.Minute, "the end of all old pods", func() error { return c.node.leaving(in) })
+	})
 	followsPicks(t, c, in, chat)
 	streams(t, chat)
 	r.end(t)

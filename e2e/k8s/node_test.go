@@ -449,6 +449,18 @@ func (n *node) sandboxes(namespace string, labels map[string]string) []*sandbox 
 	return out
 }
 
+// leaving says which pod of a namespace is being stopped, nil if none is.
+func (n *node) leaving(namespace string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.running {
+		if s.going && s.pod.Metadata.Namespace == namespace {
+			return fmt.Errorf("pod %s is being stopped", s.pod.Metadata.Name)
+		}
+	}
+	return nil
+}
+
 // pickers are the running pods of a namespace in which Kvlane serves.
 func (n *node) pickers(namespace string) []*sandbox {
 	n.mu.Lock()

@@ -27,6 +27,10 @@ static_resources:
           "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
           stat_prefix: ingress
           stream_idle_timeout: 0s                 # the default of 5 minutes ends requests that queue or prefill for long
+{{- if .ConnectionAge}}
+          common_http_protocol_options: {max_connection_duration: {{.ConnectionAge}}}   # busy clients move to another Envoy before this one stops
+          http1_safe_max_connection_duration: true
+{{- end}}
           preserve_external_request_id: true      # one id from the client's log to the engine's
           always_set_request_id_in_response: true
 {{- if .AccessLog}}

@@ -50,6 +50,7 @@
 {{- $_ := set $c "envoy" $envoy }}
 {{- else }}
 {{- $envoy := dict "ingress" (printf "0.0.0.0:%d" (int64 $v.proxy.port)) "admin" "127.0.0.1:9901" "message_timeout" $v.messageTimeout }}
+{{- $_ := set $envoy "connection_age" (include "kvlane.connectionAge" .) }}
 {{- $_ := set $envoy "fail_closed" (not $v.proxy.failOpen) }}
 {{- $_ := set $envoy "first_token" $v.proxy.firstToken }}
 {{- $_ := set $envoy "access_log" $v.proxy.accessLog }}
@@ -93,6 +94,7 @@
   "Prefill" $prefill
   "MaxBody" (int64 .Values.maxBodyBytes)
   "MessageTimeout" .Values.messageTimeout
+  "ConnectionAge" (include "kvlane.connectionAge" .)
   "UpstreamIdle" (include "kvlane.upstreamIdle" .)
   "FirstToken" $p.firstToken
   "AccessLog" $p.accessLog

@@ -133,6 +133,11 @@ unix:/run/kvlane/kvlane.sock
 {{- default (include "kvlane.neededGrace" .) .Values.terminationGracePeriodSeconds | int64 }}
 {{- end }}
 
+{{- /* Half of Envoy's time is for busy clients to leave it, half for their last answers. */ -}}
+{{- define "kvlane.connectionAge" -}}
+{{ div (int64 .Values.proxy.drainSeconds) 2 }}s
+{{- end }}
+
 {{- /* Where Prometheus' series of this release are; jobLabel of the monitors makes it so. */ -}}
 {{- define "kvlane.series" -}}
 namespace="{{ .Release.Namespace }}",job="{{ .Release.Name }}"
