@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"text/template"
@@ -126,8 +127,14 @@ static_resources:
 `))
 
 // worker is a scripted model server.
-func worker(name string) http.Handler {
+func worker(name string, hanging *atomic.Int64) http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("/hang", func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		hanging.Add(1)
+		<-r.Context().Done()
+		hanging.Add(-1)
+	})
 	mux.HandleFunc("/echo", func(w http.ResponseWriter, r *http.Request) {
 		sum := sha256.New()
 		n, err := io.Copy(sum, r.Body)
@@ -180,6 +187,7 @@ type envoyBed struct {
 	h       *recorder
 	srv     *Server
 	workers map[string]string // name to ip:port
+	hanging atomic.Int64      // requests for /hang
 	h1, h2  *http.Client
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 }
@@ -203,7 +211,7 @@ func startEnvoy(t *testing.T, sh shape, o Options) *envoyBed {
 	type address struct{ Host, Port string }
 	var addrs []address
 	for _, name := range []string{"a", "b"} {
-		ts := httptest.NewServer(worker(name))
+		ts := httptest.NewServer(worker(name, &e.hanging))
 		t.Cleanup(ts.Close)
 		host, port, err := net.SplitHostPort(ts.Listener.Addr().String())
 		if err != nil {
@@ -493,6 +501,67 @@ func TestRealEnvoyEditsResponseBody(t *testing.T) {
 					if err != nil || string(got) != want {
 						t.Errorf("%s: %v: %q", path, err, got)
 					}
+				}
+			}
+			for i := range e.h.count() {
+				e.h.ticket(i).mustEnd(t)
+			}
+		})
+	}
+}
+
+// A request that is given up while its worker says nothing gets our answer, and the
+// worker's request is reset; one whose answer has begun goes on.
+func TestRealEnvoyAborts(t *testing.T) {
+	for _, sh := range shapes {
+		t.Run(sh.name, func(t *testing.T) {
+			e := startEnvoy(t, sh, Options{SkipResponseBody: sh.response == "NONE"})
+			abort := make(chan *Reject, 1)
+			e.h.decide = func(context.Context, *Request) Decision {
+				return Decision{Endpoint: e.workers["a"], Abort: abort}
+			}
+			post := func(c *http.Client, path string) *http.Response {
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm"+path, bytes.NewReader(payload(3000)))
+				if err != nil {
+					t.Error(err)
+					return nil
+				}
+				resp, err := c.Do(req)
+				if err != nil {
+					t.Error(err)
+					return nil
+				}
+				return resp
+			}
+			for _, c := range []*http.Client{e.h1, e.h2} {
+				done := make(chan *http.Response)
+				go func() { done <- post(c, "/hang") }()
+				waitFor(t, func() bool { return e.hanging.Load() == 1 })
+				abort <- &Reject{Status: 503, Body: []byte(`{"error":{"code":"gone"}}`), Details: "kvlane_test"}
+				resp := <-done
+				if resp == nil {
+					return
+				}
+				got, err := io.ReadAll(resp.Body)
+				_ = resp.Body.Close()
+				if err != nil || resp.StatusCode != 503 || string(got) != `{"error":{"code":"gone"}}` {
+					t.Errorf("%v: status %d: %s", err, resp.StatusCode, got)
+				}
+				waitFor(t, func() bool { return e.hanging.Load() == 0 })
+
+				resp = post(c, "/sse?n=20")
+				if resp == nil {
+					return
+				}
+				abort <- &Reject{Status: 503}
+				got, err = io.ReadAll(resp.Body)
+				_ = resp.Body.Close()
+				if err != nil || resp.StatusCode != http.StatusOK || !bytes.HasSuffix(got, []byte("data: 20\n\n")) {
+					t.Errorf("%v: status %d: %q", err, resp.StatusCode, got)
+				}
+				select { // a stream that ended before the abort has not taken it
+				case <-abort:
+				default:
 				}
 			}
 			for i := range e.h.count() {

@@ -58,9 +58,11 @@ type exchange struct {
 	owed     int     // STREAMED held: messages that wait for an answer
 
 	flight *flight
-	token  bool // the first response chunk passed
-	edits  bool // the response body is shown to the ticket for changes
-	holds  bool // the ticket keeps bytes of it back
+	abort  <-chan *Reject // Decision.Abort
+	begun  bool           // response headers or a piece of its body have come
+	token  bool           // the first response chunk passed
+	edits  bool           // the response body is shown to the ticket for changes
+	holds  bool           // the ticket keeps bytes of it back
 	closed bool
 }
 
@@ -305,6 +307,15 @@ func (x *exchange) reject(r *Reject) error {
 	return x.send(&a)
 }
 
+// giveUp answers a request in place of its worker, if that has not begun to. It
+// reports whether the exchange is over.
+func (x *exchange) giveUp(r *Reject) bool {
+	if x.begun || x.closed || x.phase != phaseDecided || r == nil {
+		return false
+	}
+	return x.reject(r) == nil
+}
+
 func (x *exchange) dropBody() {
 	x.body.Free()
 	x.body, x.bodySize, x.frames = nil, 0, nil
@@ -327,6 +338,7 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	if d.Reject != nil {
 		return x.reject(d.Reject)
 	}
+	x.abort = d.Abort
 	if x.flight != nil {
 		x.srv.tracker.add(x.flight)
 	}

@@ -77,6 +77,10 @@ type Decision struct {
 	// ClearRouteCache asks Envoy to match the route again, because a header of Set
 	// takes part in it.
 	ClearRouteCache bool
+	// Abort, if not nil, may deliver one Reject while the worker has not begun to
+	// answer: the client gets it, and the worker's request is reset. What comes later,
+	// and what Envoy no longer listens to, is lost.
+	Abort <-chan *Reject
 	// Ticket follows the request until its end; may be nil.
 	Ticket Ticket
 }

@@ -9,7 +9,7 @@ import (
 func itoa(n int) string { return strconv.Itoa(n) }
 
 func (x *exchange) responseHeaders(m *message) error {
-	x.respDone = m.last
+	x.respDone, x.begun = m.last, true
 	c := common{}
 	x.abandon()
 	if x.flight != nil {
@@ -84,7 +84,7 @@ func (x *exchange) skipsBody() bool {
 
 func (x *exchange) responseBody(m *message) error {
 	x.abandon()
-	x.respDone = x.respDone || m.last
+	x.respDone, x.begun = x.respDone || m.last, true
 	x.showBody(m)
 	edited := x.edits && x.editBody(m)
 	if !x.response.duplex() {

@@ -127,17 +127,24 @@ func (s *Server) process(stream grpc.ServerStream) error {
 		defer close(done)
 		s.follow(x, stream, m, &mu)
 	}()
-	select {
-	case <-done:
-	case <-s.drain:
-		mu.Lock()
-		leave := x.mayLeave()
-		if leave {
-			x.close()
-		}
-		mu.Unlock()
-		if !leave {
-			<-done
+	abort, drain := x.abort, s.drain
+	for leave := false; !leave; {
+		select {
+		case <-done:
+			leave = true
+		case r := <-abort:
+			abort = nil
+			mu.Lock()
+			leave = x.giveUp(r)
+			mu.Unlock()
+		case <-drain:
+			drain = nil
+			mu.Lock()
+			leave = x.mayLeave()
+			if leave {
+				x.close()
+			}
+			mu.Unlock()
 		}
 	}
 	mu.Lock()
