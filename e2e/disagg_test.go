@@ -598,6 +598,48 @@ func TestLegsAtOnceWithADeadPrefillEngine(t *testing.T) {
 	}
 }
 
+// Legs at once: a prefill engine that dies in its work ends the request, and decode
+// stops waiting for its blocks.
+func TestLegsAtOnceWhosePrefillDies(t *testing.T) {
+	for _, p := range pairs() {
+		if p.connector != "sglang" && p.connector != "mooncake" && p.connector != "nixl-push" && p.connector != "trtllm-generation-first" {
+			continue
+		}
+		t.Run(p.connector, func(t *testing.T) {
+			p.shape.engine = func(i int, o *enginesim.Options) {
+				if i < 2 {
+					slow(300*time.Millisecond)(i, o)
+					o.Faults.DieAfterTokens = 1
+				}
+			}
+			b := newPools(t, p, ", head_start: 1ms")
+			r, err := b.send("/v1/completions", bodyFor("/v1/completions", "dies", 200, true))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.status != http.StatusServiceUnavailable || !strings.Contains(r.answer.Error.Message, "no prefill worker could take the prompt") {
+				t.Errorf("status %d: %s", r.status, r.body)
+			}
+			b.until("decode was told", func() bool {
+				for _, e := range b.engines[2:] {
+					for _, rec := range e.Stats().Requests {
+						if rec.Status == 499 || strings.Contains(rec.Error, "canceled") {
+							return true
+						}
+					}
+				}
+				return false
+			})
+			for _, e := range b.engines {
+				if err := e.SetFaults(enginesim.Faults{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.until("nothing is reserved", func() bool { return b.metric("kvlane_reservations") == 0 })
+		})
+	}
+}
+
 // TensorRT-LLM: an answer that ended with its first token is the context server's.
 func TestAContextAnswerThatIsFinal(t *testing.T) {
 	b := newPools(t, pair{connector: "trtllm", engine: enginesim.TRTLLM, worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) {

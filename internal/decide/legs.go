@@ -160,8 +160,7 @@ func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extp
 		}
 		if l.protocol.Always {
 			j.release(plan)
-			return j.reject(&extproc.Reject{Status: http.StatusServiceUnavailable, Details: "kvlane_prefill_failed",
-				Body: j.failure(http.StatusServiceUnavailable, "no prefill worker could take the prompt: "+f.Error())})
+			return j.reject(rejectOf(f, j.api))
 		}
 		return j.computeLocally(plan, decode)
 	}
@@ -175,6 +174,8 @@ type run struct {
 	// stop ends a leg that goes on; nil if none does.
 	stop  context.CancelFunc
 	usage *legUsage // nil if nobody wants to know
+	// abort tells what the client is told if the leg fails while decode waits for it.
+	abort <-chan *extproc.Reject
 }
 
 // runLeg makes the leg to one prefill target and, unless both run at once, waits
@@ -260,6 +261,8 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 	running, stop := context.WithTimeout(l.ctx, l.timeout)
 	early := make(chan error) // read until the head start is over
 	late := make(chan struct{})
+	abort := make(chan *extproc.Reject, 1)
+	api := j.api
 	entry, reservation, worker, address, usage := j.entry, plan.Reservation, p.target.Worker, p.address, d.newLegUsage()
 	l.wg.Go(func() {
 		defer stop()
@@ -282,6 +285,7 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		d.metrics.Legs.WithLabelValues(worker, string(f.Outcome)).Inc()
 		d.forgetGone(worker)
 		if f.Outcome != disagg.Cancelled {
+			abort <- rejectOf(f, api)
 			entry.notePrefill(fmt.Sprintf("%s: %v", worker, f))
 			d.log.Warn().Str("request", entry.ID).Str("prefill", worker).Err(f).Msg("prefill leg failed beside the decode leg")
 		}
@@ -300,7 +304,7 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		return run{failure: &disagg.FailureError{Outcome: disagg.Cancelled, Err: ctx.Err()}}
 	case <-wait.C:
 		close(late)
-		return run{leg: leg, stop: stop, usage: usage}
+		return run{leg: leg, stop: stop, usage: usage, abort: abort}
 	}
 }
 
@@ -384,6 +388,7 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 	}
 	t, _ := out.Ticket.(*ticket)
 	t.stopLeg, t.legUsage = r.stop, r.usage
+	out.Abort = r.abort
 	for _, h := range r.leg.Headers {
 		out.Set = append(out.Set, extproc.Header(h))
 	}
@@ -487,15 +492,26 @@ func (j *job) final(plan *routing.Plan, f *disagg.FailureError) extproc.Decision
 // refusedByPrefill passes on what is the client's fault.
 func (j *job) refusedByPrefill(f *disagg.FailureError) extproc.Decision {
 	j.leg()
+	return j.reject(rejectOf(f, j.api))
+}
+
+// rejectOf is the answer to a request whose prefill leg has failed for good: what is
+// the client's fault as the worker said it, all else 503.
+func rejectOf(f *disagg.FailureError, api prompt.API) *extproc.Reject {
+	if f.Outcome != disagg.Refused {
+		return &extproc.Reject{Status: http.StatusServiceUnavailable, Details: "kvlane_prefill_failed",
+			Body: prompt.AppendFailure(nil, api, prompt.Failure{Status: http.StatusServiceUnavailable,
+				Type: failureTypes[http.StatusServiceUnavailable], Message: "no prefill worker could take the prompt: " + f.Error()})}
+	}
 	r := &extproc.Reject{Status: f.Status, Body: f.Body, Details: "kvlane_prefill_refused"}
 	if f.Status == http.StatusTooManyRequests || prompt.Valid(f.Body) != nil {
-		r.Body = prompt.AppendFailure(nil, j.api, prompt.Failure{Status: f.Status, Type: "prefiller_error", Code: strconv.Itoa(f.Status),
+		r.Body = prompt.AppendFailure(nil, api, prompt.Failure{Status: f.Status, Type: "prefiller_error", Code: strconv.Itoa(f.Status),
 			Message: "the prefill worker answered " + strconv.Itoa(f.Status) + " " + http.StatusText(f.Status)})
 	}
 	if v := f.Header.Get("Retry-After"); v != "" {
 		r.Headers = append(r.Headers, extproc.Header{Name: "retry-after", Value: v})
 	}
-	return j.reject(r)
+	return r
 }
 
 // localEdits are the changes to a request that is not split.

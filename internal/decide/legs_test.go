@@ -228,6 +228,50 @@ func TestALegBesideTheDecodeLeg(t *testing.T) {
 	}
 }
 
+// A leg that fails while decode waits for its blocks ends the request: nothing would
+// come any more.
+func TestALegThatFailsBesideTheDecodeLeg(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer http.HandlerFunc
+		status int
+	}{
+		"their fault": {status(500), 503},
+		"died":        {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 503},
+		"our fault":   {status(422), 422},
+		"out of room": {status(429), 429},
+		"went well":   {answer(`{}`), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPoolsOf(t, "sglang")
+			p.Decider.legs.headStart = time.Millisecond
+			decided := make(chan struct{})
+			ended := make(chan struct{})
+			p.both(func(w http.ResponseWriter, r *http.Request) {
+				defer close(ended)
+				<-decided
+				c.answer(w, r)
+			})
+			d := p.ask(t.Context(), "r")
+			close(decided)
+			if c.status == 0 {
+				<-ended
+				end(&d, 200)
+				p.Decider.Close()
+				select {
+				case r := <-d.Abort:
+					t.Errorf("%+v", r)
+				default:
+				}
+				return
+			}
+			if r := <-d.Abort; r.Status != c.status || len(r.Body) == 0 {
+				t.Errorf("%+v", r)
+			}
+			end(&d, 0)
+		})
+	}
+}
+
 // Many at once, some failing: nothing is left, nothing races.
 func TestManySplitRequests(t *testing.T) {
 	for _, connector := range []string{"nixl", "sglang"} {
