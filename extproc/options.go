@@ -15,9 +15,10 @@ const DefaultBodyLimit = 16 << 20
 // DefaultLateTickets is how many ended requests wait for their outcome.
 const DefaultLateTickets = 4096
 
-// DefaultControlHeaders are the request headers that steer forwarding and that a
-// client must not set. A trailing * stands for any ending.
-var DefaultControlHeaders = []string{pickKey, "x-kvlane-*"}
+// DefaultControlHeaders are the request headers that steer forwarding, decisions or
+// the engine's own placing (SGLang's x-override-*), and that a client must not set. A
+// trailing * stands for any ending.
+var DefaultControlHeaders = []string{pickKey, "x-kvlane-*", "x-gateway-inference-objective", "x-override-*"}
 
 // Options configure a Server. The zero value is complete.
 type Options struct {

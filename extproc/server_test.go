@@ -605,7 +605,7 @@ func TestMalformedMessage(t *testing.T) {
 
 // Law 4: after our mutation no header that steers is the client's.
 func TestClientCannotSteer(t *testing.T) {
-	names := []string{pickKey, "x-kvlane-rank", "x-kvlane-", "x-kvlane", "x-other"}
+	names := []string{pickKey, "x-gateway-inference-objective", "x-override-routed-dp-rank", "x-kvlane-rank", "x-kvlane-", "x-kvlane", "x-other"}
 	ctl := newControls(DefaultControlHeaders)
 	rapid.Check(t, func(t *rapid.T) {
 		v := &headerView{seen: true}

@@ -600,7 +600,7 @@ func (j *job) forward(plan *routing.Plan, p *place) extproc.Decision {
 		out.Remove = append(out.Remove, disagg.SidecarHeader)
 	}
 	if plan.Prefill == routing.NoSlot && j.entry.Prefill == "" {
-		out.Body = j.handIDs(j.localEdits())
+		out.Body = j.body(p, plan.RankFree)
 	}
 	j.entry.Target, j.entry.Endpoint = p.name, p.address
 	j.entry.Matched, j.entry.Miss, j.entry.Via = plan.Matched, plan.Miss, string(plan.Via)

@@ -204,6 +204,7 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 	if err != nil {
 		return run{failure: disagg.AsFailure(err)}
 	}
+	leg.Edits = append(leg.Edits, j.rankEdits(p, false)...)
 	body, err := leg.Body(j.request)
 	if err != nil {
 		return run{failure: disagg.AsFailure(err)}
@@ -395,6 +396,7 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 	if r.leg.Path != "" {
 		out.Set = append(out.Set, extproc.Header{Name: ":path", Value: r.leg.Path})
 	}
+	r.leg.Edits = append(r.leg.Edits, j.rankEdits(decode, plan.RankFree)...)
 	body, err := r.leg.Body(j.request)
 	if err != nil { // the request was parsed: it is an object
 		d.log.Error().Err(err).Str("request", j.entry.ID).Msg("decode leg not edited")
@@ -512,18 +514,4 @@ func rejectOf(f *disagg.FailureError, api prompt.API) *extproc.Reject {
 		r.Headers = append(r.Headers, extproc.Header{Name: "retry-after", Value: v})
 	}
 	return r
-}
-
-// localEdits are the changes to a request that is not split.
-func (j *job) localEdits() []byte {
-	l := j.d.legs
-	if l == nil || !j.parsed {
-		return nil
-	}
-	leg := disagg.Leg{Edits: l.protocol.Local(j.request)}
-	body, err := leg.Body(j.request)
-	if err != nil {
-		return nil
-	}
-	return body
 }

@@ -13,12 +13,13 @@ var dropped = map[string]bool{
 	"host": true, "content-length": true, "transfer-encoding": true, "connection": true, "keep-alive": true, "te": true, "trailer": true,
 	"upgrade": true, "expect": true, "proxy-connection": true, "proxy-authorization": true, "accept-encoding": true,
 	"x-gateway-destination-endpoint": true, "x-gateway-destination-endpoint-subset": true, SidecarHeader: true, RankHeader: true,
-	requestIDHeader: true,
+	requestIDHeader: true, "x-gateway-inference-objective": true,
 }
 
 // dropsHeader says whether a header of the client stays behind.
 func dropsHeader(name string) bool {
-	return dropped[name] || name == "" || name[0] == ':' || strings.HasPrefix(name, "x-envoy-") || strings.HasPrefix(name, "x-kvlane-")
+	return dropped[name] || name == "" || name[0] == ':' || strings.HasPrefix(name, "x-envoy-") || strings.HasPrefix(name, "x-kvlane-") ||
+		strings.HasPrefix(name, "x-override-") // SGLang's own steering
 }
 
 // LegHeader is the header of the prefill leg: the client's, fed in by each, with

@@ -62,6 +62,8 @@ func bootstrapLeg(x *Exchange, to *Side) Leg {
 	}
 	if x.Prefill.Ranks > 1 && x.Prefill.Rank != NoRank {
 		leg.Edits = append(leg.Edits, setNumber(x.Prefill.Rank, "disagg_prefill_dp_rank"))
+	} else {
+		leg.Edits = append(leg.Edits, remove("disagg_prefill_dp_rank")) // a client's
 	}
 	if x.Request.API == prompt.Generate && to.Rank != NoRank && to.Ranks > 1 {
 		leg.Edits = append(leg.Edits, setNumber(to.Rank, "routed_dp_rank"))

@@ -36,6 +36,7 @@ func (e *Engine) apiMux(only int) http.Handler {
 		m.HandleFunc("POST /v1/tokenize", s.tokenize)
 		m.HandleFunc("POST /tokenize", s.tokenize)
 		m.HandleFunc("POST /generate", s.generate)
+		m.HandleFunc("PUT /generate", s.generate)
 		m.HandleFunc("GET /health_generate", s.health)
 		m.HandleFunc("GET /server_info", s.sglangServerInfo)
 		m.HandleFunc("GET /get_server_info", s.sglangServerInfo)

@@ -1,6 +1,9 @@
 package prompt
 
-import "strings"
+import (
+	"net/url"
+	"strings"
+)
 
 // API is the family of a request. The zero value means that Kvlane passes the request through unparsed.
 type API uint8
@@ -48,17 +51,25 @@ var suffixes = []struct {
 
 // Detect names the API by method and path suffix, so that gateways may prefix the path. A query is ignored. render is
 // true for the variants that only build the prompt (/v1/chat/completions/render and its like). Everything else, files
-// and audio for instance, is Unknown.
+// and audio for instance, is Unknown. SGLang takes PUT for its own API too.
 func Detect(method, path string) (api API, render bool) {
-	if method != "POST" {
+	if method != "POST" && method != "PUT" {
 		return Unknown, false
 	}
 	path, _, _ = strings.Cut(path, "?")
+	if strings.IndexByte(path, '%') >= 0 { // engines decode it before they match it
+		if plain, err := url.PathUnescape(path); err == nil {
+			path = plain
+		}
+	}
 	if cut, ok := strings.CutSuffix(path, "/render"); ok {
 		path, render = cut, true
 	}
 	for i := range suffixes {
 		if strings.HasSuffix(path, suffixes[i].suffix) {
+			if method == "PUT" && suffixes[i].api != Generate {
+				return Unknown, false
+			}
 			return suffixes[i].api, render
 		}
 	}

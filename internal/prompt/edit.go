@@ -80,7 +80,7 @@ next:
 			*c = change{name: c.name, leaf: true, raw: e.raw}
 			continue next
 		}
-		if c.leaf && c.raw == nil && e.raw == nil {
+		if c.leaf && c.raw == nil && e.raw == nil && len(c.in) == 0 {
 			continue next // nothing is left to delete below
 		}
 		c.in = append(c.in, e)

@@ -1,0 +1,86 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/enginesim"
+)
+
+// SGLang takes ranks from the body: the picked one must be there, and no other.
+func TestARankInTheBodyIsThePickedOne(t *testing.T) {
+	bodies := map[string]string{
+		"generate":       `{"text":%q,"sampling_params":{"max_new_tokens":2}}`,
+		"generate, rank": `{"routed_dp_rank":3,"text":%q,"sampling_params":{"max_new_tokens":2}}`,
+		"generate, old":  `{"text":%q,"data_parallel_rank": 3 ,"sampling_params":{"max_new_tokens":2}}`,
+		"generate, both": `{"routed\u005fdp_rank":3,"data_parallel_rank":2,"text":%q,"routed_dp_rank":1}`,
+		"no such rank":   `{"routed_dp_rank":99,"text":%q}`,
+		"null":           `{"routed_dp_rank":null,"text":%q}`,
+		"completions":    `{"model":"demo","routed_dp_rank":3,"prompt":%q,"max_tokens":2}`,
+	}
+	for _, mode := range []string{"BUFFERED", "FULL_DUPLEX_STREAMED"} {
+		t.Run(mode, func(t *testing.T) {
+			b := newBed(t, shape{engines: 1, ranks: 4, envoy: ", request_body: " + mode, worker: ", engine: sglang", model: ", engine: sglang",
+				engine: func(_ int, o *enginesim.Options) { o.Engine = enginesim.SGLang }})
+			ranks := map[int]bool{}
+			for name, body := range bodies {
+				path := "/generate"
+				if name == "completions" {
+					path = "/v1/completions"
+				}
+				for i := range 4 {
+					r := b.post(path, fmt.Appendf(nil, body, prose(fmt.Sprint(mode, name, i), 40)), "x-override-routed-dp-rank", "2")
+					worker, rec, ok := b.seen(r.header.Get("X-Request-Id"))
+					if !ok || r.status != http.StatusOK {
+						t.Fatalf("%s: status %d: %s", name, r.status, r.body)
+					}
+					if served := fmt.Sprintf("%s/%d", worker, rec.Rank); r.target != served || !rec.Pinned {
+						t.Errorf("%s: decided for %s, served by %s, pinned %v", name, r.target, served, rec.Pinned)
+					}
+					if rec.Headers["x-override-routed-dp-rank"] != "" {
+						t.Errorf("%s: a header that steers SGLang reached it", name)
+					}
+					ranks[rec.Rank] = true
+				}
+			}
+			if len(ranks) != 4 {
+				t.Errorf("ranks used: %v", ranks)
+			}
+		})
+	}
+}
+
+// Where the engine chooses the rank, a client does not.
+func TestNoRankInTheBodyWhereTheEngineChooses(t *testing.T) {
+	b := newBed(t, shape{engines: 1, ranks: 1, rankFree: true, worker: ", engine: sglang", model: ", engine: sglang",
+		engine: func(_ int, o *enginesim.Options) { o.Engine, o.Ranks = enginesim.SGLang, 2 }})
+	for i := range 4 {
+		for _, field := range []string{"routed_dp_rank", "data_parallel_rank"} {
+			r := b.post("/generate", fmt.Appendf(nil, `{%q:1,"text":%q}`, field, prose(fmt.Sprint(field, i), 30)))
+			if _, rec, ok := b.seen(r.header.Get("X-Request-Id")); !ok || rec.Pinned || r.status != http.StatusOK {
+				t.Errorf("%s: status %d, pinned %v: %s", field, r.status, rec.Pinned, r.body)
+			}
+		}
+	}
+}
+
+// What steers Kvlane is for Kvlane only.
+func TestControlHeadersNeverReachAWorker(t *testing.T) {
+	for _, trusted := range []bool{true, false} {
+		t.Run(fmt.Sprint("trusted ", trusted), func(t *testing.T) {
+			b := newBed(t, shape{config: fmt.Sprintf("routing: {trust_overrides: %v, objectives: {batch: 1}}\n", trusted)})
+			headers := []string{"x-kvlane-pin", "e0", "x-kvlane-exclude", "e1", "x-kvlane-priority", "1", "x-gateway-inference-objective", "batch"}
+			r := b.post("/v1/completions", completionBody("control", 1), headers...)
+			_, rec, ok := b.seen(r.header.Get("X-Request-Id"))
+			if !ok || r.status != http.StatusOK {
+				t.Fatalf("status %d: %s", r.status, r.body)
+			}
+			for i := 0; i < len(headers); i += 2 {
+				if v := rec.Headers[headers[i]]; v != "" {
+					t.Errorf("%s: %s reached the worker", headers[i], v)
+				}
+			}
+		})
+	}
+}
