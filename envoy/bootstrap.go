@@ -42,6 +42,8 @@ type Options struct {
 	MaxBody int64
 	// MessageTimeout bounds how long Kvlane may hold a request.
 	MessageTimeout time.Duration
+	// ConnectionAge ends clients' connections, after the answer that runs; 0 never does.
+	ConnectionAge time.Duration
 	// UpstreamIdle closes idle connections to engines.
 	UpstreamIdle time.Duration
 	// FailClosed answers 503 where Kvlane gave no pick, instead of choosing the least
@@ -63,6 +65,7 @@ func Defaults() Options {
 		Admin:          "127.0.0.1:9901",
 		MaxBody:        16 << 20,
 		MessageTimeout: 300 * time.Second,
+		ConnectionAge:  time.Minute,
 		UpstreamIdle:   4 * time.Second,
 		RequestBody:    BodyBuffered,
 		ResponseBody:   BodyNone,

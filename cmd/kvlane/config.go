@@ -61,6 +61,7 @@ func envoyOptions(c *config.Config) envoy.Options {
 	o.Prefill = c.Envoy.Prefill
 	o.MaxBody = int64(c.Limits.MaxBody)
 	o.MessageTimeout = c.Envoy.MessageTimeout.Std()
+	o.ConnectionAge = c.Envoy.ConnectionAge.Std()
 	o.FailClosed, o.FirstToken, o.AccessLog = c.Envoy.FailClosed, c.Envoy.FirstToken, c.Envoy.AccessLog
 	o.RequestBody, o.ResponseBody = c.Envoy.RequestBody, c.Envoy.ResponseBody
 	o.ModeOverride = c.Disagg.Usage == config.UsageOfPrefill

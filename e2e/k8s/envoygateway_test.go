@@ -208,31 +208,37 @@ func phases(t *testing.T, c *cluster, chat string) {
 		}
 		return nil
 	})
-	before := c.metric(t, "kvlane_first_token_seconds_count")
+	before := c.metric(t, ns, "kvlane_first_token_seconds_count")
 	for i := range 4 {
 		if r, err := post(t.Context(), chat, chatBody("demo", essay(fmt.Sprint("phases ", i), 30), true)); err != nil || r.status != http.StatusOK {
 			t.Fatalf("%d %v", r.status, err)
 		}
 	}
-	eventually(t, 10*time.Second, "four first tokens", func() error {
-		if n := c.metric(t, "kvlane_first_token_seconds_count") - before; n < 4 {
+	eventually(t, time.Minute, "four first tokens", func() error {
+		if n := c.metric(t, ns, "kvlane_first_token_seconds_count") - before; n < 4 {
 			return fmt.Errorf("%v", n)
 		}
 		return nil
 	})
-	eventually(t, 10*time.Second, "the end of all reservations", func() error {
-		if n := c.metric(t, "kvlane_reservations"); n != 0 {
+	c.nothingBooked(t, ns)
+}
+
+// nothingBooked waits until no replica holds a reservation.
+func (c *cluster) nothingBooked(t *testing.T, in string) {
+	t.Helper()
+	eventually(t, time.Minute, "the end of all reservations", func() error {
+		if n := c.metric(t, in, "kvlane_reservations"); n != 0 {
 			return fmt.Errorf("%v", n)
 		}
 		return nil
 	})
 }
 
-// metric sums a metric over all of Kvlane's pods.
-func (c *cluster) metric(t *testing.T, name string) float64 {
+// metric sums a metric over all of Kvlane's pods in a namespace.
+func (c *cluster) metric(t *testing.T, in, name string) float64 {
 	t.Helper()
 	sum := 0.0
-	for _, s := range c.node.sandboxes(ns, map[string]string{"app": "kvlane"}) {
+	for _, s := range c.node.pickers(in) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.ip+":9090/metrics", http.NoBody)
 		if err != nil {
 			t.Fatal(err)

@@ -88,8 +88,9 @@ func cached(t *testing.T, r reply) int {
 }
 
 // load sends requests from several clients until stop is called, which returns
-// how many were sent and what went wrong.
-func load(ctx context.Context, url string, clients int) (stop func() (sent int, failures []string)) {
+// how many were sent and what went wrong. told wants each answer to name its
+// target.
+func load(ctx context.Context, url string, clients int, told bool) (stop func() (sent int, failures []string)) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -103,7 +104,7 @@ func load(ctx context.Context, url string, clients int) (stop func() (sent int, 
 				switch {
 				case err != nil:
 					failures = append(failures, time.Now().Format("15:04:05.000 ")+err.Error())
-				case r.status != http.StatusOK || r.target == "":
+				case r.status != http.StatusOK || told && r.target == "":
 					failures = append(failures, fmt.Sprintf("%s %d %q %.200s", time.Now().Format("15:04:05.000"), r.status, r.target, r.body))
 				}
 				mu.Unlock()
@@ -120,7 +121,12 @@ func load(ctx context.Context, url string, clients int) (stop func() (sent int, 
 // steady plays a change under load and wants not one request to fail.
 func steady(t *testing.T, url string, change func()) {
 	t.Helper()
-	stop := load(t.Context(), url, 6)
+	steadily(t, url, true, change)
+}
+
+func steadily(t *testing.T, url string, told bool, change func()) {
+	t.Helper()
+	stop := load(t.Context(), url, 6, told)
 	change()
 	sent, failures := stop()
 	t.Logf("%d requests", sent)
@@ -487,13 +493,13 @@ func weightedPools(t *testing.T, c *cluster, url string) {
 	c.applyText(t, `{apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {name: weighted, namespace: `+ns+`}, spec: {parentRefs: [{name: llm}], rules: [{
 matches: [{path: {type: PathPrefix, value: /weighted}}], backendRefs: [{group: inference.networking.k8s.io, kind: InferencePool, name: llm, weight: 1},
 {group: inference.networking.k8s.io, kind: InferencePool, name: echo, weight: 1}]}]}}`)
-	before := c.metric(t, "kvlane_moved_total")
+	before := c.metric(t, ns, "kvlane_moved_total")
 	eventually(t, time.Minute, "picks that were not followed", func() error {
 		r, err := post(t.Context(), url+"/weighted", []byte(`{}`))
 		if err != nil {
 			return err
 		}
-		if n := c.metric(t, "kvlane_moved_total") - before; n == 0 {
+		if n := c.metric(t, ns, "kvlane_moved_total") - before; n == 0 {
 			return fmt.Errorf("none; the last answer is %d by %q", r.status, r.target)
 		}
 		return nil

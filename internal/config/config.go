@@ -48,6 +48,7 @@ type Envoy struct {
 	FirstToken     bool     `yaml:"first_token" jsonschema_description:"Observe the first piece of each answer: prefill load ends there instead of at the response headers."`
 	AccessLog      bool     `yaml:"access_log" jsonschema_description:"Receive the outcome of each request from Envoy's access log."`
 	MessageTimeout Duration `yaml:"message_timeout" jsonschema_description:"How long Envoy waits for Kvlane before it goes on without."`
+	ConnectionAge  Duration `yaml:"connection_age" jsonschema_description:"Clients' connections are ended so long after their start, each after its running answer, so that they move away from an Envoy that is going to stop; 0s: never."`
 	RequestBody    string   `yaml:"request_body" jsonschema:"enum=BUFFERED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of request bodies in the bootstrap. BUFFERED is the cheapest and fails open. (Kvlane serves every mode that a gateway asks for.)"`
 	ResponseBody   string   `yaml:"response_body" jsonschema:"enum=NONE,enum=STREAMED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of response bodies. NONE costs nothing per token; another one is needed for predicted against observed cached tokens."`
 }
@@ -256,6 +257,7 @@ func Default() Config {
 			Ingress:        "127.0.0.1:8080",
 			Admin:          "127.0.0.1:9901",
 			MessageTimeout: Duration(300 * time.Second),
+			ConnectionAge:  Duration(time.Minute),
 			RequestBody:    "BUFFERED",
 			ResponseBody:   "NONE",
 		},
