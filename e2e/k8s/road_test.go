@@ -486,6 +486,22 @@ func (c *cluster) ask(t *testing.T, in, chat string, body []byte) reply {
 	return r
 }
 
+// decisions are the last ones of each of Kvlane's pods, for people.
+func (c *cluster) decisions(t *testing.T, in string) string {
+	t.Helper()
+	var b strings.Builder
+	for _, s := range c.node.pickers(in) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.ip+":9090/debug/decisions?n=2", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := do(req); err == nil {
+			fmt.Fprintf(&b, "%s: %.6000s\n", s.pod.Metadata.Name, r.body)
+		}
+	}
+	return b.String()
+}
+
 // weightedPools sends requests to a rule with two pools. istiod has the last one's
 // picker asked for both, so that half of its picks cannot be followed: Kvlane
 // counts them.
@@ -520,7 +536,7 @@ func followsPicks(t *testing.T, c *cluster, in, chat string) {
 			t.Fatalf("%d %s %v", second.status, second.body, err)
 		}
 		if second.target != first.target || !strings.Contains(second.target, "/") {
-			t.Errorf("first turn at %q, second at %q", first.target, second.target)
+			t.Errorf("first turn at %q, second at %q with %s tokens from the cache\n%s", first.target, second.target, second.matched, c.decisions(t, in))
 		}
 		if got := fmt.Sprint(cached(t, second)); got != second.matched || got == "0" {
 			t.Errorf("%s: %s tokens predicted as cached, the engine says %s", second.target, second.matched, got)
