@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -447,6 +448,23 @@ func TestPrefillLegsThatFail(t *testing.T) {
 			}
 		})
 	}
+}
+
+// While Kvlane is down the least busy worker serves, and prefill workers are kept for their purpose.
+func TestWithoutKvlanePrefillWorkersAreSpared(t *testing.T) {
+	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")
+	b.stopKvlane(syscall.SIGKILL)
+	for i := range 12 {
+		if r := b.post("/v1/completions", bodyFor("/v1/completions", fmt.Sprint("alone", i), 20, false)); r.status != http.StatusOK {
+			t.Errorf("status %d: %s", r.status, r.body)
+		}
+	}
+	for i, e := range b.engines {
+		if n := len(e.Stats().Requests); i < 2 && n != 0 || i >= 2 && n == 0 {
+			t.Errorf("e%d saw %d requests", i, n)
+		}
+	}
+	b.startKvlane()
 }
 
 // What is the client's fault goes to the client, and decode never hears of it.

@@ -231,6 +231,22 @@ func TestAnEngineThatRestarts(t *testing.T) {
 	}
 }
 
+// Old tools speak HTTP/1.0, some without a Host.
+func TestHTTP10(t *testing.T) {
+	b := newBed(t, shape{engines: 1, ranks: 1})
+	conn, err := net.Dial("tcp", b.ingress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	body := `{"model":"demo","prompt":"one two three","max_tokens":2}`
+	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s", len(body), body)
+	answer, err := io.ReadAll(conn)
+	if err != nil || !bytes.HasPrefix(answer, []byte("HTTP/1.0 200 OK\r\n")) && !bytes.HasPrefix(answer, []byte("HTTP/1.1 200 OK\r\n")) || !bytes.Contains(answer, []byte(`"usage"`)) {
+		t.Errorf("%v: %s", err, answer)
+	}
+}
+
 // The standalone shape fails open: while Kvlane is down requests are served, and
 // answers that run survive its death.
 func TestKvlaneIsKilledUnderLoad(t *testing.T) {

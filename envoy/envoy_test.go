@@ -126,7 +126,7 @@ func TestEndpointsReachEveryEnvoy(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if err := x.Set([]string{"10.0.0.2:8000", "10.0.0.1:8000", "10.0.0.1:8000"}); err != nil {
+	if err := x.Set(Endpoints{Serve: []string{"10.0.0.2:8000", "10.0.0.1:8000", "10.0.0.1:8000"}, Spare: []string{"10.0.0.9:8000", "10.0.0.1:8000"}}); err != nil {
 		t.Fatal(err)
 	}
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -144,16 +144,16 @@ func TestEndpointsReachEveryEnvoy(t *testing.T) {
 		streams = append(streams, s)
 	}
 	for _, s := range streams {
-		expect(t, s, "10.0.0.1:8000 10.0.0.2:8000")
+		expect(t, s, "10.0.0.1:8000 10.0.0.2:8000 | 10.0.0.9:8000")
 	}
-	if err := x.Set([]string{"10.0.0.3:8000"}); err != nil {
+	if err := x.Set(Endpoints{Spare: []string{"10.0.0.3:8000"}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range streams {
 		expect(t, s, "10.0.0.3:8000")
 	}
 	for _, bad := range []string{"host:8000", "10.0.0.1", "10.0.0.1:x"} {
-		if err := x.Set([]string{bad}); err == nil {
+		if err := x.Set(Endpoints{Serve: []string{bad}}); err == nil {
 			t.Errorf("endpoint %q: accepted", bad)
 		}
 	}
@@ -182,9 +182,17 @@ func expect(t *testing.T, s discoveryv3.AggregatedDiscoveryService_StreamAggrega
 		t.Fatal(err)
 	}
 	var got []string
-	for _, e := range cla.GetEndpoints()[0].GetLbEndpoints() {
-		a := e.GetEndpoint().GetAddress().GetSocketAddress()
-		got = append(got, net.JoinHostPort(a.GetAddress(), "8000"))
+	for i, group := range cla.GetEndpoints() {
+		if group.GetPriority() != uint32(i) {
+			t.Errorf("group %d has priority %d", i, group.GetPriority())
+		}
+		if i > 0 {
+			got = append(got, "|")
+		}
+		for _, e := range group.GetLbEndpoints() {
+			a := e.GetEndpoint().GetAddress().GetSocketAddress()
+			got = append(got, net.JoinHostPort(a.GetAddress(), "8000"))
+		}
 	}
 	if g := strings.Join(got, " "); g != want {
 		t.Errorf("endpoints %q, want %q", g, want)

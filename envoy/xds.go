@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -31,7 +32,6 @@ type XDS struct {
 	mu sync.Mutex
 	// version is 0 until the first Set: Envoys wait for it.
 	version uint64
-	last    []string
 	current *anypb.Any
 	changed chan struct{} // closed and replaced by each change
 }
@@ -45,32 +45,48 @@ func (x *XDS) Register(ctx context.Context, g *grpc.Server) {
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, x)
 }
 
-// Set replaces the endpoints ("ip:port"). Running answers of a removed endpoint
-// go on; new requests do not reach it. Equal sets change nothing.
-func (x *XDS) Set(addresses []string) error {
-	sorted := slices.Compact(slices.Sorted(slices.Values(addresses)))
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.version > 0 && slices.Equal(sorted, x.last) {
-		return nil
+// Endpoints are the workers that Envoy may forward to, as "ip:port". A pick reaches all of them; without one Envoy uses
+// Spare only where Serve is empty.
+type Endpoints struct {
+	Serve []string
+	Spare []string // prefill workers: they can serve whole requests, and would lose their purpose by it
+}
+
+// Set replaces the endpoints. Running answers of a removed endpoint go on; new requests do not reach it. Equal sets change
+// nothing.
+func (x *XDS) Set(e Endpoints) error {
+	serve := slices.Compact(slices.Sorted(slices.Values(e.Serve)))
+	spare := slices.Compact(slices.Sorted(slices.Values(e.Spare)))
+	spare = slices.DeleteFunc(spare, func(a string) bool { return slices.Contains(serve, a) })
+	if len(serve) == 0 {
+		serve, spare = spare, nil // priorities begin at 0
 	}
-	endpoints := make([]*endpointv3.LbEndpoint, 0, len(sorted))
-	for _, a := range sorted {
-		e, err := lbEndpoint(a)
-		if err != nil {
-			return fmt.Errorf("endpoint %q: %w", a, err)
+	groups := make([]*endpointv3.LocalityLbEndpoints, 0, 2)
+	for i, addresses := range [][]string{serve, spare} {
+		if i > 0 && len(addresses) == 0 {
+			continue
 		}
-		endpoints = append(endpoints, e)
+		g := &endpointv3.LocalityLbEndpoints{Priority: uint32(i)}
+		for _, a := range addresses {
+			lb, err := lbEndpoint(a)
+			if err != nil {
+				return fmt.Errorf("endpoint %q: %w", a, err)
+			}
+			g.LbEndpoints = append(g.LbEndpoints, lb)
+		}
+		groups = append(groups, g)
 	}
-	resource, err := anypb.New(&endpointv3.ClusterLoadAssignment{
-		ClusterName: Cluster,
-		Endpoints:   []*endpointv3.LocalityLbEndpoints{{LbEndpoints: endpoints}},
-	})
+	resource, err := anypb.New(&endpointv3.ClusterLoadAssignment{ClusterName: Cluster, Endpoints: groups})
 	if err != nil {
 		return err
 	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.version > 0 && bytes.Equal(resource.GetValue(), x.current.GetValue()) {
+		return nil
+	}
 	x.version++
-	x.last, x.current = sorted, resource
+	x.current = resource
 	close(x.changed)
 	x.changed = make(chan struct{})
 	return nil

@@ -110,8 +110,8 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	xds := envoy.NewXDS()
 	s.decider, err = decide.New(decide.Options{
 		Config: c, Models: served, Metrics: metrics, Log: log,
-		OnEndpoints: func(addresses []string) {
-			if err := xds.Set(addresses); err != nil {
+		OnEndpoints: func(serve, prefill []string) {
+			if err := xds.Set(envoy.Endpoints{Serve: serve, Spare: prefill}); err != nil {
 				log.Error().Err(err).Msg("endpoints not published")
 			}
 		},

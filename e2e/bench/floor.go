@@ -38,7 +38,7 @@ func runFloor(ctx context.Context, socket, addresses string) error {
 	extprocv3.RegisterExternalProcessorServer(g, f)
 	xds := envoy.NewXDS()
 	xds.Register(ctx, g)
-	if err := xds.Set(f.addresses); err != nil {
+	if err := xds.Set(envoy.Endpoints{Serve: f.addresses}); err != nil {
 		return err
 	}
 	context.AfterFunc(ctx, g.Stop)

@@ -46,8 +46,9 @@ type Options struct {
 	Models  []*Served
 	Metrics *telemetry.Metrics
 	Log     zerolog.Logger
-	// OnEndpoints gets the addresses that may be forwarded to, on each change.
-	OnEndpoints func(addresses []string)
+	// OnEndpoints gets the addresses that may be forwarded to, on each change: those that serve whole requests, and those of
+	// prefill workers.
+	OnEndpoints func(serve, prefill []string)
 	// OnSuspect is told of a worker whose connection failed; may be nil.
 	OnSuspect func(worker string)
 	// Now is the clock; nil means time.Now.
@@ -67,7 +68,7 @@ type Decider struct {
 	served      []*Served
 	models      map[string]*Served // by every name
 	journal     *journal
-	onEndpoints func([]string)
+	onEndpoints func(serve, prefill []string)
 	onSuspect   func(string)
 	fleet       atomic.Pointer[fleet]
 	feeds       *feeds

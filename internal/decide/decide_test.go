@@ -49,7 +49,7 @@ func newBench(t *testing.T, yaml string, list ...workers.Worker) *bench {
 	b := &bench{t: t}
 	b.Decider, err = New(Options{
 		Config: c, Models: []*Served{{Config: c.Models[0], Model: m}}, Metrics: telemetry.New("test"), Log: zerolog.Nop(),
-		OnEndpoints: func(a []string) { b.endpoints = a },
+		OnEndpoints: func(serve, prefill []string) { b.endpoints = append(serve, prefill...) },
 		OnSuspect:   func(w string) { b.suspects = append(b.suspects, w) },
 	})
 	if err != nil {

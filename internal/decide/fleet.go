@@ -100,7 +100,7 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 			d.drop(m)
 		}
 	}
-	var endpoints []string
+	var serve, prefill []string
 	for i := range list {
 		w := list[i]
 		m := old.members[w.Name]
@@ -124,8 +124,12 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 			p.worker, p.tally, p.name = m, m.tallies[j], p.target.String()
 			next.places[slot] = p
 			next.byAddress[p.address] = append(next.byAddress[p.address], slot)
-			if w.Ready && !w.Draining {
-				endpoints = append(endpoints, p.address)
+			switch {
+			case !w.Ready || w.Draining:
+			case roles[w.Role] == routing.Prefill:
+				prefill = append(prefill, p.address)
+			default:
+				serve = append(serve, p.address)
 			}
 		}
 	}
@@ -146,7 +150,7 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 	})
 	d.chooseOracles(next)
 	if d.onEndpoints != nil {
-		d.onEndpoints(endpoints)
+		d.onEndpoints(serve, prefill)
 	}
 }
 

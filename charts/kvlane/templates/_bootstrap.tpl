@@ -26,6 +26,7 @@ static_resources:
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
           stat_prefix: ingress
+          http_protocol_options: {accept_http_10: true, default_host_for_http_10: kvlane}   # load tools and old health checks still speak it
           stream_idle_timeout: 0s                 # the default of 5 minutes ends requests that queue or prefill for long
 {{- if .ConnectionAge}}
           common_http_protocol_options: {max_connection_duration: {{.ConnectionAge}}}   # busy clients move to another Envoy before this one stops
