@@ -290,5 +290,5 @@ func defaultWorker() Worker {
 func DefaultKubernetes() Kubernetes { return Kubernetes{Worker: defaultWorker()} }
 
 func defaultModel() Model {
-	return Model{Engine: "vllm", CacheBytes: 64 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second)}}
+	return Model{Engine: "vllm", CacheBytes: 16 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second)}}
 }

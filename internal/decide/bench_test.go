@@ -27,7 +27,13 @@ import (
 // benchmark, and so many workers of one rank.
 func newDecider(tb testing.TB, count int) *Decider {
 	tb.Helper()
-	c, err := config.Parse("bench.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", check: {disabled: true}}]\n"))
+	return newDeciderWith(tb, count, "")
+}
+
+// newDeciderWith is newDecider with more settings of the model.
+func newDeciderWith(tb testing.TB, count int, settings string) *Decider {
+	tb.Helper()
+	c, err := config.Parse("bench.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", check: {disabled: true}"+settings+"}]\n"))
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -58,6 +58,9 @@ type shapedMessage struct {
 	value jinja.Value
 }
 
+// size is the message's memory: most texts have escapes, so that the value has one of its own.
+func (s *shapedMessage) size() int64 { return int64(2*len(s.raw)) + messageCost }
+
 // messageCost is about what a message takes beside its bytes; largeMessage is the largest that is kept; messages beyond
 // longMessage are kept when they come again: most never do.
 const (
@@ -134,7 +137,7 @@ func (c *messageMemo) keep(s *shapedMessage) {
 		return
 	}
 	c.entries[s.hash] = c.recent.PushFront(s)
-	for c.bytes += int64(len(s.raw)) + messageCost; c.bytes > c.limit; {
+	for c.bytes += s.size(); c.bytes > c.limit; {
 		oldest := c.recent.Back()
 		if oldest == nil {
 			return
@@ -142,7 +145,7 @@ func (c *messageMemo) keep(s *shapedMessage) {
 		c.recent.Remove(oldest)
 		if s, ok := oldest.Value.(*shapedMessage); ok {
 			delete(c.entries, s.hash)
-			c.bytes -= int64(len(s.raw)) + messageCost
+			c.bytes -= s.size()
 		}
 	}
 }
