@@ -86,6 +86,7 @@ type shape struct {
 	check     string // its section check; default short intervals
 	engine    func(i int, o *enginesim.Options)
 	workerOf  func(i int, e *enginesim.Engine) string // further keys of worker i
+	addressOf func(i int, e *enginesim.Engine) string // where worker i is, instead of its engine's address
 	events    func(e *enginesim.Engine) string        // where its events are, instead of its ZMQ endpoints
 	noCheck   bool                                    // do not look for leaks at the end
 	maxBodyMB int
@@ -234,8 +235,12 @@ func (b *bed) startEngine(i int) string {
 	if b.shape.events != nil {
 		events = b.shape.events(e)
 	}
+	address := e.Addr()
+	if b.shape.addressOf != nil {
+		address = b.shape.addressOf(i, e)
+	}
 	return fmt.Sprintf("  - {name: e%d, address: %q, ranks: %d, rank_by: %s, models: [%s], events: {endpoint: %q%s}%s}\n",
-		i, e.Addr(), ranks, rankBy, modelName, events, replay, more)
+		i, address, ranks, rankBy, modelName, events, replay, more)
 }
 
 // startKvlane runs `kvlane serve` and waits until it is ready.

@@ -711,17 +711,58 @@ func TestLegsThatGoDirectly(t *testing.T) {
 	b.nothingHeld()
 }
 
-// llm-d's sidecar runs the legs: Kvlane only names the prefill worker, and no client
-// can.
-func TestTheSidecarLearnsThePrefillWorker(t *testing.T) {
-	b := newPools(t, pair{connector: "sidecar", worker: noSettings}, "")
-	r := b.post("/v1/completions", bodyFor("/v1/completions", "side", 200, false))
-	decode := b.legsOf(r.header.Get("X-Request-Id")).decode
-	if decode == nil || decode.Headers["x-prefiller-host-port"] != b.engines[0].Addr() && decode.Headers["x-prefiller-host-port"] != b.engines[1].Addr() {
-		t.Errorf("status %d, decode leg %+v", r.status, decode)
+// llm-d's sidecar beside each decode engine runs the legs: Kvlane names the prefill
+// worker, and no client can.
+func TestTheSidecarRunsTheLegs(t *testing.T) {
+	var sidecars []*enginesim.Sidecar
+	var prefill []string
+	b := newPools(t, pair{connector: "sidecar", ranks: 1, worker: noSettings, shape: shape{addressOf: func(i int, e *enginesim.Engine) string {
+		if i < 2 {
+			prefill = append(prefill, e.Addr())
+			return e.Addr()
+		}
+		s, err := enginesim.StartSidecar(e.Addr(), prefill...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		sidecars = append(sidecars, s)
+		return s.Addr()
+	}}}, "")
+	count := func(what string) (n int) {
+		for _, s := range sidecars {
+			n += s.Counts()[what]
+		}
+		return n
 	}
-	r = b.post("/v1/completions", bodyFor("/v1/completions", "steer", 20, false), "x-prefiller-host-port", "10.0.0.1:80")
-	if decode = b.legsOf(r.header.Get("X-Request-Id")).decode; decode == nil || decode.Headers["x-prefiller-host-port"] != "" {
-		t.Errorf("a client named a prefill worker: %+v", decode)
+	alone := whole(t, "")
+	splits := 0
+	for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/responses"} {
+		for _, stream := range []bool{false, true} {
+			body := bodyFor(path, fmt.Sprint("side", path, stream), 200, stream)
+			r := b.post(path, body)
+			if want := askDirectly(t, alone, path, body); textOf(r.body) != want {
+				t.Errorf("%s stream=%v: status %d, text %q, one engine says %q", path, stream, r.status, textOf(r.body), want)
+			}
+			s := b.legsOf(r.header.Get("X-Request-Id"))
+			if s.prefill == nil || s.decode == nil || s.decode.RemoteTokens < 100 || s.prefillOn != r.header.Get("X-Kvlane-Prefill") || s.decodeOn != r.target {
+				t.Errorf("%s stream=%v: prefill %q, decode %q: %+v", path, stream, r.header.Get("X-Kvlane-Prefill"), r.target, s)
+			}
+			splits++
+		}
+	}
+	r := b.post("/v1/completions", bodyFor("/v1/completions", "steer", 20, false), "x-prefiller-host-port", "10.0.0.1:80")
+	if s := b.legsOf(r.header.Get("X-Request-Id")); r.status != http.StatusOK || s.prefill != nil {
+		t.Errorf("a client named a prefill worker: status %d, %+v", r.status, s.prefill)
+	}
+	if n := count("split"); n != splits {
+		t.Errorf("%d requests were split", n)
+	}
+	for _, s := range sidecars {
+		for what := range s.Counts() {
+			if strings.HasPrefix(what, "violation") {
+				t.Error(what)
+			}
+		}
 	}
 }
