@@ -130,10 +130,13 @@ func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
 	// Clients keep their connections; Envoy ends them before it ends itself. A Kvlane
 	// that drains decides, but does not wait for the answer to name the target.
 	steadily(t, chat, false, func() {
-		r.put(t, "upgrade", "config.log.level=debug", "proxy.requestBody=FULL_DUPLEX_STREAMED", "proxy.firstToken=true")
+		r.put(t, "upgrade", "config.log.level=debug", "proxy.firstToken=true", "proxy.extraArgs[0]=--log-path", "proxy.extraArgs[1]=/dev/null")
 		eventually(t, 2*time.Minute, "the end of all old pods", func() error { return c.node.leaving(in) })
 	})
 	c.nothingBooked(t, in)
+	followsPicks(t, c, in, chat)
+	r.put(t, "upgrade", "proxy.requestBody=FULL_DUPLEX_STREAMED", "proxy.firstToken=true")
+	eventually(t, 2*time.Minute, "the end of all old pods", func() error { return c.node.leaving(in) })
 	followsPicks(t, c, in, chat)
 	streams(t, chat)
 	r.end(t)
