@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -85,6 +86,23 @@ func TestExamples(t *testing.T) {
 			}
 			checkValues(t, "--values", file)
 		})
+	}
+}
+
+var installs = regexp.MustCompile(`(?m)^    helm install kvlane charts/kvlane ((?:.*\\\n)*.*)$`)
+
+// The README's own commands are as good as its examples.
+func TestReadmeCommands(t *testing.T) {
+	readme, err := os.ReadFile(chart + "/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := installs.FindAllStringSubmatch(string(readme), -1)
+	if len(commands) == 0 {
+		t.Fatal("README.md installs nothing")
+	}
+	for _, c := range commands {
+		checkValues(t, strings.Fields(strings.ReplaceAll(c[1], "\\\n", " "))...)
 	}
 }
 
