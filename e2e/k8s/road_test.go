@@ -461,7 +461,8 @@ func (c *cluster) cursors(t *testing.T, in string) (all map[string]map[string]ui
 }
 
 // ask sends a request, and returns when all replicas have read what the engine
-// that answered told of it.
+// that answered told of it and its load is off the books, so that nothing but its
+// cache speaks for or against a worker.
 func (c *cluster) ask(t *testing.T, in, chat string, body []byte) reply {
 	t.Helper()
 	before := c.cursors(t, in)
@@ -483,6 +484,7 @@ func (c *cluster) ask(t *testing.T, in, chat string, body []byte) reply {
 		}
 		return nil
 	})
+	c.nothingBooked(t, in)
 	return r
 }
 
