@@ -115,7 +115,11 @@ func (m *machine) attribute(v Value, name string) (Value, bool) {
 		return m.selfBlock(name)
 	}
 	if method := methods[name]; method != nil {
-		bound := &callable{name: name, builtin: true, call: func(m *machine, a *arguments) Value { return method(m, v, a) }}
+		m.charge(6 * valueSize)
+		bound := &callable{name: name, builtin: true, call: func(m *machine, a *arguments) Value {
+			m.operands(v, a)
+			return method(m, v, a)
+		}}
 		return Value{kind: kindCallable, p: unsafe.Pointer(bound)}, true
 	}
 	return Value{}, false
@@ -202,7 +206,7 @@ func (m *machine) getitem(v, key Value) Value {
 	switch v.kind {
 	case KindDict:
 		if key.kind != KindList && key.kind != KindDict {
-			mustHashOrMiss(key)
+			m.mustHashOrMiss(key)
 			if i := v.dict().find(key); i >= 0 {
 				return v.dict().entries[i].value
 			}
@@ -215,6 +219,7 @@ func (m *machine) getitem(v, key Value) Value {
 	case KindString:
 		if key.isInteger() {
 			s := v.str()
+			m.work(len(s))
 			if i, ok := itemIndex(key, utf8.RuneCountInString(s)); ok {
 				s = runeAt(s, i)
 				c := String(s)
@@ -238,13 +243,13 @@ func (m *machine) getitem(v, key Value) Value {
 }
 
 // mustHashOrMiss lets a tuple with a list in it be a key that is not found.
-func mustHashOrMiss(key Value) {
+func (m *machine) mustHashOrMiss(key Value) {
 	defer func() {
 		if e, ok := recover().(*Error); ok && e.Class != "TypeError" {
 			panic(e)
 		}
 	}()
-	mustHash(key)
+	m.mustHash(key)
 }
 
 func itemIndex(key Value, n int) (int, bool) {
@@ -272,6 +277,7 @@ func (m *machine) slice(v Value, bounds [3]Value) Value {
 	switch v.kind {
 	case KindString:
 		s := v.str()
+		m.work(2 * len(s))
 		n := utf8.RuneCountInString(s)
 		start, count, step := sliceIndices(bounds, n)
 		out := m.sliceText(s, n, start, count, step)
@@ -280,7 +286,7 @@ func (m *machine) slice(v Value, bounds [3]Value) Value {
 	case KindList, KindTuple:
 		items := v.seq()
 		start, count, step := sliceIndices(bounds, len(items))
-		m.charge(count * valueSize)
+		m.charge((count + 1) * valueSize)
 		out := make([]Value, count)
 		for i := range out {
 			out[i] = items[start+i*step]
@@ -312,7 +318,7 @@ func (m *machine) sliceText(s string, n, start, count, step int) Value {
 		to := from + byteOffset(s[from:], n-start, count)
 		return String(s[from:to])
 	}
-	m.charge(4 * n)
+	m.charge(12 * n)
 	runes := []rune(s)
 	out := make([]rune, count)
 	for i := range out {

@@ -11,17 +11,17 @@ const maxIntBits = 1 << 17
 
 var binaryOps = map[string]func(m *machine, a, b Value) Value{
 	"+":  add,
-	"-":  func(_ *machine, a, b Value) Value { return arith("-", a, b) },
+	"-":  func(m *machine, a, b Value) Value { return m.arith("-", a, b) },
 	"*":  multiply,
-	"/":  func(_ *machine, a, b Value) Value { return arith("/", a, b) },
-	"//": func(_ *machine, a, b Value) Value { return arith("//", a, b) },
+	"/":  func(m *machine, a, b Value) Value { return m.arith("/", a, b) },
+	"//": func(m *machine, a, b Value) Value { return m.arith("//", a, b) },
 	"%": func(m *machine, a, b Value) Value {
 		if a.kind == KindString {
 			return m.percent(a, b)
 		}
-		return arith("%", a, b)
+		return m.arith("%", a, b)
 	},
-	"**": func(_ *machine, a, b Value) Value { return arith("**", a, b) },
+	"**": func(m *machine, a, b Value) Value { return m.arith("**", a, b) },
 }
 
 var opNames = map[string]string{"**": "** or pow()"}
@@ -38,10 +38,12 @@ func unsupported(op string, a, b Value) {
 func add(m *machine, a, b Value) Value {
 	switch {
 	case a.isNumber() && b.isNumber():
-		return arith("+", a, b)
+		return m.arith("+", a, b)
 	case a.kind == KindString && b.kind == KindString:
 		x, y := a.str(), b.str()
+		m.charge(len(x) + len(y))
 		if a.safe || b.safe {
+			m.chargeRepeat(int64(len(x)+len(y)), 5)
 			if !a.safe {
 				x = escapeHTML(x)
 			}
@@ -49,7 +51,6 @@ func add(m *machine, a, b Value) Value {
 				y = escapeHTML(y)
 			}
 		}
-		m.charge(len(x) + len(y))
 		out := String(x + y)
 		out.safe = a.safe || b.safe
 		return out
@@ -77,7 +78,7 @@ func add(m *machine, a, b Value) Value {
 
 func multiply(m *machine, a, b Value) Value {
 	if a.isNumber() && b.isNumber() {
-		return arith("*", a, b)
+		return m.arith("*", a, b)
 	}
 	if a.isInteger() {
 		a, b = b, a
@@ -136,7 +137,7 @@ func asFloat(v Value) float64 {
 	return f
 }
 
-func arith(op string, a, b Value) Value {
+func (m *machine) arith(op string, a, b Value) Value {
 	if !a.isNumber() || !b.isNumber() {
 		unsupported(op, a, b)
 	}
@@ -150,7 +151,7 @@ func arith(op string, a, b Value) Value {
 			return v
 		}
 	}
-	return bigArith(op, a, b)
+	return m.bigArith(op, a, b)
 }
 
 // smallArith computes in 64 bits; ok is false where that may not be exact.
@@ -180,8 +181,9 @@ func smallArith(op string, x, y int64) (Value, bool) {
 	return Value{}, false
 }
 
-func bigArith(op string, a, b Value) Value {
+func (m *machine) bigArith(op string, a, b Value) Value {
 	x, y := a.big(), b.big()
+	m.chargeBig(x.BitLen(), y.BitLen())
 	switch op {
 	case "+":
 		return fromBig(new(big.Int).Add(x, y))
@@ -233,7 +235,24 @@ func bigArith(op string, a, b Value) Value {
 	case y.Sign() > 0:
 		y = big.NewInt(1)
 	}
+	if bits := x.BitLen() * int(y.Int64()); bits > 64 {
+		m.chargeBig(bits, bits)
+	}
 	return fromBig(new(big.Int).Exp(x, y, nil))
+}
+
+// chargeBig pays for an operation on ints of these lengths in bits: at worst each word meets each word.
+func (m *machine) chargeBig(x, y int) {
+	m.steps -= (x / 64) * (y / 64) / 4
+	m.charge((x + y) / 4)
+}
+
+// chargeInt pays for the digits of an int.
+func (m *machine) chargeInt(v Value) {
+	if v.kind == KindInt && v.p != nil {
+		bits := v.big().BitLen()
+		m.chargeBig(bits, bits/8)
+	}
 }
 
 func checkBits(n int) {

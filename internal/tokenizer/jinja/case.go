@@ -18,6 +18,16 @@ func isASCII(s string) bool {
 	return true
 }
 
+// chargeCase pays for a change of case: a copy, or for other than ASCII about perByte bytes for each byte.
+func (m *machine) chargeCase(s string, perByte int) {
+	if isASCII(s) {
+		m.charge(len(s))
+		return
+	}
+	m.work(16 * len(s))
+	m.chargeRepeat(int64(len(s)), perByte)
+}
+
 // lower and upper follow the full Unicode mappings, final sigma included.
 func lower(s string) string {
 	if isASCII(s) {

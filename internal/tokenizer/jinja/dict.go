@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -127,7 +128,7 @@ func (d *Dict) find(key Value) int {
 		return -1
 	}
 	for i := range d.entries {
-		if equal(d.entries[i].key, key) {
+		if keyEqual(d.entries[i].key, key) {
 			return i
 		}
 	}
@@ -206,4 +207,20 @@ func writeHash(b *strings.Builder, key Value) {
 		b.WriteByte('p')
 		b.WriteString(strconv.FormatUint(uint64(uintptr(key.p)), 16))
 	}
+}
+
+// keyEqual is Python's == of two keys. Whoever looks a key up has paid for it (mustHash).
+func keyEqual(a, b Value) bool {
+	switch {
+	case a.kind == KindString:
+		return b.kind == KindString && a.str() == b.str()
+	case a.isNumber() && b.isNumber():
+		c, ok := compareNumbers(a, b)
+		return ok && c == 0
+	case a.kind != b.kind:
+		return false
+	case a.kind == KindTuple:
+		return a.p == b.p || slices.EqualFunc(a.seq(), b.seq(), func(x, y Value) bool { return x == y || keyEqual(x, y) })
+	}
+	return (&machine{steps: maxKeyNodes}).equal(a, b)
 }

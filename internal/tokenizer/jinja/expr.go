@@ -48,7 +48,7 @@ func (c *compiler) expr(s scope, n *node) expr {
 			make_ = Tuple
 		}
 		return func(f *frame) Value {
-			f.m.charge(len(items) * valueSize)
+			f.m.charge((len(items) + 1) * valueSize)
 			out := make([]Value, len(items))
 			for i, item := range items {
 				out[i] = item(f)
@@ -58,12 +58,12 @@ func (c *compiler) expr(s scope, n *node) expr {
 	case nodeDict:
 		items := c.exprs(s, n.list)
 		return func(f *frame) Value {
-			f.m.charge(len(items) * valueSize)
+			f.m.charge(2 * len(items) * valueSize)
 			d := NewDict(len(items) / 2)
 			for i := 0; i < len(items); i += 2 {
 				k := items[i](f)
 				v := items[i+1](f)
-				mustHash(k)
+				f.m.mustHash(k)
 				d.put(k, v)
 			}
 			return FromDict(d)
@@ -151,16 +151,16 @@ func (c *compiler) cond(s scope, n *node) expr {
 }
 
 var comparisonOps = map[string]func(m *machine, a, b Value) bool{
-	"==": func(_ *machine, a, b Value) bool { return equal(a, b) },
-	"!=": func(_ *machine, a, b Value) bool { return !equal(a, b) },
-	"<":  func(_ *machine, a, b Value) bool { return less(a, b) },
-	"<=": func(_ *machine, a, b Value) bool {
-		n, ok := compare(a, b, "<=", 0)
+	"==": func(m *machine, a, b Value) bool { return m.equal(a, b) },
+	"!=": func(m *machine, a, b Value) bool { return !m.equal(a, b) },
+	"<":  func(m *machine, a, b Value) bool { return m.less(a, b) },
+	"<=": func(m *machine, a, b Value) bool {
+		n, ok := m.compare(a, b, "<=", 0)
 		return ok && n <= 0
 	},
-	">": func(_ *machine, a, b Value) bool { return greater(a, b) },
-	">=": func(_ *machine, a, b Value) bool {
-		n, ok := compare(a, b, ">=", 0)
+	">": func(m *machine, a, b Value) bool { return m.greater(a, b) },
+	">=": func(m *machine, a, b Value) bool {
+		n, ok := m.compare(a, b, ">=", 0)
 		return ok && n >= 0
 	},
 	"in":     func(m *machine, a, b Value) bool { return m.contains(b, a) },
@@ -307,7 +307,7 @@ func (code *argsCode) eval(f *frame) arguments {
 	if code.dynArgs != nil {
 		it := m.iterate(code.dynArgs(f))
 		for v, ok := it.step(); ok; v, ok = it.step() {
-			m.charge(valueSize)
+			m.charge(2 * valueSize)
 			m.stack = append(m.stack, v)
 		}
 	}
@@ -328,6 +328,8 @@ func (code *argsCode) eval(f *frame) arguments {
 			if k.kind != KindString {
 				raisef("TypeError", "keywords must be strings")
 			}
+			m.charge(4*valueSize + len(names))
+			m.work(len(names) << 4)
 			for _, name := range names {
 				if name == k.str() {
 					raisef("TypeError", "got multiple values for keyword argument '%s'", name)
@@ -374,7 +376,7 @@ func (c *compiler) call(s scope, n *node, caller *macroCode) expr {
 			if method != nil {
 				base := len(f.m.stack)
 				a := args.eval(f)
-				f.m.step()
+				f.m.operands(v, &a)
 				out := method(f.m, v, &a)
 				f.m.stack = f.m.stack[:base]
 				return out
@@ -405,7 +407,7 @@ func (c *compiler) filter(s scope, n *node) expr {
 	if args.none {
 		return func(f *frame) Value {
 			v := object(f)
-			f.m.step()
+			f.m.operands(v, &noArguments)
 			return fn(f.m, v, &noArguments)
 		}
 	}
@@ -413,7 +415,7 @@ func (c *compiler) filter(s scope, n *node) expr {
 		v := object(f)
 		base := len(f.m.stack)
 		a := args.eval(f)
-		f.m.step()
+		f.m.operands(v, &a)
 		out := fn(f.m, v, &a)
 		f.m.stack = f.m.stack[:base]
 		return out
@@ -433,12 +435,17 @@ func (c *compiler) test(s scope, n *node) expr {
 	}
 	object, args := c.expr(s, n.a), c.args(s, n.call)
 	if args.none {
-		return func(f *frame) Value { return Bool(fn(f.m, object(f), &noArguments)) }
+		return func(f *frame) Value {
+			v := object(f)
+			f.m.operands(v, &noArguments)
+			return Bool(fn(f.m, v, &noArguments))
+		}
 	}
 	return func(f *frame) Value {
 		v := object(f)
 		base := len(f.m.stack)
 		a := args.eval(f)
+		f.m.operands(v, &a)
 		out := fn(f.m, v, &a)
 		f.m.stack = f.m.stack[:base]
 		return Bool(out)

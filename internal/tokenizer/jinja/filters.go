@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // filterFunc is a filter: v is what stands before the bar.
@@ -50,7 +51,11 @@ func textFilter(name string, f func(string) string) filterFunc {
 	return func(m *machine, v Value, a *arguments) Value {
 		a.bind(name, 0)
 		s := m.text(v)
-		m.charge(len(s))
+		m.work(16 * len(s))
+		m.chargeCase(s, 8)
+		if name == "title" { // a piece for each word
+			m.chargeRepeat(int64(len(s)), 6)
+		}
 		out := String(f(s))
 		out.safe = v.safe && v.kind == KindString
 		return out
@@ -124,7 +129,7 @@ func filterBatch(m *machine, v Value, a *arguments) Value {
 				done = true
 				break
 			}
-			m.charge(valueSize)
+			m.charge(3 * valueSize)
 			row = append(row, item)
 			if int64(len(row)) == size {
 				return List(row), true
@@ -161,6 +166,7 @@ func filterSlice(m *machine, v Value, a *arguments) Value {
 		if row < extra {
 			offset++
 		}
+		m.charge(int(size+3) * valueSize)
 		part := slices.Clone(items[start : offset+(row+1)*size])
 		if given(p[1]) && p[1].kind != KindNone && row >= extra {
 			part = append(part, p[1])
@@ -192,8 +198,9 @@ func filterDefault(_ *machine, v Value, a *arguments) Value {
 }
 
 // sortKey is what values are compared by: text without case unless told.
-func sortKey(v Value, caseSensitive bool) Value {
+func (m *machine) sortKey(v Value, caseSensitive bool) Value {
 	if v.kind == KindString && !caseSensitive {
+		m.chargeCase(v.str(), 8)
 		return String(lower(v.str()))
 	}
 	return v
@@ -217,17 +224,18 @@ func filterDictsort(m *machine, v Value, a *arguments) Value {
 		raisef("AttributeError", "'%s' object has no attribute 'items'", typeName(v))
 	}
 	entries := v.dict().entries
-	m.charge(len(entries) * 4 * valueSize)
+	m.charge(len(entries) * 6 * valueSize)
 	items, keys := make([]Value, len(entries)), make([]Value, len(entries))
 	for i, e := range entries {
 		items[i] = Tuple([]Value{e.key, e.value})
-		keys[i] = sortKey(items[i].seq()[pos], isTrue(p[0]))
+		keys[i] = m.sortKey(items[i].seq()[pos], isTrue(p[0]))
 	}
 	return List(m.sorted(items, keys, isTrue(p[2])))
 }
 
 // sorted is Python's sorted(items, key=..., reverse=...): stable both ways.
 func (m *machine) sorted(items, keys []Value, reverse bool) []Value {
+	m.charge(len(items) * 2 * valueSize)
 	at := make([]int, len(items))
 	for i := range at {
 		at[i] = i
@@ -235,9 +243,9 @@ func (m *machine) sorted(items, keys []Value, reverse bool) []Value {
 	slices.SortStableFunc(at, func(i, j int) int {
 		m.step()
 		if reverse {
-			return order(keys[j], keys[i])
+			return m.order(keys[j], keys[i])
 		}
-		return order(keys[i], keys[j])
+		return m.order(keys[i], keys[j])
 	})
 	out := make([]Value, len(items))
 	for i, j := range at {
@@ -261,6 +269,7 @@ func filterEscape(m *machine, v Value, a *arguments) Value {
 func filterForceescape(m *machine, v Value, _ *arguments) Value {
 	s := m.text(v)
 	m.chargeRepeat(int64(len(s)), 5)
+	m.work(8 * len(s))
 	return markup(escapeHTML(s))
 }
 
@@ -380,8 +389,9 @@ func (m *machine) toFloat(v Value) Value {
 	return Value{}
 }
 
-func filterFloat(_ *machine, v Value, a *arguments) Value {
+func filterFloat(m *machine, v Value, a *arguments) Value {
 	p := a.bind("float", 0, "default")
+	m.charge(v.textSize())
 	def := p[0]
 	if !given(def) {
 		def = Float(0)
@@ -444,8 +454,12 @@ func parseIntBase(s string, base int) (Value, bool) {
 	return fromBig(n), true
 }
 
-func filterInt(_ *machine, v Value, a *arguments) Value {
+func filterInt(m *machine, v Value, a *arguments) Value {
 	p := a.bind("int", 0, "default", "base")
+	m.charge(2 * v.textSize())
+	if v.kind == KindString {
+		m.steps -= min(len(v.str()), maxIntDigits) >> 3
+	}
 	def := p[0]
 	if !given(def) {
 		def = Int(0)
@@ -481,6 +495,7 @@ func filterFormat(m *machine, v Value, a *arguments) Value {
 	if len(a.kw) > 0 {
 		return m.percent(text, FromDict(m.dictOf("format", a)))
 	}
+	m.charge((len(a.pos) + 1) * valueSize)
 	return m.percent(text, Tuple(slices.Clone(a.pos)))
 }
 
@@ -490,6 +505,7 @@ func (m *machine) attrGetter(attribute, def Value) func(v Value) Value {
 	switch {
 	case !given(attribute) || attribute.kind == KindNone:
 	case attribute.kind == KindString:
+		m.chargeRepeat(int64(strings.Count(attribute.str(), "."))+1, 3*valueSize)
 		for part := range strings.SplitSeq(attribute.str(), ".") {
 			if part != "" && strings.IndexFunc(part, func(r rune) bool { return !unicode.IsDigit(r) }) < 0 {
 				parts = append(parts, parseInt(strings.TrimLeft(part[:len(part)-1], "0")+part[len(part)-1:]))
@@ -502,6 +518,7 @@ func (m *machine) attrGetter(attribute, def Value) func(v Value) Value {
 	}
 	return func(v Value) Value {
 		for _, part := range parts {
+			m.step()
 			v = m.getitem(v, part)
 			if v.kind == KindUndefined && given(def) && def.kind != KindNone {
 				v = def
@@ -515,16 +532,17 @@ func filterGroupby(m *machine, v Value, a *arguments) Value {
 	p := a.bind("groupby", 1, "attribute", "default", "case_sensitive")
 	get := m.attrGetter(p[0], p[1])
 	items := m.items(v)
+	m.charge(len(items) * 2 * valueSize)
 	keys := make([]Value, len(items))
 	for i, item := range items {
-		keys[i] = sortKey(get(item), isTrue(p[2]))
+		keys[i] = m.sortKey(get(item), isTrue(p[2]))
 	}
 	var groups []Value
 	var last Value
 	for _, item := range m.sorted(items, keys, false) {
-		key := sortKey(get(item), isTrue(p[2]))
-		m.charge(4 * valueSize)
-		if n := len(groups); n > 0 && equal(last, key) {
+		key := m.sortKey(get(item), isTrue(p[2]))
+		m.charge(8 * valueSize)
+		if n := len(groups); n > 0 && m.equal(last, key) {
 			s := (*sequence)(groups[n-1].seq()[1].p)
 			s.items = append(s.items, item)
 			continue
@@ -557,7 +575,8 @@ func filterIndent(m *machine, v Value, a *arguments) Value {
 			indent = strings.Repeat(" ", int(n))
 		}
 	}
-	m.chargeRepeat(int64(strings.Count(s, "\n"))+1, len(indent)+1)
+	m.chargeLines(s, 2*len(indent)+24)
+	m.charge(5 * len(s))
 	lines := splitLines(s+"\n", false)
 	var b strings.Builder
 	for i, line := range lines {
@@ -571,6 +590,7 @@ func filterIndent(m *machine, v Value, a *arguments) Value {
 	}
 	out := b.String()
 	if isTrue(p[1]) {
+		m.charge(len(indent) + len(out))
 		out = indent + out
 	}
 	return like(v, out)
@@ -590,12 +610,12 @@ func filterJoin(m *machine, v Value, a *arguments) Value {
 	var b strings.Builder
 	first := true
 	for item, ok := it.step(); ok; item, ok = it.step() {
+		text := m.text(get(item))
+		m.charge(2 * (len(text) + len(sep)))
 		if !first {
 			b.WriteString(sep)
 		}
 		first = false
-		text := m.text(get(item))
-		m.charge(len(text) + len(sep))
 		b.WriteString(text)
 	}
 	return String(b.String())
@@ -622,7 +642,7 @@ func filterItems(m *machine, v Value, a *arguments) Value {
 			return Value{}, false
 		}
 		i++
-		m.charge(2 * valueSize)
+		m.charge(4 * valueSize)
 		return Tuple([]Value{d.entries[i-1].key, d.entries[i-1].value}), true
 	})
 }
@@ -634,6 +654,7 @@ func (a *arguments) keep(from int) *arguments {
 
 func filterMap(m *machine, v Value, a *arguments) Value {
 	// Python's generator looks at its arguments when the first item is asked for.
+	m.charge((len(a.pos) + len(a.kw)) * 2 * valueSize)
 	a = a.keep(0)
 	var f func(Value) Value
 	prepare := func() {
@@ -651,7 +672,10 @@ func filterMap(m *machine, v Value, a *arguments) Value {
 			raisef("TemplateRuntimeError", "No filter named %s.", reprText(name))
 		}
 		rest := a.keep(1)
-		f = func(item Value) Value { return filter(m, item, rest) }
+		f = func(item Value) Value {
+			m.operands(item, rest)
+			return filter(m, item, rest)
+		}
 	}
 	return m.lazy(v, prepare, func(item Value) (Value, bool) { return f(item), true })
 }
@@ -684,6 +708,7 @@ func (m *machine) lazy(v Value, prepare func(), f func(item Value) (Value, bool)
 
 func selector(want, byAttr bool) filterFunc {
 	return func(m *machine, v Value, a *arguments) Value {
+		m.charge((len(a.pos) + len(a.kw)) * 2 * valueSize)
 		a = a.keep(0)
 		var pick func(Value) bool
 		prepare := func() {
@@ -704,7 +729,11 @@ func selector(want, byAttr bool) filterFunc {
 				raisef("TemplateRuntimeError", "No test named %s.", reprText(testName))
 			}
 			rest := a.keep(from + 1)
-			pick = func(item Value) bool { return test(m, get(item), rest) == want }
+			pick = func(item Value) bool {
+				item = get(item)
+				m.operands(item, rest)
+				return test(m, item, rest) == want
+			}
 		}
 		return m.lazy(v, prepare, func(item Value) (Value, bool) { return item, pick(item) })
 	}
@@ -718,11 +747,11 @@ func extreme(name string, sign int) filterFunc {
 		if len(items) == 0 {
 			return noItem("No aggregated item, sequence was empty.")
 		}
-		best, key := items[0], sortKey(get(items[0]), isTrue(p[0]))
+		best, key := items[0], m.sortKey(get(items[0]), isTrue(p[0]))
 		for _, item := range items[1:] {
 			m.step()
-			k := sortKey(get(item), isTrue(p[0]))
-			if sign > 0 && greater(k, key) || sign < 0 && less(k, key) {
+			k := m.sortKey(get(item), isTrue(p[0]))
+			if sign > 0 && m.greater(k, key) || sign < 0 && m.less(k, key) {
 				best, key = item, k
 			}
 		}
@@ -731,8 +760,8 @@ func extreme(name string, sign int) filterFunc {
 }
 
 // greater is Python's a > b.
-func greater(a, b Value) bool {
-	c, ok := compare(a, b, ">", 0)
+func (m *machine) greater(a, b Value) bool {
+	c, ok := m.compare(a, b, ">", 0)
 	return ok && c > 0
 }
 
@@ -763,6 +792,8 @@ func filterRound(m *machine, v Value, a *arguments) Value {
 	}
 	if method == "common" {
 		if v.kind != KindFloat {
+			m.steps -= 64
+			m.chargeInt(v)
 			return roundInt(v, precision)
 		}
 		return Float(roundHalfEven(v.float(), precision))
@@ -811,6 +842,7 @@ func filterSort(m *machine, v Value, a *arguments) Value {
 	p := a.bind("sort", 0, "reverse", "case_sensitive", "attribute")
 	var gets []func(Value) Value
 	if given(p[2]) && p[2].kind == KindString {
+		m.chargeRepeat(int64(strings.Count(p[2].str(), ","))+1, 8*valueSize)
 		for part := range strings.SplitSeq(p[2].str(), ",") {
 			gets = append(gets, m.attrGetter(String(part), Value{kind: kindMissing}))
 		}
@@ -818,12 +850,12 @@ func filterSort(m *machine, v Value, a *arguments) Value {
 		gets = append(gets, m.attrGetter(p[2], Value{kind: kindMissing}))
 	}
 	items := m.items(v)
-	m.charge(len(items) * 3 * valueSize)
+	m.chargeRepeat(int64(len(items)), (2+2*len(gets))*valueSize)
 	keys := make([]Value, len(items))
 	for i, item := range items {
 		parts := make([]Value, len(gets))
 		for j, get := range gets {
-			parts[j] = sortKey(get(item), isTrue(p[1]))
+			parts[j] = m.sortKey(get(item), isTrue(p[1]))
 		}
 		keys[i] = List(parts)
 	}
@@ -841,9 +873,9 @@ func filterUnique(m *machine, v Value, a *arguments) Value {
 			if !ok {
 				return Value{}, false
 			}
-			m.charge(2 * valueSize)
-			key := sortKey(get(item), isTrue(p[0]))
-			mustHash(key)
+			m.charge(dictEntry)
+			key := m.sortKey(get(item), isTrue(p[0]))
+			m.mustHash(key)
 			if seen.find(key) < 0 {
 				seen.put(key, None())
 				return item, true
@@ -887,6 +919,7 @@ func filterStriptags(m *machine, v Value, a *arguments) Value {
 			s = s[:start] + s[start+end+len(pair[1]):]
 		}
 	}
+	m.chargeRepeat(int64(len(s)), 10)
 	s = strings.Join(tagSpaces(s), " ")
 	if strings.Contains(s, "&") {
 		s = strings.NewReplacer("&amp;", "&", "&lt;", "<", "&gt;", ">", "&#39;", "'", "&#34;", `"`, "&quot;", `"`).Replace(s)
@@ -934,15 +967,17 @@ func filterTruncate(m *machine, v Value, a *arguments) Value {
 		}
 	}
 	if v.safe {
+		m.chargeRepeat(int64(len(end)), 5)
 		end = escapeHTML(end)
 	}
+	m.charge(len(cut) + len(end))
 	return like(v, cut+end)
 }
 
 func filterURLEncode(m *machine, v Value, a *arguments) Value {
 	a.bind("urlencode", 0)
 	if v.kind == KindString || !canIterate(v) {
-		return String(quoteURL(m.text(v), "/"))
+		return String(m.quoteURL(m.text(v), "/"))
 	}
 	pairs := m.items(v)
 	if v.kind == KindDict {
@@ -951,15 +986,17 @@ func filterURLEncode(m *machine, v Value, a *arguments) Value {
 	var parts []string
 	for _, pair := range pairs {
 		kv := m.unpack(pair, 2)
-		part := quoteURL(m.text(kv[0]), "") + "=" + quoteURL(m.text(kv[1]), "")
-		m.charge(len(part))
+		part := m.quoteURL(m.text(kv[0]), "") + "=" + m.quoteURL(m.text(kv[1]), "")
+		m.charge(2*len(part) + valueSize)
 		parts = append(parts, part)
 	}
 	return String(strings.Join(parts, "&"))
 }
 
 // quoteURL is jinja2's url_quote; without a safe slash it is for a query.
-func quoteURL(s, safe string) string {
+func (m *machine) quoteURL(s, safe string) string {
+	m.work(8 * len(s))
+	m.chargeRepeat(int64(len(s)), 8)
 	var b strings.Builder
 	for i := range len(s) {
 		c := s[i]
@@ -980,7 +1017,9 @@ func quoteURL(s, safe string) string {
 func filterWordcount(m *machine, v Value, a *arguments) Value {
 	a.bind("wordcount", 0)
 	n, in := int64(0), false
-	for _, r := range m.text(v) {
+	text := m.text(v)
+	m.work(4 * len(text))
+	for _, r := range text {
 		word := r == '_' || unicode.IsLetter(r) || unicode.IsNumber(r)
 		if word && !in {
 			n++
@@ -1008,10 +1047,11 @@ func filterXMLAttr(m *machine, v Value, a *arguments) Value {
 		if strings.ContainsAny(key, " \t\n\r\f\v/>=") {
 			raisef("ValueError", "Invalid character in attribute name: %s", reprText(key))
 		}
-		parts = append(parts, escapeHTML(key)+`="`+escapeHTML(m.text(e.value))+`"`)
+		text := m.text(e.value)
+		m.chargeRepeat(int64(len(key)+len(text)+8), 12)
+		parts = append(parts, escapeHTML(key)+`="`+escapeHTML(text)+`"`)
 	}
 	out := strings.Join(parts, " ")
-	m.charge(len(out))
 	if out != "" && (!given(p[0]) || p[0].Truth()) {
 		out = " " + out
 	}
@@ -1037,11 +1077,11 @@ func filterToJSON(m *machine, v Value, a *arguments) Value {
 		o.ItemSeparator, o.KeySeparator = needText("separators", parts[0]), needText("separators", parts[1])
 	}
 	w := newJSONWriter(o)
-	w.limit = m.memory
+	w.m, w.limit = m, m.memory/2
 	out, err := w.value(nil, v, 0)
 	if err != nil {
 		panic(err)
 	}
-	m.charge(len(out))
-	return String(string(out))
+	m.charge(2 * len(out))
+	return String(unsafe.String(unsafe.SliceData(out), len(out)))
 }

@@ -37,14 +37,13 @@ func (m *machine) pad(text string, s spec, align byte) string {
 	if fill == "" {
 		fill = " "
 	}
-	m.chargeRepeat(int64(n), len(fill))
 	switch align {
 	case '<':
-		return text + strings.Repeat(fill, n)
+		return m.padded(text, fill, 0, int64(n))
 	case '>':
-		return strings.Repeat(fill, n) + text
+		return m.padded(text, fill, int64(n), 0)
 	case '^':
-		return strings.Repeat(fill, n/2) + text + strings.Repeat(fill, n-n/2)
+		return m.padded(text, fill, int64(n/2), int64(n-n/2))
 	}
 	sign := 0
 	if text != "" && strings.IndexByte("+- ", text[0]) >= 0 {
@@ -53,7 +52,8 @@ func (m *machine) pad(text string, s spec, align byte) string {
 	if len(text) > sign+1 && text[sign] == '0' && strings.IndexByte("xXob", text[sign+1]) >= 0 {
 		sign += 2
 	}
-	return text[:sign] + strings.Repeat(fill, n) + text[sign:]
+	m.charge(len(text) + n*len(fill))
+	return text[:sign] + m.padded(text[sign:], fill, int64(n), 0)
 }
 
 func signed(negative bool, s spec, body string) string {
@@ -210,6 +210,7 @@ func (m *machine) percent(format, values Value) Value {
 	if isTuple {
 		items = values.seq()
 	}
+	m.charge(2 * len(src))
 	var out []byte
 	next := 0
 	take := func() Value {
@@ -300,7 +301,9 @@ func (m *machine) percent(format, values Value) Value {
 			v := take()
 			value = &v
 		}
-		out = append(out, m.percentItem(*value, s, format.safe)...)
+		text := m.percentItem(*value, s, format.safe)
+		m.charge(2 * len(text))
+		out = append(out, text...)
 	}
 	if next < len(items) && !mapped && (isTuple || values.kind != KindDict) {
 		if isTuple || next == 0 && !takesAny(values) {
@@ -344,6 +347,9 @@ func readInt(s string) (n, digits int) {
 }
 
 func (m *machine) percentItem(v Value, s spec, escape bool) string {
+	m.operands(v, &noArguments)
+	m.chargeRepeat(int64(max(s.precision, 0)), 4)
+	m.chargeInt(v)
 	align := byte('>')
 	var text string
 	switch s.verb {
@@ -358,6 +364,7 @@ func (m *machine) percentItem(v Value, s spec, escape bool) string {
 		}
 		text = truncate(text, s.precision)
 		if escape && !v.safe {
+			m.chargeRepeat(int64(len(text)), 5)
 			text = escapeHTML(text)
 		}
 	case 'd', 'i', 'u':
@@ -441,6 +448,7 @@ func toInt(v Value) Value {
 }
 
 func strFormat(m *machine, v Value, a *arguments) Value {
+	m.charge(len(a.kw) * dictEntry)
 	kwargs := NewDict(len(a.kw))
 	for i, name := range a.names {
 		kwargs.Set(name, a.kw[i])
@@ -473,6 +481,8 @@ func (f *formatter) format(src string, depth int) string {
 	if depth > 1 {
 		raisef("ValueError", "Max string recursion exceeded")
 	}
+	f.m.charge(3 * len(src))
+	f.m.work(4 * len(src))
 	var out strings.Builder
 	for i := 0; i < len(src); i++ {
 		c := src[i]
@@ -504,8 +514,9 @@ func (f *formatter) format(src string, depth int) string {
 				}
 			}
 		}
-		out.WriteString(f.field(src[i+1:end], depth))
-		f.m.charge(out.Len() >> 4)
+		text := f.field(src[i+1:end], depth)
+		f.m.charge(2 * len(text))
+		out.WriteString(text)
 		i = end
 	}
 	return out.String()
@@ -552,6 +563,7 @@ func (f *formatter) field(src string, depth int) string {
 	}
 	text := f.m.formatValue(v, format)
 	if f.escape && !v.safe {
+		f.m.chargeRepeat(int64(len(text)), 5)
 		text = escapeHTML(text)
 	}
 	return text
@@ -604,6 +616,7 @@ func (f *formatter) lookup(name string) Value {
 		if n, digits := readInt(rest[1:end]); digits > 0 && digits == end-1 {
 			key = Int(int64(n))
 		}
+		f.m.step()
 		v = f.m.getitem(v, key)
 		rest = rest[end+1:]
 	}
@@ -628,7 +641,10 @@ func (m *machine) formatValue(v Value, text string) string {
 		mustDefined(v)
 		raisef("TypeError", "unsupported format string passed to %s.__format__", typeName(v))
 	}
+	m.operands(v, &noArguments)
 	s := parseSpec(text)
+	m.chargeRepeat(int64(max(s.precision, 0)), 4)
+	m.chargeInt(v)
 	if v.kind == KindString {
 		if s.verb != 0 && s.verb != 's' {
 			raisef("ValueError", "Unknown format code '%c' for object of type 'str'", s.verb)

@@ -23,10 +23,11 @@ func init() { //nolint:gochecknoinits // the table and the functions need each o
 		"range":     function("range", globalRange),
 		"dict":      function("dict", func(m *machine, a *arguments) Value { return FromDict(m.dictOf("dict", a)) }),
 		"namespace": function("namespace", globalNamespace),
-		"cycler": function("cycler", func(_ *machine, a *arguments) Value {
+		"cycler": function("cycler", func(m *machine, a *arguments) Value {
 			if len(a.pos) == 0 {
 				raisef("RuntimeError", "at least one item has to be provided")
 			}
+			m.charge(len(a.pos) * valueSize)
 			items := append([]Value(nil), a.pos...)
 			return Value{kind: kindCycler, p: unsafe.Pointer(&cyclerObject{items: items})}
 		}),
@@ -43,7 +44,9 @@ func init() { //nolint:gochecknoinits // the table and the functions need each o
 		}),
 		"raise_exception": function("raise_exception", func(m *machine, a *arguments) Value {
 			p := a.bind("raise_exception", 1, "message")
-			raisef("TemplateError", "%s", m.text(p[0]))
+			text := m.text(p[0])
+			m.charge(2 * len(text))
+			raisef("TemplateError", "%s", text)
 			return Value{}
 		}),
 		"strftime_now": function("strftime_now", func(m *machine, a *arguments) Value {
@@ -51,6 +54,7 @@ func init() { //nolint:gochecknoinits // the table and the functions need each o
 			if p[0].kind != KindString {
 				raisef("TypeError", "strftime() argument 1 must be str, not %s", typeName(p[0]))
 			}
+			m.chargeRepeat(int64(len(p[0].str())), 128)
 			return String(strftime(m.now, p[0].str()))
 		}),
 	}
@@ -88,7 +92,7 @@ func (m *machine) dictOf(fn string, a *arguments) *Dict {
 	}
 	if len(a.pos) == 1 {
 		if v := a.pos[0]; v.kind == KindDict {
-			m.charge(v.dict().Len() * 2 * valueSize)
+			m.charge(v.dict().Len() * dictEntry)
 			d = v.dict().Clone()
 		} else {
 			for i, pair := range m.items(v) {
@@ -99,12 +103,13 @@ func (m *machine) dictOf(fn string, a *arguments) *Dict {
 				if len(items) != 2 {
 					raisef("ValueError", "dictionary update sequence element #%d has length %d; 2 is required", i, len(items))
 				}
-				m.charge(2 * valueSize)
-				mustHash(items[0])
+				m.charge(dictEntry)
+				m.mustHash(items[0])
 				d.put(items[0], items[1])
 			}
 		}
 	}
+	m.charge(len(a.names) * dictEntry)
 	for i, name := range a.names {
 		d.Set(name, a.kw[i])
 	}

@@ -49,11 +49,15 @@ func newJSONWriter(opts JSONOptions) *jsonWriter {
 type jsonWriter struct {
 	opts        JSONOptions
 	item, colon string
-	limit       int // bytes that may be written
+	limit       int      // bytes that may be written
+	m           *machine // who pays for the steps; may be nil
 }
 
 func (w *jsonWriter) newline(dst []byte, depth int) []byte {
 	dst = append(dst, '\n')
+	if len(dst)+depth*len(w.opts.Indent) > w.limit {
+		raisef("ResourceLimit", "template needs too much memory")
+	}
 	for range depth {
 		dst = append(dst, w.opts.Indent...)
 	}
@@ -64,8 +68,14 @@ func (w *jsonWriter) value(dst []byte, v Value, depth int) ([]byte, error) {
 	if depth > maxJSONDepth {
 		return dst, newErrorf("RecursionError", "maximum recursion depth exceeded while encoding a JSON object")
 	}
-	if len(dst) > w.limit {
+	if len(dst)+v.textSize() > w.limit {
 		return dst, newErrorf("ResourceLimit", "template needs too much memory")
+	}
+	if w.m != nil {
+		w.m.operands(v, &noArguments)
+		if v.kind == KindInt {
+			w.m.chargeInt(v)
+		}
 	}
 	switch v.kind {
 	case KindNone:
@@ -85,6 +95,13 @@ func (w *jsonWriter) value(dst []byte, v Value, depth int) ([]byte, error) {
 	default:
 		return dst, newErrorf("TypeError", "Object of type %s is not JSON serializable", typeName(v))
 	}
+}
+
+func (w *jsonWriter) separator(dst []byte, text string) []byte {
+	if len(dst)+len(text) > w.limit {
+		raisef("ResourceLimit", "template needs too much memory")
+	}
+	return append(dst, text...)
 }
 
 func (w *jsonWriter) float(dst []byte, f float64) ([]byte, error) {
@@ -110,7 +127,7 @@ func (w *jsonWriter) list(dst []byte, items []Value, depth int) ([]byte, error) 
 	var err error
 	for i := range items {
 		if i > 0 {
-			dst = append(dst, w.item...)
+			dst = w.separator(dst, w.item)
 		}
 		if w.opts.Indented {
 			dst = w.newline(dst, depth+1)
@@ -131,14 +148,19 @@ func (w *jsonWriter) dict(dst []byte, d *Dict, depth int) ([]byte, error) {
 	}
 	entries := d.entries
 	if w.opts.SortKeys {
+		m := w.m
+		if m == nil {
+			m = &machine{steps: defaultMaxSteps, memory: defaultMaxMemory}
+		}
+		m.charge(len(entries) * 2 * valueSize)
 		entries = slices.Clone(entries)
-		slices.SortStableFunc(entries, func(a, b entry) int { return order(a.key, b.key) })
+		slices.SortStableFunc(entries, func(a, b entry) int { return m.order(a.key, b.key) })
 	}
 	dst = append(dst, '{')
 	var err error
 	for i := range entries {
 		if i > 0 {
-			dst = append(dst, w.item...)
+			dst = w.separator(dst, w.item)
 		}
 		if w.opts.Indented {
 			dst = w.newline(dst, depth+1)
@@ -146,7 +168,7 @@ func (w *jsonWriter) dict(dst []byte, d *Dict, depth int) ([]byte, error) {
 		if dst, err = w.key(dst, entries[i].key); err != nil {
 			return dst, err
 		}
-		dst = append(dst, w.colon...)
+		dst = w.separator(dst, w.colon)
 		if dst, err = w.value(dst, entries[i].value, depth+1); err != nil {
 			return dst, err
 		}
@@ -180,6 +202,9 @@ func (w *jsonWriter) text(dst []byte, s string) []byte {
 		if c >= ' ' && c != '"' && c != '\\' && (!w.opts.EnsureASCII || c < 0x7f) {
 			i++
 			continue
+		}
+		if len(dst) > w.limit {
+			raisef("ResourceLimit", "template needs too much memory")
 		}
 		dst = append(dst, s[start:i]...)
 		size := 1

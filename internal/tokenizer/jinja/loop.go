@@ -78,7 +78,7 @@ func (l *loopObject) len() int64 {
 		if !ok {
 			break
 		}
-		l.m.charge(valueSize)
+		l.m.charge(2 * valueSize)
 		rest = append(rest, v)
 	}
 	*l.it = iteration{items: rest, length: -1}
@@ -115,6 +115,7 @@ var loopAttributes = map[string]func(l *loopObject) Value{
 		return undefinedOf(&undefinedInfo{hint: "there is no next item"})
 	},
 	"cycle": func(l *loopObject) Value {
+		l.m.charge(6 * valueSize)
 		return function("cycle", func(_ *machine, a *arguments) Value {
 			a.noKeywords("cycle")
 			if len(a.pos) == 0 {
@@ -124,12 +125,14 @@ var loopAttributes = map[string]func(l *loopObject) Value{
 		})
 	},
 	"changed": func(l *loopObject) Value {
-		return function("changed", func(_ *machine, a *arguments) Value {
+		l.m.charge(6 * valueSize)
+		return function("changed", func(m *machine, a *arguments) Value {
 			a.noKeywords("changed")
-			if l.called && equalItems(l.changed, a.pos, 0) {
+			if l.called && m.equalItems(l.changed, a.pos, 0) {
 				return Bool(false)
 			}
 			l.called = true
+			m.charge(len(a.pos) * valueSize)
 			l.changed = append([]Value(nil), a.pos...)
 			return Bool(true)
 		})

@@ -32,7 +32,27 @@ func (m *machine) step() {
 	}
 }
 
-// charge takes bytes of intermediate values from the budget.
+// work pays for reading so many bytes, at the pace of a plain comparison.
+func (m *machine) work(bytes int) {
+	if m.steps -= bytes >> 6; m.steps < 0 {
+		m.step()
+	}
+}
+
+// operands pays for what a filter, method or test may read: all of the text that it gets.
+func (m *machine) operands(v Value, a *arguments) {
+	n := v.textSize()
+	for i := range a.pos {
+		n += a.pos[i].textSize()
+	}
+	for i := range a.kw {
+		n += a.kw[i].textSize()
+	}
+	m.steps -= n >> 5
+	m.step()
+}
+
+// charge takes bytes of intermediate values from the budget, before they are allocated.
 func (m *machine) charge(bytes int) {
 	if bytes < 0 || bytes > m.memory {
 		raisef("ResourceLimit", "template needs too much memory")
@@ -62,7 +82,7 @@ func (m *machine) enterCall() {
 func (m *machine) leaveCall() { m.depth-- }
 
 func (m *machine) newFrame(fn *funcScope, parent *frame) *frame {
-	m.charge(fn.slots * valueSize)
+	m.charge((fn.slots + 2) * valueSize)
 	return &frame{slots: make([]Value, fn.slots), parent: parent, m: m}
 }
 
@@ -99,6 +119,7 @@ func (m *machine) write(text string) {
 	if len(m.out)-m.base+len(text) > m.maxOutput {
 		raisef("ResourceLimit", "template writes too much")
 	}
+	m.work(len(text))
 	m.out = append(m.out, text...)
 }
 
@@ -108,8 +129,7 @@ func (m *machine) emit(v Value) {
 		m.write(v.str())
 	case KindUndefined:
 	default:
-		m.out = m.appendStr(m.out, v)
-		m.write("")
+		m.write(m.text(v))
 	}
 }
 
@@ -129,7 +149,6 @@ func (m *machine) text(v Value) string {
 		return v.str()
 	}
 	b := m.appendStr(nil, v)
-	m.charge(len(b))
 	return unsafe.String(unsafe.SliceData(b), len(b))
 }
 
@@ -237,6 +256,7 @@ func (m *machine) macroRest(code *macroCode, f *frame, a *arguments, used []bool
 		name = reprText(code.name)
 	}
 	rest := NewDict(0)
+	m.charge(len(a.kw) * dictEntry)
 	for i, v := range a.kw {
 		if !used[i] {
 			rest.Set(a.names[i], v)
@@ -253,6 +273,7 @@ func (m *machine) macroRest(code *macroCode, f *frame, a *arguments, used []bool
 	}
 	switch {
 	case code.varargs >= 0:
+		m.charge((len(a.pos) - n) * valueSize)
 		f.slots[code.varargs] = Tuple(append([]Value(nil), a.pos[n:]...))
 	case len(a.pos) > n:
 		raisef("TypeError", "macro %s takes not more than %d argument(s)", name, len(code.params))
@@ -271,13 +292,14 @@ func (m *machine) iterate(v Value) iteration {
 		view := (*dictView)(v.p)
 		if view.of == viewItems {
 			return counted(view.dict.Len(), func(i int) Value {
-				m.charge(2 * valueSize)
+				m.charge(4 * valueSize)
 				return view.at(i)
 			})
 		}
 		return counted(view.dict.Len(), view.at)
 	case KindString:
 		s, pos := v.str(), 0
+		m.work(len(s))
 		return iteration{length: utf8.RuneCountInString(s), next: func() (Value, bool) {
 			if pos >= len(s) {
 				return Value{}, false
@@ -297,6 +319,7 @@ func (m *machine) iterate(v Value) iteration {
 			if !l.advance() {
 				return Value{}, false
 			}
+			m.charge(4 * valueSize)
 			return Tuple([]Value{l.current, v}), true
 		}}
 	case KindUndefined:
@@ -325,7 +348,7 @@ func (m *machine) items(v Value) []Value {
 	}
 	var out []Value
 	for item, ok := it.step(); ok; item, ok = it.step() {
-		m.charge(valueSize)
+		m.charge(2 * valueSize)
 		out = append(out, item)
 	}
 	return out
@@ -365,18 +388,20 @@ func (m *machine) contains(container, item Value) bool {
 			}
 			raisef("TypeError", "'in <string>' requires string as left operand, not %s", typeName(item))
 		}
+		m.work(4 * (len(container.str()) + len(item.str())))
 		return strings.Contains(container.str(), item.str())
 	case KindDict:
-		mustHash(item)
+		m.mustHash(item)
 		return container.dict().find(item) >= 0
 	case kindView:
 		if view := (*dictView)(container.p); view.of == viewKeys {
-			mustHash(item)
+			m.mustHash(item)
 			return view.dict.find(item) >= 0
 		}
 	case kindRange:
 		if n, ok := item.small(); ok {
 			r := (*rangeObject)(container.p)
+			m.work(int(min(r.length(), maxRange)) << 6)
 			for i := range r.length() {
 				if r.start+i*r.step == n {
 					return true
@@ -390,8 +415,7 @@ func (m *machine) contains(container, item Value) bool {
 	}
 	it := m.iterate(container)
 	for v, ok := it.step(); ok; v, ok = it.step() {
-		m.step()
-		if same(v, item, 0) {
+		if m.same(v, item, 0) {
 			return true
 		}
 	}
@@ -402,6 +426,7 @@ func (m *machine) contains(container, item Value) bool {
 func (m *machine) length(v Value) int64 {
 	switch v.kind {
 	case KindString:
+		m.work(len(v.str()))
 		return int64(utf8.RuneCountInString(v.str()))
 	case KindList, KindTuple:
 		return int64(len(v.seq()))

@@ -25,7 +25,7 @@ func init() { //nolint:gochecknoinits // the tables and the methods need each ot
 			copy(bounds[:], a.pos[1:])
 			start, count, _ := sliceIndices(bounds, len(items))
 			for i := start; i < start+count; i++ {
-				if same(items[i], a.pos[0], 0) {
+				if m.same(items[i], a.pos[0], 0) {
 					return Int(int64(i))
 				}
 			}
@@ -36,7 +36,7 @@ func init() { //nolint:gochecknoinits // the tables and the methods need each ot
 			a.positional("count", 1, 1)
 			n := int64(0)
 			for _, item := range m.items(v) {
-				if same(item, a.pos[0], 0) {
+				if m.same(item, a.pos[0], 0) {
 					n++
 				}
 			}
@@ -48,7 +48,7 @@ func init() { //nolint:gochecknoinits // the tables and the methods need each ot
 		"count": tupleMethods["count"],
 		"copy": func(m *machine, v Value, a *arguments) Value {
 			a.positional("copy", 0, 0)
-			m.charge(len(v.seq()) * valueSize)
+			m.charge((len(v.seq()) + 1) * valueSize)
 			return List(append([]Value(nil), v.seq()...))
 		},
 	}
@@ -56,9 +56,9 @@ func init() { //nolint:gochecknoinits // the tables and the methods need each ot
 		listMethods[name] = refuse(name)
 	}
 	dictMethods = map[string]methodFunc{
-		"get": func(_ *machine, v Value, a *arguments) Value {
+		"get": func(m *machine, v Value, a *arguments) Value {
 			a.positional("get", 1, 2)
-			mustHash(a.pos[0])
+			m.mustHash(a.pos[0])
 			if i := v.dict().find(a.pos[0]); i >= 0 {
 				return v.dict().entries[i].value
 			}
@@ -70,7 +70,7 @@ func init() { //nolint:gochecknoinits // the tables and the methods need each ot
 		"keys": viewMethod("keys", viewKeys), "values": viewMethod("values", viewValues), "items": viewMethod("items", viewItems),
 		"copy": func(m *machine, v Value, a *arguments) Value {
 			a.positional("copy", 0, 0)
-			m.charge(v.dict().Len() * 2 * valueSize)
+			m.charge(v.dict().Len() * dictEntry)
 			return FromDict(v.dict().Clone())
 		},
 		"fromkeys": func(m *machine, _ Value, a *arguments) Value {
@@ -81,8 +81,8 @@ func init() { //nolint:gochecknoinits // the tables and the methods need each ot
 			}
 			d := new(Dict)
 			for _, k := range m.items(a.pos[0]) {
-				m.charge(2 * valueSize)
-				mustHash(k)
+				m.charge(dictEntry)
+				m.mustHash(k)
 				d.put(k, value)
 			}
 			return FromDict(d)

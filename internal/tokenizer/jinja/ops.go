@@ -132,15 +132,20 @@ func mustDefined(v Value) {
 }
 
 // equal is Python's a == b.
-func equal(a, b Value) bool { return equalAt(a, b, 0) }
+func (m *machine) equal(a, b Value) bool { return m.equalAt(a, b, 0) }
 
-func equalAt(a, b Value, depth int) bool {
+func (m *machine) equalAt(a, b Value, depth int) bool {
+	m.step()
 	if depth > maxNesting {
 		raisef("RecursionError", "maximum recursion depth exceeded in comparison")
 	}
 	switch {
 	case a.kind == KindString:
-		return b.kind == KindString && a.str() == b.str()
+		if b.kind == KindString && a.n == b.n {
+			m.work(int(a.n))
+			return a.str() == b.str()
+		}
+		return false
 	case a.isNumber() && b.isNumber():
 		c, ok := compareNumbers(a, b)
 		return ok && c == 0
@@ -151,9 +156,9 @@ func equalAt(a, b Value, depth int) bool {
 	case KindNone, KindUndefined:
 		return true
 	case KindList, KindTuple:
-		return a.p == b.p || equalItems(a.seq(), b.seq(), depth)
+		return a.p == b.p || m.equalItems(a.seq(), b.seq(), depth)
 	case KindDict:
-		return a.p == b.p || equalDicts(a.dict(), b.dict(), depth)
+		return a.p == b.p || m.equalDicts(a.dict(), b.dict(), depth)
 	case kindRange:
 		x, y := (*rangeObject)(a.p), (*rangeObject)(b.p)
 		n := x.length()
@@ -168,7 +173,7 @@ func equalAt(a, b Value, depth int) bool {
 		}
 		for i := range x.dict.entries {
 			j := y.dict.find(x.dict.entries[i].key)
-			if j < 0 || x.of == viewItems && !equalAt(x.dict.entries[i].value, y.dict.entries[j].value, depth+1) {
+			if j < 0 || x.of == viewItems && !m.equalAt(x.dict.entries[i].value, y.dict.entries[j].value, depth+1) {
 				return false
 			}
 		}
@@ -179,32 +184,33 @@ func equalAt(a, b Value, depth int) bool {
 }
 
 // same is what Python's containers ask: identity, then equality.
-func same(a, b Value, depth int) bool {
+func (m *machine) same(a, b Value, depth int) bool {
+	m.step()
 	if a.kind == b.kind && a.p == b.p && a.n == b.n {
 		return true
 	}
-	return equalAt(a, b, depth)
+	return m.equalAt(a, b, depth)
 }
 
-func equalItems(a, b []Value, depth int) bool {
+func (m *machine) equalItems(a, b []Value, depth int) bool {
 	if len(a) != len(b) {
 		return false
 	}
 	for i := range a {
-		if !same(a[i], b[i], depth+1) {
+		if !m.same(a[i], b[i], depth+1) {
 			return false
 		}
 	}
 	return true
 }
 
-func equalDicts(a, b *Dict, depth int) bool {
+func (m *machine) equalDicts(a, b *Dict, depth int) bool {
 	if a.Len() != b.Len() {
 		return false
 	}
 	for i := range a.entries {
 		j := b.find(a.entries[i].key)
-		if j < 0 || !same(a.entries[i].value, b.entries[j].value, depth+1) {
+		if j < 0 || !m.same(a.entries[i].value, b.entries[j].value, depth+1) {
 			return false
 		}
 	}
@@ -257,24 +263,25 @@ func compareFloats(x, y float64) (int, bool) {
 }
 
 // less is Python's a < b.
-func less(a, b Value) bool {
-	c, ok := compare(a, b, "<", 0)
+func (m *machine) less(a, b Value) bool {
+	c, ok := m.compare(a, b, "<", 0)
 	return ok && c < 0
 }
 
 // order is the comparison of Python's sorted, which asks a < b.
-func order(a, b Value) int {
-	if less(a, b) {
+func (m *machine) order(a, b Value) int {
+	if m.less(a, b) {
 		return -1
 	}
-	if less(b, a) {
+	if m.less(b, a) {
 		return 1
 	}
 	return 0
 }
 
 // compare orders a and b; ok is false for numbers that have no order (NaN).
-func compare(a, b Value, op string, depth int) (c int, ok bool) {
+func (m *machine) compare(a, b Value, op string, depth int) (c int, ok bool) {
+	m.step()
 	if depth > maxNesting {
 		raisef("RecursionError", "maximum recursion depth exceeded in comparison")
 	}
@@ -282,12 +289,13 @@ func compare(a, b Value, op string, depth int) (c int, ok bool) {
 	case a.isNumber() && b.isNumber():
 		return compareNumbers(a, b)
 	case a.kind == KindString && b.kind == KindString:
+		m.work(int(min(a.n, b.n)))
 		return strings.Compare(a.str(), b.str()), true
 	case a.kind == b.kind && a.isSequence():
 		x, y := a.seq(), b.seq()
 		for i := 0; i < len(x) && i < len(y); i++ {
-			if !same(x[i], y[i], depth+1) {
-				return compare(x[i], y[i], op, depth+1)
+			if !m.same(x[i], y[i], depth+1) {
+				return m.compare(x[i], y[i], op, depth+1)
 			}
 		}
 		return len(x) - len(y), true
@@ -299,9 +307,19 @@ func compare(a, b Value, op string, depth int) (c int, ok bool) {
 }
 
 // mustHash raises unless v can be a key of a dict.
-func mustHash(v Value) { hashCost(v, 0) }
+// A key is copied and compared when it is stored or looked up, which is paid here.
+func (m *machine) mustHash(v Value) {
+	if v.kind == KindString {
+		m.work(int(v.n))
+		return
+	}
+	parts, size := hashCost(v, 0)
+	m.steps -= parts
+	m.charge(size)
+}
 
-func hashCost(v Value, depth int) int {
+// hashCost returns how many parts a key has, and the bytes of its hash text.
+func hashCost(v Value, depth int) (parts, size int) {
 	if depth > maxNesting {
 		raisef("RecursionError", "maximum recursion depth exceeded")
 	}
@@ -311,15 +329,23 @@ func hashCost(v Value, depth int) int {
 			raisef("TypeError", "unhashable type: '%s'", typeName(v))
 		}
 	case KindTuple:
-		n := 1
+		parts, size = 1, 32
 		for _, item := range v.seq() {
-			if n += hashCost(item, depth+1); n > maxKeyNodes {
+			n, s := hashCost(item, depth+1)
+			size += s
+			if parts += n; parts > maxKeyNodes {
 				raisef("RecursionError", "key with more than %d parts", maxKeyNodes)
 			}
 		}
-		return n
+		return parts, size
+	case KindString:
+		return 1, 32 + int(v.n)
+	case KindInt:
+		if v.p != nil {
+			return 1 + v.big().BitLen()/16, 32 + v.big().BitLen()/3
+		}
 	}
-	return 1
+	return 1, 32
 }
 
 // maxKeyNodes bounds the size of a tuple that is the key of a dict.

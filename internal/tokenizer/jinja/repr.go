@@ -6,8 +6,27 @@ import (
 	"unicode/utf8"
 )
 
-// reprText is Python's repr of a str.
-func reprText(s string) string { return string(appendRepr(nil, s)) }
+// maxQuoted bounds the text that an error message quotes.
+const maxQuoted = 4 << 10
+
+// reprText is Python's repr of a str for an error message, its head if it is longer than anybody reads.
+func reprText(s string) string {
+	if len(s) > maxQuoted {
+		s = strings.ToValidUTF8(s[:maxQuoted], "") + "..."
+	}
+	return string(appendRepr(nil, s))
+}
+
+// reprSize bounds the length of a str's repr.
+func reprSize(s string) int {
+	n := len(s) + 2
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c == '\\' || c == '\'' || c >= 0x7f {
+			n += 3
+		}
+	}
+	return n
+}
 
 func appendRepr(dst []byte, s string) []byte {
 	quote := byte('\'')

@@ -27,10 +27,10 @@ func (m *machine) appendRepr(dst []byte, v Value, depth int) []byte {
 	if depth > maxNesting {
 		raisef("RecursionError", "maximum recursion depth exceeded while getting the repr of an object")
 	}
-	m.charge(8)
+	m.charge(24)
 	switch v.kind {
 	case KindString:
-		m.charge(len(v.str()))
+		m.charge(2 * reprSize(v.str()))
 		if v.safe {
 			dst = append(dst, "Markup("...)
 			return append(appendRepr(dst, v.str()), ')')
@@ -46,6 +46,7 @@ func (m *machine) appendRepr(dst []byte, v Value, depth int) []byte {
 		}
 		return append(dst, "False"...)
 	case KindInt:
+		m.chargeInt(v)
 		if v.p != nil && v.big().BitLen() > 14000 {
 			if b := v.big().String(); len(strings.TrimPrefix(b, "-")) > maxIntDigits {
 				raisef("ValueError", "Exceeds the limit (%d digits) for integer string conversion", maxIntDigits)
@@ -140,6 +141,7 @@ func (m *machine) appendEntries(dst []byte, d *Dict, depth int) []byte {
 func (m *machine) appendASCII(dst []byte, v Value) []byte {
 	start := len(dst)
 	dst = m.appendRepr(dst, v, 0)
+	m.charge(4 * (len(dst) - start))
 	text := string(dst[start:])
 	dst = dst[:start]
 	for _, r := range text {

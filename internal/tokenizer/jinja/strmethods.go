@@ -4,6 +4,7 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // bind distributes arguments over named parameters, as Python does; a missing
@@ -139,7 +140,8 @@ func init() { //nolint:gochecknoinits // the table and the methods need each oth
 			}
 			return Bool(true)
 		},
-		"isprintable": func(_ *machine, v Value, _ *arguments) Value {
+		"isprintable": func(m *machine, v Value, _ *arguments) Value {
+			m.work(16 * len(v.str()))
 			return Bool(strings.IndexFunc(v.str(), func(r rune) bool { return !printable(r) }) < 0)
 		},
 		"islower": cased(isLower, isUpperOrTitle),
@@ -157,7 +159,7 @@ func noBytes(*machine, Value, *arguments) Value {
 }
 
 func stripper(name string, left, right bool) methodFunc {
-	return func(_ *machine, v Value, a *arguments) Value {
+	return func(m *machine, v Value, a *arguments) Value {
 		s := v.str()
 		if len(a.pos) == 0 && len(a.kw) == 0 {
 			return like(v, strip(s, left, right))
@@ -169,7 +171,11 @@ func stripper(name string, left, right bool) methodFunc {
 		if a.pos[0].kind != KindString {
 			raisef("TypeError", "%s arg must be None or str", name)
 		}
-		in := func(r rune) bool { return strings.ContainsRune(a.pos[0].str(), r) }
+		chars := a.pos[0].str()
+		in := func(r rune) bool {
+			m.work(64 + 4*len(chars))
+			return strings.ContainsRune(chars, r)
+		}
 		if left {
 			s = strings.TrimLeftFunc(s, in)
 		}
@@ -193,13 +199,19 @@ func strip(s string, left, right bool) string {
 func caser(name string, f func(string) string) methodFunc {
 	return func(m *machine, v Value, a *arguments) Value {
 		a.positional(name, 0, 0)
-		m.charge(len(v.str()))
+		s := v.str()
+		m.work(4 * len(s))
+		m.chargeCase(s, 8)
+		if name == "title" || name == "swapcase" { // by the character
+			m.work(64 * len(s))
+			m.chargeRepeat(int64(len(s)), 40)
+		}
 		return like(v, f(v.str()))
 	}
 }
 
 func affix(name string, has func(s, affix string) bool) methodFunc {
-	return func(_ *machine, v Value, a *arguments) Value {
+	return func(m *machine, v Value, a *arguments) Value {
 		a.positional(name, 1, 3)
 		s := v.str()
 		options := a.pos[:1]
@@ -213,6 +225,7 @@ func affix(name string, has func(s, affix string) bool) methodFunc {
 			}
 		}
 		for _, o := range options {
+			m.operands(o, &noArguments)
 			if o.kind != KindString {
 				raisef("TypeError", "%s first arg must be str or a tuple of str, not %s", name, typeName(a.pos[0]))
 			}
@@ -320,7 +333,7 @@ func splitArgs(name string, a *arguments) (sep string, spaces bool, limit int64)
 }
 
 func (m *machine) texts(v Value, parts []string) Value {
-	m.charge(len(parts) * valueSize)
+	m.charge((len(parts) + 1) * valueSize)
 	out := make([]Value, len(parts))
 	for i, p := range parts {
 		out[i] = like(v, p)
@@ -335,10 +348,12 @@ func strSplit(m *machine, v Value, a *arguments) Value {
 		if limit < 0 || limit > int64(len(s)) {
 			limit = int64(len(s)) + 1
 		}
+		m.chargeRepeat(min(int64(strings.Count(s, sep)), limit)+1, 16)
 		return m.texts(v, strings.SplitN(s, sep, int(limit)+1))
 	}
 	var parts []string
 	for s = strip(s, true, false); s != ""; s = strip(s, true, false) {
+		m.charge(2 * valueSize)
 		if limit == 0 {
 			parts = append(parts, s)
 			break
@@ -360,6 +375,7 @@ func strRsplit(m *machine, v Value, a *arguments) Value {
 	var parts []string
 	if spaces {
 		for s = strip(s, false, true); s != ""; s = strip(s, false, true) {
+			m.charge(2 * valueSize)
 			if limit == 0 {
 				parts = append(parts, s)
 				break
@@ -377,6 +393,7 @@ func strRsplit(m *machine, v Value, a *arguments) Value {
 		}
 	} else {
 		for at := strings.LastIndex(s, sep); at >= 0 && limit != 0; at = strings.LastIndex(s, sep) {
+			m.charge(2 * valueSize)
 			parts = append(parts, s[at+len(sep):])
 			s = s[:at]
 			limit--
@@ -415,8 +432,21 @@ func splitLines(s string, keep bool) []string {
 	return parts
 }
 
+// chargeLines pays so much for each line of s.
+func (m *machine) chargeLines(s string, each int) {
+	m.work(4 * len(s))
+	n := int64(1)
+	for _, r := range s {
+		if isLineEnd(r) {
+			n++
+		}
+	}
+	m.chargeRepeat(n, each)
+}
+
 func strSplitlines(m *machine, v Value, a *arguments) Value {
 	p := a.bind("splitlines", 0, "keepends")
+	m.chargeLines(v.str(), 2*valueSize)
 	return m.texts(v, splitLines(v.str(), given(p[0]) && p[0].Truth()))
 }
 
@@ -435,6 +465,7 @@ func strReplace(m *machine, v Value, a *arguments) Value {
 	a.positional("replace", 2, 3)
 	with := needText("replace", a.pos[1])
 	if v.safe && !a.pos[1].safe {
+		m.chargeRepeat(int64(len(with)), 5)
 		with = escapeHTML(with)
 	}
 	return like(v, m.replace(v.str(), needText("replace", a.pos[0]), with, optionalIndex(a.at(2), -1)))
@@ -446,6 +477,7 @@ func strJoin(m *machine, v Value, a *arguments) Value {
 		raisef("TypeError", "can only join an iterable")
 	}
 	items := m.items(a.pos[0])
+	m.charge(len(items) * valueSize)
 	parts := make([]string, len(items))
 	n := 0
 	for i, item := range items {
@@ -458,6 +490,7 @@ func strJoin(m *machine, v Value, a *arguments) Value {
 		}
 		parts[i] = item.str()
 		if v.safe && !item.safe {
+			m.chargeRepeat(int64(len(parts[i])), 5)
 			parts[i] = escapeHTML(parts[i])
 		}
 		n += len(parts[i])
@@ -465,6 +498,30 @@ func strJoin(m *machine, v Value, a *arguments) Value {
 	m.charge(n)
 	m.chargeRepeat(int64(len(items)), len(v.str()))
 	return like(v, strings.Join(parts, v.str()))
+}
+
+// padded is s between so many fills, made in one piece.
+func (m *machine) padded(s, fill string, left, right int64) string {
+	m.chargeRepeat(left, len(fill))
+	m.chargeRepeat(right, len(fill))
+	m.charge(len(s))
+	out := make([]byte, 0, int(left+right)*len(fill)+len(s))
+	out = appendFill(out, fill, left)
+	out = append(out, s...)
+	out = appendFill(out, fill, right)
+	return unsafe.String(unsafe.SliceData(out), len(out))
+}
+
+// appendFill appends n fills, each time as many as there are.
+func appendFill(dst []byte, fill string, n int64) []byte {
+	if n <= 0 {
+		return dst
+	}
+	start, end := len(dst), len(dst)+int(n)*len(fill)
+	for dst = append(dst, fill...); len(dst) < end; {
+		dst = append(dst, dst[start:min(len(dst), start+end-len(dst))]...)
+	}
+	return dst
 }
 
 func justifier(name string) methodFunc {
@@ -485,8 +542,6 @@ func (m *machine) justify(how, s string, width int64, fill string) string {
 	if pad <= 0 {
 		return s
 	}
-	m.chargeRepeat(pad, len(fill))
-	m.charge(len(s))
 	left := int64(0)
 	switch how {
 	case "rjust":
@@ -494,7 +549,7 @@ func (m *machine) justify(how, s string, width int64, fill string) string {
 	case "center":
 		left = pad/2 + pad&width&1
 	}
-	return strings.Repeat(fill, int(left)) + s + strings.Repeat(fill, int(pad-left))
+	return m.padded(s, fill, left, pad-left)
 }
 
 func strZfill(m *machine, v Value, a *arguments) Value {
@@ -504,13 +559,17 @@ func strZfill(m *machine, v Value, a *arguments) Value {
 	if s != "" && (s[0] == '+' || s[0] == '-') {
 		sign = s[:1]
 	}
-	return like(v, sign+m.justify("rjust", s[len(sign):], index(a.pos[0])-int64(len(sign)), "0"))
+	out := m.justify("rjust", s[len(sign):], max(index(a.pos[0]), 0)-int64(len(sign)), "0")
+	m.charge(len(out))
+	return like(v, sign+out)
 }
 
 func strExpandtabs(m *machine, v Value, a *arguments) Value {
 	p := a.bind("expandtabs", 0, "tabsize")
 	size := optionalIndex(p[0], 8)
-	m.chargeRepeat(int64(strings.Count(v.str(), "\t")), int(min(max(size, 0), 1<<30)))
+	m.chargeRepeat(int64(strings.Count(v.str(), "\t")), 3*int(min(max(size, 0), 1<<30)))
+	m.work(4 * len(v.str()))
+	m.charge(3 * len(v.str()))
 	var b strings.Builder
 	column := int64(0)
 	for _, r := range v.str() {
@@ -532,14 +591,16 @@ func strExpandtabs(m *machine, v Value, a *arguments) Value {
 }
 
 func tester(ok func(r rune) bool) methodFunc {
-	return func(_ *machine, v Value, _ *arguments) Value {
+	return func(m *machine, v Value, _ *arguments) Value {
 		s := v.str()
+		m.work(4 * len(s))
 		return Bool(s != "" && strings.IndexFunc(s, func(r rune) bool { return !ok(r) }) < 0)
 	}
 }
 
 func cased(want, refuse func(r rune) bool) methodFunc {
-	return func(_ *machine, v Value, _ *arguments) Value {
+	return func(m *machine, v Value, _ *arguments) Value {
+		m.work(8 * len(v.str()))
 		found := false
 		for _, r := range v.str() {
 			if refuse(r) {
@@ -558,7 +619,8 @@ func isUpperOrTitle(r rune) bool { return isUpper(r) || unicode.IsTitle(r) }
 
 func isCased(r rune) bool { return isLower(r) || isUpper(r) || unicode.IsTitle(r) }
 
-func strIstitle(_ *machine, v Value, _ *arguments) Value {
+func strIstitle(m *machine, v Value, _ *arguments) Value {
+	m.work(8 * len(v.str()))
 	found, after := false, false
 	for _, r := range v.str() {
 		switch {
@@ -578,7 +640,8 @@ func strIstitle(_ *machine, v Value, _ *arguments) Value {
 	return Bool(found)
 }
 
-func strIsidentifier(_ *machine, v Value, _ *arguments) Value {
+func strIsidentifier(m *machine, v Value, _ *arguments) Value {
+	m.work(4 * len(v.str()))
 	for i, r := range v.str() {
 		if r != '_' && !unicode.IsLetter(r) && (i == 0 || !unicode.IsDigit(r) && !unicode.IsMark(r)) {
 			return Bool(false)

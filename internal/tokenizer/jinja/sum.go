@@ -34,6 +34,7 @@ func (s sum) collect(f *frame) (base, size int, v Value, plain bool) {
 		v := part(f)
 		if v.kind != KindString || v.safe {
 			if i > 0 {
+				m.charge(size)
 				v = add(m, m.joined(base, size), v)
 			}
 			for _, part := range s[i+1:] {
@@ -42,9 +43,7 @@ func (s sum) collect(f *frame) (base, size int, v Value, plain bool) {
 			return base, size, v, false
 		}
 		size += len(v.str())
-		if i > 0 {
-			m.charge(size)
-		}
+		m.step()
 		m.stack = append(m.stack, v)
 	}
 	return base, size, Value{}, true
@@ -66,6 +65,9 @@ func (m *machine) joined(base, size int) Value {
 func (s sum) value(f *frame) Value {
 	base, size, v, plain := s.collect(f)
 	if plain {
+		if len(s) > 1 {
+			f.m.charge(size)
+		}
 		v = f.m.joined(base, size)
 	}
 	f.m.stack = f.m.stack[:base]

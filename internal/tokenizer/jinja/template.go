@@ -29,6 +29,14 @@ const (
 	defaultMaxDepth  = 200
 )
 
+// RequestEnv bounds the rendering of a template that comes from a client: size is the length of its request in bytes. A
+// rendering allocates at most four times MaxMemory in all, and takes some tens of milliseconds of processor time beside
+// what the size gives. A conversation of 10 MB fits with every template of the tests.
+func RequestEnv(size int) Env {
+	size = min(max(size, 0), 1<<30)
+	return Env{MaxMemory: 32<<20 + 8*size, MaxOutput: 8<<20 + 2*size, MaxSteps: 1<<20 + 2*size}
+}
+
 // Template is a compiled template. It is immutable and safe for concurrent use.
 type Template struct {
 	source    string
@@ -99,3 +107,6 @@ func (t *Template) UndeclaredVariables() []string {
 
 // valueSize is what one Value costs in a list.
 const valueSize = int(unsafe.Sizeof(Value{}))
+
+// dictEntry is about what one more entry costs in a dict: itself, its place in the index, and the growth of both.
+const dictEntry = 8 * valueSize

@@ -21,14 +21,14 @@ func init() { //nolint:gochecknoinits // tests refer to the table by name
 			return f(v)
 		}
 	}
-	modulo := func(v Value, n int64) int64 {
+	modulo := func(m *machine, v Value, n int64) int64 {
 		if !v.isNumber() {
 			if v.kind == KindString {
 				raisef("TypeError", "not all arguments converted during string formatting")
 			}
 			unsupported("%", v, Int(n))
 		}
-		r := arith("%", v, Int(n))
+		r := m.arith("%", v, Int(n))
 		if r.kind == KindFloat {
 			if r.float() == 0 || r.float() == 1 {
 				return int64(r.float())
@@ -37,21 +37,27 @@ func init() { //nolint:gochecknoinits // tests refer to the table by name
 		}
 		return index(r)
 	}
+	parity := func(name string, want int64) testFunc {
+		return func(m *machine, v Value, a *arguments) bool {
+			a.bind(name, 0)
+			return modulo(m, v, 2) == want
+		}
+	}
 	tests = map[string]testFunc{
-		"odd":  plain("odd", func(v Value) bool { return modulo(v, 2) == 1 }),
-		"even": plain("even", func(v Value) bool { return modulo(v, 2) == 0 }),
+		"odd":  parity("odd", 1),
+		"even": parity("even", 0),
 		"divisibleby": func(m *machine, v Value, a *arguments) bool {
 			p := a.bind("divisibleby", 1, "num")
-			return equal(binaryOps["%"](m, v, p[0]), Int(0))
+			return m.equal(binaryOps["%"](m, v, p[0]), Int(0))
 		},
 		"defined":   plain("defined", func(v Value) bool { return v.kind != KindUndefined }),
 		"undefined": plain("undefined", func(v Value) bool { return v.kind == KindUndefined }),
-		"filter": func(_ *machine, v Value, _ *arguments) bool {
-			mustHash(v)
+		"filter": func(m *machine, v Value, _ *arguments) bool {
+			m.mustHash(v)
 			return v.kind == KindString && filters[v.str()] != nil
 		},
-		"test": func(_ *machine, v Value, _ *arguments) bool {
-			mustHash(v)
+		"test": func(m *machine, v Value, _ *arguments) bool {
+			m.mustHash(v)
 			return v.kind == KindString && tests[v.str()] != nil
 		},
 		"none":    plain("none", func(v Value) bool { return v.kind == KindNone }),

@@ -189,7 +189,16 @@ func (v Value) Truth() bool {
 	}
 }
 
-func (v Value) str() string          { return unsafe.String((*byte)(v.p), int(v.n)) }
+func (v Value) str() string { return unsafe.String((*byte)(v.p), int(v.n)) }
+
+// textSize is the length of a str in bytes, 0 of everything else.
+func (v Value) textSize() int {
+	if v.kind != KindString {
+		return 0
+	}
+	return int(v.n)
+}
+
 func (v Value) float() float64       { return floatFromBits(v.n) }
 func (v Value) seq() []Value         { return (*sequence)(v.p).items }
 func (v Value) dict() *Dict          { return (*Dict)(v.p) }
