@@ -3,8 +3,9 @@
 #
 #   docker buildx build --platform linux/amd64,linux/arm64 --build-arg VERSION=v0.1.0 --tag kvlane .
 #
-# The same source, VERSION and Go make the same binary, byte for byte. The base images are named by tag; who needs the
-# image itself to be reproducible pins them: --build-arg GO_IMAGE=golang@sha256:... --build-arg BASE_IMAGE=...@sha256:...
+# The same source, VERSION and Go make the same binary, byte for byte. The base images are named by tag, because the tests
+# have no registry in which a digest could be checked; who needs the image itself to be reproducible looks the digests up and
+# pins them: --build-arg GO_IMAGE=golang@sha256:... --build-arg BASE_IMAGE=...@sha256:...
 ARG GO_IMAGE=golang:1.26.8-bookworm
 ARG BASE_IMAGE=gcr.io/distroless/static-debian12:nonroot
 
