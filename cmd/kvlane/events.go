@@ -18,6 +18,7 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 	f := flags(io, "events "+verb)
 	engine := f.String("engine", "vllm", "`dialect`: vllm, sglang, trtllm")
 	replay := f.String("replay", "", "replay `endpoint`, to see past events and fill gaps (tail)")
+	bind := f.Bool("bind", false, "wait at the endpoint for the engine to connect (tail)")
 	topic := f.String("topic", "", "ZMQ `topic` (tail)")
 	subject, err := parseSubject(f, args[1:])
 	if err != nil {
@@ -32,7 +33,7 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 		return usageError{fmt.Sprintf("--engine %q is not one of vllm, sglang, trtllm", *engine)}
 	}
 	if verb == "tail" {
-		src := feed.Source{Worker: subject, Engine: feed.Engine(*engine), Rank: kvindex.NoRank, RankFromBatch: true, Topic: *topic, Replay: *replay}
+		src := feed.Source{Worker: subject, Engine: feed.Engine(*engine), Rank: kvindex.NoRank, RankFromBatch: true, Bind: *bind, Topic: *topic, Replay: *replay}
 		if len(subject) > 4 && subject[:4] == "http" {
 			src.PollURL = subject
 		} else {

@@ -117,6 +117,7 @@ type Events struct {
 	Endpoint string `yaml:"endpoint" jsonschema_description:"ZMQ endpoint of rank 0, e.g. tcp://10.0.0.1:5557 (rank r: port + r), http:// for TensorRT-LLM's poll, or 'push:' for relays that push over gRPC. Empty: no events."`
 	Replay   string `yaml:"replay" jsonschema_description:"ZMQ replay endpoint of rank 0 (rank r: port + r)."`
 	Topic    string `yaml:"topic" jsonschema_description:"ZMQ topic; empty: all."`
+	Bind     bool   `yaml:"bind" jsonschema_description:"The endpoint is Kvlane's own and the engine connects to it, as vLLM does where its endpoint names no '*'. Not with several replicas."`
 }
 
 // WorkerDisagg is what connectors need.

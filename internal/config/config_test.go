@@ -70,6 +70,7 @@ workers:
     speed: 0
     events: {endpoint: 10.0.0.1:5557}
   - address: 10.0.0.1:8000
+    events: {endpoint: "push:", bind: true}
 routing: [kv-aware]
 drain: soon
 `))
@@ -84,8 +85,9 @@ kvlane.yaml:14:12: workers.static[1].speed: 0 must be more than 0
 kvlane.yaml:15:24: workers.static[1].events.endpoint: "10.0.0.1:5557" is not like tcp://host:port
 kvlane.yaml:16:5: workers.static[2].name: "10.0.0.1:8000" is taken by workers.static[1]
 kvlane.yaml:16:14: workers.static[2].address: "10.0.0.1:8000" is taken by workers.static[1]
-kvlane.yaml:17:1: routing: needs a section with keys, not a list
-kvlane.yaml:18:8: drain: "soon" is not a duration such as 300ms, 2s or 1m30s`
+kvlane.yaml:17:39: workers.static[2].events.bind: needs an endpoint tcp://address:port or ipc://path
+kvlane.yaml:18:1: routing: needs a section with keys, not a list
+kvlane.yaml:19:8: drain: "soon" is not a duration such as 300ms, 2s or 1m30s`
 	if err == nil {
 		t.Fatal("accepted")
 	}

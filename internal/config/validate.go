@@ -111,6 +111,9 @@ func (w *Worker) validateCommon(path string, bad report) {
 	if w.StartRank > 0 && w.Ranks == 0 {
 		bad(path+".start_rank", "needs ranks")
 	}
+	if w.Events.Bind && !strings.HasPrefix(w.Events.Endpoint, "tcp://") && !strings.HasPrefix(w.Events.Endpoint, "ipc://") {
+		bad(path+".events.bind", "needs an endpoint tcp://address:port or ipc://path")
+	}
 	for _, e := range []struct{ key, value string }{{"endpoint", w.Events.Endpoint}, {"replay", w.Events.Replay}} {
 		if e.value == "" || e.value == PushEndpoint && e.key == "endpoint" {
 			continue

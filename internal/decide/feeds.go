@@ -113,7 +113,7 @@ func (d *Decider) startFeed(m *member, places []place, resume []*feed.Cursor) *f
 func (d *Decider) followRank(m *member, places []place, i int, resume *feed.Cursor, into *sink) (*feed.Feed, error) {
 	src := feed.Source{
 		Worker: m.Name, Engine: feed.Engine(m.Engine), Rank: places[i].target.Rank, BlockSize: m.BlockSize,
-		Topic: m.Events.Topic, Replays: d.feeds.limit,
+		Topic: m.Events.Topic, Bind: m.Events.Bind, Replays: d.feeds.limit,
 	}
 	if strings.HasPrefix(m.Events.Endpoint, "http") {
 		if i > 0 {

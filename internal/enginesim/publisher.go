@@ -80,8 +80,9 @@ func openPublisher(ctx context.Context, o *Options, rank int, enc encoding, faul
 	if o.ReplayEndpoint == "" {
 		return p, nil
 	}
-	if network, address, err = zmtpAddress(o.ReplayEndpoint, rank); err == nil {
-		p.replay, err = net.Listen(network, address)
+	replayNetwork, replayAddress, err := zmtpAddress(o.ReplayEndpoint, rank)
+	if err == nil {
+		p.replay, err = net.Listen(replayNetwork, replayAddress)
 	}
 	if err != nil {
 		p.close()

@@ -1,0 +1,26 @@
+package decide
+
+import (
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/enginesim"
+)
+
+// An engine that connects to Kvlane instead of waiting for it is known as well as any
+// other.
+func TestAnEngineThatConnects(t *testing.T) {
+	r := newRig(t, func(o *enginesim.Options) { o.EventsConnect = true })
+	r.worker.Events.Bind = true
+	d := newBench(t, "", r.worker).Decider
+	for n := range 20 {
+		r.send(n)
+	}
+	r.settle(d)
+	held := int64(0)
+	for _, target := range d.index.Stats().Targets {
+		held += target.Held[0]
+	}
+	if held == 0 {
+		t.Error("nothing was learned")
+	}
+}
