@@ -61,19 +61,19 @@ type Limits struct {
 
 // Model is a served model.
 type Model struct {
-	Name            string   `yaml:"name" jsonschema_description:"Name that clients send."`
-	Aliases         []string `yaml:"aliases" jsonschema_description:"Further names of the same model."`
-	Adapters        []string `yaml:"adapters" jsonschema_description:"LoRA adapters, which clients name as model."`
-	Tokenizer       string   `yaml:"tokenizer" jsonschema_description:"Folder with tokenizer.json, tokenizer_config.json and so on, or 'builtin:qwen3'. Empty: routed by load."`
-	Engine          string   `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Whose request shapes are followed."`
-	ChatTemplate    string   `yaml:"chat_template" jsonschema_description:"File with a chat template that replaces the tokenizer's."`
-	ToolParser      bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser; without, it refuses tools."`
-	HideTools       bool     `yaml:"hide_tools_when_none" jsonschema_description:"vLLM runs with --exclude-tools-when-tool-choice-none."`
-	TrustTemplates  bool     `yaml:"trust_request_templates" jsonschema_description:"Requests may bring a chat_template (vLLM with --trust-request-chat-template). Without, no such template is run: vLLM refuses the request, and for other engines it is routed by load."`
-	MaxModelLen     int      `yaml:"max_model_len" jsonschema:"minimum=0" jsonschema_description:"The engine's context in tokens; 0: unknown."`
-	CacheBytes      Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for what prompts have in common with earlier ones."`
-	HandIDs         bool     `yaml:"hand_ids" jsonschema_description:"Send the token ids on, so that the engine does not tokenize again."`
-	Check           Check    `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`
+	Name           string   `yaml:"name" jsonschema_description:"Name that clients send."`
+	Aliases        []string `yaml:"aliases" jsonschema_description:"Further names of the same model."`
+	Adapters       []string `yaml:"adapters" jsonschema_description:"LoRA adapters, which clients name as model."`
+	Tokenizer      string   `yaml:"tokenizer" jsonschema_description:"Folder with tokenizer.json, tokenizer_config.json and so on, or 'builtin:qwen3'. Empty: routed by load."`
+	Engine         string   `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Whose request shapes are followed."`
+	ChatTemplate   string   `yaml:"chat_template" jsonschema_description:"File with a chat template that replaces the tokenizer's."`
+	ToolParser     bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser; without, it refuses tools."`
+	HideTools      bool     `yaml:"hide_tools_when_none" jsonschema_description:"vLLM runs with --exclude-tools-when-tool-choice-none."`
+	TrustTemplates bool     `yaml:"trust_request_templates" jsonschema_description:"Requests may bring a chat_template (vLLM with --trust-request-chat-template). Without, no such template is run: vLLM refuses the request, and for other engines it is routed by load."`
+	MaxModelLen    int      `yaml:"max_model_len" jsonschema:"minimum=0" jsonschema_description:"The engine's context in tokens; 0: unknown."`
+	CacheBytes     Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for what prompts have in common with earlier ones."`
+	HandIDs        bool     `yaml:"hand_ids" jsonschema_description:"Send the token ids on, so that the engine does not tokenize again."`
+	Check          Check    `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`
 }
 
 // Check is the comparison with the engine's tokenizer.
