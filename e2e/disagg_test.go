@@ -45,6 +45,9 @@ func pairs() []pair {
 	return []pair{
 		{connector: "nixl", worker: none, paths: vllmPaths},
 		{connector: "moriio", sim: "moriio", worker: none, paths: two},
+		{connector: "moriio-write", sim: "moriio-write", paths: two, worker: func(e *enginesim.Engine) string {
+			return fmt.Sprintf(", disagg: {handshake_port: %[1]s, notify_port: %[1]s}", port(e.SideAddr()))
+		}},
 		{connector: "sharedstorage", sim: "sharedstorage", worker: none, paths: two},
 		{connector: "mooncake", sim: "mooncake", worker: boot, paths: two},
 		{connector: "nixl-push", sim: "nixl-push", ranks: 1, paths: two, worker: func(e *enginesim.Engine) string {
@@ -620,7 +623,7 @@ func TestLegsAtOnceWithADeadPrefillEngine(t *testing.T) {
 // stops waiting for its blocks.
 func TestLegsAtOnceWhosePrefillDies(t *testing.T) {
 	for _, p := range pairs() {
-		if p.connector != "sglang" && p.connector != "mooncake" && p.connector != "nixl-push" && p.connector != "trtllm-generation-first" {
+		if p.connector != "sglang" && p.connector != "mooncake" && p.connector != "nixl-push" && p.connector != "moriio-write" && p.connector != "trtllm-generation-first" {
 			continue
 		}
 		t.Run(p.connector, func(t *testing.T) {

@@ -128,8 +128,8 @@ type WorkerDisagg struct {
 	AllocPorts    []int  `yaml:"receiver_alloc_ports" jsonschema_description:"LMCache receiver alloc ports of a decode worker."`
 	QueryPort     int    `yaml:"receiver_query_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"LMCache receiver query port of a decode worker; 0: none."`
 	ZMQ           string `yaml:"zmq" jsonschema_description:"P2P-NCCL address 'ip:port'."`
-	HandshakePort int    `yaml:"handshake_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"MoRIIO handshake port of a prefill worker; 0: the engine's own word."`
-	NotifyPort    int    `yaml:"notify_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"MoRIIO notify port of a prefill worker; 0: the engine's own word."`
+	HandshakePort int    `yaml:"handshake_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"MoRIIO handshake port; 0: the prefill engine's own word, 6301 for moriio-write, which needs it of both sides."`
+	NotifyPort    int    `yaml:"notify_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"MoRIIO notify port; 0: the prefill engine's own word, 61005 for moriio-write, which needs it of both sides."`
 	EngineID      string `yaml:"engine_id" jsonschema_description:"Engine id of a prefill worker's KV transfers (vLLM's kv_transfer_config), for nixl-push."`
 	SideHost      string `yaml:"side_channel_host" jsonschema_description:"Host of the NIXL side channel of a prefill worker, instead of what the engine says; empty: the engine's own word, the worker's address for nixl-push."`
 	SidePort      int    `yaml:"side_channel_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"Port of rank 0's NIXL side channel of a prefill worker (rank r: port + r), for nixl-push; 0: 5600."`
@@ -228,7 +228,7 @@ const (
 
 // Disagg configures how prefill legs run; when they run is routing.disagg.
 type Disagg struct {
-	Connector  string       `yaml:"connector" jsonschema:"enum=,enum=nixl,enum=nixl-push,enum=mooncake,enum=p2p-nccl,enum=moriio,enum=lmcache,enum=sharedstorage,enum=sglang,enum=trtllm,enum=trtllm-generation-first,enum=sidecar" jsonschema_description:"Protocol between the legs; empty: no disaggregation. See docs/disaggregation.md."`
+	Connector  string       `yaml:"connector" jsonschema:"enum=,enum=nixl,enum=nixl-push,enum=mooncake,enum=p2p-nccl,enum=moriio,enum=moriio-write,enum=lmcache,enum=sharedstorage,enum=sglang,enum=trtllm,enum=trtllm-generation-first,enum=sidecar" jsonschema_description:"Protocol between the legs; empty: no disaggregation. See docs/disaggregation.md."`
 	Timeout    Duration     `yaml:"timeout" jsonschema_description:"Bound of a prefill leg."`
 	Attempts   int          `yaml:"attempts" jsonschema:"minimum=1" jsonschema_description:"Prefill targets tried before the decode target computes by itself."`
 	HeadStart  Duration     `yaml:"head_start" jsonschema_description:"Where both legs run at once: how long a prefill leg may fail, and another target be tried, before the decode leg starts."`

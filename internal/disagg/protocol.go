@@ -63,6 +63,7 @@ var protocols = map[string]func() *Protocol{
 	"nixl":                    nixl,
 	"nixl-push":               nixlPush,
 	"moriio":                  moriio,
+	"moriio-write":            moriioWrite,
 	"mooncake":                mooncake,
 	"p2p-nccl":                p2pNCCL,
 	"sharedstorage":           sharedStorage,

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/internal/prompt"
 )
 
-// This file holds vLLM's connectors but LMCache. Sources of the fields: vLLM's
+// This file holds vLLM's connectors but LMCache and MoRIIO. Sources of the fields: vLLM's
 // toy_proxy_server and connectors, as of 0.32.
 
 var vllmAPIs = apis(prompt.Chat, prompt.Completions, prompt.Responses, prompt.Messages, prompt.VLLMGenerate)
@@ -130,37 +130,6 @@ func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 	}
 	return Leg{Edits: ask(x.Request, askRemotePrefill, setText(id, kvParams, "remote_engine_id"), setText(host, kvParams, "remote_host"),
 		setNumber(port, kvParams, "remote_port"))}, nil
-}
-
-// moriio is AMD's MoRIIO in READ mode: NIXL's pull, with a transfer id on both
-// legs.
-func moriio() *Protocol {
-	return &Protocol{apis: vllmAPIs, single: true, refuses: decodeAlready,
-		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
-			leg, err := nixlPrefill(ctx, p, x)
-			leg.Edits = append(leg.Edits, setText("tx"+x.Unique.Text, kvParams, "transfer_id"))
-			return leg, err
-		},
-		decode: func(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
-			leg, err := nixlDecode(p, x, a)
-			if err != nil {
-				return Leg{}, err
-			}
-			leg.Edits = append(leg.Edits, setText("tx"+x.Unique.Text, kvParams, "transfer_id"))
-			s := &x.Prefill.Settings
-			for _, f := range []struct {
-				name string
-				port int
-			}{{"remote_handshake_port", s.HandshakePort}, {"remote_notify_port", s.NotifyPort}} {
-				if f.port != 0 {
-					leg.Edits = append(leg.Edits, setNumber(f.port, kvParams, f.name))
-				}
-			}
-			if x.Prefill.Ranks > 1 && x.Prefill.Rank != NoRank {
-				leg.Edits = append(leg.Edits, setNumber(x.Prefill.Rank, kvParams, "remote_dp_rank"), setNumber(x.Prefill.Ranks, kvParams, "remote_dp_size"))
-			}
-			return leg, nil
-		}}
 }
 
 // p2pNCCL: the addresses of both sides ride in the request id.

@@ -64,7 +64,7 @@ type Options struct {
 
 	Role Role // default both
 	// Connector is the protocol between prefill and decode: nixl (vLLM's default), nixl-push, mooncake, p2p-nccl, moriio,
-	// lmcache, sharedstorage; bootstrap (SGLang's default), trtllm (TensorRT-LLM's).
+	// moriio-write, lmcache, sharedstorage; bootstrap (SGLang's default), trtllm (TensorRT-LLM's).
 	Connector string
 	KVLease   time.Duration // how long a prefill engine keeps blocks that nobody fetches; default 30 s
 	Bootstrap string        // "host:port" of the bootstrap server of SGLang and Mooncake, default 127.0.0.1:0

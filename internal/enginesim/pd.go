@@ -39,6 +39,7 @@ var connectors = map[string]connector{
 	"mooncake":      mooncake,
 	"p2p-nccl":      p2pNCCL,
 	"moriio":        moriio,
+	"moriio-write":  moriioWrite,
 	"lmcache":       lmcache,
 	"sharedstorage": sharedStorage,
 	"bootstrap":     bootstrap,
@@ -135,6 +136,52 @@ func moriio(c *call) (*transfer, error) {
 	return c.nixl(map[string]any{"transfer_id": p["transfer_id"]})
 }
 
+// moriioWrite: both legs at once, matched by a transfer id. Each is told where the other is; a leader on the decode side names
+// its blocks to the prefill rank.
+func moriioWrite(c *call) (*transfer, error) {
+	params := c.body.KVTransferParams
+	if len(params) == 0 {
+		return nil, nil
+	}
+	l, err := c.direction()
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.texts("transfer_id", "remote_host", "remote_handshake_port", "remote_notify_port")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"remote_engine_id", "remote_block_ids"} {
+		if _, ok := params[name]; !ok {
+			return nil, c.violation("%s is missing", name)
+		}
+	}
+	peer := net.JoinHostPort(p["remote_host"], p["remote_notify_port"])
+	if peer == c.side.addr {
+		return nil, c.violation("the other side is named as this one")
+	}
+	if l == legPrefill {
+		return c.atOnce(l, p["transfer_id"], "", "")
+	}
+	if params["is_request_leader"] != true {
+		return nil, c.violation("no rank of decode is the leader")
+	}
+	return c.atOnceFrom(p["transfer_id"], peer, pull{Rank: c.remoteRank()})
+}
+
+// remoteRank is the prefill rank that a decode leg names, nil if it names none.
+func (c *call) remoteRank() *int {
+	n, ok := c.body.KVTransferParams["remote_dp_rank"].(json.Number)
+	if !ok {
+		return nil
+	}
+	rank, err := strconv.Atoi(n.String())
+	if err != nil {
+		return nil
+	}
+	return &rank
+}
+
 func (c *call) nixl(extra map[string]any) (*transfer, error) {
 	if len(c.body.KVTransferParams) == 0 || c.body.KVTransferParams["prompt_token_ids"] != nil && len(c.body.KVTransferParams) == 1 {
 		return nil, nil
@@ -219,12 +266,18 @@ func (c *call) atOnce(l leg, key, addr, engine string) (*transfer, error) {
 			return err
 		}}, nil
 	}
+	return c.atOnceFrom(key, addr, pull{Engine: engine})
+}
+
+// atOnceFrom is the decode leg: it waits at addr for the blocks of key.
+func (c *call) atOnceFrom(key, addr string, p pull) (*transfer, error) {
 	c.note(legDecode)
 	if err := c.single(); err != nil {
 		return nil, err
 	}
-	return &transfer{leg: l, before: func() error {
-		got, err := c.fetch(c.r.Context(), addr, pull{Engine: engine, Key: key, WaitMS: transferWaitMS})
+	p.Key, p.WaitMS = key, transferWaitMS
+	return &transfer{leg: legDecode, before: func() error {
+		got, err := c.fetch(c.r.Context(), addr, p)
 		if err != nil {
 			return err
 		}

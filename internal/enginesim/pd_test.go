@@ -362,6 +362,28 @@ func TestOtherConnectors(t *testing.T) {
 			t.Errorf("no transfer id: %d", a.status)
 		}
 	})
+	t.Run("moriio-write", func(t *testing.T) {
+		x := startPair(t, Options{Connector: "moriio-write"})
+		to := func(e *Engine, l leg, more m) m {
+			host, port, _ := net.SplitHostPort(e.SideAddr())
+			params := m{"do_remote_decode": l == legPrefill, "do_remote_prefill": l == legDecode, "transfer_id": "tx-1", "remote_engine_id": nil,
+				"remote_block_ids": []int{}, "remote_host": host, "remote_handshake_port": 6301, "remote_notify_port": json.Number(port)}
+			maps.Copy(params, more)
+			return params
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			post(t, x.p.URL()+"/v1/completions", x.body(m{"max_tokens": 1, "kv_transfer_params": to(x.d, legPrefill, nil)}), "X-Request-Id", "r")
+		})
+		a := post(t, x.d.URL()+"/v1/completions", x.body(m{"kv_transfer_params": to(x.p, legDecode, m{"is_request_leader": true})}), "X-Request-Id", "r")
+		wg.Wait()
+		x.received(t, a)
+		for name, bad := range map[string]m{"no leader": to(x.p, legDecode, nil), "itself": to(x.d, legDecode, m{"is_request_leader": true})} {
+			if a := post(t, x.d.URL()+"/v1/completions", x.body(m{"kv_transfer_params": bad})); a.status != 400 {
+				t.Errorf("%s: %d", name, a.status)
+			}
+		}
+	})
 	t.Run("p2p-nccl", func(t *testing.T) {
 		x := startPair(t, Options{Connector: "p2p-nccl"})
 		id := fmt.Sprintf("___prefill_addr_%s___decode_addr_%s_u1", x.p.SideAddr(), x.d.SideAddr())

@@ -1,0 +1,91 @@
+package disagg
+
+import (
+	"context"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// This file holds AMD's MoRIIO. Source of the fields: vLLM's moriio_connector and
+// moriio_common, as of 0.32.
+
+// moriio is the READ mode: NIXL's pull, with a transfer id on both legs.
+func moriio() *Protocol {
+	return &Protocol{apis: vllmAPIs, single: true, refuses: decodeAlready,
+		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
+			leg, err := nixlPrefill(ctx, p, x)
+			leg.Edits = append(leg.Edits, transferID(x))
+			return leg, err
+		},
+		decode: func(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
+			leg, err := nixlDecode(p, x, a)
+			if err != nil {
+				return Leg{}, err
+			}
+			leg.Edits = append(leg.Edits, transferID(x))
+			s := &x.Prefill.Settings
+			for _, f := range []struct {
+				name string
+				port int
+			}{{"remote_handshake_port", s.HandshakePort}, {"remote_notify_port", s.NotifyPort}} {
+				if f.port != 0 {
+					leg.Edits = append(leg.Edits, setNumber(f.port, kvParams, f.name))
+				}
+			}
+			// Newer engines name the rank that they used themselves.
+			if prompt.Member(a.member(kvParams), "remote_dp_rank") == nil {
+				leg.Edits = append(leg.Edits, remoteRank(&x.Prefill)...)
+			}
+			return leg, nil
+		}}
+}
+
+// moriioWrite is the WRITE mode: decode tells prefill its blocks and prefill writes
+// into them. The legs run at once, and each is told where the other is.
+func moriioWrite() *Protocol {
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, refuses: decodeAlready,
+		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
+			return Leg{Edits: append(vllmPrefill(x.Request.API), ask(x.Request, askRemoteDecode, toPeer(x, &x.Decode)...)...)}, nil
+		},
+		decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
+			// Without a leader only the ranks of decode's first pod would tell their blocks.
+			edits := append(toPeer(x, &x.Prefill), set("true", kvParams, "is_request_leader"))
+			return Leg{Edits: ask(x.Request, askRemotePrefill, edits...)}, nil
+		}}
+}
+
+// MoRIIO's ports where nothing else is said.
+const (
+	defaultHandshakePort = 6301
+	defaultNotifyPort    = 61005
+)
+
+// toPeer tells a leg of the WRITE mode where the other one is. Engine id and blocks
+// have to be there; each side finds them out itself.
+func toPeer(x *Exchange, s *Side) []prompt.Edit {
+	host, handshake, notify := s.Settings.SideHost, s.Settings.HandshakePort, s.Settings.NotifyPort
+	if host == "" {
+		host = s.host()
+	}
+	if handshake == 0 {
+		handshake = defaultHandshakePort
+	}
+	if notify == 0 {
+		notify = defaultNotifyPort
+	}
+	edits := []prompt.Edit{transferID(x), set("null", kvParams, "remote_engine_id"), set("[]", kvParams, "remote_block_ids"),
+		setText(host, kvParams, "remote_host"), setNumber(handshake, kvParams, "remote_handshake_port"), setNumber(notify, kvParams, "remote_notify_port")}
+	return append(edits, remoteRank(s)...)
+}
+
+func transferID(x *Exchange) prompt.Edit {
+	return setText("tx"+x.Unique.Text, kvParams, "transfer_id")
+}
+
+// remoteRank names the rank of the other side, if it has several.
+func remoteRank(s *Side) []prompt.Edit {
+	if s.Ranks <= 1 || s.Rank == NoRank {
+		return nil
+	}
+	return []prompt.Edit{setNumber(s.Rank, kvParams, "remote_dp_rank"), setNumber(s.Ranks, kvParams, "remote_dp_size")}
+}
