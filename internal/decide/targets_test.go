@@ -1,0 +1,82 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// keepFew is the length of a short journal.
+const keepFew = 4
+
+// repeated makes a Decider with so many workers that all hold a prompt, and returns what
+// decides a request with this prompt from body to end. Its journal is short, so that
+// explanations soon leave it and their memory serves again.
+func repeated(tb testing.TB, count int) func() {
+	tb.Helper()
+	d := newDecider(tb, count)
+	d.journal = newJournal(keepFew)
+	body := prompts(tb, 8000, 1)[0]
+	hashes := hashesOf(tb, d, body)
+	for slot := range count {
+		d.index.Speculate(kvindex.Slot(slot), hashes, d.start.Add(time.Hour))
+	}
+	return func() {
+		decision := d.Decide(context.Background(), &extproc.Request{ID: "r", Method: "POST", Path: "/v1/chat/completions", Body: body})
+		if decision.Ticket == nil {
+			tb.Fatal(decision.Reject)
+		}
+		decision.Ticket.ResponseHeaders(200, decision.Endpoint)
+		decision.Ticket.End(d.now())
+	}
+}
+
+// A whole decision for a prompt of 2,000 tokens that came before, which every target
+// holds: what is left is what grows with the number of targets.
+func BenchmarkTargets(b *testing.B) {
+	for _, count := range []int{10, 100, 1000} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			decide := repeated(b, count)
+			for range (keepFew + 1) * explainEvery {
+				decide()
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			start := processTime()
+			for b.Loop() {
+				decide()
+			}
+			b.ReportMetric(float64((processTime()-start).Nanoseconds())/1000/float64(b.N), "cpu-µs/op")
+		})
+	}
+}
+
+// No memory is allocated for a decision that grows with the number of targets.
+func TestDecisionsAllocateTheSameForAnyNumberOfTargets(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it empties pools
+	const runs = 4 * explainEvery
+	bytes := func(count int) int64 {
+		decide := repeated(t, count)
+		for range (keepFew + 1) * explainEvery {
+			decide()
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range runs {
+			decide()
+		}
+		runtime.ReadMemStats(&after)
+		return int64(after.TotalAlloc-before.TotalAlloc) / runs
+	}
+	few, many := bytes(10), bytes(1000)
+	t.Logf("%d bytes a decision with 10 targets, %d with 1,000", few, many)
+	if many > few+1024 {
+		t.Errorf("%d bytes a decision with 10 targets, %d with 1,000", few, many)
+	}
+}
