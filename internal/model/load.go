@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	lru "github.com/hashicorp/golang-lru/v2"
-
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/tokenizer"
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
@@ -41,12 +39,9 @@ type Model struct {
 	config    config
 	options   Options
 	templates map[string]*template // by transformers' names: default, tool_use, ...
-	brought   *lru.Cache[string, *template]
+	brought   *broughtCache
 	memo      *memo
 }
-
-// broughtTemplates bounds the compiled templates that clients bring.
-const broughtTemplates = 32
 
 // Load reads a model directory: tokenizer.json and the files beside it, plain or with .gz. A model whose tokenizer is not known to be exact is refused with the reason; so is a template that does
 // not compile. A model without a template still serves completions.
@@ -78,7 +73,7 @@ func New(tok *tokenizer.Tokenizer, options Options) (*Model, error) {
 		}
 		m.templates[name] = t
 	}
-	brought, err := lru.New[string, *template](broughtTemplates)
+	brought, err := newBroughtCache()
 	if err != nil {
 		return nil, err
 	}
@@ -121,6 +116,7 @@ type template struct {
 	openAI         bool // vLLM hands it content parts
 	sglangOpenAI   bool // SGLang does
 	dated          bool // it prints the time
+	brought        bool // it came with a request
 }
 
 func (t *template) reads(name string) bool { return t.variables[name] }
@@ -202,7 +198,7 @@ func (m *Model) templateFor(in input, tools bool, engine Engine) (*template, err
 	if t, ok := m.brought.Get(string(source)); ok {
 		return t, nil
 	}
-	t, err := compile(string(source))
+	t, err := compileBrought(string(source))
 	if err != nil {
 		return nil, asRefusal(err, engine)
 	}

@@ -77,6 +77,7 @@ func (m *Model) compute(dst []uint32, req *prompt.Request, engine Engine, withTe
 	if err != nil {
 		return res, err
 	}
+	p.size = len(req.Body)
 	res.Assumed = assumed
 	res.Partial = p.partial
 	if p.haveIDs {
@@ -310,7 +311,17 @@ func (m *Model) ids(res *Result, text string, addSpecial bool) (ids []uint32, er
 }
 
 func (m *Model) render(dst []byte, p *plan, engine Engine) ([]byte, error) {
-	env := jinja.Env{Now: m.options.Now()}
+	env := jinja.RequestEnv(p.size)
+	env.Now = m.options.Now()
+	if p.brought {
+		release, err := reserve(2 * int64(env.MaxMemory)) // live values and dead ones
+		if err != nil {
+			return dst, err
+		}
+		defer release()
+	} else { // the operator's own code, and a client's data
+		env.MaxMemory, env.MaxOutput, env.MaxSteps = 2*env.MaxMemory, 2*env.MaxOutput, max(env.MaxSteps, 20_000_000)
+	}
 	out, err := p.template.Render(dst, p.vars, env)
 	if err != nil && p.flat != nil {
 		p.vars.Set("tools", jinja.List(p.flat))

@@ -16,6 +16,8 @@ type plan struct {
 	text     string
 	template *jinja.Template
 	vars     *jinja.Dict
+	brought  bool // the template came with the request
+	size     int  // of the request, in bytes
 	// flat, if not nil, are the tools for a second try when the template fails (SGLang).
 	flat       []jinja.Value
 	suffix     string // text that goes behind the rendered prompt (SGLang's continued message)

@@ -29,7 +29,7 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{template: template.compiled, dated: template.dated}
+	p := &plan{template: template.compiled, brought: template.brought, dated: template.dated}
 	if p.ids, p.haveIDs, err = in.givenIDs("prompt_token_ids"); p.haveIDs || err != nil {
 		return p, err
 	}

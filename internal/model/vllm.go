@@ -40,7 +40,7 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{template: template.compiled, dated: template.dated, continued: cont}
+	p := &plan{template: template.compiled, brought: template.brought, dated: template.dated, continued: cont}
 	shape := vllmShape{openai: template.openAI, reasoning: !tokenize, p: p}
 	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {

@@ -1,0 +1,109 @@
+package model
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+)
+
+func chatWith(t *testing.T, template string) *prompt.Request {
+	t.Helper()
+	quoted, err := json.Marshal(template)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := prompt.Parse(prompt.Chat, fmt.Appendf(nil, `{"messages":[{"role":"user","content":"x"}],"chat_template":%s}`, quoted))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return req
+}
+
+// TestHostileRequests sends many short requests at once whose templates ask for gigabytes: memory stays below what the
+// process allows for all of them, and all of the share comes back.
+func TestHostileRequests(t *testing.T) {
+	m := load(t, "qwen3", Options{TrustTemplates: true})
+	var done sync.WaitGroup
+	stop, peak := make(chan struct{}), make(chan uint64)
+	go func() {
+		most := uint64(0)
+		for {
+			var s runtime.MemStats
+			runtime.ReadMemStats(&s)
+			most = max(most, s.HeapInuse)
+			select {
+			case <-stop:
+				peak <- most
+				return
+			default:
+				runtime.Gosched()
+			}
+		}
+	}()
+	for i := range 24 {
+		for _, source := range []string{
+			"{{ 'a'.center(999999999) }}", "{{ 'a'.zfill(999999999) }}", "{{ (['a'*100000]*100000)|join('b'*10000) }}", "{{ 'x'*1000000000 }}",
+			"{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+			fmt.Sprintf("{%% set x = 'a' * %d %%}{%% for i in range(9999) %%}{{ x.upper() is none }}{%% endfor %%}", 1000000+i),
+		} {
+			req := chatWith(t, source)
+			done.Go(func() {
+				_, err := m.Prompt(req, VLLM)
+				if raised, ok := errors.AsType[*jinja.Error](err); !errors.Is(err, errBroughtBusy) && (!ok || raised.Class != "ResourceLimit") {
+					t.Errorf("%.60s: %v", source, err)
+				}
+			})
+		}
+	}
+	done.Wait()
+	close(stop)
+	if got := <-peak; got > 2*broughtMemory {
+		t.Errorf("%d MB of heap", got>>20)
+	} else {
+		t.Logf("%d MB of heap at most", got>>20)
+	}
+	if !broughtShare.TryAcquire(broughtMemory) {
+		t.Fatal("a share did not come back")
+	}
+	defer broughtShare.Release(broughtMemory)
+	if _, err := m.Prompt(chatWith(t, "{{ messages[0].content }} busy"), VLLM); !errors.Is(err, errBroughtBusy) {
+		t.Errorf("no share left: %v", err)
+	}
+}
+
+// TestBroughtSize: a template that is too long is not compiled, and what is kept of the others is bounded in bytes.
+func TestBroughtSize(t *testing.T) {
+	m := load(t, "qwen3", Options{TrustTemplates: true})
+	if _, err := m.Prompt(chatWith(t, strings.Repeat("x", maxBrought+1)), VLLM); !errors.Is(err, errBroughtSize) {
+		t.Errorf("too long: %v", err)
+	}
+	check := func(want int) {
+		t.Helper()
+		sum := 0
+		for _, source := range m.brought.entries.Keys() {
+			sum += len(source)
+		}
+		if sum != m.brought.bytes || sum > keptBrought || sum < want {
+			t.Errorf("%d bytes kept, %d counted; %d to %d wanted", sum, m.brought.bytes, want, keptBrought)
+		}
+	}
+	for i := range 100 {
+		if _, err := m.Prompt(chatWith(t, fmt.Sprintf("%d%s", i, strings.Repeat("x", 2000))), VLLM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(keptBrought - 2100)
+	for range 2 {
+		if _, err := m.Prompt(chatWith(t, strings.Repeat("x", maxBrought)), VLLM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(maxBrought)
+}
