@@ -274,7 +274,7 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 		return true
 	}
 	ev := kvindex.Event{Kind: kvindex.Removed, Group: e.group, Hashes: e.hashes}
-	tier, known := media[string(e.medium)]
+	tier, known := tierOf(e.medium)
 	ev.Tier = tier
 	stored := string(tag) == "BlockStored"
 	if stored {

@@ -110,6 +110,7 @@ func TestDecodeEngines(t *testing.T) {
 		"no medium":                 {feed.VLLM, batch(stored(m{"medium": nil})), plain},
 		"medium absent":             {feed.VLLM, batch(stored(m{"medium": "absent", "lora_id": "absent", "lora_name": "absent"})), plain},
 		"disk and object store":     {feed.VLLM, batch(m{"type": "BlockRemoved", "block_hashes": []int{1}, "medium": "FS"}, m{"type": "BlockRemoved", "block_hashes": []int{1}, "medium": "OBJ"}), "rank 1\nremoved tier=2 hashes=[1]\nremoved tier=3 hashes=[1]"},
+		"media of connectors":       {feed.VLLM, batch(m{"type": "BlockRemoved", "block_hashes": []int{1}, "medium": "cpu"}, m{"type": "BlockRemoved", "block_hashes": []int{1}, "medium": "NVMe"}, m{"type": "BlockRemoved", "block_hashes": []int{1}, "medium": "SHARED"}), "rank 1\nremoved tier=1 hashes=[1]\nremoved tier=2 hashes=[1]\nremoved tier=3 hashes=[1]"},
 		"unknown medium":            {feed.VLLM, batch(stored(m{"medium": "TAPE"})), "rank 1\ndropped unknown_medium x1"},
 		"salt":                      {feed.VLLM, batch(stored(m{"extra_keys": []any{[]any{"tenant-a"}, nil}})), plain + " salt=tenant-a"},
 		"lora and salt":             {feed.VLLM, batch(stored(m{"lora_name": "ad", "lora_id": 1, "extra_keys": []any{[]any{"ad", "s"}, []any{"ad"}}})), plain + " adapter=ad salt=s"},

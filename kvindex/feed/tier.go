@@ -1,22 +1,41 @@
 package feed
 
-import "github.com/kvlane/kvlane/kvindex"
+import (
+	"strings"
 
-// media maps the names that engines give to storage to tiers: vLLM (GPU, CPU,
-// and its connectors' STORAGE, FS, OBJ), SGLang's HiCache (CPU_PINNED, DISK,
-// EXTERNAL) and the tier names of relays.
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// media maps the names that engines give to storage to tiers: vLLM (GPU, CPU, and its
+// connectors' STORAGE, FS, OBJ), SGLang's HiCache (CPU_PINNED, DISK, EXTERNAL) and
+// the names of relays.
 var media = map[string]kvindex.Tier{
 	"":           kvindex.Device,
 	"GPU":        kvindex.Device,
 	"DEVICE":     kvindex.Device,
 	"CPU":        kvindex.Host,
 	"CPU_PINNED": kvindex.Host,
+	"CPU_TIER1":  kvindex.Host,
 	"HOST":       kvindex.Host,
+	"CPU_TIER2":  kvindex.Disk,
 	"STORAGE":    kvindex.Disk,
 	"FS":         kvindex.Disk,
 	"DISK":       kvindex.Disk,
+	"NVME":       kvindex.Disk,
 	"OBJ":        kvindex.External,
 	"EXTERNAL":   kvindex.External,
+	"NETWORK":    kvindex.External,
+	"REMOTE":     kvindex.External,
+	"SHARED":     kvindex.External,
+}
+
+// tierOf finds a medium in any case; connectors write their own.
+func tierOf(medium []byte) (kvindex.Tier, bool) {
+	tier, ok := media[string(medium)]
+	if !ok {
+		tier, ok = media[strings.ToUpper(string(medium))]
+	}
+	return tier, ok
 }
 
 // mainAttention says which kinds of KV-cache group hold the prefix that a hit is
