@@ -20,6 +20,8 @@ type Memo struct {
 	bodies map[uint64]*list.Element // of *memoBody
 	recent *list.List               // the latest first
 	once   [memoOnce]uint64         // hashes of bodies seen once
+
+	turns *turns
 }
 
 // memoOnce is the number of hashes kept of bodies that were seen once; memoFixed is about what a body costs beside its bytes;
@@ -47,7 +49,11 @@ const maxAttached = 8
 
 // NewMemo makes a memo of at most limit bytes.
 func NewMemo(limit int64) *Memo {
-	return &Memo{limit: limit, seed: maphash.MakeSeed(), bodies: map[uint64]*list.Element{}, recent: list.New()}
+	seed := maphash.MakeSeed()
+	return &Memo{
+		limit: limit / 2, seed: seed, bodies: map[uint64]*list.Element{}, recent: list.New(),
+		turns: newTurns(limit-limit/2, seed),
+	}
 }
 
 // Parse is like the function Parse. The Request may be shared with other callers: it must not be changed, nor reused with
@@ -66,7 +72,7 @@ func (m *Memo) ParseInto(own *Request, api API, body []byte) (*Request, error) {
 	} else if again && int64(len(body)) <= m.limit/memoShare {
 		return m.keep(hash, api, body)
 	}
-	return own, own.Parse(api, body)
+	return own, m.turns.parse(own, api, body)
 }
 
 // Kept tells whether a Memo keeps the request, so that Attach may be of use. Such a request is shared.
@@ -90,6 +96,7 @@ func (m *Memo) digest(body []byte) uint64 {
 		at := (len(body) - sampleLength) / (samples - 1) * i
 		_, _ = h.Write(body[at : at+sampleLength])
 	}
+	_, _ = h.Write(body[:8*sampleLength])
 	_, _ = h.Write(body[len(body)-8*sampleLength:])
 	return h.Sum64() + uint64(len(body))
 }
@@ -145,9 +152,11 @@ func (m *Memo) grow(n int64) {
 
 // Bytes is the memory in use.
 func (m *Memo) Bytes() int64 {
+	m.turns.mu.Lock()
+	defer m.turns.mu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.bytes
+	return m.bytes + m.turns.bytes
 }
 
 // Attached is what was attached to an equal body under key.

@@ -41,6 +41,11 @@ type Request struct {
 
 	fields [numFields]Span
 	memo   *memoBody // nil if no Memo keeps the body
+	turn   *turn     // nil if no Memo keeps the messages
+	shared int       // leading elements that turn had before
+	owner  *turns
+	// digests is memory to be used again.
+	digests []uint64
 }
 
 // Parse checks body as strict JSON and finds its fields. The error is a *SyntaxError, or says that the body is no
@@ -51,8 +56,11 @@ func Parse(api API, body []byte) (*Request, error) {
 }
 
 // Parse is like the function Parse and reuses r's memory.
-func (r *Request) Parse(api API, body []byte) error {
-	*r = Request{API: api, Body: body, Elements: r.Elements[:0]}
+func (r *Request) Parse(api API, body []byte) error { return r.parse(api, body, known{}) }
+
+// parse is Parse and takes the elements that are known for read.
+func (r *Request) parse(api API, body []byte, k known) error {
+	*r = Request{API: api, Body: body, Elements: r.Elements[:0], digests: r.digests[:0]}
 	s := scanner{b: body, depth: 1}
 	i := s.space(0)
 	if i < len(body) && body[i] != '{' {
@@ -61,7 +69,7 @@ func (r *Request) Parse(api API, body []byte) error {
 		}
 		return errors.New("the body must be a JSON object")
 	}
-	if i = r.members(&s, i); i >= 0 {
+	if i = r.members(&s, i, k); i >= 0 {
 		if i = s.space(i); i != len(body) {
 			i = s.fail(i, "nothing may follow the value")
 		}
@@ -74,7 +82,7 @@ func (r *Request) Parse(api API, body []byte) error {
 }
 
 // members is scanner.object for the outermost object: it keeps the spans of the known fields.
-func (r *Request) members(s *scanner, i int) int {
+func (r *Request) members(s *scanner, i int, k known) int {
 	if i = s.space(i + 1); i < len(s.b) && s.b[i] == '}' {
 		return i + 1
 	}
@@ -93,7 +101,7 @@ func (r *Request) members(s *scanner, i int) int {
 		start = s.space(i + 1)
 		field, known := fieldOf(key)
 		if known && field == r.API.promptField() && start < len(s.b) && s.b[start] == '[' {
-			i = r.list(s, start)
+			i = r.list(s, start, k)
 		} else {
 			i = s.value(start)
 		}
@@ -117,14 +125,21 @@ func (r *Request) members(s *scanner, i int) int {
 	}
 }
 
-func (r *Request) list(s *scanner, i int) int {
+// list reads the list at i, from the last known element on if it is the list that these are of.
+func (r *Request) list(s *scanner, i int, k known) int {
 	r.Elements, r.Count = r.Elements[:0], 0
-	return s.array(i, func(e Span) {
+	each := func(e Span) {
 		r.Count++
 		if c := s.b[e.Start]; (c == '{' || c == '"' || c == '[') && len(r.Elements) < maxElements {
 			r.Elements = append(r.Elements, e)
 		}
-	})
+	}
+	if n := len(k.elements); n > 0 && i == k.start {
+		r.Elements, r.Count = append(r.Elements, k.elements...), n
+		s.depth++
+		return s.elements(k.elements[n-1].End, n, each)
+	}
+	return s.array(i, each)
 }
 
 // promptField is the field that usually carries the prompt, whose elements are kept.
@@ -169,7 +184,7 @@ func (r *Request) classify() {
 		r.Elements, r.Count = r.Elements[:0], 0
 		if r.Body[r.Prompt.Start] == '[' {
 			s := scanner{b: r.Body}
-			r.list(&s, r.Prompt.Start)
+			r.list(&s, r.Prompt.Start, known{})
 		}
 	}
 	r.Form = r.form(field)

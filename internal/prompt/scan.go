@@ -175,21 +175,36 @@ func (s *scanner) array(i int, each func(element Span)) int {
 		s.depth--
 		return i + 1
 	}
-	for n := 0; ; n++ {
-		element := Span{Start: i}
-		if i = s.value(i); i < 0 {
-			return s.within("[" + strconv.Itoa(n) + "]")
-		}
-		element.End = i
-		if each != nil {
-			each(element)
-		}
+	if i = s.element(i, 0, each); i < 0 {
+		return -1
+	}
+	return s.elements(i, 1, each)
+}
+
+// element reads the element of an array at i, the n-th.
+func (s *scanner) element(i, n int, each func(element Span)) int {
+	element := Span{Start: i}
+	if i = s.value(i); i < 0 {
+		return s.within("[" + strconv.Itoa(n) + "]")
+	}
+	element.End = i
+	if each != nil {
+		each(element)
+	}
+	return i
+}
+
+// elements walks the rest of an array behind its first n elements.
+func (s *scanner) elements(i, n int, each func(element Span)) int {
+	for ; ; n++ {
 		if i = s.space(i); i >= len(s.b) {
 			return s.fail(i, "")
 		}
 		switch s.b[i] {
 		case ',':
-			i = s.space(i + 1)
+			if i = s.element(s.space(i+1), n, each); i < 0 {
+				return -1
+			}
 		case ']':
 			s.depth--
 			return i + 1

@@ -1,0 +1,225 @@
+package prompt
+
+import (
+	"bytes"
+	"container/list"
+	"encoding/binary"
+	"hash/maphash"
+	"slices"
+	"sort"
+	"sync"
+)
+
+// turns remembers bodies up to the end of their last message, so that the next turn of a conversation is read from its first
+// new message on. Scanning JSON goes forward only: what it knows at the end of a message depends on the bytes up to there, so
+// after comparing these it may go on from there. It is safe for concurrent use and bounded in bytes; the conversations that were
+// not continued for longest go first.
+type turns struct {
+	limit int64
+	seed  maphash.Seed
+
+	mu     sync.Mutex
+	bytes  int64
+	blocks map[uint64]*turn // digest of the first n blocks of a body -> a turn that begins with them
+	recent *list.List       // of *turn, the latest first
+}
+
+// turn is a body up to the end of its last message. Invariant: text, elements, digests and what is attached only grow, and only behind what is
+// there, so a slice taken under the lock may be read after it.
+type turn struct {
+	start    int    // of the list of messages
+	text     []byte // ends with the last element
+	elements []Span
+	digests  []uint64
+	place    *list.Element
+	attached []attachment
+	size     int64
+}
+
+// Earlier is what KeepForNext stored under key when a request with the same leading messages was read, and how many of this
+// request's messages it may be about. Those are the same, byte by byte, and so is all of the body before them.
+func (r *Request) Earlier(key any) (value any, messages int) {
+	if r.turn == nil || r.shared == 0 {
+		return nil, 0
+	}
+	r.owner.mu.Lock()
+	defer r.owner.mu.Unlock()
+	for i := range r.turn.attached {
+		if r.turn.attached[i].key == key {
+			return r.turn.attached[i].value, r.shared
+		}
+	}
+	return nil, 0
+}
+
+// KeepForNext stores under key what update makes of the value that is there (nil if none), for the next turn of this
+// conversation: something about the request's leading messages, with the bytes that it adds. Update must not keep the lock
+// for long, nor use the Memo. Nothing happens if the messages are not remembered.
+func (r *Request) KeepForNext(key any, update func(old any) (value any, size int64)) {
+	t := r.turn
+	if t == nil {
+		return
+	}
+	r.owner.mu.Lock()
+	defer r.owner.mu.Unlock()
+	if t.place == nil {
+		return
+	}
+	i := slices.IndexFunc(t.attached, func(a attachment) bool { return a.key == key })
+	if i < 0 {
+		if len(t.attached) >= maxAttached {
+			return
+		}
+		i, t.attached = len(t.attached), append(t.attached, attachment{key: key})
+	}
+	value, size := update(t.attached[i].value)
+	t.attached[i].value = value
+	r.owner.register(t, len(t.digests), size)
+}
+
+const (
+	turnBlock = 4 << 10
+	// turnFresh is the most text that is kept when it comes for the first time: most long prompts never come again.
+	turnFresh = 64 << 10
+	// turnLongest bounds the bodies that are kept.
+	turnLongest = 4 << 20
+	turnFixed   = 512
+)
+
+// known is the part of a turn that a body continues.
+type known struct {
+	start    int
+	elements []Span
+}
+
+func newTurns(limit int64, seed maphash.Seed) *turns {
+	return &turns{limit: limit, seed: seed, blocks: map[uint64]*turn{}, recent: list.New()}
+}
+
+// parse is r.Parse, from the last known message on.
+func (t *turns) parse(r *Request, api API, body []byte) error {
+	if len(body) < turnBlock || len(body) > turnLongest || api.promptField() != FieldMessages {
+		return r.Parse(api, body)
+	}
+	digests := t.digest(r.digests[:0], body)
+	last, text, elements := t.find(digests)
+	k := known{}
+	if last != nil {
+		common := commonPrefix(text, body)
+		k = known{last.start, elements[:sort.Search(len(elements), func(i int) bool { return elements[i].End > common })]}
+	}
+	err := r.parse(api, body, k)
+	r.digests = digests
+	if err == nil && r.Form == FormMessages && len(r.Elements) == r.Count && r.Count > 0 {
+		shared := len(k.elements)
+		if r.Prompt.Start != k.start { // of two lists of messages the last one counts
+			shared = 0
+		}
+		r.owner = t
+		r.turn, r.shared = t.keep(last, r, len(elements), shared, digests)
+	}
+	return err
+}
+
+func (t *turns) digest(dst []uint64, body []byte) []uint64 {
+	var h uint64
+	for i := 0; i+turnBlock <= len(body); i += turnBlock {
+		h = (h ^ maphash.Bytes(t.seed, body[i:i+turnBlock])) * 0x9e3779b97f4a7c15
+		dst = append(dst, h)
+	}
+	return dst
+}
+
+// find is the turn that shares most blocks.
+func (t *turns) find(digests []uint64) (*turn, []byte, []Span) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, d := range slices.Backward(digests) {
+		if e := t.blocks[d]; e != nil {
+			t.recent.MoveToFront(e.place)
+			return e, e.text, e.elements
+		}
+	}
+	return nil, nil, nil
+}
+
+// keep remembers the body of r, of which the first shared elements are those of last, which had had elements. It returns the turn that has
+// r's text now, nil if none, and how many of r's elements it had before.
+func (t *turns) keep(last *turn, r *Request, had, shared int, digests []uint64) (*turn, int) {
+	end := r.Elements[r.Count-1].End
+	fresh := end
+	if shared > 0 {
+		fresh -= r.Elements[shared-1].End
+	}
+	if fresh > turnFresh {
+		return nil, 0
+	}
+	digests = digests[:end/turnBlock]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if last != nil && shared == had && last.start == r.Prompt.Start && last.place != nil {
+		if len(last.elements) != had {
+			return nil, 0 // another one was faster
+		}
+		size := int64(end-len(last.text)) + int64(r.Count-had)*16
+		last.text = append(last.text, r.Body[len(last.text):end]...)
+		last.elements = append(last.elements, r.Elements[had:]...)
+		from := min(len(last.digests), len(digests))
+		last.digests = append(last.digests, digests[from:]...)
+		t.register(last, from, size)
+		return last, shared
+	}
+	if len(digests) == 0 || int64(end) > t.limit/memoShare {
+		return nil, 0
+	}
+	e := &turn{start: r.Prompt.Start, text: roomy(r.Body[:end]), elements: roomy(r.Elements), digests: slices.Clone(digests)}
+	e.place = t.recent.PushFront(e)
+	t.register(e, 0, int64(cap(e.text))+int64(cap(e.elements))*16+turnFixed)
+	return e, 0
+}
+
+// roomy is a copy with room for a turn or two.
+func roomy[T any](s []T) []T { return append(make([]T, 0, len(s)+len(s)/8+64), s...) }
+
+// register lists the digests of e from one on, counts size bytes more and makes room for them.
+func (t *turns) register(e *turn, from int, size int64) {
+	for _, d := range e.digests[from:] {
+		t.blocks[d] = e
+	}
+	e.size += size
+	for t.bytes += size; t.bytes > t.limit; {
+		oldest := t.recent.Back()
+		if oldest == nil {
+			return
+		}
+		t.recent.Remove(oldest)
+		if gone, ok := oldest.Value.(*turn); ok {
+			for _, d := range gone.digests {
+				if t.blocks[d] == gone {
+					delete(t.blocks, d)
+				}
+			}
+			t.bytes -= gone.size
+			gone.place, gone.attached = nil, nil
+		}
+	}
+}
+
+// commonPrefix is the number of leading bytes that two slices share.
+func commonPrefix(a, b []byte) int {
+	n := min(len(a), len(b))
+	if bytes.Equal(a[:n], b[:n]) {
+		return n
+	}
+	i := 0
+	for i+turnBlock <= n && bytes.Equal(a[i:i+turnBlock], b[i:i+turnBlock]) {
+		i += turnBlock
+	}
+	for i+8 <= n && binary.LittleEndian.Uint64(a[i:]) == binary.LittleEndian.Uint64(b[i:]) {
+		i += 8
+	}
+	for i < n && a[i] == b[i] {
+		i++
+	}
+	return i
+}

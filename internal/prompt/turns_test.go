@@ -1,0 +1,131 @@
+package prompt
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// Whatever came before, a body is read as if it were the first one, and what an earlier turn left is about the same messages.
+func TestTurnsChangeNothing(t *testing.T) {
+	m := NewMemo(512 << 10)
+	fill := strings.Repeat("what a long day it was; ", 60)
+	messages := []string{
+		`{"role":"user","content":"` + fill + `"}`, `{"role":"assistant","content":"` + fill + `\"é\" 1"}`, `{"role":"user","content":""}`,
+		`"text"`, `[1,"x"]`, `7`, `null`, `{"a":{"b":[{}]}}`, `{"a":1,}`, `{"role":"user","content":"` + fill + "\x01" + `"}`, `{"open":`,
+	}
+	heads := []string{`{"messages":[`, `{"model":"a","messages":[`, `{"messages":["old"],"model":"b", "messages":[`, `{"tools":[{"messages":[1]}],"messages" : [ `}
+	tails := []string{`]}`, `],"model":"c"}`, `],"messages":[{}]}`, `],"max_tokens":1,"tools":[]} `, `]`, `,]}`, ``, `]}x`}
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(3, 8).Draw(t, "messages")
+		all := make([]string, 0, n)
+		for range n {
+			k := rapid.IntRange(0, len(messages)+5).Draw(t, "message")
+			all = append(all, messages[max(0, k-6)])
+		}
+		head, gap := rapid.SampledFrom(heads).Draw(t, "head"), rapid.SampledFrom([]string{",", ", ", "\n,"}).Draw(t, "gap")
+		for turn := 1; turn <= n; turn++ {
+			if rapid.IntRange(0, 5).Draw(t, "change") == 0 {
+				all[rapid.IntRange(0, n-1).Draw(t, "which")] = messages[rapid.IntRange(0, len(messages)-1).Draw(t, "other")]
+			}
+			text := head + strings.Join(all[:turn], gap) + rapid.SampledFrom(tails).Draw(t, "tail")
+			got, err := m.Parse(Chat, []byte(text))
+			want, wantErr := Parse(Chat, []byte(text))
+			if fmt.Sprint(err) != fmt.Sprint(wantErr) {
+				t.Fatalf("%s\n%v, want %v", text, err, wantErr)
+			}
+			if err != nil {
+				continue
+			}
+			if got.Form != want.Form || got.Prompt != want.Prompt || got.Count != want.Count || !slices.Equal(got.Elements, want.Elements) ||
+				!reflect.DeepEqual(got.fields, want.fields) {
+				t.Fatalf("%s\n%+v\nwant %+v", text, got, want)
+			}
+			remember(t, got)
+		}
+	})
+}
+
+// fataler is what a test and a rapid.T have in common.
+type fataler interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// remember keeps the texts of a request's messages for the next turn, and compares them with what an earlier one kept.
+func remember(t fataler, r *Request) {
+	t.Helper()
+	value, n := r.Earlier("texts")
+	earlier, _ := value.([]string)
+	earlier = earlier[:min(len(earlier), n)]
+	var texts []string
+	for i, e := range r.Elements {
+		texts = append(texts, string(e.Of(r.Body)))
+		if i < len(earlier) && earlier[i] != texts[i] {
+			t.Fatalf("message %d was %q, is %q", i, earlier[i], texts[i])
+		}
+	}
+	r.KeepForNext("texts", func(old any) (any, int64) {
+		if have, _ := old.([]string); len(have) != len(earlier) {
+			return old, 0
+		}
+		return texts, int64(len(r.Body))
+	})
+}
+
+func TestTurnsAreReused(t *testing.T) {
+	m := NewMemo(1 << 20)
+	text := `{"messages":[`
+	for turn := range 20 {
+		text += fmt.Sprintf(`%s{"role":"user","content":"%d %s"}`, strings.Repeat(",", min(turn, 1)), turn, strings.Repeat("x", 2000))
+		r, err := m.Parse(Chat, []byte(text+`]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, n := r.Earlier("texts"); turn > 3 && n != turn {
+			t.Errorf("turn %d: %d messages are known", turn, n)
+		}
+		remember(t, r)
+	}
+}
+
+func TestTurnsAreBoundedAndShared(t *testing.T) {
+	const limit = 256 << 10
+	m := NewMemo(limit)
+	var all sync.WaitGroup
+	for g := range 4 {
+		all.Go(func() {
+			for c := range 30 {
+				text := fmt.Sprintf(`{"id":%d,"messages":[{"n":%d}`, g/2, c)
+				for turn := range 12 {
+					text += fmt.Sprintf(`,{"turn":%d,"text":"%s"}`, turn, strings.Repeat("y", 1000))
+					r, err := m.Parse(Chat, []byte(text+`]}`))
+					if err != nil || r.Count != turn+2 {
+						t.Errorf("%v: %d messages in turn %d", err, r.Count, turn)
+						return
+					}
+					remember(t, r)
+				}
+				if n := m.Bytes(); n > limit {
+					t.Errorf("%d bytes", n)
+				}
+			}
+		})
+	}
+	all.Wait()
+	m.turns.mu.Lock()
+	defer m.turns.mu.Unlock()
+	size := int64(0)
+	for e := m.turns.recent.Front(); e != nil; e = e.Next() {
+		turn, _ := e.Value.(*turn)
+		size += turn.size
+	}
+	if size != m.turns.bytes || size == 0 {
+		t.Errorf("%d bytes counted, %d in turns", m.turns.bytes, size)
+	}
+}
