@@ -169,40 +169,48 @@ func (m *Model) ownTemplate(tools bool) (*template, error) {
 
 // templateFor is the template that the request brings, or the model's own.
 func (m *Model) templateFor(in input, tools bool, engine Engine) (*template, error) {
-	if in.Has(prompt.FieldChatTemplateKwargs) && (engine != VLLM || !m.options.TrustTemplates) { // a second door
+	source := ""
+	if in.Has(prompt.FieldChatTemplateKwargs) { // a second door
 		kwargs, err := in.dictOf(prompt.FieldChatTemplateKwargs)
 		if err != nil {
 			return nil, err
 		}
-		if v, ok := kwargs.Get("chat_template"); ok && !v.IsNone() {
+		text, has, ok := textOf(kwargs, "chat_template")
+		if (has || !ok) && (engine != VLLM || !m.options.TrustTemplates) {
 			return nil, m.untrusted(engine)
 		}
+		if !ok {
+			return nil, refuse("chat_template: input should be a valid string")
+		}
+		source = text
 	}
-	if !in.Has(prompt.FieldChatTemplate) {
+	if in.Has(prompt.FieldChatTemplate) {
+		if !m.options.TrustTemplates {
+			return nil, m.untrusted(engine)
+		}
+		raw := in.Raw(prompt.FieldChatTemplate)
+		if raw[0] != '"' {
+			return nil, refuse("chat_template: input should be a valid string")
+		}
+		text, err := prompt.AppendText(nil, raw)
+		if err != nil {
+			return nil, refuse("chat_template: %v", err)
+		}
+		if len(text) > 0 {
+			source = string(text)
+		}
+	}
+	if source == "" {
 		return m.ownTemplate(tools)
 	}
-	if !m.options.TrustTemplates {
-		return nil, m.untrusted(engine)
-	}
-	raw := in.Raw(prompt.FieldChatTemplate)
-	if raw[0] != '"' {
-		return nil, refuse("chat_template: input should be a valid string")
-	}
-	source, err := prompt.AppendText(nil, raw)
-	if err != nil {
-		return nil, refuse("chat_template: %v", err)
-	}
-	if len(source) == 0 {
-		return m.ownTemplate(tools)
-	}
-	if t, ok := m.brought.Get(string(source)); ok {
+	if t, ok := m.brought.Get(source); ok {
 		return t, nil
 	}
-	t, err := compileBrought(string(source))
+	t, err := compileBrought(source)
 	if err != nil {
 		return nil, asRefusal(err, engine)
 	}
-	m.brought.Add(string(source), t)
+	m.brought.Add(source, t)
 	return t, nil
 }
 

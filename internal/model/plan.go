@@ -3,6 +3,8 @@ package model
 import (
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -61,17 +63,39 @@ func parseField(name string, raw []byte) (jinja.Value, error) {
 
 // flag reads a boolean field as pydantic does in its lax mode; anything else is refused.
 func (in input) flag(f prompt.Field, absent bool) (bool, error) {
-	switch raw := string(in.Raw(f)); strings.ToLower(strings.Trim(raw, `"`)) {
-	case "":
-		if raw == "" {
-			return absent, nil
-		}
-	case "true", "1", "yes", "on", "t", "y":
-		return true, nil
-	case "false", "0", "no", "off", "f", "n":
-		return false, nil
+	raw := in.Raw(f)
+	if raw == nil {
+		return absent, nil
 	}
-	return false, refuse("%s: input should be a valid boolean", f)
+	b, ok := laxBool(string(raw))
+	if !ok {
+		return false, refuse("%s: input should be a valid boolean", f)
+	}
+	return b, nil
+}
+
+// laxBool reads a JSON value as pydantic reads a boolean.
+func laxBool(raw string) (value, ok bool) {
+	switch strings.ToLower(strings.Trim(raw, `"`)) {
+	case "true", "1", "yes", "on", "t", "y", "1.0":
+		return true, true
+	case "false", "0", "no", "off", "f", "n", "0.0":
+		return false, true
+	}
+	return false, false
+}
+
+// laxInt reads an integer as pydantic does: also as a text, or as a number without a fraction.
+func (in input) laxInt(f prompt.Field) (int64, bool) {
+	if n, ok := in.Int(f); ok {
+		return n, true
+	}
+	raw := strings.TrimSpace(strings.Trim(string(in.Raw(f)), `"`))
+	x, err := strconv.ParseFloat(raw, 64)
+	if err != nil || x != math.Trunc(x) || math.Abs(x) > 1<<53 {
+		return 0, false
+	}
+	return int64(x), true
 }
 
 // listOf reads a field that must be a list; nil if it is absent or null.

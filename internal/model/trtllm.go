@@ -33,7 +33,7 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	if p.ids, p.haveIDs, err = in.givenIDs("prompt_token_ids"); p.haveIDs || err != nil {
 		return p, err
 	}
-	shape := vllmShape{reasoning: true, p: p}
+	shape := vllmShape{legacy: true, p: p}
 	shown, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {
 		return nil, err

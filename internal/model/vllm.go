@@ -13,11 +13,13 @@ import (
 
 // vllmChat follows /v1/chat/completions, or /tokenize, which knows fewer fields and refuses less.
 func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
-	if err := vllmSalt(in); err != nil {
-		return nil, err
-	}
-	if in.Has(prompt.FieldStreamOptions) && !in.Stream() {
-		return nil, refuse("Stream options can only be defined when `stream=True`.")
+	if !tokenize {
+		if err := vllmSalt(in); err != nil {
+			return nil, err
+		}
+		if in.Has(prompt.FieldStreamOptions) && !in.Stream() {
+			return nil, refuse("Stream options can only be defined when `stream=True`.")
+		}
 	}
 	add, err := in.flag(prompt.FieldAddGenerationPrompt, true)
 	if err != nil {
@@ -41,7 +43,7 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{template: template.compiled, brought: template.brought, dated: template.dated, continued: cont}
-	shape := vllmShape{openai: template.openAI, reasoning: !tokenize, p: p}
+	shape := vllmShape{openai: template.openAI, legacy: !tokenize, p: p}
 	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {
 		return nil, err
@@ -61,9 +63,10 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 		return nil, err
 	}
 	p.vars.Set("messages", jinja.List(list))
-	p.vars.Set("tools", jinja.None())
 	if haveTools {
 		p.vars.Set("tools", jinja.List(tools))
+	} else if _, given := p.vars.Get("tools"); !given {
+		p.vars.Set("tools", jinja.None())
 	}
 	p.vars.Set("add_generation_prompt", jinja.Bool(add))
 	if p.addSpecial, err = in.flag(prompt.FieldAddSpecialTokens, false); err != nil {
@@ -106,9 +109,7 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 			if !ok || !slices.Contains(efforts, level) {
 				return nil, refuse("reasoning_effort: input should be one of %s", strings.Join(efforts, ", "))
 			}
-			if level != "auto" {
-				merged.Set("reasoning_effort", effort)
-			}
+			merged.Set("reasoning_effort", effort)
 			if _, given := kwargs.Get("enable_thinking"); !given {
 				merged.Set("enable_thinking", jinja.Bool(level != "none"))
 			}
@@ -119,11 +120,12 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 	merged.Range(func(k, v jinja.Value) bool {
 		key, _ := k.AsString()
 		switch key {
-		case "chat_template", "tokenize":
-			refusal = refuse("Found unexpected chat template kwargs from request: {'%s'}", key)
+		case "chat_template", "tokenize": // set by the engine, or read elsewhere
+		case "tools":
+			vars.Set(key, v) // the request's own win
 		case "messages":
 			refusal = refuse("jinja2.environment.Template.render() got multiple values for keyword argument 'messages'")
-		case "tools", "conversation":
+		case "conversation":
 			refusal = refuse("apply_chat_template() got multiple values for keyword argument '%s'", key)
 		case "add_generation_prompt", "continue_final_message":
 		case "documents":
@@ -141,7 +143,7 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 	return vars, refusal
 }
 
-var efforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max", "auto"}
+var efforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
 
 func checkDocuments(v jinja.Value) error {
 	items, ok := v.AsList()
@@ -225,7 +227,8 @@ func (m *Model) vllmNamedTool(choice jinja.Value, tools []jinja.Value) error {
 	return nil
 }
 
-// vllmTool is ChatCompletionToolsParam.model_dump(): declared fields first, in their order, null where absent, then the rest.
+// vllmTool is ChatCompletionToolsParam.model_dump(): the declared fields in their order, null where absent, but for the two
+// flags; others are dropped.
 func vllmTool(v jinja.Value) (jinja.Value, error) {
 	tool, ok := v.AsDict()
 	if !ok {
@@ -254,25 +257,54 @@ func vllmTool(v jinja.Value) (jinja.Value, error) {
 			return v, refuse("tools.function.parameters: input should be a valid dictionary")
 		}
 	}
-	out := jinja.NewDict(2)
+	deferred, err := vllmFlag(tool, "defer_loading")
+	if err != nil {
+		return v, err
+	}
+	fn := jinja.NewDict(5)
+	for _, key := range [...]string{"name", "description", "parameters"} {
+		member := jinja.None()
+		if given, ok := function.Get(key); ok {
+			member = given
+		}
+		fn.Set(key, member)
+	}
+	for _, key := range [...]string{"strict", "defer_loading"} {
+		member, err := vllmFlag(function, key)
+		if err != nil {
+			return v, err
+		}
+		if key == "defer_loading" && member.IsNone() {
+			member = deferred
+		}
+		if !member.IsNone() {
+			fn.Set(key, member)
+		}
+	}
+	out := jinja.NewDict(3)
 	out.Set("type", jinja.String(kind))
-	out.Set("function", jinja.FromDict(ordered(function, "name", "description", "parameters")))
-	rest(out, tool)
+	out.Set("function", jinja.FromDict(fn))
+	if !deferred.IsNone() {
+		out.Set("defer_loading", deferred)
+	}
 	return jinja.FromDict(out), nil
 }
 
-// ordered copies d with the named keys first, None where they are absent.
-func ordered(d *jinja.Dict, first ...string) *jinja.Dict {
-	out := jinja.NewDict(d.Len() + len(first))
-	for _, key := range first {
-		v, ok := d.Get(key)
-		if !ok {
-			v = jinja.None()
-		}
-		out.Set(key, v)
+// vllmFlag is a boolean or None, read in pydantic's lax mode.
+func vllmFlag(d *jinja.Dict, key string) (jinja.Value, error) {
+	v, ok := d.Get(key)
+	if !ok || v.IsNone() {
+		return jinja.None(), nil
 	}
-	rest(out, d)
-	return out
+	raw, err := jinja.AppendJSON(nil, v, jinja.JSONOptions{})
+	if err != nil {
+		return v, err
+	}
+	b, ok := laxBool(string(raw))
+	if !ok {
+		return v, refuse("tools.%s: Input should be a valid boolean", key)
+	}
+	return jinja.Bool(b), nil
 }
 
 // rest adds the entries of d that out lacks.
@@ -335,7 +367,7 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	if !in.Has(prompt.FieldTruncatePromptTokens) {
 		return nil
 	}
-	n, ok := in.Int(prompt.FieldTruncatePromptTokens)
+	n, ok := in.laxInt(prompt.FieldTruncatePromptTokens)
 	switch {
 	case !ok || n < -1 || n == 0:
 		return refuse("truncate_prompt_tokens: input should be an integer, -1 or at least 1")

@@ -9,9 +9,10 @@ import (
 
 // vllmShape makes the message that vLLM gives to the template out of the one that the client sent.
 type vllmShape struct {
-	openai    bool // the template walks over content parts
-	reasoning bool // reasoning of the history is kept
-	p         *plan
+	openai bool // the template walks over content parts
+	// legacy: reasoning_content of the history stands for reasoning. /tokenize only knows the latter.
+	legacy bool
+	p      *plan
 }
 
 func (s *vllmShape) kind() shapeKind {
@@ -19,7 +20,7 @@ func (s *vllmShape) kind() shapeKind {
 	if s.openai {
 		k |= shapeOpenAI
 	}
-	if s.reasoning {
+	if s.legacy {
 		k |= shapeReasoning
 	}
 	return k
@@ -34,6 +35,8 @@ const (
 	roleUser      = "user"
 )
 
+var vllmRoles = []string{roleUser, roleAssistant, roleTool, roleSystem, roleDeveloper, "function"}
+
 func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	msg, ok := v.AsDict()
 	if !ok {
@@ -47,9 +50,17 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	if given && content.IsNone() && role != roleAssistant {
 		return v, refuse("messages.content: input should be a valid string")
 	}
+	if role == roleAssistant && content.IsNone() {
+		if err := vllmWithoutContent(msg); err != nil {
+			return v, err
+		}
+	}
+	if role == roleSystem {
+		content = withoutBillingHeader(content)
+	}
 	out := jinja.NewDict(6)
 	out.Set("role", jinja.String(role))
-	body, err := s.content(content, role == roleTool)
+	body, err := s.content(content, role == roleTool, slices.Contains(vllmRoles, role))
 	if err != nil {
 		return v, err
 	}
@@ -72,6 +83,9 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 			return v, refuse("messages.name: input should be a valid string")
 		}
 		out.Set("name", name)
+	}
+	if task, has, _ := textOf(msg, "task"); has {
+		out.Set("task", jinja.String(task))
 	}
 	if role == roleDeveloper {
 		tools, ok := msg.Get("tools")
@@ -102,21 +116,75 @@ func (s *vllmShape) assistant(out, msg *jinja.Dict) error {
 			out.Set("tool_calls", jinja.List(list))
 		}
 	}
-	if !s.reasoning {
-		return nil
+	thought, _ := msg.Get("reasoning")
+	if s.legacy && (thought.IsNone() || thought.IsUndefined()) {
+		thought, _ = msg.Get("reasoning_content")
 	}
-	for _, key := range [...]string{"reasoning", "reasoning_content"} {
-		text, has, ok := textOf(msg, key)
-		if !ok {
-			return refuse("messages.%s: input should be a valid string", key)
-		}
-		if has {
-			out.Set("reasoning", jinja.String(text))
-			out.Set("reasoning_content", jinja.String(text))
-			return nil
-		}
+	if !thought.IsNone() && !thought.IsUndefined() {
+		out.Set("reasoning", thought)
+		out.Set("reasoning_content", thought)
 	}
 	return nil
+}
+
+// vllmWithoutContent is for a message of the assistant whose content is null: it has to be of the declared type, because
+// the type for everything else wants content.
+func vllmWithoutContent(msg *jinja.Dict) error {
+	for _, key := range [...]string{"function_call", "audio"} {
+		if v, ok := msg.Get(key); ok && !v.IsNone() {
+			if _, ok := v.AsDict(); !ok {
+				return refuse("messages.%s: Input should be a valid dictionary", key)
+			}
+		}
+	}
+	if _, _, ok := textOf(msg, "refusal"); !ok {
+		return refuse("messages.refusal: Input should be a valid string")
+	}
+	return nil
+}
+
+// billingHeader begins a line that Claude Code puts in front of its system prompt. It is another one in each request, so
+// vLLM drops it.
+const billingHeader = "x-anthropic-billing-header"
+
+// withoutBillingHeader drops that line from a text or from each text part.
+func withoutBillingHeader(content jinja.Value) jinja.Value {
+	if text, ok := content.AsString(); ok {
+		if strings.HasPrefix(text, billingHeader) {
+			_, text, _ = strings.Cut(text, "\n")
+			return jinja.String(text)
+		}
+		return content
+	}
+	parts, ok := content.AsList()
+	if !ok {
+		return content
+	}
+	kept := make([]jinja.Value, 0, len(parts))
+	for _, v := range parts {
+		text, isText := v.AsString()
+		part, _ := v.AsDict()
+		if part != nil {
+			if kind, _, _ := textOf(part, "type"); kind == "text" {
+				text, isText, _ = textOf(part, "text")
+			}
+		}
+		if isText && strings.HasPrefix(text, billingHeader) {
+			_, text, _ = strings.Cut(text, "\n")
+			if text == "" {
+				continue
+			}
+			if part == nil {
+				v = jinja.String(text)
+			} else {
+				part = part.Clone()
+				part.Set("text", jinja.String(text))
+				v = jinja.FromDict(part)
+			}
+		}
+		kept = append(kept, v)
+	}
+	return jinja.List(kept)
 }
 
 // vllmCall is one tool call of the history: its keys in the declared order, others dropped, the arguments as an object.
@@ -143,7 +211,7 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 		return v, refuse("messages.tool_calls.function: name and arguments should be valid strings")
 	}
 	arguments, err := jinja.ParseJSON([]byte(text))
-	if err != nil {
+	if _, ok := arguments.AsDict(); err != nil || !ok {
 		arguments = jinja.FromDict(nil)
 	}
 	fn := jinja.NewDict(2)
@@ -157,7 +225,7 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 }
 
 // content flattens the parts, or wraps them if the template walks over them.
-func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
+func (s *vllmShape) content(v jinja.Value, flatten, declared bool) (jinja.Value, error) {
 	var texts []string
 	wrapped := []jinja.Value{}
 	add := func(text string) {
@@ -174,7 +242,13 @@ func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
 		}
 		add(text)
 	} else if parts, ok := v.AsList(); ok {
+		bareToo := !declared || slices.ContainsFunc(parts, func(v jinja.Value) bool { _, ok := v.AsDict(); return ok })
 		for i := range parts {
+			text, bare := parts[i].AsString()
+			if bare && bareToo { // pydantic takes bare texts beside parts, and alone where the type is the catch-all
+				add(text)
+				continue
+			}
 			text, media, err := vllmPart(parts[i])
 			if err != nil {
 				return v, err
