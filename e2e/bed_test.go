@@ -341,7 +341,7 @@ func (b *bed) quiet() {
 	leaks := ""
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		leaks = ""
-		for _, m := range []string{"kvlane_reservations", "kvlane_active_requests", "kvlane_queued_tokens", "kvlane_resident_tokens", "kvlane_extproc_streams", "kvlane_double_releases"} {
+		for _, m := range []string{"kvlane_reservations", "kvlane_active_requests", "kvlane_queued_tokens", "kvlane_resident_tokens", "kvlane_extproc_streams", "kvlane_double_releases_total"} {
 			if v := b.metric(m); v != 0 {
 				leaks += fmt.Sprintf(" %s=%v", m, v)
 			}

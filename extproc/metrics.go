@@ -15,13 +15,22 @@ const (
 	FailureBadPick         Failure = "bad_pick"         // Decision.Endpoint is not an address
 	FailureBadHeader       Failure = "bad_header"       // a header of the decision was left out
 	FailureBadEdit         Failure = "bad_edit"         // edits out of range, or where the body is not ours to change
-	FailureLateFirstToken  Failure = "late_first_token" // seen after the request's end
+	FailureLateFirstToken  Failure = "late_first_token" // seen after the request's end: usual for answers that come in one piece
 	FailureUnknownRequest  Failure = "unknown_request"  // first token or access log of a request that we do not know
 	FailureOutcomeOverflow Failure = "outcome_overflow" // a request was forgotten before its outcome came
 	FailureProtocol        Failure = "protocol"         // a message that does not decode
 	FailureObservedRequest Failure = "observed_request" // an observing filter that sends requests: there is nothing to decide
 	FailureCancelled       Failure = "cancelled"        // the client gave up while Decide ran
 )
+
+// Failures lists all of them.
+func Failures() []Failure {
+	return []Failure{
+		FailurePanic, FailureBodyTooLarge, FailureAbandoned, FailureExtraMessage, FailureUnexpected, FailureBadPick, FailureBadHeader,
+		FailureBadEdit, FailureLateFirstToken, FailureUnknownRequest, FailureOutcomeOverflow, FailureProtocol,
+		FailureObservedRequest, FailureCancelled,
+	}
+}
 
 // Metrics are hooks, called on the road of a request: they must be quick and safe
 // for concurrent use. Nil hooks are allowed.

@@ -261,23 +261,36 @@ func (d *demo) welcome() {
 	for i, e := range d.engines {
 		fmt.Fprintf(w, "  %-9s  %s  (simulated vLLM with %d ranks)\n", d.name(i), e.URL(), c.Workers.Static[i].Ranks)
 	}
+	what := `Try this twice. The first answer comes from any rank; the second from the rank that cached the first, and
+"cached_tokens" in its usage says so. Look at the headers x-kvlane-target and x-kvlane-matched-tokens.`
 	if d.pd {
-		fmt.Fprint(w, `
-Prompts with 64 uncached tokens and more are computed by a prefill engine, which hands its blocks to the decode
-engine that answers: the header x-kvlane-prefill names it. Send the same again and the decode engine has it all.
-`)
+		what = `Try this twice. A prompt with 64 uncached tokens and more is computed by a prefill engine, which the header
+x-kvlane-prefill names, and handed to the decode engine that answers. The second time the decode engine has it all.`
+	}
+	self, err := os.Executable()
+	if err != nil {
+		self = "kvlane"
 	}
 	fmt.Fprintf(w, `
-Try this twice. The first answer comes from any rank; the second from the rank that cached the first, and
-"cached_tokens" in its usage says so. Look at the headers x-kvlane-target and x-kvlane-matched-tokens.
+%s
 
 curl -is http://%s/v1/chat/completions -H 'content-type: application/json' -H 'x-session-id: me' -d '{"model": "%s", "max_tokens": 16,
   "messages": [{"role": "system", "content": "%s"}, {"role": "user", "content": "Hello"}]}'
 
-Why a request went where it went:   kvlane explain REQUEST-ID   (the answer's x-request-id), or
-curl -s http://%s/debug/decisions
-Configuration and logs are in %s. Ctrl-C stops everything.
-`, c.Envoy.Ingress, demoModel, demoSystem, c.Admin.Address, d.dir)
+Why a request went where it went, with the answer's x-request-id:
+%s explain%s REQUEST-ID
+The last decisions:   curl -s http://%s/debug/decisions
+Envoy's own pages:    http://%s
+Configuration and logs are in %s until Ctrl-C stops everything.
+`, what, c.Envoy.Ingress, demoModel, demoSystem, self, adminFlag(c.Admin.Address), c.Admin.Address, c.Envoy.Admin, d.dir)
+}
+
+// adminFlag is what explain needs to find an admin port that is not the default.
+func adminFlag(address string) string {
+	if address == config.Default().Admin.Address {
+		return ""
+	}
+	return " --admin " + address
 }
 
 const demoSystem = "You are a librarian who answers briefly and names the shelf. You know the catalogue by heart: novels stand on " +
@@ -355,8 +368,12 @@ func (d *demo) checkPD(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(d.io.out, "turn %d: prefill on %q, answered by %s, %d prompt tokens, %d predicted as cached there, %d cached by the engine\n",
-			i+1, t.Prefill, t.Target, t.Prompt, t.Matched, t.Cached)
+		where := "no prefill leg"
+		if t.Prefill != "" {
+			where = "prefilled on " + t.Prefill
+		}
+		fmt.Fprintf(d.io.out, "turn %d: %s, answered by %s, %d prompt tokens, %d predicted as cached there, %d cached by the engine\n",
+			i+1, where, t.Target, t.Prompt, t.Matched, t.Cached)
 		turns[i] = t
 		messages = append(messages, map[string]string{"role": "assistant", "content": t.Text}, map[string]string{"role": "user", "content": question})
 	}

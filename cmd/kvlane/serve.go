@@ -384,11 +384,19 @@ func protocolMetrics(m *telemetry.Metrics) extproc.Metrics {
 	for kind := range extproc.NumKinds {
 		messages[kind] = m.ExtProcMessages.WithLabelValues(kind.String())
 	}
+	failures := map[extproc.Failure]prometheus.Counter{}
+	for _, f := range extproc.Failures() {
+		if f == extproc.FailureLateFirstToken {
+			continue
+		}
+		failures[f] = m.ExtProcFailures.WithLabelValues(string(f))
+	}
+	failures[extproc.FailureLateFirstToken] = m.LateFirstTokens // usual for short answers: no failure that should alarm anybody
 	return extproc.Metrics{
 		Opened:   func(mode extproc.Mode) { streams[mode].Inc() },
 		Closed:   func(mode extproc.Mode) { streams[mode].Dec() },
 		Message:  func(k extproc.Kind) { messages[k].Inc() },
-		Failure:  func(f extproc.Failure) { m.ExtProcFailures.WithLabelValues(string(f)).Inc() },
+		Failure:  func(f extproc.Failure) { failures[f].Inc() },
 		Answered: func(mode extproc.Mode, d time.Duration) { answers[mode]().Observe(d.Seconds()) },
 	}
 }

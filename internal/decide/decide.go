@@ -40,6 +40,11 @@ const (
 	degradedShortPrompt = "shorter than a block"
 )
 
+// degradations are the reasons above that any installation can meet: their counters exist before the first case.
+var degradations = []string{
+	degradedPartial, degradedModel, degradedTokenizer, degradedSuspended, degradedRefused, degradedTokens, degradedFront, degradedShortPrompt,
+}
+
 // Options of a Decider.
 type Options struct {
 	Config  *config.Config
@@ -138,6 +143,9 @@ func New(o Options) (*Decider, error) {
 		served: o.Models, models: map[string]*Served{}, journal: newJournal(o.Config.Explain.Keep),
 		onEndpoints: o.OnEndpoints, onSuspect: o.OnSuspect, bodies: prompt.NewMemo(bodyMemo(o.Models)), legs: legs,
 		desks: newDesks(), routed: newRouted(o.Metrics),
+	}
+	for _, reason := range degradations {
+		o.Metrics.Degraded.WithLabelValues(reason)
 	}
 	d.waiting = waiting{queue: routing.Queue{Max: o.Config.Routing.Wait.Requests}, patience: o.Config.Routing.Wait.Timeout.Std(), byID: map[uint64]*waiter{}}
 	if d.now == nil {

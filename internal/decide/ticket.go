@@ -264,8 +264,8 @@ func (d *Decider) collect(emit func(name, help string, value float64, labels ...
 	emit("active_requests_variance", "Variance of active_requests over all targets.", squares/n-(sum/n)*(sum/n))
 	emit("reservations", "Reservations that have not ended.", float64(live))
 	emit("waiting_requests", "Requests that wait for room (routing.wait).", float64(waiting))
-	emit("double_releases", "Reservations that were given back twice; a bug if not 0.", float64(doubles))
-	emit("stale_reports", "Load reports that were not believed.", float64(stale))
+	emit("double_releases_total", "Reservations that were given back twice; a bug if not 0.", float64(doubles))
+	emit("stale_reports_total", "Load reports that were not believed.", float64(stale))
 	for _, m := range d.fleet.Load().members {
 		ready := 0.0
 		if m.Ready && !m.Draining {

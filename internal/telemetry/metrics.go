@@ -69,6 +69,8 @@ type Metrics struct {
 	ExtProcMessages *prometheus.CounterVec
 	ExtProcAnswers  *prometheus.HistogramVec
 	ExtProcFailures *prometheus.CounterVec
+	// LateFirstTokens counts answers whose first piece was seen after their end.
+	LateFirstTokens prometheus.Counter
 	// Checks counts health checks by worker and outcome.
 	Checks *prometheus.CounterVec
 	// Legs counts prefill legs by prefill worker and outcome.
@@ -121,6 +123,9 @@ func New(version string) *Metrics {
 		Renders:         counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker open).", "model", "outcome"),
 		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model and outcome.", "model", "outcome"),
 	}
+	m.LateFirstTokens = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "kvlane", Name: "extproc_late_first_tokens_total",
+		Help: "Answers whose first piece was observed after their end: usual for answers that come in one piece."})
+	reg.MustRegister(m.LateFirstTokens)
 	m.ExtProcStreams = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kvlane", Name: "extproc_streams", Help: "Open ext_proc streams, by request body mode."}, []string{"mode"})
 	reg.MustRegister(m.ExtProcStreams)
 	m.ExtProcAnswers = histogram("extproc_answer_seconds", "Time from the last body byte to the last byte of the decision handed to gRPC, by request body mode.", decisionBuckets, "mode")
