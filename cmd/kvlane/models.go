@@ -34,6 +34,7 @@ func loadModels(c *config.Config, metrics *telemetry.Metrics, log zerolog.Logger
 			}}
 		}
 		if m.Tokenizer != "" {
+			log.Info().Str("model", m.Name).Str("tokenizer", m.Tokenizer).Msg("loading tokenizer")
 			begin := time.Now()
 			s.Model, err = loadModel(m)
 			switch {
