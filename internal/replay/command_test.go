@@ -28,8 +28,29 @@ func TestOTel(t *testing.T) {
 	if len(first) != 3 || len(second) != 6 || second[2] != first[2] || other[0] == first[0] {
 		t.Errorf("blocks %v, %v, %v", first, other, second)
 	}
-	if _, err := ReadOTel(strings.NewReader("{}"), 1, 0); err == nil {
-		t.Error("a span without tokens was accepted")
+	// The same from OTLP's file exporter, which writes 64-bit numbers as texts; spans of
+	// something else stand beside.
+	kv := func(key, kind, value string) string {
+		return fmt.Sprintf(`{"key": %q, "value": {%q: %q}}`, key, kind, value)
+	}
+	turn := func(start, input string) string {
+		return `{"startTimeUnixNano": "` + start + `", "attributes": [` + kv("session.id", "stringValue", "a") + "," +
+			kv("gen_ai.usage.prompt_tokens", "intValue", input) + "," + kv("gen_ai.usage.completion_tokens", "intValue", "5") + `]}`
+	}
+	otlp := `{"resourceSpans": [{"scopeSpans": [{"spans": [` + turn("3000000000", "400") + `, {"startTimeUnixNano": "5", "attributes": []}]}]}]}` + "\n\n" +
+		`{"resourceSpans": [{"scopeSpans": [{"spans": [` + turn("1000000000", "200") + `]}]}]}`
+	if w, err = ReadOTel(strings.NewReader(otlp), 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	r = w.Generate(1)
+	if len(r) != 2 || r[1].At != 2 || r[1].Prompt != 400 || r[1].Output != 5 || r[1].Conversation != "a" || r[1].Blocks[2] != r[0].Blocks[2] {
+		t.Errorf("OTLP: %+v", r)
+	}
+	for _, bad := range []string{"{}", "", "x", `{"start_time_unix_nano": "soon", "gen_ai.usage.input_tokens": 4}`, `{"resourceSpans": []}`,
+		`{"gen_ai.usage.input_tokens": "many"}`, `{"gen_ai.usage.input_tokens": -4}`} {
+		if _, err := ReadOTel(strings.NewReader(bad), 1, 0); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
 	}
 }
 

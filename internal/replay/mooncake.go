@@ -3,6 +3,7 @@ package replay
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -69,6 +70,9 @@ func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 	}
 	if err := lines.Err(); err != nil {
 		return Workload{}, fmt.Errorf("read trace: %w", err)
+	}
+	if len(trace) == 0 {
+		return Workload{}, errors.New("the trace is empty")
 	}
 	return Workload{Name: fmt.Sprintf("mooncake x%g", load), BlockSize: mooncakeBlock, Generate: spread(trace, load, jitter)}, nil
 }

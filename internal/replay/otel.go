@@ -2,54 +2,177 @@ package replay
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"sort"
 )
 
-// ReadOTel reads spans of generative-AI requests as JSON lines: start_time_unix_nano
-// and the attributes gen_ai.conversation.id, gen_ai.usage.input_tokens and
-// gen_ai.usage.output_tokens, in an object "attributes" or beside it. Spans carry no
-// content: a turn's prompt is taken to begin with the prompt of the turn before it,
-// as far as it is long enough, and to share nothing with other conversations.
+// genAI are the attributes of a request's span that are used, by their names in
+// OpenTelemetry's conventions; older names stand behind.
+type genAI struct {
+	Conversation, Session              string
+	Input, OldInput, Output, OldOutput int64
+}
+
+// names are where values of attributes go.
+func (a *genAI) names() map[string]any {
+	return map[string]any{
+		"gen_ai.conversation.id": &a.Conversation, "session.id": &a.Session,
+		"gen_ai.usage.input_tokens": &a.Input, "gen_ai.usage.prompt_tokens": &a.OldInput,
+		"gen_ai.usage.output_tokens": &a.Output, "gen_ai.usage.completion_tokens": &a.OldOutput,
+	}
+}
+
+// read takes attributes as an object of names, or as OTLP's list of {key, value}.
+func (a *genAI) read(text json.RawMessage) error {
+	values := map[string]json.RawMessage{}
+	if bytes.HasPrefix(text, []byte("[")) {
+		var list []struct {
+			Key   string `json:"key"`
+			Value struct {
+				String json.RawMessage `json:"stringValue"`
+				Int    json.RawMessage `json:"intValue"`
+			} `json:"value"`
+		}
+		if err := json.Unmarshal(text, &list); err != nil {
+			return err
+		}
+		for _, kv := range list {
+			if values[kv.Key] = kv.Value.Int; kv.Value.Int == nil {
+				values[kv.Key] = kv.Value.String
+			}
+		}
+	} else if len(text) > 0 {
+		if err := json.Unmarshal(text, &values); err != nil {
+			return err
+		}
+	}
+	for name, to := range a.names() {
+		v := values[name]
+		if v == nil {
+			continue
+		}
+		if _, number := to.(*int64); number {
+			v = bytes.Trim(v, `"`) // OTLP writes 64-bit integers as texts
+		}
+		if err := json.Unmarshal(v, to); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// span is one request.
+type span struct {
+	start int64
+	genAI
+}
+
+// readSpan reads a span with its attributes in an object or list "attributes" or
+// beside it.
+func readSpan(text json.RawMessage) (s span, err error) {
+	var fields struct {
+		Start      json.RawMessage `json:"start_time_unix_nano"`
+		OTLP       json.RawMessage `json:"startTimeUnixNano"`
+		Attributes json.RawMessage `json:"attributes"`
+	}
+	if err := json.Unmarshal(text, &fields); err != nil {
+		return s, err
+	}
+	if fields.Start == nil {
+		fields.Start = fields.OTLP
+	}
+	if fields.Start != nil {
+		if err := json.Unmarshal(bytes.Trim(fields.Start, `"`), &s.start); err != nil {
+			return s, fmt.Errorf("start: %w", err)
+		}
+	}
+	for _, attributes := range []json.RawMessage{text, fields.Attributes} {
+		if err := s.read(attributes); err != nil {
+			return s, err
+		}
+	}
+	s.Conversation = cmp.Or(s.Conversation, s.Session)
+	s.Input, s.Output = cmp.Or(s.Input, s.OldInput), cmp.Or(s.Output, s.OldOutput)
+	return s, nil
+}
+
+// readSpans reads a line: a span, or an export of OTLP, of which spans without tokens
+// are passed over.
+func readSpans(line []byte) ([]span, error) {
+	var export struct {
+		Resources []struct {
+			Scopes []struct {
+				Spans []json.RawMessage `json:"spans"`
+			} `json:"scopeSpans"`
+		} `json:"resourceSpans"`
+	}
+	if err := json.Unmarshal(line, &export); err != nil {
+		return nil, err
+	}
+	if export.Resources == nil {
+		s, err := readSpan(line)
+		return []span{s}, err
+	}
+	var spans []span
+	for _, r := range export.Resources {
+		for _, scope := range r.Scopes {
+			for _, text := range scope.Spans {
+				s, err := readSpan(text)
+				if err != nil {
+					return nil, err
+				}
+				if s.Input > 0 {
+					spans = append(spans, s)
+				}
+			}
+		}
+	}
+	return spans, nil
+}
+
+// ReadOTel reads spans of generative-AI requests, one JSON object a line: a span with
+// start_time_unix_nano and the attributes gen_ai.conversation.id (or session.id),
+// gen_ai.usage.input_tokens and gen_ai.usage.output_tokens, or what OTLP's file
+// exporter writes. Spans carry no content: a turn's prompt is taken to begin with the
+// prompt of the turn before it, as far as it is long enough, and to share nothing with
+// other conversations.
 func ReadOTel(in io.Reader, load, jitter float64) (Workload, error) {
-	type attributes struct {
-		Conversation string `json:"gen_ai.conversation.id"`
-		Input        int    `json:"gen_ai.usage.input_tokens"`
-		Output       int    `json:"gen_ai.usage.output_tokens"`
-	}
-	type span struct {
-		Start      int64      `json:"start_time_unix_nano"`
-		Attributes attributes `json:"attributes"`
-		attributes
-	}
 	var spans []span
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 1<<24)
-	for lines.Scan() {
-		var s span
-		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
-			return Workload{}, fmt.Errorf("span %d: %w", len(spans)+1, err)
+	for number := 1; lines.Scan(); number++ {
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
 		}
-		if s.Attributes.Input == 0 {
-			s.Attributes = s.attributes
+		more, err := readSpans(lines.Bytes())
+		if err != nil {
+			return Workload{}, fmt.Errorf("spans, line %d: %w", number, err)
 		}
-		if s.Attributes.Input < 1 || s.Attributes.Output < 0 || max(s.Attributes.Input, s.Attributes.Output) > maxTokens {
-			return Workload{}, fmt.Errorf("span %d: %d input and %d output tokens", len(spans)+1, s.Attributes.Input, s.Attributes.Output)
+		for _, s := range more {
+			if s.Input < 1 || s.Output < 0 || max(s.Input, s.Output) > maxTokens {
+				return Workload{}, fmt.Errorf("spans, line %d: %d input and %d output tokens", number, s.Input, s.Output)
+			}
 		}
-		spans = append(spans, s)
+		spans = append(spans, more...)
 	}
 	if err := lines.Err(); err != nil {
 		return Workload{}, fmt.Errorf("read spans: %w", err)
 	}
-	sort.SliceStable(spans, func(i, j int) bool { return spans[i].Start < spans[j].Start })
+	if len(spans) == 0 {
+		return Workload{}, errors.New("no span has gen_ai.usage.input_tokens")
+	}
+	sort.SliceStable(spans, func(i, j int) bool { return spans[i].start < spans[j].start })
 	trace := make([]Request, len(spans))
 	before := map[string][]uint64{}
 	for i := range spans {
-		a := &spans[i].Attributes
-		full := a.Input / skewBlock
+		a := &spans[i]
+		full := int(a.Input) / skewBlock
 		blocks := before[a.Conversation]
 		if a.Conversation == "" {
 			blocks = nil
@@ -57,7 +180,7 @@ func ReadOTel(in io.Reader, load, jitter float64) (Workload, error) {
 		kept := min(full, len(blocks))
 		blocks = chain(append([]uint64(nil), blocks[:kept]...), uint64(i)+1, full-kept)
 		before[a.Conversation] = blocks
-		trace[i] = Request{At: float64(spans[i].Start-spans[0].Start) / 1e9, Conversation: a.Conversation, Prompt: a.Input, Output: max(a.Output, 1), Blocks: blocks}
+		trace[i] = Request{At: float64(a.start-spans[0].start) / 1e9, Conversation: a.Conversation, Prompt: int(a.Input), Output: max(int(a.Output), 1), Blocks: blocks}
 	}
 	return Workload{Name: fmt.Sprintf("spans x%g", load), BlockSize: skewBlock, Generate: spread(trace, load, max(jitter, 0))}, nil
 }

@@ -117,6 +117,7 @@ func TestSameSeedSameBytes(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	for name, trace := range map[string]string{
 		"no JSON":         "x\n",
+		"nothing":         "",
 		"empty prompt":    `{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}`,
 		"negative output": `{"timestamp": 0, "input_length": 1, "output_length": -1, "hash_ids": []}`,
 	} {
