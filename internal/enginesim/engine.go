@@ -74,6 +74,9 @@ func (e *Engine) open() error {
 	o := &e.opts
 	common := make(chan struct{}, 1)
 	for i := range o.Ranks {
+		if err := e.ctx.Err(); err != nil { // told to stop before it started
+			return err
+		}
 		r := &rank{eng: e, local: i, wake: make(chan struct{}, 1), hash: o.hasher()}
 		if o.CoupledRanks {
 			r.wake = common

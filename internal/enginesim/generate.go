@@ -23,6 +23,13 @@ const (
 	inferenceAPI // vLLM's tokens in, tokens out
 )
 
+const (
+	// maxAnswers is vLLM's default bound of n (VLLM_MAX_N_SEQUENCES).
+	maxAnswers = 16384
+	// maxRequestTokens bounds all prompts and answers of one request together: room for them is made at once.
+	maxRequestTokens = 1 << 20
+)
+
 // call is one request for generation on its way.
 type call struct {
 	*service
@@ -100,8 +107,12 @@ func (c *call) prepare() error {
 		n = *c.body.N
 	}
 	if n < 1 {
-		return badRequest("n must be at least 1")
+		return badRequest(fmt.Sprintf("n must be at least 1, got %d.", n))
 	}
+	if n > maxAnswers {
+		return badRequest(fmt.Sprintf("n must be at most %d, got %d. To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable.", maxAnswers, n))
+	}
+	size := 0
 	id := identity{lora: lora, extra: c.body.ExtraKey}
 	if c.body.CacheSalt != nil {
 		id.salt = *c.body.CacheSalt
@@ -110,6 +121,9 @@ func (c *call) prepare() error {
 		limit, err := c.answerTokens(len(prompt))
 		if err != nil {
 			return err
+		}
+		if size += n * (len(prompt) + limit); size > maxRequestTokens {
+			return badRequest(fmt.Sprintf("this simulated engine takes %d tokens in one request: n times the prompt and max_tokens are more", maxRequestTokens))
 		}
 		for variant := range n {
 			c.seqs = append(c.seqs, &sequence{

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -109,17 +110,17 @@ func (o *Options) BindFlags(f *flag.FlagSet) {
 	f.Func("lora", "comma-separated `names` of adapters", func(s string) error { o.LoRA = strings.Split(s, ","); return nil })
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:8000", "`address` of the API")
 	f.StringVar(&o.SideAddr, "side-listen", "127.0.0.1:0", "`address` for block transfers and /sim")
-	f.IntVar(&o.Ranks, "ranks", 1, "data-parallel ranks")
-	f.IntVar(&o.StartRank, "start-rank", 0, "global number of the first rank")
+	bounded(f, &o.Ranks, "ranks", 1, 1, maxRanks, "data-parallel ranks")
+	bounded(f, &o.StartRank, "start-rank", 0, 0, 1<<20, "global number of the first rank")
 	f.BoolVar(&o.PortPerRank, "port-per-rank", false, "one API port for each rank")
-	f.IntVar(&o.BlockSize, "block-size", 16, "`tokens` in a KV block")
-	f.IntVar(&o.Blocks, "blocks", 4096, "KV blocks of a rank")
+	bounded(f, &o.BlockSize, "block-size", 16, 1, maxBlockSize, "`tokens` in a KV block")
+	bounded(f, &o.Blocks, "blocks", 4096, 2, maxBlocks, "KV blocks of a rank")
 	f.IntVar(&o.MaxModelLen, "max-model-len", 0, "`tokens` of prompt and answer (0: what the blocks hold)")
 	f.StringVar(&o.EventsEndpoint, "events", "tcp://127.0.0.1:5557", "KV event `endpoint`, port + rank; empty for none")
 	f.BoolVar(&o.EventsConnect, "events-connect", false, "connect to the event endpoint instead of binding it")
 	f.StringVar(&o.EventsTopic, "events-topic", "", "`topic` of the events")
 	f.StringVar(&o.ReplayEndpoint, "replay", "", "replay `endpoint`, port + rank; empty for none")
-	f.IntVar(&o.ReplaySteps, "replay-steps", 10000, "`batches` kept for replay")
+	bounded(f, &o.ReplaySteps, "replay-steps", 10000, 1, 1<<20, "`batches` kept for replay")
 	f.BoolVar(&o.OldReplay, "old-replay", false, "replay replies without a topic frame")
 	f.BoolVar(&o.ArrayEvents, "array-events", false, "events as arrays instead of maps")
 	f.BoolVar(&o.RawHashes, "raw-hashes", false, "block hashes as bytes (vllm)")
@@ -139,14 +140,49 @@ func (o *Options) BindFlags(f *flag.FlagSet) {
 	f.DurationVar(&o.Time.A, "step-base", 0, "`time` of an empty step")
 	f.DurationVar(&o.Time.P, "step-prefill", 0, "`time` a prefill token")
 	f.DurationVar(&o.Time.B, "step-decode", 0, "`time` a decoding request and step")
-	f.IntVar(&o.Time.Budget, "step-tokens", 8192, "`tokens` a step")
-	f.IntVar(&o.Time.MaxSeqs, "max-seqs", 256, "`requests` at once on a rank")
+	bounded(f, &o.Time.Budget, "step-tokens", 8192, 1, 1<<24, "`tokens` a step")
+	bounded(f, &o.Time.MaxSeqs, "max-seqs", 256, 1, 1<<16, "`requests` at once on a rank")
 	f.Float64Var(&o.Time.Scale, "time-scale", 1, "`factor` on every step's time; 0 for none")
 	f.Func("role", "both (default), prefill or decode", func(s string) error { o.Role = Role(s); return nil })
 	f.StringVar(&o.Connector, "connector", "", "prefill/decode `protocol` (default: nixl, bootstrap or trtllm, by engine)")
 	f.DurationVar(&o.KVLease, "kv-lease", 30*time.Second, "`time` for which prefilled blocks wait to be fetched")
 	f.StringVar(&o.Bootstrap, "bootstrap", "127.0.0.1:0", "`address` of the bootstrap server (sglang prefill)")
-	f.IntVar(&o.OutputTokens, "output-tokens", 16, "length of an answer whose request names none")
+	bounded(f, &o.OutputTokens, "output-tokens", 16, 1, maxRequestTokens, "length of an answer whose request names none")
+}
+
+// Bounds of what one process plays. A block takes some 100 bytes of memory.
+const (
+	maxRanks     = 256
+	maxBlockSize = 1 << 16
+	maxBlocks    = 1 << 22 // of a rank
+	maxAllBlocks = 1 << 24 // of all ranks
+)
+
+// boundedInt is a flag's number within bounds that the error names.
+type boundedInt struct {
+	p           *int
+	least, most int
+}
+
+func (b boundedInt) String() string {
+	if b.p == nil {
+		return ""
+	}
+	return strconv.Itoa(*b.p)
+}
+
+func (b boundedInt) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < b.least || n > b.most {
+		return fmt.Errorf("want a number from %d to %d", b.least, b.most)
+	}
+	*b.p = n
+	return nil
+}
+
+func bounded(f *flag.FlagSet, p *int, name string, value, least, most int, usage string) {
+	*p = value
+	f.Var(boundedInt{p, least, most}, name, fmt.Sprintf("%s, %d to %d", usage, least, most))
 }
 
 func orInt(p *int, value int) {
@@ -202,8 +238,12 @@ func (o *Options) complete() error {
 		return fmt.Errorf("connector %q is not known", o.Connector)
 	case o.HashAlgo != "sha256" && o.HashAlgo != "sha256_cbor":
 		return fmt.Errorf("hash algorithm %q: want sha256 or sha256_cbor", o.HashAlgo)
-	case o.Ranks < 1 || o.BlockSize < 1 || o.Blocks < 2:
-		return errors.New("ranks and block size must be positive, blocks at least 2")
+	case o.Ranks < 1 || o.Ranks > maxRanks:
+		return fmt.Errorf("%d ranks: want 1 to %d", o.Ranks, maxRanks)
+	case o.BlockSize < 1 || o.BlockSize > maxBlockSize:
+		return fmt.Errorf("block size %d: want 1 to %d", o.BlockSize, maxBlockSize)
+	case o.Blocks < 2 || o.Blocks > maxBlocks || o.Ranks*o.Blocks > maxAllBlocks:
+		return fmt.Errorf("%d blocks on each of %d ranks: want 2 to %d, and at most %d on all", o.Blocks, o.Ranks, maxBlocks, maxAllBlocks)
 	case o.MaxModelLen > usable:
 		return fmt.Errorf("max model len %d is more than the cache holds (%d tokens)", o.MaxModelLen, usable)
 	case o.Tokenizer == nil && o.TokenizerFS == nil:

@@ -3,7 +3,9 @@ package enginesim
 import (
 	"context"
 	"flag"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -54,6 +56,86 @@ func TestBadOptions(t *testing.T) {
 	}
 	if _, err := Start(context.Background(), Options{TokenizerFS: os.DirFS(t.TempDir())}); err == nil {
 		t.Error("started with an empty tokenizer folder")
+	}
+}
+
+// TestNumbersOutOfBounds: each is refused with the flag, the bounds and what was given, before anything is allocated.
+func TestNumbersOutOfBounds(t *testing.T) {
+	for _, arg := range []string{"-ranks=0", "-ranks=70000", "-ranks=-1", "-ranks=x", "-block-size=0", "-block-size=100000000", "-blocks=1", "-blocks=1000000000",
+		"-start-rank=-1", "-replay-steps=0", "-step-tokens=0", "-max-seqs=0", "-output-tokens=0"} {
+		var o Options
+		f := flag.NewFlagSet("engine-sim", flag.ContinueOnError)
+		f.SetOutput(io.Discard)
+		o.BindFlags(f)
+		err := f.Parse([]string{arg})
+		name, value, _ := strings.Cut(arg, "=")
+		if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), value) || !strings.Contains(err.Error(), "want a number from ") {
+			t.Errorf("%s: %v", arg, err)
+		}
+	}
+	for name, o := range map[string]Options{
+		"70000 ranks: want 1 to 256":                {Ranks: 70000},
+		"block size -1: want 1 to 65536":            {BlockSize: -1},
+		"4194304 blocks on each of 256 ranks: want": {Ranks: 256, Blocks: maxBlocks},
+	} {
+		o.Tokenizer = qwenTokenizer(t)
+		if e, err := Start(context.Background(), o); err == nil {
+			e.Close()
+			t.Errorf("%s: started", name)
+		} else if !strings.Contains(err.Error(), name) {
+			t.Errorf("%v, want %s", err, name)
+		}
+	}
+	stopped, cancel := context.WithCancel(context.Background())
+	cancel()
+	if e, err := Start(stopped, Options{Tokenizer: qwenTokenizer(t)}); err == nil {
+		e.Close()
+		t.Error("started after its end")
+	}
+}
+
+// TestManyAnswers: room for all answers is made at once, so their number and length are bounded, and a client that goes ends them.
+func TestManyAnswers(t *testing.T) {
+	e := start(t, Options{Time: TimeModel{B: time.Hour, Scale: 1}})
+	for body, want := range map[string]string{
+		`{"prompt":"a b","n":1000000000}`:                             "n must be at most 16384, got 1000000000",
+		`{"prompt":"a b","n":0}`:                                      "n must be at least 1, got 0",
+		`{"prompt":"a b","n":16384,"max_tokens":60000}`:               "takes 1048576 tokens in one request",
+		`{"prompt":["a","b","c"],"n":100,"max_tokens":10000}`:         "takes 1048576 tokens in one request",
+		`{"prompt":"a","n":9223372036854775807,"max_tokens":1000000}`: "n must be at most 16384",
+	} {
+		res, err := http.Post(e.URL()+"/v1/completions", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(res.Body)
+		if err != nil || res.Body.Close() != nil || res.StatusCode != http.StatusBadRequest || !strings.Contains(string(text), want) {
+			t.Errorf("%s: %d %s %v, want %s", body, res.StatusCode, text, err, want)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL()+"/v1/completions", strings.NewReader(`{"prompt":"a b","n":1000,"max_tokens":100,"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		res, err := http.DefaultClient.Do(req)
+		if err == nil {
+			_, err = io.Copy(io.Discard, res.Body)
+			_ = res.Body.Close()
+		}
+		ended <- err
+	}()
+	for waiting, running := 0, 0; waiting+running < 1000; waiting, running = e.ranks[0].depth() {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("an answer within an hour's step")
+	}
+	for waiting, running := 1, 1; waiting+running > 0; waiting, running = e.ranks[0].depth() {
+		time.Sleep(time.Millisecond)
 	}
 }
 
