@@ -59,7 +59,7 @@ func pairs() []pair {
 		{connector: "lmcache", sim: "lmcache", paths: two, worker: func(e *enginesim.Engine) string {
 			return fmt.Sprintf(", disagg: {receiver_host: 127.0.0.1, receiver_init_ports: [%[1]s], receiver_alloc_ports: [%[1]s]}", port(e.SideAddr()))
 		}},
-		{connector: "sglang", engine: enginesim.SGLang, worker: boot, always: true, paths: []string{"/v1/chat/completions", "/v1/completions", "/generate"}},
+		{connector: "sglang", engine: enginesim.SGLang, worker: boot, always: true, paths: []string{"/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"}},
 		{connector: "trtllm", engine: enginesim.TRTLLM, worker: none, paths: two},
 		{connector: "trtllm-generation-first", engine: enginesim.TRTLLM, worker: none, paths: two},
 	}

@@ -7,6 +7,7 @@ package decide
 import (
 	"context"
 	"errors"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -538,6 +539,11 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 	if plan.Prefill != routing.NoSlot {
 		j.leave()
 		return j.split(ctx, plan, p)
+	}
+	if reason := j.impossible(p); reason != "" {
+		j.release(plan)
+		return j.reject(&extproc.Reject{Status: http.StatusBadRequest, Details: "kvlane_cannot_disaggregate",
+			Body: j.failure(http.StatusBadRequest, "workers that prefill apart cannot serve "+reason)})
 	}
 	return j.forward(plan, p)
 }

@@ -102,6 +102,14 @@ func (j *job) cannotSplit() string {
 	return j.d.legs.protocol.Refuses(j.request, ids)
 }
 
+// impossible says why a decode worker cannot serve the request, "" if it may.
+func (j *job) impossible(p *place) string {
+	if j.d.legs == nil || !j.parsed || p.worker.Role != "decode" {
+		return ""
+	}
+	return j.d.legs.protocol.Impossible(j.request, j.ids)
+}
+
 // withoutPrefill lets the request be planned as one that decode computes, because
 // nobody is left to prefill it. False if that is not what err says, or if the
 // engines cannot.

@@ -272,6 +272,26 @@ func TestALegThatFailsBesideTheDecodeLeg(t *testing.T) {
 	}
 }
 
+// What SGLang's decode engines cannot serve is told at once, and a worker that does
+// both serves it.
+func TestAnswersThatCannotBeDisaggregated(t *testing.T) {
+	p := newPoolsOf(t, "sglang")
+	ask := func() extproc.Decision {
+		return p.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: "/v1/completions", Body: []byte(`{"prompt":"two answers","n":2}`)})
+	}
+	if d := ask(); d.Reject == nil || d.Reject.Status != http.StatusBadRequest || !strings.Contains(string(d.Reject.Body), "more than one answer to a prompt") {
+		t.Errorf("%+v", d)
+	}
+	list := []workers.Worker{{Worker: config.Worker{Name: "d", Address: "10.0.0.9:1", Engine: "sglang", Role: "both", Speed: 1}, Ready: true, Generation: 9},
+		{Worker: config.Worker{Name: "p0", Address: "10.0.0.8:1", Engine: "sglang", Role: "prefill", Speed: 1}, Ready: true, Generation: 1}}
+	p.SetWorkers(list)
+	d := ask()
+	if d.Reject != nil || d.Endpoint != "10.0.0.9:1" || p.legs[0].Load()+p.legs[1].Load() != 0 {
+		t.Errorf("%+v", d)
+	}
+	end(&d, 200)
+}
+
 // Many at once, some failing: nothing is left, nothing races.
 func TestManySplitRequests(t *testing.T) {
 	for _, connector := range []string{"nixl", "sglang"} {

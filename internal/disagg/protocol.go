@@ -112,6 +112,15 @@ func (p *Protocol) Refuses(r *prompt.Request, ids []uint32) string {
 	return ""
 }
 
+// Impossible says why decode engines cannot serve a request at all, "" if they may:
+// it cannot be split, and they compute no prompt by themselves.
+func (p *Protocol) Impossible(r *prompt.Request, ids []uint32) string {
+	if !p.Always || !p.apis[r.API] || p.refuses == nil {
+		return ""
+	}
+	return p.refuses(r, ids)
+}
+
 // Prefill is the prefill leg. It may ask the prefill worker about itself; what it
 // said is kept.
 func (p *Protocol) Prefill(ctx context.Context, x *Exchange) (Leg, error) {

@@ -13,12 +13,22 @@ import (
 // decode has taken the blocks.
 func sglang() *Protocol {
 	return &Protocol{AtOnce: true, Always: true,
-		apis: apis(prompt.Chat, prompt.Completions, prompt.Generate, prompt.Messages, prompt.Responses),
+		apis:    apis(prompt.Chat, prompt.Completions, prompt.Generate, prompt.Messages, prompt.Responses),
+		refuses: sglangRefuses,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return bootstrapLeg(x, &x.Prefill), nil
 		},
 		decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) { return bootstrapLeg(x, &x.Decode), nil },
 	}
+}
+
+// sglangRefuses: SGLang (0.5.23, tokenizer_manager) gives all answers to a prompt,
+// and a request that warms the cache for them, the prompt's one room.
+func sglangRefuses(r *prompt.Request, _ []uint32) string {
+	if n, _ := prompts(r); r.Choices() > int64(n) {
+		return "more than one answer to a prompt"
+	}
+	return ""
 }
 
 // prompts is how many prompts a request has, and whether they come as a list.
