@@ -152,7 +152,7 @@ generate-check: generate ## Fails if generated files are not current
 
 # Tools of the Kubernetes tests are built once for each pinned version: about 13 minutes on two idle cores, then none.
 K8S_TOOLS := etcd kube-apiserver kube-controller-manager kubectl helm
-K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -count=1 -v -timeout 20m ./e2e/k8s
+K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -count=1 -v -timeout 30m ./e2e/k8s
 
 .PHONY: test-k8s
 test-k8s: build envoy ## Tests on a real API server, istiod and Envoy, and the InferencePool conformance tests (Linux, needs root)
