@@ -82,6 +82,7 @@ type Decider struct {
 	legs        *legs // nil without a connector
 	desks       desks
 	routed      []prometheus.Counter // by API
+	checking    chan struct{}        // places for comparisons of tokenizers
 
 	mu      sync.Mutex
 	router  *routing.Router
@@ -143,7 +144,7 @@ func New(o Options) (*Decider, error) {
 		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, hasher: index.Hasher(), key: key, index: index, router: router,
 		served: o.Models, models: map[string]*Served{}, journal: newJournal(o.Config.Explain.Keep),
 		onEndpoints: o.OnEndpoints, onSuspect: o.OnSuspect, bodies: prompt.NewMemo(bodyMemo(o.Models)), legs: legs,
-		desks: newDesks(), routed: newRouted(o.Metrics),
+		desks: newDesks(), routed: newRouted(o.Metrics), checking: make(chan struct{}, checksAtOnce),
 	}
 	for _, reason := range degradations {
 		o.Metrics.Degraded.WithLabelValues(reason)
@@ -170,7 +171,7 @@ func (d *Decider) Close() {
 	d.legs.close()
 	d.feeds.close()
 	for _, s := range d.served {
-		s.endCheck()
+		s.agreement.end()
 	}
 }
 
@@ -249,6 +250,7 @@ type job struct {
 	known    tokenizer.Prefix // what is kept of the ids' conversation
 	front    bool             // ids are only the front of the prompt
 	parsed   bool
+	own      bool // ids were made here
 
 	seated  bool           // at one of the desks
 	legs    time.Duration  // spent in prefill legs and waiting for room
@@ -389,7 +391,8 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 func (j *job) result(ctx context.Context, req *prompt.Request) (model.Result, error) {
 	why := j.served.unfit()
 	if why == nil {
-		return j.served.local(j.s.ids, req)
+		j.own = true
+		return j.served.Model.PromptInto(j.s.ids, req, j.served.Engine)
 	}
 	if j.served.Remote == nil {
 		return model.Result{}, why
@@ -416,7 +419,7 @@ func (j *job) match() {
 		return
 	}
 	d.index.Match(s.hashes, &s.matches)
-	s.overlaps = appendOverlaps(s.overlaps, &s.matches, block, len(j.ids), d.fleet.Load().engineBlock)
+	s.overlaps = j.dropForeign(appendOverlaps(s.overlaps, &s.matches, block, len(j.ids), d.fleet.Load().engineBlock))
 	if skip := d.cfg.Routing.PrefixSkip; skip > 0 {
 		s.prefix = routing.PrefixBlocks(s.prefix[:0], j.ids, block, skip)
 	}
@@ -586,7 +589,7 @@ func (j *job) choose(ex *routing.Explanation) (routing.Plan, *waiter, error) {
 
 // speculate credits a target with the prompt that is on its way there.
 func (j *job) speculate(slot kvindex.Slot) {
-	if len(j.s.hashes) > 0 && j.d.cfg.Routing.Speculate > 0 {
+	if len(j.s.hashes) > 0 && j.d.cfg.Routing.Speculate > 0 && j.knows(slot) {
 		j.d.speculate(slot, j.s.hashes, j.clock)
 	}
 }
@@ -606,6 +609,10 @@ func (j *job) ticket(plan *routing.Plan, p *place) *ticket {
 func (j *job) forward(plan *routing.Plan, p *place) extproc.Decision {
 	d := j.d
 	out := extproc.Decision{Endpoint: p.address, Ticket: j.ticket(plan, p)}
+	j.sample(p)
+	if j.degraded == "" && j.foreign(p) {
+		j.degraded = degradedSuspended
+	}
 	if p.setRank != nil && !plan.RankFree {
 		out.Set = p.setRank
 	} else {

@@ -298,6 +298,9 @@ func (s *sink) Clear(t kvindex.Target, why feed.Reason) {
 		s.d.log.Error().Err(err).Stringer("target", t).Msg("target not cleared")
 		return
 	}
+	if why == feed.Restarted {
+		s.d.recheck(s.m.Name)
+	}
 	s.d.log.Info().Stringer("target", t).Str("reason", string(why)).Msg("target cleared")
 }
 
@@ -306,6 +309,9 @@ func (s *sink) State(t kvindex.Target, state feed.State, why feed.Reason) {
 	line := s.d.log.Info()
 	if state == feed.Gap || state == feed.Stale {
 		line = s.d.log.Warn()
+	}
+	if why == feed.Connected || why == feed.Restarted {
+		s.d.recheck(s.m.Name)
 	}
 	line.Stringer("target", t).Stringer("state", state).Str("reason", string(why)).Msg("feed changed")
 }

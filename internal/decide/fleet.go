@@ -148,7 +148,7 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 			}
 		}
 	})
-	d.chooseOracles(next)
+	d.compareAll(next)
 	if d.onEndpoints != nil {
 		d.onEndpoints(serve, prefill)
 	}

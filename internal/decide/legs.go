@@ -138,7 +138,7 @@ func (j *job) side(p *place) disagg.Side {
 func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extproc.Decision {
 	l := j.d.legs
 	x := &disagg.Exchange{Request: j.request, Path: j.r.Path, ID: j.r.ID, IDs: j.ids, Conversation: j.query.Conversation, Decode: j.side(decode)}
-	if j.front {
+	if j.front || j.foreign(decode) {
 		x.IDs = nil
 	}
 	for attempt := 1; ; attempt++ {
@@ -194,6 +194,9 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		return run{failure: &disagg.FailureError{Outcome: disagg.Unreachable, Err: errors.New("the worker is gone")}}
 	}
 	x.Begin(j.side(p), disagg.NewUnique())
+	if j.foreign(p) {
+		x.IDs = nil
+	}
 	defer func() {
 		if r.failure != nil {
 			l.protocol.Failed(&x.Prefill)
@@ -250,6 +253,7 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 	r.answer, r.usage = answer, j.d.newLegUsage()
 	r.usage.keep(raw)
 	j.prefillDone(plan, p)
+	j.sample(p)
 	return r
 }
 

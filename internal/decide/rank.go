@@ -42,5 +42,8 @@ func (j *job) body(p *place, free bool) []byte {
 	if err != nil { // the request was parsed: it is an object
 		j.d.log.Error().Err(err).Str("request", j.r.ID).Msg("body not edited")
 	}
+	if j.foreign(p) {
+		return body
+	}
 	return j.handIDs(body)
 }

@@ -275,4 +275,5 @@ func (d *Decider) collect(emit func(name, help string, value float64, labels ...
 	}
 	d.collectIndex(emit)
 	d.feeds.collect(emit)
+	d.collectAgreement(emit)
 }

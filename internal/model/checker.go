@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
@@ -41,6 +42,10 @@ type CheckerOptions struct {
 	Every int
 	// Retry is the time after which a model that differs, or an engine that did not answer, is asked again. 0: 1 minute.
 	Retry time.Duration
+	// Awake says whether the engine is worth asking again; nil: always.
+	Awake func() bool
+	// Gate, if not nil, bounds how many checkers that share it ask at a time.
+	Gate chan struct{}
 	// OnCheck is told every comparison: nil difference and nil error mean equal. It must not block.
 	OnCheck func(d *Difference, err error)
 	// OnState is told every change of state, with the difference that caused it. It must not block.
@@ -56,10 +61,11 @@ type Checker struct {
 
 	state   atomic.Int32
 	count   atomic.Uint64
-	samples chan []byte // API in the first byte, then the body
+	samples chan []byte   // API in the first byte, then the body
+	again   chan struct{} // a check is wanted
 
 	mu     sync.Mutex
-	failed [][]byte // bodies that differed, asked again before the model is trusted
+	failed [][]byte // bodies that differed or had no answer, asked again before the model is trusted
 }
 
 // maxSample bounds the bodies that are copied for comparison, maxFailed the ones that are kept.
@@ -76,7 +82,7 @@ func NewChecker(m *Model, oracle *Oracle, options CheckerOptions) *Checker {
 	if options.Retry <= 0 {
 		options.Retry = time.Minute
 	}
-	return &Checker{model: m, oracle: oracle, options: options, samples: make(chan []byte, 4)}
+	return &Checker{model: m, oracle: oracle, options: options, samples: make(chan []byte, 4), again: make(chan struct{}, 1)}
 }
 
 // State is what is known now.
@@ -97,23 +103,47 @@ func (c *Checker) Offer(req *prompt.Request) {
 	}
 }
 
-// Run checks at once and then whenever there is a sample or a reason to ask again, until ctx ends.
+// Recheck has Run check soon: the engine may be another one. It never blocks.
+func (c *Checker) Recheck() {
+	select {
+	case c.again <- struct{}{}:
+	default:
+	}
+}
+
+// Run checks at once and then whenever there is a sample or a reason to ask again, until ctx ends. The time between
+// retries varies by a tenth, so that the engines of a fleet are not asked in one moment.
 func (c *Checker) Run(ctx context.Context) {
-	c.Check(ctx)
-	retry := time.NewTicker(c.options.Retry)
+	c.checkAtTurn(ctx)
+	retry := time.NewTicker(c.options.Retry - rand.N(c.options.Retry/10+1))
 	defer retry.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-retry.C:
-			if c.State() != Agrees {
-				c.Check(ctx)
+			if c.State() != Agrees && (c.options.Awake == nil || c.options.Awake()) {
+				c.checkAtTurn(ctx)
 			}
+		case <-c.again:
+			c.checkAtTurn(ctx)
 		case s := <-c.samples:
 			c.sample(ctx, s)
 		}
 	}
+}
+
+// checkAtTurn checks when the gate lets it.
+func (c *Checker) checkAtTurn(ctx context.Context) {
+	if c.options.Gate != nil {
+		select {
+		case c.options.Gate <- struct{}{}:
+			defer func() { <-c.options.Gate }()
+		case <-ctx.Done():
+			return
+		}
+	}
+	c.Check(ctx)
 }
 
 // Check asks the engine about the built-in questions and about every request that differed before, and sets the state:
@@ -158,6 +188,11 @@ func (c *Checker) sample(ctx context.Context, s []byte) {
 		c.set(Differs, d)
 	case err == nil && c.State() == Unchecked:
 		c.set(Agrees, nil)
+	case err != nil && !errors.Is(err, errNotComparable) && ctx.Err() == nil:
+		c.keep(s) // asked again with the next check
+		if c.State() == Agrees {
+			c.set(Unchecked, nil)
+		}
 	}
 }
 

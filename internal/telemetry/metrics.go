@@ -75,7 +75,7 @@ type Metrics struct {
 	Checks *prometheus.CounterVec
 	// Legs counts prefill legs by prefill worker and outcome.
 	Legs *prometheus.CounterVec
-	// TokenChecks counts comparisons with engines' tokenizers, by model and outcome.
+	// TokenChecks counts comparisons with engines' tokenizers, by model, worker and outcome.
 	TokenChecks *prometheus.CounterVec
 	// Renders counts calls to remote renderers, by model and outcome.
 	Renders *prometheus.CounterVec
@@ -121,7 +121,7 @@ func New(version string) *Metrics {
 		Checks:          counter("health_checks_total", "Health checks by worker and outcome.", "worker", "outcome"),
 		Legs:            counter("prefill_legs_total", "Prefill legs by worker and outcome.", "worker", "outcome"),
 		Renders:         counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker open).", "model", "outcome"),
-		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model and outcome.", "model", "outcome"),
+		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model, worker and outcome.", "model", "worker", "outcome"),
 	}
 	m.LateFirstTokens = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "kvlane", Name: "extproc_late_first_tokens_total",
 		Help: "Answers whose first piece was observed after their end: usual for answers that come in one piece."})
@@ -145,7 +145,7 @@ func (m *Metrics) Observe(s Stage, d time.Duration) { m.stages[s].Observe(d.Seco
 // ForgetWorker deletes all that was counted for a worker.
 func (m *Metrics) ForgetWorker(worker string) {
 	labels := prometheus.Labels{"worker": worker}
-	for _, v := range []*prometheus.CounterVec{m.Picks, m.PromptTokens, m.MatchedTokens, m.Moved, m.Predicted, m.Observed, m.Responses, m.Checks, m.Legs} {
+	for _, v := range []*prometheus.CounterVec{m.Picks, m.PromptTokens, m.MatchedTokens, m.Moved, m.Predicted, m.Observed, m.Responses, m.Checks, m.Legs, m.TokenChecks} {
 		v.DeletePartialMatch(labels)
 	}
 	m.FirstToken.DeletePartialMatch(labels)

@@ -1,0 +1,145 @@
+package decide
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/workers"
+)
+
+// tokenizing is an engine that tells our ids, or others.
+type tokenizing struct {
+	*httptest.Server
+
+	wrong, down atomic.Bool
+	asked       atomic.Int32
+}
+
+func startTokenizing(t *testing.T) *tokenizing {
+	t.Helper()
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &tokenizing{}
+	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e.asked.Add(1)
+		if e.down.Load() {
+			http.Error(w, "no", http.StatusServiceUnavailable)
+			return
+		}
+		raw := make([]byte, r.ContentLength)
+		_, _ = r.Body.Read(raw)
+		req, err := prompt.Parse(prompt.Tokenize, raw)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		res, err := m.Prompt(req, model.VLLM)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		ids := append([]uint32{}, res.IDs...)
+		if e.wrong.Load() {
+			ids[0]++
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"tokens": ids})
+	}))
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		e.Close()
+	})
+	return e
+}
+
+// Workers are judged one by one, and a model only by all of them.
+func TestWorkersThatDiffer(t *testing.T) {
+	a, b := startTokenizing(t), startTokenizing(t)
+	b.wrong.Store(true)
+	c, err := config.Parse("test.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", check: {every: 1, retry: 1h}}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Served{Config: c.Models[0], Model: m}
+	d, err := New(Options{Config: c, Models: []*Served{s}, Metrics: telemetry.New("test"), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	list := func(readyA, readyB bool) []workers.Worker {
+		wa, wb := worker("a", 0), worker("b", 0)
+		wa.Address, wb.Address = strings.TrimPrefix(a.URL, "http://"), strings.TrimPrefix(b.URL, "http://")
+		wa.Ready, wb.Ready = readyA, readyB
+		return []workers.Worker{wa, wb}
+	}
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("never: %s", what)
+			}
+		}
+	}
+	state := func(worker string) model.State {
+		if c := s.agreement.all()[worker]; c != nil {
+			return c.checker.State()
+		}
+		return model.Unchecked
+	}
+	d.SetWorkers(list(true, true))
+	until("both are compared", func() bool { return state("a") == model.Agrees && state("b") == model.Differs })
+	if s.unfit() != nil || !s.agreement.differs("b") || s.agreement.differs("a") {
+		t.Error("one worker that differs counts for others")
+	}
+	bench := &bench{Decider: d, t: t}
+	for i := range 8 { // by its cache to a, never with a match to b
+		body := completion(80, fmt.Sprintf(`,"n":%d`, i/4+1))
+		if decision, e := bench.ask("/v1/completions", body); strings.HasPrefix(e.Target, "b") && e.Matched > 0 {
+			t.Errorf("%d tokens matched on %s", e.Matched, e.Target)
+		} else {
+			decision.Ticket.End(time.Now())
+		}
+	}
+	a.wrong.Store(true)
+	d.SetWorkers(list(false, true))
+	d.SetWorkers(list(true, true))
+	until("a is asked when it is back", func() bool { return state("a") == model.Differs })
+	if s.unfit() == nil {
+		t.Error("the model is used though all differ")
+	}
+	a.wrong.Store(false)
+	d.recheck("a")
+	until("a is asked again", func() bool { return state("a") == model.Agrees })
+	// A sample without an answer is asked again with the next check.
+	a.down.Store(true)
+	asked := a.asked.Load()
+	for range 50 {
+		decision, _ := bench.ask("/v1/completions", completion(80, ""))
+		decision.Ticket.End(time.Now())
+	}
+	until("a was asked in service", func() bool { return a.asked.Load() > asked && state("a") == model.Unchecked })
+	a.down.Store(false)
+	d.recheck("a")
+	until("a agrees", func() bool { return state("a") == model.Agrees })
+	d.SetWorkers(list(true, true)[1:])
+	if len(s.agreement.all()) != 1 || s.unfit() == nil {
+		t.Error("a worker that is gone still counts")
+	}
+}
