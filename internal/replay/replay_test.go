@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"io"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -94,23 +95,32 @@ func TestAcceptance(t *testing.T) {
 	}
 }
 
-// TestSameSeedSameBytes runs every policy twice under bad conditions.
+// TestSameSeedSameBytes runs every policy twice under bad conditions, with an open and a
+// closed loop, on one processor and on all.
 func TestSameSeedSameBytes(t *testing.T) {
-	w := OneShot{Tenants: 5, System: 2000, Own: 500, Output: 50, PerSecond: 1}.Workload("small")
 	fleet := Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(50_000)}
-	var out [2]bytes.Buffer
-	for i := range out {
-		report, err := Run(Options{Workload: w, Fleet: fleet, Policies: PolicyNames(), Seeds: []uint64{7},
-			Conditions: Conditions{EventDelay: 0.2, EventLoss: 0.05, Replicas: 2, Share: true, ShareDelay: 0.05}})
-		if err != nil {
-			t.Fatal(err)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	for _, w := range []Workload{
+		OneShot{Tenants: 5, System: 2000, Own: 500, Output: 50, PerSecond: 1}.Workload("open"),
+		Skew{Clients: 6, StartOver: 5, Shared: 512, FirstMean: 800, FirstSigma: 0.5, TurnMean: 200, TurnSigma: 0.5, OutputMean: 50, MinTurns: 2, MaxTurns: 6, Think: 1, Requests: 80}.Workload("closed"),
+	} {
+		var out [2]bytes.Buffer
+		for i := range out {
+			runtime.GOMAXPROCS(1 + 3*i)
+			report, err := Run(Options{Workload: w, Fleet: fleet, Policies: PolicyNames(), Seeds: []uint64{7, 8},
+				Conditions: Conditions{EventDelay: 0.2, EventLoss: 0.05, Replicas: 2, Share: true, ShareDelay: 0.05}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, write := range []func(io.Writer) error{report.WriteJSON, report.WriteTable, report.WriteHTML} {
+				if err := write(&out[i]); err != nil {
+					t.Fatal(err)
+				}
+			}
 		}
-		if err := report.WriteJSON(&out[i]); err != nil {
-			t.Fatal(err)
+		if !bytes.Equal(out[0].Bytes(), out[1].Bytes()) {
+			t.Errorf("%s: the reports differ", w.Name)
 		}
-	}
-	if !bytes.Equal(out[0].Bytes(), out[1].Bytes()) {
-		t.Error("the reports differ")
 	}
 }
 
