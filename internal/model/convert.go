@@ -10,7 +10,7 @@ import (
 
 // converted reads a request of the Responses or the Anthropic API as the chat request that engines make of it.
 func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
-	in := input{req}
+	in := input{Request: req}
 	var body *jinja.Dict
 	var partial string
 	var err error
@@ -33,7 +33,7 @@ func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m.chat(input{chat}, engine)
+	return m.chat(input{Request: chat}, engine)
 }
 
 func chatMessage(role string, content jinja.Value) *jinja.Dict {

@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"unsafe"
@@ -118,7 +119,7 @@ func (m *Model) checkLength(req *prompt.Request, res *Result) error {
 }
 
 func (m *Model) plan(req *prompt.Request, engine Engine) (p *plan, assumed string, err error) {
-	in := input{req}
+	in := input{Request: req}
 	switch req.API {
 	case prompt.Chat:
 		p, err = m.chat(in, engine)
@@ -183,7 +184,7 @@ func (m *Model) chatEmbedding(in input, engine Engine) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m.chat(input{req}, engine)
+	return m.chat(input{Request: req}, engine)
 }
 
 // plain is a prompt that goes to the tokenizer as it is.
@@ -298,6 +299,27 @@ func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error
 		ids = ids[:len(ids)-1] // what follows may join the last token
 	}
 	res.IDs = ids
+	if p.suffix != "" && !p.media {
+		return m.continueWith(res, p.suffix, withText)
+	}
+	return nil
+}
+
+// continueWith puts the text that SGLang tokenizes apart behind the prompt, without the BOS that the tokenizer may add.
+func (m *Model) continueWith(res *Result, suffix string, withText bool) error {
+	more, err := m.tok.Encode(nil, suffix, true)
+	if err != nil {
+		return refuse("%v", err)
+	}
+	if bos, ok := m.tok.Config().SpecialToken("bos_token"); ok && len(more) > 0 {
+		if id, ok := m.tok.TokenID(bos); ok && more[0] == id {
+			more = more[1:]
+		}
+	}
+	res.IDs = append(slices.Clip(res.IDs), more...)
+	if withText {
+		res.Text += suffix
+	}
 	return nil
 }
 
@@ -334,7 +356,7 @@ func (m *Model) render(dst []byte, p *plan, engine Engine) ([]byte, error) {
 		n, err := cutContinued(asText(out), p.final)
 		return out[:n], err
 	}
-	return append(out, p.suffix...), nil
+	return out, nil
 }
 
 // asText is b as text, for as long as b is not changed.

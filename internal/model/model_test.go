@@ -20,7 +20,7 @@ var goldens = []struct {
 	api    prompt.API
 	body   string
 	engine Engine
-	text   string // "" if refusal
+	text   string // "" if refusal; what stands behind a ‖ is tokenized apart
 	status int
 }{
 	{name: "user", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"Hello, world"}]}`,
@@ -42,6 +42,11 @@ var goldens = []struct {
 	{name: "the line in a part of its own", api: prompt.Chat,
 		body: `{"messages":[{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: cch=1"},{"type":"text","text":"S"}]},{"role":"user","content":"Hi"}]}`,
 		text: "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "neither content nor calls", api: prompt.Chat, status: 400,
+		body: `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":null}]}`},
+	{name: "tools of the template's arguments win", api: prompt.Chat,
+		body: `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none","chat_template_kwargs":{"tools":[]}}`,
+		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
 	{name: "bare texts beside parts", api: prompt.Chat, body: `{"messages":[{"role":"user","content":["a",{"type":"text","text":"b"}]}]}`,
 		text: "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"},
 	{name: "bare texts alone", api: prompt.Chat, body: `{"messages":[{"role":"user","content":["a"]}]}`, status: 400},
@@ -58,6 +63,18 @@ var goldens = []struct {
 			"\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
 	{name: "a continued text that the template changes", api: prompt.Chat, status: 400,
 		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"<think>a</think>b"}],"add_generation_prompt":false,"continue_final_message":true}`},
+	{name: "a continued text is tokenized apart", api: prompt.Chat, engine: SGLang,
+		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"\nb"}],"continue_final_message":true}`,
+		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n‖\nb"},
+	{name: "what SGLang declares of a tool, in the request's order", api: prompt.Chat, engine: SGLang,
+		body: `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"n\": [100000000000000000000000, 18446744073709551615, -9223372036854775809, 1.100000000000000000000000, \"100000000000000000000000\"]}"}}]},{"role":"tool","content":"r","tool_call_id":"1"}],"tools":[{"type":"function","x":1,"function":{"parameters":{"maximum":100000000000000000000000},"y":2,"name":"f","strict":true}}]}`,
+		text: "<|im_start|>system\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n<tools>\n" +
+			`{"type": "function", "function": {"parameters": {"maximum": 1e+23}, "name": "f", "strict": true, "description": null}, "defer_loading": null}` +
+			"\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<tool_call>\n" +
+			`{"name": "f", "arguments": {"n": [1e+23, 18446744073709551615, -9.223372036854776e+18, 1.1, "100000000000000000000000"]}}` +
+			"\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>\n<|im_start|>assistant\n"},
+	{name: "a chosen tool that is not there", api: prompt.Chat, engine: SGLang, status: 400,
+		body: `{"messages":[{"role":"user","content":"x"}],"tool_choice":{"type":"function","function":{"name":"g"}},"tools":[{"type":"function","function":{"name":"f"}}]}`},
 	{name: "assistant last becomes the user", api: prompt.Chat, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"partial answer"}]}`,
 		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>user\npartial answer<|im_end|>\n<|im_start|>assistant\n"},
@@ -170,13 +187,17 @@ func checkGolden(t *testing.T, m *Model, req *prompt.Request, name string, engin
 		}
 		return
 	}
+	parts := strings.Split(text, "‖")
+	text = strings.Join(parts, "")
 	if err != nil || res.Text != text || res.Partial != "" {
 		t.Errorf("%v %s: %q %v %s\nwant %q", engine, name, res.Text, err, res.Partial, text)
 		return
 	}
-	want, err := m.tok.Encode(nil, text, false)
-	if err != nil {
-		t.Fatal(err)
+	var want []uint32
+	for _, part := range parts {
+		if want, err = m.tok.Encode(want, part, false); err != nil {
+			t.Fatal(err)
+		}
 	}
 	again, err := m.Prompt(req, engine)
 	if err != nil || !slices.Equal(res.IDs, want) || !slices.Equal(again.IDs, want) {
@@ -209,6 +230,9 @@ func TestEngineFlags(t *testing.T) {
 		{Options{ToolParser: true}, `"tools":[{"type":"function","function":{"name":"f","strict":"x"}}]`, true},
 		{Options{}, `"truncate_prompt_tokens":"7"`, false},
 		{Options{}, `"truncate_prompt_tokens":2.5`, true},
+		{Options{}, `"truncation_side":"middle"`, true},
+		{Options{}, `"add_generation_prompt":-0.0`, false},
+		{Options{}, `"add_generation_prompt":2`, true},
 		{Options{TrustTemplates: true}, `"chat_template":"x"`, false},
 		{Options{MaxModelLen: 5}, `"n":1`, true},
 		{Options{MaxModelLen: 9}, `"n":1`, true},

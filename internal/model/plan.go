@@ -39,6 +39,9 @@ const mediaMark = "\ue3b0kvlane media\ue3b1"
 // input gives the profiles typed access to the body's fields.
 type input struct {
 	*prompt.Request
+
+	// wide integers become floats: SGLang reads bodies with orjson.
+	wide bool
 }
 
 // value reads a field; absent fields and null give None.
@@ -46,6 +49,9 @@ func (in input) value(f prompt.Field) (jinja.Value, error) {
 	raw := in.Raw(f)
 	if raw == nil {
 		return jinja.None(), nil
+	}
+	if in.wide {
+		raw = wideIntegers(asText(raw))
 	}
 	return parseField(f.String(), raw)
 }
@@ -77,12 +83,13 @@ func (in input) flag(f prompt.Field, absent bool) (bool, error) {
 // laxBool reads a JSON value as pydantic reads a boolean.
 func laxBool(raw string) (value, ok bool) {
 	switch strings.ToLower(strings.Trim(raw, `"`)) {
-	case "true", "1", "yes", "on", "t", "y", "1.0":
+	case "true", "1", "yes", "on", "t", "y":
 		return true, true
-	case "false", "0", "no", "off", "f", "n", "0.0":
+	case "false", "0", "no", "off", "f", "n":
 		return false, true
 	}
-	return false, false
+	x, err := strconv.ParseFloat(raw, 64)
+	return x == 1, err == nil && (x == 0 || x == 1)
 }
 
 // laxInt reads an integer as pydantic does: also as a text, or as a number without a fraction.

@@ -15,6 +15,7 @@ import (
 // sglangChat follows /v1/chat/completions; tokenize follows /v1/tokenize, which honours
 // add_generation_prompt and, where it is given, leaves a last assistant message as it is.
 func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
+	in.wide = true
 	tools, err := sglangTools(in)
 	if err != nil {
 		return nil, err
@@ -132,6 +133,10 @@ func (m *Model) sglangVars(in input) (*jinja.Dict, error) {
 		case "add_generation_prompt", "tools", "tokenize", "return_dict", "conversation":
 			refusal = refuseWith(500, "Internal server error: '"+key+"'")
 			return false
+		case "continue_final_message":
+			if v.Truth() {
+				refusal = refuse("continue_final_message and add_generation_prompt are not compatible.")
+			}
 		case "messages":
 			refusal = refuse("jinja2.environment.Template.render() got multiple values for keyword argument 'messages'")
 		default:
@@ -233,14 +238,18 @@ func sglangTools(in input) ([]jinja.Value, error) {
 	if text, _ := choice.AsString(); text == "none" {
 		return nil, nil
 	}
-	if named != "" && tools == nil {
-		tools = []jinja.Value{}
+	switch {
+	case named == "" || tools != nil:
+		return tools, nil
+	case len(list) == 0:
+		return nil, refuse("Tools cannot be empty if tool choice is set to a specific tool.")
+	default:
+		return nil, refuse("Tool '%s' not found in tools list.", named)
 	}
-	return tools, nil
 }
 
-// sglangTool is Tool.model_dump(): type, function, defer_loading. The function keeps the request's order of keys; description
-// and parameters stand at its end as null if they are absent.
+// sglangTool is Tool.model_dump(): type, function, defer_loading. The function keeps the request's order of the declared
+// keys; description and parameters stand at its end as null if they are absent, the two flags only if they are set.
 func sglangTool(v jinja.Value) (jinja.Value, error) {
 	tool, ok := v.AsDict()
 	if !ok {
@@ -264,19 +273,38 @@ func sglangTool(v jinja.Value) (jinja.Value, error) {
 	if _, _, ok := textOf(function, "description"); !ok {
 		return v, refuse("tools.function.description: input should be a valid string")
 	}
-	function = function.Clone()
-	for _, key := range [...]string{"description", "parameters"} {
-		if _, ok := function.Get(key); !ok {
-			function.Set(key, jinja.None())
+	deferred, err := laxFlag(tool, "defer_loading")
+	if err != nil {
+		return v, err
+	}
+	flags := map[string]jinja.Value{}
+	for _, key := range [...]string{"strict", "defer_loading"} {
+		if flags[key], err = laxFlag(function, key); err != nil {
+			return v, err
 		}
+	}
+	fn := jinja.NewDict(function.Len() + 2)
+	function.Range(func(k, v jinja.Value) bool {
+		key, _ := k.AsString()
+		switch flag, is := flags[key]; {
+		case is && !flag.IsNone():
+			fn.Set(key, flag)
+		case key == "name" || key == "description" || key == "parameters":
+			fn.Set(key, v)
+		}
+		return true
+	})
+	for _, key := range [...]string{"description", "parameters"} {
+		if _, ok := fn.Get(key); !ok {
+			fn.Set(key, jinja.None())
+		}
+	}
+	if flags["defer_loading"].IsNone() && !deferred.IsNone() {
+		fn.Set("defer_loading", deferred)
 	}
 	out := jinja.NewDict(3)
 	out.Set("type", kind)
-	out.Set("function", jinja.FromDict(function))
-	deferred, ok := tool.Get("defer_loading")
-	if !ok {
-		deferred = jinja.None()
-	}
+	out.Set("function", jinja.FromDict(fn))
 	out.Set("defer_loading", deferred)
 	return jinja.FromDict(out), nil
 }
@@ -389,7 +417,7 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 	}
 	if text, isText := arguments.AsString(); isText {
 		if assistant {
-			read, err := jinja.ParseJSON([]byte(text))
+			read, err := jinja.ParseJSON(wideIntegers(text))
 			if err != nil {
 				return v, refuse("Assistant tool call function.arguments must be valid JSON.")
 			}
@@ -410,6 +438,41 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 	out.Set("type", jinja.String("function"))
 	out.Set("function", jinja.FromDict(fn))
 	return jinja.FromDict(out), nil
+}
+
+// wideIntegers makes floats of the integers in a JSON text that 64 bits do not hold, as orjson reads them.
+func wideIntegers(text string) []byte {
+	const sure = 18 // so many digits always fit
+	out := make([]byte, 0, len(text)+8)
+	inString := false
+	for i := 0; i < len(text); i++ {
+		c := text[i]
+		out = append(out, c)
+		switch {
+		case inString && c == '\\' && i+1 < len(text):
+			i++
+			out = append(out, text[i])
+		case c == '"':
+			inString = !inString
+		case !inString && c >= '0' && c <= '9':
+			end := i
+			for end < len(text) && text[end] >= '0' && text[end] <= '9' {
+				end++
+			}
+			digits := text[i:end]
+			out = append(out, digits[1:]...)
+			whole := (end == len(text) || text[end] != '.' && text[end]|0x20 != 'e') && (i == 0 || text[i-1] != '.' && text[i-1] != '+')
+			if len(digits) > sure && whole {
+				negative := i > 0 && text[i-1] == '-'
+				n, err := strconv.ParseUint(digits, 10, 64)
+				if err != nil || negative && n > 1<<63 {
+					out = append(out, ".0"...)
+				}
+			}
+			i = end - 1
+		}
+	}
+	return out
 }
 
 func optional(d *jinja.Dict, key string) jinja.Value {
@@ -441,7 +504,7 @@ func (s *sglangShape) content(v jinja.Value, role string) (jinja.Value, error) {
 		}
 		kind, _, _ := textOf(part, "type")
 		switch {
-		case kind == "text" || kind == "input_text":
+		case kind == "text" || kind == "input_text" && role != roleAssistant:
 			text, has, _ := textOf(part, "text")
 			if !has {
 				return v, refuse("messages.content.text: input should be a valid string")

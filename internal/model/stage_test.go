@@ -16,7 +16,7 @@ func BenchmarkStages(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	p, err := m.vllmChat(input{req}, false)
+	p, err := m.vllmChat(input{Request: req}, false)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func BenchmarkStages(b *testing.B) {
 	b.Run("shape", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := m.vllmChat(input{req}, false); err != nil {
+			if _, err := m.vllmChat(input{Request: req}, false); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -63,7 +63,7 @@ func BenchmarkStages(b *testing.B) {
 	b.Run("shape known", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := warm.vllmChat(input{req}, false); err != nil {
+			if _, err := warm.vllmChat(input{Request: req}, false); err != nil {
 				b.Fatal(err)
 			}
 		}

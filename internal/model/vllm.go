@@ -63,10 +63,11 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 		return nil, err
 	}
 	p.vars.Set("messages", jinja.List(list))
-	if haveTools {
-		p.vars.Set("tools", jinja.List(tools))
-	} else if _, given := p.vars.Get("tools"); !given {
+	if _, given := p.vars.Get("tools"); !given {
 		p.vars.Set("tools", jinja.None())
+		if haveTools {
+			p.vars.Set("tools", jinja.List(tools))
+		}
 	}
 	p.vars.Set("add_generation_prompt", jinja.Bool(add))
 	if p.addSpecial, err = in.flag(prompt.FieldAddSpecialTokens, false); err != nil {
@@ -122,7 +123,9 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 		switch key {
 		case "chat_template", "tokenize": // set by the engine, or read elsewhere
 		case "tools":
-			vars.Set(key, v) // the request's own win
+			if !v.IsNone() {
+				vars.Set(key, v) // they win over the request's own
+			}
 		case "messages":
 			refusal = refuse("jinja2.environment.Template.render() got multiple values for keyword argument 'messages'")
 		case "conversation":
@@ -257,7 +260,7 @@ func vllmTool(v jinja.Value) (jinja.Value, error) {
 			return v, refuse("tools.function.parameters: input should be a valid dictionary")
 		}
 	}
-	deferred, err := vllmFlag(tool, "defer_loading")
+	deferred, err := laxFlag(tool, "defer_loading")
 	if err != nil {
 		return v, err
 	}
@@ -270,7 +273,7 @@ func vllmTool(v jinja.Value) (jinja.Value, error) {
 		fn.Set(key, member)
 	}
 	for _, key := range [...]string{"strict", "defer_loading"} {
-		member, err := vllmFlag(function, key)
+		member, err := laxFlag(function, key)
 		if err != nil {
 			return v, err
 		}
@@ -290,8 +293,8 @@ func vllmTool(v jinja.Value) (jinja.Value, error) {
 	return jinja.FromDict(out), nil
 }
 
-// vllmFlag is a boolean or None, read in pydantic's lax mode.
-func vllmFlag(d *jinja.Dict, key string) (jinja.Value, error) {
+// laxFlag is a boolean or None, read in pydantic's lax mode.
+func laxFlag(d *jinja.Dict, key string) (jinja.Value, error) {
 	v, ok := d.Get(key)
 	if !ok || v.IsNone() {
 		return jinja.None(), nil
@@ -364,6 +367,10 @@ func vllmSalt(in input) error {
 // vllmTruncation reads truncate_prompt_tokens: the tail is kept unless truncation_side says "right"; -1 means what the model
 // takes.
 func (m *Model) vllmTruncation(in input, p *plan) error {
+	side := in.Text(prompt.FieldTruncationSide)
+	if in.Has(prompt.FieldTruncationSide) && side != "left" && side != "right" {
+		return refuse("truncation_side: Input should be 'left' or 'right'")
+	}
 	if !in.Has(prompt.FieldTruncatePromptTokens) {
 		return nil
 	}
@@ -377,7 +384,7 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.options.MaxModelLen)
 	}
 	p.keep = int(min(n, 1<<30))
-	p.keepHead = in.Text(prompt.FieldTruncationSide) == "right"
+	p.keepHead = side == "right"
 	return nil
 }
 

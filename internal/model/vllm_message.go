@@ -130,6 +130,9 @@ func (s *vllmShape) assistant(out, msg *jinja.Dict) error {
 // vllmWithoutContent is for a message of the assistant whose content is null: it has to be of the declared type, because
 // the type for everything else wants content.
 func vllmWithoutContent(msg *jinja.Dict) error {
+	if v, ok := msg.Get("tool_calls"); ok && v.IsNone() {
+		return refuse("messages.tool_calls: Input should be iterable")
+	}
 	for _, key := range [...]string{"function_call", "audio"} {
 		if v, ok := msg.Get(key); ok && !v.IsNone() {
 			if _, ok := v.AsDict(); !ok {
