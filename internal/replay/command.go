@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -173,19 +174,28 @@ func Command(args []string, out, progress io.Writer) error {
 	o.Progress = func(policy string, seed uint64, run, runs int) {
 		fmt.Fprintf(progress, "%d/%d %s, seed %d\n", run, runs, policy, seed)
 	}
+	files := []string{f.jsonPath, f.htmlPath}
+	for _, path := range files { // not only when all has run
+		if info, err := os.Stat(filepath.Dir(path)); path != "" && (err != nil || !info.IsDir()) {
+			return fmt.Errorf("%s: no such folder", filepath.Dir(path))
+		}
+	}
 	report, err := Run(o)
 	if err != nil {
 		return err
 	}
-	for path, write := range map[string]func(io.Writer) error{f.jsonPath: report.WriteJSON, f.htmlPath: report.WriteHTML} {
-		if path == "" {
+	if err := report.WriteTable(out); err != nil {
+		return err
+	}
+	for i, write := range []func(io.Writer) error{report.WriteJSON, report.WriteHTML} {
+		if files[i] == "" {
 			continue
 		}
-		if err := writeFile(path, write); err != nil {
+		if err := writeFile(files[i], write); err != nil {
 			return err
 		}
 	}
-	return report.WriteTable(out)
+	return nil
 }
 
 func (f *flags) accept(out, progress io.Writer) error {

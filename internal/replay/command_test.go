@@ -113,7 +113,8 @@ func TestCommand(t *testing.T) {
 		t.Errorf("report %+v: %v", report, err)
 	}
 	for _, bad := range [][]string{{"-seeds", "0"}, {"-format", "csv"}, {"-trace", filepath.Join(dir, "none")}, {"-format", "generated", "-scenario", "x"},
-		{"-format", "generated", "-engine", "x"}} {
+		{"-format", "generated", "-engine", "x"}, {"-trace", trace, "-json", filepath.Join(dir, "none", "r.json")}, {"-trace", trace, "-replicas", "0"},
+		{"-trace", trace, "-event-delay", "-1s"}, {"-trace", trace, "-policies", "kv-aware?cost.miss=-1"}} {
 		if err := Command(bad, io.Discard, io.Discard); err == nil {
 			t.Errorf("%v was accepted", bad)
 		}
