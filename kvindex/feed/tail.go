@@ -11,13 +11,15 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
 )
 
 // Tail follows a source and prints what happens, one JSON object a line, until
 // ctx ends: every event as it is applied, every gap, clear, change of state and
-// warning. It returns the first error of the writer.
+// warning, and soon after they happen events that were dropped and connections that
+// failed. It returns the first error of the writer.
 func Tail(ctx context.Context, src Source, out io.Writer) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -26,9 +28,40 @@ func Tail(ctx context.Context, src Source, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	<-ctx.Done()
-	f.Close()
-	return p.err
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for before := (Status{}); ; {
+		select {
+		case <-look.C:
+			now := f.Status()
+			p.news(src.Worker, &before, &now)
+			before = now
+		case <-ctx.Done():
+			f.Close()
+			return p.err
+		}
+	}
+}
+
+// lookEvery is how often Tail looks for what no sink is told.
+const lookEvery = 200 * time.Millisecond
+
+// news prints what was dropped between two states of a feed, and why it has no
+// connection if that is new.
+func (p *printSink) news(worker string, before, now *Status) {
+	dropped := map[Reason]uint64{}
+	for why, n := range now.Dropped {
+		if n > before.Dropped[why] {
+			dropped[why] = n - before.Dropped[why]
+		}
+	}
+	if len(dropped) > 0 {
+		p.print(printed{What: "dropped", Target: worker, Dropped: dropped})
+	}
+	if now.LastError != "" && now.LastError != p.lastError {
+		p.lastError = now.LastError
+		p.print(printed{What: "error", Target: worker, Detail: now.LastError})
+	}
 }
 
 // recordedFrame is a line of a file of recorded frames.
@@ -107,10 +140,12 @@ type printSink struct {
 	err    error
 	failed func()
 	seq    *uint64 // of the batch being played, if that is known
+	// lastError is what news said last.
+	lastError string
 }
 
 // printed is one printed line. What is stored, removed, cleared (events), clear
-// (the feed forgot the target), state, warning or dropped.
+// (the feed forgot the target), state, warning, dropped or error.
 type printed struct {
 	What      string   `json:"what"`
 	Target    string   `json:"target"`

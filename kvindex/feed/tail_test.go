@@ -106,6 +106,14 @@ func TestTail(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
+	// Nobody is there: it says so.
+	ctx, stop = context.WithCancel(t.Context())
+	go func() { done <- feed.Tail(ctx, vllmSource(freePort(t), ""), &out) }()
+	eventually(t, "an error", func() bool { return strings.Contains(out.String(), `"what":"error","target":"w","detail":`) })
+	stop()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
 	if err := feed.Tail(t.Context(), vllmSource(pub, replay), brokenWriter{}); !errors.Is(err, errPipe) {
 		t.Fatalf("error %v", err)
 	}
