@@ -103,6 +103,8 @@ func reexec() int {
 	switch {
 	case err == nil:
 		return 0
+	case interrupted.Load():
+		return 130
 	case errors.As(err, &exit) && exit.ExitCode() > 0:
 		return exit.ExitCode()
 	}
