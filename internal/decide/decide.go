@@ -32,6 +32,7 @@ import (
 // Reasons for decisions that know less than they could (metric degraded_total).
 const (
 	degradedPartial     = "body not seen"
+	degradedBody        = "body not read"
 	degradedModel       = "model unknown"
 	degradedTokenizer   = "no tokenizer"
 	degradedSuspended   = "tokenizer differs from engine"
@@ -295,8 +296,9 @@ func (j *job) run(ctx context.Context) extproc.Decision {
 	return decision
 }
 
-// parse reads the body's fields. A body that is not JSON is refused: no engine
-// would take it.
+// parse reads the body's fields. A body that is not JSON is refused, as is a
+// compressed one: no engine would take it. What an engine may read and we do not
+// is routed by load.
 func (j *job) parse() *extproc.Reject {
 	switch {
 	case j.api == prompt.Unknown:
@@ -305,7 +307,16 @@ func (j *job) parse() *extproc.Reject {
 		j.degraded = degradedPartial
 		return nil
 	}
+	if coding, ok := j.r.Header("content-encoding"); ok && coding != "" && !strings.EqualFold(coding, "identity") {
+		text := "the request's body is compressed (content-encoding: " + clip(coding) + "), and engines do not decompress: send it as it is, " +
+			"or let a decompressor filter stand before Kvlane"
+		return &extproc.Reject{Status: 415, Body: j.failure(415, text), Details: "kvlane_compressed_body"}
+	}
 	req, err := j.d.bodies.ParseInto(&j.s.request, j.api, j.r.Body)
+	if unread, ok := errors.AsType[*prompt.UnreadError](err); ok {
+		j.degraded, j.entry.Refusal = degradedBody, unread.Reason
+		return nil
+	}
 	if err != nil {
 		return &extproc.Reject{Status: 400, Body: j.failure(400, err.Error()), Details: "kvlane_invalid_json"}
 	}
@@ -683,7 +694,7 @@ func (j *job) reject(r *extproc.Reject) extproc.Decision {
 }
 
 // failureTypes are OpenAI's names for what went wrong.
-var failureTypes = map[int]string{400: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+var failureTypes = map[int]string{400: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 // failure is an error body in the shape that the API's clients expect.
 func (j *job) failure(status int, message string) []byte {

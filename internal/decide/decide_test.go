@@ -153,6 +153,37 @@ func TestASecondRequestFollowsWhatWasSentBefore(t *testing.T) {
 	}
 }
 
+// TestBodiesThatAreNotRead: what an engine may accept is routed by load, with the reason; what none accepts is refused.
+func TestBodiesThatAreNotRead(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	deep := `{"model":"demo","prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`
+	for body, want := range map[string]string{
+		deep:                          "it is nested deeper than 512 at byte 544",
+		"{\x00\"\x00a\x00\"\x00:\x00": "it seems to be UTF-16 or UTF-32",
+	} {
+		d, e := b.ask("/v1/completions", body)
+		if d.Reject != nil || d.Endpoint == "" || e.Degraded != degradedBody || e.Refusal != want {
+			t.Errorf("%.20q: %+v, %q %q", body, d.Reject, e.Degraded, e.Refusal)
+		}
+		d.Ticket.End(time.Now())
+	}
+	for _, body := range []string{"\xef\xbb\xbf" + completion(100, ""), completion(100, `,"temperature":NaN`), completion(100, `,"x":[-Infinity]`)} {
+		d, e := b.ask("/v1/completions", body)
+		if d.Reject != nil || e.Degraded != "" || e.PromptTokens < 100 {
+			t.Errorf("%.20q: %+v, %q, %d tokens", body, d.Reject, e.Degraded, e.PromptTokens)
+		}
+		d.Ticket.End(time.Now())
+	}
+	d, _ := b.ask("/v1/completions", "\x1f\x8b\x08", "content-encoding", "gzip")
+	if d.Reject == nil || d.Reject.Status != 415 || !strings.Contains(string(d.Reject.Body), "content-encoding: gzip") || !strings.Contains(string(d.Reject.Body), "invalid_request_error") {
+		t.Errorf("compressed: %+v", d.Reject)
+	}
+	d, _ = b.ask("/v1/completions", completion(10, ""), "content-encoding", "identity")
+	if d.Reject != nil {
+		t.Errorf("identity: %+v", d.Reject)
+	}
+}
+
 func TestAnswersOfItsOwn(t *testing.T) {
 	b := newBench(t, "routing: {policy: {limits: {max_active: 1}}}\n", worker("a", 0))
 	if d, _ := b.ask("/v1/chat/completions", `{"messages": [}`); d.Reject == nil || d.Reject.Status != 400 {

@@ -31,7 +31,7 @@ func Apply(dst, body []byte, edits ...Edit) ([]byte, error) {
 		}
 	}
 	s := scanner{b: body}
-	start := s.space(0)
+	start := s.begin()
 	if start >= len(body) || body[start] != '{' {
 		return dst, errors.New("only a JSON object can be edited")
 	}

@@ -19,7 +19,7 @@ func ExampleParse() {
 	fmt.Println(err)
 	// Output:
 	// demo 2 4 "a"
-	// invalid JSON at byte 42 ($.messages[0].content): a literal was expected
+	// invalid JSON at byte 42 ($.messages[0].content): null was expected
 }
 
 func ExampleApply() {

@@ -62,7 +62,7 @@ func (r *Request) Parse(api API, body []byte) error { return r.parse(api, body, 
 func (r *Request) parse(api API, body []byte, k known) error {
 	*r = Request{API: api, Body: body, Elements: r.Elements[:0], digests: r.digests[:0]}
 	s := scanner{b: body, depth: 1}
-	i := s.space(0)
+	i := s.begin()
 	if i < len(body) && body[i] != '{' {
 		if err := Valid(body); err != nil {
 			return err
@@ -88,7 +88,7 @@ func (r *Request) members(s *scanner, i int, k known) int {
 	}
 	for {
 		if i >= len(s.b) || s.b[i] != '"' {
-			return s.fail(i, "an object with keys was expected")
+			return s.noKey(i)
 		}
 		start := i
 		if i = s.str(i); i < 0 {
@@ -300,12 +300,13 @@ func (r *Request) Member(f Field, name string) []byte { return Member(r.Raw(f), 
 // Member finds a member of raw, a checked JSON value, by its key; nil if raw is no object or has no such key. Of equal
 // keys the last one counts.
 func Member(raw []byte, name string) []byte {
-	if len(raw) == 0 || raw[0] != '{' {
+	s := scanner{b: raw}
+	start := s.begin()
+	if start >= len(raw) || raw[start] != '{' {
 		return nil
 	}
 	var found []byte
-	s := scanner{b: raw}
-	s.object(0, func(key, value Span) {
+	s.object(start, func(key, value Span) {
 		if sameKey(key.Of(raw), name) {
 			found = value.Of(raw)
 		}

@@ -9,9 +9,18 @@ import (
 	"unicode/utf8"
 )
 
-// MaxDepth is the deepest nesting of arrays and objects that is read. Engines stop near 1,000; anything deep is refused
-// before it can cost stack.
+// MaxDepth is the deepest nesting of arrays and objects that is read; what is deeper is an *UnreadError before it can cost
+// stack. Engines stop near 1,000.
 const MaxDepth = 512
+
+// UnreadError says why a body is not read here that an engine may accept: Python's json.loads takes deeper nesting,
+// UTF-16 and UTF-32.
+type UnreadError struct{ Reason string }
+
+func (e *UnreadError) Error() string { return "the body is not read: " + e.Reason }
+
+// byteOrderMark may stand before a body: Python reads bytes that begin with it as utf-8-sig.
+const byteOrderMark = "\xef\xbb\xbf"
 
 // SyntaxError says where a body stops being JSON.
 type SyntaxError struct {
@@ -34,12 +43,13 @@ func (s Span) Present() bool { return s.End > s.Start }
 // Of is the span's bytes.
 func (s Span) Of(body []byte) []byte { return body[s.Start:s.End] }
 
-// scanner checks JSON strictly (RFC 8259, UTF-8 only). Methods take the offset where their value starts and return the
+// scanner checks JSON as engines' reader does, Python's json: RFC 8259 and the numbers NaN, Infinity and -Infinity. Methods take the offset where their value starts and return the
 // offset after it, or -1 after setting err. The path is collected while unwinding, so it costs nothing on good input.
 type scanner struct {
 	b     []byte
 	depth int
 	err   *SyntaxError
+	deep  bool     // err is about depth
 	path  []string // innermost first
 }
 
@@ -67,14 +77,62 @@ func shortKey(key []byte) string {
 	return string(key)
 }
 
-// finish gives the error its path.
+// maxSteps bounds the path in an error: so many of its first and of its last steps are named.
+const maxSteps = 8
+
+// finish gives the error its path, or its other type.
 func (s *scanner) finish() error {
+	switch {
+	case s.deep:
+		return &UnreadError{fmt.Sprintf("it is nested deeper than %d at byte %d", MaxDepth, s.err.Offset)}
+	case wide(s.b):
+		return &UnreadError{"it seems to be UTF-16 or UTF-32"}
+	}
 	path := []byte("$")
-	for _, step := range slices.Backward(s.path) {
-		path = append(path, step...)
+	for i, step := range slices.Backward(s.path) {
+		switch {
+		case i < maxSteps || i >= len(s.path)-maxSteps:
+			path = append(path, step...)
+		case i == maxSteps:
+			path = append(path, "…"...)
+		}
 	}
 	s.err.Path = string(path)
 	return s.err
+}
+
+// wide is how Python's json tells UTF-16 and UTF-32 from UTF-8: by a byte order mark, or by zeros beside the first character.
+func wide(b []byte) bool {
+	if len(b) < 2 {
+		return false
+	}
+	return b[0] == 0 || b[1] == 0 || b[0] == 0xff && b[1] == 0xfe || b[0] == 0xfe && b[1] == 0xff
+}
+
+// failDeep is fail for a value that is nested too deeply.
+func (s *scanner) failDeep(at int) int {
+	s.deep = s.err == nil
+	return s.fail(at, "")
+}
+
+// noKey is fail where a key was expected.
+func (s *scanner) noKey(at int) int { return s.fail(at, "a key was expected, not "+s.found(at)) }
+
+// found quotes the character at an offset.
+func (s *scanner) found(at int) string {
+	if at >= len(s.b) {
+		return "the end"
+	}
+	r, _ := utf8.DecodeRune(s.b[at:])
+	return strconv.QuoteRune(r)
+}
+
+// begin is where the body's value starts.
+func (s *scanner) begin() int {
+	if len(s.b) >= len(byteOrderMark) && string(s.b[:len(byteOrderMark)]) == byteOrderMark {
+		return s.space(len(byteOrderMark))
+	}
+	return s.space(0)
 }
 
 func (s *scanner) space(i int) int {
@@ -100,6 +158,8 @@ func (s *scanner) value(i int) int {
 		return s.object(i, nil)
 	case c == '[':
 		return s.array(i, nil)
+	case c == '-' && i+1 < len(s.b) && s.b[i+1] == 'I':
+		return s.literal(i, "-Infinity")
 	case c == '-' || c-'0' < 10:
 		return s.number(i)
 	case c == 't':
@@ -108,8 +168,12 @@ func (s *scanner) value(i int) int {
 		return s.literal(i, "false")
 	case c == 'n':
 		return s.literal(i, "null")
+	case c == 'N':
+		return s.literal(i, "NaN")
+	case c == 'I':
+		return s.literal(i, "Infinity")
 	default:
-		return s.fail(i, "a value was expected, not "+strconv.QuoteRune(rune(c)))
+		return s.fail(i, "a value was expected, not "+s.found(i))
 	}
 }
 
@@ -117,13 +181,13 @@ func (s *scanner) literal(i int, word string) int {
 	if len(s.b)-i >= len(word) && string(s.b[i:i+len(word)]) == word {
 		return i + len(word)
 	}
-	return s.fail(i, "a literal was expected")
+	return s.fail(i, word+" was expected")
 }
 
 // object walks the members; each, if not nil, is told the spans of every key (with its quotes) and value.
 func (s *scanner) object(i int, each func(key, value Span)) int {
 	if s.depth++; s.depth > MaxDepth {
-		return s.fail(i, "nested deeper than "+strconv.Itoa(MaxDepth))
+		return s.failDeep(i)
 	}
 	i = s.space(i + 1)
 	if i < len(s.b) && s.b[i] == '}' {
@@ -132,7 +196,7 @@ func (s *scanner) object(i int, each func(key, value Span)) int {
 	}
 	for {
 		if i >= len(s.b) || s.b[i] != '"' {
-			return s.fail(i, "a key was expected")
+			return s.noKey(i)
 		}
 		key := Span{Start: i}
 		if i = s.str(i); i < 0 {
@@ -168,7 +232,7 @@ func (s *scanner) object(i int, each func(key, value Span)) int {
 // array walks the elements; each, if not nil, is told every element's span.
 func (s *scanner) array(i int, each func(element Span)) int {
 	if s.depth++; s.depth > MaxDepth {
-		return s.fail(i, "nested deeper than "+strconv.Itoa(MaxDepth))
+		return s.failDeep(i)
 	}
 	i = s.space(i + 1)
 	if i < len(s.b) && s.b[i] == ']' {
@@ -344,10 +408,10 @@ func hex4(b []byte, i int) (rune, bool) {
 	return r, true
 }
 
-// Valid checks one JSON text strictly and returns nil or a *SyntaxError.
+// Valid checks one JSON text and returns nil, a *SyntaxError or an *UnreadError.
 func Valid(body []byte) error {
 	s := scanner{b: body}
-	i := s.value(s.space(0))
+	i := s.value(s.begin())
 	if i >= 0 {
 		if i = s.space(i); i != len(body) {
 			i = s.fail(i, "nothing may follow the value")
