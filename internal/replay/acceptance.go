@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -142,7 +143,7 @@ func AcceptanceScenarios(rows ...string) ([]*Scenario, error) {
 func (a *Acceptance) Run() (outcomes []Outcome, without []string, err error) {
 	for _, s := range a.Scenarios {
 		if s.NeedsTrace() && a.Trace == nil {
-			without = append(without, s.Row)
+			without = append(without, cmp.Or(s.Row, s.Name))
 			continue
 		}
 		b := bench{a: a, s: s, options: map[string]*Options{}, done: map[string]*Row{}}
@@ -202,7 +203,7 @@ func (b *bench) check(c *Check) (Outcome, error) {
 	if c.Case != "" {
 		what = c.Case + ": " + what
 	}
-	return Outcome{Row: b.s.Row, What: what, Measured: v, AtMost: c.AtMost, AtLeast: c.AtLeast}, nil
+	return Outcome{Row: cmp.Or(b.s.Row, b.s.Name), What: what, Measured: v, AtMost: c.AtMost, AtLeast: c.AtLeast}, nil
 }
 
 // figure runs a policy unless it was run before.

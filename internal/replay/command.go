@@ -121,7 +121,7 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 	s.Var(&f.share, "share-delay", "`TIME` until replicas know each other's bookings (default: never)")
 	s.StringVar(&f.htmlPath, "report", "", "write tables and charts to this HTML `FILE`")
 	s.StringVar(&f.jsonPath, "json", "", "write all runs to this JSON `FILE`")
-	s.BoolVar(&f.acceptance, "acceptance", false, "measure every acceptance row against its bound; those on the trace need --trace")
+	s.BoolVar(&f.acceptance, "acceptance", false, "measure every acceptance row against its bound, those on the trace need --trace; with --scenario, its checks")
 	s.StringVar(&f.rows, "rows", "", "`LIST` of acceptance rows, with commas (default: all)")
 	s.Usage = func() { usage(s) }
 	if err := s.Parse(args); err != nil {
@@ -204,6 +204,11 @@ func (f *flags) accept(out, progress io.Writer) error {
 		rows = strings.Split(f.rows, ",")
 	}
 	scenarios, err := AcceptanceScenarios(rows...)
+	if f.scenario != "" {
+		var s *Scenario
+		s, err = LoadScenario(f.scenario)
+		scenarios = []*Scenario{s}
+	}
 	if err != nil {
 		return err
 	}

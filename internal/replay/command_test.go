@@ -3,6 +3,7 @@ package replay
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -142,6 +143,10 @@ func TestChecksThatFail(t *testing.T) {
 	a := Acceptance{Scenarios: []*Scenario{s}, Seeds: []uint64{1}}
 	if outcomes, _, err := a.Run(); err != nil || len(outcomes) != 1 || outcomes[0].OK() {
 		t.Errorf("%+v, %v", outcomes, err)
+	}
+	b.Reset()
+	if err := Command([]string{"-acceptance", "-scenario", path, "-seeds", "1"}, &b, io.Discard); !errors.Is(err, ErrChecksFailed) || !strings.Contains(b.String(), "L0  impossible") {
+		t.Errorf("a scenario's own checks: %v\n%s", err, b.String())
 	}
 	b.Reset()
 	if err := Command([]string{"-acceptance", "-rows", "L4,L9"}, &b, io.Discard); err != nil || !strings.Contains(b.String(), "want of a trace (--trace): L4, L9") {
