@@ -20,20 +20,22 @@ echo "== Machine: $(nproc) processors, load $(cut -d' ' -f1-3 /proc/loadavg), $(
 echo
 echo "== Tokenizer: prompts of 8,000 characters, MB per CPU-second (MB/cpu-s); cold: nothing seen before, warm: all of it"
 export KVLANE_BENCH_TEXTS=$texts
-show ./internal/tokenizer '^BenchmarkEncode$/^qwen3$/^(en|code|zh|json)$/^(cold|warm)$' 300ms
-show ./internal/tokenizer '^BenchmarkLoad$/^qwen3$' 300ms
+show ./internal/tokenizer '^BenchmarkEncode$/.*/^(en|code|zh|json)$/^(cold|warm)$' 150ms
+show ./internal/tokenizer '^BenchmarkLoad$' 300ms
 venv=$tools/bench-venv
 if [ ! -x "$venv/bin/python" ] && ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q --disable-pip-version-check tokenizers==0.23.2; }; then
   rm -rf "$venv"
 fi
 if [ -x "$venv/bin/python" ]; then
-  "$venv/bin/python" e2e/bench/reference.py internal/models/qwen3/tokenizer.json.gz "$texts"
+  "$venv/bin/python" e2e/bench/reference.py "$texts" internal/models/{qwen3,deepseek_v3,gptoss,mistral_nemo,mistral_7b}
 else
   echo "(Hugging Face's library could not be installed: no comparison)"
 fi
 echo
 echo "== A conversation of 81 messages, 61 KB, from body bytes to block hashes"
 show ./internal/decide '^BenchmarkConversation$' 200ms
+echo "its chat template alone, nothing remembered:"
+show ./internal/model '^BenchmarkRender$' 200ms
 echo
 echo "== A whole decision in process, 8 targets, half of each prompt new to the router"
 show ./internal/decide '^BenchmarkDecide$' 200ms

@@ -3,10 +3,14 @@ package model
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"os"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/tokenizer"
@@ -106,4 +110,42 @@ func ask(b *testing.B, m *Model, req *prompt.Request, body []byte) Result {
 		b.Fatal(err)
 	}
 	return res
+}
+
+// BenchmarkRender measures the chat template alone, on a conversation of 81 messages that nothing is remembered of.
+func BenchmarkRender(b *testing.B) {
+	body, _ := talk(81, 57000)
+	for _, name := range []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo"} {
+		b.Run(name, func(b *testing.B) {
+			m := load(b, name, Options{CacheBytes: -1})
+			req, err := prompt.Parse(prompt.Chat, body)
+			if err != nil {
+				b.Fatal(err)
+			}
+			p, _, err := m.plan(req, VLLM)
+			if err != nil {
+				b.Skip(err)
+			}
+			var out []byte
+			best := time.Duration(math.MaxInt64)
+			b.ReportAllocs()
+			for b.Loop() {
+				start := processTime()
+				if out, err = m.render(out[:0], p, VLLM); err != nil {
+					b.Fatal(err)
+				}
+				best = min(best, processTime()-start)
+			}
+			b.ReportMetric(float64(best.Nanoseconds())/1000, "best-cpu-µs")
+		})
+	}
+}
+
+// processTime is the processor time of this process.
+func processTime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts); err != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
 }

@@ -17,7 +17,7 @@ func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
 	if req.API == prompt.Responses {
 		body, partial, err = responsesChat(in)
 	} else {
-		body, partial, err = m.messagesChat(in)
+		body, err = messagesChat(in)
 	}
 	if err != nil {
 		return nil, err
@@ -186,6 +186,51 @@ func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
 	return append(list, jinja.FromDict(msg))
 }
 
+// messagesChat follows vLLM's vllm/entrypoints/anthropic/serving.py.
+func messagesChat(in input) (*jinja.Dict, error) {
+	var list []jinja.Value
+	system, err := in.value(prompt.FieldSystem)
+	if err != nil {
+		return nil, err
+	}
+	if text := blocksText(system, ""); text != "" {
+		list = append(list, jinja.FromDict(chatMessage(roleSystem, jinja.String(text))))
+	}
+	messages, present, err := in.listOf(prompt.FieldMessages)
+	if err != nil {
+		return nil, err
+	}
+	if !present {
+		return nil, refuse("messages: Field required")
+	}
+	for i := range messages {
+		msg, ok := messages[i].AsDict()
+		if !ok {
+			return nil, refuse("messages: input should be a valid dictionary")
+		}
+		if list, err = anthropicMessage(list, msg); err != nil {
+			return nil, err
+		}
+	}
+	body := new(jinja.Dict)
+	body.Set("messages", jinja.List(list))
+	tools, _, err := in.listOf(prompt.FieldTools)
+	if err != nil {
+		return nil, err
+	}
+	var functions []jinja.Value
+	for i := range tools {
+		if d, ok := tools[i].AsDict(); ok {
+			functions = append(functions, functionTool(optional(d, "name"), optional(d, "description"), optional(d, "input_schema")))
+		}
+	}
+	if functions != nil {
+		body.Set("tools", jinja.List(functions))
+		body.Set("tool_choice", jinja.String("none"))
+	}
+	return body, nil
+}
+
 // blocksText is the text of a string or of a list of text blocks.
 func blocksText(v jinja.Value, sep string) string {
 	if text, ok := v.AsString(); ok {
@@ -201,4 +246,71 @@ func blocksText(v jinja.Value, sep string) string {
 		}
 	}
 	return strings.Join(texts, sep)
+}
+
+func anthropicMessage(list []jinja.Value, msg *jinja.Dict) ([]jinja.Value, error) {
+	role, _, _ := textOf(msg, "role")
+	if role != roleUser && role != roleAssistant {
+		return nil, refuse("messages.role: Input should be 'user' or 'assistant'")
+	}
+	content, _ := msg.Get("content")
+	blocks, ok := content.AsList()
+	if !ok {
+		if _, text := content.AsString(); !text {
+			return nil, refuse("messages.content: Field required")
+		}
+		return append(list, jinja.FromDict(chatMessage(role, content))), nil
+	}
+	var parts, calls []jinja.Value
+	var thoughts []string
+	for i := range blocks {
+		d, ok := blocks[i].AsDict()
+		if !ok {
+			return nil, refuse("messages.content: input should be a valid dictionary")
+		}
+		text := func(key string) string {
+			s, _, _ := textOf(d, key)
+			return s
+		}
+		switch kind, _, _ := textOf(d, "type"); kind {
+		case "text":
+			parts = append(parts, textPart(text("text")))
+		case "image", "document":
+			part := jinja.NewDict(1)
+			part.Set("type", jinja.String("image_url"))
+			parts = append(parts, jinja.FromDict(part))
+		case "thinking":
+			thoughts = append(thoughts, text("thinking"))
+		case "tool_use":
+			raw, err := jinja.AppendJSON(nil, optional(d, "input"), jinja.JSONOptions{})
+			if err != nil {
+				return nil, err
+			}
+			calls = append(calls, functionCall(text("id"), text("name"), string(raw)))
+		case "tool_result":
+			v, _ := d.Get("content")
+			result := chatMessage(roleTool, jinja.String(blocksText(v, "\n")))
+			result.Set("tool_call_id", jinja.String(text("tool_use_id")))
+			list = append(list, jinja.FromDict(result))
+		}
+	}
+	reasoning := strings.Join(thoughts, "")
+	out := chatMessage(role, jinja.None())
+	switch {
+	case len(parts) == 1 && blocksText(jinja.List(parts), "") != "":
+		out.Set("content", jinja.String(blocksText(jinja.List(parts), "")))
+	case len(parts) > 0:
+		out.Set("content", jinja.List(parts))
+	case len(calls) == 0 && reasoning == "":
+		return list, nil
+	case role == roleUser:
+		return list, nil
+	}
+	if calls != nil {
+		out.Set("tool_calls", jinja.List(calls))
+	}
+	if reasoning != "" {
+		out.Set("reasoning", jinja.String(reasoning))
+	}
+	return append(list, jinja.FromDict(out)), nil
 }

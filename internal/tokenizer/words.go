@@ -148,6 +148,8 @@ const batch = 32
 func (w *worker) lookup(dst []uint32, text []byte, from int, ends []uint32, parts bool) []uint32 {
 	var found [batch]uint64
 	short := w.t.short
+	slots, tagMask, idLimit := short.slots, short.tagMask, short.idLimit
+	slotAt, idBits := short.slotAt&63, short.idBits&63 // so that shifts need no check
 	for len(ends) > 0 {
 		round := ends[:min(batch, len(ends))]
 		ends = ends[len(round):]
@@ -159,17 +161,14 @@ func (w *worker) lookup(dst []uint32, text []byte, from int, ends []uint32, part
 			} else {
 				x = tail(text[at:])
 			}
-			size := int(e) - at
+			product := shortKey(x, int(e)-at) * keyMul & keyMask
 			at = int(e)
-			product := shortKey(x, size) * keyMul & keyMask
-			slot, tag := short.home(product)
-			found[i&(batch-1)] = short.slots[slot] ^ tag
+			found[i&(batch-1)] = slots[product>>slotAt] ^ product&tagMask<<idBits
 		}
 		at = from
 		for i, e := range round {
-			size := int(e) - at
 			// Without the tag, an id is left.
-			if f := found[i&(batch-1)]; f-1 < short.idLimit && uint(size) <= shortSize {
+			if f := found[i&(batch-1)]; f-1 < idLimit && uint(int(e)-at) <= shortSize {
 				dst = append(dst, uint32(f)-1)
 			} else {
 				dst = w.second(dst, text, at, int(e), parts)
