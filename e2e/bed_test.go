@@ -87,6 +87,7 @@ type shape struct {
 	engine    func(i int, o *enginesim.Options)
 	workerOf  func(i int, e *enginesim.Engine) string // further keys of worker i
 	addressOf func(i int, e *enginesim.Engine) string // where worker i is, instead of its engine's address
+	models    func(i int) string                      // of worker i; default the one model
 	events    func(e *enginesim.Engine) string        // where its events are, instead of its ZMQ endpoints
 	noCheck   bool                                    // do not look for leaks at the end
 	maxBodyMB int
@@ -231,6 +232,10 @@ func (b *bed) startEngine(i int) string {
 	if b.shape.workerOf != nil {
 		more += b.shape.workerOf(i, e)
 	}
+	models := modelName
+	if b.shape.models != nil {
+		models = b.shape.models(i)
+	}
 	events := o.EventsEndpoint
 	if b.shape.events != nil {
 		events = b.shape.events(e)
@@ -240,7 +245,7 @@ func (b *bed) startEngine(i int) string {
 		address = b.shape.addressOf(i, e)
 	}
 	return fmt.Sprintf("  - {name: e%d, address: %q, ranks: %d, rank_by: %s, models: [%s], events: {endpoint: %q%s}%s}\n",
-		i, address, ranks, rankBy, modelName, events, replay, more)
+		i, address, ranks, rankBy, models, events, replay, more)
 }
 
 // startKvlane runs `kvlane serve` and waits until it is ready.

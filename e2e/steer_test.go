@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/enginesim"
@@ -82,5 +83,53 @@ func TestControlHeadersNeverReachAWorker(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A request goes to a worker of its model or to none.
+func TestARequestGoesToAWorkerOfItsModel(t *testing.T) {
+	b := newBed(t, shape{ranks: 1, models: func(i int) string { return [...]string{modelName, "other"}[i] },
+		engine: func(i int, o *enginesim.Options) {
+			if i == 1 {
+				o.Model = "other"
+			} else {
+				o.LoRA = []string{"sql"} // known from /v1/models only
+			}
+		}})
+	seen := func() (n int) {
+		for _, e := range b.engines {
+			n += len(e.Stats().Requests)
+		}
+		return n
+	}
+	for i := range 4 {
+		for model, want := range map[string]string{"demo": "e0/0", "other": "e1/0", "sql": "e0/0"} {
+			r := b.post("/v1/completions", fmt.Appendf(nil, `{"model":%q,"prompt":%q,"max_tokens":1}`, model, prose(fmt.Sprint(model, i), 30)))
+			if r.status != http.StatusOK || r.target != want {
+				t.Errorf("%s: status %d on %s, want %s: %s", model, r.status, r.target, want, r.body)
+			}
+		}
+	}
+	before := seen()
+	for name, c := range map[string]struct {
+		path, body string
+		status     int
+		part       string
+	}{
+		"unknown":           {"/v1/chat/completions", `{"model":"nope","messages":[{"role":"user","content":"x"}]}`, 404, `"code":"model_not_found"`},
+		"unknown, streamed": {"/v1/completions", `{"model":"nope","prompt":"x","stream":true}`, 404, `"code":"model_not_found"`},
+		"none":              {"/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}]}`, 400, `"param":"model"`},
+		"none, SGLang's":    {"/generate", `{"text":"x"}`, 400, `"param":"model"`},
+		"Anthropic's shape": {"/v1/messages", `{"model":"nope","max_tokens":1,"messages":[{"role":"user","content":"x"}]}`, 404, `"type":"error"`},
+	} {
+		r := b.post(c.path, []byte(c.body))
+		for _, part := range []string{c.part, "`demo`", "`other`"} {
+			if r.status != c.status || !strings.Contains(string(r.body), part) {
+				t.Errorf("%s: status %d, want %d with %s: %s", name, r.status, c.status, part, r.body)
+			}
+		}
+	}
+	if after := seen(); after != before {
+		t.Errorf("%d of the requests without a known model reached an engine", after-before)
 	}
 }

@@ -55,8 +55,9 @@ type Envoy struct {
 
 // Limits bound requests.
 type Limits struct {
-	MaxBody     Bytes `yaml:"max_body" jsonschema_description:"Largest request body; more is answered 413."`
-	RefuseEarly bool  `yaml:"refuse_early" jsonschema_description:"Answer requests that the engine would refuse with its own status, instead of sending them on."`
+	MaxBody      Bytes  `yaml:"max_body" jsonschema_description:"Largest request body; more is answered 413."`
+	UnknownModel string `yaml:"unknown_model" jsonschema:"enum=refuse,enum=route" jsonschema_description:"A request for a model that no worker lists, where all workers list theirs. refuse: 404 (and 400 for one that names none where no model is served by all workers). route: any worker."`
+	RefuseEarly  bool   `yaml:"refuse_early" jsonschema_description:"Answer requests that the engine would refuse with its own status, instead of sending them on."`
 }
 
 // Model is a served model.
@@ -262,7 +263,7 @@ func Default() Config {
 			RequestBody:    "BUFFERED",
 			ResponseBody:   "NONE",
 		},
-		Limits: Limits{MaxBody: 16 << 20},
+		Limits: Limits{MaxBody: 16 << 20, UnknownModel: "refuse"},
 		Workers: Workers{
 			Health: Health{Every: Duration(time.Second), Timeout: Duration(5 * time.Second), Failures: 2},
 			Scrape: Duration(time.Second),

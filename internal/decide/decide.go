@@ -84,6 +84,10 @@ type Decider struct {
 	desks       desks
 	routed      []prometheus.Counter // by API
 	checking    chan struct{}        // places for comparisons of tokenizers
+	catalog     catalog
+	listing     sync.WaitGroup // of askAll
+	listContext context.Context
+	listStop    context.CancelFunc
 
 	mu      sync.Mutex
 	router  *routing.Router
@@ -155,6 +159,7 @@ func New(o Options) (*Decider, error) {
 		d.now = time.Now
 	}
 	d.start = d.now()
+	d.listContext, d.listStop = context.WithCancel(context.Background())
 	d.scratch.New = func() any { return &scratch{} }
 	d.fleet.Store(&fleet{members: map[string]*member{}})
 	for _, s := range o.Models {
@@ -169,6 +174,8 @@ func New(o Options) (*Decider, error) {
 
 // Close ends all feeds, comparisons and prefill legs.
 func (d *Decider) Close() {
+	d.listStop()
+	d.listing.Wait()
 	d.legs.close()
 	d.feeds.close()
 	for _, s := range d.served {
@@ -278,6 +285,11 @@ func (j *job) run(ctx context.Context) extproc.Decision {
 	j.query = routing.Query{ID: j.r.ID}
 	if reject := j.parse(); reject != nil {
 		return j.reject(reject)
+	}
+	if j.parsed {
+		if reject := j.whose(ctx); reject != nil {
+			return j.reject(reject)
+		}
 	}
 	j.lap(telemetry.StageParse)
 	if reject := j.tokens(ctx); reject != nil {
@@ -694,7 +706,7 @@ func (j *job) reject(r *extproc.Reject) extproc.Decision {
 }
 
 // failureTypes are OpenAI's names for what went wrong.
-var failureTypes = map[int]string{400: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+var failureTypes = map[int]string{400: "invalid_request_error", 404: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 // failure is an error body in the shape that the API's clients expect.
 func (j *job) failure(status int, message string) []byte {

@@ -60,6 +60,9 @@ type fleet struct {
 	members map[string]*member
 	// byAddress finds the worker of an endpoint that served.
 	byAddress map[string][]kvindex.Slot
+	// names are the models that workers declare, see declare.
+	names       map[string]bool
+	open, split bool
 }
 
 // targets lists the targets of a worker with their addresses and rank headers.
@@ -133,21 +136,14 @@ func (d *Decider) SetWorkers(list []workers.Worker) {
 			}
 		}
 	}
+	next.declare(d.base)
 	d.fleet.Store(next) // first: who is placed on a newcomer looks up where it is
 	for name := range old.members {
 		d.forgetGone(name)
 	}
-	d.book(d.now(), func(r *routing.Router, _ time.Duration) {
-		for _, m := range next.members {
-			for _, slot := range m.slots {
-				p := &next.places[slot]
-				r.SetTarget(slot, routing.TargetInfo{
-					Target: p.target, Role: roles[m.Role], Models: m.Models, Ready: m.Ready, Draining: m.Draining,
-					Speed: m.Speed, Zone: m.Labels["zone"], Address: p.address,
-				})
-			}
-		}
-	})
+	d.catalog.mu.Lock()
+	d.tellRouter(next)
+	d.catalog.mu.Unlock()
 	d.compareAll(next)
 	if d.onEndpoints != nil {
 		d.onEndpoints(serve, prefill)
