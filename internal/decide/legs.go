@@ -422,7 +422,7 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 func (j *job) alternate(chosen *place) string {
 	d := j.d
 	p := d.legs.protocol
-	if !p.Portable && !p.AtOnce || j.r.HasSubset {
+	if !p.Portable && !p.AtOnce || p.Named || j.r.HasSubset {
 		return ""
 	}
 	f := d.fleet.Load()

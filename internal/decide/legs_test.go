@@ -26,6 +26,7 @@ import (
 type pools struct {
 	*Decider
 	t       *testing.T
+	list    []workers.Worker
 	answers [2]atomic.Pointer[http.HandlerFunc]
 	legs    [2]atomic.Int64
 }
@@ -62,6 +63,7 @@ func newPoolsOf(t *testing.T, connector string) *pools {
 			Ready: true, Generation: uint64(i + 1)})
 	}
 	d.SetWorkers(list)
+	p.list = list
 	t.Cleanup(func() {
 		d.Close()
 		for _, s := range servers {
@@ -256,7 +258,7 @@ func TestALegThatFailsBesideTheDecodeLeg(t *testing.T) {
 			if c.status == 0 {
 				<-ended
 				end(&d, 200)
-				p.Decider.Close()
+				p.Close()
 				select {
 				case r := <-d.Abort:
 					t.Errorf("%+v", r)
@@ -268,6 +270,24 @@ func TestALegThatFailsBesideTheDecodeLeg(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 			end(&d, 0)
+		})
+	}
+}
+
+// A decode worker that refuses is replaced by Envoy where the leg would serve another
+// one.
+func TestAnotherDecodeWorker(t *testing.T) {
+	for connector, any := range map[string]bool{"nixl": true, "sglang": true, "moriio-write": false, "moriio": false} {
+		t.Run(connector, func(t *testing.T) {
+			p := newPoolsOf(t, connector)
+			second := p.list[0]
+			second.Name, second.Address, second.Generation = "d2", "10.0.0.10:1", 10
+			p.SetWorkers(append(p.list, second))
+			d := p.ask(t.Context(), "r")
+			if d.Reject != nil || strings.Contains(d.Endpoint, ",") != any {
+				t.Errorf("%+v", d)
+			}
+			end(&d, 200)
 		})
 	}
 }

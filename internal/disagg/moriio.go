@@ -43,7 +43,7 @@ func moriio() *Protocol {
 // moriioWrite is the WRITE mode: decode tells prefill its blocks and prefill writes
 // into them. The legs run at once, and each is told where the other is.
 func moriioWrite() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, refuses: decodeAlready,
+	return &Protocol{AtOnce: true, Named: true, apis: vllmAPIs, single: true, refuses: decodeAlready,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return Leg{Edits: append(vllmPrefill(x.Request.API), ask(x.Request, askRemoteDecode, toPeer(x, &x.Decode)...)...)}, nil
 		},

@@ -24,6 +24,9 @@ type Protocol struct {
 	AtOnce bool
 	// Always says that a decode engine cannot compute a prompt by itself.
 	Always bool
+	// Named says that the prefill leg names the decode engine: no other can take its
+	// leg.
+	Named bool
 	// Portable says that a prefill answer serves any decode engine, not only the one
 	// that the prefill leg was made for.
 	Portable bool
