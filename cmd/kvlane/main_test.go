@@ -36,6 +36,11 @@ func TestCommands(t *testing.T) {
 	template := file("t.jinja", "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ strftime_now('%Y-%m-%d') }}")
 	broken := file("broken.jinja", "{% for %}")
 	empty := file("empty.json", "{}")
+	half, hollow := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(half, "tokenizer.json"), []byte(`{"a":`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	halved := file("halved.yaml", "models: [{name: m, tokenizer: "+half+"}]\n")
 	for _, c := range []struct {
 		name, stdin string
 		args        []string
@@ -57,13 +62,17 @@ func TestCommands(t *testing.T) {
 		{"envoy-config", "", []string{"envoy-config", "--config", good}, 0, "name: model_servers", ""},
 		{"schema", "", []string{"schema"}, 0, `"title": "Kvlane configuration"`, ""},
 		{"tokenize", `{"text": "Hello world"}` + "\n", []string{"tokenize", "--tokenizer", "builtin:qwen3"}, 0, `{"ids":[9707,1879]}`, ""},
-		{"tokenize a bad line and a good one", "{\n" + `{"text": "Hello"}` + "\n", []string{"tokenize", "--tokenizer", "builtin:qwen3"}, 0, `{"ids":[9707]}`, ""},
+		{"tokenize a bad line and a good one", "{\n" + `{"text": "Hello"}` + "\n", []string{"tokenize", "--tokenizer", "builtin:qwen3"}, 1, `{"ids":[9707]}`, "1 of 2 lines were answered with an error"},
+		{"tokenize with half a file", "", []string{"tokenize", "--tokenizer", half}, 1, "", "tokenizer " + half + ": load tokenizer.json: malformed JSON"},
+		{"render with an empty folder", "", []string{"render", "--tokenizer", hollow}, 1, "", "tokenizer " + hollow + ": load tokenizer: no tokenizer.json"},
+		{"check with half a file", "", []string{"check", "--config", halved}, 1, "", "model m: tokenizer " + half + ": load tokenizer.json"},
+		{"tokens-check where nobody is", "", []string{"tokens-check", "--tokenizer", "builtin:qwen3", "--engine", "http://127.0.0.1:1"}, 1, "", "connection refused\n"},
 		{"tokenize without a tokenizer", "", []string{"tokenize"}, 2, "", "needs --tokenizer DIR"},
 		{"no such builtin", "", []string{"tokenize", "--tokenizer", "builtin:gpt5"}, 1, "", "there is qwen3"},
 		{"render", `{"messages":[{"role":"user","content":"Hi"}]}`, []string{"render", "--tokenizer", "builtin:qwen3", "--tokens"}, 0, `"ids":[151644,872,198,13048,151645,198,151644,77091,198]`, ""},
-		{"render what the engine refuses", `{"messages":[]}`, []string{"render", "--tokenizer", "builtin:qwen3"}, 0, `{"error":`, ""},
+		{"render what the engine refuses", `{"messages":[]}`, []string{"render", "--tokenizer", "builtin:qwen3"}, 1, `{"error":`, "1 of 1 lines"},
 		{"render a template", `{"messages":[{"role":"user","content":"Hi"}]}`, []string{"render", "--template", template, "--context", "--now", "2026-11-20T20:00:00"}, 0, `{"prompt":"user:Hi;2026-11-20"}`, ""},
-		{"render a template that does not compile", "{}", []string{"render", "--template", broken, "--context"}, 0, `{"error":"`, ""},
+		{"render a template that does not compile", "{}", []string{"render", "--template", broken, "--context"}, 1, `{"error":"`, "1 of 1 lines"},
 		{"render at no time", "", []string{"render", "--template", template, "--context", "--now", "noon"}, 2, "", "is not like 2026-11-20T20:00:00"},
 		{"an engine of no kind", "", []string{"render", "--tokenizer", "builtin:qwen3", "--engine", "x"}, 2, "", "unknown engine"},
 		{"events without a verb", "", []string{"events"}, 2, "", "needs tail ENDPOINT or decode FILE"},

@@ -66,10 +66,6 @@ func renderOutcome(err error) string {
 }
 
 func loadModel(m config.Model) (*model.Model, error) {
-	files, err := models.Open(m.Tokenizer)
-	if err != nil {
-		return nil, err
-	}
 	o := model.Options{
 		ToolParser: m.ToolParser, HideToolsWhenNone: m.HideTools, TrustTemplates: m.TrustTemplates,
 		MaxModelLen: m.MaxModelLen, CacheBytes: int64(m.CacheBytes),
@@ -84,7 +80,20 @@ func loadModel(m config.Model) (*model.Model, error) {
 		}
 		o.ChatTemplate = string(text)
 	}
-	return model.Load(files, o)
+	return modelOf(m.Tokenizer, o)
+}
+
+// modelOf loads the model whose tokenizer is in a folder or built in; its errors name the folder.
+func modelOf(dir string, o model.Options) (*model.Model, error) {
+	files, err := models.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	m, err := model.Load(files, o)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer %s: %w", dir, err)
+	}
+	return m, nil
 }
 
 // checkParts tries what only loading shows.

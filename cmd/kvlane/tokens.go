@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -27,7 +28,7 @@ func runTokenize(_ context.Context, io streams, args []string) error {
 	}
 	tok, err := tokenizer.Load(files)
 	if err != nil {
-		return err
+		return fmt.Errorf("tokenizer %s: %w", *dir, err)
 	}
 	return model.TokenizeLines(io.in, io.out, tok, *special)
 }
@@ -73,11 +74,7 @@ func runRender(_ context.Context, io streams, args []string) error {
 	if err != nil {
 		return usageError{err.Error()}
 	}
-	files, err := models.Open(*dir)
-	if err != nil {
-		return err
-	}
-	m, err := model.Load(files, model.Options{ChatTemplate: source, ToolParser: *tools, Now: func() time.Time { return now }})
+	m, err := modelOf(*dir, model.Options{ChatTemplate: source, ToolParser: *tools, Now: func() time.Time { return now }})
 	if err != nil {
 		return err
 	}
@@ -101,18 +98,17 @@ func runTokensCheck(ctx context.Context, io streams, args []string) error {
 	if err != nil {
 		return usageError{err.Error()}
 	}
-	files, err := models.Open(*dir)
-	if err != nil {
-		return err
-	}
-	m, err := model.Load(files, model.Options{})
+	m, err := modelOf(*dir, model.Options{})
 	if err != nil {
 		return err
 	}
 	oracle := &model.Oracle{Engine: engine, URL: *url}
 	if *name == "" {
 		if *name, err = oracle.FirstModel(ctx); err != nil {
-			return fmt.Errorf("%w (name a model with --model)", err)
+			if errors.Is(err, model.ErrNoModel) {
+				err = fmt.Errorf("%w (name one with --model)", err)
+			}
+			return fmt.Errorf("the engine could not be compared: %w", err)
 		}
 	}
 	differ, err := model.TokensCheck(ctx, io.out, m, oracle, *name)

@@ -15,8 +15,8 @@ import (
 )
 
 // The three functions here are the commands `kvlane tokenize` and `kvlane render`: one JSON object a line in, one a line out,
-// in the same order. A line that cannot be served gives {"error": "..."} and the next one is read; only a failing reader or
-// writer ends them.
+// in the same order. A line that cannot be served, an empty one too, gives {"error": "..."} and the next one is read; only a
+// failing reader or writer ends them. A *LinesError tells at the end how many lines failed.
 
 // TokenizeLines answers {"text": "..."} with {"ids": [...]}.
 func TokenizeLines(r io.Reader, w io.Writer, tok *tokenizer.Tokenizer, addSpecial bool) error {
@@ -101,6 +101,15 @@ func RenderContextLines(r io.Reader, w io.Writer, source string, now time.Time) 
 	})
 }
 
+var errEmptyLine = errors.New("the line is empty")
+
+// LinesError says that some of the lines were answered with an error.
+type LinesError struct{ Failed, Lines int }
+
+func (e *LinesError) Error() string {
+	return fmt.Sprintf("%d of %d lines were answered with an error", e.Failed, e.Lines)
+}
+
 // maxLine bounds a line of input.
 const maxLine = 256 << 20
 
@@ -108,11 +117,17 @@ func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, e
 	in := bufio.NewReaderSize(r, 1<<16)
 	out := bufio.NewWriterSize(w, 1<<16)
 	var dst []byte
+	var tally LinesError
 	for {
 		line, err := readLine(in)
-		if len(bytes.TrimSpace(line)) > 0 {
-			var failed error
-			if dst, failed = answer(dst[:0], line); failed != nil {
+		if len(line) > 0 {
+			tally.Lines++
+			failed := errEmptyLine
+			if len(bytes.TrimSpace(line)) > 0 {
+				dst, failed = answer(dst[:0], line)
+			}
+			if failed != nil {
+				tally.Failed++
 				dst = append(appendString(append(dst[:0], `{"error":`...), failed.Error()), '}')
 			}
 			if _, err := out.Write(append(dst, '\n')); err != nil {
@@ -125,7 +140,10 @@ func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, e
 			}
 		}
 		if errors.Is(err, io.EOF) {
-			return out.Flush()
+			if err := out.Flush(); err != nil || tally.Failed == 0 {
+				return err
+			}
+			return &tally
 		}
 		if err != nil {
 			return err

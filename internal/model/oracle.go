@@ -144,6 +144,9 @@ func messageOf(answer []byte) string {
 	return string(answer[:min(len(answer), most)])
 }
 
+// ErrNoModel is FirstModel's error for an engine that answers and names none.
+var ErrNoModel = errors.New("GET /v1/models: no models")
+
 // FirstModel is the first name in the engine's GET /v1/models.
 func (o *Oracle) FirstModel(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -167,10 +170,10 @@ func (o *Oracle) FirstModel(ctx context.Context) (string, error) {
 		} `json:"data"`
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&list); err != nil {
-		return "", fmt.Errorf("GET /v1/models: %w", err)
+		return "", fmt.Errorf("%w: status %d: %w", ErrNoModel, resp.StatusCode, err)
 	}
 	if len(list.Data) == 0 {
-		return "", errors.New("GET /v1/models: no models")
+		return "", ErrNoModel
 	}
 	return list.Data[0].ID, nil
 }
