@@ -236,11 +236,13 @@ func TestVerdict(t *testing.T) {
 	}{
 		{[]Row{row("kv-aware", 2, 0.1, 100), row("session", 3, 0.1, 100), row("oracle", 1, 0.1, 100)}, "Least TTFT p90: kv-aware, 2.00 s ± 0.10: the default, keep it."},
 		{[]Row{row("kv-aware", 2, 0.1, 100), row("session", 1.9, 0.1, 100)}, "Least TTFT p90: session, 1.90 s ± 0.10; the default's 2.00 s ± 0.10 is not worse beyond the seeds' deviation: keep it."},
-		{[]Row{row("kv-aware", 2, 0.1, 100), row("session", 1, 0.1, 100), row("random", 0.5, 0.1, 90)}, "Least TTFT p90: session, 1.00 s ± 0.10: 50 % less than the default's 2.00 s."},
+		{[]Row{row("kv-aware", 2, 0.1, 100), row("session", 1, 0.1, 100), row("random", 0.5, 0.1, 90)}, "Least TTFT p90: session, 1.00 s ± 0.10: 50 % less than the default's 2.00 s. In the configuration: routing: {preset: session}"},
+		{[]Row{row("kv-aware", 2, 0.1, 100), row("llm-d", 1, 0.1, 100)}, "Least TTFT p90: llm-d, 1.00 s ± 0.10: 50 % less than the default's 2.00 s."},
 		{[]Row{{Policy: "kv-aware", Mean: Result{TTFT90: 2}, Runs: make([]Result, 1)}, {Policy: "session", Mean: Result{TTFT90: 1}, Runs: make([]Result, 1)}},
 			"Least TTFT p90: session, 1.00 s ± 0.00; the default has 2.00 s. One seed tells no deviation: run more."},
 		{[]Row{row("kv-aware?cost.miss=6", 2, 0.1, 100), row("kv-aware?cost.miss=2", 1, 0.1, 100), row("session", 0.8, 0, 100)},
-			"Least TTFT p90: session, 0.80 s ± 0.00: 60 % less than the default's 2.00 s.\nBest overlap weight: kv-aware?cost.miss=2, 1.00 s ± 0.10: 50 % less than the default's 2.00 s."},
+			"Least TTFT p90: session, 0.80 s ± 0.00: 60 % less than the default's 2.00 s. In the configuration: routing: {preset: session}\n" +
+				"Best overlap weight: kv-aware?cost.miss=2, 1.00 s ± 0.10: 50 % less than the default's 2.00 s. In the configuration: routing: {preset: kv-aware, policy: {cost: {miss: 2}}}"},
 	} {
 		if got := strings.Join((&Report{Rows: tc.rows}).Verdict(), "\n"); got != tc.want {
 			t.Errorf("got %s\nwant %s", got, tc.want)

@@ -253,8 +253,34 @@ func against(row, usual *Row) string {
 	case usual.Mean.TTFT90-row.Mean.TTFT90 <= row.Deviation.TTFT90+usual.Deviation.TTFT90:
 		return text + fmt.Sprintf("; the default's %.2f s ± %.2f is not worse beyond the seeds' deviation: keep it.", usual.Mean.TTFT90, usual.Deviation.TTFT90)
 	default:
-		return text + fmt.Sprintf(": %.0f %% less than the default's %.2f s.", 100*(1-row.Mean.TTFT90/usual.Mean.TTFT90), usual.Mean.TTFT90)
+		text += fmt.Sprintf(": %.0f %% less than the default's %.2f s.", 100*(1-row.Mean.TTFT90/usual.Mean.TTFT90), usual.Mean.TTFT90)
+		if c := configured(row.Policy); c != "" {
+			text += " In the configuration: " + c
+		}
+		return text
 	}
+}
+
+// configured is how a policy is asked for in the configuration; "" for those that
+// replay adds.
+func configured(policy string) string {
+	preset, settings, _ := strings.Cut(policy, "?")
+	if _, ok := routing.Preset(preset); !ok {
+		return ""
+	}
+	parts := []string{"preset: " + preset}
+	for setting := range strings.SplitSeq(settings, "&") {
+		path, value, ok := strings.Cut(setting, "=")
+		if !ok {
+			continue
+		}
+		keys := strings.Split(path, ".")
+		parts = append(parts, "policy: {"+strings.Join(keys, ": {")+": "+value+strings.Repeat("}", len(keys)))
+	}
+	if len(parts) > 2 {
+		return "" // two settings may share a key: the user writes them as a tree
+	}
+	return "routing: {" + strings.Join(parts, ", ") + "}"
 }
 
 // WriteJSON writes the report with all runs.
