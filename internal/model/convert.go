@@ -17,7 +17,7 @@ func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
 	if req.API == prompt.Responses {
 		body, partial, err = responsesChat(in)
 	} else {
-		body, err = messagesChat(in)
+		body, partial, err = m.messagesChat(in)
 	}
 	if err != nil {
 		return nil, err
@@ -54,10 +54,12 @@ func functionCall(id, name string, arguments string) jinja.Value {
 	return jinja.FromDict(d)
 }
 
-func functionTool(name, description, parameters jinja.Value) jinja.Value {
-	f := jinja.NewDict(3)
-	f.Set("name", name)
-	f.Set("description", description)
+// functionTool is the chat tool of a flat one; parameters have another name in each API.
+func functionTool(flat *jinja.Dict, parameters jinja.Value) jinja.Value {
+	f := jinja.NewDict(5)
+	for _, key := range [...]string{"name", "description", "parameters", "strict", "defer_loading"} {
+		f.Set(key, optional(flat, key))
+	}
 	f.Set("parameters", parameters)
 	d := jinja.NewDict(2)
 	d.Set("type", jinja.String("function"))
@@ -108,7 +110,7 @@ func responsesChat(in input) (body *jinja.Dict, partial string, err error) {
 		if kind, _, _ := textOf(d, "type"); kind != "function" {
 			return nil, "tools that the engine runs itself change the prompt", nil
 		}
-		functions = append(functions, functionTool(optional(d, "name"), optional(d, "description"), optional(d, "parameters")))
+		functions = append(functions, functionTool(d, optional(d, "parameters")))
 	}
 	if functions != nil {
 		body.Set("tools", jinja.List(functions))
@@ -138,8 +140,15 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 	}
 	switch kind {
 	case "", "message":
-		content := optional(item, "content")
-		return append(list, jinja.FromDict(chatMessage(text("role"), content))), nil
+		role := text("role")
+		if role != roleAssistant {
+			return append(list, jinja.FromDict(chatMessage(role, optional(item, "content")))), nil
+		}
+		said, err := assistantText(item)
+		if err != nil {
+			return nil, err
+		}
+		return joinAssistant(list, "content", said), nil
 	case "function_call":
 		return appendCall(list, functionCall(text("call_id"), text("name"), text("arguments"))), nil
 	case "function_call_output":
@@ -147,12 +156,44 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 		msg.Set("tool_call_id", jinja.String(text("call_id")))
 		return append(list, jinja.FromDict(msg)), nil
 	case "reasoning":
-		msg := chatMessage(roleAssistant, jinja.None())
-		msg.Set("reasoning", jinja.String(reasoningText(item)))
-		return append(list, jinja.FromDict(msg)), nil
+		return joinAssistant(list, "reasoning", jinja.String(reasoningText(item))), nil
 	default:
 		return nil, refuse("input.type: unsupported item type '%s'", kind)
 	}
+}
+
+// assistantText is the first text of an assistant's item.
+func assistantText(item *jinja.Dict) (jinja.Value, error) {
+	content := optional(item, "content")
+	if text, ok := content.AsString(); ok {
+		if !optional(item, "id").IsNone() && !optional(item, "status").IsNone() {
+			return jinja.String(text), refuse("input.content: Input should be a valid list") // an output item has parts
+		}
+		return content, nil
+	}
+	parts, _ := content.AsList()
+	if len(parts) == 0 {
+		return content, refuse("input.content: Input should be a valid string or list")
+	}
+	part, _ := parts[0].AsDict()
+	return optional(part, "text"), nil
+}
+
+// joinAssistant puts a member into the assistant's message at the end if that lacks it, or into a new message.
+func joinAssistant(list []jinja.Value, key string, v jinja.Value) []jinja.Value {
+	if n := len(list); n > 0 && roleOf(list[n-1]) == roleAssistant {
+		last, _ := list[n-1].AsDict()
+		if optional(last, key).IsNone() {
+			last = last.Clone()
+			last.Set(key, v)
+			list[n-1] = jinja.FromDict(last)
+			return list
+		}
+	}
+	msg := jinja.NewDict(4)
+	msg.Set("role", jinja.String(roleAssistant))
+	msg.Set(key, v)
+	return append(list, jinja.FromDict(msg))
 }
 
 func reasoningText(item *jinja.Dict) string {
@@ -186,51 +227,6 @@ func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
 	return append(list, jinja.FromDict(msg))
 }
 
-// messagesChat follows vLLM's vllm/entrypoints/anthropic/serving.py.
-func messagesChat(in input) (*jinja.Dict, error) {
-	var list []jinja.Value
-	system, err := in.value(prompt.FieldSystem)
-	if err != nil {
-		return nil, err
-	}
-	if text := blocksText(system, ""); text != "" {
-		list = append(list, jinja.FromDict(chatMessage(roleSystem, jinja.String(text))))
-	}
-	messages, present, err := in.listOf(prompt.FieldMessages)
-	if err != nil {
-		return nil, err
-	}
-	if !present {
-		return nil, refuse("messages: Field required")
-	}
-	for i := range messages {
-		msg, ok := messages[i].AsDict()
-		if !ok {
-			return nil, refuse("messages: input should be a valid dictionary")
-		}
-		if list, err = anthropicMessage(list, msg); err != nil {
-			return nil, err
-		}
-	}
-	body := new(jinja.Dict)
-	body.Set("messages", jinja.List(list))
-	tools, _, err := in.listOf(prompt.FieldTools)
-	if err != nil {
-		return nil, err
-	}
-	var functions []jinja.Value
-	for i := range tools {
-		if d, ok := tools[i].AsDict(); ok {
-			functions = append(functions, functionTool(optional(d, "name"), optional(d, "description"), optional(d, "input_schema")))
-		}
-	}
-	if functions != nil {
-		body.Set("tools", jinja.List(functions))
-		body.Set("tool_choice", jinja.String("none"))
-	}
-	return body, nil
-}
-
 // blocksText is the text of a string or of a list of text blocks.
 func blocksText(v jinja.Value, sep string) string {
 	if text, ok := v.AsString(); ok {
@@ -246,71 +242,4 @@ func blocksText(v jinja.Value, sep string) string {
 		}
 	}
 	return strings.Join(texts, sep)
-}
-
-func anthropicMessage(list []jinja.Value, msg *jinja.Dict) ([]jinja.Value, error) {
-	role, _, _ := textOf(msg, "role")
-	if role != roleUser && role != roleAssistant {
-		return nil, refuse("messages.role: Input should be 'user' or 'assistant'")
-	}
-	content, _ := msg.Get("content")
-	blocks, ok := content.AsList()
-	if !ok {
-		if _, text := content.AsString(); !text {
-			return nil, refuse("messages.content: Field required")
-		}
-		return append(list, jinja.FromDict(chatMessage(role, content))), nil
-	}
-	var parts, calls []jinja.Value
-	var thoughts []string
-	for i := range blocks {
-		d, ok := blocks[i].AsDict()
-		if !ok {
-			return nil, refuse("messages.content: input should be a valid dictionary")
-		}
-		text := func(key string) string {
-			s, _, _ := textOf(d, key)
-			return s
-		}
-		switch kind, _, _ := textOf(d, "type"); kind {
-		case "text":
-			parts = append(parts, textPart(text("text")))
-		case "image", "document":
-			part := jinja.NewDict(1)
-			part.Set("type", jinja.String("image_url"))
-			parts = append(parts, jinja.FromDict(part))
-		case "thinking":
-			thoughts = append(thoughts, text("thinking"))
-		case "tool_use":
-			raw, err := jinja.AppendJSON(nil, optional(d, "input"), jinja.JSONOptions{})
-			if err != nil {
-				return nil, err
-			}
-			calls = append(calls, functionCall(text("id"), text("name"), string(raw)))
-		case "tool_result":
-			v, _ := d.Get("content")
-			result := chatMessage(roleTool, jinja.String(blocksText(v, "\n")))
-			result.Set("tool_call_id", jinja.String(text("tool_use_id")))
-			list = append(list, jinja.FromDict(result))
-		}
-	}
-	reasoning := strings.Join(thoughts, "")
-	out := chatMessage(role, jinja.None())
-	switch {
-	case len(parts) == 1 && blocksText(jinja.List(parts), "") != "":
-		out.Set("content", jinja.String(blocksText(jinja.List(parts), "")))
-	case len(parts) > 0:
-		out.Set("content", jinja.List(parts))
-	case len(calls) == 0 && reasoning == "":
-		return list, nil
-	case role == roleUser:
-		return list, nil
-	}
-	if calls != nil {
-		out.Set("tool_calls", jinja.List(calls))
-	}
-	if reasoning != "" {
-		out.Set("reasoning", jinja.String(reasoning))
-	}
-	return append(list, jinja.FromDict(out)), nil
 }

@@ -39,8 +39,10 @@ type Model struct {
 	config    config
 	options   Options
 	templates map[string]*template // by transformers' names: default, tool_use, ...
-	brought   *broughtCache
-	memo      *memo
+	// systemFirst: some template takes no system message behind the first turn.
+	systemFirst bool
+	brought     *broughtCache
+	memo        *memo
 }
 
 // Load reads a model directory: tokenizer.json and the files beside it, plain or with .gz. A model whose tokenizer is not known to be exact is refused with the reason; so is a template that does
@@ -72,6 +74,7 @@ func New(tok *tokenizer.Tokenizer, options Options) (*Model, error) {
 			return nil, fmt.Errorf("chat template %q: %w", name, err)
 		}
 		m.templates[name] = t
+		m.systemFirst = m.systemFirst || t.systemFirst()
 	}
 	brought, err := newBroughtCache()
 	if err != nil {
@@ -110,6 +113,7 @@ func (m *Model) Adapter(req *prompt.Request) string {
 
 // template is a compiled chat template and what the profiles ask of it.
 type template struct {
+	source         string
 	compiled       *jinja.Template
 	variables      map[string]bool
 	namesDeveloper bool // it handles the developer role itself
@@ -126,7 +130,7 @@ func compile(source string) (*template, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &template{compiled: compiled, variables: map[string]bool{}, namesDeveloper: strings.Contains(source, `"developer"`) ||
+	t := &template{source: source, compiled: compiled, variables: map[string]bool{}, namesDeveloper: strings.Contains(source, `"developer"`) ||
 		strings.Contains(source, `'developer'`),
 		openAI: compiled.ContentFormat() == "openai", dated: strings.Contains(source, "strftime_now")}
 	t.sglangOpenAI = t.openAI

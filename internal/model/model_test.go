@@ -158,6 +158,20 @@ var goldens = []struct {
 			"<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>\n<|im_start|>assistant\n"},
 	{name: "messages", api: prompt.Messages, body: `{"system":[{"type":"text","text":"s"}],"max_tokens":5,"messages":[{"role":"user","content":[{"type":"text","text":"u"}]}]}`,
 		text: "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "messages of Claude Code", api: prompt.Messages,
+		body: `{"system":[{"type":"text","text":"x-anthropic-billing-header: cch=1"},{"type":"text","text":"s"}],"max_tokens":5000,"thinking":{"type":"disabled"},"messages":[{"role":"user","content":"u"},` +
+			`{"role":"assistant","content":[{"type":"thinking","thinking":"t"},{"type":"text","text":""},{"type":"text","text":"a"},{"type":"tool_use","id":"1","name":"f","input":null}]},` +
+			`{"role":"user","content":[{"type":"text","text":"b"},{"type":"tool_result","tool_use_id":"1","content":[{"type":"text","text":"r"},{"type":"text","text":"q"}]}]},{"role":"system","content":"now"},{"role":"user","content":[]}]}`,
+		text: "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\na\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nr\nq\n</tool_response><|im_end|>\n" +
+			"<|im_start|>user\nb<|im_end|>\n<|im_start|>system\nnow<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"},
+	{name: "messages without a bound", api: prompt.Messages, body: `{"messages":[{"role":"user","content":"u"}]}`, status: 400},
+	{name: "counted messages need none", api: prompt.CountTokens, body: `{"messages":[{"role":"user","content":"u"}]}`,
+		text: "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "more thought than tokens", api: prompt.Messages, status: 400,
+		body: `{"max_tokens":5,"thinking":{"type":"enabled","budget_tokens":2000},"messages":[{"role":"user","content":"u"}]}`},
+	{name: "a chosen tool without a name", api: prompt.Messages, status: 400,
+		body: `{"max_tokens":5,"tool_choice":{"type":"tool"},"messages":[{"role":"user","content":"u"}]}`},
+	{name: "a block that is none", api: prompt.Messages, status: 400, body: `{"max_tokens":5,"messages":[{"role":"user","content":[{"type":"document"}]}]}`},
 	{name: "trtllm", api: prompt.Chat, engine: TRTLLM, body: `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]}`,
 		text: "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"},
 }

@@ -133,6 +133,9 @@ func (in input) dictOf(f prompt.Field) (*jinja.Dict, error) {
 
 // textOf is a member's text. ok is false if it is there and neither text nor null; has tells whether it is text.
 func textOf(d *jinja.Dict, key string) (text string, has, ok bool) {
+	if d == nil {
+		return "", false, true
+	}
 	v, found := d.Get(key)
 	if !found || v.IsNone() {
 		return "", false, true

@@ -475,7 +475,11 @@ func wideIntegers(text string) []byte {
 	return out
 }
 
+// optional is a member of d, None if it or d is not there.
 func optional(d *jinja.Dict, key string) jinja.Value {
+	if d == nil {
+		return jinja.None()
+	}
 	if v, ok := d.Get(key); ok {
 		return v
 	}
