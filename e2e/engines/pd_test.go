@@ -79,8 +79,9 @@ func newPair(t *testing.T) (prefill, decode *engine) {
 	return prefill, decode
 }
 
-// between puts Kvlane and Envoy in front of the engines; a request with from uncached tokens on decode is split.
-func between(t *testing.T, prefill, decode *engine, from int) *pair {
+// between puts Kvlane and Envoy in front of the engines; a request with from uncached tokens on decode is split. more goes
+// into the section disagg.
+func between(t *testing.T, prefill, decode *engine, from int, more string) *pair {
 	t.Helper()
 	p := &pair{prefill: prefill, relay: newRelay(t, prefill)}
 	worker := func(name, role, address string, e *engine) string {
@@ -91,14 +92,15 @@ func between(t *testing.T, prefill, decode *engine, from int) *pair {
 	// Without speculation what Kvlane matches is what events have told.
 	p.bed = newFront(t, decode, worker("prefill", "prefill", p.relay.address, prefill)+worker("decode", "decode", decode.address, decode),
 		fmt.Sprintf(`, prefill: "%s"`, freeAddress(t)),
-		fmt.Sprintf("disagg: {connector: nixl}\nrouting: {speculate: 0, disagg: {mode: threshold, threshold: %d}}\n", from))
+		fmt.Sprintf("disagg: {connector: nixl%s}\nrouting: {speculate: 0, disagg: {mode: threshold, threshold: %d}}\n", more, from))
 	return p
 }
 
 // TestPD starts two stock engines once and plays every story on them.
 func TestPD(t *testing.T) {
 	prefill, decode := newPair(t)
-	threshold, always := between(t, prefill, decode, splitFrom), between(t, prefill, decode, 0)
+	threshold, always := between(t, prefill, decode, splitFrom, ""), between(t, prefill, decode, 0, "")
+	tells := between(t, prefill, decode, splitFrom, ", usage: prefill")
 	for _, story := range []struct {
 		name string
 		tell func(*pair)
@@ -110,6 +112,7 @@ func TestPD(t *testing.T) {
 		{"below and at the threshold", (*pair).edge, threshold},
 		{"several answers are not split", (*pair).several, threshold},
 		{"shorter than a block", (*pair).tiny, always},
+		{"usage of the prefill leg", (*pair).prefillUsage, tells},
 		{"the prefill engine dies between the legs", (*pair).diesBetween, threshold},
 		{"and stays away", (*pair).gone, threshold},
 	} {
@@ -134,8 +137,18 @@ type told struct {
 	legs             int // prefill legs that the prefill engine has answered
 }
 
-// post sends a request and wants 200 and the text that one engine makes of it.
+// post is send for an answer with decode's own usage.
 func (p *pair) post(what, path string, body m) told {
+	p.t.Helper()
+	got := p.send(what, path, body)
+	if got.matched != got.cached {
+		p.t.Errorf("%s: %d tokens expected on decode, its usage tells %d", what, got.matched, got.cached)
+	}
+	return got
+}
+
+// send sends a request and wants 200 and the text that one engine makes of it.
+func (p *pair) send(what, path string, body m) told {
 	p.t.Helper()
 	p.settle()
 	before, legs := p.external(), p.relay.answers.Load()
@@ -157,11 +170,8 @@ func (p *pair) post(what, path string, body m) told {
 	}
 	got.read(p.t, raw)
 	got.external, got.legs = int(p.external()-before), int(p.relay.answers.Load()-legs)
-	p.t.Logf("%-40s %4d prompt tokens, %-5s %4d on decode (its usage: %4d), %4d on prefill, %4d transferred", what, got.prompt,
+	p.t.Logf("%-40s %4d prompt tokens, %-5s %4d on decode (usage: %4d), %4d on prefill, %4d transferred", what, got.prompt,
 		map[bool]string{true: "split", false: "whole"}[got.split], got.matched, got.cached, got.onOther, got.external)
-	if got.matched != got.cached {
-		p.t.Errorf("%s: %d tokens expected on decode, its usage tells %d", what, got.matched, got.cached)
-	}
 	if want := p.alone(path, body); got.text != want {
 		p.t.Errorf("%s: text %q, one engine says %q", what, got.text, want)
 	}
@@ -372,6 +382,23 @@ func (p *pair) tiny() {
 	p.splits("12 tokens", "/v1/completions", completion(spread("tiny", 12)))
 	p.splits("one block", "/v1/completions", completion(spread("block", p.block)))
 	p.splits("one block and a token", "/v1/completions", completion(spread("and one", p.block+1)))
+}
+
+// prefillUsage: the client is told what prefill had cached, of which decode knows nothing.
+func (p *pair) prefillUsage() {
+	for _, streamed := range []bool{false, true} {
+		body, what := completion(prose(fmt.Sprint("usage", streamed), 150)), "known to prefill"
+		if streamed {
+			body, what = with(body, "stream", true, "stream_options", m{"include_usage": true}), what+", streamed"
+		}
+		if status, answer := p.prefill.ask(http.MethodPost, "/v1/completions", encode(body)); status != http.StatusOK {
+			p.t.Fatalf("%d %s", status, answer)
+		}
+		got := p.send(what, "/v1/completions", body)
+		if !got.split || got.matched != 0 || got.cached != got.onOther || got.cached < 4*p.block || got.external != got.prompt {
+			p.t.Errorf("%+v", got)
+		}
+	}
 }
 
 // diesBetween: the prefill engine has answered, and is gone before decode fetches.
