@@ -2,13 +2,15 @@ package chart
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/enginesim"
 )
 
 // A real API server judges every example: validation, CEL rules of the CRDs, and
@@ -66,7 +68,7 @@ func server(t *testing.T) func(args ...string) (string, error) {
 		return string(out), err
 	}
 	var err error
-	for range 300 {
+	for range 900 {
 		if _, err = kubectl("get", "--raw", "/readyz"); err == nil {
 			return kubectl
 		}
@@ -76,13 +78,12 @@ func server(t *testing.T) func(args ...string) (string, error) {
 	return nil
 }
 
-// free returns an address of the loopback where nothing listens now.
+// free returns an address of the loopback that is this process's own.
 func free(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	n, err := enginesim.FreePorts(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return "127.0.0.1:" + strconv.Itoa(n)
 }
