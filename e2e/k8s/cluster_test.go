@@ -80,7 +80,7 @@ func newCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.client.Close)
-	eventually(t, time.Minute, "API server", func() error { return c.client.Do(t.Context(), http.MethodGet, "/readyz", "", nil, nil) })
+	eventually(t, 3*time.Minute, "API server", func() error { return c.client.Do(t.Context(), http.MethodGet, "/readyz", "", nil, nil) })
 	if c.ca, err = os.ReadFile(filepath.Join(c.dir, "apiserver.crt")); err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func (c *cluster) istiod(t *testing.T) {
 		"PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_ALPN_FILTER=false", "POD_NAMESPACE=istio-system", "POD_NAME=istiod-0", "CLUSTER_ID=Kubernetes",
 	), "pilot-discovery", "discovery", "--kubeconfig", c.kubeconfig, "--httpAddr", "127.0.0.1:18080", "--httpsAddr", "", "--grpcAddr", hostIP+":"+xdsPort, "--secureGRPCAddr", "",
 		"--monitoringAddr", "127.0.0.1:15014", "--ctrlz_port", "0", "--profile=false")
-	eventually(t, time.Minute, "istiod", func() error {
+	eventually(t, 3*time.Minute, "istiod", func() error {
 		resp, err := http.Get("http://127.0.0.1:18080/ready")
 		if err != nil {
 			return err
