@@ -16,6 +16,10 @@
 // body bytes as references into gRPC's receive buffers. The body is copied once,
 // when it has to be handed to the Handler in one piece and did not arrive so.
 //
+// A decided request is followed by its [Ticket]. An [EditTicket] may change the
+// response body on its way to the client, and is the only one for which a body is
+// asked for. [Decision].Abort answers a request whose worker says nothing.
+//
 //	lis, _ := extproc.Listen(ctx, "unix:/run/kvlane/extproc.sock", nil)
 //	opts := extproc.Options{BodyLimit: 16 << 20}
 //	srv := extproc.NewServer(opts, handler)
