@@ -97,6 +97,10 @@ func responsesChat(in input) (body *jinja.Dict, partial string, err error) {
 	}
 	body = new(jinja.Dict)
 	body.Set("messages", jinja.List(list))
+	if unfinished(v) {
+		body.Set("continue_final_message", jinja.Bool(true))
+		body.Set("add_generation_prompt", jinja.Bool(false))
+	}
 	tools, _, err := in.listOf(prompt.FieldTools)
 	if err != nil {
 		return nil, "", err
@@ -160,6 +164,18 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 	default:
 		return nil, refuse("input.type: unsupported item type '%s'", kind)
 	}
+}
+
+// unfinished tells whether the last item is a message or thought that the model shall go on with.
+func unfinished(input jinja.Value) bool {
+	items, _ := input.AsList()
+	if len(items) == 0 {
+		return false
+	}
+	last, _ := items[len(items)-1].AsDict()
+	kind, _, _ := textOf(last, "type")
+	status, _, _ := textOf(last, "status")
+	return (kind == "" || kind == "message" || kind == "reasoning") && (status == "in_progress" || status == "incomplete")
 }
 
 // assistantText is the first text of an assistant's item.

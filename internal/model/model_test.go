@@ -156,6 +156,16 @@ var goldens = []struct {
 			`{"type":"function_call_output","call_id":"c","output":"r"}]}`,
 		text: "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n" +
 			"<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>\n<|im_start|>assistant\n"},
+	{name: "responses: a thought, an answer and a call are one message, of an answer the first text counts", api: prompt.Responses,
+		body: `{"input":[{"role":"user","content":"u"},{"type":"reasoning","id":"r","summary":[],"content":[{"type":"reasoning_text","text":"t"}]},` +
+			`{"type":"message","role":"assistant","id":"m","status":"completed","content":[{"type":"output_text","text":"a"},{"type":"output_text","text":"b"}]},` +
+			`{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}]}`,
+		text: "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n<think>\nt\n</think>\n\na\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n<|im_start|>assistant\n"},
+	{name: "responses: an unfinished answer is continued", api: prompt.Responses,
+		body: `{"input":[{"role":"user","content":"u"},{"type":"message","role":"assistant","id":"m","status":"incomplete","content":[{"type":"output_text","text":"a"}]}]}`,
+		text: "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\na"},
+	{name: "responses: an answer with a state has parts", api: prompt.Responses, status: 400,
+		body: `{"input":[{"role":"user","content":"u"},{"type":"message","role":"assistant","id":"m","status":"completed","content":"a"}]}`},
 	{name: "messages", api: prompt.Messages, body: `{"system":[{"type":"text","text":"s"}],"max_tokens":5,"messages":[{"role":"user","content":[{"type":"text","text":"u"}]}]}`,
 		text: "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"},
 	{name: "messages of Claude Code", api: prompt.Messages,
