@@ -10,6 +10,27 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
+// eventsUsage stands before the flags in the help of each verb.
+var eventsUsage = map[string]string{
+	"tail": `Usage: kvlane events tail ENDPOINT [flags]
+
+Prints what an engine's KV events say, a JSON object a line, until Ctrl-C. ENDPOINT is a ZMQ endpoint, such as
+tcp://10.0.0.5:5557, or the http:// address that TensorRT-LLM's events are polled from. Connections made and missed are told
+on stderr too.
+
+`,
+	"decode": `Usage: kvlane events decode FILE [flags]     (- for stdin)
+
+Prints recorded frames as tail prints live ones. FILE has a JSON object for each ZMQ message, a line each:
+
+  {"topic":"", "seq":0, "payload_hex":"93cb41d9000000000000919192b0416c6c426c6f636b73436c6561726564c000"}
+
+topic (may be missing), seq (the 8 bytes of the second frame as a number) and payload_hex (the third frame, msgpack, in
+hexadecimal) are the message's frames; other keys are ignored, so times and names may stand beside them.
+
+`,
+}
+
 func runEvents(ctx context.Context, io streams, args []string) error {
 	if len(args) == 0 || args[0] != "tail" && args[0] != "decode" {
 		return usageError{"needs tail ENDPOINT or decode FILE"}
@@ -17,9 +38,17 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 	verb := args[0]
 	f := flags(io, "events "+verb)
 	engine := f.String("engine", "vllm", "`dialect`: vllm, sglang, trtllm")
-	replay := f.String("replay", "", "replay `endpoint`, to see past events and fill gaps (tail)")
-	bind := f.Bool("bind", false, "wait at the endpoint for the engine to connect (tail)")
-	topic := f.String("topic", "", "ZMQ `topic` (tail)")
+	var replay, topic string
+	var bind bool
+	if verb == "tail" {
+		f.StringVar(&replay, "replay", "", "replay `endpoint`, to see past events and fill gaps")
+		f.BoolVar(&bind, "bind", false, "wait at the endpoint for the engine to connect")
+		f.StringVar(&topic, "topic", "", "ZMQ `topic`")
+	}
+	f.Usage = func() {
+		fmt.Fprint(io.err, eventsUsage[verb])
+		f.PrintDefaults()
+	}
 	subject, err := parseSubject(f, args[1:])
 	if err != nil {
 		return err
@@ -33,13 +62,13 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 		return usageError{fmt.Sprintf("--engine %q is not one of vllm, sglang, trtllm", *engine)}
 	}
 	if verb == "tail" {
-		src := feed.Source{Worker: subject, Engine: feed.Engine(*engine), Rank: kvindex.NoRank, RankFromBatch: true, Bind: *bind, Topic: *topic, Replay: *replay}
+		src := feed.Source{Worker: subject, Engine: feed.Engine(*engine), Rank: kvindex.NoRank, RankFromBatch: true, Bind: bind, Topic: topic, Replay: replay}
 		if len(subject) > 4 && subject[:4] == "http" {
 			src.PollURL = subject
 		} else {
 			src.Endpoint = subject
 		}
-		return feed.Tail(ctx, src, io.out)
+		return feed.Tail(ctx, src, io.out, io.err)
 	}
 	in := io.in
 	if subject != "-" {

@@ -40,7 +40,7 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+*admin+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, adminURL(*admin)+path, nil)
 	if err != nil {
 		return err
 	}
@@ -59,6 +59,14 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 	}
 	_, err = io.out.Write(body)
 	return err
+}
+
+// adminURL is where the admin port is: its address, also with the scheme that a browser shows.
+func adminURL(address string) string {
+	if !strings.Contains(address, "://") {
+		address = "http://" + address
+	}
+	return strings.TrimRight(address, "/")
 }
 
 // rerunDecision makes a recorded decision again: same state, same request, same

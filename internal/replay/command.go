@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -130,8 +131,10 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 	switch {
 	case s.NArg() > 0:
 		return nil, fmt.Errorf("unknown argument %q", s.Arg(0))
-	case f.seeds < 1 || f.load < 0:
-		return nil, errors.New("--seeds and --load must be above 0")
+	case f.seeds < 1:
+		return nil, fmt.Errorf("--seeds %d: must be above 0", f.seeds)
+	case f.load < 0 || f.load == 0 && f.given("load") || math.IsNaN(f.load) || math.IsInf(f.load, 0):
+		return nil, fmt.Errorf("--load %g: must be above 0", f.load)
 	case f.loss < 0 || f.loss > 1:
 		return nil, errors.New("--event-loss is a part, 0 to 1")
 	case f.replicas < 1:
@@ -142,12 +145,17 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 		return nil, fmt.Errorf("no format %q: mooncake, otel or generated", f.format)
 	}
 	// A default of "the trace's resolution" and a wish of "as recorded" look alike.
-	s.Visit(func(given *flag.Flag) {
-		if given.Name == "arrival-jitter" && f.jitter < 0 {
-			f.jitter = 0
-		}
-	})
+	if f.given("arrival-jitter") && f.jitter < 0 {
+		f.jitter = 0
+	}
 	return f, nil
+}
+
+// given tells whether a flag was set, be it to its default.
+func (f *flags) given(name string) bool {
+	found := false
+	f.set.Visit(func(set *flag.Flag) { found = found || set.Name == name })
+	return found
 }
 
 // Command is `kvlane replay`: it parses the arguments, runs, and writes the table to

@@ -275,3 +275,22 @@ func BenchmarkTrace64Ranks(b *testing.B) {
 		}
 	}
 }
+
+// TestWhatCannotRunIsSaidFirst: a mistake in the last policy costs no run of the ones before.
+func TestWhatCannotRunIsSaidFirst(t *testing.T) {
+	for args, want := range map[string]string{
+		"--policies kv-aware,nonsense":                   `no policy "nonsense"`,
+		"--policies kv-aware,kv-aware?cap.multiplier=-5": "kv-aware?cap.multiplier=-5: routing: policy.cap.multiplier: -5 is not within",
+		"--load 0":   "--load 0: must be above 0",
+		"--load -1":  "--load -1: must be above 0",
+		"--load Inf": "--load +Inf: must be above 0",
+		"--load NaN": "--load NaN: must be above 0",
+		"--seeds 0":  "--seeds 0: must be above 0",
+	} {
+		var out, progress strings.Builder
+		err := Command(append([]string{"--format", "generated", "--seeds", "1"}, strings.Fields(args)...), &out, &progress)
+		if err == nil || !strings.HasPrefix(err.Error(), want) || progress.String() != "" || out.String() != "" {
+			t.Errorf("%s: %v, want %s; after %s%s", args, err, want, &progress, &out)
+		}
+	}
+}

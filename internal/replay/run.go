@@ -37,6 +37,9 @@ func Run(o Options) (*Report, error) {
 		if policies[i], err = PolicyByName(name); err != nil {
 			return nil, err
 		}
+		if _, err := newSimulation(&o.Workload, o.Fleet, &policies[i], o.Conditions, o.Seeds[0]); err != nil { // before minutes of others
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
 	}
 	runs := make([]outcome, len(policies)*len(o.Seeds))
 	next := make(chan int)

@@ -19,15 +19,21 @@ import (
 // Tail follows a source and prints what happens, one JSON object a line, until
 // ctx ends: every event as it is applied, every gap, clear, change of state and
 // warning, and soon after they happen events that were dropped and connections that
-// failed. It returns the first error of the writer.
-func Tail(ctx context.Context, src Source, out io.Writer) error {
+// failed. notes gets lines for people: that there is no connection yet, and each
+// that is made or lost. Tail returns the first error of out.
+func Tail(ctx context.Context, src Source, out, notes io.Writer) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	p := &printSink{enc: json.NewEncoder(out), failed: stop}
+	p := &printSink{enc: json.NewEncoder(out), failed: stop, notes: notes}
 	f, err := Start(ctx, src, p)
 	if err != nil {
 		return err
 	}
+	endpoint := src.Endpoint
+	if endpoint == "" {
+		endpoint = src.PollURL
+	}
+	p.note("waiting for events of %s", endpoint)
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	for before := (Status{}); ; {
@@ -57,6 +63,14 @@ func (p *printSink) news(worker string, before, now *Status) {
 	}
 	if len(dropped) > 0 {
 		p.print(printed{What: "dropped", Target: worker, Dropped: dropped})
+	}
+	if now.Connects > before.Connects && (before.Connects == 0 || p.lost) {
+		p.note("connected")
+		p.lost = false
+	}
+	if now.Errors > before.Errors && now.Connects == before.Connects && !p.lost {
+		p.note("no connection, trying again: %s", now.LastError)
+		p.lost = true
 	}
 	if now.LastError != "" && now.LastError != p.lastError {
 		p.lastError = now.LastError
@@ -142,6 +156,15 @@ type printSink struct {
 	seq    *uint64 // of the batch being played, if that is known
 	// lastError is what news said last.
 	lastError string
+	notes     io.Writer // for people; nil for none
+	lost      bool      // notes was told of no connection
+}
+
+// note writes a line for people. That nobody may read it is no error.
+func (p *printSink) note(format string, args ...any) {
+	if p.notes != nil {
+		_, _ = fmt.Fprintf(p.notes, format+"\n", args...)
+	}
 }
 
 // printed is one printed line. What is stored, removed, cleared (events), clear

@@ -98,26 +98,30 @@ func TestTail(t *testing.T) {
 	defer e.close()
 	e.publish(true)
 	ctx, stop := context.WithCancel(t.Context())
-	var out syncBuffer
+	var out, notes syncBuffer
 	done := make(chan error, 1)
-	go func() { done <- feed.Tail(ctx, vllmSource(pub, replay), &out) }()
+	go func() { done <- feed.Tail(ctx, vllmSource(pub, replay), &out, &notes) }()
 	eventually(t, "an event", func() bool { return strings.Contains(out.String(), `"what":"stored","target":"w/0"`) })
+	eventually(t, "a note", func() bool {
+		return strings.Contains(notes.String(), "waiting for events of tcp://") && strings.Contains(notes.String(), "\nconnected\n")
+	})
 	stop()
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
 	// Nobody is there: it says so.
 	ctx, stop = context.WithCancel(t.Context())
-	go func() { done <- feed.Tail(ctx, vllmSource(freePort(t), ""), &out) }()
+	go func() { done <- feed.Tail(ctx, vllmSource(freePort(t), ""), &out, &notes) }()
 	eventually(t, "an error", func() bool { return strings.Contains(out.String(), `"what":"error","target":"w","detail":`) })
+	eventually(t, "a note", func() bool { return strings.Contains(notes.String(), "\nno connection, trying again: zmtp: dial") })
 	stop()
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if err := feed.Tail(t.Context(), vllmSource(pub, replay), brokenWriter{}); !errors.Is(err, errPipe) {
+	if err := feed.Tail(t.Context(), vllmSource(pub, replay), brokenWriter{}, nil); !errors.Is(err, errPipe) {
 		t.Fatalf("error %v", err)
 	}
-	if err := feed.Tail(t.Context(), feed.Source{Rank: kvindex.NoRank}, &out); err == nil {
+	if err := feed.Tail(t.Context(), feed.Source{Rank: kvindex.NoRank}, &out, nil); err == nil {
 		t.Fatal("an empty source was accepted")
 	}
 }
