@@ -25,7 +25,7 @@ func newMemo(tok *tokenizer.Tokenizer, limit int64) *memo {
 	if limit == 0 {
 		limit = defaultCache
 	}
-	return &memo{messages: newMessageMemo(limit / 8), prompts: tokenizer.NewCache(tok, int(limit-limit/4))}
+	return &memo{messages: newMessageMemo(limit / 4), prompts: tokenizer.NewCache(tok, int(limit-limit/4))}
 }
 
 // shapeKind separates messages that are shaped differently.
@@ -78,62 +78,34 @@ func newMessageMemo(limit int64) *messageMemo {
 // tells, after shape, whether the last one may be kept.
 func (c *messageMemo) shaped(in input, kind shapeKind, shape func(jinja.Value) (jinja.Value, error), cacheable func() bool) ([]jinja.Value, error) {
 	out := make([]jinja.Value, 0, len(in.Elements))
-	key := shapedKey{c, kind}
-	if value, messages := in.Earlier(key); messages > 0 {
-		earlier, _ := value.([]jinja.Value)
-		out = append(out, earlier[:min(len(earlier), messages)]...)
-	}
-	// What lies in the request's own body must not be kept: owned counts the leading values that do not.
-	from, owned, size := len(out), len(out), int64(0)
-	elements := in.Elements[from:]
-	hashes := make([]uint64, len(elements))
-	for i, e := range elements {
+	hashes := make([]uint64, len(in.Elements))
+	for i, e := range in.Elements {
 		hashes[i] = maphash.Bytes(c.seed, e.Of(in.Body)) + uint64(kind)
 	}
 	found := c.find(make([]*shapedMessage, len(hashes)), hashes)
-	for i, e := range elements {
+	for i, e := range in.Elements {
 		raw := e.Of(in.Body)
-		var own bool
 		if f := found[i]; f != nil && f.kind == kind && bytes.Equal(f.raw, raw) {
-			out, own = append(out, f.value), true
-		} else {
-			keep := f == nil && len(raw) <= largeMessage && (len(raw) <= longMessage || c.again(hashes[i]))
-			if keep {
-				raw = bytes.Clone(raw) // the value refers to it
-			}
-			v, err := parseField("messages", raw)
-			if err != nil {
-				return nil, err
-			}
-			if v, err = shape(v); err != nil {
-				return nil, err
-			}
-			out = append(out, v)
-			if own = keep && cacheable(); own {
-				c.keep(&shapedMessage{hash: hashes[i], kind: kind, raw: raw, value: v})
-			}
+			out = append(out, f.value)
+			continue
 		}
-		if own && owned == from+i {
-			owned++
-			size += int64(len(raw)) + messageCost
+		keep := found[i] == nil && len(raw) <= largeMessage && (len(raw) <= longMessage || c.again(hashes[i]))
+		if keep {
+			raw = bytes.Clone(raw) // the value refers to it
 		}
-	}
-	if owned > from {
-		in.KeepForNext(key, func(old any) (any, int64) {
-			earlier, _ := old.([]jinja.Value)
-			if len(earlier) != from {
-				return old, 0 // another request was faster
-			}
-			return append(earlier, out[from:owned]...), size
-		})
+		v, err := parseField("messages", raw)
+		if err != nil {
+			return nil, err
+		}
+		if v, err = shape(v); err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+		if keep && cacheable() {
+			c.keep(&shapedMessage{hash: hashes[i], kind: kind, raw: raw, value: v})
+		}
 	}
 	return out, nil
-}
-
-// shapedKey is the key of the shaped messages that are kept for a conversation's next turn.
-type shapedKey struct {
-	memo *messageMemo
-	kind shapeKind
 }
 
 func (c *messageMemo) find(found []*shapedMessage, hashes []uint64) []*shapedMessage {

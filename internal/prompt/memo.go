@@ -48,12 +48,13 @@ type attachment struct{ key, value any }
 // maxAttached bounds what one body can have attached.
 const maxAttached = 8
 
-// NewMemo makes a memo of at most limit bytes for bodies that come again, and as many for conversations that go on.
+// NewMemo makes a memo of at most limit bytes for bodies that come again, and half as many more for
+// conversations that go on.
 func NewMemo(limit int64) *Memo {
 	seed := maphash.MakeSeed()
 	return &Memo{
 		limit: limit, seed: seed, bodies: map[uint64]*list.Element{}, recent: list.New(),
-		turns: newTurns(limit, seed),
+		turns: newTurns(limit+limit/2, seed),
 	}
 }
 

@@ -41,9 +41,6 @@ type Request struct {
 
 	fields [numFields]Span
 	memo   *memoBody // nil if no Memo keeps the body
-	turn   *turn     // nil if no Memo keeps the messages
-	shared int       // leading elements that turn had before
-	owner  *turns
 	// digests is memory to be used again.
 	digests []uint64
 }

@@ -24,7 +24,7 @@ type turns struct {
 	recent *list.List       // of *turn, the latest first
 }
 
-// turn is a body up to the end of its last message. Invariant: text, elements, digests and what is attached only grow, and only behind what is
+// turn is a body up to the end of its last message. Invariant: text, elements and digests only grow, and only behind what is
 // there, so a slice taken under the lock may be read after it.
 type turn struct {
 	start    int    // of the list of messages
@@ -32,49 +32,7 @@ type turn struct {
 	elements []Span
 	digests  []uint64
 	place    *list.Element
-	attached []attachment
 	size     int64
-}
-
-// Earlier is what KeepForNext stored under key when a request with the same leading messages was read, and how many of this
-// request's messages it may be about. Those are the same, byte by byte, and so is all of the body before them.
-func (r *Request) Earlier(key any) (value any, messages int) {
-	if r.turn == nil || r.shared == 0 {
-		return nil, 0
-	}
-	r.owner.mu.Lock()
-	defer r.owner.mu.Unlock()
-	for i := range r.turn.attached {
-		if r.turn.attached[i].key == key {
-			return r.turn.attached[i].value, r.shared
-		}
-	}
-	return nil, 0
-}
-
-// KeepForNext stores under key what update makes of the value that is there (nil if none), for the next turn of this
-// conversation: something about the request's leading messages, with the bytes that it adds. Update must not keep the lock
-// for long, nor use the Memo. Nothing happens if the messages are not remembered.
-func (r *Request) KeepForNext(key any, update func(old any) (value any, size int64)) {
-	t := r.turn
-	if t == nil {
-		return
-	}
-	r.owner.mu.Lock()
-	defer r.owner.mu.Unlock()
-	if t.place == nil {
-		return
-	}
-	i := slices.IndexFunc(t.attached, func(a attachment) bool { return a.key == key })
-	if i < 0 {
-		if len(t.attached) >= maxAttached {
-			return
-		}
-		i, t.attached = len(t.attached), append(t.attached, attachment{key: key})
-	}
-	value, size := update(t.attached[i].value)
-	t.attached[i].value = value
-	r.owner.register(t, len(t.digests), size)
 }
 
 const (
@@ -115,8 +73,7 @@ func (t *turns) parse(r *Request, api API, body []byte) error {
 		if r.Prompt.Start != k.start { // of two lists of messages the last one counts
 			shared = 0
 		}
-		r.owner = t
-		r.turn, r.shared = t.keep(last, r, len(elements), shared, digests)
+		t.keep(last, r, len(elements), shared, digests)
 	}
 	return err
 }
@@ -143,23 +100,22 @@ func (t *turns) find(digests []uint64) (*turn, []byte, []Span) {
 	return nil, nil, nil
 }
 
-// keep remembers the body of r, of which the first shared elements are those of last, which had had elements. It returns the turn that has
-// r's text now, nil if none, and how many of r's elements it had before.
-func (t *turns) keep(last *turn, r *Request, had, shared int, digests []uint64) (*turn, int) {
+// keep remembers the body of r, of which the first shared elements are those of last, which had had elements.
+func (t *turns) keep(last *turn, r *Request, had, shared int, digests []uint64) {
 	end := r.Elements[r.Count-1].End
 	fresh := end
 	if shared > 0 {
 		fresh -= r.Elements[shared-1].End
 	}
 	if fresh > turnFresh {
-		return nil, 0
+		return
 	}
 	digests = digests[:end/turnBlock]
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if last != nil && shared == had && last.start == r.Prompt.Start && last.place != nil {
 		if len(last.elements) != had {
-			return nil, 0 // another one was faster
+			return // another one was faster
 		}
 		size := int64(end-len(last.text)) + int64(r.Count-had)*16
 		last.text = append(last.text, r.Body[len(last.text):end]...)
@@ -167,15 +123,14 @@ func (t *turns) keep(last *turn, r *Request, had, shared int, digests []uint64) 
 		from := min(len(last.digests), len(digests))
 		last.digests = append(last.digests, digests[from:]...)
 		t.register(last, from, size)
-		return last, shared
+		return
 	}
 	if len(digests) == 0 || int64(end) > t.limit/memoShare {
-		return nil, 0
+		return
 	}
 	e := &turn{start: r.Prompt.Start, text: roomy(r.Body[:end]), elements: roomy(r.Elements), digests: slices.Clone(digests)}
 	e.place = t.recent.PushFront(e)
 	t.register(e, 0, int64(cap(e.text))+int64(cap(e.elements))*16+turnFixed)
-	return e, 0
 }
 
 // roomy is a copy with room for a turn or two.
@@ -200,7 +155,7 @@ func (t *turns) register(e *turn, from int, size int64) {
 				}
 			}
 			t.bytes -= gone.size
-			gone.place, gone.attached = nil, nil
+			gone.place = nil
 		}
 	}
 }

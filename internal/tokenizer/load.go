@@ -517,11 +517,15 @@ func (t *Tokenizer) spaceJoins() bool {
 }
 
 // markWhole finds the tokens that merging their own text yields: only those may
-// be looked up instead of merged.
+// be looked up instead of merged. Where words that are tokens are not merged, the
+// answer is only asked for tokens with more than ASCII.
 func (t *Tokenizer) markWhole() {
 	var w merger
 	var out []uint32
 	t.vocab.markWhole(func(id uint32) bool {
+		if t.ignoreMerges && isASCII(t.vocab.bytes(id)) {
+			return false
+		}
 		w.parts = t.symbols(w.parts[:0], t.vocab.bytes(id))
 		out = w.run(t.merges, out[:0])
 		w.trim()
