@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/internal/enginesim"
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -21,12 +22,14 @@ func usageOf(body []byte) prompt.Usage {
 	return u
 }
 
-// decodeCounts makes decode engines report more cached tokens than they had.
+// decodeCounts makes decode engines report more cached tokens than they had. They
+// take time, so that a prefill leg beside them ends first.
 const decodeCounts = 1000
 
 func decodeLies(i int, o *enginesim.Options) {
 	if i >= 2 {
 		o.Faults.CachedTokensLie = decodeCounts
+		slow(10*time.Millisecond)(i, o)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 
 // usagePatience is how long an answer's usage waits for a prefill leg that runs
 // beside the decode leg: it answers about when decode has its blocks.
-const usagePatience = 100 * time.Millisecond
+const usagePatience = 500 * time.Millisecond
 
 // legUsage is what a prefill leg cost, once it has ended. The methods of a nil one do
 // nothing.
