@@ -175,7 +175,7 @@ func conversation(messages, size, number int) (body, next []byte) {
 
 // hashesOf goes from body bytes to block hashes.
 func hashesOf(tb testing.TB, d *Decider, body []byte) []kvindex.Hash {
-	s, _ := d.scratch.Get().(*scratch)
+	s := d.takeScratch()
 	r := &extproc.Request{Method: "POST", Path: "/v1/chat/completions", Body: body}
 	j := job{d: d, s: s, r: r, entry: newEntry(r, time.Time{}), api: prompt.Chat, request: &s.request}
 	if reject := j.parse(); reject != nil {
@@ -189,7 +189,7 @@ func hashesOf(tb testing.TB, d *Decider, body []byte) []kvindex.Hash {
 		return nil
 	}
 	j.hash(d.hasher.Seed("demo", "", ""), d.cfg.Index.BlockSize)
-	d.scratch.Put(s)
+	d.keepScratch(s)
 	return s.hashes
 }
 

@@ -94,7 +94,7 @@ type Decider struct {
 	waiting waiting
 	record  int // decisions still to be recorded with the router's state
 
-	scratch sync.Pool // *scratch
+	scratch chan *scratch // kept for the next decisions, one a desk
 }
 
 // scratch is the memory of one decision.
@@ -111,6 +111,22 @@ type scratch struct {
 
 // maxScratchIDs bounds what a decision's memory keeps between requests.
 const maxScratchIDs = 1 << 18
+
+func (d *Decider) takeScratch() *scratch {
+	select {
+	case s := <-d.scratch:
+		return s
+	default:
+		return &scratch{}
+	}
+}
+
+func (d *Decider) keepScratch(s *scratch) {
+	select {
+	case d.scratch <- s:
+	default: // of one that left its desk
+	}
+}
 
 // bodyMemo is the memory for bodies that come again: a share of what the models may
 // use, because both keep prompts.
@@ -160,7 +176,7 @@ func New(o Options) (*Decider, error) {
 	}
 	d.start = d.now()
 	d.listContext, d.listStop = context.WithCancel(context.Background())
-	d.scratch.New = func() any { return &scratch{} }
+	d.scratch = make(chan *scratch, cap(d.desks))
 	d.fleet.Store(&fleet{members: map[string]*member{}})
 	for _, s := range o.Models {
 		for _, name := range s.names() {
@@ -206,14 +222,14 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 	j := job{d: d, r: r, began: began, clock: d.now()}
 	j.sit()
 	defer j.leave() // after a panic too
-	s := d.scratch.Get().(*scratch)
+	s := d.takeScratch()
 	j.s, j.request = s, &s.request
 	decision := j.survive(ctx)
 	s.request = prompt.Request{Elements: s.request.Elements[:0]} // keep no body alive
 	if cap(s.ids) > maxScratchIDs {
 		s.ids, s.hashes, s.prefix = nil, nil, nil
 	}
-	d.scratch.Put(s)
+	d.keepScratch(s)
 	d.metrics.Observe(telemetry.StageTotal, d.now().Sub(began)-j.legs)
 	return decision
 }
