@@ -21,9 +21,15 @@ func runCheck(_ context.Context, io streams, args []string) error {
 	if err := parse(f, args, 0); err != nil {
 		return err
 	}
-	c, err := loadConfig(*file)
+	if *file == "" {
+		return usageError{"needs --config FILE"}
+	}
+	c, warnings, err := config.Inspect(*file)
 	if err != nil {
 		return err
+	}
+	for _, w := range warnings {
+		fmt.Fprintf(io.err, "warning: %s\n", w)
 	}
 	if err := checkParts(c); err != nil {
 		return err

@@ -32,6 +32,7 @@ func TestCommands(t *testing.T) {
 	}
 	good := file("good.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\"}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
 	bad := file("bad.yaml", "listen: {addrss: x}\nworkers: {statik: []}\n")
+	idle := file("idle.yaml", "drain: 1s\n")
 	missing := file("missing.yaml", "models: [{name: m, tokenizer: /no/such/folder}]\n")
 	template := file("t.jinja", "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ strftime_now('%Y-%m-%d') }}")
 	broken := file("broken.jinja", "{% for %}")
@@ -54,6 +55,7 @@ func TestCommands(t *testing.T) {
 		{"too many arguments", "", []string{"version", "x"}, 2, "", "unexpected argument x"},
 		{"version", "", []string{"version"}, 0, "kvlane unknown go", ""},
 		{"check", "", []string{"check", "--config", good}, 0, "valid; 1 models, 1 static workers, policy kv-aware", ""},
+		{"check warns", "", []string{"check", "--config", idle}, 0, "valid; 0 models, 0 static workers", "warning: " + idle + ": workers: there are none"},
 		{"check names every problem", "", []string{"check", "--config", bad}, 1, "", `listen.addrss: unknown key; did you mean "address"?`},
 		{"check names the second too", "", []string{"check", "--config", bad}, 1, "", `workers.statik: unknown key; did you mean "static"?`},
 		{"check loads tokenizers", "", []string{"check", "--config", missing}, 1, "", "model m: tokenizer"},

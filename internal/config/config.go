@@ -23,6 +23,7 @@ type Config struct {
 	Explain Explain  `yaml:"explain" jsonschema_description:"What is kept and shown of decisions."`
 	Log     Log      `yaml:"log" jsonschema_description:"Logging."`
 	Drain   Duration `yaml:"drain" jsonschema_description:"How long new requests are served after SIGTERM."`
+	listed  []Worker // of workers.file, as Inspect found it
 	Quiet   Duration `yaml:"drain_quiet" jsonschema_description:"Kvlane stops earlier if no request came for so long after SIGTERM. Longer than a gateway needs to forget an endpoint."`
 }
 
@@ -103,7 +104,7 @@ type Worker struct {
 	Engine    string            `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Engine kind."`
 	Role      string            `yaml:"role" jsonschema:"enum=both,enum=prefill,enum=decode" jsonschema_description:"What the worker does."`
 	Models    []string          `yaml:"models" jsonschema_description:"Served models; empty: every model."`
-	Ranks     int               `yaml:"ranks" jsonschema:"minimum=0" jsonschema_description:"Data-parallel ranks; 0: the worker has none, or the engine chooses."`
+	Ranks     int               `yaml:"ranks" jsonschema:"minimum=0,maximum=1024" jsonschema_description:"Data-parallel ranks; 0: the worker has none, or the engine chooses."`
 	StartRank int               `yaml:"start_rank" jsonschema:"minimum=0" jsonschema_description:"Global rank of the first local rank (vLLM hybrid load balancing): the header carries the local rank, events the global one."`
 	RankBy    string            `yaml:"rank_by" jsonschema:"enum=header,enum=port,enum=none" jsonschema_description:"How a rank is reached: X-data-parallel-rank, a port of its own (port + rank), or not at all."`
 	BlockSize int               `yaml:"block_size" jsonschema:"minimum=0" jsonschema_description:"Tokens of an engine's block; 0: learnt from its events."`
@@ -240,7 +241,7 @@ type Disagg struct {
 
 // Explain is what is kept of decisions.
 type Explain struct {
-	Keep   int  `yaml:"keep" jsonschema:"minimum=0" jsonschema_description:"Last decisions kept for GET /debug/decisions."`
+	Keep   int  `yaml:"keep" jsonschema:"minimum=0,maximum=100000" jsonschema_description:"Last decisions kept for GET /debug/decisions."`
 	Header bool `yaml:"header" jsonschema_description:"Add x-kvlane-target and x-kvlane-matched-tokens to responses."`
 }
 

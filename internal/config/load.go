@@ -63,29 +63,65 @@ func Load(file string) (*Config, error) {
 
 // Parse decodes and validates text; file is its name in problems.
 func Parse(file string, text []byte) (*Config, error) {
+	c, _, err := parse(file, text)
+	return c, err
+}
+
+// parse returns the decoder too, which knows the places.
+func parse(file string, text []byte) (*Config, *decoder, error) {
 	c := Default()
 	d, err := decodeFile(file, text, reflect.ValueOf(&c).Elem())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c.validate(d.problemf)
 	if len(d.problems) > 0 {
-		return nil, d.sorted()
+		return nil, nil, d.sorted()
 	}
-	return &c, nil
+	return &c, d, nil
 }
 
-// ParseWorkers decodes a workers file: a YAML list of workers.
+// Inspect is Load that looks further: into the workers file, and for what is allowed but
+// is hardly meant (warnings).
+func Inspect(file string) (c *Config, warnings []Problem, err error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read configuration: %w", err)
+	}
+	c, d, err := parse(file, text)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.Workers.File != "" {
+		text, err := os.ReadFile(c.Workers.File)
+		if err != nil {
+			d.problemf("workers.file", "%v", err)
+			return nil, nil, d.sorted()
+		}
+		if c.listed, err = ParseWorkers(c.Workers.File, text); err != nil {
+			return nil, nil, err
+		}
+	}
+	c.warn(d.problemf)
+	return c, d.sorted(), nil
+}
+
+// ParseWorkers decodes a workers file: a YAML list of workers. No workers at all are
+// written as []: a file without a list is one that is not whole.
 func ParseWorkers(file string, text []byte) ([]Worker, error) {
 	var list []Worker
 	d, err := decodeFile(file, text, reflect.ValueOf(&list).Elem())
 	if err != nil {
 		return nil, err
 	}
+	if !d.list && len(d.problems) == 0 {
+		d.problemf("", "has no list of workers; an empty one is written []")
+	}
 	for i := range list {
 		list[i].validate(fmt.Sprintf("[%d]", i), d.problemf)
 	}
 	uniqueWorkers("", list, d.problemf)
+	uniqueEvents("", list, d.problemf)
 	if len(d.problems) > 0 {
 		return nil, d.sorted()
 	}
@@ -124,6 +160,7 @@ type decoder struct {
 	file     string
 	problems ProblemsError
 	places   map[string]place
+	list     bool // the document is a list
 }
 
 func (d *decoder) sorted() ProblemsError {
@@ -197,6 +234,7 @@ func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
 			return
 		}
 		v.SetZero() // a list replaces its default
+		d.list = d.list || path == ""
 		for i, item := range seq.Values {
 			e := reflect.New(v.Type().Elem()).Elem()
 			setDefaults(e)
@@ -364,7 +402,7 @@ func (d *decoder) bounds(path string, v float64, rules string) {
 	for _, r := range boundRules {
 		for _, text := range ruleValues(rules, r.name) {
 			if bound, err := strconv.ParseFloat(text, 64); err == nil && r.broken(v, bound) {
-				d.problemf(path, "%v must be %s %s", v, r.text, text)
+				d.problemf(path, "%s must be %s %s", strconv.FormatFloat(v, 'f', -1, 64), r.text, text)
 			}
 		}
 	}

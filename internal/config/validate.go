@@ -12,6 +12,9 @@ import (
 // shortestEvery is the shortest time between two questions to a name server.
 const shortestEvery = Duration(100 * time.Millisecond)
 
+// nameRunes are what a worker's name is made of: it stands in logs, metrics and headers.
+const nameRunes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/-[]%@"
+
 // report records a problem at a dotted path.
 type report func(path, format string, args ...any)
 
@@ -40,6 +43,7 @@ func (c *Config) validate(bad report) {
 		c.Workers.Static[i].validate("workers.static["+strconv.Itoa(i)+"]", bad)
 	}
 	uniqueWorkers("workers.static", c.Workers.Static, bad)
+	uniqueEvents("workers.static", c.Workers.Static, bad)
 	for i, d := range c.Workers.DNS {
 		path := "workers.dns[" + strconv.Itoa(i) + "]"
 		if d.Name == "" {
@@ -75,6 +79,10 @@ func (c *Config) validate(bad report) {
 		bad("index.max_bytes", "%d bytes: must be at least 1MiB", c.Index.MaxBytes)
 	}
 	c.Index.Peers.validate("index.peers", c.Index.Key, bad)
+	c.validatePorts(bad)
+	if e := c.Workers.Health.Every; e > 0 && e < shortestEvery {
+		bad("workers.health.every", "%s: must be 0 (no checks) or at least %s", e.Std(), shortestEvery.Std())
+	}
 	if c.Workers.Health.Every > 0 && c.Workers.Health.Timeout == 0 {
 		bad("workers.health.timeout", "0 would fail every check")
 	}
@@ -98,13 +106,21 @@ func (m *Model) validate(path string, names map[string]string, bad report) {
 func (w *Worker) validate(path string, bad report) {
 	if w.Address == "" {
 		bad(path, "needs an address")
-	} else if _, err := netip.ParseAddrPort(w.Address); err != nil {
+	} else if a, err := netip.ParseAddrPort(w.Address); err != nil {
 		bad(path+".address", "%q is not ip:port (Envoy needs an IP address; for names use workers.dns)", w.Address)
+	} else if a.Port() == 0 {
+		bad(path+".address", "%q: an engine has no port 0", w.Address)
+	} else if last := int(a.Port()) + w.Ranks - 1; w.RankBy == "port" && last > maxPort {
+		bad(path+".ranks", "rank %d would be at port %d: ports end at %d", w.Ranks-1, last, maxPort)
 	}
 	w.validateCommon(path, bad)
 }
 
 func (w *Worker) validateCommon(path string, bad report) {
+	if i := strings.IndexFunc(w.Name, func(r rune) bool { return !strings.ContainsRune(nameRunes, r) }); i >= 0 {
+		bad(path+".name", "%q: only letters, digits and any of . _ : / - [ ] %% @ may be in a name", w.Name)
+	}
+	w.validateEvents(path+".events", bad)
 	if w.RankBy == "port" && w.Ranks == 0 {
 		bad(path+".rank_by", "port needs ranks")
 	}

@@ -78,6 +78,7 @@ type Registry struct {
 	mu         sync.Mutex
 	sources    map[string][]Entry
 	tracked    map[string]*tracked
+	warned     map[string]bool // names of sources that another source has
 	generation uint64
 	notify     chan struct{}
 	untold     int // changes that OnChange has not returned from yet
@@ -99,7 +100,7 @@ func New(opts Options) *Registry {
 	ctx, stop := context.WithCancel(context.Background())
 	r := &Registry{
 		opts: opts, ctx: ctx, stop: stop,
-		sources: map[string][]Entry{}, tracked: map[string]*tracked{}, notify: make(chan struct{}, 1),
+		sources: map[string][]Entry{}, tracked: map[string]*tracked{}, warned: map[string]bool{}, notify: make(chan struct{}, 1),
 	}
 	r.wg.Go(r.announce)
 	return r
@@ -111,24 +112,35 @@ func (r *Registry) Close() {
 	r.wg.Wait()
 }
 
-// Set replaces what a source lists. A name that several sources list belongs to
-// the first source in order of name.
+// Set replaces what a source lists. A name that several sources list belongs to the
+// configuration ("static"), else to the first source in order of name; the others'
+// is left out, with a warning.
 func (r *Registry) Set(source string, list []Entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sources[source] = list
-	want := map[string]Entry{}
-	for _, s := range slices.Sorted(maps.Keys(r.sources)) {
+	want, owner := map[string]Entry{}, map[string]string{}
+	for _, s := range slices.SortedFunc(maps.Keys(r.sources), staticFirst) {
 		for _, e := range r.sources[s] {
-			if _, taken := want[e.Name]; !taken {
-				want[e.Name] = e
+			if first, taken := owner[e.Name]; !taken {
+				want[e.Name], owner[e.Name] = e, s
+			} else if key := s + "\x00" + e.Name; s == source && !r.warned[key] {
+				r.warned[key] = true
+				r.opts.Log.Warn().Str("worker", e.Name).Str("source", s).Str("address", e.Address).Str("owner", first).Msg("worker left out: another source has its name")
 			}
 		}
 	}
 	for name, t := range r.tracked {
-		if e, ok := want[name]; !ok || !sameProcess(t.entry, e) {
-			t.cancel()
-			delete(r.tracked, name)
+		e, ok := want[name]
+		if ok && sameProcess(t.entry, e) {
+			continue
+		}
+		t.cancel()
+		delete(r.tracked, name)
+		if !ok {
+			r.opts.Log.Info().Str("worker", name).Str("address", t.entry.Address).Str("source", source).Msg("worker removed")
+		} else {
+			r.opts.Log.Info().Str("worker", name).Str("address", e.Address).Str("source", owner[name]).Msg("worker replaced: nothing of the old one is kept")
 		}
 	}
 	for name, e := range want {
@@ -152,6 +164,17 @@ func (r *Registry) Set(source string, list []Entry) {
 		r.wg.Go(func() { r.watch(ctx, t) })
 	}
 	r.changed()
+}
+
+// staticFirst orders sources: the configuration, then by name.
+func staticFirst(a, b string) int {
+	switch {
+	case a == b:
+		return 0
+	case a == staticSource || b != staticSource && a < b:
+		return -1
+	}
+	return 1
 }
 
 // settle joins what the last checks and the source say. Without checks the

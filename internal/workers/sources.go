@@ -18,7 +18,10 @@ import (
 const filePoll = 500 * time.Millisecond
 
 // Static lists the workers of the configuration.
-func (r *Registry) Static(list []config.Worker) { r.Set("static", entries(list)) }
+func (r *Registry) Static(list []config.Worker) { r.Set(staticSource, entries(list)) }
+
+// staticSource is the source of the configuration.
+const staticSource = "static"
 
 func entries(list []config.Worker) []Entry {
 	out := make([]Entry, len(list))
@@ -44,9 +47,13 @@ func (r *Registry) File(path string) error {
 	return nil
 }
 
-func (r *Registry) followFile(path string, last []byte) {
+// followFile takes a text that is there twice in a row: one that is just being written
+// is not whole.
+func (r *Registry) followFile(path string, taken []byte) {
 	tick := time.NewTicker(filePoll)
 	defer tick.Stop()
+	log := r.opts.Log.With().Str("file", path).Logger()
+	last, gone := taken, false
 	for {
 		select {
 		case <-r.ctx.Done():
@@ -54,16 +61,31 @@ func (r *Registry) followFile(path string, last []byte) {
 		case <-tick.C:
 		}
 		text, err := os.ReadFile(path)
-		if err != nil || bytes.Equal(text, last) {
+		if err != nil {
+			if !gone {
+				log.Error().Err(err).Msg("workers file not read: the old list stays")
+			}
+			gone = true
 			continue
 		}
-		last = text
+		if gone {
+			log.Info().Msg("workers file is back")
+			gone = false
+		}
+		if !bytes.Equal(text, last) {
+			last = text
+			continue
+		}
+		if bytes.Equal(text, taken) {
+			continue
+		}
+		taken = text
 		list, err := config.ParseWorkers(path, text)
 		if err != nil {
-			r.opts.Log.Error().Err(err).Msg("workers file not taken: the old list stays")
+			log.Error().Err(err).Msg("workers file not taken: the old list stays")
 			continue
 		}
-		r.opts.Log.Info().Int("workers", len(list)).Msg("workers file read")
+		log.Info().Int("workers", len(list)).Msg("workers file read")
 		r.Set("file", entries(list))
 	}
 }

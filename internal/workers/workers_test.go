@@ -194,6 +194,85 @@ func TestTheWorkersFileIsFollowedAndABadOneIsNotTaken(t *testing.T) {
 	l.until(t, "b", func(w []Worker) bool { return len(w) == 1 && w[0].Name == "b" })
 }
 
+// A file that is cut off, empty or gone does not empty the fleet; one that says so does.
+func TestAWorkersFileThatIsNotWhole(t *testing.T) {
+	e, l := newEngine(t), &log{}
+	file := filepath.Join(t.TempDir(), "workers.yaml")
+	var lines lockedText
+	o := l.options()
+	o.Log = zerolog.New(&lines)
+	r := New(o)
+	defer r.Close()
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	told := func(what string) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); !strings.Contains(lines.String(), what); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("never told: %s\n%s", what, lines.String())
+			}
+		}
+		if n := len(r.Workers()); n != 2 {
+			t.Errorf("%s: %d workers", what, n)
+		}
+		lines.Reset()
+	}
+	r.Static([]config.Worker{{Name: "a", Address: e.address(), Engine: "vllm"}})
+	entry := func(name string) string { return "- {name: " + name + ", address: \"127.0.0.1:1\"}\n" }
+	write(entry("a") + strings.Replace(entry("b"), ":1", ":2", 1))
+	if err := r.File(file); err != nil {
+		t.Fatal(err)
+	}
+	told("worker left out: another source has its name")
+	for _, w := range r.Workers() {
+		if w.Name == "a" && w.Address != e.address() {
+			t.Errorf("a name of the configuration belongs to %s", w.Address)
+		}
+	}
+	write("")
+	told("has no list of workers; an empty one is written []")
+	write("# nobody yet\n")
+	told("has no list of workers; an empty one is written []")
+	write(strings.TrimSuffix(entry("b"), "\"}\n"))
+	told("workers file not taken: the old list stays")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	told("workers file not read: the old list stays")
+	write("[]\n")
+	l.until(t, "only the configuration's", func(w []Worker) bool { return len(w) == 1 && w[0].Name == "a" })
+	if text := lines.String(); !strings.Contains(text, "workers file is back") || !strings.Contains(text, "worker removed") {
+		t.Errorf("told:\n%s", text)
+	}
+}
+
+// lockedText is a log that a test reads meanwhile.
+type lockedText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lockedText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lockedText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func (l *lockedText) Reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text.Reset()
+}
+
 func TestDNSFillsInTheAddress(t *testing.T) {
 	l := &log{}
 	r := New(l.options())

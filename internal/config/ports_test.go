@@ -1,0 +1,100 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Each of these was called valid once.
+func TestConfigurationsThatCannotWork(t *testing.T) {
+	worker := func(keys string) string {
+		return "workers:\n  static:\n  - {address: \"10.0.0.1:8000\", " + keys + "}\n"
+	}
+	two := func(a, b string) string {
+		return worker(a) + "  - {address: \"10.0.0.2:8000\", " + b + "}\n"
+	}
+	for name, c := range map[string]struct{ text, want string }{
+		"too many ranks":      {worker("ranks: 100000"), "k.yaml:3:39: workers.static[0].ranks: 100000 must be at most 1024"},
+		"ports of events":     {worker(`ranks: 8, events: {endpoint: "tcp://h:65530"}`), `workers.static[0].events.endpoint: rank 7 would be at port 65537: ports end at 65535`},
+		"ports of ranks":      {strings.Replace(worker("ranks: 8, rank_by: port"), "8000", "65530", 1), `workers.static[0].ranks: rank 7 would be at port 65537: ports end at 65535`},
+		"events at port 0":    {worker(`events: {endpoint: "tcp://h:0"}`), `workers.static[0].events.endpoint: "tcp://h:0": port must be 1 to 65535`},
+		"one socket":          {worker(`events: {endpoint: "tcp://h:5557", replay: "tcp://h:5557"}`), `workers.static[0].events.replay: is the same as endpoint: an engine has two sockets`},
+		"replay among events": {worker(`ranks: 4, events: {endpoint: "tcp://h:5557", replay: "tcp://h:5559"}`), `workers.static[0].events.replay: the ports 5559 to 5562 of the ranks meet those of endpoint, 5557 to 5560`},
+		"one feed for two":    {two(`events: {endpoint: "tcp://h:5557"}`, `events: {endpoint: "tcp://h:5557"}`), `workers.static[1].events.endpoint: "tcp://h:5557" is taken by workers.static[0]: its events would count for both`},
+		"feeds that meet":     {two(`ranks: 4, events: {endpoint: "tcp://h:5557"}`, `events: {endpoint: "tcp://h:5560"}`), `workers.static[1].events.endpoint: "tcp://h:5560" is taken by workers.static[0]: its events would count for both`},
+		"admin on ingress":    {"admin: {address: \"127.0.0.1:8080\"}\n", `envoy.ingress: "127.0.0.1:8080" is taken by admin.address ("127.0.0.1:8080")`},
+		"admin on health":     {"listen: {address: \"0.0.0.0:9002\", health: \"0.0.0.0:9090\"}\n", `admin.address: "127.0.0.1:9090" is taken by listen.health ("0.0.0.0:9090")`},
+		"listen at port 0":    {"listen: {address: \"127.0.0.1:0\"}\n", `k.yaml:1:19: listen.address: "127.0.0.1:0": port 0 means any port, which nobody would know`},
+		"an engine at port 0": {strings.Replace(worker("ranks: 1"), "8000", "0", 1), `workers.static[0].address: "10.0.0.1:0": an engine has no port 0`},
+		"a name with a bell":  {worker(`name: "a\x07"`), `only letters, digits and any of . _ : / - [ ] % @ may be in a name`},
+		"a name of two lines": {worker(`name: "a\nb"`), `only letters, digits`},
+		"checked all day":     {"workers: {health: {every: 1ms}}\n", `k.yaml:1:27: workers.health.every: 1ms: must be 0 (no checks) or at least 100ms`},
+		"all kept":            {"explain: {keep: 100000000}\n", `k.yaml:1:17: explain.keep: 100000000 must be at most 100000`},
+	} {
+		_, err := Parse("k.yaml", []byte(c.text))
+		if err == nil || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "k.yaml:") {
+			t.Errorf("%s: got\n%v\nwant\n%s", name, err, c.want)
+		}
+	}
+	for name, text := range map[string]string{
+		"feeds side by side": two(`ranks: 4, events: {endpoint: "tcp://h:5557", replay: "tcp://h:5561"}`, `ranks: 4, events: {endpoint: "tcp://g:5557"}`),
+		"relays":             two(`events: {endpoint: "push:"}`, `events: {endpoint: "push:"}`),
+		"no checks":          "workers: {health: {every: 0}}\n",
+		"IPv6":               "workers: {static: [{address: \"[fd00::1]:8000\"}]}\n",
+		"any admin port":     "admin: {address: \"127.0.0.1:0\"}\n",
+	} {
+		if _, err := Parse("k.yaml", []byte(text)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Inspect reads the workers file, and warns of what is hardly meant.
+func TestInspect(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	main := filepath.Join(dir, "k.yaml")
+	list := write("w.yaml", "- {name: a, address: \"10.0.0.3:8000\", models: [nobody]}\n")
+	wrong := write("wrong.yaml", "- {name: a}\n")
+	for name, c := range map[string]struct {
+		text, err string
+		warnings  []string
+	}{
+		"no file":    {"workers: {file: /no/such/file}\n", main + ":1:17: workers.file: open /no/such/file: no such file or directory", nil},
+		"wrong file": {fmt.Sprintf("workers: {file: %q}\n", wrong), wrong + ":1:4: [0]: needs an address", nil},
+		"no workers": {"models: [{name: m}]\n", "", []string{main + ": workers: there are none: every request is answered 503"}},
+		"two of them": {fmt.Sprintf("models: [{name: m, adapters: [x]}]\nworkers:\n  static: [{name: a, address: \"10.0.0.1:8000\", models: [m, x, y]}]\n  file: %q\n", list), "", []string{
+			main + `:3:63: workers.static[0].models[2]: no models[] entry is called "y": its requests are routed by load`,
+			main + `:4:9: workers.file[0].models[0]: no models[] entry is called "nobody": its requests are routed by load`,
+			main + `:4:9: workers.file[0].name: "a" is workers.static[0] already, which counts`,
+		}},
+		"TensorRT-LLM's ranks": {"workers: {static: [{address: \"10.0.0.1:8000\", engine: trtllm, ranks: 4}]}\n", "", []string{
+			main + ":1:70: workers.static[0].ranks: TensorRT-LLM takes a rank only of requests that are split (disagg.connector): the engine chooses; rank_by: none says so"}},
+	} {
+		write("k.yaml", c.text)
+		_, warnings, err := Inspect(main)
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != c.err {
+			t.Errorf("%s: error\n%s\nwant\n%s", name, text, c.err)
+		}
+		var got []string
+		for _, w := range warnings {
+			got = append(got, w.String())
+		}
+		if strings.Join(got, "\n") != strings.Join(c.warnings, "\n") {
+			t.Errorf("%s: warnings\n%s\nwant\n%s", name, strings.Join(got, "\n"), strings.Join(c.warnings, "\n"))
+		}
+	}
+}
