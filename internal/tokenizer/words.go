@@ -7,7 +7,7 @@ import (
 
 // What merging a word gave is kept by its size: up to shortSize bytes in a table
 // whose entries are a quarter of a cache line, up to 16 bytes in one whose
-// entries are half a line, up to maxWord in a store. Longer words are never kept,
+// entries are half a line or, with more than hotIDs ids, in a store, as words up to maxWord. Longer words are never kept,
 // so that a hostile prompt cannot fill the memory.
 const (
 	tinyBits = 14
@@ -211,13 +211,17 @@ func (w *worker) second(dst []uint32, text []byte, from, end int, parts bool) []
 		}
 	}
 	at := len(dst)
+	h := hashBytes(word)
 	done := false
-	if id, whole, ok := w.t.vocab.find(word); ok && (whole || w.t.ignoreMerges) {
+	if id, whole, ok := w.t.vocab.findHash(h, word); ok && (whole || w.t.ignoreMerges) {
 		dst, done = append(dst, id), true
 	} else if !parts {
 		dst, done = w.inParts(dst, text, from, end)
 	}
 	if !done {
+		if ids, ok := w.long.get(h, word); ok {
+			return append(dst, ids...)
+		}
 		dst = w.spelled(dst, word)
 	}
 	if n := len(dst) - at; n <= hotIDs {
@@ -227,6 +231,8 @@ func (w *worker) second(dst []uint32, text []byte, from, end int, parts bool) []
 		if n > tinyIDs {
 			w.hot[bucket].rest = dst[at+tinyIDs]
 		}
+	} else if !done {
+		w.long.put(h, word, dst[at:])
 	}
 	return dst
 }
