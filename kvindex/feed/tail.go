@@ -33,7 +33,7 @@ func Tail(ctx context.Context, src Source, out, notes io.Writer) error {
 	if endpoint == "" {
 		endpoint = src.PollURL
 	}
-	p.note("waiting for events of %s", endpoint)
+	p.notef("waiting for events of %s", endpoint)
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	for before := (Status{}); ; {
@@ -65,11 +65,11 @@ func (p *printSink) news(worker string, before, now *Status) {
 		p.print(printed{What: "dropped", Target: worker, Dropped: dropped})
 	}
 	if now.Connects > before.Connects && (before.Connects == 0 || p.lost) {
-		p.note("connected")
+		p.notef("connected")
 		p.lost = false
 	}
 	if now.Errors > before.Errors && now.Connects == before.Connects && !p.lost {
-		p.note("no connection, trying again: %s", now.LastError)
+		p.notef("no connection, trying again: %s", now.LastError)
 		p.lost = true
 	}
 	if now.LastError != "" && now.LastError != p.lastError {
@@ -160,8 +160,8 @@ type printSink struct {
 	lost      bool      // notes was told of no connection
 }
 
-// note writes a line for people. That nobody may read it is no error.
-func (p *printSink) note(format string, args ...any) {
+// notef writes a line for people. That nobody may read it is no error.
+func (p *printSink) notef(format string, args ...any) {
 	if p.notes != nil {
 		_, _ = fmt.Fprintf(p.notes, format+"\n", args...)
 	}
