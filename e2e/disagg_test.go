@@ -638,7 +638,7 @@ func TestLegsAtOnceWhosePrefillDies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r.status != http.StatusServiceUnavailable || !strings.Contains(r.answer.Error.Message, "no prefill worker could take the prompt") {
+			if r.status != http.StatusServiceUnavailable || !strings.Contains(r.answer.Error.Message, "no worker could compute the prompt") {
 				t.Errorf("status %d: %s", r.status, r.body)
 			}
 			b.until("decode was told", func() bool {

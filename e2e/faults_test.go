@@ -150,7 +150,7 @@ func TestWorkersThatAreGone(t *testing.T) {
 	}
 	b.until("all workers are out", func() bool { return b.metric("kvlane_worker_ready") == 0 })
 	r := b.post("/v1/chat/completions", chatBody(message{"user", "x"}))
-	if r.status != http.StatusServiceUnavailable || r.answer.Error.Type != "service_unavailable_error" || !strings.Contains(r.answer.Error.Message, "not ready") {
+	if r.status != http.StatusServiceUnavailable || r.answer.Error.Type != "service_unavailable_error" || r.answer.Error.Message != "no worker can serve this request at the moment" {
 		t.Errorf("status %d: %s", r.status, r.body)
 	}
 	for _, e := range b.engines {
@@ -334,6 +334,21 @@ func Test200ConcurrentStreams(t *testing.T) {
 	}
 	if most > 1.5*least {
 		t.Errorf("picks between %v and %v a target", least, most)
+	}
+}
+
+// SIGHUP, which others take for a reload, ends nothing.
+func TestSIGHUPChangesNothing(t *testing.T) {
+	b := newBed(t, shape{ranks: 1})
+	for range 3 {
+		if err := b.kvlane.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		b.until("the log tells of it", func() bool { return strings.Contains(b.read("kvlane.log"), "SIGHUP changes nothing") })
+		b.chat(message{"user", "x"})
+	}
+	if b.metric("kvlane_requests_total", `outcome="routed"`) != 3 {
+		t.Error("requests went without Kvlane")
 	}
 }
 

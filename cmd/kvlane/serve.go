@@ -7,9 +7,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"os"
+	"os/signal"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -57,19 +60,28 @@ func runServe(ctx context.Context, io streams, args []string) error {
 		return err
 	}
 	boundMemory()
+	hangUp := make(chan os.Signal, 1)
+	signal.Notify(hangUp, syscall.SIGHUP) // its default ends the process at once
+	defer signal.Stop(hangUp)
 	s, err := startService(ctx, c, log, k.wrap)
 	if err != nil {
 		return err
 	}
 	log.Info().Str("version", version).Str("listen", c.Listen.Address).Str("admin", s.admin.Addr().String()).Msg("serving")
-	select {
-	case <-ctx.Done():
-		log.Info().Dur("drain", c.Drain.Std()).Msg("draining")
-		s.draining.Store(true)
-		drain, cancel := context.WithTimeout(context.Background(), c.Drain.Std())
-		s.server.Drain(drain)
-		cancel()
-	case err = <-s.failed:
+	for serving := true; serving; {
+		select {
+		case <-hangUp:
+			log.Warn().Msg("SIGHUP changes nothing: the configuration is read at the start only, workers.file is followed by itself")
+			continue
+		case <-ctx.Done():
+			log.Info().Dur("drain", c.Drain.Std()).Msg("draining")
+			s.draining.Store(true)
+			drain, cancel := context.WithTimeout(context.Background(), c.Drain.Std())
+			s.server.Drain(drain)
+			cancel()
+		case err = <-s.failed:
+		}
+		serving = false
 	}
 	s.close()
 	log.Info().Msg("stopped")

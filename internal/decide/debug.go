@@ -137,7 +137,7 @@ func (e *Entry) Text() string {
 		fmt.Fprintf(&b, "conversation %s\n", e.Conversation)
 	}
 	if e.Rejected != 0 {
-		fmt.Fprintf(&b, "rejected with %d: %s\n", e.Rejected, e.Reason)
+		fmt.Fprintf(&b, "rejected with %d: %s %s\n", e.Rejected, e.Reason, e.Refusal)
 	} else {
 		fmt.Fprintf(&b, "%d prompt tokens, %d of them matched, to %s at %s via %s\n", e.PromptTokens, e.Matched, e.Target, e.Endpoint, e.Via)
 	}

@@ -697,17 +697,19 @@ func (j *job) matched(plan *routing.Plan) (byEvents, speculative int64) {
 	return byEvents, plan.Matched - byEvents
 }
 
-// noTarget answers a request that cannot be placed.
+// noTarget answers a request that cannot be placed. The client is told what it can do;
+// the counts and names are for the journal and the log.
 func (j *job) noTarget(err error) extproc.Decision {
+	j.entry.Refusal = clip(err.Error())
 	if full, ok := errors.AsType[*routing.CapacityError](err); ok {
 		seconds := strconv.Itoa(int(full.RetryAfter.Round(time.Second).Seconds()))
-		return j.reject(&extproc.Reject{Status: 429, Body: j.failure(429, err.Error()),
+		return j.reject(&extproc.Reject{Status: 429, Body: j.failure(429, "all workers that could serve this request are busy; try again in "+seconds+" s"),
 			Headers: []extproc.Header{{Name: "retry-after", Value: seconds}}, Details: "kvlane_capacity_exhausted"})
 	}
 	if errors.Is(err, errClientGone) {
 		return j.reject(&extproc.Reject{Status: 499, Details: "kvlane_client_gone"})
 	}
-	return j.reject(&extproc.Reject{Status: 503, Body: j.failure(503, err.Error()), Details: "kvlane_no_eligible_worker"})
+	return j.reject(&extproc.Reject{Status: 503, Body: j.failure(503, "no worker can serve this request at the moment"), Details: "kvlane_no_eligible_worker"})
 }
 
 func (j *job) reject(r *extproc.Reject) extproc.Decision {
@@ -734,7 +736,7 @@ func (j *job) write() {
 	e := j.entry
 	line := j.d.log.Info().Str("request", e.ID).Str("api", e.API).Str("model", e.Model)
 	if e.Rejected != 0 {
-		line.Int("status", e.Rejected).Str("reason", e.Reason).Msg("rejected")
+		line.Int("status", e.Rejected).Str("reason", e.Reason).Str("detail", e.Refusal).Msg("rejected")
 		return
 	}
 	if e.Prefill != "" {

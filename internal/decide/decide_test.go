@@ -208,6 +208,27 @@ func TestAnswersOfItsOwn(t *testing.T) {
 	}
 }
 
+// Clients are told what they can do; what we counted, and names, are for the journal.
+func TestRefusalsAreInPlainWords(t *testing.T) {
+	b := newBench(t, "routing: {trust_overrides: true, policy: {limits: {max_active: 1}}}\n", worker("aaaa", 0))
+	first, _ := b.ask("/v1/completions", completion(10, ""))
+	for name, c := range map[string]struct {
+		exclude, message, detail string
+	}{
+		"busy":     {"", "all workers that could serve this request are busy; try again in 1 s", "capacity exhausted in pool both: 1 busy: requests"},
+		"excluded": {"aaaa", "no worker can serve this request at the moment", "1 excluded (aaaa)"},
+	} {
+		d, e := b.ask("/v1/completions", completion(10, ""), "x-kvlane-exclude", c.exclude)
+		if d.Reject == nil || !strings.Contains(string(d.Reject.Body), `"message":"`+c.message+`"`) {
+			t.Errorf("%s: the client is told %s", name, d.Reject.Body)
+		}
+		if !strings.Contains(e.Refusal, c.detail) {
+			t.Errorf("%s: the journal has %q", name, e.Refusal)
+		}
+	}
+	first.Ticket.End(time.Now())
+}
+
 func TestMissingKnowledgeNeverFailsARequest(t *testing.T) {
 	b := newBench(t, "", worker("a", 2))
 	for name, c := range map[string]struct{ path, body, degraded string }{

@@ -515,7 +515,7 @@ func rejectOf(f *disagg.FailureError, api prompt.API) *extproc.Reject {
 	if f.Outcome != disagg.Refused {
 		return &extproc.Reject{Status: http.StatusServiceUnavailable, Details: "kvlane_prefill_failed",
 			Body: prompt.AppendFailure(nil, api, prompt.Failure{Status: http.StatusServiceUnavailable,
-				Type: failureTypes[http.StatusServiceUnavailable], Message: "no prefill worker could take the prompt: " + f.Error()})}
+				Type: failureTypes[http.StatusServiceUnavailable], Message: "no worker could compute the prompt; try again"})}
 	}
 	r := &extproc.Reject{Status: f.Status, Body: f.Body, Details: "kvlane_prefill_refused"}
 	if f.Status == http.StatusTooManyRequests || prompt.Valid(f.Body) != nil {
