@@ -26,6 +26,7 @@ import (
 type plane struct {
 	conn   *grpc.ClientConn
 	served bool
+	split  bool // the body is the decode leg's, not the client's
 }
 
 func newPlane(t *testing.T, b *bed, served bool) *plane {
@@ -36,10 +37,13 @@ func newPlane(t *testing.T, b *bed, served bool) *plane {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	return &plane{conn, served}
+	return &plane{conn: conn, served: served}
 }
 
-const headerChunk = 16 << 10
+const (
+	headerChunk = 16 << 10
+	requestID   = "5f2b1c1e-1111-4222-8333-444455556666"
+)
 
 func header(key, value string) *corev3.HeaderValue {
 	return &corev3.HeaderValue{Key: key, RawValue: []byte(value)}
@@ -62,6 +66,7 @@ func (p *plane) exchange(t *testing.T, body []byte) answer {
 	send(&epv3.ProcessingRequest{
 		Request: &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
 			header(":method", "POST"), header(":path", "/v1/chat/completions"), header(":authority", "gateway"), header("content-type", "application/json"),
+			header("x-request-id", requestID),
 			header("x-gateway-destination-endpoint", "192.0.2.1:1"), // a client's own
 		}}}},
 		ProtocolConfig: &epv3.ProtocolConfiguration{
@@ -77,6 +82,7 @@ func (p *plane) exchange(t *testing.T, body []byte) answer {
 		t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Request-Id", requestID)
 	first, err := stream.Recv()
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +100,7 @@ func (p *plane) exchange(t *testing.T, body []byte) answer {
 		t.Fatalf("pick %q is not one socket address", endpoint)
 	}
 	echoed := receive(t, stream, func(m *epv3.ProcessingResponse) *epv3.BodyResponse { return m.GetRequestBody() })
-	if !bytes.Equal(echoed, body) {
+	if bytes.Equal(echoed, body) == p.split {
 		t.Fatalf("the body came back with %d bytes, %d were sent", len(echoed), len(body))
 	}
 	req.URL.Host, req.Host = endpoint, endpoint
@@ -192,6 +198,25 @@ func TestGatewaysThatReadTheHeaderOnly(t *testing.T) {
 			}
 			if second.matched == "0" || !strings.Contains(second.content, `"cached_tokens":`+second.matched) && !strings.Contains(second.content, `"cached_tokens": `+second.matched) {
 				t.Errorf("%s tokens predicted as cached, the engine says %s", second.matched, second.content)
+			}
+		})
+	}
+}
+
+// A split request too has exactly one endpoint, although two decode workers could
+// serve its decode leg.
+func TestGatewaysThatReadTheHeaderOnlyAndSplitRequests(t *testing.T) {
+	for _, pair := range pairs() {
+		if pair.connector != "nixl" && pair.connector != "sglang" {
+			continue
+		}
+		t.Run(pair.connector, func(t *testing.T) {
+			b := newPools(t, pair, "")
+			p := newPlane(t, b, false)
+			p.split = true
+			body := []byte(fmt.Sprintf(`{"model": %q, "max_tokens": 4, "messages": [{"role": "user", "content": %q}]}`, modelName, strings.Repeat(" and so on", 300)))
+			if a := p.exchange(t, body); a.status != http.StatusOK || !strings.HasPrefix(a.target, "e2") && !strings.HasPrefix(a.target, "e3") {
+				t.Errorf("%+v", a)
 			}
 		})
 	}

@@ -575,7 +575,7 @@ func TestADecodeTargetThatDiesDuringThePrefillLeg(t *testing.T) {
 // A decode engine that refuses the decode leg: Envoy takes the next decode engine,
 // never a prefill engine.
 func TestADecodeEngineThatRefusesTheDecodeLeg(t *testing.T) {
-	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")
+	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{envoy: ", alternates: true"}}, "")
 	for i := range 6 {
 		if err := b.engines[2].SetFaults(enginesim.Faults{Refuse: true}); err != nil {
 			t.Fatal(err)

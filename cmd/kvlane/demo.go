@@ -176,7 +176,7 @@ func (d *demo) yaml(tokenizer, ingress, admin, envoyAdmin string, ranks int) str
 	var b strings.Builder
 	prefill := ""
 	if d.pd {
-		prefill = fmt.Sprintf(`, prefill: "unix:%s/prefill.sock"`, d.dir)
+		prefill = fmt.Sprintf(`, alternates: true, prefill: "unix:%s/prefill.sock"`, d.dir)
 	}
 	fmt.Fprintf(&b, `listen: {address: "unix:%s/kvlane.sock"}
 admin: {address: "%s"}

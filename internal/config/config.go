@@ -45,6 +45,7 @@ type Envoy struct {
 	Ingress        string   `yaml:"ingress" jsonschema_description:"Where clients connect."`
 	Admin          string   `yaml:"admin" jsonschema_description:"Envoy's own admin listener."`
 	Prefill        string   `yaml:"prefill" jsonschema_description:"Listener through which Kvlane sends prefill legs; empty: prefill legs go directly to the worker."`
+	Alternates     bool     `yaml:"alternates" jsonschema_description:"The Envoy in front takes a list of endpoints (the bootstrap of envoy-config does): the decode leg of a split request names a second worker, for a first that refuses connections. Not behind gateways: they take exactly one endpoint."`
 	FailClosed     bool     `yaml:"fail_closed" jsonschema_description:"Answer 503 where there is no pick (Kvlane down, no eligible worker known) instead of using the least busy worker."`
 	FirstToken     bool     `yaml:"first_token" jsonschema_description:"Observe the first piece of each answer: prefill load ends there instead of at the response headers."`
 	AccessLog      bool     `yaml:"access_log" jsonschema_description:"Receive the outcome of each request from Envoy's access log."`

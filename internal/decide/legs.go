@@ -418,11 +418,12 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 }
 
 // alternate is another decode worker that the same leg would serve, the least busy
-// one; "" if there is none or the leg is for one worker only.
+// one; "" if there is none, the leg is for one worker only, or whoever reads the pick
+// takes no list.
 func (j *job) alternate(chosen *place) string {
 	d := j.d
 	p := d.legs.protocol
-	if !p.Portable && !p.AtOnce || p.Named || j.r.HasSubset {
+	if !d.cfg.Envoy.Alternates || !p.Portable && !p.AtOnce || p.Named || j.r.HasSubset {
 		return ""
 	}
 	f := d.fleet.Load()

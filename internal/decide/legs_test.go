@@ -39,8 +39,14 @@ const nixlAnswer = `{"kv_transfer_params":{"do_remote_prefill":true,"do_remote_d
 
 func newPoolsOf(t *testing.T, connector string) *pools {
 	t.Helper()
+	return newPoolsWith(t, connector, "")
+}
+
+// newPoolsWith takes further sections of the configuration.
+func newPoolsWith(t *testing.T, connector, sections string) *pools {
+	t.Helper()
 	goleak.VerifyNone(t)
-	c, err := config.Parse("kvlane.yaml", []byte("disagg: {connector: "+connector+", timeout: 30s, attempts: 2, head_start: 1s}\nrouting: {disagg: {mode: threshold, threshold: 0}}\n"))
+	c, err := config.Parse("kvlane.yaml", []byte(sections+"disagg: {connector: "+connector+", timeout: 30s, attempts: 2, head_start: 1s}\nrouting: {disagg: {mode: threshold, threshold: 0}}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,16 +281,23 @@ func TestALegThatFailsBesideTheDecodeLeg(t *testing.T) {
 }
 
 // A decode worker that refuses is replaced by Envoy where the leg would serve another
-// one.
+// one, and where Envoy is one that takes a list.
 func TestAnotherDecodeWorker(t *testing.T) {
-	for connector, any := range map[string]bool{"nixl": true, "sglang": true, "moriio-write": false, "moriio": false} {
-		t.Run(connector, func(t *testing.T) {
-			p := newPoolsOf(t, connector)
+	const list = "envoy: {alternates: true}\n"
+	for _, c := range []struct {
+		connector, sections string
+		any                 bool
+	}{
+		{"nixl", list, true}, {"sglang", list, true}, {"moriio-write", list, false}, {"moriio", list, false},
+		{"nixl", "", false}, {"sglang", "", false},
+	} {
+		t.Run(c.connector+" "+c.sections, func(t *testing.T) {
+			p := newPoolsWith(t, c.connector, c.sections)
 			second := p.list[0]
 			second.Name, second.Address, second.Generation = "d2", "10.0.0.10:1", 10
 			p.SetWorkers(append(p.list, second))
 			d := p.ask(t.Context(), "r")
-			if d.Reject != nil || strings.Contains(d.Endpoint, ",") != any {
+			if d.Reject != nil || strings.Contains(d.Endpoint, ",") != c.any {
 				t.Errorf("%+v", d)
 			}
 			end(&d, 200)

@@ -51,6 +51,7 @@
 {{- else }}
 {{- $envoy := dict "ingress" (printf "0.0.0.0:%d" (int64 $v.proxy.port)) "admin" "127.0.0.1:9901" "message_timeout" $v.messageTimeout }}
 {{- $_ := set $envoy "connection_age" (include "kvlane.connectionAge" .) }}
+{{- $_ := set $envoy "alternates" true }}
 {{- $_ := set $envoy "fail_closed" (not $v.proxy.failOpen) }}
 {{- $_ := set $envoy "first_token" $v.proxy.firstToken }}
 {{- $_ := set $envoy "access_log" $v.proxy.accessLog }}
