@@ -535,7 +535,7 @@ func TestRealEnvoyAborts(t *testing.T) {
 			}
 			for _, c := range []*http.Client{e.h1, e.h2} {
 				done := make(chan *http.Response)
-				go func() { done <- post(c, "/hang") }()
+				go func() { done <- post(c, "/hang") }() //nolint:bodyclose // closed below
 				waitFor(t, func() bool { return e.hanging.Load() == 1 })
 				abort <- &Reject{Status: 503, Body: []byte(`{"error":{"code":"gone"}}`), Details: "kvlane_test"}
 				resp := <-done
@@ -544,7 +544,7 @@ func TestRealEnvoyAborts(t *testing.T) {
 				}
 				got, err := io.ReadAll(resp.Body)
 				_ = resp.Body.Close()
-				if err != nil || resp.StatusCode != 503 || string(got) != `{"error":{"code":"gone"}}` {
+				if err != nil || resp.StatusCode != http.StatusServiceUnavailable || string(got) != `{"error":{"code":"gone"}}` {
 					t.Errorf("%v: status %d: %s", err, resp.StatusCode, got)
 				}
 				waitFor(t, func() bool { return e.hanging.Load() == 0 })
