@@ -143,7 +143,7 @@ type DNS struct {
 	Name   string   `yaml:"name" jsonschema_description:"Host name (A/AAAA) to resolve."`
 	Port   int      `yaml:"port" jsonschema:"minimum=1,maximum=65535" jsonschema_description:"HTTP port of the engines."`
 	Every  Duration `yaml:"every" jsonschema_description:"How often the name is resolved; at least 100ms."`
-	Worker Worker   `yaml:"worker" jsonschema_description:"What all of them have in common; address is filled in. In events '$ip' stands for the address."`
+	Worker Worker   `yaml:"worker" jsonschema_description:"What all of them have in common; address is filled in. In events and disagg '$ip' stands for the address."`
 }
 
 // Kubernetes selects pods.
@@ -157,7 +157,7 @@ type Kubernetes struct {
 	RankPerPort bool              `yaml:"rank_per_port" jsonschema_description:"The engine has one port a rank: the i-th port of a pod is its rank i."`
 	RoleLabels  []string          `yaml:"role_labels" jsonschema_description:"Pod labels that carry a role, in order; empty: kvlane.dev/role and the labels of llm-d and Dynamo."`
 	NeverAsk    bool              `yaml:"never_ask" jsonschema_description:"Do not ask engines about themselves: only labels, annotations and 'worker' count."`
-	Worker      Worker            `yaml:"worker" jsonschema_description:"What all pods have in common; labels and annotations of a pod win. In events '$ip' stands for the pod's address."`
+	Worker      Worker            `yaml:"worker" jsonschema_description:"What all pods have in common; labels and annotations of a pod win. In events and disagg '$ip' stands for the pod's address, in disagg '$pod' for its name."`
 }
 
 // Health is how engines are checked.

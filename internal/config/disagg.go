@@ -1,8 +1,10 @@
 package config
 
 import (
+	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -26,6 +28,18 @@ func (d *Disagg) Of(w *Worker) WorkerDisagg {
 		own.SidePort = all.SidePort
 	}
 	return own
+}
+
+// Fill puts a worker's name and address into the settings of a template: '$pod' and
+// '$ip'.
+func (w *WorkerDisagg) Fill(pod, ip string) {
+	host := ip
+	if strings.Contains(ip, ":") {
+		host = "[" + ip + "]"
+	}
+	w.ZMQ = strings.NewReplacer("$pod", pod, "$ip", host).Replace(w.ZMQ)
+	r := strings.NewReplacer("$pod", pod, "$ip", ip)
+	w.ReceiverHost, w.EngineID, w.SideHost = r.Replace(w.ReceiverHost), r.Replace(w.EngineID), r.Replace(w.SideHost)
 }
 
 // receives says that something of an LMCache receiver is named.
@@ -65,19 +79,50 @@ func (c *Config) validateDisagg(bad report) {
 	for i := range c.Workers.DNS {
 		c.needsOfWorker("workers.dns["+strconv.Itoa(i)+"].worker.disagg", &c.Workers.DNS[i].Worker, bad)
 	}
+	if k := c.Workers.Kubernetes; k != nil {
+		k.Worker.Disagg.checkZMQ("workers.kubernetes.worker.disagg", bad) // its pods may have what it lacks: warnDisagg
+	}
 }
 
 func (c *Config) needsOfWorker(path string, w *Worker, bad report) {
-	if w.Disagg.ZMQ != "" {
-		if _, _, err := net.SplitHostPort(w.Disagg.ZMQ); err != nil {
-			bad(path+".zmq", "%q is not ip:port", w.Disagg.ZMQ)
+	w.Disagg.checkZMQ(path, bad)
+	if lacks := c.lacks(w); lacks != "" {
+		bad(path, "%s", lacks)
+	}
+}
+
+func (w *WorkerDisagg) checkZMQ(path string, bad report) {
+	if w.ZMQ != "" {
+		if _, _, err := net.SplitHostPort(w.ZMQ); err != nil {
+			bad(path+".zmq", "%q is not ip:port", w.ZMQ)
 		}
 	}
+}
+
+// lacks says what the connector needs of a worker of this role and does not have, ""
+// if it has all.
+func (c *Config) lacks(w *Worker) string {
 	need, ok := disaggNeeds[c.Disagg.Connector]
 	if !ok || !need.roles[w.Role] {
+		return ""
+	}
+	if settings := c.Disagg.Of(w); need.given(&settings) {
+		return ""
+	}
+	return fmt.Sprintf("the connector %s needs %s of a %s worker", c.Disagg.Connector, need.what, w.Role)
+}
+
+// warnDisagg looks at the template of Kubernetes' workers: pods bring their roles, and
+// may bring what it lacks.
+func (c *Config) warnDisagg(note report) {
+	if c.Workers.Kubernetes == nil {
 		return
 	}
-	if settings := c.Disagg.Of(w); !need.given(&settings) {
-		bad(path, "the connector %s needs %s of a %s worker", c.Disagg.Connector, need.what, w.Role)
+	w := c.Workers.Kubernetes.Worker
+	for _, w.Role = range []string{"prefill", "decode"} {
+		if lacks := c.lacks(&w); lacks != "" {
+			note("workers.kubernetes.worker.disagg", "%s, which this template does not have: each such pod has to have it as annotations", lacks)
+			return
+		}
 	}
 }

@@ -44,3 +44,13 @@ func TestAWorkersOwnSettingsWin(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+func TestATemplatesSettingsAreFilledIn(t *testing.T) {
+	for ip, zmq := range map[string]string{"10.0.0.1": "10.0.0.1:5", "fd00::1": "[fd00::1]:5"} {
+		w := WorkerDisagg{ZMQ: "$ip:5", ReceiverHost: "$ip", EngineID: "e-$pod", SideHost: "$ip"}
+		w.Fill("p", ip)
+		if w.ZMQ != zmq || w.ReceiverHost != ip || w.EngineID != "e-p" || w.SideHost != ip {
+			t.Errorf("%+v", w)
+		}
+	}
+}

@@ -77,6 +77,10 @@ func TestInspect(t *testing.T) {
 			main + `:4:9: workers.file[0].models[0]: no models[] entry is called "nobody": its requests are routed by load`,
 			main + `:4:9: workers.file[0].name: "a" is workers.static[0] already, which counts`,
 		}},
+		"pods without what their connector needs": {"disagg: {connector: nixl-push}\nworkers: {kubernetes: {pool: p, worker: {engine: vllm}}}\n", "", []string{
+			main + ":2:42: workers.kubernetes.worker.disagg: the connector nixl-push needs engine_id of a prefill worker, which this template does not have: each such pod has to have it as annotations"}},
+		"pods with it": {"disagg: {connector: lmcache}\nworkers: {kubernetes: {pool: p, worker: {disagg: {receiver_host: $ip, receiver_init_ports: [1], receiver_alloc_ports: [2]}}}}\n", "", nil},
+		"a wrong zmq":  {"disagg: {connector: p2p-nccl}\nworkers: {kubernetes: {pool: p, worker: {disagg: {zmq: $ip}}}}\n", main + ":2:56: workers.kubernetes.worker.disagg.zmq: \"$ip\" is not ip:port", nil},
 		"TensorRT-LLM's ranks": {"workers: {static: [{address: \"10.0.0.1:8000\", engine: trtllm, ranks: 4}]}\n", "", []string{
 			main + ":1:70: workers.static[0].ranks: TensorRT-LLM takes a rank only of requests that are split (disagg.connector): the engine chooses; rank_by: none says so"}},
 	} {

@@ -45,4 +45,5 @@ func (c *Config) warn(note report) {
 	for i := range w.DNS {
 		look("workers.dns["+strconv.Itoa(i)+"].worker", &w.DNS[i].Worker)
 	}
+	c.warnDisagg(note)
 }

@@ -124,7 +124,8 @@ func (r *Registry) resolve(d config.DNS) {
 	r.Set("dns:"+d.Name, list)
 }
 
-// At fills a worker's template with an address: '$ip' in its events stands for it.
+// At fills a worker's template with an address: '$ip' in its events and
+// connector's settings stands for it.
 func At(template config.Worker, ip string, port int) config.Worker {
 	w := template
 	w.Address = net.JoinHostPort(ip, strconv.Itoa(port))
@@ -139,5 +140,6 @@ func At(template config.Worker, ip string, port int) config.Worker {
 	}
 	w.Events.Endpoint = strings.ReplaceAll(w.Events.Endpoint, "$ip", host)
 	w.Events.Replay = strings.ReplaceAll(w.Events.Replay, "$ip", host)
+	w.Disagg.Fill(w.Name, ip)
 	return w
 }

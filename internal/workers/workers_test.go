@@ -278,10 +278,10 @@ func TestDNSFillsInTheAddress(t *testing.T) {
 	r := New(l.options())
 	defer r.Close()
 	r.DNS(config.DNS{Name: "localhost", Port: 8123, Every: config.Duration(time.Second),
-		Worker: config.Worker{Engine: "vllm", Events: config.Events{Endpoint: "tcp://$ip:5557"}}})
+		Worker: config.Worker{Engine: "vllm", Events: config.Events{Endpoint: "tcp://$ip:5557"}, Disagg: config.WorkerDisagg{ZMQ: "$ip:14579"}}})
 	got := l.until(t, "resolved", func(w []Worker) bool { return len(w) > 0 })
 	for _, w := range got {
-		if w.Address == "127.0.0.1:8123" && w.Events.Endpoint == "tcp://127.0.0.1:5557" {
+		if w.Address == "127.0.0.1:8123" && w.Events.Endpoint == "tcp://127.0.0.1:5557" && w.Disagg.ZMQ == "127.0.0.1:14579" {
 			return
 		}
 	}

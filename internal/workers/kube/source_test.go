@@ -290,6 +290,15 @@ func TestDescribe(t *testing.T) {
 			w.Events = config.Events{Endpoint: "http://10.0.0.1:8001", Topic: "kv"}
 			w.Disagg.BootstrapPort = 8998
 		})},
+		{name: "what connectors need", annotations: map[string]string{
+			"kvlane.dev/receiver-host": "$ip", "kvlane.dev/receiver-init-ports": "7300, 7301", "kvlane.dev/receiver-alloc-ports": "7400,7401", "kvlane.dev/receiver-query-port": "7500",
+			"kvlane.dev/zmq": "$ip:14579", "kvlane.dev/engine-id": "kv-$pod", "kvlane.dev/side-channel-host": "h-$ip", "kvlane.dev/side-channel-port": "5601",
+		}, want: base(func(w *config.Worker) {
+			w.Disagg = config.WorkerDisagg{ReceiverHost: "10.0.0.1", InitPorts: []int{7300, 7301}, AllocPorts: []int{7400, 7401}, QueryPort: 7500,
+				ZMQ: "10.0.0.1:14579", EngineID: "kv-p", SideHost: "h-10.0.0.1", SidePort: 5601}
+		})},
+		{name: "what connectors cannot use", annotations: map[string]string{"kvlane.dev/zmq": "10.0.0.1", "kvlane.dev/receiver-init-ports": "1,x"},
+			want: base(func(*config.Worker) {}), err: "\"10.0.0.1\" is not ip:port"},
 		{name: "what cannot be read is left out", annotations: map[string]string{"kvlane.dev/ranks": "four", "kvlane.dev/speed": "0", "kvlane.dev/engine": "x", "kvlane.dev/role": "boss", "kvlane.dev/topic": "t"},
 			want: base(func(w *config.Worker) { w.Events.Topic = "t" }), err: "role \"boss\" is not known"},
 		{name: "the engine fills in what is open", facts: &workers.Facts{Engine: "sglang", Ranks: 2, BlockSize: 64, Models: []string{"m"}, Events: config.Events{Endpoint: "tcp://10.0.0.1:7000"}},

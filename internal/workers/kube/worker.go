@@ -65,6 +65,20 @@ var hints = map[string]func(w *config.Worker, v string) error{
 	"bootstrap-port": func(w *config.Worker, v string) error { return number(&w.Disagg.BootstrapPort, v) },
 	"handshake-port": func(w *config.Worker, v string) error { return number(&w.Disagg.HandshakePort, v) },
 	"notify-port":    func(w *config.Worker, v string) error { return number(&w.Disagg.NotifyPort, v) },
+	"zmq": func(w *config.Worker, v string) error {
+		if _, _, err := net.SplitHostPort(v); err != nil {
+			return fmt.Errorf("%q is not ip:port", v)
+		}
+		w.Disagg.ZMQ = v
+		return nil
+	},
+	"engine-id":            func(w *config.Worker, v string) error { w.Disagg.EngineID = v; return nil },
+	"side-channel-host":    func(w *config.Worker, v string) error { w.Disagg.SideHost = v; return nil },
+	"side-channel-port":    func(w *config.Worker, v string) error { return number(&w.Disagg.SidePort, v) },
+	"receiver-host":        func(w *config.Worker, v string) error { w.Disagg.ReceiverHost = v; return nil },
+	"receiver-init-ports":  func(w *config.Worker, v string) error { return numbers(&w.Disagg.InitPorts, v) },
+	"receiver-alloc-ports": func(w *config.Worker, v string) error { return numbers(&w.Disagg.AllocPorts, v) },
+	"receiver-query-port":  func(w *config.Worker, v string) error { return number(&w.Disagg.QueryPort, v) },
 }
 
 func choice(to *string, v string, among ...string) error {
@@ -81,6 +95,19 @@ func number(to *int, v string) error {
 		return fmt.Errorf("%q is not a number from 0 to %d", v, 1<<16)
 	}
 	*to = n
+	return nil
+}
+
+func numbers(to *[]int, v string) error {
+	var out []int
+	for _, item := range list(v) {
+		n := 0
+		if err := number(&n, item); err != nil {
+			return err
+		}
+		out = append(out, n)
+	}
+	*to = out
 	return nil
 }
 
@@ -113,6 +140,7 @@ func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (
 		w.Ranks, w.RankBy = 1, "port"
 	}
 	host := p.Status.PodIP
+	w.Disagg.Fill(p.Metadata.Name, host)
 	w.Address = net.JoinHostPort(host, strconv.Itoa(port))
 	if strings.Contains(host, ":") {
 		host = "[" + host + "]"
