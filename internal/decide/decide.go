@@ -44,7 +44,7 @@ const (
 
 // degradations are the reasons above that any installation can meet: their counters exist before the first case.
 var degradations = []string{
-	degradedPartial, degradedModel, degradedTokenizer, degradedSuspended, degradedRefused, degradedTokens, degradedFront, degradedShortPrompt,
+	degradedPartial, degradedBody, degradedModel, degradedTokenizer, degradedSuspended, degradedRefused, degradedTokens, degradedFront, degradedShortPrompt,
 }
 
 // Options of a Decider.
