@@ -13,6 +13,9 @@ KUBECONFORM=v0.8.0
 ENVOY_GATEWAY=v1.9.1
 pinned() { (cd "$here/tools/$1" && go list -m -f '{{.Version}}' "$2"); }
 
+# Tools made from files of tools/NAME, not of a module alone, are keyed by those too.
+local_source() { local v; v=$(pinned "$1" "$2"); echo "$v-$(cat "$here/tools/$1"/* | sha256sum | cut -c1-12)"; }
+
 kubernetes() { # kubernetes COMMAND OUTPUT
   local v short; v=$(pinned kubernetes k8s.io/kubernetes); short=${v#v1.}
   (cd "$here/tools/kubernetes" && go build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$v -X k8s.io/component-base/version.gitMajor=1 \
@@ -26,10 +29,10 @@ install() { # install PACKAGE@VERSION OUTPUT
 
 version() {
   case $1 in
-    etcd) pinned etcd go.etcd.io/etcd/server/v3 ;;
+    etcd) local_source etcd go.etcd.io/etcd/server/v3 ;;
     kube-apiserver | kube-controller-manager | kubectl) pinned kubernetes k8s.io/kubernetes ;;
     pilot-discovery) pinned istio istio.io/istio ;;
-    conformance.test) pinned conformance sigs.k8s.io/gateway-api-inference-extension/conformance ;;
+    conformance.test) local_source conformance sigs.k8s.io/gateway-api-inference-extension/conformance ;;
     helm) echo $HELM ;;
     kubeconform) echo $KUBECONFORM ;;
     envoy-gateway) echo $ENVOY_GATEWAY ;;
