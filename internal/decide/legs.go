@@ -38,6 +38,9 @@ type legs struct {
 	sender   *disagg.Sender
 	timeout  time.Duration
 	attempts int
+	// budget is how long a request may take from its arrival until its last leg is
+	// given up, waiting for room included; 0: no bound. Envoy does not wait longer.
+	budget time.Duration
 	// headStart is how long a prefill leg that runs beside the decode leg may fail
 	// before the decision is sent: a worker that refuses connections says so at once,
 	// and then another one can be tried. The decode engine would wait for its blocks
@@ -55,11 +58,24 @@ func newLegs(c *config.Config) (*legs, error) {
 		return nil, nil
 	}
 	l := &legs{sender: disagg.NewSender(c.Envoy.Prefill, envoy.PrefillHeader), timeout: c.Disagg.Timeout.Std(), attempts: c.Disagg.Attempts,
-		headStart: c.Disagg.HeadStart.Std()}
+		headStart: c.Disagg.HeadStart.Std(), budget: legBudget(c.Envoy.MessageTimeout.Std())}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	var err error
 	l.protocol, err = disagg.New(c.Disagg.Connector, disagg.Options{Append: c.Disagg.FirstToken == "append", Machine: machine(), Get: l.sender.Get})
 	return l, err
+}
+
+// legBudget leaves a tenth of Envoy's patience, at most 5 s, for all that is no leg.
+func legBudget(message time.Duration) time.Duration { return message - min(message/10, 5*time.Second) }
+
+// legTime is how long a leg may take that starts now; 0 and less: there is no time for
+// one.
+func (j *job) legTime() time.Duration {
+	l := j.d.legs
+	if l.budget <= 0 {
+		return l.timeout
+	}
+	return min(l.timeout, l.budget-j.d.now().Sub(j.began))
 }
 
 // machine tells replicas apart in the numbers that they give.
@@ -163,7 +179,7 @@ func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extp
 			j.release(plan)
 			return j.refusedByPrefill(f)
 		}
-		if attempt < l.attempts && j.movePrefill(plan) {
+		if attempt < l.attempts && j.legTime() > 0 && j.movePrefill(plan) {
 			continue
 		}
 		if l.protocol.Always {
@@ -209,7 +225,7 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		}
 		return run{leg: leg}
 	}
-	asking, cancel := context.WithTimeout(ctx, l.timeout)
+	asking, cancel := context.WithTimeout(ctx, j.legTime())
 	defer cancel()
 	leg, err := l.protocol.Prefill(asking, x)
 	if err != nil {
@@ -452,9 +468,15 @@ func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *di
 		return j.noTarget(&routing.NoTargetError{Pool: routing.Decode})
 	}
 	j.entry.notePrefill("decode target " + dead.target.String() + " went away; planned anew")
-	j.query.Exclude = append(j.query.Exclude, plan.Decode)
+	slots := []kvindex.Slot{plan.Decode}
 	if m := dead.worker; m != nil {
-		j.query.Exclude = append(j.query.Exclude, m.slots...)
+		slots = append(slots, m.slots...)
+	}
+	for _, slot := range slots {
+		// A slot of a worker that was taken off the list may be another's by now.
+		if now := d.fleet.Load().place(slot); now != nil && now.target.Worker == dead.target.Worker {
+			j.query.Exclude = append(j.query.Exclude, slot)
+		}
 	}
 	portable := d.legs.protocol.Portable
 	j.query.Local = portable
@@ -474,6 +496,8 @@ func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *di
 		}
 		next.Prefill, next.Matched, next.Miss = routing.NoSlot, plan.Matched, plan.Miss
 		return j.joined(ctx, next, p, x, run{leg: leg, answer: r.answer, usage: r.usage})
+	case next.Prefill != routing.NoSlot && j.legTime() <= 0 && !d.legs.protocol.Always:
+		return j.computeLocally(next, p)
 	case next.Prefill != routing.NoSlot:
 		return j.split(ctx, next, p)
 	default:

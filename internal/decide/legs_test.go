@@ -46,7 +46,11 @@ func newPoolsOf(t *testing.T, connector string) *pools {
 func newPoolsWith(t *testing.T, connector, sections string) *pools {
 	t.Helper()
 	goleak.VerifyNone(t)
-	c, err := config.Parse("kvlane.yaml", []byte(sections+"disagg: {connector: "+connector+", timeout: 30s, attempts: 2, head_start: 1s}\nrouting: {disagg: {mode: threshold, threshold: 0}}\n"))
+	rules := "routing: {disagg: {mode: threshold, threshold: 0}}\n"
+	if strings.Contains(sections, "routing:") {
+		rules = ""
+	}
+	c, err := config.Parse("kvlane.yaml", []byte(sections+rules+"disagg: {connector: "+connector+", timeout: 30s, attempts: 2, head_start: 1s}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,9 +297,7 @@ func TestAnotherDecodeWorker(t *testing.T) {
 	} {
 		t.Run(c.connector+" "+c.sections, func(t *testing.T) {
 			p := newPoolsWith(t, c.connector, c.sections)
-			second := p.list[0]
-			second.Name, second.Address, second.Generation = "d2", "10.0.0.10:1", 10
-			p.SetWorkers(append(p.list, second))
+			p.SetWorkers(append(p.list, p.second()))
 			d := p.ask(t.Context(), "r")
 			if d.Reject != nil || strings.Contains(d.Endpoint, ",") != c.any {
 				t.Errorf("%+v", d)
@@ -323,6 +325,136 @@ func TestAnswersThatCannotBeDisaggregated(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	end(&d, 200)
+}
+
+// prefillFirst are connectors whose prefill leg comes first, and what their engines
+// answer to it.
+var prefillFirst = map[string]struct{ connector, answer string }{
+	"nixl":          {"nixl", nixlAnswer},
+	"moriio":        {"moriio", nixlAnswer},
+	"sharedstorage": {"sharedstorage", `{}`},
+	"lmcache":       {"lmcache, workers: {receiver_host: h, receiver_init_ports: [1], receiver_alloc_ports: [2]}", `{"choices":[{"text":"a"}],"kv_transfer_params":{"first_tok":7}}`},
+}
+
+// askIDs asks with token ids, which lmcache needs to know.
+func (p *pools) askIDs(ctx context.Context, id string) extproc.Decision {
+	return p.Decide(ctx, &extproc.Request{ID: id, Method: "POST", Path: "/v1/completions", Body: []byte(`{"model":"demo","prompt":[` + strings.Repeat("1,", 400) + `1]}`)})
+}
+
+// second is another decode worker, at 10.0.0.10:1.
+func (p *pools) second() workers.Worker {
+	w := p.list[0]
+	w.Name, w.Address, w.Generation = "d2", "10.0.0.10:1", 10
+	return w
+}
+
+// A decode worker that goes away while the prefill leg runs is replaced. Where the
+// prefill answer is for that worker alone there is a leg anew.
+func TestTheDecodeWorkerGoesAwayDuringAPrefillLeg(t *testing.T) {
+	for connector, legs := range map[string]int64{"nixl": 1, "sharedstorage": 1, "moriio": 2, "lmcache": 2} {
+		t.Run(connector, func(t *testing.T) {
+			c := prefillFirst[connector]
+			p := newPoolsOf(t, c.connector)
+			m, err := qwen()
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.models["demo"] = &Served{Config: config.Model{Name: "demo"}, Model: m}
+			var once sync.Once
+			p.both(func(w http.ResponseWriter, r *http.Request) {
+				once.Do(func() { p.SetWorkers(append(p.list[1:], p.second())) })
+				answer(c.answer)(w, r)
+			})
+			d := p.askIDs(t.Context(), "r")
+			if d.Reject != nil || d.Endpoint != "10.0.0.10:1" || (d.Body != nil) != (c.answer == nixlAnswer) {
+				t.Errorf("%+v", d)
+			}
+			if n := p.legs[0].Load() + p.legs[1].Load(); n != legs {
+				t.Errorf("%d legs, want %d", n, legs)
+			}
+			if n := p.router.Live(); n != 1 {
+				t.Errorf("%d reservations", n)
+			}
+			end(&d, 200)
+		})
+	}
+}
+
+// A request that is planned anew does not wait for room: a prefill worker holds its
+// blocks meanwhile.
+func TestARequestThatIsPlannedAnewDoesNotWait(t *testing.T) {
+	p := newPoolsWith(t, "nixl", "routing: {wait: {max_requests: 8, timeout: 4m}, disagg: {mode: threshold, threshold: 0, decode: {limits: {max_active: 1}}}}\n")
+	p.SetWorkers(append(p.list, p.second()))
+	running := p.ask(t.Context(), "a")
+	defer end(&running, 200)
+	left := p.list[0]
+	if running.Endpoint != left.Address {
+		left = p.second()
+	}
+	p.both(func(w http.ResponseWriter, r *http.Request) {
+		p.SetWorkers(append(p.list[1:], left)) // which is full
+		answer(nixlAnswer)(w, r)
+	})
+	d := p.ask(t.Context(), "b")
+	if d.Reject == nil || d.Reject.Status != http.StatusTooManyRequests {
+		t.Errorf("%+v", d)
+	}
+	if e := p.journal.find("b"); e.Waited != 0 {
+		t.Errorf("waited %s", e.Waited)
+	}
+}
+
+// All legs of a request have one deadline, which leaves Envoy time to hear of it.
+func TestLegsEndBeforeEnvoyGivesUp(t *testing.T) {
+	for _, c := range []struct{ message, want time.Duration }{{0, 0}, {time.Second, 900 * time.Millisecond}, {5 * time.Minute, 5*time.Minute - 5*time.Second}} {
+		if got := legBudget(c.message); got != c.want {
+			t.Errorf("%s: %s, want %s", c.message, got, c.want)
+		}
+	}
+	for connector, rejected := range map[string]bool{"nixl": false, "moriio": false, "sglang": true} {
+		t.Run(connector, func(t *testing.T) {
+			p := newPoolsOf(t, connector)
+			var late atomic.Int64
+			p.now = func() time.Time { return time.Now().Add(time.Duration(late.Load())) }
+			p.both(func(w http.ResponseWriter, r *http.Request) {
+				late.Store(int64(p.Decider.legs.budget))
+				status(500)(w, r)
+			})
+			d := p.ask(t.Context(), "r")
+			if n := p.legs[0].Load() + p.legs[1].Load(); n != 1 {
+				t.Errorf("%d legs", n)
+			}
+			if rejected != (d.Reject != nil) || !rejected && p.journal.find("r").Degraded != degradedPrefill {
+				t.Errorf("%+v", d)
+			}
+			end(&d, 200)
+		})
+	}
+	t.Run("a leg", func(t *testing.T) {
+		p := newPoolsOf(t, "nixl")
+		p.Decider.legs.timeout, p.Decider.legs.budget = time.Hour, 50*time.Millisecond
+		p.both(hang)
+		d := p.ask(t.Context(), "r")
+		if d.Reject != nil || p.journal.find("r").Degraded != degradedPrefill {
+			t.Errorf("%+v", d)
+		}
+		end(&d, 200)
+	})
+	t.Run("planned anew", func(t *testing.T) {
+		p := newPoolsOf(t, "moriio")
+		var late atomic.Int64
+		p.now = func() time.Time { return time.Now().Add(time.Duration(late.Load())) }
+		p.both(func(w http.ResponseWriter, r *http.Request) {
+			late.Store(int64(p.Decider.legs.budget))
+			p.SetWorkers(append(p.list[1:], p.second()))
+			answer(nixlAnswer)(w, r)
+		})
+		d := p.ask(t.Context(), "r")
+		if n := p.legs[0].Load() + p.legs[1].Load(); n != 1 || d.Reject != nil || d.Endpoint != "10.0.0.10:1" {
+			t.Errorf("%d legs, %+v", n, d)
+		}
+		end(&d, 200)
+	})
 }
 
 // Many at once, some failing: nothing is left, nothing races.

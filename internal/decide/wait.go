@@ -41,9 +41,14 @@ type waiter struct {
 var errClientGone = errors.New("the client went away while waiting for room")
 
 // choose picks at once, or enters the queue if there is no room: the waiter returned
-// then is not nil. The caller holds d.mu.
+// then is not nil. A request that is planned anew never enters it: a prefill worker may
+// hold its blocks, for as long as their lease. The caller holds d.mu.
 func (d *Decider) choose(j *job, ex *routing.Explanation) (routing.Plan, *waiter, error) {
 	now := d.since(j.clock)
+	if j.replans > 0 {
+		plan, err := j.try(now, ex)
+		return plan, nil, err
+	}
 	ahead := d.waiting.ahead(j)
 	var plan routing.Plan
 	var err error
