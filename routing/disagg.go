@@ -98,6 +98,35 @@ func (d *Disagg) wanted(prompt int64, decode *candidate) bool {
 	}
 }
 
+// comparison is what wanted compares, in words: value, operator and limit.
+func (d *Disagg) comparison(prompt int64, decode *candidate) string {
+	operator := func(is bool, yes, no string) string {
+		if is {
+			return yes
+		}
+		return no
+	}
+	switch d.Mode {
+	case ModeThreshold:
+		tokens, what := decode.miss, "uncached tokens"
+		if d.WholePrompt {
+			tokens, what = prompt, "prompt tokens"
+		}
+		if d.Threshold <= 0 {
+			return fmt.Sprintf("%d %s, threshold %d: always", tokens, what, d.Threshold)
+		}
+		return fmt.Sprintf("%d %s %s threshold %d", tokens, what, operator(tokens < d.Threshold, "<", ">="), d.Threshold)
+	case ModeConditional:
+		if decode.overlap == 0 {
+			return fmt.Sprintf("nothing of %d prompt tokens matches", prompt)
+		}
+		left := prompt - decode.overlap
+		return fmt.Sprintf("%d unmatched tokens %s max_local_prefill %d", left, operator(left > d.MaxLocalPrefill, ">", "<="), d.MaxLocalPrefill)
+	default:
+		return fmt.Sprintf("%d uncached tokens %s local_below %d", decode.miss, operator(decode.miss < d.LocalBelow, "<", ">="), d.LocalBelow)
+	}
+}
+
 // remoteIsCheaper is the cost rule.
 func (d *Disagg) remoteIsCheaper(decode, prefill *candidate) (local, remote float64, yes bool) {
 	local = d.K * (float64(decode.queue+decode.miss) + d.Resident*float64(decode.kv))
@@ -120,7 +149,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Expla
 	}
 	if !cfg.wanted(q.PromptTokens, &decode.candidate) {
 		if ex != nil {
-			ex.verdictf("disagg", "compute on the decode target: %d uncached tokens", decode.miss)
+			ex.verdictf("disagg", "compute on the decode target: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
 		}
 		return r.commit(q, &decode, nil), nil
 	}
@@ -147,13 +176,17 @@ func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Expla
 	if cfg.Mode == ModeCost {
 		local, remote, yes := cfg.remoteIsCheaper(&decode.candidate, &prefill.candidate)
 		if ex != nil {
-			ex.verdictf("disagg", "here %.0f, prefill pool %.0f", local, remote)
+			operator := ">"
+			if !yes {
+				operator = "<="
+			}
+			ex.verdictf("disagg", "here %.0f %s prefill pool %.0f", local, operator, remote)
 		}
 		if !yes {
 			return r.commit(q, &decode, nil), nil
 		}
 	} else if ex != nil {
-		ex.verdictf("disagg", "prefill pool: %d uncached tokens", decode.miss)
+		ex.verdictf("disagg", "prefill pool: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
 	}
 	return r.commit(q, &decode, &prefill), nil
 }
