@@ -10,10 +10,11 @@ import (
 
 // sglang is SGLang's bootstrap: the same three fields in both bodies, both legs at
 // once, the client gets the decode leg's answer. The prefill leg ends only when
-// decode has taken the blocks.
+// decode has taken the blocks. /v1/messages drops the fields, so no leg is made
+// of it.
 func sglang() *Protocol {
 	return &Protocol{AtOnce: true, Always: true,
-		apis:    apis(prompt.Chat, prompt.Completions, prompt.Generate, prompt.Messages, prompt.Responses),
+		apis:    apis(prompt.Chat, prompt.Completions, prompt.Generate, prompt.Responses),
 		refuses: sglangRefuses,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return bootstrapLeg(x, &x.Prefill), nil
