@@ -65,7 +65,7 @@ func runRender(_ context.Context, io streams, args []string) error {
 		if *file == "" {
 			return usageError{"--context needs --template FILE"}
 		}
-		return model.RenderContextLines(io.in, io.out, source, now)
+		return answered(model.RenderContextLines(io.in, io.out, source, now))
 	}
 	if *dir == "" {
 		return usageError{"needs --tokenizer DIR, or --template FILE --context"}
@@ -78,7 +78,15 @@ func runRender(_ context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
-	return model.RenderLines(io.in, io.out, m, model.RenderOptions{Engine: engine, Path: *path, IDs: *ids})
+	return answered(model.RenderLines(io.in, io.out, m, model.RenderOptions{Engine: engine, Path: *path, IDs: *ids}))
+}
+
+// answered takes refusals for the answers that they are: what an engine would refuse, render has to say and has said.
+func answered(err error) error {
+	if _, ok := errors.AsType[*model.LinesError](err); ok {
+		return nil
+	}
+	return err
 }
 
 // runTokensCheck compares a tokenizer with a live engine.

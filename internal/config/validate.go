@@ -112,6 +112,8 @@ func (w *Worker) validate(path string, bad report) {
 		bad(path+".address", "%q: an engine has no port 0", w.Address)
 	} else if last := int(a.Port()) + w.Ranks - 1; w.RankBy == "port" && last > maxPort {
 		bad(path+".ranks", "rank %d would be at port %d: ports end at %d", w.Ranks-1, last, maxPort)
+	} else {
+		w.Address = a.String() // as Envoy writes the endpoint that served
 	}
 	w.validateCommon(path, bad)
 }

@@ -75,7 +75,7 @@ func sharedData(t testing.TB) string {
 	if dir == "" {
 		t.Skip("KVLANE_SHARED is not set: the large corpus is not part of the repository")
 	}
-	return filepath.Join(dir, "tokenizers")
+	return filepath.Join(dir, "data", "tokenizers")
 }
 
 // TestSharedCorpus wants every document of the large corpus to give the ids of
