@@ -124,7 +124,9 @@ func (j *job) whose(ctx context.Context) *extproc.Reject {
 	}
 	j.leave()
 	d.list(ctx)
-	j.sit()
+	if !j.sit(ctx) {
+		return j.gone(ctx)
+	}
 	if d.known(f, name) {
 		return nil
 	}

@@ -220,7 +220,10 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 		began = d.now()
 	}
 	j := job{d: d, r: r, began: began, clock: d.now()}
-	j.sit()
+	if !j.sit(ctx) {
+		j.open()
+		return j.reject(j.gone(ctx))
+	}
 	defer j.leave() // after a panic too
 	s := d.takeScratch()
 	j.s, j.request = s, &s.request
@@ -291,13 +294,21 @@ func (j *job) lap(s telemetry.Stage) {
 	j.clock = now
 }
 
-func (j *job) run(ctx context.Context) extproc.Decision {
-	d := j.d
-	// Strings of the request share memory with it; what outlives it is copied and cut.
+// open begins the journal's entry. Strings of the request share memory with it; what
+// outlives it is copied and cut.
+func (j *job) open() {
 	j.entry = newEntry(j.r, j.began)
 	j.lap(telemetry.StageQueue)
 	j.api, _ = prompt.Detect(j.r.Method, j.r.Path)
 	j.entry.API = j.api.String()
+}
+
+func (j *job) run(ctx context.Context) extproc.Decision {
+	d := j.d
+	j.open()
+	if reject := j.gone(ctx); reject != nil {
+		return j.reject(reject)
+	}
 	j.query = routing.Query{ID: j.r.ID}
 	if reject := j.parse(); reject != nil {
 		return j.reject(reject)
@@ -308,12 +319,21 @@ func (j *job) run(ctx context.Context) extproc.Decision {
 		}
 	}
 	j.lap(telemetry.StageParse)
+	if reject := j.gone(ctx); reject != nil {
+		return j.reject(reject)
+	}
 	if reject := j.tokens(ctx); reject != nil {
 		return j.reject(reject)
 	}
 	j.lap(telemetry.StageTokens)
+	if reject := j.gone(ctx); reject != nil {
+		return j.reject(reject)
+	}
 	j.match()
 	j.steer()
+	if reject := j.gone(ctx); reject != nil {
+		return j.reject(reject)
+	}
 	decision := j.pick(ctx)
 	if decision.Reject != nil {
 		return decision

@@ -37,9 +37,6 @@ type waiter struct {
 	panicked any
 }
 
-// errClientGone says that a client did not wait until there was room.
-var errClientGone = errors.New("the client went away while waiting for room")
-
 // choose picks at once, or enters the queue if there is no room: the waiter returned
 // then is not nil. A request that is planned anew never enters it: a prefill worker may
 // hold its blocks, for as long as their lease. The caller holds d.mu.
