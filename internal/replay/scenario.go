@@ -134,6 +134,9 @@ func (s *Scenario) validate() error {
 		if n := s.source(&s.Cases[i]).count(); n != 1 {
 			return fmt.Errorf("scenario %s: %d workloads, want one of trace, skew, one_shot and siblings", s.Name, n)
 		}
+		if err := s.source(&s.Cases[i]).validate(); err != nil {
+			return fmt.Errorf("scenario %s: %w", s.Name, err)
+		}
 		if _, err := s.fleet(&s.Cases[i]); err != nil {
 			return fmt.Errorf("scenario %s: %w", s.Name, err)
 		}
@@ -173,6 +176,38 @@ func (s *Scenario) source(c *Case) *Source {
 		return &c.Workload
 	}
 	return &s.Workload
+}
+
+// validate bounds what a workload may ask for: a simulation has to end, and to fit into memory.
+func (w *Source) validate() error {
+	type bound struct {
+		key              string
+		value, low, high float64
+	}
+	const tiny = 1e-6
+	var bounds []bound
+	switch {
+	case w.Trace != nil:
+		bounds = []bound{{"trace.load", w.Trace.Load, tiny, 1000}}
+	case w.Siblings != nil:
+		bounds = []bound{{"siblings.background", w.Siblings.Background, tiny, 10}}
+	case w.OneShot != nil:
+		o := w.OneShot
+		bounds = []bound{{"one_shot.tenants", float64(o.Tenants), 1, 1e6}, {"one_shot.system", float64(o.System), 0, maxPrompt},
+			{"one_shot.own", o.Own, 1, maxPrompt}, {"one_shot.output", o.Output, 1, maxPrompt}, {"one_shot.per_second", o.PerSecond, tiny, 10_000}}
+	case w.Skew != nil:
+		k := w.Skew
+		bounds = []bound{{"skew.clients", float64(k.Clients), 1, 1e5}, {"skew.start_over", k.StartOver, 0, 1e5}, {"skew.shared", float64(k.Shared), 0, maxPrompt},
+			{"skew.first_mean", k.FirstMean, 1, maxPrompt}, {"skew.first_sigma", k.FirstSigma, 0, 3}, {"skew.turn_mean", k.TurnMean, 1, maxPrompt},
+			{"skew.turn_sigma", k.TurnSigma, 0, 3}, {"skew.output_mean", k.OutputMean, 1, maxPrompt}, {"skew.min_turns", float64(k.MinTurns), 1, 1e4},
+			{"skew.max_turns", float64(k.MaxTurns), float64(k.MinTurns), 1e4}, {"skew.think", k.Think, 0, 1e5}, {"skew.requests", float64(k.Requests), 1, 1e6}}
+	}
+	for _, b := range bounds {
+		if !(b.value >= b.low && b.value <= b.high) { // NaN is outside, too
+			return fmt.Errorf("workload.%s: %v is not within %v to %v", b.key, b.value, b.low, b.high)
+		}
+	}
+	return nil
 }
 
 func (w *Source) count() int {
