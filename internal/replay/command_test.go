@@ -29,6 +29,15 @@ func TestOTel(t *testing.T) {
 	if len(first) != 3 || len(second) != 6 || second[2] != first[2] || other[0] == first[0] {
 		t.Errorf("blocks %v, %v, %v", first, other, second)
 	}
+	if w, err = ReadOTel(strings.NewReader(lines+`{"start_time_unix_nano": 5, "attributes": {"http.method": "GET"}}`), 1, 0); err != nil || len(w.Generate(1)) != 3 {
+		t.Errorf("a span of something else: %v", err)
+	}
+	if _, err = ReadOTel(strings.NewReader(`{"gen_ai.usage.input_tokens": 200}`), 1, 0); err == nil || !strings.Contains(err.Error(), "line 1: no start_time_unix_nano") {
+		t.Errorf("a span without a start: %v", err)
+	}
+	if _, err = ReadMooncake(strings.NewReader(`{"timestamp": 1e300, "input_length": 10, "output_length": 1, "hash_ids": [1]}`), 1, 0); err == nil || !strings.Contains(err.Error(), "line 1: timestamp 1e+300 ms") {
+		t.Errorf("a time that no trace has: %v", err)
+	}
 	// The same from OTLP's file exporter, which writes 64-bit numbers as texts; spans of
 	// something else stand beside.
 	kv := func(key, kind, value string) string {

@@ -18,6 +18,9 @@ const maxTokens = 1 << 24
 // spread over it.
 const traceQuantum = 3
 
+// latest is the last timestamp that is believed, in milliseconds: far beyond any trace, even one that counts from 1970.
+const latest = 1e13
+
 // ReadMooncake reads a trace in Mooncake's format: one JSON object a line with
 // timestamp (ms), input_length, output_length and hash_ids. Load divides the
 // timestamps; jitter (seconds, traceQuantum if negative) spreads them.
@@ -47,6 +50,9 @@ func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 		full := min(line.InputLength/mooncakeBlock, len(line.HashIDs))
 		if line.InputLength < 1 || line.OutputLength < 0 || max(line.InputLength, line.OutputLength) > maxTokens {
 			return Workload{}, fmt.Errorf("trace line %d: lengths %d and %d", len(trace)+1, line.InputLength, line.OutputLength)
+		}
+		if line.Timestamp < 0 || line.Timestamp > latest {
+			return Workload{}, fmt.Errorf("trace line %d: timestamp %g ms", len(trace)+1, line.Timestamp)
 		}
 		r := Request{At: line.Timestamp / 1000, Prompt: line.InputLength, Output: max(line.OutputLength, 1), Blocks: line.HashIDs[:full]}
 		for i := full - 1; i >= 0; i-- {

@@ -102,8 +102,7 @@ func readSpan(text json.RawMessage) (s span, err error) {
 	return s, nil
 }
 
-// readSpans reads a line: a span, or an export of OTLP, of which spans without tokens
-// are passed over.
+// readSpans reads a line: a span, or an export of OTLP. Spans without tokens are of other things, and passed over.
 func readSpans(line []byte) ([]span, error) {
 	var export struct {
 		Resources []struct {
@@ -117,7 +116,10 @@ func readSpans(line []byte) ([]span, error) {
 	}
 	if export.Resources == nil {
 		s, err := readSpan(line)
-		return []span{s}, err
+		if err != nil || s.Input == 0 {
+			return nil, err
+		}
+		return []span{s}, nil
 	}
 	var spans []span
 	for _, r := range export.Resources {
@@ -157,6 +159,9 @@ func ReadOTel(in io.Reader, load, jitter float64) (Workload, error) {
 		for _, s := range more {
 			if s.Input < 1 || s.Output < 0 || max(s.Input, s.Output) > maxTokens {
 				return Workload{}, fmt.Errorf("spans, line %d: %d input and %d output tokens", number, s.Input, s.Output)
+			}
+			if s.start <= 0 {
+				return Workload{}, fmt.Errorf("spans, line %d: no start_time_unix_nano", number)
 			}
 		}
 		spans = append(spans, more...)
