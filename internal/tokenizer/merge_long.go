@@ -1,6 +1,21 @@
 package tokenizer
 
-import "slices"
+import (
+	"slices"
+	"sync"
+)
+
+// hugeWord is the bytes of a word above which only one is merged at a time in the
+// process: merging takes some 30 times a word's size. No text that people write
+// has such a word.
+const hugeWord = 256 << 10
+
+// huge is held while such a word is merged. Who waits for it waits whether or not
+// the request is still wanted: callers at once are as few as the tokenizer's workers.
+var huge sync.Mutex
+
+// emptied is the places above which a queue that is worked off gives its memory back.
+const emptied = 1 << 10
 
 // longLimit is the number of symbols from which a heap of all pairs no longer
 // fits the processor's caches, and queues by rank are faster.
@@ -9,7 +24,7 @@ const longLimit = 1 << 13
 // rankQueue holds the places of one pair. Places from head on are still to be
 // done; they are sorted when the queue's turn comes.
 type rankQueue struct {
-	places []int32
+	places []uint32
 	head   int
 	sorted bool
 }
@@ -22,7 +37,7 @@ func (w *merger) queued(m *merges, dst []uint32) []uint32 {
 	parts := w.parts
 	n := len(parts)
 	next, prev := make([]int32, n), make([]int32, n)
-	queues := map[uint32]*rankQueue{}
+	queues := roomFor(parts)
 	var ranks []uint64 // heap of the ranks with places left
 	push := func(rank uint32, at int32) {
 		q := queues[rank]
@@ -34,10 +49,13 @@ func (w *merger) queued(m *merges, dst []uint32) []uint32 {
 			q.places, q.head, q.sorted = q.places[:0], 0, true
 			ranks = append(ranks, uint64(rank))
 			rise(ranks)
-		} else if q.places[len(q.places)-1] > at {
+		} else if q.places[len(q.places)-1] > uint32(at) {
 			q.sorted = false
 		}
-		q.places = append(q.places, at)
+		if n := len(q.places); n == cap(q.places) {
+			q.places = slices.Grow(q.places, n+1) // doubling leaves less garbage than append
+		}
+		q.places = append(q.places, uint32(at))
 	}
 	for i, p := range parts {
 		next[i], prev[i] = int32(i+1), int32(i-1)
@@ -62,7 +80,7 @@ func (w *merger) queued(m *merges, dst []uint32) []uint32 {
 			q.sorted = true
 		}
 		for q.head < len(q.places) && uint32(ranks[0]) == rank {
-			at := q.places[q.head]
+			at := int32(q.places[q.head])
 			q.head++
 			if parts[at]>>32 != uint64(rank) {
 				continue
@@ -82,12 +100,31 @@ func (w *merger) queued(m *merges, dst []uint32) []uint32 {
 		}
 		if q.head == len(q.places) {
 			remove(&ranks, uint64(rank))
+			if cap(q.places) > emptied {
+				*q = rankQueue{}
+			}
 		}
 	}
 	for i := 0; i < n; i = int(next[i]) {
 		dst = append(dst, uint32(parts[i]))
 	}
 	return dst
+}
+
+// roomFor are empty queues with room for the pairs of the parts: growing them place
+// by place would take the memory several times.
+func roomFor(parts []uint64) map[uint32]*rankQueue {
+	counts := map[uint32]int{}
+	for _, p := range parts {
+		if p < noPart {
+			counts[uint32(p>>32)]++
+		}
+	}
+	queues := make(map[uint32]*rankQueue, len(counts))
+	for rank, n := range counts {
+		queues[rank] = &rankQueue{places: make([]uint32, 0, n)}
+	}
+	return queues
 }
 
 // remove takes a value out of a heap. It is the least or near it.

@@ -306,6 +306,11 @@ func (w *worker) inParts(dst []uint32, text []byte, from, end int) ([]uint32, bo
 
 // spelled appends the ids that merging gives.
 func (w *worker) spelled(dst []uint32, word []byte) []uint32 {
+	if len(word) > hugeWord {
+		huge.Lock()
+		defer huge.Unlock()
+		w.merge.parts = make([]uint64, 0, len(word))
+	}
 	w.merge.parts = w.t.symbols(w.merge.parts[:0], word)
 	dst = w.merge.run(w.t.merges, dst)
 	w.merge.trim()
