@@ -2,11 +2,8 @@ package decide
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -21,7 +19,7 @@ const (
 	// listAgain is how long what workers list is believed: a name that nobody knew is
 	// asked for again after it.
 	listAgain = 2 * time.Second
-	// listTimeout bounds one GET /v1/models.
+	// listTimeout bounds one question for models.
 	listTimeout = 2 * time.Second
 	// listAtOnce bounds how many workers are asked at a time.
 	listAtOnce = 16
@@ -35,6 +33,8 @@ const (
 // /v1/models: adapters that were loaded since. They are asked when a request names a
 // model that nobody knows.
 type catalog struct {
+	asker *workers.Asker
+
 	mu    sync.Mutex // of all below, and of who tells the router what workers serve
 	names map[string]bool
 	// listed has a worker's names with its generation.
@@ -190,7 +190,7 @@ func (d *Decider) askAll(done chan struct{}) {
 		gate <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-gate }()
-			names, err := listModels(d.listContext, m.Address)
+			names, err := d.catalog.asker.Models(d.listContext, m.Address)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -198,7 +198,7 @@ func (d *Decider) askAll(done chan struct{}) {
 				d.log.Debug().Str("worker", m.Name).Err(err).Msg("no list of models")
 				return
 			}
-			answers[m.Name] = listed{m.Generation, names}
+			answers[m.Name] = listed{m.Generation, names[:min(len(names), maxListed)]}
 		})
 	}
 	wg.Wait()
@@ -235,34 +235,4 @@ func (d *Decider) tellRouter(f *fleet) {
 			}
 		}
 	})
-}
-
-func listModels(ctx context.Context, address string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/v1/models", nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	var page struct {
-		Data []struct {
-			ID string `json:"id"`
-		} `json:"data"`
-	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET /v1/models: status %d", resp.StatusCode)
-	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&page); err != nil {
-		return nil, fmt.Errorf("GET /v1/models: %w", err)
-	}
-	var names []string
-	for _, m := range page.Data[:min(len(page.Data), maxListed)] {
-		names = append(names, m.ID)
-	}
-	return names, nil
 }

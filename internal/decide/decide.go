@@ -25,6 +25,7 @@ import (
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -176,6 +177,7 @@ func New(o Options) (*Decider, error) {
 	}
 	d.start = d.now()
 	d.listContext, d.listStop = context.WithCancel(context.Background())
+	d.catalog.asker = workers.NewAsker(listTimeout)
 	d.scratch = make(chan *scratch, cap(d.desks))
 	d.fleet.Store(&fleet{members: map[string]*member{}})
 	for _, s := range o.Models {
@@ -192,6 +194,7 @@ func New(o Options) (*Decider, error) {
 func (d *Decider) Close() {
 	d.listStop()
 	d.listing.Wait()
+	d.catalog.asker.Close()
 	d.legs.close()
 	d.feeds.close()
 	for _, s := range d.served {

@@ -19,8 +19,8 @@ var chatFormats = []*chatFormat{
 	{"qwen3", []string{"<|im_start|>", "<think>"}, writeQwen},
 	{"deepseek_v3", []string{"<｜User｜>", "<｜Assistant｜>"}, writeDeepSeek},
 	{"gptoss", []string{"<|start|>", "<|channel|>"}, writeHarmony},
-	{"mistral_nemo", []string{"[INST]", "[TOOL_CALLS]"}, writeNemo},
-	{"mistral_7b", []string{"<0x0A>", "<s>"}, writeMistral},
+	{"mistral_nemo", []string{"[INST]", "[TOOL_CALLS]"}, nemo.write},
+	{"mistral_7b", []string{"<0x0A>", "<s>"}, mistral.write},
 	{"plain", nil, writePlain},
 }
 
@@ -150,46 +150,39 @@ func (c *chat) instructTurns() (system string, given bool, turns []object, err e
 	return system, given, turns, nil
 }
 
-// writeNemo puts the system message in front of the last question.
-func writeNemo(c *chat) (string, error) {
-	system, given, turns, err := c.instructTurns()
-	if err != nil {
-		return "", err
-	}
-	var b strings.Builder
-	b.WriteString("<s>")
-	for i, m := range turns {
-		content := m.text("content")
-		switch {
-		case m.text("role") == "assistant":
-			b.WriteString(content + "</s>")
-		case given && i == len(turns)-1:
-			b.WriteString("[INST]" + system + "\n\n" + content + "[/INST]")
-		default:
-			b.WriteString("[INST]" + content + "[/INST]")
-		}
-	}
-	return b.String(), nil
+// instruct is the dialect of a Mistral: what stands around a question, and before an answer, and whether the system message
+// leads the first question or the last one.
+type instruct struct {
+	open, shut, answer string
+	first              bool
 }
 
-// writeMistral puts the system message in front of the first question.
-func writeMistral(c *chat) (string, error) {
+var (
+	nemo    = instruct{open: "[INST]", shut: "[/INST]"}
+	mistral = instruct{open: "[INST] ", shut: " [/INST]", answer: " ", first: true}
+)
+
+func (d instruct) write(c *chat) (string, error) {
 	system, given, turns, err := c.instructTurns()
 	if err != nil {
 		return "", err
+	}
+	leads := len(turns) - 1
+	if d.first {
+		leads = 0
 	}
 	var b strings.Builder
 	b.WriteString("<s>")
 	for i, m := range turns {
 		content := m.text("content")
 		if m.text("role") == "assistant" {
-			b.WriteString(" " + content + "</s>")
+			b.WriteString(d.answer + content + "</s>")
 			continue
 		}
-		if given && i == 0 {
+		if given && i == leads {
 			content = system + "\n\n" + content
 		}
-		b.WriteString("[INST] " + content + " [/INST]")
+		b.WriteString(d.open + content + d.shut)
 	}
 	return b.String(), nil
 }

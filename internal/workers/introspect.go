@@ -97,6 +97,22 @@ func (a *Asker) Ask(ctx context.Context, address string) (Facts, error) {
 	return f, nil
 }
 
+// Models are the names that the engine lists in GET /v1/models, adapters included.
+func (a *Asker) Models(ctx context.Context, address string) ([]string, error) {
+	body, err := a.question(ctx, "http://"+address+"/v1/models")
+	if err != nil {
+		return nil, err
+	}
+	if body == nil {
+		return nil, errOther
+	}
+	var f Facts
+	if err := readModels(&f, body, ""); err != nil {
+		return nil, fmt.Errorf("GET /v1/models: %w", err)
+	}
+	return f.Models, nil
+}
+
 // question returns nil without an error where the engine has no such page.
 func (a *Asker) question(ctx context.Context, url string) ([]byte, error) {
 	resp, cancel, err := a.client.get(ctx, url)

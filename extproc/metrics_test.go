@@ -1,0 +1,25 @@
+package extproc
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+)
+
+// A failure that the list lacks would have no counter.
+func TestFailuresListsAll(t *testing.T) {
+	source, err := os.ReadFile("metrics.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := regexp.MustCompile(`Failure = "([a-z_]+)"`).FindAllSubmatch(source, -1)
+	if len(declared) != len(Failures()) {
+		t.Errorf("%d failures are declared, %d listed", len(declared), len(Failures()))
+	}
+	for _, d := range declared {
+		if !slices.Contains(Failures(), Failure(d[1])) {
+			t.Errorf("%s is not listed", d[1])
+		}
+	}
+}
