@@ -112,10 +112,15 @@ func (r *rank) poke() {
 	}
 }
 
-// submit queues sequences in one step, so that the parts of one request are admitted together.
+// submit queues sequences in one step, so that the parts of one request are admitted together. One that was aborted
+// before it came here has ended and stays out.
 func (r *rank) submit(seqs ...*sequence) {
 	r.mu.Lock()
-	r.waiting = append(r.waiting, seqs...)
+	for _, s := range seqs {
+		if s.state != seqDone {
+			r.waiting = append(r.waiting, s)
+		}
+	}
 	r.counts.Requests += len(seqs)
 	r.mu.Unlock()
 	r.poke()

@@ -70,3 +70,21 @@ func TestNothingStaysBehind(t *testing.T) {
 		}
 	}
 }
+
+// A client can be gone before its request is queued: the abort comes first then, and the sequence must not run.
+func TestAbortBeforeSubmit(t *testing.T) {
+	e := start(t, Options{Engine: SGLang, BlockSize: 4, Blocks: 60, MaxModelLen: 200})
+	r := e.ranks[0]
+	gone := &sequence{prompt: 4, ids: []int32{1, 2, 3, 4}, maxTokens: 3, out: make(chan token, 4)}
+	r.abort(gone)
+	r.submit(gone)
+	post(t, e.URL()+"/v1/completions", `{"prompt": "Alpha beta", "max_tokens": 5}`)
+	for tok := range gone.out {
+		if tok.finish != "abort" {
+			t.Errorf("an aborted sequence made token %+v", tok)
+		}
+	}
+	if st := e.Stats().Ranks[0]; st.Requests != st.Finished+st.Aborted || st.Running+st.Waiting != 0 {
+		t.Errorf("stats %+v", st)
+	}
+}
