@@ -106,6 +106,7 @@ type bed struct {
 	envoy   *envoy.Process
 	client  *http.Client
 	idle    int // goroutines of Kvlane when it had nothing to do
+	asked   int // requests of which each had to differ
 }
 
 func newBed(t *testing.T, s shape) *bed {
@@ -406,6 +407,11 @@ func (b *bed) send(path string, body []byte, headers ...string) (*reply, error) 
 	for i := 0; i+1 < len(headers); i += 2 {
 		req.Header.Set(headers[i], headers[i+1])
 	}
+	return b.do(req)
+}
+
+// do sends a request and reads its answer.
+func (b *bed) do(req *http.Request) (*reply, error) {
 	resp, err := b.client.Do(req)
 	if err != nil {
 		return nil, err

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane/internal/enginesim"
 )
@@ -24,6 +23,10 @@ type pair struct {
 	ranks     int
 	// always: decode engines compute no prompt by themselves.
 	always bool
+	// atOnce: both legs run at the same time.
+	atOnce bool
+	// params: decode needs what the prefill leg answers.
+	params bool
 	// worker is a worker's disagg section.
 	worker func(e *enginesim.Engine) string
 	paths  []string
@@ -43,25 +46,25 @@ func pairs() []pair {
 	boot := func(e *enginesim.Engine) string { return ", disagg: {bootstrap_port: " + port(e.BootstrapAddr()) + "}" }
 	two := vllmPaths[:2]
 	return []pair{
-		{connector: "nixl", worker: none, paths: vllmPaths},
-		{connector: "moriio", sim: "moriio", worker: none, paths: two},
-		{connector: "moriio-write", sim: "moriio-write", paths: two, worker: func(e *enginesim.Engine) string {
+		{connector: "nixl", params: true, worker: none, paths: vllmPaths},
+		{connector: "moriio", params: true, sim: "moriio", worker: none, paths: two},
+		{connector: "moriio-write", atOnce: true, sim: "moriio-write", paths: two, worker: func(e *enginesim.Engine) string {
 			return fmt.Sprintf(", disagg: {handshake_port: %[1]s, notify_port: %[1]s}", port(e.SideAddr()))
 		}},
 		{connector: "sharedstorage", sim: "sharedstorage", worker: none, paths: two},
-		{connector: "mooncake", sim: "mooncake", worker: boot, paths: two},
-		{connector: "nixl-push", sim: "nixl-push", ranks: 1, paths: two, worker: func(e *enginesim.Engine) string {
+		{connector: "mooncake", atOnce: true, sim: "mooncake", worker: boot, paths: two},
+		{connector: "nixl-push", atOnce: true, sim: "nixl-push", ranks: 1, paths: two, worker: func(e *enginesim.Engine) string {
 			return fmt.Sprintf(", disagg: {engine_id: %s, side_channel_port: %s}", e.EngineID(), port(e.SideAddr()))
 		}},
 		{connector: "p2p-nccl", sim: "p2p-nccl", paths: two, worker: func(e *enginesim.Engine) string {
 			return fmt.Sprintf(", disagg: {zmq: %q}", e.SideAddr())
 		}},
-		{connector: "lmcache", sim: "lmcache", paths: two, worker: func(e *enginesim.Engine) string {
+		{connector: "lmcache", params: true, sim: "lmcache", paths: two, worker: func(e *enginesim.Engine) string {
 			return fmt.Sprintf(", disagg: {receiver_host: 127.0.0.1, receiver_init_ports: [%[1]s], receiver_alloc_ports: [%[1]s]}", port(e.SideAddr()))
 		}},
-		{connector: "sglang", engine: enginesim.SGLang, worker: boot, always: true, paths: []string{"/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"}},
-		{connector: "trtllm", engine: enginesim.TRTLLM, worker: none, paths: two},
-		{connector: "trtllm-generation-first", engine: enginesim.TRTLLM, worker: none, paths: two},
+		{connector: "sglang", atOnce: true, engine: enginesim.SGLang, worker: boot, always: true, paths: []string{"/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"}},
+		{connector: "trtllm", params: true, engine: enginesim.TRTLLM, worker: none, paths: two},
+		{connector: "trtllm-generation-first", atOnce: true, engine: enginesim.TRTLLM, worker: none, paths: two},
 	}
 }
 
@@ -398,61 +401,6 @@ func TestRequestsThatCannotBeSplit(t *testing.T) {
 	}
 }
 
-// Prefill legs that fail: the next prefill target, then the decode target by itself,
-// and each is counted.
-func TestPrefillLegsThatFail(t *testing.T) {
-	for name, c := range map[string]struct {
-		fault   enginesim.Faults
-		outcome string
-	}{
-		"refuses":        {enginesim.Faults{Refuse: true}, "unreachable"},
-		"answers 500":    {enginesim.Faults{FailStatus: 500, FailCount: -1}, "failed"},
-		"answers 503":    {enginesim.Faults{FailStatus: 503, FailCount: -1}, "unreachable"},
-		"dies":           {enginesim.Faults{DieAfterTokens: 1}, ""},
-		"says nothing":   {enginesim.Faults{AnswerDelayMS: 5000}, "timeout"},
-		"has no answers": {enginesim.Faults{NoTransferParams: true}, "no parameters"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) { o.KVLease = time.Second }}}, ", timeout: 300ms")
-			failed := func() float64 {
-				if c.outcome == "" {
-					return b.metric("kvlane_prefill_legs_total") - b.metric("kvlane_prefill_legs_total", `outcome="ok"`)
-				}
-				return b.metric("kvlane_prefill_legs_total", fmt.Sprintf("outcome=%q", c.outcome))
-			}
-			if err := b.engines[0].SetFaults(c.fault); err != nil {
-				t.Fatal(err)
-			}
-			for i := range 3 {
-				r := b.chat(message{"user", prose(fmt.Sprint(name, i), 200)})
-				if on := r.header.Get("X-Kvlane-Prefill"); !strings.HasPrefix(on, "e1/") {
-					t.Errorf("prefilled on %q", on)
-				}
-				b.splitWell(r, &pair{})
-			}
-			if failed() == 0 {
-				t.Error("no failed leg was counted")
-			}
-			if err := b.engines[1].SetFaults(c.fault); err != nil {
-				t.Fatal(err)
-			}
-			before := failed()
-			r := b.chat(message{"user", prose(name+" both", 200)})
-			if r.header.Get("X-Kvlane-Prefill") != "" {
-				t.Errorf("prefilled on %q", r.header.Get("X-Kvlane-Prefill"))
-			}
-			if failed() == before || b.metric("kvlane_degraded_total", `reason="prefill failed"`) == 0 {
-				t.Errorf("not counted: %v legs, %v degraded", failed()-before, b.metric("kvlane_degraded_total"))
-			}
-			for _, e := range b.engines[:2] {
-				if err := e.SetFaults(enginesim.Faults{}); err != nil {
-					t.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 // While Kvlane is down the least busy worker serves, and prefill workers are kept for their purpose.
 func TestWithoutKvlanePrefillWorkersAreSpared(t *testing.T) {
 	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")
@@ -468,108 +416,6 @@ func TestWithoutKvlanePrefillWorkersAreSpared(t *testing.T) {
 		}
 	}
 	b.startKvlane()
-}
-
-// What is the client's fault goes to the client, and decode never hears of it.
-func TestAPrefillLegThatTheClientIsToBlameFor(t *testing.T) {
-	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) { o.MaxModelLen = 400 }}}, "")
-	r := b.post("/v1/completions", bodyFor("/v1/completions", "long", 900, false))
-	if r.status != http.StatusBadRequest || !strings.Contains(r.answer.Error.Message, "maximum context length") {
-		t.Errorf("status %d: %s", r.status, r.body)
-	}
-	for _, e := range b.engines[:2] {
-		if err := e.SetFaults(enginesim.Faults{FailStatus: 429, FailCount: 1}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if r = b.post("/v1/completions", bodyFor("/v1/completions", "busy", 200, false)); r.status != http.StatusTooManyRequests || r.answer.Error.Type != "prefiller_error" {
-		t.Errorf("status %d: %s", r.status, r.body)
-	}
-	for _, e := range b.engines[2:] {
-		if n := len(e.Stats().Requests); n != 0 {
-			t.Errorf("a decode engine saw %d requests", n)
-		}
-	}
-	if n := b.metric("kvlane_prefill_legs_total", `outcome="refused"`); n != 2 {
-		t.Errorf("%v legs were refused", n)
-	}
-}
-
-// A client that leaves while its prompt is prefilled: the leg is cancelled.
-func TestAClientThatLeavesDuringThePrefillLeg(t *testing.T) {
-	for _, p := range []pair{{connector: "nixl", worker: noSettings}, {connector: "sglang", engine: enginesim.SGLang,
-		worker: func(e *enginesim.Engine) string { return ", disagg: {bootstrap_port: " + port(e.BootstrapAddr()) + "}" }}} {
-		t.Run(p.connector, func(t *testing.T) {
-			p.shape.engine = slow(400 * time.Millisecond)
-			b := newPools(t, p, "")
-			ctx, cancel := context.WithCancel(t.Context())
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.ingress+"/v1/completions", bytes.NewReader(bodyFor("/v1/completions", "gone", 200, false)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				if resp, err := b.client.Do(req); err == nil {
-					resp.Body.Close()
-				}
-			}()
-			b.until("the prefill leg runs", func() bool { return b.running(0, 1) > 0 })
-			cancel()
-			<-done
-			b.until("the prefill leg is cut", func() bool { return b.running(0, 1) == 0 })
-			b.until("the reservation is released", func() bool { return b.metric("kvlane_reservations") == 0 })
-			if p.connector == "nixl" && b.metric("kvlane_prefill_legs_total", `outcome="cancelled"`) != 1 {
-				t.Error("no leg was counted as cancelled")
-			}
-		})
-	}
-}
-
-// running is what some engines have to do.
-func (b *bed) running(engines ...int) (n int) {
-	for _, i := range engines {
-		for _, r := range b.engines[i].Stats().Ranks {
-			n += r.Running + r.Waiting
-		}
-	}
-	return n
-}
-
-// A decode target that goes away while the prefill leg runs is replaced.
-func TestADecodeTargetThatDiesDuringThePrefillLeg(t *testing.T) {
-	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(i int, o *enginesim.Options) {
-		if i < 2 {
-			slow(600*time.Millisecond)(i, o)
-		}
-	}}}, "")
-	got := make(chan *reply, 1)
-	go func() {
-		r, err := b.send("/v1/completions", bodyFor("/v1/completions", "dead decode", 200, false))
-		if err != nil {
-			t.Error(err)
-		}
-		got <- r
-	}()
-	b.until("the prefill leg runs", func() bool { return b.running(0, 1) > 0 })
-	dead := 2
-	if b.metric("kvlane_active_requests", `worker="e3"`) > 0 {
-		dead = 3
-	}
-	if err := b.engines[dead].SetFaults(enginesim.Faults{Refuse: true}); err != nil {
-		t.Fatal(err)
-	}
-	r := <-got
-	if r == nil || r.status != http.StatusOK {
-		t.Fatalf("%+v", r)
-	}
-	if strings.HasPrefix(r.target, fmt.Sprintf("e%d/", dead)) {
-		t.Errorf("decoded on %s, which is dead", r.target)
-	}
-	b.splitWell(r, &pair{})
-	if err := b.engines[dead].SetFaults(enginesim.Faults{}); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // A decode engine that refuses the decode leg: Envoy takes the next decode engine,
@@ -589,75 +435,6 @@ func TestADecodeEngineThatRefusesTheDecodeLeg(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.until("e2 is back", func() bool { return b.metric("kvlane_worker_ready", `worker="e2"`) == 1 })
-	}
-}
-
-// Legs at once: a prefill engine that refuses is replaced before decode waits for it.
-func TestLegsAtOnceWithADeadPrefillEngine(t *testing.T) {
-	for _, p := range pairs() {
-		if p.connector != "sglang" && p.connector != "mooncake" && p.connector != "trtllm-generation-first" {
-			continue
-		}
-		t.Run(p.connector, func(t *testing.T) {
-			b := newPools(t, p, ", head_start: 300ms")
-			if err := b.engines[0].SetFaults(enginesim.Faults{Refuse: true}); err != nil {
-				t.Fatal(err)
-			}
-			for i := range 4 {
-				r := b.chat(message{"user", prose(fmt.Sprint(i), 200)})
-				if on := r.header.Get("X-Kvlane-Prefill"); !strings.HasPrefix(on, "e1/") {
-					t.Errorf("prefilled on %q", on)
-				}
-			}
-			if b.metric("kvlane_prefill_legs_total", `outcome="ok"`) != 4 {
-				t.Errorf("%v legs", b.metric("kvlane_prefill_legs_total", `outcome="ok"`))
-			}
-			if err := b.engines[0].SetFaults(enginesim.Faults{}); err != nil {
-				t.Fatal(err)
-			}
-		})
-	}
-}
-
-// Legs at once: a prefill engine that dies in its work ends the request, and decode
-// stops waiting for its blocks.
-func TestLegsAtOnceWhosePrefillDies(t *testing.T) {
-	for _, p := range pairs() {
-		if p.connector != "sglang" && p.connector != "mooncake" && p.connector != "nixl-push" && p.connector != "moriio-write" && p.connector != "trtllm-generation-first" {
-			continue
-		}
-		t.Run(p.connector, func(t *testing.T) {
-			p.shape.engine = func(i int, o *enginesim.Options) {
-				if i < 2 {
-					slow(300*time.Millisecond)(i, o)
-					o.Faults.DieAfterTokens = 1
-				}
-			}
-			b := newPools(t, p, ", head_start: 1ms")
-			r, err := b.send("/v1/completions", bodyFor("/v1/completions", "dies", 200, true))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if r.status != http.StatusServiceUnavailable || !strings.Contains(r.answer.Error.Message, "no worker could compute the prompt") {
-				t.Errorf("status %d: %s", r.status, r.body)
-			}
-			b.until("decode was told", func() bool {
-				for _, e := range b.engines[2:] {
-					for _, rec := range e.Stats().Requests {
-						if rec.Status == 499 || strings.Contains(rec.Error, "canceled") {
-							return true
-						}
-					}
-				}
-				return false
-			})
-			for _, e := range b.engines {
-				if err := e.SetFaults(enginesim.Faults{}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			b.until("nothing is reserved", func() bool { return b.metric("kvlane_reservations") == 0 })
-		})
 	}
 }
 
@@ -714,12 +491,13 @@ func TestLegsThatGoDirectly(t *testing.T) {
 	b.nothingHeld()
 }
 
-// llm-d's sidecar beside each decode engine runs the legs: Kvlane names the prefill
-// worker, and no client can.
-func TestTheSidecarRunsTheLegs(t *testing.T) {
-	var sidecars []*enginesim.Sidecar
+// besideDecode is llm-d's pair: a sidecar beside each decode engine. The list is whole
+// when the bed is up.
+func besideDecode(t *testing.T) (pair, *[]*enginesim.Sidecar) {
+	t.Helper()
+	list := &[]*enginesim.Sidecar{}
 	var prefill []string
-	b := newPools(t, pair{connector: "sidecar", ranks: 1, worker: noSettings, shape: shape{addressOf: func(i int, e *enginesim.Engine) string {
+	return pair{connector: "sidecar", ranks: 1, worker: noSettings, shape: shape{addressOf: func(i int, e *enginesim.Engine) string {
 		if i < 2 {
 			prefill = append(prefill, e.Addr())
 			return e.Addr()
@@ -729,11 +507,18 @@ func TestTheSidecarRunsTheLegs(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(s.Close)
-		sidecars = append(sidecars, s)
+		*list = append(*list, s)
 		return s.Addr()
-	}}}, "")
+	}}}, list
+}
+
+// llm-d's sidecar beside each decode engine runs the legs: Kvlane names the prefill
+// worker, and no client can.
+func TestTheSidecarRunsTheLegs(t *testing.T) {
+	p, sidecars := besideDecode(t)
+	b := newPools(t, p, "")
 	count := func(what string) (n int) {
-		for _, s := range sidecars {
+		for _, s := range *sidecars {
 			n += s.Counts()[what]
 		}
 		return n
@@ -761,7 +546,7 @@ func TestTheSidecarRunsTheLegs(t *testing.T) {
 	if n := count("split"); n != splits {
 		t.Errorf("%d requests were split", n)
 	}
-	for _, s := range sidecars {
+	for _, s := range *sidecars {
 		for what := range s.Counts() {
 			if strings.HasPrefix(what, "violation") {
 				t.Error(what)

@@ -1,6 +1,9 @@
 package enginesim
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // Faults are what can be made to go wrong; the zero value is health. As JSON they are the body of POST /sim/faults.
 type Faults struct {
@@ -19,7 +22,7 @@ type Faults struct {
 	// FailStatus answers the next FailCount requests for generation with this status; FailCount -1 means all of them.
 	FailStatus int `json:"fail_status,omitempty"`
 	FailCount  int `json:"fail_count,omitempty"`
-	// AnswerDelayMS is waited before a request for generation is looked at.
+	// AnswerDelayMS is waited before a request for generation is looked at; a change of the faults ends the wait.
 	AnswerDelayMS int `json:"answer_delay_ms,omitempty"`
 	// DieAfterTokens cuts the connection of an answer behind this many tokens.
 	DieAfterTokens int `json:"die_after_tokens,omitempty"`
@@ -38,8 +41,9 @@ type Faults struct {
 }
 
 type faultBox struct {
-	mu sync.Mutex
-	f  Faults
+	mu      sync.Mutex
+	f       Faults
+	changed chan struct{} // closed by the next change; nil until somebody waits for it
 }
 
 func (b *faultBox) get() Faults {
@@ -52,6 +56,20 @@ func (b *faultBox) set(f Faults) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.f = f
+	if b.changed != nil {
+		close(b.changed)
+		b.changed = nil
+	}
+}
+
+// delay is how long a request is to wait, and what ends the wait early.
+func (b *faultBox) delay() (time.Duration, <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.changed == nil {
+		b.changed = make(chan struct{})
+	}
+	return time.Duration(b.f.AnswerDelayMS) * time.Millisecond, b.changed
 }
 
 // takeBatch gives the faults for one batch and counts a dropped one down.

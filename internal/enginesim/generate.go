@@ -73,21 +73,21 @@ func (s *service) serve(w http.ResponseWriter, r *http.Request, api apiKind) {
 	}
 }
 
-// wait sleeps unless the client or the engine goes first.
-func wait(ctx context.Context, d time.Duration) {
+// wait sleeps unless the client goes first, or early is closed.
+func wait(ctx context.Context, d time.Duration, early <-chan struct{}) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
+	case <-early:
 	case <-t.C:
 	}
 }
 
 // prepare turns the request into sequences for a rank.
 func (c *call) prepare() error {
-	f := c.faults.get()
-	if f.AnswerDelayMS > 0 {
-		wait(c.r.Context(), time.Duration(f.AnswerDelayMS)*time.Millisecond)
+	if d, changed := c.faults.delay(); d > 0 {
+		wait(c.r.Context(), d, changed)
 	}
 	if status := c.faults.takeFailure(); status != 0 {
 		return &apiError{status, "InternalServerError", "", "injected failure"}
