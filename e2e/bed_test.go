@@ -90,23 +90,25 @@ type shape struct {
 	models    func(i int) string                      // of worker i; default the one model
 	events    func(e *enginesim.Engine) string        // where its events are, instead of its ZMQ endpoints
 	noCheck   bool                                    // do not look for leaks at the end
+	bootstrap func(text string) string                // what becomes of Envoy's bootstrap
 	maxBodyMB int
 }
 
 // bed is Envoy, Kvlane and engines, up and ready.
 type bed struct {
-	t       *testing.T
-	shape   shape
-	dir     string
-	ingress string
-	admin   string
-	engines []*enginesim.Engine
-	kvlane  *exec.Cmd
-	exited  chan error
-	envoy   *envoy.Process
-	client  *http.Client
-	idle    int // goroutines of Kvlane when it had nothing to do
-	asked   int // requests of which each had to differ
+	t          *testing.T
+	shape      shape
+	dir        string
+	ingress    string
+	admin      string
+	envoyAdmin string
+	engines    []*enginesim.Engine
+	kvlane     *exec.Cmd
+	exited     chan error
+	envoy      *envoy.Process
+	client     *http.Client
+	idle       int // goroutines of Kvlane when it had nothing to do
+	asked      int // requests of which each had to differ
 }
 
 func newBed(t *testing.T, s shape) *bed {
@@ -130,6 +132,7 @@ func newBed(t *testing.T, s shape) *bed {
 	t.Cleanup(b.client.CloseIdleConnections)
 	b.ingress, b.admin = freeAddress(t), freeAddress(t)
 	envoyAdmin := freeAddress(t)
+	b.envoyAdmin = envoyAdmin
 	workers := ""
 	for i := range s.engines {
 		workers += b.startEngine(i)
@@ -161,6 +164,9 @@ drain: 2s
 	boot, err := exec.Command(kvlaneBinary, "envoy-config", "--config", b.file("kvlane.yaml")).Output()
 	if err != nil {
 		t.Fatalf("envoy-config: %v\n%s\n%s", err, stderr(err), text)
+	}
+	if s.bootstrap != nil {
+		boot = []byte(s.bootstrap(string(boot)))
 	}
 	if err := os.WriteFile(b.file("envoy.yaml"), boot, 0o600); err != nil {
 		t.Fatal(err)

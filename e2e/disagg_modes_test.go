@@ -1,0 +1,119 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/enginesim"
+)
+
+// Every protocol where the body lives with Kvlane, as gateways have it.
+func TestEveryConnectorInFullDuplex(t *testing.T) {
+	for _, p := range pairs() {
+		t.Run(p.connector, func(t *testing.T) {
+			t.Parallel()
+			p.shape.envoy = ", request_body: FULL_DUPLEX_STREAMED, response_body: FULL_DUPLEX_STREAMED"
+			b := newPools(t, p, "")
+			alone := whole(t, p.engine)
+			for _, stream := range []bool{false, true} {
+				path := p.paths[0]
+				body := bodyFor(path, fmt.Sprint("duplex", stream), 150, stream)
+				r := b.post(path, body)
+				if want := askDirectly(t, alone, path, body); r.status != http.StatusOK || want == "" || textOf(r.body) != want {
+					t.Fatalf("stream=%v: status %d, text %q, one engine says %q", stream, r.status, textOf(r.body), want)
+				}
+				b.splitWell(r, &p)
+			}
+			b.until("the legs are counted", func() bool { return b.legs("ok") == 2 })
+			if n := b.metric("kvlane_extproc_failures_total"); n != 0 {
+				t.Errorf("%v failures of the protocol", n)
+			}
+		})
+	}
+}
+
+// replaced is a bootstrap in which words were exchanged, all of which must be there.
+func replaced(t *testing.T, pairs ...string) func(text string) string {
+	return func(text string) string {
+		for i := 0; i < len(pairs); i += 2 {
+			if !strings.Contains(text, pairs[i]) {
+				t.Fatalf("the bootstrap has no %q", pairs[i])
+			}
+			text = strings.ReplaceAll(text, pairs[i], pairs[i+1])
+		}
+		return text
+	}
+}
+
+// A prefill leg that takes longer than Envoy waits for a message. Kvlane asks for more
+// time, in each mode in which it waits for a body; FULL_DUPLEX_STREAMED has no timer.
+// Where the gateway allows no more time, the request goes on without Kvlane.
+func TestALegThatIsLongerThanTheMessageTimeout(t *testing.T) {
+	const (
+		timeout = 2 * time.Second // Kvlane asks after 100 ms
+		leg     = 2 * timeout
+		body    = "request_body_mode: BUFFERED"
+	)
+	short := []string{" message_timeout: 300s", " message_timeout: 2s"}
+	for name, c := range map[string]struct {
+		changes  []string
+		envoy    string
+		extended bool // Kvlane was allowed more time
+		cut      bool // Envoy did not wait
+	}{
+		"BUFFERED":             {changes: short, extended: true},
+		"BUFFERED_PARTIAL":     {changes: append([]string{body, "request_body_mode: BUFFERED_PARTIAL"}, short...), extended: true},
+		"STREAMED":             {changes: append([]string{body, "request_body_mode: STREAMED", "failure_mode_allow: true   ", "send_body_without_waiting_for_header_response: true\n              failure_mode_allow: true   "}, short...), extended: true},
+		"FULL_DUPLEX_STREAMED": {changes: short, envoy: ", request_body: FULL_DUPLEX_STREAMED"},
+		"no more time allowed": {changes: append([]string{" max_message_timeout: 300s", " max_message_timeout: 0s"}, short...), cut: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{envoy: c.envoy, bootstrap: replaced(t, c.changes...),
+				engine: func(_ int, o *enginesim.Options) { o.KVLease = 3 * time.Second }}}, "")
+			b.fault(enginesim.Faults{AnswerDelayMS: int(leg.Milliseconds())})
+			r := b.long(false)
+			b.fault(enginesim.Faults{})
+			if r.status != http.StatusOK {
+				t.Fatalf("status %d: %s", r.status, r.body)
+			}
+			if c.cut {
+				if s := b.legsOf(r.header.Get("X-Request-Id")); s.decode != nil && s.decode.RemoteTokens != 0 {
+					t.Errorf("Envoy waited: %+v", s.decode)
+				}
+			} else {
+				b.splitWell(r, &pair{})
+			}
+			counted := b.envoyStat(`ext_proc.override_message_timeout_received`)
+			if extended := counted > 0; extended != c.extended {
+				t.Errorf("Envoy was asked for more time %d times, and gave it", counted)
+			}
+			if timeouts := b.envoyStat(`ext_proc.message_timeouts`); timeouts > 0 != c.cut {
+				t.Errorf("%d messages timed out", timeouts)
+			}
+			b.over()
+		})
+	}
+}
+
+// envoyStat sums Envoy's counters whose names end so.
+func (b *bed) envoyStat(end string) (sum int) {
+	b.t.Helper()
+	resp, err := http.Get("http://" + b.envoyAdmin + "/stats?usedonly")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), ": ")
+		if n, err := strconv.Atoi(value); err == nil && strings.HasSuffix(name, end) {
+			sum += n
+		}
+	}
+	return sum
+}
