@@ -1,7 +1,9 @@
 package routing
 
 import (
+	"maps"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -11,6 +13,9 @@ type Config struct {
 	Policy Policy `json:"policy" yaml:"policy"`
 	// Disagg decides about prefill and decode pools.
 	Disagg Disagg `json:"disagg" yaml:"disagg"`
+	// DisaggOf replaces Disagg for requests of a model, by its name: the workers of a
+	// model are pools of their own.
+	DisaggOf map[string]*Disagg `json:"disaggOf,omitempty" jsonschema:"-"`
 	// MaxConversations bounds the table of conversations, per leg. 1 to 2^28.
 	MaxConversations int `json:"maxConversations" yaml:"max_conversations"`
 	// MaxPrefixBlocks bounds the blocks kept to recognise implicit conversations, per
@@ -50,6 +55,9 @@ func DefaultConfig() Config {
 func (c *Config) check(ps *problems) {
 	c.Policy.check("policy.", ps)
 	c.Disagg.check("disagg.", ps)
+	for _, name := range slices.Sorted(maps.Keys(c.DisaggOf)) {
+		c.DisaggOf[name].check("disaggOf."+name+".", ps)
+	}
 	ps.within("", []bound{
 		{"max_conversations", float64(c.MaxConversations), 1, 1 << 28},
 		{"max_prefix_blocks", float64(c.MaxPrefixBlocks), 1, 1 << 28},

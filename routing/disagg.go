@@ -62,8 +62,22 @@ func DefaultDisagg() Disagg {
 		LocalBelow: 512, Prefill: kvAware(), Decode: decode}
 }
 
+// Problems lists the settings of the rule that are out of their bounds, not those of
+// the two policies.
+func (d *Disagg) Problems() []Problem {
+	var found problems
+	d.checkRule("", &found)
+	return found
+}
+
 // check looks at every setting; prefix is the section's own path with a dot.
 func (d *Disagg) check(prefix string, ps *problems) {
+	d.checkRule(prefix, ps)
+	d.Prefill.check(prefix+"prefill.", ps)
+	d.Decode.check(prefix+"decode.", ps)
+}
+
+func (d *Disagg) checkRule(prefix string, ps *problems) {
 	oneOf(ps, prefix+"mode", d.Mode, ModeOff, ModeThreshold, ModeConditional, ModeCost)
 	ps.within(prefix, []bound{
 		{"max_local_prefill", float64(d.MaxLocalPrefill), 0, math.MaxInt32},
@@ -73,8 +87,6 @@ func (d *Disagg) check(prefix string, ps *problems) {
 		{"transfer_per_token", d.TransferPerToken, 0, 1e6},
 		{"local_below", float64(d.LocalBelow), 0, math.MaxInt32},
 	})
-	d.Prefill.check(prefix+"prefill.", ps)
-	d.Decode.check(prefix+"decode.", ps)
 }
 
 // EstimateTokens is the length that a prompt of so many code points is taken for
@@ -134,9 +146,17 @@ func (d *Disagg) remoteIsCheaper(decode, prefill *candidate) (local, remote floa
 	return local, remote, local > remote
 }
 
+// disagg is what holds for a request's pools.
+func (r *Router) disagg(q *Query) *Disagg {
+	if d := r.config.DisaggOf[q.Model]; d != nil {
+		return d
+	}
+	return &r.config.Disagg
+}
+
 // pickPools is Pick where the workers have roles.
 func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Explanation) (Plan, error) {
-	cfg := &r.config.Disagg
+	cfg := r.disagg(q)
 	decode, err := r.choose(now, q, request{leg: mainLeg, pool: Decode, policy: &cfg.Decode, pending: pending, worker: none32}, ex)
 	if err != nil {
 		return Plan{}, err

@@ -22,8 +22,9 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 	r.setOverlaps(overlaps)
 	ex.begin(q)
 	decode := &r.targets[res.Decode]
-	req := request{leg: prefillLeg, pool: Prefill, policy: &r.config.Disagg.Prefill, pending: 1, worker: decode.worker}
-	if r.config.Disagg.SameZone {
+	cfg := r.disagg(q)
+	req := request{leg: prefillLeg, pool: Prefill, policy: &cfg.Prefill, pending: 1, worker: decode.worker}
+	if cfg.SameZone {
 		req.zone = decode.info.Zone
 	}
 	c, err := r.choose(now, q, req, ex)

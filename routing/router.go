@@ -80,8 +80,8 @@ func (r *Router) pick(now time.Duration, q *Query, overlaps []Overlap, pending i
 	var err error
 	switch {
 	case q.PrefillOnly:
-		plan, err = r.pickOne(now, q, request{leg: prefillLeg, pool: Prefill, policy: &r.config.Disagg.Prefill, pending: pending, worker: none32}, ex)
-	case r.config.Disagg.Mode != ModeOff && r.roles[Prefill]+r.roles[Decode] > 0:
+		plan, err = r.pickOne(now, q, request{leg: prefillLeg, pool: Prefill, policy: &r.disagg(q).Prefill, pending: pending, worker: none32}, ex)
+	case r.roles[Prefill]+r.roles[Decode] > 0 && r.disagg(q).Mode != ModeOff:
 		plan, err = r.pickPools(now, q, pending, ex)
 	default:
 		plan, err = r.pickOne(now, q, request{leg: mainLeg, pool: Both, policy: &r.config.Policy, pending: pending, worker: none32}, ex)

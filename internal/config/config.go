@@ -77,6 +77,21 @@ type Model struct {
 	CacheBytes     Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for what prompts have in common with earlier ones."`
 	HandIDs        bool     `yaml:"hand_ids" jsonschema_description:"Send the token ids on, so that the engine does not tokenize again."`
 	Check          Check    `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`
+	Disagg         Rule     `yaml:"disagg" jsonschema_description:"When requests of this model are split, as far as it differs from routing.disagg: the workers of a model are pools of their own."`
+}
+
+// Rule is what a model's pools have apart from routing.disagg; nil is as there.
+type Rule struct {
+	Mode             *string  `yaml:"mode" jsonschema:"enum=off,enum=threshold,enum=conditional,enum=cost" jsonschema_description:"See routing.disagg.mode."`
+	Threshold        *int64   `yaml:"threshold" jsonschema_description:"See routing.disagg.threshold."`
+	WholePrompt      *bool    `yaml:"whole_prompt" jsonschema_description:"See routing.disagg.whole_prompt."`
+	MaxLocalPrefill  *int64   `yaml:"max_local_prefill" jsonschema_description:"See routing.disagg.max_local_prefill."`
+	K                *float64 `yaml:"k" jsonschema_description:"See routing.disagg.k."`
+	Resident         *float64 `yaml:"resident" jsonschema_description:"See routing.disagg.resident."`
+	TransferFixed    *float64 `yaml:"transfer_fixed" jsonschema_description:"See routing.disagg.transfer_fixed."`
+	TransferPerToken *float64 `yaml:"transfer_per_token" jsonschema_description:"See routing.disagg.transfer_per_token."`
+	LocalBelow       *int64   `yaml:"local_below" jsonschema_description:"See routing.disagg.local_below."`
+	SameZone         *bool    `yaml:"same_zone" jsonschema_description:"See routing.disagg.same_zone."`
 }
 
 // Check is the comparison with the engine's tokenizer.

@@ -3,9 +3,12 @@ package config
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvlane/kvlane/routing"
 )
 
 // Of is what holds for a worker: its own settings, and those of all workers where
@@ -60,6 +63,50 @@ var disaggNeeds = map[string]struct {
 		}},
 	"p2p-nccl":  {map[string]bool{"prefill": true, "decode": true}, "zmq", func(w *WorkerDisagg) bool { return w.ZMQ != "" }},
 	"nixl-push": {map[string]bool{"prefill": true}, "engine_id", func(w *WorkerDisagg) bool { return w.EngineID != "" }},
+}
+
+// over is the general rule with what a model's own changes.
+func (r *Rule) over(general *routing.Disagg) *routing.Disagg {
+	d := *general
+	if r.Mode != nil {
+		d.Mode = routing.DisaggMode(*r.Mode)
+	}
+	take(&d.Threshold, r.Threshold)
+	take(&d.WholePrompt, r.WholePrompt)
+	take(&d.MaxLocalPrefill, r.MaxLocalPrefill)
+	take(&d.K, r.K)
+	take(&d.Resident, r.Resident)
+	take(&d.TransferFixed, r.TransferFixed)
+	take(&d.TransferPerToken, r.TransferPerToken)
+	take(&d.LocalBelow, r.LocalBelow)
+	take(&d.SameZone, r.SameZone)
+	return &d
+}
+
+func take[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}
+
+// modelRules gives the router the rules of the models that have their own.
+func (c *Config) modelRules(bad report) {
+	for i := range c.Models {
+		m := &c.Models[i]
+		if m.Disagg == (Rule{}) {
+			continue
+		}
+		rule := m.Disagg.over(&c.Routing.Disagg)
+		for _, p := range rule.Problems() {
+			bad("models["+strconv.Itoa(i)+"].disagg."+p.Path, "%s", p.Text)
+		}
+		for _, name := range slices.Concat([]string{m.Name}, m.Aliases, m.Adapters) {
+			if c.Routing.DisaggOf == nil {
+				c.Routing.DisaggOf = map[string]*routing.Disagg{}
+			}
+			c.Routing.DisaggOf[name] = rule
+		}
+	}
 }
 
 func (c *Config) validateDisagg(bad report) {

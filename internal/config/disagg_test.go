@@ -54,3 +54,33 @@ func TestATemplatesSettingsAreFilledIn(t *testing.T) {
 		}
 	}
 }
+
+// A model's pools may have a rule of their own; what it does not name is the general one.
+func TestAModelsOwnRule(t *testing.T) {
+	c, err := Parse("kvlane.yaml", []byte(`models:
+- {name: a, aliases: [b], adapters: [l], disagg: {k: 5, same_zone: true}}
+- {name: c}
+- {name: d, disagg: {mode: threshold, threshold: 0, local_below: 1}}
+routing: {disagg: {k: 2, local_below: 64}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := c.Routing.DisaggOf
+	if len(of) != 4 || of["a"] != of["b"] || of["a"] != of["l"] || of["a"].K != 5 || !of["a"].SameZone || of["a"].LocalBelow != 64 || of["a"].Mode != "cost" {
+		t.Errorf("%+v", of)
+	}
+	if d := of["d"]; d == nil || d.Mode != "threshold" || d.Threshold != 0 || d.K != 2 || d.LocalBelow != 1 {
+		t.Errorf("%+v", d)
+	}
+	for text, want := range map[string]string{
+		"{k: 200}":       "kvlane.yaml:1:32: models[0].disagg.k: 200 is not within 0 to 100",
+		"{mode: always}": `"always" is not one of`,
+		"{factor: 2}":    "unknown key",
+	} {
+		_, err := Parse("kvlane.yaml", []byte("models: [{name: a, disagg: "+text+"}]\n"))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}

@@ -66,6 +66,7 @@ func (c *Config) validate(bad report) {
 	for _, p := range c.Routing.Problems() {
 		bad("routing."+p.Path, "%s", p.Text)
 	}
+	c.modelRules(bad)
 	for i, name := range c.Routing.Headers {
 		name = strings.ToLower(name) // as Envoy hands headers over
 		c.Routing.Headers[i] = name

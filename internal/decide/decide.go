@@ -7,6 +7,7 @@ package decide
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -147,6 +148,12 @@ func New(o Options) (*Decider, error) {
 	}
 	rules := o.Config.Routing.Config
 	legs.adapt(&rules.Disagg)
+	rules.DisaggOf = maps.Clone(rules.DisaggOf)
+	for name, rule := range rules.DisaggOf {
+		own := *rule
+		legs.adapt(&own)
+		rules.DisaggOf[name] = &own
+	}
 	router, err := routing.New(rules)
 	if err != nil {
 		return nil, err

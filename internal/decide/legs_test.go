@@ -492,3 +492,18 @@ func TestManySplitRequests(t *testing.T) {
 		})
 	}
 }
+
+// Two models in one process, whose pools are of different shapes: each has its own rule,
+// under all of its names, and what no model says is the general one.
+func TestAModelsOwnRule(t *testing.T) {
+	p := newPoolsWith(t, "nixl", "models: [{name: remote, aliases: [far], disagg: {threshold: 0}}, {name: local, disagg: {mode: off}}]\nrouting: {disagg: {mode: threshold, threshold: 100000}}\n")
+	for name, split := range map[string]bool{"remote": true, "far": true, "local": false, "unlisted": false} {
+		before := p.legs[0].Load() + p.legs[1].Load()
+		d := p.Decide(t.Context(), &extproc.Request{ID: name, Method: "POST", Path: "/v1/completions",
+			Body: []byte(`{"model":"` + name + `","prompt":"` + strings.Repeat("word ", 400) + `"}`)})
+		if d.Reject != nil || (p.legs[0].Load()+p.legs[1].Load() > before) != split {
+			t.Errorf("%s: %+v, want split %v", name, d, split)
+		}
+		end(&d, http.StatusOK)
+	}
+}
