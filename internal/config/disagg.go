@@ -126,6 +126,7 @@ func (c *Config) validateDisagg(bad report) {
 	for i := range c.Workers.DNS {
 		c.needsOfWorker("workers.dns["+strconv.Itoa(i)+"].worker.disagg", &c.Workers.DNS[i].Worker, bad)
 	}
+	c.validateRoles(bad)
 	if k := c.Workers.Kubernetes; k != nil {
 		k.Worker.Disagg.checkZMQ("workers.kubernetes.worker.disagg", bad) // its pods may have what it lacks: warnDisagg
 	}
@@ -159,9 +160,9 @@ func (c *Config) lacks(w *Worker) string {
 	return fmt.Sprintf("the connector %s needs %s of a %s worker", c.Disagg.Connector, need.what, w.Role)
 }
 
-// warnDisagg looks at the template of Kubernetes' workers: pods bring their roles, and
+// warnTemplate looks at the template of Kubernetes' workers: pods bring their roles, and
 // may bring what it lacks.
-func (c *Config) warnDisagg(note report) {
+func (c *Config) warnTemplate(note report) {
 	if c.Workers.Kubernetes == nil {
 		return
 	}

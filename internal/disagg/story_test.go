@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -196,4 +198,11 @@ func (s *story) show(t *testing.T, leg *Leg, err error) string {
 		t.Errorf("not JSON: %s", body)
 	}
 	return b.String() + string(body) + "\n"
+}
+
+// The configuration knows whose protocol each connector is.
+func TestEveryConnectorHasItsEngine(t *testing.T) {
+	if known := slices.Sorted(maps.Keys(config.ConnectorEngines)); !slices.Equal(known, Names()) {
+		t.Errorf("the configuration knows %v, there are %v", known, Names())
+	}
 }

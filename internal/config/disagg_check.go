@@ -1,0 +1,198 @@
+package config
+
+import (
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvlane/kvlane/routing"
+)
+
+// ConnectorEngines are the engines that speak a connector's protocol; "": whatever
+// stands behind llm-d's sidecar.
+var ConnectorEngines = map[string]string{
+	"nixl": "vllm", "nixl-push": "vllm", "mooncake": "vllm", "p2p-nccl": "vllm", "moriio": "vllm", "moriio-write": "vllm", "lmcache": "vllm",
+	"sharedstorage": "vllm", "sglang": "sglang", "trtllm": "trtllm", "trtllm-generation-first": "trtllm", "sidecar": "",
+}
+
+// sited is a worker of the file, or a template of some, and where it stands.
+type sited struct {
+	*Worker
+
+	path string
+}
+
+// sites are the workers that are known before the start: those of Kubernetes are not.
+func (c *Config) sites() []sited {
+	var out []sited
+	for i := range c.Workers.Static {
+		out = append(out, sited{&c.Workers.Static[i], "workers.static[" + strconv.Itoa(i) + "]"})
+	}
+	for i := range c.listed {
+		out = append(out, sited{&c.listed[i], "workers.file[" + strconv.Itoa(i) + "]"})
+	}
+	for i := range c.Workers.DNS {
+		out = append(out, sited{&c.Workers.DNS[i].Worker, "workers.dns[" + strconv.Itoa(i) + "].worker"})
+	}
+	return out
+}
+
+// fixed says that there are no workers but those of the file.
+func (c *Config) fixed() bool { return c.Workers.File == "" && c.Workers.Kubernetes == nil }
+
+// splits says that something may be split: there is a connector, and a rule that is on.
+func (c *Config) splits() bool {
+	if c.Disagg.Connector == "" {
+		return false
+	}
+	if c.Routing.Disagg.Mode != routing.ModeOff {
+		return true
+	}
+	return slices.ContainsFunc(c.Models, func(m Model) bool { return m.Disagg.Mode != nil && *m.Disagg.Mode != string(routing.ModeOff) })
+}
+
+// rolePool is the workers of a model by role.
+type rolePool struct {
+	model string            // "" for workers that serve any
+	first map[string]string // where the first of a role stands
+}
+
+// rolePools are the pools of the models that workers list, sorted by model; workers that
+// list none are in all of them, or a pool of their own if nobody lists any.
+func (c *Config) rolePools() []rolePool {
+	sites := c.sites()
+	var names []string
+	for _, s := range sites {
+		names = append(names, s.Models...)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if len(names) == 0 && len(sites) > 0 {
+		names = append(names, "")
+	}
+	var out []rolePool
+	for _, name := range names {
+		p := rolePool{name, map[string]string{}}
+		for _, s := range sites {
+			if _, seen := p.first[s.Role]; !seen && (len(s.Models) == 0 || slices.Contains(s.Models, name)) {
+				p.first[s.Role] = s.path
+			}
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+func (p *rolePool) who() string {
+	if p.model == "" {
+		return "workers of any model"
+	}
+	return "workers of the model " + strconv.Quote(p.model)
+}
+
+// validateRoles finds pools that cannot serve anything, and engines that do not speak the
+// connector's protocol.
+func (c *Config) validateRoles(bad report) {
+	if !c.splits() {
+		return
+	}
+	c.wrongEngines(c.sites(), bad)
+	if !c.fixed() {
+		return
+	}
+	for _, p := range c.rolePools() {
+		prefill, someP := p.first["prefill"]
+		decode, someD := p.first["decode"]
+		_, someB := p.first["both"]
+		switch {
+		case someP && !someD && !someB:
+			bad(prefill+".role", "there are only prefill workers among the %s: nobody would decode", p.who())
+		case someD && !someP && c.Disagg.Connector == "sglang":
+			bad(decode+".role", "there is no prefill worker among the %s, and SGLang's decode engines compute no prompts", p.who())
+		}
+	}
+}
+
+func (c *Config) wrongEngines(sites []sited, tell report) {
+	engine := ConnectorEngines[c.Disagg.Connector]
+	for _, s := range sites {
+		if engine != "" && s.Role != "both" && s.Engine != engine {
+			tell(s.path+".engine", "is %s: the connector %s is of %s", s.Engine, c.Disagg.Connector, engine)
+		}
+	}
+}
+
+// warnDisagg reports what is valid and hardly meant of prefill and decode.
+func (c *Config) warnDisagg(note report) {
+	c.warnTemplate(note)
+	c.warnRoles(note)
+	host, _, err := net.SplitHostPort(c.Envoy.Prefill)
+	unix := strings.HasPrefix(c.Envoy.Prefill, "unix:")
+	if ip := net.ParseIP(host); err == nil && !unix && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		note("envoy.prefill", "%s can be reached from elsewhere: whoever does so chooses the worker and passes Kvlane by; a Unix socket or 127.0.0.1 is meant", c.Envoy.Prefill)
+	}
+	d := &c.Disagg
+	if d.Connector == "" {
+		return
+	}
+	for _, w := range []struct {
+		bad        bool
+		path, text string
+	}{
+		{!c.splits(), "routing.disagg.mode", "off: the connector is never used, and roles are not looked at"},
+		{d.FirstToken == "append" && d.Connector != "lmcache", "disagg.first_token", "only the connector lmcache looks at it"},
+		{d.Usage == UsageOfPrefill && d.Connector == "sidecar", "disagg.usage", "the sidecar sees to it: Kvlane runs no leg whose usage it could tell"},
+	} {
+		if w.bad {
+			note(w.path, "%s", w.text)
+		}
+	}
+	zones := c.Routing.Disagg.SameZone
+	path := "routing.disagg.same_zone"
+	for i := range c.Models {
+		if own := c.Models[i].Disagg.SameZone; own != nil && *own && !zones {
+			zones, path = true, "models["+strconv.Itoa(i)+"].disagg.same_zone"
+		}
+	}
+	if zones && c.Workers.Kubernetes == nil {
+		var without []string
+		for _, s := range c.sites() {
+			if s.Role != "both" && s.Labels["zone"] == "" {
+				without = append(without, s.path)
+			}
+		}
+		if len(without) > 0 {
+			note(path, "%s has no label 'zone': such workers are near nobody", strings.Join(without[:min(3, len(without))], ", "))
+		}
+	}
+}
+
+// warnRoles looks at roles that nobody uses, and at connectors without any.
+func (c *Config) warnRoles(note report) {
+	for _, s := range c.sites() {
+		if c.Disagg.Connector == "" && s.Role != "both" {
+			note(s.path+".role", "%s, but there is no disagg.connector: roles are not looked at", s.Role)
+			return
+		}
+	}
+	if !c.splits() {
+		return
+	}
+	c.wrongEngines(slices.DeleteFunc(c.sites(), func(s sited) bool { return !strings.HasPrefix(s.path, "workers.file") }), note)
+	if c.Workers.Kubernetes != nil {
+		return
+	}
+	for _, p := range c.rolePools() {
+		_, someP := p.first["prefill"]
+		_, someD := p.first["decode"]
+		switch {
+		case !someP && !someD:
+			note("disagg.connector", "the %s have no roles: their requests are not split", p.who())
+		case !someP:
+			note("disagg.connector", "there is no prefill worker among the %s: their requests are not split", p.who())
+		case !someD && p.first["both"] == "" && !c.fixed():
+			note("disagg.connector", "there are only prefill workers among the %s: nobody would decode", p.who())
+		}
+	}
+}
