@@ -148,9 +148,12 @@ generate: ## Makes the generated files anew (protobuf, JSON schema, tables)
 	@./proto/generate.sh
 	@go generate ./...
 
+# Where the generators write: a new file there is one that was forgotten.
+GENERATED := proto charts envoy/manifests internal/config/*.json internal/tokenizer/tables*.go
 .PHONY: generate-check
-generate-check: generate ## Fails if generated files are not current
+generate-check: generate ## Fails if generated files are not current, or not in the repository
 	@git diff --exit-code --stat || { echo "generated files are not current: run 'make generate' and commit"; exit 1; }
+	@new=$$(git ls-files --others --exclude-standard -- $(GENERATED)); test -z "$$new" || { echo "not in the repository:" $$new; exit 1; }
 
 # Tools of the Kubernetes tests are built once for each pinned version: about 13 minutes on two idle cores, then none.
 K8S_TOOLS := etcd kube-apiserver kube-controller-manager kubectl helm

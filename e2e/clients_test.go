@@ -182,7 +182,7 @@ func TestGatewaysThatReadTheHeaderOnly(t *testing.T) {
 	for name, served := range map[string]bool{"Envoy AI Gateway": false, "agentgateway": true} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlane(t, b, served)
-			body := []byte(fmt.Sprintf(`{"model": %q, "max_tokens": 4, "messages": [{"role": "user", "content": %q}]}`, modelName, name+strings.Repeat(" and so on", 3000)))
+			body := b.remember([]byte(fmt.Sprintf(`{"model": %q, "max_tokens": 4, "messages": [{"role": "user", "content": %q}]}`, modelName, name+strings.Repeat(" and so on", 3000))))
 			before := b.metric("kvlane_index_blocks", `tier="device"`)
 			first := p.exchange(t, body)
 			if first.status != http.StatusOK {

@@ -115,6 +115,7 @@ func newPools(t *testing.T, p pair, disagg string) *bed {
 		rules = "mode: threshold, threshold: 64"
 	}
 	s.config += fmt.Sprintf("disagg: {connector: %s%s}\nrouting: {disagg: {%s}}\n", p.connector, disagg, rules)
+	s.otherwise = true // legs are edited
 	b := newBed(t, s)
 	t.Cleanup(b.nothingHeld)
 	return b
@@ -477,7 +478,7 @@ func TestTensorRTLabels(t *testing.T) {
 
 // Without a prefill listener legs go directly to the worker.
 func TestLegsThatGoDirectly(t *testing.T) {
-	b := newBed(t, shape{engines: 2, engine: func(i int, o *enginesim.Options) {
+	b := newBed(t, shape{engines: 2, otherwise: true, engine: func(i int, o *enginesim.Options) {
 		o.Role = []enginesim.Role{enginesim.Prefill, enginesim.Decode}[i]
 	}, workerOf: func(i int, _ *enginesim.Engine) string { return ", role: " + []string{"prefill", "decode"}[i] },
 		config: "disagg: {connector: nixl}\nrouting: {disagg: {mode: threshold, threshold: 64}}\n"})

@@ -49,7 +49,10 @@ func TestBadInput(t *testing.T) {
 		if r.status != c.status || !strings.Contains(string(r.body), c.message) {
 			t.Errorf("%s: status %d, want %d: %.300s", name, r.status, c.status, r.body)
 		}
+		next := chatBody(message{"user", "after: " + name})
+		b.intact(b.post("/v1/chat/completions", next), next)
 	}
+	b.sound()
 	resp, err := b.client.Get("http://" + b.ingress + "/v1/models")
 	if err != nil {
 		t.Fatal(err)
@@ -73,6 +76,7 @@ func TestWithoutATokenizerRequestsAreRoutedByLoad(t *testing.T) {
 	if n := b.metric("kvlane_degraded_total", `reason="model unknown"`); n != 8 {
 		t.Errorf("%v requests said that the model is unknown", n)
 	}
+	b.sound()
 }
 
 func TestClientsThatLeave(t *testing.T) {
@@ -88,8 +92,8 @@ func TestClientsThatLeave(t *testing.T) {
 	// In the middle of the answer, streamed and not.
 	for _, stream := range []string{"true", "false"} {
 		ctx, cancel := context.WithCancel(t.Context())
-		body := `{"model":"demo","stream":` + stream + `,"max_tokens":500,"messages":[{"role":"user","content":"` + prose(stream, 50) + `"}]}`
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.ingress+"/v1/chat/completions", strings.NewReader(body))
+		body := b.remember([]byte(`{"model":"demo","stream":` + stream + `,"max_tokens":500,"messages":[{"role":"user","content":"` + prose(stream, 50) + `"}]}`))
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.ingress+"/v1/chat/completions", bytes.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,6 +119,7 @@ func TestClientsThatLeave(t *testing.T) {
 		}
 		return n == 0
 	})
+	b.sound()
 }
 
 func TestAWorkerThatDiesInTheMiddleOfAnAnswer(t *testing.T) {
@@ -127,7 +132,15 @@ func TestAWorkerThatDiesInTheMiddleOfAnAnswer(t *testing.T) {
 	body := []byte(`{"model":"demo","stream":true,"max_tokens":50,"messages":[{"role":"user","content":"x"}]}`)
 	if r, err := b.send("/v1/chat/completions", body); err == nil {
 		t.Errorf("a cut answer came to a good end: status %d, %d bytes", r.status, len(r.body))
+	} else {
+		b.intact(r, body)
 	}
+	for _, e := range b.engines {
+		if err := e.SetFaults(enginesim.Faults{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.sound()
 }
 
 // A worker that is gone: its requests go elsewhere at once, and when all are gone
@@ -162,6 +175,7 @@ func TestWorkersThatAreGone(t *testing.T) {
 		r, err := b.send("/v1/chat/completions", chatBody(message{"user", "x"}))
 		return err == nil && r.status == http.StatusOK
 	})
+	b.sound()
 }
 
 // turnTwice plays a conversation of two turns and returns what the second showed.
@@ -194,6 +208,7 @@ func TestGapsInTheEvents(t *testing.T) {
 					r := b.chat(lost...)
 					return r.matched > 100 && r.matched == r.answer.Usage.Details.Cached
 				})
+				b.sound()
 				return
 			}
 			// Never credited with what may be gone: the engine has it still, we do not say so.
@@ -204,6 +219,7 @@ func TestGapsInTheEvents(t *testing.T) {
 				r := b.chat(message{"user", prose("fresh", 200)})
 				return r.matched > 0 && r.matched == r.answer.Usage.Details.Cached
 			})
+			b.sound()
 		})
 	}
 }
@@ -214,6 +230,7 @@ func TestASilentFeedIsNoticed(t *testing.T) {
 		b.chat(message{"user", prose(fmt.Sprint(i), 100)})
 	}
 	b.until("the feed is stale", func() bool { return b.metric("kvlane_feed_state", `state="stale"`) == 1 })
+	b.sound()
 }
 
 func TestAnEngineThatRestarts(t *testing.T) {
@@ -229,6 +246,7 @@ func TestAnEngineThatRestarts(t *testing.T) {
 	if r := turnTwice(b, "again"); r.matched == 0 || r.matched != r.answer.Usage.Details.Cached {
 		t.Errorf("after the restart: %d matched, %d cached", r.matched, r.answer.Usage.Details.Cached)
 	}
+	b.sound()
 }
 
 // Old tools speak HTTP/1.0, some without a Host.
@@ -239,12 +257,13 @@ func TestHTTP10(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	body := `{"model":"demo","prompt":"one two three","max_tokens":2}`
+	body := b.remember([]byte(`{"model":"demo","prompt":"one two three","max_tokens":2}`))
 	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s", len(body), body)
 	answer, err := io.ReadAll(conn)
 	if err != nil || !bytes.HasPrefix(answer, []byte("HTTP/1.0 200 OK\r\n")) && !bytes.HasPrefix(answer, []byte("HTTP/1.1 200 OK\r\n")) || !bytes.Contains(answer, []byte(`"usage"`)) {
 		t.Errorf("%v: %s", err, answer)
 	}
+	b.sound()
 }
 
 // The standalone shape fails open: while Kvlane is down requests are served, and
@@ -282,6 +301,7 @@ func TestKvlaneIsKilledUnderLoad(t *testing.T) {
 	if failed.Load() > 0 {
 		t.Errorf("%d of %d requests failed", failed.Load(), failed.Load()+served.Load())
 	}
+	b.sound()
 }
 
 func TestFailClosedWithoutHostages(t *testing.T) {
@@ -306,6 +326,8 @@ func TestFailClosedWithoutHostages(t *testing.T) {
 	if err := <-running; err != nil {
 		t.Errorf("the running answer: %v", err)
 	}
+	b.startKvlane()
+	b.sound()
 }
 
 func Test200ConcurrentStreams(t *testing.T) {
@@ -335,6 +357,7 @@ func Test200ConcurrentStreams(t *testing.T) {
 	if most > 1.5*least {
 		t.Errorf("picks between %v and %v a target", least, most)
 	}
+	b.sound()
 }
 
 // SIGHUP, which others take for a reload, ends nothing.
@@ -350,6 +373,7 @@ func TestSIGHUPChangesNothing(t *testing.T) {
 	if b.metric("kvlane_requests_total", `outcome="routed"`) != 3 {
 		t.Error("requests went without Kvlane")
 	}
+	b.sound()
 }
 
 // Trailers end a body without an end-of-stream mark on any data message.
@@ -361,7 +385,7 @@ func TestClientTrailers(t *testing.T) {
 			plain.SetUnencryptedHTTP2(true)
 			h2 := &http.Client{Transport: &http.Transport{Protocols: &plain}}
 			defer h2.CloseIdleConnections()
-			body := chatBody(message{"user", prose("trailers", 5000)})
+			body := b.remember(chatBody(message{"user", prose("trailers", 5000)}))
 			req, err := http.NewRequest(http.MethodPost, "http://"+b.ingress+"/v1/chat/completions", io.NopCloser(bytes.NewReader(body)))
 			if err != nil {
 				t.Fatal(err)
@@ -378,44 +402,7 @@ func TestClientTrailers(t *testing.T) {
 				t.Fatalf("status %d: %s", resp.StatusCode, text)
 			}
 			b.intact(&reply{header: resp.Header}, body)
+			b.sound()
 		})
-	}
-}
-
-// A worker that appears in a watched file serves, one that is taken out does not,
-// within a second, and its running answers go on.
-func TestWorkersComeAndGo(t *testing.T) {
-	b := newBed(t, shape{engines: 1, ranks: 1, engine: slow(10 * time.Millisecond), config: "", noCheck: true})
-	b.stopKvlane(syscall.SIGTERM)
-	workers := func(lines ...string) { b.write("workers.yaml", strings.Join(lines, "")) }
-	entry := func(line string) string { return strings.Replace(line, "  - {", "- {", 1) }
-	one := entry(fmt.Sprintf("  - {name: e0, address: %q, models: [demo]}\n", b.engines[0].Addr()))
-	two := entry(b.startEngine(1))
-	workers(one)
-	text := b.read("kvlane.yaml")
-	b.write("kvlane.yaml", text[:strings.Index(text, "  static:")]+"  file: "+b.file("workers.yaml")+"\n")
-	b.startKvlane()
-	b.chat(message{"user", "x"})
-	workers(one, two)
-	b.until("the newcomer serves", func() bool {
-		return strings.HasPrefix(b.chat(message{"user", prose(time.Now().String(), 20)}).target, "e1")
-	})
-	b.until("nothing runs", func() bool { return b.metric("kvlane_active_requests") == 0 })
-	running := make(chan error, 1)
-	go func() {
-		r, err := b.send("/v1/completions", []byte(`{"model":"demo","stream":true,"max_tokens":150,"prompt":"`+prose("long", 20)+`"}`))
-		if err == nil && !bytes.Contains(r.body, []byte("[DONE]")) {
-			err = fmt.Errorf("status %d: %s", r.status, r.body)
-		}
-		running <- err
-	}()
-	b.until("it runs", func() bool { return b.metric("kvlane_active_requests") > 0 })
-	workers("[]\n")
-	b.until("nobody is left", func() bool {
-		r, err := b.send("/v1/completions", []byte(`{"model":"demo","prompt":"x","max_tokens":1}`))
-		return err == nil && r.status == http.StatusServiceUnavailable
-	})
-	if err := <-running; err != nil {
-		t.Errorf("the running answer of a removed worker: %v", err)
 	}
 }

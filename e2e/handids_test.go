@@ -8,7 +8,7 @@ import (
 // The ids travel with the request, the engine computes the same prompt from them,
 // and the second turn is cached as before.
 func TestIDsTravelWithTheRequest(t *testing.T) {
-	b := newBed(t, shape{model: ", hand_ids: true"})
+	b := newBed(t, shape{model: ", hand_ids: true", otherwise: true})
 	messages := []message{{"system", system}, {"user", "Where are the maps?"}}
 	first := b.chat(messages...)
 	second := b.chat(append(messages, message{"assistant", first.text()}, message{"user", "And the letters?"})...)

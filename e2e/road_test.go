@@ -129,7 +129,7 @@ func TestASaltSeparatesCaches(t *testing.T) {
 func TestBodiesArriveIntact(t *testing.T) {
 	for _, mode := range []string{"BUFFERED", "FULL_DUPLEX_STREAMED"} {
 		t.Run(mode, func(t *testing.T) {
-			b := newBed(t, shape{envoy: ", request_body: " + mode})
+			b := newBed(t, shape{envoy: ", request_body: " + mode, engine: func(_ int, o *enginesim.Options) { o.Blocks, o.MaxModelLen = 1<<15, 500_000 }})
 			odd := []byte("{ \"b\":1e5,\n\t\"messages\" : [ {\"content\":\"h\\u00e9 \\ud83d\\ude42 </b>\" , \"role\":\"user\"} ],\"a\":1.0,\"model\":\"demo\",\"max_tokens\":1 } \n")
 			b.intact(b.post("/v1/chat/completions", odd), odd)
 			long := chatBody(message{"user", prose("long", 100_000)})
@@ -138,6 +138,20 @@ func TestBodiesArriveIntact(t *testing.T) {
 				t.Errorf("100k tokens: status %d, %d prompt tokens", r.status, r.answer.Usage.Prompt)
 			}
 			b.intact(r, long)
+			// A chat of 10 MB: every byte of its text is an escape of six.
+			var text strings.Builder
+			for _, c := range []byte(prose("huge", 340_000)) {
+				fmt.Fprintf(&text, `\u%04x`, c)
+			}
+			huge := fmt.Appendf(nil, `{"model":"demo","max_tokens":1,"messages":[{"role":"user","content":"%s"}]}`, text.String())
+			if len(huge) < 10<<20 {
+				t.Fatalf("%d bytes", len(huge))
+			}
+			r = b.post("/v1/chat/completions", huge)
+			if r.status != http.StatusOK || r.answer.Usage.Prompt < 300_000 {
+				t.Errorf("10 MB: status %d, %d prompt tokens: %.300s", r.status, r.answer.Usage.Prompt, r.body)
+			}
+			b.intact(r, huge)
 			// 10 MB that are not a prompt: the engine refuses the unknown file API with 404.
 			big := bytes.Repeat([]byte("0123456789"), 1<<20)
 			if r := b.post("/v1/files", big); r.status != http.StatusNotFound {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -67,7 +68,7 @@ func TestWaitingForRoom(t *testing.T) {
 	}
 	// A client that leaves.
 	ctx, stop := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.ingress+"/v1/completions", strings.NewReader(string(completionBody("gone", 1))))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.ingress+"/v1/completions", bytes.NewReader(b.remember(completionBody("gone", 1))))
 	if err != nil {
 		t.Fatal(err)
 	}

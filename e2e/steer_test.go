@@ -22,7 +22,7 @@ func TestARankInTheBodyIsThePickedOne(t *testing.T) {
 	}
 	for _, mode := range []string{"BUFFERED", "FULL_DUPLEX_STREAMED"} {
 		t.Run(mode, func(t *testing.T) {
-			b := newBed(t, shape{engines: 1, ranks: 4, envoy: ", request_body: " + mode, worker: ", engine: sglang", model: ", engine: sglang",
+			b := newBed(t, shape{engines: 1, ranks: 4, otherwise: true, envoy: ", request_body: " + mode, worker: ", engine: sglang", model: ", engine: sglang",
 				engine: func(_ int, o *enginesim.Options) { o.Engine = enginesim.SGLang }})
 			ranks := map[int]bool{}
 			for name, body := range bodies {
@@ -54,7 +54,7 @@ func TestARankInTheBodyIsThePickedOne(t *testing.T) {
 
 // Where the engine chooses the rank, a client does not.
 func TestNoRankInTheBodyWhereTheEngineChooses(t *testing.T) {
-	b := newBed(t, shape{engines: 1, ranks: 1, rankFree: true, worker: ", engine: sglang", model: ", engine: sglang",
+	b := newBed(t, shape{engines: 1, ranks: 1, rankFree: true, otherwise: true, worker: ", engine: sglang", model: ", engine: sglang",
 		engine: func(_ int, o *enginesim.Options) { o.Engine, o.Ranks = enginesim.SGLang, 2 }})
 	for i := range 4 {
 		for _, field := range []string{"routed_dp_rank", "data_parallel_rank"} {

@@ -94,6 +94,7 @@ type service struct {
 	registry *workers.Registry
 	kube     *kubernetes // nil without Kubernetes
 	draining atomic.Bool
+	open     atomic.Bool   // the socket for Envoy
 	warm     atomic.Bool   // a peer's index was taken, or there is none; started is final then
 	peers    *peers.Server // nil without peers
 	server   *extproc.Server
@@ -283,6 +284,7 @@ func (s *service) listen(ctx context.Context, c *config.Config, xds *envoy.XDS) 
 	}
 	xds.Register(ctx, s.grpc)
 	s.serve("ext_proc", func() error { return s.grpc.Serve(lis) })
+	s.open.Store(true)
 	return nil
 }
 
@@ -313,9 +315,9 @@ func (s *service) adminMux(metrics *telemetry.Metrics) http.Handler {
 	return mux
 }
 
-// notReady says what readiness waits for, "" if nothing: a peer's index taken, or
-// given up, then pools and their pods known, however long it takes, and then for warmUp at most every worker checked
-// once and every feed synchronised.
+// notReady says what readiness waits for, "" if nothing: a peer's index taken, or given up, and the socket for Envoy; then
+// pools and their pods known, however long it takes; and then for warmUp at most every worker checked once and every feed
+// synchronised.
 func (s *service) notReady() string {
 	if !s.warm.Load() {
 		return "the index is being taken from a peer"
@@ -324,6 +326,8 @@ func (s *service) notReady() string {
 	switch {
 	case s.draining.Load():
 		return "draining"
+	case !s.open.Load():
+		return "the socket for Envoy is not open yet"
 	case s.kube != nil:
 		var why string
 		if since, why = s.kube.waiting(); why != "" {

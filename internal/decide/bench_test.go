@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -144,7 +145,24 @@ func BenchmarkDecide(b *testing.B) {
 				decide(round + i)
 			}
 			b.ReportMetric(float64((processTime()-start).Microseconds())/float64(b.N), "cpu-µs/op")
+			reportStages(b, d)
 		})
+	}
+}
+
+// reportStages adds what the stages of the last decisions took, in the middle: wall
+// clock, as the journal has it.
+func reportStages(b *testing.B, d *Decider) {
+	b.Helper()
+	times := map[string][]time.Duration{}
+	for _, e := range d.journal.last(64) {
+		for _, s := range e.Stages {
+			times[s.Stage] = append(times[s.Stage], s.Took)
+		}
+	}
+	for name, took := range times {
+		slices.Sort(took)
+		b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1000, name+"-µs")
 	}
 }
 

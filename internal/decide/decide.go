@@ -636,6 +636,10 @@ func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan
 		return nil, nil, err
 	}
 	j.booked = &plan
+	if ctx.Err() != nil { // placed at the moment its client went away
+		j.release(&plan)
+		return nil, nil, errClientGone
+	}
 	p := d.fleet.Load().place(plan.Decode)
 	if p == nil { // the worker left between the pick and now
 		j.release(&plan)

@@ -208,6 +208,12 @@ func (t *ticket) End(at time.Time) {
 // Outcome implements extproc.OutcomeTicket.
 func (t *ticket) Outcome(o extproc.Outcome) {
 	t.entry.setOutcome(o)
+	for _, flag := range o.Flags {
+		t.d.metrics.Flags.WithLabelValues(t.place.target.Worker, flag).Inc()
+	}
+	if len(o.Flags) > 0 {
+		t.d.forgetGone(t.place.target.Worker)
+	}
 	if !o.FirstToken.IsZero() {
 		t.d.metrics.FirstToken.WithLabelValues(t.place.target.Worker).Observe(o.FirstToken.Sub(t.decided).Seconds())
 		t.d.forgetGone(t.place.target.Worker)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/routing"
 )
 
 // asked is a decision that may still wait.
@@ -175,6 +176,40 @@ func TestAClientThatLeavesLeavesTheQueue(t *testing.T) {
 		t.Errorf("%+v", running.Reject)
 	}
 	running.Ticket.End(time.Now())
+	b.idle()
+}
+
+// Who makes room does so at the very moment that the client of the next in the queue
+// leaves: nothing stays booked, and no target is credited with a prompt that nobody sends.
+func TestAPlaceForAClientThatIsGone(t *testing.T) {
+	b := newBench(t, "routing: {wait: {max_requests: 2, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
+	running, _ := b.ask("/v1/completions", completion(10, ""))
+	prompt := completion(400, "")
+	ctx, stop := context.WithCancel(t.Context())
+	r := b.request("/v1/completions", prompt)
+	done := make(chan extproc.Decision, 1)
+	go func() { done <- b.Decide(ctx, r) }()
+	b.untilWaiting(1)
+	b.mu.Lock()
+	stop()
+	for _, w := range b.waiting.byID {
+		// As book does for a request that ends, but with no time between.
+		b.router.Release(b.since(time.Now()), running.Ticket.(*ticket).reservation)
+		b.serve(b.since(time.Now()))
+		if w.plan.Reservation == (routing.Plan{}).Reservation {
+			t.Errorf("not placed: %v", w.err)
+		}
+	}
+	b.mu.Unlock()
+	if d := <-done; d.Reject == nil || d.Reject.Status != 499 {
+		t.Errorf("%+v", d)
+	}
+	b.idle()
+	if d, e := b.ask("/v1/completions", prompt); d.Ticket == nil || e.Matched != 0 {
+		t.Errorf("%d tokens are said to be there: %+v", e.Matched, d)
+	} else {
+		d.Ticket.End(time.Now())
+	}
 	b.idle()
 }
 

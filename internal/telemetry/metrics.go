@@ -60,6 +60,9 @@ type Metrics struct {
 	Observed  *prometheus.CounterVec
 	// Responses counts by worker and status class.
 	Responses *prometheus.CounterVec
+	// Flags counts what Envoy's access log says went wrong with decided requests, by
+	// worker and response flag.
+	Flags *prometheus.CounterVec
 	// FirstToken is the time from the decision to the first token, per worker.
 	FirstToken *prometheus.HistogramVec
 	// ExtProcStreams, ExtProcMessages, ExtProcAnswers and ExtProcFailures are the
@@ -115,6 +118,7 @@ func New(version string) *Metrics {
 		Predicted:       counter("predicted_cached_tokens_total", "Cached tokens predicted, over answers whose usage was seen.", "worker"),
 		Observed:        counter("observed_cached_tokens_total", "Cached tokens reported by engines, over answers whose usage was seen.", "worker"),
 		Responses:       counter("responses_total", "Responses by worker and status class.", "worker", "class"),
+		Flags:           counter("envoy_flags_total", "What Envoy's access log says went wrong with decided requests, by worker and response flag.", "worker", "flag"),
 		FirstToken:      histogram("first_token_seconds", "Time from the decision to the first token.", prometheus.ExponentialBuckets(0.005, 2, 15), "worker"),
 		ExtProcMessages: counter("extproc_messages_total", "ext_proc messages received, by kind.", "kind"),
 		ExtProcFailures: counter("extproc_failures_total", "Protocol failures survived, by kind.", "kind"),
@@ -145,7 +149,7 @@ func (m *Metrics) Observe(s Stage, d time.Duration) { m.stages[s].Observe(d.Seco
 // ForgetWorker deletes all that was counted for a worker.
 func (m *Metrics) ForgetWorker(worker string) {
 	labels := prometheus.Labels{"worker": worker}
-	for _, v := range []*prometheus.CounterVec{m.Picks, m.PromptTokens, m.MatchedTokens, m.Moved, m.Predicted, m.Observed, m.Responses, m.Checks, m.Legs, m.TokenChecks} {
+	for _, v := range []*prometheus.CounterVec{m.Picks, m.PromptTokens, m.MatchedTokens, m.Moved, m.Predicted, m.Observed, m.Responses, m.Flags, m.Checks, m.Legs, m.TokenChecks} {
 		v.DeletePartialMatch(labels)
 	}
 	m.FirstToken.DeletePartialMatch(labels)

@@ -1,0 +1,151 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+var (
+	goroutineBlock = regexp.MustCompile(`^(?:goroutine profile: .*\n)?(\d+) @`)
+	goroutineFrame = regexp.MustCompile(`(?m)^#\t0x[0-9a-f]+\t(\S+?)\+0x`)
+)
+
+// goroutines are Kvlane's, by the function that each began with.
+func (b *bed) goroutines() map[string]int {
+	b.t.Helper()
+	resp, err := http.Get("http://" + b.admin + "/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	kinds := map[string]int{}
+	for block := range strings.SplitSeq(string(text), "\n\n") {
+		head := goroutineBlock.FindStringSubmatch(block)
+		frames := goroutineFrame.FindAllStringSubmatch(block, -1)
+		if head == nil || len(frames) == 0 {
+			continue
+		}
+		n, err := strconv.Atoi(head[1])
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		at := len(frames) - 1
+		for at > 0 && strings.HasPrefix(frames[at][1], "sync.") { // WaitGroup.Go
+			at--
+		}
+		kinds[frames[at][1]] += n
+	}
+	if len(kinds) < 5 {
+		b.t.Fatalf("not understood: %.500s", text)
+	}
+	return kinds
+}
+
+// perConnection are the goroutines of connections that are kept open on purpose, and how many may come to those that there
+// were at first: Envoy's to Kvlane (one for each of its threads, and one that a new one replaces) with its subscription to
+// the workers, Kvlane's to workers (their health, and lists of models when a request names an unknown one), and that of this
+// scrape.
+var perConnection = map[string]int{
+	"google.golang.org/grpc.(*Server).handleRawConn.func1":                  3,
+	"google.golang.org/grpc/internal/transport.(*http2Server).keepalive":    3,
+	"google.golang.org/grpc/internal/transport.NewServerTransport.func3":    3,
+	"github.com/kvlane/kvlane/envoy.(*XDS).StreamAggregatedResources.func1": 1,
+	"net/http.(*persistConn).readLoop":                                      4,
+	"net/http.(*persistConn).writeLoop":                                     4,
+	"net/http.(*conn).serve":                                                2,
+	"net/http.(*connReader).backgroundRead":                                 2,
+}
+
+// quiet checks that nothing has leaked: no reservation, no load, no stream, and of no kind more goroutines than there were
+// at first; and that the engines saw no other bodies than clients sent. Each may take its time, but not for ever.
+func (b *bed) quiet() {
+	b.t.Helper()
+	b.onlySent()
+	if b.kvlane == nil {
+		return
+	}
+	b.client.CloseIdleConnections()
+	http.DefaultClient.CloseIdleConnections()
+	leaks := map[string]string{}
+	for _, m := range []string{"kvlane_reservations", "kvlane_active_requests", "kvlane_queued_tokens", "kvlane_resident_tokens",
+		"kvlane_waiting_requests", "kvlane_extproc_streams", "kvlane_double_releases_total"} {
+		leaks[m] = "not asked for"
+	}
+	for kind := range b.goroutines() {
+		leaks[kind] = "not compared"
+	}
+	for deadline := time.Now().Add(30 * time.Second); len(leaks) > 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		now := b.goroutines()
+		for name := range leaks {
+			delete(leaks, name)
+			if strings.HasPrefix(name, "kvlane_") {
+				if v := b.metric(name); v != 0 {
+					leaks[name] = fmt.Sprint(v)
+				}
+				continue
+			}
+			if n, most := now[name], b.idle[name]+perConnection[name]; n > most {
+				leaks[name] = fmt.Sprintf("%d goroutines, %d at first", n, b.idle[name])
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(leaks)) {
+		b.t.Errorf("leaked: %s: %s", name, leaks[name])
+	}
+}
+
+// remember keeps what a body is, so that quiet knows it at the engine.
+func (b *bed) remember(body []byte) []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sent[sha(body)] = true
+	return body
+}
+
+// onlySent checks that every body that an engine saw is one that a client sent, byte by byte.
+func (b *bed) onlySent() {
+	b.t.Helper()
+	if b.shape.otherwise {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, e := range b.engines {
+		for _, r := range e.Stats().Requests {
+			if !b.sent[r.BodySHA256] {
+				b.t.Errorf("engine e%d saw a body of %d bytes for %s that no client sent (request %s)", i, r.BodyBytes, r.Path, r.RequestID)
+			}
+		}
+	}
+}
+
+// sound checks after a fault that the road is whole: it waits until requests are served, sends bodies of which every byte
+// counts, small and large, compares them at their engines, and looks for leaks.
+func (b *bed) sound() {
+	b.t.Helper()
+	odd := []byte("{ \"b\":1e5,\n\t\"messages\" : [ {\"content\":\"h\\u00e9 \\ud83d\\ude42 </b>\" , \"role\":\"user\"} ],\"a\":1.0,\"model\":\"demo\",\"max_tokens\":1 } \n")
+	b.until("requests are served after the fault", func() bool {
+		r, err := b.send("/v1/chat/completions", odd)
+		return err == nil && r.status == http.StatusOK && r.target != ""
+	})
+	for _, body := range [][]byte{odd, chatBody(message{"user", prose("after a fault", 20_000)})} {
+		r := b.post("/v1/chat/completions", body)
+		if r.status != http.StatusOK {
+			b.t.Errorf("after the fault: status %d: %.300s", r.status, r.body)
+			continue
+		}
+		b.intact(r, body)
+	}
+	b.quiet()
+}
