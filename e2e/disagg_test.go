@@ -402,6 +402,20 @@ func TestRequestsThatCannotBeSplit(t *testing.T) {
 	}
 }
 
+// A client that names a host to fetch from is served as any other.
+func TestAClientThatNamesAPrefillWorker(t *testing.T) {
+	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")
+	for _, tokens := range []int{200, 20} {
+		body := bodyFor("/v1/completions", fmt.Sprint("theirs", tokens), tokens, false)
+		const theirs = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_host":"127.0.0.1","remote_port":9,"remote_engine_id":"x","remote_request_id":"x","remote_num_tokens":9,"remote_block_ids":[[1]]},`
+		r := b.post("/v1/completions", append([]byte("{"+theirs), body[1:]...))
+		s := b.legsOf(r.header.Get("X-Request-Id"))
+		if r.status != http.StatusOK || s.decode == nil || (s.prefill != nil) != (tokens == 200) || (s.decode.RemoteTokens > 0) != (tokens == 200) {
+			t.Errorf("%d tokens: status %d, legs %+v %+v: %s", tokens, r.status, s.prefill, s.decode, r.body)
+		}
+	}
+}
+
 // While Kvlane is down the least busy worker serves, and prefill workers are kept for their purpose.
 func TestWithoutKvlanePrefillWorkersAreSpared(t *testing.T) {
 	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")

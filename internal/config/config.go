@@ -251,6 +251,7 @@ type Disagg struct {
 	Attempts   int          `yaml:"attempts" jsonschema:"minimum=1" jsonschema_description:"Prefill targets tried before the decode target computes by itself."`
 	HeadStart  Duration     `yaml:"head_start" jsonschema_description:"Where both legs run at once: how long a prefill leg may fail, and another target be tried, before the decode leg starts."`
 	FirstToken string       `yaml:"first_token" jsonschema:"enum=recompute,enum=append" jsonschema_description:"LMCache: what becomes of the token that the prefill worker made. recompute: the decode worker makes it again. append: it goes behind the prompt, and the client's answer begins with the second."`
+	Trust      bool         `yaml:"trust_client_params" jsonschema_description:"Leave what clients say of KV transfers (kv_transfer_params, bootstrap_room, disaggregated_params and the like) in their requests. Without, it is taken out: it names hosts that engines would fetch from. Only where all clients may do that, such as a router of your own."`
 	Usage      string       `yaml:"usage" jsonschema:"enum=decode,enum=prefill" jsonschema_description:"Whose usage the client is told. decode: the decode worker's, as it comes. prefill: prompt tokens and cached tokens are those of the prefill leg; Envoy then sends Kvlane the bodies of answers whose requests were split, and of no others."`
 	Workers    WorkerDisagg `yaml:"workers" jsonschema_description:"What holds for workers that name nothing of it in their own disagg section."`
 }

@@ -61,7 +61,7 @@ func newLegs(c *config.Config) (*legs, error) {
 		headStart: c.Disagg.HeadStart.Std(), budget: legBudget(c.Envoy.MessageTimeout.Std())}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	var err error
-	l.protocol, err = disagg.New(c.Disagg.Connector, disagg.Options{Append: c.Disagg.FirstToken == "append", Machine: machine(), Get: l.sender.Get})
+	l.protocol, err = disagg.New(c.Disagg.Connector, disagg.Options{Append: c.Disagg.FirstToken == "append", Trust: c.Disagg.Trust, Machine: machine(), Get: l.sender.Get})
 	return l, err
 }
 

@@ -32,13 +32,15 @@ type Protocol struct {
 	Portable bool
 
 	apis map[prompt.API]bool
+	// arranged says what a client that is trusted has arranged itself, "" if nothing.
+	arranged func(r *prompt.Request) string
 	// single says that a transfer has one consumer: one prompt, one answer.
 	single bool
 	// refuses says why a request cannot be split beyond that, "" if it can.
 	refuses func(r *prompt.Request, ids []uint32) string
 	prefill func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error)
 	decode  func(p *Protocol, x *Exchange, a *Answer) (Leg, error)
-	// local are the edits of a request that is not split.
+	// local are the edits of a request that is not split and whose client is trusted.
 	local func(r *prompt.Request) []prompt.Edit
 	// found keeps what workers say of themselves; nil if the protocol asks nothing.
 	found *found
@@ -51,6 +53,8 @@ type Protocol struct {
 type Options struct {
 	// Append lets LMCache's decode leg begin behind the prefill engine's token.
 	Append bool
+	// Trust leaves what a client says of transfers in its request.
+	Trust bool
 	// Machine differs between replicas; 10 bits of it are used.
 	Machine uint64
 	// Get reads a small JSON page of a worker, for protocols that ask (Mooncake,
@@ -109,7 +113,13 @@ func (p *Protocol) Refuses(r *prompt.Request, ids []uint32) string {
 		return "more than one answer"
 	case r.Has(prompt.FieldPreviousResponseID):
 		return "the engine holds its state"
-	case p.refuses != nil:
+	}
+	if p.options.Trust && p.arranged != nil {
+		if why := p.arranged(r); why != "" {
+			return why
+		}
+	}
+	if p.refuses != nil {
 		return p.refuses(r, ids)
 	}
 	return ""
@@ -131,6 +141,7 @@ func (p *Protocol) Prefill(ctx context.Context, x *Exchange) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
+	leg.Edits = append(p.clean(x.Request), leg.Edits...)
 	if p.AtOnce {
 		// The decode leg must be possible before the prefill leg starts.
 		if _, err := p.Decode(x, nil); err != nil {
@@ -142,16 +153,21 @@ func (p *Protocol) Prefill(ctx context.Context, x *Exchange) (Leg, error) {
 
 // Decode is the decode leg. answer is the prefill leg's, nil with AtOnce. Errors
 // are ErrNoParameters, perhaps wrapped, and *FinalError.
-func (p *Protocol) Decode(x *Exchange, answer *Answer) (Leg, error) { return p.decode(p, x, answer) }
-
-// Local are the edits of a request that is not split: what a client, or a router
-// before us, says of a prefill leg must not reach an engine that then waits for
-// one.
-func (p *Protocol) Local(r *prompt.Request) []prompt.Edit {
-	if p.local == nil {
-		return nil
+func (p *Protocol) Decode(x *Exchange, answer *Answer) (Leg, error) {
+	leg, err := p.decode(p, x, answer)
+	if err == nil {
+		leg.Edits = append(p.clean(x.Request), leg.Edits...)
 	}
-	return p.local(r)
+	return leg, err
+}
+
+// Local are the edits of a request that is not split: what a client says of a prefill
+// leg must not reach an engine that then waits for one.
+func (p *Protocol) Local(r *prompt.Request) []prompt.Edit {
+	if p.options.Trust && p.local != nil {
+		return p.local(r)
+	}
+	return p.clean(r)
 }
 
 // FinalError says that the prefill answer is the whole answer: there is nothing to

@@ -20,7 +20,7 @@ import (
 
 // story runs one file of testdata: commands and, under ----, what the legs are.
 //
-//	new CONNECTOR [append]       a protocol; the input is the pages that workers give, one a line: URL JSON
+//	new CONNECTOR [append] [trust]      a protocol; the input is the pages that workers give, one a line: URL JSON
 //	request [path=] [ids=(...)] [id=] [conv=]   the client's body
 //	side prefill|decode [name=] [address=] [rank=] [ranks=]   the input is JSON of the worker's settings
 //	prefill                      the prefill leg
@@ -92,7 +92,7 @@ func (s *story) create(t *testing.T, d *datadriven.TestData) string {
 		}
 	}
 	var err error
-	s.p, err = New(d.CmdArgs[0].Key, Options{Append: d.HasArg("append"), Machine: 3,
+	s.p, err = New(d.CmdArgs[0].Key, Options{Append: d.HasArg("append"), Trust: d.HasArg("trust"), Machine: 3,
 		Now: func() time.Time { return time.UnixMilli(1_700_000_000_000) },
 		Get: func(_ context.Context, address, path string, api bool) ([]byte, error) {
 			s.asked = append(s.asked, fmt.Sprintf("GET %s%s api=%v\n", address, path, api))

@@ -15,16 +15,16 @@ var trtAPIs = apis(prompt.Chat, prompt.Completions)
 // trtContextFirst is TensorRT-LLM's default: the context server answers with its
 // first token and what the generation server needs.
 func trtContextFirst() *Protocol {
-	return &Protocol{Portable: true, apis: trtAPIs, single: true, refuses: trtRefuses, local: trtLocal,
+	return &Protocol{Portable: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal,
 		prefill: func(_ context.Context, p *Protocol, x *Exchange) (Leg, error) {
 			return Leg{Edits: trtContext(x, setNumber(p.snowflake(), disaggParams, "disagg_request_id"), setText("context_first", disaggParams, "schedule_style"))}, nil
 		},
 		decode: trtDecode}
 }
 
-// trtRefuses: a client that labels its request is a router before us, or a
+// trtArranged: a client that labels its request is a router before us, or a
 // benchmark of generation alone.
-func trtRefuses(r *prompt.Request, _ []uint32) string {
+func trtArranged(r *prompt.Request) string {
 	if textOf(r.Member(prompt.FieldDisaggregatedParams, "request_type")) == "generation_only" {
 		return "the client names its own context server"
 	}
@@ -34,7 +34,7 @@ func trtRefuses(r *prompt.Request, _ []uint32) string {
 // trtLocal takes a label off that would make the generation server only prefill, or
 // wait. A benchmark's generation_only is meant and stays.
 func trtLocal(r *prompt.Request) []prompt.Edit {
-	if !r.Has(prompt.FieldDisaggregatedParams) || trtRefuses(r, nil) != "" {
+	if !r.Has(prompt.FieldDisaggregatedParams) || trtArranged(r) != "" {
 		return nil
 	}
 	return []prompt.Edit{remove(disaggParams)}
@@ -154,7 +154,7 @@ func trtFinal(r *prompt.Request, a *Answer, choice []byte) error {
 // trtGenerationFirst runs both legs at once: the generation server fetches from the
 // context server that its request names.
 func trtGenerationFirst() *Protocol {
-	return &Protocol{AtOnce: true, apis: trtAPIs, single: true, refuses: trtRefuses, local: trtLocal, found: newFound(),
+	return &Protocol{AtOnce: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal, found: newFound(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
 			if err := p.learn(ctx, &x.Prefill, x.Prefill.Address, "/server_info", true); err != nil {
 				return Leg{}, err

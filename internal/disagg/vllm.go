@@ -52,7 +52,7 @@ func ownDirection(r *prompt.Request) bool {
 
 // decodeAlready: a request that fetches blocks by itself is a decode leg of a router
 // before us.
-func decodeAlready(r *prompt.Request, _ []uint32) string {
+func decodeAlready(r *prompt.Request) string {
 	if string(prompt.Member(r.Raw(prompt.FieldKVTransferParams), "do_remote_prefill")) == "true" {
 		return "it is a decode leg already"
 	}
@@ -73,12 +73,12 @@ func ask(r *prompt.Request, params string, more ...prompt.Edit) []prompt.Edit {
 // nixl is NixlConnector in its pull mode, vLLM's default: decode fetches the blocks
 // that the prefill answer names.
 func nixl() *Protocol {
-	return &Protocol{Portable: true, apis: vllmAPIs, single: true, refuses: decodeAlready, prefill: nixlPrefill, decode: nixlDecode}
+	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready, prefill: nixlPrefill, decode: nixlDecode}
 }
 
-func nixlPrefill(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
+func nixlPrefill(_ context.Context, p *Protocol, x *Exchange) (Leg, error) {
 	edits := vllmPrefill(x.Request.API)
-	if !ownDirection(x.Request) {
+	if !p.options.Trust || !ownDirection(x.Request) {
 		edits = append(edits, ask(x.Request, askNIXL)...)
 	}
 	return Leg{Edits: edits}, nil
@@ -103,7 +103,7 @@ func nixlDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 // nixlPush: decode registers its blocks and prefill writes into them; the legs run
 // at once and find each other by their request id.
 func nixlPush() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, refuses: decodeAlready, prefill: nixlPrefill, decode: nixlPushDecode}
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, prefill: nixlPrefill, decode: nixlPushDecode}
 }
 
 // defaultSidePort is VLLM_NIXL_SIDE_CHANNEL_PORT of rank 0.
@@ -134,7 +134,7 @@ func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 
 // p2pNCCL: the addresses of both sides ride in the request id.
 func p2pNCCL() *Protocol {
-	return &Protocol{apis: vllmAPIs, single: true, refuses: decodeAlready,
+	return &Protocol{apis: vllmAPIs, single: true, arranged: decodeAlready,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			id, err := p2pID(x)
 			return Leg{Headers: id, Edits: vllmPrefill(x.Request.API)}, err
@@ -159,7 +159,7 @@ func p2pID(x *Exchange) ([]Header, error) {
 // sharedStorage: prefill writes to a store that decode finds the prompt in by its
 // content.
 func sharedStorage() *Protocol {
-	return &Protocol{Portable: true, apis: vllmAPIs, single: true, refuses: decodeAlready,
+	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return Leg{Edits: vllmPrefill(x.Request.API)}, nil
 		},
@@ -181,7 +181,7 @@ const SidecarHeader = "x-prefiller-host-port"
 // mooncake: both legs at once, found by a transfer id. The engine id of the prefill
 // rank comes from its bootstrap server.
 func mooncake() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, refuses: decodeAlready, found: newFound(),
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, found: newFound(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
 			if err := p.learn(ctx, &x.Prefill, bootstrapAddress(&x.Prefill), "/query", false); err != nil {
 				return Leg{}, err

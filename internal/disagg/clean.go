@@ -1,0 +1,50 @@
+package disagg
+
+import (
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// clean are the edits that take off what a client says of transfers: with it an engine
+// would fetch blocks from, or write them to, wherever the client says. There are none
+// for a client that says nothing, or is trusted. Sources of the fields: vLLM 0.32's
+// request classes (extra_args is where its engine looks in the end), SGLang 0.5.23's,
+// TensorRT-LLM's.
+func (p *Protocol) clean(r *prompt.Request) []prompt.Edit {
+	if p.options.Trust {
+		return nil
+	}
+	var edits []prompt.Edit
+	if r.Span(prompt.FieldKVTransferParams).Present() {
+		edits = append(edits, cleanParams(r.Raw(prompt.FieldKVTransferParams))...)
+	}
+	for _, f := range [...]prompt.Field{prompt.FieldECTransferParams, prompt.FieldDisaggregatedParams} {
+		if r.Span(f).Present() {
+			edits = append(edits, remove(f.String()))
+		}
+	}
+	if r.Span(prompt.FieldBootstrapRoom).Present() { // the others mean nothing without it
+		edits = append(edits, remove("bootstrap_room"), remove("bootstrap_host"), remove("bootstrap_port"), remove("disagg_prefill_dp_rank"))
+	}
+	for _, name := range [...]string{kvParams, prompt.FieldECTransferParams.String()} {
+		if r.API == prompt.VLLMGenerate && prompt.Member(r.Member(prompt.FieldSamplingParams, "extra_args"), name) != nil {
+			edits = append(edits, remove("sampling_params", "extra_args", name))
+		}
+		if r.Member(prompt.FieldVLLMXArgs, name) != nil {
+			edits = append(edits, remove("vllm_xargs", name))
+		}
+	}
+	return edits
+}
+
+// cleanParams leaves ids in the place of a prompt, which name nobody, where they are.
+func cleanParams(own []byte) []prompt.Edit {
+	ids, others := prompt.Member(own, "prompt_token_ids"), 0
+	prompt.EachMember(own, func(_, _ []byte) { others++ })
+	switch {
+	case !present(ids):
+		return []prompt.Edit{remove(kvParams)}
+	case others == 1:
+		return nil
+	}
+	return []prompt.Edit{set("{}", kvParams), prompt.Set(ids, kvParams, "prompt_token_ids")}
+}

@@ -1,0 +1,61 @@
+package disagg
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// Whatever a client says of transfers, with any connector, on any road: no engine hears
+// of it, unless clients are trusted.
+func TestNoEngineHearsOfAClientsTransfers(t *testing.T) {
+	const evil = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_host":"evil","prompt_token_ids":[1,2]},` +
+		`"bootstrap_host":"evil","bootstrap_room":666,"bootstrap_port":666,"disagg_prefill_dp_rank":666,"ec_transfer_params":{"evil":1},` +
+		`"disaggregated_params":{"request_type":"generation_only","encoded_opaque_state":"evil"},"vllm_xargs":{"kv_transfer_params":"evil"},` +
+		`"sampling_params":{"extra_args":{"kv_transfer_params":{"remote_host":"evil"},"ec_transfer_params":"evil"}}`
+	bodies := map[prompt.API]string{
+		prompt.Chat: `{"messages":[{"role":"user","content":"x"}],`, prompt.Completions: `{"prompt":"x",`, prompt.Responses: `{"input":"x",`,
+		prompt.Messages: `{"max_tokens":9,"messages":[{"role":"user","content":"x"}],`, prompt.VLLMGenerate: `{"token_ids":[1,2],`, prompt.Generate: `{"text":"x",`,
+	}
+	answer, err := ParseAnswer([]byte(answerOf))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range protocolsForTest(t) {
+		for api, begin := range bodies {
+			text := evil
+			if api != prompt.VLLMGenerate { // nobody else reads it
+				text = evil[:bytes.Index([]byte(evil), []byte(`,"sampling_params"`))]
+			}
+			req, err := prompt.Parse(api, []byte(begin+text+"}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			bodies := map[string]*Leg{"not split": {Edits: p.Local(req)}}
+			if p.Refuses(req, []uint32{1, 2}) == "" {
+				side := Side{Worker: "w", Address: "10.0.0.1:80", Rank: 0, Ranks: 2, ByHeader: true, Settings: wholeSettings()}
+				x := &Exchange{Request: req, Path: "/v1/completions", ID: "id", IDs: []uint32{1, 2}, Prefill: side, Decode: side, Unique: Unique{Text: "u"}}
+				if !p.NoLeg {
+					leg, err := p.Prefill(context.Background(), x)
+					if err != nil {
+						t.Fatal(err)
+					}
+					bodies["prefill"] = &leg
+				}
+				leg, err := p.Decode(x, answer)
+				if err != nil {
+					t.Fatal(err)
+				}
+				bodies["decode"] = &leg
+			}
+			for which, leg := range bodies {
+				out, err := leg.Body(req)
+				if err != nil || out == nil || bytes.Contains(out, []byte("evil")) || bytes.Contains(out, []byte("666")) {
+					t.Errorf("%s, %v, %s: %v %s", p.Name, api, which, err, out)
+				}
+			}
+		}
+	}
+}
