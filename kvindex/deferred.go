@@ -14,7 +14,7 @@ import "slices"
 const maxSearches = 8
 
 // deferFrom is the smallest number of fresh blocks of an event whose names are deferred.
-const deferFrom = 16
+const deferFrom = 8
 
 // guesses are the places that a slot's next event is likely to name.
 type guesses struct {

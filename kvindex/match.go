@@ -96,6 +96,7 @@ func (x *Index) step(hashes []Hash) (segment, int) {
 			return nil, 0
 		}
 		g := x.seg(p.segment())
+		prefetch(&g[0], headLines)
 		own := g.own()
 		n := min(len(own), len(hashes))
 		if n > 0 && own[n-1] == uint64(hashes[n-1]) {

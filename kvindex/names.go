@@ -164,6 +164,7 @@ func (x *Index) known(s Slot, g segment, offset int) bool {
 // resolve returns the block that the slot holds, on any tier, by this name.
 func (x *Index) resolve(s Slot, name uint64) (place, bool) {
 	sh, at, tag := x.names.probe(mixName(name))
+	sh.prefetch(at)
 	for {
 		p, after, ok := sh.next(at, tag)
 		if !ok {
@@ -278,6 +279,7 @@ func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 		return false
 	}
 	sh, at, tag := x.names.probe(mixName(name))
+	sh.prefetch(at)
 	for {
 		p, after, ok := sh.next(at, tag)
 		if !ok {

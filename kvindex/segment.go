@@ -17,6 +17,10 @@ type segment []uint64
 
 const headWords = 4
 
+// headLines are the cache lines of a record that a lookup asks for at once: the head,
+// the runs of some 60 slots, or the hashes of a short chain.
+const headLines = 9
+
 // speculative is the tier of credit that no event has confirmed yet.
 const (
 	speculative Tier = NumTiers

@@ -429,6 +429,6 @@ parser.add_argument("engine", choices=["vllm", "sglang"])
 for name_ in ("--tokenizer", "--work", "--out"):
     parser.add_argument(name_, required=True)
 parser.add_argument("stories", nargs="*", help="default: all")
-options = parser.parse_args()
+options = parser.parse_intermixed_args()
 engine = options.engine
 main()
