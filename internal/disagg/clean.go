@@ -38,12 +38,11 @@ func (p *Protocol) clean(r *prompt.Request) []prompt.Edit {
 
 // cleanParams leaves ids in the place of a prompt, which name nobody, where they are.
 func cleanParams(own []byte) []prompt.Edit {
-	ids, others := prompt.Member(own, "prompt_token_ids"), 0
-	prompt.EachMember(own, func(_, _ []byte) { others++ })
-	switch {
-	case !present(ids):
+	ids := prompt.Member(own, "prompt_token_ids")
+	if !present(ids) {
 		return []prompt.Edit{remove(kvParams)}
-	case others == 1:
+	}
+	if others, err := prompt.Apply(nil, own, remove("prompt_token_ids")); err == nil && !isObject(others) {
 		return nil
 	}
 	return []prompt.Edit{set("{}", kvParams), prompt.Set(ids, kvParams, "prompt_token_ids")}

@@ -3,6 +3,7 @@ package disagg
 import (
 	"bytes"
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -27,7 +28,7 @@ func TestNoEngineHearsOfAClientsTransfers(t *testing.T) {
 		for api, begin := range bodies {
 			text := evil
 			if api != prompt.VLLMGenerate { // nobody else reads it
-				text = evil[:bytes.Index([]byte(evil), []byte(`,"sampling_params"`))]
+				text = evil[:strings.Index(evil, `,"sampling_params"`)]
 			}
 			req, err := prompt.Parse(api, []byte(begin+text+"}"))
 			if err != nil {
