@@ -20,7 +20,7 @@ tool() { # tool NAME MODULE-FOLDER PACKAGE
     (cd "$here/tools/$2" && go build -ldflags '-s -w' -o "$made.new" "$3")
     mv "$made.new" "$made"
   fi
-  ln -sf "$made" "$folder/bin/$1"
+  ln -sfn "../$(basename "$made")" "$folder/bin/$1"
 }
 tool helm-unittest unittest github.com/helm-unittest/helm-unittest/cmd/helm-unittest
 tool cyclonedx-gomod sbom github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
@@ -57,4 +57,4 @@ if [[ ! -d $made ]]; then
   chmod -R u+w "$made.new"
   mv "$made.new" "$made"
 fi
-ln -sfn "$made" "$folder/schemas"
+ln -sfn "$(basename "$made")" "$folder/schemas"

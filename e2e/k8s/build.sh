@@ -66,5 +66,5 @@ for tool; do
     mv "$made.new" "$made"
     echo "built $tool in $((SECONDS - began)) s"
   fi
-  ln -sf "$made" "$folder/bin/$tool"
+  ln -sfn "../$(basename "$made")" "$folder/bin/$tool" # relative: the folder may be moved
 done

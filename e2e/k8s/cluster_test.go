@@ -24,7 +24,6 @@ import (
 const (
 	hostIP  = "10.77.0.1" // of the control plane; pods have 10.77.1.x
 	apiPort = "6443"
-	xdsPort = "15010"
 )
 
 // cluster is a control plane.
@@ -91,6 +90,9 @@ func newCluster(t *testing.T) *cluster {
 	c.node = startNode(t, c)
 	return c
 }
+
+// images is a file with the names of the images that the node has.
+func (c *cluster) images() string { return filepath.Join(c.dir, "images") }
 
 // logDir is a folder that outlives a failed run.
 func logDir(t *testing.T) string {
@@ -169,78 +171,16 @@ func (c *cluster) applyText(t *testing.T, text string) {
 	c.kubectl(t, text, "apply", "--server-side", "--force-conflicts", "-f", "-")
 }
 
-// module asks about a Go module that a tool's go.mod pins.
-func module(t *testing.T, tool, name, format string) string {
+// moduleDir is where a Go module is that a tool's go.mod pins.
+func moduleDir(t *testing.T, tool, name string) string {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-m", "-f", format, name)
+	cmd := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", name)
 	cmd.Dir = filepath.Join("tools", tool)
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("module %s: %v", name, err)
 	}
 	return strings.TrimSpace(string(out))
-}
-
-func moduleDir(t *testing.T, tool, name string) string { return module(t, tool, name, "{{.Dir}}") }
-func moduleVersion(t *testing.T, tool, name string) string {
-	return module(t, tool, name, "{{.Version}}")
-}
-
-// crds installs Istio's resource definitions and, by the commands of the page for
-// Istio, those of the Gateway API and of its inference extension.
-func (c *cluster) crds(t *testing.T) {
-	c.apply(t, "-f", filepath.Join(moduleDir(t, "istio", "istio.io/istio"), "manifests/charts/base/files/crd-all.gen.yaml"))
-	c.applyText(t, `{apiVersion: v1, kind: Namespace, metadata: {name: istio-system}}`)
-	// istiod is no pod here; this one is only there to be changed by the page's command.
-	c.applyText(t, `{apiVersion: apps/v1, kind: Deployment, metadata: {name: istiod, namespace: istio-system},
-spec: {replicas: 0, selector: {matchLabels: {app: istiod}}, template: {metadata: {labels: {app: istiod}}, spec: {containers: [{name: discovery, image: istiod}]}}}}`)
-	gatewayAPI, extension := "sigs.k8s.io/gateway-api", "sigs.k8s.io/gateway-api-inference-extension"
-	page := readPage(t, "kubernetes-istio.md")
-	c.shell(t, "default", replaced(t, page.block(t, "istiod"),
-		"https://github.com/kubernetes-sigs/gateway-api/releases/download/"+moduleVersion(t, "conformance", gatewayAPI)+"/standard-install.yaml",
-		filepath.Join(moduleDir(t, "conformance", gatewayAPI), "config/crd/standard"),
-		"https://github.com/kubernetes-sigs/gateway-api-inference-extension/releases/download/"+moduleVersion(t, "conformance", extension)+"/manifests.yaml",
-		filepath.Join(moduleDir(t, "conformance", extension), "config/crd/bases")))
-}
-
-// environment is what istiod's Deployment says.
-func (c *cluster) environment(t *testing.T) (env []string) {
-	t.Helper()
-	for line := range strings.Lines(c.kubectl(t, "", "-n", "istio-system", "get", "deployment", "istiod", "-o", `jsonpath={range .spec.template.spec.containers[0].env[*]}{.name}={.value}{"\n"}{end}`)) {
-		env = append(env, strings.TrimSpace(line))
-	}
-	if len(env) != 2 {
-		t.Fatalf("istiod's environment is %q", env)
-	}
-	return env
-}
-
-// istiod starts istiod with the template that has it make a Deployment for each
-// Gateway. What a stock Envoy would refuse is switched off: two filters of
-// Istio's own proxy, and mTLS, for which there is no node agent here.
-func (c *cluster) istiod(t *testing.T) {
-	c.applyText(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: istio, namespace: istio-system}, data: {mesh: "enableAutoMtls: false\n"}}`)
-	chart := filepath.Join(moduleDir(t, "istio", "istio.io/istio"), "manifests/charts/istio-control/istio-discovery")
-	template, err := c.run(t.Context(), "", "helm", "template", "istiod", chart, "-n", "istio-system", "-s", "templates/istiod-injector-configmap.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.applyText(t, template)
-	c.process(t, append(c.environment(t),
-		"PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_ALPN_FILTER=false", "POD_NAMESPACE=istio-system", "POD_NAME=istiod-0", "CLUSTER_ID=Kubernetes",
-	), "pilot-discovery", "discovery", "--kubeconfig", c.kubeconfig, "--httpAddr", "127.0.0.1:18080", "--httpsAddr", "", "--grpcAddr", hostIP+":"+xdsPort, "--secureGRPCAddr", "",
-		"--monitoringAddr", "127.0.0.1:15014", "--ctrlz_port", "0", "--profile=false")
-	eventually(t, 3*time.Minute, "istiod", func() error {
-		resp, err := http.Get("http://127.0.0.1:18080/ready")
-		if err != nil {
-			return err
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("status %d", resp.StatusCode)
-		}
-		return nil
-	})
 }
 
 // eventually tries until ok returns nil; the bound only ends a broken test.

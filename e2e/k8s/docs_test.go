@@ -13,18 +13,82 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
-// page is a page of docs: its shell commands, block by block.
-type page struct {
-	name   string
-	blocks []string
+// substitution is what the bed runs in place of something on a page that cannot be
+// had here: no container engine, no registry, no downloads but Go modules.
+type substitution struct {
+	page, here string // literally; $WALK is the walk's name, upper-case names are variables of the shell
+	why        string
 }
 
-var fenced = regexp.MustCompile("(?s)\n```sh\n(.*?)```\n")
+// substitutions are all of them, for all pages. What is not named here runs as it
+// stands on the page.
+var substitutions = []substitution{
+	{"kind create cluster\n", "true\n", "the cluster is there: etcd, API server, controller manager and a node that is played"},
+	{"docker build --tag ghcr.io/kvlane/kvlane:0.1.0 --build-arg VERSION=0.1.0 .\n", "true\n", "no container engine; the chart's tests run the Dockerfile's steps"},
+	{"kind load docker-image ghcr.io/kvlane/kvlane:0.1.0\n", "echo ghcr.io/kvlane/kvlane:0.1.0 >>$IMAGES\n", "the node runs Kvlane's containers only with images named so, and never pulls"},
+	{"https://github.com/kubernetes-sigs/gateway-api/releases/download/v1.6.1/standard-install.yaml", "$GATEWAY_API/config/crd/standard", "the same files from the Go module"},
+	{"https://github.com/kubernetes-sigs/gateway-api-inference-extension/releases/download/v1.6.0/manifests.yaml", "$EXTENSION/config/crd/bases", "the same files from the Go module"},
+	{"base --repo https://istio-release.storage.googleapis.com/charts --version 1.31.1", "$ISTIO/manifests/charts/base", "the chart from the Go module"},
+	{
+		"istiod --repo https://istio-release.storage.googleapis.com/charts --version 1.31.1",
+		"$ISTIO/manifests/charts/istio-control/istio-discovery --set meshConfig.enableAutoMtls=false --set telemetry.enabled=false --set pilot.env.PILOT_ENABLE_METADATA_EXCHANGE=false --set pilot.env.PILOT_ENABLE_ALPN_FILTER=false",
+		"the chart from the Go module; gateways are stock Envoys, which know neither Istio's own filters nor have an agent for mTLS",
+	},
+	{"helm install eg oci://docker.io/envoyproxy/gateway-helm --version v1.9.1 -n envoy-gateway-system --create-namespace --wait\n", "true\n", "the bed has started Envoy Gateway's binary with its resource definitions"},
+	{"NAMESPACE=llm\n", "NAMESPACE=$WALK\n", "several walks share a cluster"},
+	{"kubectl port-forward service/kvlane 8080:80 &\nGATEWAY=127.0.0.1:8080\n", "GATEWAY=$(kubectl get service kvlane -o jsonpath='{.spec.clusterIP}')\n", "forwarding is a kubelet's work; the Service's own address serves"},
+}
+
+// substituted is a page's text as the bed runs it.
+func substituted(text, walk string) string {
+	for _, s := range substitutions {
+		text = strings.ReplaceAll(text, s.page, strings.ReplaceAll(s.here, "$WALK", walk))
+	}
+	return text
+}
+
+// walk is a way through a page, from an empty namespace to a cache hit, after the
+// page's sections about the cluster.
+type walk struct {
+	name, page string
+	sections   []string
+}
+
+const (
+	istioPage, sidecarPage, gatewayPage = "kubernetes-istio.md", "kubernetes-sidecar.md", "kubernetes-envoy-gateway.md"
+
+	engines, byManifest, byHelm, byFilter, request = "The engines", "Kvlane", "Kvlane by Helm", "Without InferencePool", "A request, and the cache hit"
+)
+
+// clusterSections are followed once, when a cluster begins.
+var clusterSections = []string{"The cluster", "The image"}
+
+var walks = []walk{
+	{"docs-istio", istioPage, []string{engines, byManifest, request}},
+	{"docs-istio-helm", istioPage, []string{engines, byHelm, request}},
+	{"docs-istio-filter", istioPage, []string{engines, byFilter, request}},
+	{"docs-sidecar", sidecarPage, []string{engines, byManifest, request}},
+	{"docs-sidecar-helm", sidecarPage, []string{engines, byHelm, request}},
+	{"docs-eg", gatewayPage, []string{engines, byManifest, request}},
+	{"docs-eg-helm", gatewayPage, []string{engines, byHelm, request}},
+}
+
+// page is a page of docs: its shell commands by section.
+type page struct {
+	name, text string
+	blocks     map[string][]string
+}
+
+var (
+	heading = regexp.MustCompile(`(?m)^###? (.+)$`)
+	fenced  = regexp.MustCompile("(?s)\n```sh\n(.*?)```\n")
+)
 
 func readPage(t *testing.T, name string) page {
 	t.Helper()
@@ -32,71 +96,111 @@ func readPage(t *testing.T, name string) page {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := page{name: name}
-	for _, m := range fenced.FindAllStringSubmatch(string(text), -1) {
-		p.blocks = append(p.blocks, m[1])
+	p := page{name: name, text: string(text), blocks: map[string][]string{}}
+	at := heading.FindAllStringSubmatchIndex(p.text, -1)
+	for i, h := range at {
+		end := len(p.text)
+		if i+1 < len(at) {
+			end = at[i+1][0]
+		}
+		for _, m := range fenced.FindAllStringSubmatch(p.text[h[1]:end], -1) {
+			title := p.text[h[2]:h[3]]
+			p.blocks[title] = append(p.blocks[title], m[1])
+		}
 	}
 	return p
 }
 
-// block is the only one that holds a text.
-func (p page) block(t *testing.T, holds string) string {
+// commands are the blocks of sections, in order.
+func (p page) commands(t *testing.T, sections ...string) (blocks []string) {
 	t.Helper()
-	var found []string
-	for _, b := range p.blocks {
-		if strings.Contains(b, holds) {
-			found = append(found, b)
+	for _, s := range sections {
+		if len(p.blocks[s]) == 0 {
+			t.Fatalf("%s has no commands under %q", p.name, s)
 		}
+		blocks = append(blocks, p.blocks[s]...)
 	}
-	if len(found) != 1 {
-		t.Fatalf("%s has %d blocks with %q", p.name, len(found), holds)
-	}
-	return found[0]
+	return blocks
 }
 
-// replaced is a text with parts that cannot be had here replaced; each has to be
-// there.
-func replaced(t *testing.T, text string, pairs ...string) string {
-	t.Helper()
-	for i := 0; i+1 < len(pairs); i += 2 {
-		if !strings.Contains(text, pairs[i]) {
-			t.Fatalf("no %q in\n%s", pairs[i], text)
+// TestPagesAreFollowedWhole holds pages, walks and substitutions together: no
+// command is left out, none is substituted that is not there, and the versions are
+// those that the bed runs.
+func TestPagesAreFollowedWhole(t *testing.T) {
+	var all strings.Builder
+	for _, name := range []string{istioPage, sidecarPage, gatewayPage} {
+		p := readPage(t, name)
+		all.WriteString(p.text)
+		walked := map[string]bool{}
+		for _, s := range clusterSections {
+			walked[s] = true
 		}
-		text = strings.ReplaceAll(text, pairs[i], pairs[i+1])
+		for _, w := range walks {
+			for _, s := range w.sections {
+				walked[s] = walked[s] || w.page == name
+			}
+		}
+		for title, blocks := range p.blocks {
+			for _, b := range blocks {
+				if !walked[title] && !strings.HasPrefix(b, "# Not run by the tests") {
+					t.Errorf("%s: nobody follows what stands under %q:\n%s", name, title, b)
+				}
+			}
+		}
 	}
-	return text
+	text := all.String()
+	for _, s := range substitutions {
+		if !strings.Contains(text, s.page) {
+			t.Errorf("on no page: %q", s.page)
+		}
+	}
+	for _, pin := range []struct{ file, pinned, said string }{
+		{"tools/conformance/go.mod", `sigs.k8s.io/gateway-api v(\S+)`, "/gateway-api/releases/download/v%s/"},
+		{"tools/conformance/go.mod", `sigs.k8s.io/gateway-api-inference-extension v(\S+)`, "/gateway-api-inference-extension/releases/download/v%s/"},
+		{"tools/istio/go.mod", `istio.io/api v(\S+)`, "istiod --repo https://istio-release.storage.googleapis.com/charts --version %s "},
+		{"build.sh", `ENVOY_GATEWAY=v(\S+)`, "gateway-helm --version v%s "},
+		{"../../charts/kvlane/Chart.yaml", `(?m)^appVersion: (\S+)`, "kind load docker-image ghcr.io/kvlane/kvlane:%s\n"},
+	} {
+		file, err := os.ReadFile(pin.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := regexp.MustCompile(pin.pinned).FindSubmatch(file)
+		if m == nil {
+			t.Fatalf("%s: no %s", pin.file, pin.pinned)
+		}
+		if want := fmt.Sprintf(pin.said, m[1]); !strings.Contains(text, want) {
+			t.Errorf("no page says %q, as %s does", want, pin.file)
+		}
+	}
 }
 
 // shell runs commands as somebody does who copies them: in the project's folder,
-// with kubectl and helm set to a namespace.
-func (c *cluster) shell(t *testing.T, in, commands string) string {
+// with kubectl and helm set to a context of the walk's own.
+func (c *cluster) shell(t *testing.T, walk, commands string) (string, error) {
 	t.Helper()
-	out, err := c.tryShell(t, in, commands)
-	if err != nil {
-		t.Fatalf("%v\n%s\n%s", err, commands, out)
+	file := filepath.Join(c.dir, "kubeconfig-"+walk)
+	if _, err := os.Stat(file); err != nil {
+		config, err := os.ReadFile(c.kubeconfig)
+		if err == nil {
+			err = os.WriteFile(file, config, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	return out
-}
-
-func (c *cluster) tryShell(t *testing.T, in, commands string) (string, error) {
-	t.Helper()
-	config, err := os.ReadFile(c.kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(c.dir, "kubeconfig-"+in)
-	if err := os.WriteFile(file, []byte(replaced(t, string(config), "context: {cluster: c, user: u}", "context: {cluster: c, user: u, namespace: "+in+"}")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", commands)
-	cmd.Dir = filepath.Join("..", "..")
 	bin, err := filepath.Abs(c.bin)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+file, "HOME="+c.dir, "NO_PROXY=*", "no_proxy=*")
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", substituted(commands, walk))
+	cmd.Dir = filepath.Join("..", "..")
+	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+file, "HOME="+c.dir, "NO_PROXY=*", "no_proxy=*", "IMAGES="+c.images(),
+		"GATEWAY_API="+moduleDir(t, "conformance", "sigs.k8s.io/gateway-api"),
+		"EXTENSION="+moduleDir(t, "conformance", "sigs.k8s.io/gateway-api-inference-extension"),
+		"ISTIO="+moduleDir(t, "istio", "istio.io/istio"))
 	var out, bad bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &bad
 	if err := cmd.Run(); err != nil {
@@ -105,21 +209,47 @@ func (c *cluster) tryShell(t *testing.T, in, commands string) (string, error) {
 	return out.String(), nil
 }
 
-// follow does what a page says, from engines to a cache hit: its blocks about the
-// engines and about Kvlane, then its curl until the answer comes from a cache.
-func (c *cluster) follow(t *testing.T, in string, engines, kvlane, curl string) {
+// begin does what a page says about the cluster and the image.
+func (c *cluster) begin(t *testing.T, name string) {
 	t.Helper()
-	c.applyText(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+in+"}}")
+	for _, s := range substitutions {
+		t.Logf("in place of %q: %q, because %s", s.page, s.here, s.why)
+	}
+	for _, block := range readPage(t, name).commands(t, clusterSections...) {
+		if out, err := c.shell(t, "begin", block); err != nil {
+			t.Fatalf("%v\n%s\n%s", err, block, out)
+		}
+	}
+}
+
+// docs follows the walks through a page.
+func docs(t *testing.T, c *cluster, pages ...string) {
+	for _, w := range walks {
+		if slices.Contains(pages, w.page) {
+			t.Run(w.name, func(t *testing.T) { c.follow(t, w) })
+		}
+	}
+}
+
+// follow does what a page says, in one shell, and then sends its request until the
+// answer comes from a cache.
+func (c *cluster) follow(t *testing.T, w walk) {
+	t.Helper()
 	defer func() {
-		_, _ = c.run(context.WithoutCancel(t.Context()), "", "kubectl", "delete", "namespace", in, "--wait=false")
+		_, _ = c.run(context.WithoutCancel(t.Context()), "", "kubectl", "delete", "namespace", w.name, "--wait=false")
 	}()
-	c.shell(t, in, engines)
-	// What the commands leave in variables is used by those that follow.
-	variables := filepath.Join(c.dir, "variables-"+in)
-	c.shell(t, in, kvlane+"\necho \"GATEWAY=${GATEWAY:-}\" >"+variables+"\n")
+	blocks := readPage(t, w.page).commands(t, w.sections...)
+	curl := blocks[len(blocks)-1]
+	variables := filepath.Join(c.dir, "variables-"+w.name)
+	commands := strings.Join(blocks[:len(blocks)-1], "\n")
+	if out, err := c.shell(t, w.name, commands+"\ndeclare -p GATEWAY >"+variables+"\n"); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, substituted(commands, w.name), out)
+	}
 	var last reply
+	sent := 0
 	eventually(t, 90*time.Second, "an answer from the cache", func() error {
-		out, err := c.tryShell(t, in, ". "+variables+"\n"+curl)
+		sent++
+		out, err := c.shell(t, w.name, ". "+variables+"\n"+curl)
 		if err != nil {
 			return err
 		}
@@ -145,52 +275,5 @@ func (c *cluster) follow(t *testing.T, in string, engines, kvlane, curl string) 
 	if got := fmt.Sprint(cached(t, last)); got != last.matched {
 		t.Errorf("%s tokens are said to match, %s were cached", last.matched, got)
 	}
-	t.Logf("%s: %s tokens from the cache of %s", in, last.matched, last.target)
-}
-
-// byHelm is a page's `helm install`, followed by a wait for what it makes.
-func (p page) byHelm(t *testing.T) string {
-	t.Helper()
-	return p.block(t, "helm install") + "kubectl wait --for=condition=Available --timeout=2m deployment/kvlane\n"
-}
-
-// gatewayAlone makes the Gateway of a manifest without its route, and waits for it
-// after what comes between.
-func gatewayAlone(file, between string) string {
-	return "kubectl apply --server-side -f " + file + "\nkubectl delete httproute/llm\n" + between + `
-kubectl wait --for=condition=Programmed --timeout=2m gateway/llm
-GATEWAY=$(kubectl get gateway llm -o jsonpath='{.status.addresses[0].value}')`
-}
-
-const (
-	enginesBlock = "simulated.yaml"
-	curlBlock    = "curl "
-)
-
-// docs follows the pages for Istio and for the sidecar.
-func docs(t *testing.T, c *cluster) {
-	istio, sidecar := readPage(t, "kubernetes-istio.md"), readPage(t, "kubernetes-sidecar.md")
-	t.Run("istio", func(t *testing.T) {
-		c.follow(t, "docs-istio", istio.block(t, enginesBlock), istio.block(t, "pool.yaml"), istio.block(t, curlBlock))
-	})
-	t.Run("envoyfilter", func(t *testing.T) {
-		c.follow(t, "docs-filter", istio.block(t, enginesBlock), istio.block(t, "envoyfilter.yaml")+`
-kubectl wait --for=condition=Available --timeout=2m deployment/kvlane
-kubectl wait --for=condition=Programmed --timeout=2m gateway/llm
-GATEWAY=$(kubectl get gateway llm -o jsonpath='{.status.addresses[0].value}')`, istio.block(t, curlBlock))
-	})
-	const clusterIP = "GATEWAY=$(kubectl get service kvlane -o jsonpath='{.spec.clusterIP}')"
-	t.Run("sidecar", func(t *testing.T) {
-		// Forwarding is a kubelet's work; the Service's own address serves here.
-		c.follow(t, "docs-sidecar", sidecar.block(t, enginesBlock),
-			replaced(t, sidecar.block(t, "port-forward"), "kubectl port-forward service/kvlane 8080:80 &", clusterIP),
-			replaced(t, sidecar.block(t, curlBlock), "127.0.0.1:8080", "$GATEWAY"))
-	})
-	t.Run("istio by helm", func(t *testing.T) {
-		c.follow(t, "docs-helm", istio.block(t, enginesBlock), gatewayAlone("envoy/manifests/istio/gateway.yaml", istio.byHelm(t)), istio.block(t, curlBlock))
-	})
-	t.Run("sidecar by helm", func(t *testing.T) {
-		c.follow(t, "docs-sidecar-helm", sidecar.block(t, enginesBlock), sidecar.byHelm(t)+clusterIP,
-			replaced(t, sidecar.block(t, curlBlock), "127.0.0.1:8080", "$GATEWAY"))
-	})
+	t.Logf("%s tokens from the cache of %s, at request %d", last.matched, last.target, sent)
 }

@@ -79,10 +79,11 @@ func TestEnvoyGateway(t *testing.T) {
 	}
 	c := newCluster(t)
 	c.envoyGateway(t)
-	for _, f := range []string{"gateway.yaml", "kvlane.yaml", "policies.yaml", "full-duplex.yaml"} {
+	c.begin(t, gatewayPage)
+	for _, f := range []string{"gateway.yaml", "route.yaml", "kvlane.yaml", "policies.yaml", "full-duplex.yaml"} {
 		c.kubectl(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest("envoy-gateway/"+f))
 	}
-	c.apply(t, "-f", manifest("engines/simulated.yaml"), "-f", manifest("envoy-gateway/gateway.yaml"), "-f", manifest("envoy-gateway/policies.yaml"))
+	c.apply(t, "-f", manifest("engines/simulated.yaml"), "-f", manifest("envoy-gateway/gateway.yaml"), "-f", manifest("envoy-gateway/route.yaml"), "-f", manifest("envoy-gateway/policies.yaml"))
 	c.applyText(t, edited(t, "envoy-gateway/kvlane.yaml", image, testImage, demoModel, demoModel+`
     - {name: slow, check: {renderer: "`+slowRenderer(t)+`", timeout: 30s}}`))
 	c.ready(t, ns, "llm", 2)
@@ -124,11 +125,7 @@ func TestEnvoyGateway(t *testing.T) {
 		})
 	})
 	t.Run("chart", func(t *testing.T) { chartBehindEnvoyGateway(t, c) })
-	t.Run("docs", func(t *testing.T) {
-		p := readPage(t, "kubernetes-envoy-gateway.md")
-		c.follow(t, "docs", p.block(t, enginesBlock), p.block(t, "policies.yaml"), p.block(t, curlBlock))
-		c.follow(t, "docs-helm", p.block(t, enginesBlock), gatewayAlone("envoy/manifests/envoy-gateway/gateway.yaml", p.byHelm(t)), p.block(t, curlBlock))
-	})
+	t.Run("docs", func(t *testing.T) { docs(t, c, gatewayPage) })
 }
 
 // chartBehindEnvoyGateway installs the chart for Envoy Gateway, in both body modes.

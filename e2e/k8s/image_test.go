@@ -39,7 +39,12 @@ func (s *sandbox) run(c *container) error {
 	case name == shutdownManager:
 		return nil
 	case name == "kvlane":
+		if err := s.n.has(c); err != nil {
+			return err
+		}
 		return s.runKvlane(c, c.Args)
+	case name == "pilot":
+		return s.runIstiod(c)
 	case name == "lwepp" && s.n.headerOnly.Load():
 		return s.runHeaderOnly()
 	case name == "lwepp":
@@ -52,6 +57,33 @@ func (s *sandbox) run(c *container) error {
 		return s.runEnvoy(c)
 	}
 	return fmt.Errorf("no program for image %s", c.Image)
+}
+
+// has says why the node has no image for a container of Kvlane. Only images of the
+// test and those that a page had loaded are there.
+func (n *node) has(c *container) error {
+	if strings.HasSuffix(c.Image, "kvlane:test") {
+		return nil
+	}
+	loaded, err := os.ReadFile(n.c.images())
+	if err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	if !slices.Contains(strings.Fields(string(loaded)), c.Image) {
+		return fmt.Errorf("image %s was not loaded", c.Image)
+	}
+	if c.ImagePullPolicy == "Always" {
+		return fmt.Errorf("image %s would be pulled, from where it is not", c.Image)
+	}
+	return nil
+}
+
+// runIstiod runs istiod as its Deployment says, without the parts that serve
+// sidecars: webhooks, and xDS with certificates.
+func (s *sandbox) runIstiod(c *container) error {
+	env := s.environment(c)
+	args := append(expand(c.Args, env), "--kubeconfig", s.n.c.kubeconfig, "--httpsAddr", "", "--secureGRPCAddr", "", "--ctrlz_port", "0", "--profile=false")
+	return s.spawn(c, "", env, append([]string{filepath.Join(s.n.c.bin, "pilot-discovery")}, args...)...)
 }
 
 // runKvlane runs the binary as its image does: nothing in the file system but
@@ -209,16 +241,19 @@ static_resources:
       envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
         explicit_http_config: {http2_protocol_options: {}}
-    load_assignment: {cluster_name: xds, endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: %[6]s, port_value: %[7]s}}}}]}]}
+    load_assignment: {cluster_name: xds, endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: %[6]s, port_value: 15010}}}}]}]}
 `
 
 func (s *sandbox) runIstioProxy(c *container) error {
+	s.n.mu.Lock()
+	istiod := s.n.names["istiod.istio-system.svc.cluster.local."]
+	s.n.mu.Unlock()
 	labels, err := json.Marshal(s.pod.Metadata.Labels)
 	if err != nil {
 		return err
 	}
 	file := filepath.Join(s.dir, "envoy.yaml")
-	text := fmt.Sprintf(istioBootstrap, s.ip, s.pod.Metadata.Name, s.pod.Metadata.Namespace, s.pod.Metadata.Labels["gateway.networking.k8s.io/gateway-name"], labels, hostIP, xdsPort)
+	text := fmt.Sprintf(istioBootstrap, s.ip, s.pod.Metadata.Name, s.pod.Metadata.Namespace, s.pod.Metadata.Labels["gateway.networking.k8s.io/gateway-name"], labels, istiod)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return err
 	}

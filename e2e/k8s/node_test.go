@@ -496,7 +496,7 @@ func (s *sandbox) volumes() error {
 			var m struct {
 				Data map[string][]byte `json:"data"`
 			}
-			if err := s.n.client.Get(s.n.ctx, "/api/v1/namespaces/"+s.pod.Metadata.Namespace+"/secrets/"+v.Secret.SecretName, &m); err != nil {
+			if err := s.n.client.Get(s.n.ctx, "/api/v1/namespaces/"+s.pod.Metadata.Namespace+"/secrets/"+v.Secret.SecretName, &m); err != nil && (!v.Secret.Optional || !kube.IsCode(err, http.StatusNotFound)) {
 				return fmt.Errorf("volume %s: %w", v.Name, err)
 			}
 			for k, text := range m.Data {
@@ -508,7 +508,7 @@ func (s *sandbox) volumes() error {
 			var m struct {
 				Data map[string]string `json:"data"`
 			}
-			if err := s.n.client.Get(s.n.ctx, "/api/v1/namespaces/"+s.pod.Metadata.Namespace+"/configmaps/"+v.ConfigMap.Name, &m); err != nil {
+			if err := s.n.client.Get(s.n.ctx, "/api/v1/namespaces/"+s.pod.Metadata.Namespace+"/configmaps/"+v.ConfigMap.Name, &m); err != nil && (!v.ConfigMap.Optional || !kube.IsCode(err, http.StatusNotFound)) {
 				return fmt.Errorf("volume %s: %w", v.Name, err)
 			}
 			names := map[string]string{}
@@ -601,7 +601,7 @@ func (s *sandbox) spawn(c *container, root string, env []string, argv ...string)
 // environment is the container's.
 func (s *sandbox) environment(c *container) []string {
 	env := []string{"PATH=/usr/bin:/bin", "KUBERNETES_SERVICE_HOST=" + hostIP, "KUBERNETES_SERVICE_PORT=" + apiPort}
-	fields := map[string]string{"metadata.name": s.pod.Metadata.Name, "metadata.namespace": s.pod.Metadata.Namespace, "status.podIP": s.ip, "spec.nodeName": nodeName, "metadata.uid": s.pod.Metadata.UID}
+	fields := map[string]string{"metadata.name": s.pod.Metadata.Name, "metadata.namespace": s.pod.Metadata.Namespace, "status.podIP": s.ip, "spec.nodeName": nodeName, "spec.serviceAccountName": s.pod.Spec.ServiceAccountName, "metadata.uid": s.pod.Metadata.UID}
 	for _, e := range c.Env {
 		v := e.Value
 		if f := e.ValueFrom.FieldRef.FieldPath; f != "" {

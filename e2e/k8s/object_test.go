@@ -64,12 +64,13 @@ type security struct {
 }
 
 type container struct {
-	Name          string   `json:"name"`
-	Image         string   `json:"image"`
-	Command       []string `json:"command"`
-	Args          []string `json:"args"`
-	RestartPolicy string   `json:"restartPolicy"`
-	Env           []struct {
+	Name            string   `json:"name"`
+	Image           string   `json:"image"`
+	ImagePullPolicy string   `json:"imagePullPolicy"`
+	Command         []string `json:"command"`
+	Args            []string `json:"args"`
+	RestartPolicy   string   `json:"restartPolicy"`
+	Env             []struct {
 		Name      string `json:"name"`
 		Value     string `json:"value"`
 		ValueFrom struct {
@@ -125,14 +126,16 @@ type probe struct {
 type volume struct {
 	Name      string `json:"name"`
 	ConfigMap *struct {
-		Name  string `json:"name"`
-		Items []struct {
+		Name     string `json:"name"`
+		Optional bool   `json:"optional"`
+		Items    []struct {
 			Key  string `json:"key"`
 			Path string `json:"path"`
 		} `json:"items"`
 	} `json:"configMap"`
 	Secret *struct {
 		SecretName string `json:"secretName"`
+		Optional   bool   `json:"optional"`
 	} `json:"secret"`
 	EmptyDir *struct{} `json:"emptyDir"`
 }

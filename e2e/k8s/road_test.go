@@ -191,15 +191,14 @@ func TestKubernetes(t *testing.T) {
 	}
 	began := time.Now()
 	c := newCluster(t)
-	c.crds(t)
-	c.istiod(t)
+	c.begin(t, istioPage)
 	t.Logf("control planes are up after %s", time.Since(began).Round(100*time.Millisecond))
 	ok := t.Run("manifests", func(t *testing.T) { manifestsAreValid(t, c) }) &&
 		t.Run("istio", func(t *testing.T) { istio(t, c) }) &&
 		t.Run("envoyfilter", func(t *testing.T) { envoyFilter(t, c) }) &&
 		t.Run("sidecar", func(t *testing.T) { sidecar(t, c) }) &&
 		t.Run("chart", func(t *testing.T) { chart(t, c) }) &&
-		t.Run("docs", func(t *testing.T) { docs(t, c) })
+		t.Run("docs", func(t *testing.T) { docs(t, c, istioPage, sidecarPage) })
 	if !ok {
 		t.FailNow() // what follows takes minutes and would say no more
 	}
@@ -273,7 +272,7 @@ func edited(t *testing.T, name string, pairs ...string) string {
 
 const demoModel = `    - {name: demo, tokenizer: "builtin:qwen3"}`
 
-const image, testImage = "ghcr.io/kvlane/kvlane:latest", "kvlane:test"
+const image, testImage = "ghcr.io/kvlane/kvlane:0.1.0", "kvlane:test"
 
 // namespace makes a namespace with simulated engines.
 func (c *cluster) namespace(t *testing.T, name string) {
@@ -376,7 +375,7 @@ func kvlaneYAML(t *testing.T, slow string) string {
 
 func istio(t *testing.T, c *cluster) {
 	slow := slowRenderer(t)
-	c.apply(t, "-f", manifest("engines/simulated.yaml"), "-f", manifest("istio/pool.yaml"), "-f", manifest("istio/gateway.yaml"), "-f", "testdata/more.yaml")
+	c.apply(t, "-f", manifest("engines/simulated.yaml"), "-f", manifest("istio/pool.yaml"), "-f", manifest("istio/gateway.yaml"), "-f", manifest("istio/route.yaml"), "-f", "testdata/more.yaml")
 	c.applyText(t, kvlaneYAML(t, slow))
 	c.ready(t, ns, "llm", 2)
 	c.ready(t, ns, "kvlane", 2)

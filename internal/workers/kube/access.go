@@ -16,8 +16,10 @@ import (
 type Access struct {
 	// Server is the base URL.
 	Server string
-	// CA is a PEM bundle; empty means the system's.
-	CA []byte
+	// CA is a PEM bundle; empty means the system's. CAFile is read again at each TLS
+	// handshake and wins: a cluster's CA is renewed while pods run.
+	CA     []byte
+	CAFile string
 	// Insecure accepts any certificate, as a kubeconfig may ask for.
 	Insecure bool
 	// Token is sent as bearer; TokenFile is read again as it changes and wins.
@@ -37,16 +39,12 @@ func InCluster() (Access, error) {
 	if host == "" || port == "" {
 		return Access{}, errors.New("not in a pod (KUBERNETES_SERVICE_HOST is not set): name a kubeconfig")
 	}
-	ca, err := os.ReadFile(filepath.Join(accountDir, "ca.crt"))
-	if err != nil {
-		return Access{}, fmt.Errorf("service account: %w", err)
-	}
 	namespace, err := os.ReadFile(filepath.Join(accountDir, "namespace"))
 	if err != nil {
 		return Access{}, fmt.Errorf("service account: %w", err)
 	}
 	return Access{
-		Server: "https://" + net.JoinHostPort(host, port), CA: ca, TokenFile: filepath.Join(accountDir, "token"),
+		Server: "https://" + net.JoinHostPort(host, port), CAFile: filepath.Join(accountDir, "ca.crt"), TokenFile: filepath.Join(accountDir, "token"),
 		Namespace: strings.TrimSpace(string(namespace)),
 	}, nil
 }
@@ -128,6 +126,9 @@ func parseKubeconfig(text []byte, dir string) (Access, error) {
 		a.Server, a.Insecure = strings.TrimSuffix(c.Cluster.Server, "/"), c.Cluster.Insecure
 		if a.CA, err = material(dir, c.Cluster.CA, c.Cluster.CAData); err != nil {
 			return Access{}, fmt.Errorf("certificate-authority: %w", err)
+		}
+		if c.Cluster.CA != "" && c.Cluster.CAData == "" {
+			a.CA, a.CAFile = nil, under(dir, c.Cluster.CA)
 		}
 	}
 	if !found || a.Server == "" {

@@ -11,7 +11,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -40,11 +42,18 @@ const (
 // NewClient returns a client. It connects on first use.
 func NewClient(a Access) (*Client, error) {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: a.Insecure} //nolint:gosec // only where a kubeconfig says so
-	if len(a.CA) > 0 {
-		cfg.RootCAs = x509.NewCertPool()
-		if !cfg.RootCAs.AppendCertsFromPEM(a.CA) {
-			return nil, errors.New("the API server's CA bundle holds no certificate")
+	switch {
+	case a.Insecure:
+	case a.CAFile != "":
+		if err := a.trust(cfg); err != nil {
+			return nil, err
 		}
+	case len(a.CA) > 0:
+		roots, err := bundle(a.CA)
+		if err != nil {
+			return nil, err
+		}
+		cfg.RootCAs = roots
 	}
 	if len(a.Cert) > 0 {
 		pair, err := tls.X509KeyPair(a.Cert, a.Key)
@@ -66,6 +75,47 @@ func NewClient(a Access) (*Client, error) {
 	}}}, nil
 }
 
+// bundle reads the certificates of a CA bundle.
+func bundle(pem []byte) (*x509.CertPool, error) {
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, errors.New("the API server's CA bundle holds no certificate")
+	}
+	return roots, nil
+}
+
+// trust has cfg check servers against what CAFile holds at that moment.
+func (a *Access) trust(cfg *tls.Config) error {
+	server, err := url.Parse(a.Server)
+	if err != nil {
+		return fmt.Errorf("API server: %w", err)
+	}
+	read := func() (*x509.CertPool, error) {
+		pem, err := os.ReadFile(a.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("the API server's CA bundle: %w", err)
+		}
+		return bundle(pem)
+	}
+	if _, err := read(); err != nil {
+		return err
+	}
+	cfg.InsecureSkipVerify = true // VerifyConnection does it
+	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
+		roots, err := read()
+		if err != nil {
+			return err
+		}
+		between := x509.NewCertPool()
+		for _, c := range cs.PeerCertificates[1:] {
+			between.AddCert(c)
+		}
+		_, err = cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, DNSName: server.Hostname()})
+		return err
+	}
+	return nil
+}
+
 // Namespace is the access's own.
 func (c *Client) Namespace() string { return c.access.Namespace }
 
@@ -76,6 +126,8 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 type StatusError struct {
 	Code            int
 	Reason, Message string
+	// RetryAfter is how long the server wants to be left alone, 0 if it did not say.
+	RetryAfter time.Duration `json:"-"`
 }
 
 func (e *StatusError) Error() string {
@@ -143,6 +195,9 @@ func (c *Client) open(ctx context.Context, method, path, contentType string, bod
 	}
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	status := &StatusError{Code: resp.StatusCode}
+	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
+		status.RetryAfter = time.Duration(seconds) * time.Second
+	}
 	var said struct{ Reason, Message string }
 	if json.Unmarshal(text, &said) == nil && said.Message != "" {
 		status.Reason, status.Message = said.Reason, said.Message

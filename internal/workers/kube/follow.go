@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,6 +41,14 @@ const (
 	pageSize   = 500
 	firstWait  = 200 * time.Millisecond
 	longestGap = 10 * time.Second
+	// longestAsked bounds what a server may ask for by Retry-After.
+	longestAsked = time.Minute
+	// watchFor is how long the server is asked to keep a watch, up to twice that, so
+	// that not all watchers of a fleet come back at once.
+	watchFor = 5 * time.Minute
+	// watchGrace is how much later a watch is ended here: what stands between may hold
+	// on to a connection whose server is gone.
+	watchGrace = 30 * time.Second
 )
 
 // follower keeps a collection up to date.
@@ -52,7 +61,9 @@ type follower[T object] struct {
 	changed func(all map[string]T)
 
 	all     map[string]T
-	version string
+	version string // "" if there is nothing to watch from
+	// watchFor replaces the constant in tests.
+	watchFor, watchGrace time.Duration
 }
 
 // run lists and watches until ctx ends. What was known stays while the API
@@ -62,29 +73,48 @@ func (f *follower[T]) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := f.step(ctx)
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return
-		case err == nil:
+		}
+		if err == nil {
 			wait = firstWait
 			continue
-		case IsCode(err, http.StatusGone):
+		}
+		lasted := time.Since(began)
+		if lost(err) {
 			f.version = ""
-			f.log.Debug().Msg("watch too old: listing again")
-			if time.Since(began) > firstWait {
+			f.log.Debug().Err(err).Msg("nothing to watch from: listing again")
+			if lasted > firstWait {
 				continue
 			}
-		case time.Since(began) > longestGap:
+		}
+		if lasted > longestGap {
 			wait = firstWait
 		}
-		f.log.Warn().Err(err).Dur("again_in", wait).Msg("not followed")
+		pause := max(wait/2+rand.N(wait/2), min(retryAfter(err), longestAsked))
+		f.log.Warn().Err(err).Dur("again_in", pause).Msg("not followed")
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(wait/2 + rand.N(wait/2)):
+		case <-time.After(pause):
 		}
 		wait = min(2*wait, longestGap)
 	}
+}
+
+// lost says that the server knows nothing of the version that was asked for: it
+// is too old (410), newer than all that the server has, as after its store was
+// restored from a backup (504), or from another store altogether (400). After
+// anything else the watch goes on from where it was.
+func lost(err error) bool {
+	return IsCode(err, http.StatusGone) || IsCode(err, http.StatusGatewayTimeout) || IsCode(err, http.StatusBadRequest)
+}
+
+func retryAfter(err error) time.Duration {
+	if status, ok := errors.AsType[*StatusError](err); ok {
+		return status.RetryAfter
+	}
+	return 0
 }
 
 // step lists if there is no version to watch from, and watches until the server
@@ -140,12 +170,15 @@ func (f *follower[T]) list(ctx context.Context) error {
 
 // watch applies changes until the server ends the stream.
 func (f *follower[T]) watch(ctx context.Context) error {
+	length := cmp.Or(f.watchFor, watchFor)
+	length += rand.N(length)
+	ctx, cancel := context.WithTimeout(ctx, length+cmp.Or(f.watchGrace, watchGrace))
+	defer cancel()
 	v := f.values()
 	v.Set("watch", "true")
 	v.Set("allowWatchBookmarks", "true")
 	v.Set("resourceVersion", f.version)
-	// Not all watchers of a fleet come back at once.
-	v.Set("timeoutSeconds", strconv.Itoa(300+rand.IntN(300)))
+	v.Set("timeoutSeconds", strconv.Itoa(int(length.Seconds())))
 	body, err := f.client.open(ctx, http.MethodGet, f.query.Path+"?"+v.Encode(), "", nil)
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", f.query.Path, err)

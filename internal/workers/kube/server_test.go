@@ -2,7 +2,6 @@ package kube
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // apiServer is the part of an API server that followers use: two collections
@@ -27,8 +27,21 @@ type apiServer struct {
 	change  chan struct{}
 	cut     chan struct{}
 	lists   int
+	watches int
 	down    bool
 	tokens  []string
+	// accepted is the only token that is not refused, if set.
+	accepted string
+	// expiring is how many more requests for a further page are told that its token is
+	// too old.
+	expiring int
+	// busy is how many more requests are told to come again in a second.
+	busy int
+	// byStatus has what is wrong with a watch's version be said by status, not in the
+	// stream.
+	byStatus bool
+	// at is when each request came.
+	at []time.Time
 }
 
 type stored struct {
@@ -51,7 +64,9 @@ const (
 
 func newAPIServer(t *testing.T) (*apiServer, *Client) {
 	s := &apiServer{objects: map[string]stored{}, change: make(chan struct{}), cut: make(chan struct{})}
-	s.Server = httptest.NewTLSServer(s)
+	s.Server = httptest.NewUnstartedServer(s)
+	s.EnableHTTP2 = true
+	s.StartTLS()
 	t.Cleanup(func() { s.cutWatches(); s.Close() })
 	c, err := NewClient(Access{Server: s.URL, Insecure: true, Token: "t", Namespace: "ns"})
 	if err != nil {
@@ -126,6 +141,39 @@ func (s *apiServer) forget() {
 	s.oldest = s.version
 }
 
+// restore goes back to an earlier version, as a store does that is restored from a
+// backup. What there is stays.
+func (s *apiServer) restore() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version, s.oldest, s.log = 1, 0, nil
+}
+
+// bookmark tells all watchers the version, without any change.
+func (s *apiServer) bookmark(collection string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version += 10
+	s.log = append(s.log, event{version: s.version, kind: "BOOKMARK", stored: stored{collection: collection,
+		object: map[string]any{"metadata": map[string]any{"resourceVersion": strconv.Itoa(s.version)}}}})
+	close(s.change)
+	s.change = make(chan struct{})
+}
+
+// count reads a counter.
+func (s *apiServer) count(n *int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return *n
+}
+
+// set changes a field.
+func (s *apiServer) set(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+}
+
 func (s *apiServer) setDown(down bool) {
 	s.mu.Lock()
 	s.down = down
@@ -136,10 +184,22 @@ func (s *apiServer) setDown(down bool) {
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.tokens = append(s.tokens, r.Header.Get("Authorization"))
-	down := s.down
+	s.at = append(s.at, time.Now())
+	down, refused, busy := s.down, s.accepted != "" && r.Header.Get("Authorization") != "Bearer "+s.accepted, s.busy > 0
+	if busy {
+		s.busy--
+	}
 	s.mu.Unlock()
-	if down {
+	switch {
+	case down:
 		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	case refused:
+		w.WriteHeader(http.StatusUnauthorized)
+		return
+	case busy:
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(http.StatusTooManyRequests)
 		return
 	}
 	if r.URL.Query().Get("watch") == "true" {
@@ -148,7 +208,14 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lists++
+	if r.URL.Query().Get("continue") == "" {
+		s.lists++
+	} else if s.expiring > 0 {
+		s.expiring--
+		w.WriteHeader(http.StatusGone)
+		send(w, map[string]any{"kind": "Status", "code": 410, "reason": "Expired", "message": "the continue token is too old"})
+		return
+	}
 	var items []map[string]any
 	for _, o := range s.objects {
 		if o.collection == r.URL.Path && selected(r, o.name, o.labels) {
@@ -194,10 +261,16 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	s.mu.Lock()
 	cut := s.cut
-	if since < s.oldest {
+	s.watches++
+	if why := s.unknown(since); why != 0 {
+		status := map[string]any{"kind": "Status", "code": why, "reason": "Expired", "message": "resource version"}
+		if s.byStatus {
+			w.WriteHeader(why)
+			send(w, status)
+		} else {
+			send(w, map[string]any{"type": "ERROR", "object": status})
+		}
 		s.mu.Unlock()
-		// The API server may say so in the stream as well as by status; this is the stream.
-		fmt.Fprintln(w, `{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"too old resource version"}}`)
 		return
 	}
 	s.mu.Unlock()
@@ -207,6 +280,10 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 		change := s.change
 		for _, e := range s.log {
 			if e.version <= since || e.collection != r.URL.Path {
+				continue
+			}
+			if e.kind == "BOOKMARK" {
+				send(w, map[string]any{"type": e.kind, "object": e.object})
 				continue
 			}
 			is, was := selected(r, e.name, e.labels), e.before != nil && selected(r, e.name, e.before)
@@ -232,4 +309,15 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+// unknown is the status for a version that cannot be watched from, 0 if it can.
+func (s *apiServer) unknown(version int) int {
+	switch {
+	case version < s.oldest:
+		return http.StatusGone
+	case version > s.version:
+		return http.StatusGatewayTimeout // "Too large resource version"
+	}
+	return 0
 }

@@ -331,7 +331,7 @@ clusters: [{name: c, cluster: {server: "https://h:1/", certificate-authority: ca
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Access{Server: "https://h:1", CA: []byte("PEM"), TokenFile: filepath.Join(dir, "t"), Key: []byte("key"), Namespace: "n"}
+	want := Access{Server: "https://h:1", CAFile: filepath.Join(dir, "ca.pem"), TokenFile: filepath.Join(dir, "t"), Key: []byte("key"), Namespace: "n"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("access %+v", got)
 	}
