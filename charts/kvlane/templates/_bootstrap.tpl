@@ -15,7 +15,8 @@
 node: {id: {{.NodeID}}, cluster: kvlane}
 admin: {address: {{include "kvlane.envoyAddress" .Admin}}}
 dynamic_resources:
-  ads_config: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: kvlane}}]}
+  ads_config: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: kvlane,
+    retry_policy: {retry_back_off: {base_interval: 0.1s, max_interval: 1s}}}}]}   # the defaults ask a Kvlane that was away anew only after up to 30 s
 static_resources:
   listeners:
   - name: ingress
