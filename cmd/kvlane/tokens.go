@@ -40,6 +40,8 @@ func runRender(_ context.Context, io streams, args []string) error {
 	path := f.String("path", "/v1/chat/completions", "request `path`")
 	ids := f.Bool("tokens", false, "print the token ids too")
 	tools := f.Bool("tool-parser", false, "the engine runs with a tool-call parser")
+	trust := f.Bool("trust-request-templates", false, "the engine takes a chat_template of the request")
+	context := f.Int("max-model-len", 0, "the engine's context in `tokens`: refuse what does not fit (0: nothing is too long)")
 	file := f.String("template", "", "render this template `file` from its variables instead of request bodies")
 	isContext := f.Bool("context", false, "with --template: lines are objects of template variables")
 	nowText := f.String("now", "", "`time` that the template sees, like 2026-11-20T20:00:00")
@@ -74,7 +76,7 @@ func runRender(_ context.Context, io streams, args []string) error {
 	if err != nil {
 		return usageError{err.Error()}
 	}
-	m, err := modelOf(*dir, model.Options{ChatTemplate: source, ToolParser: *tools, Now: func() time.Time { return now }})
+	m, err := modelOf(*dir, model.Options{ChatTemplate: source, ToolParser: *tools, MaxModelLen: *context, TrustTemplates: *trust, Now: func() time.Time { return now }})
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m.chat(input{Request: chat}, engine)
+	return m.chat(input{Request: chat, made: req.API == prompt.Responses}, engine)
 }
 
 func chatMessage(role string, content jinja.Value) *jinja.Dict {

@@ -38,6 +38,8 @@ func ParseEngine(name string) (Engine, error) {
 type Refusal struct {
 	Status int
 	Reason string
+	// Guessed says that the refusal hangs on something about the engine that is not known for certain here.
+	Guessed bool
 }
 
 func (r *Refusal) Error() string { return r.Reason }

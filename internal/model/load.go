@@ -23,6 +23,9 @@ type Options struct {
 	// TrustTemplates says that requests may bring a chat_template (vLLM with --trust-request-chat-template). Without,
 	// none is compiled: vLLM refuses such a request, and for the other engines the ids are unknown.
 	TrustTemplates bool
+	// Multimodal says whether the engine's model takes images, audio or video; where it does not, such a request is refused. nil:
+	// by config.json beside the tokenizer, or else by what the chat template names.
+	Multimodal *bool
 	// MaxModelLen is the engine's context in tokens; longer prompts are refused as it would. 0: unknown, nothing is refused.
 	MaxModelLen int
 	// Names are the names of the base model in requests; every other name is an adapter's. None: no adapters.
@@ -75,6 +78,7 @@ func New(tok *tokenizer.Tokenizer, options Options) (*Model, error) {
 		}
 		m.templates[name] = t
 		m.systemFirst = m.systemFirst || t.systemFirst()
+		m.config.media = m.config.media || !m.config.known && t.namesMedia
 	}
 	brought, err := newBroughtCache()
 	if err != nil {
@@ -119,6 +123,7 @@ type template struct {
 	namesDeveloper bool // it handles the developer role itself
 	openAI         bool // vLLM hands it content parts
 	sglangOpenAI   bool // SGLang does
+	namesMedia     bool // it is made for more than text
 	dated          bool // it prints the time
 	brought        bool // it came with a request
 }
@@ -139,7 +144,7 @@ func compile(source string) (*template, error) {
 	}
 	for _, word := range [...]string{"image", "audio", "video", "vision"} {
 		if strings.Contains(source, word) { // SGLang's own shortcut
-			t.sglangOpenAI = true
+			t.sglangOpenAI, t.namesMedia = true, true
 		}
 	}
 	return t, nil
@@ -218,6 +223,24 @@ func (m *Model) templateFor(in input, tools bool, engine Engine) (*template, err
 	return t, nil
 }
 
+// textOnly is the refusal of a part that is no text, nil if the model takes such parts.
+func (m *Model) textOnly(engine Engine) func(kind string) error {
+	takes, known := m.config.media, m.config.known
+	if given := m.options.Multimodal; given != nil {
+		takes, known = *given, true
+	}
+	if takes {
+		return nil
+	}
+	return func(kind string) error {
+		reason := "the model is not a multimodal model"
+		if engine == SGLang {
+			reason = "Model only supports text input; received unsupported content type '" + kind + "'."
+		}
+		return &Refusal{Status: 400, Reason: reason, Guessed: !known}
+	}
+}
+
 // untrusted is what the engine does with a template that came with a request, where nobody said that it takes them.
 func (m *Model) untrusted(engine Engine) error {
 	if m.options.TrustTemplates || engine != VLLM {
@@ -242,6 +265,8 @@ func asRefusal(err error, engine Engine) error {
 // config is what the tokenizer's files say to templates.
 type config struct {
 	special *jinja.Dict
+	// media: the model takes more than text; known: its config.json says so.
+	media, known bool
 }
 
 // specialTokens is a fresh dict of the named special tokens, as transformers gives them to every template.
@@ -262,5 +287,5 @@ func newConfig(c *tokenizer.Config) config {
 		}
 		special.Set("additional_special_tokens", jinja.List(extra))
 	}
-	return config{special: special}
+	return config{special: special, media: c.Media, known: c.HasModel}
 }

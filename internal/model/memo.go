@@ -35,6 +35,7 @@ const (
 	shapeSGLang shapeKind = 1 << iota
 	shapeOpenAI
 	shapeReasoning
+	shapeMade
 )
 
 // messageMemo maps the bytes of a message to the value that the template gets. Values are never changed, so they are
@@ -76,7 +77,7 @@ func newMessageMemo(limit int64) *messageMemo {
 
 // shaped gives the value of every element of a request's messages: known ones from the memo, others by shape. cacheable
 // tells, after shape, whether the last one may be kept.
-func (c *messageMemo) shaped(in input, kind shapeKind, shape func(jinja.Value) (jinja.Value, error), cacheable func() bool) ([]jinja.Value, error) {
+func (c *messageMemo) shaped(in input, kind shapeKind, shape shaper, cacheable func() bool) ([]jinja.Value, error) {
 	out := make([]jinja.Value, 0, len(in.Elements))
 	hashes := make([]uint64, len(in.Elements))
 	for i, e := range in.Elements {
@@ -93,11 +94,8 @@ func (c *messageMemo) shaped(in input, kind shapeKind, shape func(jinja.Value) (
 		if keep {
 			raw = bytes.Clone(raw) // the value refers to it
 		}
-		v, err := parseField("messages", raw)
+		v, err := shaped(in, raw, shape)
 		if err != nil {
-			return nil, err
-		}
-		if v, err = shape(v); err != nil {
 			return nil, err
 		}
 		out = append(out, v)
@@ -150,27 +148,37 @@ func (c *messageMemo) keep(s *shapedMessage) {
 	}
 }
 
-// shapeMessages is every message shaped. Without memo, or where the elements are not all spans, they are read as one list.
-func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape func(jinja.Value) (jinja.Value, error)) ([]jinja.Value, error) {
+// shaper makes the value that the template gets of a message, which is given as bytes and as a value.
+type shaper func(raw []byte, v jinja.Value) (jinja.Value, error)
+
+func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
+	v, err := in.parse("messages", raw)
+	if err != nil {
+		return v, err
+	}
+	return shape(raw, v)
+}
+
+// shapeMessages is every message shaped.
+func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape shaper) ([]jinja.Value, error) {
 	if m.memo != nil && in.Form == prompt.FormMessages && len(in.Elements) == in.Count {
 		return m.memo.messages.shaped(in, kind, shape, func() bool { return !p.media })
 	}
-	messages, present, err := in.listOf(prompt.FieldMessages)
-	if err != nil {
-		return nil, err
+	raw := in.Raw(prompt.FieldMessages)
+	if len(raw) == 0 || raw[0] != '[' {
+		return nil, refuse("messages: input should be a valid list")
 	}
-	if !present {
-		return nil, refuse("messages: field required")
-	}
-	out := make([]jinja.Value, 0, len(messages))
-	for i := range messages {
-		v, err := shape(messages[i])
-		if err != nil {
-			return nil, err
+	out := make([]jinja.Value, 0, in.Count)
+	var first error
+	prompt.EachItem(raw, func(item []byte) {
+		if first != nil {
+			return
 		}
+		var v jinja.Value
+		v, first = shaped(in, item, shape)
 		out = append(out, v)
-	}
-	return out, nil
+	})
+	return out, first
 }
 
 // resultKey is the key of a result that is attached to a body.

@@ -94,15 +94,21 @@ func (m *Model) compute(dst []uint32, req *prompt.Request, engine Engine, withTe
 			res.Prefix = tokenizer.Prefix{}
 		}
 	}
-	return res, m.checkLength(req, &res)
+	return res, m.checkLength(req, engine, &res)
 }
 
 // checkLength refuses what does not fit the engine's context.
-func (m *Model) checkLength(req *prompt.Request, res *Result) error {
+func (m *Model) checkLength(req *prompt.Request, engine Engine, res *Result) error {
+	if req.API == prompt.Tokenize || req.API == prompt.CountTokens {
+		return nil
+	}
 	if res.Partial == "" && len(res.IDs) == 0 {
 		return refuse("The decoder prompt cannot be empty")
 	}
-	if m.options.MaxModelLen == 0 || req.API == prompt.Tokenize {
+	if engine == VLLM {
+		return m.vllmLength(input{Request: req}, len(res.IDs))
+	}
+	if m.options.MaxModelLen == 0 {
 		return nil
 	}
 	wanted, _ := req.MaxTokens()
@@ -119,7 +125,10 @@ func (m *Model) checkLength(req *prompt.Request, res *Result) error {
 }
 
 func (m *Model) plan(req *prompt.Request, engine Engine) (p *plan, assumed string, err error) {
-	in := input{Request: req}
+	in := input{Request: req, wide: engine == SGLang, halves: engine == VLLM}
+	if err := m.accepted(in, engine); err != nil {
+		return nil, "", err
+	}
 	switch req.API {
 	case prompt.Chat:
 		p, err = m.chat(in, engine)
@@ -191,12 +200,6 @@ func (m *Model) chatEmbedding(in input, engine Engine) (*plan, error) {
 func (m *Model) plain(in input, engine Engine) (*plan, error) {
 	p := &plan{}
 	if engine == VLLM {
-		if err := vllmSalt(in); err != nil {
-			return nil, err
-		}
-		if in.API == prompt.Completions && in.Has(prompt.FieldStreamOptions) && !in.Stream() {
-			return nil, refuse("Stream options can only be defined when `stream=True`.")
-		}
 		if err := m.vllmTruncation(in, p); err != nil {
 			return nil, err
 		}
@@ -213,8 +216,11 @@ func (m *Model) plain(in input, engine Engine) (*plan, error) {
 			}
 		}
 	}
-	raw := in.FirstPrompt()
-	switch in.Form {
+	raw, form, err := m.firstPrompt(in, engine)
+	if err != nil {
+		return nil, err
+	}
+	switch form {
 	case prompt.FormText, prompt.FormTexts:
 		text, err := prompt.AppendText(make([]byte, 0, len(raw)), raw)
 		if err != nil {
@@ -227,13 +233,16 @@ func (m *Model) plain(in input, engine Engine) (*plan, error) {
 		}
 		return p, err
 	case prompt.FormIDs, prompt.FormIDLists:
-		ids, err := prompt.AppendIDs(nil, raw)
+		ids, err := laxIDs(raw)
 		if err != nil {
-			return nil, refuse("%v", err)
+			return nil, err
 		}
 		p.ids, p.haveIDs = ids, true
 		return p, m.checkIDs(ids)
 	case prompt.FormOther:
+		if in.API == prompt.Tokenize {
+			return nil, refuse("messages: Input should be a valid list")
+		}
 		p.partial = "the prompt is given as embeddings or in an unknown shape"
 		return p, nil
 	default:

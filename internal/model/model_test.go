@@ -125,7 +125,7 @@ var goldens = []struct {
 		text: `[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"z": 1, "a": 1.0}, "strict": true}}]`},
 	{name: "tools empty", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"tools":[]}`, status: 400},
 	{name: "tool_choice without tools", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"tool_choice":"auto"}`, status: 400},
-	{name: "documents", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"documents":[{"t":1}],"chat_template":"{{ documents }}"}`, text: "[{'t': 1}]"},
+	{name: "documents", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"documents":[{"t":"1"}],"chat_template":"{{ documents }}"}`, text: "[{'t': '1'}]"},
 	{name: "content null", api: prompt.Chat, body: `{"messages":[{"role":"user","content":null}]}`, status: 400},
 	{name: "content null", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"user","content":null}]}`, status: 400},
 	{name: "content absent", api: prompt.Chat, body: `{"messages":[{"role":"user"}]}`, text: "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"},
@@ -261,7 +261,10 @@ func TestEngineFlags(t *testing.T) {
 		{Options{MaxModelLen: 5}, `"n":1`, true},
 		{Options{MaxModelLen: 9}, `"n":1`, true},
 		{Options{MaxModelLen: 10}, `"n":1`, false},
-		{Options{MaxModelLen: 10}, `"max_tokens":2`, true},
+		{Options{MaxModelLen: 10}, `"max_tokens":2`, false}, // what there is room for is generated
+		{Options{MaxModelLen: 10}, `"max_tokens":11`, true},
+		{Options{MaxModelLen: 12}, `"max_tokens":2,"min_tokens":3`, true},
+		{Options{MaxModelLen: 12}, `"min_tokens":3`, false},
 		{Options{MaxModelLen: 12}, `"max_tokens":2`, false},
 	} {
 		m := load(t, "qwen3", c.options)
@@ -329,7 +332,8 @@ func idsOf(t *testing.T, m *Model, body string) []uint32 {
 }
 
 func TestImagesCutThePrompt(t *testing.T) {
-	m := load(t, "qwen3", Options{})
+	takes := true
+	m := load(t, "qwen3", Options{Multimodal: &takes})
 	for _, engine := range []Engine{VLLM, SGLang} {
 		req, err := prompt.Parse(prompt.Chat, []byte(`{"messages":[{"role":"system","content":"Rules."},{"role":"user","content":[`+
 			`{"type":"image_url","image_url":{"url":"data:"}},{"type":"text","text":"What is it?"}]}]}`))

@@ -42,6 +42,10 @@ type input struct {
 
 	// wide integers become floats: SGLang reads bodies with orjson.
 	wide bool
+	// halves of surrogate pairs are taken as long as nobody prints them: vLLM reads bodies with Python's json.
+	halves bool
+	// made: the engine makes these messages itself, and checks them no further.
+	made bool
 }
 
 // value reads a field; absent fields and null give None.
@@ -53,7 +57,18 @@ func (in input) value(f prompt.Field) (jinja.Value, error) {
 	if in.wide {
 		raw = wideIntegers(asText(raw))
 	}
-	return parseField(f.String(), raw)
+	return in.parse(f.String(), raw)
+}
+
+func (in input) parse(name string, raw []byte) (jinja.Value, error) {
+	if in.halves {
+		v, err := jinja.ParseJSONSurrogates(raw)
+		if err != nil {
+			return v, fmt.Errorf("%s: %w", name, err)
+		}
+		return v, nil
+	}
+	return parseField(name, raw)
 }
 
 func parseField(name string, raw []byte) (jinja.Value, error) {

@@ -326,7 +326,7 @@ type sglangShape struct {
 
 var sglangRoles = []string{roleSystem, roleAssistant, roleTool, "function", roleDeveloper, "latest_reminder"}
 
-func (s *sglangShape) message(v jinja.Value) (jinja.Value, error) {
+func (s *sglangShape) message(raw []byte, v jinja.Value) (jinja.Value, error) {
 	msg, ok := v.AsDict()
 	if !ok {
 		return v, refuse("messages: input should be a valid dictionary")

@@ -13,14 +13,6 @@ import (
 
 // vllmChat follows /v1/chat/completions, or /tokenize, which knows fewer fields and refuses less.
 func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
-	if !tokenize {
-		if err := vllmSalt(in); err != nil {
-			return nil, err
-		}
-		if in.Has(prompt.FieldStreamOptions) && !in.Stream() {
-			return nil, refuse("Stream options can only be defined when `stream=True`.")
-		}
-	}
 	add, err := in.flag(prompt.FieldAddGenerationPrompt, true)
 	if err != nil {
 		return nil, err
@@ -43,12 +35,12 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{template: template.compiled, brought: template.brought, dated: template.dated, continued: cont}
-	shape := vllmShape{openai: template.openAI, legacy: !tokenize, p: p}
+	shape := vllmShape{openai: template.openAI, legacy: !tokenize, made: in.made, textOnly: m.textOnly(VLLM), p: p}
 	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {
 		return nil, err
 	}
-	if ids, ok, err := in.forwardedIDs(); err != nil || ok && !p.media {
+	if ids, ok, err := m.forwardedIDs(in); err != nil || ok && !p.media {
 		return &plan{ids: ids, haveIDs: true}, err
 	}
 	if !template.namesDeveloper {
@@ -376,10 +368,13 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	}
 	n, ok := in.laxInt(prompt.FieldTruncatePromptTokens)
 	switch {
-	case !ok || n < -1 || n == 0:
+	case !ok || n < -1 || n == 0 && in.API != prompt.Tokenize:
 		return refuse("truncate_prompt_tokens: input should be an integer, -1 or at least 1")
 	case n == -1:
 		n = int64(m.options.MaxModelLen)
+		if wanted, asked := in.vllmMaxTokens(); asked && wanted != 0 {
+			n-- // room for a token
+		}
 	case m.options.MaxModelLen > 0 && n > int64(m.options.MaxModelLen):
 		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.options.MaxModelLen)
 	}
@@ -389,15 +384,15 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 }
 
 // forwardedIDs are ids that a router before us put into kv_transfer_params: vLLM takes them instead of the messages, unless
-// those hold more than text.
-func (in input) forwardedIDs() ([]uint32, bool, error) {
+// those hold more than text or are echoed.
+func (m *Model) forwardedIDs(in input) ([]uint32, bool, error) {
 	raw := in.Member(prompt.FieldKVTransferParams, "prompt_token_ids")
-	if len(raw) == 0 || raw[0] != '[' {
+	if !given(raw) || truthy(in.Get("echo")) {
 		return nil, false, nil
 	}
 	ids, err := prompt.AppendIDs(nil, raw)
-	if err != nil {
-		return nil, true, refuse("kv_transfer_params.prompt_token_ids: %v", err)
+	if err != nil || len(ids) == 0 {
+		return nil, true, refuse("`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.")
 	}
-	return ids, true, nil
+	return ids, true, m.checkIDs(ids)
 }

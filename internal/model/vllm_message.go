@@ -12,7 +12,11 @@ type vllmShape struct {
 	openai bool // the template walks over content parts
 	// legacy: reasoning_content of the history stands for reasoning. /tokenize only knows the latter.
 	legacy bool
-	p      *plan
+	// made: the messages are not a client's, see input.
+	made bool
+	// textOnly, if not nil, is the refusal of a part that is no text.
+	textOnly func(kind string) error
+	p        *plan
 }
 
 func (s *vllmShape) kind() shapeKind {
@@ -23,10 +27,13 @@ func (s *vllmShape) kind() shapeKind {
 	if s.legacy {
 		k |= shapeReasoning
 	}
+	if s.made {
+		k |= shapeMade
+	}
 	return k
 }
 
-// Roles whose typed messages vLLM declares; every other role goes through its catch-all type.
+// Roles of messages.
 const (
 	roleAssistant = "assistant"
 	roleDeveloper = "developer"
@@ -35,9 +42,7 @@ const (
 	roleUser      = "user"
 )
 
-var vllmRoles = []string{roleUser, roleAssistant, roleTool, roleSystem, roleDeveloper, "function"}
-
-func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
+func (s *vllmShape) message(raw []byte, v jinja.Value) (jinja.Value, error) {
 	msg, ok := v.AsDict()
 	if !ok {
 		return v, refuse("messages: input should be a valid dictionary")
@@ -45,6 +50,11 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	role, has, _ := textOf(msg, "role")
 	if !has {
 		return v, refuse("messages.role: input should be a valid string")
+	}
+	if !s.made && !ordinary(msg) {
+		if err := s.declared(raw); err != nil {
+			return v, err
+		}
 	}
 	content, given := msg.Get("content")
 	if given && content.IsNone() && role != roleAssistant {
@@ -60,7 +70,7 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	}
 	out := jinja.NewDict(6)
 	out.Set("role", jinja.String(role))
-	body, err := s.content(content, role == roleTool, slices.Contains(vllmRoles, role))
+	body, err := s.content(content, role == roleTool)
 	if err != nil {
 		return v, err
 	}
@@ -72,17 +82,11 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 		}
 	case roleTool:
 		if id, ok := msg.Get("tool_call_id"); ok {
-			if _, text := id.AsString(); !text {
-				return v, refuse("messages.tool_call_id: input should be a valid string")
-			}
 			out.Set("tool_call_id", id)
 		}
 	}
-	if name, ok := msg.Get("name"); ok {
-		if _, text := name.AsString(); !text {
-			return v, refuse("messages.name: input should be a valid string")
-		}
-		out.Set("name", name)
+	if name, has, _ := textOf(msg, "name"); has {
+		out.Set("name", jinja.String(name))
 	}
 	if task, has, _ := textOf(msg, "task"); has {
 		out.Set("task", jinja.String(task))
@@ -228,7 +232,7 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 }
 
 // content flattens the parts, or wraps them if the template walks over them.
-func (s *vllmShape) content(v jinja.Value, flatten, declared bool) (jinja.Value, error) {
+func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
 	var texts []string
 	wrapped := []jinja.Value{}
 	add := func(text string) {
@@ -245,14 +249,16 @@ func (s *vllmShape) content(v jinja.Value, flatten, declared bool) (jinja.Value,
 		}
 		add(text)
 	} else if parts, ok := v.AsList(); ok {
-		bareToo := !declared || slices.ContainsFunc(parts, func(v jinja.Value) bool { _, ok := v.AsDict(); return ok })
 		for i := range parts {
 			text, bare := parts[i].AsString()
-			if bare && bareToo { // pydantic takes bare texts beside parts, and alone where the type is the catch-all
+			if bare { // where the message's type takes them
 				add(text)
 				continue
 			}
-			text, media, err := vllmPart(parts[i])
+			if hasNoText(parts[i]) {
+				continue
+			}
+			text, media, err := s.part(parts[i])
 			if err != nil {
 				return v, err
 			}
@@ -268,7 +274,7 @@ func (s *vllmShape) content(v jinja.Value, flatten, declared bool) (jinja.Value,
 			}
 			add(text)
 		}
-	} else if !v.IsNone() && !v.IsUndefined() {
+	} else if d, ok := v.AsDict(); !v.IsNone() && !v.IsUndefined() && (!ok || d.Len() > 0) { // Python walks over an empty one
 		return v, refuse("messages.content: input should be a valid string or a list of parts")
 	}
 	if s.openai && !flatten {
@@ -290,8 +296,18 @@ func textPart(text string) jinja.Value {
 var vllmTextParts = map[string]string{"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
 	"tool_reference": "name"}
 
-// vllmPart is one part's text, or media.
-func vllmPart(v jinja.Value) (text string, media bool, err error) {
+// hasNoText tells whether a part's type promises a text that is not there: vLLM passes over it.
+func hasNoText(v jinja.Value) bool {
+	part, ok := v.AsDict()
+	if !ok {
+		return false
+	}
+	kind, _, _ := textOf(part, "type")
+	return (kind == "text" || kind == "refusal") && optional(part, vllmTextParts[kind]).IsNone()
+}
+
+// part is one part's text, or media.
+func (s *vllmShape) part(v jinja.Value) (text string, media bool, err error) {
 	part, ok := v.AsDict()
 	if !ok {
 		return "", false, refuse("messages.content: input should be a valid dictionary")
@@ -300,7 +316,7 @@ func vllmPart(v jinja.Value) (text string, media bool, err error) {
 	if !has {
 		for _, key := range [...]string{"image_url", "audio_url", "video_url", "image_embeds", "audio_embeds"} {
 			if _, ok := part.Get(key); ok {
-				return "", true, nil
+				return "", true, s.media(key)
 			}
 		}
 		return "", false, refuse("messages.content.type: field required")
@@ -312,15 +328,22 @@ func vllmPart(v jinja.Value) (text string, media bool, err error) {
 		}
 		return text, false, nil
 	}
-	if isMedia(kind) {
-		return "", true, nil
+	if slices.Contains(vllmMedia, kind) {
+		return "", true, s.media(kind)
 	}
 	return "", false, refuse("Unsupported chat content part type: '%s'.", kind)
 }
 
-func isMedia(kind string) bool {
-	return strings.HasPrefix(kind, "image_") || strings.HasPrefix(kind, "audio_") || strings.HasPrefix(kind, "video_") ||
-		kind == "input_image" || kind == "input_audio" || kind == "file"
+// vllmMedia are the types of parts that vLLM reads as an image, audio or video.
+var vllmMedia = []string{"image_url", "input_image", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url", "video_embeds",
+	"prompt_embeds"}
+
+// media refuses what a model that reads text alone is not given.
+func (s *vllmShape) media(kind string) error {
+	if s.textOnly == nil {
+		return nil
+	}
+	return s.textOnly(kind)
 }
 
 // withoutDeveloper is what vLLM's Hugging Face renderer does for templates that do not name the developer role: its messages

@@ -124,7 +124,7 @@ func (m *Memo) keep(hash uint64, api API, body []byte) (*Request, error) {
 		return &b.request, err
 	}
 	b.request.memo = b
-	b.size = int64(len(body)) + int64(cap(b.request.Elements))*16 + memoFixed
+	b.size = int64(len(body)) + int64(cap(b.request.Elements))*16 + int64(cap(b.request.others))*32 + memoFixed
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, ok := m.bodies[hash]; ok { // another caller was faster

@@ -3,6 +3,7 @@ package prompt
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -22,6 +23,9 @@ const (
 	FormOther                // embeddings of the prompt, or a shape that no engine accepts
 )
 
+// maxOthers bounds the fields beside the known ones that are kept; engines declare a hundred.
+const maxOthers = 1024
+
 // maxElements bounds the element spans that are kept for a list; Count goes on.
 const maxElements = 1 << 16
 
@@ -40,10 +44,15 @@ type Request struct {
 	Count int
 
 	fields [numFields]Span
+	// others are the fields that have no Field, at most maxOthers.
+	others []place
 	memo   *memoBody // nil if no Memo keeps the body
 	// digests is memory to be used again.
 	digests []uint64
 }
+
+// place is where a top-level field stands: its key, with the quotes, and its value.
+type place struct{ key, value Span }
 
 // Parse checks body as strict JSON and finds its fields. The error is a *SyntaxError, or says that the body is no
 // object. It does not check types: what an engine would refuse is for the caller to judge.
@@ -57,7 +66,7 @@ func (r *Request) Parse(api API, body []byte) error { return r.parse(api, body, 
 
 // parse is Parse and takes the elements that are known for read.
 func (r *Request) parse(api API, body []byte, k known) error {
-	*r = Request{API: api, Body: body, Elements: r.Elements[:0], digests: r.digests[:0]}
+	*r = Request{API: api, Body: body, Elements: r.Elements[:0], others: r.others[:0], digests: r.digests[:0]}
 	s := scanner{b: body, depth: 1}
 	i := s.begin()
 	if i < len(body) && body[i] != '{' {
@@ -87,15 +96,16 @@ func (r *Request) members(s *scanner, i int, k known) int {
 		if i >= len(s.b) || s.b[i] != '"' {
 			return s.noKey(i)
 		}
-		start := i
+		at := Span{Start: i}
 		if i = s.str(i); i < 0 {
 			return -1
 		}
-		key := s.b[start:i]
+		at.End = i
+		key := at.Of(s.b)
 		if i = s.space(i); i >= len(s.b) || s.b[i] != ':' {
 			return s.fail(i, "':' was expected")
 		}
-		start = s.space(i + 1)
+		start := s.space(i + 1)
 		field, known := fieldOf(key)
 		if known && field == r.API.promptField() && start < len(s.b) && s.b[start] == '[' {
 			i = r.list(s, start, k)
@@ -107,6 +117,8 @@ func (r *Request) members(s *scanner, i int, k known) int {
 		}
 		if known {
 			r.fields[field] = Span{start, i} // the last one of equal keys counts, as in every engine's reader
+		} else if len(r.others) < maxOthers {
+			r.others = append(r.others, place{at, Span{start, i}})
 		}
 		if i = s.space(i); i >= len(s.b) {
 			return s.fail(i, "")
@@ -234,6 +246,33 @@ func (r *Request) Raw(f Field) []byte {
 func (r *Request) Has(f Field) bool {
 	s := r.fields[f]
 	return s.Present() && r.Body[s.Start] != 'n'
+}
+
+// Get is the value of a top-level field by its key, known or not, as written; nil if it is absent. Of equal keys the last
+// one counts.
+func (r *Request) Get(name string) []byte {
+	if f, ok := fieldByName[name]; ok {
+		return r.Raw(f)
+	}
+	for i := range slices.Backward(r.others) {
+		if o := &r.others[i]; sameKey(o.key.Of(r.Body), name) {
+			return o.value.Of(r.Body)
+		}
+	}
+	return nil
+}
+
+// EachField calls each with the key, as text, and the value of every top-level field; each field that Kvlane knows comes
+// once, others as often as the body has them. A key with half of a surrogate pair comes as "".
+func (r *Request) EachField(each func(name string, value []byte)) {
+	for f := range numFields {
+		if raw := r.Raw(f); raw != nil {
+			each(fieldNames[f], raw)
+		}
+	}
+	for _, o := range r.others {
+		each(text(o.key.Of(r.Body)), o.value.Of(r.Body))
+	}
 }
 
 // Text is a field's text, "" if it is absent or no string.

@@ -26,6 +26,10 @@ type Config struct {
 	// TokenizerClass is as in tokenizer_config.json, ModelType as in config.json.
 	TokenizerClass string
 	ModelType      string
+	// HasModel tells whether there is a config.json. Media then says that it has parts for images, audio or video; VocabSize is
+	// the number of ids that the model knows, 0 if it does not say.
+	HasModel, Media bool
+	VocabSize       int
 	// EOSTokenIDs are those of generation_config.json, else of config.json.
 	EOSTokenIDs []uint32
 
@@ -63,6 +67,10 @@ func (c *Config) Template(name string) (string, bool) {
 // specialNames are transformers' SPECIAL_TOKENS_ATTRIBUTES.
 var specialNames = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 
+// mediaConfigs are the parts of config.json that models have that read more than text.
+var mediaConfigs = []string{"vision_config", "audio_config", "vision_tower_config", "mm_vision_tower", "image_token_id", "image_token_index", "video_token_id",
+	"audio_token_id", "audio_token_index", "sound_config", "thinker_config", "visual", "img_processor", "embd_layer"}
+
 // noLimit is where transformers' VERY_LARGE_INTEGER and its like begin.
 const noLimit = 1e15
 
@@ -89,11 +97,21 @@ func readConfig(fsys fs.FS) (Config, error) {
 	}
 	var model struct {
 		ModelType  string          `json:"model_type"`
+		VocabSize  int             `json:"vocab_size"`
 		EOSTokenID json.RawMessage `json:"eos_token_id"`
 	}
 	if err := readJSON(fsys, "config.json", &model); err != nil {
 		return c, err
 	}
+	var parts map[string]json.RawMessage
+	if err := readJSON(fsys, "config.json", &parts); err != nil {
+		return c, err
+	}
+	c.HasModel = parts != nil
+	for _, name := range mediaConfigs {
+		c.Media = c.Media || parts[name] != nil
+	}
+	c.VocabSize = model.VocabSize
 	c.ModelType = model.ModelType
 	c.EOSTokenIDs = idList(model.EOSTokenID)
 	model.EOSTokenID = nil

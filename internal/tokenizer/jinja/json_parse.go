@@ -33,8 +33,15 @@ const maxIntDigits = 4300
 // are kept, the last of two equal keys wins in the place of the first, NaN and
 // Infinity are numbers. Strings without escapes alias data, which must not
 // change while the value lives.
-func ParseJSON(data []byte) (Value, error) {
-	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data))}
+func ParseJSON(data []byte) (Value, error) { return parseJSON(data, false) }
+
+// ParseJSONSurrogates is ParseJSON and takes halves of surrogate pairs, as Python does: each becomes the three bytes that UTF-8
+// would have for it. Such a string is no text; what becomes of it does not matter unless it is printed, and no tokenizer
+// takes it then.
+func ParseJSONSurrogates(data []byte) (Value, error) { return parseJSON(data, true) }
+
+func parseJSON(data []byte, halves bool) (Value, error) {
+	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data)), halves: halves}
 	if !utf8.ValidString(p.src) {
 		return Value{}, fmt.Errorf("parse JSON: %w", ErrInvalidUTF8)
 	}
@@ -53,8 +60,9 @@ func ParseJSON(data []byte) (Value, error) {
 }
 
 type jsonParser struct {
-	src   string
-	pos   int
+	src    string
+	halves bool // of surrogate pairs are taken
+	pos    int
 	items []Value // stack of list items that are not yet in their list
 	pairs []entry // the same for objects
 }
@@ -354,16 +362,22 @@ func (p *jsonParser) escaped(start, i int) (string, error) {
 		}
 		i += 6
 		if utf16.IsSurrogate(r) {
-			if i+1 >= len(p.src) || p.src[i] != '\\' || p.src[i+1] != 'u' {
-				return "", ErrLoneSurrogate
+			whole := rune(utf8.RuneError)
+			if i+1 < len(p.src) && p.src[i] == '\\' && p.src[i+1] == 'u' {
+				low, ok := p.hex4(i + 2)
+				if !ok {
+					return "", errors.New("invalid \\uXXXX escape")
+				}
+				whole = utf16.DecodeRune(r, low)
 			}
-			low, ok := p.hex4(i + 2)
-			if !ok {
-				return "", errors.New("invalid \\uXXXX escape")
+			if whole == utf8.RuneError {
+				if !p.halves {
+					return "", ErrLoneSurrogate
+				}
+				buf = append(buf, 0xe0|byte(r>>12), 0x80|byte(r>>6)&0xbf, 0x80|byte(r)&0xbf)
+				continue
 			}
-			if r = utf16.DecodeRune(r, low); r == utf8.RuneError {
-				return "", ErrLoneSurrogate
-			}
+			r = whole
 			i += 6
 		}
 		buf = utf8.AppendRune(buf, r)
