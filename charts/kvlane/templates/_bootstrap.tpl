@@ -42,6 +42,16 @@ static_resources:
               "@type": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig
               common_config: {log_name: kvlane, transport_api_version: V3, grpc_service: {envoy_grpc: {cluster_name: kvlane}}, buffer_flush_interval: 0.05s}
 {{- end}}
+          local_reply_config:                     # what Envoy says by itself has the shape that the API's clients expect; Kvlane's own answers have none of these flags
+            mappers:
+            - filter: {and_filter: {filters: [
+                {response_flag_filter: {flags: [UH, UF, UC, UO, UR, URX, UPE, LR, NC, UT, SI, DT]}},
+                {header_filter: {header: {name: ":path", string_match: {prefix: /v1/messages}}}}]}}
+              body_format_override: {content_type: application/json, text_format_source: {inline_string: '{"type":"error","error":{"type":"service_unavailable_error","message":"no worker answered this request; try again"}}'}}
+            - filter: {response_flag_filter: {flags: [UH, UF, UC, UO, UR, URX, UPE, LR, NC, UT, SI, DT]}}
+              body_format_override: {content_type: application/json, text_format_source: {inline_string: '{"error":{"message":"no worker answered this request; try again","type":"service_unavailable_error","param":null,"code":null}}'}}
+            - filter: {status_code_filter: {comparison: {op: EQ, value: {default_value: 413, runtime_key: kvlane.too_large}}}}
+              body_format_override: {content_type: application/json, text_format_source: {inline_string: '{"error":{"message":"request body is larger than {{.MaxBody}} bytes","type":"invalid_request_error","param":null,"code":"request_too_large"}}'}}
           http_filters:
           - name: strip-steering                  # what a client sends never steers, even while Kvlane is down
             typed_config:

@@ -1,0 +1,56 @@
+package e2e
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/enginesim"
+)
+
+// failureShapes are error answers as OpenAI's and Anthropic's clients read them.
+type failureShapes struct {
+	Type  string `json:"type"`
+	Error struct {
+		Message string `json:"message"`
+		Type    string `json:"type"`
+	} `json:"error"`
+}
+
+// What Envoy answers by itself has the API's shape too: a worker that refuses, dies before
+// its answer, or is not there, with Kvlane and without it, and a body over the limit.
+func TestEnvoysOwnAnswersHaveTheAPIsShape(t *testing.T) {
+	b := newBed(t, shape{engines: 1, maxBodyMB: 1})
+	check := func(what string, status int) {
+		t.Helper()
+		for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages"} {
+			r := b.post(path, bodyFor(path, what, 20, false))
+			var got failureShapes
+			if err := json.Unmarshal(r.body, &got); err != nil || r.status != status || got.Error.Message == "" || got.Error.Type == "" ||
+				(got.Type == "error") != (path == "/v1/messages") || !strings.HasPrefix(r.header.Get("Content-Type"), "application/json") {
+				t.Errorf("%s, %s: status %d, %s: %s", what, path, r.status, r.header.Get("Content-Type"), r.body)
+			}
+		}
+	}
+	large := strings.Replace(string(bodyFor("/v1/completions", "large", 20, false)), `"prompt":"`, `"prompt":"`+strings.Repeat("a ", 1<<20), 1)
+	r := b.post("/v1/completions", []byte(large))
+	if want := `{"error":{"message":"request body is larger than 1048576 bytes","type":"invalid_request_error","param":null,"code":"request_too_large"}}`; r.status != http.StatusRequestEntityTooLarge || string(r.body) != want {
+		t.Errorf("status %d: %s", r.status, r.body)
+	}
+	b.fault(enginesim.Faults{DieAfterTokens: 1}, 0)
+	check("dies", http.StatusServiceUnavailable)
+	b.fault(enginesim.Faults{}, 0)
+	b.until("all is well", func() bool { return b.metric("kvlane_worker_ready") == 1 })
+	b.stopKvlane(syscall.SIGKILL)
+	b.fault(enginesim.Faults{Refuse: true}, 0)
+	check("refuses, and Kvlane is down", http.StatusServiceUnavailable)
+	b.fault(enginesim.Faults{}, 0)
+	b.startKvlane()
+	b.until("all is well again", func() bool { return b.metric("kvlane_worker_ready") == 1 })
+	b.fault(enginesim.Faults{Refuse: true}, 0)
+	b.until("the worker is out", func() bool { return b.metric("kvlane_worker_ready") == 0 })
+	check("no worker is ready", http.StatusServiceUnavailable)
+	b.fault(enginesim.Faults{}, 0)
+}
