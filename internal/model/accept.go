@@ -95,6 +95,9 @@ func declaredBy(in input, schema *pydantic.Schema) error {
 		if field == nil {
 			return
 		}
+		if in.API == prompt.Responses && name == "input" {
+			value = completeItems(value)
+		}
 		if in.wide {
 			value = wideIntegers(asText(value))
 		}

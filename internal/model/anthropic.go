@@ -36,7 +36,8 @@ func (m *Model) messagesChat(in input) (body *jinja.Dict, partial string, err er
 	}
 	body = new(jinja.Dict)
 	body.Set("messages", jinja.List(c.list))
-	for _, f := range [...]prompt.Field{prompt.FieldMaxTokens, prompt.FieldCacheSalt, prompt.FieldChatTemplateKwargs} {
+	for _, f := range [...]prompt.Field{prompt.FieldMaxTokens, prompt.FieldCacheSalt, prompt.FieldChatTemplateKwargs,
+		prompt.FieldKVTransferParams} {
 		v, err := in.value(f)
 		if err != nil {
 			return nil, "", err

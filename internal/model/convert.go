@@ -77,7 +77,12 @@ func responsesChat(in input) (body *jinja.Dict, partial string, err error) {
 		return nil, "conversation: only the engine knows the history", nil
 	}
 	var list []jinja.Value
-	if text := in.Text(prompt.FieldInstructions); text != "" {
+	instructions := in.Raw(prompt.FieldInstructions)
+	text, ok := prompt.TextOf(instructions)
+	if given(instructions) && !ok {
+		return nil, "", refuse("instructions: surrogates are not allowed in text")
+	}
+	if text != "" {
 		list = append(list, jinja.FromDict(chatMessage(roleSystem, jinja.String(text))))
 	}
 	v, err := in.value(prompt.FieldInput)
@@ -119,6 +124,22 @@ func responsesChat(in input) (body *jinja.Dict, partial string, err error) {
 	if functions != nil {
 		body.Set("tools", jinja.List(functions))
 		body.Set("tool_choice", jinja.String("none")) // shown all the same, and the parser's flags do not matter here
+	}
+	for _, f := range [...]prompt.Field{prompt.FieldChatTemplateKwargs, prompt.FieldKVTransferParams} {
+		v, err := in.value(f)
+		if err != nil {
+			return nil, "", err
+		}
+		if !v.IsNone() {
+			body.Set(f.String(), v)
+		}
+	}
+	if n, asked := in.vllmMaxTokens(); asked {
+		body.Set("max_tokens", jinja.Int(n))
+	}
+	body.Set("add_special_tokens", jinja.Bool(true)) // unlike a chat's
+	if raw := in.Get("truncation"); raw != nil && prompt.Text(raw) != "disabled" {
+		body.Set("truncate_prompt_tokens", jinja.Int(-1))
 	}
 	reasoning, err := in.value(prompt.FieldReasoning)
 	if err != nil {

@@ -199,7 +199,7 @@ func (m *Model) chatEmbedding(in input, engine Engine) (*plan, error) {
 // plain is a prompt that goes to the tokenizer as it is.
 func (m *Model) plain(in input, engine Engine) (*plan, error) {
 	p := &plan{}
-	if engine == VLLM {
+	if engine == VLLM && in.API != prompt.Tokenize {
 		if err := m.vllmTruncation(in, p); err != nil {
 			return nil, err
 		}

@@ -151,6 +151,9 @@ func (m *Model) vllmRules(in input) error {
 		if err := vllmResponsesTools(in); err != nil {
 			return err
 		}
+		if err := vllmConstraints(in); err != nil {
+			return err
+		}
 	case prompt.Embeddings:
 		if err := vllmSalt(in); err != nil {
 			return err
@@ -236,7 +239,10 @@ func vllmCounts(in input, fields ...string) error {
 
 // vllmConstraints are the rules of response_format and structured_outputs that need no grammar.
 func vllmConstraints(in input) error {
-	format := in.Raw(prompt.FieldResponseFormat)
+	var format []byte
+	if in.API != prompt.Responses { // which does not know it
+		format = in.Raw(prompt.FieldResponseFormat)
+	}
 	kind := prompt.Text(prompt.Member(format, "type"))
 	if kind == "json_schema" && !given(prompt.Member(format, "json_schema")) {
 		return refuse("When response_format type is 'json_schema', the 'json_schema' field must be provided.")

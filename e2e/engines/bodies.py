@@ -1,4 +1,4 @@
-"""Print generated request bodies, one a line: requests.py API SEED COUNT
+"""Print generated request bodies, one a line: bodies.py API SEED COUNT
 
 API: chat, completions, responses, messages, count_tokens, tokenize, embeddings, generate. Bodies are valid, nearly valid or
 hostile: every declared field with values of every JSON type and some that pydantic converts, odd content parts and roles,
