@@ -80,6 +80,8 @@ type Decider struct {
 	onEndpoints func(serve, prefill []string)
 	onSuspect   func(string)
 	fleet       atomic.Pointer[fleet]
+	// otherBlocks says that there was an engine with blocks of another size than the index's.
+	otherBlocks atomic.Bool
 	feeds       *feeds
 	bodies      *prompt.Memo
 	legs        *legs // nil without a connector
@@ -488,7 +490,7 @@ func (j *job) match() {
 		return
 	}
 	d.index.Match(s.hashes, &s.matches)
-	s.overlaps = j.dropForeign(appendOverlaps(s.overlaps, &s.matches, block, len(j.ids), d.fleet.Load().engineBlock))
+	s.overlaps = j.dropForeign(appendOverlaps(s.overlaps, &s.matches, block, len(j.ids), d.engineBlocks()))
 	if skip := d.cfg.Routing.PrefixSkip; skip > 0 {
 		s.prefix = routing.PrefixBlocks(s.prefix[:0], j.ids, block, skip)
 	}
@@ -563,24 +565,26 @@ func (j *job) salt() string {
 
 // appendOverlaps turns blocks into tokens. An engine never takes the block with the
 // last prompt token from its cache: it has to compute something. The block that
-// counts is the engine's own, which engineBlock knows by slot (0: as the index's).
+// counts is the engine's own, which engineBlock knows by slot (0: as the index's); nil if all are.
 func appendOverlaps(dst []routing.Overlap, m *kvindex.Matches, block, tokens int, engineBlock func(kvindex.Slot) int) []routing.Overlap {
+	most := int32((tokens - 1) / block * block)
+	at := len(dst)
+	dst = slices.Grow(dst, len(m.Holders))[:at+len(m.Holders)]
 	for i := range m.Holders {
-		h := &m.Holders[i]
-		engine := engineBlock(h.Slot)
-		if engine == 0 {
-			engine = block
+		h, o := &m.Holders[i], &dst[at+i]
+		left := most
+		if engineBlock != nil {
+			if engine := engineBlock(h.Slot); engine != 0 {
+				left = int32((tokens - 1) / engine * engine)
+			}
 		}
-		most := int32((tokens - 1) / engine * engine)
-		o := routing.Overlap{Slot: h.Slot}
-		var sum int32
+		o.Slot = h.Slot
 		for tier := range h.Blocks {
-			n := min(int32(h.Blocks[tier])*int32(block), most-sum)
+			n := min(int32(h.Blocks[tier])*int32(block), left)
 			o.Tokens[tier] = n
-			sum += n
+			left -= n
 		}
-		o.Speculative = min(int32(h.Speculative)*int32(block), most-sum)
-		dst = append(dst, o)
+		o.Speculative = min(int32(h.Speculative)*int32(block), left)
 	}
 	return dst
 }

@@ -526,6 +526,12 @@ func TestPromptTokensOfTheLastBlockAreNeverCounted(t *testing.T) {
 		if got := fmt.Sprint(o.Tokens, o.Speculative); got != c.want {
 			t.Errorf("%d tokens, engine blocks of %d: %s, want %s", c.tokens, c.engine, got, c.want)
 		}
+		if c.engine != 0 {
+			continue
+		}
+		if same := appendOverlaps(nil, &m, 16, c.tokens, nil)[0]; same != o {
+			t.Errorf("%d tokens, all blocks alike: %+v, one by one %+v", c.tokens, same, o)
+		}
 	}
 }
 

@@ -281,6 +281,7 @@ func (s *sink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 	}
 	if size := int32(ev.BlockSize); ev.Kind == kvindex.Stored && size > 0 && s.m.blockSize.Load() != size {
 		s.m.blockSize.Store(size)
+		s.d.sawBlocks(size)
 	}
 	return nil
 }

@@ -158,6 +158,22 @@ func (f *fleet) engineBlock(slot kvindex.Slot) int {
 	return 0
 }
 
+// sawBlocks notes the block size of an engine, 0 if it is not known.
+func (d *Decider) sawBlocks(size int32) {
+	if size != 0 && int(size) != d.cfg.Index.BlockSize {
+		d.otherBlocks.Store(true)
+	}
+}
+
+// engineBlocks tells the block sizes of engines by slot; nil if all are the index's,
+// so that nobody has to look at each of many.
+func (d *Decider) engineBlocks() func(kvindex.Slot) int {
+	if !d.otherBlocks.Load() {
+		return nil
+	}
+	return d.fleet.Load().engineBlock
+}
+
 // add gives a newcomer its slots and starts its feed.
 func (d *Decider) add(w workers.Worker) (*member, error) {
 	places, err := targets(&w.Worker)
@@ -166,6 +182,7 @@ func (d *Decider) add(w workers.Worker) (*member, error) {
 	}
 	m := &member{Worker: w, answered: d.metrics.Responses.WithLabelValues(w.Name, "2xx"), blockSize: new(atomic.Int32)}
 	m.blockSize.Store(int32(w.BlockSize))
+	d.sawBlocks(int32(w.BlockSize))
 	resume := make([]*feed.Cursor, len(places))
 	for i, p := range places {
 		slot, cursor, err := d.addSlot(p.target, &w.Worker)

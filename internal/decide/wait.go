@@ -164,7 +164,7 @@ func (w *waiter) plain() bool {
 func (j *job) rematch() {
 	if len(j.s.hashes) > 0 {
 		j.d.index.Match(j.s.hashes, &j.s.matches)
-		j.s.overlaps = appendOverlaps(j.s.overlaps[:0], &j.s.matches, j.d.cfg.Index.BlockSize, len(j.ids), j.d.fleet.Load().engineBlock)
+		j.s.overlaps = appendOverlaps(j.s.overlaps[:0], &j.s.matches, j.d.cfg.Index.BlockSize, len(j.ids), j.d.engineBlocks())
 	}
 }
 
