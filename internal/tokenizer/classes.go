@@ -45,8 +45,8 @@ var classNames = map[string]class{
 
 func init() {
 	flat := make([]class, 0x110000)
-	for name, ranges := range classRanges {
-		setRanges(flat, ranges, classNames[name])
+	for name, bits := range classNames {
+		setRanges(flat, classRanges[name], bits)
 	}
 	for _, r := range [][2]int{{0x4e00, 0x9fa5}, {0x3040, 0x30ff}} {
 		for c := r[0]; c <= r[1]; c++ {

@@ -1,9 +1,14 @@
 package tokenizer
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 // encode appends the ids of text[from:], from being 0 or the end of a hard cut.
-func (w *worker) encode(dst []uint32, text string, from int) []uint32 {
+// The error is that of a pattern to which the text is too much work.
+func (w *worker) encode(dst []uint32, text string, from int) ([]uint32, error) {
+	w.match.allow(len(text))
 	find := search{set: w.t.raw, s: text, pos: from, cut: from}
 	at := from
 	for {
@@ -21,7 +26,10 @@ func (w *worker) encode(dst []uint32, text string, from int) []uint32 {
 	if at < len(text) {
 		dst = w.stretch(dst, text[at:], at)
 	}
-	return dst
+	if w.match.exceeded {
+		return dst, fmt.Errorf("%w: the split pattern takes too long", ErrText)
+	}
+	return dst, nil
 }
 
 // record notes a hard cut at a place of the text, if cuts are wanted.
@@ -36,6 +44,9 @@ func (w *worker) record(hit addedHit, at, ids int) {
 // and the added tokens of normalized text are cut out. It begins at offset base
 // of the whole.
 func (w *worker) stretch(dst []uint32, s string, base int) []uint32 {
+	if w.t.pipe != nil {
+		return w.pipelined(dst, s, base)
+	}
 	first := base == 0
 	if w.t.nfc && composeAt(s, 0) < len(s) {
 		w.nfc = appendNFC(w.nfc[:0], s)

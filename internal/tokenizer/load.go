@@ -66,10 +66,14 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 		return nil, err
 	}
 	t := &Tokenizer{config: config, workers: newWorkers(), memo: &memo{}, addedID: map[string]uint32{}, literalOf: map[uint32]string{}}
-	if err := t.readPipeline(&f); err != nil {
+	head, err := readHead(f.model)
+	if err != nil {
 		return nil, err
 	}
-	if err := t.readModel(f.model); err != nil {
+	if err := t.readPipeline(&f, head); err != nil {
+		return nil, err
+	}
+	if err := t.readModel(head); err != nil {
 		return nil, err
 	}
 	if err := t.readAdded(f.added); err != nil {
@@ -103,6 +107,14 @@ type component struct {
 	Replacement    string `json:"replacement"`
 	PrependScheme  string `json:"prepend_scheme"`
 	Split          *bool  `json:"split"`
+	Delimiter      string `json:"delimiter"`
+
+	StripLeft          *bool `json:"strip_left"`
+	StripRight         *bool `json:"strip_right"`
+	CleanText          *bool `json:"clean_text"`
+	HandleChineseChars *bool `json:"handle_chinese_chars"`
+	StripAccents       *bool `json:"strip_accents"`
+	Lowercase          *bool `json:"lowercase"`
 
 	CLS *namedID `json:"cls"`
 	SEP *namedID `json:"sep"`
@@ -159,9 +171,12 @@ func flatten(c component) []component {
 	return out
 }
 
-// readPipeline reads normalizer and pre-tokenizer, and so whether the model is
-// byte-level.
-func (t *Tokenizer) readPipeline(f *file) error {
+// errRebuilt is why a tokenizer is refused that no pipeline could follow either.
+var errRebuilt = errors.New("rebuilt by the engine")
+
+// readPipeline reads normalizer and pre-tokenizer: the usual shapes, which have
+// fast ways, or any other as a pipeline.
+func (t *Tokenizer) readPipeline(f *file, head *modelHead) error {
 	norm, err := readComponents(f.normalizer, "normalizer")
 	if err != nil {
 		return err
@@ -170,11 +185,42 @@ func (t *Tokenizer) readPipeline(f *file) error {
 	if err != nil {
 		return err
 	}
+	err = t.usual(norm, pre, head)
+	if !errors.Is(err, ErrUnsupported) || errors.Is(err, errRebuilt) {
+		return err
+	}
+	t.nfc, t.prefix, t.sp, t.splitter, t.form = false, prefixNone, nil, wholeSplit{}, literalForm
+	bytes := head.Type == "BPE" && head.prefix() == "" && head.suffix() == "" && !head.ByteFallback &&
+		len(pre) > 0 && pre[len(pre)-1].Type == "ByteLevel"
+	if bytes {
+		t.form = byteForm
+	}
+	t.pipe, err = newPipeline(norm, pre, bytes)
+	return err
+}
+
+// usual reads the shapes that most models have, and so whether the model is
+// byte-level.
+func (t *Tokenizer) usual(norm, pre []component, head *modelHead) error {
+	switch {
+	case head.Type != "BPE":
+		return unsupported("model %s", head.Type)
+	case head.prefix() != "" || head.suffix() != "":
+		return unsupported("BPE with a subword prefix or suffix")
+	}
 	for _, p := range pre {
 		if p.Type == "ByteLevel" {
+			if head.ByteFallback {
+				return unsupported("byte-level model with byte_fallback")
+			}
+			t.form = byteForm
 			return t.byteLevel(norm, pre)
 		}
 	}
+	if !head.ByteFallback {
+		return unsupported("model without bytes and without byte_fallback")
+	}
+	t.form = spaceForm
 	return t.spaceLevel(norm, pre)
 }
 
@@ -232,8 +278,8 @@ func (t *Tokenizer) byteLevel(norm, pre []component) error {
 		return unsupported("pre-tokenizers [%s] with patterns %q", kinds, found)
 	}
 	if strings.HasPrefix(t.config.TokenizerClass, "LlamaTokenizer") && t.config.ModelType == "llama" {
-		return unsupported("model_type llama with tokenizer_class %s and a byte-level tokenizer.json: engines of different"+
-			" versions rebuild it differently", t.config.TokenizerClass)
+		return fmt.Errorf("%w: model_type llama with tokenizer_class %s and a byte-level tokenizer.json: engines of different"+
+			" versions have it %w differently", ErrUnsupported, t.config.TokenizerClass, errRebuilt)
 	}
 	return nil
 }
@@ -291,21 +337,15 @@ func (t *Tokenizer) metaspace(p component) error {
 	if p.Replacement != lowLine {
 		return unsupported("Metaspace with replacement %q", p.Replacement)
 	}
-	scheme := p.PrependScheme
-	if scheme == "" {
-		scheme = "always"
-	}
-	if p.AddPrefixSpace != nil && !*p.AddPrefixSpace && scheme != "never" {
-		return unsupported("Metaspace with add_prefix_space false and prepend_scheme %s", scheme) // as the library does
+	scheme, err := p.prependScheme()
+	if err != nil {
+		return err
 	}
 	switch scheme {
 	case "always":
 		t.prefix = prefixUnless
 	case "first":
 		t.prefix = prefixFirst
-	case "never":
-	default:
-		return unsupported("Metaspace with prepend_scheme %q", scheme)
 	}
 	if p.Split == nil || *p.Split {
 		t.splitter = spaceSplit{each: true}
@@ -318,17 +358,29 @@ type modelHead struct {
 	Type          string   `json:"type"`
 	Dropout       *float64 `json:"dropout"`
 	Unk           *string  `json:"unk_token"`
+	FuseUnk       bool     `json:"fuse_unk"`
 	Prefix        *string  `json:"continuing_subword_prefix"`
 	Suffix        *string  `json:"end_of_word_suffix"`
 	ByteFallback  bool     `json:"byte_fallback"`
 	IgnoreMerges  bool     `json:"ignore_merges"`
+	MaxChars      *int     `json:"max_input_chars_per_word"`
 	vocab, merges []byte
 }
 
-func (t *Tokenizer) readModel(raw []byte) error {
-	var head modelHead
+func (h *modelHead) prefix() string { return orEmpty(h.Prefix) }
+func (h *modelHead) suffix() string { return orEmpty(h.Suffix) }
+
+func orEmpty(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+func readHead(raw []byte) (*modelHead, error) {
+	head := &modelHead{}
 	if len(raw) == 0 {
-		return fmt.Errorf("%w: no model", errJSON)
+		return nil, fmt.Errorf("%w: no model", errJSON)
 	}
 	s := &scanner{b: raw}
 	var rest strings.Builder
@@ -345,42 +397,52 @@ func (t *Tokenizer) readModel(raw []byte) error {
 		}
 		return err
 	}); err != nil {
-		return err
+		return nil, err
 	}
-	if err := json.Unmarshal([]byte("{"+strings.TrimPrefix(rest.String(), ",")+"}"), &head); err != nil {
-		return fmt.Errorf("model: %w", err)
+	if err := json.Unmarshal([]byte("{"+strings.TrimPrefix(rest.String(), ",")+"}"), head); err != nil {
+		return nil, fmt.Errorf("model: %w", err)
 	}
-	empty := func(s *string) bool { return s == nil || *s == "" }
 	switch {
-	case head.Type != "BPE" && (head.Type != "" || head.merges == nil):
+	case head.Type != "":
+	case head.merges != nil:
+		head.Type = "BPE"
+	case head.MaxChars != nil && head.Prefix != nil:
+		head.Type = "WordPiece"
+	}
+	return head, nil
+}
+
+func (t *Tokenizer) readModel(head *modelHead) error {
+	words := head.Type == "WordPiece" || head.Type == "WordLevel"
+	switch {
+	case head.Type != "BPE" && !words:
 		return unsupported("model %s", head.Type)
 	case head.Dropout != nil && *head.Dropout != 0:
 		return unsupported("BPE with dropout")
-	case !empty(head.Prefix) || !empty(head.Suffix):
-		return unsupported("BPE with a subword prefix or suffix")
-	case head.ByteFallback && t.sp == nil:
-		return unsupported("byte-level model with byte_fallback")
-	case !head.ByteFallback && t.sp != nil:
-		return unsupported("model without bytes and without byte_fallback")
 	}
 	t.ignoreMerges = head.IgnoreMerges
-	text := byteLevelText
-	if t.sp != nil {
-		text = spaceMarkText
-	}
 	var err error
-	if t.vocab, err = readVocab(&scanner{b: head.vocab}, text); err != nil {
+	if t.vocab, err = readVocab(&scanner{b: head.vocab}, t.form.text); err != nil {
 		return fmt.Errorf("vocab: %w", err)
 	}
-	if t.merges, err = readMerges(&scanner{b: head.merges}, t.vocab, text); err != nil {
+	if words {
+		head.merges = []byte("[]")
+	}
+	if t.merges, err = readMerges(&scanner{b: head.merges}, t.vocab, t.form.text, len(head.prefix())); err != nil {
 		return fmt.Errorf("merges: %w", err)
 	}
 	for token, id := range t.vocab.literal {
 		t.literalOf[id] = token
 	}
-	if t.sp != nil {
+	switch {
+	case words:
+		return t.readWords(head)
+	case t.pipe != nil && !t.pipe.bytes:
+		t.merges.pairs = nil
+		return t.literalBPE(head)
+	case t.sp != nil:
 		err = t.spaceSymbols()
-	} else {
+	default:
 		err = t.byteSymbols()
 	}
 	if err != nil {
@@ -571,7 +633,7 @@ func (t *Tokenizer) readAdded(raw []byte) error {
 	t.raw = newAddedSet(raws, rawText)
 	t.normal = newAddedSet(normals, normalText)
 	t.raw.setHard(nil)
-	if t.nfc || t.sp != nil {
+	if t.nfc || t.sp != nil || t.pipe != nil {
 		// Offsets of normalized text are not those of the text.
 		t.normal.hard = make([]bool, len(t.normal.tokens))
 	} else {
@@ -582,6 +644,11 @@ func (t *Tokenizer) readAdded(raw []byte) error {
 
 // normalizedContent is the text that a token of normalized text is found by.
 func (t *Tokenizer) normalizedContent(content string) string {
+	if t.pipe != nil {
+		w := &worker{}
+		w.match.allow(len(content))
+		return t.pipe.normalized(w, content)
+	}
 	if t.nfc {
 		return string(appendNFC(nil, content))
 	}

@@ -71,18 +71,18 @@ func TestLoadRefuses(t *testing.T) {
 	}{
 		{"unigram", tiny(`"type":"BPE"`, `"type":"Unigram"`), nil, "model Unigram"},
 		{"dropout", tiny(`"dropout":null`, `"dropout":0.1`), nil, "dropout"},
-		{"no byte fallback", tiny(`"byte_fallback":true`, `"byte_fallback":false`), nil, "byte_fallback"},
 		{"missing byte", tiny(`"<0x0A>":10,`, ``), nil, "<0x0A>"},
-		{"normalizer", tiny(`"normalizer":null`, `"normalizer":{"type":"NFKC"}`), nil, "NFKC"},
-		{"lowercase", tinyByteLevel(`"normalizer":null`, `"normalizer":{"type":"Lowercase"}`), nil, "Lowercase"},
+		{"normalizer", tiny(`"normalizer":null`, `"normalizer":{"type":"Precompiled","precompiled_charsmap":""}`), nil, "Precompiled"},
+		{"pre-tokenizer", tiny(`"type":"Metaspace"`, `"type":"UnicodeScripts"`), nil, "UnicodeScripts"},
+		{"behavior", tiny(`{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}`, `{"type":"Split","pattern":{"String":"a"},"behavior":"Odd"}`), nil, "Odd"},
+		{"unknown token", tiny(`"byte_fallback":true`, `"byte_fallback":false`, `"unk_token":null`, `"unk_token":"<unk>"`), nil, "<unk>"},
 		{"pattern", tinyByteLevel(`{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}`,
-			`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"x+"},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]}`), nil, "unknown split pattern"},
+			`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"(x)\\1"},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]}`), nil, "in the pattern"},
 		{"missing byte-level token", tinyByteLevel(`"A":65,`, ``), nil, "byte 0x41"},
 		{"post-processor", tiny(`"post_processor":null`, `"post_processor":{"type":"RobertaProcessing"}`), nil, "RobertaProcessing"},
 		{"two that add tokens", tiny(`"post_processor":null`, `"post_processor":{"type":"Sequence","processors":[{"type":"BertProcessing","cls":["a",256],"sep":["b",257]},`+
 			`{"type":"BertProcessing","cls":["a",256],"sep":["b",257]}]}`), nil, "several post-processors"},
 		{"the old flag of Metaspace", tiny(`"prepend_scheme":"always"`, `"add_prefix_space":false`), nil, "add_prefix_space"},
-		{"subword prefix", tiny(`"unk_token":null`, `"continuing_subword_prefix":"##"`), nil, "prefix"},
 		{"rebuilt by the engine", tinyByteLevel(), llama, "model_type llama"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

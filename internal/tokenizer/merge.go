@@ -256,9 +256,10 @@ func rise(h []uint64) {
 	}
 }
 
-// readMerges reads the list of pairs, "a b" or ["a","b"]. find gives the id of
-// a token string; a token that no text reaches has reachable false.
-func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool)) (*merges, error) {
+// readMerges reads the list of pairs, "a b" or ["a","b"]. text is that of the
+// vocabulary's form; the second part of each pair begins with a subword prefix of
+// so many bytes, which the merge drops.
+func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool), prefix int) (*merges, error) {
 	var left, both []byte
 	var pairs [][2]uint32
 	var result []uint32
@@ -282,9 +283,13 @@ func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool
 		var ids [2]uint32
 		usable := true
 		take := func(k int, token []byte) error {
+			from := len(both)
 			b, id, reachable, err := part(token)
 			both, ids[k] = b, id
 			usable = usable && reachable
+			if k == 1 && prefix > 0 && usable && err == nil {
+				both = append(both[:from], both[min(from+prefix, len(both)):]...)
+			}
 			return err
 		}
 		if s.peek() == '[' {

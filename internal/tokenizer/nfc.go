@@ -123,14 +123,32 @@ func appendNFC(dst []byte, s string) []byte {
 
 // normalizer holds the buffers of appendNFC.
 type normalizer struct {
-	runes   []rune
-	classes []uint8
+	runes      []rune
+	classes    []uint8
+	compatible bool // decompose what only looks alike, too
 }
 
 func (n *normalizer) appendStretch(dst []byte, s string) []byte {
+	n.decompose(s)
+	for _, r := range n.compose() {
+		dst = utf8.AppendRune(dst, r)
+	}
+	return dst
+}
+
+// decompose fills runes with the decomposition of s in canonical order.
+func (n *normalizer) decompose(s string) {
 	n.runes, n.classes = n.runes[:0], n.classes[:0]
+	var alike map[rune][]rune
+	if n.compatible {
+		alike = compatible()
+	}
 	for _, r := range s {
-		if d, ok := decomposition[r]; ok {
+		d, ok := alike[r]
+		if !ok {
+			d, ok = decomposition[r]
+		}
+		if ok {
 			for _, x := range d {
 				n.push(x)
 			}
@@ -147,10 +165,6 @@ func (n *normalizer) appendStretch(dst []byte, s string) []byte {
 		n.push(r)
 	}
 	n.reorder()
-	for _, r := range n.compose() {
-		dst = utf8.AppendRune(dst, r)
-	}
-	return dst
 }
 
 func (n *normalizer) push(r rune) {

@@ -104,8 +104,11 @@ func (c *Cache) Encode(dst []uint32, text string, addSpecial bool) ([]uint32, Pr
 	}
 	w.cuts = w.cuts[:0]
 	w.cutBase, w.lastCut, w.recording = base, cut.text, true
-	dst = w.encode(dst, text, cut.text)
+	dst, err := w.encode(dst, text, cut.text)
 	w.recording = false
+	if err != nil {
+		return dst, Prefix{}, err
+	}
 	p := Prefix{Reused: cut.ids, Kept: cut.ids, cache: c, entry: entry}
 	if len(text)-cut.text > freshText {
 		// What came before ends in the block behind, if not at its start.

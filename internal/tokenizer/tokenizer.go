@@ -29,6 +29,8 @@ type Tokenizer struct {
 	nfc          bool
 	prefix       prefixSpace
 
+	form   tokenForm
+	pipe   *pipeline   // nil for the usual shapes
 	sp     *spaceModel // nil for byte-level models
 	byteID [256]uint32
 	units  units
@@ -125,12 +127,12 @@ func (t *Tokenizer) Encode(dst []uint32, text string, addSpecial bool) ([]uint32
 		dst = append(dst, t.before...)
 	}
 	w := t.acquire()
-	dst = w.encode(dst, text, 0)
+	dst, err := w.encode(dst, text, 0)
 	t.release(w)
-	if addSpecial {
+	if addSpecial && err == nil {
 		dst = append(dst, t.after...)
 	}
-	return dst, nil
+	return dst, err
 }
 
 func checkText(text string) error {
@@ -152,11 +154,7 @@ func (t *Tokenizer) TokenID(token string) (uint32, bool) {
 	if id, ok := t.vocab.literal[token]; ok {
 		return id, true
 	}
-	text := byteLevelText
-	if t.sp != nil {
-		text = spaceMarkText
-	}
-	b, ok := text(nil, []byte(token))
+	b, ok := t.form.text(nil, []byte(token))
 	if !ok {
 		return 0, false
 	}
@@ -172,10 +170,7 @@ func (t *Tokenizer) Token(id uint32) (string, bool) {
 	if int(id) >= len(t.vocab.has) || !t.vocab.has[id] {
 		return "", false
 	}
-	if t.sp != nil {
-		return spaceMarkString(t.vocab.bytes(id)), true
-	}
-	return byteLevelString(t.vocab.bytes(id)), true
+	return t.form.name(t.vocab.bytes(id)), true
 }
 
 // VocabSize is the number of tokens, added ones included.

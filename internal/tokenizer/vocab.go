@@ -157,6 +157,23 @@ func (v *vocab) fill(raw []byte, entries []vocabEntry, top uint32) error {
 	return nil
 }
 
+// tokenForm is how the strings of a vocabulary stand for text.
+type tokenForm struct {
+	// text turns a token string into the bytes that it matches, or says that no
+	// text reaches it; name is its inverse.
+	text func(dst, token []byte) ([]byte, bool)
+	name func(text []byte) string
+}
+
+var (
+	byteForm    = tokenForm{byteLevelText, byteLevelString}
+	spaceForm   = tokenForm{spaceMarkText, spaceMarkString}
+	literalForm = tokenForm{literalText, func(b []byte) string { return string(b) }}
+)
+
+// literalText is the text of a token that stands for itself.
+func literalText(dst, token []byte) ([]byte, bool) { return append(dst, token...), len(token) > 0 }
+
 // byteAlphabet maps the characters that byte-level vocabularies use to the
 // bytes that they stand for: GPT-2's printable stand-ins.
 var (

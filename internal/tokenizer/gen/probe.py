@@ -15,7 +15,9 @@ import unicodedata
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 ALL = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
-CLASSES = {n: r"\p{%s}" % n for n in ("L", "N", "M", "P", "S", "Lu", "Ll", "Lt", "Lm", "Lo", "Han")} | {"WS": r"\s"}
+PROPERTIES = ("L", "N", "M", "P", "S", "Z", "Lu", "Ll", "Lt", "Lm", "Lo", "Nd", "Nl", "No", "Mn", "Mc", "Han", "Hiragana", "Katakana", "Hangul", "Latin", "Cyrillic",
+              "Greek", "Arabic", "Hebrew", "Thai", "Devanagari")
+CLASSES = {n: r"\p{%s}" % n for n in PROPERTIES} | {"WS": r"\s", "OnigWord": r"\w", "OnigDigit": r"\d"}
 
 
 def ranges(cps):
@@ -65,6 +67,29 @@ def digits():
         starts = {start for _, (start, _) in split.pre_tokenize_str(text)}
         out += [c for k, c in enumerate(part) if 2 * k + 1 in starts]
     return ranges(out)
+
+
+def apart(split):
+    """Code points that the pre-tokenizer sets apart from letters on both sides."""
+    out = []
+    for at in range(0, len(ALL), 4096):
+        part = ALL[at:at + 4096]
+        bounds = {o for _, o in split.pre_tokenize_str("".join("a" + chr(c) for c in part))}
+        out += [c for k, c in enumerate(part) if (2 * k + 1, 2 * k + 2) in bounds]
+    return ranges(out)
+
+
+def mapping(normalizer, other=None):
+    """Code points that the normalizer changes, other than the other one does, and what it makes of them."""
+    out, mark = [], "\u2603"
+    for at in range(0, len(ALL), 4096):
+        part = ALL[at:at + 4096]
+        text = mark.join(chr(c) for c in part if chr(c) != mark)
+        made = normalizer.normalize_str(text).split(mark)
+        same = (other.normalize_str(text) if other else text).split(mark)
+        assert len(made) == len(same)
+        out += [[c] + [ord(x) for x in d] for c, d, s in zip([c for c in part if chr(c) != mark], made, same) if d != s]
+    return out
 
 
 def main():
@@ -119,9 +144,22 @@ def main():
     classes = {n: members(p) for n, p in CLASSES.items()}
     classes["Word"], classes["Space"] = words()
     classes["Digit"] = digits()
+    classes["Punct"] = apart(pre_tokenizers.Punctuation())
+    blank = pre_tokenizers.WhitespaceSplit()
+    classes["Blank"] = ranges([c for c in ALL if not blank.pre_tokenize_str(chr(c))])
+    bert = mapping(normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False))
+    classes["BertDrop"] = ranges([row[0] for row in bert if row[1:] == []])
+    classes["BertSpace"] = ranges(sorted([0x20] + [row[0] for row in bert if row[1:] == [0x20]]))
+    wide = mapping(normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=True, strip_accents=False, lowercase=False))
+    classes["BertWide"] = ranges([row[0] for row in wide])
+    mark = mapping(normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=False))
+    classes["BertMark"] = ranges([row[0] for row in mark if row[1:] == []])
+    classes["Accent"] = ranges([row[0] for row in mapping(normalizers.StripAccents())])
     json.dump({
         "classes": classes,
         "decomp": [[c] + d for c, d in sorted(decomp.items())],
+        "compat": mapping(normalizers.NFKD(), nfd),
+        "lower": mapping(normalizers.Lowercase()),
         "comp": sorted(comp),
         "ccc": [[k, ranges(sorted(c for c in ccc if ccc[c] == k))] for k in sorted(set(ccc.values()))],
     }, sys.stdout, separators=(",", ":"))

@@ -1,0 +1,394 @@
+package tokenizer
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// pipeline is how tokenizers of the less usual shapes work: the stages of
+// tokenizer.json one after the other, each as the library does it. The usual ones
+// have faster ways (splitter, spaceModel); a tokenizer has a pipeline only if
+// none of them does exactly what its file says.
+type pipeline struct {
+	normalizers []normalizeStage
+	splitters   []splitStage
+	// finish appends the ids of one word, in the form in which the last stage left it.
+	finish func(w *worker, dst []uint32, word string) []uint32
+	// bytes says that the last stage is ByteLevel, whose words are not written in
+	// its alphabet: they are those of a byte-level model.
+	bytes bool
+}
+
+// normalizeStage is a normalizer.
+type normalizeStage func(w *worker, s string) string
+
+// splitStage is a pre-tokenizer: it hands on the pieces of a piece.
+type splitStage func(w *worker, p piece, next func(piece))
+
+// piece is a part of a text between added tokens; first says that it is where
+// the text begins.
+type piece struct {
+	text  string
+	first bool
+}
+
+// matcher finds what a stage splits at: from is where the next match at or
+// after i begins.
+type matcher func(w *worker, s string, i int) (from, to int, ok bool)
+
+func (p *pipeline) normalized(w *worker, s string) string {
+	for _, stage := range p.normalizers {
+		if s == "" {
+			break
+		}
+		s = stage(w, s)
+	}
+	return s
+}
+
+// encode appends the ids of a piece of normalized text.
+func (p *pipeline) encode(w *worker, dst []uint32, text piece) []uint32 {
+	var run func(k int, q piece)
+	run = func(k int, q piece) {
+		switch {
+		case q.text == "":
+		case k == len(p.splitters):
+			dst = p.finish(w, dst, q.text)
+		default:
+			p.splitters[k](w, q, func(r piece) { run(k+1, r) })
+		}
+	}
+	run(0, text)
+	return dst
+}
+
+// pipelined is stretch for a tokenizer with a pipeline. It begins at offset base
+// of the whole text.
+func (w *worker) pipelined(dst []uint32, s string, base int) []uint32 {
+	p := w.t.pipe
+	s = p.normalized(w, s)
+	find := search{set: w.t.normal, s: s}
+	at := 0
+	for len(w.t.normal.starts) > 0 {
+		hit, ok := find.next()
+		if !ok {
+			break
+		}
+		if at < hit.from {
+			dst = p.encode(w, dst, piece{s[at:hit.from], base == 0 && at == 0})
+		}
+		dst = append(dst, hit.token.ID)
+		at = hit.to
+	}
+	if at < len(s) {
+		dst = p.encode(w, dst, piece{s[at:], base == 0 && at == 0})
+	}
+	return dst
+}
+
+// behavior is what becomes of the matches that a text is split at.
+type behavior uint8
+
+const (
+	behaveIsolated behavior = iota
+	behaveRemoved
+	behaveMergedWithPrevious
+	behaveMergedWithNext
+	behaveContiguous
+)
+
+var behaviors = map[string]behavior{
+	"Isolated": behaveIsolated, "Removed": behaveRemoved, "MergedWithPrevious": behaveMergedWithPrevious,
+	"MergedWithNext": behaveMergedWithNext, "Contiguous": behaveContiguous,
+}
+
+// split makes a stage of matches. With invert the matches are what lies between.
+func split(find matcher, how behavior, invert bool) splitStage {
+	return func(w *worker, p piece, next func(piece)) {
+		g := gather{p: p, how: how, next: next}
+		at := 0
+		for at < len(p.text) {
+			from, to, ok := find(w, p.text, at)
+			if !ok {
+				break
+			}
+			g.add(at, from, invert)
+			g.add(from, to, !invert)
+			at = to
+		}
+		g.add(at, len(p.text), invert)
+		g.flush()
+	}
+}
+
+// gather puts matches and what lies between together as a behavior says.
+type gather struct {
+	p    piece
+	how  behavior
+	next func(piece)
+
+	from, to int // not handed on yet
+	match    bool
+}
+
+// add takes the next range.
+func (g *gather) add(from, to int, match bool) {
+	if from == to {
+		return
+	}
+	joined := false
+	if g.from < g.to {
+		switch g.how {
+		case behaveContiguous:
+			joined = match == g.match
+		case behaveMergedWithPrevious:
+			joined = match && !g.match
+		case behaveMergedWithNext:
+			joined = g.match && !match
+		default:
+		}
+	}
+	if !joined {
+		g.flush()
+		g.from = from
+	}
+	g.to, g.match = to, match
+	if g.how == behaveRemoved && match {
+		g.from = to
+	}
+}
+
+func (g *gather) flush() {
+	if g.from < g.to {
+		g.next(piece{g.p.text[g.from:g.to], g.p.first && g.from == 0})
+		g.from = g.to
+	}
+}
+
+// literalMatches finds a string.
+func literalMatches(s string) matcher {
+	return func(_ *worker, text string, i int) (int, int, bool) {
+		k := strings.Index(text[i:], s)
+		return i + k, i + k + len(s), k >= 0
+	}
+}
+
+// regexMatches finds the matches of a pattern.
+func regexMatches(re *regex) matcher {
+	return func(w *worker, text string, i int) (int, int, bool) { return w.match.find(re, text, i) }
+}
+
+// setMatches finds single code points.
+func setMatches(set *runeSet) matcher {
+	return func(_ *worker, text string, i int) (int, int, bool) {
+		for i < len(text) {
+			in, n := set.hasAt(text, i)
+			if in {
+				return i, i + n, true
+			}
+			i += n
+		}
+		return i, i, false
+	}
+}
+
+// patternMatches is the matcher of a component's pattern.
+func patternMatches(c component) (matcher, error) {
+	switch {
+	case c.Pattern.String != nil && *c.Pattern.String != "":
+		return literalMatches(*c.Pattern.String), nil
+	case c.Pattern.Regex != nil:
+		re, err := compileRegex(*c.Pattern.Regex)
+		if err != nil {
+			return nil, err
+		}
+		return regexMatches(re), nil
+	}
+	return nil, unsupported("%s without a pattern", c.Type)
+}
+
+// splitStages are the pre-tokenizers by type.
+var splitStages = map[string]func(c component) (splitStage, error){
+	"Split": func(c component) (splitStage, error) {
+		find, err := patternMatches(c)
+		if err != nil {
+			return nil, err
+		}
+		how, ok := behaviors[c.Behavior]
+		if !ok {
+			return nil, unsupported("Split with behavior %q", c.Behavior)
+		}
+		return split(find, how, c.Invert), nil
+	},
+	"Digits": func(c component) (splitStage, error) {
+		if c.Individual {
+			return classStage("Digit", behaveIsolated)
+		}
+		return classStage("Digit", behaveContiguous)
+	},
+	"Punctuation": func(c component) (splitStage, error) {
+		how, ok := behaviors[c.Behavior]
+		if !ok && c.Behavior != "" {
+			return nil, unsupported("Punctuation with behavior %q", c.Behavior)
+		}
+		return classStage("Punct", how)
+	},
+	"WhitespaceSplit": func(component) (splitStage, error) { return classStage("Blank", behaveRemoved) },
+	"Whitespace":      func(component) (splitStage, error) { return wordStage(), nil },
+	"BertPreTokenizer": func(component) (splitStage, error) {
+		blanks, err := classStage("Blank", behaveRemoved)
+		if err != nil {
+			return nil, err
+		}
+		marks, err := classStage("Punct", behaveIsolated)
+		return func(w *worker, p piece, next func(piece)) {
+			blanks(w, p, func(q piece) { marks(w, q, next) })
+		}, err
+	},
+	"CharDelimiterSplit": func(c component) (splitStage, error) {
+		if utf8.RuneCountInString(c.Delimiter) != 1 {
+			return nil, unsupported("CharDelimiterSplit by %q", c.Delimiter)
+		}
+		return split(literalMatches(c.Delimiter), behaveRemoved, false), nil
+	},
+	"ByteLevel": func(c component) (splitStage, error) { return byteLevelStage(c, byteLevelString), nil },
+	"Metaspace": metaspaceStage,
+}
+
+// classStage splits at the code points of a generated class.
+func classStage(name string, how behavior) (splitStage, error) {
+	set, ok := namedSet(name)
+	if !ok {
+		return nil, fmt.Errorf("no class %s", name)
+	}
+	return split(setMatches(set), how, false), nil
+}
+
+// wordStage is `\w+|[^\w\s]+` of Rust's regex.
+func wordStage() splitStage {
+	word, _ := namedSet("Word")
+	blank, _ := namedSet("Space")
+	return split(func(_ *worker, s string, i int) (int, int, bool) {
+		for i < len(s) {
+			in, n := blank.hasAt(s, i)
+			if !in {
+				break
+			}
+			i += n
+		}
+		if i == len(s) {
+			return i, i, false
+		}
+		from := i
+		kind, _ := word.hasAt(s, i)
+		for i < len(s) {
+			in, n := word.hasAt(s, i)
+			gap, _ := blank.hasAt(s, i)
+			if gap || in != kind {
+				break
+			}
+			i += n
+		}
+		return from, i, true
+	}, behaveRemoved, true)
+}
+
+// byteLevelStage splits by GPT-2's pattern; write makes its stand-ins of the bytes of a word.
+func byteLevelStage(c component, write func(word []byte) string) splitStage {
+	prefix := c.AddPrefixSpace == nil || *c.AddPrefixSpace
+	words := c.UseRegex == nil || *c.UseRegex
+	return func(_ *worker, p piece, next func(piece)) {
+		if prefix && !strings.HasPrefix(p.text, " ") {
+			p.text = " " + p.text
+		}
+		if !words {
+			next(piece{write(bytesOf(p.text)), p.first})
+			return
+		}
+		var ends [64]uint32
+		for at := 0; at < len(p.text); {
+			n, after := gpt2Split{}.split(p.text, at, ends[:])
+			for _, e := range ends[:n] {
+				next(piece{write(bytesOf(p.text[at:e])), p.first && at == 0})
+				at = int(e)
+			}
+			at = after
+		}
+	}
+}
+
+// metaspaceStage writes U+2581 for spaces and splits before each.
+func metaspaceStage(c component) (splitStage, error) {
+	mark := c.Replacement
+	if utf8.RuneCountInString(mark) != 1 {
+		return nil, unsupported("Metaspace with replacement %q", mark)
+	}
+	scheme, err := c.prependScheme()
+	if err != nil {
+		return nil, err
+	}
+	parts := func(_ *worker, p piece, next func(piece)) { next(p) }
+	if c.Split == nil || *c.Split {
+		parts = split(literalMatches(mark), behaveMergedWithNext, false)
+	}
+	return func(w *worker, p piece, next func(piece)) {
+		p.text = strings.ReplaceAll(p.text, " ", mark)
+		if !strings.HasPrefix(p.text, mark) && (scheme == "always" || scheme == "first" && p.first) {
+			p.text = mark + p.text
+		}
+		parts(w, p, next)
+	}, nil
+}
+
+// prependScheme is Metaspace's, also as older files spell it.
+func (c component) prependScheme() (string, error) {
+	scheme := c.PrependScheme
+	if scheme == "" {
+		scheme = "always"
+	}
+	if c.AddPrefixSpace != nil && !*c.AddPrefixSpace && scheme != "never" {
+		return "", unsupported("Metaspace with add_prefix_space false and prepend_scheme %s", scheme) // as the library does
+	}
+	if scheme != "always" && scheme != "first" && scheme != "never" {
+		return "", unsupported("Metaspace with prepend_scheme %q", scheme)
+	}
+	return scheme, nil
+}
+
+// newPipeline makes the stages of normalizers and pre-tokenizers. With bytes the
+// last one is ByteLevel, for a byte-level model.
+func newPipeline(norm, pre []component, bytes bool) (*pipeline, error) {
+	p := &pipeline{bytes: bytes}
+	for _, c := range norm {
+		make, ok := normalizeStages[c.Type]
+		if !ok {
+			return nil, unsupported("normalizer %s", c.Type)
+		}
+		stage, err := make(c)
+		if err != nil {
+			return nil, err
+		}
+		p.normalizers = append(p.normalizers, stage)
+	}
+	for _, c := range pre {
+		make, ok := splitStages[c.Type]
+		if !ok {
+			return nil, unsupported("pre-tokenizer %s", c.Type)
+		}
+		stage, err := make(c)
+		if err != nil {
+			return nil, err
+		}
+		p.splitters = append(p.splitters, stage)
+	}
+	if bytes {
+		last := len(pre) - 1
+		p.splitters[last] = byteLevelStage(pre[last], stringOf)
+		p.finish = func(w *worker, dst []uint32, word string) []uint32 {
+			w.ends[0] = uint32(len(word))
+			return w.lookup(dst, bytesOf(word), 0, w.ends[:1], false)
+		}
+	}
+	return p, nil
+}

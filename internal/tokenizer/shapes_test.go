@@ -1,0 +1,261 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// jsonOf is any JSON value for the files that these tests make.
+type jsonOf = map[string]any
+
+// shapeFile is a small tokenizer.json around parts. Its model shows where words
+// end: their last symbol has a token of its own.
+func shapeFile(parts jsonOf) string {
+	file := jsonOf{"version": "1.0", "truncation": nil, "padding": nil, "normalizer": nil, "pre_tokenizer": nil, "post_processor": nil, "decoder": nil}
+	vocab := jsonOf{}
+	add := func(token string) {
+		if _, ok := vocab[token]; !ok {
+			vocab[token] = len(vocab)
+		}
+	}
+	for b := range 256 {
+		add(fmt.Sprintf("<0x%02X>", b))
+	}
+	var merges [][2]string
+	for _, c := range "abcdehlorstw \nĠĊ▁" {
+		add(string(c))
+		add(string(c) + "§")
+	}
+	for _, m := range []string{"t h", "th e", "▁ t", "▁t he", "l l", "ll o", "h e", "he llo", "he llo§", "ll o§", "_ \n", "a a", "aa aa", "Ġ a", "e l"} {
+		left, right, _ := strings.Cut(m, " ")
+		left = strings.ReplaceAll(left, "_", " ")
+		add(left)
+		add(right)
+		add(left + right)
+		merges = append(merges, [2]string{left, right})
+	}
+	file["model"] = jsonOf{"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil, "end_of_word_suffix": "§",
+		"fuse_unk": false, "byte_fallback": true, "ignore_merges": false, "vocab": vocab, "merges": merges}
+	token := func(id int, content string, flags ...string) jsonOf {
+		t := jsonOf{"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}
+		for _, f := range flags {
+			t[f] = true
+		}
+		return t
+	}
+	file["added_tokens"] = []jsonOf{token(len(vocab), "<x>"), token(len(vocab)+1, "Été", "normalized"), token(len(vocab)+2, "<y>", "lstrip", "rstrip")}
+	for name, part := range parts {
+		if model, ok := part.(jsonOf); ok && name == "model" {
+			maps.Copy(file["model"].(jsonOf), model) //nolint:forcetypeassert // set above
+			continue
+		}
+		file[name] = part
+	}
+	b, err := json.Marshal(file)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// splitPatterns are patterns of models, and some that try the language out.
+var splitPatterns = []string{
+	`\s?\p{L}+`, `\s?\p{P}+`, `[\r\n]`, `[一-龥ࠀ-一가-퟿]+`, `\p{N}+`, `\s+$`, `\p{N}`,
+	` ?[^(\s|[.,!?…。，、।۔،])]+`,
+	`'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s`,
+	`(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	`\d{1,3}(?=(?:\d{3})*\b)`, `[0-9][0-9][0-9]`, `\d{1,3}(?=(\d{3})+(?!\d))|\d+`,
+	`[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_` + "`" + `{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	`(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z`, `([\t\n]|    |  )`, `[\p{P}!-/:-@\[-` + "`" + `{-~]`, `<\|im_end\|>`,
+	`[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+`,
+	`(?i:the|hello|[sdmt]|kel)|\w+|[^\w\s]`, `(?i)the|x`, `(?<=\s)\p{L}|(?<!\p{L})\p{N}+`, `(?<![a-c])\p{L}{2,3}?`, `\p{Lu}\p{Ll}*|\p{Lo}+`,
+	`\p{L}{1,3}+|.`, `(?>\p{L}+|\p{N}+)\.`, `a*?b|\S+?\s`, `^\s+|\s+$|^.`, `\b\w|\B\W`, `[[^x]&&[^y]]|\x41\x{1F600}?`, `[^\w\s]+|\W`, `[\W]+`, `[\p{L}&&[^a-m]]+`, `\P{L}+`, `\p{^N}\p{N}`,
+	`[^\S\n]+`, `(?:a|ab)(?:c|bcd)*`, `(?:\p{L}\p{M}*)+|(?:\s|\p{P})+?\p{N}`, `\p{Hiragana}+|\p{Katakana}+|\p{Hangul}+|\p{Cyrillic}+|\p{Arabic}+`,
+	`[a-z]+(?=[A-Z])|[A-Z]+(?![a-z])`, `\u0041|\u00e9|\t+`, `[\w-]+|[-,]`, `(?:[a-c]{2}){1,2}+`, `\r\n|\n|\r`, `(?:ab|a)*+b|\s{2,}`, `\d+(?:\.\d+)?`, `(?!\s)\W+`,
+}
+
+// shapes are tokenizers of all the kinds that only pipelines follow, by name.
+func shapes() map[string]string {
+	out := map[string]string{}
+	splitBy := func(pattern any, behavior string, invert bool) jsonOf {
+		return jsonOf{"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert}
+	}
+	add := func(name string, parts jsonOf) { out[name] = shapeFile(parts) }
+	how := []string{"Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
+	for i, re := range splitPatterns {
+		add("pattern "+re, jsonOf{"pre_tokenizer": splitBy(jsonOf{"Regex": re}, "Isolated", false)})
+		add("pattern, other behavior "+re, jsonOf{"pre_tokenizer": splitBy(jsonOf{"Regex": re}, how[i%len(how)], i%2 == 0)})
+	}
+	for _, b := range how {
+		for _, invert := range []bool{false, true} {
+			add(fmt.Sprint("split ", b, invert), jsonOf{"pre_tokenizer": splitBy(jsonOf{"Regex": `\p{L}+`}, b, invert)})
+			add(fmt.Sprint("string ", b, invert), jsonOf{"pre_tokenizer": splitBy(jsonOf{"String": "l"}, b, invert)})
+		}
+		add("punctuation "+b, jsonOf{"pre_tokenizer": jsonOf{"type": "Punctuation", "behavior": b}})
+	}
+	level := func(prefix, regex bool) jsonOf {
+		return jsonOf{"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": regex}
+	}
+	sequence := func(list ...any) jsonOf { return jsonOf{"type": "Sequence", "pretokenizers": list} }
+	metaspace := func(scheme string, split bool) jsonOf {
+		return jsonOf{"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
+	}
+	for name, pre := range map[string]any{
+		"none": nil, "whitespace": jsonOf{"type": "Whitespace"}, "whitespace split": jsonOf{"type": "WhitespaceSplit"}, "bert": jsonOf{"type": "BertPreTokenizer"},
+		"digits": jsonOf{"type": "Digits", "individual_digits": true}, "numbers": jsonOf{"type": "Digits", "individual_digits": false},
+		"delimiter": jsonOf{"type": "CharDelimiterSplit", "delimiter": "l"}, "bytes": level(false, true), "bytes, space": level(true, true), "bytes, whole": level(true, false),
+		"marks": metaspace("always", true), "marks first": metaspace("first", true), "marks never, whole": metaspace("never", false),
+		"falcon":         sequence(jsonOf{"type": "Punctuation", "behavior": "Contiguous"}, level(false, true), jsonOf{"type": "Digits", "individual_digits": false}, splitBy(jsonOf{"Regex": "[0-9][0-9][0-9]"}, "Isolated", false)),
+		"deepseek llm":   sequence(splitBy(jsonOf{"Regex": "[\r\n]"}, "Isolated", false), splitBy(jsonOf{"Regex": `\s?\p{L}+`}, "Isolated", false), splitBy(jsonOf{"Regex": `\s?\p{P}+`}, "Isolated", false), splitBy(jsonOf{"Regex": "[一-龥ࠀ-一가-퟿]+"}, "Isolated", false), jsonOf{"type": "Digits", "individual_digits": true}, level(false, false)),
+		"words, marks":   sequence(jsonOf{"type": "WhitespaceSplit"}, metaspace("always", true)),
+		"cut, first":     sequence(splitBy(jsonOf{"String": "l"}, "Removed", false), metaspace("first", true)),
+		"numbers, marks": sequence(metaspace("first", false), jsonOf{"type": "Digits", "individual_digits": true}),
+	} {
+		add("pre "+name, jsonOf{"pre_tokenizer": pre})
+	}
+	replace := func(pattern jsonOf, content string) jsonOf {
+		return jsonOf{"type": "Replace", "pattern": pattern, "content": content}
+	}
+	clean := func(lower bool, strip any) jsonOf {
+		return jsonOf{"type": "BertNormalizer", "clean_text": lower, "handle_chinese_chars": true, "strip_accents": strip, "lowercase": lower}
+	}
+	for name, n := range map[string]any{
+		"nfc": jsonOf{"type": "NFC"}, "nfd": jsonOf{"type": "NFD"}, "nfkc": jsonOf{"type": "NFKC"}, "nfkd": jsonOf{"type": "NFKD"}, "lower": jsonOf{"type": "Lowercase"},
+		"accents": jsonOf{"type": "Sequence", "normalizers": []any{jsonOf{"type": "NFD"}, jsonOf{"type": "StripAccents"}}},
+		"strip":   jsonOf{"type": "Strip", "strip_left": true, "strip_right": true}, "strip left": jsonOf{"type": "Strip", "strip_left": true, "strip_right": false},
+		"prepend": jsonOf{"type": "Prepend", "prepend": "a"}, "replace": replace(jsonOf{"String": "l"}, "<x>"), "replace pattern": replace(jsonOf{"Regex": `\s+`}, " "),
+		"drop": replace(jsonOf{"Regex": "[aeiou]"}, ""), "bert": clean(true, nil), "bert cased": clean(false, nil), "bert accents": clean(false, true), "bert no accents": clean(true, false),
+		"clip":    jsonOf{"type": "Sequence", "normalizers": []any{jsonOf{"type": "NFC"}, replace(jsonOf{"Regex": `\s+`}, " "), jsonOf{"type": "Lowercase"}}},
+		"bytes":   jsonOf{"type": "ByteLevel"},
+		"chatglm": jsonOf{"type": "Sequence", "normalizers": []any{replace(jsonOf{"String": "<!dummy-prefix!>"}, "▁"), replace(jsonOf{"String": " "}, "▁")}},
+	} {
+		add("normalizer "+name, jsonOf{"normalizer": n, "pre_tokenizer": jsonOf{"type": "WhitespaceSplit"}})
+		add("normalizer, marks "+name, jsonOf{"normalizer": n, "pre_tokenizer": metaspace("always", true)})
+	}
+	words := jsonOf{"<u>": 0, "hello": 1, "the": 2, "he": 3, "##llo": 4, "##o": 5, "t": 6, "##h": 7, "##e": 8, ".": 9, "a": 10, "中": 11}
+	split := jsonOf{"type": "Whitespace"}
+	for name, model := range map[string]jsonOf{
+		"unknown":        {"byte_fallback": false, "unk_token": "a"},
+		"fused":          {"byte_fallback": false, "unk_token": "a", "fuse_unk": true},
+		"dropped":        {"byte_fallback": false},
+		"prefix":         {"continuing_subword_prefix": "##", "end_of_word_suffix": nil, "unk_token": "a", "byte_fallback": false, "vocab": jsonOf{"a": 0, "t": 1, "##h": 2, "##e": 3, "th": 4, "the": 5, "##he": 6, "l": 7, "##l": 8, "##ll": 9}, "merges": [][2]string{{"t", "##h"}, {"th", "##e"}, {"##l", "##l"}, {"##h", "##e"}}},
+		"some bytes":     {"unk_token": "a", "end_of_word_suffix": nil, "fuse_unk": true, "vocab": jsonOf{"a": 0, "b": 1, "<0xC3>": 2, "<0xA9>": 3, "<0x20>": 4, "ab": 5}, "merges": [][2]string{{"a", "b"}}},
+		"whole words":    {"ignore_merges": true, "end_of_word_suffix": nil},
+		"no suffix":      {"end_of_word_suffix": nil},
+		"merges as text": {"end_of_word_suffix": "", "merges": []string{"t h", "th e", "l l"}},
+		"WordPiece":      {"type": "WordPiece", "unk_token": "<u>", "continuing_subword_prefix": "##", "max_input_chars_per_word": 8, "vocab": words},
+		"WordLevel":      {"type": "WordLevel", "unk_token": "<u>", "vocab": words},
+	} {
+		add("model "+name, jsonOf{"model": model, "pre_tokenizer": split})
+		add("model, whole text "+name, jsonOf{"model": model})
+	}
+	return out
+}
+
+// shapeTexts are the texts that the shapes are tried on.
+func shapeTexts(r *rand.Rand, n int) []string {
+	texts := append([]string(nil), samples...)
+	for range n {
+		s := randomText(r, r.IntN(10))
+		for range r.IntN(5) {
+			s += []string{"<x>", " <x> ", "hello", " the ", "Été", "E\u0301te\u0301", "été", "<y>", "\n<y>\t", "aaaa", "123456", "l", "ss", "1.5", "\r\n", "Kel", "ſ", "abcd", "  "}[r.IntN(19)]
+		}
+		texts = append(texts, s)
+	}
+	return texts
+}
+
+// shapeGolden holds a hash of the ids of each text.
+type shapeGolden struct {
+	Name string   `json:"name"`
+	IDs  []string `json:"ids"`
+}
+
+func idsHash(ids []uint32) string {
+	h := fnv.New32a()
+	for _, id := range ids {
+		fmt.Fprintf(h, "%d,", id)
+	}
+	return strconv.FormatUint(uint64(h.Sum32()), 36)
+}
+
+// TestShapesGolden wants tokenizers of unusual shapes to give the ids that the
+// reference gave, whatever normalizer, pre-tokenizer and model they have.
+func TestShapesGolden(t *testing.T) {
+	texts := shapeTexts(rand.New(rand.NewPCG(3, 9)), 120)
+	path := filepath.Join("testdata", "shapes.jsonl.gz")
+	all := shapes()
+	if *update {
+		var goldens []shapeGolden
+		for name, file := range all {
+			g := shapeGolden{Name: name}
+			for _, a := range referenceIDs(t, file, texts) {
+				g.IDs = append(g.IDs, idsHash(a.IDs))
+			}
+			goldens = append(goldens, g)
+		}
+		writeLines(t, path, goldens)
+	}
+	seen := 0
+	for _, g := range jsonLines[shapeGolden](t, path) {
+		file, ok := all[g.Name]
+		if !ok {
+			t.Errorf("no shape %s", g.Name)
+			continue
+		}
+		seen++
+		t.Run(fmt.Sprintf("%.60s", g.Name), func(t *testing.T) {
+			tok, err := loadText(file, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, s := range texts {
+				ids, err := tok.Encode(nil, s, false)
+				if err != nil || idsHash(ids) != g.IDs[i] {
+					t.Errorf("%q: wrong ids %v (%v)", s, ids, err)
+				}
+			}
+		})
+	}
+	if seen != len(all) {
+		t.Errorf("%d goldens for %d shapes", seen, len(all))
+	}
+}
+
+// referenceIDs is what the reference makes of texts with a tokenizer.json.
+func referenceIDs(t *testing.T, file string, texts []string) []goldenIDs {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "tokenizer.json")
+	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return reference[goldenIDs](t, map[string]string{"tokenizer": path}, texts)
+}
+
+// TestShapesLive compares the same tokenizers on texts that differ each time.
+func TestShapesLive(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	given := shapeTexts(rand.New(rand.NewPCG(seed, 0)), 300)
+	docs := make([]document, len(given))
+	for i, s := range given {
+		docs[i] = document{Name: strconv.Itoa(i), Text: s}
+	}
+	for name, file := range shapes() {
+		t.Run(fmt.Sprintf("%.60s", name), func(t *testing.T) {
+			tok, err := loadText(file, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			checkDocuments(t, tok, docs, referenceIDs(t, file, given))
+		})
+	}
+}
