@@ -157,7 +157,7 @@ func TestFaultsOfEveryConnector(t *testing.T) {
 			if p.atOnce {
 				b.run("dies beside the decode leg", func() { b.late(&p) })
 			}
-			b.run("the client is to blame", func() { b.blame() })
+			b.run("the client is to blame", func() { b.blame(&p) })
 			b.run("the client leaves", func() { b.leave(&p) })
 			if p.atOnce {
 				b.run("decode refuses", func() { b.refusedDecode() })
@@ -269,11 +269,16 @@ func (b *bed) late(p *pair) {
 }
 
 // blame: what is the client's fault goes to the client, and decode never hears of it.
-func (b *bed) blame() {
+func (b *bed) blame(p *pair) {
 	b.t.Helper()
+	none := bytes.Replace(bodyFor("/v1/completions", "no token", 200, false), []byte(`"max_tokens":8`), []byte(`"max_tokens":0`), 1)
+	r := b.post("/v1/completions", bytes.Replace(none, []byte(`"min_tokens":3,`), nil, 1))
+	if s := b.legsOf(r.header.Get("X-Request-Id")); r.status != http.StatusBadRequest || p.engine == "" && s.prefill != nil {
+		b.t.Errorf("no token: status %d, prefill leg %+v: %s", r.status, s.prefill, r.body)
+	}
 	before := b.legs("refused")
 	b.fault(enginesim.Faults{FailStatus: 400, FailCount: -1})
-	r := b.long(false)
+	r = b.long(false)
 	if r.status != http.StatusBadRequest || !bytes.Contains(r.body, []byte("injected failure")) {
 		b.t.Errorf("status %d: %s", r.status, r.body)
 	}

@@ -310,6 +310,14 @@ func TestEveryConnector(t *testing.T) {
 					splits++
 				}
 			}
+			// One token is split by the same rule: decode is spared the prompt.
+			one := bytes.Replace(bytes.Replace(bodyFor("/v1/completions", p.connector+" one", 150, false), []byte(`"max_tokens":8`), []byte(`"max_tokens":1`), 1), []byte(`"min_tokens":3,`), nil, 1)
+			r := b.post("/v1/completions", one)
+			if want := askDirectly(t, alone, "/v1/completions", one); r.status != http.StatusOK || want == "" || textOf(r.body) != want {
+				t.Errorf("one token: status %d, text %q, one engine says %q", r.status, textOf(r.body), want)
+			}
+			b.splitWell(r, &p)
+			splits++
 			b.until("the legs are counted", func() bool { return b.metric("kvlane_prefill_legs_total", `outcome="ok"`) == float64(splits) })
 			// P2P-NCCL gives requests another id: Envoy's word about them must still be ours.
 			if n := b.metric("kvlane_extproc_failures_total"); n != 0 {
@@ -327,7 +335,7 @@ func TestEveryConnector(t *testing.T) {
 			}
 			// A short prompt is computed where it decodes.
 			body := bodyFor("/v1/completions", "short", 20, false)
-			r := b.post("/v1/completions", body)
+			r = b.post("/v1/completions", body)
 			if s := b.legsOf(r.header.Get("X-Request-Id")); s.prefill != nil || r.header.Get("X-Kvlane-Prefill") != "" || r.status != http.StatusOK {
 				t.Errorf("a short prompt had a prefill leg: status %d: %s", r.status, r.body)
 			}

@@ -15,11 +15,11 @@ func lmcache() *Protocol {
 	return &Protocol{apis: apis(prompt.Completions, prompt.Chat), single: true, refuses: lmcacheRefuses, prefill: lmcachePrefill, decode: lmcacheDecode}
 }
 
-func lmcacheRefuses(_ *prompt.Request, ids []uint32) string {
+func lmcacheRefuses(r *prompt.Request, ids []uint32) string {
 	if len(ids) == 0 {
 		return "the token ids are not known"
 	}
-	return ""
+	return noTokens(r, ids)
 }
 
 // chatOnly are the fields of a chat request that mean nothing, or something else,

@@ -59,6 +59,15 @@ func decodeAlready(r *prompt.Request) string {
 	return ""
 }
 
+// noTokens: vLLM refuses a request for less than a token, or scores its prompt only. The
+// prefill leg asks for one, so it would not say so.
+func noTokens(r *prompt.Request, _ []uint32) string {
+	if n, ok := r.MaxTokens(); ok && n < 1 {
+		return "it asks for no token"
+	}
+	return ""
+}
+
 // ask are the edits that put a direction's parameters into a request, beside what
 // the client's own object says of other things (such as prompt_token_ids).
 func ask(r *prompt.Request, params string, more ...prompt.Edit) []prompt.Edit {
@@ -73,7 +82,7 @@ func ask(r *prompt.Request, params string, more ...prompt.Edit) []prompt.Edit {
 // nixl is NixlConnector in its pull mode, vLLM's default: decode fetches the blocks
 // that the prefill answer names.
 func nixl() *Protocol {
-	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready, prefill: nixlPrefill, decode: nixlDecode}
+	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, prefill: nixlPrefill, decode: nixlDecode}
 }
 
 func nixlPrefill(_ context.Context, p *Protocol, x *Exchange) (Leg, error) {
@@ -103,7 +112,7 @@ func nixlDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 // nixlPush: decode registers its blocks and prefill writes into them; the legs run
 // at once and find each other by their request id.
 func nixlPush() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, prefill: nixlPrefill, decode: nixlPushDecode}
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, prefill: nixlPrefill, decode: nixlPushDecode}
 }
 
 // defaultSidePort is VLLM_NIXL_SIDE_CHANNEL_PORT of rank 0.
@@ -134,7 +143,7 @@ func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 
 // p2pNCCL: the addresses of both sides ride in the request id.
 func p2pNCCL() *Protocol {
-	return &Protocol{apis: vllmAPIs, single: true, arranged: decodeAlready,
+	return &Protocol{apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			id, err := p2pID(x)
 			return Leg{Headers: id, Edits: vllmPrefill(x.Request.API)}, err
@@ -159,7 +168,7 @@ func p2pID(x *Exchange) ([]Header, error) {
 // sharedStorage: prefill writes to a store that decode finds the prompt in by its
 // content.
 func sharedStorage() *Protocol {
-	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready,
+	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return Leg{Edits: vllmPrefill(x.Request.API)}, nil
 		},
@@ -169,7 +178,7 @@ func sharedStorage() *Protocol {
 // sidecar: llm-d's sidecar beside the decode engine runs both legs; it learns the
 // prefill worker from a header.
 func sidecar() *Protocol {
-	return &Protocol{NoLeg: true, apis: vllmAPIs, decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
+	return &Protocol{NoLeg: true, apis: vllmAPIs, refuses: noTokens, decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 		return Leg{Headers: []Header{{SidecarHeader, x.Prefill.Address}}}, nil
 	}}
 }
@@ -181,7 +190,7 @@ const SidecarHeader = "x-prefiller-host-port"
 // mooncake: both legs at once, found by a transfer id. The engine id of the prefill
 // rank comes from its bootstrap server.
 func mooncake() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, found: newFound(),
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, found: newFound(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
 			if err := p.learn(ctx, &x.Prefill, bootstrapAddress(&x.Prefill), "/query", false); err != nil {
 				return Leg{}, err
