@@ -236,7 +236,7 @@ func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 		if err != nil {
 			return err
 		}
-		seq, payload, ok := splitFrames(m.Frames)
+		seq, payload, ok := SplitFrames(m.Frames)
 		f.mu.Lock()
 		if !ok {
 			f.tally.dropped[Malformed]++
@@ -255,9 +255,10 @@ func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 	}
 }
 
-// splitFrames takes a batch apart, from the end: publishers send [topic, seq,
-// payload], replays ["", seq, payload] or ["", topic, seq, payload].
-func splitFrames(frames [][]byte) (seq uint64, payload []byte, ok bool) {
+// SplitFrames takes a batch apart, from the end: publishers send [topic, seq,
+// payload], replays ["", seq, payload] or ["", topic, seq, payload]. ok is false if the
+// frames are no batch.
+func SplitFrames(frames [][]byte) (seq uint64, payload []byte, ok bool) {
 	n := len(frames)
 	if n < 2 || len(frames[n-2]) != 8 {
 		return 0, nil, false
@@ -314,7 +315,7 @@ func (f *Feed) runReplay(ctx context.Context, a Action) error {
 		if err != nil {
 			return fmt.Errorf("replay: %w", err)
 		}
-		seq, payload, ok := splitFrames(m.Frames)
+		seq, payload, ok := SplitFrames(m.Frames)
 		if !ok {
 			return errors.New("replay: reply without a batch number")
 		}

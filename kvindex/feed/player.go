@@ -22,7 +22,7 @@ func NewPlayer(src Source, sink Sink) *Player {
 // Message plays one recorded message: its frames as a SUB socket got them. It
 // reports whether they have the form of a batch.
 func (p *Player) Message(frames [][]byte) bool {
-	seq, payload, ok := splitFrames(frames)
+	seq, payload, ok := SplitFrames(frames)
 	if !ok {
 		p.a.tally.dropped[Malformed]++
 		return false

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,7 +89,7 @@ func Run(opts Options, out io.Writer) (Result, error) {
 	total, files := Result{Skipped: map[string]int{}}, 0
 	entries, err := os.ReadDir(opts.Recordings)
 	if err != nil {
-		return total, fmt.Errorf("truth: %w", err)
+		return total, fmt.Errorf("%w", err)
 	}
 	p := printer{w: out}
 	for _, e := range entries {
@@ -101,24 +103,24 @@ func Run(opts Options, out io.Writer) (Result, error) {
 			if isNotARecording(err) {
 				continue
 			}
-			return total, fmt.Errorf("truth: %w", err)
+			return total, fmt.Errorf("%w", err)
 		}
 		var prompts Prompts
 		if opts.Prompts != nil {
 			if prompts, err = opts.Prompts(path); err != nil {
-				return total, fmt.Errorf("truth: %s: %w", name, err)
+				return total, fmt.Errorf("%s: %w", name, err)
 			}
 		}
 		res, err := check(name, recs, prompts, &p)
 		if err != nil {
-			return total, fmt.Errorf("truth: %s: %w", name, err)
+			return total, fmt.Errorf("%s: %w", name, err)
 		}
 		files++
 		p.printf("%s: %s\n", name, &res)
 		total.add(res)
 	}
 	if files == 0 {
-		return total, fmt.Errorf("truth: %w in %s", ErrNone, opts.Recordings)
+		return total, fmt.Errorf("%w in %s", ErrNone, opts.Recordings)
 	}
 	p.printf("total of %d recordings: %s\n", files, &total)
 	return total, p.err
@@ -201,7 +203,7 @@ func check(name string, recs []record, prompts Prompts, out *printer) (Result, e
 	}
 	c.survey()
 	if c.block == 0 {
-		return c.res, nil
+		c.block = 1 // nothing is ever stored: every request is predicted to hit nothing
 	}
 	index, err := kvindex.New(kvindex.Config{BlockSize: c.block})
 	if err != nil {
@@ -217,13 +219,41 @@ func check(name string, recs []record, prompts Prompts, out *printer) (Result, e
 			asked = append(asked, r)
 		}
 	}
+	slices.SortStableFunc(c.events, func(a, b *record) int { return cmp.Compare(a.T, b.T) })
 	// A record stands where its answer came; what it could hit was decided when it was sent.
 	slices.SortStableFunc(asked, func(a, b *record) int { return cmp.Compare(a.Sent, b.Sent) })
 	for _, r := range asked {
 		c.catchUp(r.Sent)
 		c.exchange(r)
 	}
+	c.catchUp(math.Inf(1))
+	c.note()
 	return c.res, c.sink.err
+}
+
+// note says what was not in order with the events of a source.
+func (c *checker) note() {
+	for _, source := range c.sources {
+		p := c.player(source)
+		n := p.Counts()
+		var notes []string
+		for _, k := range []struct {
+			n    uint64
+			what string
+		}{{n.Missing, "batches missing (the rank was cleared there)"}, {n.Duplicates, "batches twice"}, {n.Restarts, "restarts"}} {
+			if k.n > 0 {
+				notes = append(notes, fmt.Sprintf("%d %s", k.n, k.what))
+			}
+		}
+		for _, why := range slices.Sorted(maps.Keys(p.Dropped())) {
+			if why != feed.OtherGroup {
+				notes = append(notes, fmt.Sprintf("%d events dropped: %s", p.Dropped()[why], why))
+			}
+		}
+		if len(notes) > 0 {
+			c.out.printf("%s, events of %s: %s\n", c.name, source, strings.Join(notes, ", "))
+		}
+	}
 }
 
 // survey learns from all of a recording's events what a router knows from the
@@ -254,10 +284,6 @@ func (c *checker) survey() {
 	}
 }
 
-// worker is the name of a source's worker: the ranks of one engine share it, the
-// engines of a prefill and decode pair do not.
-func worker(source string) string { return strings.TrimRight(source, "0123456789") }
-
 // catchUp applies the events that came before a moment.
 func (c *checker) catchUp(t float64) {
 	for ; c.applied < len(c.events) && c.events[c.applied].T < t; c.applied++ {
@@ -270,7 +296,7 @@ func (c *checker) catchUp(t float64) {
 func (c *checker) player(source string) *feed.Player {
 	p := c.players[source]
 	if p == nil {
-		p = feed.NewPlayer(feed.Source{Worker: worker(source), Engine: feed.Engine(c.engine), Rank: kvindex.NoRank, RankFromBatch: true}, c.sink)
+		p = feed.NewPlayer(feed.Source{Worker: source, Engine: feed.Engine(c.engine), Rank: kvindex.NoRank, RankFromBatch: true}, c.sink)
 		c.players[source] = p
 	}
 	return p

@@ -2,6 +2,7 @@ package truth
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
@@ -47,7 +48,8 @@ func (l *sseLine) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(pair[1], (*string)(l))
 }
 
-// load reads a recording.
+// load reads a recording and checks that it is one: a line that is not what the
+// format says is an error, for what would be passed over would look as if nothing differed.
 func load(path string) ([]record, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -61,34 +63,38 @@ func load(path string) ([]record, error) {
 		}
 	}
 	var recs []record
+	var form form
 	lines := bufio.NewReaderSize(in, 1<<20)
 	for n := 1; ; n++ {
 		line, err := lines.ReadBytes('\n')
-		if len(line) > 0 {
-			var r record
-			if n == 1 && !isMeta(line) {
+		if len(bytes.TrimSpace(line)) > 0 {
+			var head struct{ Kind string }
+			if jerr := json.Unmarshal(line, &head); jerr != nil {
+				return nil, fmt.Errorf("%s:%d: %w", path, n, jerr)
+			}
+			if len(recs) == 0 && head.Kind == "" {
 				return nil, fmt.Errorf("%s: %w", path, ErrNotARecording)
 			}
+			var r record
 			if jerr := json.Unmarshal(line, &r); jerr != nil {
 				return nil, fmt.Errorf("%s:%d: %w", path, n, jerr)
+			}
+			if ferr := form.check(&r, line); ferr != nil {
+				return nil, fmt.Errorf("%s:%d: %w", path, n, ferr)
 			}
 			recs = append(recs, r)
 		}
 		if errors.Is(err, io.EOF) {
-			return recs, nil
+			break
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", path, n, err)
 		}
 	}
-}
-
-// isMeta reports whether a file's first line is that of a time line.
-func isMeta(line []byte) bool {
-	var head struct {
-		Kind string `json:"kind"`
+	if len(recs) == 0 {
+		return nil, fmt.Errorf("%s: an empty file", path)
 	}
-	return json.Unmarshal(line, &head) == nil && head.Kind == "meta"
+	return recs, nil
 }
 
 // request is what a recorded request asked for, as far as it matters here.

@@ -235,3 +235,66 @@ func TestNothingToCheckIsAnError(t *testing.T) {
 		t.Error("a broken file passed")
 	}
 }
+
+// A line that is not what the format says is named, whatever else is right.
+func TestMalformedRecordings(t *testing.T) {
+	meta := m{"kind": "meta", "engine": "vllm", "t": 0}
+	good := event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil)))
+	without := func(r m, key string) m {
+		r = maps.Clone(r)
+		delete(r, key)
+		return r
+	}
+	with := func(r m, key string, v any) m {
+		r = maps.Clone(r)
+		r[key] = v
+		return r
+	}
+	payload := frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))
+	cut := [][]byte{payload[0], payload[1], payload[2][:len(payload[2])-9]}
+	for name, c := range map[string]struct {
+		records []m
+		want    string
+	}{
+		"no meta":           {[]m{good}, `one.jsonl.gz:1: the first record is of kind "event", want meta`},
+		"two metas":         {[]m{meta, meta}, "one.jsonl.gz:2: a second meta record"},
+		"engine":            {[]m{with(meta, "engine", "vlm"), good}, `one.jsonl.gz:1: meta names the engine "vlm"`},
+		"kind":              {[]m{meta, with(good, "kind", "evnt")}, `one.jsonl.gz:2: record of kind "evnt", want meta, http, event, replay or note`},
+		"no source":         {[]m{meta, without(good, "source")}, "one.jsonl.gz:2: event without source"},
+		"two frames short":  {[]m{meta, with(good, "frames", payload[2:])}, "one.jsonl.gz:2: event of rank0: 1 frames"},
+		"frames no base64":  {[]m{meta, with(good, "frames", []string{"!"})}, "one.jsonl.gz:2: illegal base64"},
+		"payload cut":       {[]m{meta, good, with(good, "frames", cut)}, "one.jsonl.gz:3: event of rank0, batch 0: feed: payload is not an event batch"},
+		"event malformed":   {[]m{meta, event(0.5, frames(t, 3, 0, m{"type": "BlockStored", "block_hashes": 7}))}, "one.jsonl.gz:2: event of rank0, batch 3: malformed"},
+		"not sent":          {[]m{meta, good, without(ask(1, 1, ids(1, 9), 4, nil), "t_sent")}, "one.jsonl.gz:3: http record without t_sent"},
+		"not ended":         {[]m{meta, good, without(ask(1, 1, ids(1, 9), 4, nil), "t")}, "one.jsonl.gz:3: http record without t"},
+		"ended before sent": {[]m{meta, good, with(ask(1, 1, ids(1, 9), 4, nil), "t", 0.25)}, "one.jsonl.gz:3: http record that ended at 0.25, before it was sent at 1"},
+	} {
+		var out strings.Builder
+		if res, err := truth.Run(truth.Options{Recordings: write(t, c.records...)}, &out); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, %v\n%s", name, err, &res, out.String())
+		}
+	}
+}
+
+// Whatever is missing, twice or out of order is noted, and a restarted engine holds nothing.
+func TestIrregularSequences(t *testing.T) {
+	one := event(0.5, frames(t, 4, 0, stored([]uint64{1}, nil, ids(1, 4), nil)))
+	again := frames(t, 0, 0, stored([]uint64{5}, nil, ids(1, 4), nil))
+	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, one, one, ask(1, 1, ids(1, 9), 4, nil),
+		event(1.9, frames(t, 7, 0, stored([]uint64{9}, nil, ids(50, 4), nil))), ask(2, 2, ids(1, 9), 0, nil), ask(3, 3, ids(50, 9), 4, nil),
+		event(3.9, again), ask(4, 4, ids(50, 9), 0, nil), ask(5, 5, ids(1, 9), 4, nil))
+	var out strings.Builder
+	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
+	if want := "one.jsonl.gz, events of rank0: 2 batches missing (the rank was cleared there), 1 batches twice, 1 restarts\n"; err != nil || res.Wrong != 0 || res.Right != 5 || !strings.HasPrefix(out.String(), want) {
+		t.Errorf("%v, %v\n%s", &res, err, out.String())
+	}
+}
+
+// Without a single event, tokens that an engine reports as cached are unexplained.
+func TestReportedWithoutEvents(t *testing.T) {
+	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, ask(1, 1, ids(1, 9), 8, nil), ask(2, 2, ids(1, 9), 0, nil))
+	res, err := truth.Run(truth.Options{Recordings: dir}, &strings.Builder{})
+	if err != nil || res.Wrong != 1 || res.Right != 1 {
+		t.Errorf("%v, %v", &res, err)
+	}
+}
