@@ -296,6 +296,8 @@ type job struct {
 	tried   []kvindex.Slot // prefill targets that have failed
 	replans int
 	booked  *routing.Plan // what is to be given back if nobody follows the request
+
+	decodeAt, prefillAt *place // where the plan's targets were when it was made
 }
 
 // lap ends a stage.
@@ -644,8 +646,8 @@ func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan
 		j.release(&plan)
 		return nil, nil, errClientGone
 	}
-	p := d.fleet.Load().place(plan.Decode)
-	if p == nil { // the worker left between the pick and now
+	p := j.decodeAt
+	if !d.still(plan.Decode, p) { // the worker left between the pick and now
 		j.release(&plan)
 		return nil, nil, &routing.NoTargetError{}
 	}

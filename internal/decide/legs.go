@@ -158,8 +158,8 @@ func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extp
 		x.IDs = nil
 	}
 	for attempt := 1; ; attempt++ {
-		prefill := j.d.fleet.Load().place(plan.Prefill)
-		if prefill == nil {
+		prefill := j.prefillAt
+		if !j.d.still(plan.Prefill, prefill) {
 			prefill = &place{}
 		}
 		run := j.runLeg(ctx, x, plan, prefill)
@@ -179,7 +179,7 @@ func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extp
 			j.release(plan)
 			return j.refusedByPrefill(f)
 		}
-		if attempt < l.attempts && j.legTime() > 0 && j.movePrefill(plan) {
+		if attempt < l.attempts && j.legTime() > 0 && j.movePrefill(plan, prefill) {
 			continue
 		}
 		if l.protocol.Always {
@@ -273,6 +273,12 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 	return r
 }
 
+// still says whether a slot is the same worker's as when p was found.
+func (d *Decider) still(slot kvindex.Slot, p *place) bool {
+	now := d.fleet.Load().place(slot)
+	return p != nil && now != nil && now.target == p.target && now.worker.Generation == p.worker.Generation
+}
+
 func (j *job) prefillDone(plan *routing.Plan, p *place) {
 	d := j.d
 	d.book(d.now(), func(r *routing.Router, now time.Duration) { r.PrefillDone(now, plan.Reservation) })
@@ -353,19 +359,21 @@ func (j *job) failed(p *place, f *disagg.FailureError) {
 	}
 }
 
-// movePrefill books the next prefill target; false if there is none.
-func (j *job) movePrefill(plan *routing.Plan) bool {
+// movePrefill books the next prefill target; false if there is none. A worker that left
+// needs no exclusion, and its slots may be another's by now.
+func (j *job) movePrefill(plan *routing.Plan, failed *place) bool {
 	d := j.d
 	q := j.query
-	j.tried = append(j.tried, plan.Prefill)
-	if p := d.fleet.Load().place(plan.Prefill); p != nil {
-		j.tried = append(j.tried, p.worker.slots...) // its other ranks are the same process
+	if failed.worker != nil && d.still(plan.Prefill, failed) {
+		j.tried = append(j.tried, failed.worker.slots...) // its other ranks are the same process
 	}
 	q.Exclude = j.tried
 	var next routing.Plan
 	var err error
 	d.book(d.now(), func(r *routing.Router, now time.Duration) {
-		next, err = r.MovePrefill(now, plan.Reservation, &q, j.s.overlaps, nil)
+		if next, err = r.MovePrefill(now, plan.Reservation, &q, j.s.overlaps, nil); err == nil {
+			j.prefillAt = d.fleet.Load().place(next.Prefill)
+		}
 	})
 	if err != nil {
 		j.entry.notePrefill(err.Error())
@@ -401,14 +409,11 @@ func (j *job) leg() {
 func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *disagg.Exchange, r run) extproc.Decision {
 	d := j.d
 	j.leg()
-	if now := d.fleet.Load().place(plan.Decode); r.stop == nil && (now == nil || now.target != decode.target || !now.worker.Ready) {
+	if now := d.fleet.Load().place(plan.Decode); r.stop == nil && (!d.still(plan.Decode, decode) || !now.worker.Ready) {
 		return j.replan(ctx, plan, decode, x, r)
 	}
 	j.speculate(plan.Decode)
-	j.entry.Prefill = x.Prefill.String()
-	if p := d.fleet.Load().place(plan.Prefill); p != nil {
-		j.entry.Prefill = p.target.String()
-	}
+	j.entry.Prefill = j.prefillAt.target.String()
 	out := j.forward(plan, decode)
 	if other := j.alternate(decode); other != "" {
 		// Envoy takes it if the first refuses connections; its own fallback would not know
@@ -478,7 +483,7 @@ func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *di
 			j.query.Exclude = append(j.query.Exclude, slot)
 		}
 	}
-	portable := d.legs.protocol.Portable
+	portable, prefilled := d.legs.protocol.Portable, j.prefillAt
 	j.query.Local = portable
 	next, p, err := j.place(ctx, nil)
 	if j.withoutPrefill(err) {
@@ -494,6 +499,7 @@ func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *di
 		if err != nil {
 			return j.computeLocally(next, p)
 		}
+		j.prefillAt = prefilled
 		next.Prefill, next.Matched, next.Miss = routing.NoSlot, plan.Matched, plan.Miss
 		return j.joined(ctx, next, p, x, run{leg: leg, answer: r.answer, usage: r.usage})
 	case next.Prefill != routing.NoSlot && j.legTime() <= 0 && !d.legs.protocol.Always:

@@ -181,13 +181,22 @@ func (j *job) try(now time.Duration, ex *routing.Explanation) (routing.Plan, err
 		d.router.AddressSet(&j.s.subset, j.r.Subset)
 		j.query.Subset = &j.s.subset
 	}
-	if d.record == 0 && j.entry.Recorded == nil {
-		return d.router.Pick(now, &j.query, j.s.overlaps, ex)
-	}
-	if j.entry.Recorded == nil {
-		d.record--
-	}
+	var plan routing.Plan
 	var err error
-	j.entry.Recorded, err = d.router.PickRecorded(now, &j.query, j.s.overlaps, ex)
-	return j.entry.Recorded.Plan, err
+	if d.record == 0 && j.entry.Recorded == nil {
+		plan, err = d.router.Pick(now, &j.query, j.s.overlaps, ex)
+	} else {
+		if j.entry.Recorded == nil {
+			d.record--
+		}
+		j.entry.Recorded, err = d.router.PickRecorded(now, &j.query, j.s.overlaps, ex)
+		plan = j.entry.Recorded.Plan
+	}
+	if err == nil {
+		// The router forgets a target before its slot can be another's in the fleet: under
+		// its lock both speak of the same worker.
+		f := d.fleet.Load()
+		j.decodeAt, j.prefillAt = f.place(plan.Decode), f.place(plan.Prefill)
+	}
+	return plan, err
 }
