@@ -47,7 +47,7 @@ func newJoints(v *vocab, wideOnly bool) *joints {
 					j.split[left&0x3f] |= 1 << (right & 0x3f)
 					continue
 				}
-				pairs = append(pairs, pairProduct(l, r))
+				pairs = append(pairs, runePairProduct(l, r))
 			}
 		}
 	}
@@ -61,7 +61,7 @@ func newJoints(v *vocab, wideOnly bool) *joints {
 	return j
 }
 
-func pairProduct(l, r rune) uint64 { return (uint64(l)<<21 | uint64(r)) * mulC }
+func runePairProduct(l, r rune) uint64 { return (uint64(l)<<21 | uint64(r)) * mulC }
 
 // joined tells whether a token may reach over the middle of two characters.
 func (j *joints) joined(l, r rune) bool {
@@ -72,7 +72,7 @@ func (j *joints) joined(l, r rune) bool {
 }
 
 func (j *joints) joinedWide(l, r rune) bool {
-	p := pairProduct(l, r) >> j.shift
+	p := runePairProduct(l, r) >> j.shift
 	return j.filter[p/64&uint64(len(j.filter)-1)]>>(p%64)&1 != 0
 }
 

@@ -448,6 +448,7 @@ func (t *Tokenizer) readModel(head *modelHead) error {
 	if err != nil {
 		return err
 	}
+	t.pairASCII()
 	t.markWhole()
 	if t.sp == nil {
 		t.findUnits()
@@ -544,10 +545,25 @@ func (t *Tokenizer) spaceSymbols() error {
 			t.sp.astral[r] = uint32(id)
 		}
 	}
+	for b := range t.byteID[:128] {
+		if t.byteID[b] = t.sp.bmp[b]; t.byteID[b] == maxID {
+			t.byteID[b] = t.sp.bytes[b]
+		}
+	}
 	if t.splitter == (wholeSplit{}) && !t.ignoreMerges && !t.spaceJoins() {
 		t.splitter = spaceSplit{}
 	}
 	return nil
+}
+
+// pairASCII looks up all pairs of ASCII characters.
+func (t *Tokenizer) pairASCII() {
+	t.asciiPairs = new(asciiPairs)
+	for a := range 128 {
+		for b := range 128 {
+			t.asciiPairs[a<<7|b] = t.merges.pair(t.merges.rank(t.byteID[a], t.byteID[b]), 0)
+		}
+	}
 }
 
 // onlyRune is the character that b is, if it is one.

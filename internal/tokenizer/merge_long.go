@@ -29,7 +29,7 @@ type rankQueue struct {
 	sorted bool
 }
 
-// queued is flat for very many symbols: the places of each rank in a queue, and
+// queued is for very many symbols: the places of each rank in a queue, and
 // a heap of the ranks that have any. A long word repeats few pairs, so the heap
 // is small and time is near linear. Merging a pair never makes the same pair
 // again, so a queue does not grow while it is worked off.

@@ -29,11 +29,12 @@ type Tokenizer struct {
 	nfc          bool
 	prefix       prefixSpace
 
-	form   tokenForm
-	pipe   *pipeline   // nil for the usual shapes
-	sp     *spaceModel // nil for byte-level models
-	byteID [256]uint32
-	units  units
+	form       tokenForm
+	pipe       *pipeline   // nil for the usual shapes
+	sp         *spaceModel // nil for byte-level models
+	byteID     [256]uint32 // of SentencePiece models, those of ASCII characters
+	asciiPairs *asciiPairs
+	units      units
 
 	added     []AddedToken
 	addedID   map[string]uint32

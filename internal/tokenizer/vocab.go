@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxID bounds token ids, so that a pair of them and a rank fit one word of
+// maxID is above all token ids, so that a pair of them and a rank fit one word of
 // the merge table. Real vocabularies end near 270,000.
 const maxID = 1<<20 - 1
 
@@ -109,7 +109,7 @@ func readVocab(s *scanner, text func(dst, token []byte) ([]byte, bool)) (*vocab,
 			raw = raw[:from]
 			name = string(key)
 		}
-		id, err := s.uint(maxID)
+		id, err := s.uint(maxID - 1)
 		if err != nil {
 			return err
 		}

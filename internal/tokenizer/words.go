@@ -312,6 +312,9 @@ func (w *worker) spelled(dst []uint32, word []byte) []uint32 {
 		defer huge.Unlock()
 		w.merge.parts = make([]uint64, 0, len(word))
 	}
+	if len(word) <= smallLimit && isASCII(word) {
+		return w.merge.small.ascii(w.t, word, dst)
+	}
 	w.merge.parts = w.t.symbols(w.merge.parts[:0], word)
 	dst = w.merge.run(w.t.merges, dst)
 	w.merge.trim()

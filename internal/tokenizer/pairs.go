@@ -1,0 +1,255 @@
+package tokenizer
+
+import (
+	"fmt"
+	"math/bits"
+)
+
+// noRank says that a pair does not merge. Ranks need 24 bits.
+const (
+	noRank   = 1<<32 - 1
+	maxRanks = 1<<24 - 1
+)
+
+// merges answers which pairs of tokens join, in which order, into what.
+//
+// Invariant: a pair is in near, or in slots with its bit in filter.
+type merges struct {
+	// near has the pairs of low rank, which are most of those that any text asks for, in
+	// what stays in the processor's cache, each in its one place.
+	near *[1 << nearBits]uint64
+	// slots is an open-addressing table, a power of two, at most four fifths full; a slot is left
+	// id (20 bits), right id (20 bits), rank (24 bits), and all ones when empty.
+	slots []uint64
+	shift uint
+	// filter has a bit for each hash prefix of a pair in slots. Most pairs do not merge, and this
+	// answers for them from a table that stays in the cache, too.
+	filter      []uint64
+	filterShift uint
+	result      []uint32    // rank -> token
+	pairs       [][2]uint32 // rank -> parts, while loading only; noPair if no text reaches it
+}
+
+// noPair stands for a pair that no text reaches.
+var noPair = [2]uint32{maxID, maxID}
+
+// filterBits is the bits of the filter for each slot.
+const filterBits = 8
+
+// A pair is pairBits wide. Multiplying by an odd number loses none of them, so that the upper
+// bits of the product, which name a place, and the lower ones, its tag, are the pair.
+const (
+	pairBits = 2 * packedID
+	pairMask = 1<<pairBits - 1
+	pairMul  = mulC & pairMask
+)
+
+// A near place holds tag, rank and token, in this order of bits, so that what a tag leaves of it is
+// below nearHit if the tag is the same. Its uppermost bit says that it is empty.
+const (
+	nearBits  = 15
+	tagBits   = pairBits - nearBits
+	tagMask   = 1<<tagBits - 1
+	maxNear   = 1<<(63-tagBits-packedID) - 1 // rank
+	valueBits = 63 - tagBits
+	nearHit   = 1 << valueBits
+	nearEmpty = 1 << 63
+)
+
+// pairProduct is where the tables look for a pair.
+func pairProduct(left, right uint32) uint64 {
+	return (uint64(left)<<packedID | uint64(right)) * pairMul & pairMask
+}
+
+// newMerges makes the tables for the pairs by rank; result is what they make. Of a pair that is listed
+// twice the later rank counts, as in the library.
+func newMerges(pairs [][2]uint32, result []uint32) *merges {
+	m := &merges{near: new([1 << nearBits]uint64), result: result, pairs: pairs}
+	for i := range m.near {
+		m.near[i] = nearEmpty
+	}
+	far := 0
+	for rank, p := range pairs {
+		if p != noPair && !m.putNear(p, uint32(rank)) {
+			far++
+		}
+	}
+	size := 1 << bits.Len(uint(far*5/4+1))
+	m.shift = uint(pairBits - bits.Len(uint(size-1)))
+	m.filterShift = m.shift - uint(bits.Len(filterBits-1))
+	m.slots, m.filter = make([]uint64, size), make([]uint64, max(1, size*filterBits/64))
+	for i := range m.slots {
+		m.slots[i] = ^uint64(0)
+	}
+	for rank, p := range pairs {
+		if p == noPair {
+			continue
+		}
+		v := m.nearest(pairProduct(p[0], p[1]))
+		if v < nearHit && v>>packedID < uint64(rank) {
+			m.near[pairProduct(p[0], p[1])>>tagBits] = nearEmpty // a later rank that is too high for it
+		}
+		if v >= nearHit || v>>packedID < uint64(rank) {
+			m.putFar(p, uint32(rank))
+		}
+	}
+	return m
+}
+
+// putNear puts a pair in its near place if none of lower rank is there.
+func (m *merges) putNear(pair [2]uint32, rank uint32) bool {
+	p := pairProduct(pair[0], pair[1])
+	place := &m.near[p>>tagBits]
+	if rank > maxNear || *place != nearEmpty && *place>>valueBits != p&tagMask {
+		return false
+	}
+	*place = p&tagMask<<valueBits | uint64(rank)<<packedID | uint64(m.result[rank])
+	return true
+}
+
+// nearest is rank and token of the pair with this product, in this order of bits, or nearHit or
+// more if it has no near place.
+func (m *merges) nearest(p uint64) uint64 {
+	return m.near[p>>tagBits] ^ p&tagMask<<valueBits
+}
+
+func (m *merges) putFar(pair [2]uint32, rank uint32) {
+	p := pairProduct(pair[0], pair[1])
+	key := uint64(pair[0])<<packedID | uint64(pair[1])
+	at := p >> m.shift
+	for m.slots[at] != ^uint64(0) && m.slots[at]>>24 != key {
+		at = (at + 1) & uint64(len(m.slots)-1)
+	}
+	m.slots[at] = key<<24 | uint64(rank)
+	bit := p >> m.filterShift
+	m.filter[bit>>6] |= 1 << (bit & 63)
+}
+
+// rank is the order of the pair's merge, noRank if it has none.
+func (m *merges) rank(left, right uint32) uint32 {
+	p := pairProduct(left, right)
+	if v := m.nearest(p); v < nearHit {
+		return uint32(v >> packedID)
+	}
+	if bit := p >> m.filterShift; m.filter[bit>>6&uint64(len(m.filter)-1)]>>(bit&63)&1 == 0 {
+		return noRank
+	}
+	return m.farRank(left, right, p)
+}
+
+// farRank is rank for a pair that has no near place.
+func (m *merges) farRank(left, right uint32, p uint64) uint32 {
+	key := uint64(left)<<packedID | uint64(right)
+	slots := m.slots
+	for at := p >> m.shift; ; at++ {
+		slot := slots[at&uint64(len(slots)-1)]
+		if slot>>24 == key {
+			return uint32(slot & (1<<24 - 1))
+		}
+		if slot == ^uint64(0) {
+			return noRank
+		}
+	}
+}
+
+// readMerges reads the list of pairs, "a b" or ["a","b"]. text is that of the
+// vocabulary's form; the second part of each pair begins with a subword prefix of
+// so many bytes, which the merge drops.
+func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool), prefix int) (*merges, error) {
+	var left, both []byte
+	var pairs [][2]uint32
+	var result []uint32
+	part := func(token []byte) ([]byte, uint32, bool, error) {
+		from := len(both)
+		b, reachable := text(both, token)
+		if !reachable {
+			if _, ok := v.literal[string(token)]; ok {
+				return both, 0, false, nil
+			}
+			return both, 0, false, fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(result), token)
+		}
+		id, _, ok := v.find(b[from:])
+		if !ok {
+			return both, 0, false, fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(result), token)
+		}
+		return b, id, true, nil
+	}
+	err := s.array(func() error {
+		both = both[:0]
+		var ids [2]uint32
+		usable := true
+		take := func(k int, token []byte) error {
+			from := len(both)
+			b, id, reachable, err := part(token)
+			both, ids[k] = b, id
+			usable = usable && reachable
+			if k == 1 && prefix > 0 && usable && err == nil {
+				both = append(both[:from], both[min(from+prefix, len(both)):]...)
+			}
+			return err
+		}
+		if s.peek() == '[' {
+			k := 0
+			if err := s.array(func() error {
+				token, err := s.str()
+				if err != nil {
+					return err
+				}
+				if k > 1 {
+					return fmt.Errorf("merge %d has more than two parts", len(result))
+				}
+				k++
+				return take(k-1, token)
+			}); err != nil {
+				return err
+			}
+			if k != 2 {
+				return fmt.Errorf("merge %d has %d parts", len(result), k)
+			}
+		} else {
+			pair, err := s.str()
+			if err != nil {
+				return err
+			}
+			cut := -1
+			for i, c := range pair {
+				if c == ' ' {
+					if cut >= 0 {
+						return fmt.Errorf("merge %d has more than two parts", len(result))
+					}
+					cut = i
+				}
+			}
+			if cut < 0 {
+				return fmt.Errorf("merge %d has one part", len(result))
+			}
+			left = append(left[:0], pair[cut+1:]...)
+			if err := take(0, pair[:cut]); err != nil {
+				return err
+			}
+			if err := take(1, left); err != nil {
+				return err
+			}
+		}
+		if len(result) >= maxRanks {
+			return fmt.Errorf("more than %d merges", maxRanks)
+		}
+		joined := uint32(0)
+		if usable {
+			id, _, ok := v.find(both)
+			if !ok {
+				return fmt.Errorf("merge %d makes %q, which is not in the vocabulary", len(result), both)
+			}
+			joined = id
+			pairs = append(pairs, ids)
+		} else {
+			pairs = append(pairs, noPair)
+		}
+		result = append(result, joined)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return newMerges(pairs, append([]uint32(nil), result...)), nil
+}
