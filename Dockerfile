@@ -3,9 +3,12 @@
 #
 #   docker buildx build --platform linux/amd64,linux/arm64 --build-arg VERSION=v0.1.0 --tag kvlane .
 #
-# The same source, VERSION and Go make the same binary, byte for byte. The base images are named by tag, because the tests
-# have no registry in which a digest could be checked; who needs the image itself to be reproducible looks the digests up and
-# pins them: --build-arg GO_IMAGE=golang@sha256:... --build-arg BASE_IMAGE=...@sha256:...
+# The same source, VERSION and Go make the same binary and bill of materials, byte for byte. The base images are named by tag,
+# because the tests have no registry in which a digest could be checked; who needs the image itself to be reproducible pins them:
+#
+#   digest() { docker buildx imagetools inspect "$1" --format '{{.Manifest.Digest}}'; }
+#   --build-arg GO_IMAGE=golang@$(digest golang:1.26.8-bookworm)
+#   --build-arg BASE_IMAGE=gcr.io/distroless/static-debian12@$(digest gcr.io/distroless/static-debian12:nonroot)
 ARG GO_IMAGE=golang:1.26.8-bookworm
 ARG BASE_IMAGE=gcr.io/distroless/static-debian12:nonroot
 
@@ -21,6 +24,11 @@ COPY . .
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=${TARGETOS} GOARCH=${TARGETARCH} GOTOOLCHAIN=local GOFLAGS=-mod=readonly \
     go build -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X main.version=${VERSION}" -o /out/kvlane ./cmd/kvlane
+# The bill of materials (CycloneDX) of the very binary; `make sbom` writes the same.
+RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+    (cd e2e/chart/tools/sbom && CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS="-buildvcs=false -trimpath" \
+      go build -ldflags "-s -w" -o /out/cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod) && \
+    /out/cyclonedx-gomod bin -json -std -noserial -notimestamp -version "${VERSION}" -output /out/kvlane.cdx.json /out/kvlane
 
 FROM ${BASE_IMAGE}
 ARG VERSION=unknown
@@ -30,6 +38,7 @@ LABEL org.opencontainers.image.title=kvlane \
       org.opencontainers.image.licenses=Apache-2.0 \
       org.opencontainers.image.version=${VERSION}
 COPY --from=build /out/kvlane /usr/local/bin/kvlane
+COPY --from=build /out/kvlane.cdx.json /usr/share/doc/kvlane/kvlane.cdx.json
 USER 65532:65532
 # ext_proc, gRPC health, metrics
 EXPOSE 9002 9003 9090

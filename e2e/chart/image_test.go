@@ -22,6 +22,7 @@ type instruction struct{ name, rest string }
 // stage is what a FROM begins.
 type stage struct {
 	from, name   string
+	platform     string // of the machine that runs it; "" is the image's
 	instructions []instruction
 }
 
@@ -40,8 +41,13 @@ func dockerfile(t *testing.T) (stages []stage, globals map[string]string) {
 		case name == "" || strings.HasPrefix(name, "#"):
 		case name == "FROM":
 			fields := strings.Fields(rest)
-			fields = slices.DeleteFunc(fields, func(f string) bool { return strings.HasPrefix(f, "--") })
-			s := stage{from: fields[0]}
+			platform, given := strings.CutPrefix(fields[0], "--platform=")
+			if given {
+				fields = fields[1:]
+			} else {
+				platform = ""
+			}
+			s := stage{from: fields[0], platform: platform}
 			if len(fields) == 3 && fields[1] == "AS" {
 				s.name = fields[2]
 			}
@@ -172,9 +178,12 @@ func TestImageBuild(t *testing.T) {
 		t.Setenv("GOCACHE", t.TempDir())
 	}
 	second := build(t, stages[0], args)
-	if a, b := digest(t, first), digest(t, second); a != b {
-		t.Errorf("two builds differ: %x, %x", a, b)
+	for _, made := range []string{"", ".cdx.json"} {
+		if a, b := digest(t, first+made), digest(t, second+made); a != b {
+			t.Errorf("two builds of kvlane%s differ: %x, %x", made, a, b)
+		}
 	}
+	checkBill(t, first+".cdx.json", first, "v1.2.3-test")
 	checkStatic(t, first, elf.EM_X86_64, elf.EM_AARCH64)
 
 	out, err := run(nil, first, "version")
@@ -224,6 +233,9 @@ func TestImageStage(t *testing.T) {
 	if stages[0].from != "${GO_IMAGE}" || stages[1].from != "${BASE_IMAGE}" {
 		t.Errorf("stages are from %s and %s", stages[0].from, stages[1].from)
 	}
+	if stages[0].platform != "$BUILDPLATFORM" || stages[1].platform != "" {
+		t.Errorf("stages run on %q and %q: the first has to run on the machine that builds, the second is the image's", stages[0].platform, stages[1].platform)
+	}
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	if err != nil {
 		t.Fatal(err)
@@ -238,20 +250,20 @@ func TestImageStage(t *testing.T) {
 	want := map[string]string{
 		"USER":       "65532:65532",
 		"ENTRYPOINT": `["/usr/local/bin/kvlane"]`,
-		"COPY":       "--from=build /out/kvlane /usr/local/bin/kvlane",
+		"COPY":       "--from=build /out/kvlane /usr/local/bin/kvlane and --from=build /out/kvlane.cdx.json /usr/share/doc/kvlane/kvlane.cdx.json",
 		"EXPOSE":     "9002 9003 9090",
 	}
+	got := map[string][]string{}
 	for _, i := range stages[1].instructions {
-		if w, ok := want[i.name]; ok && w != i.rest {
-			t.Errorf("%s %s, want %s", i.name, i.rest, w)
-		}
-		delete(want, i.name)
+		got[i.name] = append(got[i.name], i.rest)
 		if i.name == "RUN" {
 			t.Errorf("RUN %s: there is no shell", i.rest)
 		}
 	}
-	if len(want) > 0 {
-		t.Errorf("missing: %v", want)
+	for name, w := range want {
+		if g := strings.Join(got[name], " and "); g != w {
+			t.Errorf("%s %s, want %s", name, g, w)
+		}
 	}
 }
 

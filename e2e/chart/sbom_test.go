@@ -26,19 +26,33 @@ func TestSBOM(t *testing.T) {
 	if texts[0] != texts[1] {
 		t.Error("two bills of the same binary differ")
 	}
+	file := filepath.Join(t.TempDir(), "sbom.json")
+	if err := os.WriteFile(file, []byte(texts[0]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	checkBill(t, file, kvlane, "v1.2.3")
+}
+
+// checkBill: a bill names the modules in a binary and no others.
+func checkBill(t *testing.T, file, binary, version string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
 	type component struct{ Name, Version string }
 	var bill struct {
 		BOMFormat  string `json:"bomFormat"`
 		Metadata   struct{ Component component }
 		Components []component
 	}
-	if err := json.Unmarshal([]byte(texts[0]), &bill); err != nil {
+	if err := json.Unmarshal(text, &bill); err != nil {
 		t.Fatal(err)
 	}
-	if main := (component{"github.com/kvlane/kvlane", "v1.2.3"}); bill.BOMFormat != "CycloneDX" || bill.Metadata.Component != main {
+	if main := (component{"github.com/kvlane/kvlane", version}); bill.BOMFormat != "CycloneDX" || bill.Metadata.Component != main {
 		t.Errorf("it is a %q of %v", bill.BOMFormat, bill.Metadata.Component)
 	}
-	info, err := buildinfo.ReadFile(kvlane)
+	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,11 +91,26 @@ func chartPool(t *testing.T, c *cluster) {
 		r.helm(t, "rollback", "kvlane", "1")
 		time.Sleep(time.Second)
 	})
+	warmStart(t, r, chat)
 	// Not under load: Envoy ends its streams to a cluster that changes.
 	r.put(t, "upgrade", "provider.istio.destinationRule.tls=true")
 	c.speaksTLS(t, r.in, "llm", "kvlane", true)
 	followsPicks(t, c, r.in, chat)
 	r.end(t)
+}
+
+// warmStart has new replicas take the index from those that are ready.
+func warmStart(t *testing.T, r *release, chat string) {
+	r.c.applyText(t, "{apiVersion: v1, kind: Secret, metadata: {name: index, namespace: "+r.in+"}, stringData: {key: \"a long random text\"}}")
+	r.put(t, "upgrade", "warmStart.enabled=true", "warmStart.secretName=index")
+	r.c.ready(t, r.in, "kvlane", 2)
+	followsPicks(t, r.c, r.in, chat)
+	r.c.kubectl(t, "", "-n", r.in, "rollout", "restart", "deployment/kvlane")
+	r.c.ready(t, r.in, "kvlane", 2)
+	if n := r.c.metric(t, r.in, "kvlane_index_warmed_targets"); n < 2 {
+		t.Errorf("two new replicas took the index of %v targets from others", n)
+	}
+	followsPicks(t, r.c, r.in, chat)
 }
 
 func chartFilter(t *testing.T, c *cluster) {

@@ -24,6 +24,9 @@ import (
 const (
 	hostIP  = "10.77.0.1" // of the control plane; pods have 10.77.1.x
 	apiPort = "6443"
+
+	// reasonable is for what takes seconds; it only ends a broken test.
+	reasonable = 2 * time.Minute
 )
 
 // cluster is a control plane.
@@ -33,6 +36,8 @@ type cluster struct {
 	ca         []byte
 	client     *kube.Client
 	node       *node
+
+	processes map[string]*exec.Cmd // of the control plane, by program
 }
 
 // ip runs iproute2.
@@ -48,7 +53,7 @@ func ip(args string) error {
 // goes to a file.
 func (c *cluster) process(t *testing.T, env []string, name string, args ...string) {
 	t.Helper()
-	log, err := os.Create(filepath.Join(c.dir, name+".log"))
+	log, err := os.OpenFile(filepath.Join(c.dir, name+".log"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,19 +63,34 @@ func (c *cluster) process(t *testing.T, env []string, name string, args ...strin
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = cmd.Wait() }()
+	c.processes[name] = cmd
+}
+
+// stop kills a program of the control plane.
+func (c *cluster) stop(t *testing.T, name string) {
+	t.Helper()
+	if err := c.processes[name].Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.processes[name].Wait()
+}
+
+// startAPIServer starts the API server, and waits until it is ready.
+func (c *cluster) startAPIServer(t *testing.T) {
+	t.Helper()
+	c.process(t, nil, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--bind-address="+hostIP, "--secure-port="+apiPort, "--advertise-address="+hostIP, "--cert-dir="+c.dir,
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+filepath.Join(c.dir, "sa.pub"), "--service-account-signing-key-file="+filepath.Join(c.dir, "sa.key"),
+		"--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC", "--token-auth-file="+filepath.Join(c.dir, "tokens.csv"), "--allow-privileged=true")
+	eventually(t, 3*time.Minute, "API server", func() error { return c.client.Do(t.Context(), http.MethodGet, "/readyz", "", nil, nil) })
 }
 
 // newCluster starts etcd, the API server, the controller manager and a node.
 func newCluster(t *testing.T) *cluster {
-	c := &cluster{dir: logDir(t), bin: os.Getenv(binVar)}
+	c := &cluster{dir: logDir(t), bin: os.Getenv(binVar), processes: map[string]*exec.Cmd{}}
 	c.kubeconfig = filepath.Join(c.dir, "kubeconfig")
 	c.writeAccess(t)
 	c.process(t, nil, "etcd", "--data-dir", filepath.Join(c.dir, "etcd"), "--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380", "--initial-advertise-peer-urls", "http://127.0.0.1:2380", "--initial-cluster", "default=http://127.0.0.1:2380", "--unsafe-no-fsync")
-	c.process(t, nil, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--bind-address="+hostIP, "--secure-port="+apiPort, "--advertise-address="+hostIP, "--cert-dir="+c.dir,
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+filepath.Join(c.dir, "sa.pub"), "--service-account-signing-key-file="+filepath.Join(c.dir, "sa.key"),
-		"--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC", "--token-auth-file="+filepath.Join(c.dir, "tokens.csv"), "--allow-privileged=true")
 	access, err := kube.Kubeconfig(c.kubeconfig)
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +99,7 @@ func newCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.client.Close)
-	eventually(t, 3*time.Minute, "API server", func() error { return c.client.Do(t.Context(), http.MethodGet, "/readyz", "", nil, nil) })
+	c.startAPIServer(t)
 	if c.ca, err = os.ReadFile(filepath.Join(c.dir, "apiserver.crt")); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ package k8s
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -101,12 +102,33 @@ func TestEnvoyGateway(t *testing.T) {
 			time.Sleep(time.Second)
 		})
 	})
+	t.Run("scale up and down under load", func(t *testing.T) {
+		steady(t, chat, func() {
+			c.kubectl(t, "", "scale", "deployment/llm", "--replicas=4")
+			c.ready(t, ns, "llm", 4)
+			time.Sleep(time.Second)
+			c.kubectl(t, "", "scale", "deployment/llm", "--replicas=2")
+			c.ready(t, ns, "llm", 2)
+			time.Sleep(time.Second)
+		})
+	})
+	t.Run("a further Kvlane is warm when it is ready", func(t *testing.T) { warmsUp(t, c, ns, chat) })
+	echo := c.echoBehindEnvoyGateway(t)
+	t.Run("3 MiB body", func(t *testing.T) { bigBody(t, echo) })
+	t.Run("Expect: 100-continue", func(t *testing.T) { expectation(t, echo, true) })
 	t.Run("full duplex", func(t *testing.T) {
 		c.apply(t, "-f", manifest("envoy-gateway/full-duplex.yaml"))
 		time.Sleep(3 * time.Second)
 		routed(t, chat)
 		accepted(t, c, ns)
 		behindEnvoyGateway(t, c, ns, chat)
+		t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
+		c.apply(t, "-n", echoNamespace, "-f", manifest("envoy-gateway/full-duplex.yaml"))
+		accepted(t, c, echoNamespace)
+		time.Sleep(3 * time.Second)
+		t.Run("3 MiB body", func(t *testing.T) { bigBody(t, echo) })
+		t.Run("Expect: 100-continue", func(t *testing.T) { expectation(t, echo, true) })
+		t.Run("without Kvlane", func(t *testing.T) { closesWithoutKvlane(t, c, echo) })
 	})
 	t.Run("without Kvlane", func(t *testing.T) {
 		c.apply(t, "-f", manifest("envoy-gateway/policies.yaml"))
@@ -146,6 +168,69 @@ func chartBehindEnvoyGateway(t *testing.T, c *cluster) {
 		behindEnvoyGateway(t, c, r.in, chat)
 	}
 	r.end(t)
+}
+
+const echoNamespace = "echo"
+
+// echoBehindEnvoyGateway is a second gateway, of servers that tell what they got,
+// and its address.
+func (c *cluster) echoBehindEnvoyGateway(t *testing.T) string {
+	t.Helper()
+	c.applyText(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+echoNamespace+"}}")
+	c.kubectl(t, `{apiVersion: apps/v1, kind: Deployment, metadata: {name: echo}, spec: {replicas: 2, selector: {matchLabels: {app: llm}}, template: {metadata: {labels: {app: llm}},
+spec: {terminationGracePeriodSeconds: 1, containers: [{name: echo, image: "echo-basic:1", env: [{name: HTTP_PORT, value: "8000"}]}]}}}}`, "apply", "-n", echoNamespace, "--server-side", "-f", "-")
+	c.kubectl(t, edited(t, "envoy-gateway/kvlane.yaml", image, testImage), "apply", "-n", echoNamespace, "--server-side", "-f", "-")
+	c.apply(t, "-n", echoNamespace, "-f", manifest("envoy-gateway/gateway.yaml"), "-f", manifest("envoy-gateway/route.yaml"), "-f", manifest("envoy-gateway/policies.yaml"))
+	c.ready(t, echoNamespace, "echo", 2)
+	c.ready(t, echoNamespace, "kvlane", 2)
+	url := c.gateway(t, echoNamespace, "llm") + "/v1/echo"
+	accepted(t, c, echoNamespace)
+	eventually(t, reasonable, "an answer", func() error {
+		r, err := post(t.Context(), url, []byte("{}"))
+		if err == nil && (r.status != http.StatusOK || r.target == "") {
+			err = fmt.Errorf("%d %q %.300s", r.status, r.target, r.body)
+		}
+		return err
+	})
+	return url
+}
+
+// closesWithoutKvlane takes Kvlane away where both bodies are full duplex: first its
+// pods refuse, then there is none. Nothing fails open.
+func closesWithoutKvlane(t *testing.T, c *cluster, url string) {
+	for _, s := range c.node.sandboxes(echoNamespace, map[string]string{"app": "kvlane"}) {
+		s.freeze()
+		s.kill()
+	}
+	fails := func(what string) {
+		for _, method := range []string{http.MethodPost, http.MethodGet} {
+			var body io.Reader = http.NoBody
+			if method == http.MethodPost {
+				body = strings.NewReader("{}")
+			}
+			req, err := http.NewRequestWithContext(t.Context(), method, url, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r, err := do(req); err != nil || r.status != http.StatusInternalServerError {
+				t.Errorf("%s picker, %s: %d %v", what, method, r.status, err)
+			}
+		}
+	}
+	fails("refusing")
+	c.kubectl(t, "", "-n", echoNamespace, "scale", "deployment/kvlane", "--replicas=0")
+	c.ready(t, echoNamespace, "kvlane", 0)
+	eventually(t, reasonable, "the end of Kvlane's pods", func() error { return c.node.leaving(echoNamespace) })
+	fails("absent")
+	c.kubectl(t, "", "-n", echoNamespace, "scale", "deployment/kvlane", "--replicas=2")
+	c.ready(t, echoNamespace, "kvlane", 2)
+	eventually(t, reasonable, "an answer with Kvlane back", func() error {
+		r, err := post(t.Context(), url, []byte("{}"))
+		if err == nil && (r.status != http.StatusOK || r.target == "") {
+			err = fmt.Errorf("%d %q %.300s", r.status, r.target, r.body)
+		}
+		return err
+	})
 }
 
 func behindEnvoyGateway(t *testing.T, c *cluster, in, chat string) {

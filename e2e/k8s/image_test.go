@@ -99,6 +99,12 @@ func (s *sandbox) runKvlane(c *container, args []string) error {
 	if err := unix.Mount("/dev", filepath.Join(root, "dev"), "", unix.MS_BIND, ""); err != nil {
 		return err
 	}
+	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(root, "etc/resolv.conf"), []byte("nameserver "+hostIP+"\n"), 0o644); err != nil {
+		return err
+	}
 	if err := s.account(root); err != nil {
 		return err
 	}
@@ -246,7 +252,7 @@ static_resources:
 
 func (s *sandbox) runIstioProxy(c *container) error {
 	s.n.mu.Lock()
-	istiod := s.n.names["istiod.istio-system.svc.cluster.local."]
+	istiod := strings.Join(s.n.names["istiod.istio-system.svc.cluster.local."], "") // it has one address
 	s.n.mu.Unlock()
 	labels, err := json.Marshal(s.pod.Metadata.Labels)
 	if err != nil {

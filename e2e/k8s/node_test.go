@@ -50,7 +50,7 @@ type node struct {
 	mu      sync.Mutex
 	running map[string]*sandbox // by UID
 	next    int
-	names   map[string]string // addresses of Services
+	names   map[string][]string // addresses of Services
 
 	proxied map[string]*clusterService // by address; the node's own goroutine's
 }

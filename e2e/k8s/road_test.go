@@ -198,6 +198,8 @@ func TestKubernetes(t *testing.T) {
 		t.Run("envoyfilter", func(t *testing.T) { envoyFilter(t, c) }) &&
 		t.Run("sidecar", func(t *testing.T) { sidecar(t, c) }) &&
 		t.Run("chart", func(t *testing.T) { chart(t, c) }) &&
+		t.Run("one rank a port", func(t *testing.T) { ranksOfPorts(t, c) }) &&
+		t.Run("prefill and decode", func(t *testing.T) { disaggregated(t, c) }) &&
 		t.Run("docs", func(t *testing.T) { docs(t, c, istioPage, sidecarPage) })
 	if !ok {
 		t.FailNow() // what follows takes minutes and would say no more
@@ -384,7 +386,8 @@ func istio(t *testing.T, c *cluster) {
 	routed(t, chat)
 	t.Run("requests follow picks and ranks", func(t *testing.T) { followsPicks(t, c, ns, chat) })
 	t.Run("SSE", func(t *testing.T) { streams(t, chat) })
-	t.Run("3 MiB body", func(t *testing.T) { bigBody(t, url) })
+	t.Run("3 MiB body", func(t *testing.T) { bigBody(t, url+"/echo") })
+	t.Run("Expect: 100-continue", func(t *testing.T) { continues(t, c, url+"/echo") })
 	t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
 	t.Run("another pool's request is refused", func(t *testing.T) {
 		r, err := post(t.Context(), url+"/stranger", []byte(`{}`))
@@ -418,6 +421,8 @@ func istio(t *testing.T, c *cluster) {
 			time.Sleep(time.Second)
 		})
 	})
+	t.Run("a further Kvlane is warm when it is ready", func(t *testing.T) { warmsUp(t, c, ns, chat) })
+	t.Run("the API server is away under load", func(t *testing.T) { apiServerGone(t, c, ns, chat) })
 	t.Run("TLS to the picker", func(t *testing.T) {
 		c.apply(t, "-f", manifest("istio/destinationrule.yaml"))
 		c.speaksTLS(t, ns, "llm", "kvlane", true)
@@ -581,7 +586,7 @@ func bigBody(t *testing.T, url string) {
 	}
 	sum := sha256.Sum256(body)
 	for range 3 {
-		r, err := post(t.Context(), url+"/echo", body)
+		r, err := post(t.Context(), url, body)
 		if err != nil || r.status != http.StatusOK {
 			t.Fatalf("%d %.300s %v", r.status, r.body, err)
 		}

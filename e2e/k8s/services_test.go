@@ -35,13 +35,22 @@ func (n *node) services(ctx context.Context, pods []pod) error {
 	if err := n.client.Get(ctx, "/api/v1/services", &list); err != nil {
 		return err
 	}
-	names := map[string]string{}
+	names := map[string][]string{}
 	for i := range list.Items {
 		s := &list.Items[i]
-		if len(s.Spec.Selector) == 0 || s.Spec.ClusterIP == "" || s.Spec.ClusterIP == "None" {
+		if len(s.Spec.Selector) == 0 || s.Spec.ClusterIP == "" {
 			continue
 		}
-		names[s.Metadata.Name+"."+s.Metadata.Namespace+".svc.cluster.local."] = s.Spec.ClusterIP
+		name := s.Metadata.Name + "." + s.Metadata.Namespace + ".svc.cluster.local."
+		if s.Spec.ClusterIP == "None" {
+			for i := range pods {
+				if s.leadsTo(&pods[i]) {
+					names[name] = append(names[name], pods[i].Status.PodIP)
+				}
+			}
+			continue
+		}
+		names[name] = []string{s.Spec.ClusterIP}
 		p, err := n.serve(s, pods)
 		if err != nil {
 			return err
@@ -77,7 +86,7 @@ func (n *node) serve(s *service, pods []pod) (*clusterService, error) {
 		targets[port.Port] = nil
 		for i := range pods {
 			q := &pods[i]
-			if q.Metadata.Namespace == s.Metadata.Namespace && q.ready() && q.Metadata.DeletionTimestamp == nil && selects(s.Spec.Selector, q.Metadata.Labels) {
+			if s.leadsTo(q) {
 				targets[port.Port] = append(targets[port.Port], q.address(port.TargetPort, port.Port))
 			}
 		}
@@ -103,6 +112,11 @@ func (n *node) serve(s *service, pods []pod) (*clusterService, error) {
 		go p.accept(l, port)
 	}
 	return p, nil
+}
+
+// leadsTo says whether a pod is behind the Service.
+func (s *service) leadsTo(p *pod) bool {
+	return p.Metadata.Namespace == s.Metadata.Namespace && p.ready() && p.Metadata.DeletionTimestamp == nil && selects(s.Spec.Selector, p.Metadata.Labels)
 }
 
 // leads says whether there is a pod behind it.
@@ -183,15 +197,17 @@ func (n *node) lookup(question []byte) ([]byte, error) {
 		return nil, err
 	}
 	n.mu.Lock()
-	address := net.ParseIP(n.names[strings.ToLower(q.Name.String())]).To4()
+	addresses := n.names[strings.ToLower(q.Name.String())]
 	n.mu.Unlock()
 	m := dnsmessage.Message{Header: dnsmessage.Header{ID: header.ID, Response: true, Authoritative: true, RecursionDesired: header.RecursionDesired, RecursionAvailable: true},
 		Questions: []dnsmessage.Question{q}}
-	switch {
-	case address == nil:
+	if len(addresses) == 0 {
 		m.RCode = dnsmessage.RCodeNameError
-	case q.Type == dnsmessage.TypeA:
-		m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: 5}, Body: &dnsmessage.AResource{A: [4]byte(address)}}}
+	}
+	for _, a := range addresses {
+		if q.Type == dnsmessage.TypeA {
+			m.Answers = append(m.Answers, dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: 5}, Body: &dnsmessage.AResource{A: [4]byte(net.ParseIP(a).To4())}})
+		}
 	}
 	return m.Pack()
 }

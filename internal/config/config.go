@@ -235,6 +235,7 @@ type Index struct {
 	BlockSize int    `yaml:"block_size" jsonschema:"minimum=1,maximum=1024" jsonschema_description:"Tokens of a block of the index."`
 	MaxBytes  Bytes  `yaml:"max_bytes" jsonschema_description:"Memory for the index."`
 	Key       string `yaml:"key" jsonschema_description:"Key of the block hash, equal on replicas that exchange snapshots; empty: random."`
+	KeyFile   string `yaml:"key_file" jsonschema_description:"File with the key, instead of key; white space around it does not count."`
 	Peers     Peers  `yaml:"peers" jsonschema_description:"Other replicas: a start takes the index from one of them. See docs/feeds.md."`
 }
 

@@ -1,6 +1,12 @@
 package config
 
-import "net"
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+)
 
 // PushEndpoint stands for a worker whose events relays push over gRPC.
 const PushEndpoint = "push:"
@@ -24,8 +30,24 @@ func (p *Peers) validate(path, key string, bad report) {
 	case len(p.Addresses) == 0:
 		return
 	case key == "":
-		bad(path, "needs index.key: replicas with different keys cannot use each other's index")
+		bad(path, "needs index.key or index.key_file: replicas with different keys cannot use each other's index")
 	case p.Timeout <= 0:
 		bad(path+".timeout", "must be more than 0")
 	}
+}
+
+// Secret is the key of the block hash, "" for a random one.
+func (i *Index) Secret() (string, error) {
+	if i.KeyFile == "" {
+		return i.Key, nil
+	}
+	text, err := os.ReadFile(i.KeyFile)
+	if err != nil {
+		return "", fmt.Errorf("index.key_file: %w", err)
+	}
+	key := strings.TrimSpace(string(text))
+	if key == "" {
+		return "", errors.New("index.key_file: " + i.KeyFile + " is empty")
+	}
+	return key, nil
 }

@@ -79,7 +79,10 @@ func (c *Config) validate(bad report) {
 	if c.Index.MaxBytes < 1<<20 {
 		bad("index.max_bytes", "%d bytes: must be at least 1MiB", c.Index.MaxBytes)
 	}
-	c.Index.Peers.validate("index.peers", c.Index.Key, bad)
+	if c.Index.Key != "" && c.Index.KeyFile != "" {
+		bad("index.key_file", "not together with index.key")
+	}
+	c.Index.Peers.validate("index.peers", c.Index.Key+c.Index.KeyFile, bad)
 	c.validatePorts(bad)
 	if e := c.Workers.Health.Every; e > 0 && e < shortestEvery {
 		bad("workers.health.every", "%s: must be 0 (no checks) or at least %s", e.Std(), shortestEvery.Std())

@@ -160,7 +160,11 @@ func New(o Options) (*Decider, error) {
 	if err != nil {
 		return nil, err
 	}
-	key, err := hashKey(o.Config.Index.Key)
+	secret, err := o.Config.Index.Secret()
+	if err != nil {
+		return nil, err
+	}
+	key, err := hashKey(secret)
 	if err != nil {
 		return nil, err
 	}

@@ -43,6 +43,14 @@
 {{- $_ := set $c "drain_quiet" (printf "%ds" (int64 $v.drainQuietSeconds)) }}
 {{- $_ := set $c "limits" (set (default dict $c.limits) "max_body" (int64 $v.maxBodyBytes)) }}
 {{- $_ := set $c "workers" (set (default dict $c.workers) "kubernetes" $kubernetes) }}
+{{- if $v.warmStart.enabled }}
+{{- $peers := dict "addresses" (list (printf "%s-replicas.%s.svc.%s:%d" (include "kvlane.fullname" .) .Release.Namespace $v.clusterDomain (int64 $v.extProcPort))) "timeout" (printf "%ds" (int64 $v.warmStart.timeoutSeconds)) }}
+{{- with $v.warmStart.serverName }}
+{{- $_ := set $peers "ca_file" "/etc/kvlane-tls/ca.crt" }}
+{{- $_ := set $peers "server_name" . }}
+{{- end }}
+{{- $_ := set $c "index" (merge (dict "key_file" "/etc/kvlane-key/key" "peers" $peers) (default dict $c.index)) }}
+{{- end }}
 {{- with $v.models }}{{ $_ := set $c "models" . }}{{ end }}
 {{- if eq $v.mode "gateway" }}
 {{- $envoy := dict "message_timeout" $v.messageTimeout }}

@@ -61,6 +61,9 @@
   {{- if .Values.tls.secretName }}
   - {name: tls, mountPath: /etc/kvlane-tls, readOnly: true}
   {{- end }}
+  {{- if .Values.warmStart.enabled }}
+  - {name: key, mountPath: /etc/kvlane-key, readOnly: true}
+  {{- end }}
   {{- range .Values.tokenizerVolumes }}
   - name: {{ .name }}
     mountPath: {{ .mountPath }}
@@ -86,7 +89,7 @@ httpGet: {port: http-metrics, path: {{ .path }}}
 - name: config
   configMap: {name: {{ include "kvlane.fullname" . }}}
 - name: tmp
-  {{- if dig "index" "peers" "addresses" list .Values.config }}
+  {{- if or .Values.warmStart.enabled (dig "index" "peers" "addresses" list .Values.config) }}
   emptyDir: {} # a copy of the index is written there before another replica gets it
   {{- else }}
   emptyDir: {medium: Memory, sizeLimit: 64Mi}
@@ -94,6 +97,10 @@ httpGet: {port: http-metrics, path: {{ .path }}}
 {{- if eq .Values.mode "sidecar" }}
 - name: socket
   emptyDir: {medium: Memory, sizeLimit: 1Mi}
+{{- end }}
+{{- if .Values.warmStart.enabled }}
+- name: key
+  secret: {secretName: {{ .Values.warmStart.secretName }}, defaultMode: 0440, items: [{key: key, path: key}]}
 {{- end }}
 {{- if .Values.tls.secretName }}
 - name: tls

@@ -16,6 +16,22 @@
 {{- if hasKey (default dict $v.config.workers) "kubernetes" }}
 {{- fail "config.workers.kubernetes: the chart writes this key itself; use modelServers and inferencePool" }}
 {{- end }}
+{{- if $v.warmStart.enabled }}
+{{- if eq $v.mode "sidecar" }}
+{{- fail "warmStart.enabled: not in mode sidecar, where Kvlane serves on a socket that other pods do not reach" }}
+{{- end }}
+{{- if not $v.warmStart.secretName }}
+{{- fail "warmStart.secretName: required with warmStart.enabled" }}
+{{- end }}
+{{- if and $v.warmStart.serverName (not $v.tls.secretName) }}
+{{- fail "warmStart.serverName: needs tls.secretName, with ca.crt" }}
+{{- end }}
+{{- range $key := list "key" "key_file" "peers" }}
+{{- if hasKey (default dict $v.config.index) $key }}
+{{- fail (printf "config.index.%s: the chart writes this key itself with warmStart.enabled" $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if hasKey $v.modelServers.worker "engine" }}{{ fail "modelServers.worker.engine: use modelServers.type" }}{{ end }}
 {{- if hasKey $v.modelServers.worker "ranks" }}{{ fail "modelServers.worker.ranks: use modelServers.ranks" }}{{ end }}
 {{- if hasKey $v.modelServers.worker "events" }}{{ fail "modelServers.worker.events: use modelServers.kvEvents" }}{{ end }}
