@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -55,6 +56,7 @@ func startEngine(ctx context.Context, m *model.Model) (*engine, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "\n") })
 	mux.HandleFunc("POST /v1/chat/completions", e.answer)
+	mux.HandleFunc("POST /v1/completions", stream)
 	e.http = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	if m != nil {
 		e.pub = zmq4.NewPub(ctx)
@@ -85,6 +87,23 @@ func (e *engine) answer(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}`)
+}
+
+// stream answers with as many pieces as tokens are asked for, each of 300 bytes and sent at once.
+func stream(w http.ResponseWriter, r *http.Request) {
+	var ask struct {
+		Tokens int `json:"max_tokens"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&ask); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	piece := "data: " + strings.Repeat("x", 292) + "\n\n"
+	for range ask.Tokens {
+		_, _ = io.WriteString(w, piece)
+		_ = http.NewResponseController(w).Flush()
+	}
 }
 
 // cache stores the prompt's blocks and tells of those that are new.

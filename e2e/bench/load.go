@@ -7,70 +7,29 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// bytesPerToken is about what a token of the bench's text takes under Qwen3.
-const bytesPerToken = 3.6
-
-// row is a load: prompts of so many bytes over so many connections.
+// row is a load: prompts of so many tokens, or bytes, over so many connections.
 type row struct {
-	name        string
-	bytes       int
-	connections int
+	name          string
+	tokens, bytes int
+	connections   int
 }
 
 func tokens(n int) row {
-	return row{fmt.Sprintf("%dk tokens", n/1000), int(float64(n) * bytesPerToken), 16}
+	return row{name: fmt.Sprintf("%dk tokens", n/1000), tokens: n, connections: 16}
 }
 
-// corpus is text to make prompts of: Go's own library, prose in comments and code.
-func corpus(ctx context.Context) (string, error) {
-	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
-	if err != nil {
-		return "", fmt.Errorf("go env GOROOT: %w", err)
+// size is a prompt's length in bytes of this text.
+func (r *row) size(t *text) int {
+	if r.tokens > 0 {
+		return int(float64(r.tokens) * t.perToken)
 	}
-	var b strings.Builder
-	for _, dir := range []string{"net/http", "net", "go/types", "runtime", "crypto/*", "encoding/*"} {
-		files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(root)), "src", dir, "*.go"))
-		if err != nil {
-			return "", err
-		}
-		for _, f := range files {
-			text, err := os.ReadFile(f)
-			if err != nil {
-				return "", err
-			}
-			b.WriteString(strings.ToValidUTF8(string(text), ""))
-		}
-	}
-	if b.Len() < 2<<20 {
-		return "", fmt.Errorf("only %d bytes of Go's library found", b.Len())
-	}
-	return b.String(), nil
-}
-
-// chat is the n-th prompt of a row: half a system prompt that all share, half text
-// from another place each time.
-func chat(text string, size, n int) ([]byte, error) {
-	start := (n*104729 + 1<<20) % (len(text) - size)
-	type message struct {
-		Role    string `json:"role"`
-		Content string `json:"content"`
-	}
-	return json.Marshal(map[string]any{
-		"model": modelName, "max_tokens": 1,
-		"messages": []message{
-			{"system", strings.ToValidUTF8(text[:size/2], "")},
-			{"user", fmt.Sprint(n, " ") + strings.ToValidUTF8(text[start:start+size/2], "")},
-		},
-	})
+	return r.bytes
 }
 
 // result is what a load cost.
@@ -84,15 +43,15 @@ func (r *result) perRequest(d time.Duration) float64 {
 	return float64(d.Microseconds()) / 1000 / float64(max(r.requests, 1))
 }
 
-// read sends all of the text through once, so that what is measured is text that
-// has been seen, as most text of real prompts has.
-func (b *bed) read(ctx context.Context, text string) error {
+// read sends all of a text through once, so that what is measured is text that has been seen, as most text of real
+// prompts has.
+func (b *bed) read(ctx context.Context, t *text) error {
 	const piece = 100_000
 	client := &http.Client{Timeout: time.Minute}
 	defer client.CloseIdleConnections()
-	for at := 0; at+piece <= len(text); at += piece {
+	for at := 0; at+piece <= len(t.whole); at += piece {
 		body, err := json.Marshal(map[string]any{"model": modelName, "max_tokens": 1,
-			"messages": []map[string]string{{"role": "user", "content": strings.ToValidUTF8(text[at:at+piece], "")}}})
+			"messages": []map[string]string{{"role": "user", "content": strings.ToValidUTF8(t.whole[at:at+piece], "")}}})
 		if err != nil {
 			return err
 		}
@@ -103,20 +62,26 @@ func (b *bed) read(ctx context.Context, text string) error {
 	return nil
 }
 
-// run loads the bed for a time, after a little of the same to warm up.
-func (b *bed) run(ctx context.Context, r row, text string, length time.Duration) (*result, error) {
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: r.connections}, Timeout: time.Minute}
+// run loads the bed for a time with chats.
+func (b *bed) run(ctx context.Context, r row, t *text, length time.Duration) (*result, error) {
+	size := r.size(t)
+	return b.load(ctx, r.connections, "/v1/chat/completions", length, func(n int) ([]byte, error) { return t.chat(size, n) })
+}
+
+// load sends requests over so many connections for a time, after a little of the same to warm up.
+func (b *bed) load(ctx context.Context, connections int, path string, length time.Duration, body func(n int) ([]byte, error)) (*result, error) {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
 	var next, done, failed atomic.Int64
 	load := func(length time.Duration) time.Duration {
 		started := time.Now()
 		var wg sync.WaitGroup
-		for range r.connections {
+		for range connections {
 			wg.Go(func() {
 				for time.Since(started) < length && ctx.Err() == nil {
-					body, err := chat(text, r.bytes, int(next.Add(1)))
+					text, err := body(int(next.Add(1)))
 					if err == nil {
-						err = post(ctx, client, "http://"+b.ingress+"/v1/chat/completions", body)
+						err = post(ctx, client, "http://"+b.ingress+path, text)
 					}
 					if err != nil {
 						failed.Add(1)
