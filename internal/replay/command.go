@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"bufio"
 	"compress/gzip"
 	"errors"
 	"flag"
@@ -98,7 +99,7 @@ A TIME is like 10ms, or seconds. Flags:
 func parseFlags(args []string, progress io.Writer) (*flags, error) {
 	f := &flags{set: flag.NewFlagSet("replay", flag.ContinueOnError), jitter: -1, share: -1}
 	s := f.set
-	s.SetOutput(progress)
+	s.SetOutput(io.Discard)
 	s.StringVar(&f.trace, "trace", "", "trace `FILE`, .gz or plain")
 	s.StringVar(&f.format, "format", "mooncake", "`FORMAT` of the trace: mooncake or otel; generated: no trace, a scenario of the project")
 	s.StringVar(&f.scenario, "scenario", "", "`NAME` of a scenario of the project, NAME/CASE, or a .yaml file of your own; list shows them all")
@@ -124,9 +125,23 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 	s.StringVar(&f.jsonPath, "json", "", "write all runs to this JSON `FILE`")
 	s.BoolVar(&f.acceptance, "acceptance", false, "measure every acceptance row against its bound, those on the trace need --trace; with --scenario, its checks")
 	s.StringVar(&f.rows, "rows", "", "`LIST` of acceptance rows, with commas (default: all)")
-	s.Usage = func() { usage(s) }
+	s.Usage = func() {}
 	if err := s.Parse(args); err != nil {
-		return nil, err
+		if errors.Is(err, flag.ErrHelp) {
+			s.SetOutput(progress)
+			usage(s)
+			return nil, err
+		}
+		return nil, plainFlag(s, err)
+	}
+	for name := range strings.FieldsSeq("workers ranks capacity budget prefill") {
+		least := 1
+		if name == "prefill" {
+			least = 0
+		}
+		if v, ok := s.Lookup(name).Value.(flag.Getter).Get().(int); ok && f.given(name) && v < least {
+			return nil, fmt.Errorf("--%s %d: must be at least %d", name, v, least)
+		}
 	}
 	switch {
 	case s.NArg() > 0:
@@ -135,20 +150,61 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 		return nil, fmt.Errorf("--seeds %d: must be above 0", f.seeds)
 	case f.load < 0 || f.load == 0 && f.given("load") || math.IsNaN(f.load) || math.IsInf(f.load, 0):
 		return nil, fmt.Errorf("--load %g: must be above 0", f.load)
-	case f.loss < 0 || f.loss > 1:
-		return nil, errors.New("--event-loss is a part, 0 to 1")
-	case f.replicas < 1:
-		return nil, errors.New("--replicas must be above 0")
+	case !(f.loss >= 0 && f.loss <= 1):
+		return nil, fmt.Errorf("--event-loss %g: a part, 0 to 1", f.loss)
+	case f.replicas < 1 || f.replicas > mostReplicas:
+		return nil, fmt.Errorf("--replicas %d: must be 1 to %d", f.replicas, mostReplicas)
 	case f.delay < 0 || f.resend < 0:
 		return nil, errors.New("--event-delay and --event-replay are times from 0 on")
+	case f.rows != "" && !f.acceptance:
+		return nil, errors.New("--rows are those of --acceptance")
 	case readers[f.format] == nil && f.format != "generated":
-		return nil, fmt.Errorf("no format %q: mooncake, otel or generated", f.format)
+		return nil, fmt.Errorf("--format %q: want mooncake, otel or generated", f.format)
 	}
 	// A default of "the trace's resolution" and a wish of "as recorded" look alike.
 	if f.given("arrival-jitter") && f.jitter < 0 {
 		f.jitter = 0
 	}
 	return f, nil
+}
+
+// mostReplicas bounds the routers, each of which has an index of its own.
+const mostReplicas = 1000
+
+// plainFlag says in a user's words what package flag says in Go's.
+func plainFlag(s *flag.FlagSet, err error) error {
+	text := err.Error()
+	if name, ok := strings.CutPrefix(text, "flag provided but not defined: -"); ok {
+		return fmt.Errorf("no flag --%s (kvlane replay --help shows them)", name)
+	}
+	if name, ok := strings.CutPrefix(text, "flag needs an argument: -"); ok {
+		return fmt.Errorf("--%s needs a value", name)
+	}
+	_, rest, ok := strings.Cut(text, " for flag -")
+	if !ok {
+		_, rest, ok = strings.Cut(text, " for -") // of a bool
+	}
+	name, _, _ := strings.Cut(rest, ":")
+	f := s.Lookup(name)
+	if !ok || f == nil {
+		return err
+	}
+	want := "a time like 10ms or 0.01"
+	if typed, ok := f.Value.(flag.Getter); ok {
+		switch typed.Get().(type) {
+		case int:
+			want = "a whole number"
+		case uint64:
+			want = "a whole number from 0 on"
+		case float64:
+			want = "a number"
+		case bool:
+			want = "true or false"
+		}
+	}
+	_, given, _ := strings.Cut(text, "\"")
+	given, _, _ = strings.Cut(given, "\"")
+	return fmt.Errorf("--%s %q: want %s", name, given, want)
 }
 
 // given tells whether a flag was set, be it to its default.
@@ -268,7 +324,11 @@ func (f *flags) reader() TraceReader {
 		if f.load > 0 {
 			load = f.load
 		}
-		return read(in, load, float64(f.jitter))
+		w, err := read(in, load, float64(f.jitter))
+		if err != nil {
+			return w, fmt.Errorf("%s: %w", f.trace, err)
+		}
+		return w, nil
 	}
 }
 
@@ -334,19 +394,29 @@ type gzipped struct {
 
 func (g gzipped) Close() error { return errors.Join(g.Reader.Close(), g.file.Close()) }
 
+// plainFile is a file whose beginning has been looked at.
+type plainFile struct {
+	*bufio.Reader
+	file *os.File
+}
+
+func (p plainFile) Close() error { return p.file.Close() }
+
+// openFile opens a file that may be compressed, whatever its name says.
 func openFile(path string) (io.ReadCloser, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	if !strings.HasSuffix(path, ".gz") {
-		return file, nil
+	in := bufio.NewReader(file)
+	if magic, err := in.Peek(2); err == nil && string(magic) == "\x1f\x8b" {
+		z, err := gzip.NewReader(in)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: %w", path, err), file.Close())
+		}
+		return gzipped{z, file}, nil
 	}
-	z, err := gzip.NewReader(file)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), file.Close())
-	}
-	return gzipped{z, file}, nil
+	return plainFile{in, file}, nil
 }
 
 func writeFile(path string, write func(io.Writer) error) error {

@@ -1,11 +1,12 @@
 package replay
 
 import (
-	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 )
 
 // mooncakeBlock is the block size of the published traces.
@@ -22,8 +23,8 @@ const traceQuantum = 3
 const latest = 1e13
 
 // ReadMooncake reads a trace in Mooncake's format: one JSON object a line with
-// timestamp (ms), input_length, output_length and hash_ids. Load divides the
-// timestamps; jitter (seconds, traceQuantum if negative) spreads them.
+// timestamp (ms), input_length, output_length and hash_ids (none: nothing is shared), in any
+// order of time. Load divides the timestamps; jitter (seconds, traceQuantum if negative) spreads them.
 //
 // The trace has no conversation ids. A request continues the request that last used
 // its deepest known block if it covers all of that one's full blocks but one, and at
@@ -33,31 +34,66 @@ func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 		jitter = traceQuantum
 	}
 	var trace []Request
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, 1<<24)
+	err := eachLine(in, "trace", func(text []byte) error {
+		r, err := mooncakeRequest(text)
+		trace = append(trace, r)
+		return err
+	})
+	if err != nil {
+		return Workload{}, err
+	}
+	if len(trace) == 0 {
+		return Workload{}, errors.New("the trace is empty")
+	}
+	slices.SortStableFunc(trace, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	conversations(trace)
+	return Workload{Name: fmt.Sprintf("mooncake x%g", load), BlockSize: mooncakeBlock, Generate: spread(trace, load, jitter)}, nil
+}
+
+// mooncakeRequest reads a line.
+func mooncakeRequest(text []byte) (Request, error) {
+	var line struct {
+		Timestamp    *float64 `json:"timestamp"`
+		InputLength  *count   `json:"input_length"`
+		OutputLength *count   `json:"output_length"`
+		HashIDs      []uint64 `json:"hash_ids"`
+	}
+	if err := json.Unmarshal(text, &line); err != nil {
+		return Request{}, err
+	}
+	switch {
+	case line.Timestamp == nil:
+		return Request{}, errors.New("no timestamp")
+	case line.InputLength == nil:
+		return Request{}, errors.New("no input_length")
+	case line.OutputLength == nil:
+		return Request{}, errors.New("no output_length")
+	}
+	at, prompt, output := *line.Timestamp, int(*line.InputLength), int(*line.OutputLength)
+	whole := (prompt + mooncakeBlock - 1) / mooncakeBlock
+	switch {
+	case at < 0 || at > latest:
+		return Request{}, fmt.Errorf("timestamp %g: want 0 to %g ms", at, float64(latest))
+	case prompt < 1 || prompt > maxTokens:
+		return Request{}, fmt.Errorf("input_length %d: want 1 to %d", prompt, maxTokens)
+	case output < 0 || output > maxTokens:
+		return Request{}, fmt.Errorf("output_length %d: want 0 to %d", output, maxTokens)
+	case len(line.HashIDs) > whole:
+		return Request{}, fmt.Errorf("%d hash_ids for %d tokens, which have %d blocks of %d", len(line.HashIDs), prompt, whole, mooncakeBlock)
+	}
+	full := min(prompt/mooncakeBlock, len(line.HashIDs))
+	return Request{At: at / 1000, Prompt: prompt, Output: max(output, 1), Blocks: line.HashIDs[:full]}, nil
+}
+
+// conversations gives the requests of a sorted trace their conversations.
+func conversations(trace []Request) {
 	last := map[uint64]int{}
-	conversations := 0
-	for lines.Scan() {
-		var line struct {
-			Timestamp    float64  `json:"timestamp"`
-			InputLength  int      `json:"input_length"`
-			OutputLength int      `json:"output_length"`
-			HashIDs      []uint64 `json:"hash_ids"`
-		}
-		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
-			return Workload{}, fmt.Errorf("trace line %d: %w", len(trace)+1, err)
-		}
-		full := min(line.InputLength/mooncakeBlock, len(line.HashIDs))
-		if line.InputLength < 1 || line.OutputLength < 0 || max(line.InputLength, line.OutputLength) > maxTokens {
-			return Workload{}, fmt.Errorf("trace line %d: lengths %d and %d", len(trace)+1, line.InputLength, line.OutputLength)
-		}
-		if line.Timestamp < 0 || line.Timestamp > latest {
-			return Workload{}, fmt.Errorf("trace line %d: timestamp %g ms", len(trace)+1, line.Timestamp)
-		}
-		r := Request{At: line.Timestamp / 1000, Prompt: line.InputLength, Output: max(line.OutputLength, 1), Blocks: line.HashIDs[:full]}
-		for i := full - 1; i >= 0; i-- {
-			before, known := last[r.Blocks[i]]
-			if !known {
+	known := 0
+	for n := range trace {
+		r := &trace[n]
+		for i, name := range slices.Backward(r.Blocks) {
+			before, used := last[name]
+			if !used {
 				continue
 			}
 			if p := &trace[before]; i+1 >= 2 && i+1 >= len(p.Blocks)-1 {
@@ -66,19 +102,11 @@ func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 			break
 		}
 		if r.Conversation == "" {
-			r.Conversation = fmt.Sprintf("c%d", conversations)
-			conversations++
+			r.Conversation = fmt.Sprintf("c%d", known)
+			known++
 		}
 		for _, b := range r.Blocks {
-			last[b] = len(trace)
+			last[b] = n
 		}
-		trace = append(trace, r)
 	}
-	if err := lines.Err(); err != nil {
-		return Workload{}, fmt.Errorf("read trace: %w", err)
-	}
-	if len(trace) == 0 {
-		return Workload{}, errors.New("the trace is empty")
-	}
-	return Workload{Name: fmt.Sprintf("mooncake x%g", load), BlockSize: mooncakeBlock, Generate: spread(trace, load, jitter)}, nil
 }

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"encoding/json"
@@ -146,28 +145,24 @@ func readSpans(line []byte) ([]span, error) {
 // other conversations.
 func ReadOTel(in io.Reader, load, jitter float64) (Workload, error) {
 	var spans []span
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, 1<<24)
-	for number := 1; lines.Scan(); number++ {
-		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
-			continue
-		}
-		more, err := readSpans(lines.Bytes())
+	err := eachLine(in, "spans", func(line []byte) error {
+		more, err := readSpans(line)
 		if err != nil {
-			return Workload{}, fmt.Errorf("spans, line %d: %w", number, err)
+			return err
 		}
 		for _, s := range more {
 			if s.Input < 1 || s.Output < 0 || max(s.Input, s.Output) > maxTokens {
-				return Workload{}, fmt.Errorf("spans, line %d: %d input and %d output tokens", number, s.Input, s.Output)
+				return fmt.Errorf("%d input and %d output tokens: want 1 to %d and 0 to %d", s.Input, s.Output, maxTokens, maxTokens)
 			}
 			if s.start <= 0 {
-				return Workload{}, fmt.Errorf("spans, line %d: no start_time_unix_nano", number)
+				return errors.New("no start_time_unix_nano")
 			}
 		}
 		spans = append(spans, more...)
-	}
-	if err := lines.Err(); err != nil {
-		return Workload{}, fmt.Errorf("read spans: %w", err)
+		return nil
+	})
+	if err != nil {
+		return Workload{}, err
 	}
 	if len(spans) == 0 {
 		return Workload{}, errors.New("no span has gen_ai.usage.input_tokens")

@@ -257,6 +257,9 @@ var engines = map[string]func(capacity int) Engine{"d70": Dense70B, "ds": Expert
 
 const defaultCapacity = 3_000_000
 
+// mostRanks bounds a fleet.
+const mostRanks = 100_000
+
 func (s *Scenario) fleet(c *Case) (Fleet, error) {
 	f := Fleet{Ranks: 1, Engine: Dense70B(defaultCapacity)}
 	for _, shape := range []*Shape{&s.Fleet, &c.Fleet} {
@@ -280,12 +283,17 @@ func (shape *Shape) change(f *Fleet) error {
 		f.Engine = model(f.Engine.Capacity)
 	}
 	for _, field := range []struct {
+		name string
 		to   *int
 		from int
-	}{{&f.Workers, shape.Workers}, {&f.Ranks, shape.Ranks}, {&f.Prefill, shape.Prefill}, {&f.Engine.Capacity, shape.Capacity}, {&f.Engine.Budget, shape.Budget}} {
+		most int
+	}{
+		{"workers", &f.Workers, shape.Workers, mostRanks}, {"ranks", &f.Ranks, shape.Ranks, mostRanks}, {"prefill", &f.Prefill, shape.Prefill, mostRanks},
+		{"capacity", &f.Engine.Capacity, shape.Capacity, 1 << 40}, {"budget", &f.Engine.Budget, shape.Budget, 1 << 40},
+	} {
 		switch {
-		case field.from < 0:
-			return fmt.Errorf("%d: a fleet has no negative numbers", field.from)
+		case field.from < 0 || field.from > field.most:
+			return fmt.Errorf("%s %d: want 1 to %d", field.name, field.from, field.most)
 		case field.from > 0:
 			*field.to = field.from
 		}
@@ -294,6 +302,9 @@ func (shape *Shape) change(f *Fleet) error {
 		f.Engine.PerToken = shape.PerToken
 	}
 	f.Coupled = f.Coupled || shape.Coupled
+	if f.Workers*f.Ranks > mostRanks {
+		return fmt.Errorf("%d workers with %d ranks each: a fleet has %d ranks at most", f.Workers, f.Ranks, mostRanks)
+	}
 	return nil
 }
 

@@ -227,7 +227,9 @@ func (s *simulation) run() error {
 		case len(s.arrivals) > 0:
 			r := heap.Pop(&s.arrivals).(Request)
 			s.now = max(r.At, s.now)
-			s.arrive(r)
+			if err := s.arrive(r); err != nil {
+				return err
+			}
 		default:
 			return s.atRest()
 		}
@@ -236,7 +238,11 @@ func (s *simulation) run() error {
 
 func (s *simulation) clock() time.Duration { return time.Duration(s.now * 1e9) }
 
-func (s *simulation) arrive(r Request) {
+// arrive routes a request. One that no rank could ever admit is an error.
+func (s *simulation) arrive(r Request) error {
+	if size, room := s.w.BlockSize, s.fleet.Engine.Capacity; (r.Prompt+r.Output+size-1)/size > room/size {
+		return fmt.Errorf("a request of %d prompt and %d output tokens does not fit into a rank's KV cache of %d tokens (--capacity), in blocks of %d", r.Prompt, r.Output, room, size)
+	}
 	rec := &record{Request: r, matched: -1, replica: len(s.records) % len(s.replicas)}
 	to := s.replicas[rec.replica]
 	rec.hashes = to.index.Hasher().AppendHashes(nil, s.seed, s.tokensOf(r.Blocks), indexBlock)
@@ -253,7 +259,7 @@ func (s *simulation) arrive(r Request) {
 	plan, err := to.router.Pick(s.clock(), &q, s.overlap, nil)
 	if err != nil {
 		s.refused++
-		return
+		return nil //nolint:nilerr // a refusal is a result
 	}
 	s.records = append(s.records, rec)
 	rec.slot, rec.plan = plan.Decode, plan.Reservation
@@ -265,9 +271,10 @@ func (s *simulation) arrive(r Request) {
 	if plan.Prefill != routing.NoSlot {
 		rec.disaggregated = true
 		s.enqueue(plan.Prefill, &job{record: rec, prefillLeg: true})
-		return
+		return nil
 	}
 	s.enqueue(plan.Decode, &job{record: rec, prefillLeg: s.w.PrefillOnly})
+	return nil
 }
 
 // enqueue hands a job to a rank and wakes its worker.
