@@ -327,7 +327,7 @@ func (b *bed) deadDecode(p *pair) {
 			b.t.Fatalf("%+v", r)
 		}
 		s := b.legsOf(r.header.Get("X-Request-Id"))
-		if strings.HasPrefix(r.target, fmt.Sprintf("e%d/", dead)) || s.decode == nil || p.engine != enginesim.TRTLLM && s.decodeOn != r.target {
+		if strings.HasPrefix(r.target, fmt.Sprintf("e%d/", dead)) || s.decode == nil || s.decodeOn != r.target {
 			b.t.Errorf("e%d is dead; decided for %s, decoded on %s", dead, r.target, s.decodeOn)
 		}
 		b.healed()

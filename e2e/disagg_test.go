@@ -53,7 +53,7 @@ func pairs() []pair {
 		}},
 		{connector: "sharedstorage", sim: "sharedstorage", worker: none, paths: two},
 		{connector: "mooncake", atOnce: true, sim: "mooncake", worker: boot, paths: two},
-		{connector: "nixl-push", atOnce: true, sim: "nixl-push", ranks: 1, paths: two, worker: func(e *enginesim.Engine) string {
+		{connector: "nixl-push", atOnce: true, sim: "nixl-push", paths: two, worker: func(e *enginesim.Engine) string {
 			return fmt.Sprintf(", disagg: {engine_id: %s, side_channel_port: %s}", e.EngineID(), port(e.SideAddr()))
 		}},
 		{connector: "p2p-nccl", sim: "p2p-nccl", paths: two, worker: func(e *enginesim.Engine) string {
@@ -85,6 +85,13 @@ func newPools(t *testing.T, p pair, disagg string) *bed {
 		}
 		if p.engine == enginesim.TRTLLM {
 			o.EventsEndpoint = ""
+		}
+		if p.sim == "nixl-push" { // a side channel a rank
+			ports, err := enginesim.FreePorts(s.ranks)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.SideAddr = fmt.Sprintf("127.0.0.1:%d", ports)
 		}
 		if p.shape.engine != nil {
 			p.shape.engine(i, o)
@@ -356,8 +363,7 @@ func (b *bed) splitWell(r *reply, p *pair) {
 	if decode.RemoteTokens < 100 || decode.Leg != "decode" || prefill.Leg != "prefill" || prefill.RequestID != decode.RequestID {
 		b.t.Errorf("prefill leg %+v\ndecode leg %+v", prefill, decode)
 	}
-	// TensorRT-LLM's ranks are named in the body, and vLLM reads none for responses.
-	if p.engine == enginesim.TRTLLM || p.engine == "" && prefill.Path == "/v1/responses" {
+	if p.engine == "" && prefill.Path == "/v1/responses" { // vLLM reads no rank
 		return
 	}
 	if on := r.header.Get("X-Kvlane-Prefill"); on != prefillOn || r.target != decodeOn {

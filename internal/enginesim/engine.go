@@ -16,15 +16,16 @@ import (
 
 // Engine is a running engine. Its methods are safe for concurrent use.
 type Engine struct {
-	opts   Options
-	id     string // engine id of block transfers, new with every start
-	ranks  []*rank
-	apis   []*apiServer
-	side   *apiServer
-	boot   *apiServer // the server at which the legs of SGLang and Mooncake meet
-	faults faultBox
-	stats  stats
-	held   holdings
+	opts      Options
+	id        string // engine id of block transfers, new with every start
+	ranks     []*rank
+	apis      []*apiServer
+	side      *apiServer
+	rankSides []*apiServer // of ranks from 1, where each has its own
+	boot      *apiServer   // the server at which the legs of SGLang and Mooncake meet
+	faults    faultBox
+	stats     stats
+	held      holdings
 	// received is what LMCache senders pushed to this engine.
 	received SharedStore
 	turn     atomic.Uint64 // round robin of requests that name no rank
@@ -95,7 +96,7 @@ func (e *Engine) open() error {
 	}
 	e.announceStart()
 	var err error
-	if e.side, err = openAPI(e, o.SideAddr, e.sideMux()); err != nil {
+	if err = e.openSides(); err != nil {
 		return fmt.Errorf("side listener: %w", err)
 	}
 	if (o.Engine == SGLang || o.Connector == "mooncake") && o.Role != Decode {
@@ -121,6 +122,36 @@ func (e *Engine) open() error {
 			return fmt.Errorf("api listener of rank %d: %w", i, err)
 		}
 		e.apis = append(e.apis, api)
+	}
+	return nil
+}
+
+// openSides opens the side listener. With NIXL's push each rank has its own, at the first one's port + its rank, if that
+// port was chosen.
+func (e *Engine) openSides() error {
+	o := &e.opts
+	_, port, err := net.SplitHostPort(o.SideAddr)
+	if err != nil {
+		return err
+	}
+	apart := o.Connector == "nixl-push" && o.Ranks > 1 && port != "0"
+	only := -1
+	if apart {
+		only = 0
+	}
+	if e.side, err = openAPI(e, o.SideAddr, e.sideMux(only)); err != nil || !apart {
+		return err
+	}
+	for i := 1; i < o.Ranks; i++ {
+		_, address, err := zmtpAddress("tcp://"+o.SideAddr, i)
+		if err != nil {
+			return err
+		}
+		side, err := openAPI(e, address, e.sideMux(i))
+		if err != nil {
+			return fmt.Errorf("of rank %d: %w", i, err)
+		}
+		e.rankSides = append(e.rankSides, side)
 	}
 	return nil
 }
@@ -179,7 +210,7 @@ func (e *Engine) run(ranks []*rank) {
 func (e *Engine) Close() {
 	e.close.Do(func() {
 		e.cancel()
-		for _, a := range append(append([]*apiServer{}, e.apis...), e.side, e.boot) {
+		for _, a := range append(append(append([]*apiServer{}, e.apis...), e.rankSides...), e.side, e.boot) {
 			if a != nil {
 				a.shut()
 			}

@@ -136,8 +136,12 @@ type pulled struct {
 	Body string  `json:"body"`
 }
 
-// servePull hands a prefilled prompt over, once.
-func (e *Engine) servePull(w http.ResponseWriter, r *http.Request) {
+// servePull hands a prefilled prompt over, once; only those of one rank unless only is -1.
+func (e *Engine) servePull(only int) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) { e.handOver(w, r, only) }
+}
+
+func (e *Engine) handOver(w http.ResponseWriter, r *http.Request, only int) {
 	var p pull
 	if err := json.NewDecoder(r.Body).Decode(&p); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -155,6 +159,9 @@ func (e *Engine) servePull(w http.ResponseWriter, r *http.Request) {
 	case p.Engine != "" && p.Engine != e.engineID(x.rank):
 		e.stats.count("violation: wrong engine id")
 		http.Error(w, fmt.Sprintf("engine id %s, blocks are with %s", p.Engine, e.engineID(x.rank)), http.StatusConflict)
+	case only >= 0 && only != x.rank.local:
+		e.stats.count("violation: side channel of another rank")
+		http.Error(w, fmt.Sprintf("rank %d, blocks are with rank %d", only, x.rank.local), http.StatusConflict)
 	case p.Rank != nil && *p.Rank != x.rank.local:
 		e.stats.count("violation: wrong prefill rank")
 		http.Error(w, fmt.Sprintf("rank %d, blocks are with rank %d", *p.Rank, x.rank.local), http.StatusConflict)

@@ -55,10 +55,11 @@ func (e *Engine) apiMux(only int) http.Handler {
 	return m
 }
 
-// sideMux serves what is not part of the engine's own API: block transfers and administration.
-func (e *Engine) sideMux() http.Handler {
+// sideMux serves what is not part of the engine's own API: block transfers, of one rank or of all of them when only is -1, and
+// administration.
+func (e *Engine) sideMux(only int) http.Handler {
 	m := http.NewServeMux()
-	e.transferRoutes(m)
+	e.transferRoutes(m, only)
 	e.adminRoutes(m)
 	return m
 }

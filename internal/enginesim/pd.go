@@ -663,8 +663,8 @@ func (c *call) trtGeneration(p map[string]any, id json.Number) (*transfer, error
 }
 
 // transferRoutes are the block transfers of the side listener.
-func (e *Engine) transferRoutes(m *http.ServeMux) {
-	m.HandleFunc("POST /sim/kv/pull", e.servePull)
+func (e *Engine) transferRoutes(m *http.ServeMux, only int) {
+	m.HandleFunc("POST /sim/kv/pull", e.servePull(only))
 	m.HandleFunc("POST /sim/kv/push", func(w http.ResponseWriter, r *http.Request) {
 		var p pulled
 		if err := json.NewDecoder(r.Body).Decode(&p); err != nil || len(p.IDs) == 0 {
@@ -680,7 +680,7 @@ func (e *Engine) transferRoutes(m *http.ServeMux) {
 // bootstrapMux is the server at which the legs of SGLang and Mooncake meet.
 func (e *Engine) bootstrapMux() http.Handler {
 	m := http.NewServeMux()
-	m.HandleFunc("POST /sim/kv/pull", e.servePull)
+	m.HandleFunc("POST /sim/kv/pull", e.servePull(-1))
 	m.HandleFunc("GET /query", func(w http.ResponseWriter, _ *http.Request) {
 		out := map[string]any{}
 		for _, r := range e.ranks {

@@ -251,6 +251,31 @@ func TestLegsAtOnce(t *testing.T) {
 			})
 		x.received(t, d)
 	})
+	t.Run("nixl-push, a side channel a rank", func(t *testing.T) {
+		ports, err := FreePorts(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := start(t, Options{Connector: "nixl-push", Ranks: 2, BlockSize: 4, Role: Prefill, SideAddr: fmt.Sprint("127.0.0.1:", ports)})
+		x := &xpyd{p: p, d: start(t, Options{Connector: "nixl-push", Ranks: 2, BlockSize: 4, Role: Decode}), prompt: words("Shared", 22)}
+		for i, row := range []struct{ rank, idRank, portRank, status int }{{1, 1, 1, 200}, {0, 0, 0, 200}, {1, 0, 1, 500}, {1, 1, 0, 500}} {
+			id := fmt.Sprint("r", i)
+			get := m{"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": p.engineID(p.ranks[row.idRank]), "remote_host": "127.0.0.1", "remote_port": ports + row.portRank}
+			_, d := both(t,
+				func() *answer {
+					return post(t, x.p.URL()+"/v1/completions", x.body(m{"max_tokens": 1, "kv_transfer_params": nixlAsk}), "X-Request-Id", id, "X-data-parallel-rank", fmt.Sprint(row.rank))
+				},
+				func() *answer {
+					return post(t, x.d.URL()+"/v1/completions", x.body(m{"kv_transfer_params": get}), "X-Request-Id", id)
+				})
+			if d.status != row.status {
+				t.Errorf("%+v: %d %s", row, d.status, d.raw)
+			}
+		}
+		if v := violations(p); len(v) != 2 {
+			t.Errorf("%v", v)
+		}
+	})
 	t.Run("sglang", func(t *testing.T) {
 		x := startPair(t, Options{Engine: SGLang, Ranks: 2})
 		host, port, _ := net.SplitHostPort(x.p.BootstrapAddr())
