@@ -25,7 +25,7 @@ func mustSchemas(engine string, functions pydantic.Functions) *pydantic.Set {
 	if err != nil {
 		panic(err)
 	}
-	set, err := pydantic.Load(data, functions)
+	set, err := pydantic.Load(data, functions, pydantic.Tags{"_tool_discriminator": sglangToolTag})
 	if err != nil {
 		panic(err)
 	}
@@ -50,6 +50,9 @@ func (m *Model) accepted(in input, engine Engine) error {
 		set = vllmSchemas()
 	case SGLang:
 		set = sglangSchemas()
+		if err := orjsonReads(in.Body); err != nil {
+			return err
+		}
 	default:
 		return nil
 	}

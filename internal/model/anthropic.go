@@ -309,8 +309,11 @@ func roleOfPart(d *jinja.Dict) string {
 }
 
 func imagePart() jinja.Value {
-	part := jinja.NewDict(1)
+	url := jinja.NewDict(1)
+	url.Set("url", jinja.String("data:"))
+	part := jinja.NewDict(2)
 	part.Set("type", jinja.String("image_url"))
+	part.Set("image_url", jinja.FromDict(url))
 	return jinja.FromDict(part)
 }
 

@@ -14,7 +14,9 @@ func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
 	var body *jinja.Dict
 	var partial string
 	var err error
-	if req.API == prompt.Responses {
+	if engine == SGLang && req.API != prompt.Responses {
+		body, err = m.sglangMessages(in)
+	} else if req.API == prompt.Responses {
 		body, partial, err = responsesChat(in)
 	} else {
 		body, partial, err = m.messagesChat(in)
@@ -33,7 +35,14 @@ func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m.chat(input{Request: chat, made: req.API == prompt.Responses}, engine)
+	in = input{Request: chat, wide: engine == SGLang, made: req.API == prompt.Responses,
+		counted: engine == SGLang && req.API == prompt.CountTokens}
+	if engine == SGLang {
+		if err := m.sglangRules(in); err != nil {
+			return nil, err
+		}
+	}
+	return m.chat(in, engine)
 }
 
 func chatMessage(role string, content jinja.Value) *jinja.Dict {

@@ -44,8 +44,10 @@ type Model struct {
 	templates map[string]*template // by transformers' names: default, tool_use, ...
 	// systemFirst: some template takes no system message behind the first turn.
 	systemFirst bool
-	brought     *broughtCache
-	memo        *memo
+	// inlineSystem: the template shows a system message behind the first turn.
+	inlineSystem bool
+	brought      *broughtCache
+	memo         *memo
 }
 
 // Load reads a model directory: tokenizer.json and the files beside it, plain or with .gz. A model whose tokenizer is not known to be exact is refused with the reason; so is a template that does
@@ -78,6 +80,7 @@ func New(tok *tokenizer.Tokenizer, options Options) (*Model, error) {
 		}
 		m.templates[name] = t
 		m.systemFirst = m.systemFirst || t.systemFirst()
+		m.inlineSystem = m.inlineSystem || name == defaultTemplate && t.showsInlineSystem()
 		m.config.media = m.config.media || !m.config.known && t.namesMedia
 	}
 	brought, err := newBroughtCache()
@@ -212,6 +215,11 @@ func (m *Model) templateFor(in input, tools bool, engine Engine) (*template, err
 	if source == "" {
 		return m.ownTemplate(tools)
 	}
+	return m.broughtTemplate(source, engine)
+}
+
+// broughtTemplate is a template that came with a request, compiled.
+func (m *Model) broughtTemplate(source string, engine Engine) (*template, error) {
 	if t, ok := m.brought.Get(source); ok {
 		return t, nil
 	}

@@ -46,6 +46,8 @@ type input struct {
 	halves bool
 	// made: the engine makes these messages itself, and checks them no further.
 	made bool
+	// counted: the request is only counted, by an engine that does not look at media then.
+	counted bool
 }
 
 // value reads a field; absent fields and null give None.

@@ -20,12 +20,15 @@ func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	template, err := m.ownTemplate(tools != nil)
+	template, err := m.sglangTemplate(in, tools != nil)
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{template: template.compiled, dated: template.dated}
-	shape := sglangShape{openai: template.sglangOpenAI, p: p}
+	p := &plan{template: template.compiled, brought: template.brought, dated: template.dated}
+	shape := sglangShape{openai: template.sglangOpenAI, textOnly: m.textOnly(SGLang), p: p}
+	if in.counted {
+		shape.textOnly = nil
+	}
 	kind := shapeSGLang
 	if shape.openai {
 		kind |= shapeOpenAI
@@ -74,6 +77,21 @@ func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
 	}
 	p.vars.Set("add_generation_prompt", jinja.Bool(add))
 	return p, nil
+}
+
+// sglangTemplate is the template in chat_template_kwargs, or the model's own.
+func (m *Model) sglangTemplate(in input, tools bool) (*template, error) {
+	raw := in.Member(prompt.FieldChatTemplateKwargs, "chat_template")
+	if raw == nil {
+		return m.ownTemplate(tools)
+	}
+	if !m.options.TrustTemplates {
+		return nil, refuse("Request-supplied chat_template is not allowed. Start the server with --trust-request-chat-template to permit it.")
+	}
+	if source, ok := prompt.TextOf(raw); ok && source != "" {
+		return m.broughtTemplate(source, SGLang)
+	}
+	return m.ownTemplate(tools)
 }
 
 // sglangLast takes a last assistant message away to be continued, or makes it the user's; only texts count.
@@ -139,6 +157,7 @@ func (m *Model) sglangVars(in input) (*jinja.Dict, error) {
 			}
 		case "messages":
 			refusal = refuse("jinja2.environment.Template.render() got multiple values for keyword argument 'messages'")
+		case "chat_template":
 		default:
 			vars.Set(key, v)
 		}
@@ -147,7 +166,7 @@ func (m *Model) sglangVars(in input) (*jinja.Dict, error) {
 	return vars, refusal
 }
 
-var sglangEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
+var sglangEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"}
 
 // sglangEffort is reasoning_effort, or reasoning.effort and reasoning.enabled, and what they say about thinking (None:
 // nothing).
@@ -321,10 +340,12 @@ func functionOf(tool jinja.Value) jinja.Value {
 // sglangShape makes the message that SGLang gives to the template: the declared fields that are set, in their order.
 type sglangShape struct {
 	openai bool
-	p      *plan
+	// textOnly, if not nil, is the refusal of a part that is no text.
+	textOnly func(kind string) error
+	p        *plan
 }
 
-var sglangRoles = []string{roleSystem, roleAssistant, roleTool, "function", roleDeveloper, "latest_reminder"}
+var sglangRoles = []string{roleSystem, roleAssistant, roleTool, "function", roleDeveloper, "latest_reminder", "root"}
 
 func (s *sglangShape) message(raw []byte, v jinja.Value) (jinja.Value, error) {
 	msg, ok := v.AsDict()
@@ -335,13 +356,16 @@ func (s *sglangShape) message(raw []byte, v jinja.Value) (jinja.Value, error) {
 	if !has {
 		return v, refuse("messages.role: 'role' must be a string")
 	}
+	if err := sglangDeclared(msg, raw); err != nil {
+		return v, err
+	}
 	content, given := msg.Get("content")
 	if role == roleUser {
 		if !given || content.IsNone() {
 			return v, refuse("messages.content: field required")
 		}
 	} else if role = strings.ToLower(role); !slices.Contains(sglangRoles, role) {
-		return v, refuse("'role' must be one of 'system', 'assistant', 'tool', 'function', 'developer', 'latest_reminder' (case-insensitive).")
+		return v, refuse("'role' must be one of 'system', 'assistant', 'tool', 'function', 'developer', 'latest_reminder', 'root' (case-insensitive).")
 	}
 	out := jinja.NewDict(6)
 	out.Set("role", jinja.String(role))
@@ -515,12 +539,15 @@ func (s *sglangShape) content(v jinja.Value, role string) (jinja.Value, error) {
 			}
 			texts = append(texts, text)
 			wrapped = append(wrapped, textPart(text))
-		case kind == "image_url" || kind == "input_image" || kind == "video_url" || kind == "audio_url":
+		case kind == "image_url" || kind == "input_image" || kind == "video_url" || kind == "audio_url" || kind == "input_audio":
+			if s.textOnly != nil {
+				return v, s.textOnly(kind)
+			}
 			onlyText = false
 			s.p.media, s.p.partial = true, "the prompt after the first image, audio or video is not known"
 			texts = append(texts, mediaMark)
 			wrapped = append(wrapped, textPart(mediaMark))
-		case kind == "thinking" && role == roleAssistant:
+		case (kind == "thinking" || kind == "reasoning") && role == roleAssistant:
 			// Read, and shown to no template.
 		case kind == "tool_reference":
 			onlyText = false

@@ -324,6 +324,9 @@ func (s *Schema) judgeTagged(raw []byte) (verdict, error) {
 		return verdict{}, wrong("Input should be a valid dictionary or object to extract fields from")
 	}
 	tag, ok := prompt.TextOf(prompt.Member(raw, s.by))
+	if s.tag != nil {
+		tag, ok = s.tag(raw), true
+	}
 	if !ok {
 		return verdict{}, wrong("Unable to extract tag using discriminator '" + s.by + "'")
 	}

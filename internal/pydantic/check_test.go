@@ -11,7 +11,7 @@ const schemas = `{"engine":"test 1","apis":{"a":3,"m":6},"parts":[
 {"t":"model","of":{"role":[{"t":"str"},1],"content":[{"t":"union","of":[{"t":"str"},{"t":"list","of":{"t":"union","of":[1,{"t":"str"}]}}]},0],"id":[{"t":"str"},0]}},
 {"t":"model","of":{"n":[{"t":"null","of":{"t":"int","ge":"0","le":"10"}},0],"x":[{"t":"float","gt":0},0],"flag":[{"t":"bool"},0],"name":[{"t":"str","min_length":1,"max_length":3,"pattern":"^a"},0],
 "word":[{"t":"str"},0],"kinds":[{"t":"dict","keys":{"t":"str"},"of":{"t":"int"}},0],"one":[{"t":"tagged","by":"type","of":{"text":1}},0],"even":[{"t":"after","name":"even","of":{"t":"int"}},0],
-"list":[{"t":"list","of":{"t":"int"},"max_length":2},0],"pair":[{"t":"tuple","of":[{"t":"int"},{"t":"str"}]},0],"none":[{"t":"none"},0],"some":[{"t":"all","of":[{"t":"instance","of":"Sequence"},{"t":"list","of":{"t":"str"}}]},0]}},
+"list":[{"t":"list","of":{"t":"int"},"max_length":2},0],"pair":[{"t":"tuple","of":[{"t":"int"},{"t":"str"}]},0],"none":[{"t":"none"},0],"by":[{"t":"tagged","by":"_kind","of":{"text":1}},0],"some":[{"t":"all","of":[{"t":"instance","of":"Sequence"},{"t":"list","of":{"t":"str"}}]},0]}},
 {"t":"union","of":[0,2]},
 {"t":"any"},
 {"t":"model","of":{"messages":[{"t":"list","of":4},1]},"forbid":1}
@@ -24,7 +24,7 @@ func load(t *testing.T) *Set {
 			return &Error{Reason: "odd"}
 		}
 		return next(raw)
-	}})
+	}}, Tags{"_kind": func([]byte) string { return "text" }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,8 +44,8 @@ func TestLaxConversions(t *testing.T) {
 		{false, `{"x":0} {"x":-1} {"x":"x"} {"x":false} {"x":NaN} {"x":null} {"x":"0x1p3"}`},
 		{true, `{"flag":true} {"flag":"yes"} {"flag":"OFF"} {"flag":1} {"flag":0.0} {"flag":"t"}`},
 		{false, `{"flag":2} {"flag":" yes "} {"flag":null} {"flag":[]} {"flag":""}`},
-		{true, `{"name":"a"} {"name":"abc"} {"word":"a\ud800"} {"kinds":{"a":1,"b":"2"}} {"one":{"type":"text","text":"x","y":1}} {"even":2} {"list":[1,"2"]} {"pair":[1,"x"]} {"none":null} {"some":["a"]}`},
-		{false, `{"name":""} {"name":"abcd"} {"name":"b"} {"name":1} {"name":"a\ud800"} {"word":1} {"kinds":{"a":"x"}} {"one":{"type":"x"}} {"one":{}} {"one":[]} {"even":1} {"even":"x"} {"list":[1,2,3]} {"list":{}} {"list":"12"} {"pair":[1]} {"none":1} {"some":"a"}`},
+		{true, `{"name":"a"} {"name":"abc"} {"word":"a\ud800"} {"kinds":{"a":1,"b":"2"}} {"one":{"type":"text","text":"x","y":1}} {"even":2} {"list":[1,"2"]} {"pair":[1,"x"]} {"none":null} {"some":["a"]} {"by":{"type":"text","text":"x"}}`},
+		{false, `{"name":""} {"name":"abcd"} {"name":"b"} {"name":1} {"name":"a\ud800"} {"word":1} {"kinds":{"a":"x"}} {"one":{"type":"x"}} {"one":{}} {"one":[]} {"even":1} {"even":"x"} {"list":[1,2,3]} {"list":{}} {"list":"12"} {"pair":[1]} {"none":1} {"some":"a"} {"by":{"type":"text"}}`},
 		{true, `{"unknown":1,"n":2} {"n":"x","n":2}`},
 	} {
 		for body := range strings.SplitSeq(c.bodies, "} ") {
@@ -87,7 +87,7 @@ func TestLoadRefusesWhatItDoesNotKnow(t *testing.T) {
 	for _, bad := range []string{`{`, `{"parts":[{"t":"quux"}]}`, `{"parts":[{"t":"list","of":7}]}`, `{"parts":[{"t":"str","pattern":"("}]}`,
 		`{"apis":{"a":3},"parts":[]}`, `{"parts":[{"t":"model","of":3}]}`, `{"parts":[{"t":"union","of":3}]}`, `{"parts":[{"t":"tagged","of":3}]}`,
 		`{"parts":[{"t":"literal","of":3}]}`, `{"parts":[{"t":"instance","of":3}]}`, `{"parts":[{"t":"dict","keys":9}]}`} {
-		if _, err := Load([]byte(bad), nil); err == nil {
+		if _, err := Load([]byte(bad), nil, nil); err == nil {
 			t.Errorf("%s: no error", bad)
 		}
 	}

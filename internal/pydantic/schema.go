@@ -14,6 +14,9 @@ type Function func(raw []byte, next func(raw []byte) error) error
 // Functions are validators by the name of the Python function.
 type Functions map[string]Function
 
+// Tags are functions that tell which choice of a tagged union a value is, by the name of the Python function.
+type Tags map[string]func(raw []byte) string
+
 // Set is the schemas of one engine.
 type Set struct {
 	// Engine is the engine's name and version.
@@ -35,7 +38,8 @@ type Schema struct {
 	forbid   bool // other fields are refused
 
 	literals []string // as JSON
-	by       string   // the field that tells which of tags it is
+	by       string   // the field that tells which of tags it is, unless tag does
+	tag      func(raw []byte) string
 	tags     map[string]*Schema
 
 	function Function
@@ -84,8 +88,8 @@ const (
 // Schema is the schema of an API, nil if there is none.
 func (s *Set) Schema(api string) *Schema { return s.apis[api] }
 
-// Load reads the file that schemas.py wrote. functions stand for the engine's own validators.
-func Load(data []byte, functions Functions) (*Set, error) {
+// Load reads the file that schemas.py wrote. functions and tags stand for the own ones of the engine.
+func Load(data []byte, functions Functions, tags Tags) (*Set, error) {
 	var file struct {
 		Engine string                     `json:"engine"`
 		APIs   map[string]json.RawMessage `json:"apis"`
@@ -94,7 +98,7 @@ func Load(data []byte, functions Functions) (*Set, error) {
 	if err := json.Unmarshal(data, &file); err != nil {
 		return nil, fmt.Errorf("schemas: %w", err)
 	}
-	l := loader{parts: make([]*Schema, len(file.Parts)), functions: functions}
+	l := loader{parts: make([]*Schema, len(file.Parts)), functions: functions, tags: tags}
 	for i := range l.parts {
 		l.parts[i] = new(Schema)
 	}
@@ -117,6 +121,7 @@ func Load(data []byte, functions Functions) (*Set, error) {
 type loader struct {
 	parts     []*Schema
 	functions Functions
+	tags      Tags
 }
 
 // schema is a node: the number of a part, or a type of its own.
@@ -256,7 +261,7 @@ func (l *loader) fillTags(s *Schema, raw json.RawMessage) error {
 	if err := json.Unmarshal(raw, &choices); err != nil {
 		return err
 	}
-	s.tags = map[string]*Schema{}
+	s.tags, s.tag = map[string]*Schema{}, l.tags[s.by]
 	for tag, node := range choices {
 		choice, err := l.schema(node)
 		if err != nil {

@@ -1,0 +1,105 @@
+package model
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// TestGeneratedRequests: generated bodies (e2e/engines/bodies.py) with what stock vLLM 0.32.0 and SGLang 0.5.23 made of them:
+// the ids, their number, or the refusal. The engines ran with the Qwen3 tokenizer, a context of 1,024 tokens, a tool-call
+// parser (vLLM) and --trust-request-chat-template.
+func TestGeneratedRequests(t *testing.T) {
+	files, err := filepath.Glob("testdata/requests_*.jsonl.gz")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("%d recordings, %v", len(files), err)
+	}
+	paths := map[string]prompt.API{"chat": prompt.Chat, "completions": prompt.Completions, "tokenize": prompt.Tokenize, "messages": prompt.Messages,
+		"count_tokens": prompt.CountTokens, "responses": prompt.Responses}
+	for _, file := range files {
+		name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "requests_"), ".jsonl.gz")
+		t.Run(name, func(t *testing.T) {
+			engineName, api, _ := strings.Cut(name, "_")
+			engine, err := ParseEngine(engineName)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := load(t, "qwen3", Options{ToolParser: true, TrustTemplates: true, MaxModelLen: 1024})
+			eachRecorded(t, file, func(r recordedRequest) {
+				if why := r.differs(m, engine, paths[api]); why != "" {
+					t.Errorf("%s\n%s", why, r.Body)
+				}
+			})
+		})
+	}
+}
+
+// recordedRequest is a body and the engine's answer.
+type recordedRequest struct {
+	Body   string   `json:"body"`
+	Status int      `json:"status"`
+	IDs    []uint32 `json:"ids"`
+	Count  int      `json:"count"`
+}
+
+func (r *recordedRequest) differs(m *Model, engine Engine, api prompt.API) string {
+	req, err := prompt.Parse(api, []byte(r.Body))
+	if err != nil {
+		if r.Status == 200 {
+			return "not read: " + err.Error()
+		}
+		return ""
+	}
+	res, err := m.Prompt(req, engine)
+	_, refused := errors.AsType[*Refusal](err)
+	switch {
+	case err != nil && !refused:
+		return err.Error()
+	case refused && r.Status == 200:
+		return "only we refuse: " + err.Error()
+	case refused:
+		return ""
+	case r.Status != 200:
+		return "only the engine refuses"
+	case r.IDs != nil && !slices.Equal(r.IDs, res.IDs):
+		return "other ids"
+	case r.IDs == nil && r.Count != len(res.IDs):
+		return "another number of tokens"
+	default:
+		return ""
+	}
+}
+
+func eachRecorded(t *testing.T, file string, each func(recordedRequest)) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(z)
+	lines.Buffer(nil, 1<<20)
+	n := 0
+	for ; lines.Scan(); n++ {
+		var r recordedRequest
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			t.Fatal(err)
+		}
+		each(r)
+	}
+	if err := lines.Err(); err != nil || n < 50 {
+		t.Fatalf("%d requests, %v", n, err)
+	}
+}
