@@ -39,7 +39,7 @@ show ./internal/model '^BenchmarkRender$' 200ms
 echo
 echo "== A whole decision in process, 8 targets, half of each prompt new to the router; stages (parse-µs, tokens-µs, ...) by the wall clock"
 show ./internal/decide '^BenchmarkDecide$' 200ms
-echo "for a prompt of 2,000 tokens that came before, which 10, 100 and 1,000 targets hold:"
+echo "for a prompt of 2,000 tokens that came before, which 10, 100 and 1,000 targets hold by their events, or 1,000 by what was sent there:"
 show ./internal/decide '^BenchmarkTargets$' 300ms
 echo
 echo "== Index: hashing, lookups, events, and what a copy costs a block"

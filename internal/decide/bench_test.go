@@ -193,6 +193,13 @@ func conversation(messages, size, number int) (body, next []byte) {
 
 // hashesOf goes from body bytes to block hashes.
 func hashesOf(tb testing.TB, d *Decider, body []byte) []kvindex.Hash {
+	tb.Helper()
+	hashes, _ := blocksOf(tb, d, body)
+	return hashes
+}
+
+// blocksOf is hashesOf with the ids.
+func blocksOf(tb testing.TB, d *Decider, body []byte) ([]kvindex.Hash, []uint32) {
 	s := d.takeScratch()
 	r := &extproc.Request{Method: "POST", Path: "/v1/chat/completions", Body: body}
 	j := job{d: d, s: s, r: r, entry: newEntry(r, time.Time{}), api: prompt.Chat, request: &s.request}
@@ -204,11 +211,11 @@ func hashesOf(tb testing.TB, d *Decider, body []byte) []kvindex.Hash {
 	}
 	s.hashes, s.prefix = s.hashes[:0], s.prefix[:0]
 	if len(j.ids) == 0 {
-		return nil
+		return nil, nil
 	}
 	j.hash(d.hasher.Seed("demo", "", ""), d.cfg.Index.BlockSize)
 	d.keepScratch(s)
-	return s.hashes
+	return s.hashes, j.ids
 }
 
 // A conversation of 81 messages, 61 KB, from body bytes to block hashes. The figure

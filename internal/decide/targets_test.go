@@ -15,19 +15,28 @@ import (
 // keepFew is the length of a short journal.
 const keepFew = 4
 
-// repeated makes a Decider with so many workers that all hold a prompt, and returns what
-// decides a request with this prompt from body to end. Its journal is short, so that
-// explanations soon leave it and their memory serves again.
-func repeated(tb testing.TB, count int) func() {
+// repeated makes a Decider with so many workers that all hold a prompt, by their events or
+// because it was sent there before, and returns what decides a request with this prompt
+// from body to end. Its journal is short, so that explanations soon leave it and their
+// memory serves again.
+func repeated(tb testing.TB, count int, byEvents bool) func() {
 	tb.Helper()
 	d := newDecider(tb, count)
 	d.journal = newJournal(keepFew)
 	body := prompts(tb, 8000, 1)[0]
-	hashes := hashesOf(tb, d, body)
-	for slot := range count {
-		d.index.Speculate(kvindex.Slot(slot), hashes, d.start.Add(time.Hour))
+	hashes, ids := blocksOf(tb, d, body)
+	stored := kvindex.Event{Kind: kvindex.Stored, Tokens: ids[:len(hashes)*d.cfg.Index.BlockSize], BlockSize: d.cfg.Index.BlockSize}
+	for i := range hashes {
+		stored.Hashes = append(stored.Hashes, kvindex.EngineHash(i+1))
 	}
-	return func() {
+	for slot := range count {
+		if !byEvents {
+			d.index.Speculate(kvindex.Slot(slot), hashes, d.start.Add(time.Hour))
+		} else if err := d.index.Apply(kvindex.Slot(slot), &stored); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	decide := func() {
 		decision := d.Decide(context.Background(), &extproc.Request{ID: "r", Method: "POST", Path: "/v1/chat/completions", Body: body})
 		if decision.Ticket == nil {
 			tb.Fatal(decision.Reject)
@@ -35,14 +44,25 @@ func repeated(tb testing.TB, count int) func() {
 		decision.Ticket.ResponseHeaders(200, decision.Endpoint)
 		decision.Ticket.End(d.now())
 	}
+	if decide(); d.journal.last(1)[0].Matched == 0 {
+		tb.Fatal("nothing matched")
+	}
+	return decide
 }
 
 // A whole decision for a prompt of 2,000 tokens that came before, which every target
 // holds: what is left is what grows with the number of targets.
 func BenchmarkTargets(b *testing.B) {
-	for _, count := range []int{10, 100, 1000} {
-		b.Run(fmt.Sprint(count), func(b *testing.B) {
-			decide := repeated(b, count)
+	for _, c := range []struct {
+		count    int
+		byEvents bool
+	}{{10, true}, {100, true}, {1000, true}, {1000, false}} {
+		name := fmt.Sprint(c.count)
+		if !c.byEvents {
+			name += "-speculative"
+		}
+		b.Run(name, func(b *testing.B) {
+			decide := repeated(b, c.count, c.byEvents)
 			for range (keepFew + 1) * explainEvery {
 				decide()
 			}
@@ -62,7 +82,7 @@ func TestDecisionsAllocateTheSameForAnyNumberOfTargets(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it empties pools
 	const runs = 4 * explainEvery
 	bytes := func(count int) int64 {
-		decide := repeated(t, count)
+		decide := repeated(t, count, true)
 		for range (keepFew + 1) * explainEvery {
 			decide()
 		}
