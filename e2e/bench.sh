@@ -61,6 +61,8 @@ show ./routing '^BenchmarkPick$' 200ms
 echo
 echo "== Prefill and decode apart: 8,000 tokens, NIXL's protocol, simulated engines that take no time, one request at a time"
 go test -count=1 -v -run '^TestCostOfAPrefillLeg$' ./e2e | sed -nE 's/^ +disagg_cost_test.go:[0-9]+: //p; /^(FAIL|ok)/p'
+echo "of that Kvlane's own part, from the answer to the decision, in process:"
+show ./internal/decide '^BenchmarkFromPrefillAnswerToDecision$' 1s
 echo
 CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$tools/bin/kvlane-bench" ./cmd/kvlane
 go build -o "$tools/bin/bench" ./e2e/bench

@@ -55,7 +55,7 @@ func TestCostOfAPrefillLeg(t *testing.T) {
 	}
 	at := func(part float64) time.Duration { return gaps[int(part*float64(len(gaps)-1))].Round(time.Microsecond) }
 	t.Logf("processor time of Kvlane a request: whole %.0f us, split %.0f us, %.2f times as much", whole*1e6, split*1e6, split/whole)
-	t.Logf("from the prefill engine's answer to the decode engine's request, through Envoy both ways: p50 %v, p90 %v, p99 %v", at(0.5), at(0.9), at(0.99))
+	t.Logf("from the prefill engine's answer to the decode engine's request, through Envoy both ways: p10 %v, p50 %v, p90 %v, p99 %v", at(0.1), at(0.5), at(0.9), at(0.99))
 	if split > 2*whole {
 		t.Errorf("a split request costs %.2f times as much as a whole one", split/whole)
 	}

@@ -30,13 +30,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type bench struct {
 	*Decider
 
-	t         *testing.T
+	t         testing.TB
 	endpoints []string
 	suspects  []string
 	n         int
 }
 
-func newBench(t *testing.T, yaml string, list ...workers.Worker) *bench {
+func newBench(t testing.TB, yaml string, list ...workers.Worker) *bench {
 	t.Helper()
 	c, err := config.Parse("test.yaml", []byte("models: [{name: demo, aliases: [alias], adapters: [sql], tokenizer: \"builtin:qwen3\", check: {disabled: true}}]\n"+yaml))
 	if err != nil {
