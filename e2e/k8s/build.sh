@@ -7,6 +7,8 @@ folder=$1; shift
 mkdir -p "$folder/bin"; folder=$(cd "$folder" && pwd)
 exec {lock}>"$folder/lock"; flock "$lock" # of two at once, the second finds all made
 export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath" GOTOOLCHAIN=local
+# Compilers that collect no garbage below 2 GiB take a seventh less time.
+export GOGC=off GOMEMLIMIT=2GiB
 
 HELM=v3.22.0
 KUBECONFORM=v0.8.0

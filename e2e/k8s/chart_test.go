@@ -154,6 +154,12 @@ func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
 	eventually(t, 2*time.Minute, "the end of all old pods", func() error { return c.node.leaving(in) })
 	followsPicks(t, c, in, chat)
 	streams(t, chat)
+	// Here nothing fails open: a request that comes as a Kvlane ends is not cut.
+	steadily(t, chat, false, func() {
+		c.kubectl(t, "", "-n", in, "rollout", "restart", "deployment/kvlane")
+		c.ready(t, in, "kvlane", 2)
+		eventually(t, 2*time.Minute, "the end of all old pods", func() error { return c.node.leaving(in) })
+	})
 	r.end(t)
 }
 

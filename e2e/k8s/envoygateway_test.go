@@ -95,6 +95,7 @@ func TestEnvoyGateway(t *testing.T) {
 	t.Run("buffered", func(t *testing.T) { behindEnvoyGateway(t, c, ns, chat) })
 	t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
 	t.Run("first token and end are seen", func(t *testing.T) { phases(t, c, chat) })
+	t.Run("with two replicas first tokens are seen or counted as missed", func(t *testing.T) { missedPhases(t, c, chat) })
 	t.Run("engines are replaced under load", func(t *testing.T) {
 		steady(t, chat, func() {
 			c.kubectl(t, "", "rollout", "restart", "deployment/llm")
@@ -304,6 +305,27 @@ func phases(t *testing.T, c *cluster, chat string) {
 		if n := c.metric(t, ns, "kvlane_first_token_seconds_count") - before; n < 4 {
 			return fmt.Errorf("%v", n)
 		}
+		return nil
+	})
+	c.nothingBooked(t, ns)
+}
+
+// missedPhases has two replicas: an observing stream that comes to the one that did
+// not decide the request is counted there, and the reservation ends with the answer.
+func missedPhases(t *testing.T, c *cluster, chat string) {
+	const seen, missed, sent = "kvlane_first_token_seconds_count", `kvlane_extproc_failures_total`, 16
+	seenBefore, missedBefore := c.metric(t, ns, seen), c.metric(t, ns, missed)
+	for i := range sent {
+		if r, err := post(t.Context(), chat, chatBody("demo", essay(fmt.Sprint("missed ", i), 30), true)); err != nil || r.status != http.StatusOK {
+			t.Fatalf("%d %v", r.status, err)
+		}
+	}
+	eventually(t, reasonable, "each observation in an account", func() error {
+		s, m := c.metric(t, ns, seen)-seenBefore, c.metric(t, ns, missed)-missedBefore
+		if s+m < sent {
+			return fmt.Errorf("%v seen, %v missed", s, m)
+		}
+		t.Logf("of %d first tokens %v were seen, %v missed", sent, s, m)
 		return nil
 	})
 	c.nothingBooked(t, ns)
