@@ -14,8 +14,9 @@ ARG BASE_IMAGE=gcr.io/distroless/static-debian12:nonroot
 
 # Runs on the machine that builds and cross-compiles, so that other architectures need no emulation.
 FROM --platform=$BUILDPLATFORM ${GO_IMAGE} AS build
-ARG TARGETOS=linux
-ARG TARGETARCH=amd64
+# The builder says for what; a default here would take the place of that. Without one: for the machine that builds.
+ARG TARGETOS
+ARG TARGETARCH
 ARG VERSION=unknown
 WORKDIR /src
 COPY go.mod go.sum ./

@@ -236,6 +236,11 @@ func TestImageStage(t *testing.T) {
 	if stages[0].platform != "$BUILDPLATFORM" || stages[1].platform != "" {
 		t.Errorf("stages run on %q and %q: the first has to run on the machine that builds, the second is the image's", stages[0].platform, stages[1].platform)
 	}
+	for _, arg := range []string{"TARGETOS", "TARGETARCH"} {
+		if !slices.Contains(stages[0].instructions, instruction{"ARG", arg}) {
+			t.Errorf("the build stage has no line \"ARG %s\"; with a default every platform's image would hold the default's binary", arg)
+		}
+	}
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	if err != nil {
 		t.Fatal(err)
