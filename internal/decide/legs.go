@@ -153,14 +153,15 @@ func (j *job) side(p *place) disagg.Side {
 // split runs the prefill leg of a plan, or starts it, and makes the decode leg.
 func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extproc.Decision {
 	l := j.d.legs
-	x := &disagg.Exchange{Request: j.request, Path: j.r.Path, ID: j.r.ID, IDs: j.ids, Conversation: j.query.Conversation, Decode: j.side(decode)}
-	if j.front || j.foreign(decode) {
-		x.IDs = nil
-	}
+	x := &disagg.Exchange{Request: j.request, Path: j.r.Path, ID: j.r.ID, Conversation: j.query.Conversation, Decode: j.side(decode)}
 	for attempt := 1; ; attempt++ {
 		prefill := j.prefillAt
 		if !j.d.still(plan.Prefill, prefill) {
 			prefill = &place{}
+		}
+		x.IDs = j.ids
+		if j.front || j.foreign(decode) || j.foreign(prefill) {
+			x.IDs = nil
 		}
 		run := j.runLeg(ctx, x, plan, prefill)
 		if run.failure == nil {
@@ -210,9 +211,6 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		return run{failure: &disagg.FailureError{Outcome: disagg.Unreachable, Err: errors.New("the worker is gone")}}
 	}
 	x.Begin(j.side(p), disagg.NewUnique())
-	if j.foreign(p) {
-		x.IDs = nil
-	}
 	defer func() {
 		if r.failure != nil {
 			l.protocol.Failed(&x.Prefill)

@@ -45,6 +45,12 @@ func newPoolsOf(t *testing.T, connector string) *pools {
 // newPoolsWith takes further sections of the configuration.
 func newPoolsWith(t *testing.T, connector, sections string) *pools {
 	t.Helper()
+	return newPoolsServing(t, connector, sections, nil)
+}
+
+// newPoolsServing takes models too.
+func newPoolsServing(t *testing.T, connector, sections string, models []*Served) *pools {
+	t.Helper()
 	goleak.VerifyNone(t)
 	rules := "routing: {disagg: {mode: threshold, threshold: 0}}\n"
 	if strings.Contains(sections, "routing:") {
@@ -54,7 +60,7 @@ func newPoolsWith(t *testing.T, connector, sections string) *pools {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := New(Options{Config: c, Metrics: telemetry.New("test"), Log: zerolog.Nop()})
+	d, err := New(Options{Config: c, Models: models, Metrics: telemetry.New("test"), Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -505,5 +511,42 @@ func TestAModelsOwnRule(t *testing.T) {
 			t.Errorf("%s: %+v, want split %v", name, d, split)
 		}
 		end(&d, http.StatusOK)
+	}
+}
+
+// LMCache's prefill leg carries our ids. A worker whose tokenizer differs gets none of
+// them: the next prefill worker is tried, and decode computes if there is no other.
+func TestIDsThatAWorkerDoesNotShare(t *testing.T) {
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Served{Config: config.Model{Name: "demo"}, Model: m}
+	s.Config.Check.Disabled = true
+	p := newPoolsServing(t, prefillFirst["lmcache"].connector, "", []*Served{s})
+	p.both(answer(prefillFirst["lmcache"].answer))
+	for name, c := range map[string]struct {
+		differ []string
+		legs   int64
+	}{
+		"none":      {nil, 1},
+		"a prefill": {[]string{"p0"}, 1},
+		"both":      {[]string{"p0", "p1"}, 0},
+		"decode":    {[]string{"d"}, 0},
+	} {
+		d := &differing{workers: map[string]bool{}}
+		for _, w := range c.differ {
+			d.workers[w] = true
+		}
+		s.agreement.differing.Store(d)
+		for i := range 2 { // each prefill worker comes first once
+			before := p.legs[0].Load() + p.legs[1].Load()
+			text := fmt.Sprint(name, i) + strings.Repeat(" word", 400)
+			got := p.Decide(t.Context(), &extproc.Request{ID: text[:9], Method: "POST", Path: "/v1/completions", Body: []byte(`{"model":"demo","prompt":"` + text + `"}`)})
+			if got.Reject != nil || p.legs[0].Load()+p.legs[1].Load()-before != c.legs {
+				t.Errorf("%s: %d legs, want %d; %+v", name, p.legs[0].Load()+p.legs[1].Load()-before, c.legs, got.Reject)
+			}
+			end(&got, http.StatusOK)
+		}
 	}
 }

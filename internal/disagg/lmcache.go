@@ -35,6 +35,9 @@ func lmcachePrefill(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
+	if len(x.IDs) == 0 {
+		return Leg{}, fmt.Errorf("%w: no token ids that both workers share", errUnusable)
+	}
 	leg := Leg{Edits: vllmPrefill(prompt.Completions), grows: 8 * len(x.IDs)}
 	if x.Request.API == prompt.Chat {
 		leg.Edits = append(leg.Edits, chatOnly...)
