@@ -18,6 +18,7 @@ func loadConfig(file string) (*config.Config, error) {
 func runCheck(_ context.Context, io streams, args []string) error {
 	f := flags(io, "check")
 	file := f.String("config", "", "configuration `file`")
+	strict := f.Bool("strict", false, "warnings are errors")
 	if err := parse(f, args, 0); err != nil {
 		return err
 	}
@@ -28,11 +29,15 @@ func runCheck(_ context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	warn := func(problem string) { fmt.Fprintf(io.err, "warning: %s\n", problem) }
 	for _, w := range warnings {
-		fmt.Fprintf(io.err, "warning: %s\n", w)
+		warn(fmt.Sprint(w))
 	}
-	if err := checkParts(c); err != nil {
+	if err := checkParts(c, *strict, warn); err != nil {
 		return err
+	}
+	if *strict && len(warnings) > 0 {
+		return fmt.Errorf("%s: %d warnings", *file, len(warnings))
 	}
 	fmt.Fprintf(io.out, "%s: valid; %d models, %d static workers, policy %s\n", *file, len(c.Models), len(c.Workers.Static), c.Routing.Preset)
 	return nil

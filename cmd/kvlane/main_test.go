@@ -41,6 +41,14 @@ func TestCommands(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(half, "tokenizer.json"), []byte(`{"a":`), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	strange := t.TempDir()
+	if err := os.WriteFile(filepath.Join(strange, "tokenizer.json"), []byte(`{"version":"1.0","added_tokens":[],"model":{"type":"Quux","vocab":{}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	inexact := file("inexact.yaml", "models: [{name: m, tokenizer: "+strange+"}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
+	unchecked := file("unchecked.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\", check: {disabled: true}}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
+	untemplated := file("untemplated.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\", chat_template: "+filepath.Join(dir, "broken.jinja")+"}]\n"+
+		"workers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
 	halved := file("halved.yaml", "models: [{name: m, tokenizer: "+half+"}]\n")
 	for _, c := range []struct {
 		name, stdin string
@@ -67,6 +75,11 @@ func TestCommands(t *testing.T) {
 		{"tokenize a bad line and a good one", "{\n" + `{"text": "Hello"}` + "\n", []string{"tokenize", "--tokenizer", "builtin:qwen3"}, 1, `{"ids":[9707]}`, "1 of 2 lines were answered with an error"},
 		{"tokenize with half a file", "", []string{"tokenize", "--tokenizer", half}, 1, "", "tokenizer " + half + ": load tokenizer.json: malformed JSON"},
 		{"render with an empty folder", "", []string{"render", "--tokenizer", hollow}, 1, "", "tokenizer " + hollow + ": load tokenizer: no tokenizer.json"},
+		{"check with a tokenizer that is not exact", "", []string{"check", "--config", inexact}, 0, "valid; 1 models", `warning: models[0].tokenizer: tokenizer ` + strange},
+		{"check is strict about it", "", []string{"check", "--strict", "--config", inexact}, 1, "", "model m: tokenizer " + strange},
+		{"check with a template that does not compile", "", []string{"check", "--config", untemplated}, 0, "valid; 1 models", `"m" is routed by load`},
+		{"check without comparisons", "", []string{"check", "--config", unchecked}, 0, "valid; 1 models", `models[0].check.disabled: the ids of "m" are never compared`},
+		{"check is strict about that", "", []string{"check", "--strict", "--config", unchecked}, 1, "", "1 warnings"},
 		{"check with half a file", "", []string{"check", "--config", halved}, 1, "", "model m: tokenizer " + half + ": load tokenizer.json"},
 		{"tokens-check where nobody is", "", []string{"tokens-check", "--tokenizer", "builtin:qwen3", "--engine", "http://127.0.0.1:1"}, 1, "", "connection refused\n"},
 		{"tokenize without a tokenizer", "", []string{"tokenize"}, 2, "", "needs --tokenizer DIR"},

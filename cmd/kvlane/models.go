@@ -14,6 +14,8 @@ import (
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 )
 
 // loadModels reads the tokenizers of the configuration. A tokenizer that is not
@@ -37,6 +39,9 @@ func loadModels(c *config.Config, metrics *telemetry.Metrics, log zerolog.Logger
 			log.Info().Str("model", m.Name).Str("tokenizer", m.Tokenizer).Msg("loading tokenizer")
 			begin := time.Now()
 			s.Model, err = loadModel(m)
+			if err == nil && m.Check.Disabled {
+				log.Warn().Str("model", m.Name).Msg("check.disabled: the model's ids are never compared with an engine's; if they differ, nothing will say so")
+			}
 			switch {
 			case err == nil:
 				log.Info().Str("model", m.Name).Dur("took", time.Since(begin)).Msg("tokenizer loaded")
@@ -68,7 +73,7 @@ func renderOutcome(err error) string {
 func loadModel(m config.Model) (*model.Model, error) {
 	o := model.Options{
 		ToolParser: m.ToolParser, HideToolsWhenNone: m.HideTools, TrustTemplates: m.TrustTemplates,
-		MaxModelLen: m.MaxModelLen, CacheBytes: int64(m.CacheBytes),
+		Multimodal: m.Multimodal, MaxModelLen: m.MaxModelLen, CacheBytes: int64(m.CacheBytes),
 	}
 	if len(m.Adapters) > 0 {
 		o.Names = append([]string{m.Name}, m.Aliases...)
@@ -96,15 +101,27 @@ func modelOf(dir string, o model.Options) (*model.Model, error) {
 	return m, nil
 }
 
-// checkParts tries what only loading shows.
-func checkParts(c *config.Config) error {
-	for _, m := range c.Models {
+// checkParts tries what only loading shows. A tokenizer that is not known to be exact is a warning, as serve starts with
+// it; it is an error if strict.
+func checkParts(c *config.Config, strict bool, warn func(problem string)) error {
+	for i := range c.Models {
+		m := c.Models[i]
 		if m.Tokenizer == "" {
 			continue
 		}
-		if _, err := loadModel(m); err != nil {
+		switch _, err := loadModel(m); {
+		case err == nil:
+		case strict || !inexact(err):
 			return fmt.Errorf("model %s: %w", m.Name, err)
+		default:
+			warn(fmt.Sprintf("models[%d].tokenizer: %v: %q is routed by load", i, err, m.Name))
 		}
 	}
 	return nil
+}
+
+// inexact tells whether an error is about a tokenizer or a chat template that is whole and cannot be followed exactly.
+func inexact(err error) bool {
+	_, template := errors.AsType[*jinja.Error](err)
+	return template || errors.Is(err, tokenizer.ErrUnsupported)
 }

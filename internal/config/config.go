@@ -73,6 +73,7 @@ type Model struct {
 	ToolParser     bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser; without, it refuses tools."`
 	HideTools      bool     `yaml:"hide_tools_when_none" jsonschema_description:"vLLM runs with --exclude-tools-when-tool-choice-none."`
 	TrustTemplates bool     `yaml:"trust_request_templates" jsonschema_description:"Requests may bring a chat_template (vLLM with --trust-request-chat-template). Without, no such template is run: vLLM refuses the request, and for other engines it is routed by load."`
+	Multimodal     *bool    `yaml:"multimodal" jsonschema_description:"The model takes images, audio or video; if not, such a request is refused. Absent: by config.json beside the tokenizer, or else by what the chat template names."`
 	MaxModelLen    int      `yaml:"max_model_len" jsonschema:"minimum=0" jsonschema_description:"The engine's context in tokens; 0: unknown."`
 	CacheBytes     Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for what prompts have in common with earlier ones."`
 	HandIDs        bool     `yaml:"hand_ids" jsonschema_description:"Send the token ids on, so that the engine does not tokenize again."`
@@ -100,6 +101,7 @@ type Check struct {
 	Every    int      `yaml:"every" jsonschema:"minimum=1" jsonschema_description:"One of so many requests is compared in service."`
 	Retry    Duration `yaml:"retry" jsonschema_description:"When a model that differs, or an engine that did not answer, is asked again."`
 	Timeout  Duration `yaml:"timeout" jsonschema_description:"Bound of one comparison or remote rendering."`
+	MaxBody  Bytes    `yaml:"max_body" jsonschema_description:"Largest request body that is compared in service; up to 12 of them are kept for each worker."`
 	Renderer string   `yaml:"renderer" jsonschema_description:"URL of a vLLM renderer that makes the ids where the tokenizer cannot."`
 }
 
@@ -311,5 +313,5 @@ func defaultWorker() Worker {
 func DefaultKubernetes() Kubernetes { return Kubernetes{Worker: defaultWorker()} }
 
 func defaultModel() Model {
-	return Model{Engine: "vllm", CacheBytes: 16 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second)}}
+	return Model{Engine: "vllm", CacheBytes: 16 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second), MaxBody: 1 << 20}}
 }

@@ -17,6 +17,11 @@ func (c *Config) warn(note report) {
 			known[name] = true
 		}
 	}
+	for i := range c.Models {
+		if m := &c.Models[i]; m.Check.Disabled && m.Tokenizer != "" {
+			note("models["+strconv.Itoa(i)+"].check.disabled", "the ids of %q are never compared with an engine's: if they differ, nothing will say so", m.Name)
+		}
+	}
 	owners := map[string]string{}
 	look := func(path string, l *Worker) {
 		for i, name := range l.Models {

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -144,7 +145,8 @@ func (d *Decider) newCheck(s *Served, m *member) *check {
 	log := d.log.With().Str("model", s.Config.Name).Str("worker", worker).Str("engine", m.Address).Logger()
 	c.checker = model.NewChecker(s.Model, &model.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, model.CheckerOptions{
 		ModelName: s.Config.Name, Every: s.Config.Check.Every, Retry: s.Config.Check.Retry.Std(), Gate: d.checking, Awake: c.ready.Load,
-		OnCheck: func(diff *model.Difference, err error) {
+		MaxBody: int(s.Config.Check.MaxBody),
+		OnCheck: func(api prompt.API, diff *model.Difference, err error) {
 			outcome := "equal"
 			switch {
 			case diff != nil:
@@ -152,7 +154,7 @@ func (d *Decider) newCheck(s *Served, m *member) *check {
 			case err != nil:
 				outcome = "failed"
 			}
-			d.metrics.TokenChecks.WithLabelValues(s.Config.Name, worker, outcome).Inc()
+			d.metrics.TokenChecks.WithLabelValues(s.Config.Name, worker, api.String(), outcome).Inc()
 		},
 		OnState: func(state model.State, diff *model.Difference) {
 			s.agreement.settle()

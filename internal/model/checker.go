@@ -42,12 +42,14 @@ type CheckerOptions struct {
 	Every int
 	// Retry is the time after which a model that differs, or an engine that did not answer, is asked again. 0: 1 minute.
 	Retry time.Duration
+	// MaxBody is the largest body in bytes that is copied for comparison. 0: 1 MiB.
+	MaxBody int
 	// Awake says whether the engine is worth asking again; nil: always.
 	Awake func() bool
 	// Gate, if not nil, bounds how many checkers that share it ask at a time.
 	Gate chan struct{}
 	// OnCheck is told every comparison: nil difference and nil error mean equal. It must not block.
-	OnCheck func(d *Difference, err error)
+	OnCheck func(api prompt.API, d *Difference, err error)
 	// OnState is told every change of state, with the difference that caused it. It must not block.
 	OnState func(s State, d *Difference)
 }
@@ -68,16 +70,19 @@ type Checker struct {
 	failed [][]byte // bodies that differed or had no answer, asked again before the model is trusted
 }
 
-// maxSample bounds the bodies that are copied for comparison, maxFailed the ones that are kept.
+// defaultMaxBody is CheckerOptions.MaxBody if it is 0; maxFailed bounds the bodies that are kept.
 const (
-	maxSample = 1 << 20
-	maxFailed = 8
+	defaultMaxBody = 1 << 20
+	maxFailed      = 8
 )
 
 // NewChecker makes a checker; Run makes it work.
 func NewChecker(m *Model, oracle *Oracle, options CheckerOptions) *Checker {
 	if options.Every <= 0 {
 		options.Every = 1000
+	}
+	if options.MaxBody <= 0 {
+		options.MaxBody = defaultMaxBody
 	}
 	if options.Retry <= 0 {
 		options.Retry = time.Minute
@@ -93,7 +98,7 @@ func (c *Checker) Usable() bool { return c.State() != Differs }
 
 // Offer lets the checker see a request in service; one in Every is copied and compared later. It never blocks.
 func (c *Checker) Offer(req *prompt.Request) {
-	if c.count.Add(1)%uint64(c.options.Every) != 0 || len(req.Body) > maxSample {
+	if c.count.Add(1)%uint64(c.options.Every) != 0 || len(req.Body) > c.options.MaxBody {
 		return
 	}
 	sample := append(make([]byte, 0, len(req.Body)+1), byte(req.API))
@@ -217,7 +222,7 @@ var errNotComparable = errors.New("not comparable")
 func (c *Checker) ask(ctx context.Context, s []byte) (*Difference, error) {
 	d, err := c.compare(ctx, s)
 	if c.options.OnCheck != nil && !errors.Is(err, errNotComparable) {
-		c.options.OnCheck(d, err)
+		c.options.OnCheck(prompt.API(s[0]), d, err)
 	}
 	return d, err
 }
@@ -226,6 +231,12 @@ func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 	req, err := prompt.Parse(prompt.API(s[0]), s[1:])
 	if err != nil {
 		return nil, errNotComparable
+	}
+	if rendered(req.API) {
+		// The engine would fetch media to render them: what is not comparable here is not asked.
+		if ours, err := c.model.Prompt(req, c.oracle.Engine); err != nil || ours.Partial != "" {
+			return nil, errNotComparable
+		}
 	}
 	theirs, asked, err := c.oracle.IDs(ctx, req)
 	if errors.Is(err, ErrNoOracle) {

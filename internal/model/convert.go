@@ -14,11 +14,12 @@ func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
 	var body *jinja.Dict
 	var partial string
 	var err error
-	if engine == SGLang && req.API != prompt.Responses {
-		body, err = m.sglangMessages(in)
-	} else if req.API == prompt.Responses {
+	switch {
+	case req.API == prompt.Responses:
 		body, partial, err = responsesChat(in)
-	} else {
+	case engine == SGLang:
+		body, err = m.sglangMessages(in)
+	default:
 		body, partial, err = m.messagesChat(in)
 	}
 	if err != nil {

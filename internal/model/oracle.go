@@ -33,6 +33,10 @@ const maxAnswer = 64 << 20
 // IDs asks for the ids of req by the engine's tokenizing endpoint. asked is the request that it was asked with, which may
 // have fewer fields: ours must be computed from that. The error is a *Refusal for an answer of 4xx.
 func (o *Oracle) IDs(ctx context.Context, req *prompt.Request) (ids []uint32, asked *prompt.Request, err error) {
+	if rendered(req.API) {
+		ids, err = o.renderedIDs(ctx, req)
+		return ids, req, err
+	}
 	path, body, err := o.question(req)
 	if err != nil {
 		return nil, nil, err
@@ -54,6 +58,35 @@ func (o *Oracle) IDs(ctx context.Context, req *prompt.Request) (ids []uint32, as
 	}
 	return ids, asked, nil
 }
+
+// rendered tells whether an API's ids are asked for at a render endpoint, with the whole request.
+func rendered(api prompt.API) bool { return api == prompt.Messages || api == prompt.Responses }
+
+// renderedIDs asks vLLM's render endpoint of the API. Without --enable-scale-out the engine has none.
+func (o *Oracle) renderedIDs(ctx context.Context, req *prompt.Request) ([]uint32, error) {
+	if o.Engine != VLLM {
+		return nil, ErrNoOracle
+	}
+	path := "/v1/messages/render"
+	if req.API == prompt.Responses {
+		path = "/v1/responses/render"
+	}
+	answer, err := post(ctx, o.Client, o.Timeout, strings.TrimRight(o.URL, "/")+path, req.Body)
+	if errors.Is(err, errNoEndpoint) {
+		return nil, ErrNoOracle
+	}
+	if err != nil {
+		return nil, err
+	}
+	ids, err := prompt.AppendIDs(nil, prompt.Member(answer, "token_ids"))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return ids, nil
+}
+
+// errNoEndpoint is within the error for 403 and 404.
+var errNoEndpoint = errors.New("no such endpoint")
 
 // vllmAsked are the fields that vLLM's /tokenize knows.
 var vllmAsked = []prompt.Field{prompt.FieldModel, prompt.FieldPrompt, prompt.FieldMessages, prompt.FieldTools, prompt.FieldChatTemplate,
@@ -124,6 +157,8 @@ func post(ctx context.Context, client *http.Client, timeout time.Duration, url s
 		return answer, nil
 	case resp.StatusCode >= 400 && resp.StatusCode < 500 && resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusForbidden:
 		return nil, &Refusal{Status: resp.StatusCode, Reason: messageOf(answer)}
+	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusForbidden:
+		return nil, fmt.Errorf("%s: status %d: %s: %w", url, resp.StatusCode, messageOf(answer), errNoEndpoint)
 	default:
 		return nil, fmt.Errorf("%s: status %d: %s", url, resp.StatusCode, messageOf(answer))
 	}

@@ -159,7 +159,7 @@ func TestOracleAsksOnlyWhatCanBeAnswered(t *testing.T) {
 		{TRTLLM, prompt.Chat, `{"messages":[{}]}`},
 		{VLLM, prompt.Completions, `{"prompt":[1,2]}`},
 		{VLLM, prompt.Completions, `{"prompt":["a","b"]}`},
-		{VLLM, prompt.Responses, `{"input":"a"}`},
+		{SGLang, prompt.Responses, `{"input":"a"}`},
 		{SGLang, prompt.Generate, `{"text":"a"}`},
 	} {
 		req, err := prompt.Parse(c.api, []byte(c.body))
@@ -291,6 +291,65 @@ func TestFirstModel(t *testing.T) {
 	for _, answer = range []string{`{"data":[]}`, `no json`} {
 		if name, err := o.FirstModel(t.Context()); err == nil {
 			t.Errorf("%s gave %q", answer, name)
+		}
+	}
+}
+
+// TestRenderedAPIsAreCompared: messages and responses are compared with vLLM's render endpoints, as a whole; where the engine
+// has none, nothing is said.
+func TestRenderedAPIsAreCompared(t *testing.T) {
+	f, s := startEngine(t)
+	for path, body := range map[string]string{
+		"/v1/messages":  `{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"Hi"}]}`,
+		"/v1/responses": `{"model":"m","input":"Hi","instructions":"Be brief."}`,
+	} {
+		api, _ := prompt.Detect(http.MethodPost, path)
+		var told []string
+		c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{OnCheck: func(api prompt.API, d *Difference, err error) {
+			told = append(told, fmt.Sprint(api, d != nil, err))
+		}})
+		question := append([]byte{byte(api)}, body...)
+		if d, err := c.ask(t.Context(), question); d != nil || err != nil {
+			t.Errorf("%s: %v, %v", path, d, err)
+		}
+		f.wrong.Store(true)
+		if d, err := c.ask(t.Context(), question); d == nil || err != nil {
+			t.Errorf("%s, another id: %v, %v", path, d, err)
+		}
+		f.wrong.Store(false)
+		if want := []string{api.String() + " false <nil>", api.String() + " true <nil>"}; !slices.Equal(told, want) {
+			t.Errorf("%s: told %q", path, told)
+		}
+		asked := f.asked.Load()
+		image := append([]byte{byte(prompt.Messages)}, `{"model":"m","max_tokens":5,"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}`...)
+		if _, err := c.ask(t.Context(), image); !errors.Is(err, errNotComparable) || f.asked.Load() != asked {
+			t.Errorf("an image: %v, asked %d times", err, f.asked.Load()-asked)
+		}
+		for _, status := range []int{http.StatusForbidden, http.StatusNotFound} {
+			none := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "{}", status) }))
+			c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: none.URL}, CheckerOptions{})
+			if _, err := c.ask(t.Context(), question); !errors.Is(err, errNotComparable) {
+				t.Errorf("%s, status %d: %v", path, status, err)
+			}
+			none.Close()
+		}
+		if _, err := NewChecker(load(t, "qwen3", Options{}), &Oracle{Engine: SGLang, URL: s.URL}, CheckerOptions{}).ask(t.Context(), question); !errors.Is(err, errNotComparable) {
+			t.Errorf("%s of SGLang: %v", path, err)
+		}
+	}
+}
+
+// TestLargestSample: bodies beyond CheckerOptions.MaxBody are not copied.
+func TestLargestSample(t *testing.T) {
+	body := `{"prompt":"` + strings.Repeat("x", 100) + `"}`
+	for most, want := range map[int]int{len(body): 1, len(body) - 1: 0, 0: 1} {
+		c := NewChecker(load(t, "qwen3", Options{}), &Oracle{}, CheckerOptions{Every: 1, MaxBody: most})
+		req, err := prompt.Parse(prompt.Completions, []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Offer(req); len(c.samples) != want {
+			t.Errorf("%d bytes of at most %d: %d samples", len(body), most, len(c.samples))
 		}
 	}
 }

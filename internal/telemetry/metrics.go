@@ -78,7 +78,7 @@ type Metrics struct {
 	Checks *prometheus.CounterVec
 	// Legs counts prefill legs by prefill worker and outcome.
 	Legs *prometheus.CounterVec
-	// TokenChecks counts comparisons with engines' tokenizers, by model, worker and outcome.
+	// TokenChecks counts comparisons with engines' tokenizers, by model, worker, API and outcome.
 	TokenChecks *prometheus.CounterVec
 	// Renders counts calls to remote renderers, by model and outcome.
 	Renders *prometheus.CounterVec
@@ -125,7 +125,7 @@ func New(version string) *Metrics {
 		Checks:          counter("health_checks_total", "Health checks by worker and outcome.", "worker", "outcome"),
 		Legs:            counter("prefill_legs_total", "Prefill legs by worker and outcome.", "worker", "outcome"),
 		Renders:         counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker open).", "model", "outcome"),
-		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model, worker and outcome.", "model", "worker", "outcome"),
+		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model, worker, API and outcome.", "model", "worker", "api", "outcome"),
 	}
 	m.LateFirstTokens = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "kvlane", Name: "extproc_late_first_tokens_total",
 		Help: "Answers whose first piece was observed after their end: usual for answers that come in one piece."})
