@@ -133,7 +133,7 @@ func newBed(t *testing.T, s shape) *bed {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	b := &bed{t: t, shape: s, dir: dir, sent: map[string]bool{}}
-	b.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+	b.client = &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 	t.Cleanup(b.client.CloseIdleConnections)
 	b.ingress, b.admin = freeAddress(t), freeAddress(t)
 	b.envoyAdmin = freeAddress(t)
@@ -177,7 +177,7 @@ drain: 2s
 	}
 	b.startKvlane()
 	t.Cleanup(func() { b.stopKvlane(syscall.SIGKILL) })
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if b.envoy, err = envoy.Run(ctx, envoyBinary, dir, b.file("envoy.yaml"), b.envoyAdmin, 2); err != nil {
 		t.Fatal(err)
@@ -295,7 +295,7 @@ func (b *bed) stopKvlane(sig syscall.Signal) {
 	_ = b.kvlane.Process.Signal(sig)
 	select {
 	case <-b.exited:
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		_ = b.kvlane.Process.Kill()
 		b.t.Error("kvlane did not stop")
 	}
@@ -304,7 +304,7 @@ func (b *bed) stopKvlane(sig syscall.Signal) {
 
 func (b *bed) until(what string, ok func() bool) {
 	b.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if ok() {
 			return
 		}

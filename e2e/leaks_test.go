@@ -85,7 +85,7 @@ func (b *bed) quiet() {
 	for kind := range b.goroutines() {
 		leaks[kind] = "not compared"
 	}
-	for deadline := time.Now().Add(30 * time.Second); len(leaks) > 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); len(leaks) > 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		now := b.goroutines()
 		for name := range leaks {
 			delete(leaks, name)
