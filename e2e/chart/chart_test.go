@@ -115,6 +115,7 @@ func TestEnvoyValues(t *testing.T) {
 			"duplex":      "proxy.requestBody=FULL_DUPLEX_STREAMED,proxy.responseBody=STREAMED",
 			"limits":      "maxBodyBytes=33554432,messageTimeout=45s,proxy.port=10080,extProcPort=19002",
 			"prefill":     "config.disagg.connector=nixl",
+			"published":   "service.type=LoadBalancer",
 			"other names": "fullnameOverride=picker,clusterDomain=cluster.test",
 		} {
 			t.Run(mode+"/"+name, func(t *testing.T) {

@@ -38,6 +38,9 @@ func checkLaws(t *testing.T, objects []object) {
 		}
 		d := selected(t, s, at(s, "spec", "selector"), deployments)
 		for _, p := range list(s, "spec", "ports") {
+			if kind := text(s, "spec", "type"); kind != "ClusterIP" && slices.Contains([]string{"http-metrics", "grpc-health"}, text(p, "targetPort")) {
+				t.Errorf("%s of type %s publishes %s", s, kind, text(p, "targetPort"))
+			}
 			if d != nil && !slices.Contains(portNames(d), text(p, "targetPort")) {
 				t.Errorf("%s: no container of %s has port %v", s, d, at(p, "targetPort"))
 			}

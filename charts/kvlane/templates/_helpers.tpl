@@ -210,10 +210,19 @@ rollingUpdate:
 {{- end }}
 {{- end }}
 
+{{- /* "true" if health and metrics have a Service of their own: the one in front is for clients, or for the world. */ -}}
+{{- define "kvlane.adminService" -}}
+{{- if or (eq .Values.mode "sidecar") (and (eq .Values.mode "gateway") (ne .Values.service.type "ClusterIP")) }}true{{ end }}
+{{- end }}
+
 {{- /* Ports of a Service of Kvlane. kubernetes.io/h2c: gateways speak HTTP/2 to it. */ -}}
 {{- define "kvlane.extProcPorts" -}}
-- {name: grpc-ext-proc, port: {{ .Values.extProcPort }}, targetPort: grpc-ext-proc, protocol: TCP, appProtocol: kubernetes.io/h2c}
+{{ include "kvlane.extProcPort" . }}
 {{ include "kvlane.probePorts" . }}
+{{- end }}
+
+{{- define "kvlane.extProcPort" -}}
+- {name: grpc-ext-proc, port: {{ .Values.extProcPort }}, targetPort: grpc-ext-proc, protocol: TCP, appProtocol: kubernetes.io/h2c}
 {{- end }}
 
 {{- define "kvlane.probePorts" -}}
