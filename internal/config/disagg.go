@@ -56,13 +56,18 @@ var disaggNeeds = map[string]struct {
 	roles map[string]bool
 	what  string
 	given func(w *WorkerDisagg) bool
+	// own is what tells the worker from all others.
+	own func(w *WorkerDisagg) string
 }{
 	"lmcache": {map[string]bool{"decode": true}, "receiver_host, receiver_init_ports and receiver_alloc_ports",
 		func(w *WorkerDisagg) bool {
 			return w.ReceiverHost != "" && len(w.InitPorts) > 0 && len(w.AllocPorts) > 0
-		}},
-	"p2p-nccl":  {map[string]bool{"prefill": true, "decode": true}, "zmq", func(w *WorkerDisagg) bool { return w.ZMQ != "" }},
-	"nixl-push": {map[string]bool{"prefill": true}, "engine_id", func(w *WorkerDisagg) bool { return w.EngineID != "" }},
+		},
+		func(w *WorkerDisagg) string { return fmt.Sprint(w.ReceiverHost, " ", w.InitPorts) }},
+	"p2p-nccl": {map[string]bool{"prefill": true, "decode": true}, "zmq", func(w *WorkerDisagg) bool { return w.ZMQ != "" },
+		func(w *WorkerDisagg) string { return w.ZMQ }},
+	"nixl-push": {map[string]bool{"prefill": true}, "engine_id", func(w *WorkerDisagg) bool { return w.EngineID != "" },
+		func(w *WorkerDisagg) string { return w.EngineID }},
 }
 
 // over is the general rule with what a model's own changes.
@@ -167,6 +172,10 @@ func (c *Config) warnTemplate(note report) {
 		return
 	}
 	w := c.Workers.Kubernetes.Worker
+	// Engines that are asked know what they are.
+	if engine := ConnectorEngines[c.Disagg.Connector]; engine != "" && c.Workers.Kubernetes.NeverAsk && w.Engine != engine {
+		note("workers.kubernetes.worker.engine", "is %s: the connector %s is of %s; each pod with a role has to say so", w.Engine, c.Disagg.Connector, engine)
+	}
 	for _, w.Role = range []string{"prefill", "decode"} {
 		if lacks := c.lacks(&w); lacks != "" {
 			note("workers.kubernetes.worker.disagg", "%s, which this template does not have: each such pod has to have it as annotations", lacks)

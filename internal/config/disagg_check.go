@@ -94,10 +94,12 @@ func (p *rolePool) who() string {
 // validateRoles finds pools that cannot serve anything, and engines that do not speak the
 // connector's protocol.
 func (c *Config) validateRoles(bad report) {
+	c.unsplitSGLang(bad)
 	if !c.splits() {
 		return
 	}
 	c.wrongEngines(c.sites(), bad)
+	c.sharedIdentities(bad)
 	if !c.fixed() {
 		return
 	}
@@ -110,6 +112,45 @@ func (c *Config) validateRoles(bad report) {
 			bad(prefill+".role", "there are only prefill workers among the %s: nobody would decode", p.who())
 		case someD && !someP && c.Disagg.Connector == "sglang":
 			bad(decode+".role", "there is no prefill worker among the %s, and SGLang's decode engines compute no prompts", p.who())
+		}
+	}
+}
+
+// sharedIdentities finds workers whom a peer could not tell apart: blocks of all would go
+// to one of them.
+func (c *Config) sharedIdentities(bad report) {
+	need, ok := disaggNeeds[c.Disagg.Connector]
+	if !ok {
+		return
+	}
+	first := map[string]string{}
+	for _, s := range c.sites() {
+		settings := c.Disagg.Of(s.Worker)
+		if !need.roles[s.Role] || !need.given(&settings) {
+			continue
+		}
+		own := need.own(&settings)
+		if before, taken := first[own]; taken {
+			bad(s.path+".disagg", "%s of this worker are those of %s: the connector %s tells workers apart by them", need.what, before, c.Disagg.Connector)
+			continue
+		}
+		first[own] = s.path
+	}
+}
+
+// unsplitSGLang finds rules by which a decode engine of SGLang would get whole prompts,
+// which it does not compute.
+func (c *Config) unsplitSGLang(bad report) {
+	if c.Disagg.Connector != "sglang" || !slices.ContainsFunc(c.sites(), func(s sited) bool { return s.Role == "decode" }) {
+		return
+	}
+	const why = "off: SGLang's decode engines compute no prompts, so their requests have to be split"
+	if c.Routing.Disagg.Mode == routing.ModeOff {
+		bad("routing.disagg.mode", why)
+	}
+	for i := range c.Models {
+		if own := c.Models[i].Disagg.Mode; own != nil && *own == string(routing.ModeOff) {
+			bad("models["+strconv.Itoa(i)+"].disagg.mode", why)
 		}
 	}
 }

@@ -51,6 +51,13 @@ func TestPoolsThatCannotWork(t *testing.T) {
 		"a listener of this machine, 6": {nixl + pair + "envoy: {prefill: \"[::1]:8082\"}\n", "", ""},
 		"a listener in a folder":        {nixl + pair + "envoy: {prefill: \"unix:/run/p\"}\n", "", ""},
 		"append without LMCache":        {"disagg: {connector: nixl, first_token: append}\n" + pair, "", "disagg.first_token: only the connector lmcache"},
+		"one ZMQ address for two":       {"disagg: {connector: p2p-nccl}\n" + strings.ReplaceAll(pair, "role", "disagg: {zmq: \"10.0.0.1:5\"}, role"), "workers.static[1].disagg: zmq of this worker are those of workers.static[0]", ""},
+		"one receiver for all":          {"disagg: {connector: lmcache, workers: {receiver_host: h, receiver_init_ports: [1], receiver_alloc_ports: [2]}}\n" + pair + "  - {name: e, address: \"10.0.0.3:1\", role: decode}\n", "workers.static[2].disagg: receiver_host, receiver_init_ports and receiver_alloc_ports of this worker", ""},
+		"one engine id for two":         {"disagg: {connector: nixl-push}\n" + strings.ReplaceAll(pair, "role: prefill", "disagg: {engine_id: x}, role: prefill") + "  - {name: q, address: \"10.0.0.3:1\", role: prefill, disagg: {engine_id: x}}\n", "workers.static[2].disagg: engine_id of this worker", ""},
+		"one engine id, one worker":     {"disagg: {connector: nixl-push}\n" + strings.ReplaceAll(pair, "role: prefill", "disagg: {engine_id: x}, role: prefill"), "", ""},
+		"SGLang, off":                   {"disagg: {connector: sglang}\n" + strings.ReplaceAll(pair, "role", "engine: sglang, role") + "routing: {disagg: {mode: off}}\n", "routing.disagg.mode: off: SGLang's decode engines", ""},
+		"SGLang, off for a model":       {"disagg: {connector: sglang}\n" + strings.ReplaceAll(pair, "role", "engine: sglang, role") + "models: [{name: m, disagg: {mode: off}}]\n", "models[0].disagg.mode: off: SGLang's", ""},
+		"pods of another engine":        {"disagg: {connector: sglang}\nworkers: {kubernetes: {namespace: n, selector: {a: b}, ports: [1], never_ask: true, worker: {engine: vllm}}}\n", "", "workers.kubernetes.worker.engine: is vllm: the connector sglang is of sglang"},
 		"usage of the sidecar's leg":    {"disagg: {connector: sidecar, usage: prefill}\n" + pair, "", "disagg.usage: the sidecar sees to it"},
 	} {
 		t.Run(name, func(t *testing.T) {
