@@ -103,3 +103,22 @@ func eachRecorded(t *testing.T, file string, each func(recordedRequest)) {
 		t.Fatalf("%d requests, %v", n, err)
 	}
 }
+
+// TestEveryAPIOfEveryEngine: requests of APIs that an engine lacks are judged as well as may be.
+func TestEveryAPIOfEveryEngine(t *testing.T) {
+	m := load(t, "qwen3", Options{MaxModelLen: 100})
+	for api := prompt.Chat; api <= prompt.Tokenize; api++ {
+		for _, engine := range []Engine{VLLM, SGLang, TRTLLM} {
+			for _, body := range []string{`{}`, `{"temperature":"x","prompt":"a","input":"a","text":"a","messages":[{"role":"user","content":"a"}],"token_ids":[1],"max_tokens":1}`,
+				`{"temperature":1,"prompt":"a","input":"a","text":"a","messages":[{"role":"user","content":"a"}],"token_ids":[1],"max_tokens":1,"model":"m"}`} {
+				req, err := prompt.Parse(api, []byte(body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := m.Prompt(req, engine); err == nil && body == `{}` {
+					t.Errorf("%v %v: nothing is a request", engine, api)
+				}
+			}
+		}
+	}
+}

@@ -161,7 +161,9 @@ func (m *Model) vllmRules(in input) error {
 		return vllmGenerationPrompt(in)
 	case prompt.VLLMGenerate:
 		return vllmSalt(in)
-	default:
+	case prompt.Messages:
+	default: // no API of vLLM's
+		return nil
 	}
 	if err := vllmSalt(in); err != nil {
 		return err
