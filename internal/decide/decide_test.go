@@ -66,7 +66,8 @@ var qwen = sync.OnceValues(func() (*model.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	return model.Load(files, model.Options{Names: []string{"demo", "alias"}})
+	takes := true // images, as far as anybody here knows
+	return model.Load(files, model.Options{Names: []string{"demo", "alias"}, Multimodal: &takes})
 })
 
 func worker(name string, ranks int) workers.Worker {
@@ -167,7 +168,7 @@ func TestBodiesThatAreNotRead(t *testing.T) {
 		}
 		d.Ticket.End(time.Now())
 	}
-	for _, body := range []string{"\xef\xbb\xbf" + completion(100, ""), completion(100, `,"temperature":NaN`), completion(100, `,"x":[-Infinity]`)} {
+	for _, body := range []string{"\xef\xbb\xbf" + completion(100, ""), completion(100, `,"y":NaN`), completion(100, `,"x":[-Infinity]`)} {
 		d, e := b.ask("/v1/completions", body)
 		if d.Reject != nil || e.Degraded != "" || e.PromptTokens < 100 {
 			t.Errorf("%.20q: %+v, %q, %d tokens", body, d.Reject, e.Degraded, e.PromptTokens)
