@@ -12,7 +12,8 @@ import (
 // to istiod. Here the patches are put into a whole bootstrap, that of mode
 // standalone, for Envoy to judge.
 func TestEnvoyFilter(t *testing.T) {
-	rendered, err := render("--values", chart+"/examples/istio-envoyfilter.yaml")
+	// With a pool by name the filter has one field more.
+	rendered, err := render("--values", chart+"/examples/istio-envoyfilter.yaml", "--set", "inferencePool.name=llm")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -183,6 +183,11 @@ func (k *Kubernetes) validate(path string, bad report) {
 	if (pools > 0) == (len(k.Selector) > 0) {
 		bad(path, "needs either pool(s) or a selector")
 	}
+	for i, name := range k.Pools {
+		if first := slices.Index(k.Pools, name); first < i {
+			bad(path+".pools["+strconv.Itoa(i)+"]", "%q is pools[%d] already", name, first)
+		}
+	}
 	if len(k.Selector) > 0 && len(k.Ports) == 0 {
 		bad(path+".ports", "a selector needs the HTTP ports of a pod")
 	}

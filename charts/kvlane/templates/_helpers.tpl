@@ -107,6 +107,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- include "kvlane.fullname" . }}{{ if eq .Values.mode "standalone" }}-extproc{{ end }}
 {{- end }}
 
+{{- /* Service that an extra pool names as its picker: one for each, by which a request's pool is told. With a hash where the
+    pool's name is not the end of a Service's name. */ -}}
+{{- define "kvlane.poolService" -}}
+{{- $name := printf "%s-pool-%s" (include "kvlane.fullname" .root) .pool }}
+{{- if or (contains "." $name) (gt (len $name) 63) }}
+{{- printf "%s-%s" ($name | replace "." "-" | trunc 54 | trimSuffix "-") (.pool | sha256sum | trunc 8) }}
+{{- else }}
+{{- $name }}
+{{- end }}
+{{- end }}
+
 {{- define "kvlane.extProcHost" -}}
 {{- printf "%s.%s.svc.%s" (include "kvlane.extProcService" .) .Release.Namespace .Values.clusterDomain }}
 {{- end }}

@@ -49,10 +49,18 @@
 {{- if and $gateway (not $service) (not $pool) }}
 {{- fail "inferencePool: mode gateway needs a pool; let the chart create one, or name one that exists in inferencePool.name" }}
 {{- end }}
+{{- with $v.inferencePool.extraPools }}
+{{- if or (not $gateway) $service }}
+{{- fail "inferencePool.extraPools: only where a gateway routes to InferencePools; what tells a request's pool is the Service through which the gateway asks, and here there is one way for all" }}
+{{- end }}
+{{- if has $pool . }}
+{{- fail (printf "inferencePool.extraPools: %s is the first pool already" $pool) }}
+{{- end }}
+{{- end }}
 {{- if and (include "kvlane.createPool" .) (not $v.modelServers.matchLabels) }}
 {{- fail "modelServers.matchLabels: required, an InferencePool selects its pods by labels" }}
 {{- end }}
-{{- if and (not $pool) (not $v.inferencePool.extraPools) (not $v.modelServers.matchLabels) }}
+{{- if and (not $pool) (not $v.modelServers.matchLabels) }}
 {{- fail "modelServers.matchLabels: required where no InferencePool selects the pods" }}
 {{- end }}
 {{- if and (include "kvlane.createModelService" .) (not $v.modelServers.matchLabels) }}
