@@ -76,6 +76,7 @@ func play(t *testing.T, b *bed) {
 		{"the second turn goes to the rank that cached the first", (*bed).turns},
 		{"ids of texts equal the engine's", (*bed).textIDs},
 		{"ids of generated requests equal the engine's", (*bed).requestIDs},
+		{"refusals of odd bodies are the engine's", (*bed).refusals},
 		{"whole blocks, and the last token is always computed", (*bed).edges},
 		{"a salt separates caches", (*bed).salts},
 		{"the rank is honoured on every endpoint", (*bed).endpoints},
