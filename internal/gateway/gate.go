@@ -36,7 +36,7 @@ type Gate struct {
 	// Pools lists our pools; it is called for each request.
 	Pools func() []Pool
 	// Refused is called for each request that is not ours.
-	Refused func()
+	Refused func(*extproc.Request)
 }
 
 // Decide implements extproc.Handler.
@@ -46,7 +46,7 @@ func (g *Gate) Decide(ctx context.Context, r *extproc.Request) extproc.Decision 
 	at := find(pools, named, authority)
 	if at < 0 {
 		if g.Refused != nil {
-			g.Refused()
+			g.Refused(r)
 		}
 		return extproc.Decision{Reject: &extproc.Reject{
 			Status: 503, Details: "kvlane_other_pool",

@@ -61,7 +61,7 @@ func TestARequestReachesItsOwnPoolOnly(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			next, refused := &recorder{}, 0
-			g := &Gate{Next: next, Pools: func() []Pool { return c.pools }, Refused: func() { refused++ }}
+			g := &Gate{Next: next, Pools: func() []Pool { return c.pools }, Refused: func(*extproc.Request) { refused++ }}
 			md := metadata.MD{}
 			if c.authority != "" {
 				md.Set(":authority", c.authority)
