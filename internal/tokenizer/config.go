@@ -33,13 +33,15 @@ type Config struct {
 	// EOSTokenIDs are those of generation_config.json, else of config.json.
 	EOSTokenIDs []uint32
 
-	decoder []AddedToken // added_tokens_decoder, by id
+	decoder []AddedToken    // added_tokens_decoder, by id
+	named   map[string]bool // members of tokenizer_config.json, null or not
 	llama   llamaConfig
 }
 
 // llamaConfig is what transformers' LlamaTokenizer reads.
 type llamaConfig struct {
 	legacy, addPrefixSpace bool
+	prefixSpaceSet         bool // other classes have another default
 }
 
 // Template is a chat template by name.
@@ -151,6 +153,10 @@ func idList(raw json.RawMessage) []uint32 {
 
 func (c *Config) fromTokenizerConfig(members map[string]json.RawMessage) error {
 	c.specials(members)
+	c.named = make(map[string]bool, len(members))
+	for name := range members {
+		c.named[name] = true
+	}
 	c.llama = llamaConfig{addPrefixSpace: true}
 	for name, to := range map[string]any{
 		"tokenizer_class": &c.TokenizerClass, "legacy": &c.llama.legacy, "add_prefix_space": &c.llama.addPrefixSpace,
@@ -161,6 +167,8 @@ func (c *Config) fromTokenizerConfig(members map[string]json.RawMessage) error {
 			}
 		}
 	}
+	set, ok := members["add_prefix_space"]
+	c.llama.prefixSpaceSet = ok && string(set) != "null"
 	if raw, ok := members["model_max_length"]; ok {
 		if f, err := strconv.ParseFloat(string(raw), 64); err == nil && f > 0 && f < noLimit {
 			c.ModelMaxLength = int(f)

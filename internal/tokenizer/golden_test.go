@@ -26,6 +26,12 @@ var update = flag.Bool("update", false, "write testdata with the reference libra
 // reference asks livecheck/reference.py and returns an answer for each text.
 func reference[T any](t *testing.T, task any, texts []string) []T {
 	t.Helper()
+	return references[T](t, []any{task}, texts)
+}
+
+// references is reference for several tasks, one after the other.
+func references[T any](t *testing.T, tasks []any, texts []string) []T {
+	t.Helper()
 	python := os.Getenv("KVLANE_PYTHON")
 	if python == "" {
 		t.Skip("KVLANE_PYTHON is not set: it names a Python with Hugging Face tokenizers")
@@ -33,12 +39,14 @@ func reference[T any](t *testing.T, task any, texts []string) []T {
 	var in bytes.Buffer
 	enc := json.NewEncoder(&in)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(task); err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range texts {
-		if err := enc.Encode(map[string]string{"text": s}); err != nil {
+	for _, task := range tasks {
+		if err := enc.Encode(task); err != nil {
 			t.Fatal(err)
+		}
+		for _, s := range texts {
+			if err := enc.Encode(map[string]string{"text": s}); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	cmd := exec.CommandContext(t.Context(), python, filepath.Join("livecheck", "reference.py"))
@@ -57,8 +65,8 @@ func reference[T any](t *testing.T, task any, texts []string) []T {
 		}
 		answers = append(answers, a)
 	}
-	if len(answers) != len(texts) {
-		t.Fatalf("%d answers for %d texts", len(answers), len(texts))
+	if len(answers) != len(tasks)*len(texts) {
+		t.Fatalf("%d answers for %d texts", len(answers), len(tasks)*len(texts))
 	}
 	return answers
 }

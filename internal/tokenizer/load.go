@@ -70,6 +70,9 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := t.rebuild(&f, head); err != nil {
+		return nil, err
+	}
 	if err := t.readPipeline(&f, head); err != nil {
 		return nil, err
 	}
@@ -277,9 +280,9 @@ func (t *Tokenizer) byteLevel(norm, pre []component) error {
 	default:
 		return unsupported("pre-tokenizers [%s] with patterns %q", kinds, found)
 	}
-	if strings.HasPrefix(t.config.TokenizerClass, "LlamaTokenizer") && t.config.ModelType == "llama" {
-		return fmt.Errorf("%w: model_type llama with tokenizer_class %s and a byte-level tokenizer.json: engines of different"+
-			" versions have it %w differently", ErrUnsupported, t.config.TokenizerClass, errRebuilt)
+	if t.rebuiltLlama() {
+		return fmt.Errorf("%w: model_type %s with tokenizer_class %s and a byte-level tokenizer.json: engines of different"+
+			" versions have it %w differently", ErrUnsupported, t.config.ModelType, t.config.TokenizerClass, errRebuilt)
 	}
 	return nil
 }
@@ -327,11 +330,9 @@ func (t *Tokenizer) spaceLevel(norm, pre []component) error {
 }
 
 // rebuiltLlama tells whether transformers 5 ignores the pipeline of
-// tokenizer.json: for model type llama its class LlamaTokenizer builds its own,
-// without normalizer and with an unsplit Metaspace.
-func (t *Tokenizer) rebuiltLlama() bool {
-	return t.config.ModelType == "llama" && strings.HasPrefix(t.config.TokenizerClass, "LlamaTokenizer")
-}
+// tokenizer.json, for its class LlamaTokenizer, which builds its own, without
+// normalizer and with an unsplit Metaspace.
+func (t *Tokenizer) rebuiltLlama() bool { return t.config.engineClass() == "LlamaTokenizer" }
 
 func (t *Tokenizer) metaspace(p component) error {
 	if p.Replacement != lowLine {

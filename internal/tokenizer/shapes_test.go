@@ -240,6 +240,104 @@ func referenceIDs(t *testing.T, file string, texts []string) []goldenIDs {
 	return reference[goldenIDs](t, map[string]string{"tokenizer": path}, texts)
 }
 
+// rebuiltFile is a byte-level tokenizer.json whose words differ between the
+// pre-tokenizers that classes have.
+func rebuiltFile() string {
+	vocab := jsonOf{}
+	for b := range 256 {
+		vocab[string(byteToRune[b])] = b
+	}
+	var merges [][2]string
+	for _, m := range []string{"1 2", "12 3", "4 5", "123 45", "l l", "e l", "Ġ t", "h e", "Ã ©", "e Ì", "Ġ 1", ". .", "' s", "' S", "Ġ Ġ", "Ċ Ċ", "å Ľ", "Ì ģ", "à ¤"} {
+		left, right, _ := strings.Cut(m, " ")
+		vocab[left+right] = len(vocab)
+		merges = append(merges, [2]string{left, right})
+	}
+	b, err := json.Marshal(jsonOf{
+		"version": "1.0", "truncation": nil, "padding": nil, "normalizer": nil, "decoder": nil,
+		"added_tokens":   []jsonOf{{"id": len(vocab), "content": "<x>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}},
+		"pre_tokenizer":  jsonOf{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+		"post_processor": jsonOf{"type": "TemplateProcessing", "single": []any{jsonOf{"SpecialToken": jsonOf{"id": "<x>", "type_id": 0}}, jsonOf{"Sequence": jsonOf{"id": "A", "type_id": 0}}}, "pair": []any{jsonOf{"Sequence": jsonOf{"id": "A", "type_id": 0}}, jsonOf{"Sequence": jsonOf{"id": "B", "type_id": 1}}}, "special_tokens": jsonOf{"<x>": jsonOf{"id": "<x>", "ids": []int{len(vocab)}, "tokens": []string{"<x>"}}}},
+		"model":          jsonOf{"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil, "end_of_word_suffix": nil, "fuse_unk": false, "byte_fallback": false, "ignore_merges": true, "vocab": vocab, "merges": merges},
+	})
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// TestRebuiltGolden wants a folder with a config.json to be what transformers
+// makes of it, whose classes may build another tokenizer than the file has.
+func TestRebuiltGolden(t *testing.T) {
+	texts := shapeTexts(rand.New(rand.NewPCG(5, 1)), 60)
+	path := filepath.Join("testdata", "rebuilt.jsonl.gz")
+	level, space := rebuiltFile(), tiny(`"unk_token":null`, `"fuse_unk":true,"unk_token":"a"`)
+	cases := map[string][3]string{}
+	for _, c := range []string{
+		"gpt2 GPT2Tokenizer", "gpt2 -", "llama GPT2Tokenizer", "llama GPT2TokenizerFast", "llama PreTrainedTokenizerFast", "llama -", "starcoder2 GPT2Tokenizer", "phi3 GPT2Tokenizer", "phi CodeGenTokenizer",
+		"granite GPT2Tokenizer", "qwen2 LlamaTokenizerFast", "qwen2 Qwen2Tokenizer", "qwen3 Qwen2TokenizerFast", "qwen3 PreTrainedTokenizerFast", "qwen3_moe -", "llama Qwen2Tokenizer", "qwen3_5 Qwen2Tokenizer", "qwen3_5 -",
+		"gpt_neox GPTNeoXTokenizer", "olmo GPTNeoXTokenizerFast", "olmo2 GPT2Tokenizer", "mpt -", "cohere CohereTokenizer", "cohere2 CohereTokenizerFast", "cohere2 -", "llama CohereTokenizer",
+		"deepseek_v3 LlamaTokenizerFast", "glm4 GPT2Tokenizer", "mistral PreTrainedTokenizerFast", "unheard_of GPT2Tokenizer", "unheard_of OddTokenizer", "unheard_of -",
+	} {
+		model, class, _ := strings.Cut(c, " ")
+		config := `{"tokenizer_class":"` + class + `"}`
+		if class == "-" {
+			config = `{}`
+		}
+		cases["bytes "+c] = [3]string{level, `{"model_type":"` + model + `"}`, config}
+	}
+	cases["bytes, space"] = [3]string{level, `{"model_type":"gpt2"}`, `{"tokenizer_class":"GPT2Tokenizer","add_prefix_space":true}`}
+	cases["bytes, no space"] = [3]string{level, `{"model_type":"qwen2"}`, `{"tokenizer_class":"Qwen2Tokenizer","add_prefix_space":null}`}
+	for _, c := range []string{"llama LlamaTokenizer", "llama LlamaTokenizerFast", "mistral LlamaTokenizer", "phi3 LlamaTokenizer", "gemma2 GemmaTokenizer", "gemma3_text GemmaTokenizerFast", "unheard_of LlamaTokenizer", "llama GemmaTokenizer", "internlm2 LlamaTokenizer"} {
+		model, class, _ := strings.Cut(c, " ")
+		cases["spaces "+c] = [3]string{space, `{"model_type":"` + model + `"}`, `{"tokenizer_class":"` + class + `","unk_token":"a","bos_token":"a","eos_token":"a","pad_token":"a","mask_token":"a"}`}
+	}
+	if *update {
+		var goldens []shapeGolden
+		var tasks []any
+		for name, c := range cases {
+			dir := t.TempDir()
+			for file, text := range map[string]string{"tokenizer.json": c[0], "config.json": c[1], "tokenizer_config.json": c[2]} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			goldens = append(goldens, shapeGolden{Name: name})
+			tasks = append(tasks, map[string]string{"folder": dir})
+		}
+		for i, a := range references[goldenIDs](t, tasks, texts) {
+			g := &goldens[i/len(texts)]
+			g.IDs = append(g.IDs, idsHash(a.IDs)+" "+idsHash(a.Special))
+		}
+		writeLines(t, path, goldens)
+	}
+	seen := 0
+	for _, g := range jsonLines[shapeGolden](t, path) {
+		c, ok := cases[g.Name]
+		if !ok {
+			t.Errorf("no case %s", g.Name)
+			continue
+		}
+		seen++
+		t.Run(g.Name, func(t *testing.T) {
+			tok, err := loadText(c[0], map[string]string{"config.json": c[1], "tokenizer_config.json": c[2]})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, s := range texts {
+				plain, err := tok.Encode(nil, s, false)
+				special, err2 := tok.Encode(nil, s, true)
+				if err != nil || err2 != nil || idsHash(plain)+" "+idsHash(special) != g.IDs[i] {
+					t.Errorf("%q: wrong ids %v, %v (%v, %v)", s, plain, special, err, err2)
+				}
+			}
+		})
+	}
+	if seen != len(cases) {
+		t.Errorf("%d goldens for %d cases", seen, len(cases))
+	}
+}
+
 // TestShapesLive compares the same tokenizers on texts that differ each time.
 func TestShapesLive(t *testing.T) {
 	seed := rand.Uint64()

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Answers for the Go tests with Hugging Face's own library (pip install tokenizers==0.23.2).
 
-Standard input: one JSON object {"tokenizer": path} or {"pre_tokenizer": {...}}, then one {"text": ...} a line.
+Standard input: one JSON object {"tokenizer": path}, {"folder": path} (as transformers loads it, 5.19.0) or
+{"pre_tokenizer": {...}}, then one {"text": ...} a line. Another such object goes on with another tokenizer.
 Standard output, same order: {"ids": [...], "ids_special": [...]} or {"ends": [...]}, ends counted in code points.
 A tokenizer.json may be gzipped.
 """
@@ -27,12 +28,28 @@ def load(task):
     }))
 
 
+class Folder:
+    """AutoTokenizer with the interface that is used here."""
+    def __init__(self, path):
+        from transformers import AutoTokenizer
+        self.auto = AutoTokenizer.from_pretrained(path)
+
+    def encode(self, text, add_special_tokens):
+        self.ids = self.auto(text, add_special_tokens=add_special_tokens).input_ids
+        return self
+
+
 def main():
     task = json.loads(sys.stdin.readline())
-    tok = load(task)
+    tok = Folder(task["folder"]) if "folder" in task else load(task)
     for line in sys.stdin:
-        text = json.loads(line)["text"]
-        if "tokenizer" in task:
+        given = json.loads(line)
+        if "text" not in given:  # another task
+            task = given
+            tok = Folder(task["folder"]) if "folder" in task else load(task)
+            continue
+        text = given["text"]
+        if "pre_tokenizer" not in task:
             plain = tok.encode(text, add_special_tokens=False).ids
             out = {"ids": plain, "ids_special": tok.encode(text, add_special_tokens=True).ids}
         else:
