@@ -46,6 +46,31 @@ var keys = map[string]field{
 	"kv_cache_spec_kind": fKind, "locality": fLocality, "ownership": fOwnership, "cache_salt": fSalt, "data": fData,
 }
 
+// keysByLength are the keys by their length, which leaves at most four to compare: each
+// event has a dozen, and hashing them took a fifth of the road of a small one.
+var keysByLength = func() (by [20][]keyField) {
+	for name, f := range keys {
+		by[len(name)] = append(by[len(name)], keyField{name, f})
+	}
+	return by
+}()
+
+type keyField struct {
+	name  string
+	field field
+}
+
+func fieldOf(key []byte) field {
+	if len(key) < len(keysByLength) {
+		for i := range keysByLength[len(key)] {
+			if k := &keysByLength[len(key)][i]; k.name == string(key) {
+				return k.field
+			}
+		}
+	}
+	return fIgnored
+}
+
 // blockEvent is a vLLM or SGLang event as it was published.
 type blockEvent struct {
 	hashes           []kvindex.EngineHash
@@ -128,7 +153,7 @@ func (d *Decoder) eventMap(r *msgpack.Reader) bool {
 	if !d.pairs(r, &e, &tag) {
 		return false
 	}
-	if tag == nil || trtTypes[string(tag)] {
+	if tag == nil || isTRTType(tag) {
 		*r = at
 		return d.trtMap(r)
 	}
@@ -151,12 +176,12 @@ func (d *Decoder) pairs(r *msgpack.Reader, e *blockEvent, tag *[]byte) bool {
 			if *tag, err = r.Bytes(); err != nil {
 				return false
 			}
-			if trtTypes[string(*tag)] {
+			if isTRTType(*tag) {
 				wrapped = true
 			}
 			continue
 		}
-		f := keys[string(key)]
+		f := fieldOf(key)
 		if f == fData || wrapped {
 			wrapped = true
 			f = fIgnored

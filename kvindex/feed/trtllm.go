@@ -13,8 +13,14 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed/msgpack"
 )
 
-// trtTypes are the event types of TensorRT-LLM's own layout.
-var trtTypes = map[string]bool{"created": true, "stored": true, "removed": true, "updated": true}
+// isTRTType says whether a type is one of TensorRT-LLM's own layout.
+func isTRTType(tag []byte) bool {
+	switch string(tag) {
+	case "created", "stored", "removed", "updated":
+		return true
+	}
+	return false
+}
 
 // trtHashAlgos are the block hashes that TensorRT-LLM is known to publish; a
 // server that names none uses the first.
