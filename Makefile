@@ -124,6 +124,12 @@ tokens-live: ## Compares with Hugging Face's tokenizers, transformers and Jinja2
 	$(LIVE)/bin/python internal/tokenizer/jinja/testdata/golden.py fuzz $(LIVE)/cases.jsonl 5000 $${RANDOM}
 	KVLANE_JINJA_CASES=$(LIVE)/cases.jsonl go test -count=1 -v -run AgainstPython ./internal/tokenizer/jinja
 
+CORPUS ?= internal/tokenizer/testdata/texts.jsonl.gz
+IDS    ?= internal/tokenizer/testdata
+.PHONY: corpus
+corpus: build ## Compares kvlane tokenize with the ids of a corpus (CORPUS=FILE, IDS=FOLDER of ids.NAME.jsonl.gz, TOKENIZERS="DIR ..."; ids that are not there are computed)
+	@$(or $(wildcard $(LIVE)/bin/python),python3) internal/tokenizer/livecheck/corpus.py $(BIN)/kvlane '$(CORPUS)' '$(IDS)' $(or $(TOKENIZERS),$(wildcard internal/models/*/))
+
 FUZZTIME ?= 30s
 .PHONY: fuzz
 fuzz: ## Runs every fuzz target for FUZZTIME (30s)
