@@ -159,10 +159,11 @@ func TestFaultsOfEveryConnector(t *testing.T) {
 			}
 			b.run("the client is to blame", func() { b.blame(&p) })
 			b.run("the client leaves", func() { b.leave(&p) })
-			if p.atOnce {
-				b.run("decode refuses", func() { b.refusedDecode() })
-			} else {
+			if !p.atOnce {
 				b.run("decode dies during the prefill leg", func() { b.deadDecode(&p) })
+			}
+			if p.connector != "p2p-nccl" { // whose leg no other engine takes
+				b.run("decode refuses", func() { b.refusedDecode(&p) })
 			}
 		})
 	}
@@ -342,9 +343,10 @@ func (b *bed) deadDecode(p *pair) {
 	b.t.Error("each leg was given up first")
 }
 
-// refusedDecode: both legs are on their way when decode refuses its own. Envoy takes the
-// other decode engine, never a prefill engine.
-func (b *bed) refusedDecode() {
+// refusedDecode: decode refuses its leg, which is on its way. Envoy takes the other decode
+// engine, never a prefill engine. LMCache's blocks are where the first would have been:
+// the other computes the prompt.
+func (b *bed) refusedDecode(p *pair) {
 	b.t.Helper()
 	picks := func() float64 { return b.metric("kvlane_picks_total", `worker="e2"`) }
 	for range 20 {
@@ -352,7 +354,7 @@ func (b *bed) refusedDecode() {
 		b.fault(enginesim.Faults{Refuse: true}, 2)
 		r := b.long(false)
 		s := b.legsOf(r.header.Get("X-Request-Id"))
-		if r.status != http.StatusOK || !strings.HasPrefix(s.decodeOn, "e3/") || s.decode.RemoteTokens < 100 {
+		if r.status != http.StatusOK || !strings.HasPrefix(s.decodeOn, "e3/") || s.decode.RemoteTokens < 100 && p.connector != "lmcache" {
 			b.t.Fatalf("status %d, decode leg on %q: %+v: %s", r.status, s.decodeOn, s.decode, r.body)
 		}
 		b.healed()
@@ -429,4 +431,39 @@ func TestFaultsBesideTheSidecar(t *testing.T) {
 		}
 	})
 	split()
+}
+
+// Some legs are for one decode engine alone: another would wait for blocks that went
+// elsewhere. With fail_closed Envoy gives such a leg to nobody else.
+func TestALegThatIsForOneDecodeEngineAlone(t *testing.T) {
+	for _, p := range pairs() {
+		if p.connector != "p2p-nccl" && p.connector != "moriio-write" {
+			continue
+		}
+		t.Run(p.connector, func(t *testing.T) {
+			t.Parallel()
+			p.shape.envoy = ", fail_closed: true"
+			b := faultsBed(t, p)
+			refused := false
+			for range 20 {
+				b.fault(enginesim.Faults{Refuse: true}, 2)
+				r := b.long(false)
+				b.healed()
+				s := b.legsOf(r.header.Get("X-Request-Id"))
+				switch {
+				case r.status == http.StatusOK && strings.HasPrefix(s.decodeOn, "e3/") && s.decode.RemoteTokens >= 100:
+					continue // it was the other's from the beginning
+				case r.status == http.StatusServiceUnavailable && s.decode == nil && r.answer.Error.Message != "":
+					refused = true
+				default:
+					t.Fatalf("status %d, decode leg on %q: %+v: %s", r.status, s.decodeOn, s.decode, r.body)
+				}
+				break
+			}
+			if !refused {
+				t.Error("no leg was for the engine that refuses")
+			}
+			b.over()
+		})
+	}
 }
