@@ -258,6 +258,8 @@ func sglangTools(in input) ([]jinja.Value, error) {
 		return nil, nil
 	}
 	switch {
+	case tools == nil && prompt.Text(in.Raw(prompt.FieldToolChoice)) == "required":
+		return nil, refuse("Tools cannot be empty if tool choice is set to required.")
 	case named == "" || tools != nil:
 		return tools, nil
 	case len(list) == 0:
@@ -303,16 +305,24 @@ func sglangTool(v jinja.Value) (jinja.Value, error) {
 		}
 	}
 	fn := jinja.NewDict(function.Len() + 2)
+	sound := true
 	function.Range(func(k, v jinja.Value) bool {
 		key, _ := k.AsString()
 		switch flag, is := flags[key]; {
 		case is && !flag.IsNone():
 			fn.Set(key, flag)
+		case key == "parameters" && !v.IsNone():
+			v = standardSchema(v)
+			sound = isSchema(v)
+			fn.Set(key, v)
 		case key == "name" || key == "description" || key == "parameters":
 			fn.Set(key, v)
 		}
 		return true
 	})
+	if !sound {
+		return v, refuse("Tool function has invalid 'parameters' schema")
+	}
 	for _, key := range [...]string{"description", "parameters"} {
 		if _, ok := fn.Get(key); !ok {
 			fn.Set(key, jinja.None())

@@ -1,0 +1,253 @@
+package model
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+)
+
+// SGLang rewrites the types in a tool's parameters that databases and programming languages use (function_call/utils.py,
+// normalize_json_schema_types), which the template then shows, and refuses parameters that are no JSON schema of the draft
+// 2020-12 (jsonschema's check_schema).
+
+var schemaTypes = []string{"null", "boolean", "object", "array", "number", "string", "integer"}
+
+var schemaAliases = map[string]string{"str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string", "uuid": "string",
+	"date": "string", "datetime": "string", "time": "string", "timestamp": "string", "binary": "string", "blob": "string", "bytea": "string", "bytes": "string",
+	"varbinary": "string", "bool": "boolean", "bigint": "integer", "smallint": "integer", "tinyint": "integer", "double": "number", "decimal": "number",
+	"real": "number", "numeric": "number", "arr": "array", "tuple": "array", "set": "array", "map": "object"}
+
+var schemaPrefixes = []struct{ prefix, kind string }{{"int", "integer"}, {"uint", "integer"}, {"long", "integer"}, {"short", "integer"}, {"unsigned", "integer"},
+	{"num", "number"}, {"float", "number"}, {"list", "array"}, {"dict", "object"}}
+
+// schemaType is _normalize_single_type.
+func schemaType(v jinja.Value) jinja.Value {
+	name, ok := v.AsString()
+	if !ok || slices.Contains(schemaTypes, name) {
+		return v
+	}
+	base, _, _ := strings.Cut(name, "(")
+	base = strings.ToLower(strings.TrimFunc(base, pythonSpace))
+	if slices.Contains(schemaTypes, base) {
+		return jinja.String(base)
+	}
+	if kind := schemaAliases[base]; kind != "" {
+		return jinja.String(kind)
+	}
+	for _, p := range schemaPrefixes {
+		if rest, ok := strings.CutPrefix(base, p.prefix); ok && (rest == "" || strings.ContainsRune("0123456789[<( \t", rune(rest[0]))) {
+			return jinja.String(p.kind)
+		}
+	}
+	return v
+}
+
+// Keywords of JSON Schema by what stands under them.
+var (
+	schemaMaps  = []string{"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+	schemaLists = []string{"anyOf", "oneOf", "allOf", "prefixItems"}
+	subSchemas  = []string{"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems",
+		"unevaluatedProperties"}
+	schemaCounts = []string{"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
+	schemaBounds = []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+	schemaFlags  = []string{"uniqueItems", "deprecated", "readOnly", "writeOnly"}
+	schemaTexts  = []string{"pattern", "format", "title", "description", "$comment", "contentEncoding", "contentMediaType", "$schema", "$ref", "$dynamicRef"}
+)
+
+var (
+	schemaID     = regexp.MustCompile(`^[^#]*#?$`)
+	schemaAnchor = regexp.MustCompile(`^[A-Za-z_][-A-Za-z0-9._]*$`)
+)
+
+// standardSchema is a schema with its types rewritten; the same value if there is nothing to do.
+func standardSchema(v jinja.Value) jinja.Value {
+	if items, ok := v.AsList(); ok {
+		return mapped(v, items, standardSchema)
+	}
+	d, ok := v.AsDict()
+	if !ok {
+		return v
+	}
+	out := d
+	set := func(key string, old, now jinja.Value) {
+		if same(old, now) {
+			return
+		}
+		if out == d {
+			out = d.Clone()
+		}
+		out.Set(key, now)
+	}
+	if kind, ok := d.Get("type"); ok {
+		if items, isList := kind.AsList(); isList {
+			set("type", kind, uniqueTypes(kind, items))
+		} else {
+			set("type", kind, schemaType(kind))
+		}
+	}
+	for _, key := range schemaMaps {
+		if nested, _ := optional(d, key).AsDict(); nested != nil {
+			set(key, optional(d, key), mappedValues(nested))
+		}
+	}
+	for _, key := range schemaLists {
+		if items, ok := optional(d, key).AsList(); ok {
+			set(key, optional(d, key), mapped(optional(d, key), items, standardSchema))
+		}
+	}
+	for _, key := range subSchemas {
+		if nested, ok := d.Get(key); ok {
+			set(key, nested, standardSchema(nested))
+		}
+	}
+	if out == d {
+		return v
+	}
+	return jinja.FromDict(out)
+}
+
+// same tells whether a rewriting gave the value back.
+func same(a, b jinja.Value) bool { return a == b }
+
+func mapped(v jinja.Value, items []jinja.Value, f func(jinja.Value) jinja.Value) jinja.Value {
+	var out []jinja.Value
+	for i := range items {
+		if now := f(items[i]); !same(items[i], now) {
+			if out == nil {
+				out = slices.Clone(items)
+			}
+			out[i] = now
+		}
+	}
+	if out == nil {
+		return v
+	}
+	return jinja.List(out)
+}
+
+func mappedValues(d *jinja.Dict) jinja.Value {
+	out := d
+	d.Range(func(k, v jinja.Value) bool {
+		if now := standardSchema(v); !same(v, now) {
+			if out == d {
+				out = d.Clone()
+			}
+			if key, ok := k.AsString(); ok {
+				out.Set(key, now)
+			}
+		}
+		return true
+	})
+	return jinja.FromDict(out)
+}
+
+// uniqueTypes is _normalize_type_list: of types that become equal the first one stays.
+func uniqueTypes(v jinja.Value, items []jinja.Value) jinja.Value {
+	out := make([]jinja.Value, 0, len(items))
+	changed := false
+	for i := range items {
+		now := schemaType(items[i])
+		changed = changed || !same(items[i], now)
+		name, isText := now.AsString()
+		if slices.ContainsFunc(out, func(o jinja.Value) bool { s, ok := o.AsString(); return ok && isText && s == name }) {
+			changed = true
+			continue
+		}
+		out = append(out, now)
+	}
+	if !changed {
+		return v
+	}
+	return jinja.List(out)
+}
+
+// isSchema tells whether a value is a JSON schema, by the meta-schema of the draft 2020-12.
+func isSchema(v jinja.Value) bool {
+	if _, ok := v.AsBool(); ok {
+		return true
+	}
+	d, ok := v.AsDict()
+	if !ok {
+		return false
+	}
+	holds := func(keys []string, rule func(jinja.Value) bool) bool {
+		for _, key := range keys {
+			if value, given := d.Get(key); given && !rule(value) {
+				return false
+			}
+		}
+		return true
+	}
+	isText := func(v jinja.Value) bool { _, ok := v.AsString(); return ok }
+	matches := func(re *regexp.Regexp) func(jinja.Value) bool {
+		return func(v jinja.Value) bool { s, ok := v.AsString(); return ok && re.MatchString(s) }
+	}
+	isList := func(v jinja.Value) bool { _, ok := v.AsList(); return ok }
+	return holds([]string{"type"}, isTypes) && holds(schemaMaps, membersAre(isSchema)) && holds(schemaLists, isSchemaList) && holds(subSchemas, isSchema) &&
+		holds([]string{"contentSchema"}, isSchema) && holds(schemaCounts, isCount) && holds(schemaBounds, isNumber) &&
+		holds([]string{"multipleOf"}, func(v jinja.Value) bool { x, _ := v.AsFloat(); n, _ := v.AsInt(); return x > 0 || n > 0 }) &&
+		holds(schemaFlags, func(v jinja.Value) bool { _, ok := v.AsBool(); return ok }) && holds(schemaTexts, isText) &&
+		holds([]string{"required"}, isNames) && holds([]string{"enum", "examples"}, isList) && holds([]string{"dependentRequired"}, membersAre(isNames)) &&
+		holds([]string{"dependencies"}, membersAre(func(v jinja.Value) bool { return isSchema(v) || isNames(v) })) &&
+		holds([]string{"$vocabulary"}, membersAre(func(v jinja.Value) bool { _, ok := v.AsBool(); return ok })) &&
+		holds([]string{"$id"}, matches(schemaID)) && holds([]string{"$anchor", "$dynamicAnchor"}, matches(schemaAnchor))
+}
+
+func isTypes(v jinja.Value) bool {
+	if name, ok := v.AsString(); ok {
+		return slices.Contains(schemaTypes, name)
+	}
+	items, ok := v.AsList()
+	if !ok || len(items) == 0 || !isNames(v) {
+		return false
+	}
+	for i := range items {
+		if name, _ := items[i].AsString(); !slices.Contains(schemaTypes, name) {
+			return false
+		}
+	}
+	return true
+}
+
+// isNames is a list of different texts.
+func isNames(v jinja.Value) bool {
+	items, ok := v.AsList()
+	seen := map[string]bool{}
+	for i := range items {
+		name, isText := items[i].AsString()
+		if !isText || seen[name] {
+			return false
+		}
+		seen[name] = true
+	}
+	return ok
+}
+
+// membersAre is a rule for objects: every value keeps another one.
+func membersAre(rule func(jinja.Value) bool) func(jinja.Value) bool {
+	return func(v jinja.Value) bool {
+		d, ok := v.AsDict()
+		if ok {
+			d.Range(func(_, v jinja.Value) bool { ok = rule(v); return ok })
+		}
+		return ok
+	}
+}
+
+func isSchemaList(v jinja.Value) bool {
+	items, ok := v.AsList()
+	return ok && len(items) > 0 && !slices.ContainsFunc(items, func(v jinja.Value) bool { return !isSchema(v) })
+}
+
+func isNumber(v jinja.Value) bool { return v.Kind() == jinja.KindInt || v.Kind() == jinja.KindFloat }
+
+// isCount is an integer that is not negative; 1.0 is one.
+func isCount(v jinja.Value) bool {
+	if x, ok := v.AsFloat(); ok && v.Kind() == jinja.KindFloat {
+		return x >= 0 && x == float64(int64(x))
+	}
+	n, ok := v.AsInt()
+	return v.Kind() == jinja.KindInt && (!ok || n >= 0)
+}
