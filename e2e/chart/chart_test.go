@@ -125,6 +125,26 @@ func TestEnvoyValues(t *testing.T) {
 	}
 }
 
+// Bounds that the chart has of kvlane.yaml are those of kvlane.yaml: up to here
+// both take the values, and beyond it both refuse them.
+func TestBoundsAgree(t *testing.T) {
+	const labels = "mode=sidecar,modelServers.matchLabels.app=models"
+	for _, c := range []struct{ taken, refused, file string }{
+		{"messageTimeout=240s,config.disagg.connector=nixl", "messageTimeout=239s,config.disagg.connector=nixl",
+			"{disagg: {connector: nixl}, envoy: {message_timeout: 239s}}"},
+		{"messageTimeout=91s,config.routing.wait.max_requests=1,config.routing.wait.timeout=1m30.5s", "messageTimeout=10s,config.routing.wait.max_requests=1",
+			"{routing: {wait: {max_requests: 1}}, envoy: {message_timeout: 10s}}"},
+	} {
+		checkValues(t, "--set", labels+","+c.taken)
+		if _, err := render("--set", labels+","+c.refused); err == nil {
+			t.Errorf("the chart takes %s", c.refused)
+		}
+		if _, err := run(nil, kvlane, "check", "--config", write(t, "kvlane.yaml", c.file)); err == nil {
+			t.Errorf("kvlane takes %s", c.file)
+		}
+	}
+}
+
 func checkValues(t *testing.T, args ...string) {
 	t.Helper()
 	rendered, err := render(args...)

@@ -154,6 +154,16 @@ unix:/run/kvlane/kvlane.sock
 namespace="{{ .Release.Namespace }}",job="{{ .Release.Name }}"
 {{- end }}
 
+{{- /* A duration of kvlane.yaml, such as 1m30s, in milliseconds. */ -}}
+{{- define "kvlane.milliseconds" -}}
+{{- $units := dict "h" 3600000.0 "m" 60000.0 "s" 1000.0 "ms" 1.0 "us" 0.001 "µs" 0.001 "ns" 0.000001 }}
+{{- $sum := 0.0 }}
+{{- range regexFindAll "[0-9.]+(ms|us|µs|ns|h|m|s)" (toString .) -1 }}
+{{- $sum = addf $sum (mulf (regexFind "^[0-9.]+" . | float64) (get $units (regexReplaceAll "^[0-9.]+" . ""))) }}
+{{- end }}
+{{- $sum }}
+{{- end }}
+
 {{- define "kvlane.pdb" -}}
 {{- $enabled := .budget.enabled }}
 {{- if kindIs "bool" $enabled }}{{ if $enabled }}true{{ end }}

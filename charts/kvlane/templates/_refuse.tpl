@@ -63,6 +63,9 @@
 {{- if and (not $pool) (not $v.modelServers.matchLabels) }}
 {{- fail "modelServers.matchLabels: required where no InferencePool selects the pods" }}
 {{- end }}
+{{- if and $service (not $v.modelServers.service.name) (not (include "kvlane.createModelService" .)) }}
+{{- fail "modelServers.service: this provider routes to a Service of the model servers; name one that exists, or leave create null" }}
+{{- end }}
 {{- if and (include "kvlane.createModelService" .) (not $v.modelServers.matchLabels) }}
 {{- fail "modelServers.matchLabels: required for the Service of the model servers; or name one that exists in modelServers.service.name" }}
 {{- end }}
@@ -104,14 +107,35 @@
 {{- if and (eq $v.provider.name "istio") $v.provider.istio.destinationRule.tls (not $v.provider.istio.destinationRule.enabled) }}
 {{- fail "provider.istio.destinationRule.tls: needs provider.istio.destinationRule.enabled" }}
 {{- end }}
-{{- $ports := list $v.grpcHealthPort $v.metricsPort }}
-{{- if ne $v.mode "sidecar" }}{{ $ports = append $ports $v.extProcPort }}{{ else }}{{ $ports = concat $ports (list $v.proxy.port 9901) }}{{ end }}
-{{- range $ports }}{{ if lt (int64 .) 1024 }}{{ fail (printf "port %d: below 1024 needs a right that the containers do not have" (int64 .)) }}{{ end }}{{ end }}
-{{- if ne (len $ports) (len ($ports | uniq)) }}
-{{- fail "ports: extProcPort, grpcHealthPort, metricsPort and, in mode sidecar, proxy.port and 9901 must differ" }}
-{{- end }}
-{{- if and (ne $v.mode "gateway") (lt (int64 $v.proxy.port) 1024) }}
+{{- if and (not $gateway) (lt (int64 $v.proxy.port) 1024) }}
 {{- fail "proxy.port: below 1024 needs a right that the container does not have; service.port may be 80" }}
+{{- end }}
+{{- $ports := list $v.grpcHealthPort $v.metricsPort }}
+{{- if ne $v.mode "sidecar" }}{{ $ports = append $ports $v.extProcPort }}{{ end }}
+{{- if not $gateway }}{{ $ports = concat $ports (list $v.proxy.port 9901) }}{{ end }}
+{{- $numbers := list }}{{- /* of one type: of a file they are not what they are of --set */ -}}
+{{- range $ports }}
+{{- if lt (int64 .) 1024 }}{{ fail (printf "port %d: below 1024 needs a right that the containers do not have" (int64 .)) }}{{ end }}
+{{- $numbers = append $numbers (int64 .) }}
+{{- end }}
+{{- if ne (len $numbers) (len ($numbers | uniq)) }}
+{{- fail "ports: extProcPort, grpcHealthPort, metricsPort and, where the chart brings Envoy, proxy.port and 9901 must differ" }}
+{{- end }}
+
+{{- $wait := dig "routing" "wait" dict $v.config | default dict }}
+{{- $message := include "kvlane.milliseconds" $v.messageTimeout | float64 }}
+{{- if gt (int64 (default 0 $wait.max_requests)) 0 }}
+{{- if ge (include "kvlane.milliseconds" (default "10s" $wait.timeout) | float64) $message }}
+{{- fail (printf "config.routing.wait.timeout: must be shorter than messageTimeout (%s), after which Envoy waits no more" $v.messageTimeout) }}
+{{- end }}
+{{- end }}
+{{- $disagg := default dict $v.config.disagg }}
+{{- if $disagg.connector }}
+{{- $timeout := default "2m" $disagg.timeout }}
+{{- $attempts := default 2 $disagg.attempts | int64 }}
+{{- if gt (mulf (include "kvlane.milliseconds" $timeout | float64) $attempts) $message }}
+{{- fail (printf "messageTimeout %s: prefill legs may take longer, config.disagg.attempts (%d) times config.disagg.timeout (%s)" $v.messageTimeout $attempts $timeout) }}
+{{- end }}
 {{- end }}
 
 {{- if $v.terminationGracePeriodSeconds }}
@@ -120,24 +144,33 @@
 {{- fail (printf "terminationGracePeriodSeconds %d: the pod would be killed while it drains; it needs %d (or null), or smaller drainSeconds" (int64 $v.terminationGracePeriodSeconds) $needed) }}
 {{- end }}
 {{- end }}
-{{- if le (int64 $v.drainSeconds) (int64 $v.drainQuietSeconds) }}
+{{- if and (ne $v.mode "sidecar") (le (int64 $v.drainSeconds) (int64 $v.drainQuietSeconds)) }}
 {{- fail "drainQuietSeconds: must be less than drainSeconds" }}
 {{- end }}
 
 {{- if and (eq $v.strategy.type "RollingUpdate") (has (toString $v.strategy.maxSurge) (list "0" "0%")) (has (toString $v.strategy.maxUnavailable) (list "0" "0%")) }}
 {{- fail "strategy: with maxSurge 0 and maxUnavailable 0 no pod could ever be replaced" }}
 {{- end }}
-{{- $pods := include "kvlane.pods" . | int64 }}
 {{- $pdb := $v.podDisruptionBudget }}
 {{- if and (not (kindIs "invalid" $pdb.minAvailable)) (not (kindIs "invalid" $pdb.maxUnavailable)) }}
 {{- fail "podDisruptionBudget: give minAvailable or maxUnavailable, the other null" }}
 {{- end }}
-{{- if include "kvlane.pdb" (dict "budget" $pdb "pods" $pods) }}
+{{- $fleets := list (dict "of" "Kvlane" "pods" (include "kvlane.pods" . | int64)) }}
+{{- if eq $v.mode "standalone" }}{{ $fleets = append $fleets (dict "of" "Envoy" "pods" (int64 $v.proxy.replicas)) }}{{ end }}
+{{- range $fleets }}
+{{- if include "kvlane.pdb" (dict "budget" $pdb "pods" .pods) }}
 {{- if and (kindIs "invalid" $pdb.minAvailable) (kindIs "invalid" $pdb.maxUnavailable) }}
 {{- fail "podDisruptionBudget: needs minAvailable or maxUnavailable" }}
 {{- end }}
-{{- if or (eq (toString $pdb.minAvailable) "100%") (has (toString $pdb.maxUnavailable) (list "0" "0%")) (and (regexMatch "^[0-9]+$" (toString $pdb.minAvailable)) (ge (int64 $pdb.minAvailable) $pods)) }}
-{{- fail (printf "podDisruptionBudget: with %d pods it never lets one go, and no node could be drained" $pods) }}
+{{- $stay := 0 }}
+{{- if regexMatch "^[0-9]+%$" (toString $pdb.minAvailable) }}
+{{- $stay = divf (mulf (trimSuffix "%" $pdb.minAvailable | float64) .pods) 100 | ceil }}
+{{- else if regexMatch "^[0-9]+$" (toString $pdb.minAvailable) }}
+{{- $stay = $pdb.minAvailable }}
+{{- end }}
+{{- if or (has (toString $pdb.maxUnavailable) (list "0" "0%")) (and $stay (ge (int64 $stay) .pods)) }}
+{{- fail (printf "podDisruptionBudget: with %d pods of %s it never lets one go, and no node could be drained" .pods .of) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if $v.autoscaling.enabled }}
@@ -152,6 +185,24 @@
 {{- end }}
 {{- if and $v.autoscaling.targetCPUUtilizationPercentage (eq $v.mode "sidecar") (not (dig "requests" "cpu" "" $v.proxy.resources)) }}
 {{- fail "autoscaling.targetCPUUtilizationPercentage: is a share of all requests of the pod; proxy.resources.requests.cpu is not given" }}
+{{- end }}
+{{- end }}
+
+{{- $others := list }}
+{{- range $key := list "dns" "file" }}
+{{- if dig "workers" $key "" $v.config }}{{ $others = append $others (printf "config.workers.%s" $key) }}{{ end }}
+{{- end }}
+{{- if and $v.networkPolicy.enabled $others (not $v.networkPolicy.extraEgress) }}
+{{- fail (printf "networkPolicy.extraEgress: the chart does not know where the workers of %s are; allow their addresses here" (join " and " $others)) }}
+{{- end }}
+
+{{- /* A key twice in a map is no YAML. */ -}}
+{{- $selector := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" }}
+{{- $ours := concat $selector (list "helm.sh/chart" "app.kubernetes.io/version" "app.kubernetes.io/managed-by") }}
+{{- $taken := concat $ours (keys $v.commonLabels) }}
+{{- range $map := list (list "podLabels" $v.podLabels $selector) (list "commonLabels" $v.commonLabels $ours) (list "monitoring.prometheus.extraLabels" $v.monitoring.prometheus.extraLabels $taken) (list "monitoring.dashboard.labels" $v.monitoring.dashboard.labels $taken) }}
+{{- range $key, $_ := index $map 1 }}
+{{- if has $key (index $map 2) }}{{ fail (printf "%s: the label %s is set already" (first $map) $key) }}{{ end }}
 {{- end }}
 {{- end }}
 
