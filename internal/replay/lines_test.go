@@ -73,8 +73,24 @@ func TestErrorsOfATrace(t *testing.T) {
 			t.Errorf("%.100s: %v", line, err)
 		}
 	}
-	if _, err := ReadOTel(strings.NewReader(`{"start_time_unix_nano": 1.5, "gen_ai.usage.input_tokens": 5}`), 1, 0); err == nil || err.Error() != "spans, line 1: start: number 1.5 does not fit" {
-		t.Errorf("a broken start: %v", err)
+	for line, want := range map[string]string{
+		`{"start_time_unix_nano": 1.5, "gen_ai.usage.input_tokens": 5}`:                     "start: 1.5: want a whole number",
+		`{"start_time_unix_nano": 1, "gen_ai.usage.input_tokens": "many"}`:                  "gen_ai.usage.input_tokens: many: want a whole number",
+		`{"start_time_unix_nano": null, "gen_ai.usage.input_tokens": 5}`:                    "no start_time_unix_nano",
+		`{"start_time_unix_nano": 1, "attributes": "none", "gen_ai.usage.input_tokens": 5}`: "attributes: string does not fit",
+		`{"start_time_unix_nano": 1, "gen_ai.usage.input_tokens": 1e9}`:                     "1000000000 input and 0 output tokens: want 1 to 16777216 and 0 to 16777216",
+	} {
+		if _, err := ReadOTel(strings.NewReader(line), 1, 0); err == nil || err.Error() != "spans, line 1: "+want {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+	w, err := ReadOTel(strings.NewReader(`{"start_time_unix_nano": 1.763e18, "gen_ai.usage.input_tokens": 300.0}
+{"resourceSpans": [{"scopeSpans": [{"spans": [{"startTimeUnixNano": "1763000001000000000", "attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"doubleValue": 200}}]}]}]}]}`), 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := w.Generate(1); len(r) != 2 || r[0].Prompt != 300 || r[1].Prompt != 200 || r[1].At != 1 {
+		t.Errorf("numbers as floats: %+v", r)
 	}
 }
 

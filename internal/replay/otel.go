@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"sort"
+	"strconv"
 )
 
 // genAI are the attributes of a request's span that are used, by their names in
@@ -36,19 +38,22 @@ func (a *genAI) read(text json.RawMessage) error {
 			Value struct {
 				String json.RawMessage `json:"stringValue"`
 				Int    json.RawMessage `json:"intValue"`
+				Double json.RawMessage `json:"doubleValue"`
 			} `json:"value"`
 		}
 		if err := json.Unmarshal(text, &list); err != nil {
-			return err
+			return fmt.Errorf("attributes: %w", err)
 		}
 		for _, kv := range list {
-			if values[kv.Key] = kv.Value.Int; kv.Value.Int == nil {
-				values[kv.Key] = kv.Value.String
+			for _, v := range []json.RawMessage{kv.Value.String, kv.Value.Double, kv.Value.Int} {
+				if v != nil {
+					values[kv.Key] = v
+				}
 			}
 		}
 	} else if len(text) > 0 {
 		if err := json.Unmarshal(text, &values); err != nil {
-			return err
+			return fmt.Errorf("attributes: %w", err)
 		}
 	}
 	for name, to := range a.names() {
@@ -56,14 +61,34 @@ func (a *genAI) read(text json.RawMessage) error {
 		if v == nil {
 			continue
 		}
-		if _, number := to.(*int64); number {
-			v = bytes.Trim(v, `"`) // OTLP writes 64-bit integers as texts
+		var err error
+		if number, ok := to.(*int64); ok {
+			*number, err = whole(v)
+		} else {
+			err = json.Unmarshal(v, to)
 		}
-		if err := json.Unmarshal(v, to); err != nil {
+		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// whole reads a whole number, 0 from null. OTLP writes 64-bit integers as texts, some
+// writers all numbers as floats.
+func whole(text json.RawMessage) (int64, error) {
+	text = bytes.Trim(text, `"`)
+	if string(text) == "null" {
+		return 0, nil
+	}
+	if n, err := strconv.ParseInt(string(text), 10, 64); err == nil {
+		return n, nil
+	}
+	v, err := strconv.ParseFloat(string(text), 64)
+	if err != nil || math.Trunc(v) != v || math.Abs(v) >= 1<<63 {
+		return 0, fmt.Errorf("%.40s: want a whole number", text)
+	}
+	return int64(v), nil
 }
 
 // span is one request.
@@ -87,7 +112,8 @@ func readSpan(text json.RawMessage) (s span, err error) {
 		fields.Start = fields.OTLP
 	}
 	if fields.Start != nil {
-		if err := json.Unmarshal(bytes.Trim(fields.Start, `"`), &s.start); err != nil {
+		var err error
+		if s.start, err = whole(fields.Start); err != nil {
 			return s, fmt.Errorf("start: %w", err)
 		}
 	}
