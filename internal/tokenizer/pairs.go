@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"bytes"
 	"fmt"
 	"math/bits"
 )
@@ -157,11 +158,24 @@ func (m *merges) farRank(left, right uint32, p uint64) uint32 {
 // so many bytes, which the merge drops.
 func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool), prefix int) (*merges, error) {
 	var left, both []byte
-	var pairs [][2]uint32
-	var result []uint32
+	room := bytes.Count(s.b, []byte(`,`)) + 1
+	if bytes.Count(s.b[:min(len(s.b), 64)], []byte(`[`)) > 1 {
+		room /= 2 // ["a","b"]
+	}
+	pairs, result := make([][2]uint32, 0, room), make([]uint32, 0, room)
+	// Lists that have all ways to a token have them one behind the other, and many parts are single
+	// bytes: up to a third of the lookups answer from here.
+	var single [256]struct {
+		id    uint32
+		known bool
+	}
+	var last []byte
 	part := func(token []byte) ([]byte, uint32, bool, error) {
 		from := len(both)
 		b, reachable := text(both, token)
+		if reachable && len(b) == from+1 && single[b[from]].known {
+			return b, single[b[from]].id, true, nil
+		}
 		if !reachable {
 			if _, ok := v.literal[string(token)]; ok {
 				return both, 0, false, nil
@@ -171,6 +185,9 @@ func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool
 		id, _, ok := v.find(b[from:])
 		if !ok {
 			return both, 0, false, fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(result), token)
+		}
+		if len(b) == from+1 {
+			single[b[from]].id, single[b[from]].known = id, true
 		}
 		return b, id, true, nil
 	}
@@ -236,14 +253,18 @@ func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool
 		}
 		joined := uint32(0)
 		if usable {
-			id, _, ok := v.find(both)
-			if !ok {
-				return fmt.Errorf("merge %d makes %q, which is not in the vocabulary", len(result), both)
+			if n := len(result); bytes.Equal(both, last) {
+				joined = result[n-1]
+			} else if id, _, ok := v.find(both); ok {
+				joined = id
+			} else {
+				return fmt.Errorf("merge %d makes %q, which is not in the vocabulary", n, both)
 			}
-			joined = id
+			last = append(last[:0], both...)
 			pairs = append(pairs, ids)
 		} else {
 			pairs = append(pairs, noPair)
+			last = last[:0]
 		}
 		result = append(result, joined)
 		return nil
