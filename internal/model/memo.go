@@ -36,6 +36,7 @@ const (
 	shapeOpenAI
 	shapeReasoning
 	shapeMade
+	shapeTRTLLM
 )
 
 // messageMemo maps the bytes of a message to the value that the template gets. Values are never changed, so they are

@@ -182,6 +182,13 @@ var goldens = []struct {
 	{name: "a chosen tool without a name", api: prompt.Messages, status: 400,
 		body: `{"max_tokens":5,"tool_choice":{"type":"tool"},"messages":[{"role":"user","content":"u"}]}`},
 	{name: "a block that is none", api: prompt.Messages, status: 400, body: `{"max_tokens":5,"messages":[{"role":"user","content":[{"type":"document"}]}]}`},
+	{name: "trtllm's calls", api: prompt.Chat, engine: TRTLLM, body: `{"messages":[{"role":"user","content":["a",{"type":"text","text":""},{"type":"text","text":null}]},` +
+		`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"1","content":"r"}]}`,
+		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call><|im_end|>\n" +
+			"<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>\n<|im_start|>assistant\n"},
+	{name: "trtllm reads lists of arguments as none", api: prompt.Chat, engine: TRTLLM, status: 400,
+		body: `{"messages":[{"role":"user","content":"a"},{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"[]"}}]}]}`},
+	{name: "trtllm knows fewer parts", api: prompt.Chat, engine: TRTLLM, status: 400, body: `{"messages":[{"role":"user","content":[{"type":"refusal","refusal":"no"}]}]}`},
 	{name: "trtllm", api: prompt.Chat, engine: TRTLLM, body: `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]}`,
 		text: "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"},
 }

@@ -1,13 +1,14 @@
 package model
 
 import (
+	"slices"
+
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 )
 
-// trtllmChat follows trtllm-serve's /v1/chat/completions as its sources describe it; no recording of it exists here, so a
-// Checker should confirm it. Text parts are joined with a line end, arguments are read into objects, tools are dumped as
-// vLLM dumps them, and add_generation_prompt, documents, chat_template and chat_template_kwargs are passed on.
+// trtllmChat follows trtllm-serve's /v1/chat/completions as its sources have it (tensorrt_llm/serve/chat_utils.py); no recording
+// of it exists here, so a Checker should confirm it. Tools are dumped as vLLM dumps them, and add_generation_prompt, documents, chat_template and chat_template_kwargs are passed on.
 func (m *Model) trtllmChat(in input) (*plan, error) {
 	list, haveTools, err := in.listOf(prompt.FieldTools)
 	if err != nil {
@@ -33,8 +34,8 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	if p.ids, p.haveIDs, err = in.givenIDs("prompt_token_ids"); p.haveIDs || err != nil {
 		return p, err
 	}
-	shape := vllmShape{legacy: true, p: p}
-	shown, err := m.shapeMessages(in, shape.kind(), p, shape.message)
+	shape := trtllmShape{p: p}
+	shown, err := m.shapeMessages(in, shapeTRTLLM, p, shape.message)
 	if err != nil {
 		return nil, err
 	}
@@ -72,4 +73,127 @@ func (in input) givenIDs(name string) ([]uint32, bool, error) {
 		return nil, true, refuse("%s: %v", name, err)
 	}
 	return ids, true, nil
+}
+
+// trtllmShape makes the message that TensorRT-LLM gives to the template.
+type trtllmShape struct{ p *plan }
+
+func (s *trtllmShape) message(_ []byte, v jinja.Value) (jinja.Value, error) {
+	msg, ok := v.AsDict()
+	if !ok {
+		return v, refuse("messages: input should be a valid dictionary")
+	}
+	role, has, _ := textOf(msg, "role")
+	if !has {
+		return v, refuse("messages.role: input should be a valid string")
+	}
+	content, err := s.content(optional(msg, "content"))
+	if err != nil {
+		return v, err
+	}
+	out := chatMessage(role, content)
+	switch role {
+	case roleAssistant:
+		thought := optional(msg, "reasoning")
+		if thought.IsNone() {
+			thought = optional(msg, "reasoning_content")
+		}
+		if !thought.IsNone() {
+			out.Set("reasoning_content", thought)
+		}
+		if calls := optional(msg, "tool_calls"); !calls.IsNone() {
+			list, err := trtllmCalls(calls)
+			if err != nil {
+				return v, err
+			}
+			out.Set("tool_calls", list)
+		}
+	case roleTool:
+		if id, ok := msg.Get("tool_call_id"); ok {
+			out.Set("tool_call_id", id)
+		}
+	case roleSystem:
+		if tools := optional(msg, "tools"); !tools.IsNone() {
+			out.Set("tools", tools)
+		}
+	}
+	return jinja.FromDict(out), nil
+}
+
+// trtllmMedia are the types of parts that are an image, audio or video.
+var trtllmMedia = []string{"image_url", "video_url", "audio_url", "input_audio", "image_embeds"}
+
+// content joins the texts with a line end; where media stand depends on the model.
+func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
+	if _, ok := v.AsString(); ok {
+		return v, nil
+	}
+	parts, ok := v.AsList()
+	if !ok && !v.IsNone() {
+		return v, refuse("messages.content: input should be a valid string or a list of parts")
+	}
+	var texts []string
+	for i := range parts {
+		text, bare := parts[i].AsString()
+		if !bare {
+			part, _ := parts[i].AsDict()
+			kind, _, _ := textOf(part, "type")
+			switch {
+			case slices.Contains(trtllmMedia, kind):
+				s.p.media, s.p.partial = true, "the prompt after the first image, audio or video is not known"
+				texts = append([]string{mediaMark}, texts...)
+				continue
+			case kind != "text":
+				return v, refuse("Unknown part type: %s", kind)
+			}
+			text, _, _ = textOf(part, "text")
+		}
+		if text != "" {
+			texts = append(texts, text)
+		}
+	}
+	return join(texts, "\n"), nil
+}
+
+// trtllmCalls reads the arguments of calls into objects; what is no JSON stays a text.
+func trtllmCalls(v jinja.Value) (jinja.Value, error) {
+	calls, ok := v.AsList()
+	if !ok {
+		return v, refuse("messages.tool_calls: input should be a valid list")
+	}
+	out := make([]jinja.Value, 0, len(calls))
+	for i := range calls {
+		call, _ := calls[i].AsDict()
+		function, ok := optional(call, "function").AsDict()
+		if !ok {
+			return v, refuse("tool_calls[%d].function is required.", i)
+		}
+		arguments := optional(function, "arguments")
+		_, isDict := arguments.AsDict()
+		text, isText := arguments.AsString()
+		switch {
+		case arguments.IsNone():
+			arguments = jinja.FromDict(nil)
+		case isText:
+			read, err := jinja.ParseJSON([]byte(text))
+			if err != nil {
+				break
+			}
+			if _, ok := read.AsDict(); !ok {
+				return v, refuse("tool_calls[%d].function.arguments must be a JSON object.", i)
+			}
+			arguments = read
+		case !isDict:
+			return v, refuse("tool_calls[%d].function.arguments must be an object.", i)
+		}
+		fn := jinja.NewDict(2)
+		fn.Set("arguments", arguments)
+		fn.Set("name", optional(function, "name"))
+		one := jinja.NewDict(3)
+		one.Set("id", optional(call, "id"))
+		one.Set("function", jinja.FromDict(fn))
+		one.Set("type", jinja.String("function"))
+		out = append(out, jinja.FromDict(one))
+	}
+	return jinja.List(out), nil
 }
