@@ -182,6 +182,8 @@ var goldens = []struct {
 	{name: "a chosen tool without a name", api: prompt.Messages, status: 400,
 		body: `{"max_tokens":5,"tool_choice":{"type":"tool"},"messages":[{"role":"user","content":"u"}]}`},
 	{name: "a block that is none", api: prompt.Messages, status: 400, body: `{"max_tokens":5,"messages":[{"role":"user","content":[{"type":"document"}]}]}`},
+	{name: "parts without their text", api: prompt.Tokenize, body: `{"messages":[{"role":"user","content":["a",{"type":"tool_reference","x":1},{"type":"text","text":null}]}]}`,
+		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
 	{name: "trtllm's calls", api: prompt.Chat, engine: TRTLLM, body: `{"messages":[{"role":"user","content":["a",{"type":"text","text":""},{"type":"text","text":null}]},` +
 		`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"1","content":"r"}]}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call><|im_end|>\n" +

@@ -303,7 +303,8 @@ func hasNoText(v jinja.Value) bool {
 		return false
 	}
 	kind, _, _ := textOf(part, "type")
-	return (kind == "text" || kind == "refusal") && optional(part, vllmTextParts[kind]).IsNone()
+	key, ok := vllmTextParts[kind]
+	return ok && optional(part, key).IsNone()
 }
 
 // part is one part's text, or media.
