@@ -41,7 +41,7 @@ func (m *Model) sglangMessages(in input) (body *jinja.Dict, err error) {
 	body.Set("messages", jinja.List(c.list))
 	for _, pair := range [...][2]string{{"max_tokens", "max_tokens"}, {"temperature", "temperature"}, {"top_p", "top_p"}, {"top_k", "top_k"},
 		{"stop_sequences", "stop"}} {
-		if raw := in.Get(pair[0]); given(raw) {
+		if raw := in.Get(pair[0]); given(raw) && in.API == prompt.Messages { // counting knows none of them
 			v, err := parseField(pair[0], raw)
 			if err != nil {
 				return nil, err
