@@ -313,7 +313,7 @@ func (b *bed) until(what string, ok func() bool) {
 }
 
 // metric sums the samples of a metric whose labels hold all of the given pairs
-// (`worker="e0"`); 0 if there are none.
+// (`worker="e0"`); 0 if there are none. Whatever is on the page has to be in the docs.
 func (b *bed) metric(name string, labels ...string) float64 {
 	b.t.Helper()
 	resp, err := http.Get("http://" + b.admin + "/metrics")
@@ -326,6 +326,7 @@ func (b *bed) metric(name string, labels ...string) float64 {
 	lines.Buffer(nil, 1<<20)
 next:
 	for lines.Scan() {
+		b.described(lines.Text())
 		rest, ok := strings.CutPrefix(lines.Text(), name)
 		if !ok || rest == "" || rest[0] != '{' && rest[0] != ' ' {
 			continue

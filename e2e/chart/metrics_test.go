@@ -2,54 +2,119 @@ package chart
 
 import (
 	"encoding/json"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
 var (
-	// The sources name metrics in calls and in tables, always without the prefix.
-	literal = regexp.MustCompile(`"([a-z]+(?:_[a-z]+)+)"`)
-	used    = regexp.MustCompile(`kvlane_[a-z_]+`)
+	// A row of docs/operating.md, which a test of package telemetry compares with the
+	// sources and the end-to-end tests with real pages.
+	row     = regexp.MustCompile("(?m)^\\| `(kvlane_[a-z_]+)` \\| ([a-z, ]*) ?\\| .+ \\|$")
+	used    = regexp.MustCompile(`(kvlane_[a-z_]+)(?:\{([^}]*)\})?`)
+	matcher = regexp.MustCompile(`([a-z_]+)(=~|!~|!=|=)"([^"]*)"`)
 	series  = regexp.MustCompile(`_(bucket|sum|count)$`)
 	label   = regexp.MustCompile(`(?:by|on) \(([a-z, ]+)\)`)
 )
 
-// metrics are the names in the sources that may be metrics: every metric is among
-// them.
-func metrics(t *testing.T) []string {
+// targetLabels are those that Prometheus gives to all series of a target.
+var targetLabels = []string{"namespace", "job", "pod", "le"}
+
+// metrics are the labels of each metric.
+func metrics(t *testing.T) map[string][]string {
 	t.Helper()
-	var names []string
-	for _, dir := range []string{"internal/telemetry", "internal/decide", "internal/gateway"} {
-		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d os.DirEntry, err error) error {
-			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+	page, err := os.ReadFile(filepath.Join(root, "docs/operating.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string][]string{}
+	for _, m := range row.FindAllStringSubmatch(string(page), -1) {
+		known[m[1]] = strings.Split(strings.TrimSpace(m[2]), ", ")
+	}
+	if len(known) < 60 {
+		t.Fatalf("found only %d metrics", len(known))
+	}
+	return known
+}
+
+// words are the string literals of the sources that make metrics: what a label that
+// is not a name of something can be.
+func words(t *testing.T) map[string]bool {
+	t.Helper()
+	all := map[string]bool{}
+	for _, dir := range []string{"internal", "extproc", "kvindex", "cmd"} {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, _ os.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err
 			}
-			source, err := os.ReadFile(path)
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
 			if err != nil {
 				return err
 			}
-			for _, m := range literal.FindAllStringSubmatch(string(source), -1) {
-				names = append(names, "kvlane_"+m[1])
-			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING {
+					if s, err := strconv.Unquote(l.Value); err == nil {
+						all[s] = true
+					}
+				}
+				return true
+			})
 			return nil
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if len(names) < 30 {
-		t.Fatalf("found only the metrics %v", names)
-	}
-	return names
+	return all
 }
 
-// Expressions of alerts and panels parse, and ask for metrics that exist.
+// checkSeries: the metrics of an expression exist, with the labels that it selects
+// by, and the values are ones that a label can have.
+func checkSeries(t *testing.T, where, expression string, known map[string][]string, values map[string]bool) {
+	t.Helper()
+	kept := slices.Clone(targetLabels)
+	for _, m := range used.FindAllStringSubmatch(expression, -1) {
+		labels, ok := known[m[1]]
+		if !ok {
+			labels, ok = known[series.ReplaceAllString(m[1], "")]
+		}
+		if !ok {
+			t.Errorf("%s: no metric %s", where, m[1])
+		}
+		kept = append(kept, labels...)
+		for _, by := range matcher.FindAllStringSubmatch(m[2], -1) {
+			switch {
+			case slices.Contains(targetLabels, by[1]):
+				continue
+			case !slices.Contains(labels, by[1]):
+				t.Errorf("%s: %s has no label %s", where, m[1], by[1])
+			}
+			for value := range strings.SplitSeq(by[3], "|") {
+				if !values[value] && !strings.HasPrefix(value, "$") {
+					t.Errorf("%s: %s of %s is never %q", where, by[1], m[1], value)
+				}
+			}
+		}
+	}
+	for _, m := range label.FindAllStringSubmatch(expression, -1) {
+		for name := range strings.SplitSeq(m[1], ", ") {
+			if !slices.Contains(kept, name) {
+				t.Errorf("%s: keeps the label %s, which no metric of it has", where, name)
+			}
+		}
+	}
+}
+
+// Expressions of alerts and panels parse, and ask for metrics and labels that exist.
 func TestExpressions(t *testing.T) {
-	known := metrics(t)
+	known, values := metrics(t), words(t)
 	expressions := map[string]string{}
 	for _, o := range monitored(t) {
 		for i, rule := range list(o, "spec", "groups", 0, "rules") {
@@ -78,11 +143,7 @@ func TestExpressions(t *testing.T) {
 	var all []string
 	for where, e := range expressions {
 		all = append(all, e)
-		for _, name := range used.FindAllString(e, -1) {
-			if !slices.Contains(known, name) && !slices.Contains(known, series.ReplaceAllString(name, "")) {
-				t.Errorf("%s: no metric %s", where, name)
-			}
-		}
+		checkSeries(t, where, e, known, values)
 	}
 	if out, err := run(strings.NewReader(strings.Join(all, "\n")), tool("promql")); err != nil {
 		t.Errorf("%v\n%s", err, out)
