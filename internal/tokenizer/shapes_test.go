@@ -140,6 +140,12 @@ func shapes() map[string]string {
 		add("normalizer "+name, jsonOf{"normalizer": n, "pre_tokenizer": jsonOf{"type": "WhitespaceSplit"}})
 		add("normalizer, marks "+name, jsonOf{"normalizer": n, "pre_tokenizer": metaspace("always", true)})
 	}
+	for _, re := range splitPatterns {
+		out["bytes, pattern "+re] = rebuiltFile(jsonOf{"normalizer": jsonOf{"type": "NFC"}, "pre_tokenizer": sequence(splitBy(jsonOf{"Regex": re}, "Isolated", false), level(false, false))})
+	}
+	out["bytes, nfkc"] = rebuiltFile(jsonOf{"normalizer": jsonOf{"type": "NFKC"}, "pre_tokenizer": level(false, true)})
+	out["bytes, lower, space"] = rebuiltFile(jsonOf{"normalizer": jsonOf{"type": "Lowercase"}, "pre_tokenizer": level(true, true)})
+	out["bytes, numbers, space"] = rebuiltFile(jsonOf{"pre_tokenizer": sequence(jsonOf{"type": "Digits", "individual_digits": true}, level(true, true))})
 	words := jsonOf{"<u>": 0, "hello": 1, "the": 2, "he": 3, "##llo": 4, "##o": 5, "t": 6, "##h": 7, "##e": 8, ".": 9, "a": 10, "中": 11}
 	split := jsonOf{"type": "Whitespace"}
 	for name, model := range map[string]jsonOf{
@@ -195,12 +201,18 @@ func TestShapesGolden(t *testing.T) {
 	all := shapes()
 	if *update {
 		var goldens []shapeGolden
+		var tasks []any
 		for name, file := range all {
-			g := shapeGolden{Name: name}
-			for _, a := range referenceIDs(t, file, texts) {
-				g.IDs = append(g.IDs, idsHash(a.IDs))
+			path := filepath.Join(t.TempDir(), "tokenizer.json")
+			if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+				t.Fatal(err)
 			}
-			goldens = append(goldens, g)
+			goldens = append(goldens, shapeGolden{Name: name})
+			tasks = append(tasks, map[string]string{"tokenizer": path})
+		}
+		for i, a := range references[goldenIDs](t, tasks, texts) {
+			g := &goldens[i/len(texts)]
+			g.IDs = append(g.IDs, idsHash(a.IDs))
 		}
 		writeLines(t, path, goldens)
 	}
@@ -242,7 +254,7 @@ func referenceIDs(t *testing.T, file string, texts []string) []goldenIDs {
 
 // rebuiltFile is a byte-level tokenizer.json whose words differ between the
 // pre-tokenizers that classes have.
-func rebuiltFile() string {
+func rebuiltFile(parts jsonOf) string {
 	vocab := jsonOf{}
 	for b := range 256 {
 		vocab[string(byteToRune[b])] = b
@@ -253,13 +265,15 @@ func rebuiltFile() string {
 		vocab[left+right] = len(vocab)
 		merges = append(merges, [2]string{left, right})
 	}
-	b, err := json.Marshal(jsonOf{
+	file := jsonOf{
 		"version": "1.0", "truncation": nil, "padding": nil, "normalizer": nil, "decoder": nil,
 		"added_tokens":   []jsonOf{{"id": len(vocab), "content": "<x>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}},
 		"pre_tokenizer":  jsonOf{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
 		"post_processor": jsonOf{"type": "TemplateProcessing", "single": []any{jsonOf{"SpecialToken": jsonOf{"id": "<x>", "type_id": 0}}, jsonOf{"Sequence": jsonOf{"id": "A", "type_id": 0}}}, "pair": []any{jsonOf{"Sequence": jsonOf{"id": "A", "type_id": 0}}, jsonOf{"Sequence": jsonOf{"id": "B", "type_id": 1}}}, "special_tokens": jsonOf{"<x>": jsonOf{"id": "<x>", "ids": []int{len(vocab)}, "tokens": []string{"<x>"}}}},
 		"model":          jsonOf{"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil, "end_of_word_suffix": nil, "fuse_unk": false, "byte_fallback": false, "ignore_merges": true, "vocab": vocab, "merges": merges},
-	})
+	}
+	maps.Copy(file, parts)
+	b, err := json.Marshal(file)
 	if err != nil {
 		panic(err)
 	}
@@ -271,7 +285,7 @@ func rebuiltFile() string {
 func TestRebuiltGolden(t *testing.T) {
 	texts := shapeTexts(rand.New(rand.NewPCG(5, 1)), 60)
 	path := filepath.Join("testdata", "rebuilt.jsonl.gz")
-	level, space := rebuiltFile(), tiny(`"unk_token":null`, `"fuse_unk":true,"unk_token":"a"`)
+	level, space := rebuiltFile(nil), tiny(`"unk_token":null`, `"fuse_unk":true,"unk_token":"a"`)
 	cases := map[string][3]string{}
 	for _, c := range []string{
 		"gpt2 GPT2Tokenizer", "gpt2 -", "llama GPT2Tokenizer", "llama GPT2TokenizerFast", "llama PreTrainedTokenizerFast", "llama -", "starcoder2 GPT2Tokenizer", "phi3 GPT2Tokenizer", "phi CodeGenTokenizer",
