@@ -4,8 +4,8 @@
   corpus.py KVLANE CORPUS IDS DIR [DIR ...]
 
 CORPUS has a JSON object {"text": ...} a line, maybe gzipped. The ids of the tokenizer in DIR are in IDS/ids.NAME.jsonl[.gz], NAME
-being the last part of DIR: {"ids": [...]} and maybe "ids_special" a line, in the same order; without such a file Hugging Face's
-tokenizers computes them. Prints equal and different documents; exits 1 if one differs or a tokenizer does not load.
+being the last part of DIR: {"ids": [...]} and maybe "ids_special" a line, in the same order; without such a file they are computed: by
+transformers if DIR has a tokenizer_config.json (AutoTokenizer if there is a config.json, too), else by tokenizers. Prints equal and different documents; exits 1 if one differs or a tokenizer does not load.
 """
 import gzip
 import json
@@ -20,6 +20,11 @@ def lines(path):
 
 
 def computed(folder, texts):
+    if os.path.exists(os.path.join(folder, "tokenizer.json")) and os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        import transformers
+        kind = transformers.AutoTokenizer if os.path.exists(os.path.join(folder, "config.json")) else transformers.PreTrainedTokenizerFast
+        tok = kind.from_pretrained(folder)
+        return [{"ids": tok(s, add_special_tokens=False).input_ids, "ids_special": tok(s).input_ids} for s in texts]
     from tokenizers import Tokenizer
     for name, opener in ("tokenizer.json", open), ("tokenizer.json.gz", gzip.open):
         path = os.path.join(folder, name)
@@ -39,7 +44,7 @@ def main():
     for folder in folders:
         name = os.path.basename(folder.rstrip("/"))
         recorded = [p for p in (os.path.join(ids, "ids.%s.jsonl%s" % (name, end)) for end in ("", ".gz")) if os.path.exists(p)]
-        want, source = (lines(recorded[0]), "recorded") if recorded else (computed(folder, texts), "computed by tokenizers")
+        want, source = (lines(recorded[0]), "recorded") if recorded else (computed(folder, texts), "computed")
         assert len(want) == len(texts), "%s: ids of %d documents for %d" % (name, len(want), len(texts))
         for column, flags in ("ids", []), ("ids_special", ["--add-special-tokens"]):
             if column not in want[0] and column == "ids_special":
