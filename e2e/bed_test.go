@@ -133,7 +133,7 @@ func newBed(t *testing.T, s shape) *bed {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	b := &bed{t: t, shape: s, dir: dir, sent: map[string]bool{}}
-	b.client = &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+	b.client = &http.Client{Timeout: 10 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 	t.Cleanup(b.client.CloseIdleConnections)
 	b.ingress, b.admin = freeAddress(t), freeAddress(t)
 	b.envoyAdmin = freeAddress(t)

@@ -89,7 +89,7 @@ func TestEnvoyAnswersForItselfAfterAPick(t *testing.T) {
 		{name: "no worker is healthy", flag: "no_healthy_upstream", status: 503, lasting: true,
 			boot: replace("type: EDS", "type: STATIC", "eds_cluster_config: {service_name: model_servers, eds_config: {ads: {}, resource_api_version: V3}}",
 				"load_assignment: {cluster_name: model_servers}")},
-		{name: "the answer takes too long", flag: "upstream_request_timeout", status: 504, boot: replace("timeout: 0s ", "timeout: 0.2s "), spoil: func(net.Conn) { time.Sleep(time.Second) }},
+		{name: "the answer takes too long", flag: "upstream_request_timeout", status: 504, lasting: true, boot: replace("timeout: 0s ", "timeout: 0.2s "), spoil: func(net.Conn) { time.Sleep(time.Second) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var m *between
