@@ -431,7 +431,7 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 		j.degraded = degradedRefused
 		j.entry.Refusal = clip(refusal.Error())
 		if j.d.cfg.Limits.RefuseEarly && !refusal.Guessed {
-			return &extproc.Reject{Status: refusal.Status, Body: j.failure(refusal.Status, refusal.Reason), Details: "kvlane_engine_would_refuse"}
+			return &extproc.Reject{Status: refusal.Status, Body: j.failure(refusal.Status, clipTo(refusal.Reason, maxKeptText)), Details: "kvlane_engine_would_refuse"}
 		}
 		j.query.PromptTokens = estimateTokens(req)
 		return nil

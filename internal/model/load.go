@@ -41,6 +41,7 @@ type Model struct {
 	tok       *tokenizer.Tokenizer
 	config    config
 	options   Options
+	idLimit   int                  // one more than the largest id
 	templates map[string]*template // by transformers' names: default, tool_use, ...
 	// systemFirst: some template takes no system message behind the first turn.
 	systemFirst bool
@@ -75,7 +76,7 @@ func New(tok *tokenizer.Tokenizer, options Options) (*Model, error) {
 	if options.Now == nil {
 		options.Now = time.Now
 	}
-	m := &Model{tok: tok, config: newConfig(tok.Config()), options: options, templates: map[string]*template{}}
+	m := &Model{tok: tok, config: newConfig(tok.Config()), options: options, idLimit: idLimit(tok), templates: map[string]*template{}}
 	for name, source := range sources {
 		t, err := compile(source)
 		if err != nil {

@@ -252,7 +252,7 @@ func (m *Model) plain(in input, engine Engine) (*plan, error) {
 
 // checkIDs refuses ids beyond the vocabulary: vLLM answers 400, and SGLang's process ends.
 func (m *Model) checkIDs(ids []uint32) error {
-	limit := uint32(m.idLimit())
+	limit := uint32(m.idLimit)
 	for _, id := range ids {
 		if id >= limit {
 			return refuse("Token id %d is out of vocabulary", id)
@@ -299,10 +299,7 @@ func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error
 	res.dated = p.dated
 	ids, err := m.ids(res, text, p.addSpecial)
 	if err != nil {
-		if errors.Is(err, tokenizer.ErrText) {
-			return refuse("%v", err)
-		}
-		return err
+		return textError(err)
 	}
 	if p.media && len(ids) > 0 {
 		ids = ids[:len(ids)-1] // what follows may join the last token
@@ -314,11 +311,20 @@ func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error
 	return nil
 }
 
+// textError is a refusal for a text that the engine refuses too, and not for one that is
+// too much work here.
+func textError(err error) error {
+	if errors.Is(err, tokenizer.ErrText) {
+		return refuse("%v", err)
+	}
+	return err
+}
+
 // continueWith puts the text that SGLang tokenizes apart behind the prompt, without the BOS that the tokenizer may add.
 func (m *Model) continueWith(res *Result, suffix string, withText bool) error {
 	more, err := m.tok.Encode(nil, suffix, true)
 	if err != nil {
-		return refuse("%v", err)
+		return textError(err)
 	}
 	if bos, ok := m.tok.Config().SpecialToken("bos_token"); ok && len(more) > 0 {
 		if id, ok := m.tok.TokenID(bos); ok && more[0] == id {
@@ -371,10 +377,10 @@ func (m *Model) render(dst []byte, p *plan, engine Engine) ([]byte, error) {
 // asText is b as text, for as long as b is not changed.
 func asText(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// idLimit is one more than the largest id.
-func (m *Model) idLimit() int {
-	limit := m.tok.VocabSize()
-	for _, a := range m.tok.AddedTokens() {
+// idLimit is one more than the largest id of a tokenizer.
+func idLimit(tok *tokenizer.Tokenizer) int {
+	limit := tok.VocabSize()
+	for _, a := range tok.AddedTokens() {
 		limit = max(limit, int(a.ID)+1)
 	}
 	return limit

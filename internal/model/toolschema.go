@@ -146,14 +146,17 @@ func mappedValues(d *jinja.Dict) jinja.Value {
 // uniqueTypes is _normalize_type_list: of types that become equal the first one stays.
 func uniqueTypes(v jinja.Value, items []jinja.Value) jinja.Value {
 	out := make([]jinja.Value, 0, len(items))
+	seen := make(map[string]bool, len(items))
 	changed := false
 	for i := range items {
 		now := schemaType(items[i])
 		changed = changed || !same(items[i], now)
-		name, isText := now.AsString()
-		if slices.ContainsFunc(out, func(o jinja.Value) bool { s, ok := o.AsString(); return ok && isText && s == name }) {
-			changed = true
-			continue
+		if name, isText := now.AsString(); isText {
+			if seen[name] {
+				changed = true
+				continue
+			}
+			seen[name] = true
 		}
 		out = append(out, now)
 	}

@@ -1,8 +1,11 @@
 package model
 
 import (
+	"bytes"
+	"errors"
 	"math"
 	"math/big"
+	"strconv"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -430,7 +433,7 @@ func (m *Model) vllmBias(raw []byte) error {
 // inVocabulary tells whether a JSON value is the id of a token.
 func (m *Model) inVocabulary(raw []byte) bool {
 	n, err := pydantic.Int(raw)
-	return err == nil && n.Sign() >= 0 && n.Cmp(big.NewInt(int64(max(m.idLimit(), m.tok.Config().VocabSize)))) < 0
+	return err == nil && n.IsInt64() && n.Int64() >= 0 && n.Int64() < int64(max(m.idLimit, m.tok.Config().VocabSize))
 }
 
 func vllmRepetition(raw []byte) error {
@@ -459,21 +462,48 @@ func hasEmptyText(raw []byte) bool {
 }
 
 // hasWideInteger tells whether a value holds an integer that 64 bits do not.
-func hasWideInteger(raw []byte) (wide bool) {
-	if len(raw) == 0 {
-		return false
-	}
-	switch c := raw[0]; {
-	case c == '[':
-		prompt.EachItem(raw, func(item []byte) { wide = wide || hasWideInteger(item) })
-	case c == '{':
-		prompt.EachMember(raw, func(_, value []byte) { wide = wide || hasWideInteger(value) })
-	case c == '-' || c-'0' < 10:
-		if n, ok := new(big.Int).SetString(string(raw), 10); ok {
-			wide = n.Sign() >= 0 && !n.IsUint64() || n.Sign() < 0 && !n.IsInt64()
+func hasWideInteger(raw []byte) bool {
+	for i := 0; i < len(raw); {
+		switch c := raw[i]; {
+		case c == '"':
+			i = endOfString(raw, i)
+		case c == '-' || c-'0' < 10:
+			from := i
+			for i++; i < len(raw) && (raw[i]-'0' < 10 || bytes.IndexByte([]byte(".eE+-"), raw[i]) >= 0); {
+				i++
+			}
+			if isWide(raw[from:i]) {
+				return true
+			}
+		default:
+			i++
 		}
 	}
-	return wide
+	return false
+}
+
+// endOfString is where the string that begins at i ends.
+func endOfString(raw []byte, i int) int {
+	for i++; i < len(raw) && raw[i] != '"'; i++ {
+		if raw[i] == '\\' {
+			i++
+		}
+	}
+	return i + 1
+}
+
+// isWide tells whether a number is an integer that 64 bits do not hold.
+func isWide(number []byte) bool {
+	if bytes.ContainsAny(number, ".eE") {
+		return false
+	}
+	var err error
+	if number[0] == '-' {
+		_, err = strconv.ParseInt(string(number[:min(len(number), 24)]), 10, 64)
+	} else {
+		_, err = strconv.ParseUint(string(number[:min(len(number), 24)]), 10, 64)
+	}
+	return errors.Is(err, strconv.ErrRange)
 }
 
 // vllmLength judges a prompt of n tokens: TokenizeParams, get_max_tokens, and the limits of SamplingParams.

@@ -83,6 +83,18 @@ func TestIterablesOfUnions(t *testing.T) {
 	}
 }
 
+// A number has an end: what follows would take quadratic time.
+func TestIntegersHaveAnEnd(t *testing.T) {
+	for digits, fits := range map[int]bool{4300: true, 4301: false, 1 << 20: false} {
+		for _, raw := range []string{"-%", "\"%\""} {
+			raw = strings.Replace(raw, "%", strings.Repeat("7", digits), 1)
+			if _, err := Int([]byte(raw)); (err == nil) != fits {
+				t.Errorf("%d digits: %v", digits, err)
+			}
+		}
+	}
+}
+
 func TestLoadRefusesWhatItDoesNotKnow(t *testing.T) {
 	for _, bad := range []string{`{`, `{"parts":[{"t":"quux"}]}`, `{"parts":[{"t":"list","of":7}]}`, `{"parts":[{"t":"str","pattern":"("}]}`,
 		`{"apis":{"a":3},"parts":[]}`, `{"parts":[{"t":"model","of":3}]}`, `{"parts":[{"t":"union","of":3}]}`, `{"parts":[{"t":"tagged","of":3}]}`,

@@ -108,6 +108,9 @@ func Int(raw []byte) (*big.Int, error) {
 		if bytes.ContainsAny(raw, ".eE") {
 			return intOfFloat(string(raw))
 		}
+		if len(raw) > maxDigits+1 { // Python's json reads no more; and the time to read them is quadratic
+			break
+		}
 		if n, ok := new(big.Int).SetString(string(raw), 10); ok {
 			return n, nil
 		}

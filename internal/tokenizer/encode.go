@@ -27,7 +27,7 @@ func (w *worker) encode(dst []uint32, text string, from int) ([]uint32, error) {
 		dst = w.stretch(dst, text[at:], at)
 	}
 	if w.match.exceeded {
-		return dst, fmt.Errorf("%w: the split pattern takes too long", ErrText)
+		return dst, fmt.Errorf("%w: the split pattern takes too long", ErrLimit)
 	}
 	return dst, nil
 }

@@ -38,6 +38,7 @@ const (
 	maxProgram = 4000
 	maxTurns   = 200
 	freeTurns  = 1 << 20
+	keptStack  = 1 << 14 // of a text before
 )
 
 func compileRegex(text string) (*regex, error) {
@@ -230,6 +231,9 @@ func (m *reMatcher) find(re *regex, s string, i int) (from, to int, ok bool) {
 // allow sets how much work a text may make.
 func (m *reMatcher) allow(bytes int) {
 	m.turns, m.exceeded = freeTurns+maxTurns*bytes, false
+	if cap(m.stack) > keptStack {
+		m.stack = nil
+	}
 }
 
 // run is where a match of the program from pc on that begins at i ends, or -1.
@@ -313,7 +317,7 @@ func (m *reMatcher) sets(in *reInst, pc int, s string, i int) (int, bool) {
 		}
 		i += n
 	}
-	m.turns -= count / 8
+	m.turns -= count
 	if i > least && in.kind == reGreedy {
 		m.stack = append(m.stack, reBack{pc: pc, at: i, left: least, run: true})
 	}

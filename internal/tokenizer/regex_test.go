@@ -32,10 +32,10 @@ func TestRegexIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tok.Encode(nil, strings.Repeat("a", 5000), false); !errors.Is(err, ErrText) {
+	if _, err := tok.Encode(nil, strings.Repeat("a", 5000), false); !errors.Is(err, ErrLimit) {
 		t.Errorf("got %v, want an error", err)
 	}
-	if _, _, err := NewCache(tok, 1<<20).Encode(nil, strings.Repeat("a", 5000), false); !errors.Is(err, ErrText) {
+	if _, _, err := NewCache(tok, 1<<20).Encode(nil, strings.Repeat("a", 5000), false); !errors.Is(err, ErrLimit) {
 		t.Errorf("through the cache: got %v, want an error", err)
 	}
 	if ids, err := tok.Encode(nil, "aaab", false); err != nil || !slices.Equal(ids, []uint32{'a', 'a', 'a', 'b'}) {

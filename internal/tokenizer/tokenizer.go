@@ -7,9 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// ErrText is wrapped by the errors of Encode: the text is one that the
-// reference refuses too, or is longer than MaxText.
-var ErrText = errors.New("text cannot be tokenized")
+// Errors of Encode wrap ErrText where the text is one that the reference refuses
+// too, and ErrLimit where it is longer than MaxText, or too much work for the
+// tokenizer's split pattern: the reference has no such limits.
+var (
+	ErrText  = errors.New("text cannot be tokenized")
+	ErrLimit = errors.New("text is too large to be tokenized here")
+)
 
 // MaxText bounds the bytes of one text.
 const MaxText = 1 << 28
@@ -138,7 +142,7 @@ func (t *Tokenizer) Encode(dst []uint32, text string, addSpecial bool) ([]uint32
 
 func checkText(text string) error {
 	if len(text) > MaxText {
-		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrText, len(text), MaxText)
+		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrLimit, len(text), MaxText)
 	}
 	if !utf8.ValidString(text) {
 		return fmt.Errorf("%w: not valid UTF-8", ErrText)

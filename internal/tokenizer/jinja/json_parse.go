@@ -63,8 +63,8 @@ type jsonParser struct {
 	src    string
 	halves bool // of surrogate pairs are taken
 	pos    int
-	items []Value // stack of list items that are not yet in their list
-	pairs []entry // the same for objects
+	items  []Value // stack of list items that are not yet in their list
+	pairs  []entry // the same for objects
 }
 
 func (p *jsonParser) space() {
