@@ -469,7 +469,7 @@ func hasWideInteger(raw []byte) bool {
 			i = endOfString(raw, i)
 		case c == '-' || c-'0' < 10:
 			from := i
-			for i++; i < len(raw) && (raw[i]-'0' < 10 || bytes.IndexByte([]byte(".eE+-"), raw[i]) >= 0); {
+			for i++; i < len(raw) && (raw[i]-'0' < 10 || strings.IndexByte(".eE+-", raw[i]) >= 0); {
 				i++
 			}
 			if isWide(raw[from:i]) {
