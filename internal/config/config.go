@@ -70,7 +70,7 @@ type Model struct {
 	Tokenizer      string   `yaml:"tokenizer" jsonschema_description:"Folder with tokenizer.json, tokenizer_config.json and so on, or 'builtin:qwen3'. Empty: routed by load."`
 	Engine         string   `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Whose request shapes are followed."`
 	ChatTemplate   string   `yaml:"chat_template" jsonschema_description:"File with a chat template that replaces the tokenizer's."`
-	ToolParser     bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser; without, it refuses tools."`
+	ToolParser     bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Without, it refuses requests with tools: false lets Kvlane know."`
 	HideTools      bool     `yaml:"hide_tools_when_none" jsonschema_description:"vLLM runs with --exclude-tools-when-tool-choice-none."`
 	TrustTemplates bool     `yaml:"trust_request_templates" jsonschema_description:"Requests may bring a chat_template (vLLM with --trust-request-chat-template). Without, no such template is run: vLLM refuses the request, and for other engines it is routed by load."`
 	Multimodal     *bool    `yaml:"multimodal" jsonschema_description:"The model takes images, audio or video; if not, such a request is refused. Absent: by config.json beside the tokenizer, or else by what the chat template names."`
@@ -313,5 +313,5 @@ func defaultWorker() Worker {
 func DefaultKubernetes() Kubernetes { return Kubernetes{Worker: defaultWorker()} }
 
 func defaultModel() Model {
-	return Model{Engine: "vllm", CacheBytes: 16 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second), MaxBody: 1 << 20}}
+	return Model{Engine: "vllm", ToolParser: true, CacheBytes: 16 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second), MaxBody: 1 << 20}}
 }

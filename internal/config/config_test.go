@@ -46,7 +46,7 @@ drain: 1m
 		t.Errorf("workers %+v", w)
 	case c.Workers.Health.Every.Std() != 250*time.Millisecond || c.Workers.Health.Failures != 2:
 		t.Errorf("health %+v", c.Workers.Health)
-	case c.Models[0].Engine != "vllm" || c.Models[0].Check.Every != 1000:
+	case c.Models[0].Engine != "vllm" || !c.Models[0].ToolParser || c.Models[0].Check.Every != 1000:
 		t.Errorf("model %+v", c.Models[0])
 	case c.Drain.Std() != time.Minute:
 		t.Error("drain", c.Drain)

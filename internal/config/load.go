@@ -350,7 +350,7 @@ func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) 
 	case reflect.String:
 		v.SetString(s)
 		if enum := ruleValues(rules, "enum"); len(enum) > 0 && !slices.Contains(enum, s) {
-			d.problemf(path, "%q is not one of %s", s, strings.Join(enum, ", "))
+			d.problemf(path, "%q is not one of %s", s, strings.Join(slices.DeleteFunc(slices.Clone(enum), func(s string) bool { return s == "" }), ", "))
 		}
 		return
 	case reflect.Bool:
