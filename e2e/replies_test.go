@@ -39,6 +39,10 @@ func TestEnvoysOwnAnswersHaveTheAPIsShape(t *testing.T) {
 	if want := `{"error":{"message":"request body is larger than 1048576 bytes","type":"invalid_request_error","param":null,"code":"request_too_large"}}`; r.status != http.StatusRequestEntityTooLarge || string(r.body) != want {
 		t.Errorf("status %d: %s", r.status, r.body)
 	}
+	r = b.post("/v1/messages", []byte(strings.Replace(large, `"prompt"`, `"messages"`, 1)))
+	if want := `{"type":"error","error":{"type":"request_too_large","message":"request body is larger than 1048576 bytes"}}`; r.status != http.StatusRequestEntityTooLarge || string(r.body) != want {
+		t.Errorf("status %d: %s", r.status, r.body)
+	}
 	b.fault(enginesim.Faults{DieAfterTokens: 1}, 0)
 	check("dies", http.StatusServiceUnavailable)
 	b.fault(enginesim.Faults{}, 0)

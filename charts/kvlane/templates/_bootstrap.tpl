@@ -50,6 +50,10 @@ static_resources:
               body_format_override: {content_type: application/json, text_format_source: {inline_string: '{"type":"error","error":{"type":"service_unavailable_error","message":"no worker answered this request; try again"}}'}}
             - filter: {response_flag_filter: {flags: [UH, UF, UC, UO, UR, URX, UPE, LR, NC, UT, SI, DT]}}
               body_format_override: {content_type: application/json, text_format_source: {inline_string: '{"error":{"message":"no worker answered this request; try again","type":"service_unavailable_error","param":null,"code":null}}'}}
+            - filter: {and_filter: {filters: [
+                {status_code_filter: {comparison: {op: EQ, value: {default_value: 413, runtime_key: kvlane.too_large}}}},
+                {header_filter: {header: {name: ":path", string_match: {prefix: /v1/messages}}}}]}}
+              body_format_override: {content_type: application/json, text_format_source: {inline_string: '{"type":"error","error":{"type":"request_too_large","message":"request body is larger than {{.MaxBody}} bytes"}}'}}
             - filter: {status_code_filter: {comparison: {op: EQ, value: {default_value: 413, runtime_key: kvlane.too_large}}}}
               body_format_override: {content_type: application/json, text_format_source: {inline_string: '{"error":{"message":"request body is larger than {{.MaxBody}} bytes","type":"invalid_request_error","param":null,"code":"request_too_large"}}'}}
           http_filters:
