@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -314,7 +315,7 @@ func TestEventsOfARemovedWorker(t *testing.T) {
 		page := indexOf(t, b.admin)
 		return len(page.Index.Targets) == 0 && len(page.Feeds) == 0 && page.Index.Blocks == 0
 	})
-	body := strings.NewReader(string(chatBody(message{"user", prose("meanwhile", 150)})))
+	body := bytes.NewReader(b.remember(chatBody(message{"user", prose("meanwhile", 150)})))
 	resp, err := http.Post(b.engines[0].URL()+"/v1/chat/completions", "application/json", body)
 	if err != nil {
 		t.Fatal(err)
