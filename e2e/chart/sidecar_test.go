@@ -23,16 +23,7 @@ func TestSidecarRunsPrefillAndDecode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var config map[string]any
-	var bootstrap string
-	for _, o := range parse(t, rendered) {
-		if file := text(o, "data", "kvlane.yaml"); file != "" {
-			if err := yaml.Unmarshal([]byte(file), &config); err != nil {
-				t.Fatal(err)
-			}
-		}
-		bootstrap += text(o, "data", "envoy.yaml")
-	}
+	config, bootstrap := ownFiles(t, rendered)
 	sockets, err := os.MkdirTemp("", "kvc") // a Unix socket's path must be short
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,20 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
+// ownFiles are Kvlane's configuration and Envoy's bootstrap in what the chart renders.
+func ownFiles(t *testing.T, rendered string) (config map[string]any, bootstrap string) {
+	t.Helper()
+	for _, o := range parse(t, rendered) {
+		if file := text(o, "data", "kvlane.yaml"); file != "" {
+			if err := yaml.Unmarshal([]byte(file), &config); err != nil {
+				t.Fatal(err)
+			}
+		}
+		bootstrap += text(o, "data", "envoy.yaml")
+	}
+	return config, bootstrap
+}
+
 // In mode standalone Envoy resolves the name of Kvlane's Service and gets its
 // endpoints from there. Here an address stands for the name and the engine is a
 // simulated one; everything else in both files is the chart's.
@@ -24,16 +38,7 @@ func TestStandaloneRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var config map[string]any
-	var bootstrap string
-	for _, o := range parse(t, rendered) {
-		if file := text(o, "data", "kvlane.yaml"); file != "" {
-			if err := yaml.Unmarshal([]byte(file), &config); err != nil {
-				t.Fatal(err)
-			}
-		}
-		bootstrap += text(o, "data", "envoy.yaml")
-	}
+	config, bootstrap := ownFiles(t, rendered)
 	config["workers"] = map[string]any{"static": []any{map[string]any{"address": engine}}}
 	config["listen"] = map[string]any{"address": extProc, "health": health}
 	config["admin"] = map[string]any{"address": admin}

@@ -102,7 +102,7 @@ func declaredBy(in input, schema *pydantic.Schema) error {
 			value = completeItems(value)
 		}
 		if in.wide {
-			value = wideIntegers(asText(value))
+			value = wideIntegers(value)
 		}
 		if err := field.Check(value); err != nil {
 			first = refuse("%s: %v", name, err)

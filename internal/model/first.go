@@ -1,6 +1,7 @@
 package model
 
 import (
+	"bytes"
 	"math"
 
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -64,8 +65,7 @@ func usual(in input) bool {
 	case prompt.FormText:
 		return in.API != prompt.Tokenize || in.Raw(prompt.FieldPrompt)[0] == '"'
 	case prompt.FormIDs:
-		_, err := prompt.AppendIDs(nil, in.FirstPrompt())
-		return err == nil && in.API != prompt.Tokenize
+		return in.API != prompt.Tokenize && plainIDs(in.FirstPrompt())
 	case prompt.FormTexts, prompt.FormIDLists:
 		if len(in.Elements) != in.Count || in.API == prompt.Tokenize {
 			return false
@@ -76,16 +76,19 @@ func usual(in input) bool {
 			if raw[0] != first {
 				return false
 			}
-			if first == '[' {
-				if _, err := prompt.AppendIDs(nil, raw); err != nil {
-					return false
-				}
+			if first == '[' && !plainIDs(raw) {
+				return false
 			}
 		}
 		return true
 	default:
 		return false
 	}
+}
+
+// plainIDs tells whether a JSON list holds nothing but whole numbers, none below 0.
+func plainIDs(raw []byte) bool {
+	return len(raw) > 1 && raw[0] == '[' && len(bytes.Trim(raw[1:len(raw)-1], "0123456789, \n\t\r")) == 0
 }
 
 // laxIDs reads token ids as pydantic reads a list of integers.

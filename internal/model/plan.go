@@ -3,11 +3,10 @@ package model
 import (
 	"errors"
 	"fmt"
-	"math"
-	"strconv"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/pydantic"
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 )
 
@@ -57,7 +56,7 @@ func (in input) value(f prompt.Field) (jinja.Value, error) {
 		return jinja.None(), nil
 	}
 	if in.wide {
-		raw = wideIntegers(asText(raw))
+		raw = wideIntegers(raw)
 	}
 	return in.parse(f.String(), raw)
 }
@@ -90,36 +89,20 @@ func (in input) flag(f prompt.Field, absent bool) (bool, error) {
 	if raw == nil {
 		return absent, nil
 	}
-	b, ok := laxBool(string(raw))
+	b, ok := pydantic.Bool(raw)
 	if !ok {
 		return false, refuse("%s: input should be a valid boolean", f)
 	}
 	return b, nil
 }
 
-// laxBool reads a JSON value as pydantic reads a boolean.
-func laxBool(raw string) (value, ok bool) {
-	switch strings.ToLower(strings.Trim(raw, `"`)) {
-	case "true", "1", "yes", "on", "t", "y":
-		return true, true
-	case "false", "0", "no", "off", "f", "n":
-		return false, true
-	}
-	x, err := strconv.ParseFloat(raw, 64)
-	return x == 1, err == nil && (x == 0 || x == 1)
-}
-
-// laxInt reads an integer as pydantic does: also as a text, or as a number without a fraction.
+// laxInt reads an integer as pydantic does; false if it is none that 64 bits hold.
 func (in input) laxInt(f prompt.Field) (int64, bool) {
-	if n, ok := in.Int(f); ok {
-		return n, true
-	}
-	raw := strings.TrimSpace(strings.Trim(string(in.Raw(f)), `"`))
-	x, err := strconv.ParseFloat(raw, 64)
-	if err != nil || x != math.Trunc(x) || math.Abs(x) > 1<<53 {
+	n, err := pydantic.Int(in.Raw(f))
+	if err != nil || !n.IsInt64() {
 		return 0, false
 	}
-	return int64(x), true
+	return n.Int64(), true
 }
 
 // listOf reads a field that must be a list; nil if it is absent or null.

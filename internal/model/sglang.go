@@ -451,7 +451,7 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 	}
 	if text, isText := arguments.AsString(); isText {
 		if assistant {
-			read, err := jinja.ParseJSON(wideIntegers(text))
+			read, err := jinja.ParseJSON(wideIntegers([]byte(text)))
 			if err != nil {
 				return v, refuse("Assistant tool call function.arguments must be valid JSON.")
 			}
@@ -472,41 +472,6 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 	out.Set("type", jinja.String("function"))
 	out.Set("function", jinja.FromDict(fn))
 	return jinja.FromDict(out), nil
-}
-
-// wideIntegers makes floats of the integers in a JSON text that 64 bits do not hold, as orjson reads them.
-func wideIntegers(text string) []byte {
-	const sure = 18 // so many digits always fit
-	out := make([]byte, 0, len(text)+8)
-	inString := false
-	for i := 0; i < len(text); i++ {
-		c := text[i]
-		out = append(out, c)
-		switch {
-		case inString && c == '\\' && i+1 < len(text):
-			i++
-			out = append(out, text[i])
-		case c == '"':
-			inString = !inString
-		case !inString && c >= '0' && c <= '9':
-			end := i
-			for end < len(text) && text[end] >= '0' && text[end] <= '9' {
-				end++
-			}
-			digits := text[i:end]
-			out = append(out, digits[1:]...)
-			whole := (end == len(text) || text[end] != '.' && text[end]|0x20 != 'e') && (i == 0 || text[i-1] != '.' && text[i-1] != '+')
-			if len(digits) > sure && whole {
-				negative := i > 0 && text[i-1] == '-'
-				n, err := strconv.ParseUint(digits, 10, 64)
-				if err != nil || negative && n > 1<<63 {
-					out = append(out, ".0"...)
-				}
-			}
-			i = end - 1
-		}
-	}
-	return out
 }
 
 // optional is a member of d, None if it or d is not there.

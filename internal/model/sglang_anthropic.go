@@ -11,8 +11,9 @@ import (
 // SGLang 0.5.23's Anthropic API: python/sglang/srt/entrypoints/anthropic/serving.py, for a server without --reasoning-parser.
 
 // sglangToolTag is _tool_discriminator: which kind of tool a tool is.
-func sglangToolTag(raw []byte) string {
-	kind := prompt.Text(prompt.Member(raw, "type"))
+func sglangToolTag(raw []byte) string { return sglangToolKind(prompt.Text(prompt.Member(raw, "type"))) }
+
+func sglangToolKind(kind string) string {
 	for _, family := range [...]string{"web_search", "computer", "bash", "text_editor"} {
 		if strings.HasPrefix(kind, family+"_") {
 			return family
@@ -80,7 +81,7 @@ func sglangAnthropicTools(in input, body *jinja.Dict) error {
 	for i := range tools {
 		d, _ := tools[i].AsDict()
 		kind, _, _ := textOf(d, "type")
-		if sglangToolTag([]byte(`{"type":"`+kind+`"}`)) != "custom" {
+		if sglangToolKind(kind) != "custom" {
 			continue
 		}
 		schema, _ := optional(d, "input_schema").AsDict()
@@ -153,15 +154,7 @@ func (c *sglangAnthropic) system(in input, messages []jinja.Value) error {
 	if text, ok := v.AsString(); ok && strings.TrimFunc(text, pythonSpace) != "" {
 		texts = append(texts, text)
 	}
-	blocks, _ := v.AsList()
-	for i := range blocks {
-		d, _ := blocks[i].AsDict()
-		if kind, _, _ := textOf(d, "type"); kind == "text" {
-			if text, _, _ := textOf(d, "text"); text != "" {
-				texts = append(texts, text)
-			}
-		}
-	}
+	texts = append(texts, blockTexts(v)...)
 	for i := range messages {
 		if c.merge && roleOf(messages[i]) == roleSystem {
 			msg, _ := messages[i].AsDict()
@@ -174,6 +167,20 @@ func (c *sglangAnthropic) system(in input, messages []jinja.Value) error {
 		c.add(chatMessage(roleSystem, jinja.String(strings.Join(texts, "\n"))))
 	}
 	return nil
+}
+
+// blockTexts are the texts of a list of blocks that are not empty.
+func blockTexts(v jinja.Value) (texts []string) {
+	blocks, _ := v.AsList()
+	for i := range blocks {
+		d, _ := blocks[i].AsDict()
+		if kind, _, _ := textOf(d, "type"); kind == "text" {
+			if text, _, _ := textOf(d, "text"); text != "" {
+				texts = append(texts, text)
+			}
+		}
+	}
+	return texts
 }
 
 // strippedText is _extract_system_text.
@@ -325,15 +332,7 @@ func searchText(d *jinja.Dict) string {
 	if text, ok := content.AsString(); ok {
 		texts = append(texts, text)
 	}
-	parts, _ := content.AsList()
-	for i := range parts {
-		part, _ := parts[i].AsDict()
-		if kind, _, _ := textOf(part, "type"); kind == "text" {
-			if text, _, _ := textOf(part, "text"); text != "" {
-				texts = append(texts, text)
-			}
-		}
-	}
+	texts = append(texts, blockTexts(content)...)
 	if texts != nil {
 		lines = append(lines, "Content: "+strings.Join(texts, "\n"))
 	}

@@ -75,7 +75,7 @@ func sglangDeclared(msg *jinja.Dict, raw []byte) error {
 	if ordinary(msg) {
 		return nil
 	}
-	if err := sglangMessage().CheckAll(wideIntegers(asText(raw))); err != nil {
+	if err := sglangMessage().CheckAll(wideIntegers(raw)); err != nil {
 		return refuse("messages: %v", err)
 	}
 	return nil
@@ -146,7 +146,7 @@ func sglangTokenizeRules(in input) error {
 		if first != nil || field == nil || name == "messages" || name == "tools" || name == "tool_choice" || !given(value) && sglangTokenizeKnows(name) {
 			return
 		}
-		if err := field.Check(wideIntegers(asText(value))); err != nil {
+		if err := field.Check(wideIntegers(value)); err != nil {
 			first = refuse("%s: %v", name, err)
 		}
 	})
@@ -318,17 +318,11 @@ func orjsonReads(body []byte) error {
 		case 'N', 'I':
 			return refuse("unexpected character: NaN and Infinity are not JSON")
 		case '"':
-			end := i + 1
-			for body[end] != '"' {
-				if body[end] == '\\' {
-					end++
-				}
-				end++
-			}
-			if _, ok := prompt.TextOf(body[i : end+1]); !ok {
+			end := endOfString(body, i)
+			if _, ok := prompt.TextOf(body[i:end]); !ok {
 				return refuse("lone leading surrogate in hex escape")
 			}
-			i = end
+			i = end - 1
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/pydantic"
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 )
 
@@ -295,7 +296,7 @@ func laxFlag(d *jinja.Dict, key string) (jinja.Value, error) {
 	if err != nil {
 		return v, err
 	}
-	b, ok := laxBool(string(raw))
+	b, ok := pydantic.Bool(raw)
 	if !ok {
 		return v, refuse("tools.%s: Input should be a valid boolean", key)
 	}

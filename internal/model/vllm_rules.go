@@ -1,11 +1,8 @@
 package model
 
 import (
-	"bytes"
-	"errors"
 	"math"
 	"math/big"
-	"strconv"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -459,51 +456,6 @@ func hasEmptyText(raw []byte) bool {
 	empty := string(raw) == `""`
 	prompt.EachItem(raw, func(item []byte) { empty = empty || string(item) == `""` })
 	return empty
-}
-
-// hasWideInteger tells whether a value holds an integer that 64 bits do not.
-func hasWideInteger(raw []byte) bool {
-	for i := 0; i < len(raw); {
-		switch c := raw[i]; {
-		case c == '"':
-			i = endOfString(raw, i)
-		case c == '-' || c-'0' < 10:
-			from := i
-			for i++; i < len(raw) && (raw[i]-'0' < 10 || strings.IndexByte(".eE+-", raw[i]) >= 0); {
-				i++
-			}
-			if isWide(raw[from:i]) {
-				return true
-			}
-		default:
-			i++
-		}
-	}
-	return false
-}
-
-// endOfString is where the string that begins at i ends.
-func endOfString(raw []byte, i int) int {
-	for i++; i < len(raw) && raw[i] != '"'; i++ {
-		if raw[i] == '\\' {
-			i++
-		}
-	}
-	return i + 1
-}
-
-// isWide tells whether a number is an integer that 64 bits do not hold.
-func isWide(number []byte) bool {
-	if bytes.ContainsAny(number, ".eE") {
-		return false
-	}
-	var err error
-	if number[0] == '-' {
-		_, err = strconv.ParseInt(string(number[:min(len(number), 24)]), 10, 64)
-	} else {
-		_, err = strconv.ParseUint(string(number[:min(len(number), 24)]), 10, 64)
-	}
-	return errors.Is(err, strconv.ErrRange)
 }
 
 // vllmLength judges a prompt of n tokens: TokenizeParams, get_max_tokens, and the limits of SamplingParams.

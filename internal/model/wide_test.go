@@ -33,3 +33,17 @@ func TestTypesStayInOrder(t *testing.T) {
 		t.Errorf("%s (%v), want %s", out, err, want)
 	}
 }
+
+// As orjson: what 64 bits do not hold is a float, and nothing else changes.
+func TestWideIntegersBecomeFloats(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"a":18446744073709551616,"b":[-9223372036854775809,1]}`: `{"a":18446744073709551616.0,"b":[-9223372036854775809.0,1]}`,
+		`["18446744073709551616",1.5e3,-0,18446744073709551615]`:  `["18446744073709551616",1.5e3,-0,18446744073709551615]`,
+		`99999999999999999999`: `99999999999999999999.0`,
+		`"\\"`:                 `"\\"`,
+	} {
+		if got := wideIntegers([]byte(in)); string(got) != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+}

@@ -233,17 +233,24 @@ func (s *Schema) judgeList(raw []byte) (verdict, error) {
 		}
 		v.add(o)
 	})
-	switch {
-	case err != nil:
-		return v, err
-	case n < s.short:
-		return v, wrong(fmt.Sprintf("List should have at least %d items after validation, not %d", s.short, n))
-	case s.long >= 0 && n > s.long:
-		return v, wrong(fmt.Sprintf("List should have at most %d items after validation, not %d", s.long, n))
-	case s.kind == tuple && n != len(s.of):
-		return v, wrong("Input should be a tuple of another length")
+	if err == nil && s.kind == tuple && n != len(s.of) {
+		err = wrong("Input should be a tuple of another length")
 	}
-	return v, nil
+	if err == nil {
+		err = s.length("List", n)
+	}
+	return v, err
+}
+
+// length checks how many items there are.
+func (s *Schema) length(what string, n int) error {
+	switch {
+	case n < s.short:
+		return wrong(fmt.Sprintf("%s should have at least %d items after validation, not %d", what, s.short, n))
+	case s.long >= 0 && n > s.long:
+		return wrong(fmt.Sprintf("%s should have at most %d items after validation, not %d", what, s.long, n))
+	}
+	return nil
 }
 
 func (s *Schema) judgeDict(raw []byte) (verdict, error) {
@@ -269,15 +276,10 @@ func (s *Schema) judgeDict(raw []byte) (verdict, error) {
 			v.add(o)
 		}
 	})
-	switch {
-	case err != nil:
-		return v, err
-	case n < s.short:
-		return v, wrong(fmt.Sprintf("Dictionary should have at least %d items after validation, not %d", s.short, n))
-	case s.long >= 0 && n > s.long:
-		return v, wrong(fmt.Sprintf("Dictionary should have at most %d items after validation, not %d", s.long, n))
+	if err == nil {
+		err = s.length("Dictionary", n)
 	}
-	return v, nil
+	return v, err
 }
 
 func nameOf(key []byte) string {

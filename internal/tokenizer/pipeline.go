@@ -360,27 +360,12 @@ func (c component) prependScheme() (string, error) {
 // last one is ByteLevel, for a byte-level model.
 func newPipeline(norm, pre []component, bytes bool) (*pipeline, error) {
 	p := &pipeline{bytes: bytes}
-	for _, c := range norm {
-		make, ok := normalizeStages[c.Type]
-		if !ok {
-			return nil, unsupported("normalizer %s", c.Type)
-		}
-		stage, err := make(c)
-		if err != nil {
-			return nil, err
-		}
-		p.normalizers = append(p.normalizers, stage)
+	var err error
+	if p.normalizers, err = stagesOf("normalizer", normalizeStages, norm); err != nil {
+		return nil, err
 	}
-	for _, c := range pre {
-		make, ok := splitStages[c.Type]
-		if !ok {
-			return nil, unsupported("pre-tokenizer %s", c.Type)
-		}
-		stage, err := make(c)
-		if err != nil {
-			return nil, err
-		}
-		p.splitters = append(p.splitters, stage)
+	if p.splitters, err = stagesOf("pre-tokenizer", splitStages, pre); err != nil {
+		return nil, err
 	}
 	if bytes {
 		last := len(pre) - 1
@@ -391,4 +376,20 @@ func newPipeline(norm, pre []component, bytes bool) (*pipeline, error) {
 		}
 	}
 	return p, nil
+}
+
+// stagesOf makes a stage of each component.
+func stagesOf[S any](what string, kinds map[string]func(component) (S, error), components []component) (stages []S, err error) {
+	for _, c := range components {
+		make, ok := kinds[c.Type]
+		if !ok {
+			return nil, unsupported("%s %s", what, c.Type)
+		}
+		stage, err := make(c)
+		if err != nil {
+			return nil, err
+		}
+		stages = append(stages, stage)
+	}
+	return stages, nil
 }
