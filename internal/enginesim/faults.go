@@ -1,9 +1,6 @@
 package enginesim
 
-import (
-	"sync"
-	"time"
-)
+import "sync"
 
 // Faults are what can be made to go wrong; the zero value is health. As JSON they are the body of POST /sim/faults.
 type Faults struct {
@@ -24,6 +21,8 @@ type Faults struct {
 	FailCount  int `json:"fail_count,omitempty"`
 	// AnswerDelayMS is waited before a request for generation is looked at; a change of the faults ends the wait.
 	AnswerDelayMS int `json:"answer_delay_ms,omitempty"`
+	// HoldAfterTokens stops an answer behind this many tokens, which are sent; a change of the faults lets it go on.
+	HoldAfterTokens int `json:"hold_after_tokens,omitempty"`
 	// DieAfterTokens cuts the connection of an answer behind this many tokens.
 	DieAfterTokens int `json:"die_after_tokens,omitempty"`
 	// CachedTokensLie is added to the cached tokens in usage.
@@ -62,14 +61,14 @@ func (b *faultBox) set(f Faults) {
 	}
 }
 
-// delay is how long a request is to wait, and what ends the wait early.
-func (b *faultBox) delay() (time.Duration, <-chan struct{}) {
+// at gives the faults, and what the next change closes.
+func (b *faultBox) at() (Faults, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.changed == nil {
 		b.changed = make(chan struct{})
 	}
-	return time.Duration(b.f.AnswerDelayMS) * time.Millisecond, b.changed
+	return b.f, b.changed
 }
 
 // takeBatch gives the faults for one batch and counts a dropped one down.

@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -332,4 +333,55 @@ func TestTimeModel(t *testing.T) {
 			t.Errorf("%+v: %v, want %v", row.l, got, row.want)
 		}
 	}
+}
+
+// An answer that is held sends what it has, and the rest when the faults change.
+func TestHeldAnswer(t *testing.T) {
+	e := start(t, Options{BlockSize: 4, Faults: Faults{HoldAfterTokens: 2}})
+	resp, err := http.Post(e.URL()+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"Held","max_tokens":4,"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	event := func() string {
+		for lines.Scan() {
+			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+				return data
+			}
+		}
+		t.Fatalf("the answer ended: %v", lines.Err())
+		return ""
+	}
+	event()
+	event()
+	eventually(t, "the engine to be done with all tokens", func() bool { return e.Stats().Ranks[0].Running == 0 })
+	if r := e.Stats().Requests; len(r) != 1 || r[0].Done {
+		t.Fatalf("requests are %+v", r)
+	}
+	if err := e.SetFaults(Faults{}); err != nil {
+		t.Fatal(err)
+	}
+	event()
+	event()
+	if last := event(); last != "[DONE]" {
+		t.Errorf("the fifth event is %s", last)
+	}
+}
+
+// A client that goes ends a held answer.
+func TestHeldAnswerOfAClientThatGoes(t *testing.T) {
+	e := start(t, Options{BlockSize: 4, Faults: Faults{HoldAfterTokens: 1}})
+	ctx, cancel := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL()+"/v1/completions", strings.NewReader(`{"prompt":"Held","max_tokens":4,"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	cancel()
+	eventually(t, "the end of the request", func() bool { r := e.Stats().Requests; return len(r) == 1 && r[0].Done && r[0].Status == 499 })
 }

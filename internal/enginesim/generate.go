@@ -86,8 +86,8 @@ func wait(ctx context.Context, d time.Duration, early <-chan struct{}) {
 
 // prepare turns the request into sequences for a rank.
 func (c *call) prepare() error {
-	if d, changed := c.faults.delay(); d > 0 {
-		wait(c.r.Context(), d, changed)
+	if f, changed := c.faults.at(); f.AnswerDelayMS > 0 {
+		wait(c.r.Context(), time.Duration(f.AnswerDelayMS)*time.Millisecond, changed)
 	}
 	if status := c.faults.takeFailure(); status != 0 {
 		return &apiError{status, "InternalServerError", "", "injected failure"}
@@ -367,10 +367,17 @@ func (c *call) answer(w http.ResponseWriter) error {
 				panic(http.ErrAbortHandler)
 			}
 			out.token(t)
-			if f := c.faults.get(); f.DieAfterTokens > 0 && out.generated >= f.DieAfterTokens {
+			f, changed := c.faults.at()
+			if f.DieAfterTokens > 0 && out.generated >= f.DieAfterTokens {
 				c.drop()
 				c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done, rec.Error = 500, true, "injected death" })
 				panic(http.ErrAbortHandler)
+			}
+			if f.HoldAfterTokens > 0 && out.generated == f.HoldAfterTokens {
+				select {
+				case <-ctx.Done():
+				case <-changed:
+				}
 			}
 		}
 	}
