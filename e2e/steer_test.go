@@ -132,4 +132,18 @@ func TestARequestGoesToAWorkerOfItsModel(t *testing.T) {
 	if after := seen(); after != before {
 		t.Errorf("%d of the requests without a known model reached an engine", after-before)
 	}
+	// Envoy's observing filter and its access log told of these answers too.
+	last := b.post("/v1/completions", []byte(`{"model":"demo","prompt":"after them","max_tokens":1}`))
+	b.until("the access log to come", func() bool {
+		var entry struct {
+			After struct {
+				Outcome *struct{} `json:"outcome"`
+			} `json:"after"`
+		}
+		b.getJSON("/debug/decisions/"+last.header.Get("X-Request-Id"), &entry)
+		return entry.After.Outcome != nil
+	})
+	if n := b.metric("kvlane_extproc_failures_total", `kind="unknown_request"`); n != 0 {
+		t.Errorf("%v answers of Kvlane's own were taken for requests that never came", n)
+	}
 }

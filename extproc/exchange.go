@@ -303,6 +303,7 @@ func (x *exchange) refuseBody() error {
 func (x *exchange) reject(r *Reject) error {
 	x.phase, x.over = phaseAbandoned, true
 	x.dropBody()
+	x.unfollowed()
 	a := immediate(r)
 	return x.send(&a)
 }
@@ -314,6 +315,17 @@ func (x *exchange) giveUp(r *Reject) bool {
 		return false
 	}
 	return x.reject(r) == nil
+}
+
+// unfollowed says that what an observing filter and the access log will tell of the
+// request is no news of a worker: there is no ticket, or we answer in the worker's place.
+func (x *exchange) unfollowed() {
+	id := x.req.ID
+	if f := x.flight; f != nil {
+		f.answerHere()
+		id = f.id
+	}
+	x.srv.tracker.pass(id)
 }
 
 func (x *exchange) dropBody() {
@@ -333,6 +345,7 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	}
 	if x.ctx.Err() != nil {
 		x.srv.opts.Metrics.Failure(FailureCancelled)
+		x.unfollowed()
 		return errHandlerCancelled
 	}
 	if d.Reject != nil {
@@ -341,6 +354,8 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	x.abort = d.Abort
 	if x.flight != nil {
 		x.srv.tracker.add(x.flight)
+	} else {
+		x.srv.tracker.pass(d.requestID(x.req.ID))
 	}
 	x.phase = phaseDecided
 	err := x.sendDecision(k, &d, editable)
@@ -404,6 +419,7 @@ func (x *exchange) close() {
 	if x.started {
 		if !x.observer && x.phase == phaseOpen {
 			x.srv.opts.Metrics.Failure(FailureAbandoned)
+			x.unfollowed()
 		}
 		x.srv.opts.Metrics.Closed(x.mode())
 	}

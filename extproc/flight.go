@@ -20,6 +20,7 @@ type flight struct {
 	// Invariant: ended is set before End is called, and never reset.
 	ended   bool
 	tokened bool // FirstToken was called
+	here    bool // we answer, not a worker
 	late    time.Time
 	outcome *Outcome // came before the end
 	told    bool     // Outcome was called
@@ -85,7 +86,7 @@ func (f *flight) firstToken(at time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case f.tokened:
+	case f.tokened, f.here:
 	case f.ended:
 		f.failed(FailureLateFirstToken)
 		if f.late.IsZero() {
@@ -95,6 +96,13 @@ func (f *flight) firstToken(at time.Time) {
 		f.tokened = true
 		f.guard(func() { f.ticket.FirstToken(at) })
 	}
+}
+
+// answerHere says that what the client gets from now on is no worker's.
+func (f *flight) answerHere() {
+	f.mu.Lock()
+	f.here = true
+	f.mu.Unlock()
 }
 
 // end ends the ticket; it says whether the ticket waits for its outcome.

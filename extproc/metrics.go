@@ -16,7 +16,7 @@ const (
 	FailureBadHeader       Failure = "bad_header"       // a header of the decision was left out
 	FailureBadEdit         Failure = "bad_edit"         // edits out of range, or where the body is not ours to change
 	FailureLateFirstToken  Failure = "late_first_token" // seen after the request's end: usual for answers that come in one piece
-	FailureUnknownRequest  Failure = "unknown_request"  // first token or access log of a request that we do not know
+	FailureUnknownRequest  Failure = "unknown_request"  // first token or access log of a request that never came here
 	FailureOutcomeOverflow Failure = "outcome_overflow" // a request was forgotten before its outcome came
 	FailureProtocol        Failure = "protocol"         // a message that does not decode
 	FailureObservedRequest Failure = "observed_request" // an observing filter that sends requests: there is nothing to decide

@@ -52,6 +52,7 @@ func (x *exchange) abandon() {
 	}
 	x.phase = phaseAbandoned
 	x.srv.opts.Metrics.Failure(FailureAbandoned)
+	x.unfollowed()
 	x.dropBody()
 }
 

@@ -1,0 +1,122 @@
+package extproc
+
+import (
+	"context"
+	"strconv"
+	"testing"
+
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+)
+
+type decideFunc func(*Request) Decision
+
+func (f decideFunc) Decide(_ context.Context, r *Request) Decision { return f(r) }
+
+// exchangeFor is an exchange of a server whose failures are counted, fed with the
+// headers of a request without a body.
+func exchangeFor(t *testing.T, ctx context.Context, o Options, h Handler, id string) (*exchange, map[Failure]int) {
+	t.Helper()
+	failures := map[Failure]int{}
+	o.Metrics.Failure = func(f Failure) { failures[f]++ }
+	x := &exchange{ctx: ctx, srv: NewServer(o, h), send: func(a *answer) error { a.bufs.Free(); return nil }}
+	m := &message{first: true, configured: true, kind: KindRequestHeaders, reqMode: ModeBuffered, last: true,
+		headers: []Header{{":method", "POST"}, {":path", "/v1/chat/completions"}, {requestIDKey, id}}}
+	if err := x.handle(m); err != nil && ctx.Err() == nil {
+		t.Fatal(err)
+	}
+	return x, failures
+}
+
+// tell is what the observing filter and the access log send of a request.
+func tell(x *exchange, id string) {
+	look := &exchange{srv: x.srv, observer: true, req: Request{ID: id}}
+	look.observe(&message{kind: KindResponseBody})
+	(&accessLog{srv: x.srv}).entry(&accesslogv3.HTTPAccessLogEntry{Request: &accesslogv3.HTTPRequestProperties{RequestId: id}})
+}
+
+// Envoy's observing filter and its access log tell of requests that we answered
+// ourselves too. They are known, whatever order these come in.
+func TestAnsweredHereIsKnown(t *testing.T) {
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	for name, c := range map[string]struct {
+		ctx    context.Context
+		late   int
+		decide decideFunc
+	}{
+		"rejected":                     {t.Context(), 0, func(*Request) Decision { return Decision{Reject: &Reject{Status: 503}} }},
+		"rejected, without access log": {t.Context(), -1, func(*Request) Decision { return Decision{Reject: &Reject{Status: 503}} }},
+		"no ticket":                    {t.Context(), 0, func(*Request) Decision { return Decision{} }},
+		"no ticket, but another id":    {t.Context(), 0, func(*Request) Decision { return Decision{Set: []Header{{requestIDKey, "b"}}} }},
+		"panic":                        {t.Context(), 0, func(*Request) Decision { panic("scripted") }},
+		"gone while it was decided":    {gone, 0, func(*Request) Decision { return Decision{Ticket: &recordedTicket{ended: make(chan struct{})}} }},
+		"rejected with a ticket to end": {t.Context(), 0, func(*Request) Decision {
+			return Decision{Reject: &Reject{Status: 400}, Ticket: &recordedTicket{ended: make(chan struct{})}}
+		}},
+		"gone, and rejected nonetheless": {gone, 0, func(*Request) Decision { return Decision{Reject: &Reject{Status: 499}} }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, failures := exchangeFor(t, c.ctx, Options{LateTickets: c.late}, c.decide, "a")
+			id := "a"
+			if name == "no ticket, but another id" {
+				id = "b"
+			}
+			tell(x, id)
+			x.close()
+			tell(x, id)
+			if n := failures[FailureUnknownRequest]; n != 0 {
+				t.Errorf("%d counted as unknown", n)
+			}
+			tell(x, "stranger")
+			if n := failures[FailureUnknownRequest]; n != 2 {
+				t.Errorf("of a stranger %d are counted, want the token and the log's entry", n)
+			}
+		})
+	}
+}
+
+// When we answer in a worker's place, the answer that an observer sees has no first
+// token of the worker's.
+func TestAnswerInAWorkersPlaceHasNoFirstToken(t *testing.T) {
+	tk := &recordedTicket{ended: make(chan struct{})}
+	x, failures := exchangeFor(t, t.Context(), Options{}, decideFunc(func(*Request) Decision {
+		return Decision{Endpoint: "10.0.0.1:8000", Ticket: tk}
+	}), "a")
+	if !x.giveUp(&Reject{Status: 502}) {
+		t.Fatal("not given up")
+	}
+	tell(x, "a")
+	x.close()
+	tell(x, "a")
+	if tk.tokens != 0 {
+		t.Errorf("%d first tokens", tk.tokens)
+	}
+	if len(tk.gotOutcomes()) != 1 || !tk.gotOutcomes()[0].FirstToken.IsZero() {
+		t.Errorf("outcomes %+v", tk.gotOutcomes())
+	}
+	if len(failures) != 0 {
+		t.Errorf("counted: %v", failures)
+	}
+}
+
+// Memory for requests that nobody follows is bounded: the oldest is forgotten.
+func TestUnfollowedAreBounded(t *testing.T) {
+	unknown := 0
+	tr := newTracker(1, func(Failure) { unknown++ })
+	for i := range 3 * maxUnfollowed {
+		tr.pass(strconv.Itoa(i))
+		tr.pass(strconv.Itoa(i))
+	}
+	if len(tr.unfollowed) != maxUnfollowed || len(tr.order) != maxUnfollowed {
+		t.Fatalf("%d of %d kept", len(tr.unfollowed), len(tr.order))
+	}
+	tr.find(strconv.Itoa(3*maxUnfollowed - 1))
+	tr.find(strconv.Itoa(2 * maxUnfollowed))
+	if unknown != 0 {
+		t.Error("the newest are not the ones kept")
+	}
+	tr.find(strconv.Itoa(2*maxUnfollowed - 1))
+	if unknown != 1 {
+		t.Error("an older one is still known")
+	}
+}
