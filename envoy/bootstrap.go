@@ -3,14 +3,12 @@
 package envoy
 
 import (
-	"bytes"
 	_ "embed"
 	"errors"
 	"fmt"
 	"net"
 	"strconv"
 	"strings"
-	"text/template"
 	"time"
 )
 
@@ -88,25 +86,6 @@ func StripHeaders() []string {
 //go:embed bootstrap.yaml.tmpl
 var bootstrapText string
 
-var bootstrapTemplate = template.Must(template.New("bootstrap").Funcs(template.FuncMap{
-	"address": addressYAML,
-	"seconds": func(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s" },
-}).Parse(bootstrapText))
-
-type clusterVars struct {
-	Name       string
-	FailClosed bool
-}
-
-type bootstrapVars struct {
-	Options
-
-	StripHeaders    []string
-	RequestTrailers string
-	Retries         bool
-	Clusters        []clusterVars
-}
-
 // Bootstrap returns the YAML of a bootstrap.
 func Bootstrap(o Options) ([]byte, error) {
 	if o.RequestBody == "" {
@@ -121,30 +100,70 @@ func Bootstrap(o Options) ([]byte, error) {
 	if o.NodeID == "" {
 		return nil, errors.New("node id is empty")
 	}
-	vars := bootstrapVars{
-		Options:         o,
-		StripHeaders:    StripHeaders(),
-		RequestTrailers: "SKIP",
-		Retries:         true,
-		Clusters:        []clusterVars{{Cluster, o.FailClosed}},
+	values, err := o.values()
+	if err != nil {
+		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
-	if o.RequestBody == BodyFullDuplex {
-		vars.RequestTrailers = "SEND" // Envoy refuses the mode otherwise
+	text, err := render(bootstrapText, values)
+	if err != nil {
+		return nil, fmt.Errorf("bootstrap: %w", err)
+	}
+	return []byte(text), nil
+}
+
+// values are what the template puts in, as it stands in YAML.
+func (o *Options) values() (vars, error) {
+	duplex := o.RequestBody == BodyFullDuplex
+	trailers := "SKIP"
+	if duplex {
+		trailers = "SEND" // Envoy refuses the mode otherwise
+	}
+	removals := make([]string, 0, len(StripHeaders()))
+	for _, h := range StripHeaders() {
+		removals = append(removals, "{remove: "+h+"}")
+	}
+	v := vars{
+		"NodeID":          o.NodeID,
+		"MaxBody":         strconv.FormatInt(o.MaxBody, 10),
+		"MessageTimeout":  seconds(o.MessageTimeout),
+		"UpstreamIdle":    seconds(o.UpstreamIdle),
+		"ConnectionAge":   "",
+		"FirstToken":      o.FirstToken,
+		"AccessLog":       o.AccessLog,
+		"RequestBody":     o.RequestBody,
+		"RequestTrailers": trailers,
+		"ResponseBody":    o.ResponseBody,
+		"ModeOverride":    o.ModeOverride,
+		"StripHeaders":    strings.Join(removals, ", "),
 		// Envoy 1.40 sends a body that ends with trailers twice when a retry policy has
 		// it buffered behind a full-duplex filter.
-		vars.Retries = false
+		"Retries": !duplex,
+		"Prefill": "",
 	}
+	if o.ConnectionAge != 0 {
+		v["ConnectionAge"] = seconds(o.ConnectionAge)
+	}
+	clusters := []vars{{"Name": Cluster, "FailClosed": o.FailClosed}}
 	if o.Prefill != "" {
 		// A prefill leg without a usable pick must fail: any other worker would prefill
 		// for nothing.
-		vars.Clusters = append(vars.Clusters, clusterVars{"prefill_servers", true})
+		clusters = append(clusters, vars{"Name": "prefill_servers", "FailClosed": true})
 	}
-	var out bytes.Buffer
-	if err := bootstrapTemplate.Execute(&out, vars); err != nil {
-		return nil, fmt.Errorf("bootstrap: %w", err)
+	v["Clusters"] = clusters
+	for _, a := range []struct{ name, address string }{{"Admin", o.Admin}, {"Ingress", o.Ingress}, {"Prefill", o.Prefill}, {"Kvlane", o.Kvlane}} {
+		if a.name == "Prefill" && a.address == "" {
+			continue
+		}
+		text, err := addressYAML(a.address)
+		if err != nil {
+			return nil, fmt.Errorf("%s %w", strings.ToLower(a.name), err)
+		}
+		v[a.name] = text
 	}
-	return out.Bytes(), nil
+	return v, nil
 }
+
+func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s" }
 
 func addressYAML(s string) (string, error) {
 	if path, ok := strings.CutPrefix(s, "unix:"); ok {

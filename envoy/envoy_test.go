@@ -93,16 +93,22 @@ func TestBootstrapIsAcceptedByEnvoy(t *testing.T) {
 }
 
 func TestBootstrapRefusesWhatEnvoyWould(t *testing.T) {
-	for name, change := range map[string]func(*Options){
-		"largest body":  func(o *Options) { o.MaxBody = 1 << 40 },
-		"node id":       func(o *Options) { o.NodeID = "" },
-		"missing port":  func(o *Options) { o.Ingress = "127.0.0.1" },
-		"port too high": func(o *Options) { o.Admin = "127.0.0.1:70000" },
+	for _, c := range []struct {
+		change func(*Options)
+		want   string
+	}{
+		{func(o *Options) { o.Kvlane = "" }, `kvlane address ""`},
+		{func(o *Options) { o.Admin = "localhost" }, `admin address "localhost"`},
+		{func(o *Options) { o.Ingress = ":70000" }, `ingress address ":70000": port`},
+		{func(o *Options) { o.Prefill = "x" }, `prefill address "x"`},
+		{func(o *Options) { o.MaxBody = 0 }, "largest body of 0 bytes"},
+		{func(o *Options) { o.MaxBody = 1 << 32 }, "largest body of 4294967296 bytes"},
+		{func(o *Options) { o.NodeID = "" }, "node id is empty"},
 	} {
 		o := shapes()["standalone"]
-		change(&o)
-		if _, err := Bootstrap(o); err == nil {
-			t.Errorf("%s: accepted", name)
+		c.change(&o)
+		if out, err := Bootstrap(o); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v and %d bytes, want %q", err, len(out), c.want)
 		}
 	}
 }

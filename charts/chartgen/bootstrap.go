@@ -7,16 +7,14 @@ import (
 	"github.com/kvlane/kvlane/envoy"
 )
 
-// replacements turn the template of package envoy into one that Helm can execute:
-// its own functions become includes and values that are text already.
+// replacements are what Helm has to make by itself of the values that package envoy
+// gives the template as text.
 var replacements = []struct{ old, with string }{
-	{"{{address .Admin}}", `{{include "kvlane.envoyAddress" .Admin}}`},
-	{"{{address .Ingress}}", `{{include "kvlane.envoyAddress" .Ingress}}`},
-	{"{{address .Prefill}}", `{{include "kvlane.envoyAddress" .Prefill}}`},
-	{"{{address .Kvlane}}", `{{include "kvlane.envoyAddress" .Kvlane}}`},
-	{"{{seconds .MessageTimeout}}", "{{.MessageTimeout}}"},
-	{"{{seconds .ConnectionAge}}", "{{.ConnectionAge}}"},
-	{"{{seconds $.UpstreamIdle}}", "{{$.UpstreamIdle}}"},
+	{"{{.Admin}}", `{{include "kvlane.envoyAddress" .Admin}}`},
+	{"{{.Ingress}}", `{{include "kvlane.envoyAddress" .Ingress}}`},
+	{"{{.Prefill}}", `{{include "kvlane.envoyAddress" .Prefill}}`},
+	{"{{.Kvlane}}", `{{include "kvlane.envoyAddress" .Kvlane}}`},
+	{"{{.StripHeaders}}", "{{range $i, $h := .StripHeaders}}{{if $i}}, {{end}}{remove: {{$h}}}{{end}}"},
 	{"    type: STATIC\n", "    type: {{.KvlaneType}}\n"}, // of cluster kvlane: another pod is found by name
 }
 
@@ -28,11 +26,6 @@ func bootstrapHelper(text string) ([]byte, error) {
 			return nil, fmt.Errorf("bootstrap.yaml.tmpl has no %q any more", r.old)
 		}
 		text = strings.ReplaceAll(text, r.old, r.with)
-	}
-	for _, function := range []string{"{{address ", "{{seconds "} {
-		if strings.Contains(text, function) {
-			return nil, fmt.Errorf("bootstrap.yaml.tmpl uses %s...}} where Helm has nothing for it", function)
-		}
 	}
 	var b strings.Builder
 	b.WriteString("{{- /* Made by charts/chartgen from envoy/bootstrap.yaml.tmpl; do not edit. */ -}}\n")

@@ -1,78 +1,81 @@
 package replay
 
 import (
+	"bytes"
 	"fmt"
-	"html/template"
+	"html"
 	"io"
 )
 
 // chart is one bar chart of the report.
 type chart struct {
-	Title, Unit string
+	title, unit string
 	value       func(*Result) float64
-	// Bars are computed for the template.
-	Bars []bar
 }
 
-type bar struct {
-	Policy, Text string
-	Y, Width     int
-	Default      bool
-}
-
+// Pixels: the height of a bar with the gap below it, and the width of the longest.
 const barHeight, barArea = 22, 420
 
 var charts = []chart{
-	{Title: "TTFT p90", Unit: "s", value: func(r *Result) float64 { return r.TTFT90 }},
-	{Title: "Time per output token p50", Unit: "ms", value: func(r *Result) float64 { return 1000 * r.ITL50 }},
-	{Title: "Hit rate", Unit: "%", value: func(r *Result) float64 { return 100 * r.Hit }},
-	{Title: "CV of requests per rank", Unit: "%", value: func(r *Result) float64 { return 100 * r.CV }},
+	{title: "TTFT p90", unit: "s", value: func(r *Result) float64 { return r.TTFT90 }},
+	{title: "Time per output token p50", unit: "ms", value: func(r *Result) float64 { return 1000 * r.ITL50 }},
+	{title: "Hit rate", unit: "%", value: func(r *Result) float64 { return 100 * r.Hit }},
+	{title: "CV of requests per rank", unit: "%", value: func(r *Result) float64 { return 100 * r.CV }},
 }
 
-var page = template.Must(template.New("report").Parse(`<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Kvlane replay: {{.Report.Workload}}</title>
+const (
+	pageHead = `<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Kvlane replay: %[1]s</title>
 <style>body{font:15px system-ui;margin:2em auto;max-width:70em}table{border-collapse:collapse}td,th{padding:.2em .7em;text-align:right}
 td:first-child,th:first-child{text-align:left;white-space:nowrap}tr:nth-child(even){background:#f2f5f8}svg{display:block;margin:.5em 0 2em}</style>
-<h1>{{.Report.Workload}}</h1>
-<p>{{.Report.Ranks}} ranks, means over seeds {{.Report.Seeds}}. Green: the default. Simulated engines: rankings and ratios carry over, seconds do not.</p>
-{{range .Report.Verdict}}<p><b>{{.}}</b></p>
-{{end}}<table><tr><th>policy<th>hit %<th>ceiling %<th>TTFT p50<th>p90<th>±<th>p99<th>ITL p50 ms<th>tokens/s<th>CV %<th>max/min<th>moves</tr>
-{{range .Rows}}<tr>{{range .}}<td>{{.}}{{end}}</tr>
-{{end}}</table>
-{{range .Charts}}<h2>{{.Title}}, {{.Unit}}</h2><svg width="760" height="{{$.Height}}" font-family="system-ui" font-size="13">
-{{range .Bars}}<text x="230" y="{{.Y}}" text-anchor="end" dy="14">{{.Policy}}</text><rect x="240" y="{{.Y}}" width="{{.Width}}" height="17" fill="{{if .Default}}#1f7a4d{{else}}#4a78a8{{end}}"/><text x="{{.Width}}" dx="246" y="{{.Y}}" dy="14">{{.Text}}</text>
-{{end}}</svg>{{end}}
-</html>
-`))
+<h1>%[1]s</h1>
+<p>%[2]d ranks, means over seeds %[3]v. Green: the default. Simulated engines: rankings and ratios carry over, seconds do not.</p>
+`
+	tableHead = "<table><tr><th>policy<th>hit %<th>ceiling %<th>TTFT p50<th>p90<th>±<th>p99<th>ITL p50 ms<th>tokens/s<th>CV %<th>max/min<th>moves</tr>\n"
+	chartHead = `<h2>%s, %s</h2><svg width="760" height="%d" font-family="system-ui" font-size="13">` + "\n"
+	chartBar  = `<text x="230" y="%[1]d" text-anchor="end" dy="14">%[2]s</text><rect x="240" y="%[1]d" width="%[3]d" height="17" fill="%[4]s"/>` +
+		`<text x="%[3]d" dx="246" y="%[1]d" dy="14">%.2[5]f</text>` + "\n"
+)
 
-// WriteHTML writes the report as one page with tables and charts, no scripts.
+// WriteHTML writes the report as one page with tables and charts, no scripts. Names of
+// workloads and policies are files' and users' words, hence escaped. It does without
+// html/template, for the reason that package envoy gives at its template.
 func (r *Report) WriteHTML(out io.Writer) error {
-	data := struct {
-		Report *Report
-		Rows   [][]string
-		Charts []chart
-		Height int
-	}{Report: r, Height: barHeight * len(r.Rows)}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, pageHead, html.EscapeString(r.Workload), r.Ranks, r.Seeds)
+	for _, sentence := range r.Verdict() {
+		fmt.Fprintf(&b, "<p><b>%s</b></p>\n", html.EscapeString(sentence))
+	}
+	b.WriteString(tableHead)
 	for i := range r.Rows {
 		m, d := &r.Rows[i].Mean, &r.Rows[i].Deviation
-		row := []string{r.Rows[i].Policy}
+		fmt.Fprintf(&b, "<tr><td>%s", html.EscapeString(r.Rows[i].Policy))
 		for _, v := range []float64{100 * m.Hit, 100 * m.Ceiling, m.TTFT50, m.TTFT90, d.TTFT90, m.TTFT99, 1000 * m.ITL50, m.Throughput, 100 * m.CV, m.MaxMin, m.Moves} {
-			row = append(row, fmt.Sprintf("%.2f", v))
+			fmt.Fprintf(&b, "<td>%.2f", v)
 		}
-		data.Rows = append(data.Rows, row)
+		b.WriteString("</tr>\n")
 	}
+	b.WriteString("</table>\n")
 	for _, c := range charts {
-		most := 0.0
-		for i := range r.Rows {
-			most = max(most, c.value(&r.Rows[i].Mean))
-		}
-		c.Bars = nil
-		for i := range r.Rows {
-			v := c.value(&r.Rows[i].Mean)
-			c.Bars = append(c.Bars, bar{Policy: r.Rows[i].Policy, Text: fmt.Sprintf("%.2f", v), Y: i * barHeight,
-				Width: int(barArea * v / max(most, 1e-9)), Default: isDefault(r.Rows[i].Policy)})
-		}
-		data.Charts = append(data.Charts, c)
+		r.writeChart(&b, c)
 	}
-	return page.Execute(out, data)
+	b.WriteString("\n</html>\n")
+	_, err := out.Write(b.Bytes())
+	return err
+}
+
+func (r *Report) writeChart(b *bytes.Buffer, c chart) {
+	most := 0.0
+	for i := range r.Rows {
+		most = max(most, c.value(&r.Rows[i].Mean))
+	}
+	fmt.Fprintf(b, chartHead, c.title, c.unit, barHeight*len(r.Rows))
+	for i := range r.Rows {
+		policy, v, color := r.Rows[i].Policy, c.value(&r.Rows[i].Mean), "#4a78a8"
+		if isDefault(policy) {
+			color = "#1f7a4d"
+		}
+		fmt.Fprintf(b, chartBar, i*barHeight, html.EscapeString(policy), int(barArea*v/max(most, 1e-9)), color, v)
+	}
+	b.WriteString("</svg>")
 }
