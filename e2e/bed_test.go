@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -59,9 +60,9 @@ func run(m *testing.M) (int, error) {
 	}
 	defer os.RemoveAll(dir)
 	kvlaneBinary = filepath.Join(dir, "kvlane")
-	build := exec.Command("go", "build", "-o", kvlaneBinary, "../cmd/kvlane")
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", kvlaneBinary, "../cmd/kvlane") // as `make build` does
 	if raceEnabled {
-		build = exec.Command("go", "build", "-race", "-o", kvlaneBinary, "../cmd/kvlane")
+		build.Args = slices.Insert(build.Args, 2, "-race")
 	}
 	if out, err := build.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build kvlane: %w\n%s", err, out)

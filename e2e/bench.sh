@@ -64,6 +64,6 @@ go test -count=1 -v -run '^TestCostOfAPrefillLeg$' ./e2e | sed -nE 's/^ +disagg_
 echo "of that Kvlane's own part, from the answer to the decision, in process:"
 show ./internal/decide '^BenchmarkFromPrefillAnswerToDecision$' 1s
 echo
-CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$tools/bin/kvlane-bench" ./cmd/kvlane
+CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$tools/bin/kvlane-bench" ./cmd/kvlane
 go build -o "$tools/bin/bench" ./e2e/bench
 "$tools/bin/bench" -kvlane "$tools/bin/kvlane-bench" -envoy "$ENVOY" -length "${LENGTH:-3s}"

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -201,6 +202,9 @@ func TestImageBuild(t *testing.T) {
 		if strings.HasPrefix(s.Key, "vcs") || s.Key == "CGO_ENABLED" && s.Value != "0" || s.Key == "-trimpath" && s.Value != "true" {
 			t.Errorf("built with %s=%s", s.Key, s.Value)
 		}
+	}
+	if !slices.Contains(info.Settings, debug.BuildSetting{Key: "-tags", Value: "grpcnotrace"}) {
+		t.Error("built without the tag grpcnotrace of `make build`")
 	}
 	binary, err := os.ReadFile(first)
 	if err != nil {

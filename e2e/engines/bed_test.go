@@ -48,7 +48,7 @@ func newFront(t *testing.T, e *engine, workers, inEnvoy, more string) *bed {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	b.dir, b.binary = dir, filepath.Join(dir, "kvlane")
-	if out, err := exec.Command("go", "build", "-o", b.binary, "../../cmd/kvlane").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", b.binary, "../../cmd/kvlane").CombinedOutput(); err != nil {
 		t.Fatalf("build kvlane: %v\n%s", err, out)
 	}
 	proxy, err := envoy.Find(os.Getenv("ENVOY"))
