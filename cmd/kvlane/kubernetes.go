@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"flag"
+	"log/slog"
 	"net"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
+	"k8s.io/klog/v2"
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
@@ -42,6 +44,7 @@ func newKubernetes(c *config.Config, log zerolog.Logger) (*kubernetes, error) {
 	if err != nil {
 		return nil, err
 	}
+	klog.SetSlogLogger(slog.New(zerolog.NewSlogHandler(log))) // client-go's own
 	client, err := kube.NewClient(access)
 	if err != nil {
 		return nil, err

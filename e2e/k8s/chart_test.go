@@ -168,7 +168,7 @@ func (c *cluster) service(t *testing.T, in, name string) string {
 	t.Helper()
 	var s service
 	eventually(t, time.Minute, "address of Service "+name, func() error {
-		if err := c.client.Get(t.Context(), "/api/v1/namespaces/"+in+"/services/"+name, &s); err != nil {
+		if err := c.client.read(t.Context(), "/api/v1/namespaces/"+in+"/services/"+name, &s); err != nil {
 			return err
 		}
 		if len(s.Status.LoadBalancer.Ingress) == 0 {

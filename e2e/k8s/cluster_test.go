@@ -17,8 +17,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/kvlane/kvlane/internal/workers/kube"
 )
 
 const (
@@ -34,7 +32,7 @@ type cluster struct {
 	dir, bin   string
 	kubeconfig string
 	ca         []byte
-	client     *kube.Client
+	client     *api
 	node       *node
 
 	processes map[string]*exec.Cmd // of the control plane, by program
@@ -81,7 +79,7 @@ func (c *cluster) startAPIServer(t *testing.T) {
 	c.process(t, nil, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--bind-address="+hostIP, "--secure-port="+apiPort, "--advertise-address="+hostIP, "--cert-dir="+c.dir,
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+filepath.Join(c.dir, "sa.pub"), "--service-account-signing-key-file="+filepath.Join(c.dir, "sa.key"),
 		"--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC", "--token-auth-file="+filepath.Join(c.dir, "tokens.csv"), "--allow-privileged=true")
-	eventually(t, 3*time.Minute, "API server", func() error { return c.client.Do(t.Context(), http.MethodGet, "/readyz", "", nil, nil) })
+	eventually(t, 3*time.Minute, "API server", func() error { return c.client.send(t.Context(), http.MethodGet, "/readyz", "", nil, nil) })
 }
 
 // newCluster starts etcd, the API server, the controller manager and a node.
@@ -91,14 +89,11 @@ func newCluster(t *testing.T) *cluster {
 	c.writeAccess(t)
 	c.process(t, nil, "etcd", "--data-dir", filepath.Join(c.dir, "etcd"), "--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380", "--initial-advertise-peer-urls", "http://127.0.0.1:2380", "--initial-cluster", "default=http://127.0.0.1:2380", "--unsafe-no-fsync")
-	access, err := kube.Kubeconfig(c.kubeconfig)
-	if err != nil {
+	var err error
+	if c.client, err = newAPI(c.kubeconfig); err != nil {
 		t.Fatal(err)
 	}
-	if c.client, err = kube.NewClient(access); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.client.Close)
+	t.Cleanup(c.client.http.CloseIdleConnections)
 	c.startAPIServer(t)
 	if c.ca, err = os.ReadFile(filepath.Join(c.dir, "apiserver.crt")); err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ package k8s
 import (
 	"context"
 	"errors"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/workers/kube"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // weighted fails on istiod 1.31 whatever the picker: it gives the route with two
@@ -85,8 +84,8 @@ func conformance(t *testing.T, c *cluster) {
 	defer c.node.headerOnly.Store(false)
 	for _, namespace := range []string{"inference-conformance-app-backend", "inference-conformance-infra"} {
 		eventually(t, time.Minute, "the end of namespace "+namespace, func() error {
-			err := c.client.Get(t.Context(), "/api/v1/namespaces/"+namespace, nil)
-			if kube.IsCode(err, http.StatusNotFound) {
+			err := c.client.read(t.Context(), "/api/v1/namespaces/"+namespace, nil)
+			if apierrors.IsNotFound(err) {
 				return nil
 			}
 			if err == nil {

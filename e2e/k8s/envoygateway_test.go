@@ -46,7 +46,7 @@ func (c *cluster) envoyGateway(t *testing.T) {
 	var secret struct {
 		Data map[string][]byte `json:"data"`
 	}
-	if err := c.client.Get(t.Context(), "/api/v1/namespaces/"+egNamespace+"/secrets/envoy-gateway", &secret); err != nil {
+	if err := c.client.read(t.Context(), "/api/v1/namespaces/"+egNamespace+"/secrets/envoy-gateway", &secret); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.MkdirAll(filepath.Join(root, "certs"), 0o755); err != nil {
@@ -253,7 +253,7 @@ func accepted(t *testing.T, c *cluster, in string) {
 					}
 				}
 			}
-			if err := c.client.Get(t.Context(), "/apis/gateway.envoyproxy.io/v1alpha1/namespaces/"+in+"/"+kind+"/kvlane", &p); err != nil {
+			if err := c.client.read(t.Context(), "/apis/gateway.envoyproxy.io/v1alpha1/namespaces/"+in+"/"+kind+"/kvlane", &p); err != nil {
 				return err
 			}
 			for _, a := range p.Status.Ancestors {
@@ -284,7 +284,7 @@ func phases(t *testing.T, c *cluster, chat string) {
 			Items []struct{ Endpoints []any }
 		}
 		n := 0
-		if err := c.client.Get(t.Context(), "/apis/discovery.k8s.io/v1/namespaces/"+ns+"/endpointslices?labelSelector=kubernetes.io/service-name%3Dkvlane", &slices); err != nil {
+		if err := c.client.read(t.Context(), "/apis/discovery.k8s.io/v1/namespaces/"+ns+"/endpointslices?labelSelector=kubernetes.io/service-name%3Dkvlane", &slices); err != nil {
 			return err
 		}
 		for _, s := range slices.Items {

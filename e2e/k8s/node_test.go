@@ -27,7 +27,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/kvlane/kvlane/internal/workers/kube"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 const nodeName = "node-1"
@@ -36,7 +36,7 @@ const nodeName = "node-1"
 // all pods and Services many times a second and makes real what it sees.
 type node struct {
 	c      *cluster
-	client *kube.Client
+	client *api
 	kvlane string
 	envoy  string
 	ctx    context.Context
@@ -114,7 +114,7 @@ func (n *node) logf(format string, args ...any) {
 
 func (n *node) look(ctx context.Context) error {
 	var pods items[pod]
-	if err := n.client.Get(ctx, "/api/v1/pods", &pods); err != nil {
+	if err := n.client.read(ctx, "/api/v1/pods", &pods); err != nil {
 		return err
 	}
 	seen := map[string]bool{}
@@ -161,7 +161,7 @@ func (n *node) look(ctx context.Context) error {
 
 func (n *node) bind(ctx context.Context, p *pod) {
 	body := fmt.Sprintf(`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"kind":"Node","name":%q}}`, p.Metadata.Name, nodeName)
-	if err := n.client.Do(ctx, http.MethodPost, podPath(p)+"/binding", "application/json", []byte(body), nil); err != nil {
+	if err := n.client.send(ctx, http.MethodPost, podPath(p)+"/binding", "application/json", []byte(body), nil); err != nil {
 		n.logf("bind %s: %v", p.Metadata.Name, err)
 	}
 }
@@ -194,7 +194,7 @@ func (n *node) end(s *sandbox, p *pod) {
 	n.wg.Go(func() {
 		s.stop(grace)
 		if p != nil {
-			_ = n.client.Do(context.Background(), http.MethodDelete, podPath(p), "application/json", []byte(`{"gracePeriodSeconds":0}`), nil)
+			_ = n.client.send(context.Background(), http.MethodDelete, podPath(p), "application/json", []byte(`{"gracePeriodSeconds":0}`), nil)
 		}
 		n.mu.Lock()
 		delete(n.running, s.pod.Metadata.UID)
@@ -319,7 +319,7 @@ func (s *sandbox) report(why string) error {
 	if err != nil {
 		return err
 	}
-	return s.n.client.Do(s.n.ctx, http.MethodPatch, podPath(&s.pod)+"/status", "application/strategic-merge-patch+json", body, nil)
+	return s.n.client.send(s.n.ctx, http.MethodPatch, podPath(&s.pod)+"/status", "application/strategic-merge-patch+json", body, nil)
 }
 
 // probe does a readiness probe.
@@ -496,7 +496,7 @@ func (s *sandbox) volumes() error {
 			var m struct {
 				Data map[string][]byte `json:"data"`
 			}
-			if err := s.n.client.Get(s.n.ctx, "/api/v1/namespaces/"+s.pod.Metadata.Namespace+"/secrets/"+v.Secret.SecretName, &m); err != nil && (!v.Secret.Optional || !kube.IsCode(err, http.StatusNotFound)) {
+			if err := s.n.client.read(s.n.ctx, "/api/v1/namespaces/"+s.pod.Metadata.Namespace+"/secrets/"+v.Secret.SecretName, &m); err != nil && (!v.Secret.Optional || !apierrors.IsNotFound(err)) {
 				return fmt.Errorf("volume %s: %w", v.Name, err)
 			}
 			for k, text := range m.Data {
@@ -508,7 +508,7 @@ func (s *sandbox) volumes() error {
 			var m struct {
 				Data map[string]string `json:"data"`
 			}
-			if err := s.n.client.Get(s.n.ctx, "/api/v1/namespaces/"+s.pod.Metadata.Namespace+"/configmaps/"+v.ConfigMap.Name, &m); err != nil && (!v.ConfigMap.Optional || !kube.IsCode(err, http.StatusNotFound)) {
+			if err := s.n.client.read(s.n.ctx, "/api/v1/namespaces/"+s.pod.Metadata.Namespace+"/configmaps/"+v.ConfigMap.Name, &m); err != nil && (!v.ConfigMap.Optional || !apierrors.IsNotFound(err)) {
 				return fmt.Errorf("volume %s: %w", v.Name, err)
 			}
 			names := map[string]string{}
@@ -546,7 +546,7 @@ func (s *sandbox) account(root string) error {
 		} `json:"status"`
 	}
 	path := "/api/v1/namespaces/" + s.pod.Metadata.Namespace + "/serviceaccounts/" + name + "/token"
-	if err := s.n.client.Do(s.n.ctx, http.MethodPost, path, "application/json", []byte(`{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{}}`), &answer); err != nil {
+	if err := s.n.client.send(s.n.ctx, http.MethodPost, path, "application/json", []byte(`{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{}}`), &answer); err != nil {
 		return fmt.Errorf("token of %s: %w", name, err)
 	}
 	dir := filepath.Join(root, "var/run/secrets/kubernetes.io/serviceaccount")

@@ -151,7 +151,7 @@ func (c *cluster) ready(t *testing.T, namespace, name string, replicas int) {
 				Replicas, UpdatedReplicas, AvailableReplicas, ObservedGeneration int
 			} `json:"status"`
 		}
-		if err := c.client.Get(t.Context(), "/apis/apps/v1/namespaces/"+namespace+"/deployments/"+name, &d); err != nil {
+		if err := c.client.read(t.Context(), "/apis/apps/v1/namespaces/"+namespace+"/deployments/"+name, &d); err != nil {
 			return err
 		}
 		if d.Status.ObservedGeneration < d.Metadata.Generation || d.Status.Replicas != replicas || d.Status.AvailableReplicas != replicas || d.Status.UpdatedReplicas != replicas {
@@ -171,7 +171,7 @@ func (c *cluster) gateway(t *testing.T, namespace, name string) string {
 				Addresses []struct{ Value string } `json:"addresses"`
 			} `json:"status"`
 		}
-		if err := c.client.Get(t.Context(), "/apis/gateway.networking.k8s.io/v1/namespaces/"+namespace+"/gateways/"+name, &g); err != nil {
+		if err := c.client.read(t.Context(), "/apis/gateway.networking.k8s.io/v1/namespaces/"+namespace+"/gateways/"+name, &g); err != nil {
 			return err
 		}
 		if len(g.Status.Addresses) == 0 || g.Status.Addresses[0].Value == "" {

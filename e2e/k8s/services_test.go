@@ -32,7 +32,7 @@ type clusterService struct {
 // services makes the addresses of all Services what they should be.
 func (n *node) services(ctx context.Context, pods []pod) error {
 	var list items[service]
-	if err := n.client.Get(ctx, "/api/v1/services", &list); err != nil {
+	if err := n.client.read(ctx, "/api/v1/services", &list); err != nil {
 		return err
 	}
 	names := map[string][]string{}
@@ -60,7 +60,7 @@ func (n *node) services(ctx context.Context, pods []pod) error {
 		}
 		body := fmt.Sprintf(`{"status":{"loadBalancer":{"ingress":[{"ip":%q}]}}}`, p.address)
 		path := "/api/v1/namespaces/" + s.Metadata.Namespace + "/services/" + s.Metadata.Name + "/status"
-		if err := n.client.Do(ctx, http.MethodPatch, path, "application/merge-patch+json", []byte(body), nil); err != nil {
+		if err := n.client.send(ctx, http.MethodPatch, path, "application/merge-patch+json", []byte(body), nil); err != nil {
 			return err
 		}
 	}

@@ -1,58 +1,53 @@
 package kube
 
-import "time"
+import (
+	"maps"
+	"slices"
 
-// Meta is what is read of every object's metadata.
-type Meta struct {
-	Name              string            `json:"name"`
-	Namespace         string            `json:"namespace"`
-	UID               string            `json:"uid"`
-	ResourceVersion   string            `json:"resourceVersion"`
-	Labels            map[string]string `json:"labels"`
-	Annotations       map[string]string `json:"annotations"`
-	CreationTimestamp time.Time         `json:"creationTimestamp"`
-	DeletionTimestamp *time.Time        `json:"deletionTimestamp"`
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// What is read of objects, and no more: the types of k8s.io/api carry 3.2 MB of
+// code into the binary, and a pod's specification into memory.
+
+var (
+	podVersion  = schema.GroupVersion{Version: "v1"}
+	poolVersion = schema.GroupVersion{Group: "inference.networking.k8s.io", Version: "v1"}
+)
+
+func scheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	s.AddKnownTypeWithName(podVersion.WithKind("Pod"), &Pod{})
+	s.AddKnownTypeWithName(podVersion.WithKind("PodList"), &podList{})
+	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePool"), &Pool{})
+	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePoolList"), &poolList{})
+	metav1.AddToGroupVersion(s, podVersion)
+	metav1.AddToGroupVersion(s, poolVersion)
+	return s
 }
 
 // Pod is what is read of a pod.
 type Pod struct {
-	Metadata Meta `json:"metadata"`
-	Status   struct {
-		Phase      string `json:"phase"`
-		PodIP      string `json:"podIP"`
-		Conditions []struct {
-			Type    string `json:"type"`
-			Status  string `json:"status"`
-			Reason  string `json:"reason"`
-			Message string `json:"message"`
-		} `json:"conditions"`
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+
+	Status struct {
+		Phase      string      `json:"phase"`
+		PodIP      string      `json:"podIP"`
+		Conditions []condition `json:"conditions"`
 	} `json:"status"`
 }
 
-// Pool is what is read of an InferencePool v1.
-type Pool struct {
-	Metadata Meta `json:"metadata"`
-	Spec     struct {
-		Selector struct {
-			MatchLabels map[string]string `json:"matchLabels"`
-		} `json:"selector"`
-		TargetPorts []struct {
-			Number int `json:"number"`
-		} `json:"targetPorts"`
-		EndpointPickerRef struct {
-			Name string `json:"name"`
-			Port struct {
-				Number int `json:"number"`
-			} `json:"port"`
-		} `json:"endpointPickerRef"`
-	} `json:"spec"`
+type condition struct {
+	Type    string `json:"type"`
+	Status  string `json:"status"`
+	Message string `json:"message"`
 }
 
-func (p Pod) meta() Meta  { return p.Metadata }
-func (p Pool) meta() Meta { return p.Metadata }
-
 // unready says why a pod gets no requests, "" if it may.
-func (p Pod) unready() string {
+func (p *Pod) unready() string {
 	for _, c := range p.Status.Conditions {
 		if c.Type == "Ready" {
 			switch {
@@ -68,4 +63,82 @@ func (p Pod) unready() string {
 
 // over says that a pod's containers have ended for good: its address may belong
 // to another one.
-func (p Pod) over() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
+func (p *Pod) over() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
+
+// Pool is what is read of an InferencePool v1.
+type Pool struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+
+	Spec struct {
+		Selector struct {
+			MatchLabels map[string]string `json:"matchLabels"`
+		} `json:"selector"`
+		TargetPorts       []targetPort `json:"targetPorts"`
+		EndpointPickerRef struct {
+			Name string `json:"name"`
+			Port struct {
+				Number int `json:"number"`
+			} `json:"port"`
+		} `json:"endpointPickerRef"`
+	} `json:"spec"`
+}
+
+type targetPort struct {
+	Number int `json:"number"`
+}
+
+type podList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+
+	Items []Pod `json:"items"`
+}
+
+type poolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+
+	Items []Pool `json:"items"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (p *Pod) DeepCopyObject() runtime.Object { return p.copy() }
+
+func (p *Pod) copy() *Pod {
+	c := *p
+	p.DeepCopyInto(&c.ObjectMeta)
+	c.Status.Conditions = slices.Clone(p.Status.Conditions)
+	return &c
+}
+
+// DeepCopyObject implements runtime.Object.
+func (p *Pool) DeepCopyObject() runtime.Object { return p.copy() }
+
+func (p *Pool) copy() *Pool {
+	c := *p
+	p.DeepCopyInto(&c.ObjectMeta)
+	c.Spec.Selector.MatchLabels = maps.Clone(p.Spec.Selector.MatchLabels)
+	c.Spec.TargetPorts = slices.Clone(p.Spec.TargetPorts)
+	return &c
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *podList) DeepCopyObject() runtime.Object {
+	c := podList{TypeMeta: l.TypeMeta}
+	l.DeepCopyInto(&c.ListMeta)
+	for i := range l.Items {
+		c.Items = append(c.Items, *l.Items[i].copy())
+	}
+	return &c
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *poolList) DeepCopyObject() runtime.Object {
+	c := poolList{TypeMeta: l.TypeMeta}
+	l.DeepCopyInto(&c.ListMeta)
+	for i := range l.Items {
+		c.Items = append(c.Items, *l.Items[i].copy())
+	}
+	return &c
+}

@@ -10,12 +10,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 )
 
-// apiServer is the part of an API server that followers use: two collections
-// with versions, selectors, watches that can be cut, and history that can be
-// forgotten.
+// apiServer is the part of an API server that informers use: two collections
+// with versions, selectors, lists by watches or in pages, watches that can be cut,
+// and history that can be forgotten.
 type apiServer struct {
 	*httptest.Server
 
@@ -27,21 +29,18 @@ type apiServer struct {
 	change  chan struct{}
 	cut     chan struct{}
 	lists   int
-	watches int
 	down    bool
 	tokens  []string
 	// accepted is the only token that is not refused, if set.
 	accepted string
-	// expiring is how many more requests for a further page are told that its token is
-	// too old.
-	expiring int
 	// busy is how many more requests are told to come again in a second.
 	busy int
+	// old has the server know nothing of lists by watches, as many before Kubernetes
+	// 1.32.
+	old bool
 	// byStatus has what is wrong with a watch's version be said by status, not in the
 	// stream.
 	byStatus bool
-	// at is when each request came.
-	at []time.Time
 }
 
 type stored struct {
@@ -68,13 +67,21 @@ func newAPIServer(t *testing.T) (*apiServer, *Client) {
 	s.EnableHTTP2 = true
 	s.StartTLS()
 	t.Cleanup(func() { s.cutWatches(); s.Close() })
-	c, err := NewClient(Access{Server: s.URL, Insecure: true, Token: "t", Namespace: "ns"})
+	c, err := NewClient(Access{Config: s.config(), Namespace: "ns"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
 	return s, c
 }
+
+// config is an access to s.
+func (s *apiServer) config() *rest.Config {
+	return &rest.Config{Host: s.URL, BearerToken: "t", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+}
+
+// kinds are what the collections hold.
+var kinds = map[string][2]string{podsPath: {"v1", "Pod"}, poolsPath: {"inference.networking.k8s.io/v1", "InferencePool"}}
 
 // put adds or changes an object; text is JSON without metadata's name.
 func (s *apiServer) put(collection, name, text string) {
@@ -118,6 +125,7 @@ func (s *apiServer) record(kind string, before map[string]string, o stored) {
 	fresh, meta := maps.Clone(o.object), maps.Clone(o.object["metadata"].(map[string]any))
 	meta["resourceVersion"] = strconv.Itoa(s.version)
 	fresh["metadata"] = meta
+	fresh["apiVersion"], fresh["kind"] = kinds[o.collection][0], kinds[o.collection][1]
 	o.object = fresh
 	s.objects[o.collection+"/"+o.name] = o
 	s.log = append(s.log, event{s.version, kind, before, o})
@@ -149,22 +157,11 @@ func (s *apiServer) restore() {
 	s.version, s.oldest, s.log = 1, 0, nil
 }
 
-// bookmark tells all watchers the version, without any change.
-func (s *apiServer) bookmark(collection string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.version += 10
-	s.log = append(s.log, event{version: s.version, kind: "BOOKMARK", stored: stored{collection: collection,
-		object: map[string]any{"metadata": map[string]any{"resourceVersion": strconv.Itoa(s.version)}}}})
-	close(s.change)
-	s.change = make(chan struct{})
-}
-
-// count reads a counter.
-func (s *apiServer) count(n *int) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return *n
+// listed is the bookmark after the objects that a watch began with.
+func listed(collection string, version int) map[string]any {
+	return map[string]any{"type": "BOOKMARK", "object": map[string]any{"apiVersion": kinds[collection][0], "kind": kinds[collection][1], "metadata": map[string]any{
+		"resourceVersion": strconv.Itoa(version), "annotations": map[string]any{metav1.InitialEventsAnnotationKey: "true"},
+	}}}
 }
 
 // set changes a field.
@@ -182,9 +179,9 @@ func (s *apiServer) setDown(down bool) {
 
 // ServeHTTP implements http.Handler.
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
 	s.mu.Lock()
 	s.tokens = append(s.tokens, r.Header.Get("Authorization"))
-	s.at = append(s.at, time.Now())
 	down, refused, busy := s.down, s.accepted != "" && r.Header.Get("Authorization") != "Bearer "+s.accepted, s.busy > 0
 	if busy {
 		s.busy--
@@ -210,11 +207,6 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	if r.URL.Query().Get("continue") == "" {
 		s.lists++
-	} else if s.expiring > 0 {
-		s.expiring--
-		w.WriteHeader(http.StatusGone)
-		send(w, map[string]any{"kind": "Status", "code": 410, "reason": "Expired", "message": "the continue token is too old"})
-		return
 	}
 	var items []map[string]any
 	for _, o := range s.objects {
@@ -230,6 +222,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		next = strconv.Itoa(to)
 	}
 	send(w, map[string]any{
+		"apiVersion": kinds[r.URL.Path][0], "kind": kinds[r.URL.Path][1] + "List",
 		"metadata": map[string]any{"resourceVersion": strconv.Itoa(s.version), "continue": next}, "items": items[from:to],
 	})
 }
@@ -259,31 +252,41 @@ func selected(r *http.Request, name string, labels map[string]string) bool {
 
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	initial := r.URL.Query().Get("sendInitialEvents") == "true"
 	s.mu.Lock()
 	cut := s.cut
-	s.watches++
-	if why := s.unknown(since); why != 0 {
-		status := map[string]any{"kind": "Status", "code": why, "reason": "Expired", "message": "resource version"}
+	if initial && s.old {
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		send(w, status(http.StatusUnprocessableEntity))
+		s.mu.Unlock()
+		return
+	}
+	if why := s.unknown(since, initial); why != 0 {
 		if s.byStatus {
 			w.WriteHeader(why)
-			send(w, status)
+			send(w, status(why))
 		} else {
-			send(w, map[string]any{"type": "ERROR", "object": status})
+			send(w, map[string]any{"type": "ERROR", "object": status(why)})
 		}
 		s.mu.Unlock()
 		return
 	}
+	if initial {
+		s.lists++
+		for _, o := range s.objects {
+			if o.collection == r.URL.Path && selected(r, o.name, o.labels) {
+				send(w, map[string]any{"type": "ADDED", "object": o.object})
+			}
+		}
+		since = s.version
+		send(w, listed(r.URL.Path, since))
+	}
 	s.mu.Unlock()
-	send(w, map[string]any{"type": "BOOKMARK", "object": map[string]any{"metadata": map[string]any{"resourceVersion": strconv.Itoa(since)}}})
 	for {
 		s.mu.Lock()
 		change := s.change
 		for _, e := range s.log {
 			if e.version <= since || e.collection != r.URL.Path {
-				continue
-			}
-			if e.kind == "BOOKMARK" {
-				send(w, map[string]any{"type": e.kind, "object": e.object})
 				continue
 			}
 			is, was := selected(r, e.name, e.labels), e.before != nil && selected(r, e.name, e.before)
@@ -312,12 +315,32 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 }
 
 // unknown is the status for a version that cannot be watched from, 0 if it can.
-func (s *apiServer) unknown(version int) int {
+func (s *apiServer) unknown(version int, initial bool) int {
 	switch {
-	case version < s.oldest:
+	case version < s.oldest && !initial:
 		return http.StatusGone
 	case version > s.version:
-		return http.StatusGatewayTimeout // "Too large resource version"
+		return http.StatusGatewayTimeout
 	}
 	return 0
+}
+
+// status is what an API server says with a code.
+func status(code int) map[string]any {
+	said := map[int]metav1.Status{
+		http.StatusGone:                {Reason: metav1.StatusReasonExpired, Message: "too old resource version"},
+		http.StatusUnprocessableEntity: {Reason: metav1.StatusReasonInvalid, Message: "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"},
+		http.StatusGatewayTimeout: {Reason: metav1.StatusReasonTimeout, Message: "Too large resource version",
+			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}}},
+	}[code]
+	text, err := json.Marshal(&said)
+	if err != nil {
+		panic(err)
+	}
+	var o map[string]any
+	if err := json.Unmarshal(text, &o); err != nil {
+		panic(err)
+	}
+	o["apiVersion"], o["kind"], o["status"], o["code"] = "v1", "Status", metav1.StatusFailure, code
+	return o
 }

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"errors"
-	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/workers"
@@ -58,7 +59,7 @@ type pool struct {
 	// What follows is guarded by src.mu.
 	spec    *Pool // nil until seen, and while there is none
 	listed  bool  // pools
-	pods    map[string]Pod
+	pods    []*Pod
 	synced  bool // pods
 	asked   map[endpoint]*question
 	members []string // addresses listed last, sorted; replaced, never changed
@@ -67,7 +68,7 @@ type pool struct {
 
 // endpoint is a port of a pod's life.
 type endpoint struct {
-	uid  string
+	uid  types.UID
 	port int
 }
 
@@ -98,16 +99,13 @@ func Start(ctx context.Context, o Options) *Source {
 	}
 	for _, name := range names {
 		p := s.newPool(name)
-		f := &follower[Pool]{
-			client: o.Client, log: p.log, changed: p.poolChanged,
-			query: Query{Path: "/apis/inference.networking.k8s.io/v1/namespaces/" + s.namespace + "/inferencepools", Fields: "metadata.name=" + name},
-		}
-		s.wg.Go(func() { f.run(s.ctx) })
+		one := collection{from: o.Client.pools, resource: "inferencepools", namespace: s.namespace, fields: "metadata.name=" + name}
+		s.wg.Go(func() { follow(s.ctx, one, p.log, p.poolChanged) })
 	}
 	if len(names) == 0 {
 		p := s.newPool("")
 		p.listed = true
-		p.follow(LabelSelector(o.Kubernetes.Selector))
+		p.follow(labels.SelectorFromSet(o.Kubernetes.Selector).String())
 	}
 	return s
 }
@@ -159,12 +157,11 @@ func (s *Source) Asking() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.pools {
-		for name := range p.pods {
-			pod := p.pods[name]
+		for _, pod := range p.pods {
 			for _, port := range p.ports() {
-				q := p.asked[endpoint{pod.Metadata.UID, port}]
+				q := p.asked[endpoint{pod.UID, port}]
 				if pod.Status.PodIP != "" && pod.unready() == "" && (q == nil || q.facts == nil) {
-					return "the engine of pod " + name + " is being asked"
+					return "the engine of pod " + pod.Name + " is being asked"
 				}
 			}
 		}
@@ -173,11 +170,10 @@ func (s *Source) Asking() string {
 }
 
 // poolChanged takes in the pool's specification.
-func (p *pool) poolChanged(all map[string]Pool) {
+func (p *pool) poolChanged(all []*Pool) {
 	p.src.mu.Lock()
 	p.listed = true
-	spec, exists := all[p.name]
-	if !exists {
+	if len(all) == 0 {
 		if p.spec != nil {
 			p.log.Warn().Msg("InferencePool deleted: its workers are let go")
 		} else {
@@ -189,8 +185,8 @@ func (p *pool) poolChanged(all map[string]Pool) {
 		p.publish()
 		return
 	}
-	p.spec = &spec
-	selector := LabelSelector(spec.Spec.Selector.MatchLabels)
+	p.spec = all[0]
+	selector := labels.SelectorFromSet(p.spec.Spec.Selector.MatchLabels).String()
 	p.src.mu.Unlock()
 	if selector != p.watching {
 		p.follow(selector)
@@ -206,19 +202,17 @@ func (p *pool) follow(selector string) {
 	p.watching = selector
 	ctx, cancel := context.WithCancel(p.src.ctx)
 	p.endWatch = cancel
-	f := &follower[Pod]{
-		client: p.src.opts.Client, log: p.log,
-		query: Query{Path: "/api/v1/namespaces/" + p.src.namespace + "/pods", Labels: selector},
-		changed: func(all map[string]Pod) {
+	pods := collection{from: p.src.opts.Client.pods, resource: "pods", namespace: p.src.namespace, labels: selector}
+	p.src.wg.Go(func() {
+		follow(ctx, pods, p.log, func(all []*Pod) {
 			p.src.mu.Lock()
 			if ctx.Err() == nil {
-				p.pods, p.synced = maps.Clone(all), true
+				p.pods, p.synced = all, true
 			}
 			p.src.mu.Unlock()
 			p.publish()
-		},
-	}
-	p.src.wg.Go(func() { f.run(ctx) })
+		})
+	})
 }
 
 func (p *pool) unfollow() {
@@ -270,15 +264,15 @@ func (p *pool) entries() []workers.Entry {
 		}
 		taken[pod.Status.PodIP] = true
 		for i, port := range ports {
-			at := endpoint{pod.Metadata.UID, port}
+			at := endpoint{pod.UID, port}
 			alive[at] = true
-			e := workers.Entry{Identity: pod.Metadata.UID, Draining: pod.Metadata.DeletionTimestamp != nil, Unready: pod.unready()}
-			facts := p.ask(at, &pod, &e)
-			w, err := describe(k, &pod, port, i, facts)
+			e := workers.Entry{Identity: string(pod.UID), Draining: pod.DeletionTimestamp != nil, Unready: pod.unready()}
+			facts := p.ask(at, pod, &e)
+			w, err := describe(k, pod, port, i, facts)
 			if errors.Is(err, errNotWorker) {
 				continue
 			}
-			p.warn(pod.Metadata.Name, err)
+			p.warn(pod.Name, err)
 			e.Worker = w
 			list = append(list, e)
 		}

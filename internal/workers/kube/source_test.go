@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -15,6 +13,7 @@ import (
 
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/workers"
@@ -307,7 +306,7 @@ func TestDescribe(t *testing.T) {
 			want: base(func(w *config.Worker) { w.Ranks = 3 })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := &Pod{Metadata: Meta{Name: "p", Labels: c.labels, Annotations: c.annotations}}
+			p := &Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: c.labels, Annotations: c.annotations}}
 			p.Status.PodIP = "10.0.0.1"
 			got, err := describe(&config.Kubernetes{Worker: template, RoleLabels: c.keys}, p, 8001, 1, c.facts)
 			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
@@ -317,66 +316,5 @@ func TestDescribe(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v", got, c.want)
 			}
 		})
-	}
-}
-
-func TestKubeconfigs(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), []byte("PEM"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	const whole = `{current-context: b, contexts: [{name: a, context: {cluster: x, user: y}}, {name: b, context: {cluster: c, user: u, namespace: n}}],
-clusters: [{name: c, cluster: {server: "https://h:1/", certificate-authority: ca.pem}}], users: [{name: u, user: {tokenFile: t, client-key-data: a2V5}}]}`
-	got, err := parseKubeconfig([]byte(whole), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := Access{Server: "https://h:1", CAFile: filepath.Join(dir, "ca.pem"), TokenFile: filepath.Join(dir, "t"), Key: []byte("key"), Namespace: "n"}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("access %+v", got)
-	}
-	for name, bad := range map[string]string{
-		"no context": strings.Replace(whole, "current-context: b", "current-context: z", 1),
-		"no cluster": strings.Replace(whole, "[{name: c, cluster", "[{name: d, cluster", 1),
-		"a program":  strings.Replace(whole, "tokenFile: t", "exec: {command: aws}", 1),
-		"no file":    strings.Replace(whole, "ca.pem", "none.pem", 1),
-		"not base64": strings.Replace(whole, "a2V5", "?", 1),
-		"not YAML":   "{",
-	} {
-		if _, err := parseKubeconfig([]byte(bad), dir); err == nil {
-			t.Errorf("%s: accepted", name)
-		}
-	}
-	if _, err := Kubeconfig(filepath.Join(dir, "none")); err == nil {
-		t.Error("a missing file is accepted")
-	}
-}
-
-func TestATokenFileIsReadAgainWhenItIsRefused(t *testing.T) {
-	api, _ := newAPIServer(t)
-	file := filepath.Join(t.TempDir(), "token")
-	write := func(s string) {
-		if err := os.WriteFile(file, []byte(s), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("one\n")
-	c, err := NewClient(Access{Server: api.URL, Insecure: true, TokenFile: file})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	for _, step := range []struct{ file, sent string }{{"one", "one"}, {"two", "one"}} {
-		write(step.file)
-		if err := c.Get(t.Context(), podsPath, nil); err != nil {
-			t.Fatal(err)
-		}
-		if got := api.tokens[len(api.tokens)-1]; got != "Bearer "+step.sent {
-			t.Errorf("sent %q", got)
-		}
-	}
-	c.forgetToken()
-	if err := c.Get(t.Context(), podsPath, nil); err != nil || api.tokens[len(api.tokens)-1] != "Bearer two" {
-		t.Errorf("after a refusal %v %q", err, api.tokens)
 	}
 }

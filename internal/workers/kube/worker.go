@@ -134,13 +134,13 @@ func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (
 	if errors.Is(err, errNotWorker) {
 		return w, errNotWorker
 	}
-	w.Name = p.Metadata.Name + ":" + strconv.Itoa(port)
+	w.Name = p.Name + ":" + strconv.Itoa(port)
 	if k.RankPerPort {
 		w.StartRank += i
 		w.Ranks, w.RankBy = 1, "port"
 	}
 	host := p.Status.PodIP
-	w.Disagg.Fill(p.Metadata.Name, host)
+	w.Disagg.Fill(p.Name, host)
 	w.Address = net.JoinHostPort(host, strconv.Itoa(port))
 	if strings.Contains(host, ":") {
 		host = "[" + host + "]"
@@ -154,7 +154,7 @@ func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (
 		}
 	}
 	if w.Labels["zone"] == "" {
-		if zone := first(p.Metadata.Labels, zoneLabels); zone != "" {
+		if zone := first(p.Labels, zoneLabels); zone != "" {
 			if w.Labels == nil {
 				w.Labels = map[string]string{}
 			}
@@ -171,13 +171,13 @@ func hint(k *config.Kubernetes, p *Pod, w *config.Worker) error {
 	if len(k.RoleLabels) > 0 {
 		keys = k.RoleLabels
 	}
-	role := p.Metadata.Annotations[Prefix+"role"]
+	role := p.Annotations[Prefix+"role"]
 	for _, key := range keys {
 		if role != "" {
 			break
 		}
 		// Dynamo's component type says "worker" beside a sub type that says more.
-		if v := p.Metadata.Labels[key]; v != "" && v != "worker" {
+		if v := p.Labels[key]; v != "" && v != "worker" {
 			role = v
 		}
 	}
@@ -189,15 +189,15 @@ func hint(k *config.Kubernetes, p *Pod, w *config.Worker) error {
 	} else if r != "" {
 		w.Role = r
 	}
-	if v := first(p.Metadata.Labels, engineLabels); v != "" {
+	if v := first(p.Labels, engineLabels); v != "" {
 		if err := choice(&w.Engine, v, "vllm", "sglang", "trtllm"); err != nil {
 			problems = append(problems, fmt.Errorf("engine label: %w", err))
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(hints)) {
-		v, given := p.Metadata.Annotations[Prefix+key]
+		v, given := p.Annotations[Prefix+key]
 		if !given {
-			v, given = p.Metadata.Labels[Prefix+key]
+			v, given = p.Labels[Prefix+key]
 		}
 		if !given {
 			continue
@@ -237,14 +237,14 @@ func shift(endpoint string, i int) string {
 
 // newestFirst orders pods so that of two with one address the living one wins:
 // the address was given to the newcomer when the other's containers had ended.
-func newestFirst(pods map[string]Pod) []Pod {
-	return slices.SortedFunc(maps.Values(pods), func(a, b Pod) int {
-		if (a.Metadata.DeletionTimestamp == nil) != (b.Metadata.DeletionTimestamp == nil) {
-			if a.Metadata.DeletionTimestamp == nil {
+func newestFirst(pods []*Pod) []*Pod {
+	return slices.SortedFunc(slices.Values(pods), func(a, b *Pod) int {
+		if (a.DeletionTimestamp == nil) != (b.DeletionTimestamp == nil) {
+			if a.DeletionTimestamp == nil {
 				return -1
 			}
 			return 1
 		}
-		return cmp.Or(b.Metadata.CreationTimestamp.Compare(a.Metadata.CreationTimestamp), cmp.Compare(a.Metadata.Name, b.Metadata.Name))
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 }
