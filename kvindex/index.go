@@ -3,6 +3,7 @@ package kvindex
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 )
 
@@ -53,7 +54,8 @@ type Index struct {
 	loose    int64 // bytes of all slots' aliases and pages, about
 
 	claims     claimQueue
-	hand       uint32 // where eviction goes on
+	due        atomic.Int64 // when the oldest claim runs out, UnixNano; may be too early
+	hand       uint32       // where eviction goes on
 	counters   counters
 	liveBlocks int64
 

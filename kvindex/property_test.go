@@ -3,6 +3,7 @@ package kvindex
 import (
 	"bytes"
 	"errors"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ type world struct {
 	longest    int // chain, in engine blocks
 	deferFrom  int
 	speculated bool
+	sent       []Credit
 	bounded    bool // a byte budget: matches may be shorter than the model's
 	now        time.Time
 }
@@ -290,8 +292,15 @@ func (w *world) speculate(t *rapid.T) {
 	h := w.x.Hasher()
 	hashes := h.AppendHashesExtra(nil, h.Seed("m", c.adapter, c.salt), c.tokens, w.m.block, c.extra)
 	w.now = w.now.Add(time.Second)
-	w.x.Speculate(s, hashes, w.now)
+	if rapid.Bool().Draw(t, "refused") {
+		w.refused(t, s, hashes)
+		return
+	}
+	credit := w.x.Speculate(s, hashes, w.now)
 	w.speculated = true
+	if rapid.IntRange(0, 3).Draw(t, "refusedLater") == 0 {
+		w.sent = append(w.sent, credit)
+	}
 	if w.bounded {
 		return
 	}
@@ -306,6 +315,31 @@ func (w *world) speculate(t *rapid.T) {
 	if len(hashes) >= parts {
 		t.Fatalf("prompt of %d blocks sent to %d is not credited: %+v", len(hashes), s, got.Holders)
 	}
+}
+
+// refused sends a prompt that is not taken: afterwards all is as before, but for the
+// oldest credit, if that had to make room, and credit in a segment that is rebuilt.
+func (w *world) refused(t *rapid.T, s Slot, hashes []Hash) {
+	w.x.Expire(w.now) // as Speculate does
+	exact := w.x.claims.blocks+len(hashes) <= w.x.cfg.MaxSpeculative && !w.bounded
+	rebuilt := w.x.counters.rebuilt
+	var before, after Matches
+	w.x.Match(hashes, &before)
+	w.x.Withdraw(w.x.Speculate(s, hashes, w.now))
+	w.x.Match(hashes, &after)
+	if exact && rebuilt == w.x.counters.rebuilt && !reflect.DeepEqual(before.Holders, after.Holders) {
+		t.Fatalf("before the refused prompt %+v, after it %+v", before.Holders, after.Holders)
+	}
+}
+
+// withdraw takes back what was sent some time ago, of which nothing, some or all may
+// have been confirmed, removed, expired or sent again.
+func (w *world) withdraw(t *rapid.T) {
+	for _, c := range w.sent {
+		w.x.Withdraw(c)
+		w.x.Withdraw(c)
+	}
+	w.sent = nil
 }
 
 func (w *world) expire(t *rapid.T) {
@@ -458,6 +492,7 @@ func history(t *rapid.T, blocks []int, maxBytes int64) {
 		"churn":     w.churn,
 		"snapshot":  w.snapshot,
 		"speculate": w.speculate,
+		"withdraw":  w.withdraw,
 		"expire":    w.expire,
 		"":          w.check,
 	})

@@ -1,6 +1,9 @@
 package kvindex
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // claim is credit of one stretch of blocks; its segment is meant only as long as
 // the generation is the segment's.
@@ -17,7 +20,13 @@ type claimQueue struct {
 	ring   []claim
 	head   int
 	length int
-	blocks int // of all claims
+	blocks int    // of all claims
+	gone   uint64 // claims that left the queue, ever: the number of the first one in it
+}
+
+// Credit is what one call of Speculate claimed; the zero Credit is nothing.
+type Credit struct {
+	first, end uint64 // numbers of claims
 }
 
 func (q *claimQueue) push(c claim) {
@@ -37,6 +46,7 @@ func (q *claimQueue) pop() claim {
 	c := q.ring[q.head]
 	q.head = (q.head + 1) % len(q.ring)
 	q.length--
+	q.gone++
 	q.blocks -= int(c.end - c.start)
 	if q.length == 0 {
 		q.head = 0
@@ -44,19 +54,36 @@ func (q *claimQueue) pop() claim {
 	return c
 }
 
-func (q *claimQueue) reset() { *q = claimQueue{} }
+func (q *claimQueue) reset() { *q = claimQueue{gone: q.gone + uint64(q.length)} }
+
+// next is the number of the claim that will be pushed next.
+func (q *claimQueue) next() uint64 { return q.gone + uint64(q.length) }
+
+// take empties a claim that keeps its place in the queue; false if it has left.
+func (q *claimQueue) take(number uint64) (claim, bool) {
+	if number < q.gone || number >= q.next() {
+		return claim{}, false
+	}
+	at := &q.ring[(q.head+int(number-q.gone))%len(q.ring)]
+	c := *at
+	at.end = at.start
+	q.blocks -= int(c.end - c.start)
+	return c, true
+}
 
 // Speculate credits a target with a prompt that was just sent to it, until its
 // events confirm the blocks one by one, the target is cleared, or
 // Config.SpeculativeTTL has passed since the block was first claimed. Only the
-// part that the target neither holds nor was credited with before costs anything.
-func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) {
+// part that the target neither holds nor was credited with before costs anything,
+// and is what Withdraw can take back.
+func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
 	if int(s) >= len(x.slots) || !x.slots[s].inUse || len(hashes) > x.cfg.MaxSpeculative {
-		return
+		return Credit{}
 	}
 	x.expire(now.UnixNano(), x.cfg.MaxSpeculative-len(hashes))
+	first := x.claims.next()
 	expires := now.Add(x.cfg.SpeculativeTTL).UnixNano()
 	var last place
 	for at := 0; at < len(hashes); {
@@ -73,6 +100,26 @@ func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) {
 		}
 		last, n = x.claimFresh(s, last, hashes[at:at+n], expires)
 		at += n
+	}
+	end := x.claims.next()
+	x.evict()
+	return Credit{first, end}
+}
+
+// Withdraw ends credit before its time, because the target did not take the prompt.
+// What events have confirmed meanwhile stays. A prompt that was sent there after it
+// and begins alike loses the part that it had in common: credit is too low then,
+// until events come.
+func (x *Index) Withdraw(c Credit) {
+	if c.first == c.end {
+		return
+	}
+	x.gate.writers.Lock()
+	defer x.gate.writers.Unlock()
+	for number := c.first; number < c.end; number++ {
+		if taken, ok := x.claims.take(number); ok {
+			x.unclaim(taken)
+		}
 	}
 	x.evict()
 }
@@ -137,12 +184,19 @@ func (x *Index) claim(s Slot, id uint32, start, end int, expires int64) {
 	x.revive(g, start, end)
 	x.hold(id, s, speculative, start, end)
 	x.gate.open()
+	if x.claims.length == 0 {
+		x.due.Store(expires)
+	}
 	x.claims.push(claim{expires: expires, segment: id, generation: x.generation(id), slot: s, start: uint16(start), end: uint16(end)})
 }
 
-// Expire ends credit that has run out. Speculate does so too; call Expire now and
-// then for the times without requests.
+// Expire ends credit that has run out. Speculate does so too; call Expire before
+// Match and Stats for the times without requests. If nothing has run out it costs
+// one look at an atomic.
 func (x *Index) Expire(now time.Time) {
+	if now.UnixNano() < x.due.Load() {
+		return
+	}
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
 	x.expire(now.UnixNano(), x.cfg.MaxSpeculative)
@@ -154,18 +208,22 @@ func (x *Index) Expire(now time.Time) {
 func (x *Index) expire(now int64, limit int) {
 	q := &x.claims
 	for q.length > 0 && (q.ring[q.head].expires <= now || q.blocks > limit) {
-		c := q.pop()
-		if !x.alive(c.segment) || x.generation(c.segment) != c.generation {
-			continue
-		}
-		x.gate.shut()
-		x.unclaim(c)
-		x.gate.open()
+		x.unclaim(q.pop())
 	}
+	due := int64(math.MaxInt64)
+	if q.length > 0 {
+		due = q.ring[q.head].expires
+	}
+	x.due.Store(due)
 }
 
 // unclaim takes a claim's credit away, as far as events have not confirmed it.
 func (x *Index) unclaim(c claim) {
+	if c.start == c.end || !x.alive(c.segment) || x.generation(c.segment) != c.generation {
+		return
+	}
+	x.gate.shut()
+	defer x.gate.open()
 	for x.alive(c.segment) && x.generation(c.segment) == c.generation {
 		runs := x.seg(c.segment).runs()
 		i := firstTouching(runs, c.slot, speculative, int(c.start))

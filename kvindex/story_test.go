@@ -26,6 +26,7 @@ type story struct {
 	x      *Index
 	slots  map[string]Slot
 	blocks map[string]int
+	sent   Credit
 	now    time.Time
 }
 
@@ -63,7 +64,10 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		s.x.Match(s.hashes(t, d, d.CmdArgs[0].Key, s.x.BlockSize()), &m)
 		return s.describe(&m)
 	case "send":
-		s.x.Speculate(s.slots[d.CmdArgs[0].Key], s.hashes(t, d, d.CmdArgs[1].Key, s.x.BlockSize()), s.now)
+		s.sent = s.x.Speculate(s.slots[d.CmdArgs[0].Key], s.hashes(t, d, d.CmdArgs[1].Key, s.x.BlockSize()), s.now)
+		return "ok"
+	case "refused": // what was sent last
+		s.x.Withdraw(s.sent)
 		return "ok"
 	case "store", "remove", "clear":
 		return s.event(t, d)

@@ -301,6 +301,8 @@ type job struct {
 	replans int
 	booked  *routing.Plan // what is to be given back if nobody follows the request
 
+	credit, prefillCredit kvindex.Credit // for the prompt on the plan's targets
+
 	decodeAt, prefillAt *place // where the plan's targets were when it was made
 }
 
@@ -495,6 +497,7 @@ func (j *job) match() {
 		}
 		return
 	}
+	d.expire(j.clock)
 	d.index.Match(s.hashes, &s.matches)
 	s.overlaps = j.dropForeign(appendOverlaps(s.overlaps, &s.matches, block, len(j.ids), d.engineBlocks()))
 	if skip := d.cfg.Routing.PrefixSkip; skip > 0 {
@@ -656,9 +659,9 @@ func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan
 		return nil, nil, &routing.NoTargetError{}
 	}
 	if plan.Prefill != routing.NoSlot {
-		j.speculate(plan.Prefill)
+		j.credit, j.prefillCredit = kvindex.Credit{}, j.speculate(plan.Prefill)
 	} else {
-		j.speculate(plan.Decode)
+		j.credit = j.speculate(plan.Decode)
 	}
 	return &plan, p, nil
 }
@@ -671,15 +674,16 @@ func (j *job) choose(ex *routing.Explanation) (routing.Plan, *waiter, error) {
 }
 
 // speculate credits a target with the prompt that is on its way there.
-func (j *job) speculate(slot kvindex.Slot) {
-	if len(j.s.hashes) > 0 && j.d.cfg.Routing.Speculate > 0 && j.knows(slot) {
-		j.d.speculate(slot, j.s.hashes, j.clock)
+func (j *job) speculate(slot kvindex.Slot) kvindex.Credit {
+	if len(j.s.hashes) == 0 || j.d.cfg.Routing.Speculate <= 0 || !j.knows(slot) {
+		return kvindex.Credit{}
 	}
+	return j.d.speculate(slot, j.s.hashes, j.clock)
 }
 
 // ticket follows a plan.
 func (j *job) ticket(plan *routing.Plan, p *place) *ticket {
-	t := &ticket{d: j.d, entry: j.entry, reservation: plan.Reservation, slot: plan.Decode, place: p, decided: j.clock,
+	t := &ticket{d: j.d, entry: j.entry, reservation: plan.Reservation, slot: plan.Decode, place: p, decided: j.clock, credit: j.credit,
 		predicted: plan.Matched, stores: len(j.s.hashes) > 0 && plan.DecodeMiss > int64(j.d.index.BlockSize())}
 	if plan.Prefill != routing.NoSlot {
 		// The decode engine's usage tells what it had itself.

@@ -26,6 +26,7 @@ type indexStats struct {
 }
 
 func (d *Decider) debugIndex(w http.ResponseWriter, _ *http.Request) {
+	d.expire(d.now())
 	s := d.index.Stats()
 	page := indexPage{indexStats{s, map[string]int64{}}, feedRows(d.FeedStatus()), d.feeds.warmed.Load()}
 	for why, n := range s.Refused {
@@ -63,6 +64,7 @@ func feedRows(list []feed.Status) []feedRow {
 
 // collectIndex reads the index's sizes and counts for the metrics.
 func (d *Decider) collectIndex(emit func(name, help string, value float64, labels ...string)) {
+	d.expire(d.now())
 	s := d.index.Stats()
 	for _, m := range []struct {
 		name, help string

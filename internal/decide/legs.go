@@ -345,6 +345,9 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 func (j *job) failed(p *place, f *disagg.FailureError) {
 	d := j.d
 	worker, name := p.target.Worker, p.target.String()
+	if f.Outcome == disagg.Refused || f.Outcome == disagg.Unreachable {
+		d.withdraw(j.prefillCredit) // it computed nothing
+	}
 	d.metrics.Legs.WithLabelValues(worker, string(f.Outcome)).Inc()
 	d.forgetGone(worker)
 	j.entry.notePrefill(name + ": " + f.Error())
@@ -378,7 +381,7 @@ func (j *job) movePrefill(plan *routing.Plan, failed *place) bool {
 		return false
 	}
 	plan.Prefill, plan.Matched, plan.Miss = next.Prefill, next.Matched, next.Miss
-	j.speculate(plan.Prefill)
+	j.prefillCredit = j.speculate(plan.Prefill)
 	return true
 }
 
@@ -388,7 +391,7 @@ func (j *job) computeLocally(plan *routing.Plan, decode *place) extproc.Decision
 	d.book(d.now(), func(r *routing.Router, now time.Duration) { r.ComputeLocally(now, plan.Reservation, plan.DecodeMiss) })
 	plan.Prefill = routing.NoSlot
 	plan.Miss, plan.Matched = plan.DecodeMiss, max(0, j.query.PromptTokens-plan.DecodeMiss)
-	j.speculate(plan.Decode)
+	j.credit = j.speculate(plan.Decode)
 	j.degraded = degradedPrefill
 	j.entry.notePrefill("computed on the decode target")
 	j.leg()
@@ -410,7 +413,7 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 	if now := d.fleet.Load().place(plan.Decode); r.stop == nil && (!d.still(plan.Decode, decode) || !now.worker.Ready) {
 		return j.replan(ctx, plan, decode, x, r)
 	}
-	j.speculate(plan.Decode)
+	j.credit = j.speculate(plan.Decode)
 	j.entry.Prefill = j.prefillAt.target.String()
 	out := j.forward(plan, decode)
 	if other := j.alternate(decode); other != "" {

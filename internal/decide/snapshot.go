@@ -62,10 +62,27 @@ func (d *Decider) DumpIndex(w io.Writer) error {
 
 // speculate gives a target credit for a prompt that is sent to it, but not while
 // a copy of the index is made: no request waits for that.
-func (d *Decider) speculate(slot kvindex.Slot, hashes []kvindex.Hash, now time.Time) {
+func (d *Decider) speculate(slot kvindex.Slot, hashes []kvindex.Hash, now time.Time) kvindex.Credit {
+	if !d.feeds.still.TryRLock() {
+		return kvindex.Credit{}
+	}
+	defer d.feeds.still.RUnlock()
+	return d.index.Speculate(slot, hashes, now)
+}
+
+// withdraw ends the credit for a prompt that its target did not take.
+func (d *Decider) withdraw(c kvindex.Credit) {
 	if d.feeds.still.TryRLock() {
 		defer d.feeds.still.RUnlock()
-		d.index.Speculate(slot, hashes, now)
+		d.index.Withdraw(c)
+	}
+}
+
+// expire ends credit that has run out: nobody may have asked for long.
+func (d *Decider) expire(now time.Time) {
+	if d.feeds.still.TryRLock() {
+		defer d.feeds.still.RUnlock()
+		d.index.Expire(now)
 	}
 }
 

@@ -23,6 +23,8 @@ type ticket struct {
 	decided     time.Time
 	// predicted is the cached tokens that the decision counted on.
 	predicted int64
+	// credit is what the index counts on because the prompt was sent to the decode target.
+	credit kvindex.Credit
 	// stores says that the prompt has at least one whole block that was not there.
 	stores bool
 
@@ -51,6 +53,9 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	}
 	worker := t.place.target.Worker
 	t.d.countResponse(t.place.worker, status)
+	if status/100 == 4 {
+		t.d.withdraw(t.credit) // refused: nothing is computed
+	}
 	if status == 502 || status == 503 || status == 504 {
 		// Envoy's own answer when the connection failed, or an engine that gives up.
 		if t.d.onSuspect != nil {
@@ -79,6 +84,7 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 func (t *ticket) moved(served string) {
 	t.d.metrics.Moved.WithLabelValues(t.place.target.Worker).Inc()
 	t.d.forgetGone(t.place.target.Worker)
+	t.d.withdraw(t.credit)
 	if t.d.onSuspect != nil {
 		t.d.onSuspect(t.place.target.Worker)
 	}
