@@ -5,6 +5,7 @@ package k8s
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -61,6 +62,35 @@ func (r *release) end(t *testing.T) {
 	})
 }
 
+// config is what the chart tells Kvlane and, in the modes that have one, its Envoy.
+func (r *release) config(t *testing.T) string {
+	t.Helper()
+	return r.c.kubectl(t, "", "-n", r.in, "get", "configmaps", "-l", "app.kubernetes.io/instance=kvlane", "-o", "jsonpath={.items[*].data}")
+}
+
+// settled waits until the pods that were replaced have ended.
+func (r *release) settled(t *testing.T) {
+	t.Helper()
+	eventually(t, reasonable, "the end of all old pods", func() error { return r.c.node.leaving(r.in) })
+}
+
+// upgradeAndBack upgrades the release with further values, under the load of the
+// caller, and goes back to its first revision.
+func (r *release) upgradeAndBack(t *testing.T, values ...string) {
+	t.Helper()
+	before := r.config(t)
+	r.put(t, "upgrade", values...)
+	r.settled(t)
+	if r.config(t) == before {
+		t.Errorf("the upgrade with %q changed nothing", values)
+	}
+	r.helm(t, "rollback", "kvlane", "1")
+	r.settled(t)
+	if r.config(t) != before {
+		t.Error("the rollback does not give back what was installed")
+	}
+}
+
 // chart installs each shape that stands with Istio or alone.
 func chart(t *testing.T, c *cluster) {
 	t.Run("InferencePool", func(t *testing.T) { chartPool(t, c) })
@@ -73,11 +103,10 @@ func chart(t *testing.T, c *cluster) {
 	})
 }
 
-// chartPool goes through an upgrade and a rollback under load too.
 func chartPool(t *testing.T, c *cluster) {
 	r := &release{c: c, in: "chart"}
 	c.namespace(t, r.in)
-	c.applyText(t, `{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: llm, namespace: chart}, spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTTP}]}}`)
+	c.makeGateway(t, r.in, "istio")
 	r.put(t, "install")
 	c.ready(t, r.in, "llm", 2)
 	chat := c.gateway(t, r.in, "llm") + "/v1/chat/completions"
@@ -86,9 +115,7 @@ func chartPool(t *testing.T, c *cluster) {
 	c.speaksTLS(t, r.in, "llm", "kvlane", false)
 	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart.svc.cluster.local", `"max_requests": 65535`, true)
 	steady(t, chat, func() {
-		r.put(t, "upgrade", "replicas=3", "config.log.level=debug")
-		c.ready(t, r.in, "kvlane", 3)
-		r.helm(t, "rollback", "kvlane", "1")
+		r.upgradeAndBack(t, "replicas=3", "config.log.level=debug")
 		time.Sleep(time.Second)
 	})
 	warmStart(t, r, chat)
@@ -116,49 +143,51 @@ func warmStart(t *testing.T, r *release, chat string) {
 func chartFilter(t *testing.T, c *cluster) {
 	r := &release{c: c, in: "chart-filter", values: []string{"provider.istio.envoyFilter.enabled=true"}}
 	c.namespace(t, r.in)
-	c.applyText(t, `{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: llm, namespace: chart-filter}, spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTTP}]}}`)
+	c.makeGateway(t, r.in, "istio")
 	r.put(t, "install")
 	c.ready(t, r.in, "llm", 2)
 	chat := c.gateway(t, r.in, "llm") + "/v1/chat/completions"
 	routed(t, chat)
 	followsPicks(t, c, r.in, chat)
-	streams(t, chat)
+	streams(t, c, r.in, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, r.in, chat)
 	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart-filter.svc.cluster.local", `"max_requests": 65535`, true)
+	// As with the chart's own Envoy: a Kvlane that drains does not wait for the answer.
+	steadily(t, chat, false, func() { r.upgradeAndBack(t, "replicas=3", "config.log.level=debug") })
+	c.nothingBooked(t, r.in)
+	followsPicks(t, c, r.in, chat)
 	r.end(t)
 }
 
 // chartOwnEnvoy installs a mode in which the chart brings its Envoy.
 func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
-	r := &release{c: c, in: in, values: []string{mode, "provider.name=none", "httpRoute.create=false", "service.type=LoadBalancer", "proxy.drainSeconds=12",
-		"drainSeconds=12", "drainQuietSeconds=3", "proxy.image.repository=envoy", "proxy.concurrency=1"}}
+	r := &release{c: c, in: in, values: append(slices.Clone(ownEnvoy), mode)}
 	c.namespace(t, in)
 	c.ready(t, in, "llm", 2)
 	r.put(t, "install")
 	chat := c.service(t, in, "kvlane") + "/v1/chat/completions"
 	routed(t, chat)
 	followsPicks(t, c, in, chat)
-	streams(t, chat)
+	streams(t, c, in, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, in, chat)
 	// Clients keep their connections; Envoy ends them before it ends itself. A Kvlane
 	// that drains decides, but does not wait for the answer to name the target.
 	steadily(t, chat, false, func() {
-		r.put(t, "upgrade", "config.log.level=debug", "proxy.firstToken=true", "proxy.extraArgs[0]=--log-path", "proxy.extraArgs[1]=/dev/null")
-		eventually(t, 2*time.Minute, "the end of all old pods", func() error { return c.node.leaving(in) })
+		r.upgradeAndBack(t, "config.log.level=debug", "proxy.firstToken=true", "proxy.extraArgs[0]=--log-path", "proxy.extraArgs[1]=/dev/null")
 	})
 	c.nothingBooked(t, in)
 	followsPicks(t, c, in, chat)
 	r.put(t, "upgrade", "proxy.requestBody=FULL_DUPLEX_STREAMED", "proxy.firstToken=true")
-	eventually(t, 2*time.Minute, "the end of all old pods", func() error { return c.node.leaving(in) })
+	r.settled(t)
 	followsPicks(t, c, in, chat)
-	streams(t, chat)
+	streams(t, c, in, chat)
 	// Here nothing fails open: a request that comes as a Kvlane ends is not cut.
 	steadily(t, chat, false, func() {
 		c.kubectl(t, "", "-n", in, "rollout", "restart", "deployment/kvlane")
 		c.ready(t, in, "kvlane", 2)
-		eventually(t, 2*time.Minute, "the end of all old pods", func() error { return c.node.leaving(in) })
+		r.settled(t)
 	})
 	r.end(t)
 }

@@ -96,23 +96,8 @@ func TestEnvoyGateway(t *testing.T) {
 	t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
 	t.Run("first token and end are seen", func(t *testing.T) { phases(t, c, chat) })
 	t.Run("with two replicas first tokens are seen or counted as missed", func(t *testing.T) { missedPhases(t, c, chat) })
-	t.Run("engines are replaced under load", func(t *testing.T) {
-		steady(t, chat, func() {
-			c.kubectl(t, "", "rollout", "restart", "deployment/llm")
-			c.ready(t, ns, "llm", 2)
-			time.Sleep(time.Second)
-		})
-	})
-	t.Run("scale up and down under load", func(t *testing.T) {
-		steady(t, chat, func() {
-			c.kubectl(t, "", "scale", "deployment/llm", "--replicas=4")
-			c.ready(t, ns, "llm", 4)
-			time.Sleep(time.Second)
-			c.kubectl(t, "", "scale", "deployment/llm", "--replicas=2")
-			c.ready(t, ns, "llm", 2)
-			time.Sleep(time.Second)
-		})
-	})
+	t.Run("engines are replaced under load", func(t *testing.T) { replaces(t, c, "llm", chat) })
+	t.Run("scale up and down under load", func(t *testing.T) { scalesEngines(t, c, chat) })
 	t.Run("a further Kvlane is warm when it is ready", func(t *testing.T) { warmsUp(t, c, ns, chat) })
 	echo := c.echoBehindEnvoyGateway(t)
 	t.Run("3 MiB body", func(t *testing.T) { bigBody(t, echo) })
@@ -148,6 +133,9 @@ func TestEnvoyGateway(t *testing.T) {
 		})
 	})
 	t.Run("chart", func(t *testing.T) { chartBehindEnvoyGateway(t, c) })
+	t.Run("prefill and decode", func(t *testing.T) {
+		disaggregated(t, c, "disagg", "envoy-gateway", "provider.name=envoy-gateway")
+	})
 	t.Run("docs", func(t *testing.T) { docs(t, c, gatewayPage) })
 }
 
@@ -155,7 +143,7 @@ func TestEnvoyGateway(t *testing.T) {
 func chartBehindEnvoyGateway(t *testing.T, c *cluster) {
 	r := &release{c: c, in: "chart", values: []string{"provider.name=envoy-gateway"}}
 	c.namespace(t, r.in)
-	c.applyText(t, `{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: llm, namespace: chart}, spec: {gatewayClassName: envoy-gateway, listeners: [{name: http, port: 80, protocol: HTTP}]}}`)
+	c.makeGateway(t, r.in, "envoy-gateway")
 	r.put(t, "install")
 	c.ready(t, r.in, "llm", 2)
 	chat := c.gateway(t, r.in, "llm") + "/v1/chat/completions"
@@ -167,6 +155,10 @@ func chartBehindEnvoyGateway(t *testing.T, c *cluster) {
 		routed(t, chat)
 		accepted(t, c, r.in)
 		behindEnvoyGateway(t, c, r.in, chat)
+		if mode == "Buffered" {
+			steadily(t, chat, false, func() { r.upgradeAndBack(t, "replicas=3", "config.log.level=debug") })
+			c.nothingBooked(t, r.in)
+		}
 	}
 	r.end(t)
 }
@@ -236,7 +228,7 @@ func closesWithoutKvlane(t *testing.T, c *cluster, url string) {
 
 func behindEnvoyGateway(t *testing.T, c *cluster, in, chat string) {
 	followsPicks(t, c, in, chat)
-	streams(t, chat)
+	streams(t, c, in, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, in, chat)
 }

@@ -3,7 +3,6 @@
 package k8s
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -18,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -161,6 +161,12 @@ func (c *cluster) ready(t *testing.T, namespace, name string, replicas int) {
 	})
 }
 
+// makeGateway makes a Gateway named llm.
+func (c *cluster) makeGateway(t *testing.T, in, class string) {
+	t.Helper()
+	c.applyText(t, "{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: llm, namespace: "+in+"}, spec: {gatewayClassName: "+class+", listeners: [{name: http, port: 80, protocol: HTTP}]}}")
+}
+
 // gateway is the address of a Gateway once it is programmed.
 func (c *cluster) gateway(t *testing.T, namespace, name string) string {
 	t.Helper()
@@ -199,7 +205,12 @@ func TestKubernetes(t *testing.T) {
 		t.Run("sidecar", func(t *testing.T) { sidecar(t, c) }) &&
 		t.Run("chart", func(t *testing.T) { chart(t, c) }) &&
 		t.Run("one rank a port", func(t *testing.T) { ranksOfPorts(t, c) }) &&
-		t.Run("prefill and decode", func(t *testing.T) { disaggregated(t, c) }) &&
+		t.Run("prefill and decode", func(t *testing.T) {
+			disaggregated(t, c, "disagg", "", append(slices.Clone(ownEnvoy), "mode=sidecar")...)
+		}) &&
+		t.Run("prefill and decode behind Istio", func(t *testing.T) {
+			disaggregated(t, c, "disagg-istio", "istio", "provider.name=istio")
+		}) &&
 		t.Run("docs", func(t *testing.T) { docs(t, c, istioPage, sidecarPage) })
 	if !ok {
 		t.FailNow() // what follows takes minutes and would say no more
@@ -279,8 +290,14 @@ const image, testImage = "ghcr.io/kvlane/kvlane:0.1.0", "kvlane:test"
 // namespace makes a namespace with simulated engines.
 func (c *cluster) namespace(t *testing.T, name string) {
 	t.Helper()
-	c.applyText(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+name+"}}")
+	c.emptyNamespace(t, name)
 	c.apply(t, "-n", name, "-f", manifest("engines/simulated.yaml"))
+}
+
+// emptyNamespace makes a namespace that goes with the test.
+func (c *cluster) emptyNamespace(t *testing.T, name string) {
+	t.Helper()
+	c.applyText(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+name+"}}")
 	t.Cleanup(func() {
 		_, _ = c.run(context.WithoutCancel(t.Context()), "", "kubectl", "delete", "namespace", name, "--wait=false")
 	})
@@ -310,7 +327,7 @@ func envoyFilter(t *testing.T, c *cluster) {
 	chat := c.gateway(t, in, "llm") + "/v1/chat/completions"
 	routed(t, chat)
 	followsPicks(t, c, in, chat)
-	streams(t, chat)
+	streams(t, c, in, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, in, chat)
 	// Kvlane may go: the answer comes from a worker that Envoy chose.
@@ -361,7 +378,7 @@ func sidecar(t *testing.T, c *cluster) {
 	chat := "http://" + pods[0].ip + ":8080/v1/chat/completions"
 	routed(t, chat)
 	followsPicks(t, c, in, chat)
-	streams(t, chat)
+	streams(t, c, in, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, in, chat)
 }
@@ -385,7 +402,7 @@ func istio(t *testing.T, c *cluster) {
 	chat := url + "/v1/chat/completions"
 	routed(t, chat)
 	t.Run("requests follow picks and ranks", func(t *testing.T) { followsPicks(t, c, ns, chat) })
-	t.Run("SSE", func(t *testing.T) { streams(t, chat) })
+	t.Run("SSE", func(t *testing.T) { streams(t, c, ns, chat) })
 	t.Run("3 MiB body", func(t *testing.T) { bigBody(t, url+"/echo") })
 	t.Run("Expect: 100-continue", func(t *testing.T) { continues(t, c, url+"/echo") })
 	t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
@@ -396,31 +413,10 @@ func istio(t *testing.T, c *cluster) {
 		}
 	})
 	t.Run("weighted pools are noticed", func(t *testing.T) { weightedPools(t, c, url) })
-	t.Run("scale up and down under load", func(t *testing.T) {
-		steady(t, chat, func() {
-			c.kubectl(t, "", "scale", "deployment/llm", "--replicas=4")
-			c.ready(t, ns, "llm", 4)
-			time.Sleep(time.Second)
-			c.kubectl(t, "", "scale", "deployment/llm", "--replicas=2")
-			c.ready(t, ns, "llm", 2)
-			time.Sleep(time.Second)
-		})
-	})
-	t.Run("engines are replaced under load", func(t *testing.T) {
-		steady(t, chat, func() {
-			c.kubectl(t, "", "rollout", "restart", "deployment/llm")
-			c.ready(t, ns, "llm", 2)
-			time.Sleep(time.Second)
-		})
-	})
+	t.Run("scale up and down under load", func(t *testing.T) { scalesEngines(t, c, chat) })
+	t.Run("engines are replaced under load", func(t *testing.T) { replaces(t, c, "llm", chat) })
 	t.Run("a pod leaves the pool and comes back under load", func(t *testing.T) { relabels(t, c, chat) })
-	t.Run("Kvlane is replaced under load", func(t *testing.T) {
-		steady(t, chat, func() {
-			c.kubectl(t, "", "rollout", "restart", "deployment/kvlane")
-			c.ready(t, ns, "kvlane", 2)
-			time.Sleep(time.Second)
-		})
-	})
+	t.Run("Kvlane is replaced under load", func(t *testing.T) { replaces(t, c, "kvlane", chat) })
 	t.Run("a further Kvlane is warm when it is ready", func(t *testing.T) { warmsUp(t, c, ns, chat) })
 	t.Run("the API server is away under load", func(t *testing.T) { apiServerGone(t, c, ns, chat) })
 	t.Run("TLS to the picker", func(t *testing.T) {
@@ -552,29 +548,6 @@ func followsPicks(t *testing.T, c *cluster, in, chat string) {
 	}
 	if len(targets) < 3 {
 		t.Errorf("eight conversations went to %v only", targets)
-	}
-}
-
-func streams(t *testing.T, chat string) {
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, chat, bytes.NewReader(chatBody("demo", "Tell me more.", true)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	events, last := 0, ""
-	for sc := bufio.NewScanner(resp.Body); sc.Scan(); {
-		if data, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
-			events++
-			last = data
-		}
-	}
-	if events < 8 || last != "[DONE]" {
-		t.Errorf("%d events, the last %q", events, last)
 	}
 }
 
