@@ -151,21 +151,8 @@ func checkValues(t *testing.T, args ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := run(strings.NewReader(rendered), tool("kubeconform"), "-strict", "-summary", "-output", "json",
-		"-schema-location", tools+"/schemas/{{.ResourceKind}}{{.KindSuffix}}.json", "-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var summary struct {
-		Summary struct{ Valid, Invalid, Errors, Skipped int }
-	}
-	if err := json.Unmarshal([]byte(out), &summary); err != nil {
-		t.Fatal(err)
-	}
 	objects := parse(t, rendered)
-	if s := summary.Summary; s.Valid != len(objects) || s.Invalid+s.Errors+s.Skipped > 0 {
-		t.Errorf("%d objects, kubeconform says %+v", len(objects), s)
-	}
+	conform(t, rendered, len(objects))
 	checkLaws(t, objects)
 
 	files := map[string]string{}
@@ -179,6 +166,25 @@ func checkValues(t *testing.T, args ...string) {
 	checkConfig(t, files["kvlane.yaml"])
 	if bootstrap, ok := files["envoy.yaml"]; ok {
 		checkBootstrap(t, files["kvlane.yaml"], bootstrap)
+	}
+}
+
+// conform holds a stream of so many objects against the strict schemas.
+func conform(t *testing.T, rendered string, objects int) {
+	t.Helper()
+	out, err := run(strings.NewReader(rendered), tool("kubeconform"), "-strict", "-summary", "-output", "json",
+		"-schema-location", tools+"/schemas/{{.ResourceKind}}{{.KindSuffix}}.json", "-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var summary struct {
+		Summary struct{ Valid, Invalid, Errors, Skipped int }
+	}
+	if err := json.Unmarshal([]byte(out), &summary); err != nil {
+		t.Fatal(err)
+	}
+	if s := summary.Summary; s.Valid != objects || s.Invalid+s.Errors+s.Skipped > 0 {
+		t.Errorf("%d objects, kubeconform says %+v", objects, s)
 	}
 }
 

@@ -2,23 +2,27 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* Prefix of object names, short enough for the suffixes and for the hash that a ReplicaSet adds. */ -}}
+{{- /* Prefix of object names, short enough for the suffixes and for the hash that a ReplicaSet adds. One that was shortened has
+    a hash, so that two releases differ where their names do; a release's name may have dots, a Service's may not. */ -}}
 {{- define "kvlane.fullname" -}}
-{{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
-{{- else }}
 {{- $name := include "kvlane.name" . }}
-{{- if contains $name .Release.Name }}
-{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- if .Values.fullnameOverride }}
+{{- $name = .Values.fullnameOverride }}
+{{- else if contains $name .Release.Name }}
+{{- $name = .Release.Name }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}
+{{- $name = printf "%s-%s" .Release.Name $name }}
 {{- end }}
+{{- $name = replace "." "-" $name }}
+{{- if gt (len $name) 40 }}
+{{- $name = printf "%s-%s" ($name | trunc 31 | trimSuffix "-") ($name | sha256sum | trunc 8) }}
 {{- end }}
+{{- $name }}
 {{- end }}
 
 {{- define "kvlane.selector" -}}
-app.kubernetes.io/name: {{ include "kvlane.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "kvlane.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "kvlane.labels" -}}
@@ -200,7 +204,7 @@ imagePullSecrets:
 securityContext:
   {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
 {{- with .root.Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .root.Values.nodeSelector }}
 nodeSelector:

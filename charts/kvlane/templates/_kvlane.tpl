@@ -14,7 +14,7 @@
     valueFrom: {fieldRef: {fieldPath: metadata.name}}
   - name: POD_NAMESPACE
     valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
-  {{- if dig "limits" "memory" "" .Values.resources }}
+  {{- if and (dig "limits" "memory" "" .Values.resources) (not (has "GOMEMLIMIT" (include "kvlane.envNames" . | fromYamlArray))) }}
   - name: GOMEMLIMIT # the garbage collector works harder before the kernel kills
     valueFrom: {resourceFieldRef: {resource: limits.memory}}
   {{- end }}
@@ -65,16 +65,23 @@
   - {name: key, mountPath: /etc/kvlane-key, readOnly: true}
   {{- end }}
   {{- range .Values.tokenizerVolumes }}
-  - name: {{ .name }}
-    mountPath: {{ .mountPath }}
+  - name: {{ .name | quote }}
+    mountPath: {{ .mountPath | quote }}
     readOnly: true
     {{- with .subPath }}
-    subPath: {{ . }}
+    subPath: {{ . | quote }}
     {{- end }}
   {{- end }}
   {{- with .Values.volumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end }}
+
+{{- /* Names in `env`, a list. */ -}}
+{{- define "kvlane.envNames" -}}
+{{- $names := list }}
+{{- range .Values.env }}{{ $names = append $names .name }}{{ end }}
+{{- toYaml $names }}
 {{- end }}
 
 {{- define "kvlane.probe" -}}
@@ -87,7 +94,7 @@ httpGet: {port: http-metrics, path: {{ .path }}}
 
 {{- define "kvlane.volumes" -}}
 - name: config
-  configMap: {name: {{ include "kvlane.fullname" . }}}
+  configMap: {name: {{ include "kvlane.fullname" . | quote }}}
 - name: tmp
   {{- if or .Values.warmStart.enabled (dig "index" "peers" "addresses" list .Values.config) }}
   emptyDir: {} # a copy of the index is written there before another replica gets it
@@ -100,11 +107,11 @@ httpGet: {port: http-metrics, path: {{ .path }}}
 {{- end }}
 {{- if .Values.warmStart.enabled }}
 - name: key
-  secret: {secretName: {{ .Values.warmStart.secretName }}, defaultMode: 0440, items: [{key: key, path: key}]}
+  secret: {secretName: {{ .Values.warmStart.secretName | quote }}, defaultMode: 0440, items: [{key: key, path: key}]}
 {{- end }}
 {{- if .Values.tls.secretName }}
 - name: tls
-  secret: {secretName: {{ .Values.tls.secretName }}, defaultMode: 0440}
+  secret: {secretName: {{ .Values.tls.secretName | quote }}, defaultMode: 0440}
 {{- end }}
 {{- range .Values.tokenizerVolumes }}
 - {{ omit . "mountPath" "subPath" | toYaml | nindent 2 | trim }}

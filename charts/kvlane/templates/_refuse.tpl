@@ -97,6 +97,8 @@
 {{- if and $v.provider.envoyGateway.clientTrafficPolicy (ne $namespace .Release.Namespace) }}
 {{- fail "provider.envoyGateway.clientTrafficPolicy: the Gateway is in another namespace, where the policy has to be; set it to false and put the policy there" }}
 {{- end }}
+{{- else if gt (len $v.modelServers.targetPorts) 1 }}
+{{- fail "modelServers.targetPorts: with an EnvoyFilter one; of a route to several ports Istio makes several clusters and draws one before the pick, which is then followed only by chance. Use an InferencePool" }}
 {{- else if not (or $v.provider.istio.envoyFilter.workloadSelector $v.httpRoute.inferenceGatewayName) }}
 {{- fail "provider.istio.envoyFilter.workloadSelector: required unless httpRoute.inferenceGatewayName names the gateway" }}
 {{- end }}
@@ -120,6 +122,10 @@
 {{- end }}
 {{- if ne (len $numbers) (len ($numbers | uniq)) }}
 {{- fail "ports: extProcPort, grpcHealthPort, metricsPort and, where the chart brings Envoy, proxy.port and 9901 must differ" }}
+{{- end }}
+
+{{- if regexMatch "^[0-9]" (include "kvlane.fullname" .) }}
+{{- fail (printf "release name %s: names of Services begin with a letter; set fullnameOverride" .Release.Name) }}
 {{- end }}
 
 {{- $wait := dig "routing" "wait" dict $v.config | default dict }}
@@ -206,6 +212,21 @@
 {{- end }}
 {{- end }}
 
+{{- $annotations := list "kubectl.kubernetes.io/default-container" "checksum/config" "checksum/envoy" }}
+{{- range $key, $_ := $v.podAnnotations }}
+{{- if has $key $annotations }}{{ fail (printf "podAnnotations: the annotation %s is set already" $key) }}{{ end }}
+{{- end }}
+{{- $names := list "POD_NAME" "POD_NAMESPACE" }}
+{{- range $v.env }}
+{{- if has .name $names }}{{ fail (printf "env: %s is set already" .name) }}{{ end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- $names = list "config" "tmp" "socket" "key" "tls" "envoy" }}
+{{- range concat $v.tokenizerVolumes $v.volumes }}
+{{- if has .name $names }}{{ fail (printf "volumes, tokenizerVolumes: the name %s is taken" .name) }}{{ end }}
+{{- $names = append $names .name }}
+{{- end }}
+
 {{- $mounts := list }}
 {{- range $v.tokenizerVolumes }}
 {{- $sources := list }}
@@ -216,8 +237,9 @@
 {{- $mounts = append $mounts .mountPath }}
 {{- end }}
 {{- range $v.volumeMounts }}{{ $mounts = append $mounts .mountPath }}{{ end }}
-{{- if ne (len $mounts) (len ($mounts | uniq)) }}
-{{- fail "tokenizerVolumes and volumeMounts: a mountPath is used twice" }}
+{{- $all := concat $mounts (list "/etc/kvlane" "/tmp" "/run/kvlane" "/etc/kvlane-tls" "/etc/kvlane-key") }}
+{{- if ne (len $all) (len ($all | uniq)) }}
+{{- fail "tokenizerVolumes and volumeMounts: a mountPath is used twice, or is the chart's own" }}
 {{- end }}
 {{- range $model := $v.models }}
 {{- if not $model.name }}{{ fail "models: each needs a name" }}{{ end }}

@@ -1,0 +1,298 @@
+package chart
+
+import (
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+)
+
+// shapes are values with which each value of the chart matters somewhere.
+var shapes = map[string][]string{
+	"gateway": {`httpRoute={"create": true, "inferenceGatewayName": "g"}`},
+	"operation": {`networkPolicy.enabled=true`, `autoscaling.enabled=true`, `monitoring={"prometheus": {"enabled": true}, "rules": {"enabled": true}, "dashboard": {"enabled": true}}`,
+		`warmStart={"enabled": true, "secretName": "s"}`, `tls.secretName="t"`, `rbac.create=true`},
+	"ranks":       {`modelServers.targetPorts=[{"number": 8000}, {"number": 8001}]`},
+	"istio":       {`provider.name="istio"`},
+	"envoyfilter": {`provider={"name": "istio", "istio": {"envoyFilter": {"enabled": true}}}`, `httpRoute.inferenceGatewayName="g"`},
+	"eg":          {`provider.name="envoy-gateway"`, `httpRoute={"create": true, "inferenceGatewayName": "g"}`},
+	"duplex":      {`provider={"name": "envoy-gateway", "envoyGateway": {"failOpen": false}}`, `httpRoute={"create": true, "inferenceGatewayName": "g"}`},
+	"sidecar":     {`mode="sidecar"`},
+	"standalone":  {`mode="standalone"`},
+	"nobudget":    {`podDisruptionBudget={"maxUnavailable": null, "minAvailable": 1}`},
+	"named":       {`inferencePool.name="mine"`},
+}
+
+// uses has for every value of values.yaml a shape and another value, of which
+// something has to follow.
+var uses = `
+mode                                                  gateway      "standalone"
+nameOverride                                          gateway      "other"
+fullnameOverride                                      gateway      "other"
+commonLabels                                          gateway      {"team": "x"}
+clusterDomain                                         standalone   "cluster.test"
+replicas                                              gateway      3
+image.registry                                        gateway      "r.test"
+image.repository                                      gateway      "other/kvlane"
+image.tag                                             gateway      "v9"
+image.digest                                          gateway      "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+image.pullPolicy                                      gateway      "Always"
+imagePullSecrets                                      standalone   [{"name": "s"}]
+extraArgs                                             gateway      ["--x"]
+env                                                   gateway      [{"name": "GOMEMLIMIT", "value": "1GiB"}]
+resources.requests.cpu                                gateway      "3"
+resources.requests.memory                             gateway      "3Gi"
+resources.limits.memory                               gateway      "9Gi"
+podLabels                                             gateway      {"a": "b"}
+podAnnotations                                        gateway      {"a": "b"}
+podSecurityContext.runAsNonRoot                       gateway      false
+podSecurityContext.runAsUser                          gateway      1000
+podSecurityContext.runAsGroup                         gateway      1000
+podSecurityContext.fsGroup                            gateway      1000
+podSecurityContext.fsGroupChangePolicy                gateway      "Always"
+podSecurityContext.seccompProfile.type                gateway      "Unconfined"
+securityContext.allowPrivilegeEscalation              gateway      true
+securityContext.readOnlyRootFilesystem                gateway      false
+securityContext.privileged                            gateway      true
+securityContext.runAsNonRoot                          gateway      false
+securityContext.capabilities.drop                     gateway      []
+nodeSelector                                          gateway      {"a": "b"}
+tolerations                                           gateway      [{"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}]
+affinity                                              gateway      {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}]}}}
+topologySpreadConstraints                             gateway      [{"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}]
+priorityClassName                                     gateway      "high"
+readinessGates                                        gateway      [{"conditionType": "a.test/b"}]
+volumes                                               gateway      [{"name": "v", "emptyDir": {}}]
+volumeMounts                                          gateway      [{"name": "tmp", "mountPath": "/v"}]
+extraContainerPorts                                   gateway      [{"name": "extra", "containerPort": 7000}]
+strategy.type                                         gateway      "Recreate"
+strategy.maxSurge                                     gateway      "25%"
+strategy.maxUnavailable                               gateway      "25%"
+minReadySeconds                                       gateway      9
+revisionHistoryLimit                                  gateway      9
+drainSeconds                                          gateway      99
+drainQuietSeconds                                     gateway      9
+terminationGracePeriodSeconds                         gateway      900
+extProcPort                                           gateway      9902
+grpcHealthPort                                        gateway      9903
+metricsPort                                           gateway      9990
+service.type                                          gateway      "LoadBalancer"
+service.annotations                                   gateway      {"a": "b"}
+service.port                                          sidecar      8088
+service.trafficDistribution                           gateway      "PreferSameZone"
+tls.secretName                                        gateway      "t"
+probes.type                                           gateway      "http"
+probes.readinessPeriodSeconds                         standalone   9
+probes.livenessPeriodSeconds                          standalone   9
+probes.startupSeconds                                 gateway      9
+modelServers.matchLabels                              gateway      {"a": "b"}
+modelServers.targetPorts                              gateway      [{"number": 8009}]
+modelServers.type                                     gateway      "sglang"
+modelServers.protocol                                 gateway      "h2c"
+modelServers.namespace                                sidecar      "models"
+modelServers.ranks                                    gateway      4
+modelServers.rankPerPort                              ranks        true
+modelServers.kvEvents.endpoint                        gateway      "tcp://$ip:5557"
+modelServers.kvEvents.replay                          gateway      "tcp://$ip:5558"
+modelServers.kvEvents.topic                           gateway      "kv"
+modelServers.neverAsk                                 gateway      true
+modelServers.roleLabels                               gateway      ["role"]
+modelServers.worker                                   gateway      {"block_size": 32}
+modelServers.service.create                           gateway      true
+modelServers.service.name                             eg           "mine"
+models                                                gateway      [{"name": "m", "tokenizer": "builtin:qwen3"}]
+tokenizerVolumes                                      gateway      [{"name": "2024", "mountPath": "/t", "subPath": "2024", "configMap": {"name": "c"}}]
+config                                                gateway      {"log": {"level": "debug"}}
+warmStart.enabled                                     operation    false
+warmStart.secretName                                  operation    "other"
+warmStart.timeoutSeconds                              operation    9
+warmStart.serverName                                  operation    "kvlane.test"
+maxBodyBytes                                          gateway      1048576
+messageTimeout                                        gateway      "99s"
+inferencePool.create                                  named        true
+inferencePool.name                                    gateway      "mine"
+inferencePool.failureMode                             gateway      "FailClose"
+inferencePool.extraPools                              istio        ["b", "c.d"]
+httpRoute.create                                      gateway      false
+httpRoute.inferenceGatewayName                        gateway      "other"
+httpRoute.inferenceGatewayNamespace                   gateway      "other"
+httpRoute.sectionName                                 gateway      "https"
+httpRoute.hostnames                                   gateway      ["a.test", "*.b.test"]
+httpRoute.pathPrefixes                                gateway      ["/v1", "/v2"]
+httpRoute.requestTimeout                              eg           "9s"
+provider.name                                         gateway      "istio"
+provider.istio.destinationRule.enabled                istio        false
+provider.istio.destinationRule.tls                    istio        true
+provider.istio.envoyFilter.enabled                    envoyfilter  false
+provider.istio.envoyFilter.firstToken                 envoyfilter  false
+provider.istio.envoyFilter.workloadSelector           envoyfilter  {"a": "b"}
+provider.envoyGateway.requestBody                     duplex       "FullDuplexStreamed"
+provider.envoyGateway.failOpen                        eg           false
+provider.envoyGateway.firstToken                      eg           false
+provider.envoyGateway.clientTrafficPolicy             eg           false
+proxy.image.registry                                  sidecar      "r.test"
+proxy.image.repository                                sidecar      "other/envoy"
+proxy.image.tag                                       sidecar      "v9"
+proxy.image.digest                                    sidecar      "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+proxy.image.pullPolicy                                sidecar      "Always"
+proxy.replicas                                        standalone   3
+proxy.concurrency                                     sidecar      0
+proxy.port                                            sidecar      8088
+proxy.failOpen                                        sidecar      false
+proxy.firstToken                                      sidecar      true
+proxy.accessLog                                       sidecar      false
+proxy.requestBody                                     sidecar      "STREAMED"
+proxy.responseBody                                    sidecar      "STREAMED"
+proxy.drainSeconds                                    sidecar      99
+proxy.extraArgs                                       sidecar      ["--x"]
+proxy.resources.requests.cpu                          sidecar      "3"
+proxy.resources.requests.memory                       sidecar      "3Gi"
+proxy.resources.limits.memory                         sidecar      "9Gi"
+serviceAccount.create                                 gateway      false
+serviceAccount.name                                   gateway      "mine"
+serviceAccount.annotations                            gateway      {"a": "b"}
+rbac.create                                           gateway      false
+networkPolicy.enabled                                 gateway      true
+networkPolicy.ingressFrom                             operation    [{"podSelector": {}}]
+networkPolicy.metricsFrom                             operation    [{"podSelector": {}}]
+networkPolicy.apiServerPorts                          operation    [8443]
+networkPolicy.apiServerTo                             operation    [{"ipBlock": {"cidr": "10.0.0.1/32"}}]
+networkPolicy.dnsTo                                   operation    [{"namespaceSelector": {}}]
+networkPolicy.extraEgress                             operation    [{"ports": [{"port": 4317}]}]
+podDisruptionBudget.enabled                           gateway      false
+podDisruptionBudget.minAvailable                      nobudget     "50%"
+podDisruptionBudget.maxUnavailable                    gateway      "30%"
+autoscaling.enabled                                   gateway      true
+autoscaling.minReplicas                               operation    3
+autoscaling.maxReplicas                               operation    9
+autoscaling.targetCPUUtilizationPercentage            operation    50
+autoscaling.targetStreamsPerPod                       operation    400
+autoscaling.metrics                                   operation    [{"type": "External", "external": {"metric": {"name": "m"}, "target": {"type": "Value", "value": "3"}}}]
+autoscaling.behavior.scaleDown.stabilizationWindowSeconds  operation  60
+autoscaling.behavior.scaleDown.policies               operation    [{"type": "Percent", "value": 10, "periodSeconds": 60}]
+monitoring.interval                                   operation    "30s"
+monitoring.prometheus.enabled                         operation    false
+monitoring.prometheus.kind                            operation    "ServiceMonitor"
+monitoring.prometheus.extraLabels                     operation    {"a": "b"}
+monitoring.prometheus.metricRelabelings               operation    [{"action": "drop", "regex": "go_.*", "sourceLabels": ["__name__"]}]
+monitoring.rules.enabled                              operation    false
+monitoring.rules.labels                               operation    {"a": "b"}
+monitoring.rules.decisionSeconds                      operation    1
+monitoring.rules.degradedShare                        operation    0.5
+monitoring.rules.rejectedShare                        operation    0.5
+monitoring.rules.extra                                operation    [{"alert": "Mine", "expr": "vector(1)"}]
+monitoring.dashboard.enabled                          operation    false
+monitoring.dashboard.labels.grafana_dashboard         operation    "2"
+monitoring.dashboard.annotations                      operation    {"folder": "x"}
+`
+
+// leaves are the paths of values that are no maps with further ones.
+func leaves(v any, path string) (all []string) {
+	m, ok := v.(map[string]any)
+	if !ok || len(m) == 0 {
+		return []string{path}
+	}
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		all = append(all, leaves(m[k], strings.TrimPrefix(path+"."+k, "."))...)
+	}
+	return all
+}
+
+// Of every value something follows, that Kubernetes knows.
+func TestEveryValueIsUsed(t *testing.T) {
+	args := func(shape string) []string {
+		all := []string{"--set", "modelServers.matchLabels.app=models"}
+		for _, v := range shapes[shape] {
+			all = append(all, "--set-json", v)
+		}
+		return all
+	}
+	plain := map[string]string{}
+	for shape := range shapes {
+		var err error
+		if plain[shape], err = render(args(shape)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var all strings.Builder
+	used := []string{}
+	for line := range strings.Lines(strings.TrimSpace(uses)) {
+		f := regexp.MustCompile(`^(\S+) +(\S+) +(.+)\n?$`).FindStringSubmatch(line)
+		path, shape, value := f[1], f[2], f[3]
+		used = append(used, path)
+		rendered, err := render(append(args(shape), "--set-json", path+"="+value)...)
+		switch {
+		case err != nil:
+			t.Errorf("%s = %s: %v", path, value, err)
+		case rendered == plain[shape]:
+			t.Errorf("of %s = %s nothing follows (shape %s)", path, value, shape)
+		}
+		all.WriteString(rendered)
+	}
+	conform(t, all.String(), len(parse(t, all.String())))
+
+	file, err := os.ReadFile(chart + "/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := yaml.Unmarshal(file, &values); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(used)
+	if there := leaves(values, ""); !slices.Equal(slices.Sorted(slices.Values(there)), used) {
+		for _, v := range there {
+			if !slices.Contains(used, v) {
+				t.Errorf("%s is not tried", v)
+			}
+		}
+		for _, v := range used {
+			if !slices.Contains(there, v) {
+				t.Errorf("%s is no value", v)
+			}
+		}
+	}
+}
+
+var serviceName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// Names of releases and namespaces may be long, have dots, and read as numbers or
+// truths in YAML.
+func TestOddNames(t *testing.T) {
+	const long = "inference-platform-production-eu-west-1-models-team-a"
+	var all strings.Builder
+	objects, first := 0, map[string]string{}
+	for _, c := range []struct{ release, namespace string }{{"on", "no"}, {"kvlane", "123"}, {"v1.0", "llm"}, {long, "llm"}, {long[:len(long)-1] + "b", "llm"}} {
+		for shape, values := range shapes {
+			args := []string{"template", c.release, chart, "--namespace", c.namespace, "--kube-version", kubeVersion, "--set", "modelServers.matchLabels.app=models"}
+			for _, v := range values {
+				args = append(args, "--set-json", v)
+			}
+			rendered, err := run(nil, tool("helm"), args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all.WriteString(rendered)
+			for _, o := range parse(t, rendered) {
+				objects++
+				name := text(o, "metadata", "name")
+				if !serviceName.MatchString(name) {
+					t.Errorf("release %s, %s: name of %s", c.release, shape, o)
+				}
+				if text(o, "metadata", "namespace") != c.namespace || text(o, "metadata", "labels", "app.kubernetes.io/instance") != c.release {
+					t.Errorf("%s of release %s in %s: metadata are %v", o, c.release, c.namespace, at(o, "metadata"))
+				}
+				who := c.release + " in " + c.namespace
+				if other, taken := first[c.namespace+"/"+o.String()]; taken && other != who {
+					t.Errorf("%s is of both %s and %s", o, other, who)
+				}
+				first[c.namespace+"/"+o.String()] = who
+			}
+		}
+	}
+	conform(t, all.String(), objects)
+}
