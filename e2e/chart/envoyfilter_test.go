@@ -33,11 +33,12 @@ func TestEnvoyFilter(t *testing.T) {
 	filters := list(manager, "http_filters")
 	router := filters[len(filters)-1]
 	route := at(manager, "route_config", "virtual_hosts", 0, "routes", 0).(map[string]any)
-	var models map[string]any
+	var models, picker map[string]any
 	for _, c := range list(bootstrap, "static_resources", "clusters") {
 		switch text(c, "name") {
 		case "kvlane": // as Istio calls the Service's cluster
-			c.(map[string]any)["name"] = "outbound|9002||kvlane.llm.svc.cluster.local"
+			picker = c.(map[string]any)
+			picker["name"] = "outbound|9002||kvlane.llm.svc.cluster.local"
 		case "model_servers":
 			models = c.(map[string]any)
 		}
@@ -63,13 +64,14 @@ func TestEnvoyFilter(t *testing.T) {
 			case "HTTP_ROUTE":
 				maps.Copy(route, value)
 			case "CLUSTER":
-				maps.Copy(models, value)
+				cluster := map[string]map[string]any{"kvlane.llm.svc.cluster.local": picker, "kvlane-models.llm.svc.cluster.local": models}[text(p, "match", "cluster", "service")]
+				maps.Copy(cluster, value)
 			default:
 				t.Errorf("%s is more than this test understands", kind)
 			}
 		}
 	}
-	if want := map[string]int{"HTTP_FILTER": 3, "NETWORK_FILTER": 1, "HTTP_ROUTE": 1, "CLUSTER": 1}; !maps.Equal(applied, want) {
+	if want := map[string]int{"HTTP_FILTER": 3, "NETWORK_FILTER": 1, "HTTP_ROUTE": 1, "CLUSTER": 2}; !maps.Equal(applied, want) {
 		t.Errorf("patches are %v, want %v", applied, want)
 	}
 	manager["http_filters"] = slices.Concat(patched, []any{router})

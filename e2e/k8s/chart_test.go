@@ -152,6 +152,7 @@ func chartFilter(t *testing.T, c *cluster) {
 	streams(t, c, r.in, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, r.in, chat)
+	replicasDecide(t, c, r.in, chat)
 	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart-filter.svc.cluster.local", `"max_requests": 65535`, true)
 	// As with the chart's own Envoy: a Kvlane that drains does not wait for the answer.
 	steadily(t, chat, false, func() { r.upgradeAndBack(t, "replicas=3", "config.log.level=debug") })

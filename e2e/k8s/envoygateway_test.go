@@ -95,7 +95,7 @@ func TestEnvoyGateway(t *testing.T) {
 	t.Run("buffered", func(t *testing.T) { behindEnvoyGateway(t, c, ns, chat) })
 	t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
 	t.Run("first token and end are seen", func(t *testing.T) { phases(t, c, chat) })
-	t.Run("with two replicas first tokens are seen or counted as missed", func(t *testing.T) { missedPhases(t, c, chat) })
+	t.Run("with two replicas first tokens are seen or counted as missed", func(t *testing.T) { c.firstTokens(t, ns, chat, 16) })
 	t.Run("engines are replaced under load", func(t *testing.T) { replaces(t, c, "llm", chat) })
 	t.Run("scale up and down under load", func(t *testing.T) { scalesEngines(t, c, chat) })
 	t.Run("a further Kvlane is warm when it is ready", func(t *testing.T) { warmsUp(t, c, ns, chat) })
@@ -302,25 +302,47 @@ func phases(t *testing.T, c *cluster, chat string) {
 	c.nothingBooked(t, ns)
 }
 
-// missedPhases has two replicas: an observing stream that comes to the one that did
-// not decide the request is counted there, and the reservation ends with the answer.
-func missedPhases(t *testing.T, c *cluster, chat string) {
-	const seen, missed, sent = "kvlane_first_token_seconds_count", `kvlane_extproc_failures_total`, 16
-	seenBefore, missedBefore := c.metric(t, ns, seen), c.metric(t, ns, missed)
+// firstTokens sends streamed requests where Kvlane has two replicas, and returns how
+// many first tokens came to the replica that decided the request, and how many to
+// the other one, which counts them. Their reservations end with the answers.
+func (c *cluster) firstTokens(t *testing.T, in, chat string, sent int) (seen, missed float64) {
+	t.Helper()
+	const observed, unknown = "kvlane_first_token_seconds_count", `kvlane_extproc_failures_total`
+	observedBefore, unknownBefore := c.metric(t, in, observed), c.metric(t, in, unknown)
 	for i := range sent {
-		if r, err := post(t.Context(), chat, chatBody("demo", essay(fmt.Sprint("missed ", i), 30), true)); err != nil || r.status != http.StatusOK {
+		if r, err := post(t.Context(), chat, chatBody("demo", essay(fmt.Sprint("first token ", i), 30), true)); err != nil || r.status != http.StatusOK {
 			t.Fatalf("%d %v", r.status, err)
 		}
 	}
 	eventually(t, reasonable, "each observation in an account", func() error {
-		s, m := c.metric(t, ns, seen)-seenBefore, c.metric(t, ns, missed)-missedBefore
-		if s+m < sent {
-			return fmt.Errorf("%v seen, %v missed", s, m)
+		seen, missed = c.metric(t, in, observed)-observedBefore, c.metric(t, in, unknown)-unknownBefore
+		if seen+missed < float64(sent) {
+			return fmt.Errorf("%v seen, %v missed", seen, missed)
 		}
-		t.Logf("of %d first tokens %v were seen, %v missed", sent, s, m)
 		return nil
 	})
-	c.nothingBooked(t, ns)
+	t.Logf("of %d first tokens %v were seen, %v missed", sent, seen, missed)
+	c.nothingBooked(t, in)
+	return seen, missed
+}
+
+// replicasDecide wants the requests to a gateway shared between the replicas, and
+// each one's first token seen where it was decided.
+func replicasDecide(t *testing.T, c *cluster, in, chat string) {
+	t.Helper()
+	before := c.decided(t, in)
+	if _, missed := c.firstTokens(t, in, chat, 32); missed > 0 {
+		t.Errorf("%v first tokens came to another replica than the request", missed)
+	}
+	after := c.decided(t, in)
+	if len(after) < 2 {
+		t.Fatalf("replicas %v", after)
+	}
+	for pod, n := range after {
+		if n == before[pod] {
+			t.Errorf("%s decided nothing", pod)
+		}
+	}
 }
 
 // nothingBooked waits until no replica holds a reservation.
@@ -334,27 +356,44 @@ func (c *cluster) nothingBooked(t *testing.T, in string) {
 	})
 }
 
+// decided is how many requests each of Kvlane's pods in a namespace decided.
+func (c *cluster) decided(t *testing.T, in string) map[string]float64 {
+	t.Helper()
+	all := map[string]float64{}
+	for _, s := range c.node.pickers(in) {
+		all[s.pod.Metadata.Name] = s.metric(t, "kvlane_requests_total")
+	}
+	return all
+}
+
 // metric sums a metric over all of Kvlane's pods in a namespace.
 func (c *cluster) metric(t *testing.T, in, name string) float64 {
 	t.Helper()
 	sum := 0.0
 	for _, s := range c.node.pickers(in) {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.ip+":9090/metrics", http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(r.body)) {
-			if rest, ok := strings.CutPrefix(line, name); ok && (rest[0] == '{' || rest[0] == ' ') {
-				var v float64
-				if _, err := fmt.Sscan(rest[strings.LastIndexByte(rest, ' ')+1:], &v); err != nil {
-					t.Fatal(err)
-				}
-				sum += v
+		sum += s.metric(t, name)
+	}
+	return sum
+}
+
+// metric sums a metric of a pod of Kvlane over its labels.
+func (s *sandbox) metric(t *testing.T, name string) (sum float64) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.ip+":9090/metrics", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(r.body)) {
+		if rest, ok := strings.CutPrefix(line, name); ok && (rest[0] == '{' || rest[0] == ' ') {
+			var v float64
+			if _, err := fmt.Sscan(rest[strings.LastIndexByte(rest, ' ')+1:], &v); err != nil {
+				t.Fatal(err)
 			}
+			sum += v
 		}
 	}
 	return sum

@@ -330,6 +330,7 @@ func envoyFilter(t *testing.T, c *cluster) {
 	streams(t, c, in, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, in, chat)
+	replicasDecide(t, c, in, chat)
 	// Kvlane may go: the answer comes from a worker that Envoy chose.
 	for _, s := range c.node.sandboxes(in, map[string]string{"app": "kvlane"}) {
 		s.kill()
