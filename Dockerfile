@@ -3,13 +3,14 @@
 #
 #   docker buildx build --platform linux/amd64,linux/arm64 --build-arg VERSION=v0.1.0 --tag kvlane .
 #
-# The same source, VERSION and Go make the same binary and bill of materials, byte for byte. The base images are named by tag,
-# because the tests have no registry in which a digest could be checked; who needs the image itself to be reproducible pins them:
+# The same source, VERSION and Go make the same binary and bill of materials, byte for byte. The image that builds is pinned by
+# the digest that Docker's own list has for its tag (github.com/docker-library/repo-info, repos/golang/remote/1.26.8-bookworm.md).
+# No such list is published for the base, and the tests have no registry to ask: it is named by tag, and thereby gets new
+# certificates. Who needs the image itself to be reproducible pins it too:
 #
-#   digest() { docker buildx imagetools inspect "$1" --format '{{.Manifest.Digest}}'; }
-#   --build-arg GO_IMAGE=golang@$(digest golang:1.26.8-bookworm)
-#   --build-arg BASE_IMAGE=gcr.io/distroless/static-debian12@$(digest gcr.io/distroless/static-debian12:nonroot)
-ARG GO_IMAGE=golang:1.26.8-bookworm
+#   --build-arg BASE_IMAGE=gcr.io/distroless/static-debian12@$(docker buildx imagetools inspect \
+#     gcr.io/distroless/static-debian12:nonroot --format '{{.Manifest.Digest}}')
+ARG GO_IMAGE=golang:1.26.8-bookworm@sha256:f4191582e1522dfc5980a6bdc0309a756f9697f3e7d0f199c7e26fc82ab324fd
 ARG BASE_IMAGE=gcr.io/distroless/static-debian12:nonroot
 
 # Runs on the machine that builds and cross-compiles, so that other architectures need no emulation.

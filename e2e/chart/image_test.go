@@ -249,9 +249,9 @@ func TestImageStage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	language := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(string(mod))[1]
-	if !strings.HasPrefix(globals["GO_IMAGE"], "golang:"+language+".") {
-		t.Errorf("the image builds with %s, go.mod says %s", globals["GO_IMAGE"], language)
+	language := regexp.MustCompile(`(?m)^go (\d+\.\d+(\.\d+)?)`).FindStringSubmatch(string(mod))[1]
+	if pinned := regexp.MustCompile(`^golang:` + regexp.QuoteMeta(language) + `(\.\d+)?-bookworm@sha256:[0-9a-f]{64}$`); !pinned.MatchString(globals["GO_IMAGE"]) {
+		t.Errorf("the image builds with %s: not pinned, or not the Go %s of go.mod", globals["GO_IMAGE"], language)
 	}
 	if !strings.HasPrefix(globals["BASE_IMAGE"], "gcr.io/distroless/static-") || !strings.HasSuffix(globals["BASE_IMAGE"], ":nonroot") {
 		t.Errorf("the image is %s", globals["BASE_IMAGE"])
