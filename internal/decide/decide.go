@@ -471,7 +471,7 @@ func (j *job) result(ctx context.Context, req *prompt.Request) (model.Result, er
 	why := j.served.unfit()
 	if why == nil {
 		j.own = true
-		return j.served.Model.PromptInto(j.s.ids, req, j.served.Engine)
+		return j.served.Model.PromptInto(ctx, j.s.ids, req, j.served.Engine)
 	}
 	if j.served.Remote == nil {
 		return model.Result{}, why

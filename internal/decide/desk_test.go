@@ -2,9 +2,13 @@ package decide
 
 import (
 	"context"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/models"
 )
 
 // fickle is the context of a client that goes away after some looks at it.
@@ -81,6 +85,29 @@ func TestADeadRequestWaitsForNoDesk(t *testing.T) {
 	}
 	for range cap(b.desks) {
 		<-b.desks
+	}
+	b.untouched()
+}
+
+// A client that leaves while its prompt is tokenized is answered as one that left, and
+// its prompt is not tokenized to the end.
+func TestAClientLeavesDuringItsTokens(t *testing.T) {
+	ctx, leave := context.WithCancel(t.Context())
+	files, err := models.Open("builtin:qwen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := model.Load(files, model.Options{Names: []string{"demo"}, Now: func() time.Time { leave(); return time.Now() }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, "", worker("a", 0))
+	b.models["demo"].Model = m
+	r := b.request("/v1/chat/completions", `{"model":"demo","messages":[{"role":"user","content":"`+strings.Repeat("sea ", 1<<18)+`"}]}`)
+	d := b.Decide(ctx, r)
+	e := b.journal.find(r.ID)
+	if !isGone(d) || e == nil || e.Refusal != errClientGone.Error() || e.PromptTokens != 0 {
+		t.Errorf("%+v, journal %+v", d.Reject, e)
 	}
 	b.untouched()
 }

@@ -131,7 +131,7 @@ func BenchmarkRender(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				start := processTime()
-				if out, err = m.render(out[:0], p, VLLM); err != nil {
+				if out, err = m.render(b.Context(), out[:0], p, VLLM); err != nil {
 					b.Fatal(err)
 				}
 				best = min(best, processTime()-start)

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -40,14 +41,15 @@ type Result struct {
 // What a body's result has in common with earlier ones is not computed again; a request from a prompt.Memo has its whole
 // result kept.
 func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
-	return m.PromptInto(nil, req, engine)
+	return m.PromptInto(context.Background(), nil, req, engine)
 }
 
 // PromptInto is Prompt and puts the ids into dst's memory, unless they are kept for later or come from the request: the
-// result's IDs are then valid until dst is used again.
-func (m *Model) PromptInto(dst []uint32, req *prompt.Request, engine Engine) (Result, error) {
+// result's IDs are then valid until dst is used again. Rendering and tokenizing end soon
+// after ctx does, with its error; whether the engine would refuse the request is found out before.
+func (m *Model) PromptInto(ctx context.Context, dst []uint32, req *prompt.Request, engine Engine) (Result, error) {
 	if m.memo == nil || !req.Kept() {
-		return m.compute(dst[:0], req, engine, false)
+		return m.compute(ctx, dst[:0], req, engine, false)
 	}
 	key := resultKey{m, engine}
 	if v, ok := req.Attached(key); ok {
@@ -55,7 +57,7 @@ func (m *Model) PromptInto(dst []uint32, req *prompt.Request, engine Engine) (Re
 			return *res, nil
 		}
 	}
-	res, err := m.compute(nil, req, engine, false)
+	res, err := m.compute(ctx, nil, req, engine, false)
 	if err == nil && !res.dated {
 		kept := res
 		kept.Prefix = tokenizer.Prefix{} // it would hold what the cache wants to forget
@@ -66,10 +68,10 @@ func (m *Model) PromptInto(dst []uint32, req *prompt.Request, engine Engine) (Re
 
 // RenderPrompt is Prompt with the text.
 func (m *Model) RenderPrompt(req *prompt.Request, engine Engine) (Result, error) {
-	return m.compute(nil, req, engine, true)
+	return m.compute(context.Background(), nil, req, engine, true)
 }
 
-func (m *Model) compute(dst []uint32, req *prompt.Request, engine Engine, withText bool) (Result, error) {
+func (m *Model) compute(ctx context.Context, dst []uint32, req *prompt.Request, engine Engine, withText bool) (Result, error) {
 	res := Result{Prompts: 1, scratch: dst}
 	if req.Form == prompt.FormTexts || req.Form == prompt.FormIDLists {
 		res.Prompts = max(req.Count, 1)
@@ -83,7 +85,10 @@ func (m *Model) compute(dst []uint32, req *prompt.Request, engine Engine, withTe
 	res.Partial = p.partial
 	if p.haveIDs {
 		res.IDs = p.ids
-	} else if err := m.encode(&res, p, engine, withText); err != nil {
+	} else if err := m.encode(ctx, &res, p, engine, withText); err != nil {
+		if ctx.Err() != nil {
+			return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
+		}
 		return res, err
 	}
 	if p.keep > 0 && len(res.IDs) > p.keep && res.Partial == "" {
@@ -268,7 +273,7 @@ var texts = sync.Pool{New: func() any { return new([]byte) }}
 const pooledText = 4 << 20
 
 // encode renders and tokenizes.
-func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error {
+func (m *Model) encode(ctx context.Context, res *Result, p *plan, engine Engine, withText bool) error {
 	if p.template == nil && p.partial != "" {
 		return nil
 	}
@@ -280,7 +285,7 @@ func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error
 				texts.Put(buf)
 			}
 		}()
-		rendered, err := m.render((*buf)[:0], p, engine)
+		rendered, err := m.render(ctx, (*buf)[:0], p, engine)
 		if err != nil {
 			return err
 		}
@@ -297,7 +302,7 @@ func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error
 		res.Text = strings.Clone(text)
 	}
 	res.dated = p.dated
-	ids, err := m.ids(res, text, p.addSpecial)
+	ids, err := m.ids(ctx, res, text, p.addSpecial)
 	if err != nil {
 		return textError(err)
 	}
@@ -306,7 +311,7 @@ func (m *Model) encode(res *Result, p *plan, engine Engine, withText bool) error
 	}
 	res.IDs = ids
 	if p.suffix != "" && !p.media {
-		return m.continueWith(res, p.suffix, withText)
+		return m.continueWith(ctx, res, p.suffix, withText)
 	}
 	return nil
 }
@@ -321,8 +326,8 @@ func textError(err error) error {
 }
 
 // continueWith puts the text that SGLang tokenizes apart behind the prompt, without the BOS that the tokenizer may add.
-func (m *Model) continueWith(res *Result, suffix string, withText bool) error {
-	more, err := m.tok.Encode(nil, suffix, true)
+func (m *Model) continueWith(ctx context.Context, res *Result, suffix string, withText bool) error {
+	more, err := m.tok.EncodeUntil(ctx.Done(), nil, suffix, true)
 	if err != nil {
 		return textError(err)
 	}
@@ -339,17 +344,17 @@ func (m *Model) continueWith(res *Result, suffix string, withText bool) error {
 }
 
 // ids tokenizes, with what is remembered of earlier turns.
-func (m *Model) ids(res *Result, text string, addSpecial bool) (ids []uint32, err error) {
+func (m *Model) ids(ctx context.Context, res *Result, text string, addSpecial bool) (ids []uint32, err error) {
 	if m.memo == nil {
-		return m.tok.Encode(res.scratch, text, addSpecial)
+		return m.tok.EncodeUntil(ctx.Done(), res.scratch, text, addSpecial)
 	}
-	ids, res.Prefix, err = m.memo.prompts.Encode(res.scratch, text, addSpecial)
+	ids, res.Prefix, err = m.memo.prompts.EncodeUntil(ctx.Done(), res.scratch, text, addSpecial)
 	return ids, err
 }
 
-func (m *Model) render(dst []byte, p *plan, engine Engine) ([]byte, error) {
+func (m *Model) render(ctx context.Context, dst []byte, p *plan, engine Engine) ([]byte, error) {
 	env := jinja.RequestEnv(p.size)
-	env.Now = m.options.Now()
+	env.Now, env.Stop = m.options.Now(), ctx.Done()
 	if p.brought {
 		release, err := reserve(2 * int64(env.MaxMemory)) // live values and dead ones
 		if err != nil {

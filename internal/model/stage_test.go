@@ -20,7 +20,7 @@ func BenchmarkStages(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	rendered, err := m.render(nil, p, VLLM)
+	rendered, err := m.render(b.Context(), nil, p, VLLM)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func BenchmarkStages(b *testing.B) {
 		b.ReportAllocs()
 		var res Result
 		for b.Loop() {
-			if _, err := warm.ids(&res, text, false); err != nil {
+			if _, err := warm.ids(b.Context(), &res, text, false); err != nil {
 				b.Fatal(err)
 			}
 		}

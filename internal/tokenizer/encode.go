@@ -6,14 +6,14 @@ import (
 )
 
 // encode appends the ids of text[from:], from being 0 or the end of a hard cut.
-// The error is that of a pattern to which the text is too much work.
+// The error is that of a pattern to which the text is too much work, or ErrStopped.
 func (w *worker) encode(dst []uint32, text string, from int) ([]uint32, error) {
 	w.match.allow(len(text))
 	find := search{set: w.t.raw, s: text, pos: from, cut: from}
 	at := from
 	for {
 		hit, ok := find.next()
-		if !ok {
+		if !ok || w.watch.over(hit.to-at) {
 			break
 		}
 		if at < hit.from {
@@ -23,8 +23,11 @@ func (w *worker) encode(dst []uint32, text string, from int) ([]uint32, error) {
 		at = hit.to
 		w.record(hit, at, len(dst))
 	}
-	if at < len(text) {
+	if at < len(text) && !w.watch.stopped {
 		dst = w.stretch(dst, text[at:], at)
+	}
+	if w.watch.stopped {
+		return dst, ErrStopped
 	}
 	if w.match.exceeded {
 		return dst, fmt.Errorf("%w: the split pattern takes too long", ErrLimit)
@@ -49,7 +52,7 @@ func (w *worker) stretch(dst []uint32, s string, base int) []uint32 {
 	}
 	first := base == 0
 	if w.t.nfc && composeAt(s, 0) < len(s) {
-		w.nfc = appendNFC(w.nfc[:0], s)
+		w.nfc = appendNFC(w.nfc[:0], s, &w.watch)
 		s = stringOf(w.nfc)
 	}
 	if len(w.t.normal.starts) == 0 {

@@ -49,13 +49,16 @@ func (m *literalBPE) word(w *worker, dst []uint32, word string) []uint32 {
 		}
 	}
 	if len(b) > hugeWord {
-		huge.Lock()
-		defer huge.Unlock()
+		if !huge.take(w.watch.stop) {
+			w.watch.look()
+			return dst
+		}
+		defer huge.give()
 		w.merge.parts = make([]uint64, 0, len(b))
 	}
 	at := len(dst)
 	w.merge.parts = m.symbols(w, w.merge.parts[:0], word)
-	dst = w.merge.run(m.t.merges, dst)
+	dst = w.merge.run(m.t.merges, dst, &w.watch)
 	w.merge.trim()
 	if len(b) <= maxWord {
 		w.long.put(h, b, dst[at:])

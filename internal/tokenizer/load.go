@@ -606,7 +606,7 @@ func (t *Tokenizer) markWhole() {
 			return false
 		}
 		w.parts = t.symbols(w.parts[:0], t.vocab.bytes(id))
-		out = w.run(t.merges, out[:0])
+		out = w.run(t.merges, out[:0], new(watch))
 		w.trim()
 		return len(out) == 1 && out[0] == id
 	})
@@ -667,7 +667,7 @@ func (t *Tokenizer) normalizedContent(content string) string {
 		return t.pipe.normalized(w, content)
 	}
 	if t.nfc {
-		return string(appendNFC(nil, content))
+		return string(appendNFC(nil, content, new(watch)))
 	}
 	if t.sp != nil && t.sp.marked {
 		return t.normalizedText(content)

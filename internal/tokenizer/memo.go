@@ -36,12 +36,17 @@ func (w *worker) paragraphs(dst []uint32, s string) []uint32 {
 	}
 	text := bytesOf(s)
 	for at := 0; at < len(s); {
-		end := cuts.next(text, s, at)
-		if end-at < memoMinimum {
-			return w.words(dst, s, at, end)
+		for limit := min(at+lookEvery, len(s)); at < limit; {
+			end := cuts.next(text, s, at)
+			if end-at < memoMinimum {
+				return w.words(dst, s, at, end)
+			}
+			dst = w.stretchOf(dst, s, at, end)
+			at = end
 		}
-		dst = w.stretchOf(dst, s, at, end)
-		at = end
+		if at < len(s) && w.watch.look() {
+			break
+		}
 	}
 	return dst
 }
@@ -57,7 +62,7 @@ func (w *worker) stretchOf(dst []uint32, s string, at, end int) []uint32 {
 	}
 	n := len(dst)
 	dst = w.words(dst, s, at, end)
-	if again {
+	if again && !w.watch.stopped {
 		shard.mu.Lock()
 		if shard.store == nil {
 			shard.store = newStore(memoSlots, memoText, memoIDs)

@@ -25,8 +25,9 @@ func (w *merger) trim() {
 }
 
 // run merges the symbols in w.parts, appending what is left to dst: always the
-// pair of least rank, the leftmost of equals. The upper halves need not be set.
-func (w *merger) run(m *merges, dst []uint32) []uint32 {
+// pair of least rank, the leftmost of equals. The upper halves need not be set. A merge
+// of very many symbols ends early, with a part of the ids, if these are not wanted any more.
+func (w *merger) run(m *merges, dst []uint32, wanted *watch) []uint32 {
 	n := len(w.parts)
 	if n == 0 {
 		return dst
@@ -34,20 +35,29 @@ func (w *merger) run(m *merges, dst []uint32) []uint32 {
 	if n <= smallLimit {
 		return w.small.parts(m, w.parts, dst)
 	}
-	w.rankPairs(m)
 	if n <= longLimit {
+		w.rankPairs(m, 0, n)
 		return w.heaped(m, dst)
 	}
-	return w.queued(m, dst)
+	for from := 0; from < n; from += lookEvery {
+		if wanted.look() {
+			return dst
+		}
+		w.rankPairs(m, from, min(n, from+lookEvery))
+	}
+	return w.queued(m, dst, wanted)
 }
 
-// rankPairs sets the upper halves of the parts, of which there are some.
-func (w *merger) rankPairs(m *merges) {
-	parts, last := w.parts, len(w.parts)-1
-	for i := range last {
+// rankPairs sets the upper halves of the parts in [from, to), of which there are some.
+func (w *merger) rankPairs(m *merges, from, to int) {
+	parts := w.parts
+	if to == len(parts) {
+		to--
+		parts[to] = noPart | uint64(uint32(parts[to]))
+	}
+	for i := from; i < to; i++ {
 		parts[i] = uint64(m.rank(uint32(parts[i]), uint32(parts[i+1])))<<32 | uint64(uint32(parts[i]))
 	}
-	parts[last] = noPart | uint64(uint32(parts[last]))
 }
 
 // heaped is for many symbols: a linked list of them and a heap of rank and

@@ -1,18 +1,14 @@
 package tokenizer
 
-import (
-	"slices"
-	"sync"
-)
+import "slices"
 
 // hugeWord is the bytes of a word above which only one is merged at a time in the
 // process: merging takes some 30 times a word's size. No text that people write
 // has such a word.
 const hugeWord = 256 << 10
 
-// huge is held while such a word is merged. Who waits for it waits whether or not
-// the request is still wanted: callers at once are as few as the tokenizer's workers.
-var huge sync.Mutex
+// huge is held while such a word is merged.
+var huge = make(hugeLock, 1)
 
 // emptied is the places above which a queue that is worked off gives its memory back.
 const emptied = 1 << 10
@@ -33,7 +29,7 @@ type rankQueue struct {
 // a heap of the ranks that have any. A long word repeats few pairs, so the heap
 // is small and time is near linear. Merging a pair never makes the same pair
 // again, so a queue does not grow while it is worked off.
-func (w *merger) queued(m *merges, dst []uint32) []uint32 {
+func (w *merger) queued(m *merges, dst []uint32, wanted *watch) []uint32 {
 	parts := w.parts
 	n := len(parts)
 	next, prev := make([]int32, n), make([]int32, n)
@@ -72,6 +68,7 @@ func (w *merger) queued(m *merges, dst []uint32) []uint32 {
 			}
 		}
 	}
+	merges := 0
 	for len(ranks) > 0 {
 		rank := uint32(ranks[0])
 		q := queues[rank]
@@ -80,6 +77,9 @@ func (w *merger) queued(m *merges, dst []uint32) []uint32 {
 			q.sorted = true
 		}
 		for q.head < len(q.places) && uint32(ranks[0]) == rank {
+			if merges++; merges%mergesEvery == 0 && wanted.look() {
+				return dst
+			}
 			at := int32(q.places[q.head])
 			q.head++
 			if parts[at]>>32 != uint64(rank) {

@@ -23,14 +23,15 @@ func TestMergesAgree(t *testing.T) {
 			if text == "" {
 				continue
 			}
-			ways := [3]func(*merger, *merges, []uint32) []uint32{(*merger).run, (*merger).heaped, (*merger).queued}
+			heaped := func(w *merger, m *merges, dst []uint32, _ *watch) []uint32 { return w.heaped(m, dst) }
+			ways := [3]func(*merger, *merges, []uint32, *watch) []uint32{(*merger).run, heaped, (*merger).queued}
 			var got [3][]uint32
 			for k, way := range ways {
 				w := &merger{parts: tok.symbols(nil, []byte(text))}
 				if k > 0 {
-					w.rankPairs(tok.merges)
+					w.rankPairs(tok.merges, 0, len(w.parts))
 				}
-				got[k] = way(w, tok.merges, nil)
+				got[k] = way(w, tok.merges, nil, new(watch))
 			}
 			if word := []byte(text); isASCII(word) && len(word) <= smallLimit {
 				var small smallMerge

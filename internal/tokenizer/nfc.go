@@ -91,8 +91,9 @@ func composeAt(s string, i int) int {
 	return i
 }
 
-// appendNFC appends the NFC form of s, which is valid UTF-8.
-func appendNFC(dst []byte, s string) []byte {
+// appendNFC appends the NFC form of s, which is valid UTF-8, or a part of it if it is
+// not wanted any more.
+func appendNFC(dst []byte, s string, wanted *watch) []byte {
 	var n normalizer
 	for at := 0; at < len(s); {
 		hit := composeAt(s, at)
@@ -113,6 +114,9 @@ func appendNFC(dst []byte, s string) []byte {
 				break
 			}
 			end += size
+		}
+		if wanted.over(end - at) {
+			return dst
 		}
 		dst = append(dst, s[at:from]...)
 		dst = n.appendStretch(dst, s[from:end])

@@ -64,11 +64,11 @@ var normalizeStages = map[string]func(c component) (normalizeStage, error){
 }
 
 // composed is NFC.
-func composed(_ *worker, s string) string {
+func composed(w *worker, s string) string {
 	if composeAt(s, 0) == len(s) {
 		return s
 	}
-	return string(appendNFC(nil, s))
+	return string(appendNFC(nil, s, &w.watch))
 }
 
 // form is a normalization form other than NFC.

@@ -54,7 +54,9 @@ func (p *pipeline) encode(w *worker, dst []uint32, text piece) []uint32 {
 		switch {
 		case q.text == "":
 		case k == len(p.splitters):
-			dst = p.finish(w, dst, q.text)
+			if !w.watch.over(len(q.text)) {
+				dst = p.finish(w, dst, q.text)
+			}
 		default:
 			p.splitters[k](w, q, func(r piece) { run(k+1, r) })
 		}
@@ -110,7 +112,7 @@ func split(find matcher, how behavior, invert bool) splitStage {
 		at := 0
 		for at < len(p.text) {
 			from, to, ok := find(w, p.text, at)
-			if !ok {
+			if !ok || w.watch.stopped {
 				break
 			}
 			g.add(at, from, invert)

@@ -81,11 +81,19 @@ type Prefix struct {
 
 // Encode is Tokenizer.Encode through the cache.
 func (c *Cache) Encode(dst []uint32, text string, addSpecial bool) ([]uint32, Prefix, error) {
+	return c.EncodeUntil(nil, dst, text, addSpecial)
+}
+
+// EncodeUntil is Tokenizer.EncodeUntil through the cache.
+func (c *Cache) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, addSpecial bool) ([]uint32, Prefix, error) {
 	if len(text) < prefixBlock {
-		ids, err := c.t.Encode(dst, text, addSpecial)
+		ids, err := c.t.EncodeUntil(stop, dst, text, addSpecial)
 		return ids, Prefix{}, err
 	}
-	w := c.t.acquire()
+	w := c.t.acquire(stop)
+	if w == nil {
+		return dst, Prefix{}, ErrStopped
+	}
 	defer c.t.release(w)
 	w.digests = c.digest(w.digests[:0], text, addSpecial)
 	entry, known, again := c.find(w.digests)

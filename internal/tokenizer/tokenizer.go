@@ -122,16 +122,24 @@ func (m *spaceModel) symbols(dst []uint64, word []byte) []uint64 {
 // anything else, which Python cannot even express, the error wraps ErrText.
 // Time is near linear in the length for any text.
 func (t *Tokenizer) Encode(dst []uint32, text string, addSpecial bool) ([]uint32, error) {
+	return t.EncodeUntil(nil, dst, text, addSpecial)
+}
+
+// EncodeUntil is Encode that ends early, with ErrStopped, once stop is closed.
+func (t *Tokenizer) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, addSpecial bool) ([]uint32, error) {
 	if err := checkText(text); err != nil {
 		return dst, err
 	}
 	if dst == nil {
 		dst = make([]uint32, 0, len(text)/3+16)
 	}
+	w := t.acquire(stop)
+	if w == nil {
+		return dst, ErrStopped
+	}
 	if addSpecial {
 		dst = append(dst, t.before...)
 	}
-	w := t.acquire()
 	dst, err := w.encode(dst, text, 0)
 	t.release(w)
 	if addSpecial && err == nil {

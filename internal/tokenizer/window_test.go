@@ -116,7 +116,7 @@ func TestPartsAreSafe(t *testing.T) {
 
 func merge(tok *Tokenizer, word []byte) []uint32 {
 	w := &merger{parts: tok.symbols(nil, word)}
-	return w.run(tok.merges, nil)
+	return w.run(tok.merges, nil, new(watch))
 }
 
 // wideWord is n characters that are not ASCII, most of them frequent ones of

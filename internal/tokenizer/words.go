@@ -95,6 +95,8 @@ type worker struct {
 	cutBase   int // ids before the text in the result
 	lastCut   int
 	digests   []uint64
+
+	watch watch
 }
 
 func newWorker(t *Tokenizer) *worker {
@@ -134,6 +136,9 @@ func stringOf(b []byte) string {
 func (w *worker) words(dst []uint32, s string, at, end int) []uint32 {
 	for text := s[:end]; at < end; {
 		n, next := w.t.parter.split(text, at, w.ends[:])
+		if w.watch.over(next - at) {
+			break
+		}
 		dst = w.lookup(dst, bytesOf(s), at, w.ends[:n], false)
 		at = next
 	}
@@ -307,16 +312,19 @@ func (w *worker) inParts(dst []uint32, text []byte, from, end int) ([]uint32, bo
 
 // spelled appends the ids that merging gives.
 func (w *worker) spelled(dst []uint32, word []byte) []uint32 {
-	if len(word) > hugeWord {
-		huge.Lock()
-		defer huge.Unlock()
-		w.merge.parts = make([]uint64, 0, len(word))
-	}
 	if len(word) <= smallLimit && isASCII(word) {
 		return w.merge.small.ascii(w.t, word, dst)
 	}
+	if len(word) > hugeWord {
+		if !huge.take(w.watch.stop) {
+			w.watch.look()
+			return dst
+		}
+		defer huge.give()
+		w.merge.parts = make([]uint64, 0, len(word))
+	}
 	w.merge.parts = w.t.symbols(w.merge.parts[:0], word)
-	dst = w.merge.run(w.t.merges, dst)
+	dst = w.merge.run(w.t.merges, dst, &w.watch)
 	w.merge.trim()
 	return dst
 }

@@ -19,21 +19,30 @@ func newWorkers() workers {
 	return workers{tickets: make(chan struct{}, runtime.GOMAXPROCS(0))}
 }
 
-func (t *Tokenizer) acquire() *worker {
+// acquire is nil if nobody wants the ids any more: stop is closed.
+func (t *Tokenizer) acquire(stop <-chan struct{}) *worker {
 	p := &t.workers
-	p.tickets <- struct{}{}
+	select {
+	case p.tickets <- struct{}{}:
+	case <-stop:
+		return nil
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	var w *worker
 	if n := len(p.free); n > 0 {
-		w := p.free[n-1]
+		w = p.free[n-1]
 		p.free = p.free[:n-1]
-		return w
+	} else {
+		w = newWorker(t)
 	}
-	return newWorker(t)
+	w.watch = watch{stop: stop}
+	return w
 }
 
 func (t *Tokenizer) release(w *worker) {
 	w.trim()
+	w.watch = watch{} // keeps nothing of the request alive
 	p := &t.workers
 	p.mu.Lock()
 	p.free = append(p.free, w)

@@ -20,7 +20,9 @@ type machine struct {
 	stack []Value
 
 	maxOutput int
-	steps     int
+	steps     int // until the next look at stop, all that are left if there is none
+	later     int // steps beyond these
+	stop      <-chan struct{}
 	memory    int
 	depth     int
 	maxDepth  int
@@ -28,7 +30,28 @@ type machine struct {
 
 func (m *machine) step() {
 	if m.steps--; m.steps < 0 {
-		raisef("ResourceLimit", "template takes too many steps")
+		m.look()
+	}
+}
+
+// stepsAtOnce is how many steps are made between two looks at whether the text is
+// still wanted: they take about a millisecond.
+const stepsAtOnce = 1 << 16
+
+// look goes on with the next steps, if there are any and the text is wanted.
+func (m *machine) look() {
+	for m.steps < 0 {
+		if m.later == 0 {
+			raisef("ResourceLimit", "template takes too many steps")
+		}
+		select {
+		case <-m.stop:
+			raisef("Stopped", "nobody waits for the text")
+		default:
+		}
+		n := min(m.later, stepsAtOnce)
+		m.later -= n
+		m.steps += n
 	}
 }
 

@@ -19,6 +19,9 @@ type Env struct {
 	MaxMemory int
 	// MaxDepth bounds nested macro calls and recursive loops; 0 means 200.
 	MaxDepth int
+	// Stop ends the rendering, with an error of the class Stopped, once it is closed;
+	// nil means never.
+	Stop <-chan struct{}
 }
 
 // Defaults of Env.
@@ -67,6 +70,10 @@ func (t *Template) Render(dst []byte, ctx *Dict, env Env) (out []byte, err error
 		steps:     orDefault(env.MaxSteps, defaultMaxSteps),
 		memory:    orDefault(env.MaxMemory, defaultMaxMemory),
 		maxDepth:  orDefault(env.MaxDepth, defaultMaxDepth),
+		stop:      env.Stop,
+	}
+	if m.stop != nil {
+		m.steps, m.later = 0, m.steps
 	}
 	defer func() {
 		if err != nil {

@@ -1,0 +1,48 @@
+package jinja
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// A rendering that nobody waits for ends after the steps between two looks, wherever
+// they are made; one that is wanted has as many as it has without a stop.
+func TestAStopEndsARendering(t *testing.T) {
+	gone := make(chan struct{})
+	close(gone)
+	list := make([]Value, 100_000)
+	for i := range list {
+		list[i] = String("x")
+	}
+	vars := new(Dict)
+	vars.Set("list", List(list))
+	vars.Set("text", String(strings.Repeat("text ", 1<<20)))
+	for name, source := range map[string]string{
+		"loop":    "{% for x in list %}{{ x }}{% endfor %}",
+		"filter":  "{{ list | map('upper') | join }}",
+		"macro":   "{% macro m(x) %}{{ x }}{% endmacro %}{% for x in list %}{{ m(x) }}{% endfor %}",
+		"text":    "{% for x in list %}{{ text | length }}{% endfor %}",
+		"replace": "{{ text | replace('t', 'ttt') | length }}",
+	} {
+		tpl, err := Compile(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		env := Env{MaxSteps: 1 << 34}
+		if name == "text" {
+			env.MaxSteps = 3 << 17
+		}
+		want, errWant := tpl.Render(nil, vars, env)
+		env.Stop = make(chan struct{})
+		got, err := tpl.Render(nil, vars, env)
+		if string(got) != string(want) || (err == nil) != (errWant == nil) {
+			t.Errorf("%s: %d bytes and %v, without a stop %d bytes and %v", name, len(got), err, len(want), errWant)
+		}
+		env.Stop = gone
+		got, err = tpl.Render([]byte("before"), vars, env)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Class != "Stopped" || string(got) != "before" {
+			t.Errorf("%s: %v, %.20q", name, err, got)
+		}
+	}
+}
