@@ -36,7 +36,7 @@ func disaggregated(t *testing.T, c *cluster, in, class string, values ...string)
 	c.ready(t, in, "prefill", 1)
 	c.ready(t, in, "decode", 1)
 	r.put(t, "install")
-	address := ""
+	var address string
 	if class != "" {
 		address = c.gateway(t, in, "llm")
 	} else {
