@@ -33,7 +33,10 @@ func TestCommands(t *testing.T) {
 	good := file("good.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\"}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
 	bad := file("bad.yaml", "listen: {addrss: x}\nworkers: {statik: []}\n")
 	idle := file("idle.yaml", "drain: 1s\n")
-	missing := file("missing.yaml", "models: [{name: m, tokenizer: /no/such/folder}]\n")
+	missing := file("missing.yaml", "models:\n- {tokenizer: /no/such/folder, name: m}\n")
+	unbuilt := file("unbuilt.yaml", "models: [{name: m, tokenizer: builtin:gpt5}]\n")
+	nowhere := file("nowhere.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\", chat_template: /no/such.jinja}]\n")
+	twice := file("twice.yaml", "models:\n- {tokenizer: /no/such/folder, name: m}\n- {tokenizer: /nor/this, name: n}\n")
 	template := file("t.jinja", "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ strftime_now('%Y-%m-%d') }}")
 	broken := file("broken.jinja", "{% for %}")
 	empty := file("empty.json", "{}")
@@ -66,7 +69,11 @@ func TestCommands(t *testing.T) {
 		{"check warns", "", []string{"check", "--config", idle}, 0, "valid; 0 models, 0 static workers", "warning: " + idle + ": workers: there are none"},
 		{"check names every problem", "", []string{"check", "--config", bad}, 1, "", `listen.addrss: unknown key; did you mean "address"?`},
 		{"check names the second too", "", []string{"check", "--config", bad}, 1, "", `workers.statik: unknown key; did you mean "static"?`},
-		{"check loads tokenizers", "", []string{"check", "--config", missing}, 1, "", "model m: tokenizer"},
+		{"check loads tokenizers", "", []string{"check", "--config", missing}, 1, "", "check: " + missing + ":2:15: models[0].tokenizer: tokenizer: stat /no/such/folder: no such file or directory: name a folder with tokenizer.json, or builtin:qwen3\n"},
+		{"serve names the place too", "", []string{"serve", "--config", missing}, 1, "", "serve: " + missing + ":2:15: models[0].tokenizer: "},
+		{"check with a tokenizer that is not built in", "", []string{"check", "--config", unbuilt}, 1, "", unbuilt + `:1:31: models[0].tokenizer: no such tokenizer: builtin has no "gpt5": there is qwen3: name a folder`},
+		{"check without the template", "", []string{"check", "--config", nowhere}, 1, "", nowhere + ":1:63: models[0].chat_template: open /no/such.jinja: no such file or directory: name the template that the engine runs with"},
+		{"check names every model", "", []string{"check", "--config", twice}, 1, "", twice + ":3:15: models[1].tokenizer: "},
 		{"serve without a file", "", []string{"serve"}, 2, "", "needs --config FILE"},
 		{"serve with a file that is not there", "", []string{"serve", "--config", dir + "/none"}, 1, "", "no such file"},
 		{"envoy-config", "", []string{"envoy-config", "--config", good}, 0, "name: model_servers", ""},
@@ -75,12 +82,12 @@ func TestCommands(t *testing.T) {
 		{"tokenize a bad line and a good one", "{\n" + `{"text": "Hello"}` + "\n", []string{"tokenize", "--tokenizer", "builtin:qwen3"}, 1, `{"ids":[9707]}`, "1 of 2 lines were answered with an error"},
 		{"tokenize with half a file", "", []string{"tokenize", "--tokenizer", half}, 1, "", "tokenizer " + half + ": load tokenizer.json: malformed JSON"},
 		{"render with an empty folder", "", []string{"render", "--tokenizer", hollow}, 1, "", "tokenizer " + hollow + ": load tokenizer: no tokenizer.json"},
-		{"check with a tokenizer that is not exact", "", []string{"check", "--config", inexact}, 0, "valid; 1 models", `warning: models[0].tokenizer: tokenizer ` + strange},
-		{"check is strict about it", "", []string{"check", "--strict", "--config", inexact}, 1, "", "model m: tokenizer " + strange},
-		{"check with a template that does not compile", "", []string{"check", "--config", untemplated}, 0, "valid; 1 models", `"m" is routed by load`},
+		{"check with a tokenizer that is not exact", "", []string{"check", "--config", inexact}, 0, "valid; 1 models", "warning: " + inexact + ":1:31: models[0].tokenizer: tokenizer " + strange},
+		{"check is strict about it", "", []string{"check", "--strict", "--config", inexact}, 1, "", "check: " + inexact + ":1:31: models[0].tokenizer: tokenizer " + strange},
+		{"check with a template that does not compile", "", []string{"check", "--config", untemplated}, 0, "valid; 1 models", "models[0].chat_template: " + filepath.Join(dir, "broken.jinja") + ":1: TemplateSyntaxError: "},
 		{"check without comparisons", "", []string{"check", "--config", unchecked}, 0, "valid; 1 models", `models[0].check.disabled: the ids of "m" are never compared`},
 		{"check is strict about that", "", []string{"check", "--strict", "--config", unchecked}, 1, "", "1 warnings"},
-		{"check with half a file", "", []string{"check", "--config", halved}, 1, "", "model m: tokenizer " + half + ": load tokenizer.json"},
+		{"check with half a file", "", []string{"check", "--config", halved}, 1, "", halved + ":1:31: models[0].tokenizer: tokenizer " + half + ": load tokenizer.json: malformed JSON: unexpected end at byte 5: copy the model's folder again"},
 		{"tokens-check where nobody is", "", []string{"tokens-check", "--tokenizer", "builtin:qwen3", "--engine", "http://127.0.0.1:1"}, 1, "", "connection refused\n"},
 		{"tokenize without a tokenizer", "", []string{"tokenize"}, 2, "", "needs --tokenizer DIR"},
 		{"no such builtin", "", []string{"tokenize", "--tokenizer", "builtin:gpt5"}, 1, "", "there is qwen3"},

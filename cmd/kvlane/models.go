@@ -46,7 +46,7 @@ func loadModels(c *config.Config, metrics *telemetry.Metrics, log zerolog.Logger
 			case err == nil:
 				log.Info().Str("model", m.Name).Dur("took", time.Since(begin)).Msg("tokenizer loaded")
 			case errors.Is(err, fs.ErrNotExist):
-				return nil, fmt.Errorf("model %s: %w", m.Name, err)
+				return nil, config.ProblemsError{partProblem(c, i, err)}
 			default:
 				log.Error().Str("model", m.Name).Err(err).Msg("tokenizer refused: this model is routed by load")
 			}
@@ -81,11 +81,46 @@ func loadModel(m config.Model) (*model.Model, error) {
 	if m.ChatTemplate != "" {
 		text, err := os.ReadFile(m.ChatTemplate)
 		if err != nil {
-			return nil, err
+			return nil, &templateError{m.ChatTemplate, err}
 		}
 		o.ChatTemplate = string(text)
 	}
-	return modelOf(m.Tokenizer, o)
+	loaded, err := modelOf(m.Tokenizer, o)
+	if syntax, ok := errors.AsType[*jinja.Error](err); ok && m.ChatTemplate != "" {
+		return nil, &templateError{m.ChatTemplate, syntax}
+	}
+	return loaded, err
+}
+
+// templateError is what is wrong with the file of chat_template.
+type templateError struct {
+	file string
+	err  error
+}
+
+func (e *templateError) Unwrap() error { return e.err }
+
+func (e *templateError) Error() string {
+	if syntax, ok := errors.AsType[*jinja.Error](e.err); ok && syntax.Line > 0 {
+		return fmt.Sprintf("%s:%d: %v", e.file, syntax.Line, e.err)
+	}
+	return e.err.Error()
+}
+
+// partProblem names the key of a model whose file could not be loaded, and what to do.
+func partProblem(c *config.Config, i int, err error) config.Problem {
+	key, missing, broken := "tokenizer", "name a folder with tokenizer.json, or builtin:qwen3", "copy the model's folder again"
+	if _, ok := errors.AsType[*templateError](err); ok {
+		key, missing, broken = "chat_template", "name the template that the engine runs with, or leave the key out", "mend the template"
+	}
+	advice := broken
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, models.ErrUnknown):
+		advice = missing
+	case inexact(err):
+		advice = fmt.Sprintf("%q is routed by load", c.Models[i].Name)
+	}
+	return c.Problem(fmt.Sprintf("models[%d].%s", i, key), "%v: %s", err, advice)
 }
 
 // modelOf loads the model whose tokenizer is in a folder or built in; its errors name the folder.
@@ -104,6 +139,7 @@ func modelOf(dir string, o model.Options) (*model.Model, error) {
 // checkParts tries what only loading shows. A tokenizer that is not known to be exact is a warning, as serve starts with
 // it; it is an error if strict.
 func checkParts(c *config.Config, strict bool, warn func(problem string)) error {
+	var problems config.ProblemsError
 	for i := range c.Models {
 		m := c.Models[i]
 		if m.Tokenizer == "" {
@@ -112,10 +148,13 @@ func checkParts(c *config.Config, strict bool, warn func(problem string)) error 
 		switch _, err := loadModel(m); {
 		case err == nil:
 		case strict || !inexact(err):
-			return fmt.Errorf("model %s: %w", m.Name, err)
+			problems = append(problems, partProblem(c, i, err))
 		default:
-			warn(fmt.Sprintf("models[%d].tokenizer: %v: %q is routed by load", i, err, m.Name))
+			warn(partProblem(c, i, err).String())
 		}
+	}
+	if len(problems) > 0 {
+		return problems
 	}
 	return nil
 }

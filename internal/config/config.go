@@ -24,6 +24,7 @@ type Config struct {
 	Log     Log      `yaml:"log" jsonschema_description:"Logging."`
 	Drain   Duration `yaml:"drain" jsonschema_description:"How long new requests are served after SIGTERM."`
 	listed  []Worker // of workers.file, as Inspect found it
+	read    *decoder // knows where the keys are; nil if c was not read from a file
 	Quiet   Duration `yaml:"drain_quiet" jsonschema_description:"Kvlane stops earlier if no request came for so long after SIGTERM. Longer than a gateway needs to forget an endpoint."`
 }
 

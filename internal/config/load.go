@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"encoding"
 	"errors"
 	"fmt"
@@ -10,9 +11,11 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 )
 
 // Problem is one thing wrong with a file.
@@ -78,6 +81,7 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 	if len(d.problems) > 0 {
 		return nil, nil, d.sorted()
 	}
+	c.read = d
 	return &c, d, nil
 }
 
@@ -130,9 +134,14 @@ func ParseWorkers(file string, text []byte) ([]Worker, error) {
 
 func decodeFile(file string, text []byte, into reflect.Value) (*decoder, error) {
 	d := &decoder{file: file, places: map[string]place{}}
+	text = bytes.TrimPrefix(text, []byte(byteOrderMark))
+	if p, ok := unreadable(text); !ok {
+		p.File = file
+		return nil, ProblemsError{p}
+	}
 	f, err := parser.ParseBytes(text, 0)
 	if err != nil {
-		return nil, ProblemsError{{File: file, Message: yamlError(err)}}
+		return nil, ProblemsError{yamlProblem(file, err)}
 	}
 	if len(f.Docs) > 1 {
 		return nil, ProblemsError{{File: file, Message: "more than one YAML document"}}
@@ -143,15 +152,45 @@ func decodeFile(file string, text []byte, into reflect.Value) (*decoder, error) 
 	return d, nil
 }
 
-// yamlError keeps the parser's place and drops its picture of the source.
-func yamlError(err error) string {
-	var pretty interface {
-		FormatError(colored, source bool) string
+// byteOrderMark is what some editors begin UTF-8 with.
+const byteOrderMark = "\xef\xbb\xbf"
+
+// unreadable is what is wrong with a file that is no text: its lines would only fill
+// the terminal. ok says that it is text.
+func unreadable(text []byte) (p Problem, ok bool) {
+	line := func(at int) int { return 1 + bytes.Count(text[:at], []byte{'\n'}) }
+	switch {
+	case bytes.HasPrefix(text, []byte{0x1f, 0x8b}):
+		return Problem{Line: 1, Column: 1, Message: "is compressed with gzip: unpack it"}, false
+	case bytes.HasPrefix(text, []byte{0xff, 0xfe}), bytes.HasPrefix(text, []byte{0xfe, 0xff}):
+		return Problem{Line: 1, Column: 1, Message: "is UTF-16: save it as UTF-8"}, false
 	}
-	if errors.As(err, &pretty) {
-		return strings.TrimSpace(pretty.FormatError(false, true))
+	for at := 0; at < len(text); {
+		r, n := utf8.DecodeRune(text[at:])
+		if r == utf8.RuneError && n == 1 || r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0x7f {
+			start := bytes.LastIndexByte(text[:at], '\n') + 1
+			return Problem{Line: line(at), Column: 1 + utf8.RuneCount(text[start:at]),
+				Message: fmt.Sprintf("is no text (byte %#02x): a configuration is YAML in UTF-8", text[at])}, false
+		}
+		at += n
 	}
-	return err.Error()
+	return Problem{}, true
+}
+
+// yamlProblem keeps the parser's place and drops its picture of the source.
+func yamlProblem(file string, err error) Problem {
+	p := Problem{File: file, Message: "is no YAML: " + err.Error()}
+	var placed interface {
+		GetMessage() string
+		GetToken() *token.Token
+	}
+	if errors.As(err, &placed) {
+		p.Message = "is no YAML: " + placed.GetMessage()
+		if t := placed.GetToken(); t != nil && t.Position != nil {
+			p.Line, p.Column = t.Position.Line, t.Position.Column
+		}
+	}
+	return p
 }
 
 type place struct{ line, column int }
@@ -168,8 +207,12 @@ func (d *decoder) sorted() ProblemsError {
 	return d.problems
 }
 
-// problemf records one at the place of path, or of its nearest parent that is in the file.
 func (d *decoder) problemf(path, format string, args ...any) {
+	d.problems = append(d.problems, d.problem(path, format, args...))
+}
+
+// problem is one at the place of path, or of its nearest parent that is in the file.
+func (d *decoder) problem(path, format string, args ...any) Problem {
 	p := Problem{File: d.file, Path: path, Message: fmt.Sprintf(format, args...)}
 	for at := path; ; {
 		if pl, ok := d.places[at]; ok {
@@ -182,7 +225,17 @@ func (d *decoder) problemf(path, format string, args ...any) {
 		}
 		at = at[:cut]
 	}
-	d.problems = append(d.problems, p)
+	return p
+}
+
+// Problem is a problem with a key, found by whoever uses it, at its place in the file
+// that c was read from.
+func (c *Config) Problem(path, format string, args ...any) Problem {
+	d := c.read
+	if d == nil {
+		d = &decoder{}
+	}
+	return d.problem(path, format, args...)
 }
 
 var textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
