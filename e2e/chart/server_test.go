@@ -43,6 +43,13 @@ func TestServer(t *testing.T) {
 		}
 		apply(file, "--dry-run=server", "-f", write(t, "rendered.yaml", rendered))
 	}
+	for shape := range shapes {
+		rendered, err := render(shaped(shape)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply("shape "+shape, "--dry-run=server", "-f", write(t, "rendered.yaml", rendered))
+	}
 }
 
 // server starts etcd and an API server on free ports of the loopback and returns

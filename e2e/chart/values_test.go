@@ -27,6 +27,15 @@ var shapes = map[string][]string{
 	"named":       {`inferencePool.name="mine"`},
 }
 
+// shaped are Helm's arguments for a shape.
+func shaped(shape string) []string {
+	args := []string{"--set", "modelServers.matchLabels.app=models"}
+	for _, v := range shapes[shape] {
+		args = append(args, "--set-json", v)
+	}
+	return args
+}
+
 // uses has for every value of values.yaml a shape and another value, of which
 // something has to follow.
 var uses = `
@@ -204,17 +213,10 @@ func leaves(v any, path string) (all []string) {
 
 // Of every value something follows, that Kubernetes knows.
 func TestEveryValueIsUsed(t *testing.T) {
-	args := func(shape string) []string {
-		all := []string{"--set", "modelServers.matchLabels.app=models"}
-		for _, v := range shapes[shape] {
-			all = append(all, "--set-json", v)
-		}
-		return all
-	}
 	plain := map[string]string{}
 	for shape := range shapes {
 		var err error
-		if plain[shape], err = render(args(shape)...); err != nil {
+		if plain[shape], err = render(shaped(shape)...); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -224,7 +226,7 @@ func TestEveryValueIsUsed(t *testing.T) {
 		f := regexp.MustCompile(`^(\S+) +(\S+) +(.+)\n?$`).FindStringSubmatch(line)
 		path, shape, value := f[1], f[2], f[3]
 		used = append(used, path)
-		rendered, err := render(append(args(shape), "--set-json", path+"="+value)...)
+		rendered, err := render(append(shaped(shape), "--set-json", path+"="+value)...)
 		switch {
 		case err != nil:
 			t.Errorf("%s = %s: %v", path, value, err)
@@ -267,12 +269,9 @@ func TestOddNames(t *testing.T) {
 	var all strings.Builder
 	objects, first := 0, map[string]string{}
 	for _, c := range []struct{ release, namespace string }{{"on", "no"}, {"kvlane", "123"}, {"v1.0", "llm"}, {long, "llm"}, {long[:len(long)-1] + "b", "llm"}} {
-		for shape, values := range shapes {
-			args := []string{"template", c.release, chart, "--namespace", c.namespace, "--kube-version", kubeVersion, "--set", "modelServers.matchLabels.app=models"}
-			for _, v := range values {
-				args = append(args, "--set-json", v)
-			}
-			rendered, err := run(nil, tool("helm"), args...)
+		for shape := range shapes {
+			args := []string{"template", c.release, chart, "--namespace", c.namespace, "--kube-version", kubeVersion}
+			rendered, err := run(nil, tool("helm"), append(args, shaped(shape)...)...)
 			if err != nil {
 				t.Fatal(err)
 			}

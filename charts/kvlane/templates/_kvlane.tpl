@@ -16,7 +16,11 @@
     valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
   {{- if and (dig "limits" "memory" "" .Values.resources) (not (has "GOMEMLIMIT" (include "kvlane.envNames" . | fromYamlArray))) }}
   - name: GOMEMLIMIT # the garbage collector works harder before the kernel kills
+    {{- with include "kvlane.heapLimit" .Values.resources.limits.memory }}
+    value: {{ . | quote }}
+    {{- else }}
     valueFrom: {resourceFieldRef: {resource: limits.memory}}
+    {{- end }}
   {{- end }}
   {{- with .Values.env }}
   {{- toYaml . | nindent 2 }}
@@ -75,6 +79,15 @@
   {{- with .Values.volumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end }}
+
+{{- /* Nine tenths of a memory limit, in bytes: what is not Go's heap needs some too. "" of a quantity in a rarer form. */ -}}
+{{- define "kvlane.heapLimit" -}}
+{{- $units := dict "" 1.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 }}
+{{- $text := kindIs "string" . | ternary . (printf "%.0f" (float64 .)) }}
+{{- if regexMatch "^[0-9]+(\\.[0-9]+)?([kMGT]|[KMGT]i)?$" $text }}
+{{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[a-zA-Z]*$" $text)) 0.9 | int64 }}
+{{- end }}
 {{- end }}
 
 {{- /* Names in `env`, a list. */ -}}
