@@ -146,6 +146,7 @@ func TestEnvoyGateway(t *testing.T) {
 		})
 	})
 	t.Run("chart", func(t *testing.T) { chartBehindEnvoyGateway(t, c) })
+	t.Run("one rank a port", func(t *testing.T) { chartRanks(t, c) })
 	t.Run("prefill and decode", func(t *testing.T) {
 		disaggregated(t, c, "disagg", "envoy-gateway", "provider.name=envoy-gateway")
 	})
