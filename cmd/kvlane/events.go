@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
@@ -63,7 +64,7 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 	}
 	if verb == "tail" {
 		src := feed.Source{Worker: subject, Engine: feed.Engine(*engine), Rank: kvindex.NoRank, RankFromBatch: true, Bind: bind, Topic: topic, Replay: replay}
-		if len(subject) > 4 && subject[:4] == "http" {
+		if strings.HasPrefix(subject, "http://") || strings.HasPrefix(subject, "https://") {
 			src.PollURL = subject
 		} else {
 			src.Endpoint = subject

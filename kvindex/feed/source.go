@@ -3,6 +3,9 @@ package feed
 import (
 	"errors"
 	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -110,7 +113,7 @@ func (s *Source) check() error {
 		if s.Engine != TRTLLM {
 			return fmt.Errorf("feed: %s publishes over ZMQ, it is not polled", s.Engine)
 		}
-		return nil
+		return checkURL(s.PollURL)
 	}
 	for _, e := range []string{s.Endpoint, s.Replay} {
 		if e == "" {
@@ -119,6 +122,26 @@ func (s *Source) check() error {
 		if err := zmtp.CheckEndpoint(e); err != nil {
 			return fmt.Errorf("feed: %w", err)
 		}
+		if strings.HasPrefix(e, "tcp://") && strings.HasSuffix(e, ":0") && (!s.Bind || e == s.Replay) {
+			return fmt.Errorf("feed: endpoint %q: nobody listens at port 0", e)
+		}
+	}
+	return nil
+}
+
+// checkURL refuses what no request can be sent to.
+func checkURL(text string) error {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return fmt.Errorf("feed: %w", err)
+	case u.Scheme != "http" && u.Scheme != "https", u.Hostname() == "":
+		return fmt.Errorf("feed: %q: want http://host:port/path", text)
+	case u.Port() == "":
+		return nil
+	}
+	if port, err := strconv.ParseUint(u.Port(), 10, 16); err != nil || port == 0 {
+		return fmt.Errorf("feed: %q: port %s is not a number from 1 to 65535", text, u.Port())
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package feed
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -24,16 +25,12 @@ import (
 func Tail(ctx context.Context, src Source, out, notes io.Writer) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	p := &printSink{enc: json.NewEncoder(out), failed: stop, notes: notes}
+	p := &printSink{enc: json.NewEncoder(out), failed: stop, notes: notes, endpoint: cmp.Or(src.Endpoint, src.PollURL)}
 	f, err := Start(ctx, src, p)
 	if err != nil {
 		return err
 	}
-	endpoint := src.Endpoint
-	if endpoint == "" {
-		endpoint = src.PollURL
-	}
-	p.notef("waiting for events of %s", endpoint)
+	p.notef("waiting for events of %s", p.endpoint)
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	for before := (Status{}); ; {
@@ -69,7 +66,7 @@ func (p *printSink) news(worker string, before, now *Status) {
 		p.lost = false
 	}
 	if now.Errors > before.Errors && now.Connects == before.Connects && !p.lost {
-		p.notef("no connection, trying again: %s", now.LastError)
+		p.notef("no connection to %s, trying again until it is there: %s", p.endpoint, now.LastError)
 		p.lost = true
 	}
 	if now.LastError != "" && now.LastError != p.lastError {
@@ -158,6 +155,7 @@ type printSink struct {
 	lastError string
 	notes     io.Writer // for people; nil for none
 	lost      bool      // notes was told of no connection
+	endpoint  string    // for notes
 }
 
 // notef writes a line for people. That nobody may read it is no error.

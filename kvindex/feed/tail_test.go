@@ -111,9 +111,12 @@ func TestTail(t *testing.T) {
 	}
 	// Nobody is there: it says so.
 	ctx, stop = context.WithCancel(t.Context())
-	go func() { done <- feed.Tail(ctx, vllmSource(freePort(t), ""), &out, &notes) }()
+	nobody := freePort(t)
+	go func() { done <- feed.Tail(ctx, vllmSource(nobody, ""), &out, &notes) }()
 	eventually(t, "an error", func() bool { return strings.Contains(out.String(), `"what":"error","target":"w","detail":`) })
-	eventually(t, "a note", func() bool { return strings.Contains(notes.String(), "\nno connection, trying again: zmtp: dial") })
+	eventually(t, "a note", func() bool {
+		return strings.Contains(notes.String(), "\nno connection to "+nobody+", trying again until it is there: zmtp: dial")
+	})
 	stop()
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -123,5 +126,33 @@ func TestTail(t *testing.T) {
 	}
 	if err := feed.Tail(t.Context(), feed.Source{Rank: kvindex.NoRank}, &out, nil); err == nil {
 		t.Fatal("an empty source was accepted")
+	}
+}
+
+// Where nobody can ever be is said at once; Tail would try for ever.
+func TestImpossibleEndpoints(t *testing.T) {
+	zmq := func(endpoint string) feed.Source {
+		return feed.Source{Worker: "w", Engine: feed.VLLM, Rank: kvindex.NoRank, Endpoint: endpoint}
+	}
+	poll := func(url string) feed.Source {
+		return feed.Source{Worker: "w", Engine: feed.TRTLLM, Rank: kvindex.NoRank, PollURL: url}
+	}
+	replayed := zmq("tcp://127.0.0.1:1")
+	replayed.Replay = "tcp://127.0.0.1:0"
+	for want, src := range map[string]feed.Source{
+		`"tcp://127.0.0.1:99999": port "99999" is not a number up to 65535`: zmq("tcp://127.0.0.1:99999"),
+		`"tcp://127.0.0.1:abc": port "abc" is not`:                          zmq("tcp://127.0.0.1:abc"),
+		`missing port in address`:                                           zmq("tcp://127.0.0.1"),
+		`endpoint "tcp://a:0": nobody listens at port 0`:                    zmq("tcp://a:0"),
+		`endpoint "tcp://127.0.0.1:0": nobody listens at port 0`:            replayed,
+		`"http://127.0.0.1:99999/x": port 99999 is not`:                     poll("http://127.0.0.1:99999/x"),
+		`"http://127.0.0.1:0/x": port 0 is not`:                             poll("http://127.0.0.1:0/x"),
+		`"http://": want http://host:port/path`:                             poll("http://"),
+		`"httpx": want http://host:port/path`:                               poll("httpx"),
+		`invalid port ":abc" after host`:                                    poll("http://127.0.0.1:abc"),
+	} {
+		if err := feed.Tail(t.Context(), src, &bytes.Buffer{}, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", src, err, want)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -84,7 +85,13 @@ func network(endpoint string) (netw, addr string, err error) {
 	scheme, rest, ok := strings.Cut(endpoint, "://")
 	switch {
 	case ok && scheme == "tcp" && rest != "":
-		return "tcp", strings.Replace(rest, "*:", ":", 1), nil
+		rest = strings.Replace(rest, "*:", ":", 1)
+		if _, port, err := net.SplitHostPort(rest); err != nil {
+			return "", "", fmt.Errorf("zmtp: endpoint %q: %w", endpoint, err)
+		} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return "", "", fmt.Errorf("zmtp: endpoint %q: port %q is not a number up to 65535", endpoint, port)
+		}
+		return "tcp", rest, nil
 	case ok && scheme == "ipc" && rest != "":
 		return "unix", rest, nil
 	}

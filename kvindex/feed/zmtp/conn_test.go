@@ -293,7 +293,7 @@ func TestEndpoints(t *testing.T) {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}
-	for _, in := range []string{"", "5557", "udp://x:1", "tcp://", "inproc://x"} {
+	for _, in := range []string{"", "5557", "udp://x:1", "tcp://", "inproc://x", "tcp://x", "tcp://x:", "tcp://x:65536", "tcp://x:-1", "tcp://x:5557/y", "tcp://x:http", "tcp://::1:5557"} {
 		if CheckEndpoint(in) == nil {
 			t.Errorf("%q was accepted", in)
 		}
