@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -156,6 +155,10 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 		return nil, fmt.Errorf("--replicas %d: must be 1 to %d", f.replicas, mostReplicas)
 	case f.delay < 0 || f.resend < 0:
 		return nil, errors.New("--event-delay and --event-replay are times from 0 on")
+	case f.jsonPath != "" && f.jsonPath == f.htmlPath:
+		return nil, fmt.Errorf("--json and --report are one file, %s", f.jsonPath)
+	case f.acceptance && f.jsonPath+f.htmlPath != "":
+		return nil, errors.New("--json and --report are not written with --acceptance")
 	case f.rows != "" && !f.acceptance:
 		return nil, errors.New("--rows are those of --acceptance")
 	case readers[f.format] == nil && f.format != "generated":
@@ -231,6 +234,9 @@ func Command(args []string, out, progress io.Writer) error {
 	case f.acceptance:
 		return f.accept(out, progress)
 	}
+	if err := errors.Join(checkOutput("json", f.jsonPath), checkOutput("report", f.htmlPath)); err != nil {
+		return err
+	}
 	o, err := f.options()
 	if err != nil {
 		return err
@@ -239,11 +245,6 @@ func Command(args []string, out, progress io.Writer) error {
 		fmt.Fprintf(progress, "%d/%d %s, seed %d\n", run, runs, policy, seed)
 	}
 	files := []string{f.jsonPath, f.htmlPath}
-	for _, path := range files { // not only when all has run
-		if info, err := os.Stat(filepath.Dir(path)); path != "" && (err != nil || !info.IsDir()) {
-			return fmt.Errorf("%s: no such folder", filepath.Dir(path))
-		}
-	}
 	report, err := Run(o)
 	if err != nil {
 		return err
