@@ -404,6 +404,7 @@ func istio(t *testing.T, c *cluster) {
 	routed(t, chat)
 	t.Run("requests follow picks and ranks", func(t *testing.T) { followsPicks(t, c, ns, chat) })
 	t.Run("SSE", func(t *testing.T) { streams(t, c, ns, chat) })
+	t.Run("SSE that is kept back is noticed", func(t *testing.T) { buffered(t, c, ns, chat) })
 	t.Run("3 MiB body", func(t *testing.T) { bigBody(t, url+"/echo") })
 	t.Run("Expect: 100-continue", func(t *testing.T) { continues(t, c, url+"/echo") })
 	t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })

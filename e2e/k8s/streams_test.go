@@ -5,28 +5,39 @@ package k8s
 import (
 	"bufio"
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
-// streams holds every engine's answer behind its third token, and lets it go on
-// only when the client has what was made until then: whoever on the road keeps
-// pieces back until the end, waits for ever.
+// streams wants the pieces of an answer while the answer is still made.
 func streams(t *testing.T, c *cluster, in, chat string) {
+	t.Helper()
+	if err := c.streamed(t, t.Context(), in, chat); err != nil {
+		t.Error(err)
+	}
+}
+
+// streamed holds every engine's answer behind its third token, and lets it go on
+// only when the client has what was made until then: whoever on the road keeps
+// pieces back until the end, waits until ctx ends.
+func (c *cluster) streamed(t *testing.T, ctx context.Context, in, chat string) error {
 	t.Helper()
 	const held, tokens = 3, 8 // of chatBody
 	c.fault(t, in, fmt.Sprintf(`{"hold_after_tokens": %d}`, held))
 	defer c.fault(t, in, `{}`)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, chat, bytes.NewReader(chatBody("demo", "Tell me more.", true)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, chat, bytes.NewReader(chatBody("demo", "Tell me more.", true)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := client.Do(req)
 	if err != nil {
-		t.Fatal(err)
+		return fmt.Errorf("no answer while its engine holds it: %w", err)
 	}
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
@@ -40,18 +51,49 @@ func streams(t *testing.T, c *cluster, in, chat string) {
 	}
 	for i := range 1 + held { // the first names the role
 		if data := event(); !strings.Contains(data, `"delta"`) {
-			t.Fatalf("of an answer that is held behind %d tokens, piece %d is %q: %v", held, i, data, lines.Err())
+			return fmt.Errorf("of an answer that is held behind %d tokens, piece %d is %q: %w", held, i, data, lines.Err())
 		}
 	}
 	c.fault(t, in, `{}`)
 	for range tokens - held {
 		if data := event(); !strings.Contains(data, `"delta"`) {
-			t.Fatalf("when it goes on, a piece is %q: %v", data, lines.Err())
+			return fmt.Errorf("when it goes on, a piece is %q: %w", data, lines.Err())
 		}
 	}
 	if last := event(); last != "[DONE]" {
-		t.Errorf("the last piece is %q: %v", last, lines.Err())
+		return fmt.Errorf("the last piece is %q: %w", last, lines.Err())
 	}
+	return nil
+}
+
+// buffers is a filter that keeps an answer back until its end.
+const buffers = `{apiVersion: networking.istio.io/v1alpha3, kind: EnvoyFilter, metadata: {name: buffers}, spec: {workloadSelector: {labels: {gateway.networking.k8s.io/gateway-name: llm}},
+configPatches: [{applyTo: HTTP_FILTER, match: {context: GATEWAY, listener: {filterChain: {filter: {name: envoy.filters.network.http_connection_manager, subFilter: {name: envoy.filters.http.router}}}}},
+patch: {operation: INSERT_BEFORE, value: {name: buffers, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua,
+default_source_code: {inline_string: "function envoy_on_response(h) h:body() end"}}}}}]}}`
+
+// buffered is the negative control of streams, which fails behind a filter that
+// buffers answers.
+func buffered(t *testing.T, c *cluster, in, chat string) {
+	soon := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		client.CloseIdleConnections() // those that are open keep the filters that they began with
+		return c.streamed(t, ctx, in, chat)
+	}
+	c.applyText(t, buffers)
+	eventually(t, reasonable, "an answer that is kept back", func() error {
+		err := soon()
+		switch {
+		case err == nil:
+			return errors.New("its pieces came")
+		case !errors.Is(err, context.DeadlineExceeded):
+			return err
+		}
+		return nil
+	})
+	c.kubectl(t, "", "delete", "envoyfilter/buffers")
+	eventually(t, reasonable, "pieces of an answer", soon)
 }
 
 // fault sets the faults of all simulated engines of a namespace.
