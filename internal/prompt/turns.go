@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sort"
 	"sync"
+
+	"github.com/kvlane/kvlane/internal/spare"
 )
 
 // turns remembers bodies up to the end of their last message, so that the next turn of a conversation is read from its first
@@ -22,10 +24,12 @@ type turns struct {
 	bytes  int64
 	blocks map[uint64]*turn // digest of the first n blocks of a body -> a turn that begins with them
 	recent *list.List       // of *turn, the latest first
+	texts  spare.List[byte] // of turns that were dropped
 }
 
 // turn is a body up to the end of its last message. Invariant: text, elements and digests only grow, and only behind what is
-// there, so a slice taken under the lock may be read after it.
+// there, so a slice taken under the lock may be read after it. A turn that was dropped, which has no place, loses its text when
+// its last reader leaves.
 type turn struct {
 	start    int    // of the list of messages
 	text     []byte // ends with the last element
@@ -33,6 +37,7 @@ type turn struct {
 	digests  []uint64
 	place    *list.Element
 	size     int64
+	readers  int // calls of parse between find and leave
 }
 
 const (
@@ -51,7 +56,8 @@ type known struct {
 }
 
 func newTurns(limit int64, seed maphash.Seed) *turns {
-	return &turns{limit: limit, seed: seed, blocks: map[uint64]*turn{}, recent: list.New()}
+	dropped := limit / 8
+	return &turns{limit: limit - dropped, seed: seed, blocks: map[uint64]*turn{}, recent: list.New(), texts: spare.List[byte]{Limit: int(dropped)}}
 }
 
 // parse is r.Parse, from the last known message on.
@@ -61,6 +67,7 @@ func (t *turns) parse(r *Request, api API, body []byte) error {
 	}
 	digests := t.digest(r.digests[:0], body)
 	last, text, elements := t.find(digests)
+	defer t.leave(last)
 	k := known{}
 	if last != nil {
 		common := commonPrefix(text, body)
@@ -94,10 +101,30 @@ func (t *turns) find(digests []uint64) (*turn, []byte, []Span) {
 	for _, d := range slices.Backward(digests) {
 		if e := t.blocks[d]; e != nil {
 			t.recent.MoveToFront(e.place)
+			e.readers++
 			return e, e.text, e.elements
 		}
 	}
 	return nil, nil, nil
+}
+
+// leave ends what find began; the text that it returned may not be read any more.
+func (t *turns) leave(e *turn) {
+	if e == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e.readers--
+	t.reclaim(e)
+}
+
+// reclaim keeps the text's memory of a dropped turn that nobody reads.
+func (t *turns) reclaim(e *turn) {
+	if e.place == nil && e.readers == 0 {
+		t.texts.Give(e.text)
+		e.text = nil
+	}
 }
 
 // keep remembers the body of r, of which the first shared elements are those of last, which had had elements.
@@ -128,13 +155,14 @@ func (t *turns) keep(last *turn, r *Request, had, shared int, digests []uint64) 
 	if len(digests) == 0 || int64(end) > t.limit/memoShare {
 		return
 	}
-	e := &turn{start: r.Prompt.Start, text: roomy(r.Body[:end]), elements: roomy(r.Elements), digests: slices.Clone(digests)}
+	e := &turn{start: r.Prompt.Start, elements: append(make([]Span, 0, roomy(r.Count)), r.Elements...), digests: slices.Clone(digests)}
+	e.text = append(slices.Grow(t.texts.Take(roomy(end)), roomy(end)), r.Body[:end]...)
 	e.place = t.recent.PushFront(e)
 	t.register(e, 0, int64(cap(e.text))+int64(cap(e.elements))*16+turnFixed)
 }
 
-// roomy is a copy with room for a turn or two.
-func roomy[T any](s []T) []T { return append(make([]T, 0, len(s)+len(s)/8+64), s...) }
+// roomy is a length with room for a turn or two.
+func roomy(n int) int { return n + n/8 + 64 }
 
 // register lists the digests of e from one on, counts size bytes more and makes room for them.
 func (t *turns) register(e *turn, from int, size int64) {
@@ -156,6 +184,7 @@ func (t *turns) register(e *turn, from int, size int64) {
 			}
 			t.bytes -= gone.size
 			gone.place = nil
+			t.reclaim(gone)
 		}
 	}
 }

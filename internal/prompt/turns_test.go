@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"pgregory.net/rapid"
 )
@@ -97,5 +98,44 @@ func TestTurnsAreBoundedAndShared(t *testing.T) {
 	}
 	if size != m.turns.bytes || size == 0 {
 		t.Errorf("%d bytes counted, %d in turns", m.turns.bytes, size)
+	}
+}
+
+// What is being compared is not overwritten when its turn is dropped, but serves the next turns after that.
+func TestDroppedTurnsServeAgain(t *testing.T) {
+	m := NewMemo(256 << 10)
+	body := func(i int) []byte {
+		return fmt.Appendf(nil, `{"messages":[{"n":"%03d","text":"%s"}]}`, i, strings.Repeat("y", 20_000))
+	}
+	parse := func(i int) {
+		if _, err := m.Parse(Chat, body(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parse(0)
+	e, text, _ := m.turns.find(m.turns.digest(nil, body(0)))
+	if e == nil {
+		t.Fatal("the turn was not kept")
+	}
+	before := string(text)
+	for i := range 50 {
+		parse(1 + i)
+	}
+	if e.place != nil {
+		t.Fatal("there is room for everything: nothing is tested")
+	}
+	if string(text) != before {
+		t.Error("what is being read was overwritten")
+	}
+	m.turns.leave(e)
+	if e.text != nil {
+		t.Error("the memory was not given back")
+	}
+	again := false
+	for range 50 {
+		again = again || unsafe.SliceData(m.turns.texts.Take(len(before))) == unsafe.SliceData(text)
+	}
+	if !again {
+		t.Error("the memory does not serve again")
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sort"
 	"sync"
+
+	"github.com/kvlane/kvlane/internal/spare"
 )
 
 // Cache remembers the ids of whole prompts, so that the next turn of a
@@ -26,13 +28,16 @@ type Cache struct {
 	recent *list.List               // of *conversation, the latest first
 	bytes  int
 	once   [onceSize]uint64 // digests that came, by their low bits
+	texts  spare.List[byte] // of conversations that were dropped
+	ids    spare.List[uint32]
 }
 
 // conversation is a prompt up to its last hard cut.
 //
 // Invariant: text, ids and cuts only grow, and only behind what is there: a
 // slice taken under the lock may be read after it. The last cut is the end of
-// text and ids. digests[i] is that of the first i+1 blocks.
+// text and ids. digests[i] is that of the first i+1 blocks. A conversation that was
+// dropped, which has no place, loses text and ids when its last reader leaves.
 type conversation struct {
 	text    []byte
 	ids     []uint32
@@ -41,6 +46,7 @@ type conversation struct {
 	values  map[ValuesKey][]uint64
 	size    int
 	place   *list.Element
+	readers int // calls of Encode between find and leave
 }
 
 // hardCut is a place in a text and the number of ids before it.
@@ -62,9 +68,12 @@ const (
 	maxBlocks = 4096
 )
 
-// NewCache makes a cache of at most maxBytes.
+// NewCache makes a cache of at most maxBytes, of which an eighth is for what was
+// dropped and serves again.
 func NewCache(t *Tokenizer, maxBytes int) *Cache {
-	return &Cache{t: t, max: maxBytes, seed: maphash.MakeSeed(), blocks: map[uint64]*conversation{}, recent: list.New()}
+	dropped := maxBytes / 8
+	return &Cache{t: t, max: maxBytes - dropped, seed: maphash.MakeSeed(), blocks: map[uint64]*conversation{}, recent: list.New(),
+		texts: spare.List[byte]{Limit: dropped / 2}, ids: spare.List[uint32]{Limit: dropped / 2 / 4}}
 }
 
 // Prefix tells what the cache knows of a prompt that was just encoded. The zero
@@ -97,6 +106,7 @@ func (c *Cache) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, add
 	defer c.t.release(w)
 	w.digests = c.digest(w.digests[:0], text, addSpecial)
 	entry, known, again := c.find(w.digests)
+	defer c.leave(entry)
 	cut := known.reusable(text)
 	if err := checkText(text[cut.text:]); err != nil {
 		return dst, Prefix{}, err
@@ -167,10 +177,31 @@ func (c *Cache) find(digests []uint64) (e *conversation, known snapshot, again i
 	for _, d := range slices.Backward(digests) {
 		if e := c.blocks[d]; e != nil {
 			c.recent.MoveToFront(e.place)
+			e.readers++
 			return e, snapshot{e.text, e.ids, e.cuts}, again
 		}
 	}
 	return nil, snapshot{}, again
+}
+
+// leave ends what find began; nothing that it returned may be read any more.
+func (c *Cache) leave(e *conversation) {
+	if e == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e.readers--
+	c.reclaim(e)
+}
+
+// reclaim keeps the memory of a dropped conversation that nobody reads.
+func (c *Cache) reclaim(e *conversation) {
+	if e.place == nil && e.readers == 0 {
+		c.texts.Give(e.text)
+		c.ids.Give(e.ids)
+		e.text, e.ids = nil, nil
+	}
 }
 
 // reusable is the last cut up to which the texts are the same.
@@ -211,11 +242,12 @@ func (c *Cache) keep(w *worker, entry *conversation, known snapshot, cut hardCut
 			return entry
 		}
 	}
-	e := &conversation{
-		text: roomy(bytesOf(text)[:last.text]),
-		ids:  roomy(ids[:last.ids]),
-		cuts: make([]hardCut, 0, len(w.cuts)+8),
-	}
+	e := &conversation{cuts: make([]hardCut, 0, len(w.cuts)+8)}
+	c.mu.Lock()
+	e.text, e.ids = c.texts.Take(roomy(last.text)), c.ids.Take(roomy(last.ids))
+	c.mu.Unlock()
+	e.text = append(slices.Grow(e.text, roomy(last.text)), text[:last.text]...)
+	e.ids = append(slices.Grow(e.ids, roomy(last.ids)), ids[:last.ids]...)
 	for _, k := range known.cuts {
 		if k.text <= cut.text {
 			e.cuts = append(e.cuts, k)
@@ -237,10 +269,8 @@ func (c *Cache) keep(w *worker, entry *conversation, known snapshot, cut hardCut
 	return e
 }
 
-// roomy is a copy with room for another turn.
-func roomy[T any](s []T) []T {
-	return append(make([]T, 0, len(s)+len(s)/8+256), s...)
-}
+// roomy is a length with room for another turn.
+func roomy(n int) int { return n + n/8 + 256 }
 
 // extend grows a conversation from cut to last; false if somebody else was
 // faster.
@@ -295,6 +325,7 @@ func (c *Cache) drop(e *conversation) {
 			delete(c.blocks, d)
 		}
 	}
+	c.reclaim(e)
 }
 
 // Bytes is what the cache holds now.
@@ -342,7 +373,7 @@ func (p Prefix) SetValues(key ValuesKey, values []uint64) {
 	}
 	have := e.values[key]
 	if have == nil {
-		have = roomy(values[:n])
+		have = append(make([]uint64, 0, roomy(n)), values[:n]...)
 	}
 	e.setValues(key, append(have, values[len(have):n]...))
 	p.cache.resize(e)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 )
 
 // chatMarks are, for each family, how a message begins and ends.
@@ -154,6 +155,47 @@ func TestCacheConcurrently(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// What a call of Encode reads is not overwritten when the conversation is dropped, but
+// serves the next conversations after that call.
+func TestDroppedConversationsServeAgain(t *testing.T) {
+	tok := family(t, "qwen3")
+	c := NewCache(tok, 1<<20)
+	prompt := func(i int) string {
+		return fmt.Sprintf("<|im_start|>user\n%03d ", i) + conversationText(1, 20_000) + "<|im_end|>\n"
+	}
+	encode := func(i int) {
+		if _, _, err := c.Encode(nil, prompt(i), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	encode(0)
+	e, known, _ := c.find(c.digest(nil, prompt(0), false))
+	if e == nil {
+		t.Fatal("the prompt was not kept")
+	}
+	text, ids := string(known.text), slices.Clone(known.ids)
+	for i := range 50 {
+		encode(1 + i)
+	}
+	if e.place != nil {
+		t.Fatal("the cache has room for everything: nothing is tested")
+	}
+	if string(known.text) != text || !slices.Equal(known.ids, ids) {
+		t.Error("what is being read was overwritten")
+	}
+	c.leave(e)
+	if e.text != nil || e.ids != nil {
+		t.Error("the memory was not given back")
+	}
+	again := false
+	for range 50 {
+		again = again || unsafe.SliceData(c.texts.Take(len(text))) == unsafe.SliceData(known.text)
+	}
+	if !again {
+		t.Error("the memory does not serve again")
+	}
 }
 
 // Long prompts that come once leave nothing behind; what two of them share is kept
