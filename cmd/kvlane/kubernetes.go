@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"log/slog"
 	"net"
@@ -124,13 +125,27 @@ type poolFlags struct {
 	port, health    int
 }
 
+// portFlag is a port's number.
+type portFlag int
+
+func (p *portFlag) String() string { return strconv.Itoa(int(*p)) }
+
+func (p *portFlag) Set(text string) error {
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return errors.New("want a port from 1 to 65535")
+	}
+	*p = portFlag(n)
+	return nil
+}
+
 func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 	k := &poolFlags{}
 	f.BoolVar(&k.conformance, "conformance", false, "obey test-epp-endpoint-selection and answer with x-conformance-test-served-endpoint: for conformance tests only")
 	f.StringVar(&k.pool, "pool-name", "", "`InferencePool` instead of workers.kubernetes.pool")
 	f.StringVar(&k.namespace, "pool-namespace", "", "`namespace` instead of workers.kubernetes.namespace")
-	f.IntVar(&k.port, "grpc-port", 0, "`port` instead of that of listen.address")
-	f.IntVar(&k.health, "grpc-health-port", 0, "`port` instead of that of listen.health")
+	f.Var((*portFlag)(&k.port), "grpc-port", "`port` instead of that of listen.address")
+	f.Var((*portFlag)(&k.health), "grpc-health-port", "`port` instead of that of listen.health")
 	f.StringVar(&k.bind, "bind", "", "`IP` on which --grpc-port and --grpc-health-port listen; empty: all")
 	f.String("zap-encoder", "", "taken and ignored: logs are JSON")
 	return k

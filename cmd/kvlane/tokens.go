@@ -48,6 +48,9 @@ func runRender(_ context.Context, io streams, args []string) error {
 	if err := parse(f, args, 0); err != nil {
 		return err
 	}
+	if *context < 0 {
+		return usageError{fmt.Sprintf("--max-model-len %d: want a number of tokens, or 0 for no limit", *context)}
+	}
 	now := time.Now()
 	if *nowText != "" {
 		var err error

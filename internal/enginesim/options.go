@@ -156,6 +156,7 @@ const (
 	maxBlockSize = 1 << 16
 	maxBlocks    = 1 << 22 // of a rank
 	maxAllBlocks = 1 << 24 // of all ranks
+	maxScale     = 1e6
 )
 
 // boundedInt is a flag's number within bounds that the error names.
@@ -244,6 +245,14 @@ func (o *Options) complete() error {
 		return fmt.Errorf("block size %d: want 1 to %d", o.BlockSize, maxBlockSize)
 	case o.Blocks < 2 || o.Blocks > maxBlocks || o.Ranks*o.Blocks > maxAllBlocks:
 		return fmt.Errorf("%d blocks on each of %d ranks: want 2 to %d, and at most %d on all", o.Blocks, o.Ranks, maxBlocks, maxAllBlocks)
+	case o.MaxModelLen < 0:
+		return fmt.Errorf("max model len %d: want a number of tokens, or 0 for what the blocks hold", o.MaxModelLen)
+	case min(o.Time.A, o.Time.P, o.Time.B, o.Time.C, o.Time.Q) < 0:
+		return errors.New("the times of a step (step-base, step-prefill, step-decode) are from 0 on")
+	case !(o.Time.Scale >= 0 && o.Time.Scale <= maxScale):
+		return fmt.Errorf("time scale %g: want 0 to %g", o.Time.Scale, float64(maxScale))
+	case o.KVLease < 0:
+		return fmt.Errorf("kv lease %v: want a time from 0 on", o.KVLease)
 	case o.MaxModelLen > usable:
 		return fmt.Errorf("max model len %d is more than the cache holds (%d tokens)", o.MaxModelLen, usable)
 	case o.Tokenizer == nil && o.TokenizerFS == nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -75,6 +76,12 @@ func TestNumbersOutOfBounds(t *testing.T) {
 	}
 	for name, o := range map[string]Options{
 		"70000 ranks: want 1 to 256":                {Ranks: 70000},
+		"max model len -5: want a number":           {MaxModelLen: -5},
+		"the times of a step":                       {Time: TimeModel{P: -time.Second}},
+		"time scale -1: want 0 to":                  {Time: TimeModel{Scale: -1}},
+		"time scale NaN: want 0 to":                 {Time: TimeModel{Scale: math.NaN()}},
+		"time scale +Inf: want 0 to":                {Time: TimeModel{Scale: math.Inf(1)}},
+		"kv lease -1s: want a time":                 {KVLease: -time.Second},
 		"block size -1: want 1 to 65536":            {BlockSize: -1},
 		"4194304 blocks on each of 256 ranks: want": {Ranks: 256, Blocks: maxBlocks},
 	} {

@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -33,17 +32,21 @@ func (s *seconds) Set(text string) error {
 		*s = -1
 		return nil
 	}
-	if v, err := strconv.ParseFloat(text, 64); err == nil {
-		*s = seconds(v)
-		return nil
-	}
-	d, err := time.ParseDuration(text)
+	v, err := strconv.ParseFloat(text, 64)
 	if err != nil {
+		var d time.Duration
+		d, err = time.ParseDuration(text)
+		v = d.Seconds()
+	}
+	if err != nil || !(v >= 0 && v <= mostSeconds) {
 		return errors.New("want a time like 10ms or 0.01")
 	}
-	*s = seconds(d.Seconds())
+	*s = seconds(v)
 	return nil
 }
+
+// mostSeconds is a year, longer than any trace.
+const mostSeconds = 366 * 24 * 3600
 
 // flags are the arguments.
 type flags struct {
@@ -145,10 +148,10 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 	switch {
 	case s.NArg() > 0:
 		return nil, fmt.Errorf("unknown argument %q", s.Arg(0))
-	case f.seeds < 1:
-		return nil, fmt.Errorf("--seeds %d: must be above 0", f.seeds)
-	case f.load < 0 || f.load == 0 && f.given("load") || math.IsNaN(f.load) || math.IsInf(f.load, 0):
-		return nil, fmt.Errorf("--load %g: must be above 0", f.load)
+	case f.seeds < 1 || f.seeds > mostSeeds:
+		return nil, fmt.Errorf("--seeds %d: must be 1 to %d", f.seeds, mostSeeds)
+	case f.given("load") && !(f.load > 0 && f.load <= mostLoad):
+		return nil, fmt.Errorf("--load %g: must be above 0, up to %g", f.load, mostLoad)
 	case !(f.loss >= 0 && f.loss <= 1):
 		return nil, fmt.Errorf("--event-loss %g: a part, 0 to 1", f.loss)
 	case f.replicas < 1 || f.replicas > mostReplicas:
@@ -173,6 +176,12 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 
 // mostReplicas bounds the routers, each of which has an index of its own.
 const mostReplicas = 1000
+
+// mostSeeds bounds the runs, mostLoad how much faster a trace arrives.
+const (
+	mostSeeds = 10_000
+	mostLoad  = 1e6
+)
 
 // plainFlag says in a user's words what package flag says in Go's.
 func plainFlag(s *flag.FlagSet, err error) error {

@@ -290,11 +290,17 @@ func TestWhatCannotRunIsSaidFirst(t *testing.T) {
 	for args, want := range map[string]string{
 		"--policies kv-aware,nonsense":                   `no policy "nonsense"`,
 		"--policies kv-aware,kv-aware?cap.multiplier=-5": "kv-aware?cap.multiplier=-5: routing: policy.cap.multiplier: -5 is not within",
-		"--load 0":   "--load 0: must be above 0",
-		"--load -1":  "--load -1: must be above 0",
-		"--load Inf": "--load +Inf: must be above 0",
-		"--load NaN": "--load NaN: must be above 0",
-		"--seeds 0":  "--seeds 0: must be above 0",
+		"--load 0":             "--load 0: must be above 0",
+		"--load -1":            "--load -1: must be above 0",
+		"--load Inf":           "--load +Inf: must be above 0",
+		"--load NaN":           "--load NaN: must be above 0",
+		"--load 1e9":           "--load 1e+09: must be above 0, up to 1e+06",
+		"--seeds 0":            "--seeds 0: must be 1 to 10000",
+		"--seeds 2000000000":   "--seeds 2000000000: must be 1 to 10000",
+		"--event-delay nan":    `--event-delay "nan": want a time like 10ms or 0.01`,
+		"--event-replay -1s":   `--event-replay "-1s": want a time like`,
+		"--arrival-jitter inf": `--arrival-jitter "inf": want a time like`,
+		"--share-delay -3":     `--share-delay "-3": want a time like`,
 	} {
 		var out, progress strings.Builder
 		err := Command(append([]string{"--format", "generated", "--seeds", "1"}, strings.Fields(args)...), &out, &progress)
