@@ -3,8 +3,12 @@ package envoy
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -13,6 +17,8 @@ import (
 	"github.com/goccy/go-yaml"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/extproc"
 )
 
 // documents reads every object of a manifest as JSON.
@@ -49,6 +55,31 @@ func TestManifestsAreObjects(t *testing.T) {
 			}
 			if err := json.Unmarshal(doc, &o); err != nil || o.APIVersion == "" || o.Kind == "" || o.Metadata.Name == "" {
 				t.Errorf("%s: %+v %v", f, o, err)
+			}
+		}
+	}
+}
+
+// What a client must not set goes off wherever it comes in: by the Envoys of this
+// package, by what the manifests make gateways do, and by Kvlane itself, for the
+// gateways that can be made to do nothing (InferencePool).
+func TestEveryEntranceTakesTheSameHeadersOff(t *testing.T) {
+	for _, h := range StripHeaders() {
+		if !slices.ContainsFunc(extproc.DefaultControlHeaders, func(c string) bool {
+			prefix, any := strings.CutSuffix(c, "*")
+			return h == c || any && strings.HasPrefix(h, prefix)
+		}) {
+			t.Errorf("Kvlane lets %s through", h)
+		}
+	}
+	for file, form := range map[string]string{"istio-envoyfilter/envoyfilter.yaml": "{remove: %s}", "envoy-gateway/policies.yaml": "%s"} {
+		text, err := os.ReadFile(filepath.Join("manifests", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, h := range StripHeaders() {
+			if !regexp.MustCompile(`[\[ ]` + regexp.QuoteMeta(fmt.Sprintf(form, h)) + `[],]`).Match(text) {
+				t.Errorf("%s lets %s through", file, h)
 			}
 		}
 	}

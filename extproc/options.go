@@ -15,10 +15,17 @@ const DefaultBodyLimit = 16 << 20
 // DefaultLateTickets is how many ended requests wait for their outcome.
 const DefaultLateTickets = 4096
 
-// DefaultControlHeaders are the request headers that steer forwarding, decisions or
-// the engine's own placing (SGLang's x-override-*), and that a client must not set. A
-// trailing * stands for any ending.
-var DefaultControlHeaders = []string{pickKey, "x-kvlane-*", "x-gateway-inference-objective", "x-override-*"}
+// DefaultControlHeaders are the request headers that steer forwarding (here, in
+// llm-d's sidecar and in Envoy's own filters), decisions, the rank, or the engine's
+// own placing (SGLang's x-override-*), and that a client must not set. A trailing *
+// stands for any ending.
+//
+// They include all that the Envoys of package envoy take off themselves: a gateway's
+// Envoy may have no such filter.
+var DefaultControlHeaders = []string{
+	pickKey, "x-kvlane-*", "x-gateway-inference-objective", "x-override-*",
+	"x-gateway-destination-endpoint-subset", "x-prefiller-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port", "x-data-parallel-rank",
+}
 
 // Options configure a Server. The zero value is complete.
 type Options struct {
