@@ -34,7 +34,7 @@
 {{- if $v.modelServers.rankPerPort }}{{ $_ := set $kubernetes "rank_per_port" true }}{{ end }}
 {{- if $v.modelServers.neverAsk }}{{ $_ := set $kubernetes "never_ask" true }}{{ end }}
 {{- with $v.modelServers.roleLabels }}{{ $_ := set $kubernetes "role_labels" . }}{{ end }}
-{{- $drain := int64 $v.drainSeconds }}
+{{- $drain := include "kvlane.drain" . | int64 }}
 {{- if eq $v.mode "sidecar" }}{{ $drain = add $v.drainQuietSeconds 5 }}{{ end }}
 {{- $c := deepCopy $v.config }}
 {{- $_ := set $c "listen" $listen }}

@@ -135,12 +135,22 @@ unix:/run/kvlane/kvlane.sock
 {{- if and (eq .Values.mode "sidecar") (dig "disagg" "connector" "" .Values.config) }}unix:/run/kvlane/prefill.sock{{ end }}
 {{- end }}
 
+{{- /* Seconds that Kvlane serves on after SIGTERM. Answers that pass through it need their time. */ -}}
+{{- define "kvlane.drain" -}}
+{{- $full := eq .Values.proxy.responseBody "FULL_DUPLEX_STREAMED" }}
+{{- if eq .Values.mode "gateway" }}
+{{- $full = not (include "kvlane.routesToService" .) }}
+{{- if eq .Values.provider.name "envoy-gateway" }}{{ $full = eq .Values.provider.envoyGateway.requestBody "FullDuplexStreamed" }}{{ end }}
+{{- end }}
+{{- default (ternary 600 120 $full) .Values.drainSeconds | int64 }}
+{{- end }}
+
 {{- /* Seconds until the kubelet may kill a pod with Kvlane. */ -}}
 {{- define "kvlane.neededGrace" -}}
 {{- if eq .Values.mode "sidecar" }}
 {{- add .Values.proxy.drainSeconds .Values.drainQuietSeconds 15 }}
 {{- else }}
-{{- add .Values.drainSeconds 10 }}
+{{- add (include "kvlane.drain" . | int64) 10 }}
 {{- end }}
 {{- end }}
 

@@ -150,7 +150,7 @@
 {{- fail (printf "terminationGracePeriodSeconds %d: the pod would be killed while it drains; it needs %d (or null), or smaller drainSeconds" (int64 $v.terminationGracePeriodSeconds) $needed) }}
 {{- end }}
 {{- end }}
-{{- if and (ne $v.mode "sidecar") (le (int64 $v.drainSeconds) (int64 $v.drainQuietSeconds)) }}
+{{- if and (ne $v.mode "sidecar") (le (include "kvlane.drain" . | int64) (int64 $v.drainQuietSeconds)) }}
 {{- fail "drainQuietSeconds: must be less than drainSeconds" }}
 {{- end }}
 
