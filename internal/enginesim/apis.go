@@ -115,11 +115,20 @@ func messagesEnd(o *output) {
 	o.named(map[string]any{"type": "message_stop"})
 }
 
+// numbered is named with the number that the responses API gives each event of a stream.
+func (o *output) numbered(kind string, v map[string]any) {
+	v["type"], v["sequence_number"] = kind, o.events
+	o.events++
+	o.named(v)
+}
+
 func (o *output) response(status string) map[string]any {
-	out := map[string]any{"id": "resp_" + o.c.id, "object": "response", "created_at": o.created, "status": status, "model": o.c.modelName(), "output": []any{}}
+	out := map[string]any{
+		"id": "resp_" + o.c.id, "object": "response", "created_at": o.created, "status": status, "model": o.c.modelName(), "output": []any{},
+		"parallel_tool_calls": true, "tool_choice": "auto", "tools": []any{}, "error": nil, "incomplete_details": nil, "usage": nil,
+	}
 	if status != "in_progress" {
-		text := map[string]any{"type": "output_text", "text": o.choices[0].text.String(), "annotations": []any{}}
-		out["output"] = []any{map[string]any{"id": "msg_" + o.c.id, "type": "message", "role": "assistant", "status": status, "content": []any{text}}}
+		out["output"] = []any{o.outputItem(status)}
 		out["usage"] = map[string]any{
 			"input_tokens": o.prompt, "output_tokens": o.generated, "total_tokens": o.prompt + o.generated,
 			"input_tokens_details": map[string]any{"cached_tokens": max(0, o.cached+o.c.faults.get().CachedTokensLie)},
@@ -128,16 +137,45 @@ func (o *output) response(status string) map[string]any {
 	return out
 }
 
+// outputItem is the one message of an answer.
+func (o *output) outputItem(status string) map[string]any {
+	content := []any{}
+	if status != "in_progress" {
+		content = append(content, outputText(o.choices[0].text.String()))
+	}
+	return map[string]any{"id": "msg_" + o.c.id, "type": "message", "role": "assistant", "status": status, "content": content}
+}
+
+func outputText(text string) map[string]any {
+	return map[string]any{"type": "output_text", "text": text, "annotations": []any{}, "logprobs": []any{}}
+}
+
+// place says which part of the answer an event is about, beside what it says of it.
+func (o *output) place(key string, value any) map[string]any {
+	return map[string]any{"item_id": "msg_" + o.c.id, "output_index": 0, "content_index": 0, key: value}
+}
+
 func responsesChunk(o *output, _ merged, text string, first bool) {
 	if first {
-		o.named(map[string]any{"type": "response.created", "response": o.response("in_progress")})
+		o.numbered("response.created", map[string]any{"response": o.response("in_progress")})
+		o.numbered("response.in_progress", map[string]any{"response": o.response("in_progress")})
+		o.numbered("response.output_item.added", map[string]any{"output_index": 0, "item": o.outputItem("in_progress")})
+		o.numbered("response.content_part.added", o.place("part", outputText("")))
 	}
-	o.named(map[string]any{"type": "response.output_text.delta", "item_id": "msg_" + o.c.id, "output_index": 0, "content_index": 0, "delta": text})
+	delta := o.place("delta", text)
+	delta["logprobs"] = []any{}
+	o.numbered("response.output_text.delta", delta)
 }
 
 func responsesEnd(o *output) {
 	if o.c.body.Stream {
-		o.named(map[string]any{"type": "response.completed", "response": o.response("completed")})
+		text := o.choices[0].text.String()
+		done := o.place("text", text)
+		done["logprobs"] = []any{}
+		o.numbered("response.output_text.done", done)
+		o.numbered("response.content_part.done", o.place("part", outputText(text)))
+		o.numbered("response.output_item.done", map[string]any{"output_index": 0, "item": o.outputItem("completed")})
+		o.numbered("response.completed", map[string]any{"response": o.response("completed")})
 		return
 	}
 	o.write(o.response("completed"))

@@ -2,6 +2,7 @@ package enginesim
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -59,5 +60,82 @@ func TestMessagesResponsesAndTokens(t *testing.T) {
 		if a := post(t, e.URL()+path, bad); a.status != 400 {
 			t.Errorf("%s %s: %d", path, bad, a.status)
 		}
+	}
+}
+
+// TestResponsesStream: clients put the answer together from the events, and refuse a delta whose item and part were not
+// announced.
+func TestResponsesStream(t *testing.T) {
+	e := start(t, Options{})
+	a := post(t, e.URL()+"/v1/responses", m{"input": "Hi", "max_output_tokens": 3, "stream": true})
+	type part struct {
+		Type string
+		Text string
+	}
+	type item struct {
+		ID, Type, Role, Status string
+		Content                []part
+	}
+	type event struct {
+		Type         string
+		Number       *int   `json:"sequence_number"`
+		ItemID       string `json:"item_id"`
+		OutputIndex  *int   `json:"output_index"`
+		ContentIndex *int   `json:"content_index"`
+		Delta, Text  string
+		Part         part
+		Item         item
+		Response     struct {
+			ID, Object, Status string
+			Output             []item
+			Usage              *struct {
+				Output int `json:"output_tokens"`
+			}
+		}
+	}
+	var kinds []string
+	last, text := map[string]event{}, ""
+	for i, block := range strings.Split(strings.TrimSpace(string(a.raw)), "\n\n") {
+		name, data, _ := strings.Cut(block, "\ndata: ")
+		var ev event
+		if err := json.Unmarshal([]byte(data), &ev); err != nil {
+			t.Fatalf("%v: %s", err, block)
+		}
+		if name != "event: "+ev.Type || ev.Number == nil || *ev.Number != i {
+			t.Errorf("event %d is %s", i, block)
+		}
+		if strings.Contains(ev.Type, "_part.") || strings.Contains(ev.Type, "_text.") {
+			if ev.OutputIndex == nil || ev.ContentIndex == nil || ev.ItemID != last["response.output_item.added"].Item.ID || ev.ItemID == "" {
+				t.Errorf("of which part is %s", block)
+			}
+		}
+		text += ev.Delta
+		kinds, last[ev.Type] = append(kinds, ev.Type), ev
+	}
+	want := []string{
+		"response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+		"response.output_text.delta", "response.output_text.delta", "response.output_text.delta",
+		"response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed",
+	}
+	if !slices.Equal(kinds, want) {
+		t.Fatalf("%v", kinds)
+	}
+	whole := last["response.completed"].Response
+	if whole.Object != "response" || whole.Status != "completed" || whole.Usage == nil || whole.Usage.Output != 3 || whole.ID != last["response.created"].Response.ID {
+		t.Errorf("completed: %+v", whole)
+	}
+	for what, got := range map[string]string{
+		"text done": last["response.output_text.done"].Text, "part done": last["response.content_part.done"].Part.Text,
+		"item done": last["response.output_item.done"].Item.Content[0].Text, "completed": whole.Output[0].Content[0].Text,
+	} {
+		if got != text || text == "" {
+			t.Errorf("%s: %q, the deltas are %q", what, got, text)
+		}
+	}
+	if added := last["response.output_item.added"].Item; added.Type != "message" || added.Role != "assistant" || added.Status != "in_progress" || len(added.Content) != 0 {
+		t.Errorf("item added: %+v", added)
+	}
+	if part := last["response.content_part.added"].Part; part.Type != "output_text" || part.Text != "" {
+		t.Errorf("part added: %+v", part)
 	}
 }

@@ -19,6 +19,7 @@ type output struct {
 	seen    map[int]bool // prompts whose tokens are counted
 
 	prompt, cached, generated int
+	events                    int // numbered ones that were sent
 	// extra is put on the top level of the answer, perChoice into each choice.
 	extra, perChoice map[string]any
 }
