@@ -341,12 +341,20 @@ func TestWorkersThatChange(t *testing.T) {
 	if _, e := b.ask("/v1/completions", completion(300, "")); e.Target != "b" || len(b.endpoints) != 1 {
 		t.Errorf("target %s, endpoints %v", e.Target, b.endpoints)
 	}
-	// Another process behind the same name inherits nothing.
-	a.Draining, a.Generation = false, 2
+	// Another process behind the same name inherits nothing, also where it has the old one's address.
+	a.Draining = false
 	bb.Ready = false
-	b.SetWorkers([]workers.Worker{a, bb})
-	if _, e := b.ask("/v1/completions", completion(300, "")); !strings.HasPrefix(e.Target, "a/") || e.Matched != 0 {
-		t.Errorf("target %s with %d tokens matched", e.Target, e.Matched)
+	for _, generation := range []uint64{1, 2} {
+		a.Generation = generation
+		b.SetWorkers([]workers.Worker{a, bb})
+		d, e := b.ask("/v1/completions", completion(800, ""))
+		if !strings.HasPrefix(e.Target, "a/") || e.Matched != 0 {
+			t.Errorf("generation %d: target %s with %d tokens matched", generation, e.Target, e.Matched)
+		}
+		d.Ticket.ResponseHeaders(200, d.Endpoint)
+		if _, again := b.ask("/v1/completions", completion(800, "")); again.Target != e.Target || again.Matched == 0 {
+			t.Errorf("generation %d: the same prompt on %s with %d tokens matched, want %s", generation, again.Target, again.Matched, e.Target)
+		}
 	}
 	b.SetWorkers(nil)
 	if d, _ := b.ask("/v1/completions", completion(300, "")); d.Reject == nil || d.Reject.Status != 503 {
