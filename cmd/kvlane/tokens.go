@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/workers"
 )
 
 func runTokenize(_ context.Context, io streams, args []string) error {
@@ -94,6 +95,23 @@ func answered(err error) error {
 	return err
 }
 
+// firstModel is the first name that the engine lists.
+func firstModel(ctx context.Context, url string) (string, error) {
+	asker := workers.NewAsker(10 * time.Second)
+	defer asker.Close()
+	names, err := asker.Models(ctx, url)
+	if err == nil && len(names) == 0 {
+		err = workers.ErrNoModels
+	}
+	if errors.Is(err, workers.ErrNoModels) {
+		err = fmt.Errorf("%w (name one with --model)", err)
+	}
+	if err != nil {
+		return "", err
+	}
+	return names[0], nil
+}
+
 // runTokensCheck compares a tokenizer with a live engine.
 func runTokensCheck(ctx context.Context, io streams, args []string) error {
 	f := flags(io, "tokens-check")
@@ -117,10 +135,7 @@ func runTokensCheck(ctx context.Context, io streams, args []string) error {
 	}
 	oracle := &model.Oracle{Engine: engine, URL: *url}
 	if *name == "" {
-		if *name, err = oracle.FirstModel(ctx); err != nil {
-			if errors.Is(err, model.ErrNoModel) {
-				err = fmt.Errorf("%w (name one with --model)", err)
-			}
+		if *name, err = firstModel(ctx, *url); err != nil {
 			return fmt.Errorf("the engine could not be compared: %w", err)
 		}
 	}

@@ -64,3 +64,27 @@ func TestTokensCheckTellsWhatDiffers(t *testing.T) {
 		t.Errorf("code %d: %s", code, errs)
 	}
 }
+
+func TestTokensCheckNeedsAModel(t *testing.T) {
+	answer, status := "", http.StatusOK
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, answer)
+	}))
+	defer engine.Close()
+	for _, c := range []struct {
+		status       int
+		answer, want string
+	}{
+		{200, `{"data":[]}`, "GET /v1/models: no list of models (name one with --model)"},
+		{200, `no json`, "(name one with --model)"},
+		{404, `{}`, "GET /v1/models: no list of models (name one with --model)"},
+		{503, `{}`, "/v1/models: status 503\n"},
+	} {
+		answer, status = c.answer, c.status
+		code, _, errs := kvlane("", "tokens-check", "--tokenizer", "builtin:qwen3", "--engine", engine.URL+"/")
+		if code != 1 || !strings.Contains(errs, c.want) {
+			t.Errorf("%d %s: code %d: %s", c.status, c.answer, code, errs)
+		}
+	}
+}

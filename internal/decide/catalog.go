@@ -190,7 +190,7 @@ func (d *Decider) askAll(done chan struct{}) {
 		gate <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-gate }()
-			names, err := d.catalog.asker.Models(d.listContext, m.Address)
+			names, err := d.catalog.asker.Models(d.listContext, "http://"+m.Address)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {

@@ -178,37 +178,3 @@ func messageOf(answer []byte) string {
 	const most = 300
 	return string(answer[:min(len(answer), most)])
 }
-
-// ErrNoModel is FirstModel's error for an engine that answers and names none.
-var ErrNoModel = errors.New("GET /v1/models: no models")
-
-// FirstModel is the first name in the engine's GET /v1/models.
-func (o *Oracle) FirstModel(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(o.URL, "/")+"/v1/models", nil)
-	if err != nil {
-		return "", err
-	}
-	client := o.Client
-	if client == nil {
-		client = http.DefaultClient
-	}
-	resp, err := client.Do(r)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	var list struct {
-		Data []struct {
-			ID string `json:"id"`
-		} `json:"data"`
-	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&list); err != nil {
-		return "", fmt.Errorf("%w: status %d: %w", ErrNoModel, resp.StatusCode, err)
-	}
-	if len(list.Data) == 0 {
-		return "", ErrNoModel
-	}
-	return list.Data[0].ID, nil
-}

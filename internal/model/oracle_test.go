@@ -274,27 +274,6 @@ func FuzzEngineAnswer(f *testing.F) {
 	})
 }
 
-func TestFirstModel(t *testing.T) {
-	answer := `{"data":[{"id":"base"},{"id":"adapter"}]}`
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/v1/models" {
-			http.NotFound(w, r)
-			return
-		}
-		_, _ = io.WriteString(w, answer)
-	}))
-	defer s.Close()
-	o := &Oracle{URL: s.URL + "/"}
-	if name, err := o.FirstModel(t.Context()); err != nil || name != "base" {
-		t.Errorf("%q, %v", name, err)
-	}
-	for _, answer = range []string{`{"data":[]}`, `no json`} {
-		if name, err := o.FirstModel(t.Context()); err == nil {
-			t.Errorf("%s gave %q", answer, name)
-		}
-	}
-}
-
 // TestRenderedAPIsAreCompared: messages and responses are compared with vLLM's render endpoints, as a whole; where the engine
 // has none, nothing is said.
 func TestRenderedAPIsAreCompared(t *testing.T) {

@@ -97,18 +97,22 @@ func (a *Asker) Ask(ctx context.Context, address string) (Facts, error) {
 	return f, nil
 }
 
-// Models are the names that the engine lists in GET /v1/models, adapters included.
-func (a *Asker) Models(ctx context.Context, address string) ([]string, error) {
-	body, err := a.question(ctx, "http://"+address+"/v1/models")
+// ErrNoModels is the error of Models for one that answers, but not as an engine does.
+var ErrNoModels = errors.New("GET /v1/models: no list of models")
+
+// Models are the names that the engine at a URL lists in GET /v1/models, adapters
+// included.
+func (a *Asker) Models(ctx context.Context, url string) ([]string, error) {
+	body, err := a.question(ctx, strings.TrimRight(url, "/")+"/v1/models")
 	if err != nil {
 		return nil, err
 	}
 	if body == nil {
-		return nil, errOther
+		return nil, ErrNoModels
 	}
 	var f Facts
 	if err := readModels(&f, body, ""); err != nil {
-		return nil, fmt.Errorf("GET /v1/models: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrNoModels, err)
 	}
 	return f.Models, nil
 }
