@@ -93,7 +93,7 @@ func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mod
 		return err
 	}
 	defer b.close()
-	start, err := residentMB(b.server.Process.Pid)
+	start, err := residentMemory(b.server.Process.Pid)
 	if err != nil {
 		return err
 	}
@@ -119,8 +119,8 @@ func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mod
 				return err
 			}
 		}
-		if end, err := residentMB(b.server.Process.Pid); err == nil {
-			fmt.Fprintf(os.Stdout, "%-22s %-15s %-20s %-7s %d MB before the load, %d MB after\n", "resident memory", l.text.name, mode, name, start, end)
+		if end, err := residentMemory(b.server.Process.Pid); err == nil {
+			fmt.Fprintf(os.Stdout, "%-22s %-15s %-20s %-7s %s before the load, %s after\n", "resident memory", l.text.name, mode, name, start, end)
 		}
 	}
 	if mode == "BUFFERED" {
@@ -203,7 +203,7 @@ func (o *options) idle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	resident, err := residentMB(b.server.Process.Pid)
+	resident, err := residentMemory(b.server.Process.Pid)
 	if err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (o *options) idle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(os.Stdout, "idle with 100 workers: %.4f cores, %d MB resident; binary %.1f MB\n",
+	fmt.Fprintf(os.Stdout, "idle with 100 workers: %.4f cores, %s resident; binary %.1f MB\n",
 		(after[0]-before[0]).Seconds()/length.Seconds(), resident, float64(info.Size())/1e6)
 	return nil
 }

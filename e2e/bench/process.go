@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -33,16 +34,32 @@ func processorTime(pid int) (time.Duration, error) {
 	return sum, nil
 }
 
-// residentMB is a process's resident memory.
-func residentMB(pid int) (int, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+// memory is what a process has resident, in MiB: pages of its own, and of files, which are
+// its binary's.
+type memory struct{ own, files int }
+
+func (m memory) String() string {
+	return fmt.Sprintf("%d MB (%d of files)", m.own+m.files, m.files)
+}
+
+func residentMemory(pid int) (m memory, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return 0, err
+		return m, err
 	}
-	fields := bytes.Fields(text)
-	if len(fields) < 2 {
-		return 0, fmt.Errorf("/proc/%d/statm has %d fields", pid, len(fields))
+	for _, line := range []struct {
+		name string
+		to   *int
+	}{{"RssAnon:", &m.own}, {"RssFile:", &m.files}} {
+		_, rest, ok := strings.Cut(string(text), line.name)
+		if !ok {
+			return m, fmt.Errorf("/proc/%d/status has no %s", pid, line.name)
+		}
+		kib, err := strconv.Atoi(strings.Fields(rest)[0])
+		if err != nil {
+			return m, fmt.Errorf("/proc/%d/status: %s %w", pid, line.name, err)
+		}
+		*line.to = (kib + 512) >> 10
 	}
-	pages, err := strconv.Atoi(string(fields[1]))
-	return pages * os.Getpagesize() >> 20, err
+	return m, nil
 }
