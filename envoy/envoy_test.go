@@ -3,10 +3,12 @@ package envoy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -159,10 +161,21 @@ func TestEndpointsReachEveryEnvoy(t *testing.T) {
 	for _, s := range streams {
 		expect(t, s, "10.0.0.3:8000")
 	}
-	for _, bad := range []string{"host:8000", "10.0.0.1", "10.0.0.1:x"} {
-		if err := x.Set(Endpoints{Serve: []string{bad}}); err == nil {
-			t.Errorf("endpoint %q: accepted", bad)
+	// One that Envoy cannot have is named, and keeps none of the others from it.
+	for i, bad := range []string{"host:8000", "10.0.0.1", "10.0.0.1:x", "10.0.0.1:65536"} {
+		good := fmt.Sprintf("10.0.1.%d:8000", i)
+		if err := x.Set(Endpoints{Serve: []string{bad, good}, Spare: []string{bad}}); err == nil || !strings.Contains(err.Error(), strconv.Quote(bad)+" left out") {
+			t.Errorf("endpoint %q: %v", bad, err)
 		}
+		for _, s := range streams {
+			expect(t, s, good)
+		}
+	}
+	if err := x.Set(Endpoints{Serve: []string{"host:8000"}, Spare: []string{"10.0.0.3:8000"}}); err == nil {
+		t.Error("accepted")
+	}
+	for _, s := range streams {
+		expect(t, s, "10.0.0.3:8000")
 	}
 }
 

@@ -3,6 +3,7 @@ package envoy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -53,10 +54,22 @@ type Endpoints struct {
 }
 
 // Set replaces the endpoints. Running answers of a removed endpoint go on; new requests do not reach it. Equal sets change
-// nothing.
+// nothing. What is no "ip:port" is left out, and named in the error: the others are not kept from Envoy by it.
 func (x *XDS) Set(e Endpoints) error {
-	serve := slices.Compact(slices.Sorted(slices.Values(e.Serve)))
-	spare := slices.Compact(slices.Sorted(slices.Values(e.Spare)))
+	var wrong []error
+	known := map[string]*endpointv3.LbEndpoint{}
+	sorted := func(addresses []string) []string {
+		all := slices.Compact(slices.Sorted(slices.Values(addresses)))
+		return slices.DeleteFunc(all, func(a string) bool {
+			lb, err := lbEndpoint(a)
+			if err != nil {
+				wrong = append(wrong, fmt.Errorf("endpoint %q left out: %w", a, err))
+			}
+			known[a] = lb
+			return err != nil
+		})
+	}
+	serve, spare := sorted(e.Serve), sorted(e.Spare)
 	spare = slices.DeleteFunc(spare, func(a string) bool { return slices.Contains(serve, a) })
 	if len(serve) == 0 {
 		serve, spare = spare, nil // priorities begin at 0
@@ -68,11 +81,7 @@ func (x *XDS) Set(e Endpoints) error {
 		}
 		g := &endpointv3.LocalityLbEndpoints{Priority: uint32(i)}
 		for _, a := range addresses {
-			lb, err := lbEndpoint(a)
-			if err != nil {
-				return fmt.Errorf("endpoint %q: %w", a, err)
-			}
-			g.LbEndpoints = append(g.LbEndpoints, lb)
+			g.LbEndpoints = append(g.LbEndpoints, known[a])
 		}
 		groups = append(groups, g)
 	}
@@ -80,16 +89,20 @@ func (x *XDS) Set(e Endpoints) error {
 	if err != nil {
 		return err
 	}
+	x.publish(resource)
+	return errors.Join(wrong...)
+}
+
+func (x *XDS) publish(resource *anypb.Any) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.version > 0 && bytes.Equal(resource.GetValue(), x.current.GetValue()) {
-		return nil
+		return
 	}
 	x.version++
 	x.current = resource
 	close(x.changed)
 	x.changed = make(chan struct{})
-	return nil
 }
 
 func lbEndpoint(address string) (*endpointv3.LbEndpoint, error) {

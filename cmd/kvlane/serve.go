@@ -126,7 +126,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		Config: c, Models: served, Metrics: metrics, Log: log,
 		OnEndpoints: func(serve, prefill []string) {
 			if err := xds.Set(envoy.Endpoints{Serve: serve, Spare: prefill}); err != nil {
-				log.Error().Err(err).Msg("endpoints not published")
+				log.Error().Err(err).Msg("not told to Envoy")
 			}
 		},
 		OnSuspect: func(worker string) { s.registry.Suspect(worker) },

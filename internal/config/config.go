@@ -124,11 +124,11 @@ type Worker struct {
 	Role      string            `yaml:"role" jsonschema:"enum=both,enum=prefill,enum=decode" jsonschema_description:"What the worker does."`
 	Models    []string          `yaml:"models" jsonschema_description:"Served models; empty: every model."`
 	Ranks     int               `yaml:"ranks" jsonschema:"minimum=0,maximum=1024" jsonschema_description:"Data-parallel ranks; 0: the worker has none, or the engine chooses."`
-	StartRank int               `yaml:"start_rank" jsonschema:"minimum=0" jsonschema_description:"Global rank of the first local rank (vLLM hybrid load balancing): the header carries the local rank, events the global one."`
+	StartRank int               `yaml:"start_rank" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"Global rank of the first local rank (vLLM hybrid load balancing): the header carries the local rank, events the global one."`
 	RankBy    string            `yaml:"rank_by" jsonschema:"enum=header,enum=port,enum=none" jsonschema_description:"How a rank is reached: X-data-parallel-rank, a port of its own (port + rank), or not at all."`
-	BlockSize int               `yaml:"block_size" jsonschema:"minimum=0" jsonschema_description:"Tokens of an engine's block; 0: learnt from its events."`
+	BlockSize int               `yaml:"block_size" jsonschema:"minimum=0,maximum=65536" jsonschema_description:"Tokens of an engine's block; 0: learnt from its events."`
 	Events    Events            `yaml:"events" jsonschema_description:"The worker's KV events."`
-	Speed     float64           `yaml:"speed" jsonschema:"exclusiveMinimum=0" jsonschema_description:"Relative speed: costs are divided by it."`
+	Speed     float64           `yaml:"speed" jsonschema:"exclusiveMinimum=0,maximum=1000000" jsonschema_description:"Relative speed: costs are divided by it."`
 	Labels    map[string]string `yaml:"labels" jsonschema_description:"Topology and other labels."`
 	Disagg    WorkerDisagg      `yaml:"disagg" jsonschema_description:"What prefill/decode connectors need to know of the worker."`
 }

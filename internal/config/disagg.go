@@ -132,24 +132,23 @@ func (c *Config) validateDisagg(bad report) {
 		c.needsOfWorker("workers.dns["+strconv.Itoa(i)+"].worker.disagg", &c.Workers.DNS[i].Worker, bad)
 	}
 	c.validateRoles(bad)
-	if k := c.Workers.Kubernetes; k != nil {
-		k.Worker.Disagg.checkZMQ("workers.kubernetes.worker.disagg", bad) // its pods may have what it lacks: warnDisagg
-	}
 }
 
 func (c *Config) needsOfWorker(path string, w *Worker, bad report) {
-	w.Disagg.checkZMQ(path, bad)
 	if lacks := c.lacks(w); lacks != "" {
 		bad(path, "%s", lacks)
 	}
 }
 
-func (w *WorkerDisagg) checkZMQ(path string, bad report) {
+func (w *WorkerDisagg) validate(path string, bad report) {
 	if w.ZMQ != "" {
-		if _, _, err := net.SplitHostPort(w.ZMQ); err != nil {
+		_, port, err := net.SplitHostPort(w.ZMQ)
+		if n, not := strconv.Atoi(port); err != nil || not != nil || n < 1 || n > maxPort {
 			bad(path+".zmq", "%q is not ip:port", w.ZMQ)
 		}
 	}
+	ports(bad, path+".receiver_init_ports", w.InitPorts)
+	ports(bad, path+".receiver_alloc_ports", w.AllocPorts)
 }
 
 // lacks says what the connector needs of a worker of this role and does not have, ""

@@ -402,9 +402,7 @@ func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) 
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString(s)
-		if enum := ruleValues(rules, "enum"); len(enum) > 0 && !slices.Contains(enum, s) {
-			d.problemf(path, "%q is not one of %s", s, strings.Join(slices.DeleteFunc(slices.Clone(enum), func(s string) bool { return s == "" }), ", "))
-		}
+		oneOf(d.problemf, path, s, rules)
 		return
 	case reflect.Bool:
 		b, ok := n.(*ast.BoolNode)
@@ -439,7 +437,7 @@ func (d *decoder) decodeScalar(n ast.Node, v reflect.Value, path, rules string) 
 	default:
 		panic("config: field of kind " + v.Kind().String())
 	}
-	d.bounds(path, number, rules)
+	bounds(d.problemf, path, number, rules)
 }
 
 var boundRules = []struct {
@@ -451,11 +449,19 @@ var boundRules = []struct {
 	{"exclusiveMinimum", "more than", func(v, b float64) bool { return v <= b }},
 }
 
-func (d *decoder) bounds(path string, v float64, rules string) {
+// oneOf looks at a text by the enum of its field's jsonschema tag.
+func oneOf(bad report, path, s, rules string) {
+	if enum := ruleValues(rules, "enum"); len(enum) > 0 && !slices.Contains(enum, s) {
+		bad(path, "%q is not one of %s", s, strings.Join(slices.DeleteFunc(enum, func(s string) bool { return s == "" }), ", "))
+	}
+}
+
+// bounds looks at a number by the jsonschema tag of its field.
+func bounds(bad report, path string, v float64, rules string) {
 	for _, r := range boundRules {
 		for _, text := range ruleValues(rules, r.name) {
 			if bound, err := strconv.ParseFloat(text, 64); err == nil && r.broken(v, bound) {
-				d.problemf(path, "%s must be %s %s", strconv.FormatFloat(v, 'f', -1, 64), r.text, text)
+				bad(path, "%s must be %s %s", strconv.FormatFloat(v, 'f', -1, 64), r.text, text)
 			}
 		}
 	}

@@ -2,11 +2,25 @@ package config
 
 import (
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 )
 
 const maxPort = 65535
+
+// ports looks at each of a list.
+func ports(bad report, path string, list []int) {
+	for i, p := range list {
+		at := path + "[" + strconv.Itoa(i) + "]"
+		if p < 1 || p > maxPort {
+			bad(at, "%d is not a port", p)
+		}
+		if first := slices.Index(list, p); first < i {
+			bad(at, "%d is %s[%d] already", p, path[strings.LastIndexByte(path, '.')+1:], first)
+		}
+	}
+}
 
 // span is the ports that the ranks of a worker have, one each from first on, for one
 // of its sockets.

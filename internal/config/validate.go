@@ -58,7 +58,9 @@ func (c *Config) validate(bad report) {
 		if d.Worker.Address != "" {
 			bad(path+".worker.address", "is filled in from DNS; leave it out")
 		}
+		d.Worker.lastPort(path+".worker", d.Port, bad)
 		d.Worker.validateCommon(path+".worker", bad)
+		d.Worker.placeholders(path+".worker", bad, "$ip")
 	}
 	if k := c.Workers.Kubernetes; k != nil {
 		k.validate("workers.kubernetes", bad)
@@ -114,12 +116,20 @@ func (w *Worker) validate(path string, bad report) {
 		bad(path+".address", "%q is not ip:port (Envoy needs an IP address; for names use workers.dns)", w.Address)
 	} else if a.Port() == 0 {
 		bad(path+".address", "%q: an engine has no port 0", w.Address)
-	} else if last := int(a.Port()) + w.Ranks - 1; w.RankBy == "port" && last > maxPort {
-		bad(path+".ranks", "rank %d would be at port %d: ports end at %d", w.Ranks-1, last, maxPort)
-	} else {
+	} else if !w.lastPort(path, int(a.Port()), bad) {
 		w.Address = a.String() // as Envoy writes the endpoint that served
 	}
 	w.validateCommon(path, bad)
+}
+
+// lastPort reports a rank that would be at a port beyond the last.
+func (w *Worker) lastPort(path string, first int, bad report) (beyond bool) {
+	last := first + w.Ranks - 1
+	if w.RankBy != "port" || last <= maxPort {
+		return false
+	}
+	bad(path+".ranks", "rank %d would be at port %d: ports end at %d", w.Ranks-1, last, maxPort)
+	return true
 }
 
 func (w *Worker) validateCommon(path string, bad report) {
@@ -127,6 +137,7 @@ func (w *Worker) validateCommon(path string, bad report) {
 		bad(path+".name", "%q: only letters, digits and any of . _ : / - [ ] %% @ may be in a name", w.Name)
 	}
 	w.validateEvents(path+".events", bad)
+	w.Disagg.validate(path+".disagg", bad)
 	if w.RankBy == "port" && w.Ranks == 0 {
 		bad(path+".rank_by", "port needs ranks")
 	}
@@ -145,7 +156,8 @@ func (w *Worker) validateCommon(path string, bad report) {
 		case !ok || rest == "":
 			bad(path+".events."+e.key, "%q is not like tcp://host:port", e.value)
 		case scheme == "tcp":
-			if _, _, err := net.SplitHostPort(rest); err != nil {
+			// A template's port may be '$port'.
+			if _, port, err := net.SplitHostPort(rest); err != nil || strings.Trim(port, "0123456789") != "" && !strings.Contains(port, "$") {
 				bad(path+".events."+e.key, "%q is not like tcp://host:port", e.value)
 			}
 		case scheme != "ipc" && scheme != "http" && scheme != "https":
@@ -173,33 +185,6 @@ func uniqueWorkers(path string, list []Worker, bad report) {
 			addresses[w.Address] = i
 		}
 	}
-}
-
-func (k *Kubernetes) validate(path string, bad report) {
-	pools := len(k.Pools)
-	if k.Pool != "" {
-		pools++
-	}
-	if (pools > 0) == (len(k.Selector) > 0) {
-		bad(path, "needs either pool(s) or a selector")
-	}
-	for i, name := range k.Pools {
-		if first := slices.Index(k.Pools, name); first < i {
-			bad(path+".pools["+strconv.Itoa(i)+"]", "%q is pools[%d] already", name, first)
-		}
-	}
-	if len(k.Selector) > 0 && len(k.Ports) == 0 {
-		bad(path+".ports", "a selector needs the HTTP ports of a pod")
-	}
-	for i, p := range k.Ports {
-		if p < 1 || p > 65535 {
-			bad(path+".ports["+strconv.Itoa(i)+"]", "%d is not a port", p)
-		}
-	}
-	if k.Worker.Address != "" {
-		bad(path+".worker.address", "is filled in from the pod; leave it out")
-	}
-	k.Worker.validateCommon(path+".worker", bad)
 }
 
 func endpoint(bad report, path, s string, unix bool) {

@@ -21,13 +21,16 @@ func newClient(timeout time.Duration) client {
 	if timeout <= 0 {
 		timeout = time.Second
 	}
-	return client{timeout: timeout, http: &http.Client{Transport: &http.Transport{
+	return client{timeout: timeout, http: &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: timeout}).DialContext,
 		MaxIdleConnsPerHost: 1,
 		IdleConnTimeout:     time.Minute,
 		DisableCompression:  true,
 	}}}
 }
+
+// noRedirect: an engine answers for itself, it does not send us to others.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 func (c client) close() { c.http.CloseIdleConnections() }
 

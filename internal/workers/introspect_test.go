@@ -5,6 +5,7 @@ import (
 	"net/http/httptest"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,6 +84,31 @@ func TestWhatIsNoEngineTellsNothing(t *testing.T) {
 	status = http.StatusServiceUnavailable
 	if _, err := a.Ask(t.Context(), address); err == nil {
 		t.Error("an engine that is not up yet has told everything")
+	}
+}
+
+func TestAnEngineSendsUsNowhere(t *testing.T) {
+	var reached atomic.Int32
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Add(1) }))
+	defer elsewhere.Close()
+	s := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
+	defer s.Close()
+	a := NewAsker(5 * time.Second)
+	defer a.Close()
+	address := s.Listener.Addr().String()
+	if f, err := a.Ask(t.Context(), address); err != nil || !reflect.DeepEqual(f, Facts{}) {
+		t.Errorf("%+v %v", f, err)
+	}
+	p := &prober{timeout: 5 * time.Second}
+	defer p.close()
+	if err := p.health(t.Context(), address); err == nil {
+		t.Error("an engine is healthy because another one is")
+	}
+	if _, err := p.loads(t.Context(), address, "vllm"); err == nil {
+		t.Error("an engine's load is another one's")
+	}
+	if n := reached.Load(); n != 0 {
+		t.Errorf("%d questions were asked elsewhere", n)
 	}
 }
 

@@ -468,6 +468,26 @@ func TestPolledFeed(t *testing.T) {
 	}
 }
 
+// A worker's events come from its own address.
+func TestAPollIsNotSentElsewhere(t *testing.T) {
+	s := newTRTServer(t)
+	s.put(trtStored(0, "", 5))
+	from := httptest.NewServer(http.RedirectHandler(s.URL+"/kv_cache_events", http.StatusTemporaryRedirect))
+	defer from.Close()
+	sink := newRecorder()
+	f, err := feed.Start(t.Context(), feed.Source{Worker: "t", Engine: feed.TRTLLM, Rank: kvindex.NoRank, PollURL: from.URL, PollInterval: time.Millisecond}, sink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	eventually(t, "a refusal", func() bool { return f.Status().Errors > 0 })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.polls != 0 || len(sink.seen()) != 0 {
+		t.Errorf("%d polls elsewhere, events %q", s.polls, sink.seen())
+	}
+}
+
 // However many requests finish while a poll runs, one more poll follows.
 func TestPollsAreCoalesced(t *testing.T) {
 	s := newTRTServer(t)

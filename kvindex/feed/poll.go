@@ -21,7 +21,11 @@ const maxPollBody = 256 << 20
 // Requests that finish ask for another poll; however many ask while one runs,
 // one more follows.
 func (f *Feed) poll(ctx context.Context) {
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute}}
+	client := &http.Client{
+		// A worker's events come from its address and from nowhere else.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport:     &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute},
+	}
 	defer client.CloseIdleConnections()
 	timer := time.NewTimer(0)
 	defer timer.Stop()

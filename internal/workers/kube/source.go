@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -63,7 +65,7 @@ type pool struct {
 	synced  bool // pods
 	asked   map[endpoint]*question
 	members []string // addresses listed last, sorted; replaced, never changed
-	warned  map[string]string
+	warned  map[endpoint]string
 }
 
 // endpoint is a port of a pod's life.
@@ -99,7 +101,7 @@ func Start(ctx context.Context, o Options) *Source {
 	}
 	for _, name := range names {
 		p := s.newPool(name)
-		one := collection{from: o.Client.pools, resource: "inferencepools", namespace: s.namespace, fields: "metadata.name=" + name}
+		one := collection{from: o.Client.pools, resource: "inferencepools", namespace: s.namespace, fields: fields.OneTermEqualSelector("metadata.name", name).String()}
 		s.wg.Go(func() { follow(s.ctx, one, p.log, p.poolChanged) })
 	}
 	if len(names) == 0 {
@@ -111,7 +113,7 @@ func Start(ctx context.Context, o Options) *Source {
 }
 
 func (s *Source) newPool(name string) *pool {
-	p := &pool{src: s, name: name, asked: map[endpoint]*question{}, warned: map[string]string{}}
+	p := &pool{src: s, name: name, asked: map[endpoint]*question{}, warned: map[endpoint]string{}}
 	p.log = s.opts.Log.With().Str("pool", p.title()).Logger()
 	s.mu.Lock()
 	s.pools = append(s.pools, p)
@@ -268,11 +270,14 @@ func (p *pool) entries() []workers.Entry {
 			alive[at] = true
 			e := workers.Entry{Identity: string(pod.UID), Draining: pod.DeletionTimestamp != nil, Unready: pod.unready()}
 			facts := p.ask(at, pod, &e)
-			w, err := describe(k, pod, port, i, facts)
+			w, left, err := describe(k, pod, port, i, facts)
 			if errors.Is(err, errNotWorker) {
 				continue
 			}
-			p.warn(pod.Name, err)
+			p.warn(at, pod.Name, left, err)
+			if err != nil {
+				continue
+			}
 			e.Worker = w
 			list = append(list, e)
 		}
@@ -283,6 +288,7 @@ func (p *pool) entries() []workers.Entry {
 			delete(p.asked, at)
 		}
 	}
+	maps.DeleteFunc(p.warned, func(at endpoint, _ string) bool { return !alive[at] })
 	keepLast(list)
 	return list
 }
@@ -304,18 +310,22 @@ func keepLast(list []workers.Entry) {
 	}
 }
 
-// warn logs what cannot be read of a pod, once.
-func (p *pool) warn(pod string, err error) {
+// warn logs what was left out of a pod's description, or that the pod was, once.
+func (p *pool) warn(at endpoint, pod string, left, err error) {
 	text := ""
-	if err != nil {
-		text = err.Error()
+	if both := errors.Join(left, err); both != nil {
+		text = both.Error()
 	}
-	if p.warned[pod] == text {
+	if p.warned[at] == text {
 		return
 	}
-	p.warned[pod] = text
+	p.warned[at] = text
+	line := func(err error) *zerolog.Event { return p.log.Warn().Str("pod", pod).Int("port", at.port).Err(err) }
+	if left != nil {
+		line(left).Msg("labels or annotations not understood")
+	}
 	if err != nil {
-		p.log.Warn().Str("pod", pod).Err(err).Msg("labels or annotations not understood")
+		line(err).Msg("left out: cannot be a worker")
 	}
 }
 

@@ -308,7 +308,8 @@ func TestDescribe(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := &Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: c.labels, Annotations: c.annotations}}
 			p.Status.PodIP = "10.0.0.1"
-			got, err := describe(&config.Kubernetes{Worker: template, RoleLabels: c.keys}, p, 8001, 1, c.facts)
+			got, left, notWorker := describe(&config.Kubernetes{Worker: template, RoleLabels: c.keys}, p, 8001, 1, c.facts)
+			err := errors.Join(left, notWorker)
 			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("error %v, want %q", err, c.err)
 			}
@@ -317,4 +318,106 @@ func TestDescribe(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Whatever a pod or an engine says, what comes of it is a worker as the configuration
+// could have named it, or none: the rest of Kvlane takes that for granted.
+func TestNobodyDescribesWhatAConfigurationCouldNot(t *testing.T) {
+	plain := config.DefaultKubernetes().Worker
+	feeds := plain
+	feeds.Events = config.Events{Endpoint: "tcp://$ip:5557", Replay: "tcp://$ip:6557"}
+	late := plain
+	late.Events.Endpoint = "tcp://$ip:65530"
+	const host = "10.0.0.1"
+	pod := func(hints string) *Pod {
+		p := &Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: map[string]string{}}}
+		p.Status.PodIP = host
+		for hint := range strings.FieldsSeq(hints) {
+			key, value, _ := strings.Cut(hint, "=")
+			p.Annotations[Prefix+key] = value
+		}
+		return p
+	}
+	for _, c := range []struct {
+		hints    string
+		template config.Worker
+		facts    workers.Facts
+		port     int // 0: 8000
+		perPort  bool
+		want     string // "ranks start by events replay"
+		left     []string
+	}{
+		{hints: "ranks=60000 rank-by=port", template: plain, want: "0 0 header", left: []string{"kvlane.dev/rank-by, kvlane.dev/ranks left out: ranks: 60000 must be at most 1024"}},
+		{hints: "ranks=1000 rank-by=port", template: plain, port: 65000, want: "0 0 header", left: []string{"ranks: rank 999 would be at port 65999: ports end at 65535"}},
+		{hints: "rank-by=port", template: plain, want: "0 0 header", left: []string{"kvlane.dev/rank-by left out: rank_by: port needs ranks"}},
+		{hints: "start-rank=4", template: plain, want: "0 0 header", left: []string{"kvlane.dev/start-rank left out: start_rank: needs ranks"}},
+		{hints: "start-rank=70000 ranks=2", template: plain, want: "0 0 header", left: []string{"start_rank: 70000 must be at most 65535"}},
+		{hints: "ranks=-1", template: plain, want: "0 0 header", left: []string{"ranks: -1 must be at least 0"}},
+		{hints: "ranks=4 start-rank=8", template: plain, want: "4 8 header"},
+		{hints: "ranks=4", template: plain, perPort: true, want: "1 1 port", left: []string{"kvlane.dev/ranks: not with rank_per_port"}},
+		{hints: "ranks=16", template: late, want: "0 0 header tcp://10.0.0.1:65531", left: []string{"kvlane.dev/ranks left out: events.endpoint: rank 15 would be at port 65546"}},
+		{hints: "events=garbage", template: plain, want: "0 0 header", left: []string{`kvlane.dev/events left out: events.endpoint: "garbage" is not like tcp://$ip:port`}},
+		{hints: "events=garbage replay=tcp://$ip:7000", template: feeds, want: "0 0 header tcp://10.0.0.1:5558 tcp://10.0.0.1:6558", left: []string{"kvlane.dev/events, kvlane.dev/replay left out"}},
+		{hints: "events=ipc:///etc/passwd", template: feeds, want: "0 0 header tcp://10.0.0.1:5558 tcp://10.0.0.1:6558", left: []string{"kvlane.dev/events left out"}},
+		{hints: "events=http://169.254.169.254", template: plain, want: "0 0 header", left: []string{"is not at the pod's own address: a pod speaks for itself only"}},
+		{hints: "events=http://$ip@169.254.169.254/", template: plain, want: "0 0 header", left: []string{"is not at the pod's own address"}},
+		{hints: "events=tcp://10.0.0.2:5557", template: plain, want: "0 0 header", left: []string{"is not at the pod's own address"}},
+		{hints: "events=tcp://$ip:5557x", template: plain, want: "0 0 header", left: []string{"kvlane.dev/events left out"}},
+		{hints: "events=tcp://$ip:70000", template: plain, want: "0 0 header", left: []string{"port must be 1 to 65535"}},
+		{hints: "replay=tcp://10.0.0.2:1", template: feeds, want: "0 0 header tcp://10.0.0.1:5558 tcp://10.0.0.1:6558", left: []string{"kvlane.dev/replay left out"}},
+		{hints: "events=push:", template: plain, want: "0 0 header push:"},
+		{hints: "events=https://$ip:$port/x", template: plain, want: "0 0 header https://10.0.0.1:8000/x"},
+		{hints: "bootstrap-port=65536", template: plain, want: "0 0 header", left: []string{"kvlane.dev/bootstrap-port left out: disagg.bootstrap_port: 65536 must be at most 65535"}},
+		{hints: "zmq=$ip:99999 receiver-init-ports=1,70000 side-channel-port=-1", template: plain, want: "0 0 header", left: []string{"kvlane.dev/zmq left out", "kvlane.dev/receiver-init-ports left out", "kvlane.dev/side-channel-port left out"}},
+		{hints: "speed=Inf", template: plain, want: "0 0 header", left: []string{"kvlane.dev/speed left out: speed: +Inf must be at most 1000000"}},
+		{hints: "speed=NaN block-size=-4", template: plain, want: "0 0 header", left: []string{"kvlane.dev/speed", "kvlane.dev/block-size left out"}},
+		{facts: workers.Facts{Ranks: 5000}, template: plain, want: "0 0 header", left: []string{"what the engine says is left out: ranks: 5000 must be at most 1024"}},
+		{facts: workers.Facts{Ranks: 2, Events: config.Events{Endpoint: "tcp://10.0.0.2:5557"}}, template: plain, want: "2 0 header", left: []string{"what the engine says is left out: events.endpoint"}},
+		{facts: workers.Facts{BlockSize: -1, BootstrapPort: 1 << 20}, template: plain, want: "0 0 header", left: []string{"block_size", "disagg.bootstrap_port"}},
+		{facts: workers.Facts{Ranks: 16}, template: late, want: "0 0 header tcp://10.0.0.1:65531", left: []string{"what the engine says is left out: events.endpoint"}},
+		{hints: "ranks=2", facts: workers.Facts{Ranks: 5000, StartRank: 9}, template: plain, want: "2 9 header"},
+	} {
+		if c.port == 0 {
+			c.port = 8000
+		}
+		w, left, err := describe(&config.Kubernetes{Worker: c.template, RankPerPort: c.perPort}, pod(c.hints), c.port, 1, &c.facts)
+		if err != nil {
+			t.Errorf("%s %+v: left out whole: %v", c.hints, c.facts, err)
+			continue
+		}
+		got := strings.TrimSpace(fmt.Sprintf("%d %d %s %s %s", w.Ranks, w.StartRank, w.RankBy, w.Events.Endpoint, w.Events.Replay))
+		if got != c.want {
+			t.Errorf("%s %+v: %q, want %q", c.hints, c.facts, got, c.want)
+		}
+		if (left == nil) != (len(c.left) == 0) {
+			t.Errorf("%s %+v: left out %v, want %q", c.hints, c.facts, left, c.left)
+		}
+		for _, want := range c.left {
+			if left == nil || !strings.Contains(left.Error(), want) {
+				t.Errorf("%s %+v: left out %v, want %q", c.hints, c.facts, left, want)
+			}
+		}
+		if problems := w.Problems(); len(problems) > 0 {
+			t.Errorf("%s %+v: %v", c.hints, c.facts, problems)
+		}
+	}
+	// What is wrong by nobody's word but that of the API server is no worker.
+	p := pod("")
+	p.Status.PodIP = "nowhere"
+	if _, _, err := describe(&config.Kubernetes{Worker: plain}, p, 8000, 0, nil); err == nil || !strings.Contains(err.Error(), "is not ip:port") {
+		t.Errorf("a pod without an IP address: %v", err)
+	}
+	if _, _, err := describe(&config.Kubernetes{Worker: plain}, pod(""), 65536, 0, nil); err == nil {
+		t.Error("a port beyond the last")
+	}
+}
+
+func TestAPodThatCannotBeAWorkerLeavesTheOthers(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(poolsPath, "llm", poolText)
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", `, "annotations": {"kvlane.dev/ranks": "60000", "kvlane.dev/rank-by": "port"}`))
+	api.put(podsPath, "b", podText("u2", "10.0.0.2.x", "True", ""))
+	api.put(podsPath, "c", podText("u3", "10.0.0.3", "True", ""))
+	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{})
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "c:8000 10.0.0.3:8000 u3")
 }

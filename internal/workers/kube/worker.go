@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,9 +43,11 @@ var roles = map[string]string{
 
 var notWorkers = []string{"encode", "frontend", "planner", "epp"}
 
+var engines = []string{"vllm", "sglang", "trtllm"}
+
 // hints sets a worker's fields from the text of an annotation.
 var hints = map[string]func(w *config.Worker, v string) error{
-	"engine": func(w *config.Worker, v string) error { return choice(&w.Engine, v, "vllm", "sglang", "trtllm") },
+	"engine": func(w *config.Worker, v string) error { return choice(&w.Engine, v, engines...) },
 	"models": func(w *config.Worker, v string) error { w.Models = list(v); return nil },
 	"ranks":  func(w *config.Worker, v string) error { return number(&w.Ranks, v) },
 	"start-rank": func(w *config.Worker, v string) error {
@@ -56,22 +60,16 @@ var hints = map[string]func(w *config.Worker, v string) error{
 	"topic":      func(w *config.Worker, v string) error { w.Events.Topic = v; return nil },
 	"speed": func(w *config.Worker, v string) error {
 		f, err := strconv.ParseFloat(v, 64)
-		if err != nil || f <= 0 || f > 1e6 {
-			return fmt.Errorf("%q is not a number above 0", v)
+		if err != nil || f != f {
+			return fmt.Errorf("%q is not a number", v)
 		}
 		w.Speed = f
 		return nil
 	},
-	"bootstrap-port": func(w *config.Worker, v string) error { return number(&w.Disagg.BootstrapPort, v) },
-	"handshake-port": func(w *config.Worker, v string) error { return number(&w.Disagg.HandshakePort, v) },
-	"notify-port":    func(w *config.Worker, v string) error { return number(&w.Disagg.NotifyPort, v) },
-	"zmq": func(w *config.Worker, v string) error {
-		if _, _, err := net.SplitHostPort(v); err != nil {
-			return fmt.Errorf("%q is not ip:port", v)
-		}
-		w.Disagg.ZMQ = v
-		return nil
-	},
+	"bootstrap-port":       func(w *config.Worker, v string) error { return number(&w.Disagg.BootstrapPort, v) },
+	"handshake-port":       func(w *config.Worker, v string) error { return number(&w.Disagg.HandshakePort, v) },
+	"notify-port":          func(w *config.Worker, v string) error { return number(&w.Disagg.NotifyPort, v) },
+	"zmq":                  func(w *config.Worker, v string) error { w.Disagg.ZMQ = v; return nil },
 	"engine-id":            func(w *config.Worker, v string) error { w.Disagg.EngineID = v; return nil },
 	"side-channel-host":    func(w *config.Worker, v string) error { w.Disagg.SideHost = v; return nil },
 	"side-channel-port":    func(w *config.Worker, v string) error { return number(&w.Disagg.SidePort, v) },
@@ -89,10 +87,11 @@ func choice(to *string, v string, among ...string) error {
 	return nil
 }
 
+// number reads one; what it may be the rules of a worker say.
 func number(to *int, v string) error {
 	n, err := strconv.Atoi(v)
-	if err != nil || n < 0 || n > 1<<16 {
-		return fmt.Errorf("%q is not a number from 0 to %d", v, 1<<16)
+	if err != nil {
+		return fmt.Errorf("%q is not a whole number", v)
 	}
 	*to = n
 	return nil
@@ -122,17 +121,49 @@ func list(v string) []string {
 }
 
 // describe makes the worker behind a pod's i-th port. facts is what the engine
-// said of itself, nil if it was not asked. Hints that cannot be read are left
-// out and joined in err; errNotWorker alone means that there is no worker.
-func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (w config.Worker, err error) {
-	w = k.Worker
-	w.Labels = maps.Clone(w.Labels)
-	if facts != nil {
-		facts.Fill(&w)
+// said of itself, nil if it was not asked. What is held to the rules of a static
+// worker is the whole: hints and facts that break them are left out, and said in
+// left. err is errNotWorker where there is no worker, or why it cannot be one.
+func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (w config.Worker, left, err error) {
+	role, said, problems := read(k, p)
+	if slices.Contains(notWorkers, role) {
+		return w, nil, errNotWorker
 	}
-	err = hint(k, p, &w)
-	if errors.Is(err, errNotWorker) {
-		return w, errNotWorker
+	var known workers.Facts
+	if facts != nil {
+		known = *facts
+	}
+	for {
+		w = assemble(k, p, port, i, &known, said)
+		if r := roles[role]; r != "" {
+			w.Role = r
+		}
+		wrong := append(foreign(k, p, &w, said), w.Problems()...)
+		if len(wrong) == 0 {
+			return w, errors.Join(problems...), nil
+		}
+		why := fmt.Errorf("%s: %s", wrong[0].Path, wrong[0].Message)
+		hint := hintOf(wrong[0].Path)
+		if out := leaveOut(said, hint); len(out) > 0 {
+			problems = append(problems, fmt.Errorf("%s left out: %w", strings.Join(out, ", "), why))
+		} else if forget(&known, hint) {
+			problems = append(problems, fmt.Errorf("what the engine says is left out: %w", why))
+		} else {
+			return w, errors.Join(problems...), why
+		}
+	}
+}
+
+// assemble joins the template, what the engine said and hints that can be read.
+func assemble(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts, said map[string]string) config.Worker {
+	w := k.Worker
+	w.Labels = maps.Clone(w.Labels)
+	facts.Fill(&w)
+	if v := first(p.Labels, engineLabels); v != "" {
+		_ = choice(&w.Engine, v, engines...) // read has told
+	}
+	for _, key := range slices.Sorted(maps.Keys(said)) {
+		_ = hints[key](&w, said[key]) // read has told
 	}
 	w.Name = p.Name + ":" + strconv.Itoa(port)
 	if k.RankPerPort {
@@ -147,7 +178,7 @@ func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (
 	}
 	for _, e := range []*string{&w.Events.Endpoint, &w.Events.Replay} {
 		*e = strings.NewReplacer("$ip", host, "$port", strconv.Itoa(port)).Replace(*e)
-		if facts == nil || *e != facts.Events.Endpoint && *e != facts.Events.Replay {
+		if *e != facts.Events.Endpoint && *e != facts.Events.Replay {
 			// An engine that was asked at this port spoke of itself; a template speaks of the
 			// pod's first engine, and the others count up.
 			*e = shift(*e, i)
@@ -161,17 +192,16 @@ func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (
 			w.Labels["zone"] = zone
 		}
 	}
-	return w, err
+	return w
 }
 
-// hint takes what labels and annotations say.
-func hint(k *config.Kubernetes, p *Pod, w *config.Worker) error {
-	var problems []error
+// read takes what labels and annotations say, without what cannot be read.
+func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, problems []error) {
 	keys := roleLabels
 	if len(k.RoleLabels) > 0 {
 		keys = k.RoleLabels
 	}
-	role := p.Annotations[Prefix+"role"]
+	role = p.Annotations[Prefix+"role"]
 	for _, key := range keys {
 		if role != "" {
 			break
@@ -181,19 +211,16 @@ func hint(k *config.Kubernetes, p *Pod, w *config.Worker) error {
 			role = v
 		}
 	}
-	if slices.Contains(notWorkers, role) {
-		return errNotWorker
-	}
-	if r, known := roles[role]; !known {
+	if _, known := roles[role]; !known && !slices.Contains(notWorkers, role) {
 		problems = append(problems, fmt.Errorf("role %q is not known", role))
-	} else if r != "" {
-		w.Role = r
 	}
+	var scratch config.Worker
 	if v := first(p.Labels, engineLabels); v != "" {
-		if err := choice(&w.Engine, v, "vllm", "sglang", "trtllm"); err != nil {
+		if err := choice(&scratch.Engine, v, engines...); err != nil {
 			problems = append(problems, fmt.Errorf("engine label: %w", err))
 		}
 	}
+	said = map[string]string{}
 	for _, key := range slices.Sorted(maps.Keys(hints)) {
 		v, given := p.Annotations[Prefix+key]
 		if !given {
@@ -202,11 +229,99 @@ func hint(k *config.Kubernetes, p *Pod, w *config.Worker) error {
 		if !given {
 			continue
 		}
-		if err := hints[key](w, strings.TrimSpace(v)); err != nil {
+		v = strings.TrimSpace(v)
+		err := hints[key](&scratch, v)
+		if err == nil && k.RankPerPort && (key == "ranks" || key == "rank-by") {
+			err = errors.New("not with rank_per_port, by which each port of a pod is a rank")
+		}
+		if err != nil {
 			problems = append(problems, fmt.Errorf("%s%s: %w", Prefix, key, err))
+			continue
+		}
+		said[key] = v
+	}
+	return role, said, problems
+}
+
+// foreign finds events of a pod that would be read from elsewhere. The configuration
+// may name any host; a pod, whose author need not be an operator of ours, and an
+// engine may name their own address only: they cannot have us connect to others, or
+// take another's events for theirs.
+func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]string) []config.Problem {
+	var out []config.Problem
+	for _, e := range []struct{ hint, path, value string }{{"events", "events.endpoint", w.Events.Endpoint}, {"replay", "events.replay", w.Events.Replay}} {
+		_, hinted := said[e.hint]
+		if !hinted && k.Worker.Events.Endpoint != "" || e.value == "" || e.value == config.PushEndpoint {
+			continue
+		}
+		u, err := url.Parse(e.value)
+		switch {
+		case err != nil || !slices.Contains([]string{"tcp", "http", "https"}, u.Scheme):
+			out = append(out, config.Problem{Path: e.path, Message: fmt.Sprintf("%q is not like tcp://$ip:port", e.value)})
+		case u.Hostname() != p.Status.PodIP || u.User != nil:
+			out = append(out, config.Problem{Path: e.path, Message: fmt.Sprintf("%q is not at the pod's own address: a pod speaks for itself only", e.value)})
 		}
 	}
-	return errors.Join(problems...)
+	return out
+}
+
+// together are hints that describe one thing: of a combination that cannot be, no part
+// is better than another.
+var together = [][]string{{"events", "replay"}, {"rank-by", "ranks", "start-rank"}}
+
+// hintOf is the hint that sets the field of a worker at path.
+func hintOf(path string) string {
+	path, _, _ = strings.Cut(path, "[")
+	key := path[strings.LastIndexByte(path, '.')+1:]
+	if key == "endpoint" {
+		return "events"
+	}
+	return strings.ReplaceAll(key, "_", "-")
+}
+
+// leaveOut takes the hints away that may be to blame for a problem with what hint
+// sets, and names them: that one and what goes with it, else the ranks, by which
+// the ports of events are counted.
+func leaveOut(said map[string]string, hint string) (out []string) {
+	if _, given := said[hint]; given && hint == "replay" {
+		delete(said, hint) // the events do without
+		return []string{Prefix + hint}
+	}
+	suspects := [][]string{{hint}}
+	for _, group := range together {
+		if slices.Contains(group, hint) {
+			suspects = [][]string{group, together[1]}
+		}
+	}
+	for _, group := range suspects {
+		for _, key := range group {
+			if _, given := said[key]; given {
+				out = append(out, Prefix+key)
+				delete(said, key)
+			}
+		}
+		if len(out) > 0 {
+			return out
+		}
+	}
+	return nil
+}
+
+// forget takes what an engine said of the thing that a hint would set away; false if
+// it said nothing of it.
+func forget(f *workers.Facts, hint string) bool {
+	before := *f
+	switch {
+	case slices.Contains(together[0], hint) && f.Events != (config.Events{}):
+		f.Events = config.Events{}
+	case slices.Contains(together[0], hint), slices.Contains(together[1], hint):
+		f.Ranks, f.StartRank = 0, 0
+	case hint == "block-size":
+		f.BlockSize = 0
+	case hint == "bootstrap-port":
+		f.BootstrapPort = 0
+	}
+	return !reflect.DeepEqual(before, *f)
 }
 
 func first(labels map[string]string, keys []string) string {
