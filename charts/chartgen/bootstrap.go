@@ -15,8 +15,63 @@ var replacements = []struct{ old, with string }{
 	{"{{.Prefill}}", `{{include "kvlane.envoyAddress" .Prefill}}`},
 	{"{{.Kvlane}}", `{{include "kvlane.envoyAddress" .Kvlane}}`},
 	{"{{.StripHeaders}}", "{{range $i, $h := .StripHeaders}}{{if $i}}, {{end}}{remove: {{$h}}}{{end}}"},
-	{"    type: STATIC\n", "    type: {{.KvlaneType}}\n"}, // of cluster kvlane: another pod is found by name
+	{"    type: STATIC\n    connect_timeout: 1s\n", replicas}, // of cluster kvlane: other pods are found by name
+	{"        explicit_http_config: {http2_protocol_options: {}}\n", hashed},
+	{"              grpc_service: {envoy_grpc: {cluster_name: kvlane}}\n", "              grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [{key: x-kvlane-request, value: \"%REQ(X-REQUEST-ID)%\"}]{{end}}}\n"},
+	{"  clusters:\n  - name: kvlane\n", readiness},
 }
+
+// What follows stands only where Kvlane is in other pods than Envoy. A replica that ends
+// tells the health check so at once, and is asked no more long before DNS leaves it out.
+const (
+	replicas = `    type: {{.KvlaneType}}
+    connect_timeout: 1s
+{{- if .Replicas}}
+    dns_refresh_rate: 1s                          # a name with the address of every replica that is ready
+    dns_failure_refresh_rate: {base_interval: 1s, max_interval: 2s}
+    health_checks: [{timeout: 1s, interval: 1s, no_traffic_interval: 1s, unhealthy_threshold: 1, healthy_threshold: 1, grpc_health_check: {service_name: readiness}}]
+    load_balancing_policy:
+      policies:
+{{- if .HashReplicas}}
+      - typed_extension_config:                   # both streams of a request go to the same replica
+          name: envoy.load_balancing_policies.maglev
+          typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.maglev.v3.Maglev}
+{{- else}}
+      - typed_extension_config:
+          name: envoy.load_balancing_policies.least_request
+          typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest}
+{{- end}}
+{{- end}}
+`
+	hashed = `        explicit_http_config: {http2_protocol_options: {}}
+{{- if .HashReplicas}}
+        hash_policy: [{header: {header_name: x-kvlane-request}}]
+{{- end}}
+`
+	readiness = `{{- if .Readiness}}
+  - name: readiness                               # of an Envoy that has no endpoints yet the others' work shall not be
+    address: {{include "kvlane.envoyAddress" .Readiness}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: readiness
+          http_filters:
+          - name: readiness
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.health_check.v3.HealthCheck
+              pass_through_mode: false
+              headers: [{name: ":path", string_match: {exact: /ready}}]
+              cluster_min_healthy_percentages: {model_servers: {value: 1}}
+          - name: envoy.filters.http.router
+            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
+          route_config: {}
+{{- end}}
+  clusters:
+  - name: kvlane
+`
+)
 
 // bootstrapHelper defines "kvlane.bootstrap", whose argument has the keys of
 // envoy.Options and the lists that package envoy derives.

@@ -213,6 +213,58 @@ func checkConfig(t *testing.T, config string) {
 	}
 }
 
+// checkReplicas holds what only the chart has, as there Kvlane is several pods, and
+// takes it off: a name with all their addresses, the choice among them, and Envoy's
+// own readiness.
+func checkReplicas(t *testing.T, bootstrap, kvlane map[string]any) {
+	t.Helper()
+	resources := bootstrap["static_resources"].(map[string]any)
+	listeners := list(resources, "listeners")
+	manager := at(listeners[0], "filter_chains", 0, "filters", 0, "typed_config")
+	policy, observes := "least_request", false
+	for _, f := range list(manager, "http_filters") {
+		service, ok := at(f, "typed_config", "grpc_service").(map[string]any)
+		if !ok {
+			continue
+		}
+		if key := text(service, "initial_metadata", 0, "key"); key != "" {
+			observes = true
+			if value := text(service, "initial_metadata", 0, "value"); key != "x-kvlane-request" || value != "%REQ(X-REQUEST-ID)%" {
+				t.Errorf("%s: metadata %s: %s", text(f, "name"), key, value)
+			}
+		} else if observes {
+			t.Errorf("%s says no request's id, the filter in front of it does", text(f, "name"))
+		}
+		delete(service, "initial_metadata")
+	}
+	protocol := at(kvlane, "typed_extension_protocol_options", "envoy.extensions.upstreams.http.v3.HttpProtocolOptions").(map[string]any)
+	if observes {
+		policy = "maglev"
+		if text(protocol, "hash_policy", 0, "header", "header_name") != "x-kvlane-request" {
+			t.Errorf("the hash is of %v", protocol["hash_policy"])
+		}
+	}
+	if got := text(kvlane, "load_balancing_policy", "policies", 0, "typed_extension_config", "name"); got != "envoy.load_balancing_policies."+policy {
+		t.Errorf("replicas are chosen by %q, observed: %v", got, observes)
+	}
+	if text(kvlane, "health_checks", 0, "grpc_health_check", "service_name") != "readiness" {
+		t.Errorf("health checks of replicas: %v", kvlane["health_checks"])
+	}
+	last := len(listeners) - 1
+	if text(listeners[last], "name") != "readiness" {
+		t.Fatalf("the last listener is %v", listeners[last])
+	}
+	resources["listeners"] = listeners[:last]
+	delete(protocol, "hash_policy")
+	for _, key := range []string{"dns_refresh_rate", "dns_failure_refresh_rate", "health_checks", "load_balancing_policy"} {
+		if kvlane[key] == nil {
+			t.Errorf("the cluster of Kvlane has no %s", key)
+		}
+		delete(kvlane, key)
+	}
+	kvlane["type"] = "STATIC"
+}
+
 // checkBootstrap compares with `kvlane envoy-config`, and lets Envoy judge. In
 // mode standalone Kvlane is in other pods: there its address is the Service's
 // name, which Envoy has to resolve.
@@ -238,7 +290,7 @@ func checkBootstrap(t *testing.T, config, bootstrap string) {
 		if text(cluster, "type") != "STRICT_DNS" {
 			t.Errorf("Kvlane is found by name, the cluster's type is %q", text(cluster, "type"))
 		}
-		cluster["type"] = "STATIC"
+		checkReplicas(t, have, cluster)
 		listen := c["listen"].(map[string]any)
 		listen["address"] = text(address, "address") + text(listen, "address")
 	}

@@ -59,8 +59,6 @@ func TestEnvoyFilter(t *testing.T) {
 			switch kind {
 			case "HTTP_FILTER":
 				patched = append(patched, value)
-			case "NETWORK_FILTER":
-				maps.Copy(manager, value["typed_config"].(map[string]any))
 			case "HTTP_ROUTE":
 				maps.Copy(route, value)
 			case "CLUSTER":
@@ -71,7 +69,7 @@ func TestEnvoyFilter(t *testing.T) {
 			}
 		}
 	}
-	if want := map[string]int{"HTTP_FILTER": 3, "NETWORK_FILTER": 1, "HTTP_ROUTE": 1, "CLUSTER": 2}; !maps.Equal(applied, want) {
+	if want := map[string]int{"HTTP_FILTER": 3, "HTTP_ROUTE": 1, "CLUSTER": 2}; !maps.Equal(applied, want) {
 		t.Errorf("patches are %v, want %v", applied, want)
 	}
 	manager["http_filters"] = slices.Concat(patched, []any{router})

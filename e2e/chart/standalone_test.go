@@ -32,9 +32,9 @@ func ownFiles(t *testing.T, rendered string) (config map[string]any, bootstrap s
 // endpoints from there. Here an address stands for the name and the engine is a
 // simulated one; everything else in both files is the chart's.
 func TestStandaloneRuns(t *testing.T) {
-	ingress, extProc, health, admin, engine := free(t), free(t), free(t), free(t), free(t)
-	rendered, err := render("--values", chart+"/examples/standalone.yaml", "--set", fmt.Sprintf("proxy.port=%s,extProcPort=%s,grpcHealthPort=%s,metricsPort=%s",
-		port(ingress), port(extProc), port(health), port(admin)))
+	ingress, ready, extProc, health, admin, engine := free(t), free(t), free(t), free(t), free(t), free(t)
+	rendered, err := render("--values", chart+"/examples/standalone.yaml", "--set", fmt.Sprintf("proxy.port=%s,proxy.readinessPort=%s,extProcPort=%s,grpcHealthPort=%s,metricsPort=%s",
+		port(ingress), port(ready), port(extProc), port(health), port(admin)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,8 +57,20 @@ func TestStandaloneRuns(t *testing.T) {
 		bootstrap = strings.ReplaceAll(bootstrap, old, with)
 	}
 	launch(t, kvlane, "engine-sim", "--listen", engine, "--events", "", "--model", "Qwen/Qwen3-8B")
-	launch(t, kvlane, "serve", "--config", write(t, "kvlane.yaml", string(stripped)))
 	launch(t, envoy, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error", "--config-path", write(t, "envoy.yaml", bootstrap))
+	// Without Kvlane there are no endpoints, and an Envoy without them is not ready.
+	for range 600 {
+		if isReady := probe(ready); isReady == http.StatusServiceUnavailable {
+			break
+		} else if isReady != 0 {
+			t.Fatalf("an Envoy without endpoints says %d", isReady)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	if isReady := probe(ready); isReady != http.StatusServiceUnavailable {
+		t.Fatalf("an Envoy without endpoints says %d", isReady)
+	}
+	launch(t, kvlane, "serve", "--config", write(t, "kvlane.yaml", string(stripped)))
 
 	body := `{"model": "Qwen/Qwen3-8B", "messages": [{"role": "user", "content": "Say nothing."}]}`
 	var status int
@@ -71,6 +83,15 @@ func TestStandaloneRuns(t *testing.T) {
 	}
 	if status != http.StatusOK || !strings.Contains(answer, `"choices"`) {
 		t.Fatalf("status %d: %s", status, answer)
+	}
+	for range 600 {
+		if probe(ready) == http.StatusOK {
+			break
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	if isReady := probe(ready); isReady != http.StatusOK {
+		t.Errorf("an Envoy that serves says %d", isReady)
 	}
 	// The example fails closed: without a pick there would have been no answer.
 	page, err := http.Get("http://" + admin + "/metrics")
@@ -85,6 +106,16 @@ func TestStandaloneRuns(t *testing.T) {
 	if !strings.Contains(string(metrics), `outcome="routed"`) {
 		t.Error("Kvlane has routed nothing")
 	}
+}
+
+// probe is the status that the kubelet gets of Envoy, 0 for none.
+func probe(address string) int {
+	resp, err := http.Get("http://" + address + "/ready")
+	if err != nil {
+		return 0
+	}
+	defer resp.Body.Close()
+	return resp.StatusCode
 }
 
 func post(url, body string) (status int, answer string) {

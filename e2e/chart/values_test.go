@@ -18,6 +18,7 @@ var shapes = map[string][]string{
 		`warmStart={"enabled": true, "secretName": "s"}`, `tls.secretName="t"`, `rbac.create=true`},
 	"ranks":       {`modelServers.targetPorts=[{"number": 8000}, {"number": 8001}]`},
 	"istio":       {`provider.name="istio"`},
+	"limited":     {`provider={"name": "istio", "istio": {"destinationRule": {"connectionPool": {"tcp": {"maxConnections": 10}}}}}`},
 	"envoyfilter": {`provider={"name": "istio", "istio": {"envoyFilter": {"enabled": true}}}`, `httpRoute.inferenceGatewayName="g"`},
 	"eg":          {`provider.name="envoy-gateway"`, `httpRoute={"create": true, "inferenceGatewayName": "g"}`},
 	"duplex":      {`provider={"name": "envoy-gateway", "envoyGateway": {"failOpen": false}}`, `httpRoute={"create": true, "inferenceGatewayName": "g"}`},
@@ -134,8 +135,8 @@ httpRoute.hostnames                                   gateway      ["a.test", "*
 httpRoute.pathPrefixes                                gateway      ["/v1", "/v2"]
 httpRoute.requestTimeout                              eg           "9s"
 provider.name                                         gateway      "istio"
-provider.istio.destinationRule.enabled                istio        false
 provider.istio.destinationRule.tls                    istio        true
+provider.istio.destinationRule.connectionPool         istio        {"http": {"http2MaxRequests": 10}}
 provider.istio.envoyFilter.enabled                    envoyfilter  false
 provider.istio.envoyFilter.firstToken                 envoyfilter  false
 provider.istio.envoyFilter.workloadSelector           envoyfilter  {"a": "b"}
@@ -151,6 +152,7 @@ proxy.image.pullPolicy                                sidecar      "Always"
 proxy.replicas                                        standalone   3
 proxy.concurrency                                     sidecar      0
 proxy.port                                            sidecar      8088
+proxy.readinessPort                                   standalone   8089
 proxy.failOpen                                        sidecar      false
 proxy.firstToken                                      sidecar      true
 proxy.accessLog                                       sidecar      false

@@ -113,7 +113,7 @@ func chartPool(t *testing.T, c *cluster) {
 	routed(t, chat)
 	followsPicks(t, c, r.in, chat)
 	c.speaksTLS(t, r.in, "llm", "kvlane", false)
-	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart.svc.cluster.local", `"max_requests": 65535`, true)
+	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart.svc.cluster.local", `"max_requests": 4294967295`, true)
 	steady(t, chat, func() {
 		r.upgradeAndBack(t, "replicas=3", "config.log.level=debug")
 		time.Sleep(time.Second)
@@ -153,7 +153,7 @@ func chartFilter(t *testing.T, c *cluster) {
 	longPrompt(t, chat)
 	steersNot(t, c, r.in, chat)
 	replicasDecide(t, c, r.in, chat)
-	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart-filter.svc.cluster.local", `"max_requests": 65535`, true)
+	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart-filter.svc.cluster.local", `"max_requests": 4294967295`, true)
 	// As with the chart's own Envoy: a Kvlane that drains does not wait for the answer.
 	steadily(t, chat, false, func() { r.upgradeAndBack(t, "replicas=3", "config.log.level=debug") })
 	c.nothingBooked(t, r.in)
@@ -173,6 +173,13 @@ func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
 	streams(t, c, in, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, in, chat)
+	if mode == "mode=standalone" { // Envoy balances over the replicas, whatever connections it has
+		before := c.decided(t, in)
+		for range 32 {
+			routed(t, chat)
+		}
+		everyReplica(t, c, in, before)
+	}
 	// Clients keep their connections; Envoy ends them before it ends itself. A Kvlane
 	// that drains decides, but does not wait for the answer to name the target.
 	steadily(t, chat, false, func() {
@@ -184,6 +191,9 @@ func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
 	r.settled(t)
 	followsPicks(t, c, in, chat)
 	streams(t, c, in, chat)
+	if mode == "mode=standalone" {
+		replicasDecide(t, c, in, chat)
+	}
 	// Here nothing fails open: a request that comes as a Kvlane ends is not cut.
 	steadily(t, chat, false, func() {
 		c.kubectl(t, "", "-n", in, "rollout", "restart", "deployment/kvlane")

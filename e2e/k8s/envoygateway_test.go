@@ -384,6 +384,12 @@ func replicasDecide(t *testing.T, c *cluster, in, chat string) {
 	if missed := c.firstTokens(t, in, chat, 32); missed > 0 {
 		t.Errorf("%v first tokens came to another replica than the request", missed)
 	}
+	everyReplica(t, c, in, before)
+}
+
+// everyReplica says which replicas have decided nothing since.
+func everyReplica(t *testing.T, c *cluster, in string, before map[string]float64) {
+	t.Helper()
 	after := c.decided(t, in)
 	if len(after) < 2 {
 		t.Fatalf("replicas %v", after)

@@ -65,7 +65,7 @@ static_resources:
           - name: first-token                     # its stream opens at the first piece of the answer; Kvlane leaves it after one message
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
-              grpc_service: {envoy_grpc: {cluster_name: kvlane}}
+              grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}]{{end}}}
               observability_mode: true
               failure_mode_allow: true
               processing_mode: {request_header_mode: SKIP, request_body_mode: NONE, request_trailer_mode: SKIP,
@@ -75,7 +75,7 @@ static_resources:
           - name: kvlane
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
-              grpc_service: {envoy_grpc: {cluster_name: kvlane}}
+              grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}]{{end}}}
               failure_mode_allow: true            # false would cut running answers when Kvlane dies; failing closed is the fallback policy's part
               message_timeout: {{.MessageTimeout}}
               max_message_timeout: {{.MessageTimeout}}   # Kvlane may start the time anew while a prefill leg runs
@@ -130,15 +130,54 @@ static_resources:
               domains: ["*"]
               routes: [{match: {prefix: /}, request_body_buffer_limit: {{.MaxBody}}, route: {cluster: prefill_servers, timeout: 0s}}]
 {{- end}}
+{{- if .Readiness}}
+  - name: readiness                               # of an Envoy that has no endpoints yet the others' work shall not be
+    address: {{include "kvlane.envoyAddress" .Readiness}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: readiness
+          http_filters:
+          - name: readiness
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.health_check.v3.HealthCheck
+              pass_through_mode: false
+              headers: [{name: ":path", string_match: {exact: /ready}}]
+              cluster_min_healthy_percentages: {model_servers: {value: 1}}
+          - name: envoy.filters.http.router
+            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
+          route_config: {}
+{{- end}}
   clusters:
   - name: kvlane
     type: {{.KvlaneType}}
     connect_timeout: 1s
+{{- if .Replicas}}
+    dns_refresh_rate: 1s                          # a name with the address of every replica that is ready
+    dns_failure_refresh_rate: {base_interval: 1s, max_interval: 2s}
+    health_checks: [{timeout: 1s, interval: 1s, no_traffic_interval: 1s, unhealthy_threshold: 1, healthy_threshold: 1, grpc_health_check: {service_name: readiness}}]
+    load_balancing_policy:
+      policies:
+{{- if .HashReplicas}}
+      - typed_extension_config:                   # both streams of a request go to the same replica
+          name: envoy.load_balancing_policies.maglev
+          typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.maglev.v3.Maglev}
+{{- else}}
+      - typed_extension_config:
+          name: envoy.load_balancing_policies.least_request
+          typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest}
+{{- end}}
+{{- end}}
     circuit_breakers: {thresholds: [{max_connections: 65535, max_pending_requests: 65535, max_requests: 65535}]}   # a stream lives as long as its answer; the default of 1024 is soon full
     typed_extension_protocol_options:
       envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
         explicit_http_config: {http2_protocol_options: {}}
+{{- if .HashReplicas}}
+        hash_policy: [{header: {header_name: x-kvlane-request}}]
+{{- end}}
     load_assignment: {cluster_name: kvlane, endpoints: [{lb_endpoints: [{endpoint: {address: {{include "kvlane.envoyAddress" .Kvlane}}}}]}]}
 {{- range .Clusters}}
   - name: {{.Name}}

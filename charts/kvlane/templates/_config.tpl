@@ -100,6 +100,9 @@
   "Admin" "127.0.0.1:9901"
   "Kvlane" $kvlane
   "KvlaneType" $type
+  "Replicas" (eq .Values.mode "standalone")
+  "HashReplicas" (and (eq .Values.mode "standalone") $p.firstToken)
+  "Readiness" (ternary (printf "0.0.0.0:%d" (int64 $p.readinessPort)) "" (eq .Values.mode "standalone"))
   "Prefill" $prefill
   "MaxBody" (int64 .Values.maxBodyBytes)
   "MessageTimeout" .Values.messageTimeout

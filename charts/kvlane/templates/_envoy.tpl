@@ -17,13 +17,20 @@
   {{- end }}
   ports:
   - {name: http, containerPort: {{ .Values.proxy.port }}, protocol: TCP}
+  {{- if eq .Values.mode "standalone" }}
+  - {name: readiness, containerPort: {{ .Values.proxy.readinessPort }}, protocol: TCP}
+  {{- end }}
   # Envoy opens the port once the clusters are there. Its admin page, which could stop it, is not reachable from outside.
   startupProbe:
     tcpSocket: {port: http}
     periodSeconds: 1
     failureThreshold: 120
   readinessProbe:
-    tcpSocket: {port: http}
+    {{- if eq .Values.mode "standalone" }}
+    httpGet: {port: readiness, path: /ready} # model servers are known, so pods that know them stay until this one does too
+    {{- else }}
+    tcpSocket: {port: http} # Kvlane's own readiness counts as well
+    {{- end }}
     periodSeconds: {{ .Values.probes.readinessPeriodSeconds }}
   livenessProbe:
     tcpSocket: {port: http}

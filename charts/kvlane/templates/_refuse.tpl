@@ -106,8 +106,8 @@
 {{- if and $v.tls.secretName (eq $v.mode "sidecar") }}
 {{- fail "tls.secretName: in mode sidecar ext_proc is a Unix socket, without TLS" }}
 {{- end }}
-{{- if and (eq $v.provider.name "istio") $v.provider.istio.destinationRule.tls (not $v.provider.istio.destinationRule.enabled) }}
-{{- fail "provider.istio.destinationRule.tls: needs provider.istio.destinationRule.enabled" }}
+{{- if and (eq $v.provider.name "istio") (or $v.provider.istio.destinationRule.tls $v.provider.istio.destinationRule.connectionPool) (not $v.provider.istio.destinationRule.enabled) }}
+{{- fail "provider.istio.destinationRule.tls and connectionPool: need provider.istio.destinationRule.enabled" }}
 {{- end }}
 {{- if and (not $gateway) (lt (int64 $v.proxy.port) 1024) }}
 {{- fail "proxy.port: below 1024 needs a right that the container does not have; service.port may be 80" }}
@@ -115,13 +115,14 @@
 {{- $ports := list $v.grpcHealthPort $v.metricsPort }}
 {{- if ne $v.mode "sidecar" }}{{ $ports = append $ports $v.extProcPort }}{{ end }}
 {{- if not $gateway }}{{ $ports = concat $ports (list $v.proxy.port 9901) }}{{ end }}
+{{- if eq $v.mode "standalone" }}{{ $ports = append $ports $v.proxy.readinessPort }}{{ end }}
 {{- $numbers := list }}{{- /* of one type: of a file they are not what they are of --set */ -}}
 {{- range $ports }}
 {{- if lt (int64 .) 1024 }}{{ fail (printf "port %d: below 1024 needs a right that the containers do not have" (int64 .)) }}{{ end }}
 {{- $numbers = append $numbers (int64 .) }}
 {{- end }}
 {{- if ne (len $numbers) (len ($numbers | uniq)) }}
-{{- fail "ports: extProcPort, grpcHealthPort, metricsPort and, where the chart brings Envoy, proxy.port and 9901 must differ" }}
+{{- fail "ports: extProcPort, grpcHealthPort, metricsPort and, where the chart brings Envoy, proxy.port, proxy.readinessPort and 9901 must differ" }}
 {{- end }}
 
 {{- if regexMatch "^[0-9]" (include "kvlane.fullname" .) }}
