@@ -3,18 +3,12 @@ package prompt
 // EachMember calls each with every key, with its quotes, and value of raw, a checked JSON object. Keys may come twice; the
 // last one counts in every engine's reader. It does nothing if raw is something else.
 func EachMember(raw []byte, each func(key, value []byte)) {
-	s := scanner{b: raw}
-	if start := s.begin(); start < len(raw) && raw[start] == '{' {
-		s.object(start, func(key, value Span) { each(key.Of(raw), value.Of(raw)) })
-	}
+	(*Ends)(nil).EachMember(raw, each)
 }
 
 // EachItem calls each with every element of raw, a checked JSON array. It does nothing if raw is something else.
 func EachItem(raw []byte, each func(item []byte)) {
-	s := scanner{b: raw}
-	if start := s.begin(); start < len(raw) && raw[start] == '[' {
-		s.array(start, func(e Span) { each(e.Of(raw)) })
-	}
+	(*Ends)(nil).EachItem(raw, each)
 }
 
 // TextOf is the text of raw, a checked JSON string; ok is false if raw is something else, or holds half of a surrogate pair.

@@ -335,20 +335,7 @@ func (r *Request) Member(f Field, name string) []byte { return Member(r.Raw(f), 
 
 // Member finds a member of raw, a checked JSON value, by its key; nil if raw is no object or has no such key. Of equal
 // keys the last one counts.
-func Member(raw []byte, name string) []byte {
-	s := scanner{b: raw}
-	start := s.begin()
-	if start >= len(raw) || raw[start] != '{' {
-		return nil
-	}
-	var found []byte
-	s.object(start, func(key, value Span) {
-		if sameKey(key.Of(raw), name) {
-			found = value.Of(raw)
-		}
-	})
-	return found
-}
+func Member(raw []byte, name string) []byte { return (*Ends)(nil).Member(raw, name) }
 
 // MaxTokens is the largest number of tokens that the request wants generated, by the field that its API reads first; ok is
 // false if it names none.

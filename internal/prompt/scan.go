@@ -51,6 +51,7 @@ type scanner struct {
 	err   *SyntaxError
 	deep  bool     // err is about depth
 	path  []string // innermost first
+	ends  *Ends    // of what need not be read; may be nil
 }
 
 func (s *scanner) fail(at int, reason string) int {
@@ -154,9 +155,15 @@ func (s *scanner) value(i int) int {
 	switch c := s.b[i]; {
 	case c == '"':
 		return s.str(i)
-	case c == '{':
-		return s.object(i, nil)
-	case c == '[':
+	case c == '{' || c == '[':
+		if s.ends != nil {
+			if n := s.ends.skip(s.b, i); n > 0 {
+				return i + n
+			}
+		}
+		if c == '{' {
+			return s.object(i, nil)
+		}
 		return s.array(i, nil)
 	case c == '-' && i+1 < len(s.b) && s.b[i+1] == 'I':
 		return s.literal(i, "-Infinity")

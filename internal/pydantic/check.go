@@ -39,18 +39,20 @@ func within(step string, err error) error {
 // Check says why raw, a checked JSON value, does not fit; nil if it does. Elements of an Iterable are looked at when Python
 // walks over them, which is later; Check does not.
 func (s *Schema) Check(raw []byte) error {
-	_, err := s.judge(raw)
+	_, err := s.judge(newWalk(raw), raw)
 	return err
 }
 
 // CheckAll is Check, and then looks at the elements of every Iterable that the chosen types hold.
-func (s *Schema) CheckAll(raw []byte) error {
-	v, err := s.judge(raw)
+func (s *Schema) CheckAll(raw []byte) error { return s.checkAll(newWalk(raw), raw) }
+
+func (s *Schema) checkAll(w *walk, raw []byte) error {
+	v, err := s.judge(w, raw)
 	if err != nil {
 		return err
 	}
 	for _, l := range v.later {
-		if err := l.items(l.raw); err != nil {
+		if err := l.items(w, l.raw); err != nil {
 			return err
 		}
 	}
@@ -88,12 +90,12 @@ func (v *verdict) add(o verdict) {
 }
 
 // items checks the elements: of an object its keys, of a text its characters.
-func (l iterator) items(raw []byte) error {
+func (l iterator) items(w *walk, raw []byte) error {
 	n := 0
 	var err error
 	each := func(item []byte) {
 		if err == nil {
-			if err = l.of.CheckAll(item); err != nil {
+			if err = l.of.checkAll(w, item); err != nil {
 				err = within(fmt.Sprint(n), err)
 			}
 		}
@@ -101,9 +103,9 @@ func (l iterator) items(raw []byte) error {
 	}
 	switch raw[0] {
 	case '[':
-		prompt.EachItem(raw, each)
+		w.ends(raw).EachItem(raw, each)
 	case '{':
-		prompt.EachMember(raw, func(key, _ []byte) { each(key) })
+		w.ends(raw).EachMember(raw, func(key, _ []byte) { each(key) })
 	default:
 		if string(raw) != `""` {
 			each([]byte(`"x"`)) // any character is a text of its own
@@ -112,7 +114,7 @@ func (l iterator) items(raw []byte) error {
 	return err
 }
 
-func (s *Schema) judge(raw []byte) (verdict, error) {
+func (s *Schema) judge(w *walk, raw []byte) (verdict, error) {
 	switch s.kind {
 	case anything:
 		return verdict{exact: strict}, nil
@@ -125,7 +127,7 @@ func (s *Schema) judge(raw []byte) (verdict, error) {
 		if isNull(raw) {
 			return verdict{}, nil
 		}
-		return s.of[0].judge(raw)
+		return s.of[0].judge(w, raw)
 	case boolean:
 		if _, ok := Bool(raw); !ok {
 			return verdict{}, wrong("Input should be a valid boolean")
@@ -141,17 +143,17 @@ func (s *Schema) judge(raw []byte) (verdict, error) {
 	case literal:
 		return verdict{}, s.checkLiteral(raw)
 	case list, iterable, tuple:
-		return s.judgeList(raw)
+		return s.judgeList(w, raw)
 	case dict:
-		return s.judgeDict(raw)
+		return s.judgeDict(w, raw)
 	case union:
-		return s.judgeUnion(raw)
+		return s.judgeUnion(w, raw)
 	case tagged:
-		return s.judgeTagged(raw)
+		return s.judgeTagged(w, raw)
 	case all:
 		var v verdict
 		for _, step := range s.of {
-			o, err := step.judge(raw)
+			o, err := step.judge(w, raw)
 			if err != nil {
 				return v, err
 			}
@@ -159,9 +161,9 @@ func (s *Schema) judge(raw []byte) (verdict, error) {
 		}
 		return v, nil
 	case model:
-		return s.judgeModel(raw)
+		return s.judgeModel(w, raw)
 	case function:
-		return s.judgeFunction(raw)
+		return s.judgeFunction(w, raw)
 	default: // instance
 		if s.instanceList && len(raw) > 0 && raw[0] == '[' {
 			return verdict{}, nil
@@ -205,7 +207,7 @@ func (s *Schema) checkLiteral(raw []byte) error {
 	return wrong("Input should be " + strings.Join(s.literals, ", "))
 }
 
-func (s *Schema) judgeList(raw []byte) (verdict, error) {
+func (s *Schema) judgeList(w *walk, raw []byte) (verdict, error) {
 	if s.kind == iterable && (raw[0] == '[' || raw[0] == '{' || raw[0] == '"') {
 		return verdict{later: []iterator{{s.of[0], raw}}}, nil
 	}
@@ -215,7 +217,7 @@ func (s *Schema) judgeList(raw []byte) (verdict, error) {
 	}
 	n := 0
 	var err error
-	prompt.EachItem(raw, func(item []byte) {
+	w.ends(raw).EachItem(raw, func(item []byte) {
 		at := n
 		if n++; err != nil {
 			return
@@ -228,7 +230,7 @@ func (s *Schema) judgeList(raw []byte) (verdict, error) {
 			of = s.of[at]
 		}
 		var o verdict
-		if o, err = of.judge(item); err != nil {
+		if o, err = of.judge(w, item); err != nil {
 			err = within(fmt.Sprint(at), err)
 		}
 		v.add(o)
@@ -253,14 +255,14 @@ func (s *Schema) length(what string, n int) error {
 	return nil
 }
 
-func (s *Schema) judgeDict(raw []byte) (verdict, error) {
+func (s *Schema) judgeDict(w *walk, raw []byte) (verdict, error) {
 	var v verdict
 	if raw[0] != '{' {
 		return v, wrong("Input should be a valid dictionary")
 	}
 	n := 0
 	var err error
-	prompt.EachMember(raw, func(key, value []byte) {
+	w.ends(raw).EachMember(raw, func(key, value []byte) {
 		n++
 		for _, part := range [...]struct {
 			of  *Schema
@@ -270,7 +272,7 @@ func (s *Schema) judgeDict(raw []byte) (verdict, error) {
 				return
 			}
 			var o verdict
-			if o, err = part.of.judge(part.raw); err != nil {
+			if o, err = part.of.judge(w, part.raw); err != nil {
 				err = within(nameOf(key), err)
 			}
 			v.add(o)
@@ -292,12 +294,12 @@ func nameOf(key []byte) string {
 
 // judgeUnion chooses as pydantic's smart mode does: an exact value without fields wins at once, else the choice that sets
 // most fields, then the most exact one, then the first.
-func (s *Schema) judgeUnion(raw []byte) (verdict, error) {
+func (s *Schema) judgeUnion(w *walk, raw []byte) (verdict, error) {
 	var first error
 	var best verdict
 	found := false
 	for _, choice := range s.of {
-		v, err := choice.judge(raw)
+		v, err := choice.judge(w, raw)
 		if err != nil {
 			if first == nil {
 				first = err
@@ -321,11 +323,11 @@ func (s *Schema) judgeUnion(raw []byte) (verdict, error) {
 	return best, first
 }
 
-func (s *Schema) judgeTagged(raw []byte) (verdict, error) {
+func (s *Schema) judgeTagged(w *walk, raw []byte) (verdict, error) {
 	if raw[0] != '{' {
 		return verdict{}, wrong("Input should be a valid dictionary or object to extract fields from")
 	}
-	tag, ok := prompt.TextOf(prompt.Member(raw, s.by))
+	tag, ok := prompt.TextOf(w.ends(raw).Member(raw, s.by))
 	if s.tag != nil {
 		tag, ok = s.tag(raw), true
 	}
@@ -336,18 +338,18 @@ func (s *Schema) judgeTagged(raw []byte) (verdict, error) {
 	if choice == nil {
 		return verdict{}, wrong("Input tag '" + tag + "' found using '" + s.by + "' does not match any of the expected tags")
 	}
-	v, err := choice.judge(raw)
+	v, err := choice.judge(w, raw)
 	return v, within(tag, err)
 }
 
-func (s *Schema) judgeModel(raw []byte) (verdict, error) {
+func (s *Schema) judgeModel(w *walk, raw []byte) (verdict, error) {
 	v := verdict{counted: true}
 	if raw[0] != '{' {
 		return v, wrong("Input should be a valid dictionary")
 	}
 	values := make([][]byte, len(s.fields))
 	var err error
-	prompt.EachMember(raw, func(key, value []byte) {
+	w.ends(raw).EachMember(raw, func(key, value []byte) {
 		name, ok := prompt.TextOf(key)
 		if f := s.fields[name]; ok && f != nil {
 			values[f.index] = value // the last one of equal keys counts
@@ -367,7 +369,7 @@ func (s *Schema) judgeModel(raw []byte) (verdict, error) {
 		if values[i] == nil {
 			continue
 		}
-		o, err := f.schema.judge(values[i])
+		o, err := f.schema.judge(w, values[i])
 		if err != nil {
 			return v, within(f.name, err)
 		}
@@ -377,13 +379,13 @@ func (s *Schema) judgeModel(raw []byte) (verdict, error) {
 	return v, nil
 }
 
-func (s *Schema) judgeFunction(raw []byte) (v verdict, err error) {
+func (s *Schema) judgeFunction(w *walk, raw []byte) (v verdict, err error) {
 	next := func(raw []byte) error {
 		if len(s.of) == 0 {
 			return nil
 		}
 		var err error
-		v, err = s.of[0].judge(raw)
+		v, err = s.of[0].judge(w, raw)
 		return err
 	}
 	if s.function == nil {
