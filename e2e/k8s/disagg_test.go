@@ -16,6 +16,22 @@ import (
 var ownEnvoy = []string{"provider.name=none", "httpRoute.create=false", "service.type=LoadBalancer", "proxy.drainSeconds=12",
 	"drainSeconds=12", "drainQuietSeconds=3", "proxy.image.repository=envoy", "proxy.concurrency=1"}
 
+// disaggregatedInAllShapes is the chart in each shape that stands with Istio or
+// alone.
+func disaggregatedInAllShapes(t *testing.T, c *cluster) {
+	for _, shape := range []struct {
+		name, class string
+		values      []string
+	}{
+		{"sidecar", "", append(slices.Clone(ownEnvoy), "mode=sidecar")},
+		{"standalone", "", append(slices.Clone(ownEnvoy), "mode=standalone")},
+		{"pool", "istio", nil},
+		{"filter", "istio", []string{"provider.istio.envoyFilter.enabled=true"}},
+	} {
+		t.Run(shape.name, func(t *testing.T) { disaggregated(t, c, "disagg-"+shape.name, shape.class, shape.values...) })
+	}
+}
+
 // disaggregated is the chart with prefill and decode apart, the roles by label,
 // behind a Gateway of a class, or with an Envoy of its own. In mode sidecar prefill
 // legs go through Envoy, else from Kvlane to the worker.

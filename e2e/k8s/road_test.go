@@ -17,7 +17,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -205,12 +204,7 @@ func TestKubernetes(t *testing.T) {
 		t.Run("sidecar", func(t *testing.T) { sidecar(t, c) }) &&
 		t.Run("chart", func(t *testing.T) { chart(t, c) }) &&
 		t.Run("one rank a port", func(t *testing.T) { ranksOfPorts(t, c) }) &&
-		t.Run("prefill and decode", func(t *testing.T) {
-			disaggregated(t, c, "disagg", "", append(slices.Clone(ownEnvoy), "mode=sidecar")...)
-		}) &&
-		t.Run("prefill and decode behind Istio", func(t *testing.T) {
-			disaggregated(t, c, "disagg-istio", "istio", "provider.name=istio")
-		}) &&
+		t.Run("prefill and decode", func(t *testing.T) { disaggregatedInAllShapes(t, c) }) &&
 		t.Run("docs", func(t *testing.T) { docs(t, c, istioPage, sidecarPage) })
 	if !ok {
 		t.FailNow() // what follows takes minutes and would say no more
