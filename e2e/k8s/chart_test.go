@@ -68,6 +68,22 @@ func (r *release) config(t *testing.T) string {
 	return r.c.kubectl(t, "", "-n", r.in, "get", "configmaps", "-l", "app.kubernetes.io/instance=kvlane", "-o", "jsonpath={.items[*].data}")
 }
 
+// slowModel are values of a model whose requests Kvlane holds for long.
+func slowModel(t *testing.T) []string {
+	t.Helper()
+	return []string{"models[1].name=slow", "models[1].check.renderer=" + slowRenderer(t), "models[1].check.timeout=30s"}
+}
+
+// revive makes Kvlane's pods anew that were killed.
+func (r *release) revive(t *testing.T) {
+	t.Helper()
+	for _, s := range r.c.node.pickers(r.in) {
+		r.c.kubectl(t, "", "-n", r.in, "delete", "pod", s.pod.Metadata.Name, "--wait=false")
+	}
+	r.settled(t)
+	r.c.ready(t, r.in, "kvlane", 2)
+}
+
 // settled waits until the pods that were replaced have ended.
 func (r *release) settled(t *testing.T) {
 	t.Helper()
@@ -141,23 +157,28 @@ func warmStart(t *testing.T, r *release, chat string) {
 }
 
 func chartFilter(t *testing.T, c *cluster) {
-	r := &release{c: c, in: "chart-filter", values: []string{"provider.istio.envoyFilter.enabled=true"}}
+	r := &release{c: c, in: "chart-filter", values: append(slowModel(t), "provider.istio.envoyFilter.enabled=true")}
 	c.namespace(t, r.in)
 	c.makeGateway(t, r.in, "istio")
 	r.put(t, "install")
 	c.ready(t, r.in, "llm", 2)
 	chat := c.gateway(t, r.in, "llm") + "/v1/chat/completions"
 	routed(t, chat)
+	held := meanwhile(func() { holds(t, chat) })
 	followsPicks(t, c, r.in, chat)
 	streams(t, c, r.in, chat)
 	longPrompt(t, chat)
 	steersNot(t, c, r.in, chat)
 	replicasDecide(t, c, r.in, chat)
+	held()
 	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart-filter.svc.cluster.local", `"max_requests": 4294967295`, true)
 	// As with the chart's own Envoy: a Kvlane that drains does not wait for the answer.
+	finish := c.long(t, r.in, chat)
 	steadily(t, chat, false, func() { r.upgradeAndBack(t, "replicas=3", "config.log.level=debug") })
+	finish()
 	c.nothingBooked(t, r.in)
 	followsPicks(t, c, r.in, chat)
+	failsOpen(t, c, r.in, chat)
 	r.end(t)
 }
 

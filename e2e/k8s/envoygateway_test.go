@@ -109,7 +109,9 @@ func TestEnvoyGateway(t *testing.T) {
 		c.kubectl(t, "", "delete", "-f", manifest("envoy-gateway/same-replica.yaml"))
 		routed(t, chat)
 	})
+	t.Run("Kvlane refuses the pieces of answers", func(t *testing.T) { overrides(t, c, chat) })
 	t.Run("engines are replaced under load", func(t *testing.T) { replaces(t, c, "llm", chat) })
+	t.Run("Kvlane is replaced under load", func(t *testing.T) { replacesKvlane(t, c, ns, chat, past) })
 	t.Run("scale up and down under load", func(t *testing.T) { scalesEngines(t, c, chat) })
 	t.Run("a further Kvlane is warm when it is ready", func(t *testing.T) { warmsUp(t, c, ns, chat) })
 	echo := c.echoBehindEnvoyGateway(t)
@@ -122,6 +124,7 @@ func TestEnvoyGateway(t *testing.T) {
 		accepted(t, c, ns)
 		behindEnvoyGateway(t, c, ns, chat)
 		t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
+		t.Run("Kvlane is replaced under load", func(t *testing.T) { replacesKvlane(t, c, ns, chat, through) })
 		c.apply(t, "-n", echoNamespace, "-f", manifest("envoy-gateway/full-duplex.yaml"))
 		accepted(t, c, echoNamespace)
 		time.Sleep(3 * time.Second)
@@ -132,18 +135,7 @@ func TestEnvoyGateway(t *testing.T) {
 	t.Run("without Kvlane", func(t *testing.T) {
 		c.apply(t, "-f", manifest("envoy-gateway/policies.yaml"))
 		routed(t, chat)
-		for _, s := range c.node.sandboxes(ns, map[string]string{"app": "kvlane"}) {
-			s.freeze()
-			s.kill()
-		}
-		// Until Envoy has the policy again that may fail open, it answers 500.
-		eventually(t, time.Minute, "an answer without Kvlane", func() error {
-			r, err := post(t.Context(), chat, chatBody("demo", "hello", false))
-			if err == nil && (r.status != http.StatusOK || r.target != "") {
-				err = fmt.Errorf("%d %q %s", r.status, r.target, r.body)
-			}
-			return err
-		})
+		failsOpen(t, c, ns, chat)
 	})
 	t.Run("chart", func(t *testing.T) { chartBehindEnvoyGateway(t, c) })
 	t.Run("one rank a port", func(t *testing.T) { chartRanks(t, c) })
@@ -155,7 +147,7 @@ func TestEnvoyGateway(t *testing.T) {
 
 // chartBehindEnvoyGateway installs the chart for Envoy Gateway, in both body modes.
 func chartBehindEnvoyGateway(t *testing.T, c *cluster) {
-	r := &release{c: c, in: "chart", values: []string{"provider.name=envoy-gateway"}}
+	r := &release{c: c, in: "chart", values: append(slowModel(t), "provider.name=envoy-gateway")}
 	c.namespace(t, r.in)
 	c.makeGateway(t, r.in, "envoy-gateway")
 	r.put(t, "install")
@@ -168,10 +160,18 @@ func chartBehindEnvoyGateway(t *testing.T, c *cluster) {
 		}
 		routed(t, chat)
 		accepted(t, c, r.in)
+		held := meanwhile(func() { holds(t, chat) })
 		behindEnvoyGateway(t, c, r.in, chat)
+		held()
 		if mode == "Buffered" {
+			finish := c.long(t, r.in, chat)
 			steadily(t, chat, false, func() { r.upgradeAndBack(t, "replicas=3", "config.log.level=debug") })
+			finish()
 			c.nothingBooked(t, r.in)
+			failsOpen(t, c, r.in, chat)
+			r.revive(t)
+		} else {
+			replacesKvlane(t, c, r.in, chat, through)
 		}
 	}
 	r.end(t)

@@ -325,13 +325,8 @@ func envoyFilter(t *testing.T, c *cluster) {
 	longPrompt(t, chat)
 	steersNot(t, c, in, chat)
 	replicasDecide(t, c, in, chat)
-	// Kvlane may go: the answer comes from a worker that Envoy chose.
-	for _, s := range c.node.sandboxes(in, map[string]string{"app": "kvlane"}) {
-		s.kill()
-	}
-	if r, err := post(t.Context(), chat, chatBody("demo", "hello", false)); err != nil || r.status != http.StatusOK || r.target != "" {
-		t.Errorf("without Kvlane: %d %q %s %v", r.status, r.target, r.body, err)
-	}
+	replacesKvlane(t, c, in, chat, past)
+	failsOpen(t, c, in, chat)
 }
 
 // longPrompt sends more than Envoy's usual limit of 1 MiB. The engine refuses so
@@ -340,21 +335,6 @@ func longPrompt(t *testing.T, chat string) {
 	r, err := post(t.Context(), chat, chatBody("demo", strings.Repeat("long ", 3<<20/5), false))
 	if err != nil || r.status != http.StatusBadRequest {
 		t.Errorf("3 MiB prompt: %d %.200s %v", r.status, r.body, err)
-	}
-}
-
-// steersNot tries to choose the endpoint and the rank as a client.
-func steersNot(t *testing.T, c *cluster, in, chat string) {
-	pods := c.node.sandboxes(in, map[string]string{"app": "llm"})
-	text := essay(t.Name()+" steering "+time.Now().Format(time.StampNano), 200)
-	first := c.ask(t, in, chat, chatBody("demo", text, false))
-	for _, s := range pods {
-		for _, rank := range []string{"0", "1"} {
-			r, err := post(t.Context(), chat, chatBody("demo", text, false), "x-gateway-destination-endpoint", s.ip+":8000", "x-data-parallel-rank", rank)
-			if err != nil || r.status != http.StatusOK || r.target != first.target || fmt.Sprint(cached(t, r)) != r.matched {
-				t.Errorf("steered to %s rank %s: target %q (was %q), %d cached, %s expected, %v", s.ip, rank, r.target, first.target, cached(t, r), r.matched, err)
-			}
-		}
 	}
 }
 
@@ -398,6 +378,7 @@ func istio(t *testing.T, c *cluster) {
 	routed(t, chat)
 	t.Run("requests follow picks and ranks", func(t *testing.T) { followsPicks(t, c, ns, chat) })
 	t.Run("SSE", func(t *testing.T) { streams(t, c, ns, chat) })
+	t.Run("clients do not steer", func(t *testing.T) { steersNot(t, c, ns, chat) })
 	t.Run("SSE that is kept back is noticed", func(t *testing.T) { buffered(t, c, ns, chat) })
 	t.Run("3 MiB body", func(t *testing.T) { bigBody(t, url+"/echo") })
 	t.Run("Expect: 100-continue", func(t *testing.T) { continues(t, c, url+"/echo") })
@@ -412,7 +393,7 @@ func istio(t *testing.T, c *cluster) {
 	t.Run("scale up and down under load", func(t *testing.T) { scalesEngines(t, c, chat) })
 	t.Run("engines are replaced under load", func(t *testing.T) { replaces(t, c, "llm", chat) })
 	t.Run("a pod leaves the pool and comes back under load", func(t *testing.T) { relabels(t, c, chat) })
-	t.Run("Kvlane is replaced under load", func(t *testing.T) { replaces(t, c, "kvlane", chat) })
+	t.Run("Kvlane is replaced under load", func(t *testing.T) { replacesKvlane(t, c, ns, chat, through) })
 	t.Run("a further Kvlane is warm when it is ready", func(t *testing.T) { warmsUp(t, c, ns, chat) })
 	t.Run("the API server is away under load", func(t *testing.T) { apiServerGone(t, c, ns, chat) })
 	t.Run("TLS to the picker", func(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 )
@@ -41,27 +40,12 @@ func (c *cluster) streamed(t *testing.T, ctx context.Context, in, chat string) e
 	}
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
-	event := func() string {
-		for lines.Scan() {
-			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
-				return data
-			}
-		}
-		return ""
-	}
-	for i := range 1 + held { // the first names the role
-		if data := event(); !strings.Contains(data, `"delta"`) {
-			return fmt.Errorf("of an answer that is held behind %d tokens, piece %d is %q: %w", held, i, data, lines.Err())
-		}
+	if err := pieces(lines, 1+held); err != nil { // the first names the role
+		return fmt.Errorf("of an answer that is held behind %d tokens: %w", held, err)
 	}
 	c.fault(t, in, `{}`)
-	for range tokens - held {
-		if data := event(); !strings.Contains(data, `"delta"`) {
-			return fmt.Errorf("when it goes on, a piece is %q: %w", data, lines.Err())
-		}
-	}
-	if last := event(); last != "[DONE]" {
-		return fmt.Errorf("the last piece is %q: %w", last, lines.Err())
+	if err := remaining(lines, tokens-held); err != nil {
+		return fmt.Errorf("when it goes on: %w", err)
 	}
 	return nil
 }
