@@ -47,6 +47,9 @@ func (m *Model) accepted(in input, engine Engine) error {
 	var set *pydantic.Set
 	switch engine {
 	case VLLM:
+		if in.LongInteger { // in a field that it does not know, too
+			return refuse("There was an error parsing the body")
+		}
 		set = vllmSchemas()
 	case SGLang:
 		set = sglangSchemas()

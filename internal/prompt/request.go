@@ -42,6 +42,8 @@ type Request struct {
 	Elements []Span
 	// Count is the number of Prompt's elements (token ids included), 0 if it is no list.
 	Count int
+	// LongInteger says that some integer of the body, wherever it is, has more than LongestInteger digits.
+	LongInteger bool
 
 	fields [numFields]Span
 	// others are the fields that have no Field, at most maxOthers.
@@ -83,6 +85,7 @@ func (r *Request) parse(api API, body []byte, k known) error {
 	if i < 0 {
 		return s.finish()
 	}
+	r.LongInteger = s.long
 	r.classify()
 	return nil
 }

@@ -52,7 +52,12 @@ type scanner struct {
 	deep  bool     // err is about depth
 	path  []string // innermost first
 	ends  *Ends    // of what need not be read; may be nil
+	long  bool     // some integer has more than LongestInteger digits
 }
+
+// LongestInteger is the most digits of an integer that Python's json reads
+// (sys.int_info.default_max_str_digits).
+const LongestInteger = 4300
 
 func (s *scanner) fail(at int, reason string) int {
 	if s.err == nil {
@@ -302,6 +307,9 @@ func (s *scanner) number(i int) int {
 		return s.fail(i, "a digit was expected")
 	case s.b[start] == '0' && i > start+1:
 		return s.fail(start, "a number must not start with 0")
+	}
+	if i-start > LongestInteger && (i == len(s.b) || s.b[i] != '.' && s.b[i]|0x20 != 'e') {
+		s.long = true
 	}
 	if i < len(s.b) && s.b[i] == '.' {
 		start = i + 1

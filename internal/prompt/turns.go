@@ -75,7 +75,7 @@ func (t *turns) parse(r *Request, api API, body []byte) error {
 	}
 	err := r.parse(api, body, k)
 	r.digests = digests
-	if err == nil && r.Form == FormMessages && len(r.Elements) == r.Count && r.Count > 0 {
+	if err == nil && r.Form == FormMessages && len(r.Elements) == r.Count && r.Count > 0 && !r.LongInteger {
 		shared := len(k.elements)
 		if r.Prompt.Start != k.start { // of two lists of messages the last one counts
 			shared = 0

@@ -1,0 +1,35 @@
+package prompt
+
+import (
+	"strings"
+	"testing"
+)
+
+// Python's json reads integers of 4,300 digits and floats of any length.
+func TestLongIntegers(t *testing.T) {
+	most := strings.Repeat("7", LongestInteger)
+	for value, long := range map[string]bool{
+		most: false, "-" + most: false, most + "7": true, "-" + most + "7": true, most + "7.5": false, most + "7e1": false, most + "7E-1": false,
+		"1." + most + "7": false, "1e" + most + "7": false, `"` + most + `7"`: false, `[{"a":[1,` + most + `7]}]`: true,
+	} {
+		for _, body := range []string{`{"prompt":"x","unknown":` + value + `}`, `{"prompt":` + value + `,"n":1}`, `{"a":{"b":` + value + ` }}`} {
+			r, err := Parse(Completions, []byte(body))
+			if err != nil || r.LongInteger != long {
+				t.Errorf("%.40s... (%d bytes): %v, %v", body, len(body), r.LongInteger, err)
+			}
+		}
+	}
+}
+
+// What is remembered of a conversation hides none of them.
+func TestLongIntegersInConversations(t *testing.T) {
+	memo := NewMemo(1 << 20)
+	body := `{"messages":[{"role":"user","content":"` + strings.Repeat("x", 4*turnBlock) + `","n":` + strings.Repeat("7", LongestInteger+1) + `}`
+	for i := range 4 {
+		body += `,{"role":"user","content":"` + strings.Repeat("y", 4*turnBlock) + `"}`
+		r, err := memo.Parse(Chat, []byte(body+`]}`))
+		if err != nil || !r.LongInteger || r.Count != i+2 {
+			t.Errorf("turn %d: %v, %d messages, %v", i, r.LongInteger, r.Count, err)
+		}
+	}
+}
