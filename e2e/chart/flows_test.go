@@ -68,6 +68,26 @@ var flowCases = []struct{ name, values, flows string }{
 		kvlane -> API server: 443
 		envoy -> dns: 53 53/UDP
 		kvlane -> dns: 53 53/UDP`},
+	{"standalone, events are pushed", restricted + "," + known + ",mode=standalone,modelServers.kvEvents.endpoint=push:", `
+		gateway -> envoy: 8080
+		envoy -> kvlane: 9002
+		another envoy -> kvlane: 9002
+		engine -> kvlane: 9002
+		prometheus -> kvlane: 9090
+		anyone -> kvlane: 9003
+		envoy -> engine: 5557 8000
+		kvlane -> engine: 5557 8000
+		kvlane -> API server: 443
+		envoy -> dns: 53 53/UDP
+		kvlane -> dns: 53 53/UDP`},
+	{"gateway, events are pushed", restricted + "," + known + ",provider.name=istio,provider.istio.envoyFilter.enabled=true,httpRoute.inferenceGatewayName=g,modelServers.kvEvents.endpoint=push:", `
+		gateway -> kvlane: 9002
+		engine -> kvlane: 9002
+		prometheus -> kvlane: 9090
+		anyone -> kvlane: 9003
+		kvlane -> engine: 5557 8000
+		kvlane -> API server: 443
+		kvlane -> dns: 53 53/UDP`},
 	{"a worker by address, further ways out", restricted + "," + known + ",config.workers.static[0].address=192.0.2.2:8000,networkPolicy.extraEgress[0].ports[0].port=8080", `
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090

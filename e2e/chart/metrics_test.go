@@ -178,7 +178,7 @@ func TestAlertLabels(t *testing.T) {
 
 func monitored(t *testing.T) []object {
 	t.Helper()
-	rendered, err := render("--set", "modelServers.matchLabels.app=models,monitoring.rules.enabled=true,monitoring.dashboard.enabled=true")
+	rendered, err := render("--set", "modelServers.matchLabels.app=models,monitoring.rules.enabled=true,monitoring.prometheus.enabled=true,monitoring.dashboard.enabled=true")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ var shapes = map[string][]string{
 		`warmStart={"enabled": true, "secretName": "s"}`, `tls.secretName="t"`, `rbac.create=true`},
 	"ranks":       {`modelServers.targetPorts=[{"number": 8000}, {"number": 8001}]`},
 	"istio":       {`provider.name="istio"`},
+	"monitored":   {`monitoring={"prometheus": {"enabled": true}}`},
 	"limited":     {`provider={"name": "istio", "istio": {"destinationRule": {"connectionPool": {"tcp": {"maxConnections": 10}}}}}`},
 	"envoyfilter": {`provider={"name": "istio", "istio": {"envoyFilter": {"enabled": true}}}`, `httpRoute.inferenceGatewayName="g"`},
 	"eg":          {`provider.name="envoy-gateway"`, `httpRoute={"create": true, "inferenceGatewayName": "g"}`},
@@ -134,7 +135,7 @@ httpRoute.sectionName                                 gateway      "https"
 httpRoute.hostnames                                   gateway      ["a.test", "*.b.test"]
 httpRoute.pathPrefixes                                gateway      ["/v1", "/v2"]
 httpRoute.requestTimeout                              eg           "9s"
-provider.name                                         gateway      "istio"
+provider.name                                         limited      "none"
 provider.istio.destinationRule.tls                    istio        true
 provider.istio.destinationRule.connectionPool         istio        {"http": {"http2MaxRequests": 10}}
 provider.istio.envoyFilter.enabled                    envoyfilter  false
@@ -186,11 +187,12 @@ autoscaling.metrics                                   operation    [{"type": "Ex
 autoscaling.behavior.scaleDown.stabilizationWindowSeconds  operation  60
 autoscaling.behavior.scaleDown.policies               operation    [{"type": "Percent", "value": 10, "periodSeconds": 60}]
 monitoring.interval                                   operation    "30s"
-monitoring.prometheus.enabled                         operation    false
+monitoring.prometheus.enabled                         monitored    false
 monitoring.prometheus.kind                            operation    "ServiceMonitor"
 monitoring.prometheus.extraLabels                     operation    {"a": "b"}
 monitoring.prometheus.metricRelabelings               operation    [{"action": "drop", "regex": "go_.*", "sourceLabels": ["__name__"]}]
 monitoring.rules.enabled                              operation    false
+monitoring.rules.job                                  operation    "j"
 monitoring.rules.labels                               operation    {"a": "b"}
 monitoring.rules.decisionSeconds                      operation    1
 monitoring.rules.degradedShare                        operation    0.5

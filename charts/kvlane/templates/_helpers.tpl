@@ -165,7 +165,12 @@ unix:/run/kvlane/kvlane.sock
 
 {{- /* Where Prometheus' series of this release are; jobLabel of the monitors makes it so. */ -}}
 {{- define "kvlane.series" -}}
-namespace="{{ .Release.Namespace }}",job="{{ .Release.Name }}"
+namespace="{{ .Release.Namespace }}",job="{{ default .Release.Name .Values.monitoring.rules.job }}"
+{{- end }}
+
+{{- /* "true" if pods of the model servers send their KV events to Kvlane. */ -}}
+{{- define "kvlane.pushed" -}}
+{{- if hasPrefix "push:" .Values.modelServers.kvEvents.endpoint }}true{{ end }}
 {{- end }}
 
 {{- /* A duration of kvlane.yaml, such as 1m30s, in milliseconds. */ -}}

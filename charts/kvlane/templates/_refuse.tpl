@@ -35,6 +35,30 @@
 {{- if hasKey $v.modelServers.worker "engine" }}{{ fail "modelServers.worker.engine: use modelServers.type" }}{{ end }}
 {{- if hasKey $v.modelServers.worker "ranks" }}{{ fail "modelServers.worker.ranks: use modelServers.ranks" }}{{ end }}
 {{- if hasKey $v.modelServers.worker "events" }}{{ fail "modelServers.worker.events: use modelServers.kvEvents" }}{{ end }}
+{{- if and (eq $v.mode "sidecar") (include "kvlane.pushed" .) }}
+{{- fail "modelServers.kvEvents.endpoint push: not in mode sidecar, where Kvlane serves on a socket that engines do not reach; give the engines' own endpoint" }}
+{{- end }}
+{{- $ranks := int64 $v.modelServers.ranks }}
+{{- if eq (default "" $v.modelServers.worker.rank_by) "port" }}
+{{- if and (lt $ranks 1) (not $v.modelServers.rankPerPort) }}
+{{- fail "modelServers.worker.rank_by port: needs modelServers.ranks" }}
+{{- end }}
+{{- range $i, $a := $v.modelServers.targetPorts }}
+{{- range $j, $b := $v.modelServers.targetPorts }}
+{{- if and (ne $i $j) (le (int64 $a.number) (int64 $b.number)) (lt (int64 $b.number) (add (int64 $a.number) $ranks)) }}
+{{- fail (printf "modelServers.targetPorts: with rank_by port the %d ranks of port %d have the ports up to %d, and %d is one of them" $ranks (int64 $a.number) (sub (add (int64 $a.number) $ranks) 1) (int64 $b.number)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $key := list "securityContext" "podSecurityContext" }}
+{{- if not (kindIs "map" (get $v $key)) }}
+{{- fail (printf "%s: must not be null; {} is none" $key) }}
+{{- end }}
+{{- end }}
+{{- if and $v.monitoring.rules.enabled (not $v.monitoring.prometheus.enabled) (not $v.monitoring.rules.job) }}
+{{- fail "monitoring.rules: without monitoring.prometheus.enabled say in monitoring.rules.job which label job the series have; else KvlaneAbsent would fire for ever" }}
+{{- end }}
 {{- if hasKey $v.modelServers.worker "address" }}{{ fail "modelServers.worker.address: it is filled in from each pod" }}{{ end }}
 
 {{- if and (not $gateway) (include "kvlane.createPool" .) }}
@@ -66,6 +90,15 @@
 {{- if and $service (not $v.modelServers.service.name) (not (include "kvlane.createModelService" .)) }}
 {{- fail "modelServers.service: this provider routes to a Service of the model servers; name one that exists, or leave create null" }}
 {{- end }}
+{{- if include "kvlane.createModelService" . }}
+{{- $name := include "kvlane.modelService" . }}
+{{- $full := include "kvlane.fullname" . }}
+{{- $ours := list $full (printf "%s-admin" $full) (printf "%s-extproc" $full) (printf "%s-replicas" $full) }}
+{{- range $v.inferencePool.extraPools }}{{ $ours = append $ours (include "kvlane.poolService" (dict "root" $ "pool" .)) }}{{ end }}
+{{- if has $name $ours }}
+{{- fail (printf "modelServers.service.name: %s is the name of a Service of Kvlane's own" $name) }}
+{{- end }}
+{{- end }}
 {{- if and (include "kvlane.createModelService" .) (not $v.modelServers.matchLabels) }}
 {{- fail "modelServers.matchLabels: required for the Service of the model servers; or name one that exists in modelServers.service.name" }}
 {{- end }}
@@ -87,6 +120,9 @@
 {{- end }}
 {{- if $service }}
 {{- if eq $v.provider.name "envoy-gateway" }}
+{{- if $pool }}
+{{- fail "inferencePool.name: provider envoy-gateway routes to a Service and cannot say for which pool it asks, so that Kvlane would refuse its requests; leave the name empty and give the pods' labels in modelServers.matchLabels" }}
+{{- end }}
 {{- if not $v.httpRoute.create }}
 {{- fail "httpRoute.create: provider envoy-gateway needs it, its policies are attached to the route" }}
 {{- end }}
@@ -105,9 +141,6 @@
 {{- end }}
 {{- if and $v.tls.secretName (eq $v.mode "sidecar") }}
 {{- fail "tls.secretName: in mode sidecar ext_proc is a Unix socket, without TLS" }}
-{{- end }}
-{{- if and (eq $v.provider.name "istio") (or $v.provider.istio.destinationRule.tls $v.provider.istio.destinationRule.connectionPool) (not $v.provider.istio.destinationRule.enabled) }}
-{{- fail "provider.istio.destinationRule.tls and connectionPool: need provider.istio.destinationRule.enabled" }}
 {{- end }}
 {{- if and (not $gateway) (lt (int64 $v.proxy.port) 1024) }}
 {{- fail "proxy.port: below 1024 needs a right that the container does not have; service.port may be 80" }}
