@@ -67,6 +67,9 @@ func run(ctx context.Context, io streams, args []string) int {
 		help(io.out)
 		return 0
 	}
+	if args[0] == "--version" {
+		args[0] = "version"
+	}
 	all := commands()
 	i := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
 	if i < 0 {

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
@@ -81,6 +83,9 @@ func runRender(_ context.Context, io streams, args []string) error {
 		return usageError{err.Error()}
 	}
 	m, err := modelOf(*dir, model.Options{ChatTemplate: source, ToolParser: *tools, MaxModelLen: *context, TrustTemplates: *trust, Now: func() time.Time { return now }})
+	if syntax, ok := errors.AsType[*jinja.Error](err); ok && source != "" {
+		return &templateError{*file, syntax}
+	}
 	if err != nil {
 		return err
 	}
@@ -124,6 +129,9 @@ func runTokensCheck(ctx context.Context, io streams, args []string) error {
 	}
 	if *dir == "" || *url == "" {
 		return usageError{"needs --tokenizer DIR and --engine URL"}
+	}
+	if !strings.HasPrefix(*url, "http://") && !strings.HasPrefix(*url, "https://") {
+		return usageError{fmt.Sprintf("--engine %q is not like http://127.0.0.1:8000", *url)}
 	}
 	engine, err := model.ParseEngine(*kind)
 	if err != nil {
