@@ -6,7 +6,9 @@ import (
 	"flag"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -93,6 +95,31 @@ func (k *kubernetes) waiting() (since time.Time, why string) {
 	return k.synced, ""
 }
 
+// missing are the pools that do not exist, as "namespace/name".
+func (k *kubernetes) missing() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.source == nil {
+		return nil
+	}
+	return k.source.Missing()
+}
+
+// collect reports the pools.
+func (k *kubernetes) collect(emit func(name, help string, value float64, labels ...string)) {
+	missing := k.missing()
+	for _, p := range k.pools() {
+		if p.Name == "" {
+			continue // a selector
+		}
+		pool, exists := p.Namespace+"/"+p.Name, 1.0
+		if slices.Contains(missing, pool) {
+			exists = 0
+		}
+		emit("pool_exists", "1 for an InferencePool that exists, 0 for one that is configured and does not.", exists, "pool", pool)
+	}
+}
+
 func (k *kubernetes) pools() []gateway.Pool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -171,10 +198,17 @@ func (k *poolFlags) load(file string) (*config.Config, error) {
 			section := config.DefaultKubernetes()
 			c.Workers.Kubernetes = &section
 		}
-		c.Workers.Kubernetes.Pool, c.Workers.Kubernetes.Pools, c.Workers.Kubernetes.Selector = k.pool, nil, nil
+		// The ports go with the selector.
+		c.Workers.Kubernetes.Pool, c.Workers.Kubernetes.Pools, c.Workers.Kubernetes.Selector, c.Workers.Kubernetes.Ports = k.pool, nil, nil, nil
 	}
-	if k.namespace != "" && c.Workers.Kubernetes != nil {
+	if k.namespace != "" {
+		if c.Workers.Kubernetes == nil {
+			return nil, usageError{"--pool-namespace: there is no workers.kubernetes in the configuration; name the pool with --pool-name"}
+		}
 		c.Workers.Kubernetes.Namespace = k.namespace
+	}
+	if err := k.check(c); err != nil {
+		return nil, err
 	}
 	if k.port != 0 {
 		c.Listen.Address = net.JoinHostPort(k.bind, strconv.Itoa(k.port))
@@ -183,6 +217,26 @@ func (k *poolFlags) load(file string) (*config.Config, error) {
 		c.Listen.Health = net.JoinHostPort(k.bind, strconv.Itoa(k.health))
 	}
 	return c, nil
+}
+
+// check holds what the flags changed to the rules of the file.
+func (k *poolFlags) check(c *config.Config) error {
+	if k.pool == "" && k.namespace == "" {
+		return nil
+	}
+	flags := map[string]string{"pool": "--pool-name", "namespace": "--pool-namespace"}
+	var problems []string
+	for _, p := range c.Workers.Kubernetes.Problems() {
+		if flag := flags[p.Path]; flag != "" {
+			problems = append(problems, flag+": "+p.Message)
+		} else {
+			problems = append(problems, c.Problem("workers.kubernetes."+p.Path, "%s", p.Message).String())
+		}
+	}
+	if len(problems) > 0 {
+		return usageError{strings.Join(problems, "\n")}
+	}
+	return nil
 }
 
 // wrap puts the conformance behaviour around the handler, if it is asked for.

@@ -1,11 +1,22 @@
 package main
 
 import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/telemetry"
 )
 
@@ -22,5 +33,114 @@ func TestRefusedPoolsAreCountedAsRequests(t *testing.T) {
 	}
 	if n := testutil.ToFloat64(m.Requests.WithLabelValues("chat", "rejected")); n != 1 {
 		t.Errorf("requests rejected %v", n)
+	}
+}
+
+// pools is an API server that knows InferencePools by name, and no pods. What it
+// says changes with lists only: its watches end at once.
+type pools struct {
+	mu    sync.Mutex
+	known string // "" for none
+}
+
+// ServeHTTP implements http.Handler.
+func (p *pools) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	if r.URL.Query().Get("watch") == "true" {
+		if r.URL.Query().Get("sendInitialEvents") == "true" {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			fmt.Fprint(w, `{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Invalid", "code": 422}`)
+		} else {
+			fmt.Fprint(w, `{"type": "ERROR", "object": {"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Expired", "code": 410}}`)
+		}
+		return
+	}
+	if strings.HasSuffix(r.URL.Path, "/pods") {
+		fmt.Fprint(w, `{"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}`)
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	items := ""
+	if p.known != "" && r.URL.Query().Get("fieldSelector") == "metadata.name="+p.known {
+		items = fmt.Sprintf(`{"metadata": {"name": %q, "namespace": "ns"}, "spec": {"selector": {"matchLabels": {"app": "x"}}, "targetPorts": [{"number": 8000}]}}`, p.known)
+	}
+	fmt.Fprintf(w, `{"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePoolList", "metadata": {"resourceVersion": "1"}, "items": [%s]}`, items)
+}
+
+// page gets one.
+func page(t *testing.T, url string) (status int, body string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// until polls a page until it is as wanted.
+func until(t *testing.T, url string, want func(status int, body string) bool) (status int, body string) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if status, body = page(t, url); want(status, body) {
+			return status, body
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s stays %d: %s", url, status, body)
+		}
+	}
+}
+
+// A pool that is misspelt, or was deleted, takes no new replica from the others;
+// with no pool at all there is nothing to serve.
+func TestReadyWithThePoolsThatExist(t *testing.T) {
+	api := &pools{}
+	server := httptest.NewServer(api)
+	defer server.Close()
+	dir := t.TempDir()
+	access := filepath.Join(dir, "kubeconfig")
+	if err := os.WriteFile(access, fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k"}}], "clusters": [{"name": "k", "cluster": {"server": %q}}]}`, server.URL), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse("k.yaml", fmt.Appendf(nil, "listen: {address: %q}\nadmin: {address: \"127.0.0.1:0\"}\nworkers: {kubernetes: {pools: [llm, ghost], namespace: ns, kubeconfig: %q, never_ask: true}}\n", "unix:"+filepath.Join(dir, "s"), access))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := startService(t.Context(), c, zerolog.Nop(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	admin := "http://" + s.admin.Addr().String()
+	status, _ := until(t, admin+"/readyz", func(_ int, body string) bool { return strings.Contains(body, "there is no InferencePool ns/llm") })
+	if status != http.StatusServiceUnavailable {
+		t.Errorf("without any pool: status %d", status)
+	}
+	api.mu.Lock()
+	api.known = "llm"
+	api.mu.Unlock()
+	_, body := until(t, admin+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
+	if want := "ok\nwarning: there is no InferencePool ns/ghost: requests for it are answered 503\n"; body != want {
+		t.Errorf("%q, want %q", body, want)
+	}
+	_, metrics := page(t, admin+"/metrics")
+	for _, want := range []string{`kvlane_pool_exists{pool="ns/llm"} 1`, `kvlane_pool_exists{pool="ns/ghost"} 0`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+	// Its service serves none of its requests, as before.
+	if d := s.kube.gate(s.decider, telemetry.New("test")).Decide(t.Context(), &extproc.Request{Method: "POST", Path: "/v1/chat/completions"}); d.Reject == nil || d.Reject.Status != 503 {
+		t.Errorf("a request for no pool that is known: %+v", d)
 	}
 }

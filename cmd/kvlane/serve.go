@@ -147,6 +147,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 			return nil, err
 		}
 		handler = s.kube.gate(handler, metrics)
+		metrics.Collect(s.kube.collect)
 	}
 	if around != nil {
 		handler = around(s, handler)
@@ -308,6 +309,9 @@ func (s *service) adminMux(metrics *telemetry.Metrics) http.Handler {
 			return
 		}
 		fmt.Fprintln(w, "ok")
+		for _, pool := range s.missingPools() {
+			fmt.Fprintf(w, "warning: there is no InferencePool %s: requests for it are answered 503\n", pool)
+		}
 	})
 	mux.Handle("/debug/", s.decider.Debug())
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -316,8 +320,15 @@ func (s *service) adminMux(metrics *telemetry.Metrics) http.Handler {
 	return mux
 }
 
+func (s *service) missingPools() []string {
+	if s.kube == nil {
+		return nil
+	}
+	return s.kube.missing()
+}
+
 // notReady says what readiness waits for, "" if nothing: a peer's index taken, or given up, and the socket for Envoy; then
-// pools and their pods known, however long it takes; and then for warmUp at most every worker checked once and every feed
+// all pools looked for, one at least there, and the pods of those that are known, however long it takes; and then for warmUp at most every worker checked once and every feed
 // synchronised.
 func (s *service) notReady() string {
 	if !s.warm.Load() {
@@ -365,6 +376,9 @@ func (s *service) becomeReady(ctx context.Context) {
 		s.peers.SetReady()
 	}
 	s.server.SetServing(true)
+	for _, pool := range s.missingPools() {
+		s.log.Warn().Str("pool", pool).Msg("ready without this InferencePool: there is none, and requests for it are answered 503")
+	}
 	s.log.Info().Dur("after", time.Since(s.started)).Msg("ready")
 }
 

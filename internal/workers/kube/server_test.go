@@ -38,6 +38,8 @@ type apiServer struct {
 	// old has the server know nothing of lists by watches, as many before Kubernetes
 	// 1.32.
 	old bool
+	// deaf is the name of an object that it does not answer for.
+	deaf string
 	// byStatus has what is wrong with a watch's version be said by status, not in the
 	// stream.
 	byStatus bool
@@ -182,7 +184,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	s.mu.Lock()
 	s.tokens = append(s.tokens, r.Header.Get("Authorization"))
-	down, refused, busy := s.down, s.accepted != "" && r.Header.Get("Authorization") != "Bearer "+s.accepted, s.busy > 0
+	down, refused, busy := s.down || s.deaf != "" && r.URL.Query().Get("fieldSelector") == "metadata.name="+s.deaf, s.accepted != "" && r.Header.Get("Authorization") != "Bearer "+s.accepted, s.busy > 0
 	if busy {
 		s.busy--
 	}

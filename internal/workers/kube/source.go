@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -134,22 +135,49 @@ func (s *Source) Close() {
 	s.wg.Wait()
 }
 
-// Waiting says what has not been seen yet, "" once every pool and its pods were.
+// Waiting says what has not been seen yet, "" once every pool was looked for and
+// the pods of those that exist are known. Without any pool that exists there is
+// nothing to be ready with; beside one, those that do not exist (Missing) are not
+// waited for.
 func (s *Source) Waiting() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	missing, exists := "", false
 	for _, p := range s.pools {
 		switch {
 		case !p.listed:
 			return "InferencePool " + p.title() + " is not known yet"
-		case p.name != "" && p.spec == nil:
-			return "there is no InferencePool " + p.title()
+		case p.missing():
+			missing = cmp.Or(missing, p.title())
 		case !p.synced:
 			return "pods of " + p.title() + " are not known yet"
+		default:
+			exists = true
 		}
+	}
+	if !exists {
+		return "there is no InferencePool " + missing
 	}
 	return ""
 }
+
+// Missing are the pools that were looked for and do not exist, as
+// "namespace/name".
+func (s *Source) Missing() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []string
+	for _, p := range s.pools {
+		if p.missing() {
+			out = append(out, p.title())
+		}
+	}
+	return out
+}
+
+// missing says that the pool was looked for and does not exist. The caller holds
+// src.mu.
+func (p *pool) missing() bool { return p.listed && p.name != "" && p.spec == nil }
 
 // Asking says which ready pod's engine was not heard yet, "" if all were.
 func (s *Source) Asking() string {

@@ -199,6 +199,40 @@ func TestSeveralPoolsPortsAndRanks(t *testing.T) {
 	l.until(t, "kubernetes:ns/two", "d:8000 [fd00::1]:8000 u2 prefill rank 0 by port")
 }
 
+// A pool that nobody made, or that was deleted, keeps nobody from the others.
+func TestAPoolThatDoesNotExistIsNotWaitedFor(t *testing.T) {
+	api, c := newAPIServer(t)
+	s, l := start(t, c, config.Kubernetes{Pools: []string{"ghost", "llm"}}, Options{})
+	waitFor(t, func() bool { return len(s.Missing()) == 2 })
+	if why := s.Waiting(); why != "there is no InferencePool ns/ghost" {
+		t.Errorf("without any pool: waiting for %q", why)
+	}
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
+	api.put(poolsPath, "llm", poolText)
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1")
+	if why, missing := s.Waiting(), s.Missing(); why != "" || !slices.Equal(missing, []string{"ns/ghost"}) {
+		t.Errorf("waiting for %q, missing %q", why, missing)
+	}
+	api.put(poolsPath, "ghost", strings.Replace(poolText, `"llm"`, `"db"`, 1))
+	waitFor(t, func() bool { return len(s.Missing()) == 0 && s.Waiting() == "" })
+	api.remove(poolsPath, "ghost")
+	waitFor(t, func() bool { return slices.Equal(s.Missing(), []string{"ns/ghost"}) && s.Waiting() == "" })
+}
+
+// Who cannot look for one of the pools does not know yet whether it exists.
+func TestAPoolThatWasNotLookedForIsWaitedFor(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(poolsPath, "llm", poolText)
+	api.set(func() { api.deaf = "ghost" })
+	s, l := start(t, c, config.Kubernetes{Pools: []string{"llm", "ghost"}}, Options{})
+	l.until(t, "kubernetes:ns/llm")
+	if why := s.Waiting(); why != "InferencePool ns/ghost is not known yet" {
+		t.Errorf("waiting for %q", why)
+	}
+	api.set(func() { api.deaf = "" })
+	waitFor(t, func() bool { return s.Waiting() == "" })
+}
+
 func TestASelectorNeedsNoPool(t *testing.T) {
 	api, c := newAPIServer(t)
 	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/decide"
+	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/workers"
+)
+
+// A replica whose index lacks what the engines hold would send each conversation
+// anywhere: it is not ready until the feeds have caught up.
+func TestReadinessWaitsForFeeds(t *testing.T) {
+	speak := make(chan struct{})
+	var polls atomic.Int32
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-speak:
+			if polls.Add(1) == 1 {
+				fmt.Fprint(w, `[{"event_id": 0, "data": {"type": "removed", "block_hashes": [1]}}]`)
+			} else {
+				fmt.Fprint(w, "[]")
+			}
+		case <-r.Context().Done():
+		}
+	}))
+	defer engine.Close()
+	c, err := config.Parse("k.yaml", fmt.Appendf(nil, `workers:
+  static: [{name: w, address: %q, engine: trtllm, events: {endpoint: %q}}]
+  health: {every: 0}
+  scrape: 0
+`, engine.Listener.Addr(), engine.URL+"/kv_cache_events"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := telemetry.New("test")
+	decider, err := decide.New(decide.Options{Config: c, Metrics: metrics, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer decider.Close()
+	registry := workers.New(workers.Options{Health: c.Workers.Health, Log: zerolog.Nop(), OnChange: decider.SetWorkers})
+	defer registry.Close()
+	registry.Static(c.Workers.Static)
+	// It began an hour from now: however slow the machine, the wait's bound is not met.
+	s := &service{decider: decider, registry: registry, started: time.Now().Add(time.Hour)}
+	s.warm.Store(true)
+	s.open.Store(true)
+	admin := httptest.NewServer(s.adminMux(metrics))
+	defer admin.Close()
+	status, body := until(t, admin.URL+"/readyz", func(_ int, body string) bool { return body != "workers are being checked\n" })
+	if status != http.StatusServiceUnavailable || !strings.Contains(body, "events of w are stale") {
+		t.Errorf("before the engine spoke: %d %s", status, body)
+	}
+	close(speak)
+	until(t, admin.URL+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
+	if why := decider.Syncing(); why != "" {
+		t.Errorf("ready while %s", why)
+	}
+}
