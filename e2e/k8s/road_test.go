@@ -637,6 +637,7 @@ func pickerGone(t *testing.T, c *cluster, url string) {
 		}
 		return nil
 	})
+	neverByHeader(t, c, url+"/echo")
 	if r, err := post(t.Context(), url+"/stranger", []byte(`{}`)); err != nil || r.status/100 != 5 {
 		t.Errorf("absent picker, FailClose: %d %v", r.status, err)
 	}

@@ -136,3 +136,26 @@ func failsOpen(t *testing.T, c *cluster, in, chat string) {
 		return nil
 	})
 }
+
+// neverByHeader names an endpoint to a gateway of an InferencePool that has no picker:
+// others serve as well.
+func neverByHeader(t *testing.T, c *cluster, url string) {
+	t.Helper()
+	endpoint := c.node.sandboxes(ns, map[string]string{"app": "echo"})[0].ip + ":3000"
+	served := map[string]int{}
+	eventually(t, reasonable, "answers from more than the endpoint that the client names", func() error {
+		r, err := post(t.Context(), url, []byte("{}"), steering(endpoint, "1", "none")...)
+		if err != nil || r.status != http.StatusOK {
+			return fmt.Errorf("%d %w", r.status, err)
+		}
+		var got struct{ Pod string }
+		if err := json.Unmarshal(r.body, &got); err != nil {
+			return err
+		}
+		served[got.Pod]++
+		if len(served) < 2 {
+			return errors.New(fmt.Sprint(served))
+		}
+		return nil
+	})
+}

@@ -22,7 +22,7 @@ type Config struct {
 	Disagg  Disagg   `yaml:"disagg" jsonschema_description:"Prefill/decode disaggregation."`
 	Explain Explain  `yaml:"explain" jsonschema_description:"What is kept and shown of decisions."`
 	Log     Log      `yaml:"log" jsonschema_description:"Logging."`
-	Drain   Duration `yaml:"drain" jsonschema_description:"How long new requests are served after SIGTERM."`
+	Drain   Duration `yaml:"drain" jsonschema_description:"How long new requests are served after SIGTERM, and answers in FULL_DUPLEX_STREAMED, which are cut then. It ends earlier when none is left (drain_quiet)."`
 	listed  []Worker // of workers.file, as Inspect found it
 	read    *decoder // knows where the keys are; nil if c was not read from a file
 	Quiet   Duration `yaml:"drain_quiet" jsonschema_description:"Kvlane stops earlier if no request came for so long after SIGTERM. Longer than a gateway needs to forget an endpoint."`
