@@ -53,6 +53,8 @@ func TestARequestReachesItsOwnPoolOnly(t *testing.T) {
 		{name: "no authority", pools: []Pool{one}, want: []string{"any"}},
 		{name: "one picker for two pools", pools: []Pool{one, shared}, authority: "outbound|9002||epp-one.ns.svc.cluster.local"},
 		{name: "two ports for two pools", pools: []Pool{one, otherPort}, authority: "outbound|9003||epp-one.ns.svc.cluster.local", want: two.Endpoints},
+		{name: "the picker of a pool that does not exist", pools: []Pool{one, {Namespace: "ns", Name: "ghost"}}, authority: "outbound|9002||epp-ghost.ns.svc.cluster.local"},
+		{name: "beside a pool that does not exist", pools: []Pool{{Namespace: "ns", Name: "ghost"}, one}, authority: "outbound|9002||epp-one.ns.svc.cluster.local", want: one.Endpoints},
 		{name: "named", pools: []Pool{one, two}, named: "ns/two", authority: "outbound|9002||epp-one.ns.svc.cluster.local", want: two.Endpoints},
 		{name: "named wrongly", pools: []Pool{one, two}, named: "three"},
 		{name: "a selector has no picker", pools: []Pool{selector}, authority: "outbound|9002||x.ns.svc.cluster.local", want: []string{"any"}},
