@@ -111,6 +111,7 @@ func TestEnvoyValues(t *testing.T) {
 	for _, mode := range []string{"standalone", "sidecar"} {
 		for name, values := range map[string]string{
 			"plain":       "proxy.firstToken=false,proxy.accessLog=false",
+			"told":        "proxy.accessLog=true",
 			"closed":      "proxy.failOpen=false,proxy.firstToken=true",
 			"duplex":      "proxy.requestBody=FULL_DUPLEX_STREAMED,proxy.responseBody=STREAMED",
 			"limits":      "maxBodyBytes=33554432,messageTimeout=45s,proxy.port=10080,extProcPort=19002",

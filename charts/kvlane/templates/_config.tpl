@@ -62,7 +62,7 @@
 {{- $_ := set $envoy "alternates" true }}
 {{- $_ := set $envoy "fail_closed" (not $v.proxy.failOpen) }}
 {{- $_ := set $envoy "first_token" $v.proxy.firstToken }}
-{{- $_ := set $envoy "access_log" $v.proxy.accessLog }}
+{{- $_ := set $envoy "access_log" (include "kvlane.accessLog" . | eq "true") }}
 {{- $_ := set $envoy "request_body" $v.proxy.requestBody }}
 {{- $_ := set $envoy "response_body" $v.proxy.responseBody }}
 {{- with include "kvlane.prefill" . }}{{ $_ := set $envoy "prefill" . }}{{ end }}
@@ -109,7 +109,7 @@
   "ConnectionAge" (include "kvlane.connectionAge" .)
   "UpstreamIdle" (include "kvlane.upstreamIdle" .)
   "FirstToken" $p.firstToken
-  "AccessLog" $p.accessLog
+  "AccessLog" (include "kvlane.accessLog" .)
   "RequestBody" $p.requestBody
   "RequestTrailers" (ternary "SEND" "SKIP" $duplex)
   "ResponseBody" $p.responseBody

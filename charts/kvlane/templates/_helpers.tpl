@@ -145,6 +145,14 @@ unix:/run/kvlane/kvlane.sock
 {{- default (ternary 600 120 $full) .Values.drainSeconds | int64 }}
 {{- end }}
 
+{{- /* "true" if Envoy tells Kvlane the outcome of requests: by itself where the one that it tells is the one that decided. */ -}}
+{{- define "kvlane.accessLog" -}}
+{{- if kindIs "bool" .Values.proxy.accessLog }}
+{{- if .Values.proxy.accessLog }}true{{ end }}
+{{- else if eq .Values.mode "sidecar" }}true
+{{- end }}
+{{- end }}
+
 {{- /* Seconds until the kubelet may kill a pod with Kvlane. */ -}}
 {{- define "kvlane.neededGrace" -}}
 {{- if eq .Values.mode "sidecar" }}
