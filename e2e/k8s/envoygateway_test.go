@@ -107,6 +107,9 @@ func TestEnvoyGateway(t *testing.T) {
 		})
 		replicasDecide(t, c, ns, chat)
 		c.kubectl(t, "", "delete", "-f", manifest("envoy-gateway/same-replica.yaml"))
+		// The patch changed clusters. Envoy keeps the old ones until it has endpoints for the
+		// new ones, or has waited 15 s for them, and then ends its streams to the old.
+		time.Sleep(16 * time.Second)
 		routed(t, chat)
 	})
 	t.Run("Kvlane refuses the pieces of answers", func(t *testing.T) { overrides(t, c, chat) })
