@@ -3,7 +3,9 @@
 package k8s
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -221,7 +223,42 @@ func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
 		c.ready(t, in, "kvlane", 2)
 		r.settled(t)
 	})
+	if mode == "mode=standalone" {
+		proxiesStay(t, c, r, chat)
+	}
 	r.end(t)
+}
+
+// proxiesStay replaces Envoy's pods while there is no Kvlane to tell them of workers:
+// those before them serve until it is back.
+func proxiesStay(t *testing.T, c *cluster, r *release, chat string) {
+	t.Helper()
+	r.put(t, "upgrade") // fails open
+	r.settled(t)
+	c.kubectl(t, "", "-n", r.in, "scale", "deployment/kvlane", "--replicas=0")
+	c.ready(t, r.in, "kvlane", 0)
+	r.settled(t)
+	steadily(t, chat, false, func() {
+		c.kubectl(t, "", "-n", r.in, "rollout", "restart", "deployment/kvlane-proxy")
+		eventually(t, reasonable, "an Envoy that says that it knows no worker", func() error {
+			for _, s := range c.node.sandboxes(r.in, map[string]string{"app.kubernetes.io/component": "proxy"}) {
+				resp, err := client.Get("http://" + s.ip + ":8081/ready")
+				if err != nil {
+					continue
+				}
+				resp.Body.Close()
+				if resp.StatusCode == http.StatusServiceUnavailable {
+					return nil
+				}
+			}
+			return errors.New("all know some, or do not answer")
+		})
+		c.kubectl(t, "", "-n", r.in, "scale", "deployment/kvlane", "--replicas=2")
+		c.ready(t, r.in, "kvlane", 2)
+		c.ready(t, r.in, "kvlane-proxy", 2)
+		r.settled(t)
+	})
+	followsPicks(t, c, r.in, chat)
 }
 
 // service is the address of a Service of type LoadBalancer.
