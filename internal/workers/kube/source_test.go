@@ -224,11 +224,8 @@ func TestAPoolThatWasNotLookedForIsWaitedFor(t *testing.T) {
 	api, c := newAPIServer(t)
 	api.put(poolsPath, "llm", poolText)
 	api.set(func() { api.deaf = "ghost" })
-	s, l := start(t, c, config.Kubernetes{Pools: []string{"llm", "ghost"}}, Options{})
-	l.until(t, "kubernetes:ns/llm")
-	if why := s.Waiting(); why != "InferencePool ns/ghost is not known yet" {
-		t.Errorf("waiting for %q", why)
-	}
+	s, _ := start(t, c, config.Kubernetes{Pools: []string{"llm", "ghost"}}, Options{})
+	waitFor(t, func() bool { return s.Waiting() == "InferencePool ns/ghost is not known yet" })
 	api.set(func() { api.deaf = "" })
 	waitFor(t, func() bool { return s.Waiting() == "" })
 }
