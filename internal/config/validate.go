@@ -12,6 +12,10 @@ import (
 // shortestEvery is the shortest time between two questions to a name server.
 const shortestEvery = Duration(100 * time.Millisecond)
 
+// shortestMessage is the shortest time that Envoy may wait for Kvlane. Envoy takes 0 for
+// no time at all, not for no limit.
+const shortestMessage = Duration(time.Second)
+
 // nameRunes are what a worker's name is made of: it stands in logs, metrics and headers.
 const nameRunes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/-[]%@"
 
@@ -27,10 +31,13 @@ func (c *Config) validate(bad report) {
 		bad("listen", "cert_file and key_file go together")
 	}
 	endpoint(bad, "admin.address", c.Admin.Address, false)
-	endpoint(bad, "envoy.ingress", c.Envoy.Ingress, false)
-	endpoint(bad, "envoy.admin", c.Envoy.Admin, false)
+	listens(bad, "envoy.ingress", c.Envoy.Ingress, false)
+	listens(bad, "envoy.admin", c.Envoy.Admin, false)
 	if c.Envoy.Prefill != "" {
-		endpoint(bad, "envoy.prefill", c.Envoy.Prefill, true)
+		listens(bad, "envoy.prefill", c.Envoy.Prefill, true)
+	}
+	if c.Envoy.MessageTimeout < shortestMessage {
+		bad("envoy.message_timeout", "must be at least %s: Envoy goes on without Kvlane after it (300s by default)", shortestMessage.Std())
 	}
 	if c.Limits.MaxBody < 1<<10 || c.Limits.MaxBody > 1<<30 {
 		bad("limits.max_body", "%d bytes: must be 1KiB to 1GiB", c.Limits.MaxBody)
@@ -157,8 +164,11 @@ func (w *Worker) validateCommon(path string, bad report) {
 			bad(path+".events."+e.key, "%q is not like tcp://host:port", e.value)
 		case scheme == "tcp":
 			// A template's port may be '$port'.
-			if _, port, err := net.SplitHostPort(rest); err != nil || strings.Trim(port, "0123456789") != "" && !strings.Contains(port, "$") {
+			host, port, err := net.SplitHostPort(rest)
+			if err != nil || strings.Trim(port, "0123456789") != "" && !strings.Contains(port, "$") {
 				bad(path+".events."+e.key, "%q is not like tcp://host:port", e.value)
+			} else if host == "*" && !w.Events.Bind {
+				bad(path+".events."+e.key, "%q is where an engine binds; name the engine's address instead of *", e.value)
 			}
 		case scheme != "ipc" && scheme != "http" && scheme != "https":
 			bad(path+".events."+e.key, "scheme %q is not tcp, ipc or http, and it is not 'push:'", scheme)
@@ -184,6 +194,14 @@ func uniqueWorkers(path string, list []Worker, bad report) {
 		} else {
 			addresses[w.Address] = i
 		}
+	}
+}
+
+// listens checks where Envoy shall listen: it resolves no names.
+func listens(bad report, path, s string, unix bool) {
+	endpoint(bad, path, s, unix)
+	if host, _, err := net.SplitHostPort(s); err == nil && host != "" && !strings.HasPrefix(s, "unix:") && net.ParseIP(host) == nil {
+		bad(path, "%q: Envoy listens on an IP address, not on a name (all of them: 0.0.0.0 or [::])", s)
 	}
 }
 

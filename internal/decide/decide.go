@@ -366,7 +366,7 @@ func (j *job) run(ctx context.Context) extproc.Decision {
 
 // parse reads the body's fields. A body that is not JSON is refused, as is a
 // compressed one: no engine would take it. What an engine may read and we do not
-// is routed by load.
+// is routed by load, unless it may name transfers that only we may name.
 func (j *job) parse() *extproc.Reject {
 	switch {
 	case j.api == prompt.Unknown:
@@ -382,6 +382,10 @@ func (j *job) parse() *extproc.Reject {
 	}
 	req, err := j.d.bodies.ParseInto(&j.s.request, j.api, j.r.Body)
 	if unread, ok := errors.AsType[*prompt.UnreadError](err); ok {
+		if j.d.legs != nil && !j.d.cfg.Disagg.Trust {
+			// It may tell an engine where to fetch KV from, and what cannot be read cannot be taken out.
+			return &extproc.Reject{Status: 400, Body: j.failure(400, "with prefill and decode apart a request has to be read: "+unread.Reason), Details: "kvlane_unread_body"}
+		}
 		j.degraded, j.entry.Refusal = degradedBody, unread.Reason
 		return nil
 	}

@@ -167,6 +167,12 @@ func TestBodiesThatAreNotRead(t *testing.T) {
 			t.Errorf("%.20q: %+v, %q %q", body, d.Reject, e.Degraded, e.Refusal)
 		}
 		d.Ticket.End(time.Now())
+		for trust, refused := range map[bool]bool{false: true, true: false} {
+			apart := newBench(t, fmt.Sprintf("disagg: {connector: nixl, trust_client_params: %v}", trust), worker("a", 0))
+			if d, _ := apart.ask("/v1/completions", body); (d.Reject != nil) != refused || refused && (d.Reject.Status != 400 || !strings.Contains(string(d.Reject.Body), want)) {
+				t.Errorf("%.20q, trusted %v: %+v", body, trust, d.Reject)
+			}
+		}
 	}
 	for _, body := range []string{"\xef\xbb\xbf" + completion(100, ""), completion(100, `,"y":NaN`), completion(100, `,"x":[-Infinity]`)} {
 		d, e := b.ask("/v1/completions", body)
