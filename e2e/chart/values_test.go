@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
+
+	"github.com/kvlane/kvlane/internal/config"
 )
 
 // shapes are values with which each value of the chart matters somewhere.
@@ -16,6 +18,7 @@ var shapes = map[string][]string{
 	"gateway": {`httpRoute={"create": true, "inferenceGatewayName": "g"}`},
 	"operation": {`networkPolicy.enabled=true`, `autoscaling.enabled=true`, `monitoring={"prometheus": {"enabled": true}, "rules": {"enabled": true}, "dashboard": {"enabled": true}}`,
 		`warmStart={"enabled": true, "secretName": "s"}`, `tls.secretName="t"`, `rbac.create=true`},
+	"events":      {`modelServers.kvEvents.endpoint="tcp://$ip:5557"`},
 	"ranks":       {`modelServers.targetPorts=[{"number": 8000}, {"number": 8001}]`},
 	"istio":       {`provider.name="istio"`},
 	"monitored":   {`monitoring={"prometheus": {"enabled": true}}`},
@@ -108,7 +111,7 @@ modelServers.namespace                                sidecar      "models"
 modelServers.ranks                                    gateway      4
 modelServers.rankPerPort                              ranks        true
 modelServers.kvEvents.endpoint                        gateway      "tcp://$ip:5557"
-modelServers.kvEvents.replay                          gateway      "tcp://$ip:5558"
+modelServers.kvEvents.replay                          events       "tcp://$ip:5657"
 modelServers.kvEvents.topic                           gateway      "kv"
 modelServers.neverAsk                                 gateway      true
 modelServers.roleLabels                               gateway      ["role"]
@@ -157,7 +160,7 @@ proxy.readinessPort                                   standalone   8089
 proxy.failOpen                                        sidecar      false
 proxy.firstToken                                      sidecar      true
 proxy.accessLog                                       sidecar      false
-proxy.requestBody                                     sidecar      "STREAMED"
+proxy.requestBody                                     sidecar      "FULL_DUPLEX_STREAMED"
 proxy.responseBody                                    sidecar      "STREAMED"
 proxy.drainSeconds                                    sidecar      99
 proxy.extraArgs                                       sidecar      ["--x"]
@@ -215,7 +218,24 @@ func leaves(v any, path string) (all []string) {
 	return all
 }
 
-// Of every value something follows, that Kubernetes knows.
+// takes says where Kvlane would refuse its file of a rendering.
+func takes(t *testing.T, what, rendered string) {
+	t.Helper()
+	files := 0
+	for _, o := range parse(t, rendered) {
+		if file := text(o, "data", "kvlane.yaml"); file != "" {
+			files++
+			if _, err := config.Parse("kvlane.yaml", []byte(file)); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	}
+	if files != 1 {
+		t.Errorf("%s: %d files kvlane.yaml are rendered", what, files)
+	}
+}
+
+// Of every value something follows, that Kubernetes and Kvlane know.
 func TestEveryValueIsUsed(t *testing.T) {
 	plain := map[string]string{}
 	for shape := range shapes {
@@ -223,6 +243,7 @@ func TestEveryValueIsUsed(t *testing.T) {
 		if plain[shape], err = render(shaped(shape)...); err != nil {
 			t.Fatal(err)
 		}
+		takes(t, "shape "+shape, plain[shape])
 	}
 	var all strings.Builder
 	used := []string{}
@@ -237,6 +258,7 @@ func TestEveryValueIsUsed(t *testing.T) {
 		case rendered == plain[shape]:
 			t.Errorf("of %s = %s nothing follows (shape %s)", path, value, shape)
 		}
+		takes(t, path+" = "+value, rendered)
 		all.WriteString(rendered)
 	}
 	conform(t, all.String(), len(parse(t, all.String())))
