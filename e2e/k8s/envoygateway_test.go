@@ -380,12 +380,15 @@ func (c *cluster) firstTokens(t *testing.T, in, chat string, sent int) (missed f
 }
 
 // replicasDecide wants the requests to a gateway shared between the replicas, and
-// each one's first token seen where it was decided.
+// their first tokens seen where they were decided. Of two replicas that do not agree
+// half would be missed; on a busy machine one may come when its request is over, of
+// which nothing is kept without an access log.
 func replicasDecide(t *testing.T, c *cluster, in, chat string) {
 	t.Helper()
 	before := c.decided(t, in)
-	if missed := c.firstTokens(t, in, chat, 32); missed > 0 {
-		t.Errorf("%v first tokens came to another replica than the request", missed)
+	const requests, late = 32, 4
+	if missed := c.firstTokens(t, in, chat, requests); missed > late {
+		t.Errorf("%v of %d first tokens came to another replica than the request", missed, requests)
 	}
 	everyReplica(t, c, in, before)
 }
