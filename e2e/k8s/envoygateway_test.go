@@ -74,6 +74,11 @@ func (c *cluster) envoyGateway(t *testing.T) {
 	go func() { _ = cmd.Wait() }()
 }
 
+// settled is what Envoy needs when a policy or a patch changed clusters: it keeps the
+// old ones until it has endpoints for the new ones, or has waited 15 s for them, and
+// then ends its streams to the old.
+const settled = 16 * time.Second
+
 func TestEnvoyGateway(t *testing.T) {
 	if missing != "" {
 		t.Skip(missing)
@@ -107,9 +112,7 @@ func TestEnvoyGateway(t *testing.T) {
 		})
 		replicasDecide(t, c, ns, chat)
 		c.kubectl(t, "", "delete", "-f", manifest("envoy-gateway/same-replica.yaml"))
-		// The patch changed clusters. Envoy keeps the old ones until it has endpoints for the
-		// new ones, or has waited 15 s for them, and then ends its streams to the old.
-		time.Sleep(16 * time.Second)
+		time.Sleep(settled)
 		routed(t, chat)
 	})
 	t.Run("Kvlane refuses the pieces of answers", func(t *testing.T) { overrides(t, c, chat) })
@@ -122,7 +125,7 @@ func TestEnvoyGateway(t *testing.T) {
 	t.Run("Expect: 100-continue", func(t *testing.T) { expectation(t, echo, true) })
 	t.Run("full duplex", func(t *testing.T) {
 		c.apply(t, "-f", manifest("envoy-gateway/full-duplex.yaml"))
-		time.Sleep(3 * time.Second)
+		time.Sleep(settled)
 		routed(t, chat)
 		accepted(t, c, ns)
 		behindEnvoyGateway(t, c, ns, chat)
@@ -159,7 +162,7 @@ func chartBehindEnvoyGateway(t *testing.T, c *cluster) {
 	for _, mode := range []string{"Buffered", "FullDuplexStreamed"} {
 		if mode != "Buffered" {
 			r.put(t, "upgrade", "provider.envoyGateway.failOpen=false", "provider.envoyGateway.requestBody="+mode)
-			time.Sleep(3 * time.Second)
+			time.Sleep(settled)
 		}
 		routed(t, chat)
 		accepted(t, c, r.in)
