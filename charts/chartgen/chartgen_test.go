@@ -56,6 +56,20 @@ func TestParseValues(t *testing.T) {
 	}
 }
 
+// A list of choices is whole, the one that the sentence names is in it too.
+func TestChoices(t *testing.T) {
+	enum := map[string]any{"enum": []any{"", "none", "istio"}}
+	for text, want := range map[string]string{
+		"`none` needs nothing.":        "One of `none`, `istio`.",
+		"Which.":                       "One of `none`, `istio`.",
+		"`none`, or `istio` for Istio": "",
+	} {
+		if got := choices(&value{text: text, rules: enum}); got != want {
+			t.Errorf("%s: %q", text, got)
+		}
+	}
+}
+
 func TestValuesSchema(t *testing.T) {
 	values, err := parseValues([]byte(sample))
 	if err != nil {

@@ -37,16 +37,18 @@ func readme(values []*value) []byte {
 	return []byte(strings.Replace(prose, valuesMark, strings.TrimSpace(b.String()), 1))
 }
 
-// choices lists the values of an enumeration that its description does not name.
+// choices lists the values of an enumeration, if its description does not name them all.
 func choices(v *value) string {
 	enum, _ := v.rules["enum"].([]any)
 	var names []string
+	told := true
 	for _, e := range enum {
-		if s := fmt.Sprint(e); s != "" && !strings.Contains(v.text, s) {
+		if s := fmt.Sprint(e); s != "" {
 			names = append(names, "`"+s+"`")
+			told = told && strings.Contains(v.text, s)
 		}
 	}
-	if len(names) == 0 {
+	if told {
 		return ""
 	}
 	return "One of " + strings.Join(names, ", ") + "."

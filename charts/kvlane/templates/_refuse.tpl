@@ -39,6 +39,20 @@
 {{- fail "modelServers.kvEvents.endpoint push: not in mode sidecar, where Kvlane serves on a socket that engines do not reach; give the engines' own endpoint" }}
 {{- end }}
 {{- $ranks := int64 $v.modelServers.ranks }}
+{{- $events := $v.modelServers.kvEvents }}
+{{- if and $events.replay (not $events.endpoint) }}
+{{- fail "modelServers.kvEvents.replay: needs modelServers.kvEvents.endpoint" }}
+{{- end }}
+{{- $tcp := "^tcp://(.+):([0-9]+)$" }}
+{{- if and (regexMatch $tcp $events.endpoint) (regexMatch $tcp $events.replay) }}
+{{- $first := regexReplaceAll $tcp $events.endpoint "${2}" | int64 }}
+{{- $other := regexReplaceAll $tcp $events.replay "${2}" | int64 }}
+{{- $span := max 1 $ranks | int64 }}
+{{- $same := eq (regexReplaceAll $tcp $events.endpoint "${1}") (regexReplaceAll $tcp $events.replay "${1}") }}
+{{- if and $same (lt $first (add $other $span)) (lt $other (add $first $span)) }}
+{{- fail (printf "modelServers.kvEvents.replay: each rank has a port, and the %d from %d on meet those of endpoint, from %d on" $span $other $first) }}
+{{- end }}
+{{- end }}
 {{- if eq (default "" $v.modelServers.worker.rank_by) "port" }}
 {{- if and (lt $ranks 1) (not $v.modelServers.rankPerPort) }}
 {{- fail "modelServers.worker.rank_by port: needs modelServers.ranks" }}
@@ -66,6 +80,9 @@
 {{- end }}
 {{- if and (not $gateway) (ne $v.provider.name "none") }}
 {{- fail (printf "provider.name %s: only in mode gateway; in mode %s the chart brings its own Envoy" $v.provider.name $v.mode) }}
+{{- end }}
+{{- if and $v.provider.istio.envoyFilter.enabled (ne $v.provider.name "istio") }}
+{{- fail (printf "provider.istio.envoyFilter.enabled: of provider.name %s nothing of Istio's is made; set provider.name to istio" $v.provider.name) }}
 {{- end }}
 {{- if and $service (include "kvlane.createPool" .) }}
 {{- fail "inferencePool.create: this provider routes to the Service of the model servers, not to an InferencePool; leave it null or false" }}
@@ -275,8 +292,20 @@
 {{- if ne (len $all) (len ($all | uniq)) }}
 {{- fail "tokenizerVolumes and volumeMounts: a mountPath is used twice, or is the chart's own" }}
 {{- end }}
+{{- range $v.extraArgs }}
+{{- $flag := regexFind "^--?[^=]+" . | trimAll "-" }}
+{{- if has $flag (list "config" "listen" "admin" "bind" "grpc-port" "grpc-health-port" "pool-name" "pool-namespace") }}
+{{- fail (printf "extraArgs: --%s would contradict the chart's objects; use the values for ports, pool and configuration" $flag) }}
+{{- end }}
+{{- end }}
+
+{{- $called := list }}
 {{- range $model := $v.models }}
 {{- if not $model.name }}{{ fail "models: each needs a name" }}{{ end }}
+{{- range concat (list $model.name) (default list $model.aliases) (default list $model.adapters) }}
+{{- if has . $called }}{{ fail (printf "models: the name %s is given twice" .) }}{{ end }}
+{{- $called = append $called . }}
+{{- end }}
 {{- range $key := list "tokenizer" "chat_template" }}
 {{- $path := get $model $key }}
 {{- if and $path (not (and (eq $key "tokenizer") (hasPrefix "builtin:" $path))) }}

@@ -36,6 +36,7 @@ func main() {
 	keysInComments(r.CommentMap)
 	s := r.Reflect(&config.Config{})
 	s.Title = "Kvlane configuration"
+	presets(s.Definitions["Routing"])
 	def := config.Default()
 	seen := map[*jsonschema.Schema]bool{}
 	describe(s, s, reflect.ValueOf(def), seen)
@@ -48,6 +49,19 @@ func main() {
 	}
 	if err := os.WriteFile(out, append(text, '\n'), 0o644); err != nil {
 		log.Fatal(err)
+	}
+}
+
+// presets lists the names that the keys of presets take.
+func presets(section *jsonschema.Schema) {
+	for _, key := range []string{"preset", "prefill_preset", "decode_preset"} {
+		p, ok := section.Properties.Get(key)
+		if !ok {
+			log.Fatalf("routing has no key %s", key)
+		}
+		for _, preset := range routing.Presets() {
+			p.Enum = append(p.Enum, preset)
+		}
 	}
 }
 
