@@ -519,3 +519,35 @@ func TestObservedCachedTokens(t *testing.T) {
 		})
 	}
 }
+
+// Of requests that began together the events may all have come before the first one
+// ends: nothing is silent.
+func TestABurstIsNoSilence(t *testing.T) {
+	b := newBed(t, shape{engines: 1, ranks: 1})
+	const burst = 40 // above what makes a feed silent
+	b.faults(enginesim.Faults{HoldAfterTokens: 1})
+	before := b.metric("kvlane_feed_batches_total")
+	var all sync.WaitGroup
+	for i := range burst {
+		all.Go(func() {
+			body := fmt.Appendf(nil, `{"model":"demo","prompt":%q,"max_tokens":2,"stream":true}`, prose(fmt.Sprint("burst ", i), 60))
+			if r, err := b.send("/v1/completions", body); err != nil || r.status != http.StatusOK {
+				t.Errorf("%d: %v", i, err)
+			}
+		})
+	}
+	b.until("every answer is held", func() bool { return len(b.engines[0].Stats().Requests) == burst && b.metric("kvlane_extproc_streams") >= burst })
+	quiet := 0
+	b.until("the last events came", func() bool {
+		now := b.metric("kvlane_feed_batches_total")
+		if quiet++; now != before || now == 0 {
+			before, quiet = now, 0
+		}
+		return quiet == 50
+	})
+	b.faults(enginesim.Faults{})
+	all.Wait()
+	if n := b.metric("kvlane_feed_silences_total"); n != 0 {
+		t.Errorf("%v silences", n)
+	}
+}

@@ -688,7 +688,7 @@ func (j *job) speculate(slot kvindex.Slot) kvindex.Credit {
 // ticket follows a plan.
 func (j *job) ticket(plan *routing.Plan, p *place) *ticket {
 	t := &ticket{d: j.d, entry: j.entry, reservation: plan.Reservation, slot: plan.Decode, place: p, decided: j.clock, credit: j.credit,
-		predicted: plan.Matched, stores: len(j.s.hashes) > 0 && plan.DecodeMiss > int64(j.d.index.BlockSize())}
+		predicted: plan.Matched, stores: len(j.s.hashes) > 0 && plan.DecodeMiss > int64(j.d.index.BlockSize()), batches: p.tally.batches.Load()}
 	if plan.Prefill != routing.NoSlot {
 		// The decode engine's usage tells what it had itself.
 		t.predicted, t.prefillMatched = max(0, j.query.PromptTokens-plan.DecodeMiss), plan.Matched

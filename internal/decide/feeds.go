@@ -222,10 +222,11 @@ func (h *feedHandle) stop() {
 	}
 }
 
-// finished tells a target's feed that a request with new blocks ended there.
-func (h *feedHandle) finished(slot kvindex.Slot, t kvindex.Target) {
+// finished tells a target's feed that a request with new blocks ended there; silent
+// says that no events came from there since it was decided.
+func (h *feedHandle) finished(slot kvindex.Slot, t kvindex.Target, silent bool) {
 	if h.pushed {
-		h.feeds.push.Finished(t)
+		h.feeds.push.Finished(t, silent)
 		return
 	}
 	f := h.bySlot[slot]
@@ -235,7 +236,7 @@ func (h *feedHandle) finished(slot kvindex.Slot, t kvindex.Target) {
 		}
 	}
 	if f != nil {
-		f.Finished(t)
+		f.Finished(t, silent)
 	}
 }
 
@@ -266,6 +267,7 @@ func (s *sink) BeginBatch(kvindex.Target) { s.d.feeds.still.RLock() }
 func (s *sink) EndBatch(t kvindex.Target, c feed.Cursor) {
 	if _, at, ok := s.slot(t); ok {
 		s.cursors[at] = c
+		s.m.tallies[at].batches.Add(1)
 	}
 	s.d.feeds.still.RUnlock()
 }

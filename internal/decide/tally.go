@@ -2,6 +2,7 @@ package decide
 
 import (
 	"strconv"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -15,6 +16,8 @@ import (
 // counted before.
 type tally struct {
 	picks, prompt, byEvents, speculative prometheus.Counter
+	// batches of events that came from the target.
+	batches atomic.Uint64
 }
 
 func newTally(m *telemetry.Metrics, t kvindex.Target) *tally {

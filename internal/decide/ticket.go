@@ -27,6 +27,8 @@ type ticket struct {
 	credit kvindex.Credit
 	// stores says that the prompt has at least one whole block that was not there.
 	stores bool
+	// batches of events had come from the target when the request was decided.
+	batches uint64
 
 	// prefillMatched is the cached tokens that the prefill leg counted on.
 	prefillMatched int64
@@ -207,7 +209,8 @@ func (t *ticket) End(at time.Time) {
 		t.stopLeg()
 	}
 	if t.stores && t.entry.succeeded() {
-		t.place.worker.feed.finished(t.slot, t.place.target)
+		// Of many that end together the events may all have come before.
+		t.place.worker.feed.finished(t.slot, t.place.target, t.place.tally.batches.Load() == t.batches)
 	}
 }
 

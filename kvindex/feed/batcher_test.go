@@ -114,7 +114,7 @@ func TestPushResumes(t *testing.T) {
 				break
 			}
 		}
-		if second.Finished(target) || len(copied.seen()) != before {
+		if second.Finished(target, true) || len(copied.seen()) != before {
 			t.Error("a forgotten worker's events arrived")
 		}
 	}

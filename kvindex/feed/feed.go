@@ -91,9 +91,10 @@ func (f *Feed) wakeAll() {
 }
 
 // Finished tells the feed that a request finished on a target of its worker that
-// should have stored at least one new block there. A feed that hears of many
-// but brings no event becomes stale. A polled source is polled.
-func (f *Feed) Finished(t kvindex.Target) {
+// should have stored at least one new block there; silent says that no event of that
+// target came since the request was decided. A feed that hears of many such but
+// brings no event becomes stale. A polled source is polled.
+func (f *Feed) Finished(t kvindex.Target, silent bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.src.PollURL != "" {
@@ -102,11 +103,14 @@ func (f *Feed) Finished(t kvindex.Target) {
 		default:
 			// A poll is already asked for; it will see this request's blocks too.
 		}
-		a := f.rank(t.Rank)
-		a.do(a.machine.Finished())
+		if a := f.rank(t.Rank); silent {
+			a.do(a.machine.Finished())
+		}
 		return
 	}
-	f.main.do(f.machine.Finished())
+	if silent {
+		f.main.do(f.machine.Finished())
+	}
 }
 
 // Status is a copy of the feed's counters and states.

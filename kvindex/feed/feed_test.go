@@ -500,7 +500,7 @@ func TestPollsAreCoalesced(t *testing.T) {
 	polls := func() int { s.mu.Lock(); defer s.mu.Unlock(); return s.polls }
 	eventually(t, "the first poll", func() bool { return polls() == 1 })
 	for range 10 {
-		f.Finished(kvindex.Target{Worker: "t", Rank: kvindex.NoRank})
+		f.Finished(kvindex.Target{Worker: "t", Rank: kvindex.NoRank}, true)
 	}
 	close(s.hold)
 	eventually(t, "the second poll", func() bool { return polls() == 2 && f.Status().Connects == 2 })
@@ -523,7 +523,7 @@ func TestSilentFeed(t *testing.T) {
 	defer f.Close()
 	target := kvindex.Target{Worker: "t", Rank: kvindex.NoRank}
 	eventually(t, "suspicion", func() bool {
-		f.Finished(target)
+		f.Finished(target, true)
 		st := f.Status()
 		return st.Counts.Silences == 1 && st.Targets[0].State == feed.Stale
 	})

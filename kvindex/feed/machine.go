@@ -347,7 +347,8 @@ func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 }
 
 // Finished says that a request has finished on one of the feed's targets which
-// should have stored at least one new block there.
+// should have stored at least one new block there, without an event since it was
+// decided.
 func (m *Machine) Finished() []Action {
 	m.begin()
 	if m.warned || m.replaying || m.state == Stale {

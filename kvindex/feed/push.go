@@ -75,7 +75,7 @@ func (s *PushServer) Forget(worker string) {
 // Finished tells a pushed target's feed that a request finished there that
 // should have stored a new block (see Feed.Finished). It reports whether the
 // target is pushed.
-func (s *PushServer) Finished(t kvindex.Target) bool {
+func (s *PushServer) Finished(t kvindex.Target, silent bool) bool {
 	s.mu.Lock()
 	p := s.publishers[t]
 	s.mu.Unlock()
@@ -84,7 +84,7 @@ func (s *PushServer) Finished(t kvindex.Target) bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.gone {
+	if silent && !p.gone {
 		p.a.do(p.a.machine.Finished())
 	}
 	return true

@@ -158,7 +158,7 @@ func TestPush(t *testing.T) {
 			break
 		}
 	}
-	if !push.Finished(target) || push.Finished(kvindex.Target{Worker: "x", Rank: kvindex.NoRank}) {
+	if !push.Finished(target, true) || push.Finished(kvindex.Target{Worker: "x", Rank: kvindex.NoRank}, true) {
 		t.Error("finished requests go to the wrong feed")
 	}
 	push.Forget("w")
