@@ -536,7 +536,9 @@ func TestABurstIsNoSilence(t *testing.T) {
 			}
 		})
 	}
-	b.until("every answer is held", func() bool { return len(b.engines[0].Stats().Requests) == burst && b.metric("kvlane_extproc_streams") >= burst })
+	b.until("every answer is held", func() bool {
+		return len(b.engines[0].Stats().Requests) == burst && b.metric("kvlane_extproc_streams") >= burst
+	})
 	quiet := 0
 	b.until("the last events came", func() bool {
 		now := b.metric("kvlane_feed_batches_total")
