@@ -168,14 +168,10 @@ generate-check: generate ## Fails if generated files are not current, or not in 
 K8S_TOOLS := etcd kube-apiserver kube-controller-manager kubectl helm
 K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -count=1 -v -timeout 30m ./e2e/k8s
 
-.PHONY: k8s-tools
-k8s-tools:
-	@./e2e/k8s/build.sh $(TOOLS)/k8s $(K8S_TOOLS) pilot-discovery conformance.test
-
 .PHONY: test-k8s
 test-k8s: build envoy ## Tests on a real API server, istiod and Envoy, and the InferencePool conformance tests (Linux, needs root)
 	@./e2e/k8s/able.sh
-	@$(MAKE) --no-print-directory k8s-tools
+	@./e2e/k8s/build.sh $(TOOLS)/k8s $(K8S_TOOLS) pilot-discovery conformance.test
 	$(K8S_TEST) -run 'TestKubernetes$$'
 
 .PHONY: test-eg

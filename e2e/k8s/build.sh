@@ -5,8 +5,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$1; shift
 mkdir -p "$folder/bin"; folder=$(cd "$folder" && pwd)
-exec {lock}>"$folder/lock" # of two at once, the second finds all made
-flock -n "$lock" || { echo 'another build of the tools is running: waiting for its end' >&2; flock "$lock"; }
+exec {lock}>"$folder/lock"; flock "$lock" # of two at once, the second finds all made
 export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath" GOTOOLCHAIN=local
 # Compilers that collect no garbage below 2 GiB take a seventh less time.
 export GOGC=off GOMEMLIMIT=2GiB
