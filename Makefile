@@ -164,7 +164,7 @@ generate-check: generate ## Fails if generated files are not current, or not in 
 	@git diff --exit-code --stat || { echo "generated files are not current: run 'make generate' and commit"; exit 1; }
 	@new=$$(git ls-files --others --exclude-standard -- $(GENERATED)); test -z "$$new" || { echo "not in the repository:" $$new; exit 1; }
 
-# Tools of the Kubernetes tests are built once for each pinned version: about 13 minutes on two idle cores, then none.
+# Tools of the Kubernetes tests are built once for each pinned version: 8 to 13 minutes on two cores, then none.
 K8S_TOOLS := etcd kube-apiserver kube-controller-manager kubectl helm
 K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -count=1 -v -timeout 30m ./e2e/k8s
 
