@@ -20,9 +20,9 @@ var (
 func scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	s.AddKnownTypeWithName(podVersion.WithKind("Pod"), &Pod{})
-	s.AddKnownTypeWithName(podVersion.WithKind("PodList"), &podList{})
+	s.AddKnownTypeWithName(podVersion.WithKind("PodList"), &listOf[Pod, *Pod]{})
 	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePool"), &Pool{})
-	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePoolList"), &poolList{})
+	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePoolList"), &listOf[Pool, *Pool]{})
 	metav1.AddToGroupVersion(s, podVersion)
 	metav1.AddToGroupVersion(s, poolVersion)
 	return s
@@ -88,18 +88,25 @@ type targetPort struct {
 	Number int `json:"number"`
 }
 
-type podList struct {
+// listOf is a list of objects as the API server gives it.
+type listOf[T any, P interface {
+	*T
+	copy() *T
+}] struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata"`
 
-	Items []Pod `json:"items"`
+	Items []T `json:"items"`
 }
 
-type poolList struct {
-	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata"`
-
-	Items []Pool `json:"items"`
+// DeepCopyObject implements runtime.Object.
+func (l *listOf[T, P]) DeepCopyObject() runtime.Object {
+	c := listOf[T, P]{TypeMeta: l.TypeMeta, Items: make([]T, 0, len(l.Items))}
+	l.DeepCopyInto(&c.ListMeta)
+	for i := range l.Items {
+		c.Items = append(c.Items, *P(&l.Items[i]).copy())
+	}
+	return &c
 }
 
 // DeepCopyObject implements runtime.Object.
@@ -120,25 +127,5 @@ func (p *Pool) copy() *Pool {
 	p.DeepCopyInto(&c.ObjectMeta)
 	c.Spec.Selector.MatchLabels = maps.Clone(p.Spec.Selector.MatchLabels)
 	c.Spec.TargetPorts = slices.Clone(p.Spec.TargetPorts)
-	return &c
-}
-
-// DeepCopyObject implements runtime.Object.
-func (l *podList) DeepCopyObject() runtime.Object {
-	c := podList{TypeMeta: l.TypeMeta}
-	l.DeepCopyInto(&c.ListMeta)
-	for i := range l.Items {
-		c.Items = append(c.Items, *l.Items[i].copy())
-	}
-	return &c
-}
-
-// DeepCopyObject implements runtime.Object.
-func (l *poolList) DeepCopyObject() runtime.Object {
-	c := poolList{TypeMeta: l.TypeMeta}
-	l.DeepCopyInto(&c.ListMeta)
-	for i := range l.Items {
-		c.Items = append(c.Items, *l.Items[i].copy())
-	}
 	return &c
 }
