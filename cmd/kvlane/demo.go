@@ -18,7 +18,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/enginesim"
 	"github.com/kvlane/kvlane/internal/models"
-	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/observe"
 )
 
 const demoModel = "demo"
@@ -158,7 +158,7 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 	if err != nil {
 		return err
 	}
-	log, err := telemetry.Logger(logFile, d.config.Log.Level)
+	log, err := observe.Logger(logFile, d.config.Log.Level)
 	if err != nil {
 		return err
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/gateway"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/internal/workers/kube"
 )
@@ -106,7 +106,7 @@ func (k *kubernetes) missing() []string {
 }
 
 // collect reports the pools.
-func (k *kubernetes) collect(emit func(name, help string, value float64, labels ...string)) {
+func (k *kubernetes) collect(emit observe.Emit) {
 	missing := k.missing()
 	for _, p := range k.pools() {
 		if p.Name == "" {
@@ -135,7 +135,7 @@ func (k *kubernetes) pools() []gateway.Pool {
 }
 
 // gate refuses requests for pools that are not ours.
-func (k *kubernetes) gate(next extproc.Handler, m *telemetry.Metrics) extproc.Handler {
+func (k *kubernetes) gate(next extproc.Handler, m *observe.Metrics) extproc.Handler {
 	return &gateway.Gate{Next: next, Pools: k.pools, Refused: func(r *extproc.Request) {
 		api, _ := prompt.Detect(r.Method, r.Path)
 		m.Requests.WithLabelValues(api.String(), "rejected").Inc()

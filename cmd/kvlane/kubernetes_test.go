@@ -17,13 +17,13 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/observe"
 )
 
 // A request that the gate refuses is one of all requests too: shares of
 // kvlane_requests_total are what alerts go by.
 func TestRefusedPoolsAreCountedAsRequests(t *testing.T) {
-	m := telemetry.New("test")
+	m := observe.New("test")
 	d := (&kubernetes{}).gate(nil, m).Decide(t.Context(), &extproc.Request{Method: "POST", Path: "/v1/chat/completions"})
 	if d.Reject == nil || d.Reject.Status != 503 {
 		t.Fatalf("without a pool: %+v", d)
@@ -140,7 +140,7 @@ func TestReadyWithThePoolsThatExist(t *testing.T) {
 		}
 	}
 	// Its service serves none of its requests, as before.
-	if d := s.kube.gate(s.decider, telemetry.New("test")).Decide(t.Context(), &extproc.Request{Method: "POST", Path: "/v1/chat/completions"}); d.Reject == nil || d.Reject.Status != 503 {
+	if d := s.kube.gate(s.decider, observe.New("test")).Decide(t.Context(), &extproc.Request{Method: "POST", Path: "/v1/chat/completions"}); d.Reject == nil || d.Reject.Status != 503 {
 		t.Errorf("a request for no pool that is known: %+v", d)
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/decide"
+	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/models"
-	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokenizer"
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 )
@@ -21,15 +21,15 @@ import (
 // loadModels reads the tokenizers of the configuration. A tokenizer that is not
 // known to be exact is left out with its reason in the log: its model is routed by
 // load. A folder that cannot be read at all is an error.
-func loadModels(c *config.Config, metrics *telemetry.Metrics, log zerolog.Logger) ([]*decide.Served, error) {
-	list := make([]*decide.Served, 0, len(c.Models))
+func loadModels(c *config.Config, metrics *observe.Metrics, log zerolog.Logger) ([]*fleet.Model, error) {
+	list := make([]*fleet.Model, 0, len(c.Models))
 	for i := range c.Models {
 		m := c.Models[i]
 		engine, err := model.ParseEngine(m.Engine)
 		if err != nil {
 			return nil, err
 		}
-		s := &decide.Served{Config: m, Engine: engine}
+		s := &fleet.Model{Config: m, Engine: engine}
 		if m.Check.Renderer != "" {
 			s.Remote = &model.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std(), OnCall: func(_ time.Duration, err error) {
 				metrics.Renders.WithLabelValues(m.Name, renderOutcome(err)).Inc()
@@ -38,7 +38,7 @@ func loadModels(c *config.Config, metrics *telemetry.Metrics, log zerolog.Logger
 		if m.Tokenizer != "" {
 			log.Info().Str("model", m.Name).Str("tokenizer", m.Tokenizer).Msg("loading tokenizer")
 			begin := time.Now()
-			s.Model, err = loadModel(m)
+			s.Tokens, err = loadModel(m)
 			if err == nil && m.Check.Disabled {
 				log.Warn().Str("model", m.Name).Msg("check.disabled: the model's ids are never compared with an engine's; if they differ, nothing will say so")
 			}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/decide"
-	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
@@ -42,13 +42,13 @@ func TestReadinessWaitsForFeeds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	metrics := telemetry.New("test")
+	metrics := observe.New("test")
 	decider, err := decide.New(decide.Options{Config: c, Metrics: metrics, Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer decider.Close()
-	registry := workers.New(workers.Options{Health: c.Workers.Health, Log: zerolog.Nop(), OnChange: decider.SetWorkers})
+	registry := workers.New(workers.Options{Health: c.Workers.Health, Log: zerolog.Nop(), OnChange: decider.Fleet().SetWorkers})
 	defer registry.Close()
 	registry.Static(c.Workers.Static)
 	// It began an hour from now: however slow the machine, the wait's bound is not met.
@@ -63,7 +63,7 @@ func TestReadinessWaitsForFeeds(t *testing.T) {
 	}
 	close(speak)
 	until(t, admin.URL+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
-	if why := decider.Syncing(); why != "" {
+	if why := decider.Fleet().Syncing(); why != "" {
 		t.Errorf("ready while %s", why)
 	}
 }

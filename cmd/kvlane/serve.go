@@ -24,8 +24,8 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/decide"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/peers"
-	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/internal/workers"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
@@ -55,7 +55,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	if *admin != "" {
 		c.Admin.Address = *admin
 	}
-	log, err := telemetry.Logger(io.err, c.Log.Level)
+	log, err := observe.Logger(io.err, c.Log.Level)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ type service struct {
 // startService opens the sockets and starts everything; close ends it. around, if
 // not nil, puts something around the handler of requests.
 func startService(ctx context.Context, c *config.Config, log zerolog.Logger, around func(*service, extproc.Handler) extproc.Handler) (*service, error) {
-	metrics := telemetry.New(version)
+	metrics := observe.New(version)
 	served, err := loadModels(c, metrics, log)
 	if err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	}
 	s.registry = workers.New(workers.Options{
 		Health: c.Workers.Health, Scrape: c.Workers.Scrape.Std(), Log: log,
-		OnChange: s.decider.SetWorkers, OnLoad: s.decider.Load,
+		OnChange: s.decider.Fleet().SetWorkers, OnLoad: s.decider.Fleet().Load,
 		OnCheck: func(worker, outcome string) { metrics.Checks.WithLabelValues(worker, outcome).Inc() },
 	})
 	var handler extproc.Handler = s.decider
@@ -207,7 +207,7 @@ func (s *service) firstLook(ctx context.Context) {
 
 // listenAdmin makes the servers and opens what is there from the beginning:
 // probes, metrics and debug pages.
-func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics *telemetry.Metrics) error {
+func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics *observe.Metrics) error {
 	opts := extProcOptions(c, metrics)
 	opts.OnPanic = func(value any, stack []byte) {
 		s.log.Error().Str("panic", fmt.Sprint(value)).Bytes("stack", stack).Msg("panic: a request goes on without us")
@@ -215,9 +215,9 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 	s.server = extproc.NewServer(opts, handler)
 	s.grpc = grpc.NewServer(extproc.GRPCOptions(opts)...)
 	s.server.Register(s.grpc)
-	kvlanev1.RegisterKVEventsServer(s.grpc, s.decider.Push())
+	kvlanev1.RegisterKVEventsServer(s.grpc, s.decider.Fleet().Push())
 	if len(c.Index.Peers.Addresses) > 0 {
-		s.peers = peers.NewServer(peers.Content{Proof: s.decider.KeyProof(), BlockSize: c.Index.BlockSize, Dump: s.decider.DumpIndex}, s.log)
+		s.peers = peers.NewServer(peers.Content{Proof: s.decider.Fleet().KeyProof(), BlockSize: c.Index.BlockSize, Dump: s.decider.Fleet().DumpIndex}, s.log)
 		metrics.Collect(s.peers.Collect)
 		kvlanev1.RegisterSnapshotsServer(s.grpc, s.peers)
 	}
@@ -252,8 +252,8 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 func (s *service) takeIndex(ctx context.Context, c *config.Config) {
 	if s.peers != nil {
 		err := peers.Fetch(ctx, &peers.Want{
-			Peers: c.Index.Peers, Proof: s.decider.KeyProof(), BlockSize: c.Index.BlockSize, MaxBytes: int64(c.Index.MaxBytes), Log: s.log,
-		}, s.decider.LoadIndex)
+			Peers: c.Index.Peers, Proof: s.decider.Fleet().KeyProof(), BlockSize: c.Index.BlockSize, MaxBytes: int64(c.Index.MaxBytes), Log: s.log,
+		}, s.decider.Fleet().LoadIndex)
 		if err != nil {
 			s.log.Warn().Err(err).Msg("the index starts empty")
 		}
@@ -262,7 +262,7 @@ func (s *service) takeIndex(ctx context.Context, c *config.Config) {
 	s.warm.Store(true)
 }
 
-func extProcOptions(c *config.Config, metrics *telemetry.Metrics) extproc.Options {
+func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options {
 	opts := extproc.Options{BodyLimit: int(c.Limits.MaxBody), DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone}
 	if !c.Envoy.AccessLog {
 		opts.LateTickets = -1 // no outcome will come
@@ -299,7 +299,7 @@ func (s *service) serve(name string, run func() error) {
 }
 
 // adminMux is everything on the admin port.
-func (s *service) adminMux(metrics *telemetry.Metrics) http.Handler {
+func (s *service) adminMux(metrics *observe.Metrics) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -313,7 +313,7 @@ func (s *service) adminMux(metrics *telemetry.Metrics) http.Handler {
 			fmt.Fprintf(w, "warning: there is no InferencePool %s: requests for it are answered 503\n", pool)
 		}
 	})
-	mux.Handle("/debug/", s.decider.Debug())
+	mux.Handle("/debug/", s.decider.Pages().Handler())
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
@@ -357,7 +357,7 @@ func (s *service) notReady() string {
 	if !s.registry.Settled() {
 		return "workers are being checked"
 	}
-	return s.decider.Syncing()
+	return s.decider.Fleet().Syncing()
 }
 
 // becomeReady tells gRPC health when the service is ready.
@@ -371,7 +371,7 @@ func (s *service) becomeReady(ctx context.Context) {
 		case <-tick.C:
 		}
 	}
-	s.decider.ForgetUnclaimed()
+	s.decider.Fleet().ForgetUnclaimed()
 	if s.peers != nil {
 		s.peers.SetReady()
 	}
@@ -404,7 +404,7 @@ func (s *service) close() {
 
 // protocolMetrics joins ext_proc's hooks with the metrics. What comes with every
 // request is looked up once.
-func protocolMetrics(m *telemetry.Metrics) extproc.Metrics {
+func protocolMetrics(m *observe.Metrics) extproc.Metrics {
 	var streams [extproc.NumModes]prometheus.Gauge
 	var answers [extproc.NumModes]func() prometheus.Observer // a histogram only for modes that come
 	for mode := range extproc.NumModes {

@@ -7,12 +7,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/kvlane/kvlane/extproc"
-	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/observe"
 )
 
 func TestProtocolMetricsKnowEveryModeAndKind(t *testing.T) {
 	t.Parallel()
-	m := telemetry.New("test")
+	m := observe.New("test")
 	hooks := protocolMetrics(m)
 	hooks.Answered(extproc.ModeBuffered, time.Millisecond)
 	if n, err := testutil.GatherAndCount(m.Registry, "kvlane_extproc_answer_seconds"); err != nil || n != 1 {

@@ -12,14 +12,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/fleet"
+
 	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/models"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -46,7 +48,7 @@ func newDeciderWith(tb testing.TB, count int, settings string) *Decider {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	d, err := New(Options{Config: c, Models: []*Served{{Config: c.Models[0], Model: m}}, Metrics: telemetry.New("bench"), Log: zerolog.Nop()})
+	d, err := New(Options{Config: c, Models: []*fleet.Model{{Config: c.Models[0], Tokens: m}}, Metrics: observe.New("bench"), Log: zerolog.Nop()})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -57,7 +59,7 @@ func newDeciderWith(tb testing.TB, count int, settings string) *Decider {
 			Name: fmt.Sprintf("w%03d", i), Address: fmt.Sprintf("10.0.%d.%d:8000", i/250, i%250+1), Engine: "vllm", Role: "both", Ranks: 1, RankBy: "header", Speed: 1,
 		}}
 	}
-	d.SetWorkers(list)
+	d.Fleet().SetWorkers(list)
 	return d
 }
 
@@ -155,7 +157,7 @@ func BenchmarkDecide(b *testing.B) {
 func reportStages(b *testing.B, d *Decider) {
 	b.Helper()
 	times := map[string][]time.Duration{}
-	for _, e := range d.journal.last(64) {
+	for _, e := range d.decisions.Last(64) {
 		for _, s := range e.Stages {
 			times[s.Stage] = append(times[s.Stage], s.Took)
 		}
@@ -202,7 +204,7 @@ func hashesOf(tb testing.TB, d *Decider, body []byte) []kvindex.Hash {
 func blocksOf(tb testing.TB, d *Decider, body []byte) ([]kvindex.Hash, []uint32) {
 	s := d.takeScratch()
 	r := &extproc.Request{Method: "POST", Path: "/v1/chat/completions", Body: body}
-	j := job{d: d, s: s, r: r, entry: newEntry(r, time.Time{}), api: prompt.Chat, request: &s.request}
+	j := job{d: d, s: s, r: r, entry: observe.NewEntry(r, time.Time{}), api: prompt.Chat, request: &s.request}
 	if reject := j.parse(); reject != nil {
 		tb.Fatal(string(reject.Body))
 	}
@@ -213,7 +215,7 @@ func blocksOf(tb testing.TB, d *Decider, body []byte) ([]kvindex.Hash, []uint32)
 	if len(j.ids) == 0 {
 		return nil, nil
 	}
-	j.hash(d.hasher.Seed("demo", "", ""), d.cfg.Index.BlockSize)
+	j.hash(d.fleet.Index().Hasher().Seed("demo", "", ""), d.cfg.Index.BlockSize)
 	d.keepScratch(s)
 	return s.hashes, j.ids
 }

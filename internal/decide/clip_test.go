@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"unicode/utf8"
+
+	"github.com/kvlane/kvlane/internal/observe"
 
 	"github.com/kvlane/kvlane/internal/workers"
 )
@@ -14,11 +15,11 @@ func TestWhatIsKeptOfAClientIsBounded(t *testing.T) {
 	long := strings.Repeat("m", 10<<20)
 	everything := worker("c", 0)
 	everything.Models = nil
-	b.SetWorkers([]workers.Worker{everything})
+	b.Fleet().SetWorkers([]workers.Worker{everything})
 	r := b.request("/v1/completions?"+long[:1<<16], `{"model":"`+long+`","prompt":"x","session_id":"`+long+`"}`)
 	r.ID = long[:1<<16]
 	d := b.Decide(t.Context(), r)
-	e := b.journal.find(r.ID)
+	e := b.decisions.Find(r.ID)
 	if e == nil || d.Endpoint == "" {
 		t.Fatalf("not routed: %+v", d.Reject)
 	}
@@ -29,7 +30,7 @@ func TestWhatIsKeptOfAClientIsBounded(t *testing.T) {
 		"id": e.ID, "path": e.Path, "model": e.Model, "conversation": e.Conversation,
 		"explained id": e.Explanation.Request, "explained model": e.Explanation.Model, "explained conversation": e.Explanation.Conversation,
 	} {
-		if len(kept) != maxKept || !strings.HasSuffix(kept, clipMark) {
+		if len(kept) != observe.MaxClient || !strings.HasSuffix(kept, "…") {
 			t.Errorf("%s: %d bytes kept", name, len(kept))
 		}
 	}
@@ -41,7 +42,7 @@ func TestWhatIsKeptOfAClientIsBounded(t *testing.T) {
 
 func TestLongConversationsAreStillToldApart(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
-	long := strings.Repeat("s", 4*maxKept)
+	long := strings.Repeat("s", 4*observe.MaxClient)
 	keys := map[string]bool{}
 	for _, end := range []string{"1", "2"} {
 		b.mu.Lock()
@@ -52,17 +53,5 @@ func TestLongConversationsAreStillToldApart(t *testing.T) {
 	}
 	if len(keys) != 2 {
 		t.Errorf("keys %v", keys)
-	}
-}
-
-func TestClipCutsBetweenCharacters(t *testing.T) {
-	for _, s := range []string{"", "short", strings.Repeat("é", maxKept), "x" + strings.Repeat("é", maxKept), strings.Repeat("\x80", 2*maxKept)} {
-		got := clip(s)
-		if len(got) > maxKept || utf8.ValidString(s) && !utf8.ValidString(got) || clip(got) != got {
-			t.Errorf("%d bytes became %q", len(s), got)
-		}
-		if len(s) <= maxKept && got != s {
-			t.Errorf("%q became %q", s, got)
-		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/fleet"
+
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 )
@@ -87,9 +89,9 @@ func TestARefusedPrefillLegLeavesNoCredit(t *testing.T) {
 	}
 	for status, keeps := range map[int]bool{http.StatusOK: true, http.StatusBadRequest: false} {
 		t.Run(strconv.Itoa(status), func(t *testing.T) {
-			s := &Served{Config: config.Model{Name: "demo"}, Model: m}
+			s := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
 			s.Config.Check.Disabled = true
-			p := newPoolsServing(t, "nixl", "", []*Served{s})
+			p := newPoolsServing(t, "nixl", "", []*fleet.Model{s})
 			p.both(func(w http.ResponseWriter, _ *http.Request) {
 				w.WriteHeader(status)
 				_, _ = io.WriteString(w, nixlAnswer)

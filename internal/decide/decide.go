@@ -13,8 +13,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/fleet"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
@@ -23,10 +24,9 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/internal/tokenizer"
-	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -52,8 +52,8 @@ var degradations = []string{
 // Options of a Decider.
 type Options struct {
 	Config  *config.Config
-	Models  []*Served
-	Metrics *telemetry.Metrics
+	Models  []*fleet.Model
+	Metrics *observe.Metrics
 	Log     zerolog.Logger
 	// OnEndpoints gets the addresses that may be forwarded to, on each change: those that serve whole requests, and those of
 	// prefill workers.
@@ -66,39 +66,25 @@ type Options struct {
 
 // Decider implements extproc.Handler. It is safe for concurrent use.
 type Decider struct {
-	cfg         *config.Config
-	log         zerolog.Logger
-	metrics     *telemetry.Metrics
-	now         func() time.Time
-	start       time.Time
-	hasher      *kvindex.Hasher
-	key         kvindex.Key
-	index       *kvindex.Index
-	served      []*Served
-	models      map[string]*Served // by every name
-	journal     *journal
-	onEndpoints func(serve, prefill []string)
-	onSuspect   func(string)
-	fleet       atomic.Pointer[fleet]
-	// otherBlocks says that there was an engine with blocks of another size than the index's.
-	otherBlocks atomic.Bool
-	feeds       *feeds
-	bodies      *prompt.Memo
-	legs        *legs // nil without a connector
-	desks       desks
-	routed      []prometheus.Counter // by API
-	checking    chan struct{}        // places for comparisons of tokenizers
-	catalog     catalog
-	listing     sync.WaitGroup // of askAll
-	listContext context.Context
-	listStop    context.CancelFunc
+	cfg       *config.Config
+	log       zerolog.Logger
+	metrics   *observe.Metrics
+	now       func() time.Time
+	start     time.Time
+	fleet     *fleet.Fleet
+	decisions *observe.Decisions
+	onSuspect func(string)
+	bodies    *prompt.Memo
+	legs      *legs // nil without a connector
+	desks     desks
+	routed    []prometheus.Counter // by API
 
 	mu      sync.Mutex
 	router  *routing.Router
 	waiting waiting
 	record  int // decisions still to be recorded with the router's state
 
-	scratch chan *scratch // kept for the next decisions, one a desk
+	scratch chan *scratch // free list
 }
 
 // scratch is the memory of one decision.
@@ -134,7 +120,7 @@ func (d *Decider) keepScratch(s *scratch) {
 
 // bodyMemo is the memory for bodies that come again: a share of what the models may
 // use, because both keep prompts.
-func bodyMemo(served []*Served) int64 {
+func bodyMemo(served []*fleet.Model) int64 {
 	var n int64
 	for _, s := range served {
 		n += int64(s.Config.CacheBytes) / 8
@@ -160,26 +146,9 @@ func New(o Options) (*Decider, error) {
 	if err != nil {
 		return nil, err
 	}
-	secret, err := o.Config.Index.Secret()
-	if err != nil {
-		return nil, err
-	}
-	key, err := hashKey(secret)
-	if err != nil {
-		return nil, err
-	}
-	index, err := kvindex.New(kvindex.Config{
-		BlockSize: o.Config.Index.BlockSize, MaxBytes: int64(o.Config.Index.MaxBytes), Key: key,
-		SpeculativeTTL: o.Config.Routing.Speculate.Std(),
-	})
-	if err != nil {
-		return nil, err
-	}
 	d := &Decider{
-		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, hasher: index.Hasher(), key: key, index: index, router: router,
-		served: o.Models, models: map[string]*Served{}, journal: newJournal(o.Config.Explain.Keep),
-		onEndpoints: o.OnEndpoints, onSuspect: o.OnSuspect, bodies: prompt.NewMemo(bodyMemo(o.Models)), legs: legs,
-		desks: newDesks(), routed: newRouted(o.Metrics), checking: make(chan struct{}, checksAtOnce),
+		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, router: router, decisions: observe.NewDecisions(o.Config.Explain.Keep),
+		onSuspect: o.OnSuspect, bodies: prompt.NewMemo(bodyMemo(o.Models)), legs: legs, desks: newDesks(), routed: newRouted(o.Metrics),
 	}
 	for _, reason := range degradations {
 		o.Metrics.Degraded.WithLabelValues(reason)
@@ -189,30 +158,56 @@ func New(o Options) (*Decider, error) {
 		d.now = time.Now
 	}
 	d.start = d.now()
-	d.listContext, d.listStop = context.WithCancel(context.Background())
-	d.catalog.asker = workers.NewAsker(listTimeout)
 	d.scratch = make(chan *scratch, cap(d.desks))
-	d.fleet.Store(&fleet{members: map[string]*member{}})
-	for _, s := range o.Models {
-		for _, name := range s.names() {
-			d.models[name] = s
-		}
+	d.fleet, err = fleet.New(fleet.Options{Config: o.Config, Models: o.Models, Metrics: o.Metrics, Log: o.Log, OnEndpoints: o.OnEndpoints, Update: d.book, Now: func() time.Time { return d.now() }})
+	if err != nil {
+		return nil, err
 	}
-	d.feeds = newFeeds(d)
 	o.Metrics.Collect(d.collect)
 	return d, nil
 }
 
+// Fleet returns the workers that the decisions choose from.
+func (d *Decider) Fleet() *fleet.Fleet { return d.fleet }
+
 // Close ends all feeds, comparisons and prefill legs.
 func (d *Decider) Close() {
-	d.listStop()
-	d.listing.Wait()
-	d.catalog.asker.Close()
 	d.legs.close()
-	d.feeds.close()
-	for _, s := range d.served {
-		s.agreement.end()
+	d.fleet.Close()
+}
+
+// Pages returns the debug pages.
+func (d *Decider) Pages() *observe.Pages {
+	return &observe.Pages{Decisions: d.decisions, Index: d.fleet.IndexPage, Workers: d.fleet.Workers, Record: func(n int) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.record = n
+	}}
+}
+
+// collect emits the router's and the fleet's series when the metrics are scraped.
+func (d *Decider) collect(emit observe.Emit) {
+	emit.Ledger(d.ledger())
+	d.fleet.Collect(emit)
+}
+
+func (d *Decider) ledger() *observe.Ledger {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := &observe.Ledger{Reservations: d.router.Live(), Waiting: d.waiting.queue.Len(), DoubleReleases: d.router.DoubleReleases(), StaleReports: d.router.StaleReports()}
+	d.router.Targets(func(_ kvindex.Slot, info *routing.TargetInfo, load routing.Load) bool {
+		l.Targets = append(l.Targets, observe.TargetLoad{Target: info.Target, Load: load})
+		return true
+	})
+	return l
+}
+
+// newRouted are the counters of requests that got a target, by API.
+func newRouted(m *observe.Metrics) (out []prometheus.Counter) {
+	for api := prompt.Unknown; api == prompt.Unknown || api.String() != prompt.Unknown.String(); api++ {
+		out = append(out, m.Requests.WithLabelValues(api.String(), "routed"))
 	}
+	return out
 }
 
 // since is a time as the router counts it.
@@ -249,7 +244,7 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 		s.ids, s.hashes, s.prefix = nil, nil, nil
 	}
 	d.keepScratch(s)
-	d.metrics.Observe(telemetry.StageTotal, d.now().Sub(began)-j.legs)
+	d.metrics.Observe(observe.StageTotal, d.now().Sub(began)-j.legs)
 	return decision
 }
 
@@ -282,11 +277,11 @@ type job struct {
 	r     *extproc.Request
 	began time.Time
 	clock time.Time // start of the current stage
-	entry *Entry
+	entry *observe.Entry
 
 	api      prompt.API
 	request  *prompt.Request // not to be changed: others may share it
-	served   *Served
+	served   *fleet.Model
 	query    routing.Query
 	degraded string
 	ids      []uint32         // valid as long as the scratch memory
@@ -303,22 +298,22 @@ type job struct {
 
 	credit, prefillCredit kvindex.Credit // for the prompt on the plan's targets
 
-	decodeAt, prefillAt *place // where the plan's targets were when it was made
+	decodeAt, prefillAt *fleet.Endpoint // where the plan's targets were when it was made
 }
 
 // lap ends a stage.
-func (j *job) lap(s telemetry.Stage) {
+func (j *job) lap(s observe.Stage) {
 	now := j.d.now()
 	j.d.metrics.Observe(s, now.Sub(j.clock))
-	j.entry.Stages = append(j.entry.Stages, StageTime{s.String(), now.Sub(j.clock)})
+	j.entry.Stages = append(j.entry.Stages, observe.StageTime{Stage: s.String(), Took: now.Sub(j.clock)})
 	j.clock = now
 }
 
 // open begins the journal's entry. Strings of the request share memory with it; what
 // outlives it is copied and cut.
 func (j *job) open() {
-	j.entry = newEntry(j.r, j.began)
-	j.lap(telemetry.StageQueue)
+	j.entry = observe.NewEntry(j.r, j.began)
+	j.lap(observe.StageQueue)
 	j.api, _ = prompt.Detect(j.r.Method, j.r.Path)
 	j.entry.API = j.api.String()
 }
@@ -338,14 +333,14 @@ func (j *job) run(ctx context.Context) extproc.Decision {
 			return j.reject(reject)
 		}
 	}
-	j.lap(telemetry.StageParse)
+	j.lap(observe.StageParse)
 	if reject := j.gone(ctx); reject != nil {
 		return j.reject(reject)
 	}
 	if reject := j.tokens(ctx); reject != nil {
 		return j.reject(reject)
 	}
-	j.lap(telemetry.StageTokens)
+	j.lap(observe.StageTokens)
 	if reject := j.gone(ctx); reject != nil {
 		return j.reject(reject)
 	}
@@ -376,7 +371,7 @@ func (j *job) parse() *extproc.Reject {
 		return nil
 	}
 	if coding, ok := j.r.Header("content-encoding"); ok && coding != "" && !strings.EqualFold(coding, "identity") {
-		text := "the request's body is compressed (content-encoding: " + clip(coding) + "), and engines do not decompress: send it as it is, " +
+		text := "the request's body is compressed (content-encoding: " + observe.Clip(coding) + "), and engines do not decompress: send it as it is, " +
 			"or let a decompressor filter stand before Kvlane"
 		return &extproc.Reject{Status: 415, Body: j.failure(415, text), Details: "kvlane_compressed_body"}
 	}
@@ -394,11 +389,11 @@ func (j *job) parse() *extproc.Reject {
 	}
 	j.parsed, j.request = true, req
 	name := req.Model()
-	j.entry.Model = clip(name)
+	j.entry.Model = observe.Clip(name)
 	j.query.Model = name
 	j.query.Conversation = j.conversation()
-	j.entry.Conversation = clip(j.query.Conversation)
-	j.served = j.d.servedBy(name)
+	j.entry.Conversation = observe.Clip(j.query.Conversation)
+	j.served = j.d.fleet.Model(name)
 	return nil
 }
 
@@ -435,23 +430,23 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 	case err == nil:
 	case refused:
 		j.degraded = degradedRefused
-		j.entry.Refusal = clip(refusal.Error())
+		j.entry.Refusal = observe.Clip(refusal.Error())
 		if j.d.cfg.Limits.RefuseEarly && !refusal.Guessed {
-			return &extproc.Reject{Status: refusal.Status, Body: j.failure(refusal.Status, clipTo(refusal.Reason, maxKeptText)), Details: "kvlane_engine_would_refuse"}
+			return &extproc.Reject{Status: refusal.Status, Body: j.failure(refusal.Status, observe.ClipTo(refusal.Reason, observe.MaxText)), Details: "kvlane_engine_would_refuse"}
 		}
 		j.query.PromptTokens = estimateTokens(req)
 		return nil
-	case errors.Is(err, errNoTokenizer):
+	case errors.Is(err, fleet.ErrNoTokenizer):
 		j.degraded = degradedTokenizer
 		j.query.PromptTokens = estimateTokens(req)
 		return nil
-	case errors.Is(err, errSuspended):
+	case errors.Is(err, fleet.ErrSuspended):
 		j.degraded = degradedSuspended
 		j.query.PromptTokens = estimateTokens(req)
 		return nil
 	default:
 		j.degraded = degradedTokens
-		j.entry.Refusal = clip(err.Error())
+		j.entry.Refusal = observe.Clip(err.Error())
 		j.query.PromptTokens = estimateTokens(req)
 		return nil
 	}
@@ -461,21 +456,21 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 	}
 	if j.front {
 		j.degraded = degradedFront
-		j.entry.Refusal = clip(res.Partial)
+		j.entry.Refusal = observe.Clip(res.Partial)
 		j.query.PromptTokens = max(estimateTokens(req), int64(len(res.IDs)))
 	} else {
 		j.query.PromptTokens = int64(len(res.IDs))
 	}
-	j.entry.PromptTokens, j.entry.Assumed = j.query.PromptTokens, clip(res.Assumed)
+	j.entry.PromptTokens, j.entry.Assumed = j.query.PromptTokens, observe.Clip(res.Assumed)
 	return nil
 }
 
 // result makes the prompt's ids, in the scratch memory where they are not kept.
 func (j *job) result(ctx context.Context, req *prompt.Request) (model.Result, error) {
-	why := j.served.unfit()
+	why := j.served.Unfit()
 	if why == nil {
 		j.own = true
-		return j.served.Model.PromptInto(ctx, j.s.ids, req, j.served.Engine)
+		return j.served.Tokens.PromptInto(ctx, j.s.ids, req, j.served.Engine)
 	}
 	if j.served.Remote == nil {
 		return model.Result{}, why
@@ -492,23 +487,22 @@ func (j *job) match() {
 		return
 	}
 	block := d.cfg.Index.BlockSize
-	seed := d.hasher.Seed(j.served.cacheName(), j.adapter(), j.salt())
+	seed := d.fleet.Index().Hasher().Seed(j.served.CacheName(), j.adapter(), j.salt())
 	j.hash(seed, block)
-	j.lap(telemetry.StageHash)
+	j.lap(observe.StageHash)
 	if len(s.hashes) == 0 {
 		if j.degraded == "" {
 			j.degraded = degradedShortPrompt
 		}
 		return
 	}
-	d.expire(j.clock)
-	d.index.Match(s.hashes, &s.matches)
-	s.overlaps = j.dropForeign(appendOverlaps(s.overlaps, &s.matches, block, len(j.ids), d.engineBlocks()))
+	d.fleet.Expire(j.clock)
+	j.overlap()
 	if skip := d.cfg.Routing.PrefixSkip; skip > 0 {
 		s.prefix = routing.PrefixBlocks(s.prefix[:0], j.ids, block, skip)
 	}
 	j.query.Prefix = s.prefix
-	j.lap(telemetry.StageIndex)
+	j.lap(observe.StageIndex)
 }
 
 // hashed are the block hashes of ids that are kept beside a body. The first id's
@@ -539,7 +533,7 @@ func (j *job) hash(seed kvindex.Hash, block int) {
 	if known > 0 {
 		parent = s.hashes[known-1]
 	}
-	s.hashes = j.d.hasher.AppendHashes(s.hashes, parent, ids[known*block:], block)
+	s.hashes = j.d.fleet.Index().Hasher().AppendHashes(s.hashes, parent, ids[known*block:], block)
 	s.prefix = appendConverted(s.prefix, s.hashes[known:])
 	if known < len(s.hashes) {
 		j.known.SetValues(key, s.prefix)
@@ -559,10 +553,10 @@ func appendConverted[To, From ~uint64](dst []To, src []From) []To {
 
 // adapter is the LoRA adapter that the request names, "" for the base model.
 func (j *job) adapter() string {
-	if j.served.Model == nil {
+	if j.served.Tokens == nil {
 		return ""
 	}
-	return j.served.Model.Adapter(j.request)
+	return j.served.Tokens.Adapter(j.request)
 }
 
 // salt is what separates this request's blocks from others'. SGLang's extra_key does
@@ -576,38 +570,25 @@ func (j *job) salt() string {
 	return salt
 }
 
-// appendOverlaps turns blocks into tokens. An engine never takes the block with the
-// last prompt token from its cache: it has to compute something. The block that
-// counts is the engine's own, which engineBlock knows by slot (0: as the index's); nil if all are.
-func appendOverlaps(dst []routing.Overlap, m *kvindex.Matches, block, tokens int, engineBlock func(kvindex.Slot) int) []routing.Overlap {
-	most := int32((tokens - 1) / block * block)
-	at := len(dst)
-	dst = slices.Grow(dst, len(m.Holders))[:at+len(m.Holders)]
-	for i := range m.Holders {
-		h, o := &m.Holders[i], &dst[at+i]
-		left := most
-		if engineBlock != nil {
-			if engine := engineBlock(h.Slot); engine != 0 {
-				left = int32((tokens - 1) / engine * engine)
-			}
-		}
-		o.Slot = h.Slot
-		for tier := range h.Blocks {
-			n := min(int32(h.Blocks[tier])*int32(block), left)
-			o.Tokens[tier] = n
-			left -= n
-		}
-		o.Speculative = min(int32(h.Speculative)*int32(block), left)
+// overlap asks the index what the targets hold of the prompt.
+func (j *job) overlap() {
+	p := fleet.Prompt{Hashes: j.s.hashes, Tokens: len(j.ids)}
+	if j.own {
+		p.Made = j.served
 	}
-	return dst
+	j.s.overlaps = j.d.fleet.AppendOverlaps(j.s.overlaps[:0], &p, &j.s.matches)
 }
+
+// foreign reports whether the worker's tokenizer is known to differ from the one
+// that made the ids.
+func (j *job) foreign(p *fleet.Endpoint) bool { return j.own && j.served.Differs(p.Member) }
 
 // pick chooses, books and says it.
 func (j *job) pick(ctx context.Context) extproc.Decision {
 	d := j.d
 	var ex *routing.Explanation
-	if d.journal.explains(len(d.fleet.Load().places)) {
-		ex = d.journal.blank()
+	if d.decisions.Explains(d.fleet.View().NumSlots()) {
+		ex = d.decisions.Blank()
 	}
 	if d.legs != nil {
 		j.query.Local = j.cannotSplit() != ""
@@ -616,15 +597,14 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 	if j.withoutPrefill(err) {
 		plan, p, err = j.place(ctx, ex)
 	}
-	j.clipExplanation(ex)
-	j.entry.Explanation = ex
+	j.entry.Explain(ex)
 	if err != nil {
 		return j.noTarget(err)
 	}
 	if plan.Degraded != "" && j.degraded == "" {
 		j.degraded = plan.Degraded
 	}
-	j.lap(telemetry.StagePlan)
+	j.lap(observe.StagePlan)
 	if plan.Prefill != routing.NoSlot {
 		j.leave()
 		return j.split(ctx, plan, p)
@@ -638,7 +618,7 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 }
 
 // place books a plan and finds where its decode target is.
-func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan, *place, error) {
+func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan, *fleet.Endpoint, error) {
 	d := j.d
 	plan, w, err := j.choose(ex)
 	if w != nil {
@@ -658,7 +638,7 @@ func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan
 		return nil, nil, errClientGone
 	}
 	p := j.decodeAt
-	if !d.still(plan.Decode, p) { // the worker left between the pick and now
+	if !d.fleet.Still(plan.Decode, p) { // the worker left between the pick and now
 		j.release(&plan)
 		return nil, nil, &routing.NoTargetError{}
 	}
@@ -679,16 +659,22 @@ func (j *job) choose(ex *routing.Explanation) (routing.Plan, *waiter, error) {
 
 // speculate credits a target with the prompt that is on its way there.
 func (j *job) speculate(slot kvindex.Slot) kvindex.Credit {
-	if len(j.s.hashes) == 0 || j.d.cfg.Routing.Speculate <= 0 || !j.knows(slot) {
+	if len(j.s.hashes) == 0 || j.d.cfg.Routing.Speculate <= 0 || j.foreignSlot(slot) {
 		return kvindex.Credit{}
 	}
-	return j.d.speculate(slot, j.s.hashes, j.clock)
+	return j.d.fleet.Speculate(slot, j.s.hashes, j.clock)
+}
+
+// foreignSlot is foreign for the worker of a slot.
+func (j *job) foreignSlot(slot kvindex.Slot) bool {
+	e := j.d.fleet.View().Endpoint(slot)
+	return e != nil && j.foreign(e)
 }
 
 // ticket follows a plan.
-func (j *job) ticket(plan *routing.Plan, p *place) *ticket {
+func (j *job) ticket(plan *routing.Plan, p *fleet.Endpoint) *ticket {
 	t := &ticket{d: j.d, entry: j.entry, reservation: plan.Reservation, slot: plan.Decode, place: p, decided: j.clock, credit: j.credit,
-		predicted: plan.Matched, stores: len(j.s.hashes) > 0 && plan.DecodeMiss > int64(j.d.index.BlockSize()), batches: p.tally.batches.Load()}
+		predicted: plan.Matched, stores: len(j.s.hashes) > 0 && plan.DecodeMiss > int64(j.d.cfg.Index.BlockSize), batches: p.Counters.Batches.Load()}
 	if plan.Prefill != routing.NoSlot {
 		// The decode engine's usage tells what it had itself.
 		t.predicted, t.prefillMatched = max(0, j.query.PromptTokens-plan.DecodeMiss), plan.Matched
@@ -696,16 +682,22 @@ func (j *job) ticket(plan *routing.Plan, p *place) *ticket {
 	return t
 }
 
+// removeRank keeps a client's rank header from the worker. It is shared by all
+// decisions: its capacity is its length, so that appending copies it.
+var removeRank = []string{fleet.RankHeader}
+
 // forward turns a plan into mutations.
-func (j *job) forward(plan *routing.Plan, p *place) extproc.Decision {
+func (j *job) forward(plan *routing.Plan, p *fleet.Endpoint) extproc.Decision {
 	d := j.d
-	out := extproc.Decision{Endpoint: p.address, Ticket: j.ticket(plan, p)}
-	j.sample(p)
+	out := extproc.Decision{Endpoint: p.Address, Ticket: j.ticket(plan, p)}
+	if j.own {
+		d.fleet.Sample(j.served, p.Member, j.request)
+	}
 	if j.degraded == "" && j.foreign(p) {
 		j.degraded = degradedSuspended
 	}
-	if p.setRank != nil && !plan.RankFree {
-		out.Set = p.setRank
+	if p.SetRank != nil && !plan.RankFree {
+		out.Set = p.SetRank
 	} else {
 		out.Remove = removeRank
 	}
@@ -715,16 +707,16 @@ func (j *job) forward(plan *routing.Plan, p *place) extproc.Decision {
 	if plan.Prefill == routing.NoSlot && j.entry.Prefill == "" {
 		out.Body = j.body(p, plan.RankFree)
 	}
-	j.entry.Target, j.entry.Endpoint = p.name, p.address
+	j.entry.Target, j.entry.Endpoint = p.Name, p.Address
 	j.entry.Matched, j.entry.Miss, j.entry.Via = plan.Matched, plan.Miss, string(plan.Via)
 	j.entry.Degraded = j.degraded
 	byEvents, speculative := j.matched(plan)
-	p.tally.picks.Inc()
-	p.tally.prompt.Add(float64(j.query.PromptTokens))
-	p.tally.byEvents.Add(float64(byEvents))
-	p.tally.speculative.Add(float64(speculative))
+	p.Counters.Picks.Inc()
+	p.Counters.Prompt.Add(float64(j.query.PromptTokens))
+	p.Counters.ByEvents.Add(float64(byEvents))
+	p.Counters.Speculative.Add(float64(speculative))
 	d.routed[j.api].Inc()
-	d.journal.add(j.entry)
+	d.decisions.Add(j.entry)
 	if d.cfg.Log.Decisions {
 		j.write()
 	}
@@ -752,7 +744,7 @@ func (j *job) matched(plan *routing.Plan) (byEvents, speculative int64) {
 // noTarget answers a request that cannot be placed. The client is told what it can do;
 // the counts and names are for the journal and the log.
 func (j *job) noTarget(err error) extproc.Decision {
-	j.entry.Refusal = clip(err.Error())
+	j.entry.Refusal = observe.Clip(err.Error())
 	if full, ok := errors.AsType[*routing.CapacityError](err); ok {
 		seconds := strconv.Itoa(int(full.RetryAfter.Round(time.Second).Seconds()))
 		return j.reject(&extproc.Reject{Status: 429, Body: j.failure(429, "all workers that could serve this request are busy; try again in "+seconds+" s"),
@@ -768,7 +760,7 @@ func (j *job) reject(r *extproc.Reject) extproc.Decision {
 	j.entry.Rejected, j.entry.Reason = r.Status, r.Details
 	j.d.metrics.Rejected.WithLabelValues(strconv.Itoa(r.Status), r.Details).Inc()
 	j.d.metrics.Requests.WithLabelValues(j.entry.API, "rejected").Inc()
-	j.d.journal.add(j.entry)
+	j.d.decisions.Add(j.entry)
 	if j.d.cfg.Log.Decisions {
 		j.write()
 	}

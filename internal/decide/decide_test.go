@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/fleet"
+
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
@@ -18,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/models"
-	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
@@ -48,7 +50,7 @@ func newBench(t testing.TB, yaml string, list ...workers.Worker) *bench {
 	}
 	b := &bench{t: t}
 	b.Decider, err = New(Options{
-		Config: c, Models: []*Served{{Config: c.Models[0], Model: m}}, Metrics: telemetry.New("test"), Log: zerolog.Nop(),
+		Config: c, Models: []*fleet.Model{{Config: c.Models[0], Tokens: m}}, Metrics: observe.New("test"), Log: zerolog.Nop(),
 		OnEndpoints: func(serve, prefill []string) { b.endpoints = append(serve, prefill...) },
 		OnSuspect:   func(w string) { b.suspects = append(b.suspects, w) },
 	})
@@ -56,7 +58,7 @@ func newBench(t testing.TB, yaml string, list ...workers.Worker) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	b.SetWorkers(list)
+	b.Fleet().SetWorkers(list)
 	return b
 }
 
@@ -86,13 +88,13 @@ func (b *bench) request(path, body string, headers ...string) *extproc.Request {
 }
 
 // ask decides and returns the entry of the journal too.
-func (b *bench) ask(path, body string, headers ...string) (extproc.Decision, *Entry) {
+func (b *bench) ask(path, body string, headers ...string) (extproc.Decision, *observe.Entry) {
 	b.t.Helper()
 	r := b.request(path, body, headers...)
 	d := b.Decide(context.Background(), r)
-	e := b.journal.find(r.ID)
+	e := b.decisions.Find(r.ID)
 	if e == nil {
-		b.t.Fatal("not in the journal")
+		b.t.Fatal("not in the decision log")
 	}
 	return d, e
 }
@@ -117,7 +119,7 @@ func TestADecisionIsBookedFollowedAndReleased(t *testing.T) {
 	if d.Reject != nil || d.Endpoint == "" || d.Ticket == nil || e.PromptTokens != 101 && e.PromptTokens != 100 {
 		t.Fatalf("%+v, entry %+v", d, e)
 	}
-	if len(d.Set) != 1 || d.Set[0].Name != rankHeader {
+	if len(d.Set) != 1 || d.Set[0].Name != fleet.RankHeader {
 		t.Errorf("headers %v", d.Set)
 	}
 	if b.loads() == 0 {
@@ -247,7 +249,7 @@ func TestMissingKnowledgeNeverFailsARequest(t *testing.T) {
 	} {
 		w := worker("a", 2)
 		w.Models = nil // serves every model
-		b.SetWorkers([]workers.Worker{w})
+		b.Fleet().SetWorkers([]workers.Worker{w})
 		d, e := b.ask(c.path, c.body)
 		if d.Reject != nil || d.Endpoint == "" || e.Degraded != c.degraded {
 			t.Errorf("%s: reject %+v, endpoint %q, degraded %q (%s)", name, d.Reject, d.Endpoint, e.Degraded, e.Refusal)
@@ -255,7 +257,7 @@ func TestMissingKnowledgeNeverFailsARequest(t *testing.T) {
 	}
 	r := b.request("/v1/completions", "")
 	r.Partial = true
-	if d := b.Decide(context.Background(), r); d.Endpoint == "" || b.journal.find(r.ID).Degraded != degradedPartial {
+	if d := b.Decide(context.Background(), r); d.Endpoint == "" || b.decisions.Find(r.ID).Degraded != degradedPartial {
 		t.Errorf("body not seen: %+v", d)
 	}
 }
@@ -343,7 +345,7 @@ func TestWorkersThatChange(t *testing.T) {
 	}
 	// Draining: no new picks, no endpoint.
 	a.Draining = true
-	b.SetWorkers([]workers.Worker{a, bb})
+	b.Fleet().SetWorkers([]workers.Worker{a, bb})
 	if _, e := b.ask("/v1/completions", completion(300, "")); e.Target != "b" || len(b.endpoints) != 1 {
 		t.Errorf("target %s, endpoints %v", e.Target, b.endpoints)
 	}
@@ -352,7 +354,7 @@ func TestWorkersThatChange(t *testing.T) {
 	bb.Ready = false
 	for _, generation := range []uint64{1, 2} {
 		a.Generation = generation
-		b.SetWorkers([]workers.Worker{a, bb})
+		b.Fleet().SetWorkers([]workers.Worker{a, bb})
 		d, e := b.ask("/v1/completions", completion(800, ""))
 		if !strings.HasPrefix(e.Target, "a/") || e.Matched != 0 {
 			t.Errorf("generation %d: target %s with %d tokens matched", generation, e.Target, e.Matched)
@@ -362,11 +364,11 @@ func TestWorkersThatChange(t *testing.T) {
 			t.Errorf("generation %d: the same prompt on %s with %d tokens matched, want %s", generation, again.Target, again.Matched, e.Target)
 		}
 	}
-	b.SetWorkers(nil)
+	b.Fleet().SetWorkers(nil)
 	if d, _ := b.ask("/v1/completions", completion(300, "")); d.Reject == nil || d.Reject.Status != 503 {
 		t.Errorf("nobody left: %+v", d)
 	}
-	if n := len(b.index.Stats().Targets); n != 0 {
+	if n := len(b.fleet.Index().Stats().Targets); n != 0 {
 		t.Errorf("%d targets left in the index", n)
 	}
 }
@@ -402,7 +404,7 @@ func TestIDsAreHandedOn(t *testing.T) {
 	if d, _ := b.ask("/v1/chat/completions", body); d.Body != nil {
 		t.Errorf("not asked for: %s", d.Body)
 	}
-	b.served[0].Config.HandIDs = true
+	b.fleet.Models[0].Config.HandIDs = true
 	const ids = `"prompt_token_ids":[151644,872,198,13048,151645,198,151644,77091,198]`
 	want := strings.Replace(body, `{"x":1.0}`, `{"x":1.0,`+ids+`}`, 1)
 	if d, _ := b.ask("/v1/chat/completions", body); string(d.Body) != want {
@@ -415,8 +417,8 @@ func TestIDsAreHandedOn(t *testing.T) {
 
 func TestForeignLoadIsSeen(t *testing.T) {
 	b := newBench(t, "", worker("a", 0), worker("b", 0))
-	b.Load("a", time.Now(), []workers.RankLoad{{Rank: -1, Running: 50, Waiting: 20, KVUsage: 0.9}})
-	b.Load("nobody", time.Now(), []workers.RankLoad{{Rank: -1, Running: 50}})
+	b.Fleet().Load("a", time.Now(), []workers.RankLoad{{Rank: -1, Running: 50, Waiting: 20, KVUsage: 0.9}})
+	b.Fleet().Load("nobody", time.Now(), []workers.RankLoad{{Rank: -1, Running: 50}})
 	for range 6 {
 		if _, e := b.ask("/v1/completions", completion(5, "")); e.Target != "b" {
 			t.Errorf("went to %s", e.Target)
@@ -426,7 +428,7 @@ func TestForeignLoadIsSeen(t *testing.T) {
 
 func TestDebugPages(t *testing.T) {
 	b := newBench(t, "", worker("a", 2))
-	srv := httptest.NewServer(b.Debug())
+	srv := httptest.NewServer(b.Pages().Handler())
 	defer srv.Close()
 	get := func(method, path string, header ...string) (int, string) {
 		t.Helper()
@@ -487,65 +489,6 @@ func readAll(t *testing.T, resp *http.Response) string {
 		b.Write(buf[:n])
 		if err != nil {
 			return b.String()
-		}
-	}
-}
-
-func TestTheJournalKeepsTheLast(t *testing.T) {
-	l := newJournal(3)
-	for i := range 5 {
-		l.add(&Entry{ID: fmt.Sprint(i)})
-	}
-	got := ""
-	for _, e := range l.last(10) {
-		got += e.ID
-	}
-	if got != "432" || l.find("1") != nil || l.find("3") == nil {
-		t.Errorf("kept %s", got)
-	}
-	// Who left the ring lends its explanation's memory; who has it by hand sees none.
-	used := &routing.Explanation{Request: "0"}
-	old := &Entry{ID: "old", Explanation: used}
-	l.add(old)
-	for i := range 3 {
-		l.add(&Entry{ID: fmt.Sprint(i)})
-	}
-	if old.Explanation != nil {
-		t.Error("an entry that left the ring keeps its explanation")
-	}
-	if newJournal(0).explains(1) {
-		t.Error("an empty journal explains")
-	}
-	explained := 0
-	for range 640 {
-		if l.explains(explainTargets + 1) {
-			explained++
-		}
-	}
-	if explained != 10 {
-		t.Errorf("%d of 640 explained in a large fleet", explained)
-	}
-}
-
-func TestPromptTokensOfTheLastBlockAreNeverCounted(t *testing.T) {
-	m := kvindex.Matches{Holders: []kvindex.Match{{Slot: 1, Blocks: [kvindex.NumTiers]uint32{2, 1}, Speculative: 3}}}
-	for _, c := range []struct {
-		tokens, engine int
-		want           string
-	}{
-		{96, 0, "[32 16 0 0] 32"}, {97, 0, "[32 16 0 0] 48"}, {33, 0, "[32 0 0 0] 0"}, {32, 0, "[16 0 0 0] 0"},
-		{96, 32, "[32 16 0 0] 16"}, {97, 32, "[32 16 0 0] 48"}, {64, 32, "[32 0 0 0] 0"}, {32, 32, "[0 0 0 0] 0"},
-		{96, 1, "[32 16 0 0] 47"}, {32, 1, "[31 0 0 0] 0"},
-	} {
-		o := appendOverlaps(nil, &m, 16, c.tokens, func(kvindex.Slot) int { return c.engine })[0]
-		if got := fmt.Sprint(o.Tokens, o.Speculative); got != c.want {
-			t.Errorf("%d tokens, engine blocks of %d: %s, want %s", c.tokens, c.engine, got, c.want)
-		}
-		if c.engine != 0 {
-			continue
-		}
-		if same := appendOverlaps(nil, &m, 16, c.tokens, nil)[0]; same != o {
-			t.Errorf("%d tokens, all blocks alike: %+v, one by one %+v", c.tokens, same, o)
 		}
 	}
 }

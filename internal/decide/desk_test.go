@@ -32,8 +32,8 @@ func isGone(d extproc.Decision) bool {
 func (b *bench) untouched() {
 	b.t.Helper()
 	b.idle()
-	if b.loads() != 0 || b.count("kvlane_picks_total") != 0 || b.index.Stats().Speculative != 0 || len(b.desks) != 0 {
-		b.t.Errorf("load %d, %v picks, %d blocks credited, %d desks taken", b.loads(), b.count("kvlane_picks_total"), b.index.Stats().Speculative, len(b.desks))
+	if b.loads() != 0 || b.count("kvlane_picks_total") != 0 || b.fleet.Index().Stats().Speculative != 0 || len(b.desks) != 0 {
+		b.t.Errorf("load %d, %v picks, %d blocks credited, %d desks taken", b.loads(), b.count("kvlane_picks_total"), b.fleet.Index().Stats().Speculative, len(b.desks))
 	}
 }
 
@@ -46,7 +46,7 @@ func TestADeadRequestIsNotRoutedWhereverItIs(t *testing.T) {
 		if d.Reject == nil {
 			break
 		}
-		e := b.journal.find(r.ID)
+		e := b.decisions.Find(r.ID)
 		if !isGone(d) || e == nil || e.Refusal != errClientGone.Error() || e.API == "" {
 			t.Errorf("after %d looks: %+v, journal %+v", looks, d.Reject, e)
 		}
@@ -59,7 +59,7 @@ func TestADeadRequestIsNotRoutedWhereverItIs(t *testing.T) {
 	if looks < 4 || looks == 20 {
 		t.Fatalf("routed after %d looks", looks)
 	}
-	if b.count("kvlane_picks_total", "a") != 1 || b.index.Stats().Speculative == 0 {
+	if b.count("kvlane_picks_total", "a") != 1 || b.fleet.Index().Stats().Speculative == 0 {
 		t.Error("a live request leaves no trace: the test sees nothing")
 	}
 }
@@ -77,7 +77,7 @@ func TestADeadRequestWaitsForNoDesk(t *testing.T) {
 	if d := <-done; !isGone(d) {
 		t.Errorf("%+v", d.Reject)
 	}
-	if e := b.journal.find(r.ID); e == nil || e.Rejected != 499 {
+	if e := b.decisions.Find(r.ID); e == nil || e.Rejected != 499 {
 		t.Errorf("journal: %+v", e)
 	}
 	if len(b.desks) != cap(b.desks) {
@@ -102,10 +102,10 @@ func TestAClientLeavesDuringItsTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := newBench(t, "", worker("a", 0))
-	b.models["demo"].Model = m
+	b.fleet.Model("demo").Tokens = m
 	r := b.request("/v1/chat/completions", `{"model":"demo","messages":[{"role":"user","content":"`+strings.Repeat("sea ", 1<<18)+`"}]}`)
 	d := b.Decide(ctx, r)
-	e := b.journal.find(r.ID)
+	e := b.decisions.Find(r.ID)
 	if !isGone(d) || e == nil || e.Refusal != errClientGone.Error() || e.PromptTokens != 0 {
 		t.Errorf("%+v, journal %+v", d.Reject, e)
 	}

@@ -35,7 +35,7 @@ func TestAWorkerThatIsGoneLeavesNoSeries(t *testing.T) {
 	for i := range 5 {
 		w := worker("a", 2)
 		w.Name = fmt.Sprintf("pod-%d", i)
-		b.SetWorkers([]workers.Worker{w})
+		b.Fleet().SetWorkers([]workers.Worker{w})
 		d, _ := b.ask("/v1/completions", completion(40, ""))
 		d.Ticket.ResponseHeaders(200, d.Endpoint)
 		running, _ := b.ask("/v1/completions", completion(40, ""))
@@ -43,7 +43,7 @@ func TestAWorkerThatIsGoneLeavesNoSeries(t *testing.T) {
 		if b.series(w.Name) == 0 {
 			t.Fatal("nothing counted")
 		}
-		b.SetWorkers(nil)
+		b.Fleet().SetWorkers(nil)
 		running.Ticket.ResponseHeaders(200, running.Endpoint)
 		running.Ticket.FirstToken(time.Now())
 		running.Ticket.End(time.Now())
@@ -58,7 +58,7 @@ func TestARestartedWorkerKeepsItsSeries(t *testing.T) {
 	b.ask("/v1/completions", completion(40, ""))
 	next := worker("a", 0)
 	next.Generation++
-	b.SetWorkers([]workers.Worker{next})
+	b.Fleet().SetWorkers([]workers.Worker{next})
 	if n := b.count("kvlane_picks_total", "a"); n != 1 {
 		t.Errorf("%v picks", n)
 	}
@@ -114,15 +114,14 @@ func panics(f func()) (yes bool) {
 func TestAPanicLeavesNothingLocked(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	decision, _ := b.ask("/v1/completions", completion(40, ""))
-	router, index := b.router, b.index
-	b.router, b.index = nil, nil
+	router := b.router
+	b.router = nil
 	for name, f := range map[string]func(){
 		"first token": func() { decision.Ticket.ResponseHeaders(200, decision.Endpoint) },
 		"end":         func() { decision.Ticket.End(time.Now()) },
 		"moved":       func() { decision.Ticket.ResponseHeaders(200, "10.9.9.9:1") },
-		"load":        func() { b.Load("a", time.Now(), []workers.RankLoad{{Rank: kvindex.NoRank}}) },
+		"load":        func() { b.Fleet().Load("a", time.Now(), []workers.RankLoad{{Rank: kvindex.NoRank}}) },
 		"metrics":     func() { b.collect(func(string, string, float64, ...string) {}) },
-		"credit":      func() { b.speculate(0, []kvindex.Hash{1}, time.Now()) },
 		"decision":    func() { b.Decide(t.Context(), b.request("/v1/completions", completion(40, ""))) },
 	} {
 		yes := panics(f)
@@ -133,15 +132,11 @@ func TestAPanicLeavesNothingLocked(t *testing.T) {
 			t.Fatalf("%s: the router is locked", name)
 		}
 		b.mu.Unlock()
-		if !b.feeds.still.TryLock() {
-			t.Fatalf("%s: the feeds are locked", name)
-		}
-		b.feeds.still.Unlock()
 		if len(b.desks) != 0 {
 			t.Fatalf("%s: a desk is taken", name)
 		}
 	}
-	b.router, b.index = router, index
+	b.router = router
 	decision.Ticket.End(time.Now())
 	if b.loads() != 0 {
 		t.Error("the load did not end")
@@ -150,9 +145,9 @@ func TestAPanicLeavesNothingLocked(t *testing.T) {
 
 func TestAPanicLeavesNothingBooked(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
-	counts := b.fleet.Load().places[0].tally
-	picks := counts.picks
-	counts.picks = nil // the first thing that forward counts
+	counts := b.fleet.View().Endpoint(0).Counters
+	picks := counts.Picks
+	counts.Picks = nil // the first thing that forward counts
 	func() {
 		defer func() {
 			if recover() == nil {
@@ -161,7 +156,7 @@ func TestAPanicLeavesNothingBooked(t *testing.T) {
 		}()
 		b.Decide(t.Context(), b.request("/v1/completions", completion(40, "")))
 	}()
-	counts.picks = picks
+	counts.Picks = picks
 	if len(b.desks) != 0 {
 		t.Errorf("%d desks taken", len(b.desks))
 	}

@@ -9,10 +9,10 @@ import (
 // tokenize again. body is the body as edited so far, nil if it is unchanged; so is
 // the result.
 func (j *job) handIDs(body []byte) []byte {
-	if !j.parsed || j.served == nil || j.served.Model == nil || !j.served.Config.HandIDs || j.front || len(j.ids) == 0 {
+	if !j.parsed || j.served == nil || j.served.Tokens == nil || !j.served.Config.HandIDs || j.front || len(j.ids) == 0 {
 		return body
 	}
-	edit, ok := j.served.Model.HandOn(j.request, j.served.Engine, model.Result{IDs: j.ids})
+	edit, ok := j.served.Tokens.HandOn(j.request, j.served.Engine, model.Result{IDs: j.ids})
 	if !ok {
 		return body
 	}

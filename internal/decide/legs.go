@@ -13,12 +13,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/fleet"
+
 	"github.com/kvlane/kvlane/envoy"
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/disagg"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -119,8 +121,8 @@ func (j *job) cannotSplit() string {
 }
 
 // impossible says why a decode worker cannot serve the request, "" if it may.
-func (j *job) impossible(p *place) string {
-	if j.d.legs == nil || !j.parsed || p.worker.Role != "decode" {
+func (j *job) impossible(p *fleet.Endpoint) string {
+	if j.d.legs == nil || !j.parsed || p.Member.Role != "decode" {
 		return ""
 	}
 	return j.d.legs.protocol.Impossible(j.request, j.ids)
@@ -135,29 +137,29 @@ func (j *job) withoutPrefill(err error) bool {
 		return false
 	}
 	j.query.Local, j.degraded = true, degradedNoPrefill
-	j.entry.notePrefill(err.Error())
+	j.entry.NotePrefill(err.Error())
 	return true
 }
 
 // side is a target as the protocols know it.
-func (j *job) side(p *place) disagg.Side {
-	w := &p.worker.Worker
-	s := disagg.Side{Worker: w.Name, Generation: w.Generation, Address: p.address, Rank: disagg.NoRank, Ranks: w.Ranks, ByHeader: p.rank != "",
+func (j *job) side(p *fleet.Endpoint) disagg.Side {
+	w := &p.Member.Worker
+	s := disagg.Side{Worker: w.Name, Generation: w.Generation, Address: p.Address, Rank: disagg.NoRank, Ranks: w.Ranks, ByHeader: p.Rank != "",
 		Settings: j.d.cfg.Disagg.Of(&w.Worker)}
-	if p.target.Rank != kvindex.NoRank {
-		s.Rank = int(p.target.Rank) - w.StartRank
+	if p.Target.Rank != kvindex.NoRank {
+		s.Rank = int(p.Target.Rank) - w.StartRank
 	}
 	return s
 }
 
 // split runs the prefill leg of a plan, or starts it, and makes the decode leg.
-func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extproc.Decision {
+func (j *job) split(ctx context.Context, plan *routing.Plan, decode *fleet.Endpoint) extproc.Decision {
 	l := j.d.legs
 	x := &disagg.Exchange{Request: j.request, Path: j.r.Path, ID: j.r.ID, Conversation: j.query.Conversation, Decode: j.side(decode)}
 	for attempt := 1; ; attempt++ {
 		prefill := j.prefillAt
-		if !j.d.still(plan.Prefill, prefill) {
-			prefill = &place{}
+		if !j.d.fleet.Still(plan.Prefill, prefill) {
+			prefill = &fleet.Endpoint{}
 		}
 		x.IDs = j.ids
 		if j.front || j.foreign(decode) || j.foreign(prefill) {
@@ -174,7 +176,7 @@ func (j *job) split(ctx context.Context, plan *routing.Plan, decode *place) extp
 			return j.final(plan, f)
 		case ctx.Err() != nil:
 			j.d.metrics.Requests.WithLabelValues(j.entry.API, "unrouted").Inc()
-			j.d.journal.add(j.entry)
+			j.d.decisions.Add(j.entry)
 			return extproc.Decision{Ticket: j.ticket(plan, decode)} // its End releases
 		case f.Outcome == disagg.Refused:
 			j.release(plan)
@@ -205,9 +207,9 @@ type run struct {
 
 // runLeg makes the leg to one prefill target and, unless both run at once, waits
 // for its answer.
-func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan, p *place) (r run) {
+func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan, p *fleet.Endpoint) (r run) {
 	l := j.d.legs
-	if p.worker == nil {
+	if p.Member == nil {
 		return run{failure: &disagg.FailureError{Outcome: disagg.Unreachable, Err: errors.New("the worker is gone")}}
 	}
 	x.Begin(j.side(p), disagg.NewUnique())
@@ -246,11 +248,11 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 			yield(j.r.Headers[i].Name, j.r.Headers[i].Value)
 		}
 	})
-	j.d.metrics.Picks.WithLabelValues(p.target.Worker, telemetry.Rank(p.target.Rank), "prefill").Inc()
+	j.d.metrics.Picks.WithLabelValues(p.Target.Worker, observe.Rank(p.Target.Rank), "prefill").Inc()
 	if l.protocol.AtOnce {
 		return j.beside(ctx, x, plan, p, strings.Clone(path), header, body)
 	}
-	raw, err := l.sender.Send(asking, p.address, path, header, body)
+	raw, err := l.sender.Send(asking, p.Address, path, header, body)
 	if err != nil {
 		return run{failure: disagg.AsFailure(err)}
 	}
@@ -267,25 +269,27 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 	r.answer, r.usage = answer, j.d.newLegUsage()
 	r.usage.keep(raw)
 	j.prefillDone(plan, p)
-	j.sample(p)
+	if j.own {
+		j.d.fleet.Sample(j.served, p.Member, j.request)
+	}
 	return r
 }
 
 // still says whether a slot is the same worker's as when p was found.
-func (d *Decider) still(slot kvindex.Slot, p *place) bool {
-	now := d.fleet.Load().place(slot)
-	return p != nil && now != nil && now.target == p.target && now.worker.Generation == p.worker.Generation
+func (d *Decider) still(slot kvindex.Slot, p *fleet.Endpoint) bool {
+	now := d.fleet.View().Endpoint(slot)
+	return p != nil && now != nil && now.Target == p.Target && now.Member.Generation == p.Member.Generation
 }
 
-func (j *job) prefillDone(plan *routing.Plan, p *place) {
+func (j *job) prefillDone(plan *routing.Plan, p *fleet.Endpoint) {
 	d := j.d
 	d.book(d.now(), func(r *routing.Router, now time.Duration) { r.PrefillDone(now, plan.Reservation) })
-	d.metrics.Legs.WithLabelValues(p.target.Worker, string(disagg.OK)).Inc()
-	d.forgetGone(p.target.Worker)
+	d.metrics.Legs.WithLabelValues(p.Target.Worker, string(disagg.OK)).Inc()
+	d.fleet.ForgetGone(p.Target.Worker)
 }
 
 // beside starts a leg that runs while the decode leg does.
-func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan, p *place, path string, header http.Header, body []byte) run {
+func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan, p *fleet.Endpoint, path string, header http.Header, body []byte) run {
 	d, l := j.d, j.d.legs
 	leg, err := l.protocol.Decode(x, nil)
 	if err != nil {
@@ -296,7 +300,7 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 	late := make(chan struct{})
 	abort := make(chan *extproc.Reject, 1)
 	api := j.api
-	entry, reservation, worker, address, usage := j.entry, plan.Reservation, p.target.Worker, p.address, d.newLegUsage()
+	entry, reservation, worker, address, usage := j.entry, plan.Reservation, p.Target.Worker, p.Address, d.newLegUsage()
 	l.wg.Go(func() {
 		defer stop()
 		raw, err := l.sender.Send(running, address, path, header, body)
@@ -304,7 +308,7 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		if err == nil {
 			d.book(d.now(), func(r *routing.Router, now time.Duration) { r.PrefillDone(now, reservation) })
 			d.metrics.Legs.WithLabelValues(worker, string(disagg.OK)).Inc()
-			d.forgetGone(worker)
+			d.fleet.ForgetGone(worker)
 		}
 		select {
 		case early <- err:
@@ -316,10 +320,10 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		}
 		f := disagg.AsFailure(err)
 		d.metrics.Legs.WithLabelValues(worker, string(f.Outcome)).Inc()
-		d.forgetGone(worker)
+		d.fleet.ForgetGone(worker)
 		if f.Outcome != disagg.Cancelled {
 			abort <- rejectOf(f, api)
-			entry.notePrefill(fmt.Sprintf("%s: %v", worker, f))
+			entry.NotePrefill(fmt.Sprintf("%s: %v", worker, f))
 			d.log.Warn().Str("request", entry.ID).Str("prefill", worker).Err(f).Msg("prefill leg failed beside the decode leg")
 		}
 	})
@@ -342,15 +346,15 @@ func (j *job) beside(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 }
 
 // failed makes a failed leg visible.
-func (j *job) failed(p *place, f *disagg.FailureError) {
+func (j *job) failed(p *fleet.Endpoint, f *disagg.FailureError) {
 	d := j.d
-	worker, name := p.target.Worker, p.target.String()
+	worker, name := p.Target.Worker, p.Target.String()
 	if f.Outcome == disagg.Refused || f.Outcome == disagg.Unreachable {
-		d.withdraw(j.prefillCredit) // it computed nothing
+		d.fleet.Withdraw(j.prefillCredit) // it computed nothing
 	}
 	d.metrics.Legs.WithLabelValues(worker, string(f.Outcome)).Inc()
-	d.forgetGone(worker)
-	j.entry.notePrefill(name + ": " + f.Error())
+	d.fleet.ForgetGone(worker)
+	j.entry.NotePrefill(name + ": " + f.Error())
 	if f.Outcome == disagg.Ended || f.Outcome == disagg.Cancelled || f.Outcome == disagg.Refused {
 		return
 	}
@@ -362,22 +366,22 @@ func (j *job) failed(p *place, f *disagg.FailureError) {
 
 // movePrefill books the next prefill target; false if there is none. A worker that left
 // needs no exclusion, and its slots may be another's by now.
-func (j *job) movePrefill(plan *routing.Plan, failed *place) bool {
+func (j *job) movePrefill(plan *routing.Plan, failed *fleet.Endpoint) bool {
 	d := j.d
 	q := j.query
-	if failed.worker != nil && d.still(plan.Prefill, failed) {
-		j.tried = append(j.tried, failed.worker.slots...) // its other ranks are the same process
+	if failed.Member != nil && d.fleet.Still(plan.Prefill, failed) {
+		j.tried = append(j.tried, failed.Member.Slots...) // its other ranks are the same process
 	}
 	q.Exclude = j.tried
 	var next routing.Plan
 	var err error
 	d.book(d.now(), func(r *routing.Router, now time.Duration) {
 		if next, err = r.MovePrefill(now, plan.Reservation, &q, j.s.overlaps, nil); err == nil {
-			j.prefillAt = d.fleet.Load().place(next.Prefill)
+			j.prefillAt = d.fleet.View().Endpoint(next.Prefill)
 		}
 	})
 	if err != nil {
-		j.entry.notePrefill(err.Error())
+		j.entry.NotePrefill(err.Error())
 		return false
 	}
 	plan.Prefill, plan.Matched, plan.Miss = next.Prefill, next.Matched, next.Miss
@@ -386,14 +390,14 @@ func (j *job) movePrefill(plan *routing.Plan, failed *place) bool {
 }
 
 // computeLocally lets the decode target compute the prompt.
-func (j *job) computeLocally(plan *routing.Plan, decode *place) extproc.Decision {
+func (j *job) computeLocally(plan *routing.Plan, decode *fleet.Endpoint) extproc.Decision {
 	d := j.d
 	d.book(d.now(), func(r *routing.Router, now time.Duration) { r.ComputeLocally(now, plan.Reservation, plan.DecodeMiss) })
 	plan.Prefill = routing.NoSlot
 	plan.Miss, plan.Matched = plan.DecodeMiss, max(0, j.query.PromptTokens-plan.DecodeMiss)
 	j.credit = j.speculate(plan.Decode)
 	j.degraded = degradedPrefill
-	j.entry.notePrefill("computed on the decode target")
+	j.entry.NotePrefill("computed on the decode target")
 	j.leg()
 	return j.forward(plan, decode)
 }
@@ -401,20 +405,20 @@ func (j *job) computeLocally(plan *routing.Plan, decode *place) extproc.Decision
 // leg ends the stage of the prefill leg, which is no part of the decision's time.
 func (j *job) leg() {
 	before := j.clock
-	j.lap(telemetry.StageLeg)
+	j.lap(observe.StageLeg)
 	j.legs += j.clock.Sub(before)
 }
 
 // joined forwards the decode leg of a prefill leg that has its answer or is on its
 // way.
-func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *disagg.Exchange, r run) extproc.Decision {
+func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *fleet.Endpoint, x *disagg.Exchange, r run) extproc.Decision {
 	d := j.d
 	j.leg()
-	if now := d.fleet.Load().place(plan.Decode); r.stop == nil && (!d.still(plan.Decode, decode) || !now.worker.Ready) {
+	if now := d.fleet.View().Endpoint(plan.Decode); r.stop == nil && (!d.fleet.Still(plan.Decode, decode) || !now.Member.Ready) {
 		return j.replan(ctx, plan, decode, x, r)
 	}
 	j.credit = j.speculate(plan.Decode)
-	j.entry.Prefill = j.prefillAt.target.String()
+	j.entry.Prefill = j.prefillAt.Target.String()
 	out := j.forward(plan, decode)
 	if other := j.alternate(decode); other != "" {
 		// Envoy takes it if the first refuses connections; its own fallback would not know
@@ -442,24 +446,22 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *place, x *
 // alternate is another decode worker that the same leg would serve, the least busy
 // one; "" if there is none, the leg is for one worker only, or whoever reads the pick
 // takes no list.
-func (j *job) alternate(chosen *place) string {
+func (j *job) alternate(chosen *fleet.Endpoint) string {
 	d := j.d
 	p := d.legs.protocol
 	if !d.cfg.Envoy.Alternates || !p.Portable && !p.AtOnce || p.Named || j.r.HasSubset {
 		return ""
 	}
-	f := d.fleet.Load()
 	best, least := "", int64(0)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for slot := range f.places {
-		o := &f.places[slot]
-		if !o.used || o.worker.Name == chosen.worker.Name || o.rank != chosen.rank || o.worker.Role == "prefill" || !o.worker.Ready || o.worker.Draining ||
-			!slices.Equal(o.worker.Models, chosen.worker.Models) {
+	for slot, o := range d.fleet.View().Endpoints {
+		if o.Member.Name == chosen.Member.Name || o.Rank != chosen.Rank || o.Member.Role == "prefill" || !o.Member.Ready || o.Member.Draining ||
+			!slices.Equal(o.Member.Models, chosen.Member.Models) {
 			continue
 		}
-		if active := d.router.Load(kvindex.Slot(slot)).Active; best == "" || active < least {
-			best, least = o.address, active
+		if active := d.router.Load(slot).Active; best == "" || active < least {
+			best, least = o.Address, active
 		}
 	}
 	return best
@@ -467,20 +469,20 @@ func (j *job) alternate(chosen *place) string {
 
 // replan plans anew without the decode worker that went away. A prefill answer that
 // serves any decode engine is used again.
-func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *place, x *disagg.Exchange, r run) extproc.Decision {
+func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *fleet.Endpoint, x *disagg.Exchange, r run) extproc.Decision {
 	d := j.d
 	j.release(plan)
 	if j.replans++; j.replans > maxReplans {
 		return j.noTarget(&routing.NoTargetError{Pool: routing.Decode})
 	}
-	j.entry.notePrefill("decode target " + dead.target.String() + " went away; planned anew")
+	j.entry.NotePrefill("decode target " + dead.Target.String() + " went away; planned anew")
 	slots := []kvindex.Slot{plan.Decode}
-	if m := dead.worker; m != nil {
-		slots = append(slots, m.slots...)
+	if m := dead.Member; m != nil {
+		slots = append(slots, m.Slots...)
 	}
 	for _, slot := range slots {
 		// A slot of a worker that was taken off the list may be another's by now.
-		if now := d.fleet.Load().place(slot); now != nil && now.target.Worker == dead.target.Worker {
+		if now := d.fleet.View().Endpoint(slot); now != nil && now.Target.Worker == dead.Target.Worker {
 			j.query.Exclude = append(j.query.Exclude, slot)
 		}
 	}
@@ -528,9 +530,9 @@ func (j *job) final(plan *routing.Plan, f *disagg.FailureError) extproc.Decision
 	if final.Stream {
 		kind = "text/event-stream; charset=utf-8"
 	}
-	j.entry.setStatus(http.StatusOK)
+	j.entry.SetStatus(http.StatusOK)
 	d.metrics.Requests.WithLabelValues(j.entry.API, "routed").Inc()
-	d.journal.add(j.entry)
+	d.decisions.Add(j.entry)
 	return extproc.Decision{Reject: &extproc.Reject{Status: http.StatusOK, Body: final.Body, Details: "kvlane_prefill_answer",
 		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}}
 }

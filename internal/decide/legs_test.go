@@ -12,12 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/fleet"
+
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/telemetry"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
@@ -49,7 +51,7 @@ func newPoolsWith(t *testing.T, connector, sections string) *pools {
 }
 
 // newPoolsServing takes models too.
-func newPoolsServing(t *testing.T, connector, sections string, models []*Served) *pools {
+func newPoolsServing(t *testing.T, connector, sections string, models []*fleet.Model) *pools {
 	t.Helper()
 	goleak.VerifyNone(t)
 	rules := "routing: {disagg: {mode: threshold, threshold: 0}}\n"
@@ -60,7 +62,7 @@ func newPoolsServing(t *testing.T, connector, sections string, models []*Served)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := New(Options{Config: c, Models: models, Metrics: telemetry.New("test"), Log: zerolog.Nop()})
+	d, err := New(Options{Config: c, Models: models, Metrics: observe.New("test"), Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +80,7 @@ func newPoolsServing(t *testing.T, connector, sections string, models []*Served)
 		list = append(list, workers.Worker{Worker: config.Worker{Name: fmt.Sprint("p", i), Address: srv.Listener.Addr().String(), Engine: "vllm", Role: "prefill", Speed: 1},
 			Ready: true, Generation: uint64(i + 1)})
 	}
-	d.SetWorkers(list)
+	d.Fleet().SetWorkers(list)
 	p.list = list
 	t.Cleanup(func() {
 		d.Close()
@@ -149,7 +151,7 @@ func TestASplitRequest(t *testing.T) {
 	if d.Endpoint != "10.0.0.9:1" || !strings.Contains(string(d.Body), `"remote_engine_id":"e"`) || p.legs[0].Load()+p.legs[1].Load() != 1 {
 		t.Errorf("%+v", d)
 	}
-	if e := p.journal.find("a"); !strings.HasPrefix(e.Prefill, "p") || e.Target != "d" {
+	if e := p.decisions.Find("a"); !strings.HasPrefix(e.Prefill, "p") || e.Target != "d" {
 		t.Errorf("prefill on %q, decode on %q", e.Prefill, e.Target)
 	}
 }
@@ -181,7 +183,7 @@ func TestFailuresOfAPrefillLeg(t *testing.T) {
 				}
 				return
 			}
-			e := p.journal.find("a")
+			e := p.decisions.Find("a")
 			if d.Reject != nil || d.Body != nil || legs != 2 || e.Degraded != degradedPrefill || e.Prefill != "" || len(e.PrefillNotes) != 3 {
 				t.Errorf("%d legs, %+v, notes %q", legs, d.Reject, e.PrefillNotes)
 			}
@@ -194,7 +196,7 @@ func TestNoPrefillWorker(t *testing.T) {
 	for connector, rejected := range map[string]bool{"nixl": false, "sglang": true} {
 		t.Run(connector, func(t *testing.T) {
 			p := newPoolsOf(t, connector)
-			p.SetWorkers([]workers.Worker{
+			p.Fleet().SetWorkers([]workers.Worker{
 				{Worker: config.Worker{Name: "d", Address: "10.0.0.9:1", Engine: "vllm", Role: "decode", Speed: 1}, Ready: true, Generation: 9},
 				{Worker: config.Worker{Name: "p0", Address: "10.0.0.8:1", Engine: "vllm", Role: "prefill", Speed: 1}, Generation: 1},
 			})
@@ -303,7 +305,7 @@ func TestAnotherDecodeWorker(t *testing.T) {
 	} {
 		t.Run(c.connector+" "+c.sections, func(t *testing.T) {
 			p := newPoolsWith(t, c.connector, c.sections)
-			p.SetWorkers(append(p.list, p.second()))
+			p.Fleet().SetWorkers(append(p.list, p.second()))
 			d := p.ask(t.Context(), "r")
 			if d.Reject != nil || strings.Contains(d.Endpoint, ",") != c.any {
 				t.Errorf("%+v", d)
@@ -325,7 +327,7 @@ func TestAnswersThatCannotBeDisaggregated(t *testing.T) {
 	}
 	list := []workers.Worker{{Worker: config.Worker{Name: "d", Address: "10.0.0.9:1", Engine: "sglang", Role: "both", Speed: 1}, Ready: true, Generation: 9},
 		{Worker: config.Worker{Name: "p0", Address: "10.0.0.8:1", Engine: "sglang", Role: "prefill", Speed: 1}, Ready: true, Generation: 1}}
-	p.SetWorkers(list)
+	p.Fleet().SetWorkers(list)
 	d := ask()
 	if d.Reject != nil || d.Endpoint != "10.0.0.9:1" || p.legs[0].Load()+p.legs[1].Load() != 0 {
 		t.Errorf("%+v", d)
@@ -360,15 +362,16 @@ func TestTheDecodeWorkerGoesAwayDuringAPrefillLeg(t *testing.T) {
 	for connector, legs := range map[string]int64{"nixl": 1, "sharedstorage": 1, "moriio": 2, "lmcache": 2} {
 		t.Run(connector, func(t *testing.T) {
 			c := prefillFirst[connector]
-			p := newPoolsOf(t, c.connector)
 			m, err := qwen()
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.models["demo"] = &Served{Config: config.Model{Name: "demo"}, Model: m}
+			served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
+			served.Config.Check.Disabled = true
+			p := newPoolsServing(t, c.connector, "", []*fleet.Model{served})
 			var once sync.Once
 			p.both(func(w http.ResponseWriter, r *http.Request) {
-				once.Do(func() { p.SetWorkers(append(p.list[1:], p.second())) })
+				once.Do(func() { p.Fleet().SetWorkers(append(p.list[1:], p.second())) })
 				answer(c.answer)(w, r)
 			})
 			d := p.askIDs(t.Context(), "r")
@@ -390,7 +393,7 @@ func TestTheDecodeWorkerGoesAwayDuringAPrefillLeg(t *testing.T) {
 // blocks meanwhile.
 func TestARequestThatIsPlannedAnewDoesNotWait(t *testing.T) {
 	p := newPoolsWith(t, "nixl", "routing: {wait: {max_requests: 8, timeout: 4m}, disagg: {mode: threshold, threshold: 0, decode: {limits: {max_active: 1}}}}\n")
-	p.SetWorkers(append(p.list, p.second()))
+	p.Fleet().SetWorkers(append(p.list, p.second()))
 	running := p.ask(t.Context(), "a")
 	defer end(&running, 200)
 	left := p.list[0]
@@ -398,14 +401,14 @@ func TestARequestThatIsPlannedAnewDoesNotWait(t *testing.T) {
 		left = p.second()
 	}
 	p.both(func(w http.ResponseWriter, r *http.Request) {
-		p.SetWorkers(append(p.list[1:], left)) // which is full
+		p.Fleet().SetWorkers(append(p.list[1:], left)) // which is full
 		answer(nixlAnswer)(w, r)
 	})
 	d := p.ask(t.Context(), "b")
 	if d.Reject == nil || d.Reject.Status != http.StatusTooManyRequests {
 		t.Errorf("%+v", d)
 	}
-	if e := p.journal.find("b"); e.Waited != 0 {
+	if e := p.decisions.Find("b"); e.Waited != 0 {
 		t.Errorf("waited %s", e.Waited)
 	}
 }
@@ -430,7 +433,7 @@ func TestLegsEndBeforeEnvoyGivesUp(t *testing.T) {
 			if n := p.legs[0].Load() + p.legs[1].Load(); n != 1 {
 				t.Errorf("%d legs", n)
 			}
-			if rejected != (d.Reject != nil) || !rejected && p.journal.find("r").Degraded != degradedPrefill {
+			if rejected != (d.Reject != nil) || !rejected && p.decisions.Find("r").Degraded != degradedPrefill {
 				t.Errorf("%+v", d)
 			}
 			end(&d, 200)
@@ -441,7 +444,7 @@ func TestLegsEndBeforeEnvoyGivesUp(t *testing.T) {
 		p.Decider.legs.timeout, p.Decider.legs.budget = time.Hour, 50*time.Millisecond
 		p.both(hang)
 		d := p.ask(t.Context(), "r")
-		if d.Reject != nil || p.journal.find("r").Degraded != degradedPrefill {
+		if d.Reject != nil || p.decisions.Find("r").Degraded != degradedPrefill {
 			t.Errorf("%+v", d)
 		}
 		end(&d, 200)
@@ -452,7 +455,7 @@ func TestLegsEndBeforeEnvoyGivesUp(t *testing.T) {
 		p.now = func() time.Time { return time.Now().Add(time.Duration(late.Load())) }
 		p.both(func(w http.ResponseWriter, r *http.Request) {
 			late.Store(int64(p.Decider.legs.budget))
-			p.SetWorkers(append(p.list[1:], p.second()))
+			p.Fleet().SetWorkers(append(p.list[1:], p.second()))
 			answer(nixlAnswer)(w, r)
 		})
 		d := p.ask(t.Context(), "r")
@@ -521,9 +524,9 @@ func TestIDsThatAWorkerDoesNotShare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Served{Config: config.Model{Name: "demo"}, Model: m}
+	s := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
 	s.Config.Check.Disabled = true
-	p := newPoolsServing(t, prefillFirst["lmcache"].connector, "", []*Served{s})
+	p := newPoolsServing(t, prefillFirst["lmcache"].connector, "", []*fleet.Model{s})
 	p.both(answer(prefillFirst["lmcache"].answer))
 	for name, c := range map[string]struct {
 		differ []string
@@ -534,11 +537,7 @@ func TestIDsThatAWorkerDoesNotShare(t *testing.T) {
 		"both":      {[]string{"p0", "p1"}, 0},
 		"decode":    {[]string{"d"}, 0},
 	} {
-		d := &differing{workers: map[string]bool{}}
-		for _, w := range c.differ {
-			d.workers[w] = true
-		}
-		s.agreement.differing.Store(d)
+		s.SetDiffering(c.differ...)
 		for i := range 2 { // each prefill worker comes first once
 			before := p.legs[0].Load() + p.legs[1].Load()
 			text := fmt.Sprint(name, i) + strings.Repeat(" word", 400)

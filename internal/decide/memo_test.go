@@ -58,7 +58,7 @@ func TestKeptHashesAreTheHashes(t *testing.T) {
 				t.Fatal(err)
 			}
 			res, _ := fresh.Prompt(req, model.VLLM) // refused ones have no ids here either
-			want := d.hasher.AppendHashes(nil, d.hasher.Seed("demo", "", ""), res.IDs, d.cfg.Index.BlockSize)
+			want := d.fleet.Index().Hasher().AppendHashes(nil, d.fleet.Index().Hasher().Seed("demo", "", ""), res.IDs, d.cfg.Index.BlockSize)
 			if !slices.Equal(got, want) {
 				t.Fatalf("%d hashes, want %d: %s", len(got), len(want), body)
 			}

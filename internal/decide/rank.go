@@ -2,6 +2,7 @@ package decide
 
 import (
 	"github.com/kvlane/kvlane/internal/disagg"
+	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/prompt"
 )
@@ -10,11 +11,11 @@ import (
 // rank in place of the client's, or none at all where the engine chooses (unset is not
 // 0). SGLang's /generate reads no header; its other APIs let the header win, but not in
 // every version, so a client's field never stays as it is.
-func (j *job) rankEdits(p *place, free bool) []prompt.Edit {
-	if !j.parsed || p.worker.Engine != model.SGLang.String() {
+func (j *job) rankEdits(p *fleet.Endpoint, free bool) []prompt.Edit {
+	if !j.parsed || p.Member.Engine != model.SGLang.String() {
 		return nil
 	}
-	picked := p.rank != "" && !free
+	picked := p.Rank != "" && !free
 	if !j.request.Span(prompt.FieldRoutedDPRank).Present() && !j.request.Span(prompt.FieldDataParallelRank).Present() && (!picked || j.api != prompt.Generate) {
 		return nil
 	}
@@ -22,11 +23,11 @@ func (j *job) rankEdits(p *place, free bool) []prompt.Edit {
 	if !picked {
 		return append(edits, prompt.Delete(prompt.FieldRoutedDPRank.String()))
 	}
-	return append(edits, prompt.Set([]byte(p.rank), prompt.FieldRoutedDPRank.String()))
+	return append(edits, prompt.Set([]byte(p.Rank), prompt.FieldRoutedDPRank.String()))
 }
 
 // body is that of a request that is not split, nil if it goes on as it came.
-func (j *job) body(p *place, free bool) []byte {
+func (j *job) body(p *fleet.Endpoint, free bool) []byte {
 	if !j.parsed {
 		return nil
 	}
@@ -34,7 +35,7 @@ func (j *job) body(p *place, free bool) []byte {
 	if j.d.legs != nil {
 		edits = append(edits, j.d.legs.protocol.Local(j.request)...)
 	}
-	if p.worker.Engine == model.TRTLLM.String() && j.request.Member(prompt.FieldDisaggregatedParams, "route_hint") != nil {
+	if p.Member.Engine == model.TRTLLM.String() && j.request.Member(prompt.FieldDisaggregatedParams, "route_hint") != nil {
 		edits = append(edits, prompt.Delete(prompt.FieldDisaggregatedParams.String(), "route_hint"))
 	}
 	leg := disagg.Leg{Edits: edits}

@@ -39,7 +39,7 @@ func TestANewcomerInThePrefillWorkersSlot(t *testing.T) {
 	if err != nil || plan.Prefill == routing.NoSlot {
 		t.Fatal(plan, err)
 	}
-	gone := j.prefillAt.target.Worker
+	gone := j.prefillAt.Target.Worker
 	var list []workers.Worker
 	for _, w := range p.list {
 		if w.Name == gone {
@@ -47,8 +47,8 @@ func TestANewcomerInThePrefillWorkersSlot(t *testing.T) {
 		}
 		list = append(list, w)
 	}
-	p.SetWorkers(list)
-	if at := p.fleet.Load().place(plan.Prefill); at == nil || at.target.Worker != "newcomer" {
+	p.Fleet().SetWorkers(list)
+	if at := p.fleet.View().Endpoint(plan.Prefill); at == nil || at.Target.Worker != "newcomer" {
 		t.Fatalf("the slot is %+v's", at)
 	}
 	d := j.split(t.Context(), plan, decode)
@@ -59,9 +59,9 @@ func TestANewcomerInThePrefillWorkersSlot(t *testing.T) {
 	if n := heard.Load(); n != 0 || d.Endpoint != "10.0.0.9:1" || p.legs[other].Load() != 1 || p.legs[1-other].Load() != 0 {
 		t.Errorf("the newcomer had %d legs, p0 %d, p1 %d; %+v", n, p.legs[0].Load(), p.legs[1].Load(), d)
 	}
-	if j.entry.Prefill != j.prefillAt.target.String() || j.prefillAt.target.Worker == gone {
-		t.Errorf("prefilled by %s, the journal says %s", j.prefillAt.target, j.entry.Prefill)
+	if j.entry.Prefill != j.prefillAt.Target.String() || j.prefillAt.Target.Worker == gone {
+		t.Errorf("prefilled by %s, the decision log says %s", j.prefillAt.Target, j.entry.Prefill)
 	}
 	end(&d, http.StatusOK)
-	p.SetWorkers(p.list)
+	p.Fleet().SetWorkers(p.list)
 }

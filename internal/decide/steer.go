@@ -46,7 +46,7 @@ func (j *job) steer() {
 
 // target reads "worker" or "worker/rank". A worker's own name may hold a slash.
 func (j *job) target(text string) kvindex.Target {
-	if j.d.fleet.Load().members[text] != nil {
+	if j.d.fleet.View().Member(text) != nil {
 		return kvindex.Target{Worker: text, Rank: kvindex.NoRank}
 	}
 	if at := strings.LastIndexByte(text, '/'); at >= 0 {
@@ -58,16 +58,16 @@ func (j *job) target(text string) kvindex.Target {
 }
 
 func (j *job) exclude(list string) {
-	f := j.d.fleet.Load()
+	v := j.d.fleet.View()
 	j.s.exclude = j.s.exclude[:0]
 	for name := range strings.SplitSeq(list, ",") {
 		t := j.target(strings.TrimSpace(name))
-		m := f.members[t.Worker]
+		m := v.Member(t.Worker)
 		if m == nil {
 			continue
 		}
-		for _, slot := range m.slots {
-			if t.Rank == kvindex.NoRank || f.places[slot].target.Rank == t.Rank {
+		for _, slot := range m.Slots {
+			if t.Rank == kvindex.NoRank || v.Endpoint(slot).Target.Rank == t.Rank {
 				j.s.exclude = append(j.s.exclude, slot)
 			}
 		}

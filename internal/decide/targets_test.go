@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/observe"
+
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -22,7 +24,7 @@ const keepFew = 4
 func repeated(tb testing.TB, count int, byEvents bool) func() {
 	tb.Helper()
 	d := newDecider(tb, count)
-	d.journal = newJournal(keepFew)
+	d.decisions = observe.NewDecisions(keepFew)
 	body := prompts(tb, 8000, 1)[0]
 	hashes, ids := blocksOf(tb, d, body)
 	stored := kvindex.Event{Kind: kvindex.Stored, Tokens: ids[:len(hashes)*d.cfg.Index.BlockSize], BlockSize: d.cfg.Index.BlockSize}
@@ -31,8 +33,8 @@ func repeated(tb testing.TB, count int, byEvents bool) func() {
 	}
 	for slot := range count {
 		if !byEvents {
-			d.index.Speculate(kvindex.Slot(slot), hashes, d.start.Add(time.Hour))
-		} else if err := d.index.Apply(kvindex.Slot(slot), &stored); err != nil {
+			d.fleet.Index().Speculate(kvindex.Slot(slot), hashes, d.start.Add(time.Hour))
+		} else if err := d.fleet.Index().Apply(kvindex.Slot(slot), &stored); err != nil {
 			tb.Fatal(err)
 		}
 	}
@@ -44,7 +46,7 @@ func repeated(tb testing.TB, count int, byEvents bool) func() {
 		decision.Ticket.ResponseHeaders(200, decision.Endpoint)
 		decision.Ticket.End(d.now())
 	}
-	if decide(); d.journal.last(1)[0].Matched == 0 {
+	if decide(); d.decisions.Last(1)[0].Matched == 0 {
 		tb.Fatal("nothing matched")
 	}
 	return decide
@@ -63,7 +65,7 @@ func BenchmarkTargets(b *testing.B) {
 		}
 		b.Run(name, func(b *testing.B) {
 			decide := repeated(b, c.count, c.byEvents)
-			for range (keepFew + 1) * explainEvery {
+			for range (keepFew + 1) * observe.ExplainEvery {
 				decide()
 			}
 			b.ReportAllocs()
@@ -80,10 +82,10 @@ func BenchmarkTargets(b *testing.B) {
 // No memory is allocated for a decision that grows with the number of targets.
 func TestDecisionsAllocateTheSameForAnyNumberOfTargets(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it empties pools
-	const runs = 4 * explainEvery
+	const runs = 4 * observe.ExplainEvery
 	bytes := func(count int) int64 {
 		decide := repeated(t, count, true)
-		for range (keepFew + 1) * explainEvery {
+		for range (keepFew + 1) * observe.ExplainEvery {
 			decide()
 		}
 		var before, after runtime.MemStats

@@ -5,9 +5,11 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/fleet"
+
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -16,10 +18,10 @@ import (
 // phases. It implements extproc.OutcomeTicket and extproc.EditTicket.
 type ticket struct {
 	d           *Decider
-	entry       *Entry
+	entry       *observe.Entry
 	reservation routing.ReservationID
 	slot        kvindex.Slot
-	place       *place
+	place       *fleet.Endpoint
 	decided     time.Time
 	// predicted is the cached tokens that the decision counted on.
 	predicted int64
@@ -49,14 +51,14 @@ type ticket struct {
 
 // ResponseHeaders implements extproc.Ticket.
 func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
-	t.entry.setStatus(status)
-	if served != "" && served != t.place.address {
+	t.entry.SetStatus(status)
+	if served != "" && served != t.place.Address {
 		t.moved(served)
 	}
-	worker := t.place.target.Worker
-	t.d.countResponse(t.place.worker, status)
+	worker := t.place.Target.Worker
+	t.d.fleet.CountResponse(t.place.Member, status)
 	if status/100 == 4 {
-		t.d.withdraw(t.credit) // refused: nothing is computed
+		t.d.fleet.Withdraw(t.credit) // refused: nothing is computed
 	}
 	if status == 502 || status == 503 || status == 504 {
 		// Envoy's own answer when the connection failed, or an engine that gives up.
@@ -84,15 +86,15 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 
 // moved books the request where it really is: Envoy retried, or fell back.
 func (t *ticket) moved(served string) {
-	t.d.metrics.Moved.WithLabelValues(t.place.target.Worker).Inc()
-	t.d.forgetGone(t.place.target.Worker)
-	t.d.withdraw(t.credit)
+	t.d.metrics.Moved.WithLabelValues(t.place.Target.Worker).Inc()
+	t.d.fleet.ForgetGone(t.place.Target.Worker)
+	t.d.fleet.Withdraw(t.credit)
 	if t.d.onSuspect != nil {
-		t.d.onSuspect(t.place.target.Worker)
+		t.d.onSuspect(t.place.Target.Worker)
 	}
-	f := t.d.fleet.Load()
-	slots := f.byAddress[served]
-	t.entry.setServed(served)
+	f := t.d.fleet.View()
+	slots := f.AtAddress(served)
+	t.entry.SetServed(served)
 	if len(slots) == 0 {
 		return
 	}
@@ -109,9 +111,9 @@ func (t *ticket) moved(served string) {
 	})
 	if rebooked {
 		t.slot = best
-		if p := f.place(best); p != nil {
+		if p := f.Endpoint(best); p != nil {
 			t.place = p
-			t.entry.setTarget(p.target.String())
+			t.entry.SetTarget(p.Target.String())
 		}
 	}
 	t.predicted = 0
@@ -129,7 +131,7 @@ func (t *ticket) ResponseBody(chunk []byte, last bool) {
 }
 
 // EditsBody implements extproc.EditTicket.
-func (t *ticket) EditsBody() bool { return t.legUsage != nil && t.entry.succeeded() }
+func (t *ticket) EditsBody() bool { return t.legUsage != nil && t.entry.Succeeded() }
 
 // EditBody implements extproc.EditTicket: it tells the client the prefill leg's
 // usage.
@@ -167,10 +169,10 @@ func (t *ticket) observed() {
 	if !ok || u.Cached < 0 {
 		return
 	}
-	worker := t.place.target.Worker
+	worker := t.place.Target.Worker
 	t.d.metrics.Predicted.WithLabelValues(worker).Add(float64(t.predicted))
 	t.d.metrics.Observed.WithLabelValues(worker).Add(float64(u.Cached))
-	t.entry.setCached(u.Cached)
+	t.entry.SetCached(u.Cached)
 }
 
 // looksLikeSSE tells server-sent events from JSON by the first bytes.
@@ -188,7 +190,7 @@ func looksLikeSSE(chunk []byte) bool {
 // FirstToken implements extproc.Ticket.
 func (t *ticket) FirstToken(at time.Time) {
 	t.firstToken(at)
-	t.d.metrics.FirstToken.WithLabelValues(t.place.target.Worker).Observe(at.Sub(t.decided).Seconds())
+	t.d.metrics.FirstToken.WithLabelValues(t.place.Target.Worker).Observe(at.Sub(t.decided).Seconds())
 }
 
 func (t *ticket) firstToken(at time.Time) {
@@ -203,29 +205,29 @@ func (t *ticket) firstToken(at time.Time) {
 func (t *ticket) End(at time.Time) {
 	t.observed()
 	t.d.book(at, func(r *routing.Router, now time.Duration) { r.Release(now, t.reservation) })
-	t.d.forgetGone(t.place.target.Worker)
-	t.entry.setEnded(at)
-	if t.stopLeg != nil && !t.entry.succeeded() {
+	t.d.fleet.ForgetGone(t.place.Target.Worker)
+	t.entry.SetEnded(at)
+	if t.stopLeg != nil && !t.entry.Succeeded() {
 		t.stopLeg()
 	}
-	if t.stores && t.entry.succeeded() {
+	if t.stores && t.entry.Succeeded() {
 		// Of many that end together the events may all have come before.
-		t.place.worker.feed.finished(t.slot, t.place.target, t.place.tally.batches.Load() == t.batches)
+		t.place.Member.Finished(t.slot, t.place.Target, t.place.Counters.Batches.Load() == t.batches)
 	}
 }
 
 // Outcome implements extproc.OutcomeTicket.
 func (t *ticket) Outcome(o extproc.Outcome) {
-	t.entry.setOutcome(o)
+	t.entry.SetOutcome(o)
 	for _, flag := range o.Flags {
-		t.d.metrics.Flags.WithLabelValues(t.place.target.Worker, flag).Inc()
+		t.d.metrics.Flags.WithLabelValues(t.place.Target.Worker, flag).Inc()
 	}
 	if len(o.Flags) > 0 {
-		t.d.forgetGone(t.place.target.Worker)
+		t.d.fleet.ForgetGone(t.place.Target.Worker)
 	}
 	if !o.FirstToken.IsZero() {
-		t.d.metrics.FirstToken.WithLabelValues(t.place.target.Worker).Observe(o.FirstToken.Sub(t.decided).Seconds())
-		t.d.forgetGone(t.place.target.Worker)
+		t.d.metrics.FirstToken.WithLabelValues(t.place.Target.Worker).Observe(o.FirstToken.Sub(t.decided).Seconds())
+		t.d.fleet.ForgetGone(t.place.Target.Worker)
 	}
 	if t.d.cfg.Log.Decisions {
 		t.d.log.Info().Str("request", t.entry.ID).Int("status", o.Status).Strs("flags", o.Flags).Str("details", o.Details).
@@ -238,57 +240,3 @@ var (
 	_ extproc.OutcomeTicket = (*ticket)(nil)
 	_ extproc.EditTicket    = (*ticket)(nil)
 )
-
-// place returns a used slot's place, nil if there is none.
-func (f *fleet) place(slot kvindex.Slot) *place {
-	if int(slot) >= len(f.places) || !f.places[slot].used {
-		return nil
-	}
-	return &f.places[slot]
-}
-
-// collect is the scrape-time side of the metrics.
-func (d *Decider) collect(emit func(name, help string, value float64, labels ...string)) {
-	type row struct {
-		t    kvindex.Target
-		load routing.Load
-	}
-	var rows []row
-	var live, waiting int
-	var doubles, stale uint64
-	func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.router.Targets(func(_ kvindex.Slot, info *routing.TargetInfo, load routing.Load) bool {
-			rows = append(rows, row{info.Target, load})
-			return true
-		})
-		live, doubles, stale = d.router.Live(), d.router.DoubleReleases(), d.router.StaleReports()
-		waiting = d.waiting.queue.Len()
-	}()
-	sum, squares, n := 0.0, 0.0, max(float64(len(rows)), 1)
-	for _, r := range rows {
-		sum += float64(r.load.Active)
-		squares += float64(r.load.Active) * float64(r.load.Active)
-		labels := []string{"worker", r.t.Worker, "rank", telemetry.Rank(r.t.Rank)}
-		emit("active_requests", "Requests booked on a target.", float64(r.load.Active), labels...)
-		emit("queued_tokens", "Prefill tokens booked on a target before the first token.", float64(r.load.Queue), labels...)
-		emit("resident_tokens", "Prompt tokens of running requests on a target.", float64(r.load.KV), labels...)
-	}
-	emit("active_requests_mean", "Mean of active_requests over all targets.", sum/n)
-	emit("active_requests_variance", "Variance of active_requests over all targets.", squares/n-(sum/n)*(sum/n))
-	emit("reservations", "Reservations that have not ended.", float64(live))
-	emit("waiting_requests", "Requests that wait for room (routing.wait).", float64(waiting))
-	emit("double_releases_total", "Reservations that were given back twice; a bug if not 0.", float64(doubles))
-	emit("stale_reports_total", "Load reports that were not believed.", float64(stale))
-	for _, m := range d.fleet.Load().members {
-		ready := 0.0
-		if m.Ready && !m.Draining {
-			ready = 1
-		}
-		emit("worker_ready", "1 if a worker may be picked.", ready, "worker", m.Name, "role", m.Role)
-	}
-	d.collectIndex(emit)
-	d.feeds.collect(emit)
-	d.collectAgreement(emit)
-}

@@ -134,7 +134,7 @@ func (w *waiter) attempt(now time.Duration) {
 			w.err = nil
 		}
 	}()
-	w.job.rematch()
+	w.job.overlap() // the index has changed while the request waited
 	w.plan, w.err = w.job.try(now, w.ex)
 }
 
@@ -158,14 +158,6 @@ func (q *waiting) dismiss(w *waiter) {
 func (w *waiter) plain() bool {
 	q := &w.job.query
 	return q.Pin == nil && q.Subset == nil && len(q.Exclude) == 0
-}
-
-// rematch asks the index again: it has changed while the request waited.
-func (j *job) rematch() {
-	if len(j.s.hashes) > 0 {
-		j.d.index.Match(j.s.hashes, &j.s.matches)
-		j.s.overlaps = appendOverlaps(j.s.overlaps[:0], &j.s.matches, j.d.cfg.Index.BlockSize, len(j.ids), j.d.engineBlocks())
-	}
 }
 
 func isFull(err error) bool {
@@ -195,8 +187,8 @@ func (j *job) try(now time.Duration, ex *routing.Explanation) (routing.Plan, err
 	if err == nil {
 		// The router forgets a target before its slot can be another's in the fleet: under
 		// its lock both speak of the same worker.
-		f := d.fleet.Load()
-		j.decodeAt, j.prefillAt = f.place(plan.Decode), f.place(plan.Prefill)
+		f := d.fleet.View()
+		j.decodeAt, j.prefillAt = f.Endpoint(plan.Decode), f.Endpoint(plan.Prefill)
 	}
 	return plan, err
 }

@@ -80,7 +80,7 @@ func TestWaitersArePlacedInOrderAsRequestsEnd(t *testing.T) {
 		if running.Reject != nil {
 			t.Fatalf("request %d: %+v", i, running.Reject)
 		}
-		e := b.journal.find(all[i].id)
+		e := b.decisions.Find(all[i].id)
 		if e.Waited <= 0 || !strings.Contains(e.Text(), "for room") {
 			t.Errorf("request %d: journal does not say that it waited: %s", i, e.Text())
 		}
@@ -239,14 +239,14 @@ func TestRoomForAnotherModel(t *testing.T) {
 	d.Ticket.End(time.Now())
 	b.untilWaiting(1)
 	// A worker that comes is room, too.
-	b.SetWorkers([]workers.Worker{worker("a", 0), other, worker("c", 0)})
+	b.Fleet().SetWorkers([]workers.Worker{worker("a", 0), other, worker("c", 0)})
 	placed := <-waits.done
 	if placed.Reject != nil || placed.Endpoint != "10.0.0.99:8000" {
 		t.Errorf("%+v", placed)
 	}
 	// Workers that leave end the wait: nobody will make room.
 	waits = b.send(1)
-	b.SetWorkers(nil)
+	b.Fleet().SetWorkers(nil)
 	if d := <-waits.done; d.Reject == nil || d.Reject.Status != 503 {
 		t.Errorf("%+v", d)
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvlane/kvlane/internal/observe"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
@@ -136,7 +137,7 @@ func (s *Server) send(stream kvlanev1.Snapshots_FetchServer) (sent int64, err er
 }
 
 // Collect emits the server's counters.
-func (s *Server) Collect(emit func(name, help string, value float64, labels ...string)) {
+func (s *Server) Collect(emit observe.Emit) {
 	for _, c := range []struct {
 		outcome string
 		n       *atomic.Int64

@@ -1,22 +1,20 @@
-package decide
+package fleet
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/telemetry"
 	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/kvindex"
 )
 
 // tokenizing is an engine that tells our ids, or others.
@@ -77,12 +75,8 @@ func TestWorkersThatDiffer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Served{Config: c.Models[0], Model: m}
-	d, err := New(Options{Config: c, Models: []*Served{s}, Metrics: telemetry.New("test"), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.Close)
+	s := &Model{Config: c.Models[0], Tokens: m}
+	d := start(t, c, s)
 	list := func(readyA, readyB bool) []workers.Worker {
 		wa, wb := worker("a", 0), worker("b", 0)
 		wa.Address, wb.Address = strings.TrimPrefix(a.URL, "http://"), strings.TrimPrefix(b.URL, "http://")
@@ -105,23 +99,33 @@ func TestWorkersThatDiffer(t *testing.T) {
 	}
 	d.SetWorkers(list(true, true))
 	until("both are compared", func() bool { return state("a") == model.Agrees && state("b") == model.Differs })
-	if s.unfit() != nil || !s.agreement.differs("b") || s.agreement.differs("a") {
+	if s.Unfit() != nil || !s.agreement.differs("b") || s.agreement.differs("a") {
 		t.Error("one worker that differs counts for others")
 	}
-	bench := &bench{Decider: d, t: t}
-	for i := range 8 { // by its cache to a, never with a match to b
-		body := completion(80, fmt.Sprintf(`,"n":%d`, i/4+1))
-		if decision, e := bench.ask("/v1/completions", body); strings.HasPrefix(e.Target, "b") && e.Matched > 0 {
-			t.Errorf("%d tokens matched on %s", e.Matched, e.Target)
-		} else {
-			decision.Ticket.End(time.Now())
+	ids := make([]uint32, 80)
+	p := Prompt{Hashes: d.index.Hasher().AppendHashes(nil, d.index.Hasher().Seed("demo", "", ""), ids, 16), Tokens: len(ids), Made: s}
+	for _, m := range d.View().members {
+		d.Speculate(m.Slots[0], p.Hashes, time.Now())
+	}
+	holders := func(made *Model) (names []string) {
+		p.Made = made
+		for _, o := range d.AppendOverlaps(nil, &p, &kvindex.Matches{}) {
+			names = append(names, d.View().Endpoint(o.Slot).Name)
 		}
+		slices.Sort(names)
+		return names
+	}
+	if got := holders(s); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("overlaps of our ids: got %q, want only a, whose tokenizer agrees", got)
+	}
+	if got := holders(nil); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("overlaps of a renderer's ids: got %q, want both workers", got)
 	}
 	a.wrong.Store(true)
 	d.SetWorkers(list(false, true))
 	d.SetWorkers(list(true, true))
 	until("a is asked when it is back", func() bool { return state("a") == model.Differs })
-	if s.unfit() == nil {
+	if s.Unfit() == nil {
 		t.Error("the model is used though all differ")
 	}
 	a.wrong.Store(false)
@@ -130,16 +134,19 @@ func TestWorkersThatDiffer(t *testing.T) {
 	// A sample without an answer is asked again with the next check.
 	a.down.Store(true)
 	asked := a.asked.Load()
+	request, err := prompt.Parse(prompt.Completions, []byte(`{"model":"demo","prompt":"one two three"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for range 50 {
-		decision, _ := bench.ask("/v1/completions", completion(80, ""))
-		decision.Ticket.End(time.Now())
+		d.Sample(s, d.View().Member("a"), request)
 	}
 	until("a was asked in service", func() bool { return a.asked.Load() > asked && state("a") == model.Unchecked })
 	a.down.Store(false)
 	d.recheck("a")
 	until("a agrees", func() bool { return state("a") == model.Agrees })
 	d.SetWorkers(list(true, true)[1:])
-	if len(s.agreement.all()) != 1 || s.unfit() == nil {
+	if len(s.agreement.all()) != 1 || s.Unfit() == nil {
 		t.Error("a worker that is gone still counts")
 	}
 }

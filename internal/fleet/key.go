@@ -1,4 +1,4 @@
-package decide
+package fleet
 
 import (
 	"crypto/rand"
@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// hashKey makes the block hash's key from the configured text; a random one if
-// there is none.
+// hashKey derives the key of the block hash from the configured secret; without
+// one it is random.
 func hashKey(text string) (kvindex.Key, error) {
 	var key kvindex.Key
 	if text == "" {

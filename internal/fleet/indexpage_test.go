@@ -1,4 +1,4 @@
-package decide
+package fleet
 
 import (
 	"encoding/json"
@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -15,16 +16,16 @@ import (
 // words and every target's feed.
 func TestTheIndexIsSeen(t *testing.T) {
 	r := newRig(t, nil)
-	b := newBench(t, sameKey, r.worker)
+	b := newFleet(t, sameKey, r.worker)
 	for n := range 40 {
 		r.send(n)
 	}
-	r.settle(b.Decider)
+	r.settle(b)
 	if err := b.index.Apply(0, &kvindex.Event{Kind: kvindex.Stored, BlockSize: 16, HasParent: true, Parent: 77, Hashes: []kvindex.EngineHash{1}, Tokens: make([]uint32, 16)}); err == nil {
 		t.Fatal("a block behind an unknown parent was taken")
 	}
 	rec := httptest.NewRecorder()
-	b.Debug().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/debug/index", nil))
+	(&observe.Pages{Index: b.IndexPage}).Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/debug/index", nil))
 	var page struct {
 		Index struct {
 			Stored, HolderBlocks int64
@@ -46,7 +47,7 @@ func TestTheIndexIsSeen(t *testing.T) {
 		t.Errorf("%+v", page.Feeds)
 	}
 	seen := map[string]float64{}
-	b.collect(func(name, _ string, v float64, labels ...string) {
+	b.Collect(func(name, _ string, v float64, labels ...string) {
 		seen[strings.Join(append([]string{name}, labels...), " ")] = v
 	})
 	st := b.index.Stats()
@@ -70,7 +71,7 @@ func TestTheIndexIsSeen(t *testing.T) {
 	}
 	b.SetWorkers([]workers.Worker{})
 	seen = map[string]float64{}
-	b.collect(func(name, _ string, v float64, labels ...string) { seen[name] += v })
+	b.Collect(func(name, _ string, v float64, labels ...string) { seen[name] += v })
 	if _, ok := seen["feed_state"]; ok || seen["index_blocks"] != 0 {
 		t.Error("a worker that is gone has metrics")
 	}

@@ -1,5 +1,6 @@
-// Package telemetry holds Kvlane's Prometheus metrics and its logger.
-package telemetry
+// Package observe holds what people see of Kvlane: the metrics, the decision log,
+// the debug pages and the logger.
+package observe
 
 import (
 	"io"
@@ -157,12 +158,12 @@ func (m *Metrics) ForgetWorker(worker string) {
 
 // Collect registers a function that reads gauges, and counters (named *_total),
 // from state when the page is asked for. It must be quick and safe for concurrent use.
-func (m *Metrics) Collect(f func(emit func(name, help string, value float64, labels ...string))) {
+func (m *Metrics) Collect(f func(emit Emit)) {
 	m.Registry.MustRegister(collector{f})
 }
 
 type collector struct {
-	f func(emit func(name, help string, value float64, labels ...string))
+	f func(emit Emit)
 }
 
 // Describe sends nothing: the collector is unchecked, its targets come and go.

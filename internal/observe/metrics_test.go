@@ -1,4 +1,4 @@
-package telemetry
+package observe
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ func TestMetricsAreExported(t *testing.T) {
 	m.Picks.WithLabelValues("a", Rank(0), "decode").Inc()
 	m.Picks.WithLabelValues("a", Rank(kvindex.NoRank), "decode").Inc()
 	m.Observe(StageTotal, 30*time.Microsecond)
-	m.Collect(func(emit func(string, string, float64, ...string)) {
+	m.Collect(func(emit Emit) {
 		emit("active_requests", "Requests on a target.", 2, "worker", "a", "rank", "0")
 	})
 	problems, err := testutil.GatherAndLint(m.Registry)

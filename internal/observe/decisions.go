@@ -1,4 +1,4 @@
-package decide
+package observe
 
 import (
 	"sync"
@@ -8,15 +8,16 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// explainTargets is the largest fleet for which every decision is explained. In a
-// larger one the table would cost more than the decision: every explainEvery-th is.
+// ExplainTargets is the largest fleet in which every decision is explained. In a
+// larger one the cost table would cost more than the decision, so that only every
+// ExplainEvery-th is.
 const (
-	explainTargets = 128
-	explainEvery   = 64
+	ExplainTargets = 128
+	ExplainEvery   = 64
 )
 
-// Entry is a decision as the journal keeps it. Fields that change after the
-// decision are set under its lock.
+// Entry is a decision in the decision log. Fields that may change after Add are
+// set by its methods, which are safe for concurrent use.
 type Entry struct {
 	ID           string    `json:"id"`
 	At           time.Time `json:"at"`
@@ -69,15 +70,15 @@ type StageTime struct {
 	Took  time.Duration `json:"ns"`
 }
 
-// newEntry begins the entry of a request. Strings of the request share memory with
-// it: what outlives it is copied and cut, unless it is one of the usual.
-func newEntry(r *extproc.Request, began time.Time) *Entry {
-	e := &Entry{ID: clip(r.ID), At: began, Method: usual(r.Method), Path: usual(r.Path), Bytes: len(r.Body)}
+// NewEntry starts the entry of a request that arrived at began. It copies and clips
+// the strings of the request, which share memory with the body.
+func NewEntry(r *extproc.Request, began time.Time) *Entry {
+	e := &Entry{ID: Clip(r.ID), At: began, Method: usual(r.Method), Path: usual(r.Path), Bytes: len(r.Body)}
 	e.Stages = e.room[:0]
 	return e
 }
 
-// usual is a text that is not kept anew for every request, else a copy, cut.
+// usual returns a constant for the common methods and paths, else a clipped copy.
 func usual(s string) string {
 	switch s {
 	case "POST":
@@ -87,7 +88,7 @@ func usual(s string) string {
 	case "/v1/completions":
 		return "/v1/completions"
 	}
-	return clip(s)
+	return Clip(s)
 }
 
 func (e *Entry) change(f func()) {
@@ -96,54 +97,60 @@ func (e *Entry) change(f func()) {
 	f()
 }
 
-// notePrefill adds what happened to a prefill leg.
-func (e *Entry) notePrefill(text string) {
-	e.change(func() { e.PrefillNotes = append(e.PrefillNotes, clipTo(text, maxKeptText)) })
+// NotePrefill adds a line on a prefill leg.
+func (e *Entry) NotePrefill(text string) {
+	e.change(func() { e.PrefillNotes = append(e.PrefillNotes, ClipTo(text, MaxText)) })
 }
 
-func (e *Entry) setStatus(status int)    { e.change(func() { e.After.Status = status }) }
-func (e *Entry) setServed(served string) { e.change(func() { e.After.Served = served }) }
-func (e *Entry) setTarget(target string) { e.change(func() { e.Target = target }) }
-func (e *Entry) setCached(tokens int64)  { e.change(func() { e.After.Cached = &tokens }) }
-func (e *Entry) setEnded(at time.Time)   { e.change(func() { e.After.Ended = &at }) }
-func (e *Entry) setOutcome(o extproc.Outcome) {
+// SetStatus, SetServed, SetTarget, SetCached, SetEnded and SetOutcome record what
+// became of the request.
+func (e *Entry) SetStatus(status int)    { e.change(func() { e.After.Status = status }) }
+func (e *Entry) SetServed(served string) { e.change(func() { e.After.Served = served }) }
+func (e *Entry) SetTarget(target string) { e.change(func() { e.Target = target }) }
+func (e *Entry) SetCached(tokens int64)  { e.change(func() { e.After.Cached = &tokens }) }
+func (e *Entry) SetEnded(at time.Time)   { e.change(func() { e.After.Ended = &at }) }
+func (e *Entry) SetOutcome(o extproc.Outcome) {
 	e.change(func() { e.After.Outcome = &o })
 }
 
-// succeeded says whether the answer began well.
-func (e *Entry) succeeded() bool {
+// Succeeded reports whether the response status is 2xx.
+func (e *Entry) Succeeded() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.After.Status/100 == 2
 }
 
-// journal is a ring of the last decisions.
-type journal struct {
+// Decisions is the decision log: a ring of the last decisions. It is safe for
+// concurrent use.
+type Decisions struct {
 	mu   sync.Mutex
 	ring []*Entry
 	next int
 	seen uint64
 
-	blanks sync.Pool // of *routing.Explanation
+	free sync.Pool // of *routing.Explanation
 }
 
-func newJournal(keep int) *journal { return &journal{ring: make([]*Entry, keep)} }
+// NewDecisions returns a log that keeps that many decisions; 0 keeps none.
+func NewDecisions(keep int) *Decisions { return &Decisions{ring: make([]*Entry, keep)} }
 
-// explains says whether the next decision is to be explained.
-func (l *journal) explains(targets int) bool {
+// Explains reports whether the next decision is to be explained: every one in a
+// fleet of up to ExplainTargets targets, one in ExplainEvery above.
+func (l *Decisions) Explains(targets int) bool {
 	if len(l.ring) == 0 {
 		return false
 	}
-	if targets <= explainTargets {
+	if targets <= ExplainTargets {
 		return true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seen++
-	return l.seen%explainEvery == 1
+	return l.seen%ExplainEvery == 1
 }
 
-func (l *journal) add(e *Entry) {
+// Add logs a decision and drops the oldest.
+func (l *Decisions) Add(e *Entry) {
 	if len(l.ring) == 0 {
 		return
 	}
@@ -155,26 +162,26 @@ func (l *journal) add(e *Entry) {
 	if old == nil {
 		return
 	}
-	old.mu.Lock() // who still reads the entry finds no explanation, or has written it down
+	old.mu.Lock() // a reader has finished with the explanation, or finds none
 	ex := old.Explanation
 	old.Explanation = nil
 	old.mu.Unlock()
 	if ex != nil {
-		l.blanks.Put(ex)
+		l.free.Put(ex)
 	}
 }
 
-// blank is memory for an explanation, perhaps that of a decision which is not in
-// the ring any more.
-func (l *journal) blank() *routing.Explanation {
-	if ex, ok := l.blanks.Get().(*routing.Explanation); ok {
+// Blank returns an explanation to be filled in, from the free list of those that
+// left the log.
+func (l *Decisions) Blank() *routing.Explanation {
+	if ex, ok := l.free.Get().(*routing.Explanation); ok {
 		return ex
 	}
 	return new(routing.Explanation)
 }
 
-// last returns up to n entries, newest first.
-func (l *journal) last(n int) []*Entry {
+// Last returns up to n entries, newest first.
+func (l *Decisions) Last(n int) []*Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []*Entry
@@ -186,10 +193,10 @@ func (l *journal) last(n int) []*Entry {
 	return out
 }
 
-// find returns the newest entry with a request id.
-func (l *journal) find(id string) *Entry {
-	id = clip(id)
-	for _, e := range l.last(len(l.ring)) {
+// Find returns the newest entry with a request id.
+func (l *Decisions) Find(id string) *Entry {
+	id = Clip(id)
+	for _, e := range l.Last(len(l.ring)) {
 		if e.ID == id {
 			return e
 		}

@@ -1,4 +1,4 @@
-package decide
+package fleet
 
 import (
 	"bytes"
@@ -105,18 +105,18 @@ func (r *rig) send(n int) {
 }
 
 // view is what a replica says of every prompt, and how much it holds.
-func (r *rig) view(d *Decider) map[string]any {
+func (r *rig) view(d *Fleet) map[string]any {
 	out := map[string]any{}
 	for _, t := range d.index.Stats().Targets {
 		out["held "+t.Target.String()] = fmt.Sprint(t.Held, t.Aliases, t.Pages, t.BlockSize, t.Model)
 	}
 	var m kvindex.Matches
 	for n, ids := range r.sent {
-		d.index.Match(d.hasher.AppendHashes(nil, d.hasher.Seed("demo", "", ""), ids, 16), &m)
+		d.index.Match(d.index.Hasher().AppendHashes(nil, d.index.Hasher().Seed("demo", "", ""), ids, 16), &m)
 		var lines []string
 		for _, h := range m.Holders {
-			if p := d.fleet.Load().place(h.Slot); p != nil {
-				lines = append(lines, fmt.Sprint(p.target, h.Blocks))
+			if p := d.View().Endpoint(h.Slot); p != nil {
+				lines = append(lines, fmt.Sprint(p.Target, h.Blocks))
 			}
 		}
 		slices.Sort(lines)
@@ -126,7 +126,7 @@ func (r *rig) view(d *Decider) map[string]any {
 }
 
 // cursors are how far a replica's feeds are.
-func cursors(d *Decider) map[string]feed.Cursor {
+func cursors(d *Fleet) map[string]feed.Cursor {
 	out := map[string]feed.Cursor{}
 	for _, s := range d.FeedStatus() {
 		for _, t := range s.Targets {
@@ -142,7 +142,7 @@ func cursors(d *Decider) map[string]feed.Cursor {
 // settle waits until replicas have applied all that the engine published. A feed
 // that has just subscribed may miss batches that are published before the engine
 // has noticed; the next batch shows it, so there is one until all are equal.
-func (r *rig) settle(list ...*Decider) {
+func (r *rig) settle(list ...*Fleet) {
 	r.t.Helper()
 	same := func() bool {
 		want := cursors(list[0])
@@ -177,7 +177,7 @@ func (r *rig) settle(list ...*Decider) {
 	}
 }
 
-func (r *rig) equal(what string, a, b *Decider) {
+func (r *rig) equal(what string, a, b *Fleet) {
 	r.t.Helper()
 	va, vb := r.view(a), r.view(b)
 	for k := range va {
@@ -193,7 +193,7 @@ func (r *rig) equal(what string, a, b *Decider) {
 const sameKey = "index: {key: shared}\n"
 
 // serveIndex lets a replica hand out its index over gRPC and returns what asks it.
-func serveIndex(t *testing.T, d *Decider) *peers.Want {
+func serveIndex(t *testing.T, d *Fleet) *peers.Want {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -212,11 +212,10 @@ func serveIndex(t *testing.T, d *Decider) *peers.Want {
 	}
 }
 
-// bare is a replica that nobody has told of workers yet.
-func bare(t *testing.T) *Decider {
+// bare is a replica without workers.
+func bare(t *testing.T) *Fleet {
 	t.Helper()
-	b := newBench(t, sameKey)
-	return b.Decider
+	return newFleet(t, sameKey)
 }
 
 // A replica warmed by a peer knows what the peer knows before it has seen an
@@ -224,7 +223,7 @@ func bare(t *testing.T) *Decider {
 // restarted meanwhile.
 func TestAReplicaIsWarmedByAPeer(t *testing.T) {
 	r := newRig(t, nil)
-	a := newBench(t, sameKey, r.worker).Decider
+	a := newFleet(t, sameKey, r.worker)
 	for n := range 60 {
 		r.send(n)
 	}
@@ -277,7 +276,7 @@ func TestAReplicaIsWarmedByAPeer(t *testing.T) {
 // Copies that are made while events arrive are each exact.
 func TestCopiesUnderLoad(t *testing.T) {
 	r := newRig(t, nil)
-	a := newBench(t, sameKey, r.worker).Decider
+	a := newFleet(t, sameKey, r.worker)
 	stop := make(chan struct{})
 	var load sync.WaitGroup
 	load.Go(func() {
@@ -290,7 +289,7 @@ func TestCopiesUnderLoad(t *testing.T) {
 			}
 		}
 	})
-	replicas := []*Decider{a}
+	replicas := []*Fleet{a}
 	for range 6 {
 		time.Sleep(20 * time.Millisecond)
 		var copied bytes.Buffer
@@ -320,7 +319,7 @@ func TestCopiesUnderLoad(t *testing.T) {
 // What cannot be joined to the events that follow is not taken.
 func TestWhatACopyIsNotGoodFor(t *testing.T) {
 	r := newRig(t, nil)
-	a := newBench(t, sameKey, r.worker).Decider
+	a := newFleet(t, sameKey, r.worker)
 	for n := range 10 {
 		r.send(n)
 	}
@@ -329,7 +328,7 @@ func TestWhatACopyIsNotGoodFor(t *testing.T) {
 	if err := a.DumpIndex(&copied); err != nil {
 		t.Fatal(err)
 	}
-	held := func(d *Decider) (n int64) { return d.index.Stats().HolderBlocks }
+	held := func(d *Fleet) (n int64) { return d.index.Stats().HolderBlocks }
 	if held(a) == 0 {
 		t.Fatal("nothing to copy")
 	}
@@ -370,7 +369,7 @@ func TestWhatACopyIsNotGoodFor(t *testing.T) {
 	if st := b.index.Stats(); len(st.Targets) != 1 || held(b) == 0 {
 		t.Errorf("targets %+v", st.Targets)
 	}
-	other := newBench(t, "index: {key: other}\n").Decider
+	other := newFleet(t, "index: {key: other}\n")
 	if err := other.LoadIndex(bytes.NewReader(copied.Bytes())); err == nil || len(other.index.Stats().Targets) != 0 {
 		t.Errorf("a copy with another key was taken: %v", err)
 	}
@@ -378,26 +377,3 @@ func TestWhatACopyIsNotGoodFor(t *testing.T) {
 		t.Error("two keys have one proof")
 	}
 }
-
-// Decisions do not wait for a copy that is being written.
-func TestDecisionsGoOnWhileACopyIsMade(t *testing.T) {
-	b := newBench(t, sameKey, worker("a", 2))
-	b.ask("/v1/completions", completion(100, ""))
-	asked := false
-	err := b.DumpIndex(writerFunc(func(p []byte) (int, error) {
-		if !asked {
-			asked = true
-			if d, _ := b.ask("/v1/completions", completion(200, "")); d.Reject != nil {
-				t.Errorf("%+v", d.Reject)
-			}
-		}
-		return len(p), nil
-	}))
-	if err != nil || !asked {
-		t.Fatal(err, asked)
-	}
-}
-
-type writerFunc func([]byte) (int, error)
-
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -1,10 +1,9 @@
-package decide
+package observe
 
 import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -12,7 +11,7 @@ import (
 // maxRecorded bounds how many decisions are recorded with the router's state.
 const maxRecorded = 100
 
-// Debug serves what is known of decisions, index, feeds and workers:
+// Pages serves the debug pages:
 //
 //	GET  /debug/decisions?n=20        the last decisions, newest first
 //	GET  /debug/decisions/{id}        one of them; as text with Accept: text/plain
@@ -20,14 +19,32 @@ const maxRecorded = 100
 //	POST /debug/record?n=1            record the next n decisions for export
 //	GET  /debug/index                 sizes per target and tier, state of each feed
 //	GET  /debug/workers               the workers
-func (d *Decider) Debug() http.Handler {
+type Pages struct {
+	Decisions *Decisions
+	// Record has the next n decisions recorded with the router's state.
+	Record func(n int)
+	// Index and Workers read the state as of now. They are called concurrently.
+	Index   func() IndexPage
+	Workers func() []WorkerRow
+}
+
+// WorkerRow is a worker on GET /debug/workers.
+type WorkerRow struct {
+	Name, Address, Engine, Role, Reason string
+	Models                              []string
+	Ranks                               int
+	Ready, Draining                     bool
+}
+
+// Handler returns the handler of all pages.
+func (p *Pages) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /debug/decisions", d.debugDecisions)
-	mux.HandleFunc("GET /debug/decisions/{id}", d.debugDecision)
-	mux.HandleFunc("GET /debug/decisions/{id}/export", d.debugExport)
-	mux.HandleFunc("POST /debug/record", d.debugRecord)
-	mux.HandleFunc("GET /debug/index", d.debugIndex)
-	mux.HandleFunc("GET /debug/workers", d.debugWorkers)
+	mux.HandleFunc("GET /debug/decisions", p.decisions)
+	mux.HandleFunc("GET /debug/decisions/{id}", p.decision)
+	mux.HandleFunc("GET /debug/decisions/{id}/export", p.export)
+	mux.HandleFunc("POST /debug/record", p.record)
+	mux.HandleFunc("GET /debug/index", p.index)
+	mux.HandleFunc("GET /debug/workers", p.workers)
 	return mux
 }
 
@@ -35,7 +52,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	_ = e.Encode(v) //nolint:errchkjson // the client went away
+	_ = e.Encode(v) //nolint:errchkjson // the client left
 }
 
 func intParam(r *http.Request, name string, absent, most int) (int, error) {
@@ -50,25 +67,25 @@ func intParam(r *http.Request, name string, absent, most int) (int, error) {
 	return n, nil
 }
 
-func (d *Decider) debugDecisions(w http.ResponseWriter, r *http.Request) {
+func (p *Pages) decisions(w http.ResponseWriter, r *http.Request) {
 	n, err := intParam(r, "n", 20, 10000)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	writeJSON(w, d.journal.last(n))
+	writeJSON(w, p.Decisions.Last(n))
 }
 
-func (d *Decider) entry(w http.ResponseWriter, r *http.Request) *Entry {
-	e := d.journal.find(r.PathValue("id"))
+func (p *Pages) entry(w http.ResponseWriter, r *http.Request) *Entry {
+	e := p.Decisions.Find(r.PathValue("id"))
 	if e == nil {
-		http.Error(w, "no decision with this id among the last "+strconv.Itoa(len(d.journal.ring)), http.StatusNotFound)
+		http.Error(w, "no decision with this id among the last "+strconv.Itoa(len(p.Decisions.ring)), http.StatusNotFound)
 	}
 	return e
 }
 
-func (d *Decider) debugDecision(w http.ResponseWriter, r *http.Request) {
-	e := d.entry(w, r)
+func (p *Pages) decision(w http.ResponseWriter, r *http.Request) {
+	e := p.entry(w, r)
 	if e == nil {
 		return
 	}
@@ -80,8 +97,8 @@ func (d *Decider) debugDecision(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, e)
 }
 
-func (d *Decider) debugExport(w http.ResponseWriter, r *http.Request) {
-	e := d.entry(w, r)
+func (p *Pages) export(w http.ResponseWriter, r *http.Request) {
+	e := p.entry(w, r)
 	if e == nil {
 		return
 	}
@@ -92,32 +109,19 @@ func (d *Decider) debugExport(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, e.Recorded)
 }
 
-func (d *Decider) debugRecord(w http.ResponseWriter, r *http.Request) {
+func (p *Pages) record(w http.ResponseWriter, r *http.Request) {
 	n, err := intParam(r, "n", 1, maxRecorded)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	d.mu.Lock()
-	d.record = n
-	d.mu.Unlock()
+	p.Record(n)
 	writeJSON(w, map[string]int{"recording": n})
 }
 
-func (d *Decider) debugWorkers(w http.ResponseWriter, _ *http.Request) {
-	type row struct {
-		Name, Address, Engine, Role, Reason string
-		Models                              []string
-		Ranks                               int
-		Ready, Draining                     bool
-	}
-	rows := []row{}
-	for _, m := range d.fleet.Load().members {
-		rows = append(rows, row{m.Name, m.Address, m.Engine, m.Role, m.Reason, m.Models, m.Ranks, m.Ready, m.Draining})
-	}
-	slices.SortFunc(rows, func(a, b row) int { return strings.Compare(a.Name, b.Name) })
-	writeJSON(w, rows)
-}
+func (p *Pages) workers(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Workers()) }
+
+func (p *Pages) index(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Index()) }
 
 // MarshalJSON writes an entry as it is now.
 func (e *Entry) MarshalJSON() ([]byte, error) {

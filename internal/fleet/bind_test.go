@@ -1,4 +1,4 @@
-package decide
+package fleet
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 func TestAnEngineThatConnects(t *testing.T) {
 	r := newRig(t, func(o *enginesim.Options) { o.EventsConnect = true })
 	r.worker.Events.Bind = true
-	d := newBench(t, "", r.worker).Decider
+	d := newFleet(t, "", r.worker)
 	for n := range 20 {
 		r.send(n)
 	}

@@ -1,0 +1,203 @@
+package fleet
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// maxComparisons bounds the engines that are asked concurrently, over all models.
+const maxComparisons = 4
+
+// agreement is the result of comparing a model's ids with those of each worker that
+// serves it. A worker that differs is routed by load, because its blocks are indexed
+// under ids that no prompt has; the others are routed by ids. If all differ, the
+// model is routed by load.
+type agreement struct {
+	// checks is by worker name. Only SetWorkers and Close replace it.
+	checks    atomic.Pointer[map[string]*check]
+	mu        sync.Mutex // serialises settle
+	differing atomic.Pointer[differing]
+}
+
+// differing has the workers whose ids differ from ours.
+type differing struct {
+	workers map[string]bool
+	all     bool
+}
+
+// check is the comparison with one worker. It lives as long as the worker: a
+// comparison that is due while the worker is away is made when it is back.
+type check struct {
+	checker    *model.Checker
+	address    string
+	generation uint64
+	ready      atomic.Bool
+	stop       context.CancelFunc
+	done       chan struct{}
+}
+
+// all returns the checks as of now, not to be changed.
+func (a *agreement) all() map[string]*check {
+	if m := a.checks.Load(); m != nil {
+		return *m
+	}
+	return nil
+}
+
+// differs reports whether a worker's ids differ from ours.
+func (a *agreement) differs(worker string) bool {
+	d := a.differing.Load()
+	return d != nil && d.workers[worker]
+}
+
+// settle recomputes differing after a check has changed its state.
+func (a *agreement) settle() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	checks := a.all()
+	next := &differing{workers: map[string]bool{}}
+	for name, c := range checks {
+		if !c.checker.Usable() {
+			next.workers[name] = true
+		}
+	}
+	if len(next.workers) == 0 {
+		a.differing.Store(nil)
+		return
+	}
+	next.all = len(next.workers) == len(checks)
+	a.differing.Store(next)
+}
+
+// end stops all checks.
+func (a *agreement) end() {
+	none := map[string]*check{}
+	for _, c := range a.replace(none) {
+		c.end()
+	}
+}
+
+// replace installs the checks and returns the old ones that are not among them.
+func (a *agreement) replace(next map[string]*check) map[string]*check {
+	gone := maps.Clone(a.all())
+	maps.DeleteFunc(gone, func(name string, c *check) bool { return next[name] == c })
+	a.checks.Store(&next)
+	a.settle()
+	return gone
+}
+
+func (c *check) end() {
+	c.stop()
+	<-c.done
+}
+
+// compareAll compares every model with every worker that serves it: when the worker
+// appears, when it is back, and as requests come.
+func (f *Fleet) compareAll(v *View) {
+	for _, s := range f.Models {
+		if s.Tokens == nil || s.Config.Check.Disabled {
+			continue
+		}
+		next := map[string]*check{}
+		var started []*check
+		for name, m := range v.members {
+			if m.Engine != s.Engine.String() || !serves(m.Models, s) {
+				continue
+			}
+			c := s.agreement.all()[name]
+			if c == nil || c.generation != m.Generation || c.address != m.Address {
+				if !m.Ready {
+					continue
+				}
+				c = f.newCheck(s, m)
+				started = append(started, c)
+			} else if m.Ready && !c.ready.Load() {
+				c.checker.Recheck()
+			}
+			c.ready.Store(m.Ready)
+			next[name] = c
+		}
+		for name, c := range s.agreement.replace(next) {
+			c.end()
+			f.ForgetGone(name)
+		}
+		for _, c := range started {
+			ctx, stop := context.WithCancel(context.Background())
+			c.stop = stop
+			go func() {
+				defer close(c.done)
+				c.checker.Run(ctx)
+			}()
+		}
+	}
+}
+
+func (f *Fleet) newCheck(s *Model, m *Member) *check {
+	c := &check{address: m.Address, generation: m.Generation, done: make(chan struct{})}
+	worker := m.Name
+	log := f.Log.With().Str("model", s.Config.Name).Str("worker", worker).Str("engine", m.Address).Logger()
+	c.checker = model.NewChecker(s.Tokens, &model.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, model.CheckerOptions{
+		ModelName: s.Config.Name, Every: s.Config.Check.Every, Retry: s.Config.Check.Retry.Std(), Gate: f.comparing, Awake: c.ready.Load,
+		MaxBody: int(s.Config.Check.MaxBody),
+		OnCheck: func(api prompt.API, diff *model.Difference, err error) {
+			outcome := "equal"
+			switch {
+			case diff != nil:
+				outcome = "different"
+			case err != nil:
+				outcome = "failed"
+			}
+			f.Metrics.TokenChecks.WithLabelValues(s.Config.Name, worker, api.String(), outcome).Inc()
+		},
+		OnState: func(state model.State, diff *model.Difference) {
+			s.agreement.settle()
+			switch {
+			case diff == nil:
+				log.Info().Stringer("state", state).Msg("tokenizer compared with the worker's")
+			case s.Unfit() != nil:
+				log.Error().Stringer("difference", diff).Msg("the tokenizer differs from every worker's: this model is routed by load")
+			default:
+				log.Error().Stringer("difference", diff).Msg("the tokenizer differs from this worker's: it is routed by load, the others by their caches")
+			}
+		},
+	})
+	return c
+}
+
+// recheck compares a worker again whose engine may have been replaced.
+func (f *Fleet) recheck(worker string) {
+	for _, s := range f.Models {
+		if c := s.agreement.all()[worker]; c != nil {
+			c.checker.Recheck()
+		}
+	}
+}
+
+// Sample offers a request, whose ids model made, for the comparison with the worker
+// that serves it.
+func (f *Fleet) Sample(model *Model, m *Member, r *prompt.Request) {
+	if c := model.agreement.all()[m.Name]; c != nil && c.checker.Usable() {
+		c.checker.Offer(r)
+	}
+}
+
+// Differs reports whether the ids that model makes are known to differ from the
+// worker's.
+func (m *Model) Differs(worker *Member) bool {
+	return worker != nil && m.agreement.differs(worker.Name)
+}
+
+// SetDiffering marks the workers whose ids differ, as comparisons do. It is for
+// tests of what follows from that.
+func (m *Model) SetDiffering(workers ...string) {
+	d := &differing{workers: map[string]bool{}}
+	for _, w := range workers {
+		d.workers[w] = true
+	}
+	m.agreement.differing.Store(d)
+}

@@ -1,0 +1,426 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+)
+
+// maxReplays bounds concurrent replays: after a restart with a thousand feeds the
+// engines' histories come in turn.
+const maxReplays = 8
+
+// feeds runs the event feeds of all workers.
+type feeds struct {
+	fleet  *Fleet
+	ctx    context.Context
+	cancel context.CancelFunc
+	limit  *feed.Limit
+	push   *feed.PushServer
+
+	mu      sync.Mutex
+	running map[*feedHandle]struct{}
+	pushed  map[string]*feedHandle // by worker, those that relays push for
+
+	// snapshot is held for reading while the events of a batch are applied, and for
+	// writing while a copy of the index is made.
+	snapshot sync.RWMutex
+	warmMu   sync.Mutex
+	warm     map[kvindex.Target]warmTarget
+	warmed   atomic.Int64 // targets of a peer's copy
+}
+
+// feedHandle is the feeds of one worker: one per rank, or a mark that relays push.
+type feedHandle struct {
+	feeds  *feeds
+	bySlot map[kvindex.Slot]*feed.Feed
+	sink   *sink
+	pushed bool
+}
+
+func newFeeds(fleet *Fleet) *feeds {
+	f := &feeds{
+		fleet: fleet, limit: feed.NewLimit(maxReplays), running: map[*feedHandle]struct{}{}, pushed: map[string]*feedHandle{},
+		warm: map[kvindex.Target]warmTarget{},
+	}
+	f.ctx, f.cancel = context.WithCancel(context.Background())
+	f.push = feed.NewPushServer(pushSink{f}, f.accept)
+	return f
+}
+
+func (f *feeds) close() {
+	f.cancel()
+	f.mu.Lock()
+	all := make([]*feedHandle, 0, len(f.running))
+	for h := range f.running {
+		all = append(all, h)
+	}
+	f.mu.Unlock()
+	for _, h := range all {
+		h.stop()
+	}
+}
+
+// startFeed starts to follow a worker's events. A worker without events, or with
+// events that cannot be followed, is routed by load and by what was sent to it.
+// resume has the cursor to go on from for each endpoint, nil for the beginning.
+func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *feedHandle {
+	h := &feedHandle{feeds: f.feeds, bySlot: map[kvindex.Slot]*feed.Feed{}, sink: &sink{fleet: f, m: m, endpoints: all, cursors: make([]feed.Cursor, len(all))}}
+	switch m.Events.Endpoint {
+	case "":
+		return h
+	case config.PushEndpoint:
+		h.pushed = true
+		for i, c := range resume {
+			if c != nil {
+				h.sink.cursors[i] = *c
+				f.feeds.push.Resume(all[i].Target, *c)
+			}
+		}
+	default:
+		for i, slot := range m.Slots {
+			running, err := f.followRank(m, all, i, resume[i], h.sink)
+			if err != nil {
+				f.Log.Error().Err(err).Str("worker", m.Name).Msg("no events from this worker")
+				continue
+			}
+			if running != nil {
+				h.bySlot[slot] = running
+			}
+		}
+	}
+	f.feeds.mu.Lock()
+	defer f.feeds.mu.Unlock()
+	f.feeds.running[h] = struct{}{}
+	if h.pushed {
+		f.feeds.pushed[m.Name] = h
+	}
+	return h
+}
+
+// followRank starts the feed of a worker's i-th target. It returns nil if the feed
+// of another target serves it too.
+func (f *Fleet) followRank(m *Member, all []Endpoint, i int, resume *feed.Cursor, into *sink) (*feed.Feed, error) {
+	src := feed.Source{
+		Worker: m.Name, Engine: feed.Engine(m.Engine), Rank: all[i].Target.Rank, BlockSize: m.BlockSize,
+		Topic: m.Events.Topic, Bind: m.Events.Bind, Replays: f.feeds.limit,
+	}
+	if strings.HasPrefix(m.Events.Endpoint, "http") {
+		if i > 0 {
+			return nil, nil // one poller: polling drains the engine's buffer
+		}
+		src.PollURL = m.Events.Endpoint
+		src.RankFromBatch = len(m.Slots) > 1
+		return feed.Start(f.feeds.ctx, src, into)
+	}
+	var err error
+	if src.Endpoint, err = rankEndpoint(m.Events.Endpoint, i); err != nil {
+		return nil, err
+	}
+	if m.Events.Replay != "" {
+		if src.Replay, err = rankEndpoint(m.Events.Replay, i); err != nil {
+			return nil, err
+		}
+	}
+	if resume != nil {
+		src.Machine.Resume = resume
+		into.cursors[i] = *resume
+	}
+	return feed.Start(f.feeds.ctx, src, into)
+}
+
+// Push returns the gRPC service that relays push events to.
+func (f *Fleet) Push() *feed.PushServer { return f.feeds.push }
+
+// accept returns an error if a relay may not push for a worker.
+func (f *feeds) accept(hello *kvlanev1.Hello) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	h := f.pushed[hello.GetWorker()]
+	if h == nil {
+		return fmt.Errorf("no worker %q with events endpoint %q", hello.GetWorker(), config.PushEndpoint)
+	}
+	t := kvindex.Target{Worker: hello.GetWorker(), Rank: kvindex.NoRank}
+	if hello.Rank != nil {
+		t.Rank = hello.GetRank()
+	}
+	if _, _, ok := h.sink.slot(t); !ok {
+		return fmt.Errorf("no target %s", t)
+	}
+	if engine := h.sink.m.Engine; hello.GetEngine() != engine {
+		return fmt.Errorf("engine %q, the worker is configured as %q", hello.GetEngine(), engine)
+	}
+	return nil
+}
+
+// cursors returns how far the events of each slot are applied, for the feeds that
+// another replica can resume. The caller holds feeds.snapshot for writing.
+func (f *feeds) cursors() map[kvindex.Slot]feed.Cursor {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[kvindex.Slot]feed.Cursor{}
+	for h := range f.running {
+		if !resumable(&h.sink.m.Worker.Worker) {
+			continue
+		}
+		for i, slot := range h.sink.m.Slots {
+			if c := h.sink.cursors[i]; c.Next > 0 {
+				out[slot] = c
+			}
+		}
+	}
+	return out
+}
+
+// rankEndpoint returns the event endpoint of a worker's i-th rank: engines add the
+// rank to the port.
+func rankEndpoint(endpoint string, i int) (string, error) {
+	if i == 0 {
+		return endpoint, nil
+	}
+	rest, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return "", fmt.Errorf("endpoint %s: several ranks need tcp", endpoint)
+	}
+	host, port, err := net.SplitHostPort(rest)
+	if err != nil {
+		return "", fmt.Errorf("endpoint %s: %w", endpoint, err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return "", fmt.Errorf("endpoint %s: %w", endpoint, err)
+	}
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n+i)), nil
+}
+
+// stop ends the feeds; after it returns no further event is applied.
+func (h *feedHandle) stop() {
+	if h == nil {
+		return
+	}
+	for _, f := range h.bySlot {
+		f.Close()
+	}
+	h.feeds.mu.Lock()
+	delete(h.feeds.running, h)
+	if h.pushed {
+		delete(h.feeds.pushed, h.sink.m.Name) // no relay is accepted from here on
+	}
+	h.feeds.mu.Unlock()
+	if h.pushed {
+		h.feeds.push.Forget(h.sink.m.Name)
+	}
+}
+
+// Finished tells a target's feed that a request with new blocks ended there. silent
+// reports that no event came from the target since the request was decided.
+func (m *Member) Finished(slot kvindex.Slot, t kvindex.Target, silent bool) {
+	h := m.feed
+	if h.pushed {
+		h.feeds.push.Finished(t, silent)
+		return
+	}
+	f := h.bySlot[slot]
+	if f == nil {
+		for _, only := range h.bySlot { // a poller serves all ranks
+			f = only
+		}
+	}
+	if f != nil {
+		f.Finished(t, silent)
+	}
+}
+
+// sink puts a worker's events into the index. It implements feed.Batcher.
+type sink struct {
+	fleet     *Fleet
+	m         *Member
+	endpoints []Endpoint
+	// cursors has, by endpoint, the position up to which events are applied; zero if it
+	// is unknown. Guarded by feeds.snapshot.
+	cursors []feed.Cursor
+}
+
+// slot finds a target's slot and its position in endpoints.
+func (s *sink) slot(t kvindex.Target) (slot kvindex.Slot, at int, ok bool) {
+	for i := range s.endpoints {
+		if s.endpoints[i].Target == t {
+			return s.m.Slots[i], i, true
+		}
+	}
+	return 0, 0, false
+}
+
+// BeginBatch implements feed.Batcher.
+func (s *sink) BeginBatch(kvindex.Target) { s.fleet.feeds.snapshot.RLock() }
+
+// EndBatch implements feed.Batcher.
+func (s *sink) EndBatch(t kvindex.Target, c feed.Cursor) {
+	if _, at, ok := s.slot(t); ok {
+		s.cursors[at] = c
+		s.m.counters[at].Batches.Add(1)
+	}
+	s.fleet.feeds.snapshot.RUnlock()
+}
+
+// Apply implements feed.Sink.
+func (s *sink) Apply(t kvindex.Target, ev *kvindex.Event) error {
+	slot, _, ok := s.slot(t)
+	if !ok {
+		return fmt.Errorf("no target %s", t)
+	}
+	if err := s.fleet.index.Apply(slot, ev); err != nil {
+		return err
+	}
+	if size := int32(ev.BlockSize); ev.Kind == kvindex.Stored && size > 0 && s.m.blockSize.Load() != size {
+		s.m.blockSize.Store(size)
+		s.fleet.sawBlocks(size)
+	}
+	return nil
+}
+
+// Clear implements feed.Sink.
+func (s *sink) Clear(t kvindex.Target, why feed.Reason) {
+	slot, at, ok := s.slot(t)
+	if !ok {
+		return
+	}
+	s.fleet.feeds.snapshot.RLock()
+	defer s.fleet.feeds.snapshot.RUnlock()
+	s.cursors[at] = feed.Cursor{}
+	if err := s.fleet.index.Apply(slot, &kvindex.Event{Kind: kvindex.Cleared}); err != nil {
+		s.fleet.Log.Error().Err(err).Stringer("target", t).Msg("target not cleared")
+		return
+	}
+	if why == feed.Restarted {
+		s.fleet.recheck(s.m.Name)
+	}
+	s.fleet.Log.Info().Stringer("target", t).Str("reason", string(why)).Msg("target cleared")
+}
+
+// State implements feed.Sink.
+func (s *sink) State(t kvindex.Target, state feed.State, why feed.Reason) {
+	line := s.fleet.Log.Info()
+	if state == feed.Gap || state == feed.Stale {
+		line = s.fleet.Log.Warn()
+	}
+	if why == feed.Connected || why == feed.Restarted {
+		s.fleet.recheck(s.m.Name)
+	}
+	line.Stringer("target", t).Stringer("state", state).Str("reason", string(why)).Msg("feed changed")
+}
+
+// Warn implements feed.Sink.
+func (s *sink) Warn(t kvindex.Target, why feed.Reason, detail string) {
+	s.fleet.Log.Warn().Stringer("target", t).Str("reason", string(why)).Str("detail", detail).Msg("feed warning")
+}
+
+// pushSink passes what relays push to the sink of the worker. It implements
+// feed.Batcher.
+type pushSink struct{ f *feeds }
+
+func (p pushSink) of(t kvindex.Target) *sink {
+	p.f.mu.Lock()
+	defer p.f.mu.Unlock()
+	if h := p.f.pushed[t.Worker]; h != nil {
+		return h.sink
+	}
+	return nil // the worker was removed, its publishers are about to be
+}
+
+// BeginBatch implements feed.Batcher.
+func (p pushSink) BeginBatch(kvindex.Target) { p.f.snapshot.RLock() }
+
+// EndBatch implements feed.Batcher.
+func (p pushSink) EndBatch(t kvindex.Target, c feed.Cursor) {
+	if s := p.of(t); s != nil {
+		s.EndBatch(t, c)
+		return
+	}
+	p.f.snapshot.RUnlock()
+}
+
+// Apply implements feed.Sink.
+func (p pushSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
+	if s := p.of(t); s != nil {
+		return s.Apply(t, ev)
+	}
+	return fmt.Errorf("no target %s", t)
+}
+
+// Clear implements feed.Sink.
+func (p pushSink) Clear(t kvindex.Target, why feed.Reason) {
+	if s := p.of(t); s != nil {
+		s.Clear(t, why)
+	}
+}
+
+// State implements feed.Sink.
+func (p pushSink) State(t kvindex.Target, state feed.State, why feed.Reason) {
+	if s := p.of(t); s != nil {
+		s.State(t, state, why)
+	}
+}
+
+// Warn implements feed.Sink.
+func (p pushSink) Warn(t kvindex.Target, why feed.Reason, detail string) {
+	if s := p.of(t); s != nil {
+		s.Warn(t, why, detail)
+	}
+}
+
+var (
+	_ feed.Batcher = (*sink)(nil)
+	_ feed.Batcher = pushSink{}
+)
+
+// FeedStatus returns the state of every feed, for the debug page, the metrics and
+// readiness. A target that relays push for is stale until one connects.
+func (f *Fleet) FeedStatus() []feed.Status {
+	out := f.feeds.push.Statuses()
+	pushed := map[kvindex.Target]bool{}
+	for i := range out {
+		for _, t := range out[i].Targets {
+			pushed[t.Target] = true
+		}
+	}
+	for _, m := range f.View().members {
+		for _, running := range m.feed.bySlot {
+			out = append(out, running.Status())
+		}
+		if !m.feed.pushed {
+			continue
+		}
+		for _, e := range m.feed.sink.endpoints {
+			if !pushed[e.Target] {
+				out = append(out, feed.Status{Worker: m.Name, Targets: []feed.TargetStatus{{Target: e.Target}}})
+			}
+		}
+	}
+	return out
+}
+
+// Syncing names a feed that has not caught up yet, "" if all have or cannot. It does
+// not wait for relays that have not connected.
+func (f *Fleet) Syncing() string {
+	members := f.View().members
+	for _, s := range f.FeedStatus() {
+		m := members[s.Worker]
+		waits := s.Errors == 0 && m != nil && !m.feed.pushed
+		for _, t := range s.Targets {
+			if t.State == feed.Syncing || t.State == feed.Stale && waits {
+				return fmt.Sprintf("events of %s are %s", t.Target, t.State)
+			}
+		}
+	}
+	return ""
+}

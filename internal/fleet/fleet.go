@@ -1,0 +1,292 @@
+package fleet
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// Options of a Fleet.
+type Options struct {
+	Config  *config.Config
+	Models  []*Model
+	Metrics *observe.Metrics
+	Log     zerolog.Logger
+	// OnEndpoints gets the addresses that Envoy may forward to, on each change: those
+	// of workers that serve whole requests, and those of prefill workers.
+	OnEndpoints func(serve, prefill []string)
+	// Update runs a change of the router under its lock. now is at on the router's clock.
+	Update func(at time.Time, change func(r *routing.Router, now time.Duration))
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// Fleet knows the workers, the models that they serve, what they cache, and whether
+// their tokenizers are ours. It tells the router. It is safe for concurrent use, but
+// calls of SetWorkers must not overlap.
+type Fleet struct {
+	Options
+
+	key    kvindex.Key
+	index  *kvindex.Index
+	models map[string]*Model // by every name
+	view   atomic.Pointer[View]
+	feeds  *feeds
+	// otherBlocks reports that an engine with another block size than the index's was seen.
+	otherBlocks atomic.Bool
+	comparing   chan struct{} // semaphore of tokenizer comparisons
+	catalog     catalog
+	listing     sync.WaitGroup // of askAll
+	listContext context.Context
+	listStop    context.CancelFunc
+}
+
+// New returns a fleet without workers. Close ends it.
+func New(o Options) (*Fleet, error) {
+	secret, err := o.Config.Index.Secret()
+	if err != nil {
+		return nil, err
+	}
+	key, err := hashKey(secret)
+	if err != nil {
+		return nil, err
+	}
+	index, err := kvindex.New(kvindex.Config{
+		BlockSize: o.Config.Index.BlockSize, MaxBytes: int64(o.Config.Index.MaxBytes), Key: key,
+		SpeculativeTTL: o.Config.Routing.Speculate.Std(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	f := &Fleet{Options: o, key: key, index: index, models: map[string]*Model{}, comparing: make(chan struct{}, maxComparisons)}
+	f.listContext, f.listStop = context.WithCancel(context.Background())
+	f.catalog.asker = workers.NewAsker(listTimeout)
+	f.view.Store(&View{members: map[string]*Member{}})
+	for _, m := range o.Models {
+		for _, name := range m.Names() {
+			f.models[name] = m
+		}
+	}
+	f.feeds = newFeeds(f)
+	return f, nil
+}
+
+// Close ends all feeds and comparisons.
+func (f *Fleet) Close() {
+	f.listStop()
+	f.listing.Wait()
+	f.catalog.asker.Close()
+	f.feeds.close()
+	for _, m := range f.Models {
+		m.agreement.end()
+	}
+}
+
+var roles = map[string]routing.Role{"both": routing.Both, "prefill": routing.Prefill, "decode": routing.Decode}
+
+// SetWorkers replaces the list of workers. Calls must not overlap. A worker that is
+// gone or has another generation is forgotten whole: its blocks, its load, its feed.
+func (f *Fleet) SetWorkers(list []workers.Worker) {
+	old := f.View()
+	next := &View{members: make(map[string]*Member, len(list)), byAddress: map[string][]kvindex.Slot{}}
+	for name, m := range old.members {
+		if i := slices.IndexFunc(list, func(w workers.Worker) bool { return w.Name == name }); i < 0 || list[i].Generation != m.Generation {
+			f.drop(m)
+		}
+	}
+	for _, w := range list {
+		m := old.members[w.Name]
+		if m == nil || m.Generation != w.Generation {
+			added, err := f.add(w)
+			if err != nil {
+				f.Log.Error().Err(err).Str("worker", w.Name).Msg("worker left out")
+				continue
+			}
+			m = added
+		} else {
+			m = &Member{Worker: w, Slots: m.Slots, feed: m.feed, counters: m.counters, answered: m.answered, blockSize: m.blockSize}
+		}
+		next.enter(m)
+	}
+	next.declare(f.base)
+	f.view.Store(next) // before the router learns of it: whoever is placed on a newcomer looks up its endpoint
+	for name := range old.members {
+		f.ForgetGone(name)
+	}
+	f.catalog.mu.Lock()
+	f.tellRouter(next)
+	f.catalog.mu.Unlock()
+	f.compareAll(next)
+	if f.OnEndpoints != nil {
+		f.OnEndpoints(next.addresses(list))
+	}
+}
+
+// enter adds a worker to a view that is being made.
+func (v *View) enter(m *Member) {
+	v.members[m.Name] = m
+	all, _ := endpoints(&m.Worker.Worker)
+	for i, slot := range m.Slots {
+		for int(slot) >= len(v.endpoints) {
+			v.endpoints = append(v.endpoints, Endpoint{})
+		}
+		e := all[i]
+		e.Member, e.Counters, e.Name = m, m.counters[i], e.Target.String()
+		v.endpoints[slot] = e
+		v.byAddress[e.Address] = append(v.byAddress[e.Address], slot)
+	}
+}
+
+// addresses lists where requests may be forwarded to: workers that serve whole
+// requests, and prefill workers, in the order of list.
+func (v *View) addresses(list []workers.Worker) (serve, prefill []string) {
+	for i := range list {
+		m := v.members[list[i].Name]
+		if m == nil || !m.Ready || m.Draining {
+			continue
+		}
+		for _, slot := range m.Slots {
+			address := v.endpoints[slot].Address
+			if roles[m.Role] == routing.Prefill {
+				prefill = append(prefill, address)
+			} else {
+				serve = append(serve, address)
+			}
+		}
+	}
+	return serve, prefill
+}
+
+// add gives a new worker its slots and starts its feed.
+func (f *Fleet) add(w workers.Worker) (*Member, error) {
+	all, err := endpoints(&w.Worker)
+	if err != nil {
+		return nil, err
+	}
+	m := &Member{Worker: w, answered: f.Metrics.Responses.WithLabelValues(w.Name, "2xx"), blockSize: new(atomic.Int32)}
+	m.blockSize.Store(int32(w.BlockSize))
+	f.sawBlocks(int32(w.BlockSize))
+	resume := make([]*feed.Cursor, len(all))
+	for i, e := range all {
+		slot, cursor, err := f.addSlot(e.Target, &w.Worker)
+		if err != nil {
+			f.drop(m)
+			return nil, err
+		}
+		m.Slots = append(m.Slots, slot)
+		m.counters = append(m.counters, newCounters(f.Metrics, e.Target))
+		resume[i] = cursor
+	}
+	m.feed = f.startFeed(m, all, resume)
+	return m, nil
+}
+
+// drop forgets a worker.
+func (f *Fleet) drop(m *Member) {
+	m.feed.stop()
+	f.Update(f.Now(), func(r *routing.Router, _ time.Duration) {
+		for _, slot := range m.Slots {
+			r.RemoveTarget(slot)
+		}
+	})
+	for _, slot := range m.Slots {
+		f.dropSlot(slot)
+	}
+}
+
+// tellRouter tells the router all targets as of now. The caller holds catalog.mu.
+func (f *Fleet) tellRouter(v *View) {
+	f.Update(f.Now(), func(r *routing.Router, _ time.Duration) {
+		for _, m := range v.members {
+			models := m.Models
+			if l := f.catalog.listed[m.Name]; len(models) > 0 && l.generation == m.Generation {
+				models = slices.Concat(models, l.names)
+				slices.Sort(models)
+				models = slices.Compact(models)
+			}
+			for _, slot := range m.Slots {
+				e := &v.endpoints[slot]
+				r.SetTarget(slot, routing.TargetInfo{
+					Target: e.Target, Role: roles[m.Role], Models: models, Ready: m.Ready, Draining: m.Draining,
+					Speed: m.Speed, Zone: m.Labels["zone"], Address: e.Address,
+				})
+			}
+		}
+	})
+}
+
+// Load passes what an engine reports of its ranks on to the router.
+func (f *Fleet) Load(worker string, at time.Time, loads []workers.RankLoad) {
+	v := f.View()
+	m := v.members[worker]
+	if m == nil {
+		return
+	}
+	f.Update(at, func(r *routing.Router, now time.Duration) {
+		for _, l := range loads {
+			report := routing.Report{At: now, Running: int64(l.Running), Waiting: int64(l.Waiting), KVUsage: l.KVUsage}
+			if l.Rank == kvindex.NoRank || len(loads) == 1 && len(m.Slots) > 1 {
+				r.ReportWorker(now, worker, report)
+				continue
+			}
+			for _, slot := range m.Slots {
+				if rank := v.endpoints[slot].Target.Rank; rank == l.Rank || rank == kvindex.NoRank && len(loads) == 1 {
+					r.Report(now, slot, report)
+				}
+			}
+		}
+	})
+}
+
+// ForgetGone deletes a worker's metrics if it has left, so that fleets whose workers
+// come and go under new names do not gather series. Requests that end after their
+// worker left make some again: whoever counts for a worker calls it afterwards.
+func (f *Fleet) ForgetGone(worker string) {
+	if f.View().members[worker] == nil {
+		f.Metrics.ForgetWorker(worker)
+	}
+}
+
+// Workers lists the workers by name for the debug page.
+func (f *Fleet) Workers() []observe.WorkerRow {
+	rows := []observe.WorkerRow{}
+	for _, m := range f.View().members {
+		rows = append(rows, observe.WorkerRow{Name: m.Name, Address: m.Address, Engine: m.Engine, Role: m.Role, Reason: m.Reason,
+			Models: m.Models, Ranks: m.Ranks, Ready: m.Ready, Draining: m.Draining})
+	}
+	slices.SortFunc(rows, func(a, b observe.WorkerRow) int { return strings.Compare(a.Name, b.Name) })
+	return rows
+}
+
+// Collect emits the fleet's series when the metrics are scraped.
+func (f *Fleet) Collect(emit observe.Emit) {
+	for _, m := range f.View().members {
+		emit.WorkerReady(m.Name, m.Role, m.Ready && !m.Draining)
+	}
+	f.Expire(f.Now())
+	emit.Index(f.index.Stats(), f.feeds.warmed.Load())
+	emit.Feeds(f.FeedStatus())
+	for _, m := range f.Models {
+		for worker, c := range m.agreement.all() {
+			emit.Tokenizer(m.Config.Name, worker, c.checker.State().String())
+		}
+	}
+}
+
+// IndexPage is the index and its feeds for the debug page.
+func (f *Fleet) IndexPage() observe.IndexPage {
+	f.Expire(f.Now())
+	return observe.NewIndexPage(f.index.Stats(), f.FeedStatus(), f.feeds.warmed.Load())
+}

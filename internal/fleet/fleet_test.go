@@ -1,0 +1,68 @@
+package fleet
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/models"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/routing"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// newFleet starts a fleet that tells a router of its own.
+func newFleet(t testing.TB, yaml string, list ...workers.Worker) *Fleet {
+	t.Helper()
+	c, err := config.Parse("test.yaml", []byte("models: [{name: demo, aliases: [alias], adapters: [sql]}]\n"+yaml))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := start(t, c, &Model{Config: c.Models[0]})
+	f.SetWorkers(list)
+	return f
+}
+
+func start(t testing.TB, c *config.Config, m *Model) *Fleet {
+	t.Helper()
+	router, err := routing.New(c.Routing.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	var mu sync.Mutex
+	f, err := New(Options{Config: c, Models: []*Model{m}, Metrics: observe.New("test"), Log: zerolog.Nop(), Now: time.Now,
+		Update: func(at time.Time, change func(r *routing.Router, now time.Duration)) {
+			mu.Lock()
+			defer mu.Unlock()
+			change(router, at.Sub(began))
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Close)
+	return f
+}
+
+func worker(name string, ranks int) workers.Worker {
+	return workers.Worker{Ready: true, Generation: 1, Worker: config.Worker{
+		Name: name, Address: fmt.Sprintf("10.0.0.%d:8000", name[0]), Engine: "vllm", Role: "both", Ranks: ranks, RankBy: "header", Speed: 1, Models: []string{"demo"},
+	}}
+}
+
+// qwen loads the tokenizer once for all tests.
+var qwen = sync.OnceValues(func() (*model.Model, error) {
+	files, err := models.Open("builtin:qwen3")
+	if err != nil {
+		return nil, err
+	}
+	return model.Load(files, model.Options{Names: []string{"demo"}})
+})

@@ -1,0 +1,81 @@
+package fleet
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/model"
+)
+
+// Reasons of Unfit.
+var (
+	ErrNoTokenizer = errors.New("the model has no tokenizer")
+	ErrSuspended   = errors.New("the tokenizer differs from the engine's")
+)
+
+// Model is a configured model with what makes its token ids.
+type Model struct {
+	Config config.Model
+	Engine model.Engine
+	// Tokens makes the ids; nil where there is no tokenizer.
+	Tokens *model.Model
+	// Remote makes ids where Tokens cannot; may be nil.
+	Remote *model.Remote
+
+	agreement agreement
+}
+
+// Names returns all names that clients may send: name, aliases and adapters.
+func (m *Model) Names() []string {
+	return slices.Concat([]string{m.Config.Name}, m.Config.Aliases, m.Config.Adapters)
+}
+
+// CacheName is the name under which the index keeps the model's blocks.
+func (m *Model) CacheName() string { return m.Config.Name }
+
+// Unfit returns why the model cannot make ids itself, nil if it can.
+func (m *Model) Unfit() error {
+	if m.Tokens == nil {
+		return ErrNoTokenizer
+	}
+	if d := m.agreement.differing.Load(); d != nil && d.all {
+		return ErrSuspended
+	}
+	return nil
+}
+
+// serves reports whether a worker that lists these names serves the model.
+func serves(names []string, m *Model) bool {
+	return len(names) == 0 || slices.ContainsFunc(names, func(n string) bool { return slices.Contains(m.Names(), n) })
+}
+
+// cacheModel is the name under which the index knows the caches of a worker: the
+// configured model that it serves, so that an alias or an adapter in its list
+// means the same cache as in a request.
+func (f *Fleet) cacheModel(served []string) string {
+	for _, name := range served {
+		if s := f.models[name]; s != nil {
+			return s.CacheName()
+		}
+	}
+	if len(served) > 0 {
+		return served[0]
+	}
+	if s := f.Model(""); s != nil {
+		return s.CacheName()
+	}
+	return ""
+}
+
+// Model finds a model by the name that a client sent, nil if it is not configured;
+// "" means the only one.
+func (f *Fleet) Model(name string) *Model {
+	if s := f.models[name]; s != nil || name != "" {
+		return s
+	}
+	if len(f.Models) == 1 {
+		return f.Models[0]
+	}
+	return nil
+}

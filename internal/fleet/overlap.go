@@ -1,0 +1,94 @@
+package fleet
+
+import (
+	"slices"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// Prompt is what the index is asked for: the block hashes of a prompt of Tokens
+// tokens. Made is the model whose tokenizer made the ids, nil if a renderer did.
+type Prompt struct {
+	Hashes []kvindex.Hash
+	Tokens int
+	Made   *Model
+}
+
+// Index returns the index, for its hasher and for tests.
+func (f *Fleet) Index() *kvindex.Index { return f.index }
+
+// AppendOverlaps appends, for each target that holds blocks of the prompt, the tokens
+// that it would not compute. Workers whose tokenizer differs from the one that made
+// the ids are left out: blocks of equal hashes are not of equal text there. matches
+// is memory for the lookup.
+func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvindex.Matches) []routing.Overlap {
+	if len(p.Hashes) == 0 {
+		return dst
+	}
+	f.index.Match(p.Hashes, matches)
+	at := len(dst)
+	dst = appendOverlaps(dst, matches, f.Config.Index.BlockSize, p.Tokens, f.engineBlocks())
+	if p.Made == nil || p.Made.agreement.differing.Load() == nil {
+		return dst
+	}
+	v := f.View()
+	kept := dst[:at]
+	for _, o := range dst[at:] {
+		if e := v.Endpoint(o.Slot); e == nil || !p.Made.Differs(e.Member) {
+			kept = append(kept, o)
+		}
+	}
+	return kept
+}
+
+// appendOverlaps converts blocks into tokens. An engine never takes the block with
+// the last prompt token from its cache, because it has to compute something.
+// engineBlock returns the size in tokens of the engine's own block by slot, 0 if it
+// is the index's; engineBlock is nil if all are.
+func appendOverlaps(dst []routing.Overlap, m *kvindex.Matches, block, tokens int, engineBlock func(kvindex.Slot) int) []routing.Overlap {
+	most := int32((tokens - 1) / block * block)
+	at := len(dst)
+	dst = slices.Grow(dst, len(m.Holders))[:at+len(m.Holders)]
+	for i := range m.Holders {
+		h, o := &m.Holders[i], &dst[at+i]
+		left := most
+		if engineBlock != nil {
+			if engine := engineBlock(h.Slot); engine != 0 {
+				left = int32((tokens - 1) / engine * engine)
+			}
+		}
+		o.Slot = h.Slot
+		for tier := range h.Blocks {
+			n := min(int32(h.Blocks[tier])*int32(block), left)
+			o.Tokens[tier] = n
+			left -= n
+		}
+		o.Speculative = min(int32(h.Speculative)*int32(block), left)
+	}
+	return dst
+}
+
+// engineBlock returns the block size in tokens of a slot's engine, 0 while unknown.
+func (v *View) engineBlock(slot kvindex.Slot) int {
+	if e := v.Endpoint(slot); e != nil {
+		return int(e.Member.blockSize.Load())
+	}
+	return 0
+}
+
+// sawBlocks notes the block size of an engine in tokens, 0 if it is unknown.
+func (f *Fleet) sawBlocks(size int32) {
+	if size != 0 && int(size) != f.Config.Index.BlockSize {
+		f.otherBlocks.Store(true)
+	}
+}
+
+// engineBlocks returns the block sizes of engines by slot; nil if all are the
+// index's, which saves a lookup per holder.
+func (f *Fleet) engineBlocks() func(kvindex.Slot) int {
+	if !f.otherBlocks.Load() {
+		return nil
+	}
+	return f.View().engineBlock
+}

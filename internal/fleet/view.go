@@ -1,0 +1,119 @@
+package fleet
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// RankHeader carries the rank to vLLM and SGLang; the value is the local rank.
+const RankHeader = "x-data-parallel-rank"
+
+// Endpoint is where the target of a slot is reached. It is not to be changed.
+type Endpoint struct {
+	Target  kvindex.Target
+	Member  *Member
+	Address string
+	// Rank is the value of the rank header, "" if the rank is not delivered by header;
+	// SetRank is the header, nil then.
+	Rank    string
+	SetRank []extproc.Header
+	// Name is the target's.
+	Name     string
+	Counters *Counters
+
+	used bool
+}
+
+// Member is a worker with its slots. It is not to be changed.
+type Member struct {
+	workers.Worker
+
+	Slots    []kvindex.Slot
+	feed     *feedHandle
+	counters []*Counters        // by slot
+	answered prometheus.Counter // responses with a 2xx status
+	// blockSize is the engine's block in tokens, as configured or as its events say; 0
+	// while unknown. Shared by all states of the same worker.
+	blockSize *atomic.Int32
+}
+
+// View is the fleet at one moment. A change makes a new one: readers hold no lock.
+type View struct {
+	endpoints []Endpoint // by slot
+	members   map[string]*Member
+	// byAddress has the slots that an address serves.
+	byAddress map[string][]kvindex.Slot
+	// names are the models that workers declare, see declare.
+	names       map[string]bool
+	open, split bool
+}
+
+// View returns the fleet as of now.
+func (f *Fleet) View() *View { return f.view.Load() }
+
+// Endpoint returns the endpoint of a slot, nil if the slot is not in use.
+func (v *View) Endpoint(slot kvindex.Slot) *Endpoint {
+	if int(slot) >= len(v.endpoints) || !v.endpoints[slot].used {
+		return nil
+	}
+	return &v.endpoints[slot]
+}
+
+// Endpoints yields the endpoints of all slots in use.
+func (v *View) Endpoints(yield func(kvindex.Slot, *Endpoint) bool) {
+	for slot := range v.endpoints {
+		if e := &v.endpoints[slot]; e.used && !yield(kvindex.Slot(slot), e) {
+			return
+		}
+	}
+}
+
+// NumSlots is the number of slots, unused ones included.
+func (v *View) NumSlots() int { return len(v.endpoints) }
+
+// Member returns a worker by its name, nil if there is none.
+func (v *View) Member(name string) *Member { return v.members[name] }
+
+// AtAddress returns the slots that an address serves.
+func (v *View) AtAddress(address string) []kvindex.Slot { return v.byAddress[address] }
+
+// Still reports whether a slot is the same worker's as when e was looked up.
+func (f *Fleet) Still(slot kvindex.Slot, e *Endpoint) bool {
+	now := f.View().Endpoint(slot)
+	return e != nil && now != nil && now.Target == e.Target && now.Member.Generation == e.Member.Generation
+}
+
+// endpoints returns the endpoints of a worker, one per rank.
+func endpoints(w *config.Worker) ([]Endpoint, error) {
+	host, portText, err := net.SplitHostPort(w.Address)
+	if err != nil {
+		return nil, fmt.Errorf("worker %s: %w", w.Name, err)
+	}
+	if w.Ranks == 0 || w.RankBy == "none" {
+		return []Endpoint{{Target: kvindex.Target{Worker: w.Name, Rank: kvindex.NoRank}, Address: w.Address, used: true}}, nil
+	}
+	port, err := strconv.Atoi(portText)
+	if err != nil {
+		return nil, fmt.Errorf("worker %s: port: %w", w.Name, err)
+	}
+	out := make([]Endpoint, w.Ranks)
+	for r := range out {
+		out[r] = Endpoint{Target: kvindex.Target{Worker: w.Name, Rank: int32(w.StartRank + r)}, Address: w.Address, used: true}
+		if w.RankBy == "port" {
+			out[r].Address = net.JoinHostPort(host, strconv.Itoa(port+r))
+		} else {
+			out[r].Rank = strconv.Itoa(r)
+			out[r].SetRank = []extproc.Header{{Name: RankHeader, Value: out[r].Rank}}
+		}
+	}
+	return out, nil
+}

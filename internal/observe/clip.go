@@ -1,0 +1,46 @@
+package observe
+
+import (
+	"strings"
+	"unicode/utf8"
+
+	"github.com/kvlane/kvlane/routing"
+)
+
+// Bounds in bytes of the texts that the decision log and the tickets keep: of a
+// text from a client, and of a text about a request, which may quote the client.
+const (
+	MaxClient = 256
+	MaxText   = 1024
+)
+
+const clipMark = "…"
+
+// Clip returns a copy of a client's text, cut to MaxClient bytes between characters and
+// marked. It is a copy because the text shares memory with the request, which can
+// be megabytes. Clipping twice changes nothing.
+func Clip(s string) string { return ClipTo(s, MaxClient) }
+
+// ClipTo is Clip with a bound in bytes of the caller's.
+func ClipTo(s string, most int) string {
+	if len(s) <= most {
+		return strings.Clone(s)
+	}
+	n := most - len(clipMark)
+	for n > 0 && n > most-len(clipMark)-utf8.UTFMax && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + clipMark
+}
+
+// Explain attaches the explanation, clipped: it took texts over from the query.
+func (e *Entry) Explain(ex *routing.Explanation) {
+	e.Explanation = ex
+	for ; ex != nil; ex = ex.Prefill {
+		ex.Request, ex.Model, ex.Conversation = e.ID, e.Model, e.Conversation
+		ex.Error = ClipTo(ex.Error, MaxText)
+		for i := range ex.Verdicts {
+			ex.Verdicts[i].Text = ClipTo(ex.Verdicts[i].Text, MaxText)
+		}
+	}
+}

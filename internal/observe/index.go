@@ -1,0 +1,60 @@
+package observe
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed"
+)
+
+// IndexPage is GET /debug/index.
+type IndexPage struct {
+	Index indexStats `json:"index"`
+	Feeds []feedRow  `json:"feeds"`
+	// Warmed is the number of targets that a peer's copy brought at the start.
+	Warmed int64 `json:"warmedTargets"`
+}
+
+// indexStats names the refusals in words.
+type indexStats struct {
+	kvindex.Stats
+
+	Refused map[string]int64
+}
+
+// NewIndexPage returns the page of an index and its feeds.
+func NewIndexPage(s kvindex.Stats, feeds []feed.Status, warmed int64) IndexPage {
+	page := IndexPage{indexStats{s, map[string]int64{}}, feedRows(feeds), warmed}
+	for why, n := range s.Refused {
+		page.Index.Refused[why.Error()] = n
+	}
+	return page
+}
+
+// feedRow is a target's feed on the debug page. Counters are the feed's: a poller
+// has several targets.
+type feedRow struct {
+	Target    string                 `json:"target"`
+	State     string                 `json:"state"`
+	Cursor    feed.Cursor            `json:"cursor"`
+	Events    uint64                 `json:"events"`
+	Blocks    uint64                 `json:"blocks"`
+	Counts    feed.Counts            `json:"counts"`
+	Dropped   map[feed.Reason]uint64 `json:"dropped,omitempty"`
+	Connects  uint64                 `json:"connects"`
+	Errors    uint64                 `json:"errors"`
+	LastError string                 `json:"lastError,omitempty"`
+	BlockSize int                    `json:"blockSize"`
+}
+
+func feedRows(list []feed.Status) []feedRow {
+	rows := []feedRow{}
+	for _, s := range list {
+		for _, t := range s.Targets {
+			rows = append(rows, feedRow{t.Target.String(), t.State.String(), t.Cursor, s.Events, s.Blocks, s.Counts, s.Dropped, s.Connects, s.Errors, s.LastError, s.BlockSize})
+		}
+	}
+	slices.SortFunc(rows, func(a, b feedRow) int { return strings.Compare(a.Target, b.Target) })
+	return rows
+}

@@ -1,0 +1,143 @@
+package observe
+
+import (
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// Emit takes a series when the metrics are scraped: a gauge, or a counter if its
+// name ends in _total. labels are pairs of name and value.
+type Emit func(name, help string, value float64, labels ...string)
+
+// TargetLoad is what is booked on a target.
+type TargetLoad struct {
+	Target kvindex.Target
+	Load   routing.Load
+}
+
+// Ledger is the router's state that is exported.
+type Ledger struct {
+	Targets                      []TargetLoad
+	Reservations, Waiting        int
+	DoubleReleases, StaleReports uint64
+}
+
+// Ledger emits the load of every target and the sums of the ledger.
+func (emit Emit) Ledger(l *Ledger) {
+	sum, squares, n := 0.0, 0.0, max(float64(len(l.Targets)), 1)
+	for _, t := range l.Targets {
+		sum += float64(t.Load.Active)
+		squares += float64(t.Load.Active) * float64(t.Load.Active)
+		labels := []string{"worker", t.Target.Worker, "rank", Rank(t.Target.Rank)}
+		emit("active_requests", "Requests booked on a target.", float64(t.Load.Active), labels...)
+		emit("queued_tokens", "Prefill tokens booked on a target before the first token.", float64(t.Load.Queue), labels...)
+		emit("resident_tokens", "Prompt tokens of running requests on a target.", float64(t.Load.KV), labels...)
+	}
+	emit("active_requests_mean", "Mean of active_requests over all targets.", sum/n)
+	emit("active_requests_variance", "Variance of active_requests over all targets.", squares/n-(sum/n)*(sum/n))
+	emit("reservations", "Reservations that have not ended.", float64(l.Reservations))
+	emit("waiting_requests", "Requests that wait for room (routing.wait).", float64(l.Waiting))
+	emit("double_releases_total", "Reservations that were given back twice; a bug if not 0.", float64(l.DoubleReleases))
+	emit("stale_reports_total", "Load reports that were not believed.", float64(l.StaleReports))
+}
+
+// WorkerReady emits whether a worker may be picked.
+func (emit Emit) WorkerReady(name, role string, ready bool) {
+	value := 0.0
+	if ready {
+		value = 1
+	}
+	emit("worker_ready", "1 if a worker may be picked.", value, "worker", name, "role", role)
+}
+
+// Tokenizer emits the state of the comparison of a model's tokenizer with a worker's.
+func (emit Emit) Tokenizer(model, worker, state string) {
+	emit("tokenizer_state", "1 for what is known of a model's tokenizer and a worker's: unchecked, agrees or differs.", 1,
+		"model", model, "worker", worker, "state", state)
+}
+
+// Index emits the index's sizes and counts. warmed is the number of targets that a
+// peer's copy brought at the start.
+func (emit Emit) Index(s kvindex.Stats, warmed int64) {
+	for _, m := range []struct {
+		name, help string
+		value      int64
+	}{
+		{"index_bytes", "Memory of the index in use.", s.Bytes},
+		{"index_reserved_bytes", "Memory that the index has taken.", s.Reserved},
+		{"index_distinct_blocks", "Blocks that some target holds.", s.Blocks},
+		{"index_segments", "Stretches of chains that the blocks are stored in.", int64(s.Segments)},
+		{"index_speculative_blocks", "Blocks credited for what was sent, without an event yet.", s.Speculative},
+		{"index_stored_blocks_total", "Blocks stored by events.", s.Stored},
+		{"index_removed_blocks_total", "Blocks removed by events.", s.Removed},
+		{"index_unknown_removed_blocks_total", "Blocks removed by events that the target was not known to hold.", s.UnknownRemoved},
+		{"index_cleared_total", "Times that a target was cleared.", s.Cleared},
+		{"index_evicted_blocks_total", "Blocks dropped for index.max_bytes.", s.Evicted},
+		{"index_rebuilt_segments_total", "Segments split because most of their blocks were gone.", s.Rebuilt},
+		{"index_warmed_targets", "Targets that a peer's copy brought at the start.", warmed},
+	} {
+		emit(m.name, m.help, float64(m.value))
+	}
+	for why, n := range s.Refused {
+		emit("index_refused_events_total", "Events that the index refused, by reason.", float64(n), "reason", why.Error())
+	}
+	for _, t := range s.Targets {
+		labels := []string{"worker", t.Target.Worker, "rank", Rank(t.Target.Rank)}
+		for tier, n := range t.Held {
+			emit("index_blocks", "Blocks that a target holds, by tier.", float64(n), append(labels, "tier", tierNames[tier])...)
+		}
+		emit("index_aliases", "Holdings of a target beyond the plain one: repeated, of a further group, or by another name.", float64(t.Aliases), labels...)
+		emit("index_pages", "Engine blocks of a target that are smaller than the index's.", float64(t.Pages), labels...)
+	}
+}
+
+var tierNames = [...]string{"device", "host", "disk", "external"}
+
+var feedStates = []feed.State{feed.Stale, feed.Syncing, feed.Live, feed.Gap}
+
+// Feeds emits the state and the counts of every feed.
+func (emit Emit) Feeds(feeds []feed.Status) {
+	for _, st := range feeds {
+		rank := ""
+		if len(st.Targets) == 1 {
+			rank = Rank(st.Targets[0].Target.Rank)
+		}
+		labels := []string{"worker", st.Worker, "rank", rank}
+		for _, c := range []struct {
+			name, help string
+			value      uint64
+		}{
+			{"feed_events_total", "KV events applied.", st.Events},
+			{"feed_blocks_total", "Blocks in KV events applied.", st.Blocks},
+			{"feed_batches_total", "Batches of events applied.", st.Counts.Applied},
+			{"feed_duplicate_batches_total", "Batches of events that had been applied already.", st.Counts.Duplicates},
+			{"feed_gaps_total", "Times that batches of events were missing.", st.Counts.Gaps},
+			{"feed_missing_batches_total", "Batches of events that were missing when a gap was found.", st.Counts.Missing},
+			{"feed_recovered_batches_total", "Batches of events applied from replays.", st.Counts.Recovered},
+			{"feed_lost_batches_total", "Batches of events that could not be had.", st.Counts.Lost},
+			{"feed_restarts_total", "Engine restarts seen in the events.", st.Counts.Restarts},
+			{"feed_clears_total", "Times that what a feed's targets hold was forgotten.", st.Counts.Clears},
+			{"feed_replays_total", "Replays asked for.", st.Counts.Replays},
+			{"feed_replay_failures_total", "Replays that failed.", st.Counts.Failures},
+			{"feed_overflows_total", "Batches of events dropped because too many waited for a replay.", st.Counts.Overflows},
+			{"feed_silences_total", "Times that requests finished without an event.", st.Counts.Silences},
+			{"feed_connects_total", "Connections made, or polls answered.", st.Connects},
+			{"feed_errors_total", "Connections that failed or broke.", st.Errors},
+		} {
+			emit(c.name, c.help, float64(c.value), labels...)
+		}
+		for why, n := range st.Dropped {
+			emit("feed_dropped_events_total", "KV events not applied, by reason.", float64(n), append(labels, "reason", string(why))...)
+		}
+		for _, t := range st.Targets {
+			for _, s := range feedStates {
+				on := 0.0
+				if s == t.State {
+					on = 1
+				}
+				emit("feed_state", "1 for the state that a target's feed is in.", on, "worker", t.Target.Worker, "rank", Rank(t.Target.Rank), "state", s.String())
+			}
+		}
+	}
+}
