@@ -2,7 +2,9 @@ package prompt
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -40,6 +42,9 @@ func TestApplyKeepsEveryOtherByte(t *testing.T) {
 		{`{"k":{"a":1}}`, []Edit{set(`5`, "k"), Delete("k", "c")}, `{"k":5}`},
 		{`{"a":1,"b":0,"a":2}`, []Edit{set(`3`, "a")}, `{"b":0,"a":3}`},
 		{`{"a":1,"b":0,"a":2}`, []Edit{Delete("a")}, `{"b":0}`},
+		{`{ "a":1, "b":0, "a" : 2, "c":4 }`, []Edit{set(`3`, "a"), set(`5`, "c")}, `{ "b":0, "a" : 3, "c":5 }`},
+		{`{"b":0,"a":1,"\u0061":{"x":1},"a":{"x":2,"y":0,"x":3} }`, []Edit{Delete("a", "x")}, `{"b":0,"a":{"y":0} }`},
+		{`{"a":1,"b":0,"a":2,"b":3 }`, []Edit{Delete("b"), Delete("a"), set(`7`, "a", "x")}, `{"a":{"x":7} }`},
 		{`{"\u0061":1}`, []Edit{set(`3`, "a")}, `{"\u0061":3}`},
 	} {
 		got, err := Apply(nil, []byte(c.body), c.edits...)
@@ -179,6 +184,81 @@ func TestApplyAgreesWithNaiveModel(t *testing.T) {
 	})
 }
 
+// many is an object of n members with keys from the list, in turn.
+func many(n int, keys ...string) []byte {
+	b := []byte{'{'}
+	for i := range n {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = fmt.Appendf(b, `"%s":%d`, keys[i%len(keys)], i)
+	}
+	return append(b, '}')
+}
+
+func TestApplyToManyEqualKeys(t *testing.T) {
+	const n = 20_000
+	for _, c := range []struct {
+		edits []Edit
+		want  string
+	}{
+		{[]Edit{Set([]byte("true"), "a")}, fmt.Sprintf(`"a":true,"b":%d}`, n-1)},
+		{[]Edit{Delete("a")}, fmt.Sprintf(`,"b":%d}`, n-1)},
+		{[]Edit{Delete("a"), Delete("b")}, `{}`},
+		{[]Edit{Delete("a"), Set([]byte("true"), "b")}, `{"b":true}`},
+		{[]Edit{Set([]byte("1"), "a", "x"), Delete("b")}, `{"a":{"x":1}}`},
+	} {
+		got, err := Apply(nil, many(n, "a", "b"), c.edits...)
+		if err != nil || !bytes.HasSuffix(got, []byte(c.want)) || !json.Valid(got) {
+			t.Errorf("got … %s (%v), want … %s", got[max(0, len(got)-64):], err, c.want)
+		}
+	}
+}
+
+func TestApplyTakesManyEdits(t *testing.T) {
+	const n = 20_000
+	var edits []Edit
+	for i := range n {
+		edits = append(edits, Set([]byte("1"), fmt.Sprint(i)), Delete("a", fmt.Sprint(i)), Set([]byte("2"), "b", fmt.Sprint(i)))
+	}
+	out, err := Apply(nil, many(n, "a", "b"), edits...)
+	if err != nil || !json.Valid(out) || !bytes.Contains(out, []byte(`"19999":1`)) || bytes.Count(out, []byte(`"19999":2`)) != 1 {
+		t.Errorf("got %d bytes (%v), want every edit made once", len(out), err)
+	}
+}
+
+// late is a context that ends when it has been looked at a number of times.
+type late struct {
+	context.Context
+	looks int
+}
+
+func (l *late) Err() error {
+	if l.looks--; l.looks < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+func TestApplyStopsWhenItsContextEnds(t *testing.T) {
+	for _, c := range []struct {
+		body  []byte
+		looks int // in all
+	}{{many(10*checkMembers, "a"), 20}, {many(10*checkMembers, "a", "b"), 20}, {[]byte(`{"x":{}}`), 1}} {
+		for _, looks := range []int{0, 1, c.looks / 2, c.looks - 1, c.looks} {
+			dst := []byte("before")
+			ctx := &late{context.Background(), looks}
+			got, err := ApplyContext(ctx, dst, c.body, Delete("a"))
+			if stopped := looks < c.looks; stopped != errors.Is(err, context.Canceled) || stopped && !bytes.Equal(got, dst) {
+				t.Errorf("%d looks: got %.20q, %v, want stopped %v", looks, got, err, stopped)
+			}
+			if ctx.looks < -1 {
+				t.Errorf("got %d looks at a context that had ended, want 1", -ctx.looks)
+			}
+		}
+	}
+}
+
 func compact(t *rapid.T, b []byte) string {
 	var out bytes.Buffer
 	if err := json.Compact(&out, b); err != nil {
@@ -201,6 +281,8 @@ func sorted(t *rapid.T, b []byte) string {
 
 func FuzzApply(f *testing.F) {
 	f.Add([]byte(`{"a":1,"b":{"c":2}}`), "a", "c")
+	f.Add([]byte(`{"a":1,"b":0,"a":2 , "a":{"c":1,"c":2}}`), "a", "c")
+	f.Add([]byte(`{"c":1,"a":{"c":3,"b":1,"c":4},"c":{},"\u0061":{"\u0063":2,"c":1} }`), "a", "c")
 	f.Fuzz(func(t *testing.T, body []byte, one, two string) {
 		out, err := Apply(nil, body, Set([]byte("1"), one, two), Delete(two))
 		if err == nil && json.Valid(body) && !json.Valid(out) {

@@ -53,6 +53,8 @@ type scanner struct {
 	path  []string // innermost first
 	ends  *Ends    // of what need not be read; may be nil
 	long  bool     // some integer has more than LongestInteger digits
+	// stopped ends the walk over an object's members, with -1 and no err.
+	stopped bool
 }
 
 // LongestInteger is the most digits of an integer that Python's json reads
@@ -85,6 +87,9 @@ func shortKey(key []byte) string {
 
 // maxSteps bounds the path in an error: so many of its first and of its last steps are named.
 const maxSteps = 8
+
+// stop lets the walk over an object end: for the function that object calls.
+func (s *scanner) stop() { s.stopped = true }
 
 // finish gives the error its path, or its other type.
 func (s *scanner) finish() error {
@@ -224,7 +229,9 @@ func (s *scanner) object(i int, each func(key, value Span)) int {
 		}
 		value.End = i
 		if each != nil {
-			each(key, value)
+			if each(key, value); s.stopped {
+				return -1
+			}
 		}
 		if i = s.space(i); i >= len(s.b) {
 			return s.fail(i, "")
