@@ -614,7 +614,7 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 		return j.reject(&extproc.Reject{Status: http.StatusBadRequest, Details: "kvlane_cannot_disaggregate",
 			Body: j.failure(http.StatusBadRequest, "workers that prefill apart cannot serve "+reason)})
 	}
-	return j.forward(plan, p)
+	return j.forward(ctx, plan, p)
 }
 
 // place books a plan and finds where its decode target is.
@@ -687,11 +687,18 @@ func (j *job) ticket(plan *routing.Plan, p *fleet.Endpoint) *ticket {
 var removeRank = []string{fleet.RankHeader}
 
 // forward turns a plan into mutations.
-func (j *job) forward(plan *routing.Plan, p *fleet.Endpoint) extproc.Decision {
+func (j *job) forward(ctx context.Context, plan *routing.Plan, p *fleet.Endpoint) extproc.Decision {
 	d := j.d
-	out := extproc.Decision{Endpoint: p.Address, Ticket: j.ticket(plan, p)}
+	var body []byte
+	if plan.Prefill == routing.NoSlot && j.entry.Prefill == "" {
+		var err error
+		if body, err = j.body(ctx, p, plan.RankFree); err != nil {
+			return j.unedited(ctx, plan, err)
+		}
+	}
+	out := extproc.Decision{Endpoint: p.Address, Body: body, Ticket: j.ticket(plan, p)}
 	if j.own {
-		d.fleet.Sample(j.served, p.Member, j.request)
+		j.d.fleet.Sample(j.served, p.Member, j.request)
 	}
 	if j.degraded == "" && j.foreign(p) {
 		j.degraded = degradedSuspended
@@ -703,9 +710,6 @@ func (j *job) forward(plan *routing.Plan, p *fleet.Endpoint) extproc.Decision {
 	}
 	if d.legs != nil && d.legs.protocol.NoLeg {
 		out.Remove = append(out.Remove, disagg.SidecarHeader)
-	}
-	if plan.Prefill == routing.NoSlot && j.entry.Prefill == "" {
-		out.Body = j.body(p, plan.RankFree)
 	}
 	j.entry.Target, j.entry.Endpoint = p.Name, p.Address
 	j.entry.Matched, j.entry.Miss, j.entry.Via = plan.Matched, plan.Miss, string(plan.Via)
@@ -768,7 +772,7 @@ func (j *job) reject(r *extproc.Reject) extproc.Decision {
 }
 
 // failureTypes are OpenAI's names for what went wrong.
-var failureTypes = map[int]string{400: "invalid_request_error", 404: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+var failureTypes = map[int]string{400: "invalid_request_error", 404: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 500: "internal_server_error", 503: "service_unavailable_error"}
 
 // failure is an error body in the shape that the API's clients expect.
 func (j *job) failure(status int, message string) []byte {

@@ -189,7 +189,7 @@ func (j *job) split(ctx context.Context, plan *routing.Plan, decode *fleet.Endpo
 			j.release(plan)
 			return j.reject(rejectOf(f, j.api))
 		}
-		return j.computeLocally(plan, decode)
+		return j.computeLocally(ctx, plan, decode)
 	}
 }
 
@@ -232,7 +232,7 @@ func (j *job) runLeg(ctx context.Context, x *disagg.Exchange, plan *routing.Plan
 		return run{failure: disagg.AsFailure(err)}
 	}
 	leg.Edits = append(leg.Edits, j.rankEdits(p, false)...)
-	body, err := leg.Body(j.request)
+	body, err := leg.Body(asking, j.request)
 	if err != nil {
 		return run{failure: disagg.AsFailure(err)}
 	}
@@ -390,7 +390,7 @@ func (j *job) movePrefill(plan *routing.Plan, failed *fleet.Endpoint) bool {
 }
 
 // computeLocally lets the decode target compute the prompt.
-func (j *job) computeLocally(plan *routing.Plan, decode *fleet.Endpoint) extproc.Decision {
+func (j *job) computeLocally(ctx context.Context, plan *routing.Plan, decode *fleet.Endpoint) extproc.Decision {
 	d := j.d
 	d.book(d.now(), func(r *routing.Router, now time.Duration) { r.ComputeLocally(now, plan.Reservation, plan.DecodeMiss) })
 	plan.Prefill = routing.NoSlot
@@ -399,7 +399,7 @@ func (j *job) computeLocally(plan *routing.Plan, decode *fleet.Endpoint) extproc
 	j.degraded = degradedPrefill
 	j.entry.NotePrefill("computed on the decode target")
 	j.leg()
-	return j.forward(plan, decode)
+	return j.forward(ctx, plan, decode)
 }
 
 // leg ends the stage of the prefill leg, which is no part of the decision's time.
@@ -417,9 +417,17 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *fleet.Endp
 	if now := d.fleet.View().Endpoint(plan.Decode); r.stop == nil && (!d.fleet.Still(plan.Decode, decode) || !now.Member.Ready) {
 		return j.replan(ctx, plan, decode, x, r)
 	}
+	r.leg.Edits = append(r.leg.Edits, j.rankEdits(decode, plan.RankFree)...)
+	body, err := r.leg.Body(ctx, j.request)
+	if err != nil {
+		if r.stop != nil {
+			r.stop()
+		}
+		return j.unedited(ctx, plan, err)
+	}
 	j.credit = j.speculate(plan.Decode)
 	j.entry.Prefill = j.prefillAt.Target.String()
-	out := j.forward(plan, decode)
+	out := j.forward(ctx, plan, decode)
 	if other := j.alternate(decode); other != "" {
 		// Envoy takes it if the first refuses connections; its own fallback would not know
 		// prefill workers from decode workers.
@@ -433,11 +441,6 @@ func (j *job) joined(ctx context.Context, plan *routing.Plan, decode *fleet.Endp
 	}
 	if r.leg.Path != "" {
 		out.Set = append(out.Set, extproc.Header{Name: ":path", Value: r.leg.Path})
-	}
-	r.leg.Edits = append(r.leg.Edits, j.rankEdits(decode, plan.RankFree)...)
-	body, err := r.leg.Body(j.request)
-	if err != nil { // the request was parsed: it is an object
-		d.log.Error().Err(err).Str("request", j.entry.ID).Msg("decode leg not edited")
 	}
 	out.Body = body
 	return out
@@ -500,17 +503,17 @@ func (j *job) replan(ctx context.Context, plan *routing.Plan, dead *fleet.Endpoi
 		x.Decode = j.side(p)
 		leg, err := d.legs.protocol.Decode(x, r.answer)
 		if err != nil {
-			return j.computeLocally(next, p)
+			return j.computeLocally(ctx, next, p)
 		}
 		j.prefillAt = prefilled
 		next.Prefill, next.Matched, next.Miss = routing.NoSlot, plan.Matched, plan.Miss
 		return j.joined(ctx, next, p, x, run{leg: leg, answer: r.answer, usage: r.usage})
 	case next.Prefill != routing.NoSlot && j.legTime() <= 0 && !d.legs.protocol.Always:
-		return j.computeLocally(next, p)
+		return j.computeLocally(ctx, next, p)
 	case next.Prefill != routing.NoSlot:
 		return j.split(ctx, next, p)
 	default:
-		return j.forward(next, p)
+		return j.forward(ctx, next, p)
 	}
 }
 

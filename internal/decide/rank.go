@@ -1,10 +1,15 @@
 package decide
 
 import (
+	"context"
+	"net/http"
+
+	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/routing"
 )
 
 // rankEdits are the changes of a body whose engine takes a rank from it: the picked
@@ -27,9 +32,9 @@ func (j *job) rankEdits(p *fleet.Endpoint, free bool) []prompt.Edit {
 }
 
 // body is that of a request that is not split, nil if it goes on as it came.
-func (j *job) body(p *fleet.Endpoint, free bool) []byte {
+func (j *job) body(ctx context.Context, p *fleet.Endpoint, free bool) ([]byte, error) {
 	if !j.parsed {
-		return nil
+		return nil, nil
 	}
 	edits := j.rankEdits(p, free)
 	if j.d.legs != nil {
@@ -39,12 +44,23 @@ func (j *job) body(p *fleet.Endpoint, free bool) []byte {
 		edits = append(edits, prompt.Delete(prompt.FieldDisaggregatedParams.String(), "route_hint"))
 	}
 	leg := disagg.Leg{Edits: edits}
-	body, err := leg.Body(j.request)
-	if err != nil { // the request was parsed: it is an object
-		j.d.log.Error().Err(err).Str("request", j.r.ID).Msg("body not edited")
+	body, err := leg.Body(ctx, j.request)
+	if err != nil || j.foreign(p) {
+		return body, err
 	}
-	if j.foreign(p) {
-		return body
+	return j.handIDs(ctx, body), nil
+}
+
+// unedited gives a plan back and answers a request whose body could not be edited. It
+// must not go on as it is: what a client says of transfers may still be in it.
+func (j *job) unedited(ctx context.Context, plan *routing.Plan, err error) extproc.Decision {
+	j.release(plan)
+	j.d.fleet.Withdraw(j.credit)
+	if reject := j.gone(ctx); reject != nil {
+		return j.reject(reject)
 	}
-	return j.handIDs(body)
+	// The request was parsed, so it is an object, and objects can be edited.
+	j.d.log.Error().Err(err).Str("request", j.r.ID).Msg("body not edited")
+	return j.reject(&extproc.Reject{Status: http.StatusInternalServerError, Body: j.failure(http.StatusInternalServerError, "the request could not be prepared"),
+		Details: "kvlane_body_not_edited"})
 }

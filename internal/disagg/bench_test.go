@@ -42,7 +42,7 @@ func BenchmarkDecodeLeg(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := leg.Body(req); err != nil {
+				if _, err := leg.Body(context.Background(), req); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -42,7 +42,9 @@ func cleanParams(own []byte) []prompt.Edit {
 	if !present(ids) {
 		return []prompt.Edit{remove(kvParams)}
 	}
-	if others, err := prompt.Apply(nil, own, remove("prompt_token_ids")); err == nil && !isObject(others) {
+	others := false
+	prompt.EachMember(own, func(key, _ []byte) { others = others || prompt.Text(key) != "prompt_token_ids" })
+	if !others {
 		return nil
 	}
 	return []prompt.Edit{set("{}", kvParams), prompt.Set(ids, kvParams, "prompt_token_ids")}

@@ -52,7 +52,7 @@ func TestNoEngineHearsOfAClientsTransfers(t *testing.T) {
 				bodies["decode"] = &leg
 			}
 			for which, leg := range bodies {
-				out, err := leg.Body(req)
+				out, err := leg.Body(context.Background(), req)
 				if err != nil || out == nil || bytes.Contains(out, []byte("evil")) || bytes.Contains(out, []byte("666")) {
 					t.Errorf("%s, %v, %s: %v %s", p.Name, api, which, err, out)
 				}

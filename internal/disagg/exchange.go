@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/hex"
@@ -125,12 +126,12 @@ type Leg struct {
 }
 
 // Body is the request's body with the leg's edits; nil if there are none. It shares
-// no memory with the request.
-func (l *Leg) Body(r *prompt.Request) ([]byte, error) {
+// no memory with the request. It gives up when ctx ends.
+func (l *Leg) Body(ctx context.Context, r *prompt.Request) ([]byte, error) {
 	if len(l.Edits) == 0 {
 		return nil, nil
 	}
-	out, err := prompt.Apply(make([]byte, 0, len(r.Body)+l.room()), r.Body, l.Edits...)
+	out, err := prompt.ApplyContext(ctx, make([]byte, 0, len(r.Body)+l.room()), r.Body, l.Edits...)
 	if err != nil {
 		return nil, fmt.Errorf("edit the body: %w", err)
 	}

@@ -125,7 +125,7 @@ func TestLegsKeepEveryOtherByte(t *testing.T) {
 		beforeKeys, beforeValues := members(t, body)
 		for i := range append(legs, leg) {
 			l := append(legs, leg)[i]
-			out, err := l.Body(req)
+			out, err := l.Body(context.Background(), req)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -231,7 +231,7 @@ func FuzzDecode(f *testing.F) {
 				if err != nil {
 					continue
 				}
-				out, err := leg.Body(req)
+				out, err := leg.Body(context.Background(), req)
 				if err != nil || out != nil && !json.Valid(out) {
 					t.Fatalf("%s: %v %q", p.Name, err, out)
 				}

@@ -187,7 +187,7 @@ func (s *story) show(t *testing.T, leg *Leg, err error) string {
 	for _, h := range leg.Headers {
 		fmt.Fprintf(&b, "%s: %s\n", h.Name, h.Value)
 	}
-	body, err := leg.Body(s.x.Request)
+	body, err := leg.Body(context.Background(), s.x.Request)
 	if err != nil {
 		t.Fatal(err)
 	}
