@@ -13,8 +13,8 @@ const linearLimit = 16
 type entry struct{ key, value Value }
 
 // Dict is a Python dict: ordered by first insertion, with keys of every
-// hashable kind. The zero Dict is empty and ready. Reading is safe for
-// concurrent use, writing is not.
+// hashable kind. The zero Dict is empty and ready. A nil *Dict reads as an empty
+// one, like a nil map. Reading is safe for concurrent use, writing is not.
 //
 // Invariant: index is nil while there are at most linearLimit entries; else it
 // holds the position of every key under its hash text.
@@ -29,14 +29,19 @@ func NewDict(capacity int) *Dict {
 }
 
 // Len returns the number of entries.
-func (d *Dict) Len() int { return len(d.entries) }
+func (d *Dict) Len() int {
+	if d == nil {
+		return 0
+	}
+	return len(d.entries)
+}
 
 // At returns the i-th entry in order of insertion.
 func (d *Dict) At(i int) (key, value Value) { return d.entries[i].key, d.entries[i].value }
 
 // Range calls f for each entry in order until it returns false.
 func (d *Dict) Range(f func(key, value Value) bool) {
-	for i := range d.entries {
+	for i := range d.Len() {
 		if !f(d.entries[i].key, d.entries[i].value) {
 			return
 		}
@@ -71,8 +76,11 @@ func (d *Dict) Delete(key string) {
 	d.reindex()
 }
 
-// Clone returns a copy that shares the values.
+// Clone returns a copy that shares the values; of a nil *Dict an empty one.
 func (d *Dict) Clone() *Dict {
+	if d == nil {
+		return new(Dict)
+	}
 	c := &Dict{entries: append(make([]entry, 0, len(d.entries)+1), d.entries...)}
 	c.reindex()
 	return c
@@ -98,6 +106,9 @@ func (d *Dict) reindex() {
 }
 
 func (d *Dict) findString(key string) int {
+	if d == nil {
+		return -1
+	}
 	if d.index != nil {
 		if len(key) > 0 && key[0] == hashMark {
 			key = string(rune(hashMark)) + key
