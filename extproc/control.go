@@ -51,8 +51,10 @@ type headerView struct {
 	headers []Header
 	// stripped names were taken off in an earlier answer.
 	stripped []string
-	total    int // number, pseudo headers included
-	bytes    int
+	// requestID replaces the client's request id, "" if that stays.
+	requestID string
+	total     int // number, pseudo headers included
+	bytes     int
 }
 
 func (v *headerView) get(name string) (value string, n int) {
@@ -78,6 +80,9 @@ func (c *controls) strip(v *headerView) (m mutation) {
 		}
 	}
 	v.stripped = m.remove
+	if v.requestID != "" {
+		m.put(requestIDKey, v.requestID)
+	}
 	return m
 }
 
@@ -103,6 +108,9 @@ func (c *controls) requestMutation(v *headerView, d *Decision, pick string) (m m
 	}
 	if pick != "" {
 		set(pickKey, pick) // the metadata has it too
+	}
+	if v.requestID != "" && d.requestID("") == "" {
+		set(requestIDKey, v.requestID)
 	}
 	for _, h := range d.Set {
 		name, ok := headerName(h.Name)

@@ -48,6 +48,8 @@ type exchange struct {
 
 	req  Request
 	view headerView
+	// clientID is the request id as it came, if view.requestID replaces it.
+	clientID string
 	// contentLength is -1 if unknown.
 	contentLength int
 	// body are the bytes held. Invariant: bodySize is their sum and at most
@@ -193,6 +195,7 @@ func (x *exchange) requestHeaders(m *message) error {
 func (x *exchange) readHeaders(m *message) {
 	x.view.seen = true
 	x.view.total = len(m.headers)
+	ids := 0
 	rest := m.headers[:0]
 	for _, h := range m.headers {
 		x.view.bytes += len(h.Name) + len(h.Value)
@@ -204,7 +207,11 @@ func (x *exchange) readHeaders(m *message) {
 		case ":authority":
 			x.req.Authority = h.Value
 		case requestIDKey:
-			x.req.ID = strings.Clone(h.Value) // outlives the headers, which share one string
+			if ids++; ids == 1 || x.srv.opts.RequestID == nil {
+				x.req.ID = strings.Clone(h.Value) // outlives the headers, which share one string
+			} else {
+				x.req.ID += "," + h.Value // which of them counts is the worker's choice
+			}
 		case "content-length":
 			if n, err := strconv.Atoi(h.Value); err == nil && n >= 0 {
 				x.contentLength = n
@@ -217,6 +224,17 @@ func (x *exchange) readHeaders(m *message) {
 	x.req.Headers = rest
 	x.view.headers = rest
 	m.headers = nil // the request keeps them
+	x.rename()
+}
+
+// rename replaces the client's request id where Options.RequestID says so.
+func (x *exchange) rename() {
+	if x.srv.opts.RequestID == nil {
+		return
+	}
+	if id := headerText(x.srv.opts.RequestID(x.req.ID)); id != "" && id != x.req.ID {
+		x.clientID, x.req.ID, x.view.requestID = x.req.ID, id, id
+	}
 }
 
 func (x *exchange) requestBody(m *message) error {
@@ -326,6 +344,7 @@ func (x *exchange) unfollowed() {
 		id = f.id
 	}
 	x.srv.tracker.pass(id)
+	x.srv.tracker.pass(x.clientID) // Envoy may not have heard of the other one
 }
 
 func (x *exchange) dropBody() {
@@ -339,6 +358,9 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	now := x.srv.opts.Now
 	received := now()
 	x.req.Received = received
+	if !x.view.seen {
+		x.rename()
+	}
 	d := x.ask()
 	if d.Ticket != nil {
 		x.flight = &flight{id: d.requestID(x.req.ID), ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure, panicked: x.srv.opts.OnPanic}

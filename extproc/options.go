@@ -36,6 +36,11 @@ type Options struct {
 	TooLarge func(limit int) *Reject
 	// ControlHeaders are taken off every request; nil means DefaultControlHeaders.
 	ControlHeaders []string
+	// RequestID gives the id that a request goes on with: it is called with the
+	// client's, the values of a repeated header joined by commas, "" if there is none.
+	// The id replaces the client's whatever becomes of the decision, unless the
+	// decision sets another one. nil keeps clients' ids.
+	RequestID func(client string) string
 	// SkipResponseBody asks a data plane that sends us response bodies not to
 	// (mode_override, honoured with allow_mode_override), and to send trailers
 	// instead, which mark the end.

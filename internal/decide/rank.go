@@ -37,8 +37,11 @@ func (j *job) body(ctx context.Context, p *fleet.Endpoint, free bool) ([]byte, e
 		return nil, nil
 	}
 	edits := j.rankEdits(p, free)
-	if j.d.legs != nil {
+	switch {
+	case j.d.legs != nil:
 		edits = append(edits, j.d.legs.protocol.Local(j.request)...)
+	case !j.d.cfg.Disagg.Trust:
+		edits = append(edits, disagg.CleanID(j.request)...)
 	}
 	if p.Member.Engine == model.TRTLLM.String() && j.request.Member(prompt.FieldDisaggregatedParams, "route_hint") != nil {
 		edits = append(edits, prompt.Delete(prompt.FieldDisaggregatedParams.String(), "route_hint"))

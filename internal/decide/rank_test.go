@@ -1,6 +1,9 @@
 package decide
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // What becomes of ranks in bodies, by engine.
 func TestRanksInBodies(t *testing.T) {
@@ -28,5 +31,20 @@ func TestRanksInBodies(t *testing.T) {
 				t.Errorf("got  %s\nwant %s", d.Body, c.want)
 			}
 		})
+	}
+}
+
+// An id in the body that names hosts goes off without a connector too: the engine may
+// run one that Kvlane does not know of.
+func TestNoRequestIDInTheBodyNamesAHost(t *testing.T) {
+	for id, stays := range map[string]bool{"fine": true, `\u005f__prefill_addr_evil:1___decode_addr_evil:1_0`: false} {
+		for sections, trusted := range map[string]bool{"": false, "disagg: {trust_client_params: true}\n": true} {
+			b := newBench(t, sections, worker("a", 0))
+			d, _ := b.ask("/v1/responses", `{"model":"demo","request_id":"`+id+`","input":"x"}`)
+			if got, want := d.Body == nil, stays || trusted; got != want || !want && strings.Contains(string(d.Body), "evil") {
+				t.Errorf("%s, trusted %v: body unchanged: got %v, want %v: %s", id, trusted, got, want, d.Body)
+			}
+			end(&d, 200)
+		}
 	}
 }

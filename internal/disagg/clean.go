@@ -13,17 +13,17 @@ func (p *Protocol) clean(r *prompt.Request) []prompt.Edit {
 	if p.options.Trust {
 		return nil
 	}
-	var edits []prompt.Edit
+	edits := cleanID(r, p.addressesInID)
 	if r.Span(prompt.FieldKVTransferParams).Present() {
 		edits = append(edits, cleanParams(r.Raw(prompt.FieldKVTransferParams))...)
 	}
-	for _, f := range [...]prompt.Field{prompt.FieldECTransferParams, prompt.FieldDisaggregatedParams} {
+	for _, f := range [...]prompt.Field{
+		prompt.FieldECTransferParams, prompt.FieldDisaggregatedParams, prompt.FieldBootstrapHost, prompt.FieldBootstrapPort, prompt.FieldBootstrapRoom,
+		prompt.FieldDisaggPrefillDPRank,
+	} {
 		if r.Span(f).Present() {
 			edits = append(edits, remove(f.String()))
 		}
-	}
-	if r.Span(prompt.FieldBootstrapRoom).Present() { // the others mean nothing without it
-		edits = append(edits, remove("bootstrap_room"), remove("bootstrap_host"), remove("bootstrap_port"), remove("disagg_prefill_dp_rank"))
 	}
 	for _, name := range [...]string{kvParams, prompt.FieldECTransferParams.String()} {
 		if r.API == prompt.VLLMGenerate && prompt.Member(r.Member(prompt.FieldSamplingParams, "extra_args"), name) != nil {

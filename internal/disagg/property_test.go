@@ -19,7 +19,7 @@ import (
 var touched = map[string]bool{
 	"max_tokens": true, "max_completion_tokens": true, "max_output_tokens": true, "min_tokens": true, "min_completion_tokens": true,
 	"stream": true, "stream_options": true, "store": true, "background": true, "sampling_params": true, "kv_transfer_params": true,
-	"disaggregated_params": true, "bootstrap_host": true, "bootstrap_port": true, "bootstrap_room": true, "disagg_prefill_dp_rank": true,
+	"disaggregated_params": true, "bootstrap_host": true, "bootstrap_port": true, "bootstrap_room": true, "request_id": true, "disagg_prefill_dp_rank": true,
 	"routed_dp_rank": true, "prompt": true, "prompt_token_ids": true, "truncate_prompt_tokens": true,
 }
 

@@ -31,7 +31,9 @@ type Protocol struct {
 	// that the prefill leg was made for.
 	Portable bool
 
-	apis map[prompt.API]bool
+	// addressesInID says that engines read the address of their peer from the request id.
+	addressesInID bool
+	apis          map[prompt.API]bool
 	// arranged says what a client that is trusted has arranged itself, "" if nothing.
 	arranged func(r *prompt.Request) string
 	// single says that a transfer has one consumer: one prompt, one answer.

@@ -143,26 +143,25 @@ func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 
 // p2pNCCL: the addresses of both sides ride in the request id.
 func p2pNCCL() *Protocol {
-	return &Protocol{apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
+	return &Protocol{addressesInID: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
-			id, err := p2pID(x)
-			return Leg{Headers: id, Edits: vllmPrefill(x.Request.API)}, err
+			return p2pLeg(x, vllmPrefill(x.Request.API)...)
 		},
-		decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
-			id, err := p2pID(x)
-			return Leg{Headers: id}, err
-		}}
+		decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) { return p2pLeg(x) }}
 }
 
-func p2pID(x *Exchange) ([]Header, error) {
+func p2pLeg(x *Exchange, edits ...prompt.Edit) (Leg, error) {
 	for _, s := range []*Side{&x.Prefill, &x.Decode} {
 		if s.Settings.ZMQ == "" {
-			return nil, unusable(s, "zmq")
+			return Leg{}, unusable(s, "zmq")
 		}
 	}
 	// A client's id may hold anything, such as our own marks; ours cannot.
 	id := "___prefill_addr_" + x.Prefill.Settings.ZMQ + "___decode_addr_" + x.Decode.Settings.ZMQ + "_" + x.Unique.Text
-	return []Header{{requestIDHeader, id}}, nil
+	if x.Request.API == prompt.Responses { // vLLM reads no header there
+		edits = append(edits, setText(id, prompt.FieldRequestID.String()))
+	}
+	return Leg{Headers: []Header{{requestIDHeader, id}}, Edits: edits}, nil
 }
 
 // sharedStorage: prefill writes to a store that decode finds the prompt in by its

@@ -1,0 +1,68 @@
+package disagg
+
+import (
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+const evilID = "___prefill_addr_evil:1___decode_addr_evil:1_0123"
+
+func TestRequestIDsWithAddresses(t *testing.T) {
+	bad := []string{
+		evilID, "x" + evilID + "y", "___decode_addr_evil:1", "___prefill_addr_evil:1___", "___PREFILL_ADDR_evil:1___Decode_Addr_evil:1_", "fine," + evilID,
+		"___prefill_addr_host:evil,handshake:1,notify:2___decode_addr_host:evil,handshake:1,notify:2_0123",
+	}
+	good := []string{"", "fine", "4fb1b1a7-9c09-4b37-a1f0-5a8f7ad3a0f6", "cmpl-1_2", "prefill_1", "___"}
+	for _, connector := range append(Names(), "") {
+		rule := RequestIDs(connector, false)
+		for _, id := range bad {
+			if got := rule(id); got == "" || namesAddress(got) {
+				t.Errorf("%s: %q goes on as %q, want an id without an address", connector, id, got)
+			}
+		}
+		every := connector == "p2p-nccl"
+		for _, id := range good {
+			if got := rule(id); (got == id) == every || got == "" && every {
+				t.Errorf("%s: %q goes on as %q, replaced: want %v", connector, id, got, every)
+			}
+		}
+		if a, b := rule(evilID), rule(evilID); a == b {
+			t.Errorf("%s: two requests get the same id %q", connector, a)
+		}
+	}
+	if RequestIDs("p2p-nccl", true) != nil {
+		t.Error("ids of trusted clients are replaced")
+	}
+}
+
+// vLLM's /v1/responses takes its id from the body alone.
+func TestTheAddressesOfResponsesAreInTheBody(t *testing.T) {
+	p, err := New("p2p-nccl", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := prompt.Parse(prompt.Responses, []byte(`{"request_id":"`+evilID+`","input":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	side := Side{Worker: "w", Settings: wholeSettings()}
+	x := &Exchange{Request: r, Prefill: side, Decode: side, Unique: NewUnique()}
+	a, err := p.Prefill(t.Context(), x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := p.Decode(x, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, leg := range []Leg{a, b} {
+		body, err := leg.Body(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := textOf(prompt.Member(body, "request_id")), leg.Headers[0].Value; got != want {
+			t.Errorf("request_id is %q, want %q", got, want)
+		}
+	}
+}
