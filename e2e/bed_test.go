@@ -26,7 +26,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/envoy"
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 var (

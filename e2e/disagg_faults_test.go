@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 // forever is longer than any leg may take: what waits so long is freed by a change of

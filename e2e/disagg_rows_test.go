@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 // Row 3.8: what engines report of themselves is read and used. One decode engine is busy

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 // pair is a connector with the engines that speak it.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/internal/prompt"
 )
 

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 // slow makes answers take about tokens times step.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 const system = "You are a librarian. Novels stand on the ground floor, maps on the first, letters on the second, and what nobody " +

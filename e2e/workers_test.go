@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 // forwards says whether Envoy has a worker to forward to, in its own words.

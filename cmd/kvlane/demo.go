@@ -16,7 +16,7 @@ import (
 
 	"github.com/kvlane/kvlane/envoy"
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/observe"
 )

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 // A real API server judges every example: validation, CEL rules of the CRDs, and

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/envoy"
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 var qwen3, _ = filepath.Abs("../../internal/models/qwen3")

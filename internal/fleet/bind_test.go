@@ -3,7 +3,7 @@ package fleet
 import (
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 // An engine that connects to Kvlane instead of waiting for it is known as well as any

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/internal/peers"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/internal/models"
 )
 

@@ -17,7 +17,7 @@ import (
 	zmq "github.com/go-zeromq/zmq4"
 	"go.uber.org/goleak"
 
-	"github.com/kvlane/kvlane/internal/enginesim"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
 )

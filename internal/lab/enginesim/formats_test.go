@@ -32,7 +32,7 @@ func TestChatFormats(t *testing.T) {
 		{"mistral_7b", `{"messages":[` + system + `,` + turns + `]}`, "<s>[INST] S\n\na [/INST] b</s>[INST] c\nd [/INST]"},
 		{"mistral_7b", `{"messages":[` + first + `],"tools":[{"type":"function","function":{"name":"f"}}]}`, ""},
 	} {
-		tok, err := LoadTokenizer(os.DirFS("../models/" + row.family))
+		tok, err := LoadTokenizer(os.DirFS("../../models/" + row.family))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-var qwen = sync.OnceValues(func() (*Tokenizer, error) { return LoadTokenizer(os.DirFS("../models/qwen3")) })
+var qwen = sync.OnceValues(func() (*Tokenizer, error) { return LoadTokenizer(os.DirFS("../../models/qwen3")) })
 
 func qwenTokenizer(t testing.TB) *Tokenizer {
 	t.Helper()
@@ -88,7 +88,7 @@ func TestTokenizerGoldens(t *testing.T) {
 	known := map[string]bool{"combining_runs": true, "cp_00000": true, "cp_1c000": true, "cp_10000": true, "cpsp_00000": true, "cpsp_08000": true, "cpsp_10000": true}
 	for _, family := range []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo", "mistral_7b"} {
 		t.Run(family, func(t *testing.T) {
-			tok, err := LoadTokenizer(os.DirFS("../models/" + family))
+			tok, err := LoadTokenizer(os.DirFS("../../models/" + family))
 			if err != nil {
 				t.Fatal(err)
 			}
