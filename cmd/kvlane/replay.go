@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 
-	"github.com/kvlane/kvlane/internal/replay"
+	"github.com/kvlane/kvlane/internal/lab/replay"
 )
 
 func runReplay(_ context.Context, io streams, args []string) error {
