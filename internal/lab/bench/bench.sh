@@ -5,7 +5,7 @@
 # ENVOY is the Envoy to use; LENGTH (3s) the time of one load. Without Python or the package index the comparison with
 # Hugging Face's library is left out, and says so.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../../.."
 tools=$PWD/.tools
 texts=$(mktemp -d)
 trap 'rm -rf "$texts"' EXIT
@@ -27,7 +27,7 @@ if [ ! -x "$venv/bin/python" ] && ! { python3 -m venv "$venv" && "$venv/bin/pip"
   rm -rf "$venv"
 fi
 if [ -x "$venv/bin/python" ]; then
-  "$venv/bin/python" e2e/bench/reference.py "$texts" internal/models/{qwen3,deepseek_v3,gptoss,mistral_nemo,mistral_7b}
+  "$venv/bin/python" internal/lab/bench/reference.py "$texts" internal/models/{qwen3,deepseek_v3,gptoss,mistral_nemo,mistral_7b}
 else
   echo "(Hugging Face's library could not be installed: no comparison)"
 fi
@@ -46,7 +46,7 @@ echo "== Index: hashing, lookups, events, and what a copy costs a block"
 show ./kvindex '^Benchmark(AppendHashes|Match|Apply|Snapshot)$' 200ms
 echo
 echo "== Index, generated workloads (those on Mooncake's trace: make bench-index WORKLOAD=FILE, see docs/index.md)"
-go build -o "$tools/bin/benchindex" ./kvindex/benchindex
+go build -o "$tools/bin/benchindex" ./internal/lab/benchindex
 "$tools/bin/benchindex" -brief -depth 78 -holders 64 -ranks 128 -blocks 12800000
 "$tools/bin/benchindex" -brief -depth 6250 -holders 8 -ranks 1000 -blocks 10000000
 "$tools/bin/benchindex" -brief -depth 24 -holders 1 -ranks 128 -blocks 12800000
@@ -65,5 +65,5 @@ echo "of that Kvlane's own part, from the answer to the decision, in process:"
 show ./internal/decide '^BenchmarkFromPrefillAnswerToDecision$' 1s
 echo
 CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$tools/bin/kvlane-bench" ./cmd/kvlane
-go build -o "$tools/bin/bench" ./e2e/bench
+go build -o "$tools/bin/bench" ./internal/lab/bench
 "$tools/bin/bench" -kvlane "$tools/bin/kvlane-bench" -envoy "$ENVOY" -length "${LENGTH:-3s}"
