@@ -87,7 +87,7 @@ RECORDINGS ?= e2e/engines/recordings
 .PHONY: truth
 truth: ## Compares ids and predicted cached tokens with recordings of real engines (RECORDINGS=folder)
 	@mkdir -p $(BIN)
-	@go build -o $(BIN)/truth ./e2e/engines/truth
+	@go build -o $(BIN)/truth ./internal/lab/truth
 	@$(BIN)/truth $(RECORDINGS)
 
 .PHONY: record

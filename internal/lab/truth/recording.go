@@ -1,4 +1,4 @@
-package truth
+package main
 
 import (
 	"bufio"
@@ -10,18 +10,22 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// ErrNotARecording says that a file is not a recorded time line.
-var ErrNotARecording = errors.New("not a recording of events and requests")
+// errNotARecording means that a file is no recorded time line.
+var errNotARecording = errors.New("not a recording of events and requests")
 
-// record is one line.
+// record is one line of a time line.
 type record struct {
 	Kind    string            `json:"kind"`
 	Engine  string            `json:"engine"` // of meta
-	T       float64           `json:"t"`
+	Flags   any               `json:"flags"`  // of meta
+	T       float64           `json:"t"`      // seconds
 	Source  string            `json:"source"`
 	Frames  [][]byte          `json:"frames"` // base64 in JSON
 	N       int               `json:"n"`
@@ -33,7 +37,7 @@ type record struct {
 	Status  int               `json:"status"`
 	Resp    json.RawMessage   `json:"resp"`
 	SSE     []sseLine         `json:"sse"`
-	Sent    float64           `json:"t_sent"`
+	Sent    float64           `json:"t_sent"` // seconds
 }
 
 // sseLine is [time, line].
@@ -48,56 +52,138 @@ func (l *sseLine) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(pair[1], (*string)(l))
 }
 
-// load reads a recording and checks that it is one: a line that is not what the
-// format says is an error, for what would be passed over would look as if nothing differed.
-func load(path string) ([]record, error) {
-	f, err := os.Open(path)
+// eachLine calls f for each line of a file that is not blank; errors name the line.
+func eachLine(path string, f func(line []byte) error) error {
+	file, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer f.Close()
-	var in io.Reader = f
+	defer file.Close()
+	var in io.Reader = file
 	if strings.HasSuffix(path, ".gz") {
-		if in, err = gzip.NewReader(f); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+		if in, err = gzip.NewReader(file); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	var recs []record
-	var form form
 	lines := bufio.NewReaderSize(in, 1<<20)
 	for n := 1; ; n++ {
 		line, err := lines.ReadBytes('\n')
 		if len(bytes.TrimSpace(line)) > 0 {
-			var head struct{ Kind string }
-			if jerr := json.Unmarshal(line, &head); jerr != nil {
-				return nil, fmt.Errorf("%s:%d: %w", path, n, jerr)
+			if err := f(line); err != nil {
+				return fmt.Errorf("%s:%d: %w", path, n, err)
 			}
-			if len(recs) == 0 && head.Kind == "" {
-				return nil, fmt.Errorf("%s: %w", path, ErrNotARecording)
-			}
-			var r record
-			if jerr := json.Unmarshal(line, &r); jerr != nil {
-				return nil, fmt.Errorf("%s:%d: %w", path, n, jerr)
-			}
-			if ferr := form.check(&r, line); ferr != nil {
-				return nil, fmt.Errorf("%s:%d: %w", path, n, ferr)
-			}
-			recs = append(recs, r)
 		}
 		if errors.Is(err, io.EOF) {
-			break
+			return nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s:%d: %w", path, n, err)
+			return fmt.Errorf("%s:%d: %w", path, n, err)
 		}
 	}
-	if len(recs) == 0 {
-		return nil, fmt.Errorf("%s: an empty file", path)
-	}
-	return recs, nil
 }
 
-// request is what a recorded request asked for, as far as it matters here.
+// load reads a time line and checks its format. A malformed line is an error: if it
+// were skipped, it would look as if nothing differed.
+func load(path string) ([]record, error) {
+	var recs []record
+	var form form
+	err := eachLine(path, func(line []byte) error {
+		var head struct{ Kind string }
+		if err := json.Unmarshal(line, &head); err != nil {
+			return err
+		}
+		if len(recs) == 0 && head.Kind == "" {
+			return errNotARecording
+		}
+		var r record
+		if err := json.Unmarshal(line, &r); err != nil {
+			return err
+		}
+		recs = append(recs, r)
+		return form.check(&r, line)
+	})
+	if err == nil && len(recs) == 0 {
+		err = fmt.Errorf("%s: an empty file", path)
+	}
+	return recs, err
+}
+
+// form checks a time line's records in order.
+type form struct {
+	decoder *feed.Decoder // nil before the meta record
+}
+
+func (f *form) check(r *record, line []byte) error {
+	if f.decoder == nil {
+		return f.begin(r)
+	}
+	switch r.Kind {
+	case "event":
+		return f.event(r)
+	case "http":
+		return checkTimes(r, line)
+	case "replay", "note":
+		return nil
+	case "meta":
+		return errors.New("a second meta record")
+	}
+	return fmt.Errorf("record of kind %q, want meta, http, event, replay or note", r.Kind)
+}
+
+func (f *form) begin(r *record) error {
+	if r.Kind != "meta" {
+		return fmt.Errorf("the first record is of kind %q, want meta", r.Kind)
+	}
+	known := []feed.Engine{feed.VLLM, feed.SGLang, feed.TRTLLM}
+	if !slices.Contains(known, feed.Engine(r.Engine)) {
+		return fmt.Errorf("meta names the engine %q, want one of %v", r.Engine, known)
+	}
+	f.decoder = feed.NewDecoder(feed.Engine(r.Engine), 0)
+	return nil
+}
+
+// event checks that a message is a batch of events that can be decoded.
+func (f *form) event(r *record) error {
+	if r.Source == "" {
+		return errors.New("event without source")
+	}
+	seq, payload, ok := feed.SplitFrames(r.Frames)
+	if !ok {
+		return fmt.Errorf("event of %s: %d frames, want topic, number in 8 bytes, payload", r.Source, len(r.Frames))
+	}
+	b, err := f.decoder.Decode(payload)
+	if err != nil {
+		return fmt.Errorf("event of %s, batch %d: %w", r.Source, seq, err)
+	}
+	for _, d := range b.Dropped {
+		if d.Reason == feed.Malformed || d.Reason == feed.Misaligned {
+			return fmt.Errorf("event of %s, batch %d: %s", r.Source, seq, d.Reason)
+		}
+	}
+	return nil
+}
+
+// checkTimes checks that a request has the times that order it among the events.
+func checkTimes(r *record, line []byte) error {
+	var times struct {
+		Sent *float64 `json:"t_sent"`
+		T    *float64 `json:"t"`
+	}
+	if err := json.Unmarshal(line, &times); err != nil {
+		return err
+	}
+	switch {
+	case times.Sent == nil:
+		return errors.New("http record without t_sent")
+	case times.T == nil:
+		return errors.New("http record without t")
+	case r.T < r.Sent:
+		return fmt.Errorf("http record that ended at %g, before it was sent at %g", r.T, r.Sent)
+	}
+	return nil
+}
+
+// request holds the fields of a recorded request that matter here.
 type request struct {
 	Model    string          `json:"model"`
 	Prompt   json.RawMessage `json:"prompt"`
@@ -116,7 +202,7 @@ type request struct {
 	whole string
 }
 
-// usage is an answer's token counts, in the words of completions, responses and
+// usage holds an answer's token counts, in the fields of completions, responses and
 // messages.
 type usage struct {
 	Prompt  int `json:"prompt_tokens"`
@@ -127,7 +213,7 @@ type usage struct {
 	InputDetails *struct {
 		Cached *int `json:"cached_tokens"`
 	} `json:"input_tokens_details"`
-	// Messages count what was read from the cache and what was not apart.
+	// Messages count tokens read from the cache and others separately.
 	Read    *int `json:"cache_read_input_tokens"`
 	Created int  `json:"cache_creation_input_tokens"`
 }
@@ -146,7 +232,7 @@ func (u *usage) cached() (prompt, cached int, ok bool) {
 	return 0, 0, false
 }
 
-// answer is what came back, in whole or as a stream's chunks.
+// answer is the engine's answer, or what its stream's chunks add up to.
 type answer struct {
 	Usage     *usage   `json:"usage"`
 	PromptIDs []uint32 `json:"prompt_token_ids"`
@@ -210,11 +296,29 @@ func (a *answer) cached() (prompt, cached int, ok bool) {
 	return a.Usage.cached()
 }
 
-func (a *answer) promptIDs() []uint32 {
-	if len(a.PromptIDs) > 0 {
-		return a.PromptIDs
+// promptTokens is the engine's count of the prompt's tokens.
+func (a *answer) promptTokens() (int, bool) {
+	if a.Meta != nil {
+		return a.Meta.Prompt, true
 	}
-	if len(a.Choices) == 1 {
+	if a.Usage == nil {
+		return 0, false
+	}
+	n := max(a.Usage.Prompt, a.Usage.Input+a.Usage.Created)
+	if a.Usage.Read != nil {
+		n += *a.Usage.Read
+	}
+	return n, n > 0
+}
+
+// promptIDs are the ids of the (first) prompt, nil if the answer does not have them.
+func (a *answer) promptIDs() []uint32 {
+	switch {
+	case len(a.PromptIDs) > 0:
+		return a.PromptIDs
+	case len(a.Tokens) > 0:
+		return a.Tokens
+	case len(a.Choices) > 0:
 		return a.Choices[0].PromptIDs
 	}
 	return nil
@@ -230,11 +334,11 @@ func (r *record) header(name string) (string, bool) {
 	return "", false
 }
 
-// rank says which rank the request was pinned to, by the rules of the engine
-// that are known: vLLM reads the header (as Python's int does) except on
-// responses; SGLang reads header and body except on generate, where it reads
-// the body alone. SGLang's override headers are honoured only with a setting that
-// a recording does not show, so a request with one names no rank.
+// rank returns the rank that the request was pinned to, by the engine's rules: vLLM
+// reads the header (as Python's int does) except on responses; SGLang reads header
+// and body except on generate, where it reads only the body. SGLang honours its
+// override headers only with a setting that a recording does not show, so a request
+// with one has no known rank.
 func (r *record) rank(engine string, req *request) (int32, bool) {
 	for k := range r.Headers {
 		if len(k) >= 11 && strings.EqualFold(k[:11], "X-Override-") {
@@ -257,15 +361,15 @@ func (r *record) rank(engine string, req *request) (int32, bool) {
 	return 0, false
 }
 
-// works reports whether an exchange may have changed what a rank holds: the rest
-// only looks at the engine or at its tokenizer.
+// works reports whether an exchange may have changed what a rank holds; the others
+// only read the engine's state or use its tokenizer.
 func (r *record) works() bool {
 	return r.Method != http.MethodGet && !strings.Contains(r.Path, "tokenize") && !strings.HasSuffix(r.Path, "/render") &&
 		!strings.HasSuffix(r.Path, "/count_tokens") && (r.Status == 0 || r.Status < 400)
 }
 
-// promptKey names the prompt of a request for looking up ids that another record
-// told; "" if it cannot be told apart by its text.
+// promptKey identifies the prompt of a request, to look up ids that another record
+// has; "" if its text does not identify it.
 func (q *request) promptKey() string {
 	for _, raw := range []json.RawMessage{q.Prompt, q.Text} {
 		var s string

@@ -1,8 +1,6 @@
-package truth_test
+package main
 
 import (
-	"bytes"
-	"compress/gzip"
 	"encoding/binary"
 	"encoding/json"
 	"maps"
@@ -12,8 +10,6 @@ import (
 	"testing"
 
 	"github.com/vmihailenco/msgpack/v5"
-
-	"github.com/kvlane/kvlane/kvindex/feed/truth"
 )
 
 type m = map[string]any
@@ -68,23 +64,33 @@ func event(at float64, f [][]byte) m {
 func write(t *testing.T, records ...m) string {
 	t.Helper()
 	dir := t.TempDir()
-	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	enc := json.NewEncoder(z)
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
 	for _, r := range records {
 		if err := enc.Encode(r); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for name, content := range map[string][]byte{"one.jsonl.gz": b.Bytes(), "chat.jsonl": []byte(`{"case":1,"body":{}}`), "README.md": []byte("x")} {
+	for name, content := range map[string][]byte{"one.jsonl.gz": packed(t, b.String()), "chat.jsonl": []byte(`{"case":1,"body":{}}`), "README.md": []byte("x")} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return dir
+}
+
+// checked checks the only recording of a folder.
+func checked(dir string) (*cachedTotals, string, error) {
+	c := &comparison{}
+	var ids idTotals
+	res := &cachedTotals{skipped: map[string]int{}}
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".gz") {
+			err = c.compare(e.Name(), filepath.Join(dir, e.Name()), &ids, res)
+		}
+	}
+	return res, c.cached.String(), err
 }
 
 // Everything that decides about a hit: branches, salt, adapter, eviction, a reset
@@ -103,16 +109,14 @@ func TestPredictions(t *testing.T) {
 		// Not judged: two answers, no ids; two beside each other have bounds.
 		ask(11, 11, ids(1, 9), 0, m{"n": 2}), m{"kind": "http", "n": 12, "path": "/v1/completions", "body": "{}", "t_sent": 12, "t": 12.5, "resp": m{"usage": m{"prompt_tokens": 5, "prompt_tokens_details": m{"cached_tokens": 0}}}},
 		ask(13, 13, ids(1, 9), 0, nil), ask(14, 13.2, ids(1, 9), 0, nil))
-	var out strings.Builder
-	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
+	res, out, err := checked(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := `one.jsonl.gz: right 9, wrong 0, predicted 28 and reported 28 cached tokens; 2 beside others within bounds; not judged: 1 of unknown ids, 1 with several answers
-total of 1 recordings: right 9, wrong 0, predicted 28 and reported 28 cached tokens; 2 beside others within bounds; not judged: 1 of unknown ids, 1 with several answers
 `
-	if res.Wrong != 0 || out.String() != want {
-		t.Errorf("%d wrong, got\n%s\nwant\n%s", res.Wrong, out.String(), want)
+	if res.wrong != 0 || out != want {
+		t.Errorf("%d wrong, got\n%s\nwant\n%s", res.wrong, out, want)
 	}
 }
 
@@ -146,13 +150,12 @@ func TestRanksAndWords(t *testing.T) {
 		other(5.2, frames(t, 3, 1, stored([]uint64{5}, 4, ids(17, 4), nil))),
 		open(5, 5, "/v1/messages", ids(1, 21), m{"input_tokens": 1, "cache_creation_input_tokens": 4, "cache_read_input_tokens": 16}, nil),
 		open(6, 6, "/v1/completions", ids(1, 9), completions(9, 8), m{"kv_transfer_params": m{"do_remote_prefill": true}}))
-	var out strings.Builder
-	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
+	res, out, err := checked(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "one.jsonl.gz: right 4, wrong 0, predicted 36 and reported 36 cached tokens; not judged: 1 with blocks from another engine, 1 without a rank\n"; res.Wrong != 0 || !strings.HasPrefix(out.String(), want) {
-		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	if want := "one.jsonl.gz: right 4, wrong 0, predicted 36 and reported 36 cached tokens; not judged: 1 with blocks from another engine, 1 without a rank\n"; res.wrong != 0 || !strings.HasPrefix(out, want) {
+		t.Errorf("got\n%s\nwant\n%s", out, want)
 	}
 }
 
@@ -164,10 +167,9 @@ func TestLateEvents(t *testing.T) {
 		ask(1, 1, ids(1, 13), 8, nil),
 		event(1.6, frames(t, 1, 0, stored([]uint64{2}, 1, ids(5, 4), nil))),
 		ask(2, 10, ids(1, 13), 12, nil))
-	var out strings.Builder
-	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
-	if err != nil || res.Wrong != 1 || res.Skipped["announced only after they were used"] != 1 {
-		t.Errorf("%v, %v\n%s", &res, err, out.String())
+	res, out, err := checked(dir)
+	if err != nil || res.wrong != 1 || res.skipped["announced only after they were used"] != 1 {
+		t.Errorf("%v, %v\n%s", &res, err, out)
 	}
 }
 
@@ -176,20 +178,18 @@ func TestBesideOthers(t *testing.T) {
 	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0},
 		event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))),
 		ask(1, 1, ids(1, 13), 4, nil), ask(2, 1.2, ids(1, 13), 12, nil), ask(3, 1.4, append(ids(1, 8), ids(50, 5)...), 12, nil))
-	var out strings.Builder
-	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
-	if err != nil || res.Bounded != 2 || res.Wrong != 1 || !strings.Contains(out.String(), "#3 \"ask\": predicted 4 to 8 beside others, engine reported 12") {
-		t.Errorf("%v, %v\n%s", &res, err, out.String())
+	res, out, err := checked(dir)
+	if err != nil || res.bounded != 2 || res.wrong != 1 || !strings.Contains(out, "#3 \"ask\": predicted 4 to 8 beside others, engine reported 12") {
+		t.Errorf("%v, %v\n%s", &res, err, out)
 	}
 }
 
 // A difference is shown and counted.
 func TestDifferencesAreCounted(t *testing.T) {
 	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))), ask(1, 1, ids(1, 9), 8, nil))
-	var out strings.Builder
-	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
-	if err != nil || res.Wrong != 1 || !strings.Contains(out.String(), `one.jsonl.gz #1 "ask": predicted 4, engine reported 8`) {
-		t.Errorf("%d wrong, %v:\n%s", res.Wrong, err, out.String())
+	res, out, err := checked(dir)
+	if err != nil || res.wrong != 1 || !strings.Contains(out, `one.jsonl.gz #1 "ask": predicted 4, engine reported 8`) {
+		t.Errorf("%d wrong, %v:\n%s", res.wrong, err, out)
 	}
 }
 
@@ -213,26 +213,12 @@ func TestSGLangIdsFromEvents(t *testing.T) {
 		text(5, 5, "apart", 5, 0, m{"extra_key": "k"}),
 		event(6.2, frames(t, 3, 0, stored([]uint64{7}, nil, ids(70, 4), nil))),
 		text(6, 6, "apart", 5, 0, nil))
-	var out strings.Builder
-	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
+	res, out, err := checked(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "one.jsonl.gz: right 3, wrong 0, predicted 16 and reported 16 cached tokens; not judged: 1 equal to one with extra_key, 1 of unknown ids, 1 with extra_key\n"; res.Wrong != 0 || !strings.HasPrefix(out.String(), want) {
-		t.Errorf("%d wrong:\n%s", res.Wrong, out.String())
-	}
-}
-
-func TestNothingToCheckIsAnError(t *testing.T) {
-	if _, err := truth.Run(truth.Options{Recordings: t.TempDir()}, &strings.Builder{}); err == nil {
-		t.Error("an empty folder passed")
-	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "x.jsonl.gz"), []byte("not gzip"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := truth.Run(truth.Options{Recordings: dir}, &strings.Builder{}); err == nil {
-		t.Error("a broken file passed")
+	if want := "one.jsonl.gz: right 3, wrong 0, predicted 16 and reported 16 cached tokens; not judged: 1 equal to one with extra_key, 1 of unknown ids, 1 with extra_key\n"; res.wrong != 0 || !strings.HasPrefix(out, want) {
+		t.Errorf("%d wrong:\n%s", res.wrong, out)
 	}
 }
 
@@ -269,9 +255,8 @@ func TestMalformedRecordings(t *testing.T) {
 		"not ended":         {[]m{meta, good, without(ask(1, 1, ids(1, 9), 4, nil), "t")}, "one.jsonl.gz:3: http record without t"},
 		"ended before sent": {[]m{meta, good, with(ask(1, 1, ids(1, 9), 4, nil), "t", 0.25)}, "one.jsonl.gz:3: http record that ended at 0.25, before it was sent at 1"},
 	} {
-		var out strings.Builder
-		if res, err := truth.Run(truth.Options{Recordings: write(t, c.records...)}, &out); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v, %v\n%s", name, err, &res, out.String())
+		if res, out, err := checked(write(t, c.records...)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, %v\n%s", name, err, &res, out)
 		}
 	}
 }
@@ -283,18 +268,17 @@ func TestIrregularSequences(t *testing.T) {
 	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, one, one, ask(1, 1, ids(1, 9), 4, nil),
 		event(1.9, frames(t, 7, 0, stored([]uint64{9}, nil, ids(50, 4), nil))), ask(2, 2, ids(1, 9), 0, nil), ask(3, 3, ids(50, 9), 4, nil),
 		event(3.9, again), ask(4, 4, ids(50, 9), 0, nil), ask(5, 5, ids(1, 9), 4, nil))
-	var out strings.Builder
-	res, err := truth.Run(truth.Options{Recordings: dir}, &out)
-	if want := "one.jsonl.gz, events of rank0: 2 batches missing (the rank was cleared there), 1 batches twice, 1 restarts\n"; err != nil || res.Wrong != 0 || res.Right != 5 || !strings.HasPrefix(out.String(), want) {
-		t.Errorf("%v, %v\n%s", &res, err, out.String())
+	res, out, err := checked(dir)
+	if want := "one.jsonl.gz, events of rank0: 2 batches missing (the rank was cleared there), 1 batches twice, 1 restarts\n"; err != nil || res.wrong != 0 || res.right != 5 || !strings.HasPrefix(out, want) {
+		t.Errorf("%v, %v\n%s", &res, err, out)
 	}
 }
 
 // Without a single event, tokens that an engine reports as cached are unexplained.
 func TestReportedWithoutEvents(t *testing.T) {
 	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, ask(1, 1, ids(1, 9), 8, nil), ask(2, 2, ids(1, 9), 0, nil))
-	res, err := truth.Run(truth.Options{Recordings: dir}, &strings.Builder{})
-	if err != nil || res.Wrong != 1 || res.Right != 1 {
+	res, _, err := checked(dir)
+	if err != nil || res.wrong != 1 || res.right != 1 {
 		t.Errorf("%v, %v", &res, err)
 	}
 }

@@ -1,14 +1,11 @@
-package truth
+package main
 
 import (
-	"errors"
 	"slices"
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
-
-func isNotARecording(err error) bool { return errors.Is(err, ErrNotARecording) }
 
 // chains knows the whole token path to every block of an SGLang recording, so
 // that the prompt of a request can be read off the pages that it stored. The

@@ -1,14 +1,11 @@
-package truth
+package main
 
 import (
+	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,38 +14,38 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// Result is what a recording showed.
-type Result struct {
-	// Right and Wrong count the judged requests.
-	Right, Wrong int
-	// Bounded counts requests that ran beside others on their rank and reported as
-	// much as was possible there.
-	Bounded int
-	// Predicted and Reported are the cached tokens of the right and wrong ones.
-	Predicted, Reported int
-	// Skipped counts the requests with reported cached tokens that were not judged,
-	// by reason.
-	Skipped map[string]int
+// cachedTotals count the requests with reported cached tokens.
+type cachedTotals struct {
+	files        int
+	right, wrong int
+	// bounded counts requests that ran beside others on their rank and reported a
+	// number that is possible there.
+	bounded int
+	// predicted and reported are the cached tokens of the right and wrong ones.
+	predicted, reported int
+	// skipped counts the requests that were not judged, by reason.
+	skipped map[string]int
 }
 
-func (r *Result) add(o Result) {
-	r.Right += o.Right
-	r.Wrong += o.Wrong
-	r.Bounded += o.Bounded
-	r.Predicted += o.Predicted
-	r.Reported += o.Reported
-	for k, n := range o.Skipped {
-		r.Skipped[k] += n
+func (t *cachedTotals) add(o cachedTotals) {
+	t.files += o.files
+	t.right += o.right
+	t.wrong += o.wrong
+	t.bounded += o.bounded
+	t.predicted += o.predicted
+	t.reported += o.reported
+	for k, n := range o.skipped {
+		t.skipped[k] += n
 	}
 }
 
-func (r *Result) String() string {
-	s := fmt.Sprintf("right %d, wrong %d, predicted %d and reported %d cached tokens", r.Right, r.Wrong, r.Predicted, r.Reported)
-	if r.Bounded > 0 {
-		s += fmt.Sprintf("; %d beside others within bounds", r.Bounded)
+func (t *cachedTotals) String() string {
+	s := fmt.Sprintf("right %d, wrong %d, predicted %d and reported %d cached tokens", t.right, t.wrong, t.predicted, t.reported)
+	if t.bounded > 0 {
+		s += fmt.Sprintf("; %d beside others within bounds", t.bounded)
 	}
 	var why []string
-	for k, n := range r.Skipped {
+	for k, n := range t.skipped {
 		why = append(why, fmt.Sprintf("%d %s", n, k))
 	}
 	slices.Sort(why)
@@ -58,84 +55,12 @@ func (r *Result) String() string {
 	return s
 }
 
-// NotJudged counts them all.
-func (r *Result) NotJudged() int {
+func (t *cachedTotals) notJudged() int {
 	n := 0
-	for _, k := range r.Skipped {
+	for _, k := range t.skipped {
 		n += k
 	}
 	return n
-}
-
-// ErrNone says that a folder holds no recording.
-var ErrNone = errors.New("no recordings of KV events")
-
-// Prompts makes the ids of a request's prompt; nil where it cannot.
-type Prompts func(method, path string, body []byte) []uint32
-
-// Options say what to check.
-type Options struct {
-	// Recordings is a folder.
-	Recordings string
-	// Prompts returns what makes ids for the requests of a recording, for those whose
-	// ids it does not tell. May be nil, as may what it returns.
-	Prompts func(recording string) (Prompts, error)
-}
-
-// Run checks every recording of a folder, prints a line for each, one for each
-// difference, and the totals. Files that are no time lines are passed over. No
-// recording at all is ErrNone.
-func Run(opts Options, out io.Writer) (Result, error) {
-	total, files := Result{Skipped: map[string]int{}}, 0
-	entries, err := os.ReadDir(opts.Recordings)
-	if err != nil {
-		return total, fmt.Errorf("%w", err)
-	}
-	p := printer{w: out}
-	for _, e := range entries {
-		name := e.Name()
-		if !strings.HasSuffix(name, ".jsonl") && !strings.HasSuffix(name, ".jsonl.gz") {
-			continue
-		}
-		path := filepath.Join(opts.Recordings, name)
-		recs, err := load(path)
-		if err != nil {
-			if isNotARecording(err) {
-				continue
-			}
-			return total, fmt.Errorf("%w", err)
-		}
-		var prompts Prompts
-		if opts.Prompts != nil {
-			if prompts, err = opts.Prompts(path); err != nil {
-				return total, fmt.Errorf("%s: %w", name, err)
-			}
-		}
-		res, err := check(name, recs, prompts, &p)
-		if err != nil {
-			return total, fmt.Errorf("%s: %w", name, err)
-		}
-		files++
-		p.printf("%s: %s\n", name, &res)
-		total.add(res)
-	}
-	if files == 0 {
-		return total, fmt.Errorf("%w in %s", ErrNone, opts.Recordings)
-	}
-	p.printf("total of %d recordings: %s\n", files, &total)
-	return total, p.err
-}
-
-// printer remembers the first error of many prints.
-type printer struct {
-	w   io.Writer
-	err error
-}
-
-func (p *printer) printf(format string, args ...any) {
-	if p.err == nil {
-		_, p.err = fmt.Fprintf(p.w, format, args...)
-	}
 }
 
 // sink gives feeds the index.
@@ -149,7 +74,7 @@ func (s *sink) slot(t kvindex.Target) kvindex.Slot {
 	slot, ok := s.slots[t]
 	if !ok {
 		var err error
-		if slot, err = s.index.Add(t, model, 0); err != nil {
+		if slot, err = s.index.Add(t, seedModel, 0); err != nil {
 			s.err = err
 		}
 		s.slots[t] = slot
@@ -157,8 +82,8 @@ func (s *sink) slot(t kvindex.Target) kvindex.Slot {
 	return slot
 }
 
-// model is the name that all blocks of a recording are seeded with.
-const model = "recorded"
+// seedModel is the model that all blocks of a recording are seeded with.
+const seedModel = "recorded"
 
 func (s *sink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 	return s.index.Apply(s.slot(t), ev)
@@ -179,27 +104,27 @@ type checker struct {
 	name    string
 	engine  string
 	recs    []record
-	out     *printer
+	out     *bytes.Buffer
 	sink    *sink
 	players map[string]*feed.Player
 	events  []*record
 	applied int // events that came before the request at hand
 	chains  *chains
 	ids     map[string][]uint32 // prompt text -> ids
-	prompts Prompts
+	prompts *timeline
 	sources []string // all that events come from
 	block   int
 	// adapters are the models that are adapters.
 	adapters map[string]bool
 	matches  kvindex.Matches
-	res      Result
+	res      cachedTotals
 }
 
 // check plays a recording.
-func check(name string, recs []record, prompts Prompts, out *printer) (Result, error) {
+func check(name string, recs []record, prompts *timeline, out *bytes.Buffer) (cachedTotals, error) {
 	c := &checker{
 		name: name, engine: recs[0].Engine, recs: recs, out: out, players: map[string]*feed.Player{},
-		prompts: prompts, chains: newChains(), adapters: map[string]bool{}, ids: map[string][]uint32{}, res: Result{Skipped: map[string]int{}},
+		prompts: prompts, chains: newChains(), adapters: map[string]bool{}, ids: map[string][]uint32{}, res: cachedTotals{files: 1, skipped: map[string]int{}},
 	}
 	c.survey()
 	if c.block == 0 {
@@ -251,7 +176,7 @@ func (c *checker) note() {
 			}
 		}
 		if len(notes) > 0 {
-			c.out.printf("%s, events of %s: %s\n", c.name, source, strings.Join(notes, ", "))
+			fmt.Fprintf(c.out, "%s, events of %s: %s\n", c.name, source, strings.Join(notes, ", "))
 		}
 	}
 }
@@ -319,13 +244,13 @@ func (c *checker) exchange(r *record) {
 	}
 	ids, why := c.promptIDs(r, req, &ans, prompt)
 	if why != "" {
-		c.res.Skipped[why]++
+		c.res.skipped[why]++
 		return
 	}
 	seed := c.seed(req)
 	source, got, why := c.where(r, req, seed, ids)
 	if why != "" {
-		c.res.Skipped[why]++
+		c.res.skipped[why]++
 		return
 	}
 	if others := c.beside(r, source); len(others) > 0 {
@@ -333,17 +258,17 @@ func (c *checker) exchange(r *record) {
 		return
 	}
 	if got < cached && c.announcedLate(r, source, ids[:min(cached, len(ids))], got) {
-		c.res.Skipped["announced only after they were used"]++
+		c.res.skipped["announced only after they were used"]++
 		return
 	}
-	c.res.Predicted += got
-	c.res.Reported += cached
+	c.res.predicted += got
+	c.res.reported += cached
 	if got == cached {
-		c.res.Right++
+		c.res.right++
 		return
 	}
-	c.res.Wrong++
-	c.out.printf("%s #%d %q: predicted %d, engine reported %d\n", c.name, r.N, r.Label, got, cached)
+	c.res.wrong++
+	fmt.Fprintf(c.out, "%s #%d %q: predicted %d, engine reported %d\n", c.name, r.N, r.Label, got, cached)
 }
 
 // lateness is how many seconds after a request events are looked at for blocks
@@ -379,13 +304,13 @@ func (c *checker) judgeBeside(r *record, others []*record, seed kvindex.Hash, id
 	for _, o := range others {
 		req, ans := o.parse()
 		if req == nil || c.removed(o) || c.removed(r) {
-			c.res.Skipped["beside others"]++
+			c.res.skipped["beside others"]++
 			return
 		}
 		prompt, _, _ := ans.cached()
 		theirs, why := c.promptIDs(o, req, &ans, prompt)
 		if why != "" || len(theirs) == 0 {
-			c.res.Skipped["beside others"]++
+			c.res.skipped["beside others"]++
 			return
 		}
 		if c.seed(req) == seed {
@@ -393,11 +318,11 @@ func (c *checker) judgeBeside(r *record, others []*record, seed kvindex.Hash, id
 		}
 	}
 	if got <= cached && cached <= most {
-		c.res.Bounded++
+		c.res.bounded++
 		return
 	}
-	c.res.Wrong++
-	c.out.printf("%s #%d %q: predicted %d to %d beside others, engine reported %d\n", c.name, r.N, r.Label, got, most, cached)
+	c.res.wrong++
+	fmt.Fprintf(c.out, "%s #%d %q: predicted %d to %d beside others, engine reported %d\n", c.name, r.N, r.Label, got, most, cached)
 }
 
 // removed reports whether events of removal came while a request ran.
@@ -529,12 +454,7 @@ func (c *checker) promptIDs(r *record, req *request, ans *answer, prompt int) (i
 			}
 			return c.ids[key]
 		},
-		func() []uint32 {
-			if c.prompts == nil || r.Body == nil {
-				return nil
-			}
-			return c.prompts(r.Method, r.Path, []byte(*r.Body))
-		},
+		func() []uint32 { return c.prompts.ids(r) },
 		func() []uint32 {
 			if c.engine != "sglang" {
 				return nil
@@ -578,7 +498,7 @@ func (c *checker) seed(req *request) kvindex.Hash {
 		adapter = req.Model
 	}
 	h := c.sink.index.Hasher()
-	return h.Seed(model, adapter, req.Salt)
+	return h.Seed(seedModel, adapter, req.Salt)
 }
 
 // predict asks the index how many tokens a source's rank holds.

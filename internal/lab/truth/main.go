@@ -1,0 +1,177 @@
+// Command truth compares Kvlane with recordings of real engines: the token ids of
+// the prompts, and the cached tokens that the index predicts from the engine's KV
+// events.
+//
+// There are two kinds of recordings, both gzip JSON lines. In
+// chat_ENGINE[_tools]_TOKENIZER_PART.jsonl.gz each line is a request with the ids,
+// or the refusal, that the engine answered on up to three of its endpoints. A time
+// line holds everything that happened to an engine, in order of arrival: "meta",
+// "http" (an exchange, placed where its answer arrived), "event" (the frames that a
+// SUB socket received from a source), "replay" and "note". The ids of time lines are
+// compared if they are named vllm_NN_… or sglang_NN_…, which were recorded with
+// Qwen3's tokenizer.
+//
+// truth prints a line for each recording, one for each difference, and ends with one
+// line of totals. Exit code 1: something differs, 2: a recording cannot be read.
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/model"
+)
+
+func main() {
+	models := flag.String("models", filepath.Join("internal", "models"), "`folder` with one folder of tokenizer files for each tokenizer")
+	templates := flag.String("templates", "", "`folder` with the chat templates that recordings name (default: templates next to or above the recordings)")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: truth [flags] RECORDINGS")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if flag.NArg() != 1 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	differ, err := run(os.Stdout, flag.Arg(0), *models, *templates)
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "truth:", err)
+		os.Exit(2)
+	case differ:
+		os.Exit(1)
+	}
+}
+
+// recorded is the day of the recordings, for templates that print the date.
+var recorded = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// comparison holds what the recordings of a folder have in common.
+type comparison struct {
+	models, templates string
+	loaded            map[modelKey]*model.Model
+	// The reports of the two halves.
+	ids, cached bytes.Buffer
+}
+
+// modelKey identifies a model and how its engine was configured.
+type modelKey struct {
+	tokenizer, template string
+	tools               bool
+	context             int
+}
+
+// model loads a model once.
+func (c *comparison) model(tokenizer string, options model.Options) (*model.Model, error) {
+	key := modelKey{tokenizer, options.ChatTemplate, options.ToolParser, options.MaxModelLen}
+	if m := c.loaded[key]; m != nil {
+		return m, nil
+	}
+	options.Now = func() time.Time { return recorded }
+	m, err := model.Load(os.DirFS(filepath.Join(c.models, tokenizer)), options)
+	if err == nil {
+		c.loaded[key] = m
+	}
+	return m, err
+}
+
+// run compares every recording of a folder and reports whether anything differs. A
+// recording that cannot be read, or none at all, is an error.
+func run(w io.Writer, recordings, models, templates string) (differ bool, err error) {
+	if templates == "" {
+		templates = findTemplates(recordings)
+	}
+	c := &comparison{models: models, templates: templates, loaded: map[modelKey]*model.Model{}}
+	entries, err := os.ReadDir(recordings)
+	if err != nil {
+		return false, err
+	}
+	var ids idTotals
+	cached := cachedTotals{skipped: map[string]int{}}
+	for _, e := range entries {
+		name := e.Name()
+		if !strings.HasSuffix(name, ".jsonl") && !strings.HasSuffix(name, ".jsonl.gz") {
+			continue
+		}
+		if err := c.compare(name, filepath.Join(recordings, name), &ids, &cached); err != nil {
+			return false, err
+		}
+	}
+	if ids.files+cached.files == 0 {
+		return false, fmt.Errorf("no recordings in %s", recordings)
+	}
+	if ids.files > 0 {
+		fmt.Fprintf(&c.ids, "total: %d recordings, %v\n", ids.files, &ids)
+	}
+	if cached.files > 0 {
+		fmt.Fprintf(&c.cached, "total of %d recordings: %v\n", cached.files, &cached)
+	}
+	_, err = fmt.Fprintf(w, "token ids of prompts\n%scached tokens\n%stotals: %d prompts (%d answers with equal ids, %d equal refusals, %d differ, %d not judged); cached tokens of %d requests "+
+		"(%d right, %d wrong, predicted %d and reported %d tokens; %d beside others within bounds, %d not judged)\n",
+		&c.ids, &c.cached, ids.requests, ids.sameIDs, ids.refused, ids.differ, ids.notJudged,
+		cached.right+cached.wrong+cached.bounded+cached.notJudged(), cached.right, cached.wrong, cached.predicted, cached.reported,
+		cached.bounded, cached.notJudged())
+	return ids.differ > 0 || cached.wrong > 0, err
+}
+
+// compare compares one file and adds to the totals. Files that are no recordings are
+// skipped.
+func (c *comparison) compare(name, path string, ids *idTotals, cached *cachedTotals) error {
+	if strings.HasPrefix(name, "chat_") && strings.HasSuffix(name, ".gz") {
+		one, err := c.chats(name, path)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		fmt.Fprintf(&c.ids, "%s: %v\n", name, &one)
+		ids.add(one)
+		return nil
+	}
+	recs, err := load(path)
+	if errors.Is(err, errNotARecording) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	prompts, err := c.timeline(name, recs)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if prompts != nil {
+		one := prompts.compare(&c.ids, recs)
+		if one.requests > 0 {
+			fmt.Fprintf(&c.ids, "%s: %v\n", name, &one)
+		}
+		ids.add(one)
+	}
+	one, err := check(name, recs, prompts, &c.cached)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	fmt.Fprintf(&c.cached, "%s: %v\n", name, &one)
+	cached.add(one)
+	return nil
+}
+
+// findTemplates looks for a folder named templates in the recordings' folder, in the
+// one above, and in the data folder that KVLANE_SHARED names.
+func findTemplates(recordings string) string {
+	for _, path := range []string{
+		filepath.Join(recordings, "templates"), filepath.Join(filepath.Dir(filepath.Clean(recordings)), "templates"),
+		filepath.Join(cmp.Or(os.Getenv("KVLANE_SHARED"), filepath.Join("..", "shared")), "data", "templates"),
+	} {
+		if info, err := os.Stat(path); err == nil && info.IsDir() {
+			return path
+		}
+	}
+	return recordings
+}
