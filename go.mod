@@ -4,7 +4,6 @@ go 1.26.8
 
 require (
 	github.com/cockroachdb/datadriven v1.0.3
-	github.com/dlclark/regexp2 v1.12.0
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0
 	github.com/go-zeromq/zmq4 v0.17.0
 	github.com/goccy/go-yaml v1.19.2

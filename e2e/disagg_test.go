@@ -217,7 +217,7 @@ func textOf(body []byte) string {
 			} `json:"output"`
 			Choices []struct {
 				Text     string  `json:"text"`
-				TokenIDs []int32 `json:"token_ids"`
+				TokenIDs []uint32 `json:"token_ids"`
 				Message  struct {
 					Content string `json:"content"`
 				} `json:"message"`

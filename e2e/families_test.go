@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// Every tokenizer family on the whole road. The engine has a tokenizer and a writer
-// of chats of its own, so equal numbers of cached tokens mean equal ids.
+// Every tokenizer family end to end: equal numbers of cached tokens over turns, and
+// equal ids in every comparison.
 func TestEveryTokenizerFamily(t *testing.T) {
 	for _, family := range []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo", "mistral_7b"} {
 		t.Run(family, func(t *testing.T) {
@@ -21,8 +21,8 @@ func TestEveryTokenizerFamily(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if tok.ChatFormat() != family {
-				t.Fatalf("the engine writes chats as %s does", tok.ChatFormat())
+			if tok.Plain() {
+				t.Fatal("got no chat template, want one")
 			}
 			b := newBed(t, shape{tokenizer: dir, check: "every: 1, retry: 1s", engine: func(_ int, o *enginesim.Options) { o.Tokenizer = tok }})
 			hard := "Grüße, 東京! def f(x):\n\treturn x ** 2  # 1234567\n"

@@ -125,7 +125,7 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 	if err != nil {
 		return err
 	}
-	if tok.ChatFormat() == "plain" {
+	if tok.Plain() {
 		d.template = filepath.Join(d.dir, "chat_template.jinja")
 		if err := os.WriteFile(d.template, []byte(enginesim.PlainTemplate), 0o600); err != nil {
 			return err

@@ -1,67 +1,17 @@
 package enginesim
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
-	"strings"
 )
 
 // This file holds the request APIs beside OpenAI's completions and chat: Anthropic messages, OpenAI responses and vLLM's
-// tokens-in-tokens-out. Text only: other parts of a message are refused or passed over as chat does.
+// tokens-in-tokens-out. Text only.
 
 func (s *service) messages(w http.ResponseWriter, r *http.Request)  { s.serve(w, r, messagesAPI) }
 func (s *service) responses(w http.ResponseWriter, r *http.Request) { s.serve(w, r, responsesAPI) }
 func (s *service) inference(w http.ResponseWriter, r *http.Request) { s.serve(w, r, inferenceAPI) }
-
-// asChat turns a messages or responses request into chat messages.
-func (c *call) asChat() error {
-	var list []json.RawMessage
-	head := c.body.System
-	turns := c.body.Messages
-	if c.api == responsesAPI {
-		head, turns = c.body.Instructions, c.body.Input
-		var text string
-		if json.Unmarshal(turns, &text) == nil {
-			turns, _ = json.Marshal([]map[string]string{{"role": "user", "content": text}}) //nolint:errchkjson // strings
-		}
-	} else if c.body.MaxTokens == nil {
-		return badRequest("max_tokens: Field required")
-	}
-	if err := json.Unmarshal(turns, &list); err != nil || len(list) == 0 {
-		return badRequest("messages: Input should be a valid list")
-	}
-	system, err := plainText(head)
-	if err != nil {
-		return err
-	}
-	if system != "" {
-		raw, _ := json.Marshal(map[string]string{"role": "system", "content": system}) //nolint:errchkjson // strings
-		list = append([]json.RawMessage{raw}, list...)
-	}
-	c.body.Messages, err = json.Marshal(list)
-	return err
-}
-
-// plainText reads a text or a list of text blocks.
-func plainText(raw json.RawMessage) (string, error) {
-	var text string
-	if len(raw) == 0 || json.Unmarshal(raw, &text) == nil {
-		return text, nil
-	}
-	var blocks []struct {
-		Text string `json:"text"`
-	}
-	if err := json.Unmarshal(raw, &blocks); err != nil {
-		return "", badRequest("system: Input should be a valid string or list of text blocks")
-	}
-	var b strings.Builder
-	for _, block := range blocks {
-		b.WriteString(block.Text)
-	}
-	return b.String(), nil
-}
 
 // dialect is how an API that is not OpenAI's completions or chat writes its answer.
 type dialect struct {
@@ -182,7 +132,7 @@ func responsesEnd(o *output) {
 }
 
 func inferenceChunk(o *output, t merged, _ string, _ bool) {
-	o.event(map[string]any{"request_id": o.c.id, "choices": []any{map[string]any{"index": t.seq, "token_ids": []int32{t.id}, "finish_reason": finishOrNull(t.finish), "logprobs": nil}}})
+	o.event(map[string]any{"request_id": o.c.id, "choices": []any{map[string]any{"index": t.seq, "token_ids": []uint32{t.id}, "finish_reason": finishOrNull(t.finish), "logprobs": nil}}})
 }
 
 func inferenceEnd(o *output) {

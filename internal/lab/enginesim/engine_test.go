@@ -1,15 +1,17 @@
 package enginesim
 
 import (
+	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +21,48 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var qwen = sync.OnceValues(func() (*Tokenizer, error) { return LoadTokenizer(os.DirFS("../../models/qwen3")) })
+
+func qwenTokenizer(t testing.TB) *Tokenizer {
+	t.Helper()
+	tok, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+// shared gives the reference folder, which is not part of the project.
+func shared(t testing.TB) string {
+	t.Helper()
+	dir := os.Getenv("KVLANE_SHARED")
+	if dir == "" {
+		t.Skip("KVLANE_SHARED is not set: no golden files")
+	}
+	return dir
+}
+
+func jsonLines(t testing.TB, path string, each func(line []byte)) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scan := bufio.NewScanner(z)
+	scan.Buffer(nil, 64<<20)
+	for scan.Scan() {
+		each(scan.Bytes())
+	}
+	if err := scan.Err(); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // start runs an engine for a test; connections are closed with it.
 func start(t testing.TB, o Options) *Engine {
@@ -233,7 +277,7 @@ func (x *index) apply(t *testing.T, ev any) {
 	}
 }
 
-func (x *index) match(ids []int32, size int, salt string) int {
+func (x *index) match(ids []uint32, size int, salt string) int {
 	p, n := "", 0
 	if salt != "" {
 		p = fmt.Sprint([]any{salt})
@@ -363,134 +407,5 @@ func TestReplay(t *testing.T) {
 		if got := replay(t, e, nil, bytes.Repeat([]byte{0xFF}, 8)); len(got) != 1 {
 			t.Errorf("from -1: %d replies", len(got))
 		}
-	}
-}
-
-func TestRankHeaders(t *testing.T) {
-	type row struct {
-		header, body string
-		path         string
-		status       int
-		rank         int // -1: any
-	}
-	vllm := start(t, Options{Ranks: 2})
-	sg := start(t, Options{Engine: SGLang, Ranks: 2})
-	for name, x := range map[string]struct {
-		e    *Engine
-		rows []row
-	}{
-		"vllm": {vllm, []row{{"1", "", "/v1/completions", 200, 1}, {" 1", "", "/v1/completions", 200, 1}, {"01", "", "/v1/completions", 200, 1}, {"+1", "", "/v1/completions", 200, 1},
-			{"1.0", "", "/v1/completions", 200, -1}, {"x", "", "/v1/completions", 200, -1}, {"2", "", "/v1/completions", 400, 0}, {"-1", "", "/v1/completions", 400, 0},
-			{"", `,"data_parallel_rank":1`, "/v1/completions", 200, 0}}},
-		"sglang": {sg, []row{{"1", "", "/v1/completions", 200, 1}, {"0", `,"routed_dp_rank":1`, "/v1/completions", 200, 0}, {"", `,"routed_dp_rank":1`, "/v1/completions", 200, 1},
-			{"x", "", "/v1/completions", 400, 0}, {"2", "", "/v1/completions", 400, 0}, {"", `,"data_parallel_rank":1`, "/generate", 200, 1}, {"0", `,"routed_dp_rank":1`, "/generate", 200, 1}}},
-	} {
-		for _, r := range x.rows {
-			var headers []string
-			if r.header != "" {
-				headers = []string{"X-data-parallel-rank", r.header}
-			}
-			a := post(t, x.e.URL()+r.path, `{"prompt":"hi","text":"hi","max_tokens":1`+r.body+`}`, headers...)
-			recs := x.e.Stats().Requests
-			rec := recs[len(recs)-1]
-			if a.status != r.status || r.status == 200 && r.rank >= 0 && rec.Rank != r.rank {
-				t.Errorf("%s %+v: status %d, rank %d: %s", name, r, a.status, rec.Rank, a.raw)
-			}
-		}
-	}
-}
-
-func TestBadRequests(t *testing.T) {
-	e := start(t, Options{Blocks: 20, BlockSize: 4})
-	for _, row := range []struct {
-		path, body string
-		status     int
-	}{
-		{"/v1/completions", `{not json`, 400},
-		{"/v1/completions", `{"model":"demo"}`, 400},
-		{"/v1/completions", `{"prompt":""}`, 400},
-		{"/v1/completions", `{"prompt":[]}`, 400},
-		{"/v1/completions", `{"prompt":[99999999]}`, 400},
-		{"/v1/completions", `{"model":"nope","prompt":"x"}`, 404},
-		{"/v1/completions", `{"prompt":"x","cache_salt":""}`, 400},
-		{"/v1/completions", `{"prompt":"x","max_tokens":0}`, 400},
-		{"/v1/completions", `{"prompt":"` + words("Long", 100) + `"}`, 400},
-		{"/v1/chat/completions", `{"messages":[]}`, 400},
-		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"a\ud83db"}]}`, 400},
-		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"a\ud83d\ude00b \\ud83d"}],"max_tokens":1}`, 200},
-		{"/nowhere", `{}`, 404},
-	} {
-		if a := post(t, e.URL()+row.path, row.body); a.status != row.status {
-			t.Errorf("%s %s: %d %s", row.path, row.body, a.status, a.raw)
-		}
-	}
-	if st := e.Stats().Ranks[0]; st.BlocksUsed != 0 {
-		t.Errorf("blocks left in use: %+v", st)
-	}
-}
-
-func TestStream(t *testing.T) {
-	e := start(t, Options{})
-	a := post(t, e.URL()+"/v1/chat/completions", m{"messages": []m{turn("user", "Hi")}, "max_tokens": 4, "n": 2, "stream": true, "stream_options": m{"include_usage": true}})
-	whole := post(t, e.URL()+"/v1/chat/completions", m{"messages": []m{turn("user", "Hi")}, "max_tokens": 4, "n": 2})
-	texts := [2]string{}
-	var usage any
-	lines := strings.Split(string(a.raw), "\n\n")
-	if lines[len(lines)-2] != "data: [DONE]" {
-		t.Errorf("end %q", lines[len(lines)-2])
-	}
-	for _, line := range lines[:len(lines)-2] {
-		var chunk struct {
-			Choices []struct {
-				Index int `json:"index"`
-				Delta struct {
-					Content string `json:"content"`
-				} `json:"delta"`
-			} `json:"choices"`
-			Usage any `json:"usage"`
-		}
-		if err := json.Unmarshal([]byte(strings.TrimPrefix(line, "data: ")), &chunk); err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range chunk.Choices {
-			texts[c.Index] += c.Delta.Content
-		}
-		if chunk.Usage != nil {
-			usage = chunk.Usage
-		}
-	}
-	for i, c := range whole.body.Choices {
-		if texts[i] != c.Message.Content || c.Finish != "length" {
-			t.Errorf("choice %d: streamed %q, whole %q", i, texts[i], c.Message.Content)
-		}
-	}
-	if texts[0] == texts[1] {
-		t.Error("both choices are equal")
-	}
-	if usage == nil {
-		t.Error("no usage")
-	}
-}
-
-func TestStatsKnowBodyAndHeaders(t *testing.T) {
-	e := start(t, Options{})
-	raw := `{ "prompt" : "h\u0069", "max_tokens":1,  "unknown": [1.0, 2e3] }`
-	a := post(t, e.URL()+"/v1/completions", raw, "X-Request-Id", "abc", "X-Steering", "leak")
-	if a.header.Get("X-Request-ID") != "abc" || a.body.ID != "cmpl-abc" {
-		t.Errorf("request id: %v %s", a.header, a.body.ID)
-	}
-	res, err := http.Get(e.URL() + "/sim/stats")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	var st Stats
-	if err := json.NewDecoder(res.Body).Decode(&st); err != nil {
-		t.Fatal(err)
-	}
-	sum := sha256.Sum256([]byte(raw))
-	rec := st.Requests[0]
-	if rec.BodySHA256 != hex.EncodeToString(sum[:]) || rec.Headers["x-steering"] != "leak" || rec.RequestID != "abc" || !rec.Done || rec.Status != 200 {
-		t.Errorf("%+v", rec)
 	}
 }

@@ -19,7 +19,7 @@ type kvEvent struct {
 	kind    eventKind
 	hashes  []digest
 	parent  *digest // nil: the first block begins at token 0
-	tokens  []int32
+	tokens  []uint32
 	from    int // index of the first block in its sequence
 	id      identity
 	loraID  int // 0: none
@@ -81,7 +81,7 @@ func (w *packer) textOrNull(s string) {
 	}
 }
 
-func (w *packer) tokens(ids []int32) {
+func (w *packer) tokens(ids []uint32) {
 	w.list(len(ids))
 	for _, id := range ids {
 		w.num(int64(id))

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/prompt"
 )
 
 type apiKind int
@@ -41,7 +43,7 @@ type call struct {
 	id       string // external request id
 	rank     *rank
 	pinned   bool
-	prompts  [][]int32
+	prompts  [][]uint32
 	seqs     []*sequence
 	transfer *transfer // nil: an ordinary request
 }
@@ -117,17 +119,17 @@ func (c *call) prepare() error {
 	if c.body.CacheSalt != nil {
 		id.salt = *c.body.CacheSalt
 	}
-	for _, prompt := range c.prompts {
-		limit, err := c.answerTokens(len(prompt))
+	for _, p := range c.prompts {
+		limit, err := c.answerTokens(len(p))
 		if err != nil {
 			return err
 		}
-		if size += n * (len(prompt) + limit); size > maxRequestTokens {
+		if size += n * (len(p) + limit); size > maxRequestTokens {
 			return badRequest(fmt.Sprintf("this simulated engine takes %d tokens in one request: n times the prompt and max_tokens are more", maxRequestTokens))
 		}
 		for variant := range n {
 			c.seqs = append(c.seqs, &sequence{
-				prompt: len(prompt), ids: slices.Clone(prompt), maxTokens: limit, starter: c.api == chatAPI || c.api == messagesAPI || c.api == responsesAPI, variant: variant,
+				prompt: len(p), ids: slices.Clone(p), maxTokens: limit, starter: c.api == chatAPI || c.api == messagesAPI || c.api == responsesAPI, variant: variant,
 				id: id, loraID: slices.Index(c.opts.LoRA, lora) + 1, session: c.session(),
 				report: c.body.VLLMXArgs["kv_cache_report_mode"] == "full",
 			})
@@ -174,50 +176,42 @@ func (c *call) session() string {
 	return c.body.SessionID
 }
 
-func (c *call) readPrompts() error {
+// requestAPIs are package prompt's names of the APIs.
+var requestAPIs = map[apiKind]prompt.API{
+	completionsAPI: prompt.Completions, chatAPI: prompt.Chat, generateAPI: prompt.Generate,
+	messagesAPI: prompt.Messages, responsesAPI: prompt.Responses, inferenceAPI: prompt.VLLMGenerate,
+}
+
+func (c *call) readPrompts() (err error) {
 	tok := c.opts.Tokenizer
-	if c.api == messagesAPI || c.api == responsesAPI {
-		if err := c.asChat(); err != nil {
+	list := c.body.Prompt
+	if c.api == generateAPI {
+		list = c.body.Text
+		if c.body.InputIDs != nil {
+			list = c.body.InputIDs
+		}
+	}
+	given := c.body.PromptTokenIDs
+	if v, ok := c.body.KVTransferParams["prompt_token_ids"]; ok {
+		if given, err = json.Marshal(v); err != nil {
 			return err
 		}
 	}
-	var err error
-	given := c.body.PromptTokenIDs
-	if v, ok := c.body.KVTransferParams["prompt_token_ids"]; ok && c.api == chatAPI {
-		var err error
-		if given, err = json.Marshal(v); err != nil {
-			return badRequest("prompt_token_ids: " + err.Error())
-		}
+	if given == nil && c.opts.Engine == SGLang {
+		given = c.body.InputIDs
 	}
-	switch {
-	case c.api == chatAPI && given != nil:
-		c.prompts, err = tok.prompts(given, false)
-	case c.api == chatAPI && c.opts.Engine == SGLang && c.body.InputIDs != nil:
-		c.prompts, err = tok.prompts(c.body.InputIDs, false)
-	case c.api == inferenceAPI:
-		c.prompts, err = tok.prompts(c.body.TokenIDs, false)
-	case c.api == chatAPI, c.api == messagesAPI, c.api == responsesAPI:
-		if len(c.body.Messages) == 0 {
-			return badRequest("1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}")
-		}
-		var ids []int32
-		ids, err = tok.promptOf(c.opts.Engine, c.body)
-		c.prompts = [][]int32{ids}
-	case c.api == generateAPI && c.body.InputIDs != nil:
-		c.prompts, err = tok.prompts(c.body.InputIDs, false)
-	case c.api == generateAPI:
-		c.prompts, err = tok.prompts(c.body.Text, true)
-	default:
-		c.prompts, err = tok.prompts(c.body.Prompt, c.body.AddSpecialTokens == nil || *c.body.AddSpecialTokens)
+	if c.api == chatAPI && given != nil {
+		c.prompts, err = tok.givenIDs(given)
+	} else {
+		c.prompts, err = tok.prompts(c.opts.Engine, requestAPIs[c.api], c.raw, list, c.body.AddSpecialTokens == nil || *c.body.AddSpecialTokens)
 	}
 	if err != nil {
 		return err
 	}
-	for i := range c.prompts {
-		if c.opts.Engine == SGLang {
-			break // truncate_prompt_tokens is not known there
+	for _, p := range c.prompts {
+		if len(p) == 0 {
+			return badRequest("The decoder prompt cannot be empty")
 		}
-		c.prompts[i] = truncated(c.body, c.prompts[i])
 	}
 	return nil
 }

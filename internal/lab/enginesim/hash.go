@@ -19,7 +19,7 @@ type identity struct {
 // hasher chains block digests as one engine does.
 type hasher interface {
 	// next is the digest of a block after parent; nil and first set for the block at token 0.
-	next(parent *digest, tokens []int32, id identity, first bool) digest
+	next(parent *digest, tokens []uint32, id identity, first bool) digest
 	// event is the number that the engine publishes for a digest.
 	event(d digest) uint64
 }
@@ -42,7 +42,7 @@ func newVLLMHasher(seed string, cbor bool) vllmHasher {
 	return vllmHasher{sha256.Sum256(append(b, 0x94, '.')), false}
 }
 
-func (h vllmHasher) next(parent *digest, tokens []int32, id identity, first bool) digest {
+func (h vllmHasher) next(parent *digest, tokens []uint32, id identity, first bool) digest {
 	if parent == nil {
 		parent = &h.none
 	}
@@ -65,7 +65,7 @@ func (h vllmHasher) next(parent *digest, tokens []int32, id identity, first bool
 		case t < 1<<16:
 			body = binary.LittleEndian.AppendUint16(append(body, 'M'), uint16(t))
 		default:
-			body = binary.LittleEndian.AppendUint32(append(body, 'J'), uint32(t))
+			body = binary.LittleEndian.AppendUint32(append(body, 'J'), t)
 		}
 	}
 	body = append(body, 't', 0x94)
@@ -79,7 +79,7 @@ func (h vllmHasher) next(parent *digest, tokens []int32, id identity, first bool
 	return sha256.Sum256(append(b, body...))
 }
 
-func (h vllmHasher) overCBOR(parent *digest, tokens []int32, extras string) digest {
+func (h vllmHasher) overCBOR(parent *digest, tokens []uint32, extras string) digest {
 	b := cborHead(make([]byte, 0, 64+5*len(tokens)), 4, 3)
 	b = append(cborHead(b, 2, 32), parent[:]...)
 	b = cborHead(b, 4, uint64(len(tokens)))
@@ -113,7 +113,7 @@ func (vllmHasher) event(d digest) uint64 { return binary.BigEndian.Uint64(d[24:]
 // sglangHasher is SGLang's seedless chain over little-endian token words.
 type sglangHasher struct{}
 
-func (sglangHasher) next(parent *digest, tokens []int32, id identity, first bool) digest {
+func (sglangHasher) next(parent *digest, tokens []uint32, id identity, first bool) digest {
 	h := sha256.New()
 	switch {
 	case parent != nil:
@@ -124,7 +124,7 @@ func (sglangHasher) next(parent *digest, tokens []int32, id identity, first bool
 	}
 	b := make([]byte, 0, 4*len(tokens))
 	for _, t := range tokens {
-		b = binary.LittleEndian.AppendUint32(b, uint32(t))
+		b = binary.LittleEndian.AppendUint32(b, t)
 	}
 	h.Write(b)
 	return digest(h.Sum(nil))
@@ -136,7 +136,7 @@ func (sglangHasher) event(d digest) uint64 { return binary.BigEndian.Uint64(d[:]
 // trtllmHasher gives opaque unsigned 64-bit keys, as TensorRT-LLM's V1 block keys are for whoever reads them.
 type trtllmHasher struct{}
 
-func (trtllmHasher) next(parent *digest, tokens []int32, id identity, _ bool) digest {
+func (trtllmHasher) next(parent *digest, tokens []uint32, id identity, _ bool) digest {
 	h := sha256.New()
 	if parent != nil {
 		h.Write(parent[:])

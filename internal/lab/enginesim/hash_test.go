@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-func upTo(from, to int32) []int32 {
-	var ids []int32
+func upTo(from, to uint32) []uint32 {
+	var ids []uint32
 	for i := from; i <= to; i++ {
 		ids = append(ids, i)
 	}
@@ -18,7 +18,7 @@ func TestHashVectors(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		h      hasher
-		block  int32
+		block  uint32
 		id     identity
 		events []uint64
 	}{
@@ -32,7 +32,7 @@ func TestHashVectors(t *testing.T) {
 	} {
 		var parent *digest
 		for i, want := range row.events {
-			from := 1000 + int32(i)*row.block
+			from := 1000 + uint32(i)*row.block
 			d := row.h.next(parent, upTo(from, from+row.block-1), row.id, i == 0)
 			if got := row.h.event(d); got != want {
 				t.Errorf("%s block %d: %d (%x), want %d", row.name, i, got, d, want)

@@ -15,9 +15,9 @@ import (
 type held struct {
 	seq    *sequence
 	rank   *rank
-	ids    []int32 // the prompt
-	call   string  // external request id of the prefill leg
-	body   string  // SHA-256 of its body
+	ids    []uint32 // the prompt
+	call   string   // external request id of the prefill leg
+	body   string   // SHA-256 of its body
 	taken  chan struct{}
 	lease  *time.Timer
 	pulled bool // false when the lease ran out
@@ -130,10 +130,10 @@ type pull struct {
 }
 
 type pulled struct {
-	IDs  []int32 `json:"ids"`
-	Rank int     `json:"rank"`
-	Call string  `json:"call"`
-	Body string  `json:"body"`
+	IDs  []uint32 `json:"ids"`
+	Rank int      `json:"rank"`
+	Call string   `json:"call"`
+	Body string   `json:"body"`
 }
 
 // servePull hands a prefilled prompt over, once; only those of one rank unless only is -1.
@@ -251,17 +251,17 @@ func (c *call) hold(i int, key string) (*held, error) {
 // content. It is safe for concurrent use.
 type SharedStore struct {
 	mu      sync.Mutex
-	prompts [][]int32
+	prompts [][]uint32
 }
 
-func (s *SharedStore) put(ids []int32) {
+func (s *SharedStore) put(ids []uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prompts = append(s.prompts, slices.Clone(ids))
 }
 
 // longest is the number of tokens at the head of ids that are stored.
-func (s *SharedStore) longest(ids []int32) int {
+func (s *SharedStore) longest(ids []uint32) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	best := 0

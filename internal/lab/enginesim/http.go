@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+
+	"github.com/kvlane/kvlane/internal/prompt"
 )
 
 // apiMux serves the API of one rank, or of all of them when only is -1.
@@ -226,36 +228,24 @@ func (s *service) readBody(r *http.Request) ([]byte, *requestBody, error) {
 }
 
 func (s *service) tokenize(w http.ResponseWriter, r *http.Request) {
-	_, body, err := s.readBody(r)
-	if err != nil {
-		s.writeError(w, err)
-		return
-	}
+	raw, body, err := s.readBody(r)
 	tok := s.opts.Tokenizer
-	var ids []int32
-	if body.Messages != nil {
-		ids, err = tok.promptOf(s.opts.Engine, body)
-	} else {
-		var text string
-		if json.Unmarshal(body.Prompt, &text) != nil {
-			err = badRequest("prompt: Input should be a valid string")
-		}
-		ids = tok.Encode(text, body.AddSpecialTokens == nil || *body.AddSpecialTokens)
+	var ids []uint32
+	if err == nil {
+		ids, err = tok.prompt(s.opts.Engine, prompt.Tokenize, raw)
 	}
 	if err != nil {
 		s.writeError(w, err)
 		return
-	}
-	if ids == nil {
-		ids = []int32{}
 	}
 	var strs []string
 	if body.ReturnTokenStrs {
 		for _, id := range ids {
-			strs = append(strs, tok.tokens[id])
+			text, _ := tok.tokens.Token(id)
+			strs = append(strs, text)
 		}
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"count": len(ids), "max_model_len": s.opts.MaxModelLen, "tokens": ids, "token_strs": strs})
+	writeJSON(w, http.StatusOK, map[string]any{"count": len(ids), "max_model_len": s.opts.MaxModelLen, "tokens": append([]uint32{}, ids...), "token_strs": strs})
 }
 
 func (s *service) detokenize(w http.ResponseWriter, r *http.Request) {

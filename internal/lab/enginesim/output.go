@@ -26,7 +26,7 @@ type output struct {
 
 type choice struct {
 	text   strings.Builder
-	ids    []int32
+	ids    []uint32
 	finish string
 }
 
@@ -57,7 +57,7 @@ func (o *output) answerID() string {
 func (o *output) token(t merged) {
 	ch := &o.choices[t.seq]
 	first := len(ch.ids) == 0
-	text := o.c.opts.Tokenizer.Decode([]int32{t.id})
+	text := o.c.opts.Tokenizer.Decode([]uint32{t.id})
 	ch.text.WriteString(text)
 	ch.ids = append(ch.ids, t.id)
 	ch.finish = t.finish
@@ -142,13 +142,13 @@ func (o *output) chunk(t merged, text string, first bool) {
 		}
 	}
 	if o.c.body.ReturnTokenIDs {
-		base["token_ids"] = []int32{t.id}
+		base["token_ids"] = []uint32{t.id}
 	}
 	o.event(o.head(true, []any{base}))
 }
 
 // promptOfSeq is the prompt of a sequence, which the rank does not touch.
-func (c *call) promptOfSeq(i int) []int32 {
+func (c *call) promptOfSeq(i int) []uint32 {
 	return c.prompts[i/(len(c.seqs)/len(c.prompts))]
 }
 

@@ -8,8 +8,8 @@ import (
 
 // sequence is one prompt with its answer on one rank.
 type sequence struct {
-	prompt    int     // tokens of the prompt
-	ids       []int32 // prompt, then generated tokens
+	prompt    int      // tokens of the prompt
+	ids       []uint32 // prompt, then generated tokens
 	maxTokens int
 	starter   bool // the answer begins a chat turn
 	variant   int  // which of n answers
@@ -46,7 +46,7 @@ const (
 
 // token is a generated token; the last of a sequence says why it ends.
 type token struct {
-	id     int32
+	id     uint32
 	finish string // "", "length" or "abort"
 	cached int    // tokens of the prompt that were found in the cache
 }
@@ -322,7 +322,7 @@ func (r *rank) emitStored(s *sequence, from, to int) {
 	r.flushRemoved()
 	size := r.eng.opts.BlockSize
 	ev := kvEvent{kind: blockStored, from: from, id: s.id, loraID: s.loraID, session: s.session,
-		hashes: append([]digest(nil), s.hashes[from:to]...), tokens: append([]int32(nil), s.ids[from*size:to*size]...)}
+		hashes: append([]digest(nil), s.hashes[from:to]...), tokens: append([]uint32(nil), s.ids[from*size:to*size]...)}
 	if from > 0 {
 		parent := s.hashes[from-1]
 		ev.parent = &parent
@@ -399,7 +399,7 @@ func (r *rank) finish(s *sequence, reason string) {
 		s.blocks = nil
 	}
 	if reason != "" {
-		s.out <- token{id: -1, finish: reason}
+		s.out <- token{finish: reason}
 	}
 	close(s.out)
 }
@@ -415,13 +415,13 @@ func without(list []*sequence, s *sequence) []*sequence {
 
 // sample is a word that depends on the prompt, on which answer this is, and on its place: the same request always gets
 // the same answer.
-func (r *rank) sample(s *sequence) int32 {
+func (r *rank) sample(s *sequence) uint32 {
 	tok := r.eng.opts.Tokenizer
 	n := len(s.ids) - s.prompt
 	b := make([]byte, 0, 64)
 	tail := s.ids[max(0, s.prompt-8):s.prompt]
 	for _, id := range tail {
-		b = binary.LittleEndian.AppendUint32(b, uint32(id))
+		b = binary.LittleEndian.AppendUint32(b, id)
 	}
 	b = binary.LittleEndian.AppendUint64(b, uint64(s.prompt)<<32|uint64(n)<<8|uint64(s.variant))
 	sum := sha256.Sum256(append(b, s.id.lora...))

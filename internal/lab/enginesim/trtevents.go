@@ -34,7 +34,7 @@ type trtEvent struct {
 
 type trtToken struct {
 	Type    string `json:"type"`
-	TokenID int32  `json:"token_id"`
+	TokenID uint32 `json:"token_id"`
 	ExtraID int    `json:"token_extra_id"`
 }
 
