@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// trtEvents is the buffer behind POST /kv_cache_events: rank 0 publishes the events of all ranks, reading drains it, and
-// the oldest are dropped when it is full.
+// trtEvents is the buffer behind POST /kv_cache_events: rank 0 publishes the events of all ranks. A request drains the
+// buffer; when it is full, the oldest events are dropped.
 type trtEvents struct {
 	opts   *Options
 	hash   hasher
@@ -17,6 +17,9 @@ type trtEvents struct {
 	buffer []json.RawMessage
 }
 
+// object is a JSON object.
+type object = map[string]any
+
 func (e *Engine) trtEvents() *trtEvents {
 	if len(e.ranks) > 1 {
 		return e.ranks[0].trt
@@ -24,58 +27,18 @@ func (e *Engine) trtEvents() *trtEvents {
 	return &trtEvents{opts: &e.opts, hash: e.opts.hasher(), faults: &e.faults, next: map[int]int{}}
 }
 
-type trtEvent struct {
-	EventID    int    `json:"event_id"`
-	WindowSize int    `json:"window_size"`
-	HashAlgo   string `json:"hash_algo"`
-	Rank       *int   `json:"attention_dp_rank,omitempty"`
-	Data       any    `json:"data"`
-}
-
-type trtToken struct {
-	Type    string `json:"type"`
-	TokenID uint32 `json:"token_id"`
-	ExtraID int    `json:"token_extra_id"`
-}
-
-type trtBlock struct {
-	Type       string     `json:"type"`
-	BlockHash  uint64     `json:"block_hash"`
-	Tokens     []trtToken `json:"tokens"`
-	CacheLevel int        `json:"cache_level"`
-	Priority   int        `json:"priority"`
-	MMKeys     []any      `json:"mm_keys"`
-	CacheSalt  *string    `json:"cache_salt"`
-}
-
-type trtStored struct {
-	Type       string     `json:"type"`
-	ParentHash *uint64    `json:"parent_hash"`
-	Blocks     []trtBlock `json:"blocks"`
-}
-
-type trtRemoved struct {
-	Type   string   `json:"type"`
-	Hashes []uint64 `json:"block_hashes"`
-}
-
-type trtCreated struct {
-	Type   string `json:"type"`
-	Blocks [2]int `json:"num_blocks_per_cache_level"`
-}
-
 func (t *trtEvents) created(rank int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.put(rank, trtCreated{"created", [2]int{t.opts.Blocks, 0}})
+	t.put(rank, object{"type": "created", "num_blocks_per_cache_level": []int{t.opts.Blocks, 0}})
 }
 
 // put runs under the lock.
-func (t *trtEvents) put(rank int, data any) {
-	ev := trtEvent{EventID: t.next[rank], WindowSize: t.opts.MaxModelLen, HashAlgo: "v1_block_key", Data: data}
+func (t *trtEvents) put(rank int, data object) {
+	ev := object{"event_id": t.next[rank], "window_size": t.opts.MaxModelLen, "hash_algo": "v1_block_key", "data": data}
 	t.next[rank]++
 	if t.opts.Ranks > 1 {
-		ev.Rank = &rank
+		ev["attention_dp_rank"] = rank
 	}
 	f := t.faults.takeBatch()
 	if f.StopEvents || f.DropBatches > 0 {
@@ -96,37 +59,35 @@ func (t *trtEvents) add(events []kvEvent, rank int) {
 	defer t.mu.Unlock()
 	for i := range events {
 		ev := &events[i]
+		var hashes []uint64
+		for _, d := range ev.hashes {
+			hashes = append(hashes, t.hash.event(d))
+		}
 		switch ev.kind {
 		case blockStored:
-			t.put(rank, t.stored(ev))
+			t.put(rank, t.stored(ev, hashes))
 		case blockRemoved:
-			out := trtRemoved{Type: "removed"}
-			for _, d := range ev.hashes {
-				out.Hashes = append(out.Hashes, t.hash.event(d))
-			}
-			t.put(rank, out)
+			t.put(rank, object{"type": "removed", "block_hashes": hashes})
 		}
 	}
 }
 
-func (t *trtEvents) stored(ev *kvEvent) trtStored {
-	out := trtStored{Type: "stored"}
+func (t *trtEvents) stored(ev *kvEvent, hashes []uint64) object {
+	var parent any
 	if ev.parent != nil {
-		h := t.hash.event(*ev.parent)
-		out.ParentHash = &h
+		parent = t.hash.event(*ev.parent)
 	}
 	size := t.opts.BlockSize
-	for i, d := range ev.hashes {
-		b := trtBlock{Type: "stored_block", BlockHash: t.hash.event(d), Priority: 35, MMKeys: []any{}}
-		if ev.id.salt != "" {
-			b.CacheSalt = &ev.id.salt
-		}
+	var blocks []object
+	for i, hash := range hashes {
+		var tokens []object
 		for _, id := range ev.tokens[i*size : (i+1)*size] {
-			b.Tokens = append(b.Tokens, trtToken{"unique_token", id, 0})
+			tokens = append(tokens, object{"type": "unique_token", "token_id": id, "token_extra_id": 0})
 		}
-		out.Blocks = append(out.Blocks, b)
+		blocks = append(blocks, object{"type": "stored_block", "block_hash": hash, "tokens": tokens, "cache_level": 0, "priority": 35,
+			"mm_keys": []any{}, "cache_salt": orNil(ev.id.salt)})
 	}
-	return out
+	return object{"type": "stored", "parent_hash": parent, "blocks": blocks}
 }
 
 // drain gives the buffer as a JSON array and empties it.
