@@ -60,7 +60,7 @@ type Envoy struct {
 type Limits struct {
 	MaxBody      Bytes  `yaml:"max_body" jsonschema_description:"Largest request body; more is answered 413."`
 	UnknownModel string `yaml:"unknown_model" jsonschema:"enum=refuse,enum=route" jsonschema_description:"A request for a model that no worker lists, where all workers list theirs. refuse: 404 (and 400 for one that names none where no model is served by all workers). route: any worker."`
-	RefuseEarly  bool   `yaml:"refuse_early" jsonschema_description:"Answer requests that the engine would refuse with its own status, instead of sending them on."`
+	RefuseEarly  bool   `yaml:"refuse_early" jsonschema_description:"Answer requests whose prompt cannot be made (by the shape of the messages, the chat template, or the context's length) with the engine's own status, instead of sending them on. Types and values of other fields are left to the engine."`
 }
 
 // Model is a served model.

@@ -19,9 +19,6 @@ func (m *Model) messagesChat(in input) (body *jinja.Dict, partial string, err er
 	if !present {
 		return nil, "", refuse("messages: Field required")
 	}
-	if in.API == prompt.Messages && !in.Has(prompt.FieldMaxTokens) {
-		return nil, "", refuse("max_tokens: Field required")
-	}
 	c := &anthropicChat{merge: m.systemFirst}
 	if err := c.system(in, messages); err != nil {
 		return nil, "", err
@@ -36,8 +33,7 @@ func (m *Model) messagesChat(in input) (body *jinja.Dict, partial string, err er
 	}
 	body = new(jinja.Dict)
 	body.Set("messages", jinja.List(c.list))
-	for _, f := range [...]prompt.Field{prompt.FieldMaxTokens, prompt.FieldCacheSalt, prompt.FieldChatTemplateKwargs,
-		prompt.FieldKVTransferParams} {
+	for _, f := range [...]prompt.Field{prompt.FieldChatTemplateKwargs, prompt.FieldKVTransferParams} {
 		v, err := in.value(f)
 		if err != nil {
 			return nil, "", err
@@ -70,12 +66,6 @@ func anthropicEffort(in input, body *jinja.Dict) error {
 			body.Set("reasoning_effort", jinja.String(text))
 		case text == "disabled":
 			body.Set("reasoning_effort", jinja.String("none"))
-		case text == "enabled":
-			const least = 1024
-			budget, _ := optional(d, "budget_tokens").AsInt()
-			if most, _ := in.laxInt(prompt.FieldMaxTokens); budget < least || in.API == prompt.Messages && budget >= most {
-				return refuse("thinking.budget_tokens must be at least %d and less than max_tokens", least)
-			}
 		}
 	}
 	return nil
@@ -98,9 +88,6 @@ func anthropicTools(in input, body *jinja.Dict) error {
 	case "none":
 		chosen = jinja.String("none")
 	case "tool":
-		if name, _, _ := textOf(choice, "name"); name == "" {
-			return refuse("tool_choice.name is required when type is 'tool'")
-		}
 		fn := jinja.NewDict(1)
 		fn.Set("name", optional(choice, "name"))
 		named := jinja.NewDict(2)

@@ -36,13 +36,7 @@ func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	in = input{Request: chat, wide: engine == SGLang, made: req.API == prompt.Responses,
-		counted: engine == SGLang && req.API == prompt.CountTokens}
-	if engine == SGLang {
-		if err := m.sglangRules(in); err != nil {
-			return nil, err
-		}
-	}
+	in = input{Request: chat, wide: engine == SGLang, counted: engine == SGLang && req.API == prompt.CountTokens}
 	return m.chat(in, engine)
 }
 

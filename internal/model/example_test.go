@@ -32,5 +32,5 @@ func ExampleModel_Prompt() {
 	}
 	// Output:
 	// [151644 872 198 9707 11 1879 151645 198 151644 77091 198]
-	// 400 messages: content: Input should be a valid string
+	// 400 messages.content: input should be a valid string
 }

@@ -70,9 +70,6 @@ func New(tok *tokenizer.Tokenizer, options Options) (*Model, error) {
 	if options.ChatTemplate != "" {
 		sources = map[string]string{defaultTemplate: options.ChatTemplate}
 	}
-	// The first request should not wait for them.
-	vllmSchemas()
-	sglangSchemas()
 	if options.Now == nil {
 		options.Now = time.Now
 	}

@@ -35,7 +35,6 @@ const (
 	shapeSGLang shapeKind = 1 << iota
 	shapeOpenAI
 	shapeReasoning
-	shapeMade
 	shapeTRTLLM
 )
 
@@ -149,15 +148,15 @@ func (c *messageMemo) keep(s *shapedMessage) {
 	}
 }
 
-// shaper makes the value that the template gets of a message, which is given as bytes and as a value.
-type shaper func(raw []byte, v jinja.Value) (jinja.Value, error)
+// shaper makes the value that the template gets of a message.
+type shaper func(v jinja.Value) (jinja.Value, error)
 
 func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
 	v, err := in.parse("messages", raw)
 	if err != nil {
 		return v, err
 	}
-	return shape(raw, v)
+	return shape(v)
 }
 
 // shapeMessages is every message shaped.

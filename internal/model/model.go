@@ -131,8 +131,8 @@ func (m *Model) checkLength(req *prompt.Request, engine Engine, res *Result) err
 
 func (m *Model) plan(req *prompt.Request, engine Engine) (p *plan, assumed string, err error) {
 	in := input{Request: req, wide: engine == SGLang, halves: engine == VLLM}
-	if err := m.accepted(in, engine); err != nil {
-		return nil, "", err
+	if engine == VLLM && in.LongInteger { // Python's reader of JSON takes no such body
+		return nil, "", refuse("There was an error parsing the body")
 	}
 	switch req.API {
 	case prompt.Chat:
@@ -221,11 +221,14 @@ func (m *Model) plain(in input, engine Engine) (*plan, error) {
 			}
 		}
 	}
-	raw, form, err := m.firstPrompt(in, engine)
-	if err != nil {
-		return nil, err
+	const keptElements = 1 << 16 // prompt.Request keeps no more
+	batch := in.Form == prompt.FormTexts || in.Form == prompt.FormIDLists
+	if batch && len(in.Elements) < min(in.Count, keptElements) { // such as [1,"2"], which pydantic may read as ids
+		p.partial = "the prompt is a list of different kinds"
+		return p, nil
 	}
-	switch form {
+	raw := in.FirstPrompt()
+	switch in.Form {
 	case prompt.FormText, prompt.FormTexts:
 		text, err := prompt.AppendText(make([]byte, 0, len(raw)), raw)
 		if err != nil {

@@ -140,8 +140,9 @@ var goldens = []struct {
 	{name: "kwarg add_generation_prompt", api: prompt.Chat, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"messages":[],"add_generation_prompt":false}}`, status: 500},
 	{name: "no messages", api: prompt.Chat, body: `{}`, status: 400},
-	{name: "salt", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"cache_salt":"a@b"}`, status: 400},
-	{name: "stream options without stream", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"stream_options":{"include_usage":true}}`, status: 400},
+	{name: "fields beside the prompt are the engine's to check", api: prompt.Chat,
+		body: `{"messages":[{"role":"user","content":"a"}],"cache_salt":"a@b","stream_options":{"x":1},"temperature":"hot","stop":[""],"n":0}`,
+		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
 	{name: "completion", api: prompt.Completions, body: `{"prompt":"a\n<|im_end|>"}`, text: "a\n<|im_end|>"},
 	{name: "completions of a batch", api: prompt.Completions, body: `{"prompt":["first","second"]}`, text: "first"},
 	{name: "no prompt", api: prompt.Completions, body: `{"model":"m"}`, status: 400},
@@ -174,13 +175,8 @@ var goldens = []struct {
 			`{"role":"user","content":[{"type":"text","text":"b"},{"type":"tool_result","tool_use_id":"1","content":[{"type":"text","text":"r"},{"type":"text","text":"q"}]}]},{"role":"system","content":"now"},{"role":"user","content":[]}]}`,
 		text: "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\na\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nr\nq\n</tool_response><|im_end|>\n" +
 			"<|im_start|>user\nb<|im_end|>\n<|im_start|>system\nnow<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"},
-	{name: "messages without a bound", api: prompt.Messages, body: `{"messages":[{"role":"user","content":"u"}]}`, status: 400},
 	{name: "counted messages need none", api: prompt.CountTokens, body: `{"messages":[{"role":"user","content":"u"}]}`,
 		text: "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "more thought than tokens", api: prompt.Messages, status: 400,
-		body: `{"max_tokens":5,"thinking":{"type":"enabled","budget_tokens":2000},"messages":[{"role":"user","content":"u"}]}`},
-	{name: "a chosen tool without a name", api: prompt.Messages, status: 400,
-		body: `{"max_tokens":5,"tool_choice":{"type":"tool"},"messages":[{"role":"user","content":"u"}]}`},
 	{name: "a block that is none", api: prompt.Messages, status: 400, body: `{"max_tokens":5,"messages":[{"role":"user","content":[{"type":"document"}]}]}`},
 	{name: "parts without their text", api: prompt.Tokenize, body: `{"messages":[{"role":"user","content":["a",{"type":"tool_reference","x":1},{"type":"text","text":null}]}]}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
@@ -272,7 +268,6 @@ func TestEngineFlags(t *testing.T) {
 		{Options{MaxModelLen: 10}, `"n":1`, false},
 		{Options{MaxModelLen: 10}, `"max_tokens":2`, false}, // what there is room for is generated
 		{Options{MaxModelLen: 10}, `"max_tokens":11`, true},
-		{Options{MaxModelLen: 12}, `"max_tokens":2,"min_tokens":3`, true},
 		{Options{MaxModelLen: 12}, `"min_tokens":3`, false},
 		{Options{MaxModelLen: 12}, `"max_tokens":2`, false},
 	} {

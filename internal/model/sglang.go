@@ -305,24 +305,18 @@ func sglangTool(v jinja.Value) (jinja.Value, error) {
 		}
 	}
 	fn := jinja.NewDict(function.Len() + 2)
-	sound := true
 	function.Range(func(k, v jinja.Value) bool {
 		key, _ := k.AsString()
 		switch flag, is := flags[key]; {
 		case is && !flag.IsNone():
 			fn.Set(key, flag)
 		case key == "parameters" && !v.IsNone():
-			v = standardSchema(v)
-			sound = isSchema(v)
-			fn.Set(key, v)
+			fn.Set(key, standardSchema(v))
 		case key == "name" || key == "description" || key == "parameters":
 			fn.Set(key, v)
 		}
 		return true
 	})
-	if !sound {
-		return v, refuse("Tool function has invalid 'parameters' schema")
-	}
 	for _, key := range [...]string{"description", "parameters"} {
 		if _, ok := fn.Get(key); !ok {
 			fn.Set(key, jinja.None())
@@ -357,7 +351,7 @@ type sglangShape struct {
 
 var sglangRoles = []string{roleSystem, roleAssistant, roleTool, "function", roleDeveloper, "latest_reminder", "root"}
 
-func (s *sglangShape) message(raw []byte, v jinja.Value) (jinja.Value, error) {
+func (s *sglangShape) message(v jinja.Value) (jinja.Value, error) {
 	msg, ok := v.AsDict()
 	if !ok {
 		return v, refuse("messages: input should be a valid dictionary")
@@ -365,9 +359,6 @@ func (s *sglangShape) message(raw []byte, v jinja.Value) (jinja.Value, error) {
 	role, has, _ := textOf(msg, "role")
 	if !has {
 		return v, refuse("messages.role: 'role' must be a string")
-	}
-	if err := sglangDeclared(msg, raw); err != nil {
-		return v, err
 	}
 	content, given := msg.Get("content")
 	if role == roleUser {

@@ -10,9 +10,7 @@ import (
 
 // SGLang 0.5.23's Anthropic API: python/sglang/srt/entrypoints/anthropic/serving.py, for a server without --reasoning-parser.
 
-// sglangToolTag is _tool_discriminator: which kind of tool a tool is.
-func sglangToolTag(raw []byte) string { return sglangToolKind(prompt.Text(prompt.Member(raw, "type"))) }
-
+// sglangToolKind is _tool_discriminator: tools of other kinds than "custom" are run by Anthropic's servers.
 func sglangToolKind(kind string) string {
 	for _, family := range [...]string{"web_search", "computer", "bash", "text_editor"} {
 		if strings.HasPrefix(kind, family+"_") {
@@ -40,16 +38,6 @@ func (m *Model) sglangMessages(in input) (body *jinja.Dict, err error) {
 	}
 	body = new(jinja.Dict)
 	body.Set("messages", jinja.List(c.list))
-	for _, pair := range [...][2]string{{"max_tokens", "max_tokens"}, {"temperature", "temperature"}, {"top_p", "top_p"}, {"top_k", "top_k"},
-		{"stop_sequences", "stop"}} {
-		if raw := in.Get(pair[0]); given(raw) && in.API == prompt.Messages { // counting knows none of them
-			v, err := parseField(pair[0], raw)
-			if err != nil {
-				return nil, err
-			}
-			body.Set(pair[1], v)
-		}
-	}
 	if kind := prompt.Text(prompt.Member(in.Get("thinking"), "type")); kind != "" && kind != "disabled" {
 		return nil, &Refusal{Status: 400, Reason: "Anthropic thinking is not supported for models without a reasoning parser", Guessed: true}
 	}

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 
@@ -9,8 +8,7 @@ import (
 )
 
 // SGLang rewrites the types in a tool's parameters that databases and programming languages use (function_call/utils.py,
-// normalize_json_schema_types), which the template then shows, and refuses parameters that are no JSON schema of the draft
-// 2020-12 (jsonschema's check_schema).
+// normalize_json_schema_types), which the template then shows.
 
 var schemaTypes = []string{"null", "boolean", "object", "array", "number", "string", "integer"}
 
@@ -50,15 +48,6 @@ var (
 	schemaLists = []string{"anyOf", "oneOf", "allOf", "prefixItems"}
 	subSchemas  = []string{"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems",
 		"unevaluatedProperties"}
-	schemaCounts = []string{"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
-	schemaBounds = []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-	schemaFlags  = []string{"uniqueItems", "deprecated", "readOnly", "writeOnly"}
-	schemaTexts  = []string{"pattern", "format", "title", "description", "$comment", "contentEncoding", "contentMediaType", "$schema", "$ref", "$dynamicRef"}
-)
-
-var (
-	schemaID     = regexp.MustCompile(`^[^#]*#?$`)
-	schemaAnchor = regexp.MustCompile(`^[A-Za-z_][-A-Za-z0-9._]*$`)
 )
 
 // standardSchema is a schema with its types rewritten; the same value if there is nothing to do.
@@ -164,93 +153,4 @@ func uniqueTypes(v jinja.Value, items []jinja.Value) jinja.Value {
 		return v
 	}
 	return jinja.List(out)
-}
-
-// isSchema tells whether a value is a JSON schema, by the meta-schema of the draft 2020-12.
-func isSchema(v jinja.Value) bool {
-	if _, ok := v.AsBool(); ok {
-		return true
-	}
-	d, ok := v.AsDict()
-	if !ok {
-		return false
-	}
-	holds := func(keys []string, rule func(jinja.Value) bool) bool {
-		for _, key := range keys {
-			if value, given := d.Get(key); given && !rule(value) {
-				return false
-			}
-		}
-		return true
-	}
-	isText := func(v jinja.Value) bool { _, ok := v.AsString(); return ok }
-	matches := func(re *regexp.Regexp) func(jinja.Value) bool {
-		return func(v jinja.Value) bool { s, ok := v.AsString(); return ok && re.MatchString(s) }
-	}
-	isList := func(v jinja.Value) bool { _, ok := v.AsList(); return ok }
-	return holds([]string{"type"}, isTypes) && holds(schemaMaps, membersAre(isSchema)) && holds(schemaLists, isSchemaList) && holds(subSchemas, isSchema) &&
-		holds([]string{"contentSchema"}, isSchema) && holds(schemaCounts, isCount) && holds(schemaBounds, isNumber) &&
-		holds([]string{"multipleOf"}, func(v jinja.Value) bool { x, _ := v.AsFloat(); n, _ := v.AsInt(); return x > 0 || n > 0 }) &&
-		holds(schemaFlags, func(v jinja.Value) bool { _, ok := v.AsBool(); return ok }) && holds(schemaTexts, isText) &&
-		holds([]string{"required"}, isNames) && holds([]string{"enum", "examples"}, isList) && holds([]string{"dependentRequired"}, membersAre(isNames)) &&
-		holds([]string{"dependencies"}, membersAre(func(v jinja.Value) bool { return isSchema(v) || isNames(v) })) &&
-		holds([]string{"$vocabulary"}, membersAre(func(v jinja.Value) bool { _, ok := v.AsBool(); return ok })) &&
-		holds([]string{"$id"}, matches(schemaID)) && holds([]string{"$anchor", "$dynamicAnchor"}, matches(schemaAnchor))
-}
-
-func isTypes(v jinja.Value) bool {
-	if name, ok := v.AsString(); ok {
-		return slices.Contains(schemaTypes, name)
-	}
-	items, ok := v.AsList()
-	if !ok || len(items) == 0 || !isNames(v) {
-		return false
-	}
-	for i := range items {
-		if name, _ := items[i].AsString(); !slices.Contains(schemaTypes, name) {
-			return false
-		}
-	}
-	return true
-}
-
-// isNames is a list of different texts.
-func isNames(v jinja.Value) bool {
-	items, ok := v.AsList()
-	seen := map[string]bool{}
-	for i := range items {
-		name, isText := items[i].AsString()
-		if !isText || seen[name] {
-			return false
-		}
-		seen[name] = true
-	}
-	return ok
-}
-
-// membersAre is a rule for objects: every value keeps another one.
-func membersAre(rule func(jinja.Value) bool) func(jinja.Value) bool {
-	return func(v jinja.Value) bool {
-		d, ok := v.AsDict()
-		if ok {
-			d.Range(func(_, v jinja.Value) bool { ok = rule(v); return ok })
-		}
-		return ok
-	}
-}
-
-func isSchemaList(v jinja.Value) bool {
-	items, ok := v.AsList()
-	return ok && len(items) > 0 && !slices.ContainsFunc(items, func(v jinja.Value) bool { return !isSchema(v) })
-}
-
-func isNumber(v jinja.Value) bool { return v.Kind() == jinja.KindInt || v.Kind() == jinja.KindFloat }
-
-// isCount is an integer that is not negative; 1.0 is one.
-func isCount(v jinja.Value) bool {
-	if x, ok := v.AsFloat(); ok && v.Kind() == jinja.KindFloat {
-		return x >= 0 && x == float64(int64(x))
-	}
-	n, ok := v.AsInt()
-	return v.Kind() == jinja.KindInt && (!ok || n >= 0)
 }

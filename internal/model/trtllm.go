@@ -78,7 +78,7 @@ func (in input) givenIDs(name string) ([]uint32, bool, error) {
 // trtllmShape makes the message that TensorRT-LLM gives to the template.
 type trtllmShape struct{ p *plan }
 
-func (s *trtllmShape) message(_ []byte, v jinja.Value) (jinja.Value, error) {
+func (s *trtllmShape) message(v jinja.Value) (jinja.Value, error) {
 	msg, ok := v.AsDict()
 	if !ok {
 		return v, refuse("messages: input should be a valid dictionary")

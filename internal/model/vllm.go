@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/pydantic"
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 )
 
@@ -36,7 +35,7 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{template: template.compiled, brought: template.brought, dated: template.dated, continued: cont}
-	shape := vllmShape{openai: template.openAI, legacy: !tokenize, made: in.made, textOnly: m.textOnly(VLLM), p: p}
+	shape := vllmShape{openai: template.openAI, legacy: !tokenize, textOnly: m.textOnly(VLLM), p: p}
 	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {
 		return nil, err
@@ -296,7 +295,7 @@ func laxFlag(d *jinja.Dict, key string) (jinja.Value, error) {
 	if err != nil {
 		return v, err
 	}
-	b, ok := pydantic.Bool(raw)
+	b, ok := laxBool(raw)
 	if !ok {
 		return v, refuse("tools.%s: Input should be a valid boolean", key)
 	}
@@ -345,18 +344,6 @@ func namedTool(choice jinja.Value) (string, error) {
 	return name, nil
 }
 
-// vllmSalt is validate_cache_salt.
-func vllmSalt(in input) error {
-	if !in.Has(prompt.FieldCacheSalt) {
-		return nil
-	}
-	salt := in.CacheSalt()
-	if salt == "" || len([]rune(salt)) > 128 || strings.ContainsAny(salt, "@/\\\x00") {
-		return refuse("cache_salt must be a text of 1 to 128 characters without '@', '/', '\\' and NUL (parameter=cache_salt)")
-	}
-	return nil
-}
-
 // vllmTruncation reads truncate_prompt_tokens: the tail is kept unless truncation_side says "right"; -1 means what the model
 // takes.
 func (m *Model) vllmTruncation(in input, p *plan) error {
@@ -367,7 +354,7 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	if !in.Has(prompt.FieldTruncatePromptTokens) {
 		return nil
 	}
-	n, ok := in.laxInt(prompt.FieldTruncatePromptTokens)
+	n, ok := laxInt(in.Raw(prompt.FieldTruncatePromptTokens))
 	switch {
 	case !ok || n < -1 || n == 0 && in.API != prompt.Tokenize:
 		return refuse("truncate_prompt_tokens: input should be an integer, -1 or at least 1")
@@ -388,7 +375,7 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 // those hold more than text or are echoed.
 func (m *Model) forwardedIDs(in input) ([]uint32, bool, error) {
 	raw := in.Member(prompt.FieldKVTransferParams, "prompt_token_ids")
-	if !given(raw) || truthy(in.Get("echo")) {
+	if echo, _ := laxBool(in.Get("echo")); echo || !given(raw) {
 		return nil, false, nil
 	}
 	ids, err := prompt.AppendIDs(nil, raw)
@@ -396,4 +383,45 @@ func (m *Model) forwardedIDs(in input) ([]uint32, bool, error) {
 		return nil, true, refuse("`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.")
 	}
 	return ids, true, m.checkIDs(ids)
+}
+
+// vllmLength refuses a prompt of n tokens that leaves no room in the engine's context, and a request for more tokens than the
+// whole context has. Between the two the engine generates what there is room for.
+func (m *Model) vllmLength(in input, n int) error {
+	context := int64(m.options.MaxModelLen)
+	if context == 0 {
+		return nil
+	}
+	room := context - int64(n)
+	if in.API != prompt.Embeddings && in.API != prompt.VLLMGenerate {
+		if wanted, asked := in.vllmMaxTokens(); asked && wanted > context {
+			return refuse("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", wanted, context)
+		}
+		if echo, _ := laxBool(in.Get("echo")); !echo || in.API != prompt.Completions {
+			room--
+		}
+	}
+	if room < 0 {
+		return refuse("This model's maximum context length is %d tokens. However, your prompt contains %d input tokens.", context, n)
+	}
+	return nil
+}
+
+// vllmMaxTokens is the number of tokens that the request wants, by the field that its API reads first.
+func (in input) vllmMaxTokens() (n int64, asked bool) {
+	fields := []prompt.Field{prompt.FieldMaxTokens}
+	switch in.API {
+	case prompt.Chat:
+		fields = []prompt.Field{prompt.FieldMaxCompletionTokens, prompt.FieldMaxTokens}
+	case prompt.Responses:
+		fields = []prompt.Field{prompt.FieldMaxOutputTokens}
+	default:
+	}
+	for _, f := range fields {
+		if n, ok := laxInt(in.Raw(f)); ok {
+			return n, true
+		}
+	}
+	const byDefault = 16
+	return byDefault, in.API == prompt.Completions
 }

@@ -12,8 +12,6 @@ type vllmShape struct {
 	openai bool // the template walks over content parts
 	// legacy: reasoning_content of the history stands for reasoning. /tokenize only knows the latter.
 	legacy bool
-	// made: the messages are not a client's, see input.
-	made bool
 	// textOnly, if not nil, is the refusal of a part that is no text.
 	textOnly func(kind string) error
 	p        *plan
@@ -27,9 +25,6 @@ func (s *vllmShape) kind() shapeKind {
 	if s.legacy {
 		k |= shapeReasoning
 	}
-	if s.made {
-		k |= shapeMade
-	}
 	return k
 }
 
@@ -42,7 +37,7 @@ const (
 	roleUser      = "user"
 )
 
-func (s *vllmShape) message(raw []byte, v jinja.Value) (jinja.Value, error) {
+func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	msg, ok := v.AsDict()
 	if !ok {
 		return v, refuse("messages: input should be a valid dictionary")
@@ -50,11 +45,6 @@ func (s *vllmShape) message(raw []byte, v jinja.Value) (jinja.Value, error) {
 	role, has, _ := textOf(msg, "role")
 	if !has {
 		return v, refuse("messages.role: input should be a valid string")
-	}
-	if !s.made && !ordinary(msg) {
-		if err := s.declared(raw); err != nil {
-			return v, err
-		}
 	}
 	content, given := msg.Get("content")
 	if given && content.IsNone() && role != roleAssistant {
@@ -249,6 +239,9 @@ func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
 		}
 		add(text)
 	} else if parts, ok := v.AsList(); ok {
+		if onlyBareTexts(parts) {
+			return v, refuse("messages.content: input should be a valid dictionary")
+		}
 		for i := range parts {
 			text, bare := parts[i].AsString()
 			if bare { // where the message's type takes them
@@ -281,6 +274,12 @@ func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
 		return jinja.List(wrapped), nil
 	}
 	return join(texts, "\n"), nil
+}
+
+// onlyBareTexts reports whether a content is a list of strings. Of pydantic's types for a message, vLLM takes the one that sets
+// more fields; a single object among the parts makes that the type which takes strings too.
+func onlyBareTexts(parts []jinja.Value) bool {
+	return len(parts) > 0 && !slices.ContainsFunc(parts, func(v jinja.Value) bool { _, bare := v.AsString(); return !bare })
 }
 
 func (s *vllmShape) cut(why string) { s.p.media, s.p.partial = true, why }

@@ -7,39 +7,25 @@ import "strconv"
 func wideIntegers(text []byte) []byte {
 	var out []byte
 	at := 0
-	eachWide(text, func(end int) bool {
-		out = append(append(out, text[at:end]...), ".0"...)
-		at = end
-		return true
-	})
-	if at == 0 {
-		return text
-	}
-	return append(out, text[at:]...)
-}
-
-// hasWideInteger tells whether a JSON text holds an integer that 64 bits do not.
-func hasWideInteger(text []byte) (wide bool) {
-	eachWide(text, func(int) bool { wide = true; return false })
-	return wide
-}
-
-// eachWide tells where each integer of a JSON text ends that 64 bits do not hold, until next is false.
-func eachWide(text []byte, next func(end int) bool) {
 	for i := 0; i < len(text); {
 		switch c := text[i]; {
 		case c == '"':
 			i = endOfString(text, i)
 		case c == '-' || c-'0' < 10:
 			end, whole := endOfNumber(text, i)
-			if whole && isWide(text[i:end]) && !next(end) {
-				return
+			if whole && isWide(text[i:end]) {
+				out = append(append(out, text[at:end]...), ".0"...)
+				at = end
 			}
 			i = end
 		default:
 			i++
 		}
 	}
+	if at == 0 {
+		return text
+	}
+	return append(out, text[at:]...)
 }
 
 // endOfString is where the string that begins at i ends, behind its quote.
