@@ -29,7 +29,7 @@ func (w *worker) encode(dst []uint32, text string, from int) ([]uint32, error) {
 	if w.watch.stopped {
 		return dst, ErrStopped
 	}
-	if w.match.exceeded {
+	if w.match.exceeded() {
 		return dst, fmt.Errorf("%w: the split pattern takes too long", ErrLimit)
 	}
 	return dst, nil

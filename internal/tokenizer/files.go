@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"bytes"
 	"compress/gzip"
 	"errors"
 	"fmt"
@@ -17,63 +18,41 @@ const usualRatio = 7
 
 // readFile reads name or name.gz; nil without error if there is neither.
 func readFile(fsys fs.FS, name string) ([]byte, error) {
-	b, err := readLimited(fsys, name)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return b, err
+	b, err := readOne(fsys, name, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		b, err = readOne(fsys, name+".gz", true)
 	}
-	if b, err = readGzip(fsys, name+".gz"); errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	return b, err
 }
 
-func readLimited(fsys fs.FS, name string) ([]byte, error) {
+func readOne(fsys fs.FS, name string, zipped bool) ([]byte, error) {
 	f, err := fsys.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	size := int64(0)
-	if info, err := f.Stat(); err == nil {
-		size = info.Size()
-	}
-	return readAll(f, name, size)
-}
-
-func readGzip(fsys fs.FS, name string) ([]byte, error) {
-	f, err := fsys.Open(name)
+	info, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
-	}
-	size := int64(0)
-	if info, err := f.Stat(); err == nil {
-		size = info.Size() * usualRatio
-	}
-	return readAll(z, name, size)
-}
-
-// readAll reads at most maxFile bytes; size is a hint.
-func readAll(r io.Reader, name string, size int64) ([]byte, error) {
-	b := make([]byte, 0, min(size, maxFile)+512)
-	for {
-		if len(b) == cap(b) {
-			b = append(b, 0)[:len(b)]
-		}
-		n, err := r.Read(b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		if len(b) > maxFile {
-			return nil, fmt.Errorf("read %s: more than %d bytes", name, maxFile)
-		}
-		if errors.Is(err, io.EOF) {
-			return b, nil
-		}
-		if err != nil {
+	size := info.Size()
+	in := io.Reader(f)
+	if zipped {
+		if in, err = gzip.NewReader(f); err != nil {
 			return nil, fmt.Errorf("read %s: %w", name, err)
 		}
+		size *= usualRatio
 	}
+	var out bytes.Buffer
+	out.Grow(int(min(size, maxFile)) + bytes.MinRead)
+	if _, err := out.ReadFrom(io.LimitReader(in, maxFile+1)); err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	if out.Len() > maxFile {
+		return nil, fmt.Errorf("read %s: more than %d bytes", name, maxFile)
+	}
+	return out.Bytes(), nil
 }

@@ -2,21 +2,19 @@ package tokenizer
 
 import "fmt"
 
-// literalBPE is a BPE model whose tokens are the text that they match, of any
-// shape: with or without bytes to fall back to, a token for what is unknown, a
-// prefix of the symbols behind the first one and a suffix of the last one.
+// literalBPE is a BPE model whose tokens are the text that they match, with or
+// without tokens for bytes and for what is unknown.
 type literalBPE struct {
-	t              *Tokenizer
-	prefix, suffix string
-	fallback       bool
-	bytes          [256]uint32 // token of "<0x41>", maxID if there is none
-	unk            uint32      // maxID if there is none
-	fuse           bool        // one unk for all unknown symbols in a row
+	t        *Tokenizer
+	fallback bool
+	bytes    [256]uint32 // token of "<0x41>", maxID if there is none
+	unk      uint32      // maxID if there is none
+	fuse     bool        // one unk for all unknown symbols in a row
 }
 
 // literalBPE makes the model of a tokenizer with a pipeline.
 func (t *Tokenizer) literalBPE(head *modelHead) error {
-	m := &literalBPE{t: t, prefix: head.prefix(), suffix: head.suffix(), fallback: head.ByteFallback, unk: maxID, fuse: head.FuseUnk}
+	m := &literalBPE{t: t, fallback: head.ByteFallback, unk: maxID, fuse: head.FuseUnk}
 	for b := range 256 {
 		m.bytes[b] = maxID
 		if id, _, ok := t.vocab.find([]byte(fmt.Sprintf("<0x%02X>", b))); ok {
@@ -57,7 +55,7 @@ func (m *literalBPE) word(w *worker, dst []uint32, word string) []uint32 {
 		w.merge.parts = make([]uint64, 0, len(b))
 	}
 	at := len(dst)
-	w.merge.parts = m.symbols(w, w.merge.parts[:0], word)
+	w.merge.parts = m.symbols(w.merge.parts[:0], word)
 	dst = w.merge.run(m.t.merges, dst, &w.watch)
 	w.merge.trim()
 	if len(b) <= maxWord {
@@ -69,7 +67,7 @@ func (m *literalBPE) word(w *worker, dst []uint32, word string) []uint32 {
 // symbols appends the tokens that merging starts from. An unknown symbol that
 // has no bytes either waits for the next known one, as in the library: symbols
 // spelled in bytes go before it.
-func (m *literalBPE) symbols(w *worker, dst []uint64, word string) []uint64 {
+func (m *literalBPE) symbols(dst []uint64, word string) []uint64 {
 	waiting := 0
 	flush := func() {
 		for ; waiting > 0; waiting-- {
@@ -82,17 +80,6 @@ func (m *literalBPE) symbols(w *worker, dst []uint64, word string) []uint64 {
 			end++
 		}
 		symbol := bytesOf(word[i:end])
-		if m.prefix != "" && i > 0 || m.suffix != "" && end == len(word) {
-			w.text = w.text[:0]
-			if i > 0 {
-				w.text = append(w.text, m.prefix...)
-			}
-			w.text = append(w.text, symbol...)
-			if end == len(word) {
-				w.text = append(w.text, m.suffix...)
-			}
-			symbol = w.text
-		}
 		i = end
 		if id, _, ok := m.t.vocab.find(symbol); ok {
 			flush()

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -110,14 +111,6 @@ type component struct {
 	Replacement    string `json:"replacement"`
 	PrependScheme  string `json:"prepend_scheme"`
 	Split          *bool  `json:"split"`
-	Delimiter      string `json:"delimiter"`
-
-	StripLeft          *bool `json:"strip_left"`
-	StripRight         *bool `json:"strip_right"`
-	CleanText          *bool `json:"clean_text"`
-	HandleChineseChars *bool `json:"handle_chinese_chars"`
-	StripAccents       *bool `json:"strip_accents"`
-	Lowercase          *bool `json:"lowercase"`
 
 	CLS *namedID `json:"cls"`
 	SEP *namedID `json:"sep"`
@@ -193,8 +186,7 @@ func (t *Tokenizer) readPipeline(f *file, head *modelHead) error {
 		return err
 	}
 	t.nfc, t.prefix, t.sp, t.splitter, t.form = false, prefixNone, nil, wholeSplit{}, literalForm
-	bytes := head.Type == "BPE" && head.prefix() == "" && head.suffix() == "" && !head.ByteFallback &&
-		len(pre) > 0 && pre[len(pre)-1].Type == "ByteLevel"
+	bytes := !head.ByteFallback && len(pre) > 0 && pre[len(pre)-1].Type == "ByteLevel"
 	if bytes {
 		t.form = byteForm
 	}
@@ -205,12 +197,6 @@ func (t *Tokenizer) readPipeline(f *file, head *modelHead) error {
 // usual reads the shapes that most models have, and so whether the model is
 // byte-level.
 func (t *Tokenizer) usual(norm, pre []component, head *modelHead) error {
-	switch {
-	case head.Type != "BPE":
-		return unsupported("model %s", head.Type)
-	case head.prefix() != "" || head.suffix() != "":
-		return unsupported("BPE with a subword prefix or suffix")
-	}
 	for _, p := range pre {
 		if p.Type == "ByteLevel" {
 			if head.ByteFallback {
@@ -360,22 +346,11 @@ type modelHead struct {
 	Dropout       *float64 `json:"dropout"`
 	Unk           *string  `json:"unk_token"`
 	FuseUnk       bool     `json:"fuse_unk"`
-	Prefix        *string  `json:"continuing_subword_prefix"`
-	Suffix        *string  `json:"end_of_word_suffix"`
+	Prefix        string   `json:"continuing_subword_prefix"`
+	Suffix        string   `json:"end_of_word_suffix"`
 	ByteFallback  bool     `json:"byte_fallback"`
 	IgnoreMerges  bool     `json:"ignore_merges"`
-	MaxChars      *int     `json:"max_input_chars_per_word"`
 	vocab, merges []byte
-}
-
-func (h *modelHead) prefix() string { return orEmpty(h.Prefix) }
-func (h *modelHead) suffix() string { return orEmpty(h.Suffix) }
-
-func orEmpty(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
 }
 
 func readHead(raw []byte) (*modelHead, error) {
@@ -404,40 +379,29 @@ func readHead(raw []byte) (*modelHead, error) {
 		return nil, fmt.Errorf("model: %w", err)
 	}
 	switch {
-	case head.Type != "":
-	case head.merges != nil:
-		head.Type = "BPE"
-	case head.MaxChars != nil && head.Prefix != nil:
-		head.Type = "WordPiece"
+	case head.Type != "BPE" && (head.Type != "" || head.merges == nil):
+		return nil, unsupported("model %s, which is not BPE", cmp.Or(head.Type, "without a type"))
+	case head.Dropout != nil && *head.Dropout != 0:
+		return nil, unsupported("BPE with dropout")
+	case head.Prefix != "" || head.Suffix != "":
+		return nil, unsupported("BPE with continuing_subword_prefix %q, end_of_word_suffix %q", head.Prefix, head.Suffix)
 	}
 	return head, nil
 }
 
 func (t *Tokenizer) readModel(head *modelHead) error {
-	words := head.Type == "WordPiece" || head.Type == "WordLevel"
-	switch {
-	case head.Type != "BPE" && !words:
-		return unsupported("model %s", head.Type)
-	case head.Dropout != nil && *head.Dropout != 0:
-		return unsupported("BPE with dropout")
-	}
 	t.ignoreMerges = head.IgnoreMerges
 	var err error
 	if t.vocab, err = readVocab(&scanner{b: head.vocab}, t.form.text); err != nil {
 		return fmt.Errorf("vocab: %w", err)
 	}
-	if words {
-		head.merges = []byte("[]")
-	}
-	if t.merges, err = readMerges(&scanner{b: head.merges}, t.vocab, t.form.text, len(head.prefix())); err != nil {
+	if t.merges, err = readMerges(&scanner{b: head.merges}, t.vocab, t.form.text); err != nil {
 		return fmt.Errorf("merges: %w", err)
 	}
 	for token, id := range t.vocab.literal {
 		t.literalOf[id] = token
 	}
 	switch {
-	case words:
-		return t.readWords(head)
 	case t.pipe != nil && !t.pipe.bytes:
 		t.merges.pairs = nil
 		return t.literalBPE(head)

@@ -1,7 +1,6 @@
 package tokenizer
 
 import (
-	"fmt"
 	"strings"
 	"unicode/utf8"
 )
@@ -181,8 +180,9 @@ func regexMatches(re *regex) matcher {
 	return func(w *worker, text string, i int) (int, int, bool) { return w.match.find(re, text, i) }
 }
 
-// setMatches finds single code points.
-func setMatches(set *runeSet) matcher {
+// classMatches finds single code points of a generated class.
+func classMatches(name string) matcher {
+	set, _ := namedSet(name)
 	return func(_ *worker, text string, i int) (int, int, bool) {
 		for i < len(text) {
 			in, n := set.hasAt(text, i)
@@ -193,6 +193,36 @@ func setMatches(set *runeSet) matcher {
 		}
 		return i, i, false
 	}
+}
+
+// normalizeStages are the normalizers by type.
+var normalizeStages = map[string]func(c component) (normalizeStage, error){
+	"NFC":  func(component) (normalizeStage, error) { return nfc, nil },
+	"NFKC": func(component) (normalizeStage, error) { return nfkc, nil },
+	"Prepend": func(c component) (normalizeStage, error) {
+		return func(_ *worker, s string) string { return c.Prepend + s }, nil
+	},
+	"Replace": func(c component) (normalizeStage, error) {
+		find, err := patternMatches(c)
+		return func(w *worker, s string) string {
+			var out strings.Builder
+			at := 0
+			for at < len(s) {
+				from, to, ok := find(w, s, at)
+				if !ok {
+					break
+				}
+				out.WriteString(s[at:from])
+				out.WriteString(c.Content)
+				at = to
+			}
+			if at == 0 {
+				return s
+			}
+			out.WriteString(s[at:])
+			return out.String()
+		}, err
+	},
 }
 
 // patternMatches is the matcher of a component's pattern.
@@ -225,75 +255,19 @@ var splitStages = map[string]func(c component) (splitStage, error){
 	},
 	"Digits": func(c component) (splitStage, error) {
 		if c.Individual {
-			return classStage("Digit", behaveIsolated)
+			return split(classMatches("Digit"), behaveIsolated, false), nil
 		}
-		return classStage("Digit", behaveContiguous)
+		return split(classMatches("Digit"), behaveContiguous, false), nil
 	},
 	"Punctuation": func(c component) (splitStage, error) {
 		how, ok := behaviors[c.Behavior]
 		if !ok && c.Behavior != "" {
 			return nil, unsupported("Punctuation with behavior %q", c.Behavior)
 		}
-		return classStage("Punct", how)
-	},
-	"WhitespaceSplit": func(component) (splitStage, error) { return classStage("Blank", behaveRemoved) },
-	"Whitespace":      func(component) (splitStage, error) { return wordStage(), nil },
-	"BertPreTokenizer": func(component) (splitStage, error) {
-		blanks, err := classStage("Blank", behaveRemoved)
-		if err != nil {
-			return nil, err
-		}
-		marks, err := classStage("Punct", behaveIsolated)
-		return func(w *worker, p piece, next func(piece)) {
-			blanks(w, p, func(q piece) { marks(w, q, next) })
-		}, err
-	},
-	"CharDelimiterSplit": func(c component) (splitStage, error) {
-		if utf8.RuneCountInString(c.Delimiter) != 1 {
-			return nil, unsupported("CharDelimiterSplit by %q", c.Delimiter)
-		}
-		return split(literalMatches(c.Delimiter), behaveRemoved, false), nil
+		return split(classMatches("Punct"), how, false), nil
 	},
 	"ByteLevel": func(c component) (splitStage, error) { return byteLevelStage(c, byteLevelString), nil },
 	"Metaspace": metaspaceStage,
-}
-
-// classStage splits at the code points of a generated class.
-func classStage(name string, how behavior) (splitStage, error) {
-	set, ok := namedSet(name)
-	if !ok {
-		return nil, fmt.Errorf("no class %s", name)
-	}
-	return split(setMatches(set), how, false), nil
-}
-
-// wordStage is `\w+|[^\w\s]+` of Rust's regex.
-func wordStage() splitStage {
-	word, _ := namedSet("Word")
-	blank, _ := namedSet("Space")
-	return split(func(_ *worker, s string, i int) (int, int, bool) {
-		for i < len(s) {
-			in, n := blank.hasAt(s, i)
-			if !in {
-				break
-			}
-			i += n
-		}
-		if i == len(s) {
-			return i, i, false
-		}
-		from := i
-		kind, _ := word.hasAt(s, i)
-		for i < len(s) {
-			in, n := word.hasAt(s, i)
-			gap, _ := blank.hasAt(s, i)
-			if gap || in != kind {
-				break
-			}
-			i += n
-		}
-		return from, i, true
-	}, behaveRemoved, true)
 }
 
 // byteLevelStage splits by GPT-2's pattern; write makes its stand-ins of the bytes of a word.

@@ -1,52 +1,38 @@
 package tokenizer
 
 import (
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
 
-// Split patterns that no scanner was written for are run by an engine of our own.
-// It has that part of Oniguruma's language, as the library sets it up, that
-// patterns of tokenizers use and whose meaning is the same under every option: the
-// rest is refused. Differences to other engines that matter: `{1,3}+` is a
-// repetition of `{1,3}` and not possessive, `$` is the end of every line, an
-// option such as (?i) reaches over the alternatives behind it.
+// Split patterns that no splitter was written for are run by this engine. It
+// has the part of Oniguruma's language that the patterns of language models use,
+// with the meaning that the reference library gives it; every other construct is
+// refused by name.
 
-// reOp is the kind of a node.
-type reOp uint8
+// regexOp is the kind of a node.
+type regexOp uint8
 
 const (
-	reSet       reOp = iota // one code point of set
-	reSeq                   // all subs
-	reAlt                   // the first of subs that leads to a match
-	reRepeat                // subs[0], min to max times; max < 0 is no limit
-	reLook                  // subs[0] matches ahead, or behind
-	reAtomic                // subs[0], as it matches first
-	reBegin                 // \A
-	reEnd                   // \z
-	reLineBegin             // ^
-	reLineEnd               // $
-	reBound                 // \b
+	opSet       regexOp = iota // one code point of set
+	opSeq                      // all subs
+	opAlt                      // the first of subs that leads to a match
+	opRepeat                   // subs[0], min to max times; no limit if max is negative
+	opLook                     // subs[0] matches here, or not
+	opAtomic                   // the first match of subs[0], never another one
+	opLineEnd                  // $: the end of the text or of any line
+	opWordBound                // \b
 )
 
-// reKind is how a repetition tries.
-type reKind uint8
-
-const (
-	reGreedy reKind = iota
-	reLazy
-	rePossessive
-)
-
-// reNode is a parsed pattern.
-type reNode struct {
-	op       reOp
-	subs     []*reNode
-	set      *runeSet
-	min, max int
-	kind     reKind
-	not      bool // \B, negative look
-	behind   bool
+// regexNode is a parsed pattern.
+type regexNode struct {
+	op         regexOp
+	subs       []*regexNode
+	set        *runeSet
+	min, max   int
+	possessive bool
+	not        bool // negative look ahead
 }
 
 // maxRepeat and maxNesting bound what a pattern may ask for.
@@ -55,33 +41,29 @@ const (
 	maxNesting = 50
 )
 
-// reParser reads a pattern.
-type reParser struct {
+// regexParser reads a pattern.
+type regexParser struct {
 	text  string
 	at    int
-	fold  bool // (?i)
+	fold  bool // within (?i: )
 	depth int
 }
 
-// parseRegex refuses what is not surely understood.
-func parseRegex(text string) (*reNode, error) {
-	p := &reParser{text: text}
+func parseRegex(text string) (*regexNode, error) {
+	p := &regexParser{text: text}
 	n, err := p.alternatives()
 	if err == nil && p.at < len(text) {
-		err = p.refuse("unbalanced )")
+		err = p.refuse("an unbalanced parenthesis")
 	}
-	if err != nil {
-		return nil, err
-	}
-	return n, nil
+	return n, err
 }
 
-func (p *reParser) refuse(why string) error {
-	return unsupported("%s in the pattern %q", why, p.text)
+func (p *regexParser) refuse(what string) error {
+	return unsupported("%s in the pattern %q", what, p.text)
 }
 
-// next tells whether the pattern goes on with s, and takes it.
-func (p *reParser) next(s string) bool {
+// next reports whether the pattern goes on with s, and steps over it.
+func (p *regexParser) next(s string) bool {
 	if !strings.HasPrefix(p.text[p.at:], s) {
 		return false
 	}
@@ -90,84 +72,50 @@ func (p *reParser) next(s string) bool {
 }
 
 // peek is the next byte, 0 at the end.
-func (p *reParser) peek() byte {
+func (p *regexParser) peek() byte {
 	if p.at == len(p.text) {
 		return 0
 	}
 	return p.text[p.at]
 }
 
-func (p *reParser) alternatives() (*reNode, error) {
+// nest counts a level of nesting until the returned function is called.
+func (p *regexParser) nest() (func(), error) {
 	if p.depth++; p.depth > maxNesting {
 		return nil, p.refuse("deep nesting")
 	}
-	defer func() { p.depth-- }()
-	all := &reNode{op: reAlt}
-	for {
-		n, err := p.sequence()
-		if err != nil {
-			return nil, err
-		}
-		all.subs = append(all.subs, n)
-		if !p.next("|") {
-			break
-		}
-	}
-	if len(all.subs) == 1 {
-		return all.subs[0], nil
-	}
-	return all, nil
+	return func() { p.depth-- }, nil
 }
 
-// folded are the pairs of letters that also match one letter when case is ignored.
-var folded = []string{"ss", "ff", "fi", "fl", "st"}
-
-func (p *reParser) sequence() (*reNode, error) {
-	seq := &reNode{op: reSeq}
-	var letters []byte // literals that follow each other
-	for p.at < len(p.text) && p.peek() != '|' && p.peek() != ')' {
-		if p.next("(?i)") {
-			// The option is a group of all that follows, alternatives too.
-			saved := p.fold
-			p.fold = true
-			n, err := p.alternatives()
-			p.fold = saved
+func (p *regexParser) alternatives() (*regexNode, error) {
+	leave, err := p.nest()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	all := &regexNode{op: opAlt}
+	for {
+		seq := &regexNode{op: opSeq}
+		for p.at < len(p.text) && p.peek() != '|' && p.peek() != ')' {
+			n, err := p.atom()
 			if err != nil {
 				return nil, err
 			}
-			seq.subs = append(seq.subs, n)
-			return seq, nil
-		}
-		from := p.at
-		n, err := p.atom()
-		if err != nil {
-			return nil, err
-		}
-		if p.fold && p.at == from+1 {
-			letters = append(letters, p.text[from]|0x20)
-			for _, pair := range folded {
-				if strings.HasSuffix(string(letters), pair) {
-					return nil, p.refuse(pair + " where case is ignored")
-				}
+			if n, err = p.quantified(n); err != nil {
+				return nil, err
 			}
-		} else {
-			letters = letters[:0]
+			seq.subs = append(seq.subs, n)
 		}
-		if n, err = p.quantified(n); err != nil {
-			return nil, err
+		all.subs = append(all.subs, seq)
+		if !p.next("|") {
+			return all, nil
 		}
-		seq.subs = append(seq.subs, n)
 	}
-	if len(seq.subs) == 1 {
-		return seq.subs[0], nil
-	}
-	return seq, nil
 }
 
-// quantified reads the quantifiers behind an atom.
-func (p *reParser) quantified(n *reNode) (*reNode, error) {
-	rep := &reNode{op: reRepeat, subs: []*reNode{n}}
-	interval := false
+// quantified reads the quantifier behind an atom, if there is one.
+func (p *regexParser) quantified(n *regexNode) (*regexNode, error) {
+	rep := &regexNode{op: opRepeat, subs: []*regexNode{n}}
 	switch {
 	case p.next("?"):
 		rep.max = 1
@@ -175,38 +123,30 @@ func (p *reParser) quantified(n *reNode) (*reNode, error) {
 		rep.max = -1
 	case p.next("+"):
 		rep.min, rep.max = 1, -1
-	case p.peek() == '{':
+	case p.next("{"):
 		if err := p.interval(rep); err != nil {
 			return nil, err
 		}
-		interval = true
+		if strings.IndexByte("?*+{", p.peek()) >= 0 && p.peek() != 0 {
+			return nil, p.refuse("a quantifier behind an interval")
+		}
 	default:
 		return n, nil
 	}
-	switch {
-	case interval && p.peek() == '?' && rep.min == rep.max:
-		return nil, p.refuse("{n}?")
-	case p.next("?"):
-		rep.kind = reLazy
-	case interval && p.next("+"):
-		rep = &reNode{op: reRepeat, min: 1, max: -1, subs: []*reNode{rep}}
-	case p.next("+"):
-		rep.kind = rePossessive
-	}
+	rep.possessive = p.next("+")
 	switch p.peek() {
 	case '?', '*', '+', '{':
-		return nil, p.refuse("a repeated quantifier")
+		return nil, p.refuse("a lazy or repeated quantifier")
 	}
 	switch n.op {
-	case reLook, reBegin, reEnd, reLineBegin, reLineEnd, reBound:
-		return nil, p.refuse("a quantifier behind what has no width")
+	case opLook, opLineEnd, opWordBound:
+		return nil, p.refuse("a quantifier behind an assertion")
 	}
 	return rep, nil
 }
 
-// interval reads {n}, {n,}, {,m} or {n,m}.
-func (p *reParser) interval(rep *reNode) error {
-	p.at++
+// interval reads what follows the brace of {n}, {n,}, {,m} or {n,m}.
+func (p *regexParser) interval(rep *regexNode) error {
 	low, hasLow := p.number()
 	rep.min, rep.max = low, low
 	if p.next(",") {
@@ -217,13 +157,13 @@ func (p *reParser) interval(rep *reNode) error {
 		}
 		hasLow = hasLow || hasHigh
 	}
-	if !hasLow || !p.next("}") || rep.max >= 0 && rep.max < rep.min || rep.min > maxRepeat || rep.max > maxRepeat {
+	if !hasLow || !p.next("}") || rep.max >= 0 && rep.max < rep.min || max(rep.min, rep.max) > maxRepeat {
 		return p.refuse("an interval")
 	}
 	return nil
 }
 
-func (p *reParser) number() (n int, ok bool) {
+func (p *regexParser) number() (n int, ok bool) {
 	for p.peek() >= '0' && p.peek() <= '9' && n <= maxRepeat {
 		n = 10*n + int(p.peek()-'0')
 		p.at++
@@ -233,40 +173,35 @@ func (p *reParser) number() (n int, ok bool) {
 }
 
 // atom reads one code point, class, group or assertion.
-func (p *reParser) atom() (*reNode, error) {
-	switch c := p.peek(); c {
-	case '(':
+func (p *regexParser) atom() (*regexNode, error) {
+	switch c := p.peek(); {
+	case c == '(':
 		return p.group()
-	case '[':
-		s, err := p.class()
-		return &reNode{op: reSet, set: s}, err
-	case '.':
-		p.at++
-		return &reNode{op: reSet, set: newRuneSet([][2]rune{{0, '\n' - 1}, {'\n' + 1, utf8.MaxRune}})}, nil
-	case '^':
-		p.at++
-		return &reNode{op: reLineBegin}, nil
-	case '$':
-		p.at++
-		return &reNode{op: reLineEnd}, nil
-	case '\\':
-		return p.escape()
-	case '*', '+', '?', '{', '}':
+	case c == '[':
+		set, err := p.class()
+		return &regexNode{op: opSet, set: set}, err
+	case c == '^':
+		return nil, p.refuse("^")
+	case strings.IndexByte("*+?{}", c) >= 0:
 		return nil, p.refuse("a quantifier without an atom")
+	case p.next("."):
+		return &regexNode{op: opSet, set: newRuneSet([][2]rune{{0, '\n' - 1}, {'\n' + 1, utf8.MaxRune}})}, nil
+	case p.next("$"):
+		return &regexNode{op: opLineEnd}, nil
+	case p.next(`\b`):
+		return &regexNode{op: opWordBound}, nil
 	}
-	r, n := utf8.DecodeRuneInString(p.text[p.at:])
-	p.at += n
-	return p.literal(r)
+	ranges, err := p.codePoints(false)
+	if err != nil {
+		return nil, err
+	}
+	set, err := p.cased(ranges)
+	return &regexNode{op: opSet, set: set}, err
 }
 
-func (p *reParser) literal(r rune) (*reNode, error) {
-	s, err := p.cased([][2]rune{{r, r}})
-	return &reNode{op: reSet, set: s}, err
-}
-
-// cased is the set of ranges, with both cases of letters where case is ignored:
-// known for ASCII only.
-func (p *reParser) cased(ranges [][2]rune) (*runeSet, error) {
+// cased is the set of ranges, with both cases of each letter where case is
+// ignored: known for ASCII letters only, of which s and k have a third form.
+func (p *regexParser) cased(ranges [][2]rune) (*runeSet, error) {
 	if !p.fold {
 		return newRuneSet(ranges), nil
 	}
@@ -290,366 +225,205 @@ func (p *reParser) cased(ranges [][2]rune) (*runeSet, error) {
 	return newRuneSet(out), nil
 }
 
-// groups are what may stand behind an opening parenthesis.
-var groups = []struct {
-	text string
-	node reNode
-	fold int // 1 switches (?i) on, -1 off
+// regexGroups are the groups by what begins them; others that begin with "(?" or
+// "(*" are refused.
+var regexGroups = []struct {
+	begin string
+	node  regexNode
+	fold  bool
 }{
-	{text: "(?:"},
-	{text: "(?i:", fold: 1},
-	{text: "(?-i:", fold: -1},
-	{text: "(?=", node: reNode{op: reLook}},
-	{text: "(?!", node: reNode{op: reLook, not: true}},
-	{text: "(?<=", node: reNode{op: reLook, behind: true}},
-	{text: "(?<!", node: reNode{op: reLook, behind: true, not: true}},
-	{text: "(?>", node: reNode{op: reAtomic}},
+	{begin: "(?:", node: regexNode{op: opSeq}},
+	{begin: "(?i:", node: regexNode{op: opSeq}, fold: true},
+	{begin: "(?=", node: regexNode{op: opLook}},
+	{begin: "(?!", node: regexNode{op: opLook, not: true}},
+	{begin: "(?>", node: regexNode{op: opAtomic}},
+	{begin: "(?", node: regexNode{op: opSet}},
+	{begin: "(*", node: regexNode{op: opSet}},
+	{begin: "(", node: regexNode{op: opSeq}},
 }
 
-func (p *reParser) group() (*reNode, error) {
-	saved := p.fold
-	defer func() { p.fold = saved }()
-	for _, g := range groups {
-		if !p.next(g.text) {
+// foldedPairs are letters that match one letter together when case is ignored.
+var foldedPairs = []string{"ss", "ff", "fi", "fl", "st"}
+
+func (p *regexParser) group() (*regexNode, error) {
+	defer func(fold bool) { p.fold = fold }(p.fold)
+	for _, g := range regexGroups {
+		if !p.next(g.begin) {
 			continue
 		}
-		p.fold = g.fold > 0 || p.fold && g.fold == 0
-		n, err := p.alternatives()
-		if err != nil || !p.next(")") {
-			return nil, orElse(err, p.refuse("an open group"))
+		if g.node.op == opSet {
+			return nil, p.refuse("an unknown group")
 		}
-		if g.node.op == reSet {
-			return &reNode{op: reSeq, subs: []*reNode{n}}, nil
+		p.fold = p.fold || g.fold
+		from := p.at
+		n, err := p.alternatives()
+		if err != nil {
+			return nil, err
+		}
+		for _, pair := range foldedPairs {
+			if p.fold && strings.Contains(strings.ToLower(p.text[from:p.at]), pair) {
+				return nil, p.refuse(pair + " where case is ignored")
+			}
+		}
+		if !p.next(")") {
+			return nil, p.refuse("an open group")
 		}
 		node := g.node
-		node.subs = []*reNode{n}
-		if node.behind {
-			return p.lookBehind(&node)
-		}
+		node.subs = []*regexNode{n}
 		return &node, nil
 	}
-	if strings.HasPrefix(p.text[p.at:], "(?") || strings.HasPrefix(p.text[p.at:], "(*") {
-		return nil, p.refuse("an unknown group")
-	}
-	p.at++
-	n, err := p.alternatives()
-	if err != nil || !p.next(")") {
-		return nil, orElse(err, p.refuse("an open group"))
-	}
-	return &reNode{op: reSeq, subs: []*reNode{n}}, nil
+	return nil, p.refuse("a group")
 }
 
-func orElse(err, other error) error {
-	if err != nil {
-		return err
-	}
-	return other
-}
+// regexEscapes are the escapes that stand for one code point, regexClasses those
+// that stand for a class; the capital letter is its inverse.
+var (
+	regexEscapes = map[byte]rune{'t': '\t', 'n': '\n', 'r': '\r', 'f': '\f', 'v': '\v'}
+	regexClasses = map[byte]string{'s': "WS", 'd': "OnigDigit", 'w': "OnigWord"}
+)
 
-// lookBehind takes bodies of one length, or alternatives of one length each.
-func (p *reParser) lookBehind(n *reNode) (*reNode, error) {
-	bodies := []*reNode{n.subs[0]}
-	if bodies[0].op == reAlt {
-		bodies = bodies[0].subs
-	}
-	all := &reNode{op: reAlt}
-	if n.not {
-		all.op = reSeq
-	}
-	for _, body := range bodies {
-		size, ok := body.width()
-		if !ok {
-			return nil, p.refuse("a look behind of several lengths")
-		}
-		all.subs = append(all.subs, &reNode{op: reLook, not: n.not, behind: true, min: size, subs: []*reNode{body}})
-	}
-	if len(all.subs) == 1 {
-		return all.subs[0], nil
-	}
-	return all, nil
-}
-
-// width is the number of code points that a node matches, if it is always the same.
-func (n *reNode) width() (int, bool) {
-	total := 0
-	switch n.op {
-	case reSet:
-		return 1, true
-	case reSeq, reAtomic:
-		for _, s := range n.subs {
-			w, ok := s.width()
-			if !ok {
-				return 0, false
-			}
-			total += w
-		}
-		return total, true
-	case reAlt:
-		for i, s := range n.subs {
-			w, ok := s.width()
-			if !ok || i > 0 && w != total {
-				return 0, false
-			}
-			total = w
-		}
-		return total, true
-	case reRepeat:
-		w, ok := n.subs[0].width()
-		return w * n.min, ok && n.min == n.max
-	}
-	return 0, true
-}
-
-// nullable tells whether a node can match without taking anything.
-func (n *reNode) nullable() bool {
-	switch n.op {
-	case reSet:
-		return false
-	case reSeq, reAtomic:
-		for _, s := range n.subs {
-			if !s.nullable() {
-				return false
-			}
-		}
-		return true
-	case reAlt:
-		for _, s := range n.subs {
-			if s.nullable() {
-				return true
-			}
-		}
-		return false
-	case reRepeat:
-		return n.min == 0 || n.subs[0].nullable()
-	}
-	return true
-}
-
-// plainEscapes are the escapes that stand for one code point.
-var plainEscapes = map[byte]rune{'t': '\t', 'n': '\n', 'r': '\r', 'f': '\f', 'v': '\v', 'a': '\a', 'e': 0x1b}
-
-// setEscapes are the escapes that stand for a class; a capital one for its inverse.
-var setEscapes = map[byte]string{'s': "WS", 'd': "OnigDigit", 'w': "OnigWord"}
-
-// escape reads what a backslash begins, outside of a class.
-func (p *reParser) escape() (*reNode, error) {
-	if p.at+1 < len(p.text) {
-		found := true
-		var n *reNode
-		switch p.text[p.at+1] {
-		case 'A':
-			n = &reNode{op: reBegin}
-		case 'z':
-			n = &reNode{op: reEnd}
-		case 'b':
-			n = &reNode{op: reBound}
-		case 'B':
-			n = &reNode{op: reBound, not: true}
-		default:
-			found = false
-		}
-		if found {
-			p.at += 2
-			return n, nil
-		}
-	}
-	blank := strings.HasPrefix(p.text[p.at:], `\s`)
-	ranges, err := p.escaped(false)
-	if err != nil {
-		return nil, err
-	}
-	if r, ok := onlyOne(ranges); ok {
-		return p.literal(r)
-	}
-	if p.fold && !blank {
-		return nil, p.refuse("a class where case is ignored")
-	}
-	return &reNode{op: reSet, set: newRuneSet(ranges)}, nil
-}
+// regexProperties are the generated classes that patterns name as in \p{L}.
+const regexProperties = " L N M P S Z Lu Ll Lt Lm Lo Nd Nl No Mn Mc Han Hiragana Katakana Hangul Latin Cyrillic Greek Arabic Hebrew Thai Devanagari "
 
 // latinNumbers are in \w, but not where it stands in a bracketed class.
 var latinNumbers = newRuneSet([][2]rune{{0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}})
 
-// escaped reads an escape that is a code point or a class, maybe in a bracketed one.
-func (p *reParser) escaped(bracketed bool) ([][2]rune, error) {
-	p.at++
-	c := p.peek()
-	if c == 0 {
+// codePoints reads a code point or an escape that stands for one or for a class.
+func (p *regexParser) codePoints(bracketed bool) ([][2]rune, error) {
+	if p.at == len(p.text) {
+		return nil, p.refuse("an open class")
+	}
+	escaped := p.next(`\`)
+	r, n := utf8.DecodeRuneInString(p.text[p.at:])
+	if p.at += n; n == 0 {
 		return nil, p.refuse("a backslash at the end")
 	}
-	p.at++
-	if r, ok := plainEscapes[c]; ok {
+	if !escaped || r >= utf8.RuneSelf {
 		return [][2]rune{{r, r}}, nil
 	}
-	if name, ok := setEscapes[c|0x20]; ok {
-		set, _ := namedSet(name)
-		if bracketed && c|0x20 == 'w' {
-			set = newRuneSet(set.shared(newRuneSet(latinNumbers.inverse())))
-		}
-		if c&0x20 == 0 {
-			return set.inverse(), nil
-		}
-		return set.ranges, nil
+	c := byte(r)
+	if one, ok := regexEscapes[c]; ok {
+		return [][2]rune{{one, one}}, nil
 	}
+	name, ok := regexClasses[c|0x20]
 	switch {
-	case c == 'p' || c == 'P':
-		return p.property(c == 'P')
-	case c == 'x':
-		return p.hex(2)
-	case c == 'u':
-		return p.hex(4)
-	case c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z':
+	case ok:
+	case c|0x20 == 'p':
+		var end bool
+		name, _, end = strings.Cut(strings.TrimPrefix(p.text[p.at:], "{"), "}")
+		if !end || !p.next("{"+name+"}") || !strings.Contains(regexProperties, " "+name+" ") {
+			return nil, p.refuse(`the property \p{` + name + "}")
+		}
+	case c == 'x' && p.peek() == '{' || c == 'u':
+		return p.hex(c == 'x')
+	case c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z':
 		return nil, p.refuse(`\` + string(c))
+	default:
+		return [][2]rune{{r, r}}, nil
 	}
-	r, n := utf8.DecodeRuneInString(p.text[p.at-1:])
-	p.at += n - 1
-	return [][2]rune{{r, r}}, nil
-}
-
-// property reads {L}, {^L} or a longer name.
-func (p *reParser) property(not bool) ([][2]rune, error) {
-	name, _, ok := strings.Cut(p.text[p.at:], "}")
-	if !ok || !strings.HasPrefix(name, "{") {
-		return nil, p.refuse("a property")
+	set, _ := namedSet(name)
+	if bracketed && name == "OnigWord" {
+		set = newRuneSet(set.shared(newRuneSet(latinNumbers.inverse())))
 	}
-	p.at += len(name) + 1
-	name = name[1:]
-	if strings.HasPrefix(name, "^") {
-		name, not = name[1:], !not
-	}
-	if long, ok := longNames[name]; ok {
-		name = long
-	}
-	set, ok := namedSet(name)
-	if !ok || !properties[name] {
-		return nil, p.refuse("the property " + name)
-	}
-	if not {
+	if c&0x20 == 0 {
 		return set.inverse(), nil
 	}
 	return set.ranges, nil
 }
 
-// longNames are other names of properties.
-var longNames = map[string]string{
-	"Letter": "L", "Number": "N", "Mark": "M", "Punctuation": "P", "Symbol": "S", "Separator": "Z",
-	"Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Decimal_Number": "Nd",
-}
-
-// properties are the generated classes that have a name in patterns.
-var properties = func() map[string]bool {
-	out := map[string]bool{}
-	for name := range strings.SplitSeq("L N M P S Z Lu Ll Lt Lm Lo Nd Nl No Mn Mc Han Hiragana Katakana Hangul Latin Cyrillic Greek Arabic Hebrew Thai Devanagari", " ") {
-		out[name] = true
-	}
-	return out
-}()
-
-// hex reads hexadecimal digits, all of them in braces or at most n.
-func (p *reParser) hex(n int) ([][2]rune, error) {
-	braces := n == 2 && p.next("{")
+// hex reads the four digits of \uHHHH or the up to six of \x{H}.
+func (p *regexParser) hex(braces bool) ([][2]rune, error) {
+	digits, ok := p.text[p.at:min(p.at+4, len(p.text))], true
 	if braces {
-		n = 6
+		digits, _, ok = strings.Cut(p.text[p.at+1:], "}")
+		p.at += len("{}")
 	}
-	from := p.at
-	for p.at < len(p.text) && p.at-from < n && strings.IndexByte("0123456789abcdefABCDEF", p.peek()) >= 0 {
-		p.at++
+	v, err := strconv.ParseUint(digits, 16, 21)
+	if r := rune(v); ok && err == nil && utf8.ValidRune(r) && (braces || len(digits) == 4) {
+		p.at += len(digits)
+		return [][2]rune{{r, r}}, nil
 	}
-	digits := p.text[from:p.at]
-	if digits == "" || n == 4 && len(digits) < 4 || braces && !p.next("}") {
-		return nil, p.refuse("a hexadecimal escape")
-	}
-	r := mustHex(digits)
-	if !utf8.ValidRune(r) || !braces && n == 2 && r >= utf8.RuneSelf {
-		return nil, p.refuse("a hexadecimal escape")
-	}
-	return [][2]rune{{r, r}}, nil
+	return nil, p.refuse("a hexadecimal escape")
 }
 
 // class reads a bracketed class, with nested ones and &&.
-func (p *reParser) class() (*runeSet, error) {
-	if p.depth++; p.depth > maxNesting {
-		return nil, p.refuse("deep nesting")
+func (p *regexParser) class() (*runeSet, error) {
+	leave, err := p.nest()
+	if err != nil {
+		return nil, err
 	}
-	defer func() { p.depth-- }()
+	defer leave()
 	p.at++
 	not := p.next("^")
-	var ranges [][2]rune
-	var both *runeSet // what stands before &&
-	empty := true
-	meet := func() error {
+	if not && p.fold {
+		return nil, p.refuse("an inverted class where case is ignored")
+	}
+	all := newRuneSet([][2]rune{{0, utf8.MaxRune}})
+	for more := true; more; {
+		var ranges [][2]rune
+		if ranges, more, err = p.members(); err != nil {
+			return nil, err
+		}
 		set, err := p.cased(ranges)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if both != nil {
-			set = newRuneSet(both.shared(set))
-		}
-		both, ranges = set, nil
-		return nil
+		all = newRuneSet(all.shared(set))
 	}
+	if not {
+		all = newRuneSet(all.inverse())
+	}
+	return all, nil
+}
+
+// members reads the members of a class up to its end or up to &&, in which case
+// more is true.
+func (p *regexParser) members() (ranges [][2]rune, more bool, err error) {
 	for {
 		switch {
-		case p.at == len(p.text):
-			return nil, p.refuse("an open class")
-		case p.peek() == ']' && empty:
-			return nil, p.refuse("an empty class")
-		case p.next("]"):
-			if err := meet(); err != nil {
-				return nil, err
-			}
-			if not && p.fold {
-				return nil, p.refuse("an inverted class where case is ignored")
-			}
-			if not {
-				return newRuneSet(both.inverse()), nil
-			}
-			return both, nil
-		case p.next("&&"):
-			if empty || p.peek() == ']' || p.peek() == '&' {
-				return nil, p.refuse("&& without two sides")
-			}
-			if err := meet(); err != nil {
-				return nil, err
-			}
-			continue
+		case p.peek() == ']' && ranges == nil, strings.HasPrefix(p.text[p.at:], "&&") && ranges == nil:
+			return nil, false, p.refuse("an empty class")
 		case strings.HasPrefix(p.text[p.at:], "[:"):
-			return nil, p.refuse("a POSIX class")
-		case p.peek() == '[':
-			inner, err := p.class()
-			if err != nil {
-				return nil, err
+			return nil, false, p.refuse("a POSIX class")
+		case p.next("]"):
+			return ranges, false, nil
+		case p.next("&&"):
+			if p.peek() == '&' {
+				return nil, false, p.refuse("&&&")
 			}
-			ranges = append(ranges, inner.ranges...)
-		default:
-			more, err := p.member()
-			if err != nil {
-				return nil, err
-			}
-			ranges = append(ranges, more...)
+			return ranges, true, nil
 		}
-		empty = false
+		var one [][2]rune
+		if p.peek() == '[' {
+			var inner *runeSet
+			if inner, err = p.class(); err == nil {
+				one = inner.ranges
+			}
+		} else {
+			one, err = p.member()
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		ranges = append(ranges, one...)
 	}
 }
 
 // member reads a code point, an escape or a range of a class.
-func (p *reParser) member() ([][2]rune, error) {
-	first, err := p.single()
-	if err != nil || p.peek() != '-' {
-		return first, err
+func (p *regexParser) member() ([][2]rune, error) {
+	if strings.HasPrefix(p.text[p.at:], `\b`) {
+		return nil, p.refuse(`\b in a class`)
 	}
-	if strings.HasPrefix(p.text[p.at:], "-]") {
-		return first, nil // the dash is the next member
+	first, err := p.codePoints(true)
+	if err != nil || p.peek() != '-' || strings.HasPrefix(p.text[p.at:], "-]") {
+		return first, err // a dash before the end is the next member
 	}
 	from, ok := onlyOne(first)
-	if !ok || strings.HasPrefix(p.text[p.at:], "-[") || strings.HasPrefix(p.text[p.at:], "-&&") {
-		return nil, p.refuse("a dash")
-	}
-	if from == '-' {
+	if !ok || from == '-' || strings.HasPrefix(p.text[p.at:], "-[") || strings.HasPrefix(p.text[p.at:], "-&&") {
 		return nil, p.refuse("a dash")
 	}
 	p.at++
-	second, err := p.single()
+	second, err := p.codePoints(true)
 	if err != nil {
 		return nil, err
 	}
@@ -666,19 +440,4 @@ func onlyOne(ranges [][2]rune) (rune, bool) {
 		return ranges[0][0], true
 	}
 	return 0, false
-}
-
-// single reads a code point or an escape of a class.
-func (p *reParser) single() ([][2]rune, error) {
-	switch {
-	case p.at == len(p.text):
-		return nil, p.refuse("an open class")
-	case p.peek() == '\\' && p.at+1 < len(p.text) && p.text[p.at+1] == 'b':
-		return nil, p.refuse(`\b in a class`)
-	case p.peek() == '\\':
-		return p.escaped(true)
-	}
-	r, n := utf8.DecodeRuneInString(p.text[p.at:])
-	p.at += n
-	return [][2]rune{{r, r}}, nil
 }

@@ -13,7 +13,7 @@ func TestRegexRefuses(t *testing.T) {
 	for _, re := range []string{
 		``, `a*`, `a|`, `(`, `)`, `[`, `[]`, `[a`, `a{2`, `a{2}?`, `a**`, `a{3,2}`, `(?:a*)*b`, `*a`, `\1`, `(a)\1`, `(?<n>a)`, `(?m:a)`, `(?#c)a`,
 		`\h`, `\R`, `\X`, `\K`, `\G`, `[[:alpha:]]`, `[a-\d]`, `[\d-a]`, `[a-c-]`[:5], `[&&a]`, `[a&&]`, `\p{Foo}`, `\pL`, `\x{110000}`, `\xff`, `\u00`, `(?i:é)`, `(?i:ss)`,
-		`(?i:\p{L})`, `(?i:[^a])`, `(?<=a+)b`, `^`, `(?=a)`, `(?!a)+b`, `(?~a)`, `(*FAIL)`, strings.Repeat("(", 100) + "a" + strings.Repeat(")", 100),
+		`(?i:\p{L})`, `(?i:[^a])`, `(?<=a)b`, `(?<!a)b`, `^a`, `a+?`, `a??`, `a{1,2}?`, `a{1,3}+`, `(?i)a`, `\Aa`, `a\z`, `a\Ba`, `\x41`, `\u{41}`, `\x{ffffff}`, `\x{`, `\p{^L}`, `\p{Letter}`, `\p{Word}`, `[a&&&b]`, `(?=a)`, `(?!a)+b`, `(?~a)`, `(*FAIL)`, strings.Repeat("(", 100) + "a" + strings.Repeat(")", 100),
 		`(?:` + strings.Repeat(`(?:ab){900}`, 9) + `)`, `a\`,
 	} {
 		if _, err := compileRegex(re); !errors.Is(err, ErrUnsupported) {
@@ -53,7 +53,7 @@ func FuzzRegex(f *testing.F) {
 		if err != nil || !utf8.ValidString(text) {
 			return
 		}
-		m := &reMatcher{}
+		m := &regexSearch{}
 		m.allow(100)
 		for at := 0; at < len(text); {
 			from, to, ok := m.find(re, text, at)

@@ -1,13 +1,16 @@
 package tokenizer
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 )
 
-// maxDepth bounds the nesting of JSON that is skipped over.
-const maxDepth = 200
+// maxJSONDepth bounds the nesting of JSON that is skipped over.
+const maxJSONDepth = 200
 
 // errJSON is wrapped by all that scanner reports.
 var errJSON = errors.New("malformed JSON")
@@ -15,9 +18,8 @@ var errJSON = errors.New("malformed JSON")
 // scanner reads JSON in place. It is used for tokenizer.json only, where maps
 // of 200,000 entries make encoding/json too slow.
 type scanner struct {
-	b   []byte
-	at  int
-	buf []byte
+	b  []byte
+	at int
 }
 
 func (s *scanner) fail(what string) error {
@@ -57,8 +59,7 @@ func (s *scanner) next(first bool, closing byte) (bool, error) {
 	return true, s.expect(',')
 }
 
-// object calls f for each member with its key, valid until the next string is
-// read; f has to consume the value.
+// object calls f for each member with its key; f has to consume the value.
 func (s *scanner) object(f func(key []byte) error) error {
 	if err := s.expect('{'); err != nil {
 		return err
@@ -97,7 +98,7 @@ func (s *scanner) array(f func() error) error {
 	}
 }
 
-// str reads a string. The bytes are valid until the next call.
+// str reads a string.
 func (s *scanner) str() ([]byte, error) {
 	if err := s.expect('"'); err != nil {
 		return nil, err
@@ -107,7 +108,10 @@ func (s *scanner) str() ([]byte, error) {
 		switch c := s.b[s.at]; {
 		case c == '"':
 			s.at++
-			return s.checked(s.b[from : s.at-1])
+			if b := s.b[from : s.at-1]; utf8.Valid(b) {
+				return b, nil
+			}
+			return nil, s.fail("invalid UTF-8")
 		case c == '\\':
 			return s.escaped(from)
 		case c < 0x20:
@@ -118,88 +122,22 @@ func (s *scanner) str() ([]byte, error) {
 	return nil, s.fail("unterminated string")
 }
 
-func (s *scanner) checked(b []byte) ([]byte, error) {
-	if !utf8.Valid(b) {
-		return nil, s.fail("invalid UTF-8")
-	}
-	return b, nil
-}
-
-// escaped reads the rest of a string that has escapes.
+// escaped reads the string at from, which has escapes.
 func (s *scanner) escaped(from int) ([]byte, error) {
-	s.buf = append(s.buf[:0], s.b[from:s.at]...)
-	for s.at < len(s.b) {
-		c := s.b[s.at]
-		s.at++
-		switch {
-		case c == '"':
-			return s.checked(s.buf)
-		case c < 0x20:
-			return nil, s.fail("control character in string")
-		case c != '\\':
-			s.buf = append(s.buf, c)
-			continue
-		}
-		if s.at >= len(s.b) {
-			break
-		}
-		c = s.b[s.at]
-		s.at++
-		if c == 'u' {
-			r, err := s.unicode()
-			if err != nil {
-				return nil, err
-			}
-			s.buf = utf8.AppendRune(s.buf, r)
-			continue
-		}
-		x := simpleEscape[c]
-		if x == 0 {
-			return nil, s.fail("bad escape")
-		}
-		s.buf = append(s.buf, x)
+	s.at = from - 1
+	if err := s.skipString(); err != nil {
+		return nil, err
 	}
-	return nil, s.fail("unterminated string")
-}
-
-var simpleEscape = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
-
-// unicode reads the digits after \u, and the second half of a surrogate pair.
-func (s *scanner) unicode() (rune, error) {
-	r, err := s.hex4()
-	if err != nil || r < 0xd800 || r > 0xdfff {
-		return r, err
+	raw := s.b[from-1 : s.at]
+	var v string
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return nil, s.fail(err.Error())
 	}
-	if r < 0xdc00 && s.at+1 < len(s.b) && s.b[s.at] == '\\' && s.b[s.at+1] == 'u' {
-		s.at += 2
-		low, err := s.hex4()
-		if err != nil {
-			return 0, err
-		}
-		if low >= 0xdc00 && low <= 0xdfff {
-			return (r-0xd800)<<10 + (low - 0xdc00) + 0x10000, nil
-		}
+	// encoding/json puts U+FFFD where the library refuses the text.
+	if strings.ContainsRune(v, utf8.RuneError) && !bytes.ContainsRune(raw, utf8.RuneError) && !bytes.Contains(bytes.ToLower(raw), []byte(`\ufffd`)) {
+		return nil, s.fail("lone surrogate or invalid UTF-8")
 	}
-	return 0, s.fail("lone surrogate")
-}
-
-func (s *scanner) hex4() (rune, error) {
-	if s.at+4 > len(s.b) {
-		return 0, s.fail("short \\u escape")
-	}
-	var r rune
-	for _, c := range s.b[s.at : s.at+4] {
-		switch {
-		case c >= '0' && c <= '9':
-			r = r<<4 | rune(c-'0')
-		case c|0x20 >= 'a' && c|0x20 <= 'f':
-			r = r<<4 | rune(c|0x20-'a'+10)
-		default:
-			return 0, s.fail("bad \\u escape")
-		}
-	}
-	s.at += 4
-	return r, nil
+	return []byte(v), nil
 }
 
 // uint reads a non-negative integer below limit.
@@ -232,7 +170,7 @@ func (s *scanner) raw() ([]byte, error) {
 			}
 		case '{', '[':
 			s.at++
-			if depth++; depth > maxDepth {
+			if depth++; depth > maxJSONDepth {
 				return nil, s.fail("nested too deeply")
 			}
 			continue

@@ -32,9 +32,8 @@ func shapeFile(parts jsonOf) string {
 	var merges [][2]string
 	for _, c := range "abcdehlorstw \nĠĊ▁" {
 		add(string(c))
-		add(string(c) + "§")
 	}
-	for _, m := range []string{"t h", "th e", "▁ t", "▁t he", "l l", "ll o", "h e", "he llo", "he llo§", "ll o§", "_ \n", "a a", "aa aa", "Ġ a", "e l"} {
+	for _, m := range []string{"t h", "th e", "▁ t", "▁t he", "l l", "ll o", "h e", "he llo", "_ \n", "a a", "aa aa", "Ġ a", "e l"} {
 		left, right, _ := strings.Cut(m, " ")
 		left = strings.ReplaceAll(left, "_", " ")
 		add(left)
@@ -42,7 +41,7 @@ func shapeFile(parts jsonOf) string {
 		add(left + right)
 		merges = append(merges, [2]string{left, right})
 	}
-	file["model"] = jsonOf{"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil, "end_of_word_suffix": "§",
+	file["model"] = jsonOf{"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil, "end_of_word_suffix": nil,
 		"fuse_unk": false, "byte_fallback": true, "ignore_merges": false, "vocab": vocab, "merges": merges}
 	token := func(id int, content string, flags ...string) jsonOf {
 		t := jsonOf{"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}
@@ -66,20 +65,24 @@ func shapeFile(parts jsonOf) string {
 	return string(b)
 }
 
-// splitPatterns are patterns of models, and some that try the language out.
+// splitPatterns are patterns of models that no splitter was written for, and
+// some that try the rest of the language.
 var splitPatterns = []string{
 	`\s?\p{L}+`, `\s?\p{P}+`, `[\r\n]`, `[一-龥ࠀ-一가-퟿]+`, `\p{N}+`, `\s+$`, `\p{N}`,
-	` ?[^(\s|[.,!?…。，、।۔،])]+`,
+	` ?[^(\s|[.,!?…。，、।۔،])]+`, `[^\n]+|[\n]+`,
 	`'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s`,
 	`(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-	`\d{1,3}(?=(?:\d{3})*\b)`, `[0-9][0-9][0-9]`, `\d{1,3}(?=(\d{3})+(?!\d))|\d+`,
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+`,
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?:'[sS]|'[tT]|'[rR][eE])?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	`\s{4}(?!\S)|\s{2}(?!\S)|\s{1}`,
+	`\d{1,3}(?=(?:\d{3})*\b)`, `[0-9][0-9][0-9]`, `\d{1,3}(?=(\d{3})+(?!\d))|\d+`, `\p{Nd}{1,510}(?=(?>\p{Nd}{510})*(?:\P{Nd}|$))`,
 	`[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_` + "`" + `{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	`(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z`, `([\t\n]|    |  )`, `[\p{P}!-/:-@\[-` + "`" + `{-~]`, `<\|im_end\|>`,
 	`[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+`,
-	`(?i:the|hello|[sdmt]|kel)|\w+|[^\w\s]`, `(?i)the|x`, `(?<=\s)\p{L}|(?<!\p{L})\p{N}+`, `(?<![a-c])\p{L}{2,3}?`, `\p{Lu}\p{Ll}*|\p{Lo}+`,
-	`\p{L}{1,3}+|.`, `(?>\p{L}+|\p{N}+)\.`, `a*?b|\S+?\s`, `^\s+|\s+$|^.`, `\b\w|\B\W`, `[[^x]&&[^y]]|\x41\x{1F600}?`, `[^\w\s]+|\W`, `[\W]+`, `[\p{L}&&[^a-m]]+`, `\P{L}+`, `\p{^N}\p{N}`,
-	`[^\S\n]+`, `(?:a|ab)(?:c|bcd)*`, `(?:\p{L}\p{M}*)+|(?:\s|\p{P})+?\p{N}`, `\p{Hiragana}+|\p{Katakana}+|\p{Hangul}+|\p{Cyrillic}+|\p{Arabic}+`,
-	`[a-z]+(?=[A-Z])|[A-Z]+(?![a-z])`, `\u0041|\u00e9|\t+`, `[\w-]+|[-,]`, `(?:[a-c]{2}){1,2}+`, `\r\n|\n|\r`, `(?:ab|a)*+b|\s{2,}`, `\d+(?:\.\d+)?`, `(?!\s)\W+`,
+	`(?i:the|hello|[sdmt]|kel)|\w+|[^\w\s]`, `\p{Lu}\p{Ll}*|\p{Lo}+`, `(?>\p{L}+|\p{N}+)\.`, `\b\w|\W`, `[[^x]&&[^y]]|\x{1F600}?a`, `[^\w\s]+|\W`, `[\W]+`,
+	`[\p{L}&&[^a-m]]+`, `\P{L}+`, `[^\S\n]+`, `(?:a|ab)(?:c|bcd)*`, `(?:\p{L}\p{M}*)+|(?:\s|\p{P})+\p{N}`, `\p{Hiragana}+|\p{Katakana}+|\p{Hangul}+|\p{Cyrillic}+|\p{Arabic}+`,
+	`[a-z]+(?=[A-Z])|[A-Z]+(?![a-z])`, `\u0041|\u00e9|\t+`, `[\w-]+|[-,]`, `\r\n|\n|\r`, `(?:ab|a)*+b|\s{2,}`, `\d+(?:\.\d+)?`, `(?!\s)\W+|.`,
 }
 
 // shapes are tokenizers of all the kinds that only pipelines follow, by name.
@@ -109,13 +112,11 @@ func shapes() map[string]string {
 		return jsonOf{"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
 	}
 	for name, pre := range map[string]any{
-		"none": nil, "whitespace": jsonOf{"type": "Whitespace"}, "whitespace split": jsonOf{"type": "WhitespaceSplit"}, "bert": jsonOf{"type": "BertPreTokenizer"},
-		"digits": jsonOf{"type": "Digits", "individual_digits": true}, "numbers": jsonOf{"type": "Digits", "individual_digits": false},
-		"delimiter": jsonOf{"type": "CharDelimiterSplit", "delimiter": "l"}, "bytes": level(false, true), "bytes, space": level(true, true), "bytes, whole": level(true, false),
+		"none": nil, "digits": jsonOf{"type": "Digits", "individual_digits": true}, "numbers": jsonOf{"type": "Digits", "individual_digits": false},
+		"bytes": level(false, true), "bytes, space": level(true, true), "bytes, whole": level(true, false),
 		"marks": metaspace("always", true), "marks first": metaspace("first", true), "marks never, whole": metaspace("never", false),
 		"falcon":         sequence(jsonOf{"type": "Punctuation", "behavior": "Contiguous"}, level(false, true), jsonOf{"type": "Digits", "individual_digits": false}, splitBy(jsonOf{"Regex": "[0-9][0-9][0-9]"}, "Isolated", false)),
 		"deepseek llm":   sequence(splitBy(jsonOf{"Regex": "[\r\n]"}, "Isolated", false), splitBy(jsonOf{"Regex": `\s?\p{L}+`}, "Isolated", false), splitBy(jsonOf{"Regex": `\s?\p{P}+`}, "Isolated", false), splitBy(jsonOf{"Regex": "[一-龥ࠀ-一가-퟿]+"}, "Isolated", false), jsonOf{"type": "Digits", "individual_digits": true}, level(false, false)),
-		"words, marks":   sequence(jsonOf{"type": "WhitespaceSplit"}, metaspace("always", true)),
 		"cut, first":     sequence(splitBy(jsonOf{"String": "l"}, "Removed", false), metaspace("first", true)),
 		"numbers, marks": sequence(metaspace("first", false), jsonOf{"type": "Digits", "individual_digits": true}),
 	} {
@@ -124,41 +125,29 @@ func shapes() map[string]string {
 	replace := func(pattern jsonOf, content string) jsonOf {
 		return jsonOf{"type": "Replace", "pattern": pattern, "content": content}
 	}
-	clean := func(lower bool, strip any) jsonOf {
-		return jsonOf{"type": "BertNormalizer", "clean_text": lower, "handle_chinese_chars": true, "strip_accents": strip, "lowercase": lower}
-	}
 	for name, n := range map[string]any{
-		"nfc": jsonOf{"type": "NFC"}, "nfd": jsonOf{"type": "NFD"}, "nfkc": jsonOf{"type": "NFKC"}, "nfkd": jsonOf{"type": "NFKD"}, "lower": jsonOf{"type": "Lowercase"},
-		"accents": jsonOf{"type": "Sequence", "normalizers": []any{jsonOf{"type": "NFD"}, jsonOf{"type": "StripAccents"}}},
-		"strip":   jsonOf{"type": "Strip", "strip_left": true, "strip_right": true}, "strip left": jsonOf{"type": "Strip", "strip_left": true, "strip_right": false},
-		"prepend": jsonOf{"type": "Prepend", "prepend": "a"}, "replace": replace(jsonOf{"String": "l"}, "<x>"), "replace pattern": replace(jsonOf{"Regex": `\s+`}, " "),
-		"drop": replace(jsonOf{"Regex": "[aeiou]"}, ""), "bert": clean(true, nil), "bert cased": clean(false, nil), "bert accents": clean(false, true), "bert no accents": clean(true, false),
-		"clip":    jsonOf{"type": "Sequence", "normalizers": []any{jsonOf{"type": "NFC"}, replace(jsonOf{"Regex": `\s+`}, " "), jsonOf{"type": "Lowercase"}}},
-		"bytes":   jsonOf{"type": "ByteLevel"},
+		"nfc": jsonOf{"type": "NFC"}, "nfkc": jsonOf{"type": "NFKC"}, "prepend": jsonOf{"type": "Prepend", "prepend": "a"},
+		"replace": replace(jsonOf{"String": "l"}, "<x>"), "replace pattern": replace(jsonOf{"Regex": `\s+`}, " "), "drop": replace(jsonOf{"Regex": "[aeiou]"}, ""),
+		"two":     jsonOf{"type": "Sequence", "normalizers": []any{jsonOf{"type": "NFC"}, replace(jsonOf{"Regex": `\s+`}, " ")}},
 		"chatglm": jsonOf{"type": "Sequence", "normalizers": []any{replace(jsonOf{"String": "<!dummy-prefix!>"}, "▁"), replace(jsonOf{"String": " "}, "▁")}},
 	} {
-		add("normalizer "+name, jsonOf{"normalizer": n, "pre_tokenizer": jsonOf{"type": "WhitespaceSplit"}})
+		add("normalizer "+name, jsonOf{"normalizer": n, "pre_tokenizer": splitBy(jsonOf{"Regex": `\s+`}, "Removed", false)})
 		add("normalizer, marks "+name, jsonOf{"normalizer": n, "pre_tokenizer": metaspace("always", true)})
 	}
 	for _, re := range splitPatterns {
 		out["bytes, pattern "+re] = rebuiltFile(jsonOf{"normalizer": jsonOf{"type": "NFC"}, "pre_tokenizer": sequence(splitBy(jsonOf{"Regex": re}, "Isolated", false), level(false, false))})
 	}
 	out["bytes, nfkc"] = rebuiltFile(jsonOf{"normalizer": jsonOf{"type": "NFKC"}, "pre_tokenizer": level(false, true)})
-	out["bytes, lower, space"] = rebuiltFile(jsonOf{"normalizer": jsonOf{"type": "Lowercase"}, "pre_tokenizer": level(true, true)})
+	out["bytes, prepended, space"] = rebuiltFile(jsonOf{"normalizer": jsonOf{"type": "Prepend", "prepend": "a"}, "pre_tokenizer": level(true, true)})
 	out["bytes, numbers, space"] = rebuiltFile(jsonOf{"pre_tokenizer": sequence(jsonOf{"type": "Digits", "individual_digits": true}, level(true, true))})
-	words := jsonOf{"<u>": 0, "hello": 1, "the": 2, "he": 3, "##llo": 4, "##o": 5, "t": 6, "##h": 7, "##e": 8, ".": 9, "a": 10, "中": 11}
-	split := jsonOf{"type": "Whitespace"}
+	split := splitBy(jsonOf{"Regex": `\w+|[^\w\s]+`}, "Removed", true)
 	for name, model := range map[string]jsonOf{
 		"unknown":        {"byte_fallback": false, "unk_token": "a"},
 		"fused":          {"byte_fallback": false, "unk_token": "a", "fuse_unk": true},
 		"dropped":        {"byte_fallback": false},
-		"prefix":         {"continuing_subword_prefix": "##", "end_of_word_suffix": nil, "unk_token": "a", "byte_fallback": false, "vocab": jsonOf{"a": 0, "t": 1, "##h": 2, "##e": 3, "th": 4, "the": 5, "##he": 6, "l": 7, "##l": 8, "##ll": 9}, "merges": [][2]string{{"t", "##h"}, {"th", "##e"}, {"##l", "##l"}, {"##h", "##e"}}},
-		"some bytes":     {"unk_token": "a", "end_of_word_suffix": nil, "fuse_unk": true, "vocab": jsonOf{"a": 0, "b": 1, "<0xC3>": 2, "<0xA9>": 3, "<0x20>": 4, "ab": 5}, "merges": [][2]string{{"a", "b"}}},
-		"whole words":    {"ignore_merges": true, "end_of_word_suffix": nil},
-		"no suffix":      {"end_of_word_suffix": nil},
+		"some bytes":     {"unk_token": "a", "fuse_unk": true, "vocab": jsonOf{"a": 0, "b": 1, "<0xC3>": 2, "<0xA9>": 3, "<0x20>": 4, "ab": 5}, "merges": [][2]string{{"a", "b"}}},
+		"whole words":    {"ignore_merges": true},
 		"merges as text": {"end_of_word_suffix": "", "merges": []string{"t h", "th e", "l l"}},
-		"WordPiece":      {"type": "WordPiece", "unk_token": "<u>", "continuing_subword_prefix": "##", "max_input_chars_per_word": 8, "vocab": words},
-		"WordLevel":      {"type": "WordLevel", "unk_token": "<u>", "vocab": words},
 	} {
 		add("model "+name, jsonOf{"model": model, "pre_tokenizer": split})
 		add("model, whole text "+name, jsonOf{"model": model})

@@ -81,7 +81,7 @@ type worker struct {
 	hot     []hotWord
 	long    *store
 	merge   merger
-	match   reMatcher
+	match   regexSearch
 	ends    [512]uint32
 	parts   [512]uint32 // ends of the parts of one word
 	nfc     []byte

@@ -42,7 +42,7 @@ func (t *Tokenizer) acquire(stop <-chan struct{}) *worker {
 
 func (t *Tokenizer) release(w *worker) {
 	w.trim()
-	w.watch = watch{} // keeps nothing of the request alive
+	w.watch, w.match.text = watch{}, "" // keep nothing of the request alive
 	p := &t.workers
 	p.mu.Lock()
 	p.free = append(p.free, w)

@@ -19,7 +19,6 @@ type facts struct {
 	Decomp  [][]int             `json:"decomp"`
 	Comp    [][]int             `json:"comp"`
 	Compat  [][]int             `json:"compat"`
-	Lower   [][]int             `json:"lower"`
 	CCC     [][]json.RawMessage `json:"ccc"`
 }
 
@@ -58,8 +57,6 @@ func run(from, to string) error {
 	fmt.Fprintf(&out, "const compositions = %s\n\n", wrapped(hexLists(f.Comp)))
 	out.WriteString("// compatibles holds \"code point, then its full compatibility decomposition\" where that is not the canonical one, in hex.\n")
 	fmt.Fprintf(&out, "const compatibles = %s\n\n", wrapped(hexLists(f.Compat)))
-	out.WriteString("// lowers holds \"code point, then what it is in lower case\", in hex.\n")
-	fmt.Fprintf(&out, "const lowers = %s\n\n", wrapped(hexLists(f.Lower)))
 	out.WriteString("// combiningClasses holds the ranges of each canonical combining class other than 0.\nvar combiningClasses = map[uint8]string{\n")
 	for _, row := range f.CCC {
 		var class uint8

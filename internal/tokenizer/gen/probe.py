@@ -41,8 +41,8 @@ def members(pattern):
 
 
 def words():
-    """Word characters and white space of the other regex engine, which added tokens with flags and Whitespace use."""
-    word, space, split = [], [], pre_tokenizers.Whitespace()
+    """Word characters of the other regex engine, which added tokens with flags use."""
+    word, split = [], pre_tokenizers.Whitespace()
     for at in range(0, len(ALL), 4096):
         part = ALL[at:at + 4096]
         text = "".join("a" + chr(c) for c in part)
@@ -50,12 +50,8 @@ def words():
         for piece, (start, _) in split.pre_tokenize_str(text):
             for k, ch in enumerate(piece):
                 kept[start + k] = start
-        for k, c in enumerate(part):
-            if 2 * k + 1 not in kept:
-                space.append(c)
-            elif kept[2 * k + 1] == kept[2 * k]:
-                word.append(c)
-    return ranges(word), ranges(space)
+        word += [c for k, c in enumerate(part) if 2 * k + 1 in kept and kept[2 * k + 1] == kept[2 * k]]
+    return ranges(word)
 
 
 def digits():
@@ -79,14 +75,14 @@ def apart(split):
     return ranges(out)
 
 
-def mapping(normalizer, other=None):
-    """Code points that the normalizer changes, other than the other one does, and what it makes of them."""
+def mapping(normalizer, other):
+    """Code points of which the normalizers make different things, and what the first one makes."""
     out, mark = [], "\u2603"
     for at in range(0, len(ALL), 4096):
         part = ALL[at:at + 4096]
         text = mark.join(chr(c) for c in part if chr(c) != mark)
         made = normalizer.normalize_str(text).split(mark)
-        same = (other.normalize_str(text) if other else text).split(mark)
+        same = other.normalize_str(text).split(mark)
         assert len(made) == len(same)
         out += [[c] + [ord(x) for x in d] for c, d, s in zip([c for c in part if chr(c) != mark], made, same) if d != s]
     return out
@@ -142,24 +138,13 @@ def main():
     decomp = {c: d for c, d in decomp.items() if c not in hangul}
     comp = [x for x in comp if x[2] not in hangul]
     classes = {n: members(p) for n, p in CLASSES.items()}
-    classes["Word"], classes["Space"] = words()
+    classes["Word"] = words()
     classes["Digit"] = digits()
     classes["Punct"] = apart(pre_tokenizers.Punctuation())
-    blank = pre_tokenizers.WhitespaceSplit()
-    classes["Blank"] = ranges([c for c in ALL if not blank.pre_tokenize_str(chr(c))])
-    bert = mapping(normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False))
-    classes["BertDrop"] = ranges([row[0] for row in bert if row[1:] == []])
-    classes["BertSpace"] = ranges(sorted([0x20] + [row[0] for row in bert if row[1:] == [0x20]]))
-    wide = mapping(normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=True, strip_accents=False, lowercase=False))
-    classes["BertWide"] = ranges([row[0] for row in wide])
-    mark = mapping(normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=False))
-    classes["BertMark"] = ranges([row[0] for row in mark if row[1:] == []])
-    classes["Accent"] = ranges([row[0] for row in mapping(normalizers.StripAccents())])
     json.dump({
         "classes": classes,
         "decomp": [[c] + d for c, d in sorted(decomp.items())],
         "compat": mapping(normalizers.NFKD(), nfd),
-        "lower": mapping(normalizers.Lowercase()),
         "comp": sorted(comp),
         "ccc": [[k, ranges(sorted(c for c in ccc if ccc[c] == k))] for k in sorted(set(ccc.values()))],
     }, sys.stdout, separators=(",", ":"))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/bits"
+	"slices"
 )
 
 // noRank says that a pair does not merge. Ranks need 24 bits.
@@ -153,124 +154,117 @@ func (m *merges) farRank(left, right uint32, p uint64) uint32 {
 	}
 }
 
-// readMerges reads the list of pairs, "a b" or ["a","b"]. text is that of the
-// vocabulary's form; the second part of each pair begins with a subword prefix of
-// so many bytes, which the merge drops.
-func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool), prefix int) (*merges, error) {
-	var left, both []byte
+// readMerges reads the list of pairs, "a b" or ["a","b"]; text is that of the
+// vocabulary's form.
+func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool)) (*merges, error) {
 	room := bytes.Count(s.b, []byte(`,`)) + 1
 	if bytes.Count(s.b[:min(len(s.b), 64)], []byte(`[`)) > 1 {
 		room /= 2 // ["a","b"]
 	}
-	pairs, result := make([][2]uint32, 0, room), make([]uint32, 0, room)
-	// Lists that have all ways to a token have them one behind the other, and many parts are single
-	// bytes: up to a third of the lookups answer from here.
-	var single [256]struct {
+	r := &mergeReader{s: s, v: v, text: text, pairs: make([][2]uint32, 0, room), result: make([]uint32, 0, room)}
+	if err := s.array(r.read); err != nil {
+		return nil, err
+	}
+	return newMerges(r.pairs, slices.Clone(r.result)), nil
+}
+
+// mergeReader is the state of readMerges.
+type mergeReader struct {
+	s      *scanner
+	v      *vocab
+	text   func(dst, token []byte) ([]byte, bool)
+	pairs  [][2]uint32
+	result []uint32
+
+	both []byte // text of the two parts
+	last []byte // text of the pair before: lists that have all ways to a token have them one after the other
+	// single holds the tokens of single bytes, which many parts are.
+	single [256]struct {
 		id    uint32
 		known bool
 	}
-	var last []byte
-	part := func(token []byte) ([]byte, uint32, bool, error) {
-		from := len(both)
-		b, reachable := text(both, token)
-		if reachable && len(b) == from+1 && single[b[from]].known {
-			return b, single[b[from]].id, true, nil
-		}
-		if !reachable {
-			if _, ok := v.literal[string(token)]; ok {
-				return both, 0, false, nil
-			}
-			return both, 0, false, fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(result), token)
-		}
-		id, _, ok := v.find(b[from:])
-		if !ok {
-			return both, 0, false, fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(result), token)
-		}
-		if len(b) == from+1 {
-			single[b[from]].id, single[b[from]].known = id, true
-		}
-		return b, id, true, nil
-	}
-	err := s.array(func() error {
-		both = both[:0]
-		var ids [2]uint32
-		usable := true
-		take := func(k int, token []byte) error {
-			from := len(both)
-			b, id, reachable, err := part(token)
-			both, ids[k] = b, id
-			usable = usable && reachable
-			if k == 1 && prefix > 0 && usable && err == nil {
-				both = append(both[:from], both[min(from+prefix, len(both)):]...)
-			}
-			return err
-		}
-		if s.peek() == '[' {
-			k := 0
-			if err := s.array(func() error {
-				token, err := s.str()
-				if err != nil {
-					return err
-				}
-				if k > 1 {
-					return fmt.Errorf("merge %d has more than two parts", len(result))
-				}
-				k++
-				return take(k-1, token)
-			}); err != nil {
-				return err
-			}
-			if k != 2 {
-				return fmt.Errorf("merge %d has %d parts", len(result), k)
-			}
-		} else {
-			pair, err := s.str()
-			if err != nil {
-				return err
-			}
-			cut := -1
-			for i, c := range pair {
-				if c == ' ' {
-					if cut >= 0 {
-						return fmt.Errorf("merge %d has more than two parts", len(result))
-					}
-					cut = i
-				}
-			}
-			if cut < 0 {
-				return fmt.Errorf("merge %d has one part", len(result))
-			}
-			left = append(left[:0], pair[cut+1:]...)
-			if err := take(0, pair[:cut]); err != nil {
-				return err
-			}
-			if err := take(1, left); err != nil {
-				return err
-			}
-		}
-		if len(result) >= maxRanks {
-			return fmt.Errorf("more than %d merges", maxRanks)
-		}
-		joined := uint32(0)
-		if usable {
-			if n := len(result); bytes.Equal(both, last) {
-				joined = result[n-1]
-			} else if id, _, ok := v.find(both); ok {
-				joined = id
-			} else {
-				return fmt.Errorf("merge %d makes %q, which is not in the vocabulary", n, both)
-			}
-			last = append(last[:0], both...)
-			pairs = append(pairs, ids)
-		} else {
-			pairs = append(pairs, noPair)
-			last = last[:0]
-		}
-		result = append(result, joined)
-		return nil
-	})
+}
+
+// read reads one pair.
+func (r *mergeReader) read() error {
+	rank := len(r.result)
+	left, right, err := r.parts()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return newMerges(pairs, append([]uint32(nil), result...)), nil
+	if rank >= maxRanks {
+		return fmt.Errorf("more than %d merges", maxRanks)
+	}
+	r.both = r.both[:0]
+	a, reachable, err := r.token(left)
+	if err != nil {
+		return err
+	}
+	b, too, err := r.token(right)
+	if err != nil {
+		return err
+	}
+	if !reachable || !too {
+		r.pairs, r.result, r.last = append(r.pairs, noPair), append(r.result, 0), r.last[:0]
+		return nil
+	}
+	joined := uint32(0)
+	if rank > 0 && bytes.Equal(r.both, r.last) {
+		joined = r.result[rank-1]
+	} else if id, _, ok := r.v.find(r.both); ok {
+		joined = id
+	} else {
+		return fmt.Errorf("merge %d makes %q, which is not in the vocabulary", rank, r.both)
+	}
+	r.last = append(r.last[:0], r.both...)
+	r.pairs, r.result = append(r.pairs, [2]uint32{a, b}), append(r.result, joined)
+	return nil
+}
+
+// parts reads the two tokens of a pair.
+func (r *mergeReader) parts() (left, right []byte, err error) {
+	n := 0
+	if r.s.peek() == '[' {
+		err = r.s.array(func() error {
+			token, err := r.s.str()
+			n++
+			left, right = right, token
+			return err
+		})
+	} else {
+		var pair []byte
+		if pair, err = r.s.str(); err == nil {
+			n = bytes.Count(pair, []byte(" ")) + 1
+			left, right, _ = bytes.Cut(pair, []byte(" "))
+		}
+	}
+	if err == nil && n != 2 {
+		err = fmt.Errorf("merge %d has %d parts", len(r.result), n)
+	}
+	return left, right, err
+}
+
+// token is the id of a part, whose text it appends to both. A part that no text
+// reaches has none.
+func (r *mergeReader) token(part []byte) (id uint32, reachable bool, err error) {
+	from := len(r.both)
+	b, reachable := r.text(r.both, part)
+	if !reachable {
+		if _, ok := r.v.literal[string(part)]; !ok {
+			err = fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(r.result), part)
+		}
+		return 0, false, err
+	}
+	r.both = b
+	if b = b[from:]; len(b) == 1 && r.single[b[0]].known {
+		return r.single[b[0]].id, true, nil
+	}
+	id, _, ok := r.v.find(b)
+	if !ok {
+		return 0, true, fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(r.result), part)
+	}
+	if len(b) == 1 {
+		r.single[b[0]].id, r.single[b[0]].known = id, true
+	}
+	return id, true, nil
 }

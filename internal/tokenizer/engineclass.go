@@ -111,7 +111,7 @@ var ownPartsOf = map[string]ownParts{
 }
 
 // sameClasses build what the files of their models say.
-var sameClasses = map[string]bool{"BertTokenizer": true, "CLIPTokenizer": true, "RobertaTokenizer": true, "WhisperTokenizer": true}
+var sameClasses = map[string]bool{"RobertaTokenizer": true, "WhisperTokenizer": true}
 
 // rebuild gives f the parts that the engine's class has instead.
 func (t *Tokenizer) rebuild(f *file, head *modelHead) error {
@@ -120,7 +120,7 @@ func (t *Tokenizer) rebuild(f *file, head *modelHead) error {
 	if class == "" || sameClasses[class] {
 		return nil
 	}
-	if !ok || head.Type != "BPE" {
+	if !ok {
 		return unsupported("tokenizer class %s, which builds a tokenizer of its own", class)
 	}
 	specials := strings.Fields(own.specials)
@@ -144,6 +144,5 @@ func (t *Tokenizer) rebuild(f *file, head *modelHead) error {
 		f.postProcessor = nil
 	}
 	head.ByteFallback, head.FuseUnk, head.IgnoreMerges = own.model.ByteFallback, own.model.FuseUnk, false
-	head.Prefix, head.Suffix = nil, nil
 	return nil
 }
