@@ -46,7 +46,8 @@ func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
 
 // PromptInto is Prompt and puts the ids into dst's memory, unless they are kept for later or come from the request: the
 // result's IDs are then valid until dst is used again. Rendering and tokenizing end soon
-// after ctx does, with its error; whether the engine would refuse the request is found out before.
+// after ctx does, with its error; whether the engine would refuse the request is found out before. If ctx has ended already,
+// only a result that is kept beside the request is returned.
 func (m *Model) PromptInto(ctx context.Context, dst []uint32, req *prompt.Request, engine Engine) (Result, error) {
 	if m.memo == nil || !req.Kept() {
 		return m.compute(ctx, dst[:0], req, engine, false)
@@ -73,6 +74,9 @@ func (m *Model) RenderPrompt(req *prompt.Request, engine Engine) (Result, error)
 
 func (m *Model) compute(ctx context.Context, dst []uint32, req *prompt.Request, engine Engine, withText bool) (Result, error) {
 	res := Result{Prompts: 1, scratch: dst}
+	if ctx.Err() != nil {
+		return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
+	}
 	if req.Form == prompt.FormTexts || req.Form == prompt.FormIDLists {
 		res.Prompts = max(req.Count, 1)
 	}
@@ -81,6 +85,7 @@ func (m *Model) compute(ctx context.Context, dst []uint32, req *prompt.Request, 
 		return res, err
 	}
 	p.size = len(req.Body)
+	p.limited = limited(req.API)
 	res.Assumed = assumed
 	res.Partial = p.partial
 	if p.haveIDs {
@@ -104,7 +109,7 @@ func (m *Model) compute(ctx context.Context, dst []uint32, req *prompt.Request, 
 
 // checkLength refuses what does not fit the engine's context.
 func (m *Model) checkLength(req *prompt.Request, engine Engine, res *Result) error {
-	if req.API == prompt.Tokenize || req.API == prompt.CountTokens {
+	if !limited(req.API) {
 		return nil
 	}
 	if res.Partial == "" && len(res.IDs) == 0 {
@@ -125,6 +130,22 @@ func (m *Model) checkLength(req *prompt.Request, engine Engine, res *Result) err
 	if int64(len(res.IDs)) > int64(m.options.MaxModelLen)-wanted {
 		return refuse("This model's maximum context length is %d tokens. However, your request has %d input tokens and wants %d more.",
 			m.options.MaxModelLen, len(res.IDs), wanted)
+	}
+	return nil
+}
+
+// limited reports whether engines bound the prompts of an API by their context.
+func limited(api prompt.API) bool { return api != prompt.Tokenize && api != prompt.CountTokens }
+
+// tooLong refuses a text that cannot fit the engine's context, whatever its tokens are:
+// its tokenization could take seconds, for a request that no engine serves.
+func (m *Model) tooLong(p *plan, text string) error {
+	most := m.options.MaxModelLen
+	if most == 0 || !p.limited || p.keep > 0 || len(text) <= most {
+		return nil
+	}
+	if n := m.tok.MinTokens(text); n > most {
+		return refuse("This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens.", most, n)
 	}
 	return nil
 }
@@ -305,6 +326,9 @@ func (m *Model) encode(ctx context.Context, res *Result, p *plan, engine Engine,
 		res.Text = strings.Clone(text)
 	}
 	res.dated = p.dated
+	if err := m.tooLong(p, text); err != nil {
+		return err
+	}
 	ids, err := m.ids(ctx, res, text, p.addSpecial)
 	if err != nil {
 		return textError(err)

@@ -26,6 +26,7 @@ type plan struct {
 	addSpecial bool
 	keep       int // keep so many ids, 0 = all
 	keepHead   bool
+	limited    bool   // engines bound such prompts by their context
 	partial    string // why only the front of the prompt is known
 	media      bool   // the text is cut at mediaMark
 	dated      bool   // the template prints the time

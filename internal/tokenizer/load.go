@@ -87,6 +87,7 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 		return nil, err
 	}
 	t.cuts = newCutter(t.splitter)
+	t.longest = t.longestToken()
 	return t, nil
 }
 

@@ -32,8 +32,11 @@ type rankQueue struct {
 func (w *merger) queued(m *merges, dst []uint32, wanted *watch) []uint32 {
 	parts := w.parts
 	n := len(parts)
+	queues := roomFor(parts, wanted)
+	if queues == nil {
+		return dst
+	}
 	next, prev := make([]int32, n), make([]int32, n)
-	queues := roomFor(parts)
 	var ranks []uint64 // heap of the ranks with places left
 	push := func(rank uint32, at int32) {
 		q := queues[rank]
@@ -54,6 +57,9 @@ func (w *merger) queued(m *merges, dst []uint32, wanted *watch) []uint32 {
 		q.places = append(q.places, uint32(at))
 	}
 	for i, p := range parts {
+		if i%lookEvery == 0 && wanted.look() {
+			return dst
+		}
 		next[i], prev[i] = int32(i+1), int32(i-1)
 		if p < noPart {
 			push(uint32(p>>32), int32(i))
@@ -112,10 +118,14 @@ func (w *merger) queued(m *merges, dst []uint32, wanted *watch) []uint32 {
 }
 
 // roomFor are empty queues with room for the pairs of the parts: growing them place
-// by place would take the memory several times.
-func roomFor(parts []uint64) map[uint32]*rankQueue {
+// by place would take the memory several times. They are nil if the ids are not wanted
+// any more.
+func roomFor(parts []uint64, wanted *watch) map[uint32]*rankQueue {
 	counts := map[uint32]int{}
-	for _, p := range parts {
+	for i, p := range parts {
+		if i%lookEvery == 0 && wanted.look() {
+			return nil
+		}
 		if p < noPart {
 			counts[uint32(p>>32)]++
 		}

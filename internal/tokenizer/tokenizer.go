@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -50,6 +51,8 @@ type Tokenizer struct {
 
 	workers workers
 	memo    *memo
+
+	longest int // see MinTokens
 }
 
 // prefixSpace is how a space is put before a stretch of text.
@@ -156,6 +159,44 @@ func checkText(text string) error {
 		return fmt.Errorf("%w: not valid UTF-8", ErrText)
 	}
 	return nil
+}
+
+// nfcShrinks is more than the factor by which NFC can shorten a text in bytes: three for
+// Hangul and some singletons, such as U+1FEF.
+const nfcShrinks = 4
+
+// MinTokens is a lower bound on the number of ids of text, without its tokenization: its
+// bytes by those of the longest token. It is 0 where a token can stand for any number of
+// bytes, such as one that takes the white space beside it.
+func (t *Tokenizer) MinTokens(text string) int {
+	if t.longest == 0 {
+		return 0
+	}
+	n := len(text)
+	switch {
+	case t.nfc && composeAt(text, 0) < len(text):
+		n /= nfcShrinks
+	case t.sp != nil && strings.Contains(text, lowLine):
+		n /= len(lowLine) // each of them is a space to the vocabulary
+	}
+	return n / t.longest
+}
+
+// longestToken is what MinTokens counts with; 0 if there is no bound.
+func (t *Tokenizer) longestToken() (n int) {
+	if t.pipe != nil || t.nfc && t.sp != nil {
+		return 0
+	}
+	for id := range t.vocab.has {
+		n = max(n, len(t.vocab.bytes(uint32(id))))
+	}
+	for _, a := range t.added {
+		if a.Lstrip || a.Rstrip {
+			return 0
+		}
+		n = max(n, len(a.Content))
+	}
+	return n
 }
 
 // TokenID is the id of a token by its string as in tokenizer.json; added tokens
