@@ -142,11 +142,14 @@ func (c *anthropicChat) system(in input, messages []jinja.Value) error {
 		text = systemText(v)
 	}
 	if c.merge {
+		var all strings.Builder
+		all.WriteString(text)
 		for i := range messages {
 			if msg, ok := messages[i].AsDict(); ok && roleOf(messages[i]) == roleSystem {
-				text += systemText(optional(msg, "content"))
+				all.WriteString(systemText(optional(msg, "content")))
 			}
 		}
+		text = all.String()
 	}
 	if text != "" {
 		c.add(chatMessage(roleSystem, jinja.String(text)))

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -250,7 +249,8 @@ func reasoningText(item *jinja.Dict) string {
 	return ""
 }
 
-// appendCall adds the call to the assistant's message at the end, or to a new one.
+// appendCall adds the call to the assistant's message at the end, or to a new one. The message's calls are all from here, so
+// that their list may grow in place.
 func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
 	if n := len(list); n > 0 {
 		last, _ := list[n-1].AsDict()
@@ -258,7 +258,7 @@ func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
 			calls, _ := last.Get("tool_calls")
 			old, _ := calls.AsList()
 			last = last.Clone()
-			last.Set("tool_calls", jinja.List(append(slices.Clip(old), call)))
+			last.Set("tool_calls", jinja.List(append(old, call)))
 			list[n-1] = jinja.FromDict(last)
 			return list
 		}

@@ -133,6 +133,7 @@ func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 		return v, refuse("messages.content: input should be a valid string or a list of parts")
 	}
 	var texts []string
+	media := false
 	for i := range parts {
 		text, bare := parts[i].AsString()
 		if !bare {
@@ -141,7 +142,7 @@ func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 			switch {
 			case slices.Contains(trtllmMedia, kind):
 				s.p.media, s.p.partial = true, "the prompt after the first image, audio or video is not known"
-				texts = append([]string{mediaMark}, texts...)
+				media = true
 				continue
 			case kind != "text":
 				return v, refuse("Unknown part type: %s", kind)
@@ -152,7 +153,7 @@ func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 			texts = append(texts, text)
 		}
 	}
-	return join(texts, "\n"), nil
+	return joinBehind(media, texts), nil
 }
 
 // trtllmCalls reads the arguments of calls into objects; what is no JSON stays a text.

@@ -224,6 +224,7 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 // content flattens the parts, or wraps them if the template walks over them.
 func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
 	var texts []string
+	front := false // media stand in front of the texts
 	wrapped := []jinja.Value{}
 	add := func(text string) {
 		if s.openai {
@@ -258,7 +259,7 @@ func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
 			if media && !s.openai {
 				// Placeholders that the text does not name go in front of it.
 				s.cut("the prompt after the first image, audio or video is not known")
-				texts = append([]string{mediaMark}, texts...)
+				front = true
 				continue
 			}
 			if media {
@@ -273,7 +274,16 @@ func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
 	if s.openai && !flatten {
 		return jinja.List(wrapped), nil
 	}
-	return join(texts, "\n"), nil
+	return joinBehind(front, texts), nil
+}
+
+// joinBehind joins texts by lines, behind media's mark if media stand in front of them. One mark serves all of them: the
+// prompt is cut at the first.
+func joinBehind(media bool, texts []string) jinja.Value {
+	if media {
+		texts = append([]string{mediaMark}, texts...)
+	}
+	return join(texts, "\n")
 }
 
 // onlyBareTexts reports whether a content is a list of strings. Of pydantic's types for a message, vLLM takes the one that sets
