@@ -220,7 +220,7 @@ func (e *Engine) Close() {
 		e.handlerMu.Unlock()
 		e.abortAll()
 		e.handlers.Wait()
-		e.held.close()
+		e.held.clear()
 		for _, r := range e.ranks {
 			r.pub.close()
 		}

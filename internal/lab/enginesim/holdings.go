@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -97,28 +98,11 @@ func (h *holdings) size() int {
 
 func (h *holdings) clear() {
 	h.mu.Lock()
-	items := h.items
+	items := maps.Clone(h.items)
 	h.mu.Unlock()
-	for _, key := range keysOf(items, &h.mu) {
-		h.mu.Lock()
-		x := h.items[key]
-		h.mu.Unlock()
-		if x != nil {
-			h.remove(key, x, false)
-		}
+	for key, x := range items {
+		h.remove(key, x, false)
 	}
-}
-
-func (h *holdings) close() { h.clear() }
-
-func keysOf(items map[string]*held, mu *sync.Mutex) []string {
-	mu.Lock()
-	defer mu.Unlock()
-	var keys []string
-	for k := range items {
-		keys = append(keys, k)
-	}
-	return keys
 }
 
 // pull is what the decode side asks the prefill side for, over the side listener or the bootstrap server.

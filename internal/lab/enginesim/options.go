@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -159,77 +160,33 @@ const (
 	maxScale     = 1e6
 )
 
-// boundedInt is a flag's number within bounds that the error names.
-type boundedInt struct {
-	p           *int
-	least, most int
-}
-
-func (b boundedInt) String() string {
-	if b.p == nil {
-		return ""
-	}
-	return strconv.Itoa(*b.p)
-}
-
-func (b boundedInt) Set(s string) error {
-	n, err := strconv.Atoi(s)
-	if err != nil || n < b.least || n > b.most {
-		return fmt.Errorf("want a number from %d to %d", b.least, b.most)
-	}
-	*b.p = n
-	return nil
-}
-
+// bounded makes a flag for a number within bounds, which the usage and the error name.
 func bounded(f *flag.FlagSet, p *int, name string, value, least, most int, usage string) {
 	*p = value
-	f.Var(boundedInt{p, least, most}, name, fmt.Sprintf("%s, %d to %d", usage, least, most))
-}
-
-func orInt(p *int, value int) {
-	if *p == 0 {
-		*p = value
-	}
-}
-
-func orText(p *string, value string) {
-	if *p == "" {
-		*p = value
-	}
+	f.Func(name, fmt.Sprintf("%s, %d to %d (default %d)", usage, least, most, value), func(s string) error {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < least || n > most {
+			return fmt.Errorf("want a number from %d to %d", least, most)
+		}
+		*p = n
+		return nil
+	})
 }
 
 // complete fills in defaults and refuses what cannot be played.
 func (o *Options) complete() error {
-	if o.Engine == "" {
-		o.Engine = VLLM
+	o.Engine, o.Role, o.Model = cmp.Or(o.Engine, VLLM), cmp.Or(o.Role, Both), cmp.Or(o.Model, "demo")
+	for _, address := range []*string{&o.Listen, &o.SideAddr, &o.Bootstrap} {
+		*address = cmp.Or(*address, "127.0.0.1:0")
 	}
-	if o.Role == "" {
-		o.Role = Both
-	}
-	orText(&o.Model, "demo")
-	orText(&o.Listen, "127.0.0.1:0")
-	orText(&o.SideAddr, "127.0.0.1:0")
-	orText(&o.Bootstrap, "127.0.0.1:0")
-	orText(&o.HashAlgo, "sha256")
-	orText(&o.HashSeed, "vllm-none-hash")
-	orInt(&o.Ranks, 1)
-	orInt(&o.BlockSize, 16)
-	orInt(&o.Blocks, 4096)
-	orInt(&o.ReplaySteps, 10_000)
-	orInt(&o.EventBuffer, 8192)
-	orInt(&o.OutputTokens, 16)
-	orInt(&o.Time.Budget, 8192)
-	orInt(&o.Time.MaxSeqs, 256)
-	if o.KVLease == 0 {
-		o.KVLease = 30 * time.Second
-	}
+	o.HashAlgo, o.HashSeed = cmp.Or(o.HashAlgo, "sha256"), cmp.Or(o.HashSeed, "vllm-none-hash")
+	o.Ranks, o.BlockSize, o.Blocks = cmp.Or(o.Ranks, 1), cmp.Or(o.BlockSize, 16), cmp.Or(o.Blocks, 4096)
+	o.ReplaySteps, o.EventBuffer, o.OutputTokens = cmp.Or(o.ReplaySteps, 10_000), cmp.Or(o.EventBuffer, 8192), cmp.Or(o.OutputTokens, 16)
+	o.Time.Budget, o.Time.MaxSeqs = cmp.Or(o.Time.Budget, 8192), cmp.Or(o.Time.MaxSeqs, 256)
+	o.KVLease = cmp.Or(o.KVLease, 30*time.Second)
 	usable := (o.Blocks - 1) * o.BlockSize
-	if o.MaxModelLen == 0 {
-		o.MaxModelLen = min(usable, 131072)
-	}
-	if o.Connector == "" {
-		o.Connector = map[EngineKind]string{VLLM: "nixl", SGLang: "bootstrap", TRTLLM: "trtllm"}[o.Engine]
-	}
+	o.MaxModelLen = cmp.Or(o.MaxModelLen, min(usable, 131072))
+	o.Connector = cmp.Or(o.Connector, map[EngineKind]string{VLLM: "nixl", SGLang: "bootstrap", TRTLLM: "trtllm"}[o.Engine])
 	switch {
 	case o.Engine != VLLM && o.Engine != SGLang && o.Engine != TRTLLM:
 		return fmt.Errorf("engine %q: want vllm, sglang or trtllm", o.Engine)

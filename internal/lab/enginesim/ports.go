@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 )
 
@@ -72,30 +71,24 @@ func claim(base, n int) (held []net.PacketConn, err error) {
 	return held, nil
 }
 
-// portRange is the wider of the two ranges beside the ports that the kernel takes for outgoing connections, or all of it if
-// the kernel leaves next to nothing.
+// portRange is the wider of the two ranges next to the ports that the kernel takes for outgoing connections, or all
+// ports if the kernel leaves too few.
 func portRange(first, last int) (low, high int) {
-	const few = 1000
-	below, above := min(first, highestPort), max(last+1, lowestPort)
-	switch under, over := below-lowestPort, highestPort-above; {
-	case max(under, over) < few:
-		return lowestPort, highestPort
-	case under >= over:
-		return lowestPort, below
-	default:
-		return above, highestPort
+	low, high = lowestPort, min(first, highestPort)
+	if above := max(last+1, lowestPort); highestPort-above > high-low {
+		low, high = above, highestPort
 	}
+	if high-low < 1000 {
+		return lowestPort, highestPort
+	}
+	return low, high
 }
 
 // ephemeral is the kernel's range of ports for outgoing connections; Linux' default where it cannot be read.
 func ephemeral() (first, last int) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
-	if f := strings.Fields(string(text)); err == nil && len(f) == 2 {
-		a, errA := strconv.Atoi(f[0])
-		b, errB := strconv.Atoi(f[1])
-		if errA == nil && errB == nil && a < b {
-			return a, b
-		}
+	if n, _ := fmt.Sscan(string(text), &first, &last); err != nil || n != 2 || first >= last {
+		return 32768, 60999
 	}
-	return 32768, 60999
+	return first, last
 }

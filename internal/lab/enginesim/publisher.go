@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ type publisher struct {
 	mu     sync.Mutex
 	seq    uint64
 	buffer []published
-	subs   map[*zmtpConn]*subscriber
+	subs   map[*subscriber]bool
 	conns  map[net.Conn]bool
 	pub    net.Listener
 	replay net.Listener
@@ -47,7 +48,7 @@ type lateBatch struct {
 
 // subscriber queues messages for one connection, so that a slow one loses messages and holds up nobody.
 type subscriber struct {
-	topics [][]byte
+	topics []string
 	queue  chan published
 }
 
@@ -59,37 +60,40 @@ func openPublisher(ctx context.Context, o *Options, rank int, enc encoding, faul
 	ctx, cancel := context.WithCancel(ctx)
 	p := &publisher{
 		topic: o.EventsTopic, steps: o.ReplaySteps, oldReply: o.OldReplay, enc: enc, rank: rank, faults: faults,
-		subs: map[*zmtpConn]*subscriber{}, conns: map[net.Conn]bool{}, ctx: ctx, cancel: cancel,
+		subs: map[*subscriber]bool{}, conns: map[net.Conn]bool{}, ctx: ctx, cancel: cancel,
 	}
-	if o.EventsEndpoint == "" {
+	var err error
+	switch {
+	case o.EventsEndpoint == "":
 		return p, nil
+	case o.EventsConnect:
+		var network, address string
+		if network, address, err = zmtpAddress(o.EventsEndpoint, rank); err == nil {
+			p.wg.Go(func() { p.dial(network, address) })
+		}
+	default:
+		p.pub, err = p.listen(o.EventsEndpoint, p.serveSub)
 	}
-	network, address, err := zmtpAddress(o.EventsEndpoint, rank)
-	if err != nil {
-		cancel()
-		return nil, err
-	}
-	if o.EventsConnect {
-		p.wg.Go(func() { p.dial(network, address) })
-	} else if p.pub, err = net.Listen(network, address); err != nil {
-		cancel()
-		return nil, fmt.Errorf("event socket of rank %d: %w", rank, err)
-	} else {
-		p.wg.Go(func() { p.accept(p.pub, p.serveSub) })
-	}
-	if o.ReplayEndpoint == "" {
-		return p, nil
-	}
-	replayNetwork, replayAddress, err := zmtpAddress(o.ReplayEndpoint, rank)
-	if err == nil {
-		p.replay, err = net.Listen(replayNetwork, replayAddress)
+	if err == nil && o.ReplayEndpoint != "" {
+		p.replay, err = p.listen(o.ReplayEndpoint, p.serveReplay)
 	}
 	if err != nil {
 		p.close()
-		return nil, fmt.Errorf("replay socket of rank %d: %w", rank, err)
+		return nil, fmt.Errorf("event sockets of rank %d: %w", rank, err)
 	}
-	p.wg.Go(func() { p.accept(p.replay, p.serveReplay) })
 	return p, nil
+}
+
+func (p *publisher) listen(endpoint string, serve func(net.Conn)) (net.Listener, error) {
+	network, address, err := zmtpAddress(endpoint, p.rank)
+	if err != nil {
+		return nil, err
+	}
+	l, err := net.Listen(network, address)
+	if err == nil {
+		p.wg.Go(func() { p.accept(l, serve) })
+	}
+	return l, err
 }
 
 func (p *publisher) accept(l net.Listener, serve func(net.Conn)) {
@@ -98,28 +102,21 @@ func (p *publisher) accept(l net.Listener, serve func(net.Conn)) {
 		if err != nil {
 			return
 		}
-		if p.enter(c) {
-			p.wg.Go(func() {
-				defer p.leave(c)
-				serve(c)
-			})
-		}
+		p.wg.Go(func() { p.with(c, serve) })
 	}
 }
 
-func (p *publisher) enter(c net.Conn) bool {
+// with serves a connection, which close and disconnect can cut.
+func (p *publisher) with(c net.Conn, serve func(net.Conn)) {
+	defer c.Close()
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.closed {
-		_ = c.Close()
-		return false
+		p.mu.Unlock()
+		return
 	}
 	p.conns[c] = true
-	return true
-}
-
-func (p *publisher) leave(c net.Conn) {
-	_ = c.Close()
+	p.mu.Unlock()
+	serve(c)
 	p.mu.Lock()
 	delete(p.conns, c)
 	p.mu.Unlock()
@@ -127,15 +124,10 @@ func (p *publisher) leave(c net.Conn) {
 
 func (p *publisher) dial(network, address string) {
 	for p.ctx.Err() == nil {
-		c, err := (&net.Dialer{}).DialContext(p.ctx, network, address)
-		if err == nil && p.enter(c) {
-			p.serveSub(c)
-			p.leave(c)
+		if c, err := (&net.Dialer{}).DialContext(p.ctx, network, address); err == nil {
+			p.with(c, p.serveSub)
 		}
-		select {
-		case <-p.ctx.Done():
-		case <-time.After(20 * time.Millisecond):
-		}
+		wait(p.ctx, 20*time.Millisecond, nil)
 	}
 }
 
@@ -146,7 +138,7 @@ func (p *publisher) serveSub(c net.Conn) {
 	}
 	s := &subscriber{queue: make(chan published, subscriberQueue)}
 	p.mu.Lock()
-	p.subs[z] = s
+	p.subs[s] = true
 	p.mu.Unlock()
 	var writer sync.WaitGroup
 	writer.Go(func() {
@@ -162,24 +154,24 @@ func (p *publisher) serveSub(c net.Conn) {
 			break
 		}
 		if len(frames) == 1 && len(frames[0]) > 0 {
-			p.subscribe(s, frames[0][0] == 1, frames[0][1:])
+			p.subscribe(s, frames[0][0] == 1, string(frames[0][1:]))
 		}
 	}
 	p.mu.Lock()
-	delete(p.subs, z)
+	delete(p.subs, s)
 	close(s.queue)
 	p.mu.Unlock()
 	writer.Wait()
 }
 
-func (p *publisher) subscribe(s *subscriber, add bool, topic []byte) {
+func (p *publisher) subscribe(s *subscriber, add bool, topic string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if add {
 		s.topics = append(s.topics, topic)
 		return
 	}
-	s.topics = slices.DeleteFunc(s.topics, func(t []byte) bool { return string(t) == string(topic) })
+	s.topics = slices.DeleteFunc(s.topics, func(t string) bool { return t == topic })
 }
 
 // subscribers is the number of connections that want this stream.
@@ -187,7 +179,7 @@ func (p *publisher) subscribers() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := 0
-	for _, s := range p.subs {
+	for s := range p.subs {
 		if s.wants(p.topic) {
 			n++
 		}
@@ -196,7 +188,7 @@ func (p *publisher) subscribers() int {
 }
 
 func (s *subscriber) wants(topic string) bool {
-	return slices.ContainsFunc(s.topics, func(t []byte) bool { return strings.HasPrefix(topic, string(t)) })
+	return slices.ContainsFunc(s.topics, func(t string) bool { return strings.HasPrefix(topic, t) })
 }
 
 // publish sends one batch, unless a fault keeps it.
@@ -224,18 +216,14 @@ func (p *publisher) sendLate() {
 			p.mu.Unlock()
 			return
 		}
-		wait := time.Until(p.late[0].at)
-		if wait <= 0 {
+		early := time.Until(p.late[0].at)
+		if early <= 0 {
 			p.send(p.late[0].events)
 			p.late = p.late[1:]
 		}
 		p.mu.Unlock()
-		if wait > 0 {
-			select {
-			case <-p.ctx.Done():
-				return
-			case <-time.After(wait):
-			}
+		if early > 0 {
+			wait(p.ctx, early, nil)
 		}
 	}
 }
@@ -266,7 +254,7 @@ func (p *publisher) send(events []kvEvent) {
 	if lost {
 		return
 	}
-	for _, s := range p.subs {
+	for s := range p.subs {
 		if !s.wants(p.topic) {
 			continue
 		}
@@ -276,6 +264,9 @@ func (p *publisher) send(events []kvEvent) {
 		}
 	}
 }
+
+// endOfReplay is the number of the message that ends a replay.
+const endOfReplay = math.MaxUint64
 
 // serveReplay answers [empty, start] with every kept batch from start on and a terminator. A request with another
 // number of frames is dropped in silence.
@@ -292,41 +283,27 @@ func (p *publisher) serveReplay(c net.Conn) {
 		if len(frames) != 2 || p.faults.get().NoReplay {
 			continue
 		}
-		start := bigEndian(frames[1])
+		var start uint64 // frames[1] is a number of any length
+		for _, v := range frames[1] {
+			start = start<<8 | uint64(v)
+		}
 		p.mu.Lock()
 		batches := slices.Clone(p.buffer)
 		p.mu.Unlock()
-		for _, m := range batches {
-			if m.seq < start {
-				continue
+		batches = slices.DeleteFunc(batches, func(m published) bool { return m.seq < start })
+		for _, m := range append(batches, published{seq: endOfReplay}) {
+			frames := [][]byte{nil, []byte(p.topic), binary.BigEndian.AppendUint64(nil, m.seq), m.payload}
+			if m.seq == endOfReplay {
+				frames[1] = nil
 			}
-			if p.reply(z, p.topic, binary.BigEndian.AppendUint64(nil, m.seq), m.payload) != nil {
+			if p.oldReply {
+				frames = slices.Delete(frames, 1, 2)
+			}
+			if z.send(0, frames...) != nil {
 				return
 			}
 		}
-		if p.reply(z, "", []byte{0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF}, nil) != nil {
-			return
-		}
 	}
-}
-
-func (p *publisher) reply(z *zmtpConn, topic string, seq, payload []byte) error {
-	if p.oldReply {
-		return z.send(0, nil, seq, payload)
-	}
-	return z.send(0, nil, []byte(topic), seq, payload)
-}
-
-// bigEndian reads a number of any length; one that needs more than 64 bits is as large as can be.
-func bigEndian(b []byte) uint64 {
-	var n uint64
-	for _, v := range b {
-		if n>>56 != 0 {
-			return 1<<64 - 1
-		}
-		n = n<<8 | uint64(v)
-	}
-	return n
 }
 
 // restart begins the sequence anew, with an empty buffer, and cuts all connections.

@@ -67,15 +67,7 @@ type rank struct {
 	resets  int      // announcements that wait for the next step with work
 	pub     *publisher
 	trt     *trtEvents
-	counts  rankCounts
-}
-
-// rankCounts are totals since the start.
-type rankCounts struct {
-	Requests, Aborted, Finished                 int
-	PromptTokens, CachedTokens, GeneratedTokens int
-	TransferredTokens                           int
-	Steps                                       int
+	counts  RankStats // without the state
 }
 
 func (r *rank) global() int { return r.eng.opts.StartRank + r.local }
@@ -285,7 +277,7 @@ func (r *rank) admit(s *sequence) bool {
 // receive takes over blocks that a prefill engine computed: all of them are stored at once, and the last prompt token is
 // computed here again.
 func (r *rank) receive(s *sequence) {
-	r.counts.TransferredTokens += s.remote - s.cached
+	r.counts.TransferTokens += s.remote - s.cached
 	r.grow(s, s.remote)
 	r.store(s, s.remote)
 	s.computed = min(s.remote, s.prompt-1)

@@ -35,7 +35,7 @@ type RequestRecord struct {
 	Answered time.Time `json:"answered,omitzero"`
 }
 
-// RankStats are the totals of a rank.
+// RankStats are the totals of a rank since its start, and its state.
 type RankStats struct {
 	Rank            int `json:"rank"` // global
 	Requests        int `json:"requests"`
@@ -123,14 +123,11 @@ func (r *rank) stats() RankStats {
 	r.pub.mu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	c := r.counts
-	cached := 0
+	st := r.counts
 	for _, list := range r.pool.cached {
-		cached += len(list)
+		st.BlocksCached += len(list)
 	}
-	return RankStats{
-		Rank: r.global(), Requests: c.Requests, Finished: c.Finished, Aborted: c.Aborted, Running: len(r.running), Waiting: len(r.waiting),
-		PromptTokens: c.PromptTokens, CachedTokens: c.CachedTokens, GeneratedTokens: c.GeneratedTokens, TransferTokens: c.TransferredTokens,
-		Steps: c.Steps, BlocksUsed: r.pool.used(), BlocksCached: cached, Evictions: r.pool.evictions, Subscribers: subs, Sequence: int(seq),
-	}
+	st.Rank, st.Running, st.Waiting, st.Subscribers, st.Sequence = r.global(), len(r.running), len(r.waiting), subs, int(seq)
+	st.BlocksUsed, st.Evictions = r.pool.used(), r.pool.evictions
+	return st
 }
