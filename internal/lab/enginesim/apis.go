@@ -26,21 +26,21 @@ var dialects = map[apiKind]dialect{
 }
 
 // named writes an event with a name, as these APIs' streams have.
-func (o *output) named(v map[string]any) {
+func (o *output) named(v object) {
 	_, _ = fmt.Fprintf(o.w, "event: %s\n", v["type"])
 	o.event(v)
 }
 
 // messagesUsage: input_tokens leaves out what was read from the cache and what was newly put there.
-func (o *output) messagesUsage() map[string]any {
+func (o *output) messagesUsage() object {
 	cached := max(0, o.cached+o.c.faults.get().CachedTokensLie)
 	size := o.c.opts.BlockSize
 	created := max(0, o.prompt/size*size-cached)
-	return map[string]any{"input_tokens": o.prompt - cached - created, "cache_read_input_tokens": cached, "cache_creation_input_tokens": created, "output_tokens": o.generated}
+	return object{"input_tokens": o.prompt - cached - created, "cache_read_input_tokens": cached, "cache_creation_input_tokens": created, "output_tokens": o.generated}
 }
 
-func (o *output) message(content []any, stop any) map[string]any {
-	return map[string]any{
+func (o *output) message(content []any, stop any) object {
+	return object{
 		"id": "msg_" + o.c.id, "type": "message", "role": "assistant", "model": o.c.modelName(), "content": content,
 		"stop_reason": stop, "stop_sequence": nil, "usage": o.messagesUsage(),
 	}
@@ -48,68 +48,68 @@ func (o *output) message(content []any, stop any) map[string]any {
 
 func messagesChunk(o *output, _ merged, text string, first bool) {
 	if first {
-		o.named(map[string]any{"type": "message_start", "message": o.message([]any{}, nil)})
-		o.named(map[string]any{"type": "content_block_start", "index": 0, "content_block": map[string]any{"type": "text", "text": ""}})
+		o.named(object{"type": "message_start", "message": o.message([]any{}, nil)})
+		o.named(object{"type": "content_block_start", "index": 0, "content_block": object{"type": "text", "text": ""}})
 	}
-	o.named(map[string]any{"type": "content_block_delta", "index": 0, "delta": map[string]any{"type": "text_delta", "text": text}})
+	o.named(object{"type": "content_block_delta", "index": 0, "delta": object{"type": "text_delta", "text": text}})
 }
 
 func messagesEnd(o *output) {
 	if !o.c.body.Stream {
-		answer := o.message([]any{map[string]any{"type": "text", "text": o.choices[0].text.String()}}, "max_tokens")
+		answer := o.message([]any{object{"type": "text", "text": o.choices[0].text.String()}}, "max_tokens")
 		o.write(answer)
 		return
 	}
-	o.named(map[string]any{"type": "content_block_stop", "index": 0})
-	o.named(map[string]any{"type": "message_delta", "delta": map[string]any{"stop_reason": "max_tokens", "stop_sequence": nil}, "usage": o.messagesUsage()})
-	o.named(map[string]any{"type": "message_stop"})
+	o.named(object{"type": "content_block_stop", "index": 0})
+	o.named(object{"type": "message_delta", "delta": object{"stop_reason": "max_tokens", "stop_sequence": nil}, "usage": o.messagesUsage()})
+	o.named(object{"type": "message_stop"})
 }
 
 // numbered is named with the number that the responses API gives each event of a stream.
-func (o *output) numbered(kind string, v map[string]any) {
+func (o *output) numbered(kind string, v object) {
 	v["type"], v["sequence_number"] = kind, o.events
 	o.events++
 	o.named(v)
 }
 
-func (o *output) response(status string) map[string]any {
-	out := map[string]any{
+func (o *output) response(status string) object {
+	out := object{
 		"id": "resp_" + o.c.id, "object": "response", "created_at": o.created, "status": status, "model": o.c.modelName(), "output": []any{},
 		"parallel_tool_calls": true, "tool_choice": "auto", "tools": []any{}, "error": nil, "incomplete_details": nil, "usage": nil,
 	}
 	if status != "in_progress" {
 		out["output"] = []any{o.outputItem(status)}
-		out["usage"] = map[string]any{
+		out["usage"] = object{
 			"input_tokens": o.prompt, "output_tokens": o.generated, "total_tokens": o.prompt + o.generated,
-			"input_tokens_details": map[string]any{"cached_tokens": max(0, o.cached+o.c.faults.get().CachedTokensLie)},
+			"input_tokens_details": object{"cached_tokens": max(0, o.cached+o.c.faults.get().CachedTokensLie)},
 		}
 	}
 	return out
 }
 
 // outputItem is the one message of an answer.
-func (o *output) outputItem(status string) map[string]any {
+func (o *output) outputItem(status string) object {
 	content := []any{}
 	if status != "in_progress" {
 		content = append(content, outputText(o.choices[0].text.String()))
 	}
-	return map[string]any{"id": "msg_" + o.c.id, "type": "message", "role": "assistant", "status": status, "content": content}
+	return object{"id": "msg_" + o.c.id, "type": "message", "role": "assistant", "status": status, "content": content}
 }
 
-func outputText(text string) map[string]any {
-	return map[string]any{"type": "output_text", "text": text, "annotations": []any{}, "logprobs": []any{}}
+func outputText(text string) object {
+	return object{"type": "output_text", "text": text, "annotations": []any{}, "logprobs": []any{}}
 }
 
 // place says which part of the answer an event is about, beside what it says of it.
-func (o *output) place(key string, value any) map[string]any {
-	return map[string]any{"item_id": "msg_" + o.c.id, "output_index": 0, "content_index": 0, key: value}
+func (o *output) place(key string, value any) object {
+	return object{"item_id": "msg_" + o.c.id, "output_index": 0, "content_index": 0, key: value}
 }
 
 func responsesChunk(o *output, _ merged, text string, first bool) {
 	if first {
-		o.numbered("response.created", map[string]any{"response": o.response("in_progress")})
-		o.numbered("response.in_progress", map[string]any{"response": o.response("in_progress")})
-		o.numbered("response.output_item.added", map[string]any{"output_index": 0, "item": o.outputItem("in_progress")})
+		o.numbered("response.created", object{"response": o.response("in_progress")})
+		o.numbered("response.in_progress", object{"response": o.response("in_progress")})
+		o.numbered("response.output_item.added", object{"output_index": 0, "item": o.outputItem("in_progress")})
 		o.numbered("response.content_part.added", o.place("part", outputText("")))
 	}
 	delta := o.place("delta", text)
@@ -124,15 +124,15 @@ func responsesEnd(o *output) {
 		done["logprobs"] = []any{}
 		o.numbered("response.output_text.done", done)
 		o.numbered("response.content_part.done", o.place("part", outputText(text)))
-		o.numbered("response.output_item.done", map[string]any{"output_index": 0, "item": o.outputItem("completed")})
-		o.numbered("response.completed", map[string]any{"response": o.response("completed")})
+		o.numbered("response.output_item.done", object{"output_index": 0, "item": o.outputItem("completed")})
+		o.numbered("response.completed", object{"response": o.response("completed")})
 		return
 	}
 	o.write(o.response("completed"))
 }
 
 func inferenceChunk(o *output, t merged, _ string, _ bool) {
-	o.event(map[string]any{"request_id": o.c.id, "choices": []any{map[string]any{"index": t.seq, "token_ids": []uint32{t.id}, "finish_reason": finishOrNull(t.finish), "logprobs": nil}}})
+	o.event(object{"request_id": o.c.id, "choices": []any{object{"index": t.seq, "token_ids": []uint32{t.id}, "finish_reason": finishOrNull(t.finish), "logprobs": nil}}})
 }
 
 func inferenceEnd(o *output) {
@@ -142,13 +142,13 @@ func inferenceEnd(o *output) {
 	}
 	var choices []any
 	for i := range o.choices {
-		choices = append(choices, map[string]any{"index": i, "token_ids": o.choices[i].ids, "finish_reason": o.choices[i].finish, "logprobs": nil})
+		choices = append(choices, object{"index": i, "token_ids": o.choices[i].ids, "finish_reason": o.choices[i].finish, "logprobs": nil})
 	}
-	o.write(map[string]any{"request_id": o.c.id, "choices": choices, "prompt_logprobs": nil, "kv_transfer_params": nil})
+	o.write(object{"request_id": o.c.id, "choices": choices, "prompt_logprobs": nil, "kv_transfer_params": nil})
 }
 
 // write sends a whole answer with what the connector adds.
-func (o *output) write(answer map[string]any) {
+func (o *output) write(answer object) {
 	maps.Copy(answer, o.extra)
 	writeJSON(o.w, http.StatusOK, answer)
 }

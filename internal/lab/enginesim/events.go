@@ -149,7 +149,7 @@ func (e encoding) sglangMarks(ev *kvEvent) (marks []field) {
 	if !e.arrays || marks == nil {
 		return marks
 	}
-	m := map[string]any{}
+	m := object{}
 	for _, f := range marks {
 		m[f.key] = f.value
 	}

@@ -280,7 +280,7 @@ func (c *call) namedRank() (n int, ok bool, err error) {
 			}
 		}
 	case TRTLLM:
-		hint, _ := c.body.DisaggregatedParam["route_hint"].(map[string]any)
+		hint, _ := c.body.DisaggregatedParam["route_hint"].(object)
 		if v, ok := hint["dp_rank"].(json.Number); ok {
 			n, err := v.Int64()
 			return int(n), err == nil, nil

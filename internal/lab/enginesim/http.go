@@ -2,7 +2,6 @@ package enginesim
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -24,27 +23,18 @@ func (e *Engine) apiMux(only int) http.Handler {
 	m.HandleFunc("GET /v1/models", s.models)
 	m.HandleFunc("GET /health", s.health)
 	m.HandleFunc("GET /metrics", s.metrics)
-	m.HandleFunc("GET /version", s.version)
 	switch e.opts.Engine {
 	case VLLM:
 		m.HandleFunc("POST /tokenize", s.tokenize)
-		m.HandleFunc("POST /detokenize", s.detokenize)
 		m.HandleFunc("POST /inference/v1/generate", s.inference)
 		m.HandleFunc("GET /kv_event_sources", s.eventSources)
-		m.HandleFunc("GET /load", s.load)
-		m.HandleFunc("GET /server_info", s.vllmServerInfo)
 		m.HandleFunc("POST /reset_prefix_cache", s.resetPrefixCache)
 	case SGLang:
 		m.HandleFunc("POST /v1/tokenize", s.tokenize)
 		m.HandleFunc("POST /tokenize", s.tokenize)
 		m.HandleFunc("POST /generate", s.generate)
 		m.HandleFunc("PUT /generate", s.generate)
-		m.HandleFunc("GET /health_generate", s.health)
 		m.HandleFunc("GET /server_info", s.sglangServerInfo)
-		m.HandleFunc("GET /get_server_info", s.sglangServerInfo)
-		m.HandleFunc("GET /model_info", s.modelInfo)
-		m.HandleFunc("GET /get_model_info", s.modelInfo)
-		m.HandleFunc("GET /v1/loads", s.loads)
 		m.HandleFunc("POST /flush_cache", s.flushCache)
 	case TRTLLM:
 		m.HandleFunc("GET /server_info", s.trtServerInfo)
@@ -52,7 +42,7 @@ func (e *Engine) apiMux(only int) http.Handler {
 	}
 	e.adminRoutes(m)
 	m.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusNotFound, map[string]any{"detail": "Not Found"})
+		writeJSON(w, http.StatusNotFound, object{"detail": "Not Found"})
 	})
 	return m
 }
@@ -132,9 +122,9 @@ func (s *service) writeError(w http.ResponseWriter, err error) {
 	if e.param != "" {
 		param = e.param
 	}
-	body := map[string]any{"message": e.message, "type": e.kind, "param": param, "code": e.status}
+	body := object{"message": e.message, "type": e.kind, "param": param, "code": e.status}
 	if s.opts.Engine == VLLM {
-		writeJSON(w, e.status, map[string]any{"error": body})
+		writeJSON(w, e.status, object{"error": body})
 		return
 	}
 	body["object"] = "error"
@@ -145,10 +135,6 @@ func (s *service) health(w http.ResponseWriter, _ *http.Request) {
 	if s.faults.get().Unhealthy {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-}
-
-func (s *service) version(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]any{"version": "0.32.0"})
 }
 
 func (s *service) models(w http.ResponseWriter, _ *http.Request) {
@@ -166,28 +152,19 @@ func (s *service) models(w http.ResponseWriter, _ *http.Request) {
 	for _, name := range s.opts.LoRA {
 		data = append(data, card{name, "model", s.created.Unix(), owner, name, &s.opts.Model, nil})
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": data})
-}
-
-func (s *service) load(w http.ResponseWriter, _ *http.Request) {
-	total := 0
-	for _, r := range s.visible() {
-		waiting, running := r.depth()
-		total += waiting + running
-	}
-	writeJSON(w, http.StatusOK, map[string]any{"server_load": total})
+	writeJSON(w, http.StatusOK, object{"object": "list", "data": data})
 }
 
 // eventSources is vLLM's discovery of event streams: hosts as configured, ports as bound.
 func (s *service) eventSources(w http.ResponseWriter, _ *http.Request) {
-	out := map[string]any{}
+	out := object{}
 	for _, r := range s.visible() {
 		ev := s.asConfigured(s.opts.EventsEndpoint, endpoint(r.pub.pub))
 		var replay any
 		if r.pub.replay != nil {
 			replay = s.asConfigured(s.opts.ReplayEndpoint, endpoint(r.pub.replay))
 		}
-		out[strconv.Itoa(r.global())] = map[string]any{
+		out[strconv.Itoa(r.global())] = object{
 			"enable_kv_cache_events": s.opts.EventsEndpoint != "", "publisher": "zmq", "endpoint": ev, "replay_endpoint": replay,
 			"buffer_steps": s.opts.ReplaySteps, "hwm": 100000, "max_queue_size": 100000, "topic": s.opts.EventsTopic,
 		}
@@ -203,10 +180,6 @@ func (s *service) asConfigured(configured, bound string) string {
 	return bound
 }
 
-func (s *service) vllmServerInfo(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]any{"vllm_config": fmt.Sprintf("model='%s', max_seq_len=%d, data_parallel_size=%d", s.opts.Model, s.opts.MaxModelLen, s.opts.Ranks)})
-}
-
 // resetPrefixCache clears every idle rank even when it fails for a busy one.
 func (s *service) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 	force := r.URL.Query().Get("reset_running_requests") == "true"
@@ -215,7 +188,7 @@ func (s *service) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 		ok = rank.reset(force) && ok
 		rank.poke()
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"success": ok})
+	writeJSON(w, http.StatusOK, object{"success": ok})
 }
 
 func (s *service) readBody(r *http.Request) ([]byte, *requestBody, error) {
@@ -228,31 +201,14 @@ func (s *service) readBody(r *http.Request) ([]byte, *requestBody, error) {
 }
 
 func (s *service) tokenize(w http.ResponseWriter, r *http.Request) {
-	raw, body, err := s.readBody(r)
-	tok := s.opts.Tokenizer
+	raw, _, err := s.readBody(r)
 	var ids []uint32
 	if err == nil {
-		ids, err = tok.prompt(s.opts.Engine, prompt.Tokenize, raw)
+		ids, err = s.opts.Tokenizer.prompt(s.opts.Engine, prompt.Tokenize, raw)
 	}
 	if err != nil {
 		s.writeError(w, err)
 		return
 	}
-	var strs []string
-	if body.ReturnTokenStrs {
-		for _, id := range ids {
-			text, _ := tok.tokens.Token(id)
-			strs = append(strs, text)
-		}
-	}
-	writeJSON(w, http.StatusOK, map[string]any{"count": len(ids), "max_model_len": s.opts.MaxModelLen, "tokens": append([]uint32{}, ids...), "token_strs": strs})
-}
-
-func (s *service) detokenize(w http.ResponseWriter, r *http.Request) {
-	_, body, err := s.readBody(r)
-	if err != nil {
-		s.writeError(w, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, map[string]any{"prompt": s.opts.Tokenizer.Decode(body.Tokens)})
+	writeJSON(w, http.StatusOK, object{"count": len(ids), "max_model_len": s.opts.MaxModelLen, "tokens": append([]uint32{}, ids...)})
 }

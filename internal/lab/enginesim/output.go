@@ -21,7 +21,7 @@ type output struct {
 	prompt, cached, generated int
 	events                    int // numbered ones that were sent
 	// extra is put on the top level of the answer, perChoice into each choice.
-	extra, perChoice map[string]any
+	extra, perChoice object
 }
 
 type choice struct {
@@ -31,7 +31,7 @@ type choice struct {
 }
 
 func newOutput(c *call, w http.ResponseWriter) *output {
-	o := &output{c: c, w: w, created: time.Now().Unix(), choices: make([]choice, len(c.seqs)), seen: map[int]bool{}, extra: map[string]any{}, perChoice: map[string]any{}}
+	o := &output{c: c, w: w, created: time.Now().Unix(), choices: make([]choice, len(c.seqs)), seen: map[int]bool{}, extra: object{}, perChoice: object{}}
 	o.name = o.answerID()
 	if c.body.Stream {
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
@@ -73,11 +73,11 @@ func (o *output) token(t merged) {
 	}
 }
 
-func (o *output) usage() map[string]any {
+func (o *output) usage() object {
 	cached := max(0, o.cached+o.c.faults.get().CachedTokensLie)
-	u := map[string]any{
+	u := object{
 		"prompt_tokens": o.prompt, "completion_tokens": o.generated, "total_tokens": o.prompt + o.generated,
-		"prompt_tokens_details": map[string]any{"cached_tokens": cached},
+		"prompt_tokens_details": object{"cached_tokens": cached},
 	}
 	if o.c.transfer != nil && o.c.transfer.usage != nil {
 		o.c.transfer.usage(u)
@@ -103,8 +103,8 @@ func (o *output) object(chunk bool) string {
 	}
 }
 
-func (o *output) head(chunk bool, choices []any) map[string]any {
-	return map[string]any{"id": o.name, "object": o.object(chunk), "created": o.created, "model": o.c.modelName(), "choices": choices}
+func (o *output) head(chunk bool, choices []any) object {
+	return object{"id": o.name, "object": o.object(chunk), "created": o.created, "model": o.c.modelName(), "choices": choices}
 }
 
 func (c *call) modelName() string {
@@ -124,16 +124,16 @@ func (o *output) chunk(t merged, text string, first bool) {
 		o.event(o.generateAnswer(t.seq))
 		return
 	}
-	base := map[string]any{"index": t.seq, "logprobs": nil, "finish_reason": finishOrNull(t.finish)}
+	base := object{"index": t.seq, "logprobs": nil, "finish_reason": finishOrNull(t.finish)}
 	if o.c.api == chatAPI {
 		if first {
-			head := o.head(true, []any{map[string]any{"index": t.seq, "delta": map[string]any{"role": "assistant", "content": ""}, "logprobs": nil, "finish_reason": nil}})
+			head := o.head(true, []any{object{"index": t.seq, "delta": object{"role": "assistant", "content": ""}, "logprobs": nil, "finish_reason": nil}})
 			if o.c.body.ReturnTokenIDs {
 				head["prompt_token_ids"] = o.c.promptOfSeq(t.seq)
 			}
 			o.event(head)
 		}
-		base["delta"] = map[string]any{"content": text}
+		base["delta"] = object{"content": text}
 	} else {
 		base["text"] = text
 		base["stop_reason"] = nil
@@ -163,16 +163,16 @@ func (o *output) event(v any) {
 	}
 }
 
-func (o *output) generateAnswer(i int) map[string]any {
+func (o *output) generateAnswer(i int) object {
 	ch := &o.choices[i]
-	meta := map[string]any{
+	meta := object{
 		"id": o.name, "prompt_tokens": len(o.c.promptOfSeq(i)), "completion_tokens": len(ch.ids),
 		"cached_tokens": max(0, o.cached+o.c.faults.get().CachedTokensLie), "finish_reason": nil,
 	}
 	if ch.finish != "" {
-		meta["finish_reason"] = map[string]any{"type": ch.finish, "length": len(ch.ids)}
+		meta["finish_reason"] = object{"type": ch.finish, "length": len(ch.ids)}
 	}
-	return map[string]any{"text": ch.text.String(), "output_ids": ch.ids, "meta_info": meta}
+	return object{"text": ch.text.String(), "output_ids": ch.ids, "meta_info": meta}
 }
 
 // end writes what comes behind the last token.
@@ -208,9 +208,9 @@ func (o *output) whole() {
 	var choices []any
 	for i := range o.choices {
 		ch := &o.choices[i]
-		v := map[string]any{"index": i, "logprobs": nil, "finish_reason": ch.finish, "stop_reason": nil}
+		v := object{"index": i, "logprobs": nil, "finish_reason": ch.finish, "stop_reason": nil}
 		if o.c.api == chatAPI {
-			v["message"] = map[string]any{"role": "assistant", "content": ch.text.String(), "tool_calls": []any{}}
+			v["message"] = object{"role": "assistant", "content": ch.text.String(), "tool_calls": []any{}}
 		} else {
 			v["text"] = ch.text.String()
 		}

@@ -24,7 +24,7 @@ type transfer struct {
 	leg    leg
 	before func() error            // before the rank gets the request: fetch blocks
 	after  func(out *output) error // behind the last token: hand blocks over
-	usage  func(map[string]any)
+	usage  func(object)
 }
 
 // connector reads a call's parameters; no transfer and no error means an ordinary request.
@@ -35,15 +35,25 @@ const transferWaitMS = 10_000
 
 var connectors = map[string]connector{
 	"nixl":          nixlPull,
-	"nixl-push":     nixlPush,
-	"mooncake":      mooncake,
+	"nixl-push":     withParams(nixlPush),
+	"mooncake":      withParams(mooncake),
 	"p2p-nccl":      p2pNCCL,
-	"moriio":        moriio,
-	"moriio-write":  moriioWrite,
+	"moriio":        withParams(moriio),
+	"moriio-write":  withParams(moriioWrite),
 	"lmcache":       lmcache,
 	"sharedstorage": sharedStorage,
 	"bootstrap":     bootstrap,
 	"trtllm":        trtDisagg,
+}
+
+// withParams makes requests without kv_transfer_params ordinary ones.
+func withParams(f connector) connector {
+	return func(c *call) (*transfer, error) {
+		if len(c.body.KVTransferParams) == 0 {
+			return nil, nil
+		}
+		return f(c)
+	}
 }
 
 // violation refuses a request that breaks its protocol, and counts that.
@@ -123,9 +133,6 @@ func nixlPull(c *call) (*transfer, error) { return c.nixl(nil) }
 
 // moriio in its READ mode is NIXL's pull with a transfer id of its own on both legs.
 func moriio(c *call) (*transfer, error) {
-	if len(c.body.KVTransferParams) == 0 {
-		return nil, nil
-	}
 	p, err := c.texts("transfer_id")
 	if err != nil {
 		return nil, err
@@ -133,16 +140,13 @@ func moriio(c *call) (*transfer, error) {
 	if !strings.HasPrefix(p["transfer_id"], "tx") {
 		return nil, c.violation("transfer_id does not begin with tx")
 	}
-	return c.nixl(map[string]any{"transfer_id": p["transfer_id"]})
+	return c.nixl(object{"transfer_id": p["transfer_id"]})
 }
 
 // moriioWrite: both legs at once, matched by a transfer id. Each is told where the other is; a leader on the decode side names
 // its blocks to the prefill rank.
 func moriioWrite(c *call) (*transfer, error) {
 	params := c.body.KVTransferParams
-	if len(params) == 0 {
-		return nil, nil
-	}
 	l, err := c.direction()
 	if err != nil {
 		return nil, err
@@ -182,7 +186,7 @@ func (c *call) remoteRank() *int {
 	return &rank
 }
 
-func (c *call) nixl(extra map[string]any) (*transfer, error) {
+func (c *call) nixl(extra object) (*transfer, error) {
 	if len(c.body.KVTransferParams) == 0 || c.body.KVTransferParams["prompt_token_ids"] != nil && len(c.body.KVTransferParams) == 1 {
 		return nil, nil
 	}
@@ -217,7 +221,7 @@ func (c *call) nixl(extra map[string]any) (*transfer, error) {
 	}}, nil
 }
 
-func (c *call) nixlPrefill(extra map[string]any) (*transfer, error) {
+func (c *call) nixlPrefill(extra object) (*transfer, error) {
 	for _, name := range []string{"remote_engine_id", "remote_block_ids", "remote_host", "remote_port"} {
 		if v, ok := c.body.KVTransferParams[name]; ok && v != nil {
 			return nil, c.violation("%s is set on the prefill leg", name)
@@ -243,7 +247,7 @@ func (c *call) nixlPrefill(extra map[string]any) (*transfer, error) {
 		}
 		host, port, _ := net.SplitHostPort(c.side.addr)
 		n, _ := strconv.Atoi(port)
-		params := map[string]any{
+		params := object{
 			"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [][]int{blocks}, "remote_engine_id": c.engineID(c.rank),
 			"remote_request_id": key, "remote_host": host, "remote_port": n, "tp_size": 1, "dcp_size": 1, "pp_size": 1,
 			"remote_num_tokens": s.prompt, "remote_blocks_expiry_time": nil, "transfer_mode": "pull",
@@ -290,9 +294,6 @@ func (c *call) atOnceFrom(key, addr string, p pull) (*transfer, error) {
 
 // nixlPush: both legs at once, matched by their request id.
 func nixlPush(c *call) (*transfer, error) {
-	if len(c.body.KVTransferParams) == 0 {
-		return nil, nil
-	}
 	l, err := c.direction()
 	if err != nil {
 		return nil, err
@@ -312,9 +313,6 @@ func nixlPush(c *call) (*transfer, error) {
 
 // mooncake: both legs at once, matched by a transfer id; the prefill rank's engine id comes from its /query.
 func mooncake(c *call) (*transfer, error) {
-	if len(c.body.KVTransferParams) == 0 {
-		return nil, nil
-	}
 	l, err := c.direction()
 	if err != nil {
 		return nil, err
@@ -406,7 +404,7 @@ func lmcache(c *call) (*transfer, error) {
 	if p["ret_first_tok"] != true {
 		return nil, c.violation("ret_first_tok is missing")
 	}
-	spec, ok := p["disagg_spec"].(map[string]any)
+	spec, ok := p["disagg_spec"].(object)
 	if !ok {
 		return nil, c.violation("disagg_spec is missing")
 	}
@@ -428,7 +426,7 @@ func lmcache(c *call) (*transfer, error) {
 			return internalError("block transfer: " + err.Error())
 		}
 		if !c.faults.get().NoTransferParams {
-			out.extra["kv_transfer_params"] = map[string]any{"first_tok": out.choices[0].ids[0]}
+			out.extra["kv_transfer_params"] = object{"first_tok": out.choices[0].ids[0]}
 		}
 		return nil
 	}}, nil
@@ -556,7 +554,7 @@ func trtDisagg(c *call) (*transfer, error) {
 	return nil, c.violation("request_type %s", kind)
 }
 
-func (c *call) trtContext(p map[string]any, id json.Number) (*transfer, error) {
+func (c *call) trtContext(p object, id json.Number) (*transfer, error) {
 	c.note(legPrefill)
 	if c.body.Stream || c.body.StreamOptions != nil {
 		return nil, c.violation("streamed context_only request")
@@ -577,7 +575,7 @@ func (c *call) trtContext(p map[string]any, id json.Number) (*transfer, error) {
 		if c.faults.get().ContextEnds {
 			c.rank.release(s)
 			out.choices[0].finish = "stop"
-			out.perChoice["disaggregated_params"] = map[string]any{"request_type": "context_only", "ctx_request_id": nil, "disagg_request_id": nil}
+			out.perChoice["disaggregated_params"] = object{"request_type": "context_only", "ctx_request_id": nil, "disagg_request_id": nil}
 			return nil
 		}
 		ctxID := id
@@ -592,7 +590,7 @@ func (c *call) trtContext(p map[string]any, id json.Number) (*transfer, error) {
 			return nil
 		}
 		out.extra["prompt_token_ids"] = c.prompts[0]
-		params := map[string]any{
+		params := object{
 			"request_type": "context_only", "ctx_request_id": ctxID, "disagg_request_id": ctxID, "first_gen_tokens": out.choices[0].ids,
 			"encoded_opaque_state": base64.StdEncoding.EncodeToString([]byte(c.side.addr + " " + c.engineID(c.rank))),
 			"ctx_dp_rank":          c.rank.local, "ctx_info_endpoint": "http://" + c.side.addr,
@@ -607,7 +605,7 @@ func (c *call) trtContext(p map[string]any, id json.Number) (*transfer, error) {
 	}}, nil
 }
 
-func (c *call) trtGeneration(p map[string]any, id json.Number) (*transfer, error) {
+func (c *call) trtGeneration(p object, id json.Number) (*transfer, error) {
 	c.note(legDecode)
 	if err := c.single(); err != nil {
 		return nil, err
@@ -646,8 +644,8 @@ func (c *call) trtGeneration(p map[string]any, id json.Number) (*transfer, error
 		}
 		return c.take(0, got)
 	}}
-	if u, ok := p["ctx_usage"].(map[string]any); ok {
-		t.usage = func(out map[string]any) {
+	if u, ok := p["ctx_usage"].(object); ok {
+		t.usage = func(out object) {
 			for _, name := range []string{"prompt_tokens", "prompt_tokens_details"} {
 				if v, ok := u[name]; ok {
 					out[name] = v
@@ -682,9 +680,9 @@ func (e *Engine) bootstrapMux() http.Handler {
 	m := http.NewServeMux()
 	m.HandleFunc("POST /sim/kv/pull", e.servePull(-1))
 	m.HandleFunc("GET /query", func(w http.ResponseWriter, _ *http.Request) {
-		out := map[string]any{}
+		out := object{}
 		for _, r := range e.ranks {
-			out[strconv.Itoa(r.local)] = map[string]any{"engine_id": e.engineID(r)}
+			out[strconv.Itoa(r.local)] = object{"engine_id": e.engineID(r)}
 		}
 		writeJSON(w, http.StatusOK, out)
 	})

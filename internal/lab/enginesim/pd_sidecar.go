@@ -18,9 +18,9 @@ import (
 // sidecarHeader names the prefill engine to the sidecar.
 const sidecarHeader = "X-Prefiller-Host-Port"
 
-// Sidecar does beside a decode engine what llm-d's routing sidecar does: a request that names a prefill engine in
-// x-prefiller-host-port is sent there first, with NIXL's parameters, and its answer's parameters go to the decode engine with
-// the client's request. It is safe for concurrent use.
+// Sidecar does what llm-d's routing sidecar does next to a decode engine: a request that names a prefill engine in
+// x-prefiller-host-port is sent there first, with NIXL's parameters; the parameters of that answer go to the decode
+// engine with the client's request. It is safe for concurrent use.
 type Sidecar struct {
 	listener net.Listener
 	server   *http.Server
@@ -97,35 +97,56 @@ func (s *Sidecar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.violation(w, http.StatusBadRequest, "no X-Request-Id")
 		return
 	}
-	raw, err := io.ReadAll(r.Body)
-	if err != nil {
-		return
+	refusal, err := s.split(r, names[0])
+	switch {
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusBadGateway)
+	case refusal != nil:
+		w.Header().Set("Content-Type", refusal.Header.Get("Content-Type"))
+		w.WriteHeader(refusal.StatusCode)
+		_, _ = io.Copy(w, refusal.Body)
+		_ = refusal.Body.Close()
+	default:
+		s.count("split")
+		s.decode.ServeHTTP(w, r)
 	}
-	var body map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &body); err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	r.Header.Del(sidecarHeader)
-	params, ok := s.first(w, r, names[0], body)
-	if !ok {
-		return
-	}
-	if params != nil {
-		body["kv_transfer_params"] = params
-		if raw, err = json.Marshal(body); err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-	}
-	s.count("split")
-	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
-	s.decode.ServeHTTP(w, r)
 }
 
-// first runs the prefill leg and returns its parameters, nil if the engine gave none. What it refuses is passed on; ok is
-// false then.
-func (s *Sidecar) first(w http.ResponseWriter, r *http.Request, prefill string, body map[string]json.RawMessage) (params json.RawMessage, ok bool) {
+// split runs the prefill leg and puts the parameters of its answer, if it has any, into the request. An answer that is
+// not 200 is returned, open.
+func (s *Sidecar) split(r *http.Request, prefill string) (refusal *http.Response, err error) {
+	var body map[string]json.RawMessage
+	raw, err := io.ReadAll(r.Body)
+	if err == nil {
+		err = json.Unmarshal(raw, &body)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Del(sidecarHeader)
+	resp, err := s.first(r, prefill, body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return resp, err
+	}
+	defer resp.Body.Close()
+	var got struct {
+		Params json.RawMessage `json:"kv_transfer_params"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil {
+		return nil, err
+	}
+	if len(got.Params) > 0 && string(got.Params) != "null" {
+		body["kv_transfer_params"] = got.Params
+		if raw, err = json.Marshal(body); err != nil {
+			return nil, err
+		}
+	}
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
+	return nil, nil
+}
+
+// first sends the prefill leg.
+func (s *Sidecar) first(r *http.Request, prefill string, body map[string]json.RawMessage) (*http.Response, error) {
 	leg := maps.Clone(body)
 	leg["kv_transfer_params"] = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
 	leg["stream"] = json.RawMessage("false")
@@ -138,42 +159,13 @@ func (s *Sidecar) first(w http.ResponseWriter, r *http.Request, prefill string, 
 	}
 	raw, err := json.Marshal(leg)
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return nil, false
+		return nil, err
 	}
 	req, err := http.NewRequestWithContext(r.Context(), http.MethodPost, "http://"+prefill+r.URL.RequestURI(), bytes.NewReader(raw))
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return nil, false
+		return nil, err
 	}
 	req.Header = r.Header.Clone()
 	req.Header.Del("Content-Length")
-	resp, err := s.client.Do(req)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadGateway)
-		return nil, false
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadGateway)
-		return nil, false
-	}
-	if resp.StatusCode != http.StatusOK {
-		w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
-		w.WriteHeader(resp.StatusCode)
-		_, _ = w.Write(answer)
-		return nil, false
-	}
-	var got struct {
-		Params json.RawMessage `json:"kv_transfer_params"`
-	}
-	if err := json.Unmarshal(answer, &got); err != nil {
-		http.Error(w, err.Error(), http.StatusBadGateway)
-		return nil, false
-	}
-	if string(got.Params) == "null" {
-		got.Params = nil
-	}
-	return got.Params, true
+	return s.client.Do(req)
 }

@@ -32,7 +32,6 @@ type requestBody struct {
 		IncludeUsage bool `json:"include_usage"`
 	} `json:"stream_options"`
 	ReturnTokenIDs     bool            `json:"return_token_ids"`
-	ReturnTokenStrs    bool            `json:"return_token_strs"`
 	CacheSalt          *string         `json:"cache_salt"`
 	SessionID          string          `json:"session_id"`
 	ExtraKey           string          `json:"extra_key"`
@@ -47,7 +46,6 @@ type requestBody struct {
 	BootstrapHost      json.RawMessage `json:"bootstrap_host"`
 	BootstrapPort      json.RawMessage `json:"bootstrap_port"`
 	BootstrapRoom      json.RawMessage `json:"bootstrap_room"`
-	Tokens             []uint32        `json:"tokens"` // detokenize
 }
 
 // apiError is an answer that is not 200.
