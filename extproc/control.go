@@ -37,12 +37,15 @@ func (c *controls) match(name string) bool {
 	return false
 }
 
-// Envoy answers 500 when a mutation brings a request over these (defaults of the
-// HTTP connection manager). They do not apply to a request that is over already:
-// the limits are raised then.
+// Envoy answers 500 when a request is over these after a mutation (defaults of the HTTP
+// connection manager). What a client sends is measured without the headers that Envoy
+// adds itself, so a request may be over by a few of them before any mutation. One that
+// is over by more shows that the limits are raised.
 const (
-	maxHeaders     = 100
-	maxHeaderTotal = 60 << 10
+	maxHeaders       = 100
+	maxHeaderTotal   = 60 << 10
+	addedHeaders     = 20
+	addedHeaderTotal = 4 << 10
 )
 
 // headerView is what we know of a request's headers while building a mutation.
@@ -72,6 +75,41 @@ func (v *headerView) get(name string) (value string, n int) {
 	return value, n
 }
 
+// fits reports whether Envoy would take the mutation.
+func (v *headerView) fits(m *mutation) bool {
+	if m.empty() || v.total > maxHeaders+addedHeaders || v.bytes > maxHeaderTotal+addedHeaderTotal {
+		return true
+	}
+	count, size := v.total, v.bytes
+	for i := range m.set {
+		count, size = count+1, size+len(m.set[i].Name)+len(m.set[i].Value)
+	}
+	if count <= maxHeaders && size <= maxHeaderTotal {
+		return true
+	}
+	for i := range v.headers {
+		if h := &v.headers[i]; m.sets(h.Name) || slices.Contains(m.remove, h.Name) || slices.Contains(v.stripped, h.Name) {
+			count, size = count-1, size-len(h.Name)-len(h.Value)
+		}
+	}
+	if m.sets(":path") {
+		count--
+	}
+	return count <= maxHeaders && size <= maxHeaderTotal
+}
+
+// makeRoom leaves the pick's header out where there is no room for it, because the
+// metadata has the pick too. It reports whether Envoy would take the mutation then.
+func (v *headerView) makeRoom(m *mutation) bool {
+	if v.fits(m) {
+		return true
+	}
+	if _, n := v.get(pickKey); n == 0 {
+		m.set = slices.DeleteFunc(m.set, func(h Header) bool { return h.Name == pickKey })
+	}
+	return v.fits(m)
+}
+
 // strip takes the client's control headers off.
 func (c *controls) strip(v *headerView) (m mutation) {
 	for i := range v.headers {
@@ -87,24 +125,13 @@ func (c *controls) strip(v *headerView) (m mutation) {
 }
 
 // requestMutation turns a decision into header changes. Only changed headers are
-// in it. It returns how many of the decision's headers had to be left out.
+// in it. It returns how many of the decision's headers are not allowed and were left
+// out.
 func (c *controls) requestMutation(v *headerView, d *Decision, pick string) (m mutation, refused int) {
-	count, size := v.total, v.bytes
-	bounded := count <= maxHeaders && size <= maxHeaderTotal
-	set := func(name, value string) bool {
-		old, n := v.get(name)
-		if n == 1 && old == value {
-			return true
+	set := func(name, value string) {
+		if old, n := v.get(name); n != 1 || old != value {
+			m.put(name, value)
 		}
-		if bounded && n == 0 && !m.sets(name) {
-			grown := size + len(name) + len(value)
-			if count+1 > maxHeaders || grown > maxHeaderTotal {
-				return false
-			}
-			count, size = count+1, grown
-		}
-		m.put(name, value)
-		return true
 	}
 	if pick != "" {
 		set(pickKey, pick) // the metadata has it too
@@ -114,9 +141,11 @@ func (c *controls) requestMutation(v *headerView, d *Decision, pick string) (m m
 	}
 	for _, h := range d.Set {
 		name, ok := headerName(h.Name)
-		if !ok || guarded(name) || !set(name, headerText(h.Value)) {
+		if !ok || guarded(name) {
 			refused++
+			continue
 		}
+		set(name, headerText(h.Value))
 	}
 	decided := func(name string) bool {
 		if name == pickKey {
@@ -165,6 +194,16 @@ func responseMutation(hs []Header) (m mutation, refused int) {
 		m.put(name, h.Value)
 	}
 	return m, refused
+}
+
+// tooManyHeaders answers a request that leaves no room for the headers of its decision.
+func tooManyHeaders() *Reject {
+	return &Reject{
+		Status: 431,
+		Body: []byte(`{"error":{"message":"the request has too many or too large headers: no room is left for those that route it ` +
+			`(at most 100 headers and 60 KiB in all); send fewer","type":"invalid_request_error","param":null,"code":"request_headers_too_large"}}`),
+		Details: "kvlane_too_many_headers",
+	}
 }
 
 // tooLarge is the default answer to a body over the limit.

@@ -19,6 +19,10 @@ func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
 	if edited && size != x.bodySize {
 		x.fixLength(&m, size)
 	}
+	if !x.view.makeRoom(&m) && k != KindRequestTrailers {
+		body.Free()
+		return x.reject(tooManyHeaders())
+	}
 	c := common{mutation: m, pick: pick, clearRoute: d.ClearRouteCache}
 	switch {
 	case k == KindRequestTrailers:

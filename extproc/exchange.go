@@ -184,6 +184,9 @@ func (x *exchange) requestHeaders(m *message) error {
 	// The decision comes with the answer to the body, if there will be one: what the
 	// client must not say goes now.
 	if m := x.srv.controls.strip(&x.view); !m.empty() {
+		if !x.view.fits(&m) {
+			return x.reject(tooManyHeaders())
+		}
 		c := common{mutation: m}
 		a := c.encode(KindRequestHeaders)
 		return x.send(&a)

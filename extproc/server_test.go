@@ -651,25 +651,95 @@ func apply(hs []Header, m mutation) (out []Header) {
 	return append(out, m.set...)
 }
 
-// Near the limit on header count a mutation that would break it is left out; the
-// pick still goes out as metadata.
+// Near the limits a mutation that would break them loses the pick's header, which is in
+// the metadata too, and nothing else: what does not fit then is not sent.
 func TestHeaderBudget(t *testing.T) {
-	for _, n := range []int{98, 99, 100, 150} {
-		var hs []Header
-		for i := range n {
-			hs = append(hs, Header{"h" + strconv.Itoa(i), "v"})
+	const pick = "1.1.1.1:1"
+	set := &Decision{Set: []Header{{"x-new", "1"}, {"h0", "w"}}}
+	long := strings.Repeat("v", maxHeaderTotal-500)
+	for name, c := range map[string]struct {
+		headers int
+		first   string // value of the first header
+		client  []Header
+		d       *Decision
+		fits    bool
+		adds    int
+	}{
+		"room for both":        {98, "v", nil, set, true, 2},
+		"room for one":         {99, "v", nil, set, true, 1},
+		"no room":              {100, "v", nil, set, false, 0},
+		"over by Envoy's":      {105, "v", nil, set, false, 0},
+		"over, nothing to say": {105, "v", nil, &Decision{}, true, 0},
+		"only the pick":        {100, "v", nil, &Decision{}, true, 0},
+		"over, to be replaced": {101, "v", nil, &Decision{Set: []Header{{"h0", "w"}}}, false, 0},
+		"to be replaced":       {100, "v", nil, &Decision{Set: []Header{{"h0", "w"}}}, true, 0},
+		"a path":               {99, "v", []Header{{":path", "/"}}, &Decision{Set: []Header{{":path", "/other"}}}, true, 1},
+		"removals make room":   {97, "v", []Header{{"x-steer", "1"}, {"x-steer", "2"}, {"x-gone", "3"}}, &Decision{Set: set.Set, Remove: []string{"x-gone"}}, true, 2},
+		"limits raised":        {150, "v", nil, set, true, 2},
+		"bytes":                {10, long, nil, &Decision{Set: []Header{{"x-new", strings.Repeat("v", 600)}}}, false, 0},
+		"bytes, replaced":      {10, long, nil, &Decision{Set: []Header{{"h0", "w"}, {"x-new", strings.Repeat("v", 600)}}}, true, 2},
+	} {
+		v := &headerView{seen: true}
+		for i := range c.headers {
+			v.headers = append(v.headers, Header{"h" + strconv.Itoa(i), "v"})
 		}
-		ctl := newControls(nil)
-		m, refused := ctl.requestMutation(&headerView{seen: true, headers: hs, total: n}, &Decision{Set: []Header{{"x-new", "1"}, {"h0", "w"}}}, "1.1.1.1:1")
+		v.headers[0].Value = c.first
+		v.headers = append(v.headers, c.client...)
+		v.total = len(v.headers)
+		for _, h := range v.headers {
+			v.bytes += len(h.Name) + len(h.Value)
+		}
+		ctl := newControls([]string{"x-steer"})
+		m, refused := ctl.requestMutation(v, c.d, pick)
+		if got := v.makeRoom(&m); got != c.fits || refused != 0 {
+			t.Errorf("%s: fits: got %v, want %v; %d headers refused, want 0", name, got, c.fits, refused)
+		}
+		if !c.fits {
+			continue
+		}
 		adds := 0
 		for _, h := range m.set {
-			if h.Name != "h0" {
+			if _, n := v.get(h.Name); n == 0 && h.Name[0] != ':' {
 				adds++
 			}
 		}
-		want := map[int]int{98: 2, 99: 1, 100: 0, 150: 2}[n]
-		if adds != want || refused > 1 || !m.sets("h0") {
-			t.Errorf("%d headers: %d added, want %d (refused %d)", n, adds, want, refused)
+		if adds != c.adds {
+			t.Errorf("%s: %d headers added, want %d", name, adds, c.adds)
+		}
+	}
+}
+
+// A request without room for what its decision needs is refused and gives its booking back.
+func TestNoRoomForADecision(t *testing.T) {
+	for name, c := range map[string]struct {
+		client []Header
+		set    []Header
+		reject bool
+	}{
+		"a rank":           {nil, []Header{{"x-rank", "1"}}, true},
+		"nothing":          {nil, nil, false},
+		"a control header": {[]Header{{"x-kvlane-pin", "w"}}, nil, true},
+	} {
+		for _, mode := range []filterv3.ProcessingMode_BodySendMode{filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, filterv3.ProcessingMode_NONE} {
+			h := &recorder{decide: func(context.Context, *Request) Decision { return Decision{Endpoint: "10.0.0.1:8000", Set: c.set} }}
+			b := newBed(t, Options{}, h)
+			headers := slices.Clone(c.client)
+			for i := range 103 {
+				headers = append(headers, Header{"h" + strconv.Itoa(i), "v"})
+			}
+			res, err := b.play(t.Context(), &call{request: mode, headers: headers, chunks: [][]byte{[]byte("{}")}, emptyEnd: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := res.immediate != nil; got != c.reject || got && res.immediate.GetStatus().GetCode() != 431 {
+				t.Errorf("%s, %s: got %v, want a 431: %v", name, mode, res.immediate, c.reject)
+			}
+			if !c.reject && (res.pick != "10.0.0.1:8000" || len(res.set) > 0) {
+				t.Errorf("%s, %s: pick %q with headers %v, want the metadata alone", name, mode, res.pick, res.set)
+			}
+			for i := range h.count() {
+				<-h.ticket(i).ended
+			}
 		}
 	}
 }
