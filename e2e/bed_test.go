@@ -156,7 +156,7 @@ func newBed(t *testing.T, s shape) *bed {
 admin: {address: "%s"}
 envoy: {ingress: "%s", admin: "%s", access_log: true%s}
 explain: {header: true}
-limits: {max_body: %dMiB}
+limits: {max_body: %dMiB, decision_timeout: 10s}
 log: {decisions: true}
 drain: 2s
 %sworkers:

@@ -198,6 +198,7 @@ monitoring.rules.enabled                              operation    false
 monitoring.rules.job                                  operation    "j"
 monitoring.rules.labels                               operation    {"a": "b"}
 monitoring.rules.decisionSeconds                      operation    1
+monitoring.rules.queueSeconds                         operation    1
 monitoring.rules.degradedShare                        operation    0.5
 monitoring.rules.rejectedShare                        operation    0.5
 monitoring.rules.extra                                operation    [{"alert": "Mine", "expr": "vector(1)"}]

@@ -60,6 +60,7 @@ func newFront(t *testing.T, e *engine, workers, inEnvoy, more string) *bed {
 	file, boot := filepath.Join(dir, "kvlane.yaml"), filepath.Join(dir, "envoy.yaml")
 	text := fmt.Sprintf(`listen: {address: "unix:%s/k.sock"}
 admin: {address: "%s"}
+limits: {decision_timeout: 10s}
 envoy: {ingress: "%s", admin: "%s", response_body: STREAMED%s}
 explain: {header: true}
 index: {block_size: %d}

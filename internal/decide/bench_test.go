@@ -204,7 +204,7 @@ func hashesOf(tb testing.TB, d *Decider, body []byte) []kvindex.Hash {
 func blocksOf(tb testing.TB, d *Decider, body []byte) ([]kvindex.Hash, []uint32) {
 	s := d.takeScratch()
 	r := &extproc.Request{Method: "POST", Path: "/v1/chat/completions", Body: body}
-	j := job{d: d, s: s, r: r, entry: observe.NewEntry(r, time.Time{}), api: prompt.Chat, request: &s.request}
+	j := job{d: d, s: s, r: r, entry: observe.NewEntry(r, time.Time{}), api: prompt.Chat, request: &s.request, exact: context.Background()}
 	if reject := j.parse(); reject != nil {
 		tb.Fatal(string(reject.Body))
 	}

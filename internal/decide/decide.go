@@ -42,11 +42,13 @@ const (
 	degradedTokens      = "tokens unknown"
 	degradedFront       = "prompt known in part"
 	degradedShortPrompt = "shorter than a block"
+	degradedDeadline    = "deadline"
 )
 
 // degradations are the reasons above that any installation can meet: their counters exist before the first case.
 var degradations = []string{
 	degradedPartial, degradedBody, degradedModel, degradedTokenizer, degradedSuspended, degradedRefused, degradedTokens, degradedFront, degradedShortPrompt,
+	degradedDeadline,
 }
 
 // Options of a Decider.
@@ -76,7 +78,7 @@ type Decider struct {
 	onSuspect func(string)
 	bodies    *prompt.Memo
 	legs      *legs // nil without a connector
-	desks     desks
+	cpu       *cpuLimit
 	routed    []prometheus.Counter // by API
 
 	mu      sync.Mutex
@@ -114,7 +116,7 @@ func (d *Decider) takeScratch() *scratch {
 func (d *Decider) keepScratch(s *scratch) {
 	select {
 	case d.scratch <- s:
-	default: // of one that left its desk
+	default: // of a decision that gave its place back
 	}
 }
 
@@ -148,7 +150,7 @@ func New(o Options) (*Decider, error) {
 	}
 	d := &Decider{
 		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, router: router, decisions: observe.NewDecisions(o.Config.Explain.Keep),
-		onSuspect: o.OnSuspect, bodies: prompt.NewMemo(bodyMemo(o.Models)), legs: legs, desks: newDesks(), routed: newRouted(o.Metrics),
+		onSuspect: o.OnSuspect, bodies: prompt.NewMemo(bodyMemo(o.Models)), legs: legs, cpu: newCPULimit(), routed: newRouted(o.Metrics),
 	}
 	for _, reason := range degradations {
 		o.Metrics.Degraded.WithLabelValues(reason)
@@ -158,7 +160,7 @@ func New(o Options) (*Decider, error) {
 		d.now = time.Now
 	}
 	d.start = d.now()
-	d.scratch = make(chan *scratch, cap(d.desks))
+	d.scratch = make(chan *scratch, cap(d.cpu.all))
 	d.fleet, err = fleet.New(fleet.Options{Config: o.Config, Models: o.Models, Metrics: o.Metrics, Log: o.Log, OnEndpoints: o.OnEndpoints, Update: d.book, Now: func() time.Time { return d.now() }})
 	if err != nil {
 		return nil, err
@@ -231,11 +233,11 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 		began = d.now()
 	}
 	j := job{d: d, r: r, began: began, clock: d.now()}
-	if !j.sit(ctx) {
-		j.open()
-		return j.reject(j.gone(ctx))
-	}
-	defer j.leave() // after a panic too
+	exact, cancel := d.withTimeout(ctx)
+	defer cancel()
+	j.exact = exact
+	j.cpu, _ = d.cpu.acquire(exact, len(r.Body)) // without a place the request is routed by load
+	defer j.cpu.release()                        // after a panic too
 	s := d.takeScratch()
 	j.s, j.request = s, &s.request
 	decision := j.survive(ctx)
@@ -290,9 +292,10 @@ type job struct {
 	parsed   bool
 	own      bool // ids were made here
 
-	seated  bool           // at one of the desks
-	legs    time.Duration  // spent in prefill legs and waiting for room
-	tried   []kvindex.Slot // prefill targets that have failed
+	cpu     cpuPlace
+	exact   context.Context // ends when there is no more time for exact tokens
+	legs    time.Duration   // spent in prefill legs and waiting for room
+	tried   []kvindex.Slot  // prefill targets that have failed
 	replans int
 	booked  *routing.Plan // what is to be given back if nobody follows the request
 
@@ -444,6 +447,11 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 		j.degraded = degradedSuspended
 		j.query.PromptTokens = estimateTokens(req)
 		return nil
+	case j.own && j.exact.Err() != nil:
+		j.own, j.degraded = false, degradedDeadline
+		j.entry.Refusal = "no tokens within " + j.d.cfg.Limits.DecisionTimeout.Std().String() + " (limits.decision_timeout)"
+		j.query.PromptTokens = estimateTokens(req)
+		return nil
 	default:
 		j.degraded = degradedTokens
 		j.entry.Refusal = observe.Clip(err.Error())
@@ -465,17 +473,18 @@ func (j *job) tokens(ctx context.Context) *extproc.Reject {
 	return nil
 }
 
-// result makes the prompt's ids, in the scratch memory where they are not kept.
+// result makes the prompt's ids, in the scratch memory where they are not kept. A remote
+// renderer has its own timeout and takes no processor: the decision's does not end it.
 func (j *job) result(ctx context.Context, req *prompt.Request) (model.Result, error) {
 	why := j.served.Unfit()
 	if why == nil {
 		j.own = true
-		return j.served.Tokens.PromptInto(ctx, j.s.ids, req, j.served.Engine)
+		return j.served.Tokens.PromptInto(j.exact, j.s.ids, req, j.served.Engine)
 	}
 	if j.served.Remote == nil {
 		return model.Result{}, why
 	}
-	j.leave()
+	j.cpu.release()
 	return j.served.Remote.Prompt(ctx, req)
 }
 
@@ -606,7 +615,7 @@ func (j *job) pick(ctx context.Context) extproc.Decision {
 	}
 	j.lap(observe.StagePlan)
 	if plan.Prefill != routing.NoSlot {
-		j.leave()
+		j.cpu.release()
 		return j.split(ctx, plan, p)
 	}
 	if reason := j.impossible(p); reason != "" {
@@ -622,7 +631,7 @@ func (j *job) place(ctx context.Context, ex *routing.Explanation) (*routing.Plan
 	d := j.d
 	plan, w, err := j.choose(ex)
 	if w != nil {
-		j.leave()
+		j.cpu.release()
 		plan, err = d.wait(ctx, w)
 		now := d.now()
 		j.entry.Waited = now.Sub(j.clock)

@@ -132,8 +132,8 @@ func TestAPanicLeavesNothingLocked(t *testing.T) {
 			t.Fatalf("%s: the router is locked", name)
 		}
 		b.mu.Unlock()
-		if len(b.desks) != 0 {
-			t.Fatalf("%s: a desk is taken", name)
+		if b.cpu.used() != 0 {
+			t.Fatalf("%s: a processor is taken", name)
 		}
 	}
 	b.router = router
@@ -157,8 +157,8 @@ func TestAPanicLeavesNothingBooked(t *testing.T) {
 		b.Decide(t.Context(), b.request("/v1/completions", completion(40, "")))
 	}()
 	counts.Picks = picks
-	if len(b.desks) != 0 {
-		t.Errorf("%d desks taken", len(b.desks))
+	if b.cpu.used() != 0 {
+		t.Errorf("%d places in use", b.cpu.used())
 	}
 	if b.loads() != 0 || b.router.Live() != 0 || b.router.DoubleReleases() != 0 {
 		t.Errorf("load %d, %d reservations", b.loads(), b.router.Live())

@@ -89,10 +89,10 @@ func TestWaitersArePlacedInOrderAsRequestsEnd(t *testing.T) {
 	b.idle()
 }
 
-// With one desk: nobody would be placed if those who wait kept it.
-func TestWhoWaitsHoldsNoDesk(t *testing.T) {
+// With one place for decisions: no waiting request would be routed if it kept the place.
+func TestAWaitingRequestHoldsNoProcessor(t *testing.T) {
 	b := newBench(t, "routing: {wait: {max_requests: 8, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
-	b.desks = make(desks, 1)
+	b.cpu.all = make(chan struct{}, 1)
 	running, _ := b.ask("/v1/completions", completion(10, ""))
 	first, second := b.send(1), b.send(2)
 	for _, a := range []*asked{first, second} {
@@ -100,8 +100,8 @@ func TestWhoWaitsHoldsNoDesk(t *testing.T) {
 		running = <-a.done
 	}
 	running.Ticket.End(time.Now())
-	if b.idle(); len(b.desks) != 0 {
-		t.Error("the desk was not left")
+	if b.idle(); b.cpu.used() != 0 {
+		t.Errorf("got %d places in use, want none", b.cpu.used())
 	}
 }
 

@@ -44,10 +44,11 @@ func (j *job) whose(ctx context.Context) *extproc.Reject {
 		j.query.Model = base
 		return nil
 	}
-	j.leave()
+	j.cpu.release()
 	answered := d.fleet.List(ctx)
-	if !j.sit(ctx) {
-		return j.gone(ctx)
+	j.cpu, _ = d.cpu.acquire(j.exact, len(j.r.Body))
+	if reject := j.gone(ctx); reject != nil {
+		return reject
 	}
 	switch {
 	case d.fleet.Known(v, name) || ctx.Err() != nil || !answered:

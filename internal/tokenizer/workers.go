@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// workers lends out as many workers as there are processors, so that the memory
-// of their caches is bounded; whoever comes later waits. The last one given back
+// workers lends out as many workers as there are processors, two at least, so that the
+// memory of their caches is bounded; whoever comes later waits. The last one given back
 // goes out first, because its caches are warm. A worker is made when all others
 // are in use.
 type workers struct {
@@ -16,7 +16,7 @@ type workers struct {
 }
 
 func newWorkers() workers {
-	return workers{tickets: make(chan struct{}, runtime.GOMAXPROCS(0))}
+	return workers{tickets: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
 }
 
 // acquire is nil if nobody wants the ids any more: stop is closed.

@@ -1,0 +1,104 @@
+package decide
+
+import (
+	"context"
+	"errors"
+	"runtime"
+
+	"github.com/kvlane/kvlane/extproc"
+)
+
+// largeBody is the size in bytes above which a body counts as large: more than 100,000
+// tokens of prose.
+const largeBody = 512 << 10
+
+// cpuLimit limits concurrent decisions to the number of processors: decisions are
+// CPU-bound and each holds a token buffer. Later requests queue holding only their body.
+//
+// Decisions about large bodies take half of the places at most, so that they never keep
+// small ones waiting. Safe for concurrent use.
+type cpuLimit struct {
+	all, large chan struct{}
+}
+
+// newCPULimit has a place for each processor, and two at least: one of them is then for
+// small bodies only.
+func newCPULimit() *cpuLimit {
+	n := max(2, runtime.GOMAXPROCS(0))
+	return &cpuLimit{all: make(chan struct{}, n), large: make(chan struct{}, n/2)}
+}
+
+// acquire waits for a place for a decision about a body of so many bytes. It reports
+// false if ctx ends first; the place then holds nothing.
+func (l *cpuLimit) acquire(ctx context.Context, body int) (cpuPlace, bool) {
+	p := cpuPlace{limit: l, large: body > largeBody}
+	if p.large && !enter(ctx, l.large) {
+		return cpuPlace{}, false
+	}
+	if !enter(ctx, l.all) {
+		if p.large {
+			<-l.large
+		}
+		return cpuPlace{}, false
+	}
+	return p, true
+}
+
+// enter puts a token into c. A free place is taken even if ctx has ended.
+func enter(ctx context.Context, c chan struct{}) bool {
+	select {
+	case c <- struct{}{}:
+		return true
+	default:
+	}
+	select {
+	case c <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// used is the number of places taken.
+func (l *cpuLimit) used() int { return len(l.all) }
+
+// cpuPlace is a place that one decision holds; the zero value holds none. It belongs to
+// one goroutine.
+type cpuPlace struct {
+	limit *cpuLimit
+	large bool
+}
+
+// release gives the place back, once: further calls do nothing.
+func (p *cpuPlace) release() {
+	if p.limit == nil {
+		return
+	}
+	<-p.limit.all
+	if p.large {
+		<-p.limit.large
+	}
+	*p = cpuPlace{}
+}
+
+// withTimeout is the context that ends with the client's, or when a decision that began
+// now has no more time for exact tokens (limits.decision_timeout).
+func (d *Decider) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	if timeout := d.cfg.Limits.DecisionTimeout.Std(); timeout > 0 {
+		return context.WithTimeout(ctx, timeout)
+	}
+	return ctx, func() {}
+}
+
+// errClientGone is the reason for a decision that no client waits for any more.
+var errClientGone = errors.New("the client went away before the decision")
+
+// gone is the answer to a client that went away, nil while it is there. It is called
+// between the stages.
+func (j *job) gone(ctx context.Context) *extproc.Reject {
+	if ctx.Err() == nil {
+		return nil
+	}
+	j.entry.Refusal = errClientGone.Error()
+	return &extproc.Reject{Status: 499, Details: "kvlane_client_gone"}
+}
