@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -285,6 +286,17 @@ func (b *bed) startKvlane() {
 		resp.Body.Close()
 		return resp.StatusCode == http.StatusOK
 	})
+	if b.envoy != nil { // its health check may not have seen it yet
+		b.until("Envoy asks kvlane", func() bool {
+			resp, err := http.Get("http://" + b.envoyAdmin + "/clusters")
+			if err != nil {
+				return false
+			}
+			defer resp.Body.Close()
+			text, err := io.ReadAll(resp.Body)
+			return err == nil && regexp.MustCompile(`(?m)^kvlane::.*::health_flags::healthy$`).Match(text)
+		})
+	}
 	b.idle = b.goroutines()
 }
 

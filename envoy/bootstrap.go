@@ -38,8 +38,14 @@ type Options struct {
 	Prefill string
 	// MaxBody is the largest request body in bytes; more is answered 413.
 	MaxBody int64
-	// MessageTimeout bounds how long Kvlane may hold a request.
-	MessageTimeout time.Duration
+	// MessageTimeout bounds how long Kvlane may hold a request that it says it holds,
+	// StallTimeout how long Envoy waits for a Kvlane that says nothing.
+	MessageTimeout, StallTimeout time.Duration
+	// RequestTimeout bounds the time from a request's first byte until its body is here
+	// and Kvlane has decided.
+	RequestTimeout time.Duration
+	// MaxHeap is the size in bytes of Envoy's heap near which it sheds load.
+	MaxHeap int64
 	// ConnectionAge ends clients' connections, after the answer that runs; 0 never does.
 	ConnectionAge time.Duration
 	// UpstreamIdle closes idle connections to engines.
@@ -63,6 +69,9 @@ func Defaults() Options {
 		Admin:          "127.0.0.1:9901",
 		MaxBody:        16 << 20,
 		MessageTimeout: 300 * time.Second,
+		StallTimeout:   2 * time.Second,
+		RequestTimeout: time.Minute,
+		MaxHeap:        1536 << 20,
 		ConnectionAge:  time.Minute,
 		UpstreamIdle:   4 * time.Second,
 		RequestBody:    BodyBuffered,
@@ -126,6 +135,9 @@ func (o *Options) values() (vars, error) {
 		"NodeID":          o.NodeID,
 		"MaxBody":         strconv.FormatInt(o.MaxBody, 10),
 		"MessageTimeout":  seconds(o.MessageTimeout),
+		"StallTimeout":    seconds(min(o.StallTimeout, o.MessageTimeout)),
+		"RequestTimeout":  seconds(o.RequestTimeout),
+		"MaxHeap":         strconv.FormatInt(o.MaxHeap, 10),
 		"UpstreamIdle":    seconds(o.UpstreamIdle),
 		"ConnectionAge":   "",
 		"FirstToken":      o.FirstToken,

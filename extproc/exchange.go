@@ -393,7 +393,7 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	return err
 }
 
-// ask calls the handler. While it works, Envoy is asked for more time.
+// ask calls the handler. Envoy is asked for more time where the handler says so.
 func (x *exchange) ask() (d Decision) {
 	x.body = join(x.body, x.bodySize)
 	x.req.Body = whole(x.body)
@@ -410,27 +410,39 @@ func (x *exchange) ask() (d Decision) {
 	return x.srv.handler.Decide(x.ctx, &x.req)
 }
 
-// holdTimeout extends Envoy's message timeout once, if the decision takes long.
-// The returned function ends it; nothing is sent afterwards.
+// holdTimeout extends Envoy's message timeout once, if the decision takes long while
+// the handler holds the request. The returned function ends it; nothing is sent
+// afterwards.
 func (x *exchange) holdTimeout() (stop func()) {
 	if x.srv.opts.ExtendTimeout <= 0 || x.request.duplex() {
 		return func() {}
 	}
 	var mu sync.Mutex
-	stopped := false
+	late, held, done := false, false, false // done: asked, or too late to ask
+	extend := func() {
+		if !late || !held || done {
+			return
+		}
+		done = true
+		a := extendTimeout(x.srv.opts.ExtendTimeout)
+		_ = x.send(&a) // a broken stream shows at the next send
+	}
 	t := time.AfterFunc(x.srv.opts.ExtendAfter, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		if stopped {
-			return
-		}
-		a := extendTimeout(x.srv.opts.ExtendTimeout)
-		_ = x.send(&a) // a broken stream shows at the next send
+		late = true
+		extend()
 	})
+	x.req.hold = func(on bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		held = on
+		extend()
+	}
 	return func() {
 		t.Stop()
 		mu.Lock()
-		stopped = true
+		done = true
 		mu.Unlock()
 	}
 }

@@ -42,6 +42,18 @@ type Request struct {
 	Received time.Time
 	// Mode is how the body reaches us.
 	Mode Mode
+
+	hold func(on bool) // of the exchange; nil outside of one
+}
+
+// Hold marks the parts of Decide that may take long for a good reason: queueing,
+// tokenizing, a prefill leg. While it is on, a decision older than Options.ExtendAfter
+// makes us ask Envoy for Options.ExtendTimeout, once. Off, a Decide that hangs costs no
+// more than Envoy's message_timeout. Call it from the goroutine of Decide.
+func (r *Request) Hold(on bool) {
+	if r.hold != nil {
+		r.hold(on)
+	}
 }
 
 // Header returns the first value of the header with the given lower-case name.

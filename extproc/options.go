@@ -46,8 +46,8 @@ type Options struct {
 	// instead, which mark the end.
 	SkipResponseBody bool
 	// ExtendTimeout, if positive, is asked for as message timeout when Decide takes
-	// longer than ExtendAfter. Envoy bounds it by max_message_timeout. Not in
-	// FULL_DUPLEX_STREAMED, which has no message timeout.
+	// longer than ExtendAfter and says that it may (Request.Hold). Envoy bounds it by
+	// max_message_timeout. Not in FULL_DUPLEX_STREAMED, which has no message timeout.
 	ExtendTimeout time.Duration
 	// ExtendAfter is 100 ms if 0: Envoy's own timeout is 200 ms by default.
 	ExtendAfter time.Duration
@@ -104,6 +104,10 @@ const (
 	workers      = 32
 )
 
+// minPing is well below the second between the pings of the bootstrap's Envoy: grpc
+// closes a connection on which a few of them came early by their jitter.
+const minPing = 100 * time.Millisecond
+
 // GRPCOptions are the options that a gRPC server for Options should have: our
 // codec, a message size above the body limit, windows that do not stall an
 // upload, and no quarrel with Envoy's keepalive pings.
@@ -118,6 +122,6 @@ func GRPCOptions(o Options) []grpc.ServerOption {
 		grpc.WriteBufferSize(socketBuffer),
 		experimental.BufferPool(buffers),
 		grpc.NumStreamWorkers(workers),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 	}
 }

@@ -280,11 +280,37 @@ func waitFor(tb testing.TB, ok func() bool) {
 	tb.Fatal("never happened")
 }
 
-// The server asks for more time while a decision takes long.
+// The server asks for more time once, while a decision that takes long is on hold: not
+// before, and not for one that hangs elsewhere.
 func TestTimeoutIsExtended(t *testing.T) {
 	release := make(chan struct{})
-	h := &recorder{decide: func(context.Context, *Request) Decision { <-release; return Decision{} }}
+	h := &recorder{decide: func(_ context.Context, r *Request) Decision {
+		time.Sleep(100 * time.Millisecond) // longer than ExtendAfter, and not on hold
+		if r.Path == "/hangs" {
+			return Decision{}
+		}
+		for range 2 {
+			r.Hold(true)
+			r.Hold(false)
+		}
+		<-release
+		return Decision{}
+	}}
 	b := newBed(t, Options{ExtendTimeout: time.Minute, ExtendAfter: time.Millisecond}, h)
+	hangs, err := b.client.Process(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := hangs.Send(&epv3.ProcessingRequest{
+		Request: &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{EndOfStream: true,
+			Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{{Key: ":path", RawValue: []byte("/hangs")}}}}},
+		ProtocolConfig: &epv3.ProtocolConfiguration{},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := hangs.Recv(); err != nil || r.GetRequestHeaders() == nil {
+		t.Fatalf("got %v, %v, want the decision and no more time", r, err)
+	}
 	st, err := b.client.Process(t.Context())
 	if err != nil {
 		t.Fatal(err)

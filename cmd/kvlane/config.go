@@ -71,7 +71,12 @@ func envoyOptions(c *config.Config) envoy.Options {
 	o.Ingress, o.Admin, o.Kvlane = c.Envoy.Ingress, c.Envoy.Admin, c.Listen.Address
 	o.Prefill = c.Envoy.Prefill
 	o.MaxBody = int64(c.Limits.MaxBody)
-	o.MessageTimeout = c.Envoy.MessageTimeout.Std()
+	o.MessageTimeout, o.StallTimeout = c.Envoy.MessageTimeout.Std(), c.Envoy.StallTimeout.Std()
+	o.RequestTimeout = c.Envoy.UploadTimeout.Std()
+	if c.Disagg.Connector != "" || c.Routing.Wait.Requests > 0 {
+		o.RequestTimeout += o.MessageTimeout
+	}
+	o.MaxHeap = int64(c.Envoy.MaxHeap)
 	o.ConnectionAge = c.Envoy.ConnectionAge.Std()
 	o.FailClosed, o.FirstToken, o.AccessLog = c.Envoy.FailClosed, c.Envoy.FirstToken, c.Envoy.AccessLog
 	o.RequestBody, o.ResponseBody = c.Envoy.RequestBody, c.Envoy.ResponseBody

@@ -269,10 +269,8 @@ func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options 
 	if !c.Envoy.AccessLog {
 		opts.LateTickets = -1 // no outcome will come
 	}
-	if c.Disagg.Connector != "" {
-		// Envoy's message timeout has to wait for the prefill leg.
-		opts.ExtendTimeout = c.Envoy.MessageTimeout.Std()
-	}
+	// Well before Envoy goes on without us, and late enough that few requests ask.
+	opts.ExtendTimeout, opts.ExtendAfter = c.Envoy.MessageTimeout.Std(), c.Envoy.StallTimeout.Std()/4
 	return opts
 }
 

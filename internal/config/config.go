@@ -50,7 +50,10 @@ type Envoy struct {
 	FailClosed     bool     `yaml:"fail_closed" jsonschema_description:"Answer 503 where there is no pick (Kvlane down, no eligible worker known) instead of using the least busy worker."`
 	FirstToken     bool     `yaml:"first_token" jsonschema_description:"Observe the first piece of each answer: prefill load ends there instead of at the response headers."`
 	AccessLog      bool     `yaml:"access_log" jsonschema_description:"Receive the outcome of each request from Envoy's access log."`
-	MessageTimeout Duration `yaml:"message_timeout" jsonschema_description:"How long Envoy waits for Kvlane before it goes on without."`
+	MessageTimeout Duration `yaml:"message_timeout" jsonschema_description:"How long Envoy waits for Kvlane while a request queues, is tokenized, or is prefilled: Kvlane asks for so much time then."`
+	StallTimeout   Duration `yaml:"stall_timeout" jsonschema_description:"How long Envoy waits for a Kvlane that does not ask for more time before it goes on without: what a request costs while Kvlane hangs. Keep it well above the pauses of a busy machine."`
+	UploadTimeout  Duration `yaml:"upload_timeout" jsonschema_description:"How long a client may take to send a request. Envoy counts until Kvlane has decided: where requests queue or are prefilled, it adds message_timeout."`
+	MaxHeap        Bytes    `yaml:"max_heap" jsonschema_description:"Heap of Envoy near which it sheds load: first the requests with the largest bodies, then new ones. Keep it a quarter below the memory that it has."`
 	ConnectionAge  Duration `yaml:"connection_age" jsonschema_description:"Clients' connections are ended so long after their start, each after its running answer, so that they move away from an Envoy that is going to stop; 0s: never."`
 	RequestBody    string   `yaml:"request_body" jsonschema:"enum=BUFFERED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of request bodies in the bootstrap. BUFFERED is the cheapest and fails open. (Kvlane serves every mode that a gateway asks for.)"`
 	ResponseBody   string   `yaml:"response_body" jsonschema:"enum=NONE,enum=STREAMED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of response bodies. NONE costs nothing per token; another one is needed for predicted against observed cached tokens."`
@@ -282,6 +285,9 @@ func Default() Config {
 			Ingress:        "127.0.0.1:8080",
 			Admin:          "127.0.0.1:9901",
 			MessageTimeout: Duration(300 * time.Second),
+			StallTimeout:   Duration(2 * time.Second),
+			UploadTimeout:  Duration(time.Minute),
+			MaxHeap:        1536 << 20,
 			ConnectionAge:  Duration(time.Minute),
 			RequestBody:    "BUFFERED",
 			ResponseBody:   "NONE",

@@ -39,6 +39,15 @@ func (c *Config) validate(bad report) {
 	if c.Envoy.MessageTimeout < shortestMessage {
 		bad("envoy.message_timeout", "must be at least %s: Envoy goes on without Kvlane after it (300s by default)", shortestMessage.Std())
 	}
+	if c.Envoy.StallTimeout < shortestMessage {
+		bad("envoy.stall_timeout", "must be at least %s: less fails open on a busy machine (2s by default)", shortestMessage.Std())
+	}
+	if c.Envoy.UploadTimeout < shortestMessage {
+		bad("envoy.upload_timeout", "must be at least %s (1m by default)", shortestMessage.Std())
+	}
+	if c.Envoy.MaxHeap < 64<<20 {
+		bad("envoy.max_heap", "%d bytes: must be at least 64MiB (1536MiB by default)", c.Envoy.MaxHeap)
+	}
 	if c.Limits.MaxBody < 1<<10 || c.Limits.MaxBody > 1<<30 {
 		bad("limits.max_body", "%d bytes: must be 1KiB to 1GiB", c.Limits.MaxBody)
 	}

@@ -233,6 +233,7 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 		began = d.now()
 	}
 	j := job{d: d, r: r, began: began, clock: d.now()}
+	r.Hold(true) // it may wait for a processor, and long prompts take time
 	exact, cancel := d.withTimeout(ctx)
 	defer cancel()
 	j.exact = exact
@@ -344,6 +345,7 @@ func (j *job) run(ctx context.Context) extproc.Decision {
 		return j.reject(reject)
 	}
 	j.lap(observe.StageTokens)
+	j.r.Hold(false) // what follows takes no time, unless it hangs
 	if reject := j.gone(ctx); reject != nil {
 		return j.reject(reject)
 	}

@@ -155,6 +155,7 @@ func (j *job) side(p *fleet.Endpoint) disagg.Side {
 // split runs the prefill leg of a plan, or starts it, and makes the decode leg.
 func (j *job) split(ctx context.Context, plan *routing.Plan, decode *fleet.Endpoint) extproc.Decision {
 	l := j.d.legs
+	j.r.Hold(true)
 	x := &disagg.Exchange{Request: j.request, Path: j.r.Path, ID: j.r.ID, Conversation: j.query.Conversation, Decode: j.side(decode)}
 	for attempt := 1; ; attempt++ {
 		prefill := j.prefillAt

@@ -78,6 +78,8 @@ func (d *Decider) choose(j *job, ex *routing.Explanation) (routing.Plan, *waiter
 func (d *Decider) wait(ctx context.Context, w *waiter) (routing.Plan, error) {
 	timer := time.NewTimer(d.waiting.patience)
 	defer timer.Stop()
+	w.job.r.Hold(true)
+	defer w.job.r.Hold(false)
 	gone := false
 	select {
 	case <-w.left:
