@@ -16,7 +16,8 @@ var replacements = []struct{ old, with string }{
 	{"{{.Kvlane}}", `{{include "kvlane.envoyAddress" .Kvlane}}`},
 	{"{{.StripHeaders}}", "{{range $i, $h := .StripHeaders}}{{if $i}}, {{end}}{remove: {{$h}}}{{end}}"},
 	{"    type: STATIC\n    connect_timeout: 1s\n", replicas}, // of cluster kvlane: other pods are found by name
-	{"        explicit_http_config: {http2_protocol_options: {}}\n", hashed},
+	{"    load_assignment: {cluster_name: kvlane,", hashed},
+	{"service_name: liveness", "service_name: {{if .Replicas}}readiness{{else}}liveness{{end}}"},
 	{"              grpc_service: {envoy_grpc: {cluster_name: kvlane}}\n", "              grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [{key: x-kvlane-request, value: \"%REQ(X-REQUEST-ID)%\"}]{{end}}}\n"},
 	{"  clusters:\n  - name: kvlane\n", readiness},
 }
@@ -29,7 +30,6 @@ const (
 {{- if .Replicas}}
     dns_refresh_rate: 1s                          # a name with the address of every replica that is ready
     dns_failure_refresh_rate: {base_interval: 1s, max_interval: 2s}
-    health_checks: [{timeout: 1s, interval: 1s, no_traffic_interval: 1s, unhealthy_threshold: 1, healthy_threshold: 1, grpc_health_check: {service_name: readiness}}]
     load_balancing_policy:
       policies:
 {{- if .HashReplicas}}
@@ -43,11 +43,10 @@ const (
 {{- end}}
 {{- end}}
 `
-	hashed = `        explicit_http_config: {http2_protocol_options: {}}
-{{- if .HashReplicas}}
+	hashed = `{{- if .HashReplicas}}
         hash_policy: [{header: {header_name: x-kvlane-request}}]
 {{- end}}
-`
+    load_assignment: {cluster_name: kvlane,`
 	readiness = `{{- if .Readiness}}
   - name: readiness                               # of an Envoy that has no endpoints yet the others' work shall not be
     address: {{include "kvlane.envoyAddress" .Readiness}}

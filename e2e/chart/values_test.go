@@ -127,6 +127,7 @@ warmStart.timeoutSeconds                              operation    9
 warmStart.serverName                                  operation    "kvlane.test"
 maxBodyBytes                                          gateway      1048576
 messageTimeout                                        gateway      "99s"
+stallTimeout                                          gateway      "9s"
 inferencePool.create                                  named        true
 inferencePool.name                                    gateway      "mine"
 inferencePool.failureMode                             gateway      "FailClose"
@@ -163,6 +164,8 @@ proxy.accessLog                                       sidecar      false
 proxy.requestBody                                     sidecar      "FULL_DUPLEX_STREAMED"
 proxy.responseBody                                    sidecar      "STREAMED"
 proxy.drainSeconds                                    sidecar      99
+proxy.uploadTimeout                                   sidecar      "9s"
+proxy.maxHeapBytes                                    sidecar      134217728
 proxy.extraArgs                                       sidecar      ["--x"]
 proxy.resources.requests.cpu                          sidecar      "3"
 proxy.resources.requests.memory                       sidecar      "3Gi"

@@ -13,20 +13,41 @@
 {{- define "kvlane.bootstrap" -}}
 # Envoy in front of Kvlane. Written by `kvlane envoy-config`; every value that is not Envoy's default says why.
 node: {id: {{.NodeID}}, cluster: kvlane}
-admin: {address: {{include "kvlane.envoyAddress" .Admin}}}
+admin: {address: {{include "kvlane.envoyAddress" .Admin}}, ignore_global_conn_limit: true}
 dynamic_resources:
   ads_config: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: kvlane,
     retry_policy: {retry_back_off: {base_interval: 0.1s, max_interval: 1s}}}}]}   # the defaults ask a Kvlane that was away anew only after up to 30 s
+overload_manager:
+  refresh_interval: 0.25s
+  resource_monitors:
+  - {name: envoy.resource_monitors.fixed_heap, typed_config: {"@type": type.googleapis.com/envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig, max_heap_size_bytes: {{.MaxHeap}}}}
+  - {name: envoy.resource_monitors.global_downstream_max_connections, typed_config: {"@type": type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig, max_active_downstream_connections: 20000}}
+  buffer_factory_config: {minimum_account_to_track_power_of_two: 20}   # from 1 MiB on a request's buffers count below
+  actions:
+  - {name: envoy.overload_actions.shrink_heap, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.8}}]}
+  - {name: envoy.overload_actions.reset_high_memory_stream, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.85, saturation_threshold: 0.98}}]}   # the largest first
+  - {name: envoy.overload_actions.disable_http_keepalive, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.92}}]}
+  - {name: envoy.overload_actions.stop_accepting_requests, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.95}}]}
+  - {name: envoy.overload_actions.stop_accepting_connections, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.98}}]}
 static_resources:
   listeners:
   - name: ingress
     address: {{include "kvlane.envoyAddress" .Ingress}}
+    per_connection_buffer_limit_bytes: 262144     # of answers that a client does not read, and of one read of a body; 1 MiB by default
     filter_chains:
     - filters:
       - name: envoy.filters.network.http_connection_manager
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
           stat_prefix: ingress
+          use_remote_address: true                # clients are not trusted: their x-envoy-* headers go, x-forwarded-* is Envoy's
+          normalize_path: true                    # Kvlane and the engine are to read the same path
+          merge_slashes: true
+          path_with_escaped_slashes_action: UNESCAPE_AND_FORWARD   # then normalized; a redirect would make some clients drop the body
+          http2_protocol_options: {max_concurrent_streams: 256, initial_stream_window_size: 1048576, initial_connection_window_size: 4194304}
+          request_headers_timeout: 10s
+          request_timeout: {{.RequestTimeout}}   # until the body is here and Kvlane has decided: slow uploads are answered 408
+          stream_flush_timeout: 60s               # of a client that does not read the end of its answer
           http_protocol_options: {accept_http_10: true, default_host_for_http_10: kvlane}   # load tools and old health checks still speak it
           stream_idle_timeout: 0s                 # the default of 5 minutes ends requests that queue or prefill for long
 {{- if .ConnectionAge}}
@@ -60,7 +81,7 @@ static_resources:
           - name: strip-steering                  # what a client sends never steers, even while Kvlane is down
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation
-              mutations: {request_mutations: [{{range $i, $h := .StripHeaders}}{{if $i}}, {{end}}{remove: {{$h}}}{{end}}]}
+              mutations: {request_mutations: [{{range $i, $h := .StripHeaders}}{{if $i}}, {{end}}{remove: {{$h}}}{{end}}, {remove_on_match: {key_matcher: {prefix: x-envoy-}}}]}
 {{- if .FirstToken}}
           - name: first-token                     # its stream opens at the first piece of the answer; Kvlane leaves it after one message
             typed_config:
@@ -77,8 +98,8 @@ static_resources:
               "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
               grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}]{{end}}}
               failure_mode_allow: true            # false would cut running answers when Kvlane dies; failing closed is the fallback policy's part
-              message_timeout: {{.MessageTimeout}}
-              max_message_timeout: {{.MessageTimeout}}   # Kvlane may start the time anew while a prefill leg runs
+              message_timeout: {{.StallTimeout}}         # a Kvlane that hangs costs a request so much
+              max_message_timeout: {{.MessageTimeout}}   # it asks for more while a request queues, is tokenized, or is prefilled
 {{- if .ModeOverride}}
               allow_mode_override: true           # Kvlane asks for the answers whose usage it changes, and for no others
 {{- end}}
@@ -109,6 +130,8 @@ static_resources:
 {{- if .Prefill}}
   - name: prefill                                 # Kvlane sends prefill legs here; the pick travels in a header that only this socket reads
     address: {{include "kvlane.envoyAddress" .Prefill}}
+    ignore_global_conn_limit: true
+    bypass_overload_manager: true
     filter_chains:
     - filters:
       - name: envoy.filters.network.http_connection_manager
@@ -157,7 +180,6 @@ static_resources:
 {{- if .Replicas}}
     dns_refresh_rate: 1s                          # a name with the address of every replica that is ready
     dns_failure_refresh_rate: {base_interval: 1s, max_interval: 2s}
-    health_checks: [{timeout: 1s, interval: 1s, no_traffic_interval: 1s, unhealthy_threshold: 1, healthy_threshold: 1, grpc_health_check: {service_name: readiness}}]
     load_balancing_policy:
       policies:
 {{- if .HashReplicas}}
@@ -170,11 +192,14 @@ static_resources:
           typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest}
 {{- end}}
 {{- end}}
+    # A Kvlane that stopped is left after two checks: requests go on without it at once, as if it were away.
+    health_checks: [{timeout: 1s, interval: 0.5s, no_traffic_interval: 0.5s, unhealthy_threshold: 2, healthy_threshold: 1, grpc_health_check: {service_name: {{if .Replicas}}readiness{{else}}liveness{{end}}}}]
+    common_lb_config: {healthy_panic_threshold: {value: 0}}   # by default a host that is not healthy is asked all the same when there is no other
     circuit_breakers: {thresholds: [{max_connections: 65535, max_pending_requests: 65535, max_requests: 65535}]}   # a stream lives as long as its answer; the default of 1024 is soon full
     typed_extension_protocol_options:
       envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-        explicit_http_config: {http2_protocol_options: {}}
+        explicit_http_config: {http2_protocol_options: {connection_keepalive: {interval: 1s, timeout: 2s}}}   # bounds every stream of a Kvlane that stopped, full duplex and prefill legs too
 {{- if .HashReplicas}}
         hash_policy: [{header: {header_name: x-kvlane-request}}]
 {{- end}}
@@ -183,6 +208,7 @@ static_resources:
   - name: {{.Name}}
     type: EDS
     connect_timeout: 1s
+    per_connection_buffer_limit_bytes: 262144
     ignore_health_on_host_removal: true
     eds_cluster_config: {service_name: model_servers, eds_config: {ads: {}, resource_api_version: V3}}
     circuit_breakers: {thresholds: [{max_connections: 65535, max_pending_requests: 65535, max_requests: 65535, max_retries: 1024}]}

@@ -53,11 +53,11 @@
 {{- end }}
 {{- with $v.models }}{{ $_ := set $c "models" . }}{{ end }}
 {{- if eq $v.mode "gateway" }}
-{{- $envoy := dict "message_timeout" $v.messageTimeout }}
+{{- $envoy := dict "message_timeout" $v.messageTimeout "stall_timeout" $v.stallTimeout }}
 {{- if include "kvlane.observes" . }}{{ $_ := set $envoy "first_token" true }}{{ end }}
 {{- $_ := set $c "envoy" $envoy }}
 {{- else }}
-{{- $envoy := dict "ingress" (printf "0.0.0.0:%d" (int64 $v.proxy.port)) "admin" "127.0.0.1:9901" "message_timeout" $v.messageTimeout }}
+{{- $envoy := dict "ingress" (printf "0.0.0.0:%d" (int64 $v.proxy.port)) "admin" "127.0.0.1:9901" "message_timeout" $v.messageTimeout "stall_timeout" $v.stallTimeout "upload_timeout" $v.proxy.uploadTimeout "max_heap" (int64 $v.proxy.maxHeapBytes) }}
 {{- $_ := set $envoy "connection_age" (include "kvlane.connectionAge" .) }}
 {{- $_ := set $envoy "alternates" true }}
 {{- $_ := set $envoy "fail_closed" (not $v.proxy.failOpen) }}
@@ -106,6 +106,9 @@
   "Prefill" $prefill
   "MaxBody" (int64 .Values.maxBodyBytes)
   "MessageTimeout" .Values.messageTimeout
+  "StallTimeout" (ternary .Values.stallTimeout .Values.messageTimeout (lt (include "kvlane.milliseconds" .Values.stallTimeout | float64) (include "kvlane.milliseconds" .Values.messageTimeout | float64)))
+  "RequestTimeout" (printf "%ds" (add (trimSuffix "s" $p.uploadTimeout) (ternary (trimSuffix "s" .Values.messageTimeout) "0" (eq (include "kvlane.holds" .) "true"))))
+  "MaxHeap" (int64 $p.maxHeapBytes)
   "ConnectionAge" (include "kvlane.connectionAge" .)
   "UpstreamIdle" (include "kvlane.upstreamIdle" .)
   "FirstToken" $p.firstToken

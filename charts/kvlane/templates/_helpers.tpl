@@ -191,6 +191,11 @@ namespace="{{ .Release.Namespace }}",job="{{ default .Release.Name .Values.monit
 {{- $sum }}
 {{- end }}
 
+{{- /* Whether requests may queue or be prefilled. */ -}}
+{{- define "kvlane.holds" -}}
+{{- or (not (empty (dig "disagg" "connector" "" .Values.config))) (gt (int64 (dig "routing" "wait" "max_requests" 0 .Values.config)) 0) -}}
+{{- end }}
+
 {{- define "kvlane.pdb" -}}
 {{- $enabled := .budget.enabled }}
 {{- if kindIs "bool" $enabled }}{{ if $enabled }}true{{ end }}
