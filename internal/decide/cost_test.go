@@ -1,0 +1,598 @@
+package decide_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/disagg"
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/models"
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+)
+
+// The tests of this file compare what a pass over a body costs with what it costs for four times the body: a linear pass
+// takes 4 times as long, a quadratic one 16 times. Bodies are the worst that a client, or an engine, may send.
+
+// maxGrowth is the most that four times the input may cost: between 4 and 16, with room for caches that overflow.
+const maxGrowth = 8
+
+// Costs are compared for bodies of so many bytes and of four times as many.
+const smallBody = 64 << 10
+
+// processorTime is what this process has used.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &now); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(now.Nano())
+}
+
+// costOf is the processor time of one run of f, which is repeated until it can be measured.
+func costOf(t *testing.T, f func()) time.Duration {
+	t.Helper()
+	const measurable = time.Millisecond
+	for runs := 1; ; runs *= 4 {
+		start := processorTime(t)
+		for range runs {
+			f()
+		}
+		if took := processorTime(t) - start; took >= measurable || runs >= 1<<12 {
+			return took / time.Duration(runs)
+		}
+	}
+}
+
+// grows compares the cost of the pass that pass(n) returns for n bytes with that for four times as many. It fails if it grows
+// as much again for four times that: what grows once has come to a threshold, such as that of a cache.
+func grows(t *testing.T, pass func(n int) func()) {
+	t.Helper()
+	one, _, grown := growth(t, pass, smallBody)
+	if !grown {
+		return
+	}
+	if four, sixteen, grown := growth(t, pass, 4*smallBody); grown {
+		t.Errorf("got %v, %v and %v for %d bytes, 4 and 16 times as many, want each below %d times the one before", one, four, sixteen, smallBody, maxGrowth)
+	}
+}
+
+// growth is the lowest of several measurements of n bytes and of 4n: others are of a busy machine.
+func growth(t *testing.T, pass func(n int) func(), n int) (one, four time.Duration, grown bool) {
+	t.Helper()
+	const tries = 3
+	small, large := pass(n), pass(4*n)
+	for try := range tries {
+		a, b := costOf(t, small), costOf(t, large)
+		if try == 0 || a < one {
+			one = a
+		}
+		if try == 0 || b < four {
+			four = b
+		}
+		if four < maxGrowth*one {
+			return one, four, false
+		}
+	}
+	return one, four, true
+}
+
+// prepared is called by each test here: it turns the garbage collector off, whose work would be counted, but for what a test
+// may allocate before memory is short.
+func prepared(t *testing.T) {
+	t.Helper()
+	if raceDetector {
+		t.Skip("the race detector costs more for some passes than for others")
+	}
+	percent := debug.SetGCPercent(-1)
+	limit := debug.SetMemoryLimit(1 << 30)
+	t.Cleanup(func() {
+		debug.SetGCPercent(percent)
+		debug.SetMemoryLimit(limit)
+	})
+}
+
+// list repeats a text, with commas between, to n bytes or a little more; each %d is the number of the element.
+func list(n int, element string) string {
+	var b strings.Builder
+	b.Grow(n + len(element) + 16)
+	for i := 0; i == 0 || b.Len() < n; i++ {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		if strings.Contains(element, "%d") {
+			fmt.Fprintf(&b, element, i)
+		} else {
+			b.WriteString(element)
+		}
+	}
+	return b.String()
+}
+
+// fill repeats a text to n bytes.
+func fill(n int, text string) string { return strings.Repeat(text, n/len(text)+1) }
+
+// nested is n bytes of arrays and objects as deep as bodies may be.
+func nested(n int) string {
+	const depth = 400
+	return list(n, strings.Repeat(`{"a":[`, depth/2)+strings.Repeat(`]}`, depth/2))
+}
+
+// members are objects without their braces that are hostile to whoever looks for keys.
+var members = map[string]func(n int) string{
+	"an equal key":       func(n int) string { return list(n, `"data_parallel_rank":1`) },
+	"equal keys in turn": func(n int) string { return list(n, `"data_parallel_rank":1,"kv_transfer_params":{},"x":1`) },
+	"distinct keys":      func(n int) string { return list(n, `"k%d":1`) },
+	"escaped keys":       func(n int) string { return list(n, `"\u0064ata_parallel_rank":1`) },
+	"equal objects":      func(n int) string { return list(n, `"kv_transfer_params":{"x":1,"prompt_token_ids":[1]}`) },
+	"one object": func(n int) string {
+		return `"kv_transfer_params":{` + list(n, `"prompt_token_ids":[1],"remote_host":"h"`) + `}`
+	},
+	"objects in an object": func(n int) string {
+		return `"sampling_params":{` + list(n, `"extra_args":{"kv_transfer_params":1},"max_tokens":9`) + `}`
+	},
+	"a long key":         func(n int) string { return `"` + fill(n, "k") + `":1` },
+	"a long escaped key": func(n int) string { return `"` + fill(n, `\u006b`) + `":1` },
+	"long keys":          func(n int) string { return list(n, `"`+fill(1000, "k")+`%d":1`) },
+	"a long text":        func(n int) string { return `"x":"` + fill(n, "word ") + `"` },
+	"escapes":            func(n int) string { return `"user":"` + fill(n, `\n\"\u00e9`) + `"` },
+	"a long number":      func(n int) string { return `"x":` + fill(n, "7") },
+	"deep nesting":       func(n int) string { return `"x":[` + nested(n) + `]` },
+	"conversations":      func(n int) string { return `"conversation":{` + list(n, `"id":" "`) + `}` },
+	"salts":              func(n int) string { return `"cache_salt":[` + list(n, `"s"`) + `]` },
+}
+
+// readFields reads what a decision needs beside the prompt.
+func readFields(r *prompt.Request) {
+	r.ConversationID(prompt.ConversationFields)
+	r.MaxTokens()
+	r.Choices()
+	r.CacheSalt()
+	r.LoRA()
+	r.Disaggregated()
+	r.EachField(func(string, []byte) {})
+}
+
+func TestCostOfReadingAndEditing(t *testing.T) {
+	prepared(t)
+	edits := []prompt.Edit{prompt.Delete("data_parallel_rank"), prompt.Set([]byte("3"), "routed_dp_rank"), prompt.Set([]byte("1"), "kv_transfer_params", "remote_host"),
+		prompt.Delete("sampling_params", "extra_args", "kv_transfer_params")}
+	var protocols []*disagg.Protocol
+	for _, name := range []string{"nixl", "sglang", "trtllm", "lmcache"} {
+		p, err := disagg.New(name, disagg.Options{Append: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		protocols = append(protocols, p)
+	}
+	answer, err := disagg.ParseAnswer([]byte(`{"choices":[{"finish_reason":"length"}],"disaggregated_params":{"ctx_request_id":1,"disagg_request_id":1},` +
+		`"kv_transfer_params":{"first_tok":5}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, more := range members {
+		t.Run(name, func(t *testing.T) {
+			body := func(n int) []byte { return []byte(`{"prompt":"x",` + more(n) + `}`) }
+			request := func(n int) *prompt.Request {
+				r, err := prompt.Parse(prompt.Completions, body(n))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return r
+			}
+			t.Run("parse", func(t *testing.T) {
+				grows(t, func(n int) func() {
+					b := body(n)
+					var r prompt.Request
+					return func() { _ = r.Parse(prompt.Completions, b) }
+				})
+			})
+			t.Run("fields", func(t *testing.T) {
+				grows(t, func(n int) func() {
+					r := request(n)
+					return func() { readFields(r) }
+				})
+			})
+			t.Run("edit", func(t *testing.T) {
+				grows(t, func(n int) func() {
+					b := body(n)
+					out := make([]byte, 0, 2*len(b))
+					return func() { _, _ = prompt.Apply(out, b, edits...) }
+				})
+			})
+			t.Run("legs", func(t *testing.T) {
+				grows(t, func(n int) func() {
+					x := &disagg.Exchange{Request: request(n), Path: "/v1/completions", ID: "i", IDs: []uint32{1},
+						Prefill: disagg.Side{Worker: "p", Address: "10.0.0.1:80"},
+						Decode:  disagg.Side{Worker: "d", Settings: config.WorkerDisagg{ReceiverHost: "h", InitPorts: []int{1}, AllocPorts: []int{2}}}}
+					return func() {
+						for _, p := range protocols {
+							p.Refuses(x.Request, x.IDs)
+							local := disagg.Leg{Edits: p.Local(x.Request)}
+							prefill, err := p.Prefill(context.Background(), x)
+							if err != nil {
+								t.Fatal(err)
+							}
+							decode, err := p.Decode(x, answer)
+							if err != nil {
+								t.Fatal(err)
+							}
+							for _, leg := range []disagg.Leg{local, prefill, decode} {
+								if _, err := leg.Body(context.Background(), x.Request); err != nil {
+									t.Fatal(err)
+								}
+							}
+						}
+					}
+				})
+			})
+		})
+	}
+}
+
+// answers are what an engine may send.
+var answers = map[string]func(n int) string{
+	"usage after usage": func(n int) string {
+		return `{` + list(n, `"usage":{"prompt_tokens":7,"prompt_tokens_details":{}}`) + `}`
+	},
+	"usage with much":      func(n int) string { return `{"usage":{` + list(n, `"prompt_tokens":7`) + `}}` },
+	"usage with deep":      func(n int) string { return `{"usage":{"x":[` + nested(n) + `]}}` },
+	"usage without end":    func(n int) string { return `{"usage":{"x":"` + fill(n, "y") },
+	"many answers":         func(n int) string { return `[` + list(n, `{"meta_info":{"cached_tokens":1,"prompt_tokens":3}}`) + `]` },
+	"brackets":             func(n int) string { return fill(n, `{"usage":{[`) },
+	"text":                 func(n int) string { return `{"text":"` + fill(n, `\"usage\":{`) + `"}` },
+	"long keys":            func(n int) string { return `{"` + fill(n, "usage") + `":1}` },
+	"parameters":           func(n int) string { return `{` + list(n, `"kv_transfer_params":{"x":1,"first_tok":5}`) + `}` },
+	"choices":              func(n int) string { return `{"choices":[` + list(n, `{"finish_reason":"length"}`) + `]}` },
+	"events":               func(n int) string { return fill(n, "data: {\"usage\":{\"prompt_tokens\":7}}\n\n") },
+	"an event":             func(n int) string { return fill(n, "data: {\"usage\":{\"a\":1},\ndata: ") },
+	"lines":                func(n int) string { return fill(n, "\r\n") },
+	"line of another kind": func(n int) string { return "event: " + fill(n, "data:") },
+}
+
+func TestCostOfAnswers(t *testing.T) {
+	prepared(t)
+	usage := disagg.Usage{Prompt: 9, Cached: 3}
+	for name, text := range answers {
+		t.Run(name, func(t *testing.T) {
+			for _, piece := range []int{16, 4 << 20} {
+				for _, sse := range []bool{false, true} {
+					t.Run(fmt.Sprintf("usage/%d/%v", piece, sse), func(t *testing.T) {
+						grows(t, func(n int) func() {
+							b := []byte(text(n))
+							return func() {
+								s, e := prompt.NewUsageScanner(sse), prompt.NewUsageEditor(sse, usage.Edit)
+								for rest := b; len(rest) > 0; {
+									part := rest[:min(piece, len(rest))]
+									rest = rest[len(part):]
+									_, _ = s.Write(part)
+									e.Edit(part, len(rest) == 0)
+								}
+							}
+						})
+					})
+				}
+			}
+			t.Run("usage object", func(t *testing.T) {
+				grows(t, func(n int) func() {
+					b := []byte(`{"prompt_tokens":1,"x":` + text(n) + `,"total_tokens":4}`)
+					return func() { usage.Edit(nil, b) }
+				})
+			})
+			t.Run("decode", func(t *testing.T) {
+				grows(t, func(n int) func() {
+					b := []byte(text(n))
+					var legs []*disagg.Protocol
+					for _, name := range []string{"nixl", "trtllm", "lmcache", "moriio"} {
+						p, err := disagg.New(name, disagg.Options{})
+						if err != nil {
+							t.Fatal(err)
+						}
+						legs = append(legs, p)
+					}
+					r, err := prompt.Parse(prompt.Completions, []byte(`{"prompt":"x"}`))
+					if err != nil {
+						t.Fatal(err)
+					}
+					x := &disagg.Exchange{Request: r}
+					return func() {
+						a, err := disagg.ParseAnswer(b)
+						for _, p := range legs {
+							if err == nil {
+								_, _ = p.Decode(x, a)
+							}
+						}
+					}
+				})
+			})
+		})
+	}
+}
+
+// texts are strings that cost a tokenizer most.
+var texts = map[string]func(n int) string{
+	"one letter":    func(n int) string { return fill(n, "a") },
+	"one word":      func(n int) string { return fill(n, "abcdefghijklmnopqrstuvwxyzthequickbrownfox") },
+	"blanks":        func(n int) string { return fill(n, " ") },
+	"line ends":     func(n int) string { return fill(n, "\n") },
+	"white space":   func(n int) string { return fill(n, " \n\t\r") },
+	"digits":        func(n int) string { return fill(n, "1234567890") },
+	"signs":         func(n int) string { return fill(n, "!?=-") },
+	"one sign":      func(n int) string { return fill(n, "=") },
+	"apostrophes":   func(n int) string { return fill(n, "'s") },
+	"characters":    func(n int) string { return fill(n, "\u6771\u4eac") },
+	"marks":         func(n int) string { return "a" + fill(n, "\u0301\u0323\u0315") },
+	"one mark":      func(n int) string { return "a" + fill(n, "\u0301") },
+	"hangul":        func(n int) string { return fill(n, "\u1112\u1161\u11ab") },
+	"faces":         func(n int) string { return fill(n, "\U0001F469\u200D") },
+	"special":       func(n int) string { return fill(n, "<|im_end|><s></s>[INST]") },
+	"nearly so":     func(n int) string { return fill(n, "<|im_en") },
+	"brackets":      func(n int) string { return fill(n, "<") },
+	"capitals":      func(n int) string { return fill(n, "aBcD") },
+	"words":         func(n int) string { return fill(n, "the quick brown fox ") },
+	"words by sign": func(n int) string { return fill(n, "\u2581") },
+}
+
+// tokenizers are those that come with the binary, loaded once.
+var tokenizers = sync.OnceValues(func() (map[string]*tokenizer.Tokenizer, error) {
+	out := map[string]*tokenizer.Tokenizer{}
+	for _, name := range []string{"qwen3", "gptoss", "deepseek_v3", "mistral_7b", "mistral_nemo"} {
+		files, err := models.Open("../models/" + name)
+		if err != nil {
+			return nil, err
+		}
+		if out[name], err = tokenizer.Load(files); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+})
+
+func TestCostOfTokenizing(t *testing.T) {
+	prepared(t)
+	all, err := tokenizers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for family, tok := range all {
+		for name, text := range texts {
+			if family == "deepseek_v3" && name == "faces" {
+				continue // its split looks for the end of a piece anew for each window of words: not linear yet
+			}
+			t.Run(family+"/"+name, func(t *testing.T) {
+				grows(t, func(n int) func() {
+					s := text(n)
+					ids := make([]uint32, 0, len(s)+1)
+					return func() {
+						if _, err := tok.Encode(ids, s, true); err != nil {
+							t.Fatal(err)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// requests are bodies with much of one thing, by API.
+var requests = map[prompt.API]map[string]func(n int) string{
+	prompt.Chat: {
+		"messages": func(n int) string {
+			return messages(list(n, `{"role":"user","content":"x"},{"role":"assistant","content":"y"}`))
+		},
+		"systems":      func(n int) string { return messages(list(n, `{"role":"system","content":"x"}`)) },
+		"developers":   func(n int) string { return messages(list(n, `{"role":"developer","content":"x","tools":[]}`)) },
+		"tool answers": func(n int) string { return messages(list(n, `{"role":"tool","content":"x","tool_call_id":"%d"}`)) },
+		"calls": func(n int) string {
+			return messages(`{"role":"user","content":"x"},{"role":"assistant","content":"","tool_calls":[` +
+				list(n, `{"id":"%d","type":"function","function":{"name":"f","arguments":"{}"}}`) + `]},{"role":"user","content":"x"}`)
+		},
+		"calls in turn": func(n int) string {
+			return messages(list(n, `{"role":"assistant","content":"","tool_calls":[{"id":"%d","type":"function","function":{"name":"f","arguments":"{}"}}]}`) +
+				`,{"role":"user","content":"x"}`)
+		},
+		"arguments": func(n int) string {
+			return messages(`{"role":"user","content":"x"},{"role":"assistant","content":"","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{` +
+				list(n, `\"k%d\":1`) + `}"}}]},{"role":"user","content":"x"}`)
+		},
+		"parts": func(n int) string {
+			return messages(`{"role":"user","content":[` + list(n, `{"type":"text","text":"x"}`) + `]}`)
+		},
+		"empty parts": func(n int) string {
+			return messages(`{"role":"user","content":[` + list(n, `{"type":"text","text":""}`) + `]}`)
+		},
+		"images": func(n int) string {
+			return messages(`{"role":"user","content":[` + list(n, `{"type":"image_url","image_url":{"url":"data:"}}`) + `]}`)
+		},
+		"equal keys": func(n int) string { return messages(`{"role":"user",` + list(n, `"content":"x"`) + `}`) },
+		"other keys": func(n int) string { return messages(`{"role":"user","content":"x",` + list(n, `"k%d":1`) + `}`) },
+		"escapes": func(n int) string {
+			return messages(`{"role":"user","content":"` + fill(n, `\n\"\u00e9\ud83d\ude42`) + `"}`)
+		},
+		"thought": func(n int) string {
+			return messages(`{"role":"assistant","content":"` + fill(n, `</think><think>`) + `"},{"role":"user","content":"x"}`)
+		},
+		"one letter": func(n int) string { return messages(`{"role":"user","content":"` + fill(n, `a`) + `"}`) },
+		"tools": func(n int) string {
+			return messages(`{"role":"user","content":"x"}`) + `,"tools":[` + list(n, `{"type":"function","function":{"name":"f%d"}}`) + `]`
+		},
+		"equal tools and messages": func(n int) string {
+			return messages(list(n/2, `{"role":"user","content":"x"}`)) + `,"tools":[` + list(n/2, `{"type":"function","function":{"name":"f"}}`) + `]`
+		},
+		"chosen tool": func(n int) string {
+			return messages(`{"role":"user","content":"x"}`) + `,"tool_choice":{"type":"function","function":{"name":"f"}},"tools":[` +
+				list(n, `{"type":"function","function":{"name":"f"}}`) + `]`
+		},
+		"required": func(n int) string {
+			return tool(`"type":"object","required":[` + list(n, `"k%d"`) + `]`)
+		},
+		"properties": func(n int) string {
+			return tool(`"type":"object","properties":{` + list(n, `"k%d":{"type":"string"}`) + `},"required":[` + list(n/4, `"k%d"`) + `]`)
+		},
+		"types":   func(n int) string { return tool(`"type":["object",` + list(n, `"int(%d)"`) + `]`) },
+		"schemas": func(n int) string { return tool(`"type":"object","anyOf":[` + list(n, `{"type":"str"}`) + `]`) },
+		"deep": func(n int) string {
+			return tool(`"type":"object","allOf":[` + list(n, fill(2000, `{"items":`)+`{}`+fill(2000, `}        `)) + `]`)
+		},
+		"keywords": func(n int) string { return message + `,"chat_template_kwargs":{` + list(n, `"k%d":1`) + `}` },
+		"equal keywords": func(n int) string {
+			return message + `,"chat_template_kwargs":{` + list(n, `"enable_thinking":false`) + `}`
+		},
+		"documents": func(n int) string { return message + `,"documents":[` + list(n, `{"title":"t","text":"x"}`) + `]` },
+		"fields":    func(n int) string { return message + `,` + list(n, `"k%d":1`) },
+		"continued": func(n int) string {
+			return messages(`{"role":"user","content":"x"},{"role":"assistant","content":[`+list(n, `{"type":"text","text":"aaaaaaaa"}`)+`]}`) +
+				`,"continue_final_message":true,"add_generation_prompt":false`
+		},
+	},
+	prompt.Responses: {
+		"items": func(n int) string { return `"input":[` + list(n, `{"role":"user","content":"x"}`) + `]` },
+		"calls": func(n int) string {
+			return items(n, `{"type":"function_call","call_id":"%d","name":"f","arguments":"{}"}`)
+		},
+		"outputs": func(n int) string { return items(n, `{"type":"function_call_output","call_id":"c","output":"x"}`) },
+		"thoughts": func(n int) string {
+			return items(n, `{"type":"reasoning","id":"r","summary":[{"type":"summary_text","text":"x"}]}`)
+		},
+		"answers": func(n int) string { return items(n, `{"role":"assistant","content":"x"}`) },
+		"parts": func(n int) string {
+			return `"input":[{"role":"user","content":[` + list(n, `{"type":"input_text","text":"x"}`) + `]}]`
+		},
+		"tools": func(n int) string {
+			return `"input":"x","tools":[` + list(n, `{"type":"function","name":"f%d","parameters":{}}`) + `]`
+		},
+	},
+	prompt.Messages: {
+		"messages": func(n int) string {
+			return turns(list(n, `{"role":"user","content":"x"},{"role":"assistant","content":"y"}`))
+		},
+		"systems": func(n int) string {
+			return turns(list(n, `{"role":"system","content":"a text of some length, for it grows"},{"role":"user","content":"x"}`))
+		},
+		"system": func(n int) string {
+			return turns(`{"role":"user","content":"x"}`) + `,"system":[` + list(n, `{"type":"text","text":"x"}`) + `]`
+		},
+		"parts": func(n int) string {
+			return turns(`{"role":"user","content":[` + list(n, `{"type":"text","text":"x"}`) + `]}`)
+		},
+		"uses": func(n int) string {
+			return turns(`{"role":"assistant","content":[` + list(n, `{"type":"tool_use","id":"%d","name":"f","input":{}}`) + `]}`)
+		},
+		"results": func(n int) string {
+			return turns(`{"role":"user","content":[` + list(n, `{"type":"tool_result","tool_use_id":"%d","content":"x"}`) + `]}`)
+		},
+		"result": func(n int) string {
+			return turns(`{"role":"user","content":[{"type":"tool_result","tool_use_id":"1","content":[` + list(n, `{"type":"text","text":"x"}`) + `]}]}`)
+		},
+		"images": func(n int) string {
+			return turns(`{"role":"user","content":[` + list(n, `{"type":"image","source":{"type":"url","url":"data:"}}`) + `]}`)
+		},
+		"thoughts": func(n int) string {
+			return turns(`{"role":"assistant","content":[` + list(n, `{"type":"thinking","thinking":"x","signature":"s"}`) + `]}`)
+		},
+		"tools": func(n int) string {
+			return turns(`{"role":"user","content":"x"}`) + `,"tools":[` + list(n, `{"name":"f%d","input_schema":{"type":"object"}}`) + `]`
+		},
+	},
+	prompt.Completions: {
+		"prompts": func(n int) string { return `"prompt":[` + list(n, `"x"`) + `]` },
+		"ids":     func(n int) string { return `"prompt":[` + list(n, `%d`) + `]` },
+		"lists":   func(n int) string { return `"prompt":[` + list(n, `[1]`) + `]` },
+		"mixed":   func(n int) string { return `"prompt":[` + list(n, `1,"x",[1]`) + `]` },
+		"escapes": func(n int) string { return `"prompt":"` + fill(n, `\n\"\u00e9`) + `"` },
+	},
+}
+
+func messages(list string) string { return `"messages":[` + list + `]` }
+
+func turns(list string) string { return `"max_tokens":9,` + messages(list) }
+
+func items(n int, item string) string {
+	return `"input":[{"role":"user","content":"x"},` + list(n, item) + `]`
+}
+
+const message = `"messages":[{"role":"user","content":"x"}]`
+
+func tool(schema string) string {
+	return message + `,"tools":[{"type":"function","function":{"name":"f","parameters":{` + schema + `}}}]`
+}
+
+func TestCostOfPrompts(t *testing.T) {
+	prepared(t)
+	all, err := tokenizers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	takes := true
+	m, err := model.New(all["qwen3"], model.Options{CacheBytes: -1, ToolParser: true, Multimodal: &takes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for api, shapes := range requests {
+		for name, body := range shapes {
+			for _, engine := range []model.Engine{model.VLLM, model.SGLang, model.TRTLLM} {
+				t.Run(strings.Join([]string{api.String(), name, engine.String()}, "/"), func(t *testing.T) {
+					grows(t, func(n int) func() {
+						r, err := prompt.Parse(api, []byte(`{"model":"m",`+body(n)+`}`))
+						if err != nil {
+							t.Fatal(err)
+						}
+						return func() { _, _ = m.Prompt(r, engine) } // a refusal costs too
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestCostOfTemplates renders conversations of many messages with templates as models have them.
+func TestCostOfTemplates(t *testing.T) {
+	prepared(t)
+	files, err := filepath.Glob("../tokenizer/jinja/testdata/templates/*.jinja")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("got %d templates (%v), want some", len(files), err)
+	}
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		template, err := jinja.Compile(string(source))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"messages", "calls", "calls in turn", "tool answers", "tools", "properties", "documents", "thought", "equal tools and messages"} {
+			t.Run(filepath.Base(file)+"/"+name, func(t *testing.T) {
+				grows(t, func(n int) func() {
+					body := []byte(`{` + requests[prompt.Chat][name](n) + `}`)
+					v, err := jinja.ParseJSON(body)
+					if err != nil {
+						t.Fatal(err)
+					}
+					vars, _ := v.AsDict()
+					vars.Set("add_generation_prompt", jinja.Bool(true))
+					vars.Set("bos_token", jinja.String("<s>"))
+					vars.Set("eos_token", jinja.String("</s>"))
+					env := jinja.RequestEnv(len(body))
+					env.Now = time.Unix(0, 0)
+					var out []byte
+					return func() {
+						out, _ = template.Render(out[:0], vars, env)
+					}
+				})
+			})
+		}
+	}
+}
