@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/steering"
 )
 
 // Cluster is the name under which the bootstrap and the XDS server know the workers.
@@ -17,7 +19,7 @@ const Cluster = "model_servers"
 
 // PrefillHeader carries the pick of a prefill leg to the prefill listener,
 // which turns it into metadata and removes it.
-const PrefillHeader = "x-kvlane-endpoint"
+const PrefillHeader = steering.PrefillPick
 
 // Modes of the request and response bodies, as Envoy spells them.
 const (
@@ -80,17 +82,7 @@ func Defaults() Options {
 }
 
 // StripHeaders are removed from every client request before anything reads it.
-func StripHeaders() []string {
-	return []string{
-		"x-gateway-destination-endpoint",
-		"x-gateway-destination-endpoint-subset",
-		PrefillHeader,
-		"x-prefiller-host-port",
-		"x-encoder-hosts-ports",
-		"x-data-parallel-host-port",
-		"x-data-parallel-rank",
-	}
-}
+func StripHeaders() []string { return steering.AtEnvoy() }
 
 //go:embed bootstrap.yaml.tmpl
 var bootstrapText string

@@ -15,17 +15,9 @@ const DefaultBodyLimit = 16 << 20
 // DefaultLateTickets is how many ended requests wait for their outcome.
 const DefaultLateTickets = 4096
 
-// DefaultControlHeaders are the request headers that steer forwarding (here, in
-// llm-d's sidecar and in Envoy's own filters), decisions, the rank, or the engine's
-// own placing (SGLang's x-override-*), and that a client must not set. A trailing *
-// stands for any ending.
-//
-// They include all that the Envoys of package envoy take off themselves: a gateway's
-// Envoy may have no such filter.
-var DefaultControlHeaders = []string{
-	pickKey, "x-kvlane-*", "x-gateway-inference-objective", "x-override-*",
-	"x-gateway-destination-endpoint-subset", "x-prefiller-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port", "x-data-parallel-rank",
-}
+// DefaultControlHeaders are the request headers of the endpoint picker protocol, which
+// a client must not set. Servers that have more of them say so in Options.
+var DefaultControlHeaders = []string{pickKey, subsetKey}
 
 // Options configure a Server. The zero value is complete.
 type Options struct {
@@ -34,7 +26,8 @@ type Options struct {
 	BodyLimit int
 	// TooLarge builds that answer; nil means an OpenAI-shaped error.
 	TooLarge func(limit int) *Reject
-	// ControlHeaders are taken off every request; nil means DefaultControlHeaders.
+	// ControlHeaders are taken off every request, unless the decision sets them; nil
+	// means DefaultControlHeaders. A trailing * stands for any ending.
 	ControlHeaders []string
 	// RequestID gives the id that a request goes on with: it is called with the
 	// client's, the values of a repeated header joined by commas, "" if there is none.

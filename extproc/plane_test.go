@@ -180,6 +180,9 @@ type bed struct {
 	failures map[Failure]int
 }
 
+// testControls are names and prefixes, as a server of its own would have them.
+var testControls = []string{pickKey, subsetKey, "x-gateway-inference-objective", "x-override-*", "x-kvlane-*"}
+
 func newBed(tb testing.TB, o Options, h Handler) *bed {
 	tb.Helper()
 	b := &bed{failures: map[Failure]int{}, socket: filepath.Join(tb.TempDir(), "s")}
@@ -187,6 +190,9 @@ func newBed(tb testing.TB, o Options, h Handler) *bed {
 		b.mu.Lock()
 		b.failures[f]++
 		b.mu.Unlock()
+	}
+	if o.ControlHeaders == nil {
+		o.ControlHeaders = testControls
 	}
 	b.srv = NewServer(o, h)
 	b.grpc = grpc.NewServer(GRPCOptions(o)...)

@@ -632,7 +632,7 @@ func TestMalformedMessage(t *testing.T) {
 // Law 4: after our mutation no header that steers is the client's.
 func TestClientCannotSteer(t *testing.T) {
 	names := []string{pickKey, "x-gateway-inference-objective", "x-override-routed-dp-rank", "x-kvlane-rank", "x-kvlane-", "x-kvlane", "x-other"}
-	ctl := newControls(DefaultControlHeaders)
+	ctl := newControls(testControls)
 	rapid.Check(t, func(t *rapid.T) {
 		v := &headerView{seen: true}
 		for range rapid.IntRange(0, 6).Draw(t, "headers") {
@@ -744,7 +744,7 @@ func TestNoRoomForADecision(t *testing.T) {
 	}{
 		"a rank":           {nil, []Header{{"x-rank", "1"}}, true},
 		"nothing":          {nil, nil, false},
-		"a control header": {[]Header{{"x-kvlane-pin", "w"}}, nil, true},
+		"a control header": {[]Header{{subsetKey, "w"}}, nil, true},
 	} {
 		for _, mode := range []filterv3.ProcessingMode_BodySendMode{filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, filterv3.ProcessingMode_NONE} {
 			h := &recorder{decide: func(context.Context, *Request) Decision { return Decision{Endpoint: "10.0.0.1:8000", Set: c.set} }}

@@ -209,6 +209,7 @@ func (s *story) open(d *datadriven.TestData, arg func(string) (string, bool), nu
 	s.opts = Options{BodyLimit: number("limit"), SkipResponseBody: d.HasArg("skip-response-body"), Now: func() time.Time { return time.Unix(0, 0) }}
 	s.opts.Metrics.Failure = func(f Failure) { s.printf("  count %s", f) }
 	if s.srv == nil || !d.HasArg("same-server") {
+		s.opts.ControlHeaders = testControls
 		s.srv = NewServer(s.opts, s)
 	}
 	var ctx context.Context

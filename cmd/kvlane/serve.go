@@ -27,6 +27,7 @@ import (
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/peers"
+	"github.com/kvlane/kvlane/internal/steering"
 	"github.com/kvlane/kvlane/internal/workers"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
@@ -265,7 +266,7 @@ func (s *service) takeIndex(ctx context.Context, c *config.Config) {
 
 func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options {
 	opts := extproc.Options{BodyLimit: int(c.Limits.MaxBody), DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone,
-		RequestID: disagg.RequestIDs(c.Disagg.Connector, c.Disagg.Trust)}
+		ControlHeaders: steering.AtKvlane(), RequestID: disagg.RequestIDs(c.Disagg.Connector, c.Disagg.Trust)}
 	if !c.Envoy.AccessLog {
 		opts.LateTickets = -1 // no outcome will come
 	}

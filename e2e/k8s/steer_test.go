@@ -21,9 +21,11 @@ const markHeader = "x-mark" // names a request at its engine
 func steering(endpoint, rank, mark string) []string {
 	header := []string{markHeader, mark}
 	for _, name := range envoy.StripHeaders() {
-		if strings.HasSuffix(name, "-rank") {
+		switch {
+		case strings.HasPrefix(name, "x-envoy-"): // which Kvlane alone cannot take off
+		case strings.HasSuffix(name, "-rank"):
 			header = append(header, name, rank)
-		} else {
+		default:
 			header = append(header, name, endpoint)
 		}
 	}

@@ -22,7 +22,6 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -693,10 +692,6 @@ func (j *job) ticket(plan *routing.Plan, p *fleet.Endpoint) *ticket {
 	return t
 }
 
-// removeRank keeps a client's rank header from the worker. It is shared by all
-// decisions: its capacity is its length, so that appending copies it.
-var removeRank = []string{fleet.RankHeader}
-
 // forward turns a plan into mutations.
 func (j *job) forward(ctx context.Context, plan *routing.Plan, p *fleet.Endpoint) extproc.Decision {
 	d := j.d
@@ -716,11 +711,6 @@ func (j *job) forward(ctx context.Context, plan *routing.Plan, p *fleet.Endpoint
 	}
 	if p.SetRank != nil && !plan.RankFree {
 		out.Set = p.SetRank
-	} else {
-		out.Remove = removeRank
-	}
-	if d.legs != nil && d.legs.protocol.NoLeg {
-		out.Remove = append(out.Remove, disagg.SidecarHeader)
 	}
 	j.entry.Target, j.entry.Endpoint = p.Name, p.Address
 	j.entry.Matched, j.entry.Miss, j.entry.Via = plan.Matched, plan.Miss, string(plan.Via)

@@ -21,6 +21,7 @@ import (
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/steering"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
@@ -122,7 +123,7 @@ func TestADecisionIsBookedFollowedAndReleased(t *testing.T) {
 	if d.Reject != nil || d.Endpoint == "" || d.Ticket == nil || e.PromptTokens != 101 && e.PromptTokens != 100 {
 		t.Fatalf("%+v, entry %+v", d, e)
 	}
-	if len(d.Set) != 1 || d.Set[0].Name != fleet.RankHeader {
+	if len(d.Set) != 1 || d.Set[0].Name != steering.Rank {
 		t.Errorf("headers %v", d.Set)
 	}
 	if b.loads() == 0 {
@@ -383,8 +384,8 @@ func TestAPortOfItsOwn(t *testing.T) {
 	seen := map[string]string{}
 	for range 6 {
 		d, e := b.ask("/v1/completions", completion(5, ""))
-		if len(d.Set) != 0 || len(d.Remove) != 1 {
-			t.Errorf("headers set %v, removed %v", d.Set, d.Remove)
+		if len(d.Set) != 0 {
+			t.Errorf("headers set %v", d.Set)
 		}
 		seen[e.Target] = d.Endpoint
 	}

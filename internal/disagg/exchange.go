@@ -14,9 +14,6 @@ import (
 	"github.com/kvlane/kvlane/internal/prompt"
 )
 
-// RankHeader is how vLLM and SGLang take a rank.
-const RankHeader = "x-data-parallel-rank"
-
 // requestIDHeader is the same on both legs.
 const requestIDHeader = "x-request-id"
 
@@ -37,7 +34,7 @@ type Side struct {
 	// Rank is the rank as the engine counts its own from 0, NoRank if unset. Ranks is
 	// how many there are, 0 if the worker has none.
 	Rank, Ranks int
-	// ByHeader says that the rank travels in RankHeader.
+	// ByHeader says that the rank travels in the header steering.Rank.
 	ByHeader bool
 	// Settings are the worker's.
 	Settings config.WorkerDisagg

@@ -5,21 +5,20 @@ import (
 	"net/textproto"
 	"strconv"
 	"strings"
+
+	"github.com/kvlane/kvlane/internal/steering"
 )
 
-// dropped are the client's headers that do not belong on a prefill leg: framing,
-// the hop, what steers, and what would change the answer's encoding.
+// dropped are the client's headers that do not belong on a prefill leg, beside those
+// that steer: framing, the hop, and what would change the answer's encoding.
 var dropped = map[string]bool{
 	"host": true, "content-length": true, "transfer-encoding": true, "connection": true, "keep-alive": true, "te": true, "trailer": true,
-	"upgrade": true, "expect": true, "proxy-connection": true, "proxy-authorization": true, "accept-encoding": true,
-	"x-gateway-destination-endpoint": true, "x-gateway-destination-endpoint-subset": true, SidecarHeader: true, RankHeader: true,
-	requestIDHeader: true, "x-gateway-inference-objective": true,
+	"upgrade": true, "expect": true, "proxy-connection": true, "proxy-authorization": true, "accept-encoding": true, requestIDHeader: true,
 }
 
-// dropsHeader says whether a header of the client stays behind.
+// dropsHeader reports whether a header of the client stays behind.
 func dropsHeader(name string) bool {
-	return dropped[name] || name == "" || name[0] == ':' || strings.HasPrefix(name, "x-envoy-") || strings.HasPrefix(name, "x-kvlane-") ||
-		strings.HasPrefix(name, "x-override-") // SGLang's own steering
+	return dropped[name] || name == "" || name[0] == ':' || strings.HasPrefix(name, "x-envoy-") || steering.Steers(name)
 }
 
 // LegHeader is the header of the prefill leg: the client's, fed in by each, with
@@ -38,7 +37,7 @@ func (x *Exchange) LegHeader(leg *Leg, each func(yield func(name, value string))
 		h.Set(requestIDHeader, x.ID)
 	}
 	if x.Prefill.ByHeader && x.Prefill.Rank != NoRank {
-		h.Set(RankHeader, strconv.Itoa(x.Prefill.Rank))
+		h.Set(steering.Rank, strconv.Itoa(x.Prefill.Rank))
 	}
 	for _, s := range leg.Headers {
 		h.Set(s.Name, s.Value)

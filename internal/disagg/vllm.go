@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/steering"
 )
 
 // This file holds vLLM's connectors but LMCache and MoRIIO. Sources of the fields: vLLM's
@@ -178,13 +179,9 @@ func sharedStorage() *Protocol {
 // prefill worker from a header.
 func sidecar() *Protocol {
 	return &Protocol{NoLeg: true, apis: vllmAPIs, refuses: noTokens, decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
-		return Leg{Headers: []Header{{SidecarHeader, x.Prefill.Address}}}, nil
+		return Leg{Headers: []Header{{steering.Sidecar, x.Prefill.Address}}}, nil
 	}}
 }
-
-// SidecarHeader names the prefill worker to llm-d's sidecar. It steers: a client
-// must not set it.
-const SidecarHeader = "x-prefiller-host-port"
 
 // mooncake: both legs at once, found by a transfer id. The engine id of the prefill
 // rank comes from its bootstrap server.

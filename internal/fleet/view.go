@@ -10,12 +10,10 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/steering"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 )
-
-// RankHeader carries the rank to vLLM and SGLang; the value is the local rank.
-const RankHeader = "x-data-parallel-rank"
 
 // Endpoint is where the target of a slot is reached. It is not to be changed.
 type Endpoint struct {
@@ -112,7 +110,7 @@ func endpoints(w *config.Worker) ([]Endpoint, error) {
 			out[r].Address = net.JoinHostPort(host, strconv.Itoa(port+r))
 		} else {
 			out[r].Rank = strconv.Itoa(r)
-			out[r].SetRank = []extproc.Header{{Name: RankHeader, Value: out[r].Rank}}
+			out[r].SetRank = []extproc.Header{{Name: steering.Rank, Value: out[r].Rank}}
 		}
 	}
 	return out, nil

@@ -4,9 +4,14 @@
 - x-gateway-destination-endpoint-subset
 - x-kvlane-endpoint
 - x-prefiller-host-port
+- x-prefiller-url
 - x-encoder-hosts-ports
 - x-data-parallel-host-port
+- x-kv-cache-source-host-port
 - x-data-parallel-rank
+- x-envoy-original-path
+- x-envoy-original-host
+- x-envoy-original-dst-host
 {{- end }}
 {{- define "kvlane.upstreamIdle" }}4s{{ end }}
 {{- define "kvlane.nodeID" }}kvlane{{ end }}
