@@ -363,13 +363,47 @@ func (j *job) run(ctx context.Context) extproc.Decision {
 	return decision
 }
 
+// guarded reports whether no engine may hear what clients say of KV transfers: a body
+// that may tell an engine where to fetch KV from has to be read then, because what
+// cannot be read cannot be taken out.
+func (j *job) guarded() bool { return j.d.legs != nil && !j.d.cfg.Disagg.Trust }
+
+// unread refuses a body that has to be read and cannot be.
+func (j *job) unread(reason string) *extproc.Reject {
+	return &extproc.Reject{Status: 400, Body: j.failure(400, "with prefill and decode apart a request has to be read: "+reason), Details: "kvlane_unread_body"}
+}
+
+// parseUnknown reads the body of an API that Kvlane does not know, for body to clean:
+// engines take the same fields on further paths (vLLM's /invocations).
+func (j *job) parseUnknown() *extproc.Reject {
+	if kind, ok := j.r.Header("content-type"); !j.guarded() || ok && !strings.Contains(strings.ToLower(kind), "json") {
+		return nil
+	}
+	if j.r.Partial {
+		return j.unread("its body is not here whole")
+	}
+	if len(j.r.Body) == 0 {
+		return nil
+	}
+	req, err := prompt.Parse(prompt.Unknown, j.r.Body)
+	if unread, ok := errors.AsType[*prompt.UnreadError](err); ok {
+		return j.unread(unread.Reason)
+	}
+	if err == nil { // else no engine reads it either
+		j.request = req
+	}
+	return nil
+}
+
 // parse reads the body's fields. A body that is not JSON is refused, as is a
 // compressed one: no engine would take it. What an engine may read and we do not
 // is routed by load, unless it may name transfers that only we may name.
 func (j *job) parse() *extproc.Reject {
 	switch {
 	case j.api == prompt.Unknown:
-		return nil
+		return j.parseUnknown()
+	case j.r.Partial && j.guarded():
+		return j.unread("its body is not here whole")
 	case j.r.Partial:
 		j.degraded = degradedPartial
 		return nil
@@ -381,9 +415,8 @@ func (j *job) parse() *extproc.Reject {
 	}
 	req, err := j.d.bodies.ParseInto(&j.s.request, j.api, j.r.Body)
 	if unread, ok := errors.AsType[*prompt.UnreadError](err); ok {
-		if j.d.legs != nil && !j.d.cfg.Disagg.Trust {
-			// It may tell an engine where to fetch KV from, and what cannot be read cannot be taken out.
-			return &extproc.Reject{Status: 400, Body: j.failure(400, "with prefill and decode apart a request has to be read: "+unread.Reason), Details: "kvlane_unread_body"}
+		if j.guarded() {
+			return j.unread(unread.Reason)
 		}
 		j.degraded, j.entry.Refusal = degradedBody, unread.Reason
 		return nil

@@ -31,6 +31,8 @@ type pools struct {
 	list    []workers.Worker
 	answers [2]atomic.Pointer[http.HandlerFunc]
 	legs    [2]atomic.Int64
+	// leg is told of each prefill leg if set before the first; it has to be safe for concurrent use.
+	leg func(r *http.Request, body []byte)
 }
 
 func answer(text string) http.HandlerFunc {
@@ -72,7 +74,10 @@ func newPoolsServing(t *testing.T, connector, sections string, models []*fleet.M
 	for i := range p.answers {
 		p.answer(i, answer(nixlAnswer))
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
+			body, _ := io.ReadAll(r.Body)
+			if p.leg != nil {
+				p.leg(r, body)
+			}
 			p.legs[i].Add(1)
 			(*p.answers[i].Load())(w, r)
 		}))

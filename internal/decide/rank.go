@@ -33,7 +33,7 @@ func (j *job) rankEdits(p *fleet.Endpoint, free bool) []prompt.Edit {
 
 // body is that of a request that is not split, nil if it goes on as it came.
 func (j *job) body(ctx context.Context, p *fleet.Endpoint, free bool) ([]byte, error) {
-	if !j.parsed {
+	if !j.parsed && (j.api != prompt.Unknown || !j.guarded()) || j.request == nil {
 		return nil, nil
 	}
 	edits := j.rankEdits(p, free)

@@ -1,6 +1,8 @@
 package disagg
 
 import (
+	"bytes"
+
 	"github.com/kvlane/kvlane/internal/prompt"
 )
 
@@ -17,23 +19,48 @@ func (p *Protocol) clean(r *prompt.Request) []prompt.Edit {
 	if r.Span(prompt.FieldKVTransferParams).Present() {
 		edits = append(edits, cleanParams(r.Raw(prompt.FieldKVTransferParams))...)
 	}
-	for _, f := range [...]prompt.Field{
-		prompt.FieldECTransferParams, prompt.FieldDisaggregatedParams, prompt.FieldBootstrapHost, prompt.FieldBootstrapPort, prompt.FieldBootstrapRoom,
-		prompt.FieldDisaggPrefillDPRank,
-	} {
+	for _, f := range peerFields {
 		if r.Span(f).Present() {
 			edits = append(edits, remove(f.String()))
 		}
 	}
 	for _, name := range [...]string{kvParams, prompt.FieldECTransferParams.String()} {
-		if r.API == prompt.VLLMGenerate && prompt.Member(r.Member(prompt.FieldSamplingParams, "extra_args"), name) != nil {
+		if (r.API == prompt.VLLMGenerate || r.API == prompt.Unknown) && prompt.Member(r.Member(prompt.FieldSamplingParams, "extra_args"), name) != nil {
 			edits = append(edits, remove("sampling_params", "extra_args", name))
 		}
 		if r.Member(prompt.FieldVLLMXArgs, name) != nil {
 			edits = append(edits, remove("vllm_xargs", name))
 		}
 	}
+	if r.API == prompt.Unknown {
+		edits = append(edits, cleanUnknown(r)...)
+	}
 	return edits
+}
+
+// cleanUnknown is for APIs whose ranks nobody replaces, and for SGLang's
+// /vertex_generate, which takes the fields of /generate in "parameters".
+func cleanUnknown(r *prompt.Request) (edits []prompt.Edit) {
+	ranks := []prompt.Field{prompt.FieldRoutedDPRank, prompt.FieldDataParallelRank}
+	for _, f := range ranks {
+		if r.Span(f).Present() {
+			edits = append(edits, remove(f.String()))
+		}
+	}
+	parameters := prompt.Member(bytes.TrimLeft(r.Body, " \t\r\n"), "parameters")
+	for _, f := range append(ranks, peerFields[:]...) {
+		if prompt.Member(parameters, f.String()) != nil {
+			edits = append(edits, remove("parameters", f.String()))
+		}
+	}
+	return edits
+}
+
+// peerFields tell an engine, beside kv_transfer_params, where its peer is: SGLang's,
+// but for the first two.
+var peerFields = [...]prompt.Field{
+	prompt.FieldECTransferParams, prompt.FieldDisaggregatedParams, prompt.FieldBootstrapHost, prompt.FieldBootstrapPort, prompt.FieldBootstrapRoom,
+	prompt.FieldDisaggPrefillDPRank, prompt.FieldBootstrapPairKey, prompt.FieldDecodeTPSize, prompt.FieldHTTPWorkerIPC,
 }
 
 // cleanParams leaves ids in the place of a prompt, which name nobody, where they are.

@@ -59,6 +59,9 @@ const (
 	FieldBootstrapHost
 	FieldBootstrapPort
 	FieldDisaggPrefillDPRank
+	FieldBootstrapPairKey
+	FieldDecodeTPSize
+	FieldHTTPWorkerIPC
 	numFields
 )
 
@@ -68,7 +71,8 @@ var fieldNames = [numFields]string{"model", "messages", "prompt", "prompt_embeds
 	"reasoning_effort", "reasoning", "response_format", "features", "stream", "stream_options", "max_tokens", "max_completion_tokens",
 	"max_output_tokens", "n", "best_of", "priority", "sampling_params", "cache_salt", "extra_key", "lora_path", "kv_transfer_params",
 	"disaggregated_params", "conversation_params", "conversation", "previous_response_id", "prompt_cache_key", "session_id", "vllm_xargs",
-	"bootstrap_room", "routed_dp_rank", "data_parallel_rank", "ec_transfer_params", "request_id", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank"}
+	"bootstrap_room", "routed_dp_rank", "data_parallel_rank", "ec_transfer_params", "request_id", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank", "bootstrap_pair_key",
+	"decode_tp_size", "http_worker_ipc"}
 
 var fieldByName = func() map[string]Field {
 	m := make(map[string]Field, numFields)

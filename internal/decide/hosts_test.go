@@ -1,0 +1,157 @@
+package decide
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/disagg"
+	"github.com/kvlane/kvlane/internal/fleet"
+	"github.com/kvlane/kvlane/internal/steering"
+)
+
+// evilFields are what a client may say to name a host, a port, an engine, a room, a
+// request id or a rank, in the body of any engine: the values are "evil" or 666666666.
+const evilFields = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_host":"evil","remote_port":666666666,"remote_engine_id":"evil",` +
+	`"remote_request_id":"evil","remote_block_ids":[[666666666]],"tp_size":666666666,"transfer_id":"evil","transfer_mode":"evil","remote_bootstrap_addr":"http://evil:666666666",` +
+	`"remote_handshake_port":666666666,"remote_notify_port":666666666,"remote_dp_rank":666666666,"remote_dp_rank_override":666666666,"remote_dp_size":666666666,"remote_hosts":["evil"],` +
+	`"is_request_leader":"evil","disagg_spec":{"req_id":"evil","receiver_host":"evil","receiver_init_port":[666666666]},"ret_first_tok":"evil","first_tok":666666666,` +
+	`"remote_prefiller":{"remote_host":"evil","remote_port":666666666},"remote_decoder":{"kv_request_id":"evil"},"remote_kv_source":{"remote_host":"evil"},` +
+	`"lmcache.pd_handoff_id":"evil","prompt_token_ids":[1,2]},"kv_transfer\u005fparams":{"remote_host":"evil"},` +
+	`"ec_transfer_params":{"peer":"evil"},"bootstrap_host":"evil","bootstrap_port":666666666,"bootstrap_pair_key":"evil","decode_tp_size":666666666,` +
+	`"disagg_prefill_dp_rank":666666666,"http_worker_ipc":"tcp://evil:666666666","disaggregated_params":{"request_type":"generation_only","ctx_info_endpoint":"http://evil",` +
+	`"encoded_opaque_state":"evil","ctx_request_id":666666666,"disagg_request_id":666666666,"ctx_dp_rank":666666666,"route_hint":{"dp_rank":666666666}},` +
+	`"vllm_xargs":{"kv_transfer_params":"evil","ec_transfer_params":"evil"},"request_id":"___prefill_addr_evil:666666666___decode_addr_evil:666666666_0"`
+
+// evilHeaders are the same in headers, some of them in the spelling of a client.
+var evilHeaders = []extproc.Header{
+	{Name: "x-request-id", Value: "___prefill_addr_evil:666666666___decode_addr_evil:666666666_0"},
+	{Name: "x-prefiller-host-port", Value: "evil:666666666"}, {Name: "x-prefiller-url", Value: "http://evil"}, {Name: "x-encoder-hosts-ports", Value: "evil:666666666"},
+	{Name: "x-data-parallel-host-port", Value: "evil:666666666"}, {Name: "x-kv-cache-source-host-port", Value: "evil:666666666"}, {Name: "x-data-parallel-rank", Value: "666666666"},
+	{Name: "x-override-rid", Value: "evil"}, {Name: "x-override-bootstrap-host", Value: "evil"}, {Name: "x-override-bootstrap-port", Value: "666666666"},
+	{Name: "x-override-bootstrap-room", Value: "666666666"}, {Name: "x-override-routed-dp-rank", Value: "666666666"}, {Name: "x-override-disagg-prefill-dp-rank", Value: "666666666"},
+	{Name: "x-gateway-destination-endpoint", Value: "evil:666666666"}, {Name: "x-gateway-destination-endpoint-subset", Value: "evil:666666666"},
+	{Name: "x-kvlane-endpoint", Value: "evil:666666666"}, {Name: "x-kvlane-pin", Value: "evil"},
+}
+
+// evil finds what of it is in a text.
+func evil(text string) bool {
+	return strings.Contains(text, "evil") || strings.Contains(text, "666666666")
+}
+
+// reach are the headers that reach the worker as the ext_proc server sends them on.
+func reach(r *extproc.Request, d *extproc.Decision) []extproc.Header {
+	list := append([]extproc.Header{{Name: "x-request-id", Value: r.ID}}, d.Set...)
+	for _, h := range r.Headers {
+		if !steering.Steers(h.Name) && !slices.Contains(d.Remove, h.Name) && !slices.ContainsFunc(list, func(s extproc.Header) bool { return s.Name == h.Name }) {
+			list = append(list, h)
+		}
+	}
+	return list
+}
+
+// engineSettings serve every connector.
+const engineSettings = ", workers: {receiver_host: h, receiver_init_ports: [1], receiver_alloc_ports: [2], zmq: \"10.9.9.9:1\", engine_id: e}"
+
+// answers of prefill engines that serve the connectors.
+const prefillAnswer = `{"choices":[{"text":"a","finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":1,"disagg_request_id":1}}],` +
+	`"prompt_token_ids":[1,2],"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"e","first_tok":5},` +
+	`"0":{"engine_id":"e"},"disaggregated_params":{"ctx_info_endpoint":"http://x","request_type":"context_only","ctx_request_id":1,"disagg_request_id":1}}`
+
+// No client names a host, port, engine, room, request id or rank to an engine, with any
+// connector, on any way that its request takes. A case may be refused: then no engine
+// hears of it either.
+func TestNoClientNamesAPeerToAnEngine(t *testing.T) {
+	long := strings.Repeat("1,", 400) + "1"
+	cases := map[string]struct {
+		path, body string
+		change     func(p *pools, r *extproc.Request)
+		unreadable bool // has to be refused
+	}{
+		"split":             {path: "/v1/completions", body: `{"model":"demo","prompt":[` + long + `],%s}`},
+		"split chat":        {path: "/v1/chat/completions", body: `{"model":"demo","messages":[{"role":"user","content":"` + strings.Repeat("word ", 400) + `"}],%s}`},
+		"split responses":   {path: "/v1/responses", body: `{"model":"demo","input":"` + strings.Repeat("word ", 400) + `",%s}`},
+		"split generate":    {path: "/inference/v1/generate", body: `{"model":"demo","token_ids":[` + long + `],"sampling_params":{"extra_args":{"kv_transfer_params":{"remote_host":"evil"},"ec_transfer_params":"evil"}},%s}`},
+		"SGLang's generate": {path: "/generate", body: `{"input_ids":[` + long + `],%s}`},
+		"short":             {path: "/v1/completions", body: `{"model":"demo","prompt":"x",%s}`},
+		"two answers":       {path: "/v1/completions", body: `{"model":"demo","n":2,"prompt":[` + long + `],%s}`},
+		"another API":       {path: "/v1/embeddings", body: `{"model":"demo","input":"x",%s}`},
+		"unknown API":       {path: "/invocations", body: `{"model":"demo","prompt":"x","parameters":{"bootstrap_host":"evil","bootstrap_room":666666666,"data_parallel_rank":666666666},%s}`},
+		"unknown model":     {path: "/v1/completions", body: `{"model":"other","prompt":"x",%s}`},
+		"no prefill workers": {path: "/v1/completions", body: `{"model":"demo","prompt":[` + long + `],%s}`, change: func(p *pools, _ *extproc.Request) {
+			list := slices.Clone(p.list)
+			for i := range list[1:] {
+				list[i+1].Ready = false
+			}
+			p.Fleet().SetWorkers(list)
+		}},
+		"failed legs": {path: "/v1/completions", body: `{"model":"demo","prompt":[` + long + `],%s}`, change: func(p *pools, _ *extproc.Request) {
+			p.both(status(500))
+		}},
+		"whole worker": {path: "/v1/completions", body: `{"model":"demo","prompt":[` + long + `],%s}`, change: func(p *pools, _ *extproc.Request) {
+			list := slices.Clone(p.list[:1])
+			list[0].Role = "both"
+			p.Fleet().SetWorkers(list)
+		}},
+		"partial":          {path: "/v1/completions", body: `{"model":"demo","prompt":"x",%s}`, change: func(_ *pools, r *extproc.Request) { r.Partial = true }, unreadable: true},
+		"partial, unknown": {path: "/invocations", body: `{"model":"demo","prompt":"x",%s}`, change: func(_ *pools, r *extproc.Request) { r.Partial, r.Body = true, nil }, unreadable: true},
+		"nested too deep":  {path: "/v1/completions", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
+		"deep, unknown":    {path: "/invocations", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
+	}
+	for _, connector := range disagg.Names() {
+		rule := disagg.RequestIDs(connector, false)
+		engine := config.ConnectorEngines[connector]
+		t.Run(connector, func(t *testing.T) {
+			for name, c := range cases {
+				for _, room := range []string{"", `,"bootstrap_room":666666666`} { // SGLang's others mean nothing without it
+					t.Run(name+room, func(t *testing.T) {
+						m, err := qwen()
+						if err != nil {
+							t.Fatal(err)
+						}
+						served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
+						served.Config.Check.Disabled = true
+						p := newPoolsServing(t, connector+engineSettings, "routing: {disagg: {mode: threshold, threshold: 64}}\n", []*fleet.Model{served})
+						p.both(answer(prefillAnswer))
+						p.leg = func(r *http.Request, body []byte) {
+							if leg := fmt.Sprint(r.URL, r.Header, string(body)); evil(leg) {
+								t.Errorf("the prefill engine gets %s", leg)
+							}
+						}
+						for i := range p.list {
+							p.list[i].Engine, p.list[i].Generation = engine, p.list[i].Generation+10
+						}
+						p.Fleet().SetWorkers(slices.Clone(p.list))
+						fields := evilFields + room
+						if engine == "sglang" {
+							fields += `,"routed_dp_rank":666666666,"data_parallel_rank":666666666`
+						}
+						r := &extproc.Request{ID: rule(evilHeaders[0].Value), Method: "POST", Path: c.path, Headers: slices.Clone(evilHeaders), Body: fmt.Appendf(nil, c.body, fields)}
+						if c.change != nil {
+							c.change(p, r)
+						}
+						d := p.Decide(t.Context(), r)
+						defer end(&d, 200)
+						switch headers := reach(r, &d); {
+						case d.Reject != nil && evil(string(d.Reject.Body)):
+							t.Errorf("refused with %s", d.Reject.Body)
+						case d.Reject != nil:
+						case c.unreadable:
+							t.Error("went on, want it refused")
+						case d.Body == nil:
+							t.Error("the body goes on as the client wrote it")
+						case evil(string(d.Body)):
+							t.Errorf("the engine gets %s", d.Body)
+						case evil(fmt.Sprint(headers)):
+							t.Errorf("the engine gets %v", headers)
+						}
+					})
+				}
+			}
+		})
+	}
+}
