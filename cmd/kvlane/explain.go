@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -55,7 +56,10 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 		return err
 	}
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s", strings.TrimSpace(string(body)))
+		return fmt.Errorf("%s", observe.Printable(strings.TrimSpace(string(body))))
+	}
+	if !*export {
+		body = []byte(observe.Printable(string(body)))
 	}
 	_, err = io.out.Write(body)
 	return err
@@ -85,7 +89,7 @@ func rerunDecision(io streams, file string) error {
 	}
 	plan, ex, err := d.Rerun()
 	if ex != nil {
-		fmt.Fprint(io.out, ex.String())
+		fmt.Fprint(io.out, observe.Printable(ex.String()))
 	}
 	outcome := ""
 	if err != nil {

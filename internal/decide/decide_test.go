@@ -507,3 +507,13 @@ func TestAnExtraKeySeparatesCaches(t *testing.T) {
 		t.Error("null is no key")
 	}
 }
+
+// Keys travel in queries: the decision log does not keep them.
+func TestNoQueryInTheDecisionLog(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	d, e := b.ask("/v1/completions?api_key=secret", completion(9, ""))
+	defer end(&d, 200)
+	if got, want := e.Path, "/v1/completions"; got != want {
+		t.Errorf("path %q, want %q", got, want)
+	}
+}

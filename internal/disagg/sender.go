@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"syscall"
 	"time"
@@ -134,7 +135,7 @@ func (s *Sender) Send(ctx context.Context, address, path string, header http.Hea
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+host+path, bytes.NewReader(body))
 	if err != nil {
-		return nil, &FailureError{Outcome: Unusable, Err: err}
+		return nil, &FailureError{Outcome: Unusable, Err: withoutURL(err)}
 	}
 	req.Header = header
 	req.Host = address
@@ -143,7 +144,7 @@ func (s *Sender) Send(ctx context.Context, address, path string, header http.Hea
 	}
 	resp, err := s.through.Do(req)
 	if err != nil {
-		return nil, &FailureError{Outcome: broken(ctx, err), Err: err}
+		return nil, &FailureError{Outcome: broken(ctx, err), Err: withoutURL(err)}
 	}
 	defer resp.Body.Close()
 	limit := int64(maxAnswer)
@@ -160,6 +161,14 @@ func (s *Sender) Send(ctx context.Context, address, path string, header http.Hea
 		return raw, nil
 	}
 	return nil, &FailureError{Outcome: blame(resp.StatusCode), Status: resp.StatusCode, Body: raw, Header: resp.Header}
+}
+
+// withoutURL is an error of net/http without the URL, whose query may hold a key.
+func withoutURL(err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
+	}
+	return err
 }
 
 // blame says whose fault a status is. 408 is about time, not about the request.

@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -73,7 +74,8 @@ type StageTime struct {
 // NewEntry starts the entry of a request that arrived at began. It copies and clips
 // the strings of the request, which share memory with the body.
 func NewEntry(r *extproc.Request, began time.Time) *Entry {
-	e := &Entry{ID: Clip(r.ID), At: began, Method: usual(r.Method), Path: usual(r.Path), Bytes: len(r.Body)}
+	path, _, _ := strings.Cut(r.Path, "?") // its query may hold a key
+	e := &Entry{ID: Clip(r.ID), At: began, Method: usual(r.Method), Path: usual(path), Bytes: len(r.Body)}
 	e.Stages = e.room[:0]
 	return e
 }

@@ -136,12 +136,12 @@ func (e *Entry) Text() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s %s (%s), %d bytes, model %q\n", e.ID, e.Method, e.Path, e.API, e.Bytes, e.Model)
+	fmt.Fprintf(&b, "%s %s %s (%s), %d bytes, model %q\n", inLine(e.ID), inLine(e.Method), inLine(e.Path), e.API, e.Bytes, e.Model)
 	if e.Conversation != "" {
-		fmt.Fprintf(&b, "conversation %s\n", e.Conversation)
+		fmt.Fprintf(&b, "conversation %s\n", inLine(e.Conversation))
 	}
 	if e.Rejected != 0 {
-		fmt.Fprintf(&b, "rejected with %d: %s %s\n", e.Rejected, e.Reason, e.Refusal)
+		fmt.Fprintf(&b, "rejected with %d: %s %s\n", e.Rejected, e.Reason, inLine(e.Refusal))
 	} else {
 		fmt.Fprintf(&b, "%d prompt tokens, %d of them matched, to %s at %s via %s\n", e.PromptTokens, e.Matched, e.Target, e.Endpoint, e.Via)
 	}
@@ -149,10 +149,10 @@ func (e *Entry) Text() string {
 		fmt.Fprintf(&b, "prefill on %s\n", e.Prefill)
 	}
 	for _, note := range e.PrefillNotes {
-		fmt.Fprintf(&b, "prefill: %s\n", note)
+		fmt.Fprintf(&b, "prefill: %s\n", inLine(note))
 	}
 	if e.Degraded != "" {
-		fmt.Fprintf(&b, "degraded: %s %s\n", e.Degraded, e.Refusal)
+		fmt.Fprintf(&b, "degraded: %s %s\n", e.Degraded, inLine(e.Refusal))
 	}
 	if e.Assumed != "" {
 		fmt.Fprintf(&b, "assumed: %s\n", e.Assumed)
@@ -179,5 +179,5 @@ func (e *Entry) Text() string {
 		}
 		b.WriteByte('\n')
 	}
-	return b.String()
+	return Printable(b.String())
 }
