@@ -56,6 +56,7 @@ type exchange struct {
 	// Options.BodyLimit while they are held.
 	body     mem.BufferSlice
 	bodySize int
+	held     int64   // memory of body, as Server.bodies counts it
 	frames   []frame // GRPC mode: the messages that body consists of
 	owed     int     // STREAMED held: messages that wait for an answer
 
@@ -250,6 +251,11 @@ func (x *exchange) requestBody(m *message) error {
 		return x.decide(KindRequestBody, false)
 	}
 	refs, n := m.take()
+	if !x.srv.bodies.grow(&x.held, x.held+heldBytes(refs)) {
+		refs.Free()
+		x.srv.opts.Metrics.Failure(FailureTooManyBodies)
+		return x.reject(tooMany())
+	}
 	x.body = append(x.body, refs...)
 	x.bodySize += n
 	x.owed++
@@ -353,6 +359,7 @@ func (x *exchange) unfollowed() {
 func (x *exchange) dropBody() {
 	x.body.Free()
 	x.body, x.bodySize, x.frames = nil, 0, nil
+	x.srv.bodies.replace(&x.held, 0)
 }
 
 // decide asks the handler and sends the decision as answer to a message of kind
@@ -395,7 +402,7 @@ func (x *exchange) decide(k Kind, editable bool) error {
 
 // ask calls the handler. Envoy is asked for more time where the handler says so.
 func (x *exchange) ask() (d Decision) {
-	x.body = join(x.body, x.bodySize)
+	x.join()
 	x.req.Body = whole(x.body)
 	defer x.holdTimeout()()
 	defer func() {
@@ -408,6 +415,19 @@ func (x *exchange) ask() (d Decision) {
 		}
 	}()
 	return x.srv.handler.Decide(x.ctx, &x.req)
+}
+
+// join makes one piece of the body. While it is copied, both copies count.
+func (x *exchange) join() {
+	if len(x.body) < 2 {
+		return
+	}
+	pieces := x.held
+	_, size, _ := class(x.bodySize)
+	joined := int64(max(size, x.bodySize)) + pieceOverhead
+	x.srv.bodies.replace(&x.held, pieces+joined)
+	x.body = join(x.body, x.bodySize)
+	x.srv.bodies.replace(&x.held, joined)
 }
 
 // holdTimeout extends Envoy's message timeout once, if the decision takes long while

@@ -9,6 +9,7 @@ type Failure string
 const (
 	FailurePanic           Failure = "panic"            // the handler or a ticket panicked; the request went on
 	FailureBodyTooLarge    Failure = "body_too_large"   // answered with 413
+	FailureTooManyBodies   Failure = "too_many_bodies"  // answered with 503: no room for the body beside the others
 	FailureAbandoned       Failure = "abandoned"        // the stream ended, or a response came, before the decision
 	FailureExtraMessage    Failure = "extra_message"    // a body message after the end of the body
 	FailureUnexpected      Failure = "unexpected"       // a message that the protocol does not allow here
@@ -26,7 +27,7 @@ const (
 // Failures lists all of them.
 func Failures() []Failure {
 	return []Failure{
-		FailurePanic, FailureBodyTooLarge, FailureAbandoned, FailureExtraMessage, FailureUnexpected, FailureBadPick, FailureBadHeader,
+		FailurePanic, FailureBodyTooLarge, FailureTooManyBodies, FailureAbandoned, FailureExtraMessage, FailureUnexpected, FailureBadPick, FailureBadHeader,
 		FailureBadEdit, FailureLateFirstToken, FailureUnknownRequest, FailureOutcomeOverflow, FailureProtocol,
 		FailureObservedRequest, FailureCancelled,
 	}

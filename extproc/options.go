@@ -26,6 +26,12 @@ type Options struct {
 	BodyLimit int
 	// TooLarge builds that answer; nil means an OpenAI-shaped error.
 	TooLarge func(limit int) *Reject
+	// MaxBodies and MaxBodyBytes bound the bodies that all streams hold together: their
+	// number, and the memory that they take. A body beyond is answered with 503. 0: no bound.
+	MaxBodies    int
+	MaxBodyBytes int64
+	// MaxStreams bounds the streams of one connection; 0: no bound. See GRPCOptions.
+	MaxStreams uint32
 	// ControlHeaders are taken off every request, unless the decision sets them; nil
 	// means DefaultControlHeaders. A trailing * stands for any ending.
 	ControlHeaders []string
@@ -109,6 +115,7 @@ func GRPCOptions(o Options) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(Codec()),
 		grpc.MaxRecvMsgSize(o.BodyLimit + messageSlack),
+		grpc.MaxConcurrentStreams(o.MaxStreams),
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connWindow),
 		grpc.ReadBufferSize(socketBuffer),

@@ -18,6 +18,7 @@ type Server struct {
 	handler  Handler
 	controls controls
 	tracker  *tracker
+	bodies   bodies
 	health   *health.Server
 
 	drainOnce sync.Once
@@ -47,6 +48,7 @@ func NewServer(o Options, h Handler) *Server {
 		handler:  h,
 		controls: newControls(o.ControlHeaders),
 		tracker:  newTracker(o.LateTickets, o.Metrics.Failure),
+		bodies:   bodies{maxBytes: o.MaxBodyBytes, maxCount: o.MaxBodies},
 		health:   health.NewServer(),
 		drain:    make(chan struct{}),
 		change:   make(chan struct{}, 1),

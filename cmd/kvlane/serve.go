@@ -215,6 +215,11 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 		s.log.Error().Str("panic", fmt.Sprint(value)).Bytes("stack", stack).Msg("panic: a request goes on without us")
 	}
 	s.server = extproc.NewServer(opts, handler)
+	metrics.Collect(func(emit observe.Emit) {
+		count, bytes := s.server.InFlight()
+		emit("bodies_in_flight", "Request bodies that are held.", float64(count))
+		emit("bodies_in_flight_bytes", "Memory of the request bodies that are held.", float64(bytes))
+	})
 	s.grpc = grpc.NewServer(extproc.GRPCOptions(opts)...)
 	s.server.Register(s.grpc)
 	kvlanev1.RegisterKVEventsServer(s.grpc, s.decider.Fleet().Push())
@@ -265,8 +270,11 @@ func (s *service) takeIndex(ctx context.Context, c *config.Config) {
 }
 
 func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options {
-	opts := extproc.Options{BodyLimit: int(c.Limits.MaxBody), DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone,
-		ControlHeaders: steering.AtKvlane(), RequestID: disagg.RequestIDs(c.Disagg.Connector, c.Disagg.Trust)}
+	opts := extproc.Options{
+		BodyLimit: int(c.Limits.MaxBody), MaxBodies: c.Limits.Bodies.Count, MaxBodyBytes: int64(c.Limits.Bodies.Bytes), MaxStreams: uint32(c.Limits.MaxStreams),
+		DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone,
+		ControlHeaders: steering.AtKvlane(), RequestID: disagg.RequestIDs(c.Disagg.Connector, c.Disagg.Trust),
+	}
 	if !c.Envoy.AccessLog {
 		opts.LateTickets = -1 // no outcome will come
 	}

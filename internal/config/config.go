@@ -61,10 +61,18 @@ type Envoy struct {
 
 // Limits bound requests.
 type Limits struct {
-	MaxBody         Bytes    `yaml:"max_body" jsonschema_description:"Largest request body; more is answered 413."`
-	DecisionTimeout Duration `yaml:"decision_timeout" jsonschema_description:"How long a decision may wait for a processor and compute tokens; then the request is routed by load (kvlane_degraded_total, reason deadline). 0s: no bound."`
-	UnknownModel    string   `yaml:"unknown_model" jsonschema:"enum=refuse,enum=route" jsonschema_description:"A request for a model that no worker lists, where all workers list theirs. refuse: 404 (and 400 for one that names none where no model is served by all workers). route: any worker."`
-	RefuseEarly     bool     `yaml:"refuse_early" jsonschema_description:"Answer requests whose prompt cannot be made (by the shape of the messages, the chat template, or the context's length) with the engine's own status, instead of sending them on. Types and values of other fields are left to the engine."`
+	MaxBody         Bytes          `yaml:"max_body" jsonschema_description:"Largest request body; more is answered 413."`
+	Bodies          BodiesInFlight `yaml:"bodies_in_flight" jsonschema_description:"Request bodies that are held at a time, from their first byte until the decision; more are answered 503 with Retry-After."`
+	MaxStreams      int            `yaml:"max_streams" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Concurrent ext_proc streams of one connection, which are requests with their answers; Envoy opens more connections. 0: no bound."`
+	DecisionTimeout Duration       `yaml:"decision_timeout" jsonschema_description:"How long a decision may wait for a processor and compute tokens; then the request is routed by load (kvlane_degraded_total, reason deadline). 0s: no bound."`
+	UnknownModel    string         `yaml:"unknown_model" jsonschema:"enum=refuse,enum=route" jsonschema_description:"A request for a model that no worker lists, where all workers list theirs. refuse: 404 (and 400 for one that names none where no model is served by all workers). route: any worker."`
+	RefuseEarly     bool           `yaml:"refuse_early" jsonschema_description:"Answer requests whose prompt cannot be made (by the shape of the messages, the chat template, or the context's length) with the engine's own status, instead of sending them on. Types and values of other fields are left to the engine."`
+}
+
+// BodiesInFlight bounds what is held of request bodies.
+type BodiesInFlight struct {
+	Bytes Bytes `yaml:"bytes" jsonschema_description:"Memory of all bodies together, their buffers included. A single body is always taken. 0: no bound."`
+	Count int   `yaml:"count" jsonschema:"minimum=0" jsonschema_description:"Number of bodies; 0: no bound."`
 }
 
 // Model is a served model.
@@ -292,7 +300,10 @@ func Default() Config {
 			RequestBody:    "BUFFERED",
 			ResponseBody:   "NONE",
 		},
-		Limits: Limits{MaxBody: 16 << 20, DecisionTimeout: Duration(250 * time.Millisecond), UnknownModel: "refuse"},
+		Limits: Limits{
+			MaxBody: 16 << 20, Bodies: BodiesInFlight{Bytes: 512 << 20, Count: 10_000}, MaxStreams: 10_000,
+			DecisionTimeout: Duration(250 * time.Millisecond), UnknownModel: "refuse",
+		},
 		Workers: Workers{
 			Health: Health{Every: Duration(time.Second), Timeout: Duration(5 * time.Second), Failures: 2},
 			Scrape: Duration(time.Second),

@@ -1,0 +1,178 @@
+package extproc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"runtime"
+	"testing"
+	"time"
+
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	epv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/mem"
+	"pgregory.net/rapid"
+)
+
+// hog opens a stream whose body never ends and sends so many bytes of it, in pieces. It
+// returns the status of the answer, 0 if none came.
+func hog(t *testing.T, b *bed, size, piece int) (end context.CancelFunc, status int) {
+	t.Helper()
+	ctx, end := context.WithCancel(t.Context())
+	st, err := b.client.Process(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := b.failed(FailureTooManyBodies)
+	count, held := b.srv.InFlight()
+	for sent := 0; sent < size && b.failed(FailureTooManyBodies) == before; sent += piece {
+		m := bodyMessage(false, bytes.Repeat([]byte("x"), piece), false)
+		m.ProtocolConfig = &epv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED}
+		if err := st.Send(m); err != nil {
+			break // answered
+		}
+	}
+	waitFor(t, func() bool {
+		n, bytes := b.srv.InFlight()
+		return b.failed(FailureTooManyBodies) > before || n == count+1 && bytes-held >= int64(size)
+	})
+	if b.failed(FailureTooManyBodies) == before {
+		return end, 0
+	}
+	for {
+		r, err := st.Recv()
+		if err != nil {
+			t.Fatalf("got %v, want an answer", err)
+		}
+		if i := r.GetImmediateResponse(); i != nil {
+			if set := i.GetHeaders().GetSetHeaders(); len(set) == 0 || set[0].GetHeader().GetKey() != "retry-after" {
+				t.Errorf("got headers %v, want retry-after", set)
+			}
+			if _, err := st.Recv(); !errors.Is(err, io.EOF) {
+				t.Errorf("got %v, want the end of the stream", err)
+			}
+			return end, int(i.GetStatus().GetCode())
+		}
+	}
+}
+
+func heapInUse() int64 {
+	for range 3 { // pools are emptied by two collections
+		runtime.GC()
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapInuse)
+}
+
+// Bodies that never end take what the options allow, however many they are; requests go
+// on when they leave.
+func TestHeldBodiesAreBounded(t *testing.T) {
+	const streams, size, most = 40, 4 << 20, 32 << 20
+	b := newBed(t, Options{MaxBodyBytes: most}, &recorder{})
+	before := heapInUse()
+	var ends []context.CancelFunc
+	refused := 0
+	for range streams {
+		end, status := hog(t, b, size, 64<<10)
+		ends = append(ends, end)
+		if status == 503 {
+			refused++
+		} else if status != 0 {
+			t.Fatalf("got status %d, want 503", status)
+		}
+	}
+	count, held := b.srv.InFlight()
+	if held > most || held < most-2*size || count != streams-refused || refused < streams/2 {
+		t.Errorf("got %d bodies of %d bytes and %d refused, want at most %d bytes", count, held, refused, most)
+	}
+	grown := heapInUse() - before
+	t.Logf("%d bodies, %d bytes counted, %d bytes of heap", count, held, grown)
+	if grown > most+most/2 {
+		t.Errorf("got %d bytes of heap for a bound of %d", grown, most)
+	}
+	for _, end := range ends {
+		end()
+	}
+	waitFor(t, func() bool { n, held := b.srv.InFlight(); return n == 0 && held == 0 })
+	for _, m := range requestModes {
+		res, err := b.play(t.Context(), &call{request: m, chunks: [][]byte{bytes.Repeat([]byte("y"), size), []byte("z")}})
+		if err != nil || res.immediate != nil {
+			t.Errorf("%s, after the others left: got %v, %v, want a decision", m, res, err)
+		}
+	}
+	waitFor(t, func() bool { n, held := b.srv.InFlight(); return n == 0 && held == 0 })
+}
+
+func TestTheNumberOfHeldBodiesIsBounded(t *testing.T) {
+	b := newBed(t, Options{MaxBodies: 3}, &recorder{})
+	var first context.CancelFunc
+	for i := range 5 {
+		end, status := hog(t, b, 100, 1)
+		defer end()
+		if want := map[bool]int{true: 503}[i >= 3]; status != want {
+			t.Errorf("body %d: got status %d, want %d", i, status, want)
+		}
+		if i == 0 {
+			first = end
+		}
+	}
+	first()
+	waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == 2 })
+	if _, status := hog(t, b, 100, 100); status != 0 {
+		t.Errorf("got status %d, want room again", status)
+	}
+}
+
+func TestALargeBodyAloneIsTaken(t *testing.T) {
+	b := newBed(t, Options{MaxBodyBytes: 1000}, &recorder{})
+	if _, status := hog(t, b, 5000, 100); status != 0 {
+		t.Errorf("got status %d, want it taken", status)
+	}
+	if _, status := hog(t, b, 1, 1); status != 503 {
+		t.Errorf("got status %d beside it, want 503", status)
+	}
+}
+
+// What is counted for a body is never less than its buffers, joined or not.
+func TestHeldBytesCoverTheBuffers(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var body mem.BufferSlice
+		capacity, size := 0, 0
+		for _, n := range rapid.SliceOfN(rapid.IntRange(1, 1<<20), 1, 4).Draw(t, "pieces") {
+			if mem.IsBelowBufferPoolingThreshold(n) {
+				body = append(body, mem.SliceBuffer(make([]byte, n)))
+				capacity += n
+			} else {
+				b := buffers.Get(n)
+				capacity += cap(*b)
+				body = append(body, mem.NewBuffer(b, buffers))
+			}
+			size += n
+		}
+		if got := heldBytes(body); got < int64(capacity) || got > int64(size+size/4+len(body)*pieceOverhead) {
+			t.Fatalf("got %d bytes, want at least %d", got, capacity)
+		}
+		body.Free()
+	})
+}
+
+func TestMaxStreamsBoundsAConnection(t *testing.T) {
+	b := newBed(t, Options{MaxStreams: 2}, &recorder{})
+	var ends []context.CancelFunc
+	for range 2 {
+		end, _ := hog(t, b, 1, 1)
+		ends = append(ends, end)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := b.client.Process(ctx); err == nil {
+		t.Error("got a third stream, want it to wait")
+	}
+	ends[0]()
+	if _, err := b.client.Process(t.Context()); err != nil {
+		t.Errorf("got %v, want a stream when another has ended", err)
+	}
+	ends[1]()
+}
