@@ -49,7 +49,7 @@ func (a *accessLog) entry(e *accesslogv3.HTTPAccessLogEntry) {
 	if id == "" {
 		return
 	}
-	if f := a.srv.tracker.find(id); f != nil && f.setOutcome(outcomeOf(e)) {
+	if f := a.srv.tracker.find(a.srv.tracker.hash(id)); f != nil && f.setOutcome(outcomeOf(e)) {
 		a.srv.tracker.remove(f)
 	}
 }

@@ -46,7 +46,8 @@ type exchange struct {
 	// reqDone and respDone say that the direction is through and answered.
 	reqDone, respDone bool
 
-	req  Request
+	req  Request // empty once it is decided
+	id   requestHash
 	view headerView
 	// clientID is the request id as it came, if view.requestID replaces it.
 	clientID string
@@ -154,7 +155,7 @@ func (x *exchange) observe(m *message) {
 		x.over = m.last
 	case KindResponseBody:
 		x.over = true
-		if f := x.srv.tracker.find(x.req.ID); f != nil {
+		if f := x.srv.tracker.find(x.hash()); f != nil {
 			f.firstToken(x.srv.opts.Now())
 		}
 	default:
@@ -344,10 +345,18 @@ func (x *exchange) giveUp(r *Reject) bool {
 	return x.reject(r) == nil
 }
 
+// hash is what the tracker knows the request by.
+func (x *exchange) hash() requestHash {
+	if x.req.ID == "" {
+		return x.id
+	}
+	return x.srv.tracker.hash(x.req.ID)
+}
+
 // unfollowed says that what an observing filter and the access log will tell of the
 // request is no news of a worker: there is no ticket, or we answer in the worker's place.
 func (x *exchange) unfollowed() {
-	id := x.req.ID
+	id := x.hash()
 	if f := x.flight; f != nil {
 		f.answerHere()
 		id = f.id
@@ -373,7 +382,7 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	}
 	d := x.ask()
 	if d.Ticket != nil {
-		x.flight = &flight{id: d.requestID(x.req.ID), ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure, panicked: x.srv.opts.OnPanic}
+		x.flight = &flight{id: x.srv.tracker.hash(d.requestID(x.req.ID)), ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure, panicked: x.srv.opts.OnPanic}
 	}
 	if x.ctx.Err() != nil {
 		x.srv.opts.Metrics.Failure(FailureCancelled)
@@ -387,12 +396,13 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	if x.flight != nil {
 		x.srv.tracker.add(x.flight)
 	} else {
-		x.srv.tracker.pass(d.requestID(x.req.ID))
+		x.srv.tracker.pass(x.srv.tracker.hash(d.requestID(x.req.ID)))
 	}
 	x.phase = phaseDecided
 	err := x.sendDecision(k, &d, editable)
 	x.dropBody()
-	x.req = Request{ID: x.req.ID}
+	x.id = x.hash()
+	x.req = Request{}
 	x.view.headers = nil
 	if err == nil {
 		x.srv.opts.Metrics.Answered(x.request, now().Sub(received))

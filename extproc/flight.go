@@ -10,7 +10,7 @@ import (
 // and End exactly once and last, whichever streams they come from, and survives
 // panics in them.
 type flight struct {
-	id     string // request id, "" if it cannot be found by other streams
+	id     requestHash // zero if it cannot be found by other streams
 	ticket Ticket
 	failed func(Failure)
 	// panicked is told of a panic in the ticket; may be nil.

@@ -521,7 +521,7 @@ func TestLateTicketsAreBounded(t *testing.T) {
 		}
 	})
 	for i := range 100 {
-		f := &flight{id: strconv.Itoa(i), ticket: &recordedTicket{ended: make(chan struct{})}, failed: func(Failure) {}}
+		f := &flight{id: tr.hash(strconv.Itoa(i)), ticket: &recordedTicket{ended: make(chan struct{})}, failed: func(Failure) {}}
 		tr.add(f)
 		if !f.end(time.Time{}) {
 			t.Fatal("does not wait")
@@ -531,7 +531,7 @@ func TestLateTicketsAreBounded(t *testing.T) {
 	if len(tr.byID) != 3 || len(tr.late) != 3 || lost != 97 {
 		t.Fatalf("%d known, %d late, %d lost", len(tr.byID), len(tr.late), lost)
 	}
-	if tr.find("99") == nil || tr.find("96") != nil {
+	if tr.find(tr.hash("99")) == nil || tr.find(tr.hash("96")) != nil {
 		t.Fatal("the newest are not the ones kept")
 	}
 }

@@ -8,21 +8,25 @@ import (
 // maxUnfollowed bounds the requests without a flight that are remembered.
 const maxUnfollowed = 4096
 
+// requestHash stands for a request id, which a client may make as long as it likes. It is
+// keyed by the process, so that nobody can choose ids that collide; the zero value is
+// that of no id.
+type requestHash [2]uint64
+
 // tracker finds flights by request id, for streams that know nothing else: the
 // observing filter and the access log.
 type tracker struct {
 	failed func(Failure)
-	seed   maphash.Seed
+	seeds  [2]maphash.Seed
 
 	mu   sync.Mutex
-	byID map[string]*flight
-	// unfollowed are hashes of the ids of requests that came here and have no flight: we
-	// answered them, or nobody wants to know what becomes of them. An observing filter and
-	// the access log tell of these too, once each, and in any order: only newer ones push
-	// them out. Two ids of one hash cost a count at most. Invariant: it is the set of what
-	// is in order, a ring with the oldest at oldest once it is full.
-	unfollowed map[uint64]struct{}
-	order      []uint64
+	byID map[requestHash]*flight
+	// unfollowed are the requests that came here and have no flight: we answered them, or
+	// their outcome does not matter. An observing filter and the access log tell of these
+	// too, once each, and in any order: only newer ones push them out. Invariant: it is the
+	// set of what is in order, a ring with the oldest at oldest once it is full.
+	unfollowed map[requestHash]struct{}
+	order      []requestHash
 	oldest     int
 	// late is a ring of ended flights that wait for their outcome, oldest at next
 	// once it is full; without capacity none waits. Invariant: a flight in byID is open
@@ -33,14 +37,22 @@ type tracker struct {
 
 func newTracker(late int, failed func(Failure)) *tracker {
 	return &tracker{
-		failed: failed, seed: maphash.MakeSeed(), byID: map[string]*flight{}, late: make([]*flight, 0, max(late, 0)),
-		unfollowed: map[uint64]struct{}{},
+		failed: failed, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, byID: map[requestHash]*flight{}, late: make([]*flight, 0, max(late, 0)),
+		unfollowed: map[requestHash]struct{}{},
 	}
+}
+
+// hash is what the tracker knows a request id by.
+func (t *tracker) hash(id string) requestHash {
+	if id == "" {
+		return requestHash{}
+	}
+	return requestHash{maphash.String(t.seeds[0], id), maphash.String(t.seeds[1], id)}
 }
 
 // add makes f known. A second request with the same id takes the first one's place.
 func (t *tracker) add(f *flight) {
-	if f.id == "" {
+	if f.id == (requestHash{}) {
 		return
 	}
 	t.mu.Lock()
@@ -49,12 +61,12 @@ func (t *tracker) add(f *flight) {
 }
 
 // find returns nil for a request without a flight, and counts it if it never came here.
-func (t *tracker) find(id string) *flight {
+func (t *tracker) find(id requestHash) *flight {
 	t.mu.Lock()
 	f := t.byID[id]
 	known := f != nil
 	if !known {
-		_, known = t.unfollowed[maphash.String(t.seed, id)]
+		_, known = t.unfollowed[id]
 	}
 	t.mu.Unlock()
 	if !known {
@@ -64,23 +76,22 @@ func (t *tracker) find(id string) *flight {
 }
 
 // pass notes that the request with this id came and has no flight.
-func (t *tracker) pass(id string) {
-	if id == "" {
+func (t *tracker) pass(id requestHash) {
+	if id == (requestHash{}) {
 		return
 	}
-	h := maphash.String(t.seed, id)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, ok := t.unfollowed[h]; ok {
+	if _, ok := t.unfollowed[id]; ok {
 		return
 	}
-	t.unfollowed[h] = struct{}{}
+	t.unfollowed[id] = struct{}{}
 	if len(t.order) < maxUnfollowed {
-		t.order = append(t.order, h)
+		t.order = append(t.order, id)
 		return
 	}
 	delete(t.unfollowed, t.order[t.oldest])
-	t.order[t.oldest] = h
+	t.order[t.oldest] = id
 	t.oldest = (t.oldest + 1) % maxUnfollowed
 }
 
@@ -99,7 +110,7 @@ func (t *tracker) forget(f *flight) {
 
 // retire keeps an ended flight until its outcome comes or too many others ended.
 func (t *tracker) retire(f *flight) {
-	if f.id == "" {
+	if f.id == (requestHash{}) {
 		return
 	}
 	t.mu.Lock()

@@ -2,7 +2,9 @@ package extproc
 
 import (
 	"context"
+	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
@@ -104,19 +106,51 @@ func TestUnfollowedAreBounded(t *testing.T) {
 	unknown := 0
 	tr := newTracker(1, func(Failure) { unknown++ })
 	for i := range 3 * maxUnfollowed {
-		tr.pass(strconv.Itoa(i))
-		tr.pass(strconv.Itoa(i))
+		tr.pass(tr.hash(strconv.Itoa(i)))
+		tr.pass(tr.hash(strconv.Itoa(i)))
 	}
 	if len(tr.unfollowed) != maxUnfollowed || len(tr.order) != maxUnfollowed {
 		t.Fatalf("%d of %d kept", len(tr.unfollowed), len(tr.order))
 	}
-	tr.find(strconv.Itoa(3*maxUnfollowed - 1))
-	tr.find(strconv.Itoa(2 * maxUnfollowed))
+	tr.find(tr.hash(strconv.Itoa(3*maxUnfollowed - 1)))
+	tr.find(tr.hash(strconv.Itoa(2 * maxUnfollowed)))
 	if unknown != 0 {
 		t.Error("the newest are not the ones kept")
 	}
-	tr.find(strconv.Itoa(2*maxUnfollowed - 1))
+	tr.find(tr.hash(strconv.Itoa(2*maxUnfollowed - 1)))
 	if unknown != 1 {
 		t.Error("an older one is still known")
 	}
+}
+
+// Ended requests that wait for their outcome keep hashes of their ids, however long these are.
+func TestLongRequestIDsAreNotKept(t *testing.T) {
+	const size, requests = 60 << 10, 500
+	tr := newTracker(requests, func(Failure) {})
+	before := heapInUse()
+	for i := range requests {
+		id := strings.Repeat("x", size) + strconv.Itoa(i)
+		f := &flight{id: tr.hash(id)}
+		tr.add(f)
+		tr.retire(f)
+		if tr.find(tr.hash(id)) != f {
+			t.Fatalf("request %d is not found", i)
+		}
+	}
+	if grown := heapInUse() - before; grown > requests*size/4 {
+		t.Errorf("got %d bytes kept for %d ids of %d bytes", grown, requests, size)
+	}
+	if tr.hash("a") == tr.hash("b") || tr.hash("a") == newTracker(1, func(Failure) {}).hash("a") || tr.hash("") != (requestHash{}) {
+		t.Error("hashes do not tell ids and processes apart")
+	}
+	runtime.KeepAlive(tr)
+}
+
+// A decided exchange keeps nothing of its request but the hash of the id.
+func TestADecidedExchangeKeepsNoRequestID(t *testing.T) {
+	x, _ := exchangeFor(t, t.Context(), Options{}, decideFunc(func(*Request) Decision { return Decision{} }), "a")
+	if x.req.ID != "" || x.hash() != x.srv.tracker.hash("a") {
+		t.Errorf("got id %q, hash %v, want the hash only", x.req.ID, x.hash())
+	}
+	x.close()
 }
