@@ -362,7 +362,7 @@ func (x *exchange) unfollowed() {
 		id = f.id
 	}
 	x.srv.tracker.pass(id)
-	x.srv.tracker.pass(x.clientID) // Envoy may not have heard of the other one
+	x.srv.tracker.pass(x.srv.tracker.hash(x.clientID)) // Envoy may not have heard of the other one
 }
 
 func (x *exchange) dropBody() {

@@ -26,6 +26,10 @@ type Config struct {
 	PrefixSkip int `json:"prefixSkip" yaml:"prefix_skip"`
 	// Node tells generated conversation keys of replicas apart.
 	Node uint64 `json:"node" yaml:"node"`
+	// HashSeed keys what is hashed of clients' ids: random ties and the table of
+	// conversations. Any value; secret where clients are not trusted, and equal on replicas
+	// that are to break ties alike.
+	HashSeed uint64 `json:"hashSeed,omitempty" jsonschema:"-" yaml:"-"`
 	// ReportTTL is how long an engine's report is believed. 10 ms to 10 min.
 	ReportTTL time.Duration `json:"reportTTL" yaml:"report_ttl"`
 	// WaitingTokens is the prefill that a waiting request of others is taken for when

@@ -1,6 +1,11 @@
 package routing
 
-import "github.com/kvlane/kvlane/kvindex"
+import (
+	"crypto/sha256"
+	"encoding/binary"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
 
 // Key names a conversation: 128 bits of its id, so that the table needs no strings.
 // The zero Key is none.
@@ -9,12 +14,15 @@ type Key struct {
 	Lo uint64 `json:"lo"`
 }
 
-// KeyOf returns the key of an id; "" gives the zero Key.
-func KeyOf(id string) Key {
+// keyOf returns the key of an id; "" gives the zero Key. Clients choose ids: without the
+// seed they cannot find some that meet in the table.
+func (c *Config) keyOf(id string) Key {
 	if id == "" {
 		return Key{}
 	}
-	return Key{Hi: hashString(0x9E3779B97F4A7C15, id), Lo: hashString(0xC2B2AE3D27D4EB4F, id) | 1}
+	text := append(binary.LittleEndian.AppendUint64(make([]byte, 0, 128), c.HashSeed), id...)
+	sum := sha256.Sum256(text)
+	return Key{Hi: binary.LittleEndian.Uint64(sum[:]), Lo: binary.LittleEndian.Uint64(sum[8:]) | 1}
 }
 
 // generatedKey names the n-th conversation without an id on a node.

@@ -212,9 +212,9 @@ func (d *decision) breakTie(cands []candidate, tied int, isTied func(*candidate)
 
 func (d *decision) seed() uint64 {
 	if d.policy.Pick.Seed == SeedConversation && d.q.Conversation != "" {
-		return hashString(1, d.q.Conversation)
+		return hashString(1, d.q.Conversation) ^ d.r.config.HashSeed
 	}
-	return hashString(2, d.q.ID)
+	return hashString(2, d.q.ID) ^ d.r.config.HashSeed
 }
 
 // draw is a softmax over costs scaled to their spread.

@@ -9,7 +9,7 @@ import (
 // recognise looks the conversation up.
 func (d *decision) recognise() {
 	table := &d.r.conversations[d.leg()]
-	d.key = KeyOf(d.q.Conversation)
+	d.key = d.r.config.keyOf(d.q.Conversation)
 	d.conversation = table.find(d.key)
 	d.firstTurn = d.key != (Key{}) && d.conversation == none
 	d.implicit = d.policy.Sticky.Implicit && d.policy.Sticky.Mode != StickyOff

@@ -11,7 +11,8 @@ func mix(x uint64) uint64 {
 }
 
 // hashString hashes s under a seed. It is the same on every machine and in every
-// process, so that replicas break ties alike.
+// process, so that replicas of one Config.HashSeed break ties alike. It is not safe against
+// chosen texts.
 func hashString(seed uint64, s string) uint64 {
 	h := seed ^ 0xCBF29CE484222325
 	for i := 0; i < len(s); i++ {

@@ -187,7 +187,8 @@ const (
 type Ties string
 
 const (
-	// TiesRandom draws by the seed: uniform, and the same in all replicas.
+	// TiesRandom draws by the seed: uniform, and the same in all replicas of one
+	// Config.HashSeed.
 	TiesRandom Ties = "random"
 	// TiesLowest takes the first target in order of worker and rank.
 	TiesLowest Ties = "lowest"

@@ -151,7 +151,7 @@ func TestRows(t *testing.T) {
 		mustPick(t, r, &Query{ID: "b", PromptTokens: 500, Conversation: "B", Prefix: []uint64{1, 2, 4}})
 		r.RemoveTarget(gone.Decode)
 		c := &r.conversations[mainLeg]
-		if c.find(KeyOf("A")) != none || c.bySlot[gone.Decode] != none || c.size() != 1 || c.pathSteps() != 3 {
+		if c.find(new(Config).keyOf("A")) != none || c.bySlot[gone.Decode] != none || c.size() != 1 || c.pathSteps() != 3 {
 			t.Errorf("table %d, steps %d, list of the slot %d", c.size(), c.pathSteps(), c.bySlot[gone.Decode])
 		}
 		if at, _ := c.deepest([]uint64{1, 2, 3}, 3, func(kvindex.Slot) bool { return true }); at != none {
@@ -322,7 +322,7 @@ func checkConversations(t *testing.T, ops int) {
 	}
 	naive := map[Key]*conv{}
 	for range ops {
-		key := KeyOf(fmt.Sprint(rng.IntN(120)))
+		key := new(Config).keyOf(fmt.Sprint(rng.IntN(120)))
 		at := c.find(key)
 		if _, ok := naive[key]; at != none && !ok {
 			t.Fatal("found a conversation that is not there")

@@ -94,18 +94,23 @@ func (r *Router) Export(q *Query) *State {
 			PrefillVoid: res.Phase != unused && res.Prefill != NoSlot && r.loadOf(res.Prefill, res.prefillGen) == nil,
 			Replica:     res.remote.key.replica, RemoteID: res.remote.key.id, Expires: res.remote.expires})
 	}
+	var key Key
+	if q != nil {
+		key = r.config.keyOf(q.Conversation)
+	}
 	for leg := range r.conversations {
-		s.Conversations[leg] = r.conversations[leg].export(q)
+		s.Conversations[leg] = r.conversations[leg].export(q, key)
 		s.Generated[leg] = r.conversations[leg].generated
 	}
 	return s
 }
 
-// export lists the conversations that a query can meet, all if it is nil.
-func (c *conversations) export(q *Query) []ConversationState {
+// export lists the conversations that a query, whose own has the key, can meet; all if
+// it is nil.
+func (c *conversations) export(q *Query, key Key) []ConversationState {
 	var wanted map[uint32]bool
 	if q != nil {
-		wanted = map[uint32]bool{c.find(KeyOf(q.Conversation)): true}
+		wanted = map[uint32]bool{c.find(key): true}
 		for _, h := range q.Prefix {
 			s := c.byHash.places[c.node(h)].entry
 			for n := 0; s != none && n < maxSiblings; n++ {

@@ -143,6 +143,11 @@ func New(o Options) (*Decider, error) {
 		legs.adapt(&own)
 		rules.DisaggOf[name] = &own
 	}
+	key, err := hashKey(o.Config)
+	if err != nil {
+		return nil, err
+	}
+	rules.HashSeed = routingSeed(key)
 	router, err := routing.New(rules)
 	if err != nil {
 		return nil, err
@@ -160,7 +165,7 @@ func New(o Options) (*Decider, error) {
 	}
 	d.start = d.now()
 	d.scratch = make(chan *scratch, cap(d.cpu.all))
-	d.fleet, err = fleet.New(fleet.Options{Config: o.Config, Models: o.Models, Metrics: o.Metrics, Log: o.Log, OnEndpoints: o.OnEndpoints, Update: d.book, Now: func() time.Time { return d.now() }})
+	d.fleet, err = fleet.New(fleet.Options{Config: o.Config, Key: key, Models: o.Models, Metrics: o.Metrics, Log: o.Log, OnEndpoints: o.OnEndpoints, Update: d.book, Now: func() time.Time { return d.now() }})
 	if err != nil {
 		return nil, err
 	}

@@ -20,8 +20,10 @@ import (
 
 // Options of a Fleet.
 type Options struct {
-	Config  *config.Config
-	Models  []*Model
+	Config *config.Config
+	Models []*Model
+	// Key is the key of the block hash.
+	Key     kvindex.Key
 	Metrics *observe.Metrics
 	Log     zerolog.Logger
 	// OnEndpoints gets the addresses that Envoy may forward to, on each change: those
@@ -39,7 +41,6 @@ type Options struct {
 type Fleet struct {
 	Options
 
-	key    kvindex.Key
 	index  *kvindex.Index
 	models map[string]*Model // by every name
 	view   atomic.Pointer[View]
@@ -55,22 +56,14 @@ type Fleet struct {
 
 // New returns a fleet without workers. Close ends it.
 func New(o Options) (*Fleet, error) {
-	secret, err := o.Config.Index.Secret()
-	if err != nil {
-		return nil, err
-	}
-	key, err := hashKey(secret)
-	if err != nil {
-		return nil, err
-	}
 	index, err := kvindex.New(kvindex.Config{
-		BlockSize: o.Config.Index.BlockSize, MaxBytes: int64(o.Config.Index.MaxBytes), Key: key,
+		BlockSize: o.Config.Index.BlockSize, MaxBytes: int64(o.Config.Index.MaxBytes), Key: o.Key,
 		SpeculativeTTL: o.Config.Routing.Speculate.Std(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	f := &Fleet{Options: o, key: key, index: index, models: map[string]*Model{}, comparing: make(chan struct{}, maxComparisons)}
+	f := &Fleet{Options: o, index: index, models: map[string]*Model{}, comparing: make(chan struct{}, maxComparisons)}
 	f.listContext, f.listStop = context.WithCancel(context.Background())
 	f.catalog.asker = workers.NewAsker(listTimeout)
 	f.view.Store(&View{members: map[string]*Member{}})

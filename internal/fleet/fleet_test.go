@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -37,9 +39,14 @@ func start(t testing.TB, c *config.Config, m *Model) *Fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
+	secret, err := c.Index.Secret()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := sha256.Sum256([]byte(secret))
 	began := time.Now()
 	var mu sync.Mutex
-	f, err := New(Options{Config: c, Models: []*Model{m}, Metrics: observe.New("test"), Log: zerolog.Nop(), Now: time.Now,
+	f, err := New(Options{Config: c, Models: []*Model{m}, Key: kvindex.Key(key[:]), Metrics: observe.New("test"), Log: zerolog.Nop(), Now: time.Now,
 		Update: func(at time.Time, change func(r *routing.Router, now time.Duration)) {
 			mu.Lock()
 			defer mu.Unlock()

@@ -38,7 +38,7 @@ func readCursor(b []byte) (c feed.Cursor, ok bool) {
 // KeyProof shows another replica that we have its key of the block hash, without
 // revealing the key.
 func (f *Fleet) KeyProof() []byte {
-	m := hmac.New(sha256.New, f.key[:])
+	m := hmac.New(sha256.New, f.Key[:])
 	m.Write([]byte("kvlane snapshot"))
 	return m.Sum(nil)
 }
