@@ -44,49 +44,49 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if *profile != "" {
-		f, err := os.Create(*profile)
+	wrong, err := run(made, flag.Arg(0), *profile, *single, *brief, *budget)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "benchindex:", err)
+	}
+	if err != nil || wrong > 0 {
+		os.Exit(1)
+	}
+}
+
+// run measures a generated workload, or that of a file, and prints the result.
+func run(made shape, file, profile string, single, brief bool, budget int64) (wrong uint64, err error) {
+	if profile != "" {
+		f, err := os.Create(profile)
+		if err == nil {
+			err = pprof.StartCPUProfile(f)
+		}
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "benchindex:", err)
-			os.Exit(1)
+			return 0, err
 		}
-		if err := pprof.StartCPUProfile(f); err != nil {
-			fmt.Fprintln(os.Stderr, "benchindex:", err)
-			os.Exit(1)
-		}
+		defer pprof.StopCPUProfile()
 	}
 	// the index has no pointers: collecting often costs next to nothing
 	debug.SetGCPercent(25)
 	var w source
-	var err error
 	if made.depth > 0 {
 		w, err = newSynthetic(made)
 	} else {
-		w, err = openWorkload(flag.Arg(0))
+		w, err = openWorkload(file)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "benchindex:", err)
-		os.Exit(1)
+		return 0, err
 	}
-	r, err := replay(w, *single, *budget)
+	r, err := replay(w, single, budget)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "benchindex:", err)
-		os.Exit(1)
+		return 0, err
 	}
-	pprof.StopCPUProfile()
-	if *brief {
+	if brief {
 		fmt.Println(r.line())
-	} else {
-		out, err := json.MarshalIndent(r, "", "  ")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "benchindex:", err)
-			os.Exit(1)
-		}
-		fmt.Println(string(out))
+		return r.Wrong, nil
 	}
-	if r.Wrong > 0 {
-		os.Exit(1)
-	}
+	out := json.NewEncoder(os.Stdout)
+	out.SetIndent("", "  ")
+	return r.Wrong, out.Encode(r)
 }
 
 type result struct {

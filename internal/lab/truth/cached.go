@@ -110,7 +110,6 @@ type checker struct {
 	events  []*record
 	applied int // events that came before the request at hand
 	chains  *chains
-	ids     map[string][]uint32 // prompt text -> ids
 	prompts *timeline
 	sources []string // all that events come from
 	block   int
@@ -120,11 +119,19 @@ type checker struct {
 	res      cachedTotals
 }
 
-// check plays a recording.
+// check plays a time line's KV events through the feed and the index, and before each request predicts the cached
+// tokens that the engine then reported.
+//
+// It judges requests whose prompt ids are known: from the answer, the request or prompts. The rank is the one that the
+// request names, or else the one whose events arrived while it ran alone. For a request that ran beside others on its
+// rank there are only bounds: at least what the rank held before, at most what its prompt also shares with theirs. Not
+// judged, and counted with the reason, are requests with several answers, those that used blocks which SGLang announced
+// later, those that get blocks from another engine, and those that SGLang's events do not distinguish (extra_key leaves
+// no trace in them).
 func check(name string, recs []record, prompts *timeline, out *bytes.Buffer) (cachedTotals, error) {
 	c := &checker{
 		name: name, engine: recs[0].Engine, recs: recs, out: out, players: map[string]*feed.Player{},
-		prompts: prompts, chains: newChains(), adapters: map[string]bool{}, ids: map[string][]uint32{}, res: cachedTotals{files: 1, skipped: map[string]int{}},
+		prompts: prompts, chains: newChains(), adapters: map[string]bool{}, res: cachedTotals{files: 1, skipped: map[string]int{}},
 	}
 	c.survey()
 	if c.block == 0 {
@@ -230,10 +237,6 @@ func (c *checker) player(source string) *feed.Player {
 // exchange learns from an exchange and judges it.
 func (c *checker) exchange(r *record) {
 	req, ans := r.parse()
-	if strings.Contains(r.Path, "tokenize") && req != nil && len(ans.Tokens) > 0 {
-		c.ids[req.promptKey()] = ans.Tokens
-		return
-	}
 	if strings.HasPrefix(r.Path, "/reset_prefix_cache") && ans.Success != nil {
 		c.reset(r, *ans.Success)
 		return
@@ -445,27 +448,7 @@ func (c *checker) promptIDs(r *record, req *request, ans *answer, prompt int) (i
 		return nil, "with extra_key"
 	}
 	need := max(prompt-1, 0) / c.block * c.block // the last token is always computed
-	key := req.promptKey()
-	for _, from := range []func() []uint32{
-		ans.promptIDs, req.ownIDs,
-		func() []uint32 {
-			if key == "" {
-				return nil
-			}
-			return c.ids[key]
-		},
-		func() []uint32 { return c.prompts.ids(r) },
-		func() []uint32 {
-			if c.engine != "sglang" {
-				return nil
-			}
-			ids := c.chains.prompt(c.window(r), need)
-			if key != "" && len(ids) > 0 {
-				c.ids[key] = ids
-			}
-			return ids
-		},
-	} {
+	for _, from := range []func() []uint32{ans.promptIDs, req.ownIDs, func() []uint32 { return c.prompts.ids(r) }} {
 		if ids = from(); len(ids) > 0 {
 			break
 		}

@@ -193,10 +193,10 @@ func TestDifferencesAreCounted(t *testing.T) {
 	}
 }
 
-// SGLang tells no ids: they are read off the events that the request caused, and
-// known when the same text comes again. What extra_key stored cannot be told apart.
-func TestSGLangIdsFromEvents(t *testing.T) {
-	text := func(n int, at float64, prompt string, tokens, cached int, more m) m {
+// Events of SGLang do not show an extra_key: a prompt that begins like one with a key cannot be judged. Ids come from the
+// request where the answer has none.
+func TestSGLangExtraKeys(t *testing.T) {
+	given := func(n int, at float64, prompt any, tokens, cached int, more m) m {
 		body := m{"model": "base", "prompt": prompt}
 		maps.Copy(body, more)
 		r := ask(n, at, nil, cached, body)
@@ -205,14 +205,14 @@ func TestSGLangIdsFromEvents(t *testing.T) {
 	}
 	dir := write(t, m{"kind": "meta", "engine": "sglang", "t": 0},
 		event(1.2, frames(t, 0, 0, m{"type": "AllBlocksCleared"}, stored([]uint64{1, 2}, nil, ids(1, 8), nil))),
-		text(1, 1, "hello", 9, 0, nil), text(2, 2, "hello", 9, 8, nil),
+		given(1, 1, ids(1, 9), 9, 0, nil), given(2, 2, ids(1, 9), 9, 8, nil),
 		event(3.2, frames(t, 1, 0, stored([]uint64{3}, 2, ids(9, 4), nil))),
-		text(3, 3, "hello there", 13, 8, nil),
-		text(4, 4, "never seen, no events", 9, 0, nil),
+		given(3, 3, ids(1, 13), 13, 8, nil),
+		given(4, 4, "text, so its ids are unknown", 9, 0, nil),
 		event(5.2, frames(t, 2, 0, stored([]uint64{7}, nil, ids(70, 4), nil))),
-		text(5, 5, "apart", 5, 0, m{"extra_key": "k"}),
+		given(5, 5, ids(70, 5), 5, 0, m{"extra_key": "k"}),
 		event(6.2, frames(t, 3, 0, stored([]uint64{7}, nil, ids(70, 4), nil))),
-		text(6, 6, "apart", 5, 0, nil))
+		given(6, 6, ids(70, 5), 5, 0, nil))
 	res, out, err := checked(dir)
 	if err != nil {
 		t.Fatal(err)

@@ -7,8 +7,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// chains knows the whole token path to every block of an SGLang recording, so
-// that the prompt of a request can be read off the pages that it stored. The
+// chains keeps the whole token path to every block of an SGLang recording. The
 // decoder is the feed's, the bookkeeping is not the index's.
 type chains struct {
 	paths  map[chainKey][]uint32
@@ -58,19 +57,8 @@ func (c *chains) learn(r *record) []uint32 {
 	return longest
 }
 
-// prompt reads the first n ids of a lone request's prompt off the events that
-// came while it ran; nil if they do not reach so far.
-func (c *chains) prompt(window []*record, n int) []uint32 {
-	for _, r := range window {
-		if path := c.learn(r); len(path) >= n && n > 0 {
-			return path[:n]
-		}
-	}
-	return nil
-}
-
-// taint remembers what a request with an extra_key stored: the engine keeps it
-// apart, its events do not.
+// taint remembers what a request with an extra_key stored: the engine separates
+// it, its events do not show that.
 func (c *chains) taint(window []*record, block int) {
 	for _, r := range window {
 		if path := c.learn(r); len(path) >= block {

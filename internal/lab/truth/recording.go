@@ -187,10 +187,8 @@ func checkTimes(r *record, line []byte) error {
 type request struct {
 	Model    string          `json:"model"`
 	Prompt   json.RawMessage `json:"prompt"`
-	Text     json.RawMessage `json:"text"`
 	InputIDs []uint32        `json:"input_ids"`
 	TokenIDs []uint32        `json:"token_ids"`
-	Messages json.RawMessage `json:"messages"`
 	Salt     string          `json:"cache_salt"`
 	ExtraKey string          `json:"extra_key"`
 	N        *int            `json:"n"`
@@ -199,7 +197,6 @@ type request struct {
 	Transfer *struct {
 		Prefill bool `json:"do_remote_prefill"`
 	} `json:"kv_transfer_params"`
-	whole string
 }
 
 // usage holds an answer's token counts, in the fields of completions, responses and
@@ -254,7 +251,6 @@ func (r *record) parse() (*request, answer) {
 	if r.Body != nil {
 		var q request
 		if json.Unmarshal([]byte(*r.Body), &q) == nil {
-			q.whole = *r.Body
 			req = &q
 		}
 	}
@@ -366,21 +362,6 @@ func (r *record) rank(engine string, req *request) (int32, bool) {
 func (r *record) works() bool {
 	return r.Method != http.MethodGet && !strings.Contains(r.Path, "tokenize") && !strings.HasSuffix(r.Path, "/render") &&
 		!strings.HasSuffix(r.Path, "/count_tokens") && (r.Status == 0 || r.Status < 400)
-}
-
-// promptKey identifies the prompt of a request, to look up ids that another record
-// has; "" if its text does not identify it.
-func (q *request) promptKey() string {
-	for _, raw := range []json.RawMessage{q.Prompt, q.Text} {
-		var s string
-		if len(raw) > 0 && json.Unmarshal(raw, &s) == nil {
-			return s
-		}
-	}
-	if len(q.Messages) > 0 {
-		return q.whole
-	}
-	return ""
 }
 
 // ownIDs are the ids that the request itself carries.
