@@ -4,14 +4,12 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+
+	"github.com/kvlane/kvlane/internal/prompt"
 )
 
 // This file holds the request APIs beside OpenAI's completions and chat: Anthropic messages, OpenAI responses and vLLM's
 // tokens-in-tokens-out. Text only.
-
-func (s *service) messages(w http.ResponseWriter, r *http.Request)  { s.serve(w, r, messagesAPI) }
-func (s *service) responses(w http.ResponseWriter, r *http.Request) { s.serve(w, r, responsesAPI) }
-func (s *service) inference(w http.ResponseWriter, r *http.Request) { s.serve(w, r, inferenceAPI) }
 
 // dialect is how an API that is not OpenAI's completions or chat writes its answer.
 type dialect struct {
@@ -19,10 +17,10 @@ type dialect struct {
 	end   func(o *output)
 }
 
-var dialects = map[apiKind]dialect{
-	messagesAPI:  {messagesChunk, messagesEnd},
-	responsesAPI: {responsesChunk, responsesEnd},
-	inferenceAPI: {inferenceChunk, inferenceEnd},
+var dialects = map[prompt.API]dialect{
+	prompt.Messages:     {messagesChunk, messagesEnd},
+	prompt.Responses:    {responsesChunk, responsesEnd},
+	prompt.VLLMGenerate: {inferenceChunk, inferenceEnd},
 }
 
 // named writes an event with a name, as these APIs' streams have.

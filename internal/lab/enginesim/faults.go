@@ -29,14 +29,10 @@ type Faults struct {
 	CachedTokensLie int `json:"cached_tokens_lie,omitempty"`
 	// Refuse closes the listening sockets of the engine's API until it is taken back.
 	Refuse bool `json:"refuse,omitempty"`
-	// Unhealthy makes /health answer 503.
-	Unhealthy bool `json:"unhealthy,omitempty"`
 	// NoTransferParams: a prefill answer lacks what the decode side needs.
 	NoTransferParams bool `json:"no_transfer_params,omitempty"`
 	// ContextEnds: the first token of a TensorRT-LLM context_only request ends its answer, so that nothing is handed over.
 	ContextEnds bool `json:"context_ends,omitempty"`
-	// TransferFails: pulling blocks from a prefill engine fails.
-	TransferFails bool `json:"transfer_fails,omitempty"`
 }
 
 type faultBox struct {

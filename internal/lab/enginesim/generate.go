@@ -14,17 +14,6 @@ import (
 	"github.com/kvlane/kvlane/internal/prompt"
 )
 
-type apiKind int
-
-const (
-	completionsAPI apiKind = iota
-	chatAPI
-	generateAPI // SGLang's own
-	messagesAPI
-	responsesAPI
-	inferenceAPI // vLLM's tokens in, tokens out
-)
-
 const (
 	// maxAnswers is vLLM's default bound of n (VLLM_MAX_N_SEQUENCES).
 	maxAnswers = 16384
@@ -35,7 +24,7 @@ const (
 // call is one request for generation on its way.
 type call struct {
 	*service
-	api      apiKind
+	api      prompt.API
 	r        *http.Request
 	body     *requestBody
 	raw      []byte
@@ -48,11 +37,12 @@ type call struct {
 	transfer *transfer // nil: an ordinary request
 }
 
-func (s *service) completions(w http.ResponseWriter, r *http.Request)     { s.serve(w, r, completionsAPI) }
-func (s *service) chatCompletions(w http.ResponseWriter, r *http.Request) { s.serve(w, r, chatAPI) }
-func (s *service) generate(w http.ResponseWriter, r *http.Request)        { s.serve(w, r, generateAPI) }
+// serve returns the handler of an API for generation.
+func (s *service) serve(api prompt.API) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) { s.generate(w, r, api) }
+}
 
-func (s *service) serve(w http.ResponseWriter, r *http.Request, api apiKind) {
+func (s *service) generate(w http.ResponseWriter, r *http.Request, api prompt.API) {
 	came := time.Now()
 	raw, body, err := s.readBody(r)
 	c := &call{service: s, api: api, r: r, body: body, raw: raw, id: r.Header.Get("X-Request-ID")}
@@ -75,7 +65,7 @@ func (s *service) serve(w http.ResponseWriter, r *http.Request, api apiKind) {
 	}
 }
 
-// wait sleeps unless the client goes first, or early is closed.
+// wait sleeps until ctx ends or early is closed, if that is sooner.
 func wait(ctx context.Context, d time.Duration, early <-chan struct{}) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -129,9 +119,8 @@ func (c *call) prepare() error {
 		}
 		for variant := range n {
 			c.seqs = append(c.seqs, &sequence{
-				prompt: len(p), ids: slices.Clone(p), maxTokens: limit, starter: c.api == chatAPI || c.api == messagesAPI || c.api == responsesAPI, variant: variant,
+				prompt: len(p), ids: slices.Clone(p), maxTokens: limit, starter: c.api == prompt.Chat || c.api == prompt.Messages || c.api == prompt.Responses, variant: variant,
 				id: id, loraID: slices.Index(c.opts.LoRA, lora) + 1, session: c.session(),
-				report: c.body.VLLMXArgs["kv_cache_report_mode"] == "full",
 			})
 		}
 	}
@@ -176,16 +165,10 @@ func (c *call) session() string {
 	return c.body.SessionID
 }
 
-// requestAPIs are package prompt's names of the APIs.
-var requestAPIs = map[apiKind]prompt.API{
-	completionsAPI: prompt.Completions, chatAPI: prompt.Chat, generateAPI: prompt.Generate,
-	messagesAPI: prompt.Messages, responsesAPI: prompt.Responses, inferenceAPI: prompt.VLLMGenerate,
-}
-
 func (c *call) readPrompts() (err error) {
 	tok := c.opts.Tokenizer
 	list := c.body.Prompt
-	if c.api == generateAPI {
+	if c.api == prompt.Generate {
 		list = c.body.Text
 		if c.body.InputIDs != nil {
 			list = c.body.InputIDs
@@ -200,10 +183,10 @@ func (c *call) readPrompts() (err error) {
 	if given == nil && c.opts.Engine == SGLang {
 		given = c.body.InputIDs
 	}
-	if c.api == chatAPI && given != nil {
+	if c.api == prompt.Chat && given != nil {
 		c.prompts, err = tok.givenIDs(given)
 	} else {
-		c.prompts, err = tok.prompts(c.opts.Engine, requestAPIs[c.api], c.raw, list, c.body.AddSpecialTokens == nil || *c.body.AddSpecialTokens)
+		c.prompts, err = tok.prompts(c.opts.Engine, c.api, c.raw, list, c.body.AddSpecialTokens == nil || *c.body.AddSpecialTokens)
 	}
 	if err != nil {
 		return err
@@ -261,13 +244,13 @@ func (c *call) namedRank() (n int, ok bool, err error) {
 	header, given := c.r.Header["X-Data-Parallel-Rank"]
 	switch c.opts.Engine {
 	case VLLM:
-		if !given || c.api == responsesAPI {
+		if !given || c.api == prompt.Responses {
 			return 0, false, nil
 		}
 		n, err := pythonInt(header[0])
 		return n, err == nil, nil
 	case SGLang:
-		if given && c.api != generateAPI {
+		if given && c.api != prompt.Generate {
 			n, err := pythonInt(header[0])
 			if err != nil {
 				return 0, false, badRequest("X-Data-Parallel-Rank must be an integer")

@@ -167,9 +167,6 @@ func (e *Engine) engineID(r *rank) string {
 
 // fetch asks a prefill engine for a prompt's blocks.
 func (e *Engine) fetch(ctx context.Context, addr string, p pull) (*pulled, error) {
-	if e.faults.get().TransferFails {
-		return nil, internalError("injected failure of the block transfer")
-	}
 	raw, err := e.sidePost(ctx, "http://"+addr+"/sim/kv/pull", p)
 	if err != nil {
 		e.stats.count("transfer failed")

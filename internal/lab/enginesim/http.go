@@ -14,26 +14,26 @@ import (
 func (e *Engine) apiMux(only int) http.Handler {
 	m := http.NewServeMux()
 	s := &service{e, only}
-	m.HandleFunc("POST /v1/completions", s.completions)
-	m.HandleFunc("POST /v1/chat/completions", s.chatCompletions)
+	m.HandleFunc("POST /v1/completions", s.serve(prompt.Completions))
+	m.HandleFunc("POST /v1/chat/completions", s.serve(prompt.Chat))
 	if e.opts.Engine != TRTLLM {
-		m.HandleFunc("POST /v1/messages", s.messages)
-		m.HandleFunc("POST /v1/responses", s.responses)
+		m.HandleFunc("POST /v1/messages", s.serve(prompt.Messages))
+		m.HandleFunc("POST /v1/responses", s.serve(prompt.Responses))
 	}
 	m.HandleFunc("GET /v1/models", s.models)
-	m.HandleFunc("GET /health", s.health)
+	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	m.HandleFunc("GET /metrics", s.metrics)
 	switch e.opts.Engine {
 	case VLLM:
 		m.HandleFunc("POST /tokenize", s.tokenize)
-		m.HandleFunc("POST /inference/v1/generate", s.inference)
+		m.HandleFunc("POST /inference/v1/generate", s.serve(prompt.VLLMGenerate))
 		m.HandleFunc("GET /kv_event_sources", s.eventSources)
 		m.HandleFunc("POST /reset_prefix_cache", s.resetPrefixCache)
 	case SGLang:
 		m.HandleFunc("POST /v1/tokenize", s.tokenize)
 		m.HandleFunc("POST /tokenize", s.tokenize)
-		m.HandleFunc("POST /generate", s.generate)
-		m.HandleFunc("PUT /generate", s.generate)
+		m.HandleFunc("POST /generate", s.serve(prompt.Generate))
+		m.HandleFunc("PUT /generate", s.serve(prompt.Generate))
 		m.HandleFunc("GET /server_info", s.sglangServerInfo)
 		m.HandleFunc("POST /flush_cache", s.flushCache)
 	case TRTLLM:
@@ -129,12 +129,6 @@ func (s *service) writeError(w http.ResponseWriter, err error) {
 	}
 	body["object"] = "error"
 	writeJSON(w, e.status, body)
-}
-
-func (s *service) health(w http.ResponseWriter, _ *http.Request) {
-	if s.faults.get().Unhealthy {
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}
 }
 
 func (s *service) models(w http.ResponseWriter, _ *http.Request) {

@@ -58,8 +58,6 @@ type Options struct {
 	ArrayEvents    bool   // events as arrays, as engines before mid 2026
 	RawHashes      bool   // vLLM: whole digests instead of 64-bit numbers
 	HashAlgo       string // vLLM: sha256 (default) or sha256_cbor
-	HashSeed       string // vLLM: PYTHONHASHSEED, default "vllm-none-hash"
-	EventBuffer    int    // TensorRT-LLM: events kept for POST /kv_cache_events, default 8192; the oldest are dropped
 
 	Time         TimeModel
 	CoupledRanks bool // ranks step together (attention data parallel)
@@ -179,9 +177,8 @@ func (o *Options) complete() error {
 	for _, address := range []*string{&o.Listen, &o.SideAddr, &o.Bootstrap} {
 		*address = cmp.Or(*address, "127.0.0.1:0")
 	}
-	o.HashAlgo, o.HashSeed = cmp.Or(o.HashAlgo, "sha256"), cmp.Or(o.HashSeed, "vllm-none-hash")
-	o.Ranks, o.BlockSize, o.Blocks = cmp.Or(o.Ranks, 1), cmp.Or(o.BlockSize, 16), cmp.Or(o.Blocks, 4096)
-	o.ReplaySteps, o.EventBuffer, o.OutputTokens = cmp.Or(o.ReplaySteps, 10_000), cmp.Or(o.EventBuffer, 8192), cmp.Or(o.OutputTokens, 16)
+	o.HashAlgo, o.Ranks, o.BlockSize, o.Blocks = cmp.Or(o.HashAlgo, "sha256"), cmp.Or(o.Ranks, 1), cmp.Or(o.BlockSize, 16), cmp.Or(o.Blocks, 4096)
+	o.ReplaySteps, o.OutputTokens = cmp.Or(o.ReplaySteps, 10_000), cmp.Or(o.OutputTokens, 16)
 	o.Time.Budget, o.Time.MaxSeqs = cmp.Or(o.Time.Budget, 8192), cmp.Or(o.Time.MaxSeqs, 256)
 	o.KVLease = cmp.Or(o.KVLease, 30*time.Second)
 	usable := (o.Blocks - 1) * o.BlockSize
@@ -231,6 +228,6 @@ func (o *Options) hasher() hasher {
 	case TRTLLM:
 		return trtllmHasher{}
 	default:
-		return newVLLMHasher(o.HashSeed, o.HashAlgo == "sha256_cbor")
+		return newVLLMHasher("vllm-none-hash", o.HashAlgo == "sha256_cbor")
 	}
 }

@@ -16,7 +16,6 @@ type sequence struct {
 	id        identity
 	loraID    int
 	session   string
-	report    bool // report reused blocks as stored again (kv_cache_report_mode full)
 
 	// remote is the number of prompt tokens whose blocks come from a prefill engine.
 	remote int
@@ -265,9 +264,6 @@ func (r *rank) admit(s *sequence) bool {
 	s.reserve = need - len(hit)
 	r.counts.PromptTokens += s.prompt
 	r.counts.CachedTokens += s.cached
-	if s.report && len(hit) > 0 {
-		r.emitStored(s, 0, len(hit))
-	}
 	if s.remote > s.cached {
 		r.receive(s)
 	}

@@ -17,6 +17,9 @@ type trtEvents struct {
 	buffer []json.RawMessage
 }
 
+// trtBuffer is the number of events that are kept.
+const trtBuffer = 8192
+
 // object is a JSON object.
 type object = map[string]any
 
@@ -49,9 +52,7 @@ func (t *trtEvents) put(rank int, data object) {
 		return
 	}
 	t.buffer = append(t.buffer, raw)
-	if len(t.buffer) > t.opts.EventBuffer {
-		t.buffer = t.buffer[len(t.buffer)-t.opts.EventBuffer:]
-	}
+	t.buffer = t.buffer[max(0, len(t.buffer)-trtBuffer):]
 }
 
 func (t *trtEvents) add(events []kvEvent, rank int) {
