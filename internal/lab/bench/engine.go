@@ -27,10 +27,10 @@ const (
 	batchBlocks  = 512
 )
 
-// engine answers at once and keeps a KV cache of which it tells in vLLM's events.
-// It is as cheap as can be, and no judge: it takes ids and hashes from Kvlane's own
-// packages. The simulated engines of the tests, which do not, would be the slowest
-// part of a load.
+// engine answers immediately and publishes its KV cache in vLLM's events. It is as
+// cheap as possible: it takes ids and hashes from Kvlane's own packages, keeps no
+// blocks and generates no text. The simulated engines of the tests would be the
+// slowest part of a load.
 type engine struct {
 	address, events string
 
@@ -46,7 +46,7 @@ type engine struct {
 	oldest int
 }
 
-// startEngine serves on a free port; with m it caches and tells.
+// startEngine serves on a free port; with m it caches and publishes events.
 func startEngine(ctx context.Context, m *model.Model) (*engine, error) {
 	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -89,7 +89,7 @@ func (e *engine) answer(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}`)
 }
 
-// stream answers with as many pieces as tokens are asked for, each of 300 bytes and sent at once.
+// stream answers with as many pieces as the request wants tokens, each of 300 bytes and flushed.
 func stream(w http.ResponseWriter, r *http.Request) {
 	var ask struct {
 		Tokens int `json:"max_tokens"`
@@ -106,7 +106,7 @@ func stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// cache stores the prompt's blocks and tells of those that are new.
+// cache stores the prompt's blocks and publishes the new ones.
 func (e *engine) cache(body []byte) error {
 	if e.model == nil {
 		return nil

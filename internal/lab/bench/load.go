@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// row is a load: prompts of so many tokens, or bytes, over so many connections.
+// row is a load: the size of the prompts, in tokens or bytes, and the number of connections.
 type row struct {
 	name          string
 	tokens, bytes int
@@ -68,7 +68,7 @@ func (b *bed) run(ctx context.Context, r row, t *text, length time.Duration) (*r
 	return b.load(ctx, r.connections, "/v1/chat/completions", length, func(n int) ([]byte, error) { return t.chat(size, n) })
 }
 
-// load sends requests over so many connections for a time, after a little of the same to warm up.
+// load sends requests over a number of connections for a time, after a shorter warm-up.
 func (b *bed) load(ctx context.Context, connections int, path string, length time.Duration, body func(n int) ([]byte, error)) (*result, error) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}, Timeout: time.Minute}
 	defer client.CloseIdleConnections()

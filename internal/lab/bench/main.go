@@ -45,7 +45,7 @@ func main() {
 
 var rows = []row{tokens(2000), tokens(8000), tokens(32000), tokens(100000)}
 
-// busy is the load that tells how much a core carries.
+// busy is the load for the throughput of a core.
 var busy = row{name: "220 KB, 50 connections", bytes: 220_000, connections: 50}
 
 func report(ctx context.Context, o *options) error {
@@ -177,7 +177,7 @@ func (o *options) pieces(ctx context.Context, b *bed, name string) error {
 	return nil
 }
 
-// idle is what serving nobody costs with 100 workers.
+// idle measures the cost of 100 workers without requests.
 func (o *options) idle(ctx context.Context) error {
 	list, err := startEngines(ctx, nil, 100)
 	if err != nil {

@@ -22,7 +22,7 @@ type text struct {
 	starts []int
 	// perToken is the bytes of a token.
 	perToken float64
-	// words, if any, are put together anew for each user's part.
+	// words, if any, are shuffled for each user's part.
 	words []string
 }
 

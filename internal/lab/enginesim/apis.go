@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/internal/prompt"
 )
 
-// This file holds the request APIs beside OpenAI's completions and chat: Anthropic messages, OpenAI responses and vLLM's
+// This file holds the request APIs other than OpenAI's completions and chat: Anthropic messages, OpenAI responses and vLLM's
 // tokens-in-tokens-out. Text only.
 
 // dialect is how an API that is not OpenAI's completions or chat writes its answer.
@@ -98,7 +98,7 @@ func outputText(text string) object {
 	return object{"type": "output_text", "text": text, "annotations": []any{}, "logprobs": []any{}}
 }
 
-// place says which part of the answer an event is about, beside what it says of it.
+// place locates an event in the answer; key and value are its content.
 func (o *output) place(key string, value any) object {
 	return object{"item_id": "msg_" + o.c.id, "output_index": 0, "content_index": 0, key: value}
 }

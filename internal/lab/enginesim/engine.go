@@ -156,8 +156,7 @@ func (e *Engine) openSides() error {
 	return nil
 }
 
-// announceStart: SGLang's first batch says that the cache is empty, TensorRT-LLM's first event that it exists; vLLM says
-// nothing.
+// announceStart: SGLang's first batch clears the cache, TensorRT-LLM's first event creates it; vLLM sends nothing.
 func (e *Engine) announceStart() {
 	for _, r := range e.ranks {
 		r.mu.Lock()

@@ -17,7 +17,7 @@ import (
 const (
 	// maxAnswers is vLLM's default bound of n (VLLM_MAX_N_SEQUENCES).
 	maxAnswers = 16384
-	// maxRequestTokens bounds all prompts and answers of one request together: room for them is made at once.
+	// maxRequestTokens bounds all prompts and answers of one request together: their memory is allocated up front.
 	maxRequestTokens = 1 << 20
 )
 

@@ -133,7 +133,7 @@ func (sglangHasher) next(parent *digest, tokens []uint32, id identity, first boo
 // event is the first 64 bits; SGLang publishes them as a signed number.
 func (sglangHasher) event(d digest) uint64 { return binary.BigEndian.Uint64(d[:]) }
 
-// trtllmHasher gives opaque unsigned 64-bit keys, as TensorRT-LLM's V1 block keys are for whoever reads them.
+// trtllmHasher gives opaque unsigned 64-bit keys: a reader cannot compute TensorRT-LLM's V1 block keys either.
 type trtllmHasher struct{}
 
 func (trtllmHasher) next(parent *digest, tokens []uint32, id identity, _ bool) digest {

@@ -109,7 +109,7 @@ func (h *holdings) clear() {
 type pull struct {
 	Engine string `json:"engine,omitempty"` // engine id, if the protocol carries one
 	Key    string `json:"key"`
-	WaitMS int    `json:"wait_ms"` // for protocols whose legs run at once
+	WaitMS int    `json:"wait_ms"` // for protocols whose legs run concurrently
 	Rank   *int   `json:"rank,omitempty"`
 }
 

@@ -66,7 +66,7 @@ type Options struct {
 	// Connector is the protocol between prefill and decode: nixl (vLLM's default), nixl-push, mooncake, p2p-nccl, moriio,
 	// moriio-write, lmcache, sharedstorage; bootstrap (SGLang's default), trtllm (TensorRT-LLM's).
 	Connector string
-	KVLease   time.Duration // how long a prefill engine keeps blocks that nobody fetches; default 30 s
+	KVLease   time.Duration // how long a prefill engine keeps blocks that are not fetched; default 30 s
 	Bootstrap string        // "host:port" of the bootstrap server of SGLang and Mooncake, default 127.0.0.1:0
 	Shared    *SharedStore  // what the connector sharedstorage shares
 
@@ -83,7 +83,7 @@ type TimeModel struct {
 	// QPico and CPico are Q and C in picoseconds, for constants under a nanosecond; they are added.
 	QPico, CPico int64
 	Budget       int     // tokens a step, default 8192
-	MaxSeqs      int     // requests at once, default 256
+	MaxSeqs      int     // concurrent requests, default 256
 	Scale        float64 // of real time; 0 means that steps take no time
 }
 

@@ -145,7 +145,7 @@ func moriio(c *call) (*transfer, error) {
 	return c.nixl(object{"transfer_id": p["transfer_id"]})
 }
 
-// moriioWrite: both legs at once, matched by a transfer id. Each is told where the other is; a leader on the decode side names
+// moriioWrite: concurrent legs, matched by a transfer id. Each has the other's address; a leader on the decode side names
 // its blocks to the prefill rank.
 func moriioWrite(c *call) (*transfer, error) {
 	params := c.body.KVTransferParams
@@ -294,7 +294,7 @@ func (c *call) atOnceFrom(key, addr string, p pull) (*transfer, error) {
 	}}, nil
 }
 
-// nixlPush: both legs at once, matched by their request id.
+// nixlPush: concurrent legs, matched by their request id.
 func nixlPush(c *call) (*transfer, error) {
 	l, err := c.direction()
 	if err != nil {
@@ -313,7 +313,7 @@ func nixlPush(c *call) (*transfer, error) {
 	return c.atOnce(l, c.id, net.JoinHostPort(p["remote_host"], p["remote_port"]), p["remote_engine_id"])
 }
 
-// mooncake: both legs at once, matched by a transfer id; the prefill rank's engine id comes from its /query.
+// mooncake: concurrent legs, matched by a transfer id; the prefill rank's engine id comes from its /query.
 func mooncake(c *call) (*transfer, error) {
 	l, err := c.direction()
 	if err != nil {
@@ -456,7 +456,7 @@ func (c *call) firstRoom() (int64, bool) {
 	return rooms[0], true
 }
 
-// bootstrap is SGLang's protocol: both legs at once with the same body, joined by a room at the prefill engine.
+// bootstrap is SGLang's protocol: concurrent legs with the same body, joined by a room at the prefill engine.
 func bootstrap(c *call) (*transfer, error) {
 	if c.body.BootstrapRoom == nil && c.body.BootstrapHost == nil {
 		if c.opts.Role != Both {
@@ -537,7 +537,7 @@ func (c *call) bootstrapPrefill(rooms []int64) *transfer {
 }
 
 // trtDisagg is TensorRT-LLM's protocol: context_only, then generation_only with what the context server answered; with
-// schedule_style generation_first both at once.
+// schedule_style generation_first both run concurrently.
 func trtDisagg(c *call) (*transfer, error) {
 	p := c.body.DisaggregatedParam
 	kind, _ := p["request_type"].(string)

@@ -56,7 +56,7 @@ func StartSidecar(decode string, prefill ...string) (*Sidecar, error) {
 // Addr is where it listens.
 func (s *Sidecar) Addr() string { return s.listener.Addr().String() }
 
-// Close ends it at once.
+// Close stops it and cuts its connections.
 func (s *Sidecar) Close() {
 	_ = s.server.Close()
 	s.client.CloseIdleConnections()

@@ -94,7 +94,7 @@ func (p *pool) release(blocks []*block) {
 }
 
 // store enters a full block. In a unique pool it returns the block that already holds the hash, with the caller's
-// reference moved to it; fresh tells whether anything new was entered.
+// reference moved to it; fresh reports whether anything new was entered.
 func (p *pool) store(b *block, k cacheKey) (kept *block, fresh bool) {
 	if b.cached {
 		return b, false

@@ -24,8 +24,8 @@ var claims struct {
 // FreePorts finds n consecutive free TCP ports on 127.0.0.1, as engines with ranks need them, and returns the first.
 //
 // A port belongs to the process that got it until that process ends: neither a later call nor a call in another process
-// hands it out again, even while nothing listens on it. The claim is a UDP socket on the same number, which is in nobody's
-// way. The kernel's own range for outgoing connections is left out, so that no connection takes a port that was found
+// hands it out again, even while nothing listens on it. The claim is a UDP socket on the same number, which does not conflict
+// with TCP. The kernel's own range for outgoing connections is left out, so that no connection takes a port that was found
 // free. Safe for concurrent use.
 func FreePorts(n int) (int, error) {
 	claims.Lock()

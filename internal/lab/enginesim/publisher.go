@@ -46,7 +46,7 @@ type lateBatch struct {
 	events []kvEvent
 }
 
-// subscriber queues messages for one connection, so that a slow one loses messages and holds up nobody.
+// subscriber queues messages for one connection, so that a slow one loses messages and does not delay others.
 type subscriber struct {
 	topics []string
 	queue  chan published
@@ -306,7 +306,7 @@ func (p *publisher) serveReplay(c net.Conn) {
 	}
 }
 
-// restart begins the sequence anew, with an empty buffer, and cuts all connections.
+// restart resets the sequence to 0, empties the buffer and cuts all connections.
 func (p *publisher) restart() {
 	p.mu.Lock()
 	p.seq, p.buffer, p.late = 0, nil, nil

@@ -43,7 +43,7 @@ const (
 	seqDone
 )
 
-// token is a generated token; the last of a sequence says why it ends.
+// token is a generated token; the last one of a sequence has the reason for its end.
 type token struct {
 	id     uint32
 	finish string // "", "length" or "abort"
@@ -270,7 +270,7 @@ func (r *rank) admit(s *sequence) bool {
 	return true
 }
 
-// receive takes over blocks that a prefill engine computed: all of them are stored at once, and the last prompt token is
+// receive takes over blocks that a prefill engine computed: all of them are stored immediately, and the last prompt token is
 // computed here again.
 func (r *rank) receive(s *sequence) {
 	r.counts.TransferTokens += s.remote - s.cached
@@ -420,8 +420,8 @@ func (r *rank) sample(s *sequence) uint32 {
 	return tok.words[pick%uint64(len(tok.words))]
 }
 
-// reset forgets the cache if nothing runs (or force is set, then running requests start anew). vLLM announces it with
-// the next step that has work, SGLang at once.
+// reset forgets the cache if nothing runs (or force is set, then running requests start over). vLLM announces it with
+// the next step that has work, SGLang immediately.
 func (r *rank) reset(force bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

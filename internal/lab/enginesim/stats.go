@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// statsKept bounds the requests that /sim/stats tells.
+// statsKept bounds the requests in /sim/stats.
 const statsKept = 2000
 
 // RequestRecord is what the engine saw of one request for generation.
@@ -62,7 +62,7 @@ type Stats struct {
 	Requests []RequestRecord `json:"requests"` // the newest, in order of arrival
 	// Protocol counts what the prefill/decode protocols saw, and each violation by its name.
 	Protocol map[string]int `json:"protocol"`
-	Held     int            `json:"held"` // prefilled requests whose blocks nobody has fetched yet
+	Held     int            `json:"held"` // prefilled requests whose blocks are not fetched yet
 }
 
 type stats struct {
@@ -101,7 +101,7 @@ func (s *stats) count(name string) {
 	s.protocol[name]++
 }
 
-// Stats tells what the engine has seen.
+// Stats returns what the engine received.
 func (e *Engine) Stats() Stats {
 	out := Stats{Engine: e.opts.Engine, Protocol: map[string]int{}, Requests: []RequestRecord{}, Held: e.held.size()}
 	for _, r := range e.ranks {

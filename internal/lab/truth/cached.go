@@ -18,7 +18,7 @@ import (
 type cachedTotals struct {
 	files        int
 	right, wrong int
-	// bounded counts requests that ran beside others on their rank and reported a
+	// bounded counts requests that ran concurrently with others on their rank and reported a
 	// number that is possible there.
 	bounded int
 	// predicted and reported are the cached tokens of the right and wrong ones.
@@ -123,7 +123,7 @@ type checker struct {
 // tokens that the engine then reported.
 //
 // It judges requests whose prompt ids are known: from the answer, the request or prompts. The rank is the one that the
-// request names, or else the one whose events arrived while it ran alone. For a request that ran beside others on its
+// request names, or else the one whose events arrived while it ran alone. For a request that ran concurrently with others on its
 // rank there are only bounds: at least what the rank held before, at most what its prompt also shares with theirs. Not
 // judged, and counted with the reason, are requests with several answers, those that used blocks which SGLang announced
 // later, those that get blocks from another engine, and those that SGLang's events do not distinguish (extra_key leaves
@@ -163,7 +163,7 @@ func check(name string, recs []record, prompts *timeline, out *bytes.Buffer) (ca
 	return c.res, c.sink.err
 }
 
-// note says what was not in order with the events of a source.
+// note reports irregularities in the events of the sources.
 func (c *checker) note() {
 	for _, source := range c.sources {
 		p := c.player(source)
@@ -299,9 +299,9 @@ func (c *checker) announcedLate(r *record, source string, cached []uint32, got i
 	return false
 }
 
-// judgeBeside judges a request that ran beside others on its rank: it had at
-// least what the rank held before them, and at most what it has in common with
-// them. Where the rank removed blocks meanwhile nothing is said.
+// judgeBeside judges a request that ran concurrently with others on its rank: it
+// had at least what the rank held before them, and at most what it shares with
+// them. If the rank removed blocks meanwhile, the request is not judged.
 func (c *checker) judgeBeside(r *record, others []*record, seed kvindex.Hash, ids []uint32, got, cached int) {
 	most := got
 	for _, o := range others {
@@ -352,7 +352,7 @@ func common(a, b []uint32) int {
 	return n
 }
 
-// reset clears what vLLM's answer says was cleared: the ranks announce it only
+// reset clears what vLLM's answer confirms: the ranks announce it only
 // with their next work. A refused reset has still cleared the ranks that were
 // idle. With several engines it is the labelled one's.
 func (c *checker) reset(r *record, all bool) {
@@ -389,8 +389,8 @@ func (c *checker) source(r *record, req *request) (string, bool) {
 // everywhere stands for all sources.
 const everywhere = "*"
 
-// beside returns the requests that ran beside r and may have worked on a source's
-// rank.
+// beside returns the requests that ran concurrently with r and may have used a
+// source's rank.
 func (c *checker) beside(r *record, source string) []*record {
 	var others []*record
 	for i := range c.recs {
