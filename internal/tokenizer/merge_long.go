@@ -10,12 +10,101 @@ const hugeWord = 256 << 10
 // huge is held while such a word is merged.
 var huge = make(hugeLock, 1)
 
-// emptied is the places above which a queue that is worked off gives its memory back.
-const emptied = 1 << 10
-
 // longLimit is the number of symbols from which a heap of all pairs no longer
 // fits the processor's caches, and queues by rank are faster.
 const longLimit = 1 << 13
+
+// emptied is the places above which an empty queue gives its memory back.
+const emptied = 1 << 10
+
+// symbolList is a doubly linked list of the symbols of a long word, in the form
+// of merger.parts: a symbol whose pair does not merge, or that is gone, has noPart.
+type symbolList struct {
+	parts      []uint64
+	next, prev []int32
+}
+
+// link makes the list of all parts.
+func (l *symbolList) link() {
+	for i := range l.parts {
+		l.next[i], l.prev[i] = int32(i+1), int32(i-1)
+	}
+}
+
+// join replaces the symbol at and the next one by what their pair merges to.
+func (l *symbolList) join(at int32, joined uint32) {
+	l.parts[at] = noPart | uint64(joined)
+	gone := l.next[at]
+	l.parts[gone] |= noPart
+	after := l.next[gone]
+	l.next[at] = after
+	if int(after) < len(l.parts) {
+		l.prev[after] = at
+	}
+}
+
+// pair sets the rank of the symbol at and the next one, and returns it.
+func (l *symbolList) pair(m *merges, at int32) uint32 {
+	l.parts[at] |= noPart
+	after := l.next[at]
+	if int(after) >= len(l.parts) {
+		return noRank
+	}
+	rank := m.rank(uint32(l.parts[at]), uint32(l.parts[after]))
+	l.parts[at] = uint64(rank)<<32 | uint64(uint32(l.parts[at]))
+	return rank
+}
+
+func (l *symbolList) appendTo(dst []uint32) []uint32 {
+	for i := 0; i < len(l.parts); i = int(l.next[i]) {
+		dst = append(dst, uint32(l.parts[i]))
+	}
+	return dst
+}
+
+// heaped is for many symbols: a heap of rank and place, whose entries are stale
+// when the pair there has changed. It takes n log n time, so that a word of any
+// length is safe.
+func (w *merger) heaped(m *merges, dst []uint32) []uint32 {
+	n := len(w.parts)
+	if cap(w.next) < n {
+		w.next, w.prev = make([]int32, 2*n), make([]int32, 2*n)
+	}
+	list := symbolList{w.parts, w.next[:n], w.prev[:n]}
+	list.link()
+	heap := w.heap[:0]
+	for i, p := range list.parts {
+		if p < noPart {
+			heap = append(heap, p>>32<<32|uint64(i))
+		}
+	}
+	for i := len(heap)/2 - 1; i >= 0; i-- {
+		sink(heap, i)
+	}
+	set := func(at int32) {
+		if rank := list.pair(m, at); rank != noRank {
+			heap = append(heap, uint64(rank)<<32|uint64(at))
+			rise(heap, len(heap)-1)
+		}
+	}
+	for len(heap) > 0 {
+		top := heap[0]
+		heap[0] = heap[len(heap)-1]
+		heap = heap[:len(heap)-1]
+		sink(heap, 0)
+		at := int32(uint32(top))
+		if list.parts[at]>>32 != top>>32 {
+			continue
+		}
+		list.join(at, m.result[top>>32])
+		set(at)
+		if p := list.prev[at]; p >= 0 {
+			set(p)
+		}
+	}
+	w.heap = heap
+	return list.appendTo(dst)
+}
 
 // rankQueue holds the places of one pair. Places from head on are still to be
 // done; they are sorted when the queue's turn comes.
@@ -25,102 +114,66 @@ type rankQueue struct {
 	sorted bool
 }
 
+// rankQueues are the queues by rank, and a heap of the ranks that have places left.
+type rankQueues struct {
+	byRank map[uint32]*rankQueue
+	ranks  []uint64
+}
+
 // queued is for very many symbols: the places of each rank in a queue, and
 // a heap of the ranks that have any. A long word repeats few pairs, so the heap
 // is small and time is near linear. Merging a pair never makes the same pair
 // again, so a queue does not grow while it is worked off.
 func (w *merger) queued(m *merges, dst []uint32, wanted *watch) []uint32 {
-	parts := w.parts
-	n := len(parts)
-	queues := roomFor(parts, wanted)
+	n := len(w.parts)
+	list := symbolList{w.parts, make([]int32, n), make([]int32, n)}
+	list.link()
+	queues := newRankQueues(list.parts, wanted)
 	if queues == nil {
 		return dst
 	}
-	next, prev := make([]int32, n), make([]int32, n)
-	var ranks []uint64 // heap of the ranks with places left
-	push := func(rank uint32, at int32) {
-		q := queues[rank]
-		if q == nil {
-			q = &rankQueue{}
-			queues[rank] = q
-		}
-		if q.head == len(q.places) {
-			q.places, q.head, q.sorted = q.places[:0], 0, true
-			ranks = append(ranks, uint64(rank))
-			rise(ranks)
-		} else if q.places[len(q.places)-1] > uint32(at) {
-			q.sorted = false
-		}
-		if n := len(q.places); n == cap(q.places) {
-			q.places = slices.Grow(q.places, n+1) // doubling leaves less garbage than append
-		}
-		q.places = append(q.places, uint32(at))
-	}
-	for i, p := range parts {
-		if i%lookEvery == 0 && wanted.look() {
-			return dst
-		}
-		next[i], prev[i] = int32(i+1), int32(i-1)
-		if p < noPart {
-			push(uint32(p>>32), int32(i))
-		}
-	}
 	set := func(at int32) {
-		parts[at] |= noPart
-		if j := next[at]; int(j) < n {
-			if r := m.rank(uint32(parts[at]), uint32(parts[j])); r != noRank {
-				parts[at] = uint64(r)<<32 | uint64(uint32(parts[at]))
-				push(r, at)
-			}
+		if rank := list.pair(m, at); rank != noRank {
+			queues.push(rank, at)
 		}
 	}
 	merges := 0
-	for len(ranks) > 0 {
-		rank := uint32(ranks[0])
-		q := queues[rank]
+	for len(queues.ranks) > 0 {
+		rank := uint32(queues.ranks[0])
+		q := queues.byRank[rank]
 		if !q.sorted {
 			slices.Sort(q.places[q.head:])
 			q.sorted = true
 		}
-		for q.head < len(q.places) && uint32(ranks[0]) == rank {
+		for q.head < len(q.places) && uint32(queues.ranks[0]) == rank {
 			if merges++; merges%mergesEvery == 0 && wanted.look() {
 				return dst
 			}
 			at := int32(q.places[q.head])
 			q.head++
-			if parts[at]>>32 != uint64(rank) {
+			if list.parts[at]>>32 != uint64(rank) {
 				continue
 			}
-			parts[at] = noPart | uint64(m.result[rank])
-			gone := next[at]
-			parts[gone] |= noPart
-			after := next[gone]
-			next[at] = after
-			if int(after) < n {
-				prev[after] = at
-			}
-			if p := prev[at]; p >= 0 {
+			list.join(at, m.result[rank])
+			if p := list.prev[at]; p >= 0 {
 				set(p)
 			}
 			set(at)
 		}
 		if q.head == len(q.places) {
-			remove(&ranks, uint64(rank))
+			queues.drop(rank)
 			if cap(q.places) > emptied {
 				*q = rankQueue{}
 			}
 		}
 	}
-	for i := 0; i < n; i = int(next[i]) {
-		dst = append(dst, uint32(parts[i]))
-	}
-	return dst
+	return list.appendTo(dst)
 }
 
-// roomFor are empty queues with room for the pairs of the parts: growing them place
-// by place would take the memory several times. They are nil if the ids are not wanted
-// any more.
-func roomFor(parts []uint64, wanted *watch) map[uint32]*rankQueue {
+// newRankQueues are the queues of the pairs of the parts, which are counted first:
+// growing the queues place by place would take the memory several times. It returns
+// nil once the ids are not wanted any more.
+func newRankQueues(parts []uint64, wanted *watch) *rankQueues {
 	counts := map[uint32]int{}
 	for i, p := range parts {
 		if i%lookEvery == 0 && wanted.look() {
@@ -130,24 +183,78 @@ func roomFor(parts []uint64, wanted *watch) map[uint32]*rankQueue {
 			counts[uint32(p>>32)]++
 		}
 	}
-	queues := make(map[uint32]*rankQueue, len(counts))
+	q := &rankQueues{byRank: make(map[uint32]*rankQueue, len(counts))}
 	for rank, n := range counts {
-		queues[rank] = &rankQueue{places: make([]uint32, 0, n)}
+		q.byRank[rank] = &rankQueue{places: make([]uint32, 0, n)}
 	}
-	return queues
+	for i, p := range parts {
+		if i%lookEvery == 0 && wanted.look() {
+			return nil
+		}
+		if p < noPart {
+			q.push(uint32(p>>32), int32(i))
+		}
+	}
+	return q
 }
 
-// remove takes a value out of a heap. It is the least or near it.
-func remove(h *[]uint64, v uint64) {
-	i := slices.Index(*h, v)
-	last := len(*h) - 1
-	(*h)[i] = (*h)[last]
-	*h = (*h)[:last]
+// push adds a place to the queue of a rank.
+func (s *rankQueues) push(rank uint32, at int32) {
+	q := s.byRank[rank]
+	if q == nil {
+		q = &rankQueue{}
+		s.byRank[rank] = q
+	}
+	if q.head == len(q.places) {
+		q.places, q.head, q.sorted = q.places[:0], 0, true
+		s.ranks = append(s.ranks, uint64(rank))
+		rise(s.ranks, len(s.ranks)-1)
+	} else if q.places[len(q.places)-1] > uint32(at) {
+		q.sorted = false
+	}
+	if n := len(q.places); n == cap(q.places) {
+		q.places = slices.Grow(q.places, n+1) // doubling leaves less garbage than append
+	}
+	q.places = append(q.places, uint32(at))
+}
+
+// drop takes a rank out of the heap. It is the least or near it.
+func (s *rankQueues) drop(rank uint32) {
+	i, last := slices.Index(s.ranks, uint64(rank)), len(s.ranks)-1
+	s.ranks[i] = s.ranks[last]
+	s.ranks = s.ranks[:last]
 	if i < last {
-		for i > 0 && (*h)[(i-1)/2] > (*h)[i] {
-			(*h)[(i-1)/2], (*h)[i] = (*h)[i], (*h)[(i-1)/2]
-			i = (i - 1) / 2
+		rise(s.ranks, i)
+		sink(s.ranks, i)
+	}
+}
+
+// sink restores the heap below i.
+func sink(h []uint64, i int) {
+	for {
+		c := 2*i + 1
+		if c >= len(h) {
+			return
 		}
-		sink(*h, i)
+		if c+1 < len(h) && h[c+1] < h[c] {
+			c++
+		}
+		if h[i] <= h[c] {
+			return
+		}
+		h[i], h[c] = h[c], h[i]
+		i = c
+	}
+}
+
+// rise restores the heap above i.
+func rise(h []uint64, i int) {
+	for i > 0 {
+		p := (i - 1) / 2
+		if h[p] <= h[i] {
+			return
+		}
+		h[p], h[i] = h[i], h[p]
+		i = p
 	}
 }

@@ -191,45 +191,61 @@ func (r *windowRules) starts(w *lanes, s string, i, size int) (start uint64, who
 	}
 	if line != 0 {
 		tails := (line&(other<<1) + line) &^ line // what follows line ends after punctuation
-		if r.slash {
-			if slash := tails & w.other & w.letter & valid; slash != 0 {
-				certain &= slash&-slash - 1
-			}
+		if slash := tails & w.other & w.letter & valid; r.slash && slash != 0 {
+			certain &= slash&-slash - 1
 		}
-		rest := blank & (line << 1)
-		absorbed := (rest + blank) &^ blank & line
-		for absorbed != 0 {
-			end := bits.TrailingZeros64(absorbed)
-			absorbed &= absorbed - 1
-			rest &^= 1 << uint(bits.Len64(upTo(end)&^blank))
-		}
-		start |= rest | tails&blank
+		start |= tails&blank | afterLines(line, blank)
 	}
-	if r.contractions {
-		for a := prefix & w.more &^ w.letter; a != 0; a &= a - 1 {
-			at := bits.TrailingZeros64(a)
-			if at+3 >= size {
-				certain &= upTo(at + 1)
-				break
-			}
-			if k := contraction(s, i+at); k > 0 {
-				start |= 1 << uint(at+k)
-			}
-		}
+	if a := prefix & w.more &^ w.letter; a != 0 && r.contractions {
+		start, certain = contractionStarts(a, start, certain, s, i, size)
 	}
-	if r.endings {
-		done := -1
-		for a := other & w.more & (letter << 1); a != 0; a &= a - 1 {
-			at := bits.TrailingZeros64(a)
-			if at+3 >= size {
-				certain &= upTo(at)
-				break
-			}
-			if k := contraction(s, i+at); k > 0 && at != done {
-				done = at + k
-				start = start&^(upTo(done)&^upTo(at)) | 1<<uint(done)
-			}
-		}
+	if a := other & w.more & (letter << 1); a != 0 && r.endings {
+		start, certain = contractionEndings(a, start, certain, s, i, size)
 	}
 	return start & certain, ^certain == 0 && i+size == len(s)
+}
+
+// afterLines is the set of the blanks that begin a word behind the last line end
+// of a run of white space.
+func afterLines(line, blank uint64) uint64 {
+	rest := blank & (line << 1)
+	absorbed := (rest + blank) &^ blank & line
+	for absorbed != 0 {
+		end := bits.TrailingZeros64(absorbed)
+		absorbed &= absorbed - 1
+		rest &^= 1 << uint(bits.Len64(upTo(end)&^blank))
+	}
+	return rest
+}
+
+// contractionStarts adds the ends of contractions that are words, at the
+// apostrophes a.
+func contractionStarts(a, start, certain uint64, s string, i, size int) (uint64, uint64) {
+	for ; a != 0; a &= a - 1 {
+		at := bits.TrailingZeros64(a)
+		if at+3 >= size {
+			return start, certain & upTo(at+1)
+		}
+		if k := contraction(s, i+at); k > 0 {
+			start |= 1 << uint(at+k)
+		}
+	}
+	return start, certain
+}
+
+// contractionEndings joins contractions to the words before them, at the
+// apostrophes a.
+func contractionEndings(a, start, certain uint64, s string, i, size int) (uint64, uint64) {
+	done := -1
+	for ; a != 0; a &= a - 1 {
+		at := bits.TrailingZeros64(a)
+		if at+3 >= size {
+			return start, certain & upTo(at)
+		}
+		if k := contraction(s, i+at); k > 0 && at != done {
+			done = at + k
+			start = start&^(upTo(done)&^upTo(at)) | 1<<uint(done)
+		}
+	}
+	return start, certain
 }
