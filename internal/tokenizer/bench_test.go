@@ -146,7 +146,7 @@ func BenchmarkEncode(b *testing.B) {
 func benchEncode(b *testing.B, tok *Tokenizer, prompts []string, state string) {
 	b.Helper()
 	var dst []uint32
-	w := newWorker(tok)
+	w := newEncoder(tok)
 	cuts := tok.cuts
 	if state == "words" {
 		tok.cuts = nil

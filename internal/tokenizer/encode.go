@@ -7,62 +7,62 @@ import (
 
 // encode appends the ids of text[from:], from being 0 or the end of a hard cut.
 // The error is that of a pattern to which the text is too much work, or ErrStopped.
-func (w *worker) encode(dst []uint32, text string, from int) ([]uint32, error) {
-	w.match.allow(len(text))
-	find := search{set: w.t.raw, s: text, pos: from, cut: from}
+func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error) {
+	enc.match.allow(len(text))
+	find := search{set: enc.t.raw, s: text, pos: from, cut: from}
 	at := from
 	for {
 		hit, ok := find.next()
-		if !ok || w.watch.over(hit.to-at) {
+		if !ok || enc.watch.over(hit.to-at) {
 			break
 		}
 		if at < hit.from {
-			dst = w.stretch(dst, text[at:hit.from], at)
+			dst = enc.stretch(dst, text[at:hit.from], at)
 		}
 		dst = append(dst, hit.token.ID)
 		at = hit.to
-		w.record(hit, at, len(dst))
+		enc.record(hit, at, len(dst))
 	}
-	if at < len(text) && !w.watch.stopped {
-		dst = w.stretch(dst, text[at:], at)
+	if at < len(text) && !enc.watch.stopped {
+		dst = enc.stretch(dst, text[at:], at)
 	}
-	if w.watch.stopped {
+	if enc.watch.stopped {
 		return dst, ErrStopped
 	}
-	if w.match.exceeded() {
+	if enc.match.exceeded() {
 		return dst, fmt.Errorf("%w: the split pattern takes too long", ErrLimit)
 	}
 	return dst, nil
 }
 
 // record notes a hard cut at a place of the text, if cuts are wanted.
-func (w *worker) record(hit addedHit, at, ids int) {
-	if w.recording && hit.hard && at >= w.lastCut+cutDistance {
-		w.cuts = append(w.cuts, hardCut{text: at, ids: ids - w.cutBase})
-		w.lastCut = at
+func (enc *encoder) record(hit addedHit, at, ids int) {
+	if enc.recording && hit.hard && at >= enc.lastCut+cutDistance {
+		enc.cuts = append(enc.cuts, hardCut{text: at, ids: ids - enc.cutBase})
+		enc.lastCut = at
 	}
 }
 
 // stretch appends the ids of text without raw added tokens: it is normalized,
 // and the added tokens of normalized text are cut out. It begins at offset base
 // of the whole.
-func (w *worker) stretch(dst []uint32, s string, base int) []uint32 {
-	if w.t.pipe != nil {
-		return w.pipelined(dst, s, base)
+func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
+	if enc.t.pipe != nil {
+		return enc.pipelined(dst, s, base)
 	}
 	first := base == 0
-	if w.t.nfc && composeAt(s, 0) < len(s) {
-		w.nfc = appendNFC(w.nfc[:0], s, &w.watch)
-		s = stringOf(w.nfc)
+	if enc.t.nfc && composeAt(s, 0) < len(s) {
+		enc.nfc = appendNFC(enc.nfc[:0], s, &enc.watch)
+		s = stringOf(enc.nfc)
 	}
-	if len(w.t.normal.starts) == 0 {
-		return w.plain(dst, s, first)
+	if len(enc.t.normal.starts) == 0 {
+		return enc.plain(dst, s, first)
 	}
-	if w.t.sp != nil && w.t.sp.marked {
+	if enc.t.sp != nil && enc.t.sp.marked {
 		// Tokens of normalized text are compared with what the normalizer made.
-		return w.normalizedSpace(dst, s, first)
+		return enc.normalizedSpace(dst, s, first)
 	}
-	find := search{set: w.t.normal, s: s}
+	find := search{set: enc.t.normal, s: s}
 	at := 0
 	for {
 		hit, ok := find.next()
@@ -70,23 +70,23 @@ func (w *worker) stretch(dst []uint32, s string, base int) []uint32 {
 			break
 		}
 		if at < hit.from {
-			dst = w.plain(dst, s[at:hit.from], first && at == 0)
+			dst = enc.plain(dst, s[at:hit.from], first && at == 0)
 		}
 		dst = append(dst, hit.token.ID)
 		at = hit.to
-		w.record(hit, base+at, len(dst))
+		enc.record(hit, base+at, len(dst))
 	}
 	if at < len(s) {
-		dst = w.plain(dst, s[at:], first && at == 0)
+		dst = enc.plain(dst, s[at:], first && at == 0)
 	}
 	return dst
 }
 
 // normalizedSpace is the rest of stretch where the normalizer marks spaces.
-func (w *worker) normalizedSpace(dst []uint32, s string, first bool) []uint32 {
-	w.added = append(w.added[:0], w.t.normalizedText(s)...)
-	s = string(w.added)
-	find := search{set: w.t.normal, s: s, marks: true}
+func (enc *encoder) normalizedSpace(dst []uint32, s string, first bool) []uint32 {
+	enc.added = append(enc.added[:0], enc.t.normalizedText(s)...)
+	s = string(enc.added)
+	find := search{set: enc.t.normal, s: s, marks: true}
 	at := 0
 	for {
 		hit, ok := find.next()
@@ -94,13 +94,13 @@ func (w *worker) normalizedSpace(dst []uint32, s string, first bool) []uint32 {
 			break
 		}
 		if at < hit.from {
-			dst = w.pretokenized(dst, s[at:hit.from], first && at == 0)
+			dst = enc.pretokenized(dst, s[at:hit.from], first && at == 0)
 		}
 		dst = append(dst, hit.token.ID)
 		at = hit.to
 	}
 	if at < len(s) {
-		dst = w.pretokenized(dst, s[at:], first && at == 0)
+		dst = enc.pretokenized(dst, s[at:], first && at == 0)
 	}
 	return dst
 }
@@ -116,38 +116,38 @@ func (t *Tokenizer) normalizedText(s string) string {
 }
 
 // plain appends the ids of text without added tokens.
-func (w *worker) plain(dst []uint32, s string, first bool) []uint32 {
-	if w.t.sp != nil && strings.Contains(s, lowLine) {
-		w.text = w.text[:0]
+func (enc *encoder) plain(dst []uint32, s string, first bool) []uint32 {
+	if enc.t.sp != nil && strings.Contains(s, lowLine) {
+		enc.text = enc.text[:0]
 		for {
 			i := strings.Index(s, lowLine)
 			if i < 0 {
 				break
 			}
-			w.text = append(append(w.text, s[:i]...), ' ')
+			enc.text = append(append(enc.text, s[:i]...), ' ')
 			s = s[i+len(lowLine):]
 		}
-		w.text = append(w.text, s...)
-		s = stringOf(w.text)
+		enc.text = append(enc.text, s...)
+		s = stringOf(enc.text)
 	}
-	if w.t.prefix == prefixAlways {
-		return w.spaced(dst, s)
+	if enc.t.prefix == prefixAlways {
+		return enc.spaced(dst, s)
 	}
-	return w.pretokenized(dst, s, first)
+	return enc.pretokenized(dst, s, first)
 }
 
 // pretokenized appends the ids of normalized text.
-func (w *worker) pretokenized(dst []uint32, s string, first bool) []uint32 {
+func (enc *encoder) pretokenized(dst []uint32, s string, first bool) []uint32 {
 	switch {
-	case w.t.prefix == prefixFirst && !first, w.t.prefix == prefixNone, w.t.prefix == prefixAlways:
+	case enc.t.prefix == prefixFirst && !first, enc.t.prefix == prefixNone, enc.t.prefix == prefixAlways:
 	case s[0] != ' ':
-		return w.spaced(dst, s)
+		return enc.spaced(dst, s)
 	}
-	return w.paragraphs(dst, s)
+	return enc.paragraphs(dst, s)
 }
 
 // spaced appends the ids of a space and s.
-func (w *worker) spaced(dst []uint32, s string) []uint32 {
-	w.spacing = append(append(w.spacing[:0], ' '), s...)
-	return w.paragraphs(dst, stringOf(w.spacing))
+func (enc *encoder) spaced(dst []uint32, s string) []uint32 {
+	enc.spacing = append(append(enc.spacing[:0], ' '), s...)
+	return enc.paragraphs(dst, stringOf(enc.spacing))
 }

@@ -33,7 +33,7 @@ func (t *Tokenizer) literalBPE(head *modelHead) error {
 }
 
 // word appends the ids of a word.
-func (m *literalBPE) word(w *worker, dst []uint32, word string) []uint32 {
+func (m *literalBPE) word(enc *encoder, dst []uint32, word string) []uint32 {
 	b := bytesOf(word)
 	h := hashBytes(b)
 	if m.t.ignoreMerges {
@@ -42,24 +42,24 @@ func (m *literalBPE) word(w *worker, dst []uint32, word string) []uint32 {
 		}
 	}
 	if len(b) <= maxWord {
-		if ids, ok := w.long.get(h, b); ok {
+		if ids, ok := enc.long.get(h, b); ok {
 			return append(dst, ids...)
 		}
 	}
 	if len(b) > hugeWord {
-		if !huge.take(w.watch.stop) {
-			w.watch.look()
+		if !huge.take(enc.watch.stop) {
+			enc.watch.look()
 			return dst
 		}
 		defer huge.give()
-		w.merge.parts = make([]uint64, 0, len(b))
+		enc.merge.parts = make([]uint64, 0, len(b))
 	}
 	at := len(dst)
-	w.merge.parts = m.symbols(w.merge.parts[:0], word)
-	dst = w.merge.run(m.t.merges, dst, &w.watch)
-	w.merge.trim()
+	enc.merge.parts = m.symbols(enc.merge.parts[:0], word)
+	dst = enc.merge.run(m.t.merges, dst, &enc.watch)
+	enc.merge.trim()
 	if len(b) <= maxWord {
-		w.long.put(h, b, dst[at:])
+		enc.long.put(h, b, dst[at:])
 	}
 	return dst
 }

@@ -66,7 +66,7 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	}); err != nil {
 		return nil, err
 	}
-	t := &Tokenizer{config: config, workers: newWorkers(), memo: &memo{}, addedID: map[string]uint32{}, literalOf: map[uint32]string{}}
+	t := &Tokenizer{config: config, encoders: newEncoders(), memo: &memo{}, addedID: map[string]uint32{}, literalOf: map[uint32]string{}}
 	head, err := readHead(f.model)
 	if err != nil {
 		return nil, err
@@ -627,7 +627,7 @@ func (t *Tokenizer) readAdded(raw []byte) error {
 // normalizedContent is the text that a token of normalized text is found by.
 func (t *Tokenizer) normalizedContent(content string) string {
 	if t.pipe != nil {
-		w := &worker{}
+		w := &encoder{}
 		w.match.allow(len(content))
 		return t.pipe.normalized(w, content)
 	}

@@ -1,16 +1,20 @@
 package tokenizer
 
-import "sync"
+import (
+	"encoding/binary"
+	"sync"
+	"unicode/utf8"
+)
 
 // memo remembers the ids of stretches of text between safe cuts, so that text
-// seen before costs a hash and a copy. It is shared by all workers, in shards
+// seen before costs a hash and a copy. It is shared by all encoders, in shards
 // of a fixed size that are made when they are first needed.
 type memo struct {
 	shards [memoShards]memoShard
 }
 
-// memoShard keeps a stretch when it comes for the second time: most text never does, and to
-// copy all of it cost a fifth of the time that new text takes.
+// memoShard keeps a stretch when it is seen for the second time: most text is
+// seen once, and copying all of it would cost a fifth of the time of new text.
 type memoShard struct {
 	mu    sync.Mutex
 	store *store
@@ -29,22 +33,22 @@ const (
 )
 
 // paragraphs appends the ids of pre-tokenized text through the memo.
-func (w *worker) paragraphs(dst []uint32, s string) []uint32 {
-	cuts := w.t.cuts
+func (enc *encoder) paragraphs(dst []uint32, s string) []uint32 {
+	cuts := enc.t.cuts
 	if cuts == nil || len(s) < memoMinimum {
-		return w.words(dst, s, 0, len(s))
+		return enc.words(dst, s, 0, len(s))
 	}
 	text := bytesOf(s)
 	for at := 0; at < len(s); {
 		for limit := min(at+lookEvery, len(s)); at < limit; {
 			end := cuts.next(text, s, at)
 			if end-at < memoMinimum {
-				return w.words(dst, s, at, end)
+				return enc.words(dst, s, at, end)
 			}
-			dst = w.stretchOf(dst, s, at, end)
+			dst = enc.stretchOf(dst, s, at, end)
 			at = end
 		}
-		if at < len(s) && w.watch.look() {
+		if at < len(s) && enc.watch.look() {
 			break
 		}
 	}
@@ -52,17 +56,17 @@ func (w *worker) paragraphs(dst []uint32, s string) []uint32 {
 }
 
 // stretchOf appends the ids of s[at:end], which lies between two cuts.
-func (w *worker) stretchOf(dst []uint32, s string, at, end int) []uint32 {
+func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
 	key := bytesOf(s)[at:end]
 	h := hashBytes(key)
-	shard := &w.t.memo.shards[h>>60]
+	shard := &enc.t.memo.shards[h>>60]
 	dst, ok, again := shard.get(dst, h, key)
 	if ok {
 		return dst
 	}
 	n := len(dst)
-	dst = w.words(dst, s, at, end)
-	if again && !w.watch.stopped {
+	dst = enc.words(dst, s, at, end)
+	if again && !enc.watch.stopped {
 		shard.mu.Lock()
 		if shard.store == nil {
 			shard.store = newStore(memoSlots, memoText, memoIDs)
@@ -104,4 +108,122 @@ func (m *memo) reset() {
 		}
 		s.mu.Unlock()
 	}
+}
+
+// A cutter finds places in pre-tokenized text where it may be cut whatever
+// stands on either side: the words before the cut and those after it are the
+// words of the whole. So what lies between two cuts can be remembered.
+//
+// The rules, which TestCutsAreSafe proves for each splitter by trying:
+//   - An ASCII letter before an ASCII blank, symbol or punctuation other than an
+//     apostrophe. No alternative of any pattern goes over from one to the other;
+//     the apostrophe could begin a contraction that belongs to the word.
+//   - A letter of another script before a space.
+//   - A Han character before Chinese punctuation.
+//   - A line end before what is no white space (and no slash, where punctuation
+//     takes slashes after line ends), unless the pattern is GPT-2's, whose white
+//     space looks at what follows.
+//   - In SentencePiece models, before a space that follows a non-space.
+type cutter struct {
+	before, after [256]uint8
+}
+
+// Bits of the tables: a cut is possible where before and after share a bit.
+const (
+	cutWord uint8 = 1 << iota
+	cutLine
+	cutWide // wideCut decides
+)
+
+// Cuts are thinned by a hash of the bytes before them, so that the same text
+// has the same cuts wherever it begins, and stretches are about this long.
+const (
+	minStretch = 192
+	maxStretch = 768
+)
+
+// newCutter is nil if text of the splitter cannot be cut.
+func newCutter(p splitter) *cutter {
+	c := &cutter{}
+	line, slash := true, false
+	switch p := p.(type) {
+	case spaceSplit:
+		for b := range 256 {
+			if b != ' ' {
+				c.before[b] = cutWord
+			}
+		}
+		c.after[' '] = cutWord
+		return c
+	case gpt2Split:
+		line = false
+	case caseSplit:
+		slash = p.slash
+	case wordSplit, stagedSplit:
+	default:
+		return nil
+	}
+	for b, k := range byteKinds {
+		if k&kindLetter != 0 {
+			c.before[b] |= cutWord
+		}
+		if k&(kindBlank|kindOther) != 0 && b != '\'' {
+			c.after[b] |= cutWord
+		}
+		if line && k&(kindLetter|kindDigit|kindOther) != 0 && (b != '/' || !slash) {
+			c.after[b] |= cutLine
+		}
+	}
+	if line {
+		c.before['\n'] |= cutLine
+	}
+	for b := 0x80; b < 0x100; b++ {
+		c.before[b] |= cutWide
+	}
+	for _, b := range []byte{' ', 0xe3, 0xef} {
+		c.after[b] |= cutWide
+	}
+	return c
+}
+
+// safe tells whether s may be cut at i, 0 < i < len(s).
+func (c *cutter) safe(s string, i int) bool {
+	shared := c.before[s[i-1]] & c.after[s[i]]
+	return shared&(cutWord|cutLine) != 0 || shared == cutWide && wideCut(s, i)
+}
+
+// wideCut tells whether a letter stands before a space at i, or a Han character
+// before Chinese punctuation.
+func wideCut(s string, i int) bool {
+	r, _ := utf8.DecodeLastRuneInString(s[:i])
+	if s[i] == ' ' {
+		return runeClass(r)&(clsL|clsM) == clsL
+	}
+	if r < 0x4e00 || r > 0x9fa5 || i+2 >= len(s) {
+		return false
+	}
+	switch [3]byte{s[i], s[i+1], s[i+2]} {
+	case [3]byte{0xe3, 0x80, 0x81}, [3]byte{0xe3, 0x80, 0x82}, // 、。
+		[3]byte{0xef, 0xbc, 0x8c}, [3]byte{0xef, 0xbc, 0x9a}, [3]byte{0xef, 0xbc, 0x9b}, // ，：；
+		[3]byte{0xef, 0xbc, 0x81}, [3]byte{0xef, 0xbc, 0x9f}: // ！？
+		return true
+	}
+	return false
+}
+
+// next is the end of the stretch that begins at i.
+func (c *cutter) next(text []byte, s string, i int) int {
+	for j := i + minStretch; j < len(s); j++ {
+		if c.before[text[j-1]]&c.after[text[j]] == 0 || !c.safe(s, j) {
+			continue
+		}
+		if j-i >= maxStretch {
+			return j
+		}
+		h := binary.LittleEndian.Uint32(text[j-4:]) * 0x9e3779b1
+		if h < 1<<29 || text[j-1] >= 0x80 && h < 1<<31 {
+			return j
+		}
+	}
+	return len(s)
 }

@@ -7,8 +7,22 @@ import "slices"
 // has such a word.
 const hugeWord = 256 << 10
 
-// huge is held while such a word is merged.
+// huge is the lock that is held while such a word is merged.
 var huge = make(hugeLock, 1)
+
+type hugeLock chan struct{}
+
+// take waits for the lock. It is false once stop is closed.
+func (l hugeLock) take(stop <-chan struct{}) bool {
+	select {
+	case l <- struct{}{}:
+		return true
+	case <-stop:
+		return false
+	}
+}
+
+func (l hugeLock) give() { <-l }
 
 // longLimit is the number of symbols from which a heap of all pairs no longer
 // fits the processor's caches, and queues by rank are faster.

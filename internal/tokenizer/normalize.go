@@ -120,15 +120,15 @@ func appendNFC(dst []byte, s string, wanted *watch) []byte {
 }
 
 // nfc is the normalizer NFC.
-func nfc(w *worker, s string) string {
+func nfc(enc *encoder, s string) string {
 	if composeAt(s, 0) == len(s) {
 		return s
 	}
-	return string(appendNFC(nil, s, &w.watch))
+	return string(appendNFC(nil, s, &enc.watch))
 }
 
 // nfkc is the normalizer NFKC.
-func nfkc(_ *worker, s string) string {
+func nfkc(_ *encoder, s string) string {
 	if isASCII(bytesOf(s)) {
 		return s
 	}

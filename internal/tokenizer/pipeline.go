@@ -13,17 +13,17 @@ type pipeline struct {
 	normalizers []normalizeStage
 	splitters   []splitStage
 	// finish appends the ids of one word, in the form in which the last stage left it.
-	finish func(w *worker, dst []uint32, word string) []uint32
+	finish func(enc *encoder, dst []uint32, word string) []uint32
 	// bytes says that the last stage is ByteLevel, whose words are not written in
 	// its alphabet: they are those of a byte-level model.
 	bytes bool
 }
 
 // normalizeStage is a normalizer.
-type normalizeStage func(w *worker, s string) string
+type normalizeStage func(enc *encoder, s string) string
 
 // splitStage is a pre-tokenizer: it hands on the pieces of a piece.
-type splitStage func(w *worker, p piece, next func(piece))
+type splitStage func(enc *encoder, p piece, next func(piece))
 
 // piece is a part of a text between added tokens; first says that it is where
 // the text begins.
@@ -34,30 +34,30 @@ type piece struct {
 
 // matcher finds what a stage splits at: from is where the next match at or
 // after i begins.
-type matcher func(w *worker, s string, i int) (from, to int, ok bool)
+type matcher func(enc *encoder, s string, i int) (from, to int, ok bool)
 
-func (p *pipeline) normalized(w *worker, s string) string {
+func (p *pipeline) normalized(enc *encoder, s string) string {
 	for _, stage := range p.normalizers {
 		if s == "" {
 			break
 		}
-		s = stage(w, s)
+		s = stage(enc, s)
 	}
 	return s
 }
 
 // encode appends the ids of a piece of normalized text.
-func (p *pipeline) encode(w *worker, dst []uint32, text piece) []uint32 {
+func (p *pipeline) encode(enc *encoder, dst []uint32, text piece) []uint32 {
 	var run func(k int, q piece)
 	run = func(k int, q piece) {
 		switch {
 		case q.text == "":
 		case k == len(p.splitters):
-			if !w.watch.over(len(q.text)) {
-				dst = p.finish(w, dst, q.text)
+			if !enc.watch.over(len(q.text)) {
+				dst = p.finish(enc, dst, q.text)
 			}
 		default:
-			p.splitters[k](w, q, func(r piece) { run(k+1, r) })
+			p.splitters[k](enc, q, func(r piece) { run(k+1, r) })
 		}
 	}
 	run(0, text)
@@ -66,24 +66,24 @@ func (p *pipeline) encode(w *worker, dst []uint32, text piece) []uint32 {
 
 // pipelined is stretch for a tokenizer with a pipeline. It begins at offset base
 // of the whole text.
-func (w *worker) pipelined(dst []uint32, s string, base int) []uint32 {
-	p := w.t.pipe
-	s = p.normalized(w, s)
-	find := search{set: w.t.normal, s: s}
+func (enc *encoder) pipelined(dst []uint32, s string, base int) []uint32 {
+	p := enc.t.pipe
+	s = p.normalized(enc, s)
+	find := search{set: enc.t.normal, s: s}
 	at := 0
-	for len(w.t.normal.starts) > 0 {
+	for len(enc.t.normal.starts) > 0 {
 		hit, ok := find.next()
 		if !ok {
 			break
 		}
 		if at < hit.from {
-			dst = p.encode(w, dst, piece{s[at:hit.from], base == 0 && at == 0})
+			dst = p.encode(enc, dst, piece{s[at:hit.from], base == 0 && at == 0})
 		}
 		dst = append(dst, hit.token.ID)
 		at = hit.to
 	}
 	if at < len(s) {
-		dst = p.encode(w, dst, piece{s[at:], base == 0 && at == 0})
+		dst = p.encode(enc, dst, piece{s[at:], base == 0 && at == 0})
 	}
 	return dst
 }
@@ -106,12 +106,12 @@ var behaviors = map[string]behavior{
 
 // split makes a stage of matches. With invert the matches are what lies between.
 func split(find matcher, how behavior, invert bool) splitStage {
-	return func(w *worker, p piece, next func(piece)) {
+	return func(enc *encoder, p piece, next func(piece)) {
 		g := gather{p: p, how: how, next: next}
 		at := 0
 		for at < len(p.text) {
-			from, to, ok := find(w, p.text, at)
-			if !ok || w.watch.stopped {
+			from, to, ok := find(enc, p.text, at)
+			if !ok || enc.watch.stopped {
 				break
 			}
 			g.add(at, from, invert)
@@ -169,7 +169,7 @@ func (g *gather) flush() {
 
 // literalMatches finds a string.
 func literalMatches(s string) matcher {
-	return func(_ *worker, text string, i int) (int, int, bool) {
+	return func(_ *encoder, text string, i int) (int, int, bool) {
 		k := strings.Index(text[i:], s)
 		return i + k, i + k + len(s), k >= 0
 	}
@@ -177,13 +177,13 @@ func literalMatches(s string) matcher {
 
 // regexMatches finds the matches of a pattern.
 func regexMatches(re *regex) matcher {
-	return func(w *worker, text string, i int) (int, int, bool) { return w.match.find(re, text, i) }
+	return func(enc *encoder, text string, i int) (int, int, bool) { return enc.match.find(re, text, i) }
 }
 
 // classMatches finds single code points of a generated class.
 func classMatches(name string) matcher {
 	set, _ := namedSet(name)
-	return func(_ *worker, text string, i int) (int, int, bool) {
+	return func(_ *encoder, text string, i int) (int, int, bool) {
 		for i < len(text) {
 			in, n := set.hasAt(text, i)
 			if in {
@@ -200,15 +200,15 @@ var normalizeStages = map[string]func(c component) (normalizeStage, error){
 	"NFC":  func(component) (normalizeStage, error) { return nfc, nil },
 	"NFKC": func(component) (normalizeStage, error) { return nfkc, nil },
 	"Prepend": func(c component) (normalizeStage, error) {
-		return func(_ *worker, s string) string { return c.Prepend + s }, nil
+		return func(_ *encoder, s string) string { return c.Prepend + s }, nil
 	},
 	"Replace": func(c component) (normalizeStage, error) {
 		find, err := patternMatches(c)
-		return func(w *worker, s string) string {
+		return func(enc *encoder, s string) string {
 			var out strings.Builder
 			at := 0
 			for at < len(s) {
-				from, to, ok := find(w, s, at)
+				from, to, ok := find(enc, s, at)
 				if !ok {
 					break
 				}
@@ -274,7 +274,7 @@ var splitStages = map[string]func(c component) (splitStage, error){
 func byteLevelStage(c component, write func(word []byte) string) splitStage {
 	prefix := c.AddPrefixSpace == nil || *c.AddPrefixSpace
 	words := c.UseRegex == nil || *c.UseRegex
-	return func(_ *worker, p piece, next func(piece)) {
+	return func(_ *encoder, p piece, next func(piece)) {
 		if prefix && !strings.HasPrefix(p.text, " ") {
 			p.text = " " + p.text
 		}
@@ -304,16 +304,16 @@ func metaspaceStage(c component) (splitStage, error) {
 	if err != nil {
 		return nil, err
 	}
-	parts := func(_ *worker, p piece, next func(piece)) { next(p) }
+	parts := func(_ *encoder, p piece, next func(piece)) { next(p) }
 	if c.Split == nil || *c.Split {
 		parts = split(literalMatches(mark), behaveMergedWithNext, false)
 	}
-	return func(w *worker, p piece, next func(piece)) {
+	return func(enc *encoder, p piece, next func(piece)) {
 		p.text = strings.ReplaceAll(p.text, " ", mark)
 		if !strings.HasPrefix(p.text, mark) && (scheme == "always" || scheme == "first" && p.first) {
 			p.text = mark + p.text
 		}
-		parts(w, p, next)
+		parts(enc, p, next)
 	}, nil
 }
 
@@ -346,9 +346,9 @@ func newPipeline(norm, pre []component, bytes bool) (*pipeline, error) {
 	if bytes {
 		last := len(pre) - 1
 		p.splitters[last] = byteLevelStage(pre[last], stringOf)
-		p.finish = func(w *worker, dst []uint32, word string) []uint32 {
-			w.ends[0] = uint32(len(word))
-			return w.lookup(dst, bytesOf(word), 0, w.ends[:1], false)
+		p.finish = func(enc *encoder, dst []uint32, word string) []uint32 {
+			enc.ends[0] = uint32(len(word))
+			return enc.lookup(dst, bytesOf(word), 0, enc.ends[:1], false)
 		}
 	}
 	return p, nil

@@ -235,14 +235,14 @@ func commonPrefix(a, b []byte) int {
 
 // keep remembers text up to the last cut of w.cuts: it extends the conversation
 // that was reused if that ends at cut, else it makes another.
-func (c *Cache) keep(w *worker, entry *conversation, known snapshot, cut hardCut, text string, ids []uint32) *conversation {
-	last := w.cuts[len(w.cuts)-1]
+func (c *Cache) keep(enc *encoder, entry *conversation, known snapshot, cut hardCut, text string, ids []uint32) *conversation {
+	last := enc.cuts[len(enc.cuts)-1]
 	if entry != nil && cut.text == len(known.text) && cut.text > 0 {
-		if c.extend(w, entry, cut, last, text, ids) {
+		if c.extend(enc, entry, cut, last, text, ids) {
 			return entry
 		}
 	}
-	e := &conversation{cuts: make([]hardCut, 0, len(w.cuts)+8)}
+	e := &conversation{cuts: make([]hardCut, 0, len(enc.cuts)+8)}
 	c.mu.Lock()
 	e.text, e.ids = c.texts.Take(roomy(last.text)), c.ids.Take(roomy(last.ids))
 	c.mu.Unlock()
@@ -253,8 +253,8 @@ func (c *Cache) keep(w *worker, entry *conversation, known snapshot, cut hardCut
 			e.cuts = append(e.cuts, k)
 		}
 	}
-	e.cuts = append(e.cuts, w.cuts...)
-	e.digests = append(e.digests, w.digests[:min(len(w.digests), last.text/prefixBlock)]...)
+	e.cuts = append(e.cuts, enc.cuts...)
+	e.digests = append(e.digests, enc.digests[:min(len(enc.digests), last.text/prefixBlock)]...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if entry != nil {
@@ -274,7 +274,7 @@ func roomy(n int) int { return n + n/8 + 256 }
 
 // extend grows a conversation from cut to last; false if somebody else was
 // faster.
-func (c *Cache) extend(w *worker, e *conversation, cut, last hardCut, text string, ids []uint32) bool {
+func (c *Cache) extend(enc *encoder, e *conversation, cut, last hardCut, text string, ids []uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(e.text) != cut.text || e.place == nil {
@@ -282,10 +282,10 @@ func (c *Cache) extend(w *worker, e *conversation, cut, last hardCut, text strin
 	}
 	e.text = append(e.text, text[cut.text:last.text]...)
 	e.ids = append(e.ids, ids[cut.ids:last.ids]...)
-	e.cuts = append(e.cuts, w.cuts...)
+	e.cuts = append(e.cuts, enc.cuts...)
 	from := len(e.digests)
-	if to := min(len(w.digests), last.text/prefixBlock); to > from {
-		e.digests = append(e.digests, w.digests[from:to]...)
+	if to := min(len(enc.digests), last.text/prefixBlock); to > from {
+		e.digests = append(e.digests, enc.digests[from:to]...)
 	}
 	c.register(e, from)
 	return true

@@ -65,7 +65,7 @@ func TestAStopEndsTheWork(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, later := range []int{0, 1000, 3 * lookEvery} {
-				w := newWorker(tok)
+				w := newEncoder(tok)
 				w.watch = watch{stop: closed(), left: later}
 				got, err := w.encode(nil, text, 0)
 				if !errors.Is(err, ErrStopped) {
@@ -129,16 +129,16 @@ func TestNobodyWaitsForAHugeWordInVain(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	huge.give()
-	for range cap(tok.workers.tickets) {
-		tok.workers.tickets <- struct{}{}
+	for range cap(tok.encoders.tickets) {
+		tok.encoders.tickets <- struct{}{}
 	}
-	for range cap(tok.workers.tickets) {
+	for range cap(tok.encoders.tickets) {
 		if _, err := tok.EncodeUntil(closed(), nil, text, false); !errors.Is(err, ErrStopped) {
 			t.Errorf("%v", err)
 		}
 	}
-	for range cap(tok.workers.tickets) {
-		<-tok.workers.tickets
+	for range cap(tok.encoders.tickets) {
+		<-tok.encoders.tickets
 	}
 	if ids, err := tok.EncodeUntil(make(chan struct{}), nil, text, false); err != nil || len(ids) == 0 {
 		t.Errorf("a text that is wanted: %d ids, %v", len(ids), err)

@@ -49,8 +49,8 @@ type Tokenizer struct {
 	after     []uint32
 	literalOf map[uint32]string
 
-	workers workers
-	memo    *memo
+	encoders encoders
+	memo     *memo
 
 	longest int // see MinTokens
 }
@@ -75,50 +75,6 @@ type spaceModel struct {
 	marked bool
 }
 
-// symbols appends the tokens that merging of a word starts from, as parts of a
-// merger.
-func (t *Tokenizer) symbols(dst []uint64, word []byte) []uint64 {
-	if t.sp != nil {
-		return t.sp.symbols(dst, word)
-	}
-	for i := 0; i < len(word); {
-		if word[i] >= 0xc0 {
-			if id, n := t.units.at(word, i); n > 0 {
-				dst = append(dst, uint64(id))
-				i += n
-				continue
-			}
-		}
-		dst = append(dst, uint64(t.byteID[word[i]]))
-		i++
-	}
-	return dst
-}
-
-func (m *spaceModel) symbols(dst []uint64, word []byte) []uint64 {
-	for i := 0; i < len(word); {
-		r, n := rune(word[i]), 1
-		if r >= 0x80 {
-			r, n = utf8.DecodeRune(word[i:])
-		}
-		id := uint32(maxID)
-		if r < 0x10000 {
-			id = m.bmp[r]
-		} else if a, ok := m.astral[r]; ok {
-			id = a
-		}
-		if id != maxID {
-			dst = append(dst, uint64(id))
-		} else {
-			for _, b := range word[i : i+n] {
-				dst = append(dst, uint64(m.bytes[b]))
-			}
-		}
-		i += n
-	}
-	return dst
-}
-
 // Encode appends the ids of text to dst. With addSpecial it adds what the
 // tokenizer's post-processor adds (a BOS token, say), as engines do for
 // completions and not for rendered chats. Text has to be valid UTF-8: with
@@ -136,15 +92,15 @@ func (t *Tokenizer) EncodeUntil(stop <-chan struct{}, dst []uint32, text string,
 	if dst == nil {
 		dst = make([]uint32, 0, len(text)/3+16)
 	}
-	w := t.acquire(stop)
-	if w == nil {
+	enc := t.acquire(stop)
+	if enc == nil {
 		return dst, ErrStopped
 	}
 	if addSpecial {
 		dst = append(dst, t.before...)
 	}
-	dst, err := w.encode(dst, text, 0)
-	t.release(w)
+	dst, err := enc.encode(dst, text, 0)
+	t.release(enc)
 	if addSpecial && err == nil {
 		dst = append(dst, t.after...)
 	}

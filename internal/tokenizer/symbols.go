@@ -1,5 +1,51 @@
 package tokenizer
 
+import "unicode/utf8"
+
+// symbols appends the tokens that merging of a word starts from, as parts of a
+// merger.
+func (t *Tokenizer) symbols(dst []uint64, word []byte) []uint64 {
+	if t.sp != nil {
+		return t.sp.symbols(dst, word)
+	}
+	for i := 0; i < len(word); {
+		if word[i] >= 0xc0 {
+			if id, n := t.units.at(word, i); n > 0 {
+				dst = append(dst, uint64(id))
+				i += n
+				continue
+			}
+		}
+		dst = append(dst, uint64(t.byteID[word[i]]))
+		i++
+	}
+	return dst
+}
+
+func (m *spaceModel) symbols(dst []uint64, word []byte) []uint64 {
+	for i := 0; i < len(word); {
+		r, n := rune(word[i]), 1
+		if r >= 0x80 {
+			r, n = utf8.DecodeRune(word[i:])
+		}
+		id := uint32(maxID)
+		if r < 0x10000 {
+			id = m.bmp[r]
+		} else if a, ok := m.astral[r]; ok {
+			id = a
+		}
+		if id != maxID {
+			dst = append(dst, uint64(id))
+		} else {
+			for _, b := range word[i : i+n] {
+				dst = append(dst, uint64(m.bytes[b]))
+			}
+		}
+		i += n
+	}
+	return dst
+}
+
 // units are the characters of two and three bytes from whose token a merge may
 // start instead of from their bytes, which halves the work for scripts other
 // than Latin.
