@@ -1,6 +1,8 @@
 package tokenizer
 
 import (
+	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -19,6 +21,104 @@ type AddedToken struct {
 	// Normalized tokens are looked for in the normalized text.
 	Normalized bool `json:"normalized"`
 	Special    bool `json:"special"`
+}
+
+// readAdded reads the added tokens, then those that transformers adds from the
+// configuration.
+func (t *Tokenizer) readAdded(raw []byte) error {
+	var tokens []AddedToken
+	if len(raw) > 0 {
+		if err := json.Unmarshal(raw, &tokens); err != nil {
+			return fmt.Errorf("added_tokens: %w", err)
+		}
+	}
+	for _, a := range tokens {
+		t.add(a)
+	}
+	for _, a := range t.config.decoder {
+		t.add(a)
+	}
+	for _, name := range specialNames {
+		t.addSpecial(t.config.Special[name])
+	}
+	for _, content := range t.config.ExtraSpecial {
+		t.addSpecial(content)
+	}
+	slices.SortFunc(t.added, func(a, b AddedToken) int { return int(a.ID) - int(b.ID) })
+	var raws, normals []AddedToken
+	var rawText, normalText []string
+	for _, a := range t.added {
+		if a.Normalized {
+			normals = append(normals, a)
+			normalText = append(normalText, t.normalizedContent(a.Content))
+		} else {
+			raws = append(raws, a)
+			rawText = append(rawText, a.Content)
+		}
+		t.addedID[a.Content] = a.ID
+		t.literalOf[a.ID] = a.Content
+	}
+	t.raw = newAddedSet(raws, rawText)
+	t.normal = newAddedSet(normals, normalText)
+	t.raw.setHard(nil)
+	if t.nfc || t.sp != nil || t.pipe != nil {
+		// Offsets of normalized text are not those of the text.
+		t.normal.hard = make([]bool, len(t.normal.tokens))
+	} else {
+		t.normal.setHard(t.raw)
+	}
+	return nil
+}
+
+// normalizedContent is the text that a token of normalized text is found by.
+func (t *Tokenizer) normalizedContent(content string) string {
+	if t.pipe != nil {
+		w := &encoder{}
+		w.match.allow(len(content))
+		return t.pipe.normalized(w, content)
+	}
+	if t.nfc {
+		return string(appendNFC(nil, content, new(watch)))
+	}
+	if t.sp != nil && t.sp.marked {
+		return t.normalizedText(content)
+	}
+	return content
+}
+
+// add gives a token the id that the library gives it: that of the vocabulary,
+// else the next free one, whatever the file says. A token that is there already
+// changes its flags.
+func (t *Tokenizer) add(a AddedToken) {
+	if a.Content == "" {
+		return
+	}
+	for i := range t.added {
+		if t.added[i].Content == a.Content {
+			a.ID = t.added[i].ID
+			t.added[i] = a
+			return
+		}
+	}
+	id, ok := t.TokenID(a.Content)
+	if !ok {
+		id = uint32(t.vocab.count)
+		for _, b := range t.added {
+			id = max(id, b.ID+1)
+		}
+	}
+	a.ID = id
+	t.added = append(t.added, a)
+}
+
+// addSpecial adds a named special token that is not among the added tokens.
+func (t *Tokenizer) addSpecial(content string) {
+	for _, a := range t.added {
+		if a.Content == content {
+			return
+		}
+	}
+	t.add(AddedToken{Content: content, Special: true})
 }
 
 // addedSet finds added tokens: the leftmost, of those the longest.

@@ -97,33 +97,41 @@ func readConfig(fsys fs.FS) (Config, error) {
 	if err := c.templates(fsys, members["chat_template"]); err != nil {
 		return c, err
 	}
-	var model struct {
-		ModelType  string          `json:"model_type"`
-		VocabSize  int             `json:"vocab_size"`
-		EOSTokenID json.RawMessage `json:"eos_token_id"`
-	}
+	return c, c.fromModel(fsys)
+}
+
+// fromModel reads config.json and generation_config.json.
+func (c *Config) fromModel(fsys fs.FS) error {
+	var model, generation map[string]json.RawMessage
 	if err := readJSON(fsys, "config.json", &model); err != nil {
-		return c, err
+		return err
 	}
-	var parts map[string]json.RawMessage
-	if err := readJSON(fsys, "config.json", &parts); err != nil {
-		return c, err
+	if err := readJSON(fsys, "generation_config.json", &generation); err != nil {
+		return err
 	}
-	c.HasModel = parts != nil
+	c.HasModel = model != nil
 	for _, name := range mediaConfigs {
-		c.Media = c.Media || parts[name] != nil
+		c.Media = c.Media || model[name] != nil
 	}
-	c.VocabSize = model.VocabSize
-	c.ModelType = model.ModelType
-	c.EOSTokenIDs = idList(model.EOSTokenID)
-	model.EOSTokenID = nil
-	if err := readJSON(fsys, "generation_config.json", &model); err != nil {
-		return c, err
+	if err := members(model, map[string]any{"model_type": &c.ModelType, "vocab_size": &c.VocabSize}); err != nil {
+		return fmt.Errorf("config.json: %w", err)
 	}
-	if ids := idList(model.EOSTokenID); ids != nil {
-		c.EOSTokenIDs = ids
+	if c.EOSTokenIDs = idList(generation["eos_token_id"]); c.EOSTokenIDs == nil {
+		c.EOSTokenIDs = idList(model["eos_token_id"])
 	}
-	return c, nil
+	return nil
+}
+
+// members decodes the members of an object that are there.
+func members(object map[string]json.RawMessage, to map[string]any) error {
+	for name, v := range to {
+		if raw, ok := object[name]; ok {
+			if err := json.Unmarshal(raw, v); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // readJSON leaves v alone if there is no such file.
@@ -151,30 +159,26 @@ func idList(raw json.RawMessage) []uint32 {
 	return nil
 }
 
-func (c *Config) fromTokenizerConfig(members map[string]json.RawMessage) error {
-	c.specials(members)
-	c.named = make(map[string]bool, len(members))
-	for name := range members {
+func (c *Config) fromTokenizerConfig(file map[string]json.RawMessage) error {
+	c.specials(file)
+	c.named = make(map[string]bool, len(file))
+	for name := range file {
 		c.named[name] = true
 	}
 	c.llama = llamaConfig{addPrefixSpace: true}
-	for name, to := range map[string]any{
+	if err := members(file, map[string]any{
 		"tokenizer_class": &c.TokenizerClass, "legacy": &c.llama.legacy, "add_prefix_space": &c.llama.addPrefixSpace,
-	} {
-		if raw, ok := members[name]; ok {
-			if err := json.Unmarshal(raw, to); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-		}
+	}); err != nil {
+		return err
 	}
-	set, ok := members["add_prefix_space"]
+	set, ok := file["add_prefix_space"]
 	c.llama.prefixSpaceSet = ok && string(set) != "null"
-	if raw, ok := members["model_max_length"]; ok {
+	if raw, ok := file["model_max_length"]; ok {
 		if f, err := strconv.ParseFloat(string(raw), 64); err == nil && f > 0 && f < noLimit {
 			c.ModelMaxLength = int(f)
 		}
 	}
-	raw, ok := members["added_tokens_decoder"]
+	raw, ok := file["added_tokens_decoder"]
 	if !ok {
 		return nil
 	}

@@ -155,48 +155,37 @@ func (s *scanner) uint(limit uint32) (uint32, error) {
 	return uint32(v), nil
 }
 
-// raw skips a value and returns its bytes, which are not validated beyond
-// nesting.
+// raw skips a value and returns its bytes, of which only the nesting is checked.
 func (s *scanner) raw() ([]byte, error) {
 	s.peek()
 	from := s.at
 	for depth := 0; ; {
-		switch c := s.peek(); c {
-		case 0:
-			return nil, s.fail("unexpected end")
-		case '"':
+		switch c := s.peek(); {
+		case c == '"':
 			if err := s.skipString(); err != nil {
 				return nil, err
 			}
-		case '{', '[':
+		case c == '{' || c == '[':
 			s.at++
 			if depth++; depth > maxJSONDepth {
 				return nil, s.fail("nested too deeply")
 			}
 			continue
-		case '}', ']':
+		case depth > 0 && (c == '}' || c == ']'):
 			s.at++
 			depth--
-		case ',', ':':
-			if depth == 0 {
-				return nil, s.fail("want a value")
-			}
+		case depth > 0 && (c == ',' || c == ':'):
 			s.at++
 			continue
-		default:
-			start := s.at
+		case isScalarByte(c):
 			for s.at < len(s.b) && isScalarByte(s.b[s.at]) {
 				s.at++
 			}
-			if s.at == start {
-				return nil, s.fail("unexpected byte")
-			}
+		default:
+			return nil, s.fail("want a value")
 		}
 		if depth == 0 {
 			return s.b[from:s.at], nil
-		}
-		if depth < 0 {
-			return nil, s.fail("unbalanced brackets")
 		}
 	}
 }

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"encoding/binary"
+	"slices"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -133,8 +134,7 @@ func nfkc(_ *encoder, s string) string {
 		return s
 	}
 	n := normalizer{compatible: true}
-	n.decompose(s)
-	return string(n.compose())
+	return string(n.appendStretch(nil, s))
 }
 
 // compatible holds the compatibility decompositions that are not canonical ones.
@@ -156,24 +156,29 @@ func readDecompositions(rows string, to map[rune][]rune) {
 	}
 }
 
-// normalizer holds the buffers of appendNFC.
+// normalizer is the state of a normalization.
 type normalizer struct {
-	runes      []rune
-	classes    []uint8
+	marks      []mark
 	compatible bool // NFKC: compatibility decompositions, too
+}
+
+// mark is a code point and its canonical combining class, 0 of a starter.
+type mark struct {
+	rune  rune
+	class uint8
 }
 
 func (n *normalizer) appendStretch(dst []byte, s string) []byte {
 	n.decompose(s)
-	for _, r := range n.compose() {
-		dst = utf8.AppendRune(dst, r)
+	for _, m := range n.compose() {
+		dst = utf8.AppendRune(dst, m.rune)
 	}
 	return dst
 }
 
-// decompose fills runes with the decomposition of s in canonical order.
+// decompose fills marks with the decomposition of s in canonical order.
 func (n *normalizer) decompose(s string) {
-	n.runes, n.classes = n.runes[:0], n.classes[:0]
+	n.marks = n.marks[:0]
 	var alike map[rune][]rune
 	if n.compatible {
 		alike = compatible()
@@ -202,65 +207,51 @@ func (n *normalizer) decompose(s string) {
 	n.reorder()
 }
 
-func (n *normalizer) push(r rune) {
-	n.runes = append(n.runes, r)
-	n.classes = append(n.classes, combiningClass[r])
-}
+func (n *normalizer) push(r rune) { n.marks = append(n.marks, mark{r, combiningClass[r]}) }
 
 // reorder sorts each run of marks by combining class, keeping the order of
-// equals. Counting sort, so that a long run of marks costs linear time.
+// equals: by counting, so that a long run takes linear time.
 func (n *normalizer) reorder() {
-	for i := 0; i < len(n.runes); i++ {
-		if n.classes[i] == 0 {
-			continue
-		}
+	for i := 0; i < len(n.marks); i++ {
 		j := i
-		sorted := true
-		for j < len(n.runes) && n.classes[j] != 0 {
-			sorted = sorted && (j == i || n.classes[j-1] <= n.classes[j])
+		for j < len(n.marks) && n.marks[j].class != 0 {
 			j++
 		}
-		if !sorted {
-			var at [257]int
-			for _, c := range n.classes[i:j] {
-				at[int(c)+1]++
-			}
-			for c := 1; c < len(at); c++ {
-				at[c] += at[c-1]
-			}
-			runes := append([]rune(nil), n.runes[i:j]...)
-			classes := append([]uint8(nil), n.classes[i:j]...)
-			for k, c := range classes {
-				n.runes[i+at[c]], n.classes[i+at[c]] = runes[k], c
-				at[c]++
-			}
-		}
+		run := n.marks[i:j]
 		i = j
+		if slices.IsSortedFunc(run, func(a, b mark) int { return int(a.class) - int(b.class) }) {
+			continue
+		}
+		var at [257]int
+		for _, m := range run {
+			at[int(m.class)+1]++
+		}
+		for c := 1; c < len(at); c++ {
+			at[c] += at[c-1]
+		}
+		for _, m := range slices.Clone(run) {
+			run[at[m.class]] = m
+			at[m.class]++
+		}
 	}
 }
 
 // compose joins each starter with the marks that are not blocked from it.
-func (n *normalizer) compose() []rune {
-	out := n.runes[:0]
+func (n *normalizer) compose() []mark {
+	out := n.marks[:0]
 	starter := -1
 	var last uint8
-	for i, r := range n.runes {
-		c := n.classes[i]
-		if starter >= 0 {
-			adjacent := len(out)-1 == starter
-			if adjacent || last < c {
-				if x, ok := composePair(out[starter], r); ok {
-					out[starter] = x
-					continue
-				}
+	for _, m := range n.marks {
+		if starter >= 0 && (len(out)-1 == starter || last < m.class) {
+			if x, ok := composePair(out[starter].rune, m.rune); ok {
+				out[starter].rune = x
+				continue
 			}
 		}
-		if c == 0 {
-			starter, last = len(out), 0
-		} else {
-			last = c
+		if last = m.class; last == 0 {
+			starter = len(out)
 		}
-		out = append(out, r)
+		out = append(out, m)
 	}
 	return out
 }
