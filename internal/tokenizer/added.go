@@ -87,8 +87,8 @@ func (t *Tokenizer) normalizedContent(content string) string {
 }
 
 // add gives a token the id that the library gives it: that of the vocabulary,
-// else the next free one, whatever the file says. A token that is there already
-// changes its flags.
+// else the next free one, regardless of the file. Of a known token only the flags
+// change.
 func (t *Tokenizer) add(a AddedToken) {
 	if a.Content == "" {
 		return
@@ -239,7 +239,7 @@ func (a *addedSet) setHard(before *addedSet) {
 	}
 }
 
-// reaches tells whether a token of a can begin at or before content's begin and
+// reaches reports whether a token of a can begin at or before content's begin and
 // end behind its end; with inside, also whether it can begin within content.
 func (a *addedSet) reaches(content string, inside bool) bool {
 	for _, t := range a.tokens {
@@ -264,7 +264,7 @@ func (a *addedSet) reaches(content string, inside bool) bool {
 type addedHit struct {
 	from, to int
 	token    *AddedToken
-	// hard says that what comes after to cannot change the cut.
+	// hard: no text after to can change the cut.
 	hard bool
 }
 
@@ -274,7 +274,7 @@ type search struct {
 	s   string
 	pos int // where to look for the next token
 	cut int // end of the last hit
-	// marks says that a blank in s stands for U+2581, which is no white space.
+	// marks: a blank in s stands for U+2581, which is not white space.
 	marks bool
 }
 

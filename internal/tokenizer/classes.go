@@ -24,7 +24,7 @@ const (
 	clsKana                      // [一-龥぀-ゟ゠-ヿ], DeepSeek's second stage
 	clsWord                      // \w of Rust's regex
 	clsDigit                     // char::is_numeric of Rust
-	clsCompose                   // NFC may change it or what stands before it
+	clsCompose                   // NFC may change it or the code point before it
 	clsAlpha                     // [A-Za-z]
 	clsASCIIP                    // ASCII punctuation and symbols
 )

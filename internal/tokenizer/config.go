@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Config is what the files beside tokenizer.json say, as transformers exposes
+// Config holds what the other files of a model configure, as transformers exposes
 // it to chat templates.
 type Config struct {
 	// Special holds the named special tokens (bos_token, eos_token, ...) that
@@ -26,8 +26,8 @@ type Config struct {
 	// TokenizerClass is as in tokenizer_config.json, ModelType as in config.json.
 	TokenizerClass string
 	ModelType      string
-	// HasModel tells whether there is a config.json. Media then says that it has parts for images, audio or video; VocabSize is
-	// the number of ids that the model knows, 0 if it does not say.
+	// HasModel: there is a config.json. Media: it has parts for images, audio or
+	// video. VocabSize is its number of ids, 0 if not set.
 	HasModel, Media bool
 	VocabSize       int
 	// EOSTokenIDs are those of generation_config.json, else of config.json.

@@ -6,7 +6,8 @@ import (
 )
 
 // encode appends the ids of text[from:], from being 0 or the end of a hard cut.
-// The error is that of a pattern to which the text is too much work, or ErrStopped.
+// The error is ErrStopped, or wraps ErrLimit if
+// the split pattern exceeded its work.
 func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error) {
 	enc.match.allow(len(text))
 	find := search{set: enc.t.raw, s: text, pos: from, cut: from}
@@ -35,7 +36,7 @@ func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error
 	return dst, nil
 }
 
-// record notes a hard cut at a place of the text, if cuts are wanted.
+// record appends a hard cut, if cuts are recorded.
 func (enc *encoder) record(hit addedHit, at, ids int) {
 	if enc.recording && hit.hard && at >= enc.lastCut+cutDistance {
 		enc.cuts = append(enc.cuts, hardCut{text: at, ids: ids - enc.cutBase})

@@ -42,7 +42,7 @@ var engineClasses = sync.OnceValue(func() tokenizerClasses {
 	return c
 })
 
-// plainClasses take tokenizer.json as it is, whatever tokenizer_class says, if
+// plainClasses take tokenizer.json as it is, regardless of tokenizer_class, if
 // they are those of the model type.
 var plainClasses = map[string]bool{"TokenizersBackend": true, "PythonBackend": true, "PreTrainedTokenizerFast": true, "MistralCommonBackend": true}
 
@@ -50,7 +50,7 @@ var plainClasses = map[string]bool{"TokenizersBackend": true, "PythonBackend": t
 // config.json; empty if it takes tokenizer.json as it is.
 func (c *Config) engineClass() string {
 	if c.ModelType == "" {
-		return "" // without a config.json only the file counts
+		return "" // without a config.json tokenizer.json alone decides
 	}
 	all := engineClasses()
 	of := all.byType[c.ModelType]

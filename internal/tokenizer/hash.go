@@ -13,8 +13,8 @@ const (
 	mulC = 0x9e3779b97f4a7c15
 )
 
-// hashSeed is drawn once per process, so that nobody can prepare words that
-// share a slot. Nothing depends on it but time: every hit compares the bytes.
+// hashSeed is random per process, so that collisions cannot be prepared. It
+// affects time only: every hit compares the bytes.
 var hashSeed = rand.Uint64()
 
 func fold(a, b uint64) uint64 {

@@ -65,8 +65,8 @@ func (m *literalBPE) word(enc *encoder, dst []uint32, word string) []uint32 {
 }
 
 // symbols appends the tokens that merging starts from. An unknown symbol that
-// has no bytes either waits for the next known one, as in the library: symbols
-// spelled in bytes go before it.
+// has no bytes either is emitted before the next known one, as in the library:
+// symbols spelled in bytes precede it.
 func (m *literalBPE) symbols(dst []uint64, word string) []uint64 {
 	waiting := 0
 	flush := func() {
@@ -104,7 +104,7 @@ func (m *literalBPE) symbols(dst []uint64, word string) []uint64 {
 	return dst
 }
 
-// spells tells whether each byte has a token.
+// spells reports whether each byte has a token.
 func (m *literalBPE) spells(symbol []byte) bool {
 	for _, b := range symbol {
 		if m.bytes[b] == maxID {

@@ -39,8 +39,8 @@ type shortTokens struct {
 // shortKey is the key of a word whose first eight bytes are x.
 func shortKey(x uint64, size int) uint64 { return x&headMask[size&7] | uint64(size)<<(8*shortSize) }
 
-// newShortTokens holds the short tokens of v for which answers says that a word
-// of these bytes is that one token.
+// newShortTokens holds the short tokens of v for which answers is true: a word of
+// these bytes is that one token.
 func newShortTokens(v *vocab, answers func(id uint32) bool) *shortTokens {
 	n := 0
 	for id := range v.has {

@@ -18,7 +18,7 @@ type memo struct {
 type memoShard struct {
 	mu    sync.Mutex
 	store *store
-	once  *[memoOnce]uint32 // upper halves of the hashes of what came, by their lower bits
+	once  *[memoOnce]uint32 // upper halves of the hashes seen once, by their lower bits
 	_     [40]byte          // one shard per cache line
 }
 
@@ -77,7 +77,8 @@ func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
 	return dst
 }
 
-// get appends the ids of a stretch if they are kept; else it tells whether it came before.
+// get appends the ids of a stretch if they are cached; else again reports whether
+// it was seen before.
 func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, again bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -95,7 +96,7 @@ func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, aga
 	return dst, false, again
 }
 
-// reset forgets everything.
+// reset empties the cache.
 func (m *memo) reset() {
 	for i := range m.shards {
 		s := &m.shards[i]
@@ -110,17 +111,17 @@ func (m *memo) reset() {
 	}
 }
 
-// A cutter finds places in pre-tokenized text where it may be cut whatever
-// stands on either side: the words before the cut and those after it are the
-// words of the whole. So what lies between two cuts can be remembered.
+// A cutter finds places where pre-tokenized text may be cut regardless of the text
+// on either side: the words before the cut and those after it are the words of the
+// whole. So the ids of a stretch between two cuts can be cached.
 //
-// The rules, which TestCutsAreSafe proves for each splitter by trying:
+// The rules, which TestCutsAreSafe checks for each splitter on random text:
 //   - An ASCII letter before an ASCII blank, symbol or punctuation other than an
 //     apostrophe. No alternative of any pattern goes over from one to the other;
 //     the apostrophe could begin a contraction that belongs to the word.
 //   - A letter of another script before a space.
 //   - A Han character before Chinese punctuation.
-//   - A line end before what is no white space (and no slash, where punctuation
+//   - A line end before anything but white space (and slashes, where punctuation
 //     takes slashes after line ends), unless the pattern is GPT-2's, whose white
 //     space looks at what follows.
 //   - In SentencePiece models, before a space that follows a non-space.
@@ -186,13 +187,13 @@ func newCutter(p splitter) *cutter {
 	return c
 }
 
-// safe tells whether s may be cut at i, 0 < i < len(s).
+// safe reports whether s may be cut at i, 0 < i < len(s).
 func (c *cutter) safe(s string, i int) bool {
 	shared := c.before[s[i-1]] & c.after[s[i]]
 	return shared&(cutWord|cutLine) != 0 || shared == cutWide && wideCut(s, i)
 }
 
-// wideCut tells whether a letter stands before a space at i, or a Han character
+// wideCut reports whether a letter stands before a space at i, or a Han character
 // before Chinese punctuation.
 func wideCut(s string, i int) bool {
 	r, _ := utf8.DecodeLastRuneInString(s[:i])

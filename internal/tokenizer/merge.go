@@ -25,8 +25,8 @@ func (w *merger) trim() {
 }
 
 // run merges the symbols in w.parts, appending what is left to dst: always the
-// pair of least rank, the leftmost of equals. The upper halves need not be set. A merge
-// of very many symbols ends early, with a part of the ids, if these are not wanted any more.
+// pair of least rank, the leftmost of equals. The upper halves need not be set. A merge of
+// very many symbols ends early, with a part of the ids, once it is stopped.
 func (w *merger) run(m *merges, dst []uint32, wanted *watch) []uint32 {
 	n := len(w.parts)
 	if n == 0 {

@@ -10,14 +10,14 @@ const (
 	placeBits  = 6
 )
 
-// smallMerge merges up to smallLimit symbols. What takes the time is waiting for tables and for
-// branches that nobody can predict, so the symbols stay where they are, with a set of those
-// that are left, the least rank is taken over all places, used or not, and the two pairs that a merge
-// makes are looked up side by side.
+// smallMerge merges up to smallLimit symbols. Cache misses and mispredicted branches
+// dominate, so the symbols stay in place with a bit set of those that are left, the
+// least rank is taken over all places, used or not, and the two pairs that a merge
+// makes are looked up together.
 //
-// Invariant: pairs[i] is what the pair of symbol i and the next one that is left merges to: its rank,
-// the token and i, in this order of bits; noSmall if it does not merge. The last place of ids is
-// what is outside of the word: a token that merges with nothing.
+// Invariant: pairs[i] describes the merge of symbol i and the next one that is left:
+// rank, token and i, in this order of bits; noSmall if they do not merge. The last
+// place of ids stands for what is outside the word: a token that never merges.
 type smallMerge struct {
 	pairs [smallLimit + smallGroup]uint64
 	ids   [smallLimit + 1]uint32

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// noRank says that a pair does not merge. Ranks need 24 bits.
+// noRank is the rank of a pair that does not merge. Ranks need 24 bits.
 const (
 	noRank   = 1<<32 - 1
 	maxRanks = 1<<24 - 1
@@ -17,22 +17,22 @@ const (
 //
 // Invariant: a pair is in near, or in slots with its bit in filter.
 type merges struct {
-	// near has the pairs of low rank, which are most of those that any text asks for, in
-	// what stays in the processor's cache, each in its one place.
+	// near holds the pairs of low rank, which most lookups ask for, in a table that
+	// fits the processor's cache; each pair has one possible place.
 	near *[1 << nearBits]uint64
 	// slots is an open-addressing table, a power of two, at most four fifths full; a slot is left
 	// id (20 bits), right id (20 bits), rank (24 bits), and all ones when empty.
 	slots []uint64
 	shift uint
-	// filter has a bit for each hash prefix of a pair in slots. Most pairs do not merge, and this
-	// answers for them from a table that stays in the cache, too.
+	// filter has a bit for each hash prefix of a pair in slots. Most pairs do not
+	// merge, and the filter, which fits the cache too, rules them out.
 	filter      []uint64
 	filterShift uint
 	result      []uint32    // rank -> token
-	pairs       [][2]uint32 // rank -> parts, while loading only; noPair if no text reaches it
+	pairs       [][2]uint32 // rank -> parts, while loading only; noPair if no text can produce it
 }
 
-// noPair stands for a pair that no text reaches.
+// noPair is a pair that no text can produce.
 var noPair = [2]uint32{maxID, maxID}
 
 // filterBits is the bits of the filter for each slot.
@@ -58,7 +58,7 @@ const (
 	nearEmpty = 1 << 63
 )
 
-// pairProduct is where the tables look for a pair.
+// pairProduct is the hash of a pair.
 func pairProduct(left, right uint32) uint64 {
 	return (uint64(left)<<packedID | uint64(right)) * pairMul & pairMask
 }
@@ -208,12 +208,10 @@ func (r *mergeReader) read() error {
 		r.pairs, r.result, r.last = append(r.pairs, noPair), append(r.result, 0), r.last[:0]
 		return nil
 	}
-	joined := uint32(0)
+	var joined uint32
 	if rank > 0 && bytes.Equal(r.both, r.last) {
 		joined = r.result[rank-1]
-	} else if id, _, ok := r.v.find(r.both); ok {
-		joined = id
-	} else {
+	} else if joined, _, reachable = r.v.find(r.both); !reachable {
 		return fmt.Errorf("merge %d makes %q, which is not in the vocabulary", rank, r.both)
 	}
 	r.last = append(r.last[:0], r.both...)

@@ -90,7 +90,7 @@ func (t *Tokenizer) readModel(head *modelHead) error {
 	return nil
 }
 
-// prepareWords makes what answers for words before merging does. Where words
+// prepareWords makes the tables that are asked before merging. Where words
 // that are tokens are not merged at all, a part of a word must not be taken for
 // such a word: so nothing is cut unless merging gives the same for each token
 // that a part could be.
@@ -114,7 +114,7 @@ func (t *Tokenizer) prepareWords() {
 	t.joints = newJoints(t.vocab, true)
 }
 
-// mergesBytes tells whether a merge takes or makes a token that stands for a
+// mergesBytes reports whether a merge takes or makes a token that stands for a
 // byte: the text of such a token is not what it stands for.
 func (t *Tokenizer) mergesBytes() bool {
 	for rank, p := range t.merges.pairs {
@@ -212,7 +212,7 @@ func onlyRune(b []byte) (rune, bool) {
 	return first, n == 1
 }
 
-// spaceJoins tells whether a merge joins something that ends in a non-space to
+// spaceJoins reports whether a merge joins something that ends in a non-space to
 // something that begins with a space. Only tokens that merges make matter.
 func (t *Tokenizer) spaceJoins() bool {
 	for _, id := range t.merges.result {

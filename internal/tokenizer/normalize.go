@@ -86,8 +86,8 @@ func composeAt(s string, i int) int {
 	return i
 }
 
-// appendNFC appends the NFC form of s, which is valid UTF-8, or a part of it if it is
-// not wanted any more.
+// appendNFC appends the NFC form of s, which is valid UTF-8, or a part of it once it
+// is stopped.
 func appendNFC(dst []byte, s string, wanted *watch) []byte {
 	var n normalizer
 	for at := 0; at < len(s); {

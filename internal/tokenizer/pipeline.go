@@ -5,28 +5,27 @@ import (
 	"unicode/utf8"
 )
 
-// pipeline is how tokenizers of the less usual shapes work: the stages of
-// tokenizer.json one after the other, each as the library does it. The usual ones
-// have faster ways (splitter, spaceModel); a tokenizer has a pipeline only if
-// none of them does exactly what its file says.
+// pipeline runs the stages of tokenizer.json one after the other, each as the
+// library does it. Tokenizers of the usual shapes have fast paths instead
+// (splitter, spaceModel).
 type pipeline struct {
 	normalizers []normalizeStage
 	splitters   []splitStage
 	// finish appends the ids of one word, in the form in which the last stage left it.
 	finish func(enc *encoder, dst []uint32, word string) []uint32
-	// bytes says that the last stage is ByteLevel, whose words are not written in
-	// its alphabet: they are those of a byte-level model.
+	// bytes: the last stage is ByteLevel of a byte-level model. Its words are kept
+	// as they are instead of being written in its alphabet.
 	bytes bool
 }
 
 // normalizeStage is a normalizer.
 type normalizeStage func(enc *encoder, s string) string
 
-// splitStage is a pre-tokenizer: it hands on the pieces of a piece.
+// splitStage is a pre-tokenizer: it calls next for each part of a piece.
 type splitStage func(enc *encoder, p piece, next func(piece))
 
-// piece is a part of a text between added tokens; first says that it is where
-// the text begins.
+// piece is a part of a text between added tokens; first: the text begins
+// with it.
 type piece struct {
 	text  string
 	first bool
@@ -88,7 +87,7 @@ func (enc *encoder) pipelined(dst []uint32, s string, base int) []uint32 {
 	return dst
 }
 
-// behavior is what becomes of the matches that a text is split at.
+// behavior is how the matches that a text is split at are joined to the rest.
 type behavior uint8
 
 const (
@@ -123,13 +122,13 @@ func split(find matcher, how behavior, invert bool) splitStage {
 	}
 }
 
-// gather puts matches and what lies between together as a behavior says.
+// gather joins matches and the ranges between them according to a behavior.
 type gather struct {
 	p    piece
 	how  behavior
 	next func(piece)
 
-	from, to int // not handed on yet
+	from, to int // not passed to next yet
 	match    bool
 }
 
@@ -182,7 +181,7 @@ func regexMatches(re *regex) matcher {
 
 // classMatches finds single code points of a generated class.
 func classMatches(name string) matcher {
-	set, _ := namedSet(name)
+	set := namedSet(name)
 	return func(_ *encoder, text string, i int) (int, int, bool) {
 		for i < len(text) {
 			in, n := set.hasAt(text, i)

@@ -1,6 +1,9 @@
 package tokenizer
 
-import "unicode/utf8"
+import (
+	"slices"
+	"unicode/utf8"
+)
 
 // regex is a compiled split pattern. It is immutable; a regexSearch runs it.
 type regex struct{ match step }
@@ -28,7 +31,7 @@ type regexSearch struct {
 	depth int
 }
 
-// allow sets the work that a text of so many bytes may take.
+// allow sets the work that a text of the given size may take.
 func (m *regexSearch) allow(bytes int) { m.work, m.depth = freeWork+workPerByte*bytes, 0 }
 
 // exceeded reports whether the text took more work than it may; no result since
@@ -109,8 +112,8 @@ func (c *regexCompiler) compile(n *regexNode, next step) step {
 	case opSet:
 		return repeatSet(n.set, 1, 1, false, next)
 	case opSeq:
-		for i := len(n.subs) - 1; i >= 0; i-- {
-			next = c.compile(n.subs[i], next)
+		for _, s := range slices.Backward(n.subs) {
+			next = c.compile(s, next)
 		}
 		return next
 	case opAlt:
@@ -156,7 +159,7 @@ func (c *regexCompiler) compile(n *regexNode, next step) step {
 		}
 	case opWordBound:
 	}
-	word, _ := namedSet("OnigWord")
+	word := namedSet("OnigWord")
 	return func(m *regexSearch, i int) int {
 		before, _ := utf8.DecodeLastRuneInString(m.text[:i])
 		after, _ := utf8.DecodeRuneInString(m.text[i:])

@@ -321,7 +321,7 @@ func (p *regexParser) codePoints(bracketed bool) ([][2]rune, error) {
 	default:
 		return [][2]rune{{r, r}}, nil
 	}
-	set, _ := namedSet(name)
+	set := namedSet(name)
 	if bracketed && name == "OnigWord" {
 		set = newRuneSet(set.shared(newRuneSet(latinNumbers.inverse())))
 	}

@@ -62,7 +62,7 @@ func (s *runeSet) has(r rune) bool {
 	return ok
 }
 
-// hasAt tells whether the code point at s[i] is in the set, and its length.
+// hasAt reports whether the code point at s[i] is in the set, and its length.
 func (s *runeSet) hasAt(text string, i int) (bool, int) {
 	c := text[i]
 	if c < utf8.RuneSelf {
@@ -97,16 +97,12 @@ func (s *runeSet) shared(other *runeSet) [][2]rune {
 var namedSets sync.Map // name -> *runeSet
 
 // namedSet is one of the generated classes.
-func namedSet(name string) (*runeSet, bool) {
+func namedSet(name string) *runeSet {
 	if s, ok := namedSets.Load(name); ok {
-		return s.(*runeSet), true //nolint:forcetypeassert // the map holds nothing else
-	}
-	text, ok := classRanges[name]
-	if !ok {
-		return nil, false
+		return s.(*runeSet) //nolint:forcetypeassert // the map holds nothing else
 	}
 	var ranges [][2]rune
-	eachRange(text, func(from, to rune) { ranges = append(ranges, [2]rune{from, to}) })
+	eachRange(classRanges[name], func(from, to rune) { ranges = append(ranges, [2]rune{from, to}) })
 	s, _ := namedSets.LoadOrStore(name, newRuneSet(ranges))
-	return s.(*runeSet), true //nolint:forcetypeassert // the map holds nothing else
+	return s.(*runeSet) //nolint:forcetypeassert // the map holds nothing else
 }

@@ -85,11 +85,11 @@ func flatten(c component) []component {
 	return out
 }
 
-// errRebuilt is why a tokenizer is refused that no pipeline could follow either.
+// errRebuilt marks refusals for which the pipeline is not an alternative.
 var errRebuilt = errors.New("rebuilt by the engine")
 
-// readPipeline reads normalizer and pre-tokenizer: the usual shapes, which have
-// fast ways, or any other as a pipeline.
+// readPipeline reads normalizer and pre-tokenizer: one of the usual shapes, or
+// any other as a pipeline.
 func (t *Tokenizer) readPipeline(f *file, head *modelHead) error {
 	norm, err := readComponents(f.normalizer, "normalizer")
 	if err != nil {
@@ -112,8 +112,7 @@ func (t *Tokenizer) readPipeline(f *file, head *modelHead) error {
 	return err
 }
 
-// usual reads the shapes that most models have, and so whether the model is
-// byte-level.
+// usual reads the shapes that most models have, which have fast paths.
 func (t *Tokenizer) usual(norm, pre []component, head *modelHead) error {
 	for _, p := range pre {
 		if p.Type == "ByteLevel" {
@@ -233,7 +232,7 @@ func (t *Tokenizer) spaceLevel(norm, pre []component) error {
 	return unsupported("pre-tokenizer of a model without bytes that is neither none nor Metaspace")
 }
 
-// rebuiltLlama tells whether transformers 5 ignores the pipeline of
+// rebuiltLlama reports whether transformers 5 ignores the pipeline of
 // tokenizer.json, for its class LlamaTokenizer, which builds its own, without
 // normalizer and with an unsplit Metaspace.
 func (t *Tokenizer) rebuiltLlama() bool { return t.config.engineClass() == "LlamaTokenizer" }

@@ -5,10 +5,10 @@ import (
 	"unicode/utf8"
 )
 
-// joints knows which neighbouring characters stand side by side in any token.
-// Where two do not, no merge ever joins what is on the two sides, so a word may
-// be cut there and its parts merged one by one: parts are short, are often
-// tokens themselves, and come again where the word does not. Chinese has words
+// joints holds the pairs of characters that are neighbours in some token. Between
+// two that are not, no merge ever joins the two sides, so a word may be cut there
+// and its parts merged one by one: parts are short, are often tokens themselves,
+// and repeat where the word does not. Chinese has words
 // of a whole clause, SentencePiece models have words with their punctuation.
 //
 // A merge over a cut makes a token that holds the last byte before it and the
@@ -24,7 +24,7 @@ type joints struct {
 }
 
 // newJoints collects the pairs of all tokens of v; wide ones only if the model is
-// byte-level: nothing is cut beside ASCII there, so ASCII pairs are not asked for.
+// byte-level: nothing is cut next to ASCII there, so ASCII pairs are not needed.
 func newJoints(v *vocab, wideOnly bool) *joints {
 	j := &joints{}
 	var pairs []uint64
@@ -63,7 +63,7 @@ func newJoints(v *vocab, wideOnly bool) *joints {
 
 func runePairProduct(l, r rune) uint64 { return (uint64(l)<<21 | uint64(r)) * mulC }
 
-// joined tells whether a token may reach over the middle of two characters.
+// joined reports whether a token may contain the two characters as neighbours.
 func (j *joints) joined(l, r rune) bool {
 	if l < 0x80 && r < 0x80 {
 		return j.ascii[l][r/64]>>(r%64)&1 != 0

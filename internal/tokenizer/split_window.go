@@ -2,7 +2,7 @@ package tokenizer
 
 import "math/bits"
 
-// A window is up to 64 bytes of ASCII whose words are found all at once: a set of
+// A window is up to 64 bytes of ASCII whose words are found together: a set of
 // bits for each kind of byte, and arithmetic on the sets in place of a branch for
 // each byte. Runs are followed by addition: adding the first bit of a run of ones
 // carries to the bit behind it.
@@ -43,8 +43,8 @@ const (
 	laneMore
 )
 
-// windowCodes is a table of codes. controls says whether control characters count as
-// others, as they do not where a pattern asks for punctuation and symbols.
+// windowCodes is a table of codes. With controls, control characters count as
+// others; they do not where a pattern asks for punctuation and symbols.
 func windowCodes(controls bool) *[256]uint64 {
 	var t [256]uint64
 	for b := range t {
@@ -111,7 +111,7 @@ func (w *lanes) read(codes *[256]uint64, text []byte) int {
 	return n
 }
 
-// windowAt tells whether a window at i of s is worth reading.
+// windowAt reports whether a window at i of s is worth reading.
 func windowAt(s string, i int) bool { return s[i] < 0x80 && i+1 < len(s) && s[i+1] < 0x80 }
 
 // words appends to ends[n:] the ends of the words in the window at i of s, which is where a

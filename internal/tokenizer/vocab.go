@@ -72,7 +72,7 @@ func (v *vocab) put(id uint32) bool {
 	return true
 }
 
-// markWhole sets wholeFlag on each token for which whole says so.
+// markWhole sets wholeFlag on each token for which whole is true.
 func (v *vocab) markWhole(whole func(id uint32) bool) {
 	for at, slot := range v.slots {
 		if slot != 0 && whole(uint32(slot)-1) {
@@ -94,7 +94,7 @@ func (v *vocab) eachSlot(f func(id uint32, whole bool)) {
 type vocabEntry struct{ from, to, id uint32 }
 
 // readVocab reads the object of token strings and ids. text turns a token
-// string into the bytes that it matches, or says that no text reaches it.
+// string into the bytes that it matches, or reports that no text can contain it.
 func readVocab(s *scanner, text func(dst, token []byte) ([]byte, bool)) (*vocab, error) {
 	v := &vocab{literal: map[string]uint32{}}
 	raw := make([]byte, 0, len(s.b)/4)
@@ -159,8 +159,8 @@ func (v *vocab) fill(raw []byte, entries []vocabEntry, top uint32) error {
 
 // tokenForm is how the strings of a vocabulary stand for text.
 type tokenForm struct {
-	// text turns a token string into the bytes that it matches, or says that no
-	// text reaches it; name is its inverse.
+	// text turns a token string into the bytes that it matches, or reports that no
+	// text can contain it; name is its inverse.
 	text func(dst, token []byte) ([]byte, bool)
 	name func(text []byte) string
 }
