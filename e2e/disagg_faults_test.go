@@ -27,7 +27,7 @@ var legFaults = map[string]struct {
 	"answers 503": {enginesim.Faults{FailStatus: 503, FailCount: -1}, "unreachable"},
 	"dies":        {enginesim.Faults{DieAfterTokens: 1}, ""},
 	// Only where decode needs the answer.
-	"answers without parameters": {enginesim.Faults{NoTransferParams: true}, "no parameters"},
+	"answers without parameters": {enginesim.Faults{NoTransferParams: true}, "no_parameters"},
 }
 
 // faultsBed is a pair of pools whose legs have some seconds, and a head start that lets
@@ -210,7 +210,7 @@ func (b *bed) another(p *pair, fault enginesim.Faults, outcome string) {
 // nobody: no prefill engine can, so decode computes the prompt, or nobody does.
 func (b *bed) nobody(p *pair) {
 	b.t.Helper()
-	before, degraded := b.legs("failed"), b.metric("kvlane_degraded_total", `reason="prefill failed"`)
+	before, degraded := b.legs("failed"), b.metric("kvlane_degraded_total", `reason="prefill_failed"`)
 	b.fault(enginesim.Faults{FailStatus: 500, FailCount: -1})
 	r := b.long(false)
 	if n := b.legs("failed") - before; n != 2 {
@@ -225,7 +225,7 @@ func (b *bed) nobody(p *pair) {
 	if r.status != http.StatusOK || r.header.Get("X-Kvlane-Prefill") != "" || s.decode == nil || s.decode.RemoteTokens != 0 {
 		b.t.Errorf("status %d, prefilled on %q, decode leg %+v: %s", r.status, r.header.Get("X-Kvlane-Prefill"), s.decode, r.body)
 	}
-	if n := b.metric("kvlane_degraded_total", `reason="prefill failed"`) - degraded; n != 1 {
+	if n := b.metric("kvlane_degraded_total", `reason="prefill_failed"`) - degraded; n != 1 {
 		b.t.Errorf("%v times degraded", n)
 	}
 }

@@ -73,7 +73,7 @@ func TestWithoutATokenizerRequestsAreRoutedByLoad(t *testing.T) {
 	if len(used) != 4 {
 		t.Errorf("used %v", used)
 	}
-	if n := b.metric("kvlane_degraded_total", `reason="model unknown"`); n != 8 {
+	if n := b.metric("kvlane_degraded_total", `reason="model_unknown"`); n != 8 {
 		t.Errorf("%v requests said that the model is unknown", n)
 	}
 	b.sound()

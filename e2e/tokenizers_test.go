@@ -78,7 +78,7 @@ func TestAWorkerThatComesBackWithAnotherTokenizer(t *testing.T) {
 	if !state("e1", "agrees")() {
 		t.Error("e1 no longer agrees")
 	}
-	if n := b.metric("kvlane_degraded_total", `reason="tokenizer differs from engine"`); n == 0 {
+	if n := b.metric("kvlane_degraded_total", `reason="tokenizer_differs"`); n == 0 {
 		t.Error("nothing was counted as degraded")
 	}
 	told := false

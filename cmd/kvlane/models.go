@@ -64,7 +64,7 @@ func renderOutcome(err error) string {
 	case refused:
 		return "refused"
 	case errors.Is(err, model.ErrBreakerOpen):
-		return "breaker open"
+		return "breaker_open"
 	default:
 		return "failed"
 	}

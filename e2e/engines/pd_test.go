@@ -415,12 +415,12 @@ func (p *pair) diesBetween() {
 func (p *pair) gone() {
 	p.relay.Close()
 	p.stays("its leg is refused", "/v1/completions", completion(prose("gone", 150)))
-	if n := p.metric(`kvlane_degraded_total{reason="prefill failed"}`); n != 1 {
+	if n := p.metric(`kvlane_degraded_total{reason="prefill_failed"}`); n != 1 {
 		p.t.Errorf("%v decisions were counted as degraded", n)
 	}
 	p.until("the prefill engine is known to be gone", func() bool { return p.metric(`kvlane_worker_ready{role="prefill",worker="prefill"}`) == 0 })
 	p.stays("no leg is tried", "/v1/chat/completions", chat(user(prose("later", 120))))
-	if n := p.metric(`kvlane_degraded_total{reason="no prefill target"}`); n != 1 {
+	if n := p.metric(`kvlane_degraded_total{reason="no_prefill_target"}`); n != 1 {
 		p.t.Errorf("%v decisions were counted as degraded", n)
 	}
 }

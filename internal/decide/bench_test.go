@@ -204,20 +204,22 @@ func hashesOf(tb testing.TB, d *Decider, body []byte) []kvindex.Hash {
 func blocksOf(tb testing.TB, d *Decider, body []byte) ([]kvindex.Hash, []uint32) {
 	s := d.takeScratch()
 	r := &extproc.Request{Method: "POST", Path: "/v1/chat/completions", Body: body}
-	j := job{d: d, s: s, r: r, entry: observe.NewEntry(r, time.Time{}), api: prompt.Chat, request: &s.request, exact: context.Background()}
-	if reject := j.parse(); reject != nil {
-		tb.Fatal(string(reject.Body))
+	j := job{d: d, s: s, r: r, entry: observe.NewEntry(r, time.Time{}), api: prompt.Chat}
+	in, err := j.read(context.Background(), context.Background())
+	if err != nil {
+		tb.Fatal(err)
 	}
-	if reject := j.tokens(context.Background()); reject != nil {
-		tb.Fatal(string(reject.Body))
+	t, err := j.tokens(context.Background(), context.Background(), in)
+	if err != nil {
+		tb.Fatal(err)
 	}
 	s.hashes, s.prefix = s.hashes[:0], s.prefix[:0]
-	if len(j.ids) == 0 {
+	if len(t.ids) == 0 {
 		return nil, nil
 	}
-	j.hash(d.fleet.Index().Hasher().Seed("demo", "", ""), d.cfg.Index.BlockSize)
+	j.hash(in, t, d.fleet.Index().Hasher().Seed("demo", "", ""), d.cfg.Index.BlockSize)
 	d.keepScratch(s)
-	return s.hashes, j.ids
+	return s.hashes, t.ids
 }
 
 // A conversation of 81 messages, 61 KB, from body bytes to block hashes. The figure

@@ -27,7 +27,7 @@ func TestWhatIsKeptOfAClientIsBounded(t *testing.T) {
 		t.Fatal("not explained")
 	}
 	for name, kept := range map[string]string{
-		"id": e.ID, "path": e.Path, "model": e.Model, "conversation": e.Conversation,
+		"id": e.ID, "model": e.Model, "conversation": e.Conversation,
 		"explained id": e.Explanation.Request, "explained model": e.Explanation.Model, "explained conversation": e.Explanation.Conversation,
 	} {
 		if len(kept) != observe.MaxClient || !strings.HasSuffix(kept, "…") {

@@ -2,10 +2,7 @@ package decide
 
 import (
 	"context"
-	"errors"
 	"runtime"
-
-	"github.com/kvlane/kvlane/extproc"
 )
 
 // largeBody is the size in bytes above which a body counts as large: more than 100,000
@@ -88,17 +85,4 @@ func (d *Decider) withTimeout(ctx context.Context) (context.Context, context.Can
 		return context.WithTimeout(ctx, timeout)
 	}
 	return ctx, func() {}
-}
-
-// errClientGone is the reason for a decision that no client waits for any more.
-var errClientGone = errors.New("the client went away before the decision")
-
-// gone is the answer to a client that went away, nil while it is there. It is called
-// between the stages.
-func (j *job) gone(ctx context.Context) *extproc.Reject {
-	if ctx.Err() == nil {
-		return nil
-	}
-	j.entry.Refusal = errClientGone.Error()
-	return &extproc.Reject{Status: 499, Details: "kvlane_client_gone"}
 }

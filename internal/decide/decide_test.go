@@ -290,10 +290,11 @@ func TestOverridesNeedTrust(t *testing.T) {
 		if (excluded == 8) != trusted {
 			t.Errorf("trusted %v: %d of 8 excluded", trusted, excluded)
 		}
-		j := job{d: b.Decider, s: &scratch{}, r: b.request("/", "", objectiveHeader, "batch")}
-		j.steer()
-		if (j.query.Priority == -1) != trusted {
-			t.Errorf("trusted %v: priority %d", trusted, j.query.Priority)
+		j := &job{d: b.Decider, s: &scratch{}, r: b.request("/", "", objectiveHeader, "batch")}
+		w := &work{job: j, in: &input{}, tokens: &tokens{}}
+		j.query(w)
+		if (w.query.Priority == -1) != trusted {
+			t.Errorf("trusted %v: got priority %d", trusted, w.query.Priority)
 		}
 	}
 }

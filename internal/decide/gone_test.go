@@ -172,9 +172,9 @@ func TestAPanicLeavesNothingBooked(t *testing.T) {
 }
 
 func TestMatchedTokensAreDivided(t *testing.T) {
-	j := job{s: &scratch{overlaps: []routing.Overlap{
+	overlaps := []routing.Overlap{
 		{Slot: 1, Tokens: [kvindex.NumTiers]int32{32, 16}, Speculative: 64}, {Slot: 2, Tokens: [kvindex.NumTiers]int32{16}},
-	}}}
+	}
 	for _, c := range []struct {
 		plan               routing.Plan
 		event, speculative int64
@@ -184,7 +184,7 @@ func TestMatchedTokensAreDivided(t *testing.T) {
 		{routing.Plan{Decode: 1, Prefill: routing.NoSlot, Matched: 40}, 40, 0},
 		{routing.Plan{Decode: 3, Prefill: routing.NoSlot}, 0, 0},
 	} {
-		if event, speculative := j.matched(&c.plan); event != c.event || speculative != c.speculative {
+		if event, speculative := matched(&c.plan, overlaps); event != c.event || speculative != c.speculative {
 			t.Errorf("%+v: %d by events, %d speculative", c.plan, event, speculative)
 		}
 	}

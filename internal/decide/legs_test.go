@@ -209,7 +209,7 @@ func TestNoPrefillWorker(t *testing.T) {
 			if rejected != (d.Reject != nil && d.Reject.Status == http.StatusServiceUnavailable) || rejected != (d.Endpoint == "") {
 				t.Errorf("%+v", d)
 			}
-			if n := p.degraded("no prefill target"); rejected != (n == 0) {
+			if n := p.degraded(degradedNoPrefill); rejected != (n == 0) {
 				t.Errorf("counted %v times", n)
 			}
 			end(&d, 200)
@@ -235,10 +235,10 @@ func TestAClientThatLeavesCancelsItsPrefillLeg(t *testing.T) {
 	}
 }
 
-// Legs at once: the leg runs on while decode does, and ends with it if that fails.
+// Concurrent legs: the prefill leg runs on while decode does, and ends with it if that fails.
 func TestALegBesideTheDecodeLeg(t *testing.T) {
 	p := newPoolsOf(t, "sglang")
-	p.Decider.legs.headStart = 0
+	p.Decider.legs.SetHeadStart(0)
 	p.both(hang)
 	d := p.ask(t.Context(), "a")
 	if !strings.Contains(string(d.Body), `"bootstrap_room":`) {
@@ -246,7 +246,7 @@ func TestALegBesideTheDecodeLeg(t *testing.T) {
 	}
 	end(&d, 503) // the cleanup waits for the leg
 	// Decode engines of SGLang compute nothing by themselves.
-	p.Decider.legs.headStart = time.Minute
+	p.Decider.legs.SetHeadStart(time.Minute)
 	p.both(status(500))
 	if d = p.ask(t.Context(), "b"); d.Reject == nil || d.Reject.Status != 503 {
 		t.Errorf("%+v", d)
@@ -268,7 +268,7 @@ func TestALegThatFailsBesideTheDecodeLeg(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPoolsOf(t, "sglang")
-			p.Decider.legs.headStart = time.Millisecond
+			p.Decider.legs.SetHeadStart(time.Millisecond)
 			decided := make(chan struct{})
 			ended := make(chan struct{})
 			p.both(func(w http.ResponseWriter, r *http.Request) {
@@ -476,7 +476,7 @@ func TestManySplitRequests(t *testing.T) {
 	for _, connector := range []string{"nixl", "sglang"} {
 		t.Run(connector, func(t *testing.T) {
 			p := newPoolsOf(t, connector)
-			p.Decider.legs.headStart = time.Millisecond
+			p.Decider.legs.SetHeadStart(time.Millisecond)
 			var n atomic.Int64
 			p.answer(0, func(w http.ResponseWriter, r *http.Request) {
 				switch n.Add(1) % 4 {

@@ -76,19 +76,19 @@ func TestUsageThatStays(t *testing.T) {
 
 // Usage that comes before the leg's end waits a little, once.
 func TestUsageBeforeTheLegsEnd(t *testing.T) {
-	u := &legUsage{ended: make(chan struct{})}
+	u := disagg.NewLegUsage()
 	tk := &ticket{legUsage: u}
 	usage := `{"prompt_tokens":7}`
 	if got := string(tk.tellUsage(nil, []byte(usage))); got != usage || !tk.impatient {
 		t.Errorf("%s, impatient %v", got, tk.impatient)
 	}
-	u.keep([]byte(withUsage))
+	u.Keep([]byte(withUsage))
 	if got := string(tk.tellUsage(nil, []byte(usage))); got != `{"prompt_tokens":400}` {
 		t.Errorf("%s", got)
 	}
-	u = &legUsage{ended: make(chan struct{})}
-	time.AfterFunc(time.Millisecond, func() { u.keep(nil) })
-	if !u.wait(time.Minute) || u.usage != (disagg.Usage{Prompt: -1, Cached: -1}) {
-		t.Errorf("%+v", u.usage)
+	u = disagg.NewLegUsage()
+	time.AfterFunc(time.Millisecond, func() { u.Keep(nil) })
+	if !u.Wait(time.Minute) || string(u.Edit(nil, []byte(usage))) != usage {
+		t.Errorf("got %s, want the usage as it was", u.Edit(nil, []byte(usage)))
 	}
 }

@@ -4,12 +4,15 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -28,18 +31,19 @@ func TestANewcomerInThePrefillWorkersSlot(t *testing.T) {
 	t.Cleanup(newcomer.Close)
 	now := p.now()
 	s := &scratch{}
-	j := &job{d: p.Decider, began: now, clock: now, s: s, request: &s.request, r: &extproc.Request{ID: "x", Method: "POST", Path: "/v1/completions",
+	j := &job{d: p.Decider, began: now, clock: now, s: s, api: prompt.Completions, r: &extproc.Request{ID: "x", Method: "POST", Path: "/v1/completions",
 		Body: []byte(`{"prompt":"` + strings.Repeat("word ", 400) + `"}`)}}
-	j.open()
-	if reject := j.parse(); reject != nil {
-		t.Fatal(reject)
+	j.entry = observe.NewEntry(j.r, now)
+	in, err := j.read(t.Context(), t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	j.query.ID, j.query.PromptTokens = "x", 1000
-	plan, decode, err := j.place(t.Context(), nil)
-	if err != nil || plan.Prefill == routing.NoSlot {
+	w := &work{job: j, in: in, tokens: &tokens{count: 1000}, query: routing.Query{ID: "x", PromptTokens: 1000}}
+	plan, err := w.place(t.Context())
+	if err != nil || plan.plan.Prefill == routing.NoSlot {
 		t.Fatal(plan, err)
 	}
-	gone := j.prefillAt.Target.Worker
+	gone := plan.prefill.Target.Worker
 	var list []workers.Worker
 	for _, w := range p.list {
 		if w.Name == gone {
@@ -48,10 +52,13 @@ func TestANewcomerInThePrefillWorkersSlot(t *testing.T) {
 		list = append(list, w)
 	}
 	p.Fleet().SetWorkers(list)
-	if at := p.fleet.View().Endpoint(plan.Prefill); at == nil || at.Target.Worker != "newcomer" {
+	if at := p.fleet.View().Endpoint(plan.plan.Prefill); at == nil || at.Target.Worker != "newcomer" {
 		t.Fatalf("the slot is %+v's", at)
 	}
-	d := j.split(t.Context(), plan, decode)
+	d, err := w.split(t.Context(), plan)
+	if err != nil {
+		t.Fatal(err)
+	}
 	other := 0
 	if gone == "p0" {
 		other = 1
@@ -59,8 +66,8 @@ func TestANewcomerInThePrefillWorkersSlot(t *testing.T) {
 	if n := heard.Load(); n != 0 || d.Endpoint != "10.0.0.9:1" || p.legs[other].Load() != 1 || p.legs[1-other].Load() != 0 {
 		t.Errorf("the newcomer had %d legs, p0 %d, p1 %d; %+v", n, p.legs[0].Load(), p.legs[1].Load(), d)
 	}
-	if j.entry.Prefill != j.prefillAt.Target.String() || j.prefillAt.Target.Worker == gone {
-		t.Errorf("prefilled by %s, the decision log says %s", j.prefillAt.Target, j.entry.Prefill)
+	if want := "p" + strconv.Itoa(other); j.entry.Prefill != want {
+		t.Errorf("the decision log says %s, want %s", j.entry.Prefill, want)
 	}
 	end(&d, http.StatusOK)
 	p.Fleet().SetWorkers(p.list)

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
 
 	"github.com/kvlane/kvlane/extproc"
@@ -14,6 +15,10 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
+// usagePatience is how long an answer's usage waits for a prefill leg that runs
+// concurrently with the decode leg: it answers about when decode has its blocks.
+const usagePatience = 500 * time.Millisecond
+
 // ticket follows a decided request: it turns what becomes of it into the ledger's
 // phases. It implements extproc.OutcomeTicket and extproc.EditTicket.
 type ticket struct {
@@ -21,27 +26,27 @@ type ticket struct {
 	entry       *observe.Entry
 	reservation routing.ReservationID
 	slot        kvindex.Slot
-	place       *fleet.Endpoint
+	endpoint    *fleet.Endpoint
 	decided     time.Time
 	// predicted is the cached tokens that the decision counted on.
 	predicted int64
 	// credit is what the index counts on because the prompt was sent to the decode target.
 	credit kvindex.Credit
-	// stores says that the prompt has at least one whole block that was not there.
+	// stores reports that the prompt has at least one whole block that was not there.
 	stores bool
 	// batches of events had come from the target when the request was decided.
 	batches uint64
 
 	// prefillMatched is the cached tokens that the prefill leg counted on.
 	prefillMatched int64
-	// stopLeg ends a prefill leg that runs beside the decode leg, nil if none does.
+	// stopLeg ends a prefill leg that runs concurrently with the decode leg, nil if none does.
 	// When the decode leg has ended well its prefill leg has too, or is about to
 	// answer: it is left alone then.
 	stopLeg context.CancelFunc
 
-	// legUsage is nil if the client is told what decode reports. impatient says that it
-	// did not come in time.
-	legUsage  *legUsage
+	// legUsage is nil if the client is told what decode reports. impatient reports that
+	// it did not come in time.
+	legUsage  *disagg.LegUsage
 	impatient bool
 	editor    *prompt.UsageEditor
 
@@ -52,11 +57,11 @@ type ticket struct {
 // ResponseHeaders implements extproc.Ticket.
 func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	t.entry.SetStatus(status)
-	if served != "" && served != t.place.Address {
+	if served != "" && served != t.endpoint.Address {
 		t.moved(served)
 	}
-	worker := t.place.Target.Worker
-	t.d.fleet.CountResponse(t.place.Member, status)
+	worker := t.endpoint.Target.Worker
+	t.d.fleet.CountResponse(t.endpoint.Member, status)
 	if status/100 == 4 {
 		t.d.fleet.Withdraw(t.credit) // refused: nothing is computed
 	}
@@ -86,11 +91,11 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 
 // moved books the request where it really is: Envoy retried, or fell back.
 func (t *ticket) moved(served string) {
-	t.d.metrics.Moved.WithLabelValues(t.place.Target.Worker).Inc()
-	t.d.fleet.ForgetGone(t.place.Target.Worker)
+	t.d.metrics.Moved.WithLabelValues(t.endpoint.Target.Worker).Inc()
+	t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	t.d.fleet.Withdraw(t.credit)
 	if t.d.onSuspect != nil {
-		t.d.onSuspect(t.place.Target.Worker)
+		t.d.onSuspect(t.endpoint.Target.Worker)
 	}
 	f := t.d.fleet.View()
 	slots := f.AtAddress(served)
@@ -112,7 +117,7 @@ func (t *ticket) moved(served string) {
 	if rebooked {
 		t.slot = best
 		if p := f.Endpoint(best); p != nil {
-			t.place = p
+			t.endpoint = p
 			t.entry.SetTarget(p.Target.String())
 		}
 	}
@@ -152,11 +157,11 @@ func (t *ticket) tellUsage(dst, usage []byte) []byte {
 	if t.impatient {
 		patience = 0
 	}
-	if !t.legUsage.wait(patience) {
+	if !t.legUsage.Wait(patience) {
 		t.impatient = true
 		return append(dst, usage...)
 	}
-	return t.legUsage.usage.Edit(dst, usage)
+	return t.legUsage.Edit(dst, usage)
 }
 
 // observed compares predicted with reported cached tokens.
@@ -169,7 +174,7 @@ func (t *ticket) observed() {
 	if !ok || u.Cached < 0 {
 		return
 	}
-	worker := t.place.Target.Worker
+	worker := t.endpoint.Target.Worker
 	t.d.metrics.Predicted.WithLabelValues(worker).Add(float64(t.predicted))
 	t.d.metrics.Observed.WithLabelValues(worker).Add(float64(u.Cached))
 	t.entry.SetCached(u.Cached)
@@ -190,7 +195,7 @@ func looksLikeSSE(chunk []byte) bool {
 // FirstToken implements extproc.Ticket.
 func (t *ticket) FirstToken(at time.Time) {
 	t.firstToken(at)
-	t.d.metrics.FirstToken.WithLabelValues(t.place.Target.Worker).Observe(at.Sub(t.decided).Seconds())
+	t.d.metrics.FirstToken.WithLabelValues(t.endpoint.Target.Worker).Observe(at.Sub(t.decided).Seconds())
 }
 
 func (t *ticket) firstToken(at time.Time) {
@@ -205,14 +210,14 @@ func (t *ticket) firstToken(at time.Time) {
 func (t *ticket) End(at time.Time) {
 	t.observed()
 	t.d.book(at, func(r *routing.Router, now time.Duration) { r.Release(now, t.reservation) })
-	t.d.fleet.ForgetGone(t.place.Target.Worker)
+	t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	t.entry.SetEnded(at)
 	if t.stopLeg != nil && !t.entry.Succeeded() {
 		t.stopLeg()
 	}
 	if t.stores && t.entry.Succeeded() {
 		// Of many that end together the events may all have come before.
-		t.place.Member.Finished(t.slot, t.place.Target, t.place.Counters.Batches.Load() == t.batches)
+		t.endpoint.Member.Finished(t.slot, t.endpoint.Target, t.endpoint.Counters.Batches.Load() == t.batches)
 	}
 }
 
@@ -220,14 +225,14 @@ func (t *ticket) End(at time.Time) {
 func (t *ticket) Outcome(o extproc.Outcome) {
 	t.entry.SetOutcome(o)
 	for _, flag := range o.Flags {
-		t.d.metrics.Flags.WithLabelValues(t.place.Target.Worker, flag).Inc()
+		t.d.metrics.Flags.WithLabelValues(t.endpoint.Target.Worker, flag).Inc()
 	}
 	if len(o.Flags) > 0 {
-		t.d.fleet.ForgetGone(t.place.Target.Worker)
+		t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	}
 	if !o.FirstToken.IsZero() {
-		t.d.metrics.FirstToken.WithLabelValues(t.place.Target.Worker).Observe(o.FirstToken.Sub(t.decided).Seconds())
-		t.d.fleet.ForgetGone(t.place.Target.Worker)
+		t.d.metrics.FirstToken.WithLabelValues(t.endpoint.Target.Worker).Observe(o.FirstToken.Sub(t.decided).Seconds())
+		t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	}
 	if t.d.cfg.Log.Decisions {
 		t.d.log.Info().Str("request", t.entry.ID).Int("status", o.Status).Strs("flags", o.Flags).Str("details", o.Details).

@@ -9,101 +9,101 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// waiting are the requests for which no target has room. Whoever makes room places
-// them, in order and under the router's lock, so that nobody is overtaken; the
-// goroutines of the requests sleep meanwhile. Guarded by Decider.mu.
+// waiting are the requests for which no target has capacity. The goroutine that frees
+// capacity places them, in order and under the router's lock, so that none is
+// overtaken; their own goroutines sleep meanwhile. Guarded by Decider.mu.
 type waiting struct {
 	queue routing.Queue
 	// patience is the longest wait.
 	patience time.Duration
 	byID     map[uint64]*waiter
 	last     uint64
-	// full lists the models without room during one serve.
+	// full lists the models without capacity during one placeWaiting.
 	full []string
 }
 
-// waiter is a request in the queue. Its job belongs to whoever holds Decider.mu until
-// it has left the queue.
+// waiter is a request in the queue.
 type waiter struct {
-	id  uint64
-	job *job
-	ex  *routing.Explanation
-	// left is closed when the request has left the queue by the hand of another.
+	id   uint64
+	work *work
+	// left is closed when another goroutine has taken the request out of the queue.
 	left chan struct{}
-	// plan and err are the outcome of the last attempt.
-	plan routing.Plan
-	err  error
-	// panicked is what an attempt by another's hand panicked with.
+	// placed and err are the outcome of the last attempt; panicked is what it panicked
+	// with.
+	placed   *placed
+	err      error
 	panicked any
 }
 
-// choose picks at once, or enters the queue if there is no room: the waiter returned
-// then is not nil. A request that is planned anew never enters it: a prefill worker may
-// hold its blocks, for as long as their lease. The caller holds d.mu.
-func (d *Decider) choose(j *job, ex *routing.Explanation) (routing.Plan, *waiter, error) {
-	now := d.since(j.clock)
-	if j.replans > 0 {
-		plan, err := j.try(now, ex)
-		return plan, nil, err
+// choose picks, or enters the queue if there is no capacity: the waiter returned then
+// is not nil.
+func (w *work) choose() (*placed, *waiter, error) {
+	d := w.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.since(w.clock)
+	if w.again > 0 {
+		p, err := w.try(now)
+		return p, nil, err
 	}
-	ahead := d.waiting.ahead(j)
-	var plan routing.Plan
+	ahead := d.waiting.ahead(w)
 	var err error
 	if ahead == nil {
-		if plan, err = j.try(now, ex); !isFull(err) {
-			return plan, nil, err
+		var p *placed
+		if p, err = w.try(now); !isFull(err) {
+			return p, nil, err
 		}
 	} else {
 		err = ahead.err
 	}
-	w := &waiter{id: d.waiting.last + 1, job: j, ex: ex, left: make(chan struct{}), err: err}
-	shed, hasShed, ok := d.waiting.queue.Push(routing.Waiter{ID: w.id, Priority: j.query.Priority, Deadline: now + d.waiting.patience})
+	q := &waiter{id: d.waiting.last + 1, work: w, left: make(chan struct{}), err: err}
+	shed, hasShed, ok := d.waiting.queue.Push(routing.Waiter{ID: q.id, Priority: w.query.Priority, Deadline: now + d.waiting.patience})
 	if !ok {
-		return routing.Plan{}, nil, err
+		return nil, nil, err
 	}
 	if hasShed {
 		d.waiting.dismiss(d.waiting.byID[shed.ID])
 	}
-	d.waiting.last = w.id
-	d.waiting.byID[w.id] = w
+	d.waiting.last = q.id
+	d.waiting.byID[q.id] = q
 	if ahead != nil {
-		// It did not ask for itself: room that came with time alone shows here.
-		d.serve(now)
+		// It did not try for itself: capacity that came with time alone shows here.
+		d.placeWaiting(now)
 	}
-	return routing.Plan{}, w, nil
+	return nil, q, nil
 }
 
-// wait sleeps until the request was placed, has been shed, has waited long enough, or
-// the client is gone.
-func (d *Decider) wait(ctx context.Context, w *waiter) (routing.Plan, error) {
+// wait sleeps until the request was placed, has been shed, has waited for patience, or
+// its client has left.
+func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
 	timer := time.NewTimer(d.waiting.patience)
 	defer timer.Stop()
-	w.job.r.Hold(true)
-	defer w.job.r.Hold(false)
+	q.work.r.Hold(true)
+	defer q.work.r.Hold(false)
 	gone := false
 	select {
-	case <-w.left:
+	case <-q.left:
 	case <-timer.C:
 	case <-ctx.Done():
 		gone = true
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.waiting.queue.Remove(w.id) {
-		delete(d.waiting.byID, w.id)
+	if d.waiting.queue.Remove(q.id) {
+		delete(d.waiting.byID, q.id)
 		if gone {
-			return routing.Plan{}, errClientGone
+			return nil, errClientGone
 		}
 	}
-	if w.panicked != nil {
-		panic(w.panicked)
+	if q.panicked != nil {
+		panic(q.panicked)
 	}
-	return w.plan, w.err
+	return q.placed, q.err
 }
 
-// serve places those who wait, as far as there is room now. It is called, under d.mu,
-// after whatever may have made room.
-func (d *Decider) serve(now time.Duration) {
+// placeWaiting places waiting requests as far as there is capacity. It is called,
+// under d.mu, after whatever may have freed some.
+func (d *Decider) placeWaiting(now time.Duration) {
 	if d.waiting.queue.Len() == 0 {
 		return
 	}
@@ -112,85 +112,59 @@ func (d *Decider) serve(now time.Duration) {
 		d.waiting.full = d.waiting.full[:0]
 	}()
 	d.waiting.queue.Serve(now, func(next routing.Waiter) bool {
-		w := d.waiting.byID[next.ID]
-		if w.plain() && slices.Contains(d.waiting.full, w.job.query.Model) {
+		q := d.waiting.byID[next.ID]
+		model := q.work.query.Model
+		if q.plain() && slices.Contains(d.waiting.full, model) {
 			return false
 		}
-		w.attempt(now)
-		if isFull(w.err) {
-			if w.plain() {
-				d.waiting.full = append(d.waiting.full, w.job.query.Model)
+		q.attempt(now)
+		if isFull(q.err) {
+			if q.plain() {
+				d.waiting.full = append(d.waiting.full, model)
 			}
 			return false
 		}
-		d.waiting.dismiss(w)
+		d.waiting.dismiss(q)
 		return true
 	})
 }
 
-// attempt tries again for a waiter. A panic is the waiter's, not that of whoever made
-// room, and takes it out of the queue: the others get their turn.
-func (w *waiter) attempt(now time.Duration) {
+// attempt tries again for a waiter, with what the index holds by now. A panic is the
+// waiter's, not that of the goroutine that freed capacity, and takes the waiter out of
+// the queue, so that the others get their turn.
+func (q *waiter) attempt(now time.Duration) {
 	defer func() {
-		if w.panicked = recover(); w.panicked != nil {
-			w.err = nil
+		if q.panicked = recover(); q.panicked != nil {
+			q.err = nil
 		}
 	}()
-	w.job.overlap() // the index has changed while the request waited
-	w.plan, w.err = w.job.try(now, w.ex)
+	q.work.overlap(q.work.tokens)
+	q.placed, q.err = q.work.try(now)
 }
 
-// ahead returns a waiter that has the better right to the room that j asks for.
-func (q *waiting) ahead(j *job) *waiter {
-	for _, w := range q.byID {
-		if w.job.query.Model == j.query.Model && w.job.query.Priority >= j.query.Priority && w.plain() {
-			return w
+// ahead returns a waiter that has the better right to the capacity that w asks for.
+func (l *waiting) ahead(w *work) *waiter {
+	for _, q := range l.byID {
+		if q.work.query.Model == w.query.Model && q.work.query.Priority >= w.query.Priority && q.plain() {
+			return q
 		}
 	}
 	return nil
 }
 
-func (q *waiting) dismiss(w *waiter) {
-	delete(q.byID, w.id)
-	close(w.left)
+func (l *waiting) dismiss(q *waiter) {
+	delete(l.byID, q.id)
+	close(q.left)
 }
 
-// plain requests of a model can go to all its targets: if one of them finds no room,
-// the others behind it find none.
-func (w *waiter) plain() bool {
-	q := &w.job.query
-	return q.Pin == nil && q.Subset == nil && len(q.Exclude) == 0
+// plain reports whether the request may go to every target of its model: if one such
+// request finds no capacity, the ones behind it need not be tried.
+func (q *waiter) plain() bool {
+	query := &q.work.query
+	return query.Pin == nil && query.Subset == nil && len(query.Exclude) == 0
 }
 
 func isFull(err error) bool {
 	_, full := errors.AsType[*routing.CapacityError](err)
 	return full
-}
-
-// try picks and books. The caller holds d.mu.
-func (j *job) try(now time.Duration, ex *routing.Explanation) (routing.Plan, error) {
-	d := j.d
-	if j.r.HasSubset {
-		j.s.subset.Reset()
-		d.router.AddressSet(&j.s.subset, j.r.Subset)
-		j.query.Subset = &j.s.subset
-	}
-	var plan routing.Plan
-	var err error
-	if d.record == 0 && j.entry.Recorded == nil {
-		plan, err = d.router.Pick(now, &j.query, j.s.overlaps, ex)
-	} else {
-		if j.entry.Recorded == nil {
-			d.record--
-		}
-		j.entry.Recorded, err = d.router.PickRecorded(now, &j.query, j.s.overlaps, ex)
-		plan = j.entry.Recorded.Plan
-	}
-	if err == nil {
-		// The router forgets a target before its slot can be another's in the fleet: under
-		// its lock both speak of the same worker.
-		f := d.fleet.View()
-		j.decodeAt, j.prefillAt = f.Endpoint(plan.Decode), f.Endpoint(plan.Prefill)
-	}
-	return plan, err
 }

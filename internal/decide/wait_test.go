@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/workers"
-	"github.com/kvlane/kvlane/routing"
 )
 
 // asked is a decision that may still wait.
@@ -117,8 +116,8 @@ func TestAPanickingWaiterIsAlone(t *testing.T) {
 	behind := b.send(2)
 	b.mu.Lock()
 	for _, w := range b.waiting.byID {
-		if w.job.r == r {
-			w.job.s = nil
+		if w.work.r == r {
+			w.work.job.s = nil
 		}
 	}
 	b.mu.Unlock()
@@ -195,8 +194,8 @@ func TestAPlaceForAClientThatIsGone(t *testing.T) {
 	for _, w := range b.waiting.byID {
 		// As book does for a request that ends, but with no time between.
 		b.router.Release(b.since(time.Now()), running.Ticket.(*ticket).reservation)
-		b.serve(b.since(time.Now()))
-		if w.plan.Reservation == (routing.Plan{}).Reservation {
+		b.placeWaiting(b.since(time.Now()))
+		if w.placed == nil {
 			t.Errorf("not placed: %v", w.err)
 		}
 	}

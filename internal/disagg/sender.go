@@ -44,7 +44,7 @@ const (
 	// Refused: the worker answered with a status that is the client's fault.
 	Refused Outcome = "refused"
 	// Incomplete: the answer has no transfer parameters.
-	Incomplete Outcome = "no parameters"
+	Incomplete Outcome = "no_parameters"
 	// Unusable: the leg could not be made.
 	Unusable Outcome = "unusable"
 	// Cancelled: the request ended first.

@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"sync/atomic"
 
@@ -42,6 +43,13 @@ type Member struct {
 	// blockSize is the engine's block in tokens, as configured or as its events say; 0
 	// while unknown. Shared by all states of the same worker.
 	blockSize *atomic.Int32
+}
+
+// Replaces reports whether a leg for decode target o can be served by e's worker too:
+// it is another one that decodes the same models, ready, and of the same local rank.
+func (e *Endpoint) Replaces(o *Endpoint) bool {
+	m := e.Member
+	return m.Name != o.Member.Name && e.Rank == o.Rank && m.Role != "prefill" && m.Ready && !m.Draining && slices.Equal(m.Models, o.Member.Models)
 }
 
 // View is the fleet at one moment. A change makes a new one: readers hold no lock.

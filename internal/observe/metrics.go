@@ -125,7 +125,7 @@ func New(version string) *Metrics {
 		ExtProcFailures: counter("extproc_failures_total", "Protocol failures survived, by kind.", "kind"),
 		Checks:          counter("health_checks_total", "Health checks by worker and outcome.", "worker", "outcome"),
 		Legs:            counter("prefill_legs_total", "Prefill legs by worker and outcome.", "worker", "outcome"),
-		Renders:         counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker open).", "model", "outcome"),
+		Renders:         counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker_open).", "model", "outcome"),
 		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model, worker, API and outcome.", "model", "worker", "api", "outcome"),
 	}
 	m.LateFirstTokens = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "kvlane", Name: "extproc_late_first_tokens_total",

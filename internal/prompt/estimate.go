@@ -1,54 +1,51 @@
-package decide
+package prompt
 
 import (
 	"encoding/json"
 	"unicode/utf8"
-
-	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/routing"
 )
 
 // maxEstimated bounds the text that is counted exactly, in bytes of JSON; of a longer
 // prompt the JSON's length is taken, which is close then.
 const maxEstimated = 256 << 10
 
-// estimateTokens is the length of a prompt that nothing can tokenize: a quarter of
-// its characters (not bytes), or the number of its ids. Images and other parts
+// EstimateTokens estimates the length of a prompt that is not tokenized: a quarter
+// of its characters (not bytes), or the number of its ids. Images and other parts
 // without text count nothing.
-func estimateTokens(r *prompt.Request) int64 {
+func (r *Request) EstimateTokens() int64 {
 	raw := r.Prompt.Of(r.Body)
 	switch {
-	case r.Form == prompt.FormNone:
+	case r.Form == FormNone:
 		return 0
-	case r.Form == prompt.FormIDs:
+	case r.Form == FormIDs:
 		return int64(r.Count)
 	case len(raw) > maxEstimated:
-		return routing.EstimateTokens(len(raw))
+		return quarter(len(raw))
 	}
 	chars := 0
 	switch r.Form {
-	case prompt.FormIDLists:
+	case FormIDLists:
 		ids := 0
 		for _, e := range r.Elements {
-			list, _ := prompt.AppendIDs(nil, e.Of(r.Body))
+			list, _ := AppendIDs(nil, e.Of(r.Body))
 			ids += len(list)
 		}
 		return int64(ids)
-	case prompt.FormText, prompt.FormOther:
+	case FormText, FormOther:
 		chars = textLength(raw)
-	case prompt.FormTexts:
+	case FormTexts:
 		for _, e := range r.Elements {
 			chars += textLength(e.Of(r.Body))
 		}
-	case prompt.FormMessages, prompt.FormItems:
+	case FormMessages, FormItems:
 		for _, e := range r.Elements {
-			chars += contentLength(prompt.Member(e.Of(r.Body), "content"))
+			chars += contentLength(Member(e.Of(r.Body), "content"))
 		}
 		if raw[0] == '"' { // responses take a text
 			chars += textLength(raw)
 		}
 	}
-	return routing.EstimateTokens(chars)
+	return quarter(chars)
 }
 
 // contentLength is the characters of a message's content: a text, or parts of which
@@ -72,9 +69,12 @@ func contentLength(raw []byte) int {
 
 // textLength is a JSON string's characters, 0 of anything else.
 func textLength(raw []byte) int {
-	text, err := prompt.AppendText(nil, raw)
+	text, err := AppendText(nil, raw)
 	if err != nil {
 		return 0
 	}
 	return utf8.RuneCount(text)
 }
+
+// quarter is the tokens that so many characters are taken for.
+func quarter(chars int) int64 { return int64(chars / 4) }

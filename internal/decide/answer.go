@@ -1,0 +1,116 @@
+package decide
+
+import (
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// Reasons for decisions that know less than they could (metric degraded_total).
+const (
+	degradedPartial     = "body_not_seen"
+	degradedBody        = "body_not_read"
+	degradedModel       = "model_unknown"
+	degradedTokenizer   = "no_tokenizer"
+	degradedSuspended   = "tokenizer_differs"
+	degradedRefused     = "engine_would_refuse"
+	degradedTokens      = "tokens_unknown"
+	degradedFront       = "prompt_known_in_part"
+	degradedShortPrompt = "shorter_than_a_block"
+	degradedDeadline    = "deadline"
+	degradedPrefill     = "prefill_failed"
+	degradedNoPrefill   = "no_prefill_target"
+)
+
+// degradations are the reasons above that any installation can meet: their counters exist before the first case.
+var degradations = []string{
+	degradedPartial, degradedBody, degradedModel, degradedTokenizer, degradedSuspended, degradedRefused, degradedTokens, degradedFront, degradedShortPrompt,
+	degradedDeadline,
+}
+
+// errClientGone ends a decision whose client has left.
+var errClientGone = errors.New("the client went away before the decision")
+
+// rejectError is an answer to the client instead of a target. Why is what the
+// decision log says beyond it.
+type rejectError struct {
+	*extproc.Reject
+
+	Why string
+}
+
+// Error returns the reason, which is the details in Envoy's access log too.
+func (e *rejectError) Error() string { return e.Details }
+
+// fail returns an error body in the shape that the API's clients expect.
+func (j *job) fail(status int, details, message string) error {
+	return j.failure(details, prompt.Failure{Status: status, Message: message})
+}
+
+func (j *job) failure(details string, f prompt.Failure) error {
+	f.Type = failureTypes[f.Status]
+	return &rejectError{Reject: &extproc.Reject{Status: f.Status, Details: details, Body: prompt.AppendFailure(nil, j.api, f)}}
+}
+
+// failureTypes are OpenAI's names for what went wrong.
+var failureTypes = map[int]string{400: "invalid_request_error", 404: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 500: "internal_server_error", 503: "service_unavailable_error"}
+
+// answer turns the error of a step into the answer to the client. The client is told
+// what it can do; counts and names are for the decision log.
+func (j *job) answer(err error) extproc.Decision {
+	if e, ok := errors.AsType[*rejectError](err); ok {
+		if e.Why != "" {
+			j.entry.Refusal = observe.Clip(e.Why)
+		}
+		return j.reject(e.Reject)
+	}
+	j.entry.Refusal = observe.Clip(err.Error())
+	if errors.Is(err, errClientGone) {
+		return j.reject(&extproc.Reject{Status: 499, Details: "kvlane_client_gone"})
+	}
+	if full, ok := errors.AsType[*routing.CapacityError](err); ok {
+		seconds := strconv.Itoa(int(full.RetryAfter.Round(time.Second).Seconds()))
+		reject := j.rejection(http.StatusTooManyRequests, "kvlane_capacity_exhausted", "all workers that could serve this request are busy; try again in "+seconds+" s")
+		reject.Headers = []extproc.Header{{Name: "retry-after", Value: seconds}}
+		return j.reject(reject)
+	}
+	return j.reject(j.rejection(http.StatusServiceUnavailable, "kvlane_no_eligible_worker", "no worker can serve this request at the moment"))
+}
+
+func (j *job) rejection(status int, details, message string) *extproc.Reject {
+	return &extproc.Reject{Status: status, Details: details, Body: prompt.AppendFailure(nil, j.api, prompt.Failure{Status: status, Type: failureTypes[status], Message: message})}
+}
+
+func (j *job) reject(r *extproc.Reject) extproc.Decision {
+	j.entry.Rejected, j.entry.Reason = r.Status, r.Details
+	j.d.metrics.Rejected.WithLabelValues(strconv.Itoa(r.Status), r.Details).Inc()
+	j.d.metrics.Requests.WithLabelValues(j.entry.API, "rejected").Inc()
+	j.log()
+	return extproc.Decision{Reject: r}
+}
+
+// log enters the decision into the decision log, and into the process's log if
+// log.decisions is on.
+func (j *job) log() {
+	j.d.decisions.Add(j.entry)
+	if !j.d.cfg.Log.Decisions {
+		return
+	}
+	e := j.entry
+	line := j.d.log.Info().Str("request", e.ID).Str("api", e.API).Str("model", e.Model)
+	if e.Rejected != 0 {
+		line.Int("status", e.Rejected).Str("reason", e.Reason).Str("detail", e.Refusal).Msg("rejected")
+		return
+	}
+	if e.Prefill != "" {
+		line.Str("prefill", e.Prefill)
+	}
+	line.Str("target", e.Target).Str("endpoint", e.Endpoint).Str("via", e.Via).Int64("prompt_tokens", e.PromptTokens).
+		Int64("matched_tokens", e.Matched).Str("degraded", e.Degraded).Dur("took", j.clock.Sub(j.began)).Msg("routed")
+}

@@ -1,0 +1,184 @@
+package decide
+
+import (
+	"context"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/disagg"
+	"github.com/kvlane/kvlane/internal/fleet"
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// forward turns a plan for one engine into mutations.
+func (w *work) forward(ctx context.Context, p *placed) (extproc.Decision, error) {
+	body, err := w.body(ctx, p)
+	if err != nil {
+		return extproc.Decision{}, w.unedited(ctx, p, err)
+	}
+	out, _ := w.decision(p)
+	out.Body = body
+	return out, nil
+}
+
+// unedited releases a plan whose request could not be edited. The request must not go
+// on as it is: what a client says of transfers may still be in it.
+func (w *work) unedited(ctx context.Context, p *placed, err error) error {
+	w.release(&p.plan)
+	w.d.fleet.Withdraw(p.credit)
+	if ctx.Err() != nil {
+		return errClientGone
+	}
+	// The request was parsed, so it is an object, and objects can be edited.
+	w.d.log.Error().Err(err).Str("request", w.r.ID).Msg("body not edited")
+	return w.fail(500, "kvlane_body_not_edited", "the request could not be prepared")
+}
+
+// decision sends the request to the plan's decode target, counts and logs it.
+func (w *work) decision(p *placed) (extproc.Decision, *ticket) {
+	d, e, plan := w.d, p.decode, &p.plan
+	t := w.ticket(p)
+	out := extproc.Decision{Endpoint: e.Address, Ticket: t}
+	if w.tokens.made != nil {
+		d.fleet.Sample(w.tokens.made, e.Member, w.in.body)
+	}
+	if w.degraded == "" && w.tokens.differ(e) {
+		w.degraded = degradedSuspended
+	}
+	if e.SetRank != nil && !plan.RankFree {
+		out.Set = e.SetRank
+	}
+	w.entry.Target, w.entry.Endpoint = e.Name, e.Address
+	w.entry.Matched, w.entry.Miss, w.entry.Via = plan.Matched, plan.Miss, string(plan.Via)
+	w.entry.Degraded = w.degraded
+	byEvents, speculative := matched(plan, w.s.overlaps)
+	e.Counters.Picks.Inc()
+	e.Counters.Prompt.Add(float64(w.tokens.count))
+	e.Counters.ByEvents.Add(float64(byEvents))
+	e.Counters.Speculative.Add(float64(speculative))
+	d.routed[w.api].Inc()
+	w.log()
+	return out, t
+}
+
+// matched divides a plan's matched tokens into those that events told of and those
+// that are only expected of prompts sent before.
+func matched(plan *routing.Plan, overlaps []routing.Overlap) (byEvents, speculative int64) {
+	slot := plan.Decode
+	if plan.Prefill != routing.NoSlot {
+		slot = plan.Prefill
+	}
+	for i := range overlaps {
+		if o := &overlaps[i]; o.Slot == slot {
+			for _, n := range o.Tokens {
+				byEvents += int64(n)
+			}
+		}
+	}
+	byEvents = min(byEvents, plan.Matched)
+	return byEvents, plan.Matched - byEvents
+}
+
+// body returns the edited body of a request that is not split, nil if it goes on as it
+// came.
+func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
+	r := w.in.body
+	if r == nil {
+		return nil, nil
+	}
+	edits := w.rankEdits(p.decode, p.plan.RankFree)
+	switch {
+	case w.d.legs != nil:
+		edits = append(edits, w.d.legs.Protocol.Local(r)...)
+	case !w.d.cfg.Disagg.Trust:
+		edits = append(edits, disagg.CleanID(r)...)
+	}
+	if p.decode.Member.Engine == model.TRTLLM.String() && r.Member(prompt.FieldDisaggregatedParams, "route_hint") != nil {
+		edits = append(edits, prompt.Delete(prompt.FieldDisaggregatedParams.String(), "route_hint"))
+	}
+	leg := disagg.Leg{Edits: edits}
+	body, err := leg.Body(ctx, r)
+	if err != nil || w.tokens.differ(p.decode) {
+		return body, err
+	}
+	return w.forwardIDs(ctx, body), nil
+}
+
+// rankEdits returns the edits of a body whose engine takes a rank from it: the picked
+// rank in place of the client's, or none at all where the engine chooses (unset is not
+// 0). SGLang's /generate reads no header; its other APIs let the header win, but not in
+// every version, so a client's field never stays as it is.
+func (w *work) rankEdits(e *fleet.Endpoint, free bool) []prompt.Edit {
+	if !w.in.known || e.Member.Engine != model.SGLang.String() {
+		return nil
+	}
+	picked := e.Rank != "" && !free
+	if !w.in.body.Span(prompt.FieldRoutedDPRank).Present() && !w.in.body.Span(prompt.FieldDataParallelRank).Present() && (!picked || w.api != prompt.Generate) {
+		return nil
+	}
+	edits := []prompt.Edit{prompt.Delete(prompt.FieldDataParallelRank.String())}
+	if !picked {
+		return append(edits, prompt.Delete(prompt.FieldRoutedDPRank.String()))
+	}
+	return append(edits, prompt.Set([]byte(e.Rank), prompt.FieldRoutedDPRank.String()))
+}
+
+// forwardIDs makes a request carry its token ids, so that the engine does not tokenize
+// again. body is the body as edited so far, nil if it is unchanged; so is the result.
+func (w *work) forwardIDs(ctx context.Context, body []byte) []byte {
+	m, ids := w.in.model, w.tokens.whole()
+	if !w.in.known || m == nil || m.Tokens == nil || !m.Config.HandIDs || len(ids) == 0 {
+		return body
+	}
+	edit, ok := m.Tokens.HandOn(w.in.body, m.Engine, model.Result{IDs: ids})
+	if !ok {
+		return body
+	}
+	from := body
+	if from == nil {
+		from = w.in.body.Body
+	}
+	out, err := prompt.ApplyContext(ctx, make([]byte, 0, len(from)+8*len(ids)), from, edit)
+	if err != nil { // the request goes on as it is, and is tokenized again
+		w.d.log.Debug().Err(err).Str("request", w.r.ID).Msg("token ids not forwarded")
+		return body
+	}
+	return out
+}
+
+// ticket follows a plan.
+func (w *work) ticket(p *placed) *ticket {
+	plan := &p.plan
+	t := &ticket{d: w.d, entry: w.entry, reservation: plan.Reservation, slot: plan.Decode, endpoint: p.decode, decided: w.clock, credit: p.credit,
+		predicted: plan.Matched, stores: len(w.s.hashes) > 0 && plan.DecodeMiss > int64(w.d.cfg.Index.BlockSize), batches: p.decode.Counters.Batches.Load()}
+	if plan.Prefill != routing.NoSlot {
+		// The decode engine's usage tells what it had itself.
+		t.predicted, t.prefillMatched = max(0, w.tokens.count-plan.DecodeMiss), plan.Matched
+	}
+	return t
+}
+
+// alternate returns the address of another decode worker that the same leg would
+// serve, the least busy one; "" if there is none, the leg is for one worker only, or
+// whoever reads the pick takes no list.
+func (w *work) alternate(chosen *fleet.Endpoint) string {
+	d := w.d
+	p := d.legs.Protocol
+	if !d.cfg.Envoy.Alternates || !p.Portable && !p.AtOnce || p.Named || w.r.HasSubset {
+		return ""
+	}
+	best, least := "", int64(0)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for slot, e := range d.fleet.View().Endpoints {
+		if !e.Replaces(chosen) {
+			continue
+		}
+		if active := d.router.Load(kvindex.Slot(slot)).Active; best == "" || active < least {
+			best, least = e.Address, active
+		}
+	}
+	return best
+}

@@ -1,0 +1,243 @@
+package decide
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/fleet"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// book runs a change of the router under its lock, and places waiting requests that
+// the change may have made room for. A panic goes on to the caller and leaves nothing
+// locked.
+func (d *Decider) book(at time.Time, change func(r *routing.Router, now time.Duration)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.since(at)
+	change(d.router, now)
+	d.placeWaiting(now)
+}
+
+// since is a time on the router's clock.
+func (d *Decider) since(t time.Time) time.Duration { return t.Sub(d.start) }
+
+// release gives a plan's reservation back.
+func (j *job) release(plan *routing.Plan) {
+	j.booked = nil
+	j.d.book(j.d.now(), func(r *routing.Router, now time.Duration) { r.Release(now, plan.Reservation) })
+}
+
+// work is a request to be placed. While it waits for capacity it belongs to whoever
+// holds Decider.mu.
+type work struct {
+	*job
+
+	in     *input
+	tokens *tokens
+	query  routing.Query
+	// again reports that the request is planned anew: its decode target went away. It
+	// does not wait then, because a prefill worker may hold its blocks, for as long as
+	// their lease.
+	again int
+	ex    *routing.Explanation
+}
+
+// placed is a plan with the endpoints that its targets had when it was booked. Credit
+// is what the index credits them with for the prompt that is sent there.
+type placed struct {
+	plan            routing.Plan
+	decode, prefill *fleet.Endpoint
+	credit          kvindex.Credit
+	prefillCredit   kvindex.Credit
+}
+
+// query asks the router for what the request, its tokens and trusted headers say.
+func (j *job) query(w *work) {
+	w.query = routing.Query{ID: j.r.ID, Model: w.in.name, Conversation: w.in.conversation, PromptTokens: w.tokens.count, Prefix: j.s.prefix}
+	if j.d.legs != nil {
+		w.query.Local = w.cannotSplit() != ""
+	}
+	if !j.d.cfg.Routing.Trusted {
+		return
+	}
+	if v, ok := j.r.Header(pinHeader); ok {
+		pin := j.target(strings.TrimSpace(v))
+		w.query.Pin = &routing.Pin{Worker: pin.Worker, Rank: pin.Rank, Relaxed: new(bool)}
+	}
+	if v, ok := j.r.Header(excludeHeader); ok {
+		w.query.Exclude = j.excluded(v)
+	}
+	if v, ok := j.r.Header(objectiveHeader); ok {
+		w.query.Priority = j.d.cfg.Routing.Objectives[strings.TrimSpace(v)]
+	}
+	if v, ok := j.r.Header(priorityHeader); ok {
+		if n, err := strconv.Atoi(strings.TrimSpace(v)); err == nil {
+			w.query.Priority = n
+		}
+	}
+}
+
+// pick chooses and books targets, and explains the choice.
+func (w *work) pick(ctx context.Context) (*placed, error) {
+	d := w.d
+	if d.decisions.Explains(d.fleet.View().NumSlots()) {
+		w.ex = d.decisions.Blank()
+	}
+	p, err := w.placeOrLocal(ctx)
+	w.entry.Explain(w.ex)
+	if err != nil {
+		return nil, err
+	}
+	w.ex = nil
+	if p.plan.Degraded != "" && w.degraded == "" {
+		w.degraded = degradedNoPrefill
+	}
+	w.took(observe.StagePlan)
+	if p.plan.Prefill != routing.NoSlot {
+		return p, nil
+	}
+	if reason := w.impossible(p.decode); reason != "" {
+		w.release(&p.plan)
+		return nil, w.fail(400, "kvlane_cannot_disaggregate", "workers that only decode cannot serve "+reason)
+	}
+	return p, nil
+}
+
+// placeOrLocal places the request, without a prefill target if there is none and the
+// engines can do without.
+func (w *work) placeOrLocal(ctx context.Context) (*placed, error) {
+	p, err := w.place(ctx)
+	none, ok := errors.AsType[*routing.NoTargetError](err)
+	if !ok || none.Pool != routing.Prefill || w.query.Local || w.d.legs == nil || w.d.legs.Protocol.Always {
+		return p, err
+	}
+	w.query.Local, w.degraded = true, degradedNoPrefill
+	w.entry.NotePrefill(err.Error())
+	return w.place(ctx)
+}
+
+// place books targets, perhaps after waiting for capacity, and credits them with the
+// prompt.
+func (w *work) place(ctx context.Context) (*placed, error) {
+	d := w.d
+	p, waiter, err := w.choose()
+	if waiter != nil {
+		w.cpu.release()
+		p, err = d.wait(ctx, waiter)
+		now := d.now()
+		w.entry.Waited = now.Sub(w.clock)
+		w.elsewhere += w.entry.Waited
+		w.clock = now
+	}
+	if err != nil {
+		return nil, err
+	}
+	w.booked = &p.plan
+	if ctx.Err() != nil { // placed at the moment its client left
+		w.release(&p.plan)
+		return nil, errClientGone
+	}
+	if !d.fleet.Still(p.plan.Decode, p.decode) { // the worker left between the pick and now
+		w.release(&p.plan)
+		return nil, &routing.NoTargetError{}
+	}
+	if p.plan.Prefill != routing.NoSlot {
+		p.prefillCredit = w.speculate(p.plan.Prefill)
+	} else {
+		p.credit = w.speculate(p.plan.Decode)
+	}
+	return p, nil
+}
+
+// try picks and books. The caller holds d.mu.
+func (w *work) try(now time.Duration) (*placed, error) {
+	d := w.d
+	if w.r.HasSubset {
+		w.s.subset.Reset()
+		d.router.AddressSet(&w.s.subset, w.r.Subset)
+		w.query.Subset = &w.s.subset
+	}
+	var p placed
+	var err error
+	if d.record == 0 && w.entry.Recorded == nil {
+		p.plan, err = d.router.Pick(now, &w.query, w.s.overlaps, w.ex)
+	} else {
+		if w.entry.Recorded == nil {
+			d.record--
+		}
+		w.entry.Recorded, err = d.router.PickRecorded(now, &w.query, w.s.overlaps, w.ex)
+		p.plan = w.entry.Recorded.Plan
+	}
+	if err != nil {
+		return nil, err
+	}
+	// The router forgets a target before its slot can be another's in the fleet: under
+	// its lock both speak of the same worker.
+	v := d.fleet.View()
+	p.decode, p.prefill = v.Endpoint(p.plan.Decode), v.Endpoint(p.plan.Prefill)
+	return &p, nil
+}
+
+// speculate credits a target with the prompt that is on its way there.
+func (w *work) speculate(slot kvindex.Slot) kvindex.Credit {
+	if len(w.s.hashes) == 0 || w.d.cfg.Routing.Speculate <= 0 {
+		return kvindex.Credit{}
+	}
+	if e := w.d.fleet.View().Endpoint(slot); e != nil && w.tokens.differ(e) {
+		return kvindex.Credit{}
+	}
+	return w.d.fleet.Speculate(slot, w.s.hashes, w.clock)
+}
+
+// Headers that override a decision. They count only with routing.trust_overrides, and
+// never reach a worker.
+const (
+	// pinHeader names a worker, or a target as "worker/rank".
+	pinHeader = "x-kvlane-pin"
+	// excludeHeader lists workers and targets.
+	excludeHeader = "x-kvlane-exclude"
+	// priorityHeader is a whole number; below 0 may be shed early.
+	priorityHeader = "x-kvlane-priority"
+	// objectiveHeader is the Gateway API inference extension's; routing.objectives maps
+	// it to a priority.
+	objectiveHeader = "x-gateway-inference-objective"
+)
+
+// target reads "worker" or "worker/rank". A worker's own name may hold a slash.
+func (j *job) target(text string) kvindex.Target {
+	if j.d.fleet.View().Member(text) != nil {
+		return kvindex.Target{Worker: text, Rank: kvindex.NoRank}
+	}
+	if at := strings.LastIndexByte(text, '/'); at >= 0 {
+		if n, err := strconv.ParseInt(text[at+1:], 10, 32); err == nil && n >= 0 {
+			return kvindex.Target{Worker: text[:at], Rank: int32(n)}
+		}
+	}
+	return kvindex.Target{Worker: text, Rank: kvindex.NoRank}
+}
+
+// excluded returns the slots of a list of workers and targets.
+func (j *job) excluded(list string) []kvindex.Slot {
+	v := j.d.fleet.View()
+	out := j.s.exclude[:0]
+	for name := range strings.SplitSeq(list, ",") {
+		t := j.target(strings.TrimSpace(name))
+		m := v.Member(t.Worker)
+		if m == nil {
+			continue
+		}
+		for _, slot := range m.Slots {
+			if t.Rank == kvindex.NoRank || v.Endpoint(slot).Target.Rank == t.Rank {
+				out = append(out, slot)
+			}
+		}
+	}
+	j.s.exclude = out
+	return out
+}

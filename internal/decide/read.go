@@ -1,0 +1,161 @@
+package decide
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/fleet"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// maxNamed bounds the model names in an answer to a client.
+const maxNamed = 20
+
+// input is what a request says.
+type input struct {
+	// body is nil if it was not read, known reports that it was read as a prompt. It
+	// may be shared with other requests.
+	body  *prompt.Request
+	known bool
+	// model is the configured model, nil if there is none; name is what workers are
+	// asked to serve.
+	model        *fleet.Model
+	name         string
+	conversation string
+}
+
+// read parses the request's body. A body that is not JSON is refused, as is a
+// compressed one: no engine would take it. What an engine may read and we do not is
+// routed by load, unless it may name transfers that only we may name.
+func (j *job) read(ctx, exact context.Context) (*input, error) {
+	switch {
+	case j.api == prompt.Unknown:
+		return j.readUnknown()
+	case j.r.Partial && j.guarded():
+		return nil, j.unread("its body is not here whole")
+	case j.r.Partial:
+		j.degraded = degradedPartial
+		return &input{}, nil
+	}
+	if coding, ok := j.r.Header("content-encoding"); ok && coding != "" && !strings.EqualFold(coding, "identity") {
+		return nil, j.fail(415, "kvlane_compressed_body", "the request's body is compressed (content-encoding: "+observe.Clip(coding)+
+			"), and engines do not decompress: send it as it is, or let a decompressor filter stand before Kvlane")
+	}
+	body, err := j.d.bodies.ParseInto(&j.s.request, j.api, j.r.Body)
+	if unread, ok := errors.AsType[*prompt.UnreadError](err); ok {
+		if j.guarded() {
+			return nil, j.unread(unread.Reason)
+		}
+		j.degraded, j.entry.Refusal = degradedBody, unread.Reason
+		return &input{}, nil
+	}
+	if err != nil {
+		return nil, j.fail(400, "kvlane_invalid_json", err.Error())
+	}
+	in := &input{body: body, known: true, name: body.Model()}
+	in.conversation = j.conversation(body)
+	in.model = j.d.fleet.Model(in.name)
+	j.entry.Model, j.entry.Conversation = observe.Clip(in.name), observe.Clip(in.conversation)
+	in.name, err = j.servedName(ctx, exact, in)
+	return in, err
+}
+
+// readUnknown reads the body of an API that Kvlane does not know, to clean it:
+// engines take the same fields on further paths (vLLM's /invocations).
+func (j *job) readUnknown() (*input, error) {
+	if kind, ok := j.r.Header("content-type"); !j.guarded() || ok && !strings.Contains(strings.ToLower(kind), "json") {
+		return &input{}, nil
+	}
+	if j.r.Partial {
+		return nil, j.unread("its body is not here whole")
+	}
+	if len(j.r.Body) == 0 {
+		return &input{}, nil
+	}
+	body, err := prompt.Parse(prompt.Unknown, j.r.Body)
+	if unread, ok := errors.AsType[*prompt.UnreadError](err); ok {
+		return nil, j.unread(unread.Reason)
+	}
+	if err != nil { // no engine reads it either
+		return &input{}, nil
+	}
+	return &input{body: body}, nil
+}
+
+// guarded reports whether clients' words on KV transfers must not reach an engine. A
+// body that may hold some has to be read then: what is not read cannot be removed.
+func (j *job) guarded() bool { return j.d.legs != nil && !j.d.cfg.Disagg.Trust }
+
+func (j *job) unread(reason string) error {
+	return j.fail(400, "kvlane_unread_body", "with disaggregated prefill and decode a request has to be read: "+reason)
+}
+
+// conversation returns the id in the body, else in the first header that has one.
+func (j *job) conversation(body *prompt.Request) string {
+	if id, _ := body.ConversationID(prompt.ConversationFields); id != "" {
+		return id
+	}
+	for _, name := range j.d.cfg.Routing.Headers {
+		if v, ok := j.r.Header(name); ok {
+			if v = strings.TrimSpace(v); v != "" {
+				return v
+			}
+		}
+	}
+	return ""
+}
+
+// servedName finds the name under which workers serve the model that the request
+// names. A name that no worker lists is refused: any worker would be a worker of
+// another model.
+func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) {
+	d, v, name := j.d, j.d.fleet.View(), in.name
+	if d.cfg.Limits.UnknownModel == "route" || v.OpenToAll() {
+		return name, nil
+	}
+	if name == "" {
+		if !v.Split() {
+			return name, nil
+		}
+		return name, j.failure("kvlane_model_missing", prompt.Failure{Status: 400, Param: "model", Message: `you must provide a "model": ` + servedHere(v) + " are served here"})
+	}
+	if d.fleet.Known(v, name) {
+		return name, nil
+	}
+	if in.model != nil {
+		for _, other := range in.model.Names() {
+			if v.Declares(other) {
+				return other, nil // name is an alias or an adapter that workers do not list
+			}
+		}
+	}
+	if base, _, adapter := strings.Cut(name, ":"); adapter && d.fleet.Known(v, base) { // SGLang's base:adapter
+		return base, nil
+	}
+	j.cpu.release()
+	answered := d.fleet.List(ctx)
+	j.cpu, _ = d.cpu.acquire(exact, len(j.r.Body))
+	switch {
+	case ctx.Err() != nil:
+		return name, errClientGone
+	case d.fleet.Known(v, name) || !answered:
+		return name, nil
+	case in.model != nil:
+		return name, j.fail(503, "kvlane_model_not_served", fmt.Sprintf("no worker serves the model `%s` at the moment", observe.Clip(name)))
+	}
+	return name, j.failure("kvlane_model_not_found", prompt.Failure{Status: 404, Param: "model", Code: "model_not_found",
+		Message: fmt.Sprintf("The model `%s` does not exist: %s are served here", observe.Clip(name), servedHere(v))})
+}
+
+// servedHere lists the model names for clients.
+func servedHere(v *fleet.View) string {
+	names := v.Names()
+	more := ""
+	if len(names) > maxNamed {
+		names, more = names[:maxNamed], ", ..."
+	}
+	return "`" + strings.Join(names, "`, `") + "`" + more
+}

@@ -1,0 +1,406 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/kvlane/kvlane/envoy"
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/disagg"
+	"github.com/kvlane/kvlane/internal/fleet"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// maxReplans bounds how often a request is planned anew because its decode target
+// went away while the prefill leg ran.
+const maxReplans = 2
+
+// legs is what all disaggregated requests share.
+type legs struct {
+	*disagg.Runner
+
+	timeout  time.Duration // of one leg
+	attempts int
+	// budget is how long a request may take from its arrival until its last leg is
+	// given up, waiting for capacity included; 0: no bound. Envoy does not wait longer.
+	budget time.Duration
+}
+
+// newLegs returns nil if there is no connector.
+func newLegs(c *config.Config) (*legs, error) {
+	if c.Disagg.Connector == "" {
+		return nil, nil
+	}
+	runner, err := disagg.NewRunner(c.Disagg.Connector,
+		disagg.Options{Append: c.Disagg.FirstToken == "append", Trust: c.Disagg.Trust, Machine: machine()},
+		disagg.RunnerOptions{Proxy: c.Envoy.Prefill, Header: envoy.PrefillHeader, Timeout: c.Disagg.Timeout.Std(), HeadStart: c.Disagg.HeadStart.Std()})
+	return &legs{Runner: runner, timeout: c.Disagg.Timeout.Std(), attempts: c.Disagg.Attempts,
+		budget: legBudget(c.Envoy.MessageTimeout.Std())}, err
+}
+
+// legBudget leaves a tenth of Envoy's patience, at most 5 s, for all that is no leg.
+func legBudget(message time.Duration) time.Duration { return message - min(message/10, 5*time.Second) }
+
+// machine tells replicas apart in the numbers that they give.
+func machine() uint64 {
+	h := fnv.New64a()
+	name, _ := os.Hostname()
+	fmt.Fprint(h, name, os.Getpid(), time.Now().UnixNano())
+	return h.Sum64()
+}
+
+// adapt makes the rules fit the protocol: without one nothing is split, and engines
+// that cannot compute a prompt by themselves get none.
+func (l *legs) adapt(d *routing.Disagg) {
+	switch {
+	case l == nil:
+		d.Mode = routing.ModeOff
+	case l.Protocol.Always && d.Mode != routing.ModeOff:
+		d.Mode, d.Threshold = routing.ModeThreshold, 0
+	}
+}
+
+func (l *legs) close() {
+	if l != nil {
+		l.Close()
+	}
+}
+
+// cannotSplit says why the request cannot be split, "" if it can.
+func (w *work) cannotSplit() string {
+	if !w.in.known {
+		return "the body is not known"
+	}
+	return w.d.legs.Protocol.Refuses(w.in.body, w.tokens.whole())
+}
+
+// impossible says why a decode worker cannot serve the request, "" if it can.
+func (w *work) impossible(e *fleet.Endpoint) string {
+	if w.d.legs == nil || !w.in.known || e.Member.Role != "decode" {
+		return ""
+	}
+	return w.d.legs.Protocol.Impossible(w.in.body, w.tokens.ids)
+}
+
+// side is an endpoint as the protocols know it.
+func (w *work) side(e *fleet.Endpoint) disagg.Side {
+	m := &e.Member.Worker
+	s := disagg.Side{Worker: m.Name, Generation: m.Generation, Address: e.Address, Rank: disagg.NoRank, Ranks: m.Ranks, ByHeader: e.Rank != "",
+		Settings: w.d.cfg.Disagg.Of(&m.Worker)}
+	if e.Target.Rank != kvindex.NoRank {
+		s.Rank = int(e.Target.Rank) - m.StartRank
+	}
+	return s
+}
+
+// legTime is how long a leg may take that starts now; not positive: there is no time
+// for one.
+func (w *work) legTime() time.Duration {
+	l := w.d.legs
+	if l.budget <= 0 {
+		return l.timeout
+	}
+	return min(l.timeout, l.budget-w.d.now().Sub(w.began))
+}
+
+// leg is a prefill leg that was answered, or goes on.
+type leg struct {
+	disagg.Result
+
+	usage *disagg.LegUsage       // nil if clients are told decode's
+	abort <-chan *extproc.Reject // the answer to the client if the leg fails while decode waits for it
+}
+
+// split runs the prefill leg of a plan, or starts it, and makes the decode leg.
+func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
+	d, l := w.d, w.d.legs
+	w.cpu.release()
+	w.r.Hold(true)
+	x := &disagg.Exchange{Request: w.in.body, Path: w.r.Path, ID: w.r.ID, Conversation: w.in.conversation, Decode: w.side(p.decode)}
+	var tried []kvindex.Slot
+	for attempt := 1; ; attempt++ {
+		at := p.prefill
+		if !d.fleet.Still(p.plan.Prefill, at) {
+			at = &fleet.Endpoint{}
+		}
+		done, f := w.prefill(ctx, x, p, at)
+		if f == nil {
+			return w.joined(ctx, p, x, done)
+		}
+		w.failed(p, at, f)
+		switch {
+		case f.Outcome == disagg.Ended:
+			return w.final(p, f), nil
+		case ctx.Err() != nil:
+			d.metrics.Requests.WithLabelValues(w.entry.API, "unrouted").Inc()
+			w.log()
+			return extproc.Decision{Ticket: w.ticket(p)}, nil // its End releases
+		case f.Outcome == disagg.Refused:
+			w.release(&p.plan)
+			w.tookLeg()
+			return extproc.Decision{}, &rejectError{Reject: rejectOf(f, w.api)}
+		}
+		if attempt < l.attempts && w.legTime() > 0 {
+			if at.Member != nil && d.fleet.Still(p.plan.Prefill, at) {
+				tried = append(tried, at.Member.Slots...) // its other ranks are the same process
+			}
+			if next := w.movePrefill(p, tried); next != nil {
+				p = next
+				continue
+			}
+		}
+		if l.Protocol.Always {
+			w.release(&p.plan)
+			return extproc.Decision{}, &rejectError{Reject: rejectOf(f, w.api)}
+		}
+		return w.computeLocally(ctx, p)
+	}
+}
+
+// prefill makes one attempt at the prefill leg, to a worker that may be gone (no
+// Member).
+func (w *work) prefill(ctx context.Context, x *disagg.Exchange, p *placed, at *fleet.Endpoint) (leg, *disagg.FailureError) {
+	d := w.d
+	if at.Member == nil {
+		return leg{}, &disagg.FailureError{Outcome: disagg.Unreachable, Err: fmt.Errorf("the worker is gone")}
+	}
+	x.Begin(w.side(at), disagg.NewUnique())
+	x.IDs = w.tokens.whole()
+	if w.tokens.differ(p.decode) || w.tokens.differ(at) {
+		x.IDs = nil
+	}
+	var usage *disagg.LegUsage
+	if d.cfg.Disagg.Usage == config.UsageOfPrefill && !d.legs.Protocol.NoLeg {
+		usage = disagg.NewLegUsage()
+	}
+	abort := make(chan *extproc.Reject, 1)
+	worker, api, entry, reservation := at.Target.Worker, w.api, w.entry, p.plan.Reservation
+	ended := func() {
+		d.book(d.now(), func(r *routing.Router, now time.Duration) { r.PrefillDone(now, reservation) })
+		d.countLeg(worker, disagg.OK)
+	}
+	result, f := d.legs.Run(ctx, &disagg.Call{
+		Exchange: x, Body: w.r.Body, Edits: w.rankEdits(at, false), Within: w.legTime(),
+		Headers: func(yield func(name, value string)) {
+			for i := range w.r.Headers {
+				yield(w.r.Headers[i].Name, w.r.Headers[i].Value)
+			}
+		},
+		Sent: func() { d.metrics.Picks.WithLabelValues(worker, observe.Rank(at.Target.Rank), "prefill").Inc() },
+		Ended: func(raw []byte) {
+			usage.Keep(raw)
+			if raw != nil {
+				ended()
+			}
+		},
+		Late: func(f *disagg.FailureError) {
+			d.countLeg(worker, f.Outcome)
+			if f.Outcome != disagg.Cancelled {
+				abort <- rejectOf(f, api)
+				entry.NotePrefill(fmt.Sprintf("%s: %v", worker, f))
+				d.log.Warn().Str("request", entry.ID).Str("prefill", worker).Err(f).Msg("prefill leg failed while decode ran")
+			}
+		},
+	})
+	if f != nil {
+		return leg{}, f
+	}
+	if result.Answer != nil {
+		usage.Keep(result.Raw)
+		ended()
+		if w.tokens.made != nil {
+			d.fleet.Sample(w.tokens.made, at.Member, w.in.body)
+		}
+	}
+	return leg{result, usage, abort}, nil
+}
+
+func (d *Decider) countLeg(worker string, outcome disagg.Outcome) {
+	d.metrics.Legs.WithLabelValues(worker, string(outcome)).Inc()
+	d.fleet.ForgetGone(worker)
+}
+
+// failed makes a failed leg visible.
+func (w *work) failed(p *placed, at *fleet.Endpoint, f *disagg.FailureError) {
+	d := w.d
+	worker, name := at.Target.Worker, at.Target.String()
+	if f.Outcome == disagg.Refused || f.Outcome == disagg.Unreachable {
+		d.fleet.Withdraw(p.prefillCredit) // it computed nothing
+	}
+	d.countLeg(worker, f.Outcome)
+	w.entry.NotePrefill(name + ": " + f.Error())
+	if f.Outcome == disagg.Ended || f.Outcome == disagg.Cancelled || f.Outcome == disagg.Refused {
+		return
+	}
+	d.log.Warn().Str("request", w.entry.ID).Str("prefill", name).Err(f).Msg("prefill leg failed")
+	if f.Outcome == disagg.Unreachable && d.onSuspect != nil && worker != "" {
+		d.onSuspect(worker)
+	}
+}
+
+// movePrefill books the next prefill target; nil if there is none. A worker that left
+// needs no exclusion, and its slots may be another's by now.
+func (w *work) movePrefill(p *placed, tried []kvindex.Slot) *placed {
+	d := w.d
+	q := w.query
+	q.Exclude = tried
+	next := *p
+	var plan routing.Plan
+	var err error
+	d.book(d.now(), func(r *routing.Router, now time.Duration) {
+		if plan, err = r.MovePrefill(now, p.plan.Reservation, &q, w.s.overlaps, nil); err == nil {
+			next.prefill = d.fleet.View().Endpoint(plan.Prefill)
+		}
+	})
+	if err != nil {
+		w.entry.NotePrefill(err.Error())
+		return nil
+	}
+	next.plan.Prefill, next.plan.Matched, next.plan.Miss = plan.Prefill, plan.Matched, plan.Miss
+	next.prefillCredit = w.speculate(plan.Prefill)
+	return &next
+}
+
+// computeLocally lets the decode target compute the prompt.
+func (w *work) computeLocally(ctx context.Context, p *placed) (extproc.Decision, error) {
+	d := w.d
+	d.book(d.now(), func(r *routing.Router, now time.Duration) {
+		r.ComputeLocally(now, p.plan.Reservation, p.plan.DecodeMiss)
+	})
+	local := *p
+	local.plan.Prefill = routing.NoSlot
+	local.plan.Miss, local.plan.Matched = p.plan.DecodeMiss, max(0, w.tokens.count-p.plan.DecodeMiss)
+	local.credit = w.speculate(p.plan.Decode)
+	w.degraded = degradedPrefill
+	w.entry.NotePrefill("computed on the decode target")
+	w.tookLeg()
+	return w.forward(ctx, &local)
+}
+
+// tookLeg ends the stage of the prefill leg, which is no part of the decision's time.
+func (w *work) tookLeg() {
+	before := w.clock
+	w.took(observe.StageLeg)
+	w.elsewhere += w.clock.Sub(before)
+}
+
+// joined forwards the decode leg of a prefill leg that was answered or goes on.
+func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg) (extproc.Decision, error) {
+	d := w.d
+	w.tookLeg()
+	if now := d.fleet.View().Endpoint(p.plan.Decode); l.Stop == nil && (!d.fleet.Still(p.plan.Decode, p.decode) || !now.Member.Ready) {
+		return w.replan(ctx, p, x, l)
+	}
+	l.Decode.Edits = append(l.Decode.Edits, w.rankEdits(p.decode, p.plan.RankFree)...)
+	body, err := l.Decode.Body(ctx, w.in.body)
+	if err != nil {
+		if l.Stop != nil {
+			l.Stop()
+		}
+		return extproc.Decision{}, w.unedited(ctx, p, err)
+	}
+	joined := *p
+	joined.credit = w.speculate(p.plan.Decode)
+	w.entry.Prefill = p.prefill.Target.String()
+	out, t := w.decision(&joined)
+	if other := w.alternate(p.decode); other != "" {
+		// Envoy takes it if the first refuses connections; its own fallback would not know
+		// prefill workers from decode workers.
+		out.Endpoint += "," + other
+	}
+	t.stopLeg, t.legUsage = l.Stop, l.usage
+	out.Body = body
+	if l.Stop != nil {
+		out.Abort = l.abort
+	}
+	for _, h := range l.Decode.Headers {
+		out.Set = append(out.Set, extproc.Header(h))
+	}
+	if l.Decode.Path != "" {
+		out.Set = append(out.Set, extproc.Header{Name: ":path", Value: l.Decode.Path})
+	}
+	return out, nil
+}
+
+// replan plans anew without the decode worker that went away. A prefill answer that
+// serves any decode engine is used again.
+func (w *work) replan(ctx context.Context, dead *placed, x *disagg.Exchange, l leg) (extproc.Decision, error) {
+	d := w.d
+	w.release(&dead.plan)
+	if w.again++; w.again > maxReplans {
+		return extproc.Decision{}, &routing.NoTargetError{Pool: routing.Decode}
+	}
+	w.entry.NotePrefill("decode target " + dead.decode.Target.String() + " went away; planned anew")
+	for _, slot := range append([]kvindex.Slot{dead.plan.Decode}, dead.decode.Member.Slots...) {
+		// A slot of a worker that was taken off the list may be another's by now.
+		if now := d.fleet.View().Endpoint(slot); now != nil && now.Target.Worker == dead.decode.Target.Worker {
+			w.query.Exclude = append(w.query.Exclude, slot)
+		}
+	}
+	portable := d.legs.Protocol.Portable
+	w.query.Local = portable
+	p, err := w.placeOrLocal(ctx)
+	switch {
+	case err != nil:
+		return extproc.Decision{}, err
+	case portable:
+		x.Decode = w.side(p.decode)
+		if l.Decode, err = d.legs.Protocol.Decode(x, l.Answer); err != nil {
+			return w.computeLocally(ctx, p)
+		}
+		again := *p
+		again.prefill = dead.prefill
+		again.plan.Prefill, again.plan.Matched, again.plan.Miss = routing.NoSlot, dead.plan.Matched, dead.plan.Miss
+		return w.joined(ctx, &again, x, l)
+	case p.plan.Prefill != routing.NoSlot && w.legTime() <= 0 && !d.legs.Protocol.Always:
+		return w.computeLocally(ctx, p)
+	case p.plan.Prefill != routing.NoSlot:
+		return w.split(ctx, p)
+	default:
+		return w.forward(ctx, p)
+	}
+}
+
+// final gives the prefill answer to the client.
+func (w *work) final(p *placed, f *disagg.FailureError) extproc.Decision {
+	w.release(&p.plan)
+	w.tookLeg()
+	answer, _ := f.Err.(*disagg.FinalError) //nolint:errorlint // what the outcome Ended holds
+	kind := "application/json"
+	if answer.Stream {
+		kind = "text/event-stream; charset=utf-8"
+	}
+	w.entry.SetStatus(http.StatusOK)
+	w.d.metrics.Requests.WithLabelValues(w.entry.API, "routed").Inc()
+	w.d.decisions.Add(w.entry)
+	return extproc.Decision{Reject: &extproc.Reject{Status: http.StatusOK, Body: answer.Body, Details: "kvlane_prefill_answer",
+		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}}
+}
+
+// rejectOf is the answer to a request whose prefill leg has failed for good: what is
+// the client's fault as the worker said it, all else 503.
+func rejectOf(f *disagg.FailureError, api prompt.API) *extproc.Reject {
+	if f.Outcome != disagg.Refused {
+		return &extproc.Reject{Status: http.StatusServiceUnavailable, Details: "kvlane_prefill_failed",
+			Body: prompt.AppendFailure(nil, api, prompt.Failure{Status: http.StatusServiceUnavailable,
+				Type: failureTypes[http.StatusServiceUnavailable], Message: "no worker could compute the prompt; try again"})}
+	}
+	r := &extproc.Reject{Status: f.Status, Body: f.Body, Details: "kvlane_prefill_refused"}
+	if f.Status == http.StatusTooManyRequests || prompt.Valid(f.Body) != nil {
+		r.Body = prompt.AppendFailure(nil, api, prompt.Failure{Status: f.Status, Type: "prefiller_error", Code: strconv.Itoa(f.Status),
+			Message: "the prefill worker answered " + strconv.Itoa(f.Status) + " " + http.StatusText(f.Status)})
+	}
+	if v := f.Header.Get("Retry-After"); v != "" {
+		r.Headers = append(r.Headers, extproc.Header{Name: "retry-after", Value: v})
+	}
+	return r
+}

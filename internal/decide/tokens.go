@@ -1,0 +1,104 @@
+package decide
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kvlane/kvlane/internal/fleet"
+	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// tokens are a prompt's token ids, as far as they are known.
+type tokens struct {
+	// ids are valid as long as the scratch memory; nil if they are not known.
+	ids []uint32
+	// cached is what is kept of the ids' conversation.
+	cached tokenizer.Prefix
+	// partial reports that ids are only the front of the prompt.
+	partial bool
+	// made is the model whose tokenizer made the ids, nil if a renderer did.
+	made *fleet.Model
+	// count is the length of the prompt, estimated where ids are not known.
+	count int64
+}
+
+// whole are the ids of the whole prompt, nil if they are not known.
+func (t *tokens) whole() []uint32 {
+	if t.partial {
+		return nil
+	}
+	return t.ids
+}
+
+// differ reports whether the worker's tokenizer is known to differ from the one that
+// made the ids.
+func (t *tokens) differ(e *fleet.Endpoint) bool { return t.made != nil && t.made.Differs(e.Member) }
+
+// tokens makes the prompt's ids, or notes why there are none: the request is then
+// routed by load.
+func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
+	if !in.known {
+		return &tokens{count: routing.EstimateTokens(len(j.r.Body))}, nil
+	}
+	if in.model == nil {
+		j.degraded = degradedModel
+		return &tokens{count: in.body.EstimateTokens()}, nil
+	}
+	t := &tokens{}
+	res, err := j.ids(ctx, exact, in, t)
+	if err != nil {
+		return &tokens{count: in.body.EstimateTokens()}, j.withoutIDs(t.made != nil && exact.Err() != nil, err)
+	}
+	t.ids, t.cached, t.partial, t.count = res.IDs, res.Prefix, res.Partial != "", int64(len(res.IDs))
+	if !in.body.Kept() && cap(res.IDs) > cap(j.s.ids) {
+		j.s.ids = res.IDs
+	}
+	if t.partial {
+		j.degraded, j.entry.Refusal = degradedFront, observe.Clip(res.Partial)
+		t.count = max(in.body.EstimateTokens(), t.count)
+	}
+	j.entry.PromptTokens, j.entry.Assumed = t.count, observe.Clip(res.Assumed)
+	return t, nil
+}
+
+// ids makes the ids, in the scratch memory where they are not kept. A remote renderer
+// has its own timeout and takes no processor: the decision's deadline does not end it.
+func (j *job) ids(ctx, exact context.Context, in *input, t *tokens) (model.Result, error) {
+	why := in.model.Unfit()
+	if why == nil {
+		t.made = in.model
+		return in.model.Tokens.PromptInto(exact, j.s.ids, in.body, in.model.Engine)
+	}
+	if in.model.Remote == nil {
+		return model.Result{}, why
+	}
+	j.cpu.release()
+	return in.model.Remote.Prompt(ctx, in.body)
+}
+
+// withoutIDs notes why a prompt has no ids. It returns an error only for a request
+// that the engine would refuse, with limits.refuse_early. late reports that the
+// decision's deadline ended our own tokenizer.
+func (j *job) withoutIDs(late bool, err error) error {
+	refusal, refused := errors.AsType[*model.Refusal](err)
+	switch {
+	case refused:
+		j.degraded, j.entry.Refusal = degradedRefused, observe.Clip(refusal.Error())
+		if j.d.cfg.Limits.RefuseEarly && !refusal.Guessed {
+			return j.fail(refusal.Status, "kvlane_engine_would_refuse", observe.ClipTo(refusal.Reason, observe.MaxText))
+		}
+	case errors.Is(err, fleet.ErrNoTokenizer):
+		j.degraded = degradedTokenizer
+	case errors.Is(err, fleet.ErrSuspended):
+		j.degraded = degradedSuspended
+	case late:
+		j.degraded = degradedDeadline
+		j.entry.Refusal = "no tokens within " + j.d.cfg.Limits.DecisionTimeout.Std().String() + " (limits.decision_timeout)"
+	default:
+		j.degraded, j.entry.Refusal = degradedTokens, observe.Clip(err.Error())
+	}
+	return nil
+}

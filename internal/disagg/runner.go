@@ -1,0 +1,180 @@
+package disagg
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/prompt"
+)
+
+// RunnerOptions set how prefill legs are sent.
+type RunnerOptions struct {
+	// Proxy and Header send legs through Envoy, see NewSender.
+	Proxy, Header string
+	// Timeout bounds one leg.
+	Timeout time.Duration
+	// HeadStart is how long a leg that runs concurrently with the decode leg may fail
+	// before Run returns: a worker that refuses connections says so immediately, and
+	// then another one can be tried. The decode engine would wait for its blocks
+	// meanwhile anyway.
+	HeadStart time.Duration
+}
+
+// Runner sends prefill legs and waits for their answers. It knows nothing of routing.
+// It is safe for concurrent use.
+type Runner struct {
+	Protocol *Protocol
+
+	o      RunnerOptions
+	sender *Sender
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+// NewRunner returns a runner for a connector. Close ends it.
+func NewRunner(connector string, p Options, o RunnerOptions) (*Runner, error) {
+	r := &Runner{o: o, sender: NewSender(o.Proxy, o.Header)}
+	p.Get = r.sender.Get
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	var err error
+	r.Protocol, err = New(connector, p)
+	return r, err
+}
+
+// SetHeadStart changes RunnerOptions.HeadStart. It must not run concurrently with Run.
+func (r *Runner) SetHeadStart(d time.Duration) { r.o.HeadStart = d }
+
+// Close ends the legs that run and waits for them.
+func (r *Runner) Close() {
+	r.cancel()
+	r.wg.Wait()
+	r.sender.Close()
+}
+
+// Call is one attempt to prefill.
+type Call struct {
+	// Exchange has both sides and a Unique of its own (Begin).
+	Exchange *Exchange
+	// Headers yields the client's headers, Body is its body.
+	Headers func(yield func(name, value string))
+	Body    []byte
+	// Edits are made after those of the protocol.
+	Edits []prompt.Edit
+	// Within bounds the whole attempt.
+	Within time.Duration
+	// Sent is called when a leg is about to be sent, which is not so for a protocol
+	// without one.
+	Sent func()
+	// Ended is called when a concurrent leg has ended, with its raw answer, nil if it
+	// failed; Late after it, if the leg failed after Run had returned. Both are called
+	// from another goroutine.
+	Ended func(answer []byte)
+	Late  func(*FailureError)
+}
+
+// Result is a prefill leg that has been answered, or goes on while decode runs.
+type Result struct {
+	// Decode is the leg to the decode engine.
+	Decode Leg
+	// Answer is the prefill engine's, Raw its bytes; nil for a concurrent leg.
+	Answer *Answer
+	Raw    []byte
+	// Stop ends a leg that goes on; nil if none does.
+	Stop context.CancelFunc
+}
+
+// Run makes the leg to the exchange's prefill side and, unless the protocol runs both
+// legs concurrently, waits for its answer. The failure of a prefill answer that is
+// the whole answer has the outcome Ended and a *FinalError.
+func (r *Runner) Run(ctx context.Context, c *Call) (Result, *FailureError) {
+	res, err := r.run(ctx, c)
+	if err == nil {
+		return res, nil
+	}
+	r.Protocol.Failed(&c.Exchange.Prefill)
+	if final, ok := errors.AsType[*FinalError](err); ok {
+		return Result{}, &FailureError{Outcome: Ended, Err: final}
+	}
+	return Result{}, AsFailure(err)
+}
+
+func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
+	x := c.Exchange
+	if r.Protocol.NoLeg {
+		res.Decode, err = r.Protocol.Decode(x, nil)
+		return res, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Within)
+	defer cancel()
+	leg, err := r.Protocol.Prefill(ctx, x)
+	if err != nil {
+		return res, err
+	}
+	leg.Edits = append(leg.Edits, c.Edits...)
+	body, err := leg.Body(ctx, x.Request)
+	if err != nil {
+		return res, err
+	}
+	if body == nil {
+		body = append([]byte(nil), c.Body...)
+	}
+	path := x.Path
+	if leg.Path != "" {
+		path = leg.Path
+	}
+	header := x.LegHeader(&leg, c.Headers)
+	path, address := strings.Clone(path), x.Prefill.Address // the request's memory ends with Run
+	c.Sent()
+	if r.Protocol.AtOnce {
+		return r.concurrent(ctx, c, func(ctx context.Context) ([]byte, error) { return r.sender.Send(ctx, address, path, header, body) })
+	}
+	if res.Raw, err = r.sender.Send(ctx, address, path, header, body); err != nil {
+		return res, err
+	}
+	if res.Answer, err = ParseAnswer(res.Raw); err != nil {
+		return res, err
+	}
+	res.Decode, err = r.Protocol.Decode(x, res.Answer)
+	return res, err
+}
+
+// concurrent starts a leg that runs while the decode leg does.
+func (r *Runner) concurrent(ctx context.Context, c *Call, send func(context.Context) ([]byte, error)) (res Result, err error) {
+	if res.Decode, err = r.Protocol.Decode(c.Exchange, nil); err != nil {
+		return res, err
+	}
+	running, stop := context.WithTimeout(r.ctx, r.o.Timeout)
+	early := make(chan error) // received from until the head start is over
+	late := make(chan struct{})
+	r.wg.Go(func() {
+		defer stop()
+		raw, err := send(running)
+		c.Ended(raw)
+		select {
+		case early <- err:
+			return
+		case <-late:
+		}
+		if err != nil {
+			c.Late(AsFailure(err))
+		}
+	})
+	wait := time.NewTimer(r.o.HeadStart)
+	defer wait.Stop()
+	select {
+	case err := <-early:
+		return res, err
+	case <-ctx.Done():
+		stop()
+		close(late)
+		return res, &FailureError{Outcome: Cancelled, Err: ctx.Err()}
+	case <-wait.C:
+		close(late)
+		res.Stop = stop
+		return res, nil
+	}
+}
