@@ -23,6 +23,9 @@ type scanner struct {
 }
 
 func (s *scanner) fail(what string) error {
+	if s.at >= len(s.b) {
+		what = "unexpected end" // of a file that was not copied whole
+	}
 	return fmt.Errorf("%w: %s at byte %d", errJSON, what, s.at)
 }
 
