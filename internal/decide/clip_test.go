@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/observe"
-
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
@@ -16,7 +15,7 @@ func TestWhatIsKeptOfAClientIsBounded(t *testing.T) {
 	everything := worker("c", 0)
 	everything.Models = nil
 	b.Fleet().SetWorkers([]workers.Worker{everything})
-	r := b.request("/v1/completions?"+long[:1<<16], `{"model":"`+long+`","prompt":"x","session_id":"`+long+`"}`)
+	r := b.request("/"+long[:1<<16]+"/v1/completions", `{"model":"`+long+`","prompt":"x","session_id":"`+long+`"}`)
 	r.ID = long[:1<<16]
 	d := b.Decide(t.Context(), r)
 	e := b.decisions.Find(r.ID)
@@ -31,7 +30,7 @@ func TestWhatIsKeptOfAClientIsBounded(t *testing.T) {
 		"explained id": e.Explanation.Request, "explained model": e.Explanation.Model, "explained conversation": e.Explanation.Conversation,
 	} {
 		if len(kept) != observe.MaxClient || !strings.HasSuffix(kept, "…") {
-			t.Errorf("%s: %d bytes kept", name, len(kept))
+			t.Errorf("%s: got %d bytes, want %d", name, len(kept), observe.MaxClient)
 		}
 	}
 	text, err := e.MarshalJSON()
