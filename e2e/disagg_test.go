@@ -216,7 +216,7 @@ func textOf(body []byte) string {
 				} `json:"content"`
 			} `json:"output"`
 			Choices []struct {
-				Text     string  `json:"text"`
+				Text     string   `json:"text"`
 				TokenIDs []uint32 `json:"token_ids"`
 				Message  struct {
 					Content string `json:"content"`

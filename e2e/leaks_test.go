@@ -53,14 +53,14 @@ func (b *bed) goroutines() map[string]int {
 }
 
 // perConnection are the goroutines of connections that are kept open on purpose, and how many may come to those that there
-// were at first: Envoy's to Kvlane (one for each of its threads, and one that a new one replaces) with its subscription to
+// were at first: Envoy's to Kvlane (one for each of its threads, and one for health checks) with its subscription to
 // the workers and its access logs (which have goroutines of their own where 32 streams were at work when they began),
 // Kvlane's to workers (their health, and lists of models when a request names an unknown one), and that of this scrape.
 var perConnection = map[string]int{
-	"google.golang.org/grpc.(*Server).serveStreams.func2.1":                 4,
-	"google.golang.org/grpc.(*Server).handleRawConn.func1":                  3,
-	"google.golang.org/grpc/internal/transport.(*http2Server).keepalive":    3,
-	"google.golang.org/grpc/internal/transport.NewServerTransport.func3":    3,
+	"google.golang.org/grpc.(*Server).serveStreams.func2.1":                 5,
+	"google.golang.org/grpc.(*Server).handleRawConn.func1":                  4,
+	"google.golang.org/grpc/internal/transport.(*http2Server).keepalive":    4,
+	"google.golang.org/grpc/internal/transport.NewServerTransport.func3":    4,
 	"github.com/kvlane/kvlane/envoy.(*XDS).StreamAggregatedResources.func1": 1,
 	"net/http.(*persistConn).readLoop":                                      4,
 	"net/http.(*persistConn).writeLoop":                                     4,
