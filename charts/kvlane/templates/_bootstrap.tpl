@@ -34,6 +34,8 @@ overload_manager:
   - {name: envoy.overload_actions.disable_http_keepalive, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.92}}]}
   - {name: envoy.overload_actions.stop_accepting_requests, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.95}}]}
   - {name: envoy.overload_actions.stop_accepting_connections, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.98}}]}
+  loadshed_points:   # HTTP/1.1 has no such reset: from here on connections that go on sending are closed, large bodies before small ones
+  - {name: envoy.load_shed_points.http1_server_abort_dispatch, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.97, saturation_threshold: 1}}]}
 static_resources:
   listeners:
   - name: ingress
