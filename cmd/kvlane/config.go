@@ -8,9 +8,9 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 )
 
-func loadConfig(file string) (*config.Config, error) {
+func loadConfig(file string) (c *config.Config, warnings []config.Problem, err error) {
 	if file == "" {
-		return nil, usageError{"needs --config FILE"}
+		return nil, nil, usageError{"needs --config FILE"}
 	}
 	return config.Load(file)
 }
@@ -33,8 +33,12 @@ func runCheck(_ context.Context, io streams, args []string) error {
 	for _, w := range warnings {
 		warn(fmt.Sprint(w))
 	}
-	if err := checkParts(c, *strict, warn); err != nil {
-		return err
+	broken, notExact := checkParts(c, *strict)
+	for _, p := range notExact {
+		warn(config.Place(*file, config.ProblemsError{p}).Error())
+	}
+	if len(broken) > 0 {
+		return config.Place(*file, broken)
 	}
 	if *strict && len(warnings) > 0 {
 		return fmt.Errorf("%s: %d warnings", *file, len(warnings))
@@ -53,7 +57,7 @@ func runEnvoyConfig(_ context.Context, io streams, args []string) error {
 	c := &def
 	if *file != "" {
 		var err error
-		if c, err = config.Load(*file); err != nil {
+		if c, _, err = config.Load(*file); err != nil {
 			return err
 		}
 	}

@@ -151,7 +151,7 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 	if err := os.WriteFile(file, []byte(d.yaml(tokenizer, ingress, admin, envoyAdmin, ranks)), 0o600); err != nil {
 		return err
 	}
-	if d.config, err = config.Load(file); err != nil {
+	if d.config, _, err = config.Load(file); err != nil {
 		return err
 	}
 	logFile, err := os.Create(filepath.Join(d.dir, "kvlane.log"))

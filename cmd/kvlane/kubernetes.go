@@ -179,19 +179,15 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 }
 
 // load reads the configuration, which a pool on the command line makes optional.
-func (k *poolFlags) load(file string) (*config.Config, error) {
-	var c *config.Config
+func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Problem, err error) {
 	if file == "" && k.pool != "" {
 		empty := config.Default()
 		c = &empty
 		if k.port == 0 {
 			k.port = 9002
 		}
-	} else {
-		var err error
-		if c, err = loadConfig(file); err != nil {
-			return nil, err
-		}
+	} else if c, warnings, err = loadConfig(file); err != nil {
+		return nil, nil, err
 	}
 	if k.pool != "" {
 		if c.Workers.Kubernetes == nil {
@@ -203,12 +199,12 @@ func (k *poolFlags) load(file string) (*config.Config, error) {
 	}
 	if k.namespace != "" {
 		if c.Workers.Kubernetes == nil {
-			return nil, usageError{"--pool-namespace: there is no workers.kubernetes in the configuration; name the pool with --pool-name"}
+			return nil, nil, usageError{"--pool-namespace: there is no workers.kubernetes in the configuration; name the pool with --pool-name"}
 		}
 		c.Workers.Kubernetes.Namespace = k.namespace
 	}
-	if err := k.check(c); err != nil {
-		return nil, err
+	if err := k.check(c, file); err != nil {
+		return nil, nil, err
 	}
 	if k.port != 0 {
 		c.Listen.Address = net.JoinHostPort(k.bind, strconv.Itoa(k.port))
@@ -216,11 +212,11 @@ func (k *poolFlags) load(file string) (*config.Config, error) {
 	if k.health != 0 {
 		c.Listen.Health = net.JoinHostPort(k.bind, strconv.Itoa(k.health))
 	}
-	return c, nil
+	return c, warnings, nil
 }
 
 // check holds what the flags changed to the rules of the file.
-func (k *poolFlags) check(c *config.Config) error {
+func (k *poolFlags) check(c *config.Config, file string) error {
 	if k.pool == "" && k.namespace == "" {
 		return nil
 	}
@@ -230,7 +226,8 @@ func (k *poolFlags) check(c *config.Config) error {
 		if flag := flags[p.Path]; flag != "" {
 			problems = append(problems, flag+": "+p.Message)
 		} else {
-			problems = append(problems, c.Problem("workers.kubernetes."+p.Path, "%s", p.Message).String())
+			p.Path = "workers.kubernetes." + p.Path
+			problems = append(problems, config.Place(file, config.ProblemsError{p}).Error())
 		}
 	}
 	if len(problems) > 0 {

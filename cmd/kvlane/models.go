@@ -120,7 +120,7 @@ func partProblem(c *config.Config, i int, err error) config.Problem {
 	case inexact(err):
 		advice = fmt.Sprintf("%q is routed by load", c.Models[i].Name)
 	}
-	return c.Problem(fmt.Sprintf("models[%d].%s", i, key), "%v: %s", err, advice)
+	return config.Problem{Path: fmt.Sprintf("models[%d].%s", i, key), Message: fmt.Sprintf("%v: %s", err, advice)}
 }
 
 // modelOf loads the model whose tokenizer is in a folder or built in; its errors name the folder.
@@ -136,10 +136,9 @@ func modelOf(dir string, o model.Options) (*model.Model, error) {
 	return m, nil
 }
 
-// checkParts tries what only loading shows. A tokenizer that is not known to be exact is a warning, as serve starts with
-// it; it is an error if strict.
-func checkParts(c *config.Config, strict bool, warn func(problem string)) error {
-	var problems config.ProblemsError
+// checkParts loads the models. A tokenizer that is not known to be exact is a warning, as serve starts
+// with it; it is broken if strict.
+func checkParts(c *config.Config, strict bool) (broken, notExact config.ProblemsError) {
 	for i := range c.Models {
 		m := c.Models[i]
 		if m.Tokenizer == "" {
@@ -148,15 +147,12 @@ func checkParts(c *config.Config, strict bool, warn func(problem string)) error 
 		switch _, err := loadModel(m); {
 		case err == nil:
 		case strict || !inexact(err):
-			problems = append(problems, partProblem(c, i, err))
+			broken = append(broken, partProblem(c, i, err))
 		default:
-			warn(partProblem(c, i, err).String())
+			notExact = append(notExact, partProblem(c, i, err))
 		}
 	}
-	if len(problems) > 0 {
-		return problems
-	}
-	return nil
+	return broken, notExact
 }
 
 // inexact tells whether an error is about a tokenizer or a chat template that is whole and cannot be followed exactly.

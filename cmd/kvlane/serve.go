@@ -47,7 +47,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	if err := parse(f, args, 0); err != nil {
 		return err
 	}
-	c, err := k.load(*file)
+	c, warnings, err := k.load(*file)
 	if err != nil {
 		return err
 	}
@@ -61,13 +61,16 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	for _, w := range warnings {
+		log.Warn().Msg(w.String())
+	}
 	boundMemory()
 	hangUp := make(chan os.Signal, 1)
 	signal.Notify(hangUp, syscall.SIGHUP) // its default ends the process at once
 	defer signal.Stop(hangUp)
 	s, err := startService(ctx, c, log, k.wrap)
 	if err != nil {
-		return err
+		return config.Place(*file, err)
 	}
 	log.Info().Str("version", version).Str("listen", c.Listen.Address).Str("admin", s.admin.Addr().String()).Msg("serving")
 	for serving := true; serving; {

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"reflect"
 	"strings"
 	"time"
 
@@ -23,8 +24,6 @@ type Config struct {
 	Explain Explain  `yaml:"explain" jsonschema_description:"What is kept and shown of decisions."`
 	Log     Log      `yaml:"log" jsonschema_description:"Logging."`
 	Drain   Duration `yaml:"drain" jsonschema_description:"How long new requests are served after SIGTERM, and answers in FULL_DUPLEX_STREAMED, which are cut then. It ends earlier when none is left (drain_quiet)."`
-	listed  []Worker // of workers.file, as Inspect found it
-	read    *decoder // knows where the keys are; nil if c was not read from a file
 	Quiet   Duration `yaml:"drain_quiet" jsonschema_description:"Kvlane stops earlier if no request came for so long after SIGTERM. Longer than a gateway needs to forget an endpoint."`
 }
 
@@ -217,15 +216,6 @@ type Wait struct {
 	Timeout  Duration `yaml:"timeout" jsonschema_description:"Longest wait; then the answer is 429. Must be shorter than envoy.message_timeout."`
 }
 
-func (w *Wait) validate(path string, envoy Duration, bad report) {
-	switch {
-	case w.Requests > 0 && w.Timeout <= 0:
-		bad(path+".timeout", "must be more than 0")
-	case w.Requests > 0 && w.Timeout >= envoy:
-		bad(path+".timeout", "%s: Envoy waits for %s only (envoy.message_timeout)", w.Timeout.Std(), envoy.Std())
-	}
-}
-
 // prepare takes the presets before single constants are decoded on top of them.
 func (r *Routing) prepare(value func(key string) (string, bool), bad report) {
 	for _, p := range []struct {
@@ -331,6 +321,22 @@ func defaultWorker() Worker {
 // DefaultKubernetes is the section as an empty one is read.
 func DefaultKubernetes() Kubernetes { return Kubernetes{Worker: defaultWorker()} }
 
+func defaultDNS() DNS { return DNS{Every: Duration(5 * time.Second), Worker: defaultWorker()} }
+
 func defaultModel() Model {
 	return Model{Engine: "vllm", ToolParser: true, CacheBytes: 16 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second), MaxBody: 1 << 20}}
+}
+
+// setDefaults fills elements of lists and optional sections, which Default does not have.
+func setDefaults(v reflect.Value) {
+	switch p := v.Addr().Interface().(type) {
+	case *Worker:
+		*p = defaultWorker()
+	case *Model:
+		*p = defaultModel()
+	case *DNS:
+		*p = defaultDNS()
+	case *Kubernetes:
+		*p = DefaultKubernetes()
+	}
 }

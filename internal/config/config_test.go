@@ -150,8 +150,8 @@ func TestEveryProblemOfRoutingIsNamedWithItsPlace(t *testing.T) {
 	}
 	_, err = Parse("k.yaml", []byte("routing: {conversation_headers: [X-Session-ID, ':path', '']}\n"))
 	wantProblems(t, err,
-		`k.yaml:1:48: routing.conversation_headers[1]: ":path" is no name of a header`,
-		`k.yaml:1:57: routing.conversation_headers[2]: "" is no name of a header`)
+		`k.yaml:1:48: routing.conversation_headers[1]: ":path" is not the name of a header`,
+		`k.yaml:1:57: routing.conversation_headers[2]: "" is not the name of a header`)
 }
 
 func TestWorkersOfANameAreChecked(t *testing.T) {

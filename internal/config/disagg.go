@@ -1,9 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,20 +15,12 @@ import (
 // it has none. Fields that only make sense together are taken together.
 func (d *Disagg) Of(w *Worker) WorkerDisagg {
 	own, all := w.Disagg, &d.Workers
-	if own.BootstrapPort == 0 {
-		own.BootstrapPort = all.BootstrapPort
-	}
+	own.BootstrapPort = cmp.Or(own.BootstrapPort, all.BootstrapPort)
+	own.HandshakePort = cmp.Or(own.HandshakePort, all.HandshakePort)
+	own.NotifyPort = cmp.Or(own.NotifyPort, all.NotifyPort)
+	own.SidePort = cmp.Or(own.SidePort, all.SidePort)
 	if !own.receives() {
 		own.ReceiverHost, own.InitPorts, own.AllocPorts, own.QueryPort = all.ReceiverHost, all.InitPorts, all.AllocPorts, all.QueryPort
-	}
-	if own.HandshakePort == 0 {
-		own.HandshakePort = all.HandshakePort
-	}
-	if own.NotifyPort == 0 {
-		own.NotifyPort = all.NotifyPort
-	}
-	if own.SidePort == 0 {
-		own.SidePort = all.SidePort
 	}
 	return own
 }
@@ -45,7 +37,7 @@ func (w *WorkerDisagg) Fill(pod, ip string) {
 	w.ReceiverHost, w.EngineID, w.SideHost = r.Replace(w.ReceiverHost), r.Replace(w.EngineID), r.Replace(w.SideHost)
 }
 
-// receives says that something of an LMCache receiver is named.
+// receives reports whether anything of an LMCache receiver is configured.
 func (w *WorkerDisagg) receives() bool {
 	return w.ReceiverHost != "" || len(w.InitPorts) > 0 || len(w.AllocPorts) > 0
 }
@@ -103,12 +95,12 @@ func (c *Config) modelRules(bad report) {
 		}
 		rule := m.Disagg.over(&c.Routing.Disagg)
 		for _, p := range rule.Problems() {
-			bad("models["+strconv.Itoa(i)+"].disagg."+p.Path, "%s", p.Text)
+			bad(item("models", i)+".disagg."+p.Path, "%s", p.Text)
 		}
-		for _, name := range slices.Concat([]string{m.Name}, m.Aliases, m.Adapters) {
-			if c.Routing.DisaggOf == nil {
-				c.Routing.DisaggOf = map[string]*routing.Disagg{}
-			}
+		if c.Routing.DisaggOf == nil {
+			c.Routing.DisaggOf = map[string]*routing.Disagg{}
+		}
+		for _, name := range m.names() {
 			c.Routing.DisaggOf[name] = rule
 		}
 	}
@@ -125,34 +117,28 @@ func (c *Config) validateDisagg(bad report) {
 	if total := d.Timeout.Std() * time.Duration(d.Attempts); c.Envoy.MessageTimeout > 0 && total > c.Envoy.MessageTimeout.Std() {
 		bad("disagg.timeout", "%d attempts of %s take longer than Envoy waits (envoy.message_timeout %s)", d.Attempts, d.Timeout.Std(), c.Envoy.MessageTimeout.Std())
 	}
-	for i := range c.Workers.Static {
-		c.needsOfWorker("workers.static["+strconv.Itoa(i)+"].disagg", &c.Workers.Static[i], bad)
+	sites := c.sites(nil)
+	for _, s := range sites {
+		if lacks := c.lacks(s.Worker); lacks != "" {
+			bad(s.path+".disagg", "%s", lacks)
+		}
 	}
-	for i := range c.Workers.DNS {
-		c.needsOfWorker("workers.dns["+strconv.Itoa(i)+"].worker.disagg", &c.Workers.DNS[i].Worker, bad)
-	}
-	c.validateRoles(bad)
+	c.validateRoles(sites, bad)
 }
 
-func (c *Config) needsOfWorker(path string, w *Worker, bad report) {
-	if lacks := c.lacks(w); lacks != "" {
-		bad(path, "%s", lacks)
-	}
-}
-
-func (w *WorkerDisagg) validate(path string, bad report) {
+func (w *WorkerDisagg) validate(bad report) {
 	if w.ZMQ != "" {
 		_, port, err := net.SplitHostPort(w.ZMQ)
 		if n, not := strconv.Atoi(port); err != nil || not != nil || n < 1 || n > maxPort {
-			bad(path+".zmq", "%q is not ip:port", w.ZMQ)
+			bad("zmq", "%q is not ip:port", w.ZMQ)
 		}
 	}
-	ports(bad, path+".receiver_init_ports", w.InitPorts)
-	ports(bad, path+".receiver_alloc_ports", w.AllocPorts)
+	ports(bad, "receiver_init_ports", w.InitPorts)
+	ports(bad, "receiver_alloc_ports", w.AllocPorts)
 }
 
-// lacks says what the connector needs of a worker of this role and does not have, ""
-// if it has all.
+// lacks names what the connector needs of a worker of this role and the configuration does not
+// have; "" if nothing is missing.
 func (c *Config) lacks(w *Worker) string {
 	need, ok := disaggNeeds[c.Disagg.Connector]
 	if !ok || !need.roles[w.Role] {
@@ -164,8 +150,8 @@ func (c *Config) lacks(w *Worker) string {
 	return fmt.Sprintf("the connector %s needs %s of a %s worker", c.Disagg.Connector, need.what, w.Role)
 }
 
-// warnTemplate looks at the template of Kubernetes' workers: pods bring their roles, and
-// may bring what it lacks.
+// warnTemplate checks the template of Kubernetes' workers: pods have their roles as labels, and
+// may have as annotations what it lacks.
 func (c *Config) warnTemplate(note report) {
 	if c.Workers.Kubernetes == nil {
 		return

@@ -9,39 +9,40 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// ConnectorEngines are the engines that speak a connector's protocol; "": whatever
-// stands behind llm-d's sidecar.
+// ConnectorEngines are the engines that speak a connector's protocol; "": any engine
+// behind llm-d's sidecar.
 var ConnectorEngines = map[string]string{
 	"nixl": "vllm", "nixl-push": "vllm", "mooncake": "vllm", "p2p-nccl": "vllm", "moriio": "vllm", "moriio-write": "vllm", "lmcache": "vllm",
 	"sharedstorage": "vllm", "sglang": "sglang", "trtllm": "trtllm", "trtllm-generation-first": "trtllm", "sidecar": "",
 }
 
-// sited is a worker of the file, or a template of some, and where it stands.
+// sited is a worker of the file, or a template of some, with its path.
 type sited struct {
 	*Worker
 
 	path string
 }
 
-// sites are the workers that are known before the start: those of Kubernetes are not.
-func (c *Config) sites() []sited {
+// sites are the workers that are known before the start, unlike those of Kubernetes. listed are those of
+// workers.file, nil if it was not read.
+func (c *Config) sites(listed []Worker) []sited {
 	var out []sited
 	for i := range c.Workers.Static {
-		out = append(out, sited{&c.Workers.Static[i], "workers.static[" + strconv.Itoa(i) + "]"})
+		out = append(out, sited{&c.Workers.Static[i], item("workers.static", i)})
 	}
-	for i := range c.listed {
-		out = append(out, sited{&c.listed[i], "workers.file[" + strconv.Itoa(i) + "]"})
+	for i := range listed {
+		out = append(out, sited{&listed[i], item("workers.file", i)})
 	}
 	for i := range c.Workers.DNS {
-		out = append(out, sited{&c.Workers.DNS[i].Worker, "workers.dns[" + strconv.Itoa(i) + "].worker"})
+		out = append(out, sited{&c.Workers.DNS[i].Worker, item("workers.dns", i) + ".worker"})
 	}
 	return out
 }
 
-// fixed says that there are no workers but those of the file.
+// fixed reports whether all workers are in the file.
 func (c *Config) fixed() bool { return c.Workers.File == "" && c.Workers.Kubernetes == nil }
 
-// splits says that something may be split: there is a connector, and a rule that is on.
+// splits reports whether requests may be split: there is a connector, and a rule that is on.
 func (c *Config) splits() bool {
 	if c.Disagg.Connector == "" {
 		return false
@@ -55,13 +56,12 @@ func (c *Config) splits() bool {
 // rolePool is the workers of a model by role.
 type rolePool struct {
 	model string            // "" for workers that serve any
-	first map[string]string // where the first of a role stands
+	first map[string]string // path of the first of a role
 }
 
 // rolePools are the pools of the models that workers list, sorted by model; workers that
-// list none are in all of them, or a pool of their own if nobody lists any.
-func (c *Config) rolePools() []rolePool {
-	sites := c.sites()
+// list none are in all of them, or a pool of their own if no worker lists any.
+func rolePools(sites []sited) []rolePool {
 	var names []string
 	for _, s := range sites {
 		names = append(names, s.Models...)
@@ -93,38 +93,38 @@ func (p *rolePool) who() string {
 
 // validateRoles finds pools that cannot serve anything, and engines that do not speak the
 // connector's protocol.
-func (c *Config) validateRoles(bad report) {
-	c.unsplitSGLang(bad)
+func (c *Config) validateRoles(sites []sited, bad report) {
+	c.unsplitSGLang(sites, bad)
 	if !c.splits() {
 		return
 	}
-	c.wrongEngines(c.sites(), bad)
-	c.sharedIdentities(bad)
+	c.wrongEngines(sites, bad)
+	c.sharedIdentities(sites, bad)
 	if !c.fixed() {
 		return
 	}
-	for _, p := range c.rolePools() {
+	for _, p := range rolePools(sites) {
 		prefill, someP := p.first["prefill"]
 		decode, someD := p.first["decode"]
 		_, someB := p.first["both"]
 		switch {
 		case someP && !someD && !someB:
-			bad(prefill+".role", "there are only prefill workers among the %s: nobody would decode", p.who())
+			bad(prefill+".role", "there are only prefill workers among the %s: none would decode", p.who())
 		case someD && !someP && c.Disagg.Connector == "sglang":
 			bad(decode+".role", "there is no prefill worker among the %s, and SGLang's decode engines compute no prompts", p.who())
 		}
 	}
 }
 
-// sharedIdentities finds workers whom a peer could not tell apart: blocks of all would go
-// to one of them.
-func (c *Config) sharedIdentities(bad report) {
+// sharedIdentities finds workers that a peer could not tell apart: the blocks of all would go to
+// one of them.
+func (c *Config) sharedIdentities(sites []sited, bad report) {
 	need, ok := disaggNeeds[c.Disagg.Connector]
 	if !ok {
 		return
 	}
 	first := map[string]string{}
-	for _, s := range c.sites() {
+	for _, s := range sites {
 		settings := c.Disagg.Of(s.Worker)
 		if !need.roles[s.Role] || !need.given(&settings) {
 			continue
@@ -140,8 +140,8 @@ func (c *Config) sharedIdentities(bad report) {
 
 // unsplitSGLang finds rules by which a decode engine of SGLang would get whole prompts,
 // which it does not compute.
-func (c *Config) unsplitSGLang(bad report) {
-	if c.Disagg.Connector != "sglang" || !slices.ContainsFunc(c.sites(), func(s sited) bool { return s.Role == "decode" }) {
+func (c *Config) unsplitSGLang(sites []sited, bad report) {
+	if c.Disagg.Connector != "sglang" || !slices.ContainsFunc(sites, func(s sited) bool { return s.Role == "decode" }) {
 		return
 	}
 	const why = "off: SGLang's decode engines compute no prompts, so their requests have to be split"
@@ -150,7 +150,7 @@ func (c *Config) unsplitSGLang(bad report) {
 	}
 	for i := range c.Models {
 		if own := c.Models[i].Disagg.Mode; own != nil && *own == string(routing.ModeOff) {
-			bad("models["+strconv.Itoa(i)+"].disagg.mode", why)
+			bad(item("models", i)+".disagg.mode", why)
 		}
 	}
 }
@@ -164,14 +164,14 @@ func (c *Config) wrongEngines(sites []sited, tell report) {
 	}
 }
 
-// warnDisagg reports what is valid and hardly meant of prefill and decode.
-func (c *Config) warnDisagg(note report) {
+// warnDisagg reports settings of prefill and decode that are valid but probably a mistake.
+func (c *Config) warnDisagg(sites []sited, note report) {
 	c.warnTemplate(note)
-	c.warnRoles(note)
+	c.warnRoles(sites, note)
 	host, _, err := net.SplitHostPort(c.Envoy.Prefill)
 	unix := strings.HasPrefix(c.Envoy.Prefill, "unix:")
 	if ip := net.ParseIP(host); err == nil && !unix && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		note("envoy.prefill", "%s can be reached from elsewhere: whoever does so chooses the worker and passes Kvlane by; a Unix socket or 127.0.0.1 is meant", c.Envoy.Prefill)
+		note("envoy.prefill", "%s can be reached from other machines, whose clients could choose workers without Kvlane: use a Unix socket or 127.0.0.1", c.Envoy.Prefill)
 	}
 	d := &c.Disagg
 	if d.Connector == "" {
@@ -181,9 +181,9 @@ func (c *Config) warnDisagg(note report) {
 		bad        bool
 		path, text string
 	}{
-		{!c.splits(), "routing.disagg.mode", "off: the connector is never used, and roles are not looked at"},
+		{!c.splits(), "routing.disagg.mode", "off: the connector and the roles are not used"},
 		{d.FirstToken == "append" && d.Connector != "lmcache", "disagg.first_token", "only the connector lmcache looks at it"},
-		{d.Usage == UsageOfPrefill && d.Connector == "sidecar", "disagg.usage", "the sidecar sees to it: Kvlane runs no leg whose usage it could tell"},
+		{d.Usage == UsageOfPrefill && d.Connector == "sidecar", "disagg.usage", "has no effect: the sidecar, not Kvlane, runs the prefill leg"},
 	} {
 		if w.bad {
 			note(w.path, "%s", w.text)
@@ -193,38 +193,38 @@ func (c *Config) warnDisagg(note report) {
 	path := "routing.disagg.same_zone"
 	for i := range c.Models {
 		if own := c.Models[i].Disagg.SameZone; own != nil && *own && !zones {
-			zones, path = true, "models["+strconv.Itoa(i)+"].disagg.same_zone"
+			zones, path = true, item("models", i)+".disagg.same_zone"
 		}
 	}
 	if zones && c.Workers.Kubernetes == nil {
 		var without []string
-		for _, s := range c.sites() {
+		for _, s := range sites {
 			if s.Role != "both" && s.Labels["zone"] == "" {
 				without = append(without, s.path)
 			}
 		}
 		if len(without) > 0 {
-			note(path, "%s has no label 'zone': such workers are near nobody", strings.Join(without[:min(3, len(without))], ", "))
+			note(path, "%s: no label 'zone', so no other worker is in the same zone", strings.Join(without[:min(3, len(without))], ", "))
 		}
 	}
 }
 
-// warnRoles looks at roles that nobody uses, and at connectors without any.
-func (c *Config) warnRoles(note report) {
-	for _, s := range c.sites() {
+// warnRoles reports roles that are not used, and connectors without any.
+func (c *Config) warnRoles(sites []sited, note report) {
+	for _, s := range sites {
 		if c.Disagg.Connector == "" && s.Role != "both" {
-			note(s.path+".role", "%s, but there is no disagg.connector: roles are not looked at", s.Role)
+			note(s.path+".role", "%s, but there is no disagg.connector: roles are not used", s.Role)
 			return
 		}
 	}
 	if !c.splits() {
 		return
 	}
-	c.wrongEngines(slices.DeleteFunc(c.sites(), func(s sited) bool { return !strings.HasPrefix(s.path, "workers.file") }), note)
+	c.wrongEngines(slices.DeleteFunc(slices.Clone(sites), func(s sited) bool { return !strings.HasPrefix(s.path, "workers.file") }), note)
 	if c.Workers.Kubernetes != nil {
 		return
 	}
-	for _, p := range c.rolePools() {
+	for _, p := range rolePools(sites) {
 		_, someP := p.first["prefill"]
 		_, someD := p.first["decode"]
 		switch {
@@ -233,7 +233,7 @@ func (c *Config) warnRoles(note report) {
 		case !someP:
 			note("disagg.connector", "there is no prefill worker among the %s: their requests are not split", p.who())
 		case !someD && p.first["both"] == "" && !c.fixed():
-			note("disagg.connector", "there are only prefill workers among the %s: nobody would decode", p.who())
+			note("disagg.connector", "there are only prefill workers among the %s: none would decode", p.who())
 		}
 	}
 }

@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"strings"
 )
@@ -18,22 +17,6 @@ type Peers struct {
 	Timeout   Duration `yaml:"timeout" jsonschema_description:"How long a start waits for a copy at most, all peers together; then it goes on with an empty index."`
 	CAFile    string   `yaml:"ca_file" jsonschema_description:"PEM certificates that peers' certificates must come from; empty: plaintext."`
 	Name      string   `yaml:"server_name" jsonschema_description:"Name that peers' certificates must bear; empty: the host of the address."`
-}
-
-func (p *Peers) validate(path, key string, bad report) {
-	for _, a := range p.Addresses {
-		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" {
-			bad(path+".addresses", "%q is not host:port", a)
-		}
-	}
-	switch {
-	case len(p.Addresses) == 0:
-		return
-	case key == "":
-		bad(path, "needs index.key or index.key_file: replicas with different keys cannot use each other's index")
-	case p.Timeout <= 0:
-		bad(path+".timeout", "must be more than 0")
-	}
 }
 
 // Secret is the key of the block hash, "" for a random one.

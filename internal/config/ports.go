@@ -9,121 +9,108 @@ import (
 
 const maxPort = 65535
 
-// ports looks at each of a list.
+// ports checks each of a list.
 func ports(bad report, path string, list []int) {
 	for i, p := range list {
-		at := path + "[" + strconv.Itoa(i) + "]"
 		if p < 1 || p > maxPort {
-			bad(at, "%d is not a port", p)
+			bad(item(path, i), "%d is not a port", p)
 		}
 		if first := slices.Index(list, p); first < i {
-			bad(at, "%d is %s[%d] already", p, path[strings.LastIndexByte(path, '.')+1:], first)
+			bad(item(path, i), "%d is %s already", p, item(path, first))
 		}
 	}
 }
 
-// span is the ports that the ranks of a worker have, one each from first on, for one
-// of its sockets.
+// span is the ports of one socket of each rank of a worker.
 type span struct {
 	host        string
 	first, last int
 }
 
+// meets reports whether two spans share a port. The zero span has none.
 func (s span) meets(o span) bool {
-	return sameHost(s.host, o.host) && s.first <= o.last && o.first <= s.last
+	return s.last > 0 && o.last > 0 && s.first <= o.last && o.first <= s.last && sameHost(s.host, o.host)
 }
 
-// sameHost says whether two sockets may be on one address: any stands for all.
+// sameHost reports whether two sockets may have the same address: the wildcards are all of them.
 func sameHost(a, b string) bool {
 	wild := func(h string) bool { return h == "" || h == "*" || h == "0.0.0.0" || h == "::" }
 	return a == b || wild(a) || wild(b)
 }
 
-// spanOf reads tcp://host:port; false for what has no ports of its own.
-func (w *Worker) spanOf(endpoint string) (span, bool) {
-	rest, ok := strings.CutPrefix(endpoint, "tcp://")
-	if !ok {
-		return span{}, false
+// spanOf reads host:port, the address of rank 0; it returns the zero span for anything else.
+func spanOf(address string, ranks int) span {
+	host, port, err := net.SplitHostPort(address)
+	first, notNumber := strconv.Atoi(port)
+	if err != nil || notNumber != nil {
+		return span{}
 	}
-	host, port, err := net.SplitHostPort(rest)
-	if err != nil {
-		return span{}, false
-	}
-	first, err := strconv.Atoi(port)
-	if err != nil {
-		return span{}, false
-	}
-	return span{host, first, first + max(w.Ranks, 1) - 1}, true
+	return span{host, first, first + max(ranks, 1) - 1}
 }
 
-// validateEvents looks at the ports of the ranks' sockets.
-func (w *Worker) validateEvents(path string, bad report) {
-	for _, e := range []struct{ key, value string }{{"endpoint", w.Events.Endpoint}, {"replay", w.Events.Replay}} {
-		s, ok := w.spanOf(e.value)
+// events are the ports of an endpoint of events; the zero span if it is not tcp://host:port.
+func (w *Worker) events(endpoint string) span {
+	address, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return span{}
+	}
+	return spanOf(address, w.Ranks)
+}
+
+// serving are the ports of the engine's API.
+func (w *Worker) serving() span {
+	if w.RankBy == "port" {
+		return spanOf(w.Address, w.Ranks)
+	}
+	return spanOf(w.Address, 1)
+}
+
+// validateRankPorts checks the ports of the ranks' sockets.
+func (w *Worker) validateRankPorts(bad report) {
+	for _, e := range w.Events.sockets() {
+		s := w.events(e.value)
 		switch {
-		case !ok:
+		case s == span{}:
 		case s.first < 1 || s.first > maxPort:
-			bad(path+"."+e.key, "%q: port must be 1 to %d", e.value, maxPort)
+			bad(e.key, "%q: port must be 1 to %d", e.value, maxPort)
 		case s.last > maxPort:
-			bad(path+"."+e.key, "rank %d would be at port %d: ports end at %d", w.Ranks-1, s.last, maxPort)
+			bad(e.key, "rank %d would be at port %d: ports end at %d", w.Ranks-1, s.last, maxPort)
 		}
 	}
 	if w.Events.Replay != "" && w.Events.Replay == w.Events.Endpoint {
-		bad(path+".replay", "is the same as endpoint: an engine has two sockets")
-		return
-	}
-	events, ok := w.spanOf(w.Events.Endpoint)
-	replay, both := w.spanOf(w.Events.Replay)
-	if ok && both && events.meets(replay) {
-		bad(path+".replay", "the ports %d to %d of the ranks meet those of endpoint, %d to %d", replay.first, replay.last, events.first, events.last)
+		bad("replay", "is the same as endpoint: an engine has two sockets")
+	} else if events, replay := w.events(w.Events.Endpoint), w.events(w.Events.Replay); events.meets(replay) {
+		bad("replay", "the ports %d to %d of the ranks overlap those of endpoint, %d to %d", replay.first, replay.last, events.first, events.last)
 	}
 }
 
-// uniqueEvents finds workers whose events would come from the same place.
-func uniqueEvents(path string, list []Worker, bad report) {
+// uniqueWorkers finds workers that share a name, a port, or a source of events. It gives workers without a name their address.
+func uniqueWorkers(path string, list []Worker, bad report) {
+	names := map[string]int{}
+	serving, events := make([]span, len(list)), make([]span, len(list))
 	for i := range list {
 		w := &list[i]
-		mine, ok := w.spanOf(w.Events.Endpoint)
-		for first := range i {
-			o := &list[first]
-			theirs, also := o.spanOf(o.Events.Endpoint)
-			same := w.Events.Endpoint == o.Events.Endpoint && w.Events.Endpoint != "" && w.Events.Endpoint != PushEndpoint
-			if same || ok && also && mine.meets(theirs) {
-				bad(path+"["+strconv.Itoa(i)+"].events.endpoint", "%q is taken by %s[%d]: its events would count for both", w.Events.Endpoint, path, first)
-				break
-			}
+		if w.Name == "" {
+			w.Name = w.Address
 		}
-	}
-}
-
-// validatePorts finds listeners that get in each other's way, and ports that nobody
-// would know.
-func (c *Config) validatePorts(bad report) {
-	type listener struct {
-		path, address string
-		random        bool // port 0 is of use: the log tells the port
-	}
-	var seen []listener
-	for _, l := range []listener{
-		{"listen.address", c.Listen.Address, false}, {"listen.health", c.Listen.Health, false}, {"admin.address", c.Admin.Address, true},
-		{"envoy.ingress", c.Envoy.Ingress, false}, {"envoy.admin", c.Envoy.Admin, false}, {"envoy.prefill", c.Envoy.Prefill, false},
-	} {
-		host, port, err := net.SplitHostPort(l.address)
-		if err != nil || strings.HasPrefix(l.address, "unix:") {
-			continue
+		if first, taken := names[w.Name]; !taken {
+			names[w.Name] = i
+		} else if w.Name != "" {
+			bad(item(path, i)+".name", "%q is taken by %s", w.Name, item(path, first))
 		}
-		if port == "0" {
-			if !l.random {
-				bad(l.path, "%q: port 0 means any port, which nobody would know", l.address)
-			}
-			continue
+		serving[i], events[i] = w.serving(), w.events(w.Events.Endpoint)
+		if o := slices.IndexFunc(serving[:i], serving[i].meets); o >= 0 && list[o].Address == w.Address {
+			bad(item(path, i)+".address", "%q is taken by %s", w.Address, item(path, o))
+		} else if o >= 0 {
+			bad(item(path, i)+".address", "the ports %d to %d of the ranks overlap those of %s, %d to %d: give each worker ports of its own",
+				serving[i].first, serving[i].last, item(path, o), serving[o].first, serving[o].last)
 		}
-		for _, o := range seen {
-			if otherHost, otherPort, _ := net.SplitHostPort(o.address); otherPort == port && sameHost(host, otherHost) {
-				bad(l.path, "%q is taken by %s (%q)", l.address, o.path, o.address)
-				break
-			}
+		o := slices.IndexFunc(events[:i], events[i].meets)
+		if o < 0 && events[i] == (span{}) && w.Events.Endpoint != "" && w.Events.Endpoint != PushEndpoint {
+			o = slices.IndexFunc(list[:i], func(o Worker) bool { return o.Events.Endpoint == w.Events.Endpoint })
 		}
-		seen = append(seen, l)
+		if o >= 0 {
+			bad(item(path, i)+".events.endpoint", "%q is taken by %s: its events would count for both", w.Events.Endpoint, item(path, o))
+		}
 	}
 }

@@ -25,13 +25,13 @@ func TestConfigurationsThatCannotWork(t *testing.T) {
 		"events at no port":       {worker(`events: {endpoint: "tcp://h:x"}`), `workers.static[0].events.endpoint: "tcp://h:x" is not like tcp://host:port`},
 		"events at port 0":        {worker(`events: {endpoint: "tcp://h:0"}`), `workers.static[0].events.endpoint: "tcp://h:0": port must be 1 to 65535`},
 		"one socket":              {worker(`events: {endpoint: "tcp://h:5557", replay: "tcp://h:5557"}`), `workers.static[0].events.replay: is the same as endpoint: an engine has two sockets`},
-		"replay among events":     {worker(`ranks: 4, events: {endpoint: "tcp://h:5557", replay: "tcp://h:5559"}`), `workers.static[0].events.replay: the ports 5559 to 5562 of the ranks meet those of endpoint, 5557 to 5560`},
+		"replay among events":     {worker(`ranks: 4, events: {endpoint: "tcp://h:5557", replay: "tcp://h:5559"}`), `workers.static[0].events.replay: the ports 5559 to 5562 of the ranks overlap those of endpoint, 5557 to 5560`},
 		"one feed for two":        {two(`events: {endpoint: "tcp://h:5557"}`, `events: {endpoint: "tcp://h:5557"}`), `workers.static[1].events.endpoint: "tcp://h:5557" is taken by workers.static[0]: its events would count for both`},
 		"feeds that meet":         {two(`ranks: 4, events: {endpoint: "tcp://h:5557"}`, `events: {endpoint: "tcp://h:5560"}`), `workers.static[1].events.endpoint: "tcp://h:5560" is taken by workers.static[0]: its events would count for both`},
 		"admin on ingress":        {"admin: {address: \"127.0.0.1:8080\"}\n", `envoy.ingress: "127.0.0.1:8080" is taken by admin.address ("127.0.0.1:8080")`},
 		"admin on health":         {"listen: {address: \"0.0.0.0:9002\", health: \"0.0.0.0:9090\"}\n", `admin.address: "127.0.0.1:9090" is taken by listen.health ("0.0.0.0:9090")`},
-		"listen at port 0":        {"listen: {address: \"127.0.0.1:0\"}\n", `k.yaml:1:19: listen.address: "127.0.0.1:0": port 0 means any port, which nobody would know`},
-		"an engine at port 0":     {strings.Replace(worker("ranks: 1"), "8000", "0", 1), `workers.static[0].address: "10.0.0.1:0": an engine has no port 0`},
+		"listen at port 0":        {"listen: {address: \"127.0.0.1:0\"}\n", `k.yaml:1:19: listen.address: "127.0.0.1:0": port 0 means any port, which nothing could connect to`},
+		"an engine at port 0":     {strings.Replace(worker("ranks: 1"), "8000", "0", 1), `workers.static[0].address: "10.0.0.1:0": an engine cannot listen on port 0`},
 		"a name with a bell":      {worker(`name: "a\x07"`), `only letters, digits and any of . _ : / - [ ] % @ may be in a name`},
 		"a name of two lines":     {worker(`name: "a\nb"`), `only letters, digits`},
 		"checked all day":         {"workers: {health: {every: 1ms}}\n", `k.yaml:1:27: workers.health.every: 1ms: must be 0 (no checks) or at least 100ms`},
@@ -78,10 +78,10 @@ func TestInspect(t *testing.T) {
 		"two of them": {fmt.Sprintf("models: [{name: m, adapters: [x]}]\nworkers:\n  static: [{name: a, address: \"10.0.0.1:8000\", models: [m, x, y]}]\n  file: %q\n", list), "", []string{
 			main + `:3:63: workers.static[0].models[2]: no models[] entry is called "y": its requests are routed by load`,
 			main + `:4:9: workers.file[0].models[0]: no models[] entry is called "nobody": its requests are routed by load`,
-			main + `:4:9: workers.file[0].name: "a" is workers.static[0] already, which counts`,
+			main + `:4:9: workers.file[0].name: "a" is the name of workers.static[0], which is used instead`,
 		}},
 		"pods without what their connector needs": {"disagg: {connector: nixl-push}\nworkers: {kubernetes: {pool: p, worker: {engine: vllm}}}\n", "", []string{
-			main + ":2:42: workers.kubernetes.worker.disagg: the connector nixl-push needs engine_id of a prefill worker, which this template does not have: each such pod has to have it as annotations"}},
+			main + ":2:33: workers.kubernetes.worker.disagg: the connector nixl-push needs engine_id of a prefill worker, which this template does not have: each such pod has to have it as annotations"}},
 		"pods with it":        {"disagg: {connector: lmcache}\nworkers: {kubernetes: {pool: p, worker: {disagg: {receiver_host: $ip, receiver_init_ports: [1], receiver_alloc_ports: [2]}}}}\n", "", nil},
 		"Envoy on a name":     {"envoy: {ingress: \"localhost:8080\"}\n", main + ":1:18: envoy.ingress: \"localhost:8080\": Envoy listens on an IP address, not on a name (all of them: 0.0.0.0 or [::])", nil},
 		"Envoy does not wait": {"envoy: {message_timeout: 0s}\n", main + ":1:26: envoy.message_timeout: must be at least 1s: Envoy goes on without Kvlane after it (300s by default)", nil},
@@ -89,7 +89,7 @@ func TestInspect(t *testing.T) {
 		"a pool twice":        {"workers: {kubernetes: {pools: [a, b, a]}}\n", main + ":1:38: workers.kubernetes.pools[2]: \"a\" is pools[0] already", nil},
 		"a wrong zmq":         {"disagg: {connector: p2p-nccl}\nworkers: {kubernetes: {pool: p, worker: {disagg: {zmq: $ip}}}}\n", main + ":2:56: workers.kubernetes.worker.disagg.zmq: \"$ip\" is not ip:port", nil},
 		"TensorRT-LLM's ranks": {"workers: {static: [{address: \"10.0.0.1:8000\", engine: trtllm, ranks: 4}]}\n", "", []string{
-			main + ":1:70: workers.static[0].ranks: TensorRT-LLM takes a rank only of requests that are split (disagg.connector): the engine chooses; rank_by: none says so"}},
+			main + ":1:70: workers.static[0].ranks: TensorRT-LLM takes a rank only with requests that are split (disagg.connector), and chooses itself otherwise: write rank_by: none"}},
 	} {
 		write("k.yaml", c.text)
 		_, warnings, err := Inspect(main)

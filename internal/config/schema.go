@@ -13,4 +13,6 @@ func Schema() []byte { return schema }
 
 // Elements returns the defaults of sections that Default does not hold: elements
 // of lists.
-func Elements() []any { return []any{defaultModel(), defaultWorker(), defaultModel().Check} }
+func Elements() []any {
+	return []any{defaultModel(), defaultWorker(), defaultModel().Check, defaultDNS()}
+}

@@ -40,10 +40,10 @@ var sizeUnits = []struct {
 	suffix string
 	factor int64
 }{
-	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}, {"", 1},
+	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}, {"", 1},
 }
 
-// UnmarshalText reads "16MiB", "2GB" or a number of bytes.
+// UnmarshalText reads "16MiB", "16Mi", "2GB" or a number of bytes.
 func (b *Bytes) UnmarshalText(text []byte) error {
 	s := strings.TrimSpace(string(text))
 	for _, u := range sizeUnits {

@@ -3,6 +3,8 @@ package config
 import (
 	"net"
 	"net/netip"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,96 +14,64 @@ import (
 // shortestEvery is the shortest time between two questions to a name server.
 const shortestEvery = Duration(100 * time.Millisecond)
 
-// shortestMessage is the shortest time that Envoy may wait for Kvlane. Envoy takes 0 for
-// no time at all, not for no limit.
-const shortestMessage = Duration(time.Second)
-
-// nameRunes are what a worker's name is made of: it stands in logs, metrics and headers.
+// nameRunes may be in a worker's name, which is part of logs, metrics and headers.
 const nameRunes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/-[]%@"
 
-// report records a problem at a dotted path.
-type report func(path, format string, args ...any)
-
 func (c *Config) validate(bad report) {
-	endpoint(bad, "listen.address", c.Listen.Address, true)
-	if c.Listen.Health != "" {
-		endpoint(bad, "listen.health", c.Listen.Health, false)
+	c.validateListeners(bad)
+	c.validateBounds(bad)
+	names := map[string]string{}
+	for i := range c.Models {
+		c.Models[i].validate(item("models", i), names, bad)
 	}
+	c.validateWorkers(bad)
+	c.validateRouting(bad)
+	c.validateDisagg(bad)
+	c.Index.validate(bad.under("index"))
+}
+
+func (c *Config) validateListeners(bad report) {
 	if (c.Listen.CertFile == "") != (c.Listen.KeyFile == "") {
 		bad("listen", "cert_file and key_file go together")
 	}
-	endpoint(bad, "admin.address", c.Admin.Address, false)
-	listens(bad, "envoy.ingress", c.Envoy.Ingress, false)
-	listens(bad, "envoy.admin", c.Envoy.Admin, false)
-	if c.Envoy.Prefill != "" {
-		listens(bad, "envoy.prefill", c.Envoy.Prefill, true)
-	}
-	if c.Envoy.MessageTimeout < shortestMessage {
-		bad("envoy.message_timeout", "must be at least %s: Envoy goes on without Kvlane after it (300s by default)", shortestMessage.Std())
-	}
-	if c.Envoy.StallTimeout < shortestMessage {
-		bad("envoy.stall_timeout", "must be at least %s: less fails open on a busy machine (2s by default)", shortestMessage.Std())
-	}
-	if c.Envoy.UploadTimeout < shortestMessage {
-		bad("envoy.upload_timeout", "must be at least %s (1m by default)", shortestMessage.Std())
-	}
-	if c.Envoy.MaxHeap < 64<<20 {
-		bad("envoy.max_heap", "%d bytes: must be at least 64MiB (1536MiB by default)", c.Envoy.MaxHeap)
-	}
-	if c.Limits.MaxBody < 1<<10 || c.Limits.MaxBody > 1<<30 {
-		bad("limits.max_body", "%d bytes: must be 1KiB to 1GiB", c.Limits.MaxBody)
-	}
-	names := map[string]string{}
-	for i := range c.Models {
-		c.Models[i].validate("models["+strconv.Itoa(i)+"]", names, bad)
-	}
-	for i := range c.Workers.Static {
-		c.Workers.Static[i].validate("workers.static["+strconv.Itoa(i)+"]", bad)
-	}
-	uniqueWorkers("workers.static", c.Workers.Static, bad)
-	uniqueEvents("workers.static", c.Workers.Static, bad)
-	for i, d := range c.Workers.DNS {
-		path := "workers.dns[" + strconv.Itoa(i) + "]"
-		if d.Name == "" {
-			bad(path, "needs a name")
-		}
-		if d.Port == 0 {
-			bad(path, "needs a port")
-		}
-		if d.Every < shortestEvery {
-			bad(path+".every", "must be at least %s", shortestEvery.Std())
-		}
-		if d.Worker.Address != "" {
-			bad(path+".worker.address", "is filled in from DNS; leave it out")
-		}
-		d.Worker.lastPort(path+".worker", d.Port, bad)
-		d.Worker.validateCommon(path+".worker", bad)
-		d.Worker.placeholders(path+".worker", bad, "$ip")
-	}
-	if k := c.Workers.Kubernetes; k != nil {
-		k.validate("workers.kubernetes", bad)
-	}
-	for _, p := range c.Routing.Problems() {
-		bad("routing."+p.Path, "%s", p.Text)
-	}
-	c.modelRules(bad)
-	for i, name := range c.Routing.Headers {
-		name = strings.ToLower(name) // as Envoy hands headers over
-		c.Routing.Headers[i] = name
-		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
-			bad("routing.conversation_headers["+strconv.Itoa(i)+"]", "%q is no name of a header", name)
+	var seen []listener
+	for _, l := range c.listeners() {
+		if l.address != "" || l.required {
+			l.validate(seen, bad)
+			seen = append(seen, l)
 		}
 	}
-	c.Routing.Wait.validate("routing.wait", c.Envoy.MessageTimeout, bad)
-	c.validateDisagg(bad)
-	if c.Index.MaxBytes < 1<<20 {
-		bad("index.max_bytes", "%d bytes: must be at least 1MiB", c.Index.MaxBytes)
+}
+
+// validateBounds checks the bounds that have units, which jsonschema tags cannot express.
+func (c *Config) validateBounds(bad report) {
+	for _, d := range []struct {
+		path       string
+		value, min Duration
+		why        string
+	}{
+		// Envoy takes 0 for no time at all, not for no limit.
+		{"envoy.message_timeout", c.Envoy.MessageTimeout, Duration(time.Second), ": Envoy goes on without Kvlane after it (300s by default)"},
+		{"envoy.stall_timeout", c.Envoy.StallTimeout, Duration(time.Second), ": less fails open on a busy machine (2s by default)"},
+		{"envoy.upload_timeout", c.Envoy.UploadTimeout, Duration(time.Second), " (1m by default)"},
+	} {
+		if d.value < d.min {
+			bad(d.path, "must be at least %s%s", d.min.Std(), d.why)
+		}
 	}
-	if c.Index.Key != "" && c.Index.KeyFile != "" {
-		bad("index.key_file", "not together with index.key")
+	for _, b := range []struct {
+		path            string
+		value, min, max Bytes
+		want            string
+	}{
+		{"envoy.max_heap", c.Envoy.MaxHeap, 64 << 20, 1 << 62, "at least 64MiB (1536MiB by default)"},
+		{"limits.max_body", c.Limits.MaxBody, 1 << 10, 1 << 30, "1KiB to 1GiB"},
+		{"index.max_bytes", c.Index.MaxBytes, 1 << 20, 1 << 62, "at least 1MiB"},
+	} {
+		if b.value < b.min || b.value > b.max {
+			bad(b.path, "%d bytes: must be %s", b.value, b.want)
+		}
 	}
-	c.Index.Peers.validate("index.peers", c.Index.Key+c.Index.KeyFile, bad)
-	c.validatePorts(bad)
 	if e := c.Workers.Health.Every; e > 0 && e < shortestEvery {
 		bad("workers.health.every", "%s: must be 0 (no checks) or at least %s", e.Std(), shortestEvery.Std())
 	}
@@ -110,11 +80,82 @@ func (c *Config) validate(bad report) {
 	}
 }
 
+func (c *Config) validateWorkers(bad report) {
+	for i := range c.Workers.Static {
+		c.Workers.Static[i].validate(bad.under(item("workers.static", i)))
+	}
+	uniqueWorkers("workers.static", c.Workers.Static, bad)
+	for i := range c.Workers.DNS {
+		c.Workers.DNS[i].validate(bad.under(item("workers.dns", i)))
+	}
+	if k := c.Workers.Kubernetes; k != nil {
+		k.validate(bad.under("workers.kubernetes"))
+	}
+}
+
+func (d *DNS) validate(bad report) {
+	if d.Name == "" {
+		bad("", "needs a name")
+	}
+	if d.Port == 0 {
+		bad("", "needs a port")
+	}
+	if d.Every < shortestEvery {
+		bad("every", "must be at least %s", shortestEvery.Std())
+	}
+	if d.Worker.Address != "" {
+		bad("worker.address", "is filled in from DNS; leave it out")
+	}
+	bad = bad.under("worker")
+	d.Worker.lastPort(d.Port, bad)
+	d.Worker.validateCommon(bad)
+	d.Worker.placeholders(bad, "$ip")
+}
+
+func (c *Config) validateRouting(bad report) {
+	for _, p := range c.Routing.Problems() {
+		bad("routing."+p.Path, "%s", p.Text)
+	}
+	c.modelRules(bad)
+	for i, name := range c.Routing.Headers {
+		name = strings.ToLower(name) // as Envoy sends headers
+		c.Routing.Headers[i] = name
+		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
+			bad(item("routing.conversation_headers", i), "%q is not the name of a header", name)
+		}
+	}
+	w := &c.Routing.Wait
+	switch {
+	case w.Requests > 0 && w.Timeout <= 0:
+		bad("routing.wait.timeout", "must be more than 0")
+	case w.Requests > 0 && w.Timeout >= c.Envoy.MessageTimeout:
+		bad("routing.wait.timeout", "%s: Envoy waits for %s only (envoy.message_timeout)", w.Timeout.Std(), c.Envoy.MessageTimeout.Std())
+	}
+}
+
+func (i *Index) validate(bad report) {
+	if i.Key != "" && i.KeyFile != "" {
+		bad("key_file", "not together with index.key")
+	}
+	for _, a := range i.Peers.Addresses {
+		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" {
+			bad("peers.addresses", "%q is not host:port", a)
+		}
+	}
+	switch {
+	case len(i.Peers.Addresses) == 0:
+	case i.Key+i.KeyFile == "":
+		bad("peers", "needs index.key or index.key_file: replicas with different keys cannot use each other's index")
+	case i.Peers.Timeout <= 0:
+		bad("peers.timeout", "must be more than 0")
+	}
+}
+
 func (m *Model) validate(path string, names map[string]string, bad report) {
 	if m.Name == "" {
 		bad(path, "needs a name")
 	}
-	for _, n := range slices.Concat([]string{m.Name}, m.Aliases, m.Adapters) {
+	for _, n := range m.names() {
 		if other, taken := names[n]; taken && n != "" {
 			bad(path, "name %q is taken by %s", n, other)
 		}
@@ -125,114 +166,168 @@ func (m *Model) validate(path string, names map[string]string, bad report) {
 	}
 }
 
-func (w *Worker) validate(path string, bad report) {
-	if w.Address == "" {
-		bad(path, "needs an address")
-	} else if a, err := netip.ParseAddrPort(w.Address); err != nil {
-		bad(path+".address", "%q is not ip:port (Envoy needs an IP address; for names use workers.dns)", w.Address)
-	} else if a.Port() == 0 {
-		bad(path+".address", "%q: an engine has no port 0", w.Address)
-	} else if !w.lastPort(path, int(a.Port()), bad) {
-		w.Address = a.String() // as Envoy writes the endpoint that served
+// names are all that clients may send for a model.
+func (m *Model) names() []string { return slices.Concat([]string{m.Name}, m.Aliases, m.Adapters) }
+
+// Problems validates a worker that is not from the file, such as a pod, by the rules of
+// workers.static. Paths are those within the worker, e.g. "events.endpoint". The address is
+// normalized.
+func (w *Worker) Problems() []Problem {
+	var ps places
+	var found ProblemsError
+	bad := ps.reporter(&found)
+	bounded(bad, "", reflect.ValueOf(w).Elem())
+	if len(found) == 0 { // the rest computes with numbers that must be within their bounds
+		w.validate(bad)
 	}
-	w.validateCommon(path, bad)
+	return found
 }
 
-// lastPort reports a rank that would be at a port beyond the last.
-func (w *Worker) lastPort(path string, first int, bad report) (beyond bool) {
+// bounded checks the fields of a struct against their jsonschema tags, as decoding does.
+func bounded(bad report, path string, v reflect.Value) {
+	for f, field := range v.Fields() {
+		at := join(path, f.Tag.Get("yaml"))
+		if field.Kind() == reflect.Struct {
+			bounded(bad, at, field)
+		} else {
+			obeys(bad, at, field, f.Tag.Get("jsonschema"))
+		}
+	}
+}
+
+func (w *Worker) validate(bad report) {
+	if w.Address == "" {
+		bad("", "needs an address")
+	} else if a, err := netip.ParseAddrPort(w.Address); err != nil {
+		bad("address", "%q is not ip:port (Envoy needs an IP address; for names use workers.dns)", w.Address)
+	} else if a.Port() == 0 {
+		bad("address", "%q: an engine cannot listen on port 0", w.Address)
+	} else if !w.lastPort(int(a.Port()), bad) {
+		w.Address = a.String() // as Envoy writes the endpoint that served
+	}
+	w.validateCommon(bad)
+}
+
+// lastPort reports a rank whose port would be beyond the last.
+func (w *Worker) lastPort(first int, bad report) (beyond bool) {
 	last := first + w.Ranks - 1
 	if w.RankBy != "port" || last <= maxPort {
 		return false
 	}
-	bad(path+".ranks", "rank %d would be at port %d: ports end at %d", w.Ranks-1, last, maxPort)
+	bad("ranks", "rank %d would be at port %d: ports end at %d", w.Ranks-1, last, maxPort)
 	return true
 }
 
-func (w *Worker) validateCommon(path string, bad report) {
-	if i := strings.IndexFunc(w.Name, func(r rune) bool { return !strings.ContainsRune(nameRunes, r) }); i >= 0 {
-		bad(path+".name", "%q: only letters, digits and any of . _ : / - [ ] %% @ may be in a name", w.Name)
+func (w *Worker) validateCommon(bad report) {
+	if strings.Trim(w.Name, nameRunes) != "" {
+		bad("name", "%q: only letters, digits and any of . _ : / - [ ] %% @ may be in a name", w.Name)
 	}
-	w.validateEvents(path+".events", bad)
-	w.Disagg.validate(path+".disagg", bad)
+	w.validateRankPorts(bad.under("events"))
+	w.Disagg.validate(bad.under("disagg"))
 	if w.RankBy == "port" && w.Ranks == 0 {
-		bad(path+".rank_by", "port needs ranks")
+		bad("rank_by", "port needs ranks")
 	}
 	if w.StartRank > 0 && w.Ranks == 0 {
-		bad(path+".start_rank", "needs ranks")
+		bad("start_rank", "needs ranks")
 	}
 	if w.Events.Bind && !strings.HasPrefix(w.Events.Endpoint, "tcp://") && !strings.HasPrefix(w.Events.Endpoint, "ipc://") {
-		bad(path+".events.bind", "needs an endpoint tcp://address:port or ipc://path")
+		bad("events.bind", "needs an endpoint tcp://address:port or ipc://path")
 	}
-	for _, e := range []struct{ key, value string }{{"endpoint", w.Events.Endpoint}, {"replay", w.Events.Replay}} {
-		if e.value == "" || e.value == PushEndpoint && e.key == "endpoint" {
-			continue
-		}
-		scheme, rest, ok := strings.Cut(e.value, "://")
-		switch {
-		case !ok || rest == "":
-			bad(path+".events."+e.key, "%q is not like tcp://host:port", e.value)
-		case scheme == "tcp":
-			// A template's port may be '$port'.
-			host, port, err := net.SplitHostPort(rest)
-			if err != nil || strings.Trim(port, "0123456789") != "" && !strings.Contains(port, "$") {
-				bad(path+".events."+e.key, "%q is not like tcp://host:port", e.value)
-			} else if host == "*" && !w.Events.Bind {
-				bad(path+".events."+e.key, "%q is where an engine binds; name the engine's address instead of *", e.value)
-			}
-		case scheme != "ipc" && scheme != "http" && scheme != "https":
-			bad(path+".events."+e.key, "scheme %q is not tcp, ipc or http, and it is not 'push:'", scheme)
-		}
+	for _, e := range w.Events.sockets() {
+		w.Events.validate(e.value, bad.under("events."+e.key))
 	}
 }
 
-func uniqueWorkers(path string, list []Worker, bad report) {
-	names, addresses := map[string]int{}, map[string]int{}
-	for i := range list {
-		w := &list[i]
-		if w.Name == "" {
-			w.Name = w.Address
+// socket is an address of events with its key.
+type socket struct{ key, value string }
+
+// sockets are the addresses to connect to.
+func (e *Events) sockets() []socket {
+	all := []socket{{"endpoint", e.Endpoint}, {"replay", e.Replay}}
+	return slices.DeleteFunc(all, func(s socket) bool { return s.value == "" || s == socket{"endpoint", PushEndpoint} })
+}
+
+func (e *Events) validate(address string, bad report) {
+	scheme, rest, ok := strings.Cut(address, "://")
+	switch {
+	case !ok || rest == "":
+		bad("", "%q is not like tcp://host:port", address)
+	case scheme == "tcp":
+		// A template's port may be '$port'.
+		host, port, err := net.SplitHostPort(rest)
+		if err != nil || strings.Trim(port, "0123456789") != "" && !strings.Contains(port, "$") {
+			bad("", "%q is not like tcp://host:port", address)
+		} else if host == "*" && !e.Bind {
+			bad("", "%q is where an engine binds; name the engine's address instead of *", address)
 		}
-		at := path + "[" + strconv.Itoa(i) + "]"
-		if first, taken := names[w.Name]; taken {
-			bad(at+".name", "%q is taken by %s[%d]", w.Name, path, first)
-		} else {
-			names[w.Name] = i
-		}
-		if first, taken := addresses[w.Address]; taken && w.Address != "" {
-			bad(at+".address", "%q is taken by %s[%d]", w.Address, path, first)
-		} else {
-			addresses[w.Address] = i
-		}
+	case scheme != "ipc" && scheme != "http" && scheme != "https":
+		bad("", "scheme %q is not tcp, ipc or http, and the endpoint is not 'push:'", scheme)
 	}
 }
 
-// listens checks where Envoy shall listen: it resolves no names.
-func listens(bad report, path, s string, unix bool) {
-	endpoint(bad, path, s, unix)
-	if host, _, err := net.SplitHostPort(s); err == nil && host != "" && !strings.HasPrefix(s, "unix:") && net.ParseIP(host) == nil {
-		bad(path, "%q: Envoy listens on an IP address, not on a name (all of them: 0.0.0.0 or [::])", s)
+// listener is an address that Kvlane or Envoy listens on.
+type listener struct {
+	path, address string
+	required      bool
+	unix          bool // may be a Unix socket
+	random        bool // port 0 is allowed: the log names the port
+	envoy         bool // Envoy listens: it resolves no names
+}
+
+func (c *Config) listeners() []listener {
+	return []listener{
+		{"listen.address", c.Listen.Address, true, true, false, false},
+		{"listen.health", c.Listen.Health, false, false, false, false},
+		{"admin.address", c.Admin.Address, true, false, true, false},
+		{"envoy.ingress", c.Envoy.Ingress, true, false, false, true},
+		{"envoy.admin", c.Envoy.Admin, true, false, false, true},
+		{"envoy.prefill", c.Envoy.Prefill, false, true, false, true},
 	}
 }
 
-func endpoint(bad report, path, s string, unix bool) {
-	if rest, ok := strings.CutPrefix(s, "unix:"); ok && unix {
-		if rest == "" {
-			bad(path, "unix: needs a path")
-		} else if len(rest) > 107 {
-			bad(path, "path of %d bytes: a Unix socket's path holds 107", len(rest))
+// socket is the path of a Unix socket.
+func (l *listener) socket() (path string, ok bool) {
+	path, ok = strings.CutPrefix(l.address, "unix:")
+	return path, ok && l.unix
+}
+
+func (l *listener) validate(others []listener, bad report) {
+	if path, ok := l.socket(); ok {
+		if path == "" {
+			bad(l.path, "unix: needs a path")
+		} else if len(path) > 107 {
+			bad(l.path, "path of %d bytes: a Unix socket's path holds 107", len(path))
 		}
 		return
 	}
-	_, port, err := net.SplitHostPort(s)
+	host, port, err := net.SplitHostPort(l.address)
 	if err != nil {
 		want := "host:port"
-		if unix {
+		if l.unix {
 			want += " or unix:/path"
 		}
-		bad(path, "%q is not %s", s, want)
+		bad(l.path, "%q is not %s", l.address, want)
 		return
 	}
-	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
-		bad(path, "%q: port must be 0 to 65535", s)
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > maxPort {
+		bad(l.path, "%q: port must be 0 to %d", l.address, maxPort)
+	}
+	if l.envoy && host != "" && net.ParseIP(host) == nil {
+		bad(l.path, "%q: Envoy listens on an IP address, not on a name (all of them: 0.0.0.0 or [::])", l.address)
+	}
+	if port == "0" {
+		if !l.random {
+			bad(l.path, "%q: port 0 means any port, which nothing could connect to", l.address)
+		}
+		return
+	}
+	for _, o := range others {
+		if otherHost, otherPort, err := net.SplitHostPort(o.address); err == nil && otherPort == port && sameHost(host, otherHost) {
+			bad(l.path, "%q is taken by %s (%q)", l.address, o.path, o.address)
+			return
+		}
 	}
 }
+
+// relative reports whether the path of a socket depends on the working directory; '@' begins an abstract one.
+func relative(path string) bool { return !filepath.IsAbs(path) && !strings.HasPrefix(path, "@") }

@@ -1,54 +1,98 @@
 package config
 
 import (
-	"slices"
-	"strconv"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
 )
 
-// warn reports what is valid and hardly meant.
-func (c *Config) warn(note report) {
-	w := &c.Workers
-	if len(w.Static) == 0 && w.File == "" && len(w.DNS) == 0 && w.Kubernetes == nil {
-		note("workers", "there are none: every request is answered 503")
-	}
-	known := map[string]bool{}
-	for i := range c.Models {
-		for _, name := range slices.Concat([]string{c.Models[i].Name}, c.Models[i].Aliases, c.Models[i].Adapters) {
-			known[name] = true
+// validateFiles reads the certificates. Missing ones are a warning: they may be mounted where Kvlane runs.
+func (c *Config) validateFiles(bad, note report) {
+	look := func(path, file string, err error) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			note(path, "there is no file %s here: Kvlane needs it where it runs", file)
+		case err != nil:
+			bad(path, "%s: %v: name a file in PEM format", file, err)
 		}
 	}
+	if l := &c.Listen; l.CertFile != "" {
+		certificate, certErr := os.ReadFile(l.CertFile)
+		look("listen.cert_file", l.CertFile, certErr)
+		key, keyErr := os.ReadFile(l.KeyFile)
+		look("listen.key_file", l.KeyFile, keyErr)
+		if certErr == nil && keyErr == nil {
+			_, err := tls.X509KeyPair(certificate, key)
+			look("listen.cert_file", l.CertFile, err)
+		}
+	}
+	if file := c.Index.Peers.CAFile; file != "" {
+		text, err := os.ReadFile(file)
+		if err == nil && !x509.NewCertPool().AppendCertsFromPEM(text) {
+			err = errors.New("holds no certificate")
+		}
+		look("index.peers.ca_file", file, err)
+	}
+}
+
+// warn reports what is valid but probably a mistake. listed are the workers of workers.file.
+func (c *Config) warn(listed []Worker, note report) {
+	if w := &c.Workers; len(w.Static) == 0 && w.File == "" && len(w.DNS) == 0 && w.Kubernetes == nil {
+		note("workers", "there are none: every request is answered 503")
+	}
+	if c.Quiet > c.Drain {
+		note("drain_quiet", "%s is longer than drain (%s), which ends first: make it shorter", c.Quiet.Std(), c.Drain.Std())
+	}
+	for _, l := range c.listeners() {
+		path, ok := l.socket()
+		if !ok || l.address == Default().Listen.Address {
+			continue // containers and packages make the folder of the default
+		}
+		if relative(path) {
+			note(l.path, "%q depends on the folder that Kvlane and Envoy are started in: write the whole path", l.address)
+		} else if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
+			note(l.path, "there is no folder %s here: make it before Kvlane starts", filepath.Dir(path))
+		}
+	}
+	if limit := debug.SetMemoryLimit(-1); int64(c.Index.MaxBytes) > limit {
+		note("index.max_bytes", "%d bytes are more than the memory limit of the process (GOMEMLIMIT, %d bytes): make it smaller or raise the limit", c.Index.MaxBytes, limit)
+	}
+	c.warnWorkers(listed, note)
+	c.warnDisagg(c.sites(listed), note)
+}
+
+func (c *Config) warnWorkers(listed []Worker, note report) {
+	known := map[string]bool{}
 	for i := range c.Models {
-		if m := &c.Models[i]; m.Check.Disabled && m.Tokenizer != "" {
-			note("models["+strconv.Itoa(i)+"].check.disabled", "the ids of %q are never compared with an engine's: if they differ, nothing will say so", m.Name)
+		m := &c.Models[i]
+		for _, name := range m.names() {
+			known[name] = true
+		}
+		if m.Check.Disabled && m.Tokenizer != "" {
+			note(item("models", i)+".check.disabled", "the ids of %q are never compared with an engine's: differences are not noticed", m.Name)
 		}
 	}
 	owners := map[string]string{}
-	look := func(path string, l *Worker) {
-		for i, name := range l.Models {
+	for _, w := range c.sites(listed) {
+		for i, name := range w.Models {
 			if len(known) > 0 && !known[name] {
-				note(path+".models["+strconv.Itoa(i)+"]", "no models[] entry is called %q: its requests are routed by load", name)
+				note(item(w.path+".models", i), "no models[] entry is called %q: its requests are routed by load", name)
 			}
 		}
-		if l.Engine == "trtllm" && l.Ranks > 1 && l.RankBy == "header" && c.Disagg.Connector == "" {
-			note(path+".ranks", "TensorRT-LLM takes a rank only of requests that are split (disagg.connector): the engine chooses; rank_by: none says so")
+		if w.Engine == "trtllm" && w.Ranks > 1 && w.RankBy == "header" && c.Disagg.Connector == "" {
+			note(w.path+".ranks", "TensorRT-LLM takes a rank only with requests that are split (disagg.connector), and chooses itself otherwise: write rank_by: none")
 		}
-		if l.Name == "" {
-			return
+		if w.Events.Replay != "" && w.Events.Endpoint == "" {
+			note(w.path+".events.replay", "is not used without endpoint: name the endpoint of the events")
 		}
-		if first, taken := owners[l.Name]; taken {
-			note(path+".name", "%q is %s already, which counts", l.Name, first)
-		} else {
-			owners[l.Name] = path
+		if first, taken := owners[w.Name]; taken {
+			note(w.path+".name", "%q is the name of %s, which is used instead", w.Name, first)
+		} else if w.Name != "" {
+			owners[w.Name] = w.path
 		}
 	}
-	for i := range w.Static {
-		look("workers.static["+strconv.Itoa(i)+"]", &w.Static[i])
-	}
-	for i := range c.listed {
-		look("workers.file["+strconv.Itoa(i)+"]", &c.listed[i])
-	}
-	for i := range w.DNS {
-		look("workers.dns["+strconv.Itoa(i)+"].worker", &w.DNS[i].Worker)
-	}
-	c.warnDisagg(note)
 }

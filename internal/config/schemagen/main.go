@@ -88,7 +88,7 @@ func units(t reflect.Type) *jsonschema.Schema {
 	case reflect.TypeFor[config.Bytes]():
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{
 			{Type: "integer", Minimum: "0"},
-			{Type: "string", Pattern: `^[0-9]+ ?(KiB|MiB|GiB|kB|MB|GB|B)?$`},
+			{Type: "string", Pattern: `^[0-9]+ ?(KiB|MiB|GiB|Ki|Mi|Gi|kB|MB|GB|B)?$`},
 		}}
 	}
 	return nil

@@ -1,0 +1,498 @@
+package config
+
+import (
+	"encoding"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+)
+
+// renamed maps old paths to those that replaced them; [] stands for any index, as many on
+// both sides. Old keys are still read, with a warning. Keys of a worker need a line for each place
+// of workers; in a workers file their path begins with [].
+var renamed = map[string]string{}
+
+// maxAliases bounds the YAML aliases of a file, as they may multiply what it holds.
+const maxAliases = 10_000
+
+// decoder puts a parsed document into Go values. goccy's own decoder is not used for this: it stops
+// at the first problem, truncates 1.7 to an integer, panics on lists longer than an array, and
+// refuses keys that override those of a merge key.
+type decoder struct {
+	places
+
+	problems, warnings ProblemsError
+	bad, note          report // append to problems and to warnings
+	anchors            map[string]ast.Node
+	aliases            int
+	moved              []moved
+}
+
+// moved is the value of a key that was renamed.
+type moved struct {
+	value    ast.Node
+	from, to string
+}
+
+func (d *decoder) document(body ast.Node, root reflect.Value) {
+	ast.Walk(d, body)
+	d.decode(body, root, "", "")
+	for _, m := range d.moved {
+		if _, both := d.at[m.to]; both {
+			d.bad(m.from, "is the old name of %s, which is set too: remove the old one", m.to)
+			continue
+		}
+		d.note(m.from, "is now called %s: rename it", m.to)
+		d.at[m.to] = d.at[m.from]
+		field, rules := find(root, m.to)
+		d.decode(m.value, field, m.to, rules)
+	}
+}
+
+// Visit collects the anchors.
+func (d *decoder) Visit(n ast.Node) ast.Visitor {
+	if a, ok := n.(*ast.AnchorNode); ok {
+		d.anchors[a.Name.GetToken().Value] = a.Value
+	}
+	return d
+}
+
+// resolve follows aliases, and skips anchors and tags. It returns nil for null and for a reported problem.
+func (d *decoder) resolve(n ast.Node, path string) ast.Node {
+	for {
+		switch node := n.(type) {
+		case *ast.AnchorNode:
+			n = node.Value
+		case *ast.TagNode:
+			n = node.Value
+		case *ast.AliasNode:
+			name := node.Value.GetToken().Value
+			if d.aliases++; d.aliases > maxAliases {
+				if d.aliases == maxAliases+1 {
+					d.bad(path, "the file has more than %d YAML aliases, or one that contains itself", maxAliases)
+				}
+				return nil
+			}
+			target, known := d.anchors[name]
+			if !known {
+				d.bad(path, "*%s: there is no anchor &%s", name, name)
+			}
+			n = target
+		case nil, *ast.NullNode:
+			return nil
+		default:
+			return n
+		}
+	}
+}
+
+// preparer is a section whose defaults depend on some of its own keys.
+type preparer interface {
+	prepare(value func(key string) (string, bool), bad report)
+}
+
+// decode puts a node into v. rules is the jsonschema tag of the field.
+func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
+	d.locate(n, path)
+	n = d.resolve(n, path)
+	if n == nil {
+		return // an empty section keeps its defaults
+	}
+	if v = allocated(v); isScalar(v) {
+		s, err := scalar(n)
+		if err == nil {
+			err = set(v, s)
+		}
+		if err != nil {
+			d.bad(path, "%v", err)
+			return
+		}
+		obeys(d.bad, path, v, rules)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		d.decodeStruct(n, v, path)
+	case reflect.Map:
+		entries := d.entries(n, path)
+		v.Set(reflect.MakeMapWithSize(v.Type(), len(entries)))
+		for _, e := range entries {
+			el := reflect.New(v.Type().Elem()).Elem()
+			d.decode(e.value, el, join(path, e.key), "")
+			v.SetMapIndex(reflect.ValueOf(e.key), el)
+		}
+	default: // a slice or an array
+		seq, ok := n.(*ast.SequenceNode)
+		switch {
+		case v.Kind() == reflect.Array && (!ok || len(seq.Values) != v.Len()):
+			d.bad(path, "needs a list of %d values", v.Len())
+			return
+		case !ok:
+			d.bad(path, "needs a list, not a %s", kindOf(n))
+			return
+		case v.Kind() == reflect.Slice: // a list replaces its default
+			v.Set(reflect.MakeSlice(v.Type(), len(seq.Values), len(seq.Values)))
+		}
+		for i, el := range seq.Values {
+			setDefaults(v.Index(i))
+			d.decode(el, v.Index(i), item(path, i), "")
+		}
+	}
+}
+
+func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
+	entries := d.entries(n, path)
+	if p, ok := reflect.TypeAssert[preparer](v.Addr()); ok {
+		p.prepare(func(key string) (string, bool) {
+			i := slices.IndexFunc(entries, func(e entry) bool { return e.key == key })
+			if i < 0 {
+				return "", false
+			}
+			d.locate(entries[i].value, join(path, key))
+			s, err := scalar(d.resolve(entries[i].value, path))
+			return s, err == nil
+		}, d.bad.under(path))
+	}
+	for _, e := range entries {
+		at := join(path, e.key)
+		d.at[at] = e.place
+		if field, rules, known := fieldByKey(v, e.key); known {
+			d.decode(e.value, field, at, rules)
+		} else if to, ok := renamed[index.ReplaceAllString(at, "[]")]; ok {
+			for _, i := range index.FindAllString(at, -1) {
+				to = strings.Replace(to, "[]", i, 1)
+			}
+			d.moved = append(d.moved, moved{e.value, at, to})
+		} else {
+			d.bad(at, "unknown key%s", nearest(e.key, v.Type()))
+		}
+	}
+}
+
+var index = regexp.MustCompile(`\[\d+\]`)
+
+// entry is a key of a section with its value.
+type entry struct {
+	key string
+	place
+	value ast.Node
+}
+
+// entries are those of a section, and after them those of its merge keys (<<) that it does not have itself.
+func (d *decoder) entries(n ast.Node, path string) []entry {
+	values, ok := mapping(n)
+	if !ok {
+		d.bad(path, "needs a section with keys, not a %s", kindOf(n))
+		return nil
+	}
+	var own, merged []entry
+	for _, m := range values {
+		if m.Key.IsMergeKey() {
+			sources := []ast.Node{m.Value}
+			if list, ok := d.resolve(m.Value, path).(*ast.SequenceNode); ok {
+				sources = list.Values
+			}
+			for _, s := range sources {
+				if s = d.resolve(s, path); s != nil {
+					merged = append(merged, d.entries(s, path)...)
+				}
+			}
+			continue
+		}
+		pos := m.Key.GetToken().Position
+		own = append(own, entry{keyText(m.Key), place{pos.Line, pos.Column}, m.Value})
+	}
+	seen := map[string]bool{}
+	return slices.DeleteFunc(append(own, merged...), func(e entry) bool {
+		again := seen[e.key]
+		seen[e.key] = true
+		return again
+	})
+}
+
+// locate records where path is: a value at its own place, a section or list at
+// its key, an element of a list at its first key.
+func (d *decoder) locate(n ast.Node, path string) {
+	_, known := d.at[path]
+	if entries, ok := mapping(n); ok {
+		if len(entries) == 0 || known {
+			return
+		}
+		n = entries[0].Key
+	} else if known && (kindOf(n) != "value" || path == "") {
+		return
+	}
+	if t := n.GetToken(); t != nil && t.Position != nil {
+		d.at[path] = place{t.Position.Line, t.Position.Column}
+	}
+}
+
+func mapping(n ast.Node) ([]*ast.MappingValueNode, bool) {
+	switch node := n.(type) {
+	case *ast.MappingNode:
+		return node.Values, true
+	case *ast.MappingValueNode:
+		return []*ast.MappingValueNode{node}, true
+	}
+	return nil, false
+}
+
+func keyText(n ast.MapKeyNode) string {
+	if s, ok := n.(*ast.StringNode); ok {
+		return s.Value // without quotes
+	}
+	return n.GetToken().Value
+}
+
+func kindOf(n ast.Node) string {
+	switch n.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		return "section"
+	case *ast.SequenceNode:
+		return "list"
+	case *ast.AnchorNode, *ast.TagNode, *ast.NullNode:
+		return "node"
+	}
+	return "value"
+}
+
+// scalar is the text of a value, with the variables of the environment that it names.
+func scalar(n ast.Node) (string, error) {
+	switch node := n.(type) {
+	case *ast.StringNode:
+		return expand(node.Value)
+	case *ast.LiteralNode:
+		return expand(node.Value.Value)
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		return n.GetToken().Value, nil
+	}
+	return "", fmt.Errorf("needs a value, not a %s", kindOf(n))
+}
+
+var (
+	reference = regexp.MustCompile(`\$\$|\$\{[^}]*\}?`)
+	variable  = regexp.MustCompile(`^\$\{([A-Za-z_][A-Za-z0-9_]*)(:-)?(.*)\}$`)
+)
+
+// expand replaces ${NAME} and ${NAME:-default}, whose default is for a variable that is unset or
+// empty, and $$ by $.
+func expand(s string) (string, error) {
+	var err error
+	text := reference.ReplaceAllStringFunc(s, func(ref string) string {
+		if ref == "$$" {
+			return "$"
+		}
+		m := variable.FindStringSubmatch(ref)
+		if m == nil || m[2] == "" && m[3] != "" {
+			err = fmt.Errorf("%q is not like ${NAME} or ${NAME:-default}; a $ before { is written $$", ref)
+			return ""
+		}
+		value, given := os.LookupEnv(m[1])
+		switch {
+		case m[2] != "" && value == "":
+			return m[3]
+		case !given:
+			err = fmt.Errorf("the environment variable %s is not set: set it, or write ${%s:-default}", m[1], m[1])
+		}
+		return value
+	})
+	return text, err
+}
+
+var textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
+
+func isScalar(v reflect.Value) bool {
+	switch v.Kind() {
+	case reflect.Struct, reflect.Slice, reflect.Array, reflect.Map:
+		return false
+	}
+	return true
+}
+
+// set parses a value.
+func set(v reflect.Value, s string) (err error) {
+	switch {
+	case v.Type() == reflect.TypeFor[time.Duration]():
+		return (*Duration)(v.Addr().Interface().(*time.Duration)).UnmarshalText([]byte(s))
+	case v.CanAddr() && v.Addr().Type().Implements(textUnmarshaler):
+		return v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s))
+	}
+	what := "a whole number"
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(s)
+	case reflect.Bool:
+		what = "true or false"
+		if err = errors.ErrUnsupported; strings.EqualFold(s, "true") || strings.EqualFold(s, "false") {
+			v.SetBool(strings.EqualFold(s, "true"))
+			err = nil
+		}
+	case reflect.Uint64:
+		what = "a whole number from 0"
+		var n uint64
+		n, err = strconv.ParseUint(s, 0, 64)
+		v.SetUint(n)
+	case reflect.Int, reflect.Int64:
+		var n int64
+		n, err = strconv.ParseInt(s, 0, 64)
+		v.SetInt(n)
+	case reflect.Float64:
+		what = "a number"
+		var f float64
+		if f, err = strconv.ParseFloat(s, 64); f != f {
+			err = errors.ErrUnsupported
+		}
+		v.SetFloat(f)
+	default:
+		panic("config: field of kind " + v.Kind().String())
+	}
+	if err != nil {
+		return fmt.Errorf("%q is not %s", s, what)
+	}
+	return nil
+}
+
+// obeys checks a value against the jsonschema tag of its field.
+func obeys(bad report, path string, v reflect.Value, rules string) {
+	var number float64
+	switch v.Kind() {
+	case reflect.String:
+		if enum := ruleValues(rules, "enum"); len(enum) > 0 && !slices.Contains(enum, v.String()) {
+			bad(path, "%q is not one of %s", v.String(), strings.Join(slices.DeleteFunc(enum, func(s string) bool { return s == "" }), ", "))
+		}
+		return
+	case reflect.Int, reflect.Int64:
+		number = float64(v.Int())
+	case reflect.Float64:
+		number = v.Float()
+	}
+	for _, r := range []struct {
+		name, text string
+		broken     func(bound float64) bool
+	}{
+		{"minimum", "at least", func(b float64) bool { return number < b }},
+		{"maximum", "at most", func(b float64) bool { return number > b }},
+		{"exclusiveMinimum", "more than", func(b float64) bool { return number <= b }},
+	} {
+		for _, text := range ruleValues(rules, r.name) {
+			if bound, err := strconv.ParseFloat(text, 64); err == nil && r.broken(bound) {
+				bad(path, "%s must be %s %s", strconv.FormatFloat(number, 'f', -1, 64), r.text, text)
+			}
+		}
+	}
+}
+
+func ruleValues(rules, name string) []string {
+	var out []string
+	for rule := range strings.SplitSeq(rules, ",") {
+		if v, ok := strings.CutPrefix(rule, name+"="); ok {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// allocated is what a pointer points to, made with its defaults if it is nil; other values are returned as they are.
+func allocated(v reflect.Value) reflect.Value {
+	if v.Kind() != reflect.Pointer {
+		return v
+	}
+	if v.IsNil() {
+		v.Set(reflect.New(v.Type().Elem()))
+		setDefaults(v.Elem())
+	}
+	return v.Elem()
+}
+
+// find is the field at a path, with its jsonschema tag; the zero Value if there is none.
+func find(v reflect.Value, path string) (field reflect.Value, rules string) {
+	for step := range strings.SplitSeq(path, ".") {
+		key, i, listed := strings.Cut(step, "[")
+		if v = allocated(v); key != "" {
+			v, rules, _ = fieldByKey(v, key)
+		}
+		if !v.IsValid() {
+			break
+		}
+		if listed {
+			n, _ := strconv.Atoi(strings.TrimSuffix(i, "]"))
+			v = v.Index(n)
+		}
+	}
+	return v, rules
+}
+
+// inline is the tag of a struct whose keys are among those of its parent.
+const inline = ",inline"
+
+func fieldByKey(v reflect.Value, key string) (reflect.Value, string, bool) {
+	for f, fv := range v.Fields() {
+		switch f.Tag.Get("yaml") {
+		case key:
+			return fv, f.Tag.Get("jsonschema"), key != "" && key != inline
+		case inline:
+			if found, rules, ok := fieldByKey(fv, key); ok {
+				return found, rules, true
+			}
+		}
+	}
+	return reflect.Value{}, "", false
+}
+
+func keysOf(t reflect.Type) []string {
+	var keys []string
+	for f := range t.Fields() {
+		switch key := f.Tag.Get("yaml"); key {
+		case inline:
+			keys = append(keys, keysOf(f.Type)...)
+		case "":
+		default:
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// nearest suggests the known key that is closest to an unknown one.
+func nearest(key string, t reflect.Type) string {
+	best, distance := "", max(len(key), 2)
+	for _, name := range keysOf(t) {
+		if d := editDistance(key, name); d < distance {
+			best, distance = name, d
+		}
+	}
+	if best == "" || distance > max(len(key), len(best))/2+1 {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", best)
+}
+
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+func item(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }

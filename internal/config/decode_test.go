@@ -1,0 +1,130 @@
+package config
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// What programs write must load: quoted keys, JSON, anchors and merge keys, variables.
+func TestWhatToolsWrite(t *testing.T) {
+	t.Setenv("KVLANE_TEST_PORT", "9002")
+	t.Setenv("KVLANE_TEST_EMPTY", "")
+	t.Setenv("KVLANE_TEST_TRUE", "true")
+	for name, c := range map[string]struct {
+		text string
+		got  func(c *Config) any
+		want any
+	}{
+		"quoted keys":           {"\"log\": {'level': warn}\n", func(c *Config) any { return c.Log.Level }, "warn"},
+		"JSON":                  {`{"log": {"level": "warn"}, "drain": "1m"}`, func(c *Config) any { return c.Log.Level + c.Drain.Std().String() }, "warn1m0s"},
+		"JSON with tabs":        {"{\n\t\"log\": {\n\t\t\"level\":\t\"warn\"\n\t}\n}\n", func(c *Config) any { return c.Log.Level }, "warn"},
+		"JSON with escapes":     {`{"index": {"key": "\u0041\/\ud83d\ude00"}}`, func(c *Config) any { return c.Index.Key }, "A/😀"},
+		"an alias":              {"models: [{name: &n qwen}]\nworkers: {static: [{address: \"10.0.0.1:1\", models: [*n]}]}\n", func(c *Config) any { return c.Workers.Static[0].Models[0] }, "qwen"},
+		"an alias of a section": {"workers: {dns: [{name: a, port: 1, worker: &w {ranks: 2}}, {name: b, port: 1, worker: *w}]}\n", func(c *Config) any { return c.Workers.DNS[1].Worker.Ranks }, 2},
+		"merge keys":            {"workers:\n  static:\n  - &a {address: \"10.0.0.1:1\", ranks: 2, speed: 3}\n  - {<<: *a, address: \"10.0.0.2:1\", speed: 4}\n", func(c *Config) any { w := c.Workers.Static[1]; return []any{w.Address, w.Ranks, w.Speed}[1] }, 2},
+		"keys before a merge":   {"workers:\n  static:\n  - &a {address: \"10.0.0.1:1\", speed: 3}\n  - {address: \"10.0.0.2:1\", speed: 4, <<: *a}\n", func(c *Config) any { return c.Workers.Static[1].Speed }, 4.0},
+		"two merges":            {"workers:\n  static:\n  - &a {address: \"10.0.0.1:1\", speed: 3}\n  - &b {address: \"10.0.0.2:1\", speed: 4, ranks: 5}\n  - {<<: [*a, *b], address: \"10.0.0.3:1\"}\n", func(c *Config) any { w := c.Workers.Static[2]; return w.Speed + float64(w.Ranks) }, 8.0},
+		"a variable":            {"listen: {address: \"127.0.0.1:${KVLANE_TEST_PORT}\"}\n", func(c *Config) any { return c.Listen.Address }, "127.0.0.1:9002"},
+		"a number":              {"workers: {dns: [{name: a, port: \"${KVLANE_TEST_PORT}\"}]}\n", func(c *Config) any { return c.Workers.DNS[0].Port }, 9002},
+		"plain":                 {"explain:\n  keep: ${KVLANE_TEST_NONE:-7}\n", func(c *Config) any { return c.Explain.Keep }, 7},
+		"a bool":                {"explain:\n  header: ${KVLANE_TEST_TRUE}\n", func(c *Config) any { return c.Explain.Header }, true},
+		"empty":                 {"index: {key: \"a${KVLANE_TEST_EMPTY}b\"}\n", func(c *Config) any { return c.Index.Key }, "ab"},
+		"empty with a default":  {"index: {key: \"${KVLANE_TEST_EMPTY:-x}\"}\n", func(c *Config) any { return c.Index.Key }, "x"},
+		"an empty default":      {"index: {key: \"a${KVLANE_TEST_NONE:-}\"}\n", func(c *Config) any { return c.Index.Key }, "a"},
+		"escaped":               {"index: {key: \"$${KVLANE_TEST_PORT} $$5 $5\"}\n", func(c *Config) any { return c.Index.Key }, "${KVLANE_TEST_PORT} $5 $5"},
+		"a preset":              {"routing: {preset: \"${KVLANE_TEST_NONE:-round-robin}\"}\n", func(c *Config) any { return c.Routing.Preset }, "round-robin"},
+		"units of Kubernetes":   {"limits: {max_body: 4Mi}\nindex: {max_bytes: 2Gi}\n", func(c *Config) any { return int(c.Limits.MaxBody) + int(c.Index.MaxBytes) }, 4<<20 + 2<<30},
+	} {
+		config, err := Parse("k.yaml", []byte(c.text))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if got := c.got(config); got != c.want {
+			t.Errorf("%s: got %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func TestWhatCannotBeDecoded(t *testing.T) {
+	for text, want := range map[string]string{
+		"index: {key: \"a${KVLANE_TEST_NONE}\"}\n":      "k.yaml:1:14: index.key: the environment variable KVLANE_TEST_NONE is not set: set it, or write ${KVLANE_TEST_NONE:-default}",
+		"index: {key: \"${no-name}\"}\n":                `k.yaml:1:14: index.key: "${no-name}" is not like ${NAME} or ${NAME:-default}; a $ before { is written $$`,
+		"index: {key: \"${open\"}\n":                    `k.yaml:1:14: index.key: "${open" is not like ${NAME} or ${NAME:-default}; a $ before { is written $$`,
+		"listen: {address: *x}\n":                       "k.yaml:1:19: listen.address: *x: there is no anchor &x",
+		"models: &m [{name: a, aliases: *m}]\n":         "k.yaml:1:14: models[0].aliases[0]: needs a value, not a section",
+		"workers: {kubernetes: &k {<<: *k, pool: p}}\n": "k.yaml:1:11: workers.kubernetes: the file has more than 10000 YAML aliases, or one that contains itself",
+		"explain: {keep: 1.7}\n":                        `k.yaml:1:17: explain.keep: "1.7" is not a whole number`,
+		"explain: {header: 1}\n":                        `k.yaml:1:19: explain.header: "1" is not true or false`,
+		"explain: {keep: {}}\n":                         "k.yaml:1:11: explain.keep: needs a value, not a section",
+		"models: a\n":                                   "k.yaml:1:9: models: needs a list, not a value",
+		"routing: {policy: {cost: {tiers: [1, 2]}}}\n":  "k.yaml:1:27: routing.policy.cost.tiers: needs a list of 4 values",
+		"\",inline\": 1\n":                              `k.yaml:1:1: ,inline: unknown key`,
+		"\"lgo\": {}\n":                                 `k.yaml:1:1: lgo: unknown key; did you mean "log"?`,
+	} {
+		_, err := Parse("k.yaml", []byte(text))
+		if err == nil || err.Error() != want {
+			t.Errorf("%q:\n got %v\nwant %s", text, err, want)
+		}
+	}
+	for _, text := range []string{"log: {}\nlog: {}\n", "{\"log\": {}, log: {}}\n"} {
+		if _, err := Parse("k.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), "k.yaml:") {
+			t.Errorf("%q: got %v, want an error about the second key", text, err)
+		}
+	}
+}
+
+func TestOldNamesOfKeys(t *testing.T) {
+	defer func(before map[string]string) { renamed = before }(renamed)
+	renamed = map[string]string{
+		"quiet":                    "drain_quiet",
+		"models[].forward":         "models[].check.every",
+		"workers.interval":         "workers.health.every",
+		"workers.pods":             "workers.kubernetes",
+		"workers.static[].old.web": "workers.static[].address",
+	}
+	c, d, err := parse("k.yaml", []byte("quiet: 3s\nmodels: [{name: a}, {name: b, forward: 5}]\nworkers: {interval: 7s, pods: {pool: p}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Quiet.Std().String() != "3s" || c.Models[0].Check.Every != 1000 || c.Models[1].Check.Every != 5 || c.Workers.Health.Every.Std().String() != "7s" || c.Workers.Kubernetes.Pool != "p" {
+		t.Errorf("got %s, %+v, %+v, want the values of the old keys", c.Quiet.Std(), c.Models, c.Workers)
+	}
+	if w := c.Workers.Kubernetes.Worker; w.Engine != "vllm" {
+		t.Errorf("got engine %q, want the defaults of the section", w.Engine)
+	}
+	want := `k.yaml:1:1: quiet: is now called drain_quiet: rename it
+k.yaml:2:31: models[1].forward: is now called models[1].check.every: rename it
+k.yaml:3:11: workers.interval: is now called workers.health.every: rename it
+k.yaml:3:25: workers.pods: is now called workers.kubernetes: rename it`
+	if got := d.warnings.Error(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	_, err = Parse("k.yaml", []byte("quiet: 3s\ndrain_quiet: 3s\n"))
+	wantProblems(t, err, "k.yaml:1:1: quiet: is the old name of drain_quiet, which is set too: remove the old one")
+	_, err = Parse("k.yaml", []byte("quiet: soon\n"))
+	wantProblems(t, err, `k.yaml:1:8: drain_quiet: "soon" is not a duration such as 300ms, 2s or 1m30s`)
+}
+
+// Each line of the table leads from a key that does not exist to one that does.
+func TestTheTableOfOldNames(t *testing.T) {
+	exists := func(path string) bool {
+		c := Config{Models: make([]Model, 1), Workers: Workers{Static: make([]Worker, 1), DNS: make([]DNS, 1)}}
+		path = strings.ReplaceAll(path, "[]", "[0]")
+		v := reflect.ValueOf(&c).Elem()
+		if strings.HasPrefix(path, "[") {
+			v = reflect.ValueOf(&c.Workers.Static).Elem()
+		}
+		field, _ := find(v, path)
+		return field.IsValid()
+	}
+	for _, from := range slices.Sorted(maps.Keys(renamed)) {
+		if to := renamed[from]; exists(from) || !exists(to) || strings.Count(from, "[]") != strings.Count(to, "[]") {
+			t.Errorf("%s to %s: want a key that is not known, and one that is in as many lists", from, to)
+		}
+	}
+	if !exists("models[].check.every") || exists("models[].check.evry") {
+		t.Error("the test does not know which keys exist")
+	}
+}

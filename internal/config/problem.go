@@ -1,0 +1,115 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Problem is one thing wrong with a file.
+type Problem struct {
+	// File, Line and Column are the place; Line is 0 if it is not known.
+	File         string
+	Line, Column int
+	// Path is the dotted key, e.g. "workers.static[0].address".
+	Path string
+	// Message says what is wrong and what to do.
+	Message string
+}
+
+func (p Problem) String() string {
+	var b strings.Builder
+	if b.WriteString(p.File); p.Line > 0 {
+		fmt.Fprintf(&b, ":%d:%d", p.Line, p.Column)
+	}
+	for _, part := range []string{p.Path, p.Message} {
+		if b.Len() > 0 && part != "" {
+			b.WriteString(": ")
+		}
+		b.WriteString(part)
+	}
+	return b.String()
+}
+
+// ProblemsError is everything wrong with a file, in order of place.
+type ProblemsError []Problem
+
+func (p ProblemsError) Error() string {
+	lines := make([]string, len(p))
+	for i := range p {
+		lines[i] = p[i].String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Place adds file and place to the problems of a ProblemsError that were found after the file
+// was read. It reads the file again. Other errors are returned as they are.
+func Place(file string, err error) error {
+	problems, ok := errors.AsType[ProblemsError](err)
+	text, unread := os.ReadFile(file)
+	if !ok || unread != nil {
+		return err
+	}
+	c := Default()
+	d, invalid := decodeFile(file, text, &c)
+	if invalid != nil {
+		return err
+	}
+	placed := slices.Clone(problems)
+	for i, p := range placed {
+		if p.File == "" {
+			placed[i] = d.places.problem(p.Path, p.Message)
+		}
+	}
+	return placed
+}
+
+// report records a problem or a warning at a dotted path.
+type report func(path, format string, args ...any)
+
+// under is r for paths within another one.
+func (r report) under(parent string) report {
+	return func(path, format string, args ...any) { r(join(parent, path), format, args...) }
+}
+
+// places maps the paths of a file to where they are.
+type places struct {
+	file string
+	at   map[string]place
+}
+
+type place struct{ line, column int }
+
+// problem is one at the place of path, or of its nearest parent that is in the file.
+func (ps *places) problem(path, message string) Problem {
+	p := Problem{File: ps.file, Path: path, Message: message}
+	for at := path; ; at = at[:strings.LastIndexAny(at, ".[")] {
+		if found, ok := ps.at[at]; ok {
+			p.Line, p.Column = found.line, found.column
+		} else if strings.ContainsAny(at, ".[") {
+			continue
+		}
+		return p
+	}
+}
+
+// reporter returns a report that appends to list, which it keeps in order of place.
+func (ps *places) reporter(list *ProblemsError) report {
+	return func(path, format string, args ...any) {
+		p := ps.problem(path, fmt.Sprintf(format, args...))
+		at := len(*list)
+		for at > 0 && (*list)[at-1].Line > p.Line {
+			at--
+		}
+		*list = slices.Insert(*list, at, p)
+	}
+}
+
+func join(path, key string) string {
+	if path == "" || key == "" || key[0] == '[' {
+		return path + key
+	}
+	return path + "." + key
+}
