@@ -1,0 +1,95 @@
+package config
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"math"
+	"math/big"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"testing"
+)
+
+// certificate writes a self-signed pair.
+func certificate(t *testing.T, dir string) (cert, key string) {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, k.Public(), k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, kind string, der []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	return write("tls.crt", "CERTIFICATE", der), write("tls.key", "PRIVATE KEY", secret)
+}
+
+func TestMistakesThatCheckFinds(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := certificate(t, dir)
+	const worker = "workers: {static: [{address: \"10.0.0.1:8000\"%s}]}\n"
+	plain := fmt.Sprintf(worker, "")
+	two := func(a, b string) string {
+		return "workers:\n  static:\n  - {address: \"10.0.0.1:8000\", " + a + "}\n  - {address: \"" + b + "}\n"
+	}
+	for name, c := range map[string]struct{ text, problem, warning string }{
+		"rank ports that overlap":      {two("ranks: 4, rank_by: port", "10.0.0.1:8003\", ranks: 2, rank_by: port"), "workers.static[1].address: the ports 8003 to 8004 of the ranks overlap those of workers.static[0], 8000 to 8003: give each worker ports of its own", ""},
+		"a worker on a rank's port":    {two("ranks: 4, rank_by: port", "10.0.0.1:8003\""), "workers.static[1].address: the ports 8003 to 8003", ""},
+		"rank ports side by side":      {two("ranks: 4, rank_by: port", "10.0.0.1:8004\", ranks: 2, rank_by: port"), "", ""},
+		"rank ports of two hosts":      {two("ranks: 4, rank_by: port", "10.0.0.2:8000\", ranks: 4, rank_by: port"), "", ""},
+		"ranks of one port":            {two("ranks: 4", "10.0.0.1:8003\", ranks: 4"), "", ""},
+		"a quiet longer than drain":    {plain + "drain: 5s\ndrain_quiet: 6s\n", "", ":3:14: drain_quiet: 6s is longer than drain (5s), which ends first: make it shorter"},
+		"a quiet as long as drain":     {plain + "drain: 5s\ndrain_quiet: 5s\n", "", ""},
+		"replay without endpoint":      {fmt.Sprintf(worker, `, events: {replay: "tcp://h:1"}`), "", "workers.static[0].events.replay: is not used without endpoint: name the endpoint of the events"},
+		"replay with it":               {fmt.Sprintf(worker, `, events: {endpoint: "tcp://h:1", replay: "tcp://h:2"}`), "", ""},
+		"a relative socket":            {plain + "listen: {address: \"unix:kvlane.sock\"}\n", "", `listen.address: "unix:kvlane.sock" depends on the folder that Kvlane and Envoy are started in: write the whole path`},
+		"an abstract socket":           {plain + "listen: {address: \"unix:@kvlane\"}\n", "", ""},
+		"a socket in no folder":        {plain + "envoy: {prefill: \"unix:" + dir + "/none/s\"}\n", "", "envoy.prefill: there is no folder " + dir + "/none here: make it before Kvlane starts"},
+		"a socket in a folder":         {plain + "listen: {address: \"unix:" + dir + "/s\"}\n", "", ""},
+		"a large index":                {plain + "index: {max_bytes: 3GiB}\n", "", "index.max_bytes: 3221225472 bytes are more than the memory limit of the process (GOMEMLIMIT, 2147483648 bytes): make it smaller or raise the limit"},
+		"an index within the limit":    {plain + "index: {max_bytes: 2GiB}\n", "", ""},
+		"certificates":                 {plain + "listen: {cert_file: " + cert + ", key_file: " + key + "}\nindex: {peers: {ca_file: " + cert + "}}\n", "", ""},
+		"no such certificate":          {plain + "listen: {cert_file: /none.crt, key_file: " + key + "}\n", "", "listen.cert_file: there is no file /none.crt here: Kvlane needs it where it runs"},
+		"no such key":                  {plain + "listen: {cert_file: " + cert + ", key_file: /none.key}\n", "", "listen.key_file: there is no file /none.key here"},
+		"a key for a certificate":      {plain + "listen: {cert_file: " + key + ", key_file: " + key + "}\n", "listen.cert_file: " + key + ": tls: ", ""},
+		"no such CA":                   {plain + "index: {peers: {ca_file: /none.pem}}\n", "", "index.peers.ca_file: there is no file /none.pem here"},
+		"a CA file without any":        {plain + "index: {peers: {ca_file: " + key + "}}\n", "index.peers.ca_file: " + key + ": holds no certificate: name a file in PEM format", ""},
+		"the default, without folders": {plain, "", ""},
+	} {
+		file := filepath.Join(dir, "k.yaml")
+		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		debug.SetMemoryLimit(2 << 30)
+		_, warnings, err := Inspect(file)
+		debug.SetMemoryLimit(math.MaxInt64)
+		problem, warning := "", ProblemsError(warnings).Error()
+		if err != nil {
+			problem = err.Error()
+		}
+		if !strings.Contains(problem, c.problem) || (problem == "") != (c.problem == "") {
+			t.Errorf("%s: got problem %q, want %q", name, problem, c.problem)
+		}
+		if !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") || strings.Contains(warning, "\n") {
+			t.Errorf("%s: got warning %q, want %q", name, warning, c.warning)
+		}
+	}
+}
