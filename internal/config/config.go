@@ -1,4 +1,4 @@
-// Package config is Kvlane's one YAML file: its types, defaults, strict decoding
+// Package config is Kvlane's YAML (or JSON) file: its types, defaults, strict decoding
 // and validation. Every problem is reported with its place.
 package config
 
@@ -14,25 +14,25 @@ import (
 type Config struct {
 	Listen  Listen   `yaml:"listen" jsonschema_description:"Where Envoy reaches Kvlane: ext_proc, xDS and access log share one socket."`
 	Admin   Admin    `yaml:"admin" jsonschema_description:"Metrics, health and debug pages."`
-	Envoy   Envoy    `yaml:"envoy" jsonschema_description:"The standalone Envoy: what 'kvlane envoy-config' prints and what Kvlane expects of it."`
+	Envoy   Envoy    `yaml:"envoy" jsonschema_description:"The standalone Envoy: what 'kvlane envoy-config' prints."`
 	Limits  Limits   `yaml:"limits" jsonschema_description:"Bounds on requests."`
-	Models  []Model  `yaml:"models" jsonschema_description:"Models with their tokenizers. A model that is not listed is routed by load."`
-	Workers Workers  `yaml:"workers" jsonschema_description:"Which engines exist."`
-	Routing Routing  `yaml:"routing" jsonschema_description:"How a target is chosen."`
+	Models  []Model  `yaml:"models" jsonschema_description:"Models with their tokenizers. Requests for other models are routed by load."`
+	Workers Workers  `yaml:"workers" jsonschema_description:"Where the engines are."`
+	Routing Routing  `yaml:"routing" jsonschema_description:"How the target of a request is chosen."`
 	Index   Index    `yaml:"index" jsonschema_description:"The KV index."`
 	Disagg  Disagg   `yaml:"disagg" jsonschema_description:"Prefill/decode disaggregation."`
-	Explain Explain  `yaml:"explain" jsonschema_description:"What is kept and shown of decisions."`
+	Explain Explain  `yaml:"explain" jsonschema_description:"What is stored and shown about decisions."`
 	Log     Log      `yaml:"log" jsonschema_description:"Logging."`
-	Drain   Duration `yaml:"drain" jsonschema_description:"How long new requests are served after SIGTERM, and answers in FULL_DUPLEX_STREAMED, which are cut then. It ends earlier when none is left (drain_quiet)."`
-	Quiet   Duration `yaml:"drain_quiet" jsonschema_description:"Kvlane stops earlier if no request came for so long after SIGTERM. Longer than a gateway needs to forget an endpoint."`
+	Drain   Duration `yaml:"drain" jsonschema_description:"How long Kvlane serves after SIGTERM. Responses in FULL_DUPLEX_STREAMED that are still running then are cut. See drain_quiet for an earlier end."`
+	Quiet   Duration `yaml:"drain_quiet" jsonschema_description:"After SIGTERM, stop once no request has arrived for this long. Set it above the gateway's endpoint-removal delay."`
 }
 
 // Listen is the gRPC side.
 type Listen struct {
 	Address  string `yaml:"address" jsonschema_description:"'unix:/path' or 'host:port'. TLS and plaintext are served on the same port."`
-	CertFile string `yaml:"cert_file" jsonschema_description:"PEM certificate for TLS, read again when it changes. Empty: a self-signed one is made."`
+	CertFile string `yaml:"cert_file" jsonschema_description:"PEM certificate for TLS, reloaded when it changes. Empty: a self-signed certificate is generated."`
 	KeyFile  string `yaml:"key_file" jsonschema_description:"PEM key of cert_file."`
-	Health   string `yaml:"health" jsonschema_description:"A further address that serves only gRPC health, for probes; empty: none."`
+	Health   string `yaml:"health" jsonschema_description:"Additional address that serves only gRPC health, for probes; empty: none."`
 }
 
 // Admin is the HTTP side for people and monitoring.
@@ -44,56 +44,56 @@ type Admin struct {
 type Envoy struct {
 	Ingress        string   `yaml:"ingress" jsonschema_description:"Where clients connect."`
 	Admin          string   `yaml:"admin" jsonschema_description:"Envoy's own admin listener."`
-	Prefill        string   `yaml:"prefill" jsonschema_description:"Listener through which Kvlane sends prefill legs; empty: prefill legs go directly to the worker."`
-	Alternates     bool     `yaml:"alternates" jsonschema_description:"The Envoy in front takes a list of endpoints (the bootstrap of envoy-config does): the decode leg of a split request names a second worker, for a first that refuses connections. Not behind gateways: they take exactly one endpoint."`
-	FailClosed     bool     `yaml:"fail_closed" jsonschema_description:"Answer 503 where there is no pick (Kvlane down, no eligible worker known) instead of using the least busy worker."`
-	FirstToken     bool     `yaml:"first_token" jsonschema_description:"Observe the first piece of each answer: prefill load ends there instead of at the response headers."`
-	AccessLog      bool     `yaml:"access_log" jsonschema_description:"Receive the outcome of each request from Envoy's access log."`
-	MessageTimeout Duration `yaml:"message_timeout" jsonschema_description:"How long Envoy waits for Kvlane while a request queues, is tokenized, or is prefilled: Kvlane asks for so much time then."`
-	StallTimeout   Duration `yaml:"stall_timeout" jsonschema_description:"How long Envoy waits for a Kvlane that does not ask for more time before it goes on without: what a request costs while Kvlane hangs. Keep it well above the pauses of a busy machine."`
-	UploadTimeout  Duration `yaml:"upload_timeout" jsonschema_description:"How long a client may take to send a request. Envoy counts until Kvlane has decided: where requests queue or are prefilled, it adds message_timeout."`
-	MaxHeap        Bytes    `yaml:"max_heap" jsonschema_description:"Heap of Envoy near which it sheds load: first the requests with the largest bodies, then new ones. Keep it a quarter below the memory that it has."`
-	ConnectionAge  Duration `yaml:"connection_age" jsonschema_description:"Clients' connections are ended so long after their start, each after its running answer, so that they move away from an Envoy that is going to stop; 0s: never."`
-	RequestBody    string   `yaml:"request_body" jsonschema:"enum=BUFFERED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of request bodies in the bootstrap. BUFFERED is the cheapest and fails open. (Kvlane serves every mode that a gateway asks for.)"`
-	ResponseBody   string   `yaml:"response_body" jsonschema:"enum=NONE,enum=STREAMED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of response bodies. NONE costs nothing per token; another one is needed for predicted against observed cached tokens."`
+	Prefill        string   `yaml:"prefill" jsonschema_description:"Listener through which Kvlane sends prefill requests; empty: they go directly to the worker."`
+	Alternates     bool     `yaml:"alternates" jsonschema_description:"Envoy accepts a list of endpoints (the bootstrap of envoy-config does): split requests name a second decode worker, in case the first refuses connections. Leave it off behind gateways, which accept exactly one endpoint."`
+	FailClosed     bool     `yaml:"fail_closed" jsonschema_description:"Answer 503 if no worker was picked (Kvlane is down, or knows no eligible worker) instead of using the least busy worker."`
+	FirstToken     bool     `yaml:"first_token" jsonschema_description:"Observe the first chunk of each response: prefill load is released then, not at the response headers."`
+	AccessLog      bool     `yaml:"access_log" jsonschema_description:"Receive the outcome of each request through Envoy's access log."`
+	MessageTimeout Duration `yaml:"message_timeout" jsonschema_description:"How long Envoy waits for Kvlane while a request is queued, tokenized or prefilled; Kvlane extends Envoy's timeout to it."`
+	StallTimeout   Duration `yaml:"stall_timeout" jsonschema_description:"How long Envoy waits for a Kvlane that does not ask for more time, before it continues without. It is the delay of each request while Kvlane hangs. Keep it well above the scheduling pauses of a busy machine."`
+	UploadTimeout  Duration `yaml:"upload_timeout" jsonschema_description:"How long a client may take to send a request. Where requests may queue or be prefilled, message_timeout is added, as Envoy's timer runs until Kvlane has decided."`
+	MaxHeap        Bytes    `yaml:"max_heap" jsonschema_description:"Heap size near which Envoy sheds load: first the requests with the largest bodies, then new ones. Keep it a quarter below Envoy's memory limit."`
+	ConnectionAge  Duration `yaml:"connection_age" jsonschema_description:"Maximum age of client connections, so that they move away from an Envoy that will stop; running responses are completed first. 0s: no limit."`
+	RequestBody    string   `yaml:"request_body" jsonschema:"enum=BUFFERED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of request bodies in the bootstrap. BUFFERED is the cheapest and fails open. Kvlane supports every mode that a gateway uses."`
+	ResponseBody   string   `yaml:"response_body" jsonschema:"enum=NONE,enum=STREAMED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of response bodies. NONE costs nothing per token; the others are needed to compare predicted with observed cached tokens."`
 }
 
 // Limits bound requests.
 type Limits struct {
-	MaxBody         Bytes          `yaml:"max_body" jsonschema_description:"Largest request body; more is answered 413."`
-	Bodies          BodiesInFlight `yaml:"bodies_in_flight" jsonschema_description:"Request bodies that are held at a time, from their first byte until the decision; more are answered 503 with Retry-After."`
-	MaxStreams      int            `yaml:"max_streams" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Concurrent ext_proc streams of one connection, which are requests with their answers; Envoy opens more connections. 0: no bound."`
-	DecisionTimeout Duration       `yaml:"decision_timeout" jsonschema_description:"How long a decision may wait for a processor and compute tokens; then the request is routed by load (kvlane_degraded_total, reason deadline). 0s: no bound."`
-	UnknownModel    string         `yaml:"unknown_model" jsonschema:"enum=refuse,enum=route" jsonschema_description:"A request for a model that no worker lists, where all workers list theirs. refuse: 404 (and 400 for one that names none where no model is served by all workers). route: any worker."`
-	RefuseEarly     bool           `yaml:"refuse_early" jsonschema_description:"Answer requests whose prompt cannot be made (by the shape of the messages, the chat template, or the context's length) with the engine's own status, instead of sending them on. Types and values of other fields are left to the engine."`
+	MaxBody         Bytes          `yaml:"max_body" jsonschema_description:"Largest request body; larger ones are answered 413."`
+	Bodies          BodiesInFlight `yaml:"bodies_in_flight" jsonschema_description:"Bounds of the request bodies in memory, from their first byte until the decision; requests beyond them are answered 503 with Retry-After."`
+	MaxStreams      int            `yaml:"max_streams" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Concurrent ext_proc streams (requests with their responses) per connection; Envoy opens more connections. 0: no limit."`
+	DecisionTimeout Duration       `yaml:"decision_timeout" jsonschema_description:"How long a decision may wait for a processor and compute tokens; after that the request is routed by load (kvlane_degraded_total, reason deadline). 0s: no limit."`
+	UnknownModel    string         `yaml:"unknown_model" jsonschema:"enum=refuse,enum=route" jsonschema_description:"What to do with a request for a model that no worker lists, if all workers list theirs. refuse: 404, or 400 if it names no model and no model is served by all workers. route: any worker."`
+	RefuseEarly     bool           `yaml:"refuse_early" jsonschema_description:"Answer requests whose prompt cannot be built (because of the shape of the messages, the chat template or the context length) with the status that the engine would answer, instead of forwarding them. The engine checks types and values of other fields."`
 }
 
-// BodiesInFlight bounds what is held of request bodies.
+// BodiesInFlight bounds the request bodies in memory.
 type BodiesInFlight struct {
-	Bytes Bytes `yaml:"bytes" jsonschema_description:"Memory of all bodies together, their buffers included. A single body is always taken. 0: no bound."`
-	Count int   `yaml:"count" jsonschema:"minimum=0" jsonschema_description:"Number of bodies; 0: no bound."`
+	Bytes Bytes `yaml:"bytes" jsonschema_description:"Memory of all bodies together, including buffers. A single body is always accepted. 0: no limit."`
+	Count int   `yaml:"count" jsonschema:"minimum=0" jsonschema_description:"Number of bodies; 0: no limit."`
 }
 
 // Model is a served model.
 type Model struct {
 	Name           string   `yaml:"name" jsonschema_description:"Name that clients send."`
 	Aliases        []string `yaml:"aliases" jsonschema_description:"Further names of the same model."`
-	Adapters       []string `yaml:"adapters" jsonschema_description:"LoRA adapters, which clients name as model."`
-	Tokenizer      string   `yaml:"tokenizer" jsonschema_description:"Folder with tokenizer.json, tokenizer_config.json and so on, or 'builtin:qwen3'. Empty: routed by load."`
-	Engine         string   `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Whose request shapes are followed."`
+	Adapters       []string `yaml:"adapters" jsonschema_description:"LoRA adapters, which clients request as model."`
+	Tokenizer      string   `yaml:"tokenizer" jsonschema_description:"Folder with tokenizer.json, tokenizer_config.json and so on, or 'builtin:qwen3'. Empty: the model is routed by load."`
+	Engine         string   `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Engine whose request formats are followed."`
 	ChatTemplate   string   `yaml:"chat_template" jsonschema_description:"File with a chat template that replaces the tokenizer's."`
-	ToolParser     bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Without, it refuses requests with tools: false lets Kvlane know."`
+	ToolParser     bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Set false if it does not: it refuses requests with tools then."`
 	HideTools      bool     `yaml:"hide_tools_when_none" jsonschema_description:"vLLM runs with --exclude-tools-when-tool-choice-none."`
-	TrustTemplates bool     `yaml:"trust_request_templates" jsonschema_description:"Requests may bring a chat_template (vLLM with --trust-request-chat-template). Without, no such template is run: vLLM refuses the request, and for other engines it is routed by load."`
-	Multimodal     *bool    `yaml:"multimodal" jsonschema_description:"The model takes images, audio or video; if not, such a request is refused. Absent: by config.json beside the tokenizer, or else by what the chat template names."`
-	MaxModelLen    int      `yaml:"max_model_len" jsonschema:"minimum=0" jsonschema_description:"The engine's context in tokens; 0: unknown."`
-	CacheBytes     Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for what prompts have in common with earlier ones."`
-	HandIDs        bool     `yaml:"hand_ids" jsonschema_description:"Send the token ids on, so that the engine does not tokenize again."`
+	TrustTemplates bool     `yaml:"trust_request_templates" jsonschema_description:"Requests may contain a chat_template (vLLM with --trust-request-chat-template). If false, such templates are not run: vLLM refuses the request; for other engines it is routed by load."`
+	Multimodal     *bool    `yaml:"multimodal" jsonschema_description:"The model accepts images, audio or video; if false, such requests are refused. Absent: decided by the tokenizer folder's config.json, or else by the chat template."`
+	MaxModelLen    int      `yaml:"max_model_len" jsonschema:"minimum=0" jsonschema_description:"Context length of the engine in tokens; 0: unknown."`
+	CacheBytes     Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for cached tokenizations of earlier prompts."`
+	HandIDs        bool     `yaml:"hand_ids" jsonschema_description:"Forward the token ids, so that the engine does not tokenize again."`
 	Check          Check    `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`
-	Disagg         Rule     `yaml:"disagg" jsonschema_description:"When requests of this model are split, as far as it differs from routing.disagg: the workers of a model are pools of their own."`
+	Disagg         Rule     `yaml:"disagg" jsonschema_description:"Overrides of routing.disagg for this model, whose workers form their own prefill and decode pools."`
 }
 
-// Rule is what a model's pools have apart from routing.disagg; nil is as there.
+// Rule overrides routing.disagg for the pools of a model; nil fields do not.
 type Rule struct {
 	Mode             *string  `yaml:"mode" jsonschema:"enum=off,enum=threshold,enum=conditional,enum=cost" jsonschema_description:"See routing.disagg.mode."`
 	Threshold        *int64   `yaml:"threshold" jsonschema_description:"See routing.disagg.threshold."`
@@ -110,18 +110,18 @@ type Rule struct {
 // Check is the comparison with the engine's tokenizer.
 type Check struct {
 	Disabled bool     `yaml:"disabled" jsonschema_description:"Never compare."`
-	Every    int      `yaml:"every" jsonschema:"minimum=1" jsonschema_description:"One of so many requests is compared in service."`
-	Retry    Duration `yaml:"retry" jsonschema_description:"When a model that differs, or an engine that did not answer, is asked again."`
-	Timeout  Duration `yaml:"timeout" jsonschema_description:"Bound of one comparison or remote rendering."`
-	MaxBody  Bytes    `yaml:"max_body" jsonschema_description:"Largest request body that is compared in service; up to 12 of them are kept for each worker."`
-	Renderer string   `yaml:"renderer" jsonschema_description:"URL of a vLLM renderer that makes the ids where the tokenizer cannot."`
+	Every    int      `yaml:"every" jsonschema:"minimum=1" jsonschema_description:"Compare one request in this many."`
+	Retry    Duration `yaml:"retry" jsonschema_description:"How soon to check again after a difference, or an engine that did not answer."`
+	Timeout  Duration `yaml:"timeout" jsonschema_description:"Timeout of one comparison or remote rendering."`
+	MaxBody  Bytes    `yaml:"max_body" jsonschema_description:"Largest request body that is compared; up to 12 bodies are stored per worker."`
+	Renderer string   `yaml:"renderer" jsonschema_description:"URL of a vLLM renderer that computes token ids where the tokenizer cannot."`
 }
 
-// Workers says where workers come from.
+// Workers are the sources of workers.
 type Workers struct {
 	Static     []Worker    `yaml:"static" jsonschema_description:"A fixed list."`
-	File       string      `yaml:"file" jsonschema_description:"A YAML file with a list of workers, read again when it changes."`
-	DNS        []DNS       `yaml:"dns" jsonschema_description:"Names whose addresses are workers."`
+	File       string      `yaml:"file" jsonschema_description:"YAML file with a list of workers, reloaded when it changes."`
+	DNS        []DNS       `yaml:"dns" jsonschema_description:"DNS names whose addresses are workers."`
 	Kubernetes *Kubernetes `yaml:"kubernetes" jsonschema_description:"Pods of an InferencePool or of a label selector."`
 	Health     Health      `yaml:"health" jsonschema_description:"Health checks of engines."`
 	Scrape     Duration    `yaml:"scrape" jsonschema_description:"How often engines' /metrics are read; 0: never."`
@@ -132,16 +132,16 @@ type Worker struct {
 	Name      string            `yaml:"name" jsonschema_description:"Unique name; empty: the address."`
 	Address   string            `yaml:"address" jsonschema_description:"'ip:port' of the engine's HTTP API."`
 	Engine    string            `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Engine kind."`
-	Role      string            `yaml:"role" jsonschema:"enum=both,enum=prefill,enum=decode" jsonschema_description:"What the worker does."`
+	Role      string            `yaml:"role" jsonschema:"enum=both,enum=prefill,enum=decode" jsonschema_description:"Role of the worker."`
 	Models    []string          `yaml:"models" jsonschema_description:"Served models; empty: every model."`
-	Ranks     int               `yaml:"ranks" jsonschema:"minimum=0,maximum=1024" jsonschema_description:"Data-parallel ranks; 0: the worker has none, or the engine chooses."`
+	Ranks     int               `yaml:"ranks" jsonschema:"minimum=0,maximum=1024" jsonschema_description:"Number of data-parallel ranks; 0: none, or the engine chooses."`
 	StartRank int               `yaml:"start_rank" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"Global rank of the first local rank (vLLM hybrid load balancing): the header carries the local rank, events the global one."`
-	RankBy    string            `yaml:"rank_by" jsonschema:"enum=header,enum=port,enum=none" jsonschema_description:"How a rank is reached: X-data-parallel-rank, a port of its own (port + rank), or not at all."`
-	BlockSize int               `yaml:"block_size" jsonschema:"minimum=0,maximum=65536" jsonschema_description:"Tokens of an engine's block; 0: learnt from its events."`
+	RankBy    string            `yaml:"rank_by" jsonschema:"enum=header,enum=port,enum=none" jsonschema_description:"How a rank is addressed: by the header X-data-parallel-rank, by its own port (port + rank), or not at all."`
+	BlockSize int               `yaml:"block_size" jsonschema:"minimum=0,maximum=65536" jsonschema_description:"Tokens per KV block of the engine; 0: taken from its events."`
 	Events    Events            `yaml:"events" jsonschema_description:"The worker's KV events."`
 	Speed     float64           `yaml:"speed" jsonschema:"exclusiveMinimum=0,maximum=1000000" jsonschema_description:"Relative speed: costs are divided by it."`
-	Labels    map[string]string `yaml:"labels" jsonschema_description:"Topology and other labels."`
-	Disagg    WorkerDisagg      `yaml:"disagg" jsonschema_description:"What prefill/decode connectors need to know of the worker."`
+	Labels    map[string]string `yaml:"labels" jsonschema_description:"Labels, such as zone."`
+	Disagg    WorkerDisagg      `yaml:"disagg" jsonschema_description:"Settings of the worker for the prefill/decode connector."`
 }
 
 // Events is where a worker publishes.
@@ -149,10 +149,10 @@ type Events struct {
 	Endpoint string `yaml:"endpoint" jsonschema_description:"ZMQ endpoint of rank 0, e.g. tcp://10.0.0.1:5557 (rank r: port + r), http:// for TensorRT-LLM's poll, or 'push:' for relays that push over gRPC. Empty: no events."`
 	Replay   string `yaml:"replay" jsonschema_description:"ZMQ replay endpoint of rank 0 (rank r: port + r)."`
 	Topic    string `yaml:"topic" jsonschema_description:"ZMQ topic; empty: all."`
-	Bind     bool   `yaml:"bind" jsonschema_description:"The endpoint is Kvlane's own and the engine connects to it, as vLLM does where its endpoint names no '*'. Not with several replicas."`
+	Bind     bool   `yaml:"bind" jsonschema_description:"Kvlane binds the endpoint and the engine connects to it, as vLLM does if its endpoint has no '*'. Not possible with several replicas."`
 }
 
-// WorkerDisagg is what connectors need.
+// WorkerDisagg are the settings of a worker that connectors need.
 type WorkerDisagg struct {
 	BootstrapPort int    `yaml:"bootstrap_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"SGLang and Mooncake bootstrap port of a prefill worker; 0: 8998."`
 	ReceiverHost  string `yaml:"receiver_host" jsonschema_description:"LMCache receiver host of a decode worker."`
@@ -160,10 +160,10 @@ type WorkerDisagg struct {
 	AllocPorts    []int  `yaml:"receiver_alloc_ports" jsonschema_description:"LMCache receiver alloc ports of a decode worker."`
 	QueryPort     int    `yaml:"receiver_query_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"LMCache receiver query port of a decode worker; 0: none."`
 	ZMQ           string `yaml:"zmq" jsonschema_description:"P2P-NCCL address 'ip:port'."`
-	HandshakePort int    `yaml:"handshake_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"MoRIIO handshake port; 0: the prefill engine's own word, 6301 for moriio-write, which needs it of both sides."`
-	NotifyPort    int    `yaml:"notify_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"MoRIIO notify port; 0: the prefill engine's own word, 61005 for moriio-write, which needs it of both sides."`
+	HandshakePort int    `yaml:"handshake_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"MoRIIO handshake port; 0: as the prefill engine says, or 6301 for moriio-write, which needs it for both sides."`
+	NotifyPort    int    `yaml:"notify_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"MoRIIO notify port; 0: as the prefill engine says, or 61005 for moriio-write, which needs it for both sides."`
 	EngineID      string `yaml:"engine_id" jsonschema_description:"Engine id of a prefill worker's KV transfers (vLLM's kv_transfer_config), for nixl-push."`
-	SideHost      string `yaml:"side_channel_host" jsonschema_description:"Host of the NIXL side channel of a prefill worker, instead of what the engine says; empty: the engine's own word, the worker's address for nixl-push."`
+	SideHost      string `yaml:"side_channel_host" jsonschema_description:"Host of the NIXL side channel of a prefill worker; empty: as the engine says, or the worker's address for nixl-push."`
 	SidePort      int    `yaml:"side_channel_port" jsonschema:"minimum=0,maximum=65535" jsonschema_description:"Port of rank 0's NIXL side channel of a prefill worker (rank r: port + r), for nixl-push; 0: 5600."`
 }
 
@@ -172,51 +172,51 @@ type DNS struct {
 	Name   string   `yaml:"name" jsonschema_description:"Host name (A/AAAA) to resolve."`
 	Port   int      `yaml:"port" jsonschema:"minimum=1,maximum=65535" jsonschema_description:"HTTP port of the engines."`
 	Every  Duration `yaml:"every" jsonschema_description:"How often the name is resolved; at least 100ms."`
-	Worker Worker   `yaml:"worker" jsonschema_description:"What all of them have in common; address is filled in. In events and disagg '$ip' stands for the address."`
+	Worker Worker   `yaml:"worker" jsonschema_description:"Settings of all workers of the name; the address is filled in. In events and disagg '$ip' stands for the address."`
 }
 
 // Kubernetes selects pods.
 type Kubernetes struct {
 	Pool        string            `yaml:"pool" jsonschema_description:"Name of an InferencePool v1."`
 	Pools       []string          `yaml:"pools" jsonschema_description:"Several pools in one process."`
-	Namespace   string            `yaml:"namespace" jsonschema_description:"Namespace of pool and pods; empty: the pod's own."`
+	Namespace   string            `yaml:"namespace" jsonschema_description:"Namespace of pool and pods; empty: the namespace that Kvlane runs in."`
 	Selector    map[string]string `yaml:"selector" jsonschema_description:"Pod labels, where there is no InferencePool."`
 	Ports       []int             `yaml:"ports" jsonschema_description:"HTTP ports of a pod, with selector."`
 	Kubeconfig  string            `yaml:"kubeconfig" jsonschema_description:"File; empty: in-cluster."`
-	RankPerPort bool              `yaml:"rank_per_port" jsonschema_description:"The engine has one port a rank: the i-th port of a pod is its rank i."`
+	RankPerPort bool              `yaml:"rank_per_port" jsonschema_description:"The engine has one port per rank: the i-th port of a pod is its rank i."`
 	RoleLabels  []string          `yaml:"role_labels" jsonschema_description:"Pod labels that carry a role, in order; empty: kvlane.dev/role and the labels of llm-d and Dynamo."`
-	NeverAsk    bool              `yaml:"never_ask" jsonschema_description:"Do not ask engines about themselves: only labels, annotations and 'worker' count."`
-	Worker      Worker            `yaml:"worker" jsonschema_description:"What all pods have in common; labels and annotations of a pod win. In events and disagg '$ip' stands for the pod's address, in disagg '$pod' for its name."`
+	NeverAsk    bool              `yaml:"never_ask" jsonschema_description:"Do not query engines about themselves: use only labels, annotations and 'worker'."`
+	Worker      Worker            `yaml:"worker" jsonschema_description:"Settings of all pods; labels and annotations of a pod take precedence. In events and disagg '$ip' stands for the pod's address, in disagg '$pod' for its name."`
 }
 
 // Health is how engines are checked.
 type Health struct {
 	Every    Duration `yaml:"every" jsonschema_description:"Interval; 0: no checks."`
-	Timeout  Duration `yaml:"timeout" jsonschema_description:"Bound of one check."`
-	Failures int      `yaml:"failures" jsonschema:"minimum=1" jsonschema_description:"Failures in a row until a worker is taken out. A refused connection counts at once."`
+	Timeout  Duration `yaml:"timeout" jsonschema_description:"Timeout of one check."`
+	Failures int      `yaml:"failures" jsonschema:"minimum=1" jsonschema_description:"Consecutive failures until a worker is taken out. A refused connection takes it out immediately."`
 }
 
-// Routing is the choice. The keys of routing.Config stand beside its own.
+// Routing is how targets are chosen. The keys of routing.Config are inline.
 type Routing struct {
-	Preset        string         `yaml:"preset" jsonschema_description:"Named set of stages, see docs/routing.md; policy changes single constants of it."`
+	Preset        string         `yaml:"preset" jsonschema_description:"Named policy, see docs/routing.md; 'policy' overrides single values of it."`
 	PrefillPreset string         `yaml:"prefill_preset" jsonschema_description:"Preset of the prefill pool, with disaggregation."`
 	DecodePreset  string         `yaml:"decode_preset" jsonschema_description:"Preset of the decode pool, with disaggregation."`
-	Headers       []string       `yaml:"conversation_headers" jsonschema_description:"Headers that carry a conversation id, in order; the body's id wins."`
-	Trusted       bool           `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude, x-kvlane-priority and x-gateway-inference-objective of requests. Only where clients cannot send them."`
-	Objectives    map[string]int `yaml:"objectives" jsonschema_description:"Priorities by name of objective; below 0 may be shed early."`
-	Wait          Wait           `yaml:"wait" jsonschema_description:"Requests may wait where all targets are at their limits, instead of being answered 429 at once."`
-	Speculate     Duration       `yaml:"speculate" jsonschema_description:"How long a prompt that was sent counts as cached without an event that confirms it; 0: not at all."`
+	Headers       []string       `yaml:"conversation_headers" jsonschema_description:"Headers that carry a conversation id, in order; an id in the body takes precedence."`
+	Trusted       bool           `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude, x-kvlane-priority and x-gateway-inference-objective of requests. Enable it only if untrusted clients cannot send these headers."`
+	Objectives    map[string]int `yaml:"objectives" jsonschema_description:"Priorities by name of objective; requests with a priority below 0 may be shed early."`
+	Wait          Wait           `yaml:"wait" jsonschema_description:"Queue for requests while all targets are at their limits, instead of an immediate 429."`
+	Speculate     Duration       `yaml:"speculate" jsonschema_description:"How long a forwarded prompt counts as cached before an event confirms it; 0: not at all."`
 
 	routing.Config `yaml:",inline"`
 }
 
 // Wait bounds the queue of requests for which no target has room.
 type Wait struct {
-	Requests int      `yaml:"max_requests" jsonschema:"minimum=0" jsonschema_description:"Most requests that wait at a time; 0: none waits. A full queue sheds requests of negative priority for more important ones."`
-	Timeout  Duration `yaml:"timeout" jsonschema_description:"Longest wait; then the answer is 429. Must be shorter than envoy.message_timeout."`
+	Requests int      `yaml:"max_requests" jsonschema:"minimum=0" jsonschema_description:"Maximum length of the queue; 0: no queue. A full queue sheds requests of negative priority for more important ones."`
+	Timeout  Duration `yaml:"timeout" jsonschema_description:"Longest wait; after that the request is answered 429. Must be shorter than envoy.message_timeout."`
 }
 
-// prepare takes the presets before single constants are decoded on top of them.
+// prepare sets the presets, on top of which single values are decoded.
 func (r *Routing) prepare(value func(key string) (string, bool), bad report) {
 	for _, p := range []struct {
 		key string
@@ -237,11 +237,11 @@ func (r *Routing) prepare(value func(key string) (string, bool), bad report) {
 
 // Index bounds the KV index.
 type Index struct {
-	BlockSize int    `yaml:"block_size" jsonschema:"minimum=1,maximum=1024" jsonschema_description:"Tokens of a block of the index."`
+	BlockSize int    `yaml:"block_size" jsonschema:"minimum=1,maximum=1024" jsonschema_description:"Tokens per block of the index."`
 	MaxBytes  Bytes  `yaml:"max_bytes" jsonschema_description:"Memory for the index."`
-	Key       string `yaml:"key" jsonschema_description:"Key of the block hash, equal on replicas that exchange snapshots; empty: random."`
-	KeyFile   string `yaml:"key_file" jsonschema_description:"File with the key, instead of key; white space around it does not count."`
-	Peers     Peers  `yaml:"peers" jsonschema_description:"Other replicas: a start takes the index from one of them. See docs/feeds.md."`
+	Key       string `yaml:"key" jsonschema_description:"Key of the block hash; must be the same on replicas that exchange snapshots. Empty: random."`
+	KeyFile   string `yaml:"key_file" jsonschema_description:"File with the key, instead of key; surrounding white space is ignored."`
+	Peers     Peers  `yaml:"peers" jsonschema_description:"Other replicas, from one of which the index is copied at the start. See docs/feeds.md."`
 }
 
 // Values of Disagg.Usage.
@@ -250,28 +250,28 @@ const (
 	UsageOfPrefill = "prefill"
 )
 
-// Disagg configures how prefill legs run; when they run is routing.disagg.
+// Disagg configures how prefill requests are sent; routing.disagg decides when.
 type Disagg struct {
-	Connector  string       `yaml:"connector" jsonschema:"enum=,enum=nixl,enum=nixl-push,enum=mooncake,enum=p2p-nccl,enum=moriio,enum=moriio-write,enum=lmcache,enum=sharedstorage,enum=sglang,enum=trtllm,enum=trtllm-generation-first,enum=sidecar" jsonschema_description:"Protocol between the legs; empty: no disaggregation. See docs/disaggregation.md."`
-	Timeout    Duration     `yaml:"timeout" jsonschema_description:"Bound of a prefill leg."`
-	Attempts   int          `yaml:"attempts" jsonschema:"minimum=1" jsonschema_description:"Prefill targets tried before the decode target computes by itself."`
-	HeadStart  Duration     `yaml:"head_start" jsonschema_description:"Where both legs run at once: how long a prefill leg may fail, and another target be tried, before the decode leg starts."`
-	FirstToken string       `yaml:"first_token" jsonschema:"enum=recompute,enum=append" jsonschema_description:"LMCache: what becomes of the token that the prefill worker made. recompute: the decode worker makes it again. append: it goes behind the prompt, and the client's answer begins with the second."`
-	Trust      bool         `yaml:"trust_client_params" jsonschema_description:"Leave what clients say of KV transfers (kv_transfer_params, bootstrap_room, disaggregated_params and the like) in their requests. Without, it is taken out: it names hosts that engines would fetch from. Only where all clients may do that, such as a router of your own."`
-	Usage      string       `yaml:"usage" jsonschema:"enum=decode,enum=prefill" jsonschema_description:"Whose usage the client is told. decode: the decode worker's, as it comes. prefill: prompt tokens and cached tokens are those of the prefill leg; Envoy then sends Kvlane the bodies of answers whose requests were split, and of no others."`
-	Workers    WorkerDisagg `yaml:"workers" jsonschema_description:"What holds for workers that name nothing of it in their own disagg section."`
+	Connector  string       `yaml:"connector" jsonschema:"enum=,enum=nixl,enum=nixl-push,enum=mooncake,enum=p2p-nccl,enum=moriio,enum=moriio-write,enum=lmcache,enum=sharedstorage,enum=sglang,enum=trtllm,enum=trtllm-generation-first,enum=sidecar" jsonschema_description:"KV transfer protocol between prefill and decode; empty: no disaggregation. See docs/disaggregation.md."`
+	Timeout    Duration     `yaml:"timeout" jsonschema_description:"Timeout of a prefill request."`
+	Attempts   int          `yaml:"attempts" jsonschema:"minimum=1" jsonschema_description:"Prefill targets to try before the decode target computes the prompt itself."`
+	HeadStart  Duration     `yaml:"head_start" jsonschema_description:"Where prefill and decode run concurrently: how long to wait for an early failure of the prefill request, and try another target, before decode starts."`
+	FirstToken string       `yaml:"first_token" jsonschema:"enum=recompute,enum=append" jsonschema_description:"LMCache: what to do with the token that the prefill worker generated. recompute: the decode worker generates it again. append: it is appended to the prompt, and the client's response begins with the second token."`
+	Trust      bool         `yaml:"trust_client_params" jsonschema_description:"Keep clients' KV transfer parameters (kv_transfer_params, bootstrap_room, disaggregated_params and the like) in requests. By default they are removed, as they name hosts that engines would fetch from. Enable it only if all clients are trusted, such as a router of your own."`
+	Usage      string       `yaml:"usage" jsonschema:"enum=decode,enum=prefill" jsonschema_description:"Which usage the client gets. decode: that of the decode worker, unchanged. prefill: prompt tokens and cached tokens of the prefill worker; Envoy then sends Kvlane the response bodies of split requests only."`
+	Workers    WorkerDisagg `yaml:"workers" jsonschema_description:"Defaults for workers that do not set them in their own disagg section."`
 }
 
-// Explain is what is kept of decisions.
+// Explain is what is stored of decisions.
 type Explain struct {
-	Keep   int  `yaml:"keep" jsonschema:"minimum=0,maximum=100000" jsonschema_description:"Last decisions kept for GET /debug/decisions."`
+	Keep   int  `yaml:"keep" jsonschema:"minimum=0,maximum=100000" jsonschema_description:"Number of recent decisions shown by GET /debug/decisions."`
 	Header bool `yaml:"header" jsonschema_description:"Add x-kvlane-target and x-kvlane-matched-tokens to responses."`
 }
 
 // Log is logging.
 type Log struct {
-	Level     string `yaml:"level" jsonschema:"enum=debug,enum=info,enum=warn,enum=error" jsonschema_description:"Lowest level written."`
-	Decisions bool   `yaml:"decisions" jsonschema_description:"Write a line per decision."`
+	Level     string `yaml:"level" jsonschema:"enum=debug,enum=info,enum=warn,enum=error" jsonschema_description:"Lowest level that is logged."`
+	Decisions bool   `yaml:"decisions" jsonschema_description:"Log every decision."`
 }
 
 // Default returns the configuration of an empty file.

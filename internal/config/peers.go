@@ -7,16 +7,16 @@ import (
 	"strings"
 )
 
-// PushEndpoint stands for a worker whose events relays push over gRPC.
+// PushEndpoint is the endpoint of a worker whose events are pushed by relays over gRPC.
 const PushEndpoint = "push:"
 
-// Peers are the other replicas, of which one hands its index to this one when it
+// Peers are the other replicas, from one of which this one copies the index when it
 // starts.
 type Peers struct {
-	Addresses []string `yaml:"addresses" jsonschema_description:"'host:port' of other replicas' listen.address, also a name with many addresses (a headless service). With any, this replica hands out copies too, and index.key must be set."`
-	Timeout   Duration `yaml:"timeout" jsonschema_description:"How long a start waits for a copy at most, all peers together; then it goes on with an empty index."`
-	CAFile    string   `yaml:"ca_file" jsonschema_description:"PEM certificates that peers' certificates must come from; empty: plaintext."`
-	Name      string   `yaml:"server_name" jsonschema_description:"Name that peers' certificates must bear; empty: the host of the address."`
+	Addresses []string `yaml:"addresses" jsonschema_description:"'host:port' of other replicas' listen.address; a name may have many addresses (a headless service). If set, this replica serves copies too, and index.key must be set."`
+	Timeout   Duration `yaml:"timeout" jsonschema_description:"How long the start waits for a copy, all peers together; after that it continues with an empty index."`
+	CAFile    string   `yaml:"ca_file" jsonschema_description:"PEM certificates of the CAs that sign peers' certificates; empty: plaintext."`
+	Name      string   `yaml:"server_name" jsonschema_description:"Name that peers' certificates must have; empty: the host of the address."`
 }
 
 // Secret is the key of the block hash, "" for a random one.
