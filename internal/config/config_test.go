@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding/json"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -248,8 +249,23 @@ func TestSchemaNamesDefaultsAndDescriptions(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add([]byte("listen: {address: x}\nmodels: [{name: a}]\n"))
-	f.Add([]byte("workers: {static: [{address: 1.2.3.4:5}]}"))
-	f.Add([]byte("a: &x [*x]"))
-	f.Fuzz(func(_ *testing.T, text []byte) { _, _ = Parse("f", text) })
+	for _, seed := range []string{
+		"listen: {address: x}\nmodels: [{name: a}]\n",
+		"workers: {static: [{address: 1.2.3.4:5}]}",
+		"a: &x [*x]",
+		"models: &m [{name: a, aliases: *m}]",
+		"workers: {kubernetes: &k {<<: *k, pool: p}}",
+		"workers: {static: [&a {address: \"1.2.3.4:5\"}, {<<: [*a, *a], address: \"1.2.3.4:6\", events: {endpoint: \"tcp://$ip:${PORT:-5}\"}}]}",
+		`{"log": {"level": "\u0041"}, "index": {"key": "$${x}"}}`,
+		"routing: {preset: !!str kv-aware, policy: {cost: {tiers: [1, 1, .nan, .inf]}}}",
+		"? drain\n: |\n  1s\n",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		_, err := Parse("f", text)
+		if problems, ok := errors.AsType[ProblemsError](err); err != nil && (!ok || len(problems) == 0) {
+			t.Errorf("got error %v, want problems", err)
+		}
+	})
 }

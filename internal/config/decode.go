@@ -172,7 +172,7 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 			}
 			d.moved = append(d.moved, moved{e.value, at, to})
 		} else {
-			d.bad(at, "unknown key%s", nearest(e.key, v.Type()))
+			d.bad(at, "unknown key%s", nearest(e.key, v))
 		}
 	}
 }
@@ -433,46 +433,38 @@ func find(v reflect.Value, path string) (field reflect.Value, rules string) {
 // inline is the tag of a struct whose keys are among those of its parent.
 const inline = ",inline"
 
-func fieldByKey(v reflect.Value, key string) (reflect.Value, string, bool) {
+// fields calls yield with each key of a section until it returns false.
+func fields(v reflect.Value, yield func(f reflect.StructField, v reflect.Value) bool) bool {
 	for f, fv := range v.Fields() {
-		switch f.Tag.Get("yaml") {
-		case key:
-			return fv, f.Tag.Get("jsonschema"), key != "" && key != inline
-		case inline:
-			if found, rules, ok := fieldByKey(fv, key); ok {
-				return found, rules, true
-			}
+		key := f.Tag.Get("yaml")
+		if key == inline && !fields(fv, yield) || key != inline && key != "" && !yield(f, fv) {
+			return false
 		}
 	}
-	return reflect.Value{}, "", false
+	return true
 }
 
-func keysOf(t reflect.Type) []string {
-	var keys []string
-	for f := range t.Fields() {
-		switch key := f.Tag.Get("yaml"); key {
-		case inline:
-			keys = append(keys, keysOf(f.Type)...)
-		case "":
-		default:
-			keys = append(keys, key)
+func fieldByKey(v reflect.Value, key string) (field reflect.Value, rules string, known bool) {
+	fields(v, func(f reflect.StructField, fv reflect.Value) bool {
+		if known = f.Tag.Get("yaml") == key; known {
+			field, rules = fv, f.Tag.Get("jsonschema")
 		}
-	}
-	return keys
+		return !known
+	})
+	return field, rules, known
 }
 
 // nearest suggests the known key that is closest to an unknown one.
-func nearest(key string, t reflect.Type) string {
-	best, distance := "", max(len(key), 2)
-	for _, name := range keysOf(t) {
-		if d := editDistance(key, name); d < distance {
-			best, distance = name, d
+func nearest(key string, section reflect.Value) (hint string) {
+	distance := max(len(key), 2)
+	fields(section, func(f reflect.StructField, _ reflect.Value) bool {
+		name := f.Tag.Get("yaml")
+		if d := editDistance(key, name); d < distance && d <= max(len(key), len(name))/2+1 {
+			hint, distance = fmt.Sprintf("; did you mean %q?", name), d
 		}
-	}
-	if best == "" || distance > max(len(key), len(best))/2+1 {
-		return ""
-	}
-	return fmt.Sprintf("; did you mean %q?", best)
+		return true
+	})
+	return hint
 }
 
 func editDistance(a, b string) int {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -62,28 +63,16 @@ var disaggNeeds = map[string]struct {
 		func(w *WorkerDisagg) string { return w.EngineID }},
 }
 
-// over is the general rule with what a model's own changes.
+// over is the general rule with the values that a model's own sets. Fields of both have the same keys.
 func (r *Rule) over(general *routing.Disagg) *routing.Disagg {
 	d := *general
-	if r.Mode != nil {
-		d.Mode = routing.DisaggMode(*r.Mode)
+	for f, own := range reflect.ValueOf(r).Elem().Fields() {
+		if !own.IsNil() {
+			to, _, _ := fieldByKey(reflect.ValueOf(&d).Elem(), f.Tag.Get("yaml"))
+			to.Set(own.Elem().Convert(to.Type()))
+		}
 	}
-	take(&d.Threshold, r.Threshold)
-	take(&d.WholePrompt, r.WholePrompt)
-	take(&d.MaxLocalPrefill, r.MaxLocalPrefill)
-	take(&d.K, r.K)
-	take(&d.Resident, r.Resident)
-	take(&d.TransferFixed, r.TransferFixed)
-	take(&d.TransferPerToken, r.TransferPerToken)
-	take(&d.LocalBelow, r.LocalBelow)
-	take(&d.SameZone, r.SameZone)
 	return &d
-}
-
-func take[T any](to, from *T) {
-	if from != nil {
-		*to = *from
-	}
 }
 
 // modelRules gives the router the rules of the models that have their own.

@@ -17,15 +17,19 @@ import (
 // Load reads and validates a file. Warnings are about keys that have another name now. The
 // error is a ProblemsError if the file could be read.
 func Load(file string) (c *Config, warnings []Problem, err error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read configuration: %w", err)
-	}
-	c, d, err := parse(file, text)
+	c, d, err := read(file)
 	if err != nil {
 		return nil, nil, err
 	}
 	return c, d.warnings, nil
+}
+
+func read(file string) (*Config, *decoder, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return parse(file, text)
 }
 
 // Parse decodes and validates text; file is its name in problems.
@@ -50,11 +54,7 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 // Inspect is Load that also reads the files that the configuration names, except those of models,
 // and warns of what is valid but probably a mistake.
 func Inspect(file string) (c *Config, warnings []Problem, err error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read configuration: %w", err)
-	}
-	c, d, err := parse(file, text)
+	c, d, err := read(file)
 	if err != nil {
 		return nil, nil, err
 	}
