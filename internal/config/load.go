@@ -102,7 +102,7 @@ func ParseWorkers(file string, text []byte) ([]Worker, error) {
 // is in the decoder's problems; the error is about text that cannot be parsed.
 func decodeFile(file string, text []byte, into any) (*decoder, error) {
 	d := &decoder{places: places{file, map[string]place{}}, anchors: map[string]ast.Node{}}
-	d.bad, d.note = d.places.reporter(&d.problems), d.places.reporter(&d.warnings)
+	d.bad, d.note = d.reporter(&d.problems), d.reporter(&d.warnings)
 	text = bytes.TrimPrefix(text, []byte(byteOrderMark))
 	if p, ok := unreadable(text); !ok {
 		p.File = file

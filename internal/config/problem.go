@@ -60,7 +60,7 @@ func Place(file string, err error) error {
 	placed := slices.Clone(problems)
 	for i, p := range placed {
 		if p.File == "" {
-			placed[i] = d.places.problem(p.Path, p.Message)
+			placed[i] = d.problem(p.Path, p.Message)
 		}
 	}
 	return placed

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -56,7 +57,7 @@ func TestProblemsOfOthers(t *testing.T) {
 			t.Errorf("without the file: got %q, want %q", got, want)
 		}
 	}
-	if got := Place(file, os.ErrExist); got != os.ErrExist {
+	if got := Place(file, os.ErrExist); !errors.Is(got, os.ErrExist) {
 		t.Errorf("another error: got %v, want it as it is", got)
 	}
 }
