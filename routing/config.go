@@ -32,13 +32,16 @@ type Config struct {
 	HashSeed uint64 `json:"hashSeed,omitempty" jsonschema:"-" yaml:"-"`
 	// ReportTTL is how long an engine's report is believed. 10 ms to 10 min.
 	ReportTTL time.Duration `json:"reportTTL" yaml:"report_ttl"`
+	// SuspectAfter is the shortest wait for a first token that can make a target
+	// suspect; 0 suspects none. 0 to 10 min.
+	SuspectAfter time.Duration `json:"suspectAfter" yaml:"suspect_after"`
 	// WaitingTokens is the prefill that a waiting request of others is taken for when
 	// its engine does not report tokens. 0 to 10^6.
 	WaitingTokens int64 `json:"waitingTokens" yaml:"waiting_tokens"`
 	// RemoteTTL ends bookings of other replicas whose end never came. 1 s to 24 h.
 	RemoteTTL time.Duration `json:"remoteTTL" yaml:"remote_ttl"`
-	// PrefillRate is a target's prefill speed in tokens per second, for retry hints
-	// only. 1 to 10^7.
+	// PrefillRate is a target's prefill speed in tokens per second, for retry hints and
+	// as the bound below which a wait for a first token is never long. 1 to 10^7.
 	PrefillRate float64 `json:"prefillRate" yaml:"prefill_rate"`
 }
 
@@ -50,6 +53,7 @@ func DefaultConfig() Config {
 		MaxConversations: 100_000,
 		MaxPrefixBlocks:  1 << 20,
 		ReportTTL:        10 * time.Second,
+		SuspectAfter:     2 * time.Second,
 		WaitingTokens:    2048,
 		RemoteTTL:        10 * time.Minute,
 		PrefillRate:      10_000,
@@ -70,6 +74,7 @@ func (c *Config) check(ps *problems) {
 		{"prefill_rate", c.PrefillRate, 1, 1e7},
 	})
 	ps.span("report_ttl", c.ReportTTL, 10*time.Millisecond, 10*time.Minute)
+	ps.span("suspect_after", c.SuspectAfter, 0, 10*time.Minute)
 	ps.span("remote_ttl", c.RemoteTTL, time.Second, 24*time.Hour)
 }
 

@@ -165,13 +165,13 @@ func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Expla
 		if ex != nil {
 			ex.verdictf("disagg", "compute on the decode target: this request cannot be disaggregated")
 		}
-		return r.commit(q, &decode, nil), nil
+		return r.commit(now, q, &decode, nil), nil
 	}
 	if !cfg.wanted(q.PromptTokens, &decode.candidate) {
 		if ex != nil {
 			ex.verdictf("disagg", "compute on the decode target: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
 		}
-		return r.commit(q, &decode, nil), nil
+		return r.commit(now, q, &decode, nil), nil
 	}
 	side := ex.side()
 	req := request{leg: prefillLeg, pool: Prefill, policy: &cfg.Prefill, pending: pending, worker: decode.worker}
@@ -185,7 +185,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Expla
 			ex.verdictf("disagg", "compute on the decode target: %v", err)
 		}
 		decode.degraded = "no prefill target"
-		return r.commit(q, &decode, nil), nil
+		return r.commit(now, q, &decode, nil), nil
 	}
 	if err != nil {
 		if _, full := errors.AsType[*CapacityError](err); full {
@@ -203,10 +203,10 @@ func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Expla
 			ex.verdictf("disagg", "here %.0f %s prefill pool %.0f", local, operator, remote)
 		}
 		if !yes {
-			return r.commit(q, &decode, nil), nil
+			return r.commit(now, q, &decode, nil), nil
 		}
 	} else if ex != nil {
 		ex.verdictf("disagg", "prefill pool: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
 	}
-	return r.commit(q, &decode, &prefill), nil
+	return r.commit(now, q, &decode, &prefill), nil
 }

@@ -16,9 +16,13 @@ var errNotComputing = errors.New("the booking has no prefill under way")
 // holds what has changed: Prefill, Matched and Miss.
 func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, overlaps []Overlap, ex *Explanation) (Plan, error) {
 	res := r.ledger.get(id)
-	if res == nil || res.Prefill == NoSlot || res.Phase != computing || r.loadOf(res.Decode, res.decodeGen) == nil {
+	if res == nil || res.Prefill == NoSlot || res.Phase != computing || r.targetOf(res.Decode, res.decodeGen) == nil {
 		return Plan{}, errNotComputing
 	}
+	if t := r.targetOf(res.Prefill, res.prefillGen); t != nil {
+		t.health.Failures++
+	}
+	r.judge(now)
 	r.setOverlaps(overlaps)
 	ex.begin(q)
 	decode := &r.targets[res.Decode]
@@ -34,9 +38,9 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 		return Plan{}, fmt.Errorf("disaggregate: %w", err)
 	}
 	r.apply(res, -1)
-	res.Prefill, res.prefillGen, res.Miss = c.slot, r.targets[c.slot].gen, c.miss
+	res.Prefill, res.prefillGen, res.Miss = c.slot, r.reach(now, c.slot), c.miss
+	res.Since, res.Owed = now, c.queue+c.miss
 	r.apply(res, 1)
-	r.targets[c.slot].warm = true
 	r.follow(q, &c)
 	plan := Plan{Decode: res.Decode, Prefill: c.slot, Reservation: id, Matched: c.overlap, Miss: c.miss, Via: c.via, Degraded: c.degraded}
 	ex.end(r, plan, nil)
@@ -46,13 +50,17 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 // ComputeLocally turns a disaggregated booking into one whose decode target
 // computes the prompt: miss is the uncached tokens there, Plan.DecodeMiss. It
 // reports whether the booking was disaggregated and had no token yet.
-func (r *Router) ComputeLocally(_ time.Duration, id ReservationID, miss int64) bool {
+func (r *Router) ComputeLocally(now time.Duration, id ReservationID, miss int64) bool {
 	res := r.ledger.get(id)
 	if res == nil || res.Prefill == NoSlot || res.Phase == decoding {
 		return false
 	}
 	r.apply(res, -1)
 	res.Prefill, res.prefillGen, res.Miss, res.Phase = NoSlot, 0, max(miss, 0), computing
+	res.Since = now
+	if t := r.targetOf(res.Decode, res.decodeGen); t != nil {
+		res.Owed = t.load.Queue + res.Miss
+	}
 	r.apply(res, 1)
 	return true
 }

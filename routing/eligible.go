@@ -84,6 +84,9 @@ func (d *decision) eligible() {
 	if d.zone != "" {
 		d.preferZone()
 	}
+	if r.suspects > 0 {
+		d.avoidSuspects()
+	}
 	if d.ex != nil {
 		d.ex.verdictf("eligible", "%d of %d targets", len(d.cands), len(r.order))
 	}

@@ -50,6 +50,12 @@ type reservation struct {
 	// KV is the prompt's tokens.
 	KV    int64 `json:"kv"`
 	Phase phase `json:"phase"`
+	// Since is when the present phase's wait began, Owed the tokens that were booked
+	// before its end, its own included.
+	Since time.Duration `json:"since"`
+	Owed  int64         `json:"owed"`
+	// Failed says that the answer was an error of the engine.
+	Failed bool `json:"failed,omitempty"`
 	// conversation is the binding that follows the request if it was served elsewhere.
 	conversation Key
 	// serial makes ids of reused entries differ.
@@ -100,31 +106,38 @@ func (l *ledger) drop(id ReservationID) {
 	l.live--
 }
 
-// loadOf returns the load of a slot if it still holds the target that was booked.
-func (r *Router) loadOf(slot kvindex.Slot, gen uint32) *Load {
+// targetOf returns the target of a slot if it is still the one that was booked.
+func (r *Router) targetOf(slot kvindex.Slot, gen uint32) *target {
 	if slot == NoSlot || int(slot) >= len(r.targets) || r.targets[slot].gen != gen || !r.targets[slot].used {
 		return nil
 	}
-	return &r.targets[slot].load
+	return &r.targets[slot]
 }
 
 // book puts the reservation's load on its targets.
-func (r *Router) book(res reservation) ReservationID {
-	res.Phase = computing
-	res.decodeGen = r.targets[res.Decode].gen
-	r.targets[res.Decode].warm = true
+func (r *Router) book(now time.Duration, res reservation) ReservationID {
+	res.Phase, res.Since = computing, now
+	res.decodeGen = r.reach(now, res.Decode)
 	if res.Prefill != NoSlot {
-		res.prefillGen = r.targets[res.Prefill].gen
-		r.targets[res.Prefill].warm = true
+		res.prefillGen = r.reach(now, res.Prefill)
 	}
 	r.apply(&res, 1)
 	return r.ledger.add(res)
 }
 
+// reach notes that a target gets a request, and returns its generation.
+func (r *Router) reach(now time.Duration, slot kvindex.Slot) uint32 {
+	t := &r.targets[slot]
+	t.warm = true
+	t.health.Probe = now + probeEvery
+	return t.gen
+}
+
 // apply adds (sign 1) or takes back (sign -1) everything that the reservation
 // holds in its present phase.
 func (r *Router) apply(res *reservation, sign int64) {
-	if d := r.loadOf(res.Decode, res.decodeGen); d != nil {
+	if t := r.targetOf(res.Decode, res.decodeGen); t != nil {
+		d := &t.load
 		d.KV += sign * res.KV
 		d.Active += sign
 		if res.Prefill == NoSlot {
@@ -134,10 +147,11 @@ func (r *Router) apply(res *reservation, sign int64) {
 			}
 		}
 	}
-	p := r.loadOf(res.Prefill, res.prefillGen)
-	if p == nil {
+	t := r.targetOf(res.Prefill, res.prefillGen)
+	if t == nil {
 		return
 	}
+	p := &t.load
 	switch res.Phase {
 	case computing:
 		p.Queue += sign * res.Miss
@@ -164,27 +178,39 @@ func (r *Router) enter(id ReservationID, next phase) bool {
 // PrefillDone says that the prefill target of a disaggregated request has computed
 // the prompt; from here to the first token its KV cache is in transfer. It reports
 // whether that was news.
-func (r *Router) PrefillDone(_ time.Duration, id ReservationID) bool {
-	if res := r.ledger.get(id); res == nil || res.Prefill == NoSlot {
+func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
+	res := r.ledger.get(id)
+	if res == nil || res.Prefill == NoSlot || res.Phase != computing {
 		return false
 	}
+	r.answered(now, res)
+	if t := r.waitsFor(res); t != nil {
+		r.worked(t)
+	}
+	res.Since, res.Owed = now, res.KV
 	return r.enter(id, transferring)
 }
 
 // FirstToken says that the request has produced its first token: its prefill no
 // longer queues. It reports whether that was news.
-func (r *Router) FirstToken(_ time.Duration, id ReservationID) bool { return r.enter(id, decoding) }
+func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
+	if res := r.ledger.get(id); res != nil {
+		r.answered(now, res)
+	}
+	return r.enter(id, decoding)
+}
 
 // Release ends a booking. It is safe to call more than once: only the first call
 // has an effect, the others are counted and return false.
-func (r *Router) Release(_ time.Duration, id ReservationID) bool {
+func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	res := r.ledger.get(id)
 	if res == nil {
 		r.ledger.doubles++
 		return false
 	}
+	r.ended(now, res)
 	r.apply(res, -1)
-	r.unlinkRemote(id, res)
+	r.unlinkRemote(res)
 	r.ledger.drop(id)
 	return true
 }
@@ -192,7 +218,7 @@ func (r *Router) Release(_ time.Duration, id ReservationID) bool {
 // Rebook moves a booking to the target that really served the request (the data
 // plane retried elsewhere), and its conversation with it. It reports whether the
 // booking and the slot exist.
-func (r *Router) Rebook(_ time.Duration, id ReservationID, served kvindex.Slot) bool {
+func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot) bool {
 	res := r.ledger.get(id)
 	if res == nil || int(served) >= len(r.targets) || !r.targets[served].used {
 		return false
@@ -202,7 +228,7 @@ func (r *Router) Rebook(_ time.Duration, id ReservationID, served kvindex.Slot) 
 	}
 	r.apply(res, -1)
 	from := res.Decode
-	res.Decode, res.decodeGen = served, r.targets[served].gen
+	res.Decode, res.decodeGen, res.Since = served, r.targets[served].gen, now
 	r.apply(res, 1)
 	c := &r.conversations[mainLeg]
 	if i := c.find(res.conversation); i != none && c.entries[i].slot == from {

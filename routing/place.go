@@ -25,12 +25,16 @@ func (d *decision) fairShare() bool {
 		d.ex.verdictf("cap", "%d requests: %d targets below", d.softCap, len(d.cands))
 	}
 	if d.counts[ReasonCap] > 0 {
-		d.bestOverlap = 0
-		for i := range d.cands {
-			d.bestOverlap = max(d.bestOverlap, d.cands[i].overlap)
-		}
+		d.findBestOverlap()
 	}
 	return len(d.cands) > 0
+}
+
+func (d *decision) findBestOverlap() {
+	d.bestOverlap = 0
+	for i := range d.cands {
+		d.bestOverlap = max(d.bestOverlap, d.cands[i].overlap)
+	}
 }
 
 // fairShareCap rounds up twice: a fair share of 1 with multiplier 1.5 is 2. It is
@@ -89,10 +93,10 @@ func (d *decision) firstTurnStage() bool {
 	default:
 		least := math.Inf(1)
 		for i := range d.cands {
-			least = min(least, d.cands[i].wait())
+			least = min(least, d.wait(&d.cands[i]))
 		}
 		least += float64(f.Slack)
-		best = d.nextInTurn(func(c *candidate) bool { return c.wait() <= least })
+		best = d.nextInTurn(func(c *candidate) bool { return d.wait(c) <= least })
 	}
 	d.take(best, ViaFirstTurn)
 	if d.ex != nil {
@@ -101,8 +105,11 @@ func (d *decision) firstTurnStage() bool {
 	return true
 }
 
-// wait is the prefill that a request would wait for here, its own included.
-func (c *candidate) wait() float64 { return float64(c.miss+c.queue) / c.speed }
+// wait is the prefill that a request would wait for here, its own included, and the
+// price of the requests that it would share the target with.
+func (d *decision) wait(c *candidate) float64 {
+	return float64(c.miss+c.queue)/c.speed + d.policy.Cost.Active*float64(c.active)
+}
 
 // nextInTurn returns the first accepted candidate at or after the cursor, and marks
 // the cursor to move behind it.

@@ -221,19 +221,20 @@ func TestCostAgainstNaive(t *testing.T) {
 			}
 			plan := mustPick(t, r, q, overlaps...)
 			got := int(plan.Decode)
-			birth := q.Conversation == "" || !seen[q.Conversation]
+			first := q.Conversation == "" || !seen[q.Conversation]
 			seen[q.Conversation] = true
-			if birth && 2*best <= q.PromptTokens {
-				least := miss[0] + loads[0].queue
+			if first && 2*best <= q.PromptTokens {
+				wait := func(s int) int64 { return miss[s] + loads[s].queue + 1000*loads[s].active }
+				least := wait(0)
 				for s := range miss {
-					least = min(least, miss[s]+loads[s].queue)
+					least = min(least, wait(s))
 				}
 				want := cursor
-				for miss[want%n]+loads[want%n].queue > least+8192 {
+				for wait(want%n) > least+8192 {
 					want++
 				}
 				if got != want%n {
-					t.Fatalf("request %d: birth on %d, want %d", i, got, want%n)
+					t.Fatalf("request %d: new conversation on %d, want %d", i, got, want%n)
 				}
 				cursor = want%n + 1
 			} else {

@@ -117,6 +117,7 @@ const (
 	ReasonExcluded
 	ReasonPin
 	ReasonSuspended
+	ReasonSuspect
 	ReasonBusyActive
 	ReasonBusyQueue
 	ReasonBusyKV
@@ -125,7 +126,7 @@ const (
 )
 
 var reasonNames = [numReasons]string{"eligible", "role", "model", "not ready", "draining", "subset", "excluded", "pin", "suspended",
-	"busy: requests", "busy: queue", "busy: KV", "cap"}
+	"suspect", "busy: requests", "busy: queue", "busy: KV", "cap"}
 
 // String returns the reason's name.
 func (r Reason) String() string { return reasonNames[r] }

@@ -41,11 +41,11 @@ type remotes struct {
 // Booking returns a reservation in the form that other replicas take in.
 func (r *Router) Booking(id ReservationID) (Booking, bool) {
 	res := r.ledger.get(id)
-	if res == nil || r.loadOf(res.Decode, res.decodeGen) == nil {
+	if res == nil || r.targetOf(res.Decode, res.decodeGen) == nil {
 		return Booking{}, false
 	}
 	b := Booking{ID: id, Decode: r.targets[res.Decode].info.Target, Miss: res.Miss, KV: res.KV}
-	if r.loadOf(res.Prefill, res.prefillGen) != nil {
+	if r.targetOf(res.Prefill, res.prefillGen) != nil {
 		b.Prefill = r.targets[res.Prefill].info.Target
 	}
 	return b, true
@@ -64,7 +64,12 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 	if b.Prefill.Worker != "" {
 		prefill = r.slotOf(b.Prefill)
 	}
-	id := r.book(reservation{Decode: decode, Prefill: prefill, Miss: max(b.Miss, 0), KV: max(b.KV, 0),
+	computes := decode
+	if prefill != NoSlot {
+		computes = prefill
+	}
+	id := r.book(now, reservation{Decode: decode, Prefill: prefill, Miss: max(b.Miss, 0), KV: max(b.KV, 0),
+		Owed:   r.targets[computes].load.Queue + max(b.Miss, 0),
 		remote: remoteLink{key: key, expires: now + r.config.RemoteTTL}})
 	r.remotes.byKey[key] = id
 	r.remotes.fifo = append(r.remotes.fifo, id)
@@ -115,7 +120,7 @@ func (r *Router) ExpireRemote(now time.Duration) int {
 	return n
 }
 
-func (r *Router) unlinkRemote(_ ReservationID, res *reservation) {
+func (r *Router) unlinkRemote(res *reservation) {
 	if res.remote.key.replica != "" {
 		delete(r.remotes.byKey, res.remote.key)
 	}

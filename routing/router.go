@@ -31,8 +31,12 @@ type Router struct {
 	ledger        ledger
 	remotes       remotes
 	staleReports  uint64
+	// judged is when targets were last judged, suspects how many are suspect.
+	judged   time.Duration
+	suspects int
 
 	// Memory of one decision, kept to be used again.
+	group       []kvindex.Slot
 	match       []match
 	matchEpoch  uint32
 	overlaps    []Overlap
@@ -74,6 +78,7 @@ func (r *Router) Pick(now time.Duration, q *Query, overlaps []Overlap, ex *Expla
 
 // pick is Pick with pending requests, this one included, that wait to be placed.
 func (r *Router) pick(now time.Duration, q *Query, overlaps []Overlap, pending int64, ex *Explanation) (Plan, error) {
+	r.judge(now)
 	r.setOverlaps(overlaps)
 	ex.begin(q)
 	var plan Plan
@@ -96,7 +101,7 @@ func (r *Router) pickOne(now time.Duration, q *Query, req request, ex *Explanati
 	if err != nil {
 		return Plan{}, err
 	}
-	return r.commit(q, &c, nil), nil
+	return r.commit(now, q, &c, nil), nil
 }
 
 // setOverlaps makes the overlaps addressable by slot for one decision.
@@ -115,15 +120,17 @@ func (r *Router) setOverlaps(overlaps []Overlap) {
 }
 
 // commit books a choice and moves what its stages have moved.
-func (r *Router) commit(q *Query, main, prefill *choice) Plan {
+func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan {
 	plan := Plan{Decode: main.slot, Prefill: NoSlot, RankFree: main.rankFree, Matched: main.overlap, Miss: main.miss, DecodeMiss: main.miss,
 		FirstTurn: main.firstTurn, Via: main.via, Degraded: main.degraded}
 	plan.Conversation = r.follow(q, main)
+	owed := main.queue + main.miss
 	if prefill != nil {
 		r.follow(q, prefill)
+		owed = prefill.queue + prefill.miss
 		plan.Prefill, plan.Matched, plan.Miss = prefill.slot, prefill.overlap, prefill.miss
 	}
-	plan.Reservation = r.book(reservation{Decode: plan.Decode, Prefill: plan.Prefill, Miss: plan.Miss, KV: q.PromptTokens,
+	plan.Reservation = r.book(now, reservation{Decode: plan.Decode, Prefill: plan.Prefill, Miss: plan.Miss, KV: q.PromptTokens, Owed: owed,
 		conversation: plan.Conversation})
 	return plan
 }

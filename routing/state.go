@@ -20,6 +20,7 @@ type State struct {
 	Free          []uint32                     `json:"free"`
 	Conversations [numLegs][]ConversationState `json:"conversations"`
 	Generated     [numLegs]uint64              `json:"generated"`
+	Judged        time.Duration                `json:"judged,omitempty"`
 }
 
 // TargetState is one target.
@@ -27,6 +28,8 @@ type TargetState struct {
 	Slot kvindex.Slot `json:"slot"`
 	Info TargetInfo   `json:"info"`
 	Warm bool         `json:"warm,omitempty"`
+	// Health is what the target's answers have shown.
+	Health health `json:"health,omitzero"`
 	// Report is the last report that was believed.
 	Report *ReportState `json:"report,omitempty"`
 }
@@ -73,10 +76,10 @@ type ConversationState struct {
 // Export returns the state. A query limits the conversations to those that its
 // decision can depend on; nil exports all.
 func (r *Router) Export(q *Query) *State {
-	s := &State{Config: r.config, Free: append([]uint32(nil), r.ledger.free...)}
+	s := &State{Config: r.config, Judged: r.judged, Free: append([]uint32(nil), r.ledger.free...)}
 	for _, slot := range r.order {
 		t := &r.targets[slot]
-		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm}
+		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Health: t.health}
 		if p := &t.report; p.known {
 			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens}
 		}
@@ -90,8 +93,8 @@ func (r *Router) Export(q *Query) *State {
 	for i := range r.ledger.slab {
 		res := &r.ledger.slab[i]
 		s.Slab = append(s.Slab, SlabState{reservation: *res, Serial: res.serial, Conversation: res.conversation,
-			DecodeVoid:  res.Phase != unused && r.loadOf(res.Decode, res.decodeGen) == nil,
-			PrefillVoid: res.Phase != unused && res.Prefill != NoSlot && r.loadOf(res.Prefill, res.prefillGen) == nil,
+			DecodeVoid:  res.Phase != unused && r.targetOf(res.Decode, res.decodeGen) == nil,
+			PrefillVoid: res.Phase != unused && res.Prefill != NoSlot && r.targetOf(res.Prefill, res.prefillGen) == nil,
 			Replica:     res.remote.key.replica, RemoteID: res.remote.key.id, Expires: res.remote.expires})
 	}
 	var key Key
@@ -161,7 +164,9 @@ func Import(s *State) (*Router, error) {
 		}
 		r.SetTarget(ts.Slot, ts.Info)
 		t := &r.targets[ts.Slot]
-		t.warm = ts.Warm
+		if t.warm, t.health = ts.Warm, ts.Health; t.health.Suspect != "" {
+			r.suspects++
+		}
 		if p := ts.Report; p != nil {
 			t.report = reported{known: true, at: p.At, received: p.Received, foreign: p.Foreign, foreignTokens: p.ForeignTokens,
 				kvUsage: p.KVUsage, running: p.Running, waiting: p.Waiting, seq: p.Seq}
@@ -177,6 +182,7 @@ func Import(s *State) (*Router, error) {
 		}
 		p.cursor, p.rotation = ps.Cursor, ps.Rotation
 	}
+	r.judged = s.Judged
 	if err := r.importLedger(s); err != nil {
 		return nil, err
 	}

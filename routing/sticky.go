@@ -1,6 +1,10 @@
 package routing
 
-import "github.com/kvlane/kvlane/kvindex"
+import (
+	"slices"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
 
 // sticky sends a known conversation home. It returns true if that decided; else the
 // candidates may be fewer (the ranks of the home worker).
@@ -28,7 +32,7 @@ func (d *decision) sticky() bool {
 	c := d.at(home)
 	hard := d.policy.Cap.Hard
 	switch {
-	case c == nil && d.reasonAt(home).busy(), c != nil && d.policy.Sticky.HardCap && hard > 0 && c.active >= hard:
+	case c == nil && d.aside(home), c != nil && d.policy.Sticky.HardCap && hard > 0 && c.active >= hard:
 		d.keepBinding = true
 		if d.ex != nil {
 			d.ex.verdictf("sticky", "home %s is full: overflow", d.r.targets[home].info.Target)
@@ -110,6 +114,13 @@ func (d *decision) at(slot kvindex.Slot) *candidate {
 		}
 	}
 	return nil
+}
+
+// aside reports whether a home that is not a candidate is only busy or suspect.
+func (d *decision) aside(home kvindex.Slot) bool {
+	reason, t := d.reasonAt(home), &d.r.targets[home]
+	return reason.busy() || reason == eligible && t.health.Suspect != "" && (d.policy.Sticky.Mode == StickyTarget ||
+		!slices.ContainsFunc(d.cands, func(c candidate) bool { return c.worker == t.worker }))
 }
 
 // reasonAt tells whether a target is eligible. One that is only busy keeps its

@@ -68,6 +68,7 @@ type target struct {
 	speed  float64
 	load   Load
 	report reported
+	health health
 	// key identifies the target in tie-breaks, the same in all replicas.
 	key  uint64
 	info TargetInfo
@@ -159,6 +160,9 @@ func (r *Router) RemoveTarget(slot kvindex.Slot) {
 	r.roles[t.info.Role]--
 	r.leaveOrder(slot)
 	r.releaseWorker(t.info.Worker)
+	if t.health.Suspect != "" {
+		r.suspects--
+	}
 	for leg := range r.conversations {
 		r.conversations[leg].removeSlot(slot)
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Rows 3.14 and 3.15: what a connector cannot do without is an error at the start,
+// What a connector cannot do without is an error at the start,
 // and the settings of all workers fill in.
 func TestConnectorsNameWhatTheyMiss(t *testing.T) {
 	const lmcache = "disagg: {connector: lmcache%s}\nworkers: {static: [{address: \"10.0.0.1:1\", role: decode%s}, {address: \"10.0.0.2:1\", role: prefill}]}\n"

@@ -152,8 +152,8 @@ func (d *Decider) ledger() *observe.Ledger {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	l := &observe.Ledger{Reservations: d.router.Live(), Waiting: d.waiting.queue.Len(), DoubleReleases: d.router.DoubleReleases(), StaleReports: d.router.StaleReports()}
-	d.router.Targets(func(_ kvindex.Slot, info *routing.TargetInfo, load routing.Load) bool {
-		l.Targets = append(l.Targets, observe.TargetLoad{Target: info.Target, Load: load})
+	d.router.Targets(func(slot kvindex.Slot, info *routing.TargetInfo, load routing.Load) bool {
+		l.Targets = append(l.Targets, observe.TargetLoad{Target: info.Target, Load: load, Suspect: d.router.Suspect(slot) != ""})
 		return true
 	})
 	return l

@@ -62,6 +62,9 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	}
 	worker := t.endpoint.Target.Worker
 	t.d.fleet.CountResponse(t.endpoint.Member, status)
+	if status >= 500 {
+		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { r.Failed(t.reservation) })
+	}
 	if status/100 == 4 {
 		t.d.fleet.Withdraw(t.credit) // refused: nothing is computed
 	}

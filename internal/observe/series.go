@@ -14,6 +14,8 @@ type Emit func(name, help string, value float64, labels ...string)
 type TargetLoad struct {
 	Target kvindex.Target
 	Load   routing.Load
+	// Suspect says that new requests avoid the target.
+	Suspect bool
 }
 
 // Ledger is the router's state that is exported.
@@ -33,6 +35,7 @@ func (emit Emit) Ledger(l *Ledger) {
 		emit("active_requests", "Requests booked on a target.", float64(t.Load.Active), labels...)
 		emit("queued_tokens", "Prefill tokens booked on a target before the first token.", float64(t.Load.Queue), labels...)
 		emit("resident_tokens", "Prompt tokens of running requests on a target.", float64(t.Load.KV), labels...)
+		emit("suspect_target", "1 if new requests avoid a target that does not answer or whose answers fail.", gauge(t.Suspect), labels...)
 	}
 	emit("active_requests_mean", "Mean of active_requests over all targets.", sum/n)
 	emit("active_requests_variance", "Variance of active_requests over all targets.", squares/n-(sum/n)*(sum/n))
@@ -44,11 +47,14 @@ func (emit Emit) Ledger(l *Ledger) {
 
 // WorkerReady emits whether a worker may be picked.
 func (emit Emit) WorkerReady(name, role string, ready bool) {
-	value := 0.0
-	if ready {
-		value = 1
+	emit("worker_ready", "1 if a worker may be picked.", gauge(ready), "worker", name, "role", role)
+}
+
+func gauge(on bool) float64 {
+	if on {
+		return 1
 	}
-	emit("worker_ready", "1 if a worker may be picked.", value, "worker", name, "role", role)
+	return 0
 }
 
 // Tokenizer emits the state of the comparison of a model's tokenizer with a worker's.

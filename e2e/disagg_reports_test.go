@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// Row 3.8: what engines report of themselves is read and used. One decode engine is busy
+// What engines report of themselves is read and used. One decode engine is busy
 // with requests that Kvlane has never seen; the least loaded one is the other.
 func TestLeastLoadedUsesWhatEnginesReport(t *testing.T) {
 	for _, busy := range []int{2, 3} {
@@ -63,7 +63,7 @@ func TestLeastLoadedUsesWhatEnginesReport(t *testing.T) {
 	}
 }
 
-// Row 3.20: an error of the decode engine reaches the client as it is, whether the request
+// An error of the decode engine reaches the client as it is, whether the request
 // was split or not, streamed or not; so does a death in the answer.
 func TestErrorsOfDecodeAreTheSameOnBothRoads(t *testing.T) {
 	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) { o.KVLease = 2 * time.Second }}}, "")

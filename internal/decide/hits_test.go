@@ -19,10 +19,9 @@ func (b *bench) scrape() string {
 	return rec.Body.String()
 }
 
-// TestRanksAreMeasuredApart holds rows 4.4, 4.5 and 4.10: every rank has series of its
-// own, hits are counted where they fell, and the figures over ranks are over all of
-// them.
-func TestRanksAreMeasuredApart(t *testing.T) {
+// Every rank has series of its own, hits are counted where they fell, and the figures
+// over ranks are over all of them.
+func TestRanksAreMeasuredSeparately(t *testing.T) {
 	b := newBench(t, "routing: {trust_overrides: true}\n", worker("a", 4))
 	for rank, n := range []int{0, 1, 2, 5} {
 		for range n {
@@ -55,8 +54,7 @@ func TestRanksAreMeasuredApart(t *testing.T) {
 	}
 }
 
-// TestHitsWithoutEvents holds the second half of row X10: with no event at all, prompts
-// that were sent still give hits.
+// With no event at all, prompts that were sent still give hits.
 func TestHitsWithoutEvents(t *testing.T) {
 	b := newBench(t, "", worker("a", 2), worker("b", 2))
 	first, e1 := b.ask("/v1/completions", completion(600, ""))

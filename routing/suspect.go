@@ -1,0 +1,255 @@
+package routing
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// A worker that accepts requests and never answers looks idle to every rule that
+// counts tokens: its clients give up, and its queue is empty again. So the router
+// watches answers. A target is suspect while its oldest request has waited for the
+// first token much longer than the others take for as many tokens, or while its
+// answers keep failing. New requests avoid a suspect target unless nothing else is
+// eligible; now and then one may try it.
+const (
+	// suspectFactor is how many times longer than its group's median, per token, the
+	// wait of a suspect target is.
+	suspectFactor = 10
+	// suspectFailures is the number of failed answers in a row that make a target suspect.
+	suspectFailures = 5
+	// suspectBase is added to the booked tokens of a wait: the fixed cost of a request.
+	suspectBase = 1000
+	// probeEvery is how often a suspect target may get a request.
+	probeEvery = 30 * time.Second
+	// judgeEvery is how often targets are judged: judging reads the whole ledger.
+	judgeEvery = 250 * time.Millisecond
+)
+
+// wait is the time that a request waited, or waits, for its first token.
+type wait struct {
+	Since time.Duration `json:"since"`
+	Took  time.Duration `json:"took"`
+	// Pace is Took in seconds per token that was booked before the first token.
+	Pace float64 `json:"pace"`
+}
+
+// health is what the answers of a target have shown.
+type health struct {
+	// Pace is that of the last first token, 0 if none came since the target was
+	// suspect.
+	Pace float64 `json:"pace,omitempty"`
+	// Heard is when the last first token came, Answered when the youngest request with
+	// a first token was booked. Requests booked before that were overtaken: their wait
+	// says nothing about the target.
+	Heard    time.Duration `json:"heard,omitempty"`
+	Answered time.Duration `json:"answered,omitempty"`
+	// GivenUp is the longest wait since then that ended without a first token.
+	GivenUp wait `json:"givenUp,omitzero"`
+	// Failures counts failed answers in a row.
+	Failures int32 `json:"failures,omitempty"`
+	// Suspect is why the target is avoided, and Probe when it may get a request again.
+	Suspect string        `json:"suspect,omitempty"`
+	Probe   time.Duration `json:"probe,omitempty"`
+
+	// Worst is the longest wait per token at the last judgement, GivenUp included.
+	Worst wait `json:"worst,omitzero"`
+}
+
+// Suspect returns why new requests avoid a target ("no first token" or "failures"),
+// and "" if they do not.
+func (r *Router) Suspect(slot kvindex.Slot) string {
+	if int(slot) >= len(r.targets) {
+		return ""
+	}
+	return r.targets[slot].health.Suspect
+}
+
+// Failed tells the router that the answer to a request was an error of the engine
+// (status 5xx). Call it before FirstToken and Release.
+func (r *Router) Failed(id ReservationID) {
+	if res := r.ledger.get(id); res != nil && !res.Failed {
+		res.Failed = true
+		if t := r.targetOf(res.Decode, res.decodeGen); t != nil {
+			t.health.Failures++
+		}
+	}
+}
+
+// waitsFor returns the target that owes the booking its next step, nil if none does.
+func (r *Router) waitsFor(res *reservation) *target {
+	switch {
+	case res.Phase == unused || res.Phase == decoding:
+		return nil
+	case res.Phase == computing && res.Prefill != NoSlot:
+		return r.targetOf(res.Prefill, res.prefillGen)
+	default:
+		return r.targetOf(res.Decode, res.decodeGen)
+	}
+}
+
+// waitOf is the wait of a booking on a target so far. First tokens of other requests
+// show that the target works: it counts from the last one.
+func (r *Router) waitOf(now time.Duration, res *reservation, t *target) wait {
+	took := now - max(res.Since, t.health.Heard)
+	return wait{res.Since, took, took.Seconds() * t.speed / float64(res.Owed+suspectBase)}
+}
+
+// answered notes that a target has done what a booking waited for.
+func (r *Router) answered(now time.Duration, res *reservation) {
+	t := r.waitsFor(res)
+	if t == nil || res.Failed {
+		return
+	}
+	h := &t.health
+	h.Pace = max(now-res.Since, time.Millisecond).Seconds() * t.speed / float64(res.Owed+suspectBase)
+	h.Heard, h.Answered, h.GivenUp = now, max(h.Answered, res.Since), wait{}
+	if h.Suspect == silentTarget {
+		h.Pace, h.Suspect = 0, ""
+		r.suspects--
+	}
+}
+
+// ended notes how a booking ended.
+func (r *Router) ended(now time.Duration, res *reservation) {
+	if t := r.waitsFor(res); t != nil && !res.Failed {
+		if w := r.waitOf(now, res, t); res.Since >= t.health.Answered && w.Pace > t.health.GivenUp.Pace {
+			t.health.GivenUp = w
+		}
+	} else if t := r.targetOf(res.Decode, res.decodeGen); t != nil && res.Phase == decoding && !res.Failed {
+		r.worked(t)
+	}
+}
+
+// worked notes a good answer, or a prefill that was computed.
+func (r *Router) worked(t *target) {
+	t.health.Failures = 0
+	if t.health.Suspect == failingTarget {
+		t.health.Suspect = ""
+		r.suspects--
+	}
+}
+
+const (
+	silentTarget  = "no first token"
+	failingTarget = "failures"
+)
+
+// judge decides which targets are suspect. Targets of one role and model are
+// compared with each other.
+func (r *Router) judge(now time.Duration) {
+	if r.config.SuspectAfter == 0 || now-r.judged < judgeEvery {
+		return
+	}
+	r.judged, r.suspects = now, 0
+	r.group = r.group[:0]
+	for _, slot := range r.order {
+		r.targets[slot].health.Worst = r.targets[slot].health.GivenUp
+		r.group = append(r.group, slot)
+	}
+	for i := range r.ledger.slab {
+		res := &r.ledger.slab[i]
+		if t := r.waitsFor(res); t != nil && res.Since >= t.health.Answered {
+			if w := r.waitOf(now, res, t); w.Pace > t.health.Worst.Pace {
+				t.health.Worst = w
+			}
+		}
+	}
+	slices.SortFunc(r.group, func(a, b kvindex.Slot) int {
+		x, y := &r.targets[a], &r.targets[b]
+		return cmp.Or(cmp.Compare(x.role, y.role), cmp.Compare(x.model(), y.model()), cmp.Compare(x.health.slowest(), y.health.slowest()))
+	})
+	for rest := r.group; len(rest) > 0; {
+		first, n := &r.targets[rest[0]], 1
+		for n < len(rest) && r.targets[rest[n]].role == first.role && r.targets[rest[n]].model() == first.model() {
+			n++
+		}
+		r.judgeGroup(now, rest[:n])
+		rest = rest[n:]
+	}
+}
+
+// judgeGroup judges targets that are alike, in order of their waits per token.
+func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
+	asked, _ := slices.BinarySearchFunc(group, 0, func(s kvindex.Slot, _ int) int {
+		return cmp.Compare(r.targets[s].health.slowest(), 1e-12)
+	})
+	known := group[asked:] // the others were never asked
+	answered, good, bad := time.Duration(0), 0, 0
+	for _, slot := range group {
+		answered = max(answered, r.targets[slot].health.Answered)
+		if r.targets[slot].health.Failures == 0 {
+			good++
+		}
+	}
+	limit := 1 / r.config.PrefillRate
+	if len(known) > 0 {
+		limit = max(limit, r.targets[known[(len(known)-1)/2]].health.slowest())
+	}
+	for _, slot := range group {
+		h := &r.targets[slot].health
+		was := h.Suspect
+		switch w := h.Worst; {
+		case h.Failures >= suspectFailures && 2*good >= len(group):
+			h.Suspect = failingTarget
+		// If no later request was answered either, the others are not better.
+		case w.Took >= r.config.SuspectAfter && w.Pace > suspectFactor*limit && w.Since < answered:
+			h.Suspect = silentTarget
+		default:
+			h.Suspect = ""
+			continue
+		}
+		if bad++; was == "" {
+			h.Probe = now + probeEvery
+		}
+	}
+	if 2*bad <= len(group) {
+		r.suspects += bad
+		return
+	}
+	// What most of them do is not the fault of one.
+	for _, slot := range group {
+		r.targets[slot].health.Suspect = ""
+	}
+}
+
+// slowest is the worse of the last first token's pace and of the wait under way.
+func (h *health) slowest() float64 { return max(h.Pace, h.Worst.Pace) }
+
+// model is the first name that a target serves.
+func (t *target) model() string {
+	if len(t.info.Models) == 0 {
+		return ""
+	}
+	return t.info.Models[0]
+}
+
+// avoidSuspects drops suspect targets unless that would leave nothing.
+func (d *decision) avoidSuspects() {
+	trusted := func(c *candidate) bool {
+		h := &d.r.targets[c.slot].health
+		return h.Suspect == "" || d.now >= h.Probe
+	}
+	if !slices.ContainsFunc(d.cands, func(c candidate) bool { return trusted(&c) }) {
+		return
+	}
+	if d.ex != nil {
+		for i := range d.cands {
+			if t := &d.r.targets[d.cands[i].slot]; !trusted(&d.cands[i]) {
+				d.ex.verdictf("suspect", "%s is avoided: %s", t.name, t.health.text())
+			}
+		}
+	}
+	d.keep("suspect", ReasonSuspect, trusted)
+	d.findBestOverlap()
+}
+
+func (h *health) text() string {
+	if h.Suspect == failingTarget {
+		return fmt.Sprintf("%d answers in a row have failed", h.Failures)
+	}
+	return fmt.Sprintf("no first token for %s", h.Worst.Took.Round(100*time.Millisecond))
+}

@@ -1,0 +1,280 @@
+package routing
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// engine is a worker of bed: it computes prompts one after the other.
+type engine struct {
+	perToken time.Duration
+	// hung engines answer nothing, mute ones begin an answer at once and never go on,
+	// failing ones answer with an error at once.
+	hung, mute, failing bool
+	busy                time.Duration
+}
+
+// bed runs a router in front of modelled engines.
+type bed struct {
+	t       *testing.T
+	r       *Router
+	engines []engine
+	events  []event // in order of time
+	got     []int   // requests per engine
+	// patience is how long a client waits for its answer.
+	patience time.Duration
+	n        int
+	suspects map[string]int // judgements by name and reason
+}
+
+type event struct {
+	at time.Duration
+	do func(now time.Duration)
+}
+
+func newBed(t *testing.T, n int, change func(*Config)) *bed {
+	cfg := DefaultConfig()
+	if change != nil {
+		change(&cfg)
+	}
+	r, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{t: t, r: r, engines: make([]engine, n), got: make([]int, n), patience: time.Hour, suspects: map[string]int{}}
+	for i := range n {
+		b.engines[i].perToken = 100 * time.Microsecond
+		r.SetTarget(kvindex.Slot(i), TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint("w", i), Rank: kvindex.NoRank}, Ready: true})
+	}
+	return b
+}
+
+func (b *bed) at(at time.Duration, do func(now time.Duration)) {
+	i, _ := slices.BinarySearchFunc(b.events, at, func(e event, at time.Duration) int {
+		if e.at <= at {
+			return -1
+		}
+		return 1
+	})
+	b.events = slices.Insert(b.events, i, event{at, do})
+}
+
+// clients sends n requests with prompts of so many tokens, one every so often.
+func (b *bed) clients(n int, every time.Duration, tokens int64, change func(*Query)) {
+	for i := range n {
+		b.at(time.Duration(i)*every, func(now time.Duration) {
+			b.n++
+			q := &Query{ID: fmt.Sprint("r", b.n), PromptTokens: tokens, Conversation: fmt.Sprint("c", b.n)}
+			if change != nil {
+				change(q)
+			}
+			b.send(now, q)
+		})
+	}
+}
+
+func (b *bed) send(now time.Duration, q *Query) {
+	plan, err := b.r.Pick(now, q, nil, nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for slot := range b.engines {
+		if why := b.r.Suspect(kvindex.Slot(slot)); why != "" {
+			b.suspects[fmt.Sprintf("w%d: %s", slot, why)]++
+		}
+	}
+	b.got[plan.Decode]++
+	e := &b.engines[plan.Decode]
+	first, end := time.Duration(-1), now+b.patience
+	switch {
+	case e.failing:
+		b.r.Failed(plan.Reservation)
+		b.r.FirstToken(now, plan.Reservation)
+		b.r.Release(now, plan.Reservation)
+		return
+	case e.mute:
+		first = now
+	case !e.hung:
+		e.busy = max(e.busy, now) + 10*time.Millisecond + time.Duration(q.PromptTokens)*e.perToken
+		first, end = e.busy, e.busy+2*time.Second
+	}
+	if first >= 0 {
+		b.at(first, func(now time.Duration) { b.r.FirstToken(now, plan.Reservation) })
+	}
+	b.at(end, func(now time.Duration) { b.r.Release(now, plan.Reservation) })
+}
+
+func (b *bed) run(until time.Duration) {
+	for len(b.events) > 0 && b.events[0].at <= until {
+		e := b.events[0]
+		b.events = b.events[1:]
+		e.do(e.at)
+	}
+}
+
+// One of eight workers does not answer. It must not draw the new clients, whether
+// they are patient or give up, which empties its queue.
+func TestAHungWorkerGetsFewNewClients(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		hang     func(*engine)
+		patience time.Duration
+		most     int
+		why      string
+	}{
+		{"hung", func(e *engine) { e.hung = true }, time.Hour, 5, "w3: no first token"},
+		{"hung, impatient clients", func(e *engine) { e.hung = true }, 4 * time.Second, 5, "w3: no first token"},
+		{"answers that stop after the first token", func(e *engine) { e.mute = true }, time.Hour, 9, ""},
+		{"errors", func(e *engine) { e.failing = true }, time.Hour, 6, "w3: failures"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBed(t, 8, nil)
+			b.patience = tc.patience
+			b.clients(16, 500*time.Millisecond, 2000, nil)
+			b.run(8 * time.Second)
+			tc.hang(&b.engines[3])
+			before := b.got[3]
+			for i := range 60 {
+				b.at(8*time.Second+time.Duration(i)*500*time.Millisecond, func(now time.Duration) {
+					b.send(now, &Query{ID: fmt.Sprint(i), PromptTokens: 2000, Conversation: fmt.Sprint("new", i)})
+				})
+			}
+			b.run(time.Minute)
+			if got := b.got[3] - before; got > tc.most || got == 0 {
+				t.Errorf("the hung worker got %d of 60 new clients, want 1 to %d", got, tc.most)
+			}
+			for who := range b.suspects {
+				if who != tc.why {
+					t.Errorf("suspect: %s, want only %q", who, tc.why)
+				}
+			}
+		})
+	}
+}
+
+// New clients with long prompts come faster than prompts are computed. A worker whose
+// answers begin at once and never end, or fail at once, has no queue: it must not draw
+// nearly all of them.
+func TestAnEmptyQueueIsNotAWorkerThatWorks(t *testing.T) {
+	for name, tc := range map[string]struct {
+		e      engine
+		tokens int64
+		most   int
+	}{
+		"answers that stop": {engine{mute: true}, 10_000, 30},
+		"errors":            {engine{failing: true}, 30_000, 10},
+	} {
+		b := newBed(t, 8, nil)
+		tc.e.perToken = b.engines[3].perToken
+		b.engines[3] = tc.e
+		b.clients(60, 50*time.Millisecond, tc.tokens, nil)
+		b.run(time.Minute)
+		if b.got[3] > tc.most {
+			t.Errorf("%s: the worker got %d of 60 new clients, want %d at most", name, b.got[3], tc.most)
+		}
+	}
+}
+
+func TestASuspectWorkerComesBack(t *testing.T) {
+	for name, hang := range map[string]func(*engine, bool){
+		"hung":   func(e *engine, on bool) { e.hung = on },
+		"errors": func(e *engine, on bool) { e.failing = on },
+	} {
+		b := newBed(t, 8, nil)
+		b.patience = 5 * time.Second
+		hang(&b.engines[3], true)
+		b.clients(400, 500*time.Millisecond, 2000, nil)
+		b.run(40 * time.Second)
+		if b.r.Suspect(3) == "" {
+			t.Fatalf("%s: got no suspicion, want one", name)
+		}
+		hang(&b.engines[3], false)
+		before := b.got[3]
+		b.run(200 * time.Second)
+		if got := b.got[3] - before; got < 20 || b.r.Suspect(3) != "" {
+			t.Errorf("%s: after it works again it got %d requests and is suspect for %q, want at least 20 and not suspect", name, got, b.r.Suspect(3))
+		}
+	}
+}
+
+func TestSlowWorkersAreNotSuspect(t *testing.T) {
+	for name, run := range map[string]func(b *bed){
+		"all become slow": func(b *bed) {
+			b.at(20*time.Second, func(time.Duration) {
+				for i := range b.engines {
+					b.engines[i].perToken *= 30
+				}
+			})
+			b.clients(200, 500*time.Millisecond, 2000, nil)
+		},
+		"all hang": func(b *bed) {
+			b.patience = 10 * time.Second
+			b.at(20*time.Second, func(time.Duration) {
+				for i := range b.engines {
+					b.engines[i].hung = true
+				}
+			})
+			b.clients(200, 500*time.Millisecond, 2000, nil)
+		},
+		"all fail": func(b *bed) {
+			for i := range b.engines {
+				b.engines[i].failing = true
+			}
+			b.clients(200, 500*time.Millisecond, 2000, nil)
+		},
+		"long prompts": func(b *bed) {
+			b.clients(10, 10*time.Second, 200_000, func(q *Query) { q.Pin = &Pin{Worker: "w3", Rank: kvindex.NoRank} })
+			b.clients(300, 300*time.Millisecond, 50, nil)
+		},
+		"half as fast": func(b *bed) {
+			b.engines[3].perToken *= 3
+			b.clients(300, 300*time.Millisecond, 2000, nil)
+		},
+		"one lost request": func(b *bed) {
+			b.at(time.Second, func(now time.Duration) {
+				b.engines[3].hung = true
+				b.send(now, &Query{ID: "lost", PromptTokens: 2000, Pin: &Pin{Worker: "w3", Rank: kvindex.NoRank}})
+				b.engines[3].hung = false
+			})
+			b.clients(300, 300*time.Millisecond, 2000, nil)
+		},
+	} {
+		b := newBed(t, 8, nil)
+		run(b)
+		b.run(2 * time.Minute)
+		if len(b.suspects) > 0 {
+			t.Errorf("%s: got suspects %v, want none", name, b.suspects)
+		}
+	}
+}
+
+// Where nothing else is eligible a suspect target serves, and its explanation tells why
+// it is avoided elsewhere.
+func TestNothingElseThanASuspect(t *testing.T) {
+	b := newBed(t, 8, nil)
+	b.engines[3].hung = true
+	b.clients(40, 500*time.Millisecond, 2000, nil)
+	b.run(20 * time.Second)
+	only := new(SlotSet)
+	only.Add(3)
+	plan, err := b.r.Pick(20*time.Second, &Query{ID: "a", PromptTokens: 100, Subset: only}, nil, nil)
+	if err != nil || plan.Decode != 3 {
+		t.Errorf("got slot %d and error %v, want slot 3", plan.Decode, err)
+	}
+	ex := new(Explanation)
+	if _, err := b.r.Pick(20*time.Second, &Query{ID: "b", PromptTokens: 100}, nil, ex); err != nil || ex.Candidates[3].Dropped != "suspect" {
+		t.Errorf("got %q and error %v, want the target dropped as suspect\n%s", ex.Candidates[3].Dropped, err, ex)
+	}
+	// Off means off.
+	b = newBed(t, 8, func(c *Config) { c.SuspectAfter = 0 })
+	b.engines[3].hung = true
+	b.clients(40, 500*time.Millisecond, 2000, nil)
+	b.run(20 * time.Second)
+	if len(b.suspects) > 0 {
+		t.Errorf("got suspects %v with suspect_after 0, want none", b.suspects)
+	}
+}
