@@ -8,10 +8,9 @@ import (
 
 // request is what choose looks for.
 type request struct {
-	leg     int
-	pool    Role
-	policy  *Policy
-	pending int64
+	leg    int
+	pool   Role
+	policy *Policy
 	// worker is the number of a worker that must not be chosen, none32 for none.
 	worker int32
 	// zone is preferred, "" for none.
@@ -57,7 +56,7 @@ type decision struct {
 
 	pin    *Pin
 	cands  []candidate
-	counts [numReasons]int
+	counts [NumReasons]int
 	choice
 	// bestOverlap is the greatest overlap of an eligible target.
 	bestOverlap int64
@@ -107,7 +106,7 @@ func (d *decision) done() (choice, error) {
 // refusal is the error of a decision without candidates.
 func (d *decision) refusal() error {
 	busy := 0
-	for reason := range numReasons {
+	for reason := range NumReasons {
 		if reason.busy() {
 			busy += d.counts[reason]
 		}

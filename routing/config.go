@@ -49,7 +49,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Policy:           kvAware(),
-		Disagg:           DefaultDisagg(),
+		Disagg:           defaultDisagg(),
 		MaxConversations: 100_000,
 		MaxPrefixBlocks:  1 << 20,
 		ReportTTL:        10 * time.Second,

@@ -54,9 +54,9 @@ const (
 	ModeCost DisaggMode = "cost"
 )
 
-// DefaultDisagg is the cost rule with k = 3, for 320 KB a token over 25 GB/s and
+// defaultDisagg is the cost rule with k = 3, for 320 KB a token over 25 GB/s and
 // 5 ms, at 20,000 prefill tokens a second.
-func DefaultDisagg() Disagg {
+func defaultDisagg() Disagg {
 	decode, _ := Preset("decode")
 	return Disagg{Mode: ModeCost, Threshold: 4096, MaxLocalPrefill: 1, K: 3, Resident: 0.02, TransferFixed: 100, TransferPerToken: 0.256,
 		LocalBelow: 512, Prefill: kvAware(), Decode: decode}
@@ -155,9 +155,9 @@ func (r *Router) disagg(q *Query) *Disagg {
 }
 
 // pickPools is Pick where the workers have roles.
-func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Explanation) (Plan, error) {
+func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, error) {
 	cfg := r.disagg(q)
-	decode, err := r.choose(now, q, request{leg: mainLeg, pool: Decode, policy: &cfg.Decode, pending: pending, worker: none32}, ex)
+	decode, err := r.choose(now, q, request{leg: mainLeg, pool: Decode, policy: &cfg.Decode, worker: none32}, ex)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -174,7 +174,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, pending int64, ex *Expla
 		return r.commit(now, q, &decode, nil), nil
 	}
 	side := ex.side()
-	req := request{leg: prefillLeg, pool: Prefill, policy: &cfg.Prefill, pending: pending, worker: decode.worker}
+	req := request{leg: prefillLeg, pool: Prefill, policy: &cfg.Prefill, worker: decode.worker}
 	if cfg.SameZone {
 		req.zone = r.targets[decode.slot].info.Zone
 	}

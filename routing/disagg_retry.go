@@ -27,7 +27,7 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 	ex.begin(q)
 	decode := &r.targets[res.Decode]
 	cfg := r.disagg(q)
-	req := request{leg: prefillLeg, pool: Prefill, policy: &cfg.Prefill, pending: 1, worker: decode.worker}
+	req := request{leg: prefillLeg, pool: Prefill, policy: &cfg.Prefill, worker: decode.worker}
 	if cfg.SameZone {
 		req.zone = decode.info.Zone
 	}

@@ -59,7 +59,7 @@ func (d *decision) eligible() {
 	}
 	limits := d.limits()
 	d.cands = r.cands[:0]
-	d.counts = [numReasons]int{}
+	d.counts = [NumReasons]int{}
 	d.bestOverlap, d.unreported = 0, false
 	d.ex.rows()
 	for pos, slot := range r.order {
@@ -84,11 +84,11 @@ func (d *decision) eligible() {
 	if d.zone != "" {
 		d.preferZone()
 	}
-	if r.suspects > 0 {
-		d.avoidSuspects()
-	}
 	if d.ex != nil {
 		d.ex.verdictf("eligible", "%d of %d targets", len(d.cands), len(r.order))
+	}
+	if r.suspects > 0 {
+		d.avoidSuspects()
 	}
 }
 

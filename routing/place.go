@@ -7,7 +7,7 @@ func (d *decision) fairShare() bool {
 	p := &d.policy.Cap
 	d.softCap = math.MaxInt64
 	if p.FairShare {
-		total, busiest := d.pending, int64(0)
+		total, busiest := int64(1), int64(0) // this request counts
 		for i := range d.cands {
 			total += d.cands[i].active
 			busiest = max(busiest, d.cands[i].active)

@@ -1,11 +1,5 @@
 package routing
 
-import "unicode/utf8"
-
-// CharsPerToken is the number of code points that the reference routers take for
-// one token when there is no tokenizer.
-const CharsPerToken = 5
-
 // PrefixBlocks appends to dst the chained hashes of a prompt's blocks, for
 // Query.Prefix: the form that implicit conversations are recognised by. The first
 // skip tokens and the last one are left out; the last block may be partial. The hash
@@ -24,16 +18,6 @@ func PrefixBlocks(dst []uint64, tokens []uint32, blockSize, skip int) []uint64 {
 		tokens = tokens[n:]
 	}
 	return dst
-}
-
-// PrefixText is PrefixBlocks for text: its elements are code points, and skip, given
-// in tokens, leaves out CharsPerToken of them each.
-func PrefixText(dst []uint64, text string, blockSize, skip int) []uint64 {
-	points := make([]uint32, 0, utf8.RuneCountInString(text))
-	for _, c := range text {
-		points = append(points, uint32(c))
-	}
-	return PrefixBlocks(dst, points, blockSize, skip*CharsPerToken)
 }
 
 // blockKey is v1_block_key without adapter and salt.

@@ -19,8 +19,6 @@ type Query struct {
 	PromptTokens int64 `json:"promptTokens"`
 	// Prefix is the hashes of PrefixBlocks; used only for implicit conversations.
 	Prefix []uint64 `json:"prefix,omitempty"`
-	// Group is equal for requests whose prompts begin alike; it orders batches.
-	Group uint64 `json:"group,omitempty"`
 	// Conversation is the conversation's id, "" if there is none.
 	Conversation string `json:"conversation,omitempty"`
 	// Exclude are targets that must not be chosen (they have failed this request).
@@ -32,8 +30,6 @@ type Query struct {
 	Subset *SlotSet `json:"subset,omitempty"`
 	// Priority: below 0 may be shed early.
 	Priority int `json:"priority,omitempty"`
-	// PrefillOnly asks for a target of the prefill pool instead of a whole plan.
-	PrefillOnly bool `json:"prefillOnly,omitempty"`
 	// Local says that the request cannot be disaggregated: its prompt is computed where
 	// it decodes, whatever the rules say.
 	Local bool `json:"local,omitempty"`
@@ -45,11 +41,7 @@ type Pin struct {
 	Worker string `json:"worker,omitempty"`
 	// Rank is the rank, NoRank for any.
 	Rank int32 `json:"rank"`
-	// Relaxed pins are placed after strict ones in a batch; nil means relaxed.
-	Relaxed *bool `json:"relaxed,omitempty"`
 }
-
-func (p *Pin) strict() bool { return p != nil && p.Relaxed != nil && !*p.Relaxed }
 
 func (p *Pin) matches(t kvindex.Target) bool {
 	return (p.Worker == "" || p.Worker == t.Worker) && (p.Rank == kvindex.NoRank || p.Rank == t.Rank)
@@ -96,7 +88,7 @@ type Plan struct {
 	// FirstTurn says that the conversation id was not known. Without an id it is
 	// false: nothing is known to be first.
 	FirstTurn bool `json:"firstTurn,omitempty"`
-	// Via is the stage that chose Decode (or the prefill target of PrefillOnly).
+	// Via is the stage that chose Decode.
 	Via Via `json:"via"`
 	// Conversation is the key that the request is known by, zero if none.
 	Conversation Key `json:"conversation"`
@@ -122,14 +114,19 @@ const (
 	ReasonBusyQueue
 	ReasonBusyKV
 	ReasonCap
-	numReasons
+	NumReasons // the number of reasons
 )
 
-var reasonNames = [numReasons]string{"eligible", "role", "model", "not ready", "draining", "subset", "excluded", "pin", "suspended",
+var reasonNames = [NumReasons]string{"eligible", "role", "model", "not ready", "draining", "subset", "excluded", "pin", "suspended",
 	"suspect", "busy: requests", "busy: queue", "busy: KV", "cap"}
 
 // String returns the reason's name.
-func (r Reason) String() string { return reasonNames[r] }
+func (r Reason) String() string {
+	if r >= NumReasons {
+		return fmt.Sprintf("Reason(%d)", uint8(r))
+	}
+	return reasonNames[r]
+}
 
 // busy reasons end by themselves when requests end.
 func (r Reason) busy() bool { return r >= ReasonBusyActive }
@@ -139,7 +136,7 @@ type NoTargetError struct {
 	// Pool is the role that was looked for.
 	Pool Role
 	// Counts are the targets per reason, indexed by Reason.
-	Counts [numReasons]int
+	Counts [NumReasons]int
 	// Excluded names the targets that the request excluded.
 	Excluded []string
 }
@@ -156,7 +153,7 @@ func (e *NoTargetError) Error() string {
 // CapacityError says that targets exist and all of them are full.
 type CapacityError struct {
 	Pool   Role
-	Counts [numReasons]int
+	Counts [NumReasons]int
 	// RetryAfter is a guess at when the least loaded one has room, 1 s to 30 s.
 	RetryAfter time.Duration
 }
@@ -166,7 +163,7 @@ func (e *CapacityError) Error() string {
 	return fmt.Sprintf("capacity exhausted in pool %s: %s; retry after %s", e.Pool, countText(&e.Counts), e.RetryAfter)
 }
 
-func countText(counts *[numReasons]int) string {
+func countText(counts *[NumReasons]int) string {
 	var b strings.Builder
 	for reason, n := range counts {
 		if n > 0 && reason != int(eligible) {

@@ -73,31 +73,24 @@ func (r *Router) Config() Config { return r.config }
 // nil, is filled. Errors are *NoTargetError and *CapacityError, perhaps wrapped;
 // after an error nothing is booked.
 func (r *Router) Pick(now time.Duration, q *Query, overlaps []Overlap, ex *Explanation) (Plan, error) {
-	return r.pick(now, q, overlaps, 1, ex)
-}
-
-// pick is Pick with pending requests, this one included, that wait to be placed.
-func (r *Router) pick(now time.Duration, q *Query, overlaps []Overlap, pending int64, ex *Explanation) (Plan, error) {
 	r.judge(now)
 	r.setOverlaps(overlaps)
 	ex.begin(q)
 	var plan Plan
 	var err error
-	switch {
-	case q.PrefillOnly:
-		plan, err = r.pickOne(now, q, request{leg: prefillLeg, pool: Prefill, policy: &r.disagg(q).Prefill, pending: pending, worker: none32}, ex)
-	case r.roles[Prefill]+r.roles[Decode] > 0 && r.disagg(q).Mode != ModeOff:
-		plan, err = r.pickPools(now, q, pending, ex)
-	default:
-		plan, err = r.pickOne(now, q, request{leg: mainLeg, pool: Both, policy: &r.config.Policy, pending: pending, worker: none32}, ex)
+	if r.roles[Prefill]+r.roles[Decode] > 0 && r.disagg(q).Mode != ModeOff {
+		plan, err = r.pickPools(now, q, ex)
+	} else {
+		plan, err = r.pickWhole(now, q, ex)
 	}
 	r.overlaps = nil
 	ex.end(r, plan, err)
 	return plan, err
 }
 
-func (r *Router) pickOne(now time.Duration, q *Query, req request, ex *Explanation) (Plan, error) {
-	c, err := r.choose(now, q, req, ex)
+// pickWhole is Pick where one target serves the request whole.
+func (r *Router) pickWhole(now time.Duration, q *Query, ex *Explanation) (Plan, error) {
+	c, err := r.choose(now, q, request{leg: mainLeg, pool: Both, policy: &r.config.Policy, worker: none32}, ex)
 	if err != nil {
 		return Plan{}, err
 	}

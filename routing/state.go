@@ -73,9 +73,9 @@ type ConversationState struct {
 	Path []uint64     `json:"path,omitempty"`
 }
 
-// Export returns the state. A query limits the conversations to those that its
+// export returns the state. A query limits the conversations to those that its
 // decision can depend on; nil exports all.
-func (r *Router) Export(q *Query) *State {
+func (r *Router) export(q *Query) *State {
 	s := &State{Config: r.config, Judged: r.judged, Free: append([]uint32(nil), r.ledger.free...)}
 	for _, slot := range r.order {
 		t := &r.targets[slot]
@@ -145,8 +145,8 @@ func (c *conversations) export(q *Query, key Key) []ConversationState {
 // maxImportedSlot bounds what a state from outside can make a router allocate.
 const maxImportedSlot = 1 << 16
 
-// Import returns a router in the given state: it decides as the exported one did.
-func Import(s *State) (*Router, error) {
+// importState returns a router in the given state: it decides as the exported one did.
+func importState(s *State) (*Router, error) {
 	if s == nil {
 		return nil, errors.New("import: there is no state")
 	}
@@ -267,7 +267,7 @@ type Decision struct {
 // PickRecorded is Pick that also returns the decision with the state before it.
 // Recording copies the state: it is for debugging, not for every request.
 func (r *Router) PickRecorded(now time.Duration, q *Query, overlaps []Overlap, ex *Explanation) (*Decision, error) {
-	d := &Decision{State: r.Export(q), Now: now, Query: *q, Overlaps: append([]Overlap(nil), overlaps...)}
+	d := &Decision{State: r.export(q), Now: now, Query: *q, Overlaps: append([]Overlap(nil), overlaps...)}
 	plan, err := r.Pick(now, q, overlaps, ex)
 	d.Plan = plan
 	if err != nil {
@@ -278,7 +278,7 @@ func (r *Router) PickRecorded(now time.Duration, q *Query, overlaps []Overlap, e
 
 // Rerun makes the decision again from its recorded state.
 func (d *Decision) Rerun() (Plan, *Explanation, error) {
-	r, err := Import(d.State)
+	r, err := importState(d.State)
 	if err != nil {
 		return Plan{}, nil, err
 	}

@@ -19,10 +19,9 @@ import (
 //	targets              one target a line: worker[/rank] [role=] [speed=] [zone=] [model=] [not-ready] [draining]
 //	remove               targets to remove, one a line
 //	pick ID [prompt=] [conv=] [overlap=(target:tokens,...)] [host=...] [spec=...] [exclude=(...)] [subset=(...)]
-//	     [pin=target] [model=] [priority=] [blocks=FROM-TO] [prefill-only] [explain]
+//	     [pin=target] [model=] [priority=] [blocks=FROM-TO] [explain]
 //	spread n=N prefix=ID [conv] [hold] and pick's arguments: counts per target; # in conv is the number
-//	batch                one pick a line
-//	first-token, prefill-done, end: ids, one or more
+//	first-token, prefill-done, end, fail: ids, one or more
 //	report TARGET running= waiting= [tokens=] [kv=] [seq=] [full]
 //	rebook ID target=
 //	loads                every target's load
@@ -79,14 +78,17 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return s.answer(q.ID, plan, err)
 	case "spread":
 		return s.spread(d)
-	case "batch":
-		return s.batch(d)
 	case "first-token":
 		return s.each(d, s.r.FirstToken)
 	case "prefill-done":
 		return s.each(d, s.r.PrefillDone)
 	case "end":
 		return s.each(d, s.r.Release)
+	case "fail":
+		return s.each(d, func(_ time.Duration, id ReservationID) bool {
+			s.r.Failed(id)
+			return true
+		})
 	case "report":
 		return s.report(d)
 	case "rebook":
@@ -211,12 +213,8 @@ func (s *story) query(id string, args []datadriven.CmdArg) (*Query, []Overlap) {
 			q.Conversation = first
 		case "model":
 			q.Model = first
-		case "group":
-			q.Group = uint64(s.number(first))
 		case "priority":
 			q.Priority = int(s.number(first))
-		case "prefill-only":
-			q.PrefillOnly = true
 		case "overlap", "host", "spec":
 			for _, v := range a.Vals {
 				name, tokens, _ := strings.Cut(v, ":")
@@ -245,13 +243,9 @@ func (s *story) query(id string, args []datadriven.CmdArg) (*Query, []Overlap) {
 					q.Subset.Add(s.slot(v))
 				}
 			}
-		case "pin", "strict":
+		case "pin":
 			t := parseTarget(first)
 			q.Pin = &Pin{Worker: t.Worker, Rank: t.Rank}
-			if a.Key == "strict" {
-				relaxed := false
-				q.Pin.Relaxed = &relaxed
-			}
 		case "rank":
 			q.Pin = &Pin{Rank: int32(s.number(first))}
 		case "blocks":
@@ -337,28 +331,6 @@ func (s *story) spread(d *datadriven.TestData) string {
 		fmt.Fprintf(&b, "%s=%d", s.r.targets[slot].info.Target, counts[slot])
 	}
 	return b.String() + "\n" + errs
-}
-
-func (s *story) batch(d *datadriven.TestData) string {
-	var items []BatchItem
-	for line := range strings.SplitSeq(d.Input, "\n") {
-		id, args, err := datadriven.ParseLine(line)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		q, overlaps := s.query(id, args)
-		items = append(items, BatchItem{Query: q, Overlaps: overlaps})
-	}
-	var b strings.Builder
-	b.WriteString("order:")
-	for _, i := range batchOrder(items) {
-		b.WriteString(" " + items[i].Query.ID)
-	}
-	b.WriteByte('\n')
-	for i, res := range s.r.PickBatch(s.now, items) {
-		b.WriteString(s.answer(items[i].Query.ID, res.Plan, res.Err))
-	}
-	return b.String()
 }
 
 func (s *story) each(d *datadriven.TestData, f func(time.Duration, ReservationID) bool) string {

@@ -68,7 +68,7 @@ func (j *job) query(w *work) {
 	}
 	if v, ok := j.r.Header(pinHeader); ok {
 		pin := j.target(strings.TrimSpace(v))
-		w.query.Pin = &routing.Pin{Worker: pin.Worker, Rank: pin.Rank, Relaxed: new(bool)}
+		w.query.Pin = &routing.Pin{Worker: pin.Worker, Rank: pin.Rank}
 	}
 	if v, ok := j.r.Header(excludeHeader); ok {
 		w.query.Exclude = j.excluded(v)
