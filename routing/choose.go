@@ -51,13 +51,14 @@ type decision struct {
 	r   *Router
 	now time.Duration
 	q   *Query
-	request
-	ex *Explanation
+	req request
+	ex  *Explanation
 
 	pin    *Pin
 	cands  []candidate
 	counts [NumReasons]int
-	choice
+	// out is the choice as far as it is made.
+	out choice
 	// bestOverlap is the greatest overlap of an eligible target.
 	bestOverlap int64
 	// unreported says that a candidate has no fresh report and the policy needs one.
@@ -69,8 +70,8 @@ type decision struct {
 
 // choose runs the stages. It changes nothing but the router's scratch memory.
 func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanation) (choice, error) {
-	d := decision{r: r, now: now, q: q, request: req, ex: ex, pin: q.Pin}
-	d.choice.leg, d.cursor, d.via = req.leg, none32, ViaCost
+	d := decision{r: r, now: now, q: q, req: req, ex: ex, pin: q.Pin}
+	d.out.leg, d.out.cursor, d.out.via = req.leg, none32, ViaCost
 	d.recognise()
 	d.eligible()
 	if len(d.cands) == 0 {
@@ -89,18 +90,16 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 		return choice{}, d.refusal()
 	}
 	if !d.warmUp() && !d.firstTurnStage() {
-		d.price(d.cands, &d.policy.Cost, d.gate())
+		d.price(d.cands, &d.req.policy.Cost, d.gate())
 		d.least(d.cands)
-		if ex != nil {
-			ex.verdictf("pick", "%s at cost %.0f", r.targets[d.slot].info.Target, d.cost)
-		}
+		ex.say("pick", "%s at cost %.0f", r.targets[d.out.slot].name, d.out.cost)
 	}
 	return d.done()
 }
 
 func (d *decision) done() (choice, error) {
 	d.ex.price(d.cands, d.priced)
-	return d.choice, nil
+	return d.out, nil
 }
 
 // refusal is the error of a decision without candidates.
@@ -112,9 +111,9 @@ func (d *decision) refusal() error {
 		}
 	}
 	if busy > 0 {
-		return &CapacityError{Pool: d.pool, Counts: d.counts, RetryAfter: d.r.retryAfter()}
+		return &CapacityError{Pool: d.req.pool, Counts: d.counts, RetryAfter: d.r.retryAfter()}
 	}
-	err := &NoTargetError{Pool: d.pool, Counts: d.counts}
+	err := &NoTargetError{Pool: d.req.pool, Counts: d.counts}
 	for _, slot := range d.q.Exclude {
 		if info, ok := d.r.Target(slot); ok {
 			err.Excluded = append(err.Excluded, info.String())
@@ -125,8 +124,8 @@ func (d *decision) refusal() error {
 
 // take makes the candidate the choice.
 func (d *decision) take(c *candidate, via Via) {
-	d.candidate = *c
-	d.via = via
+	d.out.candidate = *c
+	d.out.via = via
 }
 
 // keep leaves only the candidates that f accepts.

@@ -12,20 +12,18 @@ type workerSum struct {
 // gate tells whether overlaps count: the best one must be strictly above the
 // threshold.
 func (d *decision) gate() bool {
-	g := &d.policy.Gate
+	g := &d.req.policy.Gate
 	if !g.On {
 		return true
 	}
 	open := float64(d.bestOverlap)/float64(max(d.q.PromptTokens, 1)) > g.Threshold
-	if d.ex != nil {
-		d.ex.verdictf("gate", "best overlap %d of %d, open %v", d.bestOverlap, d.q.PromptTokens, open)
-	}
+	d.ex.say("gate", "best overlap %d of %d, open %v", d.bestOverlap, d.q.PromptTokens, open)
 	return open
 }
 
 // price computes the cost of every candidate.
 func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
-	d.priced = w == &d.policy.Cost
+	d.priced = w == &d.req.policy.Cost
 	prompt := float64(d.q.PromptTokens)
 	denominator := prompt
 	if w.WorkShare != 0 {
@@ -75,10 +73,10 @@ func (d *decision) sumWorkers(cands []candidate) []workerSum {
 // firstPhase chooses a worker. It returns true if that was all; else the candidates
 // are the ranks of the chosen one.
 func (d *decision) firstPhase() bool {
-	if d.policy.Level == Flat {
+	if d.req.policy.Level == Flat {
 		return false
 	}
-	if hard := d.policy.Cap.Hard; hard > 0 {
+	if hard := d.req.policy.Cap.Hard; hard > 0 {
 		// A worker whose ranks are all full must not win.
 		d.keep("cap", ReasonCap, func(c *candidate) bool { return c.active < hard })
 		if len(d.cands) == 0 {
@@ -106,12 +104,10 @@ func (d *decision) firstPhase() bool {
 		w.active += c.active
 	}
 	d.r.workerCands = workers
-	d.price(workers, &d.policy.WorkerCost, true)
+	d.price(workers, &d.req.policy.WorkerCost, true)
 	d.least(workers)
-	worker := d.worker()
-	if d.ex != nil {
-		d.ex.verdictf("worker", "%s at cost %.0f", d.r.targets[d.slot].info.Worker, d.cost)
-	}
+	worker := d.out.worker
+	d.ex.say("worker", "%s at cost %.0f", d.r.targets[d.out.slot].info.Worker, d.out.cost)
 	d.keep("worker", ReasonPin, func(c *candidate) bool { return c.worker == worker })
 	d.bestOverlap = 0
 	best := &d.cands[0]
@@ -122,15 +118,13 @@ func (d *decision) firstPhase() bool {
 			best = c
 		}
 	}
-	if d.policy.Level == TwoPhase {
+	if d.req.policy.Level == TwoPhase {
 		return false
 	}
 	d.take(best, ViaCost)
-	d.rankFree = true
+	d.out.rankFree = true
 	return true
 }
-
-func (d *decision) worker() int32 { return d.candidate.worker }
 
 // then is the second key of a candidate.
 func (c *candidate) then(by Then) float64 {
@@ -148,12 +142,10 @@ func (c *candidate) then(by Then) float64 {
 
 // least takes the candidate of least cost, or draws by temperature.
 func (d *decision) least(cands []candidate) {
-	p := &d.policy.Pick
+	p := &d.req.policy.Pick
 	if d.unreported {
-		d.degraded = "a target has no fresh report"
-		if d.ex != nil {
-			d.ex.verdictf("pick", "round robin: a target has no fresh report")
-		}
+		d.out.degraded = "a target has no fresh report"
+		d.ex.say("pick", "round robin: a target has no fresh report")
 		d.take(d.nextInTurn(func(*candidate) bool { return true }), ViaCost)
 		return
 	}
@@ -181,12 +173,12 @@ func (d *decision) least(cands []candidate) {
 
 // breakTie chooses among the tied candidates.
 func (d *decision) breakTie(cands []candidate, tied int, isTied func(*candidate) bool) *candidate {
-	if d.policy.Pick.Ties == TiesCursor {
+	if d.req.policy.Pick.Ties == TiesCursor {
 		return d.nextInTurn(isTied)
 	}
 	skip := 0
-	if d.policy.Pick.Ties == TiesRotate {
-		skip = int(d.models.rotation[d.leg()] % uint32(tied))
+	if d.req.policy.Pick.Ties == TiesRotate {
+		skip = int(d.out.models.rotation[d.req.leg] % uint32(tied))
 	}
 	seed := d.seed()
 	var best *candidate
@@ -196,7 +188,7 @@ func (d *decision) breakTie(cands []candidate, tied int, isTied func(*candidate)
 		if !isTied(c) {
 			continue
 		}
-		if d.policy.Pick.Ties == TiesRandom {
+		if d.req.policy.Pick.Ties == TiesRandom {
 			if key := mix(seed ^ d.r.targets[c.slot].key); best == nil || key > bestKey {
 				best, bestKey = c, key
 			}
@@ -211,7 +203,7 @@ func (d *decision) breakTie(cands []candidate, tied int, isTied func(*candidate)
 }
 
 func (d *decision) seed() uint64 {
-	if d.policy.Pick.Seed == SeedConversation && d.q.Conversation != "" {
+	if d.req.policy.Pick.Seed == SeedConversation && d.q.Conversation != "" {
 		return hashString(1, d.q.Conversation) ^ d.r.config.HashSeed
 	}
 	return hashString(2, d.q.ID) ^ d.r.config.HashSeed

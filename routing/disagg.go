@@ -162,14 +162,12 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 		return Plan{}, err
 	}
 	if q.Local {
-		if ex != nil {
-			ex.verdictf("disagg", "compute on the decode target: this request cannot be disaggregated")
-		}
+		ex.say("disagg", "compute on the decode target: this request cannot be disaggregated")
 		return r.commit(now, q, &decode, nil), nil
 	}
 	if !cfg.wanted(q.PromptTokens, &decode.candidate) {
 		if ex != nil {
-			ex.verdictf("disagg", "compute on the decode target: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
+			ex.say("disagg", "compute on the decode target: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
 		}
 		return r.commit(now, q, &decode, nil), nil
 	}
@@ -182,7 +180,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 	if err != nil && cfg.Mode == ModeCost {
 		// Missing prefill workers lower the quality of a decision that never needs them.
 		if ex != nil {
-			ex.verdictf("disagg", "compute on the decode target: %v", err)
+			ex.say("disagg", "compute on the decode target: %s", err.Error())
 		}
 		decode.degraded = "no prefill target"
 		return r.commit(now, q, &decode, nil), nil
@@ -195,18 +193,16 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 	}
 	if cfg.Mode == ModeCost {
 		local, remote, yes := cfg.remoteIsCheaper(&decode.candidate, &prefill.candidate)
-		if ex != nil {
-			operator := ">"
-			if !yes {
-				operator = "<="
-			}
-			ex.verdictf("disagg", "here %.0f %s prefill pool %.0f", local, operator, remote)
+		operator := ">"
+		if !yes {
+			operator = "<="
 		}
+		ex.say("disagg", "here %.0f %s prefill pool %.0f", local, operator, remote)
 		if !yes {
 			return r.commit(now, q, &decode, nil), nil
 		}
 	} else if ex != nil {
-		ex.verdictf("disagg", "prefill pool: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
+		ex.say("disagg", "prefill pool: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
 	}
 	return r.commit(now, q, &decode, &prefill), nil
 }

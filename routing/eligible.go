@@ -8,24 +8,20 @@ import (
 
 // recognise looks the conversation up.
 func (d *decision) recognise() {
-	table := &d.r.conversations[d.leg()]
-	d.key = d.r.config.keyOf(d.q.Conversation)
-	d.conversation = table.find(d.key)
-	d.firstTurn = d.key != (Key{}) && d.conversation == none
-	d.implicit = d.policy.Sticky.Implicit && d.policy.Sticky.Mode != StickyOff
-	if d.policy.Sticky.BindingWins && d.pin != nil && d.conversation != none {
-		if d.ex != nil {
-			d.ex.verdictf("eligible", "pin ignored: the conversation is bound")
-		}
+	table := &d.r.conversations[d.req.leg]
+	d.out.key = d.r.config.keyOf(d.q.Conversation)
+	d.out.conversation = table.find(d.out.key)
+	d.out.firstTurn = d.out.key != (Key{}) && d.out.conversation == none
+	d.out.implicit = d.req.policy.Sticky.Implicit && d.req.policy.Sticky.Mode != StickyOff
+	if d.req.policy.Sticky.BindingWins && d.pin != nil && d.out.conversation != none {
+		d.ex.say("eligible", "pin ignored: the conversation is bound")
 		d.pin = nil
 	}
 }
 
-func (d *decision) leg() int { return d.request.leg }
-
 // limits are the policy's, less for requests that may be shed.
 func (d *decision) limits() Limits {
-	l := d.policy.Limits
+	l := d.req.policy.Limits
 	if d.q.Priority < 0 {
 		l.MaxActive = shed(l.MaxActive, l.ShedAt)
 		l.MaxQueue = shed(l.MaxQueue, l.ShedAt)
@@ -45,16 +41,14 @@ func shed(limit int64, at float64) int64 {
 // eligible collects the candidates, in order of worker and rank.
 func (d *decision) eligible() {
 	r := d.r
-	d.models = &r.anyModel
+	d.out.models = &r.anyModel
 	var known *pool
 	if d.q.Model != "" {
 		if known = r.models[d.q.Model]; known != nil {
-			d.models = known
+			d.out.models = known
 		} else if len(r.models) > 0 && r.anyModel.size == 0 {
-			d.degraded = "unknown model"
-			if d.ex != nil {
-				d.ex.verdictf("eligible", "no target lists model %q: all may serve it", d.q.Model)
-			}
+			d.out.degraded = "unknown model"
+			d.ex.say("eligible", "no target lists model %q: all may serve it", d.q.Model)
 		}
 	}
 	limits := d.limits()
@@ -76,17 +70,15 @@ func (d *decision) eligible() {
 			continue
 		}
 		d.bestOverlap = max(d.bestOverlap, c.overlap)
-		if d.policy.Cost.Reported && !t.report.fresh(d.now, r.config.ReportTTL) {
+		if d.req.policy.Cost.Reported && !t.report.fresh(d.now, r.config.ReportTTL) {
 			d.unreported = true
 		}
 	}
 	r.cands = d.cands
-	if d.zone != "" {
+	if d.req.zone != "" {
 		d.preferZone()
 	}
-	if d.ex != nil {
-		d.ex.verdictf("eligible", "%d of %d targets", len(d.cands), len(r.order))
-	}
+	d.ex.say("eligible", "%d of %d targets", len(d.cands), len(r.order))
 	if r.suspects > 0 {
 		d.avoidSuspects()
 	}
@@ -94,7 +86,7 @@ func (d *decision) eligible() {
 
 // preferZone drops other zones unless that would leave nothing.
 func (d *decision) preferZone() {
-	near := func(c *candidate) bool { return d.r.targets[c.slot].info.Zone == d.zone }
+	near := func(c *candidate) bool { return d.r.targets[c.slot].info.Zone == d.req.zone }
 	for i := range d.cands {
 		if near(&d.cands[i]) {
 			d.keep("zone", ReasonRole, near)
@@ -105,7 +97,7 @@ func (d *decision) preferZone() {
 
 // weigh computes what a target has of the prompt and how loaded it is.
 func (d *decision) weigh(c *candidate, t *target) {
-	r, cost := d.r, &d.policy.Cost
+	r, cost := d.r, &d.req.policy.Cost
 	if m := r.match[c.slot]; m.epoch == r.matchEpoch {
 		o := &r.overlaps[m.at]
 		held := float64(o.Tokens[0]) * cost.Tiers[0]
@@ -140,7 +132,7 @@ func (d *decision) weigh(c *candidate, t *target) {
 // ones.
 func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidate, limits *Limits) Reason {
 	switch role := t.role; {
-	case d.pool == Prefill && role == Decode, d.pool != Prefill && role == Prefill, t.worker == d.request.worker:
+	case d.req.pool == Prefill && role == Decode, d.req.pool != Prefill && role == Prefill, t.worker == d.req.worker:
 		return ReasonRole
 	}
 	if models != nil && !models.slots.Has(slot) && !d.r.anyModel.slots.Has(slot) {
@@ -152,11 +144,11 @@ func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidat
 	switch {
 	case t.state != eligible:
 		return t.state
-	case d.q.Subset != nil && d.pool != Prefill && !d.q.Subset.Has(slot):
+	case d.q.Subset != nil && d.req.pool != Prefill && !d.q.Subset.Has(slot):
 		return ReasonSubset
 	case len(d.q.Exclude) > 0 && slices.Contains(d.q.Exclude, slot):
 		return ReasonExcluded
-	case d.pin != nil && d.pool != Prefill && !d.pin.matches(t.info.Target):
+	case d.pin != nil && d.req.pool != Prefill && !d.pin.matches(t.info.Target):
 		return ReasonPin
 	case t.suspended(d.now, limits.SuspendAfter):
 		return ReasonSuspended
@@ -173,24 +165,20 @@ func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidat
 // pinned takes the one target that a pin leaves, if it has room. A full one is a
 // refusal, or no pin at all where the policy says so.
 func (d *decision) pinned() bool {
-	if d.pin == nil || d.pool == Prefill || len(d.cands) != 1 {
+	if d.pin == nil || d.req.pool == Prefill || len(d.cands) != 1 {
 		return false
 	}
 	c := &d.cands[0]
-	if hard := d.policy.Cap.Hard; hard == 0 || c.active < hard {
+	if hard := d.req.policy.Cap.Hard; hard == 0 || c.active < hard {
 		d.take(c, ViaPin)
-		if d.ex != nil {
-			d.ex.verdictf("eligible", "pinned to %s", d.r.targets[c.slot].info.Target)
-		}
+		d.ex.say("eligible", "pinned to %s", d.r.targets[c.slot].name)
 		return true
 	}
-	if !d.policy.PinOverflow {
+	if !d.req.policy.PinOverflow {
 		d.keep("cap", ReasonCap, func(*candidate) bool { return false })
 		return false
 	}
-	if d.ex != nil {
-		d.ex.verdictf("eligible", "pin ignored: %s is full", d.r.targets[c.slot].info.Target)
-	}
+	d.ex.say("eligible", "pin ignored: %s is full", d.r.targets[c.slot].name)
 	d.pin = nil
 	d.eligible()
 	return false

@@ -67,8 +67,29 @@ func (e *Explanation) begin(q *Query) {
 		Verdicts: e.Verdicts[:0], Candidates: e.Candidates[:0], costs: e.costs[:0]} // the memory can serve again
 }
 
-func (e *Explanation) verdictf(stage, format string, args ...any) {
-	e.Verdicts = append(e.Verdicts, Verdict{stage, fmt.Sprintf(format, args...)})
+// say adds a stage's line; a nil Explanation takes none. Arguments are strings, ints,
+// int64s, float64s and bools. They are copied, so that the compiler sees that they do
+// not escape: a decision that nobody asked to explain does not allocate for them.
+func (e *Explanation) say(stage, format string, args ...any) {
+	if e == nil {
+		return
+	}
+	copies := make([]any, 0, len(args))
+	for _, a := range args {
+		switch a := a.(type) {
+		case string:
+			copies = append(copies, a)
+		case int:
+			copies = append(copies, a)
+		case int64:
+			copies = append(copies, a)
+		case float64:
+			copies = append(copies, a)
+		case bool:
+			copies = append(copies, a)
+		}
+	}
+	e.Verdicts = append(e.Verdicts, Verdict{stage, fmt.Sprintf(format, copies...)})
 }
 
 // side returns the explanation of the prefill leg.

@@ -4,7 +4,7 @@ import "math"
 
 // fairShare drops targets at the cap. It returns false if none is left.
 func (d *decision) fairShare() bool {
-	p := &d.policy.Cap
+	p := &d.req.policy.Cap
 	d.softCap = math.MaxInt64
 	if p.FairShare {
 		total, busiest := int64(1), int64(0) // this request counts
@@ -21,9 +21,7 @@ func (d *decision) fairShare() bool {
 		return true
 	}
 	d.keep("cap", ReasonCap, func(c *candidate) bool { return c.active < d.softCap })
-	if d.ex != nil {
-		d.ex.verdictf("cap", "%d requests: %d targets below", d.softCap, len(d.cands))
-	}
+	d.ex.say("cap", "%d requests: %d targets below", d.softCap, len(d.cands))
 	if d.counts[ReasonCap] > 0 {
 		d.findBestOverlap()
 	}
@@ -45,15 +43,13 @@ func fairShareCap(multiplier float64, total, targets, busiest int64) int64 {
 
 // warmUp sends the request to the first target that never got one.
 func (d *decision) warmUp() bool {
-	if !d.policy.WarmUp || d.pin != nil {
+	if !d.req.policy.WarmUp || d.pin != nil {
 		return false
 	}
 	for i := range d.cands {
 		if !d.r.targets[d.cands[i].slot].warm {
 			d.take(&d.cands[i], ViaWarmUp)
-			if d.ex != nil {
-				d.ex.verdictf("warm-up", "%s has not served yet", d.r.targets[d.slot].info.Target)
-			}
+			d.ex.say("warm-up", "%s has not served yet", d.r.targets[d.out.slot].name)
 			return true
 		}
 	}
@@ -62,18 +58,16 @@ func (d *decision) warmUp() bool {
 
 // firstTurnStage places births.
 func (d *decision) firstTurnStage() bool {
-	f := &d.policy.FirstTurn
-	birth := d.firstTurn || (f.WithoutID && d.key == (Key{})) || f.Unbound
+	f := &d.req.policy.FirstTurn
+	birth := d.out.firstTurn || (f.WithoutID && d.out.key == (Key{})) || f.Unbound
 	if f.Placement == PlaceByCost || !birth {
 		return false
 	}
 	if float64(d.bestOverlap) > f.MaxOverlap*float64(d.q.PromptTokens) && f.MaxOverlap < 1 {
-		if d.ex != nil {
-			d.ex.verdictf("first turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
-		}
+		d.ex.say("first turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
 		return false
 	}
-	d.via = ViaFirstTurn
+	d.out.via = ViaFirstTurn
 	best := &d.cands[0]
 	switch f.Placement {
 	case PlaceLeastQueued:
@@ -99,22 +93,20 @@ func (d *decision) firstTurnStage() bool {
 		best = d.nextInTurn(func(c *candidate) bool { return d.wait(c) <= least })
 	}
 	d.take(best, ViaFirstTurn)
-	if d.ex != nil {
-		d.ex.verdictf("first turn", "%s by %s", d.r.targets[d.slot].info.Target, f.Placement)
-	}
+	d.ex.say("first turn", "%s by %s", d.r.targets[d.out.slot].name, string(f.Placement))
 	return true
 }
 
 // wait is the prefill that a request would wait for here, its own included, and the
 // price of the requests that it would share the target with.
 func (d *decision) wait(c *candidate) float64 {
-	return float64(c.miss+c.queue)/c.speed + d.policy.Cost.Active*float64(c.active)
+	return float64(c.miss+c.queue)/c.speed + d.req.policy.Cost.Active*float64(c.active)
 }
 
 // nextInTurn returns the first accepted candidate at or after the cursor, and marks
 // the cursor to move behind it.
 func (d *decision) nextInTurn(f func(c *candidate) bool) *candidate {
-	cursor := d.models.cursor[d.leg()]
+	cursor := d.out.models.cursor[d.req.leg]
 	var first, next *candidate
 	for i := range d.cands {
 		c := &d.cands[i]
@@ -132,6 +124,6 @@ func (d *decision) nextInTurn(f func(c *candidate) bool) *candidate {
 	if next == nil {
 		next = first
 	}
-	d.cursor = next.pos
+	d.out.cursor = next.pos
 	return next
 }

@@ -9,47 +9,39 @@ import (
 // sticky sends a known conversation home. It returns true if that decided; else the
 // candidates may be fewer (the ranks of the home worker).
 func (d *decision) sticky() bool {
-	mode := d.policy.Sticky.Mode
+	mode := d.req.policy.Sticky.Mode
 	if mode == StickyOff || len(d.cands) == 0 {
 		return false
 	}
-	table := &d.r.conversations[d.leg()]
+	table := &d.r.conversations[d.req.leg]
 	via := ViaSticky
-	if d.key == (Key{}) && d.policy.Sticky.Implicit {
+	if d.out.key == (Key{}) && d.req.policy.Sticky.Implicit {
 		via = ViaImplicit
 		d.matchPrefix(table)
 	}
-	if d.conversation == none {
-		if d.ex != nil {
-			d.ex.verdictf("sticky", "new conversation")
-		}
+	if d.out.conversation == none {
+		d.ex.say("sticky", "new conversation")
 		return false
 	}
-	home := table.entries[d.conversation].slot
+	home := table.entries[d.out.conversation].slot
 	if home == NoSlot {
 		return false
 	}
 	c := d.at(home)
-	hard := d.policy.Cap.Hard
+	hard := d.req.policy.Cap.Hard
 	switch {
-	case c == nil && d.aside(home), c != nil && d.policy.Sticky.HardCap && hard > 0 && c.active >= hard:
-		d.keepBinding = true
-		if d.ex != nil {
-			d.ex.verdictf("sticky", "home %s is full: overflow", d.r.targets[home].info.Target)
-		}
+	case c == nil && d.aside(home), c != nil && d.req.policy.Sticky.HardCap && hard > 0 && c.active >= hard:
+		d.out.keepBinding = true
+		d.ex.say("sticky", "home %s is full: overflow", d.r.targets[home].name)
 		return false
 	case mode == StickyWorker:
 		return d.stickyWorker(home, via)
 	case c == nil:
-		if d.ex != nil {
-			d.ex.verdictf("sticky", "home %s is gone: bound anew", d.r.targets[home].info.Target)
-		}
+		d.ex.say("sticky", "home %s is gone: bound anew", d.r.targets[home].name)
 		return false
 	}
 	d.take(c, via)
-	if d.ex != nil {
-		d.ex.verdictf("sticky", "home %s", d.r.targets[home].info.Target)
-	}
+	d.ex.say("sticky", "home %s", d.r.targets[home].name)
 	return true
 }
 
@@ -66,24 +58,18 @@ func (d *decision) stickyWorker(home kvindex.Slot, via Via) bool {
 	name := d.r.targets[home].info.Worker
 	switch here {
 	case 0:
-		if d.ex != nil {
-			d.ex.verdictf("sticky", "home %s is gone: bound anew", name)
-		}
+		d.ex.say("sticky", "home %s is gone: bound anew", name)
 		return false
 	case 1:
 		d.take(last, via)
-		if d.ex != nil {
-			d.ex.verdictf("sticky", "home %s", name)
-		}
+		d.ex.say("sticky", "home %s", name)
 		return true
 	}
 	d.keep("sticky", ReasonPin, func(c *candidate) bool { return c.worker == worker })
-	if d.ex != nil {
-		d.ex.verdictf("sticky", "home %s, %d ranks", name, here)
-	}
-	d.price(d.cands, &d.policy.Cost, d.gate())
+	d.ex.say("sticky", "home %s, %d ranks", name, here)
+	d.price(d.cands, &d.req.policy.Cost, d.gate())
 	d.least(d.cands)
-	d.via = via
+	d.out.via = via
 	return true
 }
 
@@ -91,7 +77,7 @@ func (d *decision) stickyWorker(home kvindex.Slot, via Via) bool {
 func (d *decision) matchPrefix(table *conversations) {
 	n := len(d.q.Prefix)
 	least := 1
-	for least <= n && float64(least)/float64(n) < d.policy.Sticky.MatchThreshold {
+	for least <= n && float64(least)/float64(n) < d.req.policy.Sticky.MatchThreshold {
 		least++
 	}
 	at, depth := table.deepest(d.q.Prefix, least, func(s kvindex.Slot) bool {
@@ -99,11 +85,9 @@ func (d *decision) matchPrefix(table *conversations) {
 		return reason == eligible || reason.busy()
 	})
 	if at != none {
-		d.conversation, d.key = at, table.entries[at].key
+		d.out.conversation, d.out.key = at, table.entries[at].key
 	}
-	if d.ex != nil {
-		d.ex.verdictf("sticky", "no id: %d of %d blocks match, %d needed", depth, n, least)
-	}
+	d.ex.say("sticky", "no id: %d of %d blocks match, %d needed", depth, n, least)
 }
 
 // at returns the candidate with this slot.
@@ -119,7 +103,7 @@ func (d *decision) at(slot kvindex.Slot) *candidate {
 // aside reports whether a home that is not a candidate is only busy or suspect.
 func (d *decision) aside(home kvindex.Slot) bool {
 	reason, t := d.reasonAt(home), &d.r.targets[home]
-	return reason.busy() || reason == eligible && t.health.Suspect != "" && (d.policy.Sticky.Mode == StickyTarget ||
+	return reason.busy() || reason == eligible && t.health.Suspect != "" && (d.req.policy.Sticky.Mode == StickyTarget ||
 		!slices.ContainsFunc(d.cands, func(c candidate) bool { return c.worker == t.worker }))
 }
 
