@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// request is what choose looks for.
+// request says what choose has to choose.
 type request struct {
 	leg    int
 	pool   Role
@@ -20,7 +20,7 @@ type request struct {
 // candidate is an eligible target with the numbers that the stages compare.
 type candidate struct {
 	slot kvindex.Slot
-	// pos is the place in Router.order, row that in the explanation.
+	// pos is the index in Router.order, row that in the Explanation.
 	pos, row, worker int32
 	overlap, miss    int64
 	queue, work      int64
@@ -28,13 +28,13 @@ type candidate struct {
 	speed, cost      float64
 }
 
-// choice is a candidate and what commit has to do with it.
+// choice is the chosen candidate and what commit has to do with it.
 type choice struct {
 	candidate
 	leg    int
 	models *pool
 	via    Via
-	// cursor is the position that a round robin took, none32 if none did.
+	// cursor is the position that a round robin chose, none32 if none did.
 	cursor   int32
 	rankFree bool
 	degraded string
@@ -57,18 +57,18 @@ type decision struct {
 	pin    *Pin
 	cands  []candidate
 	counts [NumReasons]int
-	// out is the choice as far as it is made.
+	// out is the choice, which the stages fill in.
 	out choice
 	// bestOverlap is the greatest overlap of an eligible target.
 	bestOverlap int64
-	// unreported says that a candidate has no fresh report and the policy needs one.
+	// unreported is set if a candidate has no fresh report and the policy needs one.
 	unreported bool
 	softCap    int64
-	// priced says that the candidates have costs.
+	// priced is set if the candidates have costs.
 	priced bool
 }
 
-// choose runs the stages. It changes nothing but the router's scratch memory.
+// choose runs the stages. It changes only the router's scratch memory.
 func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanation) (choice, error) {
 	d := decision{r: r, now: now, q: q, req: req, ex: ex, pin: q.Pin}
 	d.out.leg, d.out.cursor, d.out.via = req.leg, none32, ViaCost

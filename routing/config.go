@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Config is the settings of a Router. DefaultConfig gives the defaults.
+// Config is the settings of a Router. Start from DefaultConfig: the zero value of a
+// field is a value, and some are out of bounds.
 type Config struct {
-	// Policy chooses the target of a request that one worker serves whole.
+	// Policy chooses the target of a request that is not disaggregated.
 	Policy Policy `json:"policy" yaml:"policy"`
-	// Disagg decides about prefill and decode pools.
+	// Disagg holds for prefill and decode pools.
 	Disagg Disagg `json:"disagg" yaml:"disagg"`
-	// DisaggOf replaces Disagg for requests of a model, by its name: the workers of a
-	// model are pools of their own.
+	// DisaggOf replaces Disagg for the requests of a model, by its name.
 	DisaggOf map[string]*Disagg `json:"disaggOf,omitempty" jsonschema:"-"`
 	// MaxConversations bounds the table of conversations, per leg. 1 to 2^28.
 	MaxConversations int `json:"maxConversations" yaml:"max_conversations"`
@@ -24,28 +24,28 @@ type Config struct {
 	// PrefixSkip is the tokens at the start of a prompt that do not count when its
 	// conversation is recognised by its prefix: a system prompt that all share. 0 to 2^24.
 	PrefixSkip int `json:"prefixSkip" yaml:"prefix_skip"`
-	// Node tells generated conversation keys of replicas apart.
+	// Node makes the generated conversation keys of replicas differ.
 	Node uint64 `json:"node" yaml:"node"`
 	// HashSeed keys what is hashed of clients' ids: random ties and the table of
 	// conversations. Any value; secret where clients are not trusted, and equal on replicas
 	// that are to break ties alike.
 	HashSeed uint64 `json:"hashSeed,omitempty" jsonschema:"-" yaml:"-"`
-	// ReportTTL is how long an engine's report is believed. 10 ms to 10 min.
+	// ReportTTL is how long an engine's load report is used. 10 ms to 10 min.
 	ReportTTL time.Duration `json:"reportTTL" yaml:"report_ttl"`
-	// SuspectAfter is the shortest wait for a first token that can make a target
-	// suspect; 0 suspects none. 0 to 10 min.
+	// SuspectAfter is the least wait for a first token that can make a target suspect:
+	// new requests then avoid it. 0 turns this off. 0 to 10 min.
 	SuspectAfter time.Duration `json:"suspectAfter" yaml:"suspect_after"`
-	// WaitingTokens is the prefill that a waiting request of others is taken for when
-	// its engine does not report tokens. 0 to 10^6.
+	// WaitingTokens estimates the prefill of a waiting request that this router did not
+	// place, where the engine does not report waiting tokens. 0 to 10^6.
 	WaitingTokens int64 `json:"waitingTokens" yaml:"waiting_tokens"`
-	// RemoteTTL ends bookings of other replicas whose end never came. 1 s to 24 h.
+	// RemoteTTL ends bookings of other replicas if their release was lost. 1 s to 24 h.
 	RemoteTTL time.Duration `json:"remoteTTL" yaml:"remote_ttl"`
-	// PrefillRate is a target's prefill speed in tokens per second, for retry hints and
-	// as the bound below which a wait for a first token is never long. 1 to 10^7.
+	// PrefillRate is a target's prefill speed in tokens per second. Retry hints use it,
+	// and a wait that is not ten times longer is never suspect. 1 to 10^7.
 	PrefillRate float64 `json:"prefillRate" yaml:"prefill_rate"`
 }
 
-// DefaultConfig is kv-aware for whole requests and the cost rule for pools.
+// DefaultConfig returns the kv-aware preset, with the cost rule for pools.
 func DefaultConfig() Config {
 	return Config{
 		Policy:           kvAware(),
@@ -78,7 +78,7 @@ func (c *Config) check(ps *problems) {
 	ps.span("remote_ttl", c.RemoteTTL, time.Second, 24*time.Hour)
 }
 
-// retryAfter guesses from the shortest queue when there is room.
+// retryAfter estimates from the shortest queue when a target has room.
 func (r *Router) retryAfter() time.Duration {
 	least := int64(math.MaxInt64)
 	for _, slot := range r.order {

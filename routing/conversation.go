@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Key names a conversation: 128 bits of its id, so that the table needs no strings.
-// The zero Key is none.
+// Key identifies a conversation by 128 bits of hash, so that the table needs no
+// strings. The zero Key is none.
 type Key struct {
 	Hi uint64 `json:"hi"`
 	Lo uint64 `json:"lo"`
@@ -25,7 +25,7 @@ func (c *Config) keyOf(id string) Key {
 	return Key{Hi: binary.LittleEndian.Uint64(sum[:]), Lo: binary.LittleEndian.Uint64(sum[8:]) | 1}
 }
 
-// generatedKey names the n-th conversation without an id on a node.
+// generatedKey returns the key of the n-th conversation without an id on a node.
 func generatedKey(node, n uint64) Key {
 	return Key{Hi: mix(node ^ 0x6E6F6465), Lo: mix(n^mix(node)) | 1}
 }
@@ -34,7 +34,7 @@ func generatedKey(node, n uint64) Key {
 // list and, if it has a slot, in that slot's list.
 type entry struct {
 	key Key
-	// slot is where it is bound, NoSlot if its turns go by cost.
+	// slot is the target that it is bound to, NoSlot for none.
 	slot kvindex.Slot
 	// newer and older link the LRU list, left and right the list of the slot.
 	newer, older, left, right uint32
@@ -54,13 +54,13 @@ type step struct {
 	up, next, prev uint32
 }
 
-// maxSiblings bounds the conversations that are looked at for one block. A node
-// with more is a shared beginning, and all of its conversations away.
+// maxSiblings bounds the conversations that are tried for one block. A node with more
+// is a shared beginning, and none of those tried has an eligible target.
 const maxSiblings = 1024
 
-// conversations is a table of conversations, bounded in number and in steps, the
-// least recently used one goes first. An explicit id costs 48 bytes and a place,
-// a block of an implicit one 24 bytes and a place.
+// conversations is an LRU table of conversations, bounded in number and in steps. An
+// explicit id takes 48 bytes and a place, a block of an implicit one 24 bytes and a
+// place.
 type conversations struct {
 	max, maxSteps int
 	entries       []entry
@@ -118,7 +118,7 @@ func (c *conversations) put(k Key, slot kvindex.Slot) uint32 {
 	return i
 }
 
-// bind ties a conversation to a slot, NoSlot for none.
+// bind binds a conversation to a slot, NoSlot for none.
 func (c *conversations) bind(i uint32, slot kvindex.Slot) {
 	e := &c.entries[i]
 	if e.slot == slot {
@@ -194,7 +194,7 @@ func (c *conversations) remove(i uint32) {
 	c.free = append(c.free, i)
 }
 
-// removeSlot forgets every conversation that is bound to the slot.
+// removeSlot removes every conversation that is bound to the slot.
 func (c *conversations) removeSlot(slot kvindex.Slot) {
 	if int(slot) >= len(c.bySlot) {
 		return
@@ -204,7 +204,7 @@ func (c *conversations) removeSlot(slot kvindex.Slot) {
 	}
 }
 
-// setPath replaces the blocks of a conversation; what both have in common stays.
+// setPath replaces the blocks of a conversation; common blocks stay.
 func (c *conversations) setPath(i uint32, blocks []uint64) {
 	if len(blocks) > c.maxSteps {
 		blocks = blocks[:c.maxSteps]
@@ -268,7 +268,7 @@ func (c *conversations) popStep(i uint32) {
 	c.freeSteps = append(c.freeSteps, s)
 }
 
-// node returns the place of a block hash, or the free place that ends the search.
+// node returns the place of a block hash, or the free place for it.
 func (c *conversations) node(hash uint64) int {
 	at := c.byHash.first(fold(hash))
 	for {
@@ -280,8 +280,8 @@ func (c *conversations) node(hash uint64) int {
 	}
 }
 
-// deepest returns the conversation that shares most blocks with a prompt, among
-// those whose slot is valid, and how many; none if fewer than least are shared.
+// deepest returns the conversation with a valid slot that shares most blocks with a
+// prompt, and their number; none if it is below least.
 func (c *conversations) deepest(blocks []uint64, least int, valid func(kvindex.Slot) bool) (uint32, int) {
 	for depth := len(blocks); depth >= max(least, 1); depth-- {
 		s := c.byHash.places[c.node(blocks[depth-1])].entry

@@ -2,14 +2,14 @@ package routing
 
 import "math"
 
-// workerSum is the loads of a worker's candidates.
+// workerSum is the load of a worker's candidates.
 type workerSum struct {
 	queue, active, ranks int64
-	// at is the place of the worker's candidate in the first phase, plus one.
+	// at is the index of the worker's candidate in the first phase, plus one.
 	at int32
 }
 
-// gate tells whether overlaps count: the best one must be strictly above the
+// gate reports whether overlaps count: the best one must be strictly above the
 // threshold.
 func (d *decision) gate() bool {
 	g := &d.req.policy.Gate
@@ -70,8 +70,8 @@ func (d *decision) sumWorkers(cands []candidate) []workerSum {
 	return sums
 }
 
-// firstPhase chooses a worker. It returns true if that was all; else the candidates
-// are the ranks of the chosen one.
+// firstPhase chooses a worker. It returns true if that decided; otherwise it keeps only
+// the ranks of the chosen worker.
 func (d *decision) firstPhase() bool {
 	if d.req.policy.Level == Flat {
 		return false
@@ -140,7 +140,7 @@ func (c *candidate) then(by Then) float64 {
 	}
 }
 
-// least takes the candidate of least cost, or draws by temperature.
+// least takes the candidate of least cost, or draws one by temperature.
 func (d *decision) least(cands []candidate) {
 	p := &d.req.policy.Pick
 	if d.unreported {

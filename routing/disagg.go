@@ -12,29 +12,29 @@ import (
 type Disagg struct {
 	// Mode is the rule.
 	Mode DisaggMode `json:"mode" yaml:"mode"`
-	// Threshold is for ModeThreshold: disaggregate when the tokens reach it; 0 and
-	// less always do.
+	// Threshold is for ModeThreshold: disaggregate from this many tokens on; always if it
+	// is 0 or less.
 	Threshold int64 `json:"threshold" yaml:"threshold"`
-	// WholePrompt compares the whole prompt with the threshold instead of the uncached
-	// tokens on the chosen decode target.
+	// WholePrompt compares the threshold with the prompt's tokens instead of those that
+	// are uncached on the chosen decode target.
 	WholePrompt bool `json:"wholePrompt" yaml:"whole_prompt"`
 	// MaxLocalPrefill is for ModeConditional: more uncached tokens than this, or no
 	// match at all, disaggregate. At least 1 lets a fully cached prompt pass.
 	MaxLocalPrefill int64 `json:"maxLocalPrefill" yaml:"max_local_prefill"`
-	// K is for ModeCost: the price of disturbing decodes. 2 is best for the time to
-	// first token, 3 all in all, 5 on slow links. 0 to 100.
+	// K is for ModeCost: the price of a prefill that disturbs decodes. 2 is best for the
+	// time to first token, 3 overall, 5 on slow links. 0 to 100.
 	K float64 `json:"k" yaml:"k"`
 	// Resident is the price of a token resident on the decode target. 0 to 10.
 	Resident float64 `json:"resident" yaml:"resident"`
-	// TransferFixed and TransferPerToken are the time of a KV transfer, in the tokens
-	// that a prefill worker computes meanwhile.
+	// TransferFixed and TransferPerToken are the time of a KV transfer, in tokens that a
+	// prefill worker computes in that time.
 	TransferFixed    float64 `json:"transferFixed"    yaml:"transfer_fixed"`
 	TransferPerToken float64 `json:"transferPerToken" yaml:"transfer_per_token"`
-	// LocalBelow computes prompts with fewer uncached tokens where they decode.
+	// LocalBelow computes prompts with fewer uncached tokens on the decode target.
 	LocalBelow int64 `json:"localBelow" yaml:"local_below"`
 	// SameZone prefers prefill targets of the decode target's zone.
 	SameZone bool `json:"sameZone" yaml:"same_zone"`
-	// Prefill and Decode choose in the two pools.
+	// Prefill and Decode are the policies of the two pools.
 	Prefill Policy `json:"prefill" yaml:"prefill"`
 	Decode  Policy `json:"decode"  yaml:"decode"`
 }
@@ -43,14 +43,15 @@ type Disagg struct {
 type DisaggMode string
 
 const (
-	// ModeOff serves every request on one worker, whatever the roles.
+	// ModeOff ignores the roles: one worker serves the whole request.
 	ModeOff DisaggMode = "off"
 	// ModeThreshold compares tokens with a threshold (>=).
 	ModeThreshold DisaggMode = "threshold"
-	// ModeConditional is TensorRT-LLM's rule: no match, or more than
-	// MaxLocalPrefill uncached tokens (>).
+	// ModeConditional disaggregates if nothing matches, or more than MaxLocalPrefill
+	// tokens are uncached (>).
 	ModeConditional DisaggMode = "conditional"
-	// ModeCost compares the cost of computing here with the prefill pool's.
+	// ModeCost compares the cost of computing on the decode target and in the prefill
+	// pool.
 	ModeCost DisaggMode = "cost"
 )
 
@@ -89,12 +90,12 @@ func (d *Disagg) checkRule(prefix string, ps *problems) {
 	})
 }
 
-// EstimateTokens is the length that a prompt of so many code points is taken for
-// when nothing can tokenize it.
+// EstimateTokens estimates the tokens of a prompt by its code points, for prompts that
+// cannot be tokenized.
 func EstimateTokens(chars int) int64 { return int64(chars / 4) }
 
-// wanted tells whether the rules that look only at the decode target ask for a
-// prefill worker.
+// wanted reports whether the rules that look only at the decode target want a prefill
+// worker.
 func (d *Disagg) wanted(prompt int64, decode *candidate) bool {
 	switch d.Mode {
 	case ModeThreshold:
@@ -146,7 +147,7 @@ func (d *Disagg) remoteIsCheaper(decode, prefill *candidate) (local, remote floa
 	return local, remote, local > remote
 }
 
-// disagg is what holds for a request's pools.
+// disagg returns the settings for a request's pools.
 func (r *Router) disagg(q *Query) *Disagg {
 	if d := r.config.DisaggOf[q.Model]; d != nil {
 		return d
@@ -178,7 +179,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 	}
 	prefill, err := r.choose(now, q, req, side)
 	if err != nil && cfg.Mode == ModeCost {
-		// Missing prefill workers lower the quality of a decision that never needs them.
+		// Under this rule a decode target can always compute the prompt.
 		if ex != nil {
 			ex.say("disagg", "compute on the decode target: %s", err.Error())
 		}

@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// recognise looks the conversation up.
+// recognise looks up the conversation.
 func (d *decision) recognise() {
 	table := &d.r.conversations[d.req.leg]
 	d.out.key = d.r.config.keyOf(d.q.Conversation)
@@ -19,7 +19,7 @@ func (d *decision) recognise() {
 	}
 }
 
-// limits are the policy's, less for requests that may be shed.
+// limits returns the policy's limits, lower for requests that may be shed.
 func (d *decision) limits() Limits {
 	l := d.req.policy.Limits
 	if d.q.Priority < 0 {
@@ -58,7 +58,7 @@ func (d *decision) eligible() {
 	d.ex.rows()
 	for pos, slot := range r.order {
 		t := &r.targets[slot]
-		// Written where it stays; a target that is not eligible is overwritten.
+		// Built in place to save a copy; an entry that is not eligible is removed again.
 		d.cands = append(d.cands, candidate{slot: slot, pos: int32(pos), row: -1, worker: t.worker, speed: t.speed})
 		c := &d.cands[len(d.cands)-1]
 		d.weigh(c, t)
@@ -95,7 +95,7 @@ func (d *decision) preferZone() {
 	}
 }
 
-// weigh computes what a target has of the prompt and how loaded it is.
+// weigh fills in the target's overlap and load.
 func (d *decision) weigh(c *candidate, t *target) {
 	r, cost := d.r, &d.req.policy.Cost
 	if m := r.match[c.slot]; m.epoch == r.matchEpoch {
@@ -128,7 +128,7 @@ func (d *decision) weigh(c *candidate, t *target) {
 	c.work += t.report.foreignTokens
 }
 
-// admit tells why a target is not eligible. Lasting reasons come before passing
+// admit returns why a target is not eligible. Permanent reasons come before temporary
 // ones.
 func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidate, limits *Limits) Reason {
 	switch role := t.role; {
@@ -162,8 +162,8 @@ func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidat
 	return eligible
 }
 
-// pinned takes the one target that a pin leaves, if it has room. A full one is a
-// refusal, or no pin at all where the policy says so.
+// pinned takes the pinned target if it has room. If it is full, the request is refused,
+// or the pin is ignored with Policy.PinOverflow.
 func (d *decision) pinned() bool {
 	if d.pin == nil || d.req.pool == Prefill || len(d.cands) != 1 {
 		return false

@@ -9,8 +9,9 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Explanation is why a decision came out as it did. A nil one costs nothing; one
-// that was filled before is emptied, and its memory used again.
+// Explanation is the reasons of a decision. Pass nil to Pick if none is wanted: that
+// costs nothing. An Explanation can be passed again, which resets it and reuses its
+// memory.
 type Explanation struct {
 	Request      string `json:"request"`
 	Model        string `json:"model,omitempty"`
@@ -20,7 +21,7 @@ type Explanation struct {
 	Verdicts []Verdict `json:"verdicts"`
 	// Candidates are all targets, worker by worker.
 	Candidates []Candidate `json:"candidates"`
-	// Prefill is the choice in the prefill pool, if one was looked for.
+	// Prefill explains the choice in the prefill pool, if there was one.
 	Prefill *Explanation `json:"prefill,omitempty"`
 	// Decode and PrefillTarget name the chosen targets.
 	Decode        string `json:"decode,omitempty"`
@@ -32,7 +33,7 @@ type Explanation struct {
 	costs []float64 // what the candidates' Cost point to
 }
 
-// Verdict is what a stage says.
+// Verdict is a line of a stage.
 type Verdict struct {
 	Stage string `json:"stage"`
 	Text  string `json:"text"`
@@ -42,7 +43,7 @@ type Verdict struct {
 type Candidate struct {
 	Target string       `json:"target"`
 	Slot   kvindex.Slot `json:"slot"`
-	// Tiers and Speculative are the index's answer, in tokens.
+	// Tiers and Speculative are the Overlap of the target.
 	Tiers       [kvindex.NumTiers]int32 `json:"tiers"`
 	Speculative int32                   `json:"speculative"`
 	// Miss, Queue, KV and Active are the numbers that the stages compared.
@@ -50,26 +51,23 @@ type Candidate struct {
 	Queue  int64 `json:"queue"`
 	KV     int64 `json:"kv"`
 	Active int64 `json:"active"`
-	// Cost is nil where no stage priced the target.
+	// Cost is nil if the cost stage did not see the target.
 	Cost *float64 `json:"cost,omitempty"`
-	// Dropped is the stage or the reason that took it out, "" if none did.
+	// Dropped is the stage or the Reason that dropped it, "" if none did.
 	Dropped string `json:"dropped,omitempty"`
 }
-
-// Only call these with a receiver that may be nil where the arguments are cheap:
-// formatting arguments allocate before the call.
 
 func (e *Explanation) begin(q *Query) {
 	if e == nil {
 		return
 	}
 	*e = Explanation{Request: q.ID, Model: q.Model, Conversation: q.Conversation, PromptTokens: q.PromptTokens,
-		Verdicts: e.Verdicts[:0], Candidates: e.Candidates[:0], costs: e.costs[:0]} // the memory can serve again
+		Verdicts: e.Verdicts[:0], Candidates: e.Candidates[:0], costs: e.costs[:0]}
 }
 
 // say adds a stage's line; a nil Explanation takes none. Arguments are strings, ints,
 // int64s, float64s and bools. They are copied, so that the compiler sees that they do
-// not escape: a decision that nobody asked to explain does not allocate for them.
+// not escape: without an Explanation nothing is allocated.
 func (e *Explanation) say(stage, format string, args ...any) {
 	if e == nil {
 		return
@@ -133,7 +131,7 @@ func (e *Explanation) price(cands []candidate, priced bool) {
 	if e == nil || !priced {
 		return
 	}
-	e.costs = slices.Grow(e.costs, len(cands)) // and no more than once: it is pointed into
+	e.costs = slices.Grow(e.costs, len(cands)) // only once: Candidate.Cost points into it
 	for i := range cands {
 		e.costs = append(e.costs, cands[i].cost)
 		e.Candidates[cands[i].row].Cost = &e.costs[len(e.costs)-1]

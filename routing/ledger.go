@@ -6,29 +6,28 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Load is what has been booked on a target, in tokens and requests. All fields are
-// zero when every stream has ended.
+// Load is what is booked on a target, in tokens and requests. All fields are zero when
+// every request has been released.
 type Load struct {
-	// Queue is the prefill work not done yet: uncached tokens from the pick until the
-	// first token.
+	// Queue is the uncached tokens of requests without a first token yet.
 	Queue int64 `json:"queue"`
-	// Work is the same tokens counted until the end of the request.
+	// Work is the uncached tokens of requests that have not ended.
 	Work int64 `json:"work"`
-	// KV is the prompt tokens resident from the pick until the end.
+	// KV is the prompt tokens of requests that have not ended.
 	KV int64 `json:"kv"`
-	// Active is requests from the pick until the end.
+	// Active is the number of requests that have not ended.
 	Active int64 `json:"active"`
-	// Transferring is requests whose prefill is done here and whose KV cache is on its
-	// way to a decode target; TransferTokens are their uncached tokens. They count as
-	// load only with Cost.Transfers.
+	// Transferring is the number of requests whose KV cache is on its way from here to a
+	// decode target, TransferTokens their uncached tokens. They count as load only with
+	// Cost.Transfers.
 	Transferring   int64 `json:"transferring"`
 	TransferTokens int64 `json:"transferTokens"`
 }
 
-// ReservationID names a booking. 0 is none. An id is never given twice.
+// ReservationID identifies a booking. 0 is none. Ids are not reused.
 type ReservationID uint64
 
-// phase is how far a booked request has come.
+// phase is the progress of a booked request.
 type phase uint8
 
 const (
@@ -50,26 +49,26 @@ type reservation struct {
 	// KV is the prompt's tokens.
 	KV    int64 `json:"kv"`
 	Phase phase `json:"phase"`
-	// Since is when the present phase's wait began, Owed the tokens that were booked
-	// before its end, its own included.
+	// Since is when the wait of the present phase began. Owed is the tokens that the
+	// target had to compute then until the first token, this prompt included.
 	Since time.Duration `json:"since"`
 	Owed  int64         `json:"owed"`
-	// Failed says that the answer was an error of the engine.
+	// Failed is set if the answer was an error of the engine.
 	Failed bool `json:"failed,omitempty"`
 	// conversation is the binding that follows the request if it was served elsewhere.
 	conversation Key
-	// serial makes ids of reused entries differ.
+	// serial makes the ids of a reused entry differ.
 	serial uint32
 	remote remoteLink
 }
 
-// ledger holds the reservations in a slab: booking does not allocate once the slab
-// has grown to the number of requests in flight.
+// ledger holds the reservations in a slab with a free list: booking does not allocate
+// once the slab has grown to the number of requests in flight.
 type ledger struct {
 	slab []reservation
 	free []uint32
 	live int
-	// doubles counts releases of bookings that had ended already.
+	// doubles counts releases of bookings that had been released.
 	doubles uint64
 }
 
@@ -125,7 +124,7 @@ func (r *Router) book(now time.Duration, res reservation) ReservationID {
 	return r.ledger.add(res)
 }
 
-// reach notes that a target gets a request, and returns its generation.
+// reach marks a target that gets a request, and returns its generation.
 func (r *Router) reach(now time.Duration, slot kvindex.Slot) uint32 {
 	t := &r.targets[slot]
 	t.warm = true
@@ -133,8 +132,8 @@ func (r *Router) reach(now time.Duration, slot kvindex.Slot) uint32 {
 	return t.gen
 }
 
-// apply adds (sign 1) or takes back (sign -1) everything that the reservation
-// holds in its present phase.
+// apply adds (sign 1) or subtracts (sign -1) the load of a reservation in its present
+// phase.
 func (r *Router) apply(res *reservation, sign int64) {
 	if t := r.targetOf(res.Decode, res.decodeGen); t != nil {
 		d := &t.load
@@ -175,9 +174,9 @@ func (r *Router) enter(id ReservationID, next phase) bool {
 	return true
 }
 
-// PrefillDone says that the prefill target of a disaggregated request has computed
-// the prompt; from here to the first token its KV cache is in transfer. It reports
-// whether that was news.
+// PrefillDone records that the prefill target of a disaggregated request has computed
+// the prompt. Its KV cache is in transfer until FirstToken. It reports whether the
+// booking was in its prefill phase.
 func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 	res := r.ledger.get(id)
 	if res == nil || res.Prefill == NoSlot || res.Phase != computing {
@@ -191,8 +190,8 @@ func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 	return r.enter(id, transferring)
 }
 
-// FirstToken says that the request has produced its first token: its prefill no
-// longer queues. It reports whether that was news.
+// FirstToken records the first token of a request: its prefill no longer queues. It
+// reports whether this was the first call for the booking.
 func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 	if res := r.ledger.get(id); res != nil {
 		r.answered(now, res)
@@ -200,8 +199,8 @@ func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 	return r.enter(id, decoding)
 }
 
-// Release ends a booking. It is safe to call more than once: only the first call
-// has an effect, the others are counted and return false.
+// Release ends a booking. Call it once for every plan; further calls have no effect,
+// are counted and return false.
 func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	res := r.ledger.get(id)
 	if res == nil {
@@ -215,9 +214,8 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	return true
 }
 
-// Rebook moves a booking to the target that really served the request (the data
-// plane retried elsewhere), and its conversation with it. It reports whether the
-// booking and the slot exist.
+// Rebook moves a booking and its conversation to the target that served the request
+// after a retry of the data plane. It reports whether the booking and the slot exist.
 func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot) bool {
 	res := r.ledger.get(id)
 	if res == nil || int(served) >= len(r.targets) || !r.targets[served].used {
@@ -237,8 +235,9 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	return true
 }
 
-// Live is the number of bookings that have not ended.
+// Live is the number of bookings that have not been released.
 func (r *Router) Live() int { return r.ledger.live }
 
-// DoubleReleases is the number of releases of bookings that had ended before.
+// DoubleReleases is the number of releases without effect. Above 0 it is a bug of the
+// caller.
 func (r *Router) DoubleReleases() uint64 { return r.ledger.doubles }

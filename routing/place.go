@@ -35,13 +35,13 @@ func (d *decision) findBestOverlap() {
 	}
 }
 
-// fairShareCap rounds up twice: a fair share of 1 with multiplier 1.5 is 2. It is
+// fairShareCap rounds up twice: a fair share of 1 with multiplier 1.5 is 2. The cap is
 // never below the busiest target.
 func fairShareCap(multiplier float64, total, targets, busiest int64) int64 {
 	return max(int64(math.Ceil(multiplier*float64(ceilDiv(total, targets)))), busiest)
 }
 
-// warmUp sends the request to the first target that never got one.
+// warmUp takes the first target that never got a request.
 func (d *decision) warmUp() bool {
 	if !d.req.policy.WarmUp || d.pin != nil {
 		return false
@@ -56,11 +56,11 @@ func (d *decision) warmUp() bool {
 	return false
 }
 
-// firstTurnStage places births.
+// firstTurnStage places new conversations.
 func (d *decision) firstTurnStage() bool {
 	f := &d.req.policy.FirstTurn
-	birth := d.out.firstTurn || (f.WithoutID && d.out.key == (Key{})) || f.Unbound
-	if f.Placement == PlaceByCost || !birth {
+	isNew := d.out.firstTurn || (f.WithoutID && d.out.key == (Key{})) || f.Unbound
+	if f.Placement == PlaceByCost || !isNew {
 		return false
 	}
 	if float64(d.bestOverlap) > f.MaxOverlap*float64(d.q.PromptTokens) && f.MaxOverlap < 1 {
@@ -97,14 +97,15 @@ func (d *decision) firstTurnStage() bool {
 	return true
 }
 
-// wait is the prefill that a request would wait for here, its own included, and the
-// price of the requests that it would share the target with.
+// wait is the prefill that the request would wait for on a target, its own included,
+// plus the price of the requests that are there. Without that a target that starts
+// answers and never ends them would look idle.
 func (d *decision) wait(c *candidate) float64 {
 	return float64(c.miss+c.queue)/c.speed + d.req.policy.Cost.Active*float64(c.active)
 }
 
-// nextInTurn returns the first accepted candidate at or after the cursor, and marks
-// the cursor to move behind it.
+// nextInTurn returns the first accepted candidate at or after the cursor, cyclically.
+// commit moves the cursor behind it.
 func (d *decision) nextInTurn(f func(c *candidate) bool) *candidate {
 	cursor := d.out.models.cursor[d.req.leg]
 	var first, next *candidate

@@ -8,16 +8,16 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Policy is the settings of all stages. Start from a Preset and change what you
-// mean to change: the zero value of a field is a value, not "default".
+// Policy is the settings of all stages. Start from a Preset: the zero value of a field
+// is a value, not "default".
 type Policy struct {
 	// Level is the unit that is chosen first.
 	Level Level `json:"level" yaml:"level"`
-	// Sticky sends turns of a conversation to their target.
+	// Sticky sends the turns of a conversation to one target.
 	Sticky Sticky `json:"sticky" yaml:"sticky"`
 	// WarmUp sends unpinned requests to targets that never got one, in order.
 	WarmUp bool `json:"warmUp" yaml:"warm_up"`
-	// FirstTurn spreads the births of conversations.
+	// FirstTurn places new conversations.
 	FirstTurn FirstTurn `json:"firstTurn" yaml:"first_turn"`
 	// Gate ignores small overlaps.
 	Gate Gate `json:"gate" yaml:"gate"`
@@ -32,7 +32,7 @@ type Policy struct {
 	Pick Pick `json:"pick" yaml:"pick"`
 	// Limits drop busy targets.
 	Limits Limits `json:"limits" yaml:"limits"`
-	// PinOverflow lets a pinned request go elsewhere when its target is full.
+	// PinOverflow ignores a pin whose target is full.
 	PinOverflow bool `json:"pinOverflow" yaml:"pin_overflow"`
 }
 
@@ -40,7 +40,7 @@ type Policy struct {
 type Level string
 
 const (
-	// Flat compares all targets at once.
+	// Flat compares all targets with each other.
 	Flat Level = "flat"
 	// TwoPhase chooses a worker and then one of its ranks.
 	TwoPhase Level = "two-phase"
@@ -48,14 +48,14 @@ const (
 	WorkerOnly Level = "worker"
 )
 
-// Sticky is the stage that follows conversations.
+// Sticky is the stage that keeps conversations on their targets.
 type Sticky struct {
 	// Mode is off, target (worker and rank) or worker (its ranks compete).
 	Mode StickyMode `json:"mode" yaml:"mode"`
-	// HardCap lets turns overflow when the home target has Cap.Hard requests; the
-	// binding stays. Without it a bound conversation has no overload gate.
+	// HardCap sends a turn elsewhere while the conversation's target has Cap.Hard
+	// requests; the binding stays. Without it a bound conversation always follows it.
 	HardCap bool `json:"hardCap" yaml:"hard_cap"`
-	// BindingWins makes a pin count only for conversations that are not bound yet.
+	// BindingWins ignores the pins of conversations that are bound.
 	BindingWins bool `json:"bindingWins" yaml:"binding_wins"`
 	// Implicit recognises conversations without an id by their prefix.
 	Implicit bool `json:"implicit" yaml:"implicit"`
@@ -64,7 +64,7 @@ type Sticky struct {
 	MatchThreshold float64 `json:"matchThreshold" yaml:"match_threshold"`
 }
 
-// StickyMode says what a conversation is bound to.
+// StickyMode is what a conversation is bound to.
 type StickyMode string
 
 const (
@@ -73,25 +73,26 @@ const (
 	StickyWorker StickyMode = "worker"
 )
 
-// FirstTurn is the stage that places births.
+// FirstTurn is the stage that places new conversations.
 type FirstTurn struct {
 	// Placement is off, near, round_robin, least_queued or least_tokens.
 	Placement Placement `json:"placement" yaml:"placement"`
-	// Slack bounds near: targets whose miss + queue is within this many tokens of the
-	// least take turns. One engine step (the chunk budget). 0 to 65536.
+	// Slack bounds near: targets whose miss + queue + cost.active * requests is within
+	// this many tokens of the least take turns. One engine step (the chunk budget). 0 to
+	// 65536.
 	Slack int64 `json:"slack" yaml:"slack"`
-	// MaxOverlap turns the stage off for prompts of which a greater part is cached
-	// somewhere; 1 never does. 0 to 1.
+	// MaxOverlap skips the stage for prompts of which a target holds a greater part; 1
+	// never does. 0 to 1.
 	MaxOverlap float64 `json:"maxOverlap" yaml:"max_overlap"`
-	// WithoutID treats a request without a conversation id as a birth (if MaxOverlap
-	// allows).
+	// WithoutID takes a request without a conversation id for a new conversation (if
+	// MaxOverlap allows).
 	WithoutID bool `json:"withoutID" yaml:"without_id"`
-	// Unbound extends the stage to every request that the sticky stage left: later
-	// turns that overflow, requests without an id.
+	// Unbound extends the stage to every request that the sticky stage did not place:
+	// later turns that overflow, requests without an id.
 	Unbound bool `json:"unbound" yaml:"unbound"`
 }
 
-// Placement says where births go.
+// Placement is where new conversations go.
 type Placement string
 
 const (
@@ -129,8 +130,8 @@ type Cap struct {
 //
 // miss, queue and work are divided by the target's speed.
 type Cost struct {
-	// Miss is the overlap weight: how many tokens of others' waiting one recomputed
-	// token is worth. 4 to 12 is a plateau; 1 collapses near capacity. 0 to 100.
+	// Miss is the overlap weight: the price of a token that must be computed, in queued
+	// tokens. 4 to 12 is a plateau; 1 collapses near capacity. 0 to 100.
 	Miss float64 `json:"miss" yaml:"miss"`
 	// Queue is the price of a token queued before this request. 0 to 100.
 	Queue float64 `json:"queue" yaml:"queue"`
@@ -142,10 +143,10 @@ type Cost struct {
 	Active float64 `json:"active" yaml:"active"`
 	// ActiveShare is the price of such a request as part of the prompt. 0 to 10.
 	ActiveShare float64 `json:"activeShare" yaml:"active_share"`
-	// WorkShare is TensorRT-LLM's load balance weight. 0 to 100.
+	// WorkShare is the price of the target's share of all work, in prompts. 0 to 100.
 	WorkShare float64 `json:"workShare" yaml:"work_share"`
 	// Blend is how far a rank's queue and requests are replaced by the mean over its
-	// worker's ranks: 1 where they share one batch, 0 where they are apart.
+	// worker's ranks: 1 where they share one batch, 0 where each has its own.
 	Blend float64 `json:"blend" yaml:"blend"`
 	// Transfers counts requests whose KV cache is in transfer from here.
 	Transfers bool `json:"transfers" yaml:"transfers"`
@@ -154,7 +155,7 @@ type Cost struct {
 	Reported bool `json:"reported" yaml:"reported"`
 	// Tiers is what a token held in a tier is worth, against one on the device; 0 to 1.
 	Tiers [kvindex.NumTiers]float64 `json:"tiers" yaml:"tiers"`
-	// Speculative is the same for tokens that are on their way. 0 to 1.
+	// Speculative is the same for speculative tokens. 0 to 1.
 	Speculative float64 `json:"speculative" yaml:"speculative"`
 }
 
@@ -169,7 +170,7 @@ type Pick struct {
 	// without one falls back to its id), which makes them a consistent hash.
 	Seed Seed `json:"seed" yaml:"seed"`
 	// Temperature draws with probability exp(-(cost-least)/(T*(greatest-least)));
-	// 0 takes the least. 0 to 10. Not worth it on any workload measured.
+	// 0 takes the least. 0 to 10. No measured workload gains from it.
 	Temperature float64 `json:"temperature" yaml:"temperature"`
 }
 
@@ -217,8 +218,8 @@ type Limits struct {
 	// ShedAt is the part of the limits at which requests of negative priority are
 	// refused; above 0, up to 1.
 	ShedAt float64 `json:"shedAt" yaml:"shed_at"`
-	// SuspendAfter takes targets out whose reports have ceased for so long. Their
-	// cache is kept.
+	// SuspendAfter drops targets whose reports stopped that long ago. Their index entries
+	// stay.
 	SuspendAfter time.Duration `json:"suspendAfter" yaml:"suspend_after"`
 }
 

@@ -1,9 +1,8 @@
 package routing
 
-// PrefixBlocks appends to dst the chained hashes of a prompt's blocks, for
-// Query.Prefix: the form that implicit conversations are recognised by. The first
-// skip tokens and the last one are left out; the last block may be partial. The hash
-// is TensorRT-LLM's v1_block_key.
+// PrefixBlocks appends to dst the chained hashes of a prompt's blocks of blockSize
+// tokens, for Query.Prefix. The first skip tokens and the last one are left out; the
+// last block may be partial. The hashes are the same in all replicas and versions.
 func PrefixBlocks(dst []uint64, tokens []uint32, blockSize, skip int) []uint64 {
 	if skip >= len(tokens) {
 		return dst
@@ -20,7 +19,7 @@ func PrefixBlocks(dst []uint64, tokens []uint32, blockSize, skip int) []uint64 {
 	return dst
 }
 
-// blockKey is v1_block_key without adapter and salt.
+// blockKey hashes a block under the hash of the blocks before it.
 func blockKey(parent uint64, tokens []uint32) uint64 {
 	seed := uint64(len(tokens)) ^ parent*0xBF58476D1CE4E5B9
 	for _, v := range tokens {

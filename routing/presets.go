@@ -9,7 +9,7 @@ import (
 // DefaultPreset is the name of the default policy.
 const DefaultPreset = "kv-aware"
 
-// tierCredits is what a held token saves, by tier: reading it back over PCIe, from
+// tierCredits is the value of a held token by tier: reading it back over PCIe, from
 // disk or over a network is cheaper than computing it, and not free.
 var tierCredits = [kvindex.NumTiers]float64{kvindex.Device: 1, kvindex.Host: 0.9, kvindex.Disk: 0.5, kvindex.External: 0.5}
 
@@ -29,7 +29,7 @@ func neutral() Policy {
 	}
 }
 
-// kvAware is the default: the rule that won the simulation of all others.
+// kvAware is the default. docs/replay.md compares it with the other presets.
 func kvAware() Policy {
 	p := neutral()
 	p.FirstTurn = FirstTurn{Placement: PlaceNear, Slack: 8192, MaxOverlap: 0.5, WithoutID: true}
@@ -38,7 +38,8 @@ func kvAware() Policy {
 	return p
 }
 
-// trt is TensorRT-LLM's cache-aware rank router.
+// trt gates small overlaps, caps requests at a fair share and adds the share of work to
+// the miss.
 func trt() Policy {
 	p := neutral()
 	p.Gate.On = true
@@ -49,7 +50,7 @@ func trt() Policy {
 	return p
 }
 
-// leastTokens is session's placement of births.
+// leastTokens is also session's placement of new conversations.
 func leastTokens() Policy {
 	p := neutral()
 	p.Cost.Queue, p.Cost.KV = 1, 0.05
@@ -101,13 +102,13 @@ var presets = map[string]func() Policy{
 		p.Pick.Then = ThenQueue
 		return p
 	},
-	// Dynamo's default formula: prefill to compute and resident tokens.
+	// Prefill to compute and resident tokens.
 	"compute-and-resident": func() Policy {
 		p := neutral()
 		p.Cost.Miss, p.Cost.Queue, p.Cost.KV = 1, 1, 1
 		return p
 	},
-	// TensorRT-LLM's serve-level router, both generations of its score.
+	// Matched blocks less a price for each request, and the same by matched share.
 	"kv-cache-aware": func() Policy {
 		p := neutral()
 		p.Cost.Miss, p.Cost.Active = 1, 0.25*32
@@ -121,7 +122,7 @@ var presets = map[string]func() Policy{
 		return p
 	},
 	"kv-aware-trt": trt,
-	// TensorRT-LLM's rank router without block reuse: tokens, then requests.
+	// Without cache knowledge: tokens, then requests.
 	"rank-balancing": func() Policy {
 		p := neutral()
 		p.Cap.FairShare, p.Cap.Multiplier, p.Cap.Hard = true, 1, 256
@@ -185,7 +186,7 @@ var presets = map[string]func() Policy{
 	},
 }
 
-// Preset returns a policy by name.
+// Preset returns a policy by name, and whether there is one. The caller owns it.
 func Preset(name string) (Policy, bool) {
 	f, ok := presets[name]
 	if !ok {
@@ -194,7 +195,7 @@ func Preset(name string) (Policy, bool) {
 	return f(), true
 }
 
-// Presets returns the names of all presets, sorted.
+// Presets returns the names of all presets in alphabetical order.
 func Presets() []string {
 	names := make([]string, 0, len(presets))
 	for name := range presets {

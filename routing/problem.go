@@ -35,7 +35,7 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// problems are what checks have found.
+// problems collects what the checks find.
 type problems []Problem
 
 func (ps *problems) addf(path, format string, args ...any) {

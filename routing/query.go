@@ -21,21 +21,22 @@ type Query struct {
 	Prefix []uint64 `json:"prefix,omitempty"`
 	// Conversation is the conversation's id, "" if there is none.
 	Conversation string `json:"conversation,omitempty"`
-	// Exclude are targets that must not be chosen (they have failed this request).
+	// Exclude lists targets that must not be chosen, as they have failed this request.
 	Exclude []kvindex.Slot `json:"exclude,omitempty"`
 	// Pin asks for a worker, or a rank of it.
 	Pin *Pin `json:"pin,omitempty"`
-	// Subset, if not nil, is what the data plane allows. It bounds the target that the
-	// data plane sends to; a prefill target is called by us and not bound by it.
+	// Subset, if not nil, holds the only targets that the data plane may send to. It does
+	// not bound the prefill target, which the data plane does not call.
 	Subset *SlotSet `json:"subset,omitempty"`
-	// Priority: below 0 may be shed early.
+	// Priority below 0 lets the request be refused early, see Limits.ShedAt.
 	Priority int `json:"priority,omitempty"`
-	// Local says that the request cannot be disaggregated: its prompt is computed where
-	// it decodes, whatever the rules say.
+	// Local keeps the prefill on the decode target: the request cannot be
+	// disaggregated.
 	Local bool `json:"local,omitempty"`
 }
 
-// Pin is an explicit placement.
+// Pin restricts the request to a worker or a rank. It is strict: a target that does
+// not match is never chosen, except with Policy.PinOverflow or Sticky.BindingWins.
 type Pin struct {
 	// Worker is the worker's name, "" for any.
 	Worker string `json:"worker,omitempty"`
@@ -47,14 +48,14 @@ func (p *Pin) matches(t kvindex.Target) bool {
 	return (p.Worker == "" || p.Worker == t.Worker) && (p.Rank == kvindex.NoRank || p.Rank == t.Rank)
 }
 
-// Overlap is what the index knows about one target: how many of the prompt's tokens
-// it holds, contiguous from the start.
+// Overlap is how many of the prompt's tokens a target holds, from the start and
+// without a gap.
 type Overlap struct {
 	Slot kvindex.Slot `json:"slot"`
 	// Tokens is the held tokens per tier; a token counts in its best tier only.
 	Tokens [kvindex.NumTiers]int32 `json:"tokens"`
-	// Speculative is the tokens after those that prompts already sent will leave there,
-	// not confirmed by an event yet.
+	// Speculative is the tokens after those that earlier prompts will leave there, not
+	// confirmed by an event yet.
 	Speculative int32 `json:"speculative,omitempty"`
 }
 
@@ -76,27 +77,26 @@ type Plan struct {
 	Decode kvindex.Slot `json:"decode"`
 	// Prefill computes the prompt first; NoSlot if Decode does.
 	Prefill kvindex.Slot `json:"prefill"`
-	// RankFree says that the policy chose a worker only: name no rank to the engine.
+	// RankFree reports whether only a worker was chosen: name no rank to the engine.
 	RankFree bool `json:"rankFree,omitempty"`
-	// Reservation is to be given back with Release.
+	// Reservation must be given back with Release.
 	Reservation ReservationID `json:"reservation"`
 	// Matched and Miss are the cached and uncached tokens of the prompt on the target
 	// that computes it; DecodeMiss is the uncached ones on Decode.
 	Matched    int64 `json:"matched"`
 	Miss       int64 `json:"miss"`
 	DecodeMiss int64 `json:"decodeMiss"`
-	// FirstTurn says that the conversation id was not known. Without an id it is
-	// false: nothing is known to be first.
+	// FirstTurn reports whether the conversation id was new. It is false without an id.
 	FirstTurn bool `json:"firstTurn,omitempty"`
 	// Via is the stage that chose Decode.
 	Via Via `json:"via"`
 	// Conversation is the key that the request is known by, zero if none.
 	Conversation Key `json:"conversation"`
-	// Degraded says which knowledge was missing, "" if none was.
+	// Degraded names the knowledge that was missing, "" if none was.
 	Degraded string `json:"degraded,omitempty"`
 }
 
-// Reason is why a target was not eligible.
+// Reason is why a target was not eligible; 0 stands for one that was.
 type Reason uint8
 
 const (
@@ -128,14 +128,15 @@ func (r Reason) String() string {
 	return reasonNames[r]
 }
 
-// busy reasons end by themselves when requests end.
+// busy reports whether the reason ends when requests end.
 func (r Reason) busy() bool { return r >= ReasonBusyActive }
 
-// NoTargetError says that no target may serve the request, now or later.
+// NoTargetError says that no target may serve the request, and that waiting for other
+// requests does not change that.
 type NoTargetError struct {
 	// Pool is the role that was looked for.
 	Pool Role
-	// Counts are the targets per reason, indexed by Reason.
+	// Counts is the number of targets by Reason.
 	Counts [NumReasons]int
 	// Excluded names the targets that the request excluded.
 	Excluded []string
@@ -150,11 +151,12 @@ func (e *NoTargetError) Error() string {
 	return text
 }
 
-// CapacityError says that targets exist and all of them are full.
+// CapacityError says that targets exist and that all of them are full: wait, or refuse
+// the request with RetryAfter.
 type CapacityError struct {
 	Pool   Role
 	Counts [NumReasons]int
-	// RetryAfter is a guess at when the least loaded one has room, 1 s to 30 s.
+	// RetryAfter estimates when the least loaded target has room, 1 s to 30 s.
 	RetryAfter time.Duration
 }
 

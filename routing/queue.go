@@ -5,20 +5,19 @@ import (
 	"time"
 )
 
-// Waiter is a request that waits for room.
+// Waiter is a request that waits for capacity.
 type Waiter struct {
-	// ID is the caller's name for it.
+	// ID is chosen by the caller.
 	ID uint64
 	// Priority: greater first; below 0 may be shed for others.
 	Priority int
-	// Deadline is when waiting ends in vain.
+	// Deadline is when the request stops waiting, since start.
 	Deadline time.Duration
 }
 
-// Queue is a bounded wait queue: greater priority first, first come first served
-// within one. It decides only; the caller holds the streams. The zero value refuses
-// everything, which is how waiting is off by default. Like a Router it is not safe
-// for concurrent use.
+// Queue is a bounded wait queue: greater priority first, then first in first out. It
+// orders waiters; the caller holds the streams. The zero value refuses all. It is not
+// safe for concurrent use.
 type Queue struct {
 	// Max is the greatest number of waiters.
 	Max int
@@ -26,8 +25,8 @@ type Queue struct {
 	waiters []Waiter
 }
 
-// Push adds a waiter. A full queue makes room by shedding its last waiter if that
-// one may be shed and is worth less; else the new one is refused.
+// Push adds a waiter. A full queue sheds its last waiter if that one has a negative
+// priority, below the new one's; otherwise it refuses the new one.
 func (q *Queue) Push(w Waiter) (shed Waiter, hasShed, accepted bool) {
 	if len(q.waiters) >= q.Max {
 		if len(q.waiters) == 0 {
@@ -47,8 +46,8 @@ func (q *Queue) Push(w Waiter) (shed Waiter, hasShed, accepted bool) {
 	return shed, hasShed, true
 }
 
-// Serve offers the waiters whose deadline has not passed, in order. Those for which
-// serve returns true leave the queue; serve must not change the queue.
+// Serve calls serve for the waiters whose deadline has not passed, in order. Those for
+// which it returns true leave the queue. serve must not change the queue.
 func (q *Queue) Serve(now time.Duration, serve func(w Waiter) bool) {
 	n := 0
 	for _, w := range q.waiters {
@@ -61,8 +60,8 @@ func (q *Queue) Serve(now time.Duration, serve func(w Waiter) bool) {
 	q.waiters = q.waiters[:n]
 }
 
-// Remove takes a waiter out whose client has gone or whose deadline has passed, and
-// reports whether it waited.
+// Remove removes a waiter whose client has gone or whose deadline has passed, and
+// reports whether it was there.
 func (q *Queue) Remove(id uint64) bool {
 	for i, w := range q.waiters {
 		if w.ID == id {

@@ -6,10 +6,10 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Booking is a reservation as replicas tell each other. Slots differ between
-// replicas, so targets travel by name.
+// Booking is a reservation as replicas exchange it. Slots differ between replicas, so
+// targets are sent by name.
 type Booking struct {
-	// Replica and ID name the booking where it was made.
+	// Replica and ID identify the booking at the replica that made it.
 	Replica string        `json:"replica"`
 	ID      ReservationID `json:"id"`
 	// Decode and Prefill are the targets; Prefill.Worker is "" if there is none.
@@ -31,14 +31,15 @@ type remoteLink struct {
 	expires time.Duration
 }
 
-// remotes are the copies of other replicas' bookings. Copies end by message; those
-// whose end was lost expire. All have the same life, so fifo is in order of expiry.
+// remotes are the copies of other replicas' bookings. Those whose release was lost
+// expire. All have the same TTL, so fifo is in order of expiry.
 type remotes struct {
 	byKey map[remoteKey]ReservationID
 	fifo  []ReservationID
 }
 
-// Booking returns a reservation in the form that other replicas take in.
+// Booking returns a reservation for ApplyRemote of other replicas; the caller sets
+// Replica.
 func (r *Router) Booking(id ReservationID) (Booking, bool) {
 	res := r.ledger.get(id)
 	if res == nil || r.targetOf(res.Decode, res.decodeGen) == nil {
@@ -51,8 +52,8 @@ func (r *Router) Booking(id ReservationID) (Booking, bool) {
 	return b, true
 }
 
-// ApplyRemote books what another replica has booked. It returns false if the
-// decode target is not known here or the booking is already.
+// ApplyRemote copies a booking of another replica. It returns false if the decode
+// target is unknown here or the booking was applied before.
 func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 	r.ExpireRemote(now)
 	key := remoteKey{b.Replica, b.ID}
@@ -76,18 +77,19 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 	return true
 }
 
-// RemoteFirstToken passes on another replica's FirstToken.
+// RemoteFirstToken is FirstToken for a copy of another replica's booking.
 func (r *Router) RemoteFirstToken(now time.Duration, replica string, id ReservationID) bool {
 	return r.FirstToken(now, r.remotes.byKey[remoteKey{replica, id}])
 }
 
-// RemoteRelease ends a copy of another replica's booking; unknown ones are ignored.
+// RemoteRelease is Release for a copy of another replica's booking. Unknown ones are
+// ignored.
 func (r *Router) RemoteRelease(now time.Duration, replica string, id ReservationID) bool {
 	local, ok := r.remotes.byKey[remoteKey{replica, id}]
 	return ok && r.Release(now, local)
 }
 
-// DropReplica ends all copies of a replica that has left.
+// DropReplica ends all copies of a replica that has left, and returns their number.
 func (r *Router) DropReplica(now time.Duration, replica string) int {
 	n := 0
 	for _, id := range r.remotes.fifo {
@@ -98,8 +100,8 @@ func (r *Router) DropReplica(now time.Duration, replica string) int {
 	return n
 }
 
-// ExpireRemote ends the copies that are older than RemoteTTL and returns how many.
-// ApplyRemote does it too; a caller needs it only when nothing comes in any more.
+// ExpireRemote ends the copies that are older than RemoteTTL and returns their number.
+// ApplyRemote does so too: call it now and then in case no replica sends any more.
 func (r *Router) ExpireRemote(now time.Duration) int {
 	n, i := 0, 0
 	for ; i < len(r.remotes.fifo); i++ {

@@ -6,31 +6,31 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Report is what an engine says about one target. Reports show the traffic that
-// did not pass through this router.
+// Report is an engine's load report for one target. Reports show the requests that
+// this router did not place.
 type Report struct {
 	// At is when it was measured.
 	At time.Duration
 	// Seq numbers the reports of one source; 0 if they are not numbered.
 	Seq uint64
-	// Full is a snapshot that replaces what is known, whatever its number: a restarted
-	// source counts from the beginning.
+	// Full makes the report replace the last one whatever its number, as after a restart
+	// of the source.
 	Full bool
 	// Running and Waiting are requests.
 	Running, Waiting int64
-	// WaitingTokens is the prompt tokens that wait, 0 if the engine does not say.
+	// WaitingTokens is the prompt tokens of waiting requests, 0 if unknown.
 	WaitingTokens int64
 	// KVUsage is the used part of the KV cache, 0 to 1; negative if unknown.
 	KVUsage float64
 }
 
-// reported is the last believed report of a target, joined with the ledger.
+// reported is the last accepted report of a target, joined with the ledger.
 type reported struct {
 	known    bool
 	at       time.Duration
 	received time.Duration
-	// foreign and foreignTokens are the requests and the queued tokens that were on the
-	// engine and not in the ledger when the report came.
+	// foreign and foreignTokens are the requests and queued tokens on the engine that the
+	// ledger did not have when the report came.
 	foreign       int64
 	foreignTokens int64
 	kvUsage       float64
@@ -39,8 +39,8 @@ type reported struct {
 	seq           uint64
 }
 
-// Report takes a report in. It returns false, and changes nothing, for a report
-// that is older than the last one, repeats its number or concerns no target.
+// Report stores a target's report. It returns false, and changes nothing, if the
+// report is older than the last one, repeats its number or is for an unknown slot.
 func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
 	if int(slot) >= len(r.targets) || !r.targets[slot].used {
 		return false
@@ -54,9 +54,9 @@ func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
 	return true
 }
 
-// ReportWorker takes in a report of a whole worker whose ranks share one batch or
-// do not report apart: what the ledger does not explain is spread evenly over its
-// ranks. It returns the number of targets that took it.
+// ReportWorker stores a report of a whole worker, whose ranks share one batch or do not
+// report separately. Load that the ledger does not explain is spread evenly over its
+// ranks. It returns the number of targets that accepted it.
 func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int {
 	entry, ok := r.workers[worker]
 	if !ok {
@@ -89,7 +89,7 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 	return taken
 }
 
-// StaleReports is the number of reports that were not believed.
+// StaleReports is the number of reports that were not accepted.
 func (r *Router) StaleReports() uint64 { return r.staleReports }
 
 func (p *reported) accepts(rep Report) bool {
@@ -112,7 +112,7 @@ func (p *reported) set(now time.Duration, rep Report, active, queue, waitingToke
 	}
 }
 
-// fresh tells whether the report may still be believed.
+// fresh reports whether the report is not too old.
 func (p *reported) fresh(now, ttl time.Duration) bool { return p.known && now-p.at <= ttl }
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }

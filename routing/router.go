@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Legs of a plan that choose apart: each has conversations and cursors of its own.
+// Legs of a plan. Each has its own conversations and cursors.
 const (
 	mainLeg = iota
 	prefillLeg
@@ -16,7 +16,8 @@ const (
 
 const none32 = int32(-1)
 
-// Router is the state that decisions are made from.
+// Router chooses targets and books requests on them. It is not safe for concurrent
+// use: keep it under one mutex.
 type Router struct {
 	config  Config
 	targets []target
@@ -35,7 +36,7 @@ type Router struct {
 	judged   time.Duration
 	suspects int
 
-	// Memory of one decision, kept to be used again.
+	// Scratch memory of one decision, reused.
 	group       []kvindex.Slot
 	match       []match
 	matchEpoch  uint32
@@ -69,9 +70,12 @@ func New(config Config) (*Router, error) {
 func (r *Router) Config() Config { return r.config }
 
 // Pick chooses the targets of a request and books it on them. The overlaps are the
-// index's answer for its prompt, each slot at most once. An Explanation, if not
-// nil, is filled. Errors are *NoTargetError and *CapacityError, perhaps wrapped;
-// after an error nothing is booked.
+// index's answer for its prompt, each slot at most once; they are not kept. now is the
+// time since start and must not go backwards. An Explanation, if not nil, is filled.
+//
+// Call FirstToken when the answer begins, and Release when the request has ended in
+// whatever way. Errors are *NoTargetError and *CapacityError, perhaps wrapped; after
+// an error nothing is booked.
 func (r *Router) Pick(now time.Duration, q *Query, overlaps []Overlap, ex *Explanation) (Plan, error) {
 	r.judge(now)
 	r.setOverlaps(overlaps)
@@ -112,7 +116,7 @@ func (r *Router) setOverlaps(overlaps []Overlap) {
 	}
 }
 
-// commit books a choice and moves what its stages have moved.
+// commit books a choice, and advances cursors and conversations.
 func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan {
 	plan := Plan{Decode: main.slot, Prefill: NoSlot, RankFree: main.rankFree, Matched: main.overlap, Miss: main.miss, DecodeMiss: main.miss,
 		FirstTurn: main.firstTurn, Via: main.via, Degraded: main.degraded}
@@ -128,8 +132,7 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 	return plan
 }
 
-// follow moves cursors and conversations to a choice and returns the key of the
-// conversation.
+// follow advances cursors, binds the conversation and returns its key.
 func (r *Router) follow(q *Query, c *choice) Key {
 	if c.cursor != none32 {
 		c.models.cursor[c.leg] = c.cursor + 1

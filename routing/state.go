@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// State is a router's memory as data: what a decision depends on. It is for
-// debugging and offline work, not a format to keep.
+// State is everything of a Router that a decision depends on. It is for debugging: the
+// JSON form may change in every version.
 type State struct {
 	Config        Config                       `json:"config"`
 	Targets       []TargetState                `json:"targets"`
@@ -30,11 +30,11 @@ type TargetState struct {
 	Warm bool         `json:"warm,omitempty"`
 	// Health is what the target's answers have shown.
 	Health health `json:"health,omitzero"`
-	// Report is the last report that was believed.
+	// Report is the last report that was accepted.
 	Report *ReportState `json:"report,omitempty"`
 }
 
-// ReportState is a report joined with the ledger of its time.
+// ReportState is a report joined with the ledger.
 type ReportState struct {
 	At            time.Duration `json:"at"`
 	Received      time.Duration `json:"received"`
@@ -46,18 +46,18 @@ type ReportState struct {
 	ForeignTokens int64         `json:"foreignTokens"`
 }
 
-// PoolState is the round robins of a model; Model is "" for requests of any.
+// PoolState is the round-robin cursors of a model; Model is "" for requests without one.
 type PoolState struct {
 	Model    string          `json:"model"`
 	Cursor   [numLegs]int32  `json:"cursor"`
 	Rotation [numLegs]uint32 `json:"rotation"`
 }
 
-// SlabState is one place of the ledger.
+// SlabState is one entry of the ledger.
 type SlabState struct {
 	reservation
 	Serial uint32 `json:"serial"`
-	// DecodeVoid and PrefillVoid say that the booked target has left.
+	// DecodeVoid and PrefillVoid are set if the booked target was removed.
 	DecodeVoid   bool          `json:"decodeVoid,omitempty"`
 	PrefillVoid  bool          `json:"prefillVoid,omitempty"`
 	Conversation Key           `json:"conversation"`
@@ -253,7 +253,7 @@ func (r *Router) importLedger(s *State) error {
 	return nil
 }
 
-// Decision is a decision with everything needed to make it again.
+// Decision is a decision with everything needed to repeat it.
 type Decision struct {
 	State    *State        `json:"state"`
 	Now      time.Duration `json:"now"`
@@ -264,8 +264,8 @@ type Decision struct {
 	Error string `json:"error,omitempty"`
 }
 
-// PickRecorded is Pick that also returns the decision with the state before it.
-// Recording copies the state: it is for debugging, not for every request.
+// PickRecorded is Pick, and returns the decision with the state before it. It copies
+// the state: use it for debugging, not for every request.
 func (r *Router) PickRecorded(now time.Duration, q *Query, overlaps []Overlap, ex *Explanation) (*Decision, error) {
 	d := &Decision{State: r.export(q), Now: now, Query: *q, Overlaps: append([]Overlap(nil), overlaps...)}
 	plan, err := r.Pick(now, q, overlaps, ex)
@@ -276,7 +276,8 @@ func (r *Router) PickRecorded(now time.Duration, q *Query, overlaps []Overlap, e
 	return d, err
 }
 
-// Rerun makes the decision again from its recorded state.
+// Rerun repeats the decision from its recorded state. It does not trust the record: a
+// bad one is an error.
 func (d *Decision) Rerun() (Plan, *Explanation, error) {
 	r, err := importState(d.State)
 	if err != nil {

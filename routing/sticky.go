@@ -6,8 +6,9 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// sticky sends a known conversation home. It returns true if that decided; else the
-// candidates may be fewer (the ranks of the home worker).
+// sticky sends a known conversation to the target that it is bound to, its home. It
+// returns true if that decided; otherwise it may have dropped candidates (all but the
+// ranks of the home worker).
 func (d *decision) sticky() bool {
 	mode := d.req.policy.Sticky.Mode
 	if mode == StickyOff || len(d.cands) == 0 {
@@ -45,7 +46,7 @@ func (d *decision) sticky() bool {
 	return true
 }
 
-// stickyWorker leaves the ranks of the home worker.
+// stickyWorker keeps only the ranks of the home worker.
 func (d *decision) stickyWorker(home kvindex.Slot, via Via) bool {
 	worker, here := d.r.targets[home].worker, 0
 	var last *candidate
@@ -73,7 +74,7 @@ func (d *decision) stickyWorker(home kvindex.Slot, via Via) bool {
 	return true
 }
 
-// matchPrefix finds the conversation of a request without an id.
+// matchPrefix finds the conversation of a request without an id by its prefix.
 func (d *decision) matchPrefix(table *conversations) {
 	n := len(d.q.Prefix)
 	least := 1
@@ -90,7 +91,7 @@ func (d *decision) matchPrefix(table *conversations) {
 	d.ex.say("sticky", "no id: %d of %d blocks match, %d needed", depth, n, least)
 }
 
-// at returns the candidate with this slot.
+// at returns the candidate of a slot, nil if there is none.
 func (d *decision) at(slot kvindex.Slot) *candidate {
 	for i := range d.cands {
 		if d.cands[i].slot == slot {
@@ -107,7 +108,7 @@ func (d *decision) aside(home kvindex.Slot) bool {
 		!slices.ContainsFunc(d.cands, func(c candidate) bool { return c.worker == t.worker }))
 }
 
-// reasonAt tells whether a target is eligible. One that is only busy keeps its
+// reasonAt returns why a target is not eligible. One that is only busy keeps its
 // conversations.
 func (d *decision) reasonAt(slot kvindex.Slot) Reason {
 	t := &d.r.targets[slot]

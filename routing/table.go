@@ -3,10 +3,10 @@ package routing
 // none is "no entry" in tables and lists of entries.
 const none = ^uint32(0)
 
-// table maps hashes to entry numbers by open addressing: 8 bytes a place, no
-// pointers, nothing to collect. Callers compare the entries themselves, so equal
-// hashes of different entries may stand in it side by side. Invariant: between an
-// entry's home place and its place no place is free.
+// table maps hashes to entry numbers by open addressing: 8 bytes a place and no
+// pointers, which keeps it cheap for the garbage collector. Callers compare the entries
+// themselves, so entries of equal hashes may be in it. Invariant: no place between an
+// entry's home and its own place is free.
 type table struct {
 	places []place
 	size   int
@@ -39,7 +39,7 @@ func (t *table) insert(hash, entry uint32) {
 	t.size++
 }
 
-// removeAt empties a place and moves up what had to stand behind it.
+// removeAt frees a place and moves later entries up to keep the invariant.
 func (t *table) removeAt(at int) {
 	t.size--
 	hole := at

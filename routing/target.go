@@ -8,18 +8,18 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// NoSlot stands for "no target" where a Slot is optional.
+// NoSlot means "no target" where a Slot is optional.
 const NoSlot = ^kvindex.Slot(0)
 
-// Role says what a worker may do.
+// Role is what a worker may do.
 type Role uint8
 
 const (
 	// Both is a worker that prefills and decodes its own requests.
 	Both Role = iota
-	// Prefill workers compute prompts and hand the KV cache over.
+	// Prefill workers compute prompts and send the KV cache to a decode worker.
 	Prefill
-	// Decode workers take KV caches over; they can compute prompts too.
+	// Decode workers receive KV caches; they can compute prompts too.
 	Decode
 )
 
@@ -35,16 +35,16 @@ func (r Role) String() string {
 	}
 }
 
-// TargetInfo is what the router has to know about a target.
+// TargetInfo describes a target.
 type TargetInfo struct {
 	kvindex.Target `json:"target"`
 	Role           Role `json:"role,omitempty"`
-	// Models are the names (adapters too) that the target serves. None means that
-	// the list is not known: every model is believed to be served.
+	// Models are the names (adapters too) that the target serves. None means that the
+	// list is not known, and that the target may get requests for every model.
 	Models []string `json:"models,omitempty"`
 	// Ready is false while the worker's health check fails or has not passed yet.
 	Ready bool `json:"ready,omitempty"`
-	// Draining targets finish what they have and get nothing new.
+	// Draining targets get no new requests.
 	Draining bool `json:"draining,omitempty"`
 	// Speed divides the cost of computing on this target: 0.5 takes twice as long.
 	// 0 means 1. Useful range 0.1 to 10.
@@ -59,10 +59,10 @@ type TargetInfo struct {
 // Invariant: all loads of an unused slot are zero.
 type target struct {
 	used, warm bool
-	// role and state repeat what info says, to be near.
+	// role and state are copied from info to share a cache line.
 	role  Role
 	state Reason
-	// gen counts the targets that had this slot; a booking of a former one is void.
+	// gen counts the targets that had this slot: a booking of an earlier one is void.
 	gen    uint32
 	worker int32
 	speed  float64
@@ -93,7 +93,7 @@ func (s *SlotSet) Remove(slot kvindex.Slot) {
 	}
 }
 
-// Has tells whether the slot is in the set.
+// Has reports whether the slot is in the set.
 func (s *SlotSet) Has(slot kvindex.Slot) bool {
 	return int(slot/64) < len(s.bits) && s.bits[slot/64]&(1<<(slot%64)) != 0
 }
@@ -101,8 +101,8 @@ func (s *SlotSet) Has(slot kvindex.Slot) bool {
 // Reset empties the set and keeps its memory.
 func (s *SlotSet) Reset() { clear(s.bits) }
 
-// pool is one model's targets and the cursors of its round robins. Cursors belong
-// to a model: interleaved requests for another one must not move them.
+// pool is the targets of a model with its round-robin cursors. Cursors belong to a
+// model: requests for other models must not move them.
 type pool struct {
 	slots SlotSet
 	size  int
@@ -112,8 +112,8 @@ type pool struct {
 	rotation [numLegs]uint32
 }
 
-// SetTarget adds a target or changes what is known about it; its load stays. A
-// slot that held another target is emptied first.
+// SetTarget adds a target or replaces its TargetInfo; its load stays. Another target
+// in the same slot is removed first.
 func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 	for int(slot) >= len(r.targets) {
 		r.targets = append(r.targets, target{})
@@ -149,8 +149,8 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 	r.joinModels(slot, t.info.Models)
 }
 
-// RemoveTarget forgets a target: its load, its report and the conversations bound
-// to it. Bookings on it end without effect. Unknown slots are ignored.
+// RemoveTarget removes a target with its load, its report and the conversations bound
+// to it. Releasing its bookings has no effect then. Unknown slots are ignored.
 func (r *Router) RemoveTarget(slot kvindex.Slot) {
 	if int(slot) >= len(r.targets) || !r.targets[slot].used {
 		return
@@ -169,7 +169,7 @@ func (r *Router) RemoveTarget(slot kvindex.Slot) {
 	*t = target{gen: t.gen + 1}
 }
 
-// Target returns what is known about a slot.
+// Target returns the TargetInfo of a slot. The caller must not change its slices.
 func (r *Router) Target(slot kvindex.Slot) (TargetInfo, bool) {
 	if int(slot) >= len(r.targets) || !r.targets[slot].used {
 		return TargetInfo{}, false
@@ -185,7 +185,8 @@ func (r *Router) Load(slot kvindex.Slot) Load {
 	return r.targets[slot].load
 }
 
-// Targets calls f for every target, worker by worker, until it returns false.
+// Targets calls f for every target, sorted by worker and rank, until f returns false.
+// f must not change the router.
 func (r *Router) Targets(f func(slot kvindex.Slot, info *TargetInfo, load Load) bool) {
 	for _, slot := range r.order {
 		if t := &r.targets[slot]; !f(slot, &t.info, t.load) {
@@ -216,8 +217,7 @@ func less(a, b kvindex.Target) bool {
 	return a.Rank < b.Rank
 }
 
-// enterOrder keeps order sorted by worker and rank. Cursors keep pointing at the
-// target that they pointed at.
+// enterOrder keeps order sorted by worker and rank. Cursors keep their targets.
 func (r *Router) enterOrder(slot kvindex.Slot, id kvindex.Target) {
 	at := sort.Search(len(r.order), func(i int) bool { return less(id, r.targets[r.order[i]].info.Target) })
 	r.order = append(r.order, 0)
@@ -317,8 +317,8 @@ type workerEntry struct {
 	ranks  int32
 }
 
-// suspended tells whether a target has been silent for too long. A target that
-// never reported is not suspended: its silence says nothing.
+// suspended reports whether a target's reports have stopped. A target that never
+// reported is not suspended.
 func (t *target) suspended(now, after time.Duration) bool {
 	return after > 0 && t.report.known && now-t.report.received > after
 }
