@@ -79,7 +79,7 @@ func (r *Router) export(q *Query) *State {
 	s := &State{Config: r.config, Judged: r.judged, Free: append([]uint32(nil), r.ledger.free...)}
 	for _, slot := range r.order {
 		t := &r.targets[slot]
-		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Health: t.health}
+		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Health: *t.health}
 		if p := &t.report; p.known {
 			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens}
 		}
@@ -164,7 +164,7 @@ func importState(s *State) (*Router, error) {
 		}
 		r.SetTarget(ts.Slot, ts.Info)
 		t := &r.targets[ts.Slot]
-		if t.warm, t.health = ts.Warm, ts.Health; t.health.Suspect != "" {
+		if t.warm, *t.health = ts.Warm, ts.Health; t.health.Suspect != "" {
 			r.suspects++
 		}
 		if p := ts.Report; p != nil {

@@ -62,7 +62,7 @@ type health struct {
 // Suspect returns why new requests avoid a target ("no first token" or "failures"),
 // and "" if they do not.
 func (r *Router) Suspect(slot kvindex.Slot) string {
-	if int(slot) >= len(r.targets) {
+	if r.slotUnknown(slot) {
 		return ""
 	}
 	return r.targets[slot].health.Suspect
@@ -104,7 +104,7 @@ func (r *Router) answered(now time.Duration, res *reservation) {
 	if t == nil || res.Failed {
 		return
 	}
-	h := &t.health
+	h := t.health
 	h.Pace = max(now-res.Since, time.Millisecond).Seconds() * t.speed / float64(res.Owed+suspectBase)
 	h.Heard, h.Answered, h.GivenUp = now, max(h.Answered, res.Since), wait{}
 	if h.Suspect == silentTarget {
@@ -190,7 +190,7 @@ func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
 		limit = max(limit, r.targets[known[(len(known)-1)/2]].health.slowest())
 	}
 	for _, slot := range group {
-		h := &r.targets[slot].health
+		h := r.targets[slot].health
 		was := h.Suspect
 		switch w := h.Worst; {
 		case h.Failures >= suspectFailures && 2*good >= len(group):
@@ -230,7 +230,7 @@ func (t *target) model() string {
 // avoidSuspects drops suspect targets unless that would leave nothing.
 func (d *decision) avoidSuspects() {
 	trusted := func(c *candidate) bool {
-		h := &d.r.targets[c.slot].health
+		h := d.r.targets[c.slot].health
 		return h.Suspect == "" || d.now >= h.Probe
 	}
 	if !slices.ContainsFunc(d.cands, func(c candidate) bool { return trusted(&c) }) {

@@ -68,11 +68,13 @@ type target struct {
 	speed  float64
 	load   Load
 	report reported
-	health health
 	// key identifies the target in tie-breaks, the same in all replicas.
 	key  uint64
 	info TargetInfo
 	name string // of info.Target
+	// health is elsewhere: a decision does not read it unless targets are suspect. It is
+	// nil in unused slots.
+	health *health
 }
 
 // SlotSet is a set of slots. The zero value is empty.
@@ -127,7 +129,7 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 		r.leaveModels(slot, t.info.Models)
 		r.roles[t.info.Role]--
 	} else {
-		t.used = true
+		t.used, t.health = true, new(health)
 		t.key = mix(hashString(uint64(uint32(info.Rank))+1, info.Worker))
 		t.worker = r.workerNumber(info.Worker)
 		r.enterOrder(slot, info.Target)
