@@ -132,7 +132,7 @@ func (w *work) forwardIDs(ctx context.Context, body []byte) []byte {
 	if !w.in.known || m == nil || m.Tokens == nil || !m.Config.HandIDs || len(ids) == 0 {
 		return body
 	}
-	edit, ok := m.Tokens.HandOn(w.in.body, m.Engine, model.Result{IDs: ids})
+	edit, ok := m.Tokens.ForwardIDs(w.in.body, m.Engine, model.Result{IDs: ids})
 	if !ok {
 		return body
 	}

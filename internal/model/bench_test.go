@@ -55,6 +55,10 @@ func load(tb testing.TB, name string, options Options) *Model {
 	return m
 }
 
+func asInput(req *prompt.Request, engine Engine) input {
+	return input{Request: req, profile: engine.profile(), origin: req.API}
+}
+
 func BenchmarkConversation(b *testing.B) {
 	body, next := talk(81, 57000)
 	b.Run("cold", func(b *testing.B) {
@@ -122,7 +126,7 @@ func BenchmarkRender(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			p, _, err := m.plan(req, VLLM)
+			p, _, err := m.plan(asInput(req, VLLM))
 			if err != nil {
 				b.Skip(err)
 			}
@@ -131,7 +135,7 @@ func BenchmarkRender(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				start := processTime()
-				if out, err = m.render(b.Context(), out[:0], p, VLLM); err != nil {
+				if out, err = m.render(b.Context(), out[:0], p); err != nil {
 					b.Fatal(err)
 				}
 				best = min(best, processTime()-start)

@@ -7,20 +7,13 @@ import (
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 )
 
-// converted reads a request of the Responses or the Anthropic API as the chat request that engines make of it.
-func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
-	in := input{Request: req}
-	var body *jinja.Dict
-	var partial string
-	var err error
-	switch {
-	case req.API == prompt.Responses:
-		body, partial, err = responsesChat(in)
-	case engine == SGLang:
-		body, err = m.sglangMessages(in)
-	default:
-		body, partial, err = m.messagesChat(in)
+// converted plans a request of the Responses or the Anthropic API as the chat request that engines make of it.
+func (m *Model) converted(in input) (*plan, error) {
+	convert := m.anthropicChat
+	if in.API == prompt.Responses {
+		convert = responsesChat
 	}
+	body, partial, err := convert(in)
 	if err != nil {
 		return nil, err
 	}
@@ -31,12 +24,7 @@ func (m *Model) converted(req *prompt.Request, engine Engine) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	chat, err := prompt.Parse(prompt.Chat, raw)
-	if err != nil {
-		return nil, err
-	}
-	in = input{Request: chat, wide: engine == SGLang, counted: engine == SGLang && req.API == prompt.CountTokens}
-	return m.chat(in, engine)
+	return m.asChat(in, raw)
 }
 
 func chatMessage(role string, content jinja.Value) *jinja.Dict {
@@ -61,7 +49,7 @@ func functionCall(id, name string, arguments string) jinja.Value {
 func functionTool(flat *jinja.Dict, parameters jinja.Value) jinja.Value {
 	f := jinja.NewDict(5)
 	for _, key := range [...]string{"name", "description", "parameters", "strict", "defer_loading"} {
-		f.Set(key, optional(flat, key))
+		f.Set(key, member(flat, key))
 	}
 	f.Set("parameters", parameters)
 	d := jinja.NewDict(2)
@@ -122,7 +110,7 @@ func responsesChat(in input) (body *jinja.Dict, partial string, err error) {
 		if kind, _, _ := textOf(d, "type"); kind != "function" {
 			return nil, "tools that the engine runs itself change the prompt", nil
 		}
-		functions = append(functions, functionTool(d, optional(d, "parameters")))
+		functions = append(functions, functionTool(d, member(d, "parameters")))
 	}
 	if functions != nil {
 		body.Set("tools", jinja.List(functions))
@@ -170,7 +158,7 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 	case "", "message":
 		role := text("role")
 		if role != roleAssistant {
-			return append(list, jinja.FromDict(chatMessage(role, optional(item, "content")))), nil
+			return append(list, jinja.FromDict(chatMessage(role, member(item, "content")))), nil
 		}
 		said, err := assistantText(item)
 		if err != nil {
@@ -180,7 +168,7 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 	case "function_call":
 		return appendCall(list, functionCall(text("call_id"), text("name"), text("arguments"))), nil
 	case "function_call_output":
-		msg := chatMessage(roleTool, optional(item, "output"))
+		msg := chatMessage(roleTool, member(item, "output"))
 		msg.Set("tool_call_id", jinja.String(text("call_id")))
 		return append(list, jinja.FromDict(msg)), nil
 	case "reasoning":
@@ -204,9 +192,9 @@ func unfinished(input jinja.Value) bool {
 
 // assistantText is the first text of an assistant's item.
 func assistantText(item *jinja.Dict) (jinja.Value, error) {
-	content := optional(item, "content")
+	content := member(item, "content")
 	if text, ok := content.AsString(); ok {
-		if !optional(item, "id").IsNone() && !optional(item, "status").IsNone() {
+		if !member(item, "id").IsNone() && !member(item, "status").IsNone() {
 			return jinja.String(text), refuse("input.content: Input should be a valid list") // an output item has parts
 		}
 		return content, nil
@@ -216,14 +204,14 @@ func assistantText(item *jinja.Dict) (jinja.Value, error) {
 		return content, refuse("input.content: Input should be a valid string or list")
 	}
 	part, _ := parts[0].AsDict()
-	return optional(part, "text"), nil
+	return member(part, "text"), nil
 }
 
 // joinAssistant puts a member into the assistant's message at the end if that lacks it, or into a new message.
 func joinAssistant(list []jinja.Value, key string, v jinja.Value) []jinja.Value {
 	if n := len(list); n > 0 && roleOf(list[n-1]) == roleAssistant {
 		last, _ := list[n-1].AsDict()
-		if optional(last, key).IsNone() {
+		if member(last, key).IsNone() {
 			last = last.Clone()
 			last.Set(key, v)
 			list[n-1] = jinja.FromDict(last)

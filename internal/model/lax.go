@@ -80,9 +80,9 @@ func withoutUnderscores(word string) (string, bool) {
 	return strings.ReplaceAll(word, "_", ""), true
 }
 
-// laxIDs reads a JSON list of token ids.
+// laxIDs reads a JSON list of token ids. The result is not nil.
 func laxIDs(raw []byte) ([]uint32, error) {
-	ids, err := prompt.AppendIDs(nil, raw)
+	ids, err := prompt.AppendIDs([]uint32{}, raw)
 	if err == nil {
 		return ids, nil
 	}

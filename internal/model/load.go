@@ -47,7 +47,7 @@ type Model struct {
 	systemFirst bool
 	// inlineSystem: the template shows a system message behind the first turn.
 	inlineSystem bool
-	brought      *broughtCache
+	supplied     *templateCache
 	memo         *memo
 }
 
@@ -84,11 +84,10 @@ func New(tok *tokenizer.Tokenizer, options Options) (*Model, error) {
 		m.inlineSystem = m.inlineSystem || name == defaultTemplate && t.showsInlineSystem()
 		m.config.media = m.config.media || !m.config.known && t.namesMedia
 	}
-	brought, err := newBroughtCache()
-	if err != nil {
+	var err error
+	if m.supplied, err = newTemplateCache(); err != nil {
 		return nil, err
 	}
-	m.brought = brought
 	if options.CacheBytes >= 0 {
 		m.memo = newMemo(tok, options.CacheBytes)
 	}
@@ -129,7 +128,7 @@ type template struct {
 	sglangOpenAI   bool // SGLang does
 	namesMedia     bool // it is made for more than text
 	dated          bool // it prints the time
-	brought        bool // it came with a request
+	fromRequest    bool // a request supplied it
 }
 
 func (t *template) reads(name string) bool { return t.variables[name] }
@@ -180,60 +179,55 @@ func (m *Model) ownTemplate(tools bool) (*template, error) {
 	return nil, ErrNoTemplate
 }
 
-// templateFor is the template that the request brings, or the model's own.
-func (m *Model) templateFor(in input, tools bool, engine Engine) (*template, error) {
+// templateFor is the template that the request supplies, or the model's own.
+func (m *Model) templateFor(in input, tools bool) (*template, error) {
 	source := ""
-	if in.Has(prompt.FieldChatTemplateKwargs) { // a second door
+	if in.Has(prompt.FieldChatTemplateKwargs) {
 		kwargs, err := in.dictOf(prompt.FieldChatTemplateKwargs)
 		if err != nil {
 			return nil, err
 		}
 		text, has, ok := textOf(kwargs, "chat_template")
-		if (has || !ok) && (engine != VLLM || !m.options.TrustTemplates) {
-			return nil, m.untrusted(engine)
-		}
-		if !ok {
+		switch {
+		case (has || !ok) && (!m.options.TrustTemplates || !in.profile.templateInKwargs):
+			return nil, in.profile.untrusted
+		case !ok:
 			return nil, refuse("chat_template: input should be a valid string")
 		}
 		source = text
 	}
 	if in.Has(prompt.FieldChatTemplate) {
-		if !m.options.TrustTemplates {
-			return nil, m.untrusted(engine)
-		}
-		raw := in.Raw(prompt.FieldChatTemplate)
-		if raw[0] != '"' {
+		text, ok := prompt.TextOf(in.Raw(prompt.FieldChatTemplate))
+		switch {
+		case !m.options.TrustTemplates:
+			return nil, in.profile.untrusted
+		case !ok:
 			return nil, refuse("chat_template: input should be a valid string")
-		}
-		text, err := prompt.AppendText(nil, raw)
-		if err != nil {
-			return nil, refuse("chat_template: %v", err)
-		}
-		if len(text) > 0 {
-			source = string(text)
+		case text != "":
+			source = text
 		}
 	}
 	if source == "" {
 		return m.ownTemplate(tools)
 	}
-	return m.broughtTemplate(source, engine)
+	return m.requestTemplate(source, in.profile)
 }
 
-// broughtTemplate is a template that came with a request, compiled.
-func (m *Model) broughtTemplate(source string, engine Engine) (*template, error) {
-	if t, ok := m.brought.Get(source); ok {
+// requestTemplate compiles a template that a request supplies.
+func (m *Model) requestTemplate(source string, engine *profile) (*template, error) {
+	if t, ok := m.supplied.Get(source); ok {
 		return t, nil
 	}
-	t, err := compileBrought(source)
+	t, err := compileRequestTemplate(source)
 	if err != nil {
 		return nil, asRefusal(err, engine)
 	}
-	m.brought.Add(source, t)
+	m.supplied.Add(source, t)
 	return t, nil
 }
 
-// textOnly is the refusal of a part that is no text, nil if the model takes such parts.
-func (m *Model) textOnly(engine Engine) func(kind string) error {
+// refuseMedia refuses a part of a message that is not text, unless the model takes such parts.
+func (m *Model) refuseMedia(kind string, engine *profile) error {
 	takes, known := m.config.media, m.config.known
 	if given := m.options.Multimodal; given != nil {
 		takes, known = *given, true
@@ -241,34 +235,16 @@ func (m *Model) textOnly(engine Engine) func(kind string) error {
 	if takes {
 		return nil
 	}
-	return func(kind string) error {
-		reason := "the model is not a multimodal model"
-		if engine == SGLang {
-			reason = "Model only supports text input; received unsupported content type '" + kind + "'."
-		}
-		return &Refusal{Status: 400, Reason: reason, Guessed: !known}
-	}
+	return &Refusal{Status: 400, Reason: engine.textOnly(kind), Guessed: !known}
 }
 
-// untrusted is what the engine does with a template that came with a request, where nobody said that it takes them.
-func (m *Model) untrusted(engine Engine) error {
-	if m.options.TrustTemplates || engine != VLLM {
-		return ErrUntrustedTemplate
-	}
-	return refuse("Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with " +
-		"untrusted chat template.")
-}
-
-// asRefusal makes what a template raised into the engine's answer. A fault or limit of our own stays an error.
-func asRefusal(err error, engine Engine) error {
+// asRefusal makes an error that a template raised into the engine's answer. Faults and limits of our own stay errors.
+func asRefusal(err error, engine *profile) error {
 	raised, ok := errors.AsType[*jinja.Error](err)
 	if !ok || raised.Class == "InternalError" || raised.Class == "ResourceLimit" {
 		return err
 	}
-	if engine == SGLang && !strings.Contains(raised.Class, "Template") && raised.Class != "UndefinedError" && raised.Class != "TypeError" {
-		return refuseWith(500, "Internal server error: "+raised.Message)
-	}
-	return refuseWith(400, raised.Message)
+	return engine.raised(raised)
 }
 
 // config is what the tokenizer's files say to templates.

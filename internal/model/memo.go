@@ -162,7 +162,7 @@ func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
 // shapeMessages is every message shaped.
 func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape shaper) ([]jinja.Value, error) {
 	if m.memo != nil && in.Form == prompt.FormMessages && len(in.Elements) == in.Count {
-		return m.memo.messages.shaped(in, kind, shape, func() bool { return !p.media })
+		return m.memo.messages.shaped(in, kind, shape, func() bool { return !p.hasMedia() })
 	}
 	raw := in.Raw(prompt.FieldMessages)
 	if len(raw) == 0 || raw[0] != '[' {

@@ -80,56 +80,47 @@ func (m *Model) compute(ctx context.Context, dst []uint32, req *prompt.Request, 
 	if req.Form == prompt.FormTexts || req.Form == prompt.FormIDLists {
 		res.Prompts = max(req.Count, 1)
 	}
-	p, assumed, err := m.plan(req, engine)
+	in := input{Request: req, profile: engine.profile(), origin: req.API}
+	p, assumed, err := m.plan(in)
 	if err != nil {
 		return res, err
 	}
-	p.size = len(req.Body)
-	p.limited = limited(req.API)
-	res.Assumed = assumed
-	res.Partial = p.partial
-	if p.haveIDs {
-		res.IDs = p.ids
-	} else if err := m.encode(ctx, &res, p, engine, withText); err != nil {
-		if ctx.Err() != nil {
-			return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
+	res.Assumed, res.Partial, res.IDs = assumed, p.partial, p.ids
+	if p.ids == nil {
+		if err := m.encode(ctx, &res, p, withText); err != nil {
+			if ctx.Err() != nil {
+				return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
+			}
+			return res, err
 		}
-		return res, err
 	}
-	if p.keep > 0 && len(res.IDs) > p.keep && res.Partial == "" {
-		if p.keepHead {
-			res.IDs = res.IDs[:p.keep]
+	if n := max(p.keep, -p.keep); n > 0 && len(res.IDs) > n && res.Partial == "" {
+		if p.keep < 0 {
+			res.IDs = res.IDs[:n]
 		} else {
-			res.IDs = res.IDs[len(res.IDs)-p.keep:]
+			res.IDs = res.IDs[len(res.IDs)-n:]
 			res.Prefix = tokenizer.Prefix{}
 		}
 	}
-	return res, m.checkLength(req, engine, &res)
-}
-
-// checkLength refuses what does not fit the engine's context.
-func (m *Model) checkLength(req *prompt.Request, engine Engine, res *Result) error {
-	if !limited(req.API) {
-		return nil
+	if !p.limited {
+		return res, nil
 	}
 	if res.Partial == "" && len(res.IDs) == 0 {
-		return refuse("The decoder prompt cannot be empty")
+		return res, refuse("The decoder prompt cannot be empty")
 	}
-	if engine == VLLM {
-		return m.vllmLength(input{Request: req}, len(res.IDs))
-	}
-	if m.options.MaxModelLen == 0 {
-		return nil
-	}
-	wanted, _ := req.MaxTokens()
-	if req.API == prompt.Embeddings {
-		wanted = 0
-	} else {
+	return res, in.profile.length(m, in, len(res.IDs))
+}
+
+// plainLength refuses a prompt of n tokens and as many wanted ones as do not fit the context.
+func (m *Model) plainLength(in input, n int) error {
+	wanted := int64(0)
+	if in.API != prompt.Embeddings {
+		wanted, _ = in.MaxTokens()
 		wanted = max(wanted, 1)
 	}
-	if int64(len(res.IDs)) > int64(m.options.MaxModelLen)-wanted {
+	if limit := int64(m.options.MaxModelLen); limit > 0 && int64(n) > limit-wanted {
 		return refuse("This model's maximum context length is %d tokens. However, your request has %d input tokens and wants %d more.",
-			m.options.MaxModelLen, len(res.IDs), wanted)
+			limit, n, wanted)
 	}
 	return nil
 }
@@ -141,7 +132,7 @@ func limited(api prompt.API) bool { return api != prompt.Tokenize && api != prom
 // its tokenization could take seconds, for a request that no engine serves.
 func (m *Model) tooLong(p *plan, text string) error {
 	most := m.options.MaxModelLen
-	if most == 0 || !p.limited || p.keep > 0 || len(text) <= most {
+	if most == 0 || !p.limited || p.keep != 0 || len(text) <= most {
 		return nil
 	}
 	if n := m.tok.MinTokens(text); n > most {
@@ -150,83 +141,66 @@ func (m *Model) tooLong(p *plan, text string) error {
 	return nil
 }
 
-func (m *Model) plan(req *prompt.Request, engine Engine) (p *plan, assumed string, err error) {
-	in := input{Request: req, wide: engine == SGLang, halves: engine == VLLM}
-	if engine == VLLM && in.LongInteger { // Python's reader of JSON takes no such body
+func (m *Model) plan(in input) (p *plan, assumed string, err error) {
+	if in.LongInteger && !in.profile.longIntegers {
 		return nil, "", refuse("There was an error parsing the body")
 	}
-	switch req.API {
+	chat := in.Form == prompt.FormMessages
+	switch in.API {
 	case prompt.Chat:
-		p, err = m.chat(in, engine)
-		switch {
-		case engine == TRTLLM:
-			assumed = "TensorRT-LLM's chat shape"
-		case m.tok.Config().ModelType == "gpt_oss":
+		p, err = in.profile.chat(m, in)
+		if assumed = in.profile.assumed; assumed == "" && m.tok.Config().ModelType == "gpt_oss" {
 			assumed = "gpt-oss by its chat template: engines use its own encoder"
 		}
-	case prompt.Tokenize:
-		if req.Form == prompt.FormMessages {
-			p, err = m.tokenizeChat(in, engine)
-		} else {
-			p, err = m.plain(in, engine)
+	case prompt.Tokenize, prompt.Embeddings, prompt.Completions, prompt.Generate, prompt.VLLMGenerate:
+		switch {
+		case chat && in.API == prompt.Tokenize:
+			p, err = in.profile.chat(m, in)
+		case chat && in.API == prompt.Embeddings:
+			assumed = "embeddings of a chat"
+			p, err = m.chatEmbedding(in)
+		default:
+			p, err = m.plain(in)
 		}
-	case prompt.Completions, prompt.Generate, prompt.VLLMGenerate:
-		p, err = m.plain(in, engine)
-	case prompt.Embeddings:
-		if req.Form != prompt.FormMessages {
-			p, err = m.plain(in, engine)
-			break
-		}
-		assumed = "embeddings of a chat"
-		p, err = m.chatEmbedding(in, engine)
 	case prompt.Responses, prompt.Messages, prompt.CountTokens:
-		p, err = m.converted(req, engine)
-		assumed = "the " + req.API.String() + " API as chat"
+		assumed = "the " + in.API.String() + " API as chat"
+		p, err = m.converted(in)
 	default:
-		err = fmt.Errorf("the %v API has no prompt", req.API)
+		err = fmt.Errorf("the %v API has no prompt", in.API)
+	}
+	if p != nil {
+		p.profile, p.size, p.limited = in.profile, len(in.Body), limited(in.API)
 	}
 	return p, assumed, err
 }
 
-func (m *Model) chat(in input, engine Engine) (*plan, error) {
-	switch engine {
-	case SGLang:
-		return m.sglangChat(in, false)
-	case TRTLLM:
-		return m.trtllmChat(in)
-	default:
-		return m.vllmChat(in, false)
-	}
-}
-
-func (m *Model) tokenizeChat(in input, engine Engine) (*plan, error) {
-	if engine == SGLang {
-		return m.sglangChat(in, true)
-	}
-	return m.vllmChat(in, true)
-}
-
 // chatEmbedding is a chat without the generation prompt, unless the request asks for one.
-func (m *Model) chatEmbedding(in input, engine Engine) (*plan, error) {
+func (m *Model) chatEmbedding(in input) (*plan, error) {
 	if in.Has(prompt.FieldAddGenerationPrompt) {
-		return m.chat(in, engine)
+		return in.profile.chat(m, in)
 	}
 	body, err := prompt.Apply(nil, in.Body, prompt.Set([]byte("false"), prompt.FieldAddGenerationPrompt.String()))
 	if err != nil {
 		return nil, err
 	}
-	req, err := prompt.Parse(prompt.Chat, body)
+	return m.asChat(in, body)
+}
+
+// asChat plans the chat that an engine makes of another request.
+func (m *Model) asChat(in input, body []byte) (*plan, error) {
+	chat, err := prompt.Parse(prompt.Chat, body)
 	if err != nil {
 		return nil, err
 	}
-	return m.chat(input{Request: req}, engine)
+	in.Request = chat
+	return in.profile.chat(m, in)
 }
 
 // plain is a prompt that goes to the tokenizer as it is.
-func (m *Model) plain(in input, engine Engine) (*plan, error) {
+func (m *Model) plain(in input) (*plan, error) {
 	p := &plan{}
-	if engine == VLLM && in.API != prompt.Tokenize {
-		if err := m.vllmTruncation(in, p); err != nil {
+	if in.profile.truncation != nil && in.API != prompt.Tokenize {
+		if err := in.profile.truncation(m, in, p); err != nil {
 			return nil, err
 		}
 	}
@@ -257,7 +231,7 @@ func (m *Model) plain(in input, engine Engine) (*plan, error) {
 		}
 		p.text = asText(text)
 		p.addSpecial = true
-		if engine != SGLang || in.API == prompt.Tokenize {
+		if !in.profile.fixedSpecial || in.API == prompt.Tokenize {
 			p.addSpecial, err = in.flag(prompt.FieldAddSpecialTokens, true)
 		}
 		return p, err
@@ -266,7 +240,7 @@ func (m *Model) plain(in input, engine Engine) (*plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.ids, p.haveIDs = ids, true
+		p.ids = ids
 		return p, m.checkIDs(ids)
 	case prompt.FormOther:
 		if in.API == prompt.Tokenize {
@@ -297,7 +271,7 @@ var texts = sync.Pool{New: func() any { return new([]byte) }}
 const pooledText = 4 << 20
 
 // encode renders and tokenizes.
-func (m *Model) encode(ctx context.Context, res *Result, p *plan, engine Engine, withText bool) error {
+func (m *Model) encode(ctx context.Context, res *Result, p *plan, withText bool) error {
 	if p.template == nil && p.partial != "" {
 		return nil
 	}
@@ -309,13 +283,13 @@ func (m *Model) encode(ctx context.Context, res *Result, p *plan, engine Engine,
 				texts.Put(buf)
 			}
 		}()
-		rendered, err := m.render(ctx, (*buf)[:0], p, engine)
+		rendered, err := m.render(ctx, (*buf)[:0], p)
 		if err != nil {
 			return err
 		}
 		*buf, text = rendered, asText(rendered)
 	}
-	if p.media {
+	if p.hasMedia() {
 		at := strings.Index(text, mediaMark)
 		if at < 0 {
 			return nil
@@ -325,7 +299,7 @@ func (m *Model) encode(ctx context.Context, res *Result, p *plan, engine Engine,
 	if withText {
 		res.Text = strings.Clone(text)
 	}
-	res.dated = p.dated
+	res.dated = p.template != nil && p.template.dated
 	if err := m.tooLong(p, text); err != nil {
 		return err
 	}
@@ -333,11 +307,11 @@ func (m *Model) encode(ctx context.Context, res *Result, p *plan, engine Engine,
 	if err != nil {
 		return textError(err)
 	}
-	if p.media && len(ids) > 0 {
+	if p.hasMedia() && len(ids) > 0 {
 		ids = ids[:len(ids)-1] // what follows may join the last token
 	}
 	res.IDs = ids
-	if p.suffix != "" && !p.media {
+	if p.suffix != "" && !p.hasMedia() {
 		return m.continueWith(ctx, res, p.suffix, withText)
 	}
 	return nil
@@ -379,10 +353,10 @@ func (m *Model) ids(ctx context.Context, res *Result, text string, addSpecial bo
 	return ids, err
 }
 
-func (m *Model) render(ctx context.Context, dst []byte, p *plan, engine Engine) ([]byte, error) {
+func (m *Model) render(ctx context.Context, dst []byte, p *plan) ([]byte, error) {
 	env := jinja.RequestEnv(p.size)
 	env.Now, env.Stop = m.options.Now(), ctx.Done()
-	if p.brought {
+	if p.template.fromRequest {
 		release, err := reserve(2 * int64(env.MaxMemory)) // live values and dead ones
 		if err != nil {
 			return dst, err
@@ -391,16 +365,16 @@ func (m *Model) render(ctx context.Context, dst []byte, p *plan, engine Engine) 
 	} else { // the operator's own code, and a client's data
 		env.MaxMemory, env.MaxOutput, env.MaxSteps = 2*env.MaxMemory, 2*env.MaxOutput, max(env.MaxSteps, 20_000_000)
 	}
-	out, err := p.template.Render(dst, p.vars, env)
+	out, err := p.template.compiled.Render(dst, p.vars, env)
 	if err != nil && p.flat != nil {
 		p.vars.Set("tools", jinja.List(p.flat))
-		out, err = p.template.Render(dst, p.vars, env)
+		out, err = p.template.compiled.Render(dst, p.vars, env)
 	}
 	if err != nil {
-		return dst, asRefusal(err, engine)
+		return dst, asRefusal(err, p.profile)
 	}
-	if p.continued {
-		n, err := cutContinued(asText(out), p.final)
+	if p.final != nil {
+		n, err := cutContinued(asText(out), *p.final)
 		return out[:n], err
 	}
 	return out, nil

@@ -354,7 +354,7 @@ func TestImagesCutThePrompt(t *testing.T) {
 	}
 }
 
-func TestGivenIDsAndHandOn(t *testing.T) {
+func TestGivenAndForwardedIDs(t *testing.T) {
 	m := load(t, "qwen3", Options{})
 	for _, engine := range []Engine{VLLM, SGLang} {
 		req, err := prompt.Parse(prompt.Chat, []byte(`{"messages":[{"role":"user","content":"x"}],"kv_transfer_params":null}`))
@@ -365,7 +365,7 @@ func TestGivenIDsAndHandOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		edit, ok := m.HandOn(req, engine, res)
+		edit, ok := m.ForwardIDs(req, engine, res)
 		if !ok {
 			t.Fatalf("%v takes no ids", engine)
 		}
@@ -383,11 +383,11 @@ func TestGivenIDsAndHandOn(t *testing.T) {
 	}
 	req := &prompt.Request{API: prompt.Chat}
 	for _, bad := range []Result{{}, {IDs: []uint32{1}, Partial: "x"}, {IDs: []uint32{1 << 31}}} {
-		if _, ok := m.HandOn(req, SGLang, bad); ok {
-			t.Errorf("handed on %+v", bad)
+		if _, ok := m.ForwardIDs(req, SGLang, bad); ok {
+			t.Errorf("ids of %+v are forwarded, want none", bad)
 		}
 	}
-	if _, ok := m.HandOn(req, TRTLLM, Result{IDs: []uint32{1}}); ok {
+	if _, ok := m.ForwardIDs(req, TRTLLM, Result{IDs: []uint32{1}}); ok {
 		t.Error("TensorRT-LLM has no field for it")
 	}
 }

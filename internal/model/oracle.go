@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -64,7 +63,7 @@ func rendered(api prompt.API) bool { return api == prompt.Messages || api == pro
 
 // renderedIDs asks vLLM's render endpoint of the API. Without --enable-scale-out the engine has none.
 func (o *Oracle) renderedIDs(ctx context.Context, req *prompt.Request) ([]uint32, error) {
-	if o.Engine != VLLM {
+	if !o.Engine.profile().renders {
 		return nil, ErrNoOracle
 	}
 	path := "/v1/messages/render"
@@ -88,19 +87,9 @@ func (o *Oracle) renderedIDs(ctx context.Context, req *prompt.Request) ([]uint32
 // errNoEndpoint is within the error for 403 and 404.
 var errNoEndpoint = errors.New("no such endpoint")
 
-// vllmAsked are the fields that vLLM's /tokenize knows.
-var vllmAsked = []prompt.Field{prompt.FieldModel, prompt.FieldPrompt, prompt.FieldMessages, prompt.FieldTools, prompt.FieldChatTemplate,
-	prompt.FieldChatTemplateKwargs, prompt.FieldAddGenerationPrompt, prompt.FieldContinueFinalMessage, prompt.FieldAddSpecialTokens}
-
 func (o *Oracle) question(req *prompt.Request) (path string, body []byte, err error) {
-	known := vllmAsked
-	switch o.Engine {
-	case VLLM:
-		path = "/tokenize"
-	case SGLang:
-		path = "/v1/tokenize"
-		known = append(slices.Clip(known), prompt.FieldReasoningEffort, prompt.FieldReasoning, prompt.FieldToolChoice)
-	default:
+	engine := o.Engine.profile()
+	if engine.tokenizePath == "" {
 		return "", nil, ErrNoOracle
 	}
 	if req.Form != prompt.FormMessages && req.Form != prompt.FormText || req.API != prompt.Chat && req.API != prompt.Completions &&
@@ -108,7 +97,7 @@ func (o *Oracle) question(req *prompt.Request) (path string, body []byte, err er
 		return "", nil, ErrNoOracle
 	}
 	body = append(body, '{')
-	for _, f := range known {
+	for _, f := range engine.tokenizeFields {
 		raw := req.Raw(f)
 		if raw == nil {
 			continue
@@ -121,7 +110,7 @@ func (o *Oracle) question(req *prompt.Request) (path string, body []byte, err er
 		body = append(body, `":`...)
 		body = append(body, raw...)
 	}
-	return path, append(body, '}'), nil
+	return engine.tokenizePath, append(body, '}'), nil
 }
 
 // post sends a JSON body and reads the JSON answer. 4xx is a *Refusal with the engine's message.

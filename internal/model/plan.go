@@ -9,42 +9,44 @@ import (
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 )
 
-// plan is what a profile makes of a request: either ids, or a text (plain or rendered) and how to encode it.
+// plan is what a profile makes of a request: ids, or a text (plain or rendered) and how to tokenize it.
 type plan struct {
-	ids      []uint32
-	haveIDs  bool
-	text     string
-	template *jinja.Template
+	profile *profile
+	size    int      // of the request, in bytes
+	ids     []uint32 // if not nil, the prompt; the rest is not used then
+	text    string
+	// template, if not nil, renders the text from vars.
+	template *template
 	vars     *jinja.Dict
-	brought  bool // the template came with the request
-	size     int  // of the request, in bytes
 	// flat, if not nil, are the tools for a second try when the template fails (SGLang).
-	flat       []jinja.Value
-	suffix     string // text that goes behind the rendered prompt (SGLang's continued message)
-	continued  bool   // cut the rendered prompt behind the last message's content
-	final      string // that content, where it is continued
+	flat   []jinja.Value
+	suffix string // text that is tokenized separately, behind the rendered prompt (SGLang's continued message)
+	// final, if not nil, is the content of the last message, behind which the rendered prompt is cut.
+	final      *string
 	addSpecial bool
-	keep       int // keep so many ids, 0 = all
-	keepHead   bool
-	limited    bool   // engines bound such prompts by their context
-	partial    string // why only the front of the prompt is known
-	media      bool   // the text is cut at mediaMark
-	dated      bool   // the template prints the time
+	keep       int  // 0: all ids are kept; n > 0: the last n; n < 0: the first -n
+	limited    bool // engines bound such prompts by their context
+	// partial is why only the front of the prompt is known, "" if it is all known. A rendered text is cut at mediaMark then.
+	partial string
 }
 
 // mediaMark stands where the first image, audio or video would be. Text behind it is unknown here.
 const mediaMark = "\ue3b0kvlane media\ue3b1"
 
-// input gives the profiles typed access to the body's fields.
+// cutAtMedia marks the plan's prompt as known up to the first mediaMark.
+func (p *plan) cutAtMedia() {
+	p.partial = "the prompt after the first image, audio or video is not known"
+}
+
+func (p *plan) hasMedia() bool { return p.template != nil && p.partial != "" }
+
+// input is a request as a profile reads it.
 type input struct {
 	*prompt.Request
 
-	// wide integers become floats: SGLang reads bodies with orjson.
-	wide bool
-	// halves of surrogate pairs are taken as long as nobody prints them: vLLM reads bodies with Python's json.
-	halves bool
-	// counted: the request is only counted, by an engine that does not look at media then.
-	counted bool
+	profile *profile
+	// origin is the API that the client called; Request may be a chat made of its body.
+	origin prompt.API
 }
 
 // value reads a field; absent fields and null give None.
@@ -53,29 +55,15 @@ func (in input) value(f prompt.Field) (jinja.Value, error) {
 	if raw == nil {
 		return jinja.None(), nil
 	}
-	if in.wide {
-		raw = wideIntegers(raw)
-	}
 	return in.parse(f.String(), raw)
 }
 
 func (in input) parse(name string, raw []byte) (jinja.Value, error) {
-	if in.halves {
-		v, err := jinja.ParseJSONSurrogates(raw)
-		if err != nil {
-			return v, fmt.Errorf("%s: %w", name, err)
-		}
-		return v, nil
-	}
-	return parseField(name, raw)
-}
-
-func parseField(name string, raw []byte) (jinja.Value, error) {
-	v, err := jinja.ParseJSON(raw)
-	if err != nil {
-		if errors.Is(err, jinja.ErrLoneSurrogate) {
-			return v, refuse("%s: surrogates are not allowed in text", name)
-		}
+	v, err := in.profile.parse(raw)
+	switch {
+	case errors.Is(err, jinja.ErrLoneSurrogate):
+		return v, refuse("%s: surrogates are not allowed in text", name)
+	case err != nil:
 		return v, fmt.Errorf("%s: %w", name, err)
 	}
 	return v, nil
@@ -120,11 +108,28 @@ func (in input) dictOf(f prompt.Field) (*jinja.Dict, error) {
 	return d, nil
 }
 
-// textOf is a member's text. ok is false if it is there and neither text nor null; has tells whether it is text.
-func textOf(d *jinja.Dict, key string) (text string, has, ok bool) {
-	if d == nil {
-		return "", false, true
+// member is the value of a key, None if d does not have it. A nil d is empty.
+func member(d *jinja.Dict, key string) jinja.Value {
+	if v, ok := d.Get(key); ok {
+		return v
 	}
+	return jinja.None()
+}
+
+// dictAt is the object of a key, nil if d does not have one.
+func dictAt(d *jinja.Dict, key string) *jinja.Dict {
+	inner, _ := member(d, key).AsDict()
+	return inner
+}
+
+// textAt is the text of a key, "" if d does not have one.
+func textAt(d *jinja.Dict, key string) string {
+	text, _ := member(d, key).AsString()
+	return text
+}
+
+// textOf is the text of a key. has reports whether there is one; ok is false if there is something else than text or null.
+func textOf(d *jinja.Dict, key string) (text string, has, ok bool) {
 	v, found := d.Get(key)
 	if !found || v.IsNone() {
 		return "", false, true
@@ -133,5 +138,23 @@ func textOf(d *jinja.Dict, key string) (text string, has, ok bool) {
 	return text, has, has
 }
 
-// texts joins decoded strings.
-func join(parts []string, sep string) jinja.Value { return jinja.String(strings.Join(parts, sep)) }
+// kv is a key of an object and its value.
+type kv struct {
+	key   string
+	value jinja.Value
+}
+
+// dict is an object of members, with room for one more.
+func dict(members ...kv) *jinja.Dict {
+	d := jinja.NewDict(len(members) + 1)
+	for _, m := range members {
+		d.Set(m.key, m.value)
+	}
+	return d
+}
+
+// object is dict as a value.
+func object(members ...kv) jinja.Value { return jinja.FromDict(dict(members...)) }
+
+// join is the texts as one.
+func join(texts []string, sep string) jinja.Value { return jinja.String(strings.Join(texts, sep)) }

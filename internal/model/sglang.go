@@ -14,8 +14,7 @@ import (
 
 // sglangChat follows /v1/chat/completions; tokenize follows /v1/tokenize, which honours
 // add_generation_prompt and, where it is given, leaves a last assistant message as it is.
-func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
-	in.wide = true
+func (m *Model) sglangChat(in input) (*plan, error) {
 	tools, err := sglangTools(in)
 	if err != nil {
 		return nil, err
@@ -24,11 +23,13 @@ func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{template: template.compiled, brought: template.brought, dated: template.dated}
-	shape := sglangShape{openai: template.sglangOpenAI, textOnly: m.textOnly(SGLang), p: p}
-	if in.counted {
-		shape.textOnly = nil
-	}
+	p := &plan{template: template}
+	shape := sglangShape{openai: template.sglangOpenAI, p: p, refuse: func(kind string) error {
+		if in.origin == prompt.CountTokens { // media are not looked at then
+			return nil
+		}
+		return m.refuseMedia(kind, in.profile)
+	}}
 	kind := shapeSGLang
 	if shape.openai {
 		kind |= shapeOpenAI
@@ -38,18 +39,14 @@ func (m *Model) sglangChat(in input, tokenize bool) (*plan, error) {
 		return nil, err
 	}
 	if in.Has(prompt.FieldInputIDs) {
-		p.ids, err = prompt.AppendIDs(nil, in.Raw(prompt.FieldInputIDs))
-		p.haveIDs = true
-		if err != nil {
-			err = refuse("input_ids: %v", err)
-		}
+		p.ids, err = laxIDs(in.Raw(prompt.FieldInputIDs))
 		return p, err
 	}
 	cont, err := in.flag(prompt.FieldContinueFinalMessage, false)
 	if err != nil {
 		return nil, err
 	}
-	add, asGiven := true, tokenize && in.Has(prompt.FieldAddGenerationPrompt)
+	add, asGiven := true, in.API == prompt.Tokenize && in.Has(prompt.FieldAddGenerationPrompt)
 	if asGiven {
 		if add, err = in.flag(prompt.FieldAddGenerationPrompt, true); err != nil {
 			return nil, err
@@ -89,7 +86,7 @@ func (m *Model) sglangTemplate(in input, tools bool) (*template, error) {
 		return nil, refuse("Request-supplied chat_template is not allowed. Start the server with --trust-request-chat-template to permit it.")
 	}
 	if source, ok := prompt.TextOf(raw); ok && source != "" {
-		return m.broughtTemplate(source, SGLang)
+		return m.requestTemplate(source, in.profile)
 	}
 	return m.ownTemplate(tools)
 }
@@ -344,9 +341,9 @@ func functionOf(tool jinja.Value) jinja.Value {
 // sglangShape makes the message that SGLang gives to the template: the declared fields that are set, in their order.
 type sglangShape struct {
 	openai bool
-	// textOnly, if not nil, is the refusal of a part that is no text.
-	textOnly func(kind string) error
-	p        *plan
+	// refuse refuses a part of a kind that the model does not take.
+	refuse func(kind string) error
+	p      *plan
 }
 
 var sglangRoles = []string{roleSystem, roleAssistant, roleTool, "function", roleDeveloper, "latest_reminder", "root"}
@@ -455,25 +452,14 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 		return v, refuse("messages.tool_calls.function.arguments: input should be a valid string or dictionary")
 	}
 	fn := jinja.NewDict(2)
-	fn.Set("name", optional(function, "name"))
+	fn.Set("name", member(function, "name"))
 	fn.Set("arguments", arguments)
 	out := jinja.NewDict(4)
-	out.Set("id", optional(call, "id"))
-	out.Set("index", optional(call, "index"))
+	out.Set("id", member(call, "id"))
+	out.Set("index", member(call, "index"))
 	out.Set("type", jinja.String("function"))
 	out.Set("function", jinja.FromDict(fn))
 	return jinja.FromDict(out), nil
-}
-
-// optional is a member of d, None if it or d is not there.
-func optional(d *jinja.Dict, key string) jinja.Value {
-	if d == nil {
-		return jinja.None()
-	}
-	if v, ok := d.Get(key); ok {
-		return v
-	}
-	return jinja.None()
 }
 
 // content is process_content_for_template_format and normalize_tool_content: texts are joined with a blank.
@@ -506,11 +492,11 @@ func (s *sglangShape) content(v jinja.Value, role string) (jinja.Value, error) {
 			texts = append(texts, text)
 			wrapped = append(wrapped, textPart(text))
 		case kind == "image_url" || kind == "input_image" || kind == "video_url" || kind == "audio_url" || kind == "input_audio":
-			if s.textOnly != nil {
-				return v, s.textOnly(kind)
+			if err := s.refuse(kind); err != nil {
+				return v, err
 			}
 			onlyText = false
-			s.p.media, s.p.partial = true, "the prompt after the first image, audio or video is not known"
+			s.p.cutAtMedia()
 			texts = append(texts, mediaMark)
 			wrapped = append(wrapped, textPart(mediaMark))
 		case (kind == "thinking" || kind == "reasoning") && role == roleAssistant:

@@ -16,11 +16,11 @@ func BenchmarkStages(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	p, err := m.vllmChat(input{Request: req}, false)
+	p, _, err := m.plan(asInput(req, VLLM))
 	if err != nil {
 		b.Fatal(err)
 	}
-	rendered, err := m.render(b.Context(), nil, p, VLLM)
+	rendered, err := m.render(b.Context(), nil, p)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func BenchmarkStages(b *testing.B) {
 	b.Run("shape", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := m.vllmChat(input{Request: req}, false); err != nil {
+			if _, err := m.vllmChat(asInput(req, VLLM)); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -45,7 +45,7 @@ func BenchmarkStages(b *testing.B) {
 		b.ReportAllocs()
 		out := make([]byte, 0, len(body))
 		for b.Loop() {
-			if _, err := p.template.Render(out, p.vars, jinja.Env{Now: time.Unix(0, 0)}); err != nil {
+			if _, err := p.template.compiled.Render(out, p.vars, jinja.Env{Now: time.Unix(0, 0)}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -63,7 +63,7 @@ func BenchmarkStages(b *testing.B) {
 	b.Run("shape known", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := warm.vllmChat(input{Request: req}, false); err != nil {
+			if _, err := warm.vllmChat(asInput(req, VLLM)); err != nil {
 				b.Fatal(err)
 			}
 		}

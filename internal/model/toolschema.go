@@ -77,13 +77,13 @@ func standardSchema(v jinja.Value) jinja.Value {
 		}
 	}
 	for _, key := range schemaMaps {
-		if nested, _ := optional(d, key).AsDict(); nested != nil {
-			set(key, optional(d, key), mappedValues(nested))
+		if nested, _ := member(d, key).AsDict(); nested != nil {
+			set(key, member(d, key), mappedValues(nested))
 		}
 	}
 	for _, key := range schemaLists {
-		if items, ok := optional(d, key).AsList(); ok {
-			set(key, optional(d, key), mapped(optional(d, key), items, standardSchema))
+		if items, ok := member(d, key).AsList(); ok {
+			set(key, member(d, key), mapped(member(d, key), items, standardSchema))
 		}
 	}
 	for _, key := range subSchemas {

@@ -22,7 +22,7 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 		}
 		tools = append(tools, tool)
 	}
-	template, err := m.templateFor(in, haveTools, TRTLLM)
+	template, err := m.templateFor(in, haveTools)
 	if err != nil {
 		return nil, err
 	}
@@ -30,8 +30,9 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{template: template.compiled, brought: template.brought, dated: template.dated}
-	if p.ids, p.haveIDs, err = in.givenIDs("prompt_token_ids"); p.haveIDs || err != nil {
+	p := &plan{template: template}
+	if raw := in.Get("prompt_token_ids"); len(raw) > 0 && raw[0] == '[' {
+		p.ids, err = laxIDs(raw)
 		return p, err
 	}
 	shape := trtllmShape{p: p}
@@ -62,19 +63,6 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	return p, err
 }
 
-// givenIDs reads a field that no other API has.
-func (in input) givenIDs(name string) ([]uint32, bool, error) {
-	raw := prompt.Member(in.Body, name)
-	if len(raw) == 0 || raw[0] != '[' {
-		return nil, false, nil
-	}
-	ids, err := prompt.AppendIDs(nil, raw)
-	if err != nil {
-		return nil, true, refuse("%s: %v", name, err)
-	}
-	return ids, true, nil
-}
-
 // trtllmShape makes the message that TensorRT-LLM gives to the template.
 type trtllmShape struct{ p *plan }
 
@@ -87,21 +75,21 @@ func (s *trtllmShape) message(v jinja.Value) (jinja.Value, error) {
 	if !has {
 		return v, refuse("messages.role: input should be a valid string")
 	}
-	content, err := s.content(optional(msg, "content"))
+	content, err := s.content(member(msg, "content"))
 	if err != nil {
 		return v, err
 	}
 	out := chatMessage(role, content)
 	switch role {
 	case roleAssistant:
-		thought := optional(msg, "reasoning")
+		thought := member(msg, "reasoning")
 		if thought.IsNone() {
-			thought = optional(msg, "reasoning_content")
+			thought = member(msg, "reasoning_content")
 		}
 		if !thought.IsNone() {
 			out.Set("reasoning_content", thought)
 		}
-		if calls := optional(msg, "tool_calls"); !calls.IsNone() {
+		if calls := member(msg, "tool_calls"); !calls.IsNone() {
 			list, err := trtllmCalls(calls)
 			if err != nil {
 				return v, err
@@ -113,7 +101,7 @@ func (s *trtllmShape) message(v jinja.Value) (jinja.Value, error) {
 			out.Set("tool_call_id", id)
 		}
 	case roleSystem:
-		if tools := optional(msg, "tools"); !tools.IsNone() {
+		if tools := member(msg, "tools"); !tools.IsNone() {
 			out.Set("tools", tools)
 		}
 	}
@@ -141,7 +129,7 @@ func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 			kind, _, _ := textOf(part, "type")
 			switch {
 			case slices.Contains(trtllmMedia, kind):
-				s.p.media, s.p.partial = true, "the prompt after the first image, audio or video is not known"
+				s.p.cutAtMedia()
 				media = true
 				continue
 			case kind != "text":
@@ -165,11 +153,11 @@ func trtllmCalls(v jinja.Value) (jinja.Value, error) {
 	out := make([]jinja.Value, 0, len(calls))
 	for i := range calls {
 		call, _ := calls[i].AsDict()
-		function, ok := optional(call, "function").AsDict()
+		function, ok := member(call, "function").AsDict()
 		if !ok {
 			return v, refuse("tool_calls[%d].function is required.", i)
 		}
-		arguments := optional(function, "arguments")
+		arguments := member(function, "arguments")
 		_, isDict := arguments.AsDict()
 		text, isText := arguments.AsString()
 		switch {
@@ -189,9 +177,9 @@ func trtllmCalls(v jinja.Value) (jinja.Value, error) {
 		}
 		fn := jinja.NewDict(2)
 		fn.Set("arguments", arguments)
-		fn.Set("name", optional(function, "name"))
+		fn.Set("name", member(function, "name"))
 		one := jinja.NewDict(3)
-		one.Set("id", optional(call, "id"))
+		one.Set("id", member(call, "id"))
 		one.Set("function", jinja.FromDict(fn))
 		one.Set("type", jinja.String("function"))
 		out = append(out, jinja.FromDict(one))

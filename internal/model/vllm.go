@@ -11,8 +11,9 @@ import (
 // vLLM 0.32.0: vllm/entrypoints/openai/chat_completion/protocol.py (validation), vllm/entrypoints/chat_utils.py (messages),
 // vllm/renderers/hf.py (template arguments), and the recordings.
 
-// vllmChat follows /v1/chat/completions, or /tokenize, which knows fewer fields and refuses less.
-func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
+// vllmChat follows /v1/chat/completions, or /tokenize, which reads fewer fields and refuses less.
+func (m *Model) vllmChat(in input) (*plan, error) {
+	tokenize := in.API == prompt.Tokenize
 	add, err := in.flag(prompt.FieldAddGenerationPrompt, true)
 	if err != nil {
 		return nil, err
@@ -30,26 +31,28 @@ func (m *Model) vllmChat(in input, tokenize bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	template, err := m.templateFor(in, haveTools, VLLM)
+	template, err := m.templateFor(in, haveTools)
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{template: template.compiled, brought: template.brought, dated: template.dated, continued: cont}
-	shape := vllmShape{openai: template.openAI, legacy: !tokenize, textOnly: m.textOnly(VLLM), p: p}
+	p := &plan{template: template}
+	shape := vllmShape{openai: template.openAI, legacy: !tokenize, refuse: func(kind string) error { return m.refuseMedia(kind, in.profile) }, p: p}
 	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {
 		return nil, err
 	}
-	if ids, ok, err := m.forwardedIDs(in); err != nil || ok && !p.media {
-		return &plan{ids: ids, haveIDs: true}, err
+	if ids, err := m.forwardedIDs(in); err != nil || ids != nil && !p.hasMedia() {
+		return &plan{ids: ids}, err
 	}
 	if !template.namesDeveloper {
 		list = withoutDeveloper(list)
 	}
 	if cont {
-		if p.final, err = markContinued(list); err != nil {
+		final, err := markContinued(list)
+		if err != nil {
 			return nil, err
 		}
+		p.final = &final
 	}
 	if p.vars, err = m.vllmVars(in, template, tokenize); err != nil {
 		return nil, err
@@ -367,22 +370,24 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.options.MaxModelLen)
 	}
 	p.keep = int(min(n, 1<<30))
-	p.keepHead = side == "right"
+	if side == "right" {
+		p.keep = -p.keep
+	}
 	return nil
 }
 
 // forwardedIDs are ids that a router before us put into kv_transfer_params: vLLM takes them instead of the messages, unless
 // those hold more than text or are echoed.
-func (m *Model) forwardedIDs(in input) ([]uint32, bool, error) {
+func (m *Model) forwardedIDs(in input) ([]uint32, error) {
 	raw := in.Member(prompt.FieldKVTransferParams, "prompt_token_ids")
 	if echo, _ := laxBool(in.Get("echo")); echo || !given(raw) {
-		return nil, false, nil
+		return nil, nil
 	}
 	ids, err := prompt.AppendIDs(nil, raw)
 	if err != nil || len(ids) == 0 {
-		return nil, true, refuse("`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.")
+		return nil, refuse("`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.")
 	}
-	return ids, true, m.checkIDs(ids)
+	return ids, m.checkIDs(ids)
 }
 
 // vllmLength refuses a prompt of n tokens that leaves no room in the engine's context, and a request for more tokens than the

@@ -12,9 +12,9 @@ type vllmShape struct {
 	openai bool // the template walks over content parts
 	// legacy: reasoning_content of the history stands for reasoning. /tokenize only knows the latter.
 	legacy bool
-	// textOnly, if not nil, is the refusal of a part that is no text.
-	textOnly func(kind string) error
-	p        *plan
+	// refuse refuses a part of a kind that the model does not take.
+	refuse func(kind string) error
+	p      *plan
 }
 
 func (s *vllmShape) kind() shapeKind {
@@ -258,12 +258,12 @@ func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
 			}
 			if media && !s.openai {
 				// Placeholders that the text does not name go in front of it.
-				s.cut("the prompt after the first image, audio or video is not known")
+				s.p.cutAtMedia()
 				front = true
 				continue
 			}
 			if media {
-				s.cut("the prompt after the first image, audio or video is not known")
+				s.p.cutAtMedia()
 				text = mediaMark
 			}
 			add(text)
@@ -292,8 +292,6 @@ func onlyBareTexts(parts []jinja.Value) bool {
 	return len(parts) > 0 && !slices.ContainsFunc(parts, func(v jinja.Value) bool { _, bare := v.AsString(); return !bare })
 }
 
-func (s *vllmShape) cut(why string) { s.p.media, s.p.partial = true, why }
-
 func textPart(text string) jinja.Value {
 	part := jinja.NewDict(2)
 	part.Set("type", jinja.String("text"))
@@ -313,7 +311,7 @@ func hasNoText(v jinja.Value) bool {
 	}
 	kind, _, _ := textOf(part, "type")
 	key, ok := vllmTextParts[kind]
-	return ok && optional(part, key).IsNone()
+	return ok && member(part, key).IsNone()
 }
 
 // part is one part's text, or media.
@@ -326,7 +324,7 @@ func (s *vllmShape) part(v jinja.Value) (text string, media bool, err error) {
 	if !has {
 		for _, key := range [...]string{"image_url", "audio_url", "video_url", "image_embeds", "audio_embeds"} {
 			if _, ok := part.Get(key); ok {
-				return "", true, s.media(key)
+				return "", true, s.refuse(key)
 			}
 		}
 		return "", false, refuse("messages.content.type: field required")
@@ -339,7 +337,7 @@ func (s *vllmShape) part(v jinja.Value) (text string, media bool, err error) {
 		return text, false, nil
 	}
 	if slices.Contains(vllmMedia, kind) {
-		return "", true, s.media(kind)
+		return "", true, s.refuse(kind)
 	}
 	return "", false, refuse("Unsupported chat content part type: '%s'.", kind)
 }
@@ -347,14 +345,6 @@ func (s *vllmShape) part(v jinja.Value) (text string, media bool, err error) {
 // vllmMedia are the types of parts that vLLM reads as an image, audio or video.
 var vllmMedia = []string{"image_url", "input_image", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url", "video_embeds",
 	"prompt_embeds"}
-
-// media refuses what a model that reads text alone is not given.
-func (s *vllmShape) media(kind string) error {
-	if s.textOnly == nil {
-		return nil
-	}
-	return s.textOnly(kind)
-}
 
 // withoutDeveloper is what vLLM's Hugging Face renderer does for templates that do not name the developer role: its messages
 // become the system's, and if a system message then stands anywhere but alone at the front, all of them are joined there.

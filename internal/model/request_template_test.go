@@ -56,7 +56,7 @@ func TestHostileRequests(t *testing.T) {
 			req := chatWith(t, source)
 			done.Go(func() {
 				_, err := m.Prompt(req, VLLM)
-				if raised, ok := errors.AsType[*jinja.Error](err); !errors.Is(err, errBroughtBusy) && (!ok || raised.Class != "ResourceLimit") {
+				if raised, ok := errors.AsType[*jinja.Error](err); !errors.Is(err, errTemplatesBusy) && (!ok || raised.Class != "ResourceLimit") {
 					t.Errorf("%.60s: %v", source, err)
 				}
 			})
@@ -64,34 +64,34 @@ func TestHostileRequests(t *testing.T) {
 	}
 	done.Wait()
 	close(stop)
-	if got := <-peak; got > 2*broughtMemory {
+	if got := <-peak; got > 2*templateMemory {
 		t.Errorf("%d MB of heap", got>>20)
 	} else {
 		t.Logf("%d MB of heap at most", got>>20)
 	}
-	if !broughtShare.TryAcquire(broughtMemory) {
+	if !templateShare.TryAcquire(templateMemory) {
 		t.Fatal("a share did not come back")
 	}
-	defer broughtShare.Release(broughtMemory)
-	if _, err := m.Prompt(chatWith(t, "{{ messages[0].content }} busy"), VLLM); !errors.Is(err, errBroughtBusy) {
+	defer templateShare.Release(templateMemory)
+	if _, err := m.Prompt(chatWith(t, "{{ messages[0].content }} busy"), VLLM); !errors.Is(err, errTemplatesBusy) {
 		t.Errorf("no share left: %v", err)
 	}
 }
 
-// TestBroughtSize: a template that is too long is not compiled, and what is kept of the others is bounded in bytes.
-func TestBroughtSize(t *testing.T) {
+// TestRequestTemplateSize: a template that is too long is not compiled, and what is kept of the others is bounded in bytes.
+func TestRequestTemplateSize(t *testing.T) {
 	m := load(t, "qwen3", Options{TrustTemplates: true})
-	if _, err := m.Prompt(chatWith(t, strings.Repeat("x", maxBrought+1)), VLLM); !errors.Is(err, errBroughtSize) {
+	if _, err := m.Prompt(chatWith(t, strings.Repeat("x", maxRequestTemplate+1)), VLLM); !errors.Is(err, errTemplateSize) {
 		t.Errorf("too long: %v", err)
 	}
 	check := func(want int) {
 		t.Helper()
 		sum := 0
-		for _, source := range m.brought.entries.Keys() {
+		for _, source := range m.supplied.entries.Keys() {
 			sum += len(source)
 		}
-		if sum != m.brought.bytes || sum > keptBrought || sum < want {
-			t.Errorf("%d bytes kept, %d counted; %d to %d wanted", sum, m.brought.bytes, want, keptBrought)
+		if sum != m.supplied.bytes || sum > keptTemplates || sum < want {
+			t.Errorf("%d bytes kept, %d counted; %d to %d wanted", sum, m.supplied.bytes, want, keptTemplates)
 		}
 	}
 	for i := range 100 {
@@ -99,11 +99,11 @@ func TestBroughtSize(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	check(keptBrought - 2100)
+	check(keptTemplates - 2100)
 	for range 2 {
-		if _, err := m.Prompt(chatWith(t, strings.Repeat("x", maxBrought)), VLLM); err != nil {
+		if _, err := m.Prompt(chatWith(t, strings.Repeat("x", maxRequestTemplate)), VLLM); err != nil {
 			t.Fatal(err)
 		}
 	}
-	check(maxBrought)
+	check(maxRequestTemplate)
 }
