@@ -49,6 +49,8 @@ var goldens = []struct {
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
 	{name: "bare texts beside parts", api: prompt.Chat, body: `{"messages":[{"role":"user","content":["a",{"type":"text","text":"b"}]}]}`,
 		text: "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "bare texts alone in another role", api: prompt.Chat,
+		body: `{"messages":[{"role":"wizard","content":["a"]}],"chat_template":"{{ messages[0].content }}"}`, text: "a"},
 	{name: "bare texts alone", api: prompt.Chat, body: `{"messages":[{"role":"user","content":["a"]}]}`, status: 400},
 	{name: "arguments that are no object", api: prompt.Chat,
 		body: `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"[1]"}}]}],"add_generation_prompt":false}`,

@@ -60,7 +60,7 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	}
 	out := jinja.NewDict(6)
 	out.Set("role", jinja.String(role))
-	body, err := s.content(content, role == roleTool)
+	body, err := s.content(content, role)
 	if err != nil {
 		return v, err
 	}
@@ -222,7 +222,8 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 }
 
 // content flattens the parts, or wraps them if the template walks over them.
-func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
+func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
+	flatten := role == roleTool
 	var texts []string
 	front := false // media stand in front of the texts
 	wrapped := []jinja.Value{}
@@ -240,7 +241,7 @@ func (s *vllmShape) content(v jinja.Value, flatten bool) (jinja.Value, error) {
 		}
 		add(text)
 	} else if parts, ok := v.AsList(); ok {
-		if onlyBareTexts(parts) {
+		if onlyBareTexts(parts) && slices.Contains(vllmRoles, role) {
 			return v, refuse("messages.content: input should be a valid dictionary")
 		}
 		for i := range parts {
@@ -285,6 +286,9 @@ func joinBehind(media bool, texts []string) jinja.Value {
 	}
 	return join(texts, "\n")
 }
+
+// vllmRoles are the roles that have a type of their own. Messages of other roles take strings as parts.
+var vllmRoles = []string{roleAssistant, roleDeveloper, roleSystem, roleTool, roleUser}
 
 // onlyBareTexts reports whether a content is a list of strings. Of pydantic's types for a message, vLLM takes the one that sets
 // more fields; a single object among the parts makes that the type which takes strings too.

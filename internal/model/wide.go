@@ -1,9 +1,12 @@
 package model
 
-import "strconv"
+import (
+	"bytes"
+	"strconv"
+)
 
-// wideIntegers makes floats of the integers in a JSON text that 64 bits do not hold, as orjson reads them. A text without
-// any is returned as it is.
+// wideIntegers makes floats of the integers in a JSON text that do not fit in 64 bits, as orjson reads them. A text without
+// any is returned unchanged.
 func wideIntegers(text []byte) []byte {
 	var out []byte
 	at := 0
@@ -30,15 +33,24 @@ func wideIntegers(text []byte) []byte {
 
 // endOfString is where the string that begins at i ends, behind its quote.
 func endOfString(text []byte, i int) int {
-	for i++; i < len(text) && text[i] != '"'; i++ {
-		if text[i] == '\\' {
-			i++
+	for start := i + 1; ; {
+		n := bytes.IndexByte(text[start:], '"')
+		if n < 0 {
+			return len(text)
 		}
+		end := start + n
+		before := end
+		for before > i+1 && text[before-1] == '\\' {
+			before--
+		}
+		if (end-before)%2 == 0 { // the quote is not escaped
+			return end + 1
+		}
+		start = end + 1
 	}
-	return min(i+1, len(text))
 }
 
-// endOfNumber is where the number that begins at i ends; whole says that it has neither a fraction nor an exponent.
+// endOfNumber is where the number that begins at i ends; whole reports that it has neither a fraction nor an exponent.
 func endOfNumber(text []byte, i int) (end int, whole bool) {
 	whole = true
 	for i++; i < len(text); i++ {
@@ -53,9 +65,9 @@ func endOfNumber(text []byte, i int) (end int, whole bool) {
 	return i, whole
 }
 
-// isWide tells whether 64 bits do not hold an integer.
+// isWide reports whether an integer does not fit in 64 bits.
 func isWide(digits []byte) bool {
-	const sure, most = 18, 20 // so many digits always fit, and never more
+	const sure, most = 18, 20 // digits that always fit, and that may fit at most
 	if len(digits) <= sure || len(digits) > most+1 {
 		return len(digits) > sure
 	}
