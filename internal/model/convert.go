@@ -28,34 +28,19 @@ func (m *Model) converted(in input) (*plan, error) {
 }
 
 func chatMessage(role string, content jinja.Value) *jinja.Dict {
-	d := jinja.NewDict(4)
-	d.Set("role", jinja.String(role))
-	d.Set("content", content)
-	return d
+	return dict(kv{"role", jinja.String(role)}, kv{"content", content})
 }
 
 func functionCall(id, name string, arguments string) jinja.Value {
-	f := jinja.NewDict(2)
-	f.Set("name", jinja.String(name))
-	f.Set("arguments", jinja.String(arguments))
-	d := jinja.NewDict(3)
-	d.Set("id", jinja.String(id))
-	d.Set("type", jinja.String("function"))
-	d.Set("function", jinja.FromDict(f))
-	return jinja.FromDict(d)
+	return object(kv{"id", jinja.String(id)}, kv{"type", jinja.String("function")},
+		kv{"function", object(kv{"name", jinja.String(name)}, kv{"arguments", jinja.String(arguments)})})
 }
 
 // functionTool is the chat tool of a flat one; parameters have another name in each API.
 func functionTool(flat *jinja.Dict, parameters jinja.Value) jinja.Value {
-	f := jinja.NewDict(5)
-	for _, key := range [...]string{"name", "description", "parameters", "strict", "defer_loading"} {
-		f.Set(key, member(flat, key))
-	}
-	f.Set("parameters", parameters)
-	d := jinja.NewDict(2)
-	d.Set("type", jinja.String("function"))
-	d.Set("function", jinja.FromDict(f))
-	return jinja.FromDict(d)
+	return object(kv{"type", jinja.String("function")}, kv{"function", object(kv{"name", member(flat, "name")},
+		kv{"description", member(flat, "description")}, kv{"parameters", parameters}, kv{"strict", member(flat, "strict")},
+		kv{"defer_loading", member(flat, "defer_loading")})})
 }
 
 // responsesChat follows vLLM's vllm/entrypoints/openai/responses: instructions become the system message, items become
@@ -107,7 +92,7 @@ func responsesChat(in input) (body *jinja.Dict, partial string, err error) {
 		if !ok {
 			return nil, "", refuse("tools: input should be a valid dictionary")
 		}
-		if kind, _, _ := textOf(d, "type"); kind != "function" {
+		if kind := textAt(d, "type"); kind != "function" {
 			return nil, "tools that the engine runs itself change the prompt", nil
 		}
 		functions = append(functions, functionTool(d, member(d, "parameters")))
@@ -149,11 +134,8 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 	if !ok {
 		return nil, refuse("input: input should be a valid dictionary")
 	}
-	kind, _, _ := textOf(item, "type")
-	text := func(key string) string {
-		s, _, _ := textOf(item, key)
-		return s
-	}
+	kind := textAt(item, "type")
+	text := func(key string) string { return textAt(item, key) }
 	switch kind {
 	case "", "message":
 		role := text("role")
@@ -185,8 +167,8 @@ func unfinished(input jinja.Value) bool {
 		return false
 	}
 	last, _ := items[len(items)-1].AsDict()
-	kind, _, _ := textOf(last, "type")
-	status, _, _ := textOf(last, "status")
+	kind := textAt(last, "type")
+	status := textAt(last, "status")
 	return (kind == "" || kind == "message" || kind == "reasoning") && (status == "in_progress" || status == "incomplete")
 }
 
@@ -218,19 +200,14 @@ func joinAssistant(list []jinja.Value, key string, v jinja.Value) []jinja.Value 
 			return list
 		}
 	}
-	msg := jinja.NewDict(4)
-	msg.Set("role", jinja.String(roleAssistant))
-	msg.Set(key, v)
-	return append(list, jinja.FromDict(msg))
+	return append(list, object(kv{"role", jinja.String(roleAssistant)}, kv{key, v}))
 }
 
 func reasoningText(item *jinja.Dict) string {
 	for _, key := range [...]string{"content", "summary"} {
-		v, _ := item.Get(key)
-		if parts, ok := v.AsList(); ok && len(parts) > 0 {
+		if parts, _ := member(item, key).AsList(); len(parts) > 0 {
 			if d, ok := parts[0].AsDict(); ok {
-				text, _, _ := textOf(d, "text")
-				return text
+				return textAt(d, "text")
 			}
 		}
 	}
@@ -242,9 +219,8 @@ func reasoningText(item *jinja.Dict) string {
 func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
 	if n := len(list); n > 0 {
 		last, _ := list[n-1].AsDict()
-		if role, _, _ := textOf(last, "role"); role == roleAssistant {
-			calls, _ := last.Get("tool_calls")
-			old, _ := calls.AsList()
+		if textAt(last, "role") == roleAssistant {
+			old, _ := member(last, "tool_calls").AsList()
 			last = last.Clone()
 			last.Set("tool_calls", jinja.List(append(old, call)))
 			list[n-1] = jinja.FromDict(last)

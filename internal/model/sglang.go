@@ -98,7 +98,7 @@ func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 	}
 	at := len(list) - 1
 	last, _ := list[at].AsDict()
-	if role, _, _ := textOf(last, "role"); role != roleAssistant {
+	if role := textAt(last, "role"); role != roleAssistant {
 		return list, ""
 	}
 	text, has, _ := textOf(last, "content")
@@ -108,10 +108,7 @@ func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 	if cont {
 		return list[:at], text
 	}
-	user := jinja.NewDict(2)
-	user.Set("role", jinja.String(roleUser))
-	user.Set("content", jinja.String(text))
-	list[at] = jinja.FromDict(user)
+	list[at] = jinja.FromDict(chatMessage(roleUser, jinja.String(text)))
 	return list, ""
 }
 
@@ -280,9 +277,8 @@ func sglangTool(v jinja.Value) (jinja.Value, error) {
 		}
 		kind = given
 	}
-	fv, _ := tool.Get("function")
-	function, ok := fv.AsDict()
-	if !ok {
+	function := dictAt(tool, "function")
+	if function == nil {
 		return v, refuse("tools.function: field required")
 	}
 	if _, has, _ := textOf(function, "name"); !has {
@@ -322,11 +318,7 @@ func sglangTool(v jinja.Value) (jinja.Value, error) {
 	if flags["defer_loading"].IsNone() && !deferred.IsNone() {
 		fn.Set("defer_loading", deferred)
 	}
-	out := jinja.NewDict(3)
-	out.Set("type", kind)
-	out.Set("function", jinja.FromDict(fn))
-	out.Set("defer_loading", deferred)
-	return jinja.FromDict(out), nil
+	return object(kv{"type", kind}, kv{"function", jinja.FromDict(fn)}, kv{"defer_loading", deferred}), nil
 }
 
 func functionOf(tool jinja.Value) jinja.Value {
@@ -423,9 +415,8 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 	if !ok {
 		return v, refuse("messages.tool_calls: input should be a valid dictionary")
 	}
-	f, _ := call.Get("function")
-	function, ok := f.AsDict()
-	if !ok {
+	function := dictAt(call, "function")
+	if function == nil {
 		return v, refuse("messages.tool_calls.function: field required")
 	}
 	if kind, ok := call.Get("type"); ok {
@@ -433,10 +424,7 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 			return v, refuse("messages.tool_calls.type: input should be 'function'")
 		}
 	}
-	arguments, ok := function.Get("arguments")
-	if !ok {
-		arguments = jinja.None()
-	}
+	arguments := member(function, "arguments")
 	if text, isText := arguments.AsString(); isText {
 		if assistant {
 			read, err := jinja.ParseJSON(wideIntegers([]byte(text)))
@@ -451,15 +439,8 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 	} else if _, isDict := arguments.AsDict(); !isDict && !arguments.IsNone() {
 		return v, refuse("messages.tool_calls.function.arguments: input should be a valid string or dictionary")
 	}
-	fn := jinja.NewDict(2)
-	fn.Set("name", member(function, "name"))
-	fn.Set("arguments", arguments)
-	out := jinja.NewDict(4)
-	out.Set("id", member(call, "id"))
-	out.Set("index", member(call, "index"))
-	out.Set("type", jinja.String("function"))
-	out.Set("function", jinja.FromDict(fn))
-	return jinja.FromDict(out), nil
+	return object(kv{"id", member(call, "id")}, kv{"index", member(call, "index")}, kv{"type", jinja.String("function")},
+		kv{"function", object(kv{"name", member(function, "name")}, kv{"arguments", arguments})}), nil
 }
 
 // content is process_content_for_template_format and normalize_tool_content: texts are joined with a blank.
@@ -482,7 +463,7 @@ func (s *sglangShape) content(v jinja.Value, role string) (jinja.Value, error) {
 		if !ok {
 			return v, refuse("messages.content: input should be a valid dictionary")
 		}
-		kind, _, _ := textOf(part, "type")
+		kind := textAt(part, "type")
 		switch {
 		case kind == "text" || kind == "input_text" && role != roleAssistant:
 			text, has, _ := textOf(part, "text")

@@ -126,7 +126,7 @@ func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 		text, bare := parts[i].AsString()
 		if !bare {
 			part, _ := parts[i].AsDict()
-			kind, _, _ := textOf(part, "type")
+			kind := textAt(part, "type")
 			switch {
 			case slices.Contains(trtllmMedia, kind):
 				s.p.cutAtMedia()
@@ -135,7 +135,7 @@ func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 			case kind != "text":
 				return v, refuse("Unknown part type: %s", kind)
 			}
-			text, _, _ = textOf(part, "text")
+			text = textAt(part, "text")
 		}
 		if text != "" {
 			texts = append(texts, text)
@@ -175,14 +175,8 @@ func trtllmCalls(v jinja.Value) (jinja.Value, error) {
 		case !isDict:
 			return v, refuse("tool_calls[%d].function.arguments must be an object.", i)
 		}
-		fn := jinja.NewDict(2)
-		fn.Set("arguments", arguments)
-		fn.Set("name", member(function, "name"))
-		one := jinja.NewDict(3)
-		one.Set("id", member(call, "id"))
-		one.Set("function", jinja.FromDict(fn))
-		one.Set("type", jinja.String("function"))
-		out = append(out, jinja.FromDict(one))
+		out = append(out, object(kv{"id", member(call, "id")},
+			kv{"function", object(kv{"arguments", arguments}, kv{"name", member(function, "name")})}, kv{"type", jinja.String("function")}))
 	}
 	return jinja.List(out), nil
 }

@@ -238,22 +238,18 @@ func vllmTool(v jinja.Value) (jinja.Value, error) {
 			return v, refuse("tools.type: input should be 'function'")
 		}
 	}
-	fv, _ := tool.Get("function")
-	function, ok := fv.AsDict()
-	if !ok {
+	function := dictAt(tool, "function")
+	if function == nil {
 		return v, refuse("tools.function: field required")
 	}
-	name, ok := function.Get("name")
-	if _, text := name.AsString(); !ok || !text {
+	if _, has, _ := textOf(function, "name"); !has {
 		return v, refuse("tools.function.name: input should be a valid string")
 	}
 	if _, _, ok := textOf(function, "description"); !ok {
 		return v, refuse("tools.function.description: input should be a valid string")
 	}
-	if p, ok := function.Get("parameters"); ok && !p.IsNone() {
-		if _, ok := p.AsDict(); !ok {
-			return v, refuse("tools.function.parameters: input should be a valid dictionary")
-		}
+	if !member(function, "parameters").IsNone() && dictAt(function, "parameters") == nil {
+		return v, refuse("tools.function.parameters: input should be a valid dictionary")
 	}
 	deferred, err := laxFlag(tool, "defer_loading")
 	if err != nil {
@@ -261,27 +257,21 @@ func vllmTool(v jinja.Value) (jinja.Value, error) {
 	}
 	fn := jinja.NewDict(5)
 	for _, key := range [...]string{"name", "description", "parameters"} {
-		member := jinja.None()
-		if given, ok := function.Get(key); ok {
-			member = given
-		}
-		fn.Set(key, member)
+		fn.Set(key, member(function, key))
 	}
 	for _, key := range [...]string{"strict", "defer_loading"} {
-		member, err := laxFlag(function, key)
+		flag, err := laxFlag(function, key)
 		if err != nil {
 			return v, err
 		}
-		if key == "defer_loading" && member.IsNone() {
-			member = deferred
+		if key == "defer_loading" && flag.IsNone() {
+			flag = deferred
 		}
-		if !member.IsNone() {
-			fn.Set(key, member)
+		if !flag.IsNone() {
+			fn.Set(key, flag)
 		}
 	}
-	out := jinja.NewDict(3)
-	out.Set("type", jinja.String(kind))
-	out.Set("function", jinja.FromDict(fn))
+	out := dict(kv{"type", jinja.String(kind)}, kv{"function", jinja.FromDict(fn)})
 	if !deferred.IsNone() {
 		out.Set("defer_loading", deferred)
 	}
@@ -318,16 +308,8 @@ func rest(out, d *jinja.Dict) {
 }
 
 func toolName(tool jinja.Value) string {
-	d, ok := tool.AsDict()
-	if !ok {
-		return ""
-	}
-	f, _ := d.Get("function")
-	if d, ok = f.AsDict(); !ok {
-		return ""
-	}
-	name, _, _ := textOf(d, "name")
-	return name
+	d, _ := tool.AsDict()
+	return textAt(dictAt(d, "function"), "name")
 }
 
 func namedTool(choice jinja.Value) (string, error) {
@@ -335,13 +317,12 @@ func namedTool(choice jinja.Value) (string, error) {
 	if !ok {
 		return "", refuse("tool_choice: input should be a valid dictionary")
 	}
-	f, _ := d.Get("function")
-	function, ok := f.AsDict()
-	if !ok {
+	function := dictAt(d, "function")
+	if function == nil {
 		return "", refuse("Invalid value for `function` in `tool_choice`! (parameter=tool_choice.function)")
 	}
-	name, has, _ := textOf(function, "name")
-	if !has || name == "" {
+	name := textAt(function, "name")
+	if name == "" {
 		return "", refuse("Invalid `name` in `function` in `tool_choice`! (parameter=tool_choice.function.name)")
 	}
 	return name, nil

@@ -82,11 +82,7 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 		out.Set("task", jinja.String(task))
 	}
 	if role == roleDeveloper {
-		tools, ok := msg.Get("tools")
-		if !ok {
-			tools = jinja.None()
-		}
-		out.Set("tools", tools)
+		out.Set("tools", member(msg, "tools"))
 	}
 	return jinja.FromDict(out), nil
 }
@@ -162,7 +158,7 @@ func withoutBillingHeader(content jinja.Value) jinja.Value {
 		text, isText := v.AsString()
 		part, _ := v.AsDict()
 		if part != nil {
-			if kind, _, _ := textOf(part, "type"); kind == "text" {
+			if kind := textAt(part, "type"); kind == "text" {
 				text, isText, _ = textOf(part, "text")
 			}
 		}
@@ -197,9 +193,8 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 	if kind, has, _ := textOf(call, "type"); !has || kind != "function" {
 		return v, refuse("messages.tool_calls.type: input should be 'function'")
 	}
-	f, _ := call.Get("function")
-	function, ok := f.AsDict()
-	if !ok {
+	function := dictAt(call, "function")
+	if function == nil {
 		return v, refuse("messages.tool_calls.function: field required")
 	}
 	name, hasName, _ := textOf(function, "name")
@@ -211,14 +206,8 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 	if _, ok := arguments.AsDict(); err != nil || !ok {
 		arguments = jinja.FromDict(nil)
 	}
-	fn := jinja.NewDict(2)
-	fn.Set("arguments", arguments)
-	fn.Set("name", jinja.String(name))
-	out := jinja.NewDict(3)
-	out.Set("id", jinja.String(id))
-	out.Set("function", jinja.FromDict(fn))
-	out.Set("type", jinja.String("function"))
-	return jinja.FromDict(out), nil
+	return object(kv{"id", jinja.String(id)}, kv{"function", object(kv{"arguments", arguments}, kv{"name", jinja.String(name)})},
+		kv{"type", jinja.String("function")}), nil
 }
 
 // content flattens the parts, or wraps them if the template walks over them.
@@ -297,10 +286,7 @@ func onlyBareTexts(parts []jinja.Value) bool {
 }
 
 func textPart(text string) jinja.Value {
-	part := jinja.NewDict(2)
-	part.Set("type", jinja.String("text"))
-	part.Set("text", jinja.String(text))
-	return jinja.FromDict(part)
+	return object(kv{"type", jinja.String("text")}, kv{"text", jinja.String(text)})
 }
 
 // Text parts by type, and the key of their text.
@@ -313,7 +299,7 @@ func hasNoText(v jinja.Value) bool {
 	if !ok {
 		return false
 	}
-	kind, _, _ := textOf(part, "type")
+	kind := textAt(part, "type")
 	key, ok := vllmTextParts[kind]
 	return ok && member(part, key).IsNone()
 }
@@ -387,10 +373,6 @@ func withoutDeveloper(list []jinja.Value) []jinja.Value {
 }
 
 func roleOf(v jinja.Value) string {
-	msg, ok := v.AsDict()
-	if !ok {
-		return ""
-	}
-	role, _, _ := textOf(msg, "role")
-	return role
+	msg, _ := v.AsDict()
+	return textAt(msg, "role")
 }
