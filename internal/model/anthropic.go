@@ -12,7 +12,7 @@ import (
 // anthropicRules is what engines do differently when they make a chat of an Anthropic request: vLLM 0.32
 // (vllm/entrypoints/anthropic/serving.py) and SGLang 0.5.23 (python/sglang/srt/entrypoints/anthropic/serving.py).
 type anthropicRules struct {
-	// options copies what the request says beside messages and tools.
+	// options copies fields other than messages and tools.
 	options func(in input, body *jinja.Dict) error
 	// mergeSystem reports whether system messages behind the first turn join the system prompt. If they do not and
 	// systemTurns is set, they are messages like others.
@@ -395,15 +395,17 @@ func searchText(d *jinja.Dict) string {
 			source = textAt(inner, "text")
 		}
 	}
-	content, ok := member(d, "content").AsString()
-	if !ok {
-		content = strings.Join(blockTexts(member(d, "content"), func(text string) string { return text }), "\n")
-	}
 	var lines []string
-	for _, line := range [...][2]string{{"Title: ", textAt(d, "title")}, {"Source: ", source}, {"Content: ", content}} {
-		if line[1] != "" || ok && line[0] == "Content: " {
-			lines = append(lines, line[0]+line[1])
-		}
+	if title := textAt(d, "title"); title != "" {
+		lines = append(lines, "Title: "+title)
+	}
+	if source != "" {
+		lines = append(lines, "Source: "+source)
+	}
+	if content, ok := member(d, "content").AsString(); ok {
+		lines = append(lines, "Content: "+content)
+	} else if texts := blockTexts(member(d, "content"), func(text string) string { return text }); texts != nil {
+		lines = append(lines, "Content: "+strings.Join(texts, "\n"))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -44,7 +44,7 @@ type CheckerOptions struct {
 	Retry time.Duration
 	// MaxBody is the largest body in bytes that is copied for comparison. 0: 1 MiB.
 	MaxBody int
-	// Awake says whether the engine is worth asking again; nil: always.
+	// Awake reports whether the engine is worth asking again; nil: always.
 	Awake func() bool
 	// Gate, if not nil, bounds how many checkers that share it ask at a time.
 	Gate chan struct{}
@@ -54,7 +54,7 @@ type CheckerOptions struct {
 	OnState func(s State, d *Difference)
 }
 
-// Checker compares a model's ids with an engine's own at start-up and in service, and says whether they may be used. It is
+// Checker compares a model's ids with an engine's own at start-up and in service, and reports whether they may be used. It is
 // safe for concurrent use.
 type Checker struct {
 	model   *Model
@@ -93,7 +93,7 @@ func NewChecker(m *Model, oracle *Oracle, options CheckerOptions) *Checker {
 // State is what is known now.
 func (c *Checker) State() State { return State(c.state.Load()) }
 
-// Usable tells whether ids may be used for routing.
+// Usable reports whether ids may be used for routing.
 func (c *Checker) Usable() bool { return c.State() != Differs }
 
 // Offer lets the checker see a request in service; one in Every is copied and compared later. It never blocks.
@@ -116,8 +116,8 @@ func (c *Checker) Recheck() {
 	}
 }
 
-// Run checks at once and then whenever there is a sample or a reason to ask again, until ctx ends. The time between
-// retries varies by a tenth, so that the engines of a fleet are not asked in one moment.
+// Run checks immediately and then for each sample and each reason to ask again, until ctx ends. The time between retries
+// varies by a tenth, so that the engines of a fleet are not asked at the same moment.
 func (c *Checker) Run(ctx context.Context) {
 	c.checkAtTurn(ctx)
 	retry := time.NewTicker(c.options.Retry - rand.N(c.options.Retry/10+1))

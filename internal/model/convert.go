@@ -160,7 +160,7 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 	}
 }
 
-// unfinished tells whether the last item is a message or thought that the model shall go on with.
+// unfinished reports whether the last item is a message or thought that the model continues.
 func unfinished(input jinja.Value) bool {
 	items, _ := input.AsList()
 	if len(items) == 0 {

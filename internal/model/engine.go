@@ -2,7 +2,7 @@ package model
 
 import "fmt"
 
-// Engine is the kind of engine whose habits are followed.
+// Engine is a kind of engine.
 type Engine uint8
 
 // The engines.
@@ -38,7 +38,7 @@ func ParseEngine(name string) (Engine, error) {
 type Refusal struct {
 	Status int
 	Reason string
-	// Guessed says that the refusal hangs on something about the engine that is not known for certain here.
+	// Guessed: the refusal depends on a flag or file of the engine that is not known here.
 	Guessed bool
 }
 

@@ -16,7 +16,7 @@ import (
 
 // The three functions here are the commands `kvlane tokenize` and `kvlane render`: one JSON object a line in, one a line out,
 // in the same order. A line that cannot be served, an empty one too, gives {"error": "..."} and the next one is read; only a
-// failing reader or writer ends them. A *LinesError tells at the end how many lines failed.
+// failing reader or writer ends them. A *LinesError at the end counts the lines that failed.
 
 // TokenizeLines answers {"text": "..."} with {"ids": [...]}.
 func TokenizeLines(r io.Reader, w io.Writer, tok *tokenizer.Tokenizer, addSpecial bool) error {
@@ -103,7 +103,7 @@ func RenderContextLines(r io.Reader, w io.Writer, source string, now time.Time) 
 
 var errEmptyLine = errors.New("the line is empty")
 
-// LinesError says that some of the lines were answered with an error.
+// LinesError is the error after input of which some lines were answered with an error.
 type LinesError struct{ Failed, Lines int }
 
 func (e *LinesError) Error() string {
@@ -133,7 +133,7 @@ func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, e
 			if _, err := out.Write(append(dst, '\n')); err != nil {
 				return err
 			}
-			if in.Buffered() == 0 { // whoever asks line by line gets each answer at once
+			if in.Buffered() == 0 { // interactive callers get each answer immediately
 				if err := out.Flush(); err != nil {
 					return err
 				}

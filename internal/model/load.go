@@ -12,19 +12,19 @@ import (
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
 )
 
-// Options are what the files of a model do not say: how its engine was started. The zero value is a stock engine.
+// Options are how the engine of a model was started, which its files do not hold. The zero value is a stock engine.
 type Options struct {
 	// ChatTemplate replaces the model's own template (vLLM and SGLang --chat-template). "" keeps it.
 	ChatTemplate string
-	// ToolParser says that vLLM runs with --enable-auto-tool-choice and --tool-call-parser; without, it refuses tools.
+	// ToolParser: vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Without them it refuses tools.
 	ToolParser bool
 	// HideToolsWhenNone is vLLM's --exclude-tools-when-tool-choice-none.
 	HideToolsWhenNone bool
-	// TrustTemplates says that requests may bring a chat_template (vLLM with --trust-request-chat-template). Without,
-	// none is compiled: vLLM refuses such a request, and for the other engines the ids are unknown.
+	// TrustTemplates: requests may supply a chat_template (vLLM with --trust-request-chat-template). Without it none is
+	// compiled: vLLM refuses such a request, and for the other engines the ids are unknown.
 	TrustTemplates bool
-	// Multimodal says whether the engine's model takes images, audio or video; where it does not, such a request is refused. nil:
-	// by config.json beside the tokenizer, or else by what the chat template names.
+	// Multimodal reports whether the engine's model takes images, audio or video; if it does not, such a request is
+	// refused. nil: as config.json in the tokenizer's folder has it, or else as the chat template names them.
 	Multimodal *bool
 	// MaxModelLen is the engine's context in tokens; longer prompts are refused as it would. 0: unknown, nothing is refused.
 	MaxModelLen int
@@ -51,8 +51,8 @@ type Model struct {
 	memo         *memo
 }
 
-// Load reads a model directory: tokenizer.json and the files beside it, plain or with .gz. A model whose tokenizer is not known to be exact is refused with the reason; so is a template that does
-// not compile. A model without a template still serves completions.
+// Load reads a model directory: tokenizer.json and the other files of the tokenizer, plain or with .gz. It fails if the
+// tokenizer is not known to be exact or a template does not compile. A model without a template still serves completions.
 func Load(fsys fs.FS, options Options) (*Model, error) {
 	tok, err := tokenizer.Load(fsys)
 	if err != nil {
@@ -118,7 +118,7 @@ func (m *Model) Adapter(req *prompt.Request) string {
 	return name
 }
 
-// template is a compiled chat template and what the profiles ask of it.
+// template is a compiled chat template with the properties that profiles need.
 type template struct {
 	source         string
 	compiled       *jinja.Template
@@ -158,13 +158,13 @@ const (
 	toolTemplate    = "tool_use"
 )
 
-// ErrNoTemplate is the error for a chat with a model that has no template. It is no Refusal: engines have encoders of their
-// own for some models, so only the ids are unknown.
+// ErrNoTemplate is the error for a chat with a model that has no template. It is not a Refusal: engines have their own
+// encoders for some models, so only the ids are unknown.
 var ErrNoTemplate = errors.New("the model has no chat template")
 
-// ErrUntrustedTemplate is the error for a chat_template in a request where Options do not allow it and the engine is not
-// known to refuse it.
-var ErrUntrustedTemplate = errors.New("the request brings its own chat template, and such templates are not trusted here")
+// ErrUntrustedTemplate is the error for a request-supplied template that Options do not trust and that the engine is not
+// known to refuse.
+var ErrUntrustedTemplate = errors.New("the request supplies a chat template, and such templates are not trusted")
 
 // ownTemplate is the model's template; models with several keep one for tools.
 func (m *Model) ownTemplate(tools bool) (*template, error) {
@@ -247,7 +247,7 @@ func asRefusal(err error, engine *profile) error {
 	return engine.raised(raised)
 }
 
-// config is what the tokenizer's files say to templates.
+// config is what the tokenizer's files hold for templates.
 type config struct {
 	special *jinja.Dict
 	// media: the model takes more than text; known: its config.json says so.

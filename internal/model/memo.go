@@ -62,7 +62,7 @@ type shapedMessage struct {
 // size is the message's memory: most texts have escapes, so that the value has one of its own.
 func (s *shapedMessage) size() int64 { return int64(2*len(s.raw)) + messageCost }
 
-// messageCost is about what a message takes beside its bytes; largeMessage is the largest that is kept; messages beyond
+// messageCost is about what a message takes in addition to its bytes; largeMessage is the largest that is kept; messages beyond
 // longMessage are kept when they come again: most never do.
 const (
 	messageCost  = 700
@@ -76,7 +76,7 @@ func newMessageMemo(limit int64) *messageMemo {
 }
 
 // shaped gives the value of every element of a request's messages: known ones from the memo, others by shape. cacheable
-// tells, after shape, whether the last one may be kept.
+// reports, after shape, whether the last one may be kept.
 func (c *messageMemo) shaped(in input, kind shapeKind, shape shaper, cacheable func() bool) ([]jinja.Value, error) {
 	out := make([]jinja.Value, 0, len(in.Elements))
 	hashes := make([]uint64, len(in.Elements))
@@ -118,7 +118,7 @@ func (c *messageMemo) find(found []*shapedMessage, hashes []uint64) []*shapedMes
 	return found
 }
 
-// again tells whether a hash came before.
+// again reports whether a hash came before.
 func (c *messageMemo) again(hash uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

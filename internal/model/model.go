@@ -23,12 +23,12 @@ type Result struct {
 	Text string
 	// Prompts is the number of prompts in the request. IDs and Text are the first one's: the request is routed by it.
 	Prompts int
-	// Partial says why IDs are only the front of the prompt, or missing; "" if they are all of it.
+	// Partial is why IDs are only the front of the prompt, or missing; "" if they are the whole prompt.
 	Partial string
 	// Assumed names the shape that no recording of a real engine backs, "" if one does.
 	Assumed string
-	// Prefix lets values that were computed from the ids of this conversation's earlier turns, such as block hashes, be kept
-	// beside them. The zero value keeps nothing.
+	// Prefix stores values computed from the ids of this conversation's earlier turns, such as block hashes, next to them.
+	// The zero value stores nothing.
 	Prefix tokenizer.Prefix
 
 	dated   bool     // the text shows the time
@@ -264,7 +264,7 @@ func (m *Model) checkIDs(ids []uint32) error {
 	return nil
 }
 
-// texts are buffers for rendered prompts, which nobody keeps.
+// texts are buffers for rendered prompts, which are not retained.
 var texts = sync.Pool{New: func() any { return new([]byte) }}
 
 // pooledText bounds the buffers that are kept.

@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/internal/prompt"
 )
 
-// ErrNoOracle is the error where an engine has no endpoint that tells the ids of such a request.
-var ErrNoOracle = errors.New("the engine has no endpoint that tells the ids of this request")
+// ErrNoOracle is the error if an engine has no endpoint that returns the ids of such a request.
+var ErrNoOracle = errors.New("the engine has no endpoint that returns the ids of this request")
 
 // Oracle asks an engine for the ids of a prompt. It is safe for concurrent use.
 type Oracle struct {
@@ -58,7 +58,7 @@ func (o *Oracle) IDs(ctx context.Context, req *prompt.Request) (ids []uint32, as
 	return ids, asked, nil
 }
 
-// rendered tells whether an API's ids are asked for at a render endpoint, with the whole request.
+// rendered reports whether an API's ids come from a render endpoint, which takes the whole request.
 func rendered(api prompt.API) bool { return api == prompt.Messages || api == prompt.Responses }
 
 // renderedIDs asks vLLM's render endpoint of the API. Without --enable-scale-out the engine has none.

@@ -87,7 +87,7 @@ func renderedIDs(answer []byte) ([]uint32, int, error) {
 	return ids, n, err
 }
 
-// allow tells whether the renderer may be asked; after the pause one call at a time tries.
+// allow reports whether the renderer may be asked; after the pause one call at a time tries.
 func (r *Remote) allow(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Bounds of the templates that come with requests (Options.TrustTemplates), which are programs of clients.
+// Bounds of request-supplied templates (Options.TrustTemplates), which are programs of clients.
 const (
 	// maxRequestTemplate is the largest source in bytes. The largest that models are published with have 25 KB.
 	maxRequestTemplate = 64 << 10
@@ -20,22 +20,22 @@ const (
 	keptTemplates = 64 << 10
 	// compileCost is what compiling takes for each byte of the source.
 	compileCost = 1 << 10
-	// templateMemory bounds what all such templates of the process may take at once, running or being compiled.
+	// templateMemory bounds, process-wide, the memory of all such templates that run or are being compiled.
 	templateMemory = 512 << 20
 	// templateWait bounds how long a request waits for its share.
 	templateWait = 200 * time.Millisecond
 )
 
-// Why a template that came with a request was not run. These are no Refusals: an engine has other bounds.
+// Why a request-supplied template was not run. These are not Refusals: engines have other bounds.
 var (
 	errTemplateSize  = fmt.Errorf("the request's chat template has more than %d bytes", maxRequestTemplate)
-	errTemplatesBusy = errors.New("too many chat templates of requests run at once")
+	errTemplatesBusy = errors.New("too many request-supplied chat templates run concurrently")
 )
 
-// templateShare is shared by all models: it is memory of the process.
+// templateShare is the process-wide budget of templateMemory.
 var templateShare = semaphore.NewWeighted(templateMemory)
 
-// reserve takes bytes of the process's share for request templates; the caller hands them back with release.
+// reserve takes bytes of templateShare; the caller returns them with release.
 func reserve(bytes int64) (release func(), err error) {
 	bytes = min(bytes, templateMemory)
 	if !templateShare.TryAcquire(bytes) {
@@ -48,7 +48,7 @@ func reserve(bytes int64) (release func(), err error) {
 	return func() { templateShare.Release(bytes) }, nil
 }
 
-// compileRequestTemplate compiles a template that came with a request.
+// compileRequestTemplate compiles a request-supplied template.
 func compileRequestTemplate(source string) (*template, error) {
 	if len(source) > maxRequestTemplate {
 		return nil, errTemplateSize

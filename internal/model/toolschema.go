@@ -97,7 +97,7 @@ func standardSchema(v jinja.Value) jinja.Value {
 	return jinja.FromDict(out)
 }
 
-// same tells whether a rewriting gave the value back.
+// same reports whether a rewriting returned the value itself.
 func same(a, b jinja.Value) bool { return a == b }
 
 func mapped(v jinja.Value, items []jinja.Value, f func(jinja.Value) jinja.Value) jinja.Value {

@@ -293,7 +293,7 @@ func textPart(text string) jinja.Value {
 var vllmTextParts = map[string]string{"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
 	"tool_reference": "name"}
 
-// hasNoText tells whether a part's type promises a text that is not there: vLLM passes over it.
+// hasNoText reports whether the text that a part's type promises is missing: vLLM skips such a part.
 func hasNoText(v jinja.Value) bool {
 	part, ok := v.AsDict()
 	if !ok {
