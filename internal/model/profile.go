@@ -1,6 +1,7 @@
 package model
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
@@ -73,7 +74,7 @@ var profiles = [...]*profile{
 		},
 		idsField:     []string{prompt.FieldInputIDs.String()},
 		tokenizePath: "/v1/tokenize",
-		tokenizeFields: append(tokenizeFields[:len(tokenizeFields):len(tokenizeFields)], prompt.FieldReasoningEffort, prompt.FieldReasoning,
+		tokenizeFields: append(slices.Clip(tokenizeFields), prompt.FieldReasoningEffort, prompt.FieldReasoning,
 			prompt.FieldToolChoice),
 	},
 	TRTLLM: {
