@@ -101,7 +101,9 @@ type templateError struct {
 func (e *templateError) Unwrap() error { return e.err }
 
 func (e *templateError) Error() string {
-	if syntax, ok := errors.AsType[*jinja.Error](e.err); ok && syntax.Line > 0 {
+	if syntax, ok := errors.AsType[*jinja.Error](e.err); ok && syntax.Class == jinja.Unsupported {
+		return fmt.Sprintf("%s: %v", e.file, e.err)
+	} else if ok && syntax.Line > 0 {
 		return fmt.Sprintf("%s:%d: %v", e.file, syntax.Line, e.err)
 	}
 	return e.err.Error()

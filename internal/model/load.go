@@ -238,10 +238,11 @@ func (m *Model) refuseMedia(kind string, engine *profile) error {
 	return &Refusal{Status: 400, Reason: engine.textOnly(kind), Guessed: !known}
 }
 
-// asRefusal makes an error that a template raised into the engine's answer. Faults and limits of our own stay errors.
+// asRefusal makes what a template raised into the engine's answer. A fault or limit of our own, or a construct that only our
+// Jinja does not have, stays an error.
 func asRefusal(err error, engine *profile) error {
 	raised, ok := errors.AsType[*jinja.Error](err)
-	if !ok || raised.Class == "InternalError" || raised.Class == "ResourceLimit" {
+	if !ok || raised.Class == jinja.Unsupported || raised.Class == "InternalError" || raised.Class == "ResourceLimit" {
 		return err
 	}
 	return engine.raised(raised)

@@ -34,8 +34,7 @@ func (f *frame) up(hops int) *frame {
 
 // scope is what the compiler knows at one place of the template.
 type scope struct {
-	sym      *symbols
-	toplevel bool
+	sym *symbols
 	// soft: the place may never be reached, unknown filters are no error yet.
 	soft bool
 	// loop: a break or continue is allowed.
@@ -50,13 +49,6 @@ type compiler struct {
 	// names are looked up in the context once per rendering.
 	names    []string
 	position map[string]int
-	blocks   map[string]*block
-	hasBlock bool
-}
-
-type block struct {
-	fn   *funcScope
-	body stmt
 }
 
 func (c *compiler) resolve(name string) int {
@@ -70,13 +62,17 @@ func (c *compiler) resolve(name string) int {
 }
 
 func compileTree(root *node) *Template {
-	c := &compiler{position: map[string]int{}, blocks: map[string]*block{}}
-	root.walk(func(n *node) { c.hasBlock = c.hasBlock || n.kind == nodeBlock })
+	c := &compiler{position: map[string]int{}}
 	fn := &funcScope{}
-	s := scope{sym: newSymbols(nil, fn), toplevel: true}
+	s := scope{sym: newSymbols(nil, fn)}
 	s.sym.visitAll(root.body)
 	body := c.function(s, root.body)
-	return &Template{root: root, body: body, slots: fn, names: c.names, blocks: c.blocks, hasBlocks: c.hasBlock}
+	for _, name := range c.names {
+		if otherGlobals[name] {
+			refusef(placeOf(root.body, name), "global %q", name)
+		}
+	}
+	return &Template{root: root, body: body, slots: fn, names: c.names}
 }
 
 // function compiles a body with the loads of its scope before it.
@@ -115,7 +111,7 @@ func (c *compiler) enter(s scope) func(f *frame) {
 			st := &steps[i]
 			switch st.kind {
 			case loadResolve:
-				f.slots[st.slot] = f.m.lookup(st.from)
+				f.slots[st.slot] = f.m.names[st.from]
 			case loadAlias:
 				f.slots[st.slot] = f.up(st.hops).slots[st.from]
 			default:
@@ -174,32 +170,19 @@ func (c *compiler) statement(s scope, n *node) []stmt {
 		return one(c.callBlock(s, n))
 	case nodeFilterBlock:
 		return one(c.filterBlock(s, n))
-	case nodeWith:
-		return one(c.with(s, n))
-	case nodeScope:
-		in := s.inner(s.sym.fn)
-		in.sym.visitAll(n.body)
-		return one(c.function(in, n.body))
 	case nodeGeneration:
 		return one(c.generation(s, n))
-	case nodeBlock:
-		return one(c.block(s, n))
 	case nodeBreak, nodeContinue:
 		if !s.loop {
-			compileErrorf("SyntaxError", n.line, "'%s' outside loop", map[nodeKind]string{nodeBreak: "break", nodeContinue: "continue"}[n.kind])
+			compileErrorf("SyntaxError", n.at, "'%s' outside loop", map[nodeKind]string{nodeBreak: "break", nodeContinue: "continue"}[n.kind])
 		}
 		sig := signalBreak
 		if n.kind == nodeContinue {
 			sig = signalContinue
 		}
 		return one(func(*frame) signal { return sig })
-	case nodeNoLoader:
-		return one(func(*frame) signal {
-			raisef("TypeError", "no loader for this environment specified")
-			return signalNone
-		})
 	}
-	syntaxErrorf(n.line, "unexpected statement")
+	syntaxErrorf(n.at, "unexpected statement")
 	return nil
 }
 
@@ -235,13 +218,6 @@ func (c *compiler) target(s scope, n *node) func(f *frame, v Value) {
 	switch n.kind {
 	case nodeName:
 		slot := s.sym.find(n.name).slot
-		if s.toplevel && c.hasBlock {
-			name := n.name
-			return func(f *frame, v Value) {
-				f.slots[slot] = v
-				f.m.export(name, v)
-			}
-		}
 		return func(f *frame, v Value) { f.slots[slot] = v }
 	case nodeNSRef:
 		get := c.variable(s, n.name)
@@ -367,29 +343,6 @@ func (c *compiler) conditional(s scope, n *node) stmt {
 	}
 }
 
-func (c *compiler) with(s scope, n *node) stmt {
-	in := s.inner(s.sym.fn)
-	for _, t := range n.params {
-		in.sym.visit(t, false)
-	}
-	in.sym.visitAll(n.body)
-	values := make([]expr, len(n.list))
-	targets := make([]func(*frame, Value), len(n.list))
-	for i := range n.list {
-		values[i] = c.expr(s, n.list[i])
-		targets[i] = c.target(in, n.params[i])
-	}
-	body := c.body(in, n.body)
-	enter := c.enter(in)
-	return func(f *frame) signal {
-		enter(f)
-		for i, value := range values {
-			targets[i](f, value(f))
-		}
-		return body(f)
-	}
-}
-
 // generation compiles the tag that marks the assistant's text: a call block
 // around its body.
 func (c *compiler) generation(s scope, n *node) stmt {
@@ -406,23 +359,6 @@ func (c *compiler) generation(s scope, n *node) stmt {
 	}
 }
 
-func (c *compiler) block(_ scope, n *node) stmt {
-	if c.blocks[n.name] != nil {
-		compileErrorf("TemplateAssertionError", n.line, "block %s defined twice", reprText(n.name))
-	}
-	b := &block{fn: &funcScope{}}
-	c.blocks[n.name] = b
-	in := scope{sym: newSymbols(nil, b.fn)}
-	in.sym.visitAll(n.body)
-	b.body = c.function(in, n.body)
-	return func(f *frame) signal {
-		f.m.enterCall()
-		b.body(f.m.newFrame(b.fn, nil))
-		f.m.leaveCall()
-		return signalNone
-	}
-}
-
 // macroCode is the compiled body of a macro or a call block.
 type macroCode struct {
 	name     string
@@ -432,9 +368,9 @@ type macroCode struct {
 	defaults []expr // nil where there is none
 	body     stmt
 	enter    func(f *frame)
-	// Slots of the special variables, -1 if the body does not use them.
-	caller, kwargs, varargs int
-	explicitCaller          bool
+	caller   int // slot of the variable caller, -1 if the body does not use it
+	// explicitCaller: caller is one of the parameters.
+	explicitCaller bool
 }
 
 type macroObject struct {
@@ -451,7 +387,7 @@ func (c *compiler) macro(s scope, n *node) *macroCode {
 	}
 	in.sym.visitAll(n.list)
 	in.sym.visitAll(n.body)
-	code := &macroCode{name: n.name, fn: fn, caller: -1, kwargs: -1, varargs: -1}
+	code := &macroCode{name: n.name, fn: fn, caller: -1}
 	special := undeclared(n.body, "caller", "kwargs", "varargs")
 	hasParam := map[string]int{}
 	for i, p := range n.params {
@@ -463,17 +399,16 @@ func (c *compiler) macro(s scope, n *node) *macroCode {
 	if special["caller"] {
 		if i := hasParam["caller"]; i > 0 {
 			if i-1-len(n.params)+len(n.list) < 0 {
-				compileErrorf("TemplateAssertionError", n.line, "When defining macros or call blocks the special \"caller\" argument must be omitted or be given a default.")
+				compileErrorf("TemplateAssertionError", n.at, "When defining macros or call blocks the special \"caller\" argument must be omitted or be given a default.")
 			}
 		} else {
 			code.caller = in.sym.param("caller").slot
 		}
 	}
-	if special["kwargs"] && hasParam["kwargs"] == 0 {
-		code.kwargs = in.sym.param("kwargs").slot
-	}
-	if special["varargs"] && hasParam["varargs"] == 0 {
-		code.varargs = in.sym.param("varargs").slot
+	for _, name := range []string{"kwargs", "varargs"} {
+		if special[name] && hasParam[name] == 0 {
+			refusef(placeOf(n.body, name), "%q of a macro", name)
+		}
 	}
 	code.defaults = make([]expr, len(n.params))
 	for i := range n.params {
@@ -501,7 +436,7 @@ func (c *compiler) macroStatement(s scope, n *node) stmt {
 }
 
 func (c *compiler) callBlock(s scope, n *node) stmt {
-	code := c.macro(s, &node{kind: nodeCallBlock, name: "caller", params: n.params, list: n.list, body: n.body, line: n.line})
+	code := c.macro(s, &node{kind: nodeCallBlock, name: "caller", params: n.params, list: n.list, body: n.body, at: n.at})
 	code.name = ""
 	call := c.call(s, n.a, code)
 	return func(f *frame) signal {

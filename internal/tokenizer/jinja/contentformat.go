@@ -1,37 +1,12 @@
 package jinja
 
-import "strings"
-
 // ContentFormat is the content format that vLLM detects in the template:
 // "openai" if it walks over the parts of a message's content, else "string".
 // It looks for a loop over message["content"], where message comes from a loop
 // over messages, and (since vLLM PR 42660) for a loop over a variable named
 // content.
-func (t *Template) ContentFormat() string { return contentFormat(t.root, true) }
-
-// ContentFormatStrict is ContentFormat before vLLM PR 42660.
-func (t *Template) ContentFormatStrict() string { return contentFormat(t.root, false) }
-
-// ContentFormatSGLang is the format that SGLang detects: "openai" if the source
-// speaks of media at all, or if a loop walks over the content of a variable
-// with one of the usual names of a message.
-func (t *Template) ContentFormatSGLang() string {
-	for _, word := range []string{"image", "audio", "video", "vision"} {
-		if strings.Contains(t.source, word) {
-			return "openai"
-		}
-	}
-	for _, loop := range loops(t.root) {
-		for _, name := range []string{"message", "msg", "m"} {
-			if accesses(loop.b, name, "content") {
-				return "openai"
-			}
-		}
-	}
-	return "string"
-}
-
-func contentFormat(root *node, named bool) string {
+func (t *Template) ContentFormat() string {
+	root := t.root
 	messages := []string{"messages"}
 	// A variable that was assigned from messages holds messages too.
 	for i := 0; i < len(messages); i++ {
@@ -55,7 +30,7 @@ func contentFormat(root *node, named bool) string {
 		}
 	}
 	for _, loop := range loops(root) {
-		found := named && loop.b.kind == nodeName && loop.b.name == "content"
+		found := loop.b.kind == nodeName && loop.b.name == "content"
 		for _, name := range message {
 			found = found || accesses(loop.b, name, "content")
 		}

@@ -1,7 +1,6 @@
 package jinja
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -12,9 +11,10 @@ const linearLimit = 16
 
 type entry struct{ key, value Value }
 
-// Dict is a Python dict: ordered by first insertion, with keys of every
-// hashable kind. The zero Dict is empty and ready. A nil *Dict reads as an empty
-// one, like a nil map. Reading is safe for concurrent use, writing is not.
+// Dict is a Python dict: ordered by first insertion, with keys that are None,
+// bools, numbers, strs or Undefined. The zero Dict is empty and
+// ready; a nil *Dict reads as an empty one, like a nil map. Reading is safe for
+// concurrent use, writing is not.
 //
 // Invariant: index is nil while there are at most linearLimit entries; else it
 // holds the position of every key under its hash text.
@@ -65,7 +65,7 @@ func (d *Dict) Set(key string, v Value) {
 	d.add(String(key), v)
 }
 
-// Delete takes a str key out, if it is there.
+// Delete removes a str key, if it is there.
 func (d *Dict) Delete(key string) {
 	i := d.findString(key)
 	if i < 0 {
@@ -155,7 +155,7 @@ func (d *Dict) put(key, v Value) {
 	d.add(key, v)
 }
 
-// hashMark starts the hash text of a key that is no str. A str that starts
+// hashMark starts the hash text of a key that is not a str. A str that starts
 // with the same byte gets it twice.
 const hashMark = 0
 
@@ -190,37 +190,12 @@ func writeHash(b *strings.Builder, key Value) {
 		}
 		b.WriteByte('f')
 		b.WriteString(strconv.FormatFloat(key.float(), 'g', -1, 64))
-	case KindString:
-		b.WriteByte('s')
-		b.WriteString(strconv.Itoa(int(key.n)))
-		b.WriteByte(':')
-		b.WriteString(key.str())
-	case KindTuple:
-		b.WriteByte('t')
-		b.WriteString(strconv.Itoa(len(key.seq())))
-		for _, item := range key.seq() {
-			writeHash(b, item)
-		}
-	case kindRange:
-		r := (*rangeObject)(key.p)
-		b.WriteByte('r')
-		n := r.length()
-		b.WriteString(strconv.FormatInt(n, 10))
-		if n > 0 {
-			b.WriteString("," + strconv.FormatInt(r.start, 10))
-		}
-		if n > 1 {
-			b.WriteString("," + strconv.FormatInt(r.step, 10))
-		}
 	case KindUndefined:
 		b.WriteByte('u')
-	default:
-		b.WriteByte('p')
-		b.WriteString(strconv.FormatUint(uint64(uintptr(key.p)), 16))
 	}
 }
 
-// keyEqual is Python's == of two keys. Whoever looks a key up has paid for it (mustHash).
+// keyEqual is Python's == of two keys. Its cost was charged by mustHash.
 func keyEqual(a, b Value) bool {
 	switch {
 	case a.kind == KindString:
@@ -228,10 +203,7 @@ func keyEqual(a, b Value) bool {
 	case a.isNumber() && b.isNumber():
 		c, ok := compareNumbers(a, b)
 		return ok && c == 0
-	case a.kind != b.kind:
-		return false
-	case a.kind == KindTuple:
-		return a.p == b.p || slices.EqualFunc(a.seq(), b.seq(), func(x, y Value) bool { return x == y || keyEqual(x, y) })
+	default:
+		return a.kind == b.kind && (a.kind == KindNone || a.kind == KindUndefined)
 	}
-	return (&machine{steps: maxKeyNodes}).equal(a, b)
 }

@@ -8,24 +8,39 @@
 //	vars, _ := body.AsDict()
 //	prompt, err := tpl.Render(nil, vars, jinja.Env{Now: time.Now()})
 //
-// A template is compiled once to closures over slots (symbols.go decides which
-// variable a name means, by the rules of jinja2.idtracking) and may then be
-// rendered by many goroutines. Values are ordered and typed as in Python
-// (value.go, dict.go), with Python's arithmetic, comparison, repr and formats.
-// Where Python raises, Render returns an *Error of the same class.
+// A template is compiled once to closures over slots (symbols.go resolves
+// names by the rules of jinja2.idtracking) and may then be rendered by many
+// goroutines. Where Python raises, Render returns an *Error of the same class.
+//
+// The engine has the part of Jinja2 that published chat templates use (about
+// 240 of them were counted), and its cheap neighbours. Compile refuses the
+// rest with an *Error of class Unsupported that names construct, line and
+// column (subset.go); Render does so for what only values tell.
+//
+//   - Tags: for (with if and else, not recursive), if, set (values and blocks),
+//     macro, call (MiniCPM3), filter (firefunction), break, continue, generation, raw.
+//   - Operators: + - * / // % ~ == != < <= > >= in, not in, is, and, or, not,
+//     if-else, slices, calls with *list. Ints have 64 bits in arithmetic.
+//     * repeats text; % does not format.
+//   - Filters: capitalize, count, d, default, dictsort, first, indent, int, items,
+//     join, last, length, list, lower, map, max, min, reject, rejectattr, replace,
+//     reverse, safe, select, selectattr, sort, string, title, tojson, trim,
+//     unique, upper; format of a literal with %s alone (vLLM's pythonic tools).
+//   - Tests: boolean, callable, defined, even, false, float, in, integer, iterable,
+//     mapping, none, number, odd, sequence, string, true, undefined, and the
+//     names of the comparisons (eq, equalto, gt ...).
+//   - Methods of str: capitalize, endswith, join, lower, lstrip, removeprefix,
+//     removesuffix, replace, rstrip, split, splitlines, startswith, strip, title,
+//     upper; format of a literal with {} alone (Hunyuan 3). Of dict: get, items,
+//     keys, values. Methods that change a value raise SecurityError, as in Python.
+//   - The variable loop: first, index, index0, last, length, nextitem, previtem,
+//     revindex, revindex0.
+//   - Globals: dict, namespace, raise_exception, range, strftime_now.
 //
 // Templates are not trusted: nesting, steps, memory and output are bounded
 // (Env), and a fault of the engine becomes an error.
 //
-// Known differences, all of them outside of what chat templates do:
-//   - the text of functions, generators and iterators (Python prints an address)
-//     is an error, as are lipsum, random, pprint, urlize, wordwrap, encode,
-//     translate and set operators on dict views;
-//   - a slice of a constant that has none, such as 1[2:], is an error; Jinja2
-//     folds it to an Undefined when it compiles;
-//   - extends, include and import fail when they are reached (the engines have
-//     no loader), and autoescape true is refused;
-//   - powers of floats may differ in the last digit (another pow than C's);
-//   - letters and cases follow the Unicode version of Go's tables, and strftime
-//     the C locale.
+// Known difference: a slice of a constant that has none, such as 1[2:], is an
+// error; Jinja2 folds it to an Undefined when it compiles. Letters and cases
+// follow the Unicode version of Go's tables, and strftime the C locale.
 package jinja

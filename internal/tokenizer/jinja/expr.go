@@ -127,9 +127,9 @@ func (c *compiler) expr(s scope, n *node) expr {
 	case nodeCompare:
 		return c.compare(s, n)
 	case nodeNSRef, nodeSlice:
-		syntaxErrorf(n.line, "unexpected expression")
+		syntaxErrorf(n.at, "unexpected expression")
 	}
-	syntaxErrorf(n.line, "unexpected expression")
+	syntaxErrorf(n.at, "unexpected expression")
 	return nil
 }
 
@@ -137,7 +137,7 @@ func (c *compiler) cond(s scope, n *node) expr {
 	s.soft = true
 	test, then := c.expr(s, n.a), c.expr(s, n.b)
 	otherwise := func(*frame) Value {
-		return undefinedOf(&undefinedInfo{hint: fmt.Sprintf("the inline if-expression on line %d evaluated to false and no else section was defined.", n.line)})
+		return undefinedOf(&undefinedInfo{hint: fmt.Sprintf("the inline if-expression on line %d evaluated to false and no else section was defined.", n.at.line)})
 	}
 	if n.c != nil {
 		otherwise = c.expr(s, n.c)
@@ -203,8 +203,7 @@ func (c *compiler) compare(s scope, n *node) expr {
 
 func (c *compiler) getattr(s scope, n *node) expr {
 	object, name := c.expr(s, n.a), n.name
-	_, isMethod := dictMethods[name]
-	plain := !isMethod && !isDunder(name)
+	plain := dictMethods[name] == nil && !dictMutators[name] && !otherAttributes[KindDict][name]
 	missing := undefinedOf(&undefinedInfo{name: name, obj: FromDict(nil)}) // its text tells no more of the dict than its type
 	ofLoop := loopAttributes[name]
 	return func(f *frame) Value {
@@ -263,22 +262,18 @@ func (c *compiler) getitem(s scope, n *node) expr {
 
 // argsCode evaluates the arguments of a call.
 type argsCode struct {
-	pos       []expr
-	names     []string
-	kwargs    []expr
-	dynArgs   expr
-	dynKwargs expr
-	none      bool
+	pos     []expr
+	names   []string
+	kwargs  []expr
+	dynArgs expr
+	none    bool
 }
 
 func (c *compiler) args(s scope, a callArgs) *argsCode {
 	code := &argsCode{pos: c.exprs(s, a.args), names: a.names, kwargs: c.exprs(s, a.kwargs)}
-	code.none = len(a.args) == 0 && len(a.kwargs) == 0 && a.dynArgs == nil && a.dynKwargs == nil
+	code.none = len(a.args) == 0 && len(a.kwargs) == 0 && a.dynArgs == nil
 	if a.dynArgs != nil {
 		code.dynArgs = c.expr(s, a.dynArgs)
-	}
-	if a.dynKwargs != nil {
-		code.dynKwargs = c.expr(s, a.dynKwargs)
 	}
 	return code
 }
@@ -312,36 +307,12 @@ func (code *argsCode) eval(f *frame) arguments {
 		}
 	}
 	mid := len(m.stack)
-	names := code.names
 	for _, e := range code.kwargs {
 		v := e(f)
 		m.stack = append(m.stack, v)
 	}
-	if code.dynKwargs != nil {
-		v := code.dynKwargs(f)
-		if v.kind != KindDict {
-			mustDefined(v)
-			raisef("TypeError", "argument after ** must be a mapping, not %s", typeName(v))
-		}
-		names = append([]string(nil), names...)
-		v.dict().Range(func(k, item Value) bool {
-			if k.kind != KindString {
-				raisef("TypeError", "keywords must be strings")
-			}
-			m.charge(4*valueSize + len(names))
-			m.work(len(names) << 4)
-			for _, name := range names {
-				if name == k.str() {
-					raisef("TypeError", "got multiple values for keyword argument '%s'", name)
-				}
-			}
-			names = append(names, k.str())
-			m.stack = append(m.stack, item)
-			return true
-		})
-	}
 	end := len(m.stack)
-	return arguments{pos: m.stack[base:mid:mid], names: names, kw: m.stack[mid:end:end]}
+	return arguments{pos: m.stack[base:mid:mid], names: code.names, kw: m.stack[mid:end:end]}
 }
 
 // call compiles a call; caller is the body of a call block or nil.
@@ -359,17 +330,15 @@ func (c *compiler) call(s scope, n *node, caller *macroCode) expr {
 		return v
 	}
 	if n.a.kind == nodeGetattr && caller == nil {
-		// A method of a str, list or dict needs no bound method in between.
+		// A method of a str or dict needs no bound method in between.
 		object, name := c.expr(s, n.a.a), n.a.name
-		str, list, dict := strMethods[name], listMethods[name], dictMethods[name]
+		str, dict := strMethods[name], dictMethods[name]
 		return func(f *frame) Value {
 			v := object(f)
 			var method methodFunc
 			switch v.kind {
 			case KindString:
 				method = str
-			case KindList:
-				method = list
 			case KindDict:
 				method = dict
 			}
@@ -396,7 +365,7 @@ func (c *compiler) filter(s scope, n *node) expr {
 	fn, ok := filters[n.name]
 	if !ok {
 		if !s.soft {
-			compileErrorf("TemplateAssertionError", n.line, "No filter named %s.", reprText(n.name))
+			compileErrorf("TemplateAssertionError", n.at, "No filter named %s.", reprText(n.name))
 		}
 		fn = func(*machine, Value, *arguments) Value {
 			raisef("TemplateRuntimeError", "No filter named %s found.", reprText(n.name))
@@ -426,7 +395,7 @@ func (c *compiler) test(s scope, n *node) expr {
 	fn, ok := tests[n.name]
 	if !ok {
 		if !s.soft {
-			compileErrorf("TemplateAssertionError", n.line, "No test named %s.", reprText(n.name))
+			compileErrorf("TemplateAssertionError", n.at, "No test named %s.", reprText(n.name))
 		}
 		fn = func(*machine, Value, *arguments) bool {
 			raisef("TemplateRuntimeError", "No test named %s found.", reprText(n.name))

@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,8 +17,10 @@ func checkCases(t *testing.T, doc *Dict) {
 	if len(cases) == 0 {
 		t.Fatal("no cases")
 	}
-	bad, rendered, unstable := 0, 0, 0
-	for _, c := range cases {
+	// Random templates may come upon values that the engine does not operate on; the written ones may not.
+	written, _ := field(t, doc, "written").AsInt()
+	bad, rendered, unsupported := 0, 0, 0
+	for i, c := range cases {
 		d, _ := c.AsDict()
 		source := textField(t, d, "source")
 		out := ""
@@ -28,8 +31,10 @@ func checkCases(t *testing.T, doc *Dict) {
 			out = string(text)
 			checkUndeclared(t, source, tpl, field(t, d, "undeclared"))
 		}
-		if err != nil && strings.Contains(err.Error(), "has no stable text") {
-			unstable++ // Python prints an address here, or trips over it later
+		if e, ok := errors.AsType[*Error](err); ok && e.Class == Unsupported {
+			if unsupported++; int64(i) < written {
+				t.Errorf("%s\n got %v, want what Python gives", source, err)
+			}
 			continue
 		}
 		want, wantErr := field(t, d, "out"), field(t, d, "err")
@@ -48,10 +53,10 @@ func checkCases(t *testing.T, doc *Dict) {
 			t.Errorf("%s\n got %q, %v\nwant %s", source, out, err, message)
 		}
 	}
-	if unstable > len(cases)/50 {
-		t.Errorf("%d cases print addresses", unstable)
+	if unsupported > len(cases)/20 {
+		t.Errorf("got %d of %d cases that are not supported, want a twentieth at most", unsupported, len(cases))
 	}
-	t.Logf("%d of %d cases differ; %d of them render in Python, %d print addresses", bad, len(cases), rendered, unstable)
+	t.Logf("%d of %d cases differ; %d of them render in Python, %d are not supported", bad, len(cases), rendered, unsupported)
 }
 
 // sameError asks for the class, and for the text where clients are shown it.

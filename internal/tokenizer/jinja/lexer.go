@@ -26,7 +26,7 @@ type token struct {
 	kind  tokenKind
 	text  string // data, name, operator
 	value Value  // string, number
-	line  int
+	at    place
 }
 
 // is tells whether t is this operator or this name.
@@ -63,7 +63,7 @@ func (t token) describe() string {
 type lexer struct {
 	src    string
 	pos    int
-	line   int
+	at     place
 	tokens []token
 	// lineStart: the last match ended with a newline (or nothing was matched yet).
 	lineStart bool
@@ -71,37 +71,37 @@ type lexer struct {
 	closers []byte
 }
 
-func syntaxErrorf(line int, format string, args ...any) {
-	compileErrorf("TemplateSyntaxError", line, format, args...)
-}
-
-func compileErrorf(class string, line int, format string, args ...any) {
-	err := newErrorf(class, format, args...)
-	err.Line = line
-	panic(err)
-}
-
 func tokenize(source string) []token {
 	source = strings.ReplaceAll(source, "\r\n", "\n")
 	source = strings.ReplaceAll(source, "\r", "\n")
 	source = strings.TrimSuffix(source, "\n")
-	l := &lexer{src: source, line: 1, lineStart: true}
+	l := &lexer{src: source, at: place{1, 1}, lineStart: true}
 	for l.pos < len(l.src) {
 		l.root()
 	}
-	l.add(token{kind: tokEOF, line: l.line})
+	l.add(token{kind: tokEOF})
 	return l.tokens
 }
 
-func (l *lexer) add(t token) { l.tokens = append(l.tokens, t) }
+// add appends a token that starts at the current position.
+func (l *lexer) add(t token) {
+	t.at = l.at
+	l.tokens = append(l.tokens, t)
+}
 
-// advance moves to end and counts lines.
+// advance moves to end and counts lines and columns.
 func (l *lexer) advance(end int) {
-	if end > l.pos {
-		l.line += strings.Count(l.src[l.pos:end], "\n")
-		l.lineStart = l.src[end-1] == '\n'
-		l.pos = end
+	if end <= l.pos {
+		return
 	}
+	text := l.src[l.pos:end]
+	if n := strings.Count(text, "\n"); n > 0 {
+		l.at = place{l.at.line + n, 1}
+		text = text[strings.LastIndexByte(text, '\n')+1:]
+	}
+	l.at.column += utf8.RuneCountInString(text)
+	l.lineStart = text == ""
+	l.pos = end
 }
 
 func skipSpace(s string, i int) int {
@@ -143,7 +143,6 @@ func nextTag(s string, from int) int {
 // data adds the text before a tag, stripped as the tag's sign says.
 func (l *lexer) data(end int, sign byte, isVariable bool) {
 	text := l.src[l.pos:end]
-	line := l.line
 	switch {
 	case sign == '-':
 		text = strings.TrimRightFunc(text, isSpace)
@@ -154,7 +153,7 @@ func (l *lexer) data(end int, sign byte, isVariable bool) {
 		}
 	}
 	if text != "" {
-		l.add(token{kind: tokData, text: text, line: line})
+		l.add(token{kind: tokData, text: text})
 	}
 	l.advance(end)
 }
@@ -169,7 +168,7 @@ func signAt(s string, i int) byte {
 func (l *lexer) root() {
 	at := nextTag(l.src, l.pos)
 	if at < 0 {
-		l.add(token{kind: tokData, text: l.src[l.pos:], line: l.line})
+		l.add(token{kind: tokData, text: l.src[l.pos:]})
 		l.advance(len(l.src))
 		return
 	}
@@ -181,7 +180,7 @@ func (l *lexer) root() {
 	switch l.src[at+1] {
 	case '{':
 		l.data(at, sign, true)
-		l.add(token{kind: tokVariableBegin, line: l.line})
+		l.add(token{kind: tokVariableBegin})
 		l.advance(body)
 		l.tag("}}", tokVariableEnd)
 	case '#':
@@ -196,7 +195,7 @@ func (l *lexer) root() {
 			return
 		}
 		l.data(at, sign, false)
-		l.add(token{kind: tokBlockBegin, line: l.line})
+		l.add(token{kind: tokBlockBegin})
 		l.advance(body)
 		l.tag("%}", tokBlockEnd)
 	}
@@ -243,7 +242,7 @@ func (l *lexer) comment() {
 			return
 		}
 	}
-	syntaxErrorf(l.line, "Missing end of comment tag")
+	syntaxErrorf(l.at, "Missing end of comment tag")
 }
 
 func (l *lexer) raw() {
@@ -267,7 +266,7 @@ func (l *lexer) raw() {
 			return
 		}
 	}
-	syntaxErrorf(l.line, "Missing end of raw directive")
+	syntaxErrorf(l.at, "Missing end of raw directive")
 }
 
 var operators = []string{
@@ -307,7 +306,7 @@ func (l *lexer) tagEnd(mark string, kind tokenKind) bool {
 		end, ok = l.pos+2, true
 	}
 	if ok {
-		l.add(token{kind: kind, line: l.line})
+		l.add(token{kind: kind})
 		l.advance(end)
 	}
 	return ok
@@ -328,18 +327,18 @@ func (l *lexer) operator(r rune) {
 		case "}", ")", "]":
 			n := len(l.closers)
 			if n == 0 {
-				syntaxErrorf(l.line, "unexpected '%s'", op)
+				syntaxErrorf(l.at, "unexpected '%s'", op)
 			}
 			if want := l.closers[n-1]; want != op[0] {
-				syntaxErrorf(l.line, "unexpected '%s', expected '%c'", op, want)
+				syntaxErrorf(l.at, "unexpected '%s', expected '%c'", op, want)
 			}
 			l.closers = l.closers[:n-1]
 		}
-		l.add(token{kind: tokOperator, text: op, line: l.line})
+		l.add(token{kind: tokOperator, text: op})
 		l.advance(l.pos + len(op))
 		return
 	}
-	syntaxErrorf(l.line, "unexpected char %s at %d", reprText(string(r)), utf8.RuneCountInString(l.src[:l.pos]))
+	syntaxErrorf(l.at, "unexpected char %s at %d", reprText(string(r)), utf8.RuneCountInString(l.src[:l.pos]))
 }
 
 func (l *lexer) name() {
@@ -353,23 +352,23 @@ func (l *lexer) name() {
 	}
 	text := l.src[l.pos:end]
 	if r, _ := utf8.DecodeRuneInString(text); r != '_' && !unicode.IsLetter(r) {
-		syntaxErrorf(l.line, "Invalid character in identifier")
+		syntaxErrorf(l.at, "Invalid character in identifier")
 	}
-	l.add(token{kind: tokName, text: text, line: l.line})
+	l.add(token{kind: tokName, text: text})
 	l.advance(end)
 }
 
 // digits matches \d(_?\d)* and returns its end, or i if there is none.
-func digits(s string, i int, ok func(byte) bool) int {
-	if i >= len(s) || !ok(s[i]) {
+func digits(s string, i int) int {
+	if i >= len(s) || !isDigit(s[i]) {
 		return i
 	}
 	for i++; i < len(s); i++ {
-		if s[i] == '_' && i+1 < len(s) && ok(s[i+1]) {
+		if s[i] == '_' && i+1 < len(s) && isDigit(s[i+1]) {
 			i++
 			continue
 		}
-		if !ok(s[i]) {
+		if !isDigit(s[i]) {
 			break
 		}
 	}
@@ -384,47 +383,24 @@ func (l *lexer) number() bool {
 	if end := floatEnd(s, start); end > 0 {
 		f, err := strconv.ParseFloat(strings.ReplaceAll(s[start:end], "_", ""), 64)
 		if err != nil && f == 0 {
-			syntaxErrorf(l.line, "invalid float")
+			syntaxErrorf(l.at, "invalid float")
 		}
-		l.add(token{kind: tokNumber, value: Float(f), line: l.line})
+		l.add(token{kind: tokNumber, value: Float(f)})
 		l.advance(end)
 		return true
 	}
-	end := integerEnd(s, start)
+	end := digits(s, start)
 	text := strings.ReplaceAll(s[start:end], "_", "")
-	if len(text) > maxIntDigits {
-		syntaxErrorf(l.line, "integer with more than %d digits", maxIntDigits)
+	if s[start] == '0' && (strings.Trim(text, "0") != "" || end < len(s) && strings.IndexByte("bBoOxX", s[end]) >= 0) {
+		refusef(l.at, "a number with a prefix")
 	}
-	l.add(token{kind: tokNumber, value: parseInt(text), line: l.line})
+	n, ok := parseInt(text)
+	if !ok {
+		refusef(l.at, "an integer of more than %d digits", maxIntDigits)
+	}
+	l.add(token{kind: tokNumber, value: n})
 	l.advance(end)
 	return true
-}
-
-func integerEnd(s string, start int) int {
-	if s[start] != '0' {
-		return digits(s, start, isDigit)
-	}
-	if start+1 < len(s) {
-		var ok func(byte) bool
-		switch s[start+1] {
-		case 'b', 'B':
-			ok = func(c byte) bool { return c == '0' || c == '1' }
-		case 'o', 'O':
-			ok = func(c byte) bool { return c >= '0' && c <= '7' }
-		case 'x', 'X':
-			ok = func(c byte) bool { return isDigit(c) || c|32 >= 'a' && c|32 <= 'f' }
-		}
-		if ok != nil {
-			from := start + 2
-			if from < len(s) && s[from] == '_' {
-				from++
-			}
-			if end := digits(s, from, ok); end > from {
-				return end
-			}
-		}
-	}
-	return digits(s, start, func(c byte) bool { return c == '0' })
 }
 
 // floatEnd returns the end of the float at start, 0 if there is none.
@@ -432,10 +408,10 @@ func floatEnd(s string, start int) int {
 	if start > 0 && s[start-1] == '.' {
 		return 0
 	}
-	i := digits(s, start, isDigit)
+	i := digits(s, start)
 	end := 0
 	if i < len(s) && s[i] == '.' {
-		if j := digits(s, i+1, isDigit); j > i+1 {
+		if j := digits(s, i+1); j > i+1 {
 			i, end = j, j
 		}
 	}
@@ -444,7 +420,7 @@ func floatEnd(s string, start int) int {
 		if j < len(s) && (s[j] == '+' || s[j] == '-') {
 			j++
 		}
-		if k := digits(s, j, isDigit); k > j {
+		if k := digits(s, j); k > j {
 			end = k
 		}
 	}
@@ -457,7 +433,7 @@ func (l *lexer) text(quote byte) bool {
 		case '\\':
 			i++
 		case quote:
-			l.add(token{kind: tokString, value: String(l.unescape(l.src[l.pos+1 : i])), line: l.line})
+			l.add(token{kind: tokString, value: String(l.unescape(l.src[l.pos+1 : i]))})
 			l.advance(i + 1)
 			return true
 		}
@@ -465,63 +441,47 @@ func (l *lexer) text(quote byte) bool {
 	return false
 }
 
-// unescape is s.encode("ascii", "backslashreplace").decode("unicode-escape").
+// unescape replaces Python's escapes in the text between two quotes.
 func (l *lexer) unescape(s string) string {
 	if strings.IndexByte(s, '\\') < 0 {
 		return s
 	}
-	ascii := make([]byte, 0, len(s))
-	for _, r := range s {
-		switch {
-		case r < 0x80:
-			ascii = append(ascii, byte(r))
-		case r <= 0xff:
-			ascii = append(ascii, '\\', 'x', hexDigits[r>>4], hexDigits[r&15])
-		case r <= 0xffff:
-			ascii = appendEscape(ascii, r)
-		default:
-			ascii = append(ascii, '\\', 'U', '0', '0', hexDigits[r>>20&15], hexDigits[r>>16&15],
-				hexDigits[r>>12&15], hexDigits[r>>8&15], hexDigits[r>>4&15], hexDigits[r&15])
-		}
-	}
 	out := make([]byte, 0, len(s))
-	for i := 0; i < len(ascii); i++ {
-		if ascii[i] != '\\' || i+1 >= len(ascii) {
-			out = append(out, ascii[i])
+	for i := 0; i < len(s); i++ {
+		if s[i] != '\\' || i+1 >= len(s) {
+			out = append(out, s[i])
 			continue
 		}
 		i++
-		c := ascii[i]
-		if plain := stringEscapes[c]; plain != 0 {
-			out = append(out, plain)
-			continue
-		}
+		c := s[i]
+		size := 0
 		switch {
+		case stringEscapes[c] != 0:
+			out = append(out, stringEscapes[c])
 		case c == '\n':
-		case c >= '0' && c <= '7':
-			n := rune(0)
-			j := i
-			for ; j < len(ascii) && j < i+3 && ascii[j] >= '0' && ascii[j] <= '7'; j++ {
-				n = n<<3 | rune(ascii[j]-'0')
-			}
-			out = utf8.AppendRune(out, n)
-			i = j - 1
-		case c == 'x' || c == 'u' || c == 'U':
-			size := map[byte]int{'x': 2, 'u': 4, 'U': 8}[c]
-			if i+1+size > len(ascii) {
-				syntaxErrorf(l.line, "truncated \\%c escape", c)
-			}
-			n, err := strconv.ParseUint(string(ascii[i+1:i+1+size]), 16, 32)
-			if err != nil || n > unicode.MaxRune || n >= 0xd800 && n < 0xe000 {
-				syntaxErrorf(l.line, "illegal Unicode character")
-			}
-			out = utf8.AppendRune(out, rune(n))
-			i += size
-		case c == 'N':
-			syntaxErrorf(l.line, "unknown Unicode character name")
+		case c == 'x':
+			size = 2
+		case c == 'u':
+			size = 4
+		case c == 'U':
+			size = 8
+		case isDigit(c) || c == 'N' || c >= utf8.RuneSelf:
+			refusef(l.at, "the escape %q", s[i-1:i+1])
 		default:
 			out = append(out, '\\', c)
 		}
+		if size == 0 {
+			continue
+		}
+		if i+1+size > len(s) {
+			syntaxErrorf(l.at, "truncated \\%c escape", c)
+		}
+		n, err := strconv.ParseUint(s[i+1:i+1+size], 16, 32)
+		if err != nil || !utf8.ValidRune(rune(n)) {
+			syntaxErrorf(l.at, "illegal Unicode character")
+		}
+		out = utf8.AppendRune(out, rune(n))
+		i += size
 	}
 	return string(out)
 }

@@ -14,20 +14,12 @@ func TestHostileTemplates(t *testing.T) {
 		"loops":           "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
 		"output":          "{% for a in range(99999) %}{{ 'x' * 10000 }}{% endfor %}",
 		"long text":       "{{ 'x' * 10 ** 12 }}",
-		"long list":       "{{ [1] * 10 ** 12 }}",
-		"huge int":        "{{ 10 ** (10 ** 8) }}",
-		"int squares":     "{% set ns = namespace(x=3) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
 		"doubling text":   "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
 		"doubling list":   "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
 		"doubling json":   "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
 		"nested repr":     "{% set ns = namespace(x=[1]) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
 		"nested equality": "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% set ns.y = [ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
-		"nested key":      "{% set ns = namespace(x=(1,)) %}{% for i in range(99999) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ {ns.x: 1} }}",
 		"recursive macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-		"recursive loop":  "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-		"recursive block": "{% block b %}{{ self.b() }}{% endblock %}",
-		"wide format":     "{{ '%999999999d' % 1 }}",
-		"wide format map": "{{ '{:999999999}'.format(1) }}",
 		"replace":         "{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}",
 		"own namespace":   "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
 		"parentheses":     "{{ " + deep("(", 100000) + deep(")", 100000) + " }}",
@@ -36,7 +28,7 @@ func TestHostileTemplates(t *testing.T) {
 		"minuses":         "{{ " + deep("-", 100000) + "1 }}",
 		"sum":             "{{ 1" + deep("+1", 100000) + " }}",
 		"dots":            "{{ x" + deep(".x", 100000) + " }}",
-		"filters":         "{{ x" + deep("|e", 100000) + " }}",
+		"filters":         "{{ x" + deep("|trim", 100000) + " }}",
 		"ifs":             deep("{% if 1 %}", 100000),
 		"elses":           "{{ 1" + deep(" if 1 else 1", 100000) + " }}",
 		"and":             "{{ 1" + deep(" and 1", 100000) + " }}",
@@ -126,27 +118,21 @@ func BenchmarkParseJSON(b *testing.B) {
 }
 
 func TestContentFormat(t *testing.T) {
-	for _, c := range []struct{ source, want, strict, sglang string }{
-		{"{% for m in messages %}{{ m.content }}{% endfor %}", "string", "string", "string"},
-		{"{% for m in messages %}{% for c in m['content'] %}{% endfor %}{% endfor %}", "openai", "openai", "openai"},
-		{"{% set ms = messages[1:] %}{% for m in ms %}{% for c in m.content | list %}{% endfor %}{% endfor %}", "openai", "openai", "openai"},
-		{"{% macro r(content) %}{% for c in content %}{% endfor %}{% endmacro %}", "openai", "string", "string"},
-		{"{% for a, b in messages %}{% for c in content %}{% endfor %}{% endfor %}", "string", "string", "string"},
-		{"{% for m in other %}{% for c in m.content %}{% endfor %}{% endfor %}", "string", "string", "openai"},
-		{"{{ 'image' }}", "string", "string", "openai"},
+	for _, c := range []struct{ source, want string }{
+		{"{% for m in messages %}{{ m.content }}{% endfor %}", "string"},
+		{"{% for m in messages %}{% for c in m['content'] %}{% endfor %}{% endfor %}", "openai"},
+		{"{% set ms = messages[1:] %}{% for m in ms %}{% for c in m.content | list %}{% endfor %}{% endfor %}", "openai"},
+		{"{% macro r(content) %}{% for c in content %}{% endfor %}{% endmacro %}", "openai"},
+		{"{% for a, b in messages %}{% for c in content %}{% endfor %}{% endfor %}", "string"},
+		{"{% for m in other %}{% for c in m.content %}{% endfor %}{% endfor %}", "string"},
+		{"{{ 'image' }}", "string"},
 	} {
 		tpl, err := Compile(c.source)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := tpl.ContentFormat(); got != c.want {
-			t.Errorf("%s: %s, want %s", c.source, got, c.want)
-		}
-		if got := tpl.ContentFormatStrict(); got != c.strict {
-			t.Errorf("%s: strict %s, want %s", c.source, got, c.strict)
-		}
-		if got := tpl.ContentFormatSGLang(); got != c.sglang {
-			t.Errorf("%s: for SGLang %s, want %s", c.source, got, c.sglang)
+			t.Errorf("%s: got %s, want %s", c.source, got, c.want)
 		}
 	}
 }

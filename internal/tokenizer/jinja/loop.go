@@ -28,14 +28,9 @@ type loopObject struct {
 	it      *iteration
 	index0  int64
 	length  int64 // -1: not known yet
-	depth0  int64
 	before  Value
 	current Value
 	after   Value // kindMissing: not read ahead
-	changed []Value
-	// called tells changed of a first call from one with no arguments.
-	called  bool
-	recurse func(v Value, depth int64) Value
 }
 
 func (l *loopObject) advance() bool {
@@ -100,8 +95,6 @@ var loopAttributes = map[string]func(l *loopObject) Value{
 		return Bool(!ok)
 	},
 	"length": func(l *loopObject) Value { return Int(l.len()) },
-	"depth":  func(l *loopObject) Value { return Int(l.depth0 + 1) },
-	"depth0": func(l *loopObject) Value { return Int(l.depth0) },
 	"previtem": func(l *loopObject) Value {
 		if l.index0 == 0 {
 			return undefinedOf(&undefinedInfo{hint: "there is no previous item"})
@@ -114,43 +107,16 @@ var loopAttributes = map[string]func(l *loopObject) Value{
 		}
 		return undefinedOf(&undefinedInfo{hint: "there is no next item"})
 	},
-	"cycle": func(l *loopObject) Value {
-		l.m.charge(6 * valueSize)
-		return function("cycle", func(_ *machine, a *arguments) Value {
-			a.noKeywords("cycle")
-			if len(a.pos) == 0 {
-				raisef("TypeError", "no items for cycling given")
-			}
-			return a.pos[l.index0%int64(len(a.pos))]
-		})
-	},
-	"changed": func(l *loopObject) Value {
-		l.m.charge(6 * valueSize)
-		return function("changed", func(m *machine, a *arguments) Value {
-			a.noKeywords("changed")
-			if l.called && m.equalItems(l.changed, a.pos, 0) {
-				return Bool(false)
-			}
-			l.called = true
-			m.charge(len(a.pos) * valueSize)
-			l.changed = append([]Value(nil), a.pos...)
-			return Bool(true)
-		})
-	},
 }
 
 func (c *compiler) forLoop(s scope, n *node) stmt {
-	extended := n.recursive || undeclared(n.body, "loop")["loop"]
-	n.walk(func(x *node) { extended = extended || x.kind == nodeBlock && x.recursive })
+	extended := undeclared(n.body, "loop")["loop"]
 	n.walk(func(x *node) {
 		if x.kind == nodeName && x.ctx == ctxStore && x.name == "loop" {
-			compileErrorf("TemplateAssertionError", x.line, "Can't assign to special loop variable in for-loop target")
+			compileErrorf("TemplateAssertionError", x.at, "Can't assign to special loop variable in for-loop target")
 		}
 	})
 	fn := s.sym.fn
-	if n.recursive {
-		fn = &funcScope{parent: fn}
-	}
 	l := &loopCode{slot: -1}
 	in := s.inner(fn)
 	in.loop = true
@@ -172,27 +138,12 @@ func (c *compiler) forLoop(s scope, n *node) stmt {
 	l.enter = c.enter(in)
 	if n.other != nil {
 		other := s.inner(fn)
-		other.loop = s.loop && !n.recursive
+		other.loop = s.loop
 		other.sym.visitAll(n.other)
 		l.other = c.function(other, n.other)
 	}
 	iter := c.expr(s, n.b)
-	if !n.recursive {
-		return func(f *frame) signal { return l.run(f, iter(f), nil, 0) }
-	}
-	return func(f *frame) signal {
-		var recurse func(v Value, depth int64) Value
-		recurse = func(v Value, depth int64) Value {
-			f.m.enterCall()
-			text, _ := f.m.capture(f.m.newFrame(fn, f), func(g *frame) signal {
-				return l.run(g, v, recurse, depth)
-			})
-			f.m.leaveCall()
-			return text
-		}
-		f.m.emit(recurse(iter(f), 0))
-		return signalNone
-	}
+	return func(f *frame) signal { return l.run(f, iter(f)) }
 }
 
 type loopCode struct {
@@ -206,7 +157,7 @@ type loopCode struct {
 	testEnter  func(f *frame)
 }
 
-func (l *loopCode) run(f *frame, v Value, recurse func(Value, int64) Value, depth int64) signal {
+func (l *loopCode) run(f *frame, v Value) signal {
 	m := f.m
 	it := m.iterate(v)
 	if l.test != nil {
@@ -214,7 +165,7 @@ func (l *loopCode) run(f *frame, v Value, recurse func(Value, int64) Value, dept
 	}
 	var loop *loopObject
 	if l.slot >= 0 {
-		loop = &loopObject{m: m, it: &it, index0: -1, length: -1, depth0: depth, after: Value{kind: kindMissing}, recurse: recurse}
+		loop = &loopObject{m: m, it: &it, index0: -1, length: -1, after: Value{kind: kindMissing}}
 		f.slots[l.slot] = Value{kind: kindMissing}
 	}
 	empty := true

@@ -11,7 +11,6 @@ import (
 type machine struct {
 	t     *Template
 	ctx   *Dict
-	vars  *Dict // what the top level has set, only for templates with blocks
 	now   time.Time
 	names []Value // the values of Template.names
 
@@ -85,6 +84,15 @@ func (m *machine) charge(bytes int) {
 	m.step()
 }
 
+// chargeInt charges for the digits of an int.
+func (m *machine) chargeInt(v Value) {
+	if v.kind == KindInt && v.p != nil {
+		words := v.big().BitLen() / 64
+		m.steps -= words * words / 32
+		m.charge(words * 18)
+	}
+}
+
 // chargeRepeat charges n copies of size bytes.
 func (m *machine) chargeRepeat(n int64, size int) {
 	if n > 0 && size > 0 && n > int64(m.memory/size) {
@@ -109,19 +117,7 @@ func (m *machine) newFrame(fn *funcScope, parent *frame) *frame {
 	return &frame{slots: make([]Value, fn.slots), parent: parent, m: m}
 }
 
-func (m *machine) lookup(i int) Value {
-	if m.vars != nil {
-		if v, ok := m.vars.Get(m.t.names[i]); ok {
-			return v
-		}
-	}
-	return m.names[i]
-}
-
 func (m *machine) fromContext(name string) Value {
-	if name == "self" {
-		return Value{kind: kindSelf}
-	}
 	if v, ok := m.ctx.Get(name); ok {
 		return v
 	}
@@ -129,13 +125,6 @@ func (m *machine) fromContext(name string) Value {
 		return v
 	}
 	return Value{kind: kindMissing}
-}
-
-func (m *machine) export(name string, v Value) {
-	if m.vars == nil {
-		m.vars = new(Dict)
-	}
-	m.vars.Set(name, v)
 }
 
 func (m *machine) write(text string) {
@@ -201,21 +190,7 @@ func (m *machine) call(v Value, a *arguments) Value {
 		}
 		return fn.call(m, a)
 	case kindLoop:
-		l := (*loopObject)(v.p)
-		if l.recurse == nil {
-			raisef("TypeError", "The loop must have the 'recursive' marker to be called recursively.")
-		}
-		if len(a.pos) != 1 || len(a.kw) != 0 {
-			raisef("TypeError", "loop takes one argument")
-		}
-		return l.recurse(a.pos[0], l.depth0+1)
-	case kindJoiner:
-		j := (*joinerObject)(v.p)
-		if !j.used {
-			j.used = true
-			return String("")
-		}
-		return j.sep
+		raisef("TypeError", "The loop must have the 'recursive' marker to be called recursively.")
 	case KindUndefined:
 		mustDefined(v)
 	}
@@ -255,7 +230,7 @@ func (m *machine) callMacro(o *macroObject, a *arguments) Value {
 		}
 		f.slots[code.caller] = v
 	}
-	m.macroRest(code, f, a, used, n)
+	code.refuseRest(a, used)
 	code.enter(f)
 	for i, slot := range code.slots {
 		if f.slots[slot].kind != kindMissing {
@@ -272,33 +247,25 @@ func (m *machine) callMacro(o *macroObject, a *arguments) Value {
 	return text
 }
 
-// macroRest hands over or refuses the arguments that no parameter took.
-func (m *machine) macroRest(code *macroCode, f *frame, a *arguments, used []bool, n int) {
+// refuseRest raises for arguments that no parameter took.
+func (code *macroCode) refuseRest(a *arguments, used []bool) {
 	name := "None"
 	if code.name != "" {
 		name = reprText(code.name)
 	}
-	rest := NewDict(0)
-	m.charge(len(a.kw) * dictEntry)
-	for i, v := range a.kw {
-		if !used[i] {
-			rest.Set(a.names[i], v)
+	first := ""
+	for i := len(used) - 1; i >= 0; i-- {
+		if used[i] {
+			continue
 		}
-	}
-	switch {
-	case code.kwargs >= 0:
-		f.slots[code.kwargs] = FromDict(rest)
-	case rest.Len() > 0:
-		if _, ok := rest.Get("caller"); ok {
+		if first = a.names[i]; first == "caller" {
 			raisef("TypeError", "macro %s was invoked with two values for the special caller argument. This is most likely a bug.", name)
 		}
-		raisef("TypeError", "macro %s takes no keyword argument %s", name, reprText(rest.entries[0].key.str()))
 	}
-	switch {
-	case code.varargs >= 0:
-		m.charge((len(a.pos) - n) * valueSize)
-		f.slots[code.varargs] = Tuple(append([]Value(nil), a.pos[n:]...))
-	case len(a.pos) > n:
+	if first != "" {
+		raisef("TypeError", "macro %s takes no keyword argument %s", name, reprText(first))
+	}
+	if len(a.pos) > len(code.params) {
 		raisef("TypeError", "macro %s takes not more than %d argument(s)", name, len(code.params))
 	}
 }
@@ -337,19 +304,26 @@ func (m *machine) iterate(v Value) iteration {
 	case kindIterator:
 		return iteration{length: -1, next: (*iterator)(v.p).next}
 	case kindLoop:
-		l := (*loopObject)(v.p)
-		return iteration{length: -1, next: func() (Value, bool) {
-			if !l.advance() {
-				return Value{}, false
-			}
-			m.charge(4 * valueSize)
-			return Tuple([]Value{l.current, v}), true
-		}}
+		unsupportedf("a loop over the variable loop")
 	case KindUndefined:
 		return iteration{}
 	}
 	raisef("TypeError", "'%s' object is not iterable", typeName(v))
 	return iteration{}
+}
+
+func canIterate(v Value) bool {
+	switch v.kind {
+	case KindString, KindList, KindTuple, KindDict, kindRange, kindView, kindIterator, kindLoop, KindUndefined:
+		return true
+	}
+	return false
+}
+
+func mustIterate(v Value) {
+	if !canIterate(v) {
+		raisef("TypeError", "'%s' object is not iterable", typeName(v))
+	}
 }
 
 func counted(n int, at func(i int) Value) iteration {
@@ -432,7 +406,7 @@ func (m *machine) contains(container, item Value) bool {
 			}
 			return false
 		}
-	case KindUndefined, KindList, KindTuple, kindIterator, kindLoop:
+	case KindUndefined, KindList, KindTuple, kindIterator:
 	default:
 		raisef("TypeError", "argument of type '%s' is not iterable", typeName(container))
 	}

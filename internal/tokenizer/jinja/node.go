@@ -28,17 +28,14 @@ const (
 	nodeCompare                     // a, ops with list
 	nodeAssign                      // a = target, b = value
 	nodeAssignBlock                 // a = target, b = filter or nil, body
-	nodeFor                         // a = target, b = iter, c = test, body, other, recursive
+	nodeFor                         // a = target, b = iter, c = test, body, other
 	nodeIf                          // a = test, body, list = elifs, other
 	nodeMacro                       // name, params, list = defaults, body
 	nodeCallBlock                   // a = call, params, list = defaults, body
 	nodeFilterBlock                 // a = filter, body
-	nodeWith                        // params = targets, list = values, body
-	nodeScope                       // body (autoescape)
-	nodeBlock                       // name, body
+	nodeTemplate                    // body
 	nodeBreak
 	nodeContinue
-	nodeNoLoader // extends, include, import: a = template name; name = statement
 	nodeGeneration
 )
 
@@ -54,29 +51,27 @@ const (
 // node is one node of the syntax tree; the comment beside its kind tells which
 // fields it uses. One struct for all keeps the walks over the tree short.
 type node struct {
-	kind      nodeKind
-	ctx       nodeCtx
-	recursive bool
-	line      int
-	name      string
-	attr      string
-	value     Value
-	a, b, c   *node
-	list      []*node
-	ops       []string
-	params    []*node
-	call      callArgs
-	body      []*node
-	other     []*node
+	kind    nodeKind
+	ctx     nodeCtx
+	at      place
+	name    string
+	attr    string
+	value   Value
+	a, b, c *node
+	list    []*node
+	ops     []string
+	params  []*node
+	call    callArgs
+	body    []*node
+	other   []*node
 }
 
 // callArgs are the arguments of a call, a filter or a test.
 type callArgs struct {
-	args      []*node
-	names     []string // of kwargs
-	kwargs    []*node
-	dynArgs   *node
-	dynKwargs *node
+	args    []*node
+	names   []string // of kwargs
+	kwargs  []*node
+	dynArgs *node
 }
 
 // children calls f for each direct child in the order of Jinja2's fields.
@@ -101,7 +96,6 @@ func (n *node) children(f func(*node)) {
 	each(n.call.args)
 	each(n.call.kwargs)
 	one(n.call.dynArgs)
-	one(n.call.dynKwargs)
 	each(n.body)
 	each(n.other)
 }

@@ -31,13 +31,3 @@ func undefinedOf(u *undefinedInfo) Value {
 
 // namespaceObject is jinja2's Namespace.
 type namespaceObject struct{ attrs *Dict }
-
-type cyclerObject struct {
-	items []Value
-	pos   int
-}
-
-type joinerObject struct {
-	sep  Value
-	used bool
-}

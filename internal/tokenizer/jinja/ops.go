@@ -14,7 +14,7 @@ type undefinedInfo struct {
 	hint   string // the whole text, if not empty
 	name   string // the name or the key, as text
 	obj    Value  // what had no such attribute, kindMissing if it was a plain name
-	byItem bool   // the key was no str
+	byItem bool   // the key was not a str
 	unsafe bool   // the sandbox refuses this attribute
 }
 
@@ -48,7 +48,7 @@ func objectTypeRepr(v Value) string {
 			return "markupsafe.Markup object"
 		}
 		return "str object"
-	case KindUndefined, kindNamespace, kindLoop, kindCycler, kindJoiner, kindCallable:
+	case KindUndefined, kindNamespace, kindLoop, kindCallable:
 		return typeModule(v) + typeName(v) + " object"
 	default:
 		return typeName(v) + " object"
@@ -62,7 +62,7 @@ func typeModule(v Value) string {
 			return "jinja2.runtime."
 		}
 		return ""
-	case kindNamespace, kindCycler, kindJoiner:
+	case kindNamespace:
 		return "jinja2.utils."
 	default:
 		return "jinja2.runtime."
@@ -90,9 +90,6 @@ func typeName(v Value) string {
 	case KindList:
 		return "list"
 	case KindTuple:
-		if v.safe {
-			return "_GroupTuple"
-		}
 		return "tuple"
 	case KindDict:
 		return "dict"
@@ -114,10 +111,6 @@ func typeName(v Value) string {
 			return "builtin_function_or_method"
 		}
 		return "function"
-	case kindCycler:
-		return "Cycler"
-	case kindJoiner:
-		return "Joiner"
 	default:
 		return "object"
 	}
@@ -159,31 +152,15 @@ func (m *machine) equalAt(a, b Value, depth int) bool {
 		return a.p == b.p || m.equalItems(a.seq(), b.seq(), depth)
 	case KindDict:
 		return a.p == b.p || m.equalDicts(a.dict(), b.dict(), depth)
-	case kindRange:
-		x, y := (*rangeObject)(a.p), (*rangeObject)(b.p)
-		n := x.length()
-		return n == y.length() && (n == 0 || x.start == y.start && (n == 1 || x.step == y.step))
-	case kindView:
-		x, y := (*dictView)(a.p), (*dictView)(b.p)
-		if x.of == viewValues || y.of == viewValues || x.of != y.of {
-			return a.p == b.p
-		}
-		if x.dict.Len() != y.dict.Len() {
-			return false
-		}
-		for i := range x.dict.entries {
-			j := y.dict.find(x.dict.entries[i].key)
-			if j < 0 || x.of == viewItems && !m.equalAt(x.dict.entries[i].value, y.dict.entries[j].value, depth+1) {
-				return false
-			}
-		}
-		return true
+	case kindRange, kindView:
+		unsupportedf("comparison of a %s", typeName(a))
+		return false
 	default:
 		return a.p == b.p
 	}
 }
 
-// same is what Python's containers ask: identity, then equality.
+// same is the comparison of Python's containers: identity, then equality.
 func (m *machine) same(a, b Value, depth int) bool {
 	m.step()
 	if a.kind == b.kind && a.p == b.p && a.n == b.n {
@@ -268,7 +245,7 @@ func (m *machine) less(a, b Value) bool {
 	return ok && c < 0
 }
 
-// order is the comparison of Python's sorted, which asks a < b.
+// order is the comparison of Python's sorted, which uses only a < b.
 func (m *machine) order(a, b Value) int {
 	if m.less(a, b) {
 		return -1
@@ -306,47 +283,18 @@ func (m *machine) compare(a, b Value, op string, depth int) (c int, ok bool) {
 	return 0, false
 }
 
-// mustHash raises unless v can be a key of a dict.
-// A key is copied and compared when it is stored or looked up, which is paid here.
+// mustHash raises unless v can be a key of a dict, and charges for the copy and
+// the comparisons of a key that is stored or looked up.
 func (m *machine) mustHash(v Value) {
-	if v.kind == KindString {
-		m.work(int(v.n))
-		return
-	}
-	parts, size := hashCost(v, 0)
-	m.steps -= parts
-	m.charge(size)
-}
-
-// hashCost returns how many parts a key has, and the bytes of its hash text.
-func hashCost(v Value, depth int) (parts, size int) {
-	if depth > maxNesting {
-		raisef("RecursionError", "maximum recursion depth exceeded")
-	}
 	switch v.kind {
-	case KindList, KindDict, kindView:
-		if v.kind != kindView || (*dictView)(v.p).of != viewValues {
-			raisef("TypeError", "unhashable type: '%s'", typeName(v))
-		}
-	case KindTuple:
-		parts, size = 1, 32
-		for _, item := range v.seq() {
-			n, s := hashCost(item, depth+1)
-			size += s
-			if parts += n; parts > maxKeyNodes {
-				raisef("RecursionError", "key with more than %d parts", maxKeyNodes)
-			}
-		}
-		return parts, size
 	case KindString:
-		return 1, 32 + int(v.n)
-	case KindInt:
-		if v.p != nil {
-			return 1 + v.big().BitLen()/16, 32 + v.big().BitLen()/3
-		}
+		m.work(int(v.n))
+	case KindUndefined, KindNone, KindBool, KindInt, KindFloat:
+		m.charge(32)
+		m.chargeInt(v)
+	case KindList, KindDict:
+		raisef("TypeError", "unhashable type: '%s'", typeName(v))
+	default:
+		unsupportedf("a %s as a key", typeName(v))
 	}
-	return 1, 32
 }
-
-// maxKeyNodes bounds the size of a tuple that is the key of a dict.
-const maxKeyNodes = 1000

@@ -19,7 +19,7 @@ type parser struct {
 func parse(source string) *node {
 	p := &parser{tokens: tokenize(source)}
 	body := p.statements(nil)
-	return &node{kind: nodeScope, body: body, line: 1}
+	return &node{kind: nodeTemplate, body: body, at: place{1, 1}}
 }
 
 func (p *parser) cur() token  { return p.tokens[p.pos] }
@@ -33,7 +33,7 @@ func (p *parser) next() token {
 	return t
 }
 
-func (p *parser) failf(format string, args ...any) { syntaxErrorf(p.cur().line, format, args...) }
+func (p *parser) failf(format string, args ...any) { syntaxErrorf(p.cur().at, format, args...) }
 
 func (p *parser) isOp(text string) bool   { return p.cur().is(tokOperator, text) }
 func (p *parser) isName(text string) bool { return p.cur().is(tokName, text) }
@@ -99,7 +99,7 @@ func (p *parser) statements(ends []string) []*node {
 	var body, data []*node
 	flush := func() {
 		if len(data) > 0 {
-			body = append(body, &node{kind: nodeOutput, list: data, line: data[0].line})
+			body = append(body, &node{kind: nodeOutput, list: data, at: data[0].at})
 			data = nil
 		}
 	}
@@ -114,7 +114,7 @@ func (p *parser) statements(ends []string) []*node {
 			return body
 		case tokData:
 			p.next()
-			data = append(data, &node{kind: nodeData, name: t.text, line: t.line})
+			data = append(data, &node{kind: nodeData, name: t.text, at: t.at})
 		case tokVariableBegin:
 			p.next()
 			data = append(data, p.tuple(tupleOptions{condExpr: true}))
@@ -162,11 +162,7 @@ func init() { //nolint:gochecknoinits // breaks the cycle between the table and 
 	statementParsers = map[string]func(*parser) *node{
 		"for": (*parser).forStatement, "if": (*parser).ifStatement, "set": (*parser).setStatement,
 		"macro": (*parser).macro, "call": (*parser).callBlock, "filter": (*parser).filterBlock,
-		"with": (*parser).with, "print": (*parser).printStatement, "block": (*parser).blockStatement,
-		"autoescape": (*parser).autoescape, "generation": (*parser).generation,
-		"break": (*parser).loopControl, "continue": (*parser).loopControl,
-		"extends": (*parser).noLoader, "include": (*parser).noLoader,
-		"import": (*parser).noLoader, "from": (*parser).noLoader,
+		"generation": (*parser).generation, "break": (*parser).loopControl, "continue": (*parser).loopControl,
 	}
 }
 
@@ -176,12 +172,15 @@ func (p *parser) statement() *node {
 		p.failf("tag name expected")
 	}
 	read, ok := statementParsers[t.text]
+	if otherTags[t.text] {
+		refusef(t.at, "tag %q", t.text)
+	}
 	if !ok {
 		p.unknownTag("Encountered unknown tag " + reprText(t.text) + ".")
 	}
 	p.next()
 	n := read(p)
-	n.line = t.line
+	n.at = t.at
 	return n
 }
 
@@ -193,7 +192,9 @@ func (p *parser) forStatement() *node {
 	if p.skipName("if") {
 		n.c = p.expression()
 	}
-	n.recursive = p.skipName("recursive")
+	if p.isName("recursive") {
+		refusef(p.cur().at, "a recursive loop")
+	}
 	n.body = p.block("endfor", "else")
 	if p.next().text == "else" {
 		n.other = p.lastBlock("endfor")
@@ -205,7 +206,7 @@ func (p *parser) ifStatement() *node {
 	first := &node{kind: nodeIf}
 	n := first
 	for {
-		n.line = p.cur().line
+		n.at = p.cur().at
 		n.a = p.tuple(tupleOptions{})
 		n.body = p.block("elif", "else", "endif")
 		switch p.next().text {
@@ -236,7 +237,7 @@ func (p *parser) signature(n *node) {
 		if len(n.params) > 0 {
 			p.expectOp(",")
 		}
-		n.params = append(n.params, &node{kind: nodeName, name: p.nameTarget(), ctx: ctxParam, line: p.cur().line})
+		n.params = append(n.params, &node{kind: nodeName, name: p.nameTarget(), ctx: ctxParam, at: p.cur().at})
 		if p.skipOp("=") {
 			n.list = append(n.list, p.expression())
 		} else if len(n.list) > 0 {
@@ -285,51 +286,6 @@ func (p *parser) filterBlock() *node {
 	return n
 }
 
-func (p *parser) with() *node {
-	n := &node{kind: nodeWith}
-	for p.cur().kind != tokBlockEnd {
-		if len(n.params) > 0 {
-			p.expectOp(",")
-		}
-		target := p.target(tupleOptions{})
-		setCtx(target, ctxParam)
-		p.expectOp("=")
-		n.params = append(n.params, target)
-		n.list = append(n.list, p.expression())
-	}
-	n.body = p.lastBlock("endwith")
-	return n
-}
-
-func (p *parser) printStatement() *node {
-	n := &node{kind: nodeOutput}
-	for p.cur().kind != tokBlockEnd {
-		if len(n.list) > 0 {
-			p.expectOp(",")
-		}
-		n.list = append(n.list, p.expression())
-	}
-	return n
-}
-
-func (p *parser) blockStatement() *node {
-	n := &node{kind: nodeBlock, name: p.expectName()}
-	n.recursive = p.skipName("scoped")
-	p.skipName("required")
-	n.body = p.lastBlock("endblock")
-	p.skipName(n.name)
-	return n
-}
-
-func (p *parser) autoescape() *node {
-	n := &node{kind: nodeScope, a: p.expression()}
-	if n.a.kind != nodeConst || n.a.value.Truth() {
-		p.failf("autoescape is not supported")
-	}
-	n.body = p.lastBlock("endautoescape")
-	return n
-}
-
 func (p *parser) generation() *node {
 	n := &node{kind: nodeGeneration}
 	n.body = p.lastBlock("endgeneration")
@@ -342,16 +298,6 @@ func (p *parser) loopControl() *node {
 		kind = nodeContinue
 	}
 	return &node{kind: kind}
-}
-
-// noLoader reads the statements that need other templates. The engines have no
-// loader, so each of them fails when it is reached.
-func (p *parser) noLoader() *node {
-	n := &node{kind: nodeNoLoader, name: p.tokens[p.pos-1].text, a: p.expression()}
-	for p.cur().kind != tokBlockEnd && p.cur().kind != tokEOF {
-		p.next()
-	}
-	return n
 }
 
 // tupleOptions say how far a tuple without brackets reaches.
@@ -398,7 +344,7 @@ func (p *parser) tupleEnd(end string) bool {
 }
 
 func (p *parser) tuple(o tupleOptions) *node {
-	line := p.cur().line
+	at := p.cur().at
 	var items []*node
 	isTuple := false
 	for {
@@ -429,7 +375,7 @@ func (p *parser) tuple(o tupleOptions) *node {
 			p.failf("Expected an expression, got %s", reprText(p.cur().describe()))
 		}
 	}
-	return &node{kind: nodeTuple, list: items, line: line}
+	return &node{kind: nodeTuple, list: items, at: at}
 }
 
 func (p *parser) expression() *node {
@@ -437,7 +383,7 @@ func (p *parser) expression() *node {
 	defer p.leave()
 	n := p.or()
 	for links := 0; p.skipName("if"); p.grow(&links) {
-		cond := &node{kind: nodeCond, line: n.line, b: n, a: p.or()}
+		cond := &node{kind: nodeCond, at: n.at, b: n, a: p.or()}
 		if p.skipName("else") {
 			cond.c = p.expression()
 		}
@@ -449,7 +395,7 @@ func (p *parser) expression() *node {
 func (p *parser) or() *node {
 	n := p.and()
 	for links := 0; p.skipName("or"); p.grow(&links) {
-		n = &node{kind: nodeOr, a: n, b: p.and(), line: n.line}
+		n = &node{kind: nodeOr, a: n, b: p.and(), at: n.at}
 	}
 	return n
 }
@@ -457,7 +403,7 @@ func (p *parser) or() *node {
 func (p *parser) and() *node {
 	n := p.not()
 	for links := 0; p.skipName("and"); p.grow(&links) {
-		n = &node{kind: nodeAnd, a: n, b: p.not(), line: n.line}
+		n = &node{kind: nodeAnd, a: n, b: p.not(), at: n.at}
 	}
 	return n
 }
@@ -466,7 +412,7 @@ func (p *parser) not() *node {
 	p.enter()
 	defer p.leave()
 	if p.skipName("not") {
-		return &node{kind: nodeNot, a: p.not(), line: p.cur().line}
+		return &node{kind: nodeNot, a: p.not(), at: p.cur().at}
 	}
 	return p.comparison()
 }
@@ -475,7 +421,7 @@ var comparisons = []string{"==", "!=", "<", "<=", ">", ">="}
 
 func (p *parser) comparison() *node {
 	first := p.binary(0)
-	n := &node{kind: nodeCompare, a: first, line: first.line}
+	n := &node{kind: nodeCompare, a: first, at: first.at}
 	for {
 		t := p.cur()
 		op := t.text
@@ -500,12 +446,16 @@ func (p *parser) comparison() *node {
 }
 
 // binaryLevels lists the operators that bind equally, loosest first. All of
-// them bind to the left, the power too.
-var binaryLevels = [][]string{{"+", "-"}, {"~"}, {"*", "/", "//", "%"}, {"**"}}
+// them bind to the left.
+var binaryLevels = [][]string{{"+", "-"}, {"~"}, {"*", "/", "//", "%"}}
 
 func (p *parser) binary(level int) *node {
 	if level == len(binaryLevels) {
-		return p.unary(true)
+		n := p.unary(true)
+		if p.isOp("**") {
+			refusef(p.cur().at, "operator %q", "**")
+		}
+		return n
 	}
 	n := p.binary(level + 1)
 	joined := false
@@ -514,11 +464,11 @@ func (p *parser) binary(level int) *node {
 		right := p.binary(level + 1)
 		switch {
 		case op != "~":
-			n = &node{kind: nodeBinary, name: op, a: n, b: right, line: n.line}
+			n = &node{kind: nodeBinary, name: op, a: n, b: right, at: n.at}
 		case joined:
 			n.list = append(n.list, right)
 		default:
-			n = &node{kind: nodeConcat, list: []*node{n, right}, line: n.line}
+			n = &node{kind: nodeConcat, list: []*node{n, right}, at: n.at}
 			joined = true
 		}
 		// A chain becomes a tree that leans to the left: it is as deep as it is long.
@@ -533,13 +483,13 @@ func (p *parser) binary(level int) *node {
 func (p *parser) unary(withFilter bool) *node {
 	p.enter()
 	defer p.leave()
-	line := p.cur().line
+	at := p.cur().at
 	var n *node
 	switch {
 	case p.skipOp("-"):
-		n = &node{kind: nodeNeg, a: p.unary(false), line: line}
+		n = &node{kind: nodeNeg, a: p.unary(false), at: at}
 	case p.skipOp("+"):
-		n = &node{kind: nodePos, a: p.unary(false), line: line}
+		n = &node{kind: nodePos, a: p.unary(false), at: at}
 	default:
 		n = p.primary(false)
 	}
@@ -557,23 +507,23 @@ func (p *parser) primary(namespace bool) *node {
 		p.next()
 		switch t.text {
 		case "true", "True", "false", "False":
-			return &node{kind: nodeConst, value: Bool(t.text[0]|32 == 't'), line: t.line}
+			return &node{kind: nodeConst, value: Bool(t.text[0]|32 == 't'), at: t.at}
 		case "none", "None":
-			return &node{kind: nodeConst, value: None(), line: t.line}
+			return &node{kind: nodeConst, value: None(), at: t.at}
 		}
 		if namespace && p.skipOp(".") {
-			return &node{kind: nodeNSRef, name: t.text, attr: p.expectName(), line: t.line}
+			return &node{kind: nodeNSRef, name: t.text, attr: p.expectName(), at: t.at}
 		}
-		return &node{kind: nodeName, name: t.text, line: t.line}
+		return &node{kind: nodeName, name: t.text, at: t.at}
 	case tokString:
 		var text strings.Builder
 		for p.cur().kind == tokString {
 			text.WriteString(p.next().value.str())
 		}
-		return &node{kind: nodeConst, value: String(text.String()), line: t.line}
+		return &node{kind: nodeConst, value: String(text.String()), at: t.at}
 	case tokNumber:
 		p.next()
-		return &node{kind: nodeConst, value: t.value, line: t.line}
+		return &node{kind: nodeConst, value: t.value, at: t.at}
 	}
 	switch {
 	case p.skipOp("("):
@@ -581,9 +531,9 @@ func (p *parser) primary(namespace bool) *node {
 		p.expectOp(")")
 		return n
 	case p.isOp("["):
-		return &node{kind: nodeList, list: p.brackets("[", "]", false), line: t.line}
+		return &node{kind: nodeList, list: p.brackets("[", "]", false), at: t.at}
 	case p.isOp("{"):
-		return &node{kind: nodeDict, list: p.brackets("{", "}", true), line: t.line}
+		return &node{kind: nodeDict, list: p.brackets("{", "}", true), at: t.at}
 	}
 	p.failf("unexpected %s", reprText(t.describe()))
 	return nil
@@ -622,7 +572,7 @@ func (p *parser) postfix(n *node) *node {
 		case p.isOp(".") || p.isOp("["):
 			n = p.subscript(n)
 		case p.isOp("("):
-			n = &node{kind: nodeCall, a: n, line: p.cur().line, call: p.arguments()}
+			n = &node{kind: nodeCall, a: n, at: p.cur().at, call: p.arguments()}
 		default:
 			return n
 		}
@@ -637,7 +587,7 @@ func (p *parser) filterExpr(n *node) *node {
 		case p.isName("is"):
 			n = p.test(n)
 		case p.isOp("("):
-			n = &node{kind: nodeCall, a: n, line: p.cur().line, call: p.arguments()}
+			n = &node{kind: nodeCall, a: n, at: p.cur().at, call: p.arguments()}
 		default:
 			return n
 		}
@@ -645,14 +595,14 @@ func (p *parser) filterExpr(n *node) *node {
 }
 
 func (p *parser) subscript(n *node) *node {
-	line := p.cur().line
+	at := p.cur().at
 	if p.skipOp(".") {
 		t := p.next()
 		switch {
 		case t.kind == tokName:
-			return &node{kind: nodeGetattr, a: n, name: t.text, line: line}
+			return &node{kind: nodeGetattr, a: n, name: t.text, at: t.at}
 		case t.kind == tokNumber && t.value.kind == KindInt:
-			return &node{kind: nodeGetitem, a: n, b: &node{kind: nodeConst, value: t.value}, line: line}
+			return &node{kind: nodeGetitem, a: n, b: &node{kind: nodeConst, value: t.value}, at: at}
 		}
 		p.failf("expected name or number")
 	}
@@ -665,15 +615,15 @@ func (p *parser) subscript(n *node) *node {
 		args = append(args, p.subscribed())
 	}
 	p.expectOp("]")
-	arg := &node{kind: nodeTuple, list: args, line: line}
+	arg := &node{kind: nodeTuple, list: args, at: at}
 	if len(args) == 1 {
 		arg = args[0]
 	}
-	return &node{kind: nodeGetitem, a: n, b: arg, line: line}
+	return &node{kind: nodeGetitem, a: n, b: arg, at: at}
 }
 
 func (p *parser) subscribed() *node {
-	n := &node{kind: nodeSlice, list: make([]*node, 3), line: p.cur().line}
+	n := &node{kind: nodeSlice, list: make([]*node, 3), at: p.cur().at}
 	if !p.isOp(":") {
 		first := p.expression()
 		if !p.isOp(":") {
@@ -706,13 +656,11 @@ func (p *parser) arguments() callArgs {
 		}
 		switch {
 		case p.skipOp("*"):
-			ensure(c.dynArgs == nil && c.dynKwargs == nil)
+			ensure(c.dynArgs == nil)
 			c.dynArgs = p.expression()
 		case p.skipOp("**"):
-			ensure(c.dynKwargs == nil)
-			c.dynKwargs = p.expression()
+			refusef(p.tokens[p.pos-1].at, "an argument with %q", "**")
 		case p.cur().kind == tokName && p.look().is(tokOperator, "="):
-			ensure(c.dynKwargs == nil)
 			name := p.next().text
 			p.next()
 			if slices.Contains(c.names, name) {
@@ -721,7 +669,7 @@ func (p *parser) arguments() callArgs {
 			c.names = append(c.names, name)
 			c.kwargs = append(c.kwargs, p.expression())
 		default:
-			ensure(c.dynArgs == nil && c.dynKwargs == nil && len(c.kwargs) == 0)
+			ensure(c.dynArgs == nil && len(c.kwargs) == 0)
 			c.args = append(c.args, p.expression())
 		}
 	}
@@ -745,7 +693,7 @@ func (p *parser) filters(n *node, inline bool) *node {
 			p.next()
 		}
 		inline = false
-		f := &node{kind: nodeFilter, a: n, line: p.cur().line, name: p.dotted()}
+		f := &node{kind: nodeFilter, a: n, at: p.cur().at, name: p.dotted()}
 		if p.isOp("(") {
 			f.call = p.arguments()
 		}
@@ -757,9 +705,9 @@ func (p *parser) filters(n *node, inline bool) *node {
 func (p *parser) test(n *node) *node {
 	p.enter()
 	defer p.leave()
-	line := p.next().line
+	at := p.next().at
 	negated := p.skipName("not")
-	t := &node{kind: nodeTest, a: n, line: line, name: p.dotted()}
+	t := &node{kind: nodeTest, a: n, at: at, name: p.dotted()}
 	c := p.cur()
 	switch {
 	case p.isOp("("):
@@ -772,7 +720,7 @@ func (p *parser) test(n *node) *node {
 		t.call.args = []*node{p.postfix(p.primary(false))}
 	}
 	if negated {
-		return &node{kind: nodeNot, a: t, line: line}
+		return &node{kind: nodeNot, a: t, at: at}
 	}
 	return t
 }

@@ -1,7 +1,6 @@
 package jinja
 
 import (
-	"strconv"
 	"strings"
 )
 
@@ -68,50 +67,8 @@ func (m *machine) appendRepr(dst []byte, v Value, depth int) []byte {
 		return append(dst, ')')
 	case KindDict:
 		return append(m.appendEntries(append(dst, '{'), v.dict(), depth), '}')
-	case kindRange:
-		r := (*rangeObject)(v.p)
-		dst = append(dst, "range("...)
-		dst = strconv.AppendInt(dst, r.start, 10)
-		dst = append(dst, ", "...)
-		dst = strconv.AppendInt(dst, r.stop, 10)
-		if r.step != 1 {
-			dst = append(dst, ", "...)
-			dst = strconv.AppendInt(dst, r.step, 10)
-		}
-		return append(dst, ')')
-	case kindView:
-		view := (*dictView)(v.p)
-		dst = append(dst, typeName(v)...)
-		dst = append(dst, "(["...)
-		for i := range view.dict.Len() {
-			if i > 0 {
-				dst = append(dst, ", "...)
-			}
-			dst = m.appendRepr(dst, view.at(i), depth+1)
-		}
-		return append(dst, "])"...)
-	case kindNamespace:
-		dst = append(dst, "<Namespace {"...)
-		dst = m.appendEntries(dst, (*namespaceObject)(v.p).attrs, depth)
-		return append(dst, "}>"...)
-	case kindLoop:
-		l := (*loopObject)(v.p)
-		dst = append(dst, "<LoopContext "...)
-		dst = strconv.AppendInt(dst, l.index0+1, 10)
-		dst = append(dst, '/')
-		dst = strconv.AppendInt(dst, l.len(), 10)
-		return append(dst, '>')
-	case kindCallable:
-		if fn := (*callable)(v.p); fn.isMacro {
-			if fn.name == "" {
-				return append(dst, "<Macro anonymous>"...)
-			}
-			dst = append(dst, "<Macro "...)
-			return append(appendRepr(dst, fn.name), '>')
-		}
 	}
-	// Python prints an address here: no two runs agree.
-	raisef("TypeError", "%s has no stable text", typeName(v))
+	unsupportedf("the text of a %s", typeName(v))
 	return dst
 }
 
@@ -133,29 +90,6 @@ func (m *machine) appendEntries(dst []byte, d *Dict, depth int) []byte {
 		dst = m.appendRepr(dst, d.entries[i].key, depth+1)
 		dst = append(dst, ": "...)
 		dst = m.appendRepr(dst, d.entries[i].value, depth+1)
-	}
-	return dst
-}
-
-// appendASCII is Python's ascii(v).
-func (m *machine) appendASCII(dst []byte, v Value) []byte {
-	start := len(dst)
-	dst = m.appendRepr(dst, v, 0)
-	m.charge(4 * (len(dst) - start))
-	text := string(dst[start:])
-	dst = dst[:start]
-	for _, r := range text {
-		switch {
-		case r < 0x80:
-			dst = append(dst, byte(r))
-		case r <= 0xff:
-			dst = append(dst, '\\', 'x', hexDigits[r>>4], hexDigits[r&15])
-		case r <= 0xffff:
-			dst = appendEscape(dst, r)
-		default:
-			dst = append(dst, '\\', 'U', '0', '0', hexDigits[r>>20&15], hexDigits[r>>16&15],
-				hexDigits[r>>12&15], hexDigits[r>>8&15], hexDigits[r>>4&15], hexDigits[r&15])
-		}
 	}
 	return dst
 }

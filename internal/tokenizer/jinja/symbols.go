@@ -8,7 +8,7 @@ import "maps"
 // jinja2.idtracking; scopes become slots of the frame of their function.
 
 // funcScope is one function of the compiled template: the template itself, a
-// macro, a call block, a recursive loop or a block. Its frames hold slots values.
+// macro or a call block. Its frames hold slots values.
 type funcScope struct {
 	parent *funcScope
 	slots  int
@@ -166,11 +166,7 @@ func (s *symbols) visit(n *node, asParam bool) {
 		s.visit(n.b, asParam)
 	case nodeCallBlock, nodeFilterBlock, nodeAssignBlock:
 		s.visit(n.a, asParam)
-	case nodeWith:
-		for _, v := range n.list {
-			s.visit(v, asParam)
-		}
-	case nodeScope, nodeBlock, nodeGeneration:
+	case nodeTemplate, nodeGeneration:
 	default:
 		n.children(func(c *node) { s.visit(c, asParam) })
 	}
@@ -191,10 +187,7 @@ func undeclared(nodes []*node, names ...string) map[string]bool {
 	found := map[string]bool{}
 	var visit func(n *node)
 	visit = func(n *node) {
-		switch n.kind {
-		case nodeBlock:
-			return
-		case nodeName:
+		if n.kind == nodeName {
 			if n.ctx == ctxLoad && open[n.name] {
 				found[n.name] = true
 			} else {

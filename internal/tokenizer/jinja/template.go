@@ -42,22 +42,20 @@ func RequestEnv(size int) Env {
 
 // Template is a compiled template. It is immutable and safe for concurrent use.
 type Template struct {
-	source    string
-	root      *node
-	body      stmt
-	slots     *funcScope
-	names     []string
-	blocks    map[string]*block
-	hasBlocks bool
+	root  *node
+	body  stmt
+	slots *funcScope
+	names []string
 }
 
 // Compile reads a template; the error is an *Error with the class
-// TemplateSyntaxError or TemplateAssertionError.
+// TemplateSyntaxError or TemplateAssertionError, or Unsupported for a template
+// that Python may render and this engine does not.
 func Compile(source string) (t *Template, err error) {
 	defer rescue(&err)
-	t = compileTree(parse(source))
-	t.source = source
-	return t, nil
+	root := parse(source)
+	checkSubset(root)
+	return compileTree(root), nil
 }
 
 // Render appends the text of the template with these variables to dst. The
@@ -104,7 +102,7 @@ func orDefault(n, def int) int {
 func (t *Template) UndeclaredVariables() []string {
 	var out []string
 	for _, name := range t.names {
-		if !pythonGlobals[name] && name != "self" {
+		if !pythonGlobals[name] {
 			out = append(out, name)
 		}
 	}

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// Kind tells what a Value holds. The first nine kinds are the ones a caller
+// Kind says what a Value holds. The first nine kinds are the ones a caller
 // meets; the others only live while a template is rendered.
 type Kind uint8
 
@@ -22,14 +22,11 @@ const (
 
 	kindRange
 	kindView      // dict.keys(), dict.values(), dict.items()
-	kindIterator  // what map, select, reversed and their like yield: consumed once
+	kindIterator  // what map, select, reverse and their like yield: consumed once
 	kindNamespace // namespace(...)
 	kindLoop      // the variable "loop"
 	kindCallable  // macros, global functions, bound methods
-	kindCycler
-	kindJoiner
-	kindSelf    // the variable "self"
-	kindMissing // a slot that holds nothing yet
+	kindMissing   // a slot that holds nothing yet
 )
 
 // Value is one Python value. It is small (24 bytes), is copied freely and is
@@ -46,7 +43,7 @@ type Value struct {
 	p    unsafe.Pointer
 	n    uint64
 	kind Kind
-	safe bool // a str that is markupsafe.Markup, a tuple that groupby made
+	safe bool // a str that is markupsafe.Markup
 }
 
 // sequence is the body of a list or a tuple.
@@ -113,13 +110,13 @@ func FromDict(d *Dict) Value {
 	return Value{kind: KindDict, p: unsafe.Pointer(d)}
 }
 
-// Kind tells what v holds.
+// Kind returns what v holds.
 func (v Value) Kind() Kind { return v.kind }
 
-// IsUndefined tells whether v is Undefined.
+// IsUndefined reports whether v is Undefined.
 func (v Value) IsUndefined() bool { return v.kind == KindUndefined }
 
-// IsNone tells whether v is None.
+// IsNone reports whether v is None.
 func (v Value) IsNone() bool { return v.kind == KindNone }
 
 // AsString returns the text of a str.
@@ -130,7 +127,7 @@ func (v Value) AsString() (string, bool) {
 	return v.str(), true
 }
 
-// AsInt returns an int that fits into 64 bits. A bool is no int here.
+// AsInt returns an int that fits into 64 bits; ok is false for a bool.
 func (v Value) AsInt() (int64, bool) {
 	if v.kind != KindInt || v.p != nil {
 		return 0, false
@@ -213,13 +210,6 @@ func (v Value) big() *big.Int {
 		return (*big.Int)(v.p)
 	}
 	return big.NewInt(int64(v.n))
-}
-
-// markup returns a str that is marked as safe.
-func markup(s string) Value {
-	v := String(s)
-	v.safe = true
-	return v
 }
 
 // rangeObject is a Python range of small numbers. Invariant: step != 0.
