@@ -21,7 +21,7 @@
 //     macro, call (MiniCPM3), filter (firefunction), break, continue, generation, raw.
 //   - Operators: + - * / // % ~ == != < <= > >= in, not in, is, and, or, not,
 //     if-else, slices, calls with *list. Ints have 64 bits in arithmetic.
-//     * repeats text; % does not format.
+//   - repeats text; % does not format.
 //   - Filters: capitalize, count, d, default, dictsort, first, indent, int, items,
 //     join, last, length, list, lower, map, max, min, reject, rejectattr, replace,
 //     reverse, safe, select, selectattr, sort, string, title, tojson, trim,
