@@ -94,7 +94,7 @@ truth: ## Compares ids and predicted cached tokens with recordings of real engin
 record: ## Makes the recordings in RECORDINGS anew, with the installed engines
 	@./e2e/engines/install.sh $(TOOLS)/engines vllm sglang
 	@for engine in vllm sglang; do \
-	  $(TOOLS)/engines/$$engine/bin/python e2e/engines/record.py $$engine --tokenizer internal/models/qwen3 \
+	  $(TOOLS)/engines/$$engine/bin/python e2e/engines/record.py $$engine --tokenizer internal/tokens/models/qwen3 \
 	    --work $(TOOLS)/engines/models-$$engine --out $(RECORDINGS); \
 	done
 
@@ -115,7 +115,7 @@ soak: ## Churns the index at its capacity for 10 minutes and fails if it grows
 TEMPLATES ?= internal/tokenizer/jinja/testdata/templates
 LIVE      := $(TOOLS)/live
 # Absolute, since tests run in their packages' folders.
-LIVE_TOKENIZERS = $(abspath $(or $(TOKENIZER),$(wildcard internal/models/*/)))
+LIVE_TOKENIZERS = $(abspath $(or $(TOKENIZER),$(wildcard internal/tokens/models/*/)))
 .PHONY: tokens-live
 tokens-live: ## Compares with Hugging Face's tokenizers, transformers and Jinja2 on generated input (TOKENIZER=DIR, TEMPLATES=DIR, COUNT=N)
 	@test -x $(LIVE)/bin/python || python3 -m venv $(LIVE)
@@ -131,7 +131,7 @@ CORPUS ?= internal/tokenizer/testdata/texts.jsonl.gz
 IDS    ?= internal/tokenizer/testdata
 .PHONY: corpus
 corpus: build ## Compares kvlane tokenize with the ids of a corpus (CORPUS=FILE, IDS=FOLDER of ids.NAME.jsonl.gz, TOKENIZERS="DIR ..."; ids that are not there are computed)
-	@$(or $(wildcard $(LIVE)/bin/python),python3) internal/tokenizer/livecheck/corpus.py $(BIN)/kvlane '$(CORPUS)' '$(IDS)' $(or $(TOKENIZERS),$(wildcard internal/models/*/))
+	@$(or $(wildcard $(LIVE)/bin/python),python3) internal/tokenizer/livecheck/corpus.py $(BIN)/kvlane '$(CORPUS)' '$(IDS)' $(or $(TOKENIZERS),$(wildcard internal/tokens/models/*/))
 
 FUZZTIME ?= 30s
 .PHONY: fuzz

@@ -38,7 +38,7 @@ var (
 
 const (
 	modelName  = "demo"
-	modelFiles = "../internal/models/qwen3"
+	modelFiles = "../internal/tokens/models/qwen3"
 )
 
 func TestMain(m *testing.M) {

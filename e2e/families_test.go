@@ -16,7 +16,7 @@ import (
 func TestEveryTokenizerFamily(t *testing.T) {
 	for _, family := range []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo", "mistral_7b"} {
 		t.Run(family, func(t *testing.T) {
-			dir := "../internal/models/" + family
+			dir := "../internal/tokens/models/" + family
 			tok, err := enginesim.LoadTokenizer(os.DirFS(dir))
 			if err != nil {
 				t.Fatal(err)

@@ -41,7 +41,7 @@ func TestAWorkerThatComesBackWithAnotherTokenizer(t *testing.T) {
 		}
 		return matched
 	}
-	other, err := enginesim.LoadTokenizer(os.DirFS("../internal/models/mistral_nemo"))
+	other, err := enginesim.LoadTokenizer(os.DirFS("../internal/tokens/models/mistral_nemo"))
 	if err != nil {
 		t.Fatal(err)
 	}

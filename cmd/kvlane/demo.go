@@ -17,8 +17,8 @@ import (
 	"github.com/kvlane/kvlane/envoy"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
-	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 const demoModel = "demo"

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
-	"github.com/kvlane/kvlane/internal/models"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 func runEngineSim(ctx context.Context, io streams, args []string) error {

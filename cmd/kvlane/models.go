@@ -12,10 +12,10 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokenizer"
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 // loadModels reads the tokenizers of the configuration. A tokenizer that is not

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/tokenizer"
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/workers"
 )
 

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 func TestTokensCheckTellsWhatDiffers(t *testing.T) {

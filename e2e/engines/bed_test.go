@@ -22,7 +22,7 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-var qwen3, _ = filepath.Abs("../../internal/models/qwen3")
+var qwen3, _ = filepath.Abs("../../internal/tokens/models/qwen3")
 
 // bed is Kvlane and the real Envoy in front of a real engine.
 type bed struct {

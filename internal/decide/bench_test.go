@@ -19,9 +19,9 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 )

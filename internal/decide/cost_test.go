@@ -16,10 +16,10 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/tokenizer"
 	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 // The tests of this file compare what a pass over a body costs with what it costs for four times the body: a linear pass
@@ -349,7 +349,7 @@ var texts = map[string]func(n int) string{
 var tokenizers = sync.OnceValues(func() (map[string]*tokenizer.Tokenizer, error) {
 	out := map[string]*tokenizer.Tokenizer{}
 	for _, name := range []string{"qwen3", "gptoss", "deepseek_v3", "mistral_7b", "mistral_nemo"} {
-		files, err := models.Open("../models/" + name)
+		files, err := models.Open("../tokens/models/" + name)
 		if err != nil {
 			return nil, err
 		}

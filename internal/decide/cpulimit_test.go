@@ -12,8 +12,8 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 // fickle is the context of a client that goes away after some looks at it.

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 // Hashes that were kept beside bodies and conversations are those of a model that

@@ -29,7 +29,7 @@ import (
 )
 
 var simTokenizer = sync.OnceValues(func() (*enginesim.Tokenizer, error) {
-	return enginesim.LoadTokenizer(os.DirFS("../models/qwen3"))
+	return enginesim.LoadTokenizer(os.DirFS("../tokens/models/qwen3"))
 })
 
 // rig is an engine of two ranks and the replicas that follow it.

@@ -43,7 +43,7 @@ var tokenizers sync.Map // by folder, loaded once
 
 func load(tb testing.TB, name string, options Options) *Model {
 	tb.Helper()
-	once, _ := tokenizers.LoadOrStore(name, sync.OnceValues(func() (*tokenizer.Tokenizer, error) { return tokenizer.Load(os.DirFS("../models/" + name)) }))
+	once, _ := tokenizers.LoadOrStore(name, sync.OnceValues(func() (*tokenizer.Tokenizer, error) { return tokenizer.Load(os.DirFS("../tokens/models/" + name)) }))
 	tok, err := once.(func() (*tokenizer.Tokenizer, error))()
 	if err != nil {
 		tb.Fatal(err)

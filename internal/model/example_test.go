@@ -11,7 +11,7 @@ import (
 )
 
 func ExampleModel_Prompt() {
-	m, err := model.Load(os.DirFS("../models/qwen3"), model.Options{})
+	m, err := model.Load(os.DirFS("../tokens/models/qwen3"), model.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -435,7 +435,7 @@ func TestDatedTemplatesAreNotRemembered(t *testing.T) {
 }
 
 func TestLoadRefusesABrokenTemplate(t *testing.T) {
-	if _, err := Load(os.DirFS("../models/qwen3"), Options{ChatTemplate: "{% for %}"}); err == nil {
+	if _, err := Load(os.DirFS("../tokens/models/qwen3"), Options{ChatTemplate: "{% for %}"}); err == nil {
 		t.Error("loaded")
 	}
 	if _, err := Load(os.DirFS(t.TempDir()), Options{}); err == nil {
@@ -444,7 +444,7 @@ func TestLoadRefusesABrokenTemplate(t *testing.T) {
 }
 
 func TestWithoutATemplateOnlyChatsAreUnknown(t *testing.T) {
-	folder := os.DirFS("../models/gptoss")
+	folder := os.DirFS("../tokens/models/gptoss")
 	files := fstest.MapFS{}
 	for _, name := range []string{"tokenizer.json.gz", "tokenizer_config.json"} {
 		data, err := fs.ReadFile(folder, name)

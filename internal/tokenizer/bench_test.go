@@ -269,7 +269,7 @@ func BenchmarkLoad(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := Load(os.DirFS(filepath.Join("..", "models", name))); err != nil {
+				if _, err := Load(os.DirFS(filepath.Join("..", "tokens", "models", name))); err != nil {
 					b.Fatal(err)
 				}
 			}

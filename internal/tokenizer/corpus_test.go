@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// families are the folders of internal/models.
+// families are the folders of internal/tokens/models.
 var families = []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo", "mistral_7b"}
 
 var loaded sync.Map // family -> func() (*Tokenizer, error)
@@ -20,7 +20,7 @@ var loaded sync.Map // family -> func() (*Tokenizer, error)
 func family(t testing.TB, name string) *Tokenizer {
 	t.Helper()
 	load, _ := loaded.LoadOrStore(name, sync.OnceValues(func() (*Tokenizer, error) {
-		return Load(os.DirFS(filepath.Join("..", "models", name)))
+		return Load(os.DirFS(filepath.Join("..", "tokens", "models", name)))
 	}))
 	tok, err := load.(func() (*Tokenizer, error))()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 )
 
 func ExampleLoad() {
-	tok, err := tokenizer.Load(os.DirFS("../models/qwen3"))
+	tok, err := tokenizer.Load(os.DirFS("../tokens/models/qwen3"))
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -23,7 +23,7 @@ func ExampleLoad() {
 }
 
 func ExampleCache() {
-	tok, err := tokenizer.Load(os.DirFS("../models/qwen3"))
+	tok, err := tokenizer.Load(os.DirFS("../tokens/models/qwen3"))
 	if err != nil {
 		fmt.Println(err)
 		return

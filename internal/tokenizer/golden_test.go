@@ -94,7 +94,7 @@ func writeLines[T any](t *testing.T, path string, values []T) {
 }
 
 func tokenizerTask(name string) any {
-	path := filepath.Join("..", "models", name, "tokenizer.json.gz")
+	path := filepath.Join("..", "tokens", "models", name, "tokenizer.json.gz")
 	return map[string]string{"tokenizer": path}
 }
 

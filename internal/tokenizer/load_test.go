@@ -338,7 +338,7 @@ func FuzzLoad(f *testing.F) {
 	f.Add(tiny(), `{"bos_token":"<x>"}`)
 	f.Add(tinyByteLevel(), `{"added_tokens_decoder":{"3":{"content":"<q>","lstrip":true}}}`)
 	f.Add(`{"model":{"vocab":{},"merges":[]}}`, `{`)
-	if b, err := os.ReadFile(filepath.Join("..", "models", "qwen3", "tokenizer_config.json")); err == nil {
+	if b, err := os.ReadFile(filepath.Join("..", "tokens", "models", "qwen3", "tokenizer_config.json")); err == nil {
 		f.Add(tiny(), string(b))
 	}
 	f.Fuzz(func(t *testing.T, file, config string) {

@@ -11,7 +11,7 @@ import (
 // TestStretchesAreKeptWhenTheyComeAgain counts what the memo holds after a text came once, twice
 // and three times, and wants the same ids each time.
 func TestStretchesAreKeptWhenTheyComeAgain(t *testing.T) {
-	tok, err := Load(os.DirFS(filepath.Join("..", "models", "mistral_7b")))
+	tok, err := Load(os.DirFS(filepath.Join("..", "tokens", "models", "mistral_7b")))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ type naive struct {
 
 func newNaive(t testing.TB, name string) *naive {
 	t.Helper()
-	raw, err := readFile(os.DirFS(filepath.Join("..", "models", name)), "tokenizer.json")
+	raw, err := readFile(os.DirFS(filepath.Join("..", "tokens", "models", name)), "tokenizer.json")
 	if err != nil {
 		t.Fatal(err)
 	}

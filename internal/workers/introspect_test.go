@@ -11,7 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
-	"github.com/kvlane/kvlane/internal/models"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 func TestEnginesSayWhatTheyAre(t *testing.T) {

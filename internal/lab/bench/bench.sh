@@ -27,7 +27,7 @@ if [ ! -x "$venv/bin/python" ] && ! { python3 -m venv "$venv" && "$venv/bin/pip"
   rm -rf "$venv"
 fi
 if [ -x "$venv/bin/python" ]; then
-  "$venv/bin/python" internal/lab/bench/reference.py "$texts" internal/models/{qwen3,deepseek_v3,gptoss,mistral_nemo,mistral_7b}
+  "$venv/bin/python" internal/lab/bench/reference.py "$texts" internal/tokens/models/{qwen3,deepseek_v3,gptoss,mistral_nemo,mistral_7b}
 else
   echo "(Hugging Face's library could not be installed: no comparison)"
 fi

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/models"
 	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 type options struct {

@@ -6,7 +6,7 @@
 // that an agreement between the two is not one mistake made twice. Prompts and their ids are Kvlane's own: recordings of
 // real engines check those (package truth).
 //
-//	tok, err := enginesim.LoadTokenizer(os.DirFS("internal/models/qwen3"))
+//	tok, err := enginesim.LoadTokenizer(os.DirFS("internal/tokens/models/qwen3"))
 //	eng, err := enginesim.Start(ctx, enginesim.Options{Engine: enginesim.VLLM, Model: "demo", Ranks: 2, Tokenizer: tok})
 //	defer eng.Close()
 //	http.Get(eng.URL() + "/v1/models")

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var qwen = sync.OnceValues(func() (*Tokenizer, error) { return LoadTokenizer(os.DirFS("../../models/qwen3")) })
+var qwen = sync.OnceValues(func() (*Tokenizer, error) { return LoadTokenizer(os.DirFS("../../tokens/models/qwen3")) })
 
 func qwenTokenizer(t testing.TB) *Tokenizer {
 	t.Helper()

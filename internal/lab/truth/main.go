@@ -31,7 +31,7 @@ import (
 )
 
 func main() {
-	models := flag.String("models", filepath.Join("internal", "models"), "`folder` with one folder of tokenizer files for each tokenizer")
+	models := flag.String("models", filepath.Join("internal", "tokens", "models"), "`folder` with one folder of tokenizer files for each tokenizer")
 	templates := flag.String("templates", "", "`folder` with the chat templates that recordings name (default: templates next to or above the recordings)")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: truth [flags] RECORDINGS")

@@ -11,7 +11,7 @@ import (
 
 var (
 	recordings = filepath.Join("..", "..", "..", "e2e", "engines", "recordings")
-	models     = filepath.Join("..", "..", "models")
+	models     = filepath.Join("..", "..", "tokens", "models")
 )
 
 // The project's own recordings of real engines, and others where KVLANE_SHARED names
