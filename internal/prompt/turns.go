@@ -9,7 +9,7 @@ import (
 	"sort"
 	"sync"
 
-	"github.com/kvlane/kvlane/internal/spare"
+	"github.com/kvlane/kvlane/internal/tokens/freelist"
 )
 
 // turns remembers bodies up to the end of their last message, so that the next turn of a conversation is read from its first
@@ -24,7 +24,7 @@ type turns struct {
 	bytes  int64
 	blocks map[uint64]*turn // digest of the first n blocks of a body -> a turn that begins with them
 	recent *list.List       // of *turn, the latest first
-	texts  spare.List[byte] // of turns that were dropped
+	texts  freelist.List[byte] // of turns that were dropped
 }
 
 // turn is a body up to the end of its last message. Invariant: text, elements and digests only grow, and only behind what is
@@ -57,7 +57,7 @@ type known struct {
 
 func newTurns(limit int64, seed maphash.Seed) *turns {
 	dropped := limit / 8
-	return &turns{limit: limit - dropped, seed: seed, blocks: map[uint64]*turn{}, recent: list.New(), texts: spare.List[byte]{Limit: int(dropped)}}
+	return &turns{limit: limit - dropped, seed: seed, blocks: map[uint64]*turn{}, recent: list.New(), texts: freelist.List[byte]{Limit: int(dropped)}}
 }
 
 // parse is r.Parse, from the last known message on.

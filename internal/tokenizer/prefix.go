@@ -9,7 +9,7 @@ import (
 	"sort"
 	"sync"
 
-	"github.com/kvlane/kvlane/internal/spare"
+	"github.com/kvlane/kvlane/internal/tokens/freelist"
 )
 
 // Cache remembers the ids of whole prompts, so that the next turn of a
@@ -28,8 +28,8 @@ type Cache struct {
 	recent *list.List               // of *conversation, the latest first
 	bytes  int
 	once   [onceSize]uint64 // digests that came, by their low bits
-	texts  spare.List[byte] // of conversations that were dropped
-	ids    spare.List[uint32]
+	texts  freelist.List[byte] // of conversations that were dropped
+	ids    freelist.List[uint32]
 }
 
 // conversation is a prompt up to its last hard cut.
@@ -73,7 +73,7 @@ const (
 func NewCache(t *Tokenizer, maxBytes int) *Cache {
 	dropped := maxBytes / 8
 	return &Cache{t: t, max: maxBytes - dropped, seed: maphash.MakeSeed(), blocks: map[uint64]*conversation{}, recent: list.New(),
-		texts: spare.List[byte]{Limit: dropped / 2}, ids: spare.List[uint32]{Limit: dropped / 2 / 4}}
+		texts: freelist.List[byte]{Limit: dropped / 2}, ids: freelist.List[uint32]{Limit: dropped / 2 / 4}}
 }
 
 // Prefix tells what the cache knows of a prompt that was just encoded. The zero

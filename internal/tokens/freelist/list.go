@@ -1,7 +1,7 @@
-// Package spare keeps slices that a cache dropped for what it takes in next. Caches that
+// Package freelist keeps slices that a cache dropped for what it takes in next. Caches that
 // are full drop as much as they take in: without it each entry would be fresh memory, to
 // be cleared, and garbage soon after.
-package spare
+package freelist
 
 const (
 	// most is the number of slices that a list keeps.
@@ -10,7 +10,7 @@ const (
 	waste = 2
 )
 
-// List is slices of which nothing is read any more. The zero value keeps none. It is not
+// List is a free list of slices that no reader references. The zero value keeps none. It is not
 // safe for concurrent use.
 type List[T any] struct {
 	// Limit is the number of elements, used or not, in all slices that are kept.
