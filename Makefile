@@ -112,7 +112,7 @@ bench-index: ## Replays an index workload, WORKLOAD=FILE or one that is generate
 soak: ## Churns the index at its capacity for 10 minutes and fails if it grows
 	go test ./kvindex -run Soak -soak 10m -timeout 20m -v
 
-TEMPLATES ?= internal/tokenizer/jinja/testdata/templates
+TEMPLATES ?= internal/tokens/jinja/testdata/templates
 LIVE      := $(TOOLS)/live
 # Absolute, since tests run in their packages' folders.
 LIVE_TOKENIZERS = $(abspath $(or $(TOKENIZER),$(wildcard internal/tokens/models/*/)))
@@ -124,8 +124,8 @@ tokens-live: ## Compares with Hugging Face's tokenizers, transformers and Jinja2
 	$(LIVE)/bin/python internal/tokenizer/livecheck/templates.py $(LIVE)/templates.jsonl --tokenizer $(LIVE_TOKENIZERS) \
 	  --templates $(abspath $(TEMPLATES)) --count $(or $(COUNT),200) --seed $${RANDOM}
 	KVLANE_TEMPLATE_CASES=$(LIVE)/templates.jsonl go test -count=1 -v -run TemplatesLive ./internal/model
-	$(LIVE)/bin/python internal/tokenizer/jinja/testdata/golden.py fuzz $(LIVE)/cases.jsonl 5000 $${RANDOM}
-	KVLANE_JINJA_CASES=$(LIVE)/cases.jsonl go test -count=1 -v -run AgainstPython ./internal/tokenizer/jinja
+	$(LIVE)/bin/python internal/tokens/jinja/testdata/golden.py fuzz $(LIVE)/cases.jsonl 5000 $${RANDOM}
+	KVLANE_JINJA_CASES=$(LIVE)/cases.jsonl go test -count=1 -v -run AgainstPython ./internal/tokens/jinja
 
 CORPUS ?= internal/tokenizer/testdata/texts.jsonl.gz
 IDS    ?= internal/tokenizer/testdata

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokenizer"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/tokenizer"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/workers"
 )

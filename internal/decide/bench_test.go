@@ -76,7 +76,7 @@ func processTime() time.Duration {
 func sources(tb testing.TB) string {
 	tb.Helper()
 	var b strings.Builder
-	for _, pattern := range []string{"../../*.md", "../../docs/*.md", "../*/*.go", "../../*/*.go", "../tokenizer/jinja/*.go"} {
+	for _, pattern := range []string{"../../*.md", "../../docs/*.md", "../*/*.go", "../../*/*.go", "../tokens/*/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			tb.Fatal(err)

@@ -18,7 +18,7 @@ import (
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/tokenizer"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
@@ -560,7 +560,7 @@ func TestCostOfPrompts(t *testing.T) {
 // TestCostOfTemplates renders conversations of many messages with templates as models have them.
 func TestCostOfTemplates(t *testing.T) {
 	prepared(t)
-	files, err := filepath.Glob("../tokenizer/jinja/testdata/templates/*.jinja")
+	files, err := filepath.Glob("../tokens/jinja/testdata/templates/*.jinja")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("got %d templates (%v), want some", len(files), err)
 	}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // anthropicRules is what engines do differently when they make a chat of an Anthropic request: vLLM 0.32

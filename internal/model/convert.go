@@ -4,7 +4,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // converted plans a request of the Responses or the Anthropic API as the chat request that engines make of it.

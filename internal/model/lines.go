@@ -11,7 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/tokenizer"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // The three functions here are the commands `kvlane tokenize` and `kvlane render`: one JSON object a line in, one a line out,

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/tokenizer"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // liveCase is a line of livecheck/templates.py.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/tokenizer"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // Options are how the engine of a model was started, which its files do not hold. The zero value is a stock engine.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/tokenizer"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // memo is what requests have in common with the ones before: messages that were shaped for the template, and the ids of

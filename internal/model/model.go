@@ -11,7 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/tokenizer"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // Result is what an engine will compute for a request.

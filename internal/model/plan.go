@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // plan is what a profile makes of a request: ids, or a text (plain or rendered) and how to tokenize it.

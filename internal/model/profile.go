@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // profile is what one engine does differently when it makes the prompt of a request.

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 func chatWith(t *testing.T, template string) *prompt.Request {

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // SGLang 0.5.23: python/sglang/srt/entrypoints/openai/protocol.py (validation), serving_chat.py (template arguments),

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // The stages of a request that nothing is remembered of.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // SGLang rewrites the types in a tool's parameters that databases and programming languages use (function_call/utils.py,

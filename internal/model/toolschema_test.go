@@ -3,7 +3,7 @@ package model
 import (
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // Types are rewritten as SGLang does; 9,000 generated schemas were compared with its Python.

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // trtllmChat follows trtllm-serve's /v1/chat/completions as its sources have it (tensorrt_llm/serve/chat_utils.py); no recording

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // vLLM 0.32.0: vllm/entrypoints/openai/chat_completion/protocol.py (validation), vllm/entrypoints/chat_utils.py (messages),

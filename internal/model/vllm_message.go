@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // vllmShape makes the message that vLLM gives to the template out of the one that the client sent.

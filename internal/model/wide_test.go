@@ -3,7 +3,7 @@ package model
 import (
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/tokenizer/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // Of types that become equal the first stays, whatever their number.

@@ -22,8 +22,8 @@ type turns struct {
 
 	mu     sync.Mutex
 	bytes  int64
-	blocks map[uint64]*turn // digest of the first n blocks of a body -> a turn that begins with them
-	recent *list.List       // of *turn, the latest first
+	blocks map[uint64]*turn    // digest of the first n blocks of a body -> a turn that begins with them
+	recent *list.List          // of *turn, the latest first
 	texts  freelist.List[byte] // of turns that were dropped
 }
 

@@ -27,7 +27,7 @@ type Cache struct {
 	blocks map[uint64]*conversation // digest of a prompt's first n blocks -> who has them
 	recent *list.List               // of *conversation, the latest first
 	bytes  int
-	once   [onceSize]uint64 // digests that came, by their low bits
+	once   [onceSize]uint64    // digests that came, by their low bits
 	texts  freelist.List[byte] // of conversations that were dropped
 	ids    freelist.List[uint32]
 }
