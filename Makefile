@@ -120,18 +120,18 @@ LIVE_TOKENIZERS = $(abspath $(or $(TOKENIZER),$(wildcard internal/tokens/models/
 tokens-live: ## Compares with Hugging Face's tokenizers, transformers and Jinja2 on generated input (TOKENIZER=DIR, TEMPLATES=DIR, COUNT=N)
 	@test -x $(LIVE)/bin/python || python3 -m venv $(LIVE)
 	@$(LIVE)/bin/pip install -q --disable-pip-version-check transformers==5.19.0 tokenizers==0.23.2 jinja2==3.1.6
-	KVLANE_PYTHON=$(LIVE)/bin/python $(if $(TOKENIZER),KVLANE_LIVE_TOKENIZER=$(abspath $(TOKENIZER))) go test -count=1 -v -run Live ./internal/tokenizer
-	$(LIVE)/bin/python internal/tokenizer/livecheck/templates.py $(LIVE)/templates.jsonl --tokenizer $(LIVE_TOKENIZERS) \
+	KVLANE_PYTHON=$(LIVE)/bin/python $(if $(TOKENIZER),KVLANE_LIVE_TOKENIZER=$(abspath $(TOKENIZER))) go test -count=1 -v -run Live ./internal/tokens/bpe
+	$(LIVE)/bin/python internal/tokens/bpe/livecheck/templates.py $(LIVE)/templates.jsonl --tokenizer $(LIVE_TOKENIZERS) \
 	  --templates $(abspath $(TEMPLATES)) --count $(or $(COUNT),200) --seed $${RANDOM}
 	KVLANE_TEMPLATE_CASES=$(LIVE)/templates.jsonl go test -count=1 -v -run TemplatesLive ./internal/model
 	$(LIVE)/bin/python internal/tokens/jinja/testdata/golden.py fuzz $(LIVE)/cases.jsonl 5000 $${RANDOM}
 	KVLANE_JINJA_CASES=$(LIVE)/cases.jsonl go test -count=1 -v -run AgainstPython ./internal/tokens/jinja
 
-CORPUS ?= internal/tokenizer/testdata/texts.jsonl.gz
-IDS    ?= internal/tokenizer/testdata
+CORPUS ?= internal/tokens/bpe/testdata/texts.jsonl.gz
+IDS    ?= internal/tokens/bpe/testdata
 .PHONY: corpus
 corpus: build ## Compares kvlane tokenize with the ids of a corpus (CORPUS=FILE, IDS=FOLDER of ids.NAME.jsonl.gz, TOKENIZERS="DIR ..."; ids that are not there are computed)
-	@$(or $(wildcard $(LIVE)/bin/python),python3) internal/tokenizer/livecheck/corpus.py $(BIN)/kvlane '$(CORPUS)' '$(IDS)' $(or $(TOKENIZERS),$(wildcard internal/tokens/models/*/))
+	@$(or $(wildcard $(LIVE)/bin/python),python3) internal/tokens/bpe/livecheck/corpus.py $(BIN)/kvlane '$(CORPUS)' '$(IDS)' $(or $(TOKENIZERS),$(wildcard internal/tokens/models/*/))
 
 FUZZTIME ?= 30s
 .PHONY: fuzz
@@ -158,7 +158,7 @@ generate: ## Makes the generated files anew (protobuf, JSON schema, tables)
 	@go generate ./...
 
 # Where the generators write: a new file there is one that was forgotten.
-GENERATED := proto charts envoy/manifests internal/config/*.json internal/tokenizer/tables*.go
+GENERATED := proto charts envoy/manifests internal/config/*.json internal/tokens/bpe/tables*.go
 .PHONY: generate-check
 generate-check: generate ## Fails if generated files are not current, or not in the repository
 	@git diff --exit-code --stat || { echo "generated files are not current: run 'make generate' and commit"; exit 1; }

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/observe"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
@@ -160,5 +160,5 @@ func checkParts(c *config.Config, strict bool) (broken, notExact config.Problems
 // inexact tells whether an error is about a tokenizer or a chat template that is whole and cannot be followed exactly.
 func inexact(err error) bool {
 	_, template := errors.AsType[*jinja.Error](err)
-	return template || errors.Is(err, tokenizer.ErrUnsupported)
+	return template || errors.Is(err, bpe.ErrUnsupported)
 }

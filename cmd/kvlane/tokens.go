@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/workers"
@@ -29,7 +29,7 @@ func runTokenize(_ context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
-	tok, err := tokenizer.Load(files)
+	tok, err := bpe.Load(files)
 	if err != nil {
 		return fmt.Errorf("tokenizer %s: %w", *dir, err)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	tokenizer "github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/observe"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	tokenizer "github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/routing"
 )
 

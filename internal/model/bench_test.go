@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
 
 // talk is a conversation of n messages with about size bytes of text, and the same with one exchange more.
@@ -43,8 +43,8 @@ var tokenizers sync.Map // by folder, loaded once
 
 func load(tb testing.TB, name string, options Options) *Model {
 	tb.Helper()
-	once, _ := tokenizers.LoadOrStore(name, sync.OnceValues(func() (*tokenizer.Tokenizer, error) { return tokenizer.Load(os.DirFS("../tokens/models/" + name)) }))
-	tok, err := once.(func() (*tokenizer.Tokenizer, error))()
+	once, _ := tokenizers.LoadOrStore(name, sync.OnceValues(func() (*bpe.Tokenizer, error) { return bpe.Load(os.DirFS("../tokens/models/" + name)) }))
+	tok, err := once.(func() (*bpe.Tokenizer, error))()
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -3,7 +3,7 @@ package model
 import (
 	"fmt"
 
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
 
 // Difference is the first place where two prompts differ.
@@ -17,7 +17,7 @@ type Difference struct {
 }
 
 // Compare gives the first difference of two lists of ids, nil if they are equal.
-func Compare(tok *tokenizer.Tokenizer, ours, theirs []uint32) *Difference {
+func Compare(tok *bpe.Tokenizer, ours, theirs []uint32) *Difference {
 	at := 0
 	for at < len(ours) && at < len(theirs) && ours[at] == theirs[at] {
 		at++
@@ -36,7 +36,7 @@ func Compare(tok *tokenizer.Tokenizer, ours, theirs []uint32) *Difference {
 	return d
 }
 
-func around(tok *tokenizer.Tokenizer, ids []uint32, at int) []string {
+func around(tok *bpe.Tokenizer, ids []uint32, at int) []string {
 	const before, after = 3, 4
 	out := make([]string, 0, before+after)
 	for _, id := range ids[max(0, at-before):min(len(ids), at+after)] {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -19,7 +19,7 @@ import (
 // failing reader or writer ends them. A *LinesError at the end counts the lines that failed.
 
 // TokenizeLines answers {"text": "..."} with {"ids": [...]}.
-func TokenizeLines(r io.Reader, w io.Writer, tok *tokenizer.Tokenizer, addSpecial bool) error {
+func TokenizeLines(r io.Reader, w io.Writer, tok *bpe.Tokenizer, addSpecial bool) error {
 	var ids []uint32
 	var text []byte
 	return eachLine(r, w, func(dst, line []byte) ([]byte, error) {

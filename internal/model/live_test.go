@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -46,7 +46,7 @@ func TestTemplatesLive(t *testing.T) {
 		}
 		m := models[c.Tokenizer]
 		if m == nil {
-			tok, err := tokenizer.Load(os.DirFS(c.Tokenizer))
+			tok, err := bpe.Load(os.DirFS(c.Tokenizer))
 			if err != nil {
 				t.Fatalf("%s: %v", c.Tokenizer, err)
 			}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -38,7 +38,7 @@ type Options struct {
 
 // Model is one served model. It is safe for concurrent use.
 type Model struct {
-	tok       *tokenizer.Tokenizer
+	tok       *bpe.Tokenizer
 	config    config
 	options   Options
 	idLimit   int                  // one more than the largest id
@@ -54,7 +54,7 @@ type Model struct {
 // Load reads a model directory: tokenizer.json and the other files of the tokenizer, plain or with .gz. It fails if the
 // tokenizer is not known to be exact or a template does not compile. A model without a template still serves completions.
 func Load(fsys fs.FS, options Options) (*Model, error) {
-	tok, err := tokenizer.Load(fsys)
+	tok, err := bpe.Load(fsys)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func Load(fsys fs.FS, options Options) (*Model, error) {
 }
 
 // New is Load with a tokenizer that is loaded already; several models may share one.
-func New(tok *tokenizer.Tokenizer, options Options) (*Model, error) {
+func New(tok *bpe.Tokenizer, options Options) (*Model, error) {
 	sources := map[string]string{}
 	for _, t := range tok.Config().Templates {
 		sources[t.Name] = t.Source
@@ -95,7 +95,7 @@ func New(tok *tokenizer.Tokenizer, options Options) (*Model, error) {
 }
 
 // Tokenizer is the model's tokenizer.
-func (m *Model) Tokenizer() *tokenizer.Tokenizer { return m.tok }
+func (m *Model) Tokenizer() *bpe.Tokenizer { return m.tok }
 
 // Adapter is the LoRA adapter that the request names, "" for the base model: by model name, or for SGLang by lora_path or
 // a model of the form base:adapter.
@@ -259,7 +259,7 @@ type config struct {
 func (c *config) specialTokens() *jinja.Dict { return c.special.Clone() }
 
 // newConfig takes the special tokens in transformers' order.
-func newConfig(c *tokenizer.Config) config {
+func newConfig(c *bpe.Config) config {
 	special := new(jinja.Dict)
 	for _, name := range [...]string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"} {
 		if token, ok := c.SpecialToken(name); ok {

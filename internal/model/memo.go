@@ -7,7 +7,7 @@ import (
 	"sync"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -15,17 +15,17 @@ import (
 // prompts up to their last special token. Everything is compared byte by byte before it is used again.
 type memo struct {
 	messages *messageMemo
-	prompts  *tokenizer.Cache
+	prompts  *bpe.Cache
 }
 
 // defaultCache is Options.CacheBytes if it is 0.
 const defaultCache = 64 << 20
 
-func newMemo(tok *tokenizer.Tokenizer, limit int64) *memo {
+func newMemo(tok *bpe.Tokenizer, limit int64) *memo {
 	if limit == 0 {
 		limit = defaultCache
 	}
-	return &memo{messages: newMessageMemo(limit / 4), prompts: tokenizer.NewCache(tok, int(limit-limit/4))}
+	return &memo{messages: newMessageMemo(limit / 4), prompts: bpe.NewCache(tok, int(limit-limit/4))}
 }
 
 // shapeKind separates messages that are shaped differently.

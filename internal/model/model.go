@@ -10,7 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -29,7 +29,7 @@ type Result struct {
 	Assumed string
 	// Prefix stores values computed from the ids of this conversation's earlier turns, such as block hashes, next to them.
 	// The zero value stores nothing.
-	Prefix tokenizer.Prefix
+	Prefix bpe.Prefix
 
 	dated   bool     // the text shows the time
 	scratch []uint32 // where ids may be put, empty
@@ -61,7 +61,7 @@ func (m *Model) PromptInto(ctx context.Context, dst []uint32, req *prompt.Reques
 	res, err := m.compute(ctx, nil, req, engine, false)
 	if err == nil && !res.dated {
 		kept := res
-		kept.Prefix = tokenizer.Prefix{} // it would hold what the cache wants to forget
+		kept.Prefix = bpe.Prefix{} // it would hold what the cache wants to forget
 		req.Attach(key, &kept, resultCost(&kept))
 	}
 	return res, err
@@ -99,7 +99,7 @@ func (m *Model) compute(ctx context.Context, dst []uint32, req *prompt.Request, 
 			res.IDs = res.IDs[:n]
 		} else {
 			res.IDs = res.IDs[len(res.IDs)-n:]
-			res.Prefix = tokenizer.Prefix{}
+			res.Prefix = bpe.Prefix{}
 		}
 	}
 	if !p.limited {
@@ -320,7 +320,7 @@ func (m *Model) encode(ctx context.Context, res *Result, p *plan, withText bool)
 // textError is a refusal for a text that the engine refuses too, and not for one that is
 // too much work here.
 func textError(err error) error {
-	if errors.Is(err, tokenizer.ErrText) {
+	if errors.Is(err, bpe.ErrText) {
 		return refuse("%v", err)
 	}
 	return err
@@ -384,7 +384,7 @@ func (m *Model) render(ctx context.Context, dst []byte, p *plan) ([]byte, error)
 func asText(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 // idLimit is one more than the largest id of a tokenizer.
-func idLimit(tok *tokenizer.Tokenizer) int {
+func idLimit(tok *bpe.Tokenizer) int {
 	limit := tok.VocabSize()
 	for _, a := range tok.AddedTokens() {
 		limit = max(limit, int(a.ID)+1)

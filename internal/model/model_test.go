@@ -14,7 +14,7 @@ import (
 )
 
 // The texts here were seen on stock vLLM 0.32.0 and SGLang 0.5.23, or follow from the same rules; the ids follow from the
-// text, which package tokenizer's own tests prove.
+// text, which package bpe's own tests prove.
 var goldens = []struct {
 	name   string
 	api    prompt.API

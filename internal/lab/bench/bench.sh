@@ -20,8 +20,8 @@ echo "== Machine: $(nproc) processors, load $(cut -d' ' -f1-3 /proc/loadavg), $(
 echo
 echo "== Tokenizer: prompts of 8,000 characters, MB per CPU-second (MB/cpu-s); cold: nothing seen before, warm: all of it"
 export KVLANE_BENCH_TEXTS=$texts
-show ./internal/tokenizer '^BenchmarkEncode$/.*/^(en|code|zh|json)$/^(cold|warm)$' 150ms
-show ./internal/tokenizer '^BenchmarkLoad$' 300ms
+show ./internal/tokens/bpe '^BenchmarkEncode$/.*/^(en|code|zh|json)$/^(cold|warm)$' 150ms
+show ./internal/tokens/bpe '^BenchmarkLoad$' 300ms
 venv=$tools/bench-venv
 if [ ! -x "$venv/bin/python" ] && ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q --disable-pip-version-check tokenizers==0.23.2; }; then
   rm -rf "$venv"

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
@@ -53,7 +53,7 @@ func report(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	tok, err := tokenizer.Load(files)
+	tok, err := bpe.Load(files)
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
 
 // text is what prompts are made of.
@@ -28,7 +28,7 @@ type text struct {
 
 // library is Go's own library: all of its files, tables and tests among them, to be cut anywhere; and of its lines that are
 // in several files only one, of prose (comments) three parts to two of code, to be cut between lines.
-func library(ctx context.Context, tok *tokenizer.Tokenizer) (lines, files *text, err error) {
+func library(ctx context.Context, tok *bpe.Tokenizer) (lines, files *text, err error) {
 	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
 	if err != nil {
 		return nil, nil, fmt.Errorf("go env GOROOT: %w", err)

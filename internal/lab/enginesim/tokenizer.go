@@ -10,14 +10,14 @@ import (
 
 	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/prompt"
-	"github.com/kvlane/kvlane/internal/tokenizer"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
 
 // Tokenizer computes a model's prompts and decodes its answers. It is safe for concurrent use and may be shared by
 // engines.
 type Tokenizer struct {
 	model    *model.Model
-	tokens   *tokenizer.Tokenizer
+	tokens   *bpe.Tokenizer
 	special  map[uint32]bool
 	bytes    bool     // GPT-2's spelling of bytes; otherwise SentencePiece's, with byte fallback
 	plain    bool     // the model has no chat template: chats follow PlainTemplate
@@ -30,7 +30,7 @@ const PlainTemplate = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% 
 
 // LoadTokenizer reads the tokenizer and chat template of a model's files.
 func LoadTokenizer(files fs.FS) (*Tokenizer, error) {
-	tok, err := tokenizer.Load(files)
+	tok, err := bpe.Load(files)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,342 @@
+package bpe
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// AddedToken is a token that is cut out of the text before the model sees it.
+// The flags are those of tokenizer.json.
+type AddedToken struct {
+	ID      uint32 `json:"id"`
+	Content string `json:"content"`
+	// SingleWord asks for no word character on either side.
+	SingleWord bool `json:"single_word"`
+	// Lstrip and Rstrip take the white space on that side into the token.
+	Lstrip bool `json:"lstrip"`
+	Rstrip bool `json:"rstrip"`
+	// Normalized tokens are looked for in the normalized text.
+	Normalized bool `json:"normalized"`
+	Special    bool `json:"special"`
+}
+
+// readAdded reads the added tokens, then those that transformers adds from the
+// configuration.
+func (t *Tokenizer) readAdded(raw []byte) error {
+	var tokens []AddedToken
+	if len(raw) > 0 {
+		if err := json.Unmarshal(raw, &tokens); err != nil {
+			return fmt.Errorf("added_tokens: %w", err)
+		}
+	}
+	for _, a := range tokens {
+		t.add(a)
+	}
+	for _, a := range t.config.decoder {
+		t.add(a)
+	}
+	for _, name := range specialNames {
+		t.addSpecial(t.config.Special[name])
+	}
+	for _, content := range t.config.ExtraSpecial {
+		t.addSpecial(content)
+	}
+	slices.SortFunc(t.added, func(a, b AddedToken) int { return int(a.ID) - int(b.ID) })
+	var raws, normals []AddedToken
+	var rawText, normalText []string
+	for _, a := range t.added {
+		if a.Normalized {
+			normals = append(normals, a)
+			normalText = append(normalText, t.normalizedContent(a.Content))
+		} else {
+			raws = append(raws, a)
+			rawText = append(rawText, a.Content)
+		}
+		t.addedID[a.Content] = a.ID
+		t.literalOf[a.ID] = a.Content
+	}
+	t.raw = newAddedSet(raws, rawText)
+	t.normal = newAddedSet(normals, normalText)
+	t.raw.setHard(nil)
+	if t.nfc || t.sp != nil || t.pipe != nil {
+		// Offsets of normalized text are not those of the text.
+		t.normal.hard = make([]bool, len(t.normal.tokens))
+	} else {
+		t.normal.setHard(t.raw)
+	}
+	return nil
+}
+
+// normalizedContent is the text that a token of normalized text is found by.
+func (t *Tokenizer) normalizedContent(content string) string {
+	if t.pipe != nil {
+		w := &encoder{}
+		w.match.allow(len(content))
+		return t.pipe.normalized(w, content)
+	}
+	if t.nfc {
+		return string(appendNFC(nil, content, new(watch)))
+	}
+	if t.sp != nil && t.sp.marked {
+		return t.normalizedText(content)
+	}
+	return content
+}
+
+// add gives a token the id that the library gives it: that of the vocabulary,
+// else the next free one, regardless of the file. Of a known token only the flags
+// change.
+func (t *Tokenizer) add(a AddedToken) {
+	if a.Content == "" {
+		return
+	}
+	for i := range t.added {
+		if t.added[i].Content == a.Content {
+			a.ID = t.added[i].ID
+			t.added[i] = a
+			return
+		}
+	}
+	id, ok := t.TokenID(a.Content)
+	if !ok {
+		id = uint32(t.vocab.count)
+		for _, b := range t.added {
+			id = max(id, b.ID+1)
+		}
+	}
+	a.ID = id
+	t.added = append(t.added, a)
+}
+
+// addSpecial adds a named special token that is not among the added tokens.
+func (t *Tokenizer) addSpecial(content string) {
+	for _, a := range t.added {
+		if a.Content == content {
+			return
+		}
+	}
+	t.add(AddedToken{Content: content, Special: true})
+}
+
+// addedSet finds added tokens: the leftmost, of those the longest.
+type addedSet struct {
+	first   [256]*addedStart
+	starts  []byte // the distinct first bytes
+	content map[string]int
+	tokens  []AddedToken
+	hard    []bool // by token: see hardTokens
+}
+
+// addedStart is what is known of the tokens that begin with one byte.
+type addedStart struct {
+	second [256]bool // possible second bytes; all if a token has one byte only
+	sizes  []int     // distinct lengths, longest first
+}
+
+// newAddedSet builds the set of tokens as they are searched for: contents[i] is
+// the text of tokens[i]. Empty contents never match. Of equal contents the last
+// counts.
+func newAddedSet(tokens []AddedToken, contents []string) *addedSet {
+	a := &addedSet{content: map[string]int{}}
+	for i, c := range contents {
+		if c == "" {
+			continue
+		}
+		a.content[c] = len(a.tokens)
+		a.tokens = append(a.tokens, tokens[i])
+		st := a.first[c[0]]
+		if st == nil {
+			st = &addedStart{}
+			a.first[c[0]] = st
+			a.starts = append(a.starts, c[0])
+		}
+		if len(c) == 1 {
+			for b := range st.second {
+				st.second[b] = true
+			}
+		} else {
+			st.second[c[1]] = true
+		}
+		st.addSize(len(c))
+	}
+	return a
+}
+
+func (st *addedStart) addSize(n int) {
+	if slices.Contains(st.sizes, n) {
+		return
+	}
+	st.sizes = append(st.sizes, n)
+	slices.SortFunc(st.sizes, func(a, b int) int { return b - a })
+}
+
+// at is the longest token at s[i].
+func (a *addedSet) at(s string, i int) (index, size int, ok bool) {
+	st := a.first[s[i]]
+	if st == nil || i+1 < len(s) && !st.second[s[i+1]] {
+		return 0, 0, false
+	}
+	for _, n := range st.sizes {
+		if i+n <= len(s) {
+			if k, ok := a.content[s[i:i+n]]; ok {
+				return k, n, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
+// next is the first token at or after i, and where it is; at is len(s) if there
+// is none.
+func (a *addedSet) next(s string, i int) (at, index, size int) {
+	switch len(a.starts) {
+	case 0:
+		return len(s), 0, 0
+	case 1:
+		for i < len(s) {
+			k := strings.IndexByte(s[i:], a.starts[0])
+			if k < 0 {
+				break
+			}
+			i += k
+			if index, size, ok := a.at(s, i); ok {
+				return i, index, size
+			}
+			i++
+		}
+		return len(s), 0, 0
+	}
+	for ; i < len(s); i++ {
+		if a.first[s[i]] == nil {
+			continue
+		}
+		if index, size, ok := a.at(s, i); ok {
+			return i, index, size
+		}
+	}
+	return len(s), 0, 0
+}
+
+// hardLimit bounds the tokens that are compared with each other.
+const hardLimit = 2000
+
+// setHard finds the tokens of a behind which a text may be cut whatever follows:
+// the match has no flag that looks on, no token of a or of the set searched
+// before it (nil if there is none) could begin before the cut and end behind it.
+func (a *addedSet) setHard(before *addedSet) {
+	a.hard = make([]bool, len(a.tokens))
+	if before != nil && len(a.tokens)+len(before.tokens) > hardLimit {
+		return
+	}
+	for i, t := range a.tokens {
+		if t.SingleWord || t.Rstrip || len(a.tokens) > hardLimit && !t.Special {
+			continue
+		}
+		a.hard[i] = !a.reaches(t.Content, false) && (before == nil || !before.reaches(t.Content, true))
+	}
+}
+
+// reaches reports whether a token of a can begin at or before content's begin and
+// end behind its end; with inside, also whether it can begin within content.
+func (a *addedSet) reaches(content string, inside bool) bool {
+	for _, t := range a.tokens {
+		c := t.Content
+		if c == content {
+			continue
+		}
+		if len(c) > len(content) && strings.Contains(c[:len(c)-1], content) {
+			return true
+		}
+		for k := 1; inside && k < min(len(c), len(content)+1); k++ {
+			if strings.HasSuffix(content, c[:k]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// addedHit is an added token in a text: it replaces s[from:to]. A token with
+// Rstrip may reach over the start of the next one, as in the library.
+type addedHit struct {
+	from, to int
+	token    *AddedToken
+	// hard: no text after to can change the cut.
+	hard bool
+}
+
+// search is a walk over the added tokens of a text.
+type search struct {
+	set *addedSet
+	s   string
+	pos int // where to look for the next token
+	cut int // end of the last hit
+	// marks: a blank in s stands for U+2581, which is not white space.
+	marks bool
+}
+
+// next is the next hit; false at the end of the text.
+func (w *search) next() (addedHit, bool) {
+	for {
+		at, index, size := w.set.next(w.s, w.pos)
+		if size == 0 {
+			return addedHit{}, false
+		}
+		w.pos = at + size
+		t := &w.set.tokens[index]
+		hit := addedHit{from: at, to: at + size, token: t, hard: w.set.hard[index]}
+		if t.SingleWord && (wordBefore(w.s, hit.from) || wordAfter(w.s, hit.to)) {
+			continue
+		}
+		if t.Lstrip {
+			hit.from = max(w.spaceBefore(hit.from), w.cut)
+		}
+		if t.Rstrip {
+			hit.to = w.spaceAfter(hit.to)
+		}
+		w.cut = hit.to
+		if hit.from < hit.to { // else the token before has taken all of it
+			return hit, true
+		}
+	}
+}
+
+func wordBefore(s string, i int) bool {
+	r, n := utf8.DecodeLastRuneInString(s[:i])
+	return n > 0 && runeClass(r)&clsWord != 0
+}
+
+func wordAfter(s string, i int) bool {
+	if i == len(s) {
+		return false
+	}
+	c, _ := classAt(s, i)
+	return c&clsWord != 0
+}
+
+// spaceBefore is where the white space that ends at i begins.
+func (w *search) spaceBefore(i int) int {
+	for i > 0 {
+		r, n := utf8.DecodeLastRuneInString(w.s[:i])
+		if runeClass(r)&clsWS == 0 || w.marks && r == ' ' {
+			break
+		}
+		i -= n
+	}
+	return i
+}
+
+// spaceAfter is where the white space that begins at i ends.
+func (w *search) spaceAfter(i int) int {
+	for i < len(w.s) && (!w.marks || w.s[i] != ' ') {
+		c, n := classAt(w.s, i)
+		if c&clsWS == 0 {
+			break
+		}
+		i += n
+	}
+	return i
+}

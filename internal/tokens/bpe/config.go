@@ -1,0 +1,314 @@
+package bpe
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// Config holds what the other files of a model configure, as transformers exposes
+// it to chat templates.
+type Config struct {
+	// Special holds the named special tokens (bos_token, eos_token, ...) that
+	// are set, by name.
+	Special map[string]string
+	// ExtraSpecial is the list additional_special_tokens or
+	// extra_special_tokens.
+	ExtraSpecial []string
+	// Templates are the chat templates; that of a model with one is "default".
+	Templates []Template
+	// ModelMaxLength is in tokens, 0 if it is not set or means "no limit".
+	ModelMaxLength int
+	// TokenizerClass is as in tokenizer_config.json, ModelType as in config.json.
+	TokenizerClass string
+	ModelType      string
+	// HasModel: there is a config.json. Media: it has parts for images, audio or
+	// video. VocabSize is its number of ids, 0 if not set.
+	HasModel, Media bool
+	VocabSize       int
+	// EOSTokenIDs are those of generation_config.json, else of config.json.
+	EOSTokenIDs []uint32
+
+	decoder []AddedToken    // added_tokens_decoder, by id
+	named   map[string]bool // members of tokenizer_config.json, null or not
+	llama   llamaConfig
+}
+
+// llamaConfig is what transformers' LlamaTokenizer reads.
+type llamaConfig struct {
+	legacy, addPrefixSpace bool
+	prefixSpaceSet         bool // other classes have another default
+}
+
+// Template is a chat template by name.
+type Template struct{ Name, Source string }
+
+// SpecialToken is the token of a name such as "bos_token".
+func (c *Config) SpecialToken(name string) (string, bool) {
+	s, ok := c.Special[name]
+	return s, ok
+}
+
+// Template is the chat template of a name; an empty name is "default".
+func (c *Config) Template(name string) (string, bool) {
+	if name == "" {
+		name = "default"
+	}
+	for _, t := range c.Templates {
+		if t.Name == name {
+			return t.Source, true
+		}
+	}
+	return "", false
+}
+
+// specialNames are transformers' SPECIAL_TOKENS_ATTRIBUTES.
+var specialNames = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+
+// mediaConfigs are the parts of config.json that models have that read more than text.
+var mediaConfigs = []string{"vision_config", "audio_config", "vision_tower_config", "mm_vision_tower", "image_token_id", "image_token_index", "video_token_id",
+	"audio_token_id", "audio_token_index", "sound_config", "thinker_config", "visual", "img_processor", "embd_layer"}
+
+// noLimit is where transformers' VERY_LARGE_INTEGER and its like begin.
+const noLimit = 1e15
+
+// readConfig reads what there is of the files. Only JSON that does not parse is
+// an error.
+func readConfig(fsys fs.FS) (Config, error) {
+	c := Config{Special: map[string]string{}}
+	var members map[string]json.RawMessage
+	if err := readJSON(fsys, "tokenizer_config.json", &members); err != nil {
+		return c, err
+	}
+	if err := c.fromTokenizerConfig(members); err != nil {
+		return c, fmt.Errorf("tokenizer_config.json: %w", err)
+	}
+	if _, ok := members["added_tokens_decoder"]; !ok {
+		var legacy map[string]json.RawMessage
+		if err := readJSON(fsys, "special_tokens_map.json", &legacy); err != nil {
+			return c, err
+		}
+		c.specials(legacy)
+	}
+	if err := c.templates(fsys, members["chat_template"]); err != nil {
+		return c, err
+	}
+	return c, c.fromModel(fsys)
+}
+
+// fromModel reads config.json and generation_config.json.
+func (c *Config) fromModel(fsys fs.FS) error {
+	var model, generation map[string]json.RawMessage
+	if err := readJSON(fsys, "config.json", &model); err != nil {
+		return err
+	}
+	if err := readJSON(fsys, "generation_config.json", &generation); err != nil {
+		return err
+	}
+	c.HasModel = model != nil
+	for _, name := range mediaConfigs {
+		c.Media = c.Media || model[name] != nil
+	}
+	if err := members(model, map[string]any{"model_type": &c.ModelType, "vocab_size": &c.VocabSize}); err != nil {
+		return fmt.Errorf("config.json: %w", err)
+	}
+	if c.EOSTokenIDs = idList(generation["eos_token_id"]); c.EOSTokenIDs == nil {
+		c.EOSTokenIDs = idList(model["eos_token_id"])
+	}
+	return nil
+}
+
+// members decodes the members of an object that are there.
+func members(object map[string]json.RawMessage, to map[string]any) error {
+	for name, v := range to {
+		if raw, ok := object[name]; ok {
+			if err := json.Unmarshal(raw, v); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// readJSON leaves v alone if there is no such file.
+func readJSON(fsys fs.FS, name string, v any) error {
+	b, err := readFile(fsys, name)
+	if err != nil || b == nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("decode %s: %w", name, err)
+	}
+	return nil
+}
+
+// idList reads an id or a list of ids.
+func idList(raw json.RawMessage) []uint32 {
+	var ids []uint32
+	if json.Unmarshal(raw, &ids) == nil {
+		return ids
+	}
+	var id uint32
+	if len(raw) > 0 && json.Unmarshal(raw, &id) == nil {
+		return []uint32{id}
+	}
+	return nil
+}
+
+func (c *Config) fromTokenizerConfig(file map[string]json.RawMessage) error {
+	c.specials(file)
+	c.named = make(map[string]bool, len(file))
+	for name := range file {
+		c.named[name] = true
+	}
+	c.llama = llamaConfig{addPrefixSpace: true}
+	if err := members(file, map[string]any{
+		"tokenizer_class": &c.TokenizerClass, "legacy": &c.llama.legacy, "add_prefix_space": &c.llama.addPrefixSpace,
+	}); err != nil {
+		return err
+	}
+	set, ok := file["add_prefix_space"]
+	c.llama.prefixSpaceSet = ok && string(set) != "null"
+	if raw, ok := file["model_max_length"]; ok {
+		if f, err := strconv.ParseFloat(string(raw), 64); err == nil && f > 0 && f < noLimit {
+			c.ModelMaxLength = int(f)
+		}
+	}
+	raw, ok := file["added_tokens_decoder"]
+	if !ok {
+		return nil
+	}
+	var decoder map[string]AddedToken
+	if err := json.Unmarshal(raw, &decoder); err != nil {
+		return fmt.Errorf("added_tokens_decoder: %w", err)
+	}
+	for key, token := range decoder {
+		id, err := strconv.ParseUint(key, 10, 32)
+		if err != nil {
+			return fmt.Errorf("added_tokens_decoder: %w", err)
+		}
+		token.ID = uint32(id)
+		c.decoder = append(c.decoder, token)
+	}
+	sort.Slice(c.decoder, func(i, j int) bool { return c.decoder[i].ID < c.decoder[j].ID })
+	return nil
+}
+
+// specials takes the named special tokens: strings, or objects with content.
+func (c *Config) specials(members map[string]json.RawMessage) {
+	for _, name := range specialNames {
+		if s, ok := tokenContent(members[name]); ok {
+			c.Special[name] = s
+		}
+	}
+	for name, raw := range members {
+		if strings.HasSuffix(name, "_token") {
+			var s string
+			if json.Unmarshal(raw, &s) == nil && s != "" {
+				c.Special[name] = s
+			}
+		}
+	}
+	for _, name := range []string{"extra_special_tokens", "additional_special_tokens"} {
+		var list []json.RawMessage
+		if json.Unmarshal(members[name], &list) == nil && len(c.ExtraSpecial) == 0 {
+			for _, raw := range list {
+				if s, ok := tokenContent(raw); ok {
+					c.ExtraSpecial = append(c.ExtraSpecial, s)
+				}
+			}
+		}
+		var named map[string]string
+		if json.Unmarshal(members[name], &named) == nil {
+			maps.Copy(c.Special, named)
+		}
+	}
+}
+
+func tokenContent(raw json.RawMessage) (string, bool) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return "", false
+	}
+	var s string
+	if json.Unmarshal(raw, &s) == nil {
+		return s, true
+	}
+	var t AddedToken
+	if json.Unmarshal(raw, &t) == nil {
+		return t.Content, true
+	}
+	return "", false
+}
+
+// templates takes the chat templates: files of their own go before the entry of
+// tokenizer_config.json.
+func (c *Config) templates(fsys fs.FS, entry json.RawMessage) error {
+	main, err := readFile(fsys, "chat_template.jinja")
+	if err != nil {
+		return err
+	}
+	if main != nil {
+		c.Templates = append(c.Templates, Template{"default", string(main)})
+	}
+	extra, err := fs.Glob(fsys, "additional_chat_templates/*.jinja")
+	if err != nil {
+		return err
+	}
+	sort.Strings(extra)
+	for _, name := range extra {
+		src, err := readFile(fsys, name)
+		if err != nil {
+			return err
+		}
+		base := name[strings.LastIndexByte(name, '/')+1:]
+		c.Templates = append(c.Templates, Template{strings.TrimSuffix(base, ".jinja"), string(src)})
+	}
+	if len(c.Templates) > 0 {
+		return nil
+	}
+	var legacy struct {
+		ChatTemplate json.RawMessage `json:"chat_template"`
+	}
+	if err := readJSON(fsys, "chat_template.json", &legacy); err != nil {
+		return err
+	}
+	if len(legacy.ChatTemplate) > 0 {
+		entry = legacy.ChatTemplate
+	}
+	return c.templateEntry(entry)
+}
+
+// templateEntry reads a template, a list of named ones, or an object of them.
+func (c *Config) templateEntry(raw json.RawMessage) error {
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil
+	}
+	var src string
+	if json.Unmarshal(raw, &src) == nil {
+		c.Templates = []Template{{"default", src}}
+		return nil
+	}
+	var list []struct {
+		Name     string `json:"name"`
+		Template string `json:"template"`
+	}
+	if json.Unmarshal(raw, &list) == nil {
+		for _, t := range list {
+			c.Templates = append(c.Templates, Template{t.Name, t.Template})
+		}
+		return nil
+	}
+	var named map[string]string
+	if err := json.Unmarshal(raw, &named); err != nil {
+		return fmt.Errorf("chat_template: %w", err)
+	}
+	for name, src := range named {
+		c.Templates = append(c.Templates, Template{name, src})
+	}
+	sort.Slice(c.Templates, func(i, j int) bool { return c.Templates[i].Name < c.Templates[j].Name })
+	return nil
+}

@@ -1,0 +1,154 @@
+package bpe
+
+import (
+	"fmt"
+	"strings"
+)
+
+// encode appends the ids of text[from:], from being 0 or the end of a hard cut.
+// The error is ErrStopped, or wraps ErrLimit if
+// the split pattern exceeded its work.
+func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error) {
+	enc.match.allow(len(text))
+	find := search{set: enc.t.raw, s: text, pos: from, cut: from}
+	at := from
+	for {
+		hit, ok := find.next()
+		if !ok || enc.watch.over(hit.to-at) {
+			break
+		}
+		if at < hit.from {
+			dst = enc.stretch(dst, text[at:hit.from], at)
+		}
+		dst = append(dst, hit.token.ID)
+		at = hit.to
+		enc.record(hit, at, len(dst))
+	}
+	if at < len(text) && !enc.watch.stopped {
+		dst = enc.stretch(dst, text[at:], at)
+	}
+	if enc.watch.stopped {
+		return dst, ErrStopped
+	}
+	if enc.match.exceeded() {
+		return dst, fmt.Errorf("%w: the split pattern takes too long", ErrLimit)
+	}
+	return dst, nil
+}
+
+// record appends a hard cut, if cuts are recorded.
+func (enc *encoder) record(hit addedHit, at, ids int) {
+	if enc.recording && hit.hard && at >= enc.lastCut+cutDistance {
+		enc.cuts = append(enc.cuts, hardCut{text: at, ids: ids - enc.cutBase})
+		enc.lastCut = at
+	}
+}
+
+// stretch appends the ids of text without raw added tokens: it is normalized,
+// and the added tokens of normalized text are cut out. It begins at offset base
+// of the whole.
+func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
+	if enc.t.pipe != nil {
+		return enc.pipelined(dst, s, base)
+	}
+	first := base == 0
+	if enc.t.nfc && composeAt(s, 0) < len(s) {
+		enc.nfc = appendNFC(enc.nfc[:0], s, &enc.watch)
+		s = stringOf(enc.nfc)
+	}
+	if len(enc.t.normal.starts) == 0 {
+		return enc.plain(dst, s, first)
+	}
+	if enc.t.sp != nil && enc.t.sp.marked {
+		// Tokens of normalized text are compared with what the normalizer made.
+		return enc.normalizedSpace(dst, s, first)
+	}
+	find := search{set: enc.t.normal, s: s}
+	at := 0
+	for {
+		hit, ok := find.next()
+		if !ok {
+			break
+		}
+		if at < hit.from {
+			dst = enc.plain(dst, s[at:hit.from], first && at == 0)
+		}
+		dst = append(dst, hit.token.ID)
+		at = hit.to
+		enc.record(hit, base+at, len(dst))
+	}
+	if at < len(s) {
+		dst = enc.plain(dst, s[at:], first && at == 0)
+	}
+	return dst
+}
+
+// normalizedSpace is the rest of stretch where the normalizer marks spaces.
+func (enc *encoder) normalizedSpace(dst []uint32, s string, first bool) []uint32 {
+	enc.added = append(enc.added[:0], enc.t.normalizedText(s)...)
+	s = string(enc.added)
+	find := search{set: enc.t.normal, s: s, marks: true}
+	at := 0
+	for {
+		hit, ok := find.next()
+		if !ok {
+			break
+		}
+		if at < hit.from {
+			dst = enc.pretokenized(dst, s[at:hit.from], first && at == 0)
+		}
+		dst = append(dst, hit.token.ID)
+		at = hit.to
+	}
+	if at < len(s) {
+		dst = enc.pretokenized(dst, s[at:], first && at == 0)
+	}
+	return dst
+}
+
+// normalizedText is the text as the normalizer leaves it, with spaces where it
+// has U+2581.
+func (t *Tokenizer) normalizedText(s string) string {
+	s = strings.ReplaceAll(s, lowLine, " ")
+	if t.prefix == prefixAlways && s != "" {
+		s = " " + s
+	}
+	return s
+}
+
+// plain appends the ids of text without added tokens.
+func (enc *encoder) plain(dst []uint32, s string, first bool) []uint32 {
+	if enc.t.sp != nil && strings.Contains(s, lowLine) {
+		enc.text = enc.text[:0]
+		for {
+			i := strings.Index(s, lowLine)
+			if i < 0 {
+				break
+			}
+			enc.text = append(append(enc.text, s[:i]...), ' ')
+			s = s[i+len(lowLine):]
+		}
+		enc.text = append(enc.text, s...)
+		s = stringOf(enc.text)
+	}
+	if enc.t.prefix == prefixAlways {
+		return enc.spaced(dst, s)
+	}
+	return enc.pretokenized(dst, s, first)
+}
+
+// pretokenized appends the ids of normalized text.
+func (enc *encoder) pretokenized(dst []uint32, s string, first bool) []uint32 {
+	switch {
+	case enc.t.prefix == prefixFirst && !first, enc.t.prefix == prefixNone, enc.t.prefix == prefixAlways:
+	case s[0] != ' ':
+		return enc.spaced(dst, s)
+	}
+	return enc.paragraphs(dst, s)
+}
+
+// spaced appends the ids of a space and s.
+func (enc *encoder) spaced(dst []uint32, s string) []uint32 {
+	enc.spacing = append(append(enc.spacing[:0], ' '), s...)
+	return enc.paragraphs(dst, stringOf(enc.spacing))
+}

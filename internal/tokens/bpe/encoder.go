@@ -1,0 +1,150 @@
+package bpe
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"unsafe"
+)
+
+// encoder holds the word caches and the scratch memory of one Encode at a time.
+type encoder struct {
+	t       *Tokenizer
+	tiny    *[1 << tinyBits]tinyWord
+	hot     []hotWord
+	long    *store
+	merge   merger
+	match   regexSearch
+	ends    [512]uint32 // ends of words
+	parts   [512]uint32 // ends of the parts of one word
+	nfc     []byte
+	text    []byte // text with U+2581 turned into spaces
+	spacing []byte // text with a space put before it
+	added   []byte // text as the normalizer of a SentencePiece model leaves it
+
+	// Hard cuts of the text being encoded, for Cache.
+	recording bool
+	cuts      []hardCut
+	cutBase   int // ids before the text in the result
+	lastCut   int
+	digests   []uint64
+
+	watch watch
+}
+
+func newEncoder(t *Tokenizer) *encoder {
+	return &encoder{t: t, tiny: new([1 << tinyBits]tinyWord), hot: make([]hotWord, 1<<hotBits), long: newStore(1<<13, longText, longText/4)}
+}
+
+// maxScratch bounds the bytes of each buffer that is kept between texts.
+const maxScratch = 1 << 20
+
+// trim releases what an unusually long text took, and all references to the text.
+func (enc *encoder) trim() {
+	for _, b := range []*[]byte{&enc.nfc, &enc.text, &enc.spacing, &enc.added} {
+		if cap(*b) > maxScratch {
+			*b = nil
+		}
+	}
+	enc.watch, enc.match.text = watch{}, ""
+}
+
+// reset empties the caches.
+func (enc *encoder) reset() {
+	clear(enc.tiny[:])
+	clear(enc.hot)
+	enc.long.reset()
+}
+
+// encoders is a pool of at most GOMAXPROCS encoders, two at least, which bounds the memory of
+// their caches; later calls wait. The encoder released last is used first, because
+// its caches are warm.
+type encoders struct {
+	tickets chan struct{}
+	mu      sync.Mutex
+	free    []*encoder
+}
+
+func newEncoders() encoders {
+	return encoders{tickets: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
+}
+
+// acquire waits for an encoder. It is nil once stop is closed.
+func (t *Tokenizer) acquire(stop <-chan struct{}) *encoder {
+	p := &t.encoders
+	select {
+	case p.tickets <- struct{}{}:
+	case <-stop:
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var enc *encoder
+	if n := len(p.free); n > 0 {
+		enc = p.free[n-1]
+		p.free = p.free[:n-1]
+	} else {
+		enc = newEncoder(t)
+	}
+	enc.watch = watch{stop: stop}
+	return enc
+}
+
+func (t *Tokenizer) release(enc *encoder) {
+	enc.trim()
+	p := &t.encoders
+	p.mu.Lock()
+	p.free = append(p.free, enc)
+	p.mu.Unlock()
+	<-p.tickets
+}
+
+// ErrStopped is the error of an encoding that was stopped before its end.
+var ErrStopped = errors.New("tokenizing was stopped")
+
+// lookEvery is the bytes of text between two checks of the stop channel, and
+// mergesEvery the merges of one long word: each takes about a millisecond.
+const (
+	lookEvery   = 64 << 10
+	mergesEvery = 16 << 10
+)
+
+// watch tells an encoder when its caller has stopped it.
+//
+// Invariant: left is negative once stopped is set.
+type watch struct {
+	stop    <-chan struct{} // nil: never
+	left    int             // bytes until the next check
+	stopped bool
+}
+
+// over accounts for the next n bytes of text, and reports whether the work was stopped.
+func (w *watch) over(n int) bool {
+	w.left -= n
+	return w.left < 0 && w.look()
+}
+
+// look checks the stop channel now.
+func (w *watch) look() bool {
+	if w.stopped {
+		return true
+	}
+	select {
+	case <-w.stop:
+		w.stopped = true
+		return true
+	default:
+		w.left = lookEvery
+		return false
+	}
+}
+
+// bytesOf is the bytes of s, not to be written to.
+func bytesOf(s string) []byte {
+	return unsafe.Slice(unsafe.StringData(s), len(s))
+}
+
+// stringOf is b as a string that is valid only until b is written to.
+func stringOf(b []byte) string {
+	return unsafe.String(unsafe.SliceData(b), len(b))
+}

@@ -1,0 +1,148 @@
+package bpe
+
+import (
+	_ "embed"
+	"fmt"
+	"strings"
+	"sync"
+)
+
+// What transformers 5 does with a model's files depends on its tokenizer class:
+// most take tokenizer.json as it is, some take only its vocabulary, its merges
+// and its post-processor, and have a normalizer and a pre-tokenizer of their own.
+
+//go:embed classes.txt
+var classesText string
+
+// tokenizerClasses is classes.txt.
+type tokenizerClasses struct {
+	byType map[string]string
+	forced map[string]bool // model types whose tokenizer_class is not believed
+	builds map[string]bool // classes that do not take tokenizer.json as it is
+}
+
+var engineClasses = sync.OnceValue(func() tokenizerClasses {
+	c := tokenizerClasses{map[string]string{}, map[string]bool{}, map[string]bool{}}
+	for line := range strings.Lines(classesText) {
+		switch f := strings.Fields(line); f[0] {
+		case "type":
+			for _, model := range f[2:] {
+				c.byType[model] = f[1]
+			}
+		case "forced":
+			for _, model := range f[1:] {
+				c.forced[model] = true
+			}
+		case "builds":
+			for _, class := range f[1:] {
+				c.builds[class] = true
+			}
+		}
+	}
+	return c
+})
+
+// plainClasses take tokenizer.json as it is, regardless of tokenizer_class, if
+// they are those of the model type.
+var plainClasses = map[string]bool{"TokenizersBackend": true, "PythonBackend": true, "PreTrainedTokenizerFast": true, "MistralCommonBackend": true}
+
+// engineClass is the class that transformers 5.19 makes of a folder with a
+// config.json; empty if it takes tokenizer.json as it is.
+func (c *Config) engineClass() string {
+	if c.ModelType == "" {
+		return "" // without a config.json tokenizer.json alone decides
+	}
+	all := engineClasses()
+	of := all.byType[c.ModelType]
+	class := strings.TrimSuffix(c.TokenizerClass, "Fast")
+	switch {
+	case class == "":
+		class = of
+	case of == "" || of == class:
+	case plainClasses[of]:
+		return ""
+	case all.forced[c.ModelType]:
+		class = of
+	}
+	if !all.builds[class] {
+		return ""
+	}
+	return class
+}
+
+// ownParts are the parts that a class has instead of those of tokenizer.json.
+type ownParts struct {
+	normalizer, preTokenizer string // JSON; %t is add_prefix_space
+	model                    modelHead
+	noPost                   bool // no post-processor either
+	// specials are the special tokens that the class has where the configuration
+	// does not name them: "name content ...".
+	specials string
+}
+
+const (
+	endOfText    = "unk_token <|endoftext|> bos_token <|endoftext|> eos_token <|endoftext|>"
+	qwenTokens   = "unk_token <|endoftext|> eos_token <|endoftext|> pad_token <|endoftext|>"
+	ownByteLevel = `{"type":"ByteLevel","add_prefix_space":%t,"use_regex":true}`
+	ownNFC       = `{"type":"NFC"}`
+)
+
+// ownSplit is the pre-tokenizer of a class with a split pattern.
+func ownSplit(re string) string {
+	return fmt.Sprintf(`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":%q},"behavior":"Isolated","invert":false},`+
+		`{"type":"ByteLevel","add_prefix_space":%%t,"use_regex":false}]}`, re)
+}
+
+// ownPartsOf are those of the classes that language models have.
+var ownPartsOf = map[string]ownParts{
+	"GPT2Tokenizer":    {preTokenizer: ownByteLevel, specials: endOfText},
+	"CodeGenTokenizer": {preTokenizer: ownByteLevel, specials: endOfText},
+	"GPTNeoXTokenizer": {normalizer: ownNFC, preTokenizer: ownByteLevel, noPost: true, specials: endOfText + " pad_token <|padding|>"},
+	"CohereTokenizer": {normalizer: ownNFC, preTokenizer: `{"type":"Sequence","pretokenizers":[{"type":"Digits","individual_digits":true},` +
+		ownByteLevel + `]}`, specials: "unk_token <UNK> bos_token <BOS_TOKEN> eos_token <|END_OF_TURN_TOKEN|> pad_token <PAD> cls_token <CLS> sep_token <SEP> mask_token <MASK_TOKEN>"},
+	"Qwen2Tokenizer": {normalizer: ownNFC, specials: qwenTokens, preTokenizer: ownSplit(reContraction + `|` + rePrefix + `\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank)},
+	"Qwen3_5Tokenizer": {normalizer: ownNFC, specials: qwenTokens, preTokenizer: ownSplit(reContraction + `|` + rePrefix +
+		`[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|` + reBlank)},
+	"GemmaTokenizer": {normalizer: `{"type":"Replace","pattern":{"String":" "},"content":"▁"}`,
+		preTokenizer: `{"type":"Split","pattern":{"String":" "},"behavior":"MergedWithPrevious","invert":false}`,
+		model:        modelHead{ByteFallback: true, FuseUnk: true},
+		specials:     "unk_token <unk> bos_token <bos> eos_token <eos> pad_token <pad> mask_token <mask>"},
+	"LlamaTokenizer": {specials: "unk_token <unk> bos_token <s> eos_token </s>"}, // see rebuiltLlama
+}
+
+// sameClasses build what the files of their models say.
+var sameClasses = map[string]bool{"RobertaTokenizer": true, "WhisperTokenizer": true}
+
+// rebuild gives f the parts that the engine's class has instead.
+func (t *Tokenizer) rebuild(f *file, head *modelHead) error {
+	class := t.config.engineClass()
+	own, ok := ownPartsOf[class]
+	if class == "" || sameClasses[class] {
+		return nil
+	}
+	if !ok {
+		return unsupported("tokenizer class %s, which builds a tokenizer of its own", class)
+	}
+	specials := strings.Fields(own.specials)
+	for i := 0; i < len(specials); i += 2 {
+		if _, ok := t.config.Special[specials[i]]; !ok && !t.config.named[specials[i]] {
+			t.config.Special[specials[i]] = specials[i+1]
+		}
+	}
+	if own.preTokenizer == "" {
+		return nil
+	}
+	prefix := t.config.llama.prefixSpaceSet && t.config.llama.addPrefixSpace
+	part := func(text string) []byte {
+		if strings.Contains(text, "%t") {
+			text = fmt.Sprintf(text, prefix)
+		}
+		return []byte(text)
+	}
+	f.normalizer, f.preTokenizer = part(own.normalizer), part(own.preTokenizer)
+	if own.noPost {
+		f.postProcessor = nil
+	}
+	head.ByteFallback, head.FuseUnk, head.IgnoreMerges = own.model.ByteFallback, own.model.FuseUnk, false
+	return nil
+}

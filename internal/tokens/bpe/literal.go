@@ -1,0 +1,115 @@
+package bpe
+
+import "fmt"
+
+// literalBPE is a BPE model whose tokens are the text that they match, with or
+// without tokens for bytes and for what is unknown.
+type literalBPE struct {
+	t        *Tokenizer
+	fallback bool
+	bytes    [256]uint32 // token of "<0x41>", maxID if there is none
+	unk      uint32      // maxID if there is none
+	fuse     bool        // one unk for all unknown symbols in a row
+}
+
+// literalBPE makes the model of a tokenizer with a pipeline.
+func (t *Tokenizer) literalBPE(head *modelHead) error {
+	m := &literalBPE{t: t, fallback: head.ByteFallback, unk: maxID, fuse: head.FuseUnk}
+	for b := range 256 {
+		m.bytes[b] = maxID
+		if id, _, ok := t.vocab.find([]byte(fmt.Sprintf("<0x%02X>", b))); ok {
+			m.bytes[b] = id
+		}
+	}
+	if head.Unk != nil {
+		id, _, ok := t.vocab.find([]byte(*head.Unk))
+		if !ok {
+			return unsupported("the unknown token %q is not in the vocabulary", *head.Unk)
+		}
+		m.unk = id
+	}
+	t.pipe.finish = m.word
+	return nil
+}
+
+// word appends the ids of a word.
+func (m *literalBPE) word(enc *encoder, dst []uint32, word string) []uint32 {
+	b := bytesOf(word)
+	h := hashBytes(b)
+	if m.t.ignoreMerges {
+		if id, _, ok := m.t.vocab.findHash(h, b); ok {
+			return append(dst, id)
+		}
+	}
+	if len(b) <= maxWord {
+		if ids, ok := enc.long.get(h, b); ok {
+			return append(dst, ids...)
+		}
+	}
+	if len(b) > hugeWord {
+		if !huge.take(enc.watch.stop) {
+			enc.watch.look()
+			return dst
+		}
+		defer huge.give()
+		enc.merge.parts = make([]uint64, 0, len(b))
+	}
+	at := len(dst)
+	enc.merge.parts = m.symbols(enc.merge.parts[:0], word)
+	dst = enc.merge.run(m.t.merges, dst, &enc.watch)
+	enc.merge.trim()
+	if len(b) <= maxWord {
+		enc.long.put(h, b, dst[at:])
+	}
+	return dst
+}
+
+// symbols appends the tokens that merging starts from. An unknown symbol that
+// has no bytes either is emitted before the next known one, as in the library:
+// symbols spelled in bytes precede it.
+func (m *literalBPE) symbols(dst []uint64, word string) []uint64 {
+	waiting := 0
+	flush := func() {
+		for ; waiting > 0; waiting-- {
+			dst = append(dst, uint64(m.unk))
+		}
+	}
+	for i := 0; i < len(word); {
+		end := i + 1
+		for end < len(word) && word[end]&0xc0 == 0x80 {
+			end++
+		}
+		symbol := bytesOf(word[i:end])
+		i = end
+		if id, _, ok := m.t.vocab.find(symbol); ok {
+			flush()
+			dst = append(dst, uint64(id))
+			continue
+		}
+		if m.fallback && m.spells(symbol) {
+			for _, b := range symbol {
+				dst = append(dst, uint64(m.bytes[b]))
+			}
+			continue
+		}
+		if m.unk == maxID {
+			continue // the library drops it
+		}
+		if waiting > 0 && !m.fuse {
+			flush()
+		}
+		waiting = 1
+	}
+	flush()
+	return dst
+}
+
+// spells reports whether each byte has a token.
+func (m *literalBPE) spells(symbol []byte) bool {
+	for _, b := range symbol {
+		if m.bytes[b] == maxID {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,199 @@
+package bpe
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+)
+
+// ErrUnsupported is wrapped by Load's error for a tokenizer that this package
+// cannot reproduce exactly; the text names the part. Such a model has to be
+// routed without ids.
+var ErrUnsupported = errors.New("tokenizer not supported")
+
+func unsupported(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrUnsupported, fmt.Sprintf(format, args...))
+}
+
+// Load reads a model's tokenizer from the files that its repository has:
+// tokenizer.json and, where they exist, tokenizer_config.json, config.json,
+// generation_config.json, special_tokens_map.json and the chat templates. Each
+// may be gzipped (tokenizer.json.gz). The result is what Hugging Face
+// tokenizers computes for tokenizer.json with the added tokens that
+// transformers 5 takes from the configuration.
+func Load(fsys fs.FS) (*Tokenizer, error) {
+	raw, err := readFile(fsys, "tokenizer.json")
+	if err != nil {
+		return nil, fmt.Errorf("load tokenizer: %w", err)
+	}
+	if raw == nil {
+		return nil, fmt.Errorf("load tokenizer: no tokenizer.json: %w", fs.ErrNotExist)
+	}
+	config, err := readConfig(fsys)
+	if err != nil {
+		return nil, fmt.Errorf("load tokenizer: %w", err)
+	}
+	t, err := parse(raw, config)
+	if err != nil {
+		return nil, fmt.Errorf("load tokenizer.json: %w", err)
+	}
+	return t, nil
+}
+
+// file is tokenizer.json, its parts still raw.
+type file struct {
+	model, added, normalizer, preTokenizer, postProcessor []byte
+}
+
+func parse(raw []byte, config Config) (*Tokenizer, error) {
+	var f file
+	s := &scanner{b: raw}
+	parts := map[string]*[]byte{
+		"model": &f.model, "added_tokens": &f.added, "normalizer": &f.normalizer,
+		"pre_tokenizer": &f.preTokenizer, "post_processor": &f.postProcessor,
+	}
+	if err := s.object(func(key []byte) error {
+		to := parts[string(key)]
+		value, err := s.raw()
+		if to != nil {
+			*to = value
+		}
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	t := &Tokenizer{config: config, encoders: newEncoders(), memo: &memo{}, addedID: map[string]uint32{}, literalOf: map[uint32]string{}}
+	head, err := readHead(f.model)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.rebuild(&f, head); err != nil {
+		return nil, err
+	}
+	if err := t.readPipeline(&f, head); err != nil {
+		return nil, err
+	}
+	if err := t.readModel(head); err != nil {
+		return nil, err
+	}
+	if err := t.readAdded(f.added); err != nil {
+		return nil, err
+	}
+	if err := t.readPost(f.postProcessor); err != nil {
+		return nil, err
+	}
+	t.cuts = newCutter(t.splitter)
+	t.longest = t.longestToken()
+	return t, nil
+}
+
+// readPost reads what addSpecial adds. transformers 5 ignores add_bos_token and
+// add_eos_token of the configuration when there is a tokenizer.json.
+func (t *Tokenizer) readPost(raw []byte) error {
+	processors, err := readComponents(raw, "post_processor")
+	if err != nil {
+		return err
+	}
+	adding := 0
+	for _, p := range processors {
+		if p.Type == "ByteLevel" {
+			continue
+		}
+		if adding++; adding > 1 {
+			return unsupported("several post-processors that add tokens") // the second one sees a pair of texts
+		}
+		switch p.Type {
+		case "TemplateProcessing":
+			if err := t.template(p); err != nil {
+				return err
+			}
+		case "RobertaProcessing", "BertProcessing":
+			if p.CLS == nil || p.SEP == nil {
+				return unsupported("post-processor %s without its tokens", p.Type)
+			}
+			t.before, t.after = []uint32{p.CLS.id}, []uint32{p.SEP.id}
+		default:
+			return unsupported("post-processor %s", p.Type)
+		}
+	}
+	return nil
+}
+
+func (t *Tokenizer) template(p component) error {
+	seen := false
+	var before, after []uint32
+	for _, piece := range p.Single {
+		switch {
+		case piece.Sequence != nil && !seen && piece.Sequence.ID == "A":
+			seen = true
+		case piece.SpecialToken != nil:
+			special, ok := p.SpecialTokens[piece.SpecialToken.ID]
+			if !ok {
+				return fmt.Errorf("post_processor: special token %q has no ids", piece.SpecialToken.ID)
+			}
+			if seen {
+				after = append(after, special.IDs...)
+			} else {
+				before = append(before, special.IDs...)
+			}
+		default:
+			return unsupported("post-processor template")
+		}
+	}
+	if !seen {
+		return unsupported("post-processor template without the text")
+	}
+	t.before, t.after = before, after
+	return nil
+}
+
+// maxFile bounds a file after decompression. The largest tokenizer.json of a
+// known model is about 33 MB.
+const maxFile = 256 << 20
+
+// usualRatio is how much smaller gzip makes a tokenizer.json, about.
+const usualRatio = 7
+
+// readFile reads name or name.gz; nil without error if there is neither.
+func readFile(fsys fs.FS, name string) ([]byte, error) {
+	b, err := readOne(fsys, name, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		b, err = readOne(fsys, name+".gz", true)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
+}
+
+func readOne(fsys fs.FS, name string, zipped bool) ([]byte, error) {
+	f, err := fsys.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	size := info.Size()
+	in := io.Reader(f)
+	if zipped {
+		if in, err = gzip.NewReader(f); err != nil {
+			return nil, fmt.Errorf("read %s: %w", name, err)
+		}
+		size *= usualRatio
+	}
+	var out bytes.Buffer
+	out.Grow(int(min(size, maxFile)) + bytes.MinRead)
+	if _, err := out.ReadFrom(io.LimitReader(in, maxFile+1)); err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	if out.Len() > maxFile {
+		return nil, fmt.Errorf("read %s: more than %d bytes", name, maxFile)
+	}
+	return out.Bytes(), nil
+}

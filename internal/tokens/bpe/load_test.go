@@ -1,0 +1,359 @@
+package bpe
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+	"unicode/utf8"
+)
+
+// tiny is a SentencePiece-style tokenizer.json with its byte tokens; the
+// replacements are pairs of old and new text.
+func tiny(replacements ...string) string {
+	var vocab strings.Builder
+	for b := range 256 {
+		vocab.WriteString(`"<0x` + strings.ToUpper(string("0123456789abcdef"[b>>4])+string("0123456789abcdef"[b&15])) + `>":` + itoa(b) + `,`)
+	}
+	s := `{"added_tokens":[{"id":260,"content":"<x>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
+	"normalizer":null,"pre_tokenizer":{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true},
+	"post_processor":null,"model":{"type":"BPE","dropout":null,"unk_token":null,"byte_fallback":true,
+	"vocab":{` + vocab.String() + `"a":256,"b":257,"▁":258,"▁a":259},"merges":[["▁","a"]]}}`
+	return strings.NewReplacer(replacements...).Replace(s)
+}
+
+func itoa(n int) string {
+	if n >= 10 {
+		return itoa(n/10) + itoa(n%10)
+	}
+	return string(rune('0' + n))
+}
+
+// tinyByteLevel is a byte-level tokenizer.json without merges.
+func tinyByteLevel(replacements ...string) string {
+	var vocab []string
+	for b := range 256 {
+		name := string(byteToRune[b])
+		if name == `"` || name == `\` {
+			name = `\` + name
+		}
+		vocab = append(vocab, `"`+name+`":`+itoa(b))
+	}
+	s := `{"added_tokens":[],"normalizer":null,"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true},
+	"post_processor":null,"model":{"type":"BPE","vocab":{` + strings.Join(vocab, ",") + `},"merges":[]}}`
+	return strings.NewReplacer(replacements...).Replace(s)
+}
+
+func loadText(s string, more map[string]string) (*Tokenizer, error) {
+	files := fstest.MapFS{"tokenizer.json": {Data: []byte(s)}}
+	for name, text := range more {
+		files[name] = &fstest.MapFile{Data: []byte(text)}
+	}
+	return Load(files)
+}
+
+// TestLoadRefuses wants an error that names what cannot be done exactly.
+func TestLoadRefuses(t *testing.T) {
+	llama := map[string]string{
+		"config.json":           `{"model_type":"llama"}`,
+		"tokenizer_config.json": `{"tokenizer_class":"LlamaTokenizerFast"}`,
+	}
+	for _, c := range []struct {
+		name, file string
+		more       map[string]string
+		reason     string
+	}{
+		{"unigram", tiny(`"type":"BPE"`, `"type":"Unigram"`), nil, "model Unigram"},
+		{"word piece", tiny(`"type":"BPE"`, `"type":"WordPiece","max_input_chars_per_word":100`), nil, "model WordPiece"},
+		{"word level", tiny(`"type":"BPE"`, `"type":"WordLevel"`), nil, "model WordLevel"},
+		{"suffix", tiny(`"byte_fallback":true`, `"byte_fallback":true,"end_of_word_suffix":"</w>"`), nil, "end_of_word_suffix"},
+		{"dropout", tiny(`"dropout":null`, `"dropout":0.1`), nil, "dropout"},
+		{"missing byte", tiny(`"<0x0A>":10,`, ``), nil, "<0x0A>"},
+		{"normalizer", tiny(`"normalizer":null`, `"normalizer":{"type":"Precompiled","precompiled_charsmap":""}`), nil, "Precompiled"},
+		{"normalizer of encoders", tiny(`"normalizer":null`, `"normalizer":{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"BertNormalizer"}]}`), nil, "BertNormalizer"},
+		{"lower case", tiny(`"normalizer":null`, `"normalizer":{"type":"Lowercase"}`), nil, "Lowercase"},
+		{"white space", tiny(`"type":"Metaspace"`, `"type":"WhitespaceSplit"`), nil, "WhitespaceSplit"},
+		{"class of encoders", tiny(), map[string]string{"config.json": `{"model_type":"bert"}`, "tokenizer_config.json": `{"tokenizer_class":"BertTokenizerFast"}`}, "BertTokenizer"},
+		{"pre-tokenizer", tiny(`"type":"Metaspace"`, `"type":"UnicodeScripts"`), nil, "UnicodeScripts"},
+		{"behavior", tiny(`{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}`, `{"type":"Split","pattern":{"String":"a"},"behavior":"Odd"}`), nil, "Odd"},
+		{"unknown token", tiny(`"byte_fallback":true`, `"byte_fallback":false`, `"unk_token":null`, `"unk_token":"<unk>"`), nil, "<unk>"},
+		{"pattern", tinyByteLevel(`{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}`,
+			`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"(x)\\1"},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]}`), nil, "in the pattern"},
+		{"missing byte-level token", tinyByteLevel(`"A":65,`, ``), nil, "byte 0x41"},
+		{"post-processor", tiny(`"post_processor":null`, `"post_processor":{"type":"RobertaProcessing"}`), nil, "RobertaProcessing"},
+		{"two that add tokens", tiny(`"post_processor":null`, `"post_processor":{"type":"Sequence","processors":[{"type":"BertProcessing","cls":["a",256],"sep":["b",257]},`+
+			`{"type":"BertProcessing","cls":["a",256],"sep":["b",257]}]}`), nil, "several post-processors"},
+		{"the old flag of Metaspace", tiny(`"prepend_scheme":"always"`, `"add_prefix_space":false`), nil, "add_prefix_space"},
+		{"rebuilt by the engine", tinyByteLevel(), llama, "model_type llama"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := loadText(c.file, c.more)
+			if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), c.reason) {
+				t.Errorf("got %v, want a refusal that names %q", err, c.reason)
+			}
+		})
+	}
+}
+
+// TestLoadErrors wants an error for files that are broken or missing.
+func TestLoadErrors(t *testing.T) {
+	for name, s := range map[string]string{
+		"empty":             "",
+		"cut off":           tiny()[:2000],
+		"merge of nothing":  tiny(`["▁","a"]`, `["▁","q"]`),
+		"merge to nothing":  tiny(`["▁","a"]`, `["a","b"]`),
+		"three parts":       tiny(`["▁","a"]`, `["▁","a","b"]`),
+		"same id twice":     tiny(`"b":257`, `"b":256`),
+		"same token twice":  tiny(`"b":257`, `"a":257`),
+		"huge id":           tiny(`"b":257`, `"b":4294967296`),
+		"lone surrogate":    tiny(`"b":257`, `"\ud800":257`),
+		"no model":          `{"added_tokens":[]}`,
+		"nested too deeply": `{"x":` + strings.Repeat("[", 1000),
+	} {
+		if _, err := loadText(s, nil); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if _, err := Load(fstest.MapFS{}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no files: %v", err)
+	}
+}
+
+// TestSpaces wants each way of putting a space before a text. TestVariantsLive
+// compares the same with the reference.
+func TestSpaces(t *testing.T) {
+	for _, c := range []struct {
+		scheme string
+		config map[string]string
+		text   string
+		want   []uint32
+	}{
+		{"always", nil, "a a", []uint32{259, 259}},
+		{"always", nil, " a", []uint32{259}},
+		{"always", nil, "▁a<x>a", []uint32{259, 260, 259}},
+		{"first", nil, "a<x>a", []uint32{259, 260, 256}},
+		{"first", nil, "<x>a", []uint32{260, 256}},
+		{"never", nil, "a a<x>a", []uint32{256, 259, 260, 256}},
+		{"always", nil, "é", []uint32{258, 0xc3, 0xa9}},
+	} {
+		tok, err := loadText(tiny(`"always"`, `"`+c.scheme+`"`), c.config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := tok.Encode(nil, c.text, true)
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s %q: %v, want %v (%v)", c.scheme, c.text, got, c.want, err)
+		}
+	}
+}
+
+// TestAddedTokenFlags wants the flags to do what they do in the reference.
+func TestAddedTokenFlags(t *testing.T) {
+	for _, c := range []struct {
+		flag, text string
+		want       []uint32
+	}{
+		{"lstrip", "a  <x> a", []uint32{259, 260, 259}},
+		{"rstrip", "a<x>  b", []uint32{259, 260, 258, 257}},
+		{"single_word", "a<x> <x>", []uint32{259, '<', 'x', '>', 258, 260}},
+	} {
+		tok, err := loadText(tiny(`"`+c.flag+`":false`, `"`+c.flag+`":true`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := tok.Encode(nil, c.text, false)
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s %q: %v, want %v (%v)", c.flag, c.text, got, c.want, err)
+		}
+	}
+}
+
+// Further added tokens for tiny.
+const (
+	lineEnd = `{"id":261,"content":"\n","single_word":false,"lstrip":true,"rstrip":false,"normalized":false,"special":false}`
+	blanks  = `{"id":261,"content":"  ","single_word":false,"lstrip":false,"rstrip":false,"normalized":true,"special":false}`
+)
+
+// TestAddedTokensMeet wants what the reference does where tokens reach for the
+// same white space, or for spaces that are marks already. TestVariantsLive
+// compares the same kinds with it.
+func TestAddedTokensMeet(t *testing.T) {
+	mark := `{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"}]}`
+	metaspace := `{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}`
+	for _, c := range []struct {
+		name, file, text string
+		want             []uint32
+	}{
+		{"the line end is taken already", tiny(`"rstrip":false`, `"rstrip":true`, `"special":true}]`, `"special":true},`+lineEnd+`]`), "a<x>\n", []uint32{259, 260}},
+		{"a mark is no white space", tiny(`"normalizer":null`, `"normalizer":`+mark, metaspace, "null", `"normalized":false`, `"normalized":true`,
+			`"rstrip":false`, `"rstrip":true`), "<x> ", []uint32{260, 258}},
+		{"without a normalizer a mark is no blank", tiny(`"normalized":false`, `"normalized":true`, `"special":true}]`, `"special":true},`+blanks+`]`),
+			"▁▁", []uint32{258, 258}},
+		{"without a normalizer blanks are", tiny(`"normalized":false`, `"normalized":true`, `"special":true}]`, `"special":true},`+blanks+`]`),
+			"  ", []uint32{261}},
+	} {
+		tok, err := loadText(c.file, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := tok.Encode(nil, c.text, false)
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q: %v, want %v (%v)", c.name, c.text, got, c.want, err)
+		}
+	}
+}
+
+// TestConfig wants what transformers exposes of the configuration.
+func TestConfig(t *testing.T) {
+	tok, err := loadText(tiny(), map[string]string{
+		"tokenizer_config.json":                   `{"bos_token":"<x>","eos_token":{"content":"</y>"},"pad_token":null,"model_max_length":4096,"chat_template":[{"name":"default","template":"D"},{"name":"tool_use","template":"T"}],"tokenizer_class":"X","image_token":"<img>"}`,
+		"config.json":                             `{"model_type":"m","eos_token_id":2}`,
+		"generation_config.json":                  `{"eos_token_id":[3,4]}`,
+		"additional_chat_templates/ignored.other": "x",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := tok.Config()
+	want := map[string]string{"bos_token": "<x>", "eos_token": "</y>", "image_token": "<img>"}
+	if !reflect.DeepEqual(c.Special, want) {
+		t.Errorf("special tokens %v, want %v", c.Special, want)
+	}
+	if c.ModelMaxLength != 4096 || c.TokenizerClass != "X" || c.ModelType != "m" || !slices.Equal(c.EOSTokenIDs, []uint32{3, 4}) {
+		t.Errorf("%+v", c)
+	}
+	if s, ok := c.Template("tool_use"); !ok || s != "T" {
+		t.Errorf("template %q", s)
+	}
+	if s, ok := c.Template(""); !ok || s != "D" {
+		t.Errorf("template %q", s)
+	}
+	// A special token that is not among the added ones gets the next id.
+	if id, ok := tok.TokenID("</y>"); !ok || id != 261 {
+		t.Errorf("id %d of </y>", id)
+	}
+	tok, err = loadText(tiny(), map[string]string{
+		"tokenizer_config.json": `{"chat_template":"old"}`, "chat_template.jinja": "new",
+		"additional_chat_templates/rag.jinja": "R",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, _ := tok.Config().Template("default"); s != "new" {
+		t.Errorf("template %q", s)
+	}
+	if s, _ := tok.Config().Template("rag"); s != "R" {
+		t.Errorf("template %q", s)
+	}
+}
+
+// TestTokens wants ids and strings to be each other's inverse.
+func TestTokens(t *testing.T) {
+	for _, name := range families {
+		tok := family(t, name)
+		n := 0
+		for id := range uint32(tok.VocabSize()) {
+			s, ok := tok.Token(id)
+			if !ok {
+				continue
+			}
+			n++
+			if back, ok := tok.TokenID(s); !ok || back != id {
+				t.Fatalf("%s: %d is %q is %d", name, id, s, back)
+			}
+		}
+		if n < tok.VocabSize() {
+			t.Errorf("%s: %d of %d tokens", name, n, tok.VocabSize())
+		}
+	}
+}
+
+// TestHostileText wants long words and invalid text to be harmless.
+func TestHostileText(t *testing.T) {
+	for _, name := range families {
+		tok := family(t, name)
+		for _, s := range []string{"a", "ab", "中", " ", "\n", "1", "\u0301", "<", "<|", "'", "A", "é\u0323\u0301"} {
+			if _, err := tok.Encode(nil, strings.Repeat(s, 200_000/len(s)), true); err != nil {
+				t.Errorf("%s, %q repeated: %v", name, s, err)
+			}
+		}
+		for _, s := range []string{"\xff", "a\xed\xa0\x80", "\xc0\x80", "\xf4\x90\x80\x80", "中\xe4\xb8"} {
+			if _, err := tok.Encode(nil, s, false); !errors.Is(err, ErrText) {
+				t.Errorf("%s, %q: %v", name, s, err)
+			}
+		}
+	}
+}
+
+// TestEncodeAllocates wants no allocation for a text that was seen before.
+func TestEncodeAllocates(t *testing.T) {
+	for _, name := range families {
+		tok := family(t, name)
+		text := strings.Repeat(samples[0]+samples[1]+samples[5], 5)
+		dst, err := tok.Encode(nil, text, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := testing.AllocsPerRun(50, func() { dst, err = tok.Encode(dst[:0], text, true) }); n != 0 || err != nil {
+			t.Errorf("%s: %v allocations (%v)", name, n, err)
+		}
+	}
+}
+
+// TestEncodeConcurrently shares a tokenizer between goroutines.
+func TestEncodeConcurrently(t *testing.T) {
+	tok := family(t, "qwen3")
+	texts := make([]string, 40)
+	want := make([][]uint32, len(texts))
+	for i := range texts {
+		texts[i] = strings.Repeat(samples[i%len(samples)]+itoa(i), 5)
+		var err error
+		if want[i], err = tok.Encode(nil, texts[i], false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var wg sync.WaitGroup
+	for g := range 12 {
+		wg.Go(func() {
+			for k := range 200 {
+				i := (g*7 + k) % len(texts)
+				if got, err := tok.Encode(nil, texts[i], false); err != nil || !slices.Equal(got, want[i]) {
+					t.Errorf("text %d: wrong ids (%v)", i, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// FuzzLoad feeds broken files; what loads must also encode.
+func FuzzLoad(f *testing.F) {
+	f.Add(tiny(), `{"bos_token":"<x>"}`)
+	f.Add(tinyByteLevel(), `{"added_tokens_decoder":{"3":{"content":"<q>","lstrip":true}}}`)
+	f.Add(`{"model":{"vocab":{},"merges":[]}}`, `{`)
+	if b, err := os.ReadFile(filepath.Join("..", "models", "qwen3", "tokenizer_config.json")); err == nil {
+		f.Add(tiny(), string(b))
+	}
+	f.Fuzz(func(t *testing.T, file, config string) {
+		tok, err := loadText(file, map[string]string{"tokenizer_config.json": config})
+		if err != nil {
+			return
+		}
+		for _, s := range []string{"a <x> é\n\nb", config} {
+			ids, err := tok.Encode(nil, s, true)
+			if (err == nil) != utf8.ValidString(s) {
+				t.Fatalf("%q: %v", s, err)
+			}
+			for _, id := range ids {
+				tok.Token(id)
+			}
+		}
+	})
+}

@@ -1,0 +1,108 @@
+package bpe
+
+import "math/bits"
+
+// shortSize is the bytes of the longest token in the table of short tokens.
+const shortSize = 7
+
+// Keys of short words are their bytes in the lower 56 bits and their size in
+// the three bits above.
+const (
+	keyBits = 8*shortSize + 3
+	keyMask = 1<<keyBits - 1
+	// keyMul is odd, so that multiplying by it loses nothing of a key.
+	keyMul = mulC & keyMask
+	// shortWays is the slots of a bucket, one cache line.
+	shortWays = 8
+)
+
+// shortTokens answers for words of up to shortSize bytes that are tokens: most
+// words of most texts. An entry takes eight bytes and is found by reading one
+// cache line, with nothing behind it to be compared.
+//
+// Invariant: the product of a key and keyMul, keyBits wide, is split into the
+// number of its bucket (the upper bits) and a tag, so bucket and tag together
+// are the key. A slot is tag, wholeBit, and id+1 in the lower idBits; 0 is empty.
+// Slots of a bucket are filled from the one that the tag's highest bits name
+// onwards, around the bucket. overflow has a bit for each bucket that had no
+// room for all of its tokens.
+type shortTokens struct {
+	slots    []uint64
+	overflow []uint64
+	tagBits  uint // of the product, below the bucket
+	tagMask  uint64
+	slotAt   uint // where the number of the slot begins in the product
+	idBits   uint
+	idLimit  uint64
+}
+
+// shortKey is the key of a word whose first eight bytes are x.
+func shortKey(x uint64, size int) uint64 { return x&headMask[size&7] | uint64(size)<<(8*shortSize) }
+
+// newShortTokens holds the short tokens of v for which answers is true: a word of
+// these bytes is that one token.
+func newShortTokens(v *vocab, answers func(id uint32) bool) *shortTokens {
+	n := 0
+	for id := range v.has {
+		if size := v.start[id+1] - v.start[id]; size > 0 && size <= shortSize {
+			n++
+		}
+	}
+	idBits := uint(bits.Len(uint(len(v.has))))
+	// A slot has 64 bits for tag and id; a bucket is filled to two fifths.
+	bucketBits := max(keyBits+idBits-64, uint(bits.Len(uint(n*5/2/shortWays))))
+	t := &shortTokens{
+		slots: make([]uint64, shortWays<<bucketBits), overflow: make([]uint64, (1<<bucketBits+63)/64),
+		tagBits: keyBits - bucketBits, tagMask: 1<<(keyBits-bucketBits) - 1, slotAt: keyBits - bucketBits - 3,
+		idBits: idBits, idLimit: 1<<idBits - 1,
+	}
+	for id := range v.has {
+		b := v.bytes(uint32(id))
+		if len(b) > 0 && len(b) <= shortSize && answers(uint32(id)) {
+			var x uint64
+			for i, c := range b {
+				x |= uint64(c) << (8 * i)
+			}
+			t.put(shortKey(x, len(b)), uint32(id))
+		}
+	}
+	return t
+}
+
+// home is the slot to look into first for a product, and its tag as in a slot.
+func (t *shortTokens) home(product uint64) (slot int, tag uint64) {
+	return int(product >> t.slotAt), product & t.tagMask << t.idBits
+}
+
+// find is the token of a word by its key; sure is false if the bucket had no room
+// for all of its tokens, so that the vocabulary has to be asked.
+func (t *shortTokens) find(key uint64) (id uint32, ok, sure bool) {
+	product := key * keyMul & keyMask
+	at, tag := t.home(product)
+	for range shortWays {
+		slot := t.slots[at]
+		if slot == 0 {
+			return 0, false, true
+		}
+		if d := slot ^ tag; d <= t.idLimit {
+			return uint32(d) - 1, true, true
+		}
+		at = at&^(shortWays-1) | (at+1)&(shortWays-1)
+	}
+	bucket := product >> t.tagBits
+	return 0, false, t.overflow[bucket/64]>>(bucket%64)&1 == 0
+}
+
+func (t *shortTokens) put(key uint64, id uint32) {
+	product := key * keyMul & keyMask
+	at, tag := t.home(product)
+	for range shortWays {
+		if t.slots[at] == 0 {
+			t.slots[at] = tag | uint64(id+1)
+			return
+		}
+		at = at&^(shortWays-1) | (at+1)&(shortWays-1)
+	}
+	bucket := product >> t.tagBits
+	t.overflow[bucket/64] |= 1 << (bucket % 64)
+}

@@ -1,0 +1,230 @@
+package bpe
+
+import (
+	"encoding/binary"
+	"sync"
+	"unicode/utf8"
+)
+
+// memo remembers the ids of stretches of text between safe cuts, so that text
+// seen before costs a hash and a copy. It is shared by all encoders, in shards
+// of a fixed size that are made when they are first needed.
+type memo struct {
+	shards [memoShards]memoShard
+}
+
+// memoShard keeps a stretch when it is seen for the second time: most text is
+// seen once, and copying all of it would cost a fifth of the time of new text.
+type memoShard struct {
+	mu    sync.Mutex
+	store *store
+	once  *[memoOnce]uint32 // upper halves of the hashes seen once, by their lower bits
+	_     [40]byte          // one shard per cache line
+}
+
+const (
+	memoShards = 16
+	// memoMinimum is the length from which a stretch is worth a lookup.
+	memoMinimum = 48
+	memoSlots   = 1 << 12
+	memoText    = 1 << 19
+	memoIDs     = 1 << 17
+	memoOnce    = 1 << 11
+)
+
+// paragraphs appends the ids of pre-tokenized text through the memo.
+func (enc *encoder) paragraphs(dst []uint32, s string) []uint32 {
+	cuts := enc.t.cuts
+	if cuts == nil || len(s) < memoMinimum {
+		return enc.words(dst, s, 0, len(s))
+	}
+	text := bytesOf(s)
+	for at := 0; at < len(s); {
+		for limit := min(at+lookEvery, len(s)); at < limit; {
+			end := cuts.next(text, s, at)
+			if end-at < memoMinimum {
+				return enc.words(dst, s, at, end)
+			}
+			dst = enc.stretchOf(dst, s, at, end)
+			at = end
+		}
+		if at < len(s) && enc.watch.look() {
+			break
+		}
+	}
+	return dst
+}
+
+// stretchOf appends the ids of s[at:end], which lies between two cuts.
+func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
+	key := bytesOf(s)[at:end]
+	h := hashBytes(key)
+	shard := &enc.t.memo.shards[h>>60]
+	dst, ok, again := shard.get(dst, h, key)
+	if ok {
+		return dst
+	}
+	n := len(dst)
+	dst = enc.words(dst, s, at, end)
+	if again && !enc.watch.stopped {
+		shard.mu.Lock()
+		if shard.store == nil {
+			shard.store = newStore(memoSlots, memoText, memoIDs)
+		}
+		shard.store.put(h, key, dst[n:])
+		shard.mu.Unlock()
+	}
+	return dst
+}
+
+// get appends the ids of a stretch if they are cached; else again reports whether
+// it was seen before.
+func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, again bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.store != nil {
+		if ids, ok := m.store.get(h, key); ok {
+			return append(dst, ids...), true, false
+		}
+	}
+	if m.once == nil {
+		m.once = new([memoOnce]uint32)
+	}
+	once := &m.once[h%memoOnce]
+	again = *once == uint32(h>>32)
+	*once = uint32(h >> 32)
+	return dst, false, again
+}
+
+// reset empties the cache.
+func (m *memo) reset() {
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		if s.store != nil {
+			s.store.reset()
+		}
+		if s.once != nil {
+			clear(s.once[:])
+		}
+		s.mu.Unlock()
+	}
+}
+
+// A cutter finds places where pre-tokenized text may be cut regardless of the text
+// on either side: the words before the cut and those after it are the words of the
+// whole. So the ids of a stretch between two cuts can be cached.
+//
+// The rules, which TestCutsAreSafe checks for each splitter on random text:
+//   - An ASCII letter before an ASCII blank, symbol or punctuation other than an
+//     apostrophe. No alternative of any pattern goes over from one to the other;
+//     the apostrophe could begin a contraction that belongs to the word.
+//   - A letter of another script before a space.
+//   - A Han character before Chinese punctuation.
+//   - A line end before anything but white space (and slashes, where punctuation
+//     takes slashes after line ends), unless the pattern is GPT-2's, whose white
+//     space looks at what follows.
+//   - In SentencePiece models, before a space that follows a non-space.
+type cutter struct {
+	before, after [256]uint8
+}
+
+// Bits of the tables: a cut is possible where before and after share a bit.
+const (
+	cutWord uint8 = 1 << iota
+	cutLine
+	cutWide // wideCut decides
+)
+
+// Cuts are thinned by a hash of the bytes before them, so that the same text
+// has the same cuts wherever it begins, and stretches are about this long.
+const (
+	minStretch = 192
+	maxStretch = 768
+)
+
+// newCutter is nil if text of the splitter cannot be cut.
+func newCutter(p splitter) *cutter {
+	c := &cutter{}
+	line, slash := true, false
+	switch p := p.(type) {
+	case spaceSplit:
+		for b := range 256 {
+			if b != ' ' {
+				c.before[b] = cutWord
+			}
+		}
+		c.after[' '] = cutWord
+		return c
+	case gpt2Split:
+		line = false
+	case caseSplit:
+		slash = p.slash
+	case wordSplit, stagedSplit:
+	default:
+		return nil
+	}
+	for b, k := range byteKinds {
+		if k&kindLetter != 0 {
+			c.before[b] |= cutWord
+		}
+		if k&(kindBlank|kindOther) != 0 && b != '\'' {
+			c.after[b] |= cutWord
+		}
+		if line && k&(kindLetter|kindDigit|kindOther) != 0 && (b != '/' || !slash) {
+			c.after[b] |= cutLine
+		}
+	}
+	if line {
+		c.before['\n'] |= cutLine
+	}
+	for b := 0x80; b < 0x100; b++ {
+		c.before[b] |= cutWide
+	}
+	for _, b := range []byte{' ', 0xe3, 0xef} {
+		c.after[b] |= cutWide
+	}
+	return c
+}
+
+// safe reports whether s may be cut at i, 0 < i < len(s).
+func (c *cutter) safe(s string, i int) bool {
+	shared := c.before[s[i-1]] & c.after[s[i]]
+	return shared&(cutWord|cutLine) != 0 || shared == cutWide && wideCut(s, i)
+}
+
+// wideCut reports whether a letter stands before a space at i, or a Han character
+// before Chinese punctuation.
+func wideCut(s string, i int) bool {
+	r, _ := utf8.DecodeLastRuneInString(s[:i])
+	if s[i] == ' ' {
+		return runeClass(r)&(clsL|clsM) == clsL
+	}
+	if r < 0x4e00 || r > 0x9fa5 || i+2 >= len(s) {
+		return false
+	}
+	switch [3]byte{s[i], s[i+1], s[i+2]} {
+	case [3]byte{0xe3, 0x80, 0x81}, [3]byte{0xe3, 0x80, 0x82}, // 、。
+		[3]byte{0xef, 0xbc, 0x8c}, [3]byte{0xef, 0xbc, 0x9a}, [3]byte{0xef, 0xbc, 0x9b}, // ，：；
+		[3]byte{0xef, 0xbc, 0x81}, [3]byte{0xef, 0xbc, 0x9f}: // ！？
+		return true
+	}
+	return false
+}
+
+// next is the end of the stretch that begins at i.
+func (c *cutter) next(text []byte, s string, i int) int {
+	for j := i + minStretch; j < len(s); j++ {
+		if c.before[text[j-1]]&c.after[text[j]] == 0 || !c.safe(s, j) {
+			continue
+		}
+		if j-i >= maxStretch {
+			return j
+		}
+		h := binary.LittleEndian.Uint32(text[j-4:]) * 0x9e3779b1
+		if h < 1<<29 || text[j-1] >= 0x80 && h < 1<<31 {
+			return j
+		}
+	}
+	return len(s)
+}

@@ -1,0 +1,268 @@
+package bpe
+
+import (
+	"bytes"
+	"fmt"
+	"math/bits"
+	"slices"
+)
+
+// noRank is the rank of a pair that does not merge. Ranks need 24 bits.
+const (
+	noRank   = 1<<32 - 1
+	maxRanks = 1<<24 - 1
+)
+
+// merges answers which pairs of tokens join, in which order, into what.
+//
+// Invariant: a pair is in near, or in slots with its bit in filter.
+type merges struct {
+	// near holds the pairs of low rank, which most lookups ask for, in a table that
+	// fits the processor's cache; each pair has one possible place.
+	near *[1 << nearBits]uint64
+	// slots is an open-addressing table, a power of two, at most four fifths full; a slot is left
+	// id (20 bits), right id (20 bits), rank (24 bits), and all ones when empty.
+	slots []uint64
+	shift uint
+	// filter has a bit for each hash prefix of a pair in slots. Most pairs do not
+	// merge, and the filter, which fits the cache too, rules them out.
+	filter      []uint64
+	filterShift uint
+	result      []uint32    // rank -> token
+	pairs       [][2]uint32 // rank -> parts, while loading only; noPair if no text can produce it
+}
+
+// noPair is a pair that no text can produce.
+var noPair = [2]uint32{maxID, maxID}
+
+// filterBits is the bits of the filter for each slot.
+const filterBits = 8
+
+// A pair is pairBits wide. Multiplying by an odd number loses none of them, so that the upper
+// bits of the product, which name a place, and the lower ones, its tag, are the pair.
+const (
+	pairBits = 2 * packedID
+	pairMask = 1<<pairBits - 1
+	pairMul  = mulC & pairMask
+)
+
+// A near place holds tag, rank and token, in this order of bits, so that what a tag leaves of it is
+// below nearHit if the tag is the same. Its uppermost bit says that it is empty.
+const (
+	nearBits  = 15
+	tagBits   = pairBits - nearBits
+	tagMask   = 1<<tagBits - 1
+	maxNear   = 1<<(63-tagBits-packedID) - 1 // rank
+	valueBits = 63 - tagBits
+	nearHit   = 1 << valueBits
+	nearEmpty = 1 << 63
+)
+
+// pairProduct is the hash of a pair.
+func pairProduct(left, right uint32) uint64 {
+	return (uint64(left)<<packedID | uint64(right)) * pairMul & pairMask
+}
+
+// newMerges makes the tables for the pairs by rank; result is what they make. Of a pair that is listed
+// twice the later rank counts, as in the library.
+func newMerges(pairs [][2]uint32, result []uint32) *merges {
+	m := &merges{near: new([1 << nearBits]uint64), result: result, pairs: pairs}
+	for i := range m.near {
+		m.near[i] = nearEmpty
+	}
+	far := 0
+	for rank, p := range pairs {
+		if p != noPair && !m.putNear(p, uint32(rank)) {
+			far++
+		}
+	}
+	size := 1 << bits.Len(uint(far*5/4+1))
+	m.shift = uint(pairBits - bits.Len(uint(size-1)))
+	m.filterShift = m.shift - uint(bits.Len(filterBits-1))
+	m.slots, m.filter = make([]uint64, size), make([]uint64, max(1, size*filterBits/64))
+	for i := range m.slots {
+		m.slots[i] = ^uint64(0)
+	}
+	for rank, p := range pairs {
+		if p == noPair {
+			continue
+		}
+		v := m.nearest(pairProduct(p[0], p[1]))
+		if v < nearHit && v>>packedID < uint64(rank) {
+			m.near[pairProduct(p[0], p[1])>>tagBits] = nearEmpty // a later rank that is too high for it
+		}
+		if v >= nearHit || v>>packedID < uint64(rank) {
+			m.putFar(p, uint32(rank))
+		}
+	}
+	return m
+}
+
+// putNear puts a pair in its near place if none of lower rank is there.
+func (m *merges) putNear(pair [2]uint32, rank uint32) bool {
+	p := pairProduct(pair[0], pair[1])
+	place := &m.near[p>>tagBits]
+	if rank > maxNear || *place != nearEmpty && *place>>valueBits != p&tagMask {
+		return false
+	}
+	*place = p&tagMask<<valueBits | uint64(rank)<<packedID | uint64(m.result[rank])
+	return true
+}
+
+// nearest is rank and token of the pair with this product, in this order of bits, or nearHit or
+// more if it has no near place.
+func (m *merges) nearest(p uint64) uint64 {
+	return m.near[p>>tagBits] ^ p&tagMask<<valueBits
+}
+
+func (m *merges) putFar(pair [2]uint32, rank uint32) {
+	p := pairProduct(pair[0], pair[1])
+	key := uint64(pair[0])<<packedID | uint64(pair[1])
+	at := p >> m.shift
+	for m.slots[at] != ^uint64(0) && m.slots[at]>>24 != key {
+		at = (at + 1) & uint64(len(m.slots)-1)
+	}
+	m.slots[at] = key<<24 | uint64(rank)
+	bit := p >> m.filterShift
+	m.filter[bit>>6] |= 1 << (bit & 63)
+}
+
+// rank is the order of the pair's merge, noRank if it has none.
+func (m *merges) rank(left, right uint32) uint32 {
+	p := pairProduct(left, right)
+	if v := m.nearest(p); v < nearHit {
+		return uint32(v >> packedID)
+	}
+	if bit := p >> m.filterShift; m.filter[bit>>6&uint64(len(m.filter)-1)]>>(bit&63)&1 == 0 {
+		return noRank
+	}
+	return m.farRank(left, right, p)
+}
+
+// farRank is rank for a pair that has no near place.
+func (m *merges) farRank(left, right uint32, p uint64) uint32 {
+	key := uint64(left)<<packedID | uint64(right)
+	slots := m.slots
+	for at := p >> m.shift; ; at++ {
+		slot := slots[at&uint64(len(slots)-1)]
+		if slot>>24 == key {
+			return uint32(slot & (1<<24 - 1))
+		}
+		if slot == ^uint64(0) {
+			return noRank
+		}
+	}
+}
+
+// readMerges reads the list of pairs, "a b" or ["a","b"]; text is that of the
+// vocabulary's form.
+func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool)) (*merges, error) {
+	room := bytes.Count(s.b, []byte(`,`)) + 1
+	if bytes.Count(s.b[:min(len(s.b), 64)], []byte(`[`)) > 1 {
+		room /= 2 // ["a","b"]
+	}
+	r := &mergeReader{s: s, v: v, text: text, pairs: make([][2]uint32, 0, room), result: make([]uint32, 0, room)}
+	if err := s.array(r.read); err != nil {
+		return nil, err
+	}
+	return newMerges(r.pairs, slices.Clone(r.result)), nil
+}
+
+// mergeReader is the state of readMerges.
+type mergeReader struct {
+	s      *scanner
+	v      *vocab
+	text   func(dst, token []byte) ([]byte, bool)
+	pairs  [][2]uint32
+	result []uint32
+
+	both []byte // text of the two parts
+	last []byte // text of the pair before: lists that have all ways to a token have them one after the other
+	// single holds the tokens of single bytes, which many parts are.
+	single [256]struct {
+		id    uint32
+		known bool
+	}
+}
+
+// read reads one pair.
+func (r *mergeReader) read() error {
+	rank := len(r.result)
+	left, right, err := r.parts()
+	if err != nil {
+		return err
+	}
+	if rank >= maxRanks {
+		return fmt.Errorf("more than %d merges", maxRanks)
+	}
+	r.both = r.both[:0]
+	a, reachable, err := r.token(left)
+	if err != nil {
+		return err
+	}
+	b, too, err := r.token(right)
+	if err != nil {
+		return err
+	}
+	if !reachable || !too {
+		r.pairs, r.result, r.last = append(r.pairs, noPair), append(r.result, 0), r.last[:0]
+		return nil
+	}
+	var joined uint32
+	if rank > 0 && bytes.Equal(r.both, r.last) {
+		joined = r.result[rank-1]
+	} else if joined, _, reachable = r.v.find(r.both); !reachable {
+		return fmt.Errorf("merge %d makes %q, which is not in the vocabulary", rank, r.both)
+	}
+	r.last = append(r.last[:0], r.both...)
+	r.pairs, r.result = append(r.pairs, [2]uint32{a, b}), append(r.result, joined)
+	return nil
+}
+
+// parts reads the two tokens of a pair.
+func (r *mergeReader) parts() (left, right []byte, err error) {
+	n := 0
+	if r.s.peek() == '[' {
+		err = r.s.array(func() error {
+			token, err := r.s.str()
+			n++
+			left, right = right, token
+			return err
+		})
+	} else {
+		var pair []byte
+		if pair, err = r.s.str(); err == nil {
+			n = bytes.Count(pair, []byte(" ")) + 1
+			left, right, _ = bytes.Cut(pair, []byte(" "))
+		}
+	}
+	if err == nil && n != 2 {
+		err = fmt.Errorf("merge %d has %d parts", len(r.result), n)
+	}
+	return left, right, err
+}
+
+// token is the id of a part, whose text it appends to both. A part that no text
+// reaches has none.
+func (r *mergeReader) token(part []byte) (id uint32, reachable bool, err error) {
+	from := len(r.both)
+	b, reachable := r.text(r.both, part)
+	if !reachable {
+		if _, ok := r.v.literal[string(part)]; !ok {
+			err = fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(r.result), part)
+		}
+		return 0, false, err
+	}
+	r.both = b
+	if b = b[from:]; len(b) == 1 && r.single[b[0]].known {
+		return r.single[b[0]].id, true, nil
+	}
+	id, _, ok := r.v.find(b)
+	if !ok {
+		return 0, true, fmt.Errorf("merge %d names %q, which is not in the vocabulary", len(r.result), part)
+	}
+	if len(b) == 1 {
+		r.single[b[0]].id, r.single[b[0]].known = id, true
+	}
+	return id, true, nil
+}

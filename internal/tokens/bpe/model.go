@@ -1,0 +1,244 @@
+package bpe
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// modelHead is the model without its tables.
+type modelHead struct {
+	Type          string   `json:"type"`
+	Dropout       *float64 `json:"dropout"`
+	Unk           *string  `json:"unk_token"`
+	FuseUnk       bool     `json:"fuse_unk"`
+	Prefix        string   `json:"continuing_subword_prefix"`
+	Suffix        string   `json:"end_of_word_suffix"`
+	ByteFallback  bool     `json:"byte_fallback"`
+	IgnoreMerges  bool     `json:"ignore_merges"`
+	vocab, merges []byte
+}
+
+func readHead(raw []byte) (*modelHead, error) {
+	head := &modelHead{}
+	if len(raw) == 0 {
+		return nil, fmt.Errorf("%w: no model", errJSON)
+	}
+	s := &scanner{b: raw}
+	var rest strings.Builder
+	if err := s.object(func(key []byte) error {
+		name := string(key)
+		value, err := s.raw()
+		switch name {
+		case "vocab":
+			head.vocab = value
+		case "merges":
+			head.merges = value
+		default:
+			fmt.Fprintf(&rest, ",%q:%s", name, value)
+		}
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal([]byte("{"+strings.TrimPrefix(rest.String(), ",")+"}"), head); err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	switch {
+	case head.Type != "BPE" && (head.Type != "" || head.merges == nil):
+		return nil, unsupported("model %s, which is not BPE", cmp.Or(head.Type, "without a type"))
+	case head.Dropout != nil && *head.Dropout != 0:
+		return nil, unsupported("BPE with dropout")
+	case head.Prefix != "" || head.Suffix != "":
+		return nil, unsupported("BPE with continuing_subword_prefix %q, end_of_word_suffix %q", head.Prefix, head.Suffix)
+	}
+	return head, nil
+}
+
+func (t *Tokenizer) readModel(head *modelHead) error {
+	t.ignoreMerges = head.IgnoreMerges
+	var err error
+	if t.vocab, err = readVocab(&scanner{b: head.vocab}, t.form.text); err != nil {
+		return fmt.Errorf("vocab: %w", err)
+	}
+	if t.merges, err = readMerges(&scanner{b: head.merges}, t.vocab, t.form.text); err != nil {
+		return fmt.Errorf("merges: %w", err)
+	}
+	for token, id := range t.vocab.literal {
+		t.literalOf[id] = token
+	}
+	switch {
+	case t.pipe != nil && !t.pipe.bytes:
+		t.merges.pairs = nil
+		return t.literalBPE(head)
+	case t.sp != nil:
+		err = t.spaceSymbols()
+	default:
+		err = t.byteSymbols()
+	}
+	if err != nil {
+		return err
+	}
+	t.pairASCII()
+	t.markWhole()
+	if t.sp == nil {
+		t.findUnits()
+	}
+	t.prepareWords()
+	t.merges.pairs = nil
+	return nil
+}
+
+// prepareWords makes the tables that are asked before merging. Where words
+// that are tokens are not merged at all, a part of a word must not be taken for
+// such a word: so nothing is cut unless merging gives the same for each token
+// that a part could be.
+func (t *Tokenizer) prepareWords() {
+	wholes := make([]bool, len(t.vocab.has))
+	t.vocab.eachSlot(func(id uint32, whole bool) { wholes[id] = whole })
+	t.short = newShortTokens(t.vocab, func(id uint32) bool { return t.ignoreMerges || wholes[id] })
+	t.parter = t.splitter
+	if t.sp != nil {
+		if !t.ignoreMerges && !t.mergesBytes() {
+			spaces, _ := t.splitter.(spaceSplit)
+			t.parter = jointSplit{newJoints(t.vocab, false), spaces.each}
+		}
+		return
+	}
+	for id, whole := range wholes {
+		if t.ignoreMerges && !whole && !isASCII(t.vocab.bytes(uint32(id))) {
+			return
+		}
+	}
+	t.joints = newJoints(t.vocab, true)
+}
+
+// mergesBytes reports whether a merge takes or makes a token that stands for a
+// byte: the text of such a token is not what it stands for.
+func (t *Tokenizer) mergesBytes() bool {
+	for rank, p := range t.merges.pairs {
+		for _, b := range t.sp.bytes {
+			if p[0] == b || p[1] == b || t.merges.result[rank] == b {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func isASCII(b []byte) bool {
+	for _, c := range b {
+		if c >= 0x80 {
+			return false
+		}
+	}
+	return true
+}
+
+// byteSymbols finds the token of each byte.
+func (t *Tokenizer) byteSymbols() error {
+	for b := range 256 {
+		id, _, ok := t.vocab.find([]byte{byte(b)})
+		if !ok && b < 0xf5 && b != 0xc0 && b != 0xc1 {
+			return unsupported("no token for byte 0x%02x", b)
+		}
+		t.byteID[b] = id
+	}
+	return nil
+}
+
+// spaceSymbols finds the token of each character and of each byte, and whether
+// text may be cut before spaces.
+func (t *Tokenizer) spaceSymbols() error {
+	for b := range 256 {
+		token := fmt.Sprintf("<0x%02X>", b)
+		id, _, ok := t.vocab.find([]byte(token))
+		if !ok {
+			return unsupported("byte_fallback without the token %s", token)
+		}
+		t.sp.bytes[b] = id
+	}
+	t.sp.bmp = make([]uint32, 0x10000)
+	for i := range t.sp.bmp {
+		t.sp.bmp[i] = maxID
+	}
+	t.sp.astral = map[rune]uint32{}
+	for id, has := range t.vocab.has {
+		if !has {
+			continue
+		}
+		r, ok := onlyRune(t.vocab.bytes(uint32(id)))
+		switch {
+		case !ok:
+		case r < 0x10000:
+			t.sp.bmp[r] = uint32(id)
+		default:
+			t.sp.astral[r] = uint32(id)
+		}
+	}
+	for b := range t.byteID[:128] {
+		if t.byteID[b] = t.sp.bmp[b]; t.byteID[b] == maxID {
+			t.byteID[b] = t.sp.bytes[b]
+		}
+	}
+	if t.splitter == (wholeSplit{}) && !t.ignoreMerges && !t.spaceJoins() {
+		t.splitter = spaceSplit{}
+	}
+	return nil
+}
+
+// pairASCII looks up all pairs of ASCII characters.
+func (t *Tokenizer) pairASCII() {
+	t.asciiPairs = new(asciiPairs)
+	for a := range 128 {
+		for b := range 128 {
+			t.asciiPairs[a<<7|b] = t.merges.pair(t.merges.rank(t.byteID[a], t.byteID[b]), 0)
+		}
+	}
+}
+
+// onlyRune is the character that b is, if it is one.
+func onlyRune(b []byte) (rune, bool) {
+	var first rune
+	n := 0
+	for _, r := range string(b) {
+		first = r
+		n++
+		if n > 1 {
+			return 0, false
+		}
+	}
+	return first, n == 1
+}
+
+// spaceJoins reports whether a merge joins something that ends in a non-space to
+// something that begins with a space. Only tokens that merges make matter.
+func (t *Tokenizer) spaceJoins() bool {
+	for _, id := range t.merges.result {
+		b := t.vocab.bytes(id)
+		for i := 1; i < len(b); i++ {
+			if b[i] == ' ' && b[i-1] != ' ' {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// markWhole finds the tokens that merging their own text yields: only those may
+// be looked up instead of merged. Where words that are tokens are not merged, the
+// answer is only asked for tokens with more than ASCII.
+func (t *Tokenizer) markWhole() {
+	var w merger
+	var out []uint32
+	t.vocab.markWhole(func(id uint32) bool {
+		if t.ignoreMerges && isASCII(t.vocab.bytes(id)) {
+			return false
+		}
+		w.parts = t.symbols(w.parts[:0], t.vocab.bytes(id))
+		out = w.run(t.merges, out[:0], new(watch))
+		w.trim()
+		return len(out) == 1 && out[0] == id
+	})
+}

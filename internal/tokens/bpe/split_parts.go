@@ -1,0 +1,136 @@
+package bpe
+
+import (
+	"math/bits"
+	"unicode/utf8"
+)
+
+// joints holds the pairs of characters that are neighbours in some token. Between
+// two that are not, no merge ever joins the two sides, so a word may be cut there
+// and its parts merged one by one: parts are short, are often tokens themselves,
+// and repeat where the word does not. Chinese has words
+// of a whole clause, SentencePiece models have words with their punctuation.
+//
+// A merge over a cut makes a token that holds the last byte before it and the
+// first one behind it. If the token holds both characters whole, their pair is
+// in ascii or in filter. If it holds only a part of one, as byte-level tokens may, the
+// two bytes are in split. The filter may say yes to other pairs, which costs time
+// only.
+type joints struct {
+	ascii  [128][2]uint64
+	split  [64]uint64 // last byte (0x80-0xbf), first byte (0xc0-0xff)
+	filter []uint64
+	shift  uint
+}
+
+// newJoints collects the pairs of all tokens of v; wide ones only if the model is
+// byte-level: nothing is cut next to ASCII there, so ASCII pairs are not needed.
+func newJoints(v *vocab, wideOnly bool) *joints {
+	j := &joints{}
+	var pairs []uint64
+	for id := range v.has {
+		b := v.bytes(uint32(id))
+		for i := 1; i < len(b); i++ {
+			switch left, right := b[i-1], b[i]; {
+			case right&0xc0 == 0x80: // within a character
+			case left < 0x80 && right < 0x80:
+				j.ascii[left][right/64] |= 1 << (right % 64)
+			case left < 0x80 || right < 0x80:
+				if wideOnly {
+					continue
+				}
+				fallthrough
+			default:
+				l, n := utf8.DecodeLastRune(b[:i])
+				r, m := utf8.DecodeRune(b[i:])
+				if l == utf8.RuneError && n <= 1 || r == utf8.RuneError && m <= 1 {
+					j.split[left&0x3f] |= 1 << (right & 0x3f)
+					continue
+				}
+				pairs = append(pairs, runePairProduct(l, r))
+			}
+		}
+	}
+	// 16 to 32 bits a pair.
+	filterBits := uint(max(6, bits.Len(uint(len(pairs)*16))))
+	j.filter, j.shift = make([]uint64, 1<<(filterBits-6)), 64-filterBits
+	for _, p := range pairs {
+		p >>= j.shift
+		j.filter[p/64] |= 1 << (p % 64)
+	}
+	return j
+}
+
+func runePairProduct(l, r rune) uint64 { return (uint64(l)<<21 | uint64(r)) * mulC }
+
+// joined reports whether a token may contain the two characters as neighbours.
+func (j *joints) joined(l, r rune) bool {
+	if l < 0x80 && r < 0x80 {
+		return j.ascii[l][r/64]>>(r%64)&1 != 0
+	}
+	return j.joinedWide(l, r)
+}
+
+func (j *joints) joinedWide(l, r rune) bool {
+	p := runePairProduct(l, r) >> j.shift
+	return j.filter[p/64&uint64(len(j.filter)-1)]>>(p%64)&1 != 0
+}
+
+// cutWide writes the ends of the parts of text[at:end] to ends, cutting between
+// characters that are not ASCII only. It returns how many it wrote, and where to go on.
+func (j *joints) cutWide(text []byte, at, end int, ends []uint32) (n, next int) {
+	last := rune(0) // 0: ASCII, or the start
+	for at < end && n < len(ends) {
+		r, size := rune(text[at]), 3
+		switch {
+		case r < 0x80:
+			last = 0
+			at++
+			continue
+		case r >= 0xe0 && r < 0xf0 && at+2 < len(text):
+			r = r&0xf<<12 | rune(text[at+1]&0x3f)<<6 | rune(text[at+2]&0x3f)
+		default:
+			r, size = utf8.DecodeRune(text[at:])
+		}
+		if last != 0 && !j.joinedWide(last, r) && j.split[text[at-1]&0x3f]>>(text[at]&0x3f)&1 == 0 {
+			ends[n] = uint32(at)
+			n++
+		}
+		last = r
+		at += size
+	}
+	if n < len(ends) {
+		ends[n] = uint32(end)
+		return n + 1, end
+	}
+	return n, int(ends[n-1])
+}
+
+// jointSplit is the splitter of a SentencePiece model, its words cut into parts
+// that no token reaches over.
+type jointSplit struct {
+	*joints
+	each bool // before each space, as spaceSplit
+}
+
+func (p jointSplit) split(s string, at int, ends []uint32) (int, int) {
+	n := 0
+	for i := at; i < len(s) && n < len(ends); {
+		j := i
+		var last, r rune
+		for ; j < len(s); last = r {
+			size := 1
+			if r = rune(s[j]); r >= 0x80 {
+				r, size = utf8.DecodeRuneInString(s[j:])
+			}
+			if j > i && (!p.joined(last, r) || p.each && r == ' ') {
+				break
+			}
+			j += size
+		}
+		ends[n] = uint32(j)
+		n++
+		i, at = j, j
+	}
+	return n, at
+}

@@ -1,0 +1,161 @@
+package bpe
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// closed is the stop of ids that nobody wants any more.
+func closed() chan struct{} {
+	stop := make(chan struct{})
+	close(stop)
+	return stop
+}
+
+// longTexts keep a tokenizer busy in each of its loops.
+func longTexts() map[string]string {
+	r := rand.New(rand.NewPCG(3, 4))
+	letters := func(n int, alphabet string) string {
+		b := make([]byte, n)
+		for i := range b {
+			b[i] = alphabet[r.IntN(len(alphabet))]
+		}
+		return string(b)
+	}
+	const n = 1 << 19
+	return map[string]string{
+		"words":      strings.Repeat(letters(2000, "abcdefgh ,.\n"), n/2000),
+		"the same":   strings.Repeat("the theft of the cheese, ", n/25),
+		"one word":   letters(n, "abcdefghijklmnop"),
+		"marks":      strings.Repeat("e\u0301a\u0300", n/6),
+		"characters": strings.Repeat("文字あ、", n/12),
+		"specials":   strings.Repeat("<|im_end|>", n/10),
+		"blanks":     strings.Repeat(" ", n),
+	}
+}
+
+// manyShapes are tokenizers of every kind.
+func manyShapes(t *testing.T) map[string]*Tokenizer {
+	t.Helper()
+	all := map[string]*Tokenizer{"qwen3": family(t, "qwen3"), "mistral_7b": family(t, "mistral_7b")}
+	for name, text := range map[string]string{"pipeline": shapeFile(jsonOf{
+		"normalizer":    jsonOf{"type": "NFC"},
+		"pre_tokenizer": jsonOf{"type": "Split", "pattern": jsonOf{"Regex": `\w+|\W`}, "behavior": "Isolated", "invert": false},
+	})} {
+		tok, err := loadText(text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = tok
+	}
+	return all
+}
+
+// TestAStopEndsTheWork wants that of a text of half a megabyte, whose ids nobody wants any
+// more after some part, nothing is encoded behind the next look, and that nothing
+// half done is remembered.
+func TestAStopEndsTheWork(t *testing.T) {
+	for shape, tok := range manyShapes(t) {
+		for name, text := range longTexts() {
+			want, err := tok.Encode(nil, text, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, later := range []int{0, 1000, 3 * lookEvery} {
+				w := newEncoder(tok)
+				w.watch = watch{stop: closed(), left: later}
+				got, err := w.encode(nil, text, 0)
+				if !errors.Is(err, ErrStopped) {
+					t.Fatalf("%s, %s: %d ids, %v", shape, name, len(got), err)
+				}
+				// A byte has two ids at most.
+				if limit := 2 * (later + lookEvery); len(got) > limit || len(got) > 0 && len(got) >= len(want) {
+					t.Errorf("%s, %s: %d of %d ids after a stop at %d bytes", shape, name, len(got), len(want), later)
+				}
+			}
+			for range 3 { // twice is what the memo waits for
+				again, err := tok.Encode(nil, text, false)
+				if err != nil || !slices.Equal(again, want) {
+					t.Fatalf("%s, %s: other ids after stops: %v", shape, name, err)
+				}
+			}
+		}
+	}
+}
+
+// TestAStopEndsALongMerge wants a merge of a long word to end where it is.
+func TestAStopEndsALongMerge(t *testing.T) {
+	tok := family(t, "qwen3")
+	parts := tok.symbols(nil, []byte(longTexts()["one word"]))
+	merged := func(stop <-chan struct{}) (ids, left int) {
+		w := &merger{parts: slices.Clone(parts)}
+		w.rankPairs(tok.merges, 0, len(parts))
+		pairs := 0
+		ranked := slices.Clone(w.parts)
+		out := w.queued(tok.merges, nil, &watch{stop: stop})
+		for i := range ranked {
+			if ranked[i] == w.parts[i] {
+				pairs++
+			}
+		}
+		return len(out), pairs
+	}
+	ids, _ := merged(nil)
+	if ids == 0 {
+		t.Fatal("nothing is merged without a stop")
+	}
+	ids, untouched := merged(closed())
+	if ids != 0 || untouched < len(parts)-8*mergesEvery {
+		t.Errorf("%d ids; %d of %d symbols are untouched", ids, untouched, len(parts))
+	}
+}
+
+// TestNobodyWaitsForAHugeWordInVain wants a stop to end the waiting for the lock and for
+// a worker.
+func TestNobodyWaitsForAHugeWordInVain(t *testing.T) {
+	tok := family(t, "qwen3")
+	text := longTexts()["one word"]
+	huge <- struct{}{}
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := tok.EncodeUntil(stop, nil, text, false)
+		done <- err
+	}()
+	close(stop)
+	if err := <-done; !errors.Is(err, ErrStopped) {
+		t.Errorf("%v", err)
+	}
+	huge.give()
+	for range cap(tok.encoders.tickets) {
+		tok.encoders.tickets <- struct{}{}
+	}
+	for range cap(tok.encoders.tickets) {
+		if _, err := tok.EncodeUntil(closed(), nil, text, false); !errors.Is(err, ErrStopped) {
+			t.Errorf("%v", err)
+		}
+	}
+	for range cap(tok.encoders.tickets) {
+		<-tok.encoders.tickets
+	}
+	if ids, err := tok.EncodeUntil(make(chan struct{}), nil, text, false); err != nil || len(ids) == 0 {
+		t.Errorf("a text that is wanted: %d ids, %v", len(ids), err)
+	}
+}
+
+// TestTheCacheKeepsNothingThatWasStopped: what was not encoded to its end is no prefix of later prompts.
+func TestTheCacheKeepsNothingThatWasStopped(t *testing.T) {
+	tok := family(t, "qwen3")
+	c := NewCache(tok, 1<<22)
+	text := strings.Repeat(chatMarks["qwen3"][0]+"Where are the maps? "+chatMarks["qwen3"][1], 1000)
+	for range 3 {
+		if _, p, err := c.EncodeUntil(closed(), nil, text, false); !errors.Is(err, ErrStopped) || p.Kept != 0 {
+			t.Fatalf("%+v, %v", p, err)
+		}
+	}
+	if c.Bytes() != 0 {
+		t.Errorf("%d bytes are kept", c.Bytes())
+	}
+}

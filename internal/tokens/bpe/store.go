@@ -1,0 +1,131 @@
+package bpe
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/bits"
+	"math/rand/v2"
+)
+
+// store remembers the ids of texts in a fixed amount of memory, forgetting the
+// oldest first. A hit compares the text itself, so a prepared hash can cost time
+// and never a wrong answer. It is not safe for concurrent use.
+//
+// Invariant: textEnd and idsEnd count all that was ever written; an entry is
+// alive while its text and ids are within the last len(text) bytes and len(ids)
+// ids.
+type store struct {
+	slots   []storeSlot
+	text    []byte
+	ids     []uint32
+	textEnd uint64
+	idsEnd  uint64
+}
+
+type storeSlot struct {
+	hash      uint64
+	text, ids uint64 // positions among all that was ever written
+	textLen   uint32
+	idsLen    uint32
+}
+
+// storeWays is how many slots share a hash bucket.
+const storeWays = 2
+
+// newStore takes sizes that are powers of two.
+func newStore(slots, text, ids int) *store {
+	return &store{slots: make([]storeSlot, slots), text: make([]byte, text), ids: make([]uint32, ids)}
+}
+
+// get is the ids of key, valid until the next put.
+func (c *store) get(hash uint64, key []byte) ([]uint32, bool) {
+	at := hash & uint64(len(c.slots)-1) &^ (storeWays - 1)
+	for i := at; i < at+storeWays; i++ {
+		e := &c.slots[i]
+		if e.hash != hash || int(e.textLen) != len(key) ||
+			c.textEnd-e.text > uint64(len(c.text)) || c.idsEnd-e.ids > uint64(len(c.ids)) {
+			continue
+		}
+		from := int(e.text & uint64(len(c.text)-1))
+		if !bytes.Equal(c.text[from:from+len(key)], key) {
+			continue
+		}
+		from = int(e.ids & uint64(len(c.ids)-1))
+		return c.ids[from : from+int(e.idsLen)], true
+	}
+	return nil, false
+}
+
+// put remembers ids for key, unless they are more than a quarter of the store.
+func (c *store) put(hash uint64, key []byte, ids []uint32) {
+	if len(key) == 0 || len(key) > len(c.text)/4 || len(ids) > len(c.ids)/4 {
+		return
+	}
+	at := hash & uint64(len(c.slots)-1) &^ (storeWays - 1)
+	e := &c.slots[at]
+	for i := at + 1; i < at+storeWays; i++ {
+		if c.slots[i].text < e.text {
+			e = &c.slots[i]
+		}
+	}
+	c.textEnd = skipWrap(c.textEnd, len(key), len(c.text))
+	c.idsEnd = skipWrap(c.idsEnd, len(ids), len(c.ids))
+	*e = storeSlot{hash: hash, text: c.textEnd, ids: c.idsEnd, textLen: uint32(len(key)), idsLen: uint32(len(ids))}
+	copy(c.text[c.textEnd&uint64(len(c.text)-1):], key)
+	copy(c.ids[c.idsEnd&uint64(len(c.ids)-1):], ids)
+	c.textEnd += uint64(len(key))
+	c.idsEnd += uint64(len(ids))
+}
+
+// skipWrap moves a position to the next turn of the ring if n entries would not
+// fit before its end.
+func skipWrap(at uint64, n, size int) uint64 {
+	if left := uint64(size) - at&uint64(size-1); left < uint64(n) {
+		at += left
+	}
+	return at
+}
+
+func (c *store) reset() {
+	clear(c.slots)
+}
+
+// Multipliers of the word hash, after wyhash.
+const (
+	mulA = 0xa0761d6478bd642f
+	mulB = 0xe7037ed1a0b428db
+	mulC = 0x9e3779b97f4a7c15
+)
+
+// hashSeed is random per process, so that collisions cannot be prepared. It
+// affects time only: every hit compares the bytes.
+var hashSeed = rand.Uint64()
+
+func fold(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a, b)
+	return hi ^ lo
+}
+
+// hashBytes hashes a word or a paragraph.
+func hashBytes(b []byte) uint64 {
+	n := len(b)
+	h := hashSeed ^ uint64(n)*mulC
+	switch {
+	case n > 16:
+		tail := b[n-16:]
+		for len(b) > 16 {
+			h = fold(binary.LittleEndian.Uint64(b)^mulA, binary.LittleEndian.Uint64(b[8:16])^h)
+			b = b[16:]
+		}
+		return fold(fold(binary.LittleEndian.Uint64(tail)^mulB, binary.LittleEndian.Uint64(tail[8:])^h), mulC)
+	case n >= 8:
+		return fold(fold(binary.LittleEndian.Uint64(b)^mulA, binary.LittleEndian.Uint64(b[n-8:])^h), mulB)
+	case n >= 4:
+		x := uint64(binary.LittleEndian.Uint32(b))<<32 | uint64(binary.LittleEndian.Uint32(b[n-4:]))
+		return fold(fold(x^mulA, h), mulB)
+	case n > 0:
+		x := uint64(b[0])<<16 | uint64(b[n>>1])<<8 | uint64(b[n-1])
+		return fold(fold(x^mulA, h), mulB)
+	}
+	return h
+}

@@ -1,0 +1,198 @@
+package bpe
+
+import "unicode/utf8"
+
+// symbols appends the tokens that merging of a word starts from, as parts of a
+// merger.
+func (t *Tokenizer) symbols(dst []uint64, word []byte) []uint64 {
+	if t.sp != nil {
+		return t.sp.symbols(dst, word)
+	}
+	for i := 0; i < len(word); {
+		if word[i] >= 0xc0 {
+			if id, n := t.units.at(word, i); n > 0 {
+				dst = append(dst, uint64(id))
+				i += n
+				continue
+			}
+		}
+		dst = append(dst, uint64(t.byteID[word[i]]))
+		i++
+	}
+	return dst
+}
+
+func (m *spaceModel) symbols(dst []uint64, word []byte) []uint64 {
+	for i := 0; i < len(word); {
+		r, n := rune(word[i]), 1
+		if r >= 0x80 {
+			r, n = utf8.DecodeRune(word[i:])
+		}
+		id := uint32(maxID)
+		if r < 0x10000 {
+			id = m.bmp[r]
+		} else if a, ok := m.astral[r]; ok {
+			id = a
+		}
+		if id != maxID {
+			dst = append(dst, uint64(id))
+		} else {
+			for _, b := range word[i : i+n] {
+				dst = append(dst, uint64(m.bytes[b]))
+			}
+		}
+		i += n
+	}
+	return dst
+}
+
+// units are the characters of two and three bytes from whose token a merge may
+// start instead of from their bytes, which halves the work for scripts other
+// than Latin.
+//
+// That is exact for a character when nothing can happen to its bytes before they
+// have become its token. Let R be the highest rank of the merges that make the
+// token from the bytes alone. While they are under way, one of them, of rank R
+// or less, is always possible. So if every merge that joins a part of the
+// character to something outside has a rank above R, none of those comes first;
+// and if every merge that takes the token has a rank above R, having it from the
+// start changes no order. What may stand outside depends on the neighbours: a
+// byte below 0x80 or one above, which has a bit each. Text is valid UTF-8, so a
+// neighbour above is the end of a character (below 0xc0) before this one, and
+// the start of one (0xc0 or more) behind it.
+type units []uint32 // by code point: flags and token+1, 0 if none
+
+const (
+	unitAfterASCII uint32 = 1 << (28 + iota)
+	unitAfterWide
+	unitBeforeASCII
+	unitBeforeWide
+	unitID = 1<<28 - 1
+)
+
+// at is the token and the bytes of the character at word[i], whose first byte is
+// at least 0xc0; 0 bytes if it has to be spelled.
+func (u units) at(word []byte, i int) (uint32, int) {
+	if len(u) == 0 {
+		return 0, 0
+	}
+	var r, n int
+	switch b := word[i]; {
+	case b < 0xe0 && i+1 < len(word):
+		r, n = int(b&0x1f)<<6|int(word[i+1]&0x3f), 2
+	case b < 0xf0 && i+2 < len(word):
+		r, n = int(b&0xf)<<12|int(word[i+1]&0x3f)<<6|int(word[i+2]&0x3f), 3
+	default:
+		return 0, 0
+	}
+	unit := u[r]
+	need := uint32(0)
+	if i > 0 {
+		need = unitAfterASCII << (word[i-1] >> 7)
+	}
+	if i+n < len(word) {
+		need |= unitBeforeASCII << (word[i+n] >> 7)
+	}
+	if unit&need != need || unit == 0 {
+		return 0, 0
+	}
+	return unit&unitID - 1, n
+}
+
+// edges holds, for each token, the least rank of the merges that take it, by what
+// is on the other side. A merge that only the inside of a character can see does
+// not count.
+type edges struct {
+	afterASCII, afterWide   []uint32 // as the right part, by the last byte of the left one
+	beforeASCII, beforeWide []uint32 // as the left part, by the first byte of the right one
+}
+
+func newEdges(v *vocab, m *merges) edges {
+	lists := make([][]uint32, 4)
+	for i := range lists {
+		lists[i] = make([]uint32, len(v.has))
+		for j := range lists[i] {
+			lists[i][j] = noRank
+		}
+	}
+	e := edges{lists[0], lists[1], lists[2], lists[3]}
+	for rank, p := range m.pairs {
+		if p == noPair {
+			continue
+		}
+		left, right := v.bytes(p[0]), v.bytes(p[1])
+		switch last := left[len(left)-1]; {
+		case last < 0x80:
+			e.afterASCII[p[1]] = min(e.afterASCII[p[1]], uint32(rank))
+		case last < 0xc0:
+			e.afterWide[p[1]] = min(e.afterWide[p[1]], uint32(rank))
+		}
+		switch first := right[0]; {
+		case first < 0x80:
+			e.beforeASCII[p[0]] = min(e.beforeASCII[p[0]], uint32(rank))
+		case first >= 0xc0:
+			e.beforeWide[p[0]] = min(e.beforeWide[p[0]], uint32(rank))
+		}
+	}
+	return e
+}
+
+// findUnits fills the table for a byte-level model.
+func (t *Tokenizer) findUnits() {
+	u := make(units, 0x10000)
+	e := newEdges(t.vocab, t.merges)
+	for id, has := range t.vocab.has {
+		b := t.vocab.bytes(uint32(id))
+		if !has || len(b) < 2 || len(b) > 3 {
+			continue
+		}
+		if r, ok := onlyRune(b); ok && r >= 0x80 && r != 0xfffd {
+			u[r] = t.unit(e, uint32(id), b)
+		}
+	}
+	t.units = u
+}
+
+// unit makes the entry of one character by merging its bytes.
+func (t *Tokenizer) unit(e edges, id uint32, b []byte) uint32 {
+	syms := make([]uint32, 0, 3)
+	for _, c := range b {
+		syms = append(syms, t.byteID[c])
+	}
+	highest := uint32(0)
+	afterASCII, afterWide, beforeASCII, beforeWide := uint32(noRank), uint32(noRank), uint32(noRank), uint32(noRank)
+	for len(syms) > 1 {
+		first, last := syms[0], syms[len(syms)-1]
+		afterASCII, afterWide = min(afterASCII, e.afterASCII[first]), min(afterWide, e.afterWide[first])
+		beforeASCII, beforeWide = min(beforeASCII, e.beforeASCII[last]), min(beforeWide, e.beforeWide[last])
+		least, at := uint32(noRank), 0
+		for i := range len(syms) - 1 {
+			if r := t.merges.rank(syms[i], syms[i+1]); r < least {
+				least, at = r, i
+			}
+		}
+		if least == noRank {
+			return 0
+		}
+		highest = max(highest, least)
+		syms[at] = t.merges.result[least]
+		syms = append(syms[:at+1], syms[at+2:]...)
+	}
+	for _, list := range [][]uint32{e.afterASCII, e.afterWide, e.beforeASCII, e.beforeWide} {
+		if list[id] <= highest {
+			return 0
+		}
+	}
+	if syms[0] != id {
+		return 0
+	}
+	unit := id + 1
+	for flag, least := range map[uint32]uint32{
+		unitAfterASCII: afterASCII, unitAfterWide: afterWide, unitBeforeASCII: beforeASCII, unitBeforeWide: beforeWide,
+	} {
+		if least > highest {
+			unit |= flag
+		}
+	}
+	return unit
+}

@@ -1,0 +1,201 @@
+package bpe
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// Errors of Encode wrap ErrText where the text is one that the reference refuses
+// too, and ErrLimit where it is longer than MaxText, or too much work for the
+// tokenizer's split pattern: the reference has no such limits.
+var (
+	ErrText  = errors.New("text cannot be tokenized")
+	ErrLimit = errors.New("text is too large to be tokenized here")
+)
+
+// MaxText bounds the bytes of one text.
+const MaxText = 1 << 28
+
+// Tokenizer computes token ids. It is immutable but for its caches, and safe
+// for concurrent use.
+type Tokenizer struct {
+	config       Config
+	vocab        *vocab
+	merges       *merges
+	ignoreMerges bool
+	splitter     splitter
+	parter       splitter // splitter, or one that cuts its words further
+	joints       *joints  // nil if words are not cut further
+	short        *shortTokens
+	cuts         *cutter
+	nfc          bool
+	prefix       prefixSpace
+
+	form       tokenForm
+	pipe       *pipeline   // nil for the usual shapes
+	sp         *spaceModel // nil for byte-level models
+	byteID     [256]uint32 // of SentencePiece models, those of ASCII characters
+	asciiPairs *asciiPairs
+	units      units
+
+	added     []AddedToken
+	addedID   map[string]uint32
+	raw       *addedSet
+	normal    *addedSet
+	before    []uint32
+	after     []uint32
+	literalOf map[uint32]string
+
+	encoders encoders
+	memo     *memo
+
+	longest int // see MinTokens
+}
+
+// prefixSpace is how a space is put before a stretch of text.
+type prefixSpace uint8
+
+const (
+	prefixNone   prefixSpace = iota
+	prefixAlways             // normalizer Prepend: before each stretch between added tokens
+	prefixUnless             // unless the stretch begins with a space
+	prefixFirst              // the same, and only at the start of the text
+)
+
+// spaceModel is what SentencePiece-style models have instead of bytes.
+type spaceModel struct {
+	bmp    []uint32 // token of a character of the basic plane, maxID if none
+	astral map[rune]uint32
+	bytes  [256]uint32
+	// marked: the normalizer writes U+2581 for spaces, so that added tokens of
+	// normalized text are looked for behind it.
+	marked bool
+}
+
+// Encode appends the ids of text to dst. With addSpecial it adds what the
+// tokenizer's post-processor adds (a BOS token, say), as engines do for
+// completions and not for rendered chats. Text has to be valid UTF-8: with
+// anything else, which Python cannot even express, the error wraps ErrText.
+// Time is near linear in the length for any text.
+func (t *Tokenizer) Encode(dst []uint32, text string, addSpecial bool) ([]uint32, error) {
+	return t.EncodeUntil(nil, dst, text, addSpecial)
+}
+
+// EncodeUntil is Encode that ends early, with ErrStopped, once stop is closed.
+func (t *Tokenizer) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, addSpecial bool) ([]uint32, error) {
+	if err := checkText(text); err != nil {
+		return dst, err
+	}
+	if dst == nil {
+		dst = make([]uint32, 0, len(text)/3+16)
+	}
+	enc := t.acquire(stop)
+	if enc == nil {
+		return dst, ErrStopped
+	}
+	if addSpecial {
+		dst = append(dst, t.before...)
+	}
+	dst, err := enc.encode(dst, text, 0)
+	t.release(enc)
+	if addSpecial && err == nil {
+		dst = append(dst, t.after...)
+	}
+	return dst, err
+}
+
+func checkText(text string) error {
+	if len(text) > MaxText {
+		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrLimit, len(text), MaxText)
+	}
+	if !utf8.ValidString(text) {
+		return fmt.Errorf("%w: not valid UTF-8", ErrText)
+	}
+	return nil
+}
+
+// nfcShrinks is more than the factor by which NFC can shorten a text in bytes: three for
+// Hangul and some singletons, such as U+1FEF.
+const nfcShrinks = 4
+
+// MinTokens is a lower bound on the number of ids of text, without its tokenization: its
+// bytes by those of the longest token. It is 0 where a token can stand for any number of
+// bytes, such as one that takes the white space beside it.
+func (t *Tokenizer) MinTokens(text string) int {
+	if t.longest == 0 {
+		return 0
+	}
+	n := len(text)
+	switch {
+	case t.nfc && composeAt(text, 0) < len(text):
+		n /= nfcShrinks
+	case t.sp != nil && strings.Contains(text, lowLine):
+		n /= len(lowLine) // each of them is a space to the vocabulary
+	}
+	return n / t.longest
+}
+
+// longestToken is what MinTokens counts with; 0 if there is no bound.
+func (t *Tokenizer) longestToken() (n int) {
+	if t.pipe != nil || t.nfc && t.sp != nil {
+		return 0
+	}
+	for id := range t.vocab.has {
+		n = max(n, len(t.vocab.bytes(uint32(id))))
+	}
+	for _, a := range t.added {
+		if a.Lstrip || a.Rstrip {
+			return 0
+		}
+		n = max(n, len(a.Content))
+	}
+	return n
+}
+
+// TokenID is the id of a token by its string as in tokenizer.json; added tokens
+// come first.
+func (t *Tokenizer) TokenID(token string) (uint32, bool) {
+	if id, ok := t.addedID[token]; ok {
+		return id, true
+	}
+	if id, ok := t.vocab.literal[token]; ok {
+		return id, true
+	}
+	b, ok := t.form.text(nil, []byte(token))
+	if !ok {
+		return 0, false
+	}
+	id, _, ok := t.vocab.find(b)
+	return id, ok
+}
+
+// Token is the string of an id as in tokenizer.json.
+func (t *Tokenizer) Token(id uint32) (string, bool) {
+	if s, ok := t.literalOf[id]; ok {
+		return s, true
+	}
+	if int(id) >= len(t.vocab.has) || !t.vocab.has[id] {
+		return "", false
+	}
+	return t.form.name(t.vocab.bytes(id)), true
+}
+
+// VocabSize is the number of tokens, added ones included.
+func (t *Tokenizer) VocabSize() int {
+	n := t.vocab.count
+	for _, a := range t.added {
+		if int(a.ID) >= len(t.vocab.has) || !t.vocab.has[a.ID] {
+			n++
+		}
+	}
+	return n
+}
+
+// AddedTokens lists the added tokens by id.
+func (t *Tokenizer) AddedTokens() []AddedToken { return slices.Clone(t.added) }
+
+// Config is what the files around tokenizer.json say.
+func (t *Tokenizer) Config() *Config { return &t.config }

@@ -1,0 +1,242 @@
+package bpe
+
+import (
+	"bytes"
+	"fmt"
+	"math/bits"
+	"unicode/utf8"
+)
+
+// maxID is above all token ids, so that a pair of them and a rank fit one word of
+// the merge table. Real vocabularies end near 270,000.
+const maxID = 1<<20 - 1
+
+// vocab holds the tokens of a model in the form in which text is matched:
+// byte-level tokens as the bytes that they stand for, SentencePiece tokens with
+// U+2581 as a space.
+//
+// Invariant: token id is blob[start[id]:start[id+1]]; it is absent where has is
+// false. slots is an open-addressing table, a power of two, at most half full.
+type vocab struct {
+	blob  []byte
+	start []uint32
+	has   []bool
+	slots []uint64 // hash tag in the upper half; wholeFlag and id+1 in the lower; 0 is empty
+	// literal holds tokens that no text can reach, by their string: those with
+	// characters outside the byte alphabet, such as special tokens.
+	literal map[string]uint32
+	count   int
+}
+
+// wholeFlag marks tokens that the merges reproduce from their own bytes.
+const wholeFlag = 1 << 31
+
+// find is the id of the token with these bytes, and whether merging its bytes
+// yields it.
+func (v *vocab) find(b []byte) (id uint32, whole, ok bool) { return v.findHash(hashBytes(b), b) }
+
+// findHash is find with the hash of b.
+func (v *vocab) findHash(h uint64, b []byte) (id uint32, whole, ok bool) {
+	mask := uint64(len(v.slots) - 1)
+	for at := h & mask; ; at = (at + 1) & mask {
+		slot := v.slots[at]
+		if slot == 0 {
+			return 0, false, false
+		}
+		if uint32(slot>>32) != uint32(h>>32) {
+			continue
+		}
+		id = uint32(slot)&^wholeFlag - 1
+		if bytes.Equal(v.bytes(id), b) {
+			return id, uint32(slot)&wholeFlag != 0, true
+		}
+	}
+}
+
+// bytes is the text of a token; empty if there is none.
+func (v *vocab) bytes(id uint32) []byte { return v.blob[v.start[id]:v.start[id+1]] }
+
+// put adds a token to the table; false if its bytes are there already.
+func (v *vocab) put(id uint32) bool {
+	b := v.bytes(id)
+	if _, _, ok := v.find(b); ok {
+		return false
+	}
+	h := hashBytes(b)
+	mask := uint64(len(v.slots) - 1)
+	at := h & mask
+	for v.slots[at] != 0 {
+		at = (at + 1) & mask
+	}
+	v.slots[at] = h>>32<<32 | uint64(id+1)
+	return true
+}
+
+// markWhole sets wholeFlag on each token for which whole is true.
+func (v *vocab) markWhole(whole func(id uint32) bool) {
+	for at, slot := range v.slots {
+		if slot != 0 && whole(uint32(slot)-1) {
+			v.slots[at] |= wholeFlag
+		}
+	}
+}
+
+// eachSlot calls f for each token that has text.
+func (v *vocab) eachSlot(f func(id uint32, whole bool)) {
+	for _, slot := range v.slots {
+		if slot != 0 {
+			f(uint32(slot)&^wholeFlag-1, uint32(slot)&wholeFlag != 0)
+		}
+	}
+}
+
+// vocabEntry is one member of the JSON object, its text in raw.
+type vocabEntry struct{ from, to, id uint32 }
+
+// readVocab reads the object of token strings and ids. text turns a token
+// string into the bytes that it matches, or reports that no text can contain it.
+func readVocab(s *scanner, text func(dst, token []byte) ([]byte, bool)) (*vocab, error) {
+	v := &vocab{literal: map[string]uint32{}}
+	raw := make([]byte, 0, len(s.b)/4)
+	var entries []vocabEntry
+	top := uint32(0)
+	err := s.object(func(key []byte) error {
+		from := len(raw)
+		var reachable bool
+		raw, reachable = text(raw, key)
+		var name string
+		if !reachable {
+			raw = raw[:from]
+			name = string(key)
+		}
+		id, err := s.uint(maxID - 1)
+		if err != nil {
+			return err
+		}
+		top = max(top, id+1)
+		if !reachable {
+			if _, ok := v.literal[name]; ok {
+				return fmt.Errorf("the vocabulary names %q twice", name)
+			}
+			v.literal[name] = id
+		}
+		entries = append(entries, vocabEntry{uint32(from), uint32(len(raw)), id})
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return v, v.fill(raw, entries, top)
+}
+
+// fill lays the entries out by id.
+func (v *vocab) fill(raw []byte, entries []vocabEntry, top uint32) error {
+	v.count = len(entries)
+	v.has = make([]bool, top)
+	v.start = make([]uint32, top+1)
+	v.blob = make([]byte, 0, len(raw))
+	byID := make([]vocabEntry, top)
+	for _, e := range entries {
+		if v.has[e.id] {
+			return fmt.Errorf("two tokens of the vocabulary have id %d", e.id)
+		}
+		v.has[e.id] = true
+		byID[e.id] = e
+	}
+	for id, e := range byID {
+		v.start[id] = uint32(len(v.blob))
+		v.blob = append(v.blob, raw[e.from:e.to]...)
+		v.start[id+1] = uint32(len(v.blob))
+	}
+	v.slots = make([]uint64, 1<<bits.Len(uint(len(entries)*3/2)))
+	for id := range top {
+		if v.start[id] != v.start[id+1] && !v.put(id) {
+			return fmt.Errorf("token %d repeats the text of another one", id)
+		}
+	}
+	return nil
+}
+
+// tokenForm is how the strings of a vocabulary stand for text.
+type tokenForm struct {
+	// text turns a token string into the bytes that it matches, or reports that no
+	// text can contain it; name is its inverse.
+	text func(dst, token []byte) ([]byte, bool)
+	name func(text []byte) string
+}
+
+var (
+	byteForm    = tokenForm{byteLevelText, byteLevelString}
+	spaceForm   = tokenForm{spaceMarkText, spaceMarkString}
+	literalForm = tokenForm{literalText, func(b []byte) string { return string(b) }}
+)
+
+// literalText is the text of a token that stands for itself.
+func literalText(dst, token []byte) ([]byte, bool) { return append(dst, token...), len(token) > 0 }
+
+// byteAlphabet maps the characters that byte-level vocabularies use to the
+// bytes that they stand for: GPT-2's printable stand-ins.
+var (
+	byteToRune [256]rune
+	runeToByte [0x180]int16
+)
+
+func init() {
+	for i := range runeToByte {
+		runeToByte[i] = -1
+	}
+	next := rune(256)
+	for b := range 256 {
+		r := rune(b)
+		if b <= ' ' || b >= 0x7f && b <= 0xa0 || b == 0xad {
+			r = next
+			next++
+		}
+		byteToRune[b] = r
+		runeToByte[r] = int16(b)
+	}
+}
+
+// byteLevelText is the bytes that a byte-level token matches.
+func byteLevelText(dst, token []byte) ([]byte, bool) {
+	for _, r := range string(token) {
+		if int(r) >= len(runeToByte) || runeToByte[r] < 0 {
+			return dst, false
+		}
+		dst = append(dst, byte(runeToByte[r]))
+	}
+	return dst, len(token) > 0
+}
+
+const lowLine = "\u2581"
+
+// spaceMarkText is the text that a SentencePiece token matches: U+2581 becomes
+// a space, and a token with a real space can never match.
+func spaceMarkText(dst, token []byte) ([]byte, bool) {
+	for i := 0; i < len(token); i++ {
+		switch {
+		case token[i] == ' ':
+			return dst, false
+		case token[i] == lowLine[0] && bytes.HasPrefix(token[i:], []byte(lowLine)):
+			dst = append(dst, ' ')
+			i += len(lowLine) - 1
+		default:
+			dst = append(dst, token[i])
+		}
+	}
+	return dst, len(token) > 0
+}
+
+// byteLevelString is the token string of a byte-level token.
+func byteLevelString(b []byte) string {
+	out := make([]byte, 0, 2*len(b))
+	for _, c := range b {
+		out = utf8.AppendRune(out, byteToRune[c])
+	}
+	return string(out)
+}
+
+// spaceMarkString is the token string of a SentencePiece token.
+func spaceMarkString(b []byte) string {
+	return string(bytes.ReplaceAll(b, []byte{' '}, []byte(lowLine)))
+}
