@@ -11,13 +11,13 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // usageOf is what an answer says of its cost, streamed or not, whatever the API.
-func usageOf(body []byte) prompt.Usage {
-	s := prompt.NewUsageScanner(!bytes.HasPrefix(body, []byte("{")))
-	_, _ = s.Write(body)
+func usageOf(raw []byte) body.Usage {
+	s := body.NewUsageScanner(!bytes.HasPrefix(raw, []byte("{")))
+	_, _ = s.Write(raw)
 	u, _ := s.Usage()
 	return u
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/gateway"
 	"github.com/kvlane/kvlane/internal/observe"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/internal/workers/kube"
 )
@@ -137,7 +137,7 @@ func (k *kubernetes) pools() []gateway.Pool {
 // gate refuses requests for pools that are not ours.
 func (k *kubernetes) gate(next extproc.Handler, m *observe.Metrics) extproc.Handler {
 	return &gateway.Gate{Next: next, Pools: k.pools, Refused: func(r *extproc.Request) {
-		api, _ := prompt.Detect(r.Method, r.Path)
+		api, _ := body.Detect(r.Method, r.Path)
 		m.Requests.WithLabelValues(api.String(), "rejected").Inc()
 		m.Rejected.WithLabelValues("503", "kvlane_other_pool").Inc()
 	}}

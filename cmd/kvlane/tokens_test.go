@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
@@ -29,9 +29,9 @@ func TestTokensCheckTellsWhatDiffers(t *testing.T) {
 			_, _ = io.WriteString(w, `{"data":[{"id":"base"}]}`)
 			return
 		}
-		body, _ := io.ReadAll(r.Body)
-		req, err := prompt.Parse(prompt.Tokenize, body)
-		if err != nil || !strings.Contains(string(body), `"base"`) {
+		raw, _ := io.ReadAll(r.Body)
+		req, err := body.Parse(body.Tokenize, raw)
+		if err != nil || !strings.Contains(string(raw), `"base"`) {
 			http.Error(w, "no such model", http.StatusBadGateway)
 			return
 		}

@@ -5,7 +5,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
-	"github.com/kvlane/kvlane/internal/prompt"
+	prompt "github.com/kvlane/kvlane/internal/tokens/body"
 	tokenizer "github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/prompt"
+	prompt "github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 

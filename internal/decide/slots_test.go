@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
-	"github.com/kvlane/kvlane/internal/prompt"
+	prompt "github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/routing"
 )

@@ -5,14 +5,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // BenchmarkDecodeLeg is what stands between the prefill answer and the decode leg:
 // checking the answer and editing a body of 8,000 tokens.
 func BenchmarkDecodeLeg(b *testing.B) {
-	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 8000) + `"}],"max_tokens":100,"stream":true}`)
-	req, err := prompt.Parse(prompt.Chat, body)
+	raw := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 8000) + `"}],"max_tokens":100,"stream":true}`)
+	req, err := body.Parse(body.Chat, raw)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -26,7 +26,7 @@ func BenchmarkDecodeLeg(b *testing.B) {
 			}
 			x := &Exchange{Request: req, Path: "/v1/chat/completions", ID: "i", Prefill: Side{Worker: "p", Address: "10.0.0.1:80"}, Decode: Side{Worker: "d"}}
 			b.ReportAllocs()
-			b.SetBytes(int64(len(body)))
+			b.SetBytes(int64(len(raw)))
 			for b.Loop() {
 				x.Begin(x.Prefill, Unique{Text: "u", Number: 1})
 				if p.AtOnce {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // Whatever a client says of transfers, with any connector, on any road: no engine hears
@@ -16,9 +16,9 @@ func TestNoEngineHearsOfAClientsTransfers(t *testing.T) {
 		`"bootstrap_host":"evil","bootstrap_room":666,"bootstrap_port":666,"disagg_prefill_dp_rank":666,"ec_transfer_params":{"evil":1},` +
 		`"disaggregated_params":{"request_type":"generation_only","encoded_opaque_state":"evil"},"vllm_xargs":{"kv_transfer_params":"evil"},` +
 		`"sampling_params":{"extra_args":{"kv_transfer_params":{"remote_host":"evil"},"ec_transfer_params":"evil"}}`
-	bodies := map[prompt.API]string{
-		prompt.Chat: `{"messages":[{"role":"user","content":"x"}],`, prompt.Completions: `{"prompt":"x",`, prompt.Responses: `{"input":"x",`,
-		prompt.Messages: `{"max_tokens":9,"messages":[{"role":"user","content":"x"}],`, prompt.VLLMGenerate: `{"token_ids":[1,2],`, prompt.Generate: `{"text":"x",`,
+	bodies := map[body.API]string{
+		body.Chat: `{"messages":[{"role":"user","content":"x"}],`, body.Completions: `{"prompt":"x",`, body.Responses: `{"input":"x",`,
+		body.Messages: `{"max_tokens":9,"messages":[{"role":"user","content":"x"}],`, body.VLLMGenerate: `{"token_ids":[1,2],`, body.Generate: `{"text":"x",`,
 	}
 	answer, err := ParseAnswer([]byte(answerOf))
 	if err != nil {
@@ -27,10 +27,10 @@ func TestNoEngineHearsOfAClientsTransfers(t *testing.T) {
 	for _, p := range protocolsForTest(t) {
 		for api, begin := range bodies {
 			text := evil
-			if api != prompt.VLLMGenerate { // nobody else reads it
+			if api != body.VLLMGenerate { // nobody else reads it
 				text = evil[:strings.Index(evil, `,"sampling_params"`)]
 			}
-			req, err := prompt.Parse(api, []byte(begin+text+"}"))
+			req, err := body.Parse(api, []byte(begin+text+"}"))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -11,7 +11,7 @@ import (
 	"strconv"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // requestIDHeader is the same on both legs.
@@ -85,7 +85,7 @@ func NewUnique() Unique {
 // Exchange is one request between two sides. The fields are set by the caller, and
 // not changed while a leg is made.
 type Exchange struct {
-	Request *prompt.Request
+	Request *body.Request
 	// Path is the request's, with its query; ID its request id.
 	Path, ID string
 	// IDs are the token ids of the whole prompt, nil if they are not known.
@@ -117,18 +117,18 @@ type Leg struct {
 	// Headers are set, in place of the client's.
 	Headers []Header
 	// Edits are made in the body, in order.
-	Edits []prompt.Edit
+	Edits []body.Edit
 	// grows is about how much longer long edits make the body, in bytes.
 	grows int
 }
 
 // Body is the request's body with the leg's edits; nil if there are none. It shares
 // no memory with the request. It gives up when ctx ends.
-func (l *Leg) Body(ctx context.Context, r *prompt.Request) ([]byte, error) {
+func (l *Leg) Body(ctx context.Context, r *body.Request) ([]byte, error) {
 	if len(l.Edits) == 0 {
 		return nil, nil
 	}
-	out, err := prompt.ApplyContext(ctx, make([]byte, 0, len(r.Body)+l.room()), r.Body, l.Edits...)
+	out, err := body.ApplyContext(ctx, make([]byte, 0, len(r.Body)+l.room()), r.Body, l.Edits...)
 	if err != nil {
 		return nil, fmt.Errorf("edit the body: %w", err)
 	}
@@ -151,14 +151,14 @@ func unusable(s *Side, what string) error {
 }
 
 // set and remove are edits with the value written as JSON.
-func set(raw string, path ...string) prompt.Edit { return prompt.Set([]byte(raw), path...) }
+func set(raw string, path ...string) body.Edit { return body.Set([]byte(raw), path...) }
 
-func setText(text string, path ...string) prompt.Edit {
-	return prompt.Set(quoted(text), path...)
+func setText(text string, path ...string) body.Edit {
+	return body.Set(quoted(text), path...)
 }
 
-func setNumber[T int | int64 | uint64](n T, path ...string) prompt.Edit {
-	return prompt.Set(fmt.Append(nil, n), path...)
+func setNumber[T int | int64 | uint64](n T, path ...string) body.Edit {
+	return body.Set(fmt.Append(nil, n), path...)
 }
 
-func remove(path ...string) prompt.Edit { return prompt.Delete(path...) }
+func remove(path ...string) body.Edit { return body.Delete(path...) }

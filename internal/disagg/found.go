@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // maxFound bounds the pages that are kept; with more workers than that they are
@@ -58,7 +58,7 @@ func (p *Protocol) learn(ctx context.Context, s *Side, address, path string, api
 	}
 	text, err := p.options.Get(ctx, address, path, api)
 	if err == nil {
-		err = prompt.Valid(text)
+		err = body.Valid(text)
 	}
 	if err != nil {
 		return fmt.Errorf("ask %s: %w", s.Worker, err)

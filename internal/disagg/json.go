@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"strconv"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // quoted is a text as JSON.
@@ -67,8 +67,8 @@ func items(raw []byte) []json.RawMessage {
 	return list
 }
 
-// number is a top-level integer of a request that internal/prompt keeps no place of.
-func number(r *prompt.Request, name string) (int64, bool) {
-	n, err := strconv.ParseInt(string(prompt.Member(bytes.TrimLeft(r.Body, " \t\r\n"), name)), 10, 64)
+// number is a top-level integer of a request that internal/tokens/body keeps no place of.
+func number(r *body.Request, name string) (int64, bool) {
+	n, err := strconv.ParseInt(string(body.Member(bytes.TrimLeft(r.Body, " \t\r\n"), name)), 10, 64)
 	return n, err == nil
 }

@@ -5,17 +5,17 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // lmcache: the prefill engine computes the token ids, pushes the blocks to the
 // receiver of the decode engine that the request names, and answers with the first
 // token.
 func lmcache() *Protocol {
-	return &Protocol{apis: apis(prompt.Completions, prompt.Chat), single: true, refuses: lmcacheRefuses, prefill: lmcachePrefill, decode: lmcacheDecode}
+	return &Protocol{apis: apis(body.Completions, body.Chat), single: true, refuses: lmcacheRefuses, prefill: lmcachePrefill, decode: lmcacheDecode}
 }
 
-func lmcacheRefuses(r *prompt.Request, ids []uint32) string {
+func lmcacheRefuses(r *body.Request, ids []uint32) string {
 	if len(ids) == 0 {
 		return "the token ids are not known"
 	}
@@ -24,7 +24,7 @@ func lmcacheRefuses(r *prompt.Request, ids []uint32) string {
 
 // chatOnly are the fields of a chat request that mean nothing, or something else,
 // to the completions route.
-var chatOnly = []prompt.Edit{
+var chatOnly = []body.Edit{
 	remove("messages"), remove("tools"), remove("tool_choice"), remove("parallel_tool_calls"), remove("chat_template"),
 	remove("chat_template_kwargs"), remove("add_generation_prompt"), remove("continue_final_message"), remove("documents"),
 	remove("reasoning_effort"), remove("logprobs"), remove("top_logprobs"), remove("echo"),
@@ -38,13 +38,13 @@ func lmcachePrefill(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 	if len(x.IDs) == 0 {
 		return Leg{}, fmt.Errorf("%w: no token ids that both workers share", errUnusable)
 	}
-	leg := Leg{Edits: vllmPrefill(prompt.Completions), grows: 8 * len(x.IDs)}
-	if x.Request.API == prompt.Chat {
+	leg := Leg{Edits: vllmPrefill(body.Completions), grows: 8 * len(x.IDs)}
+	if x.Request.API == body.Chat {
 		leg.Edits = append(leg.Edits, chatOnly...)
 	}
 	leg.Path = completionsPath(x.Path)
-	leg.Edits = append(leg.Edits, remove("truncate_prompt_tokens"), prompt.Set(appendIDs(nil, x.IDs), "prompt"),
-		set(`{"ret_first_tok":true}`, kvParams), prompt.Set(spec, kvParams, "disagg_spec"))
+	leg.Edits = append(leg.Edits, remove("truncate_prompt_tokens"), body.Set(appendIDs(nil, x.IDs), "prompt"),
+		set(`{"ret_first_tok":true}`, kvParams), body.Set(spec, kvParams, "disagg_spec"))
 	return leg, nil
 }
 
@@ -99,8 +99,8 @@ func lmcacheDecode(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	if a == nil {
 		return Leg{}, errNoAnswer
 	}
-	raw := prompt.Member(a.member(kvParams), "first_tok")
-	first, err := prompt.AppendIDs(nil, append(append([]byte{'['}, raw...), ']'))
+	raw := body.Member(a.member(kvParams), "first_tok")
+	first, err := body.AppendIDs(nil, append(append([]byte{'['}, raw...), ']'))
 	if err != nil || len(first) != 1 {
 		return Leg{}, fmt.Errorf("%w: first_tok", ErrNoParameters)
 	}
@@ -115,13 +115,13 @@ func lmcacheDecode(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
 func appended(x *Exchange, first uint32) (Leg, error) {
 	r := x.Request
 	ids := appendIDs(nil, x.IDs, first)
-	var edits []prompt.Edit
-	if r.API == prompt.Chat {
-		edits = append(edits, set(`{}`, kvParams), prompt.Set(ids, kvParams, "prompt_token_ids"))
+	var edits []body.Edit
+	if r.API == body.Chat {
+		edits = append(edits, set(`{}`, kvParams), body.Set(ids, kvParams, "prompt_token_ids"))
 	} else {
-		edits = append(edits, prompt.Set(ids, "prompt"), remove(kvParams), remove("truncate_prompt_tokens"))
+		edits = append(edits, body.Set(ids, "prompt"), remove(kvParams), remove("truncate_prompt_tokens"))
 	}
-	for _, f := range []prompt.Field{prompt.FieldMaxTokens, prompt.FieldMaxCompletionTokens} {
+	for _, f := range []body.Field{body.FieldMaxTokens, body.FieldMaxCompletionTokens} {
 		n, ok := r.Int(f)
 		switch {
 		case ok && n > 1:

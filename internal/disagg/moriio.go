@@ -3,7 +3,7 @@ package disagg
 import (
 	"context"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // This file holds AMD's MoRIIO. Source of the fields: vLLM's moriio_connector and
@@ -33,7 +33,7 @@ func moriio() *Protocol {
 				}
 			}
 			// Newer engines name the rank that they used themselves.
-			if prompt.Member(a.member(kvParams), "remote_dp_rank") == nil {
+			if body.Member(a.member(kvParams), "remote_dp_rank") == nil {
 				leg.Edits = append(leg.Edits, remoteRank(&x.Prefill)...)
 			}
 			return leg, nil
@@ -62,7 +62,7 @@ const (
 
 // toPeer tells a leg of the WRITE mode where the other one is. Engine id and blocks
 // have to be there; each side finds them out itself.
-func toPeer(x *Exchange, s *Side) []prompt.Edit {
+func toPeer(x *Exchange, s *Side) []body.Edit {
 	host, handshake, notify := s.Settings.SideHost, s.Settings.HandshakePort, s.Settings.NotifyPort
 	if host == "" {
 		host = s.host()
@@ -73,19 +73,19 @@ func toPeer(x *Exchange, s *Side) []prompt.Edit {
 	if notify == 0 {
 		notify = defaultNotifyPort
 	}
-	edits := []prompt.Edit{transferID(x), set("null", kvParams, "remote_engine_id"), set("[]", kvParams, "remote_block_ids"),
+	edits := []body.Edit{transferID(x), set("null", kvParams, "remote_engine_id"), set("[]", kvParams, "remote_block_ids"),
 		setText(host, kvParams, "remote_host"), setNumber(handshake, kvParams, "remote_handshake_port"), setNumber(notify, kvParams, "remote_notify_port")}
 	return append(edits, remoteRank(s)...)
 }
 
-func transferID(x *Exchange) prompt.Edit {
+func transferID(x *Exchange) body.Edit {
 	return setText("tx"+x.Unique.Text, kvParams, "transfer_id")
 }
 
 // remoteRank names the rank of the other side, if it has several.
-func remoteRank(s *Side) []prompt.Edit {
+func remoteRank(s *Side) []body.Edit {
 	if s.Ranks <= 1 || s.Rank == NoRank {
 		return nil
 	}
-	return []prompt.Edit{setNumber(s.Rank, kvParams, "remote_dp_rank"), setNumber(s.Ranks, kvParams, "remote_dp_size")}
+	return []body.Edit{setNumber(s.Rank, kvParams, "remote_dp_rank"), setNumber(s.Ranks, kvParams, "remote_dp_size")}
 }

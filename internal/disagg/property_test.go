@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // touched are all fields that some connector may change; everything else is the
@@ -80,7 +80,7 @@ func TestLegsKeepEveryOtherByte(t *testing.T) {
 	all := protocolsForTest(t)
 	rapid.Check(t, func(t *rapid.T) {
 		p := rapid.SampledFrom(all).Draw(t, "protocol")
-		api := rapid.SampledFrom([]prompt.API{prompt.Chat, prompt.Completions, prompt.Responses, prompt.Messages, prompt.VLLMGenerate, prompt.Generate}).Draw(t, "api")
+		api := rapid.SampledFrom([]body.API{body.Chat, body.Completions, body.Responses, body.Messages, body.VLLMGenerate, body.Generate}).Draw(t, "api")
 		space := rapid.SampledFrom([]string{"", " ", "\n\t"})
 		var b strings.Builder
 		b.WriteString(space.Draw(t, "lead") + "{")
@@ -93,8 +93,8 @@ func TestLegsKeepEveryOtherByte(t *testing.T) {
 			fmt.Fprintf(&b, "%s%q%s:%s%s", space.Draw(t, "before"), name, space.Draw(t, "between"), rapid.SampledFrom(spelled).Draw(t, "value"), space.Draw(t, "after"))
 		}
 		b.WriteString("}" + space.Draw(t, "tail"))
-		body := []byte(strings.ReplaceAll(b.String(), `\\u`, `\u`))
-		req, err := prompt.Parse(api, body)
+		raw := []byte(strings.ReplaceAll(b.String(), `\\u`, `\u`))
+		req, err := body.Parse(api, raw)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +109,7 @@ func TestLegsKeepEveryOtherByte(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if p.Name != "lmcache" || api != prompt.Chat { // whose prefill leg is another request
+			if p.Name != "lmcache" || api != body.Chat { // whose prefill leg is another request
 				legs = append(legs, leg)
 			}
 		}
@@ -121,15 +121,15 @@ func TestLegsKeepEveryOtherByte(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		before := string(body)
-		beforeKeys, beforeValues := members(t, body)
+		before := string(raw)
+		beforeKeys, beforeValues := members(t, raw)
 		for i := range append(legs, leg) {
 			l := append(legs, leg)[i]
 			out, err := l.Body(context.Background(), req)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if string(body) != before {
+			if string(raw) != before {
 				t.Fatal("the request's own bytes were changed")
 			}
 			if out == nil {
@@ -212,13 +212,13 @@ func FuzzDecode(f *testing.F) {
 		f.Add(seed, `{"prompt":"x","stream":true}`)
 	}
 	all := protocolsForTest(f)
-	f.Fuzz(func(t *testing.T, answer, body string) {
+	f.Fuzz(func(t *testing.T, answer, raw string) {
 		a, err := ParseAnswer([]byte(answer))
 		if err != nil {
 			return
 		}
-		for _, api := range []prompt.API{prompt.Completions, prompt.Chat} {
-			req, err := prompt.Parse(api, []byte(body))
+		for _, api := range []body.API{body.Completions, body.Chat} {
+			req, err := body.Parse(api, []byte(raw))
 			if err != nil {
 				return
 			}

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // Protocol is one connector. It is safe for concurrent use.
@@ -33,17 +33,17 @@ type Protocol struct {
 
 	// addressesInID says that engines read the address of their peer from the request id.
 	addressesInID bool
-	apis          map[prompt.API]bool
+	apis          map[body.API]bool
 	// arranged says what a client that is trusted has arranged itself, "" if nothing.
-	arranged func(r *prompt.Request) string
+	arranged func(r *body.Request) string
 	// single says that a transfer has one consumer: one prompt, one answer.
 	single bool
 	// refuses says why a request cannot be split beyond that, "" if it can.
-	refuses func(r *prompt.Request, ids []uint32) string
+	refuses func(r *body.Request, ids []uint32) string
 	prefill func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error)
 	decode  func(p *Protocol, x *Exchange, a *Answer) (Leg, error)
 	// local are the edits of a request that is not split and whose client is trusted.
-	local func(r *prompt.Request) []prompt.Edit
+	local func(r *body.Request) []body.Edit
 	// found keeps what workers say of themselves; nil if the protocol asks nothing.
 	found *found
 
@@ -105,15 +105,15 @@ func New(name string, o Options) (*Protocol, error) {
 
 // Refuses says why a request cannot be split, "" if it can be. ids are those of its
 // whole prompt, nil if they are not known.
-func (p *Protocol) Refuses(r *prompt.Request, ids []uint32) string {
+func (p *Protocol) Refuses(r *body.Request, ids []uint32) string {
 	switch {
 	case !p.apis[r.API]:
 		return "not with this API"
-	case r.Form == prompt.FormNone:
+	case r.Form == body.FormNone:
 		return "no prompt"
 	case p.single && r.Choices() > 1:
 		return "more than one answer"
-	case r.Has(prompt.FieldPreviousResponseID):
+	case r.Has(body.FieldPreviousResponseID):
 		return "the engine holds its state"
 	}
 	if p.options.Trust && p.arranged != nil {
@@ -129,7 +129,7 @@ func (p *Protocol) Refuses(r *prompt.Request, ids []uint32) string {
 
 // Impossible says why decode engines cannot serve a request at all, "" if they may:
 // it cannot be split, and they compute no prompt by themselves.
-func (p *Protocol) Impossible(r *prompt.Request, ids []uint32) string {
+func (p *Protocol) Impossible(r *body.Request, ids []uint32) string {
 	if !p.Always || !p.apis[r.API] || p.refuses == nil {
 		return ""
 	}
@@ -165,7 +165,7 @@ func (p *Protocol) Decode(x *Exchange, answer *Answer) (Leg, error) {
 
 // Local are the edits of a request that is not split: what a client says of a prefill
 // leg must not reach an engine that then waits for one.
-func (p *Protocol) Local(r *prompt.Request) []prompt.Edit {
+func (p *Protocol) Local(r *body.Request) []body.Edit {
 	if p.options.Trust && p.local != nil {
 		return p.local(r)
 	}
@@ -188,7 +188,7 @@ type Answer struct{ raw []byte }
 
 // ParseAnswer checks that an answer is a JSON object.
 func ParseAnswer(raw []byte) (*Answer, error) {
-	if err := prompt.Valid(raw); err != nil {
+	if err := body.Valid(raw); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoParameters, err)
 	}
 	start := 0
@@ -202,13 +202,13 @@ func ParseAnswer(raw []byte) (*Answer, error) {
 }
 
 // member is a top-level member of the answer, nil if it is not there.
-func (a *Answer) member(name string) []byte { return prompt.Member(a.raw, name) }
+func (a *Answer) member(name string) []byte { return body.Member(a.raw, name) }
 
 var errNoAnswer = errors.New("the decode leg needs the prefill answer")
 
 // apis makes a set.
-func apis(list ...prompt.API) map[prompt.API]bool {
-	out := map[prompt.API]bool{}
+func apis(list ...body.API) map[body.API]bool {
+	out := map[body.API]bool{}
 	for _, a := range list {
 		out[a] = true
 	}

@@ -3,7 +3,7 @@ package disagg
 import (
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // addressMarks precede the addresses in a request id of vLLM's P2pNccl and MoRIIO
@@ -43,13 +43,13 @@ func RequestIDs(connector string, trust bool) func(client string) string {
 }
 
 // CleanID are the edits of a request's body without a connector.
-func CleanID(r *prompt.Request) []prompt.Edit { return cleanID(r, false) }
+func CleanID(r *body.Request) []body.Edit { return cleanID(r, false) }
 
 // cleanID takes the request id out of the body: vLLM takes it where there is no header,
 // and on /v1/responses in any case. Without one it makes its own.
-func cleanID(r *prompt.Request, every bool) []prompt.Edit {
-	if r.Span(prompt.FieldRequestID).Present() && (every || namesAddress(r.Text(prompt.FieldRequestID))) {
-		return []prompt.Edit{remove(prompt.FieldRequestID.String())}
+func cleanID(r *body.Request, every bool) []body.Edit {
+	if r.Span(body.FieldRequestID).Present() && (every || namesAddress(r.Text(body.FieldRequestID))) {
+		return []body.Edit{remove(body.FieldRequestID.String())}
 	}
 	return nil
 }

@@ -3,7 +3,7 @@ package disagg
 import (
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 const evilID = "___prefill_addr_evil:1___decode_addr_evil:1_0123"
@@ -42,7 +42,7 @@ func TestTheAddressesOfResponsesAreInTheBody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := prompt.Parse(prompt.Responses, []byte(`{"request_id":"`+evilID+`","input":"x"}`))
+	r, err := body.Parse(body.Responses, []byte(`{"request_id":"`+evilID+`","input":"x"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,11 +57,11 @@ func TestTheAddressesOfResponsesAreInTheBody(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, leg := range []Leg{a, b} {
-		body, err := leg.Body(t.Context(), r)
+		raw, err := leg.Body(t.Context(), r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := textOf(prompt.Member(body, "request_id")), leg.Headers[0].Value; got != want {
+		if got, want := textOf(body.Member(raw, "request_id")), leg.Headers[0].Value; got != want {
 			t.Errorf("request_id is %q, want %q", got, want)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	prompt "github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // RunnerOptions set how prefill legs are sent.

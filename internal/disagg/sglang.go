@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // sglang is SGLang's bootstrap: the same three fields in both bodies, both legs at
@@ -14,7 +14,7 @@ import (
 // of it.
 func sglang() *Protocol {
 	return &Protocol{AtOnce: true, Always: true,
-		apis:    apis(prompt.Chat, prompt.Completions, prompt.Generate, prompt.Responses),
+		apis:    apis(body.Chat, body.Completions, body.Generate, body.Responses),
 		refuses: sglangRefuses,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return bootstrapLeg(x, &x.Prefill), nil
@@ -25,7 +25,7 @@ func sglang() *Protocol {
 
 // sglangRefuses: SGLang (0.5.23, tokenizer_manager) gives all answers to a prompt,
 // and a request that warms the cache for them, the prompt's one room.
-func sglangRefuses(r *prompt.Request, _ []uint32) string {
+func sglangRefuses(r *body.Request, _ []uint32) string {
 	if n, _ := prompts(r); r.Choices() > int64(n) {
 		return "more than one answer to a prompt"
 	}
@@ -33,8 +33,8 @@ func sglangRefuses(r *prompt.Request, _ []uint32) string {
 }
 
 // prompts is how many prompts a request has, and whether they come as a list.
-func prompts(r *prompt.Request) (n int, list bool) {
-	if r.Form == prompt.FormTexts || r.Form == prompt.FormIDLists {
+func prompts(r *body.Request) (n int, list bool) {
+	if r.Form == body.FormTexts || r.Form == body.FormIDLists {
 		return r.Count, true
 	}
 	return 1, false
@@ -66,17 +66,17 @@ func bootstrapLeg(x *Exchange, to *Side) Leg {
 			}
 			hosts, ports, rooms = append(hosts, host...), append(ports, port...), fmt.Append(rooms, room(x, i))
 		}
-		leg.Edits = []prompt.Edit{prompt.Set(append(hosts, ']'), "bootstrap_host"), prompt.Set(append(ports, ']'), "bootstrap_port"),
-			prompt.Set(append(rooms, ']'), "bootstrap_room")}
+		leg.Edits = []body.Edit{body.Set(append(hosts, ']'), "bootstrap_host"), body.Set(append(ports, ']'), "bootstrap_port"),
+			body.Set(append(rooms, ']'), "bootstrap_room")}
 	} else {
-		leg.Edits = []prompt.Edit{prompt.Set(host, "bootstrap_host"), prompt.Set(port, "bootstrap_port"), setNumber(room(x, 0), "bootstrap_room")}
+		leg.Edits = []body.Edit{body.Set(host, "bootstrap_host"), body.Set(port, "bootstrap_port"), setNumber(room(x, 0), "bootstrap_room")}
 	}
 	if x.Prefill.Ranks > 1 && x.Prefill.Rank != NoRank {
 		leg.Edits = append(leg.Edits, setNumber(x.Prefill.Rank, "disagg_prefill_dp_rank"))
 	} else {
 		leg.Edits = append(leg.Edits, remove("disagg_prefill_dp_rank")) // a client's
 	}
-	if x.Request.API == prompt.Generate && to.Rank != NoRank && to.Ranks > 1 {
+	if x.Request.API == body.Generate && to.Rank != NoRank && to.Ranks > 1 {
 		leg.Edits = append(leg.Edits, setNumber(to.Rank, "routed_dp_rank"))
 	}
 	return leg

@@ -15,7 +15,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // story runs one file of testdata: commands and, under ----, what the legs are.
@@ -133,9 +133,9 @@ func (s *story) request(t *testing.T, d *datadriven.TestData) string {
 			t.Fatalf("unknown argument %s", arg.Key)
 		}
 	}
-	api, _ := prompt.Detect("POST", s.x.Path)
+	api, _ := body.Detect("POST", s.x.Path)
 	var err error
-	if s.x.Request, err = prompt.Parse(api, []byte(d.Input)); err != nil {
+	if s.x.Request, err = body.Parse(api, []byte(d.Input)); err != nil {
 		t.Fatal(err)
 	}
 	out := "split\n"

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 const disaggParams = "disaggregated_params"
 
-var trtAPIs = apis(prompt.Chat, prompt.Completions)
+var trtAPIs = apis(body.Chat, body.Completions)
 
 // trtContextFirst is TensorRT-LLM's default: the context server answers with its
 // first token and what the generation server needs.
@@ -24,8 +24,8 @@ func trtContextFirst() *Protocol {
 
 // trtArranged: a client that labels its request is a router before us, or a
 // benchmark of generation alone.
-func trtArranged(r *prompt.Request) string {
-	if textOf(r.Member(prompt.FieldDisaggregatedParams, "request_type")) == "generation_only" {
+func trtArranged(r *body.Request) string {
+	if textOf(r.Member(body.FieldDisaggregatedParams, "request_type")) == "generation_only" {
 		return "the client names its own context server"
 	}
 	return ""
@@ -33,30 +33,30 @@ func trtArranged(r *prompt.Request) string {
 
 // trtLocal takes a label off that would make the generation server only prefill, or
 // wait. A benchmark's generation_only is meant and stays.
-func trtLocal(r *prompt.Request) []prompt.Edit {
-	if !r.Has(prompt.FieldDisaggregatedParams) || trtArranged(r) != "" {
+func trtLocal(r *body.Request) []body.Edit {
+	if !r.Has(body.FieldDisaggregatedParams) || trtArranged(r) != "" {
 		return nil
 	}
-	return []prompt.Edit{remove(disaggParams)}
+	return []body.Edit{remove(disaggParams)}
 }
 
 // trtContext is the context server's request. How long the answer may be stays: the
 // server ends after a token by itself, and says whether that was all.
-func trtContext(x *Exchange, more ...prompt.Edit) []prompt.Edit {
-	edits := append(make([]prompt.Edit, 0, 8), unstreamed...)
+func trtContext(x *Exchange, more ...body.Edit) []body.Edit {
+	edits := append(make([]body.Edit, 0, 8), unstreamed...)
 	edits = append(edits, set(`{"request_type":"context_only"}`, disaggParams))
 	edits = append(edits, more...)
 	return append(edits, trtShared(x, &x.Prefill)...)
 }
 
 // trtShared is what both legs say: the conversation, and the rank of their side.
-func trtShared(x *Exchange, s *Side) []prompt.Edit {
-	var edits []prompt.Edit
+func trtShared(x *Exchange, s *Side) []body.Edit {
+	var edits []body.Edit
 	if x.Conversation != "" {
 		edits = append(edits, setText(x.Conversation, disaggParams, "conversation_id"))
 	}
 	if s.ByHeader && s.Rank != NoRank {
-		edits = append(edits, prompt.Set(fmt.Appendf(nil, `{"dp_rank":%d}`, s.Rank), disaggParams, "route_hint"))
+		edits = append(edits, body.Set(fmt.Appendf(nil, `{"dp_rank":%d}`, s.Rank), disaggParams, "route_hint"))
 	}
 	return edits
 }
@@ -74,35 +74,35 @@ func trtDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	}
 	params := a.member(disaggParams)
 	if !isObject(params) {
-		params = prompt.Member(choice, disaggParams)
+		params = body.Member(choice, disaggParams)
 	}
-	if finish := textOf(prompt.Member(choice, "finish_reason")); finish != "length" && finish != "not_finished" && finish != "" {
+	if finish := textOf(body.Member(choice, "finish_reason")); finish != "length" && finish != "not_finished" && finish != "" {
 		return Leg{}, trtFinal(x.Request, a, choice)
 	}
 	if !isObject(params) {
 		return Leg{}, ErrNoParameters
 	}
 	for _, name := range []string{"ctx_request_id", "disagg_request_id"} {
-		if !present(prompt.Member(params, name)) {
+		if !present(body.Member(params, name)) {
 			return Leg{}, fmt.Errorf("%w: %s", ErrNoParameters, name)
 		}
 	}
-	edits := []prompt.Edit{prompt.Set(params, disaggParams), set(`"generation_only"`, disaggParams, "request_type"),
+	edits := []body.Edit{body.Set(params, disaggParams), set(`"generation_only"`, disaggParams, "request_type"),
 		set(`"context_first"`, disaggParams, "schedule_style")}
 	edits = append(edits, trtShared(x, &x.Decode)...)
 	if u := a.member("usage"); isObject(u) {
-		edits = append(edits, prompt.Set(u, disaggParams, "ctx_usage"))
+		edits = append(edits, body.Set(u, disaggParams, "ctx_usage"))
 	}
 	ids := a.member("prompt_token_ids")
 	if !present(ids) {
-		ids = prompt.Member(choice, "prompt_token_ids")
+		ids = body.Member(choice, "prompt_token_ids")
 	}
 	if present(ids) {
 		field := "prompt_token_ids"
-		if x.Request.API == prompt.Completions {
+		if x.Request.API == body.Completions {
 			field = "prompt"
 		}
-		edits = append(edits, prompt.Set(ids, field))
+		edits = append(edits, body.Set(ids, field))
 	}
 	return Leg{Edits: edits, grows: len(params) + len(ids)}, nil
 }
@@ -118,37 +118,37 @@ func onlyChoice(a *Answer) ([]byte, error) {
 
 // trtFinal is the context answer as the client's answer: its label goes; a client
 // that asked for a stream gets it as one.
-func trtFinal(r *prompt.Request, a *Answer, choice []byte) error {
-	whole, err := prompt.Apply(nil, choice, remove(disaggParams), remove("prompt_token_ids"))
+func trtFinal(r *body.Request, a *Answer, choice []byte) error {
+	whole, err := body.Apply(nil, choice, remove(disaggParams), remove("prompt_token_ids"))
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNoParameters, err)
 	}
 	list := append(append([]byte{'['}, whole...), ']')
 	if !r.Stream() {
-		body, err := prompt.Apply(nil, a.raw, remove(disaggParams), remove("prompt_token_ids"), prompt.Set(list, "choices"))
+		data, err := body.Apply(nil, a.raw, remove(disaggParams), remove("prompt_token_ids"), body.Set(list, "choices"))
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrNoParameters, err)
 		}
-		return &FinalError{Body: body}
+		return &FinalError{Body: data}
 	}
-	edits := []prompt.Edit{remove(disaggParams), remove("prompt_token_ids"), prompt.Set(list, "choices")}
-	if r.API == prompt.Chat {
+	edits := []body.Edit{remove(disaggParams), remove("prompt_token_ids"), body.Set(list, "choices")}
+	if r.API == body.Chat {
 		// A chunk's text stands in "delta" where an answer's stands in "message".
-		chunk, err := prompt.Apply(nil, whole, prompt.Set(prompt.Member(whole, "message"), "delta"), remove("message"))
+		chunk, err := body.Apply(nil, whole, body.Set(body.Member(whole, "message"), "delta"), remove("message"))
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrNoParameters, err)
 		}
-		edits[2] = prompt.Set(append(append([]byte{'['}, chunk...), ']'), "choices")
+		edits[2] = body.Set(append(append([]byte{'['}, chunk...), ']'), "choices")
 		edits = append(edits, set(`"chat.completion.chunk"`, "object"))
 	}
-	if string(r.Member(prompt.FieldStreamOptions, "include_usage")) != "true" {
+	if string(r.Member(body.FieldStreamOptions, "include_usage")) != "true" {
 		edits = append(edits, remove("usage"))
 	}
-	body, err := prompt.Apply([]byte("data: "), a.raw, edits...)
+	data, err := body.Apply([]byte("data: "), a.raw, edits...)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNoParameters, err)
 	}
-	return &FinalError{Body: append(body, "\n\ndata: [DONE]\n\n"...), Stream: true}
+	return &FinalError{Body: append(data, "\n\ndata: [DONE]\n\n"...), Stream: true}
 }
 
 // trtGenerationFirst runs both legs at once: the generation server fetches from the
@@ -163,17 +163,17 @@ func trtGenerationFirst() *Protocol {
 				setText("generation_first", disaggParams, "schedule_style"))}, nil
 		},
 		decode: func(p *Protocol, x *Exchange, _ *Answer) (Leg, error) {
-			info := prompt.Member(p.found.known(&x.Prefill), disaggParams)
+			info := body.Member(p.found.known(&x.Prefill), disaggParams)
 			id := x.number(p)
-			edits := []prompt.Edit{set(`{"request_type":"generation_only","schedule_style":"generation_first"}`, disaggParams),
+			edits := []body.Edit{set(`{"request_type":"generation_only","schedule_style":"generation_first"}`, disaggParams),
 				setNumber(id, disaggParams, "ctx_request_id"), setNumber(id, disaggParams, "disagg_request_id")}
 			for _, name := range []string{"ctx_info_endpoint", "encoded_opaque_state"} {
-				value := prompt.Member(info, name)
+				value := body.Member(info, name)
 				if list := items(value); len(list) > 0 {
 					value = list[0]
 				}
 				if present(value) {
-					edits = append(edits, prompt.Set(value, disaggParams, name))
+					edits = append(edits, body.Set(value, disaggParams, name))
 				}
 			}
 			if len(edits) == 3 {

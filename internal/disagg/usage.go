@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // Usage is what a prefill leg cost: the decode engine's own count takes blocks that
@@ -17,7 +17,7 @@ type Usage struct {
 
 // UsageOf reads the usage of a prefill answer, which need not be JSON.
 func UsageOf(answer []byte) Usage {
-	s := prompt.NewUsageScanner(false)
+	s := body.NewUsageScanner(false)
 	_, _ = s.Write(answer)
 	u, ok := s.Usage()
 	if !ok {
@@ -35,7 +35,7 @@ func (u Usage) Edit(dst, usage []byte) []byte {
 	if len(edits) == 0 {
 		return append(dst, usage...)
 	}
-	out, err := prompt.Apply(dst, usage, edits...)
+	out, err := body.Apply(dst, usage, edits...)
 	if err != nil {
 		return append(dst, usage...)
 	}
@@ -50,13 +50,13 @@ var (
 	responses = counted{"input_tokens", "input_tokens_details"}
 )
 
-func (u Usage) edits(usage []byte) []prompt.Edit {
+func (u Usage) edits(usage []byte) []body.Edit {
 	switch {
-	case prompt.Member(usage, openAI.prompt) != nil:
+	case body.Member(usage, openAI.prompt) != nil:
 		return u.inWords(openAI, usage)
-	case prompt.Member(usage, responses.prompt) == nil:
+	case body.Member(usage, responses.prompt) == nil:
 		return nil
-	case prompt.Member(usage, responses.details) != nil || prompt.Member(usage, "total_tokens") != nil:
+	case body.Member(usage, responses.details) != nil || body.Member(usage, "total_tokens") != nil:
 		return u.inWords(responses, usage)
 	default:
 		return u.anthropic(usage)
@@ -65,43 +65,43 @@ func (u Usage) edits(usage []byte) []prompt.Edit {
 
 // inWords serves the APIs that count the cached tokens as part of the prompt's.
 // SGLang's own API has no details.
-func (u Usage) inWords(c counted, usage []byte) []prompt.Edit {
-	var edits []prompt.Edit
-	if was, ok := integer(prompt.Member(usage, c.prompt)); ok && u.Prompt >= 0 && was != u.Prompt {
+func (u Usage) inWords(c counted, usage []byte) []body.Edit {
+	var edits []body.Edit
+	if was, ok := integer(body.Member(usage, c.prompt)); ok && u.Prompt >= 0 && was != u.Prompt {
 		edits = append(edits, setNumber(u.Prompt, c.prompt))
-		if total, ok := integer(prompt.Member(usage, "total_tokens")); ok {
+		if total, ok := integer(body.Member(usage, "total_tokens")); ok {
 			edits = append(edits, setNumber(total+u.Prompt-was, "total_tokens"))
 		}
 	}
 	if u.Cached < 0 {
 		return edits
 	}
-	details := prompt.Member(usage, c.details)
-	switch flat, ok := integer(prompt.Member(usage, "cached_tokens")); {
+	details := body.Member(usage, c.details)
+	switch flat, ok := integer(body.Member(usage, "cached_tokens")); {
 	case isObject(details):
-		if was, ok := integer(prompt.Member(details, "cached_tokens")); !ok || was != u.Cached {
+		if was, ok := integer(body.Member(details, "cached_tokens")); !ok || was != u.Cached {
 			edits = append(edits, setNumber(u.Cached, c.details, "cached_tokens"))
 		}
 	case ok:
 		if flat != u.Cached {
 			edits = append(edits, setNumber(u.Cached, "cached_tokens"))
 		}
-	case details != nil || prompt.Member(usage, "total_tokens") != nil:
-		edits = append(edits, prompt.Set(fmt.Appendf(nil, `{"cached_tokens":%d}`, u.Cached), c.details))
+	case details != nil || body.Member(usage, "total_tokens") != nil:
+		edits = append(edits, body.Set(fmt.Appendf(nil, `{"cached_tokens":%d}`, u.Cached), c.details))
 	}
 	return edits
 }
 
 // anthropic counts the prompt in parts: computed, read from the cache, and written
 // to it.
-func (u Usage) anthropic(usage []byte) []prompt.Edit {
+func (u Usage) anthropic(usage []byte) []body.Edit {
 	const input, read, created = "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"
-	rest, ok := integer(prompt.Member(usage, input))
+	rest, ok := integer(body.Member(usage, input))
 	if !ok {
 		return nil
 	}
-	was, told := integer(prompt.Member(usage, read))
-	written, _ := integer(prompt.Member(usage, created))
+	was, told := integer(body.Member(usage, read))
+	written, _ := integer(body.Member(usage, created))
 	whole, cached := rest+was+written, was
 	if u.Prompt >= 0 {
 		whole = u.Prompt
@@ -109,7 +109,7 @@ func (u Usage) anthropic(usage []byte) []prompt.Edit {
 	if u.Cached >= 0 {
 		cached = u.Cached
 	}
-	var edits []prompt.Edit
+	var edits []body.Edit
 	if n := max(whole-cached-written, 0); n != rest {
 		edits = append(edits, setNumber(n, input))
 	}

@@ -3,7 +3,7 @@ package disagg
 import (
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 func TestUsageOfThePrefillLeg(t *testing.T) {
@@ -55,13 +55,13 @@ func FuzzUsageEdit(f *testing.F) {
 	f.Add([]byte(`{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":1},"total_tokens":9}`), int64(5), int64(3))
 	f.Add([]byte(`{"input_tokens":7,"cache_read_input_tokens":1}`), int64(5), int64(3))
 	f.Fuzz(func(t *testing.T, usage []byte, whole, cached int64) {
-		if prompt.Valid(usage) != nil || len(usage) == 0 || usage[0] != '{' {
+		if body.Valid(usage) != nil || len(usage) == 0 || usage[0] != '{' {
 			return
 		}
 		const limit = 1 << 40
 		u := Usage{Prompt: max(min(whole, limit), -1), Cached: max(min(cached, limit), -1)}
 		once := u.Edit(nil, usage)
-		if err := prompt.Valid(once); err != nil {
+		if err := body.Valid(once); err != nil {
 			t.Fatalf("%s became %s: %v", usage, once, err)
 		}
 		if again := u.Edit(nil, once); string(again) != string(once) {

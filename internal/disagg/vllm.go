@@ -6,33 +6,33 @@ import (
 	"net"
 	"strconv"
 
-	"github.com/kvlane/kvlane/internal/prompt"
 	"github.com/kvlane/kvlane/internal/steering"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // This file holds vLLM's connectors but LMCache and MoRIIO. Sources of the fields: vLLM's
 // toy_proxy_server and connectors, as of 0.32.
 
-var vllmAPIs = apis(prompt.Chat, prompt.Completions, prompt.Responses, prompt.Messages, prompt.VLLMGenerate)
+var vllmAPIs = apis(body.Chat, body.Completions, body.Responses, body.Messages, body.VLLMGenerate)
 
 // oneToken are the fields that bound an answer, by API: a prefill leg makes one
 // token. Lower bounds go, they would contradict.
-var oneToken = map[prompt.API][]prompt.Edit{
-	prompt.Chat: {set("1", "max_tokens"), set("1", "max_completion_tokens"), remove("min_tokens"), remove("min_completion_tokens")},
-	prompt.Completions: {set("1", "max_tokens"), remove("max_completion_tokens"), remove("min_tokens"),
+var oneToken = map[body.API][]body.Edit{
+	body.Chat: {set("1", "max_tokens"), set("1", "max_completion_tokens"), remove("min_tokens"), remove("min_completion_tokens")},
+	body.Completions: {set("1", "max_tokens"), remove("max_completion_tokens"), remove("min_tokens"),
 		remove("min_completion_tokens")},
-	prompt.Responses:    {set("1", "max_output_tokens"), remove("max_tokens"), remove("min_tokens"), set("false", "store"), remove("background")},
-	prompt.Messages:     {set("1", "max_tokens"), remove("min_tokens")},
-	prompt.VLLMGenerate: {set("1", "sampling_params", "max_tokens"), remove("sampling_params", "min_tokens")},
+	body.Responses:    {set("1", "max_output_tokens"), remove("max_tokens"), remove("min_tokens"), set("false", "store"), remove("background")},
+	body.Messages:     {set("1", "max_tokens"), remove("min_tokens")},
+	body.VLLMGenerate: {set("1", "sampling_params", "max_tokens"), remove("sampling_params", "min_tokens")},
 }
 
 // unstreamed are the fields of an answer in one piece.
-var unstreamed = []prompt.Edit{set("false", "stream"), remove("stream_options")}
+var unstreamed = []body.Edit{set("false", "stream"), remove("stream_options")}
 
 // vllmPrefill is what every prefill leg of vLLM has in common.
-func vllmPrefill(api prompt.API) []prompt.Edit {
+func vllmPrefill(api body.API) []body.Edit {
 	one := oneToken[api]
-	return append(append(make([]prompt.Edit, 0, len(one)+len(unstreamed)+4), one...), unstreamed...)
+	return append(append(make([]body.Edit, 0, len(one)+len(unstreamed)+4), one...), unstreamed...)
 }
 
 const kvParams = "kv_transfer_params"
@@ -46,15 +46,15 @@ const (
 
 // ownDirection says that the client, or a router before us, has named a direction
 // itself: its parameters stay as they are.
-func ownDirection(r *prompt.Request) bool {
-	raw := r.Raw(prompt.FieldKVTransferParams)
-	return prompt.Member(raw, "do_remote_decode") != nil || prompt.Member(raw, "do_remote_prefill") != nil
+func ownDirection(r *body.Request) bool {
+	raw := r.Raw(body.FieldKVTransferParams)
+	return body.Member(raw, "do_remote_decode") != nil || body.Member(raw, "do_remote_prefill") != nil
 }
 
 // decodeAlready: a request that fetches blocks by itself is a decode leg of a router
 // before us.
-func decodeAlready(r *prompt.Request) string {
-	if string(prompt.Member(r.Raw(prompt.FieldKVTransferParams), "do_remote_prefill")) == "true" {
+func decodeAlready(r *body.Request) string {
+	if string(body.Member(r.Raw(body.FieldKVTransferParams), "do_remote_prefill")) == "true" {
 		return "it is a decode leg already"
 	}
 	return ""
@@ -62,7 +62,7 @@ func decodeAlready(r *prompt.Request) string {
 
 // noTokens: vLLM refuses a request for less than a token, or scores its prompt only. The
 // prefill leg asks for one, so it would not say so.
-func noTokens(r *prompt.Request, _ []uint32) string {
+func noTokens(r *body.Request, _ []uint32) string {
 	if n, ok := r.MaxTokens(); ok && n < 1 {
 		return "it asks for no token"
 	}
@@ -71,11 +71,11 @@ func noTokens(r *prompt.Request, _ []uint32) string {
 
 // ask are the edits that put a direction's parameters into a request, beside what
 // the client's own object says of other things (such as prompt_token_ids).
-func ask(r *prompt.Request, params string, more ...prompt.Edit) []prompt.Edit {
-	own := r.Raw(prompt.FieldKVTransferParams)
-	out := []prompt.Edit{set(params, kvParams)}
-	if ids := prompt.Member(own, "prompt_token_ids"); present(ids) {
-		out = append(out, prompt.Set(ids, kvParams, "prompt_token_ids"))
+func ask(r *body.Request, params string, more ...body.Edit) []body.Edit {
+	own := r.Raw(body.FieldKVTransferParams)
+	out := []body.Edit{set(params, kvParams)}
+	if ids := body.Member(own, "prompt_token_ids"); present(ids) {
+		out = append(out, body.Set(ids, kvParams, "prompt_token_ids"))
 	}
 	return append(out, more...)
 }
@@ -151,7 +151,7 @@ func p2pNCCL() *Protocol {
 		decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) { return p2pLeg(x) }}
 }
 
-func p2pLeg(x *Exchange, edits ...prompt.Edit) (Leg, error) {
+func p2pLeg(x *Exchange, edits ...body.Edit) (Leg, error) {
 	for _, s := range []*Side{&x.Prefill, &x.Decode} {
 		if s.Settings.ZMQ == "" {
 			return Leg{}, unusable(s, "zmq")
@@ -159,8 +159,8 @@ func p2pLeg(x *Exchange, edits ...prompt.Edit) (Leg, error) {
 	}
 	// A client's id may hold anything, such as our own marks; ours cannot.
 	id := "___prefill_addr_" + x.Prefill.Settings.ZMQ + "___decode_addr_" + x.Decode.Settings.ZMQ + "_" + x.Unique.Text
-	if x.Request.API == prompt.Responses { // vLLM reads no header there
-		edits = append(edits, setText(id, prompt.FieldRequestID.String()))
+	if x.Request.API == body.Responses { // vLLM reads no header there
+		edits = append(edits, setText(id, body.FieldRequestID.String()))
 	}
 	return Leg{Headers: []Header{{requestIDHeader, id}}, Edits: edits}, nil
 }
@@ -212,5 +212,5 @@ func bootstrapAddress(s *Side) string {
 // {"<rank>": {"engine_id": …}, …}.
 func mooncakeEngine(page []byte, s *Side) string {
 	rank := max(s.Rank, 0)
-	return textOf(prompt.Member(prompt.Member(page, strconv.Itoa(rank)), "engine_id"))
+	return textOf(body.Member(body.Member(page, strconv.Itoa(rank)), "engine_id"))
 }

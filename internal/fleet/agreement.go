@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // maxComparisons bounds the engines that are asked concurrently, over all models.
@@ -144,7 +144,7 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 	c.checker = model.NewChecker(s.Tokens, &model.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, model.CheckerOptions{
 		ModelName: s.Config.Name, Every: s.Config.Check.Every, Retry: s.Config.Check.Retry.Std(), Gate: f.comparing, Awake: c.ready.Load,
 		MaxBody: int(s.Config.Check.MaxBody),
-		OnCheck: func(api prompt.API, diff *model.Difference, err error) {
+		OnCheck: func(api body.API, diff *model.Difference, err error) {
 			outcome := "equal"
 			switch {
 			case diff != nil:
@@ -180,7 +180,7 @@ func (f *Fleet) recheck(worker string) {
 
 // Sample offers a request, whose ids model made, for the comparison with the worker
 // that serves it.
-func (f *Fleet) Sample(model *Model, m *Member, r *prompt.Request) {
+func (f *Fleet) Sample(model *Model, m *Member, r *body.Request) {
 	if c := model.agreement.all()[m.Name]; c != nil && c.checker.Usable() {
 		c.checker.Offer(r)
 	}

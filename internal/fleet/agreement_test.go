@@ -12,7 +12,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -40,7 +40,7 @@ func startTokenizing(t *testing.T) *tokenizing {
 		}
 		raw := make([]byte, r.ContentLength)
 		_, _ = r.Body.Read(raw)
-		req, err := prompt.Parse(prompt.Tokenize, raw)
+		req, err := body.Parse(body.Tokenize, raw)
 		if err != nil {
 			t.Error(err)
 			return
@@ -134,7 +134,7 @@ func TestWorkersThatDiffer(t *testing.T) {
 	// A sample without an answer is asked again with the next check.
 	a.down.Store(true)
 	asked := a.asked.Load()
-	request, err := prompt.Parse(prompt.Completions, []byte(`{"model":"demo","prompt":"one two three"}`))
+	request, err := body.Parse(body.Completions, []byte(`{"model":"demo","prompt":"one two three"}`))
 	if err != nil {
 		t.Fatal(err)
 	}

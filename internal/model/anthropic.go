@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -77,8 +77,8 @@ type anthropicChat struct {
 }
 
 // anthropicChat is the body of the chat request. partial is why only the engine knows the prompt.
-func (m *Model) anthropicChat(in input) (body *jinja.Dict, partial string, err error) {
-	messages, present, err := in.listOf(prompt.FieldMessages)
+func (m *Model) anthropicChat(in input) (fields *jinja.Dict, partial string, err error) {
+	messages, present, err := in.listOf(body.FieldMessages)
 	if err != nil {
 		return nil, "", err
 	}
@@ -98,18 +98,18 @@ func (m *Model) anthropicChat(in input) (body *jinja.Dict, partial string, err e
 	if c.partial != "" {
 		return nil, c.partial, nil
 	}
-	body = dict(kv{"messages", jinja.List(c.list)})
-	if err := rules.options(in, body); err != nil {
+	fields = dict(kv{"messages", jinja.List(c.list)})
+	if err := rules.options(in, fields); err != nil {
 		return nil, "", err
 	}
-	return body, "", c.tools(in, body)
+	return fields, "", c.tools(in, fields)
 }
 
 func (c *anthropicChat) add(msg *jinja.Dict) { c.list = append(c.list, jinja.FromDict(msg)) }
 
 // system adds the system message: the field, and where they are merged the messages of that role.
 func (c *anthropicChat) system(in input, messages []jinja.Value) error {
-	v, err := in.value(prompt.FieldSystem)
+	v, err := in.value(body.FieldSystem)
 	if err != nil {
 		return err
 	}
@@ -411,46 +411,46 @@ func searchText(d *jinja.Dict) string {
 }
 
 // vllmAnthropicOptions copies what vLLM passes on. The effort is output_config.effort, or none where thinking is disabled.
-func vllmAnthropicOptions(in input, body *jinja.Dict) error {
-	for _, f := range [...]prompt.Field{prompt.FieldChatTemplateKwargs, prompt.FieldKVTransferParams} {
+func vllmAnthropicOptions(in input, fields *jinja.Dict) error {
+	for _, f := range [...]body.Field{body.FieldChatTemplateKwargs, body.FieldKVTransferParams} {
 		v, err := in.value(f)
 		if err != nil {
 			return err
 		}
 		if !v.IsNone() {
-			body.Set(f.String(), v)
+			fields.Set(f.String(), v)
 		}
 	}
-	effort, ok := prompt.TextOf(prompt.Member(in.Get("output_config"), "effort"))
-	if prompt.Text(prompt.Member(in.Get("thinking"), "type")) == "disabled" {
+	effort, ok := body.TextOf(body.Member(in.Get("output_config"), "effort"))
+	if body.Text(body.Member(in.Get("thinking"), "type")) == "disabled" {
 		effort, ok = "none", true
 	}
 	if ok {
-		body.Set("reasoning_effort", jinja.String(effort))
+		fields.Set("reasoning_effort", jinja.String(effort))
 	}
 	return nil
 }
 
-func sglangAnthropicOptions(in input, body *jinja.Dict) error {
-	if kind := prompt.Text(prompt.Member(in.Get("thinking"), "type")); kind != "" && kind != "disabled" {
+func sglangAnthropicOptions(in input, fields *jinja.Dict) error {
+	if kind := body.Text(body.Member(in.Get("thinking"), "type")); kind != "" && kind != "disabled" {
 		return &Refusal{Status: 400, Reason: "Anthropic thinking is not supported for models without a reasoning parser", Guessed: true}
 	}
-	if effort := prompt.Text(prompt.Member(in.Get("output_config"), "effort")); effort != "" {
+	if effort := body.Text(body.Member(in.Get("output_config"), "effort")); effort != "" {
 		if effort == "xhigh" {
 			effort = "max"
 		}
-		body.Set("reasoning_effort", jinja.String(effort))
+		fields.Set("reasoning_effort", jinja.String(effort))
 	}
 	return nil
 }
 
 // tools sets tools and tool_choice.
-func (c *anthropicChat) tools(in input, body *jinja.Dict) error {
-	tools, _, err := in.listOf(prompt.FieldTools)
+func (c *anthropicChat) tools(in input, fields *jinja.Dict) error {
+	tools, _, err := in.listOf(body.FieldTools)
 	if err != nil {
 		return err
 	}
-	choice, err := in.dictOf(prompt.FieldToolChoice)
+	choice, err := in.dictOf(body.FieldToolChoice)
 	if err != nil {
 		return err
 	}
@@ -482,8 +482,8 @@ func (c *anthropicChat) tools(in input, body *jinja.Dict) error {
 	case "tool":
 		chosen = object(kv{"type", jinja.String("function")}, kv{"function", object(kv{"name", member(choice, "name")})})
 	}
-	body.Set("tools", jinja.List(functions))
-	body.Set("tool_choice", chosen)
+	fields.Set("tools", jinja.List(functions))
+	fields.Set("tool_choice", chosen)
 	return nil
 }
 

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
 
@@ -55,23 +55,23 @@ func load(tb testing.TB, name string, options Options) *Model {
 	return m
 }
 
-func asInput(req *prompt.Request, engine Engine) input {
+func asInput(req *body.Request, engine Engine) input {
 	return input{Request: req, profile: engine.profile(), origin: req.API}
 }
 
 func BenchmarkConversation(b *testing.B) {
-	body, next := talk(81, 57000)
+	raw, next := talk(81, 57000)
 	b.Run("cold", func(b *testing.B) {
 		m := load(b, "qwen3", Options{CacheBytes: -1})
-		b.SetBytes(int64(len(body)))
-		run(b, m, body)
+		b.SetBytes(int64(len(raw)))
+		run(b, m, raw)
 	})
 	b.Run("same again", func(b *testing.B) {
 		m := load(b, "qwen3", Options{})
-		memo := prompt.NewMemo(1 << 20)
+		memo := body.NewMemo(1 << 20)
 		b.ReportAllocs()
 		for b.Loop() {
-			req, err := memo.Parse(prompt.Chat, body)
+			req, err := memo.Parse(body.Chat, raw)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -82,31 +82,31 @@ func BenchmarkConversation(b *testing.B) {
 	})
 	b.Run("next turn", func(b *testing.B) {
 		m := load(b, "qwen3", Options{})
-		var req prompt.Request
+		var req body.Request
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
 			// Each round is another conversation, by digits changed in its system message; its first turn is not timed.
 			b.StopTimer()
-			for _, turn := range [][]byte{body, next} {
+			for _, turn := range [][]byte{raw, next} {
 				copy(turn[bytes.Index(turn, []byte("assistant"))+len("assistant "):], fmt.Sprintf("%08d", i))
 			}
-			ask(b, m, &req, body)
+			ask(b, m, &req, raw)
 			b.StartTimer()
 			ask(b, m, &req, next)
 		}
 	})
 }
 
-func run(b *testing.B, m *Model, body []byte) {
-	var req prompt.Request
+func run(b *testing.B, m *Model, raw []byte) {
+	var req body.Request
 	b.ReportAllocs()
 	for b.Loop() {
-		ask(b, m, &req, body)
+		ask(b, m, &req, raw)
 	}
 }
 
-func ask(b *testing.B, m *Model, req *prompt.Request, body []byte) Result {
-	if err := req.Parse(prompt.Chat, body); err != nil {
+func ask(b *testing.B, m *Model, req *body.Request, raw []byte) Result {
+	if err := req.Parse(body.Chat, raw); err != nil {
 		b.Fatal(err)
 	}
 	res, err := m.Prompt(req, VLLM)
@@ -118,11 +118,11 @@ func ask(b *testing.B, m *Model, req *prompt.Request, body []byte) Result {
 
 // BenchmarkRender measures the chat template alone, on a conversation of 81 messages that nothing is remembered of.
 func BenchmarkRender(b *testing.B) {
-	body, _ := talk(81, 57000)
+	raw, _ := talk(81, 57000)
 	for _, name := range []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo"} {
 		b.Run(name, func(b *testing.B) {
 			m := load(b, name, Options{CacheBytes: -1})
-			req, err := prompt.Parse(prompt.Chat, body)
+			req, err := body.Parse(body.Chat, raw)
 			if err != nil {
 				b.Fatal(err)
 			}

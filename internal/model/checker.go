@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // State is what is known about the agreement of our ids with an engine's.
@@ -49,7 +49,7 @@ type CheckerOptions struct {
 	// Gate, if not nil, bounds how many checkers that share it ask at a time.
 	Gate chan struct{}
 	// OnCheck is told every comparison: nil difference and nil error mean equal. It must not block.
-	OnCheck func(api prompt.API, d *Difference, err error)
+	OnCheck func(api body.API, d *Difference, err error)
 	// OnState is told every change of state, with the difference that caused it. It must not block.
 	OnState func(s State, d *Difference)
 }
@@ -97,7 +97,7 @@ func (c *Checker) State() State { return State(c.state.Load()) }
 func (c *Checker) Usable() bool { return c.State() != Differs }
 
 // Offer lets the checker see a request in service; one in Every is copied and compared later. It never blocks.
-func (c *Checker) Offer(req *prompt.Request) {
+func (c *Checker) Offer(req *body.Request) {
 	if c.count.Add(1)%uint64(c.options.Every) != 0 || len(req.Body) > c.options.MaxBody {
 		return
 	}
@@ -222,13 +222,13 @@ var errNotComparable = errors.New("not comparable")
 func (c *Checker) ask(ctx context.Context, s []byte) (*Difference, error) {
 	d, err := c.compare(ctx, s)
 	if c.options.OnCheck != nil && !errors.Is(err, errNotComparable) {
-		c.options.OnCheck(prompt.API(s[0]), d, err)
+		c.options.OnCheck(body.API(s[0]), d, err)
 	}
 	return d, err
 }
 
 func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
-	req, err := prompt.Parse(prompt.API(s[0]), s[1:])
+	req, err := body.Parse(body.API(s[0]), s[1:])
 	if err != nil {
 		return nil, errNotComparable
 	}
@@ -265,10 +265,10 @@ func builtIn(modelName string) [][]byte {
 	name := strconv.Quote(modelName)
 	out := make([][]byte, 0, len(plainQuestions)+len(chatQuestions))
 	for _, q := range plainQuestions {
-		out = append(out, append([]byte{byte(prompt.Completions)}, fmt.Sprintf(`{"model":%s,"prompt":%s}`, name, q)...))
+		out = append(out, append([]byte{byte(body.Completions)}, fmt.Sprintf(`{"model":%s,"prompt":%s}`, name, q)...))
 	}
 	for _, q := range chatQuestions {
-		out = append(out, append([]byte{byte(prompt.Chat)}, fmt.Sprintf(`{"model":%s,"messages":%s}`, name, q)...))
+		out = append(out, append([]byte{byte(body.Chat)}, fmt.Sprintf(`{"model":%s,"messages":%s}`, name, q)...))
 	}
 	return out
 }

@@ -3,14 +3,14 @@ package model
 import (
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // converted plans a request of the Responses or the Anthropic API as the chat request that engines make of it.
 func (m *Model) converted(in input) (*plan, error) {
 	convert := m.anthropicChat
-	if in.API == prompt.Responses {
+	if in.API == body.Responses {
 		convert = responsesChat
 	}
 	body, partial, err := convert(in)
@@ -45,23 +45,23 @@ func functionTool(flat *jinja.Dict, parameters jinja.Value) jinja.Value {
 
 // responsesChat follows vLLM's vllm/entrypoints/openai/responses: instructions become the system message, items become
 // messages, calls join the assistant's message before them.
-func responsesChat(in input) (body *jinja.Dict, partial string, err error) {
-	if in.Has(prompt.FieldPreviousResponseID) {
+func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
+	if in.Has(body.FieldPreviousResponseID) {
 		return nil, "previous_response_id: only the engine knows the history", nil
 	}
-	if in.Has(prompt.FieldConversation) {
+	if in.Has(body.FieldConversation) {
 		return nil, "conversation: only the engine knows the history", nil
 	}
 	var list []jinja.Value
-	instructions := in.Raw(prompt.FieldInstructions)
-	text, ok := prompt.TextOf(instructions)
+	instructions := in.Raw(body.FieldInstructions)
+	text, ok := body.TextOf(instructions)
 	if given(instructions) && !ok {
 		return nil, "", refuse("instructions: surrogates are not allowed in text")
 	}
 	if text != "" {
 		list = append(list, jinja.FromDict(chatMessage(roleSystem, jinja.String(text))))
 	}
-	v, err := in.value(prompt.FieldInput)
+	v, err := in.value(body.FieldInput)
 	if err != nil {
 		return nil, "", err
 	}
@@ -76,13 +76,13 @@ func responsesChat(in input) (body *jinja.Dict, partial string, err error) {
 	} else {
 		return nil, "", refuse("input: input should be a valid string or list")
 	}
-	body = new(jinja.Dict)
-	body.Set("messages", jinja.List(list))
+	fields = new(jinja.Dict)
+	fields.Set("messages", jinja.List(list))
 	if unfinished(v) {
-		body.Set("continue_final_message", jinja.Bool(true))
-		body.Set("add_generation_prompt", jinja.Bool(false))
+		fields.Set("continue_final_message", jinja.Bool(true))
+		fields.Set("add_generation_prompt", jinja.Bool(false))
 	}
-	tools, _, err := in.listOf(prompt.FieldTools)
+	tools, _, err := in.listOf(body.FieldTools)
 	if err != nil {
 		return nil, "", err
 	}
@@ -98,35 +98,35 @@ func responsesChat(in input) (body *jinja.Dict, partial string, err error) {
 		functions = append(functions, functionTool(d, member(d, "parameters")))
 	}
 	if functions != nil {
-		body.Set("tools", jinja.List(functions))
-		body.Set("tool_choice", jinja.String("none")) // shown all the same, and the parser's flags do not matter here
+		fields.Set("tools", jinja.List(functions))
+		fields.Set("tool_choice", jinja.String("none")) // shown all the same, and the parser's flags do not matter here
 	}
-	for _, f := range [...]prompt.Field{prompt.FieldChatTemplateKwargs, prompt.FieldKVTransferParams} {
+	for _, f := range [...]body.Field{body.FieldChatTemplateKwargs, body.FieldKVTransferParams} {
 		v, err := in.value(f)
 		if err != nil {
 			return nil, "", err
 		}
 		if !v.IsNone() {
-			body.Set(f.String(), v)
+			fields.Set(f.String(), v)
 		}
 	}
 	if n, asked := in.vllmMaxTokens(); asked {
-		body.Set("max_tokens", jinja.Int(n))
+		fields.Set("max_tokens", jinja.Int(n))
 	}
-	body.Set("add_special_tokens", jinja.Bool(true)) // unlike a chat's
-	if raw := in.Get("truncation"); raw != nil && prompt.Text(raw) != "disabled" {
-		body.Set("truncate_prompt_tokens", jinja.Int(-1))
+	fields.Set("add_special_tokens", jinja.Bool(true)) // unlike a chat's
+	if raw := in.Get("truncation"); raw != nil && body.Text(raw) != "disabled" {
+		fields.Set("truncate_prompt_tokens", jinja.Int(-1))
 	}
-	reasoning, err := in.value(prompt.FieldReasoning)
+	reasoning, err := in.value(body.FieldReasoning)
 	if err != nil {
 		return nil, "", err
 	}
 	if d, ok := reasoning.AsDict(); ok {
 		if effort, has, _ := textOf(d, "effort"); has {
-			body.Set("reasoning_effort", jinja.String(effort))
+			fields.Set("reasoning_effort", jinja.String(effort))
 		}
 	}
-	return body, "", nil
+	return fields, "", nil
 }
 
 func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {

@@ -9,7 +9,7 @@
 // engine does not take, a template that raises, a prompt that does not fit. Other fields are not checked; the engine does that.
 //
 //	m, err := model.Load(os.DirFS(dir), model.Options{})
-//	req, err := prompt.Parse(prompt.Chat, body)
+//	req, err := body.Parse(body.Chat, raw)
 //	res, err := m.Prompt(req, model.VLLM)
 //	var refusal *model.Refusal
 //	if errors.As(err, &refusal) { ... } // the engine would answer refusal.Status

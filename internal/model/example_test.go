@@ -7,7 +7,7 @@ import (
 	"os"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 func ExampleModel_Prompt() {
@@ -15,11 +15,11 @@ func ExampleModel_Prompt() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, body := range []string{
+	for _, raw := range []string{
 		`{"messages":[{"role":"user","content":"Hello, world"}]}`,
 		`{"messages":[{"role":"user","content":null}]}`,
 	} {
-		req, err := prompt.Parse(prompt.Chat, []byte(body))
+		req, err := body.Parse(body.Chat, []byte(raw))
 		if err != nil {
 			log.Fatal(err)
 		}

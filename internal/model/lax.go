@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // Engines read fields with pydantic's lax mode, which converts: "yes" is true, "1" and 1.0 are integers.
@@ -23,7 +23,7 @@ func laxBool(raw []byte) (value, ok bool) {
 	case 't', 'f':
 		return raw[0] == 't', true
 	case '"':
-		switch strings.ToLower(prompt.Text(raw)) {
+		switch strings.ToLower(body.Text(raw)) {
 		case "1", "on", "t", "true", "y", "yes":
 			return true, true
 		case "0", "off", "f", "false", "n", "no":
@@ -47,7 +47,7 @@ func laxInt(raw []byte) (n int64, ok bool) {
 	case 'f':
 		return 0, true
 	case '"':
-		word = strings.TrimSpace(prompt.Text(raw))
+		word = strings.TrimSpace(body.Text(raw))
 		if whole, zeros, ok := strings.Cut(word, "."); ok && zeros != "" && strings.Trim(zeros, "0") == "" {
 			word = whole
 		}
@@ -82,12 +82,12 @@ func withoutUnderscores(word string) (string, bool) {
 
 // laxIDs reads a JSON list of token ids. The result is not nil.
 func laxIDs(raw []byte) ([]uint32, error) {
-	ids, err := prompt.AppendIDs([]uint32{}, raw)
+	ids, err := body.AppendIDs([]uint32{}, raw)
 	if err == nil {
 		return ids, nil
 	}
 	ids, err = ids[:0], nil
-	prompt.EachItem(raw, func(item []byte) {
+	body.EachItem(raw, func(item []byte) {
 		switch n, ok := laxInt(item); {
 		case err != nil:
 		case !ok:

@@ -9,7 +9,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
@@ -23,11 +23,11 @@ func TokenizeLines(r io.Reader, w io.Writer, tok *bpe.Tokenizer, addSpecial bool
 	var ids []uint32
 	var text []byte
 	return eachLine(r, w, func(dst, line []byte) ([]byte, error) {
-		if err := prompt.Valid(line); err != nil {
+		if err := body.Valid(line); err != nil {
 			return dst, err
 		}
 		var err error
-		if text, err = prompt.AppendText(text[:0], prompt.Member(line, "text")); err != nil {
+		if text, err = body.AppendText(text[:0], body.Member(line, "text")); err != nil {
 			return dst, fmt.Errorf("text: %w", err)
 		}
 		if ids, err = tok.Encode(ids[:0], string(text), addSpecial); err != nil {
@@ -53,11 +53,11 @@ func RenderLines(r io.Reader, w io.Writer, m *Model, opts RenderOptions) error {
 	if path == "" {
 		path = "/v1/chat/completions"
 	}
-	api, _ := prompt.Detect("POST", path)
-	if api == prompt.Unknown {
+	api, _ := body.Detect("POST", path)
+	if api == body.Unknown {
 		return fmt.Errorf("path %q: no API with a prompt", path)
 	}
-	var req prompt.Request
+	var req body.Request
 	return eachLine(r, w, func(dst, line []byte) ([]byte, error) {
 		if err := req.Parse(api, line); err != nil {
 			return dst, err

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
@@ -99,7 +99,7 @@ func (m *Model) Tokenizer() *bpe.Tokenizer { return m.tok }
 
 // Adapter is the LoRA adapter that the request names, "" for the base model: by model name, or for SGLang by lora_path or
 // a model of the form base:adapter.
-func (m *Model) Adapter(req *prompt.Request) string {
+func (m *Model) Adapter(req *body.Request) string {
 	if l := req.LoRA(); l != "" {
 		return l
 	}
@@ -182,8 +182,8 @@ func (m *Model) ownTemplate(tools bool) (*template, error) {
 // templateFor is the template that the request supplies, or the model's own.
 func (m *Model) templateFor(in input, tools bool) (*template, error) {
 	source := ""
-	if in.Has(prompt.FieldChatTemplateKwargs) {
-		kwargs, err := in.dictOf(prompt.FieldChatTemplateKwargs)
+	if in.Has(body.FieldChatTemplateKwargs) {
+		kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 		if err != nil {
 			return nil, err
 		}
@@ -196,8 +196,8 @@ func (m *Model) templateFor(in input, tools bool) (*template, error) {
 		}
 		source = text
 	}
-	if in.Has(prompt.FieldChatTemplate) {
-		text, ok := prompt.TextOf(in.Raw(prompt.FieldChatTemplate))
+	if in.Has(body.FieldChatTemplate) {
+		text, ok := body.TextOf(in.Raw(body.FieldChatTemplate))
 		switch {
 		case !m.options.TrustTemplates:
 			return nil, in.profile.untrusted

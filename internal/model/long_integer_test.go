@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // vLLM's reader of JSON is Python's, which refuses an integer of more than 4,300 digits
@@ -13,7 +13,7 @@ import (
 func TestLongIntegersInUnknownFields(t *testing.T) {
 	m := load(t, "qwen3", Options{})
 	for digits, refused := range map[int]bool{4300: false, 4301: true} {
-		req, err := prompt.Parse(prompt.Completions, []byte(`{"prompt":"x","unknown":[{"a":-`+strings.Repeat("7", digits)+`}]}`))
+		req, err := body.Parse(body.Completions, []byte(`{"prompt":"x","unknown":[{"a":-`+strings.Repeat("7", digits)+`}]}`))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,7 +6,7 @@ import (
 	"hash/maphash"
 	"sync"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
@@ -161,16 +161,16 @@ func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
 
 // shapeMessages is every message shaped.
 func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape shaper) ([]jinja.Value, error) {
-	if m.memo != nil && in.Form == prompt.FormMessages && len(in.Elements) == in.Count {
+	if m.memo != nil && in.Form == body.FormMessages && len(in.Elements) == in.Count {
 		return m.memo.messages.shaped(in, kind, shape, func() bool { return !p.hasMedia() })
 	}
-	raw := in.Raw(prompt.FieldMessages)
+	raw := in.Raw(body.FieldMessages)
 	if len(raw) == 0 || raw[0] != '[' {
 		return nil, refuse("messages: input should be a valid list")
 	}
 	out := make([]jinja.Value, 0, in.Count)
 	var first error
-	prompt.EachItem(raw, func(item []byte) {
+	body.EachItem(raw, func(item []byte) {
 		if first != nil {
 			return
 		}

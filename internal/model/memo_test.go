@@ -10,14 +10,14 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // Whatever was asked before, the ids are those of a model that remembers nothing.
 func TestRememberingChangesNothing(t *testing.T) {
 	remembers := load(t, "qwen3", Options{CacheBytes: 256 << 10})
 	fresh := load(t, "qwen3", Options{CacheBytes: -1})
-	bodies := prompt.NewMemo(256 << 10)
+	bodies := body.NewMemo(256 << 10)
 	long := strings.Repeat("the quick brown fox \"jumps\"\n", longMessage/20)
 	texts := []string{long, long + "!", "a", "a ", "Köln 🙂\n", strings.Repeat("the quick brown fox\n", 150), strings.Repeat("the quick brown fox\n", 150) + "!",
 		"<|im_end|>\n<|im_start|>user\nx", "<think>\ny\n</think>\n\nz"}
@@ -36,9 +36,9 @@ func TestRememberingChangesNothing(t *testing.T) {
 			messages = append(messages, fmt.Sprintf(`{"role":%q,"content":%s}`, role, content))
 		}
 		for turn := 1; turn <= len(messages); turn++ {
-			body := []byte(`{"messages":[` + strings.Join(messages[:turn], ",") + `]}`)
+			raw := []byte(`{"messages":[` + strings.Join(messages[:turn], ",") + `]}`)
 			for range 3 {
-				req, err := bodies.Parse(prompt.Chat, body)
+				req, err := bodies.Parse(body.Chat, raw)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -46,7 +46,7 @@ func TestRememberingChangesNothing(t *testing.T) {
 					got, gotErr := remembers.Prompt(req, engine)
 					want, wantErr := fresh.Prompt(req, engine)
 					if fmt.Sprint(gotErr) != fmt.Sprint(wantErr) || !slices.Equal(got.IDs, want.IDs) {
-						t.Fatalf("%v %s\n%v %v\nwant %v %v", engine, body, got.IDs, gotErr, want.IDs, wantErr)
+						t.Fatalf("%v %s\n%v %v\nwant %v %v", engine, raw, got.IDs, gotErr, want.IDs, wantErr)
 					}
 				}
 			}
@@ -58,8 +58,8 @@ func TestMessageMemoIsBounded(t *testing.T) {
 	const limit = 64 << 10
 	m := load(t, "qwen3", Options{CacheBytes: 4 * limit})
 	for i := range 500 {
-		body := fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%d %s"}]}`, i, bytes.Repeat([]byte("x"), i))
-		req, err := prompt.Parse(prompt.Chat, body)
+		raw := fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%d %s"}]}`, i, bytes.Repeat([]byte("x"), i))
+		req, err := body.Parse(body.Chat, raw)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,12 +77,12 @@ func TestMessageMemoIsBounded(t *testing.T) {
 
 func TestALongMessageIsKeptWhenItComesAgain(t *testing.T) {
 	m := load(t, "qwen3", Options{})
-	body := fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%s"}]}`, bytes.Repeat([]byte("x "), longMessage))
+	raw := fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%s"}]}`, bytes.Repeat([]byte("x "), longMessage))
 	for want := range 2 {
 		if got := len(m.memo.messages.entries); got != 0 {
 			t.Fatalf("%d messages kept before it came twice", got)
 		}
-		req, err := prompt.Parse(prompt.Chat, body)
+		req, err := body.Parse(body.Chat, raw)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
@@ -38,9 +38,9 @@ type Result struct {
 // Prompt computes the ids of a request. The error is a *Refusal if the engine would refuse it; any other error means that
 // the ids cannot be known here (the request is then routed by load).
 //
-// What a body's result has in common with earlier ones is not computed again; a request from a prompt.Memo has its whole
+// What a body's result has in common with earlier ones is not computed again; a request from a body.Memo has its whole
 // result kept.
-func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
+func (m *Model) Prompt(req *body.Request, engine Engine) (Result, error) {
 	return m.PromptInto(context.Background(), nil, req, engine)
 }
 
@@ -48,7 +48,7 @@ func (m *Model) Prompt(req *prompt.Request, engine Engine) (Result, error) {
 // result's IDs are then valid until dst is used again. Rendering and tokenizing end soon
 // after ctx does, with its error; whether the engine would refuse the request is found out before. If ctx has ended already,
 // only a result that is kept beside the request is returned.
-func (m *Model) PromptInto(ctx context.Context, dst []uint32, req *prompt.Request, engine Engine) (Result, error) {
+func (m *Model) PromptInto(ctx context.Context, dst []uint32, req *body.Request, engine Engine) (Result, error) {
 	if m.memo == nil || !req.Kept() {
 		return m.compute(ctx, dst[:0], req, engine, false)
 	}
@@ -68,16 +68,16 @@ func (m *Model) PromptInto(ctx context.Context, dst []uint32, req *prompt.Reques
 }
 
 // RenderPrompt is Prompt with the text.
-func (m *Model) RenderPrompt(req *prompt.Request, engine Engine) (Result, error) {
+func (m *Model) RenderPrompt(req *body.Request, engine Engine) (Result, error) {
 	return m.compute(context.Background(), nil, req, engine, true)
 }
 
-func (m *Model) compute(ctx context.Context, dst []uint32, req *prompt.Request, engine Engine, withText bool) (Result, error) {
+func (m *Model) compute(ctx context.Context, dst []uint32, req *body.Request, engine Engine, withText bool) (Result, error) {
 	res := Result{Prompts: 1, scratch: dst}
 	if ctx.Err() != nil {
 		return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
 	}
-	if req.Form == prompt.FormTexts || req.Form == prompt.FormIDLists {
+	if req.Form == body.FormTexts || req.Form == body.FormIDLists {
 		res.Prompts = max(req.Count, 1)
 	}
 	in := input{Request: req, profile: engine.profile(), origin: req.API}
@@ -114,7 +114,7 @@ func (m *Model) compute(ctx context.Context, dst []uint32, req *prompt.Request, 
 // plainLength refuses a prompt of n tokens and as many wanted ones as do not fit the context.
 func (m *Model) plainLength(in input, n int) error {
 	wanted := int64(0)
-	if in.API != prompt.Embeddings {
+	if in.API != body.Embeddings {
 		wanted, _ = in.MaxTokens()
 		wanted = max(wanted, 1)
 	}
@@ -126,7 +126,7 @@ func (m *Model) plainLength(in input, n int) error {
 }
 
 // limited reports whether engines bound the prompts of an API by their context.
-func limited(api prompt.API) bool { return api != prompt.Tokenize && api != prompt.CountTokens }
+func limited(api body.API) bool { return api != body.Tokenize && api != body.CountTokens }
 
 // tooLong refuses a text that cannot fit the engine's context, whatever its tokens are:
 // its tokenization could take seconds, for a request that no engine serves.
@@ -145,24 +145,24 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 	if in.LongInteger && !in.profile.longIntegers {
 		return nil, "", refuse("There was an error parsing the body")
 	}
-	chat := in.Form == prompt.FormMessages
+	chat := in.Form == body.FormMessages
 	switch in.API {
-	case prompt.Chat:
+	case body.Chat:
 		p, err = in.profile.chat(m, in)
 		if assumed = in.profile.assumed; assumed == "" && m.tok.Config().ModelType == "gpt_oss" {
 			assumed = "gpt-oss by its chat template: engines use its own encoder"
 		}
-	case prompt.Tokenize, prompt.Embeddings, prompt.Completions, prompt.Generate, prompt.VLLMGenerate:
+	case body.Tokenize, body.Embeddings, body.Completions, body.Generate, body.VLLMGenerate:
 		switch {
-		case chat && in.API == prompt.Tokenize:
+		case chat && in.API == body.Tokenize:
 			p, err = in.profile.chat(m, in)
-		case chat && in.API == prompt.Embeddings:
+		case chat && in.API == body.Embeddings:
 			assumed = "embeddings of a chat"
 			p, err = m.chatEmbedding(in)
 		default:
 			p, err = m.plain(in)
 		}
-	case prompt.Responses, prompt.Messages, prompt.CountTokens:
+	case body.Responses, body.Messages, body.CountTokens:
 		assumed = "the " + in.API.String() + " API as chat"
 		p, err = m.converted(in)
 	default:
@@ -176,19 +176,19 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 
 // chatEmbedding is a chat without the generation prompt, unless the request asks for one.
 func (m *Model) chatEmbedding(in input) (*plan, error) {
-	if in.Has(prompt.FieldAddGenerationPrompt) {
+	if in.Has(body.FieldAddGenerationPrompt) {
 		return in.profile.chat(m, in)
 	}
-	body, err := prompt.Apply(nil, in.Body, prompt.Set([]byte("false"), prompt.FieldAddGenerationPrompt.String()))
+	raw, err := body.Apply(nil, in.Body, body.Set([]byte("false"), body.FieldAddGenerationPrompt.String()))
 	if err != nil {
 		return nil, err
 	}
-	return m.asChat(in, body)
+	return m.asChat(in, raw)
 }
 
 // asChat plans the chat that an engine makes of another request.
-func (m *Model) asChat(in input, body []byte) (*plan, error) {
-	chat, err := prompt.Parse(prompt.Chat, body)
+func (m *Model) asChat(in input, raw []byte) (*plan, error) {
+	chat, err := body.Parse(body.Chat, raw)
 	if err != nil {
 		return nil, err
 	}
@@ -199,51 +199,51 @@ func (m *Model) asChat(in input, body []byte) (*plan, error) {
 // plain is a prompt that goes to the tokenizer as it is.
 func (m *Model) plain(in input) (*plan, error) {
 	p := &plan{}
-	if in.profile.truncation != nil && in.API != prompt.Tokenize {
+	if in.profile.truncation != nil && in.API != body.Tokenize {
 		if err := in.profile.truncation(m, in, p); err != nil {
 			return nil, err
 		}
 	}
-	if in.API == prompt.VLLMGenerate && in.Has(prompt.FieldFeatures) {
+	if in.API == body.VLLMGenerate && in.Has(body.FieldFeatures) {
 		p.partial = "the ids of multimodal features hide what they stand for"
 		return p, nil
 	}
-	if in.API == prompt.Generate {
+	if in.API == body.Generate {
 		for _, field := range [...]string{"image_data", "video_data", "audio_data"} {
-			if raw := prompt.Member(in.Body, field); raw != nil && raw[0] != 'n' {
+			if raw := body.Member(in.Body, field); raw != nil && raw[0] != 'n' {
 				p.partial = "the place of " + field + " in the prompt is not known"
 				return p, nil
 			}
 		}
 	}
-	const keptElements = 1 << 16 // prompt.Request keeps no more
-	batch := in.Form == prompt.FormTexts || in.Form == prompt.FormIDLists
+	const keptElements = 1 << 16 // body.Request keeps no more
+	batch := in.Form == body.FormTexts || in.Form == body.FormIDLists
 	if batch && len(in.Elements) < min(in.Count, keptElements) { // such as [1,"2"], which pydantic may read as ids
 		p.partial = "the prompt is a list of different kinds"
 		return p, nil
 	}
 	raw := in.FirstPrompt()
 	switch in.Form {
-	case prompt.FormText, prompt.FormTexts:
-		text, err := prompt.AppendText(make([]byte, 0, len(raw)), raw)
+	case body.FormText, body.FormTexts:
+		text, err := body.AppendText(make([]byte, 0, len(raw)), raw)
 		if err != nil {
 			return nil, refuse("%s: %v", in.API, err)
 		}
 		p.text = asText(text)
 		p.addSpecial = true
-		if !in.profile.fixedSpecial || in.API == prompt.Tokenize {
-			p.addSpecial, err = in.flag(prompt.FieldAddSpecialTokens, true)
+		if !in.profile.fixedSpecial || in.API == body.Tokenize {
+			p.addSpecial, err = in.flag(body.FieldAddSpecialTokens, true)
 		}
 		return p, err
-	case prompt.FormIDs, prompt.FormIDLists:
+	case body.FormIDs, body.FormIDLists:
 		ids, err := laxIDs(raw)
 		if err != nil {
 			return nil, err
 		}
 		p.ids = ids
 		return p, m.checkIDs(ids)
-	case prompt.FormOther:
-		if in.API == prompt.Tokenize {
+	case body.FormOther:
+		if in.API == body.Tokenize {
 			return nil, refuse("messages: Input should be a valid list")
 		}
 		p.partial = "the prompt is given as embeddings or in an unknown shape"

@@ -10,186 +10,186 @@ import (
 	"testing/fstest"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // The texts here were seen on stock vLLM 0.32.0 and SGLang 0.5.23, or follow from the same rules; the ids follow from the
 // text, which package bpe's own tests prove.
 var goldens = []struct {
 	name   string
-	api    prompt.API
+	api    body.API
 	body   string
 	engine Engine
 	text   string // "" if refusal; what stands behind a ‖ is tokenized apart
 	status int
 }{
-	{name: "user", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"Hello, world"}]}`,
+	{name: "user", api: body.Chat, body: `{"messages":[{"role":"user","content":"Hello, world"}]}`,
 		text: "<|im_start|>user\nHello, world<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "parts join with a line end", api: prompt.Chat, body: `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b\n"}]}]}`,
+	{name: "parts join with a line end", api: body.Chat, body: `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b\n"}]}]}`,
 		text: "<|im_start|>user\na\nb\n<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "parts join with a blank", api: prompt.Chat, engine: SGLang,
+	{name: "parts join with a blank", api: body.Chat, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b\n"}]}]}`,
 		text: "<|im_start|>user\na b\n<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "no generation prompt", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":false}`,
+	{name: "no generation prompt", api: body.Chat, body: `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":false}`,
 		text: "<|im_start|>user\nx<|im_end|>\n"},
-	{name: "no generation prompt is ignored", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":false}`,
+	{name: "no generation prompt is ignored", api: body.Chat, engine: SGLang, body: `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":false}`,
 		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "no generation prompt in /v1/tokenize", api: prompt.Tokenize, engine: SGLang,
+	{name: "no generation prompt in /v1/tokenize", api: body.Tokenize, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":false}`, text: "<|im_start|>user\nx<|im_end|>\n"},
-	{name: "Claude Code's line of another number each time", api: prompt.Chat,
+	{name: "Claude Code's line of another number each time", api: body.Chat,
 		body: `{"messages":[{"role":"system","content":"x-anthropic-billing-header: cch=1\nBe brief."},{"role":"user","content":[{"type":"text","text":"x-anthropic-billing-header: a\nHi"}]}]}`,
 		text: "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nx-anthropic-billing-header: a\nHi<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "the line in a part of its own", api: prompt.Chat,
+	{name: "the line in a part of its own", api: body.Chat,
 		body: `{"messages":[{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: cch=1"},{"type":"text","text":"S"}]},{"role":"user","content":"Hi"}]}`,
 		text: "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "neither content nor calls", api: prompt.Chat, status: 400,
+	{name: "neither content nor calls", api: body.Chat, status: 400,
 		body: `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":null}]}`},
-	{name: "tools of the template's arguments win", api: prompt.Chat,
+	{name: "tools of the template's arguments win", api: body.Chat,
 		body: `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none","chat_template_kwargs":{"tools":[]}}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "bare texts beside parts", api: prompt.Chat, body: `{"messages":[{"role":"user","content":["a",{"type":"text","text":"b"}]}]}`,
+	{name: "bare texts beside parts", api: body.Chat, body: `{"messages":[{"role":"user","content":["a",{"type":"text","text":"b"}]}]}`,
 		text: "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "bare texts alone in another role", api: prompt.Chat,
+	{name: "bare texts alone in another role", api: body.Chat,
 		body: `{"messages":[{"role":"wizard","content":["a"]}],"chat_template":"{{ messages[0].content }}"}`, text: "a"},
-	{name: "bare texts alone", api: prompt.Chat, body: `{"messages":[{"role":"user","content":["a"]}]}`, status: 400},
-	{name: "arguments that are no object", api: prompt.Chat,
+	{name: "bare texts alone", api: body.Chat, body: `{"messages":[{"role":"user","content":["a"]}]}`, status: 400},
+	{name: "arguments that are no object", api: body.Chat,
 		body: `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"[1]"}}]}],"add_generation_prompt":false}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n"},
-	{name: "/tokenize knows reasoning, not reasoning_content", api: prompt.Tokenize,
+	{name: "/tokenize knows reasoning, not reasoning_content", api: body.Tokenize,
 		body: `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b","reasoning":"r","reasoning_content":"c"}],"add_generation_prompt":false,"cache_salt":""}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\nr\n</think>\n\nb<|im_end|>\n"},
-	{name: "only what vLLM declares of a tool", api: prompt.Tokenize,
+	{name: "only what vLLM declares of a tool", api: body.Tokenize,
 		body: `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","x":1,"defer_loading":true,"function":{"y":2,"strict":"yes","name":"f"}}]}`,
 		text: "<|im_start|>system\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n<tools>\n" +
 			`{"type": "function", "function": {"name": "f", "description": null, "parameters": null, "strict": true, "defer_loading": true}, "defer_loading": true}` +
 			"\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "a continued text that the template changes", api: prompt.Chat, status: 400,
+	{name: "a continued text that the template changes", api: body.Chat, status: 400,
 		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"<think>a</think>b"}],"add_generation_prompt":false,"continue_final_message":true}`},
-	{name: "a continued text is tokenized apart", api: prompt.Chat, engine: SGLang,
+	{name: "a continued text is tokenized apart", api: body.Chat, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"\nb"}],"continue_final_message":true}`,
 		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n‖\nb"},
-	{name: "what SGLang declares of a tool, in the request's order", api: prompt.Chat, engine: SGLang,
+	{name: "what SGLang declares of a tool, in the request's order", api: body.Chat, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"n\": [100000000000000000000000, 18446744073709551615, -9223372036854775809, 1.100000000000000000000000, \"100000000000000000000000\"]}"}}]},{"role":"tool","content":"r","tool_call_id":"1"}],"tools":[{"type":"function","x":1,"function":{"parameters":{"maximum":100000000000000000000000},"y":2,"name":"f","strict":true}}]}`,
 		text: "<|im_start|>system\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n<tools>\n" +
 			`{"type": "function", "function": {"parameters": {"maximum": 1e+23}, "name": "f", "strict": true, "description": null}, "defer_loading": null}` +
 			"\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<tool_call>\n" +
 			`{"name": "f", "arguments": {"n": [1e+23, 18446744073709551615, -9.223372036854776e+18, 1.1, "100000000000000000000000"]}}` +
 			"\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>\n<|im_start|>assistant\n"},
-	{name: "a chosen tool that is not there", api: prompt.Chat, engine: SGLang, status: 400,
+	{name: "a chosen tool that is not there", api: body.Chat, engine: SGLang, status: 400,
 		body: `{"messages":[{"role":"user","content":"x"}],"tool_choice":{"type":"function","function":{"name":"g"}},"tools":[{"type":"function","function":{"name":"f"}}]}`},
-	{name: "assistant last becomes the user", api: prompt.Chat, engine: SGLang,
+	{name: "assistant last becomes the user", api: body.Chat, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"partial answer"}]}`,
 		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>user\npartial answer<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "continued", api: prompt.Chat, engine: SGLang,
+	{name: "continued", api: body.Chat, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"partial"}],"continue_final_message":true}`,
 		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\npartial"},
-	{name: "continued", api: prompt.Chat,
+	{name: "continued", api: body.Chat,
 		body: `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"partial "}],"continue_final_message":true,"add_generation_prompt":false}`,
 		text: "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\npartial "},
-	{name: "continued and generation prompt", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"x"}],"continue_final_message":true}`, status: 400},
-	{name: "developer is system", api: prompt.Chat, body: `{"messages":[{"role":"developer","content":"dev"},{"role":"user","content":"a"}]}`,
+	{name: "continued and generation prompt", api: body.Chat, body: `{"messages":[{"role":"user","content":"x"}],"continue_final_message":true}`, status: 400},
+	{name: "developer is system", api: body.Chat, body: `{"messages":[{"role":"developer","content":"dev"},{"role":"user","content":"a"}]}`,
 		text: "<|im_start|>system\ndev<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "developer and system are joined", api: prompt.Chat,
+	{name: "developer and system are joined", api: body.Chat,
 		body: `{"messages":[{"role":"system","content":"a"},{"role":"user","content":"b"},{"role":"developer","content":[{"type":"text","text":"c"}]}]}`,
 		text: "<|im_start|>system\na\n\nc<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "developer that the template knows", api: prompt.Chat,
+	{name: "developer that the template knows", api: body.Chat,
 		body: `{"messages":[{"role":"developer","content":"c"}],"chat_template":"{{ messages[0].role == 'developer' }}"}`, text: "True"},
-	{name: "system in the middle stays", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"},{"role":"system","content":"late"}]}`,
+	{name: "system in the middle stays", api: body.Chat, body: `{"messages":[{"role":"user","content":"a"},{"role":"system","content":"late"}]}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>system\nlate<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "developer is dropped", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"developer","content":"dev"},{"role":"user","content":"a"}]}`,
+	{name: "developer is dropped", api: body.Chat, engine: SGLang, body: `{"messages":[{"role":"developer","content":"dev"},{"role":"user","content":"a"}]}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "thinking off", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"reasoning_effort":"none"}`,
+	{name: "thinking off", api: body.Chat, body: `{"messages":[{"role":"user","content":"a"}],"reasoning_effort":"none"}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"},
-	{name: "thinking off", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"user","content":"a"}],"reasoning":{"effort":"none"}}`,
+	{name: "thinking off", api: body.Chat, engine: SGLang, body: `{"messages":[{"role":"user","content":"a"}],"reasoning":{"effort":"none"}}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"},
-	{name: "thinking kwarg wins", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"reasoning_effort":"none","chat_template_kwargs":{"enable_thinking":true}}`,
+	{name: "thinking kwarg wins", api: body.Chat, body: `{"messages":[{"role":"user","content":"a"}],"reasoning_effort":"none","chat_template_kwargs":{"enable_thinking":true}}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "own template", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{{ messages[0].content }}|{{ eos_token }}|{{ documents }}"}`,
+	{name: "own template", api: body.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{{ messages[0].content }}|{{ eos_token }}|{{ documents }}"}`,
 		text: "a|<|im_end|>|None"},
-	{name: "own template that raises", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{{ raise_exception('no') }}"}`, status: 400},
-	{name: "own template that is broken", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{% if %}"}`, status: 400},
-	{name: "template with parts", api: prompt.Chat,
+	{name: "own template that raises", api: body.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{{ raise_exception('no') }}"}`, status: 400},
+	{name: "own template that is broken", api: body.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{% if %}"}`, status: 400},
+	{name: "template with parts", api: body.Chat,
 		body: `{"messages":[{"role":"user","content":"a"}],"chat_template":"{% for m in messages %}{% for c in m.content %}[{{ c.type }}:{{ c.text }}]{% endfor %}{% endfor %}"}`,
 		text: "[text:a]"},
-	{name: "arguments are read", api: prompt.Chat,
+	{name: "arguments are read", api: body.Chat,
 		body: `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":"{\"a\": 1e5}"}}]}],` +
 			`"chat_template":"{{ messages[0].tool_calls[0].function.arguments | tojson }}"}`, text: `{"a": 100000.0}`},
-	{name: "arguments that are no JSON", api: prompt.Chat,
+	{name: "arguments that are no JSON", api: body.Chat,
 		body: `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":"{a"}}]}],` +
 			`"chat_template":"{{ messages[0].tool_calls[0].function.arguments | tojson }}"}`, text: `{}`},
-	{name: "arguments that are no JSON", api: prompt.Chat, engine: SGLang, status: 400,
+	{name: "arguments that are no JSON", api: body.Chat, engine: SGLang, status: 400,
 		body: `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":"{a"}}]}]}`},
-	{name: "arguments as an object", api: prompt.Chat, status: 400,
+	{name: "arguments as an object", api: body.Chat, status: 400,
 		body: `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":{}}}]}]}`},
-	{name: "tools in the dump's order", api: prompt.Chat,
+	{name: "tools in the dump's order", api: body.Chat,
 		body: `{"messages":[{"role":"user","content":"a"}],"tools":[{"function":{"parameters":{"z":1,"a":1.0},"name":"f","strict":true},"type":"function"}],"tool_choice":"none",` +
 			`"chat_template":"{{ tools | tojson }}"}`,
 		text: `[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"z": 1, "a": 1.0}, "strict": true}}]`},
-	{name: "tools empty", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"tools":[]}`, status: 400},
-	{name: "tool_choice without tools", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"tool_choice":"auto"}`, status: 400},
-	{name: "documents", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"documents":[{"t":"1"}],"chat_template":"{{ documents }}"}`, text: "[{'t': '1'}]"},
-	{name: "content null", api: prompt.Chat, body: `{"messages":[{"role":"user","content":null}]}`, status: 400},
-	{name: "content null", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"user","content":null}]}`, status: 400},
-	{name: "content absent", api: prompt.Chat, body: `{"messages":[{"role":"user"}]}`, text: "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "content a number", api: prompt.Chat, body: `{"messages":[{"role":"user","content":5}]}`, status: 400},
-	{name: "part without type", api: prompt.Chat, body: `{"messages":[{"role":"user","content":[{"text":"a"}]}]}`, status: 400},
-	{name: "unknown role", api: prompt.Chat, body: `{"messages":[{"role":"wizard","content":"a"},{"role":"user","content":"b"}]}`,
+	{name: "tools empty", api: body.Chat, body: `{"messages":[{"role":"user","content":"a"}],"tools":[]}`, status: 400},
+	{name: "tool_choice without tools", api: body.Chat, body: `{"messages":[{"role":"user","content":"a"}],"tool_choice":"auto"}`, status: 400},
+	{name: "documents", api: body.Chat, body: `{"messages":[{"role":"user","content":"a"}],"documents":[{"t":"1"}],"chat_template":"{{ documents }}"}`, text: "[{'t': '1'}]"},
+	{name: "content null", api: body.Chat, body: `{"messages":[{"role":"user","content":null}]}`, status: 400},
+	{name: "content null", api: body.Chat, engine: SGLang, body: `{"messages":[{"role":"user","content":null}]}`, status: 400},
+	{name: "content absent", api: body.Chat, body: `{"messages":[{"role":"user"}]}`, text: "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"},
+	{name: "content a number", api: body.Chat, body: `{"messages":[{"role":"user","content":5}]}`, status: 400},
+	{name: "part without type", api: body.Chat, body: `{"messages":[{"role":"user","content":[{"text":"a"}]}]}`, status: 400},
+	{name: "unknown role", api: body.Chat, body: `{"messages":[{"role":"wizard","content":"a"},{"role":"user","content":"b"}]}`,
 		text: "<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "unknown role", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"wizard","content":"a"},{"role":"user","content":"b"}]}`, status: 400},
-	{name: "refusal part", api: prompt.Chat, engine: SGLang, body: `{"messages":[{"role":"assistant","content":[{"type":"refusal","refusal":"no"}]}]}`, status: 400},
-	{name: "lone surrogate", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"\ud800"}]}`, status: 400},
-	{name: "kwarg messages", api: prompt.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"messages":[]}}`, status: 400},
-	{name: "kwarg add_generation_prompt", api: prompt.Chat, engine: SGLang,
+	{name: "unknown role", api: body.Chat, engine: SGLang, body: `{"messages":[{"role":"wizard","content":"a"},{"role":"user","content":"b"}]}`, status: 400},
+	{name: "refusal part", api: body.Chat, engine: SGLang, body: `{"messages":[{"role":"assistant","content":[{"type":"refusal","refusal":"no"}]}]}`, status: 400},
+	{name: "lone surrogate", api: body.Chat, body: `{"messages":[{"role":"user","content":"\ud800"}]}`, status: 400},
+	{name: "kwarg messages", api: body.Chat, body: `{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"messages":[]}}`, status: 400},
+	{name: "kwarg add_generation_prompt", api: body.Chat, engine: SGLang,
 		body: `{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"messages":[],"add_generation_prompt":false}}`, status: 500},
-	{name: "no messages", api: prompt.Chat, body: `{}`, status: 400},
-	{name: "fields beside the prompt are the engine's to check", api: prompt.Chat,
+	{name: "no messages", api: body.Chat, body: `{}`, status: 400},
+	{name: "fields beside the prompt are the engine's to check", api: body.Chat,
 		body: `{"messages":[{"role":"user","content":"a"}],"cache_salt":"a@b","stream_options":{"x":1},"temperature":"hot","stop":[""],"n":0}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "completion", api: prompt.Completions, body: `{"prompt":"a\n<|im_end|>"}`, text: "a\n<|im_end|>"},
-	{name: "completions of a batch", api: prompt.Completions, body: `{"prompt":["first","second"]}`, text: "first"},
-	{name: "no prompt", api: prompt.Completions, body: `{"model":"m"}`, status: 400},
-	{name: "empty prompt", api: prompt.Completions, body: `{"prompt":""}`, status: 400},
-	{name: "ids beyond the vocabulary", api: prompt.Completions, body: `{"prompt":[1,99999999]}`, status: 400},
-	{name: "embeddings", api: prompt.Embeddings, body: `{"input":["a b"]}`, text: "a b"},
-	{name: "generate", api: prompt.Generate, engine: SGLang, body: `{"text":"a b"}`, text: "a b"},
-	{name: "responses", api: prompt.Responses, body: `{"instructions":"s","input":"u"}`,
+	{name: "completion", api: body.Completions, body: `{"prompt":"a\n<|im_end|>"}`, text: "a\n<|im_end|>"},
+	{name: "completions of a batch", api: body.Completions, body: `{"prompt":["first","second"]}`, text: "first"},
+	{name: "no prompt", api: body.Completions, body: `{"model":"m"}`, status: 400},
+	{name: "empty prompt", api: body.Completions, body: `{"prompt":""}`, status: 400},
+	{name: "ids beyond the vocabulary", api: body.Completions, body: `{"prompt":[1,99999999]}`, status: 400},
+	{name: "embeddings", api: body.Embeddings, body: `{"input":["a b"]}`, text: "a b"},
+	{name: "generate", api: body.Generate, engine: SGLang, body: `{"text":"a b"}`, text: "a b"},
+	{name: "responses", api: body.Responses, body: `{"instructions":"s","input":"u"}`,
 		text: "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "responses items", api: prompt.Responses,
+	{name: "responses items", api: body.Responses,
 		body: `{"input":[{"role":"user","content":[{"type":"input_text","text":"u"}]},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},` +
 			`{"type":"function_call_output","call_id":"c","output":"r"}]}`,
 		text: "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n" +
 			"<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>\n<|im_start|>assistant\n"},
-	{name: "responses: a thought, an answer and a call are one message, of an answer the first text counts", api: prompt.Responses,
+	{name: "responses: a thought, an answer and a call are one message, of an answer the first text counts", api: body.Responses,
 		body: `{"input":[{"role":"user","content":"u"},{"type":"reasoning","id":"r","summary":[],"content":[{"type":"reasoning_text","text":"t"}]},` +
 			`{"type":"message","role":"assistant","id":"m","status":"completed","content":[{"type":"output_text","text":"a"},{"type":"output_text","text":"b"}]},` +
 			`{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}]}`,
 		text: "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n<think>\nt\n</think>\n\na\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n<|im_start|>assistant\n"},
-	{name: "responses: an unfinished answer is continued", api: prompt.Responses,
+	{name: "responses: an unfinished answer is continued", api: body.Responses,
 		body: `{"input":[{"role":"user","content":"u"},{"type":"message","role":"assistant","id":"m","status":"incomplete","content":[{"type":"output_text","text":"a"}]}]}`,
 		text: "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\na"},
-	{name: "responses: an answer with a state has parts", api: prompt.Responses, status: 400,
+	{name: "responses: an answer with a state has parts", api: body.Responses, status: 400,
 		body: `{"input":[{"role":"user","content":"u"},{"type":"message","role":"assistant","id":"m","status":"completed","content":"a"}]}`},
-	{name: "messages", api: prompt.Messages, body: `{"system":[{"type":"text","text":"s"}],"max_tokens":5,"messages":[{"role":"user","content":[{"type":"text","text":"u"}]}]}`,
+	{name: "messages", api: body.Messages, body: `{"system":[{"type":"text","text":"s"}],"max_tokens":5,"messages":[{"role":"user","content":[{"type":"text","text":"u"}]}]}`,
 		text: "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "messages of Claude Code", api: prompt.Messages,
+	{name: "messages of Claude Code", api: body.Messages,
 		body: `{"system":[{"type":"text","text":"x-anthropic-billing-header: cch=1"},{"type":"text","text":"s"}],"max_tokens":5000,"thinking":{"type":"disabled"},"messages":[{"role":"user","content":"u"},` +
 			`{"role":"assistant","content":[{"type":"thinking","thinking":"t"},{"type":"text","text":""},{"type":"text","text":"a"},{"type":"tool_use","id":"1","name":"f","input":null}]},` +
 			`{"role":"user","content":[{"type":"text","text":"b"},{"type":"tool_result","tool_use_id":"1","content":[{"type":"text","text":"r"},{"type":"text","text":"q"}]}]},{"role":"system","content":"now"},{"role":"user","content":[]}]}`,
 		text: "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\na\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nr\nq\n</tool_response><|im_end|>\n" +
 			"<|im_start|>user\nb<|im_end|>\n<|im_start|>system\nnow<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"},
-	{name: "counted messages need none", api: prompt.CountTokens, body: `{"messages":[{"role":"user","content":"u"}]}`,
+	{name: "counted messages need none", api: body.CountTokens, body: `{"messages":[{"role":"user","content":"u"}]}`,
 		text: "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "a block that is none", api: prompt.Messages, status: 400, body: `{"max_tokens":5,"messages":[{"role":"user","content":[{"type":"document"}]}]}`},
-	{name: "parts without their text", api: prompt.Tokenize, body: `{"messages":[{"role":"user","content":["a",{"type":"tool_reference","x":1},{"type":"text","text":null}]}]}`,
+	{name: "a block that is none", api: body.Messages, status: 400, body: `{"max_tokens":5,"messages":[{"role":"user","content":[{"type":"document"}]}]}`},
+	{name: "parts without their text", api: body.Tokenize, body: `{"messages":[{"role":"user","content":["a",{"type":"tool_reference","x":1},{"type":"text","text":null}]}]}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"},
-	{name: "trtllm's calls", api: prompt.Chat, engine: TRTLLM, body: `{"messages":[{"role":"user","content":["a",{"type":"text","text":""},{"type":"text","text":null}]},` +
+	{name: "trtllm's calls", api: body.Chat, engine: TRTLLM, body: `{"messages":[{"role":"user","content":["a",{"type":"text","text":""},{"type":"text","text":null}]},` +
 		`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"1","content":"r"}]}`,
 		text: "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call><|im_end|>\n" +
 			"<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>\n<|im_start|>assistant\n"},
-	{name: "trtllm reads lists of arguments as none", api: prompt.Chat, engine: TRTLLM, status: 400,
+	{name: "trtllm reads lists of arguments as none", api: body.Chat, engine: TRTLLM, status: 400,
 		body: `{"messages":[{"role":"user","content":"a"},{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"[]"}}]}]}`},
-	{name: "trtllm knows fewer parts", api: prompt.Chat, engine: TRTLLM, status: 400, body: `{"messages":[{"role":"user","content":[{"type":"refusal","refusal":"no"}]}]}`},
-	{name: "trtllm", api: prompt.Chat, engine: TRTLLM, body: `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]}`,
+	{name: "trtllm knows fewer parts", api: body.Chat, engine: TRTLLM, status: 400, body: `{"messages":[{"role":"user","content":[{"type":"refusal","refusal":"no"}]}]}`},
+	{name: "trtllm", api: body.Chat, engine: TRTLLM, body: `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]}`,
 		text: "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"},
 }
 
@@ -198,7 +198,7 @@ func TestShapes(t *testing.T) {
 		m := load(t, "qwen3", options)
 		for _, g := range goldens {
 			for range 2 { // the second time from what is remembered
-				req, err := prompt.Parse(g.api, []byte(g.body))
+				req, err := body.Parse(g.api, []byte(g.body))
 				if err != nil {
 					t.Fatal(g.name, err)
 				}
@@ -208,7 +208,7 @@ func TestShapes(t *testing.T) {
 	}
 }
 
-func checkGolden(t *testing.T, m *Model, req *prompt.Request, name string, engine Engine, text string, status int) {
+func checkGolden(t *testing.T, m *Model, req *body.Request, name string, engine Engine, text string, status int) {
 	t.Helper()
 	res, err := m.RenderPrompt(req, engine)
 	if status != 0 {
@@ -274,7 +274,7 @@ func TestEngineFlags(t *testing.T) {
 		{Options{MaxModelLen: 12}, `"max_tokens":2`, false},
 	} {
 		m := load(t, "qwen3", c.options)
-		req, err := prompt.Parse(prompt.Chat, []byte(`{"messages":[{"role":"user","content":"x"}],`+c.body+`}`))
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":"x"}],`+c.body+`}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -300,7 +300,7 @@ func TestUntrustedTemplate(t *testing.T) {
 		{Options{}, SGLang, `"chat_template":"x"`, nil}, // SGLang does not read it
 	} {
 		m := load(t, "qwen3", c.options)
-		req, err := prompt.Parse(prompt.Chat, []byte(chat+c.body+`}`))
+		req, err := body.Parse(body.Chat, []byte(chat+c.body+`}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -324,15 +324,15 @@ func TestTruncation(t *testing.T) {
 	}
 }
 
-func idsOf(t *testing.T, m *Model, body string) []uint32 {
+func idsOf(t *testing.T, m *Model, raw string) []uint32 {
 	t.Helper()
-	req, err := prompt.Parse(prompt.Completions, []byte(body))
+	req, err := body.Parse(body.Completions, []byte(raw))
 	if err != nil {
 		t.Fatal(err)
 	}
 	res, err := m.Prompt(req, VLLM)
 	if err != nil {
-		t.Fatal(body, err)
+		t.Fatal(raw, err)
 	}
 	return res.IDs
 }
@@ -341,7 +341,7 @@ func TestImagesCutThePrompt(t *testing.T) {
 	takes := true
 	m := load(t, "qwen3", Options{Multimodal: &takes})
 	for _, engine := range []Engine{VLLM, SGLang} {
-		req, err := prompt.Parse(prompt.Chat, []byte(`{"messages":[{"role":"system","content":"Rules."},{"role":"user","content":[`+
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"system","content":"Rules."},{"role":"user","content":[`+
 			`{"type":"image_url","image_url":{"url":"data:"}},{"type":"text","text":"What is it?"}]}]}`))
 		if err != nil {
 			t.Fatal(err)
@@ -359,7 +359,7 @@ func TestImagesCutThePrompt(t *testing.T) {
 func TestGivenAndForwardedIDs(t *testing.T) {
 	m := load(t, "qwen3", Options{})
 	for _, engine := range []Engine{VLLM, SGLang} {
-		req, err := prompt.Parse(prompt.Chat, []byte(`{"messages":[{"role":"user","content":"x"}],"kv_transfer_params":null}`))
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":"x"}],"kv_transfer_params":null}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -371,19 +371,19 @@ func TestGivenAndForwardedIDs(t *testing.T) {
 		if !ok {
 			t.Fatalf("%v takes no ids", engine)
 		}
-		body, err := prompt.Apply(nil, req.Body, edit)
+		raw, err := body.Apply(nil, req.Body, edit)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if req, err = prompt.Parse(prompt.Chat, body); err != nil {
-			t.Fatalf("%s: %v", body, err)
+		if req, err = body.Parse(body.Chat, raw); err != nil {
+			t.Fatalf("%s: %v", raw, err)
 		}
 		again, err := m.Prompt(req, engine)
 		if err != nil || !slices.Equal(again.IDs, res.IDs) {
 			t.Errorf("%v: %v %v, want %v", engine, again.IDs, err, res.IDs)
 		}
 	}
-	req := &prompt.Request{API: prompt.Chat}
+	req := &body.Request{API: body.Chat}
 	for _, bad := range []Result{{}, {IDs: []uint32{1}, Partial: "x"}, {IDs: []uint32{1 << 31}}} {
 		if _, ok := m.ForwardIDs(req, SGLang, bad); ok {
 			t.Errorf("ids of %+v are forwarded, want none", bad)
@@ -396,16 +396,16 @@ func TestGivenAndForwardedIDs(t *testing.T) {
 
 func TestAdapter(t *testing.T) {
 	m := load(t, "qwen3", Options{Names: []string{"base", "alias"}})
-	for body, want := range map[string]string{
+	for raw, want := range map[string]string{
 		`{"model":"base"}`: "", `{"model":"alias"}`: "", `{}`: "", `{"model":"sql"}`: "sql", `{"model":"base:sql"}`: "sql",
 		`{"model":"base","lora_path":"p"}`: "p",
 	} {
-		req, err := prompt.Parse(prompt.Chat, []byte(body))
+		req, err := body.Parse(body.Chat, []byte(raw))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := m.Adapter(req); got != want {
-			t.Errorf("%s: %q, want %q", body, got, want)
+			t.Errorf("%s: %q, want %q", raw, got, want)
 		}
 	}
 }
@@ -413,12 +413,12 @@ func TestAdapter(t *testing.T) {
 func TestDatedTemplatesAreNotRemembered(t *testing.T) {
 	now := time.Date(2026, 11, 20, 23, 0, 0, 0, time.UTC)
 	m := load(t, "qwen3", Options{ChatTemplate: "{{ strftime_now('%d') }}", Now: func() time.Time { return now }})
-	memo := prompt.NewMemo(1 << 20)
-	body := []byte(`{"messages":[{"role":"user","content":"x"}]}`)
+	memo := body.NewMemo(1 << 20)
+	raw := []byte(`{"messages":[{"role":"user","content":"x"}]}`)
 	for day := range 3 {
 		now = now.AddDate(0, 0, day)
 		for range 3 {
-			req, err := memo.Parse(prompt.Chat, body)
+			req, err := memo.Parse(body.Chat, raw)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -457,14 +457,14 @@ func TestWithoutATemplateOnlyChatsAreUnknown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for body, api := range map[string]prompt.API{`{"messages":[{"role":"user","content":"x"}]}`: prompt.Chat, `{"prompt":"x"}`: prompt.Completions} {
-		req, err := prompt.Parse(api, []byte(body))
+	for raw, api := range map[string]body.API{`{"messages":[{"role":"user","content":"x"}]}`: body.Chat, `{"prompt":"x"}`: body.Completions} {
+		req, err := body.Parse(api, []byte(raw))
 		if err != nil {
 			t.Fatal(err)
 		}
 		res, err := m.Prompt(req, VLLM)
-		if unknown := errors.Is(err, ErrNoTemplate); unknown != (api == prompt.Chat) || !unknown && len(res.IDs) == 0 {
-			t.Errorf("%s: %v %v", body, res.IDs, err)
+		if unknown := errors.Is(err, ErrNoTemplate); unknown != (api == body.Chat) || !unknown && len(res.IDs) == 0 {
+			t.Errorf("%s: %v %v", raw, res.IDs, err)
 		}
 	}
 }
@@ -474,8 +474,8 @@ func FuzzPrompt(f *testing.F) {
 	for _, g := range goldens {
 		f.Add(uint8(g.api), uint8(g.engine), []byte(g.body))
 	}
-	f.Fuzz(func(t *testing.T, api, engine uint8, body []byte) {
-		req, err := prompt.Parse(prompt.API(api%10), body)
+	f.Fuzz(func(t *testing.T, api, engine uint8, raw []byte) {
+		req, err := body.Parse(body.API(api%10), raw)
 		if err != nil {
 			return
 		}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // ErrNoOracle is the error if an engine has no endpoint that returns the ids of such a request.
@@ -31,27 +31,27 @@ const maxAnswer = 64 << 20
 
 // IDs asks for the ids of req by the engine's tokenizing endpoint. asked is the request that it was asked with, which may
 // have fewer fields: ours must be computed from that. The error is a *Refusal for an answer of 4xx.
-func (o *Oracle) IDs(ctx context.Context, req *prompt.Request) (ids []uint32, asked *prompt.Request, err error) {
+func (o *Oracle) IDs(ctx context.Context, req *body.Request) (ids []uint32, asked *body.Request, err error) {
 	if rendered(req.API) {
 		ids, err = o.renderedIDs(ctx, req)
 		return ids, req, err
 	}
-	path, body, err := o.question(req)
+	path, raw, err := o.question(req)
 	if err != nil {
 		return nil, nil, err
 	}
-	if asked, err = prompt.Parse(prompt.Tokenize, body); err != nil {
+	if asked, err = body.Parse(body.Tokenize, raw); err != nil {
 		return nil, nil, err
 	}
-	answer, err := post(ctx, o.Client, o.Timeout, strings.TrimRight(o.URL, "/")+path, body)
+	answer, err := post(ctx, o.Client, o.Timeout, strings.TrimRight(o.URL, "/")+path, raw)
 	if err != nil {
 		return nil, asked, err
 	}
-	tokens := prompt.Member(answer, "tokens")
+	tokens := body.Member(answer, "tokens")
 	if len(tokens) > 1 && tokens[0] == '[' && bytes.HasPrefix(bytes.TrimLeft(tokens[1:], " \n\t\r"), []byte{'['}) {
 		return nil, asked, fmt.Errorf("%s answered with a batch", path)
 	}
-	ids, err = prompt.AppendIDs(nil, tokens)
+	ids, err = body.AppendIDs(nil, tokens)
 	if err != nil {
 		return nil, asked, fmt.Errorf("%s: %w", path, err)
 	}
@@ -59,15 +59,15 @@ func (o *Oracle) IDs(ctx context.Context, req *prompt.Request) (ids []uint32, as
 }
 
 // rendered reports whether an API's ids come from a render endpoint, which takes the whole request.
-func rendered(api prompt.API) bool { return api == prompt.Messages || api == prompt.Responses }
+func rendered(api body.API) bool { return api == body.Messages || api == body.Responses }
 
 // renderedIDs asks vLLM's render endpoint of the API. Without --enable-scale-out the engine has none.
-func (o *Oracle) renderedIDs(ctx context.Context, req *prompt.Request) ([]uint32, error) {
+func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, error) {
 	if !o.Engine.profile().renders {
 		return nil, ErrNoOracle
 	}
 	path := "/v1/messages/render"
-	if req.API == prompt.Responses {
+	if req.API == body.Responses {
 		path = "/v1/responses/render"
 	}
 	answer, err := post(ctx, o.Client, o.Timeout, strings.TrimRight(o.URL, "/")+path, req.Body)
@@ -77,7 +77,7 @@ func (o *Oracle) renderedIDs(ctx context.Context, req *prompt.Request) ([]uint32
 	if err != nil {
 		return nil, err
 	}
-	ids, err := prompt.AppendIDs(nil, prompt.Member(answer, "token_ids"))
+	ids, err := body.AppendIDs(nil, body.Member(answer, "token_ids"))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -87,40 +87,40 @@ func (o *Oracle) renderedIDs(ctx context.Context, req *prompt.Request) ([]uint32
 // errNoEndpoint is within the error for 403 and 404.
 var errNoEndpoint = errors.New("no such endpoint")
 
-func (o *Oracle) question(req *prompt.Request) (path string, body []byte, err error) {
+func (o *Oracle) question(req *body.Request) (path string, data []byte, err error) {
 	engine := o.Engine.profile()
 	if engine.tokenizePath == "" {
 		return "", nil, ErrNoOracle
 	}
-	if req.Form != prompt.FormMessages && req.Form != prompt.FormText || req.API != prompt.Chat && req.API != prompt.Completions &&
-		req.API != prompt.Tokenize {
+	if req.Form != body.FormMessages && req.Form != body.FormText || req.API != body.Chat && req.API != body.Completions &&
+		req.API != body.Tokenize {
 		return "", nil, ErrNoOracle
 	}
-	body = append(body, '{')
+	data = append(data, '{')
 	for _, f := range engine.tokenizeFields {
 		raw := req.Raw(f)
 		if raw == nil {
 			continue
 		}
-		if len(body) > 1 {
-			body = append(body, ',')
+		if len(data) > 1 {
+			data = append(data, ',')
 		}
-		body = append(body, '"')
-		body = append(body, f.String()...)
-		body = append(body, `":`...)
-		body = append(body, raw...)
+		data = append(data, '"')
+		data = append(data, f.String()...)
+		data = append(data, `":`...)
+		data = append(data, raw...)
 	}
-	return engine.tokenizePath, append(body, '}'), nil
+	return engine.tokenizePath, append(data, '}'), nil
 }
 
 // post sends a JSON body and reads the JSON answer. 4xx is a *Refusal with the engine's message.
-func post(ctx context.Context, client *http.Client, timeout time.Duration, url string, body []byte) ([]byte, error) {
+func post(ctx context.Context, client *http.Client, timeout time.Duration, url string, raw []byte) ([]byte, error) {
 	if timeout <= 0 {
 		timeout = 5 * time.Second
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(raw))
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func post(ctx context.Context, client *http.Client, timeout time.Duration, url s
 	case len(answer) > maxAnswer:
 		return nil, fmt.Errorf("%s: answer of more than %d bytes", url, maxAnswer)
 	case resp.StatusCode == http.StatusOK:
-		if err := prompt.Valid(answer); err != nil {
+		if err := body.Valid(answer); err != nil {
 			return nil, fmt.Errorf("%s: %w", url, err)
 		}
 		return answer, nil

@@ -15,7 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // fakeEngine answers /tokenize as vLLM does, with ids of its own choice; when is how it behaves now.
@@ -29,7 +29,7 @@ type fakeEngine struct {
 
 func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.asked.Add(1)
-	body, _ := io.ReadAll(r.Body)
+	raw, _ := io.ReadAll(r.Body)
 	if f.slow.Load() {
 		<-r.Context().Done()
 		return
@@ -38,15 +38,15 @@ func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "out of order", http.StatusInternalServerError)
 		return
 	}
-	api, render := prompt.Detect(r.Method, r.URL.Path)
-	req, err := prompt.Parse(api, body)
+	api, render := body.Detect(r.Method, r.URL.Path)
+	req, err := body.Parse(api, raw)
 	if err != nil {
 		http.Error(w, `{"error":{"message":"bad json"}}`, http.StatusBadRequest)
 		return
 	}
 	res, err := f.m.Prompt(req, VLLM)
 	if err != nil {
-		http.Error(w, string(prompt.AppendFailure(nil, api, prompt.Failure{Message: err.Error()})), http.StatusBadRequest)
+		http.Error(w, string(body.AppendFailure(nil, api, body.Failure{Message: err.Error()})), http.StatusBadRequest)
 		return
 	}
 	ids := slices.Clone(res.IDs)
@@ -56,7 +56,7 @@ func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !render:
 		_, _ = fmt.Fprintf(w, `{"count":%d,"max_model_len":1024,"tokens":%s}`, len(ids), AppendIDs(nil, ids))
-	case api == prompt.Completions:
+	case api == body.Completions:
 		_, _ = fmt.Fprintf(w, `[{"request_id":"x","token_ids":%s}]`, AppendIDs(nil, ids))
 	default:
 		_, _ = fmt.Fprintf(w, `{"request_id":"x","token_ids":%s}`, AppendIDs(nil, ids))
@@ -123,7 +123,7 @@ func TestCheckerSamplesInService(t *testing.T) {
 	}
 	before := f.asked.Load()
 	f.wrong.Store(true)
-	req, err := prompt.Parse(prompt.Chat, []byte(`{"messages":[{"role":"user","content":"x"}]}`))
+	req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":"x"}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,16 +153,16 @@ func TestCheckerSamplesInService(t *testing.T) {
 func TestOracleAsksOnlyWhatCanBeAnswered(t *testing.T) {
 	for _, c := range []struct {
 		engine Engine
-		api    prompt.API
+		api    body.API
 		body   string
 	}{
-		{TRTLLM, prompt.Chat, `{"messages":[{}]}`},
-		{VLLM, prompt.Completions, `{"prompt":[1,2]}`},
-		{VLLM, prompt.Completions, `{"prompt":["a","b"]}`},
-		{SGLang, prompt.Responses, `{"input":"a"}`},
-		{SGLang, prompt.Generate, `{"text":"a"}`},
+		{TRTLLM, body.Chat, `{"messages":[{}]}`},
+		{VLLM, body.Completions, `{"prompt":[1,2]}`},
+		{VLLM, body.Completions, `{"prompt":["a","b"]}`},
+		{SGLang, body.Responses, `{"input":"a"}`},
+		{SGLang, body.Generate, `{"text":"a"}`},
 	} {
-		req, err := prompt.Parse(c.api, []byte(c.body))
+		req, err := body.Parse(c.api, []byte(c.body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,8 +176,8 @@ func TestOracleAsksOnlyWhatCanBeAnswered(t *testing.T) {
 func TestRemoteRenders(t *testing.T) {
 	f, s := startEngine(t)
 	r := &Remote{URL: s.URL + "/", Timeout: 2 * time.Second}
-	for body, api := range map[string]prompt.API{`{"messages":[{"role":"user","content":"x"}]}`: prompt.Chat, `{"prompt":"a b c"}`: prompt.Completions} {
-		req, err := prompt.Parse(api, []byte(body))
+	for raw, api := range map[string]body.API{`{"messages":[{"role":"user","content":"x"}]}`: body.Chat, `{"prompt":"a b c"}`: body.Completions} {
+		req, err := body.Parse(api, []byte(raw))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -187,10 +187,10 @@ func TestRemoteRenders(t *testing.T) {
 		}
 		got, err := r.Prompt(t.Context(), req)
 		if err != nil || !slices.Equal(got.IDs, want.IDs) || got.Prompts != 1 {
-			t.Errorf("%s: %v %v, want %v", body, got, err, want.IDs)
+			t.Errorf("%s: %v %v, want %v", raw, got, err, want.IDs)
 		}
 	}
-	req, err := prompt.Parse(prompt.Chat, []byte(`{"messages":[{"role":"user","content":5}]}`))
+	req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":5}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestRemoteBreaker(t *testing.T) {
 	var outcomes []error
 	r := &Remote{URL: s.URL, Failures: 2, Pause: time.Second, Timeout: 20 * time.Millisecond, Now: func() time.Time { return now },
 		OnCall: func(_ time.Duration, err error) { outcomes = append(outcomes, err) }}
-	req, err := prompt.Parse(prompt.Completions, []byte(`{"prompt":"a"}`))
+	req, err := body.Parse(body.Completions, []byte(`{"prompt":"a"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func FuzzEngineAnswer(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		_ = messageOf(answer)
-		if prompt.Valid(answer) != nil {
+		if body.Valid(answer) != nil {
 			return
 		}
 		if ids, n, err := renderedIDs(answer); err == nil && (n < 1 || len(ids) > len(answer)) {
@@ -278,16 +278,16 @@ func FuzzEngineAnswer(f *testing.F) {
 // has none, nothing is said.
 func TestRenderedAPIsAreCompared(t *testing.T) {
 	f, s := startEngine(t)
-	for path, body := range map[string]string{
+	for path, raw := range map[string]string{
 		"/v1/messages":  `{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"Hi"}]}`,
 		"/v1/responses": `{"model":"m","input":"Hi","instructions":"Be brief."}`,
 	} {
-		api, _ := prompt.Detect(http.MethodPost, path)
+		api, _ := body.Detect(http.MethodPost, path)
 		var told []string
-		c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{OnCheck: func(api prompt.API, d *Difference, err error) {
+		c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{OnCheck: func(api body.API, d *Difference, err error) {
 			told = append(told, fmt.Sprint(api, d != nil, err))
 		}})
-		question := append([]byte{byte(api)}, body...)
+		question := append([]byte{byte(api)}, raw...)
 		if d, err := c.ask(t.Context(), question); d != nil || err != nil {
 			t.Errorf("%s: %v, %v", path, d, err)
 		}
@@ -300,7 +300,7 @@ func TestRenderedAPIsAreCompared(t *testing.T) {
 			t.Errorf("%s: told %q", path, told)
 		}
 		asked := f.asked.Load()
-		image := append([]byte{byte(prompt.Messages)}, `{"model":"m","max_tokens":5,"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}`...)
+		image := append([]byte{byte(body.Messages)}, `{"model":"m","max_tokens":5,"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}`...)
 		if _, err := c.ask(t.Context(), image); !errors.Is(err, errNotComparable) || f.asked.Load() != asked {
 			t.Errorf("an image: %v, asked %d times", err, f.asked.Load()-asked)
 		}
@@ -320,15 +320,15 @@ func TestRenderedAPIsAreCompared(t *testing.T) {
 
 // TestLargestSample: bodies beyond CheckerOptions.MaxBody are not copied.
 func TestLargestSample(t *testing.T) {
-	body := `{"prompt":"` + strings.Repeat("x", 100) + `"}`
-	for most, want := range map[int]int{len(body): 1, len(body) - 1: 0, 0: 1} {
+	raw := `{"prompt":"` + strings.Repeat("x", 100) + `"}`
+	for most, want := range map[int]int{len(raw): 1, len(raw) - 1: 0, 0: 1} {
 		c := NewChecker(load(t, "qwen3", Options{}), &Oracle{}, CheckerOptions{Every: 1, MaxBody: most})
-		req, err := prompt.Parse(prompt.Completions, []byte(body))
+		req, err := body.Parse(body.Completions, []byte(raw))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if c.Offer(req); len(c.samples) != want {
-			t.Errorf("%d bytes of at most %d: %d samples", len(body), most, len(c.samples))
+			t.Errorf("%d bytes of at most %d: %d samples", len(raw), most, len(c.samples))
 		}
 	}
 }

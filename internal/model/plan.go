@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -42,15 +42,15 @@ func (p *plan) hasMedia() bool { return p.template != nil && p.partial != "" }
 
 // input is a request as a profile reads it.
 type input struct {
-	*prompt.Request
+	*body.Request
 
 	profile *profile
 	// origin is the API that the client called; Request may be a chat made of its body.
-	origin prompt.API
+	origin body.API
 }
 
 // value reads a field; absent fields and null give None.
-func (in input) value(f prompt.Field) (jinja.Value, error) {
+func (in input) value(f body.Field) (jinja.Value, error) {
 	raw := in.Raw(f)
 	if raw == nil {
 		return jinja.None(), nil
@@ -70,7 +70,7 @@ func (in input) parse(name string, raw []byte) (jinja.Value, error) {
 }
 
 // flag reads a boolean field as pydantic does in its lax mode; anything else is refused.
-func (in input) flag(f prompt.Field, absent bool) (bool, error) {
+func (in input) flag(f body.Field, absent bool) (bool, error) {
 	raw := in.Raw(f)
 	if raw == nil {
 		return absent, nil
@@ -83,7 +83,7 @@ func (in input) flag(f prompt.Field, absent bool) (bool, error) {
 }
 
 // listOf reads a field that must be a list; nil if it is absent or null.
-func (in input) listOf(f prompt.Field) (items []jinja.Value, present bool, err error) {
+func (in input) listOf(f body.Field) (items []jinja.Value, present bool, err error) {
 	v, err := in.value(f)
 	if err != nil || v.IsNone() {
 		return nil, false, err
@@ -96,7 +96,7 @@ func (in input) listOf(f prompt.Field) (items []jinja.Value, present bool, err e
 }
 
 // dictOf reads a field that must be an object; nil if it is absent or null.
-func (in input) dictOf(f prompt.Field) (*jinja.Dict, error) {
+func (in input) dictOf(f body.Field) (*jinja.Dict, error) {
 	v, err := in.value(f)
 	if err != nil || v.IsNone() {
 		return nil, err

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -38,7 +38,7 @@ type profile struct {
 	idsField []string
 	// tokenizePath is the tokenizing endpoint, "" if there is none; tokenizeFields are the fields that it reads.
 	tokenizePath   string
-	tokenizeFields []prompt.Field
+	tokenizeFields []body.Field
 	// renders: there are render endpoints for messages and responses.
 	renders bool
 }
@@ -56,7 +56,7 @@ var profiles = [...]*profile{
 			"untrusted chat template."),
 		raised:         func(e *jinja.Error) error { return refuseWith(400, e.Message) },
 		textOnly:       func(string) string { return "the model is not a multimodal model" },
-		idsField:       []string{prompt.FieldKVTransferParams.String(), "prompt_token_ids"},
+		idsField:       []string{body.FieldKVTransferParams.String(), "prompt_token_ids"},
 		tokenizePath:   "/tokenize",
 		tokenizeFields: tokenizeFields,
 		renders:        true,
@@ -72,10 +72,10 @@ var profiles = [...]*profile{
 		textOnly: func(kind string) string {
 			return "Model only supports text input; received unsupported content type '" + kind + "'."
 		},
-		idsField:     []string{prompt.FieldInputIDs.String()},
+		idsField:     []string{body.FieldInputIDs.String()},
 		tokenizePath: "/v1/tokenize",
-		tokenizeFields: append(slices.Clip(tokenizeFields), prompt.FieldReasoningEffort, prompt.FieldReasoning,
-			prompt.FieldToolChoice),
+		tokenizeFields: append(slices.Clip(tokenizeFields), body.FieldReasoningEffort, body.FieldReasoning,
+			body.FieldToolChoice),
 	},
 	TRTLLM: {
 		parse:        jinja.ParseJSON,
@@ -91,8 +91,8 @@ var profiles = [...]*profile{
 }
 
 // tokenizeFields are the fields that the tokenizing endpoints of both engines read.
-var tokenizeFields = []prompt.Field{prompt.FieldModel, prompt.FieldPrompt, prompt.FieldMessages, prompt.FieldTools, prompt.FieldChatTemplate,
-	prompt.FieldChatTemplateKwargs, prompt.FieldAddGenerationPrompt, prompt.FieldContinueFinalMessage, prompt.FieldAddSpecialTokens}
+var tokenizeFields = []body.Field{body.FieldModel, body.FieldPrompt, body.FieldMessages, body.FieldTools, body.FieldChatTemplate,
+	body.FieldChatTemplateKwargs, body.FieldAddGenerationPrompt, body.FieldContinueFinalMessage, body.FieldAddSpecialTokens}
 
 func (e Engine) profile() *profile {
 	if int(e) < len(profiles) {

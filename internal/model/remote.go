@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // ErrBreakerOpen is the error while a remote renderer is not asked because it failed too often.
@@ -33,15 +33,15 @@ type Remote struct {
 	until  time.Time
 }
 
-var renderPaths = map[prompt.API]string{
-	prompt.Chat:        "/v1/chat/completions/render",
-	prompt.Completions: "/v1/completions/render",
-	prompt.Responses:   "/v1/responses/render",
-	prompt.Messages:    "/v1/messages/render",
+var renderPaths = map[body.API]string{
+	body.Chat:        "/v1/chat/completions/render",
+	body.Completions: "/v1/completions/render",
+	body.Responses:   "/v1/responses/render",
+	body.Messages:    "/v1/messages/render",
 }
 
 // Prompt asks for the ids of req; of a batch the first prompt's. The error is a *Refusal for an answer of 4xx.
-func (r *Remote) Prompt(ctx context.Context, req *prompt.Request) (Result, error) {
+func (r *Remote) Prompt(ctx context.Context, req *body.Request) (Result, error) {
 	path, ok := renderPaths[req.API]
 	if !ok {
 		return Result{}, ErrNoOracle
@@ -59,12 +59,12 @@ func (r *Remote) Prompt(ctx context.Context, req *prompt.Request) (Result, error
 	return res, err
 }
 
-func (r *Remote) call(ctx context.Context, path string, req *prompt.Request) (Result, error) {
-	body, err := prompt.Apply(make([]byte, 0, len(req.Body)+32), req.Body, prompt.Set([]byte("false"), "return_mm_kwargs"))
+func (r *Remote) call(ctx context.Context, path string, req *body.Request) (Result, error) {
+	raw, err := body.Apply(make([]byte, 0, len(req.Body)+32), req.Body, body.Set([]byte("false"), "return_mm_kwargs"))
 	if err != nil {
 		return Result{}, err
 	}
-	answer, err := post(ctx, r.Client, r.Timeout, strings.TrimRight(r.URL, "/")+path, body)
+	answer, err := post(ctx, r.Client, r.Timeout, strings.TrimRight(r.URL, "/")+path, raw)
 	if err != nil {
 		return Result{}, err
 	}
@@ -74,16 +74,16 @@ func (r *Remote) call(ctx context.Context, path string, req *prompt.Request) (Re
 
 // renderedIDs reads token_ids of one GenerateRequest or of the first of a list.
 func renderedIDs(answer []byte) ([]uint32, int, error) {
-	var list prompt.Request
-	body := append(append([]byte(`{"input":`), answer...), '}')
-	if err := list.Parse(prompt.Embeddings, body); err != nil {
+	var list body.Request
+	raw := append(append([]byte(`{"input":`), answer...), '}')
+	if err := list.Parse(body.Embeddings, raw); err != nil {
 		return nil, 0, err
 	}
-	first, n := list.Prompt.Of(body), 1
+	first, n := list.Prompt.Of(raw), 1
 	if list.Count > 0 && len(list.Elements) > 0 {
-		first, n = list.Elements[0].Of(body), list.Count
+		first, n = list.Elements[0].Of(raw), list.Count
 	}
-	ids, err := prompt.AppendIDs(nil, prompt.Member(first, "token_ids"))
+	ids, err := body.AppendIDs(nil, body.Member(first, "token_ids"))
 	return ids, n, err
 }
 

@@ -9,17 +9,17 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-func chatWith(t *testing.T, template string) *prompt.Request {
+func chatWith(t *testing.T, template string) *body.Request {
 	t.Helper()
 	quoted, err := json.Marshal(template)
 	if err != nil {
 		t.Fatal(err)
 	}
-	req, err := prompt.Parse(prompt.Chat, fmt.Appendf(nil, `{"messages":[{"role":"user","content":"x"}],"chat_template":%s}`, quoted))
+	req, err := body.Parse(body.Chat, fmt.Appendf(nil, `{"messages":[{"role":"user","content":"x"}],"chat_template":%s}`, quoted))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // maxRefusals is how many of the recorded bodies the engines refuse and Kvlane does not: those whose fields have other
@@ -26,8 +26,8 @@ func TestGeneratedRequests(t *testing.T) {
 	if err != nil || len(files) < 10 {
 		t.Fatalf("%d recordings, %v", len(files), err)
 	}
-	paths := map[string]prompt.API{"chat": prompt.Chat, "completions": prompt.Completions, "tokenize": prompt.Tokenize, "messages": prompt.Messages,
-		"count_tokens": prompt.CountTokens, "responses": prompt.Responses}
+	paths := map[string]body.API{"chat": body.Chat, "completions": body.Completions, "tokenize": body.Tokenize, "messages": body.Messages,
+		"count_tokens": body.CountTokens, "responses": body.Responses}
 	answered, refused, taken := 0, 0, 0
 	for _, file := range files {
 		name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "requests_"), ".jsonl.gz")
@@ -68,8 +68,8 @@ type recordedRequest struct {
 	Count  int      `json:"count"`
 }
 
-func (r *recordedRequest) differs(m *Model, engine Engine, api prompt.API) string {
-	req, err := prompt.Parse(api, []byte(r.Body))
+func (r *recordedRequest) differs(m *Model, engine Engine, api body.API) string {
+	req, err := body.Parse(api, []byte(r.Body))
 	if err != nil {
 		if r.Status == 200 {
 			return "not read: " + err.Error()
@@ -125,15 +125,15 @@ func eachRecorded(t *testing.T, file string, each func(recordedRequest)) {
 // TestEveryAPIOfEveryEngine: requests of APIs that an engine lacks are judged as well as may be.
 func TestEveryAPIOfEveryEngine(t *testing.T) {
 	m := load(t, "qwen3", Options{MaxModelLen: 100})
-	for api := prompt.Chat; api <= prompt.Tokenize; api++ {
+	for api := body.Chat; api <= body.Tokenize; api++ {
 		for _, engine := range []Engine{VLLM, SGLang, TRTLLM} {
-			for _, body := range []string{`{}`, `{"temperature":"x","prompt":"a","input":"a","text":"a","messages":[{"role":"user","content":"a"}],"token_ids":[1],"max_tokens":1}`,
+			for _, raw := range []string{`{}`, `{"temperature":"x","prompt":"a","input":"a","text":"a","messages":[{"role":"user","content":"a"}],"token_ids":[1],"max_tokens":1}`,
 				`{"temperature":1,"prompt":"a","input":"a","text":"a","messages":[{"role":"user","content":"a"}],"token_ids":[1],"max_tokens":1,"model":"m"}`} {
-				req, err := prompt.Parse(api, []byte(body))
+				req, err := body.Parse(api, []byte(raw))
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := m.Prompt(req, engine); err == nil && body == `{}` {
+				if _, err := m.Prompt(req, engine); err == nil && raw == `{}` {
 					t.Errorf("%v %v: nothing is a request", engine, api)
 				}
 			}
@@ -144,15 +144,15 @@ func TestEveryAPIOfEveryEngine(t *testing.T) {
 // A list of ids and texts is one prompt to pydantic, or none: there are no ids to route by.
 func TestMixedListsOfPromptsHaveNoIDs(t *testing.T) {
 	m := load(t, "qwen3", Options{})
-	for body, known := range map[string]bool{`{"prompt":[1,"2"]}`: false, `{"prompt":["1",2]}`: false, `{"prompt":[[1],"2",3]}`: false,
+	for raw, known := range map[string]bool{`{"prompt":[1,"2"]}`: false, `{"prompt":["1",2]}`: false, `{"prompt":[[1],"2",3]}`: false,
 		`{"prompt":[1,2]}`: true, `{"prompt":["1","2"]}`: true, `{"prompt":[1,true,2.0]}`: true} {
-		req, err := prompt.Parse(prompt.Completions, []byte(body))
+		req, err := body.Parse(body.Completions, []byte(raw))
 		if err != nil {
 			t.Fatal(err)
 		}
 		res, err := m.Prompt(req, VLLM)
 		if err != nil || (res.Partial == "") != known || (len(res.IDs) > 0) != known {
-			t.Errorf("%s: got ids %v, partial %q, error %v, want ids: %v", body, res.IDs, res.Partial, err, known)
+			t.Errorf("%s: got ids %v, partial %q, error %v, want ids: %v", raw, res.IDs, res.Partial, err, known)
 		}
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -25,7 +25,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	}
 	p := &plan{template: template}
 	shape := sglangShape{openai: template.sglangOpenAI, p: p, refuse: func(kind string) error {
-		if in.origin == prompt.CountTokens { // media are not looked at then
+		if in.origin == body.CountTokens { // media are not looked at then
 			return nil
 		}
 		return m.refuseMedia(kind, in.profile)
@@ -38,23 +38,23 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if in.Has(prompt.FieldInputIDs) {
-		p.ids, err = laxIDs(in.Raw(prompt.FieldInputIDs))
+	if in.Has(body.FieldInputIDs) {
+		p.ids, err = laxIDs(in.Raw(body.FieldInputIDs))
 		return p, err
 	}
-	cont, err := in.flag(prompt.FieldContinueFinalMessage, false)
+	cont, err := in.flag(body.FieldContinueFinalMessage, false)
 	if err != nil {
 		return nil, err
 	}
-	add, asGiven := true, in.API == prompt.Tokenize && in.Has(prompt.FieldAddGenerationPrompt)
+	add, asGiven := true, in.API == body.Tokenize && in.Has(body.FieldAddGenerationPrompt)
 	if asGiven {
-		if add, err = in.flag(prompt.FieldAddGenerationPrompt, true); err != nil {
+		if add, err = in.flag(body.FieldAddGenerationPrompt, true); err != nil {
 			return nil, err
 		}
 		if cont && !add {
 			return nil, refuse("continue_final_message needs add_generation_prompt to open the assistant turn.")
 		}
-		if p.addSpecial, err = in.flag(prompt.FieldAddSpecialTokens, false); err != nil {
+		if p.addSpecial, err = in.flag(body.FieldAddSpecialTokens, false); err != nil {
 			return nil, err
 		}
 	}
@@ -78,14 +78,14 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 
 // sglangTemplate is the template in chat_template_kwargs, or the model's own.
 func (m *Model) sglangTemplate(in input, tools bool) (*template, error) {
-	raw := in.Member(prompt.FieldChatTemplateKwargs, "chat_template")
+	raw := in.Member(body.FieldChatTemplateKwargs, "chat_template")
 	if raw == nil {
 		return m.ownTemplate(tools)
 	}
 	if !m.options.TrustTemplates {
 		return nil, refuse("Request-supplied chat_template is not allowed. Start the server with --trust-request-chat-template to permit it.")
 	}
-	if source, ok := prompt.TextOf(raw); ok && source != "" {
+	if source, ok := body.TextOf(raw); ok && source != "" {
 		return m.requestTemplate(source, in.profile)
 	}
 	return m.ownTemplate(tools)
@@ -115,7 +115,7 @@ func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 // sglangVars are the special tokens, reasoning_effort and chat_template_kwargs. An effort also sets thinking and
 // enable_thinking unless the kwargs do.
 func (m *Model) sglangVars(in input) (*jinja.Dict, error) {
-	kwargs, err := in.dictOf(prompt.FieldChatTemplateKwargs)
+	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
 		return nil, err
 	}
@@ -166,10 +166,10 @@ var sglangEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh"
 // nothing).
 func sglangEffort(in input) (effort, thinking jinja.Value, err error) {
 	thinking = jinja.None()
-	if effort, err = in.value(prompt.FieldReasoningEffort); err != nil {
+	if effort, err = in.value(body.FieldReasoningEffort); err != nil {
 		return effort, thinking, err
 	}
-	reasoning, err := in.value(prompt.FieldReasoning)
+	reasoning, err := in.value(body.FieldReasoning)
 	if err != nil {
 		return effort, thinking, err
 	}
@@ -220,11 +220,11 @@ func sglangEffort(in input) (effort, thinking jinja.Value, err error) {
 
 // sglangTools are the tools that the template sees: none for tool_choice "none", the chosen one for a named choice.
 func sglangTools(in input) ([]jinja.Value, error) {
-	list, _, err := in.listOf(prompt.FieldTools)
+	list, _, err := in.listOf(body.FieldTools)
 	if err != nil {
 		return nil, err
 	}
-	choice, err := in.value(prompt.FieldToolChoice)
+	choice, err := in.value(body.FieldToolChoice)
 	if err != nil {
 		return nil, err
 	}
@@ -252,7 +252,7 @@ func sglangTools(in input) ([]jinja.Value, error) {
 		return nil, nil
 	}
 	switch {
-	case tools == nil && prompt.Text(in.Raw(prompt.FieldToolChoice)) == "required":
+	case tools == nil && body.Text(in.Raw(body.FieldToolChoice)) == "required":
 		return nil, refuse("Tools cannot be empty if tool choice is set to required.")
 	case named == "" || tools != nil:
 		return tools, nil

@@ -4,15 +4,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // The stages of a request that nothing is remembered of.
 func BenchmarkStages(b *testing.B) {
-	body, _ := talk(81, 57000)
+	raw, _ := talk(81, 57000)
 	m := load(b, "qwen3", Options{CacheBytes: -1})
-	req, err := prompt.Parse(prompt.Chat, body)
+	req, err := body.Parse(body.Chat, raw)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -26,9 +26,9 @@ func BenchmarkStages(b *testing.B) {
 	}
 	text := string(rendered)
 	b.Run("parse", func(b *testing.B) {
-		var r prompt.Request
+		var r body.Request
 		for b.Loop() {
-			if err := r.Parse(prompt.Chat, body); err != nil {
+			if err := r.Parse(body.Chat, raw); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -43,7 +43,7 @@ func BenchmarkStages(b *testing.B) {
 	})
 	b.Run("render", func(b *testing.B) {
 		b.ReportAllocs()
-		out := make([]byte, 0, len(body))
+		out := make([]byte, 0, len(raw))
 		for b.Loop() {
 			if _, err := p.template.compiled.Render(out, p.vars, jinja.Env{Now: time.Unix(0, 0)}); err != nil {
 				b.Fatal(err)

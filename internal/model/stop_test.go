@@ -7,20 +7,20 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // A request whose client leaves while its prompt is rendered or tokenized ends with the
 // context's error, never as a refusal; asked again, it has all its ids.
 func TestAContextEndsTheWork(t *testing.T) {
-	for name, body := range map[string]string{
+	for name, raw := range map[string]string{
 		"one long text": `{"messages":[{"role":"user","content":"` + strings.Repeat("The maps are upstairs. ", 1<<16) + `"}]}`,
 		"many messages": `{"messages":[{"role":"user","content":"x"}` + strings.Repeat(`,{"role":"assistant","content":"y"},{"role":"user","content":"x"}`, 1<<15) + `]}`,
 	} {
 		for _, engine := range []Engine{VLLM, SGLang, TRTLLM} {
 			ctx, leave := context.WithCancel(t.Context())
 			m := load(t, "qwen3", Options{Now: func() time.Time { leave(); return time.Unix(0, 0) }}) // the clock is read before the rendering
-			req, err := prompt.Parse(prompt.Chat, []byte(body))
+			req, err := body.Parse(body.Chat, []byte(raw))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // TokensCheck is the command `kvlane tokens-check`: it asks a live engine for the ids of the built-in questions, compares
@@ -17,19 +17,19 @@ func TokensCheck(ctx context.Context, w io.Writer, m *Model, oracle *Oracle, mod
 	compared := 0
 	for _, q := range builtIn(modelName) {
 		d, err := c.compare(ctx, q)
-		body := q[1:]
+		raw := q[1:]
 		switch {
 		case errors.Is(err, errNotComparable):
-			_, err = fmt.Fprintf(w, "refused %v %s\n", prompt.API(q[0]), body)
+			_, err = fmt.Fprintf(w, "refused %v %s\n", body.API(q[0]), raw)
 		case err != nil:
 			return differ, err
 		case d != nil:
 			differ++
 			compared++
-			_, err = fmt.Fprintf(w, "differs %v %s\n  %v\n", prompt.API(q[0]), body, d)
+			_, err = fmt.Fprintf(w, "differs %v %s\n  %v\n", body.API(q[0]), raw, d)
 		default:
 			compared++
-			_, err = fmt.Fprintf(w, "same    %v %s\n", prompt.API(q[0]), body)
+			_, err = fmt.Fprintf(w, "same    %v %s\n", body.API(q[0]), raw)
 		}
 		if err != nil {
 			return differ, err

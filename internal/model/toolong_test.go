@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // A prompt that cannot fit the context is refused before its tokenization, and no other.
@@ -16,16 +16,16 @@ func TestAPromptBeyondTheContextIsNotTokenized(t *testing.T) {
 	hopeless := strings.Repeat("sea ", 1<<16)
 	for _, c := range []struct {
 		name, body string
-		api        prompt.API
+		api        body.API
 		early      bool
 	}{
-		{"completion", `{"prompt":"` + hopeless + `","max_tokens":1}`, prompt.Completions, true},
-		{"chat", `{"messages":[{"role":"user","content":"` + hopeless + `"}]}`, prompt.Chat, true},
-		{"truncated by the engine", `{"prompt":"` + hopeless + `","truncate_prompt_tokens":16,"max_tokens":1}`, prompt.Completions, false},
-		{"only counted", `{"prompt":"` + hopeless + `"}`, prompt.Tokenize, false},
-		{"long tokens", `{"prompt":"` + strings.Repeat(" ", 1<<11) + `","max_tokens":1}`, prompt.Completions, false},
+		{"completion", `{"prompt":"` + hopeless + `","max_tokens":1}`, body.Completions, true},
+		{"chat", `{"messages":[{"role":"user","content":"` + hopeless + `"}]}`, body.Chat, true},
+		{"truncated by the engine", `{"prompt":"` + hopeless + `","truncate_prompt_tokens":16,"max_tokens":1}`, body.Completions, false},
+		{"only counted", `{"prompt":"` + hopeless + `"}`, body.Tokenize, false},
+		{"long tokens", `{"prompt":"` + strings.Repeat(" ", 1<<11) + `","max_tokens":1}`, body.Completions, false},
 	} {
-		req, err := prompt.Parse(c.api, []byte(c.body))
+		req, err := body.Parse(c.api, []byte(c.body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,13 +43,13 @@ func TestAPromptBeyondTheContextIsNotTokenized(t *testing.T) {
 // A request whose time is over gets what is kept for it, and nothing is computed.
 func TestAnEndedContextGetsOnlyWhatIsKept(t *testing.T) {
 	m := load(t, "qwen3", Options{CacheBytes: 1 << 20})
-	memo := prompt.NewMemo(1 << 20)
-	body := []byte(`{"prompt":"` + strings.Repeat("sea ", 4096) + `"}`)
+	memo := body.NewMemo(1 << 20)
+	raw := []byte(`{"prompt":"` + strings.Repeat("sea ", 4096) + `"}`)
 	ended, end := context.WithCancel(t.Context())
 	end()
-	var kept *prompt.Request
+	var kept *body.Request
 	for range 4 {
-		req, err := memo.ParseInto(new(prompt.Request), prompt.Completions, body)
+		req, err := memo.ParseInto(new(body.Request), body.Completions, raw)
 		if err != nil {
 			t.Fatal(err)
 		}

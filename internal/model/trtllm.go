@@ -3,14 +3,14 @@ package model
 import (
 	"slices"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // trtllmChat follows trtllm-serve's /v1/chat/completions as its sources have it (tensorrt_llm/serve/chat_utils.py); no recording
 // of it exists here, so a Checker should confirm it. Tools are dumped as vLLM dumps them, and add_generation_prompt, documents, chat_template and chat_template_kwargs are passed on.
 func (m *Model) trtllmChat(in input) (*plan, error) {
-	list, haveTools, err := in.listOf(prompt.FieldTools)
+	list, haveTools, err := in.listOf(body.FieldTools)
 	if err != nil {
 		return nil, err
 	}
@@ -26,7 +26,7 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	add, err := in.flag(prompt.FieldAddGenerationPrompt, true)
+	add, err := in.flag(body.FieldAddGenerationPrompt, true)
 	if err != nil {
 		return nil, err
 	}
@@ -40,11 +40,11 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	kwargs, err := in.dictOf(prompt.FieldChatTemplateKwargs)
+	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
 		return nil, err
 	}
-	documents, err := in.value(prompt.FieldDocuments)
+	documents, err := in.value(body.FieldDocuments)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	}
 	p.vars.Set("documents", documents)
 	p.vars.Set("add_generation_prompt", jinja.Bool(add))
-	p.addSpecial, err = in.flag(prompt.FieldAddSpecialTokens, false)
+	p.addSpecial, err = in.flag(body.FieldAddSpecialTokens, false)
 	return p, err
 }
 

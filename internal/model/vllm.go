@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -13,12 +13,12 @@ import (
 
 // vllmChat follows /v1/chat/completions, or /tokenize, which reads fewer fields and refuses less.
 func (m *Model) vllmChat(in input) (*plan, error) {
-	tokenize := in.API == prompt.Tokenize
-	add, err := in.flag(prompt.FieldAddGenerationPrompt, true)
+	tokenize := in.API == body.Tokenize
+	add, err := in.flag(body.FieldAddGenerationPrompt, true)
 	if err != nil {
 		return nil, err
 	}
-	cont, err := in.flag(prompt.FieldContinueFinalMessage, false)
+	cont, err := in.flag(body.FieldContinueFinalMessage, false)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (m *Model) vllmChat(in input) (*plan, error) {
 		}
 	}
 	p.vars.Set("add_generation_prompt", jinja.Bool(add))
-	if p.addSpecial, err = in.flag(prompt.FieldAddSpecialTokens, false); err != nil {
+	if p.addSpecial, err = in.flag(body.FieldAddSpecialTokens, false); err != nil {
 		return nil, err
 	}
 	if !tokenize {
@@ -77,7 +77,7 @@ func (m *Model) vllmChat(in input) (*plan, error) {
 // vllmVars are the special tokens and what the request passes on to the template, with vLLM's precedence: fields of the
 // request that are set win over chat_template_kwargs.
 func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Dict, error) {
-	kwargs, err := in.dictOf(prompt.FieldChatTemplateKwargs)
+	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 	}
 	merged := kwargs.Clone()
 	if !tokenize {
-		documents, err := in.value(prompt.FieldDocuments)
+		documents, err := in.value(body.FieldDocuments)
 		if err != nil {
 			return nil, err
 		}
@@ -96,7 +96,7 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 			}
 			merged.Set("documents", documents)
 		}
-		effort, err := in.value(prompt.FieldReasoningEffort)
+		effort, err := in.value(body.FieldReasoningEffort)
 		if err != nil {
 			return nil, err
 		}
@@ -158,14 +158,14 @@ func checkDocuments(v jinja.Value) error {
 
 // vllmTools checks tools and tool_choice and gives the tools the shape that pydantic's dump has.
 func (m *Model) vllmTools(in input, tokenize bool) (tools []jinja.Value, have bool, err error) {
-	list, have, err := in.listOf(prompt.FieldTools)
+	list, have, err := in.listOf(body.FieldTools)
 	if err != nil {
 		return nil, false, err
 	}
 	if have && len(list) == 0 && !tokenize {
 		return nil, false, refuse("`tools` must not be an empty array. Either provide at least one tool or omit the field entirely. (parameter=tools)")
 	}
-	choice, err := in.value(prompt.FieldToolChoice)
+	choice, err := in.value(body.FieldToolChoice)
 	if err != nil {
 		return nil, false, err
 	}
@@ -179,7 +179,7 @@ func (m *Model) vllmTools(in input, tokenize bool) (tools []jinja.Value, have bo
 	if tokenize {
 		return tools, have, nil
 	}
-	if in.Raw(prompt.FieldToolChoice) == nil && have {
+	if in.Raw(body.FieldToolChoice) == nil && have {
 		choice = jinja.String("auto")
 	}
 	if choice.IsNone() {
@@ -331,16 +331,16 @@ func namedTool(choice jinja.Value) (string, error) {
 // vllmTruncation reads truncate_prompt_tokens: the tail is kept unless truncation_side says "right"; -1 means what the model
 // takes.
 func (m *Model) vllmTruncation(in input, p *plan) error {
-	side := in.Text(prompt.FieldTruncationSide)
-	if in.Has(prompt.FieldTruncationSide) && side != "left" && side != "right" {
+	side := in.Text(body.FieldTruncationSide)
+	if in.Has(body.FieldTruncationSide) && side != "left" && side != "right" {
 		return refuse("truncation_side: Input should be 'left' or 'right'")
 	}
-	if !in.Has(prompt.FieldTruncatePromptTokens) {
+	if !in.Has(body.FieldTruncatePromptTokens) {
 		return nil
 	}
-	n, ok := laxInt(in.Raw(prompt.FieldTruncatePromptTokens))
+	n, ok := laxInt(in.Raw(body.FieldTruncatePromptTokens))
 	switch {
-	case !ok || n < -1 || n == 0 && in.API != prompt.Tokenize:
+	case !ok || n < -1 || n == 0 && in.API != body.Tokenize:
 		return refuse("truncate_prompt_tokens: input should be an integer, -1 or at least 1")
 	case n == -1:
 		n = int64(m.options.MaxModelLen)
@@ -360,11 +360,11 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 // forwardedIDs are ids that a router before us put into kv_transfer_params: vLLM takes them instead of the messages, unless
 // those hold more than text or are echoed.
 func (m *Model) forwardedIDs(in input) ([]uint32, error) {
-	raw := in.Member(prompt.FieldKVTransferParams, "prompt_token_ids")
+	raw := in.Member(body.FieldKVTransferParams, "prompt_token_ids")
 	if echo, _ := laxBool(in.Get("echo")); echo || !given(raw) {
 		return nil, nil
 	}
-	ids, err := prompt.AppendIDs(nil, raw)
+	ids, err := body.AppendIDs(nil, raw)
 	if err != nil || len(ids) == 0 {
 		return nil, refuse("`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.")
 	}
@@ -379,11 +379,11 @@ func (m *Model) vllmLength(in input, n int) error {
 		return nil
 	}
 	room := context - int64(n)
-	if in.API != prompt.Embeddings && in.API != prompt.VLLMGenerate {
+	if in.API != body.Embeddings && in.API != body.VLLMGenerate {
 		if wanted, asked := in.vllmMaxTokens(); asked && wanted > context {
 			return refuse("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", wanted, context)
 		}
-		if echo, _ := laxBool(in.Get("echo")); !echo || in.API != prompt.Completions {
+		if echo, _ := laxBool(in.Get("echo")); !echo || in.API != body.Completions {
 			room--
 		}
 	}
@@ -395,12 +395,12 @@ func (m *Model) vllmLength(in input, n int) error {
 
 // vllmMaxTokens is the number of tokens that the request wants, by the field that its API reads first.
 func (in input) vllmMaxTokens() (n int64, asked bool) {
-	fields := []prompt.Field{prompt.FieldMaxTokens}
+	fields := []body.Field{body.FieldMaxTokens}
 	switch in.API {
-	case prompt.Chat:
-		fields = []prompt.Field{prompt.FieldMaxCompletionTokens, prompt.FieldMaxTokens}
-	case prompt.Responses:
-		fields = []prompt.Field{prompt.FieldMaxOutputTokens}
+	case body.Chat:
+		fields = []body.Field{body.FieldMaxCompletionTokens, body.FieldMaxTokens}
+	case body.Responses:
+		fields = []body.Field{body.FieldMaxOutputTokens}
 	default:
 	}
 	for _, f := range fields {
@@ -409,5 +409,5 @@ func (in input) vllmMaxTokens() (n int64, asked bool) {
 		}
 	}
 	const byDefault = 16
-	return byDefault, in.API == prompt.Completions
+	return byDefault, in.API == body.Completions
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/kvindex"
 )
 
@@ -107,11 +107,11 @@ func stream(w http.ResponseWriter, r *http.Request) {
 }
 
 // cache stores the prompt's blocks and publishes the new ones.
-func (e *engine) cache(body []byte) error {
+func (e *engine) cache(raw []byte) error {
 	if e.model == nil {
 		return nil
 	}
-	req, err := prompt.Parse(prompt.Chat, body)
+	req, err := body.Parse(body.Chat, raw)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,7 @@ import (
 	"maps"
 	"net/http"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // This file holds the request APIs other than OpenAI's completions and chat: Anthropic messages, OpenAI responses and vLLM's
@@ -17,10 +17,10 @@ type dialect struct {
 	end   func(o *output)
 }
 
-var dialects = map[prompt.API]dialect{
-	prompt.Messages:     {messagesChunk, messagesEnd},
-	prompt.Responses:    {responsesChunk, responsesEnd},
-	prompt.VLLMGenerate: {inferenceChunk, inferenceEnd},
+var dialects = map[body.API]dialect{
+	body.Messages:     {messagesChunk, messagesEnd},
+	body.Responses:    {responsesChunk, responsesEnd},
+	body.VLLMGenerate: {inferenceChunk, inferenceEnd},
 }
 
 // named writes an event with a name, as these APIs' streams have.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 // call is one request for generation on its way.
 type call struct {
 	*service
-	api      prompt.API
+	api      body.API
 	r        *http.Request
 	body     *requestBody
 	raw      []byte
@@ -38,11 +38,11 @@ type call struct {
 }
 
 // serve returns the handler of an API for generation.
-func (s *service) serve(api prompt.API) http.HandlerFunc {
+func (s *service) serve(api body.API) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) { s.generate(w, r, api) }
 }
 
-func (s *service) generate(w http.ResponseWriter, r *http.Request, api prompt.API) {
+func (s *service) generate(w http.ResponseWriter, r *http.Request, api body.API) {
 	came := time.Now()
 	raw, body, err := s.readBody(r)
 	c := &call{service: s, api: api, r: r, body: body, raw: raw, id: r.Header.Get("X-Request-ID")}
@@ -119,7 +119,7 @@ func (c *call) prepare() error {
 		}
 		for variant := range n {
 			c.seqs = append(c.seqs, &sequence{
-				prompt: len(p), ids: slices.Clone(p), maxTokens: limit, starter: c.api == prompt.Chat || c.api == prompt.Messages || c.api == prompt.Responses, variant: variant,
+				prompt: len(p), ids: slices.Clone(p), maxTokens: limit, starter: c.api == body.Chat || c.api == body.Messages || c.api == body.Responses, variant: variant,
 				id: id, loraID: slices.Index(c.opts.LoRA, lora) + 1, session: c.session(),
 			})
 		}
@@ -168,7 +168,7 @@ func (c *call) session() string {
 func (c *call) readPrompts() (err error) {
 	tok := c.opts.Tokenizer
 	list := c.body.Prompt
-	if c.api == prompt.Generate {
+	if c.api == body.Generate {
 		list = c.body.Text
 		if c.body.InputIDs != nil {
 			list = c.body.InputIDs
@@ -183,7 +183,7 @@ func (c *call) readPrompts() (err error) {
 	if given == nil && c.opts.Engine == SGLang {
 		given = c.body.InputIDs
 	}
-	if c.api == prompt.Chat && given != nil {
+	if c.api == body.Chat && given != nil {
 		c.prompts, err = tok.givenIDs(given)
 	} else {
 		c.prompts, err = tok.prompts(c.opts.Engine, c.api, c.raw, list, c.body.AddSpecialTokens == nil || *c.body.AddSpecialTokens)
@@ -244,13 +244,13 @@ func (c *call) namedRank() (n int, ok bool, err error) {
 	header, given := c.r.Header["X-Data-Parallel-Rank"]
 	switch c.opts.Engine {
 	case VLLM:
-		if !given || c.api == prompt.Responses {
+		if !given || c.api == body.Responses {
 			return 0, false, nil
 		}
 		n, err := pythonInt(header[0])
 		return n, err == nil, nil
 	case SGLang:
-		if given && c.api != prompt.Generate {
+		if given && c.api != body.Generate {
 			n, err := pythonInt(header[0])
 			if err != nil {
 				return 0, false, badRequest("X-Data-Parallel-Rank must be an integer")

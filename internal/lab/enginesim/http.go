@@ -7,18 +7,18 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // apiMux serves the API of one rank, or of all of them when only is -1.
 func (e *Engine) apiMux(only int) http.Handler {
 	m := http.NewServeMux()
 	s := &service{e, only}
-	m.HandleFunc("POST /v1/completions", s.serve(prompt.Completions))
-	m.HandleFunc("POST /v1/chat/completions", s.serve(prompt.Chat))
+	m.HandleFunc("POST /v1/completions", s.serve(body.Completions))
+	m.HandleFunc("POST /v1/chat/completions", s.serve(body.Chat))
 	if e.opts.Engine != TRTLLM {
-		m.HandleFunc("POST /v1/messages", s.serve(prompt.Messages))
-		m.HandleFunc("POST /v1/responses", s.serve(prompt.Responses))
+		m.HandleFunc("POST /v1/messages", s.serve(body.Messages))
+		m.HandleFunc("POST /v1/responses", s.serve(body.Responses))
 	}
 	m.HandleFunc("GET /v1/models", s.models)
 	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
@@ -26,14 +26,14 @@ func (e *Engine) apiMux(only int) http.Handler {
 	switch e.opts.Engine {
 	case VLLM:
 		m.HandleFunc("POST /tokenize", s.tokenize)
-		m.HandleFunc("POST /inference/v1/generate", s.serve(prompt.VLLMGenerate))
+		m.HandleFunc("POST /inference/v1/generate", s.serve(body.VLLMGenerate))
 		m.HandleFunc("GET /kv_event_sources", s.eventSources)
 		m.HandleFunc("POST /reset_prefix_cache", s.resetPrefixCache)
 	case SGLang:
 		m.HandleFunc("POST /v1/tokenize", s.tokenize)
 		m.HandleFunc("POST /tokenize", s.tokenize)
-		m.HandleFunc("POST /generate", s.serve(prompt.Generate))
-		m.HandleFunc("PUT /generate", s.serve(prompt.Generate))
+		m.HandleFunc("POST /generate", s.serve(body.Generate))
+		m.HandleFunc("PUT /generate", s.serve(body.Generate))
 		m.HandleFunc("GET /server_info", s.sglangServerInfo)
 		m.HandleFunc("POST /flush_cache", s.flushCache)
 	case TRTLLM:
@@ -198,7 +198,7 @@ func (s *service) tokenize(w http.ResponseWriter, r *http.Request) {
 	raw, _, err := s.readBody(r)
 	var ids []uint32
 	if err == nil {
-		ids, err = s.opts.Tokenizer.prompt(s.opts.Engine, prompt.Tokenize, raw)
+		ids, err = s.opts.Tokenizer.prompt(s.opts.Engine, body.Tokenize, raw)
 	}
 	if err != nil {
 		s.writeError(w, err)

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // output collects the tokens of a call and writes them as the API wants.
@@ -50,7 +50,7 @@ func (o *output) answerID() string {
 		}
 		return randomHex(16)
 	}
-	if o.c.api == prompt.Chat {
+	if o.c.api == body.Chat {
 		return "chatcmpl-" + o.c.id
 	}
 	return "cmpl-" + o.c.id
@@ -96,7 +96,7 @@ func finishOrNull(s string) any {
 
 func (o *output) object(chunk bool) string {
 	switch {
-	case o.c.api != prompt.Chat:
+	case o.c.api != body.Chat:
 		return "text_completion"
 	case chunk:
 		return "chat.completion.chunk"
@@ -121,13 +121,13 @@ func (o *output) chunk(t merged, text string, first bool) {
 		d.chunk(o, t, text, first)
 		return
 	}
-	if o.c.api == prompt.Generate {
+	if o.c.api == body.Generate {
 		// SGLang's own stream carries the whole text so far in every chunk.
 		o.event(o.generateAnswer(t.seq))
 		return
 	}
 	base := object{"index": t.seq, "logprobs": nil, "finish_reason": finishOrNull(t.finish)}
-	if o.c.api == prompt.Chat {
+	if o.c.api == body.Chat {
 		if first {
 			head := o.head(true, []any{object{"index": t.seq, "delta": object{"role": "assistant", "content": ""}, "logprobs": nil, "finish_reason": nil}})
 			if o.c.body.ReturnTokenIDs {
@@ -185,13 +185,13 @@ func (o *output) end() {
 	}
 	switch {
 	case o.c.body.Stream:
-		if o.c.api != prompt.Generate && o.c.body.StreamOptions != nil && o.c.body.StreamOptions.IncludeUsage {
+		if o.c.api != body.Generate && o.c.body.StreamOptions != nil && o.c.body.StreamOptions.IncludeUsage {
 			last := o.head(true, []any{})
 			last["usage"] = o.usage()
 			o.event(last)
 		}
 		_, _ = o.w.Write([]byte("data: [DONE]\n\n"))
-	case o.c.api == prompt.Generate:
+	case o.c.api == body.Generate:
 		if len(o.choices) == 1 {
 			writeJSON(o.w, http.StatusOK, o.generateAnswer(0))
 			return
@@ -211,14 +211,14 @@ func (o *output) whole() {
 	for i := range o.choices {
 		ch := &o.choices[i]
 		v := object{"index": i, "logprobs": nil, "finish_reason": ch.finish, "stop_reason": nil}
-		if o.c.api == prompt.Chat {
+		if o.c.api == body.Chat {
 			v["message"] = object{"role": "assistant", "content": ch.text.String(), "tool_calls": []any{}}
 		} else {
 			v["text"] = ch.text.String()
 		}
 		if o.c.body.ReturnTokenIDs {
 			v["token_ids"] = ch.ids
-			if o.c.api != prompt.Chat {
+			if o.c.api != body.Chat {
 				v["prompt_token_ids"] = o.c.promptOfSeq(i)
 			}
 		}
@@ -227,7 +227,7 @@ func (o *output) whole() {
 	}
 	answer := o.head(false, choices)
 	answer["usage"] = o.usage()
-	if o.c.body.ReturnTokenIDs && o.c.api == prompt.Chat {
+	if o.c.body.ReturnTokenIDs && o.c.api == body.Chat {
 		answer["prompt_token_ids"] = o.c.promptOfSeq(0)
 	}
 	maps.Copy(answer, o.extra)

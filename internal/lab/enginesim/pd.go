@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // leg is which side of a disaggregated request an engine plays.
@@ -400,7 +400,7 @@ func lmcache(c *call) (*transfer, error) {
 	if len(p) == 0 || p["prompt_token_ids"] != nil && len(p) == 1 {
 		return c.fromStore(&c.received)
 	}
-	if c.api != prompt.Completions {
+	if c.api != body.Completions {
 		return nil, c.violation("prefill leg on another path than /v1/completions")
 	}
 	if p["ret_first_tok"] != true {
@@ -632,7 +632,7 @@ func (c *call) trtGeneration(p object, id json.Number) (*transfer, error) {
 		if err == nil {
 			addr, engine, _ = strings.Cut(string(raw), " ")
 		}
-		if c.api == prompt.Chat && c.body.PromptTokenIDs == nil {
+		if c.api == body.Chat && c.body.PromptTokenIDs == nil {
 			return nil, c.violation("generation_only chat without prompt_token_ids")
 		}
 	}

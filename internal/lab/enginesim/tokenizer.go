@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
 
@@ -103,12 +103,12 @@ func (t *Tokenizer) Encode(text string, special bool) []uint32 {
 }
 
 // prompt returns the ids of a request's (first) prompt. The error is an *apiError.
-func (t *Tokenizer) prompt(kind EngineKind, api prompt.API, raw []byte) ([]uint32, error) {
+func (t *Tokenizer) prompt(kind EngineKind, api body.API, raw []byte) ([]uint32, error) {
 	engine, err := model.ParseEngine(string(kind))
 	if err != nil {
 		return nil, err
 	}
-	req, err := prompt.Parse(api, raw)
+	req, err := body.Parse(api, raw)
 	if err != nil {
 		return nil, badRequest(err.Error())
 	}
@@ -126,7 +126,7 @@ func (t *Tokenizer) prompt(kind EngineKind, api prompt.API, raw []byte) ([]uint3
 }
 
 // prompts returns the ids of all prompts of a request; list is the value that may hold several.
-func (t *Tokenizer) prompts(kind EngineKind, api prompt.API, raw []byte, list json.RawMessage, special bool) ([][]uint32, error) {
+func (t *Tokenizer) prompts(kind EngineKind, api body.API, raw []byte, list json.RawMessage, special bool) ([][]uint32, error) {
 	first, err := t.prompt(kind, api, raw)
 	if err != nil {
 		return nil, err

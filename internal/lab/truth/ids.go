@@ -10,7 +10,7 @@ import (
 	"regexp"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // idTotals count the engines' answers that were compared.
@@ -112,9 +112,9 @@ func (c *comparison) chats(name, path string) (idTotals, error) {
 		r := &records[i]
 		for _, asked := range []struct {
 			how  string
-			api  prompt.API
+			api  body.API
 			want *chatAnswer
-		}{{"render", prompt.Chat, r.Render}, {"tokenize", prompt.Tokenize, r.Tokenize}, {"complete", prompt.Chat, r.Complete}} {
+		}{{"render", body.Chat, r.Render}, {"tokenize", body.Tokenize, r.Tokenize}, {"complete", body.Chat, r.Complete}} {
 			if asked.want == nil {
 				continue
 			}
@@ -142,8 +142,8 @@ func (c *comparison) chats(name, path string) (idTotals, error) {
 }
 
 // chat returns how we differ from the engine, "" if we do not.
-func (c *comparison) chat(m *model.Model, engine model.Engine, r *chatRecord, api prompt.API, want *chatAnswer) (string, error) {
-	edits := []prompt.Edit{prompt.Set([]byte(`"tiny"`), "model")}
+func (c *comparison) chat(m *model.Model, engine model.Engine, r *chatRecord, api body.API, want *chatAnswer) (string, error) {
+	edits := []body.Edit{body.Set([]byte(`"tiny"`), "model")}
 	if r.Template != nil {
 		source, err := c.template(*r.Template)
 		if err != nil {
@@ -153,13 +153,13 @@ func (c *comparison) chat(m *model.Model, engine model.Engine, r *chatRecord, ap
 		if err != nil {
 			return "", err
 		}
-		edits = append(edits, prompt.Set(quoted, "chat_template"))
+		edits = append(edits, body.Set(quoted, "chat_template"))
 	}
-	body, err := prompt.Apply(nil, r.Body, edits...)
+	raw, err := body.Apply(nil, r.Body, edits...)
 	if err != nil {
 		return "", err
 	}
-	req, err := prompt.Parse(api, body)
+	req, err := body.Parse(api, raw)
 	if err != nil {
 		return "", err
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/model"
-	"github.com/kvlane/kvlane/internal/prompt"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // timelineTokenizer is the tokenizer of every engine in the time lines.
@@ -48,7 +48,7 @@ func (c *comparison) timeline(name string, recs []record) (*timeline, error) {
 			}
 			options.ToolParser = options.ToolParser || strings.Contains(flags, "--tool-call-parser")
 		}
-		if r.Body != nil && engine == model.VLLM && r.Status == 200 && len(prompt.Member([]byte(*r.Body), "tools")) > 2 {
+		if r.Body != nil && engine == model.VLLM && r.Status == 200 && len(body.Member([]byte(*r.Body), "tools")) > 2 {
 			options.ToolParser = true
 		}
 	}
@@ -61,11 +61,11 @@ func (c *comparison) timeline(name string, recs []record) (*timeline, error) {
 
 // ids are those of a request's prompt, nil where they cannot be known.
 func (t *timeline) ids(r *record) []uint32 {
-	api, _ := prompt.Detect(r.Method, r.Path)
-	if t == nil || r.Body == nil || api == prompt.Unknown {
+	api, _ := body.Detect(r.Method, r.Path)
+	if t == nil || r.Body == nil || api == body.Unknown {
 		return nil
 	}
-	req, err := prompt.Parse(api, []byte(*r.Body))
+	req, err := body.Parse(api, []byte(*r.Body))
 	if err != nil {
 		return nil
 	}
@@ -82,8 +82,8 @@ func (t *timeline) compare(w io.Writer, recs []record) idTotals {
 	totals := idTotals{files: 1}
 	for i := range recs {
 		r := &recs[i]
-		api, _ := prompt.Detect(r.Method, r.Path)
-		if r.Kind != "http" || r.Body == nil || api == prompt.Unknown {
+		api, _ := body.Detect(r.Method, r.Path)
+		if r.Kind != "http" || r.Body == nil || api == body.Unknown {
 			continue
 		}
 		totals.requests++
@@ -104,8 +104,8 @@ func (t *timeline) compare(w io.Writer, recs []record) idTotals {
 }
 
 // judge returns how we differ, "" if we do not or if the answer does not show it.
-func (t *timeline) judge(api prompt.API, r *record) (why string, judged bool) {
-	req, err := prompt.Parse(api, []byte(*r.Body))
+func (t *timeline) judge(api body.API, r *record) (why string, judged bool) {
+	req, err := body.Parse(api, []byte(*r.Body))
 	if err != nil {
 		if r.Status == 200 {
 			return fmt.Sprintf("%v, the engine answered 200", err), true

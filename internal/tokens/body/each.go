@@ -1,4 +1,4 @@
-package prompt
+package body
 
 // EachMember calls each with every key, with its quotes, and value of raw, a checked JSON object. Keys may come twice; the
 // last one counts in every engine's reader. It does nothing if raw is something else.

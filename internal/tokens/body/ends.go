@@ -1,4 +1,4 @@
-package prompt
+package body
 
 // Ends knows where the objects and arrays of a checked JSON value end, so that who
 // walks into it level by level does not read what is deep inside again at each level.

@@ -1,4 +1,4 @@
-package prompt
+package body
 
 // Field is a top-level field of a request body that Kvlane looks at. One list serves all APIs: a name means the same
 // wherever it occurs.
