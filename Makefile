@@ -123,7 +123,7 @@ tokens-live: ## Compares with Hugging Face's tokenizers, transformers and Jinja2
 	KVLANE_PYTHON=$(LIVE)/bin/python $(if $(TOKENIZER),KVLANE_LIVE_TOKENIZER=$(abspath $(TOKENIZER))) go test -count=1 -v -run Live ./internal/tokens/bpe
 	$(LIVE)/bin/python internal/tokens/bpe/livecheck/templates.py $(LIVE)/templates.jsonl --tokenizer $(LIVE_TOKENIZERS) \
 	  --templates $(abspath $(TEMPLATES)) --count $(or $(COUNT),200) --seed $${RANDOM}
-	KVLANE_TEMPLATE_CASES=$(LIVE)/templates.jsonl go test -count=1 -v -run TemplatesLive ./internal/model
+	KVLANE_TEMPLATE_CASES=$(LIVE)/templates.jsonl go test -count=1 -v -run TemplatesLive ./internal/tokens/shape
 	$(LIVE)/bin/python internal/tokens/jinja/testdata/golden.py fuzz $(LIVE)/cases.jsonl 5000 $${RANDOM}
 	KVLANE_JINJA_CASES=$(LIVE)/cases.jsonl go test -count=1 -v -run AgainstPython ./internal/tokens/jinja
 

@@ -11,11 +11,11 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/fleet"
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // loadModels reads the tokenizers of the configuration. A tokenizer that is not
@@ -25,13 +25,13 @@ func loadModels(c *config.Config, metrics *observe.Metrics, log zerolog.Logger) 
 	list := make([]*fleet.Model, 0, len(c.Models))
 	for i := range c.Models {
 		m := c.Models[i]
-		engine, err := model.ParseEngine(m.Engine)
+		engine, err := shape.ParseEngine(m.Engine)
 		if err != nil {
 			return nil, err
 		}
 		s := &fleet.Model{Config: m, Engine: engine}
 		if m.Check.Renderer != "" {
-			s.Remote = &model.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std(), OnCall: func(_ time.Duration, err error) {
+			s.Remote = &shape.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std(), OnCall: func(_ time.Duration, err error) {
 				metrics.Renders.WithLabelValues(m.Name, renderOutcome(err)).Inc()
 			}}
 		}
@@ -57,21 +57,21 @@ func loadModels(c *config.Config, metrics *observe.Metrics, log zerolog.Logger) 
 }
 
 func renderOutcome(err error) string {
-	_, refused := errors.AsType[*model.Refusal](err)
+	_, refused := errors.AsType[*shape.Refusal](err)
 	switch {
 	case err == nil:
 		return "ok"
 	case refused:
 		return "refused"
-	case errors.Is(err, model.ErrBreakerOpen):
+	case errors.Is(err, shape.ErrBreakerOpen):
 		return "breaker_open"
 	default:
 		return "failed"
 	}
 }
 
-func loadModel(m config.Model) (*model.Model, error) {
-	o := model.Options{
+func loadModel(m config.Model) (*shape.Model, error) {
+	o := shape.Options{
 		ToolParser: m.ToolParser, HideToolsWhenNone: m.HideTools, TrustTemplates: m.TrustTemplates,
 		Multimodal: m.Multimodal, MaxModelLen: m.MaxModelLen, CacheBytes: int64(m.CacheBytes),
 	}
@@ -126,12 +126,12 @@ func partProblem(c *config.Config, i int, err error) config.Problem {
 }
 
 // modelOf loads the model whose tokenizer is in a folder or built in; its errors name the folder.
-func modelOf(dir string, o model.Options) (*model.Model, error) {
+func modelOf(dir string, o shape.Options) (*shape.Model, error) {
 	files, err := models.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	m, err := model.Load(files, o)
+	m, err := shape.Load(files, o)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer %s: %w", dir, err)
 	}

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
@@ -33,7 +33,7 @@ func runTokenize(_ context.Context, io streams, args []string) error {
 	if err != nil {
 		return fmt.Errorf("tokenizer %s: %w", *dir, err)
 	}
-	return model.TokenizeLines(io.in, io.out, tok, *special)
+	return shape.TokenizeLines(io.in, io.out, tok, *special)
 }
 
 func runRender(_ context.Context, io streams, args []string) error {
@@ -73,28 +73,28 @@ func runRender(_ context.Context, io streams, args []string) error {
 		if *file == "" {
 			return usageError{"--context needs --template FILE"}
 		}
-		return answered(model.RenderContextLines(io.in, io.out, source, now))
+		return answered(shape.RenderContextLines(io.in, io.out, source, now))
 	}
 	if *dir == "" {
 		return usageError{"needs --tokenizer DIR, or --template FILE --context"}
 	}
-	engine, err := model.ParseEngine(*engineName)
+	engine, err := shape.ParseEngine(*engineName)
 	if err != nil {
 		return usageError{err.Error()}
 	}
-	m, err := modelOf(*dir, model.Options{ChatTemplate: source, ToolParser: *tools, MaxModelLen: *context, TrustTemplates: *trust, Now: func() time.Time { return now }})
+	m, err := modelOf(*dir, shape.Options{ChatTemplate: source, ToolParser: *tools, MaxModelLen: *context, TrustTemplates: *trust, Now: func() time.Time { return now }})
 	if syntax, ok := errors.AsType[*jinja.Error](err); ok && source != "" {
 		return &templateError{*file, syntax}
 	}
 	if err != nil {
 		return err
 	}
-	return answered(model.RenderLines(io.in, io.out, m, model.RenderOptions{Engine: engine, Path: *path, IDs: *ids}))
+	return answered(shape.RenderLines(io.in, io.out, m, shape.RenderOptions{Engine: engine, Path: *path, IDs: *ids}))
 }
 
 // answered takes refusals for the answers that they are: what an engine would refuse, render has to say and has said.
 func answered(err error) error {
-	if _, ok := errors.AsType[*model.LinesError](err); ok {
+	if _, ok := errors.AsType[*shape.LinesError](err); ok {
 		return nil
 	}
 	return err
@@ -133,21 +133,21 @@ func runTokensCheck(ctx context.Context, io streams, args []string) error {
 	if !strings.HasPrefix(*url, "http://") && !strings.HasPrefix(*url, "https://") {
 		return usageError{fmt.Sprintf("--engine %q is not like http://127.0.0.1:8000", *url)}
 	}
-	engine, err := model.ParseEngine(*kind)
+	engine, err := shape.ParseEngine(*kind)
 	if err != nil {
 		return usageError{err.Error()}
 	}
-	m, err := modelOf(*dir, model.Options{})
+	m, err := modelOf(*dir, shape.Options{})
 	if err != nil {
 		return err
 	}
-	oracle := &model.Oracle{Engine: engine, URL: *url}
+	oracle := &shape.Oracle{Engine: engine, URL: *url}
 	if *name == "" {
 		if *name, err = firstModel(ctx, *url); err != nil {
 			return fmt.Errorf("the engine could not be compared: %w", err)
 		}
 	}
-	differ, err := model.TokensCheck(ctx, io.out, m, oracle, *name)
+	differ, err := shape.TokensCheck(ctx, io.out, m, oracle, *name)
 	if err != nil {
 		return fmt.Errorf("the engine could not be compared: %w", err)
 	}

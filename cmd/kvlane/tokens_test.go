@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 func TestTokensCheckTellsWhatDiffers(t *testing.T) {
@@ -19,7 +19,7 @@ func TestTokensCheckTellsWhatDiffers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := model.Load(files, model.Options{})
+	m, err := shape.Load(files, shape.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func TestTokensCheckTellsWhatDiffers(t *testing.T) {
 			http.Error(w, "no such model", http.StatusBadGateway)
 			return
 		}
-		res, err := m.Prompt(req, model.VLLM)
+		res, err := m.Prompt(req, shape.VLLM)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -44,7 +44,7 @@ func TestTokensCheckTellsWhatDiffers(t *testing.T) {
 		if wrong.Load() {
 			ids[0]++
 		}
-		_, _ = fmt.Fprintf(w, `{"tokens":%s}`, model.AppendIDs(nil, ids))
+		_, _ = fmt.Fprintf(w, `{"tokens":%s}`, shape.AppendIDs(nil, ids))
 	}))
 	defer http.DefaultClient.CloseIdleConnections()
 	defer engine.Close()

@@ -18,10 +18,10 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/observe"
 	prompt "github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -44,7 +44,7 @@ func newDeciderWith(tb testing.TB, count int, settings string) *Decider {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	m, err := model.Load(files, model.Options{CacheBytes: int64(c.Models[0].CacheBytes)})
+	m, err := shape.Load(files, shape.Options{CacheBytes: int64(c.Models[0].CacheBytes)})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -15,11 +15,11 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/disagg"
-	"github.com/kvlane/kvlane/internal/model"
 	prompt "github.com/kvlane/kvlane/internal/tokens/body"
-	tokenizer "github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // The tests of this file compare what a pass over a body costs with what it costs for four times the body: a linear pass
@@ -346,14 +346,14 @@ var texts = map[string]func(n int) string{
 }
 
 // tokenizers are those that come with the binary, loaded once.
-var tokenizers = sync.OnceValues(func() (map[string]*tokenizer.Tokenizer, error) {
-	out := map[string]*tokenizer.Tokenizer{}
+var tokenizers = sync.OnceValues(func() (map[string]*bpe.Tokenizer, error) {
+	out := map[string]*bpe.Tokenizer{}
 	for _, name := range []string{"qwen3", "gptoss", "deepseek_v3", "mistral_7b", "mistral_nemo"} {
 		files, err := models.Open("../tokens/models/" + name)
 		if err != nil {
 			return nil, err
 		}
-		if out[name], err = tokenizer.Load(files); err != nil {
+		if out[name], err = bpe.Load(files); err != nil {
 			return nil, err
 		}
 	}
@@ -536,13 +536,13 @@ func TestCostOfPrompts(t *testing.T) {
 		t.Fatal(err)
 	}
 	takes := true
-	m, err := model.New(all["qwen3"], model.Options{CacheBytes: -1, ToolParser: true, Multimodal: &takes})
+	m, err := shape.New(all["qwen3"], shape.Options{CacheBytes: -1, ToolParser: true, Multimodal: &takes})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for api, shapes := range requests {
 		for name, body := range shapes {
-			for _, engine := range []model.Engine{model.VLLM, model.SGLang, model.TRTLLM} {
+			for _, engine := range []shape.Engine{shape.VLLM, shape.SGLang, shape.TRTLLM} {
 				t.Run(strings.Join([]string{api.String(), name, engine.String()}, "/"), func(t *testing.T) {
 					grows(t, func(n int) func() {
 						r, err := prompt.Parse(api, []byte(`{"model":"m",`+body(n)+`}`))

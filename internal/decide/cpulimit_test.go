@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/extproc"
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // fickle is the context of a client that goes away after some looks at it.
@@ -197,7 +197,7 @@ func (b *bench) withClock(now func()) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	m, err := model.Load(files, model.Options{Names: []string{"demo"}, Now: func() time.Time { now(); return time.Now() }})
+	m, err := shape.Load(files, shape.Options{Names: []string{"demo"}, Now: func() time.Time { now(); return time.Now() }})
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -18,10 +18,10 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/steering"
 	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
@@ -70,13 +70,13 @@ func newBench(t testing.TB, yaml string, list ...workers.Worker) *bench {
 }
 
 // qwen loads the tokenizer once for all tests.
-var qwen = sync.OnceValues(func() (*model.Model, error) {
+var qwen = sync.OnceValues(func() (*shape.Model, error) {
 	files, err := models.Open("builtin:qwen3")
 	if err != nil {
 		return nil, err
 	}
 	takes := true // images, as far as anybody here knows
-	return model.Load(files, model.Options{Names: []string{"demo", "alias"}, Multimodal: &takes})
+	return shape.Load(files, shape.Options{Names: []string{"demo", "alias"}, Multimodal: &takes})
 })
 
 func worker(name string, ranks int) workers.Worker {

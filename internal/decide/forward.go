@@ -6,8 +6,8 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
-	"github.com/kvlane/kvlane/internal/model"
 	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -95,7 +95,7 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	case !w.d.cfg.Disagg.Trust:
 		edits = append(edits, disagg.CleanID(r)...)
 	}
-	if p.decode.Member.Engine == model.TRTLLM.String() && r.Member(prompt.FieldDisaggregatedParams, "route_hint") != nil {
+	if p.decode.Member.Engine == shape.TRTLLM.String() && r.Member(prompt.FieldDisaggregatedParams, "route_hint") != nil {
 		edits = append(edits, prompt.Delete(prompt.FieldDisaggregatedParams.String(), "route_hint"))
 	}
 	leg := disagg.Leg{Edits: edits}
@@ -111,7 +111,7 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 // 0). SGLang's /generate reads no header; its other APIs let the header win, but not in
 // every version, so a client's field never stays as it is.
 func (w *work) rankEdits(e *fleet.Endpoint, free bool) []prompt.Edit {
-	if !w.in.known || e.Member.Engine != model.SGLang.String() {
+	if !w.in.known || e.Member.Engine != shape.SGLang.String() {
 		return nil
 	}
 	picked := e.Rank != "" && !free
@@ -132,7 +132,7 @@ func (w *work) forwardIDs(ctx context.Context, body []byte) []byte {
 	if !w.in.known || m == nil || m.Tokens == nil || !m.Config.HandIDs || len(ids) == 0 {
 		return body
 	}
-	edit, ok := m.Tokens.ForwardIDs(w.in.body, m.Engine, model.Result{IDs: ids})
+	edit, ok := m.Tokens.ForwardIDs(w.in.body, m.Engine, shape.Result{IDs: ids})
 	if !ok {
 		return body
 	}

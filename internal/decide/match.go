@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	prompt "github.com/kvlane/kvlane/internal/tokens/body"
-	tokenizer "github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -56,7 +56,7 @@ type hashed struct {
 // the ids of the conversation's earlier turns.
 func (j *job) hash(in *input, t *tokens, seed kvindex.Hash, block int) {
 	s := j.s
-	key := tokenizer.ValuesKey{Seed: uint64(seed), Stride: block}
+	key := bpe.ValuesKey{Seed: uint64(seed), Stride: block}
 	if v, ok := in.body.Attached(key); ok {
 		if kept, ok := v.(*hashed); ok && kept.first == &t.ids[0] && kept.tokens == len(t.ids) {
 			s.prefix = append(s.prefix, kept.hashes...)

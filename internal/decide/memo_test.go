@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvlane/kvlane/internal/model"
 	prompt "github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // Hashes that were kept beside bodies and conversations are those of a model that
@@ -20,7 +20,7 @@ func TestKeptHashesAreTheHashes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fresh, err := model.Load(files, model.Options{CacheBytes: -1})
+	fresh, err := shape.Load(files, shape.Options{CacheBytes: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestKeptHashesAreTheHashes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			res, _ := fresh.Prompt(req, model.VLLM) // refused ones have no ids here either
+			res, _ := fresh.Prompt(req, shape.VLLM) // refused ones have no ids here either
 			want := d.fleet.Index().Hasher().AppendHashes(nil, d.fleet.Index().Hasher().Seed("demo", "", ""), res.IDs, d.cfg.Index.BlockSize)
 			if !slices.Equal(got, want) {
 				t.Fatalf("%d hashes, want %d: %s", len(got), len(want), body)

@@ -5,9 +5,9 @@ import (
 	"errors"
 
 	"github.com/kvlane/kvlane/internal/fleet"
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/observe"
-	tokenizer "github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -16,7 +16,7 @@ type tokens struct {
 	// ids are valid as long as the scratch memory; nil if they are not known.
 	ids []uint32
 	// cached is what is kept of the ids' conversation.
-	cached tokenizer.Prefix
+	cached bpe.Prefix
 	// partial reports that ids are only the front of the prompt.
 	partial bool
 	// made is the model whose tokenizer made the ids, nil if a renderer did.
@@ -66,14 +66,14 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 
 // ids makes the ids, in the scratch memory where they are not kept. A remote renderer
 // has its own timeout and takes no processor: the decision's deadline does not end it.
-func (j *job) ids(ctx, exact context.Context, in *input, t *tokens) (model.Result, error) {
+func (j *job) ids(ctx, exact context.Context, in *input, t *tokens) (shape.Result, error) {
 	why := in.model.Unfit()
 	if why == nil {
 		t.made = in.model
 		return in.model.Tokens.PromptInto(exact, j.s.ids, in.body, in.model.Engine)
 	}
 	if in.model.Remote == nil {
-		return model.Result{}, why
+		return shape.Result{}, why
 	}
 	j.cpu.release()
 	return in.model.Remote.Prompt(ctx, in.body)
@@ -83,7 +83,7 @@ func (j *job) ids(ctx, exact context.Context, in *input, t *tokens) (model.Resul
 // that the engine would refuse, with limits.refuse_early. late reports that the
 // decision's deadline ended our own tokenizer.
 func (j *job) withoutIDs(late bool, err error) error {
-	refusal, refused := errors.AsType[*model.Refusal](err)
+	refusal, refused := errors.AsType[*shape.Refusal](err)
 	switch {
 	case refused:
 		j.degraded, j.entry.Refusal = degradedRefused, observe.Clip(refusal.Error())

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // maxComparisons bounds the engines that are asked concurrently, over all models.
@@ -33,7 +33,7 @@ type differing struct {
 // check is the comparison with one worker. It lives as long as the worker: a
 // comparison that is due while the worker is away is made when it is back.
 type check struct {
-	checker    *model.Checker
+	checker    *shape.Checker
 	address    string
 	generation uint64
 	ready      atomic.Bool
@@ -141,10 +141,10 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 	c := &check{address: m.Address, generation: m.Generation, done: make(chan struct{})}
 	worker := m.Name
 	log := f.Log.With().Str("model", s.Config.Name).Str("worker", worker).Str("engine", m.Address).Logger()
-	c.checker = model.NewChecker(s.Tokens, &model.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, model.CheckerOptions{
+	c.checker = shape.NewChecker(s.Tokens, &shape.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, shape.CheckerOptions{
 		ModelName: s.Config.Name, Every: s.Config.Check.Every, Retry: s.Config.Check.Retry.Std(), Gate: f.comparing, Awake: c.ready.Load,
 		MaxBody: int(s.Config.Check.MaxBody),
-		OnCheck: func(api body.API, diff *model.Difference, err error) {
+		OnCheck: func(api body.API, diff *shape.Difference, err error) {
 			outcome := "equal"
 			switch {
 			case diff != nil:
@@ -154,7 +154,7 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 			}
 			f.Metrics.TokenChecks.WithLabelValues(s.Config.Name, worker, api.String(), outcome).Inc()
 		},
-		OnState: func(state model.State, diff *model.Difference) {
+		OnState: func(state shape.State, diff *shape.Difference) {
 			s.agreement.settle()
 			switch {
 			case diff == nil:

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -45,7 +45,7 @@ func startTokenizing(t *testing.T) *tokenizing {
 			t.Error(err)
 			return
 		}
-		res, err := m.Prompt(req, model.VLLM)
+		res, err := m.Prompt(req, shape.VLLM)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -91,14 +91,14 @@ func TestWorkersThatDiffer(t *testing.T) {
 			}
 		}
 	}
-	state := func(worker string) model.State {
+	state := func(worker string) shape.State {
 		if c := s.agreement.all()[worker]; c != nil {
 			return c.checker.State()
 		}
-		return model.Unchecked
+		return shape.Unchecked
 	}
 	d.SetWorkers(list(true, true))
-	until("both are compared", func() bool { return state("a") == model.Agrees && state("b") == model.Differs })
+	until("both are compared", func() bool { return state("a") == shape.Agrees && state("b") == shape.Differs })
 	if s.Unfit() != nil || !s.agreement.differs("b") || s.agreement.differs("a") {
 		t.Error("one worker that differs counts for others")
 	}
@@ -124,13 +124,13 @@ func TestWorkersThatDiffer(t *testing.T) {
 	a.wrong.Store(true)
 	d.SetWorkers(list(false, true))
 	d.SetWorkers(list(true, true))
-	until("a is asked when it is back", func() bool { return state("a") == model.Differs })
+	until("a is asked when it is back", func() bool { return state("a") == shape.Differs })
 	if s.Unfit() == nil {
 		t.Error("the model is used though all differ")
 	}
 	a.wrong.Store(false)
 	d.recheck("a")
-	until("a is asked again", func() bool { return state("a") == model.Agrees })
+	until("a is asked again", func() bool { return state("a") == shape.Agrees })
 	// A sample without an answer is asked again with the next check.
 	a.down.Store(true)
 	asked := a.asked.Load()
@@ -141,10 +141,10 @@ func TestWorkersThatDiffer(t *testing.T) {
 	for range 50 {
 		d.Sample(s, d.View().Member("a"), request)
 	}
-	until("a was asked in service", func() bool { return a.asked.Load() > asked && state("a") == model.Unchecked })
+	until("a was asked in service", func() bool { return a.asked.Load() > asked && state("a") == shape.Unchecked })
 	a.down.Store(false)
 	d.recheck("a")
-	until("a agrees", func() bool { return state("a") == model.Agrees })
+	until("a agrees", func() bool { return state("a") == shape.Agrees })
 	d.SetWorkers(list(true, true)[1:])
 	if len(s.agreement.all()) != 1 || s.Unfit() == nil {
 		t.Error("a worker that is gone still counts")

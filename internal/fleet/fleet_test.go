@@ -11,9 +11,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
@@ -66,10 +66,10 @@ func worker(name string, ranks int) workers.Worker {
 }
 
 // qwen loads the tokenizer once for all tests.
-var qwen = sync.OnceValues(func() (*model.Model, error) {
+var qwen = sync.OnceValues(func() (*shape.Model, error) {
 	files, err := models.Open("builtin:qwen3")
 	if err != nil {
 		return nil, err
 	}
-	return model.Load(files, model.Options{Names: []string{"demo"}})
+	return shape.Load(files, shape.Options{Names: []string{"demo"}})
 })

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // Reasons of Unfit.
@@ -17,11 +17,11 @@ var (
 // Model is a configured model with what makes its token ids.
 type Model struct {
 	Config config.Model
-	Engine model.Engine
+	Engine shape.Engine
 	// Tokens makes the ids; nil where there is no tokenizer.
-	Tokens *model.Model
+	Tokens *shape.Model
 	// Remote makes ids where Tokens cannot; may be nil.
-	Remote *model.Remote
+	Remote *shape.Remote
 
 	agreement agreement
 }

@@ -35,7 +35,7 @@ echo
 echo "== A conversation of 81 messages, 61 KB, from body bytes to block hashes"
 show ./internal/decide '^BenchmarkConversation$' 200ms
 echo "its chat template alone, nothing remembered:"
-show ./internal/model '^BenchmarkRender$' 200ms
+show ./internal/tokens/shape '^BenchmarkRender$' 200ms
 echo
 echo "== A whole decision in process, 8 targets, half of each prompt new to the router; stages (parse-µs, tokens-µs, ...) by the wall clock"
 show ./internal/decide '^BenchmarkDecide$' 200ms

@@ -14,8 +14,8 @@ import (
 	"github.com/go-zeromq/zmq4"
 	"github.com/vmihailenco/msgpack/v5"
 
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/kvindex"
 )
 
@@ -34,7 +34,7 @@ const (
 type engine struct {
 	address, events string
 
-	model  *model.Model
+	model  *shape.Model
 	hasher *kvindex.Hasher
 	http   *http.Server
 	pub    zmq4.Socket // nil without events
@@ -47,7 +47,7 @@ type engine struct {
 }
 
 // startEngine serves on a free port; with m it caches and publishes events.
-func startEngine(ctx context.Context, m *model.Model) (*engine, error) {
+func startEngine(ctx context.Context, m *shape.Model) (*engine, error) {
 	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (e *engine) cache(raw []byte) error {
 	if err != nil {
 		return err
 	}
-	res, err := e.model.Prompt(req, model.VLLM)
+	res, err := e.model.Prompt(req, shape.VLLM)
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (e *engine) tell(event []any) error {
 
 type engines []*engine
 
-func startEngines(ctx context.Context, m *model.Model, n int) (engines, error) {
+func startEngines(ctx context.Context, m *shape.Model, n int) (engines, error) {
 	var out engines
 	for range n {
 		e, err := startEngine(ctx, m)

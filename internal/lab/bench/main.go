@@ -9,9 +9,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 type options struct {
@@ -61,7 +61,7 @@ func report(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	m, err := model.Load(files, model.Options{})
+	m, err := shape.Load(files, shape.Options{})
 	if err != nil {
 		return err
 	}

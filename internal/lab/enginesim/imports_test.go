@@ -29,7 +29,7 @@ func TestImportsOnlyPromptsOfKvlane(t *testing.T) {
 		}
 	}
 	slices.Sort(imports)
-	if got, want := slices.Compact(imports), []string{"internal/model", "internal/tokens/body", "internal/tokens/bpe"}; !slices.Equal(got, want) {
+	if got, want := slices.Compact(imports), []string{"internal/tokens/body", "internal/tokens/bpe", "internal/tokens/shape"}; !slices.Equal(got, want) {
 		t.Errorf("got imports of %q, want %q", got, want)
 	}
 }

@@ -8,15 +8,15 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // Tokenizer computes a model's prompts and decodes its answers. It is safe for concurrent use and may be shared by
 // engines.
 type Tokenizer struct {
-	model    *model.Model
+	model    *shape.Model
 	tokens   *bpe.Tokenizer
 	special  map[uint32]bool
 	bytes    bool     // GPT-2's spelling of bytes; otherwise SentencePiece's, with byte fallback
@@ -35,11 +35,11 @@ func LoadTokenizer(files fs.FS) (*Tokenizer, error) {
 		return nil, err
 	}
 	t := &Tokenizer{tokens: tok, special: map[uint32]bool{}}
-	options := model.Options{ToolParser: true, CacheBytes: -1}
+	options := shape.Options{ToolParser: true, CacheBytes: -1}
 	if _, ok := tok.Config().Template(""); !ok {
 		t.plain, options.ChatTemplate = true, PlainTemplate
 	}
-	if t.model, err = model.New(tok, options); err != nil {
+	if t.model, err = shape.New(tok, options); err != nil {
 		return nil, err
 	}
 	for _, a := range tok.AddedTokens() {
@@ -104,7 +104,7 @@ func (t *Tokenizer) Encode(text string, special bool) []uint32 {
 
 // prompt returns the ids of a request's (first) prompt. The error is an *apiError.
 func (t *Tokenizer) prompt(kind EngineKind, api body.API, raw []byte) ([]uint32, error) {
-	engine, err := model.ParseEngine(string(kind))
+	engine, err := shape.ParseEngine(string(kind))
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (t *Tokenizer) prompt(kind EngineKind, api body.API, raw []byte) ([]uint32,
 		return nil, badRequest(err.Error())
 	}
 	res, err := t.model.Prompt(req, engine)
-	if refusal, ok := errors.AsType[*model.Refusal](err); ok {
+	if refusal, ok := errors.AsType[*shape.Refusal](err); ok {
 		return nil, &apiError{refusal.Status, "BadRequestError", "", refusal.Reason}
 	}
 	if err == nil && res.Partial != "" {

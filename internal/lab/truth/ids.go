@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"regexp"
 
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // idTotals count the engines' answers that were compared.
@@ -81,7 +81,7 @@ func (c *comparison) chats(name, path string) (idTotals, error) {
 	if parts == nil {
 		return totals, errors.New("the name must be chat_ENGINE[_tools]_TOKENIZER_PART.jsonl.gz")
 	}
-	engine, err := model.ParseEngine(parts[1])
+	engine, err := shape.ParseEngine(parts[1])
 	if err != nil {
 		return totals, err
 	}
@@ -103,7 +103,7 @@ func (c *comparison) chats(name, path string) (idTotals, error) {
 			return totals, err
 		}
 	}
-	m, err := c.model(parts[3], model.Options{ChatTemplate: template, ToolParser: parts[2] != "", MaxModelLen: contextOf(records), TrustTemplates: true})
+	m, err := c.model(parts[3], shape.Options{ChatTemplate: template, ToolParser: parts[2] != "", MaxModelLen: contextOf(records), TrustTemplates: true})
 	if err != nil {
 		return totals, err
 	}
@@ -142,7 +142,7 @@ func (c *comparison) chats(name, path string) (idTotals, error) {
 }
 
 // chat returns how we differ from the engine, "" if we do not.
-func (c *comparison) chat(m *model.Model, engine model.Engine, r *chatRecord, api body.API, want *chatAnswer) (string, error) {
+func (c *comparison) chat(m *shape.Model, engine shape.Engine, r *chatRecord, api body.API, want *chatAnswer) (string, error) {
 	edits := []body.Edit{body.Set([]byte(`"tiny"`), "model")}
 	if r.Template != nil {
 		source, err := c.template(*r.Template)
@@ -164,7 +164,7 @@ func (c *comparison) chat(m *model.Model, engine model.Engine, r *chatRecord, ap
 		return "", err
 	}
 	res, err := m.Prompt(req, engine)
-	if refusal, ok := errors.AsType[*model.Refusal](err); ok {
+	if refusal, ok := errors.AsType[*shape.Refusal](err); ok {
 		if refusal.Status == want.Status {
 			return "", nil
 		}
@@ -184,8 +184,8 @@ func (c *comparison) chat(m *model.Model, engine model.Engine, r *chatRecord, ap
 
 // difference describes the first difference between our ids and the engine's, "" if
 // they are equal.
-func difference(m *model.Model, ours, theirs []uint32) string {
-	if d := model.Compare(m.Tokenizer(), ours, theirs); d != nil {
+func difference(m *shape.Model, ours, theirs []uint32) string {
+	if d := shape.Compare(m.Tokenizer(), ours, theirs); d != nil {
 		return d.String()
 	}
 	return ""

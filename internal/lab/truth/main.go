@@ -27,7 +27,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/model"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 func main() {
@@ -58,7 +58,7 @@ var recorded = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 // comparison holds what the recordings of a folder have in common.
 type comparison struct {
 	models, templates string
-	loaded            map[modelKey]*model.Model
+	loaded            map[modelKey]*shape.Model
 	// The reports of the two halves.
 	ids, cached bytes.Buffer
 }
@@ -71,13 +71,13 @@ type modelKey struct {
 }
 
 // model loads a model once.
-func (c *comparison) model(tokenizer string, options model.Options) (*model.Model, error) {
+func (c *comparison) model(tokenizer string, options shape.Options) (*shape.Model, error) {
 	key := modelKey{tokenizer, options.ChatTemplate, options.ToolParser, options.MaxModelLen}
 	if m := c.loaded[key]; m != nil {
 		return m, nil
 	}
 	options.Now = func() time.Time { return recorded }
-	m, err := model.Load(os.DirFS(filepath.Join(c.models, tokenizer)), options)
+	m, err := shape.Load(os.DirFS(filepath.Join(c.models, tokenizer)), options)
 	if err == nil {
 		c.loaded[key] = m
 	}
@@ -90,7 +90,7 @@ func run(w io.Writer, recordings, models, templates string) (differ bool, err er
 	if templates == "" {
 		templates = findTemplates(recordings)
 	}
-	c := &comparison{models: models, templates: templates, loaded: map[modelKey]*model.Model{}}
+	c := &comparison{models: models, templates: templates, loaded: map[modelKey]*shape.Model{}}
 	entries, err := os.ReadDir(recordings)
 	if err != nil {
 		return false, err

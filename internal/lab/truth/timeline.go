@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvlane/kvlane/internal/model"
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // timelineTokenizer is the tokenizer of every engine in the time lines.
@@ -22,8 +22,8 @@ var (
 
 // timeline makes the ids of a time line's requests as its engine did.
 type timeline struct {
-	model  *model.Model
-	engine model.Engine
+	model  *shape.Model
+	engine shape.Engine
 }
 
 // timeline returns nil for a time line whose tokenizer is not known. The model is
@@ -34,11 +34,11 @@ func (c *comparison) timeline(name string, recs []record) (*timeline, error) {
 	if parts == nil {
 		return nil, nil
 	}
-	engine, err := model.ParseEngine(parts[1])
+	engine, err := shape.ParseEngine(parts[1])
 	if err != nil {
 		return nil, err
 	}
-	var options model.Options
+	var options shape.Options
 	for i := range recs {
 		r := &recs[i]
 		if r.Kind == "meta" {
@@ -48,7 +48,7 @@ func (c *comparison) timeline(name string, recs []record) (*timeline, error) {
 			}
 			options.ToolParser = options.ToolParser || strings.Contains(flags, "--tool-call-parser")
 		}
-		if r.Body != nil && engine == model.VLLM && r.Status == 200 && len(body.Member([]byte(*r.Body), "tools")) > 2 {
+		if r.Body != nil && engine == shape.VLLM && r.Status == 200 && len(body.Member([]byte(*r.Body), "tools")) > 2 {
 			options.ToolParser = true
 		}
 	}
@@ -113,7 +113,7 @@ func (t *timeline) judge(api body.API, r *record) (why string, judged bool) {
 		return "", true
 	}
 	res, err := t.model.Prompt(req, t.engine)
-	refusal, refused := errors.AsType[*model.Refusal](err)
+	refusal, refused := errors.AsType[*shape.Refusal](err)
 	switch {
 	case refused && r.Status == 200:
 		return fmt.Sprintf("refused (%s), the engine answered 200", refusal.Reason), true

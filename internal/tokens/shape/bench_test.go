@@ -1,0 +1,155 @@
+package shape
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
+)
+
+// talk is a conversation of n messages with about size bytes of text, and the same with one exchange more.
+func talk(n, size int) (body, next []byte) {
+	words := strings.Fields("the router sends each request to the worker whose cache already holds most of its prompt, without letting any " +
+		"rank overload; 2026 was a good year for prefix caches: func main() { fmt.Println(\"hello\") } naïve café Köln 東京 and so on")
+	var b strings.Builder
+	b.WriteString(`{"model":"demo","messages":[{"role":"user","content":"You are a helpful assistant 00000000."}`)
+	at := 0
+	message := func(i int) {
+		fmt.Fprintf(&b, `,{"role":"%s","content":"%d.`, [...]string{"user", "assistant"}[i%2], i)
+		for start := b.Len(); b.Len()-start < size/n; at++ {
+			b.WriteString(" " + strings.ReplaceAll(words[(at*7+at/13)%len(words)], `"`, `\"`))
+		}
+		b.WriteString(`"}`)
+	}
+	for i := 1; i < n; i++ {
+		message(i)
+	}
+	first := b.String()
+	message(n)
+	message(n + 1)
+	return []byte(first + `],"max_tokens":64}`), []byte(b.String() + `],"max_tokens":64}`)
+}
+
+var tokenizers sync.Map // by folder, loaded once
+
+func load(tb testing.TB, name string, options Options) *Model {
+	tb.Helper()
+	once, _ := tokenizers.LoadOrStore(name, sync.OnceValues(func() (*bpe.Tokenizer, error) { return bpe.Load(os.DirFS("../models/" + name)) }))
+	tok, err := once.(func() (*bpe.Tokenizer, error))()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	m, err := New(tok, options)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return m
+}
+
+func asInput(req *body.Request, engine Engine) input {
+	return input{Request: req, profile: engine.profile(), origin: req.API}
+}
+
+func BenchmarkConversation(b *testing.B) {
+	raw, next := talk(81, 57000)
+	b.Run("cold", func(b *testing.B) {
+		m := load(b, "qwen3", Options{CacheBytes: -1})
+		b.SetBytes(int64(len(raw)))
+		run(b, m, raw)
+	})
+	b.Run("same again", func(b *testing.B) {
+		m := load(b, "qwen3", Options{})
+		memo := body.NewMemo(1 << 20)
+		b.ReportAllocs()
+		for b.Loop() {
+			req, err := memo.Parse(body.Chat, raw)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, err := m.Prompt(req, VLLM); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("next turn", func(b *testing.B) {
+		m := load(b, "qwen3", Options{})
+		var req body.Request
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			// Each round is another conversation, by digits changed in its system message; its first turn is not timed.
+			b.StopTimer()
+			for _, turn := range [][]byte{raw, next} {
+				copy(turn[bytes.Index(turn, []byte("assistant"))+len("assistant "):], fmt.Sprintf("%08d", i))
+			}
+			ask(b, m, &req, raw)
+			b.StartTimer()
+			ask(b, m, &req, next)
+		}
+	})
+}
+
+func run(b *testing.B, m *Model, raw []byte) {
+	var req body.Request
+	b.ReportAllocs()
+	for b.Loop() {
+		ask(b, m, &req, raw)
+	}
+}
+
+func ask(b *testing.B, m *Model, req *body.Request, raw []byte) Result {
+	if err := req.Parse(body.Chat, raw); err != nil {
+		b.Fatal(err)
+	}
+	res, err := m.Prompt(req, VLLM)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return res
+}
+
+// BenchmarkRender measures the chat template alone, on a conversation of 81 messages that nothing is remembered of.
+func BenchmarkRender(b *testing.B) {
+	raw, _ := talk(81, 57000)
+	for _, name := range []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo"} {
+		b.Run(name, func(b *testing.B) {
+			m := load(b, name, Options{CacheBytes: -1})
+			req, err := body.Parse(body.Chat, raw)
+			if err != nil {
+				b.Fatal(err)
+			}
+			p, _, err := m.plan(asInput(req, VLLM))
+			if err != nil {
+				b.Skip(err)
+			}
+			var out []byte
+			best := time.Duration(math.MaxInt64)
+			b.ReportAllocs()
+			for b.Loop() {
+				start := processTime()
+				if out, err = m.render(b.Context(), out[:0], p); err != nil {
+					b.Fatal(err)
+				}
+				best = min(best, processTime()-start)
+			}
+			b.ReportMetric(float64(best.Nanoseconds())/1000, "best-cpu-µs")
+		})
+	}
+}
+
+// processTime is the processor time of this process.
+func processTime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts); err != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}

@@ -1,0 +1,287 @@
+package shape
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+)
+
+// State is what is known about the agreement of our ids with an engine's.
+type State int32
+
+// The states. Only Differs forbids the use of ids.
+const (
+	Unchecked State = iota // the engine has not been asked, or could not answer
+	Agrees
+	Differs
+)
+
+var stateNames = [...]string{"unchecked", "agrees", "differs"}
+
+// String is the state's name in metrics and logs.
+func (s State) String() string {
+	if s >= 0 && int(s) < len(stateNames) {
+		return stateNames[s]
+	}
+	return "unknown"
+}
+
+// CheckerOptions configure a Checker. Zero values are the defaults.
+type CheckerOptions struct {
+	// ModelName is put into the questions of the start-up check.
+	ModelName string
+	// Every is the number of requests of which one is compared in service. 0: 1000.
+	Every int
+	// Retry is the time after which a model that differs, or an engine that did not answer, is asked again. 0: 1 minute.
+	Retry time.Duration
+	// MaxBody is the largest body in bytes that is copied for comparison. 0: 1 MiB.
+	MaxBody int
+	// Awake reports whether the engine is worth asking again; nil: always.
+	Awake func() bool
+	// Gate, if not nil, bounds how many checkers that share it ask at a time.
+	Gate chan struct{}
+	// OnCheck is told every comparison: nil difference and nil error mean equal. It must not block.
+	OnCheck func(api body.API, d *Difference, err error)
+	// OnState is told every change of state, with the difference that caused it. It must not block.
+	OnState func(s State, d *Difference)
+}
+
+// Checker compares a model's ids with an engine's own at start-up and in service, and reports whether they may be used. It is
+// safe for concurrent use.
+type Checker struct {
+	model   *Model
+	oracle  *Oracle
+	options CheckerOptions
+
+	state   atomic.Int32
+	count   atomic.Uint64
+	samples chan []byte   // API in the first byte, then the body
+	again   chan struct{} // a check is wanted
+
+	mu     sync.Mutex
+	failed [][]byte // bodies that differed or had no answer, asked again before the model is trusted
+}
+
+// defaultMaxBody is CheckerOptions.MaxBody if it is 0; maxFailed bounds the bodies that are kept.
+const (
+	defaultMaxBody = 1 << 20
+	maxFailed      = 8
+)
+
+// NewChecker makes a checker; Run makes it work.
+func NewChecker(m *Model, oracle *Oracle, options CheckerOptions) *Checker {
+	if options.Every <= 0 {
+		options.Every = 1000
+	}
+	if options.MaxBody <= 0 {
+		options.MaxBody = defaultMaxBody
+	}
+	if options.Retry <= 0 {
+		options.Retry = time.Minute
+	}
+	return &Checker{model: m, oracle: oracle, options: options, samples: make(chan []byte, 4), again: make(chan struct{}, 1)}
+}
+
+// State is what is known now.
+func (c *Checker) State() State { return State(c.state.Load()) }
+
+// Usable reports whether ids may be used for routing.
+func (c *Checker) Usable() bool { return c.State() != Differs }
+
+// Offer lets the checker see a request in service; one in Every is copied and compared later. It never blocks.
+func (c *Checker) Offer(req *body.Request) {
+	if c.count.Add(1)%uint64(c.options.Every) != 0 || len(req.Body) > c.options.MaxBody {
+		return
+	}
+	sample := append(make([]byte, 0, len(req.Body)+1), byte(req.API))
+	select {
+	case c.samples <- append(sample, req.Body...):
+	default:
+	}
+}
+
+// Recheck has Run check soon: the engine may be another one. It never blocks.
+func (c *Checker) Recheck() {
+	select {
+	case c.again <- struct{}{}:
+	default:
+	}
+}
+
+// Run checks immediately and then for each sample and each reason to ask again, until ctx ends. The time between retries
+// varies by a tenth, so that the engines of a fleet are not asked at the same moment.
+func (c *Checker) Run(ctx context.Context) {
+	c.checkAtTurn(ctx)
+	retry := time.NewTicker(c.options.Retry - rand.N(c.options.Retry/10+1))
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-retry.C:
+			if c.State() != Agrees && (c.options.Awake == nil || c.options.Awake()) {
+				c.checkAtTurn(ctx)
+			}
+		case <-c.again:
+			c.checkAtTurn(ctx)
+		case s := <-c.samples:
+			c.sample(ctx, s)
+		}
+	}
+}
+
+// checkAtTurn checks when the gate lets it.
+func (c *Checker) checkAtTurn(ctx context.Context) {
+	if c.options.Gate != nil {
+		select {
+		case c.options.Gate <- struct{}{}:
+			defer func() { <-c.options.Gate }()
+		case <-ctx.Done():
+			return
+		}
+	}
+	c.Check(ctx)
+}
+
+// Check asks the engine about the built-in questions and about every request that differed before, and sets the state:
+// Agrees if all answers are equal, Differs at the first one that is not, Unchecked if the engine does not answer.
+func (c *Checker) Check(ctx context.Context) State {
+	c.mu.Lock()
+	questions := append(builtIn(c.options.ModelName), c.failed...)
+	c.mu.Unlock()
+	asked := false
+	for _, q := range questions {
+		d, err := c.ask(ctx, q)
+		switch {
+		case d != nil:
+			c.keep(q)
+			c.set(Differs, d)
+			return Differs
+		case err == nil:
+			asked = true
+		case !errors.Is(err, errNotComparable):
+			if c.State() != Differs {
+				c.set(Unchecked, nil)
+			}
+			return c.State()
+		}
+	}
+	if !asked {
+		c.set(Unchecked, nil)
+		return Unchecked
+	}
+	c.mu.Lock()
+	c.failed = nil
+	c.mu.Unlock()
+	c.set(Agrees, nil)
+	return Agrees
+}
+
+func (c *Checker) sample(ctx context.Context, s []byte) {
+	d, err := c.ask(ctx, s)
+	switch {
+	case d != nil:
+		c.keep(s)
+		c.set(Differs, d)
+	case err == nil && c.State() == Unchecked:
+		c.set(Agrees, nil)
+	case err != nil && !errors.Is(err, errNotComparable) && ctx.Err() == nil:
+		c.keep(s) // asked again with the next check
+		if c.State() == Agrees {
+			c.set(Unchecked, nil)
+		}
+	}
+}
+
+func (c *Checker) keep(s []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.failed) < maxFailed && !slices.ContainsFunc(c.failed, func(f []byte) bool { return string(f) == string(s) }) {
+		c.failed = append(c.failed, s)
+	}
+}
+
+func (c *Checker) set(s State, d *Difference) {
+	if old := State(c.state.Swap(int32(s))); (old != s || d != nil) && c.options.OnState != nil {
+		c.options.OnState(s, d)
+	}
+}
+
+// errNotComparable is about a request that one of the two sides has no ids for.
+var errNotComparable = errors.New("not comparable")
+
+// ask compares one request: a difference, or nil if the ids (or the refusals) are equal, or an error.
+func (c *Checker) ask(ctx context.Context, s []byte) (*Difference, error) {
+	d, err := c.compare(ctx, s)
+	if c.options.OnCheck != nil && !errors.Is(err, errNotComparable) {
+		c.options.OnCheck(body.API(s[0]), d, err)
+	}
+	return d, err
+}
+
+func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
+	req, err := body.Parse(body.API(s[0]), s[1:])
+	if err != nil {
+		return nil, errNotComparable
+	}
+	if rendered(req.API) {
+		// The engine would fetch media to render them: what is not comparable here is not asked.
+		if ours, err := c.model.Prompt(req, c.oracle.Engine); err != nil || ours.Partial != "" {
+			return nil, errNotComparable
+		}
+	}
+	theirs, asked, err := c.oracle.IDs(ctx, req)
+	if errors.Is(err, ErrNoOracle) {
+		return nil, errNotComparable
+	}
+	_, theyRefuse := errors.AsType[*Refusal](err)
+	if err != nil && !theyRefuse {
+		return nil, err
+	}
+	ours, err := c.model.Prompt(asked, c.oracle.Engine)
+	_, weRefuse := errors.AsType[*Refusal](err)
+	switch {
+	case theyRefuse && weRefuse:
+		return nil, nil
+	case theyRefuse || weRefuse:
+		// Flags of the engine decide about refusals as well; a refusal is no token that could be wrong.
+		return nil, errNotComparable
+	case err != nil || ours.Partial != "":
+		return nil, errNotComparable
+	}
+	return Compare(c.model.tok, ours.IDs, theirs), nil
+}
+
+// builtIn are the questions of the start-up check. They touch what engines and tokenizers are known to disagree about.
+func builtIn(modelName string) [][]byte {
+	name := strconv.Quote(modelName)
+	out := make([][]byte, 0, len(plainQuestions)+len(chatQuestions))
+	for _, q := range plainQuestions {
+		out = append(out, append([]byte{byte(body.Completions)}, fmt.Sprintf(`{"model":%s,"prompt":%s}`, name, q)...))
+	}
+	for _, q := range chatQuestions {
+		out = append(out, append([]byte{byte(body.Chat)}, fmt.Sprintf(`{"model":%s,"messages":%s}`, name, q)...))
+	}
+	return out
+}
+
+var plainQuestions = []string{
+	`"Be brief, please: 1234567 numbers,  two spaces and\n\n a new line.\t"`,
+	`"def f(x):\n\treturn {'a': x ** 2}  # caf\u00e9\r\n"`,
+	`"K\u00f6ln \ud83d\ude42 \u6771\u4eac, e\u0301 \u05e9\u05dc\u05d5\u05dd \ufb01 \u212b"`,
+	`"<|im_end|> <s> </s> [INST] <think>"`,
+}
+
+var chatQuestions = []string{
+	`[{"role":"user","content":"Be brief."}]`,
+	`[{"role":"user","content":"Hi"},{"role":"assistant","content":" Hello! "},{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b\n"}]}]`,
+	`[{"role":"system","content":"You are a pirate."},{"role":"user","content":"\u6771\u4eac?"}]`,
+}

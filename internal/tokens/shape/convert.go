@@ -1,0 +1,250 @@
+package shape
+
+import (
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// converted plans a request of the Responses or the Anthropic API as the chat request that engines make of it.
+func (m *Model) converted(in input) (*plan, error) {
+	convert := m.anthropicChat
+	if in.API == body.Responses {
+		convert = responsesChat
+	}
+	body, partial, err := convert(in)
+	if err != nil {
+		return nil, err
+	}
+	if partial != "" {
+		return &plan{partial: partial}, nil
+	}
+	raw, err := jinja.AppendJSON(nil, jinja.FromDict(body), jinja.JSONOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return m.asChat(in, raw)
+}
+
+func chatMessage(role string, content jinja.Value) *jinja.Dict {
+	return dict(kv{"role", jinja.String(role)}, kv{"content", content})
+}
+
+func functionCall(id, name string, arguments string) jinja.Value {
+	return object(kv{"id", jinja.String(id)}, kv{"type", jinja.String("function")},
+		kv{"function", object(kv{"name", jinja.String(name)}, kv{"arguments", jinja.String(arguments)})})
+}
+
+// functionTool is the chat tool of a flat one; parameters have another name in each API.
+func functionTool(flat *jinja.Dict, parameters jinja.Value) jinja.Value {
+	return object(kv{"type", jinja.String("function")}, kv{"function", object(kv{"name", member(flat, "name")},
+		kv{"description", member(flat, "description")}, kv{"parameters", parameters}, kv{"strict", member(flat, "strict")},
+		kv{"defer_loading", member(flat, "defer_loading")})})
+}
+
+// responsesChat follows vLLM's vllm/entrypoints/openai/responses: instructions become the system message, items become
+// messages, calls join the assistant's message before them.
+func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
+	if in.Has(body.FieldPreviousResponseID) {
+		return nil, "previous_response_id: only the engine knows the history", nil
+	}
+	if in.Has(body.FieldConversation) {
+		return nil, "conversation: only the engine knows the history", nil
+	}
+	var list []jinja.Value
+	instructions := in.Raw(body.FieldInstructions)
+	text, ok := body.TextOf(instructions)
+	if given(instructions) && !ok {
+		return nil, "", refuse("instructions: surrogates are not allowed in text")
+	}
+	if text != "" {
+		list = append(list, jinja.FromDict(chatMessage(roleSystem, jinja.String(text))))
+	}
+	v, err := in.value(body.FieldInput)
+	if err != nil {
+		return nil, "", err
+	}
+	if text, ok := v.AsString(); ok {
+		list = append(list, jinja.FromDict(chatMessage(roleUser, jinja.String(text))))
+	} else if items, ok := v.AsList(); ok {
+		for i := range items {
+			if list, err = responsesItem(list, items[i]); err != nil {
+				return nil, "", err
+			}
+		}
+	} else {
+		return nil, "", refuse("input: input should be a valid string or list")
+	}
+	fields = new(jinja.Dict)
+	fields.Set("messages", jinja.List(list))
+	if unfinished(v) {
+		fields.Set("continue_final_message", jinja.Bool(true))
+		fields.Set("add_generation_prompt", jinja.Bool(false))
+	}
+	tools, _, err := in.listOf(body.FieldTools)
+	if err != nil {
+		return nil, "", err
+	}
+	var functions []jinja.Value
+	for i := range tools {
+		d, ok := tools[i].AsDict()
+		if !ok {
+			return nil, "", refuse("tools: input should be a valid dictionary")
+		}
+		if kind := textAt(d, "type"); kind != "function" {
+			return nil, "tools that the engine runs itself change the prompt", nil
+		}
+		functions = append(functions, functionTool(d, member(d, "parameters")))
+	}
+	if functions != nil {
+		fields.Set("tools", jinja.List(functions))
+		fields.Set("tool_choice", jinja.String("none")) // shown all the same, and the parser's flags do not matter here
+	}
+	for _, f := range [...]body.Field{body.FieldChatTemplateKwargs, body.FieldKVTransferParams} {
+		v, err := in.value(f)
+		if err != nil {
+			return nil, "", err
+		}
+		if !v.IsNone() {
+			fields.Set(f.String(), v)
+		}
+	}
+	if n, asked := in.vllmMaxTokens(); asked {
+		fields.Set("max_tokens", jinja.Int(n))
+	}
+	fields.Set("add_special_tokens", jinja.Bool(true)) // unlike a chat's
+	if raw := in.Get("truncation"); raw != nil && body.Text(raw) != "disabled" {
+		fields.Set("truncate_prompt_tokens", jinja.Int(-1))
+	}
+	reasoning, err := in.value(body.FieldReasoning)
+	if err != nil {
+		return nil, "", err
+	}
+	if d, ok := reasoning.AsDict(); ok {
+		if effort, has, _ := textOf(d, "effort"); has {
+			fields.Set("reasoning_effort", jinja.String(effort))
+		}
+	}
+	return fields, "", nil
+}
+
+func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
+	item, ok := v.AsDict()
+	if !ok {
+		return nil, refuse("input: input should be a valid dictionary")
+	}
+	kind := textAt(item, "type")
+	text := func(key string) string { return textAt(item, key) }
+	switch kind {
+	case "", "message":
+		role := text("role")
+		if role != roleAssistant {
+			return append(list, jinja.FromDict(chatMessage(role, member(item, "content")))), nil
+		}
+		said, err := assistantText(item)
+		if err != nil {
+			return nil, err
+		}
+		return joinAssistant(list, "content", said), nil
+	case "function_call":
+		return appendCall(list, functionCall(text("call_id"), text("name"), text("arguments"))), nil
+	case "function_call_output":
+		msg := chatMessage(roleTool, member(item, "output"))
+		msg.Set("tool_call_id", jinja.String(text("call_id")))
+		return append(list, jinja.FromDict(msg)), nil
+	case "reasoning":
+		return joinAssistant(list, "reasoning", jinja.String(reasoningText(item))), nil
+	default:
+		return nil, refuse("input.type: unsupported item type '%s'", kind)
+	}
+}
+
+// unfinished reports whether the last item is a message or thought that the model continues.
+func unfinished(input jinja.Value) bool {
+	items, _ := input.AsList()
+	if len(items) == 0 {
+		return false
+	}
+	last, _ := items[len(items)-1].AsDict()
+	kind := textAt(last, "type")
+	status := textAt(last, "status")
+	return (kind == "" || kind == "message" || kind == "reasoning") && (status == "in_progress" || status == "incomplete")
+}
+
+// assistantText is the first text of an assistant's item.
+func assistantText(item *jinja.Dict) (jinja.Value, error) {
+	content := member(item, "content")
+	if text, ok := content.AsString(); ok {
+		if !member(item, "id").IsNone() && !member(item, "status").IsNone() {
+			return jinja.String(text), refuse("input.content: Input should be a valid list") // an output item has parts
+		}
+		return content, nil
+	}
+	parts, _ := content.AsList()
+	if len(parts) == 0 {
+		return content, refuse("input.content: Input should be a valid string or list")
+	}
+	part, _ := parts[0].AsDict()
+	return member(part, "text"), nil
+}
+
+// joinAssistant puts a member into the assistant's message at the end if that lacks it, or into a new message.
+func joinAssistant(list []jinja.Value, key string, v jinja.Value) []jinja.Value {
+	if n := len(list); n > 0 && roleOf(list[n-1]) == roleAssistant {
+		last, _ := list[n-1].AsDict()
+		if member(last, key).IsNone() {
+			last = last.Clone()
+			last.Set(key, v)
+			list[n-1] = jinja.FromDict(last)
+			return list
+		}
+	}
+	return append(list, object(kv{"role", jinja.String(roleAssistant)}, kv{key, v}))
+}
+
+func reasoningText(item *jinja.Dict) string {
+	for _, key := range [...]string{"content", "summary"} {
+		if parts, _ := member(item, key).AsList(); len(parts) > 0 {
+			if d, ok := parts[0].AsDict(); ok {
+				return textAt(d, "text")
+			}
+		}
+	}
+	return ""
+}
+
+// appendCall adds the call to the assistant's message at the end, or to a new one. The message's calls are all from here, so
+// that their list may grow in place.
+func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
+	if n := len(list); n > 0 {
+		last, _ := list[n-1].AsDict()
+		if textAt(last, "role") == roleAssistant {
+			old, _ := member(last, "tool_calls").AsList()
+			last = last.Clone()
+			last.Set("tool_calls", jinja.List(append(old, call)))
+			list[n-1] = jinja.FromDict(last)
+			return list
+		}
+	}
+	msg := chatMessage(roleAssistant, jinja.None())
+	msg.Set("tool_calls", jinja.List([]jinja.Value{call}))
+	return append(list, jinja.FromDict(msg))
+}
+
+// blocksText is the text of a string or of a list of text blocks.
+func blocksText(v jinja.Value, sep string) string {
+	if text, ok := v.AsString(); ok {
+		return text
+	}
+	blocks, _ := v.AsList()
+	var texts []string
+	for i := range blocks {
+		if d, ok := blocks[i].AsDict(); ok {
+			if text, has, _ := textOf(d, "text"); has {
+				texts = append(texts, text)
+			}
+		}
+	}
+	return strings.Join(texts, sep)
+}

@@ -1,0 +1,177 @@
+package shape
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// The three functions here are the commands `kvlane tokenize` and `kvlane render`: one JSON object a line in, one a line out,
+// in the same order. A line that cannot be served, an empty one too, gives {"error": "..."} and the next one is read; only a
+// failing reader or writer ends them. A *LinesError at the end counts the lines that failed.
+
+// TokenizeLines answers {"text": "..."} with {"ids": [...]}.
+func TokenizeLines(r io.Reader, w io.Writer, tok *bpe.Tokenizer, addSpecial bool) error {
+	var ids []uint32
+	var text []byte
+	return eachLine(r, w, func(dst, line []byte) ([]byte, error) {
+		if err := body.Valid(line); err != nil {
+			return dst, err
+		}
+		var err error
+		if text, err = body.AppendText(text[:0], body.Member(line, "text")); err != nil {
+			return dst, fmt.Errorf("text: %w", err)
+		}
+		if ids, err = tok.Encode(ids[:0], string(text), addSpecial); err != nil {
+			return dst, err
+		}
+		return append(AppendIDs(append(dst, `{"ids":`...), ids), '}'), nil
+	})
+}
+
+// RenderOptions choose what RenderLines does.
+type RenderOptions struct {
+	Engine Engine
+	// Path is the request's path; "" is /v1/chat/completions.
+	Path string
+	// IDs adds the token ids.
+	IDs bool
+}
+
+// RenderLines answers a request body with {"prompt": "...", "ids": [...]}, or {"error": "..."} where the engine would refuse
+// it. "partial" is added where only the front of the prompt can be known.
+func RenderLines(r io.Reader, w io.Writer, m *Model, opts RenderOptions) error {
+	path := opts.Path
+	if path == "" {
+		path = "/v1/chat/completions"
+	}
+	api, _ := body.Detect("POST", path)
+	if api == body.Unknown {
+		return fmt.Errorf("path %q: no API with a prompt", path)
+	}
+	var req body.Request
+	return eachLine(r, w, func(dst, line []byte) ([]byte, error) {
+		if err := req.Parse(api, line); err != nil {
+			return dst, err
+		}
+		res, err := m.RenderPrompt(&req, opts.Engine)
+		if err != nil {
+			return dst, err
+		}
+		dst = appendString(append(dst, `{"prompt":`...), res.Text)
+		if opts.IDs {
+			dst = AppendIDs(append(dst, `,"ids":`...), res.IDs)
+		}
+		if res.Partial != "" {
+			dst = appendString(append(dst, `,"partial":`...), res.Partial)
+		}
+		return append(dst, '}'), nil
+	})
+}
+
+// RenderContextLines answers an object of template variables with {"prompt": "..."}, or {"error": "..."} where the template
+// raises or does not compile. now is what strftime_now sees.
+func RenderContextLines(r io.Reader, w io.Writer, source string, now time.Time) error {
+	template, broken := jinja.Compile(source)
+	return eachLine(r, w, func(dst, line []byte) ([]byte, error) {
+		if broken != nil {
+			return dst, broken
+		}
+		v, err := jinja.ParseJSON(line)
+		if err != nil {
+			return dst, err
+		}
+		vars, ok := v.AsDict()
+		if !ok {
+			return dst, errors.New("not a JSON object")
+		}
+		text, err := template.Render(nil, vars, jinja.Env{Now: now})
+		if err != nil {
+			return dst, err
+		}
+		return append(appendString(append(dst, `{"prompt":`...), asText(text)), '}'), nil
+	})
+}
+
+var errEmptyLine = errors.New("the line is empty")
+
+// LinesError is the error after input of which some lines were answered with an error.
+type LinesError struct{ Failed, Lines int }
+
+func (e *LinesError) Error() string {
+	return fmt.Sprintf("%d of %d lines were answered with an error", e.Failed, e.Lines)
+}
+
+// maxLine bounds a line of input.
+const maxLine = 256 << 20
+
+func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, error)) error {
+	in := bufio.NewReaderSize(r, 1<<16)
+	out := bufio.NewWriterSize(w, 1<<16)
+	var dst []byte
+	var tally LinesError
+	for {
+		line, err := readLine(in)
+		if len(line) > 0 {
+			tally.Lines++
+			failed := errEmptyLine
+			if len(bytes.TrimSpace(line)) > 0 {
+				dst, failed = answer(dst[:0], line)
+			}
+			if failed != nil {
+				tally.Failed++
+				dst = append(appendString(append(dst[:0], `{"error":`...), failed.Error()), '}')
+			}
+			if _, err := out.Write(append(dst, '\n')); err != nil {
+				return err
+			}
+			if in.Buffered() == 0 { // interactive callers get each answer immediately
+				if err := out.Flush(); err != nil {
+					return err
+				}
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			if err := out.Flush(); err != nil || tally.Failed == 0 {
+				return err
+			}
+			return &tally
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// readLine is a fresh copy of the next line: what is computed from it may refer to it.
+func readLine(in *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := in.ReadSlice('\n')
+		line = append(line, part...)
+		if len(line) > maxLine {
+			return nil, fmt.Errorf("a line of more than %d bytes", maxLine)
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return line, err
+		}
+	}
+}
+
+func appendString(dst []byte, text string) []byte {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(text); err != nil { // a string always encodes
+		return append(dst, `""`...)
+	}
+	return append(dst, bytes.TrimSuffix(b.Bytes(), []byte{'\n'})...)
+}

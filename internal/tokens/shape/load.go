@@ -1,0 +1,277 @@
+package shape
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// Options are how the engine of a model was started, which its files do not hold. The zero value is a stock engine.
+type Options struct {
+	// ChatTemplate replaces the model's own template (vLLM and SGLang --chat-template). "" keeps it.
+	ChatTemplate string
+	// ToolParser: vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Without them it refuses tools.
+	ToolParser bool
+	// HideToolsWhenNone is vLLM's --exclude-tools-when-tool-choice-none.
+	HideToolsWhenNone bool
+	// TrustTemplates: requests may supply a chat_template (vLLM with --trust-request-chat-template). Without it none is
+	// compiled: vLLM refuses such a request, and for the other engines the ids are unknown.
+	TrustTemplates bool
+	// Multimodal reports whether the engine's model takes images, audio or video; if it does not, such a request is
+	// refused. nil: as config.json in the tokenizer's folder has it, or else as the chat template names them.
+	Multimodal *bool
+	// MaxModelLen is the engine's context in tokens; longer prompts are refused as it would. 0: unknown, nothing is refused.
+	MaxModelLen int
+	// Names are the names of the base model in requests; every other name is an adapter's. None: no adapters.
+	Names []string
+	// Now is the engine's clock and time zone, for templates that print the date. nil: time.Now.
+	Now func() time.Time
+	// CacheBytes bounds the memory for what requests have in common with the ones before. 0: 64 MiB; negative: no cache.
+	CacheBytes int64
+}
+
+// Model is one served model. It is safe for concurrent use.
+type Model struct {
+	tok       *bpe.Tokenizer
+	config    config
+	options   Options
+	idLimit   int                  // one more than the largest id
+	templates map[string]*template // by transformers' names: default, tool_use, ...
+	// systemFirst: some template takes no system message behind the first turn.
+	systemFirst bool
+	// inlineSystem: the template shows a system message behind the first turn.
+	inlineSystem bool
+	supplied     *templateCache
+	memo         *memo
+}
+
+// Load reads a model directory: tokenizer.json and the other files of the tokenizer, plain or with .gz. It fails if the
+// tokenizer is not known to be exact or a template does not compile. A model without a template still serves completions.
+func Load(fsys fs.FS, options Options) (*Model, error) {
+	tok, err := bpe.Load(fsys)
+	if err != nil {
+		return nil, err
+	}
+	return New(tok, options)
+}
+
+// New is Load with a tokenizer that is loaded already; several models may share one.
+func New(tok *bpe.Tokenizer, options Options) (*Model, error) {
+	sources := map[string]string{}
+	for _, t := range tok.Config().Templates {
+		sources[t.Name] = t.Source
+	}
+	if options.ChatTemplate != "" {
+		sources = map[string]string{defaultTemplate: options.ChatTemplate}
+	}
+	if options.Now == nil {
+		options.Now = time.Now
+	}
+	m := &Model{tok: tok, config: newConfig(tok.Config()), options: options, idLimit: idLimit(tok), templates: map[string]*template{}}
+	for name, source := range sources {
+		t, err := compile(source)
+		if err != nil {
+			return nil, fmt.Errorf("chat template %q: %w", name, err)
+		}
+		m.templates[name] = t
+		m.systemFirst = m.systemFirst || t.systemFirst()
+		m.inlineSystem = m.inlineSystem || name == defaultTemplate && t.showsInlineSystem()
+		m.config.media = m.config.media || !m.config.known && t.namesMedia
+	}
+	var err error
+	if m.supplied, err = newTemplateCache(); err != nil {
+		return nil, err
+	}
+	if options.CacheBytes >= 0 {
+		m.memo = newMemo(tok, options.CacheBytes)
+	}
+	return m, nil
+}
+
+// Tokenizer is the model's tokenizer.
+func (m *Model) Tokenizer() *bpe.Tokenizer { return m.tok }
+
+// Adapter is the LoRA adapter that the request names, "" for the base model: by model name, or for SGLang by lora_path or
+// a model of the form base:adapter.
+func (m *Model) Adapter(req *body.Request) string {
+	if l := req.LoRA(); l != "" {
+		return l
+	}
+	name := req.Model()
+	if name == "" || len(m.options.Names) == 0 {
+		return ""
+	}
+	for _, base := range m.options.Names {
+		if name == base {
+			return ""
+		}
+		if adapter, ok := strings.CutPrefix(name, base+":"); ok {
+			return adapter
+		}
+	}
+	return name
+}
+
+// template is a compiled chat template with the properties that profiles need.
+type template struct {
+	source         string
+	compiled       *jinja.Template
+	variables      map[string]bool
+	namesDeveloper bool // it handles the developer role itself
+	openAI         bool // vLLM hands it content parts
+	sglangOpenAI   bool // SGLang does
+	namesMedia     bool // it is made for more than text
+	dated          bool // it prints the time
+	fromRequest    bool // a request supplied it
+}
+
+func (t *template) reads(name string) bool { return t.variables[name] }
+
+func compile(source string) (*template, error) {
+	compiled, err := jinja.Compile(source)
+	if err != nil {
+		return nil, err
+	}
+	t := &template{source: source, compiled: compiled, variables: map[string]bool{}, namesDeveloper: strings.Contains(source, `"developer"`) ||
+		strings.Contains(source, `'developer'`),
+		openAI: compiled.ContentFormat() == "openai", dated: strings.Contains(source, "strftime_now")}
+	t.sglangOpenAI = t.openAI
+	for _, name := range compiled.UndeclaredVariables() {
+		t.variables[name] = true
+	}
+	for _, word := range [...]string{"image", "audio", "video", "vision"} {
+		if strings.Contains(source, word) { // SGLang's own shortcut
+			t.sglangOpenAI, t.namesMedia = true, true
+		}
+	}
+	return t, nil
+}
+
+const (
+	defaultTemplate = "default"
+	toolTemplate    = "tool_use"
+)
+
+// ErrNoTemplate is the error for a chat with a model that has no template. It is not a Refusal: engines have their own
+// encoders for some models, so only the ids are unknown.
+var ErrNoTemplate = errors.New("the model has no chat template")
+
+// ErrUntrustedTemplate is the error for a request-supplied template that Options do not trust and that the engine is not
+// known to refuse.
+var ErrUntrustedTemplate = errors.New("the request supplies a chat template, and such templates are not trusted")
+
+// ownTemplate is the model's template; models with several keep one for tools.
+func (m *Model) ownTemplate(tools bool) (*template, error) {
+	if tools {
+		if t, ok := m.templates[toolTemplate]; ok {
+			return t, nil
+		}
+	}
+	if t, ok := m.templates[defaultTemplate]; ok {
+		return t, nil
+	}
+	return nil, ErrNoTemplate
+}
+
+// templateFor is the template that the request supplies, or the model's own.
+func (m *Model) templateFor(in input, tools bool) (*template, error) {
+	source := ""
+	if in.Has(body.FieldChatTemplateKwargs) {
+		kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
+		if err != nil {
+			return nil, err
+		}
+		text, has, ok := textOf(kwargs, "chat_template")
+		switch {
+		case (has || !ok) && (!m.options.TrustTemplates || !in.profile.templateInKwargs):
+			return nil, in.profile.untrusted
+		case !ok:
+			return nil, refuse("chat_template: input should be a valid string")
+		}
+		source = text
+	}
+	if in.Has(body.FieldChatTemplate) {
+		text, ok := body.TextOf(in.Raw(body.FieldChatTemplate))
+		switch {
+		case !m.options.TrustTemplates:
+			return nil, in.profile.untrusted
+		case !ok:
+			return nil, refuse("chat_template: input should be a valid string")
+		case text != "":
+			source = text
+		}
+	}
+	if source == "" {
+		return m.ownTemplate(tools)
+	}
+	return m.requestTemplate(source, in.profile)
+}
+
+// requestTemplate compiles a template that a request supplies.
+func (m *Model) requestTemplate(source string, engine *profile) (*template, error) {
+	if t, ok := m.supplied.Get(source); ok {
+		return t, nil
+	}
+	t, err := compileRequestTemplate(source)
+	if err != nil {
+		return nil, asRefusal(err, engine)
+	}
+	m.supplied.Add(source, t)
+	return t, nil
+}
+
+// refuseMedia refuses a part of a message that is not text, unless the model takes such parts.
+func (m *Model) refuseMedia(kind string, engine *profile) error {
+	takes, known := m.config.media, m.config.known
+	if given := m.options.Multimodal; given != nil {
+		takes, known = *given, true
+	}
+	if takes {
+		return nil
+	}
+	return &Refusal{Status: 400, Reason: engine.textOnly(kind), Guessed: !known}
+}
+
+// asRefusal makes what a template raised into the engine's answer. A fault or limit of our own, or a construct that only our
+// Jinja does not have, stays an error.
+func asRefusal(err error, engine *profile) error {
+	raised, ok := errors.AsType[*jinja.Error](err)
+	if !ok || raised.Class == jinja.Unsupported || raised.Class == "InternalError" || raised.Class == "ResourceLimit" {
+		return err
+	}
+	return engine.raised(raised)
+}
+
+// config is what the tokenizer's files hold for templates.
+type config struct {
+	special *jinja.Dict
+	// media: the model takes more than text; known: its config.json says so.
+	media, known bool
+}
+
+// specialTokens is a fresh dict of the named special tokens, as transformers gives them to every template.
+func (c *config) specialTokens() *jinja.Dict { return c.special.Clone() }
+
+// newConfig takes the special tokens in transformers' order.
+func newConfig(c *bpe.Config) config {
+	special := new(jinja.Dict)
+	for _, name := range [...]string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"} {
+		if token, ok := c.SpecialToken(name); ok {
+			special.Set(name, jinja.String(token))
+		}
+	}
+	if c.ExtraSpecial != nil {
+		extra := make([]jinja.Value, 0, len(c.ExtraSpecial))
+		for _, token := range c.ExtraSpecial {
+			extra = append(extra, jinja.String(token))
+		}
+		special.Set("additional_special_tokens", jinja.List(extra))
+	}
+	return config{special: special, media: c.Media, known: c.HasModel}
+}

@@ -1,0 +1,27 @@
+package shape
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+)
+
+// vLLM's reader of JSON is Python's, which refuses an integer of more than 4,300 digits
+// wherever it stands; SGLang's makes a float of it. (FastAPI 0.136 answers 400 with this
+// text.)
+func TestLongIntegersInUnknownFields(t *testing.T) {
+	m := load(t, "qwen3", Options{})
+	for digits, refused := range map[int]bool{4300: false, 4301: true} {
+		req, err := body.Parse(body.Completions, []byte(`{"prompt":"x","unknown":[{"a":-`+strings.Repeat("7", digits)+`}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Prompt(req, VLLM); (err != nil) != refused || refused && err.Error() != "There was an error parsing the body" {
+			t.Errorf("vLLM, %d digits: %v", digits, err)
+		}
+		if _, err := m.Prompt(req, SGLang); err != nil {
+			t.Errorf("SGLang, %d digits: %v", digits, err)
+		}
+	}
+}

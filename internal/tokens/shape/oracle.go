@@ -1,0 +1,169 @@
+package shape
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+)
+
+// ErrNoOracle is the error if an engine has no endpoint that returns the ids of such a request.
+var ErrNoOracle = errors.New("the engine has no endpoint that returns the ids of this request")
+
+// Oracle asks an engine for the ids of a prompt. It is safe for concurrent use.
+type Oracle struct {
+	Engine Engine
+	URL    string // such as http://10.0.0.7:8000
+	Client *http.Client
+	// Timeout bounds one question. 0: 5 s.
+	Timeout time.Duration
+}
+
+// maxAnswer bounds an engine's answer.
+const maxAnswer = 64 << 20
+
+// IDs asks for the ids of req by the engine's tokenizing endpoint. asked is the request that it was asked with, which may
+// have fewer fields: ours must be computed from that. The error is a *Refusal for an answer of 4xx.
+func (o *Oracle) IDs(ctx context.Context, req *body.Request) (ids []uint32, asked *body.Request, err error) {
+	if rendered(req.API) {
+		ids, err = o.renderedIDs(ctx, req)
+		return ids, req, err
+	}
+	path, raw, err := o.question(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	if asked, err = body.Parse(body.Tokenize, raw); err != nil {
+		return nil, nil, err
+	}
+	answer, err := post(ctx, o.Client, o.Timeout, strings.TrimRight(o.URL, "/")+path, raw)
+	if err != nil {
+		return nil, asked, err
+	}
+	tokens := body.Member(answer, "tokens")
+	if len(tokens) > 1 && tokens[0] == '[' && bytes.HasPrefix(bytes.TrimLeft(tokens[1:], " \n\t\r"), []byte{'['}) {
+		return nil, asked, fmt.Errorf("%s answered with a batch", path)
+	}
+	ids, err = body.AppendIDs(nil, tokens)
+	if err != nil {
+		return nil, asked, fmt.Errorf("%s: %w", path, err)
+	}
+	return ids, asked, nil
+}
+
+// rendered reports whether an API's ids come from a render endpoint, which takes the whole request.
+func rendered(api body.API) bool { return api == body.Messages || api == body.Responses }
+
+// renderedIDs asks vLLM's render endpoint of the API. Without --enable-scale-out the engine has none.
+func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, error) {
+	if !o.Engine.profile().renders {
+		return nil, ErrNoOracle
+	}
+	path := "/v1/messages/render"
+	if req.API == body.Responses {
+		path = "/v1/responses/render"
+	}
+	answer, err := post(ctx, o.Client, o.Timeout, strings.TrimRight(o.URL, "/")+path, req.Body)
+	if errors.Is(err, errNoEndpoint) {
+		return nil, ErrNoOracle
+	}
+	if err != nil {
+		return nil, err
+	}
+	ids, err := body.AppendIDs(nil, body.Member(answer, "token_ids"))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return ids, nil
+}
+
+// errNoEndpoint is within the error for 403 and 404.
+var errNoEndpoint = errors.New("no such endpoint")
+
+func (o *Oracle) question(req *body.Request) (path string, data []byte, err error) {
+	engine := o.Engine.profile()
+	if engine.tokenizePath == "" {
+		return "", nil, ErrNoOracle
+	}
+	if req.Form != body.FormMessages && req.Form != body.FormText || req.API != body.Chat && req.API != body.Completions &&
+		req.API != body.Tokenize {
+		return "", nil, ErrNoOracle
+	}
+	data = append(data, '{')
+	for _, f := range engine.tokenizeFields {
+		raw := req.Raw(f)
+		if raw == nil {
+			continue
+		}
+		if len(data) > 1 {
+			data = append(data, ',')
+		}
+		data = append(data, '"')
+		data = append(data, f.String()...)
+		data = append(data, `":`...)
+		data = append(data, raw...)
+	}
+	return engine.tokenizePath, append(data, '}'), nil
+}
+
+// post sends a JSON body and reads the JSON answer. 4xx is a *Refusal with the engine's message.
+func post(ctx context.Context, client *http.Client, timeout time.Duration, url string, raw []byte) ([]byte, error) {
+	if timeout <= 0 {
+		timeout = 5 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(raw))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if client == nil {
+		client = http.DefaultClient
+	}
+	resp, err := client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(answer) > maxAnswer:
+		return nil, fmt.Errorf("%s: answer of more than %d bytes", url, maxAnswer)
+	case resp.StatusCode == http.StatusOK:
+		if err := body.Valid(answer); err != nil {
+			return nil, fmt.Errorf("%s: %w", url, err)
+		}
+		return answer, nil
+	case resp.StatusCode >= 400 && resp.StatusCode < 500 && resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusForbidden:
+		return nil, &Refusal{Status: resp.StatusCode, Reason: messageOf(answer)}
+	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusForbidden:
+		return nil, fmt.Errorf("%s: status %d: %s: %w", url, resp.StatusCode, messageOf(answer), errNoEndpoint)
+	default:
+		return nil, fmt.Errorf("%s: status %d: %s", url, resp.StatusCode, messageOf(answer))
+	}
+}
+
+// messageOf is an error answer's message, or its beginning.
+func messageOf(answer []byte) string {
+	var e struct {
+		Message string `json:"message"`
+		Error   struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(answer, &e) == nil && e.Error.Message+e.Message != "" {
+		return e.Error.Message + e.Message
+	}
+	const most = 300
+	return string(answer[:min(len(answer), most)])
+}

@@ -1,0 +1,334 @@
+package shape
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+)
+
+// fakeEngine answers /tokenize as vLLM does, with ids of its own choice; when is how it behaves now.
+type fakeEngine struct {
+	m     *Model
+	wrong atomic.Bool // one id is another
+	down  atomic.Bool // 500
+	slow  atomic.Bool // no answer
+	asked atomic.Int64
+}
+
+func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.asked.Add(1)
+	raw, _ := io.ReadAll(r.Body)
+	if f.slow.Load() {
+		<-r.Context().Done()
+		return
+	}
+	if f.down.Load() {
+		http.Error(w, "out of order", http.StatusInternalServerError)
+		return
+	}
+	api, render := body.Detect(r.Method, r.URL.Path)
+	req, err := body.Parse(api, raw)
+	if err != nil {
+		http.Error(w, `{"error":{"message":"bad json"}}`, http.StatusBadRequest)
+		return
+	}
+	res, err := f.m.Prompt(req, VLLM)
+	if err != nil {
+		http.Error(w, string(body.AppendFailure(nil, api, body.Failure{Message: err.Error()})), http.StatusBadRequest)
+		return
+	}
+	ids := slices.Clone(res.IDs)
+	if f.wrong.Load() {
+		ids[len(ids)-1]++
+	}
+	switch {
+	case !render:
+		_, _ = fmt.Fprintf(w, `{"count":%d,"max_model_len":1024,"tokens":%s}`, len(ids), AppendIDs(nil, ids))
+	case api == body.Completions:
+		_, _ = fmt.Fprintf(w, `[{"request_id":"x","token_ids":%s}]`, AppendIDs(nil, ids))
+	default:
+		_, _ = fmt.Fprintf(w, `{"request_id":"x","token_ids":%s}`, AppendIDs(nil, ids))
+	}
+}
+
+func startEngine(t *testing.T) (*fakeEngine, *httptest.Server) {
+	t.Helper()
+	f := &fakeEngine{m: load(t, "qwen3", Options{})}
+	s := httptest.NewServer(f)
+	t.Cleanup(s.Close)
+	return f, s
+}
+
+func TestCheckerFollowsTheEngine(t *testing.T) {
+	f, s := startEngine(t)
+	var seen []State
+	c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL, Timeout: 2 * time.Second}, CheckerOptions{
+		ModelName: "m", Every: 1, OnState: func(s State, _ *Difference) { seen = append(seen, s) },
+	})
+	ctx := t.Context()
+	if s := c.State(); s != Unchecked || !c.Usable() {
+		t.Fatalf("at first: %v", s)
+	}
+	f.down.Store(true)
+	if s := c.Check(ctx); s != Unchecked {
+		t.Fatalf("engine down: %v", s)
+	}
+	f.down.Store(false)
+	if s := c.Check(ctx); s != Agrees {
+		t.Fatalf("engine up: %v", s)
+	}
+	f.wrong.Store(true)
+	if s := c.Check(ctx); s != Differs || c.Usable() {
+		t.Fatalf("engine wrong: %v", s)
+	}
+	f.down.Store(true) // silence is no agreement
+	if s := c.Check(ctx); s != Differs {
+		t.Fatalf("engine wrong, then down: %v", s)
+	}
+	f.down.Store(false)
+	f.wrong.Store(false)
+	if s := c.Check(ctx); s != Agrees {
+		t.Fatalf("engine repaired: %v", s)
+	}
+	if want := []State{Agrees, Differs, Agrees}; !slices.Equal(seen, want) {
+		t.Errorf("told %v, want %v", seen, want)
+	}
+}
+
+func TestCheckerSamplesInService(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	f, s := startEngine(t)
+	differences := make(chan *Difference, 100)
+	client := &http.Client{Transport: &http.Transport{}}
+	c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL, Client: client}, CheckerOptions{
+		Every: 10, OnState: func(_ State, d *Difference) { differences <- d },
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); c.Run(ctx) }()
+	if d := <-differences; d != nil {
+		t.Fatalf("start: %v", d)
+	}
+	before := f.asked.Load()
+	f.wrong.Store(true)
+	req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":"x"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		c.Offer(req)
+	}
+	d := <-differences
+	if d == nil || d.Theirs != d.Ours+1 || !strings.Contains(d.String(), "assistant") {
+		t.Errorf("difference: %v", d)
+	}
+	if n := f.asked.Load() - before; n != 1 {
+		t.Errorf("%d questions for ten requests", n)
+	}
+	f.wrong.Store(false)
+	if s := c.Check(ctx); s != Agrees {
+		t.Errorf("after the repair: %v", s)
+	}
+	if d := <-differences; d != nil {
+		t.Errorf("after the repair: %v", d)
+	}
+	cancel()
+	<-done
+	client.CloseIdleConnections()
+	s.Close()
+}
+
+func TestOracleAsksOnlyWhatCanBeAnswered(t *testing.T) {
+	for _, c := range []struct {
+		engine Engine
+		api    body.API
+		body   string
+	}{
+		{TRTLLM, body.Chat, `{"messages":[{}]}`},
+		{VLLM, body.Completions, `{"prompt":[1,2]}`},
+		{VLLM, body.Completions, `{"prompt":["a","b"]}`},
+		{SGLang, body.Responses, `{"input":"a"}`},
+		{SGLang, body.Generate, `{"text":"a"}`},
+	} {
+		req, err := body.Parse(c.api, []byte(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := &Oracle{Engine: c.engine, URL: "http://127.0.0.1:1"}
+		if _, _, err := o.IDs(t.Context(), req); !errors.Is(err, ErrNoOracle) {
+			t.Errorf("%v %s: %v", c.engine, c.body, err)
+		}
+	}
+}
+
+func TestRemoteRenders(t *testing.T) {
+	f, s := startEngine(t)
+	r := &Remote{URL: s.URL + "/", Timeout: 2 * time.Second}
+	for raw, api := range map[string]body.API{`{"messages":[{"role":"user","content":"x"}]}`: body.Chat, `{"prompt":"a b c"}`: body.Completions} {
+		req, err := body.Parse(api, []byte(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := f.m.Prompt(req, VLLM)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := r.Prompt(t.Context(), req)
+		if err != nil || !slices.Equal(got.IDs, want.IDs) || got.Prompts != 1 {
+			t.Errorf("%s: %v %v, want %v", raw, got, err, want.IDs)
+		}
+	}
+	req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":5}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Prompt(t.Context(), req); err == nil {
+		t.Error("a refusal was swallowed")
+	} else if refusal, ok := errors.AsType[*Refusal](err); !ok || refusal.Status != 400 {
+		t.Errorf("refusal: %v", err)
+	}
+}
+
+func TestRemoteBreaker(t *testing.T) {
+	f, s := startEngine(t)
+	now := time.Unix(1000, 0)
+	var outcomes []error
+	r := &Remote{URL: s.URL, Failures: 2, Pause: time.Second, Timeout: 20 * time.Millisecond, Now: func() time.Time { return now },
+		OnCall: func(_ time.Duration, err error) { outcomes = append(outcomes, err) }}
+	req, err := body.Parse(body.Completions, []byte(`{"prompt":"a"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := func() error { _, err := r.Prompt(t.Context(), req); return err }
+	f.slow.Store(true)
+	for i := range 2 {
+		if err := call(); err == nil || errors.Is(err, ErrBreakerOpen) {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	if err := call(); !errors.Is(err, ErrBreakerOpen) {
+		t.Fatalf("third call: %v", err)
+	}
+	now = now.Add(time.Second)
+	if err := call(); err == nil || errors.Is(err, ErrBreakerOpen) {
+		t.Fatalf("trial: %v", err)
+	}
+	if err := call(); !errors.Is(err, ErrBreakerOpen) {
+		t.Fatalf("after a failed trial: %v", err)
+	}
+	f.slow.Store(false)
+	now = now.Add(time.Second)
+	r.Timeout = 2 * time.Second
+	if err := call(); err != nil {
+		t.Fatalf("second trial: %v", err)
+	}
+	if err := call(); err != nil || len(outcomes) != 7 {
+		t.Fatalf("closed again: %v, %d outcomes", err, len(outcomes))
+	}
+}
+
+func TestTokensCheck(t *testing.T) {
+	f, s := startEngine(t)
+	m := load(t, "qwen3", Options{})
+	for _, wrong := range []bool{false, true} {
+		f.wrong.Store(wrong)
+		var out strings.Builder
+		differ, err := TokensCheck(t.Context(), &out, m, &Oracle{URL: s.URL}, "m")
+		if err != nil || (differ > 0) != wrong || strings.Contains(out.String(), "token ") != wrong {
+			t.Errorf("wrong=%v: %d, %v\n%s", wrong, differ, err, &out)
+		}
+	}
+	f.down.Store(true)
+	if _, err := TokensCheck(t.Context(), io.Discard, m, &Oracle{URL: s.URL}, "m"); err == nil {
+		t.Error("no error from an engine that is down")
+	}
+	if _, err := TokensCheck(t.Context(), io.Discard, m, &Oracle{URL: s.URL, Engine: TRTLLM}, "m"); !errors.Is(err, ErrNoOracle) {
+		t.Errorf("an engine without the endpoint: %v", err)
+	}
+}
+
+func FuzzEngineAnswer(f *testing.F) {
+	for _, s := range []string{`{"token_ids":[1,2]}`, `[{"token_ids":[1]},{"token_ids":[]}]`, `{"tokens":[1]}`, `{"error":{"message":"x"}}`, `[]`, `5`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		_ = messageOf(answer)
+		if body.Valid(answer) != nil {
+			return
+		}
+		if ids, n, err := renderedIDs(answer); err == nil && (n < 1 || len(ids) > len(answer)) {
+			t.Fatalf("%q: %d ids of %d prompts", answer, len(ids), n)
+		}
+	})
+}
+
+// TestRenderedAPIsAreCompared: messages and responses are compared with vLLM's render endpoints, as a whole; where the engine
+// has none, nothing is said.
+func TestRenderedAPIsAreCompared(t *testing.T) {
+	f, s := startEngine(t)
+	for path, raw := range map[string]string{
+		"/v1/messages":  `{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"Hi"}]}`,
+		"/v1/responses": `{"model":"m","input":"Hi","instructions":"Be brief."}`,
+	} {
+		api, _ := body.Detect(http.MethodPost, path)
+		var told []string
+		c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{OnCheck: func(api body.API, d *Difference, err error) {
+			told = append(told, fmt.Sprint(api, d != nil, err))
+		}})
+		question := append([]byte{byte(api)}, raw...)
+		if d, err := c.ask(t.Context(), question); d != nil || err != nil {
+			t.Errorf("%s: %v, %v", path, d, err)
+		}
+		f.wrong.Store(true)
+		if d, err := c.ask(t.Context(), question); d == nil || err != nil {
+			t.Errorf("%s, another id: %v, %v", path, d, err)
+		}
+		f.wrong.Store(false)
+		if want := []string{api.String() + " false <nil>", api.String() + " true <nil>"}; !slices.Equal(told, want) {
+			t.Errorf("%s: told %q", path, told)
+		}
+		asked := f.asked.Load()
+		image := append([]byte{byte(body.Messages)}, `{"model":"m","max_tokens":5,"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}`...)
+		if _, err := c.ask(t.Context(), image); !errors.Is(err, errNotComparable) || f.asked.Load() != asked {
+			t.Errorf("an image: %v, asked %d times", err, f.asked.Load()-asked)
+		}
+		for _, status := range []int{http.StatusForbidden, http.StatusNotFound} {
+			none := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "{}", status) }))
+			c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: none.URL}, CheckerOptions{})
+			if _, err := c.ask(t.Context(), question); !errors.Is(err, errNotComparable) {
+				t.Errorf("%s, status %d: %v", path, status, err)
+			}
+			none.Close()
+		}
+		if _, err := NewChecker(load(t, "qwen3", Options{}), &Oracle{Engine: SGLang, URL: s.URL}, CheckerOptions{}).ask(t.Context(), question); !errors.Is(err, errNotComparable) {
+			t.Errorf("%s of SGLang: %v", path, err)
+		}
+	}
+}
+
+// TestLargestSample: bodies beyond CheckerOptions.MaxBody are not copied.
+func TestLargestSample(t *testing.T) {
+	raw := `{"prompt":"` + strings.Repeat("x", 100) + `"}`
+	for most, want := range map[int]int{len(raw): 1, len(raw) - 1: 0, 0: 1} {
+		c := NewChecker(load(t, "qwen3", Options{}), &Oracle{}, CheckerOptions{Every: 1, MaxBody: most})
+		req, err := body.Parse(body.Completions, []byte(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Offer(req); len(c.samples) != want {
+			t.Errorf("%d bytes of at most %d: %d samples", len(raw), most, len(c.samples))
+		}
+	}
+}

@@ -1,0 +1,160 @@
+package shape
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// plan is what a profile makes of a request: ids, or a text (plain or rendered) and how to tokenize it.
+type plan struct {
+	profile *profile
+	size    int      // of the request, in bytes
+	ids     []uint32 // if not nil, the prompt; the rest is not used then
+	text    string
+	// template, if not nil, renders the text from vars.
+	template *template
+	vars     *jinja.Dict
+	// flat, if not nil, are the tools for a second try when the template fails (SGLang).
+	flat   []jinja.Value
+	suffix string // text that is tokenized separately, behind the rendered prompt (SGLang's continued message)
+	// final, if not nil, is the content of the last message, behind which the rendered prompt is cut.
+	final      *string
+	addSpecial bool
+	keep       int  // 0: all ids are kept; n > 0: the last n; n < 0: the first -n
+	limited    bool // engines bound such prompts by their context
+	// partial is why only the front of the prompt is known, "" if it is all known. A rendered text is cut at mediaMark then.
+	partial string
+}
+
+// mediaMark stands where the first image, audio or video would be. Text behind it is unknown here.
+const mediaMark = "\ue3b0kvlane media\ue3b1"
+
+// cutAtMedia marks the plan's prompt as known up to the first mediaMark.
+func (p *plan) cutAtMedia() {
+	p.partial = "the prompt after the first image, audio or video is not known"
+}
+
+func (p *plan) hasMedia() bool { return p.template != nil && p.partial != "" }
+
+// input is a request as a profile reads it.
+type input struct {
+	*body.Request
+
+	profile *profile
+	// origin is the API that the client called; Request may be a chat made of its body.
+	origin body.API
+}
+
+// value reads a field; absent fields and null give None.
+func (in input) value(f body.Field) (jinja.Value, error) {
+	raw := in.Raw(f)
+	if raw == nil {
+		return jinja.None(), nil
+	}
+	return in.parse(f.String(), raw)
+}
+
+func (in input) parse(name string, raw []byte) (jinja.Value, error) {
+	v, err := in.profile.parse(raw)
+	switch {
+	case errors.Is(err, jinja.ErrLoneSurrogate):
+		return v, refuse("%s: surrogates are not allowed in text", name)
+	case err != nil:
+		return v, fmt.Errorf("%s: %w", name, err)
+	}
+	return v, nil
+}
+
+// flag reads a boolean field as pydantic does in its lax mode; anything else is refused.
+func (in input) flag(f body.Field, absent bool) (bool, error) {
+	raw := in.Raw(f)
+	if raw == nil {
+		return absent, nil
+	}
+	b, ok := laxBool(raw)
+	if !ok {
+		return false, refuse("%s: input should be a valid boolean", f)
+	}
+	return b, nil
+}
+
+// listOf reads a field that must be a list; nil if it is absent or null.
+func (in input) listOf(f body.Field) (items []jinja.Value, present bool, err error) {
+	v, err := in.value(f)
+	if err != nil || v.IsNone() {
+		return nil, false, err
+	}
+	items, ok := v.AsList()
+	if !ok {
+		return nil, false, refuse("%s: input should be a valid list", f)
+	}
+	return items, true, nil
+}
+
+// dictOf reads a field that must be an object; nil if it is absent or null.
+func (in input) dictOf(f body.Field) (*jinja.Dict, error) {
+	v, err := in.value(f)
+	if err != nil || v.IsNone() {
+		return nil, err
+	}
+	d, ok := v.AsDict()
+	if !ok {
+		return nil, refuse("%s: input should be a valid dictionary", f)
+	}
+	return d, nil
+}
+
+// member is the value of a key, None if d does not have it. A nil d is empty.
+func member(d *jinja.Dict, key string) jinja.Value {
+	if v, ok := d.Get(key); ok {
+		return v
+	}
+	return jinja.None()
+}
+
+// dictAt is the object of a key, nil if d does not have one.
+func dictAt(d *jinja.Dict, key string) *jinja.Dict {
+	inner, _ := member(d, key).AsDict()
+	return inner
+}
+
+// textAt is the text of a key, "" if d does not have one.
+func textAt(d *jinja.Dict, key string) string {
+	text, _ := member(d, key).AsString()
+	return text
+}
+
+// textOf is the text of a key. has reports whether there is one; ok is false if there is something else than text or null.
+func textOf(d *jinja.Dict, key string) (text string, has, ok bool) {
+	v, found := d.Get(key)
+	if !found || v.IsNone() {
+		return "", false, true
+	}
+	text, has = v.AsString()
+	return text, has, has
+}
+
+// kv is a key of an object and its value.
+type kv struct {
+	key   string
+	value jinja.Value
+}
+
+// dict is an object of members, with room for one more.
+func dict(members ...kv) *jinja.Dict {
+	d := jinja.NewDict(len(members) + 1)
+	for _, m := range members {
+		d.Set(m.key, m.value)
+	}
+	return d
+}
+
+// object is dict as a value.
+func object(members ...kv) jinja.Value { return jinja.FromDict(dict(members...)) }
+
+// join is the texts as one.
+func join(texts []string, sep string) jinja.Value { return jinja.String(strings.Join(texts, sep)) }

@@ -1,0 +1,141 @@
+package shape
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+)
+
+// ErrBreakerOpen is the error while a remote renderer is not asked because it failed too often.
+var ErrBreakerOpen = errors.New("remote renderer: breaker open")
+
+// Remote gets ids from vLLM's render endpoints (vllm serve --enable-scale-out, or vllm launch render), for models that
+// cannot be tokenized here. It is safe for concurrent use. Set its fields before the first use.
+type Remote struct {
+	URL     string
+	Client  *http.Client
+	Timeout time.Duration // of one call; 0: 5 s
+	// Failures in a row that open the breaker (0: 5), and the time until one call is let through again (0: 10 s).
+	Failures int
+	Pause    time.Duration
+	// Now is the clock; nil: time.Now.
+	Now func() time.Time
+	// OnCall is told every call's duration and error, ErrBreakerOpen included. It must not block.
+	OnCall func(took time.Duration, err error)
+
+	mu     sync.Mutex
+	failed int
+	until  time.Time
+}
+
+var renderPaths = map[body.API]string{
+	body.Chat:        "/v1/chat/completions/render",
+	body.Completions: "/v1/completions/render",
+	body.Responses:   "/v1/responses/render",
+	body.Messages:    "/v1/messages/render",
+}
+
+// Prompt asks for the ids of req; of a batch the first prompt's. The error is a *Refusal for an answer of 4xx.
+func (r *Remote) Prompt(ctx context.Context, req *body.Request) (Result, error) {
+	path, ok := renderPaths[req.API]
+	if !ok {
+		return Result{}, ErrNoOracle
+	}
+	start := r.now()
+	if !r.allow(start) {
+		r.tell(0, ErrBreakerOpen)
+		return Result{}, ErrBreakerOpen
+	}
+	res, err := r.call(ctx, path, req)
+	_, refused := errors.AsType[*Refusal](err)
+	end := r.now()
+	r.done(end, err == nil || refused || ctx.Err() != nil)
+	r.tell(end.Sub(start), err)
+	return res, err
+}
+
+func (r *Remote) call(ctx context.Context, path string, req *body.Request) (Result, error) {
+	raw, err := body.Apply(make([]byte, 0, len(req.Body)+32), req.Body, body.Set([]byte("false"), "return_mm_kwargs"))
+	if err != nil {
+		return Result{}, err
+	}
+	answer, err := post(ctx, r.Client, r.Timeout, strings.TrimRight(r.URL, "/")+path, raw)
+	if err != nil {
+		return Result{}, err
+	}
+	ids, n, err := renderedIDs(answer)
+	return Result{IDs: ids, Prompts: n}, err
+}
+
+// renderedIDs reads token_ids of one GenerateRequest or of the first of a list.
+func renderedIDs(answer []byte) ([]uint32, int, error) {
+	var list body.Request
+	raw := append(append([]byte(`{"input":`), answer...), '}')
+	if err := list.Parse(body.Embeddings, raw); err != nil {
+		return nil, 0, err
+	}
+	first, n := list.Prompt.Of(raw), 1
+	if list.Count > 0 && len(list.Elements) > 0 {
+		first, n = list.Elements[0].Of(raw), list.Count
+	}
+	ids, err := body.AppendIDs(nil, body.Member(first, "token_ids"))
+	return ids, n, err
+}
+
+// allow reports whether the renderer may be asked; after the pause one call at a time tries.
+func (r *Remote) allow(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failed < r.failures() {
+		return true
+	}
+	if now.Before(r.until) {
+		return false
+	}
+	r.until = now.Add(r.pause())
+	return true
+}
+
+func (r *Remote) done(now time.Time, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if ok {
+		r.failed = 0
+		return
+	}
+	if r.failed++; r.failed >= r.failures() {
+		r.until = now.Add(r.pause())
+	}
+}
+
+func (r *Remote) failures() int {
+	if r.Failures > 0 {
+		return r.Failures
+	}
+	return 5
+}
+
+func (r *Remote) pause() time.Duration {
+	if r.Pause > 0 {
+		return r.Pause
+	}
+	return 10 * time.Second
+}
+
+func (r *Remote) now() time.Time {
+	if r.Now != nil {
+		return r.Now()
+	}
+	return time.Now()
+}
+
+func (r *Remote) tell(took time.Duration, err error) {
+	if r.OnCall != nil {
+		r.OnCall(took, err)
+	}
+}

@@ -1,0 +1,109 @@
+package shape
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+func chatWith(t *testing.T, template string) *body.Request {
+	t.Helper()
+	quoted, err := json.Marshal(template)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := body.Parse(body.Chat, fmt.Appendf(nil, `{"messages":[{"role":"user","content":"x"}],"chat_template":%s}`, quoted))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return req
+}
+
+// TestHostileRequests sends many short requests at once whose templates ask for gigabytes: memory stays below what the
+// process allows for all of them, and all of the share comes back.
+func TestHostileRequests(t *testing.T) {
+	m := load(t, "qwen3", Options{TrustTemplates: true})
+	var done sync.WaitGroup
+	stop, peak := make(chan struct{}), make(chan uint64)
+	go func() {
+		most := uint64(0)
+		for {
+			var s runtime.MemStats
+			runtime.ReadMemStats(&s)
+			most = max(most, s.HeapInuse)
+			select {
+			case <-stop:
+				peak <- most
+				return
+			default:
+				runtime.Gosched()
+			}
+		}
+	}()
+	for i := range 24 {
+		for _, source := range []string{
+			"{{ 'a\nb'|indent(999999999) }}", "{{ ('a'*9999999)|replace('a', 'b'*9999) }}", "{{ range(99999)|join('b'*99999) }}", "{{ 'x'*1000000000 }}",
+			"{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+			fmt.Sprintf("{%% set x = 'a' * %d %%}{%% for i in range(9999) %%}{{ x.upper() is none }}{%% endfor %%}", 1000000+i),
+		} {
+			req := chatWith(t, source)
+			done.Go(func() {
+				_, err := m.Prompt(req, VLLM)
+				if raised, ok := errors.AsType[*jinja.Error](err); !errors.Is(err, errTemplatesBusy) && (!ok || raised.Class != "ResourceLimit") {
+					t.Errorf("%.60s: %v", source, err)
+				}
+			})
+		}
+	}
+	done.Wait()
+	close(stop)
+	if got := <-peak; got > 2*templateMemory {
+		t.Errorf("%d MB of heap", got>>20)
+	} else {
+		t.Logf("%d MB of heap at most", got>>20)
+	}
+	if !templateShare.TryAcquire(templateMemory) {
+		t.Fatal("a share did not come back")
+	}
+	defer templateShare.Release(templateMemory)
+	if _, err := m.Prompt(chatWith(t, "{{ messages[0].content }} busy"), VLLM); !errors.Is(err, errTemplatesBusy) {
+		t.Errorf("no share left: %v", err)
+	}
+}
+
+// TestRequestTemplateSize: a template that is too long is not compiled, and what is kept of the others is bounded in bytes.
+func TestRequestTemplateSize(t *testing.T) {
+	m := load(t, "qwen3", Options{TrustTemplates: true})
+	if _, err := m.Prompt(chatWith(t, strings.Repeat("x", maxRequestTemplate+1)), VLLM); !errors.Is(err, errTemplateSize) {
+		t.Errorf("too long: %v", err)
+	}
+	check := func(want int) {
+		t.Helper()
+		sum := 0
+		for _, source := range m.supplied.entries.Keys() {
+			sum += len(source)
+		}
+		if sum != m.supplied.bytes || sum > keptTemplates || sum < want {
+			t.Errorf("%d bytes kept, %d counted; %d to %d wanted", sum, m.supplied.bytes, want, keptTemplates)
+		}
+	}
+	for i := range 100 {
+		if _, err := m.Prompt(chatWith(t, fmt.Sprintf("%d%s", i, strings.Repeat("x", 2000))), VLLM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(keptTemplates - 2100)
+	for range 2 {
+		if _, err := m.Prompt(chatWith(t, strings.Repeat("x", maxRequestTemplate)), VLLM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(maxRequestTemplate)
+}

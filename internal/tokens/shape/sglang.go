@@ -1,0 +1,496 @@
+package shape
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// SGLang 0.5.23: python/sglang/srt/entrypoints/openai/protocol.py (validation), serving_chat.py (template arguments),
+// parser/jinja_template_utils.py (content), and the recordings.
+
+// sglangChat follows /v1/chat/completions; tokenize follows /v1/tokenize, which honours
+// add_generation_prompt and, where it is given, leaves a last assistant message as it is.
+func (m *Model) sglangChat(in input) (*plan, error) {
+	tools, err := sglangTools(in)
+	if err != nil {
+		return nil, err
+	}
+	template, err := m.sglangTemplate(in, tools != nil)
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{template: template}
+	shape := sglangShape{openai: template.sglangOpenAI, p: p, refuse: func(kind string) error {
+		if in.origin == body.CountTokens { // media are not looked at then
+			return nil
+		}
+		return m.refuseMedia(kind, in.profile)
+	}}
+	kind := shapeSGLang
+	if shape.openai {
+		kind |= shapeOpenAI
+	}
+	list, err := m.shapeMessages(in, kind, p, shape.message)
+	if err != nil {
+		return nil, err
+	}
+	if in.Has(body.FieldInputIDs) {
+		p.ids, err = laxIDs(in.Raw(body.FieldInputIDs))
+		return p, err
+	}
+	cont, err := in.flag(body.FieldContinueFinalMessage, false)
+	if err != nil {
+		return nil, err
+	}
+	add, asGiven := true, in.API == body.Tokenize && in.Has(body.FieldAddGenerationPrompt)
+	if asGiven {
+		if add, err = in.flag(body.FieldAddGenerationPrompt, true); err != nil {
+			return nil, err
+		}
+		if cont && !add {
+			return nil, refuse("continue_final_message needs add_generation_prompt to open the assistant turn.")
+		}
+		if p.addSpecial, err = in.flag(body.FieldAddSpecialTokens, false); err != nil {
+			return nil, err
+		}
+	}
+	if !asGiven || cont {
+		list, p.suffix = sglangLast(list, cont)
+	}
+	if p.vars, err = m.sglangVars(in); err != nil {
+		return nil, err
+	}
+	p.vars.Set("messages", jinja.List(list))
+	p.vars.Set("tools", jinja.None())
+	if tools != nil {
+		p.vars.Set("tools", jinja.List(tools))
+		for i := range tools {
+			p.flat = append(p.flat, functionOf(tools[i]))
+		}
+	}
+	p.vars.Set("add_generation_prompt", jinja.Bool(add))
+	return p, nil
+}
+
+// sglangTemplate is the template in chat_template_kwargs, or the model's own.
+func (m *Model) sglangTemplate(in input, tools bool) (*template, error) {
+	raw := in.Member(body.FieldChatTemplateKwargs, "chat_template")
+	if raw == nil {
+		return m.ownTemplate(tools)
+	}
+	if !m.options.TrustTemplates {
+		return nil, refuse("Request-supplied chat_template is not allowed. Start the server with --trust-request-chat-template to permit it.")
+	}
+	if source, ok := body.TextOf(raw); ok && source != "" {
+		return m.requestTemplate(source, in.profile)
+	}
+	return m.ownTemplate(tools)
+}
+
+// sglangLast takes a last assistant message away to be continued, or makes it the user's; only texts count.
+func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
+	if len(list) == 0 {
+		return list, ""
+	}
+	at := len(list) - 1
+	last, _ := list[at].AsDict()
+	if role := textAt(last, "role"); role != roleAssistant {
+		return list, ""
+	}
+	text, has, _ := textOf(last, "content")
+	if !has {
+		return list, ""
+	}
+	if cont {
+		return list[:at], text
+	}
+	list[at] = jinja.FromDict(chatMessage(roleUser, jinja.String(text)))
+	return list, ""
+}
+
+// sglangVars are the special tokens, reasoning_effort and chat_template_kwargs. An effort also sets thinking and
+// enable_thinking unless the kwargs do.
+func (m *Model) sglangVars(in input) (*jinja.Dict, error) {
+	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
+	if err != nil {
+		return nil, err
+	}
+	merged := new(jinja.Dict)
+	if kwargs != nil {
+		merged = kwargs.Clone()
+	}
+	effort, thinking, err := sglangEffort(in)
+	if err != nil {
+		return nil, err
+	}
+	if !thinking.IsNone() {
+		for _, key := range [...]string{"thinking", "enable_thinking"} {
+			if _, given := merged.Get(key); !given {
+				merged.Set(key, thinking)
+			}
+		}
+	}
+	vars := m.config.specialTokens()
+	vars.Set("documents", jinja.None())
+	if !effort.IsNone() {
+		vars.Set("reasoning_effort", effort)
+	}
+	var refusal error
+	merged.Range(func(k, v jinja.Value) bool {
+		switch key, _ := k.AsString(); key {
+		case "add_generation_prompt", "tools", "tokenize", "return_dict", "conversation":
+			refusal = refuseWith(500, "Internal server error: '"+key+"'")
+			return false
+		case "continue_final_message":
+			if v.Truth() {
+				refusal = refuse("continue_final_message and add_generation_prompt are not compatible.")
+			}
+		case "messages":
+			refusal = refuse("jinja2.environment.Template.render() got multiple values for keyword argument 'messages'")
+		case "chat_template":
+		default:
+			vars.Set(key, v)
+		}
+		return true
+	})
+	return vars, refusal
+}
+
+var sglangEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"}
+
+// sglangEffort is reasoning_effort, or reasoning.effort and reasoning.enabled, and what they say about thinking (None:
+// nothing).
+func sglangEffort(in input) (effort, thinking jinja.Value, err error) {
+	thinking = jinja.None()
+	if effort, err = in.value(body.FieldReasoningEffort); err != nil {
+		return effort, thinking, err
+	}
+	reasoning, err := in.value(body.FieldReasoning)
+	if err != nil {
+		return effort, thinking, err
+	}
+	if d, ok := reasoning.AsDict(); ok {
+		for _, key := range [...]string{"effort", "reasoning_effort"} {
+			if v, ok := d.Get(key); ok && !v.IsNone() {
+				effort = v
+				break
+			}
+		}
+		for _, key := range [...]string{"enabled", "enable"} {
+			v, ok := d.Get(key)
+			if !ok || v.IsNone() {
+				continue
+			}
+			on := v.Truth()
+			if text, isText := v.AsString(); isText {
+				on = slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(strings.TrimSpace(text)))
+			}
+			if on {
+				thinking = jinja.Bool(true)
+			}
+			break
+		}
+	}
+	if effort.IsNone() {
+		return effort, thinking, nil
+	}
+	if level, ok := effort.AsString(); ok {
+		if !slices.Contains(sglangEfforts, level) {
+			n, err := strconv.ParseFloat(level, 64)
+			if err != nil || n < 0 || n > 0.99 {
+				return effort, thinking, refuse("reasoning_effort: input should be one of %s", strings.Join(sglangEfforts, ", "))
+			}
+			effort = jinja.Float(n)
+		}
+		return effort, jinja.Bool(level != "none"), nil
+	}
+	n, ok := effort.AsFloat()
+	if i, isInt := effort.AsInt(); isInt {
+		n, ok = float64(i), true
+	}
+	if !ok || n < 0 || n > 0.99 {
+		return effort, thinking, refuse("reasoning_effort: input should be a number from 0 to 0.99")
+	}
+	return jinja.Float(n), jinja.Bool(true), nil
+}
+
+// sglangTools are the tools that the template sees: none for tool_choice "none", the chosen one for a named choice.
+func sglangTools(in input) ([]jinja.Value, error) {
+	list, _, err := in.listOf(body.FieldTools)
+	if err != nil {
+		return nil, err
+	}
+	choice, err := in.value(body.FieldToolChoice)
+	if err != nil {
+		return nil, err
+	}
+	named := ""
+	if text, ok := choice.AsString(); ok {
+		if text != "none" && text != "auto" && text != "required" {
+			return nil, refuse("tool_choice: input should be 'auto', 'required' or 'none'")
+		}
+	} else if !choice.IsNone() {
+		if named, err = namedTool(choice); err != nil {
+			return nil, err
+		}
+	}
+	var tools []jinja.Value
+	for i := range list {
+		tool, err := sglangTool(list[i])
+		if err != nil {
+			return nil, err
+		}
+		if named == "" || toolName(tool) == named {
+			tools = append(tools, tool)
+		}
+	}
+	if text, _ := choice.AsString(); text == "none" {
+		return nil, nil
+	}
+	switch {
+	case tools == nil && body.Text(in.Raw(body.FieldToolChoice)) == "required":
+		return nil, refuse("Tools cannot be empty if tool choice is set to required.")
+	case named == "" || tools != nil:
+		return tools, nil
+	case len(list) == 0:
+		return nil, refuse("Tools cannot be empty if tool choice is set to a specific tool.")
+	default:
+		return nil, refuse("Tool '%s' not found in tools list.", named)
+	}
+}
+
+// sglangTool is Tool.model_dump(): type, function, defer_loading. The function keeps the request's order of the declared
+// keys; description and parameters stand at its end as null if they are absent, the two flags only if they are set.
+func sglangTool(v jinja.Value) (jinja.Value, error) {
+	tool, ok := v.AsDict()
+	if !ok {
+		return v, refuse("tools: input should be a valid dictionary")
+	}
+	kind := jinja.String("function")
+	if given, ok := tool.Get("type"); ok {
+		if _, text := given.AsString(); !text {
+			return v, refuse("tools.type: input should be a valid string")
+		}
+		kind = given
+	}
+	function := dictAt(tool, "function")
+	if function == nil {
+		return v, refuse("tools.function: field required")
+	}
+	if _, has, _ := textOf(function, "name"); !has {
+		return v, refuse("tools.function.name: input should be a valid string")
+	}
+	if _, _, ok := textOf(function, "description"); !ok {
+		return v, refuse("tools.function.description: input should be a valid string")
+	}
+	deferred, err := laxFlag(tool, "defer_loading")
+	if err != nil {
+		return v, err
+	}
+	flags := map[string]jinja.Value{}
+	for _, key := range [...]string{"strict", "defer_loading"} {
+		if flags[key], err = laxFlag(function, key); err != nil {
+			return v, err
+		}
+	}
+	fn := jinja.NewDict(function.Len() + 2)
+	function.Range(func(k, v jinja.Value) bool {
+		key, _ := k.AsString()
+		switch flag, is := flags[key]; {
+		case is && !flag.IsNone():
+			fn.Set(key, flag)
+		case key == "parameters" && !v.IsNone():
+			fn.Set(key, standardSchema(v))
+		case key == "name" || key == "description" || key == "parameters":
+			fn.Set(key, v)
+		}
+		return true
+	})
+	for _, key := range [...]string{"description", "parameters"} {
+		if _, ok := fn.Get(key); !ok {
+			fn.Set(key, jinja.None())
+		}
+	}
+	if flags["defer_loading"].IsNone() && !deferred.IsNone() {
+		fn.Set("defer_loading", deferred)
+	}
+	return object(kv{"type", kind}, kv{"function", jinja.FromDict(fn)}, kv{"defer_loading", deferred}), nil
+}
+
+func functionOf(tool jinja.Value) jinja.Value {
+	if d, ok := tool.AsDict(); ok {
+		if f, ok := d.Get("function"); ok {
+			return f
+		}
+	}
+	return tool
+}
+
+// sglangShape makes the message that SGLang gives to the template: the declared fields that are set, in their order.
+type sglangShape struct {
+	openai bool
+	// refuse refuses a part of a kind that the model does not take.
+	refuse func(kind string) error
+	p      *plan
+}
+
+var sglangRoles = []string{roleSystem, roleAssistant, roleTool, "function", roleDeveloper, "latest_reminder", "root"}
+
+func (s *sglangShape) message(v jinja.Value) (jinja.Value, error) {
+	msg, ok := v.AsDict()
+	if !ok {
+		return v, refuse("messages: input should be a valid dictionary")
+	}
+	role, has, _ := textOf(msg, "role")
+	if !has {
+		return v, refuse("messages.role: 'role' must be a string")
+	}
+	content, given := msg.Get("content")
+	if role == roleUser {
+		if !given || content.IsNone() {
+			return v, refuse("messages.content: field required")
+		}
+	} else if role = strings.ToLower(role); !slices.Contains(sglangRoles, role) {
+		return v, refuse("'role' must be one of 'system', 'assistant', 'tool', 'function', 'developer', 'latest_reminder', 'root' (case-insensitive).")
+	}
+	out := jinja.NewDict(6)
+	out.Set("role", jinja.String(role))
+	body, err := s.content(content, role)
+	if err != nil {
+		return v, err
+	}
+	out.Set("content", body)
+	if role == roleUser {
+		return jinja.FromDict(out), nil
+	}
+	for _, key := range [...]string{"tool_call_id", "name", "reasoning_content"} {
+		text, has, ok := textOf(msg, key)
+		if !ok {
+			return v, refuse("messages.%s: input should be a valid string", key)
+		}
+		if has {
+			out.Set(key, jinja.String(text))
+		}
+	}
+	if v, ok := msg.Get("tool_calls"); ok && !v.IsNone() {
+		calls, ok := v.AsList()
+		if !ok {
+			return v, refuse("messages.tool_calls: input should be a valid list")
+		}
+		list := make([]jinja.Value, 0, len(calls))
+		for i := range calls {
+			call, err := sglangCall(calls[i], role == roleAssistant)
+			if err != nil {
+				return v, err
+			}
+			list = append(list, call)
+		}
+		out.Set("tool_calls", jinja.List(list))
+	}
+	if v, ok := msg.Get("tools"); ok && !v.IsNone() {
+		tools, ok := v.AsList()
+		if !ok {
+			return v, refuse("messages.tools: input should be a valid list")
+		}
+		list := make([]jinja.Value, 0, len(tools))
+		for i := range tools {
+			tool, err := sglangTool(tools[i])
+			if err != nil {
+				return v, err
+			}
+			list = append(list, tool)
+		}
+		out.Set("tools", jinja.List(list))
+	}
+	return jinja.FromDict(out), nil
+}
+
+// sglangCall is ToolCall.model_dump(), with an assistant's arguments read.
+func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
+	call, ok := v.AsDict()
+	if !ok {
+		return v, refuse("messages.tool_calls: input should be a valid dictionary")
+	}
+	function := dictAt(call, "function")
+	if function == nil {
+		return v, refuse("messages.tool_calls.function: field required")
+	}
+	if kind, ok := call.Get("type"); ok {
+		if text, _ := kind.AsString(); text != "function" {
+			return v, refuse("messages.tool_calls.type: input should be 'function'")
+		}
+	}
+	arguments := member(function, "arguments")
+	if text, isText := arguments.AsString(); isText {
+		if assistant {
+			read, err := jinja.ParseJSON(wideIntegers([]byte(text)))
+			if err != nil {
+				return v, refuse("Assistant tool call function.arguments must be valid JSON.")
+			}
+			if _, ok := read.AsDict(); !ok {
+				return v, refuse("Assistant tool call function.arguments must be a JSON object.")
+			}
+			arguments = read
+		}
+	} else if _, isDict := arguments.AsDict(); !isDict && !arguments.IsNone() {
+		return v, refuse("messages.tool_calls.function.arguments: input should be a valid string or dictionary")
+	}
+	return object(kv{"id", member(call, "id")}, kv{"index", member(call, "index")}, kv{"type", jinja.String("function")},
+		kv{"function", object(kv{"name", member(function, "name")}, kv{"arguments", arguments})}), nil
+}
+
+// content is process_content_for_template_format and normalize_tool_content: texts are joined with a blank.
+func (s *sglangShape) content(v jinja.Value, role string) (jinja.Value, error) {
+	if v.IsNone() || v.IsUndefined() {
+		return jinja.String(""), nil
+	}
+	if _, ok := v.AsString(); ok {
+		return v, nil
+	}
+	parts, ok := v.AsList()
+	if !ok {
+		return v, refuse("messages.content: input should be a valid string or list")
+	}
+	var texts []string
+	wrapped := []jinja.Value{}
+	onlyText := true
+	for i := range parts {
+		part, ok := parts[i].AsDict()
+		if !ok {
+			return v, refuse("messages.content: input should be a valid dictionary")
+		}
+		kind := textAt(part, "type")
+		switch {
+		case kind == "text" || kind == "input_text" && role != roleAssistant:
+			text, has, _ := textOf(part, "text")
+			if !has {
+				return v, refuse("messages.content.text: input should be a valid string")
+			}
+			texts = append(texts, text)
+			wrapped = append(wrapped, textPart(text))
+		case kind == "image_url" || kind == "input_image" || kind == "video_url" || kind == "audio_url" || kind == "input_audio":
+			if err := s.refuse(kind); err != nil {
+				return v, err
+			}
+			onlyText = false
+			s.p.cutAtMedia()
+			texts = append(texts, mediaMark)
+			wrapped = append(wrapped, textPart(mediaMark))
+		case (kind == "thinking" || kind == "reasoning") && role == roleAssistant:
+			// Read, and shown to no template.
+		case kind == "tool_reference":
+			onlyText = false
+			wrapped = append(wrapped, parts[i])
+		default:
+			return v, refuse("messages.content.type: input should be a known type of part")
+		}
+	}
+	if !s.openai || role == roleTool && onlyText {
+		return join(texts, " "), nil
+	}
+	return jinja.List(wrapped), nil
+}

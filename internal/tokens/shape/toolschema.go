@@ -1,0 +1,156 @@
+package shape
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// SGLang rewrites the types in a tool's parameters that databases and programming languages use (function_call/utils.py,
+// normalize_json_schema_types), which the template then shows.
+
+var schemaTypes = []string{"null", "boolean", "object", "array", "number", "string", "integer"}
+
+var schemaAliases = map[string]string{"str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string", "uuid": "string",
+	"date": "string", "datetime": "string", "time": "string", "timestamp": "string", "binary": "string", "blob": "string", "bytea": "string", "bytes": "string",
+	"varbinary": "string", "bool": "boolean", "bigint": "integer", "smallint": "integer", "tinyint": "integer", "double": "number", "decimal": "number",
+	"real": "number", "numeric": "number", "arr": "array", "tuple": "array", "set": "array", "map": "object"}
+
+var schemaPrefixes = []struct{ prefix, kind string }{{"int", "integer"}, {"uint", "integer"}, {"long", "integer"}, {"short", "integer"}, {"unsigned", "integer"},
+	{"num", "number"}, {"float", "number"}, {"list", "array"}, {"dict", "object"}}
+
+// schemaType is _normalize_single_type.
+func schemaType(v jinja.Value) jinja.Value {
+	name, ok := v.AsString()
+	if !ok || slices.Contains(schemaTypes, name) {
+		return v
+	}
+	base, _, _ := strings.Cut(name, "(")
+	base = strings.ToLower(strings.TrimFunc(base, pythonSpace))
+	if slices.Contains(schemaTypes, base) {
+		return jinja.String(base)
+	}
+	if kind := schemaAliases[base]; kind != "" {
+		return jinja.String(kind)
+	}
+	for _, p := range schemaPrefixes {
+		if rest, ok := strings.CutPrefix(base, p.prefix); ok && (rest == "" || strings.ContainsRune("0123456789[<( \t", rune(rest[0]))) {
+			return jinja.String(p.kind)
+		}
+	}
+	return v
+}
+
+// Keywords of JSON Schema by what stands under them.
+var (
+	schemaMaps  = []string{"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+	schemaLists = []string{"anyOf", "oneOf", "allOf", "prefixItems"}
+	subSchemas  = []string{"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems",
+		"unevaluatedProperties"}
+)
+
+// standardSchema is a schema with its types rewritten; the same value if there is nothing to do.
+func standardSchema(v jinja.Value) jinja.Value {
+	if items, ok := v.AsList(); ok {
+		return mapped(v, items, standardSchema)
+	}
+	d, ok := v.AsDict()
+	if !ok {
+		return v
+	}
+	out := d
+	set := func(key string, old, now jinja.Value) {
+		if same(old, now) {
+			return
+		}
+		if out == d {
+			out = d.Clone()
+		}
+		out.Set(key, now)
+	}
+	if kind, ok := d.Get("type"); ok {
+		if items, isList := kind.AsList(); isList {
+			set("type", kind, uniqueTypes(kind, items))
+		} else {
+			set("type", kind, schemaType(kind))
+		}
+	}
+	for _, key := range schemaMaps {
+		if nested, _ := member(d, key).AsDict(); nested != nil {
+			set(key, member(d, key), mappedValues(nested))
+		}
+	}
+	for _, key := range schemaLists {
+		if items, ok := member(d, key).AsList(); ok {
+			set(key, member(d, key), mapped(member(d, key), items, standardSchema))
+		}
+	}
+	for _, key := range subSchemas {
+		if nested, ok := d.Get(key); ok {
+			set(key, nested, standardSchema(nested))
+		}
+	}
+	if out == d {
+		return v
+	}
+	return jinja.FromDict(out)
+}
+
+// same reports whether a rewriting returned the value itself.
+func same(a, b jinja.Value) bool { return a == b }
+
+func mapped(v jinja.Value, items []jinja.Value, f func(jinja.Value) jinja.Value) jinja.Value {
+	var out []jinja.Value
+	for i := range items {
+		if now := f(items[i]); !same(items[i], now) {
+			if out == nil {
+				out = slices.Clone(items)
+			}
+			out[i] = now
+		}
+	}
+	if out == nil {
+		return v
+	}
+	return jinja.List(out)
+}
+
+func mappedValues(d *jinja.Dict) jinja.Value {
+	out := d
+	d.Range(func(k, v jinja.Value) bool {
+		if now := standardSchema(v); !same(v, now) {
+			if out == d {
+				out = d.Clone()
+			}
+			if key, ok := k.AsString(); ok {
+				out.Set(key, now)
+			}
+		}
+		return true
+	})
+	return jinja.FromDict(out)
+}
+
+// uniqueTypes is _normalize_type_list: of types that become equal the first one stays.
+func uniqueTypes(v jinja.Value, items []jinja.Value) jinja.Value {
+	out := make([]jinja.Value, 0, len(items))
+	seen := make(map[string]bool, len(items))
+	changed := false
+	for i := range items {
+		now := schemaType(items[i])
+		changed = changed || !same(items[i], now)
+		if name, isText := now.AsString(); isText {
+			if seen[name] {
+				changed = true
+				continue
+			}
+			seen[name] = true
+		}
+		out = append(out, now)
+	}
+	if !changed {
+		return v
+	}
+	return jinja.List(out)
+}

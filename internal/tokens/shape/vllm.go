@@ -1,0 +1,413 @@
+package shape
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// vLLM 0.32.0: vllm/entrypoints/openai/chat_completion/protocol.py (validation), vllm/entrypoints/chat_utils.py (messages),
+// vllm/renderers/hf.py (template arguments), and the recordings.
+
+// vllmChat follows /v1/chat/completions, or /tokenize, which reads fewer fields and refuses less.
+func (m *Model) vllmChat(in input) (*plan, error) {
+	tokenize := in.API == body.Tokenize
+	add, err := in.flag(body.FieldAddGenerationPrompt, true)
+	if err != nil {
+		return nil, err
+	}
+	cont, err := in.flag(body.FieldContinueFinalMessage, false)
+	if err != nil {
+		return nil, err
+	}
+	if cont && add {
+		return nil, refuse("continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want " +
+			"the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start " +
+			"a new assistant message instead.")
+	}
+	tools, haveTools, err := m.vllmTools(in, tokenize)
+	if err != nil {
+		return nil, err
+	}
+	template, err := m.templateFor(in, haveTools)
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{template: template}
+	shape := vllmShape{openai: template.openAI, legacy: !tokenize, refuse: func(kind string) error { return m.refuseMedia(kind, in.profile) }, p: p}
+	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
+	if err != nil {
+		return nil, err
+	}
+	if ids, err := m.forwardedIDs(in); err != nil || ids != nil && !p.hasMedia() {
+		return &plan{ids: ids}, err
+	}
+	if !template.namesDeveloper {
+		list = withoutDeveloper(list)
+	}
+	if cont {
+		final, err := markContinued(list)
+		if err != nil {
+			return nil, err
+		}
+		p.final = &final
+	}
+	if p.vars, err = m.vllmVars(in, template, tokenize); err != nil {
+		return nil, err
+	}
+	p.vars.Set("messages", jinja.List(list))
+	if _, given := p.vars.Get("tools"); !given {
+		p.vars.Set("tools", jinja.None())
+		if haveTools {
+			p.vars.Set("tools", jinja.List(tools))
+		}
+	}
+	p.vars.Set("add_generation_prompt", jinja.Bool(add))
+	if p.addSpecial, err = in.flag(body.FieldAddSpecialTokens, false); err != nil {
+		return nil, err
+	}
+	if !tokenize {
+		err = m.vllmTruncation(in, p)
+	}
+	return p, err
+}
+
+// vllmVars are the special tokens and what the request passes on to the template, with vLLM's precedence: fields of the
+// request that are set win over chat_template_kwargs.
+func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Dict, error) {
+	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
+	if err != nil {
+		return nil, err
+	}
+	if kwargs == nil {
+		kwargs = new(jinja.Dict)
+	}
+	merged := kwargs.Clone()
+	if !tokenize {
+		documents, err := in.value(body.FieldDocuments)
+		if err != nil {
+			return nil, err
+		}
+		if !documents.IsNone() {
+			if err := checkDocuments(documents); err != nil {
+				return nil, err
+			}
+			merged.Set("documents", documents)
+		}
+		effort, err := in.value(body.FieldReasoningEffort)
+		if err != nil {
+			return nil, err
+		}
+		if !effort.IsNone() {
+			level, ok := effort.AsString()
+			if !ok || !slices.Contains(efforts, level) {
+				return nil, refuse("reasoning_effort: input should be one of %s", strings.Join(efforts, ", "))
+			}
+			merged.Set("reasoning_effort", effort)
+			if _, given := kwargs.Get("enable_thinking"); !given {
+				merged.Set("enable_thinking", jinja.Bool(level != "none"))
+			}
+		}
+	}
+	vars := m.config.specialTokens()
+	refusal := error(nil)
+	merged.Range(func(k, v jinja.Value) bool {
+		key, _ := k.AsString()
+		switch key {
+		case "chat_template", "tokenize": // set by the engine, or read elsewhere
+		case "tools":
+			if !v.IsNone() {
+				vars.Set(key, v) // they win over the request's own
+			}
+		case "messages":
+			refusal = refuse("jinja2.environment.Template.render() got multiple values for keyword argument 'messages'")
+		case "conversation":
+			refusal = refuse("apply_chat_template() got multiple values for keyword argument '%s'", key)
+		case "add_generation_prompt", "continue_final_message":
+		case "documents":
+			vars.Set(key, v)
+		default:
+			if template.reads(key) {
+				vars.Set(key, v)
+			}
+		}
+		return refusal == nil
+	})
+	if _, given := vars.Get("documents"); !given {
+		vars.Set("documents", jinja.None())
+	}
+	return vars, refusal
+}
+
+var efforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
+
+func checkDocuments(v jinja.Value) error {
+	items, ok := v.AsList()
+	if !ok {
+		return refuse("documents: input should be a valid list")
+	}
+	for i := range items {
+		if _, ok := items[i].AsDict(); !ok {
+			return refuse("documents.%d: input should be a valid dictionary", i)
+		}
+	}
+	return nil
+}
+
+// vllmTools checks tools and tool_choice and gives the tools the shape that pydantic's dump has.
+func (m *Model) vllmTools(in input, tokenize bool) (tools []jinja.Value, have bool, err error) {
+	list, have, err := in.listOf(body.FieldTools)
+	if err != nil {
+		return nil, false, err
+	}
+	if have && len(list) == 0 && !tokenize {
+		return nil, false, refuse("`tools` must not be an empty array. Either provide at least one tool or omit the field entirely. (parameter=tools)")
+	}
+	choice, err := in.value(body.FieldToolChoice)
+	if err != nil {
+		return nil, false, err
+	}
+	for i := range list {
+		tool, err := vllmTool(list[i])
+		if err != nil {
+			return nil, false, err
+		}
+		tools = append(tools, tool)
+	}
+	if tokenize {
+		return tools, have, nil
+	}
+	if in.Raw(body.FieldToolChoice) == nil && have {
+		choice = jinja.String("auto")
+	}
+	if choice.IsNone() {
+		return tools, have, nil
+	}
+	name, isText := choice.AsString()
+	if isText && name == "none" {
+		return tools, have && !m.options.HideToolsWhenNone, nil
+	}
+	if !have {
+		return nil, false, refuse("When using `tool_choice`, `tools` must be set. (parameter=tool_choice)")
+	}
+	if isText {
+		return tools, true, m.vllmToolChoice(name)
+	}
+	return tools, true, m.vllmNamedTool(choice, tools)
+}
+
+func (m *Model) vllmToolChoice(name string) error {
+	switch {
+	case name != "auto" && name != "required":
+		return refuse("Invalid value for `tool_choice`: %s! Only named tools, \"none\", \"auto\" or \"required\" are supported.", name)
+	case m.options.ToolParser:
+		return nil
+	case name == "auto":
+		return refuse(`"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set`)
+	default:
+		return refuse(`tool_choice="required" requires --tool-call-parser to be set`)
+	}
+}
+
+func (m *Model) vllmNamedTool(choice jinja.Value, tools []jinja.Value) error {
+	name, err := namedTool(choice)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(tools, func(t jinja.Value) bool { return toolName(t) == name }) {
+		return refuse("The tool specified in `tool_choice` does not match any of the specified `tools` (parameter=tool_choice)")
+	}
+	if !m.options.ToolParser {
+		return refuse(`tool_choice=function "%s" requires --tool-call-parser to be set`, name)
+	}
+	return nil
+}
+
+// vllmTool is ChatCompletionToolsParam.model_dump(): the declared fields in their order, null where absent, but for the two
+// flags; others are dropped.
+func vllmTool(v jinja.Value) (jinja.Value, error) {
+	tool, ok := v.AsDict()
+	if !ok {
+		return v, refuse("tools: input should be a valid dictionary")
+	}
+	kind := "function"
+	if given, ok := tool.Get("type"); ok {
+		if kind, ok = given.AsString(); !ok || kind != "function" {
+			return v, refuse("tools.type: input should be 'function'")
+		}
+	}
+	function := dictAt(tool, "function")
+	if function == nil {
+		return v, refuse("tools.function: field required")
+	}
+	if _, has, _ := textOf(function, "name"); !has {
+		return v, refuse("tools.function.name: input should be a valid string")
+	}
+	if _, _, ok := textOf(function, "description"); !ok {
+		return v, refuse("tools.function.description: input should be a valid string")
+	}
+	if !member(function, "parameters").IsNone() && dictAt(function, "parameters") == nil {
+		return v, refuse("tools.function.parameters: input should be a valid dictionary")
+	}
+	deferred, err := laxFlag(tool, "defer_loading")
+	if err != nil {
+		return v, err
+	}
+	fn := jinja.NewDict(5)
+	for _, key := range [...]string{"name", "description", "parameters"} {
+		fn.Set(key, member(function, key))
+	}
+	for _, key := range [...]string{"strict", "defer_loading"} {
+		flag, err := laxFlag(function, key)
+		if err != nil {
+			return v, err
+		}
+		if key == "defer_loading" && flag.IsNone() {
+			flag = deferred
+		}
+		if !flag.IsNone() {
+			fn.Set(key, flag)
+		}
+	}
+	out := dict(kv{"type", jinja.String(kind)}, kv{"function", jinja.FromDict(fn)})
+	if !deferred.IsNone() {
+		out.Set("defer_loading", deferred)
+	}
+	return jinja.FromDict(out), nil
+}
+
+// laxFlag is a boolean or None, read in pydantic's lax mode.
+func laxFlag(d *jinja.Dict, key string) (jinja.Value, error) {
+	v, ok := d.Get(key)
+	if !ok || v.IsNone() {
+		return jinja.None(), nil
+	}
+	raw, err := jinja.AppendJSON(nil, v, jinja.JSONOptions{})
+	if err != nil {
+		return v, err
+	}
+	b, ok := laxBool(raw)
+	if !ok {
+		return v, refuse("tools.%s: Input should be a valid boolean", key)
+	}
+	return jinja.Bool(b), nil
+}
+
+// rest adds the entries of d that out lacks.
+func rest(out, d *jinja.Dict) {
+	d.Range(func(k, v jinja.Value) bool {
+		if key, ok := k.AsString(); ok {
+			if _, there := out.Get(key); !there {
+				out.Set(key, v)
+			}
+		}
+		return true
+	})
+}
+
+func toolName(tool jinja.Value) string {
+	d, _ := tool.AsDict()
+	return textAt(dictAt(d, "function"), "name")
+}
+
+func namedTool(choice jinja.Value) (string, error) {
+	d, ok := choice.AsDict()
+	if !ok {
+		return "", refuse("tool_choice: input should be a valid dictionary")
+	}
+	function := dictAt(d, "function")
+	if function == nil {
+		return "", refuse("Invalid value for `function` in `tool_choice`! (parameter=tool_choice.function)")
+	}
+	name := textAt(function, "name")
+	if name == "" {
+		return "", refuse("Invalid `name` in `function` in `tool_choice`! (parameter=tool_choice.function.name)")
+	}
+	return name, nil
+}
+
+// vllmTruncation reads truncate_prompt_tokens: the tail is kept unless truncation_side says "right"; -1 means what the model
+// takes.
+func (m *Model) vllmTruncation(in input, p *plan) error {
+	side := in.Text(body.FieldTruncationSide)
+	if in.Has(body.FieldTruncationSide) && side != "left" && side != "right" {
+		return refuse("truncation_side: Input should be 'left' or 'right'")
+	}
+	if !in.Has(body.FieldTruncatePromptTokens) {
+		return nil
+	}
+	n, ok := laxInt(in.Raw(body.FieldTruncatePromptTokens))
+	switch {
+	case !ok || n < -1 || n == 0 && in.API != body.Tokenize:
+		return refuse("truncate_prompt_tokens: input should be an integer, -1 or at least 1")
+	case n == -1:
+		n = int64(m.options.MaxModelLen)
+		if wanted, asked := in.vllmMaxTokens(); asked && wanted != 0 {
+			n-- // room for a token
+		}
+	case m.options.MaxModelLen > 0 && n > int64(m.options.MaxModelLen):
+		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.options.MaxModelLen)
+	}
+	p.keep = int(min(n, 1<<30))
+	if side == "right" {
+		p.keep = -p.keep
+	}
+	return nil
+}
+
+// forwardedIDs are ids that a router before us put into kv_transfer_params: vLLM takes them instead of the messages, unless
+// those hold more than text or are echoed.
+func (m *Model) forwardedIDs(in input) ([]uint32, error) {
+	raw := in.Member(body.FieldKVTransferParams, "prompt_token_ids")
+	if echo, _ := laxBool(in.Get("echo")); echo || !given(raw) {
+		return nil, nil
+	}
+	ids, err := body.AppendIDs(nil, raw)
+	if err != nil || len(ids) == 0 {
+		return nil, refuse("`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.")
+	}
+	return ids, m.checkIDs(ids)
+}
+
+// vllmLength refuses a prompt of n tokens that leaves no room in the engine's context, and a request for more tokens than the
+// whole context has. Between the two the engine generates what there is room for.
+func (m *Model) vllmLength(in input, n int) error {
+	context := int64(m.options.MaxModelLen)
+	if context == 0 {
+		return nil
+	}
+	room := context - int64(n)
+	if in.API != body.Embeddings && in.API != body.VLLMGenerate {
+		if wanted, asked := in.vllmMaxTokens(); asked && wanted > context {
+			return refuse("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", wanted, context)
+		}
+		if echo, _ := laxBool(in.Get("echo")); !echo || in.API != body.Completions {
+			room--
+		}
+	}
+	if room < 0 {
+		return refuse("This model's maximum context length is %d tokens. However, your prompt contains %d input tokens.", context, n)
+	}
+	return nil
+}
+
+// vllmMaxTokens is the number of tokens that the request wants, by the field that its API reads first.
+func (in input) vllmMaxTokens() (n int64, asked bool) {
+	fields := []body.Field{body.FieldMaxTokens}
+	switch in.API {
+	case body.Chat:
+		fields = []body.Field{body.FieldMaxCompletionTokens, body.FieldMaxTokens}
+	case body.Responses:
+		fields = []body.Field{body.FieldMaxOutputTokens}
+	default:
+	}
+	for _, f := range fields {
+		if n, ok := laxInt(in.Raw(f)); ok {
+			return n, true
+		}
+	}
+	const byDefault = 16
+	return byDefault, in.API == body.Completions
+}

@@ -1,0 +1,378 @@
+package shape
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// vllmShape makes the message that vLLM gives to the template out of the one that the client sent.
+type vllmShape struct {
+	openai bool // the template walks over content parts
+	// legacy: reasoning_content of the history stands for reasoning. /tokenize only knows the latter.
+	legacy bool
+	// refuse refuses a part of a kind that the model does not take.
+	refuse func(kind string) error
+	p      *plan
+}
+
+func (s *vllmShape) kind() shapeKind {
+	k := shapeKind(0)
+	if s.openai {
+		k |= shapeOpenAI
+	}
+	if s.legacy {
+		k |= shapeReasoning
+	}
+	return k
+}
+
+// Roles of messages.
+const (
+	roleAssistant = "assistant"
+	roleDeveloper = "developer"
+	roleSystem    = "system"
+	roleTool      = "tool"
+	roleUser      = "user"
+)
+
+func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
+	msg, ok := v.AsDict()
+	if !ok {
+		return v, refuse("messages: input should be a valid dictionary")
+	}
+	role, has, _ := textOf(msg, "role")
+	if !has {
+		return v, refuse("messages.role: input should be a valid string")
+	}
+	content, given := msg.Get("content")
+	if given && content.IsNone() && role != roleAssistant {
+		return v, refuse("messages.content: input should be a valid string")
+	}
+	if role == roleAssistant && content.IsNone() {
+		if err := vllmWithoutContent(msg); err != nil {
+			return v, err
+		}
+	}
+	if role == roleSystem {
+		content = withoutBillingHeader(content)
+	}
+	out := jinja.NewDict(6)
+	out.Set("role", jinja.String(role))
+	body, err := s.content(content, role)
+	if err != nil {
+		return v, err
+	}
+	out.Set("content", body)
+	switch role {
+	case roleAssistant:
+		if err := s.assistant(out, msg); err != nil {
+			return v, err
+		}
+	case roleTool:
+		if id, ok := msg.Get("tool_call_id"); ok {
+			out.Set("tool_call_id", id)
+		}
+	}
+	if name, has, _ := textOf(msg, "name"); has {
+		out.Set("name", jinja.String(name))
+	}
+	if task, has, _ := textOf(msg, "task"); has {
+		out.Set("task", jinja.String(task))
+	}
+	if role == roleDeveloper {
+		out.Set("tools", member(msg, "tools"))
+	}
+	return jinja.FromDict(out), nil
+}
+
+// assistant adds tool calls and reasoning.
+func (s *vllmShape) assistant(out, msg *jinja.Dict) error {
+	if v, ok := msg.Get("tool_calls"); ok && !v.IsNone() {
+		calls, ok := v.AsList()
+		if !ok {
+			return refuse("messages.tool_calls: input should be a valid list")
+		}
+		list := make([]jinja.Value, 0, len(calls))
+		for i := range calls {
+			call, err := vllmCall(calls[i])
+			if err != nil {
+				return err
+			}
+			list = append(list, call)
+		}
+		if len(list) > 0 {
+			out.Set("tool_calls", jinja.List(list))
+		}
+	}
+	thought, _ := msg.Get("reasoning")
+	if s.legacy && (thought.IsNone() || thought.IsUndefined()) {
+		thought, _ = msg.Get("reasoning_content")
+	}
+	if !thought.IsNone() && !thought.IsUndefined() {
+		out.Set("reasoning", thought)
+		out.Set("reasoning_content", thought)
+	}
+	return nil
+}
+
+// vllmWithoutContent is for a message of the assistant whose content is null: it has to be of the declared type, because
+// the type for everything else wants content.
+func vllmWithoutContent(msg *jinja.Dict) error {
+	if v, ok := msg.Get("tool_calls"); ok && v.IsNone() {
+		return refuse("messages.tool_calls: Input should be iterable")
+	}
+	for _, key := range [...]string{"function_call", "audio"} {
+		if v, ok := msg.Get(key); ok && !v.IsNone() {
+			if _, ok := v.AsDict(); !ok {
+				return refuse("messages.%s: Input should be a valid dictionary", key)
+			}
+		}
+	}
+	if _, _, ok := textOf(msg, "refusal"); !ok {
+		return refuse("messages.refusal: Input should be a valid string")
+	}
+	return nil
+}
+
+// billingHeader begins a line that Claude Code puts in front of its system prompt. It is another one in each request, so
+// vLLM drops it.
+const billingHeader = "x-anthropic-billing-header"
+
+// withoutBillingHeader drops that line from a text or from each text part.
+func withoutBillingHeader(content jinja.Value) jinja.Value {
+	if text, ok := content.AsString(); ok {
+		if strings.HasPrefix(text, billingHeader) {
+			_, text, _ = strings.Cut(text, "\n")
+			return jinja.String(text)
+		}
+		return content
+	}
+	parts, ok := content.AsList()
+	if !ok {
+		return content
+	}
+	kept := make([]jinja.Value, 0, len(parts))
+	for _, v := range parts {
+		text, isText := v.AsString()
+		part, _ := v.AsDict()
+		if part != nil {
+			if kind := textAt(part, "type"); kind == "text" {
+				text, isText, _ = textOf(part, "text")
+			}
+		}
+		if isText && strings.HasPrefix(text, billingHeader) {
+			_, text, _ = strings.Cut(text, "\n")
+			if text == "" {
+				continue
+			}
+			if part == nil {
+				v = jinja.String(text)
+			} else {
+				part = part.Clone()
+				part.Set("text", jinja.String(text))
+				v = jinja.FromDict(part)
+			}
+		}
+		kept = append(kept, v)
+	}
+	return jinja.List(kept)
+}
+
+// vllmCall is one tool call of the history: its keys in the declared order, others dropped, the arguments as an object.
+func vllmCall(v jinja.Value) (jinja.Value, error) {
+	call, ok := v.AsDict()
+	if !ok {
+		return v, refuse("messages.tool_calls: input should be a valid dictionary")
+	}
+	id, has, _ := textOf(call, "id")
+	if !has {
+		return v, refuse("messages.tool_calls.id: input should be a valid string")
+	}
+	if kind, has, _ := textOf(call, "type"); !has || kind != "function" {
+		return v, refuse("messages.tool_calls.type: input should be 'function'")
+	}
+	function := dictAt(call, "function")
+	if function == nil {
+		return v, refuse("messages.tool_calls.function: field required")
+	}
+	name, hasName, _ := textOf(function, "name")
+	text, hasText, _ := textOf(function, "arguments")
+	if !hasName || !hasText {
+		return v, refuse("messages.tool_calls.function: name and arguments should be valid strings")
+	}
+	arguments, err := jinja.ParseJSON([]byte(text))
+	if _, ok := arguments.AsDict(); err != nil || !ok {
+		arguments = jinja.FromDict(nil)
+	}
+	return object(kv{"id", jinja.String(id)}, kv{"function", object(kv{"arguments", arguments}, kv{"name", jinja.String(name)})},
+		kv{"type", jinja.String("function")}), nil
+}
+
+// content flattens the parts, or wraps them if the template walks over them.
+func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
+	flatten := role == roleTool
+	var texts []string
+	front := false // media stand in front of the texts
+	wrapped := []jinja.Value{}
+	add := func(text string) {
+		if s.openai {
+			wrapped = append(wrapped, textPart(text))
+		} else if text == "" {
+			return // no part of the joined text
+		}
+		texts = append(texts, text)
+	}
+	if text, ok := v.AsString(); ok {
+		if !s.openai || flatten {
+			return v, nil
+		}
+		add(text)
+	} else if parts, ok := v.AsList(); ok {
+		if onlyBareTexts(parts) && slices.Contains(vllmRoles, role) {
+			return v, refuse("messages.content: input should be a valid dictionary")
+		}
+		for i := range parts {
+			text, bare := parts[i].AsString()
+			if bare { // where the message's type takes them
+				add(text)
+				continue
+			}
+			if hasNoText(parts[i]) {
+				continue
+			}
+			text, media, err := s.part(parts[i])
+			if err != nil {
+				return v, err
+			}
+			if media && !s.openai {
+				// Placeholders that the text does not name go in front of it.
+				s.p.cutAtMedia()
+				front = true
+				continue
+			}
+			if media {
+				s.p.cutAtMedia()
+				text = mediaMark
+			}
+			add(text)
+		}
+	} else if d, ok := v.AsDict(); !v.IsNone() && !v.IsUndefined() && (!ok || d.Len() > 0) { // Python walks over an empty one
+		return v, refuse("messages.content: input should be a valid string or a list of parts")
+	}
+	if s.openai && !flatten {
+		return jinja.List(wrapped), nil
+	}
+	return joinBehind(front, texts), nil
+}
+
+// joinBehind joins texts by lines, behind media's mark if media stand in front of them. One mark serves all of them: the
+// prompt is cut at the first.
+func joinBehind(media bool, texts []string) jinja.Value {
+	if media {
+		texts = append([]string{mediaMark}, texts...)
+	}
+	return join(texts, "\n")
+}
+
+// vllmRoles are the roles that have a type of their own. Messages of other roles take strings as parts.
+var vllmRoles = []string{roleAssistant, roleDeveloper, roleSystem, roleTool, roleUser}
+
+// onlyBareTexts reports whether a content is a list of strings. Of pydantic's types for a message, vLLM takes the one that sets
+// more fields; a single object among the parts makes that the type which takes strings too.
+func onlyBareTexts(parts []jinja.Value) bool {
+	return len(parts) > 0 && !slices.ContainsFunc(parts, func(v jinja.Value) bool { _, bare := v.AsString(); return !bare })
+}
+
+func textPart(text string) jinja.Value {
+	return object(kv{"type", jinja.String("text")}, kv{"text", jinja.String(text)})
+}
+
+// Text parts by type, and the key of their text.
+var vllmTextParts = map[string]string{"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
+	"tool_reference": "name"}
+
+// hasNoText reports whether the text that a part's type promises is missing: vLLM skips such a part.
+func hasNoText(v jinja.Value) bool {
+	part, ok := v.AsDict()
+	if !ok {
+		return false
+	}
+	kind := textAt(part, "type")
+	key, ok := vllmTextParts[kind]
+	return ok && member(part, key).IsNone()
+}
+
+// part is one part's text, or media.
+func (s *vllmShape) part(v jinja.Value) (text string, media bool, err error) {
+	part, ok := v.AsDict()
+	if !ok {
+		return "", false, refuse("messages.content: input should be a valid dictionary")
+	}
+	kind, has, _ := textOf(part, "type")
+	if !has {
+		for _, key := range [...]string{"image_url", "audio_url", "video_url", "image_embeds", "audio_embeds"} {
+			if _, ok := part.Get(key); ok {
+				return "", true, s.refuse(key)
+			}
+		}
+		return "", false, refuse("messages.content.type: field required")
+	}
+	if key, ok := vllmTextParts[kind]; ok {
+		text, has, _ := textOf(part, key)
+		if !has {
+			return "", false, refuse("messages.content.%s: input should be a valid string", key)
+		}
+		return text, false, nil
+	}
+	if slices.Contains(vllmMedia, kind) {
+		return "", true, s.refuse(kind)
+	}
+	return "", false, refuse("Unsupported chat content part type: '%s'.", kind)
+}
+
+// vllmMedia are the types of parts that vLLM reads as an image, audio or video.
+var vllmMedia = []string{"image_url", "input_image", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url", "video_embeds",
+	"prompt_embeds"}
+
+// withoutDeveloper is what vLLM's Hugging Face renderer does for templates that do not name the developer role: its messages
+// become the system's, and if a system message then stands anywhere but alone at the front, all of them are joined there.
+func withoutDeveloper(list []jinja.Value) []jinja.Value {
+	if !slices.ContainsFunc(list, func(v jinja.Value) bool { return roleOf(v) == roleDeveloper }) {
+		return list
+	}
+	var texts []string
+	converted := make([]jinja.Value, 0, len(list))
+	others := make([]jinja.Value, 1, len(list)+1)
+	join := false
+	for i := range list {
+		role := roleOf(list[i])
+		if role != roleDeveloper && role != roleSystem {
+			converted, others = append(converted, list[i]), append(others, list[i])
+			continue
+		}
+		join = join || i > 0
+		msg, _ := list[i].AsDict()
+		msg = msg.Clone()
+		msg.Set("role", jinja.String(roleSystem))
+		if role == roleDeveloper {
+			msg.Delete("tools")
+		}
+		converted = append(converted, jinja.FromDict(msg))
+		content, _ := msg.Get("content")
+		if text := blocksText(content, "\n"); text != "" {
+			texts = append(texts, text)
+		}
+	}
+	if !join {
+		return converted
+	}
+	others[0] = jinja.FromDict(chatMessage(roleSystem, jinja.String(strings.Join(texts, "\n\n"))))
+	return others
+}
+
+func roleOf(v jinja.Value) string {
+	msg, _ := v.AsDict()
+	return textAt(msg, "role")
+}
