@@ -1,0 +1,299 @@
+// Package layout holds no code: its tests keep the layout of the repository. They bound the lines of each room, fix which
+// package may import which, and count habits of prose.
+package layout
+
+import (
+	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const (
+	root   = "../.."
+	module = "github.com/kvlane/kvlane/"
+
+	totalLimit = 67600
+	totalGoal  = 62000
+)
+
+// rooms is every room with the packages at and below its paths. Lines are those of Go files, comments and blank lines included,
+// without tests and generated files. A room over its limit fails the test: raise the limit only on purpose, in a commit that says
+// why. The goal is where the limit is meant to go; a room over it is only logged.
+var rooms = []struct {
+	name        string
+	limit, goal int
+	paths       []string
+}{
+	{"heart", 18500, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 24400, 22000, []string{"internal/prompt", "internal/tokenizer", "internal/model", "internal/models", "internal/spare"}},
+	{"fleet", 3850, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"observe", 1300, 1300, []string{"internal/observe"}},
+	{"decide", 2400, 1700, []string{"internal/decide"}},
+	{"lab", 12000, 12000, []string{"internal/lab"}},
+	{"rim", 6400, 6000, []string{
+		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
+		"envoy", "proto", "charts", "e2e",
+	}},
+}
+
+// mayImport is, for each package of ours, the packages of ours that its non-test files may import. PATH/... is PATH and all below
+// it, on both sides; the longest path that fits a package is its rule. Nothing lists cmd, e2e, charts or, but for cmd/kvlane and
+// itself, internal/lab.
+var mayImport = map[string]string{
+	// The heart knows neither configuration nor fleet. internal/disagg is the only one that reads bodies.
+	"proto/...":             "",
+	"extproc":               "",
+	"kvindex":               "",
+	"kvindex/feed":          "kvindex kvindex/feed/... proto/...",
+	"kvindex/feed/msgpack":  "",
+	"kvindex/feed/zmtp":     "",
+	"routing":               "kvindex",
+	"internal/disagg":       "internal/config internal/prompt internal/steering",
+	"internal/steering":     "",
+	"internal/gateway":      "extproc",
+	"envoy":                 "internal/steering",
+	"charts/...":            "envoy",
+	"internal/config":       "routing",
+	"internal/config/...":   "internal/config routing",
+	"internal/layout":       "",
+	"e2e/...":               "",
+	"internal/peers":        "internal/config internal/observe proto/...",
+	"internal/workers":      "internal/config",
+	"internal/workers/kube": "internal/config internal/workers",
+
+	// Tokens import tokens: no fleet, no routing, no index.
+	"internal/prompt":        "internal/spare",
+	"internal/spare":         "",
+	"internal/models":        "",
+	"internal/tokenizer":     "internal/spare",
+	"internal/tokenizer/...": "",
+	"internal/model":         "internal/prompt internal/spare internal/tokenizer/...",
+
+	// The fleet does not know how requests are decided.
+	"internal/fleet": "extproc internal/config internal/model internal/observe internal/prompt internal/steering " +
+		"internal/workers/... kvindex/... proto/... routing",
+	"internal/observe": "extproc kvindex/... routing",
+	"internal/decide": "envoy extproc internal/config internal/disagg internal/fleet internal/model internal/observe " +
+		"internal/prompt internal/tokenizer kvindex routing",
+
+	// The engine simulator is the other side: of Kvlane it knows prompts and their ids.
+	"internal/lab/bench":      "envoy internal/model internal/models internal/prompt internal/tokenizer kvindex",
+	"internal/lab/benchindex": "kvindex",
+	"internal/lab/enginesim":  "internal/model internal/prompt internal/tokenizer",
+	"internal/lab/replay":     "kvindex routing",
+	"internal/lab/truth":      "internal/model internal/prompt kvindex/...",
+
+	"cmd/kvlane": "envoy extproc internal/... kvindex/... proto/... routing",
+}
+
+// file is a Go file of the module, tests and generated files included.
+type file struct {
+	pkg       string // its folder, relative to the module
+	name      string
+	lines     int
+	test      bool
+	generated bool
+	syntax    *ast.File // imports and comments
+}
+
+// repository calls visit for each file of the repository that is neither hidden, nor test data, nor of another module.
+func repository(t *testing.T, visit func(path string)) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if !d.IsDir() {
+			visit(path)
+			return nil
+		}
+		if path == root {
+			return nil
+		}
+		if name := d.Name(); name[0] == '.' || name == "testdata" || name == "out" {
+			return filepath.SkipDir
+		}
+		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {
+			return filepath.SkipDir
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func goFiles(t *testing.T) []file {
+	t.Helper()
+	var files []file
+	repository(t, func(path string) {
+		if !strings.HasSuffix(path, ".go") {
+			return
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		syntax, err := parser.ParseFile(token.NewFileSet(), path, content, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := filepath.ToSlash(strings.TrimPrefix(path, root+string(filepath.Separator)))
+		files = append(files, file{
+			pkg: filepath.ToSlash(filepath.Dir(name)), name: name, lines: bytes.Count(content, []byte{'\n'}),
+			test: strings.HasSuffix(name, "_test.go"), generated: ast.IsGenerated(syntax), syntax: syntax,
+		})
+	})
+	if len(files) < 100 {
+		t.Fatalf("got %d Go files below %s, want the whole repository", len(files), root)
+	}
+	return files
+}
+
+// below reports whether pkg is path or below it.
+func below(pkg, path string) bool { return pkg == path || strings.HasPrefix(pkg, path+"/") }
+
+// roomOf returns the name of a package's room, or "".
+func roomOf(pkg string) string {
+	for _, r := range rooms {
+		if slices.ContainsFunc(r.paths, func(path string) bool { return below(pkg, path) }) {
+			return r.name
+		}
+	}
+	return ""
+}
+
+func TestLinesOfRooms(t *testing.T) {
+	lines, total, pkgs := map[string]int{}, 0, map[string]bool{}
+	for _, f := range goFiles(t) {
+		pkgs[f.pkg] = true
+		room := roomOf(f.pkg)
+		if room == "" {
+			t.Errorf("%s is in no room: add its folder to rooms", f.name)
+		}
+		if !f.test && !f.generated {
+			lines[room] += f.lines
+			total += f.lines
+		}
+	}
+	for _, r := range rooms {
+		checkLines(t, r.name, lines[r.name], r.limit, r.goal)
+		for _, path := range r.paths {
+			if !anyBelow(pkgs, path) {
+				t.Errorf("room %s lists %s, where no Go file is: remove it", r.name, path)
+			}
+		}
+	}
+	checkLines(t, "total", total, totalLimit, totalGoal)
+}
+
+func checkLines(t *testing.T, name string, got, limit, goal int) {
+	t.Helper()
+	switch {
+	case got > limit:
+		t.Errorf("%s: got %d lines, want at most %d: remove some, or raise its limit in this file on purpose and say why", name, got, limit)
+	case got > goal:
+		t.Logf("%s: %d lines, limit %d, %d over the goal of %d", name, got, limit, got-goal, goal)
+	default:
+		t.Logf("%s: %d lines, limit %d", name, got, limit)
+	}
+}
+
+func anyBelow(pkgs map[string]bool, path string) bool {
+	for pkg := range pkgs {
+		if below(pkg, path) {
+			return true
+		}
+	}
+	return false
+}
+
+// rule returns the key of mayImport that holds for a package, or "".
+func rule(pkg string) string {
+	if _, ok := mayImport[pkg]; ok {
+		return pkg
+	}
+	for path := pkg; ; {
+		if _, ok := mayImport[path+"/..."]; ok {
+			return path + "/..."
+		}
+		i := strings.LastIndexByte(path, '/')
+		if i < 0 {
+			return ""
+		}
+		path = path[:i]
+	}
+}
+
+func allows(imports, pkg string) bool {
+	for path := range strings.FieldsSeq(imports) {
+		if tree, ok := strings.CutSuffix(path, "/..."); path == pkg || ok && below(pkg, tree) {
+			return true
+		}
+	}
+	return false
+}
+
+func TestImports(t *testing.T) {
+	used := map[string]bool{}
+	for _, f := range goFiles(t) {
+		r := rule(f.pkg)
+		used[r] = true
+		if r == "" {
+			t.Errorf("%s has no rule: add %q and what it may import to mayImport", f.name, f.pkg)
+		}
+		if f.test {
+			continue
+		}
+		for _, imp := range f.syntax.Imports {
+			path, _ := strconv.Unquote(imp.Path.Value)
+			if pkg, ours := strings.CutPrefix(path, module); ours && !allows(mayImport[r], pkg) {
+				t.Errorf("%s imports %s, but %s may import only [%s]: move what is needed, or change the rule on purpose and say why",
+					f.name, pkg, r, mayImport[r])
+			}
+		}
+	}
+	for r := range mayImport {
+		if !used[r] {
+			t.Errorf("the rule of %s fits no package: remove it", r)
+		}
+	}
+}
+
+func TestRules(t *testing.T) {
+	for _, c := range []struct{ pkg, want string }{
+		{"routing", "routing"},
+		{"kvindex/feed/zmtp", "kvindex/feed/zmtp"},
+		{"internal/tokenizer/jinja", "internal/tokenizer/..."},
+		{"internal/tokenizers", ""},
+		{"proto/kvlane/v1", "proto/..."},
+		{"elsewhere", ""},
+	} {
+		if got := rule(c.pkg); got != c.want {
+			t.Errorf("rule(%q): got %q, want %q", c.pkg, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		imports, pkg string
+		want         bool
+	}{
+		{"kvindex routing", "kvindex", true},
+		{"kvindex routing", "kvindex/feed", false},
+		{"kvindex/...", "kvindex", true},
+		{"kvindex/...", "kvindex/feed", true},
+		{"kvindex/...", "kvindexes", false},
+		{"", "kvindex", false},
+	} {
+		if got := allows(c.imports, c.pkg); got != c.want {
+			t.Errorf("allows(%q, %q): got %v, want %v", c.imports, c.pkg, got, c.want)
+		}
+	}
+}
