@@ -8,7 +8,7 @@ import (
 )
 
 // Buffers come in four sizes between powers of two, so that at most a fifth of one
-// is empty. The smallest and the largest:
+// is empty. These are the smallest and the largest.
 const (
 	minPooledBits = 10
 	maxPooledBits = 26

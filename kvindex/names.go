@@ -243,35 +243,9 @@ func (x *Index) storeOne(s Slot, t Tier, group int32, name uint64, p place) erro
 // slot had it.
 func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 	st := &x.slots[s]
-	a := st.aliases
-	if a != nil {
-		u := unit{name, group, t}
-		if k := a.units[u]; k > 0 {
-			n := a.names[name]
-			p, ok := x.locate(n.canonical, n.own)
-			if k == 1 {
-				delete(a.units, u)
-			} else {
-				a.units[u] = k - 1
-			}
-			if n.units--; n.units == 0 {
-				delete(a.names, name)
-			} else {
-				a.names[name] = n
-			}
-			key := aliasHeld{n.own, t}
-			c, counted := a.held[key]
-			if !counted { // evicted in between
-				return true
-			}
-			if c.units--; c.units > 0 {
-				a.held[key] = c
-				return true
-			}
-			delete(a.held, key)
-			if !c.plain && ok {
-				x.unhold(p.segment(), s, t, p.offset(), p.offset()+1)
-			}
+	if a := st.aliases; a != nil {
+		if u := (unit{name, group, t}); a.units[u] > 0 {
+			x.removeAlias(a, s, u)
 			return true
 		}
 	}
@@ -297,6 +271,35 @@ func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 	}
 	x.removePlain(s, t, p)
 	return true
+}
+
+// removeAlias takes one holding of an aliased name, which a.units counts, from a slot.
+func (x *Index) removeAlias(a *aliases, s Slot, u unit) {
+	n := a.names[u.name]
+	p, ok := x.locate(n.canonical, n.own)
+	if k := a.units[u]; k == 1 {
+		delete(a.units, u)
+	} else {
+		a.units[u] = k - 1
+	}
+	if n.units--; n.units == 0 {
+		delete(a.names, u.name)
+	} else {
+		a.names[u.name] = n
+	}
+	key := aliasHeld{n.own, u.tier}
+	c, counted := a.held[key]
+	if !counted { // evicted in between
+		return
+	}
+	if c.units--; c.units > 0 {
+		a.held[key] = c
+		return
+	}
+	delete(a.held, key)
+	if !c.plain && ok {
+		x.unhold(p.segment(), s, u.tier, p.offset(), p.offset()+1)
+	}
 }
 
 // removePlain takes the holding from a slot that its run stands for; units, if

@@ -15,7 +15,7 @@ func mix(x uint64) uint64 {
 // chosen texts.
 func hashString(seed uint64, s string) uint64 {
 	h := seed ^ 0xCBF29CE484222325
-	for i := 0; i < len(s); i++ {
+	for i := range len(s) {
 		h = (h ^ uint64(s[i])) * 0x100000001B3
 	}
 	return mix(h ^ uint64(len(s)))

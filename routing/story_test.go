@@ -252,7 +252,7 @@ func (s *story) query(id string, args []datadriven.CmdArg) (*Query, []Overlap) {
 			// A chain: block n follows from all before it, so equal starts hash alike.
 			from, to, _ := strings.Cut(first, "+")
 			h := uint64(1)
-			for i := int64(0); i < s.number(from); i++ {
+			for i := range s.number(from) {
 				h = mix(h + uint64(i))
 				q.Prefix = append(q.Prefix, h)
 			}

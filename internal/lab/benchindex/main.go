@@ -133,7 +133,7 @@ type memory struct {
 	RSSPer       float64 `json:"rss_bytes_per_holder_block,omitempty"`
 }
 
-// phases of the generator
+// phaseNames are the phases of the generator.
 var phaseNames = map[uint16]string{
 	1: "replay", 2: "final", 10: "load", 11: "cold", 12: "hot", 13: "half", 14: "miss", 15: "drain",
 }

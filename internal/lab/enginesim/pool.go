@@ -84,7 +84,6 @@ func (p *pool) allocate() *block {
 // release drops the references of a request, its last block first, so that a chain is evicted from its end.
 func (p *pool) release(blocks []*block) {
 	for _, b := range slices.Backward(blocks) {
-
 		b.refs--
 		if b.refs > 0 {
 			continue
