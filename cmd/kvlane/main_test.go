@@ -87,7 +87,7 @@ func TestCommands(t *testing.T) {
 		{"check with a template that does not compile", "", []string{"check", "--config", untemplated}, 0, "valid; 1 models", "models[0].chat_template: " + filepath.Join(dir, "broken.jinja") + ":1: TemplateSyntaxError: "},
 		{"check without comparisons", "", []string{"check", "--config", unchecked}, 0, "valid; 1 models", `models[0].check.disabled: the ids of "m" are never compared`},
 		{"check is strict about that", "", []string{"check", "--strict", "--config", unchecked}, 1, "", "1 warnings"},
-		{"check with half a file", "", []string{"check", "--config", halved}, 1, "", halved + ":1:31: models[0].tokenizer: tokenizer " + half + ": load tokenizer.json: malformed JSON: want a value at byte 5: copy the model's folder again"},
+		{"check with half a file", "", []string{"check", "--config", halved}, 1, "", halved + ":1:31: models[0].tokenizer: tokenizer " + half + ": load tokenizer.json: malformed JSON: unexpected end at byte 5: copy the model's folder again"},
 		{"tokens-check where nobody is", "", []string{"tokens-check", "--tokenizer", "builtin:qwen3", "--engine", "http://127.0.0.1:1"}, 1, "", "connection refused\n"},
 		{"tokenize without a tokenizer", "", []string{"tokenize"}, 2, "", "needs --tokenizer DIR"},
 		{"no such builtin", "", []string{"tokenize", "--tokenizer", "builtin:gpt5"}, 1, "", "there is qwen3"},
