@@ -336,6 +336,7 @@ var texts = map[string]func(n int) string{
 	"marks":         func(n int) string { return "a" + fill(n, "\u0301\u0323\u0315") },
 	"one mark":      func(n int) string { return "a" + fill(n, "\u0301") },
 	"hangul":        func(n int) string { return fill(n, "\u1112\u1161\u11ab") },
+	"middle dots":   func(n int) string { return fill(n, "\u30a2\u30fb") },
 	"faces":         func(n int) string { return fill(n, "\U0001F469\u200D") },
 	"special":       func(n int) string { return fill(n, "<|im_end|><s></s>[INST]") },
 	"nearly so":     func(n int) string { return fill(n, "<|im_en") },
@@ -368,9 +369,6 @@ func TestCostOfTokenizing(t *testing.T) {
 	}
 	for family, tok := range all {
 		for name, text := range texts {
-			if family == "deepseek_v3" && name == "faces" {
-				continue // its split looks for the end of a piece anew for each window of words: not linear yet
-			}
 			t.Run(family+"/"+name, func(t *testing.T) {
 				grows(t, func(n int) func() {
 					s := text(n)

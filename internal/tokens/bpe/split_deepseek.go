@@ -1,5 +1,7 @@
 package bpe
 
+import "unicode/utf8"
+
 // stagedSplit is DeepSeek V3's sequence of three splits, each of which works
 // inside the pieces that the one before it left:
 //
@@ -15,7 +17,7 @@ var stagedRules = windowRules{codes: printedCodes, digits: 3, numbersApart: true
 
 func (p stagedSplit) split(s string, at int, ends []uint32) (int, int) {
 	n, i := 0, at
-	piece := at // end of the piece of the first two stages
+	var piece stagedPiece
 	for i < len(s) && n < len(ends) {
 		if n+windowSize <= len(ends) && windowAt(s, i) {
 			if k, next := stagedRules.words(s, i, ends, n); k > n {
@@ -25,57 +27,73 @@ func (p stagedSplit) split(s string, at int, ends []uint32) (int, int) {
 		} else if n > 0 && len(ends) >= windowSize && n+windowSize > len(ends) {
 			break
 		}
-		if i >= piece {
+		if i >= piece.end {
 			c, w := classAt(s, i)
-			switch {
-			case c&clsN != 0:
+			if c&clsN != 0 {
 				i = skipDigits(s, i, 3, clsN)
 				ends[n] = uint32(i)
 				n++
-				piece = i
 				continue
-			case c&clsKana != 0:
-				piece = skip(s, i+w, clsKana)
-			default:
-				piece = p.plainEnd(s, i+w)
 			}
+			piece = stagedPiece{end: i + w, kana: c&clsKana != 0}
 		}
-		// A stretch that nothing matches is one word.
-		text, from := s[:piece], i
-		end := -1
-		for i < piece {
-			if end = p.match(text, i); end >= 0 {
-				break
-			}
-			_, w := classAt(s, i)
-			i += w
-		}
-		if i > from {
-			ends[n] = uint32(i)
-			n++
-			continue // the match behind it is found again
-		}
-		i = end
+		i = p.word(s, i, &piece)
 		ends[n] = uint32(i)
 		n++
 	}
 	return n, i
 }
 
-// plainEnd is where the digits or the Han and Kana after i begin.
-func (stagedSplit) plainEnd(s string, i int) int {
-	for {
-		for i < len(s) && byteKinds[s[i]]&(kindDigit|kindWide) == 0 {
-			i++
+// word is the end of the word at i, which is in the piece: a match of the third stage, or the stretch that nothing matches.
+func (p stagedSplit) word(s string, i int, piece *stagedPiece) int {
+	for from := i; ; {
+		if i >= piece.end {
+			if piece.whole {
+				return i
+			}
+			piece.extend(s, i)
+			continue
 		}
-		if i == len(s) || s[i] < 0x80 {
-			return i
+		text := s[:piece.end]
+		end := p.match(text, i)
+		// What match reads: its result, the white space at i and two characters.
+		if read := max(end, skip(text, i, clsWS), i+2*utf8.UTFMax); read >= piece.end && !piece.whole {
+			piece.extend(s, i)
+			continue
 		}
-		c, w := wideClassAt(s, i)
-		if c&(clsN|clsKana) != 0 {
-			return i
+		switch {
+		case end >= 0 && i == from:
+			return end
+		case end >= 0:
+			return i // the match behind it is found again
 		}
+		_, w := classAt(s, i)
 		i += w
+	}
+}
+
+// stagedPiece is a piece that the first two stages leave, as far as it has been read: a piece may be the rest of the text, and
+// reading all of it for each few words of it would take quadratic time.
+type stagedPiece struct {
+	end   int
+	whole bool // the piece ends there
+	kana  bool // it is Han and Kana
+}
+
+// extend reads on, by at least what was read behind i.
+func (p *stagedPiece) extend(s string, i int) {
+	const least = 256
+	for limit := p.end + max(least, p.end-i); p.end < limit; {
+		if p.end == len(s) {
+			p.whole = true
+			return
+		}
+		c, w := classAt(s, p.end)
+		if c&clsN != 0 || (c&clsKana != 0) != p.kana {
+			p.whole = true
+			return
+		}
+		p.end += w
 	}
 }
 
