@@ -107,3 +107,25 @@ func TestRequestTemplateSize(t *testing.T) {
 	}
 	check(maxRequestTemplate)
 }
+
+// A request-supplied template that only our Jinja does not run is no fault of the request: engines may render it.
+func TestUnsupportedTemplatesAreNotRefused(t *testing.T) {
+	m := load(t, "qwen3", Options{TrustTemplates: true})
+	for _, c := range []struct {
+		source  string
+		refused bool
+	}{
+		{"{{ messages | xmlattr }}", false},                      // when it is compiled
+		{"{% set s = messages[0].content %}{{ s % 1 }}", false},  // when it runs
+		{"{{ 9223372036854775807 + messages | length }}", false}, // the same
+		{"{{ raise_exception('no') }}", true},                    // the template's own refusal
+		{"{{ messages[0].content.missing.more }}", true},         // Python raises as well
+	} {
+		_, err := m.Prompt(chatWith(t, c.source), VLLM)
+		_, refused := errors.AsType[*Refusal](err)
+		raised, ours := errors.AsType[*jinja.Error](err)
+		if refused != c.refused || !refused && (!ours || raised.Class != jinja.Unsupported) {
+			t.Errorf("%s: got %v (refused: %v), want refused: %v", c.source, err, refused, c.refused)
+		}
+	}
+}
