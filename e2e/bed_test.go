@@ -83,6 +83,7 @@ type shape struct {
 	rankFree  bool   // the engine chooses the rank
 	config    string // further sections of kvlane.yaml
 	envoy     string // further keys of its section envoy
+	stall     string // envoy.stall_timeout; default 20s, so that a busy machine is not taken for a Kvlane that hangs
 	worker    string // further keys of each worker
 	model     string // further keys of the model; "-" leaves models out
 	tokenizer string // its folder; default the builtin Qwen3
@@ -153,9 +154,12 @@ func newBed(t *testing.T, s shape) *bed {
 	if s.model == "-" {
 		model = ""
 	}
+	if s.stall == "" {
+		s.stall = "20s"
+	}
 	text := fmt.Sprintf(`listen: {address: "unix:%s/k.sock"}
 admin: {address: "%s"}
-envoy: {ingress: "%s", admin: "%s", access_log: true%s}
+envoy: {ingress: "%s", admin: "%s", access_log: true, stall_timeout: %s%s}
 explain: {header: true}
 limits: {max_body: %dMiB, decision_timeout: 10s}
 log: {decisions: true}
@@ -163,7 +167,7 @@ drain: 2s
 %sworkers:
   health: {every: 200ms}
   static:
-%s%s`, dir, b.admin, b.ingress, b.envoyAdmin, s.envoy, s.maxBodyMB, model, workers, s.config)
+%s%s`, dir, b.admin, b.ingress, b.envoyAdmin, s.stall, s.envoy, s.maxBodyMB, model, workers, s.config)
 	if err := os.WriteFile(b.file("kvlane.yaml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

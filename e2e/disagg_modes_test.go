@@ -73,7 +73,7 @@ func TestALegThatIsLongerThanTheMessageTimeout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{envoy: c.envoy, bootstrap: replaced(t, c.changes...),
+			b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{stall: timeout.String(), envoy: c.envoy, bootstrap: replaced(t, c.changes...),
 				engine: func(_ int, o *enginesim.Options) { o.KVLease = 3 * time.Second }}}, "")
 			const asked, timedOut = "ext_proc.override_message_timeout_received", "ext_proc.message_timeouts"
 			var r *reply

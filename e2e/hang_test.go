@@ -16,8 +16,9 @@ import (
 // long message timeout every client would wait for as long as the stop.
 func TestAKvlaneThatHangs(t *testing.T) {
 	const (
-		stop    = 8 * time.Second
-		bound   = 6 * time.Second // three times the stall timeout, and below the stop
+		stall   = 2 * time.Second // the default
+		stop    = 5 * stall
+		bound   = 4 * stall // a busy machine takes 2 s for a request that nothing holds
 		clients = 8
 	)
 	for name, c := range map[string]struct {
@@ -29,6 +30,7 @@ func TestAKvlaneThatHangs(t *testing.T) {
 		"full duplex": {shape: shape{envoy: ", request_body: FULL_DUPLEX_STREAMED, response_body: FULL_DUPLEX_STREAMED"}, fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			c.shape.stall = stall.String()
 			c.shape.noCheck = true // Kvlane does not hear how requests end that it was not asked for
 			b := newBed(t, c.shape)
 			b.chat(message{"user", "before"})
@@ -105,7 +107,7 @@ func TestAKvlaneThatHangs(t *testing.T) {
 // ends its wait is the HTTP/2 keepalive.
 func TestAKvlaneThatHangsDuringALeg(t *testing.T) {
 	const leg = time.Minute
-	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{noCheck: true}}, "")
+	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{stall: "2s", noCheck: true}}, "")
 	b.fault(enginesim.Faults{AnswerDelayMS: int(leg.Milliseconds())}, 0, 1)
 	answered := make(chan *reply, 1)
 	began := time.Now()
