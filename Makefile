@@ -66,7 +66,7 @@ packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | gr
 .PHONY: test
 test: envoy $(GOTESTSUM) ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
 	@rm -rf $(RERUNS); mkdir -p $(RERUNS)
-	$(GOTESTSUM) --packages ./internal/tokenizer -- -vet=off -run '^($(SERIAL))$$'
+	$(GOTESTSUM) --packages ./internal/tokens/bpe -- -vet=off -run '^($(SERIAL))$$'
 	$(GOTESTSUM) --packages $(call packages,-v) -- $(TEST_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
 	$(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(TEST_FLAGS) -timeout 20m
 	$(GOTESTSUM) $(call RERUN,e2e) --packages ./e2e -- $(TEST_FLAGS) -timeout 40m

@@ -92,7 +92,7 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 	if !d.warmUp() && !d.firstTurnStage() {
 		d.price(d.cands, &d.req.policy.Cost, d.gate())
 		d.least(d.cands)
-		ex.say("pick", "%s at cost %.0f", r.targets[d.out.slot].name, d.out.cost)
+		ex.sayf("pick", "%s at cost %.0f", r.targets[d.out.slot].name, d.out.cost)
 	}
 	return d.done()
 }

@@ -17,7 +17,7 @@ func (d *decision) gate() bool {
 		return true
 	}
 	open := float64(d.bestOverlap)/float64(max(d.q.PromptTokens, 1)) > g.Threshold
-	d.ex.say("gate", "best overlap %d of %d, open %v", d.bestOverlap, d.q.PromptTokens, open)
+	d.ex.sayf("gate", "best overlap %d of %d, open %v", d.bestOverlap, d.q.PromptTokens, open)
 	return open
 }
 
@@ -107,7 +107,7 @@ func (d *decision) firstPhase() bool {
 	d.price(workers, &d.req.policy.WorkerCost, true)
 	d.least(workers)
 	worker := d.out.worker
-	d.ex.say("worker", "%s at cost %.0f", d.r.targets[d.out.slot].info.Worker, d.out.cost)
+	d.ex.sayf("worker", "%s at cost %.0f", d.r.targets[d.out.slot].info.Worker, d.out.cost)
 	d.keep("worker", ReasonPin, func(c *candidate) bool { return c.worker == worker })
 	d.bestOverlap = 0
 	best := &d.cands[0]
@@ -145,7 +145,7 @@ func (d *decision) least(cands []candidate) {
 	p := &d.req.policy.Pick
 	if d.unreported {
 		d.out.degraded = "a target has no fresh report"
-		d.ex.say("pick", "round robin: a target has no fresh report")
+		d.ex.sayf("pick", "round robin: a target has no fresh report")
 		d.take(d.nextInTurn(func(*candidate) bool { return true }), ViaCost)
 		return
 	}

@@ -163,12 +163,12 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 		return Plan{}, err
 	}
 	if q.Local {
-		ex.say("disagg", "compute on the decode target: this request cannot be disaggregated")
+		ex.sayf("disagg", "compute on the decode target: this request cannot be disaggregated")
 		return r.commit(now, q, &decode, nil), nil
 	}
 	if !cfg.wanted(q.PromptTokens, &decode.candidate) {
 		if ex != nil {
-			ex.say("disagg", "compute on the decode target: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
+			ex.sayf("disagg", "compute on the decode target: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
 		}
 		return r.commit(now, q, &decode, nil), nil
 	}
@@ -181,7 +181,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 	if err != nil && cfg.Mode == ModeCost {
 		// Under this rule a decode target can always compute the prompt.
 		if ex != nil {
-			ex.say("disagg", "compute on the decode target: %s", err.Error())
+			ex.sayf("disagg", "compute on the decode target: %s", err.Error())
 		}
 		decode.degraded = "no prefill target"
 		return r.commit(now, q, &decode, nil), nil
@@ -198,12 +198,12 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 		if !yes {
 			operator = "<="
 		}
-		ex.say("disagg", "here %.0f %s prefill pool %.0f", local, operator, remote)
+		ex.sayf("disagg", "here %.0f %s prefill pool %.0f", local, operator, remote)
 		if !yes {
 			return r.commit(now, q, &decode, nil), nil
 		}
 	} else if ex != nil {
-		ex.say("disagg", "prefill pool: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
+		ex.sayf("disagg", "prefill pool: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
 	}
 	return r.commit(now, q, &decode, &prefill), nil
 }

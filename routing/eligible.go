@@ -14,7 +14,7 @@ func (d *decision) recognise() {
 	d.out.firstTurn = d.out.key != (Key{}) && d.out.conversation == none
 	d.out.implicit = d.req.policy.Sticky.Implicit && d.req.policy.Sticky.Mode != StickyOff
 	if d.req.policy.Sticky.BindingWins && d.pin != nil && d.out.conversation != none {
-		d.ex.say("eligible", "pin ignored: the conversation is bound")
+		d.ex.sayf("eligible", "pin ignored: the conversation is bound")
 		d.pin = nil
 	}
 }
@@ -48,7 +48,7 @@ func (d *decision) eligible() {
 			d.out.models = known
 		} else if len(r.models) > 0 && r.anyModel.size == 0 {
 			d.out.degraded = "unknown model"
-			d.ex.say("eligible", "no target lists model %q: all may serve it", d.q.Model)
+			d.ex.sayf("eligible", "no target lists model %q: all may serve it", d.q.Model)
 		}
 	}
 	limits := d.limits()
@@ -78,7 +78,7 @@ func (d *decision) eligible() {
 	if d.req.zone != "" {
 		d.preferZone()
 	}
-	d.ex.say("eligible", "%d of %d targets", len(d.cands), len(r.order))
+	d.ex.sayf("eligible", "%d of %d targets", len(d.cands), len(r.order))
 	if r.suspects > 0 {
 		d.avoidSuspects()
 	}
@@ -171,14 +171,14 @@ func (d *decision) pinned() bool {
 	c := &d.cands[0]
 	if hard := d.req.policy.Cap.Hard; hard == 0 || c.active < hard {
 		d.take(c, ViaPin)
-		d.ex.say("eligible", "pinned to %s", d.r.targets[c.slot].name)
+		d.ex.sayf("eligible", "pinned to %s", d.r.targets[c.slot].name)
 		return true
 	}
 	if !d.req.policy.PinOverflow {
 		d.keep("cap", ReasonCap, func(*candidate) bool { return false })
 		return false
 	}
-	d.ex.say("eligible", "pin ignored: %s is full", d.r.targets[c.slot].name)
+	d.ex.sayf("eligible", "pin ignored: %s is full", d.r.targets[c.slot].name)
 	d.pin = nil
 	d.eligible()
 	return false

@@ -65,10 +65,10 @@ func (e *Explanation) begin(q *Query) {
 		Verdicts: e.Verdicts[:0], Candidates: e.Candidates[:0], costs: e.costs[:0]}
 }
 
-// say adds a stage's line; a nil Explanation takes none. Arguments are strings, ints,
+// sayf adds a stage's line; a nil Explanation takes none. Arguments are strings, ints,
 // int64s, float64s and bools. They are copied, so that the compiler sees that they do
 // not escape: without an Explanation nothing is allocated.
-func (e *Explanation) say(stage, format string, args ...any) {
+func (e *Explanation) sayf(stage, format string, args ...any) {
 	if e == nil {
 		return
 	}

@@ -21,7 +21,7 @@ func (d *decision) fairShare() bool {
 		return true
 	}
 	d.keep("cap", ReasonCap, func(c *candidate) bool { return c.active < d.softCap })
-	d.ex.say("cap", "%d requests: %d targets below", d.softCap, len(d.cands))
+	d.ex.sayf("cap", "%d requests: %d targets below", d.softCap, len(d.cands))
 	if d.counts[ReasonCap] > 0 {
 		d.findBestOverlap()
 	}
@@ -49,7 +49,7 @@ func (d *decision) warmUp() bool {
 	for i := range d.cands {
 		if !d.r.targets[d.cands[i].slot].warm {
 			d.take(&d.cands[i], ViaWarmUp)
-			d.ex.say("warm-up", "%s has not served yet", d.r.targets[d.out.slot].name)
+			d.ex.sayf("warm-up", "%s has not served yet", d.r.targets[d.out.slot].name)
 			return true
 		}
 	}
@@ -64,7 +64,7 @@ func (d *decision) firstTurnStage() bool {
 		return false
 	}
 	if float64(d.bestOverlap) > f.MaxOverlap*float64(d.q.PromptTokens) && f.MaxOverlap < 1 {
-		d.ex.say("first turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
+		d.ex.sayf("first turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
 		return false
 	}
 	d.out.via = ViaFirstTurn
@@ -93,7 +93,7 @@ func (d *decision) firstTurnStage() bool {
 		best = d.nextInTurn(func(c *candidate) bool { return d.wait(c) <= least })
 	}
 	d.take(best, ViaFirstTurn)
-	d.ex.say("first turn", "%s by %s", d.r.targets[d.out.slot].name, string(f.Placement))
+	d.ex.sayf("first turn", "%s by %s", d.r.targets[d.out.slot].name, string(f.Placement))
 	return true
 }
 

@@ -21,7 +21,7 @@ func (d *decision) sticky() bool {
 		d.matchPrefix(table)
 	}
 	if d.out.conversation == none {
-		d.ex.say("sticky", "new conversation")
+		d.ex.sayf("sticky", "new conversation")
 		return false
 	}
 	home := table.entries[d.out.conversation].slot
@@ -33,16 +33,16 @@ func (d *decision) sticky() bool {
 	switch {
 	case c == nil && d.aside(home), c != nil && d.req.policy.Sticky.HardCap && hard > 0 && c.active >= hard:
 		d.out.keepBinding = true
-		d.ex.say("sticky", "home %s is full: overflow", d.r.targets[home].name)
+		d.ex.sayf("sticky", "home %s is full: overflow", d.r.targets[home].name)
 		return false
 	case mode == StickyWorker:
 		return d.stickyWorker(home, via)
 	case c == nil:
-		d.ex.say("sticky", "home %s is gone: bound anew", d.r.targets[home].name)
+		d.ex.sayf("sticky", "home %s is gone: bound anew", d.r.targets[home].name)
 		return false
 	}
 	d.take(c, via)
-	d.ex.say("sticky", "home %s", d.r.targets[home].name)
+	d.ex.sayf("sticky", "home %s", d.r.targets[home].name)
 	return true
 }
 
@@ -59,15 +59,15 @@ func (d *decision) stickyWorker(home kvindex.Slot, via Via) bool {
 	name := d.r.targets[home].info.Worker
 	switch here {
 	case 0:
-		d.ex.say("sticky", "home %s is gone: bound anew", name)
+		d.ex.sayf("sticky", "home %s is gone: bound anew", name)
 		return false
 	case 1:
 		d.take(last, via)
-		d.ex.say("sticky", "home %s", name)
+		d.ex.sayf("sticky", "home %s", name)
 		return true
 	}
 	d.keep("sticky", ReasonPin, func(c *candidate) bool { return c.worker == worker })
-	d.ex.say("sticky", "home %s, %d ranks", name, here)
+	d.ex.sayf("sticky", "home %s, %d ranks", name, here)
 	d.price(d.cands, &d.req.policy.Cost, d.gate())
 	d.least(d.cands)
 	d.out.via = via
@@ -88,7 +88,7 @@ func (d *decision) matchPrefix(table *conversations) {
 	if at != none {
 		d.out.conversation, d.out.key = at, table.entries[at].key
 	}
-	d.ex.say("sticky", "no id: %d of %d blocks match, %d needed", depth, n, least)
+	d.ex.sayf("sticky", "no id: %d of %d blocks match, %d needed", depth, n, least)
 }
 
 // at returns the candidate of a slot, nil if there is none.

@@ -239,7 +239,7 @@ func (d *decision) avoidSuspects() {
 	if d.ex != nil {
 		for i := range d.cands {
 			if t := &d.r.targets[d.cands[i].slot]; !trusted(&d.cands[i]) {
-				d.ex.say("suspect", "%s is avoided: %s", t.name, t.health.text())
+				d.ex.sayf("suspect", "%s is avoided: %s", t.name, t.health.text())
 			}
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"github.com/kvlane/kvlane/internal/fleet"
 	prompt "github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
-	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -176,7 +175,7 @@ func (w *work) alternate(chosen *fleet.Endpoint) string {
 		if !e.Replaces(chosen) {
 			continue
 		}
-		if active := d.router.Load(kvindex.Slot(slot)).Active; best == "" || active < least {
+		if active := d.router.Load(slot).Active; best == "" || active < least {
 			best, least = e.Address, active
 		}
 	}

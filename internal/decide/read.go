@@ -79,10 +79,11 @@ func (j *job) readUnknown() (*input, error) {
 	if unread, ok := errors.AsType[*prompt.UnreadError](err); ok {
 		return nil, j.unread(unread.Reason)
 	}
-	if err != nil { // no engine reads it either
-		return &input{}, nil
+	in := &input{}
+	if err == nil { // what we cannot read no engine reads either
+		in.body = body
 	}
-	return &input{body: body}, nil
+	return in, nil
 }
 
 // guarded reports whether clients' words on KV transfers must not reach an engine. A

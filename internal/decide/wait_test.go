@@ -117,7 +117,7 @@ func TestAPanickingWaiterIsAlone(t *testing.T) {
 	b.mu.Lock()
 	for _, w := range b.waiting.byID {
 		if w.work.r == r {
-			w.work.job.s = nil
+			w.work.s = nil
 		}
 	}
 	b.mu.Unlock()

@@ -273,8 +273,8 @@ func TestRules(t *testing.T) {
 	for _, c := range []struct{ pkg, want string }{
 		{"routing", "routing"},
 		{"kvindex/feed/zmtp", "kvindex/feed/zmtp"},
-		{"internal/tokenizer/jinja", "internal/tokenizer/..."},
-		{"internal/tokenizers", ""},
+		{"internal/tokens/bpe/gen", "internal/tokens/bpe/..."},
+		{"internal/tokens/bpes", ""},
 		{"proto/kvlane/v1", "proto/..."},
 		{"elsewhere", ""},
 	} {

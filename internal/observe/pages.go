@@ -91,7 +91,7 @@ func (p *Pages) decision(w http.ResponseWriter, r *http.Request) {
 	}
 	if strings.Contains(r.Header.Get("Accept"), "text/plain") {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprint(w, e.Text()) //nolint:gosec // text/plain, not HTML
+		fmt.Fprint(w, e.Text())
 		return
 	}
 	writeJSON(w, e)

@@ -147,11 +147,12 @@ func intArith(op string, x, y int64) Value {
 			return Int(p)
 		}
 	default:
-		if y == 0 && op == "%" {
+		switch {
+		case y == 0 && op == "%":
 			raisef("ZeroDivisionError", "integer modulo by zero")
-		} else if y == 0 {
+		case y == 0:
 			raisef("ZeroDivisionError", "integer division or modulo by zero")
-		} else if x != math.MinInt64 {
+		case x != math.MinInt64:
 			q, r := x/y, x%y
 			if r != 0 && (r < 0) != (y < 0) {
 				q, r = q-1, r+y

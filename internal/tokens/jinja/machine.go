@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -254,8 +255,8 @@ func (code *macroCode) refuseRest(a *arguments, used []bool) {
 		name = reprText(code.name)
 	}
 	first := ""
-	for i := len(used) - 1; i >= 0; i-- {
-		if used[i] {
+	for i, u := range slices.Backward(used) {
+		if u {
 			continue
 		}
 		if first = a.names[i]; first == "caller" {
