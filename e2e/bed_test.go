@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -301,7 +302,10 @@ func (b *bed) startKvlane() {
 			return err == nil && regexp.MustCompile(`(?m)^kvlane::.*::health_flags::healthy$`).Match(text)
 		})
 	}
-	b.idle = b.goroutines()
+	b.until("its goroutines have begun", func() bool { // before, they are all of one kind
+		b.idle = b.goroutines()
+		return !slices.ContainsFunc(slices.Collect(maps.Keys(b.idle)), func(kind string) bool { return strings.HasPrefix(kind, "sync.") })
+	})
 }
 
 // stopKvlane signals the process and waits for its end.
