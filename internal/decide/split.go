@@ -142,7 +142,7 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 			return w.final(p, f), nil
 		case ctx.Err() != nil:
 			d.metrics.Requests.WithLabelValues(w.entry.API, "unrouted").Inc()
-			w.log()
+			d.decisions.Add(w.entry)
 			return extproc.Decision{Ticket: w.ticket(p)}, nil //nolint:nilerr // the ticket's End releases
 		case f.Outcome == disagg.Refused:
 			w.release(&p.plan)
