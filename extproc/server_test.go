@@ -599,11 +599,14 @@ func TestPanickyHandler(t *testing.T) {
 	b := newBed(t, Options{OnPanic: func(value any, stack []byte) { told <- fmt.Sprint(value, string(stack)) }},
 		handlerFunc(func(context.Context, *Request) Decision { panic("no decision") }))
 	res, err := b.play(context.Background(), &call{request: filterv3.ProcessingMode_BUFFERED, chunks: [][]byte{[]byte("q")}})
-	if err != nil || res.pick != "" {
-		t.Fatalf("%v, pick %q", err, res.pick)
+	if err != nil {
+		t.Fatalf("got error %v, want the request to pass", err)
+	}
+	if res.pick != "" {
+		t.Errorf("got pick %q, want none", res.pick)
 	}
 	if text := <-told; !strings.Contains(text, "no decision") || !strings.Contains(text, "TestPanickyHandler") {
-		t.Error(text)
+		t.Errorf("got %q, want the panic's value and its stack", text)
 	}
 }
 
