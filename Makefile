@@ -112,7 +112,7 @@ record: ## Makes the recordings in RECORDINGS anew, with the installed engines
 	done
 
 .PHONY: bench
-bench: envoy ## Prints the figures of the README
+bench: envoy ## Prints the figures of docs/benchmarks.md
 	@./internal/lab/bench/bench.sh
 
 # A generated workload: chains of so many blocks on so many of the ranks, 10 M holder-blocks in all (-blocks).

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the figures of the README in a few minutes: tokenizer beside Hugging Face's, a conversation from body bytes to
+# Prints the figures of docs/benchmarks.md in a few minutes: tokenizer beside Hugging Face's, a conversation from body bytes to
 # block hashes, whole decisions, index, routing, and loads through the real Envoy beside a server that does nothing.
 # Processor times, so that they hold on a machine that is busy; still, compare only what one run printed.
 # ENVOY is the Envoy to use; LENGTH (3s) the time of one load. Without Python or the package index the comparison with
@@ -59,7 +59,7 @@ echo
 echo "== Routing: the choice among targets"
 show ./routing '^BenchmarkPick$' 200ms
 echo
-echo "== Prefill and decode apart: 8,000 tokens, NIXL's protocol, simulated engines that take no time, one request at a time"
+echo "== Disaggregated prefill and decode: 8,000 tokens, NIXL's protocol, simulated engines that take no time, one request at a time"
 go test -count=1 -v -run '^TestCostOfAPrefillLeg$' ./e2e | sed -nE 's/^ +disagg_cost_test.go:[0-9]+: //p; /^(FAIL|ok)/p'
 echo "of that Kvlane's own part, from the answer to the decision, in process:"
 show ./internal/decide '^BenchmarkFromPrefillAnswerToDecision$' 1s
