@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// accessLog takes Envoy's access log and gives each entry to the ticket of its
-// request.
+// accessLog is the server of Envoy's access log service. It passes each entry to the ticket of
+// its request.
 type accessLog struct {
 	alsv3.UnimplementedAccessLogServiceServer
 	srv *Server
@@ -91,8 +91,8 @@ func addressText(a *corev3.Address) string {
 	return net.JoinHostPort(s.GetAddress(), strconv.FormatUint(uint64(s.GetPortValue()), 10))
 }
 
-// isMalformed says that gRPC could not decode a message: it wraps the codec's
-// error as text.
+// isMalformed reports whether gRPC failed to decode a message. gRPC wraps the codec's error as
+// text only.
 func isMalformed(err error) bool {
 	return status.Code(err) == codes.Internal && strings.Contains(err.Error(), errMalformed.Error())
 }

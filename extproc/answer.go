@@ -10,8 +10,8 @@ import (
 // answer is an encoded ProcessingResponse. Sending it frees its references.
 type answer struct{ bufs mem.BufferSlice }
 
-// Fields of ProcessingResponse's oneof that answer the message kinds: one below
-// the request's.
+// answerField returns the field of ProcessingResponse's oneof that answers a message of kind k:
+// its number is one below that of the request's field.
 func answerField(k Kind) protowire.Number { return protowire.Number(k) - 1 }
 
 const (
@@ -22,8 +22,8 @@ const (
 	fieldWindowUpdate    = 14
 )
 
-// empty are the answers that change nothing, by kind. They are shared by all
-// streams: nobody writes to them.
+// empty holds the answers that change nothing, by kind. All streams share them; they are
+// read-only.
 var empty = func() (out [KindResponseTrailers + 1]answer) {
 	for k := KindRequestHeaders; k <= KindResponseTrailers; k++ {
 		e := newEncoder(2)
@@ -33,7 +33,7 @@ var empty = func() (out [KindResponseTrailers + 1]answer) {
 	return out
 }()
 
-// cleared empties a request body chunk whose content went out in an earlier one.
+// cleared empties a request body chunk whose content was already sent with an earlier one.
 var cleared = func() answer {
 	e := newEncoder(16)
 	e.number(2, 1) // BodyMutation.clear_body
@@ -43,8 +43,8 @@ var cleared = func() answer {
 	return e.finish()
 }()
 
-// windowGrant lets a data plane with application-level flow control send without
-// limit: we read promptly and bound bodies ourselves.
+// windowGrant lifts the limit of a data plane with application-level flow control: we read
+// promptly and bound bodies ourselves.
 const windowGrant = 1 << 40
 
 var windowUpdate = func() answer {
@@ -68,7 +68,7 @@ func extendTimeout(d time.Duration) answer {
 	return e.finish()
 }
 
-// common is what a CommonResponse may say, and the metadata beside it.
+// common is the content of a CommonResponse, with the response's dynamic metadata.
 type common struct {
 	mutation   mutation
 	pick       string // dynamic metadata, "" for none
@@ -145,7 +145,7 @@ type piece struct {
 	last, compressed, withoutMessage bool
 }
 
-// echo sends body bytes on in FULL_DUPLEX_STREAMED or GRPC mode. It owns refs.
+// echo returns body bytes to Envoy in FULL_DUPLEX_STREAMED or GRPC mode. It owns refs.
 func echo(k Kind, refs mem.BufferSlice, n int, p piece) answer {
 	e := newEncoder(40)
 	if p.compressed {
@@ -174,7 +174,7 @@ type modeOverride struct{ request, response Mode }
 
 func (o *modeOverride) encode(e *encoder) {
 	start := e.size
-	e.number(6, 1) // response_trailer_mode SEND: the stream lives to the end
+	e.number(6, 1) // response_trailer_mode SEND: keeps the stream open until the response ends
 	if o.response != ModeNone {
 		e.number(4, uint64(o.response))
 	}

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// benchHeaders is what a typical chat request has after Envoy.
+// benchHeaders are the headers of a typical chat request as Envoy sends them.
 var benchHeaders = []Header{
 	{":authority", "llm.example"}, {":path", "/v1/chat/completions"}, {":method", "POST"}, {":scheme", "http"},
 	{"user-agent", "OpenAI/Python 1.99.0"}, {"content-type", "application/json"}, {"accept", "application/json"},
@@ -34,7 +34,7 @@ func marshal(tb testing.TB, m proto.Message) []byte {
 	return b
 }
 
-// frames cuts a message as HTTP/2 delivers it.
+// frames cuts a message into buffers of HTTP/2 frame size.
 func frames(b []byte) (out mem.BufferSlice) {
 	for len(b) > 0 {
 		n := min(16384, len(b))
@@ -90,8 +90,8 @@ var benchHandler = handlerFunc(func(context.Context, *Request) Decision {
 	return Decision{Endpoint: "10.0.0.1:8000", Ticket: nopTicket{}}
 })
 
-// BenchmarkExchange is codec and state machine without gRPC and sockets: one
-// request from its first message to its end.
+// BenchmarkExchange measures codec and state machine without gRPC and sockets: one request from
+// its first message to its end.
 func BenchmarkExchange(b *testing.B) {
 	for _, mode := range benchModes {
 		for _, size := range benchSizes {
@@ -117,8 +117,7 @@ func BenchmarkExchange(b *testing.B) {
 	}
 }
 
-// BenchmarkGenerated is what reading the same messages costs with the generated
-// code alone, for comparison.
+// BenchmarkGenerated decodes the same messages with the generated code alone, for comparison.
 func BenchmarkGenerated(b *testing.B) {
 	for _, size := range benchSizes {
 		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {

@@ -6,12 +6,12 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// pieceOverhead is what a piece of a body takes beside its bytes: its reference, the
-// reference-counted buffer and the buffer's slice.
+// pieceOverhead is the memory that a piece of a body takes in addition to its bytes: its
+// reference, the reference-counted buffer and the buffer's slice.
 const pieceOverhead = 128
 
-// heldBytes is an upper bound of the memory of body: buffers are up to a quarter larger
-// than what is in them, see pool.
+// heldBytes is an upper bound of the memory of body: buffers are up to a quarter larger than
+// their content, see pool.
 func heldBytes(body mem.BufferSlice) (n int64) {
 	for _, b := range body {
 		size := int64(b.Len())
@@ -20,8 +20,8 @@ func heldBytes(body mem.BufferSlice) (n int64) {
 	return n
 }
 
-// bodies bounds the request bodies that are held by all streams of a server. Safe for
-// concurrent use.
+// bodies limits the number and the memory of the request bodies held by all streams of a server.
+// It is safe for concurrent use.
 type bodies struct {
 	maxBytes int64 // 0: no bound
 	maxCount int   // 0: no bound
@@ -31,9 +31,9 @@ type bodies struct {
 	count int
 }
 
-// grow changes what one stream holds from *held bytes to n, 0 being no body, and
-// reports whether all streams together are within their bounds; if not, nothing changes.
-// A body that is alone is always taken.
+// grow changes the memory of one stream's body from *held to n bytes, 0 meaning no body. It
+// reports whether the total of all streams is within the limits; if not, nothing changes. A body
+// is always accepted while no other one is held.
 func (b *bodies) grow(held *int64, n int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -48,14 +48,14 @@ func (b *bodies) grow(held *int64, n int64) bool {
 	return true
 }
 
-// replace is grow without bounds, for memory that was taken already.
+// replace is grow without limits, for memory that is already allocated.
 func (b *bodies) replace(held *int64, n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.set(held, n)
 }
 
-// set is called with the lock held.
+// set records the change. The caller holds the lock.
 func (b *bodies) set(held *int64, n int64) {
 	switch {
 	case *held == 0 && n > 0:
@@ -67,15 +67,15 @@ func (b *bodies) set(held *int64, n int64) {
 	*held = n
 }
 
-// InFlight is how many request bodies are held and the bytes of memory they take, an
-// upper bound.
+// InFlight returns the number of request bodies held and an upper bound of their memory in
+// bytes.
 func (s *Server) InFlight() (count int, bytes int64) {
 	s.bodies.mu.Lock()
 	defer s.bodies.mu.Unlock()
 	return s.bodies.count, s.bodies.bytes
 }
 
-// tooMany answers a request whose body has no room beside the others.
+// tooMany rejects a request whose body exceeds what is left of MaxBodies or MaxBodyBytes.
 func tooMany() *Reject {
 	return &Reject{
 		Status:  503,

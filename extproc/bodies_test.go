@@ -15,8 +15,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// hog opens a stream whose body never ends and sends so many bytes of it, in pieces. It
-// returns the status of the answer, 0 if none came.
+// hog opens a stream whose body never ends and sends size bytes of it, in pieces. It returns the
+// status of the answer, 0 if none came.
 func hog(t *testing.T, b *bed, size, piece int) (end context.CancelFunc, status int) {
 	t.Helper()
 	ctx, end := context.WithCancel(t.Context())
@@ -58,7 +58,7 @@ func hog(t *testing.T, b *bed, size, piece int) (end context.CancelFunc, status 
 }
 
 func heapInUse() int64 {
-	for range 3 { // pools are emptied by two collections
+	for range 3 { // two collections empty the pools
 		runtime.GC()
 	}
 	var m runtime.MemStats
@@ -66,8 +66,8 @@ func heapInUse() int64 {
 	return int64(m.HeapInuse)
 }
 
-// Bodies that never end take what the options allow, however many they are; requests go
-// on when they leave.
+// Bodies that never end take no more memory than the options allow, however many there are; once
+// they are gone, requests are accepted again.
 func TestHeldBodiesAreBounded(t *testing.T) {
 	const streams, size, most = 40, 4 << 20, 32 << 20
 	b := newBed(t, Options{MaxBodyBytes: most}, &recorder{})
@@ -131,11 +131,11 @@ func TestALargeBodyAloneIsTaken(t *testing.T) {
 		t.Errorf("got status %d, want it taken", status)
 	}
 	if _, status := hog(t, b, 1, 1); status != 503 {
-		t.Errorf("got status %d beside it, want 503", status)
+		t.Errorf("got status %d while another body is held, want 503", status)
 	}
 }
 
-// What is counted for a body is never less than its buffers, joined or not.
+// The memory counted for a body is never less than that of its buffers, joined or not.
 func TestHeldBytesCoverTheBuffers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var body mem.BufferSlice

@@ -2,10 +2,10 @@ package extproc
 
 import "google.golang.org/grpc/mem"
 
-// Body pieces of at most 62,000 bytes go through every known data plane.
+// maxPiece is the size of a body piece that all known data planes accept, in bytes.
 const maxPiece = 62000
 
-// cutter hands out a body in pieces, by reference.
+// cutter cuts a body into pieces, by reference.
 type cutter struct {
 	refs mem.BufferSlice
 	i, o int // next byte is at o of refs[i]

@@ -19,11 +19,11 @@ import (
 // one do not verify it.
 const selfSignedFor = 10 * 365 * 24 * time.Hour
 
-// TLSConfig returns a server configuration for HTTP/2 with the certificate of the
-// two PEM files, which is read again when a file has changed; with no file names
-// it generates a self-signed one. TLS 1.2 is allowed: Envoy's client uses it by
-// default. The first reading must succeed; if a later one fails, the certificate
-// in use stays.
+// TLSConfig returns a server configuration for HTTP/2 with the certificate of the two PEM files.
+// The files are read again when one of them has changed; without file names a self-signed
+// certificate is generated. TLS 1.2 is allowed because Envoy's client uses it by default.
+// TLSConfig fails if the files cannot be read; if a later read fails, the last good certificate
+// stays in use.
 func TLSConfig(certFile, keyFile string) (*tls.Config, error) {
 	var get func() *tls.Certificate
 	if certFile == "" && keyFile == "" {
@@ -72,8 +72,8 @@ func selfSigned(now time.Time) (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// certificateFiles holds a certificate and looks at each handshake whether its
-// files have changed: two stats beside an asymmetric operation.
+// certificateFiles holds a certificate and checks at each handshake whether its files have
+// changed. Two stat calls are cheap compared with the handshake's asymmetric cryptography.
 type certificateFiles struct {
 	cert, key string
 
@@ -111,8 +111,8 @@ func (f *certificateFiles) load() error {
 	return nil
 }
 
-// current returns the newest certificate that could be read. A pair that is just
-// being replaced does not load and is tried again at the next handshake.
+// current returns the newest certificate that could be read. A pair of files that is half
+// replaced does not load; the next handshake tries again.
 func (f *certificateFiles) current() *tls.Certificate {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -2,13 +2,12 @@ package extproc
 
 import (
 	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/proto" // registers the codec that we fall back to
+	_ "google.golang.org/grpc/encoding/proto" // registers the codec used for all other messages
 	"google.golang.org/grpc/mem"
 )
 
-// Codec returns the codec that a gRPC server of ours is forced to
-// (grpc.ForceServerCodecV2): the messages of ext_proc are read and written
-// lazily, all others go through ordinary protobuf.
+// Codec returns the codec for a gRPC server of this package (grpc.ForceServerCodecV2). ext_proc
+// messages are decoded and encoded lazily, all others by the ordinary protobuf codec.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }

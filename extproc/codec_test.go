@@ -143,7 +143,7 @@ func genRequest(t *rapid.T) *epv3.ProcessingRequest {
 	return r
 }
 
-// genUnknown makes fields that no version has, groups included.
+// genUnknown generates fields that no version defines, groups included.
 func genUnknown(t *rapid.T) []byte {
 	var b []byte
 	for range rapid.IntRange(0, 3).Draw(t, "unknown fields") {
@@ -199,7 +199,7 @@ type fataler interface {
 	Fatalf(format string, args ...any)
 }
 
-// compare checks a decoded message against what the generated code says.
+// compare checks a decoded message against the result of the generated code.
 func compare(t fataler, want *epv3.ProcessingRequest, m *message) {
 	t.Helper()
 	check := func(what string, ok bool) {
@@ -262,7 +262,7 @@ func compare(t fataler, want *epv3.ProcessingRequest, m *message) {
 	check("upstream", m.upstream == attr["upstream.address"].GetStringValue())
 }
 
-// Any message reads as the generated code reads it, however it is cut into
+// Any message decodes to the same content as with the generated code, however it is cut into
 // buffers, with unknown fields around.
 func TestDecodeEqualsGeneratedCode(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -336,7 +336,8 @@ func FuzzDecode(f *testing.F) {
 		if proto.Unmarshal(raw, want) != nil {
 			return
 		}
-		// What the generated code reads and writes again is read alike by us.
+		// A message that the generated code has read and written again decodes to the same
+		// content.
 		canonical, err := proto.Marshal(want)
 		if err != nil {
 			return
@@ -489,7 +490,7 @@ func TestImmediateReadByGeneratedCode(t *testing.T) {
 	}
 }
 
-// Other services on the same server keep their ordinary encoding.
+// Other services on the same server use the ordinary protobuf codec.
 func TestCodecFallsBack(t *testing.T) {
 	c := Codec()
 	in := &grpc_health_v1.HealthCheckRequest{Service: "readiness"}
@@ -506,7 +507,7 @@ func TestCodecFallsBack(t *testing.T) {
 	}
 }
 
-// Whatever a header says, what goes out is a header that Envoy accepts.
+// Whatever a header contains, the result is a header that Envoy accepts.
 func TestHeadersAreSanitised(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := &Decision{Set: []Header{{rapid.String().Draw(t, "name"), string(rapid.SliceOf(rapid.Byte()).Draw(t, "value"))}}, Remove: []string{rapid.String().Draw(t, "gone")}}

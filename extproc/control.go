@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// controls is the list of headers that a client must not set.
+// controls is the list of request headers that a client must not set.
 type controls struct {
 	exact    []string
 	prefixes []string
@@ -37,10 +37,10 @@ func (c *controls) match(name string) bool {
 	return false
 }
 
-// Envoy answers 500 when a request is over these after a mutation (defaults of the HTTP
-// connection manager). What a client sends is measured without the headers that Envoy
-// adds itself, so a request may be over by a few of them before any mutation. One that
-// is over by more shows that the limits are raised.
+// Envoy answers 500 if a mutated request exceeds these limits (defaults of its HTTP connection
+// manager). Envoy measures a client's request before adding its own headers, so a request may
+// exceed them by a few headers before any mutation. A larger excess shows that the limits are
+// configured higher.
 const (
 	maxHeaders       = 100
 	maxHeaderTotal   = 60 << 10
@@ -48,13 +48,13 @@ const (
 	addedHeaderTotal = 4 << 10
 )
 
-// headerView is what we know of a request's headers while building a mutation.
+// headerView is what is known of a request's headers when a mutation is built.
 type headerView struct {
 	seen    bool // headers were sent to us
 	headers []Header
-	// stripped names were taken off in an earlier answer.
+	// stripped lists the names removed by an earlier answer.
 	stripped []string
-	// requestID replaces the client's request id, "" if that stays.
+	// requestID replaces the client's request id; "" keeps it.
 	requestID string
 	total     int // number, pseudo headers included
 	bytes     int
@@ -75,7 +75,7 @@ func (v *headerView) get(name string) (value string, n int) {
 	return value, n
 }
 
-// fits reports whether Envoy would take the mutation.
+// fits reports whether Envoy would accept the mutation.
 func (v *headerView) fits(m *mutation) bool {
 	if m.empty() || v.total > maxHeaders+addedHeaders || v.bytes > maxHeaderTotal+addedHeaderTotal {
 		return true
@@ -98,8 +98,8 @@ func (v *headerView) fits(m *mutation) bool {
 	return count <= maxHeaders && size <= maxHeaderTotal
 }
 
-// makeRoom leaves the pick's header out where there is no room for it, because the
-// metadata has the pick too. It reports whether Envoy would take the mutation then.
+// makeRoom drops the pick's header if it does not fit; the metadata carries the pick too. It
+// reports whether Envoy would accept the mutation then.
 func (v *headerView) makeRoom(m *mutation) bool {
 	if v.fits(m) {
 		return true
@@ -110,7 +110,7 @@ func (v *headerView) makeRoom(m *mutation) bool {
 	return v.fits(m)
 }
 
-// strip takes the client's control headers off.
+// strip removes the client's control headers.
 func (c *controls) strip(v *headerView) (m mutation) {
 	for i := range v.headers {
 		if c.match(v.headers[i].Name) {
@@ -124,9 +124,8 @@ func (c *controls) strip(v *headerView) (m mutation) {
 	return m
 }
 
-// requestMutation turns a decision into header changes. Only changed headers are
-// in it. It returns how many of the decision's headers are not allowed and were left
-// out.
+// requestMutation turns a decision into header changes, and contains only headers that change.
+// It returns the number of the decision's headers that are not allowed and were left out.
 func (c *controls) requestMutation(v *headerView, d *Decision, pick string) (m mutation, refused int) {
 	set := func(name, value string) {
 		if old, n := v.get(name); n != 1 || old != value {
@@ -196,7 +195,7 @@ func responseMutation(hs []Header) (m mutation, refused int) {
 	return m, refused
 }
 
-// tooManyHeaders answers a request that leaves no room for the headers of its decision.
+// tooManyHeaders rejects a request whose headers leave no room for those of its decision.
 func tooManyHeaders() *Reject {
 	return &Reject{
 		Status: 431,
@@ -206,7 +205,7 @@ func tooManyHeaders() *Reject {
 	}
 }
 
-// tooLarge is the default answer to a body over the limit.
+// tooLarge is the default response to a body over the limit.
 func tooLarge(limit int) *Reject {
 	return &Reject{
 		Status: 413,

@@ -12,8 +12,7 @@ var errMalformed = errors.New("malformed protobuf")
 // maxGroupDepth bounds the nesting of unknown groups.
 const maxGroupDepth = 16
 
-// cursor walks the bytes of a message that lies in several buffers, without
-// joining them.
+// cursor reads the bytes of a message that spans several buffers, without joining them.
 type cursor struct {
 	bufs mem.BufferSlice
 	next int    // index of the buffer after cur
@@ -21,7 +20,7 @@ type cursor struct {
 	pos  int    // bytes read
 }
 
-// fill makes cur non-empty and says whether it could.
+// fill makes cur non-empty and reports whether it could.
 func (c *cursor) fill() bool {
 	for len(c.cur) == 0 {
 		if c.next == len(c.bufs) {
@@ -65,7 +64,7 @@ func (c *cursor) tag() (protowire.Number, protowire.Type, error) {
 	return num, typ, nil
 }
 
-// length reads a length prefix and checks that so many bytes fit before end.
+// length reads a length prefix and checks that this many bytes fit before end.
 func (c *cursor) length(end int) (int, error) {
 	v, err := c.varint()
 	if err != nil {
@@ -107,8 +106,8 @@ func (c *cursor) refs(n int, dst mem.BufferSlice) (mem.BufferSlice, error) {
 	return dst, nil
 }
 
-// bytes returns the next n bytes in one piece, valid as long as the buffers. It
-// copies only what lies across buffers.
+// bytes returns the next n bytes in one piece, valid as long as the buffers. It copies them only
+// if they span several buffers.
 func (c *cursor) bytes(n int) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
@@ -135,7 +134,7 @@ func (c *cursor) bytes(n int) ([]byte, error) {
 	return b, nil
 }
 
-// skipValue passes over the value of a field that nobody asked for.
+// skipValue skips the value of a field that is not used.
 func (c *cursor) skipValue(num protowire.Number, typ protowire.Type, end, depth int) error {
 	switch typ {
 	case protowire.VarintType:

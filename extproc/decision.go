@@ -2,8 +2,8 @@ package extproc
 
 import "google.golang.org/grpc/mem"
 
-// sendDecision sends what a decision means in the exchange's mode, as answer to a
-// message of kind k.
+// sendDecision sends a decision in the form that the exchange's mode requires, as the answer to
+// a message of kind k.
 func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
 	fail := x.srv.opts.Metrics.Failure
 	pick := d.Endpoint
@@ -33,8 +33,8 @@ func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
 	}
 	send := x.send
 	if k == KindRequestHeaders && !x.view.seen {
-		// Headers were not sent to us: their answer would be spurious. The pick rides
-		// on the first answer to the body.
+		// Headers were not sent to us, so an answer to them would be spurious. The first answer
+		// to the body carries the pick.
 		send = withPick(x.send, pick)
 	} else {
 		a := c.encode(k)
@@ -68,8 +68,8 @@ func withPick(send func(*answer) error, pick string) func(*answer) error {
 	}
 }
 
-// newBody returns the body that goes to the worker, if it is not the old one. The
-// references are the caller's.
+// newBody returns the body for the worker and whether it differs from the client's. The caller
+// owns the references.
 func (x *exchange) newBody(d *Decision, editable bool) (refs mem.BufferSlice, size int, edited bool) {
 	if d.Body == nil && len(d.Edits) == 0 {
 		return nil, 0, false
@@ -92,9 +92,9 @@ func (x *exchange) newBody(d *Decision, editable bool) (refs mem.BufferSlice, si
 	return refs, size, true
 }
 
-// fixLength keeps content-length true when the body's length changes. Envoy keeps
-// the header only in BUFFERED mode, where it has to be right; in all other modes
-// it takes it off and ignores ours, or, told to keep it, must not keep the old one.
+// fixLength updates content-length when the body's length changes. Envoy keeps the header only
+// in BUFFERED mode, where it has to be right. In the other modes Envoy removes it and ignores
+// ours; if it is configured to keep the header, the old value must go.
 func (x *exchange) fixLength(m *mutation, size int) {
 	if x.contentLength < 0 {
 		return
@@ -106,8 +106,8 @@ func (x *exchange) fixLength(m *mutation, size int) {
 	m.drop("content-length")
 }
 
-// answerChunks answers every chunk of a held STREAMED body. A new body goes out
-// with the first one, the others are emptied.
+// answerChunks answers every chunk of a held STREAMED body. The first answer carries the new
+// body, the others empty their chunks.
 func (x *exchange) answerChunks(send func(*answer) error, body mem.BufferSlice, size int, edited bool) error {
 	for i := range x.owed {
 		a := empty[KindRequestBody]
@@ -125,7 +125,7 @@ func (x *exchange) answerChunks(send func(*answer) error, body mem.BufferSlice, 
 	return nil
 }
 
-// echoBody sends the body on. The last piece ends the stream, unless trailers do.
+// echoBody returns the body to Envoy. The last piece ends the stream, unless trailers do.
 func (x *exchange) echoBody(send func(*answer) error, body mem.BufferSlice, size int, edited bool) error {
 	if x.request == ModeGRPC {
 		return x.echoFrames(send)
@@ -138,8 +138,8 @@ func (x *exchange) echoBody(send func(*answer) error, body mem.BufferSlice, size
 	return echoPieces(send, KindRequestBody, body, size, x.reqDone)
 }
 
-// echoPieces sends size bytes of body in pieces. last ends the stream with the
-// last piece. The body stays the caller's.
+// echoPieces sends size bytes of body in pieces. If last is set, the last piece ends the stream.
+// The caller keeps ownership of body.
 func echoPieces(send func(*answer) error, k Kind, body mem.BufferSlice, size int, last bool) error {
 	c := cutter{refs: body}
 	for size > 0 || last {

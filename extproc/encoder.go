@@ -5,8 +5,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// encoder writes a protobuf message from its end to its start, so that a length
-// is known when its prefix is written. Body bytes are spliced in by reference.
+// encoder writes a protobuf message backwards, so that a length is known when its prefix is
+// written. Body bytes are spliced in by reference.
 type encoder struct {
 	buf  []byte // written part is buf[at:]
 	at   int
@@ -16,7 +16,7 @@ type encoder struct {
 
 func newEncoder(room int) *encoder { return &encoder{buf: make([]byte, room), at: room} }
 
-// room makes n bytes free in front of what is written.
+// room makes n bytes free before the written part.
 func (e *encoder) room(n int) {
 	if e.at >= n {
 		return
@@ -56,15 +56,15 @@ func (e *encoder) text(num protowire.Number, s string) {
 	e.wrap(num, start)
 }
 
-// wrap makes a sub-message of what was written since size was start.
+// wrap turns what was written since size was start into a sub-message.
 func (e *encoder) wrap(num protowire.Number, start int) {
 	e.varint(uint64(e.size - start))
 	e.varint(protowire.EncodeTag(num, protowire.BytesType))
 }
 
-// splice puts n bytes in front by reference. The encoder owns refs afterwards.
+// splice prepends n bytes by reference. It takes ownership of refs.
 func (e *encoder) splice(refs mem.BufferSlice, n int) {
-	out := make(mem.BufferSlice, 1, len(refs)+len(e.tail)+2) // the first place is for finish
+	out := make(mem.BufferSlice, 1, len(refs)+len(e.tail)+2) // the first element is reserved for finish
 	out = append(out, refs...)
 	if e.at < len(e.buf) {
 		out = append(out, mem.SliceBuffer(e.buf[e.at:]))

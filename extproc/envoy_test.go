@@ -166,7 +166,7 @@ func worker(name string, hanging *atomic.Int64) http.Handler {
 	mux.HandleFunc("/none", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("/early", func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).EnableFullDuplex()
-		w.Header().Set("Content-Length", "9") // complete at once, whatever comes of the request
+		w.Header().Set("Content-Length", "9") // complete immediately, whatever happens to the request
 		w.WriteHeader(http.StatusTeapot)
 		_, _ = io.WriteString(w, "too early")
 		w.(http.Flusher).Flush()
@@ -198,7 +198,7 @@ func startEnvoy(t *testing.T, sh shape, o Options) *envoyBed {
 	if binary == "" {
 		t.Skip("ENVOY is not set: no real Envoy to test with")
 	}
-	dir, err := os.MkdirTemp("", "kvx") // short: the names of sockets are bounded
+	dir, err := os.MkdirTemp("", "kvx") // short: the length of socket names is limited
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +290,7 @@ func digest(b []byte) string {
 	return fmt.Sprintf("%d %s", len(b), hex.EncodeToString(s[:]))
 }
 
-// post sends a body to a worker by name and checks that it arrived there whole.
+// post sends a body to a worker by name and checks that all of it arrived there.
 func (e *envoyBed) post(t *testing.T, c *http.Client, want string, body []byte, mod func(*http.Request)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
@@ -300,7 +300,7 @@ func (e *envoyBed) post(t *testing.T, c *http.Client, want string, body []byte, 
 		t.Fatal(err)
 	}
 	req.Header.Set("X-Want", want)
-	req.Header.Set("X-Gateway-Destination-Endpoint", "6.6.6.6:6") // a client that tries to steer
+	req.Header.Set("X-Gateway-Destination-Endpoint", "6.6.6.6:6") // a client that tries to choose the worker
 	if mod != nil {
 		mod(req)
 	}
@@ -346,7 +346,7 @@ func TestRealEnvoy(t *testing.T) {
 				e.post(t, e.h1, "b", nil, func(r *http.Request) { r.Method = http.MethodGet })
 			})
 			t.Run("client trailers", func(t *testing.T) {
-				// With a length told, so that an eager STREAMED body is known to be whole.
+				// With a content-length, so that an eager STREAMED body is known to be complete.
 				e.post(t, e.h2, "a", payload(50_000), func(r *http.Request) { r.Trailer = http.Header{"X-Sum": {"1"}} })
 			})
 			t.Run("ticket", func(t *testing.T) { e.checkTicket(t, sh) })
@@ -363,7 +363,7 @@ func TestRealEnvoy(t *testing.T) {
 	}
 }
 
-// checkTicket plays an SSE answer to its end.
+// checkTicket plays an SSE response to its end.
 func (e *envoyBed) checkTicket(t *testing.T, sh shape) {
 	before := e.h.count()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm/sse?n=9", strings.NewReader("{}"))
@@ -398,7 +398,7 @@ func (e *envoyBed) checkTicket(t *testing.T, sh shape) {
 	}
 }
 
-// checkAbort leaves in the middle of an answer.
+// checkAbort cancels in the middle of a response.
 func (e *envoyBed) checkAbort(t *testing.T, sh shape) {
 	before := e.h.count()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -427,7 +427,7 @@ func (e *envoyBed) checkAbort(t *testing.T, sh shape) {
 	}
 }
 
-// checkLeave sends half a body and goes.
+// checkLeave sends half a body and closes the connection.
 func (e *envoyBed) checkLeave(t *testing.T) {
 	conn, err := e.dial(t.Context(), "", "")
 	if err != nil {
@@ -444,13 +444,13 @@ func (e *envoyBed) checkLeave(t *testing.T) {
 	waitFor(t, func() bool { return e.srv.Open() == 0 })
 }
 
-// streams is how many ext_proc streams there have been.
+// streams returns the number of ext_proc streams opened so far.
 func (s *Server) streams() int {
 	_, n := s.counts()
 	return n
 }
 
-// A response body that we do not want is not sent to us if Envoy allows it.
+// A response body that we do not need is not sent to us if Envoy allows skipping it.
 func TestRealEnvoySkipsResponseBody(t *testing.T) {
 	e := startEnvoy(t, shape{request: "BUFFERED", response: "STREAMED", reqTrailer: "SKIP", respEnd: "SKIP"}, Options{SkipResponseBody: true})
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm/sse?n=9", strings.NewReader("{}"))
@@ -473,9 +473,8 @@ func TestRealEnvoySkipsResponseBody(t *testing.T) {
 	}
 }
 
-// A response body that is changed reaches the client whole, longer than it was, in
-// every mode, by HTTP/1.1 and HTTP/2. Where Envoy ignores mode_override it stays as
-// it was.
+// A changed response body, longer than the original, reaches the client completely, in every
+// mode, by HTTP/1.1 and HTTP/2. Where Envoy ignores mode_override it stays unchanged.
 func TestRealEnvoyEditsResponseBody(t *testing.T) {
 	for _, sh := range shapes {
 		t.Run(sh.name, func(t *testing.T) {
@@ -510,8 +509,8 @@ func TestRealEnvoyEditsResponseBody(t *testing.T) {
 	}
 }
 
-// A request that is given up while its worker says nothing gets our answer, and the
-// worker's request is reset; one whose answer has begun goes on.
+// A request that is given up before its worker responds gets our answer, and the worker's
+// request is reset; one whose response has begun continues.
 func TestRealEnvoyAborts(t *testing.T) {
 	for _, sh := range shapes {
 		t.Run(sh.name, func(t *testing.T) {
@@ -559,7 +558,7 @@ func TestRealEnvoyAborts(t *testing.T) {
 				if err != nil || resp.StatusCode != http.StatusOK || !bytes.HasSuffix(got, []byte("data: 20\n\n")) {
 					t.Errorf("%v: status %d: %q", err, resp.StatusCode, got)
 				}
-				select { // a stream that ended before the abort has not taken it
+				select { // a stream that ended before the abort did not receive it
 				case <-abort:
 				default:
 				}
@@ -571,8 +570,8 @@ func TestRealEnvoyAborts(t *testing.T) {
 	}
 }
 
-// checkEarly gets an answer while the request is still on its way, from a worker
-// that reads the rest and from one that does not.
+// checkEarly gets a response while the request is still being sent, from a worker that reads the
+// rest and from one that does not.
 func (e *envoyBed) checkEarly(t *testing.T) {
 	for _, path := range []string{"/early", "/early?unread"} {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -593,7 +592,7 @@ func (e *envoyBed) checkEarly(t *testing.T) {
 	}
 }
 
-// Rejections and the body limit reach the client as they are, in every mode.
+// Rejections and the body limit reach the client unchanged, in every mode.
 func TestRealEnvoyRejects(t *testing.T) {
 	for _, sh := range shapes {
 		t.Run(sh.name, func(t *testing.T) {
@@ -637,7 +636,7 @@ func TestRealEnvoyRejects(t *testing.T) {
 	}
 }
 
-// Running answers survive a drain in the standalone shape.
+// Running responses survive a drain in the standalone shape.
 func TestRealEnvoyDrain(t *testing.T) {
 	e := startEnvoy(t, shapes[0], Options{DrainQuiet: time.Millisecond})
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm/sse?n=40", strings.NewReader("{}"))
@@ -659,8 +658,8 @@ func TestRealEnvoyDrain(t *testing.T) {
 	}
 }
 
-// An edited body reaches the worker as edited, in every mode that lets us edit,
-// with the length told and not told.
+// An edited body reaches the worker as edited, in every mode that allows edits, with and without
+// content-length.
 func TestRealEnvoyEdits(t *testing.T) {
 	for _, sh := range shapes {
 		if sh.request == "NONE" || sh.request == "STREAMED" && !sh.eager {

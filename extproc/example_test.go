@@ -14,7 +14,7 @@ type byModel map[string]string
 // Decide implements extproc.Handler.
 func (b byModel) Decide(_ context.Context, r *extproc.Request) extproc.Decision {
 	if r.Partial {
-		return extproc.Decision{} // not all of the body is here: let Envoy choose
+		return extproc.Decision{} // not the whole body: let Envoy choose
 	}
 	for model, worker := range b {
 		if strings.Contains(string(r.Body), `"`+model+`"`) {

@@ -12,24 +12,24 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// phase is where the request direction of an exchange stands.
+// phase is the state of the request direction of an exchange.
 type phase uint8
 
 const (
-	// phaseOpen: nothing decided, the headers may have been answered (BUFFERED).
+	// phaseOpen: not decided; the headers may have been answered (BUFFERED).
 	phaseOpen phase = iota
-	// phaseDecided: the decision is sent; the rest of the body may still pass.
+	// phaseDecided: the decision was sent; the rest of the body may still follow.
 	phaseDecided
-	// phaseAbandoned: a response came, or the request was rejected, before or
-	// instead of a decision.
+	// phaseAbandoned: a response arrived, or the request was rejected, before or instead of a
+	// decision.
 	phaseAbandoned
 )
 
 // errHandlerCancelled ends a stream whose request was given up during Decide.
 var errHandlerCancelled = errors.New("request given up while it was decided")
 
-// exchange is the state machine of one stream: handle takes a message and sends
-// the answers that the mode demands. It belongs to one goroutine at a time.
+// exchange is the state machine of one stream: handle consumes a message and sends the answers
+// that the mode requires. It is used by one goroutine at a time.
 type exchange struct {
 	ctx  context.Context
 	srv  *Server
@@ -41,19 +41,20 @@ type exchange struct {
 	observer bool
 
 	phase phase
-	// over says that nothing more has to be done: the handler may return nil.
+	// over reports that nothing is left to do: the handler may return nil.
 	over bool
-	// reqDone and respDone say that the direction is through and answered.
+	// reqDone and respDone report that the direction has ended and its last message was
+	// answered.
 	reqDone, respDone bool
 
 	req  Request // empty once it is decided
 	id   requestHash
 	view headerView
-	// clientID is the request id as it came, if view.requestID replaces it.
+	// clientID is the request id as the client sent it, if view.requestID replaces it.
 	clientID string
 	// contentLength is -1 if unknown.
 	contentLength int
-	// body are the bytes held. Invariant: bodySize is their sum and at most
+	// body holds the received pieces. Invariant: bodySize is the sum of their sizes and at most
 	// Options.BodyLimit while they are held.
 	body     mem.BufferSlice
 	bodySize int
@@ -63,10 +64,10 @@ type exchange struct {
 
 	flight *flight
 	abort  <-chan *Reject // Decision.Abort
-	begun  bool           // response headers or a piece of its body have come
-	token  bool           // the first response chunk passed
+	begun  bool           // response headers or a piece of its body have arrived
+	token  bool           // the first response chunk has been seen
 	edits  bool           // the response body is shown to the ticket for changes
-	holds  bool           // the ticket keeps bytes of it back
+	holds  bool           // the ticket holds back bytes of it
 	closed bool
 }
 
@@ -76,7 +77,7 @@ type frame struct {
 	piece
 }
 
-// mode names the exchange in metrics.
+// mode is the exchange's label in metrics.
 func (x *exchange) mode() Mode {
 	if x.observer {
 		return ModeObserve
@@ -84,7 +85,7 @@ func (x *exchange) mode() Mode {
 	return x.request
 }
 
-// handle answers one message. The exchange takes over the message's body.
+// handle answers one message. The exchange takes ownership of the message's body.
 func (x *exchange) handle(m *message) error {
 	defer m.free()
 	x.srv.opts.Metrics.Message(m.kind)
@@ -145,7 +146,7 @@ func (x *exchange) start(m *message) {
 	x.srv.opts.Metrics.Opened(x.mode())
 }
 
-// observe serves an observing filter: one look at the first response chunk.
+// observe serves an observing filter, which only reports the first response chunk.
 func (x *exchange) observe(m *message) {
 	if x.req.ID == "" {
 		x.req.ID = m.requestID
@@ -183,8 +184,8 @@ func (x *exchange) requestHeaders(m *message) error {
 	case x.request.holds():
 		return nil
 	}
-	// The decision comes with the answer to the body, if there will be one: what the
-	// client must not say goes now.
+	// The decision is sent with the answer to the body, if there is one. The client's control
+	// headers are removed now.
 	if m := x.srv.controls.strip(&x.view); !m.empty() {
 		if !x.view.fits(&m) {
 			return x.reject(tooManyHeaders())
@@ -228,11 +229,11 @@ func (x *exchange) readHeaders(m *message) {
 	}
 	x.req.Headers = rest
 	x.view.headers = rest
-	m.headers = nil // the request keeps them
+	m.headers = nil // the request owns them now
 	x.rename()
 }
 
-// rename replaces the client's request id where Options.RequestID says so.
+// rename replaces the client's request id by that of Options.RequestID.
 func (x *exchange) rename() {
 	if x.srv.opts.RequestID == nil {
 		return
@@ -276,8 +277,8 @@ func (x *exchange) requestBody(m *message) error {
 		x.reqDone = m.last
 		return x.decide(KindRequestBody, true)
 	case ModeStreamedHeld:
-		// Trailers are not sent before the headers are answered: a body that is
-		// complete by its length must not wait for them.
+		// Envoy does not send trailers before the headers are answered: a body that is complete
+		// by its length must not wait for them.
 		if whole {
 			x.reqDone = m.last
 			return x.decide(KindRequestHeaders, true)
@@ -291,12 +292,12 @@ func (x *exchange) requestBody(m *message) error {
 	return nil
 }
 
-// passBody answers body messages that come after the decision.
+// passBody answers body messages that arrive after the decision.
 func (x *exchange) passBody(m *message) error {
 	done := x.reqDone
 	x.reqDone = x.reqDone || m.last
 	if x.request.duplex() {
-		x.srv.opts.Metrics.Failure(FailureExtraMessage) // everything went out already
+		x.srv.opts.Metrics.Failure(FailureExtraMessage) // everything was already sent
 		return nil
 	}
 	if done || x.request == ModeBuffered {
@@ -317,12 +318,12 @@ func (x *exchange) requestTrailers() error {
 		x.reqDone = true
 		return x.send(&empty[KindRequestTrailers])
 	}
-	// Trailers without a body: what steers can only go out as metadata.
+	// Trailers without a body: only metadata can carry the pick.
 	x.reqDone = true
 	return x.decide(KindRequestTrailers, true)
 }
 
-// refuseBody answers a body over the limit.
+// refuseBody rejects a body over the limit.
 func (x *exchange) refuseBody() error {
 	x.srv.opts.Metrics.Failure(FailureBodyTooLarge)
 	return x.reject(x.srv.opts.TooLarge(x.srv.opts.BodyLimit))
@@ -336,7 +337,7 @@ func (x *exchange) reject(r *Reject) error {
 	return x.send(&a)
 }
 
-// giveUp answers a request in place of its worker, if that has not begun to. It
+// giveUp answers a request instead of its worker, if the worker has not begun to respond. It
 // reports whether the exchange is over.
 func (x *exchange) giveUp(r *Reject) bool {
 	if x.begun || x.closed || x.phase != phaseDecided || r == nil {
@@ -345,7 +346,7 @@ func (x *exchange) giveUp(r *Reject) bool {
 	return x.reject(r) == nil
 }
 
-// hash is what the tracker knows the request by.
+// hash is the tracker's key of the request.
 func (x *exchange) hash() requestHash {
 	if x.req.ID == "" {
 		return x.id
@@ -353,8 +354,8 @@ func (x *exchange) hash() requestHash {
 	return x.srv.tracker.hash(x.req.ID)
 }
 
-// unfollowed says that what an observing filter and the access log will tell of the
-// request is no news of a worker: there is no ticket, or we answer in the worker's place.
+// unfollowed marks the request as having no ticket or as answered by us, so that later messages
+// of an observing filter and the access log are not attributed to a worker.
 func (x *exchange) unfollowed() {
 	id := x.hash()
 	if f := x.flight; f != nil {
@@ -362,7 +363,7 @@ func (x *exchange) unfollowed() {
 		id = f.id
 	}
 	x.srv.tracker.pass(id)
-	x.srv.tracker.pass(x.srv.tracker.hash(x.clientID)) // Envoy may not have heard of the other one
+	x.srv.tracker.pass(x.srv.tracker.hash(x.clientID)) // Envoy may not have received the new one
 }
 
 func (x *exchange) dropBody() {
@@ -371,8 +372,8 @@ func (x *exchange) dropBody() {
 	x.srv.bodies.replace(&x.held, 0)
 }
 
-// decide asks the handler and sends the decision as answer to a message of kind
-// k. editable says that the body is here whole.
+// decide calls the handler and sends the decision as the answer to a message of kind k. editable
+// reports whether the whole body is held.
 func (x *exchange) decide(k Kind, editable bool) error {
 	now := x.srv.opts.Now
 	received := now()
@@ -410,7 +411,8 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	return err
 }
 
-// ask calls the handler. Envoy is asked for more time where the handler says so.
+// ask calls the handler. While the handler holds the request (Request.Hold), it extends Envoy's
+// message timeout.
 func (x *exchange) ask() (d Decision) {
 	x.join()
 	x.req.Body = whole(x.body)
@@ -427,7 +429,7 @@ func (x *exchange) ask() (d Decision) {
 	return x.srv.handler.Decide(x.ctx, &x.req)
 }
 
-// join makes one piece of the body. While it is copied, both copies count.
+// join makes the body one piece. During the copy both copies count towards the limits.
 func (x *exchange) join() {
 	if len(x.body) < 2 {
 		return
@@ -440,22 +442,21 @@ func (x *exchange) join() {
 	x.srv.bodies.replace(&x.held, joined)
 }
 
-// holdTimeout extends Envoy's message timeout once, if the decision takes long while
-// the handler holds the request. The returned function ends it; nothing is sent
-// afterwards.
+// holdTimeout extends Envoy's message timeout once, if the decision takes long while the handler
+// holds the request. The returned function stops it; nothing is sent after it has returned.
 func (x *exchange) holdTimeout() (stop func()) {
 	if x.srv.opts.ExtendTimeout <= 0 || x.request.duplex() {
 		return func() {}
 	}
 	var mu sync.Mutex
-	late, held, done := false, false, false // done: asked, or too late to ask
+	late, held, done := false, false, false // done: sent, or too late to send
 	extend := func() {
 		if !late || !held || done {
 			return
 		}
 		done = true
 		a := extendTimeout(x.srv.opts.ExtendTimeout)
-		_ = x.send(&a) // a broken stream shows at the next send
+		_ = x.send(&a) // the next send reports a broken stream
 	}
 	t := time.AfterFunc(x.srv.opts.ExtendAfter, func() {
 		mu.Lock()
@@ -477,7 +478,7 @@ func (x *exchange) holdTimeout() (stop func()) {
 	}
 }
 
-// close ends the exchange, whatever ended the stream.
+// close ends the exchange, however the stream ended.
 func (x *exchange) close() {
 	if x.closed {
 		return
@@ -500,8 +501,8 @@ func (x *exchange) close() {
 	}
 }
 
-// mayLeave says that the stream can be closed now without harm to the request:
-// decided, and no response byte lives with us.
+// mayLeave reports whether the stream can be closed without harm to the request: the request is
+// decided and we hold no bytes of the response.
 func (x *exchange) mayLeave() bool {
 	return x.phase == phaseDecided && (x.respDone || !x.response.duplex() && !x.holds)
 }

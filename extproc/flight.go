@@ -6,27 +6,27 @@ import (
 	"time"
 )
 
-// flight is a ticket on its way. It makes the calls of a Ticket come one at a time
-// and End exactly once and last, whichever streams they come from, and survives
-// panics in them.
+// flight is the ticket of a request in flight. It serialises the calls of a Ticket, ensures that
+// End is called exactly once and last even if several streams report on the request, and
+// recovers panics in the ticket.
 type flight struct {
 	id     requestHash // zero if it cannot be found by other streams
 	ticket Ticket
 	failed func(Failure)
-	// panicked is told of a panic in the ticket; may be nil.
+	// panicked is called with a panic of the ticket; it may be nil.
 	panicked func(value any, stack []byte)
 
 	mu sync.Mutex
 	// Invariant: ended is set before End is called, and never reset.
 	ended   bool
 	tokened bool // FirstToken was called
-	here    bool // we answer, not a worker
+	here    bool // we respond, not a worker
 	late    time.Time
-	outcome *Outcome // came before the end
+	outcome *Outcome // arrived before the end
 	told    bool     // Outcome was called
 }
 
-// guard calls f and survives a panic in it.
+// guard calls f and recovers a panic in it.
 func (f *flight) guard(call func()) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -98,14 +98,14 @@ func (f *flight) firstToken(at time.Time) {
 	}
 }
 
-// answerHere says that what the client gets from now on is no worker's.
+// answerHere records that what the client receives from now on does not come from a worker.
 func (f *flight) answerHere() {
 	f.mu.Lock()
 	f.here = true
 	f.mu.Unlock()
 }
 
-// end ends the ticket; it says whether the ticket waits for its outcome.
+// end ends the ticket and reports whether the ticket still waits for its outcome.
 func (f *flight) end(at time.Time) (waits bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -121,7 +121,8 @@ func (f *flight) end(at time.Time) (waits bool) {
 	return wants && !f.told
 }
 
-// setOutcome says whether the flight is through.
+// setOutcome records the outcome and reports whether the flight has ended too, so that nothing
+// more is expected of it.
 func (f *flight) setOutcome(o Outcome) (through bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -133,7 +134,7 @@ func (f *flight) setOutcome(o Outcome) (through bool) {
 	return true
 }
 
-// tell is called with the lock held, after the end.
+// tell calls Outcome. The caller holds the lock and has ended the ticket.
 func (f *flight) tell(o Outcome) {
 	t, ok := f.ticket.(OutcomeTicket)
 	if !ok || f.told {

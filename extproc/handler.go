@@ -5,14 +5,13 @@ import (
 	"time"
 )
 
-// Handler decides what happens to a request. Implementations are safe for
-// concurrent use.
+// Handler decides what happens to a request. Implementations must be safe for concurrent use.
 type Handler interface {
-	// Decide is called once per HTTP request, when its headers and as much of its
-	// body as the processing mode delivers have arrived. ctx ends when the client,
-	// Envoy or the server gives the request up. Decide may block (a prefill leg).
-	// The Request and its Body are valid until Decide returns. A panic is recovered
-	// and counted, and the request goes on without a decision.
+	// Decide is called once per HTTP request, when its headers and as much of its body as the
+	// processing mode delivers have arrived. ctx ends when the client, Envoy or the server gives
+	// up on the request. Decide may block, for example on a prefill leg. The Request and its
+	// Body are valid until Decide returns. A panic is recovered and counted, and the request
+	// continues without a decision.
 	Decide(ctx context.Context, r *Request) Decision
 }
 
@@ -26,13 +25,13 @@ type Request struct {
 	ID string
 	// Method, Path and Authority are the pseudo headers, "" if missing.
 	Method, Path, Authority string
-	// Headers are all others, in order, names in lower case.
+	// Headers are all other headers, in order, names in lower case.
 	Headers []Header
 	// Body is the whole body in one piece, nil if there is none.
 	Body []byte
-	// Partial says that Envoy kept the rest of the body to itself
-	// (BUFFERED_PARTIAL) or that the body is not here when the decision is due
-	// (NONE, STREAMED): do not parse, do not edit.
+	// Partial reports that Body is not the whole body, because Envoy did not send the rest
+	// (BUFFERED_PARTIAL) or the decision is due before the body arrives (NONE, STREAMED). Do not
+	// parse or edit such a body.
 	Partial bool
 	// Subset lists the endpoints ("ip" or "ip:port") that the data plane allows;
 	// HasSubset distinguishes an empty list (nothing is allowed) from none.
@@ -40,16 +39,16 @@ type Request struct {
 	HasSubset bool
 	// Received is when the last byte of the body arrived.
 	Received time.Time
-	// Mode is how the body reaches us.
+	// Mode is how the body reaches the server.
 	Mode Mode
 
-	hold func(on bool) // of the exchange; nil outside of one
+	hold func(on bool) // set by the exchange; nil outside of one
 }
 
-// Hold marks the parts of Decide that may take long for a good reason: queueing,
-// tokenizing, a prefill leg. While it is on, a decision older than Options.ExtendAfter
-// makes us ask Envoy for Options.ExtendTimeout, once. Off, a Decide that hangs costs no
-// more than Envoy's message_timeout. Call it from the goroutine of Decide.
+// Hold marks the parts of Decide that may legitimately take long: queueing, tokenizing, a
+// prefill leg. While it is on, a decision older than Options.ExtendAfter makes the server ask
+// Envoy for Options.ExtendTimeout, once. While it is off, a Decide that hangs costs at most
+// Envoy's message_timeout. Call it from the goroutine of Decide.
 func (r *Request) Hold(on bool) {
 	if r.hold != nil {
 		r.hold(on)
@@ -66,39 +65,38 @@ func (r *Request) Header(name string) (string, bool) {
 	return "", false
 }
 
-// Decision is the answer to a Request. The zero Decision lets the request go on
-// unrouted.
+// Decision is the answer to a Request. The zero Decision lets the request continue unrouted.
 type Decision struct {
 	// Reject, if not nil, is sent to the client and ends the request.
 	Reject *Reject
-	// Endpoint is the pick, "ip:port", or a comma-separated list in order of
-	// preference. "" leaves the choice to Envoy's fallback policy.
+	// Endpoint is the pick, "ip:port", or a comma-separated list in order of preference. ""
+	// leaves the choice to Envoy's fallback policy.
 	Endpoint string
-	// Set and Remove change request headers on their way to the worker. Headers
-	// that Envoy guards (host, pseudo headers but :path, x-envoy-*) and those of
-	// message framing are left out; bytes that a header cannot hold become spaces.
+	// Set and Remove change request headers before they reach the worker. Headers that Envoy
+	// protects (host, pseudo headers except :path, x-envoy-*) and those of message framing are
+	// left out; bytes that a header cannot hold become spaces.
 	Set    []Header
 	Remove []string
-	// Body replaces the request body if not nil. It must not share memory with
-	// Request.Body and must not be written to afterwards: it is sent as it is.
+	// Body replaces the request body if not nil. It must not share memory with Request.Body and
+	// must not be modified afterwards, because it is sent without a copy.
 	Body []byte
-	// Edits change parts of the request body and leave all other bytes as they
-	// came, without a copy. They are in ascending order, do not overlap, and are
-	// used only if Body is nil. What Body says of memory holds for Insert.
+	// Edits change parts of the request body and leave all other bytes as they were, without a
+	// copy. They must be in ascending order and must not overlap; they are used only if Body is
+	// nil. Insert must not be modified afterwards, nor share memory with Request.Body.
 	Edits []Edit
-	// ClearRouteCache asks Envoy to match the route again, because a header of Set
-	// takes part in it.
+	// ClearRouteCache asks Envoy to match the route again, because a header of Set takes part in
+	// the match.
 	ClearRouteCache bool
-	// Abort, if not nil, may deliver one Reject while the worker has not begun to
-	// answer: the client gets it, and the worker's request is reset. What comes later,
-	// and what Envoy no longer listens to, is lost.
+	// Abort, if not nil, may deliver one Reject while the worker has not begun to respond: the
+	// client receives it, and the worker's request is reset. A Reject that arrives later, or
+	// after Envoy has stopped listening, is dropped.
 	Abort <-chan *Reject
 	// Ticket follows the request until its end; may be nil.
 	Ticket Ticket
 }
 
-// requestID is the id that Envoy knows the request by from here on: a decision may
-// give it another one.
+// requestID returns the id by which Envoy knows the request after the decision, which may
+// replace it.
 func (d *Decision) requestID(before string) string {
 	for i := range d.Set {
 		if d.Set[i].Name == requestIDKey {
@@ -114,9 +112,9 @@ type Edit struct {
 	Insert         []byte
 }
 
-// Reject is an answer that Envoy gives in place of a worker.
+// Reject is a response that Envoy sends instead of a worker's.
 type Reject struct {
-	// Status is 200..599; others become 500.
+	// Status is 200 to 599; other values become 500.
 	Status int
 	// Body is sent as application/json unless Headers has a content-type.
 	Body    []byte
@@ -125,22 +123,21 @@ type Reject struct {
 	Details string
 }
 
-// Ticket is a decided request on its way. Calls come from one goroutine at a
-// time. End comes exactly once and last, whatever ended the request. A Ticket of
-// a Decision with Reject gets End only.
+// Ticket follows a decided request. Calls are serialised. End is called exactly once and last,
+// however the request ends. For a Decision with Reject only End is called.
 type Ticket interface {
-	// ResponseHeaders tells status and the endpoint that served ("" if unknown), and
+	// ResponseHeaders receives the status and the endpoint that served ("" if unknown), and
 	// returns headers to add to the response.
 	ResponseHeaders(status int, served string) []Header
-	// ResponseBody shows a piece of the response body, only in shapes that send it
-	// to us. The bytes are valid during the call.
+	// ResponseBody receives a piece of the response body, only in modes that send it to the
+	// server. The bytes are valid during the call.
 	ResponseBody(chunk []byte, last bool)
-	// FirstToken says that the first piece of the response body passed. It comes
-	// at most once, and not at all if it was seen only after End: a short answer's
-	// observing stream may lag behind. Outcome.FirstToken has it then.
+	// FirstToken reports that the first piece of the response body has passed. It is called at
+	// most once, and not at all if the piece is seen only after End, because the observing
+	// stream of a short response may lag behind. Outcome.FirstToken holds the time then.
 	FirstToken(at time.Time)
-	// End says that the request is over, or that the server is draining and lets
-	// it go on unseen.
+	// End reports that the request is over, or that the server is draining and stops following
+	// it.
 	End(at time.Time)
 }
 
@@ -148,24 +145,24 @@ type Ticket interface {
 // client.
 type EditTicket interface {
 	Ticket
-	// EditsBody is asked after ResponseHeaders of an answer that has a body. If true,
-	// Envoy is asked for the body where it is not configured to send it, and the answer
-	// loses its content-length. Without allow_mode_override no body comes then.
+	// EditsBody is called after ResponseHeaders of a response that has a body. If it returns
+	// true, Envoy is asked for the body where it is not configured to send it, and the response
+	// loses its content-length. Without allow_mode_override Envoy does not send the body then.
 	EditsBody() bool
-	// EditBody follows ResponseBody with the same bytes. If changed, out goes to the
-	// client in their place; it may be empty, shares no memory with chunk and is not
-	// written to afterwards. holds says that bytes are kept back for a later piece; with
-	// last none may be.
+	// EditBody follows ResponseBody with the same bytes. If changed is true, out is sent to the
+	// client instead; it may be empty, must not share memory with chunk and must not be modified
+	// afterwards. holds reports that bytes are held back for a later piece; it must be false if
+	// last is true.
 	EditBody(chunk []byte, last bool) (out []byte, changed, holds bool)
 }
 
-// OutcomeTicket is a Ticket that wants Envoy's own account of the request, from
-// its access log. It is the exception to End being last.
+// OutcomeTicket is a Ticket that also receives the access log entry of its request. Outcome is
+// the one call that may follow End.
 type OutcomeTicket interface {
 	Ticket
-	// Outcome comes at most once and after End; an entry that arrives earlier is
-	// kept until then. It does not come if Envoy sends no access log, more than
-	// Options.LateTickets requests ended since, or that is below 0 and it came late.
+	// Outcome is called at most once, after End; an entry that arrives earlier is kept until
+	// then. It is not called if Envoy sends no access log, if more than Options.LateTickets
+	// requests have ended since, or if LateTickets is negative and the entry came after End.
 	Outcome(o Outcome)
 }
 
@@ -174,7 +171,8 @@ type OutcomeTicket interface {
 type Outcome struct {
 	// Status is the code that the client got, 0 if none.
 	Status int
-	// Flags name what went wrong, as in Envoy's API (snake case); nil if nothing did.
+	// Flags are Envoy's response flags by their names in its API (snake case); nil if none are
+	// set.
 	Flags []string
 	// Details is %RESPONSE_CODE_DETAILS%.
 	Details string

@@ -15,9 +15,8 @@ import (
 // tlsRecord is the first byte of a TLS handshake; HTTP/2 starts with 'P'.
 const tlsRecord = 0x16
 
-// Listen listens on "host:port" or "unix:/path". A socket that nobody listens on
-// any more is replaced. If cfg is not nil, connections may be TLS or plaintext:
-// the first byte decides.
+// Listen listens on "host:port" or "unix:/path". A stale socket file, one without a listener, is
+// replaced. If cfg is not nil, connections may be TLS or plaintext: the first byte decides.
 func Listen(ctx context.Context, addr string, cfg *tls.Config) (net.Listener, error) {
 	network := "tcp"
 	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
@@ -60,9 +59,9 @@ func removeStale(ctx context.Context, path string) error {
 	return nil
 }
 
-// SniffTLS makes a listener serve TLS and plaintext on one port. The look at the
-// first byte happens on first use of a connection, never in Accept, so that a
-// silent client keeps nobody waiting.
+// SniffTLS makes a listener serve TLS and plaintext on one port. It inspects the first byte at
+// the first use of a connection, never in Accept, so that a silent client does not block other
+// connections.
 func SniffTLS(lis net.Listener, cfg *tls.Config) net.Listener {
 	return &sniffListener{lis, cfg}
 }
@@ -81,10 +80,10 @@ func (l *sniffListener) Accept() (net.Conn, error) {
 	return &sniffConn{Conn: c, cfg: l.cfg}, nil
 }
 
-// sniffConn becomes TLS or plaintext at its first Read or Write: a server that
-// writes first waits for the client's first byte, which both protocols send.
+// sniffConn becomes TLS or plaintext at its first Read or Write. A server that writes first
+// waits for the client's first byte, which both protocols send.
 type sniffConn struct {
-	net.Conn // deadlines, addresses and Close need no decision
+	net.Conn // deadlines, addresses and Close do not depend on the protocol
 	cfg      *tls.Config
 
 	once sync.Once
@@ -123,7 +122,7 @@ func (c *sniffConn) Write(b []byte) (int, error) {
 	return c.rw.Write(b)
 }
 
-// peekedConn gives its first byte back. Reads come from one goroutine at a time.
+// peekedConn returns its first byte again. Reads come from one goroutine at a time.
 type peekedConn struct {
 	net.Conn
 	first   [1]byte

@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TLS (1.2 and 1.3) and plaintext clients are served on one port, and a client
-// that says nothing keeps nobody waiting.
+// TLS (1.2 and 1.3) and plaintext clients are served on one port, and a silent client does not
+// block the others.
 func TestOnePortForTLSAndPlaintext(t *testing.T) {
 	cfg, err := TLSConfig("", "")
 	if err != nil {
@@ -79,7 +79,7 @@ func writePair(t *testing.T, dir string) []byte {
 	return c.Certificate[0]
 }
 
-// A certificate is read again when its files change; a broken pair is not taken.
+// A certificate is read again when its files change; a broken pair is not used.
 func TestCertificateReload(t *testing.T) {
 	dir := t.TempDir()
 	crt, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
@@ -143,7 +143,7 @@ func TestUnixSocketIsTakenOver(t *testing.T) {
 	}
 }
 
-// The byte that was looked at is given back, whatever the size of reads.
+// The byte that was inspected is returned again, whatever the size of reads.
 func TestSniffedByteIsGivenBack(t *testing.T) {
 	client, server := net.Pipe()
 	defer client.Close()

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Names that the endpoint picker protocol and Envoy fix.
+// Names defined by the endpoint picker protocol and by Envoy.
 const (
 	pickKey         = "x-gateway-destination-endpoint"
 	lbNamespace     = "envoy.lb"
@@ -18,11 +18,11 @@ const (
 	requestIDKey    = "x-request-id"
 )
 
-// message is what we need of a ProcessingRequest. It is reused for the messages
-// of a stream; body is owned by the message until freed or taken.
+// message holds the fields in use of a ProcessingRequest. It is reused for the messages of a
+// stream; it owns body until that is freed or taken.
 type message struct {
-	// first has to be set before the first message of a stream is read: that one
-	// carries metadata and configuration whatever its kind.
+	// first must be set before the first message of a stream is decoded: that message carries
+	// metadata and configuration, whatever its kind.
 	first bool
 
 	kind Kind
@@ -35,15 +35,15 @@ type message struct {
 	headers []Header // request headers only, pseudo headers included
 	status  string   // :status of response headers
 
-	configured        bool // protocol_config is there
+	configured        bool // protocol_config is present
 	reqMode, respMode Mode
 	eager             bool // send_body_without_waiting_for_header_response
 	observed          bool // observability_mode
-	flowControl       bool // flow_control_init is there
+	flowControl       bool // flow_control_init is present
 
 	subset    []string
 	hasSubset bool
-	served    string // metadata of the data plane
+	served    string // from the metadata of the data plane
 	upstream  string // attribute upstream.address
 	requestID string // attribute request.id
 }
@@ -54,20 +54,20 @@ func (m *message) free() {
 	m.size = 0
 }
 
-// take hands the body references over to the caller.
+// take transfers ownership of the body references to the caller.
 func (m *message) take() (mem.BufferSlice, int) {
 	b, n := m.body, m.size
 	m.body, m.size = nil, 0
 	return b, n
 }
 
-// reset forgets the content and keeps the storage.
+// reset clears the content and keeps the storage.
 func (m *message) reset() {
 	m.free()
 	*m = message{first: m.first, headers: m.headers[:0]}
 }
 
-// resetOneof forgets the content of the request oneof.
+// resetOneof clears the content of the request oneof.
 func (m *message) resetOneof() {
 	m.free()
 	m.last, m.compressed, m.withoutMessage = false, false, false
@@ -211,7 +211,7 @@ func (m *message) decodeHeaders(b []byte) error {
 	})
 }
 
-// headerRoom is for how many headers a request has room before growing.
+// headerRoom is the initial capacity for a request's headers.
 const headerRoom = 24
 
 // requestHeaders reads a HeaderMap; all names and values share one string.
@@ -224,7 +224,7 @@ func (m *message) requestHeaders(b []byte) error {
 		if len(v) == 0 {
 			return ""
 		}
-		off := cap(b) - cap(v) // v is a piece of b
+		off := cap(b) - cap(v) // v is a part of b
 		return text[off : off+len(v)]
 	}
 	return eachField(b, func(num protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
@@ -298,8 +298,8 @@ func (m *message) decodeConfig(b []byte) error {
 	})
 }
 
-// bodyMode reads a BodySendMode. A mode that did not exist when this was written
-// is taken for STREAMED, which answers every message.
+// bodyMode reads a BodySendMode. An unknown mode, added to Envoy later, is treated as STREAMED,
+// which answers every message.
 func bodyMode(x uint64) Mode {
 	if x > uint64(ModeGRPC) {
 		return ModeStreamed
@@ -307,7 +307,7 @@ func bodyMode(x uint64) Mode {
 	return Mode(x)
 }
 
-// metadata looks into one namespace of metadata_context.filter_metadata.
+// metadata reads one namespace of metadata_context.filter_metadata.
 func (m *message) metadata(namespace, value []byte) error {
 	switch string(namespace) {
 	case lbNamespace:

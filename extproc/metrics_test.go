@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A failure that the list lacks would have no counter.
+// A failure missing from the list would have no counter.
 func TestFailuresListsAll(t *testing.T) {
 	source, err := os.ReadFile("metrics.go")
 	if err != nil {

@@ -1,10 +1,9 @@
 package extproc
 
-// Mode is how a request body reaches us, as protocol_config states it.
+// Mode is how a request body reaches the server, as protocol_config states it.
 type Mode uint8
 
-// The modes, in the order of Envoy's ProcessingMode.BodySendMode; the last two
-// are ours.
+// The modes, in the order of Envoy's ProcessingMode.BodySendMode; the last two are defined here.
 const (
 	ModeNone Mode = iota
 	ModeStreamed
@@ -12,18 +11,18 @@ const (
 	ModeBufferedPartial
 	ModeFullDuplex
 	ModeGRPC
-	// ModeStreamedHeld is STREAMED with send_body_without_waiting_for_header_response:
-	// the headers answer can wait for the body.
+	// ModeStreamedHeld is STREAMED with send_body_without_waiting_for_header_response: the
+	// headers answer can wait for the body.
 	ModeStreamedHeld
-	// ModeObserve is observability_mode: copies, answers are not read.
+	// ModeObserve is observability_mode: Envoy sends copies and does not read answers.
 	ModeObserve
-	// NumModes is how many there are.
+	// NumModes is the number of modes.
 	NumModes
 )
 
 var modeNames = [...]string{"none", "streamed", "buffered", "buffered_partial", "full_duplex", "grpc", "streamed_held", "observe"}
 
-// String returns the name that metrics use.
+// String returns the mode's metric label.
 func (m Mode) String() string {
 	if int(m) < len(modeNames) {
 		return modeNames[m]
@@ -31,10 +30,10 @@ func (m Mode) String() string {
 	return "unknown"
 }
 
-// holds says that we keep the headers answer back until the body has come.
+// holds reports whether the headers answer is held back until the body has arrived.
 func (m Mode) holds() bool { return m == ModeStreamedHeld || m.duplex() }
 
-// duplex says that the body lives with us and has to be echoed.
+// duplex reports whether the server holds the body and has to echo it.
 func (m Mode) duplex() bool { return m == ModeFullDuplex || m == ModeGRPC }
 
 // Kind is the kind of a message from Envoy.
@@ -55,7 +54,7 @@ const (
 
 var kindNames = [...]string{"none", "none", "request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers"}
 
-// String returns the name that metrics use.
+// String returns the kind's metric label.
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {
 		return kindNames[k]

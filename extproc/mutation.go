@@ -6,11 +6,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxHeaderBytes bounds a header name and a value (rules of config.core.v3.HeaderValue).
+// maxHeaderBytes limits a header's name and its value, each (rules of
+// config.core.v3.HeaderValue).
 const maxHeaderBytes = 16384
 
-// mutation is a HeaderMutation under construction. Names in it are valid and
-// lower case, values hold no byte that Envoy would answer with a 500.
+// mutation is a HeaderMutation under construction. Its names are valid and in lower case; its
+// values contain no byte that makes Envoy answer 500.
 type mutation struct {
 	set    []Header
 	remove []string
@@ -30,7 +31,7 @@ func (m *mutation) size() int {
 	return n
 }
 
-// put sets a header; the last value for a name counts.
+// put sets a header; the last value for a name wins.
 func (m *mutation) put(name, value string) {
 	value = headerText(value)
 	for i := range m.set {
@@ -83,7 +84,7 @@ var tokenByte = func() (t [256]bool) {
 	return t
 }()
 
-// headerName returns the name in lower case and whether it may be a name at all.
+// headerName returns the name in lower case and whether it is a valid name.
 func headerName(name string) (string, bool) {
 	token := strings.TrimPrefix(name, ":")
 	if token == "" || len(name) > maxHeaderBytes {
@@ -97,8 +98,8 @@ func headerName(name string) (string, bool) {
 	return strings.ToLower(name), true
 }
 
-// guarded says that Envoy ignores or refuses changes of the header, or that it is
-// about framing, which is not a handler's business.
+// guarded reports whether Envoy ignores or rejects changes of the header, or the header is about
+// framing, which a handler must not change.
 func guarded(name string) bool {
 	switch name {
 	case "host", "content-length", "connection", "transfer-encoding", "upgrade", "keep-alive", "proxy-connection":
@@ -109,8 +110,8 @@ func guarded(name string) bool {
 	return name[0] == ':' || strings.HasPrefix(name, "x-envoy-")
 }
 
-// headerText replaces what a header value cannot hold by spaces, trims it, and
-// cuts what is too long.
+// headerText replaces bytes that a header value cannot hold by spaces, trims the value, and
+// truncates it if it is too long.
 func headerText(s string) string {
 	s = strings.Trim(s, " \t\r\n")
 	if len(s) > maxHeaderBytes {
@@ -130,7 +131,7 @@ func headerText(s string) string {
 	return s
 }
 
-// detailsWord makes one printable word of a text.
+// detailsWord turns a text into one printable word.
 func detailsWord(s string) string {
 	if !utf8.ValidString(s) {
 		s = strings.ToValidUTF8(s, "_")
@@ -143,7 +144,7 @@ func detailsWord(s string) string {
 	}, s)
 }
 
-// endpoint checks a pick: addresses and commas, nothing else.
+// endpoint reports whether a pick consists of addresses and commas only.
 func endpoint(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; {

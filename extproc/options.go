@@ -8,66 +8,64 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// DefaultBodyLimit is the largest request body that is taken in if Options does
-// not say otherwise, in bytes.
+// DefaultBodyLimit is the largest request body accepted if Options does not set a limit, in
+// bytes.
 const DefaultBodyLimit = 16 << 20
 
-// DefaultLateTickets is how many ended requests wait for their outcome.
+// DefaultLateTickets is the default of Options.LateTickets.
 const DefaultLateTickets = 4096
 
-// DefaultControlHeaders are the request headers of the endpoint picker protocol, which
-// a client must not set. Servers that have more of them say so in Options.
+// DefaultControlHeaders are the request headers of the endpoint picker protocol, which a client
+// must not set. Servers with further ones set Options.ControlHeaders.
 var DefaultControlHeaders = []string{pickKey, subsetKey}
 
-// Options configure a Server. The zero value is complete.
+// Options configure a Server. The zero value is ready to use.
 type Options struct {
-	// BodyLimit is the largest body, in bytes, in the modes that make us hold it;
-	// a larger one is answered with 413. 0 means DefaultBodyLimit.
+	// BodyLimit is the largest body in bytes in the modes that make the server hold it; a larger
+	// one is answered with 413. 0 means DefaultBodyLimit.
 	BodyLimit int
-	// TooLarge builds that answer; nil means an OpenAI-shaped error.
+	// TooLarge builds the 413 response; nil means an error in OpenAI's format.
 	TooLarge func(limit int) *Reject
-	// MaxBodies and MaxBodyBytes bound the bodies that all streams hold together: their
-	// number, and the memory that they take. A body beyond is answered with 503. 0: no bound.
+	// MaxBodies and MaxBodyBytes limit the number and the memory of the bodies that all streams
+	// hold together. A body over a limit is answered with 503. 0 means unlimited.
 	MaxBodies    int
 	MaxBodyBytes int64
-	// MaxStreams bounds the streams of one connection; 0: no bound. See GRPCOptions.
+	// MaxStreams limits the concurrent streams of one connection; 0 means unlimited. See
+	// GRPCOptions.
 	MaxStreams uint32
-	// ControlHeaders are taken off every request, unless the decision sets them; nil
-	// means DefaultControlHeaders. A trailing * stands for any ending.
+	// ControlHeaders are removed from every request, unless the decision sets them; nil means
+	// DefaultControlHeaders. A trailing * matches any suffix.
 	ControlHeaders []string
-	// RequestID gives the id that a request goes on with: it is called with the
-	// client's, the values of a repeated header joined by commas, "" if there is none.
-	// The id replaces the client's whatever becomes of the decision, unless the
-	// decision sets another one. nil keeps clients' ids.
+	// RequestID returns the id to use for a request, given the client's: "" if there is none,
+	// and the values of a repeated header joined by commas. The id replaces the client's even if
+	// the request is not routed, unless the decision sets another one. nil keeps clients' ids.
 	RequestID func(client string) string
-	// SkipResponseBody asks a data plane that sends us response bodies not to
-	// (mode_override, honoured with allow_mode_override), and to send trailers
-	// instead, which mark the end.
+	// SkipResponseBody asks a data plane that would send response bodies not to (mode_override,
+	// honoured with allow_mode_override), and to send trailers instead, which mark the end.
 	SkipResponseBody bool
-	// ExtendTimeout, if positive, is asked for as message timeout when Decide takes
-	// longer than ExtendAfter and says that it may (Request.Hold). Envoy bounds it by
-	// max_message_timeout. Not in FULL_DUPLEX_STREAMED, which has no message timeout.
+	// ExtendTimeout, if positive, is the message timeout to ask Envoy for when Decide takes
+	// longer than ExtendAfter while it holds the request (Request.Hold). Envoy limits it to
+	// max_message_timeout. It is not used in FULL_DUPLEX_STREAMED, which has no message timeout.
 	ExtendTimeout time.Duration
-	// ExtendAfter is 100 ms if 0: Envoy's own timeout is 200 ms by default.
+	// ExtendAfter defaults to 100 ms; Envoy's own timeout is 200 ms by default.
 	ExtendAfter time.Duration
-	// LateTickets bounds the memory for outcomes: so many ended requests wait for
-	// their access log entry. 0 means DefaultLateTickets; below 0 none waits, as suits a
-	// data plane that sends no access log: a first token seen late is of an unknown
-	// request then.
+	// LateTickets limits the ended requests that are kept until their access log entry arrives.
+	// 0 means DefaultLateTickets. A negative value keeps none, as suits a data plane without
+	// access log; a first token seen late counts as FailureUnknownRequest then.
 	LateTickets int
-	// DrainQuiet is how long no stream may have been open before Drain returns
-	// early; 0 means one second.
+	// DrainQuiet is how long no stream must have been open for Drain to return early; 0 means
+	// one second.
 	DrainQuiet time.Duration
-	// Metrics may be zero.
+	// Metrics may be the zero value.
 	Metrics Metrics
-	// OnPanic is told of each panic in the handler or a ticket, with the stack of its
-	// goroutine, besides FailurePanic; it must be safe for concurrent use. May be nil.
+	// OnPanic is called for each panic in the handler or a ticket, with the stack of its
+	// goroutine, in addition to FailurePanic. It must be safe for concurrent use. May be nil.
 	OnPanic func(value any, stack []byte)
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
 
-// withDefaults fills in what was left out.
+// withDefaults replaces zero values by defaults.
 func (o Options) withDefaults() Options {
 	if o.BodyLimit <= 0 {
 		o.BodyLimit = DefaultBodyLimit
@@ -96,20 +94,20 @@ func (o Options) withDefaults() Options {
 
 // Sizes for GRPCOptions.
 const (
-	messageSlack = 4 << 20 // a message may exceed the body limit and still get our 413
+	messageSlack = 4 << 20 // a message may exceed the body limit and still be answered with 413
 	streamWindow = 4 << 20
 	connWindow   = 32 << 20
 	socketBuffer = 128 << 10
 	workers      = 32
 )
 
-// minPing is well below the second between the pings of the bootstrap's Envoy: grpc
-// closes a connection on which a few of them came early by their jitter.
+// minPing is well below the second between the pings of the bootstrap's Envoy: gRPC closes a
+// connection on which several pings arrive early because of jitter.
 const minPing = 100 * time.Millisecond
 
-// GRPCOptions are the options that a gRPC server for Options should have: our
-// codec, a message size above the body limit, windows that do not stall an
-// upload, and no quarrel with Envoy's keepalive pings.
+// GRPCOptions returns the options that a gRPC server for o needs: this package's codec, a
+// message size above the body limit, flow control windows that do not stall an upload, and
+// tolerance for Envoy's keepalive pings.
 func GRPCOptions(o Options) []grpc.ServerOption {
 	o = o.withDefaults()
 	return []grpc.ServerOption{

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// recorder is a Handler that keeps what it saw.
+// recorder is a Handler that records requests and tickets.
 type recorder struct {
 	decide func(ctx context.Context, r *Request) Decision
 	edits  bool // tickets change response bodies
@@ -70,7 +70,8 @@ func (h *recorder) count() int {
 	return len(h.tickets)
 }
 
-// recordedTicket checks the order of calls. The fields need no lock by contract.
+// recordedTicket checks the order of calls. The fields need no lock because calls are
+// serialised.
 type recordedTicket struct {
 	status   int
 	served   string
@@ -127,7 +128,7 @@ func (t *recordedTicket) gotOutcomes() []Outcome {
 	return slices.Clone(t.outcomes)
 }
 
-// editingTicket writes digits twice, and keeps the last byte of each piece back.
+// editingTicket doubles digits, and holds back the last byte of each piece.
 type editingTicket struct {
 	*recordedTicket
 
@@ -145,7 +146,7 @@ func (t *editingTicket) EditBody(chunk []byte, last bool) (out []byte, changed, 
 	return twice(text), true, len(t.held) > 0
 }
 
-// twice is what an editingTicket makes of a text.
+// twice is the result of an editingTicket for a text.
 func twice(text []byte) (out []byte) {
 	for _, c := range text {
 		if out = append(out, c); c >= '0' && c <= '9' {
@@ -168,7 +169,7 @@ func (t *recordedTicket) mustEnd(tb testing.TB) {
 	}
 }
 
-// bed is a server of ours behind a real gRPC connection on a Unix socket.
+// bed is a server behind a real gRPC connection on a Unix socket.
 type bed struct {
 	srv    *Server
 	grpc   *grpc.Server
@@ -180,7 +181,7 @@ type bed struct {
 	failures map[Failure]int
 }
 
-// testControls are names and prefixes, as a server of its own would have them.
+// testControls are names and prefixes, as a server with its own control headers would set them.
 var testControls = []string{pickKey, subsetKey, "x-gateway-inference-objective", "x-override-*", "x-kvlane-*"}
 
 func newBed(tb testing.TB, o Options, h Handler) *bed {
@@ -229,7 +230,7 @@ func (b *bed) failed(f Failure) int {
 	return b.failures[f]
 }
 
-// call is an HTTP exchange as the fake data plane plays it.
+// call is an HTTP exchange that the fake data plane plays.
 type call struct {
 	request, response filterv3.ProcessingMode_BodySendMode
 	eager             bool
@@ -244,7 +245,7 @@ type call struct {
 	early             bool // response headers come before the last request chunk (STREAMED)
 }
 
-// planeResult is what the fake data plane made of it.
+// planeResult is the outcome of a call at the fake data plane.
 type planeResult struct {
 	immediate  *epv3.ImmediateResponse
 	set        map[string]string
@@ -257,13 +258,13 @@ type planeResult struct {
 	trailersOK bool
 }
 
-// violation is an answer that Envoy would take for spurious.
+// violation is an answer that Envoy would treat as spurious.
 type violation struct{ what string }
 
 func (v violation) Error() string { return "spurious: " + v.what }
 
-// play enforces Envoy's state machine on one stream: which answers are allowed
-// when, and what becomes of the body.
+// play enforces Envoy's state machine on one stream: which answers are allowed when, and the
+// resulting bodies.
 func (b *bed) play(ctx context.Context, c *call) (*planeResult, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -294,13 +295,13 @@ func (p *planeRun) send(r *epv3.ProcessingRequest) error {
 		r.ProtocolConfig = &epv3.ProtocolConfiguration{RequestBodyMode: p.request, ResponseBodyMode: p.response, SendBodyWithoutWaitingForHeaderResponse: p.eager}
 	}
 	err := p.stream.Send(r)
-	if errors.Is(err, io.EOF) { // the server has said all: its answers can be read
+	if errors.Is(err, io.EOF) { // the server has closed the stream: its answers can be read
 		return nil
 	}
 	return err
 }
 
-// recv takes the next answer that belongs to the request or response.
+// recv receives the next answer that belongs to the request or response.
 func (p *planeRun) recv() (*epv3.ProcessingResponse, error) {
 	for {
 		r, err := p.stream.Recv()
@@ -355,7 +356,7 @@ func bodyMessage(response bool, b []byte, last bool) *epv3.ProcessingRequest {
 	return &epv3.ProcessingRequest{Request: &epv3.ProcessingRequest_RequestBody{RequestBody: hb}}
 }
 
-// recvBody takes the answer to one body message and returns what goes on.
+// recvBody receives the answer to one body message and returns the resulting body.
 func (p *planeRun) recvBody(response bool, original []byte) ([]byte, error) {
 	r, err := p.recv()
 	if err != nil {
@@ -382,7 +383,7 @@ func (p *planeRun) recvBody(response bool, original []byte) ([]byte, error) {
 	return nil, violation{"streamed response outside full duplex"}
 }
 
-// recvDuplex takes echoes until the direction's end.
+// recvDuplex receives echoes until the direction's end.
 func (p *planeRun) recvDuplex(response, trailers bool) (out []byte, err error) {
 	for {
 		r, err := p.recv()
@@ -474,7 +475,7 @@ func (p *planeRun) run() error {
 	return p.silence()
 }
 
-// silence checks that nothing else comes and that the stream ends well.
+// silence checks that no further answer comes and that the stream ends without an error.
 func (p *planeRun) silence() error {
 	r, err := p.recv()
 	if errors.Is(err, io.EOF) {
@@ -598,7 +599,7 @@ func (p *planeRun) runDuplex() error {
 	return err
 }
 
-// respond sends response headers and takes their answer.
+// respond sends response headers and receives their answer.
 func (p *planeRun) respond() error {
 	none := len(p.respChunks) == 0 && !p.respTrailers
 	err := p.send(&epv3.ProcessingRequest{

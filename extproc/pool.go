@@ -7,27 +7,26 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Buffers come in four sizes between powers of two, so that at most a fifth of one
-// is empty. These are the smallest and the largest.
+// Buffers come in four sizes between powers of two, so that at most a fifth of a buffer is
+// unused. These are the smallest and the largest.
 const (
 	minPooledBits = 10
 	maxPooledBits = 26
 	numClasses    = 4*(maxPooledBits-minPooledBits) + 1
 )
 
-// pool lends the buffers in which bodies arrive and are joined. It is a
-// mem.BufferPool that does not clear what it lends again, as gRPC's own does: who
-// takes a buffer here writes all of it before anybody reads. What nobody uses is
-// given up at the next garbage collections.
+// pool provides the buffers in which bodies arrive and are joined. Unlike gRPC's own
+// mem.BufferPool it does not clear reused buffers: the caller must write all of a buffer before
+// it is read. Unused buffers are released by the garbage collector (sync.Pool).
 type pool struct {
 	classes [numClasses]sync.Pool // of *[]byte
 }
 
-// buffers are shared by all servers of the process.
+// buffers is shared by all servers of the process.
 var buffers = &pool{}
 
-// class is the smallest class whose buffers hold n bytes, and their size; above the
-// largest size there is none.
+// class returns the smallest class whose buffers hold n bytes, and their size; ok is false above
+// the largest size.
 func class(n int) (index, size int, ok bool) {
 	n = max(n, 1<<minPooledBits)
 	k := bits.Len(uint(n-1)) - 1 // 1<<k < n <= 2<<k
@@ -37,7 +36,7 @@ func class(n int) (index, size int, ok bool) {
 	return index, 1<<k + steps*step, index < numClasses
 }
 
-// Get implements mem.BufferPool: the n bytes hold whatever was written last.
+// Get implements mem.BufferPool. The n bytes hold arbitrary old content.
 func (p *pool) Get(n int) *[]byte {
 	index, size, ok := class(n)
 	if !ok {
@@ -60,8 +59,8 @@ func (p *pool) Put(b *[]byte) {
 	}
 }
 
-// join makes one piece of body, which has n bytes. What is in several is copied, and
-// they are given back at once: they hold as much memory again.
+// join makes body, which has n bytes, one piece. Several pieces are copied and released
+// immediately, because they take as much memory again.
 func join(body mem.BufferSlice, n int) mem.BufferSlice {
 	if len(body) < 2 {
 		return body
@@ -74,7 +73,7 @@ func join(body mem.BufferSlice, n int) mem.BufferSlice {
 	return body[:1]
 }
 
-// whole is what join made one piece of, nil if that is nothing.
+// whole returns the bytes of a body that join has made one piece, nil if it is empty.
 func whole(body mem.BufferSlice) []byte {
 	if len(body) == 0 || body[0].Len() == 0 {
 		return nil

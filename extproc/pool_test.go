@@ -28,7 +28,7 @@ func TestPoolClasses(t *testing.T) {
 	})
 }
 
-// What is joined is read whole, whatever the buffer held before.
+// A joined body reads completely, whatever the buffer held before.
 func TestJoin(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -8,7 +8,7 @@ import (
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 )
 
-// Options.RequestID holds in every mode, whatever becomes of the decision.
+// Options.RequestID applies in every mode, whatever the decision.
 func TestRequestIDsAreReplaced(t *testing.T) {
 	rule := func(client string) string {
 		if strings.Contains(client, "bad") || client == "" {
@@ -18,7 +18,7 @@ func TestRequestIDsAreReplaced(t *testing.T) {
 	}
 	decisions := map[string]struct {
 		decide func(context.Context, *Request) Decision
-		want   string // in place of a bad id
+		want   string // instead of a bad id
 	}{
 		"a pick":         {func(context.Context, *Request) Decision { return Decision{Endpoint: "10.0.0.1:8000"} }, "ours"},
 		"no pick":        {func(context.Context, *Request) Decision { return Decision{} }, "ours"},
@@ -69,7 +69,7 @@ func TestRequestIDsAreReplaced(t *testing.T) {
 	}
 }
 
-// Without the option ids stay as they came.
+// Without the option ids stay unchanged.
 func TestRequestIDsStay(t *testing.T) {
 	b := newBed(t, Options{}, &recorder{})
 	res, err := b.play(t.Context(), &call{request: filterv3.ProcessingMode_BUFFERED, headers: []Header{{requestIDKey, "bad"}}, chunks: [][]byte{[]byte("{}")}})

@@ -29,7 +29,7 @@ func (x *exchange) responseHeaders(m *message) error {
 	}
 	if !m.last && x.mayEdit() && x.flight.editsBody() {
 		x.edits = true
-		c.mutation.drop("content-length") // of the body as it was
+		c.mutation.drop("content-length") // it describes the original body
 		if x.response == ModeNone {
 			x.response = ModeStreamed
 			c.override = &modeOverride{request: x.request, response: x.response}
@@ -44,8 +44,8 @@ func (x *exchange) responseHeaders(m *message) error {
 	return x.send(&a)
 }
 
-// abandon gives the request up if it is not decided: a response came first, so
-// Envoy answers for itself. What we hold is not needed any more.
+// abandon gives up a request that is not decided yet: a response arrived first, so Envoy has
+// answered by itself. What is held for the request is released.
 func (x *exchange) abandon() {
 	if x.phase != phaseOpen {
 		return
@@ -56,7 +56,7 @@ func (x *exchange) abandon() {
 	x.dropBody()
 }
 
-// mayEdit says that the response body comes to us or can be asked for.
+// mayEdit reports whether the response body is sent to the server or can be requested.
 func (x *exchange) mayEdit() bool {
 	switch {
 	case x.flight == nil || x.response == ModeGRPC:
@@ -68,17 +68,16 @@ func (x *exchange) mayEdit() bool {
 	}
 }
 
-// mayOverride says that Envoy looks at a mode_override.
+// mayOverride reports whether Envoy considers a mode_override.
 func (x *exchange) mayOverride() bool {
 	return !x.response.duplex() && !x.request.duplex() && x.request != ModeStreamedHeld
 }
 
-// skipsBody says that asking for no response body and for the trailers, which
-// mark the end, is wanted and legal: Envoy ignores mode_override beside full
-// duplex modes and eager sending, and where it is not allowed. It is worth asking
-// where no body comes anyway, because nobody tells us whether trailers do: Envoy
-// Gateway cannot configure them, and Envoys before 1.40 then end the stream at the
-// response headers.
+// skipsBody reports whether to ask, by mode_override, for the trailers, which mark the end, and
+// for no response body. Envoy ignores mode_override in full duplex modes and with eager sending,
+// and where it is not allowed. Asking is worthwhile even where no body is sent, because the
+// configuration does not tell us whether trailers are: Envoy Gateway cannot configure them, and
+// Envoys before 1.40 end the stream at the response headers without them.
 func (x *exchange) skipsBody() bool {
 	return x.srv.opts.SkipResponseBody && x.mayOverride()
 }
@@ -113,7 +112,7 @@ func (x *exchange) responseBody(m *message) error {
 	return echoPieces(x.send, KindResponseBody, refs, n, m.last)
 }
 
-// editBody lets the ticket change a chunk: m has the new one then.
+// editBody lets the ticket change a chunk; m then holds the new one.
 func (x *exchange) editBody(m *message) bool {
 	m.body = join(m.body, m.size)
 	out, changed, holds := x.flight.editBody(whole(m.body), m.last)
@@ -128,7 +127,7 @@ func (x *exchange) editBody(m *message) bool {
 	return true
 }
 
-// showBody lets the ticket see a chunk.
+// showBody passes a chunk to the ticket.
 func (x *exchange) showBody(m *message) {
 	if x.flight == nil {
 		return

@@ -26,21 +26,20 @@ type Server struct {
 
 	mu     sync.Mutex
 	open   int // streams
-	opened int // streams ever, to see that none came during a pause
+	opened int // streams ever opened, to see that none came during a pause
 	change chan struct{}
 }
 
-// serviceName is the ext_proc service, also a name in health checks.
+// serviceName is the ext_proc service, also used as a name in health checks.
 const serviceName = "envoy.service.ext_proc.v3.ExternalProcessor"
 
-// readyNames are the health services that say whether requests should come; the
-// last one is what older probes ask for. livenessName follows the process.
+// readyNames are the health services that report readiness; the last one is for older probes.
+// livenessName reports that the process is alive.
 var readyNames = []string{"", "readiness", serviceName, "inference-extension"}
 
 const livenessName = "liveness"
 
-// NewServer returns a server that is not serving yet in the eyes of a health
-// check: see SetServing.
+// NewServer returns a server that health checks report as not serving until SetServing(true).
 func NewServer(o Options, h Handler) *Server {
 	o = o.withDefaults()
 	s := &Server{
@@ -58,7 +57,7 @@ func NewServer(o Options, h Handler) *Server {
 	return s
 }
 
-// processor is what grpc wants to see implemented.
+// processor is the interface that grpc requires of the implementation.
 type processor interface {
 	process(stream grpc.ServerStream) error
 }
@@ -75,15 +74,15 @@ var processDesc = grpc.ServiceDesc{
 	Metadata: "envoy/service/ext_proc/v3/external_processor.proto",
 }
 
-// Register puts ext_proc, the access log service and health on g, which has to be
-// made with GRPCOptions, or at least with Codec.
+// Register registers ext_proc, the access log service and health on g, which must have been
+// created with GRPCOptions, or at least with Codec.
 func (s *Server) Register(g *grpc.Server) {
 	g.RegisterService(&processDesc, s)
 	alsv3.RegisterAccessLogServiceServer(g, &accessLog{srv: s})
 	grpc_health_v1.RegisterHealthServer(g, s.health)
 }
 
-// SetServing sets what health checks hear.
+// SetServing sets the status that health checks report.
 func (s *Server) SetServing(ok bool) {
 	st := grpc_health_v1.HealthCheckResponse_NOT_SERVING
 	if ok {
@@ -94,16 +93,16 @@ func (s *Server) SetServing(ok bool) {
 	}
 }
 
-// Open is the number of ext_proc streams.
+// Open returns the number of open ext_proc streams.
 func (s *Server) Open() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.open
 }
 
-// process serves one stream. The request is decided in the calling goroutine; the
-// response is followed in one of its own, so that a drain can return from here
-// while it waits for a message.
+// process serves one stream. The request is decided in the calling goroutine; the response is
+// followed in a goroutine of its own, so that a drain can return from here while that goroutine
+// waits for a message.
 func (s *Server) process(stream grpc.ServerStream) error {
 	s.count(1)
 	defer s.count(-1)
@@ -155,7 +154,7 @@ func (s *Server) process(stream grpc.ServerStream) error {
 	return nil
 }
 
-// follow handles messages until the stream is over or was left by a drain.
+// follow handles messages until the stream ends or a drain leaves it.
 func (s *Server) follow(x *exchange, stream grpc.ServerStream, m *message, mu *sync.Mutex) {
 	for {
 		err := stream.RecvMsg(m)
@@ -174,8 +173,8 @@ func (s *Server) follow(x *exchange, stream grpc.ServerStream, m *message, mu *s
 	}
 }
 
-// step receives and handles one message; false ends the stream. Neither the end
-// of the client's side nor an error tells whether the request went well.
+// step receives and handles one message; false ends the stream. Neither the end of the client's
+// side nor an error indicates whether the request succeeded.
 func (s *Server) step(x *exchange, stream grpc.ServerStream, m *message) bool {
 	if err := stream.RecvMsg(m); err != nil {
 		if isMalformed(err) {
@@ -199,10 +198,10 @@ func (s *Server) count(delta int) {
 	}
 }
 
-// Drain says not serving, lets go of all streams whose request is decided so that
-// running answers go on without us, and goes on serving new streams. It returns
-// when ctx ends, or when no stream was open for Options.DrainQuiet. Streams with a
-// response in FULL_DUPLEX_STREAMED cannot be let go and run to their end.
+// Drain reports not serving, closes all streams whose request is decided so that running
+// responses continue without the server, and keeps serving new streams. It returns when ctx
+// ends, or when no stream has been open for Options.DrainQuiet. Streams with a response in
+// FULL_DUPLEX_STREAMED cannot be closed early and run to their end.
 func (s *Server) Drain(ctx context.Context) {
 	s.drainOnce.Do(func() {
 		s.SetServing(false)

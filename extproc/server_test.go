@@ -49,8 +49,8 @@ func genChunks(t *rapid.T, label string) [][]byte {
 	return out
 }
 
-// Law 3: any body in any chunks arrives as it was, in every mode, with every kind
-// of end; the handler saw exactly it; and the answers are those that Envoy allows.
+// Law 3: any body in any chunks arrives unchanged, in every mode, with every kind of end; the
+// handler saw exactly this body; and the answers are those that Envoy allows.
 func TestBodiesArriveUnchanged(t *testing.T) {
 	h := &recorder{}
 	b := newBed(t, Options{}, h)
@@ -125,7 +125,7 @@ func TestBodiesArriveUnchanged(t *testing.T) {
 	})
 }
 
-// An edit changes its own bytes and no others, and content-length stays true.
+// An edit changes its own bytes and no others, and content-length stays correct.
 func TestEditsAreLocal(t *testing.T) {
 	h := &recorder{}
 	b := newBed(t, Options{}, h)
@@ -280,8 +280,8 @@ func waitFor(tb testing.TB, ok func() bool) {
 	tb.Fatal("never happened")
 }
 
-// The server asks for more time once, while a decision that takes long is on hold: not
-// before, and not for one that hangs elsewhere.
+// The server asks for more time once, while a decision that takes long is on hold: not before,
+// and not for one that hangs without a hold.
 func TestTimeoutIsExtended(t *testing.T) {
 	release := make(chan struct{})
 	h := &recorder{decide: func(_ context.Context, r *Request) Decision {
@@ -331,7 +331,7 @@ func TestTimeoutIsExtended(t *testing.T) {
 	}
 }
 
-// openDecided opens a stream that is decided and waits for its response.
+// openDecided opens a stream whose request is decided and which waits for its response.
 func openDecided(t *testing.T, b *bed, resp filterv3.ProcessingMode_BodySendMode, id string) epv3.ExternalProcessor_ProcessClient {
 	t.Helper()
 	st, err := b.client.Process(t.Context())
@@ -351,8 +351,8 @@ func openDecided(t *testing.T, b *bed, resp filterv3.ProcessingMode_BodySendMode
 	return st
 }
 
-// A drain lets decided streams go where that is safe, serves new ones, and keeps
-// a full duplex response to its end.
+// A drain closes decided streams where that is safe, serves new ones, and keeps a full duplex
+// response to its end.
 func TestDrain(t *testing.T) {
 	h := &recorder{}
 	b := newBed(t, Options{DrainQuiet: time.Millisecond}, h)
@@ -392,7 +392,7 @@ func TestDrain(t *testing.T) {
 	h.ticket(1).mustEnd(t)
 }
 
-// Many streams at once, in all modes, end with nothing left.
+// Many concurrent streams, in all modes, end without leaving anything behind.
 func TestManyStreams(t *testing.T) {
 	h := &recorder{}
 	b := newBed(t, Options{}, h)
@@ -506,7 +506,7 @@ func TestFirstTokenAndOutcome(t *testing.T) {
 	if tk.tokens != 0 || tk.gotOutcomes()[0].FirstToken.IsZero() || b.failed(FailureLateFirstToken) != 1 {
 		t.Fatal("a late first token belongs to the outcome")
 	}
-	logEntry("c") // a second entry finds nobody
+	logEntry("c") // a second entry finds no flight
 	if b.failed(FailureUnknownRequest) != 1 || len(tk.gotOutcomes()) != 1 {
 		t.Fatal("outcome told twice")
 	}
@@ -536,7 +536,7 @@ func TestLateTicketsAreBounded(t *testing.T) {
 	}
 }
 
-// Without an access log nothing of an ended request is kept, and nothing is counted.
+// Without an access log no state of an ended request is kept, and nothing is counted.
 func TestWithoutAnAccessLogNoTicketWaits(t *testing.T) {
 	h := &recorder{}
 	b := newBed(t, Options{LateTickets: -1}, h)
@@ -556,7 +556,7 @@ func TestWithoutAnAccessLogNoTicketWaits(t *testing.T) {
 	}
 }
 
-// A ticket that panics harms nobody.
+// A ticket that panics does no harm.
 type panickyTicket struct{}
 
 func (panickyTicket) ResponseHeaders(int, string) []Header { panic("headers") }
@@ -593,7 +593,7 @@ func TestPanickyTicket(t *testing.T) {
 	}
 }
 
-// A handler that panics is told of with its stack, and the request goes on.
+// A panic of a handler is reported with its stack, and the request continues.
 func TestPanickyHandler(t *testing.T) {
 	told := make(chan string, 1)
 	b := newBed(t, Options{OnPanic: func(value any, stack []byte) { told <- fmt.Sprint(value, string(stack)) }},
@@ -610,7 +610,7 @@ func TestPanickyHandler(t *testing.T) {
 	}
 }
 
-// Garbage in place of a message ends the stream and is counted.
+// Garbage instead of a message ends the stream and is counted.
 func TestMalformedMessage(t *testing.T) {
 	b := newBed(t, Options{}, &recorder{})
 	st, err := b.conn.NewStream(t.Context(), &processDesc.Streams[0], "/"+serviceName+"/Process")
@@ -632,7 +632,7 @@ func TestMalformedMessage(t *testing.T) {
 	waitFor(t, func() bool { return b.failed(FailureProtocol) == 1 })
 }
 
-// Law 4: after our mutation no header that steers is the client's.
+// Law 4: after our mutation no control header is the client's.
 func TestClientCannotSteer(t *testing.T) {
 	names := []string{pickKey, "x-gateway-inference-objective", "x-override-routed-dp-rank", "x-kvlane-rank", "x-kvlane-", "x-kvlane", "x-other"}
 	ctl := newControls(testControls)
@@ -670,7 +670,7 @@ func TestClientCannotSteer(t *testing.T) {
 	})
 }
 
-// apply does what Envoy does with a mutation: removals first, then overwriting.
+// apply does what Envoy does with a mutation: it removes headers first, then overwrites.
 func apply(hs []Header, m mutation) (out []Header) {
 	for _, h := range hs {
 		if !slices.Contains(m.remove, h.Name) && !m.sets(h.Name) {
@@ -680,8 +680,8 @@ func apply(hs []Header, m mutation) (out []Header) {
 	return append(out, m.set...)
 }
 
-// Near the limits a mutation that would break them loses the pick's header, which is in
-// the metadata too, and nothing else: what does not fit then is not sent.
+// Near the limits a mutation that would exceed them loses only the pick's header, which the
+// metadata carries too. If it still does not fit, it is not sent.
 func TestHeaderBudget(t *testing.T) {
 	const pick = "1.1.1.1:1"
 	set := &Decision{Set: []Header{{"x-new", "1"}, {"h0", "w"}}}
@@ -738,7 +738,7 @@ func TestHeaderBudget(t *testing.T) {
 	}
 }
 
-// A request without room for what its decision needs is refused and gives its booking back.
+// A request without room for the headers of its decision is rejected and releases its booking.
 func TestNoRoomForADecision(t *testing.T) {
 	for name, c := range map[string]struct {
 		client []Header

@@ -19,8 +19,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// A story plays messages of Envoy against the state machine, without gRPC. See
-// testdata/stories; go test -rewrite writes the expectations anew.
+// A story plays messages of Envoy against the state machine, without gRPC. See testdata/stories;
+// go test -rewrite rewrites the expectations.
 func TestStories(t *testing.T) {
 	played := 0
 	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
@@ -87,8 +87,8 @@ func (t storyTicket) Outcome(o Outcome) {
 	t.s.printf("  ticket: outcome %d %s", o.Status, o.Details)
 }
 
-// storyEditor writes small letters large and keeps everything behind an open bracket
-// back until it is closed.
+// storyEditor turns lower case into upper case and holds back everything after an open bracket
+// until it is closed.
 type storyEditor struct {
 	storyTicket
 	held []byte

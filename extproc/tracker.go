@@ -5,32 +5,33 @@ import (
 	"sync"
 )
 
-// maxUnfollowed bounds the requests without a flight that are remembered.
+// maxUnfollowed limits the requests without a flight that are remembered.
 const maxUnfollowed = 4096
 
-// requestHash stands for a request id, which a client may make as long as it likes. It is
-// keyed by the process, so that nobody can choose ids that collide; the zero value is
-// that of no id.
+// requestHash identifies a request id, which a client may make arbitrarily long. The hash is
+// keyed per process, so that clients cannot construct collisions; the zero value stands for a
+// missing id.
 type requestHash [2]uint64
 
-// tracker finds flights by request id, for streams that know nothing else: the
-// observing filter and the access log.
+// tracker finds flights by request id, for streams that carry no other key: the observing filter
+// and the access log.
 type tracker struct {
 	failed func(Failure)
 	seeds  [2]maphash.Seed
 
 	mu   sync.Mutex
 	byID map[requestHash]*flight
-	// unfollowed are the requests that came here and have no flight: we answered them, or
-	// their outcome does not matter. An observing filter and the access log tell of these
-	// too, once each, and in any order: only newer ones push them out. Invariant: it is the
-	// set of what is in order, a ring with the oldest at oldest once it is full.
+	// unfollowed holds requests that came here and have no flight, because we answered them or
+	// their outcome does not matter. An observing filter and the access log report on these too,
+	// once each and in any order, so entries are evicted only by newer ones. Invariant: it is
+	// the set of the elements of order, a ring that, once full, has its oldest element at index
+	// oldest.
 	unfollowed map[requestHash]struct{}
 	order      []requestHash
 	oldest     int
-	// late is a ring of ended flights that wait for their outcome, oldest at next
-	// once it is full; without capacity none waits. Invariant: a flight in byID is open
-	// or in late.
+	// late is a ring of ended flights that wait for their outcome; once full, its oldest element
+	// is at index next. With capacity 0 no flight waits. Invariant: a flight in byID is open or
+	// in late.
 	late []*flight
 	next int
 }
@@ -42,7 +43,7 @@ func newTracker(late int, failed func(Failure)) *tracker {
 	}
 }
 
-// hash is what the tracker knows a request id by.
+// hash returns the tracker's key for a request id.
 func (t *tracker) hash(id string) requestHash {
 	if id == "" {
 		return requestHash{}
@@ -50,7 +51,7 @@ func (t *tracker) hash(id string) requestHash {
 	return requestHash{maphash.String(t.seeds[0], id), maphash.String(t.seeds[1], id)}
 }
 
-// add makes f known. A second request with the same id takes the first one's place.
+// add registers f. A second request with the same id replaces the first one.
 func (t *tracker) add(f *flight) {
 	if f.id == (requestHash{}) {
 		return
@@ -60,7 +61,8 @@ func (t *tracker) add(f *flight) {
 	t.mu.Unlock()
 }
 
-// find returns nil for a request without a flight, and counts it if it never came here.
+// find returns the flight of a request, nil if it has none, and counts a request that never came
+// here.
 func (t *tracker) find(id requestHash) *flight {
 	t.mu.Lock()
 	f := t.byID[id]
@@ -75,7 +77,7 @@ func (t *tracker) find(id requestHash) *flight {
 	return f
 }
 
-// pass notes that the request with this id came and has no flight.
+// pass records that the request with this id came here and has no flight.
 func (t *tracker) pass(id requestHash) {
 	if id == (requestHash{}) {
 		return
@@ -108,7 +110,7 @@ func (t *tracker) forget(f *flight) {
 	}
 }
 
-// retire keeps an ended flight until its outcome comes or too many others ended.
+// retire keeps an ended flight until its outcome arrives or newer ended flights evict it.
 func (t *tracker) retire(f *flight) {
 	if f.id == (requestHash{}) {
 		return

@@ -29,15 +29,15 @@ func exchangeFor(t *testing.T, ctx context.Context, o Options, h Handler, id str
 	return x, failures
 }
 
-// tell is what the observing filter and the access log send of a request.
+// tell sends what the observing filter and the access log report of a request.
 func tell(x *exchange, id string) {
 	look := &exchange{srv: x.srv, observer: true, req: Request{ID: id}}
 	look.observe(&message{kind: KindResponseBody})
 	(&accessLog{srv: x.srv}).entry(&accesslogv3.HTTPAccessLogEntry{Request: &accesslogv3.HTTPRequestProperties{RequestId: id}})
 }
 
-// Envoy's observing filter and its access log tell of requests that we answered
-// ourselves too. They are known, whatever order these come in.
+// Envoy's observing filter and its access log report on requests that we answered ourselves too.
+// These are known, in whatever order the reports come.
 func TestAnsweredHereIsKnown(t *testing.T) {
 	gone, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -77,8 +77,8 @@ func TestAnsweredHereIsKnown(t *testing.T) {
 	}
 }
 
-// When we answer in a worker's place, the answer that an observer sees has no first
-// token of the worker's.
+// When we answer instead of a worker, the response that an observer sees does not count as the
+// worker's first token.
 func TestAnswerInAWorkersPlaceHasNoFirstToken(t *testing.T) {
 	tk := &recordedTicket{ended: make(chan struct{})}
 	x, failures := exchangeFor(t, t.Context(), Options{}, decideFunc(func(*Request) Decision {
@@ -101,7 +101,7 @@ func TestAnswerInAWorkersPlaceHasNoFirstToken(t *testing.T) {
 	}
 }
 
-// Memory for requests that nobody follows is bounded: the oldest is forgotten.
+// Memory for requests without a flight is bounded: the oldest is forgotten.
 func TestUnfollowedAreBounded(t *testing.T) {
 	unknown := 0
 	tr := newTracker(1, func(Failure) { unknown++ })
@@ -123,7 +123,7 @@ func TestUnfollowedAreBounded(t *testing.T) {
 	}
 }
 
-// Ended requests that wait for their outcome keep hashes of their ids, however long these are.
+// Ended requests that wait for their outcome keep hashes of their ids, however long the ids are.
 func TestLongRequestIDsAreNotKept(t *testing.T) {
 	const size, requests = 60 << 10, 500
 	tr := newTracker(requests, func(Failure) {})
