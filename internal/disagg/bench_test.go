@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// BenchmarkDecodeLeg is what stands between the prefill answer and the decode leg:
-// checking the answer and editing a body of 8,000 tokens.
+// BenchmarkDecodeLeg measures the work between the prefill answer and the decode leg: checking
+// the answer and editing a body of 8,000 tokens.
 func BenchmarkDecodeLeg(b *testing.B) {
 	raw := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 8000) + `"}],"max_tokens":100,"stream":true}`)
 	req, err := body.Parse(body.Chat, raw)

@@ -6,11 +6,11 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// clean are the edits that take off what a client says of transfers: with it an engine
-// would fetch blocks from, or write them to, wherever the client says. There are none
-// for a client that says nothing, or is trusted. Sources of the fields: vLLM 0.32's
-// request classes (extra_args is where its engine looks in the end), SGLang 0.5.23's,
-// TensorRT-LLM's.
+// clean returns the edits that remove a client's own transfer parameters: with them an engine
+// would fetch blocks from, or write them to, an address of the client's choice. There are no
+// edits for a request without such parameters, or for a trusted client. Sources of the fields:
+// the request classes of vLLM 0.32 (its engine reads extra_args in the end), SGLang 0.5.23 and
+// TensorRT-LLM.
 func (p *Protocol) clean(r *body.Request) []body.Edit {
 	if p.options.Trust {
 		return nil
@@ -38,7 +38,7 @@ func (p *Protocol) clean(r *body.Request) []body.Edit {
 	return edits
 }
 
-// cleanUnknown is for APIs whose ranks nobody replaces, and for SGLang's
+// cleanUnknown serves APIs whose ranks are not replaced elsewhere, and SGLang's
 // /vertex_generate, which takes the fields of /generate in "parameters".
 func cleanUnknown(r *body.Request) (edits []body.Edit) {
 	ranks := []body.Field{body.FieldRoutedDPRank, body.FieldDataParallelRank}
@@ -56,14 +56,14 @@ func cleanUnknown(r *body.Request) (edits []body.Edit) {
 	return edits
 }
 
-// peerFields tell an engine, beside kv_transfer_params, where its peer is: SGLang's,
-// but for the first two.
+// peerFields tell an engine, in addition to kv_transfer_params, where its peer is. All but the
+// first two are SGLang's.
 var peerFields = [...]body.Field{
 	body.FieldECTransferParams, body.FieldDisaggregatedParams, body.FieldBootstrapHost, body.FieldBootstrapPort, body.FieldBootstrapRoom,
 	body.FieldDisaggPrefillDPRank, body.FieldBootstrapPairKey, body.FieldDecodeTPSize, body.FieldHTTPWorkerIPC,
 }
 
-// cleanParams leaves ids in the place of a prompt, which name nobody, where they are.
+// cleanParams keeps prompt_token_ids, which replace a prompt and carry no address.
 func cleanParams(own []byte) []body.Edit {
 	ids := body.Member(own, "prompt_token_ids")
 	if !present(ids) {

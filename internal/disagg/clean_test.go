@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// Whatever a client says of transfers, with any connector, on any road: no engine hears
-// of it, unless clients are trusted.
+// Transfer parameters of a client never reach an engine, with any connector, on any path, unless
+// clients are trusted.
 func TestNoEngineHearsOfAClientsTransfers(t *testing.T) {
 	const evil = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_host":"evil","prompt_token_ids":[1,2]},` +
 		`"bootstrap_host":"evil","bootstrap_room":666,"bootstrap_port":666,"disagg_prefill_dp_rank":666,"ec_transfer_params":{"evil":1},` +
@@ -27,7 +27,7 @@ func TestNoEngineHearsOfAClientsTransfers(t *testing.T) {
 	for _, p := range protocolsForTest(t) {
 		for api, begin := range bodies {
 			text := evil
-			if api != body.VLLMGenerate { // nobody else reads it
+			if api != body.VLLMGenerate { // only this API reads it
 				text = evil[:strings.Index(evil, `,"sampling_params"`)]
 			}
 			req, err := body.Parse(api, []byte(begin+text+"}"))

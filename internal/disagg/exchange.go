@@ -14,10 +14,10 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// requestIDHeader is the same on both legs.
+// requestIDHeader has the same value on both legs.
 const requestIDHeader = "x-request-id"
 
-// NoRank says that a Side has no rank, or that its engine chooses.
+// NoRank means that a Side has no rank, or that its engine chooses.
 const NoRank = -1
 
 // Header is one header; Name is lower case.
@@ -25,22 +25,21 @@ type Header struct{ Name, Value string }
 
 // Side is one of the two targets of a request.
 type Side struct {
-	// Worker is the worker's name; Generation differs between two workers that had it
-	// one after the other.
+	// Worker is the worker's name. Generation distinguishes successive workers of the same name.
 	Worker     string
 	Generation uint64
 	// Address is "ip:port" of its HTTP API.
 	Address string
-	// Rank is the rank as the engine counts its own from 0, NoRank if unset. Ranks is
-	// how many there are, 0 if the worker has none.
+	// Rank is the rank within the engine, counted from 0, NoRank if unset. Ranks is the number
+	// of ranks, 0 if the worker has none.
 	Rank, Ranks int
-	// ByHeader says that the rank travels in the header steering.Rank.
+	// ByHeader reports that the header steering.Rank carries the rank.
 	ByHeader bool
-	// Settings are the worker's.
+	// Settings are the worker's disaggregation settings.
 	Settings config.WorkerDisagg
 }
 
-// String names the side as targets are named.
+// String returns the side's name in the form of a target's name.
 func (s *Side) String() string {
 	if s.Rank == NoRank {
 		return s.Worker
@@ -56,7 +55,7 @@ func (s *Side) host() string {
 	return host
 }
 
-// defaultBootstrapPort is SGLang's and Mooncake's.
+// defaultBootstrapPort is the default of SGLang and Mooncake.
 const defaultBootstrapPort = 8998
 
 func (s *Side) bootstrapPort() int {
@@ -66,8 +65,8 @@ func (s *Side) bootstrapPort() int {
 	return defaultBootstrapPort
 }
 
-// Unique is what makes an exchange differ from every other. Each attempt has its
-// own: a room or a transfer id is for one pair of legs.
+// Unique identifies one attempt. Each attempt has its own, because a bootstrap room or a
+// transfer id is valid for one pair of legs.
 type Unique struct {
 	// Text is 32 hexadecimal digits.
 	Text string
@@ -75,18 +74,18 @@ type Unique struct {
 	Number uint64
 }
 
-// NewUnique draws one.
+// NewUnique returns a random Unique.
 func NewUnique() Unique {
 	var raw [24]byte
 	_, _ = rand.Read(raw[:]) // never fails
 	return Unique{Text: hex.EncodeToString(raw[:16]), Number: binary.BigEndian.Uint64(raw[16:])}
 }
 
-// Exchange is one request between two sides. The fields are set by the caller, and
-// not changed while a leg is made.
+// Exchange is one request between two sides. The caller sets the fields and must not change them
+// while a leg is built.
 type Exchange struct {
 	Request *body.Request
-	// Path is the request's, with its query; ID its request id.
+	// Path is the path of the client's request with its query, ID the request id.
 	Path, ID string
 	// IDs are the token ids of the whole prompt, nil if they are not known.
 	IDs []uint32
@@ -98,11 +97,10 @@ type Exchange struct {
 	flake uint64
 }
 
-// Begin starts an attempt with a prefill side: nothing of an earlier one is used
-// again.
+// Begin starts an attempt with a prefill side and discards the state of an earlier one.
 func (x *Exchange) Begin(prefill Side, u Unique) { x.Prefill, x.Unique, x.flake = prefill, u, 0 }
 
-// number is the attempt's number on both legs.
+// number returns the attempt's number, the same on both legs.
 func (x *Exchange) number(p *Protocol) uint64 {
 	if x.flake == 0 {
 		x.flake = p.snowflake()
@@ -110,20 +108,20 @@ func (x *Exchange) number(p *Protocol) uint64 {
 	return x.flake
 }
 
-// Leg is what an engine gets: the client's request with changes.
+// Leg is the request to an engine, as changes to the client's.
 type Leg struct {
 	// Path replaces the request's if it is not "".
 	Path string
-	// Headers are set, in place of the client's.
+	// Headers replace the client's headers of these names.
 	Headers []Header
-	// Edits are made in the body, in order.
+	// Edits are applied to the body, in order.
 	Edits []body.Edit
-	// grows is about how much longer long edits make the body, in bytes.
+	// grows estimates how many bytes large edits add to the body.
 	grows int
 }
 
-// Body is the request's body with the leg's edits; nil if there are none. It shares
-// no memory with the request. It gives up when ctx ends.
+// Body returns the request's body with the leg's edits applied, nil if there are no edits. It
+// shares no memory with the request. It fails when ctx ends.
 func (l *Leg) Body(ctx context.Context, r *body.Request) ([]byte, error) {
 	if len(l.Edits) == 0 {
 		return nil, nil
@@ -135,22 +133,22 @@ func (l *Leg) Body(ctx context.Context, r *body.Request) ([]byte, error) {
 	return out, nil
 }
 
-// room is about how much longer edits make a body.
+// room estimates how many bytes the edits add to the body.
 func (l *Leg) room() int { return 256 + 64*len(l.Edits) + l.grows }
 
 var (
-	// ErrNoParameters says that a prefill answer lacks what the decode leg needs.
+	// ErrNoParameters means that a prefill answer lacks what the decode leg needs.
 	ErrNoParameters = errors.New("the prefill answer has no transfer parameters")
-	// errUnusable says that a worker lacks a setting.
+	// errUnusable means that a worker lacks a setting.
 	errUnusable = errors.New("worker cannot take part")
 )
 
-// unusable is an error about a side's configuration.
+// unusable returns an error about a side's configuration.
 func unusable(s *Side, what string) error {
 	return fmt.Errorf("%w: %s names no %s", errUnusable, s.Worker, what)
 }
 
-// set and remove are edits with the value written as JSON.
+// set and remove build edits; set's value is raw JSON.
 func set(raw string, path ...string) body.Edit { return body.Set([]byte(raw), path...) }
 
 func setText(text string, path ...string) body.Edit {

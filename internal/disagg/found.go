@@ -8,12 +8,12 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// maxFound bounds the pages that are kept; with more workers than that they are
-// asked again now and then.
+// maxFound limits the pages that are kept; with more workers than that, pages are fetched again
+// from time to time.
 const maxFound = 4096
 
-// found keeps the page that each worker gave of itself, until the worker changes or
-// a leg fails.
+// found caches the page that each worker publishes about itself, until the worker changes or a
+// leg to it fails.
 type found struct {
 	mu    sync.Mutex
 	pages map[string]foundPage
@@ -26,7 +26,7 @@ type foundPage struct {
 
 func newFound() *found { return &found{pages: map[string]foundPage{}} }
 
-// known is the page of a worker, nil if there is none.
+// known returns the cached page of a worker, nil if there is none.
 func (f *found) known(s *Side) []byte {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -51,7 +51,7 @@ func (f *found) forget(s *Side) {
 	f.mu.Unlock()
 }
 
-// learn reads a worker's page unless one is kept.
+// learn fetches a worker's page unless it is cached.
 func (p *Protocol) learn(ctx context.Context, s *Side, address, path string, api bool) error {
 	if p.found.known(s) != nil {
 		return nil
@@ -67,8 +67,8 @@ func (p *Protocol) learn(ctx context.Context, s *Side, address, path string, api
 	return nil
 }
 
-// Failed says that a leg to a prefill worker has failed: what it said of itself may
-// have changed.
+// Failed reports that a leg to a prefill worker has failed, and drops the worker's cached page,
+// which may be outdated.
 func (p *Protocol) Failed(s *Side) {
 	if p.found != nil {
 		p.found.forget(s)

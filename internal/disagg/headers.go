@@ -9,20 +9,20 @@ import (
 	"github.com/kvlane/kvlane/internal/steering"
 )
 
-// dropped are the client's headers that do not belong on a prefill leg, beside those
-// that steer: framing, the hop, and what would change the answer's encoding.
+// dropped are the client's headers that do not belong on a prefill leg, in addition to those
+// that steer: framing, hop-by-hop headers, and what would change the answer's encoding.
 var dropped = map[string]bool{
 	"host": true, "content-length": true, "transfer-encoding": true, "connection": true, "keep-alive": true, "te": true, "trailer": true,
 	"upgrade": true, "expect": true, "proxy-connection": true, "proxy-authorization": true, "accept-encoding": true, requestIDHeader: true,
 }
 
-// dropsHeader reports whether a header of the client stays behind.
+// dropsHeader reports whether a header of the client is left out.
 func dropsHeader(name string) bool {
 	return dropped[name] || name == "" || name[0] == ':' || strings.HasPrefix(name, "x-envoy-") || steering.Steers(name)
 }
 
-// LegHeader is the header of the prefill leg: the client's, fed in by each, with
-// the rank of the prefill side, the request's id, and what the leg sets.
+// LegHeader returns the header of the prefill leg: the client's headers, yielded by each, with
+// the rank of the prefill side, the request id, and the leg's own headers.
 func (x *Exchange) LegHeader(leg *Leg, each func(yield func(name, value string))) http.Header {
 	h := make(http.Header, 16)
 	each(func(name, value string) {
@@ -32,7 +32,7 @@ func (x *Exchange) LegHeader(leg *Leg, each func(yield func(name, value string))
 		}
 	})
 	h.Set("Content-Type", "application/json")
-	h["User-Agent"] = append([]string{}, h["User-Agent"]...) // an empty list keeps Go's own away
+	h["User-Agent"] = append([]string{}, h["User-Agent"]...) // an empty list suppresses Go's default
 	if x.ID != "" {
 		h.Set(requestIDHeader, x.ID)
 	}

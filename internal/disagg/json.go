@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// quoted is a text as JSON.
+// quoted returns a text as a JSON string.
 func quoted(text string) []byte {
 	raw, err := json.Marshal(text)
 	if err != nil { // a string always encodes
@@ -17,7 +17,7 @@ func quoted(text string) []byte {
 	return raw
 }
 
-// appendIDs appends a JSON list of ids and, behind them, more.
+// appendIDs appends a JSON list of ids, followed by more.
 func appendIDs(dst []byte, ids []uint32, more ...uint32) []byte {
 	dst = append(dst, '[')
 	for i, list := range [2][]uint32{ids, more} {
@@ -31,10 +31,10 @@ func appendIDs(dst []byte, ids []uint32, more ...uint32) []byte {
 	return append(dst, ']')
 }
 
-// present says whether a member's value is there and not null.
+// present reports whether a member exists and is not null.
 func present(raw []byte) bool { return len(raw) > 0 && raw[0] != 'n' }
 
-// isObject says whether a value is an object with members.
+// isObject reports whether a value is an object with members.
 func isObject(raw []byte) bool {
 	if len(raw) < 2 || raw[0] != '{' {
 		return false
@@ -49,7 +49,7 @@ func isObject(raw []byte) bool {
 	return false
 }
 
-// textOf is a JSON string's text, "" if it is none.
+// textOf returns a JSON string's text, "" if the value is not a string.
 func textOf(raw []byte) string {
 	var text string
 	if json.Unmarshal(raw, &text) != nil {
@@ -58,7 +58,7 @@ func textOf(raw []byte) string {
 	return text
 }
 
-// items are a list's elements, nil if it is none.
+// items returns a list's elements, nil if the value is not a list.
 func items(raw []byte) []json.RawMessage {
 	var list []json.RawMessage
 	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &list) != nil {
@@ -67,7 +67,8 @@ func items(raw []byte) []json.RawMessage {
 	return list
 }
 
-// number is a top-level integer of a request that internal/tokens/body keeps no place of.
+// number returns a top-level integer of a request whose position internal/tokens/body does not
+// record.
 func number(r *body.Request, name string) (int64, bool) {
 	n, err := strconv.ParseInt(string(body.Member(bytes.TrimLeft(r.Body, " \t\r\n"), name)), 10, 64)
 	return n, err == nil

@@ -2,17 +2,17 @@ package disagg
 
 import "time"
 
-// LegUsage is the usage that a prefill leg reports, once it has ended. Keep does
-// nothing on a nil one. It is safe for concurrent use.
+// LegUsage is the usage that a prefill leg reports when it ends. Keep does nothing on a nil
+// LegUsage. It is safe for concurrent use.
 type LegUsage struct {
 	ended chan struct{}
-	usage Usage // not to be read before ended is closed
+	usage Usage // must not be read before ended is closed
 }
 
 // NewLegUsage returns the usage of a leg that has not ended.
 func NewLegUsage() *LegUsage { return &LegUsage{ended: make(chan struct{})} }
 
-// Keep reads the leg's answer, nil if there is none. It is called once.
+// Keep reads the leg's answer, nil if there is none. It must be called once.
 func (u *LegUsage) Keep(answer []byte) {
 	if u == nil {
 		return
@@ -21,7 +21,7 @@ func (u *LegUsage) Keep(answer []byte) {
 	close(u.ended)
 }
 
-// Wait waits for the leg's end, and reports whether it came in time.
+// Wait waits for the leg's end, at most for most, and reports whether it has come.
 func (u *LegUsage) Wait(most time.Duration) bool {
 	select {
 	case <-u.ended:
@@ -41,5 +41,5 @@ func (u *LegUsage) Wait(most time.Duration) bool {
 	}
 }
 
-// Edit is Usage.Edit with the leg's usage, after Wait has reported true.
+// Edit is Usage.Edit with the leg's usage. Call it only after Wait has returned true.
 func (u *LegUsage) Edit(dst, usage []byte) []byte { return u.usage.Edit(dst, usage) }

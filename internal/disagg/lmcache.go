@@ -22,8 +22,8 @@ func lmcacheRefuses(r *body.Request, ids []uint32) string {
 	return noTokens(r, ids)
 }
 
-// chatOnly are the fields of a chat request that mean nothing, or something else,
-// to the completions route.
+// chatOnly removes the fields of a chat request that have no meaning, or a different one, on the
+// completions route.
 var chatOnly = []body.Edit{
 	remove("messages"), remove("tools"), remove("tool_choice"), remove("parallel_tool_calls"), remove("chat_template"),
 	remove("chat_template_kwargs"), remove("add_generation_prompt"), remove("continue_final_message"), remove("documents"),
@@ -48,7 +48,7 @@ func lmcachePrefill(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 	return leg, nil
 }
 
-// completionsPath is the completions route beside the request's own: gateways may
+// completionsPath returns the completions route next to the request's own, because gateways may
 // prefix the path.
 func completionsPath(path string) string {
 	path, _, _ = strings.Cut(path, "?")
@@ -60,8 +60,8 @@ func completionsPath(path string) string {
 	return "/v1/completions"
 }
 
-// disaggSpec names the decode engine's receiver. It is made anew for each request:
-// the registry's entry must not take on a request's id.
+// disaggSpec names the decode engine's receiver. It is built for each request because it
+// contains the request's id.
 func disaggSpec(x *Exchange) ([]byte, error) {
 	s := &x.Decode.Settings
 	if s.ReceiverHost == "" || len(s.InitPorts) == 0 || len(s.AllocPorts) == 0 {
@@ -92,9 +92,9 @@ func appendPorts(dst []byte, ports []int) []byte {
 	return append(dst, ']')
 }
 
-// lmcacheDecode is the client's own request: the decode engine finds the prompt's
-// blocks at its receiver and computes the last token of the prompt. With Append it
-// begins behind the prefill engine's token instead.
+// lmcacheDecode is the client's own request: the decode engine finds the prompt's blocks at its
+// receiver and computes the last token of the prompt. With Append it starts after the prefill
+// engine's token instead.
 func lmcacheDecode(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	if a == nil {
 		return Leg{}, errNoAnswer
@@ -110,8 +110,8 @@ func lmcacheDecode(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	return appended(x, first[0])
 }
 
-// appended continues behind the first token: the prompt grows by it, and what
-// bounds the answer shrinks by one. A bound that is not there stays away.
+// appended continues after the first token: the prompt grows by it, and the limits of the answer
+// shrink by one. A missing limit stays missing.
 func appended(x *Exchange, first uint32) (Leg, error) {
 	r := x.Request
 	ids := appendIDs(nil, x.IDs, first)
@@ -127,7 +127,7 @@ func appended(x *Exchange, first uint32) (Leg, error) {
 		case ok && n > 1:
 			edits = append(edits, setNumber(n-1, f.String()))
 		case ok:
-			// One token was asked for and one is there; nothing can be decoded behind it.
+			// One token was requested and is there; nothing is left to decode after it.
 			return Leg{}, nil
 		}
 	}

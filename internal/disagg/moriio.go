@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// This file holds AMD's MoRIIO. Source of the fields: vLLM's moriio_connector and
+// This file contains AMD's MoRIIO. Source of the fields: vLLM's moriio_connector and
 // moriio_common, as of 0.32.
 
 // moriio is the READ mode: NIXL's pull, with a transfer id on both legs.
@@ -32,7 +32,7 @@ func moriio() *Protocol {
 					leg.Edits = append(leg.Edits, setNumber(f.port, kvParams, f.name))
 				}
 			}
-			// Newer engines name the rank that they used themselves.
+			// Newer engines report the rank that they used.
 			if body.Member(a.member(kvParams), "remote_dp_rank") == nil {
 				leg.Edits = append(leg.Edits, remoteRank(&x.Prefill)...)
 			}
@@ -40,28 +40,28 @@ func moriio() *Protocol {
 		}}
 }
 
-// moriioWrite is the WRITE mode: decode tells prefill its blocks and prefill writes
-// into them. The legs run at once, and each is told where the other is.
+// moriioWrite is the WRITE mode: decode sends its block ids to prefill, and prefill writes into
+// the blocks. The legs run concurrently, and each carries the address of the other side.
 func moriioWrite() *Protocol {
 	return &Protocol{AtOnce: true, Named: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return Leg{Edits: append(vllmPrefill(x.Request.API), ask(x.Request, askRemoteDecode, toPeer(x, &x.Decode)...)...)}, nil
 		},
 		decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
-			// Without a leader only the ranks of decode's first pod would tell their blocks.
+			// Without a leader only the ranks of decode's first pod would send their blocks.
 			edits := append(toPeer(x, &x.Prefill), set("true", kvParams, "is_request_leader"))
 			return Leg{Edits: ask(x.Request, askRemotePrefill, edits...)}, nil
 		}}
 }
 
-// MoRIIO's ports where nothing else is said.
+// MoRIIO's default ports.
 const (
 	defaultHandshakePort = 6301
 	defaultNotifyPort    = 61005
 )
 
-// toPeer tells a leg of the WRITE mode where the other one is. Engine id and blocks
-// have to be there; each side finds them out itself.
+// toPeer returns the edits that tell one leg of the WRITE mode the address of the other side.
+// Engine id and block ids must be present; the engines find out the values themselves.
 func toPeer(x *Exchange, s *Side) []body.Edit {
 	host, handshake, notify := s.Settings.SideHost, s.Settings.HandshakePort, s.Settings.NotifyPort
 	if host == "" {
@@ -82,7 +82,7 @@ func transferID(x *Exchange) body.Edit {
 	return setText("tx"+x.Unique.Text, kvParams, "transfer_id")
 }
 
-// remoteRank names the rank of the other side, if it has several.
+// remoteRank returns the rank of the other side, if it has several.
 func remoteRank(s *Side) []body.Edit {
 	if s.Ranks <= 1 || s.Rank == NoRank {
 		return nil

@@ -14,8 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// touched are all fields that some connector may change; everything else is the
-// client's.
+// touched are all fields that some connector may change; all others belong to the client.
 var touched = map[string]bool{
 	"max_tokens": true, "max_completion_tokens": true, "max_output_tokens": true, "min_tokens": true, "min_completion_tokens": true,
 	"stream": true, "stream_options": true, "store": true, "background": true, "sampling_params": true, "kv_transfer_params": true,
@@ -23,15 +22,15 @@ var touched = map[string]bool{
 	"routed_dp_rank": true, "prompt": true, "prompt_token_ids": true, "truncate_prompt_tokens": true,
 }
 
-// spelled are values whose spelling a decoder would lose.
+// spelled are values whose spelling a decoder would not preserve.
 var spelled = []string{`1e5`, `1.0`, `-0`, `"h\u00e9\/"`, `{ "b" : 1 , "a":[ ] }`, `[1,2 ,3]`, `null`, `"\ud83d\ude42"`, `12345678901234567890`, `true`, `""`}
 
-// whole is everything that any connector wants to know.
+// wholeSettings are all settings that any connector uses.
 func wholeSettings() config.WorkerDisagg {
 	return config.WorkerDisagg{ReceiverHost: "h", InitPorts: []int{1}, AllocPorts: []int{2}, ZMQ: "h:1", EngineID: "e"}
 }
 
-// answerOf serves every connector.
+// answerOf is a valid prefill answer for every connector.
 const answerOf = `{"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":1,"disagg_request_id":1}}],
 	"prompt_token_ids":[1,2],"kv_transfer_params":{"do_remote_prefill":true,"first_tok":5}}`
 
@@ -52,7 +51,7 @@ func protocolsForTest(t testing.TB) []*Protocol {
 	return out
 }
 
-// members are a body's top-level members in order, as written.
+// members returns a body's top-level members in order, as written.
 func members(t *rapid.T, body []byte) (keys []string, values map[string]string) {
 	values = map[string]string{}
 	d := json.NewDecoder(bytes.NewReader(body))
@@ -109,7 +108,7 @@ func TestLegsKeepEveryOtherByte(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if p.Name != "lmcache" || api != body.Chat { // whose prefill leg is another request
+			if p.Name != "lmcache" || api != body.Chat { // its prefill leg is a different request
 				legs = append(legs, leg)
 			}
 		}
@@ -160,8 +159,8 @@ func TestLegsKeepEveryOtherByte(t *testing.T) {
 	})
 }
 
-// A room is in range, differs within a batch, and leaves the prefill rank modulo
-// the ranks.
+// A room is in range, unique within a batch, and equal to the prefill rank modulo the number of
+// ranks.
 func TestRooms(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ranks := rapid.IntRange(1, 64).Draw(t, "ranks")
@@ -184,7 +183,7 @@ func TestSnowflakes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const each = 20_000 // more than the counter holds in a millisecond
+	const each = 20_000 // more than the counter's range within a millisecond
 	got := make(chan []uint64, 4)
 	for range cap(got) {
 		go func() {

@@ -12,62 +12,62 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// Protocol is one connector. It is safe for concurrent use.
+// Protocol is the protocol of one connector. It is safe for concurrent use.
 type Protocol struct {
 	// Name is the value of disagg.connector.
 	Name string
-	// NoLeg says that Kvlane sends no prefill leg: something beside the decode engine
-	// does.
+	// NoLeg: the prefill request is sent by a sidecar of the decode engine, not by Kvlane.
 	NoLeg bool
-	// AtOnce says that both legs run at the same time: the prefill answer is read and
-	// dropped. Without it the decode leg follows the prefill answer.
+	// AtOnce: prefill and decode run concurrently; the prefill response is drained and
+	// discarded. Otherwise the decode leg follows the prefill answer.
 	AtOnce bool
-	// Always says that a decode engine cannot compute a prompt by itself.
+	// Always: a decode engine cannot compute a prompt by itself.
 	Always bool
-	// Named says that the prefill leg names the decode engine: no other can take its
-	// leg.
+	// Named: the prefill request carries the decode engine's address, so decode cannot be
+	// re-targeted.
 	Named bool
-	// Portable says that a prefill answer serves any decode engine, not only the one
-	// that the prefill leg was made for.
+	// Portable: a prefill answer is valid for any decode engine, not only for the one that the
+	// prefill leg was built for.
 	Portable bool
 
-	// addressesInID says that engines read the address of their peer from the request id.
+	// addressesInID: engines read the address of their peer from the request id.
 	addressesInID bool
 	apis          map[body.API]bool
-	// arranged says what a client that is trusted has arranged itself, "" if nothing.
+	// arranged returns the parts of the protocol that a trusted client has set up itself, "" if
+	// none.
 	arranged func(r *body.Request) string
-	// single says that a transfer has one consumer: one prompt, one answer.
+	// single: a transfer has one consumer, so a request may have only one prompt and one answer.
 	single bool
-	// refuses says why a request cannot be split beyond that, "" if it can.
+	// refuses returns why a request cannot be split beyond the common reasons, "" if it can.
 	refuses func(r *body.Request, ids []uint32) string
 	prefill func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error)
 	decode  func(p *Protocol, x *Exchange, a *Answer) (Leg, error)
-	// local are the edits of a request that is not split and whose client is trusted.
+	// local returns the edits of a trusted client's request that is not split.
 	local func(r *body.Request) []body.Edit
-	// found keeps what workers say of themselves; nil if the protocol asks nothing.
+	// found caches what workers publish about themselves; nil if the protocol does not need it.
 	found *found
 
 	options Options
-	last    *atomic.Uint64 // the last number given by snowflake
+	last    *atomic.Uint64 // the last number returned by snowflake
 }
 
 // Options of a Protocol.
 type Options struct {
-	// Append lets LMCache's decode leg begin behind the prefill engine's token.
+	// Append makes LMCache's decode leg start after the prefill engine's token.
 	Append bool
-	// Trust leaves what a client says of transfers in its request.
+	// Trust keeps the transfer parameters of clients' requests.
 	Trust bool
-	// Machine differs between replicas; 10 bits of it are used.
+	// Machine distinguishes replicas; its lower 10 bits are used.
 	Machine uint64
-	// Get reads a small JSON page of a worker, for protocols that ask (Mooncake,
-	// TensorRT-LLM generation first). address is what is dialled; api says that it is
-	// the worker's API and not a port of its own.
+	// Get fetches a small JSON page from a worker, for protocols that need one (Mooncake,
+	// TensorRT-LLM generation first). address is the address to dial; api reports whether it is
+	// the worker's API rather than a separate port.
 	Get func(ctx context.Context, address, path string, api bool) ([]byte, error)
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
 
-// protocols are the connectors by name.
+// protocols maps the names of connectors to constructors.
 var protocols = map[string]func() *Protocol{
 	"nixl":                    nixl,
 	"nixl-push":               nixlPush,
@@ -83,10 +83,10 @@ var protocols = map[string]func() *Protocol{
 	"sidecar":                 sidecar,
 }
 
-// Names are all connectors, sorted.
+// Names returns the names of all connectors, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(protocols)) }
 
-// New returns a protocol by name.
+// New returns the protocol of a connector. It fails for unknown names.
 func New(name string, o Options) (*Protocol, error) {
 	make, ok := protocols[name]
 	if !ok {
@@ -103,8 +103,8 @@ func New(name string, o Options) (*Protocol, error) {
 	return p, nil
 }
 
-// Refuses says why a request cannot be split, "" if it can be. ids are those of its
-// whole prompt, nil if they are not known.
+// Refuses returns why a request cannot be split, "" if it can. ids are the token ids of its
+// whole prompt, nil if not known.
 func (p *Protocol) Refuses(r *body.Request, ids []uint32) string {
 	switch {
 	case !p.apis[r.API]:
@@ -127,8 +127,8 @@ func (p *Protocol) Refuses(r *body.Request, ids []uint32) string {
 	return ""
 }
 
-// Impossible says why decode engines cannot serve a request at all, "" if they may:
-// it cannot be split, and they compute no prompt by themselves.
+// Impossible returns why decode engines cannot serve a request at all, "" if they may. That is
+// so if the request cannot be split and decode engines cannot compute a prompt by themselves.
 func (p *Protocol) Impossible(r *body.Request, ids []uint32) string {
 	if !p.Always || !p.apis[r.API] || p.refuses == nil {
 		return ""
@@ -136,8 +136,8 @@ func (p *Protocol) Impossible(r *body.Request, ids []uint32) string {
 	return p.refuses(r, ids)
 }
 
-// Prefill is the prefill leg. It may ask the prefill worker about itself; what it
-// said is kept.
+// Prefill returns the prefill leg. It may fetch a page from the prefill worker; the page is
+// cached.
 func (p *Protocol) Prefill(ctx context.Context, x *Exchange) (Leg, error) {
 	leg, err := p.prefill(ctx, p, x)
 	if err != nil {
@@ -153,8 +153,8 @@ func (p *Protocol) Prefill(ctx context.Context, x *Exchange) (Leg, error) {
 	return leg, nil
 }
 
-// Decode is the decode leg. answer is the prefill leg's, nil with AtOnce. Errors
-// are ErrNoParameters, perhaps wrapped, and *FinalError.
+// Decode returns the decode leg. answer is the prefill leg's, nil with AtOnce. The error may be,
+// or wrap, ErrNoParameters or a *FinalError.
 func (p *Protocol) Decode(x *Exchange, answer *Answer) (Leg, error) {
 	leg, err := p.decode(p, x, answer)
 	if err == nil {
@@ -163,8 +163,8 @@ func (p *Protocol) Decode(x *Exchange, answer *Answer) (Leg, error) {
 	return leg, err
 }
 
-// Local are the edits of a request that is not split: what a client says of a prefill
-// leg must not reach an engine that then waits for one.
+// Local returns the edits of a request that is not split: a client's prefill parameters must not
+// reach an engine that would then wait for a prefill leg.
 func (p *Protocol) Local(r *body.Request) []body.Edit {
 	if p.options.Trust && p.local != nil {
 		return p.local(r)
@@ -172,15 +172,14 @@ func (p *Protocol) Local(r *body.Request) []body.Edit {
 	return p.clean(r)
 }
 
-// FinalError says that the prefill answer is the whole answer: there is nothing to
-// decode.
+// FinalError means that the prefill answer is the whole answer: there is nothing to decode.
 type FinalError struct {
-	// Body is the answer for the client, server-sent events if Stream.
+	// Body is the answer for the client, as server-sent events if Stream is set.
 	Body   []byte
 	Stream bool
 }
 
-// Error makes it an error of Decode.
+// Error implements error.
 func (*FinalError) Error() string { return "the prefill answer is final" }
 
 // Answer is a checked prefill answer.
@@ -201,12 +200,12 @@ func ParseAnswer(raw []byte) (*Answer, error) {
 	return &Answer{raw[start:]}, nil
 }
 
-// member is a top-level member of the answer, nil if it is not there.
+// member returns a top-level member of the answer, nil if it is missing.
 func (a *Answer) member(name string) []byte { return body.Member(a.raw, name) }
 
 var errNoAnswer = errors.New("the decode leg needs the prefill answer")
 
-// apis makes a set.
+// apis returns a set.
 func apis(list ...body.API) map[body.API]bool {
 	out := map[body.API]bool{}
 	for _, a := range list {
@@ -215,8 +214,8 @@ func apis(list ...body.API) map[body.API]bool {
 	return out
 }
 
-// snowflake gives a number that no other replica gives: 41 bits of milliseconds, 10
-// of the machine, 12 of a counter, as TensorRT-LLM makes them. They grow.
+// snowflake returns a number that is unique among replicas: 41 bits of milliseconds, 10 of the
+// machine, 12 of a counter, in TensorRT-LLM's layout. The numbers of one Protocol increase.
 func (p *Protocol) snowflake() uint64 {
 	const low = 12
 	now := uint64(p.options.Now().UnixMilli()) & (1<<41 - 1)

@@ -11,7 +11,7 @@ import (
 // whole id for them.
 var addressMarks = [...]string{"prefill_addr_", "decode_addr_"}
 
-// namesAddress reports whether an engine may read an address from a request id.
+// namesAddress reports whether an engine could read an address from a request id.
 func namesAddress(id string) bool {
 	id = strings.ToLower(id)
 	for _, mark := range addressMarks {
@@ -22,10 +22,10 @@ func namesAddress(id string) bool {
 	return false
 }
 
-// RequestIDs returns the rule for the ids of clients' requests: the id that a request
-// goes on with, given the client's. An id with an address in it is replaced whatever
-// the connector, because engines may run another one than Kvlane knows of; where the
-// connector reads addresses from ids every id is. It returns nil if clients are trusted.
+// RequestIDs returns a function from a client's request id to the id that the request continues
+// with. An id that contains an address is replaced whatever the connector, because engines may
+// run a connector that Kvlane was not configured for; if the connector reads addresses from ids,
+// every id is replaced. RequestIDs returns nil if clients are trusted.
 func RequestIDs(connector string, trust bool) func(client string) string {
 	if trust {
 		return nil
@@ -42,11 +42,11 @@ func RequestIDs(connector string, trust bool) func(client string) string {
 	}
 }
 
-// CleanID are the edits of a request's body without a connector.
+// CleanID returns the edits of a request's body for deployments without a connector.
 func CleanID(r *body.Request) []body.Edit { return cleanID(r, false) }
 
-// cleanID takes the request id out of the body: vLLM takes it where there is no header,
-// and on /v1/responses in any case. Without one it makes its own.
+// cleanID removes the request id from the body: vLLM uses it if there is no header, and on
+// /v1/responses in any case. Without an id vLLM generates one.
 func cleanID(r *body.Request, every bool) []body.Edit {
 	if r.Span(body.FieldRequestID).Present() && (every || namesAddress(r.Text(body.FieldRequestID))) {
 		return []body.Edit{remove(body.FieldRequestID.String())}

@@ -36,7 +36,7 @@ func TestRequestIDsWithAddresses(t *testing.T) {
 	}
 }
 
-// vLLM's /v1/responses takes its id from the body alone.
+// vLLM's /v1/responses reads its id from the body alone.
 func TestTheAddressesOfResponsesAreInTheBody(t *testing.T) {
 	p, err := New("p2p-nccl", Options{})
 	if err != nil {

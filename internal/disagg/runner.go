@@ -10,21 +10,20 @@ import (
 	prompt "github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// RunnerOptions set how prefill legs are sent.
+// RunnerOptions configure how prefill legs are sent.
 type RunnerOptions struct {
-	// Proxy and Header send legs through Envoy, see NewSender.
+	// Proxy and Header make legs go through Envoy, see NewSender.
 	Proxy, Header string
 	// Timeout bounds one leg.
 	Timeout time.Duration
-	// HeadStart is how long a leg that runs concurrently with the decode leg may fail
-	// before Run returns: a worker that refuses connections says so immediately, and
-	// then another one can be tried. The decode engine would wait for its blocks
-	// meanwhile anyway.
+	// HeadStart is how long Run waits for the failure of a leg that runs concurrently with the
+	// decode leg: a worker that refuses connections fails immediately, and then another one can
+	// be tried. The decode engine would wait for its blocks meanwhile anyway.
 	HeadStart time.Duration
 }
 
-// Runner sends prefill legs and waits for their answers. It knows nothing of routing.
-// It is safe for concurrent use.
+// Runner sends prefill legs and waits for their answers. It has no part in routing. It is safe
+// for concurrent use.
 type Runner struct {
 	Protocol *Protocol
 
@@ -35,7 +34,7 @@ type Runner struct {
 	wg     sync.WaitGroup
 }
 
-// NewRunner returns a runner for a connector. Close ends it.
+// NewRunner returns a runner for a connector. The caller must call Close.
 func NewRunner(connector string, p Options, o RunnerOptions) (*Runner, error) {
 	r := &Runner{o: o, sender: NewSender(o.Proxy, o.Header)}
 	p.Get = r.sender.Get
@@ -48,7 +47,7 @@ func NewRunner(connector string, p Options, o RunnerOptions) (*Runner, error) {
 // SetHeadStart changes RunnerOptions.HeadStart. It must not run concurrently with Run.
 func (r *Runner) SetHeadStart(d time.Duration) { r.o.HeadStart = d }
 
-// Close ends the legs that run and waits for them.
+// Close cancels the running legs and waits for them.
 func (r *Runner) Close() {
 	r.cancel()
 	r.wg.Wait()
@@ -59,37 +58,36 @@ func (r *Runner) Close() {
 type Call struct {
 	// Exchange has both sides and a Unique of its own (Begin).
 	Exchange *Exchange
-	// Headers yields the client's headers, Body is its body.
+	// Headers yields the client's headers.
 	Headers func(yield func(name, value string))
 	Body    []byte
-	// Edits are made after those of the protocol.
+	// Edits are applied after those of the protocol.
 	Edits []prompt.Edit
-	// Within bounds the whole attempt.
+	// Within limits the duration of the whole attempt.
 	Within time.Duration
-	// Sent is called when a leg is about to be sent, which is not so for a protocol
-	// without one.
+	// Sent is called immediately before a leg is sent, so not for a protocol without one.
 	Sent func()
-	// Ended is called when a concurrent leg has ended, with its raw answer, nil if it
-	// failed; Late after it, if the leg failed after Run had returned. Both are called
-	// from another goroutine.
+	// Ended is called when a concurrent leg has ended, with its raw answer, nil if it failed.
+	// Late is called after Ended if the leg failed after Run had returned. Both are called from
+	// another goroutine.
 	Ended func(answer []byte)
 	Late  func(*FailureError)
 }
 
-// Result is a prefill leg that has been answered, or goes on while decode runs.
+// Result is a prefill leg that has been answered, or continues while decode runs.
 type Result struct {
 	// Decode is the leg to the decode engine.
 	Decode Leg
-	// Answer is the prefill engine's, Raw its bytes; nil for a concurrent leg.
+	// Answer is the prefill engine's, Raw its bytes; both nil for a concurrent leg.
 	Answer *Answer
 	Raw    []byte
-	// Stop ends a leg that goes on; nil if none does.
+	// Stop cancels a leg that continues; nil if there is none.
 	Stop context.CancelFunc
 }
 
-// Run makes the leg to the exchange's prefill side and, unless the protocol runs both
-// legs concurrently, waits for its answer. The failure of a prefill answer that is
-// the whole answer has the outcome Ended and a *FinalError.
+// Run sends the leg to the exchange's prefill side and, unless the protocol runs both legs
+// concurrently, waits for its answer. If the prefill answer is the whole answer, the failure has
+// the outcome Ended and wraps a *FinalError.
 func (r *Runner) Run(ctx context.Context, c *Call) (Result, *FailureError) {
 	res, err := r.run(ctx, c)
 	if err == nil {
@@ -127,7 +125,7 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 		path = leg.Path
 	}
 	header := x.LegHeader(&leg, c.Headers)
-	path, address := strings.Clone(path), x.Prefill.Address // the request's memory ends with Run
+	path, address := strings.Clone(path), x.Prefill.Address // the request's memory must not be used after Run
 	c.Sent()
 	if r.Protocol.AtOnce {
 		return r.concurrent(ctx, c, func(ctx context.Context) ([]byte, error) { return r.sender.Send(ctx, address, path, header, body) })
@@ -148,7 +146,7 @@ func (r *Runner) concurrent(ctx context.Context, c *Call, send func(context.Cont
 		return res, err
 	}
 	running, stop := context.WithTimeout(r.ctx, r.o.Timeout)
-	early := make(chan error) // received from until the head start is over
+	early := make(chan error) // read until the head start is over
 	late := make(chan struct{})
 	r.wg.Go(func() {
 		defer stop()

@@ -14,44 +14,44 @@ import (
 	"time"
 )
 
-// Limits of what is read from a prefill worker.
+// Limits for answers of a prefill worker, in bytes.
 const (
-	maxAnswer = 64 << 20 // a context answer carries the prompt's ids
+	maxAnswer = 64 << 20 // a context answer contains the prompt's ids
 	maxPage   = 1 << 20
 	maxRefuse = 1 << 20
 )
 
-// idle is below the keep-alive of engines (5 s), so that no leg meets a closing
-// connection.
+// idle is below the keep-alive of engines (5 s), so that no leg uses a connection that the
+// engine is closing.
 const idle = 4 * time.Second
 
-// Outcome names how a leg ended, for metrics.
+// Outcome is the result of a leg, as a metric label.
 type Outcome string
 
 const (
-	// OK: the answer is there.
+	// OK: the answer is complete.
 	OK Outcome = "ok"
-	// Ended: the answer is the whole answer.
+	// Ended: the prefill answer is the whole answer.
 	Ended Outcome = "final"
-	// Unreachable: no connection, or Envoy says so.
+	// Unreachable: no connection, or Envoy reports that there is none.
 	Unreachable Outcome = "unreachable"
-	// TimedOut: no answer in disagg.timeout.
+	// TimedOut: no answer within disagg.timeout.
 	TimedOut Outcome = "timeout"
-	// Died: the connection broke before the answer was whole.
+	// Died: the connection broke before the answer was complete.
 	Died Outcome = "died"
-	// Failed: the worker answered with a status that is its own fault.
+	// Failed: the worker answered with a status that is the worker's fault.
 	Failed Outcome = "failed"
 	// Refused: the worker answered with a status that is the client's fault.
 	Refused Outcome = "refused"
 	// Incomplete: the answer has no transfer parameters.
 	Incomplete Outcome = "no_parameters"
-	// Unusable: the leg could not be made.
+	// Unusable: the leg could not be built.
 	Unusable Outcome = "unusable"
 	// Cancelled: the request ended first.
 	Cancelled Outcome = "cancelled"
 )
 
-// FailureError is a leg that did not come to its end.
+// FailureError is a leg that did not succeed.
 type FailureError struct {
 	Outcome Outcome
 	// Status, Body and Header are the worker's answer, 0 and nil if there was none.
@@ -61,7 +61,7 @@ type FailureError struct {
 	Err    error
 }
 
-// Error says outcome and cause.
+// Error returns outcome and cause.
 func (e *FailureError) Error() string {
 	if e.Status != 0 {
 		return fmt.Sprintf("%s: status %d", e.Outcome, e.Status)
@@ -69,10 +69,11 @@ func (e *FailureError) Error() string {
 	return fmt.Sprintf("%s: %v", e.Outcome, e.Err)
 }
 
-// Unwrap is the cause.
+// Unwrap returns the cause.
 func (e *FailureError) Unwrap() error { return e.Err }
 
-// AsFailure is err with an outcome, whatever made it.
+// AsFailure returns err as a *FailureError. Other errors get the outcome Incomplete if they wrap
+// ErrNoParameters, else Unusable.
 func AsFailure(err error) *FailureError {
 	if f, ok := errors.AsType[*FailureError](err); ok {
 		return f
@@ -83,17 +84,17 @@ func AsFailure(err error) *FailureError {
 	return &FailureError{Outcome: Unusable, Err: err}
 }
 
-// Sender carries prefill legs, through Envoy's prefill listener or directly to the
-// workers. It is safe for concurrent use.
+// Sender sends prefill legs, through Envoy's prefill listener or directly to the workers. It is
+// safe for concurrent use.
 type Sender struct {
 	pickHeader string // "" without a listener
 	through    http.Client
 	direct     http.Client
 }
 
-// NewSender returns a sender to a listener ("host:port" or "unix:/path") that reads
-// the worker's address from pickHeader; with an empty listener legs go directly to
-// the worker.
+// NewSender returns a sender that uses a listener ("host:port" or "unix:/path") which reads the
+// worker's address from the header pickHeader; with an empty listener legs go directly to the
+// worker.
 func NewSender(listener, pickHeader string) *Sender {
 	s := &Sender{direct: http.Client{Transport: transport(nil), CheckRedirect: noRedirect}}
 	s.through = s.direct
@@ -117,21 +118,21 @@ func transport(dial func(ctx context.Context, network, address string) (net.Conn
 	return &http.Transport{DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 256, IdleConnTimeout: idle, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10}
 }
 
-// noRedirect: an engine that redirects is answered with its redirect.
+// noRedirect returns an engine's redirect as its answer instead of following it.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// Close ends idle connections.
+// Close closes idle connections.
 func (s *Sender) Close() {
 	s.through.CloseIdleConnections()
 	s.direct.CloseIdleConnections()
 }
 
-// Send posts a leg to a worker and returns the body of its answer. ctx bounds it.
-// The error is a *FailureError.
+// Send posts a leg to a worker and returns the body of its answer. ctx limits its duration. The
+// error is a *FailureError.
 func (s *Sender) Send(ctx context.Context, address, path string, header http.Header, body []byte) ([]byte, error) {
 	host := address
 	if s.pickHeader != "" {
-		host = "prefill" // the listener does not look at it; all legs share its connections
+		host = "prefill" // the listener ignores it; all legs share its connections
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+host+path, bytes.NewReader(body))
 	if err != nil {
@@ -163,7 +164,7 @@ func (s *Sender) Send(ctx context.Context, address, path string, header http.Hea
 	return nil, &FailureError{Outcome: blame(resp.StatusCode), Status: resp.StatusCode, Body: raw, Header: resp.Header}
 }
 
-// withoutURL is an error of net/http without the URL, whose query may hold a key.
+// withoutURL returns an error of net/http without the URL, whose query may contain a key.
 func withoutURL(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
@@ -171,7 +172,7 @@ func withoutURL(err error) error {
 	return err
 }
 
-// blame says whose fault a status is. 408 is about time, not about the request.
+// blame returns whose fault a status is. 408 is about time, not about the request.
 func blame(status int) Outcome {
 	switch {
 	case status == http.StatusServiceUnavailable || status == http.StatusBadGateway || status == http.StatusGatewayTimeout:
@@ -183,7 +184,7 @@ func blame(status int) Outcome {
 	}
 }
 
-// blameWorker is blame for a request that no client sent.
+// blameWorker is blame for a request that does not come from a client.
 func blameWorker(status int) Outcome {
 	if o := blame(status); o != Refused {
 		return o
@@ -191,7 +192,7 @@ func blameWorker(status int) Outcome {
 	return Failed
 }
 
-// broken names a failure of the connection.
+// broken classifies a failure of the connection.
 func broken(ctx context.Context, err error) Outcome {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -205,7 +206,7 @@ func broken(ctx context.Context, err error) Outcome {
 	}
 }
 
-// Get reads a small page of a worker; with api through the listener.
+// Get fetches a small page from a worker; with api it uses the listener.
 func (s *Sender) Get(ctx context.Context, address, path string, api bool) ([]byte, error) {
 	client, host := &s.direct, address
 	if api && s.pickHeader != "" {

@@ -21,7 +21,7 @@ func TestOutcomesOfALeg(t *testing.T) {
 	gone := httptest.NewServer(nil)
 	gone.Close()
 	for name, c := range map[string]struct {
-		serve   http.HandlerFunc // nil: nobody listens
+		serve   http.HandlerFunc // nil: nothing listens
 		timeout time.Duration
 		want    Outcome
 		status  int
@@ -85,7 +85,7 @@ func status(code int) http.HandlerFunc {
 	}
 }
 
-// A listener gets the pick in a header, and every leg uses its connections.
+// A listener gets the pick in a header, and all legs share its connections.
 func TestALegThroughAListener(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p")
 	l, err := net.Listen("unix", path)
@@ -115,8 +115,8 @@ func TestALegThroughAListener(t *testing.T) {
 	}
 }
 
-// What steers, frames or belongs to a hop stays behind; the rank and the id are
-// ours.
+// Headers that steer, frame or are hop-by-hop are left out; the rank and the id are set by
+// Kvlane.
 func TestHeadersOfALeg(t *testing.T) {
 	x := &Exchange{ID: "id-1", Prefill: Side{Rank: 3, Ranks: 4, ByHeader: true}}
 	client := [][2]string{{":path", "/x"}, {"host", "h"}, {"content-length", "9"}, {"authorization", "Bearer t"}, {"x-data-parallel-rank", "7"},

@@ -8,10 +8,9 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// sglang is SGLang's bootstrap: the same three fields in both bodies, both legs at
-// once, the client gets the decode leg's answer. The prefill leg ends only when
-// decode has taken the blocks. /v1/messages drops the fields, so no leg is made
-// of it.
+// sglang is SGLang's bootstrap: both bodies carry the same three fields, both legs run
+// concurrently, and the client receives the decode leg's answer. The prefill leg ends only when
+// decode has fetched the blocks. /v1/messages drops the fields, so its requests are not split.
 func sglang() *Protocol {
 	return &Protocol{AtOnce: true, Always: true,
 		apis:    apis(body.Chat, body.Completions, body.Generate, body.Responses),
@@ -23,8 +22,8 @@ func sglang() *Protocol {
 	}
 }
 
-// sglangRefuses: SGLang (0.5.23, tokenizer_manager) gives all answers to a prompt,
-// and a request that warms the cache for them, the prompt's one room.
+// sglangRefuses: SGLang (0.5.23, tokenizer_manager) uses the prompt's one room for all answers
+// to a prompt, and for a request that warms the cache for them.
 func sglangRefuses(r *body.Request, _ []uint32) string {
 	if n, _ := prompts(r); r.Choices() > int64(n) {
 		return "more than one answer to a prompt"
@@ -32,7 +31,7 @@ func sglangRefuses(r *body.Request, _ []uint32) string {
 	return ""
 }
 
-// prompts is how many prompts a request has, and whether they come as a list.
+// prompts returns the number of prompts of a request, and whether they come as a list.
 func prompts(r *body.Request) (n int, list bool) {
 	if r.Form == body.FormTexts || r.Form == body.FormIDLists {
 		return r.Count, true
@@ -40,8 +39,8 @@ func prompts(r *body.Request) (n int, list bool) {
 	return 1, false
 }
 
-// room is a random room of 63 bits. A prefill engine without another rule takes the
-// rank that the room leaves modulo its ranks: so it leaves the chosen one.
+// room returns a random bootstrap room of 63 bits. A prefill engine without another rule uses
+// the rank (room modulo its number of ranks), so room makes that the chosen rank.
 func room(x *Exchange, i int) uint64 {
 	n := (x.Unique.Number + uint64(i)*uint64(max(x.Prefill.Ranks, 1))) & math.MaxInt64
 	if ranks := uint64(max(x.Prefill.Ranks, 0)); ranks > 1 && x.Prefill.Rank != NoRank {
@@ -53,8 +52,8 @@ func room(x *Exchange, i int) uint64 {
 	return n
 }
 
-// bootstrapLeg is the request for one of the sides: equal but for the rank on
-// /generate, whose header SGLang does not read.
+// bootstrapLeg is the request for one of the sides. The two differ only in the rank on
+// /generate, where SGLang does not read the header.
 func bootstrapLeg(x *Exchange, to *Side) Leg {
 	host, port := quoted(x.Prefill.host()), fmt.Append(nil, x.Prefill.bootstrapPort())
 	var leg Leg
@@ -74,7 +73,7 @@ func bootstrapLeg(x *Exchange, to *Side) Leg {
 	if x.Prefill.Ranks > 1 && x.Prefill.Rank != NoRank {
 		leg.Edits = append(leg.Edits, setNumber(x.Prefill.Rank, "disagg_prefill_dp_rank"))
 	} else {
-		leg.Edits = append(leg.Edits, remove("disagg_prefill_dp_rank")) // a client's
+		leg.Edits = append(leg.Edits, remove("disagg_prefill_dp_rank")) // set by the client
 	}
 	if x.Request.API == body.Generate && to.Rank != NoRank && to.Ranks > 1 {
 		leg.Edits = append(leg.Edits, setNumber(to.Rank, "routed_dp_rank"))

@@ -171,7 +171,7 @@ func (s *story) side(t *testing.T, d *datadriven.TestData) string {
 	return "ok\n"
 }
 
-// show writes a leg: what is not the client's own.
+// show prints a leg's changes to the client's request.
 func (s *story) show(t *testing.T, leg *Leg, err error) string {
 	t.Helper()
 	if final, ok := errors.AsType[*FinalError](err); ok {
@@ -200,7 +200,7 @@ func (s *story) show(t *testing.T, leg *Leg, err error) string {
 	return b.String() + string(body) + "\n"
 }
 
-// The configuration knows whose protocol each connector is.
+// The configuration knows the engine of each connector.
 func TestEveryConnectorHasItsEngine(t *testing.T) {
 	if known := slices.Sorted(maps.Keys(config.ConnectorEngines)); !slices.Equal(known, Names()) {
 		t.Errorf("the configuration knows %v, there are %v", known, Names())

@@ -12,8 +12,8 @@ const disaggParams = "disaggregated_params"
 
 var trtAPIs = apis(body.Chat, body.Completions)
 
-// trtContextFirst is TensorRT-LLM's default: the context server answers with its
-// first token and what the generation server needs.
+// trtContextFirst is TensorRT-LLM's default: the context server answers with its first token and
+// the parameters that the generation server needs.
 func trtContextFirst() *Protocol {
 	return &Protocol{Portable: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal,
 		prefill: func(_ context.Context, p *Protocol, x *Exchange) (Leg, error) {
@@ -22,7 +22,7 @@ func trtContextFirst() *Protocol {
 		decode: trtDecode}
 }
 
-// trtArranged: a client that labels its request is a router before us, or a
+// trtArranged: a client that sets the request type is a router in front of Kvlane, or a
 // benchmark of generation alone.
 func trtArranged(r *body.Request) string {
 	if textOf(r.Member(body.FieldDisaggregatedParams, "request_type")) == "generation_only" {
@@ -31,8 +31,8 @@ func trtArranged(r *body.Request) string {
 	return ""
 }
 
-// trtLocal takes a label off that would make the generation server only prefill, or
-// wait. A benchmark's generation_only is meant and stays.
+// trtLocal removes a request type that would make the generation server only prefill, or wait. A
+// benchmark's generation_only is intended and stays.
 func trtLocal(r *body.Request) []body.Edit {
 	if !r.Has(body.FieldDisaggregatedParams) || trtArranged(r) != "" {
 		return nil
@@ -40,8 +40,8 @@ func trtLocal(r *body.Request) []body.Edit {
 	return []body.Edit{remove(disaggParams)}
 }
 
-// trtContext is the context server's request. How long the answer may be stays: the
-// server ends after a token by itself, and says whether that was all.
+// trtContext is the context server's request. The limits of the answer's length stay: the server
+// stops after one token by itself, and reports whether the answer is complete.
 func trtContext(x *Exchange, more ...body.Edit) []body.Edit {
 	edits := append(make([]body.Edit, 0, 8), unstreamed...)
 	edits = append(edits, set(`{"request_type":"context_only"}`, disaggParams))
@@ -49,7 +49,7 @@ func trtContext(x *Exchange, more ...body.Edit) []body.Edit {
 	return append(edits, trtShared(x, &x.Prefill)...)
 }
 
-// trtShared is what both legs say: the conversation, and the rank of their side.
+// trtShared is common to both legs: the conversation, and the rank of their side.
 func trtShared(x *Exchange, s *Side) []body.Edit {
 	var edits []body.Edit
 	if x.Conversation != "" {
@@ -63,7 +63,7 @@ func trtShared(x *Exchange, s *Side) []body.Edit {
 
 var errOneChoice = errors.New("the context answer has not exactly one choice")
 
-// trtDecode makes the generation request from the context answer.
+// trtDecode builds the generation request from the context answer.
 func trtDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	if a == nil {
 		return Leg{}, errNoAnswer
@@ -107,7 +107,7 @@ func trtDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	return Leg{Edits: edits, grows: len(params) + len(ids)}, nil
 }
 
-// onlyChoice is the choice of an answer that must have one.
+// onlyChoice returns the choice of an answer that must have exactly one.
 func onlyChoice(a *Answer) ([]byte, error) {
 	list := items(a.member("choices"))
 	if len(list) != 1 {
@@ -116,8 +116,8 @@ func onlyChoice(a *Answer) ([]byte, error) {
 	return list[0], nil
 }
 
-// trtFinal is the context answer as the client's answer: its label goes; a client
-// that asked for a stream gets it as one.
+// trtFinal returns the context answer as the client's answer, without disaggregated_params; a
+// client that requested a stream receives it as one.
 func trtFinal(r *body.Request, a *Answer, choice []byte) error {
 	whole, err := body.Apply(nil, choice, remove(disaggParams), remove("prompt_token_ids"))
 	if err != nil {
@@ -133,7 +133,7 @@ func trtFinal(r *body.Request, a *Answer, choice []byte) error {
 	}
 	edits := []body.Edit{remove(disaggParams), remove("prompt_token_ids"), body.Set(list, "choices")}
 	if r.API == body.Chat {
-		// A chunk's text stands in "delta" where an answer's stands in "message".
+		// A chunk has its text in "delta" where an answer has it in "message".
 		chunk, err := body.Apply(nil, whole, body.Set(body.Member(whole, "message"), "delta"), remove("message"))
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrNoParameters, err)
@@ -151,8 +151,8 @@ func trtFinal(r *body.Request, a *Answer, choice []byte) error {
 	return &FinalError{Body: append(data, "\n\ndata: [DONE]\n\n"...), Stream: true}
 }
 
-// trtGenerationFirst runs both legs at once: the generation server fetches from the
-// context server that its request names.
+// trtGenerationFirst runs both legs concurrently: the generation server fetches from the context
+// server that its request names.
 func trtGenerationFirst() *Protocol {
 	return &Protocol{AtOnce: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal, found: newFound(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {

@@ -8,10 +8,10 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// Usage is what a prefill leg cost: the decode engine's own count takes blocks that
-// it fetched for its own, or leaves them out.
+// Usage is the usage of a prefill leg. The decode engine's own count is not enough: it counts
+// fetched blocks as its own cache hits, or leaves them out.
 type Usage struct {
-	// Prompt and Cached are tokens, -1 if the prefill engine does not tell.
+	// Prompt and Cached are tokens, -1 if the prefill engine does not report them.
 	Prompt, Cached int64
 }
 
@@ -26,10 +26,9 @@ func UsageOf(answer []byte) Usage {
 	return Usage{u.Prompt, u.Cached}
 }
 
-// Edit appends an answer's usage object to dst, with the tokens of the prompt and
-// the cached ones among them as the prefill leg counted them, in the words of the
-// object's API. What the object does not count, and all other bytes, stay as they
-// are.
+// Edit appends an answer's usage object to dst, with the counts of prompt tokens and cached
+// tokens replaced by those of the prefill leg, in the fields of the object's API. All other
+// bytes stay as they are.
 func (u Usage) Edit(dst, usage []byte) []byte {
 	edits := u.edits(usage)
 	if len(edits) == 0 {
@@ -63,8 +62,8 @@ func (u Usage) edits(usage []byte) []body.Edit {
 	}
 }
 
-// inWords serves the APIs that count the cached tokens as part of the prompt's.
-// SGLang's own API has no details.
+// inWords edits usage of the APIs that include the cached tokens in the prompt's. SGLang's own
+// API has no details.
 func (u Usage) inWords(c counted, usage []byte) []body.Edit {
 	var edits []body.Edit
 	if was, ok := integer(body.Member(usage, c.prompt)); ok && u.Prompt >= 0 && was != u.Prompt {
@@ -92,8 +91,8 @@ func (u Usage) inWords(c counted, usage []byte) []body.Edit {
 	return edits
 }
 
-// anthropic counts the prompt in parts: computed, read from the cache, and written
-// to it.
+// anthropic edits usage that counts the prompt in parts: computed, read from the cache, and
+// written to it.
 func (u Usage) anthropic(usage []byte) []body.Edit {
 	const input, read, created = "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"
 	rest, ok := integer(body.Member(usage, input))

@@ -49,8 +49,8 @@ func TestUsageOfThePrefillLeg(t *testing.T) {
 	}
 }
 
-// Whatever the usage looks like, what comes out is JSON if it was, and the edit of an
-// edit changes nothing.
+// Whatever the usage looks like, the result is JSON if the input was, and a second edit changes
+// nothing.
 func FuzzUsageEdit(f *testing.F) {
 	f.Add([]byte(`{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":1},"total_tokens":9}`), int64(5), int64(3))
 	f.Add([]byte(`{"input_tokens":7,"cache_read_input_tokens":1}`), int64(5), int64(3))

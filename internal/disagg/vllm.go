@@ -10,13 +10,13 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// This file holds vLLM's connectors but LMCache and MoRIIO. Sources of the fields: vLLM's
+// This file contains vLLM's connectors except LMCache and MoRIIO. Sources of the fields: vLLM's
 // toy_proxy_server and connectors, as of 0.32.
 
 var vllmAPIs = apis(body.Chat, body.Completions, body.Responses, body.Messages, body.VLLMGenerate)
 
-// oneToken are the fields that bound an answer, by API: a prefill leg makes one
-// token. Lower bounds go, they would contradict.
+// oneToken limits an answer to one token for the prefill leg, by API. It removes minimum
+// lengths, which would contradict.
 var oneToken = map[body.API][]body.Edit{
 	body.Chat: {set("1", "max_tokens"), set("1", "max_completion_tokens"), remove("min_tokens"), remove("min_completion_tokens")},
 	body.Completions: {set("1", "max_tokens"), remove("max_completion_tokens"), remove("min_tokens"),
@@ -26,10 +26,10 @@ var oneToken = map[body.API][]body.Edit{
 	body.VLLMGenerate: {set("1", "sampling_params", "max_tokens"), remove("sampling_params", "min_tokens")},
 }
 
-// unstreamed are the fields of an answer in one piece.
+// unstreamed requests the answer in one piece.
 var unstreamed = []body.Edit{set("false", "stream"), remove("stream_options")}
 
-// vllmPrefill is what every prefill leg of vLLM has in common.
+// vllmPrefill returns the edits that all prefill legs of vLLM have in common.
 func vllmPrefill(api body.API) []body.Edit {
 	one := oneToken[api]
 	return append(append(make([]body.Edit, 0, len(one)+len(unstreamed)+4), one...), unstreamed...)
@@ -37,22 +37,22 @@ func vllmPrefill(api body.API) []body.Edit {
 
 const kvParams = "kv_transfer_params"
 
-// askRemoteDecode and askRemotePrefill are the two directions.
+// askRemoteDecode and askRemotePrefill are the transfer parameters of the two directions.
 const (
 	askRemoteDecode  = `{"do_remote_decode":true,"do_remote_prefill":false}`
 	askNIXL          = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 	askRemotePrefill = `{"do_remote_prefill":true,"do_remote_decode":false}`
 )
 
-// ownDirection says that the client, or a router before us, has named a direction
+// ownDirection reports whether the client, or a router in front of Kvlane, has set a direction
 // itself: its parameters stay as they are.
 func ownDirection(r *body.Request) bool {
 	raw := r.Raw(body.FieldKVTransferParams)
 	return body.Member(raw, "do_remote_decode") != nil || body.Member(raw, "do_remote_prefill") != nil
 }
 
-// decodeAlready: a request that fetches blocks by itself is a decode leg of a router
-// before us.
+// decodeAlready: a request with instructions to fetch blocks is the decode leg of a router in
+// front of Kvlane.
 func decodeAlready(r *body.Request) string {
 	if string(body.Member(r.Raw(body.FieldKVTransferParams), "do_remote_prefill")) == "true" {
 		return "it is a decode leg already"
@@ -60,8 +60,8 @@ func decodeAlready(r *body.Request) string {
 	return ""
 }
 
-// noTokens: vLLM refuses a request for less than a token, or scores its prompt only. The
-// prefill leg asks for one, so it would not say so.
+// noTokens: vLLM rejects a request for less than one token, or only scores its prompt. The
+// prefill leg requests one token, so the rejection would be lost.
 func noTokens(r *body.Request, _ []uint32) string {
 	if n, ok := r.MaxTokens(); ok && n < 1 {
 		return "it asks for no token"
@@ -69,8 +69,8 @@ func noTokens(r *body.Request, _ []uint32) string {
 	return ""
 }
 
-// ask are the edits that put a direction's parameters into a request, beside what
-// the client's own object says of other things (such as prompt_token_ids).
+// ask returns the edits that put a direction's parameters into a request and keep
+// prompt_token_ids of the client's own object.
 func ask(r *body.Request, params string, more ...body.Edit) []body.Edit {
 	own := r.Raw(body.FieldKVTransferParams)
 	out := []body.Edit{set(params, kvParams)}
@@ -94,7 +94,7 @@ func nixlPrefill(_ context.Context, p *Protocol, x *Exchange) (Leg, error) {
 	return Leg{Edits: edits}, nil
 }
 
-// nixlDecode hands the answer's parameters on verbatim.
+// nixlDecode forwards the answer's parameters verbatim.
 func nixlDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	if a == nil {
 		return Leg{}, errNoAnswer
@@ -110,8 +110,8 @@ func nixlDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	return Leg{Edits: edits, grows: len(params)}, nil
 }
 
-// nixlPush: decode registers its blocks and prefill writes into them; the legs run
-// at once and find each other by their request id.
+// nixlPush: decode registers its blocks and prefill writes into them; the legs run concurrently
+// and are matched by their request id.
 func nixlPush() *Protocol {
 	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, prefill: nixlPrefill, decode: nixlPushDecode}
 }
@@ -142,7 +142,7 @@ func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 		setNumber(port, kvParams, "remote_port"))}, nil
 }
 
-// p2pNCCL: the addresses of both sides ride in the request id.
+// p2pNCCL: the request id carries the addresses of both sides.
 func p2pNCCL() *Protocol {
 	return &Protocol{addressesInID: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
@@ -157,16 +157,15 @@ func p2pLeg(x *Exchange, edits ...body.Edit) (Leg, error) {
 			return Leg{}, unusable(s, "zmq")
 		}
 	}
-	// A client's id may hold anything, such as our own marks; ours cannot.
+	// A client's id may contain anything, such as these address marks; a generated one cannot.
 	id := "___prefill_addr_" + x.Prefill.Settings.ZMQ + "___decode_addr_" + x.Decode.Settings.ZMQ + "_" + x.Unique.Text
-	if x.Request.API == body.Responses { // vLLM reads no header there
+	if x.Request.API == body.Responses { // vLLM reads no header on this API
 		edits = append(edits, setText(id, body.FieldRequestID.String()))
 	}
 	return Leg{Headers: []Header{{requestIDHeader, id}}, Edits: edits}, nil
 }
 
-// sharedStorage: prefill writes to a store that decode finds the prompt in by its
-// content.
+// sharedStorage: prefill writes to a store in which decode finds the prompt by its content.
 func sharedStorage() *Protocol {
 	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
@@ -175,16 +174,16 @@ func sharedStorage() *Protocol {
 		decode: func(*Protocol, *Exchange, *Answer) (Leg, error) { return Leg{}, nil }}
 }
 
-// sidecar: llm-d's sidecar beside the decode engine runs both legs; it learns the
-// prefill worker from a header.
+// sidecar: llm-d's sidecar of the decode engine runs both legs; a header gives it the prefill
+// worker.
 func sidecar() *Protocol {
 	return &Protocol{NoLeg: true, apis: vllmAPIs, refuses: noTokens, decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 		return Leg{Headers: []Header{{steering.Sidecar, x.Prefill.Address}}}, nil
 	}}
 }
 
-// mooncake: both legs at once, found by a transfer id. The engine id of the prefill
-// rank comes from its bootstrap server.
+// mooncake: both legs run concurrently and are matched by a transfer id. The engine id of the
+// prefill rank comes from its bootstrap server.
 func mooncake() *Protocol {
 	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, found: newFound(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
@@ -208,8 +207,8 @@ func bootstrapAddress(s *Side) string {
 	return net.JoinHostPort(s.host(), strconv.Itoa(s.bootstrapPort()))
 }
 
-// mooncakeEngine is a rank's engine id on the page of the bootstrap server:
-// {"<rank>": {"engine_id": …}, …}.
+// mooncakeEngine returns a rank's engine id from the page of the bootstrap server: {"<rank>":
+// {"engine_id": …}, …}.
 func mooncakeEngine(page []byte, s *Side) string {
 	rank := max(s.Rank, 0)
 	return textOf(body.Member(body.Member(page, strconv.Itoa(rank)), "engine_id"))
