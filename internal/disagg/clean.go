@@ -7,9 +7,9 @@ import (
 )
 
 // clean returns the edits that remove a client's own transfer parameters: with them an engine
-// would fetch blocks from, or write them to, an address of the client's choice. There are no
-// edits for a request without such parameters, or for a trusted client. Sources of the fields:
-// the request classes of vLLM 0.32 (its engine reads extra_args in the end), SGLang 0.5.23 and
+// would fetch blocks from, or write them to, an address of the client's choice. It returns nil
+// for a request without such parameters, or for a trusted client. Sources of the fields: the
+// request classes of vLLM 0.32 (its engine reads extra_args in the end), SGLang 0.5.23 and
 // TensorRT-LLM.
 func (p *Protocol) clean(r *body.Request) []body.Edit {
 	if p.options.Trust {

@@ -120,7 +120,7 @@ type Leg struct {
 	grows int
 }
 
-// Body returns the request's body with the leg's edits applied, nil if there are no edits. It
+// Body returns the request's body with the leg's edits applied, nil without edits. It
 // shares no memory with the request. It fails when ctx ends.
 func (l *Leg) Body(ctx context.Context, r *body.Request) ([]byte, error) {
 	if len(l.Edits) == 0 {
