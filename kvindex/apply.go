@@ -5,11 +5,10 @@ import (
 	"slices"
 )
 
-// Apply makes one event's change to what a target holds. An error is a
-// RefusalError: the event, or the part of it from the offending block on, was
-// not applied, which loses matches but never makes a wrong one. Removals of
-// blocks that the target is not known to hold are no error; Stats counts them.
-// Apply keeps nothing of the event.
+// Apply applies one event to the blocks that a target holds. The error is a RefusalError: the
+// event, or its part from the offending block on, was not applied, which can lose matches but
+// never produces a wrong one. Removing a block that the target is not known to hold is not an
+// error; Stats counts these. Apply does not retain the event.
 func (x *Index) Apply(s Slot, e *Event) error {
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
@@ -20,9 +19,9 @@ func (x *Index) Apply(s Slot, e *Event) error {
 	return err
 }
 
-// ApplyContent is Apply for a Stored event whose blocks are given by hashes of
-// their content instead of tokens, one for each block of the index. Replays of
-// recorded block hashes use it; Hasher.AppendContents gives the lookup's side.
+// ApplyContent is Apply for a Stored event whose blocks are given by hashes of their content
+// instead of tokens, one for each block of the index. It serves replays of recorded block
+// hashes; Hasher.AppendContents computes the hashes to look up.
 func (x *Index) ApplyContent(s Slot, e *Event, contents []uint64) error {
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
@@ -57,7 +56,7 @@ func (x *Index) applyContent(s Slot, e *Event, contents []uint64) error {
 	}
 	parent, err := x.parentOf(s, e)
 	if err != nil {
-		x.evict() // the search may have filled the name table
+		x.evict() // the search may have grown the name table
 		return err
 	}
 	x.own = slices.Grow(x.own[:0], len(contents))[:len(contents)]
@@ -91,7 +90,7 @@ func (x *Index) apply(s Slot, e *Event) error {
 		loose := x.slots[s].looseBytes()
 		x.remove(s, e)
 		x.loose += x.slots[s].looseBytes() - loose
-		x.evict() // what is left may have entered the name table
+		x.evict() // removed blocks may have made others enter the name table
 		return nil
 	case Cleared:
 		x.counters.cleared++
@@ -151,14 +150,14 @@ func (x *Index) store(s Slot, e *Event) error {
 	return x.storeChain(s, e.Tier, e.Group, parent, names, x.own)
 }
 
-// link is a known block, as parent of others: its hash and its place; without
-// segment it is the start of a chain.
+// link is a known block as the parent of others: its hash and its place. A zero place is the
+// start of a chain.
 type link struct {
 	own Hash
 	at  place
 }
 
-// parentOf returns what a Stored event's blocks come after.
+// parentOf returns the parent of a Stored event's blocks.
 func (x *Index) parentOf(s Slot, e *Event) (link, error) {
 	if !e.HasParent {
 		return link{own: x.seedOf(&x.slots[s], e.Adapter, e.Salt)}, nil
@@ -199,7 +198,7 @@ func (x *Index) seedOf(st *slotState, adapter, salt string) Hash {
 	return st.salted
 }
 
-// nonzero makes room for 0 as "no name".
+// nonzero maps hash 0 to another value, because 0 means "no name".
 func nonzero(h EngineHash) uint64 {
 	if h == 0 {
 		return 0x9e3779b97f4a7c15
@@ -207,8 +206,8 @@ func nonzero(h EngineHash) uint64 {
 	return uint64(h)
 }
 
-// blockNames gives every index block of these engine blocks a name: the engine's
-// hash to the last part of an engine block, hashes derived from it to the others.
+// blockNames returns a name for every index block of these engine blocks: the engine's hash for
+// the last part of an engine block, hashes derived from it for the other parts.
 func (x *Index) blockNames(hashes []EngineHash, engineSize int) []EngineHash {
 	each := engineSize / x.cfg.BlockSize
 	if each <= 1 {
@@ -224,8 +223,8 @@ func (x *Index) blockNames(hashes []EngineHash, engineSize int) []EngineHash {
 	return x.split
 }
 
-// storeChain makes the slot hold a chain of blocks after parent, in steps
-// between which lookups run. own are the blocks' hashes, names their engine hashes.
+// storeChain makes the slot hold a chain of blocks after parent, in steps between which lookups
+// can run. own are the blocks' hashes, names their engine hashes.
 func (x *Index) storeChain(s Slot, t Tier, group int32, parent link, names []EngineHash, own []uint64) error {
 	st := &x.slots[s]
 	if parent.at != st.guesses.last {
@@ -271,7 +270,7 @@ func (x *Index) storeStep(s Slot, t Tier, group int32, at place, names []EngineH
 			}
 			x.counters.stored += int64(n)
 			i += n
-			// what the slot holds may have moved the segment's words, not its places
+			// storing may have moved the segment's words, but places stay valid
 			at = placeAt(id, from+n-1)
 			continue
 		}
@@ -293,13 +292,13 @@ func (x *Index) storeStep(s Slot, t Tier, group int32, at place, names []EngineH
 	return at, nil
 }
 
-// room finds where n fresh blocks go: to the end of the parent's segment if the
-// parent is its last block, else into a new segment. It may find room for fewer.
+// room returns where to store n fresh blocks: the end of the parent's segment if the parent is
+// its last block, else a new segment. It may return room for fewer blocks.
 func (x *Index) room(id uint32, from, n int) (uint32, int, int) {
 	if id != 0 {
 		g := x.seg(id)
-		// A segment that many slots share keeps its few runs apart from the long
-		// private tail of one of them.
+		// Do not append to a segment that many slots share, so that its few runs stay separate
+		// from the long private tail of one slot.
 		if from == g.blocks() && from < maxSegment && g.numRuns() <= 8 {
 			n = min(n, maxSegment-from)
 			if from+n > g.room() {
@@ -312,7 +311,7 @@ func (x *Index) room(id uint32, from, n int) (uint32, int, int) {
 	return x.newSegment(n, 1), 0, n
 }
 
-// storeFresh puts blocks that nobody knew at the end of a segment.
+// storeFresh stores blocks that are not in the index yet at the end of a segment.
 func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, names []EngineHash, own []uint64) (int, error) {
 	g := x.seg(id)
 	n := len(own)
@@ -341,7 +340,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 		}
 	}
 	if stored == 0 {
-		// nobody holds any of them: take them back
+		// none of them is held: roll back
 		x.liveBlocks -= int64(n)
 		g.setBlocks(from)
 		if from == 0 {
@@ -359,7 +358,8 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	}
 	for i := range stored {
 		if err := x.storeOne(s, t, group, nonzero(names[i]), placeAt(id, from+i)); err != nil {
-			// cannot happen: nameFor has looked; but nothing may stay that nobody holds
+			// cannot happen, because nameFor has checked; but unheld blocks must not stay in the
+			// index
 			x.reap(id, from+i, from+stored)
 			return i, err
 		}
@@ -367,8 +367,9 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	return stored, conflict
 }
 
-// nameFor enters a fresh block under a name, unless the slot holds another block
-// of this name, or just got one: from is where the event's blocks began in p's segment.
+// nameFor enters a fresh block under a name. It reports false if the slot already holds another
+// block of this name, or stored one with this event: from is where the event's blocks start in
+// p's segment.
 func (x *Index) nameFor(s Slot, g segment, name uint64, p place, from int) bool {
 	if x.slots[s].aliases != nil || x.named(name) {
 		if _, taken := x.resolve(s, name); taken {
@@ -382,7 +383,7 @@ func (x *Index) nameFor(s Slot, g segment, name uint64, p place, from int) bool 
 	return true
 }
 
-// storeKnown makes the slot hold blocks that the index knows.
+// storeKnown makes the slot hold blocks that are already in the index.
 func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, names []EngineHash) error {
 	st := &x.slots[s]
 	g := x.seg(id)
@@ -422,7 +423,7 @@ func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, nam
 	return nil
 }
 
-// unnamed is how many of the blocks from from on, up to to, have no name.
+// unnamed returns how many blocks in a row from from on, up to to, have no name.
 func (g segment) unnamed(from, to int) int {
 	blockNames := g.names()[from:to]
 	n := 0
@@ -432,9 +433,9 @@ func (g segment) unnamed(from, to int) int {
 	return n
 }
 
-// storeNameless makes the slot hold known blocks that no target has named yet, most
-// of them because they were claimed for a request on its way. Their names are
-// deferred, as those of fresh blocks are.
+// storeNameless makes the slot hold blocks in the index that no target has named yet, most of
+// them because they were claimed for a request in flight. Their names are deferred like those of
+// fresh blocks.
 func (x *Index) storeNameless(s Slot, t Tier, id uint32, from int, names []EngineHash) {
 	g := x.seg(id)
 	to := from + len(names)
@@ -447,7 +448,7 @@ func (x *Index) storeNameless(s Slot, t Tier, id uint32, from int, names []Engin
 	x.hold(id, s, t, from, to)
 }
 
-// revive counts the dead among blocks that are about to be held.
+// revive moves blocks that are about to be held from the dead to the live count.
 func (x *Index) revive(g segment, from, to int) {
 	if g.dead() > 0 {
 		g.uncovered(from, to, func(a, b int) {
@@ -457,8 +458,8 @@ func (x *Index) revive(g segment, from, to int) {
 	}
 }
 
-// storePlaceholders notes on a further tier blocks that are named without their
-// tokens, which offloading connectors do.
+// storePlaceholders adds a further tier to blocks that are named without their tokens, as
+// offloading connectors do.
 func (x *Index) storePlaceholders(s Slot, e *Event) error {
 	st := &x.slots[s]
 	if st.blockSize == 0 {
@@ -501,8 +502,8 @@ func (x *Index) remove(s Slot, e *Event) {
 	}
 }
 
-// removeStep removes blocks by name. Neighbours in one segment, in either
-// direction, are removed together and found without the table.
+// removeStep removes blocks by name. Adjacent blocks of one segment, in either direction, are
+// removed together and found without the name table.
 func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 	st := &x.slots[s]
 	if st.aliases != nil || group != st.group || x.twins > 0 {

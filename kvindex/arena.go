@@ -1,9 +1,8 @@
 package kvindex
 
-// Records of the index live in chunks of plain words, cut into records of one
-// size class each. The garbage collector sees a few thousand slices without
-// pointers, however many blocks there are. A chunk whose last record was freed
-// goes back to the runtime.
+// Records of the index are stored in chunks of plain words; each chunk is cut into records of
+// one size class. The garbage collector sees a few thousand slices without pointers, however
+// many blocks there are. A chunk is released to the runtime when its last record is freed.
 
 const (
 	chunkWords   = 1 << 15 // 256 KiB
@@ -21,23 +20,23 @@ const refBits = 16
 type chunk struct {
 	words []uint64
 	class int
-	// free is 1 + offset of the first freed record, 0 for none; freed records
-	// are linked through their first word.
+	// free is 1 + the offset of the first freed record, 0 for none. Freed records are linked
+	// through their first word.
 	free int
-	// next is the offset of the first record never used.
+	// next is the offset of the first record that was never used.
 	next int
 	used int
-	// after, before link the chunks of a class that have room.
+	// after and before link the chunks of a class that have room.
 	after, before int
 	listed        bool
 }
 
 type arena struct {
 	chunks   []chunk
-	unused   []int // numbers of chunks without words
+	unused   []int // numbers of chunks without memory
 	spare    [][]uint64
 	room     []int // per class: first chunk with room, or noChunk
-	reserved int64 // bytes of all chunks, spare ones included
+	reserved int64 // bytes of all chunks, including the empty ones in spare
 	used     int64 // bytes of records in use
 }
 
@@ -60,7 +59,7 @@ func init() {
 	}
 }
 
-// roundUp returns the words that a record of n words really gets.
+// roundUp returns the actual size of a record of n words, in words.
 func roundUp(n int) int {
 	if n <= largestClass {
 		return classSize[classOf[n]]
@@ -150,8 +149,8 @@ func (a *arena) release(r ref) {
 	}
 }
 
-// reset forgets all records. Of the empty chunks it keeps one, for an index that holds
-// next to nothing and becomes empty again and again.
+// reset drops all records. It keeps one of the empty chunks, for an index that holds next to
+// nothing and is emptied repeatedly.
 func (a *arena) reset() {
 	spare := a.spare
 	*a = arena{}

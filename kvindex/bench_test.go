@@ -100,8 +100,8 @@ func BenchmarkSpeculate(b *testing.B) {
 	}
 }
 
-// BenchmarkSnapshot is a copy of 16 targets with 64 shared chains of 78 blocks each and
-// as many of their own.
+// BenchmarkSnapshot copies 16 targets with 64 shared chains of 78 blocks each and as many
+// private ones.
 func BenchmarkSnapshot(b *testing.B) {
 	x := mustIndex(b, Config{BlockSize: 16})
 	for t := range 16 {
@@ -145,7 +145,7 @@ func BenchmarkSnapshot(b *testing.B) {
 	})
 }
 
-// processTime is the CPU time of this process, all threads.
+// processTime returns the CPU time of this process, all threads.
 func processTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {

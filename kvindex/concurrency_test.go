@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Lookups during writes must see one of the states between their start and end:
-// one writer steps through states known beforehand, readers compare.
+// A lookup during writes must see one of the states between its start and end: one writer steps
+// through states known beforehand, readers compare.
 func TestLookupsSeeOneState(t *testing.T) {
 	const targets, depth, states = 3, 40, 3000
 	x, err := New(Config{BlockSize: 4})
@@ -27,7 +27,7 @@ func TestLookupsSeeOneState(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// each step one target grows to, or shrinks to, another length
+	// in each step one target grows or shrinks to another length
 	type step struct {
 		slot  Slot
 		event Event
@@ -106,8 +106,8 @@ func TestLookupsSeeOneState(t *testing.T) {
 	}
 }
 
-// Writers of several slots, lookups, dumps, credit and churn at once: for the race
-// detector, and all parts must agree at the end.
+// Writers of several slots, lookups, dumps, credit and churn run concurrently, for the race
+// detector; at the end all parts must agree.
 func TestEverythingAtOnce(t *testing.T) {
 	x, err := New(Config{BlockSize: 4, MaxBytes: 1 << 20})
 	if err != nil {

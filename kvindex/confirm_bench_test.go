@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// BenchmarkConfirm is the way of a prompt's new blocks: credited when the request
-// is sent, confirmed by the engine's event, removed block after block from the end.
+// BenchmarkConfirm follows a prompt's new blocks: credited when the request is sent, confirmed
+// by the engine's event, removed block by block from the end.
 func BenchmarkConfirm(b *testing.B) {
 	const blocks = 1024
 	x := mustIndex(b, Config{BlockSize: 16})

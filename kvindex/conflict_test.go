@@ -7,9 +7,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// An engine that uses one hash for two contents is refused where the index sees
-// it, and never harms the index: after any such history its parts agree, and
-// nothing is left when the targets are gone.
+// An engine that uses one hash for two contents is refused where the index detects it, and never
+// harms the index: after any such history its parts agree, and nothing is left when the targets
+// are dropped.
 func TestOneNameForTwoContents(t *testing.T) {
 	x := mustIndex(t, Config{BlockSize: 16})
 	s := mustAdd(t, x, 0, 16)
@@ -27,8 +27,8 @@ func TestOneNameForTwoContents(t *testing.T) {
 	checkInvariants(t, x)
 }
 
-// In an event large enough for its names to be deferred both contents are held,
-// and each removal takes one.
+// In an event large enough for deferred names both contents are held, and each removal removes
+// one.
 func TestOneDeferredNameForTwoContents(t *testing.T) {
 	x := mustIndex(t, Config{BlockSize: 16})
 	s := mustAdd(t, x, 0, 16)
@@ -83,7 +83,7 @@ func TestCollidingNamesLeaveTheIndexWhole(t *testing.T) {
 				}
 				e.Parent, e.HasParent = name.Draw(t, "parent"), rapid.Bool().Draw(t, "has parent")
 			}
-			// refusals are the point
+			// refusals are expected
 			_ = x.Apply(rapid.SampledFrom(slots).Draw(t, "slot"), e)
 			checkInvariants(t, x)
 		}

@@ -2,28 +2,29 @@ package kvindex
 
 import "slices"
 
-// Most blocks are never asked for by name: the parent of a stored block is
-// nearly always the block stored last, and engines free chains block after
-// block from their end. So the name of a block that is stored plainly is only
-// noted in its segment (but for small events, whose blocks are the likely
-// parents), and enters the name table when it may soon be asked for: when a chain
-// is left at this block, by storing or by removing, or branches off it. A name that is asked for and neither guessed nor in the table is
-// searched for in the segments where the slot holds deferred blocks; a segment
-// that was searched maxSearches times enters all of its names. So a block costs
-// its slots maxSearches comparisons and one entry at most, whatever the order.
+// Most blocks are never looked up by name: the parent of a stored block is nearly always the
+// block stored last, and engines free chains block by block from their end. So the name of a
+// block is at first only recorded in its segment (deferred), except for small events, whose
+// blocks are likely parents. It enters the name table when a lookup by name becomes likely: when
+// a chain is left at this block, by storing or by removing, or branches off it.
+//
+// A name that is neither guessed nor in the table is searched for in the segments where the slot
+// holds deferred blocks. A segment that was searched maxSearches times enters all of its names.
+// So a block costs its slots at most maxSearches comparisons and one entry, whatever the order
+// of events.
 const maxSearches = 8
 
 // deferFrom is the smallest number of fresh blocks of an event whose names are deferred.
 const deferFrom = 8
 
-// guesses are the places that a slot's next event is likely to name.
+// guesses are the places that a slot's next event is likely to refer to.
 type guesses struct {
-	last    place // of the block stored last, likely to be the next parent
-	removed place // of the block removed last, whose neighbours are likely to follow
+	last    place // the block stored last, likely to be the next parent
+	removed place // the block removed last, whose neighbours are likely to follow
 }
 
-// guess tries places that are likely to have this name. They may be gone or taken
-// by other blocks; the name tells.
+// guess returns the first of places whose block has this name. A place may have been freed or
+// reused for another block; comparing the name detects that.
 func (x *Index) guess(s Slot, name uint64, places ...place) (place, bool) {
 	for _, p := range places {
 		if !x.alive(p.segment()) {
@@ -37,11 +38,11 @@ func (x *Index) guess(s Slot, name uint64, places ...place) (place, bool) {
 	return 0, false
 }
 
-// before and after are a place's neighbours, which may not exist.
+// before and after are adjacent places, which may not exist.
 func (p place) before() place { return p - placeAt(0, 1) }
 func (p place) after() place  { return p + placeAt(0, 1) }
 
-// enter makes the name table lead to a block.
+// enter adds a block to the name table.
 func (x *Index) enter(g segment, p place) {
 	name := g.names()[p.offset()]
 	if name == 0 || g.isEntered(p.offset()) {
@@ -51,8 +52,8 @@ func (x *Index) enter(g segment, p place) {
 	x.name(g, name, p)
 }
 
-// leaveAt enters a block at which a slot's events leave a chain: they are likely
-// to come back to it.
+// leaveAt enters the block at which a slot's events leave a chain, because they are likely to
+// return to it.
 func (x *Index) leaveAt(s Slot, p place) {
 	if !x.alive(p.segment()) {
 		return
@@ -62,7 +63,7 @@ func (x *Index) leaveAt(s Slot, p place) {
 	}
 }
 
-// listDeferred notes that a slot holds deferred blocks in a segment.
+// listDeferred records that a slot holds deferred blocks in a segment.
 func (x *Index) listDeferred(st *slotState, s Slot, id uint32) {
 	n := len(st.deferred)
 	if n > 0 && st.deferred[n-1] == id {
@@ -88,10 +89,10 @@ func (x *Index) defers(s Slot, id uint32) bool {
 	return x.alive(id) && x.seg(id).deferred() > 0 && x.seg(id).present(s)
 }
 
-// findDeferred searches the slot's deferred blocks for a name, those in the
-// segment listed last first, and enters the block that it finds. Lookups run
-// meanwhile, for it may take long and changes nothing that they read; so callers
-// that have shut the gate may not be amid a change that lookups must not see.
+// findDeferred searches the slot's deferred blocks for a name, starting with the segment listed
+// last, and enters the block that it finds. It opens a shut gate meanwhile, because it may take
+// long and changes nothing that lookups read. So a caller that has shut the gate must not be in
+// the middle of a change that lookups must not see.
 func (x *Index) findDeferred(s Slot, name uint64) (place, bool) {
 	st := &x.slots[s]
 	if len(st.deferred) == 0 {
@@ -150,7 +151,7 @@ func (g segment) indexDeferred(name uint64) int {
 	return -1
 }
 
-// enterAll enters all names of a segment.
+// enterAll adds all blocks of a segment to the name table.
 func (x *Index) enterAll(id uint32) {
 	g := x.seg(id)
 	for i := range g.names() {

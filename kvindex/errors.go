@@ -1,35 +1,35 @@
 package kvindex
 
-// RefusalError is why an event, or the rest of it, was not applied. A refused
-// event costs matches, never a wrong match.
+// RefusalError is the reason why an event, or the rest of it, was not applied. A refused event
+// can lose matches, but never produces a wrong match.
 type RefusalError uint8
 
 const (
 	// ErrUnknownSlot: no target has this slot.
 	ErrUnknownSlot RefusalError = iota + 1
-	// ErrKind: the event's kind is none that we know.
+	// ErrKind: unknown event kind.
 	ErrKind
-	// ErrTier: the event's tier is none that we know.
+	// ErrTier: unknown tier.
 	ErrTier
-	// ErrUnknownParent: the target does not hold the parent, so the blocks' place
-	// is not known.
+	// ErrUnknownParent: the target does not hold the parent, so the position of the blocks is
+	// unknown.
 	ErrUnknownParent
-	// ErrBlockSize: the event's block size is not the target's, or neither divides
-	// nor is divided by the index's.
+	// ErrBlockSize: the event's block size differs from the target's, or is neither a divisor
+	// nor a multiple of the index's.
 	ErrBlockSize
-	// ErrTokens: the number of tokens is not blocks times block size (a
-	// sliding-window group that lists only its last blocks, for one).
+	// ErrTokens: the number of tokens is not the number of blocks times the block size. For
+	// example, a sliding-window group may list only its last blocks.
 	ErrTokens
-	// ErrExtra: extra digests are there, but not one for each block.
+	// ErrExtra: there are extra digests, but not one for each block.
 	ErrExtra
 	// ErrCycle: the parent is among the stored blocks.
 	ErrCycle
-	// ErrHashConflict: the target already holds a block of this engine hash with
-	// another content; a later removal could not be told apart. Found only where
-	// the name table, aliases or pages tell: see docs/index.md.
+	// ErrHashConflict: the target already holds a block of this engine hash with another
+	// content, so a later removal would be ambiguous. It is detected only if the name table,
+	// aliases or pages contain the hash; see docs/index.md.
 	ErrHashConflict
-	// ErrPlaceholder: blocks without tokens whose hashes the target does not hold
-	// on another tier.
+	// ErrPlaceholder: the event has no tokens, and the target does not hold its blocks on
+	// another tier.
 	ErrPlaceholder
 
 	numRefusals = iota + 1
@@ -48,7 +48,7 @@ var refusalTexts = [numRefusals]string{
 	ErrPlaceholder:   "placeholder of a block that is not held",
 }
 
-// Error returns the reason in words; it serves as label of a metric too.
+// Error returns a short description, which is also used as a metric label.
 func (e RefusalError) Error() string {
 	if int(e) < len(refusalTexts) && refusalTexts[e] != "" {
 		return refusalTexts[e]

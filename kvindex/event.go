@@ -1,6 +1,6 @@
 package kvindex
 
-// EventKind says what an Event does.
+// EventKind is the kind of change that an Event makes.
 type EventKind uint8
 
 const (
@@ -12,7 +12,7 @@ const (
 	Cleared
 )
 
-// Tier is where a block lives.
+// Tier is the kind of storage that holds a block.
 type Tier uint8
 
 const (
@@ -24,34 +24,33 @@ const (
 	NumTiers = 4
 )
 
-// EngineHash is an engine's name for a block: opaque, scoped to one target,
-// used only to find a parent or a removal. Engines that publish digests as
-// bytes are folded to 64 bits by the decoder (vLLM: the low 8 bytes, big
-// endian, as its integers are made).
+// EngineHash is an engine's name for a block. It is opaque, scoped to one target, and used only
+// to find a parent or a block to remove. Digests that are published as bytes are folded to 64
+// bits by the decoder (vLLM: the low 8 bytes, big endian, like its integer hashes).
 type EngineHash uint64
 
-// Event is one change of one target's cache, the same for all engines. Slices
-// belong to the caller of Apply and are not kept.
+// Event is one change of one target's cache, in the same form for all engines. The caller of
+// Apply keeps ownership of the slices.
 type Event struct {
 	Kind EventKind
 	Tier Tier
-	// Group is the engine's KV-cache group (vLLM group_idx, TensorRT-LLM
-	// layer_group_id); 0 where the engine has none. Decoders drop the groups that
-	// are not main attention; equal hashes in several groups are counted apart.
+	// Group is the engine's KV-cache group (vLLM group_idx, TensorRT-LLM layer_group_id); 0
+	// where the engine has none. Decoders drop the groups that are not main attention; equal
+	// hashes in several groups are counted separately.
 	Group int32
 	// Hashes are the blocks stored or removed, in chain order for Stored.
 	Hashes []EngineHash
 	// Parent is the block before Hashes[0]; meaningful only if HasParent.
 	Parent    EngineHash
 	HasParent bool
-	// Tokens are the ids of the stored blocks, len(Hashes)*BlockSize of them.
+	// Tokens are the token ids of the stored blocks, len(Hashes)*BlockSize of them.
 	Tokens    []uint32
 	BlockSize int
-	// Model, Adapter and Salt separate caches of equal tokens. Adapter and Salt are
-	// set on a chain's first block at least; later blocks inherit from the parent.
+	// Adapter and Salt, like the target's model, separate caches of equal tokens. They must be
+	// set at least on a chain's first block; later blocks inherit them from the parent.
 	Adapter string
 	Salt    string
-	// Extra holds, per block, a digest of further keys (multimodal content) that the
-	// engine mixes into a block's hash; nil where there are none.
+	// Extra contains, per block, a digest of further keys (multimodal content) that the engine
+	// mixes into the block's hash; nil if there are no such keys.
 	Extra []uint64
 }

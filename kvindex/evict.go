@@ -1,7 +1,7 @@
 package kvindex
 
-// bytes is the index's memory: records, tables, lists of the slots, aliases and
-// pages (by an estimate of Go's maps), and the queue of speculative credit.
+// bytes returns the index's memory: records, tables, lists of the slots, aliases and pages
+// (estimated from Go's maps), and the queue of speculative credit.
 func (x *Index) bytes() int64 { return x.plainBytes() + x.loose }
 
 func (x *Index) plainBytes() int64 {
@@ -9,7 +9,7 @@ func (x *Index) plainBytes() int64 {
 		x.postings + int64(len(x.claims.ring))*32
 }
 
-// looseBytes is what aliases and pages take.
+// looseBytes estimates the memory of the slot's aliases and pages.
 func (st *slotState) looseBytes() int64 {
 	n := 0
 	if st.aliases != nil {
@@ -21,17 +21,17 @@ func (st *slotState) looseBytes() int64 {
 	return int64(n)
 }
 
-// How often the clock hand spares a segment.
+// How many times the clock hand spares a segment.
 const (
 	sparedNew    = 1
 	sparedLooked = 3
 )
 
-// evict keeps the index within its byte budget. If aliases and pages take more
-// than half of it, the slot with most of them is cleared first: they cannot be
-// dropped block by block without losing count. Then a clock hand goes round the
-// segments: one that was looked up is spared three times, a new one once; any
-// other is dropped for all its holders.
+// evict keeps the index within its byte budget. If aliases and pages take more than half of it,
+// the slot with most of them is cleared first: they cannot be dropped block by block, because
+// their counts would become wrong. Then a clock hand (CLOCK eviction) visits the segments: one
+// that was looked up is spared three times, a new one once; any other is dropped for all its
+// holders.
 func (x *Index) evict() {
 	limit := x.cfg.MaxBytes
 	if limit == 0 || x.bytes() <= limit {
@@ -52,7 +52,7 @@ func (x *Index) evict() {
 		}
 		x.clear(at)
 	}
-	// down to a little below, so that the next event does not start this again
+	// a little below the limit, so that the next event does not start eviction again
 	target := limit - limit/64 - x.loose
 	for x.plainBytes() > target && len(x.segments) > 1 {
 		x.gate.shut()

@@ -8,24 +8,23 @@ import (
 // MaxBlockSize is the largest number of tokens in a block.
 const MaxBlockSize = 4096
 
-// Hash names a block and, because hashes are chained, the whole prompt up to
-// and including it: two prompts share their first n blocks if and only if their
-// n-th hashes are equal (but for collisions, 2^-64 a pair and not to be
-// constructed without the key).
+// Hash identifies a block and, because hashes are chained, the whole prompt up to and including
+// it: two prompts share their first n blocks if and only if their n-th hashes are equal (except
+// for collisions, with a probability of 2^-64 per pair, which cannot be constructed without the
+// key).
 type Hash uint64
 
-// Key is the secret of the block hash. It is configuration: replicas that
-// exchange snapshots share it, clients never learn it.
+// Key is the secret of the block hash. It is configuration: replicas that exchange snapshots
+// must share it, and clients must never learn it.
 type Key [16]byte
 
-// Hasher computes block hashes. It is immutable after NewHasher and safe for
-// concurrent use.
+// Hasher computes block hashes. It is immutable after NewHasher and safe for concurrent use.
 //
-// A block's tokens are packed in pairs to 64-bit words, the words are taken in
-// pairs, each is masked with a secret of its position, and the two halves of
-// each 128-bit product are added up (the multiply-mix of wyhash, with secrets by
-// position instead of a chain, so that the products of a block do not wait for
-// each other). The sum is chained to the parent's hash by one more product.
+// A block's tokens are packed in pairs into 64-bit words. The words are taken in pairs, each
+// word is masked with a secret of its position, and the two halves of each 128-bit product are
+// xored and added to a sum. (This is the multiply-mix of wyhash, with secrets by position
+// instead of a chain, so that the products of a block are independent of each other.) The sum is
+// chained to the parent's hash by one more product.
 type Hasher struct {
 	chainKey, blockKey uint64
 	extraKey, extraMul uint64
@@ -58,8 +57,8 @@ func NewHasher(key Key) *Hasher {
 	return h
 }
 
-// Seed is the parent of the first block of every prompt for this model, adapter
-// and salt: prompts that differ in any of them share no hash.
+// Seed returns the parent of the first block of every prompt for this model, adapter and salt.
+// Prompts that differ in any of them share no hash.
 func (h *Hasher) Seed(model, adapter, salt string) Hash {
 	acc := h.textKey
 	for _, s := range [...]string{model, adapter, salt} {
@@ -77,17 +76,17 @@ func (h *Hasher) Seed(model, adapter, salt string) Hash {
 	return Hash(fold(acc^h.blockKey, h.textKey|1))
 }
 
-// AppendHashes appends to dst the hashes of the full blocks of tokens; a
-// partial block at the end has none. parent is a Seed, or the last hash of the
-// part before tokens: so the next turn of a conversation hashes only its new
-// blocks. A blockSize outside 1..MaxBlockSize appends nothing.
+// AppendHashes appends to dst the hashes of the full blocks of tokens; a partial block at the
+// end has none. parent is a Seed, or the last hash of the part before tokens, so that the next
+// turn of a conversation hashes only its new blocks. It appends nothing if blockSize is outside
+// 1..MaxBlockSize.
 func (h *Hasher) AppendHashes(dst []Hash, parent Hash, tokens []uint32, blockSize int) []Hash {
 	return h.AppendHashesExtra(dst, parent, tokens, blockSize, nil)
 }
 
-// AppendHashesExtra is AppendHashes for prompts with further content: extra[i]
-// is the digest of what the engine mixes into block i besides its tokens, 0 for
-// nothing; blocks past the end of extra have none.
+// AppendHashesExtra is AppendHashes for prompts with further content: extra[i] is the digest of
+// what the engine mixes into block i in addition to its tokens, 0 for nothing; blocks past the
+// end of extra have none.
 func (h *Hasher) AppendHashesExtra(dst []Hash, parent Hash, tokens []uint32, blockSize int, extra []uint64) []Hash {
 	if blockSize < 1 || blockSize > MaxBlockSize {
 		return dst
@@ -111,9 +110,9 @@ func (h *Hasher) AppendHashesExtra(dst []Hash, parent Hash, tokens []uint32, blo
 	return dst[:len(dst)+n]
 }
 
-// fillSixteen hashes len(out) blocks of sixteen tokens, the commonest size. It is
-// sixteen and chain in one loop: the compiler inlines no function of that size,
-// and the call costs a third of the time.
+// fillSixteen hashes len(out) blocks of sixteen tokens, the most common size. It combines
+// sixteen and chain in one loop: the compiler does not inline a function of that size, and the
+// call costs a third of the time.
 func (h *Hasher) fillSixteen(out []Hash, parent Hash, tokens []uint32) {
 	k := (*[8]uint64)(h.position[:])
 	chainKey, blockKey := h.chainKey, h.blockKey
@@ -130,8 +129,7 @@ func (h *Hasher) fillSixteen(out []Hash, parent Hash, tokens []uint32) {
 	}
 }
 
-// AppendContents chains hashes of blocks' content after parent, as AppendHashes
-// chains those of their tokens.
+// AppendContents chains hashes of blocks' content after parent, as AppendHashes does for tokens.
 func (h *Hasher) AppendContents(dst []Hash, parent Hash, contents []uint64) []Hash {
 	for _, c := range contents {
 		parent = h.chain(parent, c)
@@ -146,7 +144,7 @@ func fold(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-// chain gives a block's hash from its parent's hash and its own content.
+// chain returns a block's hash, given its parent's hash and its own content.
 func (h *Hasher) chain(parent Hash, content uint64) Hash {
 	return Hash(fold(uint64(parent)^h.chainKey, content^h.blockKey))
 }
@@ -172,8 +170,8 @@ func (h *Hasher) content(tokens []uint32) uint64 {
 	return sum
 }
 
-// sixteen is the part of a content hash that sixteen tokens make whose first is
-// at word position at.
+// sixteen returns the contribution of sixteen tokens to a content hash; the first is at word
+// position at.
 func (h *Hasher) sixteen(t *[16]uint32, at int) uint64 {
 	k := (*[8]uint64)(h.position[at:])
 	return fold((uint64(t[0])|uint64(t[1])<<32)^k[0], (uint64(t[2])|uint64(t[3])<<32)^k[1]) +
@@ -182,8 +180,8 @@ func (h *Hasher) sixteen(t *[16]uint32, at int) uint64 {
 		fold((uint64(t[12])|uint64(t[13])<<32)^k[6], (uint64(t[14])|uint64(t[15])<<32)^k[7])
 }
 
-// quad is the part of a content hash that four tokens make whose first is at
-// the even word position at.
+// quad returns the contribution of four tokens to a content hash; the first is at the even word
+// position at.
 func (h *Hasher) quad(t [4]uint32, at int) uint64 {
 	a := uint64(t[0]) | uint64(t[1])<<32
 	b := uint64(t[2]) | uint64(t[3])<<32

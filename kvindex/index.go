@@ -7,55 +7,55 @@ import (
 	"time"
 )
 
-// Config says how an Index works; it cannot change later.
+// Config configures an Index; it cannot change later.
 type Config struct {
-	// BlockSize is the index's block in tokens, 1..MaxBlockSize. Engines whose
-	// block size divides it or is divided by it can be indexed.
+	// BlockSize is the index's block size in tokens, 1..MaxBlockSize. It must be a multiple or a
+	// divisor of the engines' block sizes.
 	BlockSize int
-	// MaxBytes bounds the index's memory, 0 for no bound; see docs/index.md for
-	// what is dropped first.
+	// MaxBytes limits the index's memory in bytes, 0 for no limit; docs/index.md describes what
+	// is dropped first.
 	MaxBytes int64
-	// Key is the block hash's secret.
+	// Key is the secret of the block hash. Set it: with the zero Key clients can construct
+	// collisions.
 	Key Key
-	// SpeculativeTTL is how long credit for a prompt that was sent, and not
-	// confirmed by events, lasts. Default 30 s.
+	// SpeculativeTTL is how long speculative credit lasts, which a prompt gets when it is sent
+	// and until events confirm it. Default 30 s.
 	SpeculativeTTL time.Duration
-	// MaxSpeculative bounds the blocks of such credit, all targets together; the
-	// oldest goes first. Default 1<<20.
+	// MaxSpeculative limits the blocks of such credit, for all targets together; the oldest is
+	// dropped first. Default 1<<20.
 	MaxSpeculative int
 }
 
-// Index knows which targets hold which blocks. All methods may be called
-// concurrently; the changes of one slot must be handed in in their order, by one
-// caller at a time.
+// Index tracks which targets hold which blocks. All methods are safe for concurrent use, but the
+// changes of one slot must be made in order, by one caller at a time.
 type Index struct {
 	cfg    Config
 	hasher *Hasher
 	gate   gate
 
-	// Everything below is changed while the gate is shut and read by writers under
-	// the gate's mutex, by lookups inside the gate.
+	// Everything below is modified while the gate is shut. Writers read it under the gate's
+	// mutex, lookups inside the gate.
 	arena    arena
 	segments []handle // by number; number 0 is never used
-	freed    []uint32 // numbers of segments that are free
+	freed    []uint32 // numbers of freed segments
 	starts   table    // own hash of a segment's first block -> its place
-	names    table    // engine hash -> places of the blocks so named first
-	twins    int      // entries of names beyond the first of a name
-	// deferFrom is the constant of that name; tests take a smaller one.
+	names    table    // engine hash -> places of the blocks first stored under it
+	twins    int      // entries of names beyond the first entry of each name
+	// deferFrom is the constant of that name; tests set a smaller value.
 	deferFrom int
 
 	slots     []slotState
 	freeSlots []Slot
 	byTarget  map[Target]Slot
-	// parts is, by slot, how many index blocks an engine block makes; shorter than
-	// slots where all further ones are 1.
+	// parts is, by slot, the number of index blocks in an engine block; slots past its end have
+	// 1.
 	parts    []uint32
 	postings int64 // bytes of all slots' lists
-	loose    int64 // bytes of all slots' aliases and pages, about
+	loose    int64 // estimated bytes of all slots' aliases and pages
 
 	claims     claimQueue
-	due        atomic.Int64 // when the oldest claim runs out, UnixNano; may be too early
-	hand       uint32       // where eviction goes on
+	due        atomic.Int64 // when the oldest claim expires, UnixNano; may be too early
+	hand       uint32       // the next segment for eviction
 	counters   counters
 	liveBlocks int64
 
@@ -65,11 +65,11 @@ type Index struct {
 	cover   []bool
 	moved   []uint64
 	leaving []leaving
-	touched uint64 // keeps flushNames' loads from being optimized away
+	touched uint64 // keeps flushNames' loads from being optimised away
 }
 
-// handle is a segment's record (lower 40 bits, none of a free segment) and the
-// segment's generation, which grows when the number is freed (upper 24 bits).
+// handle is a segment's record (lower 40 bits, noRecord for a free segment) and the segment's
+// generation, which increases when the number is freed (upper 24 bits).
 type handle uint64
 
 const (
@@ -87,35 +87,35 @@ type counters struct {
 	rebuilt        int64
 }
 
-// slotState is what the index knows of one target.
+// slotState is the state of one target.
 type slotState struct {
 	target Target
 	model  string
 	inUse  bool
-	// blockSize is the engine's, 0 until known.
+	// blockSize is the engine's block size, 0 until known.
 	blockSize int
-	// group is the KV-cache group of the first event; blocks of it cost nothing
-	// extra, those of further groups are counted in aliases.
+	// group is the KV-cache group of the first event. Its blocks cost nothing extra; those of
+	// further groups are counted in aliases.
 	group    int32
 	hasGroup bool
 	seed     Hash // of the model alone
 	// last seed with adapter or salt
 	adapter, salt string
 	salted        Hash
-	// segments lists where the slot has runs, and where it had: entries may be
-	// stale or double. present counts the segments where it has.
+	// segments lists the segments where the slot has runs; entries may be stale or duplicate.
+	// present counts the segments where it has runs now.
 	segments []uint32
 	present  int
 	held     [numLevels]int64
-	// deferred lists the segments where the slot holds deferred blocks, and others:
-	// entries may be stale or double.
+	// deferred lists the segments where the slot holds deferred blocks; entries may be stale or
+	// duplicate.
 	deferred []uint32
 	guesses  guesses
 	aliases  *aliases
 	pages    *pages
 }
 
-// New makes an empty index.
+// New returns an empty index.
 func New(cfg Config) (*Index, error) {
 	if cfg.BlockSize < 1 || cfg.BlockSize > MaxBlockSize {
 		return nil, fmt.Errorf("index block size %d is not in 1..%d", cfg.BlockSize, MaxBlockSize)
@@ -142,13 +142,13 @@ func New(cfg Config) (*Index, error) {
 // Hasher returns the block hash that requests must use.
 func (x *Index) Hasher() *Hasher { return x.hasher }
 
-// BlockSize returns the index's block in tokens.
+// BlockSize returns the index's block size in tokens.
 func (x *Index) BlockSize() int { return x.cfg.BlockSize }
 
-// Add gives a target its slot. engineBlockSize is its engine's block in tokens,
-// 0 to take it from the target's first stored event. Adding a known target
-// returns its slot; with another model or block size it is an error, for its
-// blocks would mean something else: Drop it first.
+// Add assigns a slot to a target. engineBlockSize is the block size of its engine in tokens, 0
+// to take it from the target's first stored event. Adding a known target returns its slot.
+// Adding it with another model or block size is an error, because the blocks it holds would
+// become wrong: Drop it first.
 func (x *Index) Add(t Target, model string, engineBlockSize int) (Slot, error) {
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
@@ -181,7 +181,7 @@ func (x *Index) Add(t Target, model string, engineBlockSize int) (Slot, error) {
 	return s, nil
 }
 
-// setBlockSize notes an engine's block size, 0 for not known.
+// setBlockSize records an engine's block size, 0 for not known.
 func (x *Index) setBlockSize(s Slot, engine int) {
 	x.slots[s].blockSize = engine
 	parts := uint32(engine / x.cfg.BlockSize)
@@ -196,14 +196,13 @@ func (x *Index) setBlockSize(s Slot, engine int) {
 	x.parts[s] = max(parts, 1)
 }
 
-// fits reports whether engine blocks can be split or folded into the index's.
+// fits reports whether engine blocks can be split or combined into the index's.
 func (x *Index) fits(engine int) bool {
 	return engine > 0 && engine <= 1<<20 && (engine%x.cfg.BlockSize == 0 || x.cfg.BlockSize%engine == 0)
 }
 
-// Drop forgets a target and all that it holds; its slot may be given to another.
-// It takes time in proportion to what the target held. Dropping a free slot does
-// nothing.
+// Drop removes a target and everything that it holds; its slot may be reused. The time is
+// proportional to what the target held. Dropping a free slot does nothing.
 func (x *Index) Drop(s Slot) {
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
@@ -217,7 +216,7 @@ func (x *Index) Drop(s Slot) {
 	x.freeSlots = append(x.freeSlots, s)
 }
 
-// clear removes all that a slot holds, in steps between which lookups run.
+// clear removes everything that a slot holds, in steps between which lookups can run.
 func (x *Index) clear(s Slot) {
 	st := &x.slots[s]
 	x.loose -= st.looseBytes()
@@ -253,14 +252,15 @@ func (x *Index) seg(id uint32) segment {
 	return x.arena.words(ref(x.segments[id] & (1<<handleBits - 1)))
 }
 
-// alive also accepts numbers that have been given back.
+// alive reports whether id is the number of a segment. It also accepts stale numbers beyond the
+// end of segments, which may have shrunk.
 func (x *Index) alive(id uint32) bool {
 	return int(id) < len(x.segments) && x.segments[id]&noRecord != noRecord
 }
 
 func (x *Index) generation(id uint32) uint32 { return uint32(x.segments[id] >> handleBits) }
 
-// newSegment makes a segment without blocks and runs.
+// newSegment returns a new segment without blocks and runs.
 func (x *Index) newSegment(room, runRoom int) uint32 {
 	words := roundUp(segmentWords(room, runRoom))
 	room = roomIn(words, runRoom)
@@ -279,7 +279,7 @@ func (x *Index) newSegment(room, runRoom int) uint32 {
 	return id
 }
 
-// resize moves a segment to a record with at least this room.
+// resize moves a segment to a record with at least this capacity.
 func (x *Index) resize(id uint32, room, runRoom int) segment {
 	old := x.seg(id)
 	words := roundUp(segmentWords(room, runRoom))
@@ -299,17 +299,17 @@ func (x *Index) resize(id uint32, room, runRoom int) segment {
 	return g
 }
 
-// freeSegment drops a segment whose blocks are all unnamed and held by nobody.
+// freeSegment frees a segment whose blocks are all unnamed and unheld.
 func (x *Index) freeSegment(id uint32) {
 	g := x.seg(id)
-	// the first word of own stays even when blocks() is 0
+	// the first word of own is valid even when blocks() is 0
 	first := g[headWords+g.runRoom()]
 	x.starts.remove(mixName(first), placeAt(id, 0))
 	x.arena.release(ref(x.segments[id] & (1<<handleBits - 1)))
 	x.segments[id] = (x.segments[id]>>handleBits+1)<<handleBits | noRecord
 	x.freed = append(x.freed, id)
 	if len(x.freed) == len(x.segments)-1 {
-		// nothing is left: give the numbers back too
+		// no segment is left: release the numbers too
 		x.segments, x.freed = []handle{noRecord}, nil
 		x.claims.reset()
 		x.arena.reset()
@@ -318,7 +318,7 @@ func (x *Index) freeSegment(id uint32) {
 	}
 }
 
-// findStart returns the segment whose first block has this hash, 0 for none.
+// findStart returns the segment whose first block has this hash, 0 if there is none.
 func (x *Index) findStart(h uint64) uint32 {
 	s, at, tag := x.starts.probe(mixName(h))
 	for {
@@ -334,8 +334,8 @@ func (x *Index) findStart(h uint64) uint32 {
 	}
 }
 
-// hold adds a run, which must not overlap the slot's runs on that tier, and
-// takes credit of prompts sent as confirmed by it.
+// hold adds a run, which must not overlap the slot's runs on that tier, and removes the
+// speculative credit that it confirms.
 func (x *Index) hold(id uint32, s Slot, t Tier, start, end int) {
 	st := &x.slots[s]
 	if t < speculative && st.held[speculative] > 0 {
@@ -388,7 +388,7 @@ func (x *Index) insertRun(id uint32, at int, r run) {
 	runs[at] = r
 }
 
-// post notes that a slot now has runs in a segment.
+// post records that a slot has runs in a segment now.
 func (x *Index) post(st *slotState, s Slot, id uint32) {
 	st.present++
 	if len(st.segments) == cap(st.segments) {
@@ -406,8 +406,8 @@ func (x *Index) post(st *slotState, s Slot, id uint32) {
 	st.segments = append(st.segments, id)
 }
 
-// cut removes the slot's coverage of [start, end) on a tier and returns how many
-// blocks that were. It looks after runs only: see unhold.
+// cut removes the slot's coverage of [start, end) on a tier and returns the number of blocks
+// removed. It changes runs only: see unhold.
 func (x *Index) cut(id uint32, s Slot, t Tier, start, end int) int {
 	g := x.seg(id)
 	key := makeRun(s, t, 0, 0)
@@ -440,7 +440,7 @@ func (x *Index) cut(id uint32, s Slot, t Tier, start, end int) int {
 	}
 }
 
-// leave notes that a slot has no runs in a segment any more.
+// leave records that a slot has no runs in a segment any more.
 func (x *Index) leave(st *slotState) {
 	if st.present--; st.present == 0 {
 		x.dropPostings(st)
@@ -452,13 +452,13 @@ func (x *Index) dropPostings(st *slotState) {
 	st.segments, st.deferred = nil, nil
 }
 
-// unhold takes blocks from a slot and forgets those that nobody holds then.
+// unhold removes blocks from a slot and forgets those that are not held any more.
 func (x *Index) unhold(id uint32, s Slot, t Tier, start, end int) {
 	x.slots[s].held[t] -= int64(x.cut(id, s, t, start, end))
 	x.reap(id, start, end)
 }
 
-// reap forgets the blocks of [start, end) that nobody holds.
+// reap forgets the blocks of [start, end) that no slot holds.
 func (x *Index) reap(id uint32, start, end int) {
 	g := x.seg(id)
 	killed := 0
@@ -490,8 +490,8 @@ func (x *Index) reap(id uint32, start, end int) {
 	}
 }
 
-// rebuild replaces a segment that is mostly dead by segments of its live
-// stretches. Credit of prompts sent is lost on the way.
+// rebuild replaces a segment that is mostly dead by segments of its live stretches. Their
+// speculative credit is lost.
 func (x *Index) rebuild(id uint32) {
 	x.counters.rebuilt++
 	old := x.seg(id)

@@ -27,7 +27,7 @@ func mustAdd(t testing.TB, x *Index, rank, block int) Slot {
 	return s
 }
 
-// contents makes n content hashes and engine hashes that are the chain's alone.
+// contents returns n content hashes and engine hashes that are unique to the chain.
 func contents(chain uint64, n int) ([]uint64, []EngineHash) {
 	c, e := make([]uint64, n), make([]EngineHash, n)
 	for i := range n {
@@ -257,7 +257,7 @@ func FuzzLoad(f *testing.F) {
 	f.Add(b.Bytes()[:b.Len()-8])
 	f.Fuzz(func(t *testing.T, data []byte) {
 		y := mustIndex(t, Config{BlockSize: 4})
-		// the checksum would hide the parser: make it right
+		// a wrong checksum would hide parser errors: correct it
 		if _, err := y.Load(bytes.NewReader(withChecksum(data))); err != nil {
 			return
 		}
@@ -308,11 +308,11 @@ func TestHashes(t *testing.T) {
 				t.Fatalf("block %d of %d tokens differs when continued", i, size)
 			}
 		}
-		// the commonest size has a loop of its own, which must agree with the general one
+		// the most common size has a separate loop, which must agree with the general one
 		if general := h.AppendHashesExtra(nil, seed, tokens, size, make([]uint64, 1)); !slices.Equal(general, whole) {
 			t.Fatalf("blocks of %d have two hashes", size)
 		}
-		// every token counts
+		// every token matters
 		for i := range k * size {
 			changed := append([]uint32(nil), tokens[:k*size]...)
 			changed[i] ^= 1

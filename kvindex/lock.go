@@ -6,12 +6,12 @@ import (
 	"sync/atomic"
 )
 
-// gate keeps lookups and changes apart. Lookups announce themselves on one of a
-// few counters (two uncontended atomic additions a lookup); a writer raises a
-// flag and waits for the lookups that are inside, so for at most one lookup. A
-// lookup that finds the flag up steps back and looks again; changes are cut into
-// steps of at most writeStep blocks, so it waits microseconds. If it keeps
-// finding the flag up it queues for the writers' mutex, which is fair.
+// gate excludes lookups and changes from each other. A lookup registers on one of a few counters
+// (two uncontended atomic additions per lookup). A writer raises a flag and waits for the
+// registered lookups, so at most for the duration of one lookup. A lookup that finds the flag
+// raised unregisters and tries again; changes are split into steps of at most writeStep blocks,
+// so it waits for microseconds. After several attempts it queues for the writers' mutex, which
+// is fair.
 type gate struct {
 	writers sync.Mutex
 	raised  atomic.Uint32
@@ -28,7 +28,8 @@ const writeStep = 256
 
 const spins = 64
 
-// enter lets a lookup in; it returns whether the writers' mutex was taken, for leave.
+// enter registers a lookup. It returns whether it took the writers' mutex instead; pass that to
+// leave.
 func (l *gate) enter(stripe uint32) (queued bool) {
 	n := &l.inside[stripe%uint32(len(l.inside))].n
 	for try := 0; ; try++ {
@@ -57,7 +58,7 @@ func (l *gate) leave(stripe uint32, queued bool) {
 	l.inside[stripe%uint32(len(l.inside))].n.Add(-1)
 }
 
-// shut keeps lookups out; the caller holds the writers' mutex.
+// shut excludes lookups until open; the caller must hold the writers' mutex.
 func (l *gate) shut() {
 	l.raised.Store(1)
 	for i := range l.inside {
@@ -71,5 +72,5 @@ func (l *gate) shut() {
 
 func (l *gate) open() { l.raised.Store(0) }
 
-// isShut is for writers, under their mutex.
+// isShut reports whether the gate is shut. The caller must hold the writers' mutex.
 func (l *gate) isShut() bool { return l.raised.Load() != 0 }

@@ -2,19 +2,19 @@ package kvindex
 
 import "sync/atomic"
 
-// Match is what one target holds of a prompt, in blocks from its start.
+// Match is the part of a prompt that one target holds, in blocks from its start.
 type Match struct {
 	Slot Slot
-	// Blocks counts per tier: Blocks[Device] are held contiguously on the device;
-	// Blocks[Host] is by how much the prefix grows if blocks on the host count too,
-	// and so on. A block on several tiers counts for the first.
+	// Blocks counts blocks per tier. Blocks[Device] are held contiguously on the device;
+	// Blocks[Host] is how many blocks the prefix grows by if blocks on the host count too, and
+	// so on. A block on several tiers counts for the first of them.
 	Blocks [NumTiers]uint32
-	// Speculative is by how much the prefix grows further if prompts that were
-	// sent to the target count that no event has confirmed yet.
+	// Speculative is how many blocks the prefix grows by if speculative credit counts too:
+	// prompts that were sent to the target and are not confirmed by events yet.
 	Speculative uint32
 }
 
-// Total is the number of blocks held on any tier, without speculative ones.
+// Total returns the number of blocks held on any tier, without speculative ones.
 func (m *Match) Total() uint32 {
 	var n uint32
 	for _, b := range m.Blocks {
@@ -23,27 +23,26 @@ func (m *Match) Total() uint32 {
 	return n
 }
 
-// Matches is the reusable result of lookups. It belongs to one goroutine at a time.
+// Matches is the reusable result of lookups. It must not be used concurrently.
 type Matches struct {
-	// Holders are the targets that hold at least the first block, by rising slot.
+	// Holders are the targets that hold at least the first block, in ascending order of slots.
 	Holders []Match
-	// Blocks is how many of the prompt's blocks the longest holder has.
+	// Blocks is the number of the prompt's blocks that the longest holder has.
 	Blocks int
 
 	stripe uint32
 }
 
-// Match finds, for every target that holds the first of these blocks, how many
-// it holds contiguously from the start. The answer is as of one moment during
-// the call (Apply's changes become visible in steps of up to 256 blocks). It
-// allocates only to grow m, and ends at the first block that no target
-// holds together with all blocks before it.
+// Match computes, for every target that holds the first of these blocks, how many it holds
+// contiguously from the start. The result is the state at one moment during the call (Apply's
+// changes become visible in steps of up to 256 blocks). It allocates only to grow m, and stops
+// at the first block that no target holds together with all blocks before it.
 func (x *Index) Match(hashes []Hash, m *Matches) {
 	if m.stripe == 0 {
 		m.stripe = x.gate.turn.Add(1)
 	}
 	queued := x.gate.enter(m.stripe)
-	defer x.gate.leave(m.stripe, queued) // a panic must not keep writers out for good
+	defer x.gate.leave(m.stripe, queued) // a panic must not block writers forever
 	x.match(hashes, m)
 }
 
@@ -85,9 +84,9 @@ func (x *Index) match(hashes []Hash, m *Matches) {
 	}
 }
 
-// step finds the segment that starts with the first hash, and how many of the
-// hashes it has. Hashes are chained, so equal ones at any offset prove all
-// before them equal: it looks at the last and else searches by halves.
+// step returns the segment that starts with the first hash, and how many of the hashes it
+// contains. Hashes are chained, so equal hashes at an offset imply that all before them are
+// equal: step compares the last one and, if it differs, does a binary search.
 func (x *Index) step(hashes []Hash) (segment, int) {
 	s, at, tag := x.starts.probe(mixName(uint64(hashes[0])))
 	for {
@@ -118,9 +117,9 @@ func (x *Index) step(hashes []Hash) (segment, int) {
 	}
 }
 
-// walk collects holders along a path. While no segment with further tiers was
-// met (flat), only Blocks[Device] is kept; afterwards Blocks and Speculative
-// hold, until finish, the length of the prefix on tiers up to each.
+// walk collects holders along a path. As long as all segments have only device runs (flat), only
+// Blocks[Device] is maintained. After that, and until finish, Blocks and Speculative are the
+// lengths of the prefix on all tiers up to each.
 type walk struct {
 	out    []Match
 	active int // holders that have all blocks so far, on some tier
@@ -153,9 +152,9 @@ func (w *walk) first(g segment, n int) {
 		}
 		longest = max(longest, e)
 		if k >= len(out) {
-			break // cannot be; spares the compiler a check
+			break // cannot happen; eliminates a bounds check
 		}
-		o := &out[k] // field by field: a literal is built elsewhere and copied
+		o := &out[k] // field by field: the compiler builds a literal elsewhere and copies it
 		o.Slot = Slot(last)
 		o.Blocks[Device] = uint32(e)
 		o.Blocks[Host] = 0
@@ -183,8 +182,8 @@ func (w *walk) firstTiered(g segment, n int) {
 	}
 }
 
-// cover returns how many of the runs belong to the first one's slot, and how far
-// the slot's blocks reach from the segment's start on tiers up to each, at most n.
+// cover returns how many of the runs belong to the first one's slot, and how far the slot's
+// blocks reach from the segment's start on all tiers up to each, at most n.
 func cover(runs []run, n int) (count int, level [numLevels]uint32) {
 	for count < len(runs) && runs[count]>>slotShift == runs[0]>>slotShift {
 		count++
@@ -204,11 +203,11 @@ func cover(runs []run, n int) (count int, level [numLevels]uint32) {
 	return count, level
 }
 
-// follow extends the holders by a segment of which the path has n blocks after at.
+// follow extends the holders by a segment that contains n blocks of the path after at.
 func (w *walk) follow(g segment, at uint32, n int) {
 	runs := g.runs()
 	w.active = 0
-	low := 0 // holders below this one are behind
+	low := 0 // holders before this one are done
 	for i := 0; i < len(runs); {
 		r := runs[i]
 		slot := runSlot(r)
@@ -260,7 +259,7 @@ func (w *walk) follow(g segment, at uint32, n int) {
 	}
 }
 
-// tier leaves the flat form.
+// tier switches from the flat form to the tiered one.
 func (w *walk) tier() {
 	if w.tiered {
 		return
@@ -289,8 +288,8 @@ func (w *walk) finish() {
 	}
 }
 
-// wholeBlocks rounds down, for engines whose block is several index blocks, to
-// what the engine can use, and drops holders that have nothing left.
+// wholeBlocks rounds down to what the engine can use, for engines whose block is several index
+// blocks, and drops holders that have nothing left.
 func (w *walk) wholeBlocks(parts []uint32) {
 	kept := w.out[:0]
 	for _, h := range w.out {

@@ -2,8 +2,8 @@ package kvindex
 
 import "fmt"
 
-// model is the naive second implementation: every target's holdings by engine
-// hash in maps, every question answered by walking the prompt.
+// model is a naive second implementation: every target's holdings by engine hash in maps, every
+// lookup answered by walking the prompt.
 type model struct {
 	block   int
 	targets map[Slot]*modelTarget
@@ -13,8 +13,8 @@ type model struct {
 type modelTarget struct {
 	model string
 	block int
-	key   map[EngineHash]int               // what a held hash stands for
-	units map[EngineHash]map[modelUnit]int // how often it is held
+	key   map[EngineHash]int               // the block that a held hash stands for
+	units map[EngineHash]map[modelUnit]int // the number of holdings
 	byKey map[int]map[EngineHash]bool
 }
 
@@ -134,8 +134,8 @@ func (m *model) apply(s Slot, e *Event) error {
 	return nil
 }
 
-// match is what Index.Match must say of a prompt for a target: index blocks per
-// tier, each tier counting how far the prefix grows.
+// match is the expected result of Index.Match of a prompt for a target: index blocks per tier,
+// where each tier counts how far the prefix grows.
 func (m *model) match(s Slot, adapter, salt string, tokens []uint32, extra []uint64) (out [NumTiers]uint32) {
 	t := m.targets[s]
 	var per []([NumTiers]bool) // by engine block

@@ -2,13 +2,12 @@ package kvindex
 
 import "slices"
 
-// The reverse map from engine hashes to blocks is one table for all targets: a
-// block is entered under the name that the first target to store it used, and
-// most fleets use equal names for equal blocks. A target is only ever resolved
-// to a block that it holds itself, and names that differ, repeat, or belong to a
-// further KV-cache group are kept in the target's aliases.
+// The reverse map from engine hashes to blocks is one table for all targets: a block is entered
+// under the name that the first target to store it used, and most fleets use equal names for
+// equal blocks. A name resolves only to a block that the target holds itself. Names that differ,
+// repeat, or belong to a further KV-cache group are kept in the target's aliases.
 
-// name gives a block its engine hash and enters it in the table.
+// name sets a block's engine hash and enters it in the table.
 func (x *Index) name(g segment, name uint64, p place) {
 	if x.named(name) {
 		x.twins++
@@ -18,18 +17,18 @@ func (x *Index) name(g segment, name uint64, p place) {
 	g.entered()[p.offset()/64] |= 1 << (p.offset() % 64)
 }
 
-// leaving is an entry of the name table that waits to be removed.
+// leaving is an entry of the name table that is queued for removal.
 type leaving struct {
 	mixed uint64
 	at    place
 }
 
-// maxLeaving entries wait at most. Engines remove one block an event; the
-// entries of many removals are fetched together instead of one after the other.
+// maxLeaving is the maximum number of queued entries. Engines remove one block per event; with a
+// queue, the memory accesses for many removals overlap.
 const maxLeaving = 64
 
-// unname takes the name from a block. Its entry is removed later; until then it
-// leads to a block that is not entered under this name, which nameAt tells.
+// unname clears the name of a block. Its table entry is removed later; until then nameAt detects
+// that the block is no longer entered under this name.
 func (x *Index) unname(g segment, p place) {
 	name := g.names()[p.offset()]
 	if name == 0 {
@@ -50,7 +49,7 @@ func (x *Index) unname(g segment, p place) {
 	}
 }
 
-// flushNames removes the entries that wait.
+// flushNames removes the queued entries.
 func (x *Index) flushNames() {
 	var sum uint64
 	for _, l := range x.leaving {
@@ -91,22 +90,22 @@ func (x *Index) named(name uint64) bool {
 	}
 }
 
-// aliases are the holdings of one slot that a run alone cannot tell: it says
-// "held once, by the block's own name, in the slot's own group".
+// aliases are the holdings of one slot that a run alone cannot express: a run means "held once,
+// by the block's own name, in the slot's own group".
 type aliases struct {
 	units map[unit]uint32
 	names map[uint64]aliasName
 	held  map[aliasHeld]aliasCount
 }
 
-// unit is one way to hold a block more than plainly.
+// unit is one holding of a block in addition to its run.
 type unit struct {
 	name  uint64
 	group int32
 	tier  Tier
 }
 
-// aliasName says which block a name stands for, and by how many units.
+// aliasName is the block that a name stands for, and the number of its units.
 type aliasName struct {
 	own, canonical uint64
 	units          uint32
@@ -117,13 +116,14 @@ type aliasHeld struct {
 	tier Tier
 }
 
-// aliasCount says how a block is held that has units: Invariant: units > 0.
+// aliasCount describes how a block with units is held: by how many units, and whether also by
+// its run (plain). Invariant: units > 0.
 type aliasCount struct {
 	units uint32
 	plain bool
 }
 
-// aliasBytes is what one unit is accounted for, measured with Go's maps.
+// aliasBytes is the accounted size of one unit, measured with Go's maps.
 const aliasBytes = 160
 
 func (st *slotState) needAliases() *aliases {
@@ -133,8 +133,8 @@ func (st *slotState) needAliases() *aliases {
 	return st.aliases
 }
 
-// plainly reports whether the slot holds the block on the tier by a run that
-// stands for the block's own name.
+// plainly reports whether the slot holds the block on the tier by a run that stands for the
+// block's own name.
 func (x *Index) plainly(s Slot, t Tier, g segment, offset int) bool {
 	if !g.holds(s, t, offset) {
 		return false
@@ -161,7 +161,7 @@ func (x *Index) known(s Slot, g segment, offset int) bool {
 	return false
 }
 
-// resolve returns the block that the slot holds, on any tier, by this name.
+// resolve returns the block that the slot holds, on any tier, under this name.
 func (x *Index) resolve(s Slot, name uint64) (place, bool) {
 	sh, at, tag := x.names.probe(mixName(name))
 	sh.prefetch(at)
@@ -198,7 +198,7 @@ func (x *Index) locate(canonical, own uint64) (place, bool) {
 	}
 }
 
-// storeOne makes a slot hold one block once more.
+// storeOne adds one holding of a block to a slot.
 func (x *Index) storeOne(s Slot, t Tier, group int32, name uint64, p place) error {
 	st := &x.slots[s]
 	g := x.seg(p.segment())
@@ -215,7 +215,7 @@ func (x *Index) storeOne(s Slot, t Tier, group int32, name uint64, p place) erro
 		x.hold(p.segment(), s, t, p.offset(), p.offset()+1)
 		return nil
 	}
-	x.enter(g, p) // locate must find it
+	x.enter(g, p) // so that locate finds it
 	a := st.needAliases()
 	key := aliasHeld{own, t}
 	c, ok := a.held[key]
@@ -239,8 +239,7 @@ func (x *Index) storeOne(s Slot, t Tier, group int32, name uint64, p place) erro
 	return nil
 }
 
-// removeOne takes one holding of a block from a slot; it reports whether the
-// slot had it.
+// removeOne removes one holding of a block from a slot, and reports whether the slot had it.
 func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 	st := &x.slots[s]
 	if a := st.aliases; a != nil {
@@ -273,7 +272,7 @@ func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 	return true
 }
 
-// removeAlias takes one holding of an aliased name, which a.units counts, from a slot.
+// removeAlias removes one holding by an alias, which a.units must count, from a slot.
 func (x *Index) removeAlias(a *aliases, s Slot, u unit) {
 	n := a.names[u.name]
 	p, ok := x.locate(n.canonical, n.own)
@@ -289,7 +288,7 @@ func (x *Index) removeAlias(a *aliases, s Slot, u unit) {
 	}
 	key := aliasHeld{n.own, u.tier}
 	c, counted := a.held[key]
-	if !counted { // evicted in between
+	if !counted { // evicted in the meantime
 		return
 	}
 	if c.units--; c.units > 0 {
@@ -302,8 +301,8 @@ func (x *Index) removeAlias(a *aliases, s Slot, u unit) {
 	}
 }
 
-// removePlain takes the holding from a slot that its run stands for; units, if
-// there are any, hold the block on.
+// removePlain removes the holding that the slot's run stands for. If there are units, the slot
+// still holds the block.
 func (x *Index) removePlain(s Slot, t Tier, p place) {
 	g := x.seg(p.segment())
 	if a := x.slots[s].aliases; a != nil {
@@ -317,8 +316,8 @@ func (x *Index) removePlain(s Slot, t Tier, p place) {
 	x.unhold(p.segment(), s, t, p.offset(), p.offset()+1)
 }
 
-// forgetHeld drops how the slot's aliases held a segment's blocks; eviction calls
-// it before the runs go. The units stay: the engine has not removed them.
+// forgetHeld removes the record of how the slot's aliases held a segment's blocks; eviction
+// calls it before it removes the runs. The units stay, because the engine has not removed them.
 func (x *Index) forgetHeld(s Slot, g segment) {
 	a := x.slots[s].aliases
 	if a == nil {
@@ -331,7 +330,7 @@ func (x *Index) forgetHeld(s Slot, g segment) {
 	}
 }
 
-// compactPostings drops stale and double entries of a slot's list of segments.
+// compactPostings drops stale and duplicate entries of a slot's list of segments.
 func (x *Index) compactPostings(st *slotState, s Slot) {
 	slices.Sort(st.segments)
 	kept := st.segments[:0]

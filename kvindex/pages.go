@@ -1,9 +1,8 @@
 package kvindex
 
-// Engines whose block is smaller than the index's (SGLang: pages of 1 token or
-// of 16) are indexed by whole index blocks: one is held on a tier when all of
-// its pages are. The pages of such a target are kept in a tree of their own; the
-// last page of an index block lends the block its name.
+// Engines whose block is smaller than the index's (SGLang: pages of 1 or 16 tokens) are indexed
+// by whole index blocks: a block is held on a tier when all of its pages are. The pages of such
+// a target are kept in a separate tree; an index block has the name of its last page.
 
 // pages are the engine blocks of one slot.
 type pages struct {
@@ -17,9 +16,9 @@ type pages struct {
 // Invariant: it is in the tree while it is held or has children.
 type page struct {
 	name                uint64
-	before              Hash   // of the index block before the one that the page is in
+	before              Hash   // of the index block before the page's
 	own                 Hash   // of the index block that the page completes
-	content             uint64 // sum over the tokens of the index block so far, but for tail
+	content             uint64 // sum over the tokens of the index block so far, without tail
 	tail                [4]uint32
 	fill                int32 // tokens of the index block so far, including the page's
 	parent, child, next uint32
@@ -28,7 +27,7 @@ type page struct {
 	final               bool             // the page completes its index block
 }
 
-// pageBytes is what a page is accounted for, measured with Go's maps.
+// pageBytes is the accounted size of a page, measured with Go's maps.
 const pageBytes = 200
 
 func (x *Index) storePages(s Slot, e *Event) error {
@@ -69,7 +68,7 @@ func (x *Index) storePages(s Slot, e *Event) error {
 	return nil
 }
 
-// extend returns the page that these tokens make after a parent.
+// extend returns the page that these tokens form after a parent.
 func (x *Index) extend(parent page, root bool, seed Hash, tokens []uint32, extra uint64) page {
 	p := parent
 	p.child, p.next, p.tiers, p.final = 0, 0, 0, false
@@ -100,7 +99,7 @@ func (x *Index) extend(parent page, root bool, seed Hash, tokens []uint32, extra
 	return p
 }
 
-// same reports whether two pages stand at one place with one content.
+// same reports whether two pages have the same position and content.
 func (p *page) same(q *page) bool {
 	return p.parent == q.parent && p.before == q.before && p.content == q.content && p.tail == q.tail && p.fill == q.fill
 }
@@ -120,8 +119,8 @@ func (p *pages) add(n page) uint32 {
 	return id
 }
 
-// prune takes a page that is neither held nor a parent out of the tree, and
-// then its parent likewise.
+// prune removes a page that is neither held nor a parent from the tree, and then its parent
+// likewise.
 func (p *pages) prune(id uint32) {
 	for id != 0 && p.nodes[id].tiers == 0 && p.nodes[id].child == 0 {
 		n := p.nodes[id]
@@ -137,7 +136,7 @@ func (p *pages) prune(id uint32) {
 	}
 }
 
-// holdPage notes one more holding of a page, and the index blocks that it completes.
+// holdPage adds one holding of a page, and the index blocks that it completes.
 func (x *Index) holdPage(s Slot, id uint32, t Tier, group int32) error {
 	st := &x.slots[s]
 	p := st.pages
@@ -169,9 +168,8 @@ func (p *pages) reached(id uint32, t Tier) bool {
 	return true
 }
 
-// holdCompleted holds every index block that the page id makes complete on a tier.
-// A block whose predecessor the index does not know of this slot is left out
-// until it is stored again.
+// holdCompleted holds every index block that page id completes on a tier. A block whose
+// predecessor the slot does not hold is left out until it is stored again.
 func (x *Index) holdCompleted(s Slot, id uint32, t Tier) error {
 	st := &x.slots[s]
 	p := st.pages
@@ -237,8 +235,7 @@ func (x *Index) removePage(s Slot, name uint64, t Tier, group int32) bool {
 	return true
 }
 
-// loseCompleted takes from the slot every index block on a tier that the page is
-// a part of.
+// loseCompleted removes from the slot every index block on a tier that the page is a part of.
 func (x *Index) loseCompleted(s Slot, id uint32, t Tier) {
 	st := &x.slots[s]
 	n := st.pages.nodes[id]
@@ -253,7 +250,7 @@ func (x *Index) loseCompleted(s Slot, id uint32, t Tier) {
 	}
 }
 
-// storePagePlaceholders holds known pages on a further tier.
+// storePagePlaceholders adds a further tier to known pages.
 func (x *Index) storePagePlaceholders(s Slot, e *Event) error {
 	st := &x.slots[s]
 	var err error

@@ -2,5 +2,5 @@
 
 package kvindex
 
-// prefetch does nothing where it is not written for the processor.
+// prefetch does nothing on processors for which it is not implemented.
 func prefetch(*uint64, int) {}

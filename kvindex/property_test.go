@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// world drives an index and the model with the same events.
+// world applies the same events to an index and the model.
 type world struct {
 	x     *Index
 	m     *model
@@ -64,7 +64,7 @@ func (w *world) chain(t *rapid.T, s Slot) worldChain {
 	blocks := rapid.IntRange(1, w.longest).Draw(t, "blocks")
 	token := rapid.Uint32Range(0, w.alphabet)
 	for range blocks {
-		// blocks of few kinds, so that chains share prefixes often
+		// blocks of few kinds, so that chains often share prefixes
 		k := token.Draw(t, "token")
 		for range max(in.block, w.m.block) {
 			c.tokens = append(c.tokens, k)
@@ -138,7 +138,7 @@ func (w *world) remove(t *rapid.T) {
 	w.apply(t, s, e)
 }
 
-// decode stores a chain's last blocks one by one, as engines do when they generate.
+// decode stores a chain's last blocks one by one, as engines do while they generate.
 func (w *world) decode(t *rapid.T) {
 	s := w.slot(t)
 	c := w.chain(t, s)
@@ -235,7 +235,7 @@ func (w *world) snapshot(t *rapid.T) {
 	w.speculated = false
 }
 
-// check compares matches of all known chains, and of chains that leave them half way.
+// check compares matches of all known chains, and of chains that branch off them.
 func (w *world) check(t *rapid.T) {
 	checkInvariants(t, w.x)
 	var got Matches
@@ -317,8 +317,9 @@ func (w *world) speculate(t *rapid.T) {
 	}
 }
 
-// refused sends a prompt that is not taken: afterwards all is as before, but for the
-// oldest credit, if that had to make room, and credit in a segment that is rebuilt.
+// refused sends a prompt that the target does not accept: afterwards the state is as before,
+// except that the oldest credit may have made room, and that credit in a rebuilt segment is
+// lost.
 func (w *world) refused(t *rapid.T, s Slot, hashes []Hash) {
 	w.x.Expire(w.now) // as Speculate does
 	exact := w.x.claims.blocks+len(hashes) <= w.x.cfg.MaxSpeculative && !w.bounded
@@ -332,8 +333,8 @@ func (w *world) refused(t *rapid.T, s Slot, hashes []Hash) {
 	}
 }
 
-// withdraw takes back what was sent some time ago, of which nothing, some or all may
-// have been confirmed, removed, expired or sent again.
+// withdraw withdraws credit of an earlier prompt, of which nothing, some or all may have been
+// confirmed, removed, expired or sent again.
 func (w *world) withdraw(t *rapid.T) {
 	for _, c := range w.sent {
 		w.x.Withdraw(c)
@@ -356,7 +357,7 @@ type fataler interface {
 
 // checkInvariants compares the index's parts with each other.
 func checkInvariants(t fataler, x *Index) {
-	x.flushNames() // entries of blocks that left may wait
+	x.flushNames() // entries of removed blocks may be queued
 	var live, held, used int64
 	names, present := 0, map[Slot]int{}
 	starts := map[uint64]bool{}

@@ -1,24 +1,24 @@
 package kvindex
 
-// A segment is a stretch of a chain of blocks: block i+1's parent is block i.
-// Its record has a head of headWords words, then the runs (who holds which
-// part), then the blocks' own hashes, then their engine hashes, then a bit a
-// block that says whether the name table leads to it:
+// A segment is a stretch of a chain of blocks: block i+1's parent is block i. Its record
+// consists of a head of headWords words, the runs (which slots hold which part), the blocks' own
+// hashes, their engine hashes, and a bitmap with one bit per block that is set if the name table
+// contains the block:
 //
-//	word 0  blocks | room for blocks
-//	word 1  runs | room for runs
-//	word 2  dead blocks (held by nobody, but between held ones) | deferred blocks
+//	word 0  blocks | capacity for blocks
+//	word 1  runs | capacity for runs
+//	word 2  dead blocks (not held, but between held ones) | deferred blocks
 //	        (named, but not in the name table) | searches among these
-//	word 3  how often the eviction hand will spare it; the only word that readers write
+//	word 3  how many times eviction will spare it; the only word that readers write
 //
-// Runs are sorted and say that a slot holds blocks [start, end) on a tier; runs
-// of one slot and tier neither overlap nor touch.
+// Runs are sorted. A run means that a slot holds blocks [start, end) on a tier; runs of one slot
+// and tier neither overlap nor touch.
 type segment []uint64
 
 const headWords = 4
 
-// headLines are the cache lines of a record that a lookup asks for at once: the head,
-// the runs of some 60 slots, or the hashes of a short chain.
+// headLines is how many cache lines of a record a lookup prefetches: the head, the runs of some
+// 60 slots, or the hashes of a short chain.
 const headLines = 9
 
 // speculative is the tier of credit that no event has confirmed yet.
@@ -53,15 +53,15 @@ func (g segment) own() []uint64 {
 	return g[at : at+g.blocks()]
 }
 
-// names are the blocks' engine hashes, those of the slot that stored them
-// first; 0 for blocks without (dead or speculative only).
+// names are the blocks' engine hashes as used by the slot that stored them first; 0 for blocks
+// without a name (dead or speculative only).
 func (g segment) names() []uint64 {
 	at := headWords + g.runRoom() + g.room()
 	return g[at : at+g.blocks()]
 }
 
-// entered are the bits of the blocks that the name table leads to. Invariant: a
-// block without name has none, nor has the room behind the blocks.
+// entered is the bitmap of the blocks that the name table contains. Invariant: the bits of
+// blocks without a name, and of unused capacity, are 0.
 func (g segment) entered() []uint64 {
 	at := headWords + g.runRoom() + 2*g.room()
 	return g[at : at+bitWords(g.room())]
@@ -75,7 +75,7 @@ func bitWords(blocks int) int { return (blocks + 63) / 64 }
 
 func segmentWords(blocks, runs int) int { return headWords + runs + 2*blocks + bitWords(blocks) }
 
-// roomIn is the largest number of blocks for which a record of this size is enough.
+// roomIn returns the largest number of blocks that fit into a record of this size.
 func roomIn(words, runs int) int {
 	words -= headWords + runs
 	return min((words-bitWords(words/2))/2, maxSegment)
@@ -89,7 +89,7 @@ const (
 	slotShift  = 40
 	tierShift  = 36
 	startShift = 16
-	// MaxSlots is the largest number of targets at a time.
+	// MaxSlots is the largest number of concurrent targets.
 	MaxSlots = 1 << 20
 )
 
@@ -121,8 +121,8 @@ func lowerBound(runs []run, r run) int {
 	return lo
 }
 
-// firstTouching returns the index of the first run of this slot and tier that
-// ends after start, if there is one; else where it would stand.
+// firstTouching returns the index of the first run of this slot and tier that ends after start,
+// or else where such a run belongs.
 func firstTouching(runs []run, s Slot, t Tier, start int) int {
 	r := makeRun(s, t, start, 0)
 	i := lowerBound(runs, r)

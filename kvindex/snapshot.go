@@ -12,9 +12,9 @@ import (
 	"slices"
 )
 
-// A snapshot is a stream: the magic and the version; block size and a proof of
-// the hash key; the targets with their cursors, aliases and pages; the segments;
-// a checksum. Numbers are unsigned varints, hashes 8 bytes little endian.
+// A snapshot is a stream: the magic and the version; block size and a proof of the hash key; the
+// targets with their cursors, aliases and pages; the segments; a checksum. Numbers are unsigned
+// varints, hashes 8 bytes little endian.
 const (
 	snapshotMagic   = "KVLANEIX"
 	snapshotVersion = 1
@@ -23,16 +23,14 @@ const (
 	maxFreeSlots    = 1 << 16 // unused numbers below the highest slot
 )
 
-// ErrSnapshot is what Load's errors wrap: the stream is not a snapshot that this
-// index can take.
+// ErrSnapshot is wrapped by Load's errors: the stream is not a valid snapshot for this index.
 var ErrSnapshot = errors.New("bad index snapshot")
 
 var crcTable = crc64.MakeTable(crc64.ECMA)
 
-// Dump writes a snapshot to w. cursor gives each target's position in its feed
-// as of now, opaque to the index; nil for none. Lookups go on meanwhile, changes
-// wait until w has taken everything: give it a buffer if it is slow. Credit
-// without events is not part of it.
+// Dump writes a snapshot to w. cursor returns each target's current position in its feed, opaque
+// to the index; nil for none. Lookups continue meanwhile, but changes wait until w has accepted
+// everything: pass a buffer if it is slow. Speculative credit is not included.
 func (x *Index) Dump(w io.Writer, cursor func(Slot) []byte) error {
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
@@ -80,7 +78,7 @@ func (x *Index) Dump(w io.Writer, cursor func(Slot) []byte) error {
 	return nil
 }
 
-// dumper writes the parts of a snapshot; the writer keeps the first error.
+// dumper writes the parts of a snapshot; its writer keeps the first error.
 type dumper struct {
 	w   *bufio.Writer
 	sum hash.Hash64
@@ -218,9 +216,9 @@ func (d *dumper) pages(p *pages) {
 	}
 }
 
-// Load fills an empty index (no targets were ever added) from a snapshot and
-// returns the cursors by slot. Block size and key must be those of the index that
-// wrote it. After an error the index is empty again.
+// Load fills an empty index, to which no target was ever added, from a snapshot and returns the
+// cursors by slot. Block size and key must be those of the index that wrote it. After an error
+// the index is empty again.
 func (x *Index) Load(r io.Reader) (map[Slot][]byte, error) {
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
@@ -253,8 +251,8 @@ func (x *Index) Load(r io.Reader) (map[Slot][]byte, error) {
 	return cursors, nil
 }
 
-// loader reads the parts of a snapshot and keeps the first error; after one it
-// reads zeros.
+// loader reads the parts of a snapshot and keeps the first error; after an error it returns
+// zeros.
 type loader struct {
 	r   *bufio.Reader
 	sum hash.Hash64
@@ -262,7 +260,7 @@ type loader struct {
 	buf [8]byte
 }
 
-// ReadByte serves binary.ReadUvarint.
+// ReadByte implements io.ByteReader for binary.ReadUvarint.
 func (l *loader) ReadByte() (byte, error) {
 	b, err := l.r.ReadByte()
 	if err == nil {
@@ -481,7 +479,7 @@ func (x *Index) loadSegment(l *loader, n int) {
 			x.name(g, name, placeAt(id, i))
 		}
 	}
-	// what speculative credit kept alive is gone
+	// blocks that only speculative credit kept alive are gone
 	x.liveBlocks -= int64(dead)
 	g.addDead(dead)
 	if end := g.maxEnd(); end < n {

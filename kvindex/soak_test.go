@@ -11,8 +11,8 @@ import (
 
 var soak = flag.Duration("soak", 0, "let TestSoak run for this long, e.g. 10m")
 
-// soakTarget is an engine whose cache is full: a new chain takes the room of the
-// chain that was used least recently, freed from its end.
+// soakTarget is an engine whose cache is full: a new chain replaces the least recently used one,
+// which is freed from its end.
 type soakTarget struct {
 	slot   Slot
 	chains []soakChain
@@ -25,11 +25,11 @@ type soakChain struct {
 	names  []EngineHash
 }
 
-// Stores and evictions at capacity: conversations on eight targets, prompts that
-// branch off common beginnings and are partly shared, generated blocks one by
-// one, removals one hash an event, now and then a cleared target. The index must
-// be as large at the end as after a tenth of the time, with all it holds
-// accounted for. Without -soak it is short and counts rounds instead of time.
+// Stores and evictions at capacity: conversations on eight targets, prompts that branch off
+// common prefixes and are partly shared, generated blocks one by one, one removal per event, now
+// and then a cleared target. The index must be as large at the end as after a tenth of the time,
+// with everything it holds accounted for. Without -soak the test is short and counts rounds
+// instead of time.
 func TestSoak(t *testing.T) {
 	const targets, capacity, short = 8, 6000, 3000
 	const beginnings, common = 5, 32

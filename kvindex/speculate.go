@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// claim is credit of one stretch of blocks; its segment is meant only as long as
-// the generation is the segment's.
+// claim is the credit for one stretch of blocks. It is valid only as long as generation is the
+// segment's.
 type claim struct {
 	expires    int64 // UnixNano
 	segment    uint32
@@ -15,16 +15,16 @@ type claim struct {
 	start, end uint16
 }
 
-// claimQueue is a first-in first-out ring: credit lasts equally long for all.
+// claimQueue is a FIFO ring; all credit has the same TTL, so it is sorted by expiry.
 type claimQueue struct {
 	ring   []claim
 	head   int
 	length int
 	blocks int    // of all claims
-	gone   uint64 // claims that left the queue, ever: the number of the first one in it
+	gone   uint64 // claims that have left the queue so far: the number of the first one in it
 }
 
-// Credit is what one call of Speculate claimed; the zero Credit is nothing.
+// Credit identifies what one call of Speculate claimed; the zero Credit is empty.
 type Credit struct {
 	first, end uint64 // numbers of claims
 }
@@ -56,10 +56,11 @@ func (q *claimQueue) pop() claim {
 
 func (q *claimQueue) reset() { *q = claimQueue{gone: q.gone + uint64(q.length)} }
 
-// next is the number of the claim that will be pushed next.
+// next returns the number of the next claim to be pushed.
 func (q *claimQueue) next() uint64 { return q.gone + uint64(q.length) }
 
-// take empties a claim that keeps its place in the queue; false if it has left.
+// take empties a claim, which keeps its place in the queue; it reports false if the claim has
+// left the queue.
 func (q *claimQueue) take(number uint64) (claim, bool) {
 	if number < q.gone || number >= q.next() {
 		return claim{}, false
@@ -71,11 +72,10 @@ func (q *claimQueue) take(number uint64) (claim, bool) {
 	return c, true
 }
 
-// Speculate credits a target with a prompt that was just sent to it, until its
-// events confirm the blocks one by one, the target is cleared, or
-// Config.SpeculativeTTL has passed since the block was first claimed. Only the
-// part that the target neither holds nor was credited with before costs anything,
-// and is what Withdraw can take back.
+// Speculate credits a target with a prompt that was just sent to it, until its events confirm
+// the blocks one by one, the target is cleared, or Config.SpeculativeTTL has passed since the
+// block was first claimed. Only the part that the target neither holds nor is credited with
+// already takes memory, and only that part can be withdrawn.
 func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
@@ -106,10 +106,9 @@ func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	return Credit{first, end}
 }
 
-// Withdraw ends credit before its time, because the target did not take the prompt.
-// What events have confirmed meanwhile stays. A prompt that was sent there after it
-// and begins alike loses the part that it had in common: credit is too low then,
-// until events come.
+// Withdraw ends credit before its TTL, because the target did not accept the prompt. Blocks that
+// events have confirmed stay. A later prompt with the same prefix loses the shared part of its
+// credit until events confirm it: credit may be too low, but never too high.
 func (x *Index) Withdraw(c Credit) {
 	if c.first == c.end {
 		return
@@ -124,7 +123,7 @@ func (x *Index) Withdraw(c Credit) {
 	x.evict()
 }
 
-// claimGaps claims what the slot lacks of the first n blocks of a segment.
+// claimGaps claims the blocks among the first n of a segment that the slot lacks.
 func (x *Index) claimGaps(s Slot, g segment, id uint32, n int, expires int64) {
 	runs := g.runs()
 	i := lowerBound(runs, makeRun(s, 0, 0, 0))
@@ -137,7 +136,7 @@ func (x *Index) claimGaps(s Slot, g segment, id uint32, n int, expires int64) {
 	if have == n {
 		return
 	}
-	// parts beyond the first gap are held seldom; each is left alone
+	// parts after the first gap are rarely held; each is skipped
 	held := append([]run(nil), runs[i:i+k]...)
 	for from := have; from < n; {
 		to, skip := n, n
@@ -157,8 +156,8 @@ func (x *Index) claimGaps(s Slot, g segment, id uint32, n int, expires int64) {
 	}
 }
 
-// claimFresh claims blocks that no target holds, after last; it returns the place
-// of the last one that it found room for, and how many these were.
+// claimFresh claims blocks that no target holds, after last. It returns the place of the last
+// block for which there was room, and the number of blocks claimed.
 func (x *Index) claimFresh(s Slot, last place, hashes []Hash, expires int64) (place, int) {
 	x.gate.shut()
 	id, from, n := x.room(last.segment(), last.offset()+1, len(hashes))
@@ -190,9 +189,8 @@ func (x *Index) claim(s Slot, id uint32, start, end int, expires int64) {
 	x.claims.push(claim{expires: expires, segment: id, generation: x.generation(id), slot: s, start: uint16(start), end: uint16(end)})
 }
 
-// Expire ends credit that has run out. Speculate does so too; call Expire before
-// Match and Stats for the times without requests. If nothing has run out it costs
-// one look at an atomic.
+// Expire ends credit whose TTL has passed. Speculate does so too; call Expire before Match and
+// Stats in case no request came for a while. If no credit has expired it costs one atomic load.
 func (x *Index) Expire(now time.Time) {
 	if now.UnixNano() < x.due.Load() {
 		return
@@ -203,8 +201,8 @@ func (x *Index) Expire(now time.Time) {
 	x.evict()
 }
 
-// expire ends credit that has run out, and the oldest until at most limit blocks
-// of it are left.
+// expire ends credit whose TTL has passed, and then the oldest until at most limit blocks of it
+// are left.
 func (x *Index) expire(now int64, limit int) {
 	q := &x.claims
 	for q.length > 0 && (q.ring[q.head].expires <= now || q.blocks > limit) {
@@ -217,7 +215,7 @@ func (x *Index) expire(now int64, limit int) {
 	x.due.Store(due)
 }
 
-// unclaim takes a claim's credit away, as far as events have not confirmed it.
+// unclaim removes a claim's credit except for blocks that events have confirmed.
 func (x *Index) unclaim(c claim) {
 	if c.start == c.end || !x.alive(c.segment) || x.generation(c.segment) != c.generation {
 		return

@@ -1,21 +1,21 @@
 package kvindex
 
-// Stats are an index's sizes and counts. Sizes are of now, counts since New.
+// Stats are an index's current sizes, and counts since New.
 type Stats struct {
-	// Blocks are those that some target holds or is credited with; HolderBlocks
-	// counts each once per target and tier; Segments are the stretches they are
-	// stored in.
+	// Blocks is the number of blocks that some target holds or is credited with; HolderBlocks
+	// counts each once per target and tier; Segments is the number of stretches they are stored
+	// in.
 	Blocks, HolderBlocks int64
 	Segments             int
-	// Bytes is the memory in use; Reserved the memory taken from the runtime.
+	// Bytes is the memory in use, Reserved the memory allocated from the runtime.
 	Bytes, Reserved int64
-	// Speculative are blocks credited without an event yet.
+	// Speculative is the number of credited blocks that are not confirmed by events yet.
 	Speculative int64
 	Targets     []TargetStats
 
 	Stored, Removed, UnknownRemoved, Cleared int64
-	// Evicted counts holder-blocks dropped for the byte budget; Rebuilt segments
-	// that were split up because most of their blocks were gone.
+	// Evicted counts holder-blocks dropped for the byte budget, Rebuilt segments that were split
+	// because most of their blocks were gone.
 	Evicted, Rebuilt int64
 	// Refused counts refused events by reason.
 	Refused map[RefusalError]int64
@@ -26,16 +26,16 @@ type TargetStats struct {
 	Target Target
 	Slot   Slot
 	Model  string
-	// BlockSize is the engine's, 0 while unknown.
+	// BlockSize is the engine's block size in tokens, 0 while unknown.
 	BlockSize   int
 	Held        [NumTiers]int64
 	Speculative int64
-	// Aliases are holdings beyond the plain one: repeated, of a further group, or
-	// by another name than the fleet's. Pages are engine blocks smaller than the index's.
+	// Aliases counts holdings beyond the plain one: repeated, in a further group, or under a
+	// name that differs from the fleet's. Pages counts engine blocks smaller than the index's.
 	Aliases, Pages int
 }
 
-// Stats returns sizes and counts; it keeps writers waiting, not lookups.
+// Stats returns sizes and counts. It blocks writers, not lookups.
 func (x *Index) Stats() Stats {
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()

@@ -11,10 +11,9 @@ import (
 	"github.com/cockroachdb/datadriven"
 )
 
-// Stories: see testdata. A chain is written as a word, one letter an engine block
-// of equal tokens; "from=2" means its blocks from the third on, "to=3" up to the
-// third. Engine hashes are those of an engine that chains them; hash-by=NAME
-// takes another engine's.
+// Stories: see testdata. A chain is written as a word, with one letter per engine block of equal
+// tokens; "from=2" selects its blocks from the third on, "to=3" up to the third. Engine hashes
+// are those of an engine that chains them; hash-by=NAME uses another engine's.
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
 		s := &story{slots: map[string]Slot{}, blocks: map[string]int{}}
@@ -98,7 +97,7 @@ func (s *story) hashes(t *testing.T, d *datadriven.TestData, word string, block 
 	return s.x.Hasher().AppendHashes(nil, s.x.Hasher().Seed("m", adapter, salt), spell(word, block), block)
 }
 
-// spell gives every letter n tokens.
+// spell repeats every letter as n tokens.
 func spell(word string, n int) []uint32 {
 	var tokens []uint32
 	for _, c := range word {

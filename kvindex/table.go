@@ -2,15 +2,15 @@ package kvindex
 
 import "math/bits"
 
-// place is where a block stands: its offset in a segment above, the segment's
-// number (never 0) below.
+// place is the position of a block: its offset in a segment in the high bits, the segment's
+// number (never 0) in the low bits.
 type place uint64
 
 const (
 	segmentBits = 28
 	placeBits   = 40
 	tagBits     = 64 - placeBits
-	// maxSegment is the largest number of blocks in a segment, maxSegments that of
+	// maxSegment is the largest number of blocks in a segment, maxSegments the largest number of
 	// segments.
 	maxSegment  = 1 << (placeBits - segmentBits)
 	maxSegments = 1 << segmentBits
@@ -24,25 +24,24 @@ func placeAt(segment uint32, offset int) place { return place(offset)<<segmentBi
 func (p place) segment() uint32 { return uint32(p & (maxSegments - 1)) }
 func (p place) offset() int     { return int(p >> segmentBits) }
 
-// table is a multimap from 64-bit names to places. It does not keep the names,
-// only 24 bits of their mix beside the place: whoever finds a candidate compares
-// the name that the segment holds. The 24 bits also say where an entry belongs,
-// so moving entries (growth, removal) never looks into a segment. The shards
-// grow one by one, which keeps the pause of a growing table short.
+// table is a multimap from 64-bit names to places. It does not store the names, only 24 bits of
+// their mix with the place, so the caller must compare a candidate with the name in the segment.
+// The 24 bits also determine an entry's home group, so moving entries (growth, removal) never
+// reads a segment. The shards grow one by one, which keeps the pause of a growing table short.
 type table struct {
 	shards [numShards]shard
 	live   int
 	bytes  int64
 }
 
-// shard keeps its entries in groups of groupSize, a group a cache line. In front of
-// them stands a word a group with a byte of each entry's tag, its mark. Most searches
-// are for what is not there (every fresh block is looked for), and the marks say so
-// in an eighth of the memory, which stays in the processor's caches.
-// Invariant: an entry stands in its home group, or cyclically after it with only
-// full groups between; its mark is never 0, that of an empty place is.
+// shard stores its entries in groups of groupSize; a group is one cache line. In front of the
+// groups there is one word per group with one byte, the mark, from each entry's tag. Most
+// searches are for absent names (every fresh block is looked up), and the marks answer them in
+// an eighth of the memory, which stays in the processor's caches. Invariant: an entry is in its
+// home group, or cyclically after it with only full groups between; its mark is never 0, that of
+// an empty place is.
 type shard struct {
-	words  []uint64 // groups words of marks, then the entries: tag above, place below
+	words  []uint64 // marks of the groups, then the entries: tag in the high bits, place in the low bits
 	groups int
 	live   int
 }
@@ -63,12 +62,11 @@ func markOf(tag uint64) uint64 { return max(tag&0xff, 1) }
 
 func mixName(name uint64) uint64 { return fold(name^0x2d358dccaa6c78a5, 0x8bb84b93962eacc9) }
 
-// cursorStep is by how much cursors of neighbouring groups differ. A cursor says
-// which group is searched and how many of its places have been.
+// cursorStep is the difference between the cursors of adjacent groups. A cursor encodes the
+// group being searched and the number of its places already searched.
 const cursorStep = 2 * groupSize
 
-// probe returns the shard of a mixed name, the cursor to start from, and the tag to
-// look for.
+// probe returns the shard of a mixed name, the cursor to start at, and the tag to search for.
 func (t *table) probe(mixed uint64) (s *shard, at int, tag uint64) {
 	s = &t.shards[mixed>>shardShift]
 	tag = mixed >> (shardShift - tagBits) & (1<<tagBits - 1)
@@ -77,23 +75,23 @@ func (t *table) probe(mixed uint64) (s *shard, at int, tag uint64) {
 
 func (s *shard) home(tag uint64) int { return int(tag * uint64(s.groups) >> tagBits) }
 
-// prefetch asks for the entries at at, for searches that will probably find one; the
-// marks come meanwhile.
+// prefetch prefetches the entries at at, for searches that will probably find one; the marks are
+// read meanwhile.
 func (s *shard) prefetch(at int) {
 	if i := s.groups + at/cursorStep*groupSize; i < len(s.words) {
 		prefetch(&s.words[i], 1)
 	}
 }
 
-// next returns the first place with this tag from a cursor on, and the cursor to go
-// on from; ok is false if there is none.
+// next returns the first place with this tag, starting at a cursor, and the cursor to continue
+// with; ok is false if there is none.
 func (s *shard) next(at int, tag uint64) (p place, after int, ok bool) {
 	if s.groups == 0 {
 		return 0, 0, false
 	}
 	marks := s.words[:s.groups]
 	looked := lows * markOf(tag)
-	seen := uint64(1)<<(at%cursorStep*8) - 1 // the marks of places that were searched
+	seen := uint64(1)<<(at%cursorStep*8) - 1 // the marks of places already searched
 	for g := at / cursorStep; ; g++ {
 		if g >= len(marks) {
 			g = 0
@@ -112,7 +110,7 @@ func (s *shard) next(at int, tag uint64) (p place, after int, ok bool) {
 	}
 }
 
-// insert adds an entry; it does not look for an equal one.
+// insert adds an entry without checking for an equal one.
 func (t *table) insert(mixed uint64, p place) {
 	s, _, tag := t.probe(mixed)
 	if (s.live+1)*4 > s.groups*groupSize*3 {
@@ -123,7 +121,7 @@ func (t *table) insert(mixed uint64, p place) {
 	t.live++
 }
 
-// put writes an entry to the first empty place from its home on.
+// put writes an entry to the first empty place, starting at its home group.
 func (s *shard) put(entry uint64) {
 	tag := entry >> placeBits
 	for g := s.home(tag); ; g++ {
@@ -147,8 +145,8 @@ func (s *shard) unset(group, i int) {
 	s.words[s.groups+group*groupSize+i] = 0
 }
 
-// touch loads the words where a search would begin. A loop of these over many
-// names waits for memory once instead of once a name.
+// touch loads the words where a search would start. A loop of touches over many names waits for
+// memory once instead of once per name.
 func (t *table) touch(mixed uint64) uint64 {
 	s, at, _ := t.probe(mixed)
 	if s.groups == 0 {
@@ -180,8 +178,8 @@ func (t *table) remove(mixed uint64, p place) {
 	}
 }
 
-// close empties a place. If its group was full, an entry that had to go past the
-// group comes back to it, and so on.
+// close empties a place. If its group was full, an entry that had overflowed past the group
+// moves back into it, and so on.
 func (s *shard) close(group, i int) {
 	full := zeros(s.words[group]) == 0
 	s.unset(group, i)
@@ -206,7 +204,7 @@ func (s *shard) close(group, i int) {
 	}
 }
 
-// after is by how many groups k stands cyclically after g.
+// after returns the cyclic distance in groups from g to k.
 func (s *shard) after(g, k int) int {
 	if k < g {
 		return k + s.groups - g
@@ -214,7 +212,7 @@ func (s *shard) after(g, k int) int {
 	return k - g
 }
 
-// resize gives a shard room for at least so many entries.
+// resize changes a shard to at least room places and reinserts its entries.
 func (t *table) resize(s *shard, room int) {
 	old := s.words[min(s.groups, len(s.words)):]
 	groups := (room + groupSize - 1) / groupSize

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestTableAgainstList lets the entries of one shard crowd around few homes, so that
-// groups overflow and removals bring entries back, and compares with a plain list.
+// TestTableAgainstList crowds the entries of one shard around few homes, so that groups overflow
+// and removals move entries back, and compares with a plain list.
 func TestTableAgainstList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type entry struct {
