@@ -9,8 +9,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// applier does what a Machine asks for to a Sink. Its owner serialises the
-// calls.
+// applier applies a Machine's actions to a Sink. Its owner serialises the calls.
 type applier struct {
 	src     *Source
 	dec     batchDecoder
@@ -18,19 +17,19 @@ type applier struct {
 	machine *Machine
 	// replay starts a replay; nil if the source has none.
 	replay func(Action)
-	// targets are those that events have come for, oldest first.
+	// targets are the targets that events have arrived for, oldest first.
 	targets []kvindex.Target
 	tally   *tally
 }
 
-// batchDecoder is a Decoder, or what takes its place for other transports.
+// batchDecoder is a Decoder, or its replacement for other transports.
 type batchDecoder interface {
 	Decode(payload []byte) (*Batch, error)
 	Forget()
 	HashRefused() (algo string, refused bool)
 }
 
-// tally are the counters of a source, shared by its appliers.
+// Counters of a source, shared by its appliers.
 type tally struct {
 	events, blocks   uint64
 	dropped          map[Reason]uint64
@@ -42,7 +41,7 @@ type tally struct {
 
 func newTally() *tally { return &tally{dropped: map[Reason]uint64{}, warned: map[Reason]bool{}} }
 
-// status is a copy of the counters.
+// status returns a copy of the counters.
 func (t *tally) status(worker string) Status {
 	return Status{
 		Worker: worker, Events: t.events, Blocks: t.blocks, Dropped: maps.Clone(t.dropped),
@@ -52,12 +51,12 @@ func (t *tally) status(worker string) Status {
 
 func (t *tally) fail(err error) { t.errors++; t.lastError = err.Error() }
 
-// base is the target that is meant when no batch has named a rank.
+// base returns the target of batches that carry no rank.
 func (a *applier) base() kvindex.Target {
 	return kvindex.Target{Worker: a.src.Worker, Rank: a.src.Rank}
 }
 
-// do carries out actions in their order.
+// do performs actions in order.
 func (a *applier) do(actions []Action) {
 	for i := range actions {
 		switch act := &actions[i]; act.Kind {
@@ -100,7 +99,7 @@ func (a *applier) warnAll(why Reason, detail string) {
 	}
 }
 
-// warnOnce warns the first time only, and reports whether it did.
+// warnOnce sends only the first warning of a reason, and reports whether it did.
 func (a *applier) warnOnce(t kvindex.Target, why Reason, detail string) bool {
 	if a.tally.warned[why] {
 		return false
@@ -110,7 +109,7 @@ func (a *applier) warnOnce(t kvindex.Target, why Reason, detail string) bool {
 	return true
 }
 
-// refuse forgets a worker whose block hashes cannot be understood.
+// refuse clears the targets of a worker whose block hashes cannot be interpreted.
 func (a *applier) refuse(t kvindex.Target, algo string) {
 	if a.warnOnce(t, UnknownHash, fmt.Sprintf("block hash algorithm %q is not known; the worker's events are not used", algo)) {
 		for _, t := range a.targets {
@@ -120,7 +119,7 @@ func (a *applier) refuse(t kvindex.Target, algo string) {
 	}
 }
 
-// refused names the index's reason, if it gave one.
+// refused returns the reason for an error of the sink, including the index's own if it has one.
 func refused(err error) Reason {
 	if r, ok := errors.AsType[kvindex.RefusalError](err); ok {
 		return Refused + ": " + Reason(r.Error())
@@ -128,8 +127,8 @@ func refused(err error) Reason {
 	return Refused
 }
 
-// apply decodes a payload and hands its events on; c is where the sequence stands
-// after it, zero if it has none.
+// apply decodes a payload and passes its events to the sink. c is the sequence's position after
+// it, the zero Cursor if it has none.
 func (a *applier) apply(payload []byte, c Cursor) {
 	b, err := a.dec.Decode(payload)
 	for _, d := range b.Dropped {
@@ -137,7 +136,7 @@ func (a *applier) apply(payload []byte, c Cursor) {
 	}
 	t := a.target(b.Rank)
 	if err != nil {
-		// An event that breaks its batch is counted already.
+		// A malformed event that ends its batch is already counted.
 		if !slices.ContainsFunc(b.Dropped, func(d Drop) bool { return d.Reason == Malformed }) {
 			a.tally.dropped[Malformed]++
 		}
@@ -179,7 +178,7 @@ func (a *applier) apply(payload []byte, c Cursor) {
 	}
 }
 
-// target says whose batch it is.
+// target returns the target of a batch that carries this rank.
 func (a *applier) target(rank int32) kvindex.Target {
 	t := a.base()
 	if rank == kvindex.NoRank {
@@ -199,21 +198,21 @@ func (a *applier) target(rank int32) kvindex.Target {
 	return t
 }
 
-// see makes a target known: it learns the feed's state before its first event.
+// see registers a target; the sink receives the feed's state for it before its first event.
 func (a *applier) see(t kvindex.Target) {
 	if slices.Contains(a.targets, t) {
 		return
 	}
-	known := len(a.targets) == 0 && t == a.base() // what was said of the base was said of it
+	known := len(a.targets) == 0 && t == a.base() // what the sink received for the base applied to t
 	a.targets = append(a.targets, t)
 	if !known {
 		a.sink.State(t, a.machine.State(), Connected)
 	}
 }
 
-// checkBlockSize compares an event's block size with the configured one and with
-// the last: another size that divides or is divided is used and warned of once,
-// one that does neither is refused, loudly.
+// checkBlockSize compares an event's block size with the configured and the previous one. A
+// different size that is a divisor or a multiple is accepted with one warning; any other size is
+// rejected with a warning.
 func (a *applier) checkBlockSize(t kvindex.Target, size int) bool {
 	if last := a.tally.blockSize; last != 0 && last != size {
 		a.warnOnce(t, BlockSizeChanged, fmt.Sprintf("block size changed from %d to %d", last, size))

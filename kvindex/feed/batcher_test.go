@@ -14,7 +14,7 @@ import (
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// batches is a recorder that also remembers where batches begin and end.
+// batches is a recorder that also records where batches begin and end.
 type batches struct {
 	*recorder
 
@@ -44,8 +44,8 @@ func (b *batches) add(line string) {
 	b.mu.Unlock()
 }
 
-// Events come between the beginning and the end of their batch, which says where
-// the sequence stands then; a clear never does.
+// Events come between the beginning and the end of their batch, which carries the sequence's
+// position; a clear never does.
 func TestBatcher(t *testing.T) {
 	sink := newBatches()
 	p := feed.NewPlayer(feed.Source{Worker: "w", Engine: feed.VLLM, Rank: kvindex.NoRank, BlockSize: 2}, sink)
@@ -59,8 +59,8 @@ func TestBatcher(t *testing.T) {
 	}
 }
 
-// A copy of what a sink has of a pushed target, with its cursor, serves another
-// process: the relay proves to be the same and goes on from there.
+// A copy of a sink's state of a pushed target, with its cursor, is usable in another process:
+// the relay proves to be the same and continues from there.
 func TestPushResumes(t *testing.T) {
 	sink := newBatches()
 	c, _ := startPush(t, sink)
@@ -102,7 +102,7 @@ func TestPushResumes(t *testing.T) {
 			t.Errorf("restarted %v: got %q, want %q", restarted, got, want)
 		}
 
-		// A worker that is forgotten says nothing more, and its stream ends.
+		// A forgotten worker delivers nothing more, and its stream ends.
 		second.Forget("w")
 		before := len(copied.seen())
 		_ = r.Send(&kvlanev1.PushRequest{Message: &kvlanev1.PushRequest_Batch{Batch: &kvlanev1.Batch{Seq: 3, Content: &kvlanev1.Batch_Raw{Raw: storedBatch(t, 3, stamp)}}}})

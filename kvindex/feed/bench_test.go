@@ -62,7 +62,7 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-// BenchmarkDecodeTRTLLM is one event of the HTTP poll: 32 blocks of 32 tokens.
+// BenchmarkDecodeTRTLLM decodes one event of the HTTP poll: 32 blocks of 32 tokens.
 func BenchmarkDecodeTRTLLM(b *testing.B) {
 	var blocks []string
 	for i := range 32 {
@@ -102,9 +102,9 @@ func cpu() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// publish connects a feed to a publisher that writes n prepared messages in
-// bursts, with rising numbers, and waits until the sink has had want blocks. The
-// publisher's writes are in the CPU time too.
+// publish connects a feed to a publisher that writes n prepared messages in bursts, with
+// increasing numbers, and waits until the sink has received want blocks. The CPU time includes
+// the publisher's writes.
 func publish(b *testing.B, sink feed.Sink, blocks *atomic.Int64, want int64, messages [][]byte) time.Duration {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -150,8 +150,7 @@ func publish(b *testing.B, sink feed.Sink, blocks *atomic.Int64, want int64, mes
 	return used
 }
 
-// BenchmarkSocketToSink is the road from the socket to the sink: ZMTP, machine,
-// decoder.
+// BenchmarkSocketToSink measures the path from the socket to the sink: ZMTP, machine, decoder.
 func BenchmarkSocketToSink(b *testing.B) {
 	for _, s := range shapes {
 		b.Run(s.name, func(b *testing.B) {
@@ -162,7 +161,7 @@ func BenchmarkSocketToSink(b *testing.B) {
 	}
 }
 
-// indexSink hands events to a real index.
+// indexSink applies events to a real index.
 type indexSink struct {
 	counter
 	index *kvindex.Index
@@ -176,8 +175,8 @@ func (s *indexSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 	return s.counter.Apply(t, ev)
 }
 
-// churn is messages that each store a chain of blocks and remove the one that was
-// stored 128 messages before, to be sent round and round.
+// churn returns messages that each store a chain of blocks and remove the one stored 128
+// messages before, to be sent cyclically.
 func churn(b *testing.B, blocks int) [][]byte {
 	const ring, age = 256, 128
 	messages := make([][]byte, ring)
@@ -202,8 +201,7 @@ func churn(b *testing.B, blocks int) [][]byte {
 	return messages
 }
 
-// BenchmarkSocketToIndex is the whole road of an event. Both events of a message
-// count as written.
+// BenchmarkSocketToIndex measures the whole path of an event. Both events of a message count.
 func BenchmarkSocketToIndex(b *testing.B) {
 	for _, blocks := range []int{1, 32} {
 		b.Run(map[int]string{1: "single blocks", 32: "chains of 32"}[blocks], func(b *testing.B) {
@@ -222,7 +220,7 @@ func BenchmarkSocketToIndex(b *testing.B) {
 	}
 }
 
-// targetSink hands each target's events to an index.
+// targetSink applies each target's events to an index.
 type targetSink struct {
 	counter
 	index *kvindex.Index
@@ -236,8 +234,8 @@ func (s *targetSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 	return s.counter.Apply(t, ev)
 }
 
-// BenchmarkSteady is 20,000 single-block events a second, stored and removed, two a
-// message, spread over feeds with a connection each: what of a core they take without
+// BenchmarkSteady publishes 20,000 single-block events per second, stored and removed, two per
+// message, spread over feeds with one connection each. It measures their share of a core without
 // the publisher, and the memory of a feed.
 func BenchmarkSteady(b *testing.B) {
 	const perSecond, tick = 10_000, 5 * time.Millisecond
@@ -298,7 +296,7 @@ func BenchmarkSteady(b *testing.B) {
 				send(f)
 			}
 			arrived(feeds)
-			runtime.LockOSThread() // the publisher's time is this thread's
+			runtime.LockOSThread() // so that the publisher's CPU time is this thread's
 			defer runtime.UnlockOSThread()
 			b.ResetTimer()
 			began, all, own := time.Now(), cpu(), threadTime()
@@ -310,7 +308,7 @@ func BenchmarkSteady(b *testing.B) {
 			}
 			arrived(feeds + b.N)
 			used := cpu() - all - (threadTime() - own)
-			// Of 20,000 a second, also if the machine was too busy to publish that many.
+			// At 20,000 per second, even if the machine was too busy to publish that many.
 			b.ReportMetric(100*used.Seconds()*perSecond/float64(b.N), "%core")
 			b.ReportMetric((inUse()-before)/float64(feeds)/1024, "KB/feed")
 			b.ReportMetric(0, "ns/op")
@@ -318,7 +316,7 @@ func BenchmarkSteady(b *testing.B) {
 	}
 }
 
-// inUse is the bytes of heap and stacks after a collection.
+// inUse returns the bytes of heap and stacks after a collection.
 func inUse() float64 {
 	runtime.GC()
 	var s runtime.MemStats

@@ -30,7 +30,7 @@ const (
 	fData
 )
 
-// The order of an event's array form; later versions only append.
+// The order of values in an event's array form; later versions only append.
 var (
 	storedOrder = []field{
 		fHashes, fParent, fTokens, fBlockSize, fLoraID, fMedium, fLoraName, fExtraKeys, fGroup, fKind,
@@ -46,8 +46,8 @@ var keys = map[string]field{
 	"kv_cache_spec_kind": fKind, "locality": fLocality, "ownership": fOwnership, "cache_salt": fSalt, "data": fData,
 }
 
-// keysByLength are the keys by their length, which leaves at most four to compare: each
-// event has a dozen, and hashing them took a fifth of the road of a small one.
+// keysByLength groups the keys by their length, which leaves at most four to compare. Each event
+// has a dozen keys, and hashing them took a fifth of the decoding time of a small event.
 var keysByLength = func() (by [20][]keyField) {
 	for name, f := range keys {
 		by[len(name)] = append(by[len(name)], keyField{name, f})
@@ -71,7 +71,7 @@ func fieldOf(key []byte) field {
 	return fIgnored
 }
 
-// blockEvent is a vLLM or SGLang event as it was published.
+// blockEvent is a vLLM or SGLang event as published.
 type blockEvent struct {
 	hashes           []kvindex.EngineHash
 	parent           kvindex.EngineHash
@@ -88,8 +88,8 @@ type blockEvent struct {
 	salt             []byte
 }
 
-// event decodes one event and appends it to the batch or counts why not. It
-// returns false if the event is malformed; otherwise r stands behind it.
+// event decodes one event and appends it to the batch or counts why it was dropped. It returns
+// false if the event is malformed; otherwise r is positioned after it.
 func (d *Decoder) event(r *msgpack.Reader) bool {
 	hashes, tokens, extra, events := len(d.hashes), len(d.tokens), len(d.extra), len(d.batch.Events)
 	ok := false
@@ -129,8 +129,8 @@ func (d *Decoder) eventArray(r *msgpack.Reader) bool {
 		if i < len(order) {
 			f = order[i]
 		}
-		// SGLang 0.5.18 to 0.5.22 append a map of what vLLM has no place for where vLLM
-		// has the adapter's name.
+		// SGLang 0.5.18 to 0.5.22 append a map of fields that vLLM lacks in the position of
+		// vLLM's adapter name.
 		if f == fLoraName && r.Kind() == msgpack.Map {
 			if !d.pairs(r, &e, nil) {
 				return false
@@ -144,8 +144,8 @@ func (d *Decoder) eventArray(r *msgpack.Reader) bool {
 	return d.finish(tag, &e)
 }
 
-// eventMap reads {"type": tag, key: value...}. TensorRT-LLM's own layout is
-// recognised by its types or by its wrapper.
+// eventMap reads {"type": tag, key: value...}. TensorRT-LLM's layout is recognised by its types
+// or by its wrapper.
 func (d *Decoder) eventMap(r *msgpack.Reader) bool {
 	at := *r
 	var e blockEvent
@@ -160,7 +160,7 @@ func (d *Decoder) eventMap(r *msgpack.Reader) bool {
 	return d.finish(tag, &e)
 }
 
-// pairs reads a map into e, and its type into tag if that is wanted.
+// pairs reads a map into e, and its type into tag unless tag is nil.
 func (d *Decoder) pairs(r *msgpack.Reader, e *blockEvent, tag *[]byte) bool {
 	n, err := r.Map()
 	if err != nil {
@@ -190,11 +190,11 @@ func (d *Decoder) pairs(r *msgpack.Reader, e *blockEvent, tag *[]byte) bool {
 			return false
 		}
 	}
-	// A type is what makes a map an event; only TensorRT-LLM's wrapper has none.
+	// A map without a type is not an event, except TensorRT-LLM's wrapper.
 	return tag == nil || *tag != nil || wrapped
 }
 
-// field reads one value. nil means the default everywhere.
+// field reads one value. A nil value means the default for every field.
 func (d *Decoder) field(r *msgpack.Reader, e *blockEvent, f field) bool {
 	if f == fIgnored || f == fData {
 		return r.Skip() == nil
@@ -272,7 +272,7 @@ func readHash(r *msgpack.Reader) (kvindex.EngineHash, error) {
 	}
 }
 
-// readID reads a LoRA id, which is a number (vLLM, from 1) or a text.
+// readID reads a LoRA id, which is a number (vLLM, starting at 1) or a text.
 func readID(r *msgpack.Reader) (string, error) {
 	switch r.Kind() {
 	case msgpack.Str, msgpack.Bin:
@@ -287,7 +287,7 @@ func readID(r *msgpack.Reader) (string, error) {
 	}
 }
 
-// finish turns a published event into ours, or counts why it is dropped.
+// finish converts a published event to a kvindex.Event, or counts why it is dropped.
 func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 	switch string(tag) {
 	case "AllBlocksCleared":
@@ -344,11 +344,12 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 	return true
 }
 
-// adapterID names an adapter of which an old engine tells only the number. It
-// keeps its blocks apart; no request will ask for this name.
+// adapterID returns a name for an adapter of which an old engine publishes only the number. The
+// name keeps the adapter's blocks separate; no request will use it.
 func adapterID(id string) string { return "lora-id:" + id }
 
-// learnGroup remembers which groups are not main attention: removals do not say.
+// learnGroup records which groups are not main attention, because removals do not carry the
+// kind.
 func (d *Decoder) learnGroup(e *blockEvent) {
 	if len(e.kind) == 0 {
 		return
@@ -360,14 +361,14 @@ func (d *Decoder) learnGroup(e *blockEvent) {
 	}
 }
 
-// checkStored says why a stored event cannot be used, or "".
+// checkStored returns why a stored event cannot be used, "" if it can.
 func checkStored(e *blockEvent) Reason {
 	switch {
 	case len(e.hashes) == 0:
 		return Placeholder
 	case len(e.tokens) == 0:
-		// Known blocks that are now on another tier too (offloading); the index knows them
-		// by their hashes or refuses them.
+		// Known blocks that are now on another tier too (offloading); the index finds them by
+		// their hashes or refuses them.
 		e.blockSize, e.hasExtra = 0, false
 		return ""
 	case e.blockSize < 0 || e.blockSize > 1<<20 || int64(len(e.tokens)) != e.blockSize*int64(len(e.hashes)):
@@ -378,9 +379,9 @@ func checkStored(e *blockEvent) Reason {
 	return ""
 }
 
-// extraKeys reads what else went into each block's hash: one list (or nil) per
-// block of [adapter, multimodal items, salt (first block only), digests of
-// prompt embeddings], untagged as vLLM publishes them, or as tagged tuples.
+// extraKeys reads what the engine mixed into each block's hash in addition to tokens: one list
+// (or nil) per block of [adapter, multimodal items, salt (first block only), digests of prompt
+// embeddings], untagged as vLLM publishes them, or as tagged tuples.
 func (d *Decoder) extraKeys(e *blockEvent, ev *kvindex.Event) (Reason, bool) {
 	r := e.extraKeys
 	n, err := r.Array()
@@ -388,7 +389,7 @@ func (d *Decoder) extraKeys(e *blockEvent, ev *kvindex.Event) (Reason, bool) {
 		return "", false
 	}
 	if n != len(e.hashes) {
-		// Without one entry per block nothing can be said about which block has what.
+		// Without one entry per block the keys cannot be assigned to blocks.
 		return Misaligned, true
 	}
 	at, some := len(d.extra), false
@@ -409,8 +410,8 @@ func (d *Decoder) extraKeys(e *blockEvent, ev *kvindex.Event) (Reason, bool) {
 	return "", true
 }
 
-// blockKeys reads one block's keys: adapter and salt go into ev, everything else
-// into the digest.
+// blockKeys reads one block's keys. Adapter and salt are stored in ev, all other keys in the
+// digest.
 func (d *Decoder) blockKeys(r *msgpack.Reader, ev *kvindex.Event, first bool) (digest uint64, ok bool) {
 	n, err := r.Array()
 	if err != nil {
@@ -463,7 +464,7 @@ func (d *Decoder) blockKeys(r *msgpack.Reader, ev *kvindex.Event, first bool) (d
 	return digest, true
 }
 
-// tuple reads a list and returns its first two texts and all of its bytes.
+// tuple reads a list and returns its first two texts and its encoded bytes.
 func tuple(r *msgpack.Reader) (tag, value, raw []byte, ok bool) {
 	in := *r
 	raw, ok = rawValue(r)
@@ -489,7 +490,7 @@ func tuple(r *msgpack.Reader) (tag, value, raw []byte, ok bool) {
 	return tag, value, raw, true
 }
 
-// rawValue passes over a value and returns its bytes.
+// rawValue skips a value and returns its encoded bytes.
 func rawValue(r *msgpack.Reader) ([]byte, bool) {
 	from := *r
 	if r.Skip() != nil {
@@ -498,10 +499,9 @@ func rawValue(r *msgpack.Reader) ([]byte, bool) {
 	return from.Raw(r.Offset() - from.Offset()), true
 }
 
-// ExtraDigest mixes one further key of a block (the bytes of a multimodal item's
-// identifier and place, MessagePack-coded as the engine publishes them) into a
-// digest that starts at 0. The result is never 0, which stands for "no keys".
-// FNV-1a over a length and the bytes.
+// ExtraDigest mixes one further key of a block (the bytes of a multimodal item's identifier and
+// position, encoded in MessagePack as the engine publishes them) into a digest that starts at 0.
+// The result is never 0, which stands for "no keys". It is FNV-1a over a length and the bytes.
 func ExtraDigest(digest uint64, key []byte) uint64 {
 	const offset, prime = 14695981039346656037, 1099511628211
 	h := digest ^ offset

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed/msgpack"
 )
 
-// Engine is the dialect of a feed.
+// Engine is the event dialect of a feed.
 type Engine string
 
 // Engines.
@@ -21,9 +21,9 @@ const (
 
 // Batch is one decoded message of an engine.
 type Batch struct {
-	// Time is the engine's clock when it published, in seconds; 0 if unknown.
+	// Time is the engine's time of publishing in Unix seconds; 0 if unknown.
 	Time float64
-	// Rank is the data-parallel rank that the batch names; NoRank if it names none.
+	// Rank is the data-parallel rank that the batch carries; NoRank if it carries none.
 	Rank int32
 	// Events are the changes in order. They and their slices are valid until the
 	// next Decode of the same Decoder.
@@ -32,18 +32,18 @@ type Batch struct {
 	Dropped []Drop
 }
 
-// Drop counts dropped events.
+// Drop is the number of events dropped for one reason.
 type Drop struct {
 	Reason Reason
 	Count  int
 }
 
-// ErrBatch says that a payload is no batch at all.
+// ErrBatch means that a payload is not an event batch.
 var ErrBatch = errors.New("feed: payload is not an event batch")
 
-// Decoder turns payloads of one publisher into events. It keeps what later
-// payloads need (which groups are main attention, the block size) and its
-// buffers, so one Decoder serves one feed and one goroutine at a time.
+// Decoder turns payloads of one publisher into events. It keeps state that later payloads need
+// (which groups are main attention, the block size) and its buffers. Use one Decoder per feed,
+// from one goroutine at a time.
 type Decoder struct {
 	engine Engine
 	batch  Batch
@@ -51,28 +51,25 @@ type Decoder struct {
 	tokens []uint32
 	extra  []uint64
 	names  interner
-	// otherGroups are the groups that are known not to be main attention.
+	// otherGroups are the groups known not to be main attention.
 	otherGroups map[int32]bool
 	trt         trtState
 }
 
-// NewDecoder returns a Decoder for an engine. blockSize is the worker's block
-// size if it is known and 0 otherwise; only TensorRT-LLM needs it, whose events
-// do not carry it.
+// NewDecoder returns a Decoder for an engine. blockSize is the worker's block size in tokens if
+// it is known and 0 otherwise; only TensorRT-LLM needs it, because its events do not carry it.
 func NewDecoder(engine Engine, blockSize int) *Decoder {
 	return &Decoder{engine: engine, otherGroups: map[int32]bool{}, trt: trtState{blockSize: blockSize, fixed: blockSize > 0}}
 }
 
-// Forget drops what was learned from earlier payloads, as after a restart of the
-// engine.
+// Forget resets the state learned from earlier payloads. Call it after a restart of the engine.
 func (d *Decoder) Forget() {
 	clear(d.otherGroups)
 	d.trt = trtState{blockSize: d.trt.configured(), fixed: d.trt.fixed}
 }
 
-// Decode decodes a payload. A bad event costs that event alone and is counted in
-// Batch.Dropped; ErrBatch means that nothing could be read. The Batch is valid
-// until the next Decode.
+// Decode decodes a payload. An invalid event is dropped alone and counted in Batch.Dropped;
+// ErrBatch means that the payload could not be read. The Batch is valid until the next Decode.
 func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	d.reset()
 	if d.engine == TRTLLM && looksLikeJSON(payload) {
@@ -151,7 +148,7 @@ func (d *Decoder) batchMap(r *msgpack.Reader) error {
 	return nil
 }
 
-// rank reads the batch's rank. One that is nil or no number is no rank.
+// rank reads the batch's rank. A value that is nil or not a number counts as missing.
 func (d *Decoder) rank(r *msgpack.Reader) {
 	if k := r.Kind(); k == msgpack.Uint || k == msgpack.Int {
 		if v, err := r.Int64(); err == nil && v >= 0 && v < 1<<20 {
@@ -172,7 +169,7 @@ func (d *Decoder) events(r *msgpack.Reader) error {
 		if d.event(r) {
 			continue
 		}
-		// Whatever is wrong inside an event, the next one starts behind it.
+		// Whatever is wrong inside an event, the next one starts after it.
 		*r = at
 		d.drop(Malformed)
 		if err := r.Skip(); err != nil {
@@ -193,8 +190,8 @@ func (d *Decoder) drop(why Reason) {
 	d.batch.Dropped = append(d.batch.Dropped, Drop{why, 1})
 }
 
-// digestHash folds a hash that was published as bytes: the low 8 bytes, big
-// endian, which is how vLLM makes its integers of them.
+// digestHash folds a hash that was published as bytes to the low 8 bytes, big endian, which is
+// how vLLM makes its integer hashes.
 func digestHash(b []byte) kvindex.EngineHash {
 	if len(b) >= 8 {
 		return kvindex.EngineHash(binary.BigEndian.Uint64(b[len(b)-8:]))
@@ -206,10 +203,10 @@ func digestHash(b []byte) kvindex.EngineHash {
 	return kvindex.EngineHash(v)
 }
 
-// interner makes strings of bytes that repeat, without an allocation for each.
+// interner converts bytes that repeat to strings, without an allocation for each.
 type interner map[string]string
 
-// maxInterned bounds the table; salts come from clients.
+// maxInterned limits the table, because salts come from clients.
 const maxInterned = 4096
 
 func (in *interner) get(b []byte) string {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// pack encodes a payload with a library that is not ours.
+// pack encodes a payload with an independent library.
 func pack(t testing.TB, v any) []byte {
 	t.Helper()
 	b, err := msgpack.Marshal(v)
@@ -23,7 +23,7 @@ func pack(t testing.TB, v any) []byte {
 	return b
 }
 
-// seq returns n token ids from first on.
+// seq returns n consecutive token ids, starting at first.
 func seq(first, n int) []int {
 	s := make([]int, n)
 	for i := range s {
@@ -154,7 +154,7 @@ func TestDecodeEngines(t *testing.T) {
 	}
 }
 
-// The events of TensorRT-LLM's HTTP poll, one decoder for all rows of a case.
+// The events of TensorRT-LLM's HTTP poll, with one decoder for all rows of a case.
 func TestDecodeTRTLLM(t *testing.T) {
 	block := func(hash string, tokens string, more string) string {
 		var ids []string
@@ -237,7 +237,7 @@ func TestForgetUnrefuses(t *testing.T) {
 	}
 }
 
-// Arrays and maps say the same, for any event.
+// Arrays and maps decode to the same events.
 func TestArrayAndMapFormsAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n, size := rapid.IntRange(1, 5).Draw(t, "blocks"), rapid.IntRange(1, 33).Draw(t, "block size")
@@ -305,7 +305,7 @@ func FuzzDecodeTRTLLM(f *testing.F) {
 	})
 }
 
-// checkBatch is what the index relies on, whatever the bytes were.
+// checkBatch checks what the index relies on, whatever the bytes were.
 func checkBatch(t *testing.T, b *feed.Batch) {
 	t.Helper()
 	if b.Rank < kvindex.NoRank {

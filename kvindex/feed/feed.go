@@ -14,28 +14,28 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed/zmtp"
 )
 
-// Feed is a running source. It has one goroutine, and a second one while a
-// replay runs. Its methods may be called by any goroutine.
+// Feed is a running source. It uses one goroutine, and a second one while a replay runs. It is
+// safe for concurrent use.
 type Feed struct {
 	src    Source
 	cancel context.CancelFunc
 	done   chan struct{}
-	poke   chan struct{} // asks a polled source for another poll
+	poke   chan struct{} // requests another poll of a polled source
 
 	mu      sync.Mutex
-	room    sync.Cond // the machine is no longer full, or the feed ends
+	room    sync.Cond // signals that the machine is no longer full, or the feed ends
 	machine *Machine  // of a ZMQ source
 	main    *applier
 	byRank  map[int32]*applier // of a polled source
 	tally   *tally
 	closed  bool
 	replays sync.WaitGroup
-	// stopReplay ends the running replay's connection.
+	// stopReplay closes the running replay's connection.
 	stopReplay context.CancelFunc
 }
 
-// Start begins to follow a source. The feed ends when ctx does or with Close;
-// what its targets hold stays in the sink.
+// Start starts following a source. The feed ends when ctx does or with Close; the sink keeps
+// what its targets hold.
 func Start(ctx context.Context, src Source, sink Sink) (*Feed, error) {
 	if err := src.check(); err != nil {
 		return nil, err
@@ -70,19 +70,19 @@ func Start(ctx context.Context, src Source, sink Sink) (*Feed, error) {
 		stop := context.AfterFunc(ctx, f.wakeAll)
 		defer stop()
 		run(ctx)
-		f.wakeAll() // no replay begins from here on
+		f.wakeAll() // no replay starts after this
 		f.replays.Wait()
 	}()
 	return f, nil
 }
 
-// Close ends the feed and waits until nothing of it runs.
+// Close ends the feed and waits until all of its goroutines have ended.
 func (f *Feed) Close() {
 	f.cancel()
 	<-f.done
 }
 
-// wakeAll lets a reader that waits for room see that the feed ends.
+// wakeAll wakes a reader that waits for room, so that it sees that the feed ends.
 func (f *Feed) wakeAll() {
 	f.mu.Lock()
 	f.closed = true
@@ -90,10 +90,11 @@ func (f *Feed) wakeAll() {
 	f.mu.Unlock()
 }
 
-// Finished tells the feed that a request finished on a target of its worker that
-// should have stored at least one new block there; silent says that no event of that
-// target came since the request was decided. A feed that hears of many such but
-// brings no event becomes stale. A polled source is polled.
+// Finished reports that a request finished on a target of the feed's worker that should have
+// stored at least one new block there; silent reports that no event of that target came since
+// the request was decided. After Source.Machine.SilentAfter such calls without an event the feed
+// becomes stale, or requests a replay if its source has one. A polled source is polled
+// immediately.
 func (f *Feed) Finished(t kvindex.Target, silent bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -101,7 +102,7 @@ func (f *Feed) Finished(t kvindex.Target, silent bool) {
 		select {
 		case f.poke <- struct{}{}:
 		default:
-			// A poll is already asked for; it will see this request's blocks too.
+			// A poll is already pending; it will return this request's blocks too.
 		}
 		if a := f.rank(t.Rank); silent {
 			a.do(a.machine.Finished())
@@ -113,7 +114,7 @@ func (f *Feed) Finished(t kvindex.Target, silent bool) {
 	}
 }
 
-// Status is a copy of the feed's counters and states.
+// Status returns a copy of the feed's counters and states.
 func (f *Feed) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -158,7 +159,7 @@ func (c *Counts) add(o Counts) {
 	c.Silences += o.Silences
 }
 
-// follow connects again and again.
+// follow connects and reads, and reconnects after errors.
 func (f *Feed) follow(ctx context.Context) {
 	wait := f.src.ReconnectMin
 	for ctx.Err() == nil {
@@ -173,8 +174,8 @@ func (f *Feed) follow(ctx context.Context) {
 	}
 }
 
-// serve reads from the publisher that connected last: an engine that comes again
-// has lost its former connection even if we have not noticed yet.
+// serve reads from the publisher that connected last: an engine that connects again has lost its
+// former connection, even if we have not noticed yet.
 func (f *Feed) serve(ctx context.Context, l *zmtp.Listener) {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
@@ -217,7 +218,7 @@ func (f *Feed) failed(ctx context.Context, err error) {
 	f.mu.Unlock()
 }
 
-// read subscribes and hands batches to the machine until the connection breaks.
+// read subscribes and passes batches to the machine until the connection breaks.
 func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
@@ -248,7 +249,7 @@ func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 			continue
 		}
 		for f.machine.Full() && !f.closed {
-			// The subscription waits in the socket, and behind it in the engine.
+			// Back pressure: batches wait in the socket, and then in the engine.
 			f.room.Wait()
 		}
 		f.main.do(f.machine.Live(seq, payload))
@@ -259,9 +260,9 @@ func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 	}
 }
 
-// SplitFrames takes a batch apart, from the end: publishers send [topic, seq,
-// payload], replays ["", seq, payload] or ["", topic, seq, payload]. ok is false if the
-// frames are no batch.
+// SplitFrames splits a batch's frames, starting from the end: publishers send [topic, seq,
+// payload], replays ["", seq, payload] or ["", topic, seq, payload]. ok is false if the frames
+// do not form a batch.
 func SplitFrames(frames [][]byte) (seq uint64, payload []byte, ok bool) {
 	n := len(frames)
 	if n < 2 || len(frames[n-2]) != 8 {
@@ -270,10 +271,10 @@ func SplitFrames(frames [][]byte) (seq uint64, payload []byte, ok bool) {
 	return binary.BigEndian.Uint64(frames[n-2]), frames[n-1], true
 }
 
-// endOfReplay is the number of a replay's last message.
+// endOfReplay is the sequence number of a replay's last message.
 const endOfReplay = ^uint64(0)
 
-// startReplay runs a replay beside the subscription. The lock is held.
+// startReplay runs a replay concurrently with the subscription. The caller holds the lock.
 func (f *Feed) startReplay(ctx context.Context, a Action) {
 	f.stopReplay()
 	if f.closed {
@@ -344,7 +345,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// jitter spreads waits over [d/2, d], so that many feeds do not come at once.
+// jitter spreads waits over [d/2, d], so that many feeds do not reconnect simultaneously.
 func jitter(d time.Duration) time.Duration {
 	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1))
 }

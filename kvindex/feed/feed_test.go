@@ -22,13 +22,13 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// The publisher of go-zeromq, the other side in the tests, leaves a goroutine
-// behind when it is closed.
+// The publisher of go-zeromq, the peer in the tests, leaves a goroutine behind when it is
+// closed.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/go-zeromq/zmq4.(*pubMWriter).run"))
 }
 
-// recorder is a sink that remembers calls as text.
+// recorder is a sink that records calls as text.
 type recorder struct {
 	mu    sync.Mutex
 	lines []string
@@ -83,8 +83,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// storedBatch is a vLLM batch that stores one block, named by its number: an
-// array, because the other library writes maps in any order.
+// storedBatch returns a vLLM batch that stores one block, named by its number. It is an array,
+// because the other library writes maps in any order.
 func storedBatch(t testing.TB, seq uint64, incarnation float64) []byte {
 	return pack(t, []any{incarnation + float64(seq), []any{[]any{"BlockStored", []uint64{seq}, nil, []int{1, 2}, 2}}, 0})
 }
@@ -102,7 +102,7 @@ type fakeEngine struct {
 	next    uint64
 	asked   []uint64
 	mute    bool
-	four    bool // replies with a topic frame
+	four    bool // replies contain a topic frame
 	stamp   float64
 }
 
@@ -149,7 +149,7 @@ func (e *fakeEngine) reply(id []byte, seq uint64, payload []byte) {
 	_ = e.router.SendMulti(zmq.NewMsgFrom(append(frames, binary.BigEndian.AppendUint64(nil, seq), payload)...))
 }
 
-// publish makes a batch; only the engine's memory gets one that is lost.
+// publish makes a batch; a lost one is only recorded in the engine's history.
 func (e *fakeEngine) publish(lost bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -170,7 +170,8 @@ func (e *fakeEngine) close() {
 	<-e.done
 }
 
-// freePort returns an address that nobody else gets: an engine that restarts has to come back at the same place.
+// freePort returns an address that is not used otherwise: an engine that restarts must return at
+// the same address.
 func freePort(t *testing.T) string {
 	t.Helper()
 	port, err := enginesim.FreePorts(1)
@@ -187,8 +188,8 @@ func vllmSource(pub, replay string) feed.Source {
 	}
 }
 
-// The whole life of a feed against sockets that are not ours: history, live,
-// a gap that is filled, a restart.
+// The whole life of a feed with sockets of an independent implementation: history, live, a gap
+// that is filled, a restart.
 func TestFeedLife(t *testing.T) {
 	for _, four := range []bool{false, true} {
 		t.Run(fmt.Sprintf("replies with a topic %v", four), func(t *testing.T) {
@@ -206,8 +207,8 @@ func TestFeedLife(t *testing.T) {
 			target := kvindex.Target{Worker: "w", Rank: 0}
 			eventually(t, "history", func() bool { return len(sink.seen()) == 2 })
 			eventually(t, "live", func() bool { return f.Status().Targets[0].State == feed.Live })
-			// The subscription may still be on its way: what it misses is a gap, and is found
-			// with the next batch.
+			// The subscription may not have arrived yet: what it misses is a gap, detected with
+			// the next batch.
 			for i := range 5 {
 				e.publish(i == 2 || i == 3)
 			}
@@ -237,7 +238,7 @@ func TestFeedLife(t *testing.T) {
 	}
 }
 
-// A replay socket that never answers is given up, and live batches count.
+// A replay socket that never answers is given up, and live batches are applied.
 func TestFeedWithMuteReplay(t *testing.T) {
 	pub, replay := freePort(t), freePort(t)
 	e := startEngine(t, pub, replay, 1)
@@ -283,7 +284,7 @@ func TestBackPressure(t *testing.T) {
 	}
 }
 
-// An engine that connects to us.
+// An engine that connects to the feed.
 func TestBoundFeed(t *testing.T) {
 	addr := freePort(t)
 	src := vllmSource(addr, "")
@@ -352,8 +353,8 @@ func TestRanksAndBlockSizes(t *testing.T) {
 	}
 }
 
-// An index that refuses an event, a payload that is none: counted, and the next
-// one is applied.
+// An event that the index refuses and an invalid payload are counted, and the next one is
+// applied.
 func TestRefusedAndMalformed(t *testing.T) {
 	sink := newRecorder()
 	p := feed.NewPlayer(feed.Source{Worker: "w", Engine: feed.VLLM, Rank: 0}, sink)
@@ -374,8 +375,8 @@ func TestRefusedAndMalformed(t *testing.T) {
 	}
 }
 
-// A batch that ends inside an event, an HTTP event that is no JSON: one thing is
-// malformed, and it counts once.
+// A batch that ends inside an event, or an HTTP event that is not JSON, counts as malformed
+// once.
 func TestACutOffBatchCountsOnce(t *testing.T) {
 	for _, payload := range [][]byte{storedBatch(t, 0, 1)[:20], []byte("{")} {
 		p := feed.NewPlayer(feed.Source{Worker: "w", Engine: feed.TRTLLM, Rank: 0}, newRecorder())
@@ -386,15 +387,14 @@ func TestACutOffBatchCountsOnce(t *testing.T) {
 	}
 }
 
-// trtServer answers polls with what was put into it, as TensorRT-LLM does: a poll
-// drains.
+// trtServer answers polls with the events put into it, as TensorRT-LLM does: a poll drains it.
 type trtServer struct {
 	*httptest.Server
 	mu     sync.Mutex
 	buffer []string
 	polls  int
 	broken bool
-	hold   chan struct{} // polls wait for it if set
+	hold   chan struct{} // if set, polls wait for it
 }
 
 func newTRTServer(t *testing.T) *trtServer {
@@ -446,10 +446,11 @@ func TestPolledFeed(t *testing.T) {
 	}
 	defer f.Close()
 	eventually(t, "two events", func() bool { return len(sink.seen()) == 2 })
-	// Equal numbers on two ranks are no gap; a missing one on rank 1 is, there alone.
+	// Equal numbers on two ranks are not a gap; a missing number on rank 1 is a gap of that rank
+	// alone.
 	s.put(trtStored(2, rank(0), 3), trtStored(3, rank(1), 4))
 	eventually(t, "the gap", func() bool { return len(sink.seen()) == 5 })
-	// The server breaks, comes back, has restarted.
+	// The server fails, recovers, and has restarted.
 	s.mu.Lock()
 	s.broken = true
 	s.mu.Unlock()
@@ -488,7 +489,7 @@ func TestAPollIsNotSentElsewhere(t *testing.T) {
 	}
 }
 
-// However many requests finish while a poll runs, one more poll follows.
+// Any number of requests that finish during a poll cause one more poll.
 func TestPollsAreCoalesced(t *testing.T) {
 	s := newTRTServer(t)
 	s.hold = make(chan struct{})
@@ -510,7 +511,7 @@ func TestPollsAreCoalesced(t *testing.T) {
 	}
 }
 
-// A silent feed is suspected, and says so.
+// A silent feed becomes suspect and warns.
 func TestSilentFeed(t *testing.T) {
 	s := newTRTServer(t)
 	sink := newRecorder()
@@ -565,7 +566,7 @@ func TestSourceChecks(t *testing.T) {
 	}
 }
 
-// A quiet feed is one goroutine.
+// A quiet feed uses one goroutine.
 func TestManyFeeds(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -585,7 +586,7 @@ func TestManyFeeds(t *testing.T) {
 			conns = append(conns, nc)
 		}
 	}()
-	const n = 300 // descriptors are scarce in tests: both ends are ours
+	const n = 300 // file descriptors are scarce in tests, and both ends are in this process
 	var feeds []*feed.Feed
 	before := runtime.NumGoroutine()
 	for i := range n {
@@ -613,7 +614,7 @@ func TestManyFeeds(t *testing.T) {
 	}
 }
 
-// publisherHello is what a ZMTP 3.0 publisher sends first.
+// publisherHello returns what a ZMTP 3.0 publisher sends first.
 func publisherHello() []byte {
 	b := append([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0}, "NULL"...)
 	b = append(b, make([]byte, 64-len(b))...)

@@ -5,13 +5,13 @@ import (
 	"hash/crc32"
 )
 
-// State says how far a feed can be believed.
+// State is how far a feed's events can be trusted.
 type State uint8
 
 // States of a feed.
 const (
-	// Stale: no connection, or requests finish without events. What was learned stays,
-	// but nothing tells whether it is still true.
+	// Stale: no connection, or requests finish without events. What was learned stays, but may
+	// be outdated.
 	Stale State = iota
 	// Syncing: connected, the engine's history is being fetched.
 	Syncing
@@ -26,31 +26,31 @@ var stateNames = [...]string{Stale: "stale", Syncing: "syncing", Live: "live", G
 // String returns the state's name as metrics and debug pages show it.
 func (s State) String() string { return stateNames[s] }
 
-// ActionKind is what a Machine asks for.
+// ActionKind is the kind of an Action.
 type ActionKind uint8
 
-// Actions. They are to be done in the order in which they were returned.
+// Actions. They must be performed in the order in which they were returned.
 const (
-	// Apply the batch in Payload, whose number is Seq.
+	// Apply the batch in Payload, whose sequence number is Seq.
 	Apply ActionKind = iota + 1
 	// Clear everything that the feed's targets hold.
 	Clear
 	// Enter State.
 	Enter
-	// Replay the engine's batches from Seq on, and report them with Replayed and
-	// ReplayEnd under Epoch. A replay of an earlier epoch is to be given up. Attempt
-	// counts the tries without progress, from 0; the caller waits longer before each.
+	// Replay the engine's batches, starting at Seq, and report them with Replayed and ReplayEnd
+	// under Epoch. Abort a replay of an earlier epoch. Attempt counts the attempts without
+	// progress, from 0; wait longer before each.
 	Replay
 	// Warn that requests finish while the feed is silent.
 	Warn
 )
 
-// Action is one thing that a Machine asks for.
+// Action is one thing that a Machine asks its caller to do.
 type Action struct {
 	Kind    ActionKind
 	Seq     uint64
 	Payload []byte // valid until the next input
-	Sum     uint64 // of Payload, as a Cursor has it
+	Sum     uint64 // of Payload, as in Cursor
 	Reason  Reason
 	State   State
 	Epoch   uint64
@@ -59,57 +59,57 @@ type Action struct {
 
 // MachineConfig bounds a Machine. The zero value of a field means its default.
 type MachineConfig struct {
-	// Replay says that the engine can be asked for past batches.
+	// Replay reports that past batches can be requested from the engine.
 	Replay bool
-	// Polled says that the engine keeps its batches until they are fetched, so that a
-	// broken connection alone loses nothing.
+	// Polled reports that the engine keeps its batches until they are fetched, so that a broken
+	// connection alone loses none.
 	Polled bool
-	// MaxPending bounds the bytes of live batches that wait for a replay; default 8 MiB.
-	// A machine that is Full should be given no live batch; one that comes all the same
-	// is dropped, counted, and fetched by another replay.
+	// MaxPending limits the bytes of live batches that wait for a replay; default 8 MiB. A
+	// caller should not pass live batches to a machine that is Full; one passed nevertheless is
+	// dropped, counted, and fetched by another replay.
 	MaxPending int
-	// Attempts is how often a replay is tried without progress before the missing
+	// Attempts is how many times a replay is attempted without progress before the missing
 	// batches count as lost; default 3.
 	Attempts int
-	// SilentAfter is how many finished requests without an event make a feed suspect;
-	// default 16.
+	// SilentAfter is how many finished requests without an event make a feed suspect; default
+	// 16.
 	SilentAfter int
-	// Resume is where the index stands already, if it was loaded from a snapshot.
-	// The machine goes on from there if a replay shows that the engine is the same,
-	// and clears otherwise.
+	// Resume is the position up to which the index has applied batches, if it was loaded from a
+	// snapshot. The machine continues there if a replay shows that the engine is the same, and
+	// clears otherwise.
 	Resume *Cursor
 }
 
-// Machine is the state of one publisher's sequence: it puts live and replayed
-// batches in order, finds gaps, restarts and duplicates, and says what to do.
-// It does no I/O and knows no time: inputs are its methods, outputs the actions
-// that they return. It is not safe for concurrent use.
+// Machine is the state machine of one publisher's sequence: it orders live and replayed batches,
+// detects gaps, restarts and duplicates, and returns what to do. It does no I/O and uses no
+// clock: inputs are its methods, outputs the actions that they return. It is not safe for
+// concurrent use.
 //
-// The law that it keeps: between two Clears, the applied batches are consecutive
-// numbers of one incarnation of the engine. (The first batch after a Clear may
-// have any number: history that is lost is lost.)
+// Its invariant: between two Clears, the applied batches have consecutive numbers and belong to
+// one incarnation of the engine. (The first batch after a Clear may have any number, because
+// lost history cannot be recovered.)
 type Machine struct {
 	cfg   MachineConfig
 	state State
 	out   []Action
 
-	// next is the number of the batch to apply next. Meaningful if started.
+	// next is the number of the batch to apply next. Valid if started.
 	next    uint64
 	started bool
-	// live is the highest number seen live on this connection, if hasLive.
+	// live is the highest number received live on this connection, if hasLive.
 	live    uint64
 	hasLive bool
-	// recent holds digests of the last applied batches, by number: they tell a batch
-	// that is sent twice from one of a new incarnation with the same number.
+	// recent contains digests of the last applied batches, by number: they distinguish a
+	// duplicate from a batch of a new incarnation with the same number.
 	recent [32]digest
 
-	// epoch numbers the replays; replaying says that the newest one runs.
+	// epoch numbers the replays; replaying reports that the newest one is running.
 	epoch     uint64
 	replaying bool
 	attempt   int
 	progress  bool
-	// verifying says that the replay starts with the last applied batch, to see
-	// whether the engine is still the same.
+	// verifying reports that the replay starts with the last applied batch, to check that the
+	// engine is still the same.
 	verifying bool
 	// pending holds live batches, in order of arrival, while a replay runs.
 	pending      []batch
@@ -122,20 +122,20 @@ type Machine struct {
 	counts Counts
 }
 
-// Counts are what a Machine has seen since it was made.
+// Counts are a Machine's counters since it was created.
 type Counts struct {
 	Applied    uint64 // batches applied
 	Duplicates uint64 // batches dropped because they had been applied
-	Gaps       uint64 // times that batches were missing
+	Gaps       uint64 // gaps found
 	Missing    uint64 // batches that were missing when a gap was found
-	Lost       uint64 // batches that could not be had
+	Lost       uint64 // batches that could not be recovered
 	Recovered  uint64 // batches applied from replays
 	Restarts   uint64 // engine restarts
-	Clears     uint64 // times that the targets were cleared
-	Overflows  uint64 // live batches dropped because too many waited
-	Replays    uint64 // replays asked for
+	Clears     uint64 // clears of the targets
+	Overflows  uint64 // live batches dropped because MaxPending was reached
+	Replays    uint64 // replays requested
 	Failures   uint64 // replays that failed
-	Silences   uint64 // times that the feed became suspect
+	Silences   uint64 // times the feed became suspect
 }
 
 type batch struct {
@@ -167,9 +167,9 @@ func NewMachine(cfg MachineConfig) *Machine {
 	return m
 }
 
-// Cursor says how far the batches of a publisher have been applied, and proves
-// to a later Machine (in another process, with a copy of the index) that the
-// engine is still the same.
+// Cursor is the position up to which the batches of a publisher have been applied. It lets a
+// later Machine (in another process, with a copy of the index) verify that the engine is still
+// the same.
 type Cursor struct {
 	// Next is the number of the batch to apply next; 0 if none has been applied.
 	Next uint64
@@ -177,7 +177,7 @@ type Cursor struct {
 	Sum uint64
 }
 
-// Cursor is where the Machine stands.
+// Cursor returns the Machine's position.
 func (m *Machine) Cursor() Cursor {
 	if !m.started {
 		return Cursor{}
@@ -185,21 +185,21 @@ func (m *Machine) Cursor() Cursor {
 	return Cursor{Next: m.next, Sum: m.recent[(m.next-1)%uint64(len(m.recent))].sum}
 }
 
-// State is the current state.
+// State returns the current state.
 func (m *Machine) State() State { return m.state }
 
-// Counts are the counters so far.
+// Counts returns the counters so far.
 func (m *Machine) Counts() Counts { return m.counts }
 
-// Next is the number of the batch that would be applied next, and whether any
-// has been applied since the last Clear.
+// Next returns the number of the batch that would be applied next, and whether any has been
+// applied since the last Clear.
 func (m *Machine) Next() (uint64, bool) { return m.next, m.started }
 
-// Full reports whether live batches should wait where they are.
+// Full reports whether the caller should stop reading live batches.
 func (m *Machine) Full() bool { return m.pendingBytes >= m.cfg.MaxPending }
 
-// Up says that the connection is there and subscribed: live batches from now on
-// will arrive, earlier ones may be missing.
+// Up reports that the connection is up and subscribed: live batches from now on will arrive,
+// earlier ones may be missing.
 func (m *Machine) Up() []Action {
 	m.begin()
 	m.hasLive = false
@@ -210,10 +210,10 @@ func (m *Machine) Up() []Action {
 		m.attempt, m.verifying = 0, m.started
 		m.ask()
 	case m.started && m.cfg.Polled:
-		// Whether something is missing shows with the next batch.
+		// The next batch shows whether something is missing.
 		m.enter(Gap, Connected)
 	case m.started:
-		// Nobody can say what was missed, or that this is the same engine.
+		// Neither what was missed nor the identity of the engine is known.
 		m.lose(0)
 		m.enter(Live, Connected)
 	default:
@@ -222,7 +222,7 @@ func (m *Machine) Up() []Action {
 	return m.out
 }
 
-// Down says that the connection broke.
+// Down reports that the connection broke.
 func (m *Machine) Down() []Action {
 	m.begin()
 	m.stopReplay()
@@ -232,8 +232,7 @@ func (m *Machine) Down() []Action {
 	return m.out
 }
 
-// Live is a batch as it came over the subscription. The payload is copied if it
-// has to wait.
+// Live passes a batch received over the subscription. The payload is copied if it has to wait.
 func (m *Machine) Live(seq uint64, payload []byte) []Action {
 	m.begin()
 	m.heard()
@@ -242,7 +241,7 @@ func (m *Machine) Live(seq uint64, payload []byte) []Action {
 			m.counts.Duplicates++
 			return m.out
 		}
-		// One connection only counts upwards: this is a new engine.
+		// Numbers of one connection only increase: this is a new engine.
 		m.restart()
 		m.dropPending()
 		if m.cfg.Replay && seq > 0 {
@@ -258,7 +257,7 @@ func (m *Machine) Live(seq uint64, payload []byte) []Action {
 	return m.out
 }
 
-// Replayed is a batch of the replay of the given epoch.
+// Replayed passes a batch of the replay of the given epoch.
 func (m *Machine) Replayed(epoch, seq uint64, payload []byte) []Action {
 	m.begin()
 	if !m.replaying || epoch != m.epoch {
@@ -281,9 +280,8 @@ func (m *Machine) Replayed(epoch, seq uint64, payload []byte) []Action {
 	return m.out
 }
 
-// verify handles a replay's batches while it is not known whether the engine is
-// the one that the applied batches came from. It reports whether the batch is
-// still to be applied.
+// verify handles a replay's batches until it is known whether the engine is the one that the
+// applied batches came from. It reports whether the batch still has to be applied.
 func (m *Machine) verify(seq uint64, payload []byte) bool {
 	last := m.next - 1
 	switch {
@@ -295,23 +293,23 @@ func (m *Machine) verify(seq uint64, payload []byte) bool {
 		m.counts.Duplicates++
 		return false
 	case seq == last:
-		// The number exists, but it is another batch: a new engine that has already
-		// counted this far.
+		// The number exists, but it is another batch: a new engine that has already reached this
+		// number.
 		m.restart()
 		m.attempt = 0
 		m.ask()
 		return false
 	}
-	// The engine's memory no longer reaches back to what was applied last, so nothing
-	// joins the two.
+	// The engine's buffer no longer contains the last applied batch, so the replay cannot be
+	// connected to what was applied.
 	m.verifying = false
 	m.counts.Gaps++
 	m.lose(seq - m.next)
 	return true
 }
 
-// ReplayEnd says that the replay of the given epoch came to its end mark (ok), or
-// broke off.
+// ReplayEnd reports that the replay of the given epoch reached its end mark (ok), or was
+// aborted.
 func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 	m.begin()
 	if !m.replaying || epoch != m.epoch {
@@ -319,7 +317,7 @@ func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 	}
 	m.replaying = false
 	if ok && m.verifying {
-		// Not even the last applied batch exists any more.
+		// The engine does not have the last applied batch: it has restarted.
 		m.restart()
 		m.attempt = 0
 		m.ask()
@@ -336,8 +334,8 @@ func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 			return m.out
 		}
 		if m.verifying {
-			// Nobody can say whether the engine is the same, so what follows may not be
-			// joined to what is held.
+			// Whether the engine is the same is not known, so what follows must not be connected
+			// to what is held.
 			m.lose(0)
 		}
 	}
@@ -346,9 +344,8 @@ func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 	return m.out
 }
 
-// Finished says that a request has finished on one of the feed's targets which
-// should have stored at least one new block there, without an event since it was
-// decided.
+// Finished reports that a request has finished on one of the feed's targets which should have
+// stored at least one new block there, without an event since it was decided.
 func (m *Machine) Finished() []Action {
 	m.begin()
 	if m.warned || m.replaying || m.state == Stale {
@@ -364,14 +361,14 @@ func (m *Machine) Finished() []Action {
 		m.enter(Stale, Silent)
 		return m.out
 	}
-	// The last batches may have been lost with nothing behind them to show it.
+	// The last batches may have been lost; without a later batch no gap shows.
 	m.enter(Syncing, Probing)
 	m.attempt, m.verifying = 0, m.started
 	m.ask()
 	return m.out
 }
 
-// heard notes that the feed is alive.
+// heard records that the feed is alive.
 func (m *Machine) heard() {
 	m.silent = 0
 	if m.warned {
@@ -382,19 +379,19 @@ func (m *Machine) heard() {
 	}
 }
 
-// take handles a live batch when no replay runs. It returns false if the batch
-// has to wait for one, which it has then asked for; ask says whether it may.
+// take handles a live batch when no replay runs. It returns false if the batch has to wait for a
+// replay, which take has requested then; ask reports whether it may do so.
 func (m *Machine) take(seq uint64, payload []byte, ask bool) bool {
 	switch {
 	case !m.started:
-		// The history was fetched and had nothing, yet this is not the first batch.
+		// The replay of the history was empty, yet this is not the first batch.
 		if ask && seq > 0 {
 			m.gap(seq)
 			return false
 		}
 	case seq < m.next:
-		// After a replay on this connection the numbers are those of this engine, and
-		// what was replayed arrives live as well. Without one, it is another engine.
+		// After a replay on this connection the numbers are those of this engine, and replayed
+		// batches arrive live as well. Without a replay, it is another engine.
 		if m.cfg.Replay || m.isRecent(seq, payload) {
 			m.counts.Duplicates++
 			return true
@@ -417,7 +414,7 @@ func (m *Machine) take(seq uint64, payload []byte, ask bool) bool {
 	return true
 }
 
-// gap counts the batches that are missing before seq and asks for them.
+// gap counts the batches missing before seq and requests them.
 func (m *Machine) gap(seq uint64) {
 	m.counts.Gaps++
 	m.counts.Missing += seq - m.next
@@ -426,7 +423,7 @@ func (m *Machine) gap(seq uint64) {
 	m.ask()
 }
 
-// hold keeps a live batch until the replay has ended.
+// hold keeps a copy of a live batch until the replay has ended.
 func (m *Machine) hold(seq uint64, payload []byte) {
 	if m.Full() {
 		m.counts.Overflows++
@@ -437,14 +434,14 @@ func (m *Machine) hold(seq uint64, payload []byte) {
 	m.pendingBytes += len(payload) + perPending
 }
 
-// perPending is what a waiting batch costs beside its payload.
+// perPending is the memory of a waiting batch in addition to its payload, in bytes.
 const perPending = 64
 
 func (m *Machine) dropPending() { m.pending, m.pendingBytes, m.overflowed = nil, 0, false }
 
-// settle applies what waited, once a replay has ended (ok) or was given up. A
-// batch behind a further gap waits for another replay if the last one helped;
-// if it did not, the missing batches are lost.
+// settle applies the waiting batches, after a replay has ended (ok) or was given up. A batch
+// after a further gap waits for another replay if the last one made progress; otherwise the
+// missing batches are lost.
 func (m *Machine) settle(ok bool) {
 	m.attempt = 0
 	ask := ok && m.progress
@@ -471,8 +468,8 @@ func (m *Machine) settle(ok bool) {
 	}
 }
 
-// ask asks for a replay from where the applied batches end, or from the last
-// applied one if the engine has to be verified.
+// ask requests a replay, starting after the last applied batch, or with it if the engine has to
+// be verified.
 func (m *Machine) ask() {
 	from := uint64(0)
 	if m.started {
@@ -492,15 +489,15 @@ func (m *Machine) stopReplay() {
 	m.replaying, m.verifying = false, false
 }
 
-// restart forgets what the engine's former incarnation had said.
+// restart discards everything learned from the engine's former incarnation.
 func (m *Machine) restart() {
 	m.stopReplay()
 	m.counts.Restarts++
 	m.forget(Restarted)
 }
 
-// lose gives n batches up and with them everything that is held, because what
-// they removed is not known.
+// lose counts n batches as lost and discards everything that is held, because the blocks that
+// the batches removed are not known.
 func (m *Machine) lose(n uint64) {
 	m.counts.Lost += n
 	m.forget(Lost)
@@ -533,14 +530,14 @@ func (m *Machine) note(seq, sum uint64) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// payloadSum tells batches of equal number apart: batches carry the engine's
-// clock, so two incarnations do not publish equal ones. It is the same in every
-// process. CRC-32C because processors compute it at memory speed.
+// payloadSum distinguishes batches of equal number: batches contain the engine's clock, so two
+// incarnations do not publish equal ones. It is the same in every process. CRC-32C, because
+// processors compute it at memory speed.
 func payloadSum(b []byte) uint64 {
 	return uint64(len(b))<<32 | uint64(crc32.Checksum(b, castagnoli))
 }
 
-// isPending reports whether the batch waits already.
+// isPending reports whether the batch is already waiting.
 func (m *Machine) isPending(seq uint64, payload []byte) bool {
 	for _, b := range m.pending {
 		if b.seq == seq && bytes.Equal(b.payload, payload) {

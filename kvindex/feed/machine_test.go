@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// payloadOf is the batch of a number as one incarnation of an engine made it.
+// payloadOf returns the batch of a number as one incarnation of an engine made it.
 func payloadOf(engine string, seq uint64) []byte { return fmt.Appendf(nil, "%s%d", engine, seq) }
 
 func showActions(actions []feed.Action) string {
@@ -41,7 +41,7 @@ func showActions(actions []feed.Action) string {
 	return s.String()
 }
 
-// Stories of a feed: what comes in, and under ---- what the machine asks for.
+// Stories of a feed: the input, and under ---- the machine's actions.
 //
 //	new [replay] [polled] [max-pending=N] [silent-after=N] [resume=N]
 //	up | down | finished | counts
@@ -123,8 +123,8 @@ func TestMachineStories(t *testing.T) {
 	})
 }
 
-// engineModel is an engine that publishes and remembers a bounded history, and a
-// network that may lose what it publishes.
+// engineModel is an engine that publishes and keeps a bounded history, and a network that may
+// lose what it publishes.
 type engineModel struct {
 	name    string // of its incarnation
 	next    uint64
@@ -141,10 +141,9 @@ func (e *engineModel) publish() uint64 {
 	return n
 }
 
-// Whatever is lost, doubled, late or restarted: between two clears, the batches
-// that are applied are consecutive and of one engine; and once the network is
-// quiet and replays work, everything that the engine remembers and has published
-// since the last clear has been applied.
+// Whatever is lost, duplicated, late or restarted: between two clears, the applied batches are
+// consecutive and of one engine; and once the network is stable and replays work, everything
+// that the engine remembers and has published since the last clear has been applied.
 func TestMachineKeepsItsLaw(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		replay := rapid.Bool().Draw(t, "replay")
@@ -253,7 +252,7 @@ func TestMachineKeepsItsLaw(t *testing.T) {
 		for range rapid.IntRange(0, 120).Draw(t, "steps") {
 			step(rapid.SampledFrom(ops).Draw(t, "op"), rapid.IntRange(0, 5).Draw(t, "replay fails") == 0)
 		}
-		// Calm down: connected, replays work, two more batches arrive.
+		// Stabilise: connected, replays work, two more batches arrive.
 		step("up", false)
 		running = nil
 		for range 2 {
@@ -292,7 +291,7 @@ func cut(p string) (engine string, seq uint64) {
 	return p[:i+1], seq
 }
 
-// A payload that waits is the machine's own: the reader's buffer may change.
+// A waiting payload must be a copy, because the reader's buffer may change.
 func TestWaitingPayloadsAreCopies(t *testing.T) {
 	m := feed.NewMachine(feed.MachineConfig{Replay: true})
 	a := m.Up()

@@ -2,15 +2,14 @@ package feed
 
 import "github.com/kvlane/kvlane/kvindex"
 
-// Player puts recorded messages through the same machine and decoder as a
-// running feed, without sockets: for recordings, tools and tests. It is not safe
-// for concurrent use.
+// Player passes recorded messages through the same machine and decoder as a running feed,
+// without sockets: for recordings, tools and tests. It is not safe for concurrent use.
 type Player struct {
 	a applier
 }
 
-// NewPlayer returns a connected Player. Of the source, what says how batches are
-// understood counts: engine, worker, rank and block size.
+// NewPlayer returns a connected Player. It uses only the engine, worker, rank and block size
+// fields of the source.
 func NewPlayer(src Source, sink Sink) *Player {
 	src.Machine.Replay = false
 	m := NewMachine(src.Machine)
@@ -19,8 +18,8 @@ func NewPlayer(src Source, sink Sink) *Player {
 	return p
 }
 
-// Message plays one recorded message: its frames as a SUB socket got them. It
-// reports whether they have the form of a batch.
+// Message plays one recorded message, given its frames as a SUB socket received them. It reports
+// whether they have the form of a batch.
 func (p *Player) Message(frames [][]byte) bool {
 	seq, payload, ok := SplitFrames(frames)
 	if !ok {
@@ -31,19 +30,19 @@ func (p *Player) Message(frames [][]byte) bool {
 	return true
 }
 
-// Clear forgets what the targets hold, as a reset that the engine has confirmed
-// but not yet announced.
+// Clear clears what the targets hold, for a reset that the engine has confirmed but not yet
+// announced.
 func (p *Player) Clear(why Reason) {
 	for _, t := range p.a.targets {
 		p.a.sink.Clear(t, why)
 	}
 }
 
-// Counts are what the sequence has seen, Dropped the dropped events by reason.
+// Counts returns the counters of the sequence.
 func (p *Player) Counts() Counts { return p.a.machine.Counts() }
 
-// Dropped are the events that were not applied, by reason.
+// Dropped returns the number of events that were not applied, by reason.
 func (p *Player) Dropped() map[Reason]uint64 { return p.a.tally.dropped }
 
-// Targets are those that batches have come for.
+// Targets returns the targets that batches have arrived for.
 func (p *Player) Targets() []kvindex.Target { return p.a.targets }

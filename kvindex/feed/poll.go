@@ -13,16 +13,15 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// maxPollBody bounds the answer to one poll.
+// maxPollBody limits the answer to one poll, in bytes.
 const maxPollBody = 256 << 20
 
-// poll empties TensorRT-LLM's event buffer again and again. A poll drains the
-// server, so there must be one poller of a worker in the whole installation.
-// Requests that finish ask for another poll; however many ask while one runs,
-// one more follows.
+// poll empties TensorRT-LLM's event buffer repeatedly. A poll drains the server, so there must
+// be only one poller of a worker in the whole installation. Requests that finish trigger another
+// poll; any number of triggers during a poll causes one more.
 func (f *Feed) poll(ctx context.Context) {
 	client := &http.Client{
-		// A worker's events come from its address and from nowhere else.
+		// Events must come from the worker's own address.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport:     &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute},
 	}
@@ -46,7 +45,7 @@ func (f *Feed) poll(ctx context.Context) {
 			f.mu.Lock()
 			f.down()
 			f.mu.Unlock()
-			// Nothing that asks for a poll makes a broken server answer sooner.
+			// While the server is broken, triggers must not shorten the wait.
 			sleep(ctx, jitter(wait))
 			wait = min(2*wait, f.src.ReconnectMax)
 			next = 0
@@ -57,7 +56,7 @@ func (f *Feed) poll(ctx context.Context) {
 	}
 }
 
-// rank returns the applier of a rank's sequence. The lock is held.
+// rank returns the applier of a rank's sequence. The caller holds the lock.
 func (f *Feed) rank(r int32) *applier {
 	if !f.src.RankFromBatch {
 		r = f.src.Rank
@@ -127,7 +126,7 @@ func (f *Feed) polled(body []byte) error {
 		a := f.rank(rank)
 		a.up()
 		if head.ID == nil {
-			// A bare body has no number; nothing can be said about what is missing.
+			// A bare body has no number, so missing ones cannot be detected.
 			a.apply(raw, Cursor{})
 			continue
 		}
@@ -136,14 +135,14 @@ func (f *Feed) polled(body []byte) error {
 	return nil
 }
 
-// up tells a machine that was down that its server answers again.
+// up reports to a machine that was down that its server answers again.
 func (a *applier) up() {
 	if a.machine.State() == Stale && !a.machine.warned {
 		a.do(a.machine.Up())
 	}
 }
 
-// trtHead is what a poller has to know of an event.
+// trtHead contains the fields of an event that the poller uses.
 type trtHead struct {
 	ID   *uint64 `json:"event_id"`
 	Rank *int32  `json:"attention_dp_rank"`

@@ -16,9 +16,9 @@ import (
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// PushServer is the gRPC service that relays push events to. A publisher (a
-// worker's rank) that comes again goes on where it was, if its batches prove to
-// be of the same engine; the stream that came last is the one that counts.
+// PushServer is the gRPC service to which relays push events. A publisher (a worker's rank) that
+// reconnects continues at its position, if its batches prove to come from the same engine; only
+// the newest stream of a publisher is active.
 type PushServer struct {
 	kvlanev1.UnimplementedKVEventsServer
 	sink   Sink
@@ -29,24 +29,24 @@ type PushServer struct {
 	resume     map[kvindex.Target]Cursor
 }
 
-// NewPushServer returns a service that hands events to sink. accept says whether
-// a publisher's worker is known; its error goes back to the relay. It must be
-// quick and must not call the server.
+// NewPushServer returns a service that passes events to sink. accept returns nil for a publisher
+// whose worker is known; the relay receives its error otherwise. accept must be fast and must
+// not call the server.
 func NewPushServer(sink Sink, accept func(*kvlanev1.Hello) error) *PushServer {
 	return &PushServer{sink: sink, accept: accept, publishers: map[kvindex.Target]*publisher{}, resume: map[kvindex.Target]Cursor{}}
 }
 
-// Resume says where the sink stands already with a target that is going to be
-// pushed, if it was loaded from a snapshot (see MachineConfig.Resume).
+// Resume sets the sink's position for a target that is going to be pushed, if the sink was
+// loaded from a snapshot (see MachineConfig.Resume).
 func (s *PushServer) Resume(t kvindex.Target, c Cursor) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.resume[t] = c
 }
 
-// Forget drops what is known of a worker's publishers; their streams end. The
-// sink hears nothing more of them once it has returned. A worker that should not
-// come again has to be refused by accept before.
+// Forget removes a worker's publishers and ends their streams. After it returns the sink
+// receives nothing more from them. To keep the worker from reconnecting, make accept refuse it
+// first.
 func (s *PushServer) Forget(worker string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,9 +72,8 @@ func (s *PushServer) Forget(worker string) {
 	}
 }
 
-// Finished tells a pushed target's feed that a request finished there that
-// should have stored a new block (see Feed.Finished). It reports whether the
-// target is pushed.
+// Finished reports that a request finished on a target that should have stored a new block there
+// (see Feed.Finished). It returns whether the target is pushed.
 func (s *PushServer) Finished(t kvindex.Target, silent bool) bool {
 	s.mu.Lock()
 	p := s.publishers[t]
@@ -90,7 +89,7 @@ func (s *PushServer) Finished(t kvindex.Target, silent bool) bool {
 	return true
 }
 
-// Statuses are the counters of all publishers.
+// Statuses returns the counters of all publishers.
 func (s *PushServer) Statuses() []Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,25 +105,25 @@ func (s *PushServer) Statuses() []Status {
 	return all
 }
 
-// publisher is one sequence and the stream that it comes on.
+// publisher is one sequence and its active stream.
 type publisher struct {
 	mu sync.Mutex
 	a  applier
-	// stop ends the stream that counts; nil without one. streams is its number.
+	// stop ends the active stream, nil if there is none. streams is that stream's number.
 	stop    context.CancelFunc
 	streams uint64
-	// gone says that the worker was forgotten: nothing may reach the sink any more.
+	// gone reports that the worker was forgotten: the sink must not be called any more.
 	gone    bool
 	out     chan *kvlanev1.PushResponse
 	timeout *time.Timer // of the running replay
 }
 
 const (
-	// pushAnswers is how many answers may wait for a relay that does not read.
+	// pushAnswers is the number of answers that may be queued for a relay.
 	pushAnswers = 64
-	// ackEvery is how many batches go by between two acknowledgements.
+	// ackEvery is the number of batches per acknowledgement.
 	ackEvery = 32
-	// pushReplayTimeout bounds a relay's replay.
+	// pushReplayTimeout limits a relay's replay.
 	pushReplayTimeout = 2 * time.Minute
 )
 
@@ -180,7 +179,7 @@ func (s *PushServer) Push(stream kvlanev1.KVEvents_PushServer) error {
 	return err
 }
 
-// helloSource checks a hello.
+// helloSource validates a hello and returns its source.
 func helloSource(h *kvlanev1.Hello) (Source, error) {
 	src := Source{Worker: h.GetWorker(), Engine: Engine(h.GetEngine()), Rank: kvindex.NoRank, BlockSize: int(h.GetBlockSize())}
 	if h.Rank != nil {
@@ -198,7 +197,7 @@ func helloSource(h *kvlanev1.Hello) (Source, error) {
 	return src, nil
 }
 
-// publisher finds or makes the publisher of a source, if it is accepted.
+// publisher returns the publisher of a source, creating it if it is accepted.
 func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,8 +219,8 @@ func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, e
 	return p, nil
 }
 
-// begin makes a stream the one that counts and ends the one before. It is not ok
-// if the worker was forgotten meanwhile.
+// begin makes a stream the active one and ends the previous one. ok is false if the worker was
+// forgotten meanwhile.
 func (p *publisher) begin(src *Source, stop context.CancelFunc) (stream uint64, out chan *kvlanev1.PushResponse, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -241,7 +240,7 @@ func (p *publisher) begin(src *Source, stop context.CancelFunc) (stream uint64, 
 	return p.streams, p.out, true
 }
 
-// end makes the publisher stale if the stream is still the one that counts.
+// end makes the publisher stale if the stream is still the active one.
 func (p *publisher) end(stream uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -254,7 +253,7 @@ func (p *publisher) end(stream uint64) {
 	}
 }
 
-// receive hands a stream's batches to the machine.
+// receive passes a stream's batches to the machine.
 func (p *publisher) receive(stream kvlanev1.KVEvents_PushServer, mine uint64) error {
 	for n := 1; ; n++ {
 		msg, err := stream.Recv()
@@ -300,8 +299,8 @@ func (p *publisher) message(msg *kvlanev1.PushRequest, mine uint64, ack bool) er
 	return nil
 }
 
-// answer queues an answer; a relay that does not read them is let go. The lock
-// is held.
+// answer queues an answer, and ends the stream of a relay that does not read them. The caller
+// holds the lock.
 func (p *publisher) answer(r *kvlanev1.PushResponse) {
 	select {
 	case p.out <- r:
@@ -310,7 +309,7 @@ func (p *publisher) answer(r *kvlanev1.PushResponse) {
 	}
 }
 
-// askReplay asks the relay for batches. The lock is held.
+// askReplay requests batches from the relay. The caller holds the lock.
 func (p *publisher) askReplay(a Action) {
 	p.answer(&kvlanev1.PushResponse{Message: &kvlanev1.PushResponse_Replay{Replay: &kvlanev1.Replay{ReplayId: a.Epoch, From: a.Seq}}})
 	if p.timeout != nil {
@@ -325,14 +324,14 @@ func (p *publisher) askReplay(a Action) {
 	})
 }
 
-// First byte of a pushed payload inside the machine: what the rest is.
+// The first byte of a pushed payload inside the machine is the form of the rest.
 const (
 	pushedRaw    = 'r'
 	pushedEvents = 'e'
 )
 
-// pushPayload makes one byte string of a batch's content, whose digest tells it
-// from another batch of the same number.
+// pushPayload encodes a batch's content as bytes, whose digest distinguishes it from another
+// batch of the same number.
 func pushPayload(b *kvlanev1.Batch) ([]byte, error) {
 	switch c := b.GetContent().(type) {
 	case *kvlanev1.Batch_Raw:
@@ -347,7 +346,7 @@ func pushPayload(b *kvlanev1.Batch) ([]byte, error) {
 	return nil, status.Error(codes.InvalidArgument, "a batch without content")
 }
 
-// pushDecoder decodes pushed payloads: the engine's own, or events in our form.
+// pushDecoder decodes pushed payloads: the engine's own, or events in the relay protocol's form.
 type pushDecoder struct {
 	*Decoder
 	batch Batch
@@ -376,7 +375,7 @@ func (d *pushDecoder) Decode(payload []byte) (*Batch, error) {
 	return &d.batch, nil
 }
 
-// pushedEvent turns an event of the wire into ours, or says why not.
+// pushedEvent converts a pushed event to a kvindex.Event, or returns why not.
 func pushedEvent(e *kvlanev1.Event) (ev kvindex.Event, why Reason) {
 	var tier kvlanev1.Tier
 	var hashes []uint64

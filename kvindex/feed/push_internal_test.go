@@ -9,7 +9,7 @@ import (
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// Whatever a relay pushes, what is handed on has the form that the index wants.
+// Whatever a relay pushes, the resulting events have the form that the index requires.
 func FuzzPushed(f *testing.F) {
 	parent := uint64(3)
 	seed, err := proto.Marshal(&kvlanev1.Events{Events: []*kvlanev1.Event{

@@ -17,7 +17,7 @@ import (
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// startPush serves the push service and returns a client and the server.
+// startPush starts the push service and returns a client and the server.
 func startPush(t *testing.T, sink feed.Sink) (kvlanev1.KVEventsClient, *feed.PushServer) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -81,7 +81,7 @@ func (r relay) end(replay uint64) {
 	r.send(&kvlanev1.PushRequest{Message: &kvlanev1.PushRequest_ReplayEnd{ReplayEnd: &kvlanev1.ReplayEnd{ReplayId: replay}}})
 }
 
-// replay waits until the server asks for batches.
+// replay waits until the server requests batches.
 func (r relay) replay() *kvlanev1.Replay {
 	r.t.Helper()
 	for {
@@ -122,8 +122,8 @@ func TestPush(t *testing.T) {
 	}
 	eventually(t, "stale", func() bool { return push.Statuses()[0].Targets[0].State == feed.Stale })
 
-	// The relay comes again and proves to speak of the same engine; a second stream
-	// takes over from it.
+	// The relay reconnects and proves to serve the same engine; a second stream takes over from
+	// it.
 	r = connect(t, c, hello)
 	if ask = r.replay(); ask.GetFrom() != 3 {
 		t.Fatalf("asked from %d", ask.GetFrom())

@@ -1,14 +1,14 @@
 package feed
 
-// Reason names why an event was dropped, a target was cleared, or a feed changed
-// its state. Reasons are the label values of metrics: short, fixed, few.
+// Reason is why an event was dropped, a target was cleared, or a feed changed its state. Reasons
+// are metric labels: short, fixed and few.
 type Reason string
 
-// Why one event was dropped. Nothing else is lost with it.
+// Why one event was dropped. No other event is lost with it.
 const (
 	// Malformed: the bytes do not have the form of an event.
 	Malformed Reason = "malformed"
-	// UnknownTag: an event type that this version does not know.
+	// UnknownTag: an event type unknown to this version.
 	UnknownTag Reason = "unknown_tag"
 	// OtherGroup: a KV-cache group that is not main attention (sliding window,
 	// mamba, cross attention...), or a window that is not the largest.
@@ -19,23 +19,22 @@ const (
 	Misaligned Reason = "misaligned"
 	// UnknownMedium: a storage medium that maps to no tier.
 	UnknownMedium Reason = "unknown_medium"
-	// NotLocal: blocks of another worker, or owned by something else.
+	// NotLocal: blocks of another worker, or owned by another component.
 	NotLocal Reason = "not_local"
 	// OwnParent: the parent is one of the event's own blocks.
 	OwnParent Reason = "own_parent"
 	// Partial: a block that is not full (TensorRT-LLM publishes them).
 	Partial Reason = "partial_block"
-	// NoEffect: events that say nothing about which blocks are held (TensorRT-LLM
-	// created, updated).
+	// NoEffect: events that do not change which blocks are held (TensorRT-LLM created, updated).
 	NoEffect Reason = "no_effect"
-	// WrongBlockSize: neither divides nor is divided by the configured block size.
+	// WrongBlockSize: neither a divisor nor a multiple of the configured block size.
 	WrongBlockSize Reason = "wrong_block_size"
-	// UnknownHash: a hash algorithm that is not known; the whole worker is refused.
+	// UnknownHash: an unknown hash algorithm; all events of the worker are dropped.
 	UnknownHash Reason = "unknown_hash_algo"
-	// Refused: the index did not take the event; its own reason follows if it has one
-	// ("refused: unknown parent block").
+	// Refused: the index refused the event; its own reason follows if it has one ("refused:
+	// unknown parent block").
 	Refused Reason = "refused"
-	// WrongRank: the batch names another rank than the feed is configured for.
+	// WrongRank: the batch carries a rank other than the configured one.
 	WrongRank Reason = "wrong_rank"
 )
 
@@ -43,20 +42,20 @@ const (
 const (
 	// Connected: the connection is up.
 	Connected Reason = "connected"
-	// Disconnected: the connection broke or was never made.
+	// Disconnected: the connection broke or could not be made.
 	Disconnected Reason = "disconnected"
-	// CaughtUp: everything up to the newest batch has been applied.
+	// CaughtUp: all batches up to the newest have been applied.
 	CaughtUp Reason = "caught_up"
-	// Missing: batches are missing and are being asked for.
+	// Missing: batches are missing and have been requested.
 	Missing Reason = "missing_batches"
-	// Lost: batches are missing and cannot be had.
+	// Lost: batches are missing and cannot be recovered.
 	Lost Reason = "lost_batches"
 	// Restarted: the engine began a new sequence.
 	Restarted Reason = "engine_restarted"
 	// Silent: requests finish but no events come.
 	Silent Reason = "silent"
-	// Probing: the engine is asked whether a silent feed has missed something.
+	// Probing: a replay checks whether a silent feed has missed events.
 	Probing Reason = "probing"
-	// BlockSizeChanged: the engine's block size is not what it was.
+	// BlockSizeChanged: the engine's block size has changed.
 	BlockSizeChanged Reason = "block_size_changed"
 )

@@ -12,58 +12,57 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed/zmtp"
 )
 
-// Source describes where a worker's events come from. The zero value of a field
-// means its default or nothing, as said.
+// Source describes where a worker's events come from. The zero value of a field means its
+// default, or off.
 type Source struct {
 	// Worker is the worker's name in targets.
 	Worker string
-	// Engine is the dialect; required.
+	// Engine is the event dialect; required.
 	Engine Engine
 	// Rank is the rank of the feed's target; NoRank for a worker without ranks. With
-	// RankFromBatch it is what a batch that names no rank means.
+	// RankFromBatch it is the rank of batches that carry none.
 	Rank int32
 	// RankFromBatch takes the rank from each batch.
 	RankFromBatch bool
-	// StartRank is subtracted from a batch's rank: engines that are spread over nodes
-	// publish the global rank, while requests name the local one.
+	// StartRank is subtracted from a batch's rank: engines that span several nodes publish the
+	// global rank, while requests use the local one.
 	StartRank int32
-	// BlockSize is the block size that the worker is configured to have; 0 adopts
-	// that of its events.
+	// BlockSize is the worker's configured block size in tokens; 0 adopts that of its events.
 	BlockSize int
 
-	// Endpoint is the publisher ("tcp://10.0.0.1:5557", "ipc://path"). With Bind it is
-	// our own, and the publisher connects.
+	// Endpoint is the publisher's address ("tcp://10.0.0.1:5557", "ipc://path"). With Bind it is
+	// a local address to which the publisher connects.
 	Endpoint string
 	Bind     bool
-	// Topic is the subscription's prefix; default everything.
+	// Topic is the subscription's prefix; the default matches everything.
 	Topic string
-	// Replay is the endpoint that past batches are asked from; none if empty.
+	// Replay is the endpoint that serves past batches; empty if there is none.
 	Replay string
 
 	// PollURL is TensorRT-LLM's POST /kv_cache_events, instead of Endpoint.
 	PollURL string
-	// PollInterval is the time between polls that nothing asked for; default 1 s.
+	// PollInterval is the time between polls that are not triggered by requests; default 1 s.
 	PollInterval time.Duration
 
-	// Machine bounds the sequence's state; its Replay and Polled are set by the feed.
-	// With Resume, Rank has to be that of the target that the snapshot had.
+	// Machine configures the sequence's state machine; the feed sets its Replay and Polled. With
+	// Resume, Rank must be that of the snapshot's target.
 	Machine MachineConfig
-	// Conn bounds connections.
+	// Conn configures connections.
 	Conn zmtp.Options
-	// ReconnectMin and ReconnectMax bound the wait before another connection or
-	// replay, doubled each time; defaults 100 ms and 5 s.
+	// ReconnectMin and ReconnectMax limit the wait before another connection or replay, which
+	// doubles each time; defaults 100 ms and 5 s.
 	ReconnectMin, ReconnectMax time.Duration
-	// ReplayTotal and ReplayIdle bound a replay and the silence within one; defaults
-	// 2 min and 2 s. An engine looks at its replay socket every 0.1 s.
+	// ReplayTotal and ReplayIdle limit the duration of a replay and the silence within one;
+	// defaults 2 min and 2 s. An engine polls its replay socket every 0.1 s.
 	ReplayTotal, ReplayIdle time.Duration
-	// Replays limits the replays that run at once in the process; nil does not.
+	// Replays limits the concurrent replays in the process; nil means no limit.
 	Replays *Limit
 }
 
-// Limit is a number of things that may run at once.
+// Limit is a semaphore: the maximum number of concurrent operations.
 type Limit struct{ slots chan struct{} }
 
-// NewLimit returns a Limit of n.
+// NewLimit returns a Limit of n concurrent operations.
 func NewLimit(n int) *Limit { return &Limit{make(chan struct{}, n)} }
 
 func (l *Limit) acquire(done <-chan struct{}) bool {
@@ -98,7 +97,7 @@ func (s *Source) setDefaults() {
 	}
 }
 
-// check says what is wrong with a source.
+// check returns what is wrong with a source.
 func (s *Source) check() error {
 	switch {
 	case s.Worker == "":
@@ -129,7 +128,7 @@ func (s *Source) check() error {
 	return nil
 }
 
-// checkURL refuses what no request can be sent to.
+// checkURL rejects URLs that cannot be requested.
 func checkURL(text string) error {
 	u, err := url.Parse(text)
 	switch {

@@ -17,11 +17,10 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Tail follows a source and prints what happens, one JSON object a line, until
-// ctx ends: every event as it is applied, every gap, clear, change of state and
-// warning, and soon after they happen events that were dropped and connections that
-// failed. notes gets lines for people: that there is no connection yet, and each
-// that is made or lost. Tail returns the first error of out.
+// Tail follows a source and prints what happens, one JSON object per line, until ctx ends: every
+// event as it is applied, every gap, clear, change of state and warning, and with a short delay
+// dropped events and failed connections. notes receives messages for people: that there is no
+// connection yet, and each connection that is made or lost. Tail returns the first error of out.
 func Tail(ctx context.Context, src Source, out, notes io.Writer) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -46,11 +45,11 @@ func Tail(ctx context.Context, src Source, out, notes io.Writer) error {
 	}
 }
 
-// lookEvery is how often Tail looks for what no sink is told.
+// lookEvery is how often Tail checks for changes that are not reported to sinks.
 const lookEvery = 200 * time.Millisecond
 
-// news prints what was dropped between two states of a feed, and why it has no
-// connection if that is new.
+// news prints the events dropped between two states of a feed, and why there is no connection if
+// the reason is new.
 func (p *printSink) news(worker string, before, now *Status) {
 	dropped := map[Reason]uint64{}
 	for why, n := range now.Dropped {
@@ -82,10 +81,10 @@ type recordedFrame struct {
 	Payload *string `json:"payload_hex"`
 }
 
-// DecodeFrames reads recorded frames, JSON lines of {"topic", "seq",
-// "payload_hex"} and keys that are ignored, and prints them as Tail does. Every topic is a sequence of its
-// own. A line that is no frame is an error with its number; a payload that is no
-// batch is printed as one and the rest is read.
+// DecodeFrames reads recorded frames, JSON lines of {"topic", "seq", "payload_hex"} and other
+// keys, which are ignored, and prints them as Tail does. Every topic is a separate sequence. It
+// fails with the line number at an invalid line; an invalid payload is printed as malformed and
+// reading continues.
 func DecodeFrames(engine Engine, in io.Reader, out io.Writer) error {
 	p := &printSink{enc: json.NewEncoder(out), failed: func() {}}
 	players := map[string]*Player{}
@@ -150,23 +149,23 @@ type printSink struct {
 	enc    *json.Encoder
 	err    error
 	failed func()
-	seq    *uint64 // of the batch being played, if that is known
-	// lastError is what news said last.
+	seq    *uint64 // of the batch being played, if known
+	// lastError is the last error that news printed.
 	lastError string
 	notes     io.Writer // for people; nil for none
-	lost      bool      // notes was told of no connection
+	lost      bool      // notes received that there is no connection
 	endpoint  string    // for notes
 }
 
-// notef writes a line for people. That nobody may read it is no error.
+// notef writes a line for people. Write errors are ignored.
 func (p *printSink) notef(format string, args ...any) {
 	if p.notes != nil {
 		_, _ = fmt.Fprintf(p.notes, format+"\n", args...)
 	}
 }
 
-// printed is one printed line. What is stored, removed, cleared (events), clear
-// (the feed forgot the target), state, warning, dropped or error.
+// printed is one printed line. What is stored, removed, cleared (events), clear (the feed
+// cleared the target), state, warning, dropped or error.
 type printed struct {
 	What      string   `json:"what"`
 	Target    string   `json:"target"`
@@ -224,7 +223,7 @@ func (p *printSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 	return nil
 }
 
-// Clear prints that a target was forgotten.
+// Clear prints that a target was cleared.
 func (p *printSink) Clear(t kvindex.Target, why Reason) {
 	p.print(printed{What: "clear", Target: t.String(), Reason: why})
 }

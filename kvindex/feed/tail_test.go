@@ -67,7 +67,7 @@ func TestDecodeFramesRefusals(t *testing.T) {
 	}
 }
 
-// brokenWriter fails as a closed pipe does.
+// brokenWriter fails like a closed pipe.
 type brokenWriter struct{}
 
 var errPipe = errors.New("broken pipe")
@@ -109,7 +109,7 @@ func TestTail(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	// Nobody is there: it says so.
+	// Without a publisher Tail reports that there is no connection.
 	ctx, stop = context.WithCancel(t.Context())
 	nobody := freePort(t)
 	go func() { done <- feed.Tail(ctx, vllmSource(nobody, ""), &out, &notes) }()
@@ -129,7 +129,7 @@ func TestTail(t *testing.T) {
 	}
 }
 
-// Where nobody can ever be is said at once; Tail would try for ever.
+// An impossible endpoint is reported immediately; Tail would retry forever.
 func TestImpossibleEndpoints(t *testing.T) {
 	zmq := func(endpoint string) feed.Source {
 		return feed.Source{Worker: "w", Engine: feed.VLLM, Rank: kvindex.NoRank, Endpoint: endpoint}

@@ -6,9 +6,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// media maps the names that engines give to storage to tiers: vLLM (GPU, CPU, and its
-// connectors' STORAGE, FS, OBJ), SGLang's HiCache (CPU_PINNED, DISK, EXTERNAL) and
-// the names of relays.
+// media maps engines' names of storage media to tiers: vLLM (GPU, CPU, and its connectors'
+// STORAGE, FS, OBJ), SGLang's HiCache (CPU_PINNED, DISK, EXTERNAL) and the names of relays.
 var media = map[string]kvindex.Tier{
 	"":           kvindex.Device,
 	"GPU":        kvindex.Device,
@@ -29,7 +28,7 @@ var media = map[string]kvindex.Tier{
 	"SHARED":     kvindex.External,
 }
 
-// tierOf finds a medium in any case; connectors write their own.
+// tierOf looks up a medium, ignoring case, because connectors differ in it.
 func tierOf(medium []byte) (kvindex.Tier, bool) {
 	tier, ok := media[string(medium)]
 	if !ok {
@@ -38,8 +37,8 @@ func tierOf(medium []byte) (kvindex.Tier, bool) {
 	return tier, ok
 }
 
-// mainAttention says which kinds of KV-cache group hold the prefix that a hit is
-// counted by. A kind that is absent from an event counts as main attention.
+// mainAttention maps the kinds of KV-cache group to whether they hold the prefix by which hits
+// are counted. An event without a kind counts as main attention.
 var mainAttention = map[string]bool{
 	"":                    true,
 	"full_attention":      true,
@@ -47,6 +46,6 @@ var mainAttention = map[string]bool{
 	"sink_full_attention": true,
 }
 
-// local says which values of locality and ownership mean that the block is the
-// publishing rank's own.
+// local maps the values of locality and ownership to whether the block belongs to the publishing
+// rank.
 var local = map[string]bool{"": true, "LOCAL": true, "OWNED": true, "EXCLUSIVE": true}

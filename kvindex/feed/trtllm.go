@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed/msgpack"
 )
 
-// isTRTType says whether a type is one of TensorRT-LLM's own layout.
+// isTRTType reports whether a type belongs to TensorRT-LLM's layout.
 func isTRTType(tag []byte) bool {
 	switch string(tag) {
 	case "created", "stored", "removed", "updated":
@@ -22,19 +22,19 @@ func isTRTType(tag []byte) bool {
 	return false
 }
 
-// trtHashAlgos are the block hashes that TensorRT-LLM is known to publish; a
-// server that names none uses the first.
+// trtHashAlgos are the known block hash algorithms of TensorRT-LLM; a server that reports none
+// uses the first.
 var trtHashAlgos = map[string]bool{"": true, "auto": true, "v1_block_key": true, "v2_sha256": true, "v2_sha256_64": true}
 
-// trtState is what later events of a TensorRT-LLM feed depend on.
+// trtState is the state that later events of a TensorRT-LLM feed depend on.
 type trtState struct {
 	blockSize int  // 0 until known
 	fixed     bool // blockSize was configured
-	// window is the largest window of the created events; only events of that window
-	// are the prefix cache.
+	// window is the largest window of the created events; only events of that window describe
+	// the prefix cache.
 	window int64
 	algo   string
-	// refused says that the worker uses a hash algorithm that is not known.
+	// refused reports that the worker uses an unknown hash algorithm.
 	refused bool
 }
 
@@ -45,11 +45,10 @@ func (s *trtState) configured() int {
 	return 0
 }
 
-// trtHash is a block hash: an unsigned 64-bit number, or hex text of a digest of
-// which the first 8 bytes are kept.
+// trtHash is a block hash: an unsigned 64-bit number, or the first 8 bytes of a digest in hex.
 type trtHash uint64
 
-// UnmarshalJSON reads the number without a float in between.
+// UnmarshalJSON reads the number without converting it to a float.
 func (h *trtHash) UnmarshalJSON(b []byte) error {
 	if len(b) > 0 && b[0] == '"' {
 		var s string
@@ -87,7 +86,7 @@ func trimHex(s string) string {
 	return s
 }
 
-// trtToken is a token of a block, alone or with an id of further content.
+// trtToken is a token of a block, possibly with an id of further content.
 type trtToken struct {
 	ID    uint32
 	Extra uint64
@@ -115,8 +114,8 @@ func (t *trtToken) UnmarshalJSON(b []byte) error {
 // trtTokens are a block's tokens.
 type trtTokens []trtToken
 
-// UnmarshalJSON reads a list of tokens. The form that servers write, flat objects
-// of numbers and plain texts, is read directly; any other goes the general way.
+// UnmarshalJSON reads a list of tokens. The form that servers write, flat objects of numbers and
+// plain texts, has a fast path; other forms use the general decoder.
 func (ts *trtTokens) UnmarshalJSON(b []byte) error {
 	if fast, ok := appendTokens((*ts)[:0], b); ok {
 		*ts = fast
@@ -125,8 +124,8 @@ func (ts *trtTokens) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*[]trtToken)(ts))
 }
 
-// appendTokens reads [{"key": number or plain text, ...}, ...]. It may rely on b
-// being valid JSON, and gives up at whatever it does not expect.
+// appendTokens reads [{"key": number or plain text, ...}, ...]. b must be valid JSON. It returns
+// false for any other form.
 func appendTokens(dst []trtToken, b []byte) ([]trtToken, bool) {
 	s := jsonScan{b: b}
 	if !s.next('[') {
@@ -164,7 +163,7 @@ func appendTokens(dst []trtToken, b []byte) ([]trtToken, bool) {
 				}
 				fallthrough
 			default:
-				// The general way takes names in any case.
+				// The general decoder ignores the case of names.
 				if bytes.EqualFold(key, []byte("token_id")) || bytes.EqualFold(key, []byte("token_extra_id")) {
 					return nil, false
 				}
@@ -178,7 +177,7 @@ func appendTokens(dst []trtToken, b []byte) ([]trtToken, bool) {
 	return dst, s.end()
 }
 
-// jsonScan reads the few forms that appendTokens expects.
+// jsonScan reads the forms that appendTokens accepts.
 type jsonScan struct {
 	b []byte
 	i int
@@ -192,7 +191,7 @@ func (s *jsonScan) space() {
 
 func (s *jsonScan) end() bool { s.space(); return s.i == len(s.b) }
 
-// next passes over c if it comes next.
+// next consumes c if it is the next byte.
 func (s *jsonScan) next(c byte) bool {
 	s.space()
 	if s.i < len(s.b) && s.b[s.i] == c {
@@ -202,7 +201,7 @@ func (s *jsonScan) next(c byte) bool {
 	return false
 }
 
-// text reads a text without escapes.
+// text reads a string without escapes.
 func (s *jsonScan) text() ([]byte, bool) {
 	if !s.next('"') {
 		return nil, false
@@ -265,8 +264,8 @@ func (e *trtEvent) body() *trtData {
 	return &e.trtData
 }
 
-// looksLikeJSON tells an HTTP event from a MessagePack batch, whose first byte is
-// never '{' (a fixint).
+// looksLikeJSON distinguishes an HTTP event from a MessagePack batch, whose first byte is never
+// '{' (a fixint).
 func looksLikeJSON(b []byte) bool {
 	b = bytes.TrimLeft(b, " \t\r\n")
 	return len(b) > 0 && b[0] == '{'
@@ -286,11 +285,11 @@ func (d *Decoder) decodeJSON(payload []byte) error {
 	return nil
 }
 
-// HashRefused reports whether the worker publishes hashes of an algorithm that
-// is not known, and which. Its events are dropped until Forget.
+// HashRefused reports whether the worker publishes hashes of an unknown algorithm, and which.
+// Its events are dropped until Forget.
 func (d *Decoder) HashRefused() (algo string, refused bool) { return d.trt.algo, d.trt.refused }
 
-// trtEvent appends what an event changes, or counts why it is dropped.
+// trtEvent appends the changes of an event, or counts why it is dropped.
 func (d *Decoder) trtEvent(e *trtEvent) {
 	if !trtHashAlgos[e.Algo] {
 		d.trt.algo, d.trt.refused = e.Algo, true
@@ -319,7 +318,7 @@ func (d *Decoder) trtEvent(e *trtEvent) {
 		}
 		d.batch.Events = append(d.batch.Events, kvindex.Event{Kind: kvindex.Removed, Group: e.Group, Hashes: d.hashes[at:]})
 	case "updated":
-		// A block that moves between device and host stays a hit; its removal does not say
+		// A block that moves between device and host is still a hit. Its removal does not report
 		// where it was, so all of TensorRT-LLM's blocks are kept as device blocks.
 		d.drop(NoEffect)
 	default:
@@ -327,7 +326,7 @@ func (d *Decoder) trtEvent(e *trtEvent) {
 	}
 }
 
-// trtStored appends the full blocks of a chain. A block that is not full ends it.
+// trtStored appends the full blocks of a chain, up to the first block that is not full.
 func (d *Decoder) trtStored(e *trtEvent, data *trtData) {
 	if len(data.Blocks) == 0 {
 		d.drop(Placeholder)
@@ -383,10 +382,9 @@ func (d *Decoder) trtStored(e *trtEvent, data *trtData) {
 	d.batch.Events = append(d.batch.Events, ev)
 }
 
-// learnBlockSize finds the block size, which these events do not carry: that of
-// every block but the last of an event, or a lone block's if it is a power of
-// two. A longer block than was learned corrects it, and what was stored under
-// the wrong size is forgotten.
+// learnBlockSize derives the block size, which these events do not carry: that of every block
+// but the last of an event, or that of a single block if it is a power of two. A longer block
+// corrects the learned size, and what was stored under the wrong size is cleared.
 func (d *Decoder) learnBlockSize(blocks []trtBlock) {
 	n := len(blocks[0].Tokens)
 	sure := len(blocks) > 1
@@ -402,8 +400,8 @@ func (d *Decoder) learnBlockSize(blocks []trtBlock) {
 	}
 }
 
-// trtMap reads an event of TensorRT-LLM's layout from MessagePack. It is rare
-// enough to go through a generic form.
+// trtMap reads an event of TensorRT-LLM's layout from MessagePack. It is rare, so it uses a
+// generic conversion.
 func (d *Decoder) trtMap(r *msgpack.Reader) bool {
 	raw, ok := rawValue(r)
 	if !ok {
@@ -425,10 +423,10 @@ func (d *Decoder) trtMap(r *msgpack.Reader) bool {
 	return true
 }
 
-// maxDepth bounds the nesting of an event that is rewritten.
+// maxDepth limits the nesting of an event that is converted.
 const maxDepth = 16
 
-// appendJSON rewrites a MessagePack value as JSON; byte strings become hex text.
+// appendJSON converts a MessagePack value to JSON; byte strings become hex text.
 func appendJSON(b []byte, r *msgpack.Reader, depth int) ([]byte, bool) {
 	if depth > maxDepth {
 		return nil, false
@@ -453,7 +451,7 @@ func appendJSON(b []byte, r *msgpack.Reader, depth int) ([]byte, bool) {
 		s, err := r.Bytes()
 		return append(hex.AppendEncode(append(b, '"'), s), '"'), err == nil
 	default:
-		// nil, booleans, floats and extensions: none of them is a value that is used.
+		// nil, booleans, floats and extensions: values of these kinds are not used.
 		return append(b, "null"...), r.Skip() == nil
 	}
 }

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// The direct reading of tokens agrees with the general one wherever it does not
-// give up.
+// The fast path for tokens agrees with the general decoder wherever it does not give up.
 func FuzzTokens(f *testing.F) {
 	f.Add([]byte(`[{"type":"unique_token","token_id":1,"token_extra_id":0},{"token_id":4294967295,"token_extra_id":18446744073709551615}]`))
 	f.Add([]byte(`[ ]`))

@@ -1,7 +1,6 @@
-// Package msgpack reads MessagePack from a byte slice in place. It is made for
-// KV events: nothing is allocated, strings and byte strings are returned as
-// parts of the input, integers keep 64 bits whatever their sign, and a value
-// that is not wanted is skipped without recursion.
+// Package msgpack reads MessagePack from a byte slice in place. It is made for KV events: it
+// does not allocate, strings and byte strings are returned as parts of the input, integers keep
+// 64 bits whatever their sign, and unused values are skipped without recursion.
 //
 // Wire format: https://github.com/msgpack/msgpack/blob/master/spec.md.
 package msgpack
@@ -12,21 +11,20 @@ import (
 	"math"
 )
 
-// Errors of a Reader. A Reader that has returned one stays where it was.
+// Errors of a Reader. After an error a Reader's position is unchanged.
 var (
-	// ErrShort says that the input ends inside a value.
+	// ErrShort means that the input ends inside a value.
 	ErrShort = errors.New("msgpack: input ends inside a value")
-	// ErrType says that the next value is of another type than the one asked for.
+	// ErrType means that the next value has another type than the requested one.
 	ErrType = errors.New("msgpack: unexpected type")
-	// ErrFormat says that the next byte is no MessagePack format.
+	// ErrFormat means that the next byte is not a valid MessagePack format byte.
 	ErrFormat = errors.New("msgpack: invalid format byte")
 )
 
 // Kind is the type of the next value.
 type Kind uint8
 
-// Kinds of values. Uint covers what is not negative, Int what is stored with a
-// sign.
+// Kinds of values. Uint covers non-negative integers, Int those stored with a sign.
 const (
 	Invalid Kind = iota
 	Nil
@@ -69,25 +67,26 @@ var kinds = func() (t [256]Kind) {
 	return t
 }()
 
-// Reader walks over MessagePack values. The zero Reader is an empty input.
+// Reader reads MessagePack values in sequence. The zero Reader has an empty input.
 type Reader struct {
 	b []byte
 	i int // Invariant: 0 <= i <= len(b)
 }
 
-// NewReader returns a Reader at the start of b, which it refers to.
+// NewReader returns a Reader at the start of b, which it does not copy.
 func NewReader(b []byte) Reader { return Reader{b: b} }
 
-// Offset is how many bytes have been read.
+// Offset returns the number of bytes read.
 func (r *Reader) Offset() int { return r.i }
 
-// Len is how many bytes are left.
+// Len returns the number of bytes left.
 func (r *Reader) Len() int { return len(r.b) - r.i }
 
 // Raw returns the next n bytes without reading them; n must not exceed Len.
 func (r *Reader) Raw(n int) []byte { return r.b[r.i : r.i+n : r.i+n] }
 
-// Kind looks at the next value; Invalid at the end or before a bad byte.
+// Kind returns the kind of the next value without reading it; Invalid at the end or before an
+// invalid byte.
 func (r *Reader) Kind() Kind {
 	if r.i >= len(r.b) {
 		return Invalid
@@ -219,7 +218,7 @@ func (r *Reader) Float64() (float64, error) {
 	return float64(v), err
 }
 
-// Bytes reads a string or a byte string. The result is a part of the input.
+// Bytes reads a string or a byte string. The result is a part of the input, not a copy.
 func (r *Reader) Bytes() ([]byte, error) {
 	if r.i >= len(r.b) {
 		return nil, ErrShort
@@ -265,8 +264,8 @@ func size(p []byte) int {
 	}
 }
 
-// Array reads the head of an array and returns its number of elements, which is
-// never more than the bytes that are left.
+// Array reads the head of an array and returns its number of elements, which never exceeds the
+// number of bytes left.
 func (r *Reader) Array() (int, error) { return r.head(Array, 0x90, 0xdc) }
 
 // Map reads the head of a map and returns its number of pairs.
@@ -300,9 +299,9 @@ func (r *Reader) head(k Kind, fix, long byte) (int, error) {
 	return n, nil
 }
 
-// Uint32s reads an array of integers that fit into 32 bits and appends them to
-// dst. A pair [a, b] in the place of an integer counts as its first element, at
-// one place or at all (bigram tokens). On an error dst is returned as it was.
+// Uint32s reads an array of integers that fit into 32 bits and appends them to dst. A pair [a,
+// b] instead of an integer, for some or all elements, counts as its first element (bigram
+// tokens). On an error it returns dst unchanged.
 func (r *Reader) Uint32s(dst []uint32) ([]uint32, error) {
 	at, was := r.i, len(dst)
 	n, err := r.Array()
@@ -311,7 +310,7 @@ func (r *Reader) Uint32s(dst []uint32) ([]uint32, error) {
 	}
 	b, i := r.b, r.i
 	for range n {
-		// The four shapes that token ids have are read here; the rest goes the slow way.
+		// Fast path for the four forms of token ids.
 		switch {
 		case i < len(b) && b[i] < 0x80:
 			dst = append(dst, uint32(b[i]))
@@ -365,7 +364,7 @@ func (r *Reader) token() (uint32, error) {
 	return uint32(v), nil
 }
 
-// Skip passes over one value, whatever it is and however deep it is nested.
+// Skip skips one value of any kind and depth.
 func (r *Reader) Skip() error {
 	at := r.i
 	for left := 1; left > 0; left-- {
@@ -379,8 +378,7 @@ func (r *Reader) Skip() error {
 	return nil
 }
 
-// skipOne passes over one value's own bytes and returns how many values follow
-// inside it.
+// skipOne skips one value's own bytes and returns the number of values that follow inside it.
 func (r *Reader) skipOne() (int, error) {
 	switch r.Kind() {
 	case Nil, Bool:

@@ -31,8 +31,8 @@ func anyValue(depth int) *rapid.Generator[any] {
 	)
 }
 
-// Whatever another library writes is skipped exactly, and every shorter input is
-// refused without moving.
+// A value that another library writes is skipped exactly, and every shorter input fails without
+// moving the reader.
 func TestSkipEndsWhereTheValueEnds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b, err := vmihailenco.Marshal(anyValue(3).Draw(t, "value"))
@@ -116,7 +116,7 @@ func TestUint32s(t *testing.T) {
 	}
 }
 
-// A length that the input cannot hold is refused before anything is sized by it.
+// A length that the input cannot hold is rejected before anything is allocated for it.
 func TestLyingLengths(t *testing.T) {
 	for _, b := range [][]byte{
 		{0xdd, 0xff, 0xff, 0xff, 0xff}, {0xdf, 0xff, 0xff, 0xff, 0xff}, {0xdb, 0xff, 0xff, 0xff, 0xff}, {0xc6, 0xff, 0xff, 0xff, 0xff},
@@ -145,7 +145,7 @@ func FuzzReader(f *testing.F) {
 		if err == nil && (skip.Offset() == 0 || skip.Offset() > len(b)) {
 			t.Fatalf("offset %d of %d", skip.Offset(), len(b))
 		}
-		// Every typed read either fails in place or ends where Skip ends.
+		// Every typed read either fails without moving or ends where Skip ends.
 		for name, read := range map[string]func(*msgpack.Reader) error{
 			"uint64":  func(r *msgpack.Reader) error { _, err := r.Uint64(); return err },
 			"int64":   func(r *msgpack.Reader) error { _, err := r.Int64(); return err },

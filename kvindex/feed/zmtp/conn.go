@@ -14,21 +14,21 @@ import (
 
 // Options of a connection. The zero value of a field means its default.
 type Options struct {
-	// Type is our socket type; default Sub.
+	// Type is the local socket type; default Sub.
 	Type SocketType
-	// MaxMessage bounds the bytes of one message, heads included; default 64 MiB.
-	// A larger one ends the connection with ErrTooLarge.
+	// MaxMessage limits the bytes of one message, frame heads included; default 64 MiB. A larger
+	// one ends the connection with ErrTooLarge.
 	MaxMessage int
-	// MaxFrames bounds the frames of one message; default 16.
+	// MaxFrames limits the frames of one message; default 16.
 	MaxFrames int
-	// MinBuffer and MaxBuffer bound the read buffer between messages; defaults
-	// 4 KiB and 256 KiB. One message larger than MaxBuffer still fits, up to MaxMessage.
+	// MinBuffer and MaxBuffer limit the read buffer between messages; defaults 4 KiB and 256
+	// KiB. A single message larger than MaxBuffer still fits, up to MaxMessage.
 	MinBuffer, MaxBuffer int
-	// HandshakeTimeout bounds dialing, and greeting with READY; default 5 s each.
+	// HandshakeTimeout limits dialing, and the exchange of greeting and READY; default 5 s each.
 	HandshakeTimeout time.Duration
-	// Heartbeat is how long a silent peer is waited for before it gets a PING; it is
-	// given up after a second such time. Peers older than ZMTP 3.1 know no PING and
-	// are waited for without end (TCP's keep-alive finds dead ones). Default 15 s.
+	// Heartbeat is the time of silence after which the peer gets a PING; after a second such
+	// time the connection is closed. Peers older than ZMTP 3.1 do not support PING and may be
+	// silent indefinitely (TCP keep-alive detects dead ones). Default 15 s.
 	Heartbeat time.Duration
 }
 
@@ -59,25 +59,25 @@ type Message struct {
 	Frames [][]byte
 }
 
-// Conn is one connection after its handshake. One goroutine may receive while
-// others send; Close may be called by any.
+// Conn is one connection after its handshake. One goroutine may receive while others send; Close
+// may be called from any goroutine.
 type Conn struct {
 	nc    net.Conn
 	opt   Options
 	minor byte // the peer's ZMTP 3 minor version
 
 	buf []byte
-	// Invariant: 0 <= r <= p <= w <= len(buf). buf[r:w] is received and not yet
-	// handed out, buf[r:p] of it is parsed into spans.
+	// Invariant: 0 <= r <= p <= w <= len(buf). buf[r:w] is received and not yet returned,
+	// buf[r:p] of it is parsed into spans.
 	r, p, w int
 	spans   []span
-	frames  [][]byte // of the message that was handed out last
+	frames  [][]byte // of the message returned last
 
 	sendMu sync.Mutex
 	out    []byte
 }
 
-// span is a frame's place, relative to Conn.r (the buffer may move).
+// span is a frame's position, relative to Conn.r (the buffer may move).
 type span struct{ from, to int }
 
 // network splits an endpoint as engines write it ("tcp://host:port", "ipc://path").
@@ -98,13 +98,13 @@ func network(endpoint string) (netw, addr string, err error) {
 	return "", "", fmt.Errorf("zmtp: endpoint %q: want tcp://host:port or ipc://path", endpoint)
 }
 
-// CheckEndpoint reports whether Dial and Listen can understand the endpoint.
+// CheckEndpoint returns an error if Dial and Listen do not support the endpoint.
 func CheckEndpoint(endpoint string) error {
 	_, _, err := network(endpoint)
 	return err
 }
 
-// Dial connects to an endpoint and shakes hands. ctx bounds the dialing only.
+// Dial connects to an endpoint and performs the handshake. ctx limits the dialing only.
 func Dial(ctx context.Context, endpoint string, opt Options) (*Conn, error) {
 	netw, addr, err := network(endpoint)
 	if err != nil {
@@ -121,7 +121,7 @@ func Dial(ctx context.Context, endpoint string, opt Options) (*Conn, error) {
 	return NewConn(nc, opt)
 }
 
-// NewConn shakes hands on a connection that exists. On an error it is closed.
+// NewConn performs the handshake on an existing connection. On an error it closes nc.
 func NewConn(nc net.Conn, opt Options) (*Conn, error) {
 	c := &Conn{nc: nc, opt: opt.withDefaults()}
 	if err := c.handshake(); err != nil {
@@ -132,14 +132,14 @@ func NewConn(nc net.Conn, opt Options) (*Conn, error) {
 	return c, nil
 }
 
-// Close ends the connection and any Recv that waits on it.
+// Close closes the connection and ends a Recv that waits on it.
 func (c *Conn) Close() error { return c.nc.Close() }
 
-// RemoteAddr names the peer.
+// RemoteAddr returns the peer's address.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
-// Subscribe asks for the messages whose first frame begins with topic: by
-// command to a peer of version 3.1, by message to an older one.
+// Subscribe requests the messages whose first frame begins with topic: by command to a peer of
+// version 3.1, by message to an older one.
 func (c *Conn) Subscribe(topic string) error {
 	if c.minor >= 1 {
 		return c.write(func(b []byte) []byte { return appendCommand(b, "SUBSCRIBE", []byte(topic)) })
@@ -177,9 +177,9 @@ func (c *Conn) write(build func([]byte) []byte) error {
 	return nil
 }
 
-// Recv waits for the next message. Commands are answered on the way. Any error
-// is final for the connection, except a time-out when deadline is set: then Recv
-// may be called again and nothing is lost.
+// Recv waits for the next message and answers commands meanwhile. Any error is final for the
+// connection, except a timeout if deadline is set: Recv may be called again then without loss of
+// data.
 func (c *Conn) Recv(deadline time.Time) (Message, error) {
 	c.consume()
 	for {
@@ -196,8 +196,8 @@ func (c *Conn) Recv(deadline time.Time) (Message, error) {
 	}
 }
 
-// Buffered reports whether a further whole message lies in the buffer, so that
-// the next Recv will not wait.
+// Buffered reports whether the buffer contains another complete message, so that the next Recv
+// will not wait.
 func (c *Conn) Buffered() bool {
 	at := c.p
 	for {
@@ -212,7 +212,7 @@ func (c *Conn) Buffered() bool {
 	}
 }
 
-// consume drops the message that was handed out last.
+// consume drops the message that was returned last.
 func (c *Conn) consume() {
 	if len(c.frames) > 0 {
 		c.r = c.p
@@ -226,8 +226,7 @@ func (c *Conn) consume() {
 	}
 }
 
-// parse walks over the frames that have arrived whole and reports whether they
-// make a message.
+// parse parses the frames that have arrived completely and reports whether they form a message.
 func (c *Conn) parse() (bool, error) {
 	for {
 		h, ok, err := parseHeader(c.buf[c.p:c.w], c.opt.MaxMessage)
@@ -264,7 +263,7 @@ func (c *Conn) parse() (bool, error) {
 	}
 }
 
-// message makes the frames of the parsed spans.
+// message returns the frames of the parsed spans.
 func (c *Conn) message() Message {
 	for _, s := range c.spans {
 		c.frames = append(c.frames, c.buf[c.r+s.from:c.r+s.to:c.r+s.to])
@@ -272,8 +271,8 @@ func (c *Conn) message() Message {
 	return Message{Frames: c.frames}
 }
 
-// command answers PING; PONG and what is unknown need nothing (the bytes alone
-// showed that the peer lives).
+// command answers PING. PONG and unknown commands need no answer; their bytes alone show that
+// the peer is alive.
 func (c *Conn) command(body []byte) error {
 	name, data, err := parseCommand(body)
 	if err != nil {
@@ -281,7 +280,7 @@ func (c *Conn) command(body []byte) error {
 	}
 	switch name {
 	case "PING":
-		// PING carries a 2-byte time to live and up to 16 bytes that come back in PONG.
+		// PING carries a 2-byte TTL and up to 16 bytes that PONG must return.
 		if len(data) < 2 || len(data) > 2+16 {
 			return fmt.Errorf("%w: PING of %d bytes", ErrProtocol, len(data))
 		}
@@ -292,7 +291,7 @@ func (c *Conn) command(body []byte) error {
 	return nil
 }
 
-// fill makes room and reads once.
+// fill makes room in the buffer and reads once.
 func (c *Conn) fill(deadline time.Time) error {
 	c.room()
 	for pinged := false; ; {
@@ -321,8 +320,8 @@ func (c *Conn) fill(deadline time.Time) error {
 	}
 }
 
-// beat is done after a heartbeat of silence: an empty buffer becomes small again
-// and a peer that knows PING gets one.
+// beat runs after a heartbeat of silence: it shrinks an empty buffer and sends a PING to a peer
+// that supports it.
 func (c *Conn) beat() (pinged bool, err error) {
 	if c.w == 0 && len(c.buf) > c.opt.MinBuffer {
 		c.buf = make([]byte, c.opt.MinBuffer)
@@ -330,13 +329,13 @@ func (c *Conn) beat() (pinged bool, err error) {
 	if c.minor == 0 {
 		return false, nil
 	}
-	// The time to live (tenths of a second) is ours to demand; 0 demands nothing.
+	// The TTL (tenths of a second) is what we require of the peer; 0 requires nothing.
 	return true, c.write(func(b []byte) []byte { return appendCommand(b, "PING", []byte{0, 0}) })
 }
 
-// room makes space behind what has been received: it moves a started message to
-// the front, and doubles a buffer that is full or mostly one message. What a
-// frame's head promises is not believed before the bytes are there.
+// room makes space after the received bytes: it moves a partial message to the front, and
+// doubles a buffer that is full or mostly one message. It does not trust the length in a frame's
+// head before the bytes have arrived.
 func (c *Conn) room() {
 	if c.w < len(c.buf) && (c.r == 0 || len(c.buf)-c.w >= len(c.buf)/4) {
 		return

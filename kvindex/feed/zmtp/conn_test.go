@@ -19,14 +19,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The publisher of go-zeromq, the other side in the tests, leaves a goroutine
-// behind when it is closed.
+// The publisher of go-zeromq, the peer in the tests, leaves a goroutine behind when it is
+// closed.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/go-zeromq/zmq4.(*pubMWriter).run"))
 }
 
-// peerConn plays the other side by hand: it shakes hands as typ with the given
-// minor version and then gives the raw connection to play.
+// peerConn plays the peer by hand: it performs the handshake as typ with the given minor version
+// and then passes the raw connection to play.
 func peerConn(t testing.TB, minor byte, typ string, opt Options, play func(net.Conn)) *Conn {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -62,7 +62,7 @@ func peerConn(t testing.TB, minor byte, typ string, opt Options, play func(net.C
 	return c
 }
 
-// readFrame reads one frame from the raw side.
+// readFrame reads one frame from the peer's side.
 func readFrame(r io.Reader) (header, []byte, error) {
 	var head []byte
 	for {
@@ -95,8 +95,8 @@ func encode(msg [][]byte) []byte {
 	return b
 }
 
-// Any messages, with commands anywhere between their frames and cut into any
-// pieces, arrive as they were sent, whatever the buffer's size.
+// Any messages, with commands anywhere between their frames and split into any pieces, arrive
+// unchanged, whatever the buffer's size.
 func TestMessagesSurviveAnyFraming(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		frame := rapid.OneOf(rapid.SliceOfN(rapid.Byte(), 0, 40), rapid.Map(rapid.IntRange(250, 3000), func(n int) []byte { return bytes.Repeat([]byte{byte(n)}, n) }))
@@ -188,7 +188,7 @@ func TestPingIsAnsweredWithItsContext(t *testing.T) {
 	}
 }
 
-// A peer that is silent gets a PING, and is given up when it does not react.
+// A silent peer gets a PING, and its connection is closed if it does not react.
 func TestSilentPeerIsPingedThenGivenUp(t *testing.T) {
 	pings := make(chan string, 4)
 	c := peerConn(t, 1, "PUB", Options{Heartbeat: 30 * time.Millisecond}, func(nc net.Conn) {
@@ -210,7 +210,7 @@ func TestSilentPeerIsPingedThenGivenUp(t *testing.T) {
 	}
 }
 
-// A time-out of the caller loses nothing: the half message is there when the rest comes.
+// A timeout of the caller loses nothing: the partial message is kept until the rest arrives.
 func TestTimeoutKeepsTheHalfMessage(t *testing.T) {
 	more := make(chan struct{})
 	wire := encode([][]byte{[]byte("head"), bytes.Repeat([]byte("x"), 500)})
@@ -300,7 +300,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// A grown buffer is small again after a heartbeat of silence.
+// A grown buffer shrinks after a heartbeat of silence.
 func TestBufferShrinksWhenQuiet(t *testing.T) {
 	quiet := make(chan struct{})
 	c := peerConn(t, 0, "PUB", Options{Heartbeat: 20 * time.Millisecond}, func(nc net.Conn) {
@@ -322,7 +322,7 @@ func TestBufferShrinksWhenQuiet(t *testing.T) {
 	}
 }
 
-// go-zeromq is the other side, over tcp and ipc, both ways of connecting.
+// go-zeromq is the peer, over tcp and ipc, with both directions of connecting.
 func TestInteropPub(t *testing.T) {
 	for _, endpoint := range []string{"tcp://127.0.0.1:0", "ipc://" + filepath.Join(t.TempDir(), "pub")} {
 		t.Run(endpoint[:3], func(t *testing.T) {
@@ -379,8 +379,8 @@ func TestInteropPubDials(t *testing.T) {
 	checkStream(t, ctx, pub, c)
 }
 
-// checkStream publishes until the subscription has taken effect and then checks
-// that nothing is lost or changed.
+// checkStream publishes until the subscription has taken effect and then checks that no message
+// is lost or changed.
 func checkStream(t *testing.T, ctx context.Context, pub zmq.Socket, c *Conn) {
 	t.Helper()
 	const n = 300

@@ -15,10 +15,9 @@ const (
 )
 
 var (
-	// ErrProtocol says that the peer broke the protocol; the connection is of no
-	// further use.
+	// ErrProtocol means that the peer violated the protocol; the connection is unusable.
 	ErrProtocol = errors.New("zmtp: protocol error")
-	// ErrTooLarge says that a frame or a message exceeds the configured bounds.
+	// ErrTooLarge means that a frame or a message exceeds the configured limits.
 	ErrTooLarge = errors.New("zmtp: message too large")
 )
 
@@ -29,8 +28,8 @@ type header struct {
 	size  int // length of the body
 }
 
-// parseHeader reads a frame's head from b. ok is false if b is too short to tell.
-// Bodies longer than limit are refused here, before anything is read or grown.
+// parseHeader reads a frame's head from b. ok is false if b is too short. Bodies longer than
+// limit are rejected here, before anything is read or allocated.
 func parseHeader(b []byte, limit int) (h header, ok bool, err error) {
 	if len(b) == 0 {
 		return header{}, false, nil

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// SocketType is the role of our side.
+// SocketType is the type of the local socket.
 type SocketType string
 
 // Socket types of this package.
@@ -17,7 +17,7 @@ const (
 	Dealer SocketType = "DEALER"
 )
 
-// peers lists the socket types that may stand on the other side (RFC 23).
+// peers maps socket types to the type of the peer (RFC 23).
 var peers = map[SocketType]string{
 	Sub:    " PUB XPUB ",
 	Dealer: " ROUTER DEALER REP ",
@@ -25,11 +25,11 @@ var peers = map[SocketType]string{
 
 const (
 	greetingSize = 64
-	// maxHandshakeCommand bounds READY and ERROR: they carry a few short properties.
+	// maxHandshakeCommand limits READY and ERROR, which carry a few short properties, in bytes.
 	maxHandshakeCommand = 8 << 10
 )
 
-// greeting is ours: signature, version 3.1, mechanism NULL, client.
+// greeting is the local greeting: signature, version 3.1, mechanism NULL, client.
 var greeting = func() (g [greetingSize]byte) {
 	g[0], g[9] = 0xff, 0x7f
 	g[10], g[11] = 3, 1
@@ -37,8 +37,8 @@ var greeting = func() (g [greetingSize]byte) {
 	return g
 }()
 
-// handshake exchanges greetings and READY commands and learns the peer's minor
-// version. Both sides send at once, so no order is assumed.
+// handshake exchanges greetings and READY commands and learns the peer's minor version. Both
+// sides send concurrently, so no order is assumed.
 func (c *Conn) handshake() error {
 	if err := c.nc.SetDeadline(time.Now().Add(c.opt.HandshakeTimeout)); err != nil {
 		return err
@@ -76,8 +76,7 @@ func (c *Conn) handshake() error {
 	return c.nc.SetDeadline(time.Time{})
 }
 
-// readReady reads the peer's first command byte by frame, so that nothing that
-// follows it is taken from the stream.
+// readReady reads exactly the peer's first command, so that it consumes nothing of what follows.
 func (c *Conn) readReady() error {
 	var head [9]byte
 	n := 1
@@ -141,8 +140,8 @@ func appendProperty(b []byte, name, value string) []byte {
 	return append(b, value...)
 }
 
-// property returns the value of the named property (names are compared without
-// case) and checks the form of all of them.
+// property returns the value of the named property (names are compared ignoring case) and
+// validates the form of all properties.
 func property(b []byte, want string) (string, error) {
 	found := ""
 	for len(b) > 0 {

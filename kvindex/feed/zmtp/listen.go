@@ -5,7 +5,7 @@ import (
 	"net"
 )
 
-// Listener is the bound side, for engines that connect to us.
+// Listener accepts connections of engines that connect to this process.
 type Listener struct {
 	l   net.Listener
 	opt Options
@@ -24,15 +24,15 @@ func Listen(endpoint string, opt Options) (*Listener, error) {
 	return &Listener{l: l, opt: opt}, nil
 }
 
-// Addr is where the listener is bound.
+// Addr returns the listener's address.
 func (l *Listener) Addr() net.Addr { return l.l.Addr() }
 
-// Accept waits for a connection. The handshake is left to the caller
-// (NewConn), so that a peer that does not speak holds nobody up.
+// Accept waits for a connection. The caller performs the handshake (NewConn), so that a silent
+// peer does not block others.
 func (l *Listener) Accept() (net.Conn, error) { return l.l.Accept() }
 
-// Options are those that Listen was called with.
+// Options returns the options that Listen was called with.
 func (l *Listener) Options() Options { return l.opt }
 
-// Close stops listening; connections live on.
+// Close stops listening; open connections stay open.
 func (l *Listener) Close() error { return l.l.Close() }
