@@ -51,6 +51,6 @@ type Event struct {
 	Adapter string
 	Salt    string
 	// Extra contains, per block, a digest of further keys (multimodal content) that the engine
-	// mixes into the block's hash; nil if there are no such keys.
+	// mixes into the block's hash; nil without such keys.
 	Extra []uint64
 }
