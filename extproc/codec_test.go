@@ -329,7 +329,7 @@ func FuzzDecode(f *testing.F) {
 		m := message{first: true}
 		err := m.decode(bufs)
 		if err != nil && m.body != nil {
-			t.Fatal("body kept after an error")
+			t.Fatal("got a body after an error, want none")
 		}
 		m.free()
 		want := &epv3.ProcessingRequest{}
@@ -503,7 +503,7 @@ func TestCodecFallsBack(t *testing.T) {
 		t.Fatalf("got %v, %v, name %q", out, err, c.Name())
 	}
 	if _, err := c.Marshal(42); err == nil {
-		t.Error("a number was marshalled")
+		t.Error("got a number marshalled, want an error")
 	}
 }
 

@@ -314,13 +314,13 @@ func (e *envoyBed) post(t *testing.T, c *http.Client, want string, body []byte, 
 		t.Fatal(err)
 	}
 	if resp.StatusCode != http.StatusOK || string(got) != digest(body) {
-		t.Fatalf("status %d, worker saw %q, want %q", resp.StatusCode, got, digest(body))
+		t.Fatalf("got status %d and a request %q at the worker, want %q", resp.StatusCode, got, digest(body))
 	}
 	if w := resp.Header.Get("X-Worker"); w != want {
-		t.Fatalf("went to %q, want %q", w, want)
+		t.Fatalf("got worker %q, want %q", w, want)
 	}
 	if s := resp.Header.Get("X-Steer"); s != e.workers[want] {
-		t.Fatalf("worker saw pick %q, want %q", s, e.workers[want])
+		t.Fatalf("got pick %q at the worker, want %q", s, e.workers[want])
 	}
 }
 
@@ -383,10 +383,10 @@ func (e *envoyBed) checkTicket(t *testing.T, sh shape) {
 	tk := e.h.ticket(before)
 	tk.mustEnd(t)
 	if tk.status != 200 || tk.served != e.workers["a"] {
-		t.Errorf("status %d, served %q, want %q", tk.status, tk.served, e.workers["a"])
+		t.Errorf("got status %d, served %q, want %q", tk.status, tk.served, e.workers["a"])
 	}
 	if sh.response != "NONE" && !bytes.Equal(tk.body, got) {
-		t.Errorf("ticket saw %q", tk.body)
+		t.Errorf("got %q at the ticket, want the whole response", tk.body)
 	}
 	waitFor(t, func() bool { return len(tk.gotOutcomes()) > 0 })
 	o := tk.gotOutcomes()[0]
@@ -394,7 +394,7 @@ func (e *envoyBed) checkTicket(t *testing.T, sh shape) {
 		t.Errorf("outcome %+v", o)
 	}
 	if tk.tokens != 1 && o.FirstToken.IsZero() {
-		t.Error("no first token, neither in time nor late")
+		t.Error("got no first token, want it in FirstToken or Outcome")
 	}
 }
 
@@ -419,11 +419,11 @@ func (e *envoyBed) checkAbort(t *testing.T, sh shape) {
 	tk := e.h.ticket(before)
 	tk.mustEnd(t)
 	if sh.response != "NONE" && tk.bodyDone {
-		t.Error("an aborted answer looks whole")
+		t.Error("got a complete response after an abort, want an error")
 	}
 	waitFor(t, func() bool { return len(tk.gotOutcomes()) > 0 })
 	if o := tk.gotOutcomes()[0]; len(o.Flags) == 0 {
-		t.Errorf("outcome of an abort: %+v", o)
+		t.Errorf("got outcome %+v of an abort", o)
 	}
 }
 
@@ -469,7 +469,7 @@ func TestRealEnvoySkipsResponseBody(t *testing.T) {
 	tk := e.h.ticket(0)
 	tk.mustEnd(t)
 	if len(tk.body) != 0 || tk.status != http.StatusOK {
-		t.Errorf("status %d, %d bytes were sent to us", tk.status, len(tk.body))
+		t.Errorf("got status %d and %d response bytes at the ticket, want none", tk.status, len(tk.body))
 	}
 }
 
@@ -650,7 +650,7 @@ func TestRealEnvoyDrain(t *testing.T) {
 	defer resp.Body.Close()
 	e.srv.Drain(t.Context())
 	if n := e.srv.Open(); n != 0 {
-		t.Errorf("%d streams open after the drain", n)
+		t.Errorf("got %d open streams after the drain, want 0", n)
 	}
 	got, err := io.ReadAll(resp.Body)
 	if err != nil || bytes.Count(got, []byte("data: ")) != 41 {

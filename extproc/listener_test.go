@@ -84,7 +84,7 @@ func TestCertificateReload(t *testing.T) {
 	dir := t.TempDir()
 	crt, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 	if _, err := TLSConfig(crt, key); err == nil {
-		t.Fatal("missing files were accepted")
+		t.Fatal("got no error for missing files, want one")
 	}
 	first := writePair(t, dir)
 	cfg, err := TLSConfig(crt, key)
@@ -100,13 +100,13 @@ func TestCertificateReload(t *testing.T) {
 		return c.Certificate[0]
 	}
 	if string(current()) != string(first) {
-		t.Fatal("another certificate")
+		t.Fatal("got another certificate, want the same")
 	}
 	if err := os.WriteFile(key, []byte("half written"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if string(current()) != string(first) {
-		t.Fatal("the certificate in use was dropped")
+		t.Fatal("got another certificate after a broken pair, want the old one")
 	}
 	second := writePair(t, dir)
 	later := time.Now().Add(time.Minute)
@@ -114,7 +114,7 @@ func TestCertificateReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(current()) != string(second) {
-		t.Fatal("not reloaded")
+		t.Fatal("got the old certificate, want the new one")
 	}
 }
 
@@ -126,7 +126,7 @@ func TestUnixSocketIsTakenOver(t *testing.T) {
 	}
 	a.SetUnlinkOnClose(false)
 	if _, err := Listen(context.Background(), "unix:"+path, nil); err == nil {
-		t.Fatal("took over a socket in use")
+		t.Fatal("got no error for a socket in use, want one")
 	}
 	_ = a.Close() // leaves the file behind, as a killed process does
 	b, err := Listen(context.Background(), "unix:"+path, nil)
@@ -139,7 +139,7 @@ func TestUnixSocketIsTakenOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Listen(context.Background(), "unix:"+file, nil); err == nil {
-		t.Fatal("a file was replaced")
+		t.Fatal("got no error for a regular file, want one")
 	}
 }
 

@@ -15,11 +15,11 @@ func TestFailuresListsAll(t *testing.T) {
 	}
 	declared := regexp.MustCompile(`Failure = "([a-z_]+)"`).FindAllSubmatch(source, -1)
 	if len(declared) != len(Failures()) {
-		t.Errorf("%d failures are declared, %d listed", len(declared), len(Failures()))
+		t.Errorf("got %d declared failures and %d listed, want all listed", len(declared), len(Failures()))
 	}
 	for _, d := range declared {
 		if !slices.Contains(Failures(), Failure(d[1])) {
-			t.Errorf("%s is not listed", d[1])
+			t.Errorf("got no %s in the list", d[1])
 		}
 	}
 }

@@ -162,10 +162,10 @@ func (t *recordedTicket) mustEnd(tb testing.TB) {
 	select {
 	case <-t.ended:
 	case <-time.After(20 * time.Second):
-		tb.Fatal("ticket did not end")
+		tb.Fatal("got no End of the ticket")
 	}
 	if t.ends != 1 || len(t.afterEnd) > 0 {
-		tb.Fatalf("ended %d times, afterwards: %v", t.ends, t.afterEnd)
+		tb.Fatalf("got %d calls of End, want 1; calls after it: %v", t.ends, t.afterEnd)
 	}
 }
 

@@ -87,29 +87,29 @@ func TestBodiesArriveUnchanged(t *testing.T) {
 		}
 		whole := bytes.Join(c.chunks, nil)
 		if !bytes.Equal(res.body, whole) {
-			t.Fatalf("request body: %d bytes, want %d", len(res.body), len(whole))
+			t.Fatalf("got a request body of %d bytes, want %d", len(res.body), len(whole))
 		}
 		if want := bytes.Join(c.respChunks, nil); !bytes.Equal(res.respBody, want) {
-			t.Fatalf("response body: %d bytes, want %d", len(res.respBody), len(want))
+			t.Fatalf("got a response body of %d bytes, want %d", len(res.respBody), len(want))
 		}
 		if res.pick != "10.0.0.1:8000" || res.set[pickKey] != res.pick {
 			t.Fatalf("pick %q, header %q", res.pick, res.set[pickKey])
 		}
 		if h.count() != before+1 {
-			t.Fatalf("decided %d times", h.count()-before)
+			t.Fatalf("got %d decisions, want 1", h.count()-before)
 		}
 		seen := h.seen()[before]
 		switch {
 		case c.request == filterv3.ProcessingMode_NONE || streamed && !c.eager:
 			if len(seen) != 0 {
-				t.Fatal("a body where none is sent")
+				t.Fatal("got a body in a mode that sends none")
 			}
 		case c.request == filterv3.ProcessingMode_BUFFERED_PARTIAL:
 			if !bytes.HasPrefix(whole, seen) {
-				t.Fatal("not a prefix")
+				t.Fatal("got a body that is not a prefix of the whole one")
 			}
 		case !bytes.Equal(seen, whole):
-			t.Fatalf("handler saw %d bytes, want %d", len(seen), len(whole))
+			t.Fatalf("got %d bytes at the handler, want %d", len(seen), len(whole))
 		}
 		tk := h.ticket(before)
 		<-tk.ended
@@ -117,10 +117,10 @@ func TestBodiesArriveUnchanged(t *testing.T) {
 			t.Fatalf("ticket: %d ends, after %v, status %d, served %q", tk.ends, tk.afterEnd, tk.status, tk.served)
 		}
 		if c.response != filterv3.ProcessingMode_NONE && !bytes.Equal(tk.body, bytes.Join(c.respChunks, nil)) {
-			t.Fatal("ticket saw another response body")
+			t.Fatal("got another response body at the ticket")
 		}
 		if res.respSet["x-kvlane-target"] != "w" {
-			t.Fatal("response header missing")
+			t.Fatal("got no response header of the ticket")
 		}
 	})
 }
@@ -158,13 +158,13 @@ func TestEditsAreLocal(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(res.body, want) {
-			t.Fatalf("body of %d bytes, want %d", len(res.body), len(want))
+			t.Fatalf("got a body of %d bytes, want %d", len(res.body), len(want))
 		}
 		if c.request == filterv3.ProcessingMode_BUFFERED && len(want) != len(whole) && res.set["content-length"] != strconv.Itoa(len(want)) {
-			t.Fatalf("content-length %q, want %d", res.set["content-length"], len(want))
+			t.Fatalf("got content-length %q, want %d", res.set["content-length"], len(want))
 		}
 		if c.request != filterv3.ProcessingMode_BUFFERED && len(want) != len(whole) && !slices.Contains(res.removed, "content-length") {
-			t.Fatal("content-length stayed")
+			t.Fatal("got the old content-length, want none")
 		}
 	})
 }
@@ -216,7 +216,7 @@ func TestRejectAndLimit(t *testing.T) {
 				}
 				if m == filterv3.ProcessingMode_NONE || m == filterv3.ProcessingMode_BUFFERED_PARTIAL {
 					if res.immediate != nil {
-						t.Fatal("refused a body that we need not hold")
+						t.Fatal("got a rejection in a mode that does not hold the body")
 					}
 					return
 				}
@@ -260,12 +260,12 @@ func TestClientGoesWhileDeciding(t *testing.T) {
 	<-entered
 	cancel()
 	if err := <-errs; err == nil {
-		t.Fatal("no error")
+		t.Fatal("got no error, want one")
 	}
 	waitFor(t, func() bool { return h.count() == 1 })
 	h.ticket(0).mustEnd(t)
 	if b.failed(FailureCancelled) != 1 {
-		t.Error("not counted")
+		t.Error("got no count of the failure, want one")
 	}
 }
 
@@ -277,7 +277,7 @@ func waitFor(tb testing.TB, ok func() bool) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	tb.Fatal("never happened")
+	tb.Fatal("waited too long for the condition")
 }
 
 // The server asks for more time once, while a decision that takes long is on hold: not before,
@@ -378,7 +378,7 @@ func TestDrain(t *testing.T) {
 	}
 	select {
 	case <-drained:
-		t.Fatal("drained while a response lives with us")
+		t.Fatal("got the end of the drain, want it to wait for the full duplex response")
 	default:
 	}
 	if err := duplex.Send(bodyMessage(true, []byte("tail"), true)); err != nil {
@@ -407,13 +407,13 @@ func TestManyStreams(t *testing.T) {
 				return
 			}
 			if !bytes.Equal(res.body, bytes.Join(c.chunks, nil)) || !bytes.Equal(res.respBody, bytes.Join(c.respChunks, nil)) {
-				t.Error("a body changed")
+				t.Error("got a changed body")
 			}
 		})
 	}
 	wg.Wait()
 	if h.count() != 200 {
-		t.Fatalf("%d decisions", h.count())
+		t.Fatalf("got %d decisions, want 200", h.count())
 	}
 	for i := range 200 {
 		h.ticket(i).mustEnd(t)
@@ -504,11 +504,11 @@ func TestFirstTokenAndOutcome(t *testing.T) {
 	logEntry("c")
 	waitFor(t, func() bool { return len(tk.gotOutcomes()) == 1 })
 	if tk.tokens != 0 || tk.gotOutcomes()[0].FirstToken.IsZero() || b.failed(FailureLateFirstToken) != 1 {
-		t.Fatal("a late first token belongs to the outcome")
+		t.Fatal("got no late first token in the outcome")
 	}
 	logEntry("c") // a second entry finds no flight
 	if b.failed(FailureUnknownRequest) != 1 || len(tk.gotOutcomes()) != 1 {
-		t.Fatal("outcome told twice")
+		t.Fatal("got two outcomes, want one")
 	}
 }
 
@@ -524,7 +524,7 @@ func TestLateTicketsAreBounded(t *testing.T) {
 		f := &flight{id: tr.hash(strconv.Itoa(i)), ticket: &recordedTicket{ended: make(chan struct{})}, failed: func(Failure) {}}
 		tr.add(f)
 		if !f.end(time.Time{}) {
-			t.Fatal("does not wait")
+			t.Fatal("got a ticket that does not wait, want it to")
 		}
 		tr.retire(f)
 	}
@@ -532,7 +532,7 @@ func TestLateTicketsAreBounded(t *testing.T) {
 		t.Fatalf("%d known, %d late, %d lost", len(tr.byID), len(tr.late), lost)
 	}
 	if tr.find(tr.hash("99")) == nil || tr.find(tr.hash("96")) != nil {
-		t.Fatal("the newest are not the ones kept")
+		t.Fatal("got older tickets, want the newest kept")
 	}
 }
 
@@ -549,10 +549,10 @@ func TestWithoutAnAccessLogNoTicketWaits(t *testing.T) {
 	}
 	waitFor(t, func() bool { return b.srv.Open() == 0 })
 	if n := len(b.srv.tracker.byID); n != 0 || cap(b.srv.tracker.late) != 0 {
-		t.Errorf("%d requests kept", n)
+		t.Errorf("got %d requests kept, want 0", n)
 	}
 	if n := b.failed(FailureOutcomeOverflow); n != 0 {
-		t.Errorf("%d counted as overflow", n)
+		t.Errorf("got %d counted as overflow, want 0", n)
 	}
 }
 
@@ -627,7 +627,7 @@ func TestMalformedMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := st.RecvMsg(&grpc_health_v1.HealthCheckResponse{}); err == nil {
-		t.Fatal("an answer to garbage")
+		t.Fatal("got an answer to garbage, want an error")
 	}
 	waitFor(t, func() bool { return b.failed(FailureProtocol) == 1 })
 }
@@ -661,11 +661,11 @@ func TestClientCannotSteer(t *testing.T) {
 			case h.Name == pickKey && h.Value == pick && pick != "":
 			case h.Name == "x-kvlane-rank" && h.Value == "ours" && len(d.Set) > 0:
 			case ctl.match(h.Name):
-				t.Fatalf("%v is left of %v", h, v.headers)
+				t.Fatalf("got the control header %v left of %v", h, v.headers)
 			}
 		}
 		if pick != "" && !slices.Contains(after, Header{pickKey, pick}) {
-			t.Fatal("the pick is missing")
+			t.Fatal("got no pick")
 		}
 	})
 }
@@ -733,7 +733,7 @@ func TestHeaderBudget(t *testing.T) {
 			}
 		}
 		if adds != c.adds {
-			t.Errorf("%s: %d headers added, want %d", name, adds, c.adds)
+			t.Errorf("%s: got %d headers added, want %d", name, adds, c.adds)
 		}
 	}
 }
@@ -764,7 +764,7 @@ func TestNoRoomForADecision(t *testing.T) {
 				t.Errorf("%s, %s: got %v, want a 431: %v", name, mode, res.immediate, c.reject)
 			}
 			if !c.reject && (res.pick != "10.0.0.1:8000" || len(res.set) > 0) {
-				t.Errorf("%s, %s: pick %q with headers %v, want the metadata alone", name, mode, res.pick, res.set)
+				t.Errorf("%s, %s: got pick %q with headers %v, want the metadata alone", name, mode, res.pick, res.set)
 			}
 			for i := range h.count() {
 				<-h.ticket(i).ended

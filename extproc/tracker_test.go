@@ -67,11 +67,11 @@ func TestAnsweredHereIsKnown(t *testing.T) {
 			x.close()
 			tell(x, id)
 			if n := failures[FailureUnknownRequest]; n != 0 {
-				t.Errorf("%d counted as unknown", n)
+				t.Errorf("got %d counted as unknown, want 0", n)
 			}
 			tell(x, "stranger")
 			if n := failures[FailureUnknownRequest]; n != 2 {
-				t.Errorf("of a stranger %d are counted, want the token and the log's entry", n)
+				t.Errorf("got %d counted for an unknown request, want 2: first token and access log", n)
 			}
 		})
 	}
@@ -85,13 +85,13 @@ func TestAnswerInAWorkersPlaceHasNoFirstToken(t *testing.T) {
 		return Decision{Endpoint: "10.0.0.1:8000", Ticket: tk}
 	}), "a")
 	if !x.giveUp(&Reject{Status: 502}) {
-		t.Fatal("not given up")
+		t.Fatal("got a request that is not given up")
 	}
 	tell(x, "a")
 	x.close()
 	tell(x, "a")
 	if tk.tokens != 0 {
-		t.Errorf("%d first tokens", tk.tokens)
+		t.Errorf("got %d first tokens, want 0", tk.tokens)
 	}
 	if len(tk.gotOutcomes()) != 1 || !tk.gotOutcomes()[0].FirstToken.IsZero() {
 		t.Errorf("outcomes %+v", tk.gotOutcomes())
@@ -110,16 +110,16 @@ func TestUnfollowedAreBounded(t *testing.T) {
 		tr.pass(tr.hash(strconv.Itoa(i)))
 	}
 	if len(tr.unfollowed) != maxUnfollowed || len(tr.order) != maxUnfollowed {
-		t.Fatalf("%d of %d kept", len(tr.unfollowed), len(tr.order))
+		t.Fatalf("got %d requests in the set and %d in the ring", len(tr.unfollowed), len(tr.order))
 	}
 	tr.find(tr.hash(strconv.Itoa(3*maxUnfollowed - 1)))
 	tr.find(tr.hash(strconv.Itoa(2 * maxUnfollowed)))
 	if unknown != 0 {
-		t.Error("the newest are not the ones kept")
+		t.Error("got older requests, want the newest kept")
 	}
 	tr.find(tr.hash(strconv.Itoa(2*maxUnfollowed - 1)))
 	if unknown != 1 {
-		t.Error("an older one is still known")
+		t.Error("got an evicted request, want it forgotten")
 	}
 }
 
@@ -134,14 +134,14 @@ func TestLongRequestIDsAreNotKept(t *testing.T) {
 		tr.add(f)
 		tr.retire(f)
 		if tr.find(tr.hash(id)) != f {
-			t.Fatalf("request %d is not found", i)
+			t.Fatalf("got no flight for request %d", i)
 		}
 	}
 	if grown := heapInUse() - before; grown > requests*size/4 {
 		t.Errorf("got %d bytes kept for %d ids of %d bytes", grown, requests, size)
 	}
 	if tr.hash("a") == tr.hash("b") || tr.hash("a") == newTracker(1, func(Failure) {}).hash("a") || tr.hash("") != (requestHash{}) {
-		t.Error("hashes do not tell ids and processes apart")
+		t.Error("got equal hashes, want them to differ by id and process")
 	}
 	runtime.KeepAlive(tr)
 }
