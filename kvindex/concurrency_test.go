@@ -81,7 +81,7 @@ func TestLookupsSeeOneState(t *testing.T) {
 					ok = lengths[v] == got
 				}
 				if !ok {
-					errs <- fmt.Errorf("saw %v, none of the states %d to %d", got, from, to)
+					errs <- fmt.Errorf("got %v, want one of the states %d to %d", got, from, to)
 					return
 				}
 			}

@@ -41,7 +41,7 @@ func TestOneDeferredNameForTwoContents(t *testing.T) {
 	}
 	for left := 2 * deferFrom; left > 0; left -= deferFrom {
 		if n := x.Stats().HolderBlocks; n != int64(left) {
-			t.Fatalf("%d blocks held, not %d", n, left)
+			t.Fatalf("got %d blocks held, want %d", n, left)
 		}
 		checkInvariants(t, x)
 		for i := range names {
@@ -91,7 +91,7 @@ func TestCollidingNamesLeaveTheIndexWhole(t *testing.T) {
 			x.Drop(s)
 		}
 		if st := x.Stats(); st.Blocks != 0 || st.HolderBlocks != 0 || x.names.live != 0 || x.twins != 0 || x.loose != 0 {
-			t.Fatalf("after dropping all: %+v, twins %d, loose %d", st, x.twins, x.loose)
+			t.Fatalf("after dropping all: got %+v, twins %d, loose %d, want none", st, x.twins, x.loose)
 		}
 	})
 }

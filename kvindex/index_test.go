@@ -52,17 +52,17 @@ func TestMillionFirstBlocksAndMemoryAfterwards(t *testing.T) {
 	}
 	peak := x.Stats()
 	if peak.HolderBlocks != int64(n) {
-		t.Fatalf("%d of %d blocks", peak.HolderBlocks, n)
+		t.Fatalf("got %d holder blocks, want %d", peak.HolderBlocks, n)
 	}
 	var m Matches
 	for i := uint64(0); i < n; i += 1000 {
 		c, _ := contents(i, 1)
 		h := x.Hasher().AppendContents(nil, x.Hasher().Seed("m", "", ""), c)
 		if x.Match(h, &m); m.Blocks != 1 {
-			t.Fatalf("chain %d is not found", i)
+			t.Fatalf("got no match for chain %d", i)
 		}
 		if x.Match([]Hash{h[0] + 1}, &m); m.Blocks != 0 || len(m.Holders) != 0 {
-			t.Fatalf("found what is not there")
+			t.Fatalf("got a match for a chain that was not stored")
 		}
 	}
 	for i := range n {
@@ -72,7 +72,7 @@ func TestMillionFirstBlocksAndMemoryAfterwards(t *testing.T) {
 		}
 	}
 	if st := x.Stats(); st.HolderBlocks != 0 || st.Reserved > peak.Reserved/10 {
-		t.Fatalf("after removing everything %d of %d bytes are left: %+v", st.Reserved, peak.Reserved, st)
+		t.Fatalf("after removing everything: got %d of %d bytes reserved: %+v", st.Reserved, peak.Reserved, st)
 	}
 }
 
@@ -106,7 +106,7 @@ func TestChurnAtCapacityDoesNotGrow(t *testing.T) {
 		t.Fatalf("%+v", st)
 	}
 	if st.Reserved > after*5/4 {
-		t.Fatalf("grew from %d to %d bytes at constant size", after, st.Reserved)
+		t.Fatalf("got growth from %d to %d bytes at constant size", after, st.Reserved)
 	}
 }
 
@@ -129,11 +129,11 @@ func TestBudgetHolds(t *testing.T) {
 			t.Fatalf("%d bytes after %d chains", st, i)
 		}
 		if x.Match(hotHashes, &m); m.Blocks != 50 {
-			t.Fatalf("the chain that is looked up all the time was dropped after %d others", i)
+			t.Fatalf("got the constantly used chain evicted after %d others", i)
 		}
 	}
 	if x.Stats().Evicted == 0 {
-		t.Fatal("nothing was evicted")
+		t.Fatal("got no evictions")
 	}
 }
 
@@ -158,20 +158,20 @@ func TestAddRefusesAnotherMeaning(t *testing.T) {
 	x := mustIndex(t, Config{BlockSize: 16})
 	s := mustAdd(t, x, 0, 32)
 	if again := mustAdd(t, x, 0, 0); again != s {
-		t.Fatalf("slot %d, then %d", s, again)
+		t.Fatalf("got slot %d, then %d, want the same", s, again)
 	}
 	if _, err := x.Add(Target{Worker: "w"}, "other", 32); err == nil {
-		t.Fatal("another model was accepted")
+		t.Fatal("got no error for another model")
 	}
 	if _, err := x.Add(Target{Worker: "w"}, "m", 16); err == nil {
-		t.Fatal("another block size was accepted")
+		t.Fatal("got no error for another block size")
 	}
 	if _, err := x.Add(Target{Worker: "v"}, "m", 24); !errors.Is(err, ErrBlockSize) {
 		t.Fatalf("blocks of 24 in an index of 16: %v", err)
 	}
 	for _, cfg := range []Config{{}, {BlockSize: MaxBlockSize + 1}, {BlockSize: 16, MaxBytes: -1}} {
 		if _, err := New(cfg); err == nil {
-			t.Fatalf("%+v was accepted", cfg)
+			t.Fatalf("got no error for %+v", cfg)
 		}
 	}
 }
@@ -190,7 +190,7 @@ func TestSpeculationIsBounded(t *testing.T) {
 	c, _ := contents(99, 101)
 	x.Speculate(s, x.Hasher().AppendContents(nil, seed, c), testTime(99))
 	if n := x.Stats().Speculative; n != 90 {
-		t.Fatalf("a prompt larger than the bound left %d blocks of credit, not 90", n)
+		t.Fatalf("got %d blocks of credit after a prompt above the limit, want 90", n)
 	}
 	x.Expire(testTime(1000))
 	if st := x.Stats(); st.Speculative != 0 || st.Blocks != 0 {
@@ -229,7 +229,7 @@ func TestSnapshotRefusesWhatItCannotTake(t *testing.T) {
 		}
 	}
 	if _, err := x.Load(bytes.NewReader(b.Bytes())); err == nil {
-		t.Fatal("loaded into an index in use")
+		t.Fatal("got no error for an index in use")
 	}
 }
 
@@ -305,19 +305,19 @@ func TestHashes(t *testing.T) {
 		parts = h.AppendHashes(parts, last, tokens[k*size:], size)
 		for i := range whole {
 			if whole[i] != parts[i] {
-				t.Fatalf("block %d of %d tokens differs when continued", i, size)
+				t.Fatalf("got another hash for block %d of %d tokens when continued", i, size)
 			}
 		}
 		// the most common size has a separate loop, which must agree with the general one
 		if general := h.AppendHashesExtra(nil, seed, tokens, size, make([]uint64, 1)); !slices.Equal(general, whole) {
-			t.Fatalf("blocks of %d have two hashes", size)
+			t.Fatalf("got two hashes for the same blocks of %d tokens", size)
 		}
 		// every token matters
 		for i := range k * size {
 			changed := append([]uint32(nil), tokens[:k*size]...)
 			changed[i] ^= 1
 			if h.AppendHashes(nil, seed, changed, size)[k-1] == parts[k-1] {
-				t.Fatalf("token %d does not matter", i)
+				t.Fatalf("got the same hash after a change of token %d", i)
 			}
 		}
 	}
@@ -325,14 +325,14 @@ func TestHashes(t *testing.T) {
 	for _, s := range [][3]string{{"m", "", ""}, {"", "m", ""}, {"", "", "m"}, {"ma", "b", ""}, {"m", "ab", ""}, {"m", "a", "b"}, {"m", "", "ab"}, {"m\x00", "", ""}, {"12345678", "", ""}, {"1234567", "8", ""}} {
 		v := h.Seed(s[0], s[1], s[2])
 		if seen[v] != "" {
-			t.Fatalf("%q and %q have one seed", seen[v], s)
+			t.Fatalf("got the same seed for %q and %q", seen[v], s)
 		}
 		seen[v] = s[0] + "|" + s[1] + "|" + s[2]
 	}
 	if NewHasher(Key{43}).Seed("m", "", "") == seed {
-		t.Fatal("the key does not matter")
+		t.Fatal("got the same hashes with another key")
 	}
 	if got := h.AppendHashes(nil, seed, tokens, 0); got != nil {
-		t.Fatal("hashes of blocks of 0 tokens")
+		t.Fatal("got hashes for blocks of 0 tokens")
 	}
 }

@@ -228,7 +228,7 @@ func (w *world) snapshot(t *rapid.T) {
 		t.Fatal(err)
 	}
 	if a, b := w.x.Stats(), y.Stats(); a.HolderBlocks != b.HolderBlocks {
-		t.Fatalf("holder blocks %d became %d", a.HolderBlocks, b.HolderBlocks)
+		t.Fatalf("got holder blocks %d before and %d after loading", a.HolderBlocks, b.HolderBlocks)
 	}
 	w.x = y
 	w.x.deferFrom = w.deferFrom
@@ -261,10 +261,10 @@ func (w *world) checkPrompt(t *rapid.T, got *Matches, from Slot, adapter, salt s
 	for i, m := range got.Holders {
 		found[m.Slot] = m
 		if i > 0 && got.Holders[i-1].Slot >= m.Slot {
-			t.Fatalf("holders are not in order: %v", got.Holders)
+			t.Fatalf("got holders out of order: %v", got.Holders)
 		}
 		if m.Speculative != 0 && !w.speculated {
-			t.Fatalf("speculative credit out of nothing: %+v", m)
+			t.Fatalf("got speculative credit without a prompt: %+v", m)
 		}
 	}
 	for _, s := range w.slots {
@@ -392,13 +392,13 @@ func checkInvariants(t fataler, x *Index) {
 			if !c {
 				dead++
 				if g.names()[i] != 0 {
-					t.Fatalf("dead block has a name")
+					t.Fatalf("got a dead block with a name")
 				}
 			} else {
 				live++
 			}
 			if g.isEntered(i) && g.names()[i] == 0 {
-				t.Fatalf("block without name is entered")
+				t.Fatalf("got a block without name in the table")
 			}
 			if g.names()[i] != 0 && !g.isEntered(i) {
 				deferred++
@@ -415,23 +415,23 @@ func checkInvariants(t fataler, x *Index) {
 				}
 			}
 			if starts[g.own()[i]] {
-				t.Fatalf("block %x stands twice", g.own()[i])
+				t.Fatalf("got block %x twice", g.own()[i])
 			}
 			starts[g.own()[i]] = true
 		}
 		if deferred != g.deferred() {
-			t.Fatalf("%d deferred, noted %d", deferred, g.deferred())
+			t.Fatalf("got %d deferred blocks, recorded %d", deferred, g.deferred())
 		}
 		for i := n; i < g.room(); i++ {
 			if g.isEntered(i) {
-				t.Fatalf("room behind the blocks is entered")
+				t.Fatalf("got entered bits beyond the blocks")
 			}
 		}
 		if dead != g.dead() || !cover[n-1] {
 			t.Fatalf("%d dead, noted %d, last held %v", dead, g.dead(), cover[n-1])
 		}
 		if x.findStart(g.own()[0]) != uint32(id) {
-			t.Fatalf("segment %d is not found by its start", id)
+			t.Fatalf("got no segment %d by its start", id)
 		}
 	}
 	if live != x.liveBlocks || names != x.names.live || alive != x.starts.live || used*8 != x.arena.used {
@@ -446,7 +446,7 @@ func checkInvariants(t fataler, x *Index) {
 		}
 	}
 	if held != 0 {
-		t.Fatalf("held blocks are off by %d", held)
+		t.Fatalf("got held blocks wrong by %d", held)
 	}
 }
 
@@ -498,13 +498,13 @@ func history(t *rapid.T, blocks []int, maxBytes int64) {
 		"":          w.check,
 	})
 	if st := w.x.Stats(); maxBytes > 0 && st.Bytes > maxBytes {
-		t.Fatalf("%d bytes of %d", st.Bytes, maxBytes)
+		t.Fatalf("got %d bytes, limit %d", st.Bytes, maxBytes)
 	}
 	for _, s := range w.slots {
 		w.x.Drop(s)
 	}
 	if st := w.x.Stats(); st.Blocks != 0 || st.HolderBlocks != 0 || st.Segments != 0 || w.x.names.live != 0 || w.x.arena.used != 0 || w.x.twins != 0 || w.x.loose != 0 {
-		t.Fatalf("after dropping all: %+v, twins %d, loose %d", st, w.x.twins, w.x.loose)
+		t.Fatalf("after dropping all: got %+v, twins %d, loose %d, want none", st, w.x.twins, w.x.loose)
 	}
 }
 

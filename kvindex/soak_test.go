@@ -95,7 +95,7 @@ func TestSoak(t *testing.T) {
 		e.held += len(names)
 		whole = append(whole, content...)
 		if x.Match(x.Hasher().AppendContents(nil, seed, whole), &m); m.Blocks != len(whole) {
-			t.Fatalf("round %d: %d of %d blocks", n, m.Blocks, len(whole))
+			t.Fatalf("round %d: got %d of %d blocks", n, m.Blocks, len(whole))
 		}
 		for e.held > capacity {
 			evict(e)
@@ -135,16 +135,16 @@ func TestSoak(t *testing.T) {
 	}
 	index, live := sizes()
 	if st := x.Stats(); st.HolderBlocks != int64(held) || st.UnknownRemoved != 0 {
-		t.Fatalf("%d blocks held, %d unknown removals, want %d and 0", st.HolderBlocks, st.UnknownRemoved, held)
+		t.Fatalf("got %d blocks held, %d unknown removals, want %d and 0", st.HolderBlocks, st.UnknownRemoved, held)
 	}
 	// shapes vary a little at constant size
 	if index > early*5/4 || live > earlyHeap*5/4+1<<20 {
-		t.Fatalf("index grew from %d to %d bytes, heap from %d to %d", early, index, earlyHeap, live)
+		t.Fatalf("got growth of the index from %d to %d bytes, of the heap from %d to %d", early, index, earlyHeap, live)
 	}
 	for _, e := range engines {
 		x.Drop(e.slot)
 	}
 	if st := x.Stats(); st.Reserved > early/20 {
-		t.Fatalf("%d of %d bytes left after dropping all", st.Reserved, early)
+		t.Fatalf("got %d of %d bytes after dropping all", st.Reserved, early)
 	}
 }

@@ -52,7 +52,7 @@ func TestTableAgainstList(t *testing.T) {
 				slices.Sort(want)
 				slices.Sort(got)
 				if !slices.Equal(got, want) {
-					t.Fatalf("tag %x leads to %v, not %v", tag, got, want)
+					t.Fatalf("tag %x: got %v, want %v", tag, got, want)
 				}
 			}
 			checkShard(t, s)
@@ -89,6 +89,6 @@ func checkShard(t *rapid.T, s *shard) {
 		}
 	}
 	if live != s.live {
-		t.Fatalf("%d entries, %d counted", live, s.live)
+		t.Fatalf("got %d entries, counted %d", live, s.live)
 	}
 }

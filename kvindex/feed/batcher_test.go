@@ -83,12 +83,12 @@ func TestPushResumes(t *testing.T) {
 		}
 		r := connect(t, other, hello)
 		if ask = r.replay(); ask.GetFrom() != 1 {
-			t.Fatalf("asked from %d", ask.GetFrom())
+			t.Fatalf("got a replay from %d", ask.GetFrom())
 		}
 		r.raw(1, ask.GetReplayId(), storedBatch(t, 1, stamp))
 		if restarted {
 			if ask = r.replay(); ask.GetFrom() != 0 {
-				t.Fatalf("asked a new engine from %d", ask.GetFrom())
+				t.Fatalf("got a replay of a new engine from %d", ask.GetFrom())
 			}
 		}
 		r.raw(2, ask.GetReplayId(), storedBatch(t, 2, stamp))
@@ -115,7 +115,7 @@ func TestPushResumes(t *testing.T) {
 			}
 		}
 		if second.Finished(target, true) || len(copied.seen()) != before {
-			t.Error("a forgotten worker's events arrived")
+			t.Error("got events of a forgotten worker")
 		}
 	}
 }

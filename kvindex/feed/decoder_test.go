@@ -211,7 +211,7 @@ func TestDecodeTRTLLM(t *testing.T) {
 				b, err := d.Decode([]byte(row[0]))
 				if row[1] == "error" {
 					if err == nil {
-						t.Errorf("row %d was accepted: %s", i, show(b, err))
+						t.Errorf("row %d: got %s, want an error", i, show(b, err))
 					}
 					continue
 				}
@@ -282,7 +282,7 @@ func FuzzDecodeBatch(f *testing.F) {
 				batch, err := d.Decode(b)
 				checkBatch(t, batch)
 				if err != nil && len(b) == 0 && len(batch.Events) > 0 {
-					t.Fatal("events out of nothing")
+					t.Fatal("got events from an empty payload")
 				}
 			}
 		}
@@ -299,7 +299,7 @@ func FuzzDecodeTRTLLM(f *testing.F) {
 			batch, err := d.Decode(b)
 			checkBatch(t, batch)
 			if err == nil && b[0] == '{' && !json.Valid(b) {
-				t.Fatalf("%q is no JSON", b)
+				t.Fatalf("got %q, want JSON", b)
 			}
 		}
 	})

@@ -78,7 +78,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s did not come true", what)
+			t.Fatalf("waited too long for %s", what)
 		}
 	}
 }
@@ -216,7 +216,7 @@ func TestFeedLife(t *testing.T) {
 			eventually(t, "everything", func() bool { return uint64(len(sink.seen())) == e.next })
 			for i, line := range sink.seen() {
 				if want := fmt.Sprintf("w/0 +[%d]", i); line != want {
-					t.Fatalf("line %d is %q, want %q", i, line, want)
+					t.Fatalf("line %d: got %q, want %q", i, line, want)
 				}
 			}
 			if s := f.Status(); s.Counts.Gaps == 0 || s.Counts.Lost != 0 || s.Counts.Clears != 0 || s.Blocks != e.next || s.BlockSize != 2 {
@@ -312,7 +312,7 @@ func TestBoundFeed(t *testing.T) {
 		_ = pub.Close()
 	}
 	if !slices.Contains(sink.seen(), "w/0 clear lost_batches") {
-		t.Fatalf("the second connection cleared nothing: %q", sink.seen())
+		t.Fatalf("got no clear after the second connection: %q", sink.seen())
 	}
 }
 
@@ -347,7 +347,7 @@ func TestRanksAndBlockSizes(t *testing.T) {
 				t.Errorf("got %q, want %q", got, tt.lines)
 			}
 			if (tt.warn == "") != (len(sink.warns) == 0) || tt.warn != "" && !strings.Contains(sink.warns[0], string(tt.warn)) {
-				t.Errorf("warnings %q, want %q", sink.warns, tt.warn)
+				t.Errorf("got warnings %q, want %q", sink.warns, tt.warn)
 			}
 		})
 	}
@@ -364,7 +364,7 @@ func TestRefusedAndMalformed(t *testing.T) {
 	sink.fail = nil
 	p.Message([][]byte{nil, num(1), []byte("garbage")})
 	if p.Message([][]byte{nil, {1}, nil}) {
-		t.Error("a number of one byte was accepted")
+		t.Error("got no error for a sequence number of one byte")
 	}
 	p.Message([][]byte{nil, num(2), storedBatch(t, 2, 1)})
 	if got := sink.seen(); len(got) != 1 || got[0] != "w/0 +[2]" {
@@ -485,7 +485,7 @@ func TestAPollIsNotSentElsewhere(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.polls != 0 || len(sink.seen()) != 0 {
-		t.Errorf("%d polls elsewhere, events %q", s.polls, sink.seen())
+		t.Errorf("got %d polls at another address, events %q, want none", s.polls, sink.seen())
 	}
 }
 
@@ -507,7 +507,7 @@ func TestPollsAreCoalesced(t *testing.T) {
 	eventually(t, "the second poll", func() bool { return polls() == 2 && f.Status().Connects == 2 })
 	time.Sleep(20 * time.Millisecond)
 	if n := polls(); n != 2 {
-		t.Fatalf("%d polls", n)
+		t.Fatalf("got %d polls, want 2", n)
 	}
 }
 
@@ -561,7 +561,7 @@ func TestSourceChecks(t *testing.T) {
 		"rank below none": {Worker: "w", Engine: feed.VLLM, Endpoint: "tcp://x:1", Rank: -2},
 	} {
 		if _, err := feed.Start(t.Context(), src, newRecorder()); err == nil {
-			t.Errorf("%s was accepted", name)
+			t.Errorf("%s: got no error", name)
 		}
 	}
 }
@@ -602,7 +602,7 @@ func TestManyFeeds(t *testing.T) {
 		eventually(t, "connection", func() bool { return f.Status().Connects == 1 })
 	}
 	if more := runtime.NumGoroutine() - before; more > n {
-		t.Errorf("%d feeds run in %d goroutines", n, more)
+		t.Errorf("%d feeds: got %d goroutines", n, more)
 	}
 	for _, f := range feeds {
 		f.Close()

@@ -176,7 +176,7 @@ func TestMachineKeepsItsLaw(t *testing.T) {
 						e1, s1 = cut(applied[n-1])
 						e2, s2 = cut(p)
 						if e1 != e2 || s2 != s1+1 {
-							t.Fatalf("applied %s after %s", p, applied[n-1])
+							t.Fatalf("got %s applied after %s", p, applied[n-1])
 						}
 					}
 					applied = append(applied, p)
@@ -267,20 +267,20 @@ func TestMachineKeepsItsLaw(t *testing.T) {
 			step("replay", false)
 		}
 		if m.State() != feed.Live {
-			t.Fatalf("state %s after calm", m.State())
+			t.Fatalf("got state %s at the end, want live", m.State())
 		}
 		last := string(payloadOf(engine.name, engine.next-1))
 		if n := m.Counts(); n.Applied < uint64(len(applied)) {
 			t.Fatalf("%+v, but %d applied", n, len(applied))
 		}
 		if len(applied) == 0 || applied[len(applied)-1] != last {
-			t.Fatalf("last applied of %v is not %s", applied, last)
+			t.Fatalf("got %v applied, want %s last", applied, last)
 		}
 		if e, _ := cut(applied[0]); e != engine.name {
-			t.Fatalf("batches of %s are kept, the engine is %s", e, engine.name)
+			t.Fatalf("got batches of %s, want those of %s", e, engine.name)
 		}
 		if c := m.Cursor(); c.Next != engine.next {
-			t.Fatalf("cursor at %d, engine at %d", c.Next, engine.next)
+			t.Fatalf("got cursor %d, engine at %d", c.Next, engine.next)
 		}
 	})
 }
@@ -301,7 +301,7 @@ func TestWaitingPayloadsAreCopies(t *testing.T) {
 	copy(buf, "XXXXX")
 	for _, a := range m.ReplayEnd(epoch, true) {
 		if a.Kind == feed.Apply && !bytes.Equal(a.Payload, []byte("first")) {
-			t.Fatalf("applied %q", a.Payload)
+			t.Fatalf("got %q applied", a.Payload)
 		}
 	}
 	if c := m.Counts(); c.Applied != 1 {

@@ -105,14 +105,14 @@ func TestPush(t *testing.T) {
 	r := connect(t, c, hello)
 	ask := r.replay()
 	if ask.GetFrom() != 0 {
-		t.Fatalf("asked from %d", ask.GetFrom())
+		t.Fatalf("got a replay from %d", ask.GetFrom())
 	}
 	r.raw(0, ask.GetReplayId(), storedBatch(t, 0, 1))
 	r.end(ask.GetReplayId())
 	r.raw(1, 0, storedBatch(t, 1, 1))
 	r.raw(3, 0, storedBatch(t, 3, 1))
 	if ask = r.replay(); ask.GetFrom() != 2 {
-		t.Fatalf("asked from %d", ask.GetFrom())
+		t.Fatalf("got a replay from %d", ask.GetFrom())
 	}
 	r.raw(2, ask.GetReplayId(), storedBatch(t, 2, 1))
 	r.end(ask.GetReplayId())
@@ -126,11 +126,11 @@ func TestPush(t *testing.T) {
 	// it.
 	r = connect(t, c, hello)
 	if ask = r.replay(); ask.GetFrom() != 3 {
-		t.Fatalf("asked from %d", ask.GetFrom())
+		t.Fatalf("got a replay from %d", ask.GetFrom())
 	}
 	second := connect(t, c, hello)
 	if ask = second.replay(); ask.GetFrom() != 3 {
-		t.Fatalf("asked from %d", ask.GetFrom())
+		t.Fatalf("got a replay from %d", ask.GetFrom())
 	}
 	second.raw(3, ask.GetReplayId(), storedBatch(t, 3, 1))
 	second.end(ask.GetReplayId())
@@ -159,11 +159,11 @@ func TestPush(t *testing.T) {
 		}
 	}
 	if !push.Finished(target, true) || push.Finished(kvindex.Target{Worker: "x", Rank: kvindex.NoRank}, true) {
-		t.Error("finished requests go to the wrong feed")
+		t.Error("got finished requests at the wrong feed")
 	}
 	push.Forget("w")
 	if len(push.Statuses()) != 0 {
-		t.Error("the worker was not forgotten")
+		t.Error("got a publisher of a forgotten worker")
 	}
 }
 
@@ -202,7 +202,7 @@ func TestPushRefusals(t *testing.T) {
 				}
 			}
 			if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.text) {
-				t.Errorf("%v, want %v with %q", err, tt.code, tt.text)
+				t.Errorf("got %v, want %v with %q", err, tt.code, tt.text)
 			}
 		})
 	}

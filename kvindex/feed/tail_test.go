@@ -41,7 +41,7 @@ func TestDecodeFrames(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	if !strings.Contains(out.String(), `"warning","target":"engine","seq":0,"reason":"malformed"`) {
-		t.Errorf("a payload that is no batch is not shown: %s", out.String())
+		t.Errorf("got %s, want a line for the invalid payload", out.String())
 	}
 }
 
@@ -62,7 +62,7 @@ func TestDecodeFramesRefusals(t *testing.T) {
 		frameLine("a", 0, []byte{0xc0}) + "\nnot JSON": "line 2",
 	} {
 		if err := feed.DecodeFrames(feed.VLLM, strings.NewReader(in), &bytes.Buffer{}); err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", in, err, want)
+			t.Errorf("%q: got %v, want %q", in, err, want)
 		}
 	}
 }
@@ -125,7 +125,7 @@ func TestTail(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	if err := feed.Tail(t.Context(), feed.Source{Rank: kvindex.NoRank}, &out, nil); err == nil {
-		t.Fatal("an empty source was accepted")
+		t.Fatal("got no error for an empty source")
 	}
 }
 
@@ -152,7 +152,7 @@ func TestImpossibleEndpoints(t *testing.T) {
 		`invalid port ":abc" after host`:                                    poll("http://127.0.0.1:abc"),
 	} {
 		if err := feed.Tail(t.Context(), src, &bytes.Buffer{}, nil); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: %v, want %q", src, err, want)
+			t.Errorf("%+v: got %v, want %q", src, err, want)
 		}
 	}
 }

@@ -95,7 +95,7 @@ func TestUint32s(t *testing.T) {
 			r := msgpack.NewReader(b)
 			got, err := r.Uint32s([]uint32{9})
 			if (err == nil) != tt.ok {
-				t.Fatalf("error %v, want success %v", err, tt.ok)
+				t.Fatalf("got error %v, want success %v", err, tt.ok)
 			}
 			want := append([]uint32{9}, tt.want...)
 			if len(got) != len(want) {
@@ -124,7 +124,7 @@ func TestLyingLengths(t *testing.T) {
 	} {
 		r := msgpack.NewReader(b)
 		if err := r.Skip(); err == nil {
-			t.Errorf("% x was accepted", b)
+			t.Errorf("% x: got no error", b)
 		}
 	}
 }

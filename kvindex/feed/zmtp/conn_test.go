@@ -133,7 +133,7 @@ func TestMessagesSurviveAnyFraming(t *testing.T) {
 				rt.Fatalf("message %d: %v", i, err)
 			}
 			if len(m.Frames) != len(want) {
-				rt.Fatalf("message %d has %d frames, want %d", i, len(m.Frames), len(want))
+				rt.Fatalf("message %d: got %d frames, want %d", i, len(m.Frames), len(want))
 			}
 			for j := range want {
 				if !bytes.Equal(m.Frames[j], want[j]) {
@@ -248,7 +248,7 @@ func TestBoundsAndRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := peerConn(t, 0, "PUB", Options{MaxMessage: 1000}, func(nc net.Conn) { _, _ = nc.Write(tt.wire) })
 			if _, err := c.Recv(time.Time{}); !errors.Is(err, tt.want) {
-				t.Fatalf("error %v, want %v", err, tt.want)
+				t.Fatalf("got error %v, want %v", err, tt.want)
 			}
 		})
 	}
@@ -277,7 +277,7 @@ func TestHandshakeRefusals(t *testing.T) {
 			go func() { _, _ = io.Copy(io.Discard, theirs) }()
 			go func() { _, _ = theirs.Write(tt.wire); _ = theirs.Close() }()
 			if _, err := NewConn(ours, Options{}); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Fatalf("error %v, want one with %q", err, tt.want)
+				t.Fatalf("got error %v, want one with %q", err, tt.want)
 			}
 		})
 	}
@@ -290,12 +290,12 @@ func TestEndpoints(t *testing.T) {
 	} {
 		n, a, err := network(in)
 		if got := fmt.Sprint(n, " ", a, " ", err); got != want {
-			t.Errorf("%s: %s, want %s", in, got, want)
+			t.Errorf("%s: got %s, want %s", in, got, want)
 		}
 	}
 	for _, in := range []string{"", "5557", "udp://x:1", "tcp://", "inproc://x", "tcp://x", "tcp://x:", "tcp://x:65536", "tcp://x:-1", "tcp://x:5557/y", "tcp://x:http", "tcp://::1:5557"} {
 		if CheckEndpoint(in) == nil {
-			t.Errorf("%q was accepted", in)
+			t.Errorf("%q: got no error", in)
 		}
 	}
 }
@@ -314,7 +314,7 @@ func TestBufferShrinksWhenQuiet(t *testing.T) {
 		t.Fatalf("buffer of %d bytes holds a megabyte", len(c.buf))
 	}
 	if _, err := c.Recv(time.Now().Add(100 * time.Millisecond)); err == nil {
-		t.Fatal("received something")
+		t.Fatal("got a message, want none")
 	}
 	close(quiet)
 	if len(c.buf) != c.opt.MinBuffer {
@@ -508,7 +508,7 @@ func FuzzHandshake(f *testing.F) {
 		c, err := NewConn(ours, Options{})
 		if err == nil {
 			if len(wire) < greetingSize+2 {
-				t.Fatal("shook hands with a stump")
+				t.Fatal("got no error for an incomplete handshake")
 			}
 			_ = c.Close()
 		}
