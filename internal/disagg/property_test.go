@@ -129,7 +129,7 @@ func TestLegsKeepEveryOtherByte(t *testing.T) {
 				t.Fatal(err)
 			}
 			if string(raw) != before {
-				t.Fatal("the request's own bytes were changed")
+				t.Fatal("got changes in the request's own bytes")
 			}
 			if out == nil {
 				continue
@@ -141,18 +141,18 @@ func TestLegsKeepEveryOtherByte(t *testing.T) {
 					continue
 				}
 				if values[k] != beforeValues[k] {
-					t.Fatalf("%s: %s was %s, is %s", p.Name, k, beforeValues[k], values[k])
+					t.Fatalf("%s: %s: want %s, got %s", p.Name, k, beforeValues[k], values[k])
 				}
 				for at < len(keys) && keys[at] != k {
 					at++
 				}
 				if at == len(keys) {
-					t.Fatalf("%s: %s moved in %s", p.Name, k, out)
+					t.Fatalf("%s: got %s at another position in %s", p.Name, k, out)
 				}
 			}
 			for _, k := range keys {
 				if _, was := beforeValues[k]; !was && !touched[k] {
-					t.Fatalf("%s: new field %s", p.Name, k)
+					t.Fatalf("%s: got new field %s", p.Name, k)
 				}
 			}
 		}

@@ -18,21 +18,21 @@ func TestRequestIDsWithAddresses(t *testing.T) {
 		rule := RequestIDs(connector, false)
 		for _, id := range bad {
 			if got := rule(id); got == "" || namesAddress(got) {
-				t.Errorf("%s: %q goes on as %q, want an id without an address", connector, id, got)
+				t.Errorf("%s: %q: got %q, want an id without an address", connector, id, got)
 			}
 		}
 		every := connector == "p2p-nccl"
 		for _, id := range good {
 			if got := rule(id); (got == id) == every || got == "" && every {
-				t.Errorf("%s: %q goes on as %q, replaced: want %v", connector, id, got, every)
+				t.Errorf("%s: %q: got %q, want replaced: %v", connector, id, got, every)
 			}
 		}
 		if a, b := rule(evilID), rule(evilID); a == b {
-			t.Errorf("%s: two requests get the same id %q", connector, a)
+			t.Errorf("%s: got the same id %q for two requests", connector, a)
 		}
 	}
 	if RequestIDs("p2p-nccl", true) != nil {
-		t.Error("ids of trusted clients are replaced")
+		t.Error("got ids of trusted clients replaced")
 	}
 }
 
@@ -62,7 +62,7 @@ func TestTheAddressesOfResponsesAreInTheBody(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, want := textOf(body.Member(raw, "request_id")), leg.Headers[0].Value; got != want {
-			t.Errorf("request_id is %q, want %q", got, want)
+			t.Errorf("got request_id %q, want %q", got, want)
 		}
 	}
 }

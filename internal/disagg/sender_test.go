@@ -72,7 +72,7 @@ func TestOutcomesOfALeg(t *testing.T) {
 			}
 			f, ok := errors.AsType[*FailureError](err)
 			if !ok || f.Outcome != c.want || f.Status != c.status {
-				t.Errorf("%v, want %s with status %d", err, c.want, c.status)
+				t.Errorf("got %v, want %s with status %d", err, c.want, c.status)
 			}
 		})
 	}
@@ -111,7 +111,7 @@ func TestALegThroughAListener(t *testing.T) {
 		t.Errorf("%s %v", page, err)
 	}
 	if _, err := s.Get(t.Context(), "127.0.0.1:1", "/info", false); err == nil {
-		t.Error("a page of its own port came through the listener")
+		t.Error("got a page of a separate port through the listener")
 	}
 }
 
@@ -134,7 +134,7 @@ func TestHeadersOfALeg(t *testing.T) {
 	}
 	for name, values := range want {
 		if strings.Join(h[name], ",") != strings.Join(values, ",") {
-			t.Errorf("%s: %v, want %v", name, h[name], values)
+			t.Errorf("%s: got %v, want %v", name, h[name], values)
 		}
 	}
 	x.Prefill.Rank = NoRank

@@ -51,7 +51,7 @@ func TestStories(t *testing.T) {
 	}
 	for _, name := range Names() {
 		if !seen[name] {
-			t.Errorf("no story of %s", name)
+			t.Errorf("got no story of %s", name)
 		}
 	}
 }
@@ -203,6 +203,6 @@ func (s *story) show(t *testing.T, leg *Leg, err error) string {
 // The configuration knows the engine of each connector.
 func TestEveryConnectorHasItsEngine(t *testing.T) {
 	if known := slices.Sorted(maps.Keys(config.ConnectorEngines)); !slices.Equal(known, Names()) {
-		t.Errorf("the configuration knows %v, there are %v", known, Names())
+		t.Errorf("got connectors %v in the configuration, want %v", known, Names())
 	}
 }

@@ -33,7 +33,7 @@ func TestUsageOfThePrefillLeg(t *testing.T) {
 		"empty":               {both, `{}`, `{}`},
 	} {
 		if got := string(c.u.Edit([]byte("<"), []byte(c.was))); got != "<"+c.want {
-			t.Errorf("%s: %s, want %s", name, got, c.want)
+			t.Errorf("%s: got %s, want %s", name, got, c.want)
 		}
 	}
 	for answer, want := range map[string]Usage{
