@@ -18,8 +18,8 @@ type Protocol struct {
 	Name string
 	// NoLeg: the prefill request is sent by a sidecar of the decode engine, not by Kvlane.
 	NoLeg bool
-	// AtOnce: prefill and decode run concurrently; the prefill response is drained and
-	// discarded. Otherwise the decode leg follows the prefill answer.
+	// AtOnce: prefill and decode run concurrently; the decode leg does not need the prefill
+	// answer. Otherwise the decode leg follows the prefill answer.
 	AtOnce bool
 	// Always: a decode engine cannot compute a prompt by itself.
 	Always bool

@@ -20,7 +20,7 @@ import (
 
 // story runs one file of testdata: commands and, under ----, what the legs are.
 //
-//	new CONNECTOR [append] [trust]      a protocol; the input is the workers' pages, one per line: URL JSON
+//	new CONNECTOR [append] [trust]      a protocol; the input is workers' pages, one per line: URL JSON
 //	request [path=] [ids=(...)] [id=] [conv=]   the client's body
 //	side prefill|decode [name=] [address=] [rank=] [ranks=]   the input is JSON of the worker's settings
 //	prefill                      the prefill leg

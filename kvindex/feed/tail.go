@@ -19,8 +19,8 @@ import (
 
 // Tail follows a source and prints what happens, one JSON object per line, until ctx ends: every
 // event as it is applied, every gap, clear, change of state and warning, and with a short delay
-// dropped events and failed connections. notes receives messages for people: that there is no
-// connection yet, and each connection that is made or lost. Tail returns the first error of out.
+// dropped events and failed connections. notes receives messages for people: about a connection
+// that cannot be made yet, and each one that is made or lost. Tail returns the first error of out.
 func Tail(ctx context.Context, src Source, out, notes io.Writer) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -153,7 +153,7 @@ type printSink struct {
 	// lastError is the last error that news printed.
 	lastError string
 	notes     io.Writer // for people; nil for none
-	lost      bool      // notes received that there is no connection
+	lost      bool      // notes was told that the connection is down
 	endpoint  string    // for notes
 }
 

@@ -109,7 +109,7 @@ func TestTail(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	// Without a publisher Tail reports that there is no connection.
+	// Without a publisher Tail reports that it cannot connect.
 	ctx, stop = context.WithCancel(t.Context())
 	nobody := freePort(t)
 	go func() { done <- feed.Tail(ctx, vllmSource(nobody, ""), &out, &notes) }()
