@@ -5,10 +5,11 @@ import (
 	"strings"
 )
 
-// API is the family of a request. The zero value means that Kvlane passes the request through unparsed.
+// API identifies the request family. The zero value (Unknown) makes Kvlane pass the request
+// through unparsed.
 type API uint8
 
-// The request families, named by their usual path.
+// The request families, each with its usual path.
 const (
 	Unknown      API = iota
 	Chat             // /v1/chat/completions
@@ -25,7 +26,7 @@ const (
 var apiNames = [...]string{"unknown", "chat", "completions", "responses", "embeddings", "messages", "count_tokens", "generate",
 	"vllm_generate", "tokenize"}
 
-// String is a short stable name for metrics and logs.
+// String returns a short, stable name for metrics and logs.
 func (a API) String() string {
 	if int(a) < len(apiNames) {
 		return apiNames[a]
@@ -33,7 +34,7 @@ func (a API) String() string {
 	return apiNames[Unknown]
 }
 
-// Longer suffixes stand before the ones that end them.
+// A suffix precedes every shorter suffix that it ends with.
 var suffixes = []struct {
 	suffix string
 	api    API
@@ -49,15 +50,16 @@ var suffixes = []struct {
 	{"/tokenize", Tokenize},
 }
 
-// Detect names the API by method and path suffix, so that gateways may prefix the path. A query is ignored. render is
-// true for the variants that only build the prompt (/v1/chat/completions/render and its like). Everything else, files
-// and audio for instance, is Unknown. SGLang takes PUT for its own API too.
+// Detect identifies the API by method and path suffix, so gateways may add a path prefix. It
+// ignores the query. render reports one of the variants that only build the prompt (such as
+// /v1/chat/completions/render). All other paths, such as files and audio, are Unknown. For its
+// own API, SGLang also accepts PUT.
 func Detect(method, path string) (api API, render bool) {
 	if method != "POST" && method != "PUT" {
 		return Unknown, false
 	}
 	path, _, _ = strings.Cut(path, "?")
-	if strings.IndexByte(path, '%') >= 0 { // engines decode it before they match it
+	if strings.IndexByte(path, '%') >= 0 { // engines decode the path before they match it
 		if plain, err := url.PathUnescape(path); err == nil {
 			path = plain
 		}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// conversation is a chat body with n messages and about size bytes of text.
+// conversation returns a chat body with n messages and about size bytes of text.
 func conversation(n, size int) []byte {
 	var b strings.Builder
 	b.WriteString(`{"model":"demo","stream":true,"messages":[`)

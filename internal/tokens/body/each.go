@@ -1,17 +1,20 @@
 package body
 
-// EachMember calls each with every key, with its quotes, and value of raw, a checked JSON object. Keys may come twice; the
-// last one counts in every engine's reader. It does nothing if raw is something else.
+// EachMember calls each with every key (including its quotes) and value of raw, a checked JSON
+// object. Keys may repeat; in every engine's reader the last one counts. For any other JSON value
+// EachMember does nothing.
 func EachMember(raw []byte, each func(key, value []byte)) {
 	(*Ends)(nil).EachMember(raw, each)
 }
 
-// EachItem calls each with every element of raw, a checked JSON array. It does nothing if raw is something else.
+// EachItem calls each with every element of raw, a checked JSON array. For any other JSON value
+// it does nothing.
 func EachItem(raw []byte, each func(item []byte)) {
 	(*Ends)(nil).EachItem(raw, each)
 }
 
-// TextOf is the text of raw, a checked JSON string; ok is false if raw is something else, or holds half of a surrogate pair.
+// TextOf returns the decoded text of raw, a checked JSON string. ok is false if raw is another
+// JSON value or contains a lone surrogate.
 func TextOf(raw []byte) (text string, ok bool) {
 	if len(raw) < 2 || raw[0] != '"' {
 		return "", false
@@ -23,7 +26,8 @@ func TextOf(raw []byte) (text string, ok bool) {
 	return string(out), err == nil
 }
 
-// Text is the text of raw, a checked JSON value, "" if it is no string or holds half of a surrogate pair.
+// Text returns the decoded text of raw, a checked JSON value, or "" if raw is not a string or
+// contains a lone surrogate.
 func Text(raw []byte) string {
 	out, _ := TextOf(raw)
 	return out

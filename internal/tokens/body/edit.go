@@ -9,29 +9,31 @@ import (
 	"slices"
 )
 
-// Edit is one change of one field. Make it with Set or Delete.
+// Edit is a change of one field, created by Set or Delete.
 type Edit struct {
 	path []string
 	raw  []byte // nil deletes
 }
 
-// Set gives the field at path the JSON value raw, which Apply does not check. A field that is there keeps its place, a new
-// one goes to the end of its object, and objects on the way are made where they are missing (or are no objects).
+// Set gives the field at path the JSON value raw, which Apply does not validate. An existing
+// field keeps its position; a new one is appended to its object. Objects along the path are
+// created where they are missing, and replace values of other types.
 func Set(raw []byte, path ...string) Edit { return Edit{path: path, raw: raw} }
 
-// Delete removes the field at path; it is no error if it is not there.
+// Delete removes the field at path. A missing field is not an error.
 func Delete(path ...string) Edit { return Edit{path: path} }
 
-// Apply is ApplyContext without a context.
+// Apply is ApplyContext with a background context.
 func Apply(dst, body []byte, edits ...Edit) ([]byte, error) {
 	return ApplyContext(context.Background(), dst, body, edits...)
 }
 
-// ApplyContext appends body, a checked JSON object, to dst with the edits made. Bytes outside the edited fields stay as they
-// are. Where edits touch the same field, or one lies inside another, the later one wins. Of equal keys in one object the last
-// is edited and the others go. dst must not overlap body. The cost grows linearly with the body and with the edits, however
-// many members are equal; memory beyond dst depends on the edits alone. If ctx ends meanwhile, the error is its cause; after
-// an error the bytes behind dst are meaningless.
+// ApplyContext appends body, a checked JSON object, to dst with the edits applied. Bytes outside
+// the edited fields stay unchanged. If edits overlap, the later one wins. Of duplicate keys in an
+// object the last is edited and the others are removed. dst must not overlap body. Time is linear
+// in the body plus the edits, even with many duplicate keys; memory beyond dst depends on the
+// edits alone. If ctx ends early, the error is its cause. After an error the bytes appended to
+// dst are meaningless.
 func ApplyContext(ctx context.Context, dst, body []byte, edits ...Edit) ([]byte, error) {
 	for i := range edits {
 		if len(edits[i].path) == 0 {
@@ -52,33 +54,33 @@ func ApplyContext(ctx context.Context, dst, body []byte, edits ...Edit) ([]byte,
 }
 
 type editor struct {
-	ctx    context.Context // of one call of ApplyContext
+	ctx    context.Context // of the current ApplyContext call
 	b, out []byte
 }
 
-// checkMembers is how many members of an object are read between two looks at the context.
+// checkMembers is the number of object members read between two checks of the context.
 const checkMembers = 1024
 
-// member is one that a change names.
+// member is an object member that a change names.
 type member struct {
 	key, value Span
 	index      int // among all members of its object
-	before     int // end of the member before it
+	before     int // end of the preceding member
 	change     int // index of its change
 }
 
-// change is what happens to one key of one object.
+// change is the combined edit of one key of an object.
 type change struct {
 	name  string
 	leaf  bool
-	raw   []byte // of a leaf; nil deletes
-	in    []Edit // edits further down, in order
-	last  member // of those with this key, the last
-	count int    // of those with this key
+	raw   []byte // if leaf; nil deletes
+	in    []Edit // edits at deeper levels, in order
+	last  member // the last member with this key
+	count int    // number of members with this key
 }
 
-// changes groups edits by the key they touch at depth; a leaf undoes what was asked before for that key. at finds a change by
-// its name.
+// changes groups edits by their key at depth. A leaf replaces all earlier edits of its key. at
+// maps a key to its index in list.
 func changes(edits []Edit, depth int) (list []change, at map[string]int) {
 	at = make(map[string]int, len(edits))
 	for _, e := range edits {
@@ -102,8 +104,9 @@ func changes(edits []Edit, depth int) (list []change, at map[string]int) {
 	return list, at
 }
 
-// members calls each with the members of the object at start that at names. It returns the end of the last of all members,
-// or of the brace if there is none, how many there are, and the end of the object.
+// members calls each with those members of the object at start whose key is in at. It returns the
+// end of the object's last member (of the opening brace if there is none), the number of members,
+// and the end of the object.
 func (e *editor) members(start int, at map[string]int, each func(m member)) (tail, n, end int, err error) {
 	s := scanner{b: e.b}
 	tail = start + 1
@@ -142,7 +145,7 @@ func (e *editor) object(start int, edits []Edit, depth int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	from, dropped := start, 0 // the bytes before from are copied, or have gone
+	from, dropped := start, 0 // the bytes before from are already copied or dropped
 	edit := func(m member) {
 		if err != nil {
 			return
@@ -154,10 +157,10 @@ func (e *editor) object(start int, edits []Edit, depth int) (int, error) {
 			from = m.value.End
 			err = e.value(m.value, c, depth)
 			return
-		case m.index > dropped: // the comma before it goes with it
+		case m.index > dropped: // drop the preceding comma too
 			e.out = append(e.out, e.b[from:m.before]...)
 			from = m.value.End
-		default: // nothing before it stays: the comma behind it goes
+		default: // no earlier member remains: drop the following comma
 			e.out = append(e.out, e.b[from:m.key.Start]...)
 			from = e.next(m.value.End)
 		}
@@ -196,7 +199,7 @@ func (e *editor) object(start int, edits []Edit, depth int) (int, error) {
 	return end, nil
 }
 
-// inOrder are the members that changes found, as they stand in the body.
+// inOrder returns the members found for todo, in the order of the body.
 func inOrder(todo []change) []member {
 	var out []member
 	for i := range todo {
@@ -208,7 +211,7 @@ func inOrder(todo []change) []member {
 	return out
 }
 
-// next is where the member behind a value that ends at i starts, or i if there is none.
+// next returns the start of the member after a value that ends at i, or i if there is none.
 func (e *editor) next(i int) int {
 	s := scanner{b: e.b}
 	if comma := s.space(i); e.b[comma] == ',' {
@@ -217,10 +220,10 @@ func (e *editor) next(i int) int {
 	return i
 }
 
-// deletes reports whether nothing is left of a member.
+// deletes reports whether the change removes the member altogether.
 func (c *change) deletes() bool { return c.leaf && c.raw == nil && len(c.in) == 0 }
 
-// makes reports whether the change puts something where nothing is.
+// makes reports whether the change creates a missing member.
 func (c *change) makes() bool {
 	return c.leaf && c.raw != nil || anySets(c.in)
 }
@@ -229,7 +232,7 @@ func anySets(edits []Edit) bool {
 	return slices.ContainsFunc(edits, func(e Edit) bool { return e.raw != nil })
 }
 
-// value writes what becomes of old (absent if zero).
+// value writes the new form of old; a zero old is an absent member.
 func (e *editor) value(old Span, c *change, depth int) error {
 	switch {
 	case c.leaf && len(c.in) == 0:

@@ -138,8 +138,9 @@ func drawDoc(t *rapid.T, depth int) *doc {
 	return d
 }
 
-// Edits of one path each have the naive model's effect, order kept. (Several edits keep the order of first touch, which
-// the table above shows; here each is applied on its own and all together must mean the same.)
+// Applied one at a time, edits have the naive model's effect, order of members included. Applied
+// together they must mean the same; the order is then that of the first edit of each key, which
+// the table above covers.
 func TestApplyAgreesWithNaiveModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := drawDoc(t, 0)
@@ -184,7 +185,7 @@ func TestApplyAgreesWithNaiveModel(t *testing.T) {
 	})
 }
 
-// many is an object of n members with keys from the list, in turn.
+// many returns an object of n members whose keys cycle through the list.
 func many(n int, keys ...string) []byte {
 	b := []byte{'{'}
 	for i := range n {
@@ -227,7 +228,7 @@ func TestApplyTakesManyEdits(t *testing.T) {
 	}
 }
 
-// late is a context that ends when it has been looked at a number of times.
+// late is a context that ends after a number of calls of Err.
 type late struct {
 	context.Context
 	looks int

@@ -1,19 +1,19 @@
 package body
 
-// Ends knows where the objects and arrays of a checked JSON value end, so that who
-// walks into it level by level does not read what is deep inside again at each level.
-// It belongs to one goroutine and is for the slices of the value that it was made of.
-// The zero value and nil know nothing.
+// Ends memoizes where the nested objects and arrays of a checked JSON value end, so that a
+// level-by-level traversal does not scan deep content again at each level. It is valid only for
+// sub-slices of the value passed to EndsOf. It is not safe for concurrent use. The zero value and
+// nil are usable and memoize nothing.
 type Ends struct {
-	length map[*byte]int // by their first byte
-	// Skipped is the bytes that were not read again.
+	length map[*byte]int // by the address of the first byte
+	// Skipped is the number of bytes that were not scanned again.
 	Skipped int
 }
 
-// leastEnd is the bytes of an object or array from which its end is worth keeping.
+// leastEnd is the smallest object or array, in bytes, whose end is memoized.
 const leastEnd = 64
 
-// EndsOf reads raw, a checked JSON value, once.
+// EndsOf scans raw, a checked JSON value, once.
 func EndsOf(raw []byte) *Ends {
 	e := &Ends{length: map[*byte]int{}}
 	s := scanner{b: raw}
@@ -42,7 +42,7 @@ func EndsOf(raw []byte) *Ends {
 	return e
 }
 
-// EachMember is the function of this name.
+// EachMember is like the function EachMember.
 func (e *Ends) EachMember(raw []byte, each func(key, value []byte)) {
 	s := scanner{b: raw, ends: e}
 	if start := s.begin(); start < len(raw) && raw[start] == '{' {
@@ -50,7 +50,7 @@ func (e *Ends) EachMember(raw []byte, each func(key, value []byte)) {
 	}
 }
 
-// EachItem is the function of this name.
+// EachItem is like the function EachItem.
 func (e *Ends) EachItem(raw []byte, each func(item []byte)) {
 	s := scanner{b: raw, ends: e}
 	if start := s.begin(); start < len(raw) && raw[start] == '[' {
@@ -58,7 +58,7 @@ func (e *Ends) EachItem(raw []byte, each func(item []byte)) {
 	}
 }
 
-// Member is the function of this name.
+// Member is like the function Member.
 func (e *Ends) Member(raw []byte, name string) (found []byte) {
 	e.EachMember(raw, func(key, value []byte) {
 		if sameKey(key, name) {
@@ -68,11 +68,11 @@ func (e *Ends) Member(raw []byte, name string) (found []byte) {
 	return found
 }
 
-// skip is the length of the object or array that begins with b[i], 0 if it is not known.
+// skip returns the length of the object or array that starts at b[i], or 0 if it is not memoized.
 func (e *Ends) skip(b []byte, i int) int {
 	n := e.length[&b[i]]
 	if n > len(b)-i {
-		return 0 // of another slice
+		return 0 // b is a slice of another value
 	}
 	e.Skipped += n
 	return n

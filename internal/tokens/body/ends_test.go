@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// randomValue is JSON of up to so many levels, with all that could mislead a reader.
+// randomValue returns JSON of at most levels levels, with strings that could confuse a scanner.
 func randomValue(r *rand.Rand, levels int) string {
 	var b strings.Builder
 	space := func() { b.WriteString([]string{"", "", " ", "\n\t"}[r.IntN(4)]) }
@@ -47,7 +47,7 @@ func randomValue(r *rand.Rand, levels int) string {
 	return b.String()
 }
 
-// walked is every value within raw, level by level.
+// walked returns every value within raw, level by level.
 func walked(e *Ends, raw []byte) (all []string) {
 	all = append(all, strings.TrimSpace(string(raw)))
 	e.EachItem(raw, func(item []byte) { all = append(all, walked(e, item)...) })
@@ -55,7 +55,7 @@ func walked(e *Ends, raw []byte) (all []string) {
 	return append(all, string(e.Member(raw, "a")))
 }
 
-// Knowing where parts end changes nothing but what is read.
+// Ends changes how much is scanned, never the result.
 func TestEndsFindTheSame(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	skipped := 0
@@ -75,7 +75,7 @@ func TestEndsFindTheSame(t *testing.T) {
 	}
 }
 
-// What is deep inside is read once, not at each level.
+// Deeply nested content is scanned once, not once per level.
 func TestEndsReadDeepValuesOnce(t *testing.T) {
 	const levels, inner = 400, 1 << 16
 	raw := []byte(strings.Repeat(`{"a":[`, levels/2) + `"` + strings.Repeat("x", inner) + `"` + strings.Repeat(`]}`, levels/2))

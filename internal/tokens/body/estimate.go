@@ -5,13 +5,13 @@ import (
 	"unicode/utf8"
 )
 
-// maxEstimated bounds the text that is counted exactly, in bytes of JSON; of a longer
-// prompt the JSON's length is taken, which is close then.
+// maxEstimated bounds, in bytes of JSON, the text whose characters are counted. For longer
+// prompts the length of the JSON is used, which is close at that size.
 const maxEstimated = 256 << 10
 
-// EstimateTokens estimates the length of a prompt that is not tokenized: a quarter
-// of its characters (not bytes), or the number of its ids. Images and other parts
-// without text count nothing.
+// EstimateTokens estimates the number of prompt tokens without tokenizing: a quarter of the
+// characters (not bytes) of a text, or the exact number of ids. Images and other parts without
+// text count as zero.
 func (r *Request) EstimateTokens() int64 {
 	raw := r.Prompt.Of(r.Body)
 	switch {
@@ -41,15 +41,15 @@ func (r *Request) EstimateTokens() int64 {
 		for _, e := range r.Elements {
 			chars += contentLength(Member(e.Of(r.Body), "content"))
 		}
-		if raw[0] == '"' { // responses take a text
+		if raw[0] == '"' { // Responses also accepts a string
 			chars += textLength(raw)
 		}
 	}
 	return quarter(chars)
 }
 
-// contentLength is the characters of a message's content: a text, or parts of which
-// only those with text count.
+// contentLength returns the number of characters of a message's content: a string, or a list of
+// parts, of which only those with text count.
 func contentLength(raw []byte) int {
 	if len(raw) == 0 || raw[0] != '[' {
 		return textLength(raw)
@@ -67,7 +67,7 @@ func contentLength(raw []byte) int {
 	return n
 }
 
-// textLength is a JSON string's characters, 0 of anything else.
+// textLength returns the number of characters of a JSON string, 0 for other values.
 func textLength(raw []byte) int {
 	text, err := AppendText(nil, raw)
 	if err != nil {
@@ -76,5 +76,5 @@ func textLength(raw []byte) int {
 	return utf8.RuneCount(text)
 }
 
-// quarter is the tokens that so many characters are taken for.
+// quarter returns the estimated number of tokens of a text of chars characters.
 func quarter(chars int) int64 { return int64(chars / 4) }

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// Lists of texts count their
-// characters, and characters are not bytes.
+// Characters are counted, not bytes, in lists of texts too.
 func TestEstimates(t *testing.T) {
 	text := func(n int) string { return strings.Repeat("x", n) }
 	for name, c := range map[string]struct {

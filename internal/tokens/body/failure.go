@@ -2,16 +2,17 @@ package body
 
 import "encoding/json"
 
-// Failure is an error answer in the shape that the API's clients expect.
+// Failure is an error response in the format that the API's clients expect.
 type Failure struct {
 	Status  int    // HTTP status
-	Type    string // such as invalid_request_error
+	Type    string // for example invalid_request_error
 	Message string
-	Param   string // the field at fault, "" if there is none
-	Code    string // machine-readable, "" if there is none
+	Param   string // the invalid field, "" if none
+	Code    string // machine-readable, "" if none
 }
 
-// AppendFailure appends the JSON body of f: Anthropic's shape for its two APIs, OpenAI's for everything else.
+// AppendFailure appends the JSON body of f, in Anthropic's format for Messages and CountTokens
+// and in OpenAI's for all other APIs.
 func AppendFailure(dst []byte, api API, f Failure) []byte {
 	if api == Messages || api == CountTokens {
 		dst = append(dst, `{"type":"error","error":{"type":`...)
@@ -40,7 +41,7 @@ func appendOptional(dst []byte, text string) []byte {
 
 func appendQuoted(dst []byte, text string) []byte {
 	quoted, err := json.Marshal(text)
-	if err != nil { // a string always encodes
+	if err != nil { // encoding a string cannot fail
 		return append(dst, `""`...)
 	}
 	return append(dst, quoted...)

@@ -1,7 +1,7 @@
 package body
 
-// Field is a top-level field of a request body that Kvlane looks at. One list serves all APIs: a name means the same
-// wherever it occurs.
+// Field is a top-level field of a request body that Kvlane uses. All APIs share one list: a name
+// has the same meaning in each.
 type Field uint8
 
 // The fields, named after their JSON keys.
@@ -82,7 +82,7 @@ var fieldByName = func() map[string]Field {
 	return m
 }()
 
-// String is the field's JSON key.
+// String returns the field's JSON key.
 func (f Field) String() string {
 	if f < numFields {
 		return fieldNames[f]
@@ -90,7 +90,7 @@ func (f Field) String() string {
 	return "unknown"
 }
 
-// fieldOf finds the field of a key as written, with its quotes.
+// fieldOf returns the field of a key as written, including its quotes.
 func fieldOf(key []byte) (Field, bool) {
 	f, ok := fieldByName[string(key[1:len(key)-1])]
 	if !ok && hasEscape(key) {

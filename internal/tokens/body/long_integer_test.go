@@ -21,7 +21,7 @@ func TestLongIntegers(t *testing.T) {
 	}
 }
 
-// What is remembered of a conversation hides none of them.
+// An incremental parse still detects them.
 func TestLongIntegersInConversations(t *testing.T) {
 	memo := NewMemo(1 << 20)
 	body := `{"messages":[{"role":"user","content":"` + strings.Repeat("x", 4*turnBlock) + `","n":` + strings.Repeat("7", LongestInteger+1) + `}`

@@ -8,10 +8,11 @@ import (
 	"sync"
 )
 
-// Memo remembers bodies that were parsed more than once, and what others computed from them, so that the same body again
-// costs one hash and one comparison. A body is only taken for another if every byte is equal, so no input can make another
-// one's answer wrong. It is safe for concurrent use and bounded in bytes; the least recently used bodies go first. Of chats it
-// remembers the messages, for their next turn.
+// Memo caches bodies that were parsed more than once, and values that callers derived from them,
+// so that a repeated body costs one hash and one comparison. Bodies match only if every byte is
+// equal, so a hash collision cannot cause a wrong result. For chats it also remembers message
+// offsets, to parse the next turn incrementally. It is safe for concurrent use and bounded in
+// bytes; the least recently used bodies are evicted first.
 type Memo struct {
 	limit int64
 	seed  maphash.Seed
@@ -19,37 +20,38 @@ type Memo struct {
 	mu     sync.Mutex
 	bytes  int64
 	bodies map[uint64]*list.Element // of *memoBody
-	recent *list.List               // the latest first
+	recent *list.List               // most recently used first
 	once   [memoOnce]uint64         // hashes of bodies seen once
 
 	turns *turns
 }
 
-// memoOnce is the number of hashes kept of bodies that were seen once; memoFixed is about what a body costs beside its bytes;
-// longer bodies than limit/memoShare are not kept.
+// memoOnce is the number of hashes kept of bodies seen once. memoFixed is the approximate
+// overhead of a kept body. Bodies longer than limit/memoShare are not kept.
 const (
 	memoOnce  = 4096
 	memoFixed = 1024
 	memoShare = 8
 )
 
-// memoBody is a body that came at least twice. Invariant: request is never changed and refers to its own copy.
+// memoBody is a body that was seen at least twice. Invariant: request is immutable and refers to
+// the memo's own copy of the body.
 type memoBody struct {
 	memo     *Memo
 	hash     uint64
 	request  Request
 	size     int64
 	attached []attachment // under memo.mu
-	gone     bool         // under memo.mu: taken out of the memo
+	gone     bool         // under memo.mu: evicted
 }
 
 type attachment struct{ key, value any }
 
-// maxAttached bounds what one body can have attached.
+// maxAttached bounds the number of values attached to a body.
 const maxAttached = 8
 
-// NewMemo makes a memo of at most limit bytes for bodies that come again, and half as many more for
-// conversations that go on.
+// NewMemo returns a memo that uses at most limit bytes for repeated bodies, and another 1.5 ×
+// limit for ongoing conversations.
 func NewMemo(limit int64) *Memo {
 	seed := maphash.MakeSeed()
 	return &Memo{
@@ -58,13 +60,14 @@ func NewMemo(limit int64) *Memo {
 	}
 }
 
-// Parse is like the function Parse. The Request may be shared with other callers: it must not be changed, nor reused with
-// its method Parse. Its Body equals body.
+// Parse is like the function Parse, but the Request may be shared with other callers: do not
+// modify it or call its Parse method. Its Body equals body, but may be another slice.
 func (m *Memo) Parse(api API, body []byte) (*Request, error) {
 	return m.ParseInto(new(Request), api, body)
 }
 
-// ParseInto is Parse and reuses own's memory if the body is not kept; the result is then own.
+// ParseInto is Parse, except that a body that is not kept is parsed into own, which is then the
+// result.
 func (m *Memo) ParseInto(own *Request, api API, body []byte) (*Request, error) {
 	hash := m.digest(body) ^ uint64(api)*0x9e3779b97f4a7c15
 	if b, again := m.find(hash); b != nil {
@@ -77,11 +80,12 @@ func (m *Memo) ParseInto(own *Request, api API, body []byte) (*Request, error) {
 	return own, m.turns.parse(own, api, body)
 }
 
-// Kept tells whether a Memo keeps the request, so that Attach may be of use. Such a request is shared.
+// Kept reports whether a Memo keeps the request, so that Attach has an effect. Such a request is
+// shared.
 func (r *Request) Kept() bool { return r.memo != nil }
 
-// Longer bodies than sampleFrom are told apart by their length and some of their bytes: whoever is taken for known is compared
-// whole anyway.
+// Bodies longer than sampleFrom are hashed by their length and a sample of their bytes. That is
+// safe because a body with a matching hash is compared in full.
 const (
 	sampleFrom   = 8 << 10
 	samples      = 32
@@ -103,7 +107,7 @@ func (m *Memo) digest(body []byte) uint64 {
 	return h.Sum64() + uint64(len(body))
 }
 
-// find gives the body with this hash, or tells whether one came before.
+// find returns the body with this hash. again reports whether the hash was seen before.
 func (m *Memo) find(hash uint64) (b *memoBody, again bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -127,7 +131,7 @@ func (m *Memo) keep(hash uint64, api API, body []byte) (*Request, error) {
 	b.size = int64(len(body)) + int64(cap(b.request.Elements))*16 + int64(cap(b.request.others))*32 + memoFixed
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, ok := m.bodies[hash]; ok { // another caller was faster
+	if _, ok := m.bodies[hash]; ok { // another goroutine was faster
 		b.request.memo = nil
 		return &b.request, nil
 	}
@@ -136,7 +140,7 @@ func (m *Memo) keep(hash uint64, api API, body []byte) (*Request, error) {
 	return &b.request, nil
 }
 
-// grow counts n bytes more and drops the oldest bodies until the limit holds.
+// grow adds n to the bytes in use and evicts the oldest bodies until the limit holds.
 func (m *Memo) grow(n int64) {
 	for m.bytes += n; m.bytes > m.limit; {
 		oldest := m.recent.Back()
@@ -152,7 +156,7 @@ func (m *Memo) grow(n int64) {
 	}
 }
 
-// Bytes is the memory in use.
+// Bytes returns the memory in use, in bytes.
 func (m *Memo) Bytes() int64 {
 	m.turns.mu.Lock()
 	defer m.turns.mu.Unlock()
@@ -161,7 +165,7 @@ func (m *Memo) Bytes() int64 {
 	return m.bytes + m.turns.bytes
 }
 
-// Attached is what was attached to an equal body under key.
+// Attached returns the value that was attached under key to this body or an equal one.
 func (r *Request) Attached(key any) (value any, ok bool) {
 	if r.memo == nil {
 		return nil, false
@@ -176,7 +180,8 @@ func (r *Request) Attached(key any) (value any, ok bool) {
 	return nil, false
 }
 
-// Attach keeps value, of about size bytes, for the next equal body. It does nothing for a Request that no Memo keeps.
+// Attach keeps value, of about size bytes, for the next equal body. It does nothing if no Memo
+// keeps the request.
 func (r *Request) Attach(key, value any, size int64) {
 	b := r.memo
 	if b == nil {

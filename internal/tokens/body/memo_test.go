@@ -23,7 +23,7 @@ func TestMemoGivesWhatParseGives(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				clear(body) // the caller may reuse its buffer once the request is done with, and the memo has its own copy
+				clear(body) // the memo must not refer to the caller's buffer, which may be reused after the request
 				if round > 1 && string(got.Body) != text {
 					t.Fatalf("round %d: body %q", round, got.Body)
 				}

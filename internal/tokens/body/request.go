@@ -8,65 +8,68 @@ import (
 	"strings"
 )
 
-// Form is how a request carries its prompt.
+// Form is the form in which a request carries its prompt.
 type Form uint8
 
-// The forms. A list of prompts is a batch: its first one stands for it.
+// The forms. A list of prompts is a batch, which is represented by its first prompt.
 const (
-	FormNone     Form = iota // no prompt that Kvlane can read
+	FormNone     Form = iota // no prompt, or one that Kvlane cannot read
 	FormText                 // one string
 	FormTexts                // a list of strings
 	FormIDs                  // token ids
 	FormIDLists              // a list of token id lists
 	FormMessages             // chat messages
 	FormItems                // items of the Responses API
-	FormOther                // embeddings of the prompt, or a shape that no engine accepts
+	FormOther                // prompt embeddings, or a form that no engine accepts
 )
 
-// maxOthers bounds the fields beside the known ones that are kept; engines declare a hundred.
+// maxOthers bounds the kept fields without a Field constant; engines declare about a hundred.
 const maxOthers = 1024
 
-// maxElements bounds the element spans that are kept for a list; Count goes on.
+// maxElements bounds the element spans kept of a list; Count is not bounded by it.
 const maxElements = 1 << 16
 
-// Request is a checked body and the places of its parts. All spans are offsets into Body, which the caller must keep
-// unchanged; nothing else is referenced. A Request may be reused with its Parse method.
+// Request is a checked body with the positions of its parts. All spans are offsets into Body,
+// which the caller must keep unchanged; nothing else is referenced. A Request may be reused
+// through its Parse method.
 type Request struct {
 	API  API
 	Body []byte
 	Form Form
-	// Prompt is the value that carries the prompt: the messages, the string, the list.
+	// Prompt is the value that carries the prompt: the list of messages, the string or the list
+	// of prompts.
 	Prompt Span
-	// Elements are the spans of Prompt's elements if they are objects, arrays or strings: messages, items, prompts of a
-	// batch. At most 65,536 are kept: Count tells how many there are.
+	// Elements are the spans of Prompt's elements that are objects, arrays or strings: messages,
+	// items, or prompts of a batch. At most 65,536 are kept; Count is the full number.
 	Elements []Span
-	// Count is the number of Prompt's elements (token ids included), 0 if it is no list.
+	// Count is the number of Prompt's elements (token ids included), 0 if it is not a list.
 	Count int
-	// LongInteger says that some integer of the body, wherever it is, has more than LongestInteger digits.
+	// LongInteger reports whether any integer in the body has more than LongestInteger digits.
 	LongInteger bool
 
 	fields [numFields]Span
-	// others are the fields that have no Field, at most maxOthers.
+	// others are the fields without a Field constant, at most maxOthers.
 	others []place
 	memo   *memoBody // nil if no Memo keeps the body
-	// digests is memory to be used again.
+	// digests is reusable scratch memory.
 	digests []uint64
 }
 
-// place is where a top-level field stands: its key, with the quotes, and its value.
+// place is the position of a top-level field: its key (including the quotes) and its value.
 type place struct{ key, value Span }
 
-// Parse checks body as strict JSON and finds its fields. The error is a *SyntaxError, or says that the body is no
-// object. It does not check types: what an engine would refuse is for the caller to judge.
+// Parse checks that body is strict JSON and locates its fields. The error is a *SyntaxError, an
+// *UnreadError, or reports that the body is not an object. Types are not checked: callers decide
+// what an engine would reject.
 func Parse(api API, body []byte) (*Request, error) {
 	r := new(Request)
 	return r, r.Parse(api, body)
 }
 
-// Parse is like the function Parse and reuses r's memory.
+// Parse is like the function Parse, but reuses r's memory.
 func (r *Request) Parse(api API, body []byte) error { return r.parse(api, body, known{}) }
 
-// parse is Parse and takes the elements that are known for read.
+// parse is Parse, except that it does not scan the known elements again.
 func (r *Request) parse(api API, body []byte, k known) error {
 	*r = Request{API: api, Body: body, Elements: r.Elements[:0], others: r.others[:0], digests: r.digests[:0]}
 	s := scanner{b: body, depth: 1}
@@ -90,7 +93,7 @@ func (r *Request) parse(api API, body []byte, k known) error {
 	return nil
 }
 
-// members is scanner.object for the outermost object: it keeps the spans of the known fields.
+// members is scanner.object for the outermost object; it records the spans of the fields.
 func (r *Request) members(s *scanner, i int, k known) int {
 	if i = s.space(i + 1); i < len(s.b) && s.b[i] == '}' {
 		return i + 1
@@ -119,7 +122,7 @@ func (r *Request) members(s *scanner, i int, k known) int {
 			return s.within("." + shortKey(key))
 		}
 		if known {
-			r.fields[field] = Span{start, i} // the last one of equal keys counts, as in every engine's reader
+			r.fields[field] = Span{start, i} // of duplicate keys the last one counts, as in every engine's reader
 		} else if len(r.others) < maxOthers {
 			r.others = append(r.others, place{at, Span{start, i}})
 		}
@@ -137,7 +140,8 @@ func (r *Request) members(s *scanner, i int, k known) int {
 	}
 }
 
-// list reads the list at i, from the last known element on if it is the list that these are of.
+// list reads the list at i. If the known elements are from this list, it resumes after the last
+// of them.
 func (r *Request) list(s *scanner, i int, k known) int {
 	r.Elements, r.Count = r.Elements[:0], 0
 	each := func(e Span) {
@@ -154,7 +158,8 @@ func (r *Request) list(s *scanner, i int, k known) int {
 	return s.array(i, each)
 }
 
-// promptField is the field that usually carries the prompt, whose elements are kept.
+// promptField returns the field that usually carries the prompt; the spans of its elements are
+// kept.
 func (a API) promptField() Field {
 	switch a {
 	case Chat, Messages, CountTokens, Tokenize:
@@ -234,10 +239,10 @@ func (r *Request) form(field Field) Form {
 	}
 }
 
-// Span is the place of a top-level field's value, the zero Span if it is absent.
+// Span returns the position of a top-level field's value, the zero Span if the field is absent.
 func (r *Request) Span(f Field) Span { return r.fields[f] }
 
-// Raw is a top-level field's value as written, nil if it is absent.
+// Raw returns the value of a top-level field as written, nil if it is absent.
 func (r *Request) Raw(f Field) []byte {
 	if s := r.fields[f]; s.Present() {
 		return s.Of(r.Body)
@@ -245,14 +250,14 @@ func (r *Request) Raw(f Field) []byte {
 	return nil
 }
 
-// Has tells whether a top-level field is there with a value other than null.
+// Has reports whether a top-level field is present and not null.
 func (r *Request) Has(f Field) bool {
 	s := r.fields[f]
 	return s.Present() && r.Body[s.Start] != 'n'
 }
 
-// Get is the value of a top-level field by its key, known or not, as written; nil if it is absent. Of equal keys the last
-// one counts.
+// Get returns the value of the top-level field with this key as written, nil if it is absent. It
+// also finds fields without a Field constant. Of duplicate keys the last one counts.
 func (r *Request) Get(name string) []byte {
 	if f, ok := fieldByName[name]; ok {
 		return r.Raw(f)
@@ -265,8 +270,9 @@ func (r *Request) Get(name string) []byte {
 	return nil
 }
 
-// EachField calls each with the key, as text, and the value of every top-level field; each field that Kvlane knows comes
-// once, others as often as the body has them. A key with half of a surrogate pair comes as "".
+// EachField calls each with the decoded key and the value of every top-level field. Fields with a
+// Field constant are reported once, others as often as they occur. A key that contains a lone
+// surrogate is reported as "".
 func (r *Request) EachField(each func(name string, value []byte)) {
 	for f := range numFields {
 		if raw := r.Raw(f); raw != nil {
@@ -278,10 +284,10 @@ func (r *Request) EachField(each func(name string, value []byte)) {
 	}
 }
 
-// Text is a field's text, "" if it is absent or no string.
+// Text returns the decoded text of a field, "" if it is absent or not a string.
 func (r *Request) Text(f Field) string { return text(r.Raw(f)) }
 
-// Bool is a field's truth, or absent if it is not there or no boolean.
+// Bool returns the value of a boolean field, or absent if it is missing or not a boolean.
 func (r *Request) Bool(f Field, absent bool) bool {
 	switch raw := r.Raw(f); {
 	case len(raw) == 4 && raw[0] == 't':
@@ -293,7 +299,7 @@ func (r *Request) Bool(f Field, absent bool) bool {
 	}
 }
 
-// Int is a field's integer; ok is false if it is absent or no integer of 64 bits.
+// Int returns the value of an integer field; ok is false if it is absent or not a 64-bit integer.
 func (r *Request) Int(f Field) (n int64, ok bool) { return integer(r.Raw(f)) }
 
 func integer(raw []byte) (int64, bool) {
@@ -304,17 +310,18 @@ func integer(raw []byte) (int64, bool) {
 	return n, err == nil
 }
 
-// Model is the requested model or adapter name.
+// Model returns the requested model or adapter name.
 func (r *Request) Model() string { return r.Text(FieldModel) }
 
-// Stream tells whether the answer is to be streamed.
+// Stream reports whether the client wants a streamed response.
 func (r *Request) Stream() bool { return r.Bool(FieldStream, false) }
 
-// CacheSalt is the text that separates this request's KV blocks from others', "" if there is none. SGLang takes a list
-// for a batch: the first one counts.
+// CacheSalt returns the salt that separates this request's KV blocks from those of other
+// requests, "" if there is none. SGLang accepts a list for a batch, of which the first counts.
 func (r *Request) CacheSalt() string { return r.firstText(FieldCacheSalt) }
 
-// LoRA is the adapter that SGLang's requests name beside the model; elsewhere an adapter is named as the model.
+// LoRA returns the adapter in SGLang's lora_path, "" if there is none. For the other engines the
+// model name selects the adapter.
 func (r *Request) LoRA() string { return r.firstText(FieldLoraPath) }
 
 func (r *Request) firstText(f Field) string {
@@ -333,15 +340,15 @@ func (r *Request) firstText(f Field) string {
 	return text(raw)
 }
 
-// Member finds a member of an object field, as Raw does for the body.
+// Member returns the value of a member of an object field as written, nil if it is absent.
 func (r *Request) Member(f Field, name string) []byte { return Member(r.Raw(f), name) }
 
-// Member finds a member of raw, a checked JSON value, by its key; nil if raw is no object or has no such key. Of equal
-// keys the last one counts.
+// Member returns the value of the member of raw, a checked JSON value, that has this key; nil if
+// raw is not an object or lacks the key. Of duplicate keys the last one counts.
 func Member(raw []byte, name string) []byte { return (*Ends)(nil).Member(raw, name) }
 
-// MaxTokens is the largest number of tokens that the request wants generated, by the field that its API reads first; ok is
-// false if it names none.
+// MaxTokens returns the maximum number of tokens to generate, from the field that the API gives
+// precedence; ok is false if the request sets none.
 func (r *Request) MaxTokens() (n int64, ok bool) {
 	if r.API == Generate || r.API == VLLMGenerate {
 		for _, name := range [...]string{"max_new_tokens", "max_tokens"} {
@@ -359,7 +366,8 @@ func (r *Request) MaxTokens() (n int64, ok bool) {
 	return 0, false
 }
 
-// Choices is the number of sequences that the engine will generate: prompts of a batch times n (or best_of, if larger).
+// Choices returns the number of sequences that the engine will generate: the prompts of a batch
+// times n (or best_of, if larger).
 func (r *Request) Choices() int64 {
 	n := int64(1)
 	if v, ok := r.Int(FieldN); ok && v > n {
@@ -376,26 +384,30 @@ func (r *Request) Choices() int64 {
 	return n
 }
 
-// Priority is the request's scheduling priority, 0 if it names none.
+// Priority returns the request's scheduling priority, 0 if it sets none.
 func (r *Request) Priority() int64 {
 	n, _ := r.Int(FieldPriority)
 	return n
 }
 
-// Disaggregated tells whether the client (or a router before Kvlane) has already arranged for a prefill leg elsewhere.
+// Disaggregated reports whether the client, or a router in front of Kvlane, has already arranged
+// a remote prefill.
 func (r *Request) Disaggregated() bool {
 	return r.Has(FieldKVTransferParams) || r.Has(FieldDisaggregatedParams) || r.Has(FieldBootstrapRoom)
 }
 
-// ConversationFields are the body fields that may hold a conversation's id, first one first: TensorRT-LLM's own, then the
-// session fields of the engines and of OpenAI's APIs. A dot enters an object.
+// ConversationFields are the body fields that may contain a conversation id, by descending
+// precedence: TensorRT-LLM's own, then the session fields of the engines and of OpenAI's APIs. A
+// dot separates object levels.
 var ConversationFields = []string{"conversation_params.conversation_id", "disaggregated_params.conversation_id", "session_id",
 	"vllm_xargs.session_id", "conversation.id", "conversation", "prompt_cache_key"}
 
-// ConversationHeaders are the headers that may hold it, first one first; the body wins over them.
+// ConversationHeaders are the headers that may contain a conversation id, by descending
+// precedence; body fields take precedence over them.
 var ConversationHeaders = []string{"x-session-id", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"}
 
-// ConversationID is the first text that is not blank among the body fields named, trimmed, and the field that held it.
+// ConversationID returns the first non-blank text among the given body fields, trimmed, and the
+// name of its field.
 func (r *Request) ConversationID(fields []string) (id, field string) {
 	for _, name := range fields {
 		outer, inner, nested := strings.Cut(name, ".")
@@ -414,7 +426,8 @@ func (r *Request) ConversationID(fields []string) (id, field string) {
 	return "", ""
 }
 
-// FirstPrompt is the prompt that the request is routed by: the prompt itself, or the first one of a batch.
+// FirstPrompt returns the prompt that the request is routed by: its only prompt, or the first of
+// a batch.
 func (r *Request) FirstPrompt() []byte {
 	if (r.Form == FormTexts || r.Form == FormIDLists) && len(r.Elements) > 0 {
 		return r.Elements[0].Of(r.Body)

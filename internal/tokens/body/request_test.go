@@ -71,7 +71,7 @@ func TestFields(t *testing.T) {
 	}
 }
 
-// FieldUnknownForTest is a field that the body above does not have.
+// FieldUnknownForTest returns a field that the body above does not have.
 func FieldUnknownForTest() Field { return FieldTools }
 
 func TestGenerateReadsSamplingParams(t *testing.T) {
@@ -127,7 +127,7 @@ func TestTextDecodesAsReference(t *testing.T) {
 		}
 	})
 	for _, lone := range []string{`"\ud800"`, `"\udc00x"`, `"\ud800\u0041"`, `"\ud83d\ud83d"`} {
-		if _, err := AppendText(nil, []byte(lone)); err != ErrLoneSurrogate { //nolint:errorlint // the very value is promised
+		if _, err := AppendText(nil, []byte(lone)); err != ErrLoneSurrogate { //nolint:errorlint // the API promises this exact value
 			t.Errorf("%s: %v", lone, err)
 		}
 	}

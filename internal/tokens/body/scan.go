@@ -9,23 +9,23 @@ import (
 	"unicode/utf8"
 )
 
-// MaxDepth is the deepest nesting of arrays and objects that is read; what is deeper is an *UnreadError before it can cost
-// stack. Engines stop near 1,000.
+// MaxDepth is the maximum nesting depth of arrays and objects. Deeper bodies are rejected with an
+// *UnreadError, which bounds the stack. Engines stop near 1,000.
 const MaxDepth = 512
 
-// UnreadError says why a body is not read here that an engine may accept: Python's json.loads takes deeper nesting,
-// UTF-16 and UTF-32.
+// UnreadError reports why Kvlane cannot read a body that an engine may accept: Python's
+// json.loads allows deeper nesting, UTF-16 and UTF-32.
 type UnreadError struct{ Reason string }
 
 func (e *UnreadError) Error() string { return "the body is not read: " + e.Reason }
 
-// byteOrderMark may stand before a body: Python reads bytes that begin with it as utf-8-sig.
+// byteOrderMark may precede a body: Python decodes bytes that start with it as utf-8-sig.
 const byteOrderMark = "\xef\xbb\xbf"
 
-// SyntaxError says where a body stops being JSON.
+// SyntaxError reports where a body is not valid JSON.
 type SyntaxError struct {
 	Offset int    // byte offset in the body
-	Path   string // JSON path of the value that holds the offset, such as $.messages[3].content
+	Path   string // JSON path of the innermost value at the offset, such as $.messages[3].content
 	Reason string
 }
 
@@ -33,31 +33,33 @@ func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("invalid JSON at byte %d (%s): %s", e.Offset, e.Path, e.Reason)
 }
 
-// Span is a half-open range of body bytes. The zero Span stands for an absent value: no value starts at byte 0 and ends
-// there.
+// Span is a half-open byte range of the body. The zero Span denotes an absent value; no value is
+// empty.
 type Span struct{ Start, End int }
 
-// Present tells whether the span holds a value.
+// Present reports whether the span denotes a value.
 func (s Span) Present() bool { return s.End > s.Start }
 
-// Of is the span's bytes.
+// Of returns the span's bytes.
 func (s Span) Of(body []byte) []byte { return body[s.Start:s.End] }
 
-// scanner checks JSON as engines' reader does, Python's json: RFC 8259 and the numbers NaN, Infinity and -Infinity. Methods take the offset where their value starts and return the
-// offset after it, or -1 after setting err. The path is collected while unwinding, so it costs nothing on good input.
+// scanner checks JSON as the engines' reader, Python's json, does: RFC 8259 plus the numbers NaN,
+// Infinity and -Infinity. Methods take the offset at which their value starts and return the
+// offset after it, or -1 after setting err. The path of an error is collected while unwinding, so
+// valid input pays nothing for it.
 type scanner struct {
 	b     []byte
 	depth int
 	err   *SyntaxError
-	deep  bool     // err is about depth
+	deep  bool     // err is about the depth
 	path  []string // innermost first
-	ends  *Ends    // of what need not be read; may be nil
+	ends  *Ends    // memoized ends of values to skip; may be nil
 	long  bool     // some integer has more than LongestInteger digits
-	// stopped ends the walk over an object's members, with -1 and no err.
+	// stopped ends the walk over an object's members, which returns -1 without an err.
 	stopped bool
 }
 
-// LongestInteger is the most digits of an integer that Python's json reads
+// LongestInteger is the maximum number of digits of an integer that Python's json accepts
 // (sys.int_info.default_max_str_digits).
 const LongestInteger = 4300
 
@@ -76,7 +78,8 @@ func (s *scanner) within(step string) int {
 	return -1
 }
 
-// shortKey is a key for an error's path, without its quotes; a client may send very long ones.
+// shortKey returns a key without its quotes for an error's path, truncated because clients may
+// send very long ones.
 func shortKey(key []byte) string {
 	const most = 64
 	if key = key[1 : len(key)-1]; len(key) > most {
@@ -85,13 +88,14 @@ func shortKey(key []byte) string {
 	return string(key)
 }
 
-// maxSteps bounds the path in an error: so many of its first and of its last steps are named.
+// maxSteps bounds the path in an error: of a longer one, only the first and last maxSteps steps
+// are shown.
 const maxSteps = 8
 
-// stop lets the walk over an object end: for the function that object calls.
+// stop ends the walk over an object. Only the callback of object may call it.
 func (s *scanner) stop() { s.stopped = true }
 
-// finish gives the error its path, or its other type.
+// finish adds the path to the error, or returns an *UnreadError instead.
 func (s *scanner) finish() error {
 	switch {
 	case s.deep:
@@ -112,7 +116,8 @@ func (s *scanner) finish() error {
 	return s.err
 }
 
-// wide is how Python's json tells UTF-16 and UTF-32 from UTF-8: by a byte order mark, or by zeros beside the first character.
+// wide reports whether Python's json would decode b as UTF-16 or UTF-32, which it detects by a
+// byte order mark or by zeros next to the first character.
 func wide(b []byte) bool {
 	if len(b) < 2 {
 		return false
@@ -138,7 +143,7 @@ func (s *scanner) found(at int) string {
 	return strconv.QuoteRune(r)
 }
 
-// begin is where the body's value starts.
+// begin returns where the body's value starts.
 func (s *scanner) begin() int {
 	if len(s.b) >= len(byteOrderMark) && string(s.b[:len(byteOrderMark)]) == byteOrderMark {
 		return s.space(len(byteOrderMark))
@@ -201,7 +206,8 @@ func (s *scanner) literal(i int, word string) int {
 	return s.fail(i, word+" was expected")
 }
 
-// object walks the members; each, if not nil, is told the spans of every key (with its quotes) and value.
+// object walks the members. It passes the spans of every key (including its quotes) and value to
+// each, unless each is nil.
 func (s *scanner) object(i int, each func(key, value Span)) int {
 	if s.depth++; s.depth > MaxDepth {
 		return s.failDeep(i)
@@ -248,7 +254,7 @@ func (s *scanner) object(i int, each func(key, value Span)) int {
 	}
 }
 
-// array walks the elements; each, if not nil, is told every element's span.
+// array walks the elements. It passes the span of every element to each, unless each is nil.
 func (s *scanner) array(i int, each func(element Span)) int {
 	if s.depth++; s.depth > MaxDepth {
 		return s.failDeep(i)
@@ -264,7 +270,7 @@ func (s *scanner) array(i int, each func(element Span)) int {
 	return s.elements(i, 1, each)
 }
 
-// element reads the element of an array at i, the n-th.
+// element reads the array element with index n, which starts at i.
 func (s *scanner) element(i, n int, each func(element Span)) int {
 	element := Span{Start: i}
 	if i = s.value(i); i < 0 {
@@ -277,7 +283,7 @@ func (s *scanner) element(i, n int, each func(element Span)) int {
 	return i
 }
 
-// elements walks the rest of an array behind its first n elements.
+// elements walks the rest of an array after its first n elements.
 func (s *scanner) elements(i, n int, each func(element Span)) int {
 	for ; ; n++ {
 		if i = s.space(i); i >= len(s.b) {
@@ -341,16 +347,17 @@ const (
 	highs = 0x8080808080808080
 )
 
-// stops has the high bit set in the first byte of w that is a quote, a backslash or a control character; bytes after the
-// first may be set wrongly (borrow), bytes of 0x80 and more are never first.
+// stops sets the high bit of the first byte of w that is a quote, a backslash or a control
+// character. Bytes after the first match may be marked wrongly (borrow); bytes of 0x80 and above
+// are never the first.
 func stops(w uint64) uint64 {
 	quote := w ^ ones*'"'
 	slash := w ^ ones*'\\'
 	return ((quote-ones)&^quote | (slash-ones)&^slash | (w-ones*0x20)&^w) & highs
 }
 
-// run is the offset of the first quote, backslash or control character at or after i, or len(b). nonASCII gathers the
-// high bits of what it passed.
+// run returns the offset of the first quote, backslash or control character at or after i, or
+// len(b). It ORs the high bits of the bytes it passed into nonASCII.
 func run(b []byte, i int, nonASCII *uint64) int {
 	high := *nonASCII
 	for i+16 <= len(b) {
@@ -378,7 +385,8 @@ func run(b []byte, i int, nonASCII *uint64) int {
 	return i
 }
 
-// str scans a string from its opening quote. Text that is not UTF-8 is refused, as every engine's JSON reader does.
+// str scans a string from its opening quote. Invalid UTF-8 is rejected, as in every engine's JSON
+// reader.
 func (s *scanner) str(i int) int {
 	start := i + 1
 	var high uint64
@@ -430,7 +438,7 @@ func hex4(b []byte, i int) (rune, bool) {
 	return r, true
 }
 
-// Valid checks one JSON text and returns nil, a *SyntaxError or an *UnreadError.
+// Valid checks one JSON text. It returns nil, a *SyntaxError or an *UnreadError.
 func Valid(body []byte) error {
 	s := scanner{b: body}
 	i := s.value(s.begin())

@@ -60,7 +60,8 @@ func TestSyntaxErrorsNameTheirPlace(t *testing.T) {
 	}
 }
 
-// TestPythonsJSON: what engines' reader takes beyond RFC 8259 is read, or is not called wrong.
+// TestPythonsJSON: extensions of Python's json beyond RFC 8259 are accepted, or at least not
+// reported as syntax errors.
 func TestPythonsJSON(t *testing.T) {
 	const bom = "\xef\xbb\xbf"
 	for body, want := range map[string]string{
@@ -122,7 +123,8 @@ func TestDepthIsBounded(t *testing.T) {
 	}
 }
 
-// validByReference is what encoding/json accepts, without the two liberties it takes: invalid UTF-8 and nothing about depth.
+// validByReference is the reference: encoding/json plus the UTF-8 check that it lacks. Depth is
+// tested elsewhere.
 func validByReference(b []byte) bool { return json.Valid(b) && utf8.Valid(b) }
 
 func TestValidAgreesWithReference(t *testing.T) {

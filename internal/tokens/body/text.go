@@ -7,10 +7,11 @@ import (
 	"unicode/utf8"
 )
 
-// ErrLoneSurrogate is the error for text with half of a surrogate pair: JSON, but not text; engines answer 400.
+// ErrLoneSurrogate is returned for a string with half of a surrogate pair. It is valid JSON, but
+// not valid text; engines answer 400.
 var ErrLoneSurrogate = errors.New("lone surrogate in a string")
 
-// AppendText appends the decoded text of raw, a checked JSON string with its quotes.
+// AppendText appends the decoded text of raw, a checked JSON string including its quotes.
 func AppendText(dst, raw []byte) ([]byte, error) {
 	if len(raw) < 2 || raw[0] != '"' {
 		return dst, errors.New("not a string")
@@ -46,7 +47,7 @@ func AppendText(dst, raw []byte) ([]byte, error) {
 
 var unescaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// text is AppendText for a value that may be something else: then it is "".
+// text returns the decoded text of raw, "" if raw is not a string or cannot be decoded.
 func text(raw []byte) string {
 	if len(raw) < 2 || raw[0] != '"' {
 		return ""
@@ -61,7 +62,7 @@ func text(raw []byte) string {
 	return string(out)
 }
 
-// sameKey compares a key as written, with its quotes, with a name.
+// sameKey reports whether a key as written, including its quotes, equals name.
 func sameKey(raw []byte, name string) bool {
 	if !hasEscape(raw) {
 		return string(raw[1:len(raw)-1]) == name

@@ -12,39 +12,41 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/freelist"
 )
 
-// turns remembers bodies up to the end of their last message, so that the next turn of a conversation is read from its first
-// new message on. Scanning JSON goes forward only: what it knows at the end of a message depends on the bytes up to there, so
-// after comparing these it may go on from there. It is safe for concurrent use and bounded in bytes; the conversations that were
-// not continued for longest go first.
+// turns caches bodies up to the end of their last message, so that the next turn of a
+// conversation is parsed from its first new message. JSON is scanned forwards only: the state at
+// the end of a message depends only on the bytes before it, so after comparing those bytes the
+// scan can resume there. It is safe for concurrent use and bounded in bytes; the conversations
+// that were continued least recently are evicted first.
 type turns struct {
 	limit int64
 	seed  maphash.Seed
 
 	mu     sync.Mutex
 	bytes  int64
-	blocks map[uint64]*turn    // digest of the first n blocks of a body -> a turn that begins with them
-	recent *list.List          // of *turn, the latest first
-	texts  freelist.List[byte] // of turns that were dropped
+	blocks map[uint64]*turn    // digest of the first n blocks of a body -> a turn that starts with them
+	recent *list.List          // of *turn, most recently used first
+	texts  freelist.List[byte] // of evicted turns
 }
 
-// turn is a body up to the end of its last message. Invariant: text, elements and digests only grow, and only behind what is
-// there, so a slice taken under the lock may be read after it. A turn that was dropped, which has no place, loses its text when
-// its last reader leaves.
+// turn is a body up to the end of its last message. Invariant: text, elements and digests are
+// append-only, so a slice taken under the lock stays readable after it is released. An evicted
+// turn has a nil place; its text is recycled when its last reader leaves.
 type turn struct {
-	start    int    // of the list of messages
+	start    int    // of the message list
 	text     []byte // ends with the last element
 	elements []Span
 	digests  []uint64
 	place    *list.Element
 	size     int64
-	readers  int // calls of parse between find and leave
+	readers  int // parse calls between find and leave
 }
 
 const (
 	turnBlock = 4 << 10
-	// turnFresh is the most text that is kept when it comes for the first time: most long prompts never come again.
+	// turnFresh is the maximum text that one body may add, in bytes: most longer prompts are
+	// never repeated.
 	turnFresh = 64 << 10
-	// turnLongest bounds the bodies that are kept.
+	// turnLongest bounds the bodies that are looked up and kept, in bytes.
 	turnLongest = 4 << 20
 	turnFixed   = 512
 )
@@ -60,7 +62,7 @@ func newTurns(limit int64, seed maphash.Seed) *turns {
 	return &turns{limit: limit - dropped, seed: seed, blocks: map[uint64]*turn{}, recent: list.New(), texts: freelist.List[byte]{Limit: int(dropped)}}
 }
 
-// parse is r.Parse, from the last known message on.
+// parse is r.Parse, resumed after the last known message.
 func (t *turns) parse(r *Request, api API, body []byte) error {
 	if len(body) < turnBlock || len(body) > turnLongest || api.promptField() != FieldMessages {
 		return r.Parse(api, body)
@@ -77,7 +79,7 @@ func (t *turns) parse(r *Request, api API, body []byte) error {
 	r.digests = digests
 	if err == nil && r.Form == FormMessages && len(r.Elements) == r.Count && r.Count > 0 && !r.LongInteger {
 		shared := len(k.elements)
-		if r.Prompt.Start != k.start { // of two lists of messages the last one counts
+		if r.Prompt.Start != k.start { // of duplicate message lists the last one counts
 			shared = 0
 		}
 		t.keep(last, r, len(elements), shared, digests)
@@ -94,7 +96,8 @@ func (t *turns) digest(dst []uint64, body []byte) []uint64 {
 	return dst
 }
 
-// find is the turn that shares most blocks.
+// find returns the turn that shares the most blocks, with its text and elements. The caller must
+// call leave.
 func (t *turns) find(digests []uint64) (*turn, []byte, []Span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -108,7 +111,7 @@ func (t *turns) find(digests []uint64) (*turn, []byte, []Span) {
 	return nil, nil, nil
 }
 
-// leave ends what find began; the text that it returned may not be read any more.
+// leave releases the turn returned by find; its text must not be read afterwards.
 func (t *turns) leave(e *turn) {
 	if e == nil {
 		return
@@ -119,7 +122,7 @@ func (t *turns) leave(e *turn) {
 	t.reclaim(e)
 }
 
-// reclaim keeps the text's memory of a dropped turn that nobody reads.
+// reclaim recycles the text of an evicted turn without readers.
 func (t *turns) reclaim(e *turn) {
 	if e.place == nil && e.readers == 0 {
 		t.texts.Give(e.text)
@@ -127,7 +130,8 @@ func (t *turns) reclaim(e *turn) {
 	}
 }
 
-// keep remembers the body of r, of which the first shared elements are those of last, which had had elements.
+// keep stores the body of r, whose first shared elements equal those of last. had is the number
+// of elements that last had when it was found.
 func (t *turns) keep(last *turn, r *Request, had, shared int, digests []uint64) {
 	end := r.Elements[r.Count-1].End
 	fresh := end
@@ -142,7 +146,7 @@ func (t *turns) keep(last *turn, r *Request, had, shared int, digests []uint64) 
 	defer t.mu.Unlock()
 	if last != nil && shared == had && last.start == r.Prompt.Start && last.place != nil {
 		if len(last.elements) != had {
-			return // another one was faster
+			return // another goroutine was faster
 		}
 		size := int64(end-len(last.text)) + int64(r.Count-had)*16
 		last.text = append(last.text, r.Body[len(last.text):end]...)
@@ -161,10 +165,11 @@ func (t *turns) keep(last *turn, r *Request, had, shared int, digests []uint64) 
 	t.register(e, 0, int64(cap(e.text))+int64(cap(e.elements))*16+turnFixed)
 }
 
-// roomy is a length with room for a turn or two.
+// roomy returns a capacity that leaves room for a turn or two.
 func roomy(n int) int { return n + n/8 + 64 }
 
-// register lists the digests of e from one on, counts size bytes more and makes room for them.
+// register indexes the digests of e from index from on, adds size to the bytes in use, and evicts
+// the oldest turns until the limit holds.
 func (t *turns) register(e *turn, from int, size int64) {
 	for _, d := range e.digests[from:] {
 		t.blocks[d] = e
@@ -189,7 +194,7 @@ func (t *turns) register(e *turn, from int, size int64) {
 	}
 }
 
-// commonPrefix is the number of leading bytes that two slices share.
+// commonPrefix returns the number of leading bytes that two slices share.
 func commonPrefix(a, b []byte) int {
 	n := min(len(a), len(b))
 	if bytes.Equal(a[:n], b[:n]) {

@@ -12,7 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever came before, a body is read as if it were the first one, and what an earlier turn left is about the same messages.
+// The result does not depend on the bodies parsed before, and a remembered turn always describes
+// the same messages.
 func TestTurnsChangeNothing(t *testing.T) {
 	m := NewMemo(512 << 10)
 	fill := strings.Repeat("what a long day it was; ", 60)
@@ -101,7 +102,8 @@ func TestTurnsAreBoundedAndShared(t *testing.T) {
 	}
 }
 
-// What is being compared is not overwritten when its turn is dropped, but serves the next turns after that.
+// A turn's text is not overwritten while a reader compares it, even if the turn is evicted;
+// afterwards its memory is reused.
 func TestDroppedTurnsServeAgain(t *testing.T) {
 	m := NewMemo(256 << 10)
 	body := func(i int) []byte {

@@ -2,16 +2,17 @@ package body
 
 import "bytes"
 
-// Usage is what an engine says a request cost, in tokens; -1 means that it said nothing.
+// Usage is an engine's token accounting of a request, in tokens; -1 means not reported.
 type Usage struct {
-	Prompt     int64 // whole prompt, cached part included, whatever the API counts
+	Prompt     int64 // whole prompt including the cached part, whatever the API's own convention
 	Completion int64
 	Cached     int64 // part of Prompt that came from the KV cache
 }
 
-// UsageScanner finds the usage in an answer, JSON or server-sent events, whose bytes may be split anywhere. It looks only
-// where an engine writes it (never into generated text) and keeps less than 1 KB whatever the answer's size. The last
-// value of a stream counts. It is not safe for concurrent use.
+// UsageScanner extracts the usage from a response, JSON or server-sent events, that may be split
+// into chunks anywhere. It looks only where an engine writes usage, never into generated text,
+// and buffers less than 1 KB for any response size. The last value of a stream counts. It is not
+// safe for concurrent use.
 type UsageScanner struct {
 	sse     bool
 	line    lineState
@@ -21,10 +22,10 @@ type UsageScanner struct {
 	seen    [numCounts]bool
 }
 
-// NewUsageScanner starts a scan; sse says that the answer is text/event-stream.
+// NewUsageScanner returns a scanner; sse means that the response is text/event-stream.
 func NewUsageScanner(sse bool) *UsageScanner { return &UsageScanner{sse: sse} }
 
-// Write takes the next bytes of the answer. It never fails.
+// Write scans the next bytes of the response. It never fails.
 func (u *UsageScanner) Write(chunk []byte) (int, error) {
 	if !u.sse {
 		u.json.walk(chunk, u)
@@ -41,10 +42,11 @@ type lineState uint8
 const (
 	lineStart lineState = iota // in the field's name
 	lineData                   // in the value of data:
-	lineOther                  // in a line of no interest
+	lineOther                  // in a line to ignore
 )
 
-// event takes the part of rest that belongs to one state of a line and returns what follows it.
+// event consumes the part of rest that belongs to the current line state and returns the
+// remainder.
 func (u *UsageScanner) event(rest []byte) []byte {
 	const name = "data:"
 	if u.line == lineStart {
@@ -80,8 +82,9 @@ func (u *UsageScanner) event(rest []byte) []byte {
 	return after
 }
 
-// Usage is what was found so far, with the same meaning for every API: Anthropic's input_tokens, which leave out cached
-// and created tokens, are made whole. ok is false if the answer has shown no usage.
+// Usage returns the usage found so far, with the same meaning for every API: Anthropic's
+// input_tokens exclude cached and cache-creation tokens, which are added here. ok is false if no
+// usage was found.
 func (u *UsageScanner) Usage() (found Usage, ok bool) {
 	get := func(c count) int64 {
 		if u.seen[c] {
@@ -107,7 +110,7 @@ func (u *UsageScanner) Usage() (found Usage, ok bool) {
 	return found, ok
 }
 
-// count is a number that engines report.
+// count identifies a number that engines report.
 type count uint8
 
 const (
@@ -121,18 +124,18 @@ const (
 	numCounts
 )
 
-// level says where in the answer an object stands.
+// level is the position of an object in the response.
 type level uint8
 
 const (
 	levelOther   level = iota
-	levelRoot          // the answer itself, or an element of a batch answer
+	levelRoot          // the response itself, or an element of a batch response
 	levelWrap          // message, response
 	levelUsage         // usage, meta_info
 	levelDetails       // *_tokens_details
 )
 
-// Where each key leads from each level.
+// levelKeys maps, for each level, a key to the level of its value.
 var levelKeys = map[level]map[string]level{
 	levelRoot:  {"usage": levelUsage, "meta_info": levelUsage, "message": levelWrap, "response": levelWrap},
 	levelWrap:  {"usage": levelUsage},
@@ -147,11 +150,11 @@ var countKeys = map[level]map[string]count{
 }
 
 const (
-	walkDepth = 64 // deeper levels are counted, not remembered
-	walkKey   = 32 // longer keys are of no interest
+	walkDepth = 64 // deeper levels are counted, but not stored
+	walkKey   = 32 // longer keys are ignored
 )
 
-// jsonWalk follows the structure of a JSON text byte by byte. It does not check it.
+// jsonWalk tracks the structure of a JSON text byte by byte. It does not validate.
 type jsonWalk struct {
 	depth    int
 	levels   [walkDepth]level
@@ -160,13 +163,13 @@ type jsonWalk struct {
 	keyLen   int
 	inString bool
 	escaped  bool
-	isKey    bool // the string is, or the next one will be, a key
+	isKey    bool // the current or next string is a key
 	inNumber bool
 	number   int64
 	negative bool
 
-	// watch makes walk stop behind the brackets of each usage object. usageDepth is
-	// where the open one stands, 0 if none is.
+	// watch makes walk stop after the opening and closing bracket of each usage object.
+	// usageDepth is the depth of the open one, 0 if none is open.
 	watch      bool
 	usageDepth int
 }
@@ -184,7 +187,7 @@ func (w *jsonWalk) at() level {
 	}
 }
 
-// walk takes a chunk, up to where watch stops it, and says how far it got.
+// walk consumes chunk until watch stops it and returns the number of bytes consumed.
 func (w *jsonWalk) walk(chunk []byte, u *UsageScanner) int {
 	for i := 0; i < len(chunk); i++ {
 		c := chunk[i]
@@ -217,7 +220,7 @@ func (w *jsonWalk) walk(chunk []byte, u *UsageScanner) int {
 	return len(chunk)
 }
 
-// crossed says that c, which was read, began or ended a usage object.
+// crossed reports whether c, which was just consumed, opened or closed a usage object.
 func (w *jsonWalk) crossed(c byte) bool {
 	switch {
 	case c == '{' && w.usageDepth == 0 && w.at() == levelUsage:
@@ -234,7 +237,7 @@ func (w *jsonWalk) text(c byte) {
 	switch {
 	case w.escaped:
 		w.escaped = false
-		w.keyLen = walkKey + 1 // an escaped key is never one of ours
+		w.keyLen = walkKey + 1 // an escaped key never matches
 	case c == '\\':
 		w.escaped = true
 	case c == '"':
@@ -279,7 +282,7 @@ func (w *jsonWalk) open(array bool) {
 		next = levelRoot
 	case w.depth <= walkDepth && w.inArray[w.depth-1]:
 		if w.depth == 1 {
-			next = levelRoot // an element of a batch answer
+			next = levelRoot // an element of a batch response
 		}
 	case w.keyLen <= walkKey:
 		next = levelKeys[w.at()][string(w.key[:w.keyLen])]
@@ -291,7 +294,8 @@ func (w *jsonWalk) open(array bool) {
 	w.isKey = !array
 }
 
-// report takes a finished number. The key that was read last is its key only directly inside an object.
+// report records a complete number. The last key read belongs to it only directly inside an
+// object.
 func (w *jsonWalk) report(u *UsageScanner) {
 	if w.depth == 0 || w.depth > walkDepth || w.inArray[w.depth-1] || w.keyLen > walkKey {
 		return

@@ -2,34 +2,36 @@ package body
 
 import "bytes"
 
-// maxUsage bounds a usage object that is held back, in bytes; a longer one passes as it is.
+// maxUsage bounds a usage object that is held back, in bytes; a longer one passes unchanged.
 const maxUsage = 8 << 10
 
-// UsageEditor changes the usage in an answer, JSON or server-sent events, whose bytes may be split anywhere. A usage object
-// that a piece ends in is held back until it is whole; all other bytes pass as they come. It is not safe for concurrent
+// UsageEditor edits the usage objects in a response, JSON or server-sent events, that may be
+// split into pieces anywhere. A usage object that is incomplete at the end of a piece is held
+// back until the rest arrives; all other bytes pass immediately. It is not safe for concurrent
 // use.
 type UsageEditor struct {
 	edit func(dst, usage []byte) []byte
-	scan UsageScanner // finds the places; what it counts is not used
+	scan UsageScanner // locates usage objects; its counts are not used
 	open bool         // the next byte is inside a usage object
-	held []byte       // what has come of it in earlier pieces
+	held []byte       // the part of an open usage object from earlier pieces
 }
 
-// NewUsageEditor starts an edit; sse says that the answer is text/event-stream. edit appends to dst what becomes of a usage
-// object, which is valid JSON.
+// NewUsageEditor returns an editor; sse means that the response is text/event-stream. edit
+// appends the replacement of usage, a valid JSON object, to dst.
 func NewUsageEditor(sse bool, edit func(dst, usage []byte) []byte) *UsageEditor {
 	e := &UsageEditor{edit: edit, scan: UsageScanner{sse: sse}}
 	e.scan.json.watch = true
 	return e
 }
 
-// Holds says that bytes are held back.
+// Holds reports whether bytes are held back.
 func (e *UsageEditor) Holds() bool { return len(e.held) > 0 }
 
-// Edit takes the next piece of the answer. If changed, out goes on in its place, else the piece itself. With last nothing
-// stays behind. out shares no memory with piece.
+// Edit processes the next piece of the response. If changed is true, forward out instead of
+// piece; otherwise forward piece. With last set nothing is held back. out shares no memory with
+// piece.
 func (e *UsageEditor) Edit(piece []byte, last bool) (out []byte, changed bool) {
-	from, start := 0, 0 // piece[:from] is in out; an open object began at start, or in an earlier piece
+	from, start := 0, 0 // piece[:from] is in out; an open object starts at start, or in an earlier piece
 	for at := 0; at < len(piece); {
 		at = e.step(piece, at)
 		depth := e.scan.json.usageDepth
@@ -69,10 +71,12 @@ func (e *UsageEditor) Edit(piece []byte, last bool) (out []byte, changed bool) {
 	return append(out, piece[from:]...), true
 }
 
-// gaveUp in place of a depth lets no further usage object of the same JSON text be found.
+// gaveUp, stored as usageDepth, stops the detection of usage objects in the rest of the JSON
+// text.
 const gaveUp = -1
 
-// step reads on from piece[at], at most to behind a bracket of a usage object, and says where it got.
+// step consumes piece from at, up to the next bracket of a usage object at most, and returns the
+// new offset.
 func (e *UsageEditor) step(piece []byte, at int) int {
 	u := &e.scan
 	if !u.sse {

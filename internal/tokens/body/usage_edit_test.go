@@ -9,12 +9,12 @@ import (
 	"pgregory.net/rapid"
 )
 
-// crossOut marks a usage object so that a test sees what was given to the edit.
+// crossOut marks a usage object, so that a test sees what edit received.
 func crossOut(dst, usage []byte) []byte {
 	return fmt.Appendf(dst, `{"was":%d}`, len(usage))
 }
 
-// editAll sends an answer through an editor in pieces that end at the cuts.
+// editAll sends a response through an editor in pieces split at cuts.
 func editAll(text string, sse bool, edit func(dst, usage []byte) []byte, cuts ...int) string {
 	e := NewUsageEditor(sse, edit)
 	var out []byte
@@ -64,7 +64,7 @@ func TestUsageEditor(t *testing.T) {
 			if got := editAll(c.text, c.sse, crossOut, each...); got != c.want {
 				t.Errorf("byte by byte %q", got)
 			}
-			if len(c.text) > maxUsage { // a whole one that is long is not held
+			if len(c.text) > maxUsage { // a complete usage object is never held back, however long
 				return
 			}
 			if got := editAll(c.text, c.sse, crossOut); got != c.want {
@@ -74,7 +74,7 @@ func TestUsageEditor(t *testing.T) {
 	}
 }
 
-// What is not changed is not copied, and holds nothing.
+// Unchanged pieces are not copied, and nothing is held back.
 func TestUsageEditorLeavesPiecesAlone(t *testing.T) {
 	e := NewUsageEditor(false, func(dst, usage []byte) []byte { return append(dst, usage...) })
 	if out, changed := e.Edit([]byte(`{"usage":{"prompt_tokens":1},"a":`), false); changed || e.Holds() {
@@ -88,7 +88,7 @@ func TestUsageEditorLeavesPiecesAlone(t *testing.T) {
 	}
 }
 
-// Cuts never matter, and an edit that changes nothing leaves every byte.
+// The split into pieces does not matter, and an edit that changes nothing preserves every byte.
 func TestUsageEditorAnywhere(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		parts := rapid.SliceOfN(rapid.SampledFrom([]string{`{"usage":{"prompt_tokens":12}}`, "data: ", "\n\n", "\r\n", `{"a":"}{\"","message":{"usage":{"x":[{}]}}}`, "event: x\n", "[1,", "}", `"usage":{`, "\\"}), 0, 12).Draw(t, "parts")
