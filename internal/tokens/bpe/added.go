@@ -13,17 +13,17 @@ import (
 type AddedToken struct {
 	ID      uint32 `json:"id"`
 	Content string `json:"content"`
-	// SingleWord asks for no word character on either side.
+	// SingleWord requires that no word character is adjacent to the token.
 	SingleWord bool `json:"single_word"`
-	// Lstrip and Rstrip take the white space on that side into the token.
+	// Lstrip and Rstrip extend the match over the white space on that side.
 	Lstrip bool `json:"lstrip"`
 	Rstrip bool `json:"rstrip"`
-	// Normalized tokens are looked for in the normalized text.
+	// Normalized tokens are matched against the normalized text.
 	Normalized bool `json:"normalized"`
 	Special    bool `json:"special"`
 }
 
-// readAdded reads the added tokens, then those that transformers adds from the
+// readAdded reads the added tokens of tokenizer.json, then those that transformers adds from the
 // configuration.
 func (t *Tokenizer) readAdded(raw []byte) error {
 	var tokens []AddedToken
@@ -62,7 +62,7 @@ func (t *Tokenizer) readAdded(raw []byte) error {
 	t.normal = newAddedSet(normals, normalText)
 	t.raw.setHard(nil)
 	if t.nfc || t.sp != nil || t.pipe != nil {
-		// Offsets of normalized text are not those of the text.
+		// offsets in normalized text do not map to offsets in the text
 		t.normal.hard = make([]bool, len(t.normal.tokens))
 	} else {
 		t.normal.setHard(t.raw)
@@ -70,7 +70,7 @@ func (t *Tokenizer) readAdded(raw []byte) error {
 	return nil
 }
 
-// normalizedContent is the text that a token of normalized text is found by.
+// normalizedContent returns the form of content that is matched against normalized text.
 func (t *Tokenizer) normalizedContent(content string) string {
 	if t.pipe != nil {
 		w := &encoder{}
@@ -86,9 +86,8 @@ func (t *Tokenizer) normalizedContent(content string) string {
 	return content
 }
 
-// add gives a token the id that the library gives it: that of the vocabulary,
-// else the next free one, regardless of the file. Of a known token only the flags
-// change.
+// add assigns a token the id that the library assigns: that of the vocabulary, else the next free
+// one, whatever the file says. For a token that already exists only the flags change.
 func (t *Tokenizer) add(a AddedToken) {
 	if a.Content == "" {
 		return
@@ -111,7 +110,7 @@ func (t *Tokenizer) add(a AddedToken) {
 	t.added = append(t.added, a)
 }
 
-// addSpecial adds a named special token that is not among the added tokens.
+// addSpecial adds a named special token, unless it is an added token already.
 func (t *Tokenizer) addSpecial(content string) {
 	for _, a := range t.added {
 		if a.Content == content {
@@ -121,24 +120,23 @@ func (t *Tokenizer) addSpecial(content string) {
 	t.add(AddedToken{Content: content, Special: true})
 }
 
-// addedSet finds added tokens: the leftmost, of those the longest.
+// addedSet finds added tokens: the leftmost match, and the longest of those.
 type addedSet struct {
 	first   [256]*addedStart
 	starts  []byte // the distinct first bytes
 	content map[string]int
 	tokens  []AddedToken
-	hard    []bool // by token: see hardTokens
+	hard    []bool // by token: see setHard
 }
 
-// addedStart is what is known of the tokens that begin with one byte.
+// addedStart describes the tokens that start with one byte.
 type addedStart struct {
 	second [256]bool // possible second bytes; all if a token has one byte only
 	sizes  []int     // distinct lengths, longest first
 }
 
-// newAddedSet builds the set of tokens as they are searched for: contents[i] is
-// the text of tokens[i]. Empty contents never match. Of equal contents the last
-// counts.
+// newAddedSet builds the set of tokens: contents[i] is the text that tokens[i] is matched by.
+// Empty contents never match. Of equal contents the last one counts.
 func newAddedSet(tokens []AddedToken, contents []string) *addedSet {
 	a := &addedSet{content: map[string]int{}}
 	for i, c := range contents {
@@ -173,7 +171,7 @@ func (st *addedStart) addSize(n int) {
 	slices.SortFunc(st.sizes, func(a, b int) int { return b - a })
 }
 
-// at is the longest token at s[i].
+// at returns the longest token at s[i].
 func (a *addedSet) at(s string, i int) (index, size int, ok bool) {
 	st := a.first[s[i]]
 	if st == nil || i+1 < len(s) && !st.second[s[i+1]] {
@@ -189,8 +187,7 @@ func (a *addedSet) at(s string, i int) (index, size int, ok bool) {
 	return 0, 0, false
 }
 
-// next is the first token at or after i, and where it is; at is len(s) if there
-// is none.
+// next returns the first token at or after i and its position; at is len(s) if there is none.
 func (a *addedSet) next(s string, i int) (at, index, size int) {
 	switch len(a.starts) {
 	case 0:
@@ -220,12 +217,12 @@ func (a *addedSet) next(s string, i int) (at, index, size int) {
 	return len(s), 0, 0
 }
 
-// hardLimit bounds the tokens that are compared with each other.
+// hardLimit is the maximum number of tokens that setHard compares pairwise.
 const hardLimit = 2000
 
-// setHard finds the tokens of a behind which a text may be cut whatever follows:
-// the match has no flag that looks on, no token of a or of the set searched
-// before it (nil if there is none) could begin before the cut and end behind it.
+// setHard finds the tokens of a after which the text may be cut, whatever follows: the match has
+// no flag that looks ahead, and no token of a, or of the set that is searched earlier (before,
+// may be nil), can start before the cut and end after it.
 func (a *addedSet) setHard(before *addedSet) {
 	a.hard = make([]bool, len(a.tokens))
 	if before != nil && len(a.tokens)+len(before.tokens) > hardLimit {
@@ -239,8 +236,8 @@ func (a *addedSet) setHard(before *addedSet) {
 	}
 }
 
-// reaches reports whether a token of a can begin at or before content's begin and
-// end behind its end; with inside, also whether it can begin within content.
+// reaches reports whether a token of a can start at or before the start of content and end after
+// its end, or, with inside, start anywhere within content.
 func (a *addedSet) reaches(content string, inside bool) bool {
 	for _, t := range a.tokens {
 		c := t.Content
@@ -259,26 +256,26 @@ func (a *addedSet) reaches(content string, inside bool) bool {
 	return false
 }
 
-// addedHit is an added token in a text: it replaces s[from:to]. A token with
-// Rstrip may reach over the start of the next one, as in the library.
+// addedHit is an added token found in a text: it replaces s[from:to]. A token with Rstrip may
+// extend over the start of the next one, as in the library.
 type addedHit struct {
 	from, to int
 	token    *AddedToken
-	// hard: no text after to can change the cut.
+	// hard: no text after to can change this match.
 	hard bool
 }
 
-// search is a walk over the added tokens of a text.
+// search iterates over the added tokens of a text.
 type search struct {
 	set *addedSet
 	s   string
-	pos int // where to look for the next token
+	pos int // where to search for the next token
 	cut int // end of the last hit
-	// marks: a blank in s stands for U+2581, which is not white space.
+	// marks: a space in s stands for U+2581, which is not white space.
 	marks bool
 }
 
-// next is the next hit; false at the end of the text.
+// next returns the next hit; false at the end of the text.
 func (w *search) next() (addedHit, bool) {
 	for {
 		at, index, size := w.set.next(w.s, w.pos)
@@ -298,7 +295,7 @@ func (w *search) next() (addedHit, bool) {
 			hit.to = w.spaceAfter(hit.to)
 		}
 		w.cut = hit.to
-		if hit.from < hit.to { // else the token before has taken all of it
+		if hit.from < hit.to { // else the preceding token has consumed all of it
 			return hit, true
 		}
 	}
@@ -317,7 +314,7 @@ func wordAfter(s string, i int) bool {
 	return c&clsWord != 0
 }
 
-// spaceBefore is where the white space that ends at i begins.
+// spaceBefore returns the start of the white space that ends at i.
 func (w *search) spaceBefore(i int) int {
 	for i > 0 {
 		r, n := utf8.DecodeLastRuneInString(w.s[:i])
@@ -329,7 +326,7 @@ func (w *search) spaceBefore(i int) int {
 	return i
 }
 
-// spaceAfter is where the white space that begins at i ends.
+// spaceAfter returns the end of the white space that starts at i.
 func (w *search) spaceAfter(i int) int {
 	for i < len(w.s) && (!w.marks || w.s[i] != ' ') {
 		c, n := classAt(w.s, i)

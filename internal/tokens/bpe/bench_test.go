@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// benchSize is the characters of a prompt.
+// benchSize is the length of a prompt in characters.
 const benchSize = 8000
 
 // benchKinds are the kinds of text, each with prompts of benchSize characters:
@@ -54,7 +54,7 @@ func benchKinds(b *testing.B) map[string][]string {
 	}
 }
 
-// chinese is random sentences of n characters.
+// chinese returns random sentences of n characters.
 func chinese(n int) string {
 	words := strings.Fields("我们 他 她 的 了 是 在 有 不 这 那 一个 中国 今天 明天 时候 问题 可以 没有 自己 知道 如果 因为 所以 但是 " +
 		"学习 工作 经济 发展 社会 技术 人工智能 模型 数据 计算 机器 语言 文化 历史 城市 农村 春天 河水 山上 老人 孩子 朋友 老师 学生 " +
@@ -75,8 +75,7 @@ func chinese(n int) string {
 	return b.String()
 }
 
-// jsonText is compact and indented objects with the words of a text, about n
-// bytes.
+// jsonText returns about n bytes of compact and indented objects with the words of a text.
 func jsonText(source string, n int) string {
 	words := strings.FieldsFunc(source, func(r rune) bool { return !unicode.IsLetter(r) })
 	r := rand.New(rand.NewPCG(3, 4))
@@ -110,12 +109,11 @@ func prompts(s string) []string {
 	return out
 }
 
-// BenchmarkEncode measures each family and kind of text: cold with all caches
-// empty before each pass over the prompts, words with only the words known, and
-// warm with everything known.
+// BenchmarkEncode measures each family and kind of text: cold empties all caches before each pass
+// over the prompts, words keeps only the word caches, and warm keeps everything.
 func BenchmarkEncode(b *testing.B) {
 	kinds := benchKinds(b)
-	if dir := os.Getenv("KVLANE_BENCH_TEXTS"); dir != "" { // so that another library can be measured on the same
+	if dir := os.Getenv("KVLANE_BENCH_TEXTS"); dir != "" { // so that another library can be measured on the same texts
 		for kind, prompts := range kinds {
 			text, err := json.Marshal(prompts)
 			if err == nil {
@@ -185,8 +183,7 @@ func benchEncode(b *testing.B, tok *Tokenizer, prompts []string, state string) {
 		}
 		pass()
 	}
-	// The machine may be busy with other things: the best time of each prompt by
-	// processor time says more than the mean by the clock.
+	// On a busy machine the minimum CPU time per prompt is more reliable than the mean wall time.
 	bytes, sum := 0, time.Duration(0)
 	for i, p := range prompts {
 		bytes += len(p)
@@ -195,7 +192,7 @@ func benchEncode(b *testing.B, tok *Tokenizer, prompts []string, state string) {
 	b.ReportMetric(float64(bytes)/1e6/sum.Seconds(), "MB/cpu-s")
 }
 
-// cpuTime is the processor time of this thread.
+// cpuTime returns the CPU time of this thread.
 func cpuTime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {

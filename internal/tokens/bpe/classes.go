@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// class is a set of the properties of a code point that split patterns,
-// normalization and added tokens ask for.
+// class is a set of code point properties that split patterns, normalization and added tokens
+// test.
 type class uint32
 
 const (
@@ -31,14 +31,14 @@ const (
 	clsASCIIP                    // ASCII punctuation and symbols
 )
 
-// classPages is the second level of the table of classes, classIndex the first.
+// classIndex and classPages are the two levels of the class table.
 var (
 	asciiClass [128]class
 	classIndex [0x110000 >> 8]uint16
 	classPages [][256]class
 )
 
-// classNames maps the names in classRanges to the bits that they set.
+// classNames maps the names in classRanges to their bits.
 var classNames = map[string]class{
 	"L": clsL, "N": clsN, "M": clsM | clsUpper | clsLower, "P": clsP, "S": clsS, "WS": clsWS,
 	"Lu": clsUpper, "Lt": clsUpper, "Ll": clsLower, "Lm": clsUpper | clsLower, "Lo": clsUpper | clsLower,
@@ -102,7 +102,7 @@ func eachRange(ranges string, f func(from, to rune)) {
 	}
 }
 
-// mustHex panics on a table that the generator did not write.
+// mustHex panics on input that the generator did not write.
 func mustHex(s string) rune {
 	v, err := strconv.ParseUint(s, 16, 21)
 	if err != nil {
@@ -111,10 +111,10 @@ func mustHex(s string) rune {
 	return rune(v)
 }
 
-// runeClass is the class of a code point.
+// runeClass returns the class of a code point.
 func runeClass(r rune) class { return classPages[classIndex[r>>8]][r&0xff] }
 
-// classAt is the class and the length of the code point at s[i].
+// classAt returns the class and the length of the code point at s[i].
 func classAt(s string, i int) (class, int) {
 	if c := s[i]; c < 0x80 {
 		return asciiClass[c], 1
@@ -122,7 +122,7 @@ func classAt(s string, i int) (class, int) {
 	return wideClassAt(s, i)
 }
 
-// wideClassAt is classAt for a code point that is not ASCII. s is valid UTF-8.
+// wideClassAt is classAt for a non-ASCII code point. s must be valid UTF-8.
 func wideClassAt(s string, i int) (class, int) {
 	if c := s[i]; c >= 0xe0 && c < 0xf0 && i+2 < len(s) {
 		r := uint32(c&0xf)<<12 | uint32(s[i+1]&0x3f)<<6 | uint32(s[i+2]&0x3f)
@@ -132,17 +132,17 @@ func wideClassAt(s string, i int) (class, int) {
 	return runeClass(r), n
 }
 
-// runeSet is a set of code points. A set is made once and only read afterwards.
+// runeSet is a set of code points. It is immutable.
 //
-// Invariant: ranges are sorted, disjoint and not adjacent; ascii and plane hold
-// the same set below U+0080 and U+10000.
+// Invariant: ranges are sorted, disjoint and not adjacent; ascii and plane hold the same set
+// below U+0080 and U+10000.
 type runeSet struct {
 	ranges [][2]rune
 	ascii  [2]uint64
 	plane  *[0x10000 / 64]uint64 // nil if the set has nothing from U+0080 to U+FFFF
 }
 
-// newRuneSet makes a set of ranges in any order.
+// newRuneSet returns the set of the ranges, which may be in any order.
 func newRuneSet(ranges [][2]rune) *runeSet {
 	s := &runeSet{}
 	sorted := slices.Clone(ranges)
@@ -198,7 +198,7 @@ func (s *runeSet) hasAt(text string, i int) (bool, int) {
 	return s.has(r), n
 }
 
-// inverse is the ranges of all code points that are not in the set.
+// inverse returns the ranges of all code points that are not in the set.
 func (s *runeSet) inverse() [][2]rune {
 	var out [][2]rune
 	next := rune(0)
@@ -214,7 +214,7 @@ func (s *runeSet) inverse() [][2]rune {
 	return out
 }
 
-// shared is the ranges of the code points that are in both sets.
+// shared returns the ranges of the code points that are in both sets.
 func (s *runeSet) shared(other *runeSet) [][2]rune {
 	outside := slices.Concat(s.inverse(), other.inverse())
 	return newRuneSet(outside).inverse()
@@ -222,7 +222,7 @@ func (s *runeSet) shared(other *runeSet) [][2]rune {
 
 var namedSets sync.Map // name -> *runeSet
 
-// namedSet is one of the generated classes.
+// namedSet returns a generated class by name.
 func namedSet(name string) *runeSet {
 	if s, ok := namedSets.Load(name); ok {
 		return s.(*runeSet) //nolint:forcetypeassert // the map holds nothing else

@@ -13,28 +13,28 @@ import (
 // Config holds what the other files of a model configure, as transformers exposes
 // it to chat templates.
 type Config struct {
-	// Special holds the named special tokens (bos_token, eos_token, ...) that
-	// are set, by name.
+	// Special maps the names of the special tokens that are set (bos_token, eos_token, ...) to
+	// their content.
 	Special map[string]string
 	// ExtraSpecial is the list additional_special_tokens or
 	// extra_special_tokens.
 	ExtraSpecial []string
-	// Templates are the chat templates; that of a model with one is "default".
+	// Templates are the chat templates; a model's only template is named "default".
 	Templates []Template
-	// ModelMaxLength is in tokens, 0 if it is not set or means "no limit".
+	// ModelMaxLength is in tokens, 0 if it is unset or means "no limit".
 	ModelMaxLength int
 	// TokenizerClass is as in tokenizer_config.json, ModelType as in config.json.
 	TokenizerClass string
 	ModelType      string
-	// HasModel: there is a config.json. Media: it has parts for images, audio or
-	// video. VocabSize is its number of ids, 0 if not set.
+	// HasModel reports whether there is a config.json, Media whether it configures images, audio
+	// or video. VocabSize is its number of ids, 0 if unset.
 	HasModel, Media bool
 	VocabSize       int
 	// EOSTokenIDs are those of generation_config.json, else of config.json.
 	EOSTokenIDs []uint32
 
 	decoder []AddedToken    // added_tokens_decoder, by id
-	named   map[string]bool // members of tokenizer_config.json, null or not
+	named   map[string]bool // members of tokenizer_config.json, including null ones
 	llama   llamaConfig
 }
 
@@ -44,16 +44,16 @@ type llamaConfig struct {
 	prefixSpaceSet         bool // other classes have another default
 }
 
-// Template is a chat template by name.
+// Template is a named chat template.
 type Template struct{ Name, Source string }
 
-// SpecialToken is the token of a name such as "bos_token".
+// SpecialToken returns the content of a special token by name, such as "bos_token".
 func (c *Config) SpecialToken(name string) (string, bool) {
 	s, ok := c.Special[name]
 	return s, ok
 }
 
-// Template is the chat template of a name; an empty name is "default".
+// Template returns the source of a chat template by name; "" means "default".
 func (c *Config) Template(name string) (string, bool) {
 	if name == "" {
 		name = "default"
@@ -69,15 +69,15 @@ func (c *Config) Template(name string) (string, bool) {
 // specialNames are transformers' SPECIAL_TOKENS_ATTRIBUTES.
 var specialNames = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 
-// mediaConfigs are the parts of config.json that models have that read more than text.
+// mediaConfigs are the members of config.json that only multimodal models have.
 var mediaConfigs = []string{"vision_config", "audio_config", "vision_tower_config", "mm_vision_tower", "image_token_id", "image_token_index", "video_token_id",
 	"audio_token_id", "audio_token_index", "sound_config", "thinker_config", "visual", "img_processor", "embd_layer"}
 
-// noLimit is where transformers' VERY_LARGE_INTEGER and its like begin.
+// noLimit is the threshold from which a length means "no limit", such as transformers'
+// VERY_LARGE_INTEGER.
 const noLimit = 1e15
 
-// readConfig reads what there is of the files. Only JSON that does not parse is
-// an error.
+// readConfig reads those of the files that exist. Only invalid JSON is an error.
 func readConfig(fsys fs.FS) (Config, error) {
 	c := Config{Special: map[string]string{}}
 	var members map[string]json.RawMessage
@@ -122,7 +122,7 @@ func (c *Config) fromModel(fsys fs.FS) error {
 	return nil
 }
 
-// members decodes the members of an object that are there.
+// members decodes those members of an object that are present.
 func members(object map[string]json.RawMessage, to map[string]any) error {
 	for name, v := range to {
 		if raw, ok := object[name]; ok {
@@ -134,7 +134,7 @@ func members(object map[string]json.RawMessage, to map[string]any) error {
 	return nil
 }
 
-// readJSON leaves v alone if there is no such file.
+// readJSON decodes the file into v, which stays unchanged if the file does not exist.
 func readJSON(fsys fs.FS, name string, v any) error {
 	b, err := readFile(fsys, name)
 	if err != nil || b == nil {
@@ -198,7 +198,7 @@ func (c *Config) fromTokenizerConfig(file map[string]json.RawMessage) error {
 	return nil
 }
 
-// specials takes the named special tokens: strings, or objects with content.
+// specials reads the named special tokens: strings, or objects with a content.
 func (c *Config) specials(members map[string]json.RawMessage) {
 	for _, name := range specialNames {
 		if s, ok := tokenContent(members[name]); ok {
@@ -244,7 +244,7 @@ func tokenContent(raw json.RawMessage) (string, bool) {
 	return "", false
 }
 
-// templates takes the chat templates: files of their own go before the entry of
+// templates reads the chat templates: separate files take precedence over the entry of
 // tokenizer_config.json.
 func (c *Config) templates(fsys fs.FS, entry json.RawMessage) error {
 	main, err := readFile(fsys, "chat_template.jinja")
@@ -282,7 +282,7 @@ func (c *Config) templates(fsys fs.FS, entry json.RawMessage) error {
 	return c.templateEntry(entry)
 }
 
-// templateEntry reads a template, a list of named ones, or an object of them.
+// templateEntry reads one template, a list of named ones, or an object of them.
 func (c *Config) templateEntry(raw json.RawMessage) error {
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil

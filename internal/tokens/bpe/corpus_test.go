@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// families are the folders of internal/tokens/models.
+// families are the directories of internal/tokens/models.
 var families = []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo", "mistral_7b"}
 
 var loaded sync.Map // family -> func() (*Tokenizer, error)
@@ -29,7 +29,7 @@ func family(t testing.TB, name string) *Tokenizer {
 	return tok
 }
 
-// jsonLines reads a gzipped file of one JSON value a line.
+// jsonLines reads a gzipped file with one JSON value per line.
 func jsonLines[T any](t testing.TB, path string) []T {
 	t.Helper()
 	f, err := os.Open(path)
@@ -67,8 +67,7 @@ type goldenIDs struct {
 	Special []uint32 `json:"ids_special,omitempty"`
 }
 
-// sharedData is the folder of the large corpus, which is not part of the
-// repository.
+// sharedData returns the directory of the large corpus, which is not part of the repository.
 func sharedData(t testing.TB) string {
 	t.Helper()
 	dir := os.Getenv("KVLANE_SHARED")
@@ -78,8 +77,7 @@ func sharedData(t testing.TB) string {
 	return filepath.Join(dir, "data", "tokenizers")
 }
 
-// TestSharedCorpus wants every document of the large corpus to give the ids of
-// the reference.
+// TestSharedCorpus: every document of the large corpus has the ids of the reference.
 func TestSharedCorpus(t *testing.T) {
 	dir := sharedData(t)
 	docs := jsonLines[document](t, filepath.Join(dir, "corpus.jsonl.gz"))
@@ -104,7 +102,7 @@ func checkDocuments(t *testing.T, tok *Tokenizer, docs []document, want []golden
 				expect = want[i].Special
 			}
 			if expect == nil {
-				continue // the large corpus leaves out what adds nothing
+				continue // the large corpus omits what adds nothing
 			}
 			got, err := tok.Encode(nil, d.Text, special)
 			if err != nil {

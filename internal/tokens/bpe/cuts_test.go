@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// allSplitters is one of each kind and parameter that Load can choose.
+// allSplitters returns a splitter of each kind and parameter that Load can choose.
 func allSplitters() map[string]splitter {
 	all := map[string]splitter{"spaces": spaceSplit{}, "each space": spaceSplit{each: true}}
 	for name := range preTokenizers() {
@@ -18,8 +18,8 @@ func allSplitters() map[string]splitter {
 	return all
 }
 
-// TestCutsAreSafe cuts random texts at every place that the cutter calls safe,
-// and wants the words of the whole.
+// TestCutsAreSafe: cutting random texts at any place that the cutter reports as safe does not
+// change the words.
 func TestCutsAreSafe(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	n := 4000
@@ -34,7 +34,7 @@ func TestCutsAreSafe(t *testing.T) {
 		cuts := 0
 		for range n {
 			cuts += checkCuts(t, p, c, randomText(r, 1+r.IntN(12)))
-			// Both sides of a cut, at random: what fits the rule and nothing else.
+			// random text on both sides of a cut
 			left, right := randomText(r, r.IntN(5)), randomText(r, r.IntN(5))
 			cuts += checkCuts(t, p, c, left+string(rune('a'+r.IntN(26)))+string(rune(r.IntN(128)))+right)
 			cuts += checkCuts(t, p, c, left+"\n"+string(rune(r.IntN(128)))+right)
@@ -67,7 +67,7 @@ func checkCuts(t *testing.T, p splitter, c *cutter, s string) int {
 	return cuts
 }
 
-// TestSplitResumes wants the same words whatever the window.
+// TestSplitResumes: the words do not depend on the window size.
 func TestSplitResumes(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 1))
 	for name, p := range allSplitters() {
@@ -80,8 +80,8 @@ func TestSplitResumes(t *testing.T) {
 	}
 }
 
-// TestStretchesFollowTheText wants the cuts of a text to be the same, after a
-// while, when something is put before it.
+// TestStretchesFollowTheText: a prefix put before a text does not change its cuts, beyond the
+// first few.
 func TestStretchesFollowTheText(t *testing.T) {
 	text := strings.Repeat(samples[0]+samples[1]+samples[2]+samples[5], 1)
 	for i := range 20 {

@@ -1,17 +1,15 @@
-// Package bpe turns text into the very token ids that Hugging Face's
-// tokenizers library computes from the same tokenizer.json, which is what
-// engines run. It is pure Go and exact: byte-level BPE with the split patterns
-// of real models and SentencePiece-style BPE with byte fallback have fast paths,
-// BPE of other shapes a slower one. Whatever it cannot do exactly is refused by
-// Load with the reason.
+// Package bpe computes the token ids that Hugging Face's tokenizers library computes from the
+// same tokenizer.json, which is what engines run. It is pure Go and its ids are exact: byte-level
+// BPE with the split patterns of real models and SentencePiece-style BPE with byte fallback have
+// fast paths, and other BPE tokenizers a slower one. Load rejects any tokenizer that it cannot
+// reproduce exactly, and gives the reason.
 //
 //	tok, err := bpe.Load(os.DirFS("models/qwen3"))
 //	ids, err := tok.Encode(nil, "Hello", true)
 //
-// The slower path runs split patterns on an engine of its own: dlclark/regexp2
-// cannot read all patterns of real models, takes 5 to 40 times as long, and its
-// time limit holds for each match instead of the text (17.8 s for 20,000 digits
-// with the pattern of Aya, where 0.3 s of bounded work are spent here).
+// The slower path has its own regular expression engine. dlclark/regexp2 cannot parse all
+// patterns of real models, takes 5 to 40 times as long, and limits the time per match, not per
+// text (17.8 s for 20,000 digits with Aya's pattern, compared with 0.3 s of bounded work here).
 package bpe
 
 //go:generate gen/generate.sh

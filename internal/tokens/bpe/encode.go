@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// encode appends the ids of text[from:], from being 0 or the end of a hard cut.
-// The error is ErrStopped, or wraps ErrLimit if
-// the split pattern exceeded its work.
+// encode appends the ids of text[from:]; from is 0 or the end of a hard cut. The error is
+// ErrStopped, or wraps ErrLimit if the split pattern exceeded its work limit.
 func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error) {
 	enc.match.allow(len(text))
 	find := search{set: enc.t.raw, s: text, pos: from, cut: from}
@@ -36,7 +35,7 @@ func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error
 	return dst, nil
 }
 
-// record appends a hard cut, if cuts are recorded.
+// record appends a hard cut if cuts are being recorded.
 func (enc *encoder) record(hit addedHit, at, ids int) {
 	if enc.recording && hit.hard && at >= enc.lastCut+cutDistance {
 		enc.cuts = append(enc.cuts, hardCut{text: at, ids: ids - enc.cutBase})
@@ -44,9 +43,8 @@ func (enc *encoder) record(hit addedHit, at, ids int) {
 	}
 }
 
-// stretch appends the ids of text without raw added tokens: it is normalized,
-// and the added tokens of normalized text are cut out. It begins at offset base
-// of the whole.
+// stretch appends the ids of text without raw added tokens: it normalizes the text and cuts out
+// the added tokens of normalized text. base is the offset of s in the whole text.
 func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 	if enc.t.pipe != nil {
 		return enc.pipelined(dst, s, base)
@@ -60,7 +58,7 @@ func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 		return enc.plain(dst, s, first)
 	}
 	if enc.t.sp != nil && enc.t.sp.marked {
-		// Tokens of normalized text are compared with what the normalizer made.
+		// these tokens are matched against the normalizer's output
 		return enc.normalizedSpace(dst, s, first)
 	}
 	find := search{set: enc.t.normal, s: s}
@@ -83,7 +81,7 @@ func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 	return dst
 }
 
-// normalizedSpace is the rest of stretch where the normalizer marks spaces.
+// normalizedSpace is the remainder of stretch for normalizers that mark spaces.
 func (enc *encoder) normalizedSpace(dst []uint32, s string, first bool) []uint32 {
 	enc.added = append(enc.added[:0], enc.t.normalizedText(s)...)
 	s = string(enc.added)
@@ -106,8 +104,7 @@ func (enc *encoder) normalizedSpace(dst []uint32, s string, first bool) []uint32
 	return dst
 }
 
-// normalizedText is the text as the normalizer leaves it, with spaces where it
-// has U+2581.
+// normalizedText returns the normalizer's output, with spaces in place of U+2581.
 func (t *Tokenizer) normalizedText(s string) string {
 	s = strings.ReplaceAll(s, lowLine, " ")
 	if t.prefix == prefixAlways && s != "" {

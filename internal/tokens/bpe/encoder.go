@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// encoder holds the word caches and the scratch memory of one Encode at a time.
+// encoder holds the word caches and the scratch memory; one Encode at a time uses it.
 type encoder struct {
 	t       *Tokenizer
 	tiny    *[1 << tinyBits]tinyWord
@@ -22,10 +22,11 @@ type encoder struct {
 	spacing []byte // text with a space put before it
 	added   []byte // text as the normalizer of a SentencePiece model leaves it
 
-	// Hard cuts of the text being encoded, for Cache.
+	// recording, cuts, cutBase, lastCut and digests record the hard cuts of the text being
+	// encoded, for Cache.
 	recording bool
 	cuts      []hardCut
-	cutBase   int // ids before the text in the result
+	cutBase   int // ids in the result before those of the text
 	lastCut   int
 	digests   []uint64
 
@@ -36,10 +37,10 @@ func newEncoder(t *Tokenizer) *encoder {
 	return &encoder{t: t, tiny: new([1 << tinyBits]tinyWord), hot: make([]hotWord, 1<<hotBits), long: newStore(1<<13, longText, longText/4)}
 }
 
-// maxScratch bounds the bytes of each buffer that is kept between texts.
+// maxScratch bounds, in bytes, each buffer that is kept between texts.
 const maxScratch = 1 << 20
 
-// trim releases what an unusually long text took, and all references to the text.
+// trim releases unusually large buffers and all references to the text.
 func (enc *encoder) trim() {
 	for _, b := range []*[]byte{&enc.nfc, &enc.text, &enc.spacing, &enc.added} {
 		if cap(*b) > maxScratch {
@@ -56,9 +57,9 @@ func (enc *encoder) reset() {
 	enc.long.reset()
 }
 
-// encoders is a pool of at most GOMAXPROCS encoders, two at least, which bounds the memory of
-// their caches; later calls wait. The encoder released last is used first, because
-// its caches are warm.
+// encoders is a pool of at most max(2, GOMAXPROCS) encoders, which bounds the memory of their
+// caches; further calls wait. The encoder released last is reused first, because its caches are
+// warm.
 type encoders struct {
 	tickets chan struct{}
 	mu      sync.Mutex
@@ -69,7 +70,7 @@ func newEncoders() encoders {
 	return encoders{tickets: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
 }
 
-// acquire waits for an encoder. It is nil once stop is closed.
+// acquire waits for an encoder. It returns nil if stop is closed first.
 func (t *Tokenizer) acquire(stop <-chan struct{}) *encoder {
 	p := &t.encoders
 	select {
@@ -99,26 +100,24 @@ func (t *Tokenizer) release(enc *encoder) {
 	<-p.tickets
 }
 
-// ErrStopped is the error of an encoding that was stopped before its end.
+// ErrStopped is returned when encoding was stopped before its end.
 var ErrStopped = errors.New("tokenizing was stopped")
 
-// lookEvery is the bytes of text between two checks of the stop channel, and
-// mergesEvery the merges of one long word: each takes about a millisecond.
+// lookEvery is the number of bytes of text between two checks of the stop channel, mergesEvery
+// the number of merges of one long word. Both take about a millisecond.
 const (
 	lookEvery   = 64 << 10
 	mergesEvery = 16 << 10
 )
 
-// watch tells an encoder when its caller has stopped it.
-//
-// Invariant: left is negative once stopped is set.
+// watch reports to an encoder that its caller has stopped it.
 type watch struct {
 	stop    <-chan struct{} // nil: never
 	left    int             // bytes until the next check
 	stopped bool
 }
 
-// over accounts for the next n bytes of text, and reports whether the work was stopped.
+// over accounts for the next n bytes of text and reports whether the work was stopped.
 func (w *watch) over(n int) bool {
 	w.left -= n
 	return w.left < 0 && w.look()
@@ -139,12 +138,12 @@ func (w *watch) look() bool {
 	}
 }
 
-// bytesOf is the bytes of s, not to be written to.
+// bytesOf returns the bytes of s, which must not be modified.
 func bytesOf(s string) []byte {
 	return unsafe.Slice(unsafe.StringData(s), len(s))
 }
 
-// stringOf is b as a string that is valid only until b is written to.
+// stringOf returns b as a string that is valid only until b is modified.
 func stringOf(b []byte) string {
 	return unsafe.String(unsafe.SliceData(b), len(b))
 }

@@ -7,18 +7,18 @@ import (
 	"sync"
 )
 
-// What transformers 5 does with a model's files depends on its tokenizer class:
-// most take tokenizer.json as it is, some take only its vocabulary, its merges
-// and its post-processor, and have a normalizer and a pre-tokenizer of their own.
+// What transformers 5 does with a model's files depends on its tokenizer class: most use
+// tokenizer.json unchanged, some use only its vocabulary, merges and post-processor, with a
+// normalizer and a pre-tokenizer of their own.
 
 //go:embed classes.txt
 var classesText string
 
-// tokenizerClasses is classes.txt.
+// tokenizerClasses is the content of classes.txt.
 type tokenizerClasses struct {
 	byType map[string]string
-	forced map[string]bool // model types whose tokenizer_class is not believed
-	builds map[string]bool // classes that do not take tokenizer.json as it is
+	forced map[string]bool // model types whose tokenizer_class is ignored
+	builds map[string]bool // classes that do not use tokenizer.json unchanged
 }
 
 var engineClasses = sync.OnceValue(func() tokenizerClasses {
@@ -42,12 +42,12 @@ var engineClasses = sync.OnceValue(func() tokenizerClasses {
 	return c
 })
 
-// plainClasses take tokenizer.json as it is, regardless of tokenizer_class, if
-// they are those of the model type.
+// plainClasses use tokenizer.json unchanged, whatever tokenizer_class is, if they are the classes
+// of the model type.
 var plainClasses = map[string]bool{"TokenizersBackend": true, "PythonBackend": true, "PreTrainedTokenizerFast": true, "MistralCommonBackend": true}
 
-// engineClass is the class that transformers 5.19 makes of a folder with a
-// config.json; empty if it takes tokenizer.json as it is.
+// engineClass returns the class that transformers 5.19 uses for a directory with a config.json;
+// "" if it uses tokenizer.json unchanged.
 func (c *Config) engineClass() string {
 	if c.ModelType == "" {
 		return "" // without a config.json tokenizer.json alone decides
@@ -70,13 +70,13 @@ func (c *Config) engineClass() string {
 	return class
 }
 
-// ownParts are the parts that a class has instead of those of tokenizer.json.
+// ownParts are the parts with which a class replaces those of tokenizer.json.
 type ownParts struct {
 	normalizer, preTokenizer string // JSON; %t is add_prefix_space
 	model                    modelHead
-	noPost                   bool // no post-processor either
-	// specials are the special tokens that the class has where the configuration
-	// does not name them: "name content ...".
+	noPost                   bool // removes the post-processor too
+	// specials are the class's defaults for special tokens that the configuration does not name:
+	// "name content ...".
 	specials string
 }
 
@@ -87,13 +87,13 @@ const (
 	ownNFC       = `{"type":"NFC"}`
 )
 
-// ownSplit is the pre-tokenizer of a class with a split pattern.
+// ownSplit returns the pre-tokenizer of a class with a split pattern.
 func ownSplit(re string) string {
 	return fmt.Sprintf(`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":%q},"behavior":"Isolated","invert":false},`+
 		`{"type":"ByteLevel","add_prefix_space":%%t,"use_regex":false}]}`, re)
 }
 
-// ownPartsOf are those of the classes that language models have.
+// ownPartsOf maps the classes of language models to their parts.
 var ownPartsOf = map[string]ownParts{
 	"GPT2Tokenizer":    {preTokenizer: ownByteLevel, specials: endOfText},
 	"CodeGenTokenizer": {preTokenizer: ownByteLevel, specials: endOfText},
@@ -110,10 +110,10 @@ var ownPartsOf = map[string]ownParts{
 	"LlamaTokenizer": {specials: "unk_token <unk> bos_token <s> eos_token </s>"}, // see rebuiltLlama
 }
 
-// sameClasses build what the files of their models say.
+// sameClasses build the same tokenizer as the files of their models.
 var sameClasses = map[string]bool{"RobertaTokenizer": true, "WhisperTokenizer": true}
 
-// rebuild gives f the parts that the engine's class has instead.
+// rebuild replaces the parts of f that the engine's class replaces.
 func (t *Tokenizer) rebuild(f *file, head *modelHead) error {
 	class := t.config.engineClass()
 	own, ok := ownPartsOf[class]

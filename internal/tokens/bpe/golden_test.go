@@ -19,17 +19,17 @@ import (
 	"unicode/utf8"
 )
 
-// With -update the goldens are written anew by the reference library; the
-// environment variable KVLANE_PYTHON names a Python that has it.
+// With -update the reference library rewrites the goldens; the environment variable KVLANE_PYTHON
+// names a Python that has it installed.
 var update = flag.Bool("update", false, "write testdata with the reference library")
 
-// reference asks livecheck/reference.py and returns an answer for each text.
+// reference runs livecheck/reference.py and returns one answer per text.
 func reference[T any](t *testing.T, task any, texts []string) []T {
 	t.Helper()
 	return references[T](t, []any{task}, texts)
 }
 
-// references is reference for several tasks, one after the other.
+// references is reference for several tasks in sequence.
 func references[T any](t *testing.T, tasks []any, texts []string) []T {
 	t.Helper()
 	python := os.Getenv("KVLANE_PYTHON")
@@ -98,7 +98,7 @@ func tokenizerTask(name string) any {
 	return map[string]string{"tokenizer": path}
 }
 
-// TestGolden wants the ids that the reference gave for our own texts.
+// TestGolden: our own texts have the ids of the reference.
 func TestGolden(t *testing.T) {
 	docsPath := filepath.Join("testdata", "texts.jsonl.gz")
 	if *update {
@@ -164,8 +164,8 @@ func splitterOf(name string) splitter {
 	return patterns[name]
 }
 
-// TestSplitGolden wants every splitter to cut our own texts where the
-// reference's regular expressions do.
+// TestSplitGolden: every splitter cuts our own texts where the reference's regular expressions
+// do.
 func TestSplitGolden(t *testing.T) {
 	docs := jsonLines[document](t, filepath.Join("testdata", "texts.jsonl.gz"))
 	path := filepath.Join("testdata", "splits.jsonl.gz")
@@ -194,7 +194,7 @@ func TestSplitGolden(t *testing.T) {
 	}
 }
 
-// deltas turns ends into sizes, which compress better.
+// deltas converts ends to sizes, which compress better.
 func deltas(ends []int) []int {
 	out := make([]int, len(ends))
 	last := 0
@@ -218,7 +218,7 @@ func checkSplit(t *testing.T, p splitter, s string, want []int) {
 	}
 }
 
-// wordEnds splits a whole text, window words at a time.
+// wordEnds splits a whole text, window words per call.
 func wordEnds(p splitter, s string, window int) []uint32 {
 	var all []uint32
 	ends := make([]uint32, window)
@@ -230,8 +230,8 @@ func wordEnds(p splitter, s string, window int) []uint32 {
 	return all
 }
 
-// TestLive compares with the reference library on texts that differ each time,
-// and on any tokenizer that KVLANE_LIVE_TOKENIZER names.
+// TestLive compares with the reference library on texts that differ in each run, for any
+// tokenizer that KVLANE_LIVE_TOKENIZER names.
 func TestLive(t *testing.T) {
 	if os.Getenv("KVLANE_PYTHON") == "" {
 		t.Skip("KVLANE_PYTHON is not set: it names a Python with Hugging Face tokenizers")
@@ -254,7 +254,7 @@ func TestLive(t *testing.T) {
 		}
 		task := map[string]string{"tokenizer": path}
 		if _, err := os.Stat(filepath.Join(dir, "config.json")); err == nil {
-			task = map[string]string{"folder": dir} // as engines load it
+			task = map[string]string{"folder": dir} // the way engines load it
 		}
 		checkDocuments(t, tok, docs, reference[goldenIDs](t, task, texts(docs)))
 		return
@@ -273,8 +273,8 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// TestVariantsLive compares small tokenizers of all the kinds that Load takes
-// and no committed model shows.
+// TestVariantsLive compares small tokenizers of the kinds that Load accepts but no committed
+// model has.
 func TestVariantsLive(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 8))
 	var docs []document

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// allocated is the bytes that f allocates, garbage included: an upper bound of what
-// it takes at once.
+// allocated returns the bytes that f allocates, garbage included: an upper bound of its peak
+// memory.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -18,7 +18,7 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// TestOneHugeWordTakesBoundedMemory tokenizes texts that no space cuts.
+// TestOneHugeWordTakesBoundedMemory tokenizes texts without a split.
 func TestOneHugeWordTakesBoundedMemory(t *testing.T) {
 	const size, most = 10 << 20, 48
 	r := rand.New(rand.NewPCG(3, 3))
@@ -41,8 +41,8 @@ func TestOneHugeWordTakesBoundedMemory(t *testing.T) {
 	}
 }
 
-// TestEveryCodePointComesBack encodes all of Unicode, a few code points at a time, and
-// reads the tokens back, with a byte-level and a SentencePiece tokenizer.
+// TestEveryCodePointComesBack encodes all of Unicode, a few code points at a time, and decodes
+// the ids, with a byte-level and a SentencePiece tokenizer.
 func TestEveryCodePointComesBack(t *testing.T) {
 	bytesOfRune := map[rune]byte{}
 	for b, r := range byteToRune {

@@ -9,14 +9,14 @@ import (
 	"unicode/utf8"
 )
 
-// maxJSONDepth bounds the nesting of JSON that is skipped over.
+// maxJSONDepth bounds the nesting of skipped JSON.
 const maxJSONDepth = 200
 
-// errJSON is wrapped by all that scanner reports.
+// errJSON is wrapped by every error of scanner.
 var errJSON = errors.New("malformed JSON")
 
-// scanner reads JSON in place. It is used for tokenizer.json only, where maps
-// of 200,000 entries make encoding/json too slow.
+// scanner reads JSON in place. It is used only for tokenizer.json, whose maps of 200,000 entries
+// make encoding/json too slow.
 type scanner struct {
 	b  []byte
 	at int
@@ -24,7 +24,7 @@ type scanner struct {
 
 func (s *scanner) fail(what string) error {
 	if s.at >= len(s.b) {
-		what = "unexpected end" // of a file that was not copied whole
+		what = "unexpected end" // of a truncated file
 	}
 	return fmt.Errorf("%w: %s at byte %d", errJSON, what, s.at)
 }
@@ -136,7 +136,7 @@ func (s *scanner) escaped(from int) ([]byte, error) {
 	if err := json.Unmarshal(raw, &v); err != nil {
 		return nil, s.fail(err.Error())
 	}
-	// encoding/json puts U+FFFD where the library refuses the text.
+	// encoding/json substitutes U+FFFD where the library rejects the text
 	if strings.ContainsRune(v, utf8.RuneError) && !bytes.ContainsRune(raw, utf8.RuneError) && !bytes.Contains(bytes.ToLower(raw), []byte(`\ufffd`)) {
 		return nil, s.fail("lone surrogate or invalid UTF-8")
 	}
@@ -158,7 +158,7 @@ func (s *scanner) uint(limit uint32) (uint32, error) {
 	return uint32(v), nil
 }
 
-// raw skips a value and returns its bytes, of which only the nesting is checked.
+// raw skips a value and returns its bytes. Only the nesting is checked.
 func (s *scanner) raw() ([]byte, error) {
 	s.peek()
 	from := s.at
@@ -193,7 +193,7 @@ func (s *scanner) raw() ([]byte, error) {
 	}
 }
 
-// skipString steps over a string without looking into it.
+// skipString skips a string without decoding it.
 func (s *scanner) skipString() error {
 	for i := s.at + 1; i < len(s.b); i++ {
 		switch s.b[i] {

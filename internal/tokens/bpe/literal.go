@@ -2,17 +2,17 @@ package bpe
 
 import "fmt"
 
-// literalBPE is a BPE model whose tokens are the text that they match, with or
-// without tokens for bytes and for what is unknown.
+// literalBPE is a BPE model whose tokens are the text that they match, with optional byte tokens
+// and an optional unknown token.
 type literalBPE struct {
 	t        *Tokenizer
 	fallback bool
-	bytes    [256]uint32 // token of "<0x41>", maxID if there is none
-	unk      uint32      // maxID if there is none
-	fuse     bool        // one unk for all unknown symbols in a row
+	bytes    [256]uint32 // token of "<0x41>", maxID if none
+	unk      uint32      // maxID if none
+	fuse     bool        // consecutive unknown symbols share one unk
 }
 
-// literalBPE makes the model of a tokenizer with a pipeline.
+// literalBPE returns the model of a tokenizer that runs as a pipeline.
 func (t *Tokenizer) literalBPE(head *modelHead) error {
 	m := &literalBPE{t: t, fallback: head.ByteFallback, unk: maxID, fuse: head.FuseUnk}
 	for b := range 256 {
@@ -64,9 +64,8 @@ func (m *literalBPE) word(enc *encoder, dst []uint32, word string) []uint32 {
 	return dst
 }
 
-// symbols appends the tokens that merging starts from. An unknown symbol that
-// has no bytes either is emitted before the next known one, as in the library:
-// symbols spelled in bytes precede it.
+// symbols appends the initial tokens for merging. As in the library, an unknown symbol without
+// byte tokens is emitted before the next known one, after symbols that are spelled in bytes.
 func (m *literalBPE) symbols(dst []uint64, word string) []uint64 {
 	waiting := 0
 	flush := func() {

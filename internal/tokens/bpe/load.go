@@ -9,21 +9,19 @@ import (
 	"io/fs"
 )
 
-// ErrUnsupported is wrapped by Load's error for a tokenizer that this package
-// cannot reproduce exactly; the text names the part. Such a model has to be
-// routed without ids.
+// ErrUnsupported is wrapped by Load's error for a tokenizer that this package cannot reproduce
+// exactly; the message names the part. Such a model must be routed without ids.
 var ErrUnsupported = errors.New("tokenizer not supported")
 
 func unsupported(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrUnsupported, fmt.Sprintf(format, args...))
 }
 
-// Load reads a model's tokenizer from the files that its repository has:
-// tokenizer.json and, where they exist, tokenizer_config.json, config.json,
-// generation_config.json, special_tokens_map.json and the chat templates. Each
-// may be gzipped (tokenizer.json.gz). The result is what Hugging Face
-// tokenizers computes for tokenizer.json with the added tokens that
-// transformers 5 takes from the configuration.
+// Load reads a model's tokenizer from the files of its repository: tokenizer.json and, if they
+// exist, tokenizer_config.json, config.json, generation_config.json, special_tokens_map.json and
+// the chat templates. Each may be gzipped (tokenizer.json.gz). The tokenizer behaves like Hugging
+// Face tokenizers with this tokenizer.json and the added tokens that transformers 5 takes from
+// the configuration. The error wraps ErrUnsupported if that cannot be reproduced exactly.
 func Load(fsys fs.FS) (*Tokenizer, error) {
 	raw, err := readFile(fsys, "tokenizer.json")
 	if err != nil {
@@ -43,7 +41,7 @@ func Load(fsys fs.FS) (*Tokenizer, error) {
 	return t, nil
 }
 
-// file is tokenizer.json, its parts still raw.
+// file is tokenizer.json with its parts unparsed.
 type file struct {
 	model, added, normalizer, preTokenizer, postProcessor []byte
 }
@@ -90,8 +88,8 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	return t, nil
 }
 
-// readPost reads what addSpecial adds. transformers 5 ignores add_bos_token and
-// add_eos_token of the configuration when there is a tokenizer.json.
+// readPost reads what addSpecial adds. With a tokenizer.json, transformers 5 ignores the
+// configuration's add_bos_token and add_eos_token.
 func (t *Tokenizer) readPost(raw []byte) error {
 	processors, err := readComponents(raw, "post_processor")
 	if err != nil {
@@ -103,7 +101,7 @@ func (t *Tokenizer) readPost(raw []byte) error {
 			continue
 		}
 		if adding++; adding > 1 {
-			return unsupported("several post-processors that add tokens") // the second one sees a pair of texts
+			return unsupported("several post-processors that add tokens") // the second one processes a pair of texts
 		}
 		switch p.Type {
 		case "TemplateProcessing":
@@ -154,10 +152,10 @@ func (t *Tokenizer) template(p component) error {
 // known model is about 33 MB.
 const maxFile = 256 << 20
 
-// usualRatio is how much smaller gzip makes a tokenizer.json, about.
+// usualRatio is the approximate gzip compression ratio of a tokenizer.json.
 const usualRatio = 7
 
-// readFile reads name or name.gz; nil without error if there is neither.
+// readFile reads name or name.gz. It returns nil without an error if neither exists.
 func readFile(fsys fs.FS, name string) ([]byte, error) {
 	b, err := readOne(fsys, name, false)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -14,8 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-// tiny is a SentencePiece-style tokenizer.json with its byte tokens; the
-// replacements are pairs of old and new text.
+// tiny returns a SentencePiece-style tokenizer.json with its byte tokens; the replacements are
+// pairs of old and new text.
 func tiny(replacements ...string) string {
 	var vocab strings.Builder
 	for b := range 256 {
@@ -35,7 +35,7 @@ func itoa(n int) string {
 	return string(rune('0' + n))
 }
 
-// tinyByteLevel is a byte-level tokenizer.json without merges.
+// tinyByteLevel returns a byte-level tokenizer.json without merges.
 func tinyByteLevel(replacements ...string) string {
 	var vocab []string
 	for b := range 256 {
@@ -58,7 +58,7 @@ func loadText(s string, more map[string]string) (*Tokenizer, error) {
 	return Load(files)
 }
 
-// TestLoadRefuses wants an error that names what cannot be done exactly.
+// TestLoadRefuses: the error names the part that cannot be reproduced exactly.
 func TestLoadRefuses(t *testing.T) {
 	llama := map[string]string{
 		"config.json":           `{"model_type":"llama"}`,
@@ -101,7 +101,7 @@ func TestLoadRefuses(t *testing.T) {
 	}
 }
 
-// TestLoadErrors wants an error for files that are broken or missing.
+// TestLoadErrors: broken or missing files are errors.
 func TestLoadErrors(t *testing.T) {
 	for name, s := range map[string]string{
 		"empty":             "",
@@ -125,8 +125,8 @@ func TestLoadErrors(t *testing.T) {
 	}
 }
 
-// TestSpaces wants each way of putting a space before a text. TestVariantsLive
-// compares the same with the reference.
+// TestSpaces covers each way to put a space before a text. TestVariantsLive compares the same
+// with the reference.
 func TestSpaces(t *testing.T) {
 	for _, c := range []struct {
 		scheme string
@@ -153,7 +153,7 @@ func TestSpaces(t *testing.T) {
 	}
 }
 
-// TestAddedTokenFlags wants the flags to do what they do in the reference.
+// TestAddedTokenFlags: the flags have the same effect as in the reference.
 func TestAddedTokenFlags(t *testing.T) {
 	for _, c := range []struct {
 		flag, text string
@@ -180,9 +180,8 @@ const (
 	blanks  = `{"id":261,"content":"  ","single_word":false,"lstrip":false,"rstrip":false,"normalized":true,"special":false}`
 )
 
-// TestAddedTokensMeet wants what the reference does where tokens reach for the
-// same white space, or for spaces that are marks already. TestVariantsLive
-// compares the same kinds with it.
+// TestAddedTokensMeet: tokens that compete for the same white space, or for spaces that are marks
+// already, match as in the reference. TestVariantsLive compares the same kinds with it.
 func TestAddedTokensMeet(t *testing.T) {
 	mark := `{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"}]}`
 	metaspace := `{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}`
@@ -209,7 +208,7 @@ func TestAddedTokensMeet(t *testing.T) {
 	}
 }
 
-// TestConfig wants what transformers exposes of the configuration.
+// TestConfig: the configuration is exposed as in transformers.
 func TestConfig(t *testing.T) {
 	tok, err := loadText(tiny(), map[string]string{
 		"tokenizer_config.json":                   `{"bos_token":"<x>","eos_token":{"content":"</y>"},"pad_token":null,"model_max_length":4096,"chat_template":[{"name":"default","template":"D"},{"name":"tool_use","template":"T"}],"tokenizer_class":"X","image_token":"<img>"}`,
@@ -234,7 +233,7 @@ func TestConfig(t *testing.T) {
 	if s, ok := c.Template(""); !ok || s != "D" {
 		t.Errorf("template %q", s)
 	}
-	// A special token that is not among the added ones gets the next id.
+	// a special token that is not an added token gets the next id
 	if id, ok := tok.TokenID("</y>"); !ok || id != 261 {
 		t.Errorf("id %d of </y>", id)
 	}
@@ -253,7 +252,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestTokens wants ids and strings to be each other's inverse.
+// TestTokens: ids and strings are each other's inverse.
 func TestTokens(t *testing.T) {
 	for _, name := range families {
 		tok := family(t, name)
@@ -274,7 +273,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// TestHostileText wants long words and invalid text to be harmless.
+// TestHostileText: long words and invalid text are harmless.
 func TestHostileText(t *testing.T) {
 	for _, name := range families {
 		tok := family(t, name)
@@ -291,7 +290,7 @@ func TestHostileText(t *testing.T) {
 	}
 }
 
-// TestEncodeAllocates wants no allocation for a text that was seen before.
+// TestEncodeAllocates: encoding a text again does not allocate.
 func TestEncodeAllocates(t *testing.T) {
 	for _, name := range families {
 		tok := family(t, name)
@@ -333,7 +332,7 @@ func TestEncodeConcurrently(t *testing.T) {
 	wg.Wait()
 }
 
-// FuzzLoad feeds broken files; what loads must also encode.
+// FuzzLoad loads broken files; every tokenizer that loads must also encode.
 func FuzzLoad(f *testing.F) {
 	f.Add(tiny(), `{"bos_token":"<x>"}`)
 	f.Add(tinyByteLevel(), `{"added_tokens_decoder":{"3":{"content":"<q>","lstrip":true}}}`)

@@ -2,11 +2,11 @@ package bpe
 
 import "encoding/binary"
 
-// What merging a word gave is cached by the size of the word: up to shortSize
-// bytes in a table whose entries are a quarter of a cache line; up to hotSize
-// bytes in one whose entries are half a line; with more than hotIDs ids, and up
-// to maxWord bytes, in a store. Longer words are never cached, so that a hostile
-// prompt cannot fill the memory.
+// The ids of merged words are cached by word length. Words of up to shortSize bytes are in a
+// table whose entries take a quarter of a cache line; words of up to hotSize bytes in one whose
+// entries take half a line; all other words of up to maxWord bytes, which includes those with
+// more than hotIDs ids, in a store. Longer words are never cached, so a hostile prompt cannot
+// fill the memory.
 const (
 	tinyBits = 14
 	tinyIDs  = 3
@@ -17,10 +17,10 @@ const (
 	longText = 1 << 18
 )
 
-// tinyWord is a word's key, and its ids with their number above them.
+// tinyWord is the key of a word and its ids, with their number in the upper bits.
 type tinyWord struct{ key, ids uint64 }
 
-// packedID is the bits of an id among others.
+// packedID is the width in bits of a packed id.
 const packedID = 20
 
 func (e *tinyWord) appendTo(dst []uint32) []uint32 {
@@ -32,9 +32,9 @@ func (e *tinyWord) appendTo(dst []uint32) []uint32 {
 	return dst
 }
 
-// hotWord is a word of more than shortSize bytes. key is its bytes, padded with
-// zeros; size tells "a" from "a\x00". A zero size is an empty entry. The ids from
-// the fourth on are in rest.
+// hotWord is a word of more than shortSize bytes. key is its bytes, zero-padded; size
+// distinguishes "a" from "a\x00" and is zero in an empty entry. The ids from the fourth on are in
+// rest.
 type hotWord struct {
 	key  [2]uint64
 	size uint8
@@ -55,7 +55,7 @@ func (e *hotWord) appendTo(dst []uint32) []uint32 {
 	return dst
 }
 
-// packed is up to tinyIDs ids in one word.
+// packed packs up to tinyIDs ids into one integer.
 func packed(ids []uint32) (all uint64) {
 	for i, id := range ids {
 		all |= uint64(id) << (i * packedID)
@@ -85,17 +85,17 @@ func (enc *encoder) words(dst []uint32, s string, at, end int) []uint32 {
 	return dst
 }
 
-// batch is the number of words whose slots are read before the first of them is
-// compared, so that the cache misses overlap.
+// batch is the number of words whose slots are loaded before the first of them is compared, so
+// that the cache misses overlap.
 const batch = 32
 
-// lookup appends the ids of the words of text that start at from and end at
-// ends. Parts are pieces of words: those are not cut further.
+// lookup appends the ids of the words of text that start at from and end at ends. With parts they
+// are parts of words, which are not cut further.
 func (enc *encoder) lookup(dst []uint32, text []byte, from int, ends []uint32, parts bool) []uint32 {
 	var found [batch]uint64
 	short := enc.t.short
 	slots, tagMask, idLimit := short.slots, short.tagMask, short.idLimit
-	slotAt, idBits := short.slotAt&63, short.idBits&63 // so that shifts need no check
+	slotAt, idBits := short.slotAt&63, short.idBits&63 // lets the compiler drop the shift checks
 	for len(ends) > 0 {
 		round := ends[:min(batch, len(ends))]
 		ends = ends[len(round):]
@@ -113,7 +113,7 @@ func (enc *encoder) lookup(dst []uint32, text []byte, from int, ends []uint32, p
 		}
 		at = from
 		for i, e := range round {
-			// Without the tag, an id is left.
+			// If the tag matched, the XOR leaves an id.
 			if f := found[i&(batch-1)]; f-1 < idLimit && uint(int(e)-at) <= shortSize {
 				dst = append(dst, uint32(f)-1)
 			} else {
@@ -126,15 +126,14 @@ func (enc *encoder) lookup(dst []uint32, text []byte, from int, ends []uint32, p
 	return dst
 }
 
-// tail is the up to eight bytes of b as a number.
+// tail returns the up to eight bytes of b as an integer.
 func tail(b []byte) uint64 {
 	var pad [8]byte
 	copy(pad[:], b)
 	return binary.LittleEndian.Uint64(pad[:])
 }
 
-// second is lookup for one word that is not in its first place in the table of
-// short tokens.
+// second is lookup for one word that is not in its home slot of the table of short tokens.
 func (enc *encoder) second(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
 	word := text[from:end]
 	size := len(word)
@@ -171,7 +170,7 @@ func (enc *encoder) second(dst []uint32, text []byte, from, end int, parts bool)
 		dst = enc.spelled(dst, word)
 	}
 	if n := len(dst) - at; n <= hotIDs {
-		// The newer of the two moves to the second place.
+		// The newer of the two entries moves to the second slot.
 		enc.hot[bucket|1] = enc.hot[bucket]
 		enc.hot[bucket] = hotWord{key: [2]uint64{k0, k1}, size: uint8(size), n: uint8(n), ids: packed(dst[at:min(len(dst), at+tinyIDs)])}
 		if n > tinyIDs {
@@ -232,10 +231,10 @@ func (enc *encoder) longWord(dst []uint32, text []byte, from, end int, parts boo
 	return dst
 }
 
-// inParts appends the ids of a word that can be cut into parts.
+// inParts appends the ids of a word that can be cut into parts; false if it cannot.
 func (enc *encoder) inParts(dst []uint32, text []byte, from, end int) ([]uint32, bool) {
 	j := enc.t.joints
-	// A word that begins with ASCII, but for a space, is hardly ever cut.
+	// A word that starts with ASCII other than a space is hardly ever cut.
 	if j == nil || text[from] < 0x80 && text[from+1] < 0x80 {
 		return dst, false
 	}
@@ -250,7 +249,7 @@ func (enc *encoder) inParts(dst []uint32, text []byte, from, end int) ([]uint32,
 	return dst, true
 }
 
-// spelled appends the ids that merging gives.
+// spelled appends the ids that merging yields.
 func (enc *encoder) spelled(dst []uint32, word []byte) []uint32 {
 	if len(word) <= smallLimit && isASCII(word) {
 		return enc.merge.small.ascii(enc.t, word, dst)

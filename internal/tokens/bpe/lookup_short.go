@@ -2,45 +2,44 @@ package bpe
 
 import "math/bits"
 
-// shortSize is the bytes of the longest token in the table of short tokens.
+// shortSize is the length in bytes of the longest token in the table of short tokens.
 const shortSize = 7
 
-// Keys of short words are their bytes in the lower 56 bits and their size in
-// the three bits above.
+// The key of a short word has its bytes in the lower 56 bits and its size in the three bits
+// above.
 const (
 	keyBits = 8*shortSize + 3
 	keyMask = 1<<keyBits - 1
-	// keyMul is odd, so that multiplying by it loses nothing of a key.
+	// keyMul is odd, so multiplying a key by it is invertible.
 	keyMul = mulC & keyMask
-	// shortWays is the slots of a bucket, one cache line.
+	// shortWays is the number of slots of a bucket, which is one cache line.
 	shortWays = 8
 )
 
-// shortTokens answers for words of up to shortSize bytes that are tokens: most
-// words of most texts. An entry takes eight bytes and is found by reading one
-// cache line, with nothing behind it to be compared.
+// shortTokens looks up words of up to shortSize bytes that are tokens, which are most words of
+// most texts. An entry takes eight bytes. A lookup reads one cache line and compares no further
+// memory.
 //
-// Invariant: the product of a key and keyMul, keyBits wide, is split into the
-// number of its bucket (the upper bits) and a tag, so bucket and tag together
-// are the key. A slot is tag, wholeBit, and id+1 in the lower idBits; 0 is empty.
-// Slots of a bucket are filled from the one that the tag's highest bits name
-// onwards, around the bucket. overflow has a bit for each bucket that had no
-// room for all of its tokens.
+// Invariant: the product of a key and keyMul, keyBits wide, is split into the bucket number (the
+// upper bits) and a tag, so bucket and tag together determine the key. A slot holds tag,
+// wholeBit, and id+1 in the lower idBits; 0 is empty. The slots of a bucket are filled cyclically
+// from the one that the tag's highest bits select. overflow has a bit for each bucket that could
+// not hold all of its tokens.
 type shortTokens struct {
 	slots    []uint64
 	overflow []uint64
-	tagBits  uint // of the product, below the bucket
+	tagBits  uint // of the product, below the bucket bits
 	tagMask  uint64
-	slotAt   uint // where the number of the slot begins in the product
+	slotAt   uint // lowest bit of the slot number in the product
 	idBits   uint
 	idLimit  uint64
 }
 
-// shortKey is the key of a word whose first eight bytes are x.
+// shortKey returns the key of a word whose first eight bytes are x.
 func shortKey(x uint64, size int) uint64 { return x&headMask[size&7] | uint64(size)<<(8*shortSize) }
 
-// newShortTokens holds the short tokens of v for which answers is true: a word of
-// these bytes is that one token.
+// newShortTokens returns a table of the short tokens of v for which answers is true, that is, for
+// which a word of the same bytes is this one token.
 func newShortTokens(v *vocab, answers func(id uint32) bool) *shortTokens {
 	n := 0
 	for id := range v.has {
@@ -49,7 +48,7 @@ func newShortTokens(v *vocab, answers func(id uint32) bool) *shortTokens {
 		}
 	}
 	idBits := uint(bits.Len(uint(len(v.has))))
-	// A slot has 64 bits for tag and id; a bucket is filled to two fifths.
+	// A slot has 64 bits for tag and id; the load factor is two fifths.
 	bucketBits := max(keyBits+idBits-64, uint(bits.Len(uint(n*5/2/shortWays))))
 	t := &shortTokens{
 		slots: make([]uint64, shortWays<<bucketBits), overflow: make([]uint64, (1<<bucketBits+63)/64),
@@ -69,13 +68,13 @@ func newShortTokens(v *vocab, answers func(id uint32) bool) *shortTokens {
 	return t
 }
 
-// home is the slot to look into first for a product, and its tag as in a slot.
+// home returns the first slot to try for a product, and its tag as stored in a slot.
 func (t *shortTokens) home(product uint64) (slot int, tag uint64) {
 	return int(product >> t.slotAt), product & t.tagMask << t.idBits
 }
 
-// find is the token of a word by its key; sure is false if the bucket had no room
-// for all of its tokens, so that the vocabulary has to be asked.
+// find returns the token of a word by its key. sure is false if the bucket overflowed, so that
+// the vocabulary must be searched.
 func (t *shortTokens) find(key uint64) (id uint32, ok, sure bool) {
 	product := key * keyMul & keyMask
 	at, tag := t.home(product)

@@ -6,15 +6,15 @@ import (
 	"unicode/utf8"
 )
 
-// memo remembers the ids of stretches of text between safe cuts, so that text
-// seen before costs a hash and a copy. It is shared by all encoders, in shards
-// of a fixed size that are made when they are first needed.
+// memo caches the ids of stretches of text between safe cuts, so that repeated text costs a hash
+// and a copy. All encoders share it. It has shards of a fixed size, which are allocated on first
+// use.
 type memo struct {
 	shards [memoShards]memoShard
 }
 
-// memoShard keeps a stretch when it is seen for the second time: most text is
-// seen once, and copying all of it would cost a fifth of the time of new text.
+// memoShard keeps a stretch from its second occurrence on: most text occurs once, and copying all
+// of it would take a fifth of the encoding time of new text.
 type memoShard struct {
 	mu    sync.Mutex
 	store *store
@@ -24,7 +24,7 @@ type memoShard struct {
 
 const (
 	memoShards = 16
-	// memoMinimum is the length from which a stretch is worth a lookup.
+	// memoMinimum is the length in bytes from which a lookup pays off.
 	memoMinimum = 48
 	memoSlots   = 1 << 12
 	memoText    = 1 << 19
@@ -77,8 +77,8 @@ func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
 	return dst
 }
 
-// get appends the ids of a stretch if they are cached; else again reports whether
-// it was seen before.
+// get appends the ids of a stretch if they are cached; otherwise again reports whether the
+// stretch was seen before.
 func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, again bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,9 +111,9 @@ func (m *memo) reset() {
 	}
 }
 
-// A cutter finds places where pre-tokenized text may be cut regardless of the text
-// on either side: the words before the cut and those after it are the words of the
-// whole. So the ids of a stretch between two cuts can be cached.
+// A cutter finds places where pre-tokenized text may be cut, whatever the text on either side:
+// the words of both sides together are the words of the whole text. So the ids of a stretch
+// between two cuts can be cached.
 //
 // The rules, which TestCutsAreSafe checks for each splitter on random text:
 //   - An ASCII letter before an ASCII blank, symbol or punctuation other than an
@@ -129,21 +129,22 @@ type cutter struct {
 	before, after [256]uint8
 }
 
-// Bits of the tables: a cut is possible where before and after share a bit.
+// Bits of the tables: a cut is possible where the entries of the bytes before and after share a
+// bit.
 const (
 	cutWord uint8 = 1 << iota
 	cutLine
-	cutWide // wideCut decides
+	cutWide // decided by wideCut
 )
 
-// Cuts are thinned by a hash of the bytes before them, so that the same text
-// has the same cuts wherever it begins, and stretches are about this long.
+// Cuts are thinned out by a hash of the bytes before them, so that the same text has the same
+// cuts wherever it starts; stretches have about this length.
 const (
 	minStretch = 192
 	maxStretch = 768
 )
 
-// newCutter is nil if text of the splitter cannot be cut.
+// newCutter returns nil if the splitter's text cannot be cut.
 func newCutter(p splitter) *cutter {
 	c := &cutter{}
 	line, slash := true, false
@@ -193,8 +194,8 @@ func (c *cutter) safe(s string, i int) bool {
 	return shared&(cutWord|cutLine) != 0 || shared == cutWide && wideCut(s, i)
 }
 
-// wideCut reports whether a letter stands before a space at i, or a Han character
-// before Chinese punctuation.
+// wideCut reports whether the text may be cut at i between a letter and a space, or between a Han
+// character and Chinese punctuation.
 func wideCut(s string, i int) bool {
 	r, _ := utf8.DecodeLastRuneInString(s[:i])
 	if s[i] == ' ' {
@@ -212,7 +213,7 @@ func wideCut(s string, i int) bool {
 	return false
 }
 
-// next is the end of the stretch that begins at i.
+// next returns the end of the stretch that starts at i.
 func (c *cutter) next(text []byte, s string, i int) int {
 	for j := i + minStretch; j < len(s); j++ {
 		if c.before[text[j-1]]&c.after[text[j]] == 0 || !c.safe(s, j) {

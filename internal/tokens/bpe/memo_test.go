@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestStretchesAreKeptWhenTheyComeAgain counts what the memo holds after a text came once, twice
-// and three times, and wants the same ids each time.
+// TestStretchesAreKeptWhenTheyComeAgain counts what the memo holds after encoding a text once,
+// twice and three times; the ids are the same each time.
 func TestStretchesAreKeptWhenTheyComeAgain(t *testing.T) {
 	tok, err := Load(os.DirFS(filepath.Join("..", "models", "mistral_7b")))
 	if err != nil {
@@ -41,7 +41,7 @@ func TestStretchesAreKeptWhenTheyComeAgain(t *testing.T) {
 		}
 		held[round] = kept()
 	}
-	// Stretches that the text itself repeats come again in the first round.
+	// Stretches that repeat within the text are kept in the first round.
 	if held[0] > held[1]/2 || held[1] < 2000 || held[2] != held[1] {
 		t.Errorf("the memo holds %v bytes after one, two and three times %d bytes", held, len(text))
 	}

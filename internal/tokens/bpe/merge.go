@@ -1,9 +1,9 @@
 package bpe
 
-// merger is the scratch memory of one merge at a time.
+// merger is scratch memory for merging; one word at a time uses it.
 type merger struct {
-	// parts are the symbols to merge: the symbol in the lower half, the rank of
-	// the pair that it makes with the next one in the upper half.
+	// parts are the symbols to merge: the symbol in the lower half, the rank of its pair with the
+	// next one in the upper half.
 	parts []uint64
 	small smallMerge
 	next  []int32
@@ -11,22 +11,22 @@ type merger struct {
 	heap  []uint64
 }
 
-// maxKept bounds the symbols for which a merger keeps its memory between words.
+// maxKept is the maximum number of symbols whose memory is kept between words.
 const maxKept = 1 << 14
 
 // noPart is the upper half of a part whose pair does not merge.
 const noPart = noRank << 32
 
-// trim gives back the memory that an unusually long word took.
+// trim releases the memory of an unusually long word.
 func (w *merger) trim() {
 	if cap(w.parts) > maxKept {
 		w.parts, w.next, w.prev, w.heap = nil, nil, nil, nil
 	}
 }
 
-// run merges the symbols in w.parts, appending what is left to dst: always the
-// pair of least rank, the leftmost of equals. The upper halves need not be set. A merge of
-// very many symbols ends early, with a part of the ids, once it is stopped.
+// run merges the symbols in w.parts and appends the result to dst. It always merges the pair of
+// lowest rank, the leftmost of equals. The upper halves need not be set. Once stopped, a merge of
+// very many symbols ends early with some of the ids.
 func (w *merger) run(m *merges, dst []uint32, wanted *watch) []uint32 {
 	n := len(w.parts)
 	if n == 0 {
@@ -48,7 +48,7 @@ func (w *merger) run(m *merges, dst []uint32, wanted *watch) []uint32 {
 	return w.queued(m, dst, wanted)
 }
 
-// rankPairs sets the upper halves of the parts in [from, to), of which there are some.
+// rankPairs sets the upper halves of the parts in [from, to), which must not be empty.
 func (w *merger) rankPairs(m *merges, from, to int) {
 	parts := w.parts
 	if to == len(parts) {

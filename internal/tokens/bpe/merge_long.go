@@ -2,17 +2,16 @@ package bpe
 
 import "slices"
 
-// hugeWord is the bytes of a word above which only one is merged at a time in the
-// process: merging takes some 30 times a word's size. No text that people write
-// has such a word.
+// hugeWord is the size in bytes above which only one word at a time is merged in the process:
+// merging takes about 30 times the size of the word. Natural text has no such words.
 const hugeWord = 256 << 10
 
-// huge is the lock that is held while such a word is merged.
+// huge is held while such a word is merged.
 var huge = make(hugeLock, 1)
 
 type hugeLock chan struct{}
 
-// take waits for the lock. It is false once stop is closed.
+// take waits for the lock. It returns false if stop is closed first.
 func (l hugeLock) take(stop <-chan struct{}) bool {
 	select {
 	case l <- struct{}{}:
@@ -24,28 +23,28 @@ func (l hugeLock) take(stop <-chan struct{}) bool {
 
 func (l hugeLock) give() { <-l }
 
-// longLimit is the number of symbols from which a heap of all pairs no longer
-// fits the processor's caches, and queues by rank are faster.
+// longLimit is the number of symbols from which a heap of all pairs exceeds the CPU caches and
+// queues by rank are faster.
 const longLimit = 1 << 13
 
-// emptied is the places above which an empty queue gives its memory back.
+// emptied is the capacity above which an empty queue releases its memory.
 const emptied = 1 << 10
 
-// symbolList is a doubly linked list of the symbols of a long word, in the form
-// of merger.parts: a symbol whose pair does not merge, or that is gone, has noPart.
+// symbolList is a doubly linked list of the symbols of a long word, in the form of merger.parts.
+// A symbol that is removed, or whose pair does not merge, has noPart.
 type symbolList struct {
 	parts      []uint64
 	next, prev []int32
 }
 
-// link makes the list of all parts.
+// link links all parts.
 func (l *symbolList) link() {
 	for i := range l.parts {
 		l.next[i], l.prev[i] = int32(i+1), int32(i-1)
 	}
 }
 
-// join replaces the symbol at and the next one by what their pair merges to.
+// join replaces the symbol at and the next one by joined.
 func (l *symbolList) join(at int32, joined uint32) {
 	l.parts[at] = noPart | uint64(joined)
 	gone := l.next[at]
@@ -76,9 +75,8 @@ func (l *symbolList) appendTo(dst []uint32) []uint32 {
 	return dst
 }
 
-// heaped is for many symbols: a heap of rank and place, whose entries are stale
-// when the pair there has changed. It takes n log n time, so that a word of any
-// length is safe.
+// heaped merges many symbols with a heap of rank and place. An entry is stale if the pair at its
+// place has changed. It takes O(n log n) time, so words of any length are safe.
 func (w *merger) heaped(m *merges, dst []uint32) []uint32 {
 	n := len(w.parts)
 	if cap(w.next) < n {
@@ -120,24 +118,24 @@ func (w *merger) heaped(m *merges, dst []uint32) []uint32 {
 	return list.appendTo(dst)
 }
 
-// rankQueue holds the places of one pair. Places from head on are still to be
-// done; they are sorted when the queue's turn comes.
+// rankQueue holds the places of one pair. Those before head are done; the others are sorted when
+// the queue's rank is reached.
 type rankQueue struct {
 	places []uint32
 	head   int
 	sorted bool
 }
 
-// rankQueues are the queues by rank, and a heap of the ranks that have places left.
+// rankQueues holds the queues by rank, and a heap of the ranks with places left.
 type rankQueues struct {
 	byRank map[uint32]*rankQueue
 	ranks  []uint64
 }
 
-// queued is for very many symbols: the places of each rank in a queue, and
-// a heap of the ranks that have any. A long word repeats few pairs, so the heap
-// is small and time is near linear. Merging a pair never makes the same pair
-// again, so a queue does not grow while it is worked off.
+// queued merges very many symbols with a queue of places per rank and a heap of the ranks with
+// places left. A long word repeats few pairs, so the heap is small and time is nearly linear.
+// Merging a pair never creates the same pair again, so a queue does not grow while it is
+// processed.
 func (w *merger) queued(m *merges, dst []uint32, wanted *watch) []uint32 {
 	n := len(w.parts)
 	list := symbolList{w.parts, make([]int32, n), make([]int32, n)}
@@ -184,9 +182,9 @@ func (w *merger) queued(m *merges, dst []uint32, wanted *watch) []uint32 {
 	return list.appendTo(dst)
 }
 
-// newRankQueues are the queues of the pairs of the parts, which are counted first:
-// growing the queues place by place would take the memory several times. It returns
-// nil once the ids are not wanted any more.
+// newRankQueues returns the queues of the pairs of parts. It counts the pairs first: growing the
+// queues place by place would take several times the memory. It returns nil if the encoding is
+// stopped.
 func newRankQueues(parts []uint64, wanted *watch) *rankQueues {
 	counts := map[uint32]int{}
 	for i, p := range parts {
@@ -227,12 +225,12 @@ func (s *rankQueues) push(rank uint32, at int32) {
 		q.sorted = false
 	}
 	if n := len(q.places); n == cap(q.places) {
-		q.places = slices.Grow(q.places, n+1) // doubling leaves less garbage than append
+		q.places = slices.Grow(q.places, n+1) // doubling leaves less garbage than append's growth
 	}
 	q.places = append(q.places, uint32(at))
 }
 
-// drop takes a rank out of the heap. It is the least or near it.
+// drop removes a rank from the heap. It is the minimum or close to it.
 func (s *rankQueues) drop(rank uint32) {
 	i, last := slices.Index(s.ranks, uint64(rank)), len(s.ranks)-1
 	s.ranks[i] = s.ranks[last]
@@ -243,7 +241,7 @@ func (s *rankQueues) drop(rank uint32) {
 	}
 }
 
-// sink restores the heap below i.
+// sink restores the heap order downwards from i.
 func sink(h []uint64, i int) {
 	for {
 		c := 2*i + 1
@@ -261,7 +259,7 @@ func sink(h []uint64, i int) {
 	}
 }
 
-// rise restores the heap above i.
+// rise restores the heap order upwards from i.
 func rise(h []uint64, i int) {
 	for i > 0 {
 		p := (i - 1) / 2

@@ -3,21 +3,20 @@ package bpe
 import "math/bits"
 
 const (
-	// smallLimit is the symbols of the longest word that is merged in one block. Measured: a heap is
-	// not faster before, and almost no words are longer.
+	// smallLimit is the maximum number of symbols that smallMerge merges. Measured: below it a
+	// heap is not faster, and almost all words are shorter.
 	smallLimit = 63
 	smallGroup = 8
 	placeBits  = 6
 )
 
-// smallMerge merges up to smallLimit symbols. Cache misses and mispredicted branches
-// dominate, so the symbols stay in place with a bit set of those that are left, the
-// least rank is taken over all places, used or not, and the two pairs that a merge
-// makes are looked up together.
+// smallMerge merges up to smallLimit symbols. Cache misses and mispredicted branches dominate, so
+// the symbols stay in place with a bit set of the remaining ones, the lowest rank is searched in
+// all places, used or not, and the two pairs that a merge creates are looked up together.
 //
-// Invariant: pairs[i] describes the merge of symbol i and the next one that is left:
-// rank, token and i, in this order of bits; noSmall if they do not merge. The last
-// place of ids stands for what is outside the word: a token that never merges.
+// Invariant: pairs[i] describes the merge of symbol i and the next remaining one: rank, token and
+// i, from the highest bits to the lowest; noSmall if they do not merge. The last entry of ids
+// stands for the outside of the word: a token that never merges.
 type smallMerge struct {
 	pairs [smallLimit + smallGroup]uint64
 	ids   [smallLimit + 1]uint32
@@ -29,10 +28,10 @@ const (
 	placeMask = 1<<placeBits - 1
 )
 
-// asciiPairs are the pairs of ASCII characters, as in smallMerge but for the place.
+// asciiPairs holds the pairs of ASCII characters in the form of smallMerge, without the place.
 type asciiPairs [1 << 14]uint64
 
-// pair is a pair with a place, as in smallMerge; rank may be noRank.
+// pair returns a pair with its place, in the form of smallMerge; rank may be noRank.
 func (m *merges) pair(rank uint32, at uint64) uint64 {
 	if rank == noRank {
 		return noSmall
@@ -40,7 +39,7 @@ func (m *merges) pair(rank uint32, at uint64) uint64 {
 	return uint64(rank)<<(packedID+placeBits) | uint64(m.result[rank])<<placeBits | at
 }
 
-// ascii appends the tokens of a word of ASCII.
+// ascii appends the tokens of an ASCII word.
 func (s *smallMerge) ascii(t *Tokenizer, word []byte, dst []uint32) []uint32 {
 	last := len(word) - 1
 	for i, b := range word[:last] {
@@ -62,8 +61,8 @@ func (s *smallMerge) parts(m *merges, parts []uint64, dst []uint32) []uint32 {
 	return s.run(m, len(parts), dst)
 }
 
-// least is the first pair to merge of those of n symbols. The compiler makes conditional moves of
-// it, for which the places have to be read first.
+// least returns the first of the pairs of n symbols to merge. The places are read first, so that
+// the compiler emits conditional moves.
 func (s *smallMerge) least(n int) uint64 {
 	a, b, c, d := noSmall, noSmall, noSmall, noSmall
 	for i := 0; i < n; i += smallGroup {
@@ -89,13 +88,13 @@ func lesser(a, b uint64) uint64 {
 	return a
 }
 
-// missed is all ones for a near value that is nearHit or more, else 0.
+// missed returns all ones if v, from the near table, is at least nearHit, else 0.
 func missed(v uint64) uint64 {
 	v >>= valueBits
 	return uint64(int64(-v) >> 63)
 }
 
-// run merges n symbols whose pairs are there but for the last one.
+// run merges n symbols whose pairs are set, except for the last one.
 func (s *smallMerge) run(m *merges, n int, dst []uint32) []uint32 {
 	end := (*[smallGroup]uint64)(s.pairs[n-1:])
 	for i := range end {
@@ -115,7 +114,7 @@ func (s *smallMerge) run(m *merges, n int, dst []uint32) []uint32 {
 		gone := bits.TrailingZeros64(behind | 1<<outside)
 		behind &= behind - 1
 		after := bits.TrailingZeros64(behind | 1<<outside)
-		before := uint64(bits.Len64(alive&(1<<at-1))-1) & placeMask // outside if there is none
+		before := uint64(bits.Len64(alive&(1<<at-1))-1) & placeMask // the outside if there is none
 		alive ^= 1 << gone
 		s.pairs[gone] = noSmall
 		s.ids[at] = joined

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestMergesAgree wants the ways of merging to give the same.
+// TestMergesAgree: all merge implementations give the same ids.
 func TestMergesAgree(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
 	for _, name := range families {
@@ -46,8 +46,8 @@ func TestMergesAgree(t *testing.T) {
 	}
 }
 
-// TestPairsListedTwice wants the later rank of a pair, wherever its ranks put it, and of each other
-// pair its own.
+// TestPairsListedTwice: a pair has its later rank, whichever table that rank belongs to, and
+// every other pair keeps its own.
 func TestPairsListedTwice(t *testing.T) {
 	const far = maxNear + 2
 	pairs, result := make([][2]uint32, far+1), make([]uint32, far+1)

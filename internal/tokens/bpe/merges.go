@@ -13,41 +13,41 @@ const (
 	maxRanks = 1<<24 - 1
 )
 
-// merges answers which pairs of tokens join, in which order, into what.
+// merges maps pairs of tokens to the rank and the result of their merge.
 //
-// Invariant: a pair is in near, or in slots with its bit in filter.
+// Invariant: a pair is in near, or in slots with its bit set in filter.
 type merges struct {
-	// near holds the pairs of low rank, which most lookups ask for, in a table that
-	// fits the processor's cache; each pair has one possible place.
+	// near holds the pairs of low rank, which most lookups hit, in a table that fits the CPU
+	// cache; each pair has one possible slot.
 	near *[1 << nearBits]uint64
-	// slots is an open-addressing table, a power of two, at most four fifths full; a slot is left
-	// id (20 bits), right id (20 bits), rank (24 bits), and all ones when empty.
+	// slots is an open-addressing table, whose size is a power of two, at most four fifths full.
+	// A slot is left id (20 bits), right id (20 bits), rank (24 bits), and all ones when empty.
 	slots []uint64
 	shift uint
-	// filter has a bit for each hash prefix of a pair in slots. Most pairs do not
-	// merge, and the filter, which fits the cache too, rules them out.
+	// filter has a bit for each hash prefix of a pair in slots. Most pairs do not merge; the
+	// filter, which also fits the cache, rules them out.
 	filter      []uint64
 	filterShift uint
 	result      []uint32    // rank -> token
-	pairs       [][2]uint32 // rank -> parts, while loading only; noPair if no text can produce it
+	pairs       [][2]uint32 // rank -> parts, only while loading; noPair if no text can produce it
 }
 
 // noPair is a pair that no text can produce.
 var noPair = [2]uint32{maxID, maxID}
 
-// filterBits is the bits of the filter for each slot.
+// filterBits is the number of filter bits per slot.
 const filterBits = 8
 
-// A pair is pairBits wide. Multiplying by an odd number loses none of them, so that the upper
-// bits of the product, which name a place, and the lower ones, its tag, are the pair.
+// A pair is pairBits wide. Multiplying by an odd number is invertible, so the upper bits of the
+// product, which select a slot, and the lower ones, the tag, together determine the pair.
 const (
 	pairBits = 2 * packedID
 	pairMask = 1<<pairBits - 1
 	pairMul  = mulC & pairMask
 )
 
-// A near place holds tag, rank and token, in this order of bits, so that what a tag leaves of it is
-// below nearHit if the tag is the same. Its uppermost bit says that it is empty.
+// A near slot holds tag, rank and token, from the highest bits to the lowest. XOR with an equal
+// tag leaves a value below nearHit. The highest bit marks an empty slot.
 const (
 	nearBits  = 15
 	tagBits   = pairBits - nearBits
@@ -58,13 +58,13 @@ const (
 	nearEmpty = 1 << 63
 )
 
-// pairProduct is the hash of a pair.
+// pairProduct returns the hash of a pair.
 func pairProduct(left, right uint32) uint64 {
 	return (uint64(left)<<packedID | uint64(right)) * pairMul & pairMask
 }
 
-// newMerges makes the tables for the pairs by rank; result is what they make. Of a pair that is listed
-// twice the later rank counts, as in the library.
+// newMerges builds the tables for the pairs by rank; result are the tokens that they merge to. Of
+// a duplicate pair the later rank counts, as in the library.
 func newMerges(pairs [][2]uint32, result []uint32) *merges {
 	m := &merges{near: new([1 << nearBits]uint64), result: result, pairs: pairs}
 	for i := range m.near {
@@ -89,7 +89,7 @@ func newMerges(pairs [][2]uint32, result []uint32) *merges {
 		}
 		v := m.nearest(pairProduct(p[0], p[1]))
 		if v < nearHit && v>>packedID < uint64(rank) {
-			m.near[pairProduct(p[0], p[1])>>tagBits] = nearEmpty // a later rank that is too high for it
+			m.near[pairProduct(p[0], p[1])>>tagBits] = nearEmpty // its later rank is too high for near
 		}
 		if v >= nearHit || v>>packedID < uint64(rank) {
 			m.putFar(p, uint32(rank))
@@ -98,7 +98,7 @@ func newMerges(pairs [][2]uint32, result []uint32) *merges {
 	return m
 }
 
-// putNear puts a pair in its near place if none of lower rank is there.
+// putNear stores a pair in its near slot, unless a pair of lower rank occupies it.
 func (m *merges) putNear(pair [2]uint32, rank uint32) bool {
 	p := pairProduct(pair[0], pair[1])
 	place := &m.near[p>>tagBits]
@@ -109,8 +109,8 @@ func (m *merges) putNear(pair [2]uint32, rank uint32) bool {
 	return true
 }
 
-// nearest is rank and token of the pair with this product, in this order of bits, or nearHit or
-// more if it has no near place.
+// nearest returns rank and token of the pair with this product, in this order of bits, or a value
+// of at least nearHit if it is not in near.
 func (m *merges) nearest(p uint64) uint64 {
 	return m.near[p>>tagBits] ^ p&tagMask<<valueBits
 }
@@ -127,7 +127,7 @@ func (m *merges) putFar(pair [2]uint32, rank uint32) {
 	m.filter[bit>>6] |= 1 << (bit & 63)
 }
 
-// rank is the order of the pair's merge, noRank if it has none.
+// rank returns the rank of the pair's merge, noRank if it does not merge.
 func (m *merges) rank(left, right uint32) uint32 {
 	p := pairProduct(left, right)
 	if v := m.nearest(p); v < nearHit {
@@ -139,7 +139,7 @@ func (m *merges) rank(left, right uint32) uint32 {
 	return m.farRank(left, right, p)
 }
 
-// farRank is rank for a pair that has no near place.
+// farRank is rank for a pair that is not in near.
 func (m *merges) farRank(left, right uint32, p uint64) uint32 {
 	key := uint64(left)<<packedID | uint64(right)
 	slots := m.slots
@@ -154,8 +154,8 @@ func (m *merges) farRank(left, right uint32, p uint64) uint32 {
 	}
 }
 
-// readMerges reads the list of pairs, "a b" or ["a","b"]; text is that of the
-// vocabulary's form.
+// readMerges reads the list of pairs, "a b" or ["a","b"]; text converts a token string as for the
+// vocabulary.
 func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool)) (*merges, error) {
 	room := bytes.Count(s.b, []byte(`,`)) + 1
 	if bytes.Count(s.b[:min(len(s.b), 64)], []byte(`[`)) > 1 {
@@ -177,8 +177,8 @@ type mergeReader struct {
 	result []uint32
 
 	both []byte // text of the two parts
-	last []byte // text of the pair before: lists that have all ways to a token have them one after the other
-	// single holds the tokens of single bytes, which many parts are.
+	last []byte // text of the preceding pair: lists that have all ways to a token have them in sequence
+	// single caches the tokens of single bytes, which are frequent parts.
 	single [256]struct {
 		id    uint32
 		known bool
@@ -242,8 +242,8 @@ func (r *mergeReader) parts() (left, right []byte, err error) {
 	return left, right, err
 }
 
-// token is the id of a part, whose text it appends to both. A part that no text
-// reaches has none.
+// token returns the id of a part and appends its text to both. reachable is false if no text can
+// produce the part.
 func (r *mergeReader) token(part []byte) (id uint32, reachable bool, err error) {
 	from := len(r.both)
 	b, reachable := r.text(r.both, part)

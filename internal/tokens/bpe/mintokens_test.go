@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// MinTokens is never above the real count, and not far below it for texts of long tokens.
+// MinTokens never exceeds the real count, and is not far below it for texts of long tokens.
 func TestMinTokensIsALowerBound(t *testing.T) {
 	const n = 1 << 15
 	for _, name := range []string{"qwen3", "gptoss", "deepseek_v3", "mistral_7b", "mistral_nemo"} {
@@ -44,7 +44,7 @@ func TestMinTokensIsALowerBound(t *testing.T) {
 	}
 }
 
-// A token that takes the white space beside it can stand for any number of bytes.
+// A token that consumes adjacent white space can stand for any number of bytes.
 func TestNoMinTokensWithStrippingTokens(t *testing.T) {
 	tok := *family(t, "qwen3")
 	tok.added = append([]AddedToken{{ID: tok.added[0].ID, Content: "<mask>", Lstrip: true}}, tok.added...)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// modelHead is the model without its tables.
+// modelHead is the model member of tokenizer.json without its tables.
 type modelHead struct {
 	Type          string   `json:"type"`
 	Dropout       *float64 `json:"dropout"`
@@ -90,10 +90,9 @@ func (t *Tokenizer) readModel(head *modelHead) error {
 	return nil
 }
 
-// prepareWords makes the tables that are asked before merging. Where words
-// that are tokens are not merged at all, a part of a word must not be taken for
-// such a word: so nothing is cut unless merging gives the same for each token
-// that a part could be.
+// prepareWords builds the tables that are consulted before merging. If words that are tokens are
+// not merged at all, a part of a word must not be mistaken for such a word, so words are cut only
+// if merging yields the same for each token that a part could be.
 func (t *Tokenizer) prepareWords() {
 	wholes := make([]bool, len(t.vocab.has))
 	t.vocab.eachSlot(func(id uint32, whole bool) { wholes[id] = whole })
@@ -114,8 +113,8 @@ func (t *Tokenizer) prepareWords() {
 	t.joints = newJoints(t.vocab, true)
 }
 
-// mergesBytes reports whether a merge takes or makes a token that stands for a
-// byte: the text of such a token is not what it stands for.
+// mergesBytes reports whether a merge consumes or produces a byte token: the text of such a token
+// differs from what it stands for.
 func (t *Tokenizer) mergesBytes() bool {
 	for rank, p := range t.merges.pairs {
 		for _, b := range t.sp.bytes {
@@ -148,8 +147,8 @@ func (t *Tokenizer) byteSymbols() error {
 	return nil
 }
 
-// spaceSymbols finds the token of each character and of each byte, and whether
-// text may be cut before spaces.
+// spaceSymbols finds the token of each character and of each byte, and whether text may be cut
+// before spaces.
 func (t *Tokenizer) spaceSymbols() error {
 	for b := range 256 {
 		token := fmt.Sprintf("<0x%02X>", b)
@@ -198,7 +197,7 @@ func (t *Tokenizer) pairASCII() {
 	}
 }
 
-// onlyRune is the character that b is, if it is one.
+// onlyRune returns the character that b consists of, if it is exactly one.
 func onlyRune(b []byte) (rune, bool) {
 	var first rune
 	n := 0
@@ -212,8 +211,8 @@ func onlyRune(b []byte) (rune, bool) {
 	return first, n == 1
 }
 
-// spaceJoins reports whether a merge joins something that ends in a non-space to
-// something that begins with a space. Only tokens that merges make matter.
+// spaceJoins reports whether any merge joins a part that ends in a non-space to a part that
+// starts with a space. Only tokens that merges produce matter.
 func (t *Tokenizer) spaceJoins() bool {
 	for _, id := range t.merges.result {
 		b := t.vocab.bytes(id)
@@ -226,9 +225,9 @@ func (t *Tokenizer) spaceJoins() bool {
 	return false
 }
 
-// markWhole finds the tokens that merging their own text yields: only those may
-// be looked up instead of merged. Where words that are tokens are not merged, the
-// answer is only asked for tokens with more than ASCII.
+// markWhole marks the tokens that merging their own text yields: only those may be looked up
+// instead of merged. If words that are tokens are not merged, only tokens with non-ASCII text
+// need the mark.
 func (t *Tokenizer) markWhole() {
 	var w merger
 	var out []uint32

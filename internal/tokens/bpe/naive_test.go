@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// naive is a second implementation of the model: words by the splitter, each
-// merged over strings, by the text of tokenizer.json and nothing else.
+// naive is an independent implementation of the model: words from the splitter, each merged over
+// strings, using only the text of tokenizer.json.
 type naive struct {
 	vocab  map[string]uint32
 	ranks  map[[2]string]int
@@ -72,7 +72,7 @@ func newNaive(t testing.TB, name string) *naive {
 	return n
 }
 
-// cut calls text and token in order for the leftmost, longest tokens of a list.
+// cut calls text and token in order for the leftmost, longest matches of the tokens.
 func cut(s string, tokens []AddedToken, text func(string), token func(uint32)) {
 	from := 0
 	for i := 0; i < len(s); {

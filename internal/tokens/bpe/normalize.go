@@ -8,10 +8,10 @@ import (
 	"unicode/utf8"
 )
 
-// The algorithm is the canonical composition of the Unicode standard (UAX 15)
-// on tables that were probed in the reference library, whose marks and
-// compositions are those of an older Unicode. golang.org/x/text is not used: it
-// inserts U+034F after 30 marks and composes some astral pairs wrongly.
+// The algorithm is the canonical composition of the Unicode standard (UAX 15). Its tables were
+// probed from the reference library, whose marks and compositions are those of an older Unicode
+// version. golang.org/x/text is not used: it inserts U+034F after 30 marks and composes some
+// astral pairs wrongly.
 
 // Hangul syllables are composed by arithmetic (Unicode standard, section 3.12).
 const (
@@ -26,9 +26,8 @@ var (
 	combiningClass = map[rune]uint8{}
 )
 
-// initNormal fills the tables and returns the code points at which the quick
-// check has to stop: marks, second halves of compositions, and all that does
-// not compose to itself.
+// initNormal fills the tables and returns the code points at which the quick check must stop:
+// marks, second halves of compositions, and code points that do not compose to themselves.
 func initNormal() []rune {
 	var flagged []rune
 	readDecompositions(decompositions, decomposition)
@@ -65,8 +64,8 @@ func initNormal() []rune {
 // highBits are set in bytes that are not ASCII.
 const highBits = 0x8080808080808080
 
-// composeAt is the offset of the first code point at or after i that NFC may
-// change or join to its neighbour, or len(s).
+// composeAt returns the offset of the first code point at or after i that NFC may change or join
+// to its neighbour, or len(s).
 func composeAt(s string, i int) int {
 	b := bytesOf(s)
 	for i < len(s) {
@@ -86,8 +85,8 @@ func composeAt(s string, i int) int {
 	return i
 }
 
-// appendNFC appends the NFC form of s, which is valid UTF-8, or a part of it once it
-// is stopped.
+// appendNFC appends the NFC form of s, which must be valid UTF-8. Once stopped, it appends only a
+// part.
 func appendNFC(dst []byte, s string, wanted *watch) []byte {
 	var n normalizer
 	for at := 0; at < len(s); {
@@ -95,8 +94,8 @@ func appendNFC(dst []byte, s string, wanted *watch) []byte {
 		if hit == len(s) {
 			return append(dst, s[at:]...)
 		}
-		// The stretch to normalize runs from the quiet code point before the
-		// hit to the next quiet one: quiet ones never join what is before them.
+		// Normalize from the quiet code point before the hit to the next quiet one: quiet code
+		// points never join to what precedes them.
 		from := hit
 		if from > at {
 			_, size := utf8.DecodeLastRuneInString(s[at:hit])
@@ -159,10 +158,10 @@ func readDecompositions(rows string, to map[rune][]rune) {
 // normalizer is the state of a normalization.
 type normalizer struct {
 	marks      []mark
-	compatible bool // NFKC: compatibility decompositions, too
+	compatible bool // NFKC: compatibility decompositions too
 }
 
-// mark is a code point and its canonical combining class, 0 of a starter.
+// mark is a code point and its canonical combining class, 0 for a starter.
 type mark struct {
 	rune  rune
 	class uint8
@@ -209,8 +208,8 @@ func (n *normalizer) decompose(s string) {
 
 func (n *normalizer) push(r rune) { n.marks = append(n.marks, mark{r, combiningClass[r]}) }
 
-// reorder sorts each run of marks by combining class, keeping the order of
-// equals: by counting, so that a long run takes linear time.
+// reorder sorts each run of marks by combining class. It is a stable counting sort, so a long run
+// takes linear time.
 func (n *normalizer) reorder() {
 	for i := 0; i < len(n.marks); i++ {
 		j := i

@@ -5,16 +5,15 @@ import (
 	"unicode/utf8"
 )
 
-// pipeline runs the stages of tokenizer.json one after the other, each as the
-// library does it. Tokenizers of the usual shapes have fast paths instead
-// (splitter, spaceModel).
+// pipeline runs the stages of tokenizer.json in sequence, as the library does. Tokenizers of the
+// usual shapes have fast paths instead (splitter, spaceModel).
 type pipeline struct {
 	normalizers []normalizeStage
 	splitters   []splitStage
-	// finish appends the ids of one word, in the form in which the last stage left it.
+	// finish appends the ids of one word in the form that the last stage produced.
 	finish func(enc *encoder, dst []uint32, word string) []uint32
-	// bytes: the last stage is ByteLevel of a byte-level model. Its words are kept
-	// as they are instead of being written in its alphabet.
+	// bytes: the last stage is ByteLevel of a byte-level model. Its words stay bytes; they are
+	// not written in its alphabet.
 	bytes bool
 }
 
@@ -24,15 +23,14 @@ type normalizeStage func(enc *encoder, s string) string
 // splitStage is a pre-tokenizer: it calls next for each part of a piece.
 type splitStage func(enc *encoder, p piece, next func(piece))
 
-// piece is a part of a text between added tokens; first: the text begins
-// with it.
+// piece is a part of a text between added tokens; first: it is the start of the text.
 type piece struct {
 	text  string
 	first bool
 }
 
-// matcher finds what a stage splits at: from is where the next match at or
-// after i begins.
+// matcher finds the matches that a stage splits at: it returns the next match that starts at or
+// after i.
 type matcher func(enc *encoder, s string, i int) (from, to int, ok bool)
 
 func (p *pipeline) normalized(enc *encoder, s string) string {
@@ -63,8 +61,8 @@ func (p *pipeline) encode(enc *encoder, dst []uint32, text piece) []uint32 {
 	return dst
 }
 
-// pipelined is stretch for a tokenizer with a pipeline. It begins at offset base
-// of the whole text.
+// pipelined is stretch for a tokenizer with a pipeline. base is the offset of s in the whole
+// text.
 func (enc *encoder) pipelined(dst []uint32, s string, base int) []uint32 {
 	p := enc.t.pipe
 	s = p.normalized(enc, s)
@@ -87,7 +85,7 @@ func (enc *encoder) pipelined(dst []uint32, s string, base int) []uint32 {
 	return dst
 }
 
-// behavior is how the matches that a text is split at are joined to the rest.
+// behavior defines how the matches that a text is split at are joined to the rest.
 type behavior uint8
 
 const (
@@ -103,7 +101,8 @@ var behaviors = map[string]behavior{
 	"MergedWithNext": behaveMergedWithNext, "Contiguous": behaveContiguous,
 }
 
-// split makes a stage of matches. With invert the matches are what lies between.
+// split returns a stage that splits at matches. With invert the text between them counts as the
+// matches.
 func split(find matcher, how behavior, invert bool) splitStage {
 	return func(enc *encoder, p piece, next func(piece)) {
 		g := gather{p: p, how: how, next: next}
@@ -128,11 +127,11 @@ type gather struct {
 	how  behavior
 	next func(piece)
 
-	from, to int // not passed to next yet
+	from, to int // not yet passed to next
 	match    bool
 }
 
-// add takes the next range.
+// add appends the next range.
 func (g *gather) add(from, to int, match bool) {
 	if from == to {
 		return
@@ -166,7 +165,7 @@ func (g *gather) flush() {
 	}
 }
 
-// literalMatches finds a string.
+// literalMatches matches a string.
 func literalMatches(s string) matcher {
 	return func(_ *encoder, text string, i int) (int, int, bool) {
 		k := strings.Index(text[i:], s)
@@ -174,12 +173,12 @@ func literalMatches(s string) matcher {
 	}
 }
 
-// regexMatches finds the matches of a pattern.
+// regexMatches matches a pattern.
 func regexMatches(re *regex) matcher {
 	return func(enc *encoder, text string, i int) (int, int, bool) { return enc.match.find(re, text, i) }
 }
 
-// classMatches finds single code points of a generated class.
+// classMatches matches single code points of a generated class.
 func classMatches(name string) matcher {
 	set := namedSet(name)
 	return func(_ *encoder, text string, i int) (int, int, bool) {
@@ -224,7 +223,7 @@ var normalizeStages = map[string]func(c component) (normalizeStage, error){
 	},
 }
 
-// patternMatches is the matcher of a component's pattern.
+// patternMatches returns the matcher of a component's pattern.
 func patternMatches(c component) (matcher, error) {
 	switch {
 	case c.Pattern.String != nil && *c.Pattern.String != "":
@@ -269,7 +268,8 @@ var splitStages = map[string]func(c component) (splitStage, error){
 	"Metaspace": metaspaceStage,
 }
 
-// byteLevelStage splits by GPT-2's pattern; write makes its stand-ins of the bytes of a word.
+// byteLevelStage splits by GPT-2's pattern; write encodes the bytes of a word in the byte
+// alphabet.
 func byteLevelStage(c component, write func(word []byte) string) splitStage {
 	prefix := c.AddPrefixSpace == nil || *c.AddPrefixSpace
 	words := c.UseRegex == nil || *c.UseRegex
@@ -293,7 +293,7 @@ func byteLevelStage(c component, write func(word []byte) string) splitStage {
 	}
 }
 
-// metaspaceStage writes U+2581 for spaces and splits before each.
+// metaspaceStage replaces spaces by U+2581 and splits before each.
 func metaspaceStage(c component) (splitStage, error) {
 	mark := c.Replacement
 	if utf8.RuneCountInString(mark) != 1 {
@@ -316,7 +316,7 @@ func metaspaceStage(c component) (splitStage, error) {
 	}, nil
 }
 
-// prependScheme is Metaspace's, also as older files spell it.
+// prependScheme returns Metaspace's prepend_scheme, also from the spelling of older files.
 func (c component) prependScheme() (string, error) {
 	scheme := c.PrependScheme
 	if scheme == "" {
@@ -331,8 +331,8 @@ func (c component) prependScheme() (string, error) {
 	return scheme, nil
 }
 
-// newPipeline makes the stages of normalizers and pre-tokenizers. With bytes the
-// last one is ByteLevel, for a byte-level model.
+// newPipeline builds the stages of the normalizers and pre-tokenizers. With bytes the last one is
+// ByteLevel of a byte-level model.
 func newPipeline(norm, pre []component, bytes bool) (*pipeline, error) {
 	p := &pipeline{bytes: bytes}
 	var err error
@@ -353,7 +353,7 @@ func newPipeline(norm, pre []component, bytes bool) (*pipeline, error) {
 	return p, nil
 }
 
-// stagesOf makes a stage of each component.
+// stagesOf builds a stage for each component.
 func stagesOf[S any](what string, kinds map[string]func(component) (S, error), components []component) (stages []S, err error) {
 	for _, c := range components {
 		make, ok := kinds[c.Type]

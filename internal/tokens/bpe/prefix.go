@@ -12,32 +12,31 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/freelist"
 )
 
-// Cache remembers the ids of whole prompts, so that the next turn of a
-// conversation costs its own text only. Prompts are reused up to the last hard
-// cut that they share: the end of a special token whose match nothing behind it
-// can change. What is reused was compared byte by byte, so no input can make
-// another one's ids wrong. It is safe for concurrent use and bounded in bytes;
-// the least recently used prompts go first.
+// Cache caches the ids of whole prompts, so that the next turn of a conversation costs only its
+// own text. A prompt reuses the ids up to the last hard cut that it shares with a cached one: the
+// end of a special token whose match no following text can change. Reused text is compared byte
+// by byte, so a hash collision cannot cause wrong ids. It is safe for concurrent use and bounded
+// in bytes; the least recently used prompts are evicted first.
 type Cache struct {
 	t    *Tokenizer
 	max  int
 	seed maphash.Seed
 
 	mu     sync.Mutex
-	blocks map[uint64]*conversation // digest of a prompt's first n blocks -> who has them
-	recent *list.List               // of *conversation, the latest first
+	blocks map[uint64]*conversation // digest of a prompt's first n blocks -> a conversation that has them
+	recent *list.List               // of *conversation, most recently used first
 	bytes  int
-	once   [onceSize]uint64    // digests that came, by their low bits
-	texts  freelist.List[byte] // of conversations that were dropped
+	once   [onceSize]uint64    // digests seen before, by their low bits
+	texts  freelist.List[byte] // of evicted conversations
 	ids    freelist.List[uint32]
 }
 
 // conversation is a prompt up to its last hard cut.
 //
-// Invariant: text, ids and cuts only grow, and only behind what is there: a
-// slice taken under the lock may be read after it. The last cut is the end of
-// text and ids. digests[i] is that of the first i+1 blocks. A conversation that was
-// dropped, which has no place, loses text and ids when its last reader leaves.
+// Invariant: text, ids and cuts are append-only, so a slice taken under the lock stays readable
+// after it is released. The last cut is the end of text and ids. digests[i] is the digest of the
+// first i+1 blocks. An evicted conversation has a nil place; its text and ids are recycled when
+// its last reader leaves.
 type conversation struct {
 	text    []byte
 	ids     []uint32
@@ -46,42 +45,43 @@ type conversation struct {
 	values  map[ValuesKey][]uint64
 	size    int
 	place   *list.Element
-	readers int // calls of Encode between find and leave
+	readers int // Encode calls between find and leave
 }
 
-// hardCut is a place in a text and the number of ids before it.
+// hardCut is an offset in a text and the number of ids before it.
 type hardCut struct{ text, ids int }
 
 const (
-	// prefixBlock is the bytes of text between two digests. Shorter prompts are
-	// not kept: encoding them costs less than a lookup saves.
+	// prefixBlock is the number of bytes per digest. Shorter prompts are not kept: encoding them
+	// costs less than a lookup saves.
 	prefixBlock = 2048
 	// cutDistance is the least number of bytes between two recorded cuts.
 	cutDistance = 256
-	// conversationCost is about what a conversation takes beside its slices.
+	// conversationCost is the approximate overhead of a conversation, in bytes, in addition to
+	// its slices.
 	conversationCost = 512
-	// freshText is how much text is kept that came for the first time. More of it is
-	// kept when it comes again: most long prompts never do.
+	// freshText is the maximum text, in bytes, that is kept at its first occurrence. More of it
+	// is kept when it occurs again: most long prompts never do.
 	freshText = 64 << 10
 	onceSize  = 1 << 14
-	// maxBlocks bounds the digests of a prompt; the rest is not kept.
+	// maxBlocks bounds the digests of a prompt; the remainder of the prompt is not kept.
 	maxBlocks = 4096
 )
 
-// NewCache makes a cache of at most maxBytes, of which an eighth is for what was
-// dropped and serves again.
+// NewCache returns a cache of at most maxBytes, an eighth of which holds recycled memory of
+// evicted conversations.
 func NewCache(t *Tokenizer, maxBytes int) *Cache {
 	dropped := maxBytes / 8
 	return &Cache{t: t, max: maxBytes - dropped, seed: maphash.MakeSeed(), blocks: map[uint64]*conversation{}, recent: list.New(),
 		texts: freelist.List[byte]{Limit: dropped / 2}, ids: freelist.List[uint32]{Limit: dropped / 2 / 4}}
 }
 
-// Prefix tells what the cache knows of a prompt that was just encoded. The zero
-// value knows nothing.
+// Prefix describes what the cache holds of a prompt that was just encoded. The zero value holds
+// nothing.
 type Prefix struct {
 	// Reused is the number of leading ids that came from the cache.
 	Reused int
-	// Kept is the number of leading ids that the cache now has.
+	// Kept is the number of leading ids that the cache now holds.
 	Kept int
 
 	cache *Cache
@@ -129,7 +129,7 @@ func (c *Cache) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, add
 	}
 	p := Prefix{Reused: cut.ids, Kept: cut.ids, cache: c, entry: entry}
 	if len(text)-cut.text > freshText {
-		// What came before ends in the block behind, if not at its start.
+		// The text seen before may extend into the block after the known ones.
 		w.cuts = w.cuts[:sort.Search(len(w.cuts), func(i int) bool { return again == 0 || w.cuts[i].text > (again+1)*prefixBlock })]
 	}
 	if n := len(w.cuts); n > 0 && w.cuts[n-1].text <= maxBlocks*prefixBlock {
@@ -142,7 +142,7 @@ func (c *Cache) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, add
 	return dst, p, nil
 }
 
-// digest appends a digest for each prefix of whole blocks.
+// digest appends the digest of each prefix of whole blocks.
 func (c *Cache) digest(dst []uint64, text string, addSpecial bool) []uint64 {
 	var h uint64
 	if addSpecial {
@@ -155,15 +155,15 @@ func (c *Cache) digest(dst []uint64, text string, addSpecial bool) []uint64 {
 	return dst
 }
 
-// snapshot is what may be read of a conversation without the lock.
+// snapshot is the part of a conversation that may be read without the lock.
 type snapshot struct {
 	text []byte
 	ids  []uint32
 	cuts []hardCut
 }
 
-// find is the conversation that shares most blocks, and the number of leading
-// blocks that came before, kept or not.
+// find returns the conversation that shares the most blocks, and the number of leading blocks
+// that were seen before, kept or not. The caller must call leave.
 func (c *Cache) find(digests []uint64) (e *conversation, known snapshot, again int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,7 +184,7 @@ func (c *Cache) find(digests []uint64) (e *conversation, known snapshot, again i
 	return nil, snapshot{}, again
 }
 
-// leave ends what find began; nothing that it returned may be read any more.
+// leave releases the conversation returned by find; its snapshot must not be read afterwards.
 func (c *Cache) leave(e *conversation) {
 	if e == nil {
 		return
@@ -195,7 +195,7 @@ func (c *Cache) leave(e *conversation) {
 	c.reclaim(e)
 }
 
-// reclaim keeps the memory of a dropped conversation that nobody reads.
+// reclaim recycles the memory of an evicted conversation without readers.
 func (c *Cache) reclaim(e *conversation) {
 	if e.place == nil && e.readers == 0 {
 		c.texts.Give(e.text)
@@ -204,7 +204,7 @@ func (c *Cache) reclaim(e *conversation) {
 	}
 }
 
-// reusable is the last cut up to which the texts are the same.
+// reusable returns the last cut up to which the texts are equal.
 func (s snapshot) reusable(text string) hardCut {
 	n := commonPrefix(s.text, bytesOf(text))
 	i := sort.Search(len(s.cuts), func(i int) bool { return s.cuts[i].text > n })
@@ -233,8 +233,8 @@ func commonPrefix(a, b []byte) int {
 	return i
 }
 
-// keep remembers text up to the last cut of w.cuts: it extends the conversation
-// that was reused if that ends at cut, else it makes another.
+// keep stores text up to the last cut of w.cuts. It extends the reused conversation if that ends
+// at cut, else it creates another.
 func (c *Cache) keep(enc *encoder, entry *conversation, known snapshot, cut hardCut, text string, ids []uint32) *conversation {
 	last := enc.cuts[len(enc.cuts)-1]
 	if entry != nil && cut.text == len(known.text) && cut.text > 0 {
@@ -269,11 +269,10 @@ func (c *Cache) keep(enc *encoder, entry *conversation, known snapshot, cut hard
 	return e
 }
 
-// roomy is a length with room for another turn.
+// roomy returns a capacity that leaves room for another turn.
 func roomy(n int) int { return n + n/8 + 256 }
 
-// extend grows a conversation from cut to last; false if somebody else was
-// faster.
+// extend grows a conversation from cut to last; false if another goroutine was faster.
 func (c *Cache) extend(enc *encoder, e *conversation, cut, last hardCut, text string, ids []uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -291,7 +290,8 @@ func (c *Cache) extend(enc *encoder, e *conversation, cut, last hardCut, text st
 	return true
 }
 
-// register lists the digests of e from one on, counts its bytes and makes room.
+// register indexes the digests of e from index from on, counts its bytes and evicts the oldest
+// conversations.
 func (c *Cache) register(e *conversation, from int) {
 	for _, d := range e.digests[from:] {
 		c.blocks[d] = e
@@ -328,26 +328,26 @@ func (c *Cache) drop(e *conversation) {
 	c.reclaim(e)
 }
 
-// Bytes is what the cache holds now.
+// Bytes returns the memory in use, in bytes.
 func (c *Cache) Bytes() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.bytes
 }
 
-// ValuesKey names a list of values that somebody computes from ids, such as
-// chained block hashes: value i depends on the first (i+1)*Stride ids and on
-// Seed only. Stride is positive.
+// ValuesKey identifies a list of values that a caller derives from ids, such as chained block
+// hashes: value i depends only on the first (i+1)*Stride ids and on Seed. Stride must be
+// positive.
 type ValuesKey struct {
 	Seed   uint64
 	Stride int
 }
 
-// maxValues bounds the lists of a conversation.
+// maxValues bounds the number of lists per conversation.
 const maxValues = 8
 
-// Values appends the values under key that were stored for the ids of this
-// prompt. They are valid for its first len/Stride ids.
+// Values appends the values stored under key for the ids of this prompt. They cover its first
+// n*Stride ids, n being the number of values appended.
 func (p Prefix) Values(dst []uint64, key ValuesKey) []uint64 {
 	if p.entry == nil {
 		return dst
@@ -358,8 +358,8 @@ func (p Prefix) Values(dst []uint64, key ValuesKey) []uint64 {
 	return append(dst, v[:min(len(v), p.Kept/key.Stride)]...)
 }
 
-// SetValues stores values of this prompt's ids; those beyond what the cache
-// keeps are left out.
+// SetValues stores values derived from this prompt's ids. Values for ids that the cache does not
+// keep are dropped.
 func (p Prefix) SetValues(key ValuesKey, values []uint64) {
 	if p.entry == nil {
 		return

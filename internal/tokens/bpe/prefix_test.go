@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// chatMarks are, for each family, how a message begins and ends.
+// chatMarks are the start and the end of a message, by family.
 var chatMarks = map[string][2]string{
 	"qwen3":        {"<|im_start|>user\n", "<|im_end|>\n"},
 	"deepseek_v3":  {"<｜User｜>", "<｜end▁of▁sentence｜>"},
@@ -19,8 +19,8 @@ var chatMarks = map[string][2]string{
 	"mistral_7b":   {"[INST] ", " [/INST] x</s>"},
 }
 
-// TestCacheGivesTheIDsOfEncode grows, branches and edits conversations, and
-// wants what encoding without a cache gives.
+// TestCacheGivesTheIDsOfEncode grows, branches and edits conversations; the ids equal those of
+// encoding without a cache.
 func TestCacheGivesTheIDsOfEncode(t *testing.T) {
 	for _, name := range families {
 		t.Run(name, func(t *testing.T) {
@@ -38,7 +38,7 @@ func TestCacheGivesTheIDsOfEncode(t *testing.T) {
 				switch r.IntN(4) {
 				case 0, 1:
 					s += turn()
-				case 2: // another continuation of a part, cut anywhere
+				case 2: // another continuation of a prefix, cut anywhere
 					s = strings.ToValidUTF8(s[:r.IntN(len(s)+1)], "") + turn()
 				case 3:
 				}
@@ -70,8 +70,7 @@ func TestCacheGivesTheIDsOfEncode(t *testing.T) {
 	}
 }
 
-// checkValues keeps running sums of the ids as values and wants to get back
-// none but those of this prompt.
+// checkValues stores running sums of the ids as values. Values returns only those of this prompt.
 func checkValues(t *testing.T, p Prefix, ids []uint32) {
 	t.Helper()
 	key := ValuesKey{Seed: 9, Stride: 16}
@@ -94,8 +93,7 @@ func checkValues(t *testing.T, p Prefix, ids []uint32) {
 	}
 }
 
-// TestCacheCostsOnlyTheNewTurn wants a next turn to reuse all but the end of the
-// prompt before it.
+// TestCacheCostsOnlyTheNewTurn: the next turn reuses all but the end of the previous prompt.
 func TestCacheCostsOnlyTheNewTurn(t *testing.T) {
 	tok := family(t, "qwen3")
 	c := NewCache(tok, 1<<24)
@@ -116,7 +114,7 @@ func TestCacheCostsOnlyTheNewTurn(t *testing.T) {
 	}
 }
 
-// conversationText is a Qwen chat of messages with about size bytes.
+// conversationText returns a Qwen chat of messages with about size bytes.
 func conversationText(messages, size int) string {
 	var b strings.Builder
 	for i := range messages {
@@ -157,8 +155,8 @@ func TestCacheConcurrently(t *testing.T) {
 	wg.Wait()
 }
 
-// What a call of Encode reads is not overwritten when the conversation is dropped, but
-// serves the next conversations after that call.
+// A conversation's text is not overwritten while a call of Encode reads it, even if it is
+// evicted; afterwards its memory is reused.
 func TestDroppedConversationsServeAgain(t *testing.T) {
 	tok := family(t, "qwen3")
 	c := NewCache(tok, 1<<20)
@@ -198,8 +196,8 @@ func TestDroppedConversationsServeAgain(t *testing.T) {
 	}
 }
 
-// Long prompts that come once leave nothing behind; what two of them share is kept
-// when it came again.
+// Long prompts that occur once are not kept; the part that two of them share is kept when it
+// occurs again.
 func TestLongPromptsAreKeptWhenTheyComeAgain(t *testing.T) {
 	tok := family(t, "qwen3")
 	c := NewCache(tok, 16<<20)

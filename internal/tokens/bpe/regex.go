@@ -5,40 +5,40 @@ import (
 	"unicode/utf8"
 )
 
-// regex is a compiled split pattern. It is immutable; a regexSearch runs it.
+// regex is a compiled split pattern. It is immutable; run it with a regexSearch.
 type regex struct{ match step }
 
-// step matches what is left of a pattern at byte i of the text: it returns where
-// the match ends, or -1. The continuation of each part is known when the pattern
-// is compiled, so that matching allocates nothing.
+// step matches the rest of a pattern at byte i of the text. It returns the end of the match, or
+// -1. The continuation of each part is bound when the pattern is compiled, so matching allocates
+// nothing.
 type step func(m *regexSearch, i int) int
 
 const (
 	maxProgram = 4000 // steps of a pattern
-	// A text may take freeWork + workPerByte for each of its bytes, in code points
-	// tried. Beyond it the text gets no ids: backtracking is exponential for some
-	// patterns, and quadratic for many.
+	// A text may take freeWork + workPerByte per byte, counted in code points tried. A text that
+	// exceeds it gets no ids: backtracking is exponential for some patterns, and quadratic for
+	// many.
 	workPerByte = 200
 	freeWork    = 1 << 20
-	// maxDepth bounds the turns of a repeated group, each of which takes stack.
+	// maxDepth bounds the iterations of a repeated group, each of which takes stack.
 	maxDepth = 1 << 15
 )
 
 // regexSearch is the state of the searches in one text.
 type regexSearch struct {
 	text  string
-	work  int // left; negative once the text took too much
+	work  int // remaining; negative once the text exceeded its limit
 	depth int
 }
 
 // allow sets the work that a text of the given size may take.
 func (m *regexSearch) allow(bytes int) { m.work, m.depth = freeWork+workPerByte*bytes, 0 }
 
-// exceeded reports whether the text took more work than it may; no result since
-// allow is valid then.
+// exceeded reports whether the text exceeded its work limit. If so, no result since allow is
+// valid.
 func (m *regexSearch) exceeded() bool { return m.work < 0 }
 
-// find is the first match in s that begins at or after i.
+// find returns the first match in s that starts at or after i.
 func (m *regexSearch) find(re *regex, s string, i int) (from, to int, ok bool) {
 	m.text = s
 	for ; i < len(s) && !m.exceeded(); i++ {
@@ -53,8 +53,7 @@ func (m *regexSearch) find(re *regex, s string, i int) (from, to int, ok bool) {
 	return len(s), len(s), false
 }
 
-// compileRegex refuses patterns whose meaning is not certain, and those that
-// match the empty string.
+// compileRegex rejects patterns whose meaning is uncertain or that match the empty string.
 func compileRegex(text string) (*regex, error) {
 	n, err := parseRegex(text)
 	if err != nil {
@@ -103,7 +102,7 @@ type regexCompiler struct {
 	loops bool // a group that may be empty is repeated without a limit
 }
 
-// compile makes the step that matches n and then next.
+// compile returns the step that matches n and then next.
 func (c *regexCompiler) compile(n *regexNode, next step) step {
 	if c.size++; c.size > maxProgram {
 		return next
@@ -170,9 +169,8 @@ func (c *regexCompiler) compile(n *regexNode, next step) step {
 	}
 }
 
-// repeatSet takes least to most code points of a set (no limit if most is
-// negative), as many as it can, and gives them back one by one unless it is
-// possessive.
+// repeatSet matches least to most code points of a set (no limit if most is negative): as many as
+// possible, giving them back one by one unless it is possessive.
 func repeatSet(set *runeSet, least, most int, possessive bool, next step) step {
 	return func(m *regexSearch, i int) int {
 		count := 0

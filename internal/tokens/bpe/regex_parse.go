@@ -6,10 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// Split patterns that no splitter was written for are run by this engine. It
-// has the part of Oniguruma's language that the patterns of language models use,
-// with the meaning that the reference library gives it; every other construct is
-// refused by name.
+// This engine runs the split patterns that have no splitter of their own. It supports the part of
+// Oniguruma's syntax that the patterns of language models use, with the meaning that the
+// reference library gives it; every other construct is rejected by name.
 
 // regexOp is the kind of a node.
 type regexOp uint8
@@ -20,7 +19,7 @@ const (
 	opAlt                      // the first of subs that leads to a match
 	opRepeat                   // subs[0], min to max times; no limit if max is negative
 	opLook                     // subs[0] matches here, or not
-	opAtomic                   // the first match of subs[0], never another one
+	opAtomic                   // the first match of subs[0], without backtracking
 	opLineEnd                  // $: the end of the text or of any line
 	opWordBound                // \b
 )
@@ -35,7 +34,7 @@ type regexNode struct {
 	not        bool // negative look ahead
 }
 
-// maxRepeat and maxNesting bound what a pattern may ask for.
+// maxRepeat and maxNesting bound a pattern.
 const (
 	maxRepeat  = 1000
 	maxNesting = 50
@@ -62,7 +61,7 @@ func (p *regexParser) refuse(what string) error {
 	return unsupported("%s in the pattern %q", what, p.text)
 }
 
-// next reports whether the pattern goes on with s, and steps over it.
+// next reports whether the pattern continues with s, and skips it if so.
 func (p *regexParser) next(s string) bool {
 	if !strings.HasPrefix(p.text[p.at:], s) {
 		return false
@@ -71,7 +70,7 @@ func (p *regexParser) next(s string) bool {
 	return true
 }
 
-// peek is the next byte, 0 at the end.
+// peek returns the next byte, 0 at the end.
 func (p *regexParser) peek() byte {
 	if p.at == len(p.text) {
 		return 0
@@ -79,7 +78,7 @@ func (p *regexParser) peek() byte {
 	return p.text[p.at]
 }
 
-// nest counts a level of nesting until the returned function is called.
+// nest counts a nesting level until the returned function is called.
 func (p *regexParser) nest() (func(), error) {
 	if p.depth++; p.depth > maxNesting {
 		return nil, p.refuse("deep nesting")
@@ -113,7 +112,7 @@ func (p *regexParser) alternatives() (*regexNode, error) {
 	}
 }
 
-// quantified reads the quantifier behind an atom, if there is one.
+// quantified reads the quantifier after an atom, if there is one.
 func (p *regexParser) quantified(n *regexNode) (*regexNode, error) {
 	rep := &regexNode{op: opRepeat, subs: []*regexNode{n}}
 	switch {
@@ -145,7 +144,7 @@ func (p *regexParser) quantified(n *regexNode) (*regexNode, error) {
 	return rep, nil
 }
 
-// interval reads what follows the brace of {n}, {n,}, {,m} or {n,m}.
+// interval reads the rest of {n}, {n,}, {,m} or {n,m} after the brace.
 func (p *regexParser) interval(rep *regexNode) error {
 	low, hasLow := p.number()
 	rep.min, rep.max = low, low
@@ -199,8 +198,8 @@ func (p *regexParser) atom() (*regexNode, error) {
 	return &regexNode{op: opSet, set: set}, err
 }
 
-// cased is the set of ranges, with both cases of each letter where case is
-// ignored: known for ASCII letters only, of which s and k have a third form.
+// cased returns the set of ranges, extended by both cases of each letter if case is ignored. That
+// is supported for ASCII letters only, of which s and k have a third form.
 func (p *regexParser) cased(ranges [][2]rune) (*runeSet, error) {
 	if !p.fold {
 		return newRuneSet(ranges), nil
@@ -225,8 +224,7 @@ func (p *regexParser) cased(ranges [][2]rune) (*runeSet, error) {
 	return newRuneSet(out), nil
 }
 
-// regexGroups are the groups by what begins them; others that begin with "(?" or
-// "(*" are refused.
+// regexGroups are the groups by their opening; others that start with "(?" or "(*" are rejected.
 var regexGroups = []struct {
 	begin string
 	node  regexNode
@@ -242,7 +240,7 @@ var regexGroups = []struct {
 	{begin: "(", node: regexNode{op: opSeq}},
 }
 
-// foldedPairs are letters that match one letter together when case is ignored.
+// foldedPairs are pairs of letters that match a single letter when case is ignored.
 var foldedPairs = []string{"ss", "ff", "fi", "fl", "st"}
 
 func (p *regexParser) group() (*regexNode, error) {
@@ -275,17 +273,17 @@ func (p *regexParser) group() (*regexNode, error) {
 	return nil, p.refuse("a group")
 }
 
-// regexEscapes are the escapes that stand for one code point, regexClasses those
-// that stand for a class; the capital letter is its inverse.
+// regexEscapes are the escapes that stand for one code point, regexClasses those that stand for a
+// class; the capital letter denotes its inverse.
 var (
 	regexEscapes = map[byte]rune{'t': '\t', 'n': '\n', 'r': '\r', 'f': '\f', 'v': '\v'}
 	regexClasses = map[byte]string{'s': "WS", 'd': "OnigDigit", 'w': "OnigWord"}
 )
 
-// regexProperties are the generated classes that patterns name as in \p{L}.
+// regexProperties are the generated classes that patterns may name as in \p{L}.
 const regexProperties = " L N M P S Z Lu Ll Lt Lm Lo Nd Nl No Mn Mc Han Hiragana Katakana Hangul Latin Cyrillic Greek Arabic Hebrew Thai Devanagari "
 
-// latinNumbers are in \w, but not where it stands in a bracketed class.
+// latinNumbers are in \w, except inside a bracketed class.
 var latinNumbers = newRuneSet([][2]rune{{0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}})
 
 // codePoints reads a code point or an escape that stands for one or for a class.
@@ -376,8 +374,7 @@ func (p *regexParser) class() (*runeSet, error) {
 	return all, nil
 }
 
-// members reads the members of a class up to its end or up to &&, in which case
-// more is true.
+// members reads the members of a class up to its end, or up to &&, in which case more is true.
 func (p *regexParser) members() (ranges [][2]rune, more bool, err error) {
 	for {
 		switch {
@@ -416,7 +413,7 @@ func (p *regexParser) member() ([][2]rune, error) {
 	}
 	first, err := p.codePoints(true)
 	if err != nil || p.peek() != '-' || strings.HasPrefix(p.text[p.at:], "-]") {
-		return first, err // a dash before the end is the next member
+		return first, err // a dash before the end is a member itself
 	}
 	from, ok := onlyOne(first)
 	if !ok || from == '-' || strings.HasPrefix(p.text[p.at:], "-[") || strings.HasPrefix(p.text[p.at:], "-&&") {
@@ -434,7 +431,7 @@ func (p *regexParser) member() ([][2]rune, error) {
 	return [][2]rune{{from, to}}, nil
 }
 
-// onlyOne is the code point of ranges, if it is one.
+// onlyOne returns the code point of ranges if it is exactly one.
 func onlyOne(ranges [][2]rune) (rune, bool) {
 	if len(ranges) == 1 && ranges[0][0] == ranges[0][1] {
 		return ranges[0][0], true

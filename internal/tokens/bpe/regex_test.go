@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// TestRegexRefuses wants patterns refused whose meaning is not sure.
+// TestRegexRefuses: patterns of uncertain meaning are rejected.
 func TestRegexRefuses(t *testing.T) {
 	for _, re := range []string{
 		``, `a*`, `a|`, `(`, `)`, `[`, `[]`, `[a`, `a{2`, `a{2}?`, `a**`, `a{3,2}`, `(?:a*)*b`, `*a`, `\1`, `(a)\1`, `(?<n>a)`, `(?m:a)`, `(?#c)a`,
@@ -22,8 +22,8 @@ func TestRegexRefuses(t *testing.T) {
 	}
 }
 
-// TestRegexIsBounded wants a pattern that tries exponentially often to give up
-// on the text, and to work again for the next one.
+// TestRegexIsBounded: a pattern with exponential backtracking gives up on the text and works
+// again for the next one.
 func TestRegexIsBounded(t *testing.T) {
 	file := tinyByteLevel(`{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}`,
 		`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"(?:a|aa)+b|c"},"behavior":"Isolated","invert":false},`+
@@ -43,7 +43,7 @@ func TestRegexIsBounded(t *testing.T) {
 	}
 }
 
-// FuzzRegex wants any pattern to be refused or to give matches within the text, one behind the other.
+// FuzzRegex: any pattern is rejected or yields matches within the text, in order.
 func FuzzRegex(f *testing.F) {
 	for _, re := range splitPatterns {
 		f.Add(re, samples[0])

@@ -44,7 +44,7 @@ var samples = []string{
 // pool is what random texts are made of.
 var pool = strings.Split("a|b|the|Word|ABC|éa|é|ñ|ß|'|'s|'ll|'LL|’|ſ|1|42|12345|٣|Ⅷ| |  |   |\n|\n\n|\r\n|\r|\t|\u00a0|\u3000|\u2028|\u0085|.|,|!|?|...|(|)|[|]|{|}|\"|/|\\|_|-|--|=|<|>|<\\||\\|>|中|中文|。|，|、|の|カ|ー|・|゛|゙|한|글|\u1100|\u1161|\u11a8|Ж|жизнь|ا|ل|क|्|ष|ท|ี|\u0301|\u0323|\u0327|\u0308|\u200d|\ufe0f|😀|👍|\U0001f3fd|▁|<s>|</s>|<\\|im_end\\|>|<\\|end\\|>|<｜User｜>|[INST]|\x00|\x7f|\u200b|ǅ|ʰ|ª|\U0001d400|\U00010400|\U00020000|𞤢|½|²|€|+|~|^|`|$|%|#|@|&|*|;|:", "|")
 
-// randomText is n pieces of the pool and of all code points.
+// randomText returns n random pieces of the pool and code points.
 func randomText(r *rand.Rand, n int) string {
 	var b strings.Builder
 	for range n {
@@ -75,7 +75,7 @@ func randomText(r *rand.Rand, n int) string {
 	return b.String()
 }
 
-// goldenTexts are the documents of the committed goldens.
+// goldenTexts returns the documents of the committed goldens.
 func goldenTexts() []string {
 	r := rand.New(rand.NewPCG(4, 2))
 	texts := append([]string(nil), samples...)

@@ -39,7 +39,7 @@ type component struct {
 	} `json:"special_tokens"`
 }
 
-// namedID is a token as ["</s>", 2].
+// namedID is a token in the form ["</s>", 2].
 type namedID struct{ id uint32 }
 
 func (n *namedID) UnmarshalJSON(b []byte) error {
@@ -56,8 +56,7 @@ type templatePiece struct {
 	} `json:"Sequence"`
 }
 
-// readComponents is the list of components of a part: none for null, the
-// members of a Sequence.
+// readComponents returns the components of a part: nil for null, the members of a Sequence.
 func readComponents(raw []byte, what string) ([]component, error) {
 	var c *component
 	if len(raw) == 0 {
@@ -85,7 +84,7 @@ func flatten(c component) []component {
 	return out
 }
 
-// errRebuilt marks refusals for which the pipeline is not an alternative.
+// errRebuilt marks errors for which the pipeline is not an alternative.
 var errRebuilt = errors.New("rebuilt by the engine")
 
 // readPipeline reads normalizer and pre-tokenizer: one of the usual shapes, or
@@ -112,7 +111,7 @@ func (t *Tokenizer) readPipeline(f *file, head *modelHead) error {
 	return err
 }
 
-// usual reads the shapes that most models have, which have fast paths.
+// usual reads the shapes of most models, which have fast paths.
 func (t *Tokenizer) usual(norm, pre []component, head *modelHead) error {
 	for _, p := range pre {
 		if p.Type == "ByteLevel" {
@@ -225,16 +224,15 @@ func (t *Tokenizer) spaceLevel(norm, pre []component) error {
 		return nil
 	case len(pre) == 1 && pre[0].Type == "Split" && replaced && pre[0].Pattern.String != nil &&
 		*pre[0].Pattern.String == " ":
-		return nil // Gemma 3: there are no spaces left to split at
+		return nil // Gemma 3: no spaces are left to split at
 	case len(pre) == 1 && pre[0].Type == "Metaspace" && t.prefix == prefixNone:
 		return t.metaspace(pre[0])
 	}
 	return unsupported("pre-tokenizer of a model without bytes that is neither none nor Metaspace")
 }
 
-// rebuiltLlama reports whether transformers 5 ignores the pipeline of
-// tokenizer.json, for its class LlamaTokenizer, which builds its own, without
-// normalizer and with an unsplit Metaspace.
+// rebuiltLlama reports whether transformers 5 ignores the pipeline of tokenizer.json because its
+// class LlamaTokenizer builds its own, without a normalizer and with an unsplit Metaspace.
 func (t *Tokenizer) rebuiltLlama() bool { return t.config.engineClass() == "LlamaTokenizer" }
 
 func (t *Tokenizer) metaspace(p component) error {

@@ -13,11 +13,11 @@ import (
 	"testing"
 )
 
-// jsonOf is any JSON value for the files that these tests make.
+// jsonOf is a JSON object for the files that these tests generate.
 type jsonOf = map[string]any
 
-// shapeFile is a small tokenizer.json around parts. Its model shows where words
-// end: their last symbol has a token of its own.
+// shapeFile returns a small tokenizer.json around parts. Its model reveals where words end: their
+// last symbol has a token of its own.
 func shapeFile(parts jsonOf) string {
 	file := jsonOf{"version": "1.0", "truncation": nil, "padding": nil, "normalizer": nil, "pre_tokenizer": nil, "post_processor": nil, "decoder": nil}
 	vocab := jsonOf{}
@@ -65,8 +65,8 @@ func shapeFile(parts jsonOf) string {
 	return string(b)
 }
 
-// splitPatterns are patterns of models that no splitter was written for, and
-// some that try the rest of the language.
+// splitPatterns are patterns of models that have no splitter of their own, and some that cover
+// the rest of the syntax.
 var splitPatterns = []string{
 	`\s?\p{L}+`, `\s?\p{P}+`, `[\r\n]`, `[一-龥ࠀ-一가-퟿]+`, `\p{N}+`, `\s+$`, `\p{N}`,
 	` ?[^(\s|[.,!?…。，、।۔،])]+`, `[^\n]+|[\n]+`,
@@ -85,7 +85,7 @@ var splitPatterns = []string{
 	`[a-z]+(?=[A-Z])|[A-Z]+(?![a-z])`, `\u0041|\u00e9|\t+`, `[\w-]+|[-,]`, `\r\n|\n|\r`, `(?:ab|a)*+b|\s{2,}`, `\d+(?:\.\d+)?`, `(?!\s)\W+|.`,
 }
 
-// shapes are tokenizers of all the kinds that only pipelines follow, by name.
+// shapes returns, by name, tokenizers of all the kinds that only pipelines support.
 func shapes() map[string]string {
 	out := map[string]string{}
 	splitBy := func(pattern any, behavior string, invert bool) jsonOf {
@@ -182,8 +182,8 @@ func idsHash(ids []uint32) string {
 	return strconv.FormatUint(uint64(h.Sum32()), 36)
 }
 
-// TestShapesGolden wants tokenizers of unusual shapes to give the ids that the
-// reference gave, whatever normalizer, pre-tokenizer and model they have.
+// TestShapesGolden: tokenizers of unusual shapes have the ids of the reference, whatever their
+// normalizer, pre-tokenizer and model.
 func TestShapesGolden(t *testing.T) {
 	texts := shapeTexts(rand.New(rand.NewPCG(3, 9)), 120)
 	path := filepath.Join("testdata", "shapes.jsonl.gz")
@@ -231,7 +231,7 @@ func TestShapesGolden(t *testing.T) {
 	}
 }
 
-// referenceIDs is what the reference makes of texts with a tokenizer.json.
+// referenceIDs returns the reference's ids of texts with a tokenizer.json.
 func referenceIDs(t *testing.T, file string, texts []string) []goldenIDs {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "tokenizer.json")
@@ -269,8 +269,8 @@ func rebuiltFile(parts jsonOf) string {
 	return string(b)
 }
 
-// TestRebuiltGolden wants a folder with a config.json to be what transformers
-// makes of it, whose classes may build another tokenizer than the file has.
+// TestRebuiltGolden: a directory with a config.json behaves as in transformers, whose classes may
+// build another tokenizer than tokenizer.json describes.
 func TestRebuiltGolden(t *testing.T) {
 	texts := shapeTexts(rand.New(rand.NewPCG(5, 1)), 60)
 	path := filepath.Join("testdata", "rebuilt.jsonl.gz")
@@ -341,7 +341,7 @@ func TestRebuiltGolden(t *testing.T) {
 	}
 }
 
-// TestShapesLive compares the same tokenizers on texts that differ each time.
+// TestShapesLive compares the same tokenizers on texts that differ in each run.
 func TestShapesLive(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

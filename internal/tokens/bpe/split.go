@@ -1,25 +1,24 @@
 package bpe
 
-// A splitter finds the words of a piece of text, as a pre-tokenizer's regular
-// expression would. It writes the end of each word that starts at or after at
-// to ends and returns how many it wrote and where the next word starts; it
-// stops when ends is full. Words are adjacent, so ends tell all. Every word end
-// is a place where splitting may be resumed.
+// A splitter finds the words of a piece of text, like a pre-tokenizer's regular expression. It
+// writes to ends the end of each word that starts at or after at, until ends is full, and returns
+// how many it wrote and where the next word starts. Words are adjacent, so the ends define them.
+// Splitting may be resumed at any word end.
 type splitter interface {
 	split(s string, at int, ends []uint32) (n, next int)
 }
 
-// byteKind sorts bytes for the fast loops.
+// byteKind classifies bytes for the fast loops.
 type byteKind uint8
 
 const (
 	kindUpper byteKind = 1 << iota
 	kindLower
 	kindDigit
-	kindSpace // white space but for line ends
+	kindSpace // white space except line ends
 	kindLine  // \r \n
 	kindOther // punctuation, symbols, controls
-	kindWide  // not ASCII
+	kindWide  // non-ASCII
 
 	kindLetter = kindUpper | kindLower
 	kindBlank  = kindSpace | kindLine
@@ -48,7 +47,7 @@ var byteKinds = func() (k [256]byteKind) {
 	return k
 }()
 
-// skip is the end of the run at i of code points with one of the bits.
+// skip returns the end of the run at i of code points with at least one of the bits.
 func skip(s string, i int, bits class) int {
 	for i < len(s) {
 		if b := s[i]; b < 0x80 {
@@ -67,7 +66,7 @@ func skip(s string, i int, bits class) int {
 	return i
 }
 
-// skipNot is the end of the run at i of code points with none of the bits.
+// skipNot returns the end of the run at i of code points with none of the bits.
 func skipNot(s string, i int, bits class) int {
 	for i < len(s) {
 		if b := s[i]; b < 0x80 {
@@ -86,8 +85,8 @@ func skipNot(s string, i int, bits class) int {
 	return i
 }
 
-// skipDigits is the end of at most limit code points with one of the bits; a
-// limit of 0 is none.
+// skipDigits returns the end of the run at i of at most limit code points with one of the bits;
+// limit 0 means no limit.
 func skipDigits(s string, i, limit int, bits class) int {
 	for k := 0; i < len(s) && (k < limit || limit == 0); k++ {
 		c, w := classAt(s, i)
@@ -99,7 +98,7 @@ func skipDigits(s string, i, limit int, bits class) int {
 	return i
 }
 
-// skipTail is the end of the run at i of line ends, and slashes if wanted.
+// skipTail returns the end of the run at i of line ends, and of slashes if slash is set.
 func skipTail(s string, i int, slash bool) int {
 	for i < len(s) && (s[i] == '\n' || s[i] == '\r' || slash && s[i] == '/') {
 		i++
@@ -107,8 +106,8 @@ func skipTail(s string, i int, slash bool) int {
 	return i
 }
 
-// blankRun is where the word ends that starts at white space at i:
-// `\s*[\r\n]+|\s+(?!\S)|\s+` if lines, else the last two only.
+// blankRun returns the end of the word that starts with white space at i:
+// `\s*[\r\n]+|\s+(?!\S)|\s+` if lines, else only the last two alternatives.
 func blankRun(s string, i int, lines bool) int {
 	line, last, j := -1, i, i
 	for j < len(s) {
@@ -139,8 +138,8 @@ func blankRun(s string, i int, lines bool) int {
 	return j
 }
 
-// contraction is the length of `(?i:'s|'t|'re|'ve|'m|'ll|'d)` at s[i], which is
-// an apostrophe, or 0. Case folding makes U+017F an s.
+// contraction returns the length of `(?i:'s|'t|'re|'ve|'m|'ll|'d)` at s[i], which is an
+// apostrophe, or 0. Under case folding U+017F is an s.
 func contraction(s string, i int) int {
 	if i+1 >= len(s) {
 		return 0
@@ -156,7 +155,7 @@ func contraction(s string, i int) int {
 		if i+2 < len(s) && s[i+2]|0x20 == 'l' {
 			return 3
 		}
-	case 0xe5: // U+017F begins with 0xc5
+	case 0xe5: // U+017F starts with 0xc5
 		if s[i+1] == 0xc5 && i+2 < len(s) && s[i+2] == 0xbf {
 			return 3
 		}
@@ -164,7 +163,7 @@ func contraction(s string, i int) int {
 	return 0
 }
 
-// wholeSplit makes one word of the text.
+// wholeSplit makes the whole text one word.
 type wholeSplit struct{}
 
 func (wholeSplit) split(s string, at int, ends []uint32) (int, int) {
@@ -175,9 +174,9 @@ func (wholeSplit) split(s string, at int, ends []uint32) (int, int) {
 	return 1, len(s)
 }
 
-// spaceSplit cuts before a space: before each one, or only before those that
-// follow something else. The second is for SentencePiece models without a
-// pre-tokenizer of which no merge joins a non-space to a space after it.
+// spaceSplit cuts before spaces: before each one, or only before those that follow a non-space.
+// The latter is for SentencePiece models without a pre-tokenizer whose merges never join a
+// non-space to a following space.
 type spaceSplit struct{ each bool }
 
 func (p spaceSplit) split(s string, at int, ends []uint32) (int, int) {

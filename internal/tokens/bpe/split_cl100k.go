@@ -33,7 +33,7 @@ func (p wordSplit) split(s string, at int, ends []uint32) (int, int) {
 	return n, i
 }
 
-// next is the end of the word at i.
+// next returns the end of the word at i.
 func (p wordSplit) next(s string, i int) int {
 	switch k := byteKinds[s[i]]; {
 	case k == kindDigit && p.digits == 1:

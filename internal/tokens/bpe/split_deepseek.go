@@ -10,7 +10,7 @@ import "unicode/utf8"
 //	[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|
 //	\s*[\r\n]+|\s+(?!\S)|\s+
 //
-// What no expression matches stays a word of its own between its neighbours.
+// Text that no expression matches is a word of its own between its neighbours.
 type stagedSplit struct{}
 
 var stagedRules = windowRules{codes: printedCodes, digits: 3, numbersApart: true}
@@ -44,7 +44,8 @@ func (p stagedSplit) split(s string, at int, ends []uint32) (int, int) {
 	return n, i
 }
 
-// word is the end of the word at i, which is in the piece: a match of the third stage, or the stretch that nothing matches.
+// word returns the end of the word at i within the piece: a match of the third stage, or the
+// unmatched text before the next match.
 func (p stagedSplit) word(s string, i int, piece *stagedPiece) int {
 	for from := i; ; {
 		if i >= piece.end {
@@ -56,7 +57,7 @@ func (p stagedSplit) word(s string, i int, piece *stagedPiece) int {
 		}
 		text := s[:piece.end]
 		end := p.match(text, i)
-		// What match reads: its result, the white space at i and two characters.
+		// match reads at most to its result, the white space at i and two more characters.
 		if read := max(end, skip(text, i, clsWS), i+2*utf8.UTFMax); read >= piece.end && !piece.whole {
 			piece.extend(s, i)
 			continue
@@ -65,22 +66,22 @@ func (p stagedSplit) word(s string, i int, piece *stagedPiece) int {
 		case end >= 0 && i == from:
 			return end
 		case end >= 0:
-			return i // the match behind it is found again
+			return i // the match that follows is found again
 		}
 		_, w := classAt(s, i)
 		i += w
 	}
 }
 
-// stagedPiece is a piece that the first two stages leave, as far as it has been read: a piece may be the rest of the text, and
-// reading all of it for each few words of it would take quadratic time.
+// stagedPiece is a piece that the first two stages leave, as far as it has been read. A piece may
+// be the rest of the text; reading all of it for every few words would take quadratic time.
 type stagedPiece struct {
 	end   int
 	whole bool // the piece ends there
-	kana  bool // it is Han and Kana
+	kana  bool // it consists of Han and Kana
 }
 
-// extend reads on, by at least what was read behind i.
+// extend reads on, at least doubling what was read after i.
 func (p *stagedPiece) extend(s string, i int) {
 	const least = 256
 	for limit := p.end + max(least, p.end-i); p.end < limit; {
@@ -97,7 +98,7 @@ func (p *stagedPiece) extend(s string, i int) {
 	}
 }
 
-// match is the end of a match of the third stage at i, or -1.
+// match returns the end of a match of the third stage at i, or -1.
 func (stagedSplit) match(s string, i int) int {
 	c, w := classAt(s, i)
 	if c&clsASCIIP != 0 && i+1 < len(s) && byteKinds[s[i+1]]&kindLetter != 0 {

@@ -36,7 +36,7 @@ func (p caseSplit) split(s string, at int, ends []uint32) (int, int) {
 	return n, i
 }
 
-// class is classAt without the letter classes of Han where those are apart.
+// class is classAt, without the letter classes of Han characters if those are split separately.
 func (p caseSplit) class(s string, i int) (class, int) {
 	c, w := classAt(s, i)
 	if p.han && c&clsHan != 0 {
@@ -89,9 +89,9 @@ func (p caseSplit) next(s string, i int) int {
 	return blankRun(s, i, true)
 }
 
-// lowerEnding is the end of `[upper]*[lower]+` at i, or -1. The classes share
-// marks and caseless letters, so the first run may have to give back what
-// follows its last shared code point.
+// lowerEnding returns the end of `[upper]*[lower]+` at i, or -1. The classes share marks and
+// caseless letters, so the first run may have to give back what follows its last shared code
+// point.
 func (p caseSplit) lowerEnding(s string, i int) int {
 	j, shared := i, -1
 	for j < len(s) {
@@ -110,7 +110,7 @@ func (p caseSplit) lowerEnding(s string, i int) int {
 	return shared
 }
 
-// upperStarting is the end of `[upper]+[lower]*` at i, or -1.
+// upperStarting returns the end of `[upper]+[lower]*` at i, or -1.
 func (p caseSplit) upperStarting(s string, i int) int {
 	j := i
 	for j < len(s) {

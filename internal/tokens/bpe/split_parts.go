@@ -5,17 +5,15 @@ import (
 	"unicode/utf8"
 )
 
-// joints holds the pairs of characters that are neighbours in some token. Between
-// two that are not, no merge ever joins the two sides, so a word may be cut there
-// and its parts merged one by one: parts are short, are often tokens themselves,
-// and repeat where the word does not. Chinese has words
-// of a whole clause, SentencePiece models have words with their punctuation.
+// joints holds the pairs of characters that are adjacent in some token. No merge ever joins two
+// characters that are not such a pair, so a word may be cut between them and its parts merged
+// separately: parts are short, are often tokens themselves, and repeat where the word does not.
+// Words of Chinese text are whole clauses, and those of SentencePiece models include punctuation.
 //
-// A merge over a cut makes a token that holds the last byte before it and the
-// first one behind it. If the token holds both characters whole, their pair is
-// in ascii or in filter. If it holds only a part of one, as byte-level tokens may, the
-// two bytes are in split. The filter may say yes to other pairs, which costs time
-// only.
+// A merge over a cut makes a token that contains the last byte before it and the first one after
+// it. If the token contains both characters whole, their pair is in ascii or in filter. If it
+// contains only a part of one, as byte-level tokens may, the two bytes are in split. False
+// positives of the filter cost only time.
 type joints struct {
 	ascii  [128][2]uint64
 	split  [64]uint64 // last byte (0x80-0xbf), first byte (0xc0-0xff)
@@ -23,8 +21,8 @@ type joints struct {
 	shift  uint
 }
 
-// newJoints collects the pairs of all tokens of v; wide ones only if the model is
-// byte-level: nothing is cut next to ASCII there, so ASCII pairs are not needed.
+// newJoints collects the pairs of all tokens of v. With wideOnly, for byte-level models, it skips
+// pairs of an ASCII and a non-ASCII character: such models are never cut next to ASCII.
 func newJoints(v *vocab, wideOnly bool) *joints {
 	j := &joints{}
 	var pairs []uint64
@@ -51,7 +49,7 @@ func newJoints(v *vocab, wideOnly bool) *joints {
 			}
 		}
 	}
-	// 16 to 32 bits a pair.
+	// 16 to 32 bits per pair
 	filterBits := uint(max(6, bits.Len(uint(len(pairs)*16))))
 	j.filter, j.shift = make([]uint64, 1<<(filterBits-6)), 64-filterBits
 	for _, p := range pairs {
@@ -63,7 +61,7 @@ func newJoints(v *vocab, wideOnly bool) *joints {
 
 func runePairProduct(l, r rune) uint64 { return (uint64(l)<<21 | uint64(r)) * mulC }
 
-// joined reports whether a token may contain the two characters as neighbours.
+// joined reports whether a token may contain the two characters next to each other.
 func (j *joints) joined(l, r rune) bool {
 	if l < 0x80 && r < 0x80 {
 		return j.ascii[l][r/64]>>(r%64)&1 != 0
@@ -76,8 +74,8 @@ func (j *joints) joinedWide(l, r rune) bool {
 	return j.filter[p/64&uint64(len(j.filter)-1)]>>(p%64)&1 != 0
 }
 
-// cutWide writes the ends of the parts of text[at:end] to ends, cutting between
-// characters that are not ASCII only. It returns how many it wrote, and where to go on.
+// cutWide writes the ends of the parts of text[at:end] to ends, cutting only between non-ASCII
+// characters. It returns how many it wrote and where to continue.
 func (j *joints) cutWide(text []byte, at, end int, ends []uint32) (n, next int) {
 	last := rune(0) // 0: ASCII, or the start
 	for at < end && n < len(ends) {
@@ -106,11 +104,11 @@ func (j *joints) cutWide(text []byte, at, end int, ends []uint32) (n, next int) 
 	return n, int(ends[n-1])
 }
 
-// jointSplit is the splitter of a SentencePiece model, its words cut into parts
-// that no token reaches over.
+// jointSplit is the splitter of a SentencePiece model. It cuts words into parts that no token
+// crosses.
 type jointSplit struct {
 	*joints
-	each bool // before each space, as spaceSplit
+	each bool // before each space, as in spaceSplit
 }
 
 func (p jointSplit) split(s string, at int, ends []uint32) (int, int) {

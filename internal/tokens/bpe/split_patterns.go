@@ -11,15 +11,15 @@ const (
 	rePrefix      = `[^\r\n\p{L}\p{N}]?`
 )
 
-// patterns are the split patterns of known models, compared literally. Where two
-// patterns differ in spelling only, both are here.
+// patterns maps the split patterns of known models, compared literally, to their splitters. It
+// lists all spellings of a pattern.
 var patterns = map[string]splitter{
 	// Qwen 2, 2.5, 3
 	reContraction + `|` + rePrefix + `\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank: wordSplit{digits: 1},
 	// cl100k as converted, Llama 3, GLM 4, Phi 4, OLMo 2
 	reContraction + `|` + rePrefix + `\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank: wordSplit{digits: 3},
-	// the same two in tiktoken's spelling: possessive, which takes no match away here, and one line end, before which \s* takes
-	// the others
+	// the same two in tiktoken's spelling: possessive, which changes no match here, and with one
+	// line end, before which \s* consumes the others
 	reTiktoken(`\p{N}`):      wordSplit{digits: 1},
 	reTiktoken(`\p{N}{1,3}`): wordSplit{digits: 3},
 	// numbers of any length, two digits
@@ -39,14 +39,14 @@ var patterns = map[string]splitter{
 	reGPT2: gpt2Split{},
 }
 
-// reTiktoken is cl100k's pattern as tiktoken has it.
+// reTiktoken returns cl100k's pattern in tiktoken's spelling.
 func reTiktoken(numbers string) string {
 	return `'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|` + numbers + `| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+`
 }
 
 const reGPT2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
-// caseWords is the two alternatives for words of the o200k family.
+// caseWords returns the two alternatives for words of the o200k family.
 func caseWords(upper, lower, tail string) string {
 	return rePrefix + upper + `*` + lower + `+` + tail + `|` + rePrefix + upper + `+` + lower + `*` + tail
 }

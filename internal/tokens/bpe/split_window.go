@@ -2,40 +2,39 @@ package bpe
 
 import "math/bits"
 
-// A window is up to 64 bytes of ASCII whose words are found together: a set of
-// bits for each kind of byte, and arithmetic on the sets in place of a branch for
-// each byte. Runs are followed by addition: adding the first bit of a run of ones
-// carries to the bit behind it.
+// A window is up to 64 bytes of ASCII whose words are found together, with a bit set per kind of
+// byte and arithmetic on the sets instead of a branch per byte. Addition follows runs: adding the
+// first bit of a run of ones carries to the bit after it.
 //
-// A window begins where a word begins. A word start is only believed where all
-// that it depends on lies within the window, so whatever a word at the end does is left
-// to the next window, and what is not ASCII to the splitter's own code.
+// A window starts at a word start. A word start is certain only if everything that it depends on
+// is within the window, so an uncertain word at the end is left to the next window, and non-ASCII
+// text to the splitter's own code.
 const windowSize = 64
 
-// windowRules are what ASCII sees of a split pattern of the kind
+// windowRules are the parameters, for ASCII, of a split pattern of the form
 //
 //	[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 type windowRules struct {
 	codes *[256]uint64
-	// digits is the limit of a number, 0 for none.
+	// digits is the maximum length of a number, 0 for no limit.
 	digits int
-	// contractions are words that begin with an apostrophe; endings are part of the
-	// word before them.
+	// contractions: a contraction is a word of its own; endings: it belongs to the preceding
+	// word.
 	contractions, endings bool
-	// cases cuts between a lower and an upper letter.
+	// cases: words are cut between a lower-case and an upper-case letter.
 	cases bool
-	// slash takes slashes among the line ends after punctuation.
+	// slash: slashes count as line ends after punctuation.
 	slash bool
-	// numbersApart hides a number from white space before it, which then has no
-	// reason to leave its last character to what follows.
+	// numbersApart hides a number from the white space before it, which then does not leave its
+	// last character to the next word.
 	numbersApart bool
 }
 
-// The code of a byte has a bit in each of four lanes of 16 bits, so that the codes of
-// 16 bytes fit one word: a letter; other than letters, digits and white space; white space;
-// and one more to tell apart upper letters, apostrophes, and the space. Line ends are
-// white space and letter, the slash is letter and other. Digits have no bit, and what ends a
-// window has the last alone.
+// The code of a byte has a bit in each of four lanes of 16 bits, so that the codes of 16 bytes
+// fit one word: letter; other than letter, digit and white space; white space; and more, which
+// distinguishes upper-case letters, apostrophes and the space. Line ends are white space and
+// letter, the slash is letter and other. Digits have no bit; a byte that ends a window has only
+// more.
 const (
 	laneLetter = 1 << (16 * iota)
 	laneOther
@@ -43,8 +42,8 @@ const (
 	laneMore
 )
 
-// windowCodes is a table of codes. With controls, control characters count as
-// others; they do not where a pattern asks for punctuation and symbols.
+// windowCodes returns a table of codes. With controls, control characters count as other;
+// patterns that name punctuation and symbols do not match them.
 func windowCodes(controls bool) *[256]uint64 {
 	var t [256]uint64
 	for b := range t {
@@ -78,11 +77,11 @@ var (
 	printedCodes = windowCodes(false)
 )
 
-// lanes are the sets of bits of a window.
+// lanes are the bit sets of a window.
 type lanes struct{ letter, other, space, more uint64 }
 
-// read fills the lanes from text up to the first byte that ends the window, and
-// returns how many bytes they are.
+// read fills the lanes from text up to the first byte that ends the window, and returns their
+// length in bytes.
 func (w *lanes) read(codes *[256]uint64, text []byte) int {
 	var pad [windowSize]byte
 	n := len(text)
@@ -114,9 +113,9 @@ func (w *lanes) read(codes *[256]uint64, text []byte) int {
 // windowAt reports whether a window at i of s is worth reading.
 func windowAt(s string, i int) bool { return s[i] < 0x80 && i+1 < len(s) && s[i+1] < 0x80 }
 
-// words appends to ends[n:] the ends of the words in the window at i of s, which is where a
-// word begins; ends has room for windowSize more. It returns the new n and where the next word
-// begins: i if nothing is certain.
+// words writes to ends[n:] the ends of the words in the window at i of s, which must be a word
+// start; ends must have room for windowSize more. It returns the new n and the start of the next
+// word: i if nothing is certain.
 func (r *windowRules) words(s string, i int, ends []uint32, n int) (count, next int) {
 	var w lanes
 	size := w.read(r.codes, bytesOf(s)[i:])
@@ -135,11 +134,11 @@ func (r *windowRules) words(s string, i int, ends []uint32, n int) (count, next 
 	return n, max(i, next)
 }
 
-// upTo is the set of the bits below i.
+// upTo returns the set of the bits below i.
 func upTo(i int) uint64 { return 1<<uint(i) - 1 }
 
-// starts is the set of word starts in a window of size bytes at i that are certain; whole
-// says that the last of these words ends with the window, and the text.
+// starts returns the set of certain word starts in a window of size bytes at i. whole reports
+// whether the last of these words ends with both the window and the text.
 func (r *windowRules) starts(w *lanes, s string, i, size int) (start uint64, whole bool) {
 	if size == 0 {
 		return 0, false
@@ -149,12 +148,12 @@ func (r *windowRules) starts(w *lanes, s string, i, size int) (start uint64, who
 	letter := w.letter &^ (other | space) & valid
 	line := space & w.letter
 	blank := space &^ line
-	single := space & w.more // the character that punctuation takes before it
+	single := space & w.more // punctuation takes this character before it
 	digit := ^(w.letter | w.other | w.space | w.more) & valid
 	solid := ^space & valid
 
-	// Punctuation is one word with the space before it, or goes to the letters behind it
-	// if it is one character without such a space.
+	// Punctuation is one word with the space before it. A single character without such a space
+	// joins the letters after it.
 	others := other &^ (other << 1) &^ (single << 1)
 	prefix := others & (letter >> 1)
 	start = others | letter&^(letter<<1)&^(blank<<1)&^(prefix<<1)
@@ -181,7 +180,7 @@ func (r *windowRules) starts(w *lanes, s string, i, size int) (start uint64, who
 	}
 
 	// Line ends after punctuation belong to it. A run of white space is one word up to its last
-	// line end; of the rest, the last character goes to what follows.
+	// line end; the last character of the remainder joins the next word.
 	runs := space &^ (space << 1)
 	start |= runs & (blank | line&^(other<<1))
 	if r.numbersApart {
@@ -205,8 +204,8 @@ func (r *windowRules) starts(w *lanes, s string, i, size int) (start uint64, who
 	return start & certain, ^certain == 0 && i+size == len(s)
 }
 
-// afterLines is the set of the blanks that begin a word behind the last line end
-// of a run of white space.
+// afterLines returns the set of the blanks that start a word after the last line end of a run of
+// white space.
 func afterLines(line, blank uint64) uint64 {
 	rest := blank & (line << 1)
 	absorbed := (rest + blank) &^ blank & line
@@ -218,8 +217,7 @@ func afterLines(line, blank uint64) uint64 {
 	return rest
 }
 
-// contractionStarts adds the ends of contractions that are words, at the
-// apostrophes a.
+// contractionStarts adds the ends of contractions that are words, at the apostrophes a.
 func contractionStarts(a, start, certain uint64, s string, i, size int) (uint64, uint64) {
 	for ; a != 0; a &= a - 1 {
 		at := bits.TrailingZeros64(a)
@@ -233,8 +231,7 @@ func contractionStarts(a, start, certain uint64, s string, i, size int) (uint64,
 	return start, certain
 }
 
-// contractionEndings joins contractions to the words before them, at the
-// apostrophes a.
+// contractionEndings joins contractions to the preceding words, at the apostrophes a.
 func contractionEndings(a, start, certain uint64, s string, i, size int) (uint64, uint64) {
 	done := -1
 	for ; a != 0; a &= a - 1 {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// closed is the stop of ids that nobody wants any more.
+// closed returns a closed stop channel.
 func closed() chan struct{} {
 	stop := make(chan struct{})
 	close(stop)
@@ -37,7 +37,7 @@ func longTexts() map[string]string {
 	}
 }
 
-// manyShapes are tokenizers of every kind.
+// manyShapes returns tokenizers of every kind.
 func manyShapes(t *testing.T) map[string]*Tokenizer {
 	t.Helper()
 	all := map[string]*Tokenizer{"qwen3": family(t, "qwen3"), "mistral_7b": family(t, "mistral_7b")}
@@ -54,9 +54,8 @@ func manyShapes(t *testing.T) map[string]*Tokenizer {
 	return all
 }
 
-// TestAStopEndsTheWork wants that of a text of half a megabyte, whose ids nobody wants any
-// more after some part, nothing is encoded behind the next look, and that nothing
-// half done is remembered.
+// TestAStopEndsTheWork: when the encoding of half a megabyte is stopped somewhere, nothing is
+// encoded after the next check of the stop channel, and no partial result is cached.
 func TestAStopEndsTheWork(t *testing.T) {
 	for shape, tok := range manyShapes(t) {
 		for name, text := range longTexts() {
@@ -71,12 +70,12 @@ func TestAStopEndsTheWork(t *testing.T) {
 				if !errors.Is(err, ErrStopped) {
 					t.Fatalf("%s, %s: %d ids, %v", shape, name, len(got), err)
 				}
-				// A byte has two ids at most.
+				// a byte has at most two ids
 				if limit := 2 * (later + lookEvery); len(got) > limit || len(got) > 0 && len(got) >= len(want) {
 					t.Errorf("%s, %s: %d of %d ids after a stop at %d bytes", shape, name, len(got), len(want), later)
 				}
 			}
-			for range 3 { // twice is what the memo waits for
+			for range 3 { // the memo keeps text from its second occurrence on
 				again, err := tok.Encode(nil, text, false)
 				if err != nil || !slices.Equal(again, want) {
 					t.Fatalf("%s, %s: other ids after stops: %v", shape, name, err)
@@ -86,7 +85,7 @@ func TestAStopEndsTheWork(t *testing.T) {
 	}
 }
 
-// TestAStopEndsALongMerge wants a merge of a long word to end where it is.
+// TestAStopEndsALongMerge: a stop ends the merge of a long word early.
 func TestAStopEndsALongMerge(t *testing.T) {
 	tok := family(t, "qwen3")
 	parts := tok.symbols(nil, []byte(longTexts()["one word"]))
@@ -113,8 +112,7 @@ func TestAStopEndsALongMerge(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForAHugeWordInVain wants a stop to end the waiting for the lock and for
-// a worker.
+// TestNobodyWaitsForAHugeWordInVain: a stop ends the wait for the lock and for an encoder.
 func TestNobodyWaitsForAHugeWordInVain(t *testing.T) {
 	tok := family(t, "qwen3")
 	text := longTexts()["one word"]
@@ -145,7 +143,7 @@ func TestNobodyWaitsForAHugeWordInVain(t *testing.T) {
 	}
 }
 
-// TestTheCacheKeepsNothingThatWasStopped: what was not encoded to its end is no prefix of later prompts.
+// TestTheCacheKeepsNothingThatWasStopped: an incomplete encoding is never reused as a prefix.
 func TestTheCacheKeepsNothingThatWasStopped(t *testing.T) {
 	tok := family(t, "qwen3")
 	c := NewCache(tok, 1<<22)

@@ -7,13 +7,12 @@ import (
 	"math/rand/v2"
 )
 
-// store remembers the ids of texts in a fixed amount of memory, forgetting the
-// oldest first. A hit compares the text itself, so a prepared hash can cost time
-// and never a wrong answer. It is not safe for concurrent use.
+// store caches the ids of texts in a fixed amount of memory and evicts the oldest first. A hit
+// compares the text itself, so a hash collision costs time but never causes a wrong result. It is
+// not safe for concurrent use.
 //
-// Invariant: textEnd and idsEnd count all that was ever written; an entry is
-// alive while its text and ids are within the last len(text) bytes and len(ids)
-// ids.
+// Invariant: textEnd and idsEnd count everything ever written; an entry is live while its text
+// and ids are within the last len(text) bytes and len(ids) ids.
 type store struct {
 	slots   []storeSlot
 	text    []byte
@@ -24,20 +23,20 @@ type store struct {
 
 type storeSlot struct {
 	hash      uint64
-	text, ids uint64 // positions among all that was ever written
+	text, ids uint64 // positions in the sequence of everything ever written
 	textLen   uint32
 	idsLen    uint32
 }
 
-// storeWays is how many slots share a hash bucket.
+// storeWays is the number of slots per hash bucket.
 const storeWays = 2
 
-// newStore takes sizes that are powers of two.
+// newStore requires sizes that are powers of two.
 func newStore(slots, text, ids int) *store {
 	return &store{slots: make([]storeSlot, slots), text: make([]byte, text), ids: make([]uint32, ids)}
 }
 
-// get is the ids of key, valid until the next put.
+// get returns the ids of key, valid until the next put.
 func (c *store) get(hash uint64, key []byte) ([]uint32, bool) {
 	at := hash & uint64(len(c.slots)-1) &^ (storeWays - 1)
 	for i := at; i < at+storeWays; i++ {
@@ -56,7 +55,7 @@ func (c *store) get(hash uint64, key []byte) ([]uint32, bool) {
 	return nil, false
 }
 
-// put remembers ids for key, unless they are more than a quarter of the store.
+// put stores ids for key, unless they exceed a quarter of the store.
 func (c *store) put(hash uint64, key []byte, ids []uint32) {
 	if len(key) == 0 || len(key) > len(c.text)/4 || len(ids) > len(c.ids)/4 {
 		return
@@ -77,8 +76,8 @@ func (c *store) put(hash uint64, key []byte, ids []uint32) {
 	c.idsEnd += uint64(len(ids))
 }
 
-// skipWrap moves a position to the next turn of the ring if n entries would not
-// fit before its end.
+// skipWrap advances a position to the next turn of the ring if n entries do not fit before its
+// end.
 func skipWrap(at uint64, n, size int) uint64 {
 	if left := uint64(size) - at&uint64(size-1); left < uint64(n) {
 		at += left
@@ -97,8 +96,8 @@ const (
 	mulC = 0x9e3779b97f4a7c15
 )
 
-// hashSeed is random per process, so that collisions cannot be prepared. It
-// affects time only: every hit compares the bytes.
+// hashSeed is random per process, so that clients cannot prepare collisions. It affects only
+// time: every hit compares the bytes.
 var hashSeed = rand.Uint64()
 
 func fold(a, b uint64) uint64 {

@@ -2,8 +2,7 @@ package bpe
 
 import "unicode/utf8"
 
-// symbols appends the tokens that merging of a word starts from, as parts of a
-// merger.
+// symbols appends the tokens that the merging of a word starts from, as parts of a merger.
 func (t *Tokenizer) symbols(dst []uint64, word []byte) []uint64 {
 	if t.sp != nil {
 		return t.sp.symbols(dst, word)
@@ -46,20 +45,17 @@ func (m *spaceModel) symbols(dst []uint64, word []byte) []uint64 {
 	return dst
 }
 
-// units are the characters of two and three bytes from whose token a merge may
-// start instead of from their bytes, which halves the work for scripts other
-// than Latin.
+// units are the characters of two and three bytes for which merging may start from their token
+// instead of from their bytes, which halves the work for non-Latin scripts.
 //
-// That is exact for a character when nothing can happen to its bytes before they
-// have become its token. Let R be the highest rank of the merges that make the
-// token from the bytes alone. While they are under way, one of them, of rank R
-// or less, is always possible. So if every merge that joins a part of the
-// character to something outside has a rank above R, none of those comes first;
-// and if every merge that takes the token has a rank above R, having it from the
-// start changes no order. What may stand outside depends on the neighbours: a
-// byte below 0x80 or one above, which has a bit each. Text is valid UTF-8, so a
-// neighbour above is the end of a character (below 0xc0) before this one, and
-// the start of one (0xc0 or more) behind it.
+// That is exact for a character if nothing can happen to its bytes before they have become its
+// token. Let R be the highest rank of the merges that make the token from the bytes alone. Until
+// they are done, one of them, of rank R or less, is always possible. So if every merge that joins
+// a part of the character to something outside has a rank above R, none of those comes first; and
+// if every merge that consumes the token has a rank above R, starting with it changes no order.
+// The result depends on the neighbours: two bits record whether they may be ASCII or non-ASCII.
+// Text is valid UTF-8, so a non-ASCII neighbour is the end of a character (a byte below 0xc0)
+// before this one, and the start of one (0xc0 or above) after it.
 type units []uint32 // by code point: flags and token+1, 0 if none
 
 const (
@@ -70,8 +66,8 @@ const (
 	unitID = 1<<28 - 1
 )
 
-// at is the token and the bytes of the character at word[i], whose first byte is
-// at least 0xc0; 0 bytes if it has to be spelled.
+// at returns the token of the character at word[i], whose first byte is at least 0xc0, and the
+// length of the character; length 0 if it must be spelled in bytes.
 func (u units) at(word []byte, i int) (uint32, int) {
 	if len(u) == 0 {
 		return 0, 0
@@ -99,9 +95,8 @@ func (u units) at(word []byte, i int) (uint32, int) {
 	return unit&unitID - 1, n
 }
 
-// edges holds, for each token, the least rank of the merges that take it, by what
-// is on the other side. A merge that only the inside of a character can see does
-// not count.
+// edges holds, for each token, the lowest rank of the merges that consume it, by the neighbour on
+// the other side. Merges that are possible only inside a character do not count.
 type edges struct {
 	afterASCII, afterWide   []uint32 // as the right part, by the last byte of the left one
 	beforeASCII, beforeWide []uint32 // as the left part, by the first byte of the right one
@@ -153,7 +148,7 @@ func (t *Tokenizer) findUnits() {
 	t.units = u
 }
 
-// unit makes the entry of one character by merging its bytes.
+// unit returns the entry of one character, which it finds by merging its bytes.
 func (t *Tokenizer) unit(e edges, id uint32, b []byte) uint32 {
 	syms := make([]uint32, 0, 3)
 	for _, c := range b {

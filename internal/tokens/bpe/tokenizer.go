@@ -8,27 +8,27 @@ import (
 	"unicode/utf8"
 )
 
-// Errors of Encode wrap ErrText where the text is one that the reference refuses
-// too, and ErrLimit where it is longer than MaxText, or too much work for the
-// tokenizer's split pattern: the reference has no such limits.
+// Errors of Encode wrap ErrText for text that the reference rejects too, and ErrLimit for text
+// that is longer than MaxText or exceeds the work limit of the tokenizer's split pattern. The
+// reference has no such limits.
 var (
 	ErrText  = errors.New("text cannot be tokenized")
 	ErrLimit = errors.New("text is too large to be tokenized here")
 )
 
-// MaxText bounds the bytes of one text.
+// MaxText is the maximum length of a text in bytes.
 const MaxText = 1 << 28
 
-// Tokenizer computes token ids. It is immutable but for its caches, and safe
-// for concurrent use.
+// Tokenizer computes token ids. It is safe for concurrent use, and immutable except for its
+// caches.
 type Tokenizer struct {
 	config       Config
 	vocab        *vocab
 	merges       *merges
 	ignoreMerges bool
 	splitter     splitter
-	parter       splitter // splitter, or one that cuts its words further
-	joints       *joints  // nil if words are not cut further
+	parter       splitter // splitter, or one that cuts its words into parts
+	joints       *joints  // nil if words are not cut into parts
 	short        *shortTokens
 	cuts         *cutter
 	nfc          bool
@@ -55,7 +55,7 @@ type Tokenizer struct {
 	longest int // see MinTokens
 }
 
-// prefixSpace is how a space is put before a stretch of text.
+// prefixSpace defines where a space is put before a stretch of text.
 type prefixSpace uint8
 
 const (
@@ -65,26 +65,26 @@ const (
 	prefixFirst              // the same, and only at the start of the text
 )
 
-// spaceModel is what SentencePiece-style models have instead of bytes.
+// spaceModel is the model of SentencePiece-style tokenizers, which match characters instead of
+// bytes.
 type spaceModel struct {
-	bmp    []uint32 // token of a character of the basic plane, maxID if none
+	bmp    []uint32 // token of a character of the BMP, maxID if none
 	astral map[rune]uint32
 	bytes  [256]uint32
-	// marked: the normalizer writes U+2581 for spaces, so that added tokens of
-	// normalized text are looked for behind it.
+	// marked: the normalizer writes U+2581 for spaces, so added tokens of normalized text are
+	// matched after it.
 	marked bool
 }
 
-// Encode appends the ids of text to dst. With addSpecial it adds what the
-// tokenizer's post-processor adds (a BOS token, say), as engines do for
-// completions and not for rendered chats. Text has to be valid UTF-8: with
-// anything else, which Python cannot even express, the error wraps ErrText.
-// Time is near linear in the length for any text.
+// Encode appends the ids of text to dst. With addSpecial it adds what the tokenizer's
+// post-processor adds (such as a BOS token), as engines do for completions but not for rendered
+// chats. Text must be valid UTF-8, otherwise the error wraps ErrText; a Python str cannot even
+// hold such text. Time is nearly linear in the length for any text.
 func (t *Tokenizer) Encode(dst []uint32, text string, addSpecial bool) ([]uint32, error) {
 	return t.EncodeUntil(nil, dst, text, addSpecial)
 }
 
-// EncodeUntil is Encode that ends early, with ErrStopped, once stop is closed.
+// EncodeUntil is Encode, except that it returns ErrStopped soon after stop is closed.
 func (t *Tokenizer) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, addSpecial bool) ([]uint32, error) {
 	if err := checkText(text); err != nil {
 		return dst, err
@@ -117,13 +117,13 @@ func checkText(text string) error {
 	return nil
 }
 
-// nfcShrinks is more than the factor by which NFC can shorten a text in bytes: three for
-// Hangul and some singletons, such as U+1FEF.
+// nfcShrinks exceeds the factor by which NFC can shorten a text in bytes: three for Hangul and
+// some singletons, such as U+1FEF.
 const nfcShrinks = 4
 
-// MinTokens is a lower bound on the number of ids of text, without its tokenization: its
-// bytes by those of the longest token. It is 0 where a token can stand for any number of
-// bytes, such as one that takes the white space beside it.
+// MinTokens returns a lower bound of the number of ids of text without tokenizing it: its length
+// divided by that of the longest token, in bytes. It is 0 if a token can stand for any number of
+// bytes, such as one that consumes the adjacent white space.
 func (t *Tokenizer) MinTokens(text string) int {
 	if t.longest == 0 {
 		return 0
@@ -138,7 +138,8 @@ func (t *Tokenizer) MinTokens(text string) int {
 	return n / t.longest
 }
 
-// longestToken is what MinTokens counts with; 0 if there is no bound.
+// longestToken returns the length of the longest token for MinTokens, in bytes; 0 if there is no
+// bound.
 func (t *Tokenizer) longestToken() (n int) {
 	if t.pipe != nil || t.nfc && t.sp != nil {
 		return 0
@@ -155,8 +156,8 @@ func (t *Tokenizer) longestToken() (n int) {
 	return n
 }
 
-// TokenID is the id of a token by its string as in tokenizer.json; added tokens
-// come first.
+// TokenID returns the id of a token by its string in tokenizer.json; added tokens take
+// precedence.
 func (t *Tokenizer) TokenID(token string) (uint32, bool) {
 	if id, ok := t.addedID[token]; ok {
 		return id, true
@@ -172,7 +173,7 @@ func (t *Tokenizer) TokenID(token string) (uint32, bool) {
 	return id, ok
 }
 
-// Token is the string of an id as in tokenizer.json.
+// Token returns the string of an id as in tokenizer.json.
 func (t *Tokenizer) Token(id uint32) (string, bool) {
 	if s, ok := t.literalOf[id]; ok {
 		return s, true
@@ -183,7 +184,7 @@ func (t *Tokenizer) Token(id uint32) (string, bool) {
 	return t.form.name(t.vocab.bytes(id)), true
 }
 
-// VocabSize is the number of tokens, added ones included.
+// VocabSize returns the number of tokens, including added ones.
 func (t *Tokenizer) VocabSize() int {
 	n := t.vocab.count
 	for _, a := range t.added {
@@ -194,8 +195,8 @@ func (t *Tokenizer) VocabSize() int {
 	return n
 }
 
-// AddedTokens lists the added tokens by id.
+// AddedTokens returns the added tokens, sorted by id.
 func (t *Tokenizer) AddedTokens() []AddedToken { return slices.Clone(t.added) }
 
-// Config is what the files around tokenizer.json say.
+// Config returns the content of the files besides tokenizer.json.
 func (t *Tokenizer) Config() *Config { return &t.config }

@@ -7,31 +7,30 @@ import (
 	"unicode/utf8"
 )
 
-// maxID is above all token ids, so that a pair of them and a rank fit one word of
-// the merge table. Real vocabularies end near 270,000.
+// maxID exceeds all token ids, so that a pair of them and a rank fit one word of the merge table.
+// Real vocabularies end near 270,000.
 const maxID = 1<<20 - 1
 
-// vocab holds the tokens of a model in the form in which text is matched:
-// byte-level tokens as the bytes that they stand for, SentencePiece tokens with
-// U+2581 as a space.
+// vocab holds the tokens of a model in the form in which text is matched: byte-level tokens as
+// the bytes that they stand for, SentencePiece tokens with a space for U+2581.
 //
-// Invariant: token id is blob[start[id]:start[id+1]]; it is absent where has is
-// false. slots is an open-addressing table, a power of two, at most half full.
+// Invariant: the token id is blob[start[id]:start[id+1]]; it is absent if has is false. slots is
+// an open-addressing table whose size is a power of two, at most half full.
 type vocab struct {
 	blob  []byte
 	start []uint32
 	has   []bool
 	slots []uint64 // hash tag in the upper half; wholeFlag and id+1 in the lower; 0 is empty
-	// literal holds tokens that no text can reach, by their string: those with
-	// characters outside the byte alphabet, such as special tokens.
+	// literal holds tokens that no text can produce, by their string: those with characters
+	// outside the byte alphabet, such as special tokens.
 	literal map[string]uint32
 	count   int
 }
 
-// wholeFlag marks tokens that the merges reproduce from their own bytes.
+// wholeFlag marks tokens that merging their own bytes reproduces.
 const wholeFlag = 1 << 31
 
-// find is the id of the token with these bytes, and whether merging its bytes
+// find returns the id of the token with these bytes. whole reports whether merging its bytes
 // yields it.
 func (v *vocab) find(b []byte) (id uint32, whole, ok bool) { return v.findHash(hashBytes(b), b) }
 
@@ -53,10 +52,10 @@ func (v *vocab) findHash(h uint64, b []byte) (id uint32, whole, ok bool) {
 	}
 }
 
-// bytes is the text of a token; empty if there is none.
+// bytes returns the text of a token; empty if there is none.
 func (v *vocab) bytes(id uint32) []byte { return v.blob[v.start[id]:v.start[id+1]] }
 
-// put adds a token to the table; false if its bytes are there already.
+// put adds a token to the table. It returns false if a token with these bytes exists already.
 func (v *vocab) put(id uint32) bool {
 	b := v.bytes(id)
 	if _, _, ok := v.find(b); ok {
@@ -90,11 +89,11 @@ func (v *vocab) eachSlot(f func(id uint32, whole bool)) {
 	}
 }
 
-// vocabEntry is one member of the JSON object, its text in raw.
+// vocabEntry is one member of the JSON object, with its text in raw.
 type vocabEntry struct{ from, to, id uint32 }
 
-// readVocab reads the object of token strings and ids. text turns a token
-// string into the bytes that it matches, or reports that no text can contain it.
+// readVocab reads the object of token strings and ids. text converts a token string to the bytes
+// that it matches, or reports that no text can contain it.
 func readVocab(s *scanner, text func(dst, token []byte) ([]byte, bool)) (*vocab, error) {
 	v := &vocab{literal: map[string]uint32{}}
 	raw := make([]byte, 0, len(s.b)/4)
@@ -129,7 +128,7 @@ func readVocab(s *scanner, text func(dst, token []byte) ([]byte, bool)) (*vocab,
 	return v, v.fill(raw, entries, top)
 }
 
-// fill lays the entries out by id.
+// fill arranges the entries by id.
 func (v *vocab) fill(raw []byte, entries []vocabEntry, top uint32) error {
 	v.count = len(entries)
 	v.has = make([]bool, top)
@@ -157,10 +156,10 @@ func (v *vocab) fill(raw []byte, entries []vocabEntry, top uint32) error {
 	return nil
 }
 
-// tokenForm is how the strings of a vocabulary stand for text.
+// tokenForm defines how the strings of a vocabulary represent text.
 type tokenForm struct {
-	// text turns a token string into the bytes that it matches, or reports that no
-	// text can contain it; name is its inverse.
+	// text converts a token string to the bytes that it matches, or reports that no text can
+	// contain it; name is its inverse.
 	text func(dst, token []byte) ([]byte, bool)
 	name func(text []byte) string
 }
@@ -171,11 +170,11 @@ var (
 	literalForm = tokenForm{literalText, func(b []byte) string { return string(b) }}
 )
 
-// literalText is the text of a token that stands for itself.
+// literalText returns the text of a token that stands for itself.
 func literalText(dst, token []byte) ([]byte, bool) { return append(dst, token...), len(token) > 0 }
 
-// byteAlphabet maps the characters that byte-level vocabularies use to the
-// bytes that they stand for: GPT-2's printable stand-ins.
+// byteAlphabet maps the characters of byte-level vocabularies to the bytes that they represent:
+// GPT-2's printable substitutes.
 var (
 	byteToRune [256]rune
 	runeToByte [0x180]int16
@@ -197,7 +196,7 @@ func init() {
 	}
 }
 
-// byteLevelText is the bytes that a byte-level token matches.
+// byteLevelText returns the bytes that a byte-level token matches.
 func byteLevelText(dst, token []byte) ([]byte, bool) {
 	for _, r := range string(token) {
 		if int(r) >= len(runeToByte) || runeToByte[r] < 0 {
@@ -210,8 +209,8 @@ func byteLevelText(dst, token []byte) ([]byte, bool) {
 
 const lowLine = "\u2581"
 
-// spaceMarkText is the text that a SentencePiece token matches: U+2581 becomes
-// a space, and a token with a real space can never match.
+// spaceMarkText returns the text that a SentencePiece token matches: U+2581 becomes a space, and
+// a token with a real space can never match.
 func spaceMarkText(dst, token []byte) ([]byte, bool) {
 	for i := 0; i < len(token); i++ {
 		switch {
@@ -227,7 +226,7 @@ func spaceMarkText(dst, token []byte) ([]byte, bool) {
 	return dst, len(token) > 0
 }
 
-// byteLevelString is the token string of a byte-level token.
+// byteLevelString returns the token string of a byte-level token.
 func byteLevelString(b []byte) string {
 	out := make([]byte, 0, 2*len(b))
 	for _, c := range b {
@@ -236,7 +235,7 @@ func byteLevelString(b []byte) string {
 	return string(out)
 }
 
-// spaceMarkString is the token string of a SentencePiece token.
+// spaceMarkString returns the token string of a SentencePiece token.
 func spaceMarkString(b []byte) string {
 	return string(bytes.ReplaceAll(b, []byte{' '}, []byte(lowLine)))
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestWindows wants the words that a splitter finds in windows to be those that
-// it finds one by one, on texts that are made of what patterns tell apart.
+// TestWindows: the words found in windows equal those found one by one, on texts that cover what
+// patterns distinguish.
 func TestWindows(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 1))
 	alphabets := []string{
@@ -34,8 +34,7 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// TestShortTokens wants the table to answer for each token of up to shortSize
-// bytes, and for nothing else.
+// TestShortTokens: the table contains each token of up to shortSize bytes, and nothing else.
 func TestShortTokens(t *testing.T) {
 	for _, name := range families {
 		tok := family(t, name)
@@ -71,7 +70,7 @@ func TestShortTokens(t *testing.T) {
 	}
 }
 
-// TestPartsAreSafe merges texts cut into parts and whole.
+// TestPartsAreSafe merges texts whole and cut into parts, with equal results.
 func TestPartsAreSafe(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 1))
 	for _, name := range families {
@@ -119,8 +118,7 @@ func merge(tok *Tokenizer, word []byte) []uint32 {
 	return w.run(tok.merges, nil, new(watch))
 }
 
-// wideWord is n characters that are not ASCII, most of them frequent ones of
-// one script.
+// wideWord returns n non-ASCII characters, most of them frequent ones of one script.
 func wideWord(r *rand.Rand, n int) string {
 	scripts := [][2]rune{{0x4e00, 0x5200}, {0x430, 0x450}, {0x3040, 0x3100}, {0xac00, 0xad00}, {0x600, 0x650}, {0xe00, 0xe50}, {0x1f300, 0x1f400}, {0xe0, 0xff}}
 	script := scripts[r.IntN(len(scripts))]
