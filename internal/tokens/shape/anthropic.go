@@ -9,33 +9,36 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// anthropicRules is what engines do differently when they make a chat of an Anthropic request: vLLM 0.32
-// (vllm/entrypoints/anthropic/serving.py) and SGLang 0.5.23 (python/sglang/srt/entrypoints/anthropic/serving.py).
+// anthropicRules defines how an engine converts an Anthropic request to a chat: vLLM 0.32
+// (vllm/entrypoints/anthropic/serving.py) and SGLang 0.5.23
+// (python/sglang/srt/entrypoints/anthropic/serving.py).
 type anthropicRules struct {
 	// options copies fields other than messages and tools.
 	options func(in input, body *jinja.Dict) error
-	// mergeSystem reports whether system messages behind the first turn join the system prompt. If they do not and
-	// systemTurns is set, they are messages like others.
+	// mergeSystem reports whether system messages after the first turn are merged into the system
+	// prompt. If not, and systemTurns is set, they stay ordinary messages.
 	mergeSystem func(m *Model) bool
 	systemTurns bool
-	// separator joins the texts of the system prompt, each of which passes systemBlock in the field system and
-	// systemMessage in a message; empty ones are dropped. blankSystem keeps a field of white space.
+	// separator joins the texts of the system prompt. Each text first passes through systemBlock
+	// (from the system field) or systemMessage (from a message); empty results are dropped.
+	// blankSystem keeps a system field of only white space.
 	separator                  string
 	systemBlock, systemMessage func(text string) string
 	blankSystem                bool
-	// blocks are the known types of content blocks; others are refused. nil: others are ignored.
+	// blocks are the supported types of content blocks; others are rejected. nil: others are
+	// ignored.
 	blocks []string
-	// emptyText: an empty text block is a part of its message.
+	// emptyText: an empty text block becomes a part of its message.
 	emptyText bool
 	// hasImage reports whether an image block becomes a part.
 	hasImage func(block *jinja.Dict) bool
-	// reasoning: thinking blocks become the reasoning of the message, and redacted ones are ignored.
+	// reasoning: thinking blocks become the message's reasoning, and redacted ones are ignored.
 	reasoning bool
-	// result adds the result of a tool to the conversation, or to the parts of the message that it stands in.
+	// result adds a tool result to the conversation, or to the parts of its message.
 	result func(c *anthropicChat, role string, block *jinja.Dict, parts []jinja.Value) []jinja.Value
-	// customTools: tools that Anthropic's servers run are left out.
+	// customTools: tools that Anthropic's servers execute are omitted.
 	customTools bool
-	// tool is the chat tool of a tool, whose schema has a type.
+	// tool converts a tool to a chat tool; schema has a type.
 	tool func(tool *jinja.Dict, schema jinja.Value) jinja.Value
 }
 
@@ -67,7 +70,7 @@ var sglangAnthropic = anthropicRules{
 	tool:          sglangAnthropicTool,
 }
 
-// anthropicChat gathers the chat messages of an Anthropic request.
+// anthropicChat collects the chat messages of an Anthropic request.
 type anthropicChat struct {
 	*anthropicRules
 
@@ -76,7 +79,8 @@ type anthropicChat struct {
 	partial string
 }
 
-// anthropicChat is the body of the chat request. partial is why only the engine knows the prompt.
+// anthropicChat returns the body of the equivalent chat request. partial is the reason why only
+// the engine knows the whole prompt, "" if there is none.
 func (m *Model) anthropicChat(in input) (fields *jinja.Dict, partial string, err error) {
 	messages, present, err := in.listOf(body.FieldMessages)
 	if err != nil {
@@ -107,7 +111,8 @@ func (m *Model) anthropicChat(in input) (fields *jinja.Dict, partial string, err
 
 func (c *anthropicChat) add(msg *jinja.Dict) { c.list = append(c.list, jinja.FromDict(msg)) }
 
-// system adds the system message: the field, and where they are merged the messages of that role.
+// system adds the system message: the system field and, if mergeSystem, the messages of that
+// role.
 func (c *anthropicChat) system(in input, messages []jinja.Value) error {
 	v, err := in.value(body.FieldSystem)
 	if err != nil {
@@ -128,7 +133,7 @@ func (c *anthropicChat) system(in input, messages []jinja.Value) error {
 	return nil
 }
 
-// systemTexts are the texts of a system message's content.
+// systemTexts returns the texts of a system message's content.
 func (c *anthropicChat) systemTexts(content jinja.Value) []string {
 	if text, ok := content.AsString(); ok {
 		if text = c.systemMessage(text); text == "" {
@@ -139,7 +144,7 @@ func (c *anthropicChat) systemTexts(content jinja.Value) []string {
 	return blockTexts(content, c.systemMessage)
 }
 
-// blockTexts are the texts of a list of blocks after clean, without empty ones.
+// blockTexts returns the texts of a list of blocks after clean, without empty ones.
 func blockTexts(v jinja.Value, clean func(string) string) (texts []string) {
 	blocks, _ := v.AsList()
 	for i := range blocks {
@@ -152,7 +157,7 @@ func blockTexts(v jinja.Value, clean func(string) string) (texts []string) {
 	return texts
 }
 
-// withoutBilling drops a text that begins with Claude Code's billing header.
+// withoutBilling drops a text that starts with Claude Code's billing header.
 func withoutBilling(text string) string {
 	if strings.HasPrefix(text, billingHeader) {
 		return ""
@@ -188,7 +193,7 @@ func (c *anthropicChat) message(v jinja.Value) error {
 	return c.content(role, blocks)
 }
 
-// content adds the message of a list of content blocks. Results of tools become messages of their own.
+// content adds the message of a list of content blocks. Tool results become separate messages.
 func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
 	var parts, calls []jinja.Value
 	var thoughts []string
@@ -249,7 +254,7 @@ func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
 	return nil
 }
 
-// loneText is the text of a single text part, or the list.
+// loneText returns the text of a single text part, or else the list.
 func loneText(parts []jinja.Value) jinja.Value {
 	if len(parts) == 1 {
 		if d, _ := parts[0].AsDict(); textAt(d, "type") == "text" {
@@ -263,7 +268,7 @@ func imagePart() jinja.Value {
 	return object(kv{"type", jinja.String("image_url")}, kv{"image_url", object(kv{"url", jinja.String("data:")})})
 }
 
-// hasImage reports whether the source of an image block names one.
+// hasImage reports whether an image block has a source that names an image.
 func hasImage(block *jinja.Dict) bool {
 	source := dictAt(block, "source")
 	if textAt(source, "type") == "base64" {
@@ -272,7 +277,7 @@ func hasImage(block *jinja.Dict) bool {
 	return textAt(source, "url") != ""
 }
 
-// referencePart is the part of a reference to a tool; ok is false if it names none.
+// referencePart returns the part of a tool reference; ok is false if it names no tool.
 func referencePart(d *jinja.Dict) (part jinja.Value, ok bool) {
 	name := textAt(d, "tool_name")
 	if name == "" {
@@ -285,8 +290,8 @@ func toolMessage(id string, content jinja.Value) *jinja.Dict {
 	return dict(kv{"role", jinja.String(roleTool)}, kv{"tool_call_id", jinja.String(id)}, kv{"content", content})
 }
 
-// vllmToolResult adds a user's result in front of the message: a tool's message, its images as the user's, and a tool's message
-// of its references.
+// vllmToolResult adds a tool result in a user message before that message: a tool message, a user
+// message with the result's images, and a tool message with its references.
 func vllmToolResult(c *anthropicChat, role string, d *jinja.Dict, parts []jinja.Value) []jinja.Value {
 	text, items := textAt(d, "content"), []jinja.Value(nil)
 	if list, ok := member(d, "content").AsList(); ok {
@@ -324,7 +329,8 @@ func vllmToolResult(c *anthropicChat, role string, d *jinja.Dict, parts []jinja.
 	return parts
 }
 
-// sglangToolResult adds a user's result behind the parts before it: a tool's message for each run of parts of one kind.
+// sglangToolResult adds a tool result in a user message after the preceding parts: a tool message
+// for each run of parts of the same kind.
 func sglangToolResult(c *anthropicChat, role string, d *jinja.Dict, parts []jinja.Value) []jinja.Value {
 	contents, text := resultContents(member(d, "content"))
 	if role != roleUser {
@@ -343,7 +349,7 @@ func sglangToolResult(c *anthropicChat, role string, d *jinja.Dict, parts []jinj
 	return nil
 }
 
-// resultContents are the contents of the tool messages that a result becomes, and its text.
+// resultContents returns the contents of the tool messages for a result, and the result's text.
 func resultContents(content jinja.Value) (contents []jinja.Value, text string) {
 	items, isList := content.AsList()
 	if !isList {
@@ -352,7 +358,7 @@ func resultContents(content jinja.Value) (contents []jinja.Value, text string) {
 	}
 	var texts []string
 	var group []jinja.Value
-	references := false // the group is of references
+	references := false // the current group consists of references
 	add := func(part jinja.Value, reference bool) {
 		if group != nil && references != reference {
 			contents, group = append(contents, loneText(group)), nil
@@ -387,7 +393,7 @@ func resultContents(content jinja.Value) (contents []jinja.Value, text string) {
 	return append(contents, loneText(group)), strings.Join(texts, "\n")
 }
 
-// searchText is _text_from_search_result.
+// searchText is vLLM's _text_from_search_result.
 func searchText(d *jinja.Dict) string {
 	source := textAt(d, "source")
 	if inner := dictAt(d, "source"); inner != nil {
@@ -410,7 +416,8 @@ func searchText(d *jinja.Dict) string {
 	return strings.Join(lines, "\n")
 }
 
-// vllmAnthropicOptions copies what vLLM passes on. The effort is output_config.effort, or none where thinking is disabled.
+// vllmAnthropicOptions copies the options that vLLM passes on. The effort is
+// output_config.effort, or none if thinking is disabled.
 func vllmAnthropicOptions(in input, fields *jinja.Dict) error {
 	for _, f := range [...]body.Field{body.FieldChatTemplateKwargs, body.FieldKVTransferParams} {
 		v, err := in.value(f)
@@ -470,7 +477,7 @@ func (c *anthropicChat) tools(in input, fields *jinja.Dict) error {
 		}
 		functions = append(functions, c.tool(d, jinja.FromDict(schema)))
 	}
-	if len(functions) == 0 { // engines check an empty list before it is there
+	if len(functions) == 0 { // engines check an empty list before adding to it
 		return nil
 	}
 	chosen := jinja.String("auto")
@@ -487,14 +494,15 @@ func (c *anthropicChat) tools(in input, fields *jinja.Dict) error {
 	return nil
 }
 
-// isCustomTool is SGLang's _tool_discriminator: tools of other types are run by Anthropic's servers.
+// isCustomTool is SGLang's _tool_discriminator: tools of other types are executed by Anthropic's
+// servers.
 func isCustomTool(kind string) bool {
 	return !slices.ContainsFunc([]string{"web_search_", "computer_", "bash_", "text_editor_"}, func(prefix string) bool {
 		return strings.HasPrefix(kind, prefix)
 	})
 }
 
-// sglangAnthropicTool shows strict and a description where the request has none.
+// sglangAnthropicTool includes strict and description even if the request lacks them.
 func sglangAnthropicTool(d *jinja.Dict, schema jinja.Value) jinja.Value {
 	strict := member(d, "strict")
 	if strict.IsNone() {
@@ -505,15 +513,17 @@ func sglangAnthropicTool(d *jinja.Dict, schema jinja.Value) jinja.Value {
 		kv{"defer_loading", member(d, "defer_loading")})
 }
 
-// turns is a conversation with a system message behind the first turn, as engines render it once to see what a template does.
+// turns returns a conversation with a system message after the first turn. Engines render it once
+// to detect how a template handles that.
 func turns(late string) *jinja.Dict {
 	turn := func(role, text string) jinja.Value { return jinja.FromDict(chatMessage(role, jinja.String(text))) }
 	return dict(kv{"messages", jinja.List([]jinja.Value{turn(roleSystem, "t"), turn(roleUser, "t"), turn(roleSystem, late), turn(roleUser, "t")})},
 		kv{"add_generation_prompt", jinja.Bool(false)})
 }
 
-// systemFirst reports whether a template raises at a system message behind the first turn. vLLM's environment for this has no
-// functions of transformers, so a template that asks for the date raises too.
+// systemFirst reports whether a template raises at a system message after the first turn. vLLM's
+// environment for this check lacks the functions of transformers, so a template that asks for the
+// date raises too.
 func (t *template) systemFirst() bool {
 	if t.dated && !strings.Contains(t.source, "strftime_now is defined") {
 		return true
@@ -522,7 +532,8 @@ func (t *template) systemFirst() bool {
 	return err != nil
 }
 
-// showsInlineSystem reports whether a template prints a system message behind the first turn, as SGLang finds out.
+// showsInlineSystem reports whether a template prints a system message after the first turn, as
+// SGLang detects it.
 func (t *template) showsInlineSystem() bool {
 	const sentinel = "__sglang_inline_system_sentinel__"
 	out, err := t.compiled.Render(nil, turns(sentinel), jinja.Env{Now: time.Unix(0, 0).UTC()})

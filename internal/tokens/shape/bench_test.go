@@ -16,7 +16,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
 
-// talk is a conversation of n messages with about size bytes of text, and the same with one exchange more.
+// talk returns a conversation of n messages with about size bytes of text, and the same with one
+// more exchange.
 func talk(n, size int) (body, next []byte) {
 	words := strings.Fields("the router sends each request to the worker whose cache already holds most of its prompt, without letting any " +
 		"rank overload; 2026 was a good year for prefix caches: func main() { fmt.Println(\"hello\") } naïve café Köln 東京 and so on")
@@ -39,7 +40,7 @@ func talk(n, size int) (body, next []byte) {
 	return []byte(first + `],"max_tokens":64}`), []byte(b.String() + `],"max_tokens":64}`)
 }
 
-var tokenizers sync.Map // by folder, loaded once
+var tokenizers sync.Map // by directory, loaded once
 
 func load(tb testing.TB, name string, options Options) *Model {
 	tb.Helper()
@@ -85,7 +86,8 @@ func BenchmarkConversation(b *testing.B) {
 		var req body.Request
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			// Each round is another conversation, by digits changed in its system message; its first turn is not timed.
+			// Each round has another conversation: digits in its system message change. Its first
+			// turn is not timed.
 			b.StopTimer()
 			for _, turn := range [][]byte{raw, next} {
 				copy(turn[bytes.Index(turn, []byte("assistant"))+len("assistant "):], fmt.Sprintf("%08d", i))
@@ -116,7 +118,7 @@ func ask(b *testing.B, m *Model, req *body.Request, raw []byte) Result {
 	return res
 }
 
-// BenchmarkRender measures the chat template alone, on a conversation of 81 messages that nothing is remembered of.
+// BenchmarkRender measures only the chat template, on an uncached conversation of 81 messages.
 func BenchmarkRender(b *testing.B) {
 	raw, _ := talk(81, 57000)
 	for _, name := range []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo"} {
@@ -145,7 +147,7 @@ func BenchmarkRender(b *testing.B) {
 	}
 }
 
-// processTime is the processor time of this process.
+// processTime returns the CPU time of this process.
 func processTime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts); err != nil {

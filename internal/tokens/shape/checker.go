@@ -14,10 +14,10 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// State is what is known about the agreement of our ids with an engine's.
+// State is what is known about whether our ids equal an engine's.
 type State int32
 
-// The states. Only Differs forbids the use of ids.
+// The states. Only Differs forbids using ids.
 const (
 	Unchecked State = iota // the engine has not been asked, or could not answer
 	Agrees
@@ -26,7 +26,7 @@ const (
 
 var stateNames = [...]string{"unchecked", "agrees", "differs"}
 
-// String is the state's name in metrics and logs.
+// String returns the state's name for metrics and logs.
 func (s State) String() string {
 	if s >= 0 && int(s) < len(stateNames) {
 		return stateNames[s]
@@ -34,28 +34,32 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// CheckerOptions configure a Checker. Zero values are the defaults.
+// CheckerOptions configures a Checker. Zero values select the defaults.
 type CheckerOptions struct {
-	// ModelName is put into the questions of the start-up check.
+	// ModelName is the model name in the requests of the start-up check.
 	ModelName string
-	// Every is the number of requests of which one is compared in service. 0: 1000.
+	// Every: one in Every requests in service is compared. 0: 1000.
 	Every int
-	// Retry is the time after which a model that differs, or an engine that did not answer, is asked again. 0: 1 minute.
+	// Retry is the interval at which a model that differs, or an engine that did not answer, is
+	// checked again. 0: 1 minute.
 	Retry time.Duration
-	// MaxBody is the largest body in bytes that is copied for comparison. 0: 1 MiB.
+	// MaxBody is the largest body, in bytes, that is copied for comparison. 0: 1 MiB.
 	MaxBody int
-	// Awake reports whether the engine is worth asking again; nil: always.
+	// Awake reports whether a retry makes sense now; nil: always.
 	Awake func() bool
-	// Gate, if not nil, bounds how many checkers that share it ask at a time.
+	// Gate, if not nil, is a semaphore that limits concurrent checks among the checkers that
+	// share it.
 	Gate chan struct{}
-	// OnCheck is told every comparison: nil difference and nil error mean equal. It must not block.
+	// OnCheck is called after every comparison; a nil difference and a nil error mean equal. It
+	// must not block.
 	OnCheck func(api body.API, d *Difference, err error)
-	// OnState is told every change of state, with the difference that caused it. It must not block.
+	// OnState is called on every change of state, with the difference that caused it. It must not
+	// block.
 	OnState func(s State, d *Difference)
 }
 
-// Checker compares a model's ids with an engine's own at start-up and in service, and reports whether they may be used. It is
-// safe for concurrent use.
+// Checker compares a model's ids with an engine's own, at start-up and in service, and reports
+// whether they may be used. It is safe for concurrent use.
 type Checker struct {
 	model   *Model
 	oracle  *Oracle
@@ -64,19 +68,20 @@ type Checker struct {
 	state   atomic.Int32
 	count   atomic.Uint64
 	samples chan []byte   // API in the first byte, then the body
-	again   chan struct{} // a check is wanted
+	again   chan struct{} // a check is requested
 
 	mu     sync.Mutex
-	failed [][]byte // bodies that differed or had no answer, asked again before the model is trusted
+	failed [][]byte // bodies that differed or got no answer; all must agree before the model is trusted
 }
 
-// defaultMaxBody is CheckerOptions.MaxBody if it is 0; maxFailed bounds the bodies that are kept.
+// defaultMaxBody is the default of CheckerOptions.MaxBody; maxFailed bounds the number of bodies
+// in failed.
 const (
 	defaultMaxBody = 1 << 20
 	maxFailed      = 8
 )
 
-// NewChecker makes a checker; Run makes it work.
+// NewChecker returns a checker. It does nothing until Run is called.
 func NewChecker(m *Model, oracle *Oracle, options CheckerOptions) *Checker {
 	if options.Every <= 0 {
 		options.Every = 1000
@@ -90,13 +95,13 @@ func NewChecker(m *Model, oracle *Oracle, options CheckerOptions) *Checker {
 	return &Checker{model: m, oracle: oracle, options: options, samples: make(chan []byte, 4), again: make(chan struct{}, 1)}
 }
 
-// State is what is known now.
+// State returns the current state.
 func (c *Checker) State() State { return State(c.state.Load()) }
 
 // Usable reports whether ids may be used for routing.
 func (c *Checker) Usable() bool { return c.State() != Differs }
 
-// Offer lets the checker see a request in service; one in Every is copied and compared later. It never blocks.
+// Offer submits a request in service; one in Every is copied and compared later. It never blocks.
 func (c *Checker) Offer(req *body.Request) {
 	if c.count.Add(1)%uint64(c.options.Every) != 0 || len(req.Body) > c.options.MaxBody {
 		return
@@ -108,7 +113,8 @@ func (c *Checker) Offer(req *body.Request) {
 	}
 }
 
-// Recheck has Run check soon: the engine may be another one. It never blocks.
+// Recheck makes Run check again soon, for example because the engine may have been replaced. It
+// never blocks.
 func (c *Checker) Recheck() {
 	select {
 	case c.again <- struct{}{}:
@@ -116,8 +122,8 @@ func (c *Checker) Recheck() {
 	}
 }
 
-// Run checks immediately and then for each sample and each reason to ask again, until ctx ends. The time between retries
-// varies by a tenth, so that the engines of a fleet are not asked at the same moment.
+// Run checks immediately, and then samples and retries until ctx ends. The retry interval has a
+// jitter of a tenth, so that the engines of a fleet are not checked at the same moment.
 func (c *Checker) Run(ctx context.Context) {
 	c.checkAtTurn(ctx)
 	retry := time.NewTicker(c.options.Retry - rand.N(c.options.Retry/10+1))
@@ -138,7 +144,7 @@ func (c *Checker) Run(ctx context.Context) {
 	}
 }
 
-// checkAtTurn checks when the gate lets it.
+// checkAtTurn waits for the gate and checks.
 func (c *Checker) checkAtTurn(ctx context.Context) {
 	if c.options.Gate != nil {
 		select {
@@ -151,8 +157,9 @@ func (c *Checker) checkAtTurn(ctx context.Context) {
 	c.Check(ctx)
 }
 
-// Check asks the engine about the built-in questions and about every request that differed before, and sets the state:
-// Agrees if all answers are equal, Differs at the first one that is not, Unchecked if the engine does not answer.
+// Check compares the built-in requests and every request that failed before, and sets the state:
+// Agrees if all ids are equal, Differs at the first difference, Unchecked if the engine does not
+// answer.
 func (c *Checker) Check(ctx context.Context) State {
 	c.mu.Lock()
 	questions := append(builtIn(c.options.ModelName), c.failed...)
@@ -194,7 +201,7 @@ func (c *Checker) sample(ctx context.Context, s []byte) {
 	case err == nil && c.State() == Unchecked:
 		c.set(Agrees, nil)
 	case err != nil && !errors.Is(err, errNotComparable) && ctx.Err() == nil:
-		c.keep(s) // asked again with the next check
+		c.keep(s) // compared again in the next check
 		if c.State() == Agrees {
 			c.set(Unchecked, nil)
 		}
@@ -215,10 +222,11 @@ func (c *Checker) set(s State, d *Difference) {
 	}
 }
 
-// errNotComparable is about a request that one of the two sides has no ids for.
+// errNotComparable is returned for a request that one of the two sides has no ids for.
 var errNotComparable = errors.New("not comparable")
 
-// ask compares one request: a difference, or nil if the ids (or the refusals) are equal, or an error.
+// ask compares one request. It returns a difference, nil if the ids (or the refusals) are equal,
+// or an error.
 func (c *Checker) ask(ctx context.Context, s []byte) (*Difference, error) {
 	d, err := c.compare(ctx, s)
 	if c.options.OnCheck != nil && !errors.Is(err, errNotComparable) {
@@ -233,7 +241,8 @@ func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 		return nil, errNotComparable
 	}
 	if rendered(req.API) {
-		// The engine would fetch media to render them: what is not comparable here is not asked.
+		// The engine would fetch media to render them, so requests that are not comparable here
+		// are not sent.
 		if ours, err := c.model.Prompt(req, c.oracle.Engine); err != nil || ours.Partial != "" {
 			return nil, errNotComparable
 		}
@@ -252,7 +261,8 @@ func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 	case theyRefuse && weRefuse:
 		return nil, nil
 	case theyRefuse || weRefuse:
-		// Flags of the engine decide about refusals as well; a refusal is no token that could be wrong.
+		// The engine's flags affect refusals too, and a refusal has no tokens that could be
+		// wrong.
 		return nil, errNotComparable
 	case err != nil || ours.Partial != "":
 		return nil, errNotComparable
@@ -260,7 +270,8 @@ func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 	return Compare(c.model.tok, ours.IDs, theirs), nil
 }
 
-// builtIn are the questions of the start-up check. They touch what engines and tokenizers are known to disagree about.
+// builtIn returns the requests of the start-up check. They cover known disagreements between
+// engines and tokenizers.
 func builtIn(modelName string) [][]byte {
 	name := strconv.Quote(modelName)
 	out := make([][]byte, 0, len(plainQuestions)+len(chatQuestions))

@@ -7,11 +7,12 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// How transformers' apply_chat_template continues the final message (utils/chat_template_utils.py): a tag is put behind
-// its text, the prompt is rendered and cut where the tag came out.
+// continueTag is the tag with which transformers' apply_chat_template continues the final message
+// (utils/chat_template_utils.py): it appends the tag to the message's text, renders the prompt
+// and cuts it where the tag appears.
 const continueTag = "CONTINUE_FINAL_MESSAGE_TAG "
 
-// markContinued puts the tag behind the text of the last message and returns that text.
+// markContinued appends the tag to the text of the last message and returns the original text.
 func markContinued(messages []jinja.Value) (final string, err error) {
 	if len(messages) == 0 {
 		return "", refuse("list index out of range")
@@ -50,8 +51,8 @@ func markContinued(messages []jinja.Value) (final string, err error) {
 	return "", refuse("continue_final_message is set but we could not find any text to continue in the final message!")
 }
 
-// cutContinued is the length of the rendered prompt up to the end of the continued message, whose text must have come out
-// as it was.
+// cutContinued returns the length of the rendered prompt up to the end of the continued message.
+// It fails if the template changed the message's text.
 func cutContinued(rendered, final string) (int, error) {
 	bare := strings.TrimRight(continueTag, " ")
 	at := strings.LastIndex(rendered, bare)
@@ -66,5 +67,5 @@ func cutContinued(rendered, final string) (int, error) {
 	return len(strings.TrimRightFunc(rendered[:at], pythonSpace)), nil
 }
 
-// pythonSpace is str.isspace of one character.
+// pythonSpace is Python's str.isspace for one character.
 func pythonSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f }

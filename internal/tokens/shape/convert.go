@@ -7,7 +7,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// converted plans a request of the Responses or the Anthropic API as the chat request that engines make of it.
+// converted plans a Responses or Anthropic request as the chat request that engines convert it
+// to.
 func (m *Model) converted(in input) (*plan, error) {
 	convert := m.anthropicChat
 	if in.API == body.Responses {
@@ -36,15 +37,16 @@ func functionCall(id, name string, arguments string) jinja.Value {
 		kv{"function", object(kv{"name", jinja.String(name)}, kv{"arguments", jinja.String(arguments)})})
 }
 
-// functionTool is the chat tool of a flat one; parameters have another name in each API.
+// functionTool returns the chat form of a flat tool; the member for parameters has another name
+// in each API.
 func functionTool(flat *jinja.Dict, parameters jinja.Value) jinja.Value {
 	return object(kv{"type", jinja.String("function")}, kv{"function", object(kv{"name", member(flat, "name")},
 		kv{"description", member(flat, "description")}, kv{"parameters", parameters}, kv{"strict", member(flat, "strict")},
 		kv{"defer_loading", member(flat, "defer_loading")})})
 }
 
-// responsesChat follows vLLM's vllm/entrypoints/openai/responses: instructions become the system message, items become
-// messages, calls join the assistant's message before them.
+// responsesChat follows vLLM's vllm/entrypoints/openai/responses: instructions become the system
+// message, items become messages, and calls are added to the preceding assistant message.
 func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
 	if in.Has(body.FieldPreviousResponseID) {
 		return nil, "previous_response_id: only the engine knows the history", nil
@@ -99,7 +101,7 @@ func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
 	}
 	if functions != nil {
 		fields.Set("tools", jinja.List(functions))
-		fields.Set("tool_choice", jinja.String("none")) // shown all the same, and the parser's flags do not matter here
+		fields.Set("tool_choice", jinja.String("none")) // the tools are shown anyway, and the parser's flags do not matter here
 	}
 	for _, f := range [...]body.Field{body.FieldChatTemplateKwargs, body.FieldKVTransferParams} {
 		v, err := in.value(f)
@@ -113,7 +115,7 @@ func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
 	if n, asked := in.vllmMaxTokens(); asked {
 		fields.Set("max_tokens", jinja.Int(n))
 	}
-	fields.Set("add_special_tokens", jinja.Bool(true)) // unlike a chat's
+	fields.Set("add_special_tokens", jinja.Bool(true)) // unlike for a chat
 	if raw := in.Get("truncation"); raw != nil && body.Text(raw) != "disabled" {
 		fields.Set("truncate_prompt_tokens", jinja.Int(-1))
 	}
@@ -160,7 +162,7 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 	}
 }
 
-// unfinished reports whether the last item is a message or thought that the model continues.
+// unfinished reports whether the last item is a message or a thought that the model continues.
 func unfinished(input jinja.Value) bool {
 	items, _ := input.AsList()
 	if len(items) == 0 {
@@ -172,12 +174,12 @@ func unfinished(input jinja.Value) bool {
 	return (kind == "" || kind == "message" || kind == "reasoning") && (status == "in_progress" || status == "incomplete")
 }
 
-// assistantText is the first text of an assistant's item.
+// assistantText returns the first text of an assistant item.
 func assistantText(item *jinja.Dict) (jinja.Value, error) {
 	content := member(item, "content")
 	if text, ok := content.AsString(); ok {
 		if !member(item, "id").IsNone() && !member(item, "status").IsNone() {
-			return jinja.String(text), refuse("input.content: Input should be a valid list") // an output item has parts
+			return jinja.String(text), refuse("input.content: Input should be a valid list") // output items need a list of parts
 		}
 		return content, nil
 	}
@@ -189,7 +191,8 @@ func assistantText(item *jinja.Dict) (jinja.Value, error) {
 	return member(part, "text"), nil
 }
 
-// joinAssistant puts a member into the assistant's message at the end if that lacks it, or into a new message.
+// joinAssistant sets a member of the final assistant message if that lacks it, or else appends a
+// new message.
 func joinAssistant(list []jinja.Value, key string, v jinja.Value) []jinja.Value {
 	if n := len(list); n > 0 && roleOf(list[n-1]) == roleAssistant {
 		last, _ := list[n-1].AsDict()
@@ -214,8 +217,8 @@ func reasoningText(item *jinja.Dict) string {
 	return ""
 }
 
-// appendCall adds the call to the assistant's message at the end, or to a new one. The message's calls are all from here, so
-// that their list may grow in place.
+// appendCall adds the call to the final assistant message, or to a new one. All calls of the
+// message were added here, so their list may grow in place.
 func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
 	if n := len(list); n > 0 {
 		last, _ := list[n-1].AsDict()
@@ -232,7 +235,7 @@ func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
 	return append(list, jinja.FromDict(msg))
 }
 
-// blocksText is the text of a string or of a list of text blocks.
+// blocksText returns the text of a string, or the joined texts of a list of text blocks.
 func blocksText(v jinja.Value, sep string) string {
 	if text, ok := v.AsString(); ok {
 		return text

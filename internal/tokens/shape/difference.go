@@ -6,17 +6,17 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
 
-// Difference is the first place where two prompts differ.
+// Difference is the first position at which two prompts differ.
 type Difference struct {
 	At           int      // index of the token
-	Ours, Theirs int64    // ids, -1 behind the end
+	Ours, Theirs int64    // ids, -1 past the end
 	OurLen       int      // number of our ids
 	TheirLen     int      // number of theirs
-	OurTail      []string // our tokens from three before At on
+	OurTail      []string // our tokens, starting three before At
 	TheirTail    []string
 }
 
-// Compare gives the first difference of two lists of ids, nil if they are equal.
+// Compare returns the first difference between two lists of ids, nil if they are equal.
 func Compare(tok *bpe.Tokenizer, ours, theirs []uint32) *Difference {
 	at := 0
 	for at < len(ours) && at < len(theirs) && ours[at] == theirs[at] {

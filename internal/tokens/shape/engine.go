@@ -2,7 +2,7 @@ package shape
 
 import "fmt"
 
-// Engine is a kind of engine.
+// Engine is a type of inference engine.
 type Engine uint8
 
 // The engines.
@@ -14,7 +14,7 @@ const (
 
 var engineNames = [...]string{"vllm", "sglang", "trtllm"}
 
-// String is the engine's name in configuration and metrics.
+// String returns the engine's name in configuration and metrics.
 func (e Engine) String() string {
 	if int(e) < len(engineNames) {
 		return engineNames[e]
@@ -22,7 +22,7 @@ func (e Engine) String() string {
 	return "unknown"
 }
 
-// ParseEngine finds an engine by its name.
+// ParseEngine returns the engine with this name.
 func ParseEngine(name string) (Engine, error) {
 	for i, n := range engineNames {
 		if n == name {
@@ -38,7 +38,7 @@ func ParseEngine(name string) (Engine, error) {
 type Refusal struct {
 	Status int
 	Reason string
-	// Guessed: the refusal depends on a flag or file of the engine that is not known here.
+	// Guessed: the refusal depends on a flag or file of the engine that is unknown here.
 	Guessed bool
 }
 

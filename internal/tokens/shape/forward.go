@@ -6,9 +6,10 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// ForwardIDs is the edit that adds the ids of a chat to its body, so that the engine does not tokenize again: vLLM takes
-// kv_transfer_params.prompt_token_ids, SGLang input_ids. ok is false if the engine has no such field, if the ids are not the
-// whole prompt, or if one is out of vocabulary (SGLang crashes on such ids).
+// ForwardIDs returns the edit that adds a chat's ids to its body, so that the engine does not
+// tokenize again: kv_transfer_params.prompt_token_ids for vLLM, input_ids for SGLang. ok is false
+// if the engine has no such field, if the ids are not the whole prompt, or if one is out of
+// vocabulary (SGLang crashes on such ids).
 func (m *Model) ForwardIDs(req *body.Request, engine Engine, res Result) (edit body.Edit, ok bool) {
 	field := engine.profile().idsField
 	if field == nil || req.API != body.Chat || res.Partial != "" || len(res.IDs) == 0 || m.checkIDs(res.IDs) != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// Engines read fields with pydantic's lax mode, which converts: "yes" is true, "1" and 1.0 are integers.
+// Engines read fields in pydantic's lax mode, which converts values: "yes" is true, "1" and 1.0
+// are integers.
 
 // given reports whether a JSON value is present and not null.
 func given(raw []byte) bool { return len(raw) > 0 && raw[0] != 'n' }
@@ -35,7 +36,7 @@ func laxBool(raw []byte) (value, ok bool) {
 	return x == 1, err == nil && (x == 0 || x == 1)
 }
 
-// laxInt reads a JSON value as an integer. Integers of more than 64 bits give the nearest one that has 64.
+// laxInt reads a JSON value as an integer. Integers that exceed 64 bits are clamped.
 func laxInt(raw []byte) (n int64, ok bool) {
 	if !given(raw) {
 		return 0, false
@@ -72,7 +73,7 @@ func laxInt(raw []byte) (n int64, ok bool) {
 	return n, err == nil || errors.Is(err, strconv.ErrRange)
 }
 
-// withoutUnderscores drops single underscores between digits, which Python takes.
+// withoutUnderscores drops single underscores between digits, which Python allows.
 func withoutUnderscores(word string) (string, bool) {
 	if strings.HasPrefix(word, "_") || strings.HasSuffix(word, "_") || strings.Contains(word, "__") {
 		return word, false
@@ -80,7 +81,7 @@ func withoutUnderscores(word string) (string, bool) {
 	return strings.ReplaceAll(word, "_", ""), true
 }
 
-// laxIDs reads a JSON list of token ids. The result is not nil.
+// laxIDs reads a JSON list of token ids. The result is never nil.
 func laxIDs(raw []byte) ([]uint32, error) {
 	ids, err := body.AppendIDs([]uint32{}, raw)
 	if err == nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Each line was tried with pydantic 2.14.
+// Each case was tried with pydantic 2.14.
 func TestLaxConversions(t *testing.T) {
 	for raw, want := range map[string]bool{`true`: true, `"yes"`: true, `"OFF"`: false, `1`: true, `0.0`: false, `-0.0`: false, `"t"`: true} {
 		if got, ok := laxBool([]byte(raw)); !ok || got != want {

@@ -14,9 +14,10 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// The three functions here are the commands `kvlane tokenize` and `kvlane render`: one JSON object a line in, one a line out,
-// in the same order. A line that cannot be served, an empty one too, gives {"error": "..."} and the next one is read; only a
-// failing reader or writer ends them. A *LinesError at the end counts the lines that failed.
+// The three functions here implement the commands `kvlane tokenize` and `kvlane render`. They
+// read one JSON object per line and write one per line, in the same order. A line that cannot be
+// served, including an empty one, yields {"error": "..."} and processing continues; only read and
+// write errors stop it. At the end, a *LinesError counts the failed lines.
 
 // TokenizeLines answers {"text": "..."} with {"ids": [...]}.
 func TokenizeLines(r io.Reader, w io.Writer, tok *bpe.Tokenizer, addSpecial bool) error {
@@ -37,17 +38,17 @@ func TokenizeLines(r io.Reader, w io.Writer, tok *bpe.Tokenizer, addSpecial bool
 	})
 }
 
-// RenderOptions choose what RenderLines does.
+// RenderOptions configures RenderLines.
 type RenderOptions struct {
 	Engine Engine
 	// Path is the request's path; "" is /v1/chat/completions.
 	Path string
-	// IDs adds the token ids.
+	// IDs includes the token ids in the output.
 	IDs bool
 }
 
-// RenderLines answers a request body with {"prompt": "...", "ids": [...]}, or {"error": "..."} where the engine would refuse
-// it. "partial" is added where only the front of the prompt can be known.
+// RenderLines answers a request body with {"prompt": "...", "ids": [...]}, or {"error": "..."} if
+// the engine would refuse it. It adds "partial" if only the front of the prompt is known.
 func RenderLines(r io.Reader, w io.Writer, m *Model, opts RenderOptions) error {
 	path := opts.Path
 	if path == "" {
@@ -77,8 +78,8 @@ func RenderLines(r io.Reader, w io.Writer, m *Model, opts RenderOptions) error {
 	})
 }
 
-// RenderContextLines answers an object of template variables with {"prompt": "..."}, or {"error": "..."} where the template
-// raises or does not compile. now is what strftime_now sees.
+// RenderContextLines answers an object of template variables with {"prompt": "..."}, or {"error":
+// "..."} if the template raises or does not compile. now is the time that strftime_now reports.
 func RenderContextLines(r io.Reader, w io.Writer, source string, now time.Time) error {
 	template, broken := jinja.Compile(source)
 	return eachLine(r, w, func(dst, line []byte) ([]byte, error) {
@@ -103,14 +104,14 @@ func RenderContextLines(r io.Reader, w io.Writer, source string, now time.Time) 
 
 var errEmptyLine = errors.New("the line is empty")
 
-// LinesError is the error after input of which some lines were answered with an error.
+// LinesError is returned after the end of the input if some lines failed.
 type LinesError struct{ Failed, Lines int }
 
 func (e *LinesError) Error() string {
 	return fmt.Sprintf("%d of %d lines were answered with an error", e.Failed, e.Lines)
 }
 
-// maxLine bounds a line of input.
+// maxLine is the maximum length of an input line in bytes.
 const maxLine = 256 << 20
 
 func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, error)) error {
@@ -133,7 +134,7 @@ func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, e
 			if _, err := out.Write(append(dst, '\n')); err != nil {
 				return err
 			}
-			if in.Buffered() == 0 { // interactive callers get each answer immediately
+			if in.Buffered() == 0 { // flush, so that interactive callers get each answer immediately
 				if err := out.Flush(); err != nil {
 					return err
 				}
@@ -151,7 +152,7 @@ func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, e
 	}
 }
 
-// readLine is a fresh copy of the next line: what is computed from it may refer to it.
+// readLine returns the next line in freshly allocated memory, because results may refer to it.
 func readLine(in *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {
@@ -170,7 +171,7 @@ func appendString(dst []byte, text string) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(text); err != nil { // a string always encodes
+	if err := enc.Encode(text); err != nil { // encoding a string cannot fail
 		return append(dst, `""`...)
 	}
 	return append(dst, bytes.TrimSuffix(b.Bytes(), []byte{'\n'})...)

@@ -12,27 +12,34 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// Options are how the engine of a model was started, which its files do not hold. The zero value is a stock engine.
+// Options describes how a model's engine was started, which the model's files do not contain. The
+// zero value is a stock engine.
 type Options struct {
 	// ChatTemplate replaces the model's own template (vLLM and SGLang --chat-template). "" keeps it.
 	ChatTemplate string
-	// ToolParser: vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Without them it refuses tools.
+	// ToolParser: vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Without them
+	// it rejects tools.
 	ToolParser bool
 	// HideToolsWhenNone is vLLM's --exclude-tools-when-tool-choice-none.
 	HideToolsWhenNone bool
-	// TrustTemplates: requests may supply a chat_template (vLLM with --trust-request-chat-template). Without it none is
-	// compiled: vLLM refuses such a request, and for the other engines the ids are unknown.
+	// TrustTemplates: requests may supply a chat_template (vLLM with
+	// --trust-request-chat-template). Without it none is compiled: vLLM rejects such a request,
+	// and for the other engines the ids are unknown.
 	TrustTemplates bool
-	// Multimodal reports whether the engine's model takes images, audio or video; if it does not, such a request is
-	// refused. nil: as config.json in the tokenizer's folder has it, or else as the chat template names them.
+	// Multimodal reports whether the engine's model accepts images, audio or video; if not,
+	// requests with them are refused. nil: derived from config.json in the tokenizer's directory,
+	// or else from the chat template.
 	Multimodal *bool
-	// MaxModelLen is the engine's context in tokens; longer prompts are refused as it would. 0: unknown, nothing is refused.
+	// MaxModelLen is the engine's context length in tokens; longer prompts are refused as the
+	// engine would. 0: unknown, no limit.
 	MaxModelLen int
-	// Names are the names of the base model in requests; every other name is an adapter's. None: no adapters.
+	// Names are the base model's names in requests; every other name denotes an adapter. Empty:
+	// no adapters.
 	Names []string
 	// Now is the engine's clock and time zone, for templates that print the date. nil: time.Now.
 	Now func() time.Time
-	// CacheBytes bounds the memory for what requests have in common with the ones before. 0: 64 MiB; negative: no cache.
+	// CacheBytes bounds, in bytes, the cache of messages and prompts of earlier requests. 0: 64
+	// MiB; negative: no cache.
 	CacheBytes int64
 }
 
@@ -41,18 +48,19 @@ type Model struct {
 	tok       *bpe.Tokenizer
 	config    config
 	options   Options
-	idLimit   int                  // one more than the largest id
+	idLimit   int                  // largest id + 1
 	templates map[string]*template // by transformers' names: default, tool_use, ...
-	// systemFirst: some template takes no system message behind the first turn.
+	// systemFirst: some template raises at a system message after the first turn.
 	systemFirst bool
-	// inlineSystem: the template shows a system message behind the first turn.
+	// inlineSystem: the template prints a system message after the first turn.
 	inlineSystem bool
 	supplied     *templateCache
 	memo         *memo
 }
 
-// Load reads a model directory: tokenizer.json and the other files of the tokenizer, plain or with .gz. It fails if the
-// tokenizer is not known to be exact or a template does not compile. A model without a template still serves completions.
+// Load reads a model directory: tokenizer.json and the tokenizer's other files, plain or gzipped
+// (.gz). It fails if the tokenizer cannot be reproduced exactly or if a template does not
+// compile. A model without a template still serves completions.
 func Load(fsys fs.FS, options Options) (*Model, error) {
 	tok, err := bpe.Load(fsys)
 	if err != nil {
@@ -61,7 +69,7 @@ func Load(fsys fs.FS, options Options) (*Model, error) {
 	return New(tok, options)
 }
 
-// New is Load with a tokenizer that is loaded already; several models may share one.
+// New is Load for a tokenizer that is already loaded; several models may share one.
 func New(tok *bpe.Tokenizer, options Options) (*Model, error) {
 	sources := map[string]string{}
 	for _, t := range tok.Config().Templates {
@@ -94,11 +102,11 @@ func New(tok *bpe.Tokenizer, options Options) (*Model, error) {
 	return m, nil
 }
 
-// Tokenizer is the model's tokenizer.
+// Tokenizer returns the model's tokenizer.
 func (m *Model) Tokenizer() *bpe.Tokenizer { return m.tok }
 
-// Adapter is the LoRA adapter that the request names, "" for the base model: by model name, or for SGLang by lora_path or
-// a model of the form base:adapter.
+// Adapter returns the LoRA adapter that the request names, "" for the base model: by model name
+// or, for SGLang, by lora_path or a model of the form base:adapter.
 func (m *Model) Adapter(req *body.Request) string {
 	if l := req.LoRA(); l != "" {
 		return l
@@ -118,16 +126,16 @@ func (m *Model) Adapter(req *body.Request) string {
 	return name
 }
 
-// template is a compiled chat template with the properties that profiles need.
+// template is a compiled chat template with the properties that profiles use.
 type template struct {
 	source         string
 	compiled       *jinja.Template
 	variables      map[string]bool
 	namesDeveloper bool // it handles the developer role itself
-	openAI         bool // vLLM hands it content parts
+	openAI         bool // vLLM passes content parts to it
 	sglangOpenAI   bool // SGLang does
-	namesMedia     bool // it is made for more than text
-	dated          bool // it prints the time
+	namesMedia     bool // it supports more than text
+	dated          bool // it prints the date or time
 	fromRequest    bool // a request supplied it
 }
 
@@ -146,7 +154,7 @@ func compile(source string) (*template, error) {
 		t.variables[name] = true
 	}
 	for _, word := range [...]string{"image", "audio", "video", "vision"} {
-		if strings.Contains(source, word) { // SGLang's own shortcut
+		if strings.Contains(source, word) { // SGLang's own heuristic
 			t.sglangOpenAI, t.namesMedia = true, true
 		}
 	}
@@ -158,15 +166,15 @@ const (
 	toolTemplate    = "tool_use"
 )
 
-// ErrNoTemplate is the error for a chat with a model that has no template. It is not a Refusal: engines have their own
-// encoders for some models, so only the ids are unknown.
+// ErrNoTemplate is returned for a chat with a model that has no template. It is not a Refusal:
+// engines have built-in encoders for some models, so only the ids are unknown.
 var ErrNoTemplate = errors.New("the model has no chat template")
 
-// ErrUntrustedTemplate is the error for a request-supplied template that Options do not trust and that the engine is not
-// known to refuse.
+// ErrUntrustedTemplate is returned for a request-supplied template that Options do not trust if
+// the engine is not known to reject it.
 var ErrUntrustedTemplate = errors.New("the request supplies a chat template, and such templates are not trusted")
 
-// ownTemplate is the model's template; models with several keep one for tools.
+// ownTemplate returns the model's template; models with several have a separate one for tools.
 func (m *Model) ownTemplate(tools bool) (*template, error) {
 	if tools {
 		if t, ok := m.templates[toolTemplate]; ok {
@@ -179,7 +187,7 @@ func (m *Model) ownTemplate(tools bool) (*template, error) {
 	return nil, ErrNoTemplate
 }
 
-// templateFor is the template that the request supplies, or the model's own.
+// templateFor returns the template that the request supplies, or else the model's own.
 func (m *Model) templateFor(in input, tools bool) (*template, error) {
 	source := ""
 	if in.Has(body.FieldChatTemplateKwargs) {
@@ -226,7 +234,7 @@ func (m *Model) requestTemplate(source string, engine *profile) (*template, erro
 	return t, nil
 }
 
-// refuseMedia refuses a part of a message that is not text, unless the model takes such parts.
+// refuseMedia refuses a non-text part of a message, unless the model accepts such parts.
 func (m *Model) refuseMedia(kind string, engine *profile) error {
 	takes, known := m.config.media, m.config.known
 	if given := m.options.Multimodal; given != nil {
@@ -238,8 +246,8 @@ func (m *Model) refuseMedia(kind string, engine *profile) error {
 	return &Refusal{Status: 400, Reason: engine.textOnly(kind), Guessed: !known}
 }
 
-// asRefusal makes what a template raised into the engine's answer. A fault or limit of our own, or a construct that only our
-// Jinja does not have, stays an error.
+// asRefusal converts an error that a template raised to the engine's answer. An internal error or
+// a limit of our Jinja engine, or a construct that only it lacks, stays an error.
 func asRefusal(err error, engine *profile) error {
 	raised, ok := errors.AsType[*jinja.Error](err)
 	if !ok || raised.Class == jinja.Unsupported || raised.Class == "InternalError" || raised.Class == "ResourceLimit" {
@@ -248,17 +256,18 @@ func asRefusal(err error, engine *profile) error {
 	return engine.raised(raised)
 }
 
-// config is what the tokenizer's files hold for templates.
+// config is the part of the tokenizer's files that templates use.
 type config struct {
 	special *jinja.Dict
-	// media: the model takes more than text; known: its config.json says so.
+	// media: the model accepts more than text; known: its config.json determines that.
 	media, known bool
 }
 
-// specialTokens is a fresh dict of the named special tokens, as transformers gives them to every template.
+// specialTokens returns a fresh dict of the named special tokens, which transformers passes to
+// every template.
 func (c *config) specialTokens() *jinja.Dict { return c.special.Clone() }
 
-// newConfig takes the special tokens in transformers' order.
+// newConfig lists the special tokens in transformers' order.
 func newConfig(c *bpe.Config) config {
 	special := new(jinja.Dict)
 	for _, name := range [...]string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"} {

@@ -7,9 +7,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// vLLM's reader of JSON is Python's, which refuses an integer of more than 4,300 digits
-// wherever it stands; SGLang's makes a float of it. (FastAPI 0.136 answers 400 with this
-// text.)
+// vLLM's JSON reader is Python's, which rejects integers of more than 4,300 digits anywhere in a
+// body; SGLang's converts them to floats. (FastAPI 0.136 answers 400 with this text.)
 func TestLongIntegersInUnknownFields(t *testing.T) {
 	m := load(t, "qwen3", Options{})
 	for digits, refused := range map[int]bool{4300: false, 4301: true} {

@@ -11,14 +11,14 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// memo is what requests have in common with the ones before: messages that were shaped for the template, and the ids of
-// prompts up to their last special token. Everything is compared byte by byte before it is used again.
+// memo caches parts of earlier requests: messages shaped for the template, and the ids of prompts
+// up to their last special token. Hits are compared byte by byte.
 type memo struct {
 	messages *messageMemo
 	prompts  *bpe.Cache
 }
 
-// defaultCache is Options.CacheBytes if it is 0.
+// defaultCache is the default of Options.CacheBytes.
 const defaultCache = 64 << 20
 
 func newMemo(tok *bpe.Tokenizer, limit int64) *memo {
@@ -28,7 +28,7 @@ func newMemo(tok *bpe.Tokenizer, limit int64) *memo {
 	return &memo{messages: newMessageMemo(limit / 4), prompts: bpe.NewCache(tok, int(limit-limit/4))}
 }
 
-// shapeKind separates messages that are shaped differently.
+// shapeKind distinguishes the ways of shaping a message.
 type shapeKind uint64
 
 const (
@@ -38,8 +38,8 @@ const (
 	shapeTRTLLM
 )
 
-// messageMemo maps the bytes of a message to the value that the template gets. Values are never changed, so they are
-// shared. It is safe for concurrent use.
+// messageMemo maps the bytes of a message to the value that the template gets. Values are
+// immutable and shared. It is safe for concurrent use.
 type messageMemo struct {
 	limit int64
 	seed  maphash.Seed
@@ -48,10 +48,11 @@ type messageMemo struct {
 	bytes   int64
 	entries map[uint64]*list.Element // of *shapedMessage
 	recent  *list.List
-	once    [onceSize]uint64 // hashes of long messages that came once
+	once    [onceSize]uint64 // hashes of long messages seen once
 }
 
-// shapedMessage is one message. Invariant: value refers to raw, which is the memo's own copy.
+// shapedMessage is one cached message. Invariant: value refers to raw, which is the memo's own
+// copy.
 type shapedMessage struct {
 	hash  uint64
 	kind  shapeKind
@@ -59,11 +60,13 @@ type shapedMessage struct {
 	value jinja.Value
 }
 
-// size is the message's memory: most texts have escapes, so that the value has one of its own.
+// size returns the message's memory in bytes. Most texts have escapes, so value has a decoded
+// copy.
 func (s *shapedMessage) size() int64 { return int64(2*len(s.raw)) + messageCost }
 
-// messageCost is about what a message takes in addition to its bytes; largeMessage is the largest that is kept; messages beyond
-// longMessage are kept when they come again: most never do.
+// messageCost is the approximate overhead of a message in bytes. Messages above largeMessage are
+// not kept. Those above longMessage are kept from their second occurrence on, which most never
+// have.
 const (
 	messageCost  = 700
 	longMessage  = 16 << 10
@@ -75,8 +78,8 @@ func newMessageMemo(limit int64) *messageMemo {
 	return &messageMemo{limit: limit, seed: maphash.MakeSeed(), entries: map[uint64]*list.Element{}, recent: list.New()}
 }
 
-// shaped gives the value of every element of a request's messages: known ones from the memo, others by shape. cacheable
-// reports, after shape, whether the last one may be kept.
+// shaped returns the shaped value of every element of a request's messages: from the memo if
+// known, else by shape. After a call of shape, cacheable reports whether its result may be kept.
 func (c *messageMemo) shaped(in input, kind shapeKind, shape shaper, cacheable func() bool) ([]jinja.Value, error) {
 	out := make([]jinja.Value, 0, len(in.Elements))
 	hashes := make([]uint64, len(in.Elements))
@@ -118,7 +121,7 @@ func (c *messageMemo) find(found []*shapedMessage, hashes []uint64) []*shapedMes
 	return found
 }
 
-// again reports whether a hash came before.
+// again reports whether a hash was seen before.
 func (c *messageMemo) again(hash uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,7 +151,7 @@ func (c *messageMemo) keep(s *shapedMessage) {
 	}
 }
 
-// shaper makes the value that the template gets of a message.
+// shaper converts a message to the value that the template gets.
 type shaper func(v jinja.Value) (jinja.Value, error)
 
 func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
@@ -159,7 +162,7 @@ func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
 	return shape(v)
 }
 
-// shapeMessages is every message shaped.
+// shapeMessages returns every message, shaped.
 func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape shaper) ([]jinja.Value, error) {
 	if m.memo != nil && in.Form == body.FormMessages && len(in.Elements) == in.Count {
 		return m.memo.messages.shaped(in, kind, shape, func() bool { return !p.hasMedia() })
@@ -181,11 +184,11 @@ func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape shaper) (
 	return out, first
 }
 
-// resultKey is the key of a result that is attached to a body.
+// resultKey is the key under which a result is attached to a body.
 type resultKey struct {
 	model  *Model
 	engine Engine
 }
 
-// resultCost is the memory of a result.
+// resultCost returns the approximate memory of a result in bytes.
 func resultCost(r *Result) int64 { return int64(4*cap(r.IDs)+len(r.Text)) + 128 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// Whatever was asked before, the ids are those of a model that remembers nothing.
+// The ids do not depend on earlier requests: they equal those of a model without a cache.
 func TestRememberingChangesNothing(t *testing.T) {
 	remembers := load(t, "qwen3", Options{CacheBytes: 256 << 10})
 	fresh := load(t, "qwen3", Options{CacheBytes: -1})

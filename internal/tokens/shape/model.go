@@ -16,38 +16,40 @@ import (
 
 // Result is what an engine will compute for a request.
 type Result struct {
-	// IDs are the prompt's token ids, nil if they cannot be known here. They are shared with later results: do not change
-	// them, and append only to a copy.
+	// IDs are the prompt's token ids, nil if they are unknown. They are shared with later
+	// results: do not modify them, and append only to a copy.
 	IDs []uint32
-	// Text is the prompt as text; only RenderPrompt gives it. "" if the request came with ids.
+	// Text is the prompt as text, set only by RenderPrompt. "" if the request contained ids.
 	Text string
-	// Prompts is the number of prompts in the request. IDs and Text are the first one's: the request is routed by it.
+	// Prompts is the number of prompts in the request. IDs and Text are those of the first one,
+	// which the request is routed by.
 	Prompts int
-	// Partial is why IDs are only the front of the prompt, or missing; "" if they are the whole prompt.
+	// Partial is the reason why IDs are only the front of the prompt, or missing; "" if they are
+	// the whole prompt.
 	Partial string
-	// Assumed names the shape that no recording of a real engine backs, "" if one does.
+	// Assumed names a rule that no recording of a real engine confirms, "" if all are confirmed.
 	Assumed string
 	// Prefix stores values computed from the ids of this conversation's earlier turns, such as block hashes, next to them.
 	// The zero value stores nothing.
 	Prefix bpe.Prefix
 
-	dated   bool     // the text shows the time
-	scratch []uint32 // where ids may be put, empty
+	dated   bool     // the text contains the date or time
+	scratch []uint32 // empty; its capacity may be used for the ids
 }
 
-// Prompt computes the ids of a request. The error is a *Refusal if the engine would refuse it; any other error means that
-// the ids cannot be known here (the request is then routed by load).
+// Prompt computes the ids of a request. The error is a *Refusal if the engine would refuse the
+// request; after any other error the ids are unknown, and the request should be routed by load.
 //
-// What a body's result has in common with earlier ones is not computed again; a request from a body.Memo has its whole
-// result kept.
+// Parts that equal those of earlier requests are not computed again; for a request that a
+// body.Memo keeps, the whole result is cached.
 func (m *Model) Prompt(req *body.Request, engine Engine) (Result, error) {
 	return m.PromptInto(context.Background(), nil, req, engine)
 }
 
-// PromptInto is Prompt and puts the ids into dst's memory, unless they are kept for later or come from the request: the
-// result's IDs are then valid until dst is used again. Rendering and tokenizing end soon
-// after ctx does, with its error; whether the engine would refuse the request is found out before. If ctx has ended already,
-// only a result that is kept beside the request is returned.
+// PromptInto is Prompt, but may store the ids in dst's memory: the result's IDs are valid until
+// dst is reused. Ids that are cached or come from the request do not use dst. Rendering and
+// tokenizing end soon after ctx does, with its error; refusals that need neither are detected
+// before. If ctx has already ended, only a cached result of the whole request is returned.
 func (m *Model) PromptInto(ctx context.Context, dst []uint32, req *body.Request, engine Engine) (Result, error) {
 	if m.memo == nil || !req.Kept() {
 		return m.compute(ctx, dst[:0], req, engine, false)
@@ -61,13 +63,13 @@ func (m *Model) PromptInto(ctx context.Context, dst []uint32, req *body.Request,
 	res, err := m.compute(ctx, nil, req, engine, false)
 	if err == nil && !res.dated {
 		kept := res
-		kept.Prefix = bpe.Prefix{} // it would hold what the cache wants to forget
+		kept.Prefix = bpe.Prefix{} // a cached Prefix would retain entries that the cache evicts
 		req.Attach(key, &kept, resultCost(&kept))
 	}
 	return res, err
 }
 
-// RenderPrompt is Prompt with the text.
+// RenderPrompt is Prompt with Result.Text set.
 func (m *Model) RenderPrompt(req *body.Request, engine Engine) (Result, error) {
 	return m.compute(context.Background(), nil, req, engine, true)
 }
@@ -111,7 +113,8 @@ func (m *Model) compute(ctx context.Context, dst []uint32, req *body.Request, en
 	return res, in.profile.length(m, in, len(res.IDs))
 }
 
-// plainLength refuses a prompt of n tokens and as many wanted ones as do not fit the context.
+// plainLength refuses a prompt of n tokens that, together with the requested output tokens, does
+// not fit the context.
 func (m *Model) plainLength(in input, n int) error {
 	wanted := int64(0)
 	if in.API != body.Embeddings {
@@ -125,11 +128,11 @@ func (m *Model) plainLength(in input, n int) error {
 	return nil
 }
 
-// limited reports whether engines bound the prompts of an API by their context.
+// limited reports whether engines limit an API's prompts to their context length.
 func limited(api body.API) bool { return api != body.Tokenize && api != body.CountTokens }
 
-// tooLong refuses a text that cannot fit the engine's context, whatever its tokens are:
-// its tokenization could take seconds, for a request that no engine serves.
+// tooLong refuses a text that cannot fit the engine's context, whatever its tokens are.
+// Tokenizing it could take seconds, for a request that no engine serves.
 func (m *Model) tooLong(p *plan, text string) error {
 	most := m.options.MaxModelLen
 	if most == 0 || !p.limited || p.keep != 0 || len(text) <= most {
@@ -174,7 +177,7 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 	return p, assumed, err
 }
 
-// chatEmbedding is a chat without the generation prompt, unless the request asks for one.
+// chatEmbedding plans a chat without the generation prompt, unless the request asks for one.
 func (m *Model) chatEmbedding(in input) (*plan, error) {
 	if in.Has(body.FieldAddGenerationPrompt) {
 		return in.profile.chat(m, in)
@@ -186,7 +189,7 @@ func (m *Model) chatEmbedding(in input) (*plan, error) {
 	return m.asChat(in, raw)
 }
 
-// asChat plans the chat that an engine makes of another request.
+// asChat plans the chat request that an engine converts another request to.
 func (m *Model) asChat(in input, raw []byte) (*plan, error) {
 	chat, err := body.Parse(body.Chat, raw)
 	if err != nil {
@@ -196,7 +199,7 @@ func (m *Model) asChat(in input, raw []byte) (*plan, error) {
 	return in.profile.chat(m, in)
 }
 
-// plain is a prompt that goes to the tokenizer as it is.
+// plain plans a prompt that is tokenized unchanged.
 func (m *Model) plain(in input) (*plan, error) {
 	p := &plan{}
 	if in.profile.truncation != nil && in.API != body.Tokenize {
@@ -216,7 +219,7 @@ func (m *Model) plain(in input) (*plan, error) {
 			}
 		}
 	}
-	const keptElements = 1 << 16 // body.Request keeps no more
+	const keptElements = 1 << 16 // the limit of body.Request
 	batch := in.Form == body.FormTexts || in.Form == body.FormIDLists
 	if batch && len(in.Elements) < min(in.Count, keptElements) { // such as [1,"2"], which pydantic may read as ids
 		p.partial = "the prompt is a list of different kinds"
@@ -253,7 +256,7 @@ func (m *Model) plain(in input) (*plan, error) {
 	}
 }
 
-// checkIDs refuses ids beyond the vocabulary: vLLM answers 400, and SGLang's process ends.
+// checkIDs refuses out-of-vocabulary ids: vLLM answers 400, and SGLang crashes.
 func (m *Model) checkIDs(ids []uint32) error {
 	limit := uint32(m.idLimit)
 	for _, id := range ids {
@@ -264,13 +267,13 @@ func (m *Model) checkIDs(ids []uint32) error {
 	return nil
 }
 
-// texts are buffers for rendered prompts, which are not retained.
+// texts is a pool of buffers for rendered prompts, which are not retained.
 var texts = sync.Pool{New: func() any { return new([]byte) }}
 
-// pooledText bounds the buffers that are kept.
+// pooledText is the maximum capacity, in bytes, of pooled buffers.
 const pooledText = 4 << 20
 
-// encode renders and tokenizes.
+// encode renders and tokenizes the plan into res.
 func (m *Model) encode(ctx context.Context, res *Result, p *plan, withText bool) error {
 	if p.template == nil && p.partial != "" {
 		return nil
@@ -308,7 +311,7 @@ func (m *Model) encode(ctx context.Context, res *Result, p *plan, withText bool)
 		return textError(err)
 	}
 	if p.hasMedia() && len(ids) > 0 {
-		ids = ids[:len(ids)-1] // what follows may join the last token
+		ids = ids[:len(ids)-1] // following text could merge with the last token
 	}
 	res.IDs = ids
 	if p.suffix != "" && !p.hasMedia() {
@@ -317,8 +320,8 @@ func (m *Model) encode(ctx context.Context, res *Result, p *plan, withText bool)
 	return nil
 }
 
-// textError is a refusal for a text that the engine refuses too, and not for one that is
-// too much work here.
+// textError converts an error of the tokenizer to a refusal if the engine refuses the text too,
+// but not if the text only exceeds our own limits.
 func textError(err error) error {
 	if errors.Is(err, bpe.ErrText) {
 		return refuse("%v", err)
@@ -326,7 +329,8 @@ func textError(err error) error {
 	return err
 }
 
-// continueWith puts the text that SGLang tokenizes apart behind the prompt, without the BOS that the tokenizer may add.
+// continueWith appends the text that SGLang tokenizes separately to the prompt, without the BOS
+// that the tokenizer may add.
 func (m *Model) continueWith(ctx context.Context, res *Result, suffix string, withText bool) error {
 	more, err := m.tok.EncodeUntil(ctx.Done(), nil, suffix, true)
 	if err != nil {
@@ -344,7 +348,7 @@ func (m *Model) continueWith(ctx context.Context, res *Result, suffix string, wi
 	return nil
 }
 
-// ids tokenizes, with what is remembered of earlier turns.
+// ids tokenizes text, reusing the ids of earlier turns.
 func (m *Model) ids(ctx context.Context, res *Result, text string, addSpecial bool) (ids []uint32, err error) {
 	if m.memo == nil {
 		return m.tok.EncodeUntil(ctx.Done(), res.scratch, text, addSpecial)
@@ -357,12 +361,12 @@ func (m *Model) render(ctx context.Context, dst []byte, p *plan) ([]byte, error)
 	env := jinja.RequestEnv(p.size)
 	env.Now, env.Stop = m.options.Now(), ctx.Done()
 	if p.template.fromRequest {
-		release, err := reserve(2 * int64(env.MaxMemory)) // live values and dead ones
+		release, err := reserve(2 * int64(env.MaxMemory)) // live and dead values
 		if err != nil {
 			return dst, err
 		}
 		defer release()
-	} else { // the operator's own code, and a client's data
+	} else { // the operator's template, and a client's data
 		env.MaxMemory, env.MaxOutput, env.MaxSteps = 2*env.MaxMemory, 2*env.MaxOutput, max(env.MaxSteps, 20_000_000)
 	}
 	out, err := p.template.compiled.Render(dst, p.vars, env)
@@ -380,10 +384,10 @@ func (m *Model) render(ctx context.Context, dst []byte, p *plan) ([]byte, error)
 	return out, nil
 }
 
-// asText is b as text, for as long as b is not changed.
+// asText returns b as a string that is valid until b is modified.
 func asText(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// idLimit is one more than the largest id of a tokenizer.
+// idLimit returns the largest id of a tokenizer plus one.
 func idLimit(tok *bpe.Tokenizer) int {
 	limit := tok.VocabSize()
 	for _, a := range tok.AddedTokens() {

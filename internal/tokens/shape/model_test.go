@@ -13,14 +13,14 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// The texts here were seen on stock vLLM 0.32.0 and SGLang 0.5.23, or follow from the same rules; the ids follow from the
-// text, which package bpe's own tests prove.
+// The texts were recorded from stock vLLM 0.32.0 and SGLang 0.5.23, or follow from the same
+// rules. The ids follow from the text, which the tests of package bpe prove.
 var goldens = []struct {
 	name   string
 	api    body.API
 	body   string
 	engine Engine
-	text   string // "" if refusal; what stands behind a ‖ is tokenized apart
+	text   string // "" if refused; the part after a ‖ is tokenized separately
 	status int
 }{
 	{name: "user", api: body.Chat, body: `{"messages":[{"role":"user","content":"Hello, world"}]}`,
@@ -197,7 +197,7 @@ func TestShapes(t *testing.T) {
 	for _, options := range []Options{{TrustTemplates: true}, {TrustTemplates: true, CacheBytes: -1}} {
 		m := load(t, "qwen3", options)
 		for _, g := range goldens {
-			for range 2 { // the second time from what is remembered
+			for range 2 { // the second time from the cache
 				req, err := body.Parse(g.api, []byte(g.body))
 				if err != nil {
 					t.Fatal(g.name, err)
@@ -268,7 +268,7 @@ func TestEngineFlags(t *testing.T) {
 		{Options{MaxModelLen: 5}, `"n":1`, true},
 		{Options{MaxModelLen: 9}, `"n":1`, true},
 		{Options{MaxModelLen: 10}, `"n":1`, false},
-		{Options{MaxModelLen: 10}, `"max_tokens":2`, false}, // what there is room for is generated
+		{Options{MaxModelLen: 10}, `"max_tokens":2`, false}, // output is truncated to the remaining context
 		{Options{MaxModelLen: 10}, `"max_tokens":11`, true},
 		{Options{MaxModelLen: 12}, `"min_tokens":3`, false},
 		{Options{MaxModelLen: 12}, `"max_tokens":2`, false},
@@ -285,7 +285,8 @@ func TestEngineFlags(t *testing.T) {
 	}
 }
 
-// TestUntrustedTemplate: an engine that is not known to refuse a request's template gets the request without ids.
+// TestUntrustedTemplate: if an engine is not known to reject a request's template, the request
+// gets no ids.
 func TestUntrustedTemplate(t *testing.T) {
 	const chat = `{"messages":[{"role":"user","content":"x"}],`
 	for _, c := range []struct {
@@ -297,7 +298,7 @@ func TestUntrustedTemplate(t *testing.T) {
 		{Options{}, TRTLLM, `"chat_template":"x"`, ErrUntrustedTemplate},
 		{Options{}, TRTLLM, `"chat_template_kwargs":{"chat_template":"x"}`, ErrUntrustedTemplate},
 		{Options{TrustTemplates: true}, TRTLLM, `"chat_template":"x"`, nil},
-		{Options{}, SGLang, `"chat_template":"x"`, nil}, // SGLang does not read it
+		{Options{}, SGLang, `"chat_template":"x"`, nil}, // SGLang ignores it
 	} {
 		m := load(t, "qwen3", c.options)
 		req, err := body.Parse(body.Chat, []byte(chat+c.body+`}`))

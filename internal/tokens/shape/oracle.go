@@ -14,23 +14,24 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// ErrNoOracle is the error if an engine has no endpoint that returns the ids of such a request.
+// ErrNoOracle is returned if an engine has no endpoint that returns the ids of such a request.
 var ErrNoOracle = errors.New("the engine has no endpoint that returns the ids of this request")
 
-// Oracle asks an engine for the ids of a prompt. It is safe for concurrent use.
+// Oracle queries an engine for the ids of a prompt. It is safe for concurrent use.
 type Oracle struct {
 	Engine Engine
 	URL    string // such as http://10.0.0.7:8000
 	Client *http.Client
-	// Timeout bounds one question. 0: 5 s.
+	// Timeout bounds one query. 0: 5 s.
 	Timeout time.Duration
 }
 
-// maxAnswer bounds an engine's answer.
+// maxAnswer is the maximum size of an engine's response in bytes.
 const maxAnswer = 64 << 20
 
-// IDs asks for the ids of req by the engine's tokenizing endpoint. asked is the request that it was asked with, which may
-// have fewer fields: ours must be computed from that. The error is a *Refusal for an answer of 4xx.
+// IDs queries the engine's tokenizing endpoint for the ids of req. asked is the request that was
+// sent, which may have fewer fields: compute our ids from that one. The error is a *Refusal for a
+// 4xx response.
 func (o *Oracle) IDs(ctx context.Context, req *body.Request) (ids []uint32, asked *body.Request, err error) {
 	if rendered(req.API) {
 		ids, err = o.renderedIDs(ctx, req)
@@ -58,10 +59,12 @@ func (o *Oracle) IDs(ctx context.Context, req *body.Request) (ids []uint32, aske
 	return ids, asked, nil
 }
 
-// rendered reports whether an API's ids come from a render endpoint, which takes the whole request.
+// rendered reports whether an API's ids come from a render endpoint, which accepts the whole
+// request.
 func rendered(api body.API) bool { return api == body.Messages || api == body.Responses }
 
-// renderedIDs asks vLLM's render endpoint of the API. Without --enable-scale-out the engine has none.
+// renderedIDs queries vLLM's render endpoint of the API, which the engine only has with
+// --enable-scale-out.
 func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, error) {
 	if !o.Engine.profile().renders {
 		return nil, ErrNoOracle
@@ -84,7 +87,7 @@ func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, 
 	return ids, nil
 }
 
-// errNoEndpoint is within the error for 403 and 404.
+// errNoEndpoint is wrapped by the error for 403 and 404.
 var errNoEndpoint = errors.New("no such endpoint")
 
 func (o *Oracle) question(req *body.Request) (path string, data []byte, err error) {
@@ -113,7 +116,8 @@ func (o *Oracle) question(req *body.Request) (path string, data []byte, err erro
 	return engine.tokenizePath, append(data, '}'), nil
 }
 
-// post sends a JSON body and reads the JSON answer. 4xx is a *Refusal with the engine's message.
+// post sends a JSON body and reads the JSON response. A 4xx status is returned as a *Refusal with
+// the engine's message.
 func post(ctx context.Context, client *http.Client, timeout time.Duration, url string, raw []byte) ([]byte, error) {
 	if timeout <= 0 {
 		timeout = 5 * time.Second
@@ -153,7 +157,7 @@ func post(ctx context.Context, client *http.Client, timeout time.Duration, url s
 	}
 }
 
-// messageOf is an error answer's message, or its beginning.
+// messageOf returns the message of an error response, or the start of the response.
 func messageOf(answer []byte) string {
 	var e struct {
 		Message string `json:"message"`

@@ -18,12 +18,12 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// fakeEngine answers /tokenize as vLLM does, with ids of its own choice; when is how it behaves now.
+// fakeEngine answers /tokenize like vLLM, with ids of its own choice.
 type fakeEngine struct {
 	m     *Model
-	wrong atomic.Bool // one id is another
-	down  atomic.Bool // 500
-	slow  atomic.Bool // no answer
+	wrong atomic.Bool // one id differs
+	down  atomic.Bool // answers 500
+	slow  atomic.Bool // does not answer
 	asked atomic.Int64
 }
 
@@ -93,7 +93,7 @@ func TestCheckerFollowsTheEngine(t *testing.T) {
 	if s := c.Check(ctx); s != Differs || c.Usable() {
 		t.Fatalf("engine wrong: %v", s)
 	}
-	f.down.Store(true) // silence is no agreement
+	f.down.Store(true) // no answer does not mean agreement
 	if s := c.Check(ctx); s != Differs {
 		t.Fatalf("engine wrong, then down: %v", s)
 	}
@@ -274,8 +274,8 @@ func FuzzEngineAnswer(f *testing.F) {
 	})
 }
 
-// TestRenderedAPIsAreCompared: messages and responses are compared with vLLM's render endpoints, as a whole; where the engine
-// has none, nothing is said.
+// TestRenderedAPIsAreCompared: messages and responses are compared with vLLM's render endpoints
+// as a whole; without these endpoints there is no result.
 func TestRenderedAPIsAreCompared(t *testing.T) {
 	f, s := startEngine(t)
 	for path, raw := range map[string]string{

@@ -9,47 +9,50 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// plan is what a profile makes of a request: ids, or a text (plain or rendered) and how to tokenize it.
+// plan is a profile's output for a request: ids, or a text (plain or rendered) and how to
+// tokenize it.
 type plan struct {
 	profile *profile
 	size    int      // of the request, in bytes
-	ids     []uint32 // if not nil, the prompt; the rest is not used then
+	ids     []uint32 // the prompt if not nil; the other fields are then unused
 	text    string
 	// template, if not nil, renders the text from vars.
 	template *template
 	vars     *jinja.Dict
-	// flat, if not nil, are the tools for a second try when the template fails (SGLang).
+	// flat, if not nil, are the tools for a second attempt if the template raises (SGLang).
 	flat   []jinja.Value
-	suffix string // text that is tokenized separately, behind the rendered prompt (SGLang's continued message)
-	// final, if not nil, is the content of the last message, behind which the rendered prompt is cut.
+	suffix string // text after the rendered prompt that is tokenized separately (SGLang's continued message)
+	// final, if not nil, is the content of the last message; the rendered prompt is cut after it.
 	final      *string
 	addSpecial bool
 	keep       int  // 0: all ids are kept; n > 0: the last n; n < 0: the first -n
-	limited    bool // engines bound such prompts by their context
-	// partial is why only the front of the prompt is known, "" if it is all known. A rendered text is cut at mediaMark then.
+	limited    bool // engines limit such prompts to their context length
+	// partial is the reason why only the front of the prompt is known, "" if all of it is. A
+	// partial rendered text is cut at mediaMark.
 	partial string
 }
 
-// mediaMark stands where the first image, audio or video would be. Text behind it is unknown here.
+// mediaMark takes the place of the first image, audio or video. The text after it is unknown
+// here.
 const mediaMark = "\ue3b0kvlane media\ue3b1"
 
-// cutAtMedia marks the plan's prompt as known up to the first mediaMark.
+// cutAtMedia marks the prompt as known only up to the first mediaMark.
 func (p *plan) cutAtMedia() {
 	p.partial = "the prompt after the first image, audio or video is not known"
 }
 
 func (p *plan) hasMedia() bool { return p.template != nil && p.partial != "" }
 
-// input is a request as a profile reads it.
+// input is a request as profiles read it.
 type input struct {
 	*body.Request
 
 	profile *profile
-	// origin is the API that the client called; Request may be a chat made of its body.
+	// origin is the API that the client called; Request may be a chat converted from its body.
 	origin body.API
 }
 
-// value reads a field; absent fields and null give None.
+// value reads a field; absent fields and null yield None.
 func (in input) value(f body.Field) (jinja.Value, error) {
 	raw := in.Raw(f)
 	if raw == nil {
@@ -69,7 +72,7 @@ func (in input) parse(name string, raw []byte) (jinja.Value, error) {
 	return v, nil
 }
 
-// flag reads a boolean field as pydantic does in its lax mode; anything else is refused.
+// flag reads a boolean field in pydantic's lax mode; anything else is refused.
 func (in input) flag(f body.Field, absent bool) (bool, error) {
 	raw := in.Raw(f)
 	if raw == nil {
@@ -108,7 +111,7 @@ func (in input) dictOf(f body.Field) (*jinja.Dict, error) {
 	return d, nil
 }
 
-// member is the value of a key, None if d does not have it. A nil d is empty.
+// member returns the value of a key, None if d lacks it. d may be nil.
 func member(d *jinja.Dict, key string) jinja.Value {
 	if v, ok := d.Get(key); ok {
 		return v
@@ -116,19 +119,20 @@ func member(d *jinja.Dict, key string) jinja.Value {
 	return jinja.None()
 }
 
-// dictAt is the object of a key, nil if d does not have one.
+// dictAt returns the object under a key, nil if d has none.
 func dictAt(d *jinja.Dict, key string) *jinja.Dict {
 	inner, _ := member(d, key).AsDict()
 	return inner
 }
 
-// textAt is the text of a key, "" if d does not have one.
+// textAt returns the text under a key, "" if d has none.
 func textAt(d *jinja.Dict, key string) string {
 	text, _ := member(d, key).AsString()
 	return text
 }
 
-// textOf is the text of a key. has reports whether there is one; ok is false if there is something else than text or null.
+// textOf returns the text under a key. has reports whether there is a text; ok is false if there
+// is a value other than text or null.
 func textOf(d *jinja.Dict, key string) (text string, has, ok bool) {
 	v, found := d.Get(key)
 	if !found || v.IsNone() {
@@ -138,13 +142,13 @@ func textOf(d *jinja.Dict, key string) (text string, has, ok bool) {
 	return text, has, has
 }
 
-// kv is a key of an object and its value.
+// kv is a member of an object.
 type kv struct {
 	key   string
 	value jinja.Value
 }
 
-// dict is an object of members, with room for one more.
+// dict returns an object of members, with room for one more.
 func dict(members ...kv) *jinja.Dict {
 	d := jinja.NewDict(len(members) + 1)
 	for _, m := range members {
@@ -156,5 +160,5 @@ func dict(members ...kv) *jinja.Dict {
 // object is dict as a value.
 func object(members ...kv) jinja.Value { return jinja.FromDict(dict(members...)) }
 
-// join is the texts as one.
+// join returns the texts joined by sep.
 func join(texts []string, sep string) jinja.Value { return jinja.String(strings.Join(texts, sep)) }

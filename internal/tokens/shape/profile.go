@@ -8,35 +8,37 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// profile is what one engine does differently when it makes the prompt of a request.
+// profile holds the rules by which one engine builds the prompt of a request.
 type profile struct {
-	// parse reads a JSON value as the engine's own reader does.
+	// parse parses JSON as the engine's own reader does.
 	parse func(raw []byte) (jinja.Value, error)
-	// longIntegers: bodies with integers of more than 4,300 digits are read.
+	// longIntegers: bodies with integers of more than 4,300 digits are accepted.
 	longIntegers bool
 	// chat plans a chat, or the messages of a request to the tokenizing endpoint.
 	chat func(m *Model, in input) (*plan, error)
-	// assumed is Result.Assumed of a chat.
+	// assumed is the value of Result.Assumed for a chat.
 	assumed string
-	// anthropic is how an Anthropic request becomes a chat.
+	// anthropic defines how an Anthropic request is converted to a chat.
 	anthropic anthropicRules
-	// truncation reads the fields by which a request shortens its prompt; nil: there are none.
+	// truncation reads the fields by which a request truncates its prompt; nil: there are none.
 	truncation func(m *Model, in input, p *plan) error
-	// fixedSpecial: add_special_tokens of a plain prompt is not read outside the tokenizing endpoint.
+	// fixedSpecial: add_special_tokens of a plain prompt is ignored outside the tokenizing
+	// endpoint.
 	fixedSpecial bool
 	// length refuses a prompt of n tokens that does not fit the engine's context.
 	length func(m *Model, in input, n int) error
-	// templateInKwargs: chat_template_kwargs may hold a chat_template.
+	// templateInKwargs: chat_template_kwargs may contain a chat_template.
 	templateInKwargs bool
 	// untrusted is the error for a request-supplied template that Options do not trust.
 	untrusted error
-	// raised is the engine's answer to an error that a template raised.
+	// raised returns the engine's answer to an error that a template raised.
 	raised func(e *jinja.Error) error
-	// textOnly is the reason for refusing a part of kind where the model reads text alone.
+	// textOnly returns the reason for refusing a part of kind if the model accepts only text.
 	textOnly func(kind string) string
-	// idsField is the path of the field that takes the ids of a chat; nil: there is none.
+	// idsField is the path of the field that takes a chat's ids; nil: there is none.
 	idsField []string
-	// tokenizePath is the tokenizing endpoint, "" if there is none; tokenizeFields are the fields that it reads.
+	// tokenizePath is the tokenizing endpoint, "" if there is none; tokenizeFields are the fields
+	// that it reads.
 	tokenizePath   string
 	tokenizeFields []body.Field
 	// renders: there are render endpoints for messages and responses.
@@ -46,7 +48,7 @@ type profile struct {
 // profiles are indexed by Engine.
 var profiles = [...]*profile{
 	VLLM: {
-		parse:            jinja.ParseJSONSurrogates, // as Python's json: halves of surrogate pairs are errors only when they are printed
+		parse:            jinja.ParseJSONSurrogates, // as Python's json: lone surrogates are errors only when they are printed
 		chat:             (*Model).vllmChat,
 		anthropic:        vllmAnthropic,
 		truncation:       (*Model).vllmTruncation,

@@ -11,21 +11,24 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// ErrBreakerOpen is the error while a remote renderer is not asked because it failed too often.
+// ErrBreakerOpen is returned while the circuit breaker of a remote renderer is open.
 var ErrBreakerOpen = errors.New("remote renderer: breaker open")
 
-// Remote gets ids from vLLM's render endpoints (vllm serve --enable-scale-out, or vllm launch render), for models that
-// cannot be tokenized here. It is safe for concurrent use. Set its fields before the first use.
+// Remote obtains ids from vLLM's render endpoints (vllm serve --enable-scale-out, or vllm launch
+// render), for models that Kvlane cannot tokenize. It is safe for concurrent use. Set its fields
+// before first use.
 type Remote struct {
 	URL     string
 	Client  *http.Client
-	Timeout time.Duration // of one call; 0: 5 s
-	// Failures in a row that open the breaker (0: 5), and the time until one call is let through again (0: 10 s).
+	Timeout time.Duration // per call; 0: 5 s
+	// Failures is the number of consecutive failures that open the breaker (0: 5), Pause the time
+	// until one call is let through again (0: 10 s).
 	Failures int
 	Pause    time.Duration
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
-	// OnCall is told every call's duration and error, ErrBreakerOpen included. It must not block.
+	// OnCall is called after every call with its duration and error, including ErrBreakerOpen. It
+	// must not block.
 	OnCall func(took time.Duration, err error)
 
 	mu     sync.Mutex
@@ -40,7 +43,8 @@ var renderPaths = map[body.API]string{
 	body.Messages:    "/v1/messages/render",
 }
 
-// Prompt asks for the ids of req; of a batch the first prompt's. The error is a *Refusal for an answer of 4xx.
+// Prompt requests the ids of req, for a batch those of the first prompt. The error is a *Refusal
+// for a 4xx response.
 func (r *Remote) Prompt(ctx context.Context, req *body.Request) (Result, error) {
 	path, ok := renderPaths[req.API]
 	if !ok {
@@ -72,7 +76,7 @@ func (r *Remote) call(ctx context.Context, path string, req *body.Request) (Resu
 	return Result{IDs: ids, Prompts: n}, err
 }
 
-// renderedIDs reads token_ids of one GenerateRequest or of the first of a list.
+// renderedIDs reads token_ids of one GenerateRequest, or of the first of a list.
 func renderedIDs(answer []byte) ([]uint32, int, error) {
 	var list body.Request
 	raw := append(append([]byte(`{"input":`), answer...), '}')
@@ -87,7 +91,7 @@ func renderedIDs(answer []byte) ([]uint32, int, error) {
 	return ids, n, err
 }
 
-// allow reports whether the renderer may be asked; after the pause one call at a time tries.
+// allow reports whether the renderer may be called; after the pause one call at a time may try.
 func (r *Remote) allow(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -11,22 +11,25 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Bounds of request-supplied templates (Options.TrustTemplates), which are programs of clients.
+// Bounds of request-supplied templates (Options.TrustTemplates), which are untrusted programs.
 const (
-	// maxRequestTemplate is the largest source in bytes. The largest that models are published with have 25 KB.
+	// maxRequestTemplate is the maximum source size in bytes. The largest templates of published
+	// models have 25 KB.
 	maxRequestTemplate = 64 << 10
-	// keptTemplates bounds the sources whose compiled templates are kept, in bytes. Compiled, a hostile one takes 330 times
-	// its size, a common one 100 times.
+	// keptTemplates bounds, in bytes, the total source size of cached templates. A compiled
+	// template takes up to 330 times its source size if hostile, and typically 100 times.
 	keptTemplates = 64 << 10
-	// compileCost is what compiling takes for each byte of the source.
+	// compileCost is the memory, in bytes, that compiling takes per byte of source.
 	compileCost = 1 << 10
-	// templateMemory bounds, process-wide, the memory of all such templates that run or are being compiled.
+	// templateMemory bounds, process-wide, the memory of all such templates that run or are being
+	// compiled.
 	templateMemory = 512 << 20
 	// templateWait bounds how long a request waits for its share.
 	templateWait = 200 * time.Millisecond
 )
 
-// Why a request-supplied template was not run. These are not Refusals: engines have other bounds.
+// Reasons why a request-supplied template was not run. They are not Refusals: engines have other
+// bounds.
 var (
 	errTemplateSize  = fmt.Errorf("the request's chat template has more than %d bytes", maxRequestTemplate)
 	errTemplatesBusy = errors.New("too many request-supplied chat templates run concurrently")
@@ -35,7 +38,7 @@ var (
 // templateShare is the process-wide budget of templateMemory.
 var templateShare = semaphore.NewWeighted(templateMemory)
 
-// reserve takes bytes of templateShare; the caller returns them with release.
+// reserve acquires bytes of templateShare; the caller must call release.
 func reserve(bytes int64) (release func(), err error) {
 	bytes = min(bytes, templateMemory)
 	if !templateShare.TryAcquire(bytes) {
@@ -65,7 +68,8 @@ func compileRequestTemplate(source string) (*template, error) {
 	return t, err
 }
 
-// templateCache holds the compiled templates of requests; the ones used longest ago go first. It is safe for concurrent use.
+// templateCache is an LRU cache of compiled request-supplied templates. It is safe for concurrent
+// use.
 //
 // Invariant: bytes is the length of all keys and at most keptTemplates.
 type templateCache struct {
@@ -81,14 +85,14 @@ func newTemplateCache() (*templateCache, error) {
 	return c, err
 }
 
-// Get returns the compiled template of a source that is not empty.
+// Get returns the compiled template of a non-empty source.
 func (c *templateCache) Get(source string) (*template, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.entries.Get(source)
 }
 
-// Add keeps a template, if its source is not longer than all that is kept.
+// Add stores a template, unless its source alone exceeds keptTemplates.
 func (c *templateCache) Add(source string, t *template) {
 	if len(source) > keptTemplates {
 		return

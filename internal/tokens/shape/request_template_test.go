@@ -26,8 +26,8 @@ func chatWith(t *testing.T, template string) *body.Request {
 	return req
 }
 
-// TestHostileRequests sends many short requests at once whose templates ask for gigabytes: memory stays below what the
-// process allows for all of them, and all of the share comes back.
+// TestHostileRequests sends many concurrent short requests whose templates ask for gigabytes:
+// memory stays below the process-wide limit, and the whole share is returned.
 func TestHostileRequests(t *testing.T) {
 	m := load(t, "qwen3", Options{TrustTemplates: true})
 	var done sync.WaitGroup
@@ -78,7 +78,8 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
-// TestRequestTemplateSize: a template that is too long is not compiled, and what is kept of the others is bounded in bytes.
+// TestRequestTemplateSize: a template that is too long is not compiled, and the cache of the
+// others is bounded in bytes.
 func TestRequestTemplateSize(t *testing.T) {
 	m := load(t, "qwen3", Options{TrustTemplates: true})
 	if _, err := m.Prompt(chatWith(t, strings.Repeat("x", maxRequestTemplate+1)), VLLM); !errors.Is(err, errTemplateSize) {
@@ -108,15 +109,16 @@ func TestRequestTemplateSize(t *testing.T) {
 	check(maxRequestTemplate)
 }
 
-// A request-supplied template that only our Jinja does not run is no fault of the request: engines may render it.
+// A request-supplied template that only our Jinja cannot run is not refused: engines may render
+// it.
 func TestUnsupportedTemplatesAreNotRefused(t *testing.T) {
 	m := load(t, "qwen3", Options{TrustTemplates: true})
 	for _, c := range []struct {
 		source  string
 		refused bool
 	}{
-		{"{{ messages | xmlattr }}", false},                      // when it is compiled
-		{"{% set s = messages[0].content %}{{ s % 1 }}", false},  // when it runs
+		{"{{ messages | xmlattr }}", false},                      // at compile time
+		{"{% set s = messages[0].content %}{{ s % 1 }}", false},  // at run time
 		{"{{ 9223372036854775807 + messages | length }}", false}, // the same
 		{"{{ raise_exception('no') }}", true},                    // the template's own refusal
 		{"{{ messages[0].content.missing.more }}", true},         // Python raises as well

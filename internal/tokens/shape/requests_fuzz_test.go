@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// FuzzRequests: whatever a client sends is judged without a crash, and the same twice.
+// FuzzRequests: any request is handled without a crash, and with the same result twice.
 func FuzzRequests(f *testing.F) {
 	for _, raw := range []string{
 		`{"model":"m","messages":[{"role":"user","content":["a",{"type":"text","text":null},{"type":"image_url","image_url":{"url":"x"}}]}],"stop":["",1],"n":"1_0"}`,

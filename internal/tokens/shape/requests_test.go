@@ -14,13 +14,14 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// maxRefusals is how many of the recorded bodies the engines refuse and Kvlane does not: those whose fields have other
-// types or values than the engines declare.
+// maxRefusals is the number of recorded bodies that the engines refuse and Kvlane does not: those
+// with fields whose types or values differ from what the engines declare.
 const maxRefusals = 420
 
-// TestGeneratedRequests: generated bodies (e2e/engines/bodies.py) with what stock vLLM 0.32.0 and SGLang 0.5.23 made of them:
-// the ids, their number, or the refusal. Where the engine answered, Kvlane makes the same ids. The engines ran with the Qwen3
-// tokenizer, a context of 1,024 tokens, a tool-call parser (vLLM) and --trust-request-chat-template.
+// TestGeneratedRequests runs generated bodies (e2e/engines/bodies.py) that were recorded with the
+// answers of stock vLLM 0.32.0 and SGLang 0.5.23: the ids, their number, or the refusal. Where
+// the engine answered, Kvlane computes the same ids. The engines ran with the Qwen3 tokenizer, a
+// context of 1,024 tokens, a tool-call parser (vLLM) and --trust-request-chat-template.
 func TestGeneratedRequests(t *testing.T) {
 	files, err := filepath.Glob("testdata/requests_*.jsonl.gz")
 	if err != nil || len(files) < 10 {
@@ -122,7 +123,8 @@ func eachRecorded(t *testing.T, file string, each func(recordedRequest)) {
 	}
 }
 
-// TestEveryAPIOfEveryEngine: requests of APIs that an engine lacks are judged as well as may be.
+// TestEveryAPIOfEveryEngine: requests of APIs that an engine lacks are handled on a best-effort
+// basis.
 func TestEveryAPIOfEveryEngine(t *testing.T) {
 	m := load(t, "qwen3", Options{MaxModelLen: 100})
 	for api := body.Chat; api <= body.Tokenize; api++ {
@@ -141,7 +143,7 @@ func TestEveryAPIOfEveryEngine(t *testing.T) {
 	}
 }
 
-// A list of ids and texts is one prompt to pydantic, or none: there are no ids to route by.
+// To pydantic a list of ids and texts is one prompt or invalid, so there are no ids to route by.
 func TestMixedListsOfPromptsHaveNoIDs(t *testing.T) {
 	m := load(t, "qwen3", Options{})
 	for raw, known := range map[string]bool{`{"prompt":[1,"2"]}`: false, `{"prompt":["1",2]}`: false, `{"prompt":[[1],"2",3]}`: false,

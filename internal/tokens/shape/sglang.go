@@ -12,8 +12,9 @@ import (
 // SGLang 0.5.23: python/sglang/srt/entrypoints/openai/protocol.py (validation), serving_chat.py (template arguments),
 // parser/jinja_template_utils.py (content), and the recordings.
 
-// sglangChat follows /v1/chat/completions; tokenize follows /v1/tokenize, which honours
-// add_generation_prompt and, where it is given, leaves a last assistant message as it is.
+// sglangChat follows /v1/chat/completions. For tokenize it follows /v1/tokenize, which honours
+// add_generation_prompt and, if the request contains that field, does not continue a final
+// assistant message.
 func (m *Model) sglangChat(in input) (*plan, error) {
 	tools, err := sglangTools(in)
 	if err != nil {
@@ -25,7 +26,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	}
 	p := &plan{template: template}
 	shape := sglangShape{openai: template.sglangOpenAI, p: p, refuse: func(kind string) error {
-		if in.origin == body.CountTokens { // media are not looked at then
+		if in.origin == body.CountTokens { // media are ignored there
 			return nil
 		}
 		return m.refuseMedia(kind, in.profile)
@@ -76,7 +77,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	return p, nil
 }
 
-// sglangTemplate is the template in chat_template_kwargs, or the model's own.
+// sglangTemplate returns the template in chat_template_kwargs, or else the model's own.
 func (m *Model) sglangTemplate(in input, tools bool) (*template, error) {
 	raw := in.Member(body.FieldChatTemplateKwargs, "chat_template")
 	if raw == nil {
@@ -91,7 +92,8 @@ func (m *Model) sglangTemplate(in input, tools bool) (*template, error) {
 	return m.ownTemplate(tools)
 }
 
-// sglangLast takes a last assistant message away to be continued, or makes it the user's; only texts count.
+// sglangLast removes a final assistant message, which is then continued, or turns it into a user
+// message; only text counts.
 func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 	if len(list) == 0 {
 		return list, ""
@@ -112,8 +114,8 @@ func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 	return list, ""
 }
 
-// sglangVars are the special tokens, reasoning_effort and chat_template_kwargs. An effort also sets thinking and
-// enable_thinking unless the kwargs do.
+// sglangVars returns the special tokens, reasoning_effort and chat_template_kwargs. An effort
+// also sets thinking and enable_thinking unless the kwargs do.
 func (m *Model) sglangVars(in input) (*jinja.Dict, error) {
 	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
@@ -162,8 +164,8 @@ func (m *Model) sglangVars(in input) (*jinja.Dict, error) {
 
 var sglangEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"}
 
-// sglangEffort is reasoning_effort, or reasoning.effort and reasoning.enabled, and what they say about thinking (None:
-// nothing).
+// sglangEffort returns reasoning_effort, or the effort of reasoning.effort and reasoning.enabled,
+// and the value that it implies for thinking (None: none).
 func sglangEffort(in input) (effort, thinking jinja.Value, err error) {
 	thinking = jinja.None()
 	if effort, err = in.value(body.FieldReasoningEffort); err != nil {
@@ -218,7 +220,8 @@ func sglangEffort(in input) (effort, thinking jinja.Value, err error) {
 	return jinja.Float(n), jinja.Bool(true), nil
 }
 
-// sglangTools are the tools that the template sees: none for tool_choice "none", the chosen one for a named choice.
+// sglangTools returns the tools that the template gets: none for tool_choice "none", and only the
+// chosen one for a named choice.
 func sglangTools(in input) ([]jinja.Value, error) {
 	list, _, err := in.listOf(body.FieldTools)
 	if err != nil {
@@ -263,8 +266,9 @@ func sglangTools(in input) ([]jinja.Value, error) {
 	}
 }
 
-// sglangTool is Tool.model_dump(): type, function, defer_loading. The function keeps the request's order of the declared
-// keys; description and parameters stand at its end as null if they are absent, the two flags only if they are set.
+// sglangTool is Tool.model_dump(): type, function, defer_loading. The function keeps the declared
+// keys in the request's order. An absent description or parameters is appended as null, the two
+// flags only if they are set.
 func sglangTool(v jinja.Value) (jinja.Value, error) {
 	tool, ok := v.AsDict()
 	if !ok {
@@ -330,10 +334,11 @@ func functionOf(tool jinja.Value) jinja.Value {
 	return tool
 }
 
-// sglangShape makes the message that SGLang gives to the template: the declared fields that are set, in their order.
+// sglangShape builds the message that SGLang passes to the template: the declared fields that are
+// set, in their order.
 type sglangShape struct {
 	openai bool
-	// refuse refuses a part of a kind that the model does not take.
+	// refuse refuses a part of a kind that the model does not accept.
 	refuse func(kind string) error
 	p      *plan
 }
@@ -409,7 +414,7 @@ func (s *sglangShape) message(v jinja.Value) (jinja.Value, error) {
 	return jinja.FromDict(out), nil
 }
 
-// sglangCall is ToolCall.model_dump(), with an assistant's arguments read.
+// sglangCall is ToolCall.model_dump(), with the arguments of an assistant's call parsed.
 func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 	call, ok := v.AsDict()
 	if !ok {
@@ -443,7 +448,8 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 		kv{"function", object(kv{"name", member(function, "name")}, kv{"arguments", arguments})}), nil
 }
 
-// content is process_content_for_template_format and normalize_tool_content: texts are joined with a blank.
+// content is process_content_for_template_format and normalize_tool_content: texts are joined
+// with a space.
 func (s *sglangShape) content(v jinja.Value, role string) (jinja.Value, error) {
 	if v.IsNone() || v.IsUndefined() {
 		return jinja.String(""), nil
@@ -481,7 +487,7 @@ func (s *sglangShape) content(v jinja.Value, role string) (jinja.Value, error) {
 			texts = append(texts, mediaMark)
 			wrapped = append(wrapped, textPart(mediaMark))
 		case (kind == "thinking" || kind == "reasoning") && role == roleAssistant:
-			// Read, and shown to no template.
+			// Accepted, but not passed to the template.
 		case kind == "tool_reference":
 			onlyText = false
 			wrapped = append(wrapped, parts[i])

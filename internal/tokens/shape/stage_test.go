@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// The stages of a request that nothing is remembered of.
+// BenchmarkStages measures the stages of an uncached request.
 func BenchmarkStages(b *testing.B) {
 	raw, _ := talk(81, 57000)
 	m := load(b, "qwen3", Options{CacheBytes: -1})

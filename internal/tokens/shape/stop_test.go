@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// A request whose client leaves while its prompt is rendered or tokenized ends with the
-// context's error, never as a refusal; asked again, it has all its ids.
+// A request whose client leaves while its prompt is rendered or tokenized ends with the context's
+// error, never with a refusal; sent again, it gets all its ids.
 func TestAContextEndsTheWork(t *testing.T) {
 	for name, raw := range map[string]string{
 		"one long text": `{"messages":[{"role":"user","content":"` + strings.Repeat("The maps are upstairs. ", 1<<16) + `"}]}`,
@@ -19,7 +19,7 @@ func TestAContextEndsTheWork(t *testing.T) {
 	} {
 		for _, engine := range []Engine{VLLM, SGLang, TRTLLM} {
 			ctx, leave := context.WithCancel(t.Context())
-			m := load(t, "qwen3", Options{Now: func() time.Time { leave(); return time.Unix(0, 0) }}) // the clock is read before the rendering
+			m := load(t, "qwen3", Options{Now: func() time.Time { leave(); return time.Unix(0, 0) }}) // the clock is read before rendering
 			req, err := body.Parse(body.Chat, []byte(raw))
 			if err != nil {
 				t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// A prompt that cannot fit the context is refused before its tokenization, and no other.
+// A prompt that cannot fit the context is refused before it is tokenized; all others are not.
 func TestAPromptBeyondTheContextIsNotTokenized(t *testing.T) {
 	const context = 64
 	m := load(t, "qwen3", Options{MaxModelLen: context})
@@ -40,7 +40,7 @@ func TestAPromptBeyondTheContextIsNotTokenized(t *testing.T) {
 	}
 }
 
-// A request whose time is over gets what is kept for it, and nothing is computed.
+// A request whose context has ended gets a cached result; nothing is computed.
 func TestAnEndedContextGetsOnlyWhatIsKept(t *testing.T) {
 	m := load(t, "qwen3", Options{CacheBytes: 1 << 20})
 	memo := body.NewMemo(1 << 20)

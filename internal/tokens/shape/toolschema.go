@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// SGLang rewrites the types in a tool's parameters that databases and programming languages use (function_call/utils.py,
-// normalize_json_schema_types), which the template then shows.
+// SGLang replaces types in a tool's parameters that come from databases and programming languages
+// (function_call/utils.py, normalize_json_schema_types) before the template sees them.
 
 var schemaTypes = []string{"null", "boolean", "object", "array", "number", "string", "integer"}
 
@@ -42,7 +42,7 @@ func schemaType(v jinja.Value) jinja.Value {
 	return v
 }
 
-// Keywords of JSON Schema by what stands under them.
+// Keywords of JSON Schema, grouped by the form of their value.
 var (
 	schemaMaps  = []string{"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 	schemaLists = []string{"anyOf", "oneOf", "allOf", "prefixItems"}
@@ -50,7 +50,7 @@ var (
 		"unevaluatedProperties"}
 )
 
-// standardSchema is a schema with its types rewritten; the same value if there is nothing to do.
+// standardSchema returns a schema with its types replaced, or the same value if nothing changes.
 func standardSchema(v jinja.Value) jinja.Value {
 	if items, ok := v.AsList(); ok {
 		return mapped(v, items, standardSchema)
@@ -97,7 +97,7 @@ func standardSchema(v jinja.Value) jinja.Value {
 	return jinja.FromDict(out)
 }
 
-// same reports whether a rewriting returned the value itself.
+// same reports whether a replacement returned the value unchanged.
 func same(a, b jinja.Value) bool { return a == b }
 
 func mapped(v jinja.Value, items []jinja.Value, f func(jinja.Value) jinja.Value) jinja.Value {

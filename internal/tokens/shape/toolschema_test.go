@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// Types are rewritten as SGLang does; 9,000 generated schemas were compared with its Python.
+// Types are replaced as in SGLang; 9,000 generated schemas were compared with its Python code.
 func TestToolSchemas(t *testing.T) {
 	for in, want := range map[string]string{
 		`{}`:                                  `{}`,

@@ -7,8 +7,10 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// trtllmChat follows trtllm-serve's /v1/chat/completions as its sources have it (tensorrt_llm/serve/chat_utils.py); no recording
-// of it exists here, so a Checker should confirm it. Tools are dumped as vLLM dumps them, and add_generation_prompt, documents, chat_template and chat_template_kwargs are passed on.
+// trtllmChat follows /v1/chat/completions of trtllm-serve according to its sources
+// (tensorrt_llm/serve/chat_utils.py). No recording confirms it, so a Checker should. Tools are
+// dumped as in vLLM, and add_generation_prompt, documents, chat_template and chat_template_kwargs
+// are passed on.
 func (m *Model) trtllmChat(in input) (*plan, error) {
 	list, haveTools, err := in.listOf(body.FieldTools)
 	if err != nil {
@@ -63,7 +65,7 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	return p, err
 }
 
-// trtllmShape makes the message that TensorRT-LLM gives to the template.
+// trtllmShape builds the message that TensorRT-LLM passes to the template.
 type trtllmShape struct{ p *plan }
 
 func (s *trtllmShape) message(v jinja.Value) (jinja.Value, error) {
@@ -108,10 +110,10 @@ func (s *trtllmShape) message(v jinja.Value) (jinja.Value, error) {
 	return jinja.FromDict(out), nil
 }
 
-// trtllmMedia are the types of parts that are an image, audio or video.
+// trtllmMedia are the types of image, audio and video parts.
 var trtllmMedia = []string{"image_url", "video_url", "audio_url", "input_audio", "image_embeds"}
 
-// content joins the texts with a line end; where media stand depends on the model.
+// content joins the texts with newlines; the position of media depends on the model.
 func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 	if _, ok := v.AsString(); ok {
 		return v, nil
@@ -144,7 +146,7 @@ func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 	return joinBehind(media, texts), nil
 }
 
-// trtllmCalls reads the arguments of calls into objects; what is no JSON stays a text.
+// trtllmCalls parses the arguments of calls to objects; invalid JSON stays a text.
 func trtllmCalls(v jinja.Value) (jinja.Value, error) {
 	calls, ok := v.AsList()
 	if !ok {

@@ -74,8 +74,8 @@ func (m *Model) vllmChat(in input) (*plan, error) {
 	return p, err
 }
 
-// vllmVars are the special tokens and what the request passes on to the template, with vLLM's precedence: fields of the
-// request that are set win over chat_template_kwargs.
+// vllmVars returns the special tokens and the variables that the request passes to the template,
+// with vLLM's precedence: fields set in the request win over chat_template_kwargs.
 func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Dict, error) {
 	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
@@ -119,7 +119,7 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 		case "chat_template", "tokenize": // set by the engine, or read elsewhere
 		case "tools":
 			if !v.IsNone() {
-				vars.Set(key, v) // they win over the request's own
+				vars.Set(key, v) // they take precedence over the request's fields
 			}
 		case "messages":
 			refusal = refuse("jinja2.environment.Template.render() got multiple values for keyword argument 'messages'")
@@ -156,7 +156,7 @@ func checkDocuments(v jinja.Value) error {
 	return nil
 }
 
-// vllmTools checks tools and tool_choice and gives the tools the shape that pydantic's dump has.
+// vllmTools checks tools and tool_choice and converts the tools to the form of pydantic's dump.
 func (m *Model) vllmTools(in input, tokenize bool) (tools []jinja.Value, have bool, err error) {
 	list, have, err := in.listOf(body.FieldTools)
 	if err != nil {
@@ -225,8 +225,8 @@ func (m *Model) vllmNamedTool(choice jinja.Value, tools []jinja.Value) error {
 	return nil
 }
 
-// vllmTool is ChatCompletionToolsParam.model_dump(): the declared fields in their order, null where absent, but for the two
-// flags; others are dropped.
+// vllmTool is ChatCompletionToolsParam.model_dump(): the declared fields in their order, null
+// where absent, except for the two flags; other fields are dropped.
 func vllmTool(v jinja.Value) (jinja.Value, error) {
 	tool, ok := v.AsDict()
 	if !ok {
@@ -278,7 +278,7 @@ func vllmTool(v jinja.Value) (jinja.Value, error) {
 	return jinja.FromDict(out), nil
 }
 
-// laxFlag is a boolean or None, read in pydantic's lax mode.
+// laxFlag returns a boolean or None, read in pydantic's lax mode.
 func laxFlag(d *jinja.Dict, key string) (jinja.Value, error) {
 	v, ok := d.Get(key)
 	if !ok || v.IsNone() {
@@ -328,8 +328,8 @@ func namedTool(choice jinja.Value) (string, error) {
 	return name, nil
 }
 
-// vllmTruncation reads truncate_prompt_tokens: the tail is kept unless truncation_side says "right"; -1 means what the model
-// takes.
+// vllmTruncation reads truncate_prompt_tokens: the tail is kept unless truncation_side is
+// "right"; -1 means the maximum that the model accepts.
 func (m *Model) vllmTruncation(in input, p *plan) error {
 	side := in.Text(body.FieldTruncationSide)
 	if in.Has(body.FieldTruncationSide) && side != "left" && side != "right" {
@@ -345,7 +345,7 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	case n == -1:
 		n = int64(m.options.MaxModelLen)
 		if wanted, asked := in.vllmMaxTokens(); asked && wanted != 0 {
-			n-- // room for a token
+			n-- // leaves room for one token
 		}
 	case m.options.MaxModelLen > 0 && n > int64(m.options.MaxModelLen):
 		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.options.MaxModelLen)
@@ -357,8 +357,8 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	return nil
 }
 
-// forwardedIDs are ids that a router before us put into kv_transfer_params: vLLM takes them instead of the messages, unless
-// those hold more than text or are echoed.
+// forwardedIDs returns the ids that an earlier router put into kv_transfer_params. vLLM uses them
+// instead of the messages, unless those contain more than text or are echoed.
 func (m *Model) forwardedIDs(in input) ([]uint32, error) {
 	raw := in.Member(body.FieldKVTransferParams, "prompt_token_ids")
 	if echo, _ := laxBool(in.Get("echo")); echo || !given(raw) {
@@ -371,8 +371,9 @@ func (m *Model) forwardedIDs(in input) ([]uint32, error) {
 	return ids, m.checkIDs(ids)
 }
 
-// vllmLength refuses a prompt of n tokens that leaves no room in the engine's context, and a request for more tokens than the
-// whole context has. Between the two the engine generates what there is room for.
+// vllmLength refuses a prompt of n tokens that leaves no room in the engine's context, and a
+// request for more output tokens than the whole context. In between, the engine truncates the
+// output.
 func (m *Model) vllmLength(in input, n int) error {
 	context := int64(m.options.MaxModelLen)
 	if context == 0 {
@@ -393,7 +394,8 @@ func (m *Model) vllmLength(in input, n int) error {
 	return nil
 }
 
-// vllmMaxTokens is the number of tokens that the request wants, by the field that its API reads first.
+// vllmMaxTokens returns the number of tokens to generate, from the field that the API gives
+// precedence.
 func (in input) vllmMaxTokens() (n int64, asked bool) {
 	fields := []body.Field{body.FieldMaxTokens}
 	switch in.API {

@@ -7,12 +7,13 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// vllmShape makes the message that vLLM gives to the template out of the one that the client sent.
+// vllmShape converts a client's message to the one that vLLM passes to the template.
 type vllmShape struct {
-	openai bool // the template walks over content parts
-	// legacy: reasoning_content of the history stands for reasoning. /tokenize only knows the latter.
+	openai bool // the template iterates over content parts
+	// legacy: reasoning_content in the history is an alias of reasoning. /tokenize only supports
+	// the latter.
 	legacy bool
-	// refuse refuses a part of a kind that the model does not take.
+	// refuse refuses a part of a kind that the model does not accept.
 	refuse func(kind string) error
 	p      *plan
 }
@@ -117,8 +118,8 @@ func (s *vllmShape) assistant(out, msg *jinja.Dict) error {
 	return nil
 }
 
-// vllmWithoutContent is for a message of the assistant whose content is null: it has to be of the declared type, because
-// the type for everything else wants content.
+// vllmWithoutContent checks an assistant message whose content is null: it must match the
+// assistant's declared type, because the fallback type requires content.
 func vllmWithoutContent(msg *jinja.Dict) error {
 	if v, ok := msg.Get("tool_calls"); ok && v.IsNone() {
 		return refuse("messages.tool_calls: Input should be iterable")
@@ -136,8 +137,8 @@ func vllmWithoutContent(msg *jinja.Dict) error {
 	return nil
 }
 
-// billingHeader begins a line that Claude Code puts in front of its system prompt. It is another one in each request, so
-// vLLM drops it.
+// billingHeader starts a line that Claude Code puts before its system prompt. It differs in each
+// request, so vLLM drops it.
 const billingHeader = "x-anthropic-billing-header"
 
 // withoutBillingHeader drops that line from a text or from each text part.
@@ -180,7 +181,8 @@ func withoutBillingHeader(content jinja.Value) jinja.Value {
 	return jinja.List(kept)
 }
 
-// vllmCall is one tool call of the history: its keys in the declared order, others dropped, the arguments as an object.
+// vllmCall returns a tool call of the history: its declared keys in their order, others dropped,
+// the arguments as an object.
 func vllmCall(v jinja.Value) (jinja.Value, error) {
 	call, ok := v.AsDict()
 	if !ok {
@@ -210,17 +212,17 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 		kv{"type", jinja.String("function")}), nil
 }
 
-// content flattens the parts, or wraps them if the template walks over them.
+// content flattens the parts, or wraps them if the template iterates over parts.
 func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 	flatten := role == roleTool
 	var texts []string
-	front := false // media stand in front of the texts
+	front := false // media precede the texts
 	wrapped := []jinja.Value{}
 	add := func(text string) {
 		if s.openai {
 			wrapped = append(wrapped, textPart(text))
 		} else if text == "" {
-			return // no part of the joined text
+			return // not a part of the joined text
 		}
 		texts = append(texts, text)
 	}
@@ -235,7 +237,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 		}
 		for i := range parts {
 			text, bare := parts[i].AsString()
-			if bare { // where the message's type takes them
+			if bare { // if the message's type allows them
 				add(text)
 				continue
 			}
@@ -247,7 +249,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 				return v, err
 			}
 			if media && !s.openai {
-				// Placeholders that the text does not name go in front of it.
+				// Placeholders that the text does not contain precede it.
 				s.p.cutAtMedia()
 				front = true
 				continue
@@ -258,7 +260,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 			}
 			add(text)
 		}
-	} else if d, ok := v.AsDict(); !v.IsNone() && !v.IsUndefined() && (!ok || d.Len() > 0) { // Python walks over an empty one
+	} else if d, ok := v.AsDict(); !v.IsNone() && !v.IsUndefined() && (!ok || d.Len() > 0) { // Python iterates over an empty dict
 		return v, refuse("messages.content: input should be a valid string or a list of parts")
 	}
 	if s.openai && !flatten {
@@ -267,8 +269,8 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 	return joinBehind(front, texts), nil
 }
 
-// joinBehind joins texts by lines, behind media's mark if media stand in front of them. One mark serves all of them: the
-// prompt is cut at the first.
+// joinBehind joins texts with newlines, after a media mark if media precede them. One mark is
+// enough: the prompt is cut at the first.
 func joinBehind(media bool, texts []string) jinja.Value {
 	if media {
 		texts = append([]string{mediaMark}, texts...)
@@ -276,11 +278,12 @@ func joinBehind(media bool, texts []string) jinja.Value {
 	return join(texts, "\n")
 }
 
-// vllmRoles are the roles that have a type of their own. Messages of other roles take strings as parts.
+// vllmRoles are the roles with a declared type. Messages of other roles accept strings as parts.
 var vllmRoles = []string{roleAssistant, roleDeveloper, roleSystem, roleTool, roleUser}
 
-// onlyBareTexts reports whether a content is a list of strings. Of pydantic's types for a message, vLLM takes the one that sets
-// more fields; a single object among the parts makes that the type which takes strings too.
+// onlyBareTexts reports whether a content is a list of strings. Of pydantic's message types, vLLM
+// picks the one that sets more fields; a single object among the parts makes that the type that
+// accepts strings too.
 func onlyBareTexts(parts []jinja.Value) bool {
 	return len(parts) > 0 && !slices.ContainsFunc(parts, func(v jinja.Value) bool { _, bare := v.AsString(); return !bare })
 }
@@ -289,11 +292,11 @@ func textPart(text string) jinja.Value {
 	return object(kv{"type", jinja.String("text")}, kv{"text", jinja.String(text)})
 }
 
-// Text parts by type, and the key of their text.
+// vllmTextParts maps the types of text parts to the key of their text.
 var vllmTextParts = map[string]string{"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
 	"tool_reference": "name"}
 
-// hasNoText reports whether the text that a part's type promises is missing: vLLM skips such a part.
+// hasNoText reports whether a part lacks the text that its type declares: vLLM skips such a part.
 func hasNoText(v jinja.Value) bool {
 	part, ok := v.AsDict()
 	if !ok {
@@ -304,7 +307,7 @@ func hasNoText(v jinja.Value) bool {
 	return ok && member(part, key).IsNone()
 }
 
-// part is one part's text, or media.
+// part returns the text of a part, or reports that it is media.
 func (s *vllmShape) part(v jinja.Value) (text string, media bool, err error) {
 	part, ok := v.AsDict()
 	if !ok {
@@ -336,8 +339,9 @@ func (s *vllmShape) part(v jinja.Value) (text string, media bool, err error) {
 var vllmMedia = []string{"image_url", "input_image", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url", "video_embeds",
 	"prompt_embeds"}
 
-// withoutDeveloper is what vLLM's Hugging Face renderer does for templates that do not name the developer role: its messages
-// become the system's, and if a system message then stands anywhere but alone at the front, all of them are joined there.
+// withoutDeveloper is what vLLM's Hugging Face renderer does for templates that do not mention
+// the developer role: developer messages become system messages and, if a system message is then
+// anywhere but alone at the front, all of them are merged there.
 func withoutDeveloper(list []jinja.Value) []jinja.Value {
 	if !slices.ContainsFunc(list, func(v jinja.Value) bool { return roleOf(v) == roleDeveloper }) {
 		return list

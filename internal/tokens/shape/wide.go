@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// wideIntegers makes floats of the integers in a JSON text that do not fit in 64 bits, as orjson reads them. A text without
-// any is returned unchanged.
+// wideIntegers converts the integers in a JSON text that do not fit in 64 bits to floats, as
+// orjson does. A text without any is returned unchanged.
 func wideIntegers(text []byte) []byte {
 	var out []byte
 	at := 0
@@ -31,7 +31,7 @@ func wideIntegers(text []byte) []byte {
 	return append(out, text[at:]...)
 }
 
-// endOfString is where the string that begins at i ends, behind its quote.
+// endOfString returns the offset after the closing quote of the string that starts at i.
 func endOfString(text []byte, i int) int {
 	for start := i + 1; ; {
 		n := bytes.IndexByte(text[start:], '"')
@@ -50,7 +50,8 @@ func endOfString(text []byte, i int) int {
 	}
 }
 
-// endOfNumber is where the number that begins at i ends; whole reports that it has neither a fraction nor an exponent.
+// endOfNumber returns the end of the number that starts at i. whole reports that it has neither a
+// fraction nor an exponent.
 func endOfNumber(text []byte, i int) (end int, whole bool) {
 	whole = true
 	for i++; i < len(text); i++ {

@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// Of types that become equal the first stays, whatever their number.
+// Of types that become equal the first stays, however many there are.
 func TestTypesStayInOrder(t *testing.T) {
 	v, err := jinja.ParseJSON([]byte(`{"type":["int","b","a","integer","b",1,1,"c"]}`))
 	if err != nil {
@@ -18,7 +18,7 @@ func TestTypesStayInOrder(t *testing.T) {
 	}
 }
 
-// As orjson: what 64 bits do not hold is a float, and nothing else changes.
+// As in orjson, integers that exceed 64 bits become floats, and nothing else changes.
 func TestWideIntegersBecomeFloats(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"a":18446744073709551616,"b":[-9223372036854775809,1]}`: `{"a":18446744073709551616.0,"b":[-9223372036854775809.0,1]}`,
