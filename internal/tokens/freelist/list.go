@@ -1,27 +1,28 @@
-// Package freelist keeps slices that a cache dropped for what it takes in next. Caches that
-// are full drop as much as they take in: without it each entry would be fresh memory, to
-// be cleared, and garbage soon after.
+// Package freelist recycles slices that a cache evicted. A full cache evicts as much as it adds;
+// without recycling, each new entry would allocate and clear fresh memory that soon becomes
+// garbage.
 package freelist
 
 const (
-	// most is the number of slices that a list keeps.
+	// most is the maximum number of slices that a list keeps.
 	most = 32
-	// waste is how much longer than asked for a slice may be, as a part of what is asked for.
+	// waste is the divisor of the excess: Take(n) returns a slice with a capacity of at most n +
+	// n/waste.
 	waste = 2
 )
 
 // List is a free list of slices that no reader references. The zero value keeps none. It is not
 // safe for concurrent use.
 type List[T any] struct {
-	// Limit is the number of elements, used or not, in all slices that are kept.
+	// Limit is the maximum total capacity, in elements, of the slices that are kept.
 	Limit int
 
-	kept [][]T // the oldest first
-	sum  int   // of their capacities
+	kept [][]T // oldest first
+	sum  int   // total capacity
 }
 
-// Take returns an empty slice with room for n elements and at most n/2 more, nil if none
-// was given.
+// Take returns an empty slice with a capacity of at least n and at most n + n/2 elements, or nil
+// if the list has none. The caller owns it.
 func (l *List[T]) Take(n int) []T {
 	best := -1
 	for i, s := range l.kept {
@@ -37,8 +38,8 @@ func (l *List[T]) Take(n int) []T {
 	return s[:0]
 }
 
-// Give leaves s to the list, which forgets the slices that it has had for longest to stay
-// within its limit.
+// Give transfers ownership of s to the list: no one may read or write it any more. To stay within
+// its limit the list drops the slices that it has held longest.
 func (l *List[T]) Give(s []T) {
 	if cap(s) == 0 || cap(s) > l.Limit/2 {
 		return

@@ -44,7 +44,7 @@ func TestGiveForgetsTheOldest(t *testing.T) {
 	}
 }
 
-// A slice has one user at a time, and the list stays within its limit.
+// A slice has only one owner at a time, and the list stays within its limit.
 func TestOneUserEach(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := List[uint32]{Limit: rapid.IntRange(0, 400).Draw(t, "limit")}

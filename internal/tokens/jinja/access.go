@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// The methods that the immutable sandbox hides.
+// Methods that the immutable sandbox hides.
 var (
 	listMutators = setOf("append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove")
 	dictMutators = setOf("clear", "pop", "popitem", "setdefault", "update")
@@ -27,8 +27,8 @@ func noAttribute(v Value, name string) Value {
 	return undefinedOf(&undefinedInfo{name: name, obj: v})
 }
 
-// attribute is Python's getattr(v, name) as the sandbox allows it; ok is false
-// if there is no such attribute.
+// attribute is Python's getattr(v, name) as the sandbox allows it; ok is false if the attribute
+// does not exist.
 func (m *machine) attribute(v Value, name string) (Value, bool) {
 	var method methodFunc
 	switch v.kind {
@@ -64,7 +64,7 @@ func (m *machine) attribute(v Value, name string) (Value, bool) {
 	return Value{}, false
 }
 
-// getattr is environment.getattr: the attribute, else the item of that name.
+// getattr is Jinja2's environment.getattr: the attribute, else the item of that name.
 func (m *machine) getattr(v Value, name string) Value {
 	mustDefined(v)
 	if item, ok := m.attribute(v, name); ok {
@@ -78,7 +78,7 @@ func (m *machine) getattr(v Value, name string) Value {
 	return noAttribute(v, name)
 }
 
-// getitem is environment.getitem: the item, else the attribute of that name.
+// getitem is Jinja2's environment.getitem: the item, else the attribute of that name.
 func (m *machine) getitem(v, key Value) Value {
 	mustDefined(v)
 	switch v.kind {
@@ -183,7 +183,7 @@ func (m *machine) sliceText(s string, n, start, count, step int) string {
 	return string(out)
 }
 
-// byteOffset returns where the i-th of the n characters of s begins.
+// byteOffset returns the offset of the i-th of the n characters of s.
 func byteOffset(s string, n, i int) int {
 	if n == len(s) {
 		return i
@@ -196,7 +196,7 @@ func byteOffset(s string, n, i int) int {
 	return pos
 }
 
-// sliceIndices is Python's slice.indices with the number of items it gives.
+// sliceIndices is Python's slice.indices, with the number of selected items.
 func sliceIndices(bounds [3]Value, n int) (start, count, step int) {
 	step = 1
 	if bounds[2].kind != KindNone {
@@ -234,7 +234,7 @@ func sliceIndices(bounds [3]Value, n int) (start, count, step int) {
 	return start, count, step
 }
 
-// sliceBound clamps an int, so that sums of it do not overflow.
+// sliceBound clamps an int, so that sums of bounds cannot overflow.
 func sliceBound(v Value) int {
 	if !v.isInteger() {
 		raisef("TypeError", "slice indices must be integers or None or have an __index__ method")

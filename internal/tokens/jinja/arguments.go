@@ -2,8 +2,7 @@ package jinja
 
 import "slices"
 
-// bind distributes arguments over named parameters, as Python does; a missing
-// one has kindMissing.
+// bind assigns arguments to named parameters, as Python does. A missing one is kindMissing.
 func (a *arguments) bind(fn string, required int, params ...string) []Value {
 	if len(a.names) == 0 && len(a.pos) == len(params) {
 		return a.pos
@@ -45,7 +44,7 @@ func (a *arguments) noKeywords(fn string) {
 	}
 }
 
-// positional checks the number of arguments of a method that takes no keywords.
+// positional checks the number of arguments of a method without keyword parameters.
 func (a *arguments) positional(fn string, least, most int) {
 	a.noKeywords(fn)
 	if len(a.pos) < least || len(a.pos) > most {
@@ -69,7 +68,7 @@ func needText(fn string, v Value) string {
 	return v.str()
 }
 
-// index is Python's operator.index: an int in the range of int64.
+// index is Python's operator.index, limited to ints in the range of int64.
 func index(v Value) int64 {
 	n, ok := v.small()
 	if !ok {

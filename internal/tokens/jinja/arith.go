@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// binaryOps are the arithmetic operators. Ints are those of 64 bits: what leaves them is Unsupported.
+// binaryOps are the arithmetic operators. Ints are limited to 64 bits: overflow raises
+// Unsupported.
 var binaryOps = map[string]func(m *machine, a, b Value) Value{
 	"+":  add,
 	"-":  func(_ *machine, a, b Value) Value { return arith("-", a, b) },
@@ -85,7 +86,7 @@ func multiply(m *machine, a, b Value) Value {
 	return like(a, strings.Repeat(a.str(), int(n)))
 }
 
-// sequenceLike is a list or a tuple of items, as v is.
+// sequenceLike returns items as a list or a tuple, whichever v is.
 func sequenceLike(v Value, items []Value) Value {
 	if v.kind == KindList {
 		return List(items)
@@ -93,7 +94,7 @@ func sequenceLike(v Value, items []Value) Value {
 	return Tuple(items)
 }
 
-// asFloat is Python's float(v) of a number.
+// asFloat is Python's float(v) for a number.
 func asFloat(v Value) float64 {
 	if v.kind == KindFloat {
 		return v.float()

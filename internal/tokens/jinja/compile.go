@@ -2,13 +2,13 @@ package jinja
 
 import "unsafe"
 
-// expr computes a value, stmt writes to the machine's output.
+// expr computes a value; stmt writes to the machine's output.
 type (
 	expr func(f *frame) Value
 	stmt func(f *frame) signal
 )
 
-// signal says how a statement ended.
+// signal is how a statement ended.
 type signal uint8
 
 const (
@@ -17,8 +17,8 @@ const (
 	signalContinue
 )
 
-// frame is one activation of a funcScope. A frame outlives its call if a macro
-// that was defined in it does.
+// frame is an activation of a funcScope. It outlives its call if a macro that the call defined
+// does.
 type frame struct {
 	slots  []Value
 	parent *frame
@@ -32,12 +32,12 @@ func (f *frame) up(hops int) *frame {
 	return f
 }
 
-// scope is what the compiler knows at one place of the template.
+// scope is the compiler's state at one place of the template.
 type scope struct {
 	sym *symbols
-	// soft: the place may never be reached, unknown filters are no error yet.
+	// soft: the code may never run, so unknown filters are not an error yet.
 	soft bool
-	// loop: a break or continue is allowed.
+	// loop: break and continue are allowed.
 	loop bool
 }
 
@@ -46,7 +46,7 @@ func (s scope) inner(fn *funcScope) scope {
 }
 
 type compiler struct {
-	// names are looked up in the context once per rendering.
+	// names are resolved in the context once per rendering.
 	names    []string
 	position map[string]int
 }
@@ -75,7 +75,7 @@ func compileTree(root *node) *Template {
 	return &Template{root: root, body: body, slots: fn, names: c.names}
 }
 
-// function compiles a body with the loads of its scope before it.
+// function compiles a body, preceded by the loads of its scope.
 func (c *compiler) function(s scope, nodes []*node) stmt {
 	body := c.body(s, nodes)
 	enter := c.enter(s)
@@ -243,7 +243,7 @@ func (c *compiler) target(s scope, n *node) func(f *frame, v Value) {
 }
 
 func (c *compiler) assign(s scope, n *node) stmt {
-	// The check comes before the value is computed, as in Jinja2.
+	// Checked before the value is computed, as in Jinja2.
 	var checks []expr
 	n.a.walk(func(t *node) {
 		if t.kind == nodeNSRef {
@@ -343,8 +343,8 @@ func (c *compiler) conditional(s scope, n *node) stmt {
 	}
 }
 
-// generation compiles the tag that marks the assistant's text: a call block
-// around its body.
+// generation compiles the tag that marks the assistant's text, which acts as a call block around
+// its body.
 func (c *compiler) generation(s scope, n *node) stmt {
 	fn := &funcScope{parent: s.sym.fn}
 	in := s.inner(fn)
@@ -365,7 +365,7 @@ type macroCode struct {
 	fn       *funcScope
 	params   []string
 	slots    []int
-	defaults []expr // nil where there is none
+	defaults []expr // nil for parameters without a default
 	body     stmt
 	enter    func(f *frame)
 	caller   int // slot of the variable caller, -1 if the body does not use it

@@ -1,14 +1,13 @@
 package jinja
 
-// ContentFormat is the content format that vLLM detects in the template:
-// "openai" if it walks over the parts of a message's content, else "string".
-// It looks for a loop over message["content"], where message comes from a loop
-// over messages, and (since vLLM PR 42660) for a loop over a variable named
-// content.
+// ContentFormat returns the content format that vLLM detects for the template: "openai" if it
+// iterates over the parts of a message's content, else "string". It detects a loop over
+// message["content"], where message is the variable of a loop over messages, and (since vLLM PR
+// 42660) a loop over a variable named content.
 func (t *Template) ContentFormat() string {
 	root := t.root
 	messages := []string{"messages"}
-	// A variable that was assigned from messages holds messages too.
+	// a variable that was assigned from messages counts as messages too
 	for i := 0; i < len(messages); i++ {
 		root.walk(func(n *node) {
 			if n.kind == nodeAssign && n.a.kind == nodeName && n.a.name != messages[i] && accesses(n.b, messages[i], "") && len(messages) < 1000 {
@@ -22,7 +21,7 @@ func (t *Template) ContentFormat() string {
 		for _, name := range messages {
 			if accesses(loop.b, name, "") {
 				if loop.a.kind != nodeName {
-					return "string" // vLLM's own check fails
+					return "string" // vLLM's own check fails here
 				}
 				message = append(message, loop.a.name)
 				break
@@ -66,8 +65,8 @@ func loops(root *node) []*node {
 	return out
 }
 
-// accesses tells whether n reads the variable, or key of it if key is not
-// empty, maybe through filters, tests and slices.
+// accesses reports whether n reads the variable name, possibly through filters, tests and slices;
+// with a non-empty key, whether it reads that key of the variable.
 func accesses(n *node, name, key string) bool {
 	switch {
 	case n == nil:

@@ -5,25 +5,23 @@ import (
 	"strings"
 )
 
-// linearLimit is the number of entries up to which a search through the slice
-// is cheaper than a Go map.
+// linearLimit is the number of entries up to which a linear search is faster than a Go map.
 const linearLimit = 16
 
 type entry struct{ key, value Value }
 
-// Dict is a Python dict: ordered by first insertion, with keys that are None,
-// bools, numbers, strs or Undefined. The zero Dict is empty and
-// ready; a nil *Dict reads as an empty one, like a nil map. Reading is safe for
-// concurrent use, writing is not.
+// Dict is a Python dict: ordered by first insertion, with keys that are None, bools, numbers,
+// strs or Undefined. The zero Dict is empty and ready to use; a nil *Dict reads as an empty one,
+// like a nil map. Concurrent reads are safe, concurrent writes are not.
 //
-// Invariant: index is nil while there are at most linearLimit entries; else it
-// holds the position of every key under its hash text.
+// Invariant: index is nil while there are at most linearLimit entries; otherwise it maps the hash
+// text of every key to its position.
 type Dict struct {
 	entries []entry
 	index   map[string]int32
 }
 
-// NewDict returns an empty dict with room for capacity entries.
+// NewDict returns an empty dict with capacity for that many entries.
 func NewDict(capacity int) *Dict {
 	return &Dict{entries: make([]entry, 0, capacity)}
 }
@@ -36,10 +34,10 @@ func (d *Dict) Len() int {
 	return len(d.entries)
 }
 
-// At returns the i-th entry in order of insertion.
+// At returns the i-th entry in insertion order.
 func (d *Dict) At(i int) (key, value Value) { return d.entries[i].key, d.entries[i].value }
 
-// Range calls f for each entry in order until it returns false.
+// Range calls f for each entry in insertion order until f returns false.
 func (d *Dict) Range(f func(key, value Value) bool) {
 	for i := range d.Len() {
 		if !f(d.entries[i].key, d.entries[i].value) {
@@ -56,7 +54,7 @@ func (d *Dict) Get(key string) (Value, bool) {
 	return Value{}, false
 }
 
-// Set stores v under a str key: an old key keeps its place, as in Python.
+// Set stores v under a str key. An existing key keeps its position, as in Python.
 func (d *Dict) Set(key string, v Value) {
 	if i := d.findString(key); i >= 0 {
 		d.entries[i].value = v
@@ -65,7 +63,7 @@ func (d *Dict) Set(key string, v Value) {
 	d.add(String(key), v)
 }
 
-// Delete removes a str key, if it is there.
+// Delete removes a str key if it is present.
 func (d *Dict) Delete(key string) {
 	i := d.findString(key)
 	if i < 0 {
@@ -76,7 +74,7 @@ func (d *Dict) Delete(key string) {
 	d.reindex()
 }
 
-// Clone returns a copy that shares the values; of a nil *Dict an empty one.
+// Clone returns a shallow copy. The copy of a nil *Dict is empty.
 func (d *Dict) Clone() *Dict {
 	if d == nil {
 		return new(Dict)
@@ -127,7 +125,7 @@ func (d *Dict) findString(key string) int {
 	return -1
 }
 
-// find looks for a key of any kind; the caller has checked that it is hashable.
+// find looks up a key of any kind; the caller has checked that it is hashable.
 func (d *Dict) find(key Value) int {
 	if key.kind == KindString {
 		return d.findString(key.str())
@@ -155,12 +153,11 @@ func (d *Dict) put(key, v Value) {
 	d.add(key, v)
 }
 
-// hashMark starts the hash text of a key that is not a str. A str that starts
-// with the same byte gets it twice.
+// hashMark is the first byte of the hash text of a key that is not a str. It is doubled for a str
+// that starts with the same byte.
 const hashMark = 0
 
-// hashText maps keys that are equal in Python to the same text: 1, 1.0 and
-// True are one key.
+// hashText maps keys that are equal in Python to the same text: 1, 1.0 and True are the same key.
 func hashText(key Value) string {
 	if key.kind == KindString {
 		s := key.str()
@@ -195,7 +192,7 @@ func writeHash(b *strings.Builder, key Value) {
 	}
 }
 
-// keyEqual is Python's == of two keys. Its cost was charged by mustHash.
+// keyEqual is Python's == for two keys. Its cost was charged by mustHash.
 func keyEqual(a, b Value) bool {
 	switch {
 	case a.kind == KindString:

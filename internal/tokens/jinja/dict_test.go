@@ -2,7 +2,7 @@ package jinja
 
 import "testing"
 
-// AsDict gives a nil *Dict for a value that is none, and clients choose what they send.
+// AsDict returns a nil *Dict for other kinds of values, which clients may send.
 func TestNilDictReadsAsEmpty(t *testing.T) {
 	d, ok := String("x").AsDict()
 	if d != nil || ok {

@@ -8,9 +8,9 @@
 //	vars, _ := body.AsDict()
 //	prompt, err := tpl.Render(nil, vars, jinja.Env{Now: time.Now()})
 //
-// A template is compiled once to closures over slots (symbols.go resolves
-// names by the rules of jinja2.idtracking) and may then be rendered by many
-// goroutines. Where Python raises, Render returns an *Error of the same class.
+// A template is compiled once to closures over slots (symbols.go resolves names by the rules of
+// jinja2.idtracking) and may then be rendered by many goroutines. Where Python raises, Render
+// returns an *Error of the same class.
 //
 // The engine has the part of Jinja2 that published chat templates use (about
 // 240 of them were counted), and its cheap neighbours. Compile refuses the

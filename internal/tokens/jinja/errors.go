@@ -5,23 +5,25 @@ import (
 	"runtime"
 )
 
-// Classes of errors that are the engine's own; every other class is a Python exception.
+// Error classes of the engine itself; every other class is a Python exception.
 const (
-	// Unsupported: the template uses what the engine does not have (see the package comment). Python may render it.
+	// Unsupported: the template uses a feature that the engine lacks (see the package comment).
+	// Python may be able to render it.
 	Unsupported = "Unsupported"
-	// internalError is a fault of the engine. Tests take it as a bug.
+	// internalError is a bug in the engine; tests treat it as a failure.
 	internalError = "InternalError"
 )
 
-// Error is what a template raises in Python, or why the engine does not run it.
+// Error is an exception that a template raises in Python, or the reason why the engine does not
+// run it.
 type Error struct {
-	// Class is the name of the Python exception, such as UndefinedError, or Unsupported, ResourceLimit, Stopped,
-	// InternalError.
+	// Class is the name of the Python exception, such as UndefinedError, or one of Unsupported,
+	// ResourceLimit, Stopped and InternalError.
 	Class string
-	// Message is its text; it equals Python's where clients see it
-	// (raise_exception, undefined names) and has the same meaning elsewhere.
+	// Message equals Python's where clients see it (raise_exception, undefined names); elsewhere
+	// it has the same meaning.
 	Message string
-	// Line and Column (in characters, from 1) are where the template is wrong for errors of Compile, else 0.
+	// Line and Column (in characters, from 1) locate errors of Compile; else they are 0.
 	Line, Column int
 }
 
@@ -40,15 +42,14 @@ func newErrorf(class, format string, args ...any) *Error {
 	return &Error{Class: class, Message: fmt.Sprintf(format, args...)}
 }
 
-// raisef is Python's raise: it unwinds to the next rescue, which every public
-// function of the package that evaluates anything has. Templates raise from
-// deep inside of expressions; returning the error through each of them would
-// double the engine.
+// raisef is Python's raise: it panics up to the next rescue, which every public function of the
+// package that evaluates anything defers. Templates raise from deep inside expressions; returning
+// the error through each level would double the size of the engine.
 func raisef(class, format string, args ...any) {
 	panic(newErrorf(class, format, args...))
 }
 
-// unsupportedf raises Unsupported for what is only known while the template runs.
+// unsupportedf raises Unsupported for a construct that is detected only at run time.
 func unsupportedf(format string, args ...any) {
 	raisef(Unsupported, format+" is not supported", args...)
 }
@@ -71,8 +72,8 @@ func compileErrorf(class string, at place, format string, args ...any) {
 	panic(err)
 }
 
-// rescue turns what raisef threw into an error value. Runtime panics become
-// errors too: a template must never crash the process.
+// rescue converts what raisef threw to an error. Runtime panics become errors too: a template
+// must never crash the process.
 func rescue(err *error) {
 	switch r := recover().(type) {
 	case nil:

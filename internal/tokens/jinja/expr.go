@@ -204,7 +204,7 @@ func (c *compiler) compare(s scope, n *node) expr {
 func (c *compiler) getattr(s scope, n *node) expr {
 	object, name := c.expr(s, n.a), n.name
 	plain := dictMethods[name] == nil && !dictMutators[name] && !otherAttributes[KindDict][name]
-	missing := undefinedOf(&undefinedInfo{name: name, obj: FromDict(nil)}) // its text tells no more of the dict than its type
+	missing := undefinedOf(&undefinedInfo{name: name, obj: FromDict(nil)}) // the error text names only the dict's type
 	ofLoop := loopAttributes[name]
 	return func(f *frame) Value {
 		v := object(f)
@@ -278,7 +278,7 @@ func (c *compiler) args(s scope, a callArgs) *argsCode {
 	return code
 }
 
-// arguments are what a callable gets. The slices are on loan for the call.
+// arguments are the arguments of a callable. The slices are valid only during the call.
 type arguments struct {
 	pos   []Value
 	names []string
@@ -288,7 +288,7 @@ type arguments struct {
 // noArguments is shared by all calls without any: callees only read them.
 var noArguments arguments
 
-// eval puts the arguments on the machine's stack; the caller cuts it back.
+// eval pushes the arguments onto the machine's stack; the caller truncates it afterwards.
 func (code *argsCode) eval(f *frame) arguments {
 	if code.none {
 		return arguments{}
@@ -330,7 +330,7 @@ func (c *compiler) call(s scope, n *node, caller *macroCode) expr {
 		return v
 	}
 	if n.a.kind == nodeGetattr && caller == nil {
-		// A method of a str or dict needs no bound method in between.
+		// calls a method of a str or dict without creating a bound method
 		object, name := c.expr(s, n.a.a), n.a.name
 		str, dict := strMethods[name], dictMethods[name]
 		return func(f *frame) Value {

@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// filterFunc is a filter: v is the value before the bar.
+// filterFunc implements a filter; v is the value before the bar.
 type filterFunc func(m *machine, v Value, a *arguments) Value
 
 var filters map[string]filterFunc
@@ -34,7 +34,7 @@ func textFilter(name string, f func(string) string) filterFunc {
 		s := m.text(v)
 		m.work(16 * len(s))
 		m.chargeCase(s)
-		if name == "title" { // a piece for each word
+		if name == "title" { // one piece per word
 			m.chargeRepeat(int64(len(s)), 6)
 		}
 		out := String(f(s))
@@ -165,7 +165,7 @@ func filterInt(m *machine, v Value, a *arguments) Value {
 	return fromBig(n)
 }
 
-// isNumeral reports whether Python takes the underscores of s for ones between digits.
+// isNumeral reports whether Python accepts the underscores of s as digit separators.
 func isNumeral(s string) bool {
 	for i := range len(s) {
 		if s[i] == '_' && (i == 0 || i == len(s)-1 || !isDigit(s[i-1]) || !isDigit(s[i+1])) {
@@ -175,7 +175,7 @@ func isNumeral(s string) bool {
 	return true
 }
 
-// parseInt is Python's int(s) of ASCII digits.
+// parseInt is Python's int(s) for ASCII digits.
 func parseInt(s string) (Value, bool) {
 	s = strip(s, true, true)
 	if !isNumeral(s) || s == "" {

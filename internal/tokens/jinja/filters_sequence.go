@@ -99,7 +99,7 @@ func filterJoin(m *machine, v Value, a *arguments) Value {
 	return String(b.String())
 }
 
-// attrGetter is jinja2's make_attrgetter: a path with dots, digits are indices.
+// attrGetter is jinja2's make_attrgetter: a dotted path, whose digits are indices.
 func (m *machine) attrGetter(attribute, def Value) func(v Value) Value {
 	var parts []Value
 	switch {
@@ -129,7 +129,7 @@ func (m *machine) attrGetter(attribute, def Value) func(v Value) Value {
 }
 
 func filterMap(m *machine, v Value, a *arguments) Value {
-	// Python's generator looks at its arguments when the first item is asked for.
+	// Python's generator checks its arguments when the first item is requested.
 	m.charge((len(a.pos) + len(a.kw)) * 2 * valueSize)
 	a = a.keep(0)
 	var f func(Value) Value
@@ -189,7 +189,7 @@ func selector(want, byAttr bool) filterFunc {
 	}
 }
 
-// lazy is a generator over v; prepare runs before the first item.
+// lazy returns a generator over v; prepare runs before the first item.
 func (m *machine) lazy(v Value, prepare func(), f func(item Value) (Value, bool)) Value {
 	var it iteration
 	started := false
@@ -215,7 +215,7 @@ func (m *machine) lazy(v Value, prepare func(), f func(item Value) (Value, bool)
 	})
 }
 
-// sortKey is what values are compared by: text without case unless told.
+// sortKey returns the value to compare by: text is lower-cased unless caseSensitive.
 func (m *machine) sortKey(v Value, caseSensitive bool) Value {
 	if v.kind == KindString && !caseSensitive {
 		m.chargeCase(v.str())
@@ -224,7 +224,7 @@ func (m *machine) sortKey(v Value, caseSensitive bool) Value {
 	return v
 }
 
-// sorted is Python's sorted(items, key=..., reverse=...): stable both ways.
+// sorted is Python's sorted(items, key=..., reverse=...), which is stable in both directions.
 func (m *machine) sorted(items, keys []Value, reverse bool) []Value {
 	m.charge(len(items) * 2 * valueSize)
 	at := make([]int, len(items))
@@ -255,7 +255,7 @@ func filterSort(m *machine, v Value, a *arguments) Value {
 	m.chargeRepeat(int64(len(items)), 4*valueSize)
 	keys := make([]Value, len(items))
 	for i, item := range items {
-		keys[i] = List([]Value{m.sortKey(get(item), isTrue(p[1]))}) // as Jinja2 does: Undefineds in lists are equal
+		keys[i] = List([]Value{m.sortKey(get(item), isTrue(p[1]))}) // as in Jinja2: Undefineds in lists are equal
 	}
 	return List(m.sorted(items, keys, isTrue(p[0])))
 }

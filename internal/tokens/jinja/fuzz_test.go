@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// fuzzEnv keeps every input cheap.
+// fuzzEnv bounds the cost of every input.
 var fuzzEnv = Env{Now: renderedAt, MaxOutput: 1 << 16, MaxSteps: 20000, MaxMemory: 1 << 20, MaxDepth: 50}
 
 func FuzzRender(f *testing.F) {

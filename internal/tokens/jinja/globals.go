@@ -9,8 +9,8 @@ func rangeValue(start, stop, step int64) Value {
 	return Value{kind: kindRange, p: unsafe.Pointer(&rangeObject{start, stop, step})}
 }
 
-// globals are the names that a template has besides its context; pythonGlobals
-// are those of them that Jinja2 brings, the rest is transformers'.
+// globals are the names that a template has in addition to its context. pythonGlobals are those
+// from Jinja2; the others are from transformers.
 var (
 	globals       map[string]Value
 	pythonGlobals = setOf("range", "dict", "namespace")
@@ -67,7 +67,7 @@ func globalRange(_ *machine, a *arguments) Value {
 	return v
 }
 
-// dictOf is Python's dict(...) of a dict and keywords.
+// dictOf is Python's dict(...) with a dict and keywords.
 func (m *machine) dictOf(a *arguments) *Dict {
 	d := new(Dict)
 	if len(a.pos) > 1 {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// hostile are short templates that ask for a lot, each with the operation that it is about.
+// hostile returns short templates that demand many resources, by the operation they test.
 func hostile() map[string]string {
 	loop := func(body string) string {
 		return "{% set ns = namespace(x='ab', l=[1], t='') %}{% for i in range(99999) %}" + body + "{% endfor %}"
@@ -84,7 +84,8 @@ func hostile() map[string]string {
 	return all
 }
 
-// everyTextFunction are templates that ask every filter and method again and again for much text, and for characters that grow.
+// everyTextFunction returns templates that call every filter and method repeatedly with long
+// text, and with characters that grow.
 func everyTextFunction() map[string]string {
 	all := map[string]string{}
 	for _, x := range []string{"'Ab c_' * 60000", "'\u0390\u00df \u4e00' * 60000", "'\\x00\\n<&' * 60000"} {
@@ -98,10 +99,11 @@ func everyTextFunction() map[string]string {
 	return all
 }
 
-// TestHostileMemory: no short template makes one rendering allocate, dead or alive, more than four times its budget.
+// TestHostileMemory: a short template never makes a rendering allocate, live or dead, more than
+// four times its budget.
 func TestHostileMemory(t *testing.T) {
 	bounded(t, hostile(), RequestEnv(1000))
-	// The same in the small, since there are hundreds.
+	// With smaller budgets, because there are hundreds.
 	bounded(t, everyTextFunction(), Env{MaxSteps: 1 << 17, MaxMemory: 4 << 20, MaxOutput: 1 << 20})
 }
 
@@ -128,14 +130,15 @@ func bounded(t *testing.T, templates map[string]string, env Env) {
 	}
 }
 
-// allocated is what this process has allocated so far.
+// allocated returns the bytes that this process has allocated so far.
 func allocated() uint64 {
 	var s runtime.MemStats
 	runtime.ReadMemStats(&s)
 	return s.TotalAlloc
 }
 
-// TestLegitimateBudget: a conversation of ten megabytes fits the budget that its size gives, with every template at hand.
+// TestLegitimateBudget: with every template, a conversation of ten megabytes fits the budget
+// derived from its size.
 func TestLegitimateBudget(t *testing.T) {
 	message := func(role, content string) Value {
 		d := NewDict(2)

@@ -13,13 +13,13 @@ var (
 	inf = math.Inf(1)
 )
 
-// JSONOptions are the arguments of Python's json.dumps. The zero value writes
-// what transformers' tojson writes: one line, ", " and ": ", no ASCII escapes.
+// JSONOptions are the arguments of Python's json.dumps. The zero value is the output of
+// transformers' tojson: one line, ", " and ": ", no ASCII escapes.
 type JSONOptions struct {
-	// Indent is written once per level; it counts only if Indented.
+	// Indent is written once per level; it is used only if Indented is set.
 	Indent   string
 	Indented bool
-	// ItemSeparator and KeySeparator replace Python's defaults if Separators.
+	// ItemSeparator and KeySeparator replace Python's defaults if Separators is set.
 	ItemSeparator, KeySeparator string
 	Separators                  bool
 	SortKeys                    bool
@@ -28,8 +28,8 @@ type JSONOptions struct {
 	DenyNaN bool
 }
 
-// AppendJSON writes v as Python's json.dumps does. What Python cannot
-// serialize is an *Error with the class TypeError or ValueError.
+// AppendJSON appends v as Python's json.dumps writes it. For a value that Python cannot
+// serialize, the error is an *Error of class TypeError or ValueError.
 func AppendJSON(dst []byte, v Value, opts JSONOptions) (out []byte, err error) {
 	defer rescue(&err)
 	return newJSONWriter(opts).value(dst, v, 0)
@@ -49,8 +49,8 @@ func newJSONWriter(opts JSONOptions) *jsonWriter {
 type jsonWriter struct {
 	opts        JSONOptions
 	item, colon string
-	limit       int      // bytes that may be written
-	m           *machine // who pays for the steps; may be nil
+	limit       int      // maximum number of bytes to write
+	m           *machine // charged for the steps; may be nil
 }
 
 func (w *jsonWriter) newline(dst []byte, depth int) []byte {

@@ -11,33 +11,33 @@ import (
 	"unsafe"
 )
 
-// What ParseJSON refuses, beside plain syntax errors.
+// Errors of ParseJSON other than syntax errors.
 var (
-	// ErrLoneSurrogate: an escape such as \ud800 without its other half. Python
-	// reads it, but no tokenizer takes the str that it gives.
+	// ErrLoneSurrogate: an escape such as \ud800 without its other half. Python accepts it, but
+	// no tokenizer accepts the resulting str.
 	ErrLoneSurrogate = errors.New("lone surrogate")
-	// ErrJSONDepth: more nested lists and objects than maxJSONDepth.
+	// ErrJSONDepth: lists and objects are nested deeper than maxJSONDepth.
 	ErrJSONDepth = errors.New("nested too deeply")
 	// ErrInvalidUTF8: the document is not UTF-8.
 	ErrInvalidUTF8 = errors.New("invalid UTF-8")
 )
 
-// maxJSONDepth stays below the depth at which Python raises RecursionError.
+// maxJSONDepth is below the depth at which Python raises RecursionError.
 const maxJSONDepth = 500
 
-// maxIntDigits is the length of an int that Python refuses to read
+// maxIntDigits is the maximum number of digits of an int that Python reads
 // (sys.int_info.default_max_str_digits).
 const maxIntDigits = 4300
 
-// ParseJSON reads a document as Python's json.loads does: order and big ints
-// are kept, the last of two equal keys wins in the place of the first, NaN and
-// Infinity are numbers. Strings without escapes alias data, which must not
-// change while the value lives.
+// ParseJSON parses a document like Python's json.loads: order and big ints are preserved, of
+// duplicate keys the last value wins in the position of the first, and NaN and Infinity are
+// numbers. Strings without escapes alias data, which must not be modified while the value is in
+// use.
 func ParseJSON(data []byte) (Value, error) { return parseJSON(data, false) }
 
-// ParseJSONSurrogates is ParseJSON and takes halves of surrogate pairs, as Python does: each becomes the three bytes that UTF-8
-// would have for it. Such a string is no text; what becomes of it does not matter unless it is printed, and no tokenizer
-// takes it then.
+// ParseJSONSurrogates is ParseJSON, but accepts lone surrogates, as Python does: each becomes the
+// three bytes that UTF-8 would use for it. Such a string is not valid text. That matters only if
+// it is printed, and then no tokenizer accepts the prompt.
 func ParseJSONSurrogates(data []byte) (Value, error) { return parseJSON(data, true) }
 
 func parseJSON(data []byte, halves bool) (Value, error) {
@@ -61,9 +61,9 @@ func parseJSON(data []byte, halves bool) (Value, error) {
 
 type jsonParser struct {
 	src    string
-	halves bool // of surrogate pairs are taken
+	halves bool // accept lone surrogates
 	pos    int
-	items  []Value // stack of list items that are not yet in their list
+	items  []Value // stack of the items of unfinished lists
 	pairs  []entry // the same for objects
 }
 
@@ -198,7 +198,7 @@ func (p *jsonParser) objectValue(depth int) (Value, error) {
 	}
 }
 
-// dictOf copies pairs with str keys, the last of equal keys winning.
+// dictOf copies pairs with str keys; of duplicate keys the last one wins.
 func dictOf(pairs []entry) *Dict {
 	d := NewDict(len(pairs))
 	for i := range pairs {
@@ -287,7 +287,7 @@ func (p *jsonParser) text() (string, error) {
 	return "", errors.New("invalid control character")
 }
 
-// plainEnd is the first place from i on with a quote, a backslash or a control
+// plainEnd returns the first position at or after i with a quote, a backslash or a control
 // character, or the length of s.
 func plainEnd(s string, i int) int {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
@@ -307,8 +307,8 @@ func plainEnd(s string, i int) int {
 	return i
 }
 
-// quoteEnd is about where a string that has a backslash at i ends: at its quote,
-// or before, if escapes confuse it.
+// quoteEnd estimates where a string with a backslash at i ends: at its closing quote, or earlier
+// if escapes mislead the search.
 func quoteEnd(s string, i int) int {
 	for from := i; ; {
 		q := strings.IndexByte(s[from:], '"')
@@ -325,7 +325,7 @@ func quoteEnd(s string, i int) int {
 
 var jsonEscapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// escaped reads on from the first backslash.
+// escaped reads the rest of a string from its first backslash.
 func (p *jsonParser) escaped(start, i int) (string, error) {
 	buf := append(make([]byte, 0, quoteEnd(p.src, i)-start), p.src[start:i]...)
 	for i < len(p.src) {

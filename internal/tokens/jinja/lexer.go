@@ -29,7 +29,7 @@ type token struct {
 	at    place
 }
 
-// is tells whether t is this operator or this name.
+// is reports whether t has this kind and text.
 func (t token) is(kind tokenKind, text string) bool { return t.kind == kind && t.text == text }
 
 func (t token) describe() string {
@@ -58,16 +58,16 @@ func (t token) describe() string {
 	}
 }
 
-// lexer cuts a template into tokens, with trim_blocks and lstrip_blocks on and
-// keep_trailing_newline off, which is how transformers sets Jinja2 up.
+// lexer tokenizes a template with trim_blocks and lstrip_blocks on and keep_trailing_newline off,
+// which is how transformers configures Jinja2.
 type lexer struct {
 	src    string
 	pos    int
 	at     place
 	tokens []token
-	// lineStart: the last match ended with a newline (or nothing was matched yet).
+	// lineStart: the last match ended with a newline, or there was none yet.
 	lineStart bool
-	// closers holds the brackets that are open inside of a tag.
+	// closers holds the closing brackets expected inside a tag.
 	closers []byte
 }
 
@@ -140,7 +140,7 @@ func nextTag(s string, from int) int {
 	}
 }
 
-// data adds the text before a tag, stripped as the tag's sign says.
+// data adds the text before a tag, stripped according to the tag's sign.
 func (l *lexer) data(end int, sign byte, isVariable bool) {
 	text := l.src[l.pos:end]
 	switch {
@@ -217,7 +217,7 @@ func rawBegin(s string, i int) (end int, ok bool) {
 	return 0, false
 }
 
-// tagEnd matches the end of a block or a comment at i, with what it swallows.
+// tagEnd matches the end of a block or a comment at i, including the white space that it strips.
 func tagEnd(s string, i int, mark string) (end int, ok bool) {
 	rest := s[i:]
 	switch {

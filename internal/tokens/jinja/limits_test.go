@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestHostileTemplates: what would eat a machine ends with an error instead.
+// TestHostileTemplates: a template that would exhaust the machine ends with an error.
 func TestHostileTemplates(t *testing.T) {
 	deep := strings.Repeat
 	for name, source := range map[string]string{
@@ -68,7 +68,7 @@ func TestConcurrentRendering(t *testing.T) {
 	wg.Wait()
 }
 
-// conversation is 81 messages through the template of Qwen3.
+// conversation returns 81 messages and the template of Qwen3.
 func conversation(t testing.TB) (*Template, *Dict) {
 	t.Helper()
 	message := func(role, content string) Value {

@@ -2,9 +2,9 @@ package jinja
 
 import "unsafe"
 
-// iteration walks over a value as Python's iter does.
+// iteration iterates over a value like Python's iter.
 type iteration struct {
-	items []Value // if next is nil
+	items []Value // used if next is nil
 	pos   int
 	next  func() (Value, bool)
 	// length is len() of the value, -1 if it has none.
@@ -27,7 +27,7 @@ type loopObject struct {
 	m       *machine
 	it      *iteration
 	index0  int64
-	length  int64 // -1: not known yet
+	length  int64 // -1: unknown yet
 	before  Value
 	current Value
 	after   Value // kindMissing: not read ahead
@@ -147,12 +147,12 @@ func (c *compiler) forLoop(s scope, n *node) stmt {
 }
 
 type loopCode struct {
-	slot       int // of the variable loop, -1 if it is not used
+	slot       int // of the variable loop, -1 if unused
 	target     func(f *frame, v Value)
 	enter      func(f *frame)
 	body       stmt
-	other      stmt // nil if there is no else
-	test       expr // nil if there is no if
+	other      stmt // nil without an else
+	test       expr // nil without an if
 	testTarget func(f *frame, v Value)
 	testEnter  func(f *frame)
 }
@@ -188,7 +188,7 @@ func (l *loopCode) run(f *frame, v Value) signal {
 		l.enter(f)
 		sig := l.body(f)
 		if sig == signalBreak {
-			// Python's flag for the else is cleared at the end of the body only.
+			// Python clears its flag for the else only at the end of the body.
 			break
 		}
 		if sig == signalNone {
@@ -201,8 +201,8 @@ func (l *loopCode) run(f *frame, v Value) signal {
 	return signalNone
 }
 
-// filtered yields the items that pass the loop's if. It is lazy: the test of
-// an item sees what the body did to the items before.
+// filtered yields the items that pass the loop's if. It is lazy: the test of an item sees the
+// effects of the body on earlier items.
 func (l *loopCode) filtered(f *frame, it iteration) iteration {
 	source := it
 	entered := false

@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// machine is the state of one rendering.
+// machine is the state of a rendering.
 type machine struct {
 	t     *Template
 	ctx   *Dict
@@ -16,12 +16,12 @@ type machine struct {
 	names []Value // the values of Template.names
 
 	out   []byte
-	base  int // where the rendered text begins in out
+	base  int // start of the rendered text in out
 	stack []Value
 
 	maxOutput int
-	steps     int // until the next look at stop, all that are left if there is none
-	later     int // steps beyond these
+	steps     int // steps until the next check of stop, or all remaining steps if stop is nil
+	later     int // remaining steps beyond these
 	stop      <-chan struct{}
 	memory    int
 	depth     int
@@ -34,11 +34,11 @@ func (m *machine) step() {
 	}
 }
 
-// stepsAtOnce is how many steps are made between two looks at whether the text is
-// still wanted: they take about a millisecond.
+// stepsAtOnce is the number of steps between two checks of the stop channel: about a millisecond.
 const stepsAtOnce = 1 << 16
 
-// look goes on with the next steps, if there are any and the text is wanted.
+// look grants the next steps. It raises ResourceLimit if none remain, and Stopped if stop is
+// closed.
 func (m *machine) look() {
 	for m.steps < 0 {
 		if m.later == 0 {
@@ -55,14 +55,14 @@ func (m *machine) look() {
 	}
 }
 
-// work pays for reading so many bytes, at the pace of a plain comparison.
+// work charges the steps for reading that many bytes, at the rate of a plain comparison.
 func (m *machine) work(bytes int) {
 	if m.steps -= bytes >> 6; m.steps < 0 {
 		m.step()
 	}
 }
 
-// operands pays for what a filter, method or test may read: all of the text that it gets.
+// operands charges the steps for the text that a filter, method or test may read.
 func (m *machine) operands(v Value, a *arguments) {
 	n := v.textSize()
 	for i := range a.pos {
@@ -75,7 +75,7 @@ func (m *machine) operands(v Value, a *arguments) {
 	m.step()
 }
 
-// charge takes bytes of intermediate values from the budget, before they are allocated.
+// charge deducts bytes of intermediate values from the memory budget, before they are allocated.
 func (m *machine) charge(bytes int) {
 	if bytes < 0 || bytes > m.memory {
 		raisef("ResourceLimit", "template needs too much memory")
@@ -146,7 +146,7 @@ func (m *machine) emit(v Value) {
 	}
 }
 
-// capture runs body and takes its output away as a str.
+// capture runs body and removes its output, which it returns as a str.
 func (m *machine) capture(f *frame, body stmt) (Value, signal) {
 	start := len(m.out)
 	sig := body(f)
@@ -248,7 +248,7 @@ func (m *machine) callMacro(o *macroObject, a *arguments) Value {
 	return text
 }
 
-// refuseRest raises for arguments that no parameter took.
+// refuseRest raises for arguments that no parameter accepted.
 func (code *macroCode) refuseRest(a *arguments, used []bool) {
 	name := "None"
 	if code.name != "" {
@@ -338,7 +338,7 @@ func counted(n int, at func(i int) Value) iteration {
 	}}
 }
 
-// items is Python's list(v) without the copy of a list.
+// items is Python's list(v), without copying a list.
 func (m *machine) items(v Value) []Value {
 	it := m.iterate(v)
 	if it.next == nil {

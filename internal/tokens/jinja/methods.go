@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// methodFunc is a method of a built-in type.
+// methodFunc implements a method of a built-in type.
 type methodFunc func(m *machine, v Value, a *arguments) Value
 
 var strMethods = map[string]methodFunc{
@@ -70,7 +70,8 @@ func affix(name string, has func(s, affix string) bool) methodFunc {
 	}
 }
 
-// withoutBounds checks for one argument: Python also takes where to start and to end.
+// withoutBounds requires exactly one argument. Start and end positions, which Python also
+// accepts, are Unsupported.
 func (a *arguments) withoutBounds(name string) {
 	if len(a.pos) == 2 || len(a.pos) == 3 {
 		unsupportedf("method %q with bounds", name)

@@ -10,10 +10,10 @@ const (
 	nodeConst                       // value
 	nodeTuple                       // list, ctx
 	nodeList                        // list
-	nodeDict                        // list: keys and values in turn
+	nodeDict                        // list: alternating keys and values
 	nodeGetattr                     // a, name
 	nodeGetitem                     // a, b
-	nodeSlice                       // list of three, nil where left out
+	nodeSlice                       // list of three, nil if omitted
 	nodeCall                        // a, args...
 	nodeFilter                      // a (nil in blocks), name, args...
 	nodeTest                        // a, name, args...
@@ -39,7 +39,7 @@ const (
 	nodeGeneration
 )
 
-// nodeCtx says what a name or a tuple of names is for.
+// nodeCtx is the use of a name or a tuple of names.
 type nodeCtx uint8
 
 const (
@@ -48,8 +48,8 @@ const (
 	ctxParam
 )
 
-// node is one node of the syntax tree; the comment beside its kind tells which
-// fields it uses. One struct for all keeps the walks over the tree short.
+// node is a node of the syntax tree; the comment next to its kind lists the fields it uses. A
+// single struct for all kinds keeps the tree walks short.
 type node struct {
 	kind    nodeKind
 	ctx     nodeCtx

@@ -15,7 +15,7 @@ func function(name string, call func(m *machine, a *arguments) Value) Value {
 	return Value{kind: kindCallable, p: unsafe.Pointer(&callable{name: name, call: call})}
 }
 
-// iterator is a Python generator or iterator: it can be walked once.
+// iterator is a Python generator or iterator: it can be consumed once.
 type iterator struct {
 	typeName string
 	next     func() (Value, bool)

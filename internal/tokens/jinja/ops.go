@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// maxNesting bounds every walk into nested values, as Python's recursion limit does.
+// maxNesting bounds recursion into nested values, like Python's recursion limit.
 const maxNesting = 900
 
-// undefinedInfo says how an Undefined came to be, for the text of the error.
+// undefinedInfo records the origin of an Undefined, for the error text.
 type undefinedInfo struct {
-	hint   string // the whole text, if not empty
+	hint   string // the whole text if not empty
 	name   string // the name or the key, as text
-	obj    Value  // what had no such attribute, kindMissing if it was a plain name
+	obj    Value  // the object that lacks the attribute, kindMissing for a plain name
 	byItem bool   // the key was not a str
 	unsafe bool   // the sandbox refuses this attribute
 }
@@ -116,8 +116,8 @@ func typeName(v Value) string {
 	}
 }
 
-// mustDefined raises if v is Undefined: what __getattr__, arithmetic, order and
-// calls of Python's Undefined do.
+// mustDefined raises if v is Undefined, as Python's Undefined does in __getattr__, arithmetic,
+// ordering and calls.
 func mustDefined(v Value) {
 	if v.kind == KindUndefined {
 		(*undefinedInfo)(v.p).raise()
@@ -194,7 +194,7 @@ func (m *machine) equalDicts(a, b *Dict, depth int) bool {
 	return true
 }
 
-// compareNumbers compares exactly, as Python does; ok is false with a NaN.
+// compareNumbers compares exactly, as Python does; ok is false if one is NaN.
 func compareNumbers(a, b Value) (c int, ok bool) {
 	if a.kind != KindFloat && b.kind != KindFloat {
 		x, xs := a.small()
@@ -283,8 +283,8 @@ func (m *machine) compare(a, b Value, op string, depth int) (c int, ok bool) {
 	return 0, false
 }
 
-// mustHash raises unless v can be a key of a dict, and charges for the copy and
-// the comparisons of a key that is stored or looked up.
+// mustHash raises unless v can be a dict key, and charges the copy and the comparisons for
+// storing the key or looking it up.
 func (m *machine) mustHash(v Value) {
 	switch v.kind {
 	case KindString:

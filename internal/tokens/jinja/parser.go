@@ -12,7 +12,7 @@ type parser struct {
 	tokens []token
 	pos    int
 	depth  int
-	// ends holds the tags that would end the statements being read.
+	// ends holds the tags that end the current statements.
 	ends [][]string
 }
 
@@ -78,7 +78,7 @@ func (p *parser) expectWord(word string) {
 	}
 }
 
-// enter counts nesting; the caller defers leave.
+// enter increments the nesting depth; the caller defers leave.
 func (p *parser) enter() {
 	if p.depth++; p.depth > maxSyntaxDepth {
 		p.failf("nested too deeply")
@@ -87,8 +87,8 @@ func (p *parser) enter() {
 
 func (p *parser) leave() { p.depth-- }
 
-// statements reads up to one of the end tags, which stays the current token
-// (behind its block begin), or to the end of the template if ends is nil.
+// statements reads up to one of the end tags, which stays the current token (after its block
+// begin), or to the end of the template if ends is nil.
 func (p *parser) statements(ends []string) []*node {
 	p.enter()
 	defer p.leave()
@@ -247,7 +247,7 @@ func (p *parser) signature(n *node) {
 	p.expectOp(")")
 }
 
-// nameTarget reads one name that is assigned to.
+// nameTarget reads a name as an assignment target.
 func (p *parser) nameTarget() string {
 	name := p.expectName()
 	p.mayAssign(name)
@@ -300,12 +300,12 @@ func (p *parser) loopControl() *node {
 	return &node{kind: kind}
 }
 
-// tupleOptions say how far a tuple without brackets reaches.
+// tupleOptions define the extent of a tuple without brackets.
 type tupleOptions struct {
 	simplified bool   // only names and literals
-	condExpr   bool   // "a if b else c" may stand in it
+	condExpr   bool   // may contain "a if b else c"
 	end        string // a name that ends it
-	explicit   bool   // it stands in parentheses: it may be empty
+	explicit   bool   // it is in parentheses, so it may be empty
 	namespace  bool   // "ns.attr" is a target
 }
 
@@ -445,8 +445,7 @@ func (p *parser) comparison() *node {
 	}
 }
 
-// binaryLevels lists the operators that bind equally, loosest first. All of
-// them bind to the left.
+// binaryLevels lists the operators of equal precedence, lowest first. All are left-associative.
 var binaryLevels = [][]string{{"+", "-"}, {"~"}, {"*", "/", "//", "%"}}
 
 func (p *parser) binary(level int) *node {
@@ -471,7 +470,7 @@ func (p *parser) binary(level int) *node {
 			n = &node{kind: nodeConcat, list: []*node{n, right}, at: n.at}
 			joined = true
 		}
-		// A chain becomes a tree that leans to the left: it is as deep as it is long.
+		// A chain becomes a left-leaning tree whose depth is the length of the chain.
 		if p.depth++; p.depth > 10*maxSyntaxDepth {
 			p.failf("nested too deeply")
 		}
@@ -559,7 +558,7 @@ func (p *parser) brackets(open, closing string, pairs bool) []*node {
 	return items
 }
 
-// grow counts one more link of a chain of operators: the tree gets as deep.
+// grow counts another link of a chain of operators, which adds a level to the tree.
 func (p *parser) grow(links *int) {
 	if *links++; *links > 10*maxSyntaxDepth {
 		p.failf("nested too deeply")
@@ -685,8 +684,8 @@ func (p *parser) dotted() string {
 	return strings.Join(parts, ".")
 }
 
-// filters reads "|a|b(c)"; with inline the first one has no bar. It returns n
-// itself if there is none.
+// filters reads "|a|b(c)"; with inline the first filter has no bar. It returns n itself if there
+// are none.
 func (p *parser) filters(n *node, inline bool) *node {
 	for links := 0; inline || p.isOp("|"); p.grow(&links) {
 		if !inline {

@@ -6,10 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// maxQuoted bounds the text that an error message quotes.
+// maxQuoted bounds, in bytes, the text that an error message quotes.
 const maxQuoted = 4 << 10
 
-// reprText is Python's repr of a str for an error message, its head if it is longer than anybody reads.
+// reprText is Python's repr of a str for an error message; very long text is truncated.
 func reprText(s string) string {
 	if len(s) > maxQuoted {
 		s = strings.ToValidUTF8(s[:maxQuoted], "") + "..."
@@ -17,7 +17,7 @@ func reprText(s string) string {
 	return string(appendRepr(nil, s))
 }
 
-// reprSize bounds the length of a str's repr.
+// reprSize returns an upper bound of the length of a str's repr.
 func reprSize(s string) int {
 	n := len(s) + 2
 	for i := range len(s) {
@@ -71,8 +71,8 @@ func appendRepr(dst []byte, s string) []byte {
 	return append(dst, quote)
 }
 
-// printable is Python's str.isprintable for one character: everything but the
-// categories Other and Separator (the space alone is printable).
+// printable is Python's str.isprintable for one character: everything except the categories Other
+// and Separator, of which only the space is printable.
 func printable(r rune) bool {
 	return unicode.IsPrint(r)
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// renderedAt is what strftime_now saw when the goldens were made.
+// renderedAt is the time that strftime_now reported when the goldens were made.
 var renderedAt = time.Date(2026, 11, 20, 20, 0, 0, 0, time.UTC)
 
 func readGolden(t testing.TB, path string) *Dict {
@@ -65,8 +65,8 @@ func merge(a, b *Dict) *Dict {
 	return c
 }
 
-// TestSharedGoldens renders a larger set of real templates than may be
-// committed, if it is there.
+// TestSharedGoldens renders a larger set of real templates, which is not part of the repository,
+// if it is available.
 func TestSharedGoldens(t *testing.T) {
 	root := os.Getenv("KVLANE_SHARED")
 	if root == "" {
@@ -105,7 +105,7 @@ func TestSharedGoldens(t *testing.T) {
 	t.Logf("%d of %d cases differ, templates without a file: %v", bad, len(results), missing)
 }
 
-// checkGolden compares with what Python gave: its text, or its error.
+// checkGolden compares with Python's text or error.
 func checkGolden(t testing.TB, name, out string, err error, want *Dict, bad *int) {
 	t.Helper()
 	if text, ok := field(t, want, "out").AsString(); ok {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A rendering that nobody waits for ends after the steps between two looks, wherever
-// they are made; one that is wanted has as many as it has without a stop.
+// A stopped rendering ends at the next check of the stop channel, wherever it is; one that is not
+// stopped has as many steps as without a stop channel.
 func TestAStopEndsARendering(t *testing.T) {
 	gone := make(chan struct{})
 	close(gone)

@@ -7,8 +7,8 @@ import (
 	"github.com/cockroachdb/datadriven"
 )
 
-// TestErrorStories tells what a client is told when a template refuses a
-// request: the file holds a template and variables, and what comes of them.
+// TestErrorStories shows the message that a client gets when a template rejects a request: the
+// file contains a template, variables and the result.
 func TestErrorStories(t *testing.T) {
 	vars := new(Dict)
 	var tpl *Template

@@ -4,7 +4,7 @@ import (
 	"strings"
 )
 
-// appendStr is Python's str(v) for a value that holds no text beyond bounds.
+// appendStr is Python's str(v) for a value whose text is bounded.
 func appendStr(dst []byte, v Value) []byte {
 	m := &machine{maxOutput: defaultMaxOutput, steps: defaultMaxSteps, memory: defaultMaxMemory}
 	return m.appendStr(dst, v)

@@ -11,11 +11,11 @@ var strftimeVerbs = map[byte]string{
 	'a': "Mon", 'A': "Monday", 'b': "Jan", 'h': "Jan", 'B': "January", 'd': "02", 'e': "_2", 'j': "002", 'm': "01", 'y': "06", 'Y': "2006",
 	'H': "15", 'I': "03", 'p': "PM", 'M': "04", 'S': "05", 'T': "15:04:05", 'R': "15:04", 'X': "15:04:05",
 	'D': "01/02/06", 'x': "01/02/06", 'F': "2006-01-02", 'c': "Mon Jan _2 15:04:05 2006", '%': "%",
-	'z': "", 'Z': "", // datetime.now() carries no time zone
+	'z': "", 'Z': "", // datetime.now() has no time zone
 }
 
-// verbAt reads the verb behind the percent sign at format[i]; "-" is glibc's
-// flag that drops the zeros before a number.
+// verbAt reads the verb after the percent sign at format[i]; "-" is glibc's flag that drops
+// leading zeros.
 func verbAt(format string, i int) (layout string, flag bool, end int, ok bool) {
 	i++
 	if flag = i+1 < len(format) && format[i] == '-'; flag {
@@ -28,7 +28,8 @@ func verbAt(format string, i int) (layout string, flag bool, end int, ok bool) {
 	return layout, flag, i + 1, ok
 }
 
-// unknownVerb returns the first verb of the format that strftime does not have, "" if it has all.
+// unknownVerb returns the first verb of the format that strftime does not support, "" if it
+// supports all.
 func unknownVerb(format string) string {
 	for i := 0; i < len(format); i++ {
 		if format[i] == '%' {
@@ -42,7 +43,7 @@ func unknownVerb(format string) string {
 	return ""
 }
 
-// strftime is Python's datetime.strftime; the format has only known verbs.
+// strftime is Python's datetime.strftime; the format must contain only supported verbs.
 func strftime(t time.Time, format string) string {
 	var b strings.Builder
 	for i := 0; i < len(format); i++ {

@@ -2,9 +2,9 @@ package jinja
 
 import "strings"
 
-// This file refuses, when a template is compiled, what Jinja2 has and this
-// engine does not (the package comment lists what it has). Names that Jinja2
-// does not know either stay its own errors.
+// This file rejects, at compile time, the constructs of Jinja2 that this engine lacks (the
+// package comment lists what it supports). Names that Jinja2 does not know either cause Jinja2's
+// own errors.
 
 // otherTags are the tags of Jinja2 outside the subset.
 var otherTags = setOf("autoescape", "block", "extends", "from", "import", "include", "print", "with")
@@ -15,14 +15,15 @@ var otherGlobals = setOf("cycler", "joiner", "lipsum", "self")
 var otherFilters = setOf("abs", "attr", "batch", "center", "e", "escape", "filesizeformat", "float", "forceescape", "groupby",
 	"pprint", "random", "round", "slice", "striptags", "sum", "truncate", "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr")
 
-// otherParameters are parameters of filters in the subset; none of them is the first one but of dictsort.
+// otherParameters are parameters of filters in the subset; except for dictsort's, none is the
+// first parameter.
 var otherParameters = map[string]map[string]bool{"dictsort": setOf("case_sensitive", "by", "reverse"), "int": setOf("base")}
 
 var otherTests = setOf("divisibleby", "escaped", "filter", "lower", "sameas", "test", "upper")
 
-// otherAttributes are the attributes of Python's types outside the subset. A
-// dict may have an item of such a name that is a method of another type: only
-// calls of them are refused by name, the rest when the object is known.
+// otherAttributes are the attributes of Python's types outside the subset. A dict may have an
+// item with the name of another type's method, so only calls are rejected by name; other uses are
+// rejected when the object is known.
 var otherAttributes = map[Kind]map[string]bool{
 	KindString: setOf("casefold", "center", "count", "encode", "expandtabs", "find", "format", "format_map", "index", "isalnum",
 		"isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace",
@@ -39,7 +40,7 @@ var otherAttributes = map[Kind]map[string]bool{
 	kindCallable: setOf("arguments", "caller", "catch_kwargs", "catch_varargs", "name"),
 }
 
-// otherMethods are those of otherAttributes that are called.
+// otherMethods are the members of otherAttributes that are methods.
 var otherMethods = map[string]bool{}
 
 func init() { //nolint:gochecknoinits // a table made of another one
@@ -51,8 +52,8 @@ func init() { //nolint:gochecknoinits // a table made of another one
 	}
 }
 
-// checkSubset refuses the constructs in the tree below root that are outside
-// the subset. It replaces the formatting of literals by concatenation.
+// checkSubset rejects the constructs in the tree below root that are outside the subset. It
+// replaces the formatting of literals by concatenation.
 func checkSubset(root *node) {
 	root.walk(func(n *node) {
 		switch n.kind {
@@ -110,7 +111,7 @@ func checkFilter(n *node) {
 	}
 }
 
-// checkPicked checks the filter or test that is named by the i-th argument.
+// checkPicked checks the filter or test that the i-th argument names.
 func checkPicked(n *node, args []*node, i int, what string, other map[string]bool) {
 	switch {
 	case len(args) > i && !isText(args[i]), n.call.dynArgs != nil:
@@ -143,8 +144,8 @@ func checkCall(n *node) {
 	}
 }
 
-// fieldReader reads the field at the start of s: its length, or 0 if s starts
-// with plain text; literal is the text that it stands for if it takes no argument.
+// fieldReader reads the field at the start of s and returns its length, or 0 if s starts with
+// plain text. literal is the text that the field stands for if it takes no argument.
 type fieldReader func(s string) (size int, literal string, ok bool)
 
 func percentField(s string) (size int, literal string, ok bool) {
@@ -167,8 +168,8 @@ func braceField(s string) (size int, literal string, ok bool) {
 	return 2, "", strings.HasPrefix(s, "{}")
 }
 
-// format makes n, a formatting of text whose fields are all plain, the
-// concatenation that equals it.
+// format turns n, the formatting of a text whose fields are all plain, into the equivalent
+// concatenation.
 func format(n *node, text string, field fieldReader) bool {
 	args := n.call.args
 	var list []*node
@@ -202,7 +203,7 @@ func format(n *node, text string, field fieldReader) bool {
 	return true
 }
 
-// placeOf is the position where the nodes first load a name.
+// placeOf returns the position at which the nodes first load a name.
 func placeOf(nodes []*node, name string) place {
 	var at place
 	for _, n := range nodes {

@@ -5,9 +5,9 @@ import (
 	"unsafe"
 )
 
-// sum is a chain a + b + c ..., the way most templates put a message together.
-// While its operands are plain strs, their text is copied once, or not at all if
-// the chain is written out.
+// sum is a chain a + b + c ..., by which most templates build a message. As long as its operands
+// are plain strs, their text is copied only once, or not at all if the chain is written to the
+// output.
 type sum []expr
 
 // sum compiles the chain that ends with n.
@@ -23,10 +23,9 @@ func (c *compiler) sum(s scope, n *node) sum {
 
 func isSum(n *node) bool { return n.kind == nodeBinary && n.name == "+" }
 
-// collect puts the leading plain strs on the machine's stack, from base on. If
-// an operand is something else, v is the value of the whole chain and plain is
-// false. Adding strs neither fails nor is seen by an operand, so it can wait. The
-// caller cuts the stack back.
+// collect pushes the leading plain strs onto the machine's stack, from base on. If an operand is
+// something else, v is the value of the whole chain and plain is false. Adding strs cannot fail
+// and is not observable by an operand, so it can be deferred. The caller truncates the stack.
 func (s sum) collect(f *frame) (base, size int, v Value, plain bool) {
 	m := f.m
 	base = len(m.stack)
@@ -49,7 +48,7 @@ func (s sum) collect(f *frame) (base, size int, v Value, plain bool) {
 	return base, size, Value{}, true
 }
 
-// joined is the text on the stack from base on, size bytes.
+// joined returns the text on the stack from base on, which has size bytes.
 func (m *machine) joined(base, size int) Value {
 	parts := m.stack[base:]
 	if len(parts) == 1 {

@@ -2,19 +2,19 @@ package jinja
 
 import "maps"
 
-// This file decides which variable a name means. Jinja2 settles that before a
-// template runs: every scope (template, loop body, macro...) gets its own
-// variables, filled when the scope is entered. The rules are those of
-// jinja2.idtracking; scopes become slots of the frame of their function.
+// This file resolves which variable a name refers to. Jinja2 does that at compile time: every
+// scope (template, loop body, macro...) has its own variables, which are loaded when the scope is
+// entered. The rules are those of jinja2.idtracking; scopes become slots of the frame of their
+// function.
 
-// funcScope is one function of the compiled template: the template itself, a
-// macro or a call block. Its frames hold slots values.
+// funcScope is one function of the compiled template: the template itself, a macro or a call
+// block. slots is the number of values in its frames.
 type funcScope struct {
 	parent *funcScope
 	slots  int
 }
 
-// ident is one variable.
+// ident is a variable.
 type ident struct {
 	fn   *funcScope
 	slot int
@@ -23,7 +23,7 @@ type ident struct {
 type loadKind uint8
 
 const (
-	loadParam     loadKind = iota // set by the one who enters the scope
+	loadParam     loadKind = iota // set by the code that enters the scope
 	loadResolve                   // looked up in the context
 	loadAlias                     // copied from an outer scope
 	loadUndefined                 // empty until it is set
@@ -115,8 +115,8 @@ func cloneMap[K comparable, V any](m map[K]V) map[K]V {
 	return c
 }
 
-// join merges the branches of an if: what only some of them store falls back
-// to the outer variable or to the context.
+// join merges the branches of an if: a variable that only some of them store falls back to the
+// outer variable or to the context.
 func (s *symbols) join(branches ...*symbols) {
 	before := cloneMap(s.stores)
 	for _, b := range branches {
@@ -136,8 +136,7 @@ func (s *symbols) join(branches ...*symbols) {
 	}
 }
 
-// visit notes what n loads and stores in this scope; it stops where an inner
-// scope begins.
+// visit records what n loads and stores in this scope; it stops where an inner scope starts.
 func (s *symbols) visit(n *node, asParam bool) {
 	if n == nil {
 		return
@@ -178,7 +177,7 @@ func (s *symbols) visitAll(nodes []*node) {
 	}
 }
 
-// undeclared tells which of names the nodes load without having stored them.
+// undeclared returns those of names that the nodes load without having stored them.
 func undeclared(nodes []*node, names ...string) map[string]bool {
 	open := map[string]bool{}
 	for _, name := range names {

@@ -6,21 +6,21 @@ import (
 	"unsafe"
 )
 
-// Env is what a rendering gets beside its variables. The zero value is usable:
-// the zero time and the default limits.
+// Env is the environment of a rendering, apart from its variables. The zero value is usable: the
+// zero time and the default limits.
 type Env struct {
-	// Now is what strftime_now sees. Its location is the engine's time zone.
+	// Now is the time that strftime_now reports. Its location is the engine's time zone.
 	Now time.Time
 	// MaxOutput bounds the rendered text in bytes; 0 means 64 MiB.
 	MaxOutput int
-	// MaxSteps bounds loop rounds, calls and other work; 0 means 20 million.
+	// MaxSteps bounds loop iterations, calls and other work; 0 means 20 million.
 	MaxSteps int
 	// MaxMemory bounds the bytes of all intermediate values; 0 means 1 GiB.
 	MaxMemory int
 	// MaxDepth bounds nested macro calls and recursive loops; 0 means 200.
 	MaxDepth int
-	// Stop ends the rendering, with an error of the class Stopped, once it is closed;
-	// nil means never.
+	// Stop ends the rendering, with an error of class Stopped, once it is closed; nil means
+	// never.
 	Stop <-chan struct{}
 }
 
@@ -32,9 +32,10 @@ const (
 	defaultMaxDepth  = 200
 )
 
-// RequestEnv bounds the rendering of a template that comes from a client: size is the length of its request in bytes. A
-// rendering allocates at most four times MaxMemory in all, and takes some tens of milliseconds of processor time beside
-// what the size gives. A conversation of 10 MB fits with every template of the tests.
+// RequestEnv returns the bounds for rendering a template that a client supplied; size is the
+// length of its request in bytes. A rendering allocates at most four times MaxMemory in total,
+// and takes tens of milliseconds of CPU time in addition to a share proportional to size. A
+// conversation of 10 MB fits with every template of the tests.
 func RequestEnv(size int) Env {
 	size = min(max(size, 0), 1<<30)
 	return Env{MaxMemory: 32<<20 + 8*size, MaxOutput: 8<<20 + 2*size, MaxSteps: 1<<20 + 2*size}
@@ -48,9 +49,9 @@ type Template struct {
 	names []string
 }
 
-// Compile reads a template; the error is an *Error with the class
-// TemplateSyntaxError or TemplateAssertionError, or Unsupported for a template
-// that Python may render and this engine does not.
+// Compile parses and compiles a template. The error is an *Error of class TemplateSyntaxError or
+// TemplateAssertionError, or Unsupported for a template that Python may render and this engine
+// does not.
 func Compile(source string) (t *Template, err error) {
 	defer rescue(&err)
 	root := parse(source)
@@ -58,8 +59,8 @@ func Compile(source string) (t *Template, err error) {
 	return compileTree(root), nil
 }
 
-// Render appends the text of the template with these variables to dst. The
-// error is an *Error named after the Python exception; dst is then returned as it was.
+// Render appends the template's output for the variables in ctx to dst. The error is an *Error
+// whose class is the Python exception or one of the engine's own; dst is then returned unchanged.
 func (t *Template) Render(dst []byte, ctx *Dict, env Env) (out []byte, err error) {
 	m := &machine{
 		t: t, ctx: ctx, now: env.Now,
@@ -110,8 +111,9 @@ func (t *Template) UndeclaredVariables() []string {
 	return out
 }
 
-// valueSize is what one Value costs in a list.
+// valueSize is the size of a Value in a list, in bytes.
 const valueSize = int(unsafe.Sizeof(Value{}))
 
-// dictEntry is about what one more entry costs in a dict: itself, its place in the index, and the growth of both.
+// dictEntry is the approximate cost of another dict entry, in bytes: the entry, its place in the
+// index, and the growth of both.
 const dictEntry = 8 * valueSize

@@ -1,6 +1,6 @@
 package jinja
 
-// testFunc is a test: v is the value before "is".
+// testFunc implements a test; v is the value before "is".
 type testFunc func(m *machine, v Value, a *arguments) bool
 
 var tests = map[string]testFunc{

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/text/language"
 )
 
-// like gives s the type of v: methods of Markup return Markup.
+// like returns s with the type of v: methods of Markup return Markup.
 func like(v Value, s string) Value {
 	out := String(s)
 	out.safe = v.safe
@@ -25,8 +25,7 @@ func markup(s string) Value {
 
 var htmlEscaper = strings.NewReplacer("&", "&amp;", ">", "&gt;", "<", "&lt;", "'", "&#39;", `"`, "&#34;")
 
-// plainOnly raises for an operation on text marked as safe that escapes the
-// other text for HTML.
+// plainOnly raises for an operation on safe text that would HTML-escape the other text.
 func plainOnly(a, b Value) {
 	if a.safe != b.safe {
 		unsupportedf("joining text with text from filter %q", "safe")
@@ -84,7 +83,7 @@ func splitLines(s string, keep bool) []string {
 	return parts
 }
 
-// chargeLines pays so much for each line of s.
+// chargeLines charges each bytes for every line of s.
 func (m *machine) chargeLines(s string, each int) {
 	m.work(4 * len(s))
 	n := int64(1)
@@ -116,7 +115,7 @@ func isASCII(s string) bool {
 	return true
 }
 
-// chargeCase charges for a change of case: a copy, or for text beyond ASCII about 8 bytes for each byte.
+// chargeCase charges for a change of case: a copy, or about 8 bytes per byte for non-ASCII text.
 func (m *machine) chargeCase(s string) {
 	if isASCII(s) {
 		m.charge(len(s))
@@ -126,7 +125,7 @@ func (m *machine) chargeCase(s string) {
 	m.chargeRepeat(int64(len(s)), 8)
 }
 
-// lower and upper follow the full Unicode mappings, final sigma included.
+// lower and upper follow the full Unicode mappings, including final sigma.
 func lower(s string) string {
 	if isASCII(s) {
 		return strings.ToLower(s)
@@ -141,7 +140,8 @@ func upper(s string) string {
 	return cases.Upper(language.Und).String(s)
 }
 
-// capitalize is Python's s.capitalize(): the titlecase of the first character, the rest in lowercase.
+// capitalize is Python's s.capitalize(): the first character in titlecase, the others in
+// lowercase.
 func capitalize(s string) string {
 	if s == "" {
 		return s
@@ -158,7 +158,7 @@ func capitalize(s string) string {
 	return first + strings.TrimPrefix(lower(s), lower(s[:size]))
 }
 
-// titleASCII is Python's s.title() of ASCII text.
+// titleASCII is Python's s.title() for ASCII text.
 func titleASCII(s string) string {
 	out := []byte(s)
 	inWord := false

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestUnsupported: what is outside the subset is refused when the template is
-// compiled, even where it would not be reached, with its name and its place.
+// TestUnsupported: constructs outside the subset are rejected at compile time, even in code that
+// would not run, with their name and position.
 func TestUnsupported(t *testing.T) {
 	for _, c := range []struct{ source, want string }{
 		{"{{ x }}\n  {{ y | groupby('k') }}", `line 2, column 10: filter "groupby"`},
@@ -64,7 +64,8 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestUnsupportedValues: what only the values tell is Unsupported too, never a Python error that an engine would not raise.
+// TestUnsupportedValues: what depends on values is Unsupported at run time, never a Python error
+// that an engine would not raise.
 func TestUnsupportedValues(t *testing.T) {
 	vars := new(Dict)
 	vars.Set("s", String("a%s"))

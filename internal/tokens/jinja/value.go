@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// Kind says what a Value holds. The first nine kinds are the ones a caller
-// meets; the others only live while a template is rendered.
+// Kind is the type of a Value. Callers see only the first nine kinds; the others exist only
+// during a rendering.
 type Kind uint8
 
 const (
@@ -22,16 +22,15 @@ const (
 
 	kindRange
 	kindView      // dict.keys(), dict.values(), dict.items()
-	kindIterator  // what map, select, reverse and their like yield: consumed once
+	kindIterator  // results of map, select, reverse and the like: consumed once
 	kindNamespace // namespace(...)
 	kindLoop      // the variable "loop"
 	kindCallable  // macros, global functions, bound methods
-	kindMissing   // a slot that holds nothing yet
+	kindMissing   // a slot without a value yet
 )
 
-// Value is one Python value. It is small (24 bytes), is copied freely and is
-// immutable as far as templates can tell: the environment that engines use
-// forbids every method that would change a list or a dict.
+// Value is a Python value. It is small (24 bytes), cheap to copy, and immutable to templates: the
+// sandbox that engines use forbids every method that modifies a list or a dict.
 //
 // Invariant: p points at
 //   - the bytes of a string (n is the length in bytes),
@@ -49,7 +48,7 @@ type Value struct {
 // sequence is the body of a list or a tuple.
 type sequence struct{ items []Value }
 
-// Undefined returns the value of a name that has none.
+// Undefined returns the value of a name that is not defined.
 func Undefined() Value { return Value{} }
 
 // None returns Python's None.
@@ -66,8 +65,8 @@ func Bool(b bool) Value {
 // Int returns a Python int.
 func Int(i int64) Value { return Value{kind: KindInt, n: uint64(i)} }
 
-// BigInt returns the Python int that is written in decimal digits with an
-// optional sign; Undefined if it is not such a number.
+// BigInt returns the Python int with this decimal representation, which may have a sign;
+// Undefined if it is not such a number.
 func BigInt(decimal string) Value {
 	b, ok := new(big.Int).SetString(decimal, 10)
 	if !ok {
@@ -76,7 +75,7 @@ func BigInt(decimal string) Value {
 	return fromBig(b)
 }
 
-// fromBig takes b over.
+// fromBig takes ownership of b.
 func fromBig(b *big.Int) Value {
 	if b.IsInt64() {
 		return Int(b.Int64())
@@ -92,12 +91,14 @@ func String(s string) Value {
 	return Value{kind: KindString, p: unsafe.Pointer(unsafe.StringData(s)), n: uint64(len(s))}
 }
 
-// List returns a Python list of these items; the slice is not copied.
+// List returns a Python list of these items. The slice is not copied and must not be modified
+// afterwards.
 func List(items []Value) Value {
 	return Value{kind: KindList, p: unsafe.Pointer(&sequence{items})}
 }
 
-// Tuple returns a Python tuple of these items; the slice is not copied.
+// Tuple returns a Python tuple of these items. The slice is not copied and must not be modified
+// afterwards.
 func Tuple(items []Value) Value {
 	return Value{kind: KindTuple, p: unsafe.Pointer(&sequence{items})}
 }
@@ -110,7 +111,7 @@ func FromDict(d *Dict) Value {
 	return Value{kind: KindDict, p: unsafe.Pointer(d)}
 }
 
-// Kind returns what v holds.
+// Kind returns the type of v.
 func (v Value) Kind() Kind { return v.kind }
 
 // IsUndefined reports whether v is Undefined.
@@ -119,7 +120,7 @@ func (v Value) IsUndefined() bool { return v.kind == KindUndefined }
 // IsNone reports whether v is None.
 func (v Value) IsNone() bool { return v.kind == KindNone }
 
-// AsString returns the text of a str.
+// AsString returns the text of a str; ok is false for other kinds.
 func (v Value) AsString() (string, bool) {
 	if v.kind != KindString {
 		return "", false
@@ -127,7 +128,7 @@ func (v Value) AsString() (string, bool) {
 	return v.str(), true
 }
 
-// AsInt returns an int that fits into 64 bits; ok is false for a bool.
+// AsInt returns an int that fits into 64 bits; ok is false for all others, bools included.
 func (v Value) AsInt() (int64, bool) {
 	if v.kind != KindInt || v.p != nil {
 		return 0, false
@@ -135,7 +136,7 @@ func (v Value) AsInt() (int64, bool) {
 	return int64(v.n), true
 }
 
-// AsFloat returns the number in a float.
+// AsFloat returns the value of a float; ok is false for other kinds.
 func (v Value) AsFloat() (float64, bool) {
 	if v.kind != KindFloat {
 		return 0, false
@@ -143,10 +144,10 @@ func (v Value) AsFloat() (float64, bool) {
 	return v.float(), true
 }
 
-// AsBool returns the truth in a bool.
+// AsBool returns the value of a bool; ok is false for other kinds.
 func (v Value) AsBool() (value, ok bool) { return v.n != 0, v.kind == KindBool }
 
-// AsList returns the items of a list or a tuple. They must not be changed.
+// AsList returns the items of a list or a tuple, which must not be modified.
 func (v Value) AsList() ([]Value, bool) {
 	if v.kind != KindList && v.kind != KindTuple {
 		return nil, false
@@ -154,7 +155,7 @@ func (v Value) AsList() ([]Value, bool) {
 	return v.seq(), true
 }
 
-// AsDict returns the dict in v. It must not be changed once it was rendered.
+// AsDict returns the dict in v. It must not be modified once it has been rendered.
 func (v Value) AsDict() (*Dict, bool) {
 	if v.kind != KindDict {
 		return nil, false
@@ -188,7 +189,7 @@ func (v Value) Truth() bool {
 
 func (v Value) str() string { return unsafe.String((*byte)(v.p), int(v.n)) }
 
-// textSize is the length of a str in bytes, 0 of everything else.
+// textSize returns the length of a str in bytes, 0 for other kinds.
 func (v Value) textSize() int {
 	if v.kind != KindString {
 		return 0
@@ -204,7 +205,7 @@ func (v Value) isNumber() bool       { return v.isInteger() || v.kind == KindFlo
 func (v Value) isSequence() bool     { return v.kind == KindList || v.kind == KindTuple }
 func (v Value) small() (int64, bool) { return int64(v.n), v.isInteger() && v.p == nil }
 
-// big returns an int or bool as a number of any size; it must not be changed.
+// big returns an int or bool as a big.Int, which must not be modified.
 func (v Value) big() *big.Int {
 	if v.p != nil {
 		return (*big.Int)(v.p)
@@ -212,7 +213,7 @@ func (v Value) big() *big.Int {
 	return big.NewInt(int64(v.n))
 }
 
-// rangeObject is a Python range of small numbers. Invariant: step != 0.
+// rangeObject is a Python range within 64 bits. Invariant: step != 0.
 type rangeObject struct{ start, stop, step int64 }
 
 func (r *rangeObject) length() int64 {
@@ -227,7 +228,7 @@ func (r *rangeObject) length() int64 {
 
 func (r *rangeObject) at(i int64) Value { return Int(r.start + i*r.step) }
 
-// viewOf says which part of a dict a view shows.
+// viewOf is the part of a dict that a view shows.
 type viewOf uint8
 
 const (

@@ -1,4 +1,4 @@
-// Package models holds the tokenizer files that are part of the binary.
+// Package models contains the tokenizer files that are embedded in the binary.
 package models
 
 import (
@@ -13,13 +13,13 @@ import (
 //go:embed qwen3
 var builtin embed.FS
 
-// Builtin is the prefix of names of files that are part of the binary.
+// Builtin is the prefix of the names of embedded tokenizers.
 const Builtin = "builtin:"
 
-// ErrUnknown says that a name is none of a tokenizer.
+// ErrUnknown is returned by Open if no tokenizer has the name.
 var ErrUnknown = errors.New("no such tokenizer")
 
-// Open returns the files of a tokenizer: a folder, or "builtin:qwen3".
+// Open returns the files of a tokenizer: a directory, or an embedded one such as "builtin:qwen3".
 func Open(name string) (fs.FS, error) {
 	if b, ok := strings.CutPrefix(name, Builtin); ok {
 		if st, err := fs.Stat(builtin, b); err != nil || !st.IsDir() {

@@ -16,8 +16,7 @@ func checkFailed(t *testing.T, err error, failed, lines int) {
 	}
 }
 
-// TestEachLineHasOne: each input line has one output line, and there is no error if no line
-// failed.
+// TestEachLineHasOne: each input line has one output line, and the error is nil if all succeed.
 func TestEachLineHasOne(t *testing.T) {
 	tok := load(t, "mistral_7b", Options{}).Tokenizer()
 	for in, want := range map[string]int{"": 0, "\n": 1, "\n\n \n": 3, " ": 1, `{"text":"a"}`: 1, "{\"text\":\"a\"}\n": 1, "{\"text\":\"a\"}\n\n": 2, "\n{\"text\":\"a\"}": 2} {

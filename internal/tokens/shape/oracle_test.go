@@ -275,7 +275,7 @@ func FuzzEngineAnswer(f *testing.F) {
 }
 
 // TestRenderedAPIsAreCompared: messages and responses are compared with vLLM's render endpoints
-// as a whole; without these endpoints there is no result.
+// as a whole; without these endpoints nothing is reported.
 func TestRenderedAPIsAreCompared(t *testing.T) {
 	f, s := startEngine(t)
 	for path, raw := range map[string]string{

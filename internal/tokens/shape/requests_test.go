@@ -143,7 +143,7 @@ func TestEveryAPIOfEveryEngine(t *testing.T) {
 	}
 }
 
-// To pydantic a list of ids and texts is one prompt or invalid, so there are no ids to route by.
+// To pydantic a list of ids and texts is one prompt or invalid, so the request is routed without ids.
 func TestMixedListsOfPromptsHaveNoIDs(t *testing.T) {
 	m := load(t, "qwen3", Options{})
 	for raw, known := range map[string]bool{`{"prompt":[1,"2"]}`: false, `{"prompt":["1",2]}`: false, `{"prompt":[[1],"2",3]}`: false,

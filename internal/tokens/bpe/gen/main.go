@@ -1,4 +1,4 @@
-// Command gen turns the facts that probe.py wrote into Go tables.
+// Command gen converts the output of probe.py to Go tables.
 //
 //	python3 probe.py > unicode.json && go run . unicode.json ../tables.go
 package main
@@ -89,7 +89,8 @@ func hexLists(rows [][]int) []string {
 	return out
 }
 
-// wrapped is a Go string expression of the comma-separated items, in lines of about 110 characters.
+// wrapped returns a Go string expression of the comma-separated items, in lines of about 110
+// characters.
 func wrapped(items []string) string {
 	var lines []string
 	line := ""
