@@ -190,9 +190,9 @@ func TestAddedTokensMeet(t *testing.T) {
 		want             []uint32
 	}{
 		{"the line end is taken already", tiny(`"rstrip":false`, `"rstrip":true`, `"special":true}]`, `"special":true},`+lineEnd+`]`), "a<x>\n", []uint32{259, 260}},
-		{"a mark is no white space", tiny(`"normalizer":null`, `"normalizer":`+mark, metaspace, "null", `"normalized":false`, `"normalized":true`,
+		{"a mark is not white space", tiny(`"normalizer":null`, `"normalizer":`+mark, metaspace, "null", `"normalized":false`, `"normalized":true`,
 			`"rstrip":false`, `"rstrip":true`), "<x> ", []uint32{260, 258}},
-		{"without a normalizer a mark is no blank", tiny(`"normalized":false`, `"normalized":true`, `"special":true}]`, `"special":true},`+blanks+`]`),
+		{"without a normalizer a mark is not a blank", tiny(`"normalized":false`, `"normalized":true`, `"special":true}]`, `"special":true},`+blanks+`]`),
 			"▁▁", []uint32{258, 258}},
 		{"without a normalizer blanks are", tiny(`"normalized":false`, `"normalized":true`, `"special":true}]`, `"special":true},`+blanks+`]`),
 			"  ", []uint32{261}},

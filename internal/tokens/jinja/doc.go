@@ -12,10 +12,10 @@
 // jinja2.idtracking) and may then be rendered by many goroutines. Where Python raises, Render
 // returns an *Error of the same class.
 //
-// The engine has the part of Jinja2 that published chat templates use (about
-// 240 of them were counted), and its cheap neighbours. Compile refuses the
-// rest with an *Error of class Unsupported that names construct, line and
-// column (subset.go); Render does so for what only values tell.
+// The engine implements the part of Jinja2 that about 240 published chat templates use, plus
+// closely related features that cost little. Compile rejects everything else with an *Error of
+// class Unsupported that names the construct, line and column (subset.go); Render does so for
+// what depends on values.
 //
 //   - Tags: for (with if and else, not recursive), if, set (values and blocks),
 //     macro, call (MiniCPM3), filter (firefunction), break, continue, generation, raw.
@@ -37,10 +37,10 @@
 //     revindex, revindex0.
 //   - Globals: dict, namespace, raise_exception, range, strftime_now.
 //
-// Templates are not trusted: nesting, steps, memory and output are bounded
-// (Env), and a fault of the engine becomes an error.
+// Templates are not trusted: nesting, steps, memory and output are bounded (Env), and a bug in
+// the engine becomes an error.
 //
-// Known difference: a slice of a constant that has none, such as 1[2:], is an
-// error; Jinja2 folds it to an Undefined when it compiles. Letters and cases
-// follow the Unicode version of Go's tables, and strftime the C locale.
+// Known difference: a slice of a constant that does not support slicing, such as 1[2:], is an
+// error; Jinja2 folds it to an Undefined at compile time. Letters and cases follow the Unicode
+// version of Go's tables, and strftime the C locale.
 package jinja

@@ -46,7 +46,7 @@ func (m *machine) look() {
 		}
 		select {
 		case <-m.stop:
-			raisef("Stopped", "nobody waits for the text")
+			raisef("Stopped", "the rendering was stopped")
 		default:
 		}
 		n := min(m.later, stepsAtOnce)

@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// Env is the environment of a rendering, apart from its variables. The zero value is usable: the
-// zero time and the default limits.
+// Env is the environment of a rendering; its variables are separate. The zero value is usable:
+// the zero time and the default limits.
 type Env struct {
 	// Now is the time that strftime_now reports. Its location is the engine's time zone.
 	Now time.Time
