@@ -48,7 +48,7 @@ func Tail(ctx context.Context, src Source, out, notes io.Writer) error {
 // lookEvery is how often Tail checks for changes that are not reported to sinks.
 const lookEvery = 200 * time.Millisecond
 
-// news prints the events dropped between two states of a feed, and why there is no connection if
+// news prints the events dropped between two states of a feed, and why it cannot connect if
 // the reason is new.
 func (p *printSink) news(worker string, before, now *Status) {
 	dropped := map[Reason]uint64{}
@@ -153,7 +153,7 @@ type printSink struct {
 	// lastError is the last error that news printed.
 	lastError string
 	notes     io.Writer // for people; nil for none
-	lost      bool      // notes was told that the connection is down
+	lost      bool      // notes received the loss of the connection
 	endpoint  string    // for notes
 }
 
