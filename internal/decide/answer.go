@@ -28,17 +28,18 @@ const (
 	degradedNoPrefill   = "no_prefill_target"
 )
 
-// degradations are the reasons above that any installation can meet: their counters exist before the first case.
+// degradations are the reasons above that can occur in any installation; their counters are
+// created at start.
 var degradations = []string{
 	degradedPartial, degradedBody, degradedModel, degradedTokenizer, degradedSuspended, degradedRefused, degradedTokens, degradedFront, degradedShortPrompt,
 	degradedDeadline,
 }
 
-// errClientGone ends a decision whose client has left.
+// errClientGone ends a decision whose client has disconnected.
 var errClientGone = errors.New("the client went away before the decision")
 
-// rejectError is an answer to the client instead of a target. Why is what the
-// decision log says beyond it.
+// rejectError is an answer to the client instead of a target. Why has details for the
+// decision log only.
 type rejectError struct {
 	*extproc.Reject
 
@@ -58,11 +59,11 @@ func (j *job) failure(details string, f prompt.Failure) error {
 	return &rejectError{Reject: &extproc.Reject{Status: f.Status, Details: details, Body: prompt.AppendFailure(nil, j.api, f)}}
 }
 
-// failureTypes are OpenAI's names for what went wrong.
+// failureTypes maps statuses to OpenAI's error types.
 var failureTypes = map[int]string{400: "invalid_request_error", 404: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 500: "internal_server_error", 503: "service_unavailable_error"}
 
-// answer turns the error of a step into the answer to the client. The client is told
-// what it can do; counts and names are for the decision log.
+// answer turns the error of a step into the answer to the client. The message says what the
+// client can do; counts and names of workers are for the decision log.
 func (j *job) answer(err error) extproc.Decision {
 	if e, ok := errors.AsType[*rejectError](err); ok {
 		if e.Why != "" {

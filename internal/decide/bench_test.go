@@ -27,7 +27,7 @@ import (
 )
 
 // newDecider is a Decider with a fresh model, so that no cache is warm from another
-// benchmark, and so many workers of one rank.
+// benchmark, and count workers of one rank each.
 func newDecider(tb testing.TB, count int) *Decider {
 	tb.Helper()
 	return newDeciderWith(tb, count, "")
@@ -63,7 +63,7 @@ func newDeciderWith(tb testing.TB, count int, settings string) *Decider {
 	return d
 }
 
-// processTime is what the process has used of all processors.
+// processTime is the CPU time that the process has used.
 func processTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -97,11 +97,11 @@ func quote(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`, "\t", `\t`, "\r", `\r`).Replace(s) + `"`
 }
 
-// numberMark is where a benchmark makes a prompt a new one.
+// numberMark precedes the number that makes each prompt of a benchmark unique.
 const numberMark = "No. 00000000: "
 
-// prompts are chats of about so many bytes: half of it a system prompt that all
-// share, half text from another place each time.
+// prompts are chats of about size bytes: one half is a system prompt that all share, the
+// other half is text that starts at a different offset in each.
 func prompts(tb testing.TB, size, count int) [][]byte {
 	text := sources(tb)
 	at := func(start, n int) string {
@@ -119,7 +119,8 @@ func prompts(tb testing.TB, size, count int) [][]byte {
 	return out
 }
 
-// Whole decisions for prompts that came for the first time, whose text did not.
+// BenchmarkDecide measures whole decisions for prompts that are new, made of text that the
+// tokenizer has seen.
 func BenchmarkDecide(b *testing.B) {
 	for _, tokens := range []int{2000, 8000, 32000, 100000} {
 		b.Run(fmt.Sprint(tokens/1000, "k"), func(b *testing.B) {
@@ -152,8 +153,8 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-// reportStages adds what the stages of the last decisions took, in the middle: wall
-// clock, as the journal has it.
+// reportStages reports the median wall-clock time of each stage over the last decisions, as
+// the decision log has it.
 func reportStages(b *testing.B, d *Decider) {
 	b.Helper()
 	times := map[string][]time.Duration{}
@@ -168,9 +169,8 @@ func reportStages(b *testing.B, d *Decider) {
 	}
 }
 
-// conversation is an odd number of messages, the last one the user's, with about
-// size bytes of text, and the same with one exchange more. Number makes it another
-// one.
+// conversation is an odd number of messages, the last one the user's, with about size bytes
+// of text, and the same with one more exchange. Conversations of different numbers differ.
 func conversation(messages, size, number int) (body, next []byte) {
 	words := strings.Fields("the router sends each request to the worker whose cache already holds most of its prompt, without letting any " +
 		"rank overload; 2026 was a good year for prefix caches: func main() { fmt.Println(\"hello\") } naïve café Köln 東京 and so on")
@@ -193,14 +193,14 @@ func conversation(messages, size, number int) (body, next []byte) {
 	return []byte(first + `],"max_tokens":64}`), []byte(b.String() + `],"max_tokens":64}`)
 }
 
-// hashesOf goes from body bytes to block hashes.
+// hashesOf returns the block hashes of a body.
 func hashesOf(tb testing.TB, d *Decider, body []byte) []kvindex.Hash {
 	tb.Helper()
 	hashes, _ := blocksOf(tb, d, body)
 	return hashes
 }
 
-// blocksOf is hashesOf with the ids.
+// blocksOf is hashesOf with the token ids.
 func blocksOf(tb testing.TB, d *Decider, body []byte) ([]kvindex.Hash, []uint32) {
 	s := d.takeScratch()
 	r := &extproc.Request{Method: "POST", Path: "/v1/chat/completions", Body: body}
@@ -222,8 +222,9 @@ func blocksOf(tb testing.TB, d *Decider, body []byte) ([]kvindex.Hash, []uint32)
 	return s.hashes, t.ids
 }
 
-// A conversation of 81 messages, 61 KB, from body bytes to block hashes. The figure
-// to look at is processor time: on a shared machine the other one says little.
+// BenchmarkConversation goes from body bytes to block hashes for a conversation of 81
+// messages, 61 KB. Compare processor time: on a shared machine wall-clock time is mostly
+// noise.
 func BenchmarkConversation(b *testing.B) {
 	const messages, size, round = 81, 57000, 32
 	run := func(name string, prepare func(d *Decider, number int) []byte) {

@@ -11,9 +11,9 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 )
 
-// BenchmarkCacheBytes is what models[].cache_bytes buys: conversations of some 8,000
-// tokens that take turns, more of them than a small cache holds. A turn that is not
-// found costs tokenizing text that was seen before. heap-MB is what lives afterwards.
+// BenchmarkCacheBytes measures what models[].cache_bytes saves: conversations of about
+// 8,000 tokens take turns, more of them than a small cache holds. A turn that is evicted
+// has to be tokenized again. heap-MB is the live heap afterwards.
 func BenchmarkCacheBytes(b *testing.B) {
 	text := sources(b)
 	at := func(start, n int) string {

@@ -6,22 +6,23 @@ import (
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
-// Who may serve a name: what workers declare, and what a configured model is called.
+// TestWhoseModel covers which workers may serve a name: the names that workers declare, and
+// those that a configured model has.
 func TestWhoseModel(t *testing.T) {
 	declaring := func(name string, models ...string) workers.Worker {
 		w := worker(name, 0)
-		w.Address, w.Models = "127.0.0.1:1", models // nobody answers there: a silent worker may know any name
+		w.Address, w.Models = "127.0.0.1:1", models // no listener there: a worker that does not answer may serve any name
 		return w
 	}
 	gone := declaring("c", "demo", "other")
-	gone.Ready = false // and is not asked
+	gone.Ready = false // so it is not asked
 	absent := gone
 	absent.Models = []string{"other"}
 	for name, c := range map[string]struct {
 		yaml    string
 		workers []workers.Worker
 		model   string
-		status  int // 0: not answered by us
+		status  int // 0: Kvlane forwards the request instead of answering it
 	}{
 		"known":                   {"", []workers.Worker{gone}, "demo", 503}, // no worker is ready
 		"unknown":                 {"", []workers.Worker{gone}, "nope", 404},

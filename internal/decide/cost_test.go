@@ -22,16 +22,18 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// The tests of this file compare what a pass over a body costs with what it costs for four times the body: a linear pass
-// takes 4 times as long, a quadratic one 16 times. Bodies are the worst that a client, or an engine, may send.
+// The tests of this file compare what a pass over a body costs with what it costs for four
+// times the body: a linear pass takes 4 times as long, a quadratic one 16 times. Bodies are
+// the worst that a client, or an engine, may send.
 
-// maxGrowth is the most that four times the input may cost: between 4 and 16, with room for caches that overflow.
+// maxGrowth is the highest accepted factor for four times the input: between 4 and 16, with
+// room for caches that overflow.
 const maxGrowth = 8
 
-// Costs are compared for bodies of so many bytes and of four times as many.
+// smallBody is the smaller of the two sizes in bytes; the other is four times as large.
 const smallBody = 64 << 10
 
-// processorTime is what this process has used.
+// processorTime is the CPU time that this process has used.
 func processorTime(t *testing.T) time.Duration {
 	t.Helper()
 	var now unix.Timespec
@@ -41,7 +43,7 @@ func processorTime(t *testing.T) time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// costOf is the processor time of one run of f, which is repeated until it can be measured.
+// costOf is the CPU time of one run of f, which is repeated until it can be measured.
 func costOf(t *testing.T, f func()) time.Duration {
 	t.Helper()
 	const measurable = time.Millisecond
@@ -56,8 +58,9 @@ func costOf(t *testing.T, f func()) time.Duration {
 	}
 }
 
-// grows compares the cost of the pass that pass(n) returns for n bytes with that for four times as many. It fails if it grows
-// as much again for four times that: what grows once has come to a threshold, such as that of a cache.
+// grows compares the cost of the pass that pass(n) returns for n bytes with that for four
+// times as many. It fails only if the step from 4n to 16n grows as much too: a single jump
+// is a threshold, such as a cache's size.
 func grows(t *testing.T, pass func(n int) func()) {
 	t.Helper()
 	one, _, grown := growth(t, pass, smallBody)
@@ -69,7 +72,8 @@ func grows(t *testing.T, pass func(n int) func()) {
 	}
 }
 
-// growth is the lowest of several measurements of n bytes and of 4n: others are of a busy machine.
+// growth is the lowest of several measurements of n bytes and of 4n; higher ones are noise
+// of a busy machine.
 func growth(t *testing.T, pass func(n int) func(), n int) (one, four time.Duration, grown bool) {
 	t.Helper()
 	const tries = 3
@@ -89,8 +93,8 @@ func growth(t *testing.T, pass func(n int) func(), n int) (one, four time.Durati
 	return one, four, true
 }
 
-// prepared is called by each test here: it turns the garbage collector off, whose work would be counted, but for what a test
-// may allocate before memory is short.
+// prepared is called by each test here. It turns off the garbage collector, whose CPU time
+// would be counted, up to a memory limit.
 func prepared(t *testing.T) {
 	t.Helper()
 	if raceDetector {
@@ -130,7 +134,8 @@ func nested(n int) string {
 	return list(n, strings.Repeat(`{"a":[`, depth/2)+strings.Repeat(`]}`, depth/2))
 }
 
-// members are objects without their braces that are hostile to whoever looks for keys.
+// members are objects without their braces, in which looking for keys is as expensive as
+// possible.
 var members = map[string]func(n int) string{
 	"an equal key":       func(n int) string { return list(n, `"data_parallel_rank":1`) },
 	"equal keys in turn": func(n int) string { return list(n, `"data_parallel_rank":1,"kv_transfer_params":{},"x":1`) },
@@ -154,7 +159,7 @@ var members = map[string]func(n int) string{
 	"salts":              func(n int) string { return `"cache_salt":[` + list(n, `"s"`) + `]` },
 }
 
-// readFields reads what a decision needs beside the prompt.
+// readFields reads what a decision needs besides the prompt.
 func readFields(r *prompt.Request) {
 	r.ConversationID(prompt.ConversationFields)
 	r.MaxTokens()
@@ -321,7 +326,7 @@ func TestCostOfAnswers(t *testing.T) {
 	}
 }
 
-// texts are strings that cost a tokenizer most.
+// texts are the strings that cost a tokenizer most.
 var texts = map[string]func(n int) string{
 	"one letter":    func(n int) string { return fill(n, "a") },
 	"one word":      func(n int) string { return fill(n, "abcdefghijklmnopqrstuvwxyzthequickbrownfox") },
@@ -346,7 +351,7 @@ var texts = map[string]func(n int) string{
 	"words by sign": func(n int) string { return fill(n, "\u2581") },
 }
 
-// tokenizers are those that come with the binary, loaded once.
+// tokenizers are those embedded in the binary, loaded once.
 var tokenizers = sync.OnceValues(func() (map[string]*bpe.Tokenizer, error) {
 	out := map[string]*bpe.Tokenizer{}
 	for _, name := range []string{"qwen3", "gptoss", "deepseek_v3", "mistral_7b", "mistral_nemo"} {
@@ -547,7 +552,7 @@ func TestCostOfPrompts(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						return func() { _, _ = m.Prompt(r, engine) } // a refusal costs too
+						return func() { _, _ = m.Prompt(r, engine) } // a refusal has a cost too
 					})
 				})
 			}
@@ -555,7 +560,8 @@ func TestCostOfPrompts(t *testing.T) {
 	}
 }
 
-// TestCostOfTemplates renders conversations of many messages with templates as models have them.
+// TestCostOfTemplates renders conversations of many messages with the chat templates of
+// real models.
 func TestCostOfTemplates(t *testing.T) {
 	prepared(t)
 	files, err := filepath.Glob("../tokens/jinja/testdata/templates/*.jinja")

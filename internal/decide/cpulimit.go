@@ -12,21 +12,21 @@ const largeBody = 512 << 10
 // cpuLimit limits concurrent decisions to the number of processors: decisions are
 // CPU-bound and each holds a token buffer. Later requests queue holding only their body.
 //
-// Decisions about large bodies take half of the places at most, so that they never keep
-// small ones waiting. Safe for concurrent use.
+// At most half of the places, rounded down, are for large bodies, so that small ones never
+// wait for those alone. Safe for concurrent use.
 type cpuLimit struct {
 	all, large chan struct{}
 }
 
-// newCPULimit has a place for each processor, and two at least: one of them is then for
-// small bodies only.
+// newCPULimit has a place for each processor and at least two, so that one is always left
+// for small bodies.
 func newCPULimit() *cpuLimit {
 	n := max(2, runtime.GOMAXPROCS(0))
 	return &cpuLimit{all: make(chan struct{}, n), large: make(chan struct{}, n/2)}
 }
 
-// acquire waits for a place for a decision about a body of so many bytes. It reports
-// false if ctx ends first; the place then holds nothing.
+// acquire waits for a place for a decision about a body of that many bytes. It returns
+// false, and a place that holds nothing, if ctx ends first.
 func (l *cpuLimit) acquire(ctx context.Context, body int) (cpuPlace, bool) {
 	p := cpuPlace{limit: l, large: body > largeBody}
 	if p.large && !enter(ctx, l.large) {
@@ -66,7 +66,7 @@ type cpuPlace struct {
 	large bool
 }
 
-// release gives the place back, once: further calls do nothing.
+// release gives the place back. Further calls do nothing.
 func (p *cpuPlace) release() {
 	if p.limit == nil {
 		return
@@ -78,8 +78,8 @@ func (p *cpuPlace) release() {
 	*p = cpuPlace{}
 }
 
-// withTimeout is the context that ends with the client's, or when a decision that began
-// now has no more time for exact tokens (limits.decision_timeout).
+// withTimeout returns a context that ends with the client's, or when a decision that starts
+// now has no time left for exact tokens (limits.decision_timeout).
 func (d *Decider) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if timeout := d.cfg.Limits.DecisionTimeout.Std(); timeout > 0 {
 		return context.WithTimeout(ctx, timeout)

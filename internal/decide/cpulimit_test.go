@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// fickle is the context of a client that goes away after some looks at it.
+// fickle is the context of a client that disconnects after a number of calls of Err.
 type fickle struct {
 	context.Context
 	looks int
@@ -33,7 +33,7 @@ func isGone(d extproc.Decision) bool {
 	return d.Reject != nil && d.Reject.Status == 499 && d.Reject.Details == "kvlane_client_gone" && d.Ticket == nil
 }
 
-// untouched wants no trace of a request in what later decisions look at.
+// untouched checks that the request left nothing behind that later decisions depend on.
 func (b *bench) untouched() {
 	b.t.Helper()
 	b.idle()
@@ -60,7 +60,7 @@ func TestADeadRequestIsNotRoutedWhereverItIs(t *testing.T) {
 		}
 		b.untouched()
 	}
-	// At the start, before the tokens, after them and before the pick.
+	// At the start, before and after the tokens, and before the pick.
 	if looks < 4 || looks == 20 {
 		t.Fatalf("routed after %d looks", looks)
 	}
@@ -94,8 +94,8 @@ func TestADeadRequestWaitsForNoProcessor(t *testing.T) {
 	b.untouched()
 }
 
-// A client that leaves while its prompt is tokenized is answered as one that left, and
-// its prompt is not tokenized to the end.
+// A client that disconnects while its prompt is tokenized gets the answer for that, and
+// tokenizing stops.
 func TestAClientLeavesDuringItsTokens(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	b := newBench(t, "", worker("a", 0))
@@ -153,7 +153,7 @@ func TestLargeBodiesHoldHalfOfTheProcessors(t *testing.T) {
 
 const soon = "limits: {decision_timeout: 20ms}\n"
 
-// wantDeadline checks that a request was routed by load because its time was over.
+// wantDeadline checks that a request was routed by load because its deadline had passed.
 func (b *bench) wantDeadline(d extproc.Decision, e *observe.Entry) {
 	b.t.Helper()
 	if d.Reject != nil || d.Endpoint == "" || e.Degraded != degradedDeadline || e.Matched != 0 || e.PromptTokens != 0 ||
@@ -162,8 +162,8 @@ func (b *bench) wantDeadline(d extproc.Decision, e *observe.Entry) {
 	}
 }
 
-// A request that gets no processor in time is routed by load; one whose tokens are kept
-// beside its body needs none.
+// A request that gets no processor in time is routed by load; one whose tokens are cached
+// with its body needs none.
 func TestADecisionDoesNotWaitForAProcessorForever(t *testing.T) {
 	b := newBench(t, soon, worker("a", 0))
 	for range cap(b.cpu.all) {
@@ -230,7 +230,7 @@ func (b *bench) untouchedByWork() {
 	}
 }
 
-// While large bodies are stuck in their work, however many, small ones are decided.
+// Large bodies that hang, however many, do not block small ones.
 func TestLargeBodiesDoNotStarveSmallOnes(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	stuck := make(chan struct{})
@@ -262,8 +262,8 @@ func TestLargeBodiesDoNotStarveSmallOnes(t *testing.T) {
 	b.untouchedByWork()
 }
 
-// Clients send long words that take a second to merge. Others do not wait for
-// them: with one queue for all, each of their decisions waits for some of the long ones.
+// Clients send long words that take a second to merge. Other decisions do not queue behind
+// them, as they would with one queue for all bodies.
 func TestHostileWordsDelayOnlyThemselves(t *testing.T) {
 	const clients, honest = 4, 20
 	word := make([]byte, 200<<10)
@@ -280,7 +280,7 @@ func TestHostileWordsDelayOnlyThemselves(t *testing.T) {
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					body := []byte(`{"model":"demo","prompt":"`)
-					for range 4 { // words that never came before
+					for range 4 { // words that have not been seen before
 						body = fmt.Appendf(body, " x%s%s", strings.Repeat("y", int(number.Add(1))), word)
 					}
 					body = append(body, `"}`...)

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 )
 
-// credited is what the metric says, as a scrape reads it.
+// credited is the metric's value as a scrape reads it.
 func (d *Decider) credited() (n float64) {
 	d.collect(func(name, _ string, value float64, _ ...string) {
 		if name == "index_speculative_blocks" {
@@ -23,7 +23,7 @@ func (d *Decider) credited() (n float64) {
 	return n
 }
 
-// A request that its engine refused leaves no credit behind: nothing was computed.
+// A request that its engine refused leaves no credit: nothing was computed.
 func TestARefusedRequestLeavesNoCredit(t *testing.T) {
 	for status, keeps := range map[int]bool{200: true, 500: true, 503: true, 400: false, 404: false, 413: false, 422: false, 429: false} {
 		b := newBench(t, "", worker("a", 0))
@@ -41,7 +41,7 @@ func TestARefusedRequestLeavesNoCredit(t *testing.T) {
 	}
 }
 
-// Refusing one request takes nothing from what another one left.
+// Refusing a request withdraws only its own credit.
 func TestARefusalTakesBackItsOwnCredit(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	b.ask("/v1/completions", completion(400, ""))
@@ -53,7 +53,7 @@ func TestARefusalTakesBackItsOwnCredit(t *testing.T) {
 	}
 }
 
-// A request that Envoy took elsewhere leaves no credit where it was not served.
+// A request that Envoy sent to another worker leaves no credit where it was not served.
 func TestCreditDoesNotStayWhereARequestWasNotServed(t *testing.T) {
 	b := newBench(t, "", worker("a", 0), worker("b", 0))
 	d, e := b.ask("/v1/completions", completion(800, ""))
@@ -64,8 +64,7 @@ func TestCreditDoesNotStayWhereARequestWasNotServed(t *testing.T) {
 	}
 }
 
-// Credit that has run out counts neither in a scrape nor for the first request after
-// a quiet time.
+// Expired credit counts neither in a scrape nor for the first request after an idle period.
 func TestCreditRunsOutWithoutRequests(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	late := time.Duration(0)

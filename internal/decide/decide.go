@@ -1,7 +1,7 @@
-// Package decide is the request path: it implements extproc.Handler by one step per
-// file, in this order: read the request, make its tokens, match them with the index,
-// pick and book targets, wait for capacity, forward, and follow the request with a
-// ticket. A step hands on a small value that later steps do not change.
+// Package decide is the request path: it implements extproc.Handler by one step per file,
+// in this order: read the request, make its tokens, match them with the index, pick and
+// book targets, wait for capacity, forward, and follow the request with a ticket. Each step
+// returns a small value that later steps do not change.
 package decide
 
 import (
@@ -31,7 +31,7 @@ type Options struct {
 	// OnEndpoints gets the addresses that may be forwarded to, on each change: those that serve whole requests, and those of
 	// prefill workers.
 	OnEndpoints func(serve, prefill []string)
-	// OnSuspect is told of a worker whose connection failed; may be nil.
+	// OnSuspect is called with a worker whose connection failed; may be nil.
 	OnSuspect func(worker string)
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
@@ -106,7 +106,7 @@ func New(o Options) (*Decider, error) {
 	return d, nil
 }
 
-// bodyMemo is the memory for bodies that come again, in bytes: a share of what the
+// bodyMemo is the size in bytes of the cache for repeated bodies: a share of what the
 // models may use, because both keep prompts.
 func bodyMemo(models []*fleet.Model) int64 {
 	var n int64
@@ -178,7 +178,8 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 	return decision
 }
 
-// job is what all steps of one decision share. It belongs to the goroutine of Decide.
+// job is the state that all steps of one decision share. It belongs to the goroutine of
+// Decide.
 type job struct {
 	d     *Decider
 	r     *extproc.Request
@@ -195,8 +196,8 @@ type job struct {
 	booked *routing.Plan
 }
 
-// survive runs the steps. If they panic nothing stays booked; the panic goes on to
-// the caller, who lets the request pass. The scratch memory is not used again then.
+// survive runs the steps. If they panic nothing stays booked; the panic propagates to the
+// caller, which lets the request pass. The scratch memory is then not reused.
 func (j *job) survive(ctx, exact context.Context) extproc.Decision {
 	done := false
 	defer func() {
@@ -241,7 +242,7 @@ func (j *job) run(ctx, exact context.Context) (extproc.Decision, error) {
 	if err := j.lap(ctx, observe.StageTokens); err != nil {
 		return none, err
 	}
-	j.r.Hold(false) // what follows takes no time, unless it hangs
+	j.r.Hold(false) // the rest is quick unless it hangs
 	j.match(in, t)
 	if err := ctx.Err(); err != nil {
 		return none, errClientGone
@@ -258,8 +259,8 @@ func (j *job) run(ctx, exact context.Context) (extproc.Decision, error) {
 	return w.forward(ctx, p)
 }
 
-// lap ends a stage, and the decision if the client has left: stages may take seconds
-// for a long prompt.
+// lap ends a stage, and the decision if the client has disconnected: stages may take
+// seconds for a long prompt.
 func (j *job) lap(ctx context.Context, s observe.Stage) error {
 	j.took(s)
 	if ctx.Err() != nil {
@@ -276,7 +277,7 @@ func (j *job) took(s observe.Stage) {
 	j.clock = now
 }
 
-// scratch is memory that decisions use one after the other.
+// scratch is memory that decisions reuse one after the other.
 type scratch struct {
 	request  prompt.Request
 	ids      []uint32
@@ -307,6 +308,6 @@ func (d *Decider) keepScratch(s *scratch) {
 	}
 	select {
 	case d.scratch <- s:
-	default: // of a decision that gave its place back
+	default: // more are in use than the free list holds: a decision released its place early
 	}
 }

@@ -49,7 +49,7 @@ func newBench(t testing.TB, yaml string, list ...workers.Worker) *bench {
 		c.Limits.DecisionTimeout = 0 // a slow machine changes nothing
 	}
 	if c.Index.Key == "" && c.Index.KeyFile == "" {
-		c.Index.Key = "test" // ties go the same way in each run
+		c.Index.Key = "test" // ties break the same way in each run
 	}
 	m, err := qwen()
 	if err != nil {
@@ -75,7 +75,7 @@ var qwen = sync.OnceValues(func() (*shape.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	takes := true // images, as far as anybody here knows
+	takes := true // images, as far as these tests are concerned
 	return shape.Load(files, shape.Options{Names: []string{"demo", "alias"}, Multimodal: &takes})
 })
 
@@ -94,7 +94,7 @@ func (b *bench) request(path, body string, headers ...string) *extproc.Request {
 	return r
 }
 
-// ask decides and returns the entry of the journal too.
+// ask decides and also returns the entry of the decision log.
 func (b *bench) ask(path, body string, headers ...string) (extproc.Decision, *observe.Entry) {
 	b.t.Helper()
 	r := b.request(path, body, headers...)
@@ -163,7 +163,8 @@ func TestASecondRequestFollowsWhatWasSentBefore(t *testing.T) {
 	}
 }
 
-// TestBodiesThatAreNotRead: what an engine may accept is routed by load, with the reason; what none accepts is refused.
+// TestBodiesThatAreNotRead: a body that an engine may accept is routed by load, with the
+// reason; one that no engine accepts is refused.
 func TestBodiesThatAreNotRead(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	deep := `{"model":"demo","prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`
@@ -224,7 +225,7 @@ func TestAnswersOfItsOwn(t *testing.T) {
 	}
 }
 
-// Clients are told what they can do; what we counted, and names, are for the journal.
+// Clients are told what they can do; counts and worker names are for the decision log.
 func TestRefusalsAreInPlainWords(t *testing.T) {
 	b := newBench(t, "routing: {trust_overrides: true, policy: {limits: {max_active: 1}}}\n", worker("aaaa", 0))
 	first, _ := b.ask("/v1/completions", completion(10, ""))
@@ -335,7 +336,7 @@ func TestARequestThatMovedIsBookedWhereItIs(t *testing.T) {
 	}
 	d.Ticket.End(time.Now())
 	d, _ = b.ask("/v1/completions", completion(10, ""))
-	d.Ticket.ResponseHeaders(503, "10.9.9.9:1") // nobody that we know
+	d.Ticket.ResponseHeaders(503, "10.9.9.9:1") // an address of no worker
 	d.Ticket.End(time.Now())
 	if b.loads() != 0 {
 		t.Error("load left")
@@ -351,13 +352,13 @@ func TestWorkersThatChange(t *testing.T) {
 	for range 4 {
 		b.ask("/v1/completions", completion(300, ""))
 	}
-	// Draining: no new picks, no endpoint.
+	// Draining: no new picks, and no endpoint.
 	a.Draining = true
 	b.Fleet().SetWorkers([]workers.Worker{a, bb})
 	if _, e := b.ask("/v1/completions", completion(300, "")); e.Target != "b" || len(b.endpoints) != 1 {
 		t.Errorf("target %s, endpoints %v", e.Target, b.endpoints)
 	}
-	// Another process behind the same name inherits nothing, also where it has the old one's address.
+	// Another process behind the same name inherits nothing, even at the old one's address.
 	a.Draining = false
 	bb.Ready = false
 	unseen := strings.Replace(completion(800, ""), "sea", "map", 1)
@@ -513,7 +514,7 @@ func TestAnExtraKeySeparatesCaches(t *testing.T) {
 	}
 }
 
-// Keys travel in queries: the decision log does not keep them.
+// Queries may hold API keys: the decision log does not keep them.
 func TestNoQueryInTheDecisionLog(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	d, e := b.ask("/v1/completions?api_key=secret", completion(9, ""))

@@ -4,7 +4,7 @@ import "testing"
 
 const sameKey = "index: {key: shared}\n"
 
-// Decisions do not wait for a copy that is being written.
+// Decisions do not wait while a copy of the index is written.
 func TestDecisionsGoOnWhileACopyIsMade(t *testing.T) {
 	b := newBench(t, sameKey, worker("a", 2))
 	b.ask("/v1/completions", completion(100, ""))

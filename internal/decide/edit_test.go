@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 )
 
-// late is a context that ends when it has been looked at a number of times.
+// late is a context that ends after a number of calls of Err.
 type late struct {
 	context.Context
 	looks int
@@ -23,7 +23,8 @@ func (l *late) Err() error {
 	return nil
 }
 
-// A client that goes away at any moment, while its body is edited too, gets no worker, and no engine its body as it came.
+// A client that disconnects at any moment, even while its body is edited, gets no worker,
+// and no engine gets the unedited body.
 func TestAClientLeavesWhileItsBodyIsEdited(t *testing.T) {
 	body := `{"prompt":"` + strings.Repeat("word ", 400) + `"` + strings.Repeat(`,"x":1,"kv_transfer_params":{"remote_host":"evil"}`, 5000) + `}`
 	check := func(t *testing.T, decide func(ctx context.Context) extproc.Decision, active func() int64) {
@@ -34,7 +35,7 @@ func TestAClientLeavesWhileItsBodyIsEdited(t *testing.T) {
 					t.Errorf("after %d looks: got %d bytes for the engine, want them without the client's parameters", looks, len(d.Body))
 				}
 				d.Ticket.End(time.Now())
-				if rejected < 10 { // the stages before look at it too
+				if rejected < 10 { // earlier stages check the context too
 					t.Errorf("got %d refused clients, want some whose bodies were being edited", rejected)
 				}
 				break

@@ -22,8 +22,8 @@ func (w *work) forward(ctx context.Context, p *placed) (extproc.Decision, error)
 	return out, nil
 }
 
-// unedited releases a plan whose request could not be edited. The request must not go
-// on as it is: what a client says of transfers may still be in it.
+// unedited releases a plan whose request could not be edited. The request must not be
+// forwarded as it is: the client's own transfer parameters may still be in it.
 func (w *work) unedited(ctx context.Context, p *placed, err error) error {
 	w.release(&p.plan)
 	w.d.fleet.Withdraw(p.credit)
@@ -62,8 +62,8 @@ func (w *work) decision(p *placed) (extproc.Decision, *ticket) {
 	return out, t
 }
 
-// matched divides a plan's matched tokens into those that events told of and those
-// that are only expected of prompts sent before.
+// matched divides a plan's matched tokens into those known from events and those only
+// expected from prompts sent before.
 func matched(plan *routing.Plan, overlaps []routing.Overlap) (byEvents, speculative int64) {
 	slot := plan.Decode
 	if plan.Prefill != routing.NoSlot {
@@ -80,8 +80,8 @@ func matched(plan *routing.Plan, overlaps []routing.Overlap) (byEvents, speculat
 	return byEvents, plan.Matched - byEvents
 }
 
-// body returns the edited body of a request that is not split, nil if it goes on as it
-// came.
+// body returns the edited body of a request that is not split, nil if it is forwarded
+// unchanged.
 func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	r := w.in.body
 	if r == nil {
@@ -105,10 +105,10 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	return w.forwardIDs(ctx, body), nil
 }
 
-// rankEdits returns the edits of a body whose engine takes a rank from it: the picked
-// rank in place of the client's, or none at all where the engine chooses (unset is not
-// 0). SGLang's /generate reads no header; its other APIs let the header win, but not in
-// every version, so a client's field never stays as it is.
+// rankEdits returns the edits of a body whose engine reads a rank from it: the picked rank
+// in place of the client's, or no rank where the engine chooses (unset is not 0). SGLang's
+// /generate reads no header; its other APIs prefer the header, but not in every version, so
+// a client's field is always removed or replaced.
 func (w *work) rankEdits(e *fleet.Endpoint, free bool) []prompt.Edit {
 	if !w.in.known || e.Member.Engine != shape.SGLang.String() {
 		return nil
@@ -124,8 +124,8 @@ func (w *work) rankEdits(e *fleet.Endpoint, free bool) []prompt.Edit {
 	return append(edits, prompt.Set([]byte(e.Rank), prompt.FieldRoutedDPRank.String()))
 }
 
-// forwardIDs makes a request carry its token ids, so that the engine does not tokenize
-// again. body is the body as edited so far, nil if it is unchanged; so is the result.
+// forwardIDs adds the token ids to the request, so that the engine does not tokenize again.
+// body is the body as edited so far, nil if unchanged; so is the result.
 func (w *work) forwardIDs(ctx context.Context, body []byte) []byte {
 	m, ids := w.in.model, w.tokens.whole()
 	if !w.in.known || m == nil || m.Tokens == nil || !m.Config.HandIDs || len(ids) == 0 {
@@ -140,28 +140,28 @@ func (w *work) forwardIDs(ctx context.Context, body []byte) []byte {
 		from = w.in.body.Body
 	}
 	out, err := prompt.ApplyContext(ctx, make([]byte, 0, len(from)+8*len(ids)), from, edit)
-	if err != nil { // the request goes on as it is, and is tokenized again
+	if err != nil { // the engine tokenizes the unchanged request
 		w.d.log.Debug().Err(err).Str("request", w.r.ID).Msg("token ids not forwarded")
 		return body
 	}
 	return out
 }
 
-// ticket follows a plan.
+// ticket returns the ticket that follows a plan's request.
 func (w *work) ticket(p *placed) *ticket {
 	plan := &p.plan
 	t := &ticket{d: w.d, entry: w.entry, reservation: plan.Reservation, slot: plan.Decode, endpoint: p.decode, decided: w.clock, credit: p.credit,
 		predicted: plan.Matched, stores: len(w.s.hashes) > 0 && plan.DecodeMiss > int64(w.d.cfg.Index.BlockSize), batches: p.decode.Counters.Batches.Load()}
 	if plan.Prefill != routing.NoSlot {
-		// The decode engine's usage tells what it had itself.
+		// The decode engine's usage reports what it had cached itself.
 		t.predicted, t.prefillMatched = max(0, w.tokens.count-plan.DecodeMiss), plan.Matched
 	}
 	return t
 }
 
-// alternate returns the address of another decode worker that the same leg would
-// serve, the least busy one; "" if there is none, the leg is for one worker only, or
-// whoever reads the pick takes no list.
+// alternate returns the address of the least busy other decode worker that the same leg
+// would serve; "" if there is none, the leg is bound to one worker, or the data plane that
+// reads the pick accepts no list.
 func (w *work) alternate(chosen *fleet.Endpoint) string {
 	d := w.d
 	p := d.legs.Protocol

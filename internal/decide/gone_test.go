@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// series counts those of a worker among what is counted on the road.
+// series counts those of a worker among the metrics of the request path.
 func (b *bench) series(worker string) (n int) {
 	b.t.Helper()
 	families, err := b.metrics.Registry.Gather()
@@ -104,7 +104,7 @@ func TestMatchedTokensAreCountedBySource(t *testing.T) {
 	}
 }
 
-// panics says whether f does.
+// panics reports whether f panics.
 func panics(f func()) (yes bool) {
 	defer func() { yes = recover() != nil }()
 	f()
@@ -125,7 +125,7 @@ func TestAPanicLeavesNothingLocked(t *testing.T) {
 		"decision":    func() { b.Decide(t.Context(), b.request("/v1/completions", completion(40, ""))) },
 	} {
 		yes := panics(f)
-		if !yes && name != "moved" && name != "first token" { // the first of them has been told of the first token
+		if !yes && name != "moved" && name != "first token" { // whichever of these two runs first records the first token
 			t.Errorf("%s: no panic", name)
 		}
 		if !b.mu.TryLock() {
@@ -147,7 +147,7 @@ func TestAPanicLeavesNothingBooked(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	counts := b.fleet.View().Endpoint(0).Counters
 	picks := counts.Picks
-	counts.Picks = nil // the first thing that forward counts
+	counts.Picks = nil // the first counter that forward uses
 	func() {
 		defer func() {
 			if recover() == nil {

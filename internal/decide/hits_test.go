@@ -19,8 +19,8 @@ func (b *bench) scrape() string {
 	return rec.Body.String()
 }
 
-// Every rank has series of its own, hits are counted where they fell, and the figures
-// over ranks are over all of them.
+// Every rank has its own series, hits are counted where they occurred, and sums cover all
+// ranks.
 func TestRanksAreMeasuredSeparately(t *testing.T) {
 	b := newBench(t, "routing: {trust_overrides: true}\n", worker("a", 4))
 	for rank, n := range []int{0, 1, 2, 5} {
@@ -48,13 +48,14 @@ func TestRanksAreMeasuredSeparately(t *testing.T) {
 		}
 		return n
 	}
-	// The first request of a rank matches nothing there, the second all that the first sent.
+	// The first request of a rank matches nothing there, the second all that the first
+	// sent.
 	if matched(1) != 0 || matched(2) == 0 || matched(3) != 4*matched(2) {
 		t.Errorf("matched tokens: %v on rank 1, %v on rank 2, %v on rank 3", matched(1), matched(2), matched(3))
 	}
 }
 
-// With no event at all, prompts that were sent still give hits.
+// Without any event, prompts that were sent before still give hits.
 func TestHitsWithoutEvents(t *testing.T) {
 	b := newBench(t, "", worker("a", 2), worker("b", 2))
 	first, e1 := b.ask("/v1/completions", completion(600, ""))

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/steering"
 )
 
-// evilFields are what a client may say to name a host, a port, an engine, a room, a
+// evilFields are fields in which a client may name a host, a port, an engine, a room, a
 // request id or a rank, in the body of any engine: the values are "evil" or 666666666.
 const evilFields = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_host":"evil","remote_port":666666666,"remote_engine_id":"evil",` +
 	`"remote_request_id":"evil","remote_block_ids":[[666666666]],"tp_size":666666666,"transfer_id":"evil","transfer_mode":"evil","remote_bootstrap_addr":"http://evil:666666666",` +
@@ -27,7 +27,7 @@ const evilFields = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_de
 	`"encoded_opaque_state":"evil","ctx_request_id":666666666,"disagg_request_id":666666666,"ctx_dp_rank":666666666,"route_hint":{"dp_rank":666666666}},` +
 	`"vllm_xargs":{"kv_transfer_params":"evil","ec_transfer_params":"evil"},"request_id":"___prefill_addr_evil:666666666___decode_addr_evil:666666666_0"`
 
-// evilHeaders are the same in headers, some of them in the spelling of a client.
+// evilHeaders are the same in headers, some of them in unusual spelling.
 var evilHeaders = []extproc.Header{
 	{Name: "x-request-id", Value: "___prefill_addr_evil:666666666___decode_addr_evil:666666666_0"},
 	{Name: "x-prefiller-host-port", Value: "evil:666666666"}, {Name: "x-prefiller-url", Value: "http://evil"}, {Name: "x-encoder-hosts-ports", Value: "evil:666666666"},
@@ -38,12 +38,12 @@ var evilHeaders = []extproc.Header{
 	{Name: "x-kvlane-endpoint", Value: "evil:666666666"}, {Name: "x-kvlane-pin", Value: "evil"},
 }
 
-// evil finds what of it is in a text.
+// evil reports whether a text has any of these values.
 func evil(text string) bool {
 	return strings.Contains(text, "evil") || strings.Contains(text, "666666666")
 }
 
-// reach are the headers that reach the worker as the ext_proc server sends them on.
+// reach returns the headers that the worker gets after the ext_proc server's edits.
 func reach(r *extproc.Request, d *extproc.Decision) []extproc.Header {
 	list := append([]extproc.Header{{Name: "x-request-id", Value: r.ID}}, d.Set...)
 	for _, h := range r.Headers {
@@ -54,23 +54,23 @@ func reach(r *extproc.Request, d *extproc.Decision) []extproc.Header {
 	return list
 }
 
-// engineSettings serve every connector.
+// engineSettings work for every connector.
 const engineSettings = ", workers: {receiver_host: h, receiver_init_ports: [1], receiver_alloc_ports: [2], zmq: \"10.9.9.9:1\", engine_id: e}"
 
-// answers of prefill engines that serve the connectors.
+// prefillAnswer is an answer of prefill engines that works for all connectors.
 const prefillAnswer = `{"choices":[{"text":"a","finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":1,"disagg_request_id":1}}],` +
 	`"prompt_token_ids":[1,2],"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"e","first_tok":5},` +
 	`"0":{"engine_id":"e"},"disaggregated_params":{"ctx_info_endpoint":"http://x","request_type":"context_only","ctx_request_id":1,"disagg_request_id":1}}`
 
-// No client names a host, port, engine, room, request id or rank to an engine, with any
-// connector, on any way that its request takes. A case may be refused: then no engine
-// hears of it either.
+// No client can name a host, port, engine, room, request id or rank to an engine, with any
+// connector, on any path of its request. A case may be refused: then no engine gets the
+// request either.
 func TestNoClientNamesAPeerToAnEngine(t *testing.T) {
 	long := strings.Repeat("1,", 400) + "1"
 	cases := map[string]struct {
 		path, body string
 		change     func(p *pools, r *extproc.Request)
-		unreadable bool // has to be refused
+		unreadable bool // must be refused
 	}{
 		"split":             {path: "/v1/completions", body: `{"model":"demo","prompt":[` + long + `],%s}`},
 		"split chat":        {path: "/v1/chat/completions", body: `{"model":"demo","messages":[{"role":"user","content":"` + strings.Repeat("word ", 400) + `"}],%s}`},
@@ -107,7 +107,7 @@ func TestNoClientNamesAPeerToAnEngine(t *testing.T) {
 		engine := config.ConnectorEngines[connector]
 		t.Run(connector, func(t *testing.T) {
 			for name, c := range cases {
-				for _, room := range []string{"", `,"bootstrap_room":666666666`} { // SGLang's others mean nothing without it
+				for _, room := range []string{"", `,"bootstrap_room":666666666`} { // SGLang's other fields have no effect without it
 					t.Run(name+room, func(t *testing.T) {
 						m, err := qwen()
 						if err != nil {

@@ -26,8 +26,8 @@ func hashKey(c *config.Config) (kvindex.Key, error) {
 	return key, nil
 }
 
-// routingSeed keys the router's hashes: random in each process, unless replicas share the
-// key of the block hash.
+// routingSeed returns the seed of the router's hashes: derived from the key of the block
+// hash, so that replicas that share the key share the seed; random otherwise.
 func routingSeed(key kvindex.Key) uint64 {
 	sum := sha256.Sum256(append([]byte("routing\x00"), key[:]...))
 	return binary.LittleEndian.Uint64(sum[:])

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
-// BenchmarkFromPrefillAnswerToDecision is Kvlane's own part of what lies between the two
+// BenchmarkFromPrefillAnswerToDecision measures Kvlane's part of the time between the two
 // legs of a request of 8,000 tokens: from the prefill engine's answer, over a loopback
 // connection, to the decision with the decode leg's body.
 func BenchmarkFromPrefillAnswerToDecision(b *testing.B) {

@@ -23,7 +23,7 @@ import (
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
-// pools is a Decider with two prefill workers, which answer as told, and a decode
+// pools is a Decider with two prefill workers, whose answers the test sets, and a decode
 // worker. Every request is split.
 type pools struct {
 	*Decider
@@ -31,7 +31,8 @@ type pools struct {
 	list    []workers.Worker
 	answers [2]atomic.Pointer[http.HandlerFunc]
 	legs    [2]atomic.Int64
-	// leg is told of each prefill leg if set before the first; it has to be safe for concurrent use.
+	// leg is called for each prefill leg if set before the first; it must be safe for
+	// concurrent use.
 	leg func(r *http.Request, body []byte)
 }
 
@@ -46,13 +47,13 @@ func newPoolsOf(t *testing.T, connector string) *pools {
 	return newPoolsWith(t, connector, "")
 }
 
-// newPoolsWith takes further sections of the configuration.
+// newPoolsWith adds further sections of the configuration.
 func newPoolsWith(t *testing.T, connector, sections string) *pools {
 	t.Helper()
 	return newPoolsServing(t, connector, sections, nil)
 }
 
-// newPoolsServing takes models too.
+// newPoolsServing also sets the models.
 func newPoolsServing(t *testing.T, connector, sections string, models []*fleet.Model) *pools {
 	t.Helper()
 	goleak.VerifyNone(t)
@@ -128,7 +129,7 @@ func (p *pools) degraded(reason string) float64 {
 	return 0
 }
 
-// end plays the rest of a request's life.
+// end completes a request's lifecycle.
 func end(d *extproc.Decision, status int) {
 	if d.Ticket == nil {
 		return
@@ -146,7 +147,7 @@ func status(code int) http.HandlerFunc {
 	}
 }
 
-// hang answers when the leg is cancelled.
+// hang answers only when the leg is cancelled.
 func hang(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 
 func TestASplitRequest(t *testing.T) {
@@ -161,8 +162,8 @@ func TestASplitRequest(t *testing.T) {
 	}
 }
 
-// One failing worker is passed over, two leave the prompt to decode; the client's
-// fault is the client's answer.
+// If one prefill worker fails the next is tried, if two fail decode computes the prompt; an
+// error that is the client's fault is returned to the client.
 func TestFailuresOfAPrefillLeg(t *testing.T) {
 	for name, c := range map[string]struct {
 		h      http.HandlerFunc
@@ -196,7 +197,7 @@ func TestFailuresOfAPrefillLeg(t *testing.T) {
 	}
 }
 
-// Without a prefill worker that is ready decode computes, unless its engine cannot.
+// If no prefill worker is ready decode computes the prompt, unless its engine cannot.
 func TestNoPrefillWorker(t *testing.T) {
 	for connector, rejected := range map[string]bool{"nixl": false, "sglang": true} {
 		t.Run(connector, func(t *testing.T) {
@@ -235,7 +236,8 @@ func TestAClientThatLeavesCancelsItsPrefillLeg(t *testing.T) {
 	}
 }
 
-// Concurrent legs: the prefill leg runs on while decode does, and ends with it if that fails.
+// Concurrent legs: the prefill leg continues while decode runs, and is cancelled if decode
+// fails.
 func TestALegBesideTheDecodeLeg(t *testing.T) {
 	p := newPoolsOf(t, "sglang")
 	p.Decider.legs.SetHeadStart(0)
@@ -244,8 +246,8 @@ func TestALegBesideTheDecodeLeg(t *testing.T) {
 	if !strings.Contains(string(d.Body), `"bootstrap_room":`) {
 		t.Errorf("%s", d.Body)
 	}
-	end(&d, 503) // the cleanup waits for the leg
-	// Decode engines of SGLang compute nothing by themselves.
+	end(&d, 503) // the cleanup waits for the leg to be cancelled
+	// SGLang's decode engines compute nothing by themselves.
 	p.Decider.legs.SetHeadStart(time.Minute)
 	p.both(status(500))
 	if d = p.ask(t.Context(), "b"); d.Reject == nil || d.Reject.Status != 503 {
@@ -253,8 +255,8 @@ func TestALegBesideTheDecodeLeg(t *testing.T) {
 	}
 }
 
-// A leg that fails while decode waits for its blocks ends the request: nothing would
-// come any more.
+// A leg that fails while decode waits for its blocks ends the request: the blocks would
+// never arrive.
 func TestALegThatFailsBesideTheDecodeLeg(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
@@ -297,8 +299,8 @@ func TestALegThatFailsBesideTheDecodeLeg(t *testing.T) {
 	}
 }
 
-// A decode worker that refuses is replaced by Envoy where the leg would serve another
-// one, and where Envoy is one that takes a list.
+// If a decode worker refuses connections Envoy uses another one, where the leg can serve it
+// and Envoy accepts a list.
 func TestAnotherDecodeWorker(t *testing.T) {
 	const list = "envoy: {alternates: true}\n"
 	for _, c := range []struct {
@@ -320,8 +322,8 @@ func TestAnotherDecodeWorker(t *testing.T) {
 	}
 }
 
-// What SGLang's decode engines cannot serve is told at once, and a worker that does
-// both serves it.
+// A request that SGLang's decode engines cannot serve is refused immediately, unless a
+// worker does both phases.
 func TestAnswersThatCannotBeDisaggregated(t *testing.T) {
 	p := newPoolsOf(t, "sglang")
 	ask := func() extproc.Decision {
@@ -340,8 +342,8 @@ func TestAnswersThatCannotBeDisaggregated(t *testing.T) {
 	end(&d, 200)
 }
 
-// prefillFirst are connectors whose prefill leg comes first, and what their engines
-// answer to it.
+// prefillFirst are connectors whose prefill leg comes first, with their engines' answers to
+// it.
 var prefillFirst = map[string]struct{ connector, answer string }{
 	"nixl":          {"nixl", nixlAnswer},
 	"moriio":        {"moriio", nixlAnswer},
@@ -349,7 +351,7 @@ var prefillFirst = map[string]struct{ connector, answer string }{
 	"lmcache":       {"lmcache, workers: {receiver_host: h, receiver_init_ports: [1], receiver_alloc_ports: [2]}", `{"choices":[{"text":"a"}],"kv_transfer_params":{"first_tok":7}}`},
 }
 
-// askIDs asks with token ids, which lmcache needs to know.
+// askIDs sends token ids, which lmcache requires.
 func (p *pools) askIDs(ctx context.Context, id string) extproc.Decision {
 	return p.Decide(ctx, &extproc.Request{ID: id, Method: "POST", Path: "/v1/completions", Body: []byte(`{"model":"demo","prompt":[` + strings.Repeat("1,", 400) + `1]}`)})
 }
@@ -361,8 +363,8 @@ func (p *pools) second() workers.Worker {
 	return w
 }
 
-// A decode worker that goes away while the prefill leg runs is replaced. Where the
-// prefill answer is for that worker alone there is a leg anew.
+// A decode worker that leaves while the prefill leg runs is replaced. Where the prefill
+// answer is bound to that worker, the leg is sent again.
 func TestTheDecodeWorkerGoesAwayDuringAPrefillLeg(t *testing.T) {
 	for connector, legs := range map[string]int64{"nixl": 1, "sharedstorage": 1, "moriio": 2, "lmcache": 2} {
 		t.Run(connector, func(t *testing.T) {
@@ -394,8 +396,8 @@ func TestTheDecodeWorkerGoesAwayDuringAPrefillLeg(t *testing.T) {
 	}
 }
 
-// A request that is planned anew does not wait for room: a prefill worker holds its
-// blocks meanwhile.
+// A request that is planned again does not wait for capacity: a prefill worker holds its
+// blocks in the meantime.
 func TestARequestThatIsPlannedAnewDoesNotWait(t *testing.T) {
 	p := newPoolsWith(t, "nixl", "routing: {wait: {max_requests: 8, timeout: 4m}, disagg: {mode: threshold, threshold: 0, decode: {limits: {max_active: 1}}}}\n")
 	p.Fleet().SetWorkers(append(p.list, p.second()))
@@ -406,7 +408,7 @@ func TestARequestThatIsPlannedAnewDoesNotWait(t *testing.T) {
 		left = p.second()
 	}
 	p.both(func(w http.ResponseWriter, r *http.Request) {
-		p.Fleet().SetWorkers(append(p.list[1:], left)) // which is full
+		p.Fleet().SetWorkers(append(p.list[1:], left)) // but that worker is full
 		answer(nixlAnswer)(w, r)
 	})
 	d := p.ask(t.Context(), "b")
@@ -418,7 +420,7 @@ func TestARequestThatIsPlannedAnewDoesNotWait(t *testing.T) {
 	}
 }
 
-// All legs of a request have one deadline, which leaves Envoy time to hear of it.
+// All legs of a request share one deadline, early enough that Envoy still gets the answer.
 func TestLegsEndBeforeEnvoyGivesUp(t *testing.T) {
 	for _, c := range []struct{ message, want time.Duration }{{0, 0}, {time.Second, 900 * time.Millisecond}, {5 * time.Minute, 5*time.Minute - 5*time.Second}} {
 		if got := legBudget(c.message); got != c.want {
@@ -471,7 +473,7 @@ func TestLegsEndBeforeEnvoyGivesUp(t *testing.T) {
 	})
 }
 
-// Many at once, some failing: nothing is left, nothing races.
+// Many concurrent requests, some of which fail, leave nothing booked and do not race.
 func TestManySplitRequests(t *testing.T) {
 	for _, connector := range []string{"nixl", "sglang"} {
 		t.Run(connector, func(t *testing.T) {
@@ -507,8 +509,8 @@ func TestManySplitRequests(t *testing.T) {
 	}
 }
 
-// Two models in one process, whose pools are of different shapes: each has its own rule,
-// under all of its names, and what no model says is the general one.
+// Two models in one process, whose pools have different shapes: each has its own rule under
+// all of its names; a setting that no model has is the general one.
 func TestAModelsOwnRule(t *testing.T) {
 	p := newPoolsWith(t, "nixl", "models: [{name: remote, aliases: [far], disagg: {threshold: 0}}, {name: local, disagg: {mode: off}}]\nrouting: {disagg: {mode: threshold, threshold: 100000}}\n")
 	for name, split := range map[string]bool{"remote": true, "far": true, "local": false, "unlisted": false} {
@@ -543,7 +545,7 @@ func TestIDsThatAWorkerDoesNotShare(t *testing.T) {
 		"decode":    {[]string{"d"}, 0},
 	} {
 		s.SetDiffering(c.differ...)
-		for i := range 2 { // each prefill worker comes first once
+		for i := range 2 { // each prefill worker is tried first in one of them
 			before := p.legs[0].Load() + p.legs[1].Load()
 			text := fmt.Sprint(name, i) + strings.Repeat(" word", 400)
 			got := p.Decide(t.Context(), &extproc.Request{ID: text[:9], Method: "POST", Path: "/v1/completions", Body: []byte(`{"model":"demo","prompt":"` + text + `"}`)})

@@ -14,8 +14,8 @@ import (
 const withUsage = `{"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e"},` +
 	`"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":352}}}`
 
-// The client is told the prefill leg's usage if that is wanted, wherever the leg
-// runs, and nobody looks at other bodies.
+// The client gets the prefill leg's usage if that is configured, for both kinds of legs;
+// otherwise response bodies are not read.
 func TestUsageOfTheLeg(t *testing.T) {
 	for _, connector := range []string{"nixl", "sglang"} {
 		for _, told := range []string{config.UsageOfDecode, config.UsageOfPrefill} {
@@ -55,7 +55,7 @@ func TestUsageOfTheLeg(t *testing.T) {
 	}
 }
 
-// An error's body is left alone, and so is usage that a leg says nothing of.
+// The body of an error is unchanged, and so is usage if the leg reported none.
 func TestUsageThatStays(t *testing.T) {
 	p := newPoolsOf(t, "nixl")
 	p.cfg.Disagg.Usage = config.UsageOfPrefill
@@ -74,7 +74,7 @@ func TestUsageThatStays(t *testing.T) {
 	end(&d, 200)
 }
 
-// Usage that comes before the leg's end waits a little, once.
+// Usage that arrives before the leg has ended is held back for a bounded time, once.
 func TestUsageBeforeTheLegsEnd(t *testing.T) {
 	u := disagg.NewLegUsage()
 	tk := &ticket{legUsage: u}

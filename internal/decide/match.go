@@ -37,23 +37,23 @@ func (j *job) match(in *input, t *tokens) {
 	j.took(observe.StageIndex)
 }
 
-// overlap asks the index what the targets hold of the prompt as of now.
+// overlap asks the index which blocks of the prompt each target holds as of now.
 func (j *job) overlap(t *tokens) {
 	p := fleet.Prompt{Hashes: j.s.hashes, Tokens: len(t.ids), Made: t.made}
 	j.s.overlaps = j.d.fleet.AppendOverlaps(j.s.overlaps[:0], &p, &j.s.matches)
 }
 
-// hashed are the block hashes that are kept with a body. They are of the ids whose
-// first has this address, which never change in place: the ids of a body can differ
-// with the date, or with the tokenizer that made them.
+// hashed has the block hashes that are cached with a body. They belong to the ids whose
+// first element has this address (ids never change in place): a body's ids can differ with
+// the date, or with the tokenizer that made them.
 type hashed struct {
 	first  *uint32
 	tokens int
 	hashes []uint64
 }
 
-// hash computes the block hashes, as far as they are not kept with the body or with
-// the ids of the conversation's earlier turns.
+// hash computes those block hashes that are not cached with the body or with the ids of the
+// conversation's earlier turns.
 func (j *job) hash(in *input, t *tokens, seed kvindex.Hash, block int) {
 	s := j.s
 	key := bpe.ValuesKey{Seed: uint64(seed), Stride: block}
@@ -97,9 +97,9 @@ func adapter(in *input) string {
 	return in.model.Tokens.Adapter(in.body)
 }
 
-// salt separates this request's blocks from others'. SGLang's extra_key does so in
-// the engine but leaves no mark in its events: with one, only what was sent with the
-// same one counts.
+// salt separates this request's blocks from others'. SGLang's extra_key does so in the
+// engine but does not appear in its events: with one, only prompts sent with the same one
+// match.
 func salt(body *prompt.Request) string {
 	salt := body.CacheSalt()
 	if extra := body.Raw(prompt.FieldExtraKey); len(extra) > 0 && extra[0] != 'n' {

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// Hashes that were kept beside bodies and conversations are those of a model that
-// remembers nothing, whatever came before.
+// Hashes that are cached with bodies and conversations equal those of a model without
+// caches, whatever was decided before.
 func TestKeptHashesAreTheHashes(t *testing.T) {
 	d := newDecider(t, 1)
 	files, err := models.Open("builtin:qwen3")
@@ -38,7 +38,7 @@ func TestKeptHashesAreTheHashes(t *testing.T) {
 	for range 250 {
 		chat := slices.Clone(chats[rng.IntN(len(chats))])
 		switch {
-		case len(chat) > 0 && rng.IntN(4) == 0: // the same again, or a part of it
+		case len(chat) > 0 && rng.IntN(4) == 0: // the same again, or a prefix of it
 			chat = chat[:1+rng.IntN(len(chat))]
 		default:
 			role := []string{"user", "assistant", "system"}[rng.IntN(3)]

@@ -13,9 +13,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// book runs a change of the router under its lock, and places waiting requests that
-// the change may have made room for. A panic goes on to the caller and leaves nothing
-// locked.
+// book runs a change of the router under its lock, and places waiting requests for which
+// the change may have freed capacity. A panic propagates to the caller with no lock held.
 func (d *Decider) book(at time.Time, change func(r *routing.Router, now time.Duration)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -27,29 +26,29 @@ func (d *Decider) book(at time.Time, change func(r *routing.Router, now time.Dur
 // since is a time on the router's clock.
 func (d *Decider) since(t time.Time) time.Duration { return t.Sub(d.start) }
 
-// release gives a plan's reservation back.
+// release cancels a plan's reservation.
 func (j *job) release(plan *routing.Plan) {
 	j.booked = nil
 	j.d.book(j.d.now(), func(r *routing.Router, now time.Duration) { r.Release(now, plan.Reservation) })
 }
 
-// work is a request to be placed. While it waits for capacity it belongs to whoever
-// holds Decider.mu.
+// work is a request to be placed. While it waits for capacity it is owned by the goroutine
+// that holds Decider.mu.
 type work struct {
 	*job
 
 	in     *input
 	tokens *tokens
 	query  routing.Query
-	// again reports that the request is planned anew: its decode target went away. It
-	// does not wait then, because a prefill worker may hold its blocks, for as long as
-	// their lease.
+	// again counts how often the request was planned again because its decode target went
+	// away. It does not wait then, because a prefill worker may hold its blocks until their
+	// lease ends.
 	again int
 	ex    *routing.Explanation
 }
 
-// placed is a plan with the endpoints that its targets had when it was booked. Credit
-// is what the index credits them with for the prompt that is sent there.
+// placed is a plan with the endpoints that its targets had when it was booked, and the
+// credit that the index gave them for the prompt.
 type placed struct {
 	plan            routing.Plan
 	decode, prefill *fleet.Endpoint
@@ -57,7 +56,7 @@ type placed struct {
 	prefillCredit   kvindex.Credit
 }
 
-// query asks the router for what the request, its tokens and trusted headers say.
+// query builds the router's query from the request, its tokens and trusted headers.
 func (j *job) query(w *work) {
 	w.query = routing.Query{ID: j.r.ID, Model: w.in.name, Conversation: w.in.conversation, PromptTokens: w.tokens.count, Prefix: j.s.prefix}
 	if j.d.legs != nil {
@@ -139,7 +138,7 @@ func (w *work) place(ctx context.Context) (*placed, error) {
 		return nil, err
 	}
 	w.booked = &p.plan
-	if ctx.Err() != nil { // placed at the moment its client left
+	if ctx.Err() != nil { // placed at the moment its client disconnected
 		w.release(&p.plan)
 		return nil, errClientGone
 	}
@@ -177,8 +176,8 @@ func (w *work) try(now time.Duration) (*placed, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The router forgets a target before its slot can be another's in the fleet: under
-	// its lock both speak of the same worker.
+	// The router forgets a target before the fleet reuses its slot, so under the router's
+	// lock both mean the same worker.
 	v := d.fleet.View()
 	p.decode, p.prefill = v.Endpoint(p.plan.Decode), v.Endpoint(p.plan.Prefill)
 	return &p, nil

@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// TestEveryPresetServes: whatever the preset, requests of all kinds get a target and
-// nothing is left when they have ended.
+// TestEveryPresetServes: with every preset, requests of all kinds get a target and nothing
+// is booked after they have ended.
 func TestEveryPresetServes(t *testing.T) {
 	for _, preset := range routing.Presets() {
 		t.Run(preset, func(t *testing.T) {
@@ -40,8 +40,9 @@ func TestEveryPresetServes(t *testing.T) {
 	}
 }
 
-// TestConversationsAreRecognisedByTheirPrefix: without an id a next turn goes where the
-// turn before went; texts that have only the skipped part in common are strangers.
+// TestConversationsAreRecognisedByTheirPrefix: without an id the next turn goes to the
+// target of the previous one; texts that share only the skipped part are different
+// conversations.
 func TestConversationsAreRecognisedByTheirPrefix(t *testing.T) {
 	system := strings.Repeat("sea ", 400)
 	ask := func(b *bench, own, more string) string {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What becomes of ranks in bodies, by engine.
+// How ranks in bodies are handled, by engine.
 func TestRanksInBodies(t *testing.T) {
 	const unchanged = ""
 	for name, c := range map[string]struct {
@@ -34,7 +34,7 @@ func TestRanksInBodies(t *testing.T) {
 	}
 }
 
-// An id in the body that names hosts goes off without a connector too: the engine may
+// An id in the body that names hosts is replaced even without a connector: the engine may
 // run one that Kvlane does not know of.
 func TestNoRequestIDInTheBodyNamesAHost(t *testing.T) {
 	for id, stays := range map[string]bool{"fine": true, `\u005f__prefill_addr_evil:1___decode_addr_evil:1_0`: false} {

@@ -14,7 +14,7 @@ import (
 // maxNamed bounds the model names in an answer to a client.
 const maxNamed = 20
 
-// input is what a request says.
+// input is the parsed request.
 type input struct {
 	// body is nil if it was not read, known reports that it was read as a prompt. It
 	// may be shared with other requests.
@@ -27,9 +27,9 @@ type input struct {
 	conversation string
 }
 
-// read parses the request's body. A body that is not JSON is refused, as is a
-// compressed one: no engine would take it. What an engine may read and we do not is
-// routed by load, unless it may name transfers that only we may name.
+// read parses the request's body. A body that is not JSON is refused, as is a compressed
+// one: no engine would accept it. A body that an engine may accept but Kvlane cannot parse
+// is routed by load, unless it may contain KV transfer fields, which only Kvlane may set.
 func (j *job) read(ctx, exact context.Context) (*input, error) {
 	switch {
 	case j.api == prompt.Unknown:
@@ -63,8 +63,8 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	return in, err
 }
 
-// readUnknown reads the body of an API that Kvlane does not know, to clean it:
-// engines take the same fields on further paths (vLLM's /invocations).
+// readUnknown parses the body of an API that Kvlane does not know, to remove such fields:
+// engines accept the same fields on further paths (vLLM's /invocations).
 func (j *job) readUnknown() (*input, error) {
 	if kind, ok := j.r.Header("content-type"); !j.guarded() || ok && !strings.Contains(strings.ToLower(kind), "json") {
 		return &input{}, nil
@@ -80,14 +80,14 @@ func (j *job) readUnknown() (*input, error) {
 		return nil, j.unread(unread.Reason)
 	}
 	in := &input{}
-	if err == nil { // what we cannot read no engine reads either
+	if err == nil { // engines cannot parse what Kvlane cannot
 		in.body = body
 	}
 	return in, nil
 }
 
-// guarded reports whether clients' words on KV transfers must not reach an engine. A
-// body that may hold some has to be read then: what is not read cannot be removed.
+// guarded reports whether clients' KV transfer fields must not reach an engine. A body that
+// may have some has to be parsed, because fields can only be removed from a parsed body.
 func (j *job) guarded() bool { return j.d.legs != nil && !j.d.cfg.Disagg.Trust }
 
 func (j *job) unread(reason string) error {
@@ -109,9 +109,8 @@ func (j *job) conversation(body *prompt.Request) string {
 	return ""
 }
 
-// servedName finds the name under which workers serve the model that the request
-// names. A name that no worker lists is refused: any worker would be a worker of
-// another model.
+// servedName finds the name under which workers serve the model that the request names. A
+// name that no worker lists is refused: every worker would answer with a different model.
 func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) {
 	d, v, name := j.d, j.d.fleet.View(), in.name
 	if d.cfg.Limits.UnknownModel == "route" || v.OpenToAll() {

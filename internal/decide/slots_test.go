@@ -17,9 +17,9 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// A prefill worker leaves between the plan and its leg, and a newcomer gets its slot: the
-// newcomer, which may be anything, hears nothing of the leg. The other prefill worker
-// does.
+// A prefill worker leaves between the plan and its leg, and a new worker gets its slot: the
+// leg must not be sent to the new worker, whose role is unknown, but to the other prefill
+// worker.
 func TestANewcomerInThePrefillWorkersSlot(t *testing.T) {
 	p := newPoolsOf(t, "nixl")
 	var heard atomic.Int64

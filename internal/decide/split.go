@@ -20,18 +20,18 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// maxReplans bounds how often a request is planned anew because its decode target
-// went away while the prefill leg ran.
+// maxReplans bounds how often a request is planned again because its decode target went
+// away while the prefill leg ran.
 const maxReplans = 2
 
-// legs is what all disaggregated requests share.
+// legs is the state that all disaggregated requests share.
 type legs struct {
 	*disagg.Runner
 
 	timeout  time.Duration // of one leg
 	attempts int
-	// budget is how long a request may take from its arrival until its last leg is
-	// given up, waiting for capacity included; 0: no bound. Envoy does not wait longer.
+	// budget is the time from a request's arrival until its last leg is cancelled, waiting
+	// for capacity included; 0: no bound. It must be less than Envoy's message timeout.
 	budget time.Duration
 }
 
@@ -47,10 +47,12 @@ func newLegs(c *config.Config) (*legs, error) {
 		budget: legBudget(c.Envoy.MessageTimeout.Std())}, err
 }
 
-// legBudget leaves a tenth of Envoy's patience, at most 5 s, for all that is no leg.
+// legBudget reserves a tenth of Envoy's message timeout, at most 5 s, for everything but
+// the legs.
 func legBudget(message time.Duration) time.Duration { return message - min(message/10, 5*time.Second) }
 
-// machine tells replicas apart in the numbers that they give.
+// machine returns a number that makes the ids of this replica distinct from those of
+// others.
 func machine() uint64 {
 	h := fnv.New64a()
 	name, _ := os.Hostname()
@@ -58,8 +60,8 @@ func machine() uint64 {
 	return h.Sum64()
 }
 
-// adapt makes the rules fit the protocol: without one nothing is split, and engines
-// that cannot compute a prompt by themselves get none.
+// adapt adjusts the rules to the protocol: without one nothing is split, and engines that
+// cannot compute a prompt by themselves are not asked to.
 func (l *legs) adapt(d *routing.Disagg) {
 	switch {
 	case l == nil:
@@ -75,7 +77,7 @@ func (l *legs) close() {
 	}
 }
 
-// cannotSplit says why the request cannot be split, "" if it can.
+// cannotSplit returns why the request cannot be split, "" if it can.
 func (w *work) cannotSplit() string {
 	if !w.in.known {
 		return "the body is not known"
@@ -83,7 +85,7 @@ func (w *work) cannotSplit() string {
 	return w.d.legs.Protocol.Refuses(w.in.body, w.tokens.whole())
 }
 
-// impossible says why a decode worker cannot serve the request, "" if it can.
+// impossible returns why a decode worker cannot serve the request, "" if it can.
 func (w *work) impossible(e *fleet.Endpoint) string {
 	if w.d.legs == nil || !w.in.known || e.Member.Role != "decode" {
 		return ""
@@ -91,7 +93,7 @@ func (w *work) impossible(e *fleet.Endpoint) string {
 	return w.d.legs.Protocol.Impossible(w.in.body, w.tokens.ids)
 }
 
-// side is an endpoint as the protocols know it.
+// side converts an endpoint for the protocols.
 func (w *work) side(e *fleet.Endpoint) disagg.Side {
 	m := &e.Member.Worker
 	s := disagg.Side{Worker: m.Name, Generation: m.Generation, Address: e.Address, Rank: disagg.NoRank, Ranks: m.Ranks, ByHeader: e.Rank != "",
@@ -102,8 +104,8 @@ func (w *work) side(e *fleet.Endpoint) disagg.Side {
 	return s
 }
 
-// legTime is how long a leg may take that starts now; not positive: there is no time
-// for one.
+// legTime is how long a leg may take that starts now; zero or less if there is no time
+// left.
 func (w *work) legTime() time.Duration {
 	l := w.d.legs
 	if l.budget <= 0 {
@@ -112,11 +114,11 @@ func (w *work) legTime() time.Duration {
 	return min(l.timeout, l.budget-w.d.now().Sub(w.began))
 }
 
-// leg is a prefill leg that was answered, or goes on.
+// leg is a prefill leg that was answered or is still running.
 type leg struct {
 	disagg.Result
 
-	usage *disagg.LegUsage       // nil if clients are told decode's
+	usage *disagg.LegUsage       // nil if clients get decode's
 	abort <-chan *extproc.Reject // the answer to the client if the leg fails while decode waits for it
 }
 
@@ -151,7 +153,7 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 		}
 		if attempt < l.attempts && w.legTime() > 0 {
 			if at.Member != nil && d.fleet.Still(p.plan.Prefill, at) {
-				tried = append(tried, at.Member.Slots...) // its other ranks are the same process
+				tried = append(tried, at.Member.Slots...) // its other ranks belong to the same process
 			}
 			if next := w.movePrefill(p, tried); next != nil {
 				p = next
@@ -166,8 +168,8 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 	}
 }
 
-// prefill makes one attempt at the prefill leg, to a worker that may be gone (no
-// Member).
+// prefill makes one attempt at the prefill leg, to a worker that may be gone (at.Member is
+// nil).
 func (w *work) prefill(ctx context.Context, x *disagg.Exchange, p *placed, at *fleet.Endpoint) (leg, *disagg.FailureError) {
 	d := w.d
 	if at.Member == nil {
@@ -229,7 +231,7 @@ func (d *Decider) countLeg(worker string, outcome disagg.Outcome) {
 	d.fleet.ForgetGone(worker)
 }
 
-// failed makes a failed leg visible.
+// failed logs and counts a failed leg, and withdraws its credit.
 func (w *work) failed(p *placed, at *fleet.Endpoint, f *disagg.FailureError) {
 	d := w.d
 	worker, name := at.Target.Worker, at.Target.String()
@@ -247,8 +249,8 @@ func (w *work) failed(p *placed, at *fleet.Endpoint, f *disagg.FailureError) {
 	}
 }
 
-// movePrefill books the next prefill target; nil if there is none. A worker that left
-// needs no exclusion, and its slots may be another's by now.
+// movePrefill books the next prefill target; nil if there is none. A worker that left needs
+// no exclusion, and its slots may already be reused.
 func (w *work) movePrefill(p *placed, tried []kvindex.Slot) *placed {
 	d := w.d
 	q := w.query
@@ -286,14 +288,15 @@ func (w *work) computeLocally(ctx context.Context, p *placed) (extproc.Decision,
 	return w.forward(ctx, &local)
 }
 
-// tookLeg ends the stage of the prefill leg, which is no part of the decision's time.
+// tookLeg ends the stage of the prefill leg, which does not count towards the decision's
+// time.
 func (w *work) tookLeg() {
 	before := w.clock
 	w.took(observe.StageLeg)
 	w.elsewhere += w.clock.Sub(before)
 }
 
-// joined forwards the decode leg of a prefill leg that was answered or goes on.
+// joined forwards the decode leg of a prefill leg that was answered or is still running.
 func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg) (extproc.Decision, error) {
 	d := w.d
 	w.tookLeg()
@@ -313,7 +316,7 @@ func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg)
 	w.entry.Prefill = p.prefill.Target.String()
 	out, t := w.decision(&joined)
 	if other := w.alternate(p.decode); other != "" {
-		// Envoy takes it if the first refuses connections; its own fallback would not know
+		// Envoy uses it if the first refuses connections; its own fallback cannot tell
 		// prefill workers from decode workers.
 		out.Endpoint += "," + other
 	}
@@ -331,8 +334,8 @@ func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg)
 	return out, nil
 }
 
-// replan plans anew without the decode worker that went away. A prefill answer that
-// serves any decode engine is used again.
+// replan plans again without the decode worker that went away. A prefill answer that serves
+// any decode engine is reused.
 func (w *work) replan(ctx context.Context, dead *placed, x *disagg.Exchange, l leg) (extproc.Decision, error) {
 	d := w.d
 	w.release(&dead.plan)
@@ -341,7 +344,7 @@ func (w *work) replan(ctx context.Context, dead *placed, x *disagg.Exchange, l l
 	}
 	w.entry.NotePrefill("decode target " + dead.decode.Target.String() + " went away; planned anew")
 	for _, slot := range append([]kvindex.Slot{dead.plan.Decode}, dead.decode.Member.Slots...) {
-		// A slot of a worker that was taken off the list may be another's by now.
+		// The slot of a worker that was removed may already be reused.
 		if now := d.fleet.View().Endpoint(slot); now != nil && now.Target.Worker == dead.decode.Target.Worker {
 			w.query.Exclude = append(w.query.Exclude, slot)
 		}
@@ -386,8 +389,8 @@ func (w *work) final(p *placed, f *disagg.FailureError) extproc.Decision {
 		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}}
 }
 
-// rejectOf is the answer to a request whose prefill leg has failed for good: what is
-// the client's fault as the worker said it, all else 503.
+// rejectOf is the answer to a request whose prefill leg has finally failed: the worker's
+// own answer if the client is at fault, 503 otherwise.
 func rejectOf(f *disagg.FailureError, api prompt.API) *extproc.Reject {
 	if f.Outcome != disagg.Refused {
 		return &extproc.Reject{Status: http.StatusServiceUnavailable, Details: "kvlane_prefill_failed",

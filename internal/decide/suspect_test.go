@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// A worker whose answers are errors is avoided; the statuses of clients' faults say
-// nothing.
+// A worker that answers with server errors is avoided; statuses for client errors have no
+// effect.
 func TestAWorkerWhoseAnswersFailIsAvoided(t *testing.T) {
 	for status, want := range map[int]string{500: "failures", 404: "", 200: ""} {
 		b := newBench(t, "routing: {trust_overrides: true}\n", worker("a", 0), worker("b", 0))
@@ -18,7 +18,7 @@ func TestAWorkerWhoseAnswersFailIsAvoided(t *testing.T) {
 			d.Ticket.End(time.Now())
 		}
 		slot := b.fleet.View().Member("a").Slots[0]
-		// The next decision judges.
+		// Suspicion takes effect with the next decision.
 		if _, err := b.router.Pick(b.since(time.Now())+time.Second, &routing.Query{ID: "r", PromptTokens: 10}, nil, nil); err != nil {
 			t.Fatal(err)
 		}

@@ -14,13 +14,13 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// keepFew is the length of a short journal.
+// keepFew is the length of a short decision log.
 const keepFew = 4
 
-// repeated makes a Decider with so many workers that all hold a prompt, by their events or
-// because it was sent there before, and returns what decides a request with this prompt
-// from body to end. Its journal is short, so that explanations soon leave it and their
-// memory serves again.
+// repeated makes a Decider with count workers that all hold a prompt, by their events or
+// because it was sent there before, and returns a function that decides a request with this
+// prompt from body to end. Its decision log is short, so that explanations soon leave it
+// and their memory is reused.
 func repeated(tb testing.TB, count int, byEvents bool) func() {
 	tb.Helper()
 	d := newDecider(tb, count)
@@ -52,8 +52,8 @@ func repeated(tb testing.TB, count int, byEvents bool) func() {
 	return decide
 }
 
-// A whole decision for a prompt of 2,000 tokens that came before, which every target
-// holds: what is left is what grows with the number of targets.
+// BenchmarkTargets measures a whole decision for a repeated prompt of 2,000 tokens that
+// every target holds: what remains is the part that grows with the number of targets.
 func BenchmarkTargets(b *testing.B) {
 	for _, c := range []struct {
 		count    int
@@ -79,9 +79,9 @@ func BenchmarkTargets(b *testing.B) {
 	}
 }
 
-// No memory is allocated for a decision that grows with the number of targets.
+// The memory that a decision allocates does not grow with the number of targets.
 func TestDecisionsAllocateTheSameForAnyNumberOfTargets(t *testing.T) {
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it empties pools
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a collection empties sync.Pools
 	const runs = 4 * observe.ExplainEvery
 	bytes := func(count int) int64 {
 		decide := repeated(t, count, true)
@@ -98,7 +98,7 @@ func TestDecisionsAllocateTheSameForAnyNumberOfTargets(t *testing.T) {
 	}
 	few, many := bytes(10), bytes(1000)
 	t.Logf("%d bytes a decision with 10 targets, %d with 1,000", few, many)
-	if many > few+4096 { // ten bytes a target would be more
+	if many > few+4096 { // ten bytes per target would exceed it
 		t.Errorf("%d bytes a decision with 10 targets, %d with 1,000", few, many)
 	}
 }

@@ -19,8 +19,8 @@ import (
 // concurrently with the decode leg: it answers about when decode has its blocks.
 const usagePatience = 500 * time.Millisecond
 
-// ticket follows a decided request: it turns what becomes of it into the ledger's
-// phases. It implements extproc.OutcomeTicket and extproc.EditTicket.
+// ticket follows a decided request and moves its reservation through the ledger's phases.
+// It implements extproc.OutcomeTicket and extproc.EditTicket.
 type ticket struct {
 	d           *Decider
 	entry       *observe.Entry
@@ -28,24 +28,26 @@ type ticket struct {
 	slot        kvindex.Slot
 	endpoint    *fleet.Endpoint
 	decided     time.Time
-	// predicted is the cached tokens that the decision counted on.
+	// predicted is the number of cached tokens that the decision assumed.
 	predicted int64
-	// credit is what the index counts on because the prompt was sent to the decode target.
+	// credit is the index's speculative entry for the prompt sent to the decode target.
 	credit kvindex.Credit
-	// stores reports that the prompt has at least one whole block that was not there.
+	// stores reports that the prompt has at least one whole block that the target did not
+	// hold.
 	stores bool
-	// batches of events had come from the target when the request was decided.
+	// batches is the target's count of event batches when the request was decided.
 	batches uint64
 
-	// prefillMatched is the cached tokens that the prefill leg counted on.
+	// prefillMatched is the number of cached tokens that the decision assumed for the
+	// prefill leg.
 	prefillMatched int64
-	// stopLeg ends a prefill leg that runs concurrently with the decode leg, nil if none does.
-	// When the decode leg has ended well its prefill leg has too, or is about to
-	// answer: it is left alone then.
+	// stopLeg cancels a prefill leg that runs concurrently with the decode leg, nil if none
+	// does. When the decode leg has ended well its prefill leg has too, or is about to
+	// answer, and is not cancelled.
 	stopLeg context.CancelFunc
 
-	// legUsage is nil if the client is told what decode reports. impatient reports that
-	// it did not come in time.
+	// legUsage is nil if the client gets the usage that decode reports. impatient reports
+	// that it did not arrive in time.
 	legUsage  *disagg.LegUsage
 	impatient bool
 	editor    *prompt.UsageEditor
@@ -66,16 +68,17 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { r.Failed(t.reservation) })
 	}
 	if status/100 == 4 {
-		t.d.fleet.Withdraw(t.credit) // refused: nothing is computed
+		t.d.fleet.Withdraw(t.credit) // refused: nothing was computed
 	}
 	if status == 502 || status == 503 || status == 504 {
-		// Envoy's own answer when the connection failed, or an engine that gives up.
+		// Envoy's own answer when the connection failed, or an engine that fails.
 		if t.d.onSuspect != nil {
 			t.d.onSuspect(worker)
 		}
 	}
 	if !t.d.cfg.Envoy.FirstToken {
-		// Without an observer the headers are the nearest sign that the prefill is done.
+		// Without an observer the headers are the best available sign that the prefill is
+		// done.
 		t.firstToken(t.d.now())
 	}
 	if !t.d.cfg.Explain.Header {
@@ -92,7 +95,8 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	return out
 }
 
-// moved books the request where it really is: Envoy retried, or fell back.
+// moved rebooks the request to the worker that serves it: Envoy retried or used its
+// fallback.
 func (t *ticket) moved(served string) {
 	t.d.metrics.Moved.WithLabelValues(t.endpoint.Target.Worker).Inc()
 	t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
@@ -106,8 +110,8 @@ func (t *ticket) moved(served string) {
 	if len(slots) == 0 {
 		return
 	}
-	// Which rank serves a request without our header is the engine's choice; the
-	// least loaded is the best guess.
+	// Without our header the engine chooses the rank; the least loaded one is the best
+	// guess.
 	best, rebooked := slots[0], false
 	t.d.book(t.d.now(), func(r *routing.Router, now time.Duration) {
 		for _, s := range slots[1:] {
@@ -141,8 +145,7 @@ func (t *ticket) ResponseBody(chunk []byte, last bool) {
 // EditsBody implements extproc.EditTicket.
 func (t *ticket) EditsBody() bool { return t.legUsage != nil && t.entry.Succeeded() }
 
-// EditBody implements extproc.EditTicket: it tells the client the prefill leg's
-// usage.
+// EditBody implements extproc.EditTicket: it replaces the usage by the prefill leg's.
 func (t *ticket) EditBody(chunk []byte, last bool) (out []byte, changed, holds bool) {
 	if t.editor == nil {
 		if len(chunk) == 0 {
@@ -154,7 +157,7 @@ func (t *ticket) EditBody(chunk []byte, last bool) (out []byte, changed, holds b
 	return out, changed, t.editor.Holds()
 }
 
-// tellUsage is what becomes of a usage object.
+// tellUsage appends the edited usage object to dst.
 func (t *ticket) tellUsage(dst, usage []byte) []byte {
 	patience := usagePatience
 	if t.impatient {
@@ -167,7 +170,7 @@ func (t *ticket) tellUsage(dst, usage []byte) []byte {
 	return t.legUsage.Edit(dst, usage)
 }
 
-// observed compares predicted with reported cached tokens.
+// observed records predicted and reported cached tokens.
 func (t *ticket) observed() {
 	if t.usage == nil {
 		return
@@ -219,7 +222,7 @@ func (t *ticket) End(at time.Time) {
 		t.stopLeg()
 	}
 	if t.stores && t.entry.Succeeded() {
-		// Of many that end together the events may all have come before.
+		// With many requests that end together, the events may all have arrived before.
 		t.endpoint.Member.Finished(t.slot, t.endpoint.Target, t.endpoint.Counters.Batches.Load() == t.batches)
 	}
 }

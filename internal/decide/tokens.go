@@ -15,9 +15,9 @@ import (
 type tokens struct {
 	// ids are valid as long as the scratch memory; nil if they are not known.
 	ids []uint32
-	// cached is what is kept of the ids' conversation.
+	// cached is what is cached for the ids' conversation.
 	cached bpe.Prefix
-	// partial reports that ids are only the front of the prompt.
+	// partial reports that ids cover only the beginning of the prompt.
 	partial bool
 	// made is the model whose tokenizer made the ids, nil if a renderer did.
 	made *fleet.Model
@@ -25,7 +25,7 @@ type tokens struct {
 	count int64
 }
 
-// whole are the ids of the whole prompt, nil if they are not known.
+// whole returns the ids of the whole prompt, nil if they are not known.
 func (t *tokens) whole() []uint32 {
 	if t.partial {
 		return nil
@@ -37,8 +37,8 @@ func (t *tokens) whole() []uint32 {
 // made the ids.
 func (t *tokens) differ(e *fleet.Endpoint) bool { return t.made != nil && t.made.Differs(e.Member) }
 
-// tokens makes the prompt's ids, or notes why there are none: the request is then
-// routed by load.
+// tokens makes the prompt's ids, or records why there are none: the request is then routed
+// by load.
 func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	if !in.known {
 		return &tokens{count: routing.EstimateTokens(len(j.r.Body))}, nil
@@ -64,8 +64,8 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	return t, nil
 }
 
-// ids makes the ids, in the scratch memory where they are not kept. A remote renderer
-// has its own timeout and takes no processor: the decision's deadline does not end it.
+// ids makes the ids, in the scratch memory unless they are cached. A remote renderer has
+// its own timeout and needs no processor: the decision's deadline does not end it.
 func (j *job) ids(ctx, exact context.Context, in *input, t *tokens) (shape.Result, error) {
 	why := in.model.Unfit()
 	if why == nil {
@@ -79,9 +79,9 @@ func (j *job) ids(ctx, exact context.Context, in *input, t *tokens) (shape.Resul
 	return in.model.Remote.Prompt(ctx, in.body)
 }
 
-// withoutIDs notes why a prompt has no ids. It returns an error only for a request
-// that the engine would refuse, with limits.refuse_early. late reports that the
-// decision's deadline ended our own tokenizer.
+// withoutIDs records why a prompt has no ids. It returns an error only for a request that
+// the engine would refuse, with limits.refuse_early. late reports that the decision's
+// deadline ended our own tokenizer.
 func (j *job) withoutIDs(late bool, err error) error {
 	refusal, refused := errors.AsType[*shape.Refusal](err)
 	switch {

@@ -10,8 +10,8 @@ import (
 )
 
 // waiting are the requests for which no target has capacity. The goroutine that frees
-// capacity places them, in order and under the router's lock, so that none is
-// overtaken; their own goroutines sleep meanwhile. Guarded by Decider.mu.
+// capacity places them, in order and under the router's lock, so that none is overtaken;
+// their own goroutines sleep until then. Guarded by Decider.mu.
 type waiting struct {
 	queue routing.Queue
 	// patience is the longest wait.
@@ -67,14 +67,15 @@ func (w *work) choose() (*placed, *waiter, error) {
 	d.waiting.last = q.id
 	d.waiting.byID[q.id] = q
 	if ahead != nil {
-		// It did not try for itself: capacity that came with time alone shows here.
+		// It did not try for itself: this finds capacity that became free by the passage of
+		// time alone.
 		d.placeWaiting(now)
 	}
 	return nil, q, nil
 }
 
-// wait sleeps until the request was placed, has been shed, has waited for patience, or
-// its client has left.
+// wait sleeps until the request was placed or shed, has waited for patience, or its client
+// has disconnected.
 func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
 	timer := time.NewTimer(d.waiting.patience)
 	defer timer.Stop()
@@ -101,8 +102,8 @@ func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
 	return q.placed, q.err
 }
 
-// placeWaiting places waiting requests as far as there is capacity. It is called,
-// under d.mu, after whatever may have freed some.
+// placeWaiting places waiting requests as far as there is capacity. Call it, under d.mu,
+// after every change that may have freed some.
 func (d *Decider) placeWaiting(now time.Duration) {
 	if d.waiting.queue.Len() == 0 {
 		return
@@ -129,9 +130,9 @@ func (d *Decider) placeWaiting(now time.Duration) {
 	})
 }
 
-// attempt tries again for a waiter, with what the index holds by now. A panic is the
-// waiter's, not that of the goroutine that freed capacity, and takes the waiter out of
-// the queue, so that the others get their turn.
+// attempt tries again for a waiter, with the index's current content. A panic is reported
+// to the waiter's own goroutine, not to the one that freed capacity, and removes the waiter
+// from the queue, so that the others get their turn.
 func (q *waiter) attempt(now time.Duration) {
 	defer func() {
 		if q.panicked = recover(); q.panicked != nil {
@@ -142,7 +143,7 @@ func (q *waiter) attempt(now time.Duration) {
 	q.placed, q.err = q.work.try(now)
 }
 
-// ahead returns a waiter that has the better right to the capacity that w asks for.
+// ahead returns a waiter that precedes w for the same capacity, nil if there is none.
 func (l *waiting) ahead(w *work) *waiter {
 	for _, q := range l.byID {
 		if q.work.query.Model == w.query.Model && q.work.query.Priority >= w.query.Priority && q.plain() {
@@ -158,7 +159,7 @@ func (l *waiting) dismiss(q *waiter) {
 }
 
 // plain reports whether the request may go to every target of its model: if one such
-// request finds no capacity, the ones behind it need not be tried.
+// request finds no capacity, later ones need not be tried.
 func (q *waiter) plain() bool {
 	query := &q.work.query
 	return query.Pin == nil && query.Subset == nil && len(query.Exclude) == 0

@@ -11,14 +11,14 @@ import (
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
-// asked is a decision that may still wait.
+// asked is a decision that may still be waiting.
 type asked struct {
 	id   string
 	done chan extproc.Decision
 	stop context.CancelFunc
 }
 
-// send decides in a goroutine of its own. If wait is above 0 it returns when so many
+// send decides in a goroutine of its own. If wait is above 0 it returns when that many
 // requests are in the queue.
 func (b *bench) send(wait int, headers ...string) *asked {
 	b.t.Helper()
@@ -88,7 +88,7 @@ func TestWaitersArePlacedInOrderAsRequestsEnd(t *testing.T) {
 	b.idle()
 }
 
-// With one place for decisions: no waiting request would be routed if it kept the place.
+// With a single CPU slot: no waiting request would be routed if it kept the slot.
 func TestAWaitingRequestHoldsNoProcessor(t *testing.T) {
 	b := newBench(t, "routing: {wait: {max_requests: 8, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
 	b.cpu.all = make(chan struct{}, 1)
@@ -104,8 +104,8 @@ func TestAWaitingRequestHoldsNoProcessor(t *testing.T) {
 	}
 }
 
-// A waiter whose attempt panics takes nobody's turn: not that of who made room, nor
-// that of who stands behind it.
+// A waiter whose attempt panics affects neither the request that freed capacity nor the
+// waiters behind it.
 func TestAPanickingWaiterIsAlone(t *testing.T) {
 	b := newBench(t, "routing: {wait: {max_requests: 8, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
 	running, _ := b.ask("/v1/completions", completion(10, ""))
@@ -138,13 +138,13 @@ func TestAFullQueueShedsWhatMayBeShed(t *testing.T) {
 	running, _ := b.ask("/v1/completions", completion(10, ""))
 	batch := b.send(1, priorityHeader, "-2")
 	first := b.send(2)
-	// The queue is full: an important request takes the place of the batch job.
+	// The queue is full: a request of higher priority replaces the batch job.
 	second := b.send(0)
 	if d := <-batch.done; d.Reject == nil || d.Reject.Status != 429 || len(d.Reject.Headers) != 1 {
 		t.Fatalf("batch job: %+v", d)
 	}
 	b.untilWaiting(2)
-	// Nobody left who may be shed: the next is refused at once.
+	// No request that may be shed is left: the next is refused immediately.
 	for _, priority := range []string{"0", "9", "-1"} {
 		if d, _ := b.ask("/v1/completions", completion(10, ""), priorityHeader, priority); d.Reject == nil || d.Reject.Status != 429 {
 			t.Errorf("priority %s with a full queue: %+v", priority, d)
@@ -178,8 +178,9 @@ func TestAClientThatLeavesLeavesTheQueue(t *testing.T) {
 	b.idle()
 }
 
-// Who makes room does so at the very moment that the client of the next in the queue
-// leaves: nothing stays booked, and no target is credited with a prompt that nobody sends.
+// Capacity becomes free at the very moment that the client of the next in the queue
+// disconnects: nothing stays booked, and no target is credited with a prompt that is never
+// sent.
 func TestAPlaceForAClientThatIsGone(t *testing.T) {
 	b := newBench(t, "routing: {wait: {max_requests: 2, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
 	running, _ := b.ask("/v1/completions", completion(10, ""))
@@ -192,7 +193,7 @@ func TestAPlaceForAClientThatIsGone(t *testing.T) {
 	b.mu.Lock()
 	stop()
 	for _, w := range b.waiting.byID {
-		// As book does for a request that ends, but with no time between.
+		// As book does for a request that ends, but without a gap.
 		b.router.Release(b.since(time.Now()), running.Ticket.(*ticket).reservation)
 		b.placeWaiting(b.since(time.Now()))
 		if w.placed == nil {
@@ -223,8 +224,8 @@ func TestWaitingEndsAtTheDeadline(t *testing.T) {
 	b.idle()
 }
 
-// TestRoomForAnotherModel: who waits for one model's workers is not in the way of
-// those who want another's, nor is a pin.
+// TestRoomForAnotherModel: a request that waits for one model's workers does not block
+// requests for other models, nor does a pinned one.
 func TestRoomForAnotherModel(t *testing.T) {
 	other := worker("b", 0)
 	other.Models = []string{"other"}
@@ -237,13 +238,13 @@ func TestRoomForAnotherModel(t *testing.T) {
 	}
 	d.Ticket.End(time.Now())
 	b.untilWaiting(1)
-	// A worker that comes is room, too.
+	// A new worker is capacity, too.
 	b.Fleet().SetWorkers([]workers.Worker{worker("a", 0), other, worker("c", 0)})
 	placed := <-waits.done
 	if placed.Reject != nil || placed.Endpoint != "10.0.0.99:8000" {
 		t.Errorf("%+v", placed)
 	}
-	// Workers that leave end the wait: nobody will make room.
+	// When the workers leave the wait ends: no capacity can become free.
 	waits = b.send(1)
 	b.Fleet().SetWorkers(nil)
 	if d := <-waits.done; d.Reject == nil || d.Reject.Status != 503 {
@@ -254,7 +255,7 @@ func TestRoomForAnotherModel(t *testing.T) {
 	b.idle()
 }
 
-// TestManyWaiters: a crowd passes through two places, nobody is lost.
+// TestManyWaiters: many requests pass through two places and none is lost.
 func TestManyWaiters(t *testing.T) {
 	b := newBench(t, "routing: {wait: {max_requests: 1000, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 2))
 	done := make(chan string, 60)
@@ -263,7 +264,7 @@ func TestManyWaiters(t *testing.T) {
 		ctx, stop := context.WithCancel(context.Background())
 		defer stop()
 		if i%7 == 3 {
-			stop() // leaves at once, or is placed and ends at once
+			stop() // leaves immediately, or is placed and ends immediately
 		}
 		go func() {
 			d := b.Decide(ctx, r)
