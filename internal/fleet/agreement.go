@@ -30,8 +30,8 @@ type differing struct {
 	all     bool
 }
 
-// check is the comparison with one worker. It lives as long as the worker: a
-// comparison that is due while the worker is away is made when it is back.
+// check is the comparison with one worker. It lives as long as the worker: a comparison
+// that is due while the worker is unavailable is made when it is back.
 type check struct {
 	checker    *shape.Checker
 	address    string
@@ -41,7 +41,7 @@ type check struct {
 	done       chan struct{}
 }
 
-// all returns the checks as of now, not to be changed.
+// all returns the current checks by worker name. The map must not be changed.
 func (a *agreement) all() map[string]*check {
 	if m := a.checks.Load(); m != nil {
 		return *m
@@ -55,7 +55,7 @@ func (a *agreement) differs(worker string) bool {
 	return d != nil && d.workers[worker]
 }
 
-// settle recomputes differing after a check has changed its state.
+// settle recomputes differing. Call it after the state of a check has changed.
 func (a *agreement) settle() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -82,7 +82,7 @@ func (a *agreement) end() {
 	}
 }
 
-// replace installs the checks and returns the old ones that are not among them.
+// replace installs next and returns the old checks that are not in it.
 func (a *agreement) replace(next map[string]*check) map[string]*check {
 	gone := maps.Clone(a.all())
 	maps.DeleteFunc(gone, func(name string, c *check) bool { return next[name] == c })
@@ -96,8 +96,8 @@ func (c *check) end() {
 	<-c.done
 }
 
-// compareAll compares every model with every worker that serves it: when the worker
-// appears, when it is back, and as requests come.
+// compareAll starts comparing every model with every worker that serves it: when the worker
+// appears, when it is back, and as requests arrive.
 func (f *Fleet) compareAll(v *View) {
 	for _, s := range f.Models {
 		if s.Tokens == nil || s.Config.Check.Disabled {
@@ -169,7 +169,7 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 	return c
 }
 
-// recheck compares a worker again whose engine may have been replaced.
+// recheck repeats the comparisons with a worker whose engine may have been replaced.
 func (f *Fleet) recheck(worker string) {
 	for _, s := range f.Models {
 		if c := s.agreement.all()[worker]; c != nil {
@@ -178,8 +178,8 @@ func (f *Fleet) recheck(worker string) {
 	}
 }
 
-// Sample offers a request, whose ids model made, for the comparison with the worker
-// that serves it.
+// Sample offers a request whose ids model made for the comparison with the worker that
+// serves it.
 func (f *Fleet) Sample(model *Model, m *Member, r *body.Request) {
 	if c := model.agreement.all()[m.Name]; c != nil && c.checker.Usable() {
 		c.checker.Offer(r)
@@ -192,8 +192,8 @@ func (m *Model) Differs(worker *Member) bool {
 	return worker != nil && m.agreement.differs(worker.Name)
 }
 
-// SetDiffering marks the workers whose ids differ, as comparisons do. It is for
-// tests of what follows from that.
+// SetDiffering marks workers as differing, as comparisons do. It is for tests of the
+// consequences.
 func (m *Model) SetDiffering(workers ...string) {
 	d := &differing{workers: map[string]bool{}}
 	for _, w := range workers {

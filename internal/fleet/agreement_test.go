@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// tokenizing is an engine that tells our ids, or others.
+// tokenizing is an engine that answers with our ids or with different ones.
 type tokenizing struct {
 	*httptest.Server
 
@@ -63,7 +63,8 @@ func startTokenizing(t *testing.T) *tokenizing {
 	return e
 }
 
-// Workers are judged one by one, and a model only by all of them.
+// Workers are judged individually; a model is routed by load only if all of its workers
+// differ.
 func TestWorkersThatDiffer(t *testing.T) {
 	a, b := startTokenizing(t), startTokenizing(t)
 	b.wrong.Store(true)
@@ -131,7 +132,7 @@ func TestWorkersThatDiffer(t *testing.T) {
 	a.wrong.Store(false)
 	d.recheck("a")
 	until("a is asked again", func() bool { return state("a") == shape.Agrees })
-	// A sample without an answer is asked again with the next check.
+	// An unanswered sample is repeated with the next check.
 	a.down.Store(true)
 	asked := a.asked.Load()
 	request, err := body.Parse(body.Completions, []byte(`{"model":"demo","prompt":"one two three"}`))

@@ -6,8 +6,8 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// An engine that connects to Kvlane instead of waiting for it is known as well as any
-// other.
+// The index learns an engine that connects to Kvlane (instead of accepting connections)
+// like any other.
 func TestAnEngineThatConnects(t *testing.T) {
 	r := newRig(t, func(o *enginesim.Options) { o.EventsConnect = true })
 	r.worker.Events.Bind = true

@@ -11,31 +11,30 @@ import (
 )
 
 const (
-	// listAgain is the TTL of the workers' lists: an unknown name refreshes them once
-	// it is over.
+	// listAgain is the TTL of the workers' lists: after it, an unknown name refreshes them.
 	listAgain = 2 * time.Second
 	// listTimeout bounds one GET /v1/models.
 	listTimeout = 2 * time.Second
-	// maxListing bounds the workers that are asked concurrently.
+	// maxListing bounds the workers that are queried concurrently.
 	maxListing = 16
-	// maxListed bounds the names kept of one worker.
+	// maxListed bounds the names kept per worker.
 	maxListed = 1024
 )
 
-// catalog is what workers list in GET /v1/models beyond the models that they
-// declare: adapters that were loaded since. They are asked when a request names an
+// catalog has the names that workers list in GET /v1/models beyond the models that they
+// declare: adapters that were loaded later. Workers are queried when a request names an
 // unknown model.
 type catalog struct {
 	asker *workers.Asker
 
 	mu    sync.Mutex // guards all below, and orders the calls of tellRouter
 	names map[string]bool
-	// listed has a worker's names with its generation.
+	// listed has each worker's names with its generation.
 	listed map[string]listed
 	asked  time.Time
-	// silent reports that a worker did not answer: it may serve the name.
+	// silent reports that a worker did not answer, so that it may serve any name.
 	silent bool
-	asking chan struct{} // closed when all have answered; nil while none is asked
+	asking chan struct{} // closed when all have answered; nil while no query runs
 }
 
 type listed struct {
@@ -43,9 +42,9 @@ type listed struct {
 	names      []string
 }
 
-// declare fills in names, the models that workers list in their configuration;
-// split, that no model is served by all of them; and open, that a worker lists none,
-// which means any.
+// declare sets names (the models that workers list in their configuration), split (no model
+// is served by all of them), and open (a worker lists none, which means that it serves
+// any).
 func (v *View) declare(base func(name string) string) {
 	v.names = map[string]bool{}
 	var common map[string]bool
@@ -90,17 +89,17 @@ func (f *Fleet) Known(v *View, name string) bool {
 // its models, or one does not.
 func (v *View) OpenToAll() bool { return v.open || len(v.names) == 0 }
 
-// Split reports that no model is served by all workers.
+// Split reports whether no model is served by all workers.
 func (v *View) Split() bool { return v.split }
 
 // Declares reports whether a worker declares the name.
 func (v *View) Declares(name string) bool { return v.names[name] }
 
-// Names returns the declared names in order.
+// Names returns the declared names, sorted.
 func (v *View) Names() []string { return slices.Sorted(maps.Keys(v.names)) }
 
-// List asks all workers for their models, unless the last answers are fresh, and
-// waits for the answers. It reports whether all ready workers answered.
+// List queries all ready workers for their models, unless the last answers are fresh, and
+// waits for the answers. It reports whether all of them answered.
 func (f *Fleet) List(ctx context.Context) bool {
 	c := &f.catalog
 	c.mu.Lock()
@@ -125,7 +124,7 @@ func (f *Fleet) List(ctx context.Context) bool {
 	return !c.silent
 }
 
-// askAll asks every ready worker and tells the router what is new.
+// askAll queries every ready worker and updates the router if the lists changed.
 func (f *Fleet) askAll(done chan struct{}) {
 	v := f.View()
 	answers := map[string]listed{}

@@ -10,11 +10,11 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Counters are the per-request counters of a target, looked up when its worker
-// joins. What is counted after the worker has left is lost.
+// Counters are the per-request counters of a target, looked up when its worker joins.
+// Counts made after the worker has left are lost.
 type Counters struct {
 	Picks, Prompt, ByEvents, Speculative prometheus.Counter
-	// Batches counts the batches of events that came from the target.
+	// Batches counts the event batches received from the target.
 	Batches atomic.Uint64
 }
 

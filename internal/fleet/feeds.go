@@ -15,8 +15,8 @@ import (
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// maxReplays bounds concurrent replays: after a restart with a thousand feeds the
-// engines' histories come in turn.
+// maxReplays bounds concurrent replays: after a restart with a thousand feeds the engines'
+// histories are fetched a few at a time.
 const maxReplays = 8
 
 // feeds runs the event feeds of all workers.
@@ -31,12 +31,12 @@ type feeds struct {
 	running map[*feedHandle]struct{}
 	pushed  map[string]*feedHandle // by worker, those that relays push for
 
-	// snapshot is held for reading while the events of a batch are applied, and for
-	// writing while a copy of the index is made.
+	// snapshot is read-locked while the events of a batch are applied, and write-locked
+	// while a copy of the index is made.
 	snapshot sync.RWMutex
 	warmMu   sync.Mutex
 	warm     map[kvindex.Target]warmTarget
-	warmed   atomic.Int64 // targets of a peer's copy
+	warmed   atomic.Int64 // targets taken from a peer's copy
 }
 
 // feedHandle is the feeds of one worker: one per rank, or a mark that relays push.
@@ -70,9 +70,9 @@ func (f *feeds) close() {
 	}
 }
 
-// startFeed starts to follow a worker's events. A worker without events, or with
-// events that cannot be followed, is routed by load and by what was sent to it.
-// resume has the cursor to go on from for each endpoint, nil for the beginning.
+// startFeed starts following a worker's events. A worker without events, or with events
+// that cannot be followed, is routed by load and by the prompts sent to it. resume has, by
+// endpoint, the cursor to continue from; nil for the beginning.
 func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *feedHandle {
 	h := &feedHandle{feeds: f.feeds, bySlot: map[kvindex.Slot]*feed.Feed{}, sink: &sink{fleet: f, m: m, endpoints: all, cursors: make([]feed.Cursor, len(all))}}
 	switch m.Events.Endpoint {
@@ -116,7 +116,7 @@ func (f *Fleet) followRank(m *Member, all []Endpoint, i int, resume *feed.Cursor
 	}
 	if strings.HasPrefix(m.Events.Endpoint, "http") {
 		if i > 0 {
-			return nil, nil // one poller: polling drains the engine's buffer
+			return nil, nil // a single poller: polling drains the engine's buffer
 		}
 		src.PollURL = m.Events.Endpoint
 		src.RankFromBatch = len(m.Slots) > 1
@@ -162,7 +162,7 @@ func (f *feeds) accept(hello *kvlanev1.Hello) error {
 	return nil
 }
 
-// cursors returns how far the events of each slot are applied, for the feeds that
+// cursors returns the position up to which each slot's events are applied, for feeds that
 // another replica can resume. The caller holds feeds.snapshot for writing.
 func (f *feeds) cursors() map[kvindex.Slot]feed.Cursor {
 	f.mu.Lock()
@@ -213,7 +213,7 @@ func (h *feedHandle) stop() {
 	h.feeds.mu.Lock()
 	delete(h.feeds.running, h)
 	if h.pushed {
-		delete(h.feeds.pushed, h.sink.m.Name) // no relay is accepted from here on
+		delete(h.feeds.pushed, h.sink.m.Name) // from here on no relay is accepted
 	}
 	h.feeds.mu.Unlock()
 	if h.pushed {
@@ -221,8 +221,8 @@ func (h *feedHandle) stop() {
 	}
 }
 
-// Finished tells a target's feed that a request with new blocks ended there. silent
-// reports that no event came from the target since the request was decided.
+// Finished tells a target's feed that a request with new blocks ended there. silent reports
+// that no event has arrived from the target since the request was decided.
 func (m *Member) Finished(slot kvindex.Slot, t kvindex.Target, silent bool) {
 	h := m.feed
 	if h.pushed {
@@ -240,7 +240,7 @@ func (m *Member) Finished(slot kvindex.Slot, t kvindex.Target, silent bool) {
 	}
 }
 
-// sink puts a worker's events into the index. It implements feed.Batcher.
+// sink applies a worker's events to the index. It implements feed.Batcher.
 type sink struct {
 	fleet     *Fleet
 	m         *Member
@@ -250,7 +250,7 @@ type sink struct {
 	cursors []feed.Cursor
 }
 
-// slot finds a target's slot and its position in endpoints.
+// slot returns a target's slot and its position in endpoints.
 func (s *sink) slot(t kvindex.Target) (slot kvindex.Slot, at int, ok bool) {
 	for i := range s.endpoints {
 		if s.endpoints[i].Target == t {
@@ -324,7 +324,7 @@ func (s *sink) Warn(t kvindex.Target, why feed.Reason, detail string) {
 	s.fleet.Log.Warn().Stringer("target", t).Str("reason", string(why)).Str("detail", detail).Msg("feed warning")
 }
 
-// pushSink passes what relays push to the sink of the worker. It implements
+// pushSink passes events that relays push to the sink of their worker. It implements
 // feed.Batcher.
 type pushSink struct{ f *feeds }
 
@@ -334,7 +334,7 @@ func (p pushSink) of(t kvindex.Target) *sink {
 	if h := p.f.pushed[t.Worker]; h != nil {
 		return h.sink
 	}
-	return nil // the worker was removed, its publishers are about to be
+	return nil // the worker was removed; its relays are about to be disconnected
 }
 
 // BeginBatch implements feed.Batcher.
@@ -409,8 +409,8 @@ func (f *Fleet) FeedStatus() []feed.Status {
 	return out
 }
 
-// Syncing names a feed that has not caught up yet, "" if all have or cannot. It does
-// not wait for relays that have not connected.
+// Syncing names a feed that may still catch up but has not, "" if there is none. Relays
+// that have not connected are ignored.
 func (f *Fleet) Syncing() string {
 	members := f.View().members
 	for _, s := range f.FeedStatus() {

@@ -26,18 +26,19 @@ type Options struct {
 	Key     kvindex.Key
 	Metrics *observe.Metrics
 	Log     zerolog.Logger
-	// OnEndpoints gets the addresses that Envoy may forward to, on each change: those
-	// of workers that serve whole requests, and those of prefill workers.
+	// OnEndpoints is called on each change with the addresses that Envoy may forward to:
+	// those of workers that serve whole requests, and those of prefill workers.
 	OnEndpoints func(serve, prefill []string)
-	// Update runs a change of the router under its lock. now is at on the router's clock.
+	// Update runs a change of the router under its lock. now is the time at on the router's
+	// clock.
 	Update func(at time.Time, change func(r *routing.Router, now time.Duration))
 	// Now is the clock.
 	Now func() time.Time
 }
 
-// Fleet knows the workers, the models that they serve, what they cache, and whether
-// their tokenizers are ours. It tells the router. It is safe for concurrent use, but
-// calls of SetWorkers must not overlap.
+// Fleet knows the workers, the models that they serve, what they cache, and whether their
+// tokenizers agree with ours, and keeps the router informed. It is safe for concurrent use,
+// except that calls of SetWorkers must not overlap.
 type Fleet struct {
 	Options
 
@@ -45,7 +46,8 @@ type Fleet struct {
 	models map[string]*Model // by every name
 	view   atomic.Pointer[View]
 	feeds  *feeds
-	// otherBlocks reports that an engine with another block size than the index's was seen.
+	// otherBlocks reports whether an engine with a block size other than the index's was
+	// seen.
 	otherBlocks atomic.Bool
 	comparing   chan struct{} // semaphore of tokenizer comparisons
 	catalog     catalog
@@ -89,8 +91,8 @@ func (f *Fleet) Close() {
 
 var roles = map[string]routing.Role{"both": routing.Both, "prefill": routing.Prefill, "decode": routing.Decode}
 
-// SetWorkers replaces the list of workers. Calls must not overlap. A worker that is
-// gone or has another generation is forgotten whole: its blocks, its load, its feed.
+// SetWorkers replaces the list of workers. Calls must not overlap. Of a worker that is gone
+// or has another generation everything is dropped: its blocks, its load, its feed.
 func (f *Fleet) SetWorkers(list []workers.Worker) {
 	old := f.View()
 	next := &View{members: make(map[string]*Member, len(list)), byAddress: map[string][]kvindex.Slot{}}
@@ -114,7 +116,7 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 		next.enter(m)
 	}
 	next.declare(f.base)
-	f.view.Store(next) // before the router learns of it: whoever is placed on a newcomer looks up its endpoint
+	f.view.Store(next) // before the router is updated: a request placed on a new worker looks up its endpoint
 	for name := range old.members {
 		f.ForgetGone(name)
 	}
@@ -127,7 +129,7 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 	}
 }
 
-// enter adds a worker to a view that is being made.
+// enter adds a worker to a view under construction.
 func (v *View) enter(m *Member) {
 	v.members[m.Name] = m
 	all, _ := endpoints(&m.Worker.Worker)
@@ -142,8 +144,8 @@ func (v *View) enter(m *Member) {
 	}
 }
 
-// addresses lists where requests may be forwarded to: workers that serve whole
-// requests, and prefill workers, in the order of list.
+// addresses returns where requests may be forwarded to: workers that serve whole requests,
+// and prefill workers, in the order of list.
 func (v *View) addresses(list []workers.Worker) (serve, prefill []string) {
 	for i := range list {
 		m := v.members[list[i].Name]
@@ -162,7 +164,7 @@ func (v *View) addresses(list []workers.Worker) (serve, prefill []string) {
 	return serve, prefill
 }
 
-// add gives a new worker its slots and starts its feed.
+// add allocates the slots of a new worker and starts its feed.
 func (f *Fleet) add(w workers.Worker) (*Member, error) {
 	all, err := endpoints(&w.Worker)
 	if err != nil {
@@ -186,7 +188,7 @@ func (f *Fleet) add(w workers.Worker) (*Member, error) {
 	return m, nil
 }
 
-// drop forgets a worker.
+// drop removes a worker with everything known of it.
 func (f *Fleet) drop(m *Member) {
 	m.feed.stop()
 	f.Update(f.Now(), func(r *routing.Router, _ time.Duration) {
@@ -199,7 +201,7 @@ func (f *Fleet) drop(m *Member) {
 	}
 }
 
-// tellRouter tells the router all targets as of now. The caller holds catalog.mu.
+// tellRouter gives the router the current targets. The caller holds catalog.mu.
 func (f *Fleet) tellRouter(v *View) {
 	f.Update(f.Now(), func(r *routing.Router, _ time.Duration) {
 		for _, m := range v.members {
@@ -220,7 +222,7 @@ func (f *Fleet) tellRouter(v *View) {
 	})
 }
 
-// Load passes what an engine reports of its ranks on to the router.
+// Load passes the loads that an engine reports for its ranks on to the router.
 func (f *Fleet) Load(worker string, at time.Time, loads []workers.RankLoad) {
 	v := f.View()
 	m := v.members[worker]
@@ -243,16 +245,16 @@ func (f *Fleet) Load(worker string, at time.Time, loads []workers.RankLoad) {
 	})
 }
 
-// ForgetGone deletes a worker's metrics if it has left, so that fleets whose workers
-// come and go under new names do not gather series. Requests that end after their
-// worker left make some again: whoever counts for a worker calls it afterwards.
+// ForgetGone deletes a worker's metrics if it has left, so that series do not accumulate in
+// fleets whose workers are replaced under new names. Requests that end after their worker
+// left create series again: call ForgetGone after counting for a worker.
 func (f *Fleet) ForgetGone(worker string) {
 	if f.View().members[worker] == nil {
 		f.Metrics.ForgetWorker(worker)
 	}
 }
 
-// Workers lists the workers by name for the debug page.
+// Workers returns the rows of the debug page, sorted by name.
 func (f *Fleet) Workers() []observe.WorkerRow {
 	rows := []observe.WorkerRow{}
 	for _, m := range f.View().members {
@@ -278,7 +280,7 @@ func (f *Fleet) Collect(emit observe.Emit) {
 	}
 }
 
-// IndexPage is the index and its feeds for the debug page.
+// IndexPage returns the index and its feeds for the debug page.
 func (f *Fleet) IndexPage() observe.IndexPage {
 	f.Expire(f.Now())
 	return observe.NewIndexPage(f.index.Stats(), f.FeedStatus(), f.feeds.warmed.Load())

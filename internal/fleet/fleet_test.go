@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newFleet starts a fleet that tells a router of its own.
+// newFleet starts a fleet that updates a router of its own.
 func newFleet(t testing.TB, yaml string, list ...workers.Worker) *Fleet {
 	t.Helper()
 	c, err := config.Parse("test.yaml", []byte("models: [{name: demo, aliases: [alias], adapters: [sql]}]\n"+yaml))

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Whatever the index counts is a metric, and the debug page names refusals in
-// words and every target's feed.
+// Every count of the index is a metric, and the debug page has refusals by name and every
+// target's feed.
 func TestTheIndexIsSeen(t *testing.T) {
 	r := newRig(t, nil)
 	b := newFleet(t, sameKey, r.worker)

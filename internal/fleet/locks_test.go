@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// A panic of the index leaves no lock held: events and copies go on.
+// A panic in the index leaves no lock held: events and copies continue.
 func TestAPanicLeavesNothingLocked(t *testing.T) {
 	f := newFleet(t, "", worker("a", 0))
 	index := f.index

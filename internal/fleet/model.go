@@ -14,7 +14,7 @@ var (
 	ErrSuspended   = errors.New("the tokenizer differs from the engine's")
 )
 
-// Model is a configured model with what makes its token ids.
+// Model is a configured model with its sources of token ids.
 type Model struct {
 	Config config.Model
 	Engine shape.Engine
@@ -50,9 +50,9 @@ func serves(names []string, m *Model) bool {
 	return len(names) == 0 || slices.ContainsFunc(names, func(n string) bool { return slices.Contains(m.Names(), n) })
 }
 
-// cacheModel is the name under which the index knows the caches of a worker: the
-// configured model that it serves, so that an alias or an adapter in its list
-// means the same cache as in a request.
+// cacheModel is the name under which the index knows a worker's cache: that of the
+// configured model that it serves, so that aliases and adapters in its list mean the same
+// cache as in a request.
 func (f *Fleet) cacheModel(served []string) string {
 	for _, name := range served {
 		if s := f.models[name]; s != nil {
@@ -68,8 +68,8 @@ func (f *Fleet) cacheModel(served []string) string {
 	return ""
 }
 
-// Model finds a model by the name that a client sent, nil if it is not configured;
-// "" means the only one.
+// Model finds a model by the name in a request, nil if it is not configured; "" means the
+// only one.
 func (f *Fleet) Model(name string) *Model {
 	if s := f.models[name]; s != nil || name != "" {
 		return s

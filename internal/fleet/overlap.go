@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Prompt is what the index is asked for: the block hashes of a prompt of Tokens
-// tokens. Made is the model whose tokenizer made the ids, nil if a renderer did.
+// Prompt is a query of the index: the block hashes of a prompt of Tokens tokens. Made is
+// the model whose tokenizer made the ids, nil if a renderer did.
 type Prompt struct {
 	Hashes []kvindex.Hash
 	Tokens int
@@ -18,10 +18,10 @@ type Prompt struct {
 // Index returns the index, for its hasher and for tests.
 func (f *Fleet) Index() *kvindex.Index { return f.index }
 
-// AppendOverlaps appends, for each target that holds blocks of the prompt, the tokens
-// that it would not compute. Workers whose tokenizer differs from the one that made
-// the ids are left out: blocks of equal hashes are not of equal text there. matches
-// is memory for the lookup.
+// AppendOverlaps appends, for each target that holds blocks of the prompt, the number of
+// tokens that it need not compute. Workers whose tokenizer differs from the one that made
+// the ids are left out, because equal hashes do not mean equal text there. matches is
+// scratch memory for the lookup.
 func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvindex.Matches) []routing.Overlap {
 	if len(p.Hashes) == 0 {
 		return dst
@@ -42,10 +42,10 @@ func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvinde
 	return kept
 }
 
-// appendOverlaps converts blocks into tokens. An engine never takes the block with
-// the last prompt token from its cache, because it has to compute something.
-// engineBlock returns the size in tokens of the engine's own block by slot, 0 if it
-// is the index's; engineBlock is nil if all are.
+// appendOverlaps converts blocks into tokens. An engine never takes the block with the last
+// prompt token from its cache, because it has to compute at least one token. engineBlock
+// returns the size in tokens of the engine's own block by slot, 0 if it is the index's;
+// engineBlock is nil if that holds for all.
 func appendOverlaps(dst []routing.Overlap, m *kvindex.Matches, block, tokens int, engineBlock func(kvindex.Slot) int) []routing.Overlap {
 	most := int32((tokens - 1) / block * block)
 	at := len(dst)
@@ -77,7 +77,7 @@ func (v *View) engineBlock(slot kvindex.Slot) int {
 	return 0
 }
 
-// sawBlocks notes the block size of an engine in tokens, 0 if it is unknown.
+// sawBlocks records the block size of an engine in tokens, 0 if it is unknown.
 func (f *Fleet) sawBlocks(size int32) {
 	if size != 0 && int(size) != f.Config.Index.BlockSize {
 		f.otherBlocks.Store(true)

@@ -13,8 +13,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// warmTarget is what a peer's index held of a target that no worker here has
-// claimed yet.
+// warmTarget is a peer's knowledge of a target whose worker has not appeared here yet.
 type warmTarget struct {
 	slot   kvindex.Slot
 	cursor feed.Cursor
@@ -35,7 +34,7 @@ func readCursor(b []byte) (c feed.Cursor, ok bool) {
 	return c, c.Next > 0
 }
 
-// KeyProof shows another replica that we have its key of the block hash, without
+// KeyProof proves to another replica that we have its key of the block hash, without
 // revealing the key.
 func (f *Fleet) KeyProof() []byte {
 	m := hmac.New(sha256.New, f.Key[:])
@@ -43,9 +42,9 @@ func (f *Fleet) KeyProof() []byte {
 	return m.Sum(nil)
 }
 
-// DumpIndex writes a copy of the index with the cursors of the feeds. Every
-// target's blocks are those of whole batches up to its cursor: events wait
-// meanwhile, decisions do not, but get no credit for what they send.
+// DumpIndex writes a copy of the index with the cursors of the feeds. Every target's blocks
+// are those of whole batches up to its cursor: events wait while the copy is made;
+// decisions do not, but get no credit for the prompts that they send.
 func (f *Fleet) DumpIndex(w io.Writer) error {
 	f.feeds.snapshot.Lock()
 	defer f.feeds.snapshot.Unlock()
@@ -60,8 +59,8 @@ func (f *Fleet) DumpIndex(w io.Writer) error {
 	})
 }
 
-// Speculate credits a target with a prompt that is sent to it, but not while a copy
-// of the index is made: no request waits for that.
+// Speculate credits a target with a prompt that is sent to it, except while a copy of the
+// index is made: requests do not wait for that.
 func (f *Fleet) Speculate(slot kvindex.Slot, hashes []kvindex.Hash, now time.Time) kvindex.Credit {
 	if !f.feeds.snapshot.TryRLock() {
 		return kvindex.Credit{}
@@ -70,7 +69,7 @@ func (f *Fleet) Speculate(slot kvindex.Slot, hashes []kvindex.Hash, now time.Tim
 	return f.index.Speculate(slot, hashes, now)
 }
 
-// Withdraw ends the credit for a prompt that its target did not take.
+// Withdraw removes the credit for a prompt that its target did not accept.
 func (f *Fleet) Withdraw(c kvindex.Credit) {
 	if f.feeds.snapshot.TryRLock() {
 		defer f.feeds.snapshot.RUnlock()
@@ -78,7 +77,7 @@ func (f *Fleet) Withdraw(c kvindex.Credit) {
 	}
 }
 
-// Expire ends credit whose TTL is over.
+// Expire removes expired credit.
 func (f *Fleet) Expire(now time.Time) {
 	if f.feeds.snapshot.TryRLock() {
 		defer f.feeds.snapshot.RUnlock()
@@ -86,10 +85,9 @@ func (f *Fleet) Expire(now time.Time) {
 	}
 }
 
-// LoadIndex takes a copy that DumpIndex of another replica wrote, before the
-// first SetWorkers. Workers that come then find their targets in it, and their
-// feeds go on from its cursors. After an error the index is empty and another
-// copy may be tried.
+// LoadIndex loads a copy written by another replica's DumpIndex. Call it before the first
+// SetWorkers: workers then find their targets in it, and their feeds continue from its
+// cursors. After an error the index is empty and another copy may be tried.
 func (f *Fleet) LoadIndex(r io.Reader) error {
 	cursors, err := f.index.Load(r)
 	if err != nil {
@@ -110,7 +108,7 @@ func (f *Fleet) LoadIndex(r io.Reader) error {
 	return nil
 }
 
-// ForgetUnclaimed drops what a loaded copy had of workers that do not exist here.
+// ForgetUnclaimed drops the targets of a loaded copy whose workers do not exist here.
 func (f *Fleet) ForgetUnclaimed() {
 	f.feeds.snapshot.RLock()
 	defer f.feeds.snapshot.RUnlock()
@@ -122,10 +120,10 @@ func (f *Fleet) ForgetUnclaimed() {
 	}
 }
 
-// addSlot gives a target its slot, with what a peer's copy had of it if its feed
-// can prove that it goes on from there: resume is where.
+// addSlot allocates a target's slot, with the blocks of a peer's copy if the feed can prove
+// that it continues from there: resume is the cursor to do so.
 func (f *Fleet) addSlot(t kvindex.Target, w *config.Worker) (slot kvindex.Slot, resume *feed.Cursor, err error) {
-	// No copy is made meanwhile: slots would change hands under it.
+	// No copy may be made in the meantime: slots would change owners under it.
 	f.feeds.snapshot.RLock()
 	defer f.feeds.snapshot.RUnlock()
 	f.feeds.warmMu.Lock()
@@ -147,16 +145,16 @@ func (f *Fleet) addSlot(t kvindex.Target, w *config.Worker) (slot kvindex.Slot, 
 	return slot, nil, nil
 }
 
-// dropSlot forgets what a target holds.
+// dropSlot forgets the blocks that a target holds.
 func (f *Fleet) dropSlot(s kvindex.Slot) {
 	f.feeds.snapshot.RLock()
 	defer f.feeds.snapshot.RUnlock()
 	f.index.Drop(s)
 }
 
-// resumable reports whether a worker's feed can prove that it resumes at a cursor: it
-// has to send the batch before it again. TensorRT-LLM's events mean nothing without
-// its first ones, which name the attention windows.
+// resumable reports whether a worker's feed can prove that it resumes at a cursor: the
+// engine has to send the batch before it again. TensorRT-LLM's events cannot be read
+// without its first ones, which name the attention windows.
 func resumable(w *config.Worker) bool {
 	return w.Engine != string(feed.TRTLLM) && (w.Events.Replay != "" || w.Events.Endpoint == config.PushEndpoint)
 }

@@ -71,7 +71,7 @@ func newRig(t *testing.T, change func(*enginesim.Options)) *rig {
 	return r
 }
 
-// idsOf makes token ids: some share a front of a few blocks with others.
+// idsOf makes token ids; some share the first few blocks with others.
 func idsOf(n int) []uint32 {
 	ids := make([]uint32, 40+n%5*32)
 	for i := range ids {
@@ -83,7 +83,7 @@ func idsOf(n int) []uint32 {
 	return ids
 }
 
-// send plays request n on a rank of the engine. With so few blocks it evicts.
+// send plays request n on a rank of the engine, which evicts because it has few blocks.
 func (r *rig) send(n int) {
 	r.t.Helper()
 	ids := idsOf(n)
@@ -104,7 +104,7 @@ func (r *rig) send(n int) {
 	}
 }
 
-// view is what a replica says of every prompt, and how much it holds.
+// view is a replica's overlap for every prompt, and the sizes of its index.
 func (r *rig) view(d *Fleet) map[string]any {
 	out := map[string]any{}
 	for _, t := range d.index.Stats().Targets {
@@ -125,7 +125,7 @@ func (r *rig) view(d *Fleet) map[string]any {
 	return out
 }
 
-// cursors are how far a replica's feeds are.
+// cursors are the positions of a replica's feeds.
 func cursors(d *Fleet) map[string]feed.Cursor {
 	out := map[string]feed.Cursor{}
 	for _, s := range d.FeedStatus() {
@@ -139,9 +139,9 @@ func cursors(d *Fleet) map[string]feed.Cursor {
 	return out
 }
 
-// settle waits until replicas have applied all that the engine published. A feed
-// that has just subscribed may miss batches that are published before the engine
-// has noticed; the next batch shows it, so there is one until all are equal.
+// settle waits until the replicas have applied all that the engine published. A feed that
+// has just subscribed may miss batches published before the engine noticed; the next batch
+// reveals the gap, so one more is published until all are equal.
 func (r *rig) settle(list ...*Fleet) {
 	r.t.Helper()
 	same := func() bool {
@@ -192,7 +192,7 @@ func (r *rig) equal(what string, a, b *Fleet) {
 
 const sameKey = "index: {key: shared}\n"
 
-// serveIndex lets a replica hand out its index over gRPC and returns what asks it.
+// serveIndex serves a replica's index over gRPC and returns how to fetch it.
 func serveIndex(t *testing.T, d *Fleet) *peers.Want {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -218,9 +218,9 @@ func bare(t *testing.T) *Fleet {
 	return newFleet(t, sameKey)
 }
 
-// A replica warmed by a peer knows what the peer knows before it has seen an
-// event, stays exact with the events that follow, and forgets if the engine was
-// restarted meanwhile.
+// A replica warmed by a peer knows what the peer knows before it has seen an event, stays
+// exact with the events that follow, and starts empty if the engine was restarted in
+// between.
 func TestAReplicaIsWarmedByAPeer(t *testing.T) {
 	r := newRig(t, nil)
 	a := newFleet(t, sameKey, r.worker)
@@ -234,7 +234,7 @@ func TestAReplicaIsWarmedByAPeer(t *testing.T) {
 	if err := peers.Fetch(t.Context(), want, b.LoadIndex); err != nil {
 		t.Fatal(err)
 	}
-	// The engine does not answer: what B says now can only come from A.
+	// The engine does not replay: B's knowledge can only come from A.
 	if err := r.engine.SetFaults(enginesim.Faults{NoReplay: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +316,7 @@ func TestCopiesUnderLoad(t *testing.T) {
 	}
 }
 
-// What cannot be joined to the events that follow is not taken.
+// Parts of a copy that cannot be joined to the events that follow are not loaded.
 func TestWhatACopyIsNotGoodFor(t *testing.T) {
 	r := newRig(t, nil)
 	a := newFleet(t, sameKey, r.worker)
@@ -352,7 +352,7 @@ func TestWhatACopyIsNotGoodFor(t *testing.T) {
 			t.Errorf("%s: %d blocks are held, targets %+v", name, n, b.index.Stats().Targets)
 		}
 	}
-	// A copy with a cursor for one target only brings that one.
+	// From a copy with a cursor for one target only that one is loaded.
 	b := bare(t)
 	var partial bytes.Buffer
 	if err := a.index.Dump(&partial, func(s kvindex.Slot) []byte {

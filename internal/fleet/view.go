@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Endpoint is where the target of a slot is reached. It is not to be changed.
+// Endpoint says where the target of a slot is reached. It must not be changed.
 type Endpoint struct {
 	Target  kvindex.Target
 	Member  *Member
@@ -25,14 +25,14 @@ type Endpoint struct {
 	// SetRank is the header, nil then.
 	Rank    string
 	SetRank []extproc.Header
-	// Name is the target's.
+	// Name is the name of the target.
 	Name     string
 	Counters *Counters
 
 	used bool
 }
 
-// Member is a worker with its slots. It is not to be changed.
+// Member is a worker with its slots. It must not be changed.
 type Member struct {
 	workers.Worker
 
@@ -45,20 +45,21 @@ type Member struct {
 	blockSize *atomic.Int32
 }
 
-// Replaces reports whether a leg for decode target o can be served by e's worker too:
-// it is another one that decodes the same models, ready, and of the same local rank.
+// Replaces reports whether a leg for decode target o can also be served by e's worker:
+// another one, ready, that decodes the same models at the same local rank.
 func (e *Endpoint) Replaces(o *Endpoint) bool {
 	m := e.Member
 	return m.Name != o.Member.Name && e.Rank == o.Rank && m.Role != "prefill" && m.Ready && !m.Draining && slices.Equal(m.Models, o.Member.Models)
 }
 
-// View is the fleet at one moment. A change makes a new one: readers hold no lock.
+// View is the fleet at one moment. It is immutable, so readers hold no lock; a change makes
+// a new View.
 type View struct {
 	endpoints []Endpoint // by slot
 	members   map[string]*Member
 	// byAddress has the slots that an address serves.
 	byAddress map[string][]kvindex.Slot
-	// names are the models that workers declare, see declare.
+	// names are the models that workers declare; see declare.
 	names       map[string]bool
 	open, split bool
 }
@@ -92,7 +93,7 @@ func (v *View) Member(name string) *Member { return v.members[name] }
 // AtAddress returns the slots that an address serves.
 func (v *View) AtAddress(address string) []kvindex.Slot { return v.byAddress[address] }
 
-// Still reports whether a slot is the same worker's as when e was looked up.
+// Still reports whether a slot belongs to the same worker as when e was looked up.
 func (f *Fleet) Still(slot kvindex.Slot, e *Endpoint) bool {
 	now := f.View().Endpoint(slot)
 	return e != nil && now != nil && now.Target == e.Target && now.Member.Generation == e.Member.Generation
