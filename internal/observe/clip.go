@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Bounds in bytes of the texts that the decision log and the tickets keep: of a
-// text from a client, and of a text about a request, which may quote the client.
+// Bounds in bytes of the texts kept by the decision log and the tickets: of a text from a
+// client, and of a text about a request, which may quote the client.
 const (
 	MaxClient = 256
 	MaxText   = 1024
@@ -21,7 +21,7 @@ const clipMark = "…"
 // be megabytes. Clipping twice changes nothing.
 func Clip(s string) string { return ClipTo(s, MaxClient) }
 
-// ClipTo is Clip with a bound in bytes of the caller's.
+// ClipTo is Clip with the bound most in bytes.
 func ClipTo(s string, most int) string {
 	if len(s) <= most {
 		return strings.Clone(s)
@@ -33,7 +33,7 @@ func ClipTo(s string, most int) string {
 	return s[:n] + clipMark
 }
 
-// Explain attaches the explanation, clipped: it took texts over from the query.
+// Explain attaches the explanation and clips its texts, some of which are the client's.
 func (e *Entry) Explain(ex *routing.Explanation) {
 	e.Explanation = ex
 	for ; ex != nil; ex = ex.Prefill {

@@ -38,25 +38,25 @@ type Entry struct {
 	PrefillNotes []string  `json:"prefillNotes,omitempty"`
 	Degraded     string    `json:"degraded,omitempty"`
 	Refusal      string    `json:"refusal,omitempty"`
-	// Assumed names the shape of the prompt that no recording of a real engine backs.
+	// Assumed names the shape of the prompt if no recording of a real engine confirms it.
 	Assumed  string `json:"assumed,omitempty"`
 	Rejected int    `json:"rejected,omitempty"`
 	Reason   string `json:"reason,omitempty"`
-	// Waited is how long the request stood in the queue for room.
+	// Waited is the time that the request spent in the queue for capacity.
 	Waited      time.Duration        `json:"waitedNs,omitempty"`
 	Stages      []StageTime          `json:"stages"`
 	Explanation *routing.Explanation `json:"explanation,omitempty"`
-	// Recorded is the decision with the router's state, to be made again offline.
+	// Recorded is the decision with the router's state, for running it again offline.
 	Recorded *routing.Decision `json:"-"`
 
-	room [8]StageTime // of Stages
+	room [8]StageTime // backing array of Stages
 
 	mu sync.Mutex
-	// After is what became of the request.
+	// After is the outcome of the request.
 	After After `json:"after"`
 }
 
-// After is what became of a request.
+// After is the outcome of a request.
 type After struct {
 	Status  int              `json:"status,omitempty"`
 	Served  string           `json:"served,omitempty"`
@@ -65,7 +65,7 @@ type After struct {
 	Outcome *extproc.Outcome `json:"outcome,omitempty"`
 }
 
-// StageTime is how long a stage took.
+// StageTime is the duration of a stage.
 type StageTime struct {
 	Stage string        `json:"stage"`
 	Took  time.Duration `json:"ns"`
@@ -99,13 +99,13 @@ func (e *Entry) change(f func()) {
 	f()
 }
 
-// NotePrefill adds a line on a prefill leg.
+// NotePrefill adds a line about a prefill leg.
 func (e *Entry) NotePrefill(text string) {
 	e.change(func() { e.PrefillNotes = append(e.PrefillNotes, ClipTo(text, MaxText)) })
 }
 
-// SetStatus, SetServed, SetTarget, SetCached, SetEnded and SetOutcome record what
-// became of the request.
+// SetStatus, SetServed, SetTarget, SetCached, SetEnded and SetOutcome record the outcome of
+// the request.
 func (e *Entry) SetStatus(status int)    { e.change(func() { e.After.Status = status }) }
 func (e *Entry) SetServed(served string) { e.change(func() { e.After.Served = served }) }
 func (e *Entry) SetTarget(target string) { e.change(func() { e.Target = target }) }
@@ -164,7 +164,7 @@ func (l *Decisions) Add(e *Entry) {
 	if old == nil {
 		return
 	}
-	old.mu.Lock() // a reader has finished with the explanation, or finds none
+	old.mu.Lock() // a reader has finished with the explanation, or will find nil
 	ex := old.Explanation
 	old.Explanation = nil
 	old.mu.Unlock()
@@ -173,8 +173,8 @@ func (l *Decisions) Add(e *Entry) {
 	}
 }
 
-// Blank returns an explanation to be filled in, from the free list of those that
-// left the log.
+// Blank returns an explanation to be filled in, recycled from entries that left the log if
+// possible.
 func (l *Decisions) Blank() *routing.Explanation {
 	if ex, ok := l.free.Get().(*routing.Explanation); ok {
 		return ex

@@ -19,7 +19,8 @@ func TestDecisionsKeepTheLast(t *testing.T) {
 	if got != "432" || l.Find("1") != nil || l.Find("3") == nil {
 		t.Errorf("kept %s", got)
 	}
-	// The explanation of an entry that left the ring is reused: a reader of the entry sees none.
+	// The explanation of an entry that left the ring is reused: the entry no longer shows
+	// it.
 	used := &routing.Explanation{Request: "0"}
 	old := &Entry{ID: "old", Explanation: used}
 	l.Add(old)

@@ -20,8 +20,8 @@ var (
 	metricRow  = regexp.MustCompile("(?m)^\\| `kvlane_([a-z_]+)` \\| ([a-z, ]*) ?\\| (.+) \\|$")
 )
 
-// Each metric in the sources has its row in docs/operating.md, with the same words,
-// and each row is a metric. The end-to-end tests compare real pages with the rows.
+// Each metric in the sources has its row in docs/operating.md, with the same help text, and
+// each row is a metric. The end-to-end tests compare real pages with the rows.
 func TestEveryMetricIsInTheDocs(t *testing.T) {
 	page, err := os.ReadFile("../../docs/operating.md")
 	if err != nil {

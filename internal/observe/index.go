@@ -12,11 +12,11 @@ import (
 type IndexPage struct {
 	Index indexStats `json:"index"`
 	Feeds []feedRow  `json:"feeds"`
-	// Warmed is the number of targets that a peer's copy brought at the start.
+	// Warmed is the number of targets taken from a peer's copy at the start.
 	Warmed int64 `json:"warmedTargets"`
 }
 
-// indexStats names the refusals in words.
+// indexStats has the refusals by name.
 type indexStats struct {
 	kvindex.Stats
 
@@ -32,8 +32,8 @@ func NewIndexPage(s kvindex.Stats, feeds []feed.Status, warmed int64) IndexPage 
 	return page
 }
 
-// feedRow is a target's feed on the debug page. Counters are the feed's: a poller
-// has several targets.
+// feedRow is a target's feed on the debug page. Counters are those of the whole feed: a
+// poller serves several targets.
 type feedRow struct {
 	Target    string                 `json:"target"`
 	State     string                 `json:"state"`

@@ -1,5 +1,5 @@
-// Package observe holds what people see of Kvlane: the metrics, the decision log,
-// the debug pages and the logger.
+// Package observe is Kvlane's observability: the metrics, the decision log, the debug pages
+// and the logger.
 package observe
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Stage names a part of the time from the last body byte to the answer.
+// Stage is a part of the time from the last body byte to the answer.
 type Stage int
 
 const (
@@ -35,8 +35,8 @@ var stageNames = [numStages]string{"queue", "parse", "tokens", "hash", "index", 
 // String is the metric's label.
 func (s Stage) String() string { return stageNames[s] }
 
-// Metrics are all metrics that events on the road count; what can be read from
-// state is collected on demand (see Collect). Safe for concurrent use.
+// Metrics are the metrics counted on the request path; those that can be derived from state
+// are collected on demand (see Collect). Safe for concurrent use.
 type Metrics struct {
 	Registry *prometheus.Registry
 
@@ -53,7 +53,7 @@ type Metrics struct {
 	Picks         *prometheus.CounterVec
 	PromptTokens  *prometheus.CounterVec
 	MatchedTokens *prometheus.CounterVec
-	// Moved counts requests that another endpoint served than the pick.
+	// Moved counts requests that were served by another endpoint than the picked one.
 	Moved *prometheus.CounterVec
 	// Predicted and Observed are cached tokens per worker, over the answers whose usage
 	// was seen.
@@ -61,14 +61,14 @@ type Metrics struct {
 	Observed  *prometheus.CounterVec
 	// Responses counts by worker and status class.
 	Responses *prometheus.CounterVec
-	// Flags counts what Envoy's access log says went wrong with decided requests, by
+	// Flags counts the failures that Envoy's access log reports for decided requests, by
 	// worker and response flag.
 	Flags *prometheus.CounterVec
 	// FirstToken is the time from the decision to the first token, per worker.
 	FirstToken *prometheus.HistogramVec
-	// ExtProcStreams, ExtProcMessages, ExtProcAnswers and ExtProcFailures are the
-	// protocol's side. ExtProcAnswers is the time from the last body byte to the last
-	// byte of the decision handed to gRPC, by request body mode.
+	// ExtProcStreams, ExtProcMessages, ExtProcAnswers and ExtProcFailures measure the
+	// protocol. ExtProcAnswers is the time from the last body byte to the last byte of the
+	// decision handed to gRPC, by request body mode.
 	ExtProcStreams  *prometheus.GaugeVec
 	ExtProcMessages *prometheus.CounterVec
 	ExtProcAnswers  *prometheus.HistogramVec
@@ -87,8 +87,8 @@ type Metrics struct {
 	stages [numStages]prometheus.Observer
 }
 
-// decision times run from microseconds (a repeated short prompt) to a second (a
-// prefill leg counts apart).
+// Decision times range from microseconds (a repeated short prompt) to a second. The prefill
+// leg is a stage of its own and not included.
 var decisionBuckets = []float64{
 	10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1,
 }
@@ -147,7 +147,7 @@ func New(version string) *Metrics {
 // Observe records the duration of a stage.
 func (m *Metrics) Observe(s Stage, d time.Duration) { m.stages[s].Observe(d.Seconds()) }
 
-// ForgetWorker deletes all that was counted for a worker.
+// ForgetWorker deletes all series of a worker.
 func (m *Metrics) ForgetWorker(worker string) {
 	labels := prometheus.Labels{"worker": worker}
 	for _, v := range []*prometheus.CounterVec{m.Picks, m.PromptTokens, m.MatchedTokens, m.Moved, m.Predicted, m.Observed, m.Responses, m.Flags, m.Checks, m.Legs, m.TokenChecks} {
@@ -156,8 +156,8 @@ func (m *Metrics) ForgetWorker(worker string) {
 	m.FirstToken.DeletePartialMatch(labels)
 }
 
-// Collect registers a function that reads gauges, and counters (named *_total),
-// from state when the page is asked for. It must be quick and safe for concurrent use.
+// Collect registers a function that reads gauges, and counters (named *_total), from state
+// on each scrape. It must be quick and safe for concurrent use.
 func (m *Metrics) Collect(f func(emit Emit)) {
 	m.Registry.MustRegister(collector{f})
 }
@@ -166,7 +166,7 @@ type collector struct {
 	f func(emit Emit)
 }
 
-// Describe sends nothing: the collector is unchecked, its targets come and go.
+// Describe sends nothing: the collector is unchecked, because its targets change.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect calls the function. Labels are pairs of name and value.

@@ -123,7 +123,7 @@ func (p *Pages) workers(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p
 
 func (p *Pages) index(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Index()) }
 
-// MarshalJSON writes an entry as it is now.
+// MarshalJSON writes the entry's current state.
 func (e *Entry) MarshalJSON() ([]byte, error) {
 	type plain Entry
 	e.mu.Lock()
@@ -131,7 +131,7 @@ func (e *Entry) MarshalJSON() ([]byte, error) {
 	return json.Marshal((*plain)(e))
 }
 
-// Text is an entry for people.
+// Text returns the entry in readable form.
 func (e *Entry) Text() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What a client chooses can neither steer a terminal nor look like another line.
+// Text that a client chooses can neither control a terminal nor imitate another line.
 func TestAnEntryIsSafeForTerminals(t *testing.T) {
 	const evil = "a\x1b[2J\x9b\u009b\u202e\nanswered 200"
 	e := &Entry{ID: evil, Method: evil, Path: evil, Model: evil, Conversation: evil, Refusal: evil, Rejected: 400, Reason: "r", PrefillNotes: []string{evil}, Prefill: "p", Degraded: "d"}

@@ -6,19 +6,19 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Emit takes a series when the metrics are scraped: a gauge, or a counter if its
-// name ends in _total. labels are pairs of name and value.
+// Emit is called with each series on a scrape: a gauge, or a counter if its name ends in
+// _total. labels are pairs of name and value.
 type Emit func(name, help string, value float64, labels ...string)
 
-// TargetLoad is what is booked on a target.
+// TargetLoad is the load booked on a target.
 type TargetLoad struct {
 	Target kvindex.Target
 	Load   routing.Load
-	// Suspect says that new requests avoid the target.
+	// Suspect reports that new requests avoid the target.
 	Suspect bool
 }
 
-// Ledger is the router's state that is exported.
+// Ledger is the exported part of the router's state.
 type Ledger struct {
 	Targets                      []TargetLoad
 	Reservations, Waiting        int
@@ -63,8 +63,8 @@ func (emit Emit) Tokenizer(model, worker, state string) {
 		"model", model, "worker", worker, "state", state)
 }
 
-// Index emits the index's sizes and counts. warmed is the number of targets that a
-// peer's copy brought at the start.
+// Index emits the index's sizes and counts. warmed is the number of targets taken from a
+// peer's copy at the start.
 func (emit Emit) Index(s kvindex.Stats, warmed int64) {
 	for _, m := range []struct {
 		name, help string
