@@ -29,7 +29,7 @@ func newClient(timeout time.Duration) client {
 	}}}
 }
 
-// noRedirect: an engine answers for itself, it does not send us to others.
+// noRedirect: an engine must answer for itself, not redirect to other hosts.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 func (c client) close() { c.http.CloseIdleConnections() }
@@ -58,8 +58,8 @@ var engineSeries = map[string]series{
 	"trtllm": {"trtllm_num_requests_running", "trtllm_num_requests_waiting", "trtllm_kv_cache_utilization", "dp_rank"},
 }
 
-// parseLoads scans a Prometheus text page for the three gauges of an engine. It
-// looks at whole lines only and skips what it does not know.
+// parseLoads scans a Prometheus text page for the three gauges of an engine. It reads only
+// complete lines and skips unknown ones.
 func parseLoads(page []byte, engine string) []RankLoad {
 	names, ok := engineSeries[engine]
 	if !ok {

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 )
 
-// Facts is what an engine says of itself. Zero fields were not said.
+// Facts is what an engine reports about itself. Zero fields were not reported.
 type Facts struct {
 	Engine           string
 	Models           []string
@@ -27,8 +27,8 @@ type Facts struct {
 	BootstrapPort    int
 }
 
-// Fill puts facts into a worker where it says nothing itself, except that the
-// engine knows its own kind.
+// Fill sets those fields of a worker that are unset, except that the engine kind is always
+// the reported one.
 func (f *Facts) Fill(w *config.Worker) {
 	if f.Engine != "" {
 		w.Engine = f.Engine
@@ -50,24 +50,24 @@ func (f *Facts) Fill(w *config.Worker) {
 	}
 }
 
-// Asker asks engines about themselves. It is safe for concurrent use.
+// Asker queries engines about themselves. It is safe for concurrent use.
 type Asker struct{ client client }
 
-// NewAsker returns an asker that waits so long for each answer.
+// NewAsker returns an asker; timeout bounds each answer.
 func NewAsker(timeout time.Duration) *Asker { return &Asker{newClient(timeout)} }
 
 // Close drops idle connections.
 func (a *Asker) Close() { a.client.close() }
 
-// maxFacts bounds an answer: a /server_info repeats every option of the engine.
+// maxFacts bounds an answer in bytes: a /server_info repeats every option of the engine.
 const maxFacts = 4 << 20
 
-// Ask collects what the engine at address says. An engine that answers, but
-// knows none of the questions, has told nothing and that is no error; one that
-// cannot be reached is.
+// Ask collects what the engine at address reports. It returns an error if the engine cannot
+// be reached, but not if it answers without supporting any of the queries: Facts is zero
+// then.
 //
-// The questions: GET /v1/models (all three), GET /kv_event_sources (vLLM), GET
-// /server_info (SGLang with kv_events, TensorRT-LLM).
+// The queries: GET /v1/models (all three), GET /kv_event_sources (vLLM), GET /server_info
+// (SGLang with kv_events, TensorRT-LLM).
 func (a *Asker) Ask(ctx context.Context, address string) (Facts, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -90,18 +90,18 @@ func (a *Asker) Ask(ctx context.Context, address string) (Facts, error) {
 			continue
 		}
 		next := f
-		if q.read(&next, body, host) == nil { // something else may answer at that path
+		if q.read(&next, body, host) == nil { // another server may answer at that path
 			f = next
 		}
 	}
 	return f, nil
 }
 
-// ErrNoModels is the error of Models for one that answers, but not as an engine does.
+// ErrNoModels is returned by Models if the answer is not that of an engine.
 var ErrNoModels = errors.New("GET /v1/models: no list of models")
 
-// Models are the names that the engine at a URL lists in GET /v1/models, adapters
-// included.
+// Models returns the names that the engine at a URL lists in GET /v1/models, including
+// adapters.
 func (a *Asker) Models(ctx context.Context, url string) ([]string, error) {
 	body, err := a.question(ctx, strings.TrimRight(url, "/")+"/v1/models")
 	if err != nil {
@@ -117,7 +117,7 @@ func (a *Asker) Models(ctx context.Context, url string) ([]string, error) {
 	return f.Models, nil
 }
 
-// question returns nil without an error where the engine has no such page.
+// question returns nil and no error if the engine does not have the page.
 func (a *Asker) question(ctx context.Context, url string) ([]byte, error) {
 	resp, cancel, err := a.client.get(ctx, url)
 	if err != nil {
@@ -139,7 +139,7 @@ func (a *Asker) question(ctx context.Context, url string) ([]byte, error) {
 
 var errOther = errors.New("not the answer of an engine")
 
-// owners are the engines' names in owned_by of /v1/models.
+// owners maps owned_by in /v1/models to the engine's name.
 var owners = map[string]string{"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
 
 func readModels(f *Facts, body []byte, _ string) error {
@@ -164,7 +164,8 @@ func readModels(f *Facts, body []byte, _ string) error {
 	return nil
 }
 
-// readEventSources reads vLLM's map of rank to publisher; ports already count up.
+// readEventSources reads vLLM's map of rank to publisher; its ports are already those of
+// the ranks.
 func readEventSources(f *Facts, body []byte, host string) error {
 	var said map[string]struct {
 		Enabled  *bool   `json:"enable_kv_cache_events"`
@@ -221,8 +222,8 @@ func readServerInfo(f *Facts, body []byte, host string) error {
 	}
 	switch {
 	case said.TokensPerPage > 0:
-		// No request can name an attention rank, and events are polled, which drains them:
-		// only the configuration may say that nobody else polls.
+		// A request cannot name an attention rank, and events are polled, which drains
+		// them: only the configuration can promise that there is no other poller.
 		f.Engine, f.BlockSize = "trtllm", said.TokensPerPage
 		return nil
 	case said.PageSize <= 0 || said.DPSize <= 0 || said.BootstrapPort < 0:
@@ -240,9 +241,8 @@ func readServerInfo(f *Facts, body []byte, host string) error {
 
 func tcp(host string, port int) string { return "tcp://" + net.JoinHostPort(host, strconv.Itoa(port)) }
 
-// reach makes an endpoint that an engine binds one that can be dialled: all
-// addresses, and the engine's own loopback, mean its host. What is not tcp is not
-// reachable from here.
+// reach converts an endpoint that an engine binds into one that can be dialled: wildcard
+// addresses and the engine's loopback become its host. It returns "" for anything but tcp.
 func reach(endpoint, host string) string {
 	u, err := url.Parse(strings.Replace(endpoint, "tcp://*", "tcp://0.0.0.0", 1))
 	if err != nil || u.Scheme != "tcp" || u.Port() == "" {

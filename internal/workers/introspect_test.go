@@ -49,7 +49,7 @@ func TestEnginesSayWhatTheyAre(t *testing.T) {
 				if got.BootstrapPort == 0 {
 					t.Error("no bootstrap port")
 				}
-				c.want.BootstrapPort = got.BootstrapPort // a free one
+				c.want.BootstrapPort = got.BootstrapPort // a free port
 			}
 			if c.opts.EventsEndpoint != "" {
 				c.want.Events = config.Events{Endpoint: e.EventsEndpoint(0), Replay: e.ReplayEndpoint(0), Topic: c.opts.EventsTopic}

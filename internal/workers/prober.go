@@ -15,25 +15,25 @@ import (
 	"time"
 )
 
-// prober asks one worker how it is, over one connection that it keeps. Every worker
-// is asked twice a second: net/http's client, with two goroutines a connection that
-// each question wakes, would cost twice as much. Not safe for concurrent use.
+// prober runs one worker's health checks over a connection that it keeps. With two checks
+// per second and worker, net/http's client, whose two goroutines per connection wake for
+// each request, would cost twice as much CPU. Not safe for concurrent use.
 type prober struct {
 	timeout time.Duration
 
-	address string // that conn leads to
+	address string // the address of conn
 	conn    net.Conn
 	read    *bufio.Reader
 	// unbind ends the watch that closes conn when the context ends.
 	unbind func() bool
 }
 
-// health asks GET /health, which all three engines have.
+// health sends GET /health, which all three engines support.
 func (p *prober) health(ctx context.Context, address string) error {
 	return p.get(ctx, address, "/health", func(*http.Response) error { return nil })
 }
 
-// pages is memory for metrics pages.
+// pages pools the buffers of metrics pages.
 var pages = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 // loads reads the engine's /metrics.
@@ -51,10 +51,10 @@ func (p *prober) loads(ctx context.Context, address, engine string) (loads []Ran
 	return loads, err
 }
 
-// maxRest is how much of an answer is read only to be able to ask again.
+// maxRest bounds the bytes of an answer that are read only to keep the connection.
 const maxRest = 64 << 10
 
-// get asks for a path and has use read the answer, if its status is one of success.
+// get requests a path and calls use with the answer if its status is 2xx.
 func (p *prober) get(ctx context.Context, address, path string, use func(*http.Response) error) error {
 	if p.address != address {
 		p.close()
@@ -62,7 +62,7 @@ func (p *prober) get(ctx context.Context, address, path string, use func(*http.R
 	kept := p.conn != nil
 	resp, err := p.ask(ctx, address, path)
 	if err != nil && kept && ctx.Err() == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		resp, err = p.ask(ctx, address, path) // the worker may have closed it since the last time
+		resp, err = p.ask(ctx, address, path) // the worker may have closed the kept connection
 	}
 	if err != nil {
 		return err
@@ -79,8 +79,8 @@ func (p *prober) get(ctx context.Context, address, path string, use func(*http.R
 	return err
 }
 
-// ask sends a request and reads the head of its answer. After an error there is no
-// connection.
+// ask sends a request and reads the head of the answer. It closes the connection on an
+// error.
 func (p *prober) ask(ctx context.Context, address, path string) (_ *http.Response, err error) {
 	defer func() {
 		if err != nil {

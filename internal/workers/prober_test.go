@@ -42,7 +42,7 @@ func TestAProberKeepsItsConnection(t *testing.T) {
 		case "/health":
 			w.WriteHeader(http.StatusNoContent)
 		case "/metrics":
-			_, _ = w.Write([]byte(long)) // without length: chunked
+			_, _ = w.Write([]byte(long)) // no Content-Length: chunked
 		}
 	})
 	p := newProber(t)
@@ -84,7 +84,7 @@ func TestWhatAProberIsTold(t *testing.T) {
 			return
 		}
 		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = w.Write([]byte(strings.Repeat("dead", 1<<16))) // more than is read for the next question
+		_, _ = w.Write([]byte(strings.Repeat("dead", 1<<16))) // more than is read to keep the connection
 	})
 	p := newProber(t)
 	for range 2 {
@@ -105,7 +105,7 @@ func TestWhatAProberIsTold(t *testing.T) {
 	}
 }
 
-// A silent worker is given up after the timeout, at once if the context ends.
+// A silent worker is given up after the timeout, or immediately if the context ends.
 func TestAProberDoesNotWaitForever(t *testing.T) {
 	release := make(chan struct{})
 	var asked atomic.Int32

@@ -1,5 +1,5 @@
-// Package workers knows who exists: it joins the lists of its sources, checks
-// the engines' health, reads their load, and tells the rest of Kvlane.
+// Package workers maintains the list of workers: it joins its sources, checks the engines'
+// health, reads their load, and notifies the rest of Kvlane.
 package workers
 
 import (
@@ -19,19 +19,19 @@ import (
 type Worker struct {
 	config.Worker
 
-	// Ready means that the last checks succeeded: it may be picked.
+	// Ready reports that the last checks succeeded: the worker may be picked.
 	Ready bool
-	// Draining means that its source is letting it go: no new picks, running requests
-	// end.
+	// Draining reports that its source is removing the worker: it gets no new picks,
+	// running requests end normally.
 	Draining bool
-	// Reason says why it is not ready, "" if it is.
+	// Reason is why it is not ready, "" if it is.
 	Reason string
-	// Generation distinguishes two workers that had the same name or address one after
-	// the other: a newcomer inherits nothing.
+	// Generation distinguishes two workers that had the same name or address one after the
+	// other: the new one inherits nothing.
 	Generation uint64
 }
 
-// RankLoad is what an engine reports of one rank.
+// RankLoad is the load that an engine reports for one rank.
 type RankLoad struct {
 	// Rank is kvindex.NoRank (-1) where the engine does not label its series.
 	Rank             int32
@@ -45,11 +45,11 @@ type Entry struct {
 	config.Worker
 
 	Draining bool
-	// Unready says why the source itself holds the worker for not ready, whatever its
-	// health check says; "" if it does not.
+	// Unready is why the source considers the worker not ready, whatever its health check
+	// says; "" if it does not.
 	Unready string
-	// Identity changes when the process behind the same name and address does (a pod's
-	// UID); "" where the source cannot know.
+	// Identity changes with the process behind the same name and address (a pod's UID); ""
+	// where the source cannot know.
 	Identity string
 }
 
@@ -64,7 +64,7 @@ type Options struct {
 	OnChange func([]Worker)
 	// OnLoad gets a worker's load reports. Calls for different workers may overlap.
 	OnLoad func(worker string, at time.Time, loads []RankLoad)
-	// OnCheck is told the outcome of each check ("ok", "failed"); may be nil.
+	// OnCheck is called with the outcome of each check ("ok", "failed"); may be nil.
 	OnCheck func(worker, outcome string)
 }
 
@@ -78,10 +78,10 @@ type Registry struct {
 	mu         sync.Mutex
 	sources    map[string][]Entry
 	tracked    map[string]*tracked
-	warned     map[string]bool // names of sources that another source has
+	warned     map[string]bool // names that several sources list, for which a warning was logged
 	generation uint64
 	notify     chan struct{}
-	untold     int // changes that OnChange has not returned from yet
+	untold     int // changes for which OnChange has not returned yet
 }
 
 // tracked is one worker with its checker.
@@ -90,7 +90,7 @@ type tracked struct {
 	worker   Worker
 	failures int
 	checked  bool
-	down     string // why the checks hold it for not ready, "" if they do not
+	down     string // why the checks consider it not ready, "" if they do not
 	cancel   context.CancelFunc
 	kick     chan struct{}
 }
@@ -112,9 +112,9 @@ func (r *Registry) Close() {
 	r.wg.Wait()
 }
 
-// Set replaces what a source lists. A name that several sources list belongs to the
-// configuration ("static"), else to the first source in order of name; the others'
-// is left out, with a warning.
+// Set replaces the list of a source. A name that several sources list belongs to the
+// configuration ("static"), else to the first source by name; the other entries are ignored
+// with a warning.
 func (r *Registry) Set(source string, list []Entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -146,7 +146,8 @@ func (r *Registry) Set(source string, list []Entry) {
 	for name, e := range want {
 		if t, ok := r.tracked[name]; ok {
 			if t.entry.Unready != "" && e.Unready == "" {
-				// The source has just seen it ready: that is newer than our last check.
+				// The source has just seen it become ready, which is newer than our last
+				// check.
 				t.down, t.failures, t.checked = "", 0, true
 				t.suspect()
 			}
@@ -177,7 +178,7 @@ func staticFirst(a, b string) int {
 	return 1
 }
 
-// settle joins what the last checks and the source say. Without checks the
+// settle combines the results of the last checks with the source's. Without checks the
 // source alone decides.
 func (t *tracked) settle(checks bool) {
 	switch {
@@ -192,13 +193,13 @@ func (t *tracked) settle(checks bool) {
 	}
 }
 
-// sameProcess says whether an entry still means the process that is tracked.
+// sameProcess reports whether two entries mean the same process.
 func sameProcess(a, b Entry) bool {
 	return a.Address == b.Address && a.Identity == b.Identity && a.Engine == b.Engine &&
 		a.Ranks == b.Ranks && a.StartRank == b.StartRank && a.RankBy == b.RankBy && a.Events == b.Events && a.BlockSize == b.BlockSize
 }
 
-// Suspect has a worker checked at once, because a request to it failed.
+// Suspect triggers an immediate check of a worker, because a request to it failed.
 func (r *Registry) Suspect(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -207,7 +208,7 @@ func (r *Registry) Suspect(name string) {
 	}
 }
 
-// suspect has the worker checked soon.
+// suspect triggers a check without blocking.
 func (t *tracked) suspect() {
 	select {
 	case t.kick <- struct{}{}:
@@ -236,7 +237,8 @@ func (r *Registry) list() []Worker {
 	return out
 }
 
-// Settled says whether every worker has been checked at least once and OnChange has been told of it.
+// Settled reports whether every worker has been checked at least once and OnChange has
+// returned with the results.
 func (r *Registry) Settled() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -248,7 +250,7 @@ func (r *Registry) Settled() bool {
 	return r.untold == 0
 }
 
-// changed has OnChange told soon. The caller holds the lock.
+// changed triggers a call of OnChange. The caller holds the lock.
 func (r *Registry) changed() {
 	r.untold++
 	select {
@@ -304,8 +306,8 @@ func (r *Registry) watch(ctx context.Context, t *tracked) {
 	}
 }
 
-// newTicker returns a ticker with up to 10 % jitter, so that a fleet is not
-// asked in one moment; 0 never ticks.
+// newTicker returns a ticker with up to 10 % jitter, so that the workers of a fleet are not
+// checked simultaneously; 0 never ticks.
 func newTicker(every time.Duration) *time.Ticker {
 	if every <= 0 {
 		t := time.NewTicker(time.Hour)

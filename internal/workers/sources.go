@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 )
 
-// filePoll is how often a workers file is looked at.
+// filePoll is the interval at which a workers file is read.
 const filePoll = 500 * time.Millisecond
 
 // Static lists the workers of the configuration.
@@ -31,8 +31,8 @@ func entries(list []config.Worker) []Entry {
 	return out
 }
 
-// File lists the workers of a YAML file and follows its changes. The first
-// reading must succeed; a later one that fails is logged and changes nothing.
+// File lists the workers of a YAML file and follows its changes. The first read must
+// succeed; if a later one fails, this is logged and the list stays.
 func (r *Registry) File(path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -47,8 +47,8 @@ func (r *Registry) File(path string) error {
 	return nil
 }
 
-// followFile takes a text that is there twice in a row: one that is just being written
-// is not whole.
+// followFile accepts a content only after reading it twice in a row: a file that is just
+// being written may be incomplete.
 func (r *Registry) followFile(path string, taken []byte) {
 	tick := time.NewTicker(filePoll)
 	defer tick.Stop()
@@ -124,8 +124,8 @@ func (r *Registry) resolve(d config.DNS) {
 	r.Set("dns:"+d.Name, list)
 }
 
-// At fills a worker's template with an address: '$ip' in its events and
-// connector's settings stands for it.
+// At fills a worker's template with an address, which replaces '$ip' in its events and
+// connector settings.
 func At(template config.Worker, ip string, port int) config.Worker {
 	w := template
 	w.Address = net.JoinHostPort(ip, strconv.Itoa(port))

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// engine is an HTTP server whose health a test turns on and off.
+// engine is an HTTP server whose health a test controls.
 type engine struct {
 	*httptest.Server
 
@@ -104,7 +104,7 @@ func TestAWorkerComesSickensRecoversAndGoes(t *testing.T) {
 	l.until(t, "gone", func(w []Worker) bool { return len(w) == 0 })
 }
 
-// Whoever asks whether all is settled may act on it: what the checks found has reached the listener by then.
+// When Settled returns true the listener has already got the results of the checks.
 func TestSettledMeansTold(t *testing.T) {
 	e, l := newEngine(t), &log{}
 	o := l.options()
@@ -137,7 +137,7 @@ func TestSettledMeansTold(t *testing.T) {
 func TestARefusedConnectionCountsAtOnce(t *testing.T) {
 	e, l := newEngine(t), &log{}
 	o := l.options()
-	o.Health.Every = config.Duration(time.Hour) // only the suspicion leads to a check
+	o.Health.Every = config.Duration(time.Hour) // only Suspect triggers a check
 	o.Health.Failures = 100
 	r := New(o)
 	defer r.Close()
@@ -194,7 +194,8 @@ func TestTheWorkersFileIsFollowedAndABadOneIsNotTaken(t *testing.T) {
 	l.until(t, "b", func(w []Worker) bool { return len(w) == 1 && w[0].Name == "b" })
 }
 
-// A file that is cut off, empty or gone does not empty the fleet; one that says so does.
+// A file that is truncated, empty or gone does not empty the fleet; an explicit empty list
+// does.
 func TestAWorkersFileThatIsNotWhole(t *testing.T) {
 	e, l := newEngine(t), &log{}
 	file := filepath.Join(t.TempDir(), "workers.yaml")
@@ -249,7 +250,7 @@ func TestAWorkersFileThatIsNotWhole(t *testing.T) {
 	}
 }
 
-// lockedText is a log that a test reads meanwhile.
+// lockedText is a log that a test reads while it is written.
 type lockedText struct {
 	mu   sync.Mutex
 	text strings.Builder
