@@ -10,18 +10,18 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Access is how an API server is reached.
+// Access is the connection to an API server.
 type Access struct {
 	// Config is client-go's.
 	Config *rest.Config
-	// Namespace is the one that names without a namespace are in.
+	// Namespace is that of names without a namespace.
 	Namespace string
 }
 
 // namespaceFile is where the kubelet writes a pod's namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// InCluster is the access of the pod that this process runs in.
+// InCluster returns the access of the pod that this process runs in.
 func InCluster() (Access, error) {
 	config, err := rest.InClusterConfig()
 	if errors.Is(err, rest.ErrNotInCluster) {
@@ -37,7 +37,7 @@ func InCluster() (Access, error) {
 	return Access{Config: config, Namespace: strings.TrimSpace(string(namespace))}, nil
 }
 
-// Kubeconfig is the access of a kubeconfig's current context.
+// Kubeconfig returns the access of a kubeconfig's current context.
 func Kubeconfig(path string) (Access, error) {
 	file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}, &clientcmd.ConfigOverrides{})
 	config, err := file.ClientConfig()

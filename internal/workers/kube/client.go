@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Client lists and watches what workers are known from. It is safe for
+// Client lists and watches the objects from which workers are derived. It is safe for
 // concurrent use.
 type Client struct {
 	http        *http.Client
@@ -21,7 +21,8 @@ type Client struct {
 func NewClient(a Access) (*Client, error) {
 	config := rest.CopyConfig(a.Config)
 	config.UserAgent = "kvlane"
-	// What informers ask for is bounded by their backoff and by the server's own fairness.
+	// No client-side rate limit: informers have their backoff, and the API server its
+	// fairness.
 	config.QPS = -1
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme()).WithoutConversion()
 	shared, err := rest.HTTPClientFor(config)
@@ -43,7 +44,7 @@ func NewClient(a Access) (*Client, error) {
 	return c, nil
 }
 
-// Namespace is the access's own.
+// Namespace returns the namespace of the access.
 func (c *Client) Namespace() string { return c.namespace }
 
 // Close drops idle connections.

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// collection is what is followed.
+// collection is a resource to be watched.
 type collection struct {
 	from                cache.Getter
 	resource, namespace string
@@ -22,10 +22,10 @@ type collection struct {
 	labels, fields string
 }
 
-// follow keeps up with a collection until ctx ends, by an informer. changed gets
-// all of it after the first list, and after changes, several of which may have
-// become one; what was known stays while the API server is away. The objects
-// must not be changed. Calls do not overlap.
+// follow watches a collection with an informer until ctx ends. It calls changed with all
+// objects after the first list, and after changes, several of which may be combined; while
+// the API server is unavailable the last state stays. changed must not modify the objects.
+// Calls do not overlap.
 func follow[T any, P interface {
 	*T
 	runtime.Object
@@ -44,7 +44,7 @@ func follow[T any, P interface {
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { mark() }, UpdateFunc: func(any, any) { mark() }, DeleteFunc: func(any) { mark() },
 	})
-	// These three fail only where an informer runs already.
+	// These three return errors only if an informer is already running.
 	utilruntime.Must(err)
 	utilruntime.Must(informer.SetTransform(withoutManagers))
 	utilruntime.Must(informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { report(log, err) }))
@@ -72,7 +72,7 @@ func follow[T any, P interface {
 	}
 }
 
-// withoutManagers drops who wrote which field: most of an object's memory.
+// withoutManagers drops managedFields, which are most of an object's memory.
 func withoutManagers(object any) (any, error) {
 	if m, ok := object.(metav1.Object); ok {
 		m.SetManagedFields(nil)
@@ -80,8 +80,8 @@ func withoutManagers(object any) (any, error) {
 	return object, nil
 }
 
-// report logs why a watch ended, or that a list failed. An end in good order, and
-// a version that is too old, are everyday.
+// report logs why a watch ended, or that a list failed. A normal end and an expired version
+// are routine.
 func report(log zerolog.Logger, err error) {
 	level := zerolog.WarnLevel
 	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {

@@ -14,10 +14,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// What becomes of the pods while the API server has its troubles. That lists and
-// watches are right is client-go's part; here stands what Kvlane's workers need of it.
+// The list of pods under failures of the API server. client-go is responsible for lists and
+// watches as such; these tests cover what Kvlane's workers need of it.
 
-// seen is what is known of pods.
+// seen is the last known list of pods.
 type seen struct {
 	mu  sync.Mutex
 	all map[string]*Pod
@@ -84,7 +84,7 @@ func TestAVersionThatTheServerDoesNotKnowIsListedAnew(t *testing.T) {
 	for name, lose := range map[string]func(api *apiServer){
 		"too old, in the stream": func(api *apiServer) { api.forget() },
 		"too old, by status":     func(api *apiServer) { api.set(func() { api.byStatus = true }); api.forget() },
-		// Without a new list the watch would wait until versions come that far again.
+		// Without a new list the watch would wait until versions reach that number again.
 		"newer than the server's, in the stream": func(api *apiServer) { api.restore() },
 		"newer than the server's, by status":     func(api *apiServer) { api.set(func() { api.byStatus = true }); api.restore() },
 	} {
@@ -112,11 +112,12 @@ func TestDeletionTakesAwayWhatWasThereAndAMissedOneToo(t *testing.T) {
 	api.put(podsPath, "b", podText("u2", "10.0.0.2", "True", ""))
 	k := followPods(t, c)
 	k.until(t, "a b")
-	// Its labels were changed at the same time: the event carries the last state, which the selector does not match.
+	// Its labels were changed at the same time: the event has the last state, which the
+	// selector does not match.
 	api.put(podsPath, "a", strings.Replace(podText("u1", "10.0.0.1", "True", ""), `"llm"`, `"off"`, 1))
 	k.until(t, "b")
 	api.remove(podsPath, "a")
-	// Deleted and made anew, with another UID, while nobody watched.
+	// Deleted and created again, with another UID, while no watch was open.
 	api.setDown(true)
 	api.cutWatches()
 	api.remove(podsPath, "b")
@@ -129,7 +130,7 @@ func TestDeletionTakesAwayWhatWasThereAndAMissedOneToo(t *testing.T) {
 	})
 }
 
-// A busy server is asked again, at the time that it names.
+// After a busy answer the request is repeated at the time that the server names.
 func TestABusyServerIsAskedAgain(t *testing.T) {
 	api, c := newAPIServer(t)
 	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
@@ -182,7 +183,7 @@ func TestOutsideOfAPodThereIsNoAccess(t *testing.T) {
 	}
 }
 
-// A service account's token is renewed while the pod runs: its file is read again.
+// A service account's token is renewed while the pod runs, so its file is read again.
 func TestTheTokenIsTakenFromItsFile(t *testing.T) {
 	api, _ := newAPIServer(t)
 	file := filepath.Join(t.TempDir(), "token")

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// What is read of objects, and no more: the types of k8s.io/api carry 3.2 MB of
-// code into the binary, and a pod's specification into memory.
+// Only the fields that are read: the types of k8s.io/api would add 3.2 MB of code to the
+// binary, and pod specifications to memory.
 
 var (
 	podVersion  = schema.GroupVersion{Version: "v1"}
@@ -28,7 +28,7 @@ func scheme() *runtime.Scheme {
 	return s
 }
 
-// Pod is what is read of a pod.
+// Pod has the fields of a pod that are read.
 type Pod struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -46,7 +46,7 @@ type condition struct {
 	Message string `json:"message"`
 }
 
-// unready says why a pod gets no requests, "" if it may.
+// unready returns why a pod gets no requests, "" if it may.
 func (p *Pod) unready() string {
 	for _, c := range p.Status.Conditions {
 		if c.Type == "Ready" {
@@ -61,11 +61,11 @@ func (p *Pod) unready() string {
 	return "pod not ready"
 }
 
-// over says that a pod's containers have ended for good: its address may belong
-// to another one.
+// over reports whether a pod's containers have ended for good: its address may belong to
+// another pod.
 func (p *Pod) over() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
 
-// Pool is what is read of an InferencePool v1.
+// Pool has the fields of an InferencePool v1 that are read.
 type Pool struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -88,7 +88,7 @@ type targetPort struct {
 	Number int `json:"number"`
 }
 
-// listOf is a list of objects as the API server gives it.
+// listOf is a list of objects as the API server returns it.
 type listOf[T any, P interface {
 	*T
 	copy() *T

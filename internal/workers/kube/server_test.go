@@ -15,9 +15,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// apiServer is the part of an API server that informers use: two collections
-// with versions, selectors, lists by watches or in pages, watches that can be cut,
-// and history that can be forgotten.
+// apiServer implements the part of an API server that informers use: two collections with
+// versions, selectors, lists by watches or in pages, watches that can be cut, and history
+// that can be dropped.
 type apiServer struct {
 	*httptest.Server
 
@@ -25,22 +25,21 @@ type apiServer struct {
 	version int
 	objects map[string]stored // by collection and name
 	log     []event
-	oldest  int // versions below are forgotten
+	oldest  int // versions below were dropped
 	change  chan struct{}
 	cut     chan struct{}
 	lists   int
 	down    bool
 	tokens  []string
-	// accepted is the only token that is not refused, if set.
+	// accepted is the only accepted token, if set.
 	accepted string
-	// busy is how many more requests are told to come again in a second.
+	// busy is the number of requests still to be answered with "retry in a second".
 	busy int
-	// old has the server know nothing of lists by watches, as many before Kubernetes
-	// 1.32.
+	// old: the server does not support lists by watches, like many before Kubernetes 1.32.
 	old bool
-	// deaf is the name of an object that it does not answer for.
+	// deaf is the name of an object for which it sends no answer.
 	deaf string
-	// byStatus has what is wrong with a watch's version be said by status, not in the
+	// byStatus: an invalid version of a watch is reported by HTTP status, not in the
 	// stream.
 	byStatus bool
 }
@@ -77,12 +76,12 @@ func newAPIServer(t *testing.T) (*apiServer, *Client) {
 	return s, c
 }
 
-// config is an access to s.
+// config returns an access to s.
 func (s *apiServer) config() *rest.Config {
 	return &rest.Config{Host: s.URL, BearerToken: "t", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 }
 
-// kinds are what the collections hold.
+// kinds are the API version and kind of each collection's objects.
 var kinds = map[string][2]string{podsPath: {"v1", "Pod"}, poolsPath: {"inference.networking.k8s.io/v1", "InferencePool"}}
 
 // put adds or changes an object; text is JSON without metadata's name.
@@ -143,7 +142,7 @@ func (s *apiServer) cutWatches() {
 	s.cut = make(chan struct{})
 }
 
-// forget drops the history: watches from before are too old.
+// forget drops the history: watches from earlier versions are too old.
 func (s *apiServer) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,22 +150,22 @@ func (s *apiServer) forget() {
 	s.oldest = s.version
 }
 
-// restore goes back to an earlier version, as a store does that is restored from a
-// backup. What there is stays.
+// restore goes back to an earlier version, like a store that is restored from a backup, but
+// keeps the objects.
 func (s *apiServer) restore() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version, s.oldest, s.log = 1, 0, nil
 }
 
-// listed is the bookmark after the objects that a watch began with.
+// listed is the bookmark that follows the initial objects of a watch.
 func listed(collection string, version int) map[string]any {
 	return map[string]any{"type": "BOOKMARK", "object": map[string]any{"apiVersion": kinds[collection][0], "kind": kinds[collection][1], "metadata": map[string]any{
 		"resourceVersion": strconv.Itoa(version), "annotations": map[string]any{metav1.InitialEventsAnnotationKey: "true"},
 	}}}
 }
 
-// set changes a field.
+// set changes a field under the lock.
 func (s *apiServer) set(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,7 +228,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// send writes an object that was JSON before, or is made of strings.
+// send writes an object that was JSON before, or consists of strings.
 func send(w http.ResponseWriter, o any) {
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -316,7 +315,7 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// unknown is the status for a version that cannot be watched from, 0 if it can.
+// unknown returns the status for a version that cannot be watched from, 0 if it can.
 func (s *apiServer) unknown(version int, initial bool) int {
 	switch {
 	case version < s.oldest && !initial:
@@ -327,7 +326,7 @@ func (s *apiServer) unknown(version int, initial bool) int {
 	return 0
 }
 
-// status is what an API server says with a code.
+// status is an API server's Status object for a code.
 func status(code int) map[string]any {
 	said := map[int]metav1.Status{
 		http.StatusGone:                {Reason: metav1.StatusReasonExpired, Message: "too old resource version"},

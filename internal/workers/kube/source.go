@@ -24,13 +24,13 @@ import (
 type Options struct {
 	Client     *Client
 	Kubernetes *config.Kubernetes
-	// Set takes in what a pool lists, as workers.Registry.Set does.
+	// Set stores a pool's workers, as workers.Registry.Set does.
 	Set func(source string, list []workers.Entry)
-	// Ask asks the engine at an address; nil asks nobody.
+	// Ask queries the engine at an address; nil: engines are not queried.
 	Ask func(ctx context.Context, address string) (workers.Facts, error)
-	// Models takes over the models that engines list. Where only one is configured it is
-	// better not to: a request for an adapter that was loaded a moment ago would find no
-	// worker.
+	// Models makes workers serve the models that their engines list. Leave it false if only
+	// one model is configured: a request for an adapter that was just loaded would not find
+	// a worker.
 	Models bool
 	Log    zerolog.Logger
 }
@@ -55,41 +55,42 @@ type pool struct {
 	name string
 	log  zerolog.Logger
 
-	// Only the goroutine that follows the pool uses these two.
+	// These two are used only by the goroutine that follows the pool.
 	endWatch context.CancelFunc
 	watching string // selector
 
-	// What follows is guarded by src.mu.
-	spec    *Pool // nil until seen, and while there is none
-	listed  bool  // pools
+	// The rest is guarded by src.mu.
+	spec    *Pool // nil until seen, and while the pool does not exist
+	listed  bool  // pools were listed
 	pods    []*Pod
-	synced  bool // pods
+	synced  bool // pods were listed
 	asked   map[endpoint]*question
-	members []string // addresses listed last, sorted; replaced, never changed
+	members []string // addresses of the last published list, sorted; replaced, never changed
 	warned  map[endpoint]string
 }
 
-// endpoint is a port of a pod's life.
+// endpoint is one port of one incarnation of a pod.
 type endpoint struct {
 	uid  types.UID
 	port int
 }
 
-// question is an engine being asked.
+// question is the query of an engine.
 type question struct {
 	facts  *workers.Facts // nil until answered
 	cancel context.CancelFunc
-	now    chan struct{} // the pod is ready: it can answer now
+	now    chan struct{} // the pod is ready: the engine can answer now
 }
 
 const (
 	firstAsk = 250 * time.Millisecond
 	lastAsk  = 5 * time.Second
-	// askAgain is how often the models of an engine are asked for: adapters come and go.
+	// askAgain is the interval of queries for an engine's models: adapters are loaded and
+	// unloaded.
 	askAgain = time.Minute
 )
 
-// Start begins to follow the pools.
+// Start starts following the pools.
 func Start(ctx context.Context, o Options) *Source {
 	s := &Source{opts: o, namespace: o.Kubernetes.Namespace}
 	if s.namespace == "" {
@@ -129,16 +130,15 @@ func (p *pool) title() string {
 	return p.src.namespace + "/" + p.name
 }
 
-// Close ends everything. What was listed stays listed.
+// Close stops following. The last lists stay in effect.
 func (s *Source) Close() {
 	s.stop()
 	s.wg.Wait()
 }
 
-// Waiting says what has not been seen yet, "" once every pool was looked for and
-// the pods of those that exist are known. Without any pool that exists there is
-// nothing to be ready with; beside one, those that do not exist (Missing) are not
-// waited for.
+// Waiting returns what has not been listed yet, "" once every pool was looked up and the
+// pods of existing pools are known. At least one pool must exist; apart from that, pools
+// that do not exist (Missing) are not waited for.
 func (s *Source) Waiting() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,8 +161,7 @@ func (s *Source) Waiting() string {
 	return ""
 }
 
-// Missing are the pools that were looked for and do not exist, as
-// "namespace/name".
+// Missing returns the pools that were looked up and do not exist, as "namespace/name".
 func (s *Source) Missing() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,11 +174,11 @@ func (s *Source) Missing() []string {
 	return out
 }
 
-// missing says that the pool was looked for and does not exist. The caller holds
+// missing reports whether the pool was looked up and does not exist. The caller holds
 // src.mu.
 func (p *pool) missing() bool { return p.listed && p.name != "" && p.spec == nil }
 
-// Asking says which ready pod's engine was not heard yet, "" if all were.
+// Asking names a ready pod whose engine has not answered yet, "" if there is none.
 func (s *Source) Asking() string {
 	if s.opts.Ask == nil {
 		return ""
@@ -199,7 +198,7 @@ func (s *Source) Asking() string {
 	return ""
 }
 
-// poolChanged takes in the pool's specification.
+// poolChanged applies the pool's specification.
 func (p *pool) poolChanged(all []*Pool) {
 	p.src.mu.Lock()
 	p.listed = true
@@ -225,8 +224,7 @@ func (p *pool) poolChanged(all []*Pool) {
 	p.publish() // the ports may have changed
 }
 
-// follow watches the pods of a selector instead of those before. Calls do not
-// overlap.
+// follow watches the pods of selector in place of the previous one. Calls do not overlap.
 func (p *pool) follow(selector string) {
 	p.unfollow()
 	p.watching = selector
@@ -252,7 +250,7 @@ func (p *pool) unfollow() {
 	}
 }
 
-// ports are the HTTP ports of a pod.
+// ports returns the HTTP ports of a pod.
 func (p *pool) ports() []int {
 	if p.name == "" {
 		return p.src.opts.Kubernetes.Ports
@@ -267,7 +265,7 @@ func (p *pool) ports() []int {
 	return out
 }
 
-// publish lists the pool's workers as they are now.
+// publish passes the pool's current workers to Set.
 func (p *pool) publish() {
 	p.src.mu.Lock()
 	defer p.src.mu.Unlock()
@@ -280,7 +278,7 @@ func (p *pool) publish() {
 		p.members[i] = list[i].Address
 	}
 	slices.Sort(p.members)
-	// Under the lock, so that an older list never overtakes a newer one.
+	// Under the lock, so that an older list never replaces a newer one.
 	p.src.opts.Set("kubernetes:"+p.title(), list)
 }
 
@@ -321,9 +319,8 @@ func (p *pool) entries() []workers.Entry {
 	return list
 }
 
-// keepLast lets pods that are being deleted go on while no other pod of their
-// role is ready, as kube-proxy does with terminating endpoints: a request is
-// better sent to one of them than refused.
+// keepLast keeps pods that are being deleted in service while no other pod of their role is
+// ready, as kube-proxy does with terminating endpoints: better than refusing the request.
 func keepLast(list []workers.Entry) {
 	fresh := map[string]bool{}
 	for i := range list {
@@ -338,7 +335,7 @@ func keepLast(list []workers.Entry) {
 	}
 }
 
-// warn logs what was left out of a pod's description, or that the pod was, once.
+// warn logs, once, which parts of a pod's description were ignored, or that the pod was.
 func (p *pool) warn(at endpoint, pod string, left, err error) {
 	text := ""
 	if both := errors.Join(left, err); both != nil {
@@ -357,9 +354,9 @@ func (p *pool) warn(at endpoint, pod string, left, err error) {
 	}
 }
 
-// ask returns what the engine said; a pod that is ready and was not heard stays
-// unready until it is. An engine is asked from its container's start on, so that
-// mostly it has answered when the kubelet finds it ready.
+// ask returns the engine's answer, nil while there is none; a ready pod whose engine has
+// not answered stays unready until it does. Engines are queried from the start of their
+// container, so that most have answered when the kubelet reports them ready.
 func (p *pool) ask(at endpoint, pod *Pod, e *workers.Entry) *workers.Facts {
 	if p.src.opts.Ask == nil {
 		return nil
@@ -382,8 +379,8 @@ func (p *pool) ask(at endpoint, pod *Pod, e *workers.Entry) *workers.Facts {
 	return q.facts
 }
 
-// interview asks until it is answered, and then again for the models, which
-// change while an engine runs. The rest of an engine changes with its process.
+// interview repeats the query until the engine answers, and then only that for the models,
+// which change while an engine runs. All other facts change only with the process.
 func (p *pool) interview(ctx context.Context, q *question, address string) {
 	wait := firstAsk
 	for {
@@ -412,7 +409,7 @@ func (p *pool) interview(ctx context.Context, q *question, address string) {
 	}
 }
 
-// heard takes in an answer and says whether it was news.
+// heard stores an answer and reports whether it changed anything.
 func (p *pool) heard(q *question, f *workers.Facts) bool {
 	p.src.mu.Lock()
 	defer p.src.mu.Unlock()
@@ -429,7 +426,7 @@ func (p *pool) heard(q *question, f *workers.Facts) bool {
 	return true
 }
 
-// Listed is a pool as it was listed last.
+// Listed is a pool as last listed.
 type Listed struct {
 	// Name is "" for a selector.
 	Namespace, Name string

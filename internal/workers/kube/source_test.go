@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// taken is what a source listed.
+// taken is the last list of each source.
 type taken struct {
 	mu   sync.Mutex
 	last map[string][]workers.Entry
@@ -38,8 +38,8 @@ func (l *taken) set(source string, list []workers.Entry) {
 	l.sets++
 }
 
-// until waits for a source to list workers that read as wanted: "name address",
-// then what is not ordinary.
+// until waits for a source to list workers that read as wanted: "name address", then
+// whatever is unusual.
 func (l *taken) until(t *testing.T, source string, want ...string) {
 	t.Helper()
 	var got []string
@@ -111,7 +111,7 @@ func TestPodsOfAPoolComeSickenDrainAndGo(t *testing.T) {
 	api.put(podsPath, "c", podText("u3", "10.0.0.3", "True", ""))
 	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", `, "deletionTimestamp": "2026-01-01T00:00:00Z"`))
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1 draining", "b:8000 10.0.0.2:8000 u2", "c:8000 10.0.0.3:8000 u3")
-	// The last ones that are ready go on until another one is.
+	// The last ready pods stay in service until another one is ready.
 	api.put(podsPath, "b", podText("u2", "10.0.0.2", "True", `, "deletionTimestamp": "2026-01-01T00:00:00Z"`))
 	api.put(podsPath, "c", podText("u3", "10.0.0.3", "False", ""))
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "b:8000 10.0.0.2:8000 u2", "c:8000 10.0.0.3:8000 u3 unready")
@@ -144,7 +144,7 @@ func TestAReusedAddressBelongsToTheNewcomer(t *testing.T) {
 	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", `, "creationTimestamp": "2026-01-01T00:00:00Z"`))
 	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{})
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1")
-	// Another pod, and then another life of the same pod.
+	// Another pod, and then a new incarnation of the same pod.
 	api.put(podsPath, "b", podText("u2", "10.0.0.1", "True", `, "creationTimestamp": "2026-01-02T00:00:00Z"`))
 	l.until(t, "kubernetes:ns/llm", "b:8000 10.0.0.1:8000 u2")
 	api.put(podsPath, "b", strings.Replace(podText("u2", "10.0.0.1", "False", ""), "Running", "Failed", 1))
@@ -167,7 +167,7 @@ func TestWorkersStayWhileTheAPIServerIsAwayAndChangesAreCaughtUpWith(t *testing.
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "b:8000 10.0.0.2:8000 u2")
 	api.setDown(false)
 	l.until(t, "kubernetes:ns/llm", "b:8000 10.0.0.2:8000 u2")
-	// History is forgotten while nobody watches: a new list finds what was deleted.
+	// History is dropped while no watch is open: a new list reveals what was deleted.
 	api.mu.Lock()
 	before := api.lists
 	api.mu.Unlock()
@@ -199,7 +199,7 @@ func TestSeveralPoolsPortsAndRanks(t *testing.T) {
 	l.until(t, "kubernetes:ns/two", "d:8000 [fd00::1]:8000 u2 prefill rank 0 by port")
 }
 
-// A pool that nobody made, or that was deleted, keeps nobody from the others.
+// A pool that was never created, or was deleted, does not delay readiness.
 func TestAPoolThatDoesNotExistIsNotWaitedFor(t *testing.T) {
 	api, c := newAPIServer(t)
 	s, l := start(t, c, config.Kubernetes{Pools: []string{"ghost", "llm"}}, Options{})
@@ -219,7 +219,7 @@ func TestAPoolThatDoesNotExistIsNotWaitedFor(t *testing.T) {
 	waitFor(t, func() bool { return slices.Equal(s.Missing(), []string{"ns/ghost"}) && s.Waiting() == "" })
 }
 
-// Who cannot look for one of the pools does not know yet whether it exists.
+// If a pool could not be looked up it is unknown whether it exists, so readiness waits.
 func TestAPoolThatWasNotLookedForIsWaitedFor(t *testing.T) {
 	api, c := newAPIServer(t)
 	api.put(poolsPath, "llm", poolText)
@@ -351,8 +351,8 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// Whatever a pod or an engine says, what comes of it is a worker as the configuration
-// could have named it, or none: the rest of Kvlane takes that for granted.
+// Whatever a pod or an engine reports, the result is a worker that the configuration could
+// have described, or none: the rest of Kvlane relies on it.
 func TestNobodyDescribesWhatAConfigurationCouldNot(t *testing.T) {
 	plain := config.DefaultKubernetes().Worker
 	feeds := plain
@@ -432,7 +432,7 @@ func TestNobodyDescribesWhatAConfigurationCouldNot(t *testing.T) {
 			t.Errorf("%s %+v: %v", c.hints, c.facts, problems)
 		}
 	}
-	// What is wrong by nobody's word but that of the API server is no worker.
+	// Errors in the API server's own data make the pod no worker, whatever the hints.
 	p := pod("")
 	p.Status.PodIP = "nowhere"
 	if _, _, err := describe(&config.Kubernetes{Worker: plain}, p, 8000, 0, nil); err == nil || !strings.Contains(err.Error(), "is not ip:port") {

@@ -16,22 +16,22 @@ import (
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
-// Prefix of the labels and annotations that say what a pod's engine is. A label
-// serves where an annotation of the same name is absent.
+// Prefix of the labels and annotations that describe a pod's engine. An annotation takes
+// precedence over a label of the same name.
 const Prefix = "kvlane.dev/"
 
-// roleLabels carry a pod's role where the configuration names none: our own, then
-// those of llm-d and Dynamo.
+// roleLabels have a pod's role where the configuration names none: our own, then those of
+// llm-d and Dynamo.
 var roleLabels = []string{Prefix + "role", "llm-d.ai/role", "nvidia.com/dynamo-sub-component-type", "nvidia.com/dynamo-component-type"}
 
-// engineLabels carry a pod's engine kind: those of llm-d and of the Gateway API
-// inference extension.
+// engineLabels have a pod's engine kind: those of llm-d and of the Gateway API inference
+// extension.
 var engineLabels = []string{"llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type"}
 
 // zoneLabels become the worker's label zone.
 var zoneLabels = []string{"topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"}
 
-// errNotWorker marks pods that hold no engine which answers requests.
+// errNotWorker marks pods without an engine that serves requests.
 var errNotWorker = errors.New("not a worker")
 
 // roles are the values of role labels. An encoder computes neither of the two
@@ -45,7 +45,7 @@ var notWorkers = []string{"encode", "frontend", "planner", "epp"}
 
 var engines = []string{"vllm", "sglang", "trtllm"}
 
-// hints sets a worker's fields from the text of an annotation.
+// hints parse the values of annotations into a worker's fields.
 var hints = map[string]func(w *config.Worker, v string) error{
 	"engine": func(w *config.Worker, v string) error { return choice(&w.Engine, v, engines...) },
 	"models": func(w *config.Worker, v string) error { w.Models = list(v); return nil },
@@ -87,7 +87,7 @@ func choice(to *string, v string, among ...string) error {
 	return nil
 }
 
-// number reads one; what it may be the rules of a worker say.
+// number parses an integer; its bounds are checked with the worker.
 func number(to *int, v string) error {
 	n, err := strconv.Atoi(v)
 	if err != nil {
@@ -120,10 +120,10 @@ func list(v string) []string {
 	return out
 }
 
-// describe makes the worker behind a pod's i-th port. facts is what the engine
-// said of itself, nil if it was not asked. What is held to the rules of a static
-// worker is the whole: hints and facts that break them are left out, and said in
-// left. err is errNotWorker where there is no worker, or why it cannot be one.
+// describe returns the worker for a pod's i-th port. facts are the engine's own answers,
+// nil if it was not queried. The result is validated like a static worker: hints and facts
+// that violate its rules are dropped and named in left. err is errNotWorker if the pod has
+// no engine to route to, or says why the worker is invalid.
 func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (w config.Worker, left, err error) {
 	role, said, problems := read(k, p)
 	if slices.Contains(notWorkers, role) {
@@ -154,16 +154,16 @@ func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (
 	}
 }
 
-// assemble joins the template, what the engine said and hints that can be read.
+// assemble joins the template, the engine's facts and the valid hints.
 func assemble(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts, said map[string]string) config.Worker {
 	w := k.Worker
 	w.Labels = maps.Clone(w.Labels)
 	facts.Fill(&w)
 	if v := first(p.Labels, engineLabels); v != "" {
-		_ = choice(&w.Engine, v, engines...) // read has told
+		_ = choice(&w.Engine, v, engines...) // read has reported errors
 	}
 	for _, key := range slices.Sorted(maps.Keys(said)) {
-		_ = hints[key](&w, said[key]) // read has told
+		_ = hints[key](&w, said[key]) // read has reported errors
 	}
 	w.Name = p.Name + ":" + strconv.Itoa(port)
 	if k.RankPerPort {
@@ -179,8 +179,8 @@ func assemble(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts, s
 	for _, e := range []*string{&w.Events.Endpoint, &w.Events.Replay} {
 		*e = strings.NewReplacer("$ip", host, "$port", strconv.Itoa(port)).Replace(*e)
 		if *e != facts.Events.Endpoint && *e != facts.Events.Replay {
-			// An engine that was asked at this port spoke of itself; a template speaks of the
-			// pod's first engine, and the others count up.
+			// Facts describe the queried port's own engine; a template describes the pod's
+			// first engine, and the ports of the others follow.
 			*e = shift(*e, i)
 		}
 	}
@@ -195,7 +195,7 @@ func assemble(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts, s
 	return w
 }
 
-// read takes what labels and annotations say, without what cannot be read.
+// read parses labels and annotations; values that cannot be parsed become problems.
 func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, problems []error) {
 	keys := roleLabels
 	if len(k.RoleLabels) > 0 {
@@ -206,7 +206,7 @@ func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, pr
 		if role != "" {
 			break
 		}
-		// Dynamo's component type says "worker" beside a sub type that says more.
+		// Dynamo's component type may be "worker" where the sub type is more specific.
 		if v := p.Labels[key]; v != "" && v != "worker" {
 			role = v
 		}
@@ -243,10 +243,10 @@ func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, pr
 	return role, said, problems
 }
 
-// foreign finds events of a pod that would be read from elsewhere. The configuration
-// may name any host; a pod, whose author need not be an operator of ours, and an
-// engine may name their own address only: they cannot have us connect to others, or
-// take another's events for theirs.
+// foreign finds event endpoints of a pod at other addresses than its own. The configuration
+// may name any host; a pod, whose author need not be an operator of ours, and an engine may
+// name only their own address. Otherwise they could make us connect to other hosts, or
+// claim the events of another engine.
 func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]string) []config.Problem {
 	var out []config.Problem
 	for _, e := range []struct{ hint, path, value string }{{"events", "events.endpoint", w.Events.Endpoint}, {"replay", "events.replay", w.Events.Replay}} {
@@ -265,11 +265,11 @@ func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]str
 	return out
 }
 
-// together are hints that describe one thing: of a combination that cannot be, no part
-// is better than another.
+// together are groups of hints that describe one thing: if a combination is invalid the
+// whole group is dropped.
 var together = [][]string{{"events", "replay"}, {"rank-by", "ranks", "start-rank"}}
 
-// hintOf is the hint that sets the field of a worker at path.
+// hintOf returns the hint that sets the field of a worker at path.
 func hintOf(path string) string {
 	path, _, _ = strings.Cut(path, "[")
 	key := path[strings.LastIndexByte(path, '.')+1:]
@@ -279,12 +279,12 @@ func hintOf(path string) string {
 	return strings.ReplaceAll(key, "_", "-")
 }
 
-// leaveOut takes the hints away that may be to blame for a problem with what hint
-// sets, and names them: that one and what goes with it, else the ranks, by which
-// the ports of events are counted.
+// leaveOut deletes the hints that may cause a problem with the field that hint sets, and
+// returns their names: the hint and its group, else the ranks, from which the ports of
+// events are computed.
 func leaveOut(said map[string]string, hint string) (out []string) {
 	if _, given := said[hint]; given && hint == "replay" {
-		delete(said, hint) // the events do without
+		delete(said, hint) // events work without it
 		return []string{Prefix + hint}
 	}
 	suspects := [][]string{{hint}}
@@ -307,8 +307,8 @@ func leaveOut(said map[string]string, hint string) (out []string) {
 	return nil
 }
 
-// forget takes what an engine said of the thing that a hint would set away; false if
-// it said nothing of it.
+// forget clears the engine's facts on the subject of a hint. It reports whether there were
+// any.
 func forget(f *workers.Facts, hint string) bool {
 	before := *f
 	switch {
@@ -350,8 +350,8 @@ func shift(endpoint string, i int) string {
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n+i))
 }
 
-// newestFirst orders pods so that of two with one address the living one wins:
-// the address was given to the newcomer when the other's containers had ended.
+// newestFirst orders pods so that of two with the same address the running one wins: it got
+// the address when the other's containers had ended.
 func newestFirst(pods []*Pod) []*Pod {
 	return slices.SortedFunc(slices.Values(pods), func(a, b *Pod) int {
 		if (a.DeletionTimestamp == nil) != (b.DeletionTimestamp == nil) {
