@@ -21,17 +21,17 @@ import (
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// Want is what a starting replica asks for.
+// Want describes the copy that a starting replica asks for.
 type Want struct {
 	Peers config.Peers
 	Proof []byte
-	// BlockSize is the index's, in tokens; MaxBytes the most that is taken.
+	// BlockSize is the index's, in tokens; MaxBytes bounds the copy's size.
 	BlockSize int
 	MaxBytes  int64
 	Log       zerolog.Logger
 }
 
-// ErrNone says that no peer gave a copy that could be loaded.
+// ErrNone is returned when no peer sent a copy that could be loaded.
 var ErrNone = errors.New("no peer has an index for us")
 
 var (
@@ -39,10 +39,9 @@ var (
 	errLarge = errors.New("the peer's index is larger than index.max_bytes")
 )
 
-// Fetch hands the content of the first peer that has one to load, which may be
-// called again with another peer's after it has failed. It takes no longer than
-// the configured time, of which a silent peer gets a quarter; the error is
-// ErrNone, with each peer's reason, or that of ctx.
+// Fetch calls load with the content of the first peer that has one, and again with another
+// peer's if load fails. It is bounded by the configured timeout, of which a silent peer
+// gets a quarter; the error is ErrNone, with each peer's reason, or that of ctx.
 func Fetch(ctx context.Context, w *Want, load func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, w.Peers.Timeout.Std())
 	defer cancel()
@@ -66,11 +65,11 @@ func Fetch(ctx context.Context, w *Want, load func(io.Reader) error) error {
 	return errors.Join(reasons...)
 }
 
-// address is a peer: where it is, and the host that its certificate names.
+// address is a peer: its address, and the host that its certificate must name.
 type address struct{ dial, host string }
 
-// resolve lists the peers' addresses in a random order, so that many replicas
-// that start at once do not all ask the same one.
+// resolve returns the peers' addresses in random order, so that replicas that start
+// concurrently do not all ask the same peer.
 func resolve(ctx context.Context, w *Want) []address {
 	ctx, cancel := context.WithTimeout(ctx, w.Peers.Timeout.Std()/4)
 	defer cancel()
@@ -78,7 +77,7 @@ func resolve(ctx context.Context, w *Want) []address {
 	for _, a := range w.Peers.Addresses {
 		host, port, err := net.SplitHostPort(a)
 		if err != nil {
-			continue // the configuration was checked
+			continue // validated with the configuration
 		}
 		ips, err := net.DefaultResolver.LookupHost(ctx, host)
 		if err != nil {
@@ -93,7 +92,7 @@ func resolve(ctx context.Context, w *Want) []address {
 	return all
 }
 
-// credential returns what connections are made with, by the host that is dialed.
+// credential returns a function from the dialed host to its transport credentials.
 func credential(p *config.Peers) (func(host string) credentials.TransportCredentials, error) {
 	if p.CAFile == "" {
 		return func(string) credentials.TransportCredentials { return insecure.NewCredentials() }, nil
@@ -138,7 +137,8 @@ func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) crede
 	return err
 }
 
-// content reads a stream's content. A pause longer than silence ends it.
+// content is an io.Reader over a snapshot stream; it fails when no chunk arrives within
+// silence.
 type content struct {
 	stream  kvlanev1.Snapshots_FetchClient
 	cancel  context.CancelCauseFunc

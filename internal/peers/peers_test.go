@@ -46,7 +46,7 @@ func serve(t *testing.T, s kvlanev1.SnapshotsServer, creds credentials.Transport
 	return l.Addr().String()
 }
 
-// peer hands out text.
+// peer is a server whose content is text.
 func peer(text []byte, ready bool) *Server {
 	s := NewServer(Content{Proof: []byte("proof"), BlockSize: 16, Dump: func(w io.Writer) error {
 		_, err := w.Write(text)
@@ -87,7 +87,7 @@ func TestACopyArrives(t *testing.T) {
 	}
 }
 
-// A replica that gets nothing says why, peer by peer.
+// A replica that gets no copy reports each peer's reason.
 func TestRefusals(t *testing.T) {
 	good := serve(t, peer([]byte("x"), true), insecure.NewCredentials())
 	big := serve(t, peer(make([]byte, 9<<20), true), insecure.NewCredentials())
@@ -126,7 +126,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// speaker is a peer that says what the test wants.
+// speaker is a peer that sends what the test sets.
 type speaker struct {
 	kvlanev1.UnimplementedSnapshotsServer
 	say func(kvlanev1.Snapshots_FetchServer) error
@@ -144,8 +144,8 @@ func chunk(b []byte) *kvlanev1.FetchResponse {
 	return &kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Chunk{Chunk: b}}
 }
 
-// Peers that fail or fall silent cost their share of the time; then another one
-// is asked, and the whole is bounded.
+// Peers that fail or fall silent use up their share of the timeout; then another one is
+// asked, and the total time is bounded.
 func TestBadPeers(t *testing.T) {
 	silent := func(first ...*kvlanev1.FetchResponse) func(kvlanev1.Snapshots_FetchServer) error {
 		return func(out kvlanev1.Snapshots_FetchServer) error {
@@ -189,7 +189,7 @@ func TestBadPeers(t *testing.T) {
 			if !errors.Is(err, ErrNone) || tt.want != nil && !errors.Is(err, tt.want) {
 				t.Error(err)
 			}
-			// With a good one beside it the copy arrives whatever the order.
+			// With one good peer the copy arrives, whatever the order.
 			w.Peers.Timeout = config.Duration(8 * time.Second)
 			w.Peers.Addresses = append(w.Peers.Addresses, serve(t, peer([]byte("x"), true), insecure.NewCredentials()))
 			if err := Fetch(t.Context(), w, load); err != nil {

@@ -21,15 +21,15 @@ import (
 const Format = 1
 
 const (
-	// pieceSize is how much of the content is in one message.
+	// pieceSize is the size in bytes of the content in one message.
 	pieceSize = 256 << 10
-	// maxTransfers bounds the copies that are handed out at once.
+	// maxTransfers bounds concurrent transfers.
 	maxTransfers = 2
 )
 
 // Content is an index that can be copied.
 type Content struct {
-	// Proof shows that both sides have the same key of the block hash.
+	// Proof proves that both sides have the same key of the block hash.
 	Proof []byte
 	// BlockSize is the index's, in tokens.
 	BlockSize int
@@ -37,7 +37,7 @@ type Content struct {
 	Dump func(io.Writer) error
 }
 
-// Server hands out copies. It implements kvlanev1.SnapshotsServer and is safe for
+// Server serves copies of the index. It implements kvlanev1.SnapshotsServer and is safe for
 // concurrent use.
 type Server struct {
 	kvlanev1.UnimplementedSnapshotsServer
@@ -54,7 +54,7 @@ func NewServer(c Content, log zerolog.Logger) *Server {
 	return &Server{content: c, log: log, transfers: make(chan struct{}, maxTransfers)}
 }
 
-// SetReady says that the index is worth copying.
+// SetReady allows copies: call it when the index is worth copying.
 func (s *Server) SetReady() { s.ready.Store(true) }
 
 // Fetch implements kvlanev1.SnapshotsServer.
@@ -97,14 +97,14 @@ func (s *Server) check(req *kvlanev1.FetchRequest) error {
 	return nil
 }
 
-// send copies the index to a file and the file to the peer.
+// send copies the index to a file and sends the file to the peer.
 func (s *Server) send(stream kvlanev1.Snapshots_FetchServer) (sent int64, err error) {
 	file, err := os.CreateTemp("", "kvlane-index-*")
 	if err != nil {
 		return 0, status.Error(codes.Unavailable, fmt.Sprintf("no room for a copy: %v", err))
 	}
 	defer file.Close()
-	_ = os.Remove(file.Name()) // it lives on as an open file only
+	_ = os.Remove(file.Name()) // only the open file remains
 	if err := s.content.Dump(file); err != nil {
 		return 0, status.Error(codes.Unavailable, err.Error())
 	}
@@ -120,7 +120,7 @@ func (s *Server) send(stream kvlanev1.Snapshots_FetchServer) (sent int64, err er
 		return 0, err
 	}
 	for {
-		// A piece belongs to gRPC once it is sent.
+		// A piece must not be reused: gRPC owns it once it is sent.
 		piece := make([]byte, min(pieceSize, max(size-sent, 1)))
 		n, err := file.Read(piece)
 		if errors.Is(err, io.EOF) {
