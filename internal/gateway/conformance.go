@@ -11,16 +11,18 @@ import (
 const (
 	// selectHeader lists the endpoints, "ip" or "ip:port", that a test wants picked.
 	selectHeader = "test-epp-endpoint-selection"
-	// servedHeader tells a test which endpoint served.
+	// servedHeader names the endpoint that served, for the test.
 	servedHeader = "x-conformance-test-served-endpoint"
 )
 
-// Conformance is the behaviour that the conformance tests of the Gateway API
-// inference extension need of a picker: requests name the pods to pick from, and
-// responses name the pod that served. Clients can steer, so it is for tests only.
+// Conformance implements the behaviour that the conformance tests of the Gateway API
+// inference extension need of an endpoint picker: requests name the pods to pick from, and
+// responses name the pod that served. Clients can then choose pods, so it is for tests
+// only.
 type Conformance struct {
 	Next extproc.Handler
-	// Endpoints are those of our pool: a test may ask for others and must not get them.
+	// Endpoints returns the addresses of our pool: a test may ask for others and must not
+	// get them.
 	Endpoints func() []string
 }
 
@@ -33,7 +35,7 @@ func (c *Conformance) Decide(ctx context.Context, r *extproc.Request) extproc.De
 				wanted = append(wanted, e)
 			}
 		}
-		restrict(r, c.Endpoints()) // what the data plane allows of our pool
+		restrict(r, c.Endpoints()) // what the data plane allows within our pool
 		both := extproc.Request{HasSubset: true, Subset: wanted}
 		restrict(&both, r.Subset)
 		r.Subset = both.Subset
@@ -45,7 +47,7 @@ func (c *Conformance) Decide(ctx context.Context, r *extproc.Request) extproc.De
 	return d
 }
 
-// servedTicket adds the header to what the decision's own ticket does.
+// servedTicket adds servedHeader to the response headers of next.
 type servedTicket struct{ next extproc.Ticket }
 
 // ResponseHeaders implements extproc.Ticket.

@@ -12,30 +12,31 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 )
 
-// PoolHeader is gRPC metadata that names the pool of a stream: "name" or
-// "namespace/name". A data plane that is configured by hand sets it as
-// initial_metadata; it wins over the authority.
+// PoolHeader is gRPC metadata that names the pool of a stream: "name" or "namespace/name".
+// Set it as initial_metadata in a data plane that is configured by hand; it takes
+// precedence over the authority.
 const PoolHeader = "x-kvlane-pool"
 
-// Pool is what has to be known of a pool to recognise requests for it.
+// Pool is the part of a pool's description that identifies requests for it.
 type Pool struct {
 	Namespace, Name string
-	// Service and Port are the picker that the pool names, "" and 0 if it names none.
+	// Service and Port are the endpoint picker that the pool names, "" and 0 if it names
+	// none.
 	Service string
 	Port    int
 	// Endpoints are the addresses of its pods.
 	Endpoints []string
 }
 
-// Gate lets a request reach only pods of the pool that it is for. A gateway does
-// not say which pool that is; what tells is the Service through which the
-// gateway called, in the authority of the gRPC call.
+// Gate restricts each request to the pods of its pool. A gateway does not send the pool's
+// name; it is derived from the authority of the gRPC call, which names the Service through
+// which the gateway called.
 type Gate struct {
-	// Next decides.
+	// Next handles the requests that pass.
 	Next extproc.Handler
-	// Pools lists our pools; it is called for each request.
+	// Pools returns our pools; it is called for each request.
 	Pools func() []Pool
-	// Refused is called for each request that is not ours.
+	// Refused is called for each request that is for another pool.
 	Refused func(*extproc.Request)
 }
 
@@ -59,7 +60,7 @@ func (g *Gate) Decide(ctx context.Context, r *extproc.Request) extproc.Decision 
 	return g.Next.Decide(ctx, r)
 }
 
-// origin reads what the gRPC call says of itself.
+// origin returns the pool named in the metadata of the gRPC call, and the call's authority.
 func origin(ctx context.Context) (pool, authority string) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	if v := md.Get(PoolHeader); len(v) > 0 {
@@ -71,8 +72,8 @@ func origin(ctx context.Context) (pool, authority string) {
 	return pool, authority
 }
 
-// find returns the index of the pool that a call is for, -1 if it is for none or
-// if nothing tells among several.
+// find returns the index of the pool that a call is for, -1 if it is for none or cannot be
+// assigned to one of several.
 func find(pools []Pool, named, authority string) int {
 	if named != "" {
 		return slices.IndexFunc(pools, func(p Pool) bool { return named == p.Name || named == p.Namespace+"/"+p.Name })
@@ -91,7 +92,7 @@ func find(pools []Pool, named, authority string) int {
 			continue
 		}
 		if found >= 0 {
-			return -1 // two pools share a picker's port: nothing tells them apart
+			return -1 // two pools share a picker's Service and port: they cannot be distinguished
 		}
 		found = i
 	}
@@ -108,10 +109,10 @@ func only(pools []Pool) int {
 	return -1
 }
 
-// parseAuthority reads the Service of an Envoy cluster's name, which is the
-// authority of its gRPC calls: Istio's outbound|9002||epp.ns.svc.cluster.local,
-// and epp.ns:9002, epp.ns.svc:9002. Anything else, such as an address or the name
-// of a cluster that was configured by hand, names no Service.
+// parseAuthority extracts the Service from an Envoy cluster's name, which is the authority
+// of its gRPC calls: Istio's outbound|9002||epp.ns.svc.cluster.local, and epp.ns:9002,
+// epp.ns.svc:9002. For anything else, such as an address or the name of a cluster
+// configured by hand, ok is false.
 func parseAuthority(authority string) (service, namespace string, port int, ok bool) {
 	host := authority
 	if parts := strings.Split(authority, "|"); len(parts) == 4 && parts[0] == "outbound" {
@@ -130,8 +131,8 @@ func parseAuthority(authority string) (service, namespace string, port int, ok b
 	return labels[0], labels[1], port, true
 }
 
-// restrict takes endpoints that are not a pool's out of what the data plane
-// allows. An entry without a port allows each port of its host.
+// restrict removes endpoints that are not the pool's from what the data plane allows. An
+// entry without a port allows each port of its host.
 func restrict(r *extproc.Request, endpoints []string) {
 	if !r.HasSubset {
 		r.HasSubset, r.Subset = true, endpoints

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 )
 
-// recorder remembers what it was asked.
+// recorder records the requests that it gets.
 type recorder struct {
 	asked *extproc.Request
 	extproc.Decision
