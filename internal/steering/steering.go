@@ -1,15 +1,15 @@
-// Package steering lists the request headers that a client must not set: they choose
-// where a request goes, which rank serves it, or where an engine finds its peer.
+// Package steering lists the request headers that a client must not set: they choose where
+// a request goes, which rank serves it, or where an engine finds its peer.
 //
-// Whoever takes headers off makes its list from this one: the Envoys of package envoy,
-// the ext_proc server, and the prefill legs.
+// All code that removes headers derives its list from this one: the Envoy configurations of
+// package envoy, the ext_proc server, and the prefill legs.
 package steering
 
 import "strings"
 
-// Names that are set too, not only taken off.
+// Headers that Kvlane also sets.
 const (
-	// Rank is how vLLM and SGLang take a rank.
+	// Rank is the header from which vLLM and SGLang read a rank.
 	Rank = "x-data-parallel-rank"
 	// Sidecar names the prefill worker to llm-d's sidecar.
 	Sidecar = "x-prefiller-host-port"
@@ -17,34 +17,34 @@ const (
 	PrefillPick = "x-kvlane-endpoint"
 )
 
-// forbidden are for nobody in front of Kvlane.
+// forbidden are headers that no hop in front of Kvlane may set.
 var forbidden = []string{
 	"x-gateway-destination-endpoint",
 	"x-gateway-destination-endpoint-subset",
 	PrefillPick,
 	Sidecar,
-	"x-prefiller-url", // older sidecars'
+	"x-prefiller-url", // older sidecars
 	"x-encoder-hosts-ports",
 	"x-data-parallel-host-port",
 	"x-kv-cache-source-host-port",
 	Rank,
 }
 
-// overrides are what Kvlane may read (routing.trust_overrides) and SGLang's own
-// (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES). A trailing * stands for any ending.
+// overrides are headers that Kvlane (with routing.trust_overrides) and SGLang (with
+// SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES) read. A trailing * matches any suffix.
 var overrides = []string{"x-kvlane-*", "x-gateway-inference-objective", "x-override-*"}
 
 // envoys are Envoy's own, which ext_proc may not change.
 var envoys = []string{"x-envoy-original-path", "x-envoy-original-host", "x-envoy-original-dst-host"}
 
-// AtEnvoy are the names that Envoy takes off before anything reads them.
+// AtEnvoy returns the names that Envoy removes before any filter reads them.
 func AtEnvoy() []string { return append(append([]string{}, forbidden...), envoys...) }
 
-// AtKvlane are the names that Kvlane takes off behind its decision. A trailing *
-// stands for any ending.
+// AtKvlane returns the names that Kvlane removes after its decision. A trailing * matches
+// any suffix.
 func AtKvlane() []string { return append(append([]string{}, forbidden...), overrides...) }
 
-// Steers reports whether a header, in lower case, is one that Kvlane takes off.
+// Steers reports whether Kvlane removes a header; name is in lower case.
 func Steers(name string) bool {
 	for _, list := range [][]string{forbidden, overrides} {
 		for _, s := range list {
