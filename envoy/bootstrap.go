@@ -1,5 +1,5 @@
-// Package envoy makes what Envoy needs: the bootstrap of the standalone shape
-// and the endpoints of the workers over xDS.
+// Package envoy generates Envoy's bootstrap for the standalone shape, and serves the
+// workers' endpoints over xDS.
 package envoy
 
 import (
@@ -14,11 +14,11 @@ import (
 	"github.com/kvlane/kvlane/internal/steering"
 )
 
-// Cluster is the name under which the bootstrap and the XDS server know the workers.
+// Cluster is the name of the workers' cluster in the bootstrap and in the XDS server.
 const Cluster = "model_servers"
 
-// PrefillHeader carries the pick of a prefill leg to the prefill listener,
-// which turns it into metadata and removes it.
+// PrefillHeader has the pick of a prefill leg for the prefill listener, which turns it into
+// metadata and removes it.
 const PrefillHeader = steering.PrefillPick
 
 // Modes of the request and response bodies, as Envoy spells them.
@@ -29,8 +29,8 @@ const (
 	BodyFullDuplex = "FULL_DUPLEX_STREAMED"
 )
 
-// Options are what differs between bootstraps. Addresses are "host:port",
-// "[v6]:port" or "unix:/path"; a path that starts with @ is abstract.
+// Options are the parameters of a bootstrap. Addresses are "host:port", "[v6]:port" or
+// "unix:/path"; a path that starts with @ is an abstract socket.
 type Options struct {
 	NodeID string
 	// Ingress is where clients connect, Admin is Envoy's own admin listener, Kvlane is
@@ -40,26 +40,27 @@ type Options struct {
 	Prefill string
 	// MaxBody is the largest request body in bytes; more is answered 413.
 	MaxBody int64
-	// MessageTimeout bounds how long Kvlane may hold a request that it says it holds,
-	// StallTimeout how long Envoy waits for a Kvlane that says nothing.
+	// MessageTimeout bounds the time for which Kvlane may hold a request after asking for
+	// more time; StallTimeout is how long Envoy waits for a Kvlane that does not answer.
 	MessageTimeout, StallTimeout time.Duration
-	// RequestTimeout bounds the time from a request's first byte until its body is here
+	// RequestTimeout bounds the time from a request's first byte until its body has arrived
 	// and Kvlane has decided.
 	RequestTimeout time.Duration
 	// MaxHeap is the size in bytes of Envoy's heap near which it sheds load.
 	MaxHeap int64
-	// ConnectionAge ends clients' connections, after the answer that runs; 0 never does.
+	// ConnectionAge closes clients' connections of that age, after the running answer; 0
+	// never does.
 	ConnectionAge time.Duration
 	// UpstreamIdle closes idle connections to engines.
 	UpstreamIdle time.Duration
-	// FailClosed answers 503 where Kvlane gave no pick, instead of choosing the least
-	// busy worker.
+	// FailClosed answers 503 if Kvlane made no pick, instead of choosing the least busy
+	// worker.
 	FailClosed bool
 	// FirstToken adds the observing filter, AccessLog the gRPC access log.
 	FirstToken, AccessLog bool
 	// RequestBody and ResponseBody are processing modes; "" means BUFFERED and NONE.
 	RequestBody, ResponseBody string
-	// ModeOverride lets Kvlane ask for the response bodies that it changes.
+	// ModeOverride lets Kvlane request the response bodies that it changes.
 	ModeOverride bool
 }
 
@@ -81,7 +82,7 @@ func Defaults() Options {
 	}
 }
 
-// StripHeaders are removed from every client request before anything reads it.
+// StripHeaders are removed from every client request before any filter reads it.
 func StripHeaders() []string { return steering.AtEnvoy() }
 
 //go:embed bootstrap.yaml.tmpl
@@ -112,7 +113,7 @@ func Bootstrap(o Options) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// values are what the template puts in, as it stands in YAML.
+// values are the template's variables, as YAML text.
 func (o *Options) values() (vars, error) {
 	duplex := o.RequestBody == BodyFullDuplex
 	trailers := "SKIP"
@@ -139,8 +140,8 @@ func (o *Options) values() (vars, error) {
 		"ResponseBody":    o.ResponseBody,
 		"ModeOverride":    o.ModeOverride,
 		"StripHeaders":    strings.Join(removals, ", "),
-		// Envoy 1.40 sends a body that ends with trailers twice when a retry policy has
-		// it buffered behind a full-duplex filter.
+		// With a retry policy behind a full-duplex filter Envoy 1.40 sends a body that ends
+		// with trailers twice.
 		"Retries": !duplex,
 		"Prefill": "",
 	}
@@ -149,8 +150,8 @@ func (o *Options) values() (vars, error) {
 	}
 	clusters := []vars{{"Name": Cluster, "FailClosed": o.FailClosed}}
 	if o.Prefill != "" {
-		// A prefill leg without a usable pick must fail: any other worker would prefill
-		// for nothing.
+		// A prefill leg without a usable pick must fail: at any other worker its result
+		// would be useless.
 		clusters = append(clusters, vars{"Name": "prefill_servers", "FailClosed": true})
 	}
 	v["Clusters"] = clusters

@@ -163,7 +163,7 @@ func TestEndpointsReachEveryEnvoy(t *testing.T) {
 	for _, s := range streams {
 		expect(t, s, "10.0.0.3:8000")
 	}
-	// One that Envoy cannot have is named, and keeps none of the others from it.
+	// An invalid address is named in the error and does not affect the others.
 	for i, bad := range []string{"host:8000", "10.0.0.1", "10.0.0.1:x", "10.0.0.1:65536"} {
 		good := fmt.Sprintf("10.0.1.%d:8000", i)
 		if err := x.Set(Endpoints{Serve: []string{bad, good}, Spare: []string{bad}}); err == nil || !strings.Contains(err.Error(), strconv.Quote(bad)+" left out") {

@@ -38,7 +38,7 @@ func documents(t *testing.T, file string) []json.RawMessage {
 	return out
 }
 
-// TestManifestsAreObjects checks form; an API server checks the rest (make
+// TestManifestsAreObjects checks the form only; an API server checks the rest (make
 // test-k8s, make test-eg).
 func TestManifestsAreObjects(t *testing.T) {
 	files, err := filepath.Glob("manifests/*/*.yaml")
@@ -59,12 +59,12 @@ func TestManifestsAreObjects(t *testing.T) {
 	}
 }
 
-// What a client must not set goes off wherever it comes in: by the Envoys of this
-// package, by what the manifests make gateways do, and by Kvlane itself, for the
-// gateways that can be made to do nothing (InferencePool).
+// Headers that a client must not set are removed at every entrance: by the Envoys of this
+// package, by gateways with the manifests, and by Kvlane itself, for gateways that cannot
+// be configured to do so (InferencePool).
 func TestEveryEntranceTakesTheSameHeadersOff(t *testing.T) {
 	for _, h := range StripHeaders() {
-		if !steering.Steers(h) && !strings.HasPrefix(h, "x-envoy-") { // which ext_proc may not change
+		if !steering.Steers(h) && !strings.HasPrefix(h, "x-envoy-") { // ext_proc may not change these
 			t.Errorf("Kvlane lets %s through", h)
 		}
 	}
@@ -81,8 +81,8 @@ func TestEveryEntranceTakesTheSameHeadersOff(t *testing.T) {
 	}
 }
 
-// TestEnvoyFiltersPatchesAreWhatEnvoyTakes decodes each patch into Envoy's own
-// types and validates it with all that it holds.
+// TestEnvoyFiltersPatchesAreWhatEnvoyTakes decodes each patch into Envoy's own types and
+// validates it recursively.
 func TestEnvoyFiltersPatchesAreWhatEnvoyTakes(t *testing.T) {
 	var filter struct {
 		Spec struct {

@@ -17,7 +17,7 @@ import (
 // stopGrace is how long Envoy has to stop after SIGTERM before it is killed.
 const stopGrace = 5 * time.Second
 
-// ErrNoBinary says that there is no Envoy to run.
+// ErrNoBinary is returned by Find if there is no Envoy binary.
 var ErrNoBinary = errors.New("no envoy binary: pass --envoy PATH or put envoy on PATH (`make envoy` installs the pinned one)")
 
 // Process is a running Envoy that belongs to this program.
@@ -40,9 +40,9 @@ func Find(path string) (string, error) {
 	return found, nil
 }
 
-// Start writes the bootstrap of o into dir, runs binary with it and waits until
-// it is ready. Envoy's log goes to dir/envoy.log. concurrency is the number of
-// worker threads, 0 for one a core.
+// Start writes the bootstrap of o into dir, runs binary with it and waits until it is
+// ready. Envoy's log goes to dir/envoy.log. concurrency is the number of worker threads, 0
+// for one per core.
 func Start(ctx context.Context, binary, dir string, o Options, concurrency int) (*Process, error) {
 	text, err := Bootstrap(o)
 	if err != nil {
@@ -55,8 +55,8 @@ func Start(ctx context.Context, binary, dir string, o Options, concurrency int) 
 	return Run(ctx, binary, dir, file, o.Admin, concurrency)
 }
 
-// Run is like Start for a bootstrap that stands in a file already; admin is the
-// address of its admin listener.
+// Run is like Start for an existing bootstrap file; admin is the address of its admin
+// listener.
 func Run(ctx context.Context, binary, dir, file, admin string, concurrency int) (*Process, error) {
 	p := &Process{admin: admin, log: filepath.Join(dir, "envoy.log"), done: make(chan struct{})}
 	log, err := os.Create(p.log)
@@ -70,8 +70,8 @@ func Run(ctx context.Context, binary, dir, file, admin string, concurrency int) 
 	}
 	p.cmd = exec.Command(binary, args...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	// Its own group, so that Ctrl-C reaches us first and answers can drain; killed by
-	// the kernel if we die.
+	// Its own process group, so that Ctrl-C reaches only us and answers can drain; the
+	// kernel kills it if we die.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start envoy: %w", err)

@@ -9,11 +9,12 @@ import (
 // vars are the values of a template: texts, truths, and lists for range.
 type vars map[string]any
 
-// render executes what the bootstrap uses of Go's template language, in which the chart
-// needs the same file: {{.Name}}, {{$.Name}}, if, else and range; anything else is an error.
+// render executes the subset of Go's template language that the bootstrap uses, because the
+// chart needs the same file: {{.Name}}, {{$.Name}}, if, else and range; anything else is an
+// error.
 //
-// The package text/template would do it, but it finds methods by name, and what a program
-// may find by name its linker must keep: every exported method of every type, 6 MB of kvlane.
+// text/template would work, but it looks up methods by name, which makes the linker keep
+// every exported method of every type: 6 MB of kvlane.
 func render(text string, root vars) (string, error) {
 	trees, err := parse.Parse("bootstrap", text, "", "")
 	if err != nil {
@@ -76,7 +77,7 @@ func (r *renderer) node(node parse.Node, dot vars) error {
 	return fmt.Errorf("template: %q is not understood", node)
 }
 
-// value is nil for what there is not.
+// value returns nil for undefined names.
 func (r *renderer) value(pipe *parse.PipeNode, dot vars) any {
 	name := pipe.String()
 	if outer, ok := strings.CutPrefix(name, "$."); ok {

@@ -48,7 +48,7 @@ func TestRenderIsTextTemplate(t *testing.T) {
 	}
 }
 
-// What text/template does otherwise than render is an error of render.
+// Constructs for which text/template differs from render are errors of render.
 func TestRenderRefuses(t *testing.T) {
 	values := vars{"Text": "x", "Number": 1, "List": []vars{{"Name": "a"}}}
 	for _, text := range []string{

@@ -17,24 +17,24 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// endpointType is the one resource type that is served.
+// endpointType is the only resource type that is served.
 const endpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
-// XDS serves the workers' addresses to any number of Envoys: EDS over ADS, state
-// of the world, as in envoy/service/discovery/v3. It is safe for concurrent use.
+// XDS serves the workers' addresses to any number of Envoys: EDS over ADS, state of the
+// world, as in envoy/service/discovery/v3. It is safe for concurrent use.
 //
-// It speaks the protocol with go-control-plane's types and without its cache,
-// which links every resource of Envoy: 5 MB of binary for one list of addresses.
+// It uses go-control-plane's types but not its cache, which links every resource of Envoy:
+// 5 MB of binary for one list of addresses.
 type XDS struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 
 	done <-chan struct{}
 
 	mu sync.Mutex
-	// version is 0 until the first Set: Envoys wait for it.
+	// version is 0 until the first Set; Envoys get no answer before.
 	version uint64
 	current *anypb.Any
-	changed chan struct{} // closed and replaced by each change
+	changed chan struct{} // closed and replaced on each change
 }
 
 // NewXDS returns a server without endpoints.
@@ -46,15 +46,16 @@ func (x *XDS) Register(ctx context.Context, g *grpc.Server) {
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, x)
 }
 
-// Endpoints are the workers that Envoy may forward to, as "ip:port". A pick reaches all of them; without one Envoy uses
-// Spare only where Serve is empty.
+// Endpoints are the workers that Envoy may forward to, as "ip:port". A pick may be any of
+// them; without a pick Envoy uses Spare only if Serve is empty.
 type Endpoints struct {
 	Serve []string
-	Spare []string // prefill workers: they can serve whole requests, and would lose their purpose by it
+	Spare []string // prefill workers: they can serve whole requests, at the cost of their actual task
 }
 
-// Set replaces the endpoints. Running answers of a removed endpoint go on; new requests do not reach it. Equal sets change
-// nothing. What is no "ip:port" is left out, and named in the error: the others are not kept from Envoy by it.
+// Set replaces the endpoints. Running answers of a removed endpoint continue; it gets no
+// new requests. Setting the same endpoints again has no effect. Addresses other than
+// "ip:port" are left out and named in the error; the others are set all the same.
 func (x *XDS) Set(e Endpoints) error {
 	var wrong []error
 	known := map[string]*endpointv3.LbEndpoint{}
@@ -72,7 +73,7 @@ func (x *XDS) Set(e Endpoints) error {
 	serve, spare := sorted(e.Serve), sorted(e.Spare)
 	spare = slices.DeleteFunc(spare, func(a string) bool { return slices.Contains(serve, a) })
 	if len(serve) == 0 {
-		serve, spare = spare, nil // priorities begin at 0
+		serve, spare = spare, nil // priorities must start at 0
 	}
 	groups := make([]*endpointv3.LocalityLbEndpoints, 0, 2)
 	for i, addresses := range [][]string{serve, spare} {
@@ -124,16 +125,16 @@ func lbEndpoint(address string) (*endpointv3.LbEndpoint, error) {
 	}}}, nil
 }
 
-// state is what a stream has to send: nothing before the first Set.
+// state returns what a stream has to send; version is 0 before the first Set.
 func (x *XDS) state() (version uint64, resource *anypb.Any, changed <-chan struct{}) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.version, x.current, x.changed
 }
 
-// StreamAggregatedResources implements ADS: an Envoy that asked for endpoints is
-// sent each version once. Its answers (ACK and NACK) change nothing: there is
-// one resource, and a newer version is the only remedy for a refused one.
+// StreamAggregatedResources implements ADS: an Envoy that subscribed to endpoints gets each
+// version once. ACK and NACK have no effect: there is one resource, and a refused one can
+// only be replaced by a newer version.
 func (x *XDS) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 	asked := make(chan struct{}, 1)
 	ended := make(chan struct{})
@@ -144,8 +145,8 @@ func (x *XDS) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoverySe
 			if err != nil {
 				return
 			}
-			// Without a nonce it is a new subscription; another type is not ours and stays
-			// unanswered, as for a server that has no such resource.
+			// A request without a nonce is a new subscription. Requests for other types are
+			// not answered, as by any server without such resources.
 			if r.GetTypeUrl() == endpointType && r.GetResponseNonce() == "" {
 				select {
 				case asked <- struct{}{}:
