@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Config is the whole file.
+// Config is the whole configuration file.
 type Config struct {
 	Listen  Listen   `yaml:"listen" jsonschema_description:"Where Envoy reaches Kvlane: ext_proc, xDS and access log share one socket."`
 	Admin   Admin    `yaml:"admin" jsonschema_description:"Metrics, health and debug pages."`

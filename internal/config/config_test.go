@@ -107,7 +107,7 @@ kvlane.yaml:19:8: drain: "soon" is not a duration such as 300ms, 2s or 1m30s`
 	}
 }
 
-// wantProblems compares an error with one problem a line.
+// wantProblems compares an error with want, one problem per line.
 func wantProblems(t *testing.T, err error, want ...string) {
 	t.Helper()
 	got := ""
@@ -239,8 +239,8 @@ func TestSchemaNamesDefaultsAndDescriptions(t *testing.T) {
 			t.Errorf("%s takes unknown keys", name)
 		}
 		for key, p := range d.Properties {
-			// Sections of package routing take theirs from its comments, where one may
-			// speak for its neighbour.
+			// Descriptions of package routing's sections come from its comments, where one
+			// may cover the fields after it too.
 			if p.Description == "" && !strings.HasPrefix(name, "routing.") {
 				t.Errorf("%s.%s has no description", name, key)
 			}

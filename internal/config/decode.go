@@ -15,17 +15,17 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// renamed maps old paths to those that replaced them; [] stands for any index, as many on
-// both sides. Old keys are still read, with a warning. Keys of a worker need a line for each place
-// of workers; in a workers file their path begins with [].
+// renamed maps old paths to new ones; [] stands for any index, equally often on both sides.
+// Old keys are still read, with a warning. A renamed key of a worker needs an entry for
+// each section with workers; in a workers file paths begin with [].
 var renamed = map[string]string{}
 
-// maxAliases bounds the YAML aliases of a file, as they may multiply what it holds.
+// maxAliases bounds the YAML aliases of a file, because they may multiply its content.
 const maxAliases = 10_000
 
-// decoder puts a parsed document into Go values. goccy's own decoder is not used for this: it stops
-// at the first problem, truncates 1.7 to an integer, panics on lists longer than an array, and
-// refuses keys that override those of a merge key.
+// decoder decodes a parsed document into Go values. goccy's own decoder stops at the first
+// problem, truncates 1.7 to an integer, panics on lists longer than an array, and refuses
+// keys that override those of a merge key.
 type decoder struct {
 	places
 
@@ -36,7 +36,7 @@ type decoder struct {
 	moved              []moved
 }
 
-// moved is the value of a key that was renamed.
+// moved is the value of a renamed key.
 type moved struct {
 	value    ast.Node
 	from, to string
@@ -264,7 +264,7 @@ func kindOf(n ast.Node) string {
 	return "value"
 }
 
-// scalar is the text of a value, with the variables of the environment that it names.
+// scalar returns the text of a value with environment variables expanded.
 func scalar(n ast.Node) (string, error) {
 	switch node := n.(type) {
 	case *ast.StringNode:
@@ -282,8 +282,8 @@ var (
 	variable  = regexp.MustCompile(`^\$\{([A-Za-z_][A-Za-z0-9_]*)(:-)?(.*)\}$`)
 )
 
-// expand replaces ${NAME} and ${NAME:-default}, whose default is for a variable that is unset or
-// empty, and $$ by $.
+// expand replaces ${NAME} and ${NAME:-default}, whose default is used if the variable is
+// unset or empty, and $$ by $.
 func expand(s string) (string, error) {
 	var err error
 	text := reference.ReplaceAllStringFunc(s, func(ref string) string {
@@ -400,7 +400,8 @@ func ruleValues(rules, name string) []string {
 	return out
 }
 
-// allocated is what a pointer points to, made with its defaults if it is nil; other values are returned as they are.
+// allocated returns what a pointer points to, allocated with its defaults if it is nil;
+// other values are returned unchanged.
 func allocated(v reflect.Value) reflect.Value {
 	if v.Kind() != reflect.Pointer {
 		return v
@@ -412,7 +413,8 @@ func allocated(v reflect.Value) reflect.Value {
 	return v.Elem()
 }
 
-// find is the field at a path, with its jsonschema tag; the zero Value if there is none.
+// find returns the field at a path, with its jsonschema tag; the zero Value if there is
+// none.
 func find(v reflect.Value, path string) (field reflect.Value, rules string) {
 	for step := range strings.SplitSeq(path, ".") {
 		key, i, listed := strings.Cut(step, "[")
@@ -430,7 +432,7 @@ func find(v reflect.Value, path string) (field reflect.Value, rules string) {
 	return v, rules
 }
 
-// inline is the tag of a struct whose keys are among those of its parent.
+// inline is the tag of a struct whose keys belong to its parent.
 const inline = ",inline"
 
 // fields calls yield with each key of a section until it returns false.

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What programs write must load: quoted keys, JSON, anchors and merge keys, variables.
+// Files written by tools must load: quoted keys, JSON, anchors and merge keys, variables.
 func TestWhatToolsWrite(t *testing.T) {
 	t.Setenv("KVLANE_TEST_PORT", "9002")
 	t.Setenv("KVLANE_TEST_EMPTY", "")
@@ -107,7 +107,7 @@ k.yaml:3:25: workers.pods: is now called workers.kubernetes: rename it`
 	wantProblems(t, err, `k.yaml:1:8: drain_quiet: "soon" is not a duration such as 300ms, 2s or 1m30s`)
 }
 
-// Each line of the table leads from a key that does not exist to one that does.
+// Each entry maps a key that no longer exists to one that does.
 func TestTheTableOfOldNames(t *testing.T) {
 	exists := func(path string) bool {
 		c := Config{Models: make([]Model, 1), Workers: Workers{Static: make([]Worker, 1), DNS: make([]DNS, 1)}}

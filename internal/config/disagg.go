@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Of is what holds for a worker: its own settings, and those of all workers where
-// it has none. Fields that only make sense together are taken together.
+// Of returns the settings for a worker: its own, else those for all workers. Fields that
+// only make sense together are taken together.
 func (d *Disagg) Of(w *Worker) WorkerDisagg {
 	own, all := w.Disagg, &d.Workers
 	own.BootstrapPort = cmp.Or(own.BootstrapPort, all.BootstrapPort)
@@ -26,8 +26,7 @@ func (d *Disagg) Of(w *Worker) WorkerDisagg {
 	return own
 }
 
-// Fill puts a worker's name and address into the settings of a template: '$pod' and
-// '$ip'.
+// Fill replaces '$pod' and '$ip' in a template's settings by a worker's name and address.
 func (w *WorkerDisagg) Fill(pod, ip string) {
 	host := ip
 	if strings.Contains(ip, ":") {
@@ -43,13 +42,13 @@ func (w *WorkerDisagg) receives() bool {
 	return w.ReceiverHost != "" || len(w.InitPorts) > 0 || len(w.AllocPorts) > 0
 }
 
-// disaggNeeds are the settings that a connector cannot do without, by the roles of
-// the workers that need them.
+// disaggNeeds are a connector's required settings, and the roles of the workers that need
+// them.
 var disaggNeeds = map[string]struct {
 	roles map[string]bool
 	what  string
 	given func(w *WorkerDisagg) bool
-	// own is what tells the worker from all others.
+	// own returns what must be unique to the worker.
 	own func(w *WorkerDisagg) string
 }{
 	"lmcache": {map[string]bool{"decode": true}, "receiver_host, receiver_init_ports and receiver_alloc_ports",
@@ -63,7 +62,8 @@ var disaggNeeds = map[string]struct {
 		func(w *WorkerDisagg) string { return w.EngineID }},
 }
 
-// over is the general rule with the values that a model's own sets. Fields of both have the same keys.
+// over returns the general rule overridden by the model's. Fields of both have the same
+// keys.
 func (r *Rule) over(general *routing.Disagg) *routing.Disagg {
 	d := *general
 	for f, own := range reflect.ValueOf(r).Elem().Fields() {
@@ -75,7 +75,7 @@ func (r *Rule) over(general *routing.Disagg) *routing.Disagg {
 	return &d
 }
 
-// modelRules gives the router the rules of the models that have their own.
+// modelRules sets the router's rules for models that have their own.
 func (c *Config) modelRules(bad report) {
 	for i := range c.Models {
 		m := &c.Models[i]
@@ -126,8 +126,8 @@ func (w *WorkerDisagg) validate(bad report) {
 	ports(bad, "receiver_alloc_ports", w.AllocPorts)
 }
 
-// lacks names what the connector needs of a worker of this role and the configuration does not
-// have; "" if nothing is missing.
+// lacks names the settings that the connector requires of a worker of this role and the
+// configuration does not have; "" if none is missing.
 func (c *Config) lacks(w *Worker) string {
 	need, ok := disaggNeeds[c.Disagg.Connector]
 	if !ok || !need.roles[w.Role] {
@@ -139,14 +139,14 @@ func (c *Config) lacks(w *Worker) string {
 	return fmt.Sprintf("the connector %s needs %s of a %s worker", c.Disagg.Connector, need.what, w.Role)
 }
 
-// warnTemplate checks the template of Kubernetes' workers: pods have their roles as labels, and
-// may have as annotations what it lacks.
+// warnTemplate checks the template of Kubernetes' workers. Pods have their roles as labels,
+// and annotations may supply what the template lacks.
 func (c *Config) warnTemplate(note report) {
 	if c.Workers.Kubernetes == nil {
 		return
 	}
 	w := c.Workers.Kubernetes.Worker
-	// Engines that are asked know what they are.
+	// Engines that are queried report their kind.
 	if engine := ConnectorEngines[c.Disagg.Connector]; engine != "" && c.Workers.Kubernetes.NeverAsk && w.Engine != engine {
 		note("workers.kubernetes.worker.engine", "is %s: the connector %s is of %s; each pod with a role has to say so", w.Engine, c.Disagg.Connector, engine)
 	}

@@ -16,15 +16,15 @@ var ConnectorEngines = map[string]string{
 	"sharedstorage": "vllm", "sglang": "sglang", "trtllm": "trtllm", "trtllm-generation-first": "trtllm", "sidecar": "",
 }
 
-// sited is a worker of the file, or a template of some, with its path.
+// sited is a worker of the file, or a template for workers, with its path.
 type sited struct {
 	*Worker
 
 	path string
 }
 
-// sites are the workers that are known before the start, unlike those of Kubernetes. listed are those of
-// workers.file, nil if it was not read.
+// sites returns the workers that are known before the start, which excludes those of
+// Kubernetes. listed are those of workers.file, nil if it was not read.
 func (c *Config) sites(listed []Worker) []sited {
 	var out []sited
 	for i := range c.Workers.Static {
@@ -39,10 +39,11 @@ func (c *Config) sites(listed []Worker) []sited {
 	return out
 }
 
-// fixed reports whether all workers are in the file.
+// fixed reports whether the configuration file lists all workers.
 func (c *Config) fixed() bool { return c.Workers.File == "" && c.Workers.Kubernetes == nil }
 
-// splits reports whether requests may be split: there is a connector, and a rule that is on.
+// splits reports whether requests may be split: there is a connector, and some rule is
+// enabled.
 func (c *Config) splits() bool {
 	if c.Disagg.Connector == "" {
 		return false
@@ -56,11 +57,11 @@ func (c *Config) splits() bool {
 // rolePool is the workers of a model by role.
 type rolePool struct {
 	model string            // "" for workers that serve any
-	first map[string]string // path of the first of a role
+	first map[string]string // path of the first worker of each role
 }
 
-// rolePools are the pools of the models that workers list, sorted by model; workers that
-// list none are in all of them, or a pool of their own if no worker lists any.
+// rolePools returns the pools of the models that workers list, sorted by model; workers
+// that list none belong to all of them, or to a pool of their own if no worker lists any.
 func rolePools(sites []sited) []rolePool {
 	var names []string
 	for _, s := range sites {
@@ -116,8 +117,8 @@ func (c *Config) validateRoles(sites []sited, bad report) {
 	}
 }
 
-// sharedIdentities finds workers that a peer could not tell apart: the blocks of all would go to
-// one of them.
+// sharedIdentities finds workers that a peer could not distinguish: it would send the
+// blocks for all of them to one.
 func (c *Config) sharedIdentities(sites []sited, bad report) {
 	need, ok := disaggNeeds[c.Disagg.Connector]
 	if !ok {
@@ -209,7 +210,7 @@ func (c *Config) warnDisagg(sites []sited, note report) {
 	}
 }
 
-// warnRoles reports roles that are not used, and connectors without any.
+// warnRoles reports unused roles, and connectors without any worker that has a role.
 func (c *Config) warnRoles(sites []sited, note report) {
 	for _, s := range sites {
 		if c.Disagg.Connector == "" && s.Role != "both" {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Files whose prefill and decode workers cannot do what they are for are refused, or
-// warned of where they do something, with the place.
+// Files whose prefill and decode workers cannot work together are refused, or warned of if
+// they work partly, with the place.
 func TestPoolsThatCannotWork(t *testing.T) {
 	const (
 		pair   = "workers:\n  static:\n  - {name: p, address: \"10.0.0.1:1\", role: prefill}\n  - {name: d, address: \"10.0.0.2:1\", role: decode}\n"
@@ -19,7 +19,7 @@ func TestPoolsThatCannotWork(t *testing.T) {
 	)
 	for name, c := range map[string]struct {
 		text string
-		// problem and warning are parts of what is said; "" says that there is none.
+		// problem and warning are parts of the messages; "" means that there is none.
 		problem, warning string
 	}{
 		"well":                          {nixl + pair, "", ""},

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// What a connector cannot do without is an error at the start,
-// and the settings of all workers fill in.
+// A missing setting that the connector requires is an error at the start, and the settings
+// for all workers serve as defaults.
 func TestConnectorsNameWhatTheyMiss(t *testing.T) {
 	const lmcache = "disagg: {connector: lmcache%s}\nworkers: {static: [{address: \"10.0.0.1:1\", role: decode%s}, {address: \"10.0.0.2:1\", role: prefill}]}\n"
 	for name, c := range map[string]struct{ all, own, want string }{
@@ -55,7 +55,8 @@ func TestATemplatesSettingsAreFilledIn(t *testing.T) {
 	}
 }
 
-// A model's pools may have a rule of their own; what it does not name is the general one.
+// A model's pools may have their own rule; keys that it does not set have the general
+// rule's values.
 func TestAModelsOwnRule(t *testing.T) {
 	c, err := Parse("kvlane.yaml", []byte(`models:
 - {name: a, aliases: [b], adapters: [l], disagg: {k: 5, same_zone: true}}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The examples of the documents and the manifests are valid.
+// The examples in documents and manifests are valid.
 func TestExamplesAreValid(t *testing.T) {
 	inDocs := regexp.MustCompile("(?s)```yaml\n(.*?)```")
 	inManifests := regexp.MustCompile(`(?m)^  kvlane\.yaml: \|\n((?:    .*\n|\n)+)`)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// The table of what clients can make Kvlane hold names a bound for each kind, and the
-// keys that it names exist.
+// The table of what clients can make Kvlane hold in memory has a bound for each kind, and
+// the keys that it names exist.
 func TestEverythingThatIsHeldHasABound(t *testing.T) {
 	page, err := os.ReadFile("../../docs/operating.md")
 	if err != nil {

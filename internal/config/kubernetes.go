@@ -22,7 +22,7 @@ func (k *Kubernetes) validate(bad report) {
 	for i, name := range k.RoleLabels {
 		named(bad, item("role_labels", i), name, "the name of a label", validation.IsQualifiedName(name))
 	}
-	w := k.Worker // a template: what pods have of their own is filled in
+	w := k.Worker // a template: values that pods set themselves are filled in
 	for _, r := range []struct {
 		broken     bool
 		path, text string
@@ -50,7 +50,7 @@ func (k *Kubernetes) validate(bad report) {
 	}
 }
 
-// validatePods checks what selects the pods.
+// validatePods checks the keys that select the pods.
 func (k *Kubernetes) validatePods(bad report) {
 	pools := len(k.Pools)
 	if k.Pool != "" {
@@ -86,17 +86,17 @@ func (k *Kubernetes) validatePods(bad report) {
 	ports(bad, "ports", k.Ports)
 }
 
-// named reports what the API server would not accept as a name.
+// named reports names that the API server would not accept.
 func named(bad report, path, name, what string, problems []string) {
 	if len(problems) > 0 {
 		bad(path, "%q is not %s: %s", name, what, problems[0])
 	}
 }
 
-// word is what a placeholder looks like.
+// word matches a placeholder.
 var word = regexp.MustCompile(`\$[A-Za-z_][A-Za-z0-9_]*`)
 
-// placeholders reports those of a template that are not filled in.
+// placeholders reports placeholders of a template that are never filled in.
 func (w *Worker) placeholders(bad report, ofEvents ...string) {
 	ofDisagg := []string{"$ip", "$pod"}
 	for _, t := range []struct {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Each of these was called valid once, and never became ready or meant something else.
+// Each of these was once accepted, and never became ready or had another meaning.
 func TestKubernetesThatCannotWork(t *testing.T) {
 	const name = "a lowercase RFC 1123"
 	for text, want := range map[string]string{
@@ -71,7 +71,7 @@ func TestProblemsOfASectionAreNamedWithinIt(t *testing.T) {
 	}
 }
 
-// A worker that something else described is held to all that the file is.
+// A worker described by another source is validated like one of the file.
 func TestProblemsOfAWorker(t *testing.T) {
 	for _, c := range []struct {
 		change func(w *Worker)

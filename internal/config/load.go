@@ -14,8 +14,8 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// Load reads and validates a file. Warnings are about keys that have another name now. The
-// error is a ProblemsError if the file could be read.
+// Load reads and validates a file. Warnings are about renamed keys. The error is a
+// ProblemsError if the file could be read.
 func Load(file string) (c *Config, warnings []Problem, err error) {
 	c, d, err := read(file)
 	if err != nil {
@@ -51,8 +51,8 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 	return &c, d, nil
 }
 
-// Inspect is Load that also reads the files that the configuration names, except those of models,
-// and warns of what is valid but probably a mistake.
+// Inspect is Load that also reads the files that the configuration names, except those of
+// models, and warns of settings that are valid but probably a mistake.
 func Inspect(file string) (c *Config, warnings []Problem, err error) {
 	c, d, err := read(file)
 	if err != nil {
@@ -77,8 +77,8 @@ func Inspect(file string) (c *Config, warnings []Problem, err error) {
 	return c, d.warnings, nil
 }
 
-// ParseWorkers decodes a workers file: a YAML list of workers. An empty list must be written as
-// []: a file without a list is taken for one that is still being written.
+// ParseWorkers decodes a workers file: a YAML list of workers. An empty list must be
+// written as []: a file without a list counts as incompletely written.
 func ParseWorkers(file string, text []byte) ([]Worker, error) {
 	var list []Worker
 	d, err := decodeFile(file, text, &list)
@@ -98,8 +98,8 @@ func ParseWorkers(file string, text []byte) ([]Worker, error) {
 	return list, nil
 }
 
-// decodeFile decodes text into the value that into points to. What is wrong with keys and values
-// is in the decoder's problems; the error is about text that cannot be parsed.
+// decodeFile decodes text into the value that into points to. Problems with keys and values
+// are in the decoder; the error is about text that cannot be parsed.
 func decodeFile(file string, text []byte, into any) (*decoder, error) {
 	d := &decoder{places: places{file, map[string]place{}}, anchors: map[string]ast.Node{}}
 	d.bad, d.note = d.reporter(&d.problems), d.reporter(&d.warnings)
@@ -124,11 +124,11 @@ func decodeFile(file string, text []byte, into any) (*decoder, error) {
 	return d, nil
 }
 
-// byteOrderMark is what some editors begin UTF-8 with.
+// byteOrderMark is written by some editors at the start of UTF-8 files.
 const byteOrderMark = "\xef\xbb\xbf"
 
-// unreadable describes a file that is not text: printing its lines would garble the terminal.
-// ok reports that it is text.
+// unreadable describes a file that is not text: printing its lines would garble the
+// terminal. ok reports that the file is text.
 func unreadable(text []byte) (p Problem, ok bool) {
 	switch {
 	case bytes.HasPrefix(text, []byte{0x1f, 0x8b}):
@@ -148,7 +148,7 @@ func unreadable(text []byte) (p Problem, ok bool) {
 	return Problem{}, true
 }
 
-// yamlProblem keeps the parser's place and drops its picture of the source.
+// yamlProblem keeps the parser's position and drops its excerpt of the source.
 func yamlProblem(file string, err error) Problem {
 	p := Problem{File: file, Message: "is not YAML: " + err.Error()}
 	if placed, ok := errors.AsType[yaml.Error](err); ok {

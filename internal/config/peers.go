@@ -10,8 +10,7 @@ import (
 // PushEndpoint is the endpoint of a worker whose events are pushed by relays over gRPC.
 const PushEndpoint = "push:"
 
-// Peers are the other replicas, from one of which this one copies the index when it
-// starts.
+// Peers are the other replicas; a starting replica copies the index from one of them.
 type Peers struct {
 	Addresses []string `yaml:"addresses" jsonschema_description:"'host:port' of other replicas' listen.address; a name may have many addresses (a headless service). If set, this replica serves copies too, and index.key must be set."`
 	Timeout   Duration `yaml:"timeout" jsonschema_description:"How long the start waits for a copy, all peers together; after that it continues with an empty index."`

@@ -9,7 +9,7 @@ import (
 
 const maxPort = 65535
 
-// ports checks each of a list.
+// ports checks each port of a list.
 func ports(bad report, path string, list []int) {
 	for i, p := range list {
 		if p < 1 || p > maxPort {
@@ -21,18 +21,18 @@ func ports(bad report, path string, list []int) {
 	}
 }
 
-// span is the ports of one socket of each rank of a worker.
+// span is the range of ports of one socket for all ranks of a worker.
 type span struct {
 	host        string
 	first, last int
 }
 
-// meets reports whether two spans share a port. The zero span has none.
+// meets reports whether two spans share a port. The zero span has no ports.
 func (s span) meets(o span) bool {
 	return s.last > 0 && o.last > 0 && s.first <= o.last && o.first <= s.last && sameHost(s.host, o.host)
 }
 
-// sameHost reports whether two sockets may have the same address: the wildcards are all of them.
+// sameHost reports whether two sockets may have the same address; wildcards match all.
 func sameHost(a, b string) bool {
 	wild := func(h string) bool { return h == "" || h == "*" || h == "0.0.0.0" || h == "::" }
 	return a == b || wild(a) || wild(b)
@@ -48,7 +48,8 @@ func spanOf(address string, ranks int) span {
 	return span{host, first, first + max(ranks, 1) - 1}
 }
 
-// events are the ports of an endpoint of events; the zero span if it is not tcp://host:port.
+// events returns the ports of an event endpoint; the zero span if it is not
+// tcp://host:port.
 func (w *Worker) events(endpoint string) span {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
@@ -57,7 +58,7 @@ func (w *Worker) events(endpoint string) span {
 	return spanOf(address, w.Ranks)
 }
 
-// serving are the ports of the engine's API.
+// serving returns the ports of the engine's API.
 func (w *Worker) serving() span {
 	if w.RankBy == "port" {
 		return spanOf(w.Address, w.Ranks)
@@ -84,7 +85,8 @@ func (w *Worker) validateRankPorts(bad report) {
 	}
 }
 
-// uniqueWorkers finds workers that share a name, a port, or a source of events. It gives workers without a name their address.
+// uniqueWorkers finds workers that share a name, a port, or a source of events. A worker
+// without a name gets its address as its name.
 func uniqueWorkers(path string, list []Worker, bad report) {
 	names := map[string]int{}
 	serving, events := make([]span, len(list)), make([]span, len(list))

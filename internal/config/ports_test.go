@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Each of these was called valid once.
+// Each of these was once accepted.
 func TestConfigurationsThatCannotWork(t *testing.T) {
 	worker := func(keys string) string {
 		return "workers:\n  static:\n  - {address: \"10.0.0.1:8000\", " + keys + "}\n"
@@ -55,7 +55,7 @@ func TestConfigurationsThatCannotWork(t *testing.T) {
 	}
 }
 
-// Inspect reads the workers file, and warns of what is hardly meant.
+// Inspect reads the workers file, and warns of settings that are probably a mistake.
 func TestInspect(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {

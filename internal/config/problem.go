@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Problem is one thing wrong with a file.
+// Problem is an error or a warning about a file.
 type Problem struct {
 	// File, Line and Column are the place; Line is 0 if it is not known.
 	File         string
@@ -33,7 +33,7 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// ProblemsError is everything wrong with a file, in order of place.
+// ProblemsError has all problems of a file, sorted by position.
 type ProblemsError []Problem
 
 func (p ProblemsError) Error() string {
@@ -44,8 +44,8 @@ func (p ProblemsError) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Place adds file and place to the problems of a ProblemsError that were found after the file
-// was read. It reads the file again. Other errors are returned as they are.
+// Place adds file and position to the problems of a ProblemsError that were found after the
+// file was read. It reads the file again. Other errors are returned unchanged.
 func Place(file string, err error) error {
 	problems, ok := errors.AsType[ProblemsError](err)
 	text, unread := os.ReadFile(file)
@@ -74,7 +74,7 @@ func (r report) under(parent string) report {
 	return func(path, format string, args ...any) { r(join(parent, path), format, args...) }
 }
 
-// places maps the paths of a file to where they are.
+// places maps the paths of a file to their positions.
 type places struct {
 	file string
 	at   map[string]place
@@ -82,7 +82,8 @@ type places struct {
 
 type place struct{ line, column int }
 
-// problem is one at the place of path, or of its nearest parent that is in the file.
+// problem returns a Problem at the position of path, or of its nearest parent that is in
+// the file.
 func (ps *places) problem(path, message string) Problem {
 	p := Problem{File: ps.file, Path: path, Message: message}
 	for at := path; ; at = at[:strings.LastIndexAny(at, ".[")] {
@@ -95,7 +96,7 @@ func (ps *places) problem(path, message string) Problem {
 	}
 }
 
-// reporter returns a report that appends to list, which it keeps in order of place.
+// reporter returns a report that appends to list and keeps it sorted by position.
 func (ps *places) reporter(list *ProblemsError) report {
 	return func(path, format string, args ...any) {
 		p := ps.problem(path, fmt.Sprintf(format, args...))

@@ -11,8 +11,7 @@ var schema []byte
 // comments and Default by schemagen.
 func Schema() []byte { return schema }
 
-// Elements returns the defaults of sections that Default does not hold: elements
-// of lists.
+// Elements returns the defaults of sections that Default does not have: elements of lists.
 func Elements() []any {
 	return []any{defaultModel(), defaultWorker(), defaultModel().Check, defaultDNS()}
 }

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// What is not YAML, or no text at all, is one line with its place, in the form of all
-// other problems.
+// A file that is not YAML, or not even text, is one problem with its position, in the same
+// form as all others.
 func TestFilesThatAreNoYAML(t *testing.T) {
 	for text, want := range map[string]string{
 		"a: [1, 2\nb: 3\n":                       "k.yaml:2:1: is not YAML: ',' or ']' must be specified",

@@ -11,10 +11,11 @@ import (
 	"time"
 )
 
-// shortestEvery is the shortest time between two questions to a name server.
+// shortestEvery is the shortest interval of DNS queries.
 const shortestEvery = Duration(100 * time.Millisecond)
 
-// nameRunes may be in a worker's name, which is part of logs, metrics and headers.
+// nameRunes are the characters allowed in a worker's name, which is part of logs, metrics
+// and headers.
 const nameRunes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/-[]%@"
 
 func (c *Config) validate(bad report) {
@@ -43,14 +44,14 @@ func (c *Config) validateListeners(bad report) {
 	}
 }
 
-// validateBounds checks the bounds that have units, which jsonschema tags cannot express.
+// validateBounds checks bounds with units, which jsonschema tags cannot express.
 func (c *Config) validateBounds(bad report) {
 	for _, d := range []struct {
 		path       string
 		value, min Duration
 		why        string
 	}{
-		// Envoy takes 0 for no time at all, not for no limit.
+		// Envoy takes 0 as no time at all, not as no limit.
 		{"envoy.message_timeout", c.Envoy.MessageTimeout, Duration(time.Second), ": Envoy goes on without Kvlane after it (300s by default)"},
 		{"envoy.stall_timeout", c.Envoy.StallTimeout, Duration(time.Second), ": less fails open on a busy machine (2s by default)"},
 		{"envoy.upload_timeout", c.Envoy.UploadTimeout, Duration(time.Second), " (1m by default)"},
@@ -166,18 +167,18 @@ func (m *Model) validate(path string, names map[string]string, bad report) {
 	}
 }
 
-// names are all that clients may send for a model.
+// names returns all names that clients may send for a model.
 func (m *Model) names() []string { return slices.Concat([]string{m.Name}, m.Aliases, m.Adapters) }
 
-// Problems validates a worker that is not from the file, such as a pod, by the rules of
-// workers.static. Paths are those within the worker, e.g. "events.endpoint". The address is
-// normalized.
+// Problems validates a worker that does not come from the file, such as a pod, by the rules
+// of workers.static. Paths are those within the worker, e.g. "events.endpoint". The address
+// is normalized.
 func (w *Worker) Problems() []Problem {
 	var ps places
 	var found ProblemsError
 	bad := ps.reporter(&found)
 	bounded(bad, "", reflect.ValueOf(w).Elem())
-	if len(found) == 0 { // the rest computes with numbers that must be within their bounds
+	if len(found) == 0 { // the other checks compute with numbers that must be within their bounds
 		w.validate(bad)
 	}
 	return found
@@ -208,7 +209,7 @@ func (w *Worker) validate(bad report) {
 	w.validateCommon(bad)
 }
 
-// lastPort reports a rank whose port would be beyond the last.
+// lastPort reports a rank whose port would exceed 65535.
 func (w *Worker) lastPort(first int, bad report) (beyond bool) {
 	last := first + w.Ranks - 1
 	if w.RankBy != "port" || last <= maxPort {
@@ -238,10 +239,10 @@ func (w *Worker) validateCommon(bad report) {
 	}
 }
 
-// socket is an address of events with its key.
+// socket is the address of an event socket with its key.
 type socket struct{ key, value string }
 
-// sockets are the addresses to connect to.
+// sockets returns the addresses to connect to.
 func (e *Events) sockets() []socket {
 	all := []socket{{"endpoint", e.Endpoint}, {"replay", e.Replay}}
 	return slices.DeleteFunc(all, func(s socket) bool { return s.value == "" || s == socket{"endpoint", PushEndpoint} })
@@ -270,8 +271,8 @@ type listener struct {
 	path, address string
 	required      bool
 	unix          bool // may be a Unix socket
-	random        bool // port 0 is allowed: the log names the port
-	envoy         bool // Envoy listens: it resolves no names
+	random        bool // port 0 is allowed: the actual port is in the log
+	envoy         bool // Envoy listens, which does not resolve names
 }
 
 func (c *Config) listeners() []listener {
@@ -329,5 +330,6 @@ func (l *listener) validate(others []listener, bad report) {
 	}
 }
 
-// relative reports whether the path of a socket depends on the working directory; '@' begins an abstract one.
+// relative reports whether the path of a socket depends on the working directory; a leading
+// '@' means an abstract socket.
 func relative(path string) bool { return !filepath.IsAbs(path) && !strings.HasPrefix(path, "@") }

@@ -10,7 +10,8 @@ import (
 	"runtime/debug"
 )
 
-// validateFiles reads the certificates. Missing ones are a warning: they may be mounted where Kvlane runs.
+// validateFiles reads the certificates. Missing ones are only a warning: they may be
+// mounted where Kvlane runs.
 func (c *Config) validateFiles(bad, note report) {
 	look := func(path, file string, err error) {
 		switch {
@@ -39,7 +40,8 @@ func (c *Config) validateFiles(bad, note report) {
 	}
 }
 
-// warn reports what is valid but probably a mistake. listed are the workers of workers.file.
+// warn reports settings that are valid but probably a mistake. listed are the workers of
+// workers.file.
 func (c *Config) warn(listed []Worker, note report) {
 	if w := &c.Workers; len(w.Static) == 0 && w.File == "" && len(w.DNS) == 0 && w.Kubernetes == nil {
 		note("workers", "there are none: every request is answered 503")
@@ -50,7 +52,7 @@ func (c *Config) warn(listed []Worker, note report) {
 	for _, l := range c.listeners() {
 		path, ok := l.socket()
 		if !ok || l.address == Default().Listen.Address {
-			continue // containers and packages make the folder of the default
+			continue // containers and packages create the default's directory
 		}
 		if relative(path) {
 			note(l.path, "%q depends on the folder that Kvlane and Envoy are started in: write the whole path", l.address)

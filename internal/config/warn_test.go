@@ -16,7 +16,7 @@ import (
 	"testing"
 )
 
-// certificate writes a self-signed pair.
+// certificate writes a self-signed certificate with its key.
 func certificate(t *testing.T, dir string) (cert, key string) {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
