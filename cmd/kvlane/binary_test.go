@@ -11,22 +11,22 @@ import (
 	"testing"
 )
 
-// largestBinary bounds what `make build` makes, in bytes.
+// largestBinary bounds the size in bytes of the binary that `make build` builds.
 const largestBinary = 30_000_000
 
-// TestBinaryStaysSmall builds as `make build` does. Where anything finds methods by a name
-// that is no constant (text/template is the usual one), the linker must keep every
-// exported method of every type that the program uses; the linker's graph tells who.
+// TestBinaryStaysSmall builds as `make build` does. If anything looks up methods by a name
+// that is not constant (usually text/template), the linker must keep every exported method
+// of every type that the program uses; the linker's graph shows the cause.
 func TestBinaryStaysSmall(t *testing.T) {
 	if _, err := exec.LookPath("make"); err != nil {
 		t.Skip("there is no make on this machine, which holds the flags of the build")
 	}
-	if _, err := os.Stat("../../Makefile"); err != nil { // go test's cache notices that this file is looked at, and then its changes
+	if _, err := os.Stat("../../Makefile"); err != nil { // so that go test's cache depends on this file
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	// The go command keeps what a linker printed by the compiled main package and prints it again at every later build of
-	// it: hence a main package of this test's own.
+	// The go command caches a linker's output by the compiled main package and prints it
+	// again at every later build of it: hence this test's own build flags.
 	const own = "-buildvcs=false -gcflags=github.com/kvlane/kvlane/cmd/kvlane=-dwarf=false"
 	out, err := exec.Command("make", "-C", "../..", "build", "BIN="+dir, "VERSION=test", "MORE_LDFLAGS=-dumpdep", "GOFLAGS="+own).CombinedOutput()
 	if err != nil {
@@ -44,13 +44,13 @@ func TestBinaryStaysSmall(t *testing.T) {
 	}
 }
 
-// methodFinders reads the linker's graph ("from <flags> -> to <flags>" a line) and
-// returns, for each function that finds methods by name, a way to it from main.main.
-// Functions of reflect are left out: who calls them has the flag as well.
+// methodFinders parses the linker's graph (lines "from <flags> -> to <flags>") and returns,
+// for each function that looks up methods by name, a path to it from main.main. Functions
+// of reflect are left out: their callers are flagged as well.
 func methodFinders(t *testing.T, graph []byte) [][]string {
 	t.Helper()
 	const flag = " <ReflectMethod>"
-	reachedFrom := map[string]string{} // the first edge to a symbol comes from one that was reached before
+	reachedFrom := map[string]string{} // the first edge to a symbol comes from one reached before
 	var found []string
 	lines := bufio.NewScanner(bytes.NewReader(graph))
 	lines.Buffer(nil, len(graph)+1)

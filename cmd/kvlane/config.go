@@ -69,7 +69,7 @@ func runEnvoyConfig(_ context.Context, io streams, args []string) error {
 	return err
 }
 
-// envoyOptions is the bootstrap that a configuration asks for.
+// envoyOptions returns the bootstrap options of a configuration.
 func envoyOptions(c *config.Config) envoy.Options {
 	o := envoy.Defaults()
 	o.Ingress, o.Admin, o.Kvlane = c.Envoy.Ingress, c.Envoy.Admin, c.Listen.Address

@@ -30,9 +30,9 @@ type demo struct {
 	config  *config.Config
 	engines []*enginesim.Engine
 	events  []config.Events // of each engine
-	// pd separates prefill from decode: the first half of the engines prefills.
+	// pd separates prefill from decode: the first half of the engines are prefill engines.
 	pd bool
-	// template is the file of the chat template where it is not the tokenizer's own.
+	// template is the file of the chat template, "" for the tokenizer's own.
 	template string
 	service  *service
 	envoy    *envoy.Process
@@ -100,7 +100,7 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	}
 }
 
-// freeAddresses replaces addresses by ones that are free now.
+// freeAddresses replaces addresses by currently free ones.
 func freeAddresses(addresses ...*string) error {
 	port, err := enginesim.FreePorts(len(addresses))
 	if err != nil {
@@ -171,7 +171,7 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 	return d.waitReady(ctx)
 }
 
-// yaml is the configuration of the demonstration, a small but whole example.
+// yaml returns the configuration of the demonstration, a small but complete example.
 func (d *demo) yaml(tokenizer, ingress, admin, envoyAdmin string, ranks int) string {
 	var b strings.Builder
 	prefill := ""
@@ -193,13 +193,13 @@ workers:
 `, d.name(i), d.role(i, len(d.engines)), e.Addr(), ranks, demoModel, d.events[i].Endpoint, d.events[i].Replay)
 	}
 	if d.pd {
-		// The prompts of a demonstration are short: split what an installation would not.
+		// The prompts of a demonstration are short: split them anyway.
 		b.WriteString("disagg: {connector: nixl}\nrouting: {disagg: {mode: threshold, threshold: 64}}\n")
 	}
 	return b.String()
 }
 
-// role is what engine i of n does.
+// role returns the role of engine i of n.
 func (d *demo) role(i, n int) string {
 	switch {
 	case !d.pd:
@@ -211,7 +211,7 @@ func (d *demo) role(i, n int) string {
 	}
 }
 
-// name tells an engine's role where engines have different ones.
+// name returns an engine's name, with its role if engines have different ones.
 func (d *demo) name(i int) string {
 	n := len(d.engines)
 	role := d.role(i, n)
@@ -285,7 +285,7 @@ Configuration and logs are in %s until Ctrl-C stops everything.
 `, what, c.Envoy.Ingress, demoModel, demoSystem, self, adminFlag(c.Admin.Address), c.Admin.Address, c.Envoy.Admin, d.dir)
 }
 
-// adminFlag is what explain needs to find an admin port that is not the default.
+// adminFlag returns the flag that explain needs for an admin port other than the default.
 func adminFlag(address string) string {
 	if address == config.Default().Admin.Address {
 		return ""
@@ -297,7 +297,7 @@ const demoSystem = "You are a librarian who answers briefly and names the shelf.
 	"the ground floor, maps and atlases on the first, letters and diaries on the second, and what nobody asks for in the cellar. " +
 	"When a reader is in doubt, you ask one question and no more, and you never send anybody away without a book."
 
-// turn is what a request of the demonstration showed.
+// turn is the observed result of a request of the demonstration.
 type turn struct {
 	Target  string
 	Matched int
@@ -358,8 +358,8 @@ func (d *demo) chat(ctx context.Context, messages []map[string]string) (turn, er
 		answer.Choices[0].Message.Content, resp.Header.Get("X-Kvlane-Prefill")}, nil
 }
 
-// checkPD plays three turns: one that is split, one that the decode engine holds
-// but for a few tokens, one with much that is new.
+// checkPD plays three turns: one that is split, one of which decode holds all but a few
+// tokens, and one with much new text.
 func (d *demo) checkPD(ctx context.Context) error {
 	messages := []map[string]string{{"role": "user", "content": strings.Repeat(demoSystem+" ", 3) + "Where are the maps?"}}
 	var turns [3]turn
@@ -389,14 +389,15 @@ func (d *demo) checkPD(ctx context.Context) error {
 	return nil
 }
 
-// check plays two turns of two conversations and compares the engines' own word
+// check plays two turns of two conversations and compares the usage that the engines report
 // with Kvlane's prediction.
 func (d *demo) check(ctx context.Context) error {
 	if d.pd {
 		return d.checkPD(ctx)
 	}
 	for n, question := range []string{"Where are the maps?", "Do you have letters of sailors?"} {
-		// Not as a system message: some templates put that in front of the last question, where turns do not share it.
+		// Not as a system message: some templates put that in front of the last question,
+		// so that turns do not share it.
 		messages := []map[string]string{{"role": "user", "content": fmt.Sprintf("Reader %d. %s %s", n, demoSystem, question)}}
 		first, err := d.chat(ctx, messages)
 		if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// eventsUsage stands before the flags in the help of each verb.
+// eventsUsage precedes the flags in the help of each verb.
 var eventsUsage = map[string]string{
 	"tail": `Usage: kvlane events tail ENDPOINT [flags]
 
@@ -83,8 +83,8 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 	return feed.DecodeFrames(feed.Engine(*engine), in, io.out)
 }
 
-// parseSubject reads flags around one argument: a request id, a file or an endpoint
-// may stand before the flags or after them. It is "" if there is none.
+// parseSubject parses flags and one argument (a request id, a file or an endpoint), which
+// may precede or follow the flags. It returns "" if there is no argument.
 func parseSubject(f *flag.FlagSet, args []string) (string, error) {
 	if len(args) == 0 || args[0] == "" || args[0][0] == '-' && args[0] != "-" {
 		err := parse(f, args, 1)

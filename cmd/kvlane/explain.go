@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// runExplain shows a decision of a running Kvlane, or makes an exported one again.
+// runExplain shows a decision of a running Kvlane, or runs an exported one again.
 func runExplain(ctx context.Context, io streams, args []string) error {
 	f := flags(io, "explain")
 	admin := f.String("admin", "127.0.0.1:9090", "admin `address` of Kvlane")
@@ -65,7 +65,7 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 	return err
 }
 
-// adminURL is where the admin port is: its address, also with the scheme that a browser shows.
+// adminURL returns the URL of the admin port from its address or URL.
 func adminURL(address string) string {
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
@@ -73,7 +73,7 @@ func adminURL(address string) string {
 	return strings.TrimRight(address, "/")
 }
 
-// rerunDecision makes a recorded decision again: same state, same request, same
+// rerunDecision runs a recorded decision again: the same state and request give the same
 // decision.
 func rerunDecision(io streams, file string) error {
 	text, err := os.ReadFile(file)

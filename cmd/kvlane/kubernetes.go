@@ -32,7 +32,7 @@ type kubernetes struct {
 	source  *kube.Source
 
 	mu     sync.Mutex
-	synced time.Time // zero until every pool and its pods were seen
+	synced time.Time // zero until every pool and its pods were listed
 }
 
 func newKubernetes(c *config.Config, log zerolog.Logger) (*kubernetes, error) {
@@ -78,7 +78,7 @@ func (k *kubernetes) close() {
 	k.client.Close()
 }
 
-// waiting says what of the pools is not known yet, and since when all of it is.
+// waiting returns which pools or pods are not listed yet, and since when all of them are.
 func (k *kubernetes) waiting() (since time.Time, why string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -86,7 +86,7 @@ func (k *kubernetes) waiting() (since time.Time, why string) {
 		return time.Time{}, "pools are not known yet"
 	}
 	if !k.synced.IsZero() {
-		return k.synced, "" // an API server that goes away later takes nothing from us
+		return k.synced, "" // the workers stay if the API server goes away later
 	}
 	if why := k.source.Waiting(); why != "" {
 		return time.Time{}, why
@@ -95,7 +95,7 @@ func (k *kubernetes) waiting() (since time.Time, why string) {
 	return k.synced, ""
 }
 
-// missing are the pools that do not exist, as "namespace/name".
+// missing returns the pools that do not exist, as "namespace/name".
 func (k *kubernetes) missing() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -105,7 +105,7 @@ func (k *kubernetes) missing() []string {
 	return k.source.Missing()
 }
 
-// collect reports the pools.
+// collect emits metrics of the pools.
 func (k *kubernetes) collect(emit observe.Emit) {
 	missing := k.missing()
 	for _, p := range k.pools() {
@@ -134,7 +134,7 @@ func (k *kubernetes) pools() []gateway.Pool {
 	return out
 }
 
-// gate refuses requests for pools that are not ours.
+// gate refuses requests for other pools.
 func (k *kubernetes) gate(next extproc.Handler, m *observe.Metrics) extproc.Handler {
 	return &gateway.Gate{Next: next, Pools: k.pools, Refused: func(r *extproc.Request) {
 		api, _ := body.Detect(r.Method, r.Path)
@@ -143,8 +143,8 @@ func (k *kubernetes) gate(next extproc.Handler, m *observe.Metrics) extproc.Hand
 	}}
 }
 
-// poolFlags describe a pool on the command line, with the names that endpoint
-// pickers of the Gateway API inference extension have.
+// poolFlags describe a pool on the command line, with the flag names of the Gateway API
+// inference extension's endpoint pickers.
 type poolFlags struct {
 	conformance     bool
 	pool, namespace string
@@ -152,7 +152,7 @@ type poolFlags struct {
 	port, health    int
 }
 
-// portFlag is a port's number.
+// portFlag is a port number.
 type portFlag int
 
 func (p *portFlag) String() string { return strconv.Itoa(int(*p)) }
@@ -178,7 +178,7 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 	return k
 }
 
-// load reads the configuration, which a pool on the command line makes optional.
+// load reads the configuration, which is optional if the command line names a pool.
 func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Problem, err error) {
 	if file == "" && k.pool != "" {
 		empty := config.Default()
@@ -194,7 +194,7 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 			section := config.DefaultKubernetes()
 			c.Workers.Kubernetes = &section
 		}
-		// The ports go with the selector.
+		// The ports belong to the selector.
 		c.Workers.Kubernetes.Pool, c.Workers.Kubernetes.Pools, c.Workers.Kubernetes.Selector, c.Workers.Kubernetes.Ports = k.pool, nil, nil, nil
 	}
 	if k.namespace != "" {
@@ -215,7 +215,7 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 	return c, warnings, nil
 }
 
-// check holds what the flags changed to the rules of the file.
+// check validates the values set by flags like those of the file.
 func (k *poolFlags) check(c *config.Config, file string) error {
 	if k.pool == "" && k.namespace == "" {
 		return nil
@@ -236,7 +236,7 @@ func (k *poolFlags) check(c *config.Config, file string) error {
 	return nil
 }
 
-// wrap puts the conformance behaviour around the handler, if it is asked for.
+// wrap adds the conformance behaviour to the handler, if it is enabled.
 func (k *poolFlags) wrap(s *service, next extproc.Handler) extproc.Handler {
 	if !k.conformance {
 		return next

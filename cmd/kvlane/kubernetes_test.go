@@ -20,8 +20,8 @@ import (
 	"github.com/kvlane/kvlane/internal/observe"
 )
 
-// A request that the gate refuses is one of all requests too: shares of
-// kvlane_requests_total are what alerts go by.
+// A request that the gate refuses counts in kvlane_requests_total too: alerts use shares of
+// it.
 func TestRefusedPoolsAreCountedAsRequests(t *testing.T) {
 	m := observe.New("test")
 	d := (&kubernetes{}).gate(nil, m).Decide(t.Context(), &extproc.Request{Method: "POST", Path: "/v1/chat/completions"})
@@ -36,8 +36,8 @@ func TestRefusedPoolsAreCountedAsRequests(t *testing.T) {
 	}
 }
 
-// pools is an API server that knows InferencePools by name, and no pods. What it
-// says changes with lists only: its watches end at once.
+// pools is an API server that has InferencePools by name, and no pods. Changes appear in
+// lists only: its watches end immediately.
 type pools struct {
 	mu    sync.Mutex
 	known string // "" for none
@@ -68,7 +68,7 @@ func (p *pools) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePoolList", "metadata": {"resourceVersion": "1"}, "items": [%s]}`, items)
 }
 
-// page gets one.
+// page requests a page.
 func page(t *testing.T, url string) (status int, body string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
@@ -101,8 +101,8 @@ func until(t *testing.T, url string, want func(status int, body string) bool) (s
 	}
 }
 
-// A pool that is misspelt, or was deleted, takes no new replica from the others;
-// with no pool at all there is nothing to serve.
+// A pool that is misspelt, or was deleted, does not stop new replicas from serving the
+// others; without any existing pool there is nothing to serve.
 func TestReadyWithThePoolsThatExist(t *testing.T) {
 	api := &pools{}
 	server := httptest.NewServer(api)
@@ -139,7 +139,7 @@ func TestReadyWithThePoolsThatExist(t *testing.T) {
 			t.Errorf("no %s", want)
 		}
 	}
-	// Its service serves none of its requests, as before.
+	// Requests of the missing pool are refused, as before.
 	if d := s.kube.gate(s.decider, observe.New("test")).Decide(t.Context(), &extproc.Request{Method: "POST", Path: "/v1/chat/completions"}); d.Reject == nil || d.Reject.Status != 503 {
 		t.Errorf("a request for no pool that is known: %+v", d)
 	}

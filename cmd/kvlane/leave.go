@@ -6,15 +6,13 @@ import (
 	"google.golang.org/grpc"
 )
 
-// lastStreams is for streams that came while a drain ended: they are decided and
-// let go in milliseconds. It is within the 10 s by which grace periods exceed
-// `drain`.
+// lastStreams is for streams that arrived at the end of a drain: they are decided and
+// closed in milliseconds. It is less than the 10 s by which grace periods exceed `drain`.
 const lastStreams = 3 * time.Second
 
-// leave closes a server's port and tells its clients to go elsewhere, and gives
-// streams that are open so long to end. A stop without it would cut a request that
-// came just then, which Envoy answers 500 where it has begun to send a body in full
-// duplex.
+// leave closes a server's port, tells its clients to go elsewhere, and gives open streams
+// up to bound to end. Without it a stop would cut a request that arrived just then, which
+// Envoy answers 500 where it has begun to send a body in full duplex.
 func leave(g *grpc.Server, bound time.Duration) {
 	left := make(chan struct{})
 	go func() {

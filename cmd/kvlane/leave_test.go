@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// held serves streams that answer when they are told to.
+// held serves streams that answer when the test lets them.
 func held(t *testing.T) (g *grpc.Server, open func() grpc.ClientStream, begun chan struct{}, answer chan struct{}) {
 	t.Helper()
 	begun, answer = make(chan struct{}, 1), make(chan struct{})

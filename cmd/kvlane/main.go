@@ -19,13 +19,13 @@ import (
 // version is set by the linker.
 var version = "unknown"
 
-// streams are where a command reads and writes.
+// streams are a command's input and output.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
 }
 
-// command is one thing that the binary does.
+// command is a subcommand of the binary.
 type command struct {
 	name, args, summary string
 	run                 func(ctx context.Context, io streams, args []string) error
@@ -50,7 +50,7 @@ func commands() []command {
 	}
 }
 
-// usageError is answered with exit code 2.
+// usageError leads to exit code 2.
 type usageError struct{ text string }
 
 func (e usageError) Error() string { return e.text }
@@ -100,14 +100,14 @@ func help(w io.Writer) {
 	_ = tw.Flush()
 }
 
-// flags makes a flag set that reports errors as usageError.
+// flags returns a flag set that reports errors as usageError.
 func flags(io streams, name string) *flag.FlagSet {
 	f := flag.NewFlagSet("kvlane "+name, flag.ContinueOnError)
 	f.SetOutput(io.err)
 	return f
 }
 
-// parse reads flags; rest is how many arguments may follow them.
+// parse parses flags; rest is the number of arguments that may follow them.
 func parse(f *flag.FlagSet, args []string, rest int) error {
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {

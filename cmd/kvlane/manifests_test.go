@@ -12,8 +12,8 @@ import (
 
 var update = flag.Bool("update", false, "write what is compared")
 
-// TestTheSidecarsBootstrapIsCurrent compares the bootstrap in the sidecar's
-// manifest with what the configuration beside it gives.
+// TestTheSidecarsBootstrapIsCurrent compares the bootstrap in the sidecar's manifest with
+// the one generated from the configuration in the same manifest.
 func TestTheSidecarsBootstrapIsCurrent(t *testing.T) {
 	const file, before, after = "../../envoy/manifests/sidecar/kvlane.yaml", "  kvlane.yaml: |\n", "  envoy.yaml: |\n"
 	text, err := os.ReadFile(file)

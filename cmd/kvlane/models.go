@@ -18,9 +18,9 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// loadModels reads the tokenizers of the configuration. A tokenizer that is not
-// known to be exact is left out with its reason in the log: its model is routed by
-// load. A folder that cannot be read at all is an error.
+// loadModels loads the tokenizers of the configuration. A tokenizer that is not known to be
+// exact is left out and the reason logged: its model is routed by load. A folder that
+// cannot be read at all is an error.
 func loadModels(c *config.Config, metrics *observe.Metrics, log zerolog.Logger) ([]*fleet.Model, error) {
 	list := make([]*fleet.Model, 0, len(c.Models))
 	for i := range c.Models {
@@ -92,7 +92,7 @@ func loadModel(m config.Model) (*shape.Model, error) {
 	return loaded, err
 }
 
-// templateError is what is wrong with the file of chat_template.
+// templateError is an error in the file of chat_template.
 type templateError struct {
 	file string
 	err  error
@@ -109,7 +109,7 @@ func (e *templateError) Error() string {
 	return e.err.Error()
 }
 
-// partProblem names the key of a model whose file could not be loaded, and what to do.
+// partProblem names the key of a model whose file could not be loaded, and the remedy.
 func partProblem(c *config.Config, i int, err error) config.Problem {
 	key, missing, broken := "tokenizer", "name a folder with tokenizer.json, or builtin:qwen3", "copy the model's folder again"
 	if _, ok := errors.AsType[*templateError](err); ok {
@@ -138,8 +138,8 @@ func modelOf(dir string, o shape.Options) (*shape.Model, error) {
 	return m, nil
 }
 
-// checkParts loads the models. A tokenizer that is not known to be exact is a warning, as serve starts
-// with it; it is broken if strict.
+// checkParts loads the models. A tokenizer that is not known to be exact is in notExact,
+// because serve starts with it; with strict it is in broken.
 func checkParts(c *config.Config, strict bool) (broken, notExact config.ProblemsError) {
 	for i := range c.Models {
 		m := c.Models[i]
@@ -157,7 +157,8 @@ func checkParts(c *config.Config, strict bool) (broken, notExact config.Problems
 	return broken, notExact
 }
 
-// inexact tells whether an error is about a tokenizer or a chat template that is whole and cannot be followed exactly.
+// inexact reports whether an error is about a tokenizer or a chat template that is intact
+// but cannot be reproduced exactly.
 func inexact(err error) bool {
 	_, template := errors.AsType[*jinja.Error](err)
 	return template || errors.Is(err, bpe.ErrUnsupported)

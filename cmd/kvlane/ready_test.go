@@ -17,8 +17,8 @@ import (
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
-// A replica whose index lacks what the engines hold would send each conversation
-// anywhere: it is not ready until the feeds have caught up.
+// A replica whose index lacks what the engines hold would send conversations to the wrong
+// workers: it is not ready until the feeds have caught up.
 func TestReadinessWaitsForFeeds(t *testing.T) {
 	speak := make(chan struct{})
 	var polls atomic.Int32
@@ -51,7 +51,8 @@ func TestReadinessWaitsForFeeds(t *testing.T) {
 	registry := workers.New(workers.Options{Health: c.Workers.Health, Log: zerolog.Nop(), OnChange: decider.Fleet().SetWorkers})
 	defer registry.Close()
 	registry.Static(c.Workers.Static)
-	// It began an hour from now: however slow the machine, the wait's bound is not met.
+	// It starts an hour from now, so that the bound of the wait is not reached even on a
+	// slow machine.
 	s := &service{decider: decider, registry: registry, started: time.Now().Add(time.Hour)}
 	s.warm.Store(true)
 	s.open.Store(true)

@@ -35,7 +35,8 @@ import (
 // warmUp bounds how long readiness waits for the feeds' first synchronisation.
 const warmUp = 10 * time.Second
 
-// firstLook bounds how long the socket for Envoy stays closed because a worker does not answer its first check.
+// firstLook bounds how long the socket for Envoy stays closed because a worker does not
+// answer its first check.
 const firstLook = time.Second
 
 func runServe(ctx context.Context, io streams, args []string) error {
@@ -66,7 +67,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	}
 	boundMemory()
 	hangUp := make(chan os.Signal, 1)
-	signal.Notify(hangUp, syscall.SIGHUP) // its default ends the process at once
+	signal.Notify(hangUp, syscall.SIGHUP) // by default it ends the process
 	defer signal.Stop(hangUp)
 	s, err := startService(ctx, c, log, k.wrap)
 	if err != nil {
@@ -101,7 +102,7 @@ type service struct {
 	kube     *kubernetes // nil without Kubernetes
 	draining atomic.Bool
 	open     atomic.Bool   // the socket for Envoy
-	warm     atomic.Bool   // a peer's index was taken, or there is none; started is final then
+	warm     atomic.Bool   // a peer's index was taken, or there is none to take; started is final then
 	peers    *peers.Server // nil without peers
 	server   *extproc.Server
 	grpc     *grpc.Server
@@ -115,15 +116,15 @@ type service struct {
 	wg       sync.WaitGroup
 }
 
-// startService opens the sockets and starts everything; close ends it. around, if
-// not nil, puts something around the handler of requests.
+// startService opens the sockets and starts all parts; close ends them. around, if not nil,
+// wraps the request handler.
 func startService(ctx context.Context, c *config.Config, log zerolog.Logger, around func(*service, extproc.Handler) extproc.Handler) (*service, error) {
 	metrics := observe.New(version)
 	served, err := loadModels(c, metrics, log)
 	if err != nil {
 		return nil, err
 	}
-	debug.FreeOSMemory() // what reading the tokenizers' files took
+	debug.FreeOSMemory() // memory used to read the tokenizers' files
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s := &service{log: log, started: time.Now(), failed: make(chan error, 3), stop: stop}
 	xds := envoy.NewXDS()
@@ -192,8 +193,9 @@ func (s *service) follow(c *config.Config) error {
 	return nil
 }
 
-// firstLook waits until the workers that are known from the start have been checked once. Envoy finds no socket until then
-// and does without us, as before: better than a refusal because nobody has looked yet.
+// firstLook waits until the workers known at the start have been checked once. Until then
+// Envoy finds no socket and routes without Kvlane, which is better than refusing requests
+// because no worker has been checked yet.
 func (s *service) firstLook(ctx context.Context) {
 	until := time.NewTimer(firstLook)
 	defer until.Stop()
@@ -210,7 +212,7 @@ func (s *service) firstLook(ctx context.Context) {
 	}
 }
 
-// listenAdmin makes the servers and opens what is there from the beginning:
+// listenAdmin creates the servers and opens the admin port with what works from the start:
 // probes, metrics and debug pages.
 func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics *observe.Metrics) error {
 	opts := extProcOptions(c, metrics)
@@ -257,8 +259,8 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 	return nil
 }
 
-// takeIndex asks the peers for their index before anything else may touch ours.
-// Envoy sees no socket until then, as before the start.
+// takeIndex fetches the peers' index before anything else uses ours. Until then Envoy finds
+// no socket, as before the start.
 func (s *service) takeIndex(ctx context.Context, c *config.Config) {
 	if s.peers != nil {
 		err := peers.Fetch(ctx, &peers.Want{
@@ -279,14 +281,14 @@ func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options 
 		ControlHeaders: steering.AtKvlane(), RequestID: disagg.RequestIDs(c.Disagg.Connector, c.Disagg.Trust),
 	}
 	if !c.Envoy.AccessLog {
-		opts.LateTickets = -1 // no outcome will come
+		opts.LateTickets = -1 // outcomes are never reported
 	}
-	// Well before Envoy goes on without us, and late enough that few requests ask.
+	// Well before Envoy routes without Kvlane, and late enough that few requests need it.
 	opts.ExtendTimeout, opts.ExtendAfter = c.Envoy.MessageTimeout.Std(), c.Envoy.StallTimeout.Std()/4
 	return opts
 }
 
-// listen opens the socket that Envoy, relays and peers connect to.
+// listen opens the socket for Envoy, relays and peers.
 func (s *service) listen(ctx context.Context, c *config.Config, xds *envoy.XDS) error {
 	tls, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
 	if err != nil {
@@ -310,7 +312,7 @@ func (s *service) serve(name string, run func() error) {
 	})
 }
 
-// adminMux is everything on the admin port.
+// adminMux serves everything on the admin port.
 func (s *service) adminMux(metrics *observe.Metrics) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
@@ -339,9 +341,10 @@ func (s *service) missingPools() []string {
 	return s.kube.missing()
 }
 
-// notReady says what readiness waits for, "" if nothing: a peer's index taken, or given up, and the socket for Envoy; then
-// all pools looked for, one at least there, and the pods of those that are known, however long it takes; and then for warmUp at most every worker checked once and every feed
-// synchronised.
+// notReady returns what readiness waits for, "" if nothing. In this order: a peer's index
+// was taken or given up and the socket for Envoy is open; every pool was looked up, at
+// least one exists, and the pods of existing pools are known, without a time limit; then,
+// for at most warmUp, every worker was checked once and every feed caught up.
 func (s *service) notReady() string {
 	if !s.warm.Load() {
 		return "the index is being taken from a peer"
@@ -372,7 +375,7 @@ func (s *service) notReady() string {
 	return s.decider.Fleet().Syncing()
 }
 
-// becomeReady tells gRPC health when the service is ready.
+// becomeReady sets the gRPC health status when the service becomes ready.
 func (s *service) becomeReady(ctx context.Context) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -394,7 +397,7 @@ func (s *service) becomeReady(ctx context.Context) {
 	s.log.Info().Dur("after", time.Since(s.started)).Msg("ready")
 }
 
-// close ends everything that startService began.
+// close stops everything that startService started.
 func (s *service) close() {
 	s.stop()
 	if s.grpc != nil {
@@ -414,11 +417,11 @@ func (s *service) close() {
 	s.wg.Wait()
 }
 
-// protocolMetrics joins ext_proc's hooks with the metrics. What comes with every
-// request is looked up once.
+// protocolMetrics connects ext_proc's hooks with the metrics. Series used by every request
+// are looked up once.
 func protocolMetrics(m *observe.Metrics) extproc.Metrics {
 	var streams [extproc.NumModes]prometheus.Gauge
-	var answers [extproc.NumModes]func() prometheus.Observer // a histogram only for modes that come
+	var answers [extproc.NumModes]func() prometheus.Observer // histograms only for the modes in use
 	for mode := range extproc.NumModes {
 		streams[mode] = m.ExtProcStreams.WithLabelValues(mode.String())
 		answers[mode] = sync.OnceValue(func() prometheus.Observer { return m.ExtProcAnswers.WithLabelValues(mode.String()) })
@@ -434,7 +437,7 @@ func protocolMetrics(m *observe.Metrics) extproc.Metrics {
 		}
 		failures[f] = m.ExtProcFailures.WithLabelValues(string(f))
 	}
-	failures[extproc.FailureLateFirstToken] = m.LateFirstTokens // usual for short answers: no failure that should alarm anybody
+	failures[extproc.FailureLateFirstToken] = m.LateFirstTokens // usual for short answers, so it is not counted as a failure, on which alerts fire
 	return extproc.Metrics{
 		Opened:   func(mode extproc.Mode) { streams[mode].Inc() },
 		Closed:   func(mode extproc.Mode) { streams[mode].Dec() },

@@ -92,7 +92,8 @@ func runRender(_ context.Context, io streams, args []string) error {
 	return answered(shape.RenderLines(io.in, io.out, m, shape.RenderOptions{Engine: engine, Path: *path, IDs: *ids}))
 }
 
-// answered takes refusals for the answers that they are: what an engine would refuse, render has to say and has said.
+// answered turns refusals into answers: render's output includes what an engine would
+// refuse.
 func answered(err error) error {
 	if _, ok := errors.AsType[*shape.LinesError](err); ok {
 		return nil
@@ -100,7 +101,7 @@ func answered(err error) error {
 	return err
 }
 
-// firstModel is the first name that the engine lists.
+// firstModel returns the first name that the engine lists.
 func firstModel(ctx context.Context, url string) (string, error) {
 	asker := workers.NewAsker(10 * time.Second)
 	defer asker.Close()
