@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/envoy"
 )
 
-// replacements are what Helm has to make by itself of the values that package envoy
-// gives the template as text.
+// replacements are the parts that Helm must render itself, because package envoy passes
+// them to the template as finished text.
 var replacements = []struct{ old, with string }{
 	{"{{.Admin}}", `{{include "kvlane.envoyAddress" .Admin}}`},
 	{"{{.Ingress}}", `{{include "kvlane.envoyAddress" .Ingress}}`},
@@ -22,8 +22,8 @@ var replacements = []struct{ old, with string }{
 	{"  clusters:\n  - name: kvlane\n", readiness},
 }
 
-// What follows stands only where Kvlane is in other pods than Envoy. A replica that ends
-// tells the health check so at once, and is asked no more long before DNS leaves it out.
+// Only for Kvlane in other pods than Envoy. A replica that shuts down fails the health
+// check immediately and gets no more requests, long before DNS drops it.
 const (
 	replicas = `    type: {{.KvlaneType}}
     connect_timeout: 1s
@@ -72,8 +72,8 @@ const (
 `
 )
 
-// bootstrapHelper defines "kvlane.bootstrap", whose argument has the keys of
-// envoy.Options and the lists that package envoy derives.
+// bootstrapHelper defines "kvlane.bootstrap", whose argument has the keys of envoy.Options
+// and the lists that package envoy derives.
 func bootstrapHelper(text string) ([]byte, error) {
 	for _, r := range replacements {
 		if !strings.Contains(text, r.old) {

@@ -56,7 +56,7 @@ func TestParseValues(t *testing.T) {
 	}
 }
 
-// A list of choices is whole, the one that the sentence names is in it too.
+// A list of choices is complete; it includes the one that the sentence names.
 func TestChoices(t *testing.T) {
 	enum := map[string]any{"enum": []any{"", "none", "istio"}}
 	for text, want := range map[string]string{

@@ -1,6 +1,6 @@
-// Command chartgen writes what the chart repeats of other files: README.md and
-// values.schema.json from values.yaml and the schema of kvlane.yaml, and Envoy's
-// bootstrap from the template that `kvlane envoy-config` uses.
+// Command chartgen generates the parts of the chart that repeat other files: README.md and
+// values.schema.json from values.yaml and the schema of kvlane.yaml, and Envoy's bootstrap
+// from the template that `kvlane envoy-config` uses.
 package main
 
 import (

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// definitions are the schemas that @schema comments refer to, beside those of
+// definitions are the schemas that @schema comments refer to, in addition to those of
 // kvlane.yaml.
 const definitions = `{
   "port": {"type": "integer", "minimum": 1, "maximum": 65535},
@@ -24,7 +24,7 @@ const definitions = `{
     "hostPath": {"type": "object"}, "nfs": {"type": "object"}, "csi": {"type": "object"}}}
 }`
 
-// valuesSchema is values.schema.json: closed wherever values.yaml does not open it.
+// valuesSchema returns values.schema.json: closed except where values.yaml opens it.
 func valuesSchema(values []*value, config []byte) ([]byte, error) {
 	defs := map[string]any{}
 	if err := json.Unmarshal([]byte(definitions), &defs); err != nil {
@@ -39,7 +39,7 @@ func valuesSchema(values []*value, config []byte) ([]byte, error) {
 	root["$schema"] = "https://json-schema.org/draft/2020-12/schema"
 	root["$defs"] = defs
 	root["title"] = "Values of the chart kvlane"
-	// Helm hands these to a chart that is a part of another one.
+	// Helm sets these for a subchart.
 	root["properties"].(map[string]any)["global"] = map[string]any{"type": "object"}
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)

@@ -11,7 +11,7 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// value is a key of values.yaml with what its comments say.
+// value is a key of values.yaml with the content of its comments.
 type value struct {
 	name, path string
 	section    string // the "## " heading above it
@@ -21,10 +21,11 @@ type value struct {
 	children   []*value
 }
 
-// open says that keys beside the given ones are allowed: the value is one for a reader.
+// open reports whether further keys are allowed; the documentation then shows the value as
+// a whole.
 func (v *value) open() bool { return v.rules["additionalProperties"] != nil || v.rules["$ref"] != nil }
 
-// A key in block style; its value may stand behind it in flow style.
+// A key in block style; its value may follow it in flow style.
 var keyLine = regexp.MustCompile(`^( *)([A-Za-z][A-Za-z0-9]*):( .*)?$`)
 
 const schemaMark = "@schema "
@@ -80,7 +81,7 @@ func parseValues(text []byte) ([]*value, error) {
 	return root.children, errors.Join(lines.Err(), documented(root.children))
 }
 
-// documented names the first value that a reader would find without a word.
+// documented returns an error for the first value without a description.
 func documented(values []*value) error {
 	for _, v := range values {
 		if len(v.children) > 0 && !v.open() {
