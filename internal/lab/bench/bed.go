@@ -16,14 +16,14 @@ import (
 	"github.com/kvlane/kvlane/envoy"
 )
 
-// bed is Envoy and a server under test.
+// bed is an Envoy and a server under test.
 type bed struct {
 	dir, ingress, admin string
 	server              *exec.Cmd
 	envoy               *envoy.Process
 }
 
-// newBed starts both. With useFloor the server is this program as the floor.
+// newBed starts both. With useFloor the server is this program, run as the floor.
 func newBed(ctx context.Context, o *options, list engines, mode string, useFloor bool) (b *bed, err error) {
 	b = &bed{}
 	defer func() {
@@ -127,7 +127,7 @@ func (b *bed) ready(ctx context.Context, useFloor bool) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// used is the processor time of server and Envoy.
+// used returns the CPU time of server and Envoy.
 func (b *bed) used() (t [2]time.Duration, err error) {
 	for i, pid := range []int{b.server.Process.Pid, b.envoy.PID()} {
 		if t[i], err = processorTime(pid); err != nil {

@@ -22,15 +22,14 @@ import (
 const (
 	modelName = "demo"
 	blockSize = 16
-	// engineBlocks is what a KV cache holds: a million tokens.
+	// engineBlocks is the capacity of a KV cache: a million tokens.
 	engineBlocks = 62500
 	batchBlocks  = 512
 )
 
-// engine answers immediately and publishes its KV cache in vLLM's events. It is as
-// cheap as possible: it takes ids and hashes from Kvlane's own packages, keeps no
-// blocks and generates no text. The simulated engines of the tests would be the
-// slowest part of a load.
+// engine answers immediately and publishes its KV cache in vLLM's events. It is as cheap as
+// possible: it takes ids and hashes from Kvlane's own packages, keeps no blocks and
+// generates no text. The simulated engines of the tests would dominate the load.
 type engine struct {
 	address, events string
 
@@ -89,7 +88,7 @@ func (e *engine) answer(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}`)
 }
 
-// stream answers with as many pieces as the request wants tokens, each of 300 bytes and flushed.
+// stream answers with one flushed piece of 300 bytes per requested token.
 func stream(w http.ResponseWriter, r *http.Request) {
 	var ask struct {
 		Tokens int `json:"max_tokens"`

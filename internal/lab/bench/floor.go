@@ -18,8 +18,8 @@ import (
 	"github.com/kvlane/kvlane/envoy"
 )
 
-// floor speaks ext_proc with the generated code and decides nothing: it picks in
-// turn and echoes what has to be echoed.
+// floor speaks ext_proc with the generated code and makes no decision: it picks round robin
+// and echoes what the protocol requires.
 type floor struct {
 	extprocv3.UnimplementedExternalProcessorServer
 
@@ -104,7 +104,7 @@ func (f *floor) headers(pick bool) *extprocv3.ProcessingResponse {
 	return f.picked(out)
 }
 
-// change is the header change that a decision makes.
+// change is the header mutation of a decision.
 func (f *floor) change() *extprocv3.CommonResponse {
 	return &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{
 		{Header: &corev3.HeaderValue{Key: "x-data-parallel-rank", RawValue: []byte("0")}},

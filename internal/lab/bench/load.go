@@ -32,7 +32,7 @@ func (r *row) size(t *text) int {
 	return r.bytes
 }
 
-// result is what a load cost.
+// result is the cost of a load.
 type result struct {
 	requests, errors int64
 	took             time.Duration
@@ -43,8 +43,8 @@ func (r *result) perRequest(d time.Duration) float64 {
 	return float64(d.Microseconds()) / 1000 / float64(max(r.requests, 1))
 }
 
-// read sends all of a text through once, so that what is measured is text that has been seen, as most text of real
-// prompts has.
+// read sends all of a text through once, so that the measured prompts consist of text that
+// has been seen, like most text of real prompts.
 func (b *bed) read(ctx context.Context, t *text) error {
 	const piece = 100_000
 	client := &http.Client{Timeout: time.Minute}

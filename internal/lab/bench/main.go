@@ -45,7 +45,7 @@ func main() {
 
 var rows = []row{tokens(2000), tokens(8000), tokens(32000), tokens(100000)}
 
-// busy is the load for the throughput of a core.
+// busy is the load for measuring the throughput of one core.
 var busy = row{name: "220 KB, 50 connections", bytes: 220_000, connections: 50}
 
 func report(ctx context.Context, o *options) error {
@@ -85,8 +85,8 @@ func report(ctx context.Context, o *options) error {
 	return o.idle(ctx)
 }
 
-// mode runs the loads against one server in one mode. Text that is not like the first is for Kvlane alone: the floor does
-// not read it.
+// mode runs the loads against one server in one mode. Loads with new text run against
+// Kvlane only: the floor does not read text.
 func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mode, name string) error {
 	b, err := newBed(ctx, o, list, mode, name == "floor")
 	if err != nil {
@@ -129,7 +129,7 @@ func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mod
 	return nil
 }
 
-// row runs one load and prints what it cost, of Kvlane also stage by stage.
+// row runs one load and prints its cost, for Kvlane also by stage.
 func (o *options) row(ctx context.Context, b *bed, r row, t *text, mode, name string) error {
 	var before stages
 	if name == "kvlane" {
@@ -158,7 +158,8 @@ func (o *options) row(ctx context.Context, b *bed, r row, t *text, mode, name st
 	return err
 }
 
-// pieces prints what a piece of a streamed answer costs: the difference between answers of 1,000 and of one.
+// pieces prints the cost of a piece of a streamed answer: the difference between answers of
+// 1,000 pieces and of one.
 func (o *options) pieces(ctx context.Context, b *bed, name string) error {
 	const many = 1000
 	var cost [2]*result

@@ -12,7 +12,7 @@ import (
 // tick is the unit of processor times in /proc on Linux.
 const tick = 10 * time.Millisecond
 
-// processorTime is what a process has used, user and system, to one tick.
+// processorTime is the CPU time of a process, user and system, to one tick.
 func processorTime(pid int) (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -34,8 +34,8 @@ func processorTime(pid int) (time.Duration, error) {
 	return sum, nil
 }
 
-// memory is what a process has resident, in MiB: pages of its own, and of files, which are
-// its binary's.
+// memory is the resident memory of a process in MiB: its own pages, and those of files,
+// which are its binary's.
 type memory struct{ own, files int }
 
 func (m memory) String() string {

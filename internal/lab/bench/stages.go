@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// stages are Kvlane's sums and counts of the time that decisions took, by stage.
+// stages are the sums and counts of Kvlane's decision times by stage.
 type stages map[string][2]float64
 
 // stages reads them from its metrics.
@@ -48,7 +48,7 @@ func (b *bed) stages(ctx context.Context) (stages, error) {
 	return out, scan.Err()
 }
 
-// since writes the means in ms between two readings.
+// since formats the means in ms between two readings.
 func (s stages) since(before stages) string {
 	order := []string{"queue", "parse", "tokens", "hash", "index", "plan", "total"}
 	var parts []string

@@ -14,20 +14,21 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
 
-// text is what prompts are made of.
+// text is the material of prompts.
 type text struct {
 	name  string
 	whole string
 	// starts are where a user's part may begin.
 	starts []int
-	// perToken is the bytes of a token.
+	// perToken is the average number of bytes per token.
 	perToken float64
 	// words, if any, are shuffled for each user's part.
 	words []string
 }
 
-// library is Go's own library: all of its files, tables and tests among them, to be cut anywhere; and of its lines that are
-// in several files only one, of prose (comments) three parts to two of code, to be cut between lines.
+// library returns Go's own library as two texts: files is all files, tables and tests
+// included, to be cut anywhere; lines has each line only once, three parts of prose
+// (comments) to two of code, to be cut between lines.
 func library(ctx context.Context, tok *bpe.Tokenizer) (lines, files *text, err error) {
 	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
 	if err != nil {
@@ -89,7 +90,7 @@ func library(ctx context.Context, tok *bpe.Tokenizer) (lines, files *text, err e
 	return lines, files, nil
 }
 
-// fresh is text whose words are known and whose sentences are new each time.
+// fresh is a text of known words in sentences that are always new.
 func fresh(from *text) *text {
 	return &text{name: "new text", whole: from.whole, words: strings.Fields(from.whole), perToken: from.perToken}
 }

@@ -1,9 +1,9 @@
-// Command benchindex replays an index workload (a KVW1 file, or generated: stores,
-// removals and lookups with their exact answers) and prints one JSON object of what it
-// measured. It uses one thread for the index. Writes are timed batch by batch
-// with the process's CPU clock, all threads, garbage collector included; lookups
-// one by one with the monotonic clock, timer included. A lookup starts from
-// chained block hashes, as a request does that has just been hashed.
+// Command benchindex replays an index workload (a KVW1 file, or generated: stores, removals
+// and lookups with their exact answers) and prints its measurements as one JSON object. It
+// uses one thread for the index. Writes are timed per batch with the process's CPU clock,
+// all threads, garbage collector included; lookups individually with the monotonic clock,
+// timer included. A lookup starts from chained block hashes, as a request does that has
+// just been hashed.
 package main
 
 import (
@@ -65,7 +65,7 @@ func run(made shape, file, profile string, single, brief bool, budget int64) (wr
 		}
 		defer pprof.StopCPUProfile()
 	}
-	// the index has no pointers: collecting often costs next to nothing
+	// the index has no pointers: frequent collections cost almost nothing
 	debug.SetGCPercent(25)
 	var w source
 	if made.depth > 0 {
@@ -181,8 +181,8 @@ func (r *result) line() string {
 		r.Name, phase("load").WritesPerCPU, phase("drain").WritesPerCPU, cold.P50, cold.P99, phase("miss").Lookups.P50, r.Peak.RSSPer, kept, 100*r.GCCPUShare, r.Wrong)
 }
 
-// source yields a workload's operations. Their words are valid until the next barrier
-// has been read.
+// source yields a workload's operations. Their words are valid until the next barrier has
+// been read.
 type source interface {
 	about() header
 	next() (op operation, ok bool, err error)
@@ -389,7 +389,7 @@ func percentilesOf(times []uint32) percentiles {
 	return percentiles{Count: len(times), P50: at(0.5), P99: at(0.99), P999: at(0.999)}
 }
 
-// engineHashes are the same words under their name.
+// engineHashes converts words to engine hashes without copying.
 func engineHashes(words []uint64) []kvindex.EngineHash {
 	if len(words) == 0 {
 		return nil
@@ -401,7 +401,7 @@ func engineHashes(words []uint64) []kvindex.EngineHash {
 func cpuTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {
-		panic(err) // no Linux without it
+		panic(err) // every Linux has it
 	}
 	return time.Duration(t.Nano())
 }

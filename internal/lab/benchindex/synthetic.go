@@ -6,16 +6,17 @@ import (
 	"math/rand/v2"
 )
 
-// shape is a generated workload: chains of depth blocks, all different from their
-// first block on, each held by holders of ranks, blocks holder-blocks in all.
+// shape is a generated workload: chains of depth blocks, all distinct from their first
+// block on, each held by `holders` ranks, blocks holder-blocks in total.
 type shape struct {
 	depth, holders, ranks, blocks int
 }
 
-// lookupsOfAPhase is how many lookups each of a generated workload's phases has.
+// lookupsOfAPhase is the number of lookups in each phase of a generated workload.
 const lookupsOfAPhase = 20_000
 
-// room is the words of a batch, which are valid until its end, most its operations.
+// room is the number of words in a batch, which are valid until its end; most is the
+// largest number of its operations.
 const room, most = 1 << 21, 4096
 
 // synthetic generates the operations of a shape: pairs of chain and rank are stored in
@@ -27,9 +28,9 @@ type synthetic struct {
 	chains int
 	pairs  []uint32 // chain*holders + which of its holders
 	arena  []uint64 // the words of the batch
-	phase  int      // of phaseOrder
-	done   int      // operations of the phase
-	batch  int      // operations of the batch
+	phase  int      // index into phaseOrder
+	done   int      // operations of the phase so far
+	batch  int      // operations of the batch so far
 	queued []operation
 }
 
@@ -44,7 +45,7 @@ func newSynthetic(s shape) (*synthetic, error) {
 	for i := range g.pairs {
 		g.pairs[i] = uint32(i)
 	}
-	clear(g.arena[:room]) // part of no measured memory
+	clear(g.arena[:room]) // allocated before the baseline, so not part of the measured memory
 	g.begin()
 	return g, nil
 }
@@ -106,7 +107,8 @@ func (g *synthetic) barrier() operation {
 	return operation{kind: opBarrier}
 }
 
-// lookup is of any chain, of one of 16, of one that is left half way, or of none.
+// lookup returns a lookup of any chain, of one of 16, of one that diverges half way, or of
+// an unknown one, depending on the phase.
 func (g *synthetic) lookup(phase uint16) operation {
 	chain, matched := g.rng.IntN(g.chains), g.depth
 	switch phase {
@@ -136,7 +138,7 @@ func (g *synthetic) contents(chain int) {
 	}
 }
 
-// engineName is what all ranks call a block.
+// engineName is the engine hash of a block, the same on all ranks.
 func engineName(chain, i int) uint64 { return scramble(uint64(chain)<<20|uint64(i)|1<<63) | 1 }
 
 func scramble(x uint64) uint64 {

@@ -43,8 +43,8 @@ type operation struct {
 	words []uint64
 }
 
-// workload is a KVW1 file mapped into memory, so that its pages are the page
-// cache's and no part of the measured memory.
+// workload is a KVW1 file mapped into memory, so that its pages belong to the page cache
+// and not to the measured memory.
 type workload struct {
 	header
 	data []byte

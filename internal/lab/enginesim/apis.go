@@ -23,13 +23,14 @@ var dialects = map[body.API]dialect{
 	body.VLLMGenerate: {inferenceChunk, inferenceEnd},
 }
 
-// named writes an event with a name, as these APIs' streams have.
+// named writes a named event, as in the streams of these APIs.
 func (o *output) named(v object) {
 	_, _ = fmt.Fprintf(o.w, "event: %s\n", v["type"])
 	o.event(v)
 }
 
-// messagesUsage: input_tokens leaves out what was read from the cache and what was newly put there.
+// messagesUsage: input_tokens excludes tokens read from the cache and those newly written
+// to it.
 func (o *output) messagesUsage() object {
 	cached := max(0, o.cached+o.c.faults.get().CachedTokensLie)
 	size := o.c.opts.BlockSize
@@ -63,7 +64,8 @@ func messagesEnd(o *output) {
 	o.named(object{"type": "message_stop"})
 }
 
-// numbered is named with the number that the responses API gives each event of a stream.
+// numbered is named with the sequence number that the responses API gives each event of a
+// stream.
 func (o *output) numbered(kind string, v object) {
 	v["type"], v["sequence_number"] = kind, o.events
 	o.events++
@@ -145,7 +147,7 @@ func inferenceEnd(o *output) {
 	o.write(object{"request_id": o.c.id, "choices": choices, "prompt_logprobs": nil, "kv_transfer_params": nil})
 }
 
-// write sends a whole answer with what the connector adds.
+// write sends a whole answer with the connector's additions.
 func (o *output) write(answer object) {
 	maps.Copy(answer, o.extra)
 	writeJSON(o.w, http.StatusOK, answer)

@@ -2,9 +2,9 @@
 // paged KV cache with least-recently-used eviction for each data-parallel rank, publishes KV events as that engine
 // does, and takes the time that a step model gives it.
 //
-// Block hashes, events, their ZMTP wire and the prefill/decode protocols are implemented independently of Kvlane, so
-// that an agreement between the two is not one mistake made twice. Prompts and their ids are Kvlane's own: recordings of
-// real engines check those (package truth).
+// Block hashes, events, their ZMTP wire and the prefill/decode protocols are implemented
+// independently of Kvlane, so that both cannot agree by sharing a mistake. Prompts and
+// their ids are Kvlane's own: recordings of real engines check those (package truth).
 //
 //	tok, err := enginesim.LoadTokenizer(os.DirFS("internal/tokens/models/qwen3"))
 //	eng, err := enginesim.Start(ctx, enginesim.Options{Engine: enginesim.VLLM, Model: "demo", Ranks: 2, Tokenizer: tok})

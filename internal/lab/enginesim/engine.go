@@ -75,7 +75,7 @@ func (e *Engine) open() error {
 	o := &e.opts
 	common := make(chan struct{}, 1)
 	for i := range o.Ranks {
-		if err := e.ctx.Err(); err != nil { // told to stop before it started
+		if err := e.ctx.Err(); err != nil { // stopped before it started
 			return err
 		}
 		r := &rank{eng: e, local: i, wake: make(chan struct{}, 1), hash: o.hasher()}
@@ -227,7 +227,7 @@ func (e *Engine) Close() {
 	e.loops.Wait()
 }
 
-// enter counts a request in, unless the engine is closing.
+// enter registers a request, unless the engine is closing.
 func (e *Engine) enter() bool {
 	e.handlerMu.Lock()
 	defer e.handlerMu.Unlock()
@@ -284,7 +284,7 @@ func (e *Engine) ReplayEndpoint(rank int) string { return endpoint(e.ranks[rank]
 // Subscribers is the number of connections that listen to the events of a rank.
 func (e *Engine) Subscribers(rank int) int { return e.ranks[rank].pub.subscribers() }
 
-// Faults gives the faults as they are now.
+// Faults returns the current faults.
 func (e *Engine) Faults() Faults { return e.faults.get() }
 
 // SetFaults replaces the faults.
@@ -307,8 +307,8 @@ func (e *Engine) SetFaults(f Faults) error {
 	return errors.Join(errs...)
 }
 
-// Restart does what a crash and a new start do: running answers are cut, the cache is empty, sequences begin at 0, and
-// all event connections are cut.
+// Restart simulates a crash and a new start: running answers are cut, the cache is empty,
+// sequences begin at 0, and all event connections are cut.
 func (e *Engine) Restart() {
 	e.abortAll()
 	e.held.clear()

@@ -33,7 +33,7 @@ func qwenTokenizer(t testing.TB) *Tokenizer {
 	return tok
 }
 
-// shared gives the reference folder, which is not part of the project.
+// shared returns the folder of reference data, which is not part of the project.
 func shared(t testing.TB) string {
 	t.Helper()
 	dir := os.Getenv("KVLANE_SHARED")
@@ -213,7 +213,7 @@ func receive(t *testing.T, s zmq4.Socket) (seq byte, batch []any) {
 	return msg.Frames[1][7], v.([]any)
 }
 
-// index is a naive reading of a rank's events: how often is each prefix held?
+// index is a naive interpretation of a rank's events: how often is each prefix held?
 type index struct {
 	prefix map[string]string // engine hash -> tokens up to the block's end, with marks
 	held   map[string]int
@@ -332,7 +332,7 @@ func TestEventsPredictCachedTokens(t *testing.T) {
 				}
 				want := x.match(e.opts.Tokenizer.Encode(prompt, false), 4, salt)
 				if o.ArrayEvents && o.Engine == SGLang && salt != "" {
-					continue // the naive reader knows no eighth element
+					continue // the naive reader does not support the eighth element
 				}
 				a := post(t, e.URL()+"/v1/completions", body)
 				if a.status != 200 || a.cached() != want {

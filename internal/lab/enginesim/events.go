@@ -42,7 +42,7 @@ type field struct {
 	value any
 }
 
-// batch gives the msgpack payload [ts, events, rank].
+// batch returns the msgpack payload [ts, events, rank].
 func (e encoding) batch(ts float64, events []kvEvent, rank int) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := msgpack.NewEncoder(&buf)
@@ -115,7 +115,7 @@ func (e encoding) fields(ev *kvEvent) (tag string, fields []field) {
 	return "BlockStored", fields
 }
 
-// orNil is v, or nil for a zero value.
+// orNil returns v, or nil for a zero value.
 func orNil[T comparable](v T) any {
 	var zero T
 	if v == zero {

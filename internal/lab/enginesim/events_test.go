@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// eventually waits for a condition that other goroutines bring about.
+// eventually waits for a condition that other goroutines establish.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for range 10_000 {

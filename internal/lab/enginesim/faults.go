@@ -2,43 +2,47 @@ package enginesim
 
 import "sync"
 
-// Faults are what can be made to go wrong; the zero value is health. As JSON they are the body of POST /sim/faults.
+// Faults are the faults to simulate; the zero value is a healthy engine. As JSON they are
+// the body of POST /sim/faults.
 type Faults struct {
-	// StopEvents: batches are neither sent nor kept nor counted; the stream just falls silent.
+	// StopEvents: batches are not sent, kept or counted; the stream just falls silent.
 	StopEvents bool `json:"stop_events,omitempty"`
-	// DropBatches is the number of batches that are still to be lost on the wire: they have a sequence number, and stand
-	// in the replay buffer unless ForgetDropped is set.
+	// DropBatches is the number of batches still to be lost on the wire: they have a
+	// sequence number, and are in the replay buffer unless ForgetDropped is set.
 	DropBatches   int  `json:"drop_batches,omitempty"`
 	ForgetDropped bool `json:"forget_dropped,omitempty"`
 	// NoReplay: replay requests get no answer.
 	NoReplay bool `json:"no_replay,omitempty"`
-	// EventDelayMS holds every batch back, in order.
+	// EventDelayMS delays every batch and keeps their order.
 	EventDelayMS int `json:"event_delay_ms,omitempty"`
 	// WrongBlockSize is written into events instead of the real one.
 	WrongBlockSize int `json:"wrong_block_size,omitempty"`
 	// FailStatus answers the next FailCount requests for generation with this status; FailCount -1 means all of them.
 	FailStatus int `json:"fail_status,omitempty"`
 	FailCount  int `json:"fail_count,omitempty"`
-	// AnswerDelayMS is waited before a request for generation is looked at; a change of the faults ends the wait.
+	// AnswerDelayMS delays requests for generation before they are read; a change of the
+	// faults ends the delay.
 	AnswerDelayMS int `json:"answer_delay_ms,omitempty"`
-	// HoldAfterTokens stops an answer behind this many tokens, which are sent; a change of the faults lets it go on.
+	// HoldAfterTokens pauses an answer after this many sent tokens; a change of the faults
+	// resumes it.
 	HoldAfterTokens int `json:"hold_after_tokens,omitempty"`
-	// DieAfterTokens cuts the connection of an answer behind this many tokens.
+	// DieAfterTokens cuts the connection of an answer after this many tokens.
 	DieAfterTokens int `json:"die_after_tokens,omitempty"`
 	// CachedTokensLie is added to the cached tokens in usage.
 	CachedTokensLie int `json:"cached_tokens_lie,omitempty"`
-	// Refuse closes the listening sockets of the engine's API until it is taken back.
+	// Refuse closes the listening sockets of the engine's API until it is unset.
 	Refuse bool `json:"refuse,omitempty"`
 	// NoTransferParams: a prefill answer lacks what the decode side needs.
 	NoTransferParams bool `json:"no_transfer_params,omitempty"`
-	// ContextEnds: the first token of a TensorRT-LLM context_only request ends its answer, so that nothing is handed over.
+	// ContextEnds: the first token of a TensorRT-LLM context_only request ends its answer,
+	// so that no blocks are handed over.
 	ContextEnds bool `json:"context_ends,omitempty"`
 }
 
 type faultBox struct {
 	mu      sync.Mutex
 	f       Faults
-	changed chan struct{} // closed by the next change; nil until somebody waits for it
+	changed chan struct{} // closed by the next change; nil unless someone waits for it
 }
 
 func (b *faultBox) get() Faults {
@@ -57,7 +61,7 @@ func (b *faultBox) set(f Faults) {
 	}
 }
 
-// at gives the faults, and what the next change closes.
+// at returns the faults, and a channel that the next change closes.
 func (b *faultBox) at() (Faults, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -67,7 +71,7 @@ func (b *faultBox) at() (Faults, <-chan struct{}) {
 	return b.f, b.changed
 }
 
-// takeBatch gives the faults for one batch and counts a dropped one down.
+// takeBatch returns the faults for one batch and counts a dropped one down.
 func (b *faultBox) takeBatch() Faults {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -78,7 +82,7 @@ func (b *faultBox) takeBatch() Faults {
 	return f
 }
 
-// takeFailure gives the status of a request that is to fail, or 0.
+// takeFailure returns the status of a request that must fail, or 0.
 func (b *faultBox) takeFailure() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -140,8 +140,8 @@ func (c *call) prepare() error {
 	return nil
 }
 
-// adapter is the LoRA adapter that the request names. vLLM knows adapters as models and refuses unknown models; the
-// others serve whatever name they are given.
+// adapter is the LoRA adapter that the request names. vLLM treats adapters as models and
+// refuses unknown models; the others accept any name.
 func (c *call) adapter() (string, error) {
 	if c.opts.Engine == SGLang && slices.Contains(c.opts.LoRA, c.body.LoraPath) {
 		return c.body.LoraPath, nil
@@ -272,12 +272,13 @@ func (c *call) namedRank() (n int, ok bool, err error) {
 	return 0, false, nil
 }
 
-// pythonInt parses what Python's int() does of decimal numbers.
+// pythonInt parses decimal numbers like Python's int().
 func pythonInt(s string) (int, error) {
 	return strconv.Atoi(strings.TrimPrefix(strings.TrimSpace(s), "+"))
 }
 
-// balance is the engine's own choice: SGLang goes round, the others take the least loaded by waiting * 4 + running.
+// balance is the engine's own choice: SGLang uses round robin, the others the least loaded
+// by waiting * 4 + running.
 func (c *call) balance() *rank {
 	if room, ok := c.firstRoom(); ok && c.opts.Role == Prefill {
 		return c.ranks[int(room%int64(len(c.ranks)))]
@@ -379,13 +380,13 @@ func (c *call) warm() {
 		stop := context.AfterFunc(c.r.Context(), func() { c.rank.abort(w) })
 		c.rank.submit(w)
 		for range w.out {
-			// The token is of no use.
+			// The token is discarded.
 		}
 		stop()
 	}
 }
 
-// drop ends what is left of the call and gives back the blocks that were to be handed over.
+// drop ends the rest of the call and releases the blocks that were to be handed over.
 func (c *call) drop() {
 	for _, s := range c.seqs {
 		c.rank.abort(s)
@@ -393,5 +394,5 @@ func (c *call) drop() {
 	}
 }
 
-// traceNumber is a number that only has to differ between requests.
+// traceNumber is a number that only has to be unique per request.
 func traceNumber() int64 { return rand.Int64N(1 << 62) }

@@ -24,8 +24,9 @@ type hasher interface {
 	event(d digest) uint64
 }
 
-// vllmHasher is vLLM's sha256 over a Python pickle or, with cbor set, over canonical CBOR. Text blocks without extra keys
-// have the engine's very bytes; blocks with an adapter or salt have their own digests, spelled otherwise than in Python.
+// vllmHasher is vLLM's sha256 over a Python pickle or, with cbor set, over canonical CBOR.
+// Text blocks without extra keys hash the same bytes as in the engine; digests of blocks
+// with an adapter or salt differ from Python's.
 type vllmHasher struct {
 	none digest
 	cbor bool

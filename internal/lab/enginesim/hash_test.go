@@ -13,7 +13,8 @@ func upTo(from, to uint32) []uint32 {
 	return ids
 }
 
-// The numbers were seen in events of vLLM 0.32 and SGLang 0.5.23, or computed with Python's pickle and cbor2.
+// The numbers were recorded from events of vLLM 0.32 and SGLang 0.5.23, or computed with
+// Python's pickle and cbor2.
 func TestHashVectors(t *testing.T) {
 	for _, row := range []struct {
 		name   string

@@ -30,8 +30,8 @@ type holdings struct {
 
 	mu      sync.Mutex
 	items   map[string]*held
-	used    map[string]bool // keys that were ever put: a key is for one request
-	changed chan struct{}   // closed and renewed with every put
+	used    map[string]bool // all keys used so far: a key is for one request
+	changed chan struct{}   // closed and replaced by every put
 }
 
 func (h *holdings) init(e *Engine) {
@@ -57,7 +57,8 @@ func (h *holdings) put(key string, x *held) error {
 	return nil
 }
 
-// remove ends a holding and gives its blocks back; false if it has ended before.
+// remove ends a holding and releases its blocks; it returns false if the holding has
+// already ended.
 func (h *holdings) remove(key string, x *held, pulled bool) bool {
 	h.mu.Lock()
 	if h.items[key] != x {
@@ -105,7 +106,8 @@ func (h *holdings) clear() {
 	}
 }
 
-// pull is what the decode side asks the prefill side for, over the side listener or the bootstrap server.
+// pull is the decode side's request to the prefill side, over the side listener or the
+// bootstrap server.
 type pull struct {
 	Engine string `json:"engine,omitempty"` // engine id, if the protocol carries one
 	Key    string `json:"key"`
@@ -157,7 +159,7 @@ func (e *Engine) handOver(w http.ResponseWriter, r *http.Request, only int) {
 	}
 }
 
-// engineID is how a rank names itself to the other side.
+// engineID is a rank's name for the other side.
 func (e *Engine) engineID(r *rank) string {
 	if e.opts.Ranks == 1 {
 		return e.id
@@ -165,7 +167,7 @@ func (e *Engine) engineID(r *rank) string {
 	return fmt.Sprintf("%s_dp%d", e.id, r.local)
 }
 
-// fetch asks a prefill engine for a prompt's blocks.
+// fetch requests a prompt's blocks from a prefill engine.
 func (e *Engine) fetch(ctx context.Context, addr string, p pull) (*pulled, error) {
 	raw, err := e.sidePost(ctx, "http://"+addr+"/sim/kv/pull", p)
 	if err != nil {
@@ -204,7 +206,8 @@ func (e *Engine) sidePost(ctx context.Context, url string, v any) ([]byte, error
 	return out.Bytes(), nil
 }
 
-// take checks a fetched prompt against the decode side's own and lets the sequence begin with its blocks.
+// take checks a fetched prompt against the decode side's own and starts the sequence with
+// its blocks.
 func (c *call) take(i int, got *pulled) error {
 	s := c.seqs[i]
 	if !slices.Equal(got.IDs, c.prompts[i]) {
@@ -228,8 +231,8 @@ func (c *call) hold(i int, key string) (*held, error) {
 	return x, nil
 }
 
-// SharedStore is a cache outside of the engines that find it: what a prefill engine wrote, a decode engine reads by its
-// content. It is safe for concurrent use.
+// SharedStore is a cache outside the engines that share it: a decode engine finds what a
+// prefill engine wrote by its content. It is safe for concurrent use.
 type SharedStore struct {
 	mu      sync.Mutex
 	prompts [][]uint32

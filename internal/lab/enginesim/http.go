@@ -56,7 +56,7 @@ func (e *Engine) sideMux(only int) http.Handler {
 	return m
 }
 
-// adminRoutes are the endpoints that no engine has.
+// adminRoutes are the endpoints that real engines do not have.
 func (e *Engine) adminRoutes(m *http.ServeMux) {
 	m.HandleFunc("GET /sim/stats", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, e.Stats()) })
 	m.HandleFunc("GET /sim/faults", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, e.Faults()) })
@@ -111,7 +111,7 @@ func (s *service) visible() []*rank {
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// A failure means that the client is gone.
+	// A failure means that the client has disconnected.
 	_ = json.NewEncoder(w).Encode(v) //nolint:errchkjson // answers are made of plain values
 }
 

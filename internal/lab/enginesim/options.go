@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// EngineKind names the engine that is played.
+// EngineKind names the simulated engine.
 type EngineKind string
 
 // The engines.
@@ -31,7 +31,7 @@ const (
 	Decode  Role = "decode"
 )
 
-// Options say what to play. The zero value of a field means its default.
+// Options configure an engine. The zero value of a field means its default.
 type Options struct {
 	Engine    EngineKind // default vllm
 	Model     string     // default "demo"
@@ -82,7 +82,7 @@ type TimeModel struct {
 	A, P, Q, B, C time.Duration
 	// QPico and CPico are Q and C in picoseconds, for constants under a nanosecond; they are added.
 	QPico, CPico int64
-	Budget       int     // tokens a step, default 8192
+	Budget       int     // tokens per step, default 8192
 	MaxSeqs      int     // concurrent requests, default 256
 	Scale        float64 // of real time; 0 means that steps take no time
 }
@@ -90,7 +90,7 @@ type TimeModel struct {
 // D70 stands for a dense 70B model in FP8 on four H100 as one rank.
 var D70 = TimeModel{A: 10 * time.Millisecond, P: 50 * time.Microsecond, QPico: 1300, B: 30 * time.Microsecond, CPico: 35_000, Budget: 8192, MaxSeqs: 256, Scale: 1}
 
-// load is what a step computes.
+// load is the work of a step.
 type load struct {
 	prefill, decoding, resident int
 	quadratic                   float64 // Σ chunk·(start + chunk/2)
@@ -102,7 +102,7 @@ func (m TimeModel) step(l load) time.Duration {
 	return time.Duration(ps / 1000 * m.Scale)
 }
 
-// BindFlags makes flags for what a person sets on a command line.
+// BindFlags registers flags for the options that are useful on a command line.
 func (o *Options) BindFlags(f *flag.FlagSet) {
 	f.Func("engine", "engine to play: vllm (default), sglang, trtllm", func(s string) error { o.Engine = EngineKind(s); return nil })
 	f.StringVar(&o.Model, "model", "demo", "served model `name`")
@@ -149,7 +149,7 @@ func (o *Options) BindFlags(f *flag.FlagSet) {
 	bounded(f, &o.OutputTokens, "output-tokens", 16, 1, maxRequestTokens, "length of an answer whose request names none")
 }
 
-// Bounds of what one process plays. A block takes some 100 bytes of memory.
+// Bounds of one process. A block takes about 100 bytes of memory.
 const (
 	maxRanks     = 256
 	maxBlockSize = 1 << 16
@@ -171,7 +171,7 @@ func bounded(f *flag.FlagSet, p *int, name string, value, least, most int, usage
 	})
 }
 
-// complete fills in defaults and refuses what cannot be played.
+// complete fills in defaults and rejects invalid options.
 func (o *Options) complete() error {
 	o.Engine, o.Role, o.Model = cmp.Or(o.Engine, VLLM), cmp.Or(o.Role, Both), cmp.Or(o.Model, "demo")
 	for _, address := range []*string{&o.Listen, &o.SideAddr, &o.Bootstrap} {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// output collects the tokens of a call and writes them as the API wants.
+// output collects the tokens of a call and writes them in the API's format.
 type output struct {
 	c       *call
 	w       http.ResponseWriter
@@ -21,8 +21,8 @@ type output struct {
 	seen    map[int]bool // prompts whose tokens are counted
 
 	prompt, cached, generated int
-	events                    int // numbered ones that were sent
-	// extra is put on the top level of the answer, perChoice into each choice.
+	events                    int // numbered events sent so far
+	// extra is added to the top level of the answer, perChoice to each choice.
 	extra, perChoice object
 }
 
@@ -149,7 +149,7 @@ func (o *output) chunk(t merged, text string, first bool) {
 	o.event(o.head(true, []any{base}))
 }
 
-// promptOfSeq is the prompt of a sequence, which the rank does not touch.
+// promptOfSeq is the prompt of a sequence; the rank does not modify it.
 func (c *call) promptOfSeq(i int) []uint32 {
 	return c.prompts[i/(len(c.seqs)/len(c.prompts))]
 }
@@ -177,7 +177,7 @@ func (o *output) generateAnswer(i int) object {
 	return object{"text": ch.text.String(), "output_ids": ch.ids, "meta_info": meta}
 }
 
-// end writes what comes behind the last token.
+// end writes what follows the last token.
 func (o *output) end() {
 	if d, ok := dialects[o.c.api]; ok {
 		d.end(o)

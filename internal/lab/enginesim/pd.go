@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// leg is which side of a disaggregated request an engine plays.
+// leg is the side of a disaggregated request that an engine serves.
 type leg string
 
 const (
@@ -21,11 +21,11 @@ const (
 	legDecode  leg = "decode"
 )
 
-// transfer is what a connector adds to a call.
+// transfer is a connector's part of a call.
 type transfer struct {
 	leg    leg
 	before func() error            // before the rank gets the request: fetch blocks
-	after  func(out *output) error // behind the last token: hand blocks over
+	after  func(out *output) error // after the last token: hand blocks over
 	usage  func(object)
 }
 
@@ -70,7 +70,7 @@ func (c *call) note(l leg) {
 	c.stats.update(c.rec, func(rec *RequestRecord) { rec.Leg = string(l) })
 }
 
-// single refuses what a transfer cannot serve: its blocks have one consumer.
+// single refuses requests that a transfer cannot serve: its blocks have one consumer.
 func (c *call) single() error {
 	if len(c.seqs) != 1 {
 		return c.violation("%d sequences in one transfer", len(c.seqs))
@@ -78,7 +78,7 @@ func (c *call) single() error {
 	return nil
 }
 
-// prefillLeg checks what every prefill leg of vLLM has in common, and keeps the blocks.
+// prefillLeg checks the requirements common to all prefill legs of vLLM, and keeps the blocks.
 func (c *call) prefillLeg() error {
 	c.note(legPrefill)
 	if c.body.Stream || c.body.StreamOptions != nil {
@@ -343,7 +343,7 @@ func mooncake(c *call) (*transfer, error) {
 	return c.atOnce(l, p["transfer_id"], addr, remote["remote_engine_id"])
 }
 
-// p2pNCCL: the addresses ride in the request id; prefill first.
+// p2pNCCL: the addresses are part of the request id; prefill first.
 func p2pNCCL(c *call) (*transfer, error) {
 	rest, ok := strings.CutPrefix(c.id, "___prefill_addr_")
 	if !ok {
@@ -378,7 +378,7 @@ func sharedStorage(c *call) (*transfer, error) {
 	return c.fromStore(c.opts.Shared)
 }
 
-// fromStore lets sequences begin with the whole blocks that a store outside of the engine has.
+// fromStore starts sequences with the whole blocks found in a store outside the engine.
 func (c *call) fromStore(store *SharedStore) (*transfer, error) {
 	found := 0
 	for _, s := range c.seqs {
@@ -393,8 +393,8 @@ func (c *call) fromStore(store *SharedStore) (*transfer, error) {
 	return &transfer{leg: legDecode}, nil
 }
 
-// lmcache: prefill pushes the blocks to the receiver that the request names and answers the first token; decode gets the
-// prompt's ids with that token behind them.
+// lmcache: prefill pushes the blocks to the receiver that the request names and answers the
+// first token; decode gets the prompt's ids followed by that token.
 func lmcache(c *call) (*transfer, error) {
 	p := c.body.KVTransferParams
 	if len(p) == 0 || p["prompt_token_ids"] != nil && len(p) == 1 {
@@ -510,7 +510,8 @@ func bootstrap(c *call) (*transfer, error) {
 	}}, nil
 }
 
-// bootstrapPrefill answers when the decode side has taken the blocks, or fails when it does not come.
+// bootstrapPrefill answers when the decode side has taken the blocks, or fails if it never
+// does.
 func (c *call) bootstrapPrefill(rooms []int64) *transfer {
 	c.note(legPrefill)
 	for _, s := range c.seqs {
@@ -536,8 +537,8 @@ func (c *call) bootstrapPrefill(rooms []int64) *transfer {
 	}}
 }
 
-// trtDisagg is TensorRT-LLM's protocol: context_only, then generation_only with what the context server answered; with
-// schedule_style generation_first both run concurrently.
+// trtDisagg is TensorRT-LLM's protocol: context_only, then generation_only with the context
+// server's answer; with schedule_style generation_first both run concurrently.
 func trtDisagg(c *call) (*transfer, error) {
 	p := c.body.DisaggregatedParam
 	kind, _ := p["request_type"].(string)

@@ -18,9 +18,10 @@ import (
 // sidecarHeader names the prefill engine to the sidecar.
 const sidecarHeader = "X-Prefiller-Host-Port"
 
-// Sidecar does what llm-d's routing sidecar does next to a decode engine: a request that names a prefill engine in
-// x-prefiller-host-port is sent there first, with NIXL's parameters; the parameters of that answer go to the decode
-// engine with the client's request. It is safe for concurrent use.
+// Sidecar plays llm-d's routing sidecar of a decode engine: a request that names a prefill
+// engine in x-prefiller-host-port is sent there first, with NIXL's parameters; the
+// parameters of that answer go to the decode engine with the client's request. It is safe
+// for concurrent use.
 type Sidecar struct {
 	listener net.Listener
 	server   *http.Server
@@ -53,16 +54,17 @@ func StartSidecar(decode string, prefill ...string) (*Sidecar, error) {
 	return s, nil
 }
 
-// Addr is where it listens.
+// Addr is the listener's host:port.
 func (s *Sidecar) Addr() string { return s.listener.Addr().String() }
 
-// Close stops it and cuts its connections.
+// Close stops the sidecar and cuts its connections.
 func (s *Sidecar) Close() {
 	_ = s.server.Close()
 	s.client.CloseIdleConnections()
 }
 
-// Counts is how many requests it split, passed and refused, by these words and what was wrong.
+// Counts returns the number of requests it split, passed and refused, by these words, with
+// the reason.
 func (s *Sidecar) Counts() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,8 +114,8 @@ func (s *Sidecar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// split runs the prefill leg and puts the parameters of its answer, if it has any, into the request. An answer that is
-// not 200 is returned, open.
+// split runs the prefill leg and adds the parameters of its answer, if any, to the request.
+// An answer other than 200 is returned; the caller closes its body.
 func (s *Sidecar) split(r *http.Request, prefill string) (refusal *http.Response, err error) {
 	var body map[string]json.RawMessage
 	raw, err := io.ReadAll(r.Body)

@@ -51,8 +51,8 @@ func violations(e *Engine) (out []string) {
 	return out
 }
 
-// received asserts that the decode side took the prompt's blocks over, with one event for them, and counted none of them
-// as its own cache hits.
+// received asserts that the decode side took over the prompt's blocks, with one event for
+// them, and counted none of them as its own cache hits.
 func (x *xpyd) received(t *testing.T, a *answer) {
 	t.Helper()
 	if a.status != 200 {
@@ -94,7 +94,7 @@ func TestNIXL(t *testing.T) {
 	if b.body.Choices[0].Text != whole.body.Choices[0].Text {
 		t.Error("the text differs from that of one engine")
 	}
-	// What decode holds now is not counted as transferred again.
+	// Blocks that decode already holds are not counted as transferred again.
 	a = post(t, x.p.URL()+"/v1/completions", x.body(m{"max_tokens": 1, "kv_transfer_params": nixlAsk}), "X-Request-Id", "r2")
 	if a.cached() != 20 {
 		t.Errorf("prefill cached %d", a.cached())
@@ -172,7 +172,7 @@ func TestNIXLIsStrict(t *testing.T) {
 	x.clean(t)
 }
 
-// both sends two legs at once and gives their answers.
+// both sends two legs concurrently and returns their answers.
 func both(t *testing.T, prefill, decode func() *answer) (p, d *answer) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -209,7 +209,7 @@ func TestLegsAtOnce(t *testing.T) {
 				return post(t, x.d.URL()+"/v1/completions", x.body(m{"kv_transfer_params": get}), "X-Request-Id", "r")
 			})
 		x.received(t, d)
-		// The wrong rank is seen.
+		// A wrong rank is detected.
 		ask["transfer_id"], get["transfer_id"] = "xfer-2", "xfer-2"
 		post(t, x.p.URL()+"/v1/completions", x.body(m{"max_tokens": 1, "kv_transfer_params": ask}), "X-Request-Id", "r", "X-data-parallel-rank", "0")
 		if d := post(t, x.d.URL()+"/v1/completions", x.body(m{"kv_transfer_params": get}), "X-Request-Id", "r"); d.status != 500 {
@@ -279,7 +279,7 @@ func TestLegsAtOnce(t *testing.T) {
 		if a := post(t, x.d.URL()+"/v1/completions", `{"prompt":"x"}`); a.status != 400 {
 			t.Errorf("decode without a room: %d", a.status)
 		}
-		// A room for rank 0, when the request says rank 1.
+		// A room for rank 0, although the request names rank 1.
 		var wg sync.WaitGroup
 		wg.Go(func() { _, _ = tryPost(x.p.URL()+"/v1/completions", body(2)) })
 		if a := post(t, x.d.URL()+"/v1/completions", body(2)); a.status != 500 {

@@ -25,7 +25,7 @@ type pool struct {
 	head, tail block // sentinels of the free list; the front is evicted first
 	free       int
 	cached     map[cacheKey][]*block // in order of storing; never an empty list
-	unique     bool                  // a radix tree: one block a hash (SGLang, TensorRT-LLM)
+	unique     bool                  // a radix tree: one block per hash (SGLang, TensorRT-LLM)
 	evicted    func(digest)
 	evictions  int
 }
@@ -68,7 +68,8 @@ func (p *pool) touch(b *block) {
 	b.refs++
 }
 
-// allocate takes the block that was free for longest and forgets what it held. The caller has seen that free > 0.
+// allocate takes the least recently freed block and drops its hash. The caller has checked
+// that free > 0.
 func (p *pool) allocate() *block {
 	b := p.head.next
 	p.takeFree(b)

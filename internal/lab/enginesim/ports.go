@@ -9,23 +9,25 @@ import (
 	"sync"
 )
 
-// lowestPort and highestPort bound the ports that are handed out.
+// lowestPort and highestPort bound the allocated ports.
 const (
 	lowestPort  = 10_000
 	highestPort = 60_000
 )
 
-// claims keeps the sockets that mark the ports which this process has handed out.
+// claims keeps the sockets that mark the ports allocated by this process.
 var claims struct {
 	sync.Mutex
 	held []net.PacketConn
 }
 
-// FreePorts finds n consecutive free TCP ports on 127.0.0.1, as engines with ranks need them, and returns the first.
+// FreePorts finds n consecutive free TCP ports on 127.0.0.1, as engines with ranks need
+// them, and returns the first.
 //
-// A port belongs to the process that got it until that process ends: neither a later call nor a call in another process
-// hands it out again, even while nothing listens on it. The claim is a UDP socket on the same number, which does not conflict
-// with TCP. The kernel's own range for outgoing connections is left out, so that no connection takes a port that was found
+// A port belongs to the process that got it until that process ends: neither a later call
+// nor a call in another process returns it again, even while it has no listener. The claim
+// is a UDP socket on the same number, which does not conflict with TCP. The kernel's range
+// for outgoing connections is excluded, so that no connection takes a port that was found
 // free. Safe for concurrent use.
 func FreePorts(n int) (int, error) {
 	claims.Lock()
@@ -44,7 +46,7 @@ func FreePorts(n int) (int, error) {
 	return 0, fmt.Errorf("no %d free ports in a row between %d and %d: %w", n, low, high, last)
 }
 
-// claim marks n ports from base on, all of them or none.
+// claim marks all n ports from base on, or none.
 func claim(base, n int) (held []net.PacketConn, err error) {
 	defer func() {
 		if err != nil {
@@ -71,8 +73,8 @@ func claim(base, n int) (held []net.PacketConn, err error) {
 	return held, nil
 }
 
-// portRange is the wider of the two ranges next to the ports that the kernel takes for outgoing connections, or all
-// ports if the kernel leaves too few.
+// portRange is the wider of the two ranges below and above the kernel's ports for outgoing
+// connections, or all ports if the kernel leaves too few.
 func portRange(first, last int) (low, high int) {
 	low, high = lowestPort, min(first, highestPort)
 	if above := max(last+1, lowestPort); highestPort-above > high-low {

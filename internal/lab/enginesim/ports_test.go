@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestPortsAreHandedOutOnce: a port that was handed out is not handed out again, here or in another process, although
-// nothing listens on it.
+// TestPortsAreHandedOutOnce: an allocated port is not allocated again, here or in another
+// process, although it has no listener.
 func TestPortsAreHandedOutOnce(t *testing.T) {
 	const child = "KVLANE_TEST_PORTS"
 	if taken, err := strconv.Atoi(os.Getenv(child)); err == nil {

@@ -174,7 +174,7 @@ func (p *publisher) subscribe(s *subscriber, add bool, topic string) {
 	s.topics = slices.DeleteFunc(s.topics, func(t string) bool { return t == topic })
 }
 
-// subscribers is the number of connections that want this stream.
+// subscribers is the number of connections that subscribed to this stream.
 func (p *publisher) subscribers() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -191,7 +191,7 @@ func (s *subscriber) wants(topic string) bool {
 	return slices.ContainsFunc(s.topics, func(t string) bool { return strings.HasPrefix(topic, t) })
 }
 
-// publish sends one batch, unless a fault keeps it.
+// publish sends one batch, unless a fault prevents it.
 func (p *publisher) publish(events []kvEvent) {
 	if len(events) == 0 {
 		return
@@ -208,7 +208,7 @@ func (p *publisher) publish(events []kvEvent) {
 	p.send(events)
 }
 
-// sendLate sends delayed batches in their order and ends when there are none.
+// sendLate sends delayed batches in order and returns when there are none left.
 func (p *publisher) sendLate() {
 	for {
 		p.mu.Lock()
@@ -228,7 +228,7 @@ func (p *publisher) sendLate() {
 	}
 }
 
-// send runs under the lock.
+// send requires the lock.
 func (p *publisher) send(events []kvEvent) {
 	f := p.faults.takeBatch()
 	if f.StopEvents {
@@ -268,8 +268,8 @@ func (p *publisher) send(events []kvEvent) {
 // endOfReplay is the number of the message that ends a replay.
 const endOfReplay = math.MaxUint64
 
-// serveReplay answers [empty, start] with every kept batch from start on and a terminator. A request with another
-// number of frames is dropped in silence.
+// serveReplay answers [empty, start] with every kept batch from start on and a terminator.
+// A request with another number of frames is ignored.
 func (p *publisher) serveReplay(c net.Conn) {
 	z, err := zmtpHandshake(c, "ROUTER")
 	if err != nil {
@@ -283,7 +283,7 @@ func (p *publisher) serveReplay(c net.Conn) {
 		if len(frames) != 2 || p.faults.get().NoReplay {
 			continue
 		}
-		var start uint64 // frames[1] is a number of any length
+		var start uint64 // frames[1] is a big-endian number of any length
 		for _, v := range frames[1] {
 			start = start<<8 | uint64(v)
 		}
@@ -336,7 +336,7 @@ func (p *publisher) close() {
 	p.wg.Wait()
 }
 
-// endpoint names a bound listener as an engine's introspection does.
+// endpoint formats a bound listener as an engine's introspection does.
 func endpoint(l net.Listener) string {
 	switch {
 	case l == nil:

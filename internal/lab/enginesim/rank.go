@@ -12,27 +12,28 @@ type sequence struct {
 	ids       []uint32 // prompt, then generated tokens
 	maxTokens int
 	starter   bool // the answer begins a chat turn
-	variant   int  // which of n answers
+	variant   int  // index among n answers
 	id        identity
 	loraID    int
 	session   string
 
 	// remote is the number of prompt tokens whose blocks come from a prefill engine.
 	remote int
-	// keep holds the blocks after the end until release is called: a prefill engine keeps them for the decode side.
+	// keep holds the blocks after the end until release is called: a prefill engine keeps
+	// them for the decode side.
 	keep bool
 
 	out chan token // one per generated token, then closed; large enough that the rank never waits
 
-	// Below: only the rank, under its lock.
+	// The rest is used only by the rank, under its lock.
 	state    seqState
 	computed int // tokens whose KV exists
 	cached   int // of these, found in the cache at admission
 	chunk    int // tokens of the current step
 	blocks   []*block
 	hashes   []digest // of the full blocks of ids, as far as known
-	stored   int      // blocks that are entered in the cache
-	reserve  int      // blocks that may still be asked for
+	stored   int      // blocks entered in the cache
+	reserve  int      // blocks that may still be allocated
 }
 
 type seqState int
@@ -43,7 +44,7 @@ const (
 	seqDone
 )
 
-// token is a generated token; the last one of a sequence has the reason for its end.
+// token is a generated token; the last one of a sequence has the finish reason.
 type token struct {
 	id     uint32
 	finish string // "", "length" or "abort"
@@ -63,10 +64,10 @@ type rank struct {
 	running []*sequence
 	events  []kvEvent
 	removed []digest // SGLang and TensorRT-LLM: removals not yet in an event
-	resets  int      // announcements that wait for the next step with work
+	resets  int      // announcements to be sent with the next step that has work
 	pub     *publisher
 	trt     *trtEvents
-	counts  RankStats // without the state
+	counts  RankStats // without the current state
 }
 
 func (r *rank) global() int { return r.eng.opts.StartRank + r.local }
@@ -95,7 +96,7 @@ func (r *rank) flushRemoved() {
 	}
 }
 
-// poke makes the step loop look again.
+// poke wakes the step loop.
 func (r *rank) poke() {
 	select {
 	case r.wake <- struct{}{}:
@@ -103,8 +104,8 @@ func (r *rank) poke() {
 	}
 }
 
-// submit queues sequences in one step, so that the parts of one request are admitted together. One that was aborted
-// before it came here has ended and stays out.
+// submit queues sequences in one step, so that the parts of one request are admitted
+// together. A sequence that was aborted before has ended and is not queued.
 func (r *rank) submit(seqs ...*sequence) {
 	r.mu.Lock()
 	for _, s := range seqs {
@@ -117,7 +118,8 @@ func (r *rank) submit(seqs ...*sequence) {
 	r.poke()
 }
 
-// abort ends a sequence whose client is gone; it does nothing to one that has ended.
+// abort ends a sequence whose client has disconnected; it has no effect on one that has
+// ended.
 func (r *rank) abort(s *sequence) {
 	r.mu.Lock()
 	if s.state != seqDone {
@@ -129,7 +131,7 @@ func (r *rank) abort(s *sequence) {
 	r.poke()
 }
 
-// release gives back the blocks of a sequence that ended with keep set.
+// release releases the blocks of a sequence that ended with keep set.
 func (r *rank) release(s *sequence) {
 	r.mu.Lock()
 	blocks := s.blocks
@@ -227,11 +229,13 @@ func (r *rank) key(s *sequence, i int) cacheKey {
 	return cacheKey{s.hashes[i], s.id.extra}
 }
 
-// admit matches the prompt against the cache and takes references, if everything that the sequence may need fits.
+// admit matches the prompt against the cache and takes references, if all blocks that the
+// sequence may need are available.
 func (r *rank) admit(s *sequence) bool {
 	size := r.eng.opts.BlockSize
 	need := ceilDiv(s.prompt+s.maxTokens-1, size)
-	// The block with the last prompt token is always computed, or there would be nothing to sample from.
+	// The block with the last prompt token is always computed, because its output is needed
+	// for sampling.
 	full := (s.prompt - 1) / size
 	r.hashUpTo(s, full)
 	var hit []*block
@@ -270,8 +274,8 @@ func (r *rank) admit(s *sequence) bool {
 	return true
 }
 
-// receive takes over blocks that a prefill engine computed: all of them are stored immediately, and the last prompt token is
-// computed here again.
+// receive takes over blocks that a prefill engine computed: all of them are stored
+// immediately, and the last prompt token is computed again here.
 func (r *rank) receive(s *sequence) {
 	r.counts.TransferTokens += s.remote - s.cached
 	r.grow(s, s.remote)
@@ -279,7 +283,8 @@ func (r *rank) receive(s *sequence) {
 	s.computed = min(s.remote, s.prompt-1)
 }
 
-// store enters the blocks that are full with the first tokens ids, as one event where they are new.
+// store enters the blocks filled by the first `tokens` ids, with one event for the new
+// ones.
 func (r *rank) store(s *sequence, tokens int) {
 	full := tokens / r.eng.opts.BlockSize
 	if full <= s.stored {
@@ -318,7 +323,7 @@ func (r *rank) emitStored(s *sequence, from, to int) {
 	r.events = append(r.events, ev)
 }
 
-// advance ends a step: events leave, then tokens.
+// advance ends a step: it sends events first, then tokens.
 func (r *rank) advance() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -361,7 +366,8 @@ func (r *rank) advance() {
 	}
 }
 
-// publish sends the collected events. It runs under the lock, so that batches leave in order.
+// publish sends the collected events. It requires the lock, so that batches are sent in
+// order.
 func (r *rank) publish() {
 	if len(r.events) == 0 {
 		return
@@ -374,7 +380,7 @@ func (r *rank) publish() {
 	r.pub.publish(events)
 }
 
-// finish takes a sequence out of the batch or the queue. It runs under the lock.
+// finish removes a sequence from the batch or the queue. It requires the lock.
 func (r *rank) finish(s *sequence, reason string) {
 	if s.state == seqDone {
 		return
@@ -401,8 +407,8 @@ func without(list []*sequence, s *sequence) []*sequence {
 	return list
 }
 
-// sample is a word that depends on the prompt, on which answer this is, and on its place: the same request always gets
-// the same answer.
+// sample returns a word that depends on the prompt, the answer's index and the position:
+// the same request always gets the same answer.
 func (r *rank) sample(s *sequence) uint32 {
 	tok := r.eng.opts.Tokenizer
 	n := len(s.ids) - s.prompt
@@ -420,8 +426,8 @@ func (r *rank) sample(s *sequence) uint32 {
 	return tok.words[pick%uint64(len(tok.words))]
 }
 
-// reset forgets the cache if nothing runs (or force is set, then running requests start over). vLLM announces it with
-// the next step that has work, SGLang immediately.
+// reset clears the cache if nothing runs (or force is set, then running requests start
+// over). vLLM announces it with the next step that has work, SGLang immediately.
 func (r *rank) reset(force bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -433,7 +439,7 @@ func (r *rank) reset(force bool) bool {
 			r.preempt(s)
 		}
 	}
-	if r.eng.opts.Engine == TRTLLM { // it has no event for a clear
+	if r.eng.opts.Engine == TRTLLM { // it has no event for clearing the cache
 		for key := range r.pool.cached {
 			r.removed = append(r.removed, key.hash)
 		}
@@ -452,7 +458,8 @@ func (r *rank) reset(force bool) bool {
 	return true
 }
 
-// preempt puts a running sequence back in the queue; what it generated becomes part of what is to be computed.
+// preempt puts a running sequence back in the queue; its generated tokens become part of
+// the prompt.
 func (r *rank) preempt(s *sequence) {
 	r.running = without(r.running, s)
 	r.pool.release(s.blocks)

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// requestBody holds every field that some engine reads from some request.
+// requestBody has every field that some engine reads from some request.
 type requestBody struct {
 	Model            string          `json:"model"`
 	AddSpecialTokens *bool           `json:"add_special_tokens"`
@@ -48,7 +48,7 @@ type requestBody struct {
 	BootstrapRoom      json.RawMessage `json:"bootstrap_room"`
 }
 
-// apiError is an answer that is not 200.
+// apiError is an answer with a status other than 200.
 type apiError struct {
 	status  int
 	kind    string

@@ -13,24 +13,25 @@ import (
 // statsKept bounds the requests in /sim/stats.
 const statsKept = 2000
 
-// RequestRecord is what the engine saw of one request for generation.
+// RequestRecord describes one request for generation that the engine received.
 type RequestRecord struct {
 	RequestID    string            `json:"request_id"`
 	Path         string            `json:"path"`
 	Headers      map[string]string `json:"headers"` // lower-case names
 	BodySHA256   string            `json:"body_sha256"`
 	BodyBytes    int               `json:"body_bytes"`
-	Rank         int               `json:"rank"`   // local; -1 if the request came to no rank
+	Rank         int               `json:"rank"`   // local; -1 if the request reached no rank
 	Pinned       bool              `json:"pinned"` // the request named its rank
 	Leg          string            `json:"leg,omitempty"`
 	PromptTokens int               `json:"prompt_tokens"`
 	CachedTokens int               `json:"cached_tokens"`
 	RemoteTokens int               `json:"remote_tokens,omitempty"`
 	Generated    int               `json:"generated_tokens"`
-	Status       int               `json:"status"` // 499: the client went away
+	Status       int               `json:"status"` // 499: the client disconnected
 	Error        string            `json:"error,omitempty"`
 	Done         bool              `json:"done"`
-	// Came is when the headers were here, Answered when the end of a good answer was about to be written.
+	// Came is when the headers had arrived, Answered when the end of a good answer was
+	// about to be written.
 	Came     time.Time `json:"came"`
 	Answered time.Time `json:"answered,omitzero"`
 }
@@ -60,7 +61,8 @@ type Stats struct {
 	Engine   EngineKind      `json:"engine"`
 	Ranks    []RankStats     `json:"ranks"`
 	Requests []RequestRecord `json:"requests"` // the newest, in order of arrival
-	// Protocol counts what the prefill/decode protocols saw, and each violation by its name.
+	// Protocol counts events of the prefill/decode protocols, and each violation by its
+	// name.
 	Protocol map[string]int `json:"protocol"`
 	Held     int            `json:"held"` // prefilled requests whose blocks are not fetched yet
 }
@@ -101,7 +103,7 @@ func (s *stats) count(name string) {
 	s.protocol[name]++
 }
 
-// Stats returns what the engine received.
+// Stats returns the engine's records and counters.
 func (e *Engine) Stats() Stats {
 	out := Stats{Engine: e.opts.Engine, Protocol: map[string]int{}, Requests: []RequestRecord{}, Held: e.held.size()}
 	for _, r := range e.ranks {

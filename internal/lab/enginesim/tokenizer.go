@@ -57,8 +57,9 @@ func LoadTokenizer(files fs.FS) (*Tokenizer, error) {
 // Plain reports whether the model has no chat template, so that its chats follow PlainTemplate.
 func (t *Tokenizer) Plain() bool { return t.plain }
 
-// chooseWords picks the tokens that answers are made of. Each is the only token of its text, so that a text of them is
-// encoded to the ids that made it: the next turn of a conversation then repeats the generated ids.
+// chooseWords picks the tokens of answers. Each is the only token of its text, so that
+// their text is encoded to the same ids: the next turn of a conversation then repeats the
+// generated ids.
 func (t *Tokenizer) chooseWords() {
 	space := "Ġ"
 	if !t.bytes {
@@ -71,7 +72,7 @@ func (t *Tokenizer) chooseWords() {
 			continue
 		}
 		text := word
-		if spaced && t.bytes { // SentencePiece puts a space in front of every text
+		if spaced && t.bytes { // SentencePiece puts a space before every text
 			text = " " + word
 		}
 		first := word[0]
@@ -174,7 +175,7 @@ var runeBytes = func() map[rune]byte {
 	return back
 }()
 
-// Decode returns the text of ids; special tokens have none.
+// Decode returns the text of ids; special tokens have no text.
 func (t *Tokenizer) Decode(ids []uint32) string {
 	var b strings.Builder
 	for _, id := range ids {

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// trtEvents is the buffer behind POST /kv_cache_events: rank 0 publishes the events of all ranks. A request drains the
-// buffer; when it is full, the oldest events are dropped.
+// trtEvents is the buffer of POST /kv_cache_events: rank 0 publishes the events of all
+// ranks. A request drains the buffer; when it is full, the oldest events are dropped.
 type trtEvents struct {
 	opts   *Options
 	hash   hasher
@@ -36,7 +36,7 @@ func (t *trtEvents) created(rank int) {
 	t.put(rank, object{"type": "created", "num_blocks_per_cache_level": []int{t.opts.Blocks, 0}})
 }
 
-// put runs under the lock.
+// put requires the lock.
 func (t *trtEvents) put(rank int, data object) {
 	ev := object{"event_id": t.next[rank], "window_size": t.opts.MaxModelLen, "hash_algo": "v1_block_key", "data": data}
 	t.next[rank]++
@@ -91,7 +91,7 @@ func (t *trtEvents) stored(ev *kvEvent, hashes []uint64) object {
 	return object{"type": "stored", "parent_hash": parent, "blocks": blocks}
 }
 
-// drain gives the buffer as a JSON array and empties it.
+// drain returns the buffer as a JSON array and empties it.
 func (t *trtEvents) drain() []json.RawMessage {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// A recording of vLLM 0.32 or SGLang 0.5.23, played to the simulated engine: every request that names its rank, one after the other, must
-// find as many cached tokens as the real engine found, and the same resets must be refused and accepted.
+// A recording of vLLM 0.32 or SGLang 0.5.23 is replayed to the simulated engine: every
+// request that names its rank, sent sequentially, must have as many cached tokens as on the
+// real engine, and the same resets must be refused and accepted.
 func TestAgainstRecordings(t *testing.T) {
 	dir := filepath.Join(shared(t), "data", "engine-truth")
 	vllm := Options{Model: "tiny", Ranks: 2, BlockSize: 32, Blocks: 64, MaxModelLen: 1024}

@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// This file speaks ZMTP 3.1 with the NULL mechanism, as libzmq does, for the two sockets that an engine has: a PUB and a
-// replay ROUTER. Libraries give no access to their connections, which faults cut, nor to the subscriptions, which tests
-// wait for.
+// This file implements ZMTP 3.1 with the NULL mechanism, as libzmq does, for an engine's
+// two sockets: a PUB and a replay ROUTER. Libraries give no access to their connections,
+// which faults cut, nor to the subscriptions, which tests wait for.
 
 const (
 	zmtpMore    = 1
@@ -81,8 +81,8 @@ func (z *zmtpConn) frame() (flags byte, body []byte, err error) {
 	return head[0], body, err
 }
 
-// message reads a whole message. Other commands are answered or skipped; a subscription is returned in its older form,
-// as a message.
+// message reads a whole message. Other commands are answered or skipped; a subscription is
+// returned in its older form, as a message.
 func (z *zmtpConn) message() ([][]byte, error) {
 	var frames [][]byte
 	for len(frames) <= 16 {

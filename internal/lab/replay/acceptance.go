@@ -10,8 +10,8 @@ import (
 	"text/tabwriter"
 )
 
-// Check is one number that must come out: a figure of a policy, alone or against other
-// policies of the same simulator with the same seeds.
+// Check is one required result: a figure of a policy, alone or relative to other policies
+// of the same simulator with the same seeds.
 type Check struct {
 	// Case is empty in scenarios of one case.
 	Case   string `yaml:"case"`
@@ -29,7 +29,7 @@ type Check struct {
 	AtLeast *float64 `yaml:"at_least"`
 }
 
-// figures are what checks can be about.
+// figures are the figures that checks may use.
 var figures = map[string]func(*Row) float64{
 	"ttft50": func(r *Row) float64 { return r.Mean.TTFT50 }, "ttft90": func(r *Row) float64 { return r.Mean.TTFT90 },
 	"ttft95": func(r *Row) float64 { return r.Mean.TTFT95 }, "ttft99": func(r *Row) float64 { return r.Mean.TTFT99 },
@@ -66,7 +66,7 @@ func (c *Check) validate(s *Scenario) error {
 	return nil
 }
 
-// Outcome is a check with what was measured.
+// Outcome is a check with its measured figure.
 type Outcome struct {
 	Row      string
 	What     string
@@ -75,14 +75,14 @@ type Outcome struct {
 	AtLeast  *float64
 }
 
-// OK tells whether the bound holds.
+// OK reports whether the bound holds.
 func (o *Outcome) OK() bool {
 	return (o.AtMost == nil || o.Measured <= *o.AtMost) && (o.AtLeast == nil || o.Measured >= *o.AtLeast)
 }
 
 func (o *Outcome) String() string { return strings.Join(o.cells(), "  ") }
 
-// cells are row, what, measured, bound and verdict.
+// cells returns row, check, measured, bound and verdict.
 func (o *Outcome) cells() []string {
 	bound, verdict := "no bound", ""
 	switch {
@@ -97,8 +97,8 @@ func (o *Outcome) cells() []string {
 	return []string{o.Row, o.What, fmt.Sprintf("%.3f", o.Measured), bound, verdict}
 }
 
-// WriteOutcomes writes measured against bound, one line a check, and returns how many
-// do not hold.
+// WriteOutcomes writes measured figures and bounds, one line per check, and returns the
+// number of failed checks.
 func WriteOutcomes(out io.Writer, outcomes []Outcome) (int, error) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	failed := 0
@@ -114,8 +114,7 @@ func WriteOutcomes(out io.Writer, outcomes []Outcome) (int, error) {
 // Acceptance runs the checks of scenarios.
 type Acceptance struct {
 	Scenarios []*Scenario
-	// Trace makes the workload of the scenarios that need one; without it they are left
-	// out.
+	// Trace makes the workload of the scenarios that need one; without it they are skipped.
 	Trace TraceReader
 	Seeds []uint64
 	// Progress, if not nil, is called before every run, Done after every scenario.
@@ -123,8 +122,8 @@ type Acceptance struct {
 	Done     func([]Outcome)
 }
 
-// AcceptanceScenarios returns the scenarios of the project that are acceptance rows,
-// those named if any are.
+// AcceptanceScenarios returns the project's scenarios that are acceptance rows, all or the
+// named ones.
 func AcceptanceScenarios(rows ...string) ([]*Scenario, error) {
 	all, err := Scenarios()
 	if err != nil {
@@ -138,8 +137,8 @@ func AcceptanceScenarios(rows ...string) ([]*Scenario, error) {
 	return slices.DeleteFunc(all, func(s *Scenario) bool { return s.Row == "" || (len(rows) > 0 && !slices.Contains(rows, s.Row)) }), nil
 }
 
-// Run returns what came out, in the order of the scenarios, and the rows that were left
-// out for want of a trace.
+// Run returns the outcomes, in the order of the scenarios, and the rows that were skipped
+// because there is no trace.
 func (a *Acceptance) Run() (outcomes []Outcome, without []string, err error) {
 	for _, s := range a.Scenarios {
 		if s.NeedsTrace() && a.Trace == nil {
@@ -206,7 +205,7 @@ func (b *bench) check(c *Check) (Outcome, error) {
 	return Outcome{Row: cmp.Or(b.s.Row, b.s.Name), What: what, Measured: v, AtMost: c.AtMost, AtLeast: c.AtLeast}, nil
 }
 
-// figure runs a policy unless it was run before.
+// figure returns a figure of a policy, which it runs unless it was run before.
 func (b *bench) figure(at, policy, figure string) (float64, error) {
 	key := at + "\x00" + policy
 	row := b.done[key]

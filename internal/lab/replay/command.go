@@ -13,16 +13,16 @@ import (
 	"time"
 )
 
-// defaultPolicies are compared on a trace when none are named.
+// defaultPolicies are compared on a trace if none are named.
 const defaultPolicies = "kv-aware,session,llm-d,kv-aware-trt,conversation-rank,first-turn-round-robin,compute-and-resident,min-wait,least-tokens,oracle"
 
-// defaultScenario is the generated workload when none is named.
+// defaultScenario is the generated workload if none is named.
 const defaultScenario = "skew"
 
 // ErrChecksFailed is returned by Command when acceptance rows do not hold.
 var ErrChecksFailed = errors.New("acceptance rows do not hold")
 
-// seconds is a flag that takes 10ms as well as 0.01; "never" is below 0.
+// seconds is a flag value like 10ms or 0.01; "never" is negative.
 type seconds float64
 
 func (s *seconds) String() string { return fmt.Sprintf("%gs", float64(*s)) }
@@ -48,7 +48,7 @@ func (s *seconds) Set(text string) error {
 // mostSeconds is a year, longer than any trace.
 const mostSeconds = 366 * 24 * 3600
 
-// flags are the arguments.
+// flags are the command-line arguments.
 type flags struct {
 	set *flag.FlagSet
 
@@ -64,7 +64,7 @@ type flags struct {
 	jsonPath, htmlPath                string
 }
 
-// sections are the flags in the order in which they are explained.
+// sections are the flags in the order of the help text.
 var sections = []struct{ title, flags string }{
 	{"What arrives", "trace format scenario load arrival-jitter"},
 	{"What is compared", "policies sweep seed seeds"},
@@ -167,23 +167,23 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 	case readers[f.format] == nil && f.format != "generated":
 		return nil, fmt.Errorf("--format %q: want mooncake, otel or generated", f.format)
 	}
-	// A default of "the trace's resolution" and a wish of "as recorded" look alike.
+	// The trace's resolution (the default) and "as recorded" have the same value.
 	if f.given("arrival-jitter") && f.jitter < 0 {
 		f.jitter = 0
 	}
 	return f, nil
 }
 
-// mostReplicas bounds the routers, each of which has an index of its own.
+// mostReplicas bounds the routers, each of which has its own index.
 const mostReplicas = 1000
 
-// mostSeeds bounds the runs, mostLoad how much faster a trace arrives.
+// mostSeeds bounds the runs, mostLoad the speed-up of a trace.
 const (
 	mostSeeds = 10_000
 	mostLoad  = 1e6
 )
 
-// plainFlag says in a user's words what package flag says in Go's.
+// plainFlag rewrites an error of package flag in a user's terms.
 func plainFlag(s *flag.FlagSet, err error) error {
 	text := err.Error()
 	if name, ok := strings.CutPrefix(text, "flag provided but not defined: -"); ok {
@@ -219,15 +219,15 @@ func plainFlag(s *flag.FlagSet, err error) error {
 	return fmt.Errorf("--%s %q: want %s", name, given, want)
 }
 
-// given tells whether a flag was set, be it to its default.
+// given reports whether a flag was set, even if to its default.
 func (f *flags) given(name string) bool {
 	found := false
 	f.set.Visit(func(set *flag.Flag) { found = found || set.Name == name })
 	return found
 }
 
-// Command is `kvlane replay`: it parses the arguments, runs, and writes the table to
-// out and what it is doing to progress.
+// Command is `kvlane replay`: it parses the arguments, runs, and writes the table to out
+// and its progress to progress.
 func Command(args []string, out, progress io.Writer) error {
 	f, err := parseFlags(args, progress)
 	if err != nil {
@@ -319,7 +319,7 @@ func (f *flags) allSeeds() []uint64 {
 // readers read traces by format.
 var readers = map[string]func(in io.Reader, load, jitter float64) (Workload, error){"mooncake": ReadMooncake, "otel": ReadOTel}
 
-// reader makes workloads of the trace, nil if none is named.
+// reader returns a reader of the named trace, nil if none is named.
 func (f *flags) reader() TraceReader {
 	read := readers[f.format]
 	if f.trace == "" || read == nil {
@@ -342,7 +342,7 @@ func (f *flags) reader() TraceReader {
 	}
 }
 
-// options is what to run: a scenario, changed by the other arguments.
+// options returns what to run: a scenario, modified by the other arguments.
 func (f *flags) options() (Options, error) {
 	s := &Scenario{Name: "trace", Workload: Source{Trace: &Trace{Load: 1}}, Fleet: Shape{Workers: 8}, Policies: strings.Split(defaultPolicies, ","), Cases: []Case{{}}}
 	name, at := f.scenario, ""
@@ -396,7 +396,7 @@ func (f *flags) options() (Options, error) {
 	return o, nil
 }
 
-// gzipped closes the file under its decompressor.
+// gzipped closes the file below its decompressor too.
 type gzipped struct {
 	*gzip.Reader
 	file *os.File
@@ -404,7 +404,7 @@ type gzipped struct {
 
 func (g gzipped) Close() error { return errors.Join(g.Reader.Close(), g.file.Close()) }
 
-// plainFile is a file whose beginning has been looked at.
+// plainFile is a file whose first bytes have been read.
 type plainFile struct {
 	*bufio.Reader
 	file *os.File
@@ -412,7 +412,7 @@ type plainFile struct {
 
 func (p plainFile) Close() error { return p.file.Close() }
 
-// openFile opens a file that may be compressed, whatever its name says.
+// openFile opens a file that may be compressed, regardless of its name.
 func openFile(path string) (io.ReadCloser, error) {
 	file, err := os.Open(path)
 	if err != nil {

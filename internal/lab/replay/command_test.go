@@ -38,8 +38,8 @@ func TestOTel(t *testing.T) {
 	if _, err = ReadMooncake(strings.NewReader(`{"timestamp": 1e300, "input_length": 10, "output_length": 1, "hash_ids": [1]}`), 1, 0); err == nil || !strings.Contains(err.Error(), "line 1: timestamp 1e+300: want 0 to 1e+13 ms") {
 		t.Errorf("a time that no trace has: %v", err)
 	}
-	// The same from OTLP's file exporter, which writes 64-bit numbers as texts; spans of
-	// something else stand beside.
+	// The same from OTLP's file exporter, which writes 64-bit numbers as strings; it also
+	// has spans of other kinds.
 	kv := func(key, kind, value string) string {
 		return fmt.Sprintf(`{"key": %q, "value": {%q: %q}}`, key, kind, value)
 	}
@@ -138,7 +138,7 @@ func TestChecksThatFail(t *testing.T) {
 	if err != nil || failed != 2 || strings.Count(b.String(), "FAILED") != 2 {
 		t.Errorf("%d failed, %v\n%s", failed, err, b.String())
 	}
-	// The exit tells: a row that cannot hold, and one that needs a trace.
+	// The exit code: for a row that cannot hold, and one that needs a trace.
 	path := filepath.Join(t.TempDir(), "x.yaml")
 	err = os.WriteFile(path, []byte("row: L0\nworkload: {one_shot: {tenants: 1, own: 100, output: 5, per_second: 1}}\nfleet: {workers: 2}\n"+
 		"checks: [{what: impossible, policy: random, figure: hit, at_least: 2}]\n"), 0o600)
@@ -206,7 +206,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// TestArguments: the times and the shape of a command line.
+// TestArguments: times and forms of a command line.
 func TestArguments(t *testing.T) {
 	f, err := parseFlags([]string{"--format", "generated", "--scenario", "tenants/overload", "--workers", "3", "--ranks", "2", "--seed", "7", "--seeds", "2",
 		"--replicas", "4", "--share-delay", "10ms", "--event-delay", "0.5", "--policies", "session,random"}, io.Discard)
@@ -285,7 +285,8 @@ func BenchmarkTrace64Ranks(b *testing.B) {
 	}
 }
 
-// TestWhatCannotRunIsSaidFirst: a mistake in the last policy costs no run of the ones before.
+// TestWhatCannotRunIsSaidFirst: an error in the last policy is reported before any policy
+// runs.
 func TestWhatCannotRunIsSaidFirst(t *testing.T) {
 	for args, want := range map[string]string{
 		"--policies kv-aware,nonsense":                   `no policy "nonsense"`,

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Engine is the model of one rank: the time of a step and the bounds of its batch.
+// Engine is the model of one rank: the duration of a step and the bounds of its batch.
 //
 //	step = Base + PerToken*prefill + PerPair*sum(chunk*(start+chunk/2))
 //	     + PerDecode*decoding + PerResident*resident tokens of decoding requests
@@ -31,18 +31,18 @@ func ExpertRank(capacity int) Engine {
 	return Engine{Name: "DS", Base: 22e-3, PerToken: 160e-6, PerPair: 0.8e-9, PerDecode: 50e-6, PerResident: 24e-9, Budget: 8192, Seqs: 128, Capacity: capacity}
 }
 
-// Fleet is Workers with Ranks each. Coupled ranks step together (attention data
-// parallel): a step takes as long as its slowest rank.
+// Fleet is a number of Workers with Ranks each. Coupled ranks step together (attention data
+// parallel): a step takes as long as on the slowest rank.
 type Fleet struct {
 	Workers, Ranks int
 	Coupled        bool
 	Engine         Engine
-	// Prefill is how many of the workers, the first ones, form the prefill pool of a
-	// disaggregated fleet; the others decode. 0 for workers that do both.
+	// Prefill is the number of workers, the first ones, in the prefill pool of a
+	// disaggregated fleet; the others decode. 0 if all workers do both.
 	Prefill int
 }
 
-// block is a cached block of a rank. Blocks that nobody runs on are in the LRU list.
+// block is a cached block of a rank. Blocks that no request uses are in the LRU list.
 type block struct {
 	name         uint64
 	pins         int
@@ -53,12 +53,13 @@ type block struct {
 type job struct {
 	*record
 	cached, done int
-	// prefillLeg ends with the first token; handover brings its KV cache along.
+	// prefillLeg ends with the first token; handover arrives with its KV cache.
 	prefillLeg, handover bool
-	// pinned are the blocks that it holds, private the places that it has reserved.
+	// pinned are the blocks that it holds, private the number of places that it has
+	// reserved.
 	pinned  []*block
 	private int
-	// finish is the rank's decode step that ends it.
+	// finish is the number of the rank's decode step that ends it.
 	finish int
 }
 
@@ -76,12 +77,13 @@ type rank struct {
 	decode  jobHeap
 	// steps counts decode steps; resident is the tokens of decoding requests.
 	steps, resident int
-	// chunk is what the running step computes for each job of prefill.
+	// chunk has the tokens that the running step computes for each prefill job.
 	chunk []int
 	// stored and removed are the events of the running step, in order.
 	events []change
-	// shared, if not nil, is an infinite cache of the whole fleet beside the rank's own:
-	// what any rank has computed costs nothing to load, but needs places like the rest.
+	// shared, if not nil, is an infinite cache of the whole fleet in addition to the rank's
+	// own: blocks that any rank has computed load at no cost, but need places like the
+	// rest.
 	shared map[uint64]bool
 }
 
@@ -154,7 +156,7 @@ func (r *rank) admit() bool {
 	return true
 }
 
-// reserve pins the cached prefix and sets places aside for the rest.
+// reserve pins the cached prefix and reserves places for the rest.
 func (r *rank) reserve(j *job) bool {
 	hits, fresh := 0, 0
 	for _, name := range j.Blocks {
@@ -277,8 +279,7 @@ func (r *rank) end(first, done func(*job)) {
 	r.prefill = r.prefill[:n]
 }
 
-// free gives a request's places back, its last block first: the tail is evicted
-// before what it hangs on.
+// free releases a request's blocks, the last block first: a chain is evicted from its end.
 func (r *rank) free(j *job) {
 	for _, b := range slices.Backward(j.pinned) {
 		r.unpin(b)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzTraces reads traces from outside: bad ones are errors, good ones give the same
+// FuzzTraces reads arbitrary traces: invalid ones are errors, valid ones give the same
 // requests twice.
 func FuzzTraces(f *testing.F) {
 	f.Add([]byte(`{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}` + "\n" +

@@ -10,12 +10,12 @@ import (
 // system prompt.
 type Skew struct {
 	Clients int `yaml:"clients"`
-	// StartOver is the seconds over which the clients start.
+	// StartOver is the time in seconds over which the clients start.
 	StartOver float64 `yaml:"start_over"`
-	// Shared is the tokens of the system prompt.
+	// Shared is the length of the system prompt in tokens.
 	Shared int `yaml:"shared"`
-	// First and Turn are the tokens of a conversation's first and later user texts, Output
-	// those of the answers: means and sigmas of lognormal distributions.
+	// First and Turn are the lengths in tokens of a conversation's first and later user
+	// texts, Output that of the answers: means and sigmas of lognormal distributions.
 	FirstMean  float64 `yaml:"first_mean"`
 	FirstSigma float64 `yaml:"first_sigma"`
 	TurnMean   float64 `yaml:"turn_mean"`
@@ -23,7 +23,7 @@ type Skew struct {
 	OutputMean float64 `yaml:"output_mean"`
 	MinTurns   int     `yaml:"min_turns"`
 	MaxTurns   int     `yaml:"max_turns"`
-	// Think is the mean of the pause between turns in seconds, exponential.
+	// Think is the mean of the exponential pause between turns in seconds.
 	Think    float64 `yaml:"think"`
 	Requests int     `yaml:"requests"`
 }
@@ -35,7 +35,7 @@ type script struct {
 	client int
 	number int
 	turns  int
-	shared *int // requests left to all clients
+	shared *int // requests left, shared by all clients
 	text   int
 	blocks []uint64
 	source uint64
@@ -53,7 +53,7 @@ func (s *script) begin() {
 	s.text = k.Shared + lognormal(s.rng, k.FirstMean, k.FirstSigma)
 }
 
-// next is the client's next request.
+// next returns the client's next request.
 func (s *script) next(at float64) (Request, bool) {
 	if *s.shared == 0 {
 		return Request{}, false
@@ -68,7 +68,7 @@ func (s *script) next(at float64) (Request, bool) {
 		Output: lognormal(s.rng, s.skew.OutputMean, 0.8), Blocks: slices.Clip(s.blocks), script: s}, true
 }
 
-// Workload generates the conversations. A request over the shared prompt alone warms one
+// Workload generates the conversations. A request with only the shared prompt warms one
 // rank first.
 func (k Skew) Workload(name string) Workload {
 	return Workload{Name: name, BlockSize: skewBlock, PrefillOnly: true, DecodePerToken: 0.025,
@@ -97,8 +97,8 @@ func (k Skew) Workload(name string) Workload {
 		}}
 }
 
-// OneShot describes questions behind system prompts, without later turns: Tenants
-// prompts of System tokens, own texts of Own mean tokens, an open loop for 300 s.
+// OneShot describes questions after system prompts, without later turns: Tenants prompts of
+// System tokens, own texts of Own mean tokens, an open loop for 300 s.
 type OneShot struct {
 	Tenants   int     `yaml:"tenants"`
 	System    int     `yaml:"system"`
@@ -124,8 +124,8 @@ func (o OneShot) Workload(name string) Workload {
 		}}
 }
 
-// Siblings is bursts of 64 requests that share a prefix nobody has yet, every 30 s
-// for 600 s, over unrelated requests that use the given part of the fleet's prefill.
+// Siblings generates bursts of 64 requests that share a new prefix, every 30 s for 600 s,
+// over unrelated requests that use the given fraction of the fleet's prefill capacity.
 func Siblings(name string, background float64, fleet *Fleet) Workload {
 	const size, prefix, own = 64, 30_000, 500
 	rate := background * float64(fleet.Workers*fleet.Ranks) / fleet.Engine.PerToken / 6000

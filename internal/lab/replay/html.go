@@ -38,8 +38,8 @@ td:first-child,th:first-child{text-align:left;white-space:nowrap}tr:nth-child(ev
 )
 
 // WriteHTML writes the report as one page with tables and charts, no scripts. Names of
-// workloads and policies are files' and users' words, hence escaped. It does without
-// html/template, for the reason that package envoy gives at its template.
+// workloads and policies come from files and users, so they are escaped. It does not use
+// html/template, for the same reason as package envoy's template.
 func (r *Report) WriteHTML(out io.Writer) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, pageHead, html.EscapeString(r.Workload), r.Ranks, r.Seeds)

@@ -20,7 +20,7 @@ func htmlReport(workload, policy string) *Report {
 	}
 }
 
-// Names come from files and flags: the page shows them and never obeys them.
+// Names come from files and flags: the page must show them as text.
 func TestHTMLEscapesNames(t *testing.T) {
 	const file = "testdata/report.html"
 	var page bytes.Buffer

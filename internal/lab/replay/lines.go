@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// longest is the most bytes of a line that are read.
+// longest bounds the length of a line in bytes.
 const longest = 1 << 24
 
-// eachLine hands on the lines of a trace that are not blank. Errors, its own and those of
+// eachLine calls read for the non-blank lines of a trace. Errors, its own and those of
 // read, name the line; what is "trace" or "spans".
 func eachLine(in io.Reader, what string, read func(line []byte) error) error {
 	lines := bufio.NewScanner(in)
@@ -42,7 +42,7 @@ func eachLine(in io.Reader, what string, read func(line []byte) error) error {
 	return nil
 }
 
-// plain says in a trace's words what encoding/json says in Go's.
+// plain rewrites an error of encoding/json in a trace's terms.
 func plain(line []byte, err error) error {
 	if line[0] == '[' {
 		return errors.New("a JSON array, want one object a line")
@@ -60,10 +60,10 @@ func plain(line []byte, err error) error {
 	return err
 }
 
-// count is a number of tokens. Some writers of JSON make 600.0 of 600.
+// count is a number of tokens. Some JSON writers turn 600 into 600.0.
 type count int
 
-// UnmarshalJSON takes whole numbers however they are written.
+// UnmarshalJSON accepts whole numbers in any notation.
 func (c *count) UnmarshalJSON(text []byte) error {
 	var v float64
 	if err := json.Unmarshal(text, &v); err != nil || math.Trunc(v) != v || math.Abs(v) > 1<<53 {

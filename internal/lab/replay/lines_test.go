@@ -16,7 +16,7 @@ const threeRequests = `{"timestamp": 1000, "input_length": 1100, "output_length"
 {"timestamp": 9000, "input_length": 600.0, "output_length": 1}
 `
 
-// However a trace is written, it is the same trace.
+// All forms of a trace give the same trace.
 func TestFormsOfATrace(t *testing.T) {
 	want, err := ReadMooncake(strings.NewReader(threeRequests), 1, 0)
 	if err != nil {
@@ -50,7 +50,7 @@ func TestFormsOfATrace(t *testing.T) {
 	}
 }
 
-// What is wrong with a trace is said with its line.
+// Errors of a trace name the line.
 func TestErrorsOfATrace(t *testing.T) {
 	good := `{"timestamp": 1, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}` + "\n\n"
 	for line, want := range map[string]string{
@@ -94,7 +94,7 @@ func TestErrorsOfATrace(t *testing.T) {
 	}
 }
 
-// A flag's error names the flag and what it wants.
+// A flag's error names the flag and the values that it accepts.
 func TestErrorsOfFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"--workers 0": "--workers 0: must be at least 1", "--ranks -1": "--ranks -1: must be at least 1", "--workers x": `--workers "x": want a whole number`,

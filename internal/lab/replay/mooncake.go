@@ -12,23 +12,25 @@ import (
 // mooncakeBlock is the block size of the published traces.
 const mooncakeBlock = 512
 
-// maxTokens bounds what a line of a trace can ask for.
+// maxTokens bounds the tokens of a line of a trace.
 const maxTokens = 1 << 24
 
-// traceQuantum is the resolution of the traces' timestamps in seconds; arrivals are
-// spread over it.
+// traceQuantum is the resolution of the traces' timestamps in seconds; arrivals are spread
+// over it.
 const traceQuantum = 3
 
-// latest is the last timestamp that is believed, in milliseconds: far beyond any trace, even one that counts from 1970.
+// latest bounds timestamps in milliseconds: far beyond any trace, even one that counts from
+// 1970.
 const latest = 1e13
 
-// ReadMooncake reads a trace in Mooncake's format: one JSON object a line with
-// timestamp (ms), input_length, output_length and hash_ids (none: nothing is shared), in any
-// order of time. Load divides the timestamps; jitter (seconds, traceQuantum if negative) spreads them.
+// ReadMooncake reads a trace in Mooncake's format: one JSON object per line with timestamp
+// (ms), input_length, output_length and hash_ids (none: nothing is shared), in any order of
+// time. Load divides the timestamps; jitter (seconds, traceQuantum if negative) spreads
+// them.
 //
-// The trace has no conversation ids. A request continues the request that last used
-// its deepest known block if it covers all of that one's full blocks but one, and at
-// least two.
+// The trace has no conversation ids. A request continues the request that last used its
+// deepest known block if it covers at least two of that one's full blocks, and all but one
+// of them.
 func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 	if jitter < 0 {
 		jitter = traceQuantum
@@ -85,7 +87,7 @@ func mooncakeRequest(text []byte) (Request, error) {
 	return Request{At: at / 1000, Prompt: prompt, Output: max(output, 1), Blocks: line.HashIDs[:full]}, nil
 }
 
-// conversations gives the requests of a sorted trace their conversations.
+// conversations assigns the requests of a sorted trace to conversations.
 func conversations(trace []Request) {
 	last := map[uint64]int{}
 	known := 0

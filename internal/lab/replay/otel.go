@@ -14,13 +14,13 @@ import (
 )
 
 // genAI are the attributes of a request's span that are used, by their names in
-// OpenTelemetry's conventions; older names stand behind.
+// OpenTelemetry's conventions; older names follow.
 type genAI struct {
 	Conversation, Session              string
 	Input, OldInput, Output, OldOutput int64
 }
 
-// names are where values of attributes go.
+// names maps attribute names to the fields for their values.
 func (a *genAI) names() map[string]any {
 	return map[string]any{
 		"gen_ai.conversation.id": &a.Conversation, "session.id": &a.Session,
@@ -29,7 +29,7 @@ func (a *genAI) names() map[string]any {
 	}
 }
 
-// read takes attributes as an object of names, or as OTLP's list of {key, value}.
+// read accepts attributes as an object of names, or as OTLP's list of {key, value}.
 func (a *genAI) read(text json.RawMessage) error {
 	values := map[string]json.RawMessage{}
 	if bytes.HasPrefix(text, []byte("[")) {
@@ -74,7 +74,7 @@ func (a *genAI) read(text json.RawMessage) error {
 	return nil
 }
 
-// whole reads a whole number, 0 from null. OTLP writes 64-bit integers as texts, some
+// whole parses a whole number, 0 from null. OTLP writes 64-bit integers as strings, some
 // writers all numbers as floats.
 func whole(text json.RawMessage) (int64, error) {
 	text = bytes.Trim(text, `"`)
@@ -97,8 +97,8 @@ type span struct {
 	genAI
 }
 
-// readSpan reads a span with its attributes in an object or list "attributes" or
-// beside it.
+// readSpan reads a span whose attributes are in an object or list "attributes" or in the
+// span object itself.
 func readSpan(text json.RawMessage) (s span, err error) {
 	var fields struct {
 		Start      json.RawMessage `json:"start_time_unix_nano"`
@@ -127,7 +127,8 @@ func readSpan(text json.RawMessage) (s span, err error) {
 	return s, nil
 }
 
-// readSpans reads a line: a span, or an export of OTLP. Spans without tokens are of other things, and passed over.
+// readSpans reads a line: a span, or an OTLP export. Spans without tokens are of other
+// kinds and skipped.
 func readSpans(line []byte) ([]span, error) {
 	var export struct {
 		Resources []struct {
@@ -163,12 +164,12 @@ func readSpans(line []byte) ([]span, error) {
 	return spans, nil
 }
 
-// ReadOTel reads spans of generative-AI requests, one JSON object a line: a span with
+// ReadOTel reads spans of generative-AI requests, one JSON object per line: a span with
 // start_time_unix_nano and the attributes gen_ai.conversation.id (or session.id),
-// gen_ai.usage.input_tokens and gen_ai.usage.output_tokens, or what OTLP's file
-// exporter writes. Spans carry no content: a turn's prompt is taken to begin with the
-// prompt of the turn before it, as far as it is long enough, and to share nothing with
-// other conversations.
+// gen_ai.usage.input_tokens and gen_ai.usage.output_tokens, or the output of OTLP's file
+// exporter. Spans have no content: a turn's prompt is assumed to begin with the prompt of
+// the turn before it, as far as it is long enough, and to share nothing with other
+// conversations.
 func ReadOTel(in io.Reader, load, jitter float64) (Workload, error) {
 	var spans []span
 	err := eachLine(in, "spans", func(line []byte) error {
@@ -211,8 +212,7 @@ func ReadOTel(in io.Reader, load, jitter float64) (Workload, error) {
 	return Workload{Name: fmt.Sprintf("spans x%g", load), BlockSize: skewBlock, Generate: spread(trace, load, max(jitter, 0))}, nil
 }
 
-// spread makes the arrivals of a trace: each up to jitter seconds later, then faster
-// by load.
+// spread jitters each arrival by up to jitter seconds and divides arrival times by load.
 func spread(trace []Request, load, jitter float64) func(seed uint64) []Request {
 	return func(seed uint64) []Request {
 		rng := rand.New(rand.NewPCG(seed, 0x6D6F6F6E))

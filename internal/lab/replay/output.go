@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// checkOutput says why a file cannot be written, before the minutes that it takes to
-// have something to write. It leaves no file behind and a file that is there as it is.
+// checkOutput returns an error if a file cannot be written, before the minutes that a run
+// takes. It creates no file and leaves an existing one unchanged.
 func checkOutput(flag, path string) error {
 	if path == "" {
 		return nil

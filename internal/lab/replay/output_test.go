@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Outputs that cannot be written are refused before anything runs.
+// Outputs that cannot be written are reported before anything runs.
 func TestOutputsAreCheckedBeforeTheRun(t *testing.T) {
 	dir := t.TempDir()
 	there, locked, fresh := filepath.Join(dir, "there.json"), filepath.Join(dir, "locked.json"), filepath.Join(dir, "fresh.json")
@@ -34,7 +34,7 @@ func TestOutputsAreCheckedBeforeTheRun(t *testing.T) {
 			t.Errorf("%v: %v, want %q", args, err, want)
 		}
 	}
-	// What can be written is left as it was until there is something to write.
+	// Writable outputs stay unchanged until there is something to write.
 	for _, path := range []string{"", there, fresh, os.DevNull} {
 		if err := checkOutput("json", path); err != nil {
 			t.Errorf("%q: %v", path, err)
@@ -48,7 +48,7 @@ func TestOutputsAreCheckedBeforeTheRun(t *testing.T) {
 	}
 }
 
-// failOnProgress is written to when a run has begun.
+// failOnProgress fails the test if a run has begun.
 type failOnProgress struct{ t *testing.T }
 
 func (f failOnProgress) Write(p []byte) (int, error) {

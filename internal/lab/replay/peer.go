@@ -6,10 +6,10 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// scrapeEvery is the age in seconds that a peer's picture of engine load may reach.
+// scrapeEvery bounds the age in seconds of a peer's view of engine load.
 const scrapeEvery = 0.05
 
-// scrape is what a peer knows about load.
+// scrape is a peer's view of the load.
 type scrape struct {
 	next    float64
 	waiting []float64
@@ -30,8 +30,8 @@ func (s *simulation) refresh() {
 	}
 }
 
-// llmd is the weighted sum of scores in [0, 1] that llm-d's router documents: 3 prefix
-// + 2 queue + 2 free KV, with exact prefixes.
+// llmd is the weighted sum of scores in [0, 1] that llm-d's router documents: 3 prefix + 2
+// queue + 2 free KV, with exact prefixes.
 func llmd(s *simulation, rec *record) kvindex.Slot {
 	least, most := math.Inf(1), 0.0
 	for _, n := range s.scrape.waiting {

@@ -12,22 +12,21 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Policy is a routing configuration and what it is told.
+// Policy is a routing configuration and the knowledge that the router has.
 type Policy struct {
 	Name   string
 	Config routing.Config
 	// NoID hides conversation ids, NoCredit the prompts sent and not yet confirmed.
 	NoID, NoCredit bool
-	// Oracle gives all ranks one infinite cache beside their own, so that no choice of
-	// the router costs a hit. Informed lets the router know it too: it then balances load
-	// only, which is the bound for any router.
+	// Oracle gives all ranks one infinite cache in addition to their own, so that no choice
+	// of the router costs a hit. Informed lets the router know it too: it then balances
+	// load only, which is the bound for any router.
 	Oracle, Informed bool
-	// Peer, if not nil, chooses in the router's place: a modelled rule of another
-	// project.
+	// Peer, if not nil, chooses in place of the router: a model of another project's rule.
 	Peer func(s *simulation, rec *record) kvindex.Slot
 }
 
-// variants are the policies that are presets with a change.
+// variants are policies derived from presets.
 var variants = map[string]struct {
 	preset string
 	change func(p *Policy, r *routing.Policy)
@@ -47,7 +46,7 @@ var variants = map[string]struct {
 	"trt-plain-first-turn": {"first-turn-round-robin", func(_ *Policy, r *routing.Policy) { r.Gate.On, r.Cap.FairShare, r.Cap.Hard = false, false, 0 }},
 }
 
-// poolRules are the rules for prefill and decode pools; all choose targets alike.
+// poolRules are the rules for prefill and decode pools; all choose targets in the same way.
 var poolRules = map[string]func(d *routing.Disagg){
 	"pools":                 func(*routing.Disagg) {},
 	"pools-k2":              func(d *routing.Disagg) { d.K = 2 },
@@ -119,12 +118,12 @@ func set(policy *routing.Policy, setting string) error {
 	return nil
 }
 
-// weightSetting begins the names of kv-aware with another overlap weight than the
-// default's.
+// weightSetting is the prefix of kv-aware's names with an overlap weight other than the
+// default.
 const weightSetting, defaultWeight = "kv-aware?cost.miss=", "6"
 
-// Sweep lists the policies that show how a workload answers to the settings that
-// matter: the overlap weight first.
+// Sweep lists the policies that show how a workload reacts to the most important settings:
+// the overlap weight first.
 func Sweep() []string {
 	var names []string
 	for _, weight := range []string{"1", "2", "3", "4", defaultWeight, "8", "12", "20"} {
@@ -139,7 +138,7 @@ func Sweep() []string {
 	return append(names, "session", "round-robin", "kv-aware-trt", "conversation-rank", "first-turn-round-robin", "min-wait", "least-tokens", "oracle")
 }
 
-// PolicyNames lists what PolicyByName knows.
+// PolicyNames lists the names that PolicyByName accepts.
 func PolicyNames() []string {
 	names := routing.Presets()
 	for name := range variants {

@@ -12,10 +12,10 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// warmPart is the part of the requests, by arrival, that latencies leave out.
+// warmPart is the fraction of the requests, by arrival, that latencies exclude.
 const warmPart = 0.05
 
-// Result is the figures of one run, or their means over seeds.
+// Result has the figures of one run, or their means over seeds.
 type Result struct {
 	// TTFT and its percentiles, and E2E, are seconds; ITL is seconds per output token.
 	TTFT50 float64 `json:"ttft50"`
@@ -31,11 +31,11 @@ type Result struct {
 	// Throughput is output tokens per second between 10 % and 90 % of the completions.
 	Throughput float64 `json:"throughput"`
 	// CV, MaxMin and MinMean are over the requests routed to each rank. MaxMin is the
-	// number of ranks' greatest where one got nothing.
+	// number of the greatest if a rank got nothing.
 	CV      float64 `json:"cv"`
 	MaxMin  float64 `json:"maxMin"`
 	MinMean float64 `json:"minMean"`
-	// Moves is turns that went elsewhere than the turn before.
+	// Moves counts turns routed to a different target than the previous turn.
 	Moves   float64 `json:"moves"`
 	Refused float64 `json:"refused"`
 	// Copies is how often a burst's prefix was computed, Others95 the TTFT p95 of the
@@ -58,7 +58,7 @@ func percentile(sorted []float64, p float64) float64 {
 	return sorted[min(int(p*float64(len(sorted))), len(sorted)-1)]
 }
 
-// summarise measures a run.
+// summarise computes the figures of a run.
 func (s *simulation) summarise() Result {
 	r := Result{Refused: float64(s.refused)}
 	counts := make([]float64, s.ranks())
@@ -134,7 +134,7 @@ func (s *simulation) summarise() Result {
 	return r
 }
 
-// spread measures how evenly requests fell on ranks.
+// spread measures how evenly requests were distributed over ranks.
 func (r *Result) spread(counts []float64) {
 	sum, least, most := 0.0, math.Inf(1), 0.0
 	for _, n := range counts {
@@ -154,15 +154,15 @@ func (r *Result) spread(counts []float64) {
 	r.MaxMin = most / max(least, 1)
 }
 
-// Row is a policy's figures over all seeds.
+// Row has a policy's figures over all seeds.
 type Row struct {
 	Policy string `json:"policy"`
 	Mean   Result `json:"mean"`
 	// Deviation is the sample standard deviation, zero for one seed.
 	Deviation Result   `json:"deviation"`
 	Runs      []Result `json:"runs"`
-	// Seconds is the processor time of one run on this machine, without what the garbage
-	// collector does beside it; it is in no report.
+	// Seconds is the processor time of one run on this machine, without that of the
+	// concurrent garbage collector; it is in no report.
 	Seconds float64 `json:"-"`
 }
 
@@ -195,9 +195,9 @@ type Report struct {
 	Rows     []Row    `json:"rows"`
 }
 
-// Verdict says in sentences what the figures mean for a choice: the policy with the least
-// TTFT p90, and the overlap weight with it if several were run. Bounds that no router
-// can reach do not count, nor do policies that refuse requests or lose throughput.
+// Verdict explains what the figures mean for a choice: the policy with the least TTFT p90,
+// and the overlap weight with it if several were run. Bounds that no router can reach do
+// not count, nor do policies that refuse requests or lose throughput.
 func (r *Report) Verdict() []string {
 	const lost = 0.98
 	most := 0.0
@@ -234,13 +234,13 @@ func (r *Report) Verdict() []string {
 	return out
 }
 
-// isDefault tells whether a name means the default without changes.
+// isDefault reports whether a name means the default without changes.
 func isDefault(policy string) bool {
 	return policy == routing.DefaultPreset || policy == weightSetting+defaultWeight
 }
 
-// against tells a policy's p90 and whether its distance from the default's is more than
-// the seeds' deviations.
+// against describes a policy's p90 and whether its distance from the default's exceeds the
+// deviations over seeds.
 func against(row, usual *Row) string {
 	text := fmt.Sprintf("%s, %.2f s ± %.2f", row.Policy, row.Mean.TTFT90, row.Deviation.TTFT90)
 	switch {
@@ -261,8 +261,7 @@ func against(row, usual *Row) string {
 	}
 }
 
-// configured is how a policy is asked for in the configuration; "" for those that
-// replay adds.
+// configured returns the configuration of a policy; "" for those that replay adds.
 func configured(policy string) string {
 	preset, settings, _ := strings.Cut(policy, "?")
 	if _, ok := routing.Preset(preset); !ok {
@@ -278,7 +277,7 @@ func configured(policy string) string {
 		parts = append(parts, "policy: {"+strings.Join(keys, ": {")+": "+value+strings.Repeat("}", len(keys)))
 	}
 	if len(parts) > 2 {
-		return "" // two settings may share a key: the user writes them as a tree
+		return "" // two settings may share a key: the user nests them
 	}
 	return "routing: {" + strings.Join(parts, ", ") + "}"
 }

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options is what to compare.
+// Options are the policies to compare and the conditions.
 type Options struct {
 	Workload   Workload
 	Fleet      Fleet
 	Policies   []string
 	Seeds      []uint64
 	Conditions Conditions
-	// Progress, if not nil, is called before every run, never twice at a time; run counts
-	// from 1 to runs.
+	// Progress, if not nil, is called before every run, never concurrently; run counts from
+	// 1 to runs.
 	Progress func(policy string, seed uint64, run, runs int)
 }
 
-// Run simulates every policy with every seed, as many runs at a time as there are
-// processors. The report does not depend on how many that are.
+// Run simulates every policy with every seed, with as many concurrent runs as there are
+// processors. The report does not depend on that number.
 func Run(o Options) (*Report, error) {
 	if o.Fleet.Workers < 1 || o.Fleet.Ranks < 1 {
 		return nil, errors.New("a fleet needs a rank")
@@ -37,7 +37,7 @@ func Run(o Options) (*Report, error) {
 		if policies[i], err = PolicyByName(name); err != nil {
 			return nil, err
 		}
-		if _, err := newSimulation(&o.Workload, o.Fleet, &policies[i], o.Conditions, o.Seeds[0]); err != nil { // before minutes of others
+		if _, err := newSimulation(&o.Workload, o.Fleet, &policies[i], o.Conditions, o.Seeds[0]); err != nil { // before other runs take minutes
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -47,7 +47,8 @@ func Run(o Options) (*Report, error) {
 	var workers sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), len(runs)) {
 		workers.Go(func() {
-			// The thread is the run's own while it runs: its processor time is the run's.
+			// The goroutine keeps its thread during the run, so that the thread's processor
+			// time is the run's.
 			runtime.LockOSThread()
 			for n := range next {
 				policy, seed := &policies[n/len(o.Seeds)], o.Seeds[n%len(o.Seeds)]
@@ -82,7 +83,7 @@ func Run(o Options) (*Report, error) {
 	return report, nil
 }
 
-// outcome is one run's.
+// outcome is the result of one run.
 type outcome struct {
 	result Result
 	took   time.Duration

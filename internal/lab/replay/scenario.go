@@ -14,17 +14,17 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// Scenario is a workload with the engines that it runs on and the policies that it is
-// about; perhaps in several cases, and with what must come out.
+// Scenario is a workload with its engines and the policies to compare, possibly in several
+// cases, and with required results.
 type Scenario struct {
 	Name string `yaml:"-"`
-	// Row is its number in the list of acceptance rows, "" if it is not in it.
+	// Row is its number in the list of acceptance rows, "" if it is not one.
 	Row      string   `yaml:"row"`
 	Title    string   `yaml:"title"`
 	Workload Source   `yaml:"workload"`
 	Fleet    Shape    `yaml:"fleet"`
 	Policies []string `yaml:"policies"`
-	// Cases change workload, fleet or conditions; none stands for one without changes.
+	// Cases change workload, fleet or conditions; no cases means one without changes.
 	Cases  []Case  `yaml:"cases"`
 	Checks []Check `yaml:"checks"`
 }
@@ -39,7 +39,7 @@ type Case struct {
 	Conditions Knowledge `yaml:"conditions"`
 }
 
-// Source is what makes the requests; exactly one is set.
+// Source is the source of the requests; exactly one field is set.
 type Source struct {
 	Trace    *Trace   `yaml:"trace"`
 	Skew     *Skew    `yaml:"skew"`
@@ -47,7 +47,7 @@ type Source struct {
 	Siblings *Burst   `yaml:"siblings"`
 }
 
-// Trace is the trace file that the user names, Load times faster than recorded.
+// Trace is the trace file that the user names, at Load times the recorded speed.
 type Trace struct {
 	Load float64 `yaml:"load"`
 }
@@ -57,7 +57,7 @@ type Burst struct {
 	Background float64 `yaml:"background"`
 }
 
-// Shape is a fleet as files write it; zero fields are the defaults: one rank a worker,
+// Shape is a fleet as written in files; zero fields are the defaults: one rank per worker,
 // the engine's own capacity and budget.
 type Shape struct {
 	Workers  int     `yaml:"workers"`
@@ -70,8 +70,7 @@ type Shape struct {
 	PerToken float64 `yaml:"per_token"`
 }
 
-// Knowledge is Conditions as files write them. ShareDelay is nil where replicas share
-// nothing.
+// Knowledge is Conditions as written in files. ShareDelay is nil if replicas share nothing.
 type Knowledge struct {
 	EventDelay  float64  `yaml:"event_delay"`
 	EventLoss   float64  `yaml:"event_loss"`
@@ -106,8 +105,8 @@ func rowNumber(row string) int {
 	return n
 }
 
-// LoadScenario returns a scenario of the project by name, or reads a file whose name
-// ends in .yaml.
+// LoadScenario returns a scenario of the project by name, or reads a file whose name ends
+// in .yaml.
 func LoadScenario(name string) (*Scenario, error) {
 	var text []byte
 	var err error
@@ -154,7 +153,7 @@ func (s *Scenario) validate() error {
 	return nil
 }
 
-// Case returns a case by name; "" is the first.
+// Case returns a case by name; "" means the first.
 func (s *Scenario) Case(name string) (*Case, bool) {
 	if name == "" {
 		return &s.Cases[0], true
@@ -166,7 +165,7 @@ func (s *Scenario) Case(name string) (*Case, bool) {
 	return &s.Cases[i], true
 }
 
-// NeedsTrace tells whether a case cannot run without a trace file.
+// NeedsTrace reports whether a case cannot run without a trace file.
 func (s *Scenario) NeedsTrace() bool {
 	return slices.ContainsFunc(s.Cases, func(c Case) bool { return s.source(&c).Trace != nil })
 }
@@ -178,7 +177,7 @@ func (s *Scenario) source(c *Case) *Source {
 	return &s.Workload
 }
 
-// validate bounds what a workload may ask for: a simulation has to end, and to fit into memory.
+// validate bounds a workload, so that a simulation ends and fits into memory.
 func (w *Source) validate() error {
 	type bound struct {
 		key              string
@@ -203,7 +202,7 @@ func (w *Source) validate() error {
 			{"skew.max_turns", float64(k.MaxTurns), float64(k.MinTurns), 1e4}, {"skew.think", k.Think, 0, 1e5}, {"skew.requests", float64(k.Requests), 1, 1e6}}
 	}
 	for _, b := range bounds {
-		if !(b.value >= b.low && b.value <= b.high) { // NaN is outside, too
+		if !(b.value >= b.low && b.value <= b.high) { // false for NaN, too
 			return fmt.Errorf("workload.%s: %v is not within %v to %v", b.key, b.value, b.low, b.high)
 		}
 	}
@@ -220,10 +219,10 @@ func (w *Source) count() int {
 	return n
 }
 
-// TraceReader makes a workload of a trace that arrives load times as fast.
+// TraceReader makes a workload of a trace at load times its recorded speed.
 type TraceReader func(load float64) (Workload, error)
 
-// Options returns what to run for a case: policies and seeds are left to the caller.
+// Options returns what to run for a case; the caller sets policies and seeds.
 func (s *Scenario) Options(c *Case, trace TraceReader) (Options, error) {
 	fleet, err := s.fleet(c)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A simulation has to end: numbers that would never let it are refused by their key.
+// A simulation has to end: values with which it would not are refused by their key.
 func TestWorkloadsAreBounded(t *testing.T) {
 	for text, want := range map[string]string{
 		"one_shot: {tenants: 20, system: 2000, own: 100, output: 100, per_second: -12}":  "workload.one_shot.per_second: -12",

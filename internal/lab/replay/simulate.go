@@ -12,25 +12,25 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Conditions is what is wrong with the router's knowledge.
+// Conditions are imperfections of the router's knowledge.
 type Conditions struct {
-	// EventDelay is seconds from the end of a step until its events arrive.
+	// EventDelay is the time in seconds from the end of a step until its events arrive.
 	EventDelay float64
-	// EventLoss is the part of event batches that get lost: for ever and unnoticed, or,
-	// if EventReplay is above 0, until they are replayed so many seconds later. Later
+	// EventLoss is the fraction of event batches that are lost: for good and unnoticed, or,
+	// if EventReplay is above 0, until they are replayed that many seconds later. Later
 	// batches of the rank wait for a replay.
 	EventLoss   float64
 	EventReplay float64
-	// Replicas is the number of routers that take requests in turn, 0 for one. Each has
-	// an index of its own that sees all events.
+	// Replicas is the number of routers that get requests in turn, 0 for one. Each has its
+	// own index, which sees all events.
 	Replicas int
-	// Share lets replicas tell each other their bookings, ShareDelay seconds late.
+	// Share lets replicas send each other their bookings, ShareDelay seconds late.
 	Share      bool
 	ShareDelay float64
 }
 
-// indexBlock is the tokens by which the index knows a block of the workload: its
-// hashes tell blocks apart, so a few made-up tokens do.
+// indexBlock is the number of tokens by which the index represents a block of the workload:
+// a few made-up tokens are enough for distinct hashes.
 const indexBlock = 4
 
 // record is what happened to a request.
@@ -83,7 +83,7 @@ type replica struct {
 	index  *kvindex.Index
 }
 
-// note is what one replica tells the others about a booking.
+// note is a replica's message to the others about a booking.
 type note struct {
 	at      float64
 	from    int
@@ -92,7 +92,7 @@ type note struct {
 	phase int
 }
 
-// worker is the ranks that step together.
+// worker is a group of ranks that step together.
 type worker struct {
 	ranks []*rank
 	first kvindex.Slot
@@ -107,7 +107,7 @@ type batch struct {
 	events []change
 }
 
-// A KV transfer takes 5 ms and 320 KB a token over 25 GB/s.
+// A KV transfer takes 5 ms and 320 KB per token over 25 GB/s.
 const transferFixed, transferPerToken = 5e-3, 12.8e-6
 
 // handover is a job whose KV cache arrives at its decode target.
@@ -186,8 +186,8 @@ func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, se
 	return s, nil
 }
 
-// run goes from event to event until nothing is left. Ties go to late events, then to
-// the workers in order, then to arrivals.
+// run processes events until nothing is left. Ties are resolved in favour of late events,
+// then of the workers in order, then of arrivals.
 func (s *simulation) run() error {
 	for {
 		at, next := math.Inf(1), -1
@@ -330,7 +330,7 @@ func (s *simulation) share(rec *record, phase int) {
 	s.notes = append(s.notes, n)
 }
 
-// tell hands a note to the replicas that did not write it.
+// tell delivers a note to the replicas that did not write it.
 func (s *simulation) tell(n note) {
 	for i, to := range s.replicas {
 		if i == n.from {
@@ -398,7 +398,7 @@ func (s *simulation) step(w *worker) error {
 	return nil
 }
 
-// send puts a batch on its way, or loses it.
+// send delivers a batch after its delay, or loses it.
 func (s *simulation) send(b batch) error {
 	lost := s.cond.EventLoss > 0 && s.rng.Float64() < s.cond.EventLoss
 	if lost && s.cond.EventReplay <= 0 {
@@ -459,14 +459,14 @@ func (s *simulation) tokensOf(blocks []uint64) []uint32 {
 	return s.tokens
 }
 
-// apply hands a batch to the index as the engine's events would be.
+// apply applies a batch to the index, as events of an engine.
 func (s *simulation) apply(b batch) error {
 	for i := 0; i < len(b.events); {
 		c := b.events[i]
 		e := kvindex.Event{Kind: kvindex.Removed, Hashes: []kvindex.EngineHash{kvindex.EngineHash(c.name)}}
 		i++
 		if c.stored {
-			// Blocks that follow each other make one event.
+			// Consecutive blocks make one event.
 			n := len(c.names)
 			for i < len(b.events) && b.events[i].stored && len(b.events[i].names) == n+1 && b.events[i].names[n-1] == c.names[n-1] {
 				c = b.events[i]
@@ -496,7 +496,7 @@ func (s *simulation) apply(b batch) error {
 	return nil
 }
 
-// atRest checks that everything has been given back.
+// atRest checks that everything has been released.
 func (s *simulation) atRest() error {
 	if s.live != 0 {
 		return fmt.Errorf("%d requests never ended", s.live)

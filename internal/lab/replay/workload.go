@@ -11,15 +11,15 @@ type Request struct {
 	At float64
 	// Conversation is its id, "" if it has none.
 	Conversation string
-	// Prompt and Output are tokens.
+	// Prompt and Output are lengths in tokens.
 	Prompt, Output int
-	// Blocks name the prompt's full blocks; a name stands for the whole prefix up to
-	// its block.
+	// Blocks name the prompt's full blocks; a name stands for the whole prefix up to its
+	// block.
 	Blocks []uint64
 	// WarmUp requests are not measured.
 	WarmUp bool
-	// Burst numbers requests that come together with a prefix of BurstPrefix tokens
-	// that nobody has; 0 for all others.
+	// Burst numbers requests that arrive together with a new prefix of BurstPrefix tokens;
+	// 0 for all others.
 	Burst       int
 	BurstPrefix int
 
@@ -27,21 +27,21 @@ type Request struct {
 	script *script
 }
 
-// Workload makes requests. Generate is called once per run and seed.
+// Workload generates requests. Generate is called once per run and seed.
 type Workload struct {
 	Name string
-	// BlockSize is the tokens of a block.
+	// BlockSize is the number of tokens of a block.
 	BlockSize int
 	Generate  func(seed uint64) []Request
-	// Follow returns what a client sends when a request has ended; nil for open loops.
+	// Follow returns a client's next request after one has ended; nil for open loops.
 	Follow func(done *Request, ended float64) (Request, bool)
 	// PrefillOnly ends requests with their first token: decoding happens elsewhere and
-	// takes DecodePerToken seconds a token of the client's time.
+	// takes DecodePerToken seconds per token of the client's time.
 	PrefillOnly    bool
 	DecodePerToken float64
 }
 
-// chain extends a prefix by blocks of one source.
+// chain extends a prefix by n blocks of one source.
 func chain(blocks []uint64, source uint64, n int) []uint64 {
 	h := uint64(0x51_7C_C1_B7_27_22_0A_95)
 	if len(blocks) > 0 {
@@ -61,7 +61,7 @@ func scramble(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// lognormal draws with the given mean, not median.
+// lognormal draws with the given mean (not median).
 func lognormal(rng *rand.Rand, mean, sigma float64) int {
 	return max(1, int(math.Round(mean*math.Exp(sigma*rng.NormFloat64()-sigma*sigma/2))))
 }

@@ -21,7 +21,7 @@ type cachedTotals struct {
 	// bounded counts requests that ran concurrently with others on their rank and reported a
 	// number that is possible there.
 	bounded int
-	// predicted and reported are the cached tokens of the right and wrong ones.
+	// predicted and reported are the cached tokens of the judged requests.
 	predicted, reported int
 	// skipped counts the requests that were not judged, by reason.
 	skipped map[string]int
@@ -63,7 +63,7 @@ func (t *cachedTotals) notJudged() int {
 	return n
 }
 
-// sink gives feeds the index.
+// sink applies the feed's events to the index.
 type sink struct {
 	index *kvindex.Index
 	slots map[kvindex.Target]kvindex.Slot
@@ -99,7 +99,7 @@ func (s *sink) State(kvindex.Target, feed.State, feed.Reason) {}
 
 func (s *sink) Warn(kvindex.Target, feed.Reason, string) {}
 
-// checker plays one recording.
+// checker replays one recording.
 type checker struct {
 	name    string
 	engine  string
@@ -108,26 +108,27 @@ type checker struct {
 	sink    *sink
 	players map[string]*feed.Player
 	events  []*record
-	applied int // events that came before the request at hand
+	applied int // events that arrived before the current request
 	chains  *chains
 	prompts *timeline
-	sources []string // all that events come from
+	sources []string // all sources of events
 	block   int
-	// adapters are the models that are adapters.
+	// adapters are the models that are LoRA adapters.
 	adapters map[string]bool
 	matches  kvindex.Matches
 	res      cachedTotals
 }
 
-// check plays a time line's KV events through the feed and the index, and before each request predicts the cached
-// tokens that the engine then reported.
+// check replays a time line's KV events through the feed and the index, and before each
+// request predicts the cached tokens that the engine then reported.
 //
-// It judges requests whose prompt ids are known: from the answer, the request or prompts. The rank is the one that the
-// request names, or else the one whose events arrived while it ran alone. For a request that ran concurrently with others on its
-// rank there are only bounds: at least what the rank held before, at most what its prompt also shares with theirs. Not
-// judged, and counted with the reason, are requests with several answers, those that used blocks which SGLang announced
-// later, those that get blocks from another engine, and those that SGLang's events do not distinguish (extra_key leaves
-// no trace in them).
+// It judges requests whose prompt ids are known: from the answer, the request or prompts.
+// The rank is the one that the request names, or else the one whose events arrived while it
+// ran alone. For a request that ran concurrently with others on its rank there are only
+// bounds: at least what the rank held before, at most what its prompt also shares with
+// theirs. Not judged, and counted with the reason, are requests with several answers, those
+// that used blocks which SGLang announced later, those that get blocks from another engine,
+// and those that SGLang's events do not distinguish (extra_key does not appear in them).
 func check(name string, recs []record, prompts *timeline, out *bytes.Buffer) (cachedTotals, error) {
 	c := &checker{
 		name: name, engine: recs[0].Engine, recs: recs, out: out, players: map[string]*feed.Player{},
@@ -135,7 +136,7 @@ func check(name string, recs []record, prompts *timeline, out *bytes.Buffer) (ca
 	}
 	c.survey()
 	if c.block == 0 {
-		c.block = 1 // nothing is ever stored: every request is predicted to hit nothing
+		c.block = 1 // nothing is ever stored: every request is predicted to miss
 	}
 	index, err := kvindex.New(kvindex.Config{BlockSize: c.block})
 	if err != nil {
@@ -152,7 +153,7 @@ func check(name string, recs []record, prompts *timeline, out *bytes.Buffer) (ca
 		}
 	}
 	slices.SortStableFunc(c.events, func(a, b *record) int { return cmp.Compare(a.T, b.T) })
-	// A record stands where its answer came; what it could hit was decided when it was sent.
+	// Records are ordered by their answers; hits were decided when the requests were sent.
 	slices.SortStableFunc(asked, func(a, b *record) int { return cmp.Compare(a.Sent, b.Sent) })
 	for _, r := range asked {
 		c.catchUp(r.Sent)
@@ -188,9 +189,8 @@ func (c *checker) note() {
 	}
 }
 
-// survey learns from all of a recording's events what a router knows from the
-// engine's configuration: the block size (0 without stored blocks) and which
-// models are adapters.
+// survey derives from all of a recording's events what a router knows from the engine's
+// configuration: the block size (0 without stored blocks) and which models are adapters.
 func (c *checker) survey() {
 	d := feed.NewDecoder(feed.Engine(c.engine), 0)
 	for i := range c.recs {
@@ -216,7 +216,7 @@ func (c *checker) survey() {
 	}
 }
 
-// catchUp applies the events that came before a moment.
+// catchUp applies the events that arrived before time t.
 func (c *checker) catchUp(t float64) {
 	for ; c.applied < len(c.events) && c.events[c.applied].T < t; c.applied++ {
 		r := c.events[c.applied]
@@ -234,7 +234,7 @@ func (c *checker) player(source string) *feed.Player {
 	return p
 }
 
-// exchange learns from an exchange and judges it.
+// exchange judges an exchange and records its effects.
 func (c *checker) exchange(r *record) {
 	req, ans := r.parse()
 	if strings.HasPrefix(r.Path, "/reset_prefix_cache") && ans.Success != nil {
@@ -274,13 +274,13 @@ func (c *checker) exchange(r *record) {
 	fmt.Fprintf(c.out, "%s #%d %q: predicted %d, engine reported %d\n", c.name, r.N, r.Label, got, cached)
 }
 
-// lateness is how many seconds after a request events are looked at for blocks
-// that it had already used.
+// lateness is the time in seconds after a request in which events may announce blocks that
+// it had already used.
 const lateness = 2
 
-// announcedLate reports whether an event that came after a request was sent stores
-// blocks which that request reported as cached. They are an earlier request's, since
-// SGLang stores nothing that it has.
+// announcedLate reports whether an event after a request was sent stores blocks which that
+// request reported as cached. They are an earlier request's, because SGLang does not
+// announce blocks that it already has.
 func (c *checker) announcedLate(r *record, source string, cached []uint32, got int) bool {
 	if c.engine != "sglang" {
 		return false
@@ -299,9 +299,9 @@ func (c *checker) announcedLate(r *record, source string, cached []uint32, got i
 	return false
 }
 
-// judgeBeside judges a request that ran concurrently with others on its rank: it
-// had at least what the rank held before them, and at most what it shares with
-// them. If the rank removed blocks meanwhile, the request is not judged.
+// judgeBeside judges a request that ran concurrently with others on its rank: it had at
+// least what the rank held before them, and at most what it shares with them. If the rank
+// removed blocks in the meantime, the request is not judged.
 func (c *checker) judgeBeside(r *record, others []*record, seed kvindex.Hash, ids []uint32, got, cached int) {
 	most := got
 	for _, o := range others {
@@ -328,7 +328,7 @@ func (c *checker) judgeBeside(r *record, others []*record, seed kvindex.Hash, id
 	fmt.Fprintf(c.out, "%s #%d %q: predicted %d to %d beside others, engine reported %d\n", c.name, r.N, r.Label, got, most, cached)
 }
 
-// removed reports whether events of removal came while a request ran.
+// removed reports whether blocks were removed while a request ran.
 func (c *checker) removed(r *record) bool {
 	d := feed.NewDecoder(feed.Engine(c.engine), c.block)
 	for _, e := range c.events {
@@ -352,9 +352,9 @@ func common(a, b []uint32) int {
 	return n
 }
 
-// reset clears what vLLM's answer confirms: the ranks announce it only
-// with their next work. A refused reset has still cleared the ranks that were
-// idle. With several engines it is the labelled one's.
+// reset applies a reset that vLLM confirmed: the ranks announce it only with their next
+// work. A refused reset has still cleared the idle ranks. With several engines it applies
+// to the labelled one.
 func (c *checker) reset(r *record, all bool) {
 	own, labelled := c.labelled(r)
 	for source, p := range c.players {
@@ -367,14 +367,14 @@ func (c *checker) reset(r *record, all bool) {
 	}
 }
 
-// labelled is the source that a label begins with, in recordings of several
-// engines ("prefill: completions").
+// labelled returns the source at the start of a label, in recordings of several engines
+// ("prefill: completions").
 func (c *checker) labelled(r *record) (string, bool) {
 	name, _, ok := strings.Cut(r.Label, ":")
 	return name, ok && slices.Contains(c.sources, name)
 }
 
-// source is the source of the rank that a request was pinned to.
+// source returns the source of the rank that a request was pinned to.
 func (c *checker) source(r *record, req *request) (string, bool) {
 	if name, ok := c.labelled(r); ok {
 		return name, true
@@ -406,9 +406,9 @@ func (c *checker) beside(r *record, source string) []*record {
 	return others
 }
 
-// where finds the rank that a request went to and what is predicted there. A
-// request that names no rank has gone where events came from while it ran alone;
-// if none came, it is judged if all ranks predict the same.
+// where returns the rank that a request went to and the prediction there. A request that
+// names no rank went where events came from while it ran alone; without events it is judged
+// if all ranks predict the same.
 func (c *checker) where(r *record, req *request, seed kvindex.Hash, ids []uint32) (source string, predicted int, why string) {
 	if source, ok := c.source(r, req); ok {
 		return source, c.predict(source, seed, ids), ""
@@ -463,7 +463,7 @@ func (c *checker) promptIDs(r *record, req *request, ans *answer, prompt int) (i
 	return ids, ""
 }
 
-// window are the events that came while a request ran.
+// window returns the events that arrived while a request ran.
 func (c *checker) window(r *record) []*record {
 	var in []*record
 	for _, e := range c.events[c.applied:] {
@@ -474,7 +474,7 @@ func (c *checker) window(r *record) []*record {
 	return in
 }
 
-// seed is what a request's hashes begin with.
+// seed is the seed of a request's block hashes.
 func (c *checker) seed(req *request) kvindex.Hash {
 	adapter := ""
 	if c.adapters[req.Model] {
@@ -484,7 +484,7 @@ func (c *checker) seed(req *request) kvindex.Hash {
 	return h.Seed(seedModel, adapter, req.Salt)
 }
 
-// predict asks the index how many tokens a source's rank holds.
+// predict returns how many tokens a source's rank holds according to the index.
 func (c *checker) predict(source string, seed kvindex.Hash, ids []uint32) int {
 	p := c.players[source]
 	if p == nil {

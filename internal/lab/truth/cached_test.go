@@ -14,7 +14,7 @@ import (
 
 type m = map[string]any
 
-// frames are those of a batch.
+// frames are the frames of a batch's message.
 func frames(t *testing.T, seq uint64, rank int, events ...any) [][]byte {
 	t.Helper()
 	payload, err := msgpack.Marshal([]any{float64(seq), events, rank})
@@ -60,7 +60,7 @@ func event(at float64, f [][]byte) m {
 	return m{"kind": "event", "t": at, "source": "rank0", "frames": f}
 }
 
-// write makes a folder with one recording and files that are none.
+// write makes a folder with one recording and other files.
 func write(t *testing.T, records ...m) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -93,8 +93,8 @@ func checked(dir string) (*cachedTotals, string, error) {
 	return res, c.cached.String(), err
 }
 
-// Everything that decides about a hit: branches, salt, adapter, eviction, a reset
-// that is announced late, the last token.
+// Everything that affects hits: branches, salt, adapter, eviction, a reset that is
+// announced late, the last token.
 func TestPredictions(t *testing.T) {
 	meta := m{"kind": "meta", "engine": "vllm", "t": 0}
 	dir := write(t, meta,
@@ -106,7 +106,7 @@ func TestPredictions(t *testing.T) {
 		ask(8, 8, ids(1, 9), 4, nil),
 		m{"kind": "http", "n": 9, "path": "/reset_prefix_cache", "t_sent": 9, "t": 9.1, "resp": m{"success": true}},
 		ask(10, 10, ids(1, 9), 0, nil),
-		// Not judged: two answers, no ids; two beside each other have bounds.
+		// Not judged: two answers, no ids; two concurrent requests have bounds.
 		ask(11, 11, ids(1, 9), 0, m{"n": 2}), m{"kind": "http", "n": 12, "path": "/v1/completions", "body": "{}", "t_sent": 12, "t": 12.5, "resp": m{"usage": m{"prompt_tokens": 5, "prompt_tokens_details": m{"cached_tokens": 0}}}},
 		ask(13, 13, ids(1, 9), 0, nil), ask(14, 13.2, ids(1, 9), 0, nil))
 	res, out, err := checked(dir)
@@ -120,9 +120,9 @@ func TestPredictions(t *testing.T) {
 	}
 }
 
-// A request that names no rank went where events came from; without events it is
-// judged if all ranks hold the same. Other endpoints count in other words. Blocks
-// that another engine sends are not predicted.
+// A request that names no rank went where events came from; without events it is judged if
+// all ranks hold the same. Endpoints count in different fields. Blocks that another engine
+// sends are not predicted.
 func TestRanksAndWords(t *testing.T) {
 	open := func(n int, at float64, path string, prompt []int, usage m, body m) m {
 		r := ask(n, at, prompt, 0, body)
@@ -159,8 +159,8 @@ func TestRanksAndWords(t *testing.T) {
 	}
 }
 
-// Blocks that SGLang announces after a request used them are an earlier one's, and
-// no mistake; blocks that it never announces are one.
+// Blocks that SGLang announces after a request used them are an earlier request's, which is
+// correct; blocks that it never announces are a difference.
 func TestLateEvents(t *testing.T) {
 	dir := write(t, m{"kind": "meta", "engine": "sglang", "t": 0},
 		event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))),
@@ -173,7 +173,7 @@ func TestLateEvents(t *testing.T) {
 	}
 }
 
-// Of requests beside others on their rank only bounds are known.
+// Requests that run concurrently with others on their rank have only bounds.
 func TestBesideOthers(t *testing.T) {
 	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0},
 		event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))),
@@ -222,7 +222,7 @@ func TestSGLangExtraKeys(t *testing.T) {
 	}
 }
 
-// A line that is not what the format says is named, whatever else is right.
+// A malformed line is reported, even if everything else is right.
 func TestMalformedRecordings(t *testing.T) {
 	meta := m{"kind": "meta", "engine": "vllm", "t": 0}
 	good := event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil)))
@@ -261,7 +261,7 @@ func TestMalformedRecordings(t *testing.T) {
 	}
 }
 
-// Whatever is missing, twice or out of order is noted, and a restarted engine holds nothing.
+// Missing, repeated and reordered batches are noted, and a restarted engine holds nothing.
 func TestIrregularSequences(t *testing.T) {
 	one := event(0.5, frames(t, 4, 0, stored([]uint64{1}, nil, ids(1, 4), nil)))
 	again := frames(t, 0, 0, stored([]uint64{5}, nil, ids(1, 4), nil))

@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// chains keeps the whole token path to every block of an SGLang recording. The
-// decoder is the feed's, the bookkeeping is not the index's.
+// chains keeps the whole token path to every block of an SGLang recording. It uses the
+// feed's decoder, but not the index.
 type chains struct {
 	paths  map[chainKey][]uint32
 	dec    *feed.Decoder
@@ -57,8 +57,8 @@ func (c *chains) learn(r *record) []uint32 {
 	return longest
 }
 
-// taint remembers what a request with an extra_key stored: the engine separates
-// it, its events do not show that.
+// taint remembers what a request with an extra_key stored: the engine separates it, but its
+// events do not show that.
 func (c *chains) taint(window []*record, block int) {
 	for _, r := range window {
 		if path := c.learn(r); len(path) >= block {

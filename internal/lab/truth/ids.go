@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// idTotals count the engines' answers that were compared.
+// idTotals count the compared answers.
 type idTotals struct {
 	files, requests  int
 	sameIDs, refused int // equal ids; refusals with the same status
@@ -45,8 +45,8 @@ var errNoTemplate = errors.New("no template")
 
 var chatName = regexp.MustCompile(`^chat_(vllm|sglang|trtllm)(_tools)?_(.+)_[a-z]+\.jsonl\.gz$`)
 
-// lentTemplates are the templates that tokenizers without one of their own were
-// recorded with.
+// lentTemplates are the templates that were used in recordings of tokenizers without their
+// own.
 var lentTemplates = map[string]string{
 	"gptoss":     "openai-gpt-oss-120b.jinja",
 	"mistral_7b": "mistralai-Mistral-Nemo-Instruct-2407.jinja",
@@ -141,7 +141,7 @@ func (c *comparison) chats(name, path string) (idTotals, error) {
 	return totals, nil
 }
 
-// chat returns how we differ from the engine, "" if we do not.
+// chat describes how we differ from the engine, "" if we do not.
 func (c *comparison) chat(m *shape.Model, engine shape.Engine, r *chatRecord, api body.API, want *chatAnswer) (string, error) {
 	edits := []body.Edit{body.Set([]byte(`"tiny"`), "model")}
 	if r.Template != nil {
@@ -199,7 +199,7 @@ func (c *comparison) template(name string) (string, error) {
 	return string(b), err
 }
 
-// contextOf is the engine's context length: the prompt plus what a request was
+// contextOf is the engine's context length: the prompt plus the tokens that a request was
 // allowed to generate.
 func contextOf(records []chatRecord) int {
 	for i := range records {

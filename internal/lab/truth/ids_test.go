@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// A recording of our own: an answer that is equal, a refusal that is recognised, and one of each that is not.
+// Own recordings: an answer that is equal, a refusal that is recognised, and one of each
+// that is not.
 var own = strings.Join([]string{
 	`{"template":null,"case":0,"label":"same","body":{"messages":[{"role":"user","content":"Hello, world"}]},` +
 		`"render":{"status":200,"ids":[151644,872,198,9707,11,1879,151645,198,151644,77091,198],"other":{"sampling_params":{"max_tokens":1013}}},` +

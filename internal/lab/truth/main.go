@@ -55,11 +55,11 @@ func main() {
 // recorded is the day of the recordings, for templates that print the date.
 var recorded = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-// comparison holds what the recordings of a folder have in common.
+// comparison is the shared state for the recordings of a folder.
 type comparison struct {
 	models, templates string
 	loaded            map[modelKey]*shape.Model
-	// The reports of the two halves.
+	// The reports on ids and on cached tokens.
 	ids, cached bytes.Buffer
 }
 
@@ -85,7 +85,7 @@ func (c *comparison) model(tokenizer string, options shape.Options) (*shape.Mode
 }
 
 // run compares every recording of a folder and reports whether anything differs. A
-// recording that cannot be read, or none at all, is an error.
+// recording that cannot be read is an error, as is a folder without recordings.
 func run(w io.Writer, recordings, models, templates string) (differ bool, err error) {
 	if templates == "" {
 		templates = findTemplates(recordings)
@@ -123,7 +123,7 @@ func run(w io.Writer, recordings, models, templates string) (differ bool, err er
 	return ids.differ > 0 || cached.wrong > 0, err
 }
 
-// compare compares one file and adds to the totals. Files that are no recordings are
+// compare compares one file and adds to the totals. Files that are not recordings are
 // skipped.
 func (c *comparison) compare(name, path string, ids *idTotals, cached *cachedTotals) error {
 	if strings.HasPrefix(name, "chat_") && strings.HasSuffix(name, ".gz") {

@@ -14,8 +14,8 @@ var (
 	models     = filepath.Join("..", "..", "tokens", "models")
 )
 
-// The project's own recordings of real engines, and others where KVLANE_SHARED names
-// a folder with them: everything is as the engines said.
+// The project's own recordings of real engines, and others in the folder that KVLANE_SHARED
+// names: there is no difference.
 func TestRecordings(t *testing.T) {
 	folders := []string{recordings}
 	if shared := os.Getenv("KVLANE_SHARED"); shared != "" {

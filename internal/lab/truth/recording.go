@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// errNotARecording means that a file is no recorded time line.
+// errNotARecording means that a file is not a recorded time line.
 var errNotARecording = errors.New("not a recording of events and requests")
 
 // record is one line of a time line.
@@ -82,8 +82,8 @@ func eachLine(path string, f func(line []byte) error) error {
 	}
 }
 
-// load reads a time line and checks its format. A malformed line is an error: if it
-// were skipped, it would look as if nothing differed.
+// load reads a time line and checks its format. A malformed line is an error: skipping it
+// could hide a difference.
 func load(path string) ([]record, error) {
 	var recs []record
 	var form form
@@ -163,7 +163,7 @@ func (f *form) event(r *record) error {
 	return nil
 }
 
-// checkTimes checks that a request has the times that order it among the events.
+// checkTimes checks that a request has the times that order it relative to the events.
 func checkTimes(r *record, line []byte) error {
 	var times struct {
 		Sent *float64 `json:"t_sent"`
@@ -183,7 +183,7 @@ func checkTimes(r *record, line []byte) error {
 	return nil
 }
 
-// request holds the fields of a recorded request that matter here.
+// request has the fields of a recorded request that are used.
 type request struct {
 	Model    string          `json:"model"`
 	Prompt   json.RawMessage `json:"prompt"`
@@ -199,8 +199,7 @@ type request struct {
 	} `json:"kv_transfer_params"`
 }
 
-// usage holds an answer's token counts, in the fields of completions, responses and
-// messages.
+// usage has an answer's token counts, in the fields of completions, responses and messages.
 type usage struct {
 	Prompt  int `json:"prompt_tokens"`
 	Details *struct {
@@ -229,7 +228,7 @@ func (u *usage) cached() (prompt, cached int, ok bool) {
 	return 0, 0, false
 }
 
-// answer is the engine's answer, or what its stream's chunks add up to.
+// answer is the engine's answer, or the combined chunks of its stream.
 type answer struct {
 	Usage     *usage   `json:"usage"`
 	PromptIDs []uint32 `json:"prompt_token_ids"`
@@ -245,7 +244,7 @@ type answer struct {
 	Success *bool    `json:"success"`
 }
 
-// parse reads the exchange. The request is nil if its body is no JSON object.
+// parse parses the exchange. The request is nil if its body is not a JSON object.
 func (r *record) parse() (*request, answer) {
 	var req *request
 	if r.Body != nil {
@@ -256,7 +255,7 @@ func (r *record) parse() (*request, answer) {
 	}
 	var a answer
 	if len(r.SSE) == 0 {
-		// Other shapes (lists, errors) have nothing that is judged.
+		// Other shapes (lists, errors) have nothing to judge.
 		_ = json.Unmarshal(r.Resp, &a)
 		return req, a
 	}
@@ -275,7 +274,7 @@ func (r *record) parse() (*request, answer) {
 		if len(c.PromptIDs) > 0 {
 			a.PromptIDs = c.PromptIDs
 		}
-		// A chunk carries one choice; a second index is a second answer.
+		// A chunk has one choice; a second index is a second answer.
 		if len(c.Choices) > 0 && (len(a.Choices) == 0 || c.Choices[0].Index > 0 && len(a.Choices) == 1) {
 			a.Choices = append(a.Choices, c.Choices...)
 		}
@@ -320,7 +319,7 @@ func (a *answer) promptIDs() []uint32 {
 	return nil
 }
 
-// header finds a header whatever its case.
+// header finds a header, ignoring case.
 func (r *record) header(name string) (string, bool) {
 	for k, v := range r.Headers {
 		if strings.EqualFold(k, name) {

@@ -20,7 +20,7 @@ var (
 	contextFlag  = regexp.MustCompile(`--(?:max-model-len|context-length) (\d+)`)
 )
 
-// timeline makes the ids of a time line's requests as its engine did.
+// timeline computes the ids of a time line's requests as its engine did.
 type timeline struct {
 	model  *shape.Model
 	engine shape.Engine
@@ -59,7 +59,7 @@ func (c *comparison) timeline(name string, recs []record) (*timeline, error) {
 	return &timeline{m, engine}, nil
 }
 
-// ids are those of a request's prompt, nil where they cannot be known.
+// ids returns the ids of a request's prompt, nil where they cannot be known.
 func (t *timeline) ids(r *record) []uint32 {
 	api, _ := body.Detect(r.Method, r.Path)
 	if t == nil || r.Body == nil || api == body.Unknown {
@@ -103,7 +103,7 @@ func (t *timeline) compare(w io.Writer, recs []record) idTotals {
 	return totals
 }
 
-// judge returns how we differ, "" if we do not or if the answer does not show it.
+// judge describes how we differ, "" if we do not or if the answer does not show it.
 func (t *timeline) judge(api body.API, r *record) (why string, judged bool) {
 	req, err := body.Parse(api, []byte(*r.Body))
 	if err != nil {
