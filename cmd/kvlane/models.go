@@ -40,7 +40,7 @@ func loadModels(c *config.Config, metrics *observe.Metrics, log zerolog.Logger) 
 			begin := time.Now()
 			s.Tokens, err = loadModel(m)
 			if err == nil && m.Check.Disabled {
-				log.Warn().Str("model", m.Name).Msg("check.disabled: the model's ids are never compared with an engine's; if they differ, nothing will say so")
+				log.Warn().Str("model", m.Name).Msg("check.disabled: the model's ids are never compared with an engine's; if they differ, it goes unnoticed")
 			}
 			switch {
 			case err == nil:

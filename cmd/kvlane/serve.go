@@ -132,7 +132,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		Config: c, Models: served, Metrics: metrics, Log: log,
 		OnEndpoints: func(serve, prefill []string) {
 			if err := xds.Set(envoy.Endpoints{Serve: serve, Spare: prefill}); err != nil {
-				log.Error().Err(err).Msg("not told to Envoy")
+				log.Error().Err(err).Msg("endpoints left out of Envoy's list")
 			}
 		},
 		OnSuspect: func(worker string) { s.registry.Suspect(worker) },
@@ -217,7 +217,7 @@ func (s *service) firstLook(ctx context.Context) {
 func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics *observe.Metrics) error {
 	opts := extProcOptions(c, metrics)
 	opts.OnPanic = func(value any, stack []byte) {
-		s.log.Error().Str("panic", fmt.Sprint(value)).Bytes("stack", stack).Msg("panic: a request goes on without us")
+		s.log.Error().Str("panic", fmt.Sprint(value)).Bytes("stack", stack).Msg("panic while handling a request")
 	}
 	s.server = extproc.NewServer(opts, handler)
 	metrics.Collect(func(emit observe.Emit) {
@@ -392,7 +392,7 @@ func (s *service) becomeReady(ctx context.Context) {
 	}
 	s.server.SetServing(true)
 	for _, pool := range s.missingPools() {
-		s.log.Warn().Str("pool", pool).Msg("ready without this InferencePool: there is none, and requests for it are answered 503")
+		s.log.Warn().Str("pool", pool).Msg("ready, but this InferencePool does not exist: requests for it are answered 503")
 	}
 	s.log.Info().Dur("after", time.Since(s.started)).Msg("ready")
 }

@@ -74,11 +74,11 @@ func (s *Server) Fetch(req *kvlanev1.FetchRequest, stream kvlanev1.Snapshots_Fet
 	s.bytes.Add(n)
 	if err != nil {
 		s.failed.Add(1)
-		s.log.Warn().Err(err).Int64("bytes", n).Msg("index not handed to a peer")
+		s.log.Warn().Err(err).Int64("bytes", n).Msg("index not sent to a peer")
 		return err
 	}
 	s.sent.Add(1)
-	s.log.Info().Int64("bytes", n).Msg("index handed to a peer")
+	s.log.Info().Int64("bytes", n).Msg("index sent to a peer")
 	return nil
 }
 

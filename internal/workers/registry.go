@@ -140,7 +140,7 @@ func (r *Registry) Set(source string, list []Entry) {
 		if !ok {
 			r.opts.Log.Info().Str("worker", name).Str("address", t.entry.Address).Str("source", source).Msg("worker removed")
 		} else {
-			r.opts.Log.Info().Str("worker", name).Str("address", e.Address).Str("source", owner[name]).Msg("worker replaced: nothing of the old one is kept")
+			r.opts.Log.Info().Str("worker", name).Str("address", e.Address).Str("source", owner[name]).Msg("worker replaced: the state of the old one is dropped")
 		}
 	}
 	for name, e := range want {

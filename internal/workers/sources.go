@@ -82,7 +82,7 @@ func (r *Registry) followFile(path string, taken []byte) {
 		taken = text
 		list, err := config.ParseWorkers(path, text)
 		if err != nil {
-			log.Error().Err(err).Msg("workers file not taken: the old list stays")
+			log.Error().Err(err).Msg("workers file rejected: the old list stays")
 			continue
 		}
 		log.Info().Int("workers", len(list)).Msg("workers file read")

@@ -45,7 +45,7 @@ func newEngine(t *testing.T) *engine {
 
 func (e *engine) address() string { return e.Listener.Addr().String() }
 
-// log collects what a registry announces.
+// log collects the lists that a registry announces.
 type log struct {
 	mu    sync.Mutex
 	last  []Worker
@@ -238,7 +238,7 @@ func TestAWorkersFileThatIsNotWhole(t *testing.T) {
 	write("# nobody yet\n")
 	told("has no list of workers; an empty one is written []")
 	write(strings.TrimSuffix(entry("b"), "\"}\n"))
-	told("workers file not taken: the old list stays")
+	told("workers file rejected: the old list stays")
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}

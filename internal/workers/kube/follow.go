@@ -87,5 +87,5 @@ func report(log zerolog.Logger, err error) {
 	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		level = zerolog.DebugLevel
 	}
-	log.WithLevel(level).Err(err).Msg("not followed: will be again")
+	log.WithLevel(level).Err(err).Msg("list or watch ended: it will be retried")
 }

@@ -204,7 +204,7 @@ func (p *pool) poolChanged(all []*Pool) {
 	p.listed = true
 	if len(all) == 0 {
 		if p.spec != nil {
-			p.log.Warn().Msg("InferencePool deleted: its workers are let go")
+			p.log.Warn().Msg("InferencePool deleted: its workers are removed")
 		} else {
 			p.log.Warn().Msg("no such InferencePool yet")
 		}
@@ -397,7 +397,7 @@ func (p *pool) interview(ctx context.Context, q *question, address string) {
 		if q.facts != nil { // only this goroutine writes it
 			wait = askAgain
 		} else {
-			p.log.Debug().Str("address", address).Err(err).Msg("engine not heard")
+			p.log.Debug().Str("address", address).Err(err).Msg("engine did not answer")
 			wait = min(2*wait, lastAsk)
 		}
 		select {
