@@ -1,6 +1,5 @@
-// Package e2e tests the road end to end: the real Envoy binary, the kvlane binary
-// as its own process, real sockets, the real ZMQ wire format. Only the GPU is
-// simulated.
+// Package e2e tests the whole request path: the real Envoy binary, the kvlane binary as its
+// own process, real sockets, the real ZMQ wire format. Only the GPU is simulated.
 package e2e
 
 import (
@@ -75,32 +74,32 @@ func run(m *testing.M) (int, error) {
 	return m.Run(), nil
 }
 
-// shape is what differs between test beds.
+// shape is the configuration of a test bed.
 type shape struct {
 	engines   int
 	ranks     int
 	replay    bool
-	perPort   bool   // one API port a rank
+	perPort   bool   // one API port per rank
 	rankFree  bool   // the engine chooses the rank
 	config    string // further sections of kvlane.yaml
 	envoy     string // further keys of its section envoy
-	stall     string // envoy.stall_timeout; default 20s, so that a busy machine is not taken for a Kvlane that hangs
+	stall     string // envoy.stall_timeout; default 20s, so that Kvlane does not count as hanging on a busy machine
 	worker    string // further keys of each worker
 	model     string // further keys of the model; "-" leaves models out
 	tokenizer string // its folder; default the builtin Qwen3
 	check     string // its section check; default short intervals
 	engine    func(i int, o *enginesim.Options)
 	workerOf  func(i int, e *enginesim.Engine) string // further keys of worker i
-	addressOf func(i int, e *enginesim.Engine) string // where worker i is, instead of its engine's address
+	addressOf func(i int, e *enginesim.Engine) string // the address of worker i, instead of its engine's
 	models    func(i int) string                      // of worker i; default the one model
-	events    func(e *enginesim.Engine) string        // where its events are, instead of its ZMQ endpoints
+	events    func(e *enginesim.Engine) string        // its event endpoint, instead of its ZMQ endpoints
 	noCheck   bool                                    // do not look for leaks at the end
-	bootstrap func(text string) string                // what becomes of Envoy's bootstrap
-	otherwise bool                                    // engines see other bodies than send's: of other clients, or changed on purpose
+	bootstrap func(text string) string                // edits Envoy's bootstrap
+	otherwise bool                                    // engines may get bodies other than send's: of other clients, or edited on purpose
 	maxBodyMB int
 }
 
-// bed is Envoy, Kvlane and engines, up and ready.
+// bed is an Envoy, a Kvlane and engines, started and ready.
 type bed struct {
 	t          *testing.T
 	shape      shape
@@ -113,11 +112,11 @@ type bed struct {
 	exited     chan error
 	envoy      *envoy.Process
 	client     *http.Client
-	idle       map[string]int // goroutines of Kvlane by kind when it had nothing to do
+	idle       map[string]int // Kvlane's goroutines by kind when it was idle
 
 	mu    sync.Mutex
-	sent  map[string]bool // the bodies that clients sent, by hash
-	asked int             // requests of which each had to differ
+	sent  map[string]bool // hashes of the bodies that clients sent
+	asked int             // the number of requests sent, all of which must have distinct bodies
 }
 
 func newBed(t *testing.T, s shape) *bed {
@@ -217,7 +216,7 @@ func (b *bed) file(name string) string { return filepath.Join(b.dir, name) }
 func (b *bed) startEngine(i int) string {
 	b.t.Helper()
 	ranks := b.shape.ranks
-	ports, err := enginesim.FreePorts(3 * ranks) // events, replay, API: an engine that goes away and returns finds them free
+	ports, err := enginesim.FreePorts(3 * ranks) // events, replay, API: reserved, so that an engine can restart on them
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -291,7 +290,7 @@ func (b *bed) startKvlane() {
 		resp.Body.Close()
 		return resp.StatusCode == http.StatusOK
 	})
-	if b.envoy != nil { // its health check may not have seen it yet
+	if b.envoy != nil { // its health check may not have seen Kvlane yet
 		b.until("Envoy asks kvlane", func() bool {
 			resp, err := http.Get("http://" + b.envoyAdmin + "/clusters")
 			if err != nil {
@@ -308,7 +307,7 @@ func (b *bed) startKvlane() {
 	})
 }
 
-// stopKvlane signals the process and waits for its end.
+// stopKvlane sends a signal to the process and waits for its end.
 func (b *bed) stopKvlane(sig syscall.Signal) {
 	if b.kvlane == nil {
 		return
@@ -333,8 +332,8 @@ func (b *bed) until(what string, ok func() bool) {
 	b.t.Fatalf("never: %s", what)
 }
 
-// metric sums the samples of a metric whose labels hold all of the given pairs
-// (`worker="e0"`); 0 if there are none. Whatever is on the page has to be in the docs.
+// metric sums the samples of a metric whose labels include all of the given pairs
+// (`worker="e0"`); 0 if there are none. All metrics on the page must be in the docs.
 func (b *bed) metric(name string, labels ...string) float64 {
 	b.t.Helper()
 	resp, err := http.Get("http://" + b.admin + "/metrics")
@@ -366,7 +365,7 @@ next:
 	return sum
 }
 
-// reply is an answer with what the tests look at.
+// reply is an answer with the parts that the tests check.
 type reply struct {
 	status  int
 	header  http.Header
@@ -455,7 +454,7 @@ func chatBody(messages ...message) []byte {
 	return body
 }
 
-// chat sends messages and wants an answer.
+// chat sends messages and requires an answer.
 func (b *bed) chat(messages ...message) *reply {
 	b.t.Helper()
 	r := b.post("/v1/chat/completions", chatBody(messages...))
@@ -465,7 +464,7 @@ func (b *bed) chat(messages ...message) *reply {
 	return r
 }
 
-// seen finds what the engines saw of a request.
+// seen returns the engine's record of a request.
 func (b *bed) seen(requestID string) (worker string, rec enginesim.RequestRecord, ok bool) {
 	for i, e := range b.engines {
 		for _, r := range e.Stats().Requests {
@@ -504,7 +503,7 @@ func freeAddress(t *testing.T) string {
 	return "127.0.0.1:" + strconv.Itoa(port)
 }
 
-// prose makes about n tokens of text that no other seed makes.
+// prose makes about n tokens of text, different for each seed.
 func prose(seed string, n int) string {
 	words := strings.Fields("the harbour lay quiet under a pale sky while gulls turned above empty boats and nobody spoke of the night before")
 	var b strings.Builder

@@ -19,10 +19,10 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// plane is a data plane in the manner of Envoy AI Gateway and of agentgateway:
-// TLS whose certificate nobody checks, both bodies full duplex, the pick read
-// from the header and as exactly one socket address, no subset hint, and (for
-// one of them) the endpoint that served told back.
+// plane is a data plane like Envoy AI Gateway and agentgateway: TLS without certificate
+// verification, both bodies full duplex, the pick read from the header and as exactly one
+// socket address, no subset hint, and (for one of them) the endpoint that served reported
+// back.
 type plane struct {
 	conn   *grpc.ClientConn
 	served bool
@@ -49,8 +49,8 @@ func header(key, value string) *corev3.HeaderValue {
 	return &corev3.HeaderValue{Key: key, RawValue: []byte(value)}
 }
 
-// exchange sends one request through the picker and to the endpoint that it
-// names, and the answer back through the picker.
+// exchange sends one request through the picker to the endpoint that it names, and the
+// answer back through the picker.
 func (p *plane) exchange(t *testing.T, body []byte) answer {
 	t.Helper()
 	stream, err := epv3.NewExternalProcessorClient(p.conn).Process(t.Context())
@@ -67,7 +67,7 @@ func (p *plane) exchange(t *testing.T, body []byte) answer {
 		Request: &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
 			header(":method", "POST"), header(":path", "/v1/chat/completions"), header(":authority", "gateway"), header("content-type", "application/json"),
 			header("x-request-id", requestID),
-			header("x-gateway-destination-endpoint", "192.0.2.1:1"), // a client's own
+			header("x-gateway-destination-endpoint", "192.0.2.1:1"), // set by a client
 		}}}},
 		ProtocolConfig: &epv3.ProtocolConfiguration{
 			RequestBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED},
@@ -154,7 +154,7 @@ type answer struct {
 	endpoint, content string
 }
 
-// receive collects a body's pieces until the last.
+// receive collects the pieces of a body until the last one.
 func receive(t *testing.T, stream epv3.ExternalProcessor_ProcessClient, of func(*epv3.ProcessingResponse) *epv3.BodyResponse) []byte {
 	t.Helper()
 	var out []byte
@@ -203,8 +203,8 @@ func TestGatewaysThatReadTheHeaderOnly(t *testing.T) {
 	}
 }
 
-// A split request too has exactly one endpoint, although two decode workers could
-// serve its decode leg.
+// A split request too gets exactly one endpoint, although two decode workers could serve
+// its decode leg.
 func TestGatewaysThatReadTheHeaderOnlyAndSplitRequests(t *testing.T) {
 	for _, pair := range pairs() {
 		if pair.connector != "nixl" && pair.connector != "sglang" {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// output is what a process prints, to be read while it runs.
+// output is a process's output, readable while the process runs.
 type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -56,7 +56,7 @@ func children(t *testing.T, pid int) (list []int) {
 	return list
 }
 
-// Ctrl-C ends all that the demonstration has started, and leaves its ports free.
+// Ctrl-C ends all processes that the demonstration has started, and frees its ports.
 func TestCtrlCEndsTheDemonstration(t *testing.T) {
 	for _, pd := range []bool{false, true} {
 		t.Run("--pd="+strconv.FormatBool(pd), func(t *testing.T) {
@@ -119,7 +119,7 @@ func TestCtrlCEndsTheDemonstration(t *testing.T) {
 	}
 }
 
-// A port that is taken is told with the flag that chooses another one.
+// The error for a port in use names the flag that chooses another one.
 func TestATakenPortOfTheDemonstrationNamesItsFlag(t *testing.T) {
 	for _, flag := range []string{"--ingress", "--admin", "--envoy-admin"} {
 		taken, err := net.Listen("tcp", "127.0.0.1:0")

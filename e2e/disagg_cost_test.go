@@ -11,15 +11,15 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// A request that is split may cost Kvlane's process twice the processor time of one
-// that is not: 8,000 tokens, all but the last few the same, engines that take no
-// time. The lesser of the rounds counts. How long the decode leg follows the prefill
-// answer is told only: it depends on what else the machine does.
+// A request that is split may cost Kvlane's process twice the CPU time of one that is not:
+// 8,000 tokens, all but the last few the same, engines with zero latency. The cheapest
+// round counts. The time between prefill answer and decode leg is only logged: it depends
+// on the load of the machine.
 func TestCostOfAPrefillLeg(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector changes what things cost")
 	}
-	const rounds, requests = 2, 250 // the clock of processes ticks every 10 ms
+	const rounds, requests = 2, 250 // the CPU clock of processes ticks every 10 ms
 	cost := func(rules string) (least float64, gaps []time.Duration) {
 		p := pairs()[0]
 		p.rules = rules
@@ -61,8 +61,8 @@ func TestCostOfAPrefillLeg(t *testing.T) {
 	}
 }
 
-// gapsBetween are the times between the ends of prefill answers and the beginnings of
-// their decode legs, sorted.
+// gapsBetween returns the times between the ends of prefill answers and the starts of their
+// decode legs, sorted.
 func gapsBetween(engines []*enginesim.Engine) []time.Duration {
 	answered := map[string]time.Time{}
 	for _, e := range engines[:2] {

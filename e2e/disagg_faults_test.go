@@ -12,12 +12,12 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// forever is longer than any leg may take: what waits so long is freed by a change of
-// the faults, or cut.
+// forever is longer than any leg may take: requests that wait for it are freed by a change
+// of the faults, or cut.
 const forever = 600_000
 
-// Faults of a prefill worker that another one makes good, and what the leg is counted
-// as; "" where a worker that dies shows itself in one of several ways.
+// legFaults are faults of a prefill worker from which Kvlane recovers with another one, and
+// the outcome counted for the leg; "" if the outcome varies.
 var legFaults = map[string]struct {
 	fault   enginesim.Faults
 	outcome string
@@ -30,13 +30,13 @@ var legFaults = map[string]struct {
 	"answers without parameters": {enginesim.Faults{NoTransferParams: true}, "no_parameters"},
 }
 
-// faultsBed is a pair of pools whose legs have some seconds, and a head start that lets
-// a worker that fails at once be replaced.
+// faultsBed has pools whose legs may take some seconds, with a head start that allows a
+// worker that fails immediately to be replaced.
 func faultsBed(t *testing.T, p pair) *bed {
 	t.Helper()
 	own := p.shape.engine
 	p.shape.engine = func(i int, o *enginesim.Options) {
-		o.KVLease = 3 * time.Second // blocks of a transfer that never comes
+		o.KVLease = 3 * time.Second // for the blocks of a transfer that never happens
 		if own != nil {
 			own(i, o)
 		}
@@ -45,7 +45,7 @@ func faultsBed(t *testing.T, p pair) *bed {
 	return newPools(t, p, ", timeout: 3s, head_start: 500ms")
 }
 
-// fault puts a fault into some engines; without engines into the prefill engines.
+// fault sets faults of some engines; of the prefill engines if none are given.
 func (b *bed) fault(f enginesim.Faults, engines ...int) {
 	b.t.Helper()
 	if len(engines) == 0 {
@@ -58,14 +58,14 @@ func (b *bed) fault(f enginesim.Faults, engines ...int) {
 	}
 }
 
-// healed takes all faults back and waits until all workers are known to be well.
+// healed clears all faults and waits until all workers are known to be healthy.
 func (b *bed) healed() {
 	b.t.Helper()
 	b.fault(enginesim.Faults{}, 0, 1, 2, 3)
 	b.until("all workers are ready", func() bool { return b.metric("kvlane_worker_ready") == float64(len(b.engines)) })
 }
 
-// legs counts the prefill legs of an outcome; of all but the good ones for "".
+// legs counts the prefill legs with an outcome; with any but "ok" for "".
 func (b *bed) legs(outcome string) float64 {
 	if outcome == "" {
 		return b.metric("kvlane_prefill_legs_total") - b.metric("kvlane_prefill_legs_total", `outcome="ok"`)
@@ -73,22 +73,22 @@ func (b *bed) legs(outcome string) float64 {
 	return b.metric("kvlane_prefill_legs_total", fmt.Sprintf("outcome=%q", outcome))
 }
 
-// long asks for a prompt that is split, a new one each time.
+// long sends a new prompt that is split.
 func (b *bed) long(stream bool) *reply {
 	b.t.Helper()
 	b.asked++
 	return b.post("/v1/completions", bodyFor("/v1/completions", fmt.Sprint("long ", b.asked), 200, stream))
 }
 
-// holding is a request that waits for engines that say nothing.
+// holding is a request that waits for engines that do not answer.
 type holding struct {
 	b      *bed
 	cancel context.CancelFunc
-	got    chan *reply // one; nil if the client left
+	got    chan *reply // one reply; nil if the client left
 }
 
-// holdUp sends a request, and returns when its prefill leg, and its decode leg if both run
-// at once, are at engines that say nothing.
+// holdUp sends a request, and returns when its prefill leg, and its decode leg if they run
+// concurrently, have reached engines that do not answer.
 func (b *bed) holdUp(p *pair) *holding {
 	b.t.Helper()
 	b.asked++
@@ -126,14 +126,14 @@ func (b *bed) open(engines ...int) (n int) {
 	return n
 }
 
-// over waits until no engine has anything to do for a request and nothing is booked.
+// over waits until no engine works on a request and nothing is booked.
 func (b *bed) over() {
 	b.t.Helper()
 	b.until("no engine works", func() bool { return b.open(0, 1, 2, 3) == 0 })
 	b.until("nothing is reserved", func() bool { return b.metric("kvlane_reservations") == 0 })
 }
 
-// noDecode checks that no decode engine has ever heard of a request.
+// noDecode checks that no decode engine has received the request.
 func (b *bed) noDecode(r *reply) {
 	b.t.Helper()
 	if s := b.legsOf(r.header.Get("X-Request-Id")); s.decode != nil {
@@ -141,9 +141,10 @@ func (b *bed) noDecode(r *reply) {
 	}
 }
 
-// Every protocol, with all that can go wrong around a prefill leg. What may come of it
-// differs: where the legs follow each other any failure is made good, where they run at
-// once only one in the head start, and SGLang's decode engines never compute a prompt.
+// Every protocol, with all failures around a prefill leg. The outcome differs: where the
+// legs run one after the other Kvlane recovers from any failure, where they run
+// concurrently only from those in the head start, and SGLang's decode engines never compute
+// a prompt.
 func TestFaultsOfEveryConnector(t *testing.T) {
 	for _, p := range pairs() {
 		t.Run(p.connector, func(t *testing.T) {
@@ -162,14 +163,14 @@ func TestFaultsOfEveryConnector(t *testing.T) {
 			if !p.atOnce {
 				b.run("decode dies during the prefill leg", func() { b.deadDecode(&p) })
 			}
-			if p.connector != "p2p-nccl" { // whose leg no other engine takes
+			if p.connector != "p2p-nccl" { // its leg is bound to one engine
 				b.run("decode refuses", func() { b.refusedDecode(&p) })
 			}
 		})
 	}
 }
 
-// run is a part of a test whose bed is shared; afterwards all is well again.
+// run is a part of a test that shares its bed with others; it restores the bed afterwards.
 func (b *bed) run(name string, f func()) {
 	b.t.Helper()
 	was := b.t
@@ -183,8 +184,8 @@ func (b *bed) run(name string, f func()) {
 }
 
 // another: the request is prefilled by the other engine, and the failed leg is counted.
-// The checks of workers may be faster than a request: then there is no failed leg, and
-// it is tried again.
+// Health checks may be faster than the request: there is no failed leg then, and it is
+// tried again.
 func (b *bed) another(p *pair, fault enginesim.Faults, outcome string) {
 	b.t.Helper()
 	needed := !fault.NoTransferParams || p.params
@@ -201,13 +202,13 @@ func (b *bed) another(p *pair, fault enginesim.Faults, outcome string) {
 			return
 		}
 		if !needed && strings.HasPrefix(r.header.Get("X-Kvlane-Prefill"), "e0/") {
-			return // its answer is not looked at
+			return // its answer is not read
 		}
 	}
 	b.t.Errorf("no leg was counted as %q", outcome)
 }
 
-// nobody: no prefill engine can, so decode computes the prompt, or nobody does.
+// nobody: no prefill engine works, so decode computes the prompt or the request fails.
 func (b *bed) nobody(p *pair) {
 	b.t.Helper()
 	before, degraded := b.legs("failed"), b.metric("kvlane_degraded_total", `reason="prefill_failed"`)
@@ -230,7 +231,7 @@ func (b *bed) nobody(p *pair) {
 	}
 }
 
-// unavailable checks the answer where nobody can compute a prompt.
+// unavailable checks the answer when no engine can compute a prompt.
 func (b *bed) unavailable(r *reply) {
 	b.t.Helper()
 	if r.status != http.StatusServiceUnavailable || !strings.Contains(r.answer.Error.Message, "no worker could compute the prompt") {
@@ -238,7 +239,7 @@ func (b *bed) unavailable(r *reply) {
 	}
 }
 
-// silent: a leg that says nothing ends after disagg.timeout.
+// silent: a leg without an answer ends after disagg.timeout.
 func (b *bed) silent(p *pair) {
 	b.t.Helper()
 	if !p.atOnce {
@@ -254,7 +255,7 @@ func (b *bed) silent(p *pair) {
 	b.over()
 }
 
-// late: the prefill engine dies when decode waits for its blocks; the request ends, and
+// late: the prefill engine dies while decode waits for its blocks; the request ends, and
 // decode stops waiting.
 func (b *bed) late(p *pair) {
 	b.t.Helper()
@@ -269,7 +270,8 @@ func (b *bed) late(p *pair) {
 	b.over()
 }
 
-// blame: what is the client's fault goes to the client, and decode never hears of it.
+// blame: an error caused by the client is returned to the client, and decode gets no
+// request.
 func (b *bed) blame(p *pair) {
 	b.t.Helper()
 	none := bytes.Replace(bodyFor("/v1/completions", "no token", 200, false), []byte(`"max_tokens":8`), []byte(`"max_tokens":0`), 1)
@@ -294,7 +296,7 @@ func (b *bed) blame(p *pair) {
 	}
 }
 
-// leave: the client goes, and all its legs end.
+// leave: the client disconnects, and all its legs end.
 func (b *bed) leave(p *pair) {
 	b.t.Helper()
 	before := b.legs("cancelled")
@@ -309,7 +311,7 @@ func (b *bed) leave(p *pair) {
 }
 
 // deadDecode: the decode target goes away while the prefill leg runs, and another one
-// takes its place.
+// replaces it.
 func (b *bed) deadDecode(p *pair) {
 	b.t.Helper()
 	for range 5 {
@@ -333,7 +335,7 @@ func (b *bed) deadDecode(p *pair) {
 		}
 		b.healed()
 		if b.legs("timeout") > timeouts {
-			continue // a slow machine: the leg was given up before the checks saw anything
+			continue // a slow machine: the leg was given up before the checks noticed
 		}
 		if s.decode.RemoteTokens < 100 || s.prefill == nil || r.header.Get("X-Kvlane-Prefill") == "" && !p.params && p.connector != "sharedstorage" {
 			b.t.Errorf("prefill leg %+v\ndecode leg %+v", s.prefill, s.decode)
@@ -343,9 +345,9 @@ func (b *bed) deadDecode(p *pair) {
 	b.t.Error("each leg was given up first")
 }
 
-// refusedDecode: decode refuses its leg, which is on its way. Envoy takes the other decode
-// engine, never a prefill engine. LMCache's blocks are where the first would have been:
-// the other computes the prompt.
+// refusedDecode: the decode engine refuses its leg. Envoy uses the other decode engine,
+// never a prefill engine. With LMCache the blocks are at the first engine, so the other
+// computes the prompt.
 func (b *bed) refusedDecode(p *pair) {
 	b.t.Helper()
 	picks := func() float64 { return b.metric("kvlane_picks_total", `worker="e2"`) }
@@ -365,8 +367,8 @@ func (b *bed) refusedDecode(p *pair) {
 	b.t.Error("no request was decided for the engine that refuses")
 }
 
-// Where llm-d's sidecar runs the legs, what fails in one is the sidecar's to answer.
-// Kvlane's part is that a dead prefill worker is not named for long, and that all ends.
+// With llm-d's sidecar, failed legs are the sidecar's responsibility. Kvlane must stop
+// naming a dead prefill worker soon, and leave nothing booked.
 func TestFaultsBesideTheSidecar(t *testing.T) {
 	p, _ := besideDecode(t)
 	b := faultsBed(t, p)
@@ -433,8 +435,8 @@ func TestFaultsBesideTheSidecar(t *testing.T) {
 	split()
 }
 
-// Some legs are for one decode engine alone: another would wait for blocks that went
-// elsewhere. With fail_closed Envoy gives such a leg to nobody else.
+// Some legs are bound to one decode engine: another one would wait for blocks that were
+// sent elsewhere. With fail_closed Envoy sends such a leg to no other engine.
 func TestALegThatIsForOneDecodeEngineAlone(t *testing.T) {
 	for _, p := range pairs() {
 		if p.connector != "p2p-nccl" && p.connector != "moriio-write" {
@@ -452,7 +454,7 @@ func TestALegThatIsForOneDecodeEngineAlone(t *testing.T) {
 				s := b.legsOf(r.header.Get("X-Request-Id"))
 				switch {
 				case r.status == http.StatusOK && strings.HasPrefix(s.decodeOn, "e3/") && s.decode.RemoteTokens >= 100:
-					continue // it was the other's from the beginning
+					continue // it was bound to the other from the beginning
 				case r.status == http.StatusServiceUnavailable && s.decode == nil && r.answer.Error.Message != "":
 					refused = true
 				default:

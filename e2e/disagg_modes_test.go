@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// Every protocol where the body lives with Kvlane, as gateways have it.
+// Every protocol with full-duplex bodies, which Kvlane sends on itself, as with gateways.
 func TestEveryConnectorInFullDuplex(t *testing.T) {
 	for _, p := range pairs() {
 		t.Run(p.connector, func(t *testing.T) {
@@ -37,7 +37,8 @@ func TestEveryConnectorInFullDuplex(t *testing.T) {
 	}
 }
 
-// replaced is a bootstrap in which words were exchanged, all of which must be there.
+// replaced returns an edit of a bootstrap by pairs of old and new strings; all old ones
+// must be in it.
 func replaced(t *testing.T, pairs ...string) func(text string) string {
 	return func(text string) string {
 		for i := 0; i < len(pairs); i += 2 {
@@ -50,12 +51,12 @@ func replaced(t *testing.T, pairs ...string) func(text string) string {
 	}
 }
 
-// A prefill leg that takes longer than Envoy waits for a silent Kvlane. Kvlane asks for more
-// time, in each mode in which it waits for a body; FULL_DUPLEX_STREAMED has no timer.
-// Where the gateway allows no more time, the request goes on without Kvlane.
+// A prefill leg that takes longer than Envoy waits for a silent Kvlane. Kvlane requests
+// more time, in each mode in which it waits for a body; FULL_DUPLEX_STREAMED has no timer.
+// If the gateway allows no more time, Envoy routes the request without Kvlane.
 func TestALegThatIsLongerThanTheMessageTimeout(t *testing.T) {
 	const (
-		timeout = 2 * time.Second // envoy.stall_timeout; Kvlane asks after a quarter of it
+		timeout = 2 * time.Second // envoy.stall_timeout; Kvlane requests more time after a quarter of it
 		leg     = 2 * timeout
 		body    = "request_body_mode: BUFFERED"
 	)
@@ -88,7 +89,7 @@ func TestALegThatIsLongerThanTheMessageTimeout(t *testing.T) {
 				if b.envoyStat(timedOut) == late || c.cut {
 					break
 				}
-				// A machine so busy that Kvlane did not come to ask for more time.
+				// A machine so busy that Kvlane did not request more time soon enough.
 			}
 			s := b.legsOf(r.header.Get("X-Request-Id"))
 			late := b.envoyStat(timedOut) > 0
@@ -106,7 +107,7 @@ func TestALegThatIsLongerThanTheMessageTimeout(t *testing.T) {
 	}
 }
 
-// envoyStat sums Envoy's counters whose names end so.
+// envoyStat sums Envoy's counters whose names have this suffix.
 func (b *bed) envoyStat(end string) (sum int) {
 	b.t.Helper()
 	resp, err := http.Get("http://" + b.envoyAdmin + "/stats?usedonly")

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// What engines report of themselves is read and used. One decode engine is busy
-// with requests that Kvlane has never seen; the least loaded one is the other.
+// Load that engines report is used. One decode engine is busy with requests that did not
+// pass through Kvlane; the least loaded one is the other.
 func TestLeastLoadedUsesWhatEnginesReport(t *testing.T) {
 	for _, busy := range []int{2, 3} {
 		t.Run(fmt.Sprintf("e%d is busy", busy), func(t *testing.T) {
@@ -63,8 +63,8 @@ func TestLeastLoadedUsesWhatEnginesReport(t *testing.T) {
 	}
 }
 
-// An error of the decode engine reaches the client as it is, whether the request
-// was split or not, streamed or not; so does a death in the answer.
+// An error of the decode engine reaches the client unchanged, whether the request was split
+// or not, streamed or not; so does a connection that breaks during the answer.
 func TestErrorsOfDecodeAreTheSameOnBothRoads(t *testing.T) {
 	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) { o.KVLease = 2 * time.Second }}}, "")
 	for _, status := range []int{400, 429, 500} {

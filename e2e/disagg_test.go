@@ -23,7 +23,7 @@ type pair struct {
 	ranks     int
 	// always: decode engines compute no prompt by themselves.
 	always bool
-	// atOnce: both legs run at the same time.
+	// atOnce: the legs run concurrently.
 	atOnce bool
 	// params: decode needs what the prefill leg answers.
 	params bool
@@ -326,7 +326,8 @@ func TestEveryConnector(t *testing.T) {
 			b.splitWell(r, &p)
 			splits++
 			b.until("the legs are counted", func() bool { return b.metric("kvlane_prefill_legs_total", `outcome="ok"`) == float64(splits) })
-			// P2P-NCCL gives requests another id: Envoy's word about them must still be ours.
+			// P2P-NCCL changes the request id: Envoy's reports with the new id must still
+			// be attributed.
 			if n := b.metric("kvlane_extproc_failures_total"); n != 0 {
 				t.Errorf("%v failures of the protocol", n)
 			}
@@ -363,7 +364,7 @@ func (b *bed) splitWell(r *reply, p *pair) {
 	if decode.RemoteTokens < 100 || decode.Leg != "decode" || prefill.Leg != "prefill" || prefill.RequestID != decode.RequestID {
 		b.t.Errorf("prefill leg %+v\ndecode leg %+v", prefill, decode)
 	}
-	if p.engine == "" && prefill.Path == "/v1/responses" { // vLLM reads no rank
+	if p.engine == "" && prefill.Path == "/v1/responses" { // vLLM does not read a rank there
 		return
 	}
 	if on := r.header.Get("X-Kvlane-Prefill"); on != prefillOn || r.target != decodeOn {
@@ -401,7 +402,7 @@ func TestPrefillFollowsTheCache(t *testing.T) {
 	}
 }
 
-// What a transfer cannot serve is computed by one engine.
+// Requests that a transfer cannot serve are computed by one engine.
 func TestRequestsThatCannotBeSplit(t *testing.T) {
 	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")
 	for name, body := range map[string]string{
@@ -416,7 +417,7 @@ func TestRequestsThatCannotBeSplit(t *testing.T) {
 	}
 }
 
-// A client that names a host to fetch from is served as any other.
+// A client that names a host to fetch from is served like any other.
 func TestAClientThatNamesAPrefillWorker(t *testing.T) {
 	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")
 	for _, tokens := range []int{200, 20} {
@@ -430,7 +431,8 @@ func TestAClientThatNamesAPrefillWorker(t *testing.T) {
 	}
 }
 
-// While Kvlane is down the least busy worker serves, and prefill workers are kept for their purpose.
+// While Kvlane is down the least busy worker serves, and prefill workers are only a
+// fallback.
 func TestWithoutKvlanePrefillWorkersAreSpared(t *testing.T) {
 	b := newPools(t, pair{connector: "nixl", worker: noSettings}, "")
 	b.stopKvlane(syscall.SIGKILL)
@@ -488,8 +490,8 @@ func TestAContextAnswerThatIsFinal(t *testing.T) {
 	}
 }
 
-// TensorRT-LLM's usage is the context server's, and the conversation's id is on both
-// legs; a request that is not split has no label at all.
+// TensorRT-LLM's usage is the context server's, and the conversation's id is on both legs;
+// a request that is not split has no label.
 func TestTensorRTLabels(t *testing.T) {
 	b := newPools(t, pair{connector: "trtllm", engine: enginesim.TRTLLM, worker: noSettings}, "")
 	body := bodyFor("/v1/chat/completions", "label", 200, false)
@@ -520,8 +522,8 @@ func TestLegsThatGoDirectly(t *testing.T) {
 	b.nothingHeld()
 }
 
-// besideDecode is llm-d's pair: a sidecar beside each decode engine. The list is whole
-// when the bed is up.
+// besideDecode is llm-d's setup: a sidecar for each decode engine. The list is complete
+// when the bed is ready.
 func besideDecode(t *testing.T) (pair, *[]*enginesim.Sidecar) {
 	t.Helper()
 	list := &[]*enginesim.Sidecar{}
@@ -541,8 +543,7 @@ func besideDecode(t *testing.T) (pair, *[]*enginesim.Sidecar) {
 	}}}, list
 }
 
-// llm-d's sidecar beside each decode engine runs the legs: Kvlane names the prefill
-// worker, and no client can.
+// llm-d's sidecars run the legs: Kvlane names the prefill worker, and clients cannot.
 func TestTheSidecarRunsTheLegs(t *testing.T) {
 	p, sidecars := besideDecode(t)
 	b := newPools(t, p, "")

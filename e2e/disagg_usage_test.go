@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// usageOf is what an answer says of its cost, streamed or not, whatever the API.
+// usageOf returns the usage of an answer, streamed or not, of any API.
 func usageOf(raw []byte) body.Usage {
 	s := body.NewUsageScanner(!bytes.HasPrefix(raw, []byte("{")))
 	_, _ = s.Write(raw)
@@ -22,8 +22,8 @@ func usageOf(raw []byte) body.Usage {
 	return u
 }
 
-// decodeCounts makes decode engines report more cached tokens than they had. They
-// take time, so that a prefill leg beside them ends first.
+// decodeCounts makes decode engines report more cached tokens than they had. They are slow,
+// so that a concurrent prefill leg ends first.
 const decodeCounts = 1000
 
 func decodeLies(i int, o *enginesim.Options) {
@@ -33,9 +33,9 @@ func decodeLies(i int, o *enginesim.Options) {
 	}
 }
 
-// With disagg.usage the client is told what the prefill leg counted: the cached
-// tokens of the prefill engine, which decode does not know. All other bytes are the
-// engine's, and requests that are not split keep their length.
+// With disagg.usage the client gets the prefill leg's usage: the cached tokens of the
+// prefill engine, which decode does not know. All other bytes are the engine's, and answers
+// to requests that are not split keep their length.
 func TestUsageOfThePrefillLeg(t *testing.T) {
 	for _, p := range pairs() {
 		switch p.connector {
@@ -77,7 +77,7 @@ func TestUsageOfThePrefillLeg(t *testing.T) {
 	}
 }
 
-// inBody is how bodyFor writes a prompt.
+// inBody returns a prompt as bodyFor writes it.
 func inBody(path, text string) []byte {
 	if path != "/inference/v1/generate" {
 		return []byte(text)
@@ -89,8 +89,8 @@ func inBody(path, text string) []byte {
 	return ids
 }
 
-// tellsPrefillUsage sends a prompt twice, the second time with more behind it, and
-// compares what the second answer says with what the prefill engine did.
+// tellsPrefillUsage sends a prompt twice, the second time extended, and compares the second
+// answer's usage with the prefill engine's record.
 func (b *bed) tellsPrefillUsage(p *pair, path string, stream bool) {
 	b.t.Helper()
 	what := fmt.Sprintf("%s %s stream=%v", p.connector, path, stream)
@@ -102,7 +102,7 @@ func (b *bed) tellsPrefillUsage(p *pair, path string, stream bool) {
 		b.t.Fatalf("%s: status %d, legs %+v: %s", what, r.status, s, r.body)
 	}
 	got := usageOf(r.body)
-	if path == "/inference/v1/generate" { // tells no usage
+	if path == "/inference/v1/generate" { // has no usage
 		return
 	}
 	if got.Prompt != int64(s.prefill.PromptTokens) || got.Cached != int64(s.prefill.CachedTokens) || got.Cached < 64 {
@@ -110,7 +110,7 @@ func (b *bed) tellsPrefillUsage(p *pair, path string, stream bool) {
 	}
 }
 
-// The default tells what the decode engine reports.
+// By default the client gets the usage that the decode engine reports.
 func TestUsageOfTheDecodeLeg(t *testing.T) {
 	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: decodeLies}}, "")
 	r := b.post("/v1/completions", bodyFor("/v1/completions", "plain", 150, false))
@@ -119,7 +119,7 @@ func TestUsageOfTheDecodeLeg(t *testing.T) {
 	}
 }
 
-// An answer that is looked at and dies looks dead to its client.
+// If the engine dies during an answer that Kvlane edits, the client sees a broken answer.
 func TestUsageOfAnAnswerThatDies(t *testing.T) {
 	b := newPools(t, pair{connector: "nixl", worker: noSettings}, ", usage: prefill")
 	for _, e := range b.engines[2:] {

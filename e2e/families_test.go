@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// Every tokenizer family end to end: equal numbers of cached tokens over turns, and
-// equal ids in every comparison.
+// Every tokenizer family end to end: the predicted numbers of cached tokens equal the
+// reported ones over turns, and all comparisons of ids agree.
 func TestEveryTokenizerFamily(t *testing.T) {
 	for _, family := range []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo", "mistral_7b"} {
 		t.Run(family, func(t *testing.T) {
@@ -69,8 +69,8 @@ func (b *bed) ask(prompt string) *reply {
 	return r
 }
 
-// served checks that a request went to the rank that cached the one before and
-// found there what was predicted, which is at least so much.
+// served checks that a request went to the rank that cached the one before and found there
+// the predicted tokens, at least `least`.
 func (b *bed) served(next, before *reply, least int) {
 	b.t.Helper()
 	if next.target != before.target || next.matched < least || next.matched != next.answer.Usage.Details.Cached {

@@ -63,7 +63,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// A model without a tokenizer is routed by load, and says so.
+// A model without a tokenizer is routed by load, with the reason reported.
 func TestWithoutATokenizerRequestsAreRoutedByLoad(t *testing.T) {
 	b := newBed(t, shape{model: "-"})
 	used := map[string]bool{}
@@ -81,7 +81,7 @@ func TestWithoutATokenizerRequestsAreRoutedByLoad(t *testing.T) {
 
 func TestClientsThatLeave(t *testing.T) {
 	b := newBed(t, shape{engine: slow(20 * time.Millisecond)})
-	// In the middle of the body.
+	// While the body is sent.
 	conn, err := net.Dial("tcp", b.ingress)
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestClientsThatLeave(t *testing.T) {
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{\"model\": \"demo\",")
 	time.Sleep(50 * time.Millisecond)
 	conn.Close()
-	// In the middle of the answer, streamed and not.
+	// During the answer, streamed and not.
 	for _, stream := range []string{"true", "false"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		body := b.remember([]byte(`{"model":"demo","stream":` + stream + `,"max_tokens":500,"messages":[{"role":"user","content":"` + prose(stream, 50) + `"}]}`))
@@ -143,8 +143,8 @@ func TestAWorkerThatDiesInTheMiddleOfAnAnswer(t *testing.T) {
 	b.sound()
 }
 
-// A worker that is gone: its requests go elsewhere at once, and when all are gone
-// the client gets an answer that says so.
+// When a worker is gone its requests go to others immediately; when all are gone the answer
+// to the client says so.
 func TestWorkersThatAreGone(t *testing.T) {
 	b := newBed(t, shape{})
 	if err := b.engines[0].SetFaults(enginesim.Faults{Refuse: true}); err != nil {
@@ -178,7 +178,7 @@ func TestWorkersThatAreGone(t *testing.T) {
 	b.sound()
 }
 
-// turnTwice plays a conversation of two turns and returns what the second showed.
+// turnTwice plays a conversation of two turns and returns the second reply.
 func turnTwice(b *bed, seed string) *reply {
 	b.t.Helper()
 	messages := []message{{"system", prose(seed, 100)}, {"user", "Where?"}}
@@ -186,8 +186,8 @@ func turnTwice(b *bed, seed string) *reply {
 	return b.chat(append(messages, message{"assistant", first.text()}, message{"user", "When?"})...)
 }
 
-// Batches of events that are lost on the wire are fetched again where the engine
-// keeps them; where it does not, what was known of the rank is forgotten.
+// Event batches lost on the wire are fetched again if the engine keeps them; if not, the
+// index drops the rank's blocks.
 func TestGapsInTheEvents(t *testing.T) {
 	for _, replay := range []bool{true, false} {
 		t.Run(fmt.Sprintf("replay=%v", replay), func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestGapsInTheEvents(t *testing.T) {
 			}
 			lost := []message{{"user", prose("lost", 200)}}
 			b.chat(lost...)
-			b.chat(message{"user", prose("after", 200)}) // its batch shows the gap
+			b.chat(message{"user", prose("after", 200)}) // its batch reveals the gap
 			b.until("the gap is seen", func() bool { return b.metric("kvlane_feed_gaps_total") > 0 })
 			b.until("the feed is live again", func() bool { return b.metric("kvlane_feed_state", `state="live"`) == 1 })
 			if replay {
@@ -211,7 +211,7 @@ func TestGapsInTheEvents(t *testing.T) {
 				b.sound()
 				return
 			}
-			// Never credited with what may be gone: the engine has it still, we do not say so.
+			// Not credited, because it may be gone: in fact the engine still has it.
 			if r := b.chat(first...); r.matched != 0 || r.answer.Usage.Details.Cached == 0 {
 				t.Errorf("after a gap without replay: %d tokens matched, the engine has %d", r.matched, r.answer.Usage.Details.Cached)
 			}
@@ -249,7 +249,7 @@ func TestAnEngineThatRestarts(t *testing.T) {
 	b.sound()
 }
 
-// Old tools speak HTTP/1.0, some without a Host.
+// Old tools use HTTP/1.0, some without a Host.
 func TestHTTP10(t *testing.T) {
 	b := newBed(t, shape{engines: 1, ranks: 1})
 	conn, err := net.Dial("tcp", b.ingress)
@@ -266,8 +266,8 @@ func TestHTTP10(t *testing.T) {
 	b.sound()
 }
 
-// The standalone shape fails open: while Kvlane is down requests are served, and
-// answers that run survive its death.
+// The standalone shape fails open: while Kvlane is down requests are served, and running
+// answers survive its death.
 func TestKvlaneIsKilledUnderLoad(t *testing.T) {
 	b := newBed(t, shape{engine: slow(2 * time.Millisecond)})
 	var failed, served atomic.Int64
@@ -292,7 +292,7 @@ func TestKvlaneIsKilledUnderLoad(t *testing.T) {
 	b.until("requests are served without Kvlane", func() bool { return served.Load() > before+20 })
 	b.startKvlane()
 	b.until("Kvlane decides again", func() bool { return b.metric("kvlane_picks_total") > 20 })
-	b.stopKvlane(syscall.SIGTERM) // and an orderly end
+	b.stopKvlane(syscall.SIGTERM) // a graceful stop, too
 	before = served.Load()
 	b.until("requests are served after the drain", func() bool { return served.Load() > before+20 })
 	b.startKvlane()
@@ -346,7 +346,7 @@ func Test200ConcurrentStreams(t *testing.T) {
 	if bad.Load() > 0 {
 		t.Errorf("%d of 200 failed", bad.Load())
 	}
-	// Even load over the targets.
+	// The load is even over the targets.
 	least, most := 1e9, 0.0
 	for _, w := range []string{"e0", "e1"} {
 		for _, r := range []string{"0", "1"} {
@@ -360,7 +360,7 @@ func Test200ConcurrentStreams(t *testing.T) {
 	b.sound()
 }
 
-// SIGHUP, which others take for a reload, ends nothing.
+// SIGHUP, which reloads other programs, does not stop Kvlane.
 func TestSIGHUPChangesNothing(t *testing.T) {
 	b := newBed(t, shape{ranks: 1})
 	for range 3 {

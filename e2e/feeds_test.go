@@ -22,10 +22,10 @@ import (
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// eventsOnly lets nothing count as cached that no event has said.
+// eventsOnly turns speculation off: only events make blocks count as cached.
 const eventsOnly = "routing: {speculate: 0}\n"
 
-// dialects are the engines' ways to publish, with one engine of one rank.
+// dialects are the event formats of the engines, with one engine of one rank.
 func dialects() map[string]shape {
 	one := func(s shape) shape {
 		s.engines, s.ranks, s.config = 1, 1, eventsOnly
@@ -57,8 +57,8 @@ func dialects() map[string]shape {
 	}
 }
 
-// exact plays conversations until the index says of a second turn what the engine
-// says; more than the engine has is never said.
+// exact plays conversations until the index predicts for a second turn what the engine
+// reports; it must never predict more than the engine has.
 func (b *bed) exact(seed string) {
 	b.t.Helper()
 	messages := []message{{"system", prose(seed, 150)}, {"user", "Where?"}}
@@ -90,9 +90,8 @@ func (b *bed) live() {
 	})
 }
 
-// Every engine's events in every encoding, and what becomes of each when
-// something goes wrong: nothing is credited that is gone, and the index finds
-// back to the truth.
+// Every engine's events in every encoding, under faults: blocks that are gone are never
+// credited, and the index converges to the engine's state.
 func TestFeedsOfEveryEngine(t *testing.T) {
 	for name, s := range dialects() {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +106,7 @@ func TestFeedsOfEveryEngine(t *testing.T) {
 				b.exact(fmt.Sprint("conversation ", i))
 			}
 
-			// Batches that are lost on the wire.
+			// Batches lost on the wire.
 			b.faults(enginesim.Faults{DropBatches: drop})
 			b.chat(message{"user", prose("lost", 200)})
 			b.faults(enginesim.Faults{})
@@ -123,7 +122,7 @@ func TestFeedsOfEveryEngine(t *testing.T) {
 				t.Errorf("%v recovered, %v lost", b.metric("kvlane_feed_recovered_batches_total"), b.metric("kvlane_feed_lost_batches_total"))
 			}
 
-			// Batches that nobody has any more.
+			// Batches that the engine no longer has.
 			clears := b.metric("kvlane_feed_clears_total")
 			b.faults(enginesim.Faults{DropBatches: drop, ForgetDropped: true})
 			b.chat(message{"user", prose("gone", 200)})
@@ -133,7 +132,7 @@ func TestFeedsOfEveryEngine(t *testing.T) {
 			b.live()
 			b.exact("after the loss")
 
-			// An engine that starts anew has nothing.
+			// A restarted engine holds nothing.
 			restarts := b.metric("kvlane_feed_restarts_total")
 			b.engines[0].Restart()
 			b.exact("after the restart")
@@ -142,15 +141,15 @@ func TestFeedsOfEveryEngine(t *testing.T) {
 			}
 			b.exact("conversation 0")
 
-			// Events that come late.
+			// Delayed events.
 			b.faults(enginesim.Faults{EventDelayMS: 150})
 			b.exact("late")
 		})
 	}
 }
 
-// Blocks that are stored by several requests at once and evicted for want of
-// room: each copy counts.
+// Blocks that several concurrent requests store and that are evicted for lack of space:
+// each copy counts.
 func TestDuplicatesAndEviction(t *testing.T) {
 	for _, name := range []string{"vllm map", "sglang map", "tensorrt-llm by zmq", "tensorrt-llm polled"} {
 		t.Run(name, func(t *testing.T) {
@@ -167,7 +166,7 @@ func TestDuplicatesAndEviction(t *testing.T) {
 				var wg sync.WaitGroup
 				for i := range 6 {
 					wg.Go(func() {
-						// Pairs of equal prompts, at once.
+						// Pairs of equal prompts, sent concurrently.
 						body := chatBody(message{"user", prose(fmt.Sprint("twin ", round, i/2), 120)})
 						if r, err := b.send("/v1/chat/completions", body); err != nil || r.status != http.StatusOK {
 							t.Errorf("%v %+v", err, r)
@@ -249,8 +248,8 @@ func (b *bed) settled() {
 	})
 }
 
-// An engine whose blocks do not fit, or do not fill, is not indexed, and the log
-// says so; its requests are served all the same.
+// An engine whose block size does not fit, or whose blocks are not full, is not indexed,
+// with a message in the log; its requests are served all the same.
 func TestWrongBlockSizesAreLoud(t *testing.T) {
 	for name, tt := range map[string]struct {
 		worker string
@@ -280,8 +279,8 @@ func TestWrongBlockSizesAreLoud(t *testing.T) {
 	}
 }
 
-// While events are late nothing is credited that no event has said; a prompt that
-// was sent counts at once where speculation is on.
+// While events are late blocks without an event are not credited; with speculation a prompt
+// that was sent counts immediately.
 func TestLateEvents(t *testing.T) {
 	for _, config := range []string{eventsOnly, ""} {
 		b := newBed(t, shape{engines: 1, ranks: 1, config: config, engine: func(_ int, o *enginesim.Options) { o.Faults.EventDelayMS = 20_000 }})
@@ -297,8 +296,7 @@ func TestLateEvents(t *testing.T) {
 	}
 }
 
-// The events of a worker that was taken out go nowhere; when it comes again it is
-// learned again.
+// Events of a removed worker are ignored; when it returns they are read again.
 func TestEventsOfARemovedWorker(t *testing.T) {
 	b := newBed(t, shape{engines: 1, ranks: 2, replay: true, config: eventsOnly})
 	b.stopKvlane(syscall.SIGTERM)
@@ -334,8 +332,8 @@ func TestEventsOfARemovedWorker(t *testing.T) {
 	b.exact("after")
 }
 
-// relay forwards a rank's ZMQ batches over gRPC, as a program beside an engine
-// would that Kvlane cannot reach.
+// relay forwards a rank's ZMQ batches over gRPC, like a program next to an engine that
+// Kvlane cannot reach.
 func (b *bed) relay(ctx context.Context, client kvlanev1.KVEventsClient, e *enginesim.Engine, rank int32) error {
 	stream, err := client.Push(ctx)
 	if err != nil {
@@ -444,10 +442,11 @@ func (b *bed) replica(name, listen string, peer string) (admin string) {
 	return admin
 }
 
-// A replica that starts takes the index from one that runs, over gRPC, before it
-// is ready, and goes on with the engines' events; without a peer it starts empty.
+// A starting replica copies the index from a running one, over gRPC, before it is ready,
+// and continues with the engines' events; without a peer it starts empty.
 func TestAReplicaWarmsFromAPeer(t *testing.T) {
-	// The engines keep so few batches that a replica cannot learn all from them.
+	// The engines keep so few batches that a replica cannot learn the whole index from
+	// them.
 	b := newBed(t, shape{engines: 2, ranks: 2, replay: true, engine: func(_ int, o *enginesim.Options) { o.ReplaySteps = 8 }})
 	first, second := freeAddress(t), freeAddress(t)
 	a := b.replica("first", first, second)
@@ -482,7 +481,7 @@ func TestAReplicaWarmsFromAPeer(t *testing.T) {
 	b.until("all replicas follow", func() bool { return same(held(a), held(b.admin)) && same(held(warm), held(a)) })
 }
 
-// The usage in answers shows what the engine had cached, streamed or not.
+// The usage in answers reveals what the engine had cached, streamed or not.
 func TestObservedCachedTokens(t *testing.T) {
 	for name, s := range dialects() {
 		if name != "vllm map" && name != "sglang map" && name != "tensorrt-llm by zmq" {
@@ -520,11 +519,11 @@ func TestObservedCachedTokens(t *testing.T) {
 	}
 }
 
-// Of requests that began together the events may all have come before the first one
-// ends: nothing is silent.
+// When many requests run concurrently, all events may arrive before the first of them ends:
+// the feed must not count as silent.
 func TestABurstIsNoSilence(t *testing.T) {
 	b := newBed(t, shape{engines: 1, ranks: 1})
-	const burst = 40 // above what makes a feed silent
+	const burst = 40 // more than make a feed silent
 	b.faults(enginesim.Faults{HoldAfterTokens: 1})
 	before := b.metric("kvlane_feed_batches_total")
 	var all sync.WaitGroup

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// The ids travel with the request, the engine computes the same prompt from them,
-// and the second turn is cached as before.
+// The ids are sent with the request, the engine computes the same prompt from them, and the
+// second turn is cached as without them.
 func TestIDsTravelWithTheRequest(t *testing.T) {
 	b := newBed(t, shape{model: ", hand_ids: true", otherwise: true})
 	messages := []message{{"system", system}, {"user", "Where are the maps?"}}

@@ -11,19 +11,19 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// A Kvlane that is stopped, not gone: its socket accepts and nothing answers. Envoy waits
-// for it as long as envoy.stall_timeout, and after its health checks not at all. With a
-// long message timeout every client would wait for as long as the stop.
+// A Kvlane that is stopped, not gone: its socket accepts connections but nothing answers.
+// Envoy waits for it up to envoy.stall_timeout, and not at all once its health checks have
+// failed. With a long message timeout every client would wait until the stop ends.
 func TestAKvlaneThatHangs(t *testing.T) {
 	const (
 		stall   = 2 * time.Second // the default
 		stop    = 5 * stall
-		bound   = 4 * stall // a busy machine takes 2 s for a request that nothing holds
+		bound   = 4 * stall // on a busy machine an unimpeded request takes 2 s
 		clients = 8
 	)
 	for name, c := range map[string]struct {
 		shape shape
-		fails bool // Envoy cannot go on without a Kvlane that holds the body
+		fails bool // Envoy cannot continue without a Kvlane that holds the body
 	}{
 		"standalone":  {},
 		"sidecar":     {shape: shape{envoy: ", first_token: true, connection_age: 20s, alternates: true"}},
@@ -31,7 +31,7 @@ func TestAKvlaneThatHangs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.shape.stall = stall.String()
-			c.shape.noCheck = true // Kvlane does not hear how requests end that it was not asked for
+			c.shape.noCheck = true // Kvlane does not learn how requests end that it did not get
 			b := newBed(t, c.shape)
 			b.chat(message{"user", "before"})
 			var (
@@ -103,8 +103,8 @@ func TestAKvlaneThatHangs(t *testing.T) {
 	}
 }
 
-// A request that Kvlane has asked more time for is not bound by the stall timeout: what
-// ends its wait is the HTTP/2 keepalive.
+// A request for which Kvlane requested more time is not bound by the stall timeout: the
+// HTTP/2 keepalive ends its wait.
 func TestAKvlaneThatHangsDuringALeg(t *testing.T) {
 	const leg = time.Minute
 	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{stall: "2s", noCheck: true}}, "")

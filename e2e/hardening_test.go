@@ -22,8 +22,8 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// A client that sends a byte now and then holds no request open; one that is merely
-// slow is served.
+// A client that sends single bytes with long pauses cannot keep a request open; one that is
+// merely slow is served.
 func TestASlowUploadIsCut(t *testing.T) {
 	b := newBed(t, shape{envoy: ", upload_timeout: 3s"})
 	const body = `{"model":"demo","max_tokens":1,"messages":[{"role":"user","content":"slow but in time"}]}`
@@ -59,9 +59,9 @@ func TestASlowUploadIsCut(t *testing.T) {
 	}
 }
 
-// Clients that send almost all of large bodies and then nothing do not fill Envoy's heap,
-// and others are served: Envoy resets the largest requests of HTTP/2, and takes no more of
-// those of HTTP/1.1.
+// Clients that send almost all of large bodies and then pause do not fill Envoy's heap, and
+// others are served: Envoy resets the largest HTTP/2 requests, and stops reading those of
+// HTTP/1.1.
 func TestBodiesThatAreHeldBackDoNotFillEnvoy(t *testing.T) {
 	const (
 		clients = 32
@@ -96,7 +96,7 @@ func TestBodiesThatAreHeldBackDoNotFillEnvoy(t *testing.T) {
 							return
 						}
 						accepted.Add(piece)
-						time.Sleep(20 * time.Millisecond) // Envoy looks at its heap four times a second
+						time.Sleep(20 * time.Millisecond) // Envoy checks its heap four times per second
 					}
 					done()
 					<-ctx.Done()
@@ -140,7 +140,7 @@ func TestBodiesThatAreHeldBackDoNotFillEnvoy(t *testing.T) {
 	}
 }
 
-// envoyHeap is the bytes that Envoy has allocated.
+// envoyHeap is the number of bytes that Envoy has allocated.
 func (b *bed) envoyHeap() uint64 {
 	b.t.Helper()
 	resp, err := http.Get("http://" + b.envoyAdmin + "/memory")
@@ -157,8 +157,7 @@ func (b *bed) envoyHeap() uint64 {
 	return m.Allocated
 }
 
-// raw sends the lines of a request that no client library would send, and reads the
-// answer.
+// raw sends the lines of a request that no client library would send, and reads the answer.
 func (b *bed) raw(path, body string, headers ...string) (status int, answer string) {
 	b.t.Helper()
 	conn, err := net.Dial("tcp", b.ingress)
@@ -179,7 +178,7 @@ func (b *bed) raw(path, body string, headers ...string) (status int, answer stri
 	return resp.StatusCode, string(text)
 }
 
-// Kvlane and the engine read the same path, and clients do not speak for Envoy.
+// Kvlane and the engine see the same path, and clients cannot set Envoy's own headers.
 func TestPathsAndHeadersOfClients(t *testing.T) {
 	var mu sync.Mutex
 	var paths []string
@@ -187,7 +186,7 @@ func TestPathsAndHeadersOfClients(t *testing.T) {
 	b := newBed(t, shape{engines: 1, otherwise: true, addressOf: func(_ int, e *enginesim.Engine) string {
 		to := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: e.Addr()})
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Method == http.MethodPost && r.URL.Path != "/tokenize" { // Kvlane compares tokenizers
+			if r.Method == http.MethodPost && r.URL.Path != "/tokenize" { // Kvlane compares tokenizers there
 				mu.Lock()
 				paths, header = append(paths, r.RequestURI), r.Header.Clone()
 				mu.Unlock()
@@ -203,7 +202,7 @@ func TestPathsAndHeadersOfClients(t *testing.T) {
 		return slices.Clone(paths)
 	}
 	const chat, bad = "/v1/chat/completions", `{"model": "demo", "messages": [}`
-	// Kvlane refuses a body that is not JSON where it knows the path.
+	// Kvlane refuses a body that is not JSON if it knows the path.
 	for _, path := range []string{chat, "/v1//chat///completions", "/v1/%63hat/completions", "/v1%2Fchat%2fcompletions", "/x/../v1/chat/completions",
 		"/v1/x%2f..%2fchat/completions", "/v1/./chat/completions", `/v1\chat\completions`, "/v1/x%2f%2e%2e/chat/completions"} {
 		if status, _ := b.raw(path, bad); status != http.StatusBadRequest {
@@ -213,7 +212,7 @@ func TestPathsAndHeadersOfClients(t *testing.T) {
 	if got := seen(); len(got) != 0 {
 		t.Errorf("got %q at the engine, want nothing", got)
 	}
-	for _, path := range []string{"/V1/Chat/Completions", "/v1/chat/completions/"} { // another path for both
+	for _, path := range []string{"/V1/Chat/Completions", "/v1/chat/completions/"} { // an unknown path for both
 		status, _ := b.raw(path, bad)
 		if got := seen(); status == http.StatusOK || len(got) == 0 || got[len(got)-1] != path {
 			t.Errorf("%s: got status %d, paths %q at the engine, want it unchanged", path, status, got)

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// Near Envoy's limit of 100 headers a request goes where it was decided, with its rank,
-// or is refused: it is never a 500, and no engine chooses a rank that another one is
-// booked on.
+// Near Envoy's limit of 100 headers a request is sent to the picked worker, with its rank,
+// or refused: it is never answered 500, and the engine never chooses another rank than the
+// booked one.
 func TestManyHeaders(t *testing.T) {
 	for _, mode := range []string{"BUFFERED", "FULL_DUPLEX_STREAMED"} {
 		t.Run(mode, func(t *testing.T) {
@@ -27,7 +27,7 @@ func TestManyHeaders(t *testing.T) {
 				}
 				req.Header = h
 				r, err := b.do(req)
-				if err != nil { // Envoy refuses by itself and closes the connection
+				if err != nil { // Envoy refuses it itself and closes the connection
 					if n < 95 {
 						t.Errorf("%d headers: %v", n, err)
 					}

@@ -17,7 +17,7 @@ var (
 	goroutineFrame = regexp.MustCompile(`(?m)^#\t0x[0-9a-f]+\t(\S+?)\+0x`)
 )
 
-// goroutines are Kvlane's, by the function that each began with.
+// goroutines counts Kvlane's goroutines by their start function.
 func (b *bed) goroutines() map[string]int {
 	b.t.Helper()
 	resp, err := http.Get("http://" + b.admin + "/debug/pprof/goroutine?debug=1")
@@ -52,10 +52,12 @@ func (b *bed) goroutines() map[string]int {
 	return kinds
 }
 
-// perConnection are the goroutines of connections that are kept open on purpose, and how many may come to those that there
-// were at first: Envoy's to Kvlane (one for each of its threads, and one for health checks) with its subscription to
-// the workers and its access logs (which have goroutines of their own where 32 streams were at work when they began),
-// Kvlane's to workers (their health, and lists of models when a request names an unknown one), and that of this scrape.
+// perConnection are the goroutines of connections that are kept open on purpose, with the
+// number that may be added to the initial ones: Envoy's to Kvlane (one for each of its
+// threads, and one for health checks) with its subscription to the workers and its access
+// logs (which have their own goroutines if 32 streams were active when they started),
+// Kvlane's to workers (health checks, and lists of models when a request names an unknown
+// one), and that of this scrape.
 var perConnection = map[string]int{
 	"google.golang.org/grpc.(*Server).serveStreams.func2.1":                 5,
 	"google.golang.org/grpc.(*Server).handleRawConn.func1":                  4,
@@ -68,8 +70,9 @@ var perConnection = map[string]int{
 	"net/http.(*connReader).backgroundRead":                                 2,
 }
 
-// quiet checks that nothing has leaked: no reservation, no load, no stream, and of no kind more goroutines than there were
-// at first; and that the engines saw no other bodies than clients sent. Each may take its time, but not for ever.
+// quiet checks for leaks: nothing is reserved or loaded, no stream is open, no kind has
+// more goroutines than at the start, and the engines got only bodies that clients sent.
+// Each condition may take a bounded time.
 func (b *bed) quiet() {
 	b.t.Helper()
 	b.onlySent()
@@ -106,7 +109,7 @@ func (b *bed) quiet() {
 	}
 }
 
-// remember keeps what a body is, so that quiet knows it at the engine.
+// remember records a body, so that quiet recognises it at the engine.
 func (b *bed) remember(body []byte) []byte {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -114,7 +117,7 @@ func (b *bed) remember(body []byte) []byte {
 	return body
 }
 
-// onlySent checks that every body that an engine saw is one that a client sent, byte by byte.
+// onlySent checks that the engines got only bodies that clients sent, byte for byte.
 func (b *bed) onlySent() {
 	b.t.Helper()
 	if b.shape.otherwise {
@@ -131,8 +134,9 @@ func (b *bed) onlySent() {
 	}
 }
 
-// sound checks after a fault that the road is whole: it waits until requests are served, sends bodies of which every byte
-// counts, small and large, compares them at their engines, and looks for leaks.
+// sound checks after a fault that the whole request path works: it waits until requests are
+// served, sends small and large bodies, compares them byte for byte at their engines, and
+// checks for leaks.
 func (b *bed) sound() {
 	b.t.Helper()
 	odd := []byte("{ \"b\":1e5,\n\t\"messages\" : [ {\"content\":\"h\\u00e9 \\ud83d\\ude42 </b>\" , \"role\":\"user\"} ],\"a\":1.0,\"model\":\"demo\",\"max_tokens\":1 } \n")

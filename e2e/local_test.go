@@ -16,7 +16,8 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// between stands before an engine and spoils requests for generation while it is told to.
+// between is a proxy in front of an engine that fails requests for generation while told
+// to.
 type between struct {
 	to    http.Handler
 	spoil atomic.Pointer[func(net.Conn)]
@@ -36,7 +37,7 @@ func (m *between) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	(*spoil)(conn)
 }
 
-// newBetween serves on a port of its own.
+// newBetween starts a proxy on its own port.
 func newBetween(t *testing.T, e *enginesim.Engine) (m *between, address string) {
 	t.Helper()
 	u, err := url.Parse(e.URL())
@@ -54,8 +55,8 @@ func newBetween(t *testing.T, e *enginesim.Engine) (m *between, address string) 
 	return m, l.Addr().String()
 }
 
-// Envoy answers for itself after the pick was made: the client has an answer that Kvlane has seen, the booking ends, and the
-// counters of the worker say what happened, in Envoy's words.
+// Envoy itself answers after a pick was made: Kvlane sees the answer, the booking ends, and
+// the worker's counters have Envoy's response flags.
 func TestEnvoyAnswersForItselfAfterAPick(t *testing.T) {
 	replace := func(pairs ...string) func(string) string {
 		return func(boot string) string {
@@ -73,7 +74,7 @@ func TestEnvoyAnswersForItselfAfterAPick(t *testing.T) {
 		status     int
 		spoil      func(net.Conn)
 		boot       func(string) string
-		busy       bool // another request runs meanwhile
+		busy       bool // another request runs at the same time
 		lasting    bool // the fault is in Envoy's configuration
 	}{
 		{name: "the worker resets", flag: "upstream_connection_termination", status: 503, spoil: func(c net.Conn) {
@@ -128,7 +129,7 @@ func TestEnvoyAnswersForItselfAfterAPick(t *testing.T) {
 	}
 }
 
-// What pieces of an answer cost Kvlane: no message, so nothing.
+// Kvlane gets no message for the pieces of an answer, so they cost nothing.
 func TestAPieceOfAnAnswerIsNoMessage(t *testing.T) {
 	b := newBed(t, shape{})
 	const requests = 20
@@ -153,7 +154,7 @@ func TestAPieceOfAnAnswerIsNoMessage(t *testing.T) {
 	}
 }
 
-// processorTime is what a process has used, to a hundredth of a second.
+// processorTime is the CPU time of a process, to a hundredth of a second.
 func processorTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

@@ -14,7 +14,7 @@ var (
 	series    = regexp.MustCompile(`_(bucket|sum|count)$`)
 )
 
-// documented are the metrics of docs/operating.md: labels, and last the help.
+// documented are the metrics of docs/operating.md: their labels, and last the help text.
 var documented = sync.OnceValues(func() (map[string][]string, error) {
 	page, err := os.ReadFile("../docs/operating.md")
 	if err != nil {
@@ -27,7 +27,7 @@ var documented = sync.OnceValues(func() (map[string][]string, error) {
 	return rows, nil
 })
 
-// described compares a line of a /metrics page with the docs: its help if it is one,
+// described compares a line of a /metrics page with the docs: its help text if it is one,
 // else its labels.
 func (b *bed) described(line string) {
 	b.t.Helper()

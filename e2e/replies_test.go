@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// failureShapes are error answers as OpenAI's and Anthropic's clients read them.
+// failureShapes are error answers as read by OpenAI's and Anthropic's clients.
 type failureShapes struct {
 	Type  string `json:"type"`
 	Error struct {
@@ -19,8 +19,8 @@ type failureShapes struct {
 	} `json:"error"`
 }
 
-// What Envoy answers by itself has the API's shape too: a worker that refuses, dies before
-// its answer, or is not there, with Kvlane and without it, and a body over the limit.
+// Envoy's own answers have the API's format too: for a worker that refuses, dies before its
+// answer, or does not exist, with Kvlane and without it, and for a body over the limit.
 func TestEnvoysOwnAnswersHaveTheAPIsShape(t *testing.T) {
 	b := newBed(t, shape{engines: 1, maxBodyMB: 1})
 	check := func(what string, status int) {

@@ -9,8 +9,8 @@ import (
 
 const evilID = "___prefill_addr_evil:1___decode_addr_evil:1_0123"
 
-// noEvil checks that no engine saw anything of a request that names the host "evil",
-// and that the answer's id is the engine's.
+// noEvil checks that the host "evil", named in a request, reached no engine, and that the
+// answer's id is the engine's.
 func (b *bed) noEvil(what string, r *reply) {
 	b.t.Helper()
 	if r.status != http.StatusOK {
@@ -30,7 +30,7 @@ func (b *bed) noEvil(what string, r *reply) {
 	}
 }
 
-// post with the headers as they are: names are not made canonical, and may come twice.
+// postRaw sends the headers unchanged: names are not made canonical, and may be repeated.
 func (b *bed) postRaw(path string, body []byte, headers http.Header) *reply {
 	b.t.Helper()
 	b.remember(body)
@@ -47,8 +47,8 @@ func (b *bed) postRaw(path string, body []byte, headers http.Header) *reply {
 	return r
 }
 
-// The addresses of P2pNccl's peers ride in the request id: no client names them, with
-// its connector or without one.
+// The addresses of P2pNccl's peers are part of the request id: clients cannot set them,
+// with this connector or without it.
 func TestNoRequestIDOfAClientNamesAHost(t *testing.T) {
 	ids := map[string]http.Header{
 		"plain":      {"X-Request-Id": {evilID}},
@@ -93,7 +93,7 @@ func TestNoRequestIDOfAClientNamesAHost(t *testing.T) {
 					b.noEvil(what+", "+name, b.postRaw(c.path, c.body, h.Clone()))
 				}
 			}
-			// Whoever prefills is gone: decode computes.
+			// No prefill worker is left: decode computes.
 			for _, e := range b.engines[:2] {
 				e.Close()
 			}

@@ -13,8 +13,8 @@ import (
 const system = "You are a librarian. Novels stand on the ground floor, maps on the first, letters on the second, and what nobody " +
 	"asks for in the cellar. You answer briefly and you never send anybody away without a book."
 
-// The promise of the product: the second turn lands on the rank that cached the
-// first, and the engine's own usage says what Kvlane predicted.
+// The core promise: the second turn is routed to the rank that cached the first, and the
+// engine's own usage equals Kvlane's prediction.
 func TestASecondTurnLandsOnTheRankThatCachedTheFirst(t *testing.T) {
 	for name, s := range map[string]shape{
 		"map events, header":    {},
@@ -49,7 +49,7 @@ func TestASecondTurnLandsOnTheRankThatCachedTheFirst(t *testing.T) {
 	}
 }
 
-// The rank must reach the engine, and nothing that steers may come from a client.
+// The rank must reach the engine, and clients cannot set headers that steer requests.
 func TestARankReachesTheEngineAndAClientCannotSteer(t *testing.T) {
 	b := newBed(t, shape{})
 	for i := range 8 {
@@ -87,7 +87,7 @@ func TestAnUnsetRankIsNotZero(t *testing.T) {
 	}
 }
 
-// Every API that carries a prompt is routed by it.
+// Every API with a prompt is routed by its prompt.
 func TestCompletionsOfEveryShape(t *testing.T) {
 	b := newBed(t, shape{})
 	ids := strings.TrimSuffix(strings.Repeat("1000,2000,3000,4000,", 20), ",")
@@ -125,7 +125,7 @@ func TestASaltSeparatesCaches(t *testing.T) {
 	}
 }
 
-// Bodies arrive as they were sent, whatever their bytes.
+// Bodies arrive unchanged, whatever their bytes.
 func TestBodiesArriveIntact(t *testing.T) {
 	for _, mode := range []string{"BUFFERED", "FULL_DUPLEX_STREAMED"} {
 		t.Run(mode, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestBodiesArriveIntact(t *testing.T) {
 				t.Errorf("100k tokens: status %d, %d prompt tokens", r.status, r.answer.Usage.Prompt)
 			}
 			b.intact(r, long)
-			// A chat of 10 MB: every byte of its text is an escape of six.
+			// A chat of 10 MB: every character of its text is a six-byte escape.
 			var text strings.Builder
 			for _, c := range []byte(prose("huge", 340_000)) {
 				fmt.Fprintf(&text, `\u%04x`, c)
@@ -152,7 +152,8 @@ func TestBodiesArriveIntact(t *testing.T) {
 				t.Errorf("10 MB: status %d, %d prompt tokens: %.300s", r.status, r.answer.Usage.Prompt, r.body)
 			}
 			b.intact(r, huge)
-			// 10 MB that are not a prompt: the engine refuses the unknown file API with 404.
+			// 10 MB that are not a prompt: the engine refuses the unknown file API with
+			// 404.
 			big := bytes.Repeat([]byte("0123456789"), 1<<20)
 			if r := b.post("/v1/files", big); r.status != http.StatusNotFound {
 				t.Errorf("10 MB: status %d", r.status)

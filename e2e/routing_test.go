@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// completionBody asks for so many tokens.
+// completionBody is a request for that many generated tokens.
 func completionBody(seed string, tokens int) []byte {
 	return fmt.Appendf(nil, `{"model":"demo","max_tokens":%d,"ignore_eos":true,"prompt":%q}`, tokens, prose(seed, 40))
 }
@@ -39,8 +39,7 @@ func (b *bed) hold(n, tokens int) chan *reply {
 
 const tight = "routing: {trust_overrides: true, policy: {limits: {max_active: 1}}%s}\n"
 
-// Where all targets are at their limits and nothing may wait, the answer says when to
-// come again.
+// When all targets are at their limits and nothing may wait, the answer says when to retry.
 func TestFullWorkersAnswer429(t *testing.T) {
 	b := newBed(t, shape{engines: 1, ranks: 1, engine: slow(20 * time.Millisecond), config: fmt.Sprintf(tight, "")})
 	held := b.hold(1, 100)
@@ -57,8 +56,8 @@ func TestFullWorkersAnswer429(t *testing.T) {
 	}
 }
 
-// Requests that may wait are placed when others end; clients that leave, leave the
-// queue; a full queue gives the places of batch jobs to others.
+// Waiting requests are placed when others end; clients that disconnect leave the queue; in
+// a full queue other requests replace batch jobs.
 func TestWaitingForRoom(t *testing.T) {
 	b := newBed(t, shape{engines: 1, ranks: 1, engine: slow(20 * time.Millisecond), config: fmt.Sprintf(tight, ", wait: {max_requests: 2, timeout: 20s}")})
 	held := b.hold(1, 100)
@@ -66,7 +65,7 @@ func TestWaitingForRoom(t *testing.T) {
 		t.Helper()
 		b.until(fmt.Sprint(n, " wait"), func() bool { return b.metric("kvlane_waiting_requests") == n })
 	}
-	// A client that leaves.
+	// A client that disconnects.
 	ctx, stop := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.ingress+"/v1/completions", bytes.NewReader(b.remember(completionBody("gone", 1))))
 	if err != nil {
@@ -86,7 +85,7 @@ func TestWaitingForRoom(t *testing.T) {
 		t.Error("the client that left got an answer")
 	}
 	waiting(0)
-	// A batch job that is shed for the second of two others.
+	// A batch job that is shed for the second of two other requests.
 	send := func(seed string, headers ...string) chan *reply {
 		done := make(chan *reply, 1)
 		go func() {
@@ -121,8 +120,8 @@ func TestWaitingForRoom(t *testing.T) {
 	}
 }
 
-// Waiting ends at its deadline with the answer that there would have been at once, also
-// where the deadline is beyond what Envoy waits for a Kvlane that says nothing.
+// Waiting ends at its deadline with the same answer as without waiting, even if the
+// deadline is beyond Envoy's timeout for a silent Kvlane.
 func TestWaitingEnds(t *testing.T) {
 	b := newBed(t, shape{engines: 1, ranks: 1, engine: slow(20 * time.Millisecond), config: fmt.Sprintf(tight, ", wait: {max_requests: 2, timeout: 4s}")})
 	held := b.hold(1, 400)
@@ -132,7 +131,7 @@ func TestWaitingEnds(t *testing.T) {
 	<-held
 }
 
-// Overrides are obeyed where the configuration trusts them, and nowhere else.
+// Override headers work only where the configuration trusts them.
 func TestOverridesAreObeyedOnlyWhereTrusted(t *testing.T) {
 	for _, trusted := range []bool{true, false} {
 		t.Run(fmt.Sprint("trusted ", trusted), func(t *testing.T) {
@@ -204,8 +203,8 @@ func (b *bed) explain(args ...string) (string, error) {
 	return string(out), err
 }
 
-// A decision can be read while the service runs, taken along, and made again elsewhere
-// with the same outcome.
+// A decision can be read while the service runs, exported, and run again elsewhere with the
+// same outcome.
 func TestADecisionIsExplainedExportedAndMadeAgain(t *testing.T) {
 	b := newBed(t, shape{})
 	b.chat(message{"system", system}, message{"user", "Where are the maps?"})
@@ -245,7 +244,7 @@ func TestADecisionIsExplainedExportedAndMadeAgain(t *testing.T) {
 	if err != nil || !strings.Contains(again, "the same decision as recorded") || !strings.Contains(again, "=> "+r.target) {
 		t.Errorf("%v\n%s", err, again)
 	}
-	// Another state, another decision: the comparison can fail.
+	// Another state leads to another decision: the comparison can fail.
 	b.write("changed.json", strings.Replace(exported, `"matched": `+fmt.Sprint(r.matched), `"matched": 1`, 1))
 	if out, err := b.explain("--rerun", b.file("changed.json")); err == nil {
 		t.Errorf("a changed plan was made again:\n%s", out)

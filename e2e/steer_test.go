@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// SGLang takes ranks from the body: the picked one must be there, and no other.
+// SGLang reads ranks from the body: it must have the picked one and no other.
 func TestARankInTheBodyIsThePickedOne(t *testing.T) {
 	bodies := map[string]string{
 		"generate":       `{"text":%q,"sampling_params":{"max_new_tokens":2}}`,
@@ -52,7 +52,7 @@ func TestARankInTheBodyIsThePickedOne(t *testing.T) {
 	}
 }
 
-// Where the engine chooses the rank, a client does not.
+// If the engine chooses the rank, clients cannot.
 func TestNoRankInTheBodyWhereTheEngineChooses(t *testing.T) {
 	b := newBed(t, shape{engines: 1, ranks: 1, rankFree: true, otherwise: true, worker: ", engine: sglang", model: ", engine: sglang",
 		engine: func(_ int, o *enginesim.Options) { o.Engine, o.Ranks = enginesim.SGLang, 2 }})
@@ -66,7 +66,7 @@ func TestNoRankInTheBodyWhereTheEngineChooses(t *testing.T) {
 	}
 }
 
-// What steers Kvlane is for Kvlane only.
+// Headers that control Kvlane do not reach workers.
 func TestControlHeadersNeverReachAWorker(t *testing.T) {
 	for _, trusted := range []bool{true, false} {
 		t.Run(fmt.Sprint("trusted ", trusted), func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestARequestGoesToAWorkerOfItsModel(t *testing.T) {
 			if i == 1 {
 				o.Model = "other"
 			} else {
-				o.LoRA = []string{"sql"} // known from /v1/models only
+				o.LoRA = []string{"sql"} // listed in /v1/models only
 			}
 		}})
 	seen := func() (n int) {
@@ -133,7 +133,7 @@ func TestARequestGoesToAWorkerOfItsModel(t *testing.T) {
 	if after := seen(); after != before {
 		t.Errorf("%d of the requests without a known model reached an engine", after-before)
 	}
-	// Envoy's observing filter and its access log told of these answers too.
+	// Envoy's observing filter and its access log reported these answers too.
 	last := b.post("/v1/completions", []byte(`{"model":"demo","prompt":"after them","max_tokens":1}`))
 	b.until("the access log to come", func() bool {
 		var entry struct {

@@ -10,9 +10,8 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// Every worker is compared, not one of them: one that comes back with another
-// tokenizer is routed by load, the other goes on by its cache, and all is well again
-// when the tokenizer is.
+// Every worker is compared: one that returns with another tokenizer is routed by load, the
+// other still by its cache, and both by their caches again once the tokenizer is restored.
 func TestAWorkerThatComesBackWithAnotherTokenizer(t *testing.T) {
 	var options [2]enginesim.Options
 	b := newBed(t, shape{ranks: 1, check: "every: 1, retry: 500ms", engine: func(i int, o *enginesim.Options) { options[i] = *o }})
@@ -28,7 +27,7 @@ func TestAWorkerThatComesBackWithAnotherTokenizer(t *testing.T) {
 		matched, turns := map[string]int{}, map[string]int{}
 		for n := 0; n < 60 && (turns["e0"] < 3 || turns["e1"] < 3); n++ {
 			if n%3 == 2 {
-				b.chat(message{"user", prose(fmt.Sprint(seed, n), 20)}) // births alternate: not all on one worker
+				b.chat(message{"user", prose(fmt.Sprint(seed, n), 20)}) // new conversations alternate: not all on one worker
 			}
 			messages := []message{{"system", fmt.Sprint(seed, n, system)}, {"user", "Where are the maps?"}}
 			first := b.chat(messages...)

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
-// forwards says whether Envoy has a worker to forward to, in its own words.
+// forwards reports whether Envoy lists the worker as an endpoint.
 func (b *bed) forwards(address string) bool {
 	b.t.Helper()
 	resp, err := http.Get("http://" + b.envoyAdmin + "/clusters?format=json")
@@ -52,8 +52,9 @@ func (b *bed) forwards(address string) bool {
 	return false
 }
 
-// follows waits until Kvlane thinks so of a worker and then until Envoy does, and prints how long after. The second wait
-// ends with a failure only where it would last for ever: on a machine that is busy a time says nothing.
+// follows waits until Kvlane lists (or does not list) a worker and then until Envoy does,
+// and logs the delay. The second wait only fails if the state would last forever: on a busy
+// machine a shorter bound means nothing.
 func (b *bed) follows(what, worker, address string, there bool) {
 	b.t.Helper()
 	b.until(what+" in Kvlane's view", func() bool {
@@ -64,8 +65,8 @@ func (b *bed) follows(what, worker, address string, there bool) {
 	b.t.Logf("%s: in Envoy %d ms after Kvlane's metrics said so", what, time.Since(seen).Milliseconds())
 }
 
-// A worker that appears in a watched file, leaves it, dies or is there again, does so in Envoy too; running answers of one
-// that is taken out go on.
+// A worker that is added to a watched file, removed, dies or returns also does so in Envoy;
+// running answers of a removed one continue.
 func TestWorkersComeAndGo(t *testing.T) {
 	b := newBed(t, shape{engines: 1, ranks: 1, engine: slow(10 * time.Millisecond)})
 	b.stopKvlane(syscall.SIGTERM)
@@ -73,7 +74,7 @@ func TestWorkersComeAndGo(t *testing.T) {
 	entry := func(line string) string { return strings.Replace(line, "  - {", "- {", 1) }
 	one := entry(fmt.Sprintf("  - {name: e0, address: %q, models: [demo]}\n", b.engines[0].Addr()))
 	two := entry(b.startEngine(1))
-	workers(one, two) // so that nothing that is there at first counts as leaked
+	workers(one, two) // so that the initial state does not count as leaked
 	text := b.read("kvlane.yaml")
 	b.write("kvlane.yaml", text[:strings.Index(text, "  static:")]+"  file: "+b.file("workers.yaml")+"\n")
 	b.startKvlane()
