@@ -29,8 +29,8 @@ const latest = 1e13
 // them.
 //
 // The trace has no conversation ids. A request continues the request that last used its
-// deepest known block if it covers at least two of that one's full blocks, and all but one
-// of them.
+// deepest known block if it covers at least two blocks and all full blocks of that request
+// except at most one.
 func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 	if jitter < 0 {
 		jitter = traceQuantum
