@@ -21,11 +21,11 @@ type pair struct {
 	engine    enginesim.EngineKind
 	sim       string // of the engines
 	ranks     int
-	// always: decode engines compute no prompt by themselves.
+	// always: every request is split, because decode engines compute no prompts themselves.
 	always bool
 	// atOnce: the legs run concurrently.
 	atOnce bool
-	// params: decode needs what the prefill leg answers.
+	// params: decode needs the prefill leg's answer.
 	params bool
 	// worker is a worker's disagg section.
 	worker func(e *enginesim.Engine) string
@@ -86,7 +86,7 @@ func newPools(t *testing.T, p pair, disagg string) *bed {
 		if p.engine == enginesim.TRTLLM {
 			o.EventsEndpoint = ""
 		}
-		if p.sim == "nixl-push" { // a side channel a rank
+		if p.sim == "nixl-push" { // a side channel per rank
 			ports, err := enginesim.FreePorts(s.ranks)
 			if err != nil {
 				t.Fatal(err)
@@ -128,8 +128,8 @@ func newPools(t *testing.T, p pair, disagg string) *bed {
 	return b
 }
 
-// nothingHeld checks that no engine holds blocks or runs anything, and that nobody
-// broke a protocol.
+// nothingHeld checks that no engine holds blocks or runs anything, and that no
+// request violated a protocol.
 func (b *bed) nothingHeld() {
 	b.t.Helper()
 	for i, e := range b.engines {
@@ -268,7 +268,7 @@ func textOf(body []byte) string {
 	return b.String()
 }
 
-// whole starts an engine that computes everything by itself, to compare with.
+// whole starts an engine that computes whole requests, as a reference.
 func whole(t *testing.T, kind enginesim.EngineKind) *enginesim.Engine {
 	t.Helper()
 	e, err := enginesim.Start(context.Background(), enginesim.Options{Engine: kind, Model: modelName, Tokenizer: tokenizer, Listen: "127.0.0.1:0", BlockSize: 16, Blocks: 16384})
@@ -293,9 +293,9 @@ func askDirectly(t *testing.T, e *enginesim.Engine, path string, body []byte) st
 	return textOf(out.Bytes())
 }
 
-// Every protocol, every API that it serves, streamed and not: the blocks move, the
-// text is that of one engine, ranks and ids are right on both sides, and what decode
-// holds needs no second prefill.
+// Every protocol, every API that it serves, streamed and not: the blocks are
+// transferred, the text equals that of a single engine, ranks and ids are right on both
+// sides, and blocks that decode holds are not prefilled again.
 func TestEveryConnector(t *testing.T) {
 	for _, p := range pairs() {
 		t.Run(p.connector, func(t *testing.T) {

@@ -137,8 +137,8 @@ func (s *Source) Close() {
 }
 
 // Waiting returns what has not been listed yet, "" once every pool was looked up and the
-// pods of existing pools are known. At least one pool must exist; apart from that, pools
-// that do not exist (Missing) are not waited for.
+// pods of existing pools are known. At least one pool must exist; other pools that
+// do not exist (Missing) are not waited for.
 func (s *Source) Waiting() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
