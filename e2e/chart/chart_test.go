@@ -170,7 +170,7 @@ func checkValues(t *testing.T, args ...string) {
 	}
 }
 
-// conform holds a stream of so many objects against the strict schemas.
+// conform checks a stream of that many objects against the strict schemas.
 func conform(t *testing.T, rendered string, objects int) {
 	t.Helper()
 	out, err := run(strings.NewReader(rendered), tool("kubeconform"), "-strict", "-summary", "-output", "json",

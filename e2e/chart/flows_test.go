@@ -142,7 +142,7 @@ func residents(objects []object) map[*place][]socket {
 			for k := range labels {
 				p.labels[k] = text(labels, k)
 			}
-			sockets := []socket{{9901, "TCP"}} // Envoy's admin page, which nobody shall reach
+			sockets := []socket{{9901, "TCP"}} // Envoy's admin page, which must not be reachable
 			ports(d, func(q any) {
 				p.ports[text(q, "name")] = number(q, "containerPort")
 				sockets = append(sockets, socket{number(q, "containerPort"), "TCP"})

@@ -177,10 +177,10 @@ func build(t *testing.T, s stage, args map[string]string, cold string) string {
 	return filepath.Join(dir, "out", "kvlane")
 }
 
-// The build steps, twice in different folders: a static binary that knows its
-// version, the same bytes each time. The second compiles and links all of Kvlane
-// again, without a build cache that could hand on what the first made; the tool that
-// writes the bill comes from the cache.
+// The build steps, twice in different folders: a static binary with its version, the same
+// bytes each time. The second time all of Kvlane is compiled and linked again, without a
+// build cache that could return the first result; the tool that writes the bill comes from
+// the cache.
 func TestImageBuild(t *testing.T) {
 	stages, _ := dockerfile(t)
 	args := map[string]string{"TARGETOS": runtime.GOOS, "TARGETARCH": runtime.GOARCH, "VERSION": "v1.2.3-test"}

@@ -215,7 +215,7 @@ func selected(t *testing.T, by object, labels any, deployments []object) object 
 	return found[0]
 }
 
-// within says that all of some labels are among others.
+// within reports whether all of some labels are among others.
 func within(some, others any) bool {
 	s, _ := some.(map[string]any)
 	o, _ := others.(map[string]any)

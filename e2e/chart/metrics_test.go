@@ -150,7 +150,7 @@ func TestExpressions(t *testing.T) {
 	}
 }
 
-// What a summary says of an alert is a label that its expression keeps.
+// Labels that an alert's summary uses must be kept by its expression.
 func TestAlertLabels(t *testing.T) {
 	mentioned := regexp.MustCompile(`\$labels\.([a-z]+)`)
 	n := 0

@@ -11,10 +11,10 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// What follows judges connections by NetworkPolicies as networking.k8s.io/v1 says:
-// a pod that a policy selects is closed in that policy's directions but for what
-// some policy's rule lets through; a connection needs both of its ends. Nodes reach
-// their own pods always, so a kubelet's probes are no matter of policies.
+// The following evaluates NetworkPolicies by the rules of networking.k8s.io/v1: a pod
+// selected by a policy is closed in that policy's directions except for what a rule allows;
+// a connection must be allowed at both ends. Nodes can always reach their own pods, so
+// policies do not affect a kubelet's probes.
 
 // policy is a NetworkPolicy. It is read strictly: a field that is not here cannot be
 // judged.
@@ -144,21 +144,20 @@ func namespaceLabels(name string, further map[string]map[string]string) map[stri
 // world is where policies hold.
 type world struct {
 	policies   []policy
-	namespaces map[string]map[string]string // labels beside the name
+	namespaces map[string]map[string]string // labels besides the name
 }
 
-// lets says whether a connection comes about.
+// lets reports whether a connection is allowed.
 func (w *world) lets(from, to *place, at socket) bool {
 	return w.out(from, to, at) && w.in(from, to, at)
 }
 
-// out says whether the end from which a connection goes lets it through, in the end
-// to which it goes.
+// out reports whether the source of a connection allows it.
 func (w *world) out(from, to *place, at socket) bool { return w.open("Egress", from, to, to, at) }
 func (w *world) in(from, to *place, at socket) bool  { return w.open("Ingress", to, from, to, at) }
 
-// open says whether one end of a connection, the pod's, lets it through. Ports are
-// those of the pod that it goes to.
+// open reports whether one end of a connection, the pod's, allows it. Ports are those of
+// the destination pod.
 func (w *world) open(direction string, pod, peer, to *place, at socket) bool {
 	closed := false
 	for i := range w.policies {

@@ -62,7 +62,7 @@ func TestSidecarRunsPrefillAndDecode(t *testing.T) {
 	launch(t, kvlane, "serve", "--config", write(t, "kvlane.yaml", file))
 	launch(t, envoy, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error", "--config-path", write(t, "envoy.yaml", bootstrap))
 
-	// ask says who served a prompt of so many words, "" for nobody.
+	// ask returns which worker served a prompt of that many words, "" if none did.
 	ask := func(n, words int) (status int, target, prefill, answer string) {
 		body, err := json.Marshal(map[string]any{"model": "Qwen/Qwen3-8B", "prompt": fmt.Sprint("number ", n, strings.Repeat(" and so on", words/3)), "max_tokens": 4})
 		if err != nil {

@@ -210,7 +210,7 @@ monitoring.dashboard.labels.grafana_dashboard         operation    "2"
 monitoring.dashboard.annotations                      operation    {"folder": "x"}
 `
 
-// leaves are the paths of values that are no maps with further ones.
+// leaves are the paths of values without nested values.
 func leaves(v any, path string) (all []string) {
 	m, ok := v.(map[string]any)
 	if !ok || len(m) == 0 {
@@ -222,7 +222,7 @@ func leaves(v any, path string) (all []string) {
 	return all
 }
 
-// takes says where Kvlane would refuse its file of a rendering.
+// takes fails the test if Kvlane rejects its configuration in a rendering.
 func takes(t *testing.T, what, rendered string) {
 	t.Helper()
 	files := 0

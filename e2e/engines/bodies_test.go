@@ -13,7 +13,7 @@ import (
 // oddBodies is how many bodies of bodies.py are put to each endpoint.
 const oddBodies = 200
 
-// oddAPIs are bodies.py's APIs and the endpoints that tell what the engine makes of them.
+// oddAPIs are bodies.py's APIs and the endpoints that show how the engine interprets them.
 var oddAPIs = map[*kind]map[string]string{
 	vllm: {"chat": "/v1/chat/completions/render", "completions": "/v1/completions/render", "messages": "/v1/messages/render",
 		"responses": "/v1/responses/render", "tokenize": "/tokenize"},
@@ -49,7 +49,7 @@ func (b *bed) refusals() {
 	}
 }
 
-// compareOdd says what became of a body, and reports a difference.
+// compareOdd returns the outcome of a body, and reports a difference.
 func (b *bed) compareOdd(path string, body, line []byte) string {
 	b.t.Helper()
 	var ours struct {

@@ -136,7 +136,7 @@ func launch(t *testing.T, k *kind) *engine {
 	return e
 }
 
-// kill ends the engine's processes at once.
+// kill ends the engine's processes immediately.
 func (e *engine) kill() {
 	_ = syscall.Kill(-e.process.Pid, syscall.SIGKILL)
 	<-e.exited

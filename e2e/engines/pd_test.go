@@ -384,7 +384,8 @@ func (p *pair) tiny() {
 	p.splits("one block and a token", "/v1/completions", completion(spread("and one", p.block+1)))
 }
 
-// prefillUsage: the client is told what prefill had cached, of which decode knows nothing.
+// prefillUsage: the client gets the number of tokens cached at prefill, which decode does
+// not know.
 func (p *pair) prefillUsage() {
 	for _, streamed := range []bool{false, true} {
 		body, what := completion(prose(fmt.Sprint("usage", streamed), 150)), "known to prefill"
@@ -411,7 +412,7 @@ func (p *pair) diesBetween() {
 	}
 }
 
-// gone: the prefill engine refuses connections; nobody waits for it.
+// gone: the prefill engine refuses connections; requests do not wait for it.
 func (p *pair) gone() {
 	p.relay.Close()
 	p.stays("its leg is refused", "/v1/completions", completion(prose("gone", 150)))

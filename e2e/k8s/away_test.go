@@ -18,13 +18,13 @@ import (
 	"time"
 )
 
-// warmsUp adds a replica of Kvlane where engines have told much already: when it
-// says that it is ready, it has read of each engine what the others have.
+// warmsUp adds a replica of Kvlane after engines have published many events: when it
+// reports ready, it must hold the same state of each engine as the others.
 func warmsUp(t *testing.T, c *cluster, in, chat string) {
 	for i := range 6 {
 		c.ask(t, in, chat, chatBody("demo", essay(fmt.Sprint("warm ", i), 120), false))
 	}
-	const tries, bound = 3, 10 * time.Second // a replica waits for feeds for so long at most
+	const tries, bound = 3, 10 * time.Second // a replica waits for feeds this long at most
 	for try := 1; ; try++ {
 		known := map[string]uint64{}
 		var before []string
@@ -131,9 +131,9 @@ func (r *firstRead) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
-// expects sends a body with "Expect: 100-continue" and says whether the client was
-// told to go on before it sent the body. If it was not, it goes on by itself after
-// two seconds, and may be told later.
+// expects sends a body with "Expect: 100-continue" and reports whether the client got 100
+// Continue before it sent the body. Otherwise it sends the body after two seconds, and may
+// get it later.
 func expects(ctx context.Context, url string) (bool, error) {
 	var told, toldFirst atomic.Bool
 	body := &firstRead{Reader: bytes.NewReader(bytes.Repeat([]byte("x"), 2<<20)), f: func() { toldFirst.Store(told.Load()) }}
@@ -162,7 +162,7 @@ func expects(ctx context.Context, url string) (bool, error) {
 	return toldFirst.Load(), nil
 }
 
-// expectation waits until clients are told to go on, or are not.
+// expectation waits until clients get 100 Continue, or do not.
 func expectation(t *testing.T, url string, want bool) {
 	t.Helper()
 	eventually(t, reasonable, fmt.Sprintf("100-continue: %v", want), func() error {

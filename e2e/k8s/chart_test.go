@@ -229,8 +229,8 @@ func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
 	r.end(t)
 }
 
-// proxiesStay replaces Envoy's pods while there is no Kvlane to tell them of workers:
-// those before them serve until it is back.
+// proxiesStay replaces Envoy's pods while Kvlane is down and cannot send them workers: the
+// old pods serve until it is back.
 func proxiesStay(t *testing.T, c *cluster, r *release, chat string) {
 	t.Helper()
 	r.put(t, "upgrade") // fails open

@@ -41,8 +41,8 @@ var conformant = []string{
 	"InferencePoolResolvedRefsCondition",
 }
 
-// suite runs the conformance tests, for so long at most, and returns those that
-// passed and failed, and what was written.
+// suite runs the conformance tests, bounded by bound, and returns those that passed and
+// failed, and the output.
 func (c *cluster) suite(t *testing.T, name string, bound time.Duration, flags ...string) (passed, failed []string, log string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), bound)
@@ -94,8 +94,8 @@ func conformance(t *testing.T, c *cluster) {
 			return err
 		})
 	}
-	// Left alone, the test goes on trying for minutes; that it sees the wrong pods
-	// again and again is enough.
+	// The test itself would retry for minutes; it is enough that it sees the wrong pods
+	// repeatedly.
 	const wrong, bound = "expected pod name to start with", 45 * time.Second
 	passed, _, log := c.suite(t, "negative-control", bound, "-run-test", followsRouting)
 	if slices.Contains(passed, followsRouting) {

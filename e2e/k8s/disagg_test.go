@@ -32,9 +32,9 @@ func disaggregatedInAllShapes(t *testing.T, c *cluster) {
 	}
 }
 
-// disaggregated is the chart with prefill and decode apart, the roles by label,
-// behind a Gateway of a class, or with an Envoy of its own. In mode sidecar prefill
-// legs go through Envoy, else from Kvlane to the worker.
+// disaggregated is the chart with separate prefill and decode workers, the roles by label,
+// behind a Gateway of a class, or with an Envoy of its own. In mode sidecar prefill legs go
+// through Envoy, else from Kvlane to the worker.
 func disaggregated(t *testing.T, c *cluster, in, class string, values ...string) {
 	r := &release{c: c, in: in, values: append(slices.Clone(values),
 		"config.disagg.connector=nixl", "config.routing.disagg.mode=threshold", "config.routing.disagg.threshold=64")}
@@ -85,7 +85,7 @@ func disaggregated(t *testing.T, c *cluster, in, class string, values ...string)
 			t.Fatalf("without a prefill worker: %d by %q %.300s %v", alone.status, alone.target, alone.body, err)
 		}
 		if n := c.metric(t, in, legs) - before; n != 0 {
-			return fmt.Errorf("%v legs to a pod that is gone", n) // Kvlane is told in a moment
+			return fmt.Errorf("%v legs to a pod that is gone", n) // Kvlane learns of it with a short delay
 		}
 		return nil
 	})

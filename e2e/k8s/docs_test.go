@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// substitution is what the bed runs in place of something on a page that cannot be
-// had here: no container engine, no registry, no downloads but Go modules.
+// substitution is what runs in place of a command on a page that cannot run here: there is
+// no container engine, no registry, and no downloads except Go modules.
 type substitution struct {
 	page, here string // literally; $WALK is the walk's name, upper-case names are variables of the shell
 	why        string
@@ -45,7 +45,7 @@ var substitutions = []substitution{
 	{"kubectl port-forward service/kvlane 8080:80 &\nGATEWAY=127.0.0.1:8080\n", "GATEWAY=$(kubectl get service kvlane -o jsonpath='{.spec.clusterIP}')\n", "forwarding is a kubelet's work; the Service's own address serves"},
 }
 
-// substituted is a page's text as the bed runs it.
+// substituted is a page's text with its substitutions.
 func substituted(text, walk string) string {
 	for _, s := range substitutions {
 		text = strings.ReplaceAll(text, s.page, strings.ReplaceAll(s.here, "$WALK", walk))
@@ -123,9 +123,9 @@ func (p page) commands(t *testing.T, sections ...string) (blocks []string) {
 	return blocks
 }
 
-// TestPagesAreFollowedWhole holds pages, walks and substitutions together: no
-// command is left out, none is substituted that is not there, and the versions are
-// those that the bed runs.
+// TestPagesAreFollowedWhole checks that pages, walks and substitutions are consistent:
+// every command is run, every substitution matches a command, and the versions are those
+// that the tests run.
 func TestPagesAreFollowedWhole(t *testing.T) {
 	var all strings.Builder
 	for _, name := range []string{istioPage, sidecarPage, gatewayPage} {
@@ -175,8 +175,8 @@ func TestPagesAreFollowedWhole(t *testing.T) {
 	}
 }
 
-// shell runs commands as somebody does who copies them: in the project's folder,
-// with kubectl and helm set to a context of the walk's own.
+// shell runs commands as a user who copies them: in the project's folder, with kubectl and
+// helm set to the walk's own context.
 func (c *cluster) shell(t *testing.T, walk, commands string) (string, error) {
 	t.Helper()
 	file := filepath.Join(c.dir, "kubeconfig-"+walk)

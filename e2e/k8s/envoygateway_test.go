@@ -185,8 +185,8 @@ func chartBehindEnvoyGateway(t *testing.T, c *cluster) {
 
 const echoNamespace = "echo"
 
-// echoBehindEnvoyGateway is a second gateway, of servers that tell what they got,
-// and its address.
+// echoBehindEnvoyGateway returns the address of a second gateway, of servers that echo
+// their requests.
 func (c *cluster) echoBehindEnvoyGateway(t *testing.T) string {
 	t.Helper()
 	c.applyText(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+echoNamespace+"}}")
@@ -396,7 +396,7 @@ func replicasDecide(t *testing.T, c *cluster, in, chat string) {
 	everyReplica(t, c, in, before)
 }
 
-// everyReplica says which replicas have decided nothing since.
+// everyReplica fails the test for each replica that has made no decision since before.
 func everyReplica(t *testing.T, c *cluster, in string, before map[string]float64) {
 	t.Helper()
 	after := c.decided(t, in)

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// shutdownManager is Envoy Gateway's helper beside its Envoy, which is not run.
+// shutdownManager is the helper container of Envoy Gateway's Envoy, which is not run.
 const shutdownManager = "gateway-dev"
 
 func imageName(c *container) string {
@@ -59,8 +59,8 @@ func (s *sandbox) run(c *container) error {
 	return fmt.Errorf("no program for image %s", c.Image)
 }
 
-// has says why the node has no image for a container of Kvlane. Only images of the
-// test and those that a page had loaded are there.
+// has returns why the node has no image for a container of Kvlane. Only the test's images
+// and those that a page has loaded exist.
 func (n *node) has(c *container) error {
 	if strings.HasSuffix(c.Image, "kvlane:test") {
 		return nil
@@ -202,7 +202,7 @@ func (s *sandbox) runEnvoy(c *container) error {
 		args = append(append([]string(nil), c.Command[1:]...), args...)
 	}
 	argv := append([]string{"/envoy.bin"}, expand(args, env)...)
-	for i := range argv { // Envoy Gateway is no pod here
+	for i := range argv { // Envoy Gateway does not run in a pod here
 		argv[i] = strings.ReplaceAll(argv[i], "envoy-gateway."+egNamespace+".svc.cluster.local.", hostIP)
 	}
 	resolv := filepath.Join(root, "etc/resolv.conf")

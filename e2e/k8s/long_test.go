@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// long begins answers that their engines hold in the middle, which those of load are
-// too short for. The returned function lets them go on and wants each one whole; it
-// is called once.
+// long starts answers that their engines pause in the middle, because those of load are too
+// short. The returned function resumes them and requires that each one is complete; call it
+// once.
 func (c *cluster) long(t *testing.T, in, chat string) (finish func()) {
 	t.Helper()
 	const answers, held, tokens = 4, 20, 32
@@ -65,7 +65,7 @@ func event(lines *bufio.Scanner) string {
 	return ""
 }
 
-// pieces reads so many tokens.
+// pieces reads n tokens.
 func pieces(lines *bufio.Scanner, n int) error {
 	for i := range n {
 		if data := event(lines); !strings.Contains(data, `"delta"`) {
@@ -75,7 +75,7 @@ func pieces(lines *bufio.Scanner, n int) error {
 	return nil
 }
 
-// remaining reads so many tokens and the end.
+// remaining reads n tokens and the end.
 func remaining(lines *bufio.Scanner, n int) error {
 	if err := pieces(lines, n); err != nil {
 		return err
@@ -86,11 +86,11 @@ func remaining(lines *bufio.Scanner, n int) error {
 	return nil
 }
 
-// road says what becomes of an answer when the Kvlane that chose its worker ends.
+// road is how an answer is affected when the Kvlane that chose its worker ends.
 type road int
 
 const (
-	past    road = iota // it does not pass through Kvlane, and goes on
+	past    road = iota // it does not pass through Kvlane, and continues
 	through             // it passes through Kvlane, which waits for its end
 )
 
@@ -118,7 +118,7 @@ func replacesKvlane(t *testing.T, c *cluster, in, chat string, answers road) {
 	c.nothingBooked(t, in)
 }
 
-// meanwhile does something while the caller goes on, and returns how to wait for it.
+// meanwhile runs f concurrently, and returns how to wait for it.
 func meanwhile(f func()) (wait func()) {
 	done := make(chan struct{})
 	go func() {

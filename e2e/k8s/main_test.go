@@ -25,7 +25,7 @@ const (
 	insideOf = "KVLANE_K8S_INSIDE" // set in the process that runs the tests: the folder for logs and pods
 )
 
-// missing says why the tests cannot run here, "" if they can.
+// missing is why the tests cannot run here, "" if they can.
 var missing string
 
 func TestMain(m *testing.M) {
@@ -67,7 +67,7 @@ func reexec() int {
 	}
 	ends := make(chan os.Signal, 1)
 	signal.Notify(ends, os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT)
-	// Who is killed cannot clean up: then the kernel does it.
+	// A killed process cannot clean up: then the kernel does it.
 	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGTERM), 0, 0, 0); err != nil {
 		fmt.Fprintln(os.Stderr, "prctl:", err)
@@ -76,7 +76,7 @@ func reexec() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), insideOf+"="+dir)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	// A process group of its own: of ^C it hears nothing but its end.
+	// Its own process group, so that it does not get ^C.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		fmt.Fprintln(os.Stderr, "needs network, mount and PID namespaces, which this machine does not give:", err)

@@ -212,7 +212,7 @@ func (s *sandbox) inside(f func() error) error {
 	}
 	err := f()
 	if back := unix.Setns(s.n.host, unix.CLONE_NEWNET); back != nil {
-		panic(back) // this thread would go on in the wrong network
+		panic(back) // this thread would continue in the wrong network
 	}
 	return err
 }
@@ -451,7 +451,8 @@ func (n *node) sandboxes(namespace string, labels map[string]string) []*sandbox 
 	return out
 }
 
-// leaving says which pod of a namespace is being stopped, nil if none is.
+// leaving returns an error that names a pod of a namespace that is being stopped, nil if
+// there is none.
 func (n *node) leaving(namespace string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

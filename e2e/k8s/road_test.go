@@ -66,7 +66,7 @@ func chatBody(model, text string, stream bool) []byte {
 	return body
 }
 
-// essay is text of about so many words that no other prompt begins with.
+// essay is a unique text of about that many words.
 func essay(name string, words int) string {
 	return "Essay " + name + ". " + strings.Repeat("The river carries the boats past the mill to the sea. ", words/11)
 }
@@ -138,7 +138,7 @@ func steadily(t *testing.T, url string, told bool, change func()) {
 	}
 }
 
-// ready waits until a Deployment has so many available pods and no other one.
+// ready waits until a Deployment has that many available pods and no other ones.
 func (c *cluster) ready(t *testing.T, namespace, name string, replicas int) {
 	t.Helper()
 	eventually(t, 90*time.Second, fmt.Sprintf("%d pods of %s", replicas, name), func() error {
@@ -329,8 +329,8 @@ func envoyFilter(t *testing.T, c *cluster) {
 	failsOpen(t, c, in, chat)
 }
 
-// longPrompt sends more than Envoy's usual limit of 1 MiB. The engine refuses so
-// long a prompt itself; a 413 would be the gateway's.
+// longPrompt sends more than Envoy's usual limit of 1 MiB. The engine itself refuses a
+// prompt of that length; a 413 would be the gateway's.
 func longPrompt(t *testing.T, chat string) {
 	r, err := post(t.Context(), chat, chatBody("demo", strings.Repeat("long ", 3<<20/5), false))
 	if err != nil || r.status != http.StatusBadRequest {
@@ -338,7 +338,7 @@ func longPrompt(t *testing.T, chat string) {
 	}
 }
 
-// sidecar is Envoy beside Kvlane in one pod.
+// sidecar is Envoy and Kvlane in one pod.
 func sidecar(t *testing.T, c *cluster) {
 	const in = "sidecar"
 	c.namespace(t, in)
@@ -438,9 +438,9 @@ func (c *cluster) cursors(t *testing.T, in string) (all map[string]map[string]ui
 	return all
 }
 
-// ask sends a request, and returns when all replicas have read what the engine
-// that answered told of it and its load is off the books, so that nothing but its
-// cache speaks for or against a worker.
+// ask sends a request, and returns when all replicas have read the events of the engine
+// that answered and its load is no longer booked, so that only its cache distinguishes
+// workers.
 func (c *cluster) ask(t *testing.T, in, chat string, body []byte) reply {
 	t.Helper()
 	before := c.cursors(t, in)
@@ -503,8 +503,8 @@ matches: [{path: {type: PathPrefix, value: /weighted}}], backendRefs: [{group: i
 	c.kubectl(t, "", "delete", "httproute/weighted")
 }
 
-// followsPicks plays conversations of two turns: the second turn goes to the
-// worker and rank of the first, and the engine says that it had the prompt.
+// followsPicks plays conversations of two turns: the second turn goes to the worker and
+// rank of the first, and the engine reports the prompt as cached.
 func followsPicks(t *testing.T, c *cluster, in, chat string) {
 	t.Helper()
 	targets := map[string]bool{}
@@ -602,7 +602,8 @@ func relabels(t *testing.T, c *cluster, chat string) {
 	c.ready(t, ns, "llm", 2)
 }
 
-// pickerGone kills both pickers: pods that are listed and refuse, then nobody.
+// pickerGone kills both pickers: at first the pods are listed and refuse, then there are
+// none.
 func pickerGone(t *testing.T, c *cluster, url string) {
 	pickers := c.node.sandboxes(ns, map[string]string{"app": "kvlane"})
 	if len(pickers) != 2 {

@@ -114,12 +114,12 @@ func (n *node) serve(s *service, pods []pod) (*clusterService, error) {
 	return p, nil
 }
 
-// leadsTo says whether a pod is behind the Service.
+// leadsTo reports whether a pod is behind the Service.
 func (s *service) leadsTo(p *pod) bool {
 	return p.Metadata.Namespace == s.Metadata.Namespace && p.ready() && p.Metadata.DeletionTimestamp == nil && selects(s.Spec.Selector, p.Metadata.Labels)
 }
 
-// leads says whether there is a pod behind it.
+// leads reports whether any pod is behind the Service.
 func (p *clusterService) leads() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

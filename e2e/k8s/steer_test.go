@@ -97,9 +97,8 @@ func steersNot(t *testing.T, c *cluster, in, chat string) {
 	}
 }
 
-// failsOpen kills Kvlane: requests go on to workers that Envoy chooses, whatever the
-// client says of it, which the engine does not get to see either. Kvlane's pods stay
-// listed, and dead.
+// failsOpen kills Kvlane: requests go to workers that Envoy chooses, and headers with which
+// clients try to choose are not forwarded to engines. Kvlane's dead pods stay listed.
 func failsOpen(t *testing.T, c *cluster, in, chat string) {
 	t.Helper()
 	for _, s := range c.node.pickers(in) {

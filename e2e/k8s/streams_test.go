@@ -21,9 +21,8 @@ func streams(t *testing.T, c *cluster, in, chat string) {
 	}
 }
 
-// streamed holds every engine's answer behind its third token, and lets it go on
-// only when the client has what was made until then: whoever on the road keeps
-// pieces back until the end, waits until ctx ends.
+// streamed pauses every engine's answer after its third token, and resumes it only when the
+// client has got the tokens so far: a hop that buffers until the end waits until ctx ends.
 func (c *cluster) streamed(t *testing.T, ctx context.Context, in, chat string) error {
 	t.Helper()
 	const held, tokens = 3, 8 // of chatBody

@@ -94,7 +94,8 @@ func units(t reflect.Type) *jsonschema.Schema {
 	return nil
 }
 
-// keysInComments writes the names of Go fields as the configuration's keys: the schema's readers know no others.
+// keysInComments replaces the names of Go fields by the configuration's keys, the only
+// names that readers of the schema know.
 func keysInComments(comments map[string]string) {
 	keys := map[string]string{}
 	collectKeys(reflect.TypeFor[config.Routing](), keys)
@@ -126,7 +127,7 @@ func collectKeys(t reflect.Type, keys map[string]string) {
 	}
 }
 
-// name tells the sections of packages apart.
+// name distinguishes sections of different packages.
 func name(t reflect.Type) string {
 	if p := path.Base(t.PkgPath()); t.Name() != "" && p != "config" {
 		return p + "." + t.Name()
