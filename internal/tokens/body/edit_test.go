@@ -57,11 +57,11 @@ func TestApplyKeepsEveryOtherByte(t *testing.T) {
 func TestApplyRefusesWhatIsNoObject(t *testing.T) {
 	for _, body := range []string{``, `[]`, `"a"`, `{`, `{"a"`} {
 		if out, err := Apply(nil, []byte(body), Set([]byte("1"), "a")); err == nil {
-			t.Errorf("%q gave %q", body, out)
+			t.Errorf("%q: got %q and no error, want one", body, out)
 		}
 	}
 	if _, err := Apply(nil, []byte(`{}`), Delete()); err == nil {
-		t.Error("an edit without a path was accepted")
+		t.Error("got no error for an edit without a path, want one")
 	}
 }
 

@@ -74,7 +74,7 @@ func TestMemoIsBounded(t *testing.T) {
 		}
 	}
 	if m.Bytes() == 0 {
-		t.Error("nothing was kept")
+		t.Error("got an empty memo, want kept bodies")
 	}
 }
 
@@ -87,7 +87,7 @@ func TestMemoIsSafeForConcurrentUse(t *testing.T) {
 				body := []byte(fmt.Sprintf(`{"n":%d}`, (i+w)%20))
 				r, err := m.Parse(Chat, body)
 				if err != nil || string(r.Body) != string(body) {
-					t.Errorf("%s: %v", body, err)
+					t.Errorf("%s: got body %s, %v, want an equal body", body, r.Body, err)
 					return
 				}
 				if v, ok := r.Attached("k"); ok && v != string(body) {

@@ -106,11 +106,11 @@ func TestConversationIDOrder(t *testing.T) {
 func TestAppendIDs(t *testing.T) {
 	got, err := AppendIDs(nil, []byte("[1, 0 ,4294967295\n]"))
 	if err != nil || !reflect.DeepEqual(got, []uint32{1, 0, 4294967295}) {
-		t.Errorf("%v %v", got, err)
+		t.Errorf("got %v, %v, want [1 0 4294967295]", got, err)
 	}
 	for _, bad := range []string{`[-1]`, `[1.0]`, `[1e2]`, `[4294967296]`, `["a"]`, `[null]`, `5`, `[[1]]`} {
 		if _, err := AppendIDs(nil, []byte(bad)); err == nil {
-			t.Errorf("%s was accepted", bad)
+			t.Errorf("%s: got no error, want one", bad)
 		}
 	}
 }
@@ -123,12 +123,12 @@ func TestTextDecodesAsReference(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := AppendText(nil, raw); err != nil || string(got) != want {
-			t.Fatalf("%s: %q, %v", raw, got, err)
+			t.Fatalf("%s: got %q, %v, want %q", raw, got, err, want)
 		}
 	})
 	for _, lone := range []string{`"\ud800"`, `"\udc00x"`, `"\ud800\u0041"`, `"\ud83d\ud83d"`} {
 		if _, err := AppendText(nil, []byte(lone)); err != ErrLoneSurrogate { //nolint:errorlint // the API promises this exact value
-			t.Errorf("%s: %v", lone, err)
+			t.Errorf("%s: got %v, want ErrLoneSurrogate", lone, err)
 		}
 	}
 }
@@ -156,7 +156,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if !json.Valid(body) {
-			t.Fatalf("accepted %q", body)
+			t.Fatalf("%q: got no error, want one", body)
 		}
 		var fields map[string]json.RawMessage
 		if err := json.Unmarshal(body, &fields); err != nil {

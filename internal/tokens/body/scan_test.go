@@ -103,7 +103,7 @@ func TestPythonsJSON(t *testing.T) {
 func TestBodyMustBeObject(t *testing.T) {
 	for _, body := range []string{`[]`, `1`, `"a"`, `null`} {
 		if _, err := Parse(Chat, []byte(body)); err == nil || !strings.Contains(err.Error(), "object") {
-			t.Errorf("%s: %v", body, err)
+			t.Errorf("%s: got %v, want an error about an object", body, err)
 		}
 	}
 }
@@ -118,7 +118,7 @@ func TestDepthIsBounded(t *testing.T) {
 	for _, body := range [][]byte{deep(MaxDepth), []byte(`{"a":` + strings.Repeat("[", 10<<20)), []byte(`{"a":` + strings.Repeat(`{"b":[`, 10<<10))} {
 		_, err := Parse(Chat, body)
 		if unread, ok := errors.AsType[*UnreadError](err); !ok || !strings.HasPrefix(unread.Reason, "it is nested deeper than 512 at byte ") {
-			t.Errorf("%.20s: %v", body, err)
+			t.Errorf("%.20s: got %v, want an UnreadError about the depth", body, err)
 		}
 	}
 }

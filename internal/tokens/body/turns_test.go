@@ -117,7 +117,7 @@ func TestDroppedTurnsServeAgain(t *testing.T) {
 	parse(0)
 	e, text, _ := m.turns.find(m.turns.digest(nil, body(0)))
 	if e == nil {
-		t.Fatal("the turn was not kept")
+		t.Fatal("got no cached turn, want one")
 	}
 	before := string(text)
 	for i := range 50 {
@@ -127,17 +127,17 @@ func TestDroppedTurnsServeAgain(t *testing.T) {
 		t.Fatal("there is room for everything: nothing is tested")
 	}
 	if string(text) != before {
-		t.Error("what is being read was overwritten")
+		t.Error("got overwritten text while a reader holds it, want it unchanged")
 	}
 	m.turns.leave(e)
 	if e.text != nil {
-		t.Error("the memory was not given back")
+		t.Error("got text still attached after its last reader left, want it recycled")
 	}
 	again := false
 	for range 50 {
 		again = again || unsafe.SliceData(m.turns.texts.Take(len(before))) == unsafe.SliceData(text)
 	}
 	if !again {
-		t.Error("the memory does not serve again")
+		t.Error("got fresh memory, want the recycled slice")
 	}
 }

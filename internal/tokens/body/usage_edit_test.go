@@ -78,13 +78,13 @@ func TestUsageEditor(t *testing.T) {
 func TestUsageEditorLeavesPiecesAlone(t *testing.T) {
 	e := NewUsageEditor(false, func(dst, usage []byte) []byte { return append(dst, usage...) })
 	if out, changed := e.Edit([]byte(`{"usage":{"prompt_tokens":1},"a":`), false); changed || e.Holds() {
-		t.Errorf("%q", out)
+		t.Errorf("got %q or held bytes, want the piece unchanged and nothing held", out)
 	}
 	if out, changed := e.Edit([]byte(`2}`), true); changed {
-		t.Errorf("%q", out)
+		t.Errorf("got %q, want the piece unchanged", out)
 	}
 	if out, changed := e.Edit(nil, true); changed {
-		t.Errorf("%q", out)
+		t.Errorf("got %q at the end, want nothing", out)
 	}
 }
 

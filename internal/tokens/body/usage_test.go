@@ -66,7 +66,7 @@ func TestUsageIsNotTakenFromGeneratedText(t *testing.T) {
 		u := NewUsageScanner(true)
 		_, _ = u.Write([]byte(`data: {"choices":[{"delta":{"content":` + string(content) + "}}]}\n\n"))
 		if got, ok := u.Usage(); ok {
-			t.Fatalf("%s gave %+v", content, got)
+			t.Fatalf("%s: got %+v, want no usage", content, got)
 		}
 	})
 }
@@ -98,7 +98,7 @@ func TestAppendFailure(t *testing.T) {
 		Messages: `{"type":"error","error":{"type":"overloaded","message":"no \"worker\""}}`,
 	} {
 		if got := AppendFailure(nil, api, f); string(got) != want {
-			t.Errorf("%v: %s", api, got)
+			t.Errorf("%v: got %s, want %s", api, got, want)
 		}
 	}
 }

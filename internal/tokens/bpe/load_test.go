@@ -117,7 +117,7 @@ func TestLoadErrors(t *testing.T) {
 		"nested too deeply": `{"x":` + strings.Repeat("[", 1000),
 	} {
 		if _, err := loadText(s, nil); err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: got no error, want one", name)
 		}
 	}
 	if _, err := Load(fstest.MapFS{}); !errors.Is(err, fs.ErrNotExist) {
@@ -225,7 +225,7 @@ func TestConfig(t *testing.T) {
 		t.Errorf("special tokens %v, want %v", c.Special, want)
 	}
 	if c.ModelMaxLength != 4096 || c.TokenizerClass != "X" || c.ModelType != "m" || !slices.Equal(c.EOSTokenIDs, []uint32{3, 4}) {
-		t.Errorf("%+v", c)
+		t.Errorf("got %+v, want length 4096, class X, type m, EOS ids 3 and 4", c)
 	}
 	if s, ok := c.Template("tool_use"); !ok || s != "T" {
 		t.Errorf("template %q", s)
@@ -235,7 +235,7 @@ func TestConfig(t *testing.T) {
 	}
 	// a special token that is not an added token gets the next id
 	if id, ok := tok.TokenID("</y>"); !ok || id != 261 {
-		t.Errorf("id %d of </y>", id)
+		t.Errorf("</y>: got id %d, want 261", id)
 	}
 	tok, err = loadText(tiny(), map[string]string{
 		"tokenizer_config.json": `{"chat_template":"old"}`, "chat_template.jinja": "new",
@@ -284,7 +284,7 @@ func TestHostileText(t *testing.T) {
 		}
 		for _, s := range []string{"\xff", "a\xed\xa0\x80", "\xc0\x80", "\xf4\x90\x80\x80", "中\xe4\xb8"} {
 			if _, err := tok.Encode(nil, s, false); !errors.Is(err, ErrText) {
-				t.Errorf("%s, %q: %v", name, s, err)
+				t.Errorf("%s, %q: got %v, want ErrText", name, s, err)
 			}
 		}
 	}
@@ -348,7 +348,7 @@ func FuzzLoad(f *testing.F) {
 		for _, s := range []string{"a <x> é\n\nb", config} {
 			ids, err := tok.Encode(nil, s, true)
 			if (err == nil) != utf8.ValidString(s) {
-				t.Fatalf("%q: %v", s, err)
+				t.Fatalf("%q: got %v, want an error exactly for invalid UTF-8", s, err)
 			}
 			for _, id := range ids {
 				tok.Token(id)

@@ -171,7 +171,7 @@ func TestDroppedConversationsServeAgain(t *testing.T) {
 	encode(0)
 	e, known, _ := c.find(c.digest(nil, prompt(0), false))
 	if e == nil {
-		t.Fatal("the prompt was not kept")
+		t.Fatal("got no cached conversation, want one")
 	}
 	text, ids := string(known.text), slices.Clone(known.ids)
 	for i := range 50 {
@@ -181,18 +181,18 @@ func TestDroppedConversationsServeAgain(t *testing.T) {
 		t.Fatal("the cache has room for everything: nothing is tested")
 	}
 	if string(known.text) != text || !slices.Equal(known.ids, ids) {
-		t.Error("what is being read was overwritten")
+		t.Error("got overwritten text while a reader holds it, want it unchanged")
 	}
 	c.leave(e)
 	if e.text != nil || e.ids != nil {
-		t.Error("the memory was not given back")
+		t.Error("got slices still attached after their last reader left, want them recycled")
 	}
 	again := false
 	for range 50 {
 		again = again || unsafe.SliceData(c.texts.Take(len(text))) == unsafe.SliceData(known.text)
 	}
 	if !again {
-		t.Error("the memory does not serve again")
+		t.Error("got fresh memory, want the recycled slice")
 	}
 }
 

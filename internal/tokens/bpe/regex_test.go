@@ -39,7 +39,7 @@ func TestRegexIsBounded(t *testing.T) {
 		t.Errorf("through the cache: got %v, want an error", err)
 	}
 	if ids, err := tok.Encode(nil, "aaab", false); err != nil || !slices.Equal(ids, []uint32{'a', 'a', 'a', 'b'}) {
-		t.Errorf("%v (%v)", ids, err)
+		t.Errorf("got %v (%v), want the ids of a, a, a, b", ids, err)
 	}
 }
 

@@ -68,7 +68,7 @@ func TestAStopEndsTheWork(t *testing.T) {
 				w.watch = watch{stop: closed(), left: later}
 				got, err := w.encode(nil, text, 0)
 				if !errors.Is(err, ErrStopped) {
-					t.Fatalf("%s, %s: %d ids, %v", shape, name, len(got), err)
+					t.Fatalf("%s, %s: got %d ids, %v, want ErrStopped", shape, name, len(got), err)
 				}
 				// a byte has at most two ids
 				if limit := 2 * (later + lookEvery); len(got) > limit || len(got) > 0 && len(got) >= len(want) {
@@ -124,7 +124,7 @@ func TestNobodyWaitsForAHugeWordInVain(t *testing.T) {
 	}()
 	close(stop)
 	if err := <-done; !errors.Is(err, ErrStopped) {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want ErrStopped", err)
 	}
 	huge.give()
 	for range cap(tok.encoders.tickets) {
@@ -132,7 +132,7 @@ func TestNobodyWaitsForAHugeWordInVain(t *testing.T) {
 	}
 	for range cap(tok.encoders.tickets) {
 		if _, err := tok.EncodeUntil(closed(), nil, text, false); !errors.Is(err, ErrStopped) {
-			t.Errorf("%v", err)
+			t.Errorf("got %v, want ErrStopped", err)
 		}
 	}
 	for range cap(tok.encoders.tickets) {
@@ -150,10 +150,10 @@ func TestTheCacheKeepsNothingThatWasStopped(t *testing.T) {
 	text := strings.Repeat(chatMarks["qwen3"][0]+"Where are the maps? "+chatMarks["qwen3"][1], 1000)
 	for range 3 {
 		if _, p, err := c.EncodeUntil(closed(), nil, text, false); !errors.Is(err, ErrStopped) || p.Kept != 0 {
-			t.Fatalf("%+v, %v", p, err)
+			t.Fatalf("got %+v, %v, want ErrStopped and nothing kept", p, err)
 		}
 	}
 	if c.Bytes() != 0 {
-		t.Errorf("%d bytes are kept", c.Bytes())
+		t.Errorf("got %d bytes kept, want 0", c.Bytes())
 	}
 }

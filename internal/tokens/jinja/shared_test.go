@@ -49,7 +49,7 @@ func textField(t testing.TB, d *Dict, name string) string {
 	t.Helper()
 	s, ok := field(t, d, name).AsString()
 	if !ok {
-		t.Fatalf("field %q is not a text", name)
+		t.Fatalf("field %q: got another kind, want a str", name)
 	}
 	return s
 }

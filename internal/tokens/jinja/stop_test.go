@@ -42,7 +42,7 @@ func TestAStopEndsARendering(t *testing.T) {
 		env.Stop = gone
 		got, err = tpl.Render([]byte("before"), vars, env)
 		if e, ok := errors.AsType[*Error](err); !ok || e.Class != "Stopped" || string(got) != "before" {
-			t.Errorf("%s: %v, %.20q", name, err, got)
+			t.Errorf("%s: got %v, %.20q, want Stopped and dst unchanged", name, err, got)
 		}
 	}
 }

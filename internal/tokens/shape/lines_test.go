@@ -26,7 +26,7 @@ func TestEachLineHasOne(t *testing.T) {
 			t.Errorf("%q: %d lines, want %d: %s", in, got, want, &out)
 		}
 		if failed := strings.Contains(out.String(), "error"); failed != (err != nil) {
-			t.Errorf("%q: %v and %s", in, err, &out)
+			t.Errorf("%q: got error %v and output %s, want an error exactly if a line failed", in, err, &out)
 		}
 	}
 }
@@ -62,11 +62,11 @@ func TestRenderLines(t *testing.T) {
 		checkFailed(t, RenderLines(strings.NewReader(in), &out, m, c.opts), 1, 3)
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 		if len(lines) != 3 || lines[0] != c.first || !strings.HasPrefix(lines[1], `{"error":"messages:`) {
-			t.Errorf("%s", &out)
+			t.Errorf("got %s, want three lines, %s first and an error second", &out, c.first)
 		}
 	}
 	if err := RenderLines(strings.NewReader(in), &bytes.Buffer{}, m, RenderOptions{Path: "/v1/files"}); err == nil {
-		t.Error("a path without a prompt was accepted")
+		t.Error("got no error for a path without a prompt, want one")
 	}
 }
 
@@ -77,7 +77,7 @@ func TestRenderContextLines(t *testing.T) {
 	checkFailed(t, RenderContextLines(strings.NewReader(in), &out, "{{ a.b }} {{ strftime_now('%Y-%m-%d') }}", now), 2, 3)
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(lines) != 3 || lines[0] != `{"prompt":"1.0 2026-11-20"}` || !strings.HasPrefix(lines[1], `{"error":"UndefinedError`) || !strings.HasPrefix(lines[2], `{"error":`) {
-		t.Errorf("%s", &out)
+		t.Errorf("got %s, want a prompt and two errors", &out)
 	}
 }
 
@@ -86,6 +86,6 @@ func TestRenderContextLinesOfABrokenTemplate(t *testing.T) {
 	checkFailed(t, RenderContextLines(strings.NewReader("{}\n{}\n"), &out, "{% for %}", time.Time{}), 2, 2)
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(lines) != 2 || !strings.HasPrefix(lines[0], `{"error":"`) || lines[0] != lines[1] {
-		t.Errorf("%s", &out)
+		t.Errorf("got %s, want two equal errors", &out)
 	}
 }

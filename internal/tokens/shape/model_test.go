@@ -437,10 +437,10 @@ func TestDatedTemplatesAreNotRemembered(t *testing.T) {
 
 func TestLoadRefusesABrokenTemplate(t *testing.T) {
 	if _, err := Load(os.DirFS("../models/qwen3"), Options{ChatTemplate: "{% for %}"}); err == nil {
-		t.Error("loaded")
+		t.Error("got no error, want one")
 	}
 	if _, err := Load(os.DirFS(t.TempDir()), Options{}); err == nil {
-		t.Error("loaded an empty directory")
+		t.Error("got no error for an empty directory, want one")
 	}
 }
 
@@ -465,7 +465,7 @@ func TestWithoutATemplateOnlyChatsAreUnknown(t *testing.T) {
 		}
 		res, err := m.Prompt(req, VLLM)
 		if unknown := errors.Is(err, ErrNoTemplate); unknown != (api == body.Chat) || !unknown && len(res.IDs) == 0 {
-			t.Errorf("%s: %v %v", raw, res.IDs, err)
+			t.Errorf("%s: got ids %v, %v, want ErrNoTemplate exactly for a chat", raw, res.IDs, err)
 		}
 	}
 }

@@ -168,7 +168,7 @@ func TestOracleAsksOnlyWhatCanBeAnswered(t *testing.T) {
 		}
 		o := &Oracle{Engine: c.engine, URL: "http://127.0.0.1:1"}
 		if _, _, err := o.IDs(t.Context(), req); !errors.Is(err, ErrNoOracle) {
-			t.Errorf("%v %s: %v", c.engine, c.body, err)
+			t.Errorf("%v %s: got %v, want ErrNoOracle", c.engine, c.body, err)
 		}
 	}
 }
@@ -195,7 +195,7 @@ func TestRemoteRenders(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := r.Prompt(t.Context(), req); err == nil {
-		t.Error("a refusal was swallowed")
+		t.Error("got no error, want a refusal")
 	} else if refusal, ok := errors.AsType[*Refusal](err); !ok || refusal.Status != 400 {
 		t.Errorf("refusal: %v", err)
 	}
@@ -289,7 +289,7 @@ func TestRenderedAPIsAreCompared(t *testing.T) {
 		}})
 		question := append([]byte{byte(api)}, raw...)
 		if d, err := c.ask(t.Context(), question); d != nil || err != nil {
-			t.Errorf("%s: %v, %v", path, d, err)
+			t.Errorf("%s: got %v, %v, want no difference", path, d, err)
 		}
 		f.wrong.Store(true)
 		if d, err := c.ask(t.Context(), question); d == nil || err != nil {

@@ -57,7 +57,7 @@ func TestHostileRequests(t *testing.T) {
 			done.Go(func() {
 				_, err := m.Prompt(req, VLLM)
 				if raised, ok := errors.AsType[*jinja.Error](err); !errors.Is(err, errTemplatesBusy) && (!ok || raised.Class != "ResourceLimit") {
-					t.Errorf("%.60s: %v", source, err)
+					t.Errorf("%.60s: got %v, want ResourceLimit or errTemplatesBusy", source, err)
 				}
 			})
 		}
@@ -70,7 +70,7 @@ func TestHostileRequests(t *testing.T) {
 		t.Logf("%d MB of heap at most", got>>20)
 	}
 	if !templateShare.TryAcquire(templateMemory) {
-		t.Fatal("a share did not come back")
+		t.Fatal("got less than the whole share back, want all of it")
 	}
 	defer templateShare.Release(templateMemory)
 	if _, err := m.Prompt(chatWith(t, "{{ messages[0].content }} busy"), VLLM); !errors.Is(err, errTemplatesBusy) {
