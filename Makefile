@@ -67,6 +67,7 @@ packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | gr
 test: envoy $(GOTESTSUM) ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
 	@rm -rf $(RERUNS); mkdir -p $(RERUNS)
 	$(GOTESTSUM) --packages ./internal/tokens/bpe -- -vet=off -run '^($(SERIAL))$$'
+	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^TestCostOf'
 	$(GOTESTSUM) --packages $(call packages,-v) -- $(TEST_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
 	$(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(TEST_FLAGS) -timeout 20m
 	$(GOTESTSUM) $(call RERUN,e2e) --packages ./e2e -- $(TEST_FLAGS) -timeout 40m
@@ -74,6 +75,7 @@ test: envoy $(GOTESTSUM) ## Passes everything: unit, property and story tests, r
 # `make lint` runs the whole of vet, tests included. The tests of ./e2e run alone. gotestsum lists what was skipped and why.
 TEST_FLAGS := -race -vet=off
 
+# TestCostOf* compare processor time, which the race detector distorts: they run without it.
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
 # find nothing in them. They run once, without it; the other tests of the package encode under it, concurrently too.
 SERIAL := TestGolden|TestEveryCodePointComesBack|TestOneHugeWordTakesBoundedMemory|TestMinTokensIsALowerBound|TestCutsAreSafe
