@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/extproc"
@@ -27,6 +28,17 @@ const (
 	degradedPrefill     = "prefill_failed"
 	degradedNoPrefill   = "no_prefill_target"
 )
+
+// degradedBy names a degradation of the router's as the metric does.
+func degradedBy(reason string) string {
+	switch reason {
+	case "no prefill target":
+		return degradedNoPrefill
+	case "unknown model":
+		return degradedModel
+	}
+	return strings.ReplaceAll(reason, " ", "_")
+}
 
 // degradations are the reasons above that can occur in any installation; their counters are
 // created at start.

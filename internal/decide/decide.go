@@ -212,7 +212,7 @@ func (j *job) survive(ctx, exact context.Context) extproc.Decision {
 	decision, err := j.run(ctx, exact)
 	if err != nil {
 		decision = j.answer(err)
-	} else if j.degraded != "" {
+	} else if decision.Reject == nil && j.degraded != "" {
 		j.d.metrics.Degraded.WithLabelValues(j.degraded).Inc()
 	}
 	done = true

@@ -44,6 +44,7 @@ type work struct {
 	// away. It does not wait then, because a prefill worker may hold its blocks until their
 	// lease ends.
 	again int
+	tried []kvindex.Slot // prefill targets that have failed
 	ex    *routing.Explanation
 }
 
@@ -95,7 +96,7 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 	}
 	w.ex = nil
 	if p.plan.Degraded != "" && w.degraded == "" {
-		w.degraded = degradedNoPrefill
+		w.degraded = degradedBy(p.plan.Degraded)
 	}
 	w.took(observe.StagePlan)
 	if p.plan.Prefill != routing.NoSlot {

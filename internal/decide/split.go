@@ -128,7 +128,6 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 	w.cpu.release()
 	w.r.Hold(true)
 	x := &disagg.Exchange{Request: w.in.body, Path: w.r.Path, ID: w.r.ID, Conversation: w.in.conversation, Decode: w.side(p.decode)}
-	var tried []kvindex.Slot
 	for attempt := 1; ; attempt++ {
 		at := p.prefill
 		if !d.fleet.Still(p.plan.Prefill, at) {
@@ -153,9 +152,9 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 		}
 		if attempt < l.attempts && w.legTime() > 0 {
 			if at.Member != nil && d.fleet.Still(p.plan.Prefill, at) {
-				tried = append(tried, at.Member.Slots...) // its other ranks belong to the same process
+				w.tried = append(w.tried, at.Member.Slots...) // its other ranks belong to the same process
 			}
-			if next := w.movePrefill(p, tried); next != nil {
+			if next := w.movePrefill(p); next != nil {
 				p = next
 				continue
 			}
@@ -251,10 +250,10 @@ func (w *work) failed(p *placed, at *fleet.Endpoint, f *disagg.FailureError) {
 
 // movePrefill books the next prefill target; nil if there is none. A worker that left needs
 // no exclusion, and its slots may already be reused.
-func (w *work) movePrefill(p *placed, tried []kvindex.Slot) *placed {
+func (w *work) movePrefill(p *placed) *placed {
 	d := w.d
 	q := w.query
-	q.Exclude = tried
+	q.Exclude = w.tried
 	next := *p
 	var plan routing.Plan
 	var err error

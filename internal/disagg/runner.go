@@ -106,14 +106,20 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 		res.Decode, err = r.Protocol.Decode(x, nil)
 		return res, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Within)
+	asking, cancel := context.WithTimeout(ctx, c.Within)
 	defer cancel()
-	leg, err := r.Protocol.Prefill(ctx, x)
+	leg, err := r.Protocol.Prefill(asking, x)
 	if err != nil {
 		return res, err
 	}
 	leg.Edits = append(leg.Edits, c.Edits...)
+	if !r.Protocol.AtOnce {
+		ctx = asking // a concurrent leg has the time that decode has
+	}
 	body, err := leg.Body(ctx, x.Request)
+	if err != nil && ctx.Err() != nil {
+		return res, &FailureError{Outcome: broken(ctx, err), Err: err}
+	}
 	if err != nil {
 		return res, err
 	}
@@ -147,18 +153,19 @@ func (r *Runner) concurrent(ctx context.Context, c *Call, send func(context.Cont
 	}
 	running, stop := context.WithTimeout(r.ctx, r.o.Timeout)
 	early := make(chan error) // read until the head start is over
-	late := make(chan struct{})
+	over := make(chan struct{})
+	ended, late := c.Ended, c.Late // the goroutine must not keep the request alive
 	r.wg.Go(func() {
 		defer stop()
 		raw, err := send(running)
-		c.Ended(raw)
+		ended(raw)
 		select {
 		case early <- err:
 			return
-		case <-late:
+		case <-over:
 		}
 		if err != nil {
-			c.Late(AsFailure(err))
+			late(AsFailure(err))
 		}
 	})
 	wait := time.NewTimer(r.o.HeadStart)
@@ -168,10 +175,10 @@ func (r *Runner) concurrent(ctx context.Context, c *Call, send func(context.Cont
 		return res, err
 	case <-ctx.Done():
 		stop()
-		close(late)
+		close(over)
 		return res, &FailureError{Outcome: Cancelled, Err: ctx.Err()}
 	case <-wait.C:
-		close(late)
+		close(over)
 		res.Stop = stop
 		return res, nil
 	}
