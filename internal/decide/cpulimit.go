@@ -56,9 +56,6 @@ func enter(ctx context.Context, c chan struct{}) bool {
 	}
 }
 
-// used is the number of places taken.
-func (l *cpuLimit) used() int { return len(l.all) }
-
 // cpuPlace is a place that one decision holds; the zero value holds none. It belongs to
 // one goroutine.
 type cpuPlace struct {

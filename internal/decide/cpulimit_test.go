@@ -316,3 +316,6 @@ func TestHostileWordsDelayOnlyThemselves(t *testing.T) {
 		b.untouchedByWork()
 	}
 }
+
+// used is the number of places taken.
+func (l *cpuLimit) used() int { return len(l.all) }
