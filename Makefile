@@ -69,11 +69,14 @@ test: envoy $(GOTESTSUM) ## Passes everything: unit, property and story tests, r
 	$(GOTESTSUM) --packages ./internal/tokens/bpe -- -vet=off -run '^($(SERIAL))$$'
 	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^TestCostOf'
 	$(GOTESTSUM) --packages $(call packages,-v) -- $(TEST_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
-	$(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(TEST_FLAGS) -timeout 20m
-	$(GOTESTSUM) $(call RERUN,e2e) --packages ./e2e -- $(TEST_FLAGS) -timeout 40m
+	$(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(TEST_FLAGS) $(UNRACED) -timeout 20m
+	$(GOTESTSUM) $(call RERUN,e2e) --packages ./e2e -- $(TEST_FLAGS) $(UNRACED) -timeout 40m
 
 # `make lint` runs the whole of vet, tests included. The tests of ./e2e run alone. gotestsum lists what was skipped and why.
 TEST_FLAGS := -race -vet=off
+# Under the race detector a tokenizer takes 6 s of processor time to load, and without it in these packages 1 s. Tests that start
+# processes load one each time. The tests of bpe itself run under the detector.
+UNRACED := -gcflags=github.com/kvlane/kvlane/internal/tokens/bpe=-race=false -gcflags=compress/flate=-race=false
 
 # TestCostOf* compare processor time, which the race detector distorts: they run without it.
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
