@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"pgregory.net/rapid"
 )
@@ -280,14 +282,73 @@ func sorted(t *rapid.T, b []byte) string {
 	return string(out)
 }
 
+// applyReference applies edits to the values of encoding/json, one after the other.
+func applyReference(doc map[string]any, e Edit) {
+	at := doc
+	for _, name := range e.path[:len(e.path)-1] {
+		next, ok := at[name].(map[string]any)
+		if !ok {
+			if e.raw == nil {
+				return
+			}
+			next = map[string]any{}
+			at[name] = next
+		}
+		at = next
+	}
+	name := e.path[len(e.path)-1]
+	if delete(at, name); e.raw != nil {
+		at[name] = decoded(e.raw)
+	}
+}
+
+// decoded is the value of a JSON text, with numbers as they are written, and nil if it is none.
+func decoded(text []byte) any {
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.UseNumber()
+	var v any
+	if dec.Decode(&v) != nil {
+		return nil
+	}
+	return v
+}
+
+// Edits do what they do to the values that encoding/json reads, and the bytes beside them stay.
 func FuzzApply(f *testing.F) {
-	f.Add([]byte(`{"a":1,"b":{"c":2}}`), "a", "c")
-	f.Add([]byte(`{"a":1,"b":0,"a":2 , "a":{"c":1,"c":2}}`), "a", "c")
-	f.Add([]byte(`{"c":1,"a":{"c":3,"b":1,"c":4},"c":{},"\u0061":{"\u0063":2,"c":1} }`), "a", "c")
-	f.Fuzz(func(t *testing.T, body []byte, one, two string) {
-		out, err := Apply(nil, body, Set([]byte("1"), one, two), Delete(two))
-		if err == nil && json.Valid(body) && !json.Valid(out) {
-			t.Fatalf("%q became %q", body, out)
+	for ops := range uint8(16) {
+		f.Add([]byte(`{"a":1,"b":{"c":2}}`), "a", "c", ops)
+		f.Add([]byte(`{"a":1,"b":0,"a":2 , "a":{"c":1,"c":2}}`), "a", "c", ops)
+		f.Add([]byte(`{"c":1,"a":{"c":3,"b":1,"c":4},"c":{},"\u0061":{"\u0063":2,"c":1} }`), "a", "c", ops)
+	}
+	f.Fuzz(func(t *testing.T, body []byte, one, two string, ops uint8) {
+		if Valid(body) != nil || !json.Valid(body) {
+			_, _ = Apply(nil, body, Set([]byte("1"), one, two), Delete(two))
+			return
+		}
+		choices := []Edit{Set([]byte(`{"z":[1]}`), one), Delete(one, two), Set([]byte("2.50"), two, one), Delete(two), Set([]byte("null"), one, one, two)}
+		edits := []Edit{choices[ops%5], choices[ops/5%5], choices[ops/25%5]}
+		out, err := Apply([]byte("before"), body, edits...)
+		doc, object := decoded(body).(map[string]any)
+		if object != (err == nil) {
+			t.Fatalf("%q: got error %v, want one exactly if it is no object", body, err)
+		}
+		if err != nil {
+			return
+		}
+		if out = out[len("before"):]; !json.Valid(out) {
+			t.Fatalf("%q with %q became %q, want JSON", body, edits, out)
+		}
+		if limit := len(body) + len(edits)*(3*6*(len(one)+len(two))+64); len(out) > limit {
+			t.Fatalf("got %d bytes of %d, want at most %d", len(out), len(body), limit)
+		}
+		if bytes.Contains(bytes.ToLower(body), []byte(`\ud`)) || !utf8.Valid(body) || !utf8.ValidString(one) || !utf8.ValidString(two) {
+			return // encoding/json makes several keys equal that are not
+		}
+		for _, e := range edits {
+			applyReference(doc, e)
+		}
+		if got := decoded(out); !reflect.DeepEqual(got, any(doc)) {
+			t.Fatalf("%q with %q became %q, want %v", body, edits, out, doc)
 		}
 	})
 }

@@ -166,7 +166,7 @@ type jsonWalk struct {
 	isKey    bool // the current or next string is a key
 	inNumber bool
 	number   int64
-	negative bool
+	noCount  bool // the number is negative, not whole, or too large
 
 	// watch makes walk stop after the opening and closing bracket of each usage object.
 	// usageDepth is the depth of the open one, 0 if none is open.
@@ -203,12 +203,16 @@ func (w *jsonWalk) walk(chunk []byte, u *UsageScanner) int {
 			continue
 		}
 		if w.inNumber {
-			if c-'0' < 10 && w.number < 1<<52 {
+			switch {
+			case c-'0' < 10 && w.number < 1<<52:
 				w.number = w.number*10 + int64(c-'0')
+				continue
+			case c-'0' < 10, c == '.', c == '+', c == '-', c|0x20 == 'e':
+				w.noCount = true
 				continue
 			}
 			w.inNumber = false
-			if c != '.' && c|0x20 != 'e' && !w.negative {
+			if !w.noCount {
 				w.report(u)
 			}
 		}
@@ -269,9 +273,9 @@ func (w *jsonWalk) structure(c byte) {
 	case ':':
 		w.isKey = false
 	case '-':
-		w.inNumber, w.negative, w.number = true, true, 0
+		w.inNumber, w.noCount, w.number = true, true, 0
 	case '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
-		w.inNumber, w.negative, w.number = true, false, int64(c-'0')
+		w.inNumber, w.noCount, w.number = true, false, int64(c-'0')
 	}
 }
 

@@ -2,6 +2,7 @@ package body
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -121,6 +122,16 @@ func FuzzUsageEditor(f *testing.F) {
 		cut = int(uint(cut) % uint(len(text)))
 		if got := editAll(string(text), sse, keep, cut); !bytes.Equal([]byte(got), text) {
 			t.Fatalf("%q cut at %d became %q", text, cut, got)
+		}
+		if len(text) > maxUsage { // where a long object is given up depends on the pieces
+			return
+		}
+		whole := editAll(string(text), sse, crossOut)
+		if got := editAll(string(text), sse, crossOut, cut); got != whole {
+			t.Fatalf("%q cut at %d became %q, want %q as in one piece", text, cut, got, whole)
+		}
+		if json.Valid(text) && !sse && !json.Valid([]byte(whole)) {
+			t.Fatalf("%q became %q, want JSON", text, whole)
 		}
 	})
 }

@@ -1,7 +1,9 @@
 package body
 
 import (
+	"bytes"
 	"encoding/json"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -23,6 +25,8 @@ var answers = []struct {
 		Usage{56, 3, 8}, true},
 	{"generate", false, `{"text":"a","meta_info":{"prompt_tokens":4,"completion_tokens":2,"cached_tokens":3}}`, Usage{4, 2, 3}, true},
 	{"generate batch", false, `[{"meta_info":{"prompt_tokens":4,"completion_tokens":2,"cached_tokens":3}}]`, Usage{4, 2, 3}, true},
+	{"numbers that are no counts", false, `{"usage":{"prompt_tokens":7,"prompt_tokens":12.5,"completion_tokens":1e3,"input_tokens":99999999999999999999,"cached_tokens":-4}}`,
+		Usage{7, -1, -1}, true},
 	{"error", false, `{"error":{"message":"usage"}}`, Usage{-1, -1, -1}, false},
 	{"chat stream", true, "data: {\"choices\":[{\"delta\":{\"content\":\"data: {}\\n\"}}],\"usage\":null}\n\n" +
 		"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":4,\"prompt_tokens_details\":{\"cached_tokens\":0}}}\n\ndata: [DONE]\n\n",
@@ -71,22 +75,86 @@ func TestUsageIsNotTakenFromGeneratedText(t *testing.T) {
 	})
 }
 
+// usageReference is what a scanner should find in a JSON text. It walks the tokens of encoding/json.
+type usageReference struct {
+	dec    *json.Decoder
+	fields [numCounts]int64
+	seen   [numCounts]bool
+	// odd: nesting that the scanner does not follow.
+	odd bool
+}
+
+func (u *usageReference) value(at level, key string, depth int) {
+	t, err := u.dec.Token()
+	if err != nil {
+		u.odd = true
+		return
+	}
+	u.odd = u.odd || depth > walkDepth
+	c, counts := countKeys[at][key]
+	if n, ok := t.(json.Number); ok && counts {
+		if v, err := strconv.ParseUint(n.String(), 10, 63); err == nil && v/10 < 1<<52 {
+			u.fields[c], u.seen[c] = int64(v), true
+		}
+	}
+	next := levelKeys[at][key]
+	if depth == 0 || depth == 1 && at == levelOther {
+		next = levelRoot // the text, or an element of a batch
+	}
+	switch t {
+	case json.Delim('{'):
+		for u.dec.More() {
+			k, err := u.dec.Token()
+			if name, ok := k.(string); err == nil && ok {
+				u.value(next, name, depth+1)
+			}
+		}
+		_, _ = u.dec.Token()
+	case json.Delim('['):
+		for u.dec.More() {
+			u.value(levelOther, "", depth+1)
+		}
+		_, _ = u.dec.Token()
+	}
+}
+
 func FuzzUsage(f *testing.F) {
 	for _, a := range answers {
 		f.Add(a.sse, []byte(a.text), 3)
 	}
 	f.Fuzz(func(t *testing.T, sse bool, text []byte, cut int) {
-		whole, parts := NewUsageScanner(sse), NewUsageScanner(sse)
-		_, _ = whole.Write(text)
+		find := func(sse bool, parts ...[]byte) (Usage, bool) {
+			u := NewUsageScanner(sse)
+			for _, p := range parts {
+				_, _ = u.Write(p)
+			}
+			return u.Usage()
+		}
 		if cut < 0 || cut > len(text) {
 			cut = 0
 		}
-		_, _ = parts.Write(text[:cut])
-		_, _ = parts.Write(text[cut:])
-		a, okA := whole.Usage()
-		b, okB := parts.Usage()
+		a, okA := find(sse, text)
+		b, okB := find(sse, text[:cut], text[cut:])
 		if a != b || okA != okB {
 			t.Fatalf("%+v whole, %+v in parts", a, b)
+		}
+		var line bytes.Buffer
+		if json.Compact(&line, text) != nil || bytes.Contains(text, []byte(`\u`)) {
+			return
+		}
+		ref := &usageReference{dec: json.NewDecoder(bytes.NewReader(text))}
+		ref.dec.UseNumber()
+		if ref.value(levelOther, "", 0); ref.odd {
+			return
+		}
+		wanted := UsageScanner{fields: ref.fields, seen: ref.seen}
+		want, wantOK := wanted.Usage()
+		if got, ok := find(false, text); got != want || ok != wantOK {
+			t.Fatalf("%q: got %+v %v, want %+v %v", text, got, ok, want, wantOK)
+		}
+		event := append(append([]byte(": x\r\nevent: y\ndata: "), line.Bytes()...), "\n\ndata: [DONE]\n\n"...)
+		if got, ok := find(true, event[:cut%len(event)], event[cut%len(event):]); got != want || ok != wantOK {
+			t.Fatalf("%q: got %+v %v, want %+v %v", event, got, ok, want, wantOK)
 		}
 	})
 }
