@@ -3,6 +3,7 @@ package msgpack_test
 import (
 	"bytes"
 	"math"
+	"reflect"
 	"testing"
 
 	vmihailenco "github.com/vmihailenco/msgpack/v5"
@@ -160,6 +161,130 @@ func FuzzReader(f *testing.F) {
 			case terr == nil && (err != nil || typed.Offset() != skip.Offset()):
 				t.Fatalf("%s ended at %d, Skip at %d (%v)", name, typed.Offset(), skip.Offset(), err)
 			}
+		}
+	})
+}
+
+// tree reads a value with the typed methods, one after the other. ok is false for kinds that have none (extensions).
+func tree(r *msgpack.Reader) (v any, ok bool, err error) {
+	many := func(n int) (list []any, ok bool, err error) {
+		for ok = true; n > 0 && err == nil; n-- {
+			var one any
+			var known bool
+			one, known, err = tree(r)
+			list, ok = append(list, one), ok && known
+		}
+		return list, ok, err
+	}
+	switch r.Kind() {
+	case msgpack.Nil:
+		r.Nil()
+		return nil, true, nil
+	case msgpack.Bool:
+		b := r.Raw(1)[0] == 0xc3
+		return b, true, r.Skip()
+	case msgpack.Uint, msgpack.Int:
+		n, err := r.Uint64()
+		return n, true, err
+	case msgpack.Float:
+		n, err := r.Float64()
+		return math.Float64bits(n), true, err
+	case msgpack.Str, msgpack.Bin:
+		b, err := r.Bytes()
+		return string(b), true, err
+	case msgpack.Array:
+		n, err := r.Array()
+		if err != nil {
+			return nil, false, err
+		}
+		return many(n)
+	case msgpack.Map:
+		n, err := r.Map()
+		if err != nil {
+			return nil, false, err
+		}
+		return many(2 * n)
+	default:
+		return nil, false, r.Skip()
+	}
+}
+
+// reference reads the same tree with another library.
+func reference(d *vmihailenco.Decoder) (any, error) {
+	c, err := d.PeekCode()
+	if err != nil {
+		return nil, err
+	}
+	many := func(n int) (list []any, err error) {
+		for ; n > 0 && err == nil; n-- {
+			var one any
+			one, err = reference(d)
+			list = append(list, one)
+		}
+		return list, err
+	}
+	switch {
+	case c == 0xc0:
+		return nil, d.DecodeNil()
+	case c == 0xc2 || c == 0xc3:
+		return d.DecodeBool()
+	case c <= 0x7f || c >= 0xcc && c <= 0xcf:
+		return d.DecodeUint64()
+	case c >= 0xe0 || c >= 0xd0 && c <= 0xd3:
+		n, err := d.DecodeInt64()
+		return uint64(n), err
+	case c == 0xca || c == 0xcb:
+		n, err := d.DecodeFloat64()
+		return math.Float64bits(n), err
+	case c >= 0xa0 && c <= 0xbf || c >= 0xd9 && c <= 0xdb:
+		return d.DecodeString()
+	case c >= 0xc4 && c <= 0xc6:
+		b, err := d.DecodeBytes()
+		return string(b), err
+	case c >= 0x90 && c <= 0x9f || c == 0xdc || c == 0xdd:
+		n, err := d.DecodeArrayLen()
+		if err != nil {
+			return nil, err
+		}
+		return many(n)
+	case c >= 0x80 && c <= 0x8f || c == 0xde || c == 0xdf:
+		n, err := d.DecodeMapLen()
+		if err != nil {
+			return nil, err
+		}
+		return many(2 * n)
+	}
+	return nil, d.Skip()
+}
+
+// The reader and another library read the same values.
+func FuzzAgainstReference(f *testing.F) {
+	for _, v := range []any{
+		nil, true, -1, int64(math.MinInt64), uint64(math.MaxUint64), float32(1.5), math.Pi, "text", []byte{0, 1}, []int{1, 200, 70000, -70000},
+		map[string]any{"a": []any{nil, map[string]any{"b": 1}}}, []any{1.5, []any{[]any{"BlockStored", []uint64{1 << 63}, nil}}, 0},
+	} {
+		b, err := vmihailenco.Marshal(v)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := msgpack.NewReader(b)
+		got, known, err := tree(&r)
+		if !known && err == nil {
+			return
+		}
+		want, wantErr := reference(vmihailenco.NewDecoder(bytes.NewReader(b)))
+		if (err == nil) != (wantErr == nil) {
+			t.Fatalf("% x: got error %v, want %v", b, err, wantErr)
+		}
+		if err == nil && !reflect.DeepEqual(got, want) {
+			t.Fatalf("% x: got %#v, want %#v", b, got, want)
+		}
+		skip := msgpack.NewReader(b)
+		if skipErr := skip.Skip(); (skipErr == nil) != (err == nil) || err == nil && skip.Offset() != r.Offset() {
+			t.Fatalf("% x: skipped %d bytes (%v), read %d (%v)", b, skip.Offset(), skipErr, r.Offset(), err)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -469,31 +470,72 @@ func TestInteropRouter(t *testing.T) {
 	}
 }
 
+// messagesOf reads whole messages of a byte stream as the protocol's text says, without a connection.
+func messagesOf(wire []byte, opt Options) (out [][][]byte) {
+	var frames [][]byte
+	for total := 0; len(wire) >= 2; {
+		flags, head, size := wire[0], 2, uint64(wire[1])
+		if flags > 6 || flags&flagLong != 0 && len(wire) < 9 || flags&flagCommand != 0 && flags&flagMore != 0 {
+			break
+		}
+		if flags&flagLong != 0 {
+			head, size = 9, binary.BigEndian.Uint64(wire[1:])
+		}
+		if total += head; size > uint64(opt.MaxMessage) || total+int(size) > opt.MaxMessage || len(wire)-head < int(size) {
+			break
+		}
+		total += int(size)
+		frame := wire[head : head+int(size)]
+		wire = wire[head+int(size):]
+		if flags&flagCommand != 0 {
+			name, data, err := parseCommand(frame)
+			if err != nil || name == "ERROR" || name == "PING" && (len(data) < 2 || len(data) > 18) {
+				break
+			}
+			if len(frames) == 0 {
+				total = 0
+			}
+			continue
+		}
+		if len(frames) == opt.MaxFrames {
+			break
+		}
+		if frames = append(frames, frame); flags&flagMore == 0 {
+			out = append(out, frames)
+			frames, total = nil, 0
+		}
+	}
+	return out
+}
+
 func FuzzConn(f *testing.F) {
 	f.Add(encode([][]byte{[]byte("kv"), make([]byte, 8), make([]byte, 300)}))
 	f.Add(appendCommand(nil, "PING", []byte{0, 1, 2}))
 	f.Add(append(appendFrame(nil, flagMore, []byte("a")), appendCommand(nil, "PONG", nil)...))
+	f.Add(append(append(appendFrame(nil, flagMore, []byte("a")), appendCommand(nil, "PING", []byte{0, 1, 2})...), encode([][]byte{[]byte("b"), {}})...))
+	f.Add(bytes.Repeat(appendFrame(nil, flagMore, []byte("a")), 20))
+	f.Add([]byte{flagLong, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
 	f.Fuzz(func(t *testing.T, wire []byte) {
 		ours, theirs := net.Pipe()
 		go func() { _, _ = io.Copy(io.Discard, theirs) }()
 		go func() { _, _ = theirs.Write(wire); _ = theirs.Close() }()
-		c := &Conn{nc: ours, opt: Options{MinBuffer: 8, MaxBuffer: 32, MaxMessage: 1 << 16}.withDefaults(), buf: make([]byte, 8)}
+		c := &Conn{nc: ours, opt: Options{MinBuffer: 8, MaxBuffer: 32, MaxMessage: 1 << 12}.withDefaults(), buf: make([]byte, 8)}
 		defer c.Close()
-		total := 0
-		for {
+		want := messagesOf(wire, c.opt)
+		for i := 0; ; i++ {
 			m, err := c.Recv(time.Time{})
 			if err != nil {
+				if i != len(want) {
+					t.Fatalf("%x: got %d messages and %v, want %d messages", wire, i, err, len(want))
+				}
 				break
 			}
-			if len(m.Frames) == 0 || len(m.Frames) > c.opt.MaxFrames {
-				t.Fatalf("%d frames", len(m.Frames))
+			if i >= len(want) || !slices.EqualFunc(m.Frames, want[i], bytes.Equal) {
+				t.Fatalf("%x: message %d: got %x, want those of %x", wire, i, m.Frames, want)
 			}
-			for _, fr := range m.Frames {
-				total += len(fr) + 2
+			if len(c.buf) > 4*c.opt.MaxMessage {
+				t.Fatalf("got a buffer of %d bytes for messages of at most %d", len(c.buf), c.opt.MaxMessage)
 			}
-		}
-		if total > len(wire) {
-			t.Fatalf("%d bytes out of %d", total, len(wire))
 		}
 	})
 }
