@@ -207,7 +207,7 @@ func (m *Machine) Up() []Action {
 	switch {
 	case m.cfg.Replay:
 		m.enter(Syncing, Connected)
-		m.attempt, m.verifying = 0, m.started
+		m.attempt = 0
 		m.ask()
 	case m.started && m.cfg.Polled:
 		// The next batch shows whether something is missing.
@@ -289,7 +289,8 @@ func (m *Machine) verify(seq uint64, payload []byte) bool {
 		m.counts.Duplicates++
 		return false
 	case seq == last && m.isRecent(seq, payload):
-		m.verifying, m.progress = false, true
+		// To close a gap takes more: its replay must not be repeated for ever.
+		m.verifying, m.progress = false, m.state == Syncing
 		m.counts.Duplicates++
 		return false
 	case seq == last:
@@ -303,7 +304,9 @@ func (m *Machine) verify(seq uint64, payload []byte) bool {
 	// The engine's buffer no longer contains the last applied batch, so the replay cannot be
 	// connected to what was applied.
 	m.verifying = false
-	m.counts.Gaps++
+	if m.state != Gap { // else it is counted
+		m.counts.Gaps++
+	}
 	m.lose(seq - m.next)
 	return true
 }
@@ -363,7 +366,7 @@ func (m *Machine) Finished() []Action {
 	}
 	// The last batches may have been lost; without a later batch no gap shows.
 	m.enter(Syncing, Probing)
-	m.attempt, m.verifying = 0, m.started
+	m.attempt = 0
 	m.ask()
 	return m.out
 }
@@ -419,7 +422,7 @@ func (m *Machine) gap(seq uint64) {
 	m.counts.Gaps++
 	m.counts.Missing += seq - m.next
 	m.enter(Gap, Missing)
-	m.attempt, m.verifying = 0, false
+	m.attempt = 0
 	m.ask()
 }
 
@@ -468,15 +471,12 @@ func (m *Machine) settle(ok bool) {
 	}
 }
 
-// ask requests a replay, starting after the last applied batch, or with it if the engine has to
-// be verified.
+// ask requests a replay. It starts with the last applied batch, to verify the engine: it may
+// have restarted although the subscription has not noticed yet.
 func (m *Machine) ask() {
 	from := uint64(0)
-	if m.started {
-		from = m.next
-	}
-	if m.verifying {
-		from--
+	if m.verifying = m.started; m.started {
+		from = m.next - 1
 	}
 	m.epoch++
 	m.replaying, m.progress = true, false

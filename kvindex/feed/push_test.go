@@ -111,9 +111,10 @@ func TestPush(t *testing.T) {
 	r.end(ask.GetReplayId())
 	r.raw(1, 0, storedBatch(t, 1, 1))
 	r.raw(3, 0, storedBatch(t, 3, 1))
-	if ask = r.replay(); ask.GetFrom() != 2 {
-		t.Fatalf("got a replay from %d", ask.GetFrom())
+	if ask = r.replay(); ask.GetFrom() != 1 {
+		t.Fatalf("got a replay from %d, want it from the last applied batch, 1", ask.GetFrom())
 	}
+	r.raw(1, ask.GetReplayId(), storedBatch(t, 1, 1))
 	r.raw(2, ask.GetReplayId(), storedBatch(t, 2, 1))
 	r.end(ask.GetReplayId())
 	eventually(t, "four batches", func() bool { return len(sink.seen()) == 4 })
