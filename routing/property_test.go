@@ -132,6 +132,30 @@ func TestLaws(t *testing.T) {
 	})
 }
 
+// TestRecordKeepsTheOrderOfSharedBlocks: of the conversations that share a block the one that had it last is tried first.
+// That is not the one that was used last, if its turn only added blocks.
+func TestRecordKeepsTheOrderOfSharedBlocks(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.Policy.Sticky = Sticky{Mode: StickyTarget, Implicit: true, MatchThreshold: 0.5}
+	r, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s := range kvindex.Slot(2) {
+		r.SetTarget(s, TargetInfo{Target: kvindex.Target{Worker: "w", Rank: int32(s)}, Ready: true})
+	}
+	mustPick(t, r, &Query{ID: "a", Prefix: []uint64{1, 2}, Pin: &Pin{Rank: 0}})
+	mustPick(t, r, &Query{ID: "b", Prefix: []uint64{1, 3}, Pin: &Pin{Rank: 1}})
+	mustPick(t, r, &Query{ID: "a2", Prefix: []uint64{1, 2, 4}})
+	d, err := r.PickRecorded(0, &Query{ID: "c", Prefix: []uint64{1}}, nil, nil)
+	if err != nil || d.Plan.Decode != 1 {
+		t.Fatalf("got %+v, error %v, want slot 1", d.Plan, err)
+	}
+	if plan, _, err := d.Rerun(); plan != d.Plan {
+		t.Errorf("got %+v from the record, error %v, want %+v", plan, err, d.Plan)
+	}
+}
+
 // pickTwice decides, checks the decision, and has it made again from its record.
 func pickTwice(t *rapid.T, r *Router, now time.Duration, q *Query, overlaps []Overlap) ReservationID {
 	d, err := r.PickRecorded(now, q, overlaps, nil)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"time"
 
@@ -19,6 +20,7 @@ type State struct {
 	Slab          []SlabState                  `json:"slab"`
 	Free          []uint32                     `json:"free"`
 	Conversations [numLegs][]ConversationState `json:"conversations"`
+	Shared        [numLegs][]SharedState       `json:"shared"`
 	Generated     [numLegs]uint64              `json:"generated"`
 	Judged        time.Duration                `json:"judged,omitempty"`
 }
@@ -73,6 +75,13 @@ type ConversationState struct {
 	Path []uint64     `json:"path,omitempty"`
 }
 
+// SharedState is a block of the query's prefix and the conversations that have it, in the
+// order in which they are tried.
+type SharedState struct {
+	Hash          uint64 `json:"hash"`
+	Conversations []Key  `json:"conversations"`
+}
+
 // export returns the state. A query limits the conversations to those that its
 // decision can depend on; nil exports all.
 func (r *Router) export(q *Query) *State {
@@ -102,7 +111,7 @@ func (r *Router) export(q *Query) *State {
 		key = r.config.keyOf(q.Conversation)
 	}
 	for leg := range r.conversations {
-		s.Conversations[leg] = r.conversations[leg].export(q, key)
+		s.Conversations[leg], s.Shared[leg] = r.conversations[leg].export(q, key)
 		s.Generated[leg] = r.conversations[leg].generated
 	}
 	return s
@@ -110,19 +119,22 @@ func (r *Router) export(q *Query) *State {
 
 // export lists the conversations that a query, whose own has the key, can meet; all if
 // it is nil.
-func (c *conversations) export(q *Query, key Key) []ConversationState {
+func (c *conversations) export(q *Query, key Key) (list []ConversationState, shared []SharedState) {
 	var wanted map[uint32]bool
 	if q != nil {
 		wanted = map[uint32]bool{c.find(key): true}
 		for _, h := range q.Prefix {
-			s := c.byHash.places[c.node(h)].entry
+			s, node := c.byHash.places[c.node(h)].entry, SharedState{Hash: h}
 			for n := 0; s != none && n < maxSiblings; n++ {
 				wanted[c.steps[s].conv] = true
+				node.Conversations = append(node.Conversations, c.entries[c.steps[s].conv].key)
 				s = c.steps[s].next
+			}
+			if len(node.Conversations) > 1 {
+				shared = append(shared, node)
 			}
 		}
 	}
-	var list []ConversationState
 	for i := c.oldest; i != none; i = c.entries[i].newer {
 		if wanted != nil && !wanted[i] {
 			continue
@@ -139,7 +151,29 @@ func (c *conversations) export(q *Query, key Key) []ConversationState {
 		}
 		list = append(list, cs)
 	}
-	return list
+	return list, shared
+}
+
+// arrange puts the conversations that share a block into the order in which they are
+// tried. Unknown ones are ignored.
+func (c *conversations) arrange(node SharedState) {
+	at, steps := c.node(node.Hash), map[uint32]uint32{}
+	for s := c.byHash.places[at].entry; s != none; s = c.steps[s].next {
+		steps[c.steps[s].conv] = s
+	}
+	for _, key := range slices.Backward(node.Conversations) {
+		head := c.byHash.places[at].entry
+		s, ok := steps[c.find(key)]
+		if !ok || s == head {
+			continue
+		}
+		st := &c.steps[s]
+		if c.steps[st.prev].next = st.next; st.next != none {
+			c.steps[st.next].prev = st.prev
+		}
+		st.prev, st.next = none, head
+		c.steps[head].prev, c.byHash.places[at].entry = s, s
+	}
 }
 
 // maxImportedSlot bounds what a state from outside can make a router allocate.
@@ -196,6 +230,9 @@ func importState(s *State) (*Router, error) {
 				return nil, fmt.Errorf("import: conversation %x is there twice or has no key", cs.Key)
 			}
 			c.setPath(c.put(cs.Key, cs.Slot), cs.Path)
+		}
+		for _, node := range s.Shared[leg] {
+			c.arrange(node)
 		}
 		c.generated = s.Generated[leg]
 	}
