@@ -15,7 +15,7 @@ type Config struct {
 	// Disagg holds for prefill and decode pools.
 	Disagg Disagg `json:"disagg" yaml:"disagg"`
 	// DisaggOf replaces Disagg for the requests of a model, by its name.
-	DisaggOf map[string]*Disagg `json:"disaggOf,omitempty" jsonschema:"-"`
+	DisaggOf map[string]*Disagg `json:"disaggOf,omitempty" yaml:"-" jsonschema:"-"`
 	// MaxConversations bounds the table of conversations, per leg. 1 to 2^28.
 	MaxConversations int `json:"maxConversations" yaml:"max_conversations"`
 	// MaxPrefixBlocks bounds the blocks kept to recognise implicit conversations, per

@@ -1,8 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	stdio "io"
+	"os"
+	"strings"
 
 	"github.com/kvlane/kvlane/envoy"
 	"github.com/kvlane/kvlane/internal/config"
@@ -17,34 +23,132 @@ func loadConfig(file string) (c *config.Config, warnings []config.Problem, err e
 
 func runCheck(_ context.Context, io streams, args []string) error {
 	f := flags(io, "check")
-	file := f.String("config", "", "configuration `file`")
+	file := f.String("config", "", "configuration `file`, the same as the argument")
 	strict := f.Bool("strict", false, "warnings are errors")
-	if err := parse(f, args, 0); err != nil {
-		return err
-	}
-	if *file == "" {
-		return usageError{"needs --config FILE"}
-	}
-	c, warnings, err := config.Inspect(*file)
+	live := f.Bool("live", false, "Kvlane is to run on this machine now: missing files and addresses in use are errors")
+	output := f.String("output", "text", "`format`: text, json or github (annotations of a workflow)")
+	subject, err := parseSubject(f, args)
 	if err != nil {
 		return err
 	}
-	warn := func(problem string) { fmt.Fprintf(io.err, "warning: %s\n", problem) }
+	if *file = cmp.Or(*file, subject); *file == "" {
+		return usageError{"needs a FILE, or - for the standard input"}
+	}
+	show := map[string]func(streams, string, []finding){"text": findingsAsText, "json": findingsAsJSON, "github": findingsForGitHub}[*output]
+	if show == nil {
+		return usageError{fmt.Sprintf("--output %q is not one of text, json, github", *output)}
+	}
+	text, err := os.ReadFile(*file)
+	if *file == "-" {
+		*file = "standard input"
+		text, err = stdio.ReadAll(io.in)
+	}
+	if err != nil {
+		return err
+	}
+	c, warnings, err := config.Inspect(*file, text, *live)
+	problems, read := errors.AsType[config.ProblemsError](err)
+	if err != nil && !read {
+		return err
+	}
+	if err == nil {
+		broken, notExact := checkParts(c)
+		problems = broken.At(*file, text)
+		warnings = append(warnings, notExact.At(*file, text)...)
+	}
+	var found []finding
 	for _, w := range warnings {
-		warn(fmt.Sprint(w))
+		found = append(found, finding{"warning", w})
 	}
-	broken, notExact := checkParts(c, *strict)
-	for _, p := range notExact {
-		warn(config.Place(*file, config.ProblemsError{p}).Error())
+	for _, p := range problems {
+		found = append(found, finding{"error", p})
 	}
-	if len(broken) > 0 {
-		return config.Place(*file, broken)
+	for i := range found {
+		if *strict {
+			found[i].Severity = "error"
+		}
 	}
-	if *strict && len(warnings) > 0 {
-		return fmt.Errorf("%s: %d warnings", *file, len(warnings))
+	show(io, *file, found)
+	if n := failures(found); n > 0 {
+		return fmt.Errorf("%s is not valid: %d problems", *file, n)
 	}
-	fmt.Fprintf(io.out, "%s: valid; %d models, %d static workers, policy %s\n", *file, len(c.Models), len(c.Workers.Static), c.Routing.Preset)
+	if *output == "text" {
+		fmt.Fprintf(io.out, "%s: valid; %d models, %d static workers, policy %s\n", *file, len(c.Models), len(c.Workers.Static), c.Routing.Preset)
+	}
 	return nil
+}
+
+// finding is a problem as check reports it.
+type finding struct {
+	Severity string `json:"severity"` // error or warning
+	config.Problem
+}
+
+// failures counts the errors.
+func failures(found []finding) (n int) {
+	for _, f := range found {
+		if f.Severity == "error" {
+			n++
+		}
+	}
+	return n
+}
+
+func findingsAsText(io streams, _ string, found []finding) {
+	for _, f := range found {
+		fmt.Fprintf(io.err, "%s: %s\n", f.Severity, f.Problem)
+	}
+}
+
+func findingsAsJSON(io streams, file string, found []finding) {
+	e := json.NewEncoder(io.out)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	_ = e.Encode(struct {
+		File     string    `json:"file"`
+		Valid    bool      `json:"valid"`
+		Problems []finding `json:"problems"`
+	}{file, failures(found) == 0, append([]finding{}, found...)}) //nolint:errchkjson // the reader left; a list is never null
+}
+
+// findingsForGitHub writes workflow commands, which annotate lines of a pull request.
+func findingsForGitHub(io streams, _ string, found []finding) {
+	value := strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A")
+	property := strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A", ":", "%3A", ",", "%2C")
+	for _, f := range found {
+		fmt.Fprintf(io.out, "::%s file=%s,line=%d,col=%d,title=%s::%s\n", f.Severity, property.Replace(f.File),
+			max(f.Line, 1), max(f.Column, 1), property.Replace(f.Path), value.Replace(f.Message))
+	}
+}
+
+func runConfig(_ context.Context, io streams, args []string) error {
+	f := flags(io, "config")
+	file := f.String("config", "", "configuration `file`, the same as the argument; without it the defaults")
+	f.Bool("effective", true, "print the configuration with all defaults, presets and variables filled in; secrets are hidden")
+	subject, err := parseSubject(f, args)
+	if err != nil {
+		return err
+	}
+	c, err := loadOrDefault(cmp.Or(*file, subject))
+	if err != nil {
+		return err
+	}
+	text, err := c.Effective()
+	if err != nil {
+		return err
+	}
+	_, err = io.out.Write(text)
+	return err
+}
+
+// loadOrDefault loads a file; "" means the defaults.
+func loadOrDefault(file string) (*config.Config, error) {
+	if file == "" {
+		c := config.Default()
+		return &c, nil
+	}
+	c, _, err := config.Load(file)
+	return c, err
 }
 
 func runEnvoyConfig(_ context.Context, io streams, args []string) error {
@@ -53,13 +157,9 @@ func runEnvoyConfig(_ context.Context, io streams, args []string) error {
 	if err := parse(f, args, 0); err != nil {
 		return err
 	}
-	def := config.Default()
-	c := &def
-	if *file != "" {
-		var err error
-		if c, _, err = config.Load(*file); err != nil {
-			return err
-		}
+	c, err := loadOrDefault(*file)
+	if err != nil {
+		return err
 	}
 	text, err := envoy.Bootstrap(envoyOptions(c))
 	if err != nil {

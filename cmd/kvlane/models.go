@@ -139,8 +139,8 @@ func modelOf(dir string, o shape.Options) (*shape.Model, error) {
 }
 
 // checkParts loads the models. A tokenizer that is not known to be exact is in notExact,
-// because serve starts with it; with strict it is in broken.
-func checkParts(c *config.Config, strict bool) (broken, notExact config.ProblemsError) {
+// because serve starts with it.
+func checkParts(c *config.Config) (broken, notExact config.ProblemsError) {
 	for i := range c.Models {
 		m := c.Models[i]
 		if m.Tokenizer == "" {
@@ -148,7 +148,7 @@ func checkParts(c *config.Config, strict bool) (broken, notExact config.Problems
 		}
 		switch _, err := loadModel(m); {
 		case err == nil:
-		case strict || !inexact(err):
+		case !inexact(err):
 			broken = append(broken, partProblem(c, i, err))
 		default:
 			notExact = append(notExact, partProblem(c, i, err))

@@ -109,6 +109,7 @@ type service struct {
 	probe    *grpc.Server
 	http     *http.Server
 	admin    net.Listener
+	config   atomic.Pointer[config.Config]
 	log      zerolog.Logger
 	started  time.Time
 	failed   chan error
@@ -127,6 +128,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	debug.FreeOSMemory() // memory used to read the tokenizers' files
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s := &service{log: log, started: time.Now(), failed: make(chan error, 3), stop: stop}
+	s.config.Store(c)
 	xds := envoy.NewXDS()
 	s.decider, err = decide.New(decide.Options{
 		Config: c, Models: served, Metrics: metrics, Log: log,
@@ -328,6 +330,15 @@ func (s *service) adminMux(metrics *observe.Metrics) http.Handler {
 		}
 	})
 	mux.Handle("/debug/", s.decider.Pages().Handler())
+	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {
+		text, err := s.config.Load().Effective()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/yaml")
+		_, _ = w.Write(text)
+	})
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)

@@ -269,3 +269,42 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// What Effective writes is the same configuration, without its secrets.
+func TestEffective(t *testing.T) {
+	text := `listen: {address: "127.0.0.1:9002"}
+models: [{name: m, disagg: {threshold: 5}, multimodal: false, check: {renderer: "http://user:pass@h:1/"}}]
+workers:
+  static: [{address: "10.0.0.1:8000", labels: {zone: "1", "a.b/c": x}, speed: 0.5}]
+  dns: [{name: e, port: 8000, worker: {events: {endpoint: "tcp://$ip:5557"}}}]
+  kubernetes: {pool: p}
+routing: {preset: round-robin, policy: {cost: {tiers: [1, 1, 0.25, 0]}}, suspect_after: 3s}
+index: {key: "s$${X}$$$$", max_bytes: 3MiB}
+drain: 90s
+`
+	c, err := Parse("k.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.Effective()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Parse("k.yaml", out)
+	if err != nil {
+		t.Fatalf("got %v, want a file that can be read again:\n%s", err, out)
+	}
+	if again.Index.Key != hidden || again.Models[0].Check.Renderer != "http://(hidden)@h:1/" || strings.Contains(string(out), "pass") {
+		t.Errorf("got secrets %q, %q, want them hidden", again.Index.Key, again.Models[0].Check.Renderer)
+	}
+	if c.Index.Key != "s${X}$$" {
+		t.Errorf("got key %q, want the configuration unchanged", c.Index.Key)
+	}
+	twice, err := again.Effective()
+	if err != nil || string(twice) != string(out) {
+		t.Errorf("got %v\n%s\nwant\n%s", err, twice, out)
+	}
+	if again.Routing.Policy != c.Routing.Policy || again.Workers.Static[0].Speed != 0.5 || *again.Models[0].Disagg.Threshold != 5 || again.Drain != c.Drain {
+		t.Errorf("got %+v, want %+v", again, c)
+	}
+}

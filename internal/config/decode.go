@@ -439,7 +439,7 @@ const inline = ",inline"
 func fields(v reflect.Value, yield func(f reflect.StructField, v reflect.Value) bool) bool {
 	for f, fv := range v.Fields() {
 		key := f.Tag.Get("yaml")
-		if key == inline && !fields(fv, yield) || key != inline && key != "" && !yield(f, fv) {
+		if key == inline && !fields(fv, yield) || key != inline && key != "" && key != "-" && !yield(f, fv) {
 			return false
 		}
 	}

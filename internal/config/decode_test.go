@@ -60,6 +60,7 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 		"explain: {keep: {}}\n":                         "k.yaml:1:11: explain.keep: needs a value, not a section",
 		"models: a\n":                                   "k.yaml:1:9: models: needs a list, not a value",
 		"routing: {policy: {cost: {tiers: [1, 2]}}}\n":  "k.yaml:1:27: routing.policy.cost.tiers: needs a list of 4 values",
+		"routing: {\"-\": 1}\n":                         `k.yaml:1:11: routing.-: unknown key`,
 		"\",inline\": 1\n":                              `k.yaml:1:1: ,inline: unknown key`,
 		"\"lgo\": {}\n":                                 `k.yaml:1:1: lgo: unknown key; did you mean "log"?`,
 	} {

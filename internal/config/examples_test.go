@@ -34,6 +34,9 @@ func TestExamplesAreValid(t *testing.T) {
 			}
 			for _, m := range found {
 				example := m[1]
+				if block == inDocs && !strings.HasPrefix(example, "# yaml-language-server: $schema=kvlane.schema.json\n") {
+					t.Errorf("%s: got an example that starts with %.30q, want it to name its schema", file, example)
+				}
 				if block == inManifests {
 					example = strings.ReplaceAll("\n"+example, "\n    ", "\n")
 				}

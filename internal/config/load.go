@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"regexp"
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
@@ -51,10 +52,11 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 	return &c, d, nil
 }
 
-// Inspect is Load that also reads the files that the configuration names, except those of
-// models, and warns of settings that are valid but probably a mistake.
-func Inspect(file string) (c *Config, warnings []Problem, err error) {
-	c, d, err := read(file)
+// Inspect is Load of a text that also reads the files that the configuration names, except
+// those of models, and warns of settings that are valid but probably a mistake. live reports
+// that Kvlane is to run here now: missing files and addresses in use are errors then.
+func Inspect(file string, text []byte, live bool) (c *Config, warnings []Problem, err error) {
+	c, d, err := parse(file, text)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -69,12 +71,35 @@ func Inspect(file string) (c *Config, warnings []Problem, err error) {
 			return nil, nil, err
 		}
 	}
-	c.validateFiles(d.bad, d.note)
+	missing := d.note
+	if live {
+		missing = d.bad
+		c.validateFree(d.bad, d.note)
+	}
+	c.validateFiles(d.bad, missing)
 	c.warn(listed, d.note)
 	if len(d.problems) > 0 {
 		return nil, nil, d.problems
 	}
 	return c, d.warnings, nil
+}
+
+// hidden replaces secrets.
+const hidden = "(hidden)"
+
+// credentials are the user and password of a URL.
+var credentials = regexp.MustCompile(`://[^/@\s"]+@`)
+
+// Effective returns the configuration as YAML with every key. It can be read again, except
+// that secrets are hidden.
+func (c *Config) Effective() ([]byte, error) {
+	shown := *c
+	if shown.Index.Key != "" {
+		shown.Index.Key = hidden
+	}
+	text, err := yaml.Marshal(&shown)
+	text = credentials.ReplaceAll(text, []byte("://"+hidden+"@"))
+	return bytes.ReplaceAll(bytes.ReplaceAll(text, []byte("$$"), []byte("$$$$")), []byte("${"), []byte("$${")), err
 }
 
 // ParseWorkers decodes a workers file: a YAML list of workers. An empty list must be

@@ -11,12 +11,13 @@ import (
 // Problem is an error or a warning about a file.
 type Problem struct {
 	// File, Line and Column are the place; Line is 0 if it is not known.
-	File         string
-	Line, Column int
+	File   string `json:"file"`
+	Line   int    `json:"line,omitempty"`
+	Column int    `json:"column,omitempty"`
 	// Path is the dotted key, e.g. "workers.static[0].address".
-	Path string
+	Path string `json:"key,omitempty"`
 	// Message says what is wrong and what to do.
-	Message string
+	Message string `json:"message"`
 }
 
 func (p Problem) String() string {
@@ -47,17 +48,22 @@ func (p ProblemsError) Error() string {
 // Place adds file and position to the problems of a ProblemsError that were found after the
 // file was read. It reads the file again. Other errors are returned unchanged.
 func Place(file string, err error) error {
-	problems, ok := errors.AsType[ProblemsError](err)
 	text, unread := os.ReadFile(file)
-	if !ok || unread != nil {
+	problems, ok := errors.AsType[ProblemsError](err)
+	if unread != nil || !ok {
 		return err
 	}
+	return problems.At(file, text)
+}
+
+// At is Place for a file that was read already.
+func (p ProblemsError) At(file string, text []byte) ProblemsError {
 	c := Default()
 	d, invalid := decodeFile(file, text, &c)
 	if invalid != nil {
-		return err
+		return p
 	}
-	placed := slices.Clone(problems)
+	placed := slices.Clone(p)
 	for i, p := range placed {
 		if p.File == "" {
 			placed[i] = d.problem(p.Path, p.Message)

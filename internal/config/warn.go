@@ -5,18 +5,29 @@ import (
 	"crypto/x509"
 	"errors"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 )
 
-// validateFiles reads the certificates. Missing ones are only a warning: they may be
-// mounted where Kvlane runs.
-func (c *Config) validateFiles(bad, note report) {
+// validateFiles reads the certificates and looks for the folders of sockets. They may be
+// mounted where Kvlane runs, so missing ones go to missing.
+func (c *Config) validateFiles(bad, missing report) {
+	for _, l := range c.listeners() {
+		path, ok := l.socket()
+		if !ok || relative(path) || strings.HasPrefix(path, "@") || l.address == Default().Listen.Address {
+			continue // containers and packages create the default's directory
+		}
+		if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
+			missing(l.path, "there is no folder %s here: make it before Kvlane starts", filepath.Dir(path))
+		}
+	}
 	look := func(path, file string, err error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			note(path, "there is no file %s here: Kvlane needs it where it runs", file)
+			missing(path, "there is no file %s here: Kvlane needs it where it runs", file)
 		case err != nil:
 			bad(path, "%s: %v: name a file in PEM format", file, err)
 		}
@@ -40,6 +51,33 @@ func (c *Config) validateFiles(bad, note report) {
 	}
 }
 
+// validateFree reports addresses on which nothing can listen. Envoy may be running already,
+// so its own are only noted.
+func (c *Config) validateFree(bad, note report) {
+	for _, l := range c.listeners() {
+		out := bad
+		if l.envoy {
+			out = note
+		}
+		if l.address == "" {
+			continue
+		}
+		if path, ok := l.socket(); ok {
+			if conn, err := net.Dial("unix", path); err == nil {
+				_ = conn.Close()
+				out(l.path, "%q is in use: another process listens there", l.address)
+			}
+			continue
+		}
+		lis, err := net.Listen("tcp", l.address)
+		if err != nil {
+			out(l.path, "cannot listen there: %v: stop the other program, or take another address", err)
+			continue
+		}
+		_ = lis.Close()
+	}
+}
+
 // warn reports settings that are valid but probably a mistake. listed are the workers of
 // workers.file.
 func (c *Config) warn(listed []Worker, note report) {
@@ -50,14 +88,8 @@ func (c *Config) warn(listed []Worker, note report) {
 		note("drain_quiet", "%s is longer than drain (%s), which ends first: make it shorter", c.Quiet.Std(), c.Drain.Std())
 	}
 	for _, l := range c.listeners() {
-		path, ok := l.socket()
-		if !ok || l.address == Default().Listen.Address {
-			continue // containers and packages create the default's directory
-		}
-		if relative(path) {
+		if path, ok := l.socket(); ok && relative(path) {
 			note(l.path, "%q depends on the folder that Kvlane and Envoy are started in: write the whole path", l.address)
-		} else if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
-			note(l.path, "there is no folder %s here: make it before Kvlane starts", filepath.Dir(path))
 		}
 	}
 	if limit := debug.SetMemoryLimit(-1); int64(c.Index.MaxBytes) > limit {

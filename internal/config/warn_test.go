@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -9,6 +10,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -75,11 +77,8 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"the default, without folders": {plain, "", ""},
 	} {
 		file := filepath.Join(dir, "k.yaml")
-		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
 		debug.SetMemoryLimit(2 << 30)
-		_, warnings, err := Inspect(file)
+		_, warnings, err := Inspect(file, []byte(c.text), false)
 		debug.SetMemoryLimit(math.MaxInt64)
 		problem, warning := "", ProblemsError(warnings).Error()
 		if err != nil {
@@ -89,6 +88,56 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 			t.Errorf("%s: got problem %q, want %q", name, problem, c.problem)
 		}
 		if !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") || strings.Contains(warning, "\n") {
+			t.Errorf("%s: got warning %q, want %q", name, warning, c.warning)
+		}
+	}
+}
+
+// freePort returns an address of a port that was free a moment ago.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// Where Kvlane is to run now, what is missing or in use is an error.
+func TestWhatLiveChecksFind(t *testing.T) {
+	dir := t.TempDir()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	socket := filepath.Join(dir, "taken.sock")
+	unix, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close()
+	for name, c := range map[string]struct{ listen, admin, ingress, more, problem, warning string }{
+		"all free":             {},
+		"a taken admin port":   {admin: taken.Addr().String(), problem: "admin.address: cannot listen there: listen tcp " + taken.Addr().String() + ": bind: address already in use: stop the other program"},
+		"a taken socket":       {listen: "unix:" + socket, problem: `listen.address: "unix:` + socket + `" is in use: another process listens there`},
+		"a running Envoy":      {ingress: taken.Addr().String(), warning: "envoy.ingress: cannot listen there"},
+		"no folder":            {listen: "unix:" + dir + "/none/s", problem: "listen.address: there is no folder " + dir + "/none here"},
+		"no CA":                {more: "index: {peers: {ca_file: /none.pem}}\n", problem: "index.peers.ca_file: there is no file /none.pem here"},
+		"an address of others": {admin: "192.0.2.1:9090", problem: "admin.address: cannot listen there: "},
+	} {
+		text := fmt.Sprintf("listen: {address: %q}\nadmin: {address: %q}\nenvoy: {ingress: %q, admin: %q}\n%sworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n",
+			cmp.Or(c.listen, "unix:"+dir+"/free.sock"), cmp.Or(c.admin, "127.0.0.1:0"), cmp.Or(c.ingress, freePort(t)), freePort(t), c.more)
+		_, warnings, err := Inspect("k.yaml", []byte(text), true)
+		problem, warning := "", ProblemsError(warnings).Error()
+		if err != nil {
+			problem = err.Error()
+		}
+		if !strings.Contains(problem, c.problem) || (problem == "") != (c.problem == "") {
+			t.Errorf("%s: got problem %q, want %q", name, problem, c.problem)
+		}
+		if !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") && problem == "" {
 			t.Errorf("%s: got warning %q, want %q", name, warning, c.warning)
 		}
 	}

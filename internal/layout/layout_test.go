@@ -20,7 +20,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 65700
+	totalLimit = 66700
 	totalGoal  = 62000
 )
 
@@ -38,7 +38,7 @@ var rooms = []struct {
 	{"observe", 1300, 1300, []string{"internal/observe"}},
 	{"decide", 2250, 1700, []string{"internal/decide"}},
 	{"lab", 11700, 11700, []string{"internal/lab"}},
-	{"rim", 6450, 6000, []string{
+	{"rim", 7400, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
