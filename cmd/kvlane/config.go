@@ -22,12 +22,12 @@ func loadConfig(file string) (c *config.Config, warnings []config.Problem, err e
 }
 
 func runCheck(_ context.Context, io streams, args []string) error {
-	f := flags(io, "check")
+	f := flags("check")
 	file := f.String("config", "", "configuration `file`, the same as the argument")
 	strict := f.Bool("strict", false, "warnings are errors")
 	live := f.Bool("live", false, "Kvlane is to run on this machine now: missing files and addresses in use are errors")
 	output := f.String("output", "text", "`format`: text, json or github (annotations of a workflow)")
-	subject, err := parseSubject(f, args)
+	subject, err := parseSubject(io, f, args)
 	if err != nil {
 		return err
 	}
@@ -104,11 +104,11 @@ func findingsAsJSON(io streams, file string, found []finding) {
 	e := json.NewEncoder(io.out)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	_ = e.Encode(struct {
+	_ = e.Encode(struct { //nolint:errchkjson // the reader left
 		File     string    `json:"file"`
 		Valid    bool      `json:"valid"`
 		Problems []finding `json:"problems"`
-	}{file, failures(found) == 0, append([]finding{}, found...)}) //nolint:errchkjson // the reader left; a list is never null
+	}{file, failures(found) == 0, append([]finding{}, found...)}) // a list, never null
 }
 
 // findingsForGitHub writes workflow commands, which annotate lines of a pull request.
@@ -122,10 +122,10 @@ func findingsForGitHub(io streams, _ string, found []finding) {
 }
 
 func runConfig(_ context.Context, io streams, args []string) error {
-	f := flags(io, "config")
+	f := flags("config")
 	file := f.String("config", "", "configuration `file`, the same as the argument; without it the defaults")
 	f.Bool("effective", true, "print the configuration with all defaults, presets and variables filled in; secrets are hidden")
-	subject, err := parseSubject(f, args)
+	subject, err := parseSubject(io, f, args)
 	if err != nil {
 		return err
 	}
@@ -152,9 +152,9 @@ func loadOrDefault(file string) (*config.Config, error) {
 }
 
 func runEnvoyConfig(_ context.Context, io streams, args []string) error {
-	f := flags(io, "envoy-config")
+	f := flags("envoy-config")
 	file := f.String("config", "", "configuration `file` (default: the built-in defaults)")
-	if err := parse(f, args, 0); err != nil {
+	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
 	c, err := loadOrDefault(*file)
@@ -189,7 +189,7 @@ func envoyOptions(c *config.Config) envoy.Options {
 }
 
 func runSchema(_ context.Context, io streams, args []string) error {
-	if err := parse(flags(io, "schema"), args, 0); err != nil {
+	if err := parse(io, flags("schema"), args, 0); err != nil {
 		return err
 	}
 	_, err := io.out.Write(config.Schema())

@@ -39,7 +39,7 @@ type demo struct {
 }
 
 func runDemo(ctx context.Context, io streams, args []string) error {
-	f := flags(io, "demo")
+	f := flags("demo")
 	check := f.Bool("check", false, "play the demonstration once, on free ports, and exit")
 	binary := f.String("envoy", os.Getenv("ENVOY"), "envoy `binary`")
 	ingress := f.String("ingress", "127.0.0.1:8080", "`address` of Envoy for clients")
@@ -49,7 +49,7 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	pd := f.Bool("pd", false, "separate prefill from decode: the first half of the engines computes prompts, the second half answers")
 	ranks := f.Int("ranks", 2, "data-parallel ranks of each")
 	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` of the tokenizer; the engines write the chats of Qwen3, DeepSeek-V3, gpt-oss and Mistral, others plainly")
-	if err := parse(f, args, 0); err != nil {
+	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
 	if *engines == 0 {

@@ -9,11 +9,11 @@ import (
 )
 
 func runEngineSim(ctx context.Context, io streams, args []string) error {
-	f := flags(io, "engine-sim")
+	f := flags("engine-sim")
 	var opts enginesim.Options
 	opts.BindFlags(f)
 	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` with tokenizer.json and tokenizer_config.json")
-	if err := parse(f, args, 0); err != nil {
+	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
 	var err error

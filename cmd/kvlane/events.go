@@ -18,7 +18,6 @@ var eventsUsage = map[string]string{
 Prints what an engine's KV events say, a JSON object a line, until Ctrl-C. ENDPOINT is a ZMQ endpoint, such as
 tcp://10.0.0.5:5557, or the http:// address that TensorRT-LLM's events are polled from. Connections made and missed are told
 on stderr too.
-
 `,
 	"decode": `Usage: kvlane events decode FILE [flags]     (- for stdin)
 
@@ -27,17 +26,20 @@ Prints recorded frames as tail prints live ones. FILE has a JSON object for each
   {"topic":"", "seq":0, "payload_hex":"93cb41d9000000000000919192b0416c6c426c6f636b73436c6561726564c000"}
 
 topic (may be missing), seq (the 8 bytes of the second frame as a number) and payload_hex (the third frame, msgpack, in
-hexadecimal) are the message's frames; other keys are ignored, so times and names may stand beside them.
-
+hexadecimal) are the message's frames; other keys are ignored, so times and names may be added.
 `,
 }
 
 func runEvents(ctx context.Context, io streams, args []string) error {
+	if len(args) > 0 && (args[0] == "-h" || args[0] == "--help") {
+		fmt.Fprint(io.out, eventsUsage["tail"], "\n", eventsUsage["decode"])
+		return flag.ErrHelp
+	}
 	if len(args) == 0 || args[0] != "tail" && args[0] != "decode" {
 		return usageError{"needs tail ENDPOINT or decode FILE"}
 	}
 	verb := args[0]
-	f := flags(io, "events "+verb)
+	f := flags("events "+verb)
 	engine := f.String("engine", "vllm", "`dialect`: vllm, sglang, trtllm")
 	var replay, topic string
 	var bind bool
@@ -46,11 +48,7 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 		f.BoolVar(&bind, "bind", false, "wait at the endpoint for the engine to connect")
 		f.StringVar(&topic, "topic", "", "ZMQ `topic`")
 	}
-	f.Usage = func() {
-		fmt.Fprint(io.err, eventsUsage[verb])
-		f.PrintDefaults()
-	}
-	subject, err := parseSubject(f, args[1:])
+	subject, err := parseSubject(io, f, args[1:])
 	if err != nil {
 		return err
 	}
@@ -85,10 +83,10 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 
 // parseSubject parses flags and one argument (a request id, a file or an endpoint), which
 // may precede or follow the flags. It returns "" if there is no argument.
-func parseSubject(f *flag.FlagSet, args []string) (string, error) {
+func parseSubject(io streams, f *flag.FlagSet, args []string) (string, error) {
 	if len(args) == 0 || args[0] == "" || args[0][0] == '-' && args[0] != "-" {
-		err := parse(f, args, 1)
+		err := parse(io, f, args, 1)
 		return f.Arg(0), err
 	}
-	return args[0], parse(f, args[1:], 0)
+	return args[0], parse(io, f, args[1:], 0)
 }

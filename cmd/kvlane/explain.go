@@ -18,11 +18,11 @@ import (
 
 // runExplain shows a decision of a running Kvlane, or runs an exported one again.
 func runExplain(ctx context.Context, io streams, args []string) error {
-	f := flags(io, "explain")
+	f := flags("explain")
 	admin := f.String("admin", "127.0.0.1:9090", "admin `address` of Kvlane")
 	export := f.Bool("export", false, "print the decision with its state as JSON (POST /debug/record before the request)")
 	rerun := f.String("rerun", "", "make the decision in `file` again and compare")
-	subject, err := parseSubject(f, args)
+	subject, err := parseSubject(io, f, args)
 	if err != nil {
 		return err
 	}

@@ -3,10 +3,11 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
+	stdio "io"
 	"os"
 	"os/signal"
 	"runtime"
@@ -21,8 +22,8 @@ var version = "unknown"
 
 // streams are a command's input and output.
 type streams struct {
-	in       io.Reader
-	out, err io.Writer
+	in       stdio.Reader
+	out, err stdio.Writer
 }
 
 // command is a subcommand of the binary.
@@ -65,8 +66,11 @@ func main() {
 
 func run(ctx context.Context, io streams, args []string) int {
 	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
-		help(io.out)
-		return 0
+		if len(args) < 2 || args[0] != "help" {
+			help(io.out)
+			return 0
+		}
+		args = append(slices.Clone(args[1:]), "-h")
 	}
 	if args[0] == "--version" {
 		args[0] = "version"
@@ -91,7 +95,7 @@ func run(ctx context.Context, io streams, args []string) int {
 	}
 }
 
-func help(w io.Writer) {
+func help(w stdio.Writer) {
 	fmt.Fprintln(w, "Kvlane routes LLM requests by KV cache, behind an Envoy.\n\nUsage: kvlane COMMAND [flags]   (kvlane COMMAND -h shows its flags)")
 	fmt.Fprintln(w)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -101,30 +105,55 @@ func help(w io.Writer) {
 	_ = tw.Flush()
 }
 
-// flags returns a flag set that reports errors as usageError.
-func flags(io streams, name string) *flag.FlagSet {
-	f := flag.NewFlagSet("kvlane "+name, flag.ContinueOnError)
-	f.SetOutput(io.err)
+// flags returns the flag set of a command. parse reports its errors and prints its help.
+func flags(name string) *flag.FlagSet {
+	f := flag.NewFlagSet(name, flag.ContinueOnError)
+	f.SetOutput(stdio.Discard)
 	return f
 }
 
-// parse parses flags; rest is the number of arguments that may follow them.
-func parse(f *flag.FlagSet, args []string, rest int) error {
-	if err := f.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return err
-		}
-		return usageError{err.Error()}
-	}
-	if f.NArg() > rest {
+// parse parses flags; rest is the number of arguments that may follow them. Asked for help,
+// it prints it and returns flag.ErrHelp.
+func parse(io streams, f *flag.FlagSet, args []string, rest int) error {
+	err := f.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		helpOf(io.out, f)
+		return err
+	case err != nil:
+		return usageError{fmt.Sprintf("%v (kvlane %s -h shows the flags)", err, f.Name())}
+	case f.NArg() > rest:
 		return usageError{"unexpected argument " + strings.Join(f.Args()[rest:], " ")}
 	}
 	return nil
 }
 
+// helpOf prints the help of a command.
+func helpOf(w stdio.Writer, f *flag.FlagSet) {
+	verb, _ := strings.CutPrefix(f.Name(), "events ")
+	text := eventsUsage[verb]
+	for _, c := range commands() {
+		if c.name == f.Name() {
+			text = fmt.Sprintf("Usage: kvlane %s %s\n\n%s.\n", c.name, c.args, strings.ToUpper(c.summary[:1])+c.summary[1:])
+		}
+	}
+	var b strings.Builder
+	f.SetOutput(&b)
+	f.PrintDefaults()
+	if b.Len() > 0 {
+		text += "\nFlags:\n" + strings.ReplaceAll("\n"+b.String(), "\n  -", "\n  --")[1:]
+	}
+	fmt.Fprint(w, text)
+}
+
 func runVersion(_ context.Context, io streams, args []string) error {
-	if err := parse(flags(io, "version"), args, 0); err != nil {
+	f := flags("version")
+	asJSON := f.Bool("json", false, "print a JSON object")
+	if err := parse(io, f, args, 0); err != nil {
 		return err
+	}
+	if *asJSON {
+		return json.NewEncoder(io.out).Encode(map[string]string{"version": version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
 	}
 	fmt.Fprintf(io.out, "kvlane %s %s %s/%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return nil

@@ -40,12 +40,12 @@ const warmUp = 10 * time.Second
 const firstLook = time.Second
 
 func runServe(ctx context.Context, io streams, args []string) error {
-	f := flags(io, "serve")
+	f := flags("serve")
 	file := f.String("config", "", "configuration `file`")
 	listen := f.String("listen", "", "`address` instead of listen.address")
 	admin := f.String("admin", "", "`address` instead of admin.address")
 	k := kubernetesFlags(f)
-	if err := parse(f, args, 0); err != nil {
+	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
 	c, warnings, err := k.load(*file)

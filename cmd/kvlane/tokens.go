@@ -16,10 +16,10 @@ import (
 )
 
 func runTokenize(_ context.Context, io streams, args []string) error {
-	f := flags(io, "tokenize")
+	f := flags("tokenize")
 	dir := f.String("tokenizer", "", "`folder` with tokenizer.json and tokenizer_config.json, plain or gzipped, or builtin:qwen3")
 	special := f.Bool("add-special-tokens", false, "add what the tokenizer puts around every text (BOS, EOS)")
-	if err := parse(f, args, 0); err != nil {
+	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
 	if *dir == "" {
@@ -37,7 +37,7 @@ func runTokenize(_ context.Context, io streams, args []string) error {
 }
 
 func runRender(_ context.Context, io streams, args []string) error {
-	f := flags(io, "render")
+	f := flags("render")
 	dir := f.String("tokenizer", "", "`folder` of the model's tokenizer, or builtin:qwen3")
 	engineName := f.String("engine", "vllm", "engine `profile`: vllm, sglang, trtllm")
 	path := f.String("path", "/v1/chat/completions", "request `path`")
@@ -48,7 +48,7 @@ func runRender(_ context.Context, io streams, args []string) error {
 	file := f.String("template", "", "render this template `file` from its variables instead of request bodies")
 	isContext := f.Bool("context", false, "with --template: lines are objects of template variables")
 	nowText := f.String("now", "", "`time` that the template sees, like 2026-11-20T20:00:00")
-	if err := parse(f, args, 0); err != nil {
+	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
 	if *context < 0 {
@@ -120,12 +120,12 @@ func firstModel(ctx context.Context, url string) (string, error) {
 
 // runTokensCheck compares a tokenizer with a live engine.
 func runTokensCheck(ctx context.Context, io streams, args []string) error {
-	f := flags(io, "tokens-check")
+	f := flags("tokens-check")
 	dir := f.String("tokenizer", "", "`folder` of the model's tokenizer, or builtin:qwen3")
 	url := f.String("engine", "", "`URL` of the engine, like http://127.0.0.1:8000")
 	kind := f.String("kind", "vllm", "engine kind: vllm or sglang")
 	name := f.String("model", "", "model `name` to ask for (default: the engine's first)")
-	if err := parse(f, args, 0); err != nil {
+	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
 	if *dir == "" || *url == "" {

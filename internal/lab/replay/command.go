@@ -98,7 +98,7 @@ A TIME is like 10ms, or seconds. Flags:
 	}
 }
 
-func parseFlags(args []string, progress io.Writer) (*flags, error) {
+func parseFlags(args []string, help io.Writer) (*flags, error) {
 	f := &flags{set: flag.NewFlagSet("replay", flag.ContinueOnError), jitter: -1, share: -1}
 	s := f.set
 	s.SetOutput(io.Discard)
@@ -130,7 +130,7 @@ func parseFlags(args []string, progress io.Writer) (*flags, error) {
 	s.Usage = func() {}
 	if err := s.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
-			s.SetOutput(progress)
+			s.SetOutput(help)
 			usage(s)
 			return nil, err
 		}
@@ -229,7 +229,7 @@ func (f *flags) given(name string) bool {
 // Command is `kvlane replay`: it parses the arguments, runs, and writes the table to out
 // and its progress to progress.
 func Command(args []string, out, progress io.Writer) error {
-	f, err := parseFlags(args, progress)
+	f, err := parseFlags(args, out)
 	if err != nil {
 		return err
 	}
