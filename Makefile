@@ -172,12 +172,13 @@ lint: $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Runs the linters, vet among th
 	@go test -count=1 -v ./internal/layout
 
 .PHONY: generate
-generate: ## Makes the generated files anew (protobuf, JSON schema, tables)
+generate: ## Makes the generated files anew (protobuf, JSON schema, tables, reference pages)
 	@./proto/generate.sh
 	@go generate ./...
+	@go test -count=1 -run '^TestReference' ./cmd/kvlane ./internal/config ./internal/observe -update >/dev/null
 
 # Where the generators write: a new file there is one that was forgotten.
-GENERATED := proto charts envoy/manifests internal/config/*.json internal/tokens/bpe/tables*.go
+GENERATED := proto charts docs/reference envoy/manifests internal/config/*.json internal/tokens/bpe/tables*.go
 .PHONY: generate-check
 generate-check: generate ## Fails if generated files are not current, or not in the repository
 	@git diff --exit-code --stat || { echo "generated files are not current: run 'make generate' and commit"; exit 1; }

@@ -9,14 +9,14 @@ import (
 )
 
 var (
-	metricRow = regexp.MustCompile("(?m)^\\| `(kvlane_[a-z_]+)` \\| ([a-z, ]*) ?\\| (.+) \\|$")
+	metricRow = regexp.MustCompile("(?m)^\\| `(kvlane_[a-z_]+)` \\| [a-z]+ \\| ([a-z, ]*) ?\\| (.+) \\|$")
 	labelName = regexp.MustCompile(`[{,]([a-z]+)="`)
 	series    = regexp.MustCompile(`_(bucket|sum|count)$`)
 )
 
-// documented are the metrics of docs/operating.md: their labels, and last the help text.
+// documented are the metrics of docs/reference/metrics.md: their labels, and last the help text.
 var documented = sync.OnceValues(func() (map[string][]string, error) {
-	page, err := os.ReadFile("../docs/operating.md")
+	page, err := os.ReadFile("../docs/reference/metrics.md")
 	if err != nil {
 		return nil, err
 	}
@@ -46,15 +46,15 @@ func (b *bed) described(line string) {
 	}
 	switch {
 	case !ok:
-		b.t.Errorf("docs/operating.md has no metric %s", name)
+		b.t.Errorf("docs/reference/metrics.md has no metric %s", name)
 	case comment != line:
 		if help := strings.TrimPrefix(comment, name+" "); help != row[len(row)-1] {
-			b.t.Errorf("docs/operating.md says of %s: %q; its help is %q", name, row[len(row)-1], help)
+			b.t.Errorf("docs/reference/metrics.md says of %s: %q; its help is %q", name, row[len(row)-1], help)
 		}
 	default:
 		for _, m := range labelName.FindAllStringSubmatch(line, -1) {
 			if m[1] != "le" && !slices.Contains(row[:len(row)-1], m[1]) {
-				b.t.Errorf("docs/operating.md does not give %s the label %s: %s", name, m[1], line)
+				b.t.Errorf("docs/reference/metrics.md does not give %s the label %s: %s", name, m[1], line)
 			}
 		}
 	}

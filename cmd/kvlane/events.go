@@ -39,7 +39,7 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 		return usageError{"needs tail ENDPOINT or decode FILE"}
 	}
 	verb := args[0]
-	f := flags("events "+verb)
+	f := flags("events " + verb)
 	engine := f.String("engine", "vllm", "`dialect`: vllm, sglang, trtllm")
 	var replay, topic string
 	var bind bool

@@ -15,9 +15,8 @@ import (
 )
 
 var (
-	// A row of docs/operating.md, which a test of package telemetry compares with the
-	// sources and the end-to-end tests with real pages.
-	row     = regexp.MustCompile("(?m)^\\| `(kvlane_[a-z_]+)` \\| ([a-z, ]*) ?\\| .+ \\|$")
+	// A row of docs/reference/metrics.md, which is generated from the sources.
+	row     = regexp.MustCompile("(?m)^\\| `(kvlane_[a-z_]+)` \\| [a-z]+ \\| ([a-z, ]*) ?\\| .+ \\|$")
 	used    = regexp.MustCompile(`(kvlane_[a-z_]+)(?:\{([^}]*)\})?`)
 	matcher = regexp.MustCompile(`([a-z_]+)(=~|!~|!=|=)"([^"]*)"`)
 	series  = regexp.MustCompile(`_(bucket|sum|count)$`)
@@ -30,7 +29,7 @@ var targetLabels = []string{"namespace", "job", "pod", "le"}
 // metrics are the labels of each metric.
 func metrics(t *testing.T) map[string][]string {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(root, "docs/operating.md"))
+	page, err := os.ReadFile(filepath.Join(root, "docs/reference/metrics.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

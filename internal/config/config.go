@@ -180,7 +180,7 @@ type Kubernetes struct {
 	Pool        string            `yaml:"pool" jsonschema_description:"Name of an InferencePool v1."`
 	Pools       []string          `yaml:"pools" jsonschema_description:"Several pools in one process."`
 	Namespace   string            `yaml:"namespace" jsonschema_description:"Namespace of pool and pods; empty: the namespace that Kvlane runs in."`
-	Selector    map[string]string `yaml:"selector" jsonschema_description:"Pod labels, where there is no InferencePool."`
+	Selector    map[string]string `yaml:"selector" jsonschema_description:"Pod labels, without an InferencePool."`
 	Ports       []int             `yaml:"ports" jsonschema_description:"HTTP ports of a pod, with selector."`
 	Kubeconfig  string            `yaml:"kubeconfig" jsonschema_description:"File; empty: in-cluster."`
 	RankPerPort bool              `yaml:"rank_per_port" jsonschema_description:"The engine has one port per rank: the i-th port of a pod is its rank i."`

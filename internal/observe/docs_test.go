@@ -1,6 +1,8 @@
 package observe
 
 import (
+	"flag"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -15,23 +17,29 @@ import (
 	"testing"
 )
 
-var (
-	metricName = regexp.MustCompile(`^[a-z]+(_[a-z]+)*$`)
-	metricRow  = regexp.MustCompile("(?m)^\\| `kvlane_([a-z_]+)` \\| ([a-z, ]*) ?\\| (.+) \\|$")
-)
+var update = flag.Bool("update", false, "write the reference page")
 
-// Each metric in the sources has its row in docs/operating.md, with the same help text, and
-// each row is a metric. The end-to-end tests compare real pages with the rows.
-func TestEveryMetricIsInTheDocs(t *testing.T) {
-	page, err := os.ReadFile("../../docs/operating.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	rows := map[string]string{}
-	for _, m := range metricRow.FindAllStringSubmatch(string(page), -1) {
-		rows[m[1]] = m[3]
-	}
-	made := map[string]string{}
+var metricName = regexp.MustCompile(`^[a-z]+(_[a-z]+)*$`)
+
+// metric is a row of the page.
+type metric struct{ kind, labels, help string }
+
+const metricsIntro = `<!-- Written by 'make generate' from the sources. -->
+
+# Metrics
+
+Every metric of ` + "`GET /metrics`" + ` on the admin port. Go's (` + "`go_*`" + `) and the process's (` + "`process_*`" + `) are
+exported too. [What to look at](../operating.md#what-to-look-at) explains the most important ones. ` + "`rank`" + ` is empty
+where the engine has none; all series of a worker are removed with it.
+
+| metric | type | labels | meaning |
+|---|---|---|---|
+`
+
+// The page has each metric of the sources with its type, labels and help. The end-to-end
+// tests compare real pages with it.
+func TestReferenceOfMetrics(t *testing.T) {
+	made := map[string]metric{}
 	for _, dir := range []string{"../../internal", "../../cmd"} {
 		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
@@ -41,12 +49,9 @@ func TestEveryMetricIsInTheDocs(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			ast.Inspect(file, func(n ast.Node) bool {
-				if name, help, ok := declared(n); ok {
-					made[name] = help
-				}
-				return true
-			})
+			for _, d := range file.Decls {
+				declared(d, made)
+			}
 			return nil
 		})
 		if err != nil {
@@ -56,53 +61,139 @@ func TestEveryMetricIsInTheDocs(t *testing.T) {
 	if len(made) < 60 {
 		t.Fatalf("found only %d metrics in the sources", len(made))
 	}
+	var page strings.Builder
+	page.WriteString(metricsIntro)
 	for _, name := range slices.Sorted(maps.Keys(made)) {
-		if rows[name] != made[name] {
-			t.Errorf("kvlane_%s: docs/operating.md says %q, its help %q", name, rows[name], made[name])
+		m := made[name]
+		fmt.Fprintf(&page, "| `kvlane_%s` | %s | %s | %s |\n", name, m.kind, m.labels, m.help)
+	}
+	const file = "../../docs/reference/metrics.md"
+	if *update {
+		if err := os.WriteFile(file, []byte(page.String()), 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
-	for name := range rows {
-		if _, ok := made[name]; !ok {
-			t.Errorf("docs/operating.md has a row for kvlane_%s, which no source makes", name)
-		}
+	if got, err := os.ReadFile(file); err != nil || string(got) != page.String() {
+		t.Errorf("docs/reference/metrics.md is not current: run 'make generate' (%v)", err)
 	}
 }
 
-// declared reads name and help of a metric where sources have them: in a call of
-// counter, histogram or emit, in a row of a table, or in the options of one metric.
-func declared(n ast.Node) (name, help string, ok bool) {
-	var first []ast.Expr
-	switch n := n.(type) {
-	case *ast.CallExpr:
-		if f, is := n.Fun.(*ast.Ident); !is || !slices.Contains([]string{"counter", "histogram", "emit"}, f.Name) {
-			return "", "", false
-		}
-		first = n.Args
-	case *ast.CompositeLit:
-		first = n.Elts
-		if options, is := n.Type.(*ast.SelectorExpr); is && strings.HasSuffix(options.Sel.Name, "Opts") {
-			first = make([]ast.Expr, 2)
-			for _, e := range n.Elts {
-				pair, is := e.(*ast.KeyValueExpr)
-				if !is {
-					continue
-				}
-				switch key := pair.Key.(*ast.Ident); key.Name {
-				case "Name":
-					first[0] = pair.Value
-				case "Help":
-					first[1] = pair.Value
+// declared adds the metrics that a declaration makes: in calls of counter, histogram or
+// emit, in rows of a table that a call of emit goes through, or in the options of a metric.
+func declared(d ast.Decl, made map[string]metric) {
+	var table []string // metrics of the table whose emit call is yet to come
+	ast.Inspect(d, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			if len(n.Args) == 2 { // options of a vector, and its labels
+				options, given := n.Args[0].(*ast.CompositeLit)
+				names, listed := n.Args[1].(*ast.CompositeLit)
+				if given && listed {
+					var labels []string
+					for _, e := range names.Elts {
+						labels = append(labels, literal(e))
+					}
+					optionsOf(options, labels, made)
+					return false
 				}
 			}
-		} else if n.Type != nil { // the rows of a table leave it out
-			return "", "", false
+			f, ok := n.Fun.(*ast.Ident)
+			if !ok || !slices.Contains([]string{"counter", "histogram", "emit"}, f.Name) || len(n.Args) < 2 {
+				return true
+			}
+			name, skip := literal(n.Args[0]), map[string]int{"counter": 2, "histogram": 3, "emit": 3}[f.Name]
+			var labels []string
+			for i, e := range n.Args[min(skip, len(n.Args)):] {
+				if f.Name != "emit" || i%2 == 0 { // emit has the values between the names
+					labels = append(labels, labelsOf(e)...)
+				}
+			}
+			if name == "" {
+				for _, name := range table {
+					m := made[name]
+					m.labels = strings.Join(labels, ", ")
+					made[name] = m
+				}
+				table = nil
+				return true
+			}
+			m := metric{kindOf(name), strings.Join(labels, ", "), literal(n.Args[1])}
+			if f.Name == "histogram" {
+				m.kind = "histogram"
+			}
+			add(made, name, m)
+		case *ast.CompositeLit:
+			options, ok := n.Type.(*ast.SelectorExpr)
+			switch {
+			case n.Type == nil && len(n.Elts) >= 2:
+				if name := literal(n.Elts[0]); add(made, name, metric{kindOf(name), "", literal(n.Elts[1])}) {
+					table = append(table, name)
+				}
+			case ok && strings.HasSuffix(options.Sel.Name, "Opts"):
+				optionsOf(n, nil, made)
+			}
+		}
+		return true
+	})
+}
+
+// optionsOf adds the metric of a literal of options.
+func optionsOf(n *ast.CompositeLit, labels []string, made map[string]metric) {
+	var name, help string
+	for _, e := range n.Elts {
+		pair, ok := e.(*ast.KeyValueExpr)
+		if !ok {
+			continue
+		}
+		switch pair.Key.(*ast.Ident).Name {
+		case "Name":
+			name = literal(pair.Value)
+		case "Help":
+			help = literal(pair.Value)
+		case "ConstLabels":
+			for _, l := range pair.Value.(*ast.CompositeLit).Elts {
+				labels = append(labels, literal(l.(*ast.KeyValueExpr).Key))
+			}
 		}
 	}
-	if len(first) < 2 {
-		return "", "", false
+	add(made, name, metric{kindOf(name), strings.Join(labels, ", "), help})
+}
+
+func add(made map[string]metric, name string, m metric) bool {
+	ok := metricName.MatchString(name) && strings.HasSuffix(m.help, ".")
+	if ok {
+		made[name] = m
 	}
-	name, help = literal(first[0]), literal(first[1])
-	return name, help, metricName.MatchString(name) && strings.HasSuffix(help, ".")
+	return ok
+}
+
+func kindOf(name string) string {
+	if strings.HasSuffix(name, "_total") {
+		return "counter"
+	}
+	return "gauge"
+}
+
+// labelsOf returns the labels that an argument names: itself, or the variable labels, which
+// stands for a target's, perhaps with more appended.
+func labelsOf(e ast.Expr) (out []string) {
+	switch e := e.(type) {
+	case *ast.Ident:
+		if e.Name == "labels" {
+			return []string{"worker", "rank"}
+		}
+	case *ast.CallExpr:
+		for i, a := range e.Args {
+			if i < 2 { // append(labels, name, value)
+				out = append(out, labelsOf(a)...)
+			}
+		}
+	case *ast.BasicLit:
+		if l := literal(e); l != "" {
+			return []string{l}
+		}
+	}
+	return out
 }
 
 func literal(e ast.Expr) string {
