@@ -58,6 +58,8 @@ type Options struct {
 	FailClosed bool
 	// FirstToken adds the observing filter, AccessLog the gRPC access log.
 	FirstToken, AccessLog bool
+	// Strip are further headers that are removed from every client request.
+	Strip []string
 	// RequestBody and ResponseBody are processing modes; "" means BUFFERED and NONE.
 	RequestBody, ResponseBody string
 	// ModeOverride lets Kvlane request the response bodies that it changes.
@@ -120,8 +122,8 @@ func (o *Options) values() (vars, error) {
 	if duplex {
 		trailers = "SEND" // Envoy refuses the mode otherwise
 	}
-	removals := make([]string, 0, len(StripHeaders()))
-	for _, h := range StripHeaders() {
+	var removals []string
+	for _, h := range append(StripHeaders(), o.Strip...) {
 		removals = append(removals, "{remove: "+h+"}")
 	}
 	v := vars{

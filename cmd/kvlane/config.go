@@ -184,6 +184,7 @@ func envoyOptions(c *config.Config) envoy.Options {
 	o.ConnectionAge = c.Envoy.ConnectionAge.Std()
 	o.FailClosed, o.FirstToken, o.AccessLog = c.Envoy.FailClosed, c.Envoy.FirstToken, c.Envoy.AccessLog
 	o.RequestBody, o.ResponseBody = c.Envoy.RequestBody, c.Envoy.ResponseBody
+	o.Strip = c.Tenants.Stripped()
 	o.ModeOverride = c.Disagg.Usage == config.UsageOfPrefill
 	return o
 }

@@ -280,7 +280,7 @@ func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options 
 	opts := extproc.Options{
 		BodyLimit: int(c.Limits.MaxBody), MaxBodies: c.Limits.Bodies.Count, MaxBodyBytes: int64(c.Limits.Bodies.Bytes), MaxStreams: uint32(c.Limits.MaxStreams),
 		DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone,
-		ControlHeaders: steering.AtKvlane(), RequestID: disagg.RequestIDs(c.Disagg.Connector, c.Disagg.Trust),
+		ControlHeaders: append(steering.AtKvlane(), c.Tenants.Headers()...), RequestID: disagg.RequestIDs(c.Disagg.Connector, c.Disagg.Trust),
 	}
 	if !c.Envoy.AccessLog {
 		opts.LateTickets = -1 // outcomes are never reported

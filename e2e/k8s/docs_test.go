@@ -3,12 +3,10 @@
 package k8s
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"net/textproto"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -245,8 +243,7 @@ func (c *cluster) follow(t *testing.T, w walk) {
 	if out, err := c.shell(t, w.name, commands+"\ndeclare -p GATEWAY >"+variables+"\n"); err != nil {
 		t.Fatalf("%v\n%s\n%s", err, substituted(commands, w.name), out)
 	}
-	var last reply
-	sent := 0
+	tokens, sent := 0, 0
 	eventually(t, 90*time.Second, "an answer from the cache", func() error {
 		sent++
 		out, err := c.shell(t, w.name, ". "+variables+"\n"+curl)
@@ -255,25 +252,16 @@ func (c *cluster) follow(t *testing.T, w walk) {
 		}
 		// curl shows the header as it came and the body decoded.
 		head, body, _ := strings.Cut(out, "\r\n\r\n")
-		status, lines, _ := strings.Cut(head, "\r\n")
-		header, err := textproto.NewReader(bufio.NewReader(strings.NewReader(lines + "\r\n\r\n"))).ReadMIMEHeader()
-		if err != nil || len(strings.Fields(status)) < 2 {
-			return fmt.Errorf("%q: %w", head, err)
-		}
-		before := last
-		last = reply{0, header.Get("X-Kvlane-Target"), header.Get("X-Kvlane-Matched-Tokens"), []byte(body)}
-		switch {
-		case strings.Fields(status)[1] != "200" || last.target == "":
+		if status := strings.Fields(head); len(status) < 2 || status[1] != "200" {
 			return fmt.Errorf("%s", out)
-		case last.matched == "0" || before.target == "":
+		}
+		if lower := strings.ToLower(head); strings.Contains(lower, "x-kvlane-") {
+			return fmt.Errorf("got %s, want no header that tells of other clients' prompts", head)
+		}
+		if tokens = cached(t, reply{body: []byte(body)}); tokens == 0 {
 			return errors.New("not in the cache yet")
-		case last.target != before.target:
-			return fmt.Errorf("%s, before %s", last.target, before.target)
 		}
 		return nil
 	})
-	if got := fmt.Sprint(cached(t, last)); got != last.matched {
-		t.Errorf("%s tokens are said to match, %s were cached", last.matched, got)
-	}
-	t.Logf("%s tokens from the cache of %s, at request %d", last.matched, last.target, sent)
+	t.Logf("%d tokens from the cache, at request %d", tokens, sent)
 }

@@ -4,6 +4,7 @@ package config
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ type Config struct {
 	Limits  Limits   `yaml:"limits" jsonschema_description:"Bounds on requests."`
 	Models  []Model  `yaml:"models" jsonschema_description:"Models with their tokenizers. Requests for other models are routed by load."`
 	Workers Workers  `yaml:"workers" jsonschema_description:"Where the engines are."`
+	Tenants Tenants  `yaml:"tenants" jsonschema_description:"Separation of the KV caches of tenants. See docs/threat-model.md."`
 	Routing Routing  `yaml:"routing" jsonschema_description:"How the target of a request is chosen."`
 	Index   Index    `yaml:"index" jsonschema_description:"The KV index."`
 	Disagg  Disagg   `yaml:"disagg" jsonschema_description:"Prefill/decode disaggregation."`
@@ -73,6 +75,34 @@ type BodiesInFlight struct {
 	Bytes Bytes `yaml:"bytes" jsonschema_description:"Memory of all bodies together, including buffers. A single body is always accepted. 0: no limit."`
 	Count int   `yaml:"count" jsonschema:"minimum=0" jsonschema_description:"Number of bodies; 0: no limit."`
 }
+
+// Tenants separates the KV caches of tenants.
+type Tenants struct {
+	SaltHeader   string `yaml:"salt_header" jsonschema_description:"Request header that names the tenant. A gateway must set it after it has authenticated the client. Kvlane derives the request's cache_salt from it, so that engines share no KV blocks between tenants, and removes the header. Empty: no separation."`
+	Required     bool   `yaml:"required" jsonschema_description:"Answer 403 to prompts without the header, and 400 to prompts that the engine cannot salt (such as /v1/messages of vLLM). If false, such prompts share one cache."`
+	TrustIngress bool   `yaml:"trust_ingress" jsonschema_description:"The header of requests that reach Envoy is set by a proxy in front of it, which clients cannot bypass. If false, the bootstrap of envoy-config removes it, and a filter after strip-steering has to set it."`
+}
+
+// Headers returns the names, in lower case, that only Kvlane may read: the tenant's, and the
+// header in which newer vLLM reads a salt, in preference to the body's.
+func (t *Tenants) Headers() []string {
+	if t.SaltHeader == "" {
+		return nil
+	}
+	return []string{t.SaltHeader, "x-cache-salt"}
+}
+
+// Stripped returns those of Headers that Envoy removes from clients' requests.
+func (t *Tenants) Stripped() []string {
+	h := t.Headers()
+	if t.TrustIngress && len(h) > 0 {
+		return h[1:]
+	}
+	return h
+}
+
+// Owns reports whether a header is one of Headers.
+func (t *Tenants) Owns(name string) bool { return slices.Contains(t.Headers(), name) }
 
 // Model is a served model.
 type Model struct {
@@ -265,7 +295,7 @@ type Disagg struct {
 // Explain is what is stored of decisions.
 type Explain struct {
 	Keep   int  `yaml:"keep" jsonschema:"minimum=0,maximum=100000" jsonschema_description:"Number of recent decisions shown by GET /debug/decisions."`
-	Header bool `yaml:"header" jsonschema_description:"Add x-kvlane-target and x-kvlane-matched-tokens to responses."`
+	Header bool `yaml:"header" jsonschema_description:"Add x-kvlane-target and x-kvlane-matched-tokens to responses. For tests only: they tell every client which prompts others have sent."`
 }
 
 // Log is logging.
@@ -298,6 +328,7 @@ func Default() Config {
 			Health: Health{Every: Duration(time.Second), Timeout: Duration(5 * time.Second), Failures: 2},
 			Scrape: Duration(time.Second),
 		},
+		Tenants: Tenants{Required: true},
 		Routing: Routing{
 			Preset: routing.DefaultPreset, PrefillPreset: routing.DefaultPreset, DecodePreset: "decode",
 			Headers:   []string{"x-session-id", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"},

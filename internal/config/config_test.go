@@ -228,7 +228,7 @@ func TestSchemaNamesDefaultsAndDescriptions(t *testing.T) {
 	if err := json.Unmarshal(Schema(), &s); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.Properties) != 13 {
+	if len(s.Properties) != 14 {
 		t.Errorf("%d sections", len(s.Properties))
 	}
 	if p := s.Defs["Envoy"].Properties["ingress"]; p.Default != "127.0.0.1:8080" || p.Description == "" {

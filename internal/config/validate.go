@@ -118,12 +118,11 @@ func (c *Config) validateRouting(bad report) {
 		bad("routing."+p.Path, "%s", p.Text)
 	}
 	c.modelRules(bad)
-	for i, name := range c.Routing.Headers {
-		name = strings.ToLower(name) // as Envoy sends headers
-		c.Routing.Headers[i] = name
-		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
-			bad(item("routing.conversation_headers", i), "%q is not the name of a header", name)
-		}
+	for i := range c.Routing.Headers {
+		headerName(item("routing.conversation_headers", i), &c.Routing.Headers[i], bad)
+	}
+	if c.Tenants.SaltHeader != "" {
+		headerName("tenants.salt_header", &c.Tenants.SaltHeader, bad)
 	}
 	w := &c.Routing.Wait
 	switch {
@@ -131,6 +130,14 @@ func (c *Config) validateRouting(bad report) {
 		bad("routing.wait.timeout", "must be more than 0")
 	case w.Requests > 0 && w.Timeout >= c.Envoy.MessageTimeout:
 		bad("routing.wait.timeout", "%s: Envoy waits for %s only (envoy.message_timeout)", w.Timeout.Std(), c.Envoy.MessageTimeout.Std())
+	}
+}
+
+// headerName changes the name of a header to lower case, as Envoy sends it.
+func headerName(path string, name *string, bad report) {
+	*name = strings.ToLower(*name)
+	if *name == "" || strings.Trim(*name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
+		bad(path, "%q is not the name of a header", *name)
 	}
 }
 

@@ -87,6 +87,12 @@ func (c *Config) warn(listed []Worker, note report) {
 	if c.Quiet > c.Drain {
 		note("drain_quiet", "%s is longer than drain (%s), which ends first: make it shorter", c.Quiet.Std(), c.Drain.Std())
 	}
+	if c.Explain.Header {
+		note("explain.header", "tells every client what others have asked, to a block of tokens: keep it to tests")
+	}
+	if t := &c.Tenants; t.SaltHeader != "" && t.Required && !c.Envoy.FailClosed {
+		note("tenants", "while Kvlane is down requests pass without a salt: set envoy.fail_closed: true, or the like in your gateway")
+	}
 	for _, l := range c.listeners() {
 		if path, ok := l.socket(); ok && relative(path) {
 			note(l.path, "%q depends on the folder that Kvlane and Envoy are started in: write the whole path", l.address)

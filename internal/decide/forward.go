@@ -87,7 +87,7 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	if r == nil {
 		return nil, nil
 	}
-	edits := w.rankEdits(p.decode, p.plan.RankFree)
+	edits := w.edits(p.decode, p.plan.RankFree)
 	switch {
 	case w.d.legs != nil:
 		edits = append(edits, w.d.legs.Protocol.Local(r)...)
@@ -103,6 +103,11 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 		return body, err
 	}
 	return w.forwardIDs(ctx, body), nil
+}
+
+// edits returns the edits of every request to an engine.
+func (w *work) edits(e *fleet.Endpoint, free bool) []prompt.Edit {
+	return append(w.rankEdits(e, free), w.saltEdits(e)...)
 }
 
 // rankEdits returns the edits of a body whose engine reads a rank from it: the picked rank

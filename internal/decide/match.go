@@ -21,7 +21,7 @@ func (j *job) match(in *input, t *tokens) {
 		return
 	}
 	block := d.cfg.Index.BlockSize
-	j.hash(in, t, d.fleet.Index().Hasher().Seed(in.model.CacheName(), adapter(in), salt(in.body)), block)
+	j.hash(in, t, d.fleet.Index().Hasher().Seed(in.model.CacheName(), adapter(in), salt(in.body, j.cacheSalt(in))), block)
 	j.took(observe.StageHash)
 	if len(s.hashes) == 0 {
 		if j.degraded == "" {
@@ -100,8 +100,7 @@ func adapter(in *input) string {
 // salt separates this request's blocks from others'. SGLang's extra_key does so in the
 // engine but does not appear in its events: with one, only prompts sent with the same one
 // match.
-func salt(body *prompt.Request) string {
-	salt := body.CacheSalt()
+func salt(body *prompt.Request, salt string) string {
 	if extra := body.Raw(prompt.FieldExtraKey); len(extra) > 0 && extra[0] != 'n' {
 		return "extra_key\x00" + string(extra) + "\x00" + salt
 	}

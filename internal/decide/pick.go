@@ -59,7 +59,7 @@ type placed struct {
 
 // query builds the router's query from the request, its tokens and trusted headers.
 func (j *job) query(w *work) {
-	w.query = routing.Query{ID: j.r.ID, Model: w.in.name, Conversation: w.in.conversation, PromptTokens: w.tokens.count, Prefix: j.s.prefix}
+	w.query = routing.Query{ID: j.r.ID, Model: w.in.name, Conversation: j.ownConversation(w.in), PromptTokens: w.tokens.count, Prefix: j.s.prefix}
 	if j.d.legs != nil {
 		w.query.Local = w.cannotSplit() != ""
 	}
@@ -99,6 +99,10 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 		w.degraded = degradedBy(p.plan.Degraded)
 	}
 	w.took(observe.StagePlan)
+	if reason := w.unsalted(p.decode); reason != "" {
+		w.release(&p.plan)
+		return nil, w.fail(400, "kvlane_tenant_not_salted", reason)
+	}
 	if p.plan.Prefill != routing.NoSlot {
 		return p, nil
 	}

@@ -25,11 +25,13 @@ type input struct {
 	model        *fleet.Model
 	name         string
 	conversation string
+	// salt is the cache_salt that the tenant gives the request, "" if the client's stays.
+	salt string
 }
 
 // read parses the request's body. A body that is not JSON is refused, as is a compressed
 // one: no engine would accept it. A body that an engine may accept but Kvlane cannot parse
-// is routed by load, unless it may contain KV transfer fields, which only Kvlane may set.
+// is routed by load, unless it may contain fields that only Kvlane may set.
 func (j *job) read(ctx, exact context.Context) (*input, error) {
 	switch {
 	case j.api == prompt.Unknown:
@@ -56,6 +58,9 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 		return nil, j.fail(400, "kvlane_invalid_json", err.Error())
 	}
 	in := &input{body: body, known: true, name: body.Model()}
+	if err := j.readTenant(in); err != nil {
+		return nil, err
+	}
 	in.conversation = j.conversation(body)
 	in.model = j.d.fleet.Model(in.name)
 	j.entry.Model, j.entry.Conversation = observe.Clip(in.name), observe.Clip(in.conversation)
@@ -66,6 +71,12 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 // readUnknown parses the body of an API that Kvlane does not know, to remove such fields:
 // engines accept the same fields on further paths (vLLM's /invocations).
 func (j *job) readUnknown() (*input, error) {
+	if t := &j.d.cfg.Tenants; t.SaltHeader != "" && t.Required && (len(j.r.Body) > 0 || j.r.Partial) {
+		if _, err := j.tenant(); err != nil {
+			return nil, err
+		}
+		return nil, j.fail(400, "kvlane_tenant_not_salted", "this API is not known to separate the caches of tenants (tenants.required)")
+	}
 	if kind, ok := j.r.Header("content-type"); !j.guarded() || ok && !strings.Contains(strings.ToLower(kind), "json") {
 		return &input{}, nil
 	}
@@ -82,16 +93,21 @@ func (j *job) readUnknown() (*input, error) {
 	in := &input{}
 	if err == nil { // engines cannot parse what Kvlane cannot
 		in.body = body
+		err = j.readTenant(in)
+		return in, err
 	}
 	return in, nil
 }
 
-// guarded reports whether clients' KV transfer fields must not reach an engine. A body that
-// may have some has to be parsed, because fields can only be removed from a parsed body.
-func (j *job) guarded() bool { return j.d.legs != nil && !j.d.cfg.Disagg.Trust }
+// guarded reports whether clients' KV transfer fields, or their salts, must not reach an
+// engine. A body that may have some has to be parsed, because fields can only be changed in a
+// parsed body.
+func (j *job) guarded() bool {
+	return j.d.legs != nil && !j.d.cfg.Disagg.Trust || j.d.cfg.Tenants.SaltHeader != ""
+}
 
 func (j *job) unread(reason string) error {
-	return j.fail(400, "kvlane_unread_body", "with disaggregated prefill and decode a request has to be read: "+reason)
+	return j.fail(400, "kvlane_unread_body", "with disaggregated prefill and decode, or with tenants, a request has to be read: "+reason)
 }
 
 // conversation returns the id in the body, else in the first header that has one.

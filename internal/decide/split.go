@@ -190,10 +190,12 @@ func (w *work) prefill(ctx context.Context, x *disagg.Exchange, p *placed, at *f
 		d.countLeg(worker, disagg.OK)
 	}
 	result, f := d.legs.Run(ctx, &disagg.Call{
-		Exchange: x, Body: w.r.Body, Edits: w.rankEdits(at, false), Within: w.legTime(),
+		Exchange: x, Body: w.r.Body, Edits: w.edits(at, false), Within: w.legTime(),
 		Headers: func(yield func(name, value string)) {
 			for i := range w.r.Headers {
-				yield(w.r.Headers[i].Name, w.r.Headers[i].Value)
+				if h := &w.r.Headers[i]; !d.cfg.Tenants.Owns(h.Name) {
+					yield(h.Name, h.Value)
+				}
 			}
 		},
 		Sent: func() { d.metrics.Picks.WithLabelValues(worker, observe.Rank(at.Target.Rank), "prefill").Inc() },
@@ -302,7 +304,7 @@ func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg)
 	if now := d.fleet.View().Endpoint(p.plan.Decode); l.Stop == nil && (!d.fleet.Still(p.plan.Decode, p.decode) || !now.Member.Ready) {
 		return w.replan(ctx, p, x, l)
 	}
-	l.Decode.Edits = append(l.Decode.Edits, w.rankEdits(p.decode, p.plan.RankFree)...)
+	l.Decode.Edits = append(l.Decode.Edits, w.edits(p.decode, p.plan.RankFree)...)
 	body, err := l.Decode.Body(ctx, w.in.body)
 	if err != nil {
 		if l.Stop != nil {

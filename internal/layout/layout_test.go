@@ -36,7 +36,7 @@ var rooms = []struct {
 	{"tokens", 22050, 22000, []string{"internal/tokens"}},
 	{"fleet", 3850, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1300, 1300, []string{"internal/observe"}},
-	{"decide", 2250, 1700, []string{"internal/decide"}},
+	{"decide", 2400, 1700, []string{"internal/decide"}},
 	{"lab", 11700, 11700, []string{"internal/lab"}},
 	{"rim", 7400, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",

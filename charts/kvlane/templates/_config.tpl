@@ -81,6 +81,17 @@
 {{- end }}
 {{- end }}
 
+{{- /* The headers that name a tenant and that clients must not set, as in config.Tenants.Stripped. */ -}}
+{{- define "kvlane.tenantHeaders" -}}
+{{- $t := dig "tenants" (dict) .Values.config }}
+{{- with $t.salt_header }}
+{{- if not $t.trust_ingress }}
+- {{ . }}
+{{- end }}
+- x-cache-salt
+{{- end }}
+{{- end }}
+
 {{- /* Envoy's bootstrap: the arguments of "kvlane.bootstrap" as package envoy makes them. */ -}}
 {{- define "kvlane.envoyConfig" -}}
 {{- $p := .Values.proxy }}
@@ -118,6 +129,6 @@
   "ResponseBody" $p.responseBody
   "ModeOverride" (eq (dig "disagg" "usage" "" .Values.config) "prefill")
   "Retries" (not $duplex)
-  "StripHeaders" (include "kvlane.stripHeaders" . | fromYamlArray)
+  "StripHeaders" (concat (include "kvlane.stripHeaders" . | fromYamlArray) (include "kvlane.tenantHeaders" . | fromYamlArray))
   "Clusters" $clusters) }}
 {{- end }}

@@ -1,0 +1,119 @@
+package decide
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"slices"
+
+	"github.com/kvlane/kvlane/internal/fleet"
+	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
+)
+
+// salted are the APIs in which an engine reads cache_salt.
+var salted = map[string][]prompt.API{
+	shape.VLLM.String():   {prompt.Chat, prompt.Completions, prompt.Responses, prompt.Embeddings, prompt.VLLMGenerate},
+	shape.SGLang.String(): {prompt.Chat, prompt.Completions, prompt.Responses, prompt.Generate},
+	shape.TRTLLM.String(): {prompt.Chat},
+}
+
+// uncached are the APIs that compute no KV blocks.
+var uncached = []prompt.API{prompt.Tokenize, prompt.CountTokens}
+
+// tenant returns the tenant that the gateway's header names, "" if there is none. Two
+// headers are refused: one of them may be the client's.
+func (j *job) tenant() (string, error) {
+	t := &j.d.cfg.Tenants
+	name, n := "", 0
+	for i := range j.r.Headers {
+		if h := &j.r.Headers[i]; h.Name == t.SaltHeader {
+			name, n = h.Value, n+1
+		}
+	}
+	switch {
+	case n > 1:
+		return "", j.fail(403, "kvlane_tenant_ambiguous", "the request names more than one tenant")
+	case name == "" && t.Required:
+		return "", j.fail(403, "kvlane_tenant_missing", "the request names no tenant")
+	}
+	return name, nil
+}
+
+// readTenant sets the salt of a request. The client's own salt still separates within a
+// tenant. Whatever a client writes it cannot make the salt of another tenant, nor that of
+// requests without a tenant.
+func (j *job) readTenant(in *input) error {
+	if j.d.cfg.Tenants.SaltHeader == "" {
+		return nil
+	}
+	name, err := j.tenant()
+	if err != nil {
+		return err
+	}
+	own := in.body.Raw(prompt.FieldCacheSalt)
+	if string(own) == "null" {
+		own = nil
+	}
+	// SGLang joins salt and extra_key: without a salt an extra_key could have the value of
+	// another tenant's salt.
+	if name == "" && len(own) == 0 && len(in.body.Raw(prompt.FieldExtraKey)) == 0 {
+		return nil
+	}
+	in.salt = TenantSalt(name, own)
+	return nil
+}
+
+// TenantSalt returns the cache_salt of a tenant's request; own is the client's cache_salt as
+// written in the body, nil for none. Every engine accepts its characters and length.
+func TenantSalt(tenant string, own []byte) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "kvlane tenant\x00%d\x00%s%s", len(tenant), tenant, own))
+	return hex.EncodeToString(sum[:16])
+}
+
+// takesSalt reports whether an engine reads cache_salt in requests of the job's API.
+func (j *job) takesSalt(engine string) bool { return slices.Contains(salted[engine], j.api) }
+
+// unsalted returns why the request must not be sent to a worker, "" if it may.
+func (w *work) unsalted(e *fleet.Endpoint) string {
+	t := &w.d.cfg.Tenants
+	if t.SaltHeader == "" || !t.Required || !w.in.known || slices.Contains(uncached, w.api) || w.takesSalt(e.Member.Engine) {
+		return ""
+	}
+	return fmt.Sprintf("%s reads no cache_salt in requests of the %s API, and tenants.required is set", e.Member.Engine, w.api)
+}
+
+// saltEdits returns the edits that give the request its tenant's salt. A client's salt is
+// replaced also where the engine is not known to read it.
+func (w *work) saltEdits(e *fleet.Endpoint) []prompt.Edit {
+	if w.in.salt == "" || !w.takesSalt(e.Member.Engine) && !w.in.body.Span(prompt.FieldCacheSalt).Present() {
+		return nil
+	}
+	return []prompt.Edit{prompt.Set([]byte(`"`+w.in.salt+`"`), prompt.FieldCacheSalt.String())}
+}
+
+// cacheSalt returns the salt under which the engine caches the request's blocks.
+func (j *job) cacheSalt(in *input) string {
+	if in.salt != "" && j.takesSalt(in.model.Engine.String()) {
+		return in.salt
+	}
+	return in.body.CacheSalt()
+}
+
+// ownConversation separates the conversations of different tenants, both those with an id and
+// those known by their prefix.
+func (j *job) ownConversation(in *input) string {
+	if in.salt == "" {
+		return in.conversation
+	}
+	sum := sha256.Sum256([]byte(in.salt))
+	mask := binary.LittleEndian.Uint64(sum[:])
+	for i := range j.s.prefix {
+		j.s.prefix[i] ^= mask
+	}
+	if in.conversation == "" {
+		return ""
+	}
+	return in.salt + "/" + in.conversation
+}

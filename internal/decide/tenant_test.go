@@ -1,0 +1,185 @@
+package decide
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/extproc"
+	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+)
+
+const saltHeader = "x-tenant"
+
+// saltOf returns the salt that an engine reads from a body, "" for none.
+func saltOf(t *testing.T, api prompt.API, r *extproc.Request, d *extproc.Decision) string {
+	t.Helper()
+	body := d.Body
+	if body == nil {
+		body = r.Body
+	}
+	p, err := prompt.Parse(api, body)
+	if err != nil {
+		t.Fatalf("%s: %v", body, err)
+	}
+	return p.CacheSalt()
+}
+
+func TestATenantsSaltReachesTheEngine(t *testing.T) {
+	const chat = `{"model":"demo","messages":[{"role":"user","content":"x"}]%s}`
+	a := TenantSalt("a", nil)
+	for name, c := range map[string]struct {
+		engine, path, body, tenant, want string
+		status                           int
+	}{
+		"chat":                      {path: "/v1/chat/completions", body: fmt.Sprintf(chat, ""), tenant: "a", want: a},
+		"another tenant":            {path: "/v1/chat/completions", body: fmt.Sprintf(chat, ""), tenant: "b", want: TenantSalt("b", nil)},
+		"a salt of the client's":    {path: "/v1/chat/completions", body: fmt.Sprintf(chat, `,"cache_salt":"x"`), tenant: "a", want: TenantSalt("a", []byte(`"x"`))},
+		"another tenant's salt":     {path: "/v1/chat/completions", body: fmt.Sprintf(chat, `,"cache_salt":"`+a+`"`), tenant: "b", want: TenantSalt("b", []byte(`"`+a+`"`))},
+		"two salts, one escaped":    {path: "/v1/chat/completions", body: fmt.Sprintf(chat, `,"cache_salt":"x","cache\u005fsalt":"y"`), tenant: "a", want: TenantSalt("a", []byte(`"y"`))},
+		"null":                      {path: "/v1/chat/completions", body: fmt.Sprintf(chat, `,"cache_salt":null`), tenant: "a", want: a},
+		"SGLang's own API":          {engine: "sglang", path: "/generate", body: `{"text":"x"}`, tenant: "a", want: a},
+		"TensorRT-LLM":              {engine: "trtllm", path: "/v1/chat/completions", body: fmt.Sprintf(chat, ""), tenant: "a", want: a},
+		"no tenant":                 {path: "/v1/chat/completions", body: fmt.Sprintf(chat, ""), status: 403},
+		"no body to read":           {path: "/v1/chat/completions", body: "", tenant: "a", status: 400},
+		"UTF-16":                    {path: "/v1/completions", body: "\xff\xfe{\x00}\x00", tenant: "a", status: 400},
+		"an API without salt":       {path: "/v1/messages", body: fmt.Sprintf(chat, `,"max_tokens":1`), tenant: "a", status: 400},
+		"SGLang has none for these": {engine: "sglang", path: "/v1/embeddings", body: `{"model":"demo","input":"x"}`, tenant: "a", status: 400},
+		"TensorRT-LLM neither":      {engine: "trtllm", path: "/v1/completions", body: `{"model":"demo","prompt":"x"}`, tenant: "a", status: 400},
+		"an unknown API":            {path: "/invocations", body: `{"prompt":"x"}`, tenant: "a", status: 400},
+		"an unknown API, no tenant": {path: "/invocations", body: `{"prompt":"x"}`, status: 403},
+		"no cache":                  {path: "/tokenize", body: `{"model":"demo","prompt":"x"}`, tenant: "a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := worker("a", 1)
+			if c.engine != "" {
+				w.Engine = c.engine
+			}
+			b := newBench(t, "tenants: {salt_header: X-Tenant}\n", w)
+			r := b.request(c.path, c.body)
+			if c.tenant != "" {
+				r.Headers = []extproc.Header{{Name: saltHeader, Value: c.tenant}}
+			}
+			d := b.Decide(t.Context(), r)
+			defer end(&d, 200)
+			if c.status != 0 {
+				if d.Reject == nil || d.Reject.Status != c.status {
+					t.Errorf("got %+v, want status %d", d.Reject, c.status)
+				}
+				return
+			}
+			if d.Reject != nil {
+				t.Fatalf("got %d %s, want it sent on", d.Reject.Status, d.Reject.Body)
+			}
+			api, _ := prompt.Detect("POST", c.path)
+			if got := saltOf(t, api, r, &d); got != c.want {
+				t.Errorf("got salt %q, want %q", got, c.want)
+			}
+			if load := b.ledger(); load.Reservations != 1 {
+				t.Errorf("got %d reservations, want 1", load.Reservations)
+			}
+		})
+	}
+}
+
+// Where tenants are not required, requests that have none share a cache, which is not a
+// tenant's, whatever they write.
+func TestRequestsWithoutATenantShareACache(t *testing.T) {
+	b := newBench(t, "tenants: {salt_header: x-tenant, required: false}\n", worker("a", 1))
+	for _, c := range []struct{ path, more, want string }{
+		{"/v1/completions", "", ""},
+		{"/v1/completions", `,"cache_salt":"` + TenantSalt("a", nil) + `"`, TenantSalt("", []byte(`"`+TenantSalt("a", nil)+`"`))},
+		{"/v1/completions", `,"extra_key":"` + TenantSalt("a", nil) + `"`, TenantSalt("", nil)}, // SGLang joins the two
+		{"/invocations", "", ""},
+		{"/invocations", `,"cache_salt":"x"`, TenantSalt("", []byte(`"x"`))},
+	} {
+		r := b.request(c.path, completion(3, c.more))
+		d := b.Decide(t.Context(), r)
+		if got := saltOf(t, prompt.Completions, r, &d); d.Reject != nil || got != c.want {
+			t.Errorf("%s %s: got salt %q, want %q", c.path, c.more, got, c.want)
+		}
+		end(&d, 200)
+	}
+	r := b.request("/v1/completions", completion(3, ""))
+	r.Headers = []extproc.Header{{Name: saltHeader, Value: "a"}, {Name: saltHeader, Value: "b"}}
+	if d := b.Decide(t.Context(), r); d.Reject == nil || d.Reject.Status != 403 {
+		t.Errorf("two tenants: got %+v, want 403", d.Reject)
+	}
+}
+
+// A tenant finds its own prompts and conversations, and never another's.
+func TestTenantsShareNoCredit(t *testing.T) {
+	b := newBench(t, "tenants: {salt_header: x-tenant}\n", worker("a", 1), worker("b", 1), worker("c", 1))
+	ask := func(tenant string, more ...string) (target string, matched int64) {
+		d, e := b.ask("/v1/completions", completion(300, ""), append([]string{saltHeader, tenant}, more...)...)
+		end(&d, 200)
+		return e.Target, e.Matched
+	}
+	first, matched := ask("a", "x-session-id", "s")
+	if matched != 0 {
+		t.Fatalf("got %d tokens matched before any request, want 0", matched)
+	}
+	if again, matched := ask("a", "x-session-id", "s"); again != first || matched == 0 {
+		t.Errorf("the same tenant: got %s with %d tokens matched, want %s with some", again, matched, first)
+	}
+	if _, matched := ask("b", "x-session-id", "s"); matched != 0 {
+		t.Errorf("another tenant: got %d tokens matched, want 0", matched)
+	}
+	in := func(salt string) string {
+		j := &job{d: b.Decider, s: &scratch{prefix: []uint64{7, 9}}}
+		return fmt.Sprint(j.ownConversation(&input{salt: salt, conversation: "s"}), j.s.prefix)
+	}
+	if x, y := in(TenantSalt("a", nil)), in(TenantSalt("b", nil)); x == y || x != in(TenantSalt("a", nil)) {
+		t.Errorf("got conversations %s and %s, want one for each tenant", x, y)
+	}
+	if x := in(""); x != "s[7 9]" {
+		t.Errorf("without tenants: got conversation %s, want s[7 9]", x)
+	}
+}
+
+// Both legs of a split request have the salt, and neither the headers that name a tenant.
+func TestBothLegsAreSalted(t *testing.T) {
+	p := newPoolsWith(t, "nixl", "tenants: {salt_header: x-tenant}\nrouting: {disagg: {mode: threshold, threshold: 64}}\n")
+	legs := 0
+	p.both(answer(`{"choices":[{}],"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"e"}}`))
+	p.leg = func(r *http.Request, body []byte) {
+		legs++
+		parsed, err := prompt.Parse(prompt.Completions, body)
+		if err != nil || parsed.CacheSalt() != TenantSalt("a", nil) {
+			t.Errorf("prefill: got %s %v, want salt %s", body, err, TenantSalt("a", nil))
+		}
+		if r.Header.Get("X-Tenant")+r.Header.Get("X-Cache-Salt") != "" {
+			t.Errorf("prefill: got headers %v, want none that names a tenant", r.Header)
+		}
+	}
+	r := &extproc.Request{
+		ID: "r", Method: "POST", Path: "/v1/completions", Body: []byte(`{"model":"demo","prompt":[` + strings.Repeat("1,", 400) + `1]}`),
+		Headers: []extproc.Header{{Name: saltHeader, Value: "a"}, {Name: "x-cache-salt", Value: TenantSalt("b", nil)}},
+	}
+	d := p.Decide(t.Context(), r)
+	defer end(&d, 200)
+	if got := saltOf(t, prompt.Completions, r, &d); d.Reject != nil || got != TenantSalt("a", nil) || legs != 1 {
+		t.Errorf("decode: got salt %q after %d prefill legs, %+v; want %q after 1", got, legs, d.Reject, TenantSalt("a", nil))
+	}
+}
+
+// No two pairs of tenant and own salt have the same salt, and engines accept all.
+func TestTenantSalts(t *testing.T) {
+	seen := map[string]string{}
+	for _, tenant := range []string{"", "a", "ab", "a\x00", "1", strings.Repeat("x", 9000), "ü/@\\"} {
+		for _, own := range []string{"", `"b"`, `b"`, `"`, `["a","b"]`, "1"} {
+			s := TenantSalt(tenant, []byte(own))
+			if other, ok := seen[s]; ok {
+				t.Errorf("%q %q: got the salt of %s", tenant, own, other)
+			}
+			seen[s] = fmt.Sprintf("%q %q", tenant, own)
+			if len(s) != 32 || strings.Trim(s, "0123456789abcdef") != "" {
+				t.Errorf("%q %q: got salt %q, want 32 hexadecimal digits", tenant, own, s)
+			}
+		}
+	}
+	if want := "x-tenant x-cache-salt"; strings.Join(newBench(t, "tenants: {salt_header: X-Tenant}\n").cfg.Tenants.Headers(), " ") != want {
+		t.Errorf("want headers %s", want)
+	}
+}
