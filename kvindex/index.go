@@ -54,7 +54,8 @@ type Index struct {
 	loose    int64 // estimated bytes of all slots' aliases and pages
 
 	claims     claimQueue
-	due        atomic.Int64 // when the oldest claim expires, UnixNano; may be too early
+	created    time.Time
+	due        atomic.Int64 // when the oldest claim expires, after created in nanoseconds; may be too early
 	hand       uint32       // the next segment for eviction
 	counters   counters
 	liveBlocks int64
@@ -134,6 +135,7 @@ func New(cfg Config) (*Index, error) {
 		hasher:   NewHasher(cfg.Key),
 		segments: []handle{noRecord},
 		byTarget: map[Target]Slot{},
+		created:  time.Now(),
 
 		deferFrom: deferFrom,
 	}, nil

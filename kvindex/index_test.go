@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 func testTime(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
@@ -334,5 +335,40 @@ func TestHashes(t *testing.T) {
 	}
 	if got := h.AppendHashes(nil, seed, tokens, 0); got != nil {
 		t.Fatal("got hashes for blocks of 0 tokens")
+	}
+}
+
+// stepped is the time after a step of the wall clock, at which the monotonic clock goes on.
+func stepped(t *testing.T, now time.Time, seconds int) time.Time {
+	t.Helper()
+	const hasMonotonic, secondsShift = 1 << 63, 30 // of the first word of a time.Time that time.Now returned
+	after := now
+	word := (*uint64)(unsafe.Pointer(&after))
+	if *word&hasMonotonic == 0 {
+		t.Fatal("got a time without a monotonic reading, want one")
+	}
+	*word += uint64(int64(seconds) << secondsShift)
+	if after.Sub(now) != 0 || after.Round(0).Sub(now.Round(0)) != time.Duration(seconds)*time.Second {
+		t.Fatal("got another layout of time.Time, want the one that this test changes")
+	}
+	return after
+}
+
+// A step of the wall clock neither ends speculative credit nor prolongs it.
+func TestClockJumps(t *testing.T) {
+	const hour = 3600
+	for _, step := range []int{hour, -hour} {
+		x := mustIndex(t, Config{BlockSize: 16, SpeculativeTTL: time.Minute})
+		slot := mustAdd(t, x, 0, 16)
+		now := time.Now()
+		x.Speculate(slot, []Hash{1, 2, 3}, now)
+		x.Expire(stepped(t, now.Add(59*time.Second), step))
+		if n := x.Stats().Speculative; n != 3 {
+			t.Errorf("step of %d s, before the TTL's end: got %d blocks of credit, want 3", step, n)
+		}
+		x.Expire(stepped(t, now.Add(61*time.Second), step))
+		if n := x.Stats().Speculative; n != 0 {
+			t.Errorf("step of %d s, after the TTL's end: got %d blocks of credit, want 0", step, n)
+		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 // claim is the credit for one stretch of blocks. It is valid only as long as generation is the
 // segment's.
 type claim struct {
-	expires    int64 // UnixNano
+	expires    int64 // since the index's creation, in nanoseconds
 	segment    uint32
 	generation uint32
 	slot       Slot
@@ -82,9 +82,9 @@ func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	if int(s) >= len(x.slots) || !x.slots[s].inUse || len(hashes) > x.cfg.MaxSpeculative {
 		return Credit{}
 	}
-	x.expire(now.UnixNano(), x.cfg.MaxSpeculative-len(hashes))
+	x.expire(x.since(now), x.cfg.MaxSpeculative-len(hashes))
 	first := x.claims.next()
-	expires := now.Add(x.cfg.SpeculativeTTL).UnixNano()
+	expires := x.since(now) + int64(x.cfg.SpeculativeTTL)
 	var last place
 	for at := 0; at < len(hashes); {
 		if g, n := x.step(hashes[at:]); n > 0 {
@@ -189,15 +189,19 @@ func (x *Index) claim(s Slot, id uint32, start, end int, expires int64) {
 	x.claims.push(claim{expires: expires, segment: id, generation: x.generation(id), slot: s, start: uint16(start), end: uint16(end)})
 }
 
+// since is the time since the index was created, in nanoseconds. It is monotonic where now is:
+// a step of the wall clock changes no TTL.
+func (x *Index) since(now time.Time) int64 { return int64(now.Sub(x.created)) }
+
 // Expire ends credit whose TTL has passed. Speculate does so too; call Expire before Match and
 // Stats in case no request came for a while. If no credit has expired it costs one atomic load.
 func (x *Index) Expire(now time.Time) {
-	if now.UnixNano() < x.due.Load() {
+	if x.since(now) < x.due.Load() {
 		return
 	}
 	x.gate.writers.Lock()
 	defer x.gate.writers.Unlock()
-	x.expire(now.UnixNano(), x.cfg.MaxSpeculative)
+	x.expire(x.since(now), x.cfg.MaxSpeculative)
 	x.evict()
 }
 
