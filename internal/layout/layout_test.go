@@ -90,6 +90,7 @@ var mayImport = map[string]string{
 	"internal/lab/benchindex": "kvindex",
 	"internal/lab/enginesim":  "internal/tokens/body internal/tokens/bpe internal/tokens/shape",
 	"internal/lab/replay":     "kvindex routing",
+	"internal/lab/simulate":   "",
 	"internal/lab/truth":      "internal/tokens/... kvindex/...",
 
 	"cmd/kvlane": "envoy extproc internal/... kvindex/... proto/... routing",
