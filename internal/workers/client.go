@@ -58,6 +58,10 @@ var engineSeries = map[string]series{
 	"trtllm": {"trtllm_num_requests_running", "trtllm_num_requests_waiting", "trtllm_kv_cache_utilization", "dp_rank"},
 }
 
+// maxGauge bounds a gauge: sums over a page still fit into an integer. More is not a number of
+// requests.
+const maxGauge = 1 << 31
+
 // parseLoads scans a Prometheus text page for the three gauges of an engine. It reads only
 // complete lines and skips unknown ones.
 func parseLoads(page []byte, engine string) []RankLoad {
@@ -112,16 +116,36 @@ func sample(rest []byte, rankLabel string) (rank int32, value float64, ok bool) 
 		if end < 0 {
 			return 0, 0, false
 		}
-		labels := rest[1:end]
-		rest = rest[end+1:]
-		if i := bytes.Index(labels, []byte(rankLabel+`="`)); i == 0 || (i > 0 && labels[i-1] == ',') {
-			v, _, closed := bytes.Cut(labels[i+len(rankLabel)+2:], []byte{'"'})
-			if n, err := strconv.ParseInt(string(v), 10, 32); closed && err == nil && n >= 0 {
-				rank = int32(n)
-			}
+		if n, err := strconv.ParseInt(string(label(rest[1:end], rankLabel)), 10, 32); err == nil && n >= 0 {
+			rank = int32(n)
 		}
+		rest = rest[end+1:]
 	}
 	number, _, _ := bytes.Cut(bytes.TrimSpace(rest), []byte{' '})
 	value, err := strconv.ParseFloat(string(number), 64)
-	return rank, value, err == nil && value >= 0
+	return rank, value, err == nil && value >= 0 && value <= maxGauge
+}
+
+// label returns the value of a label, as it is written, nil if it is missing.
+func label(labels []byte, name string) []byte {
+	for {
+		key, rest, ok := bytes.Cut(labels, []byte(`="`))
+		if !ok {
+			return nil
+		}
+		end := 0
+		for end < len(rest) && rest[end] != '"' {
+			if rest[end] == '\\' {
+				end++
+			}
+			end++
+		}
+		if end >= len(rest) {
+			return nil
+		}
+		if string(bytes.TrimLeft(key, ", ")) == name {
+			return rest[:end]
+		}
+		labels = rest[end+1:]
+	}
 }

@@ -1,11 +1,14 @@
 package workers
 
 import (
+	"bytes"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -325,6 +328,8 @@ sglang:num_queue_reqs{model_name="m",dp_rank="1",tp_rank="0"} 2
 sglang:token_usage{model_name="m",dp_rank="1",tp_rank="0"} 0.75`, []RankLoad{{1, 4, 2, 0.75}}},
 		{"trtllm", "trtllm", "trtllm_num_requests_waiting 1 1700000000\n", []RankLoad{{-1, 0, 1, 0}}},
 		{"a label that ends alike", "vllm", `vllm:num_requests_running{my_engine="3"} 1` + "\n", []RankLoad{{-1, 1, 0, 0}}},
+		{"a label that ends like the rank's", "vllm", `vllm:num_requests_running{model_name="engine=",engine="2"} 1` + "\n", []RankLoad{{2, 1, 0, 0}}},
+		{"no number of requests", "vllm", "vllm:num_requests_running +Inf\nvllm:num_requests_waiting 1e300\n", nil},
 		{"a brace and a quote in a label", "vllm", `vllm:num_requests_running{model_name="a}\"b",engine="2"} 1` + "\n", []RankLoad{{2, 1, 0, 0}}},
 		{"garbage", "vllm", "vllm:num_requests_running{engine=\"0\" 3\nvllm:num_requests_running x\nvllm:num_requests_running", nil},
 		{"unknown engine", "other", page, nil},
@@ -336,13 +341,31 @@ sglang:token_usage{model_name="m",dp_rank="1",tp_rank="0"} 0.75`, []RankLoad{{1,
 }
 
 func FuzzParseLoads(f *testing.F) {
-	f.Add([]byte(page))
-	f.Add([]byte("vllm:num_requests_running{} "))
-	f.Fuzz(func(t *testing.T, p []byte) {
-		for _, l := range parseLoads(p, "vllm") {
-			if l.Running < 0 || l.Waiting < 0 || l.KVUsage < 0 || l.Rank < -1 {
-				t.Errorf("%+v", l)
+	for _, engine := range []string{"vllm", "sglang", "trtllm"} {
+		f.Add([]byte(page), engine, "", uint8(3), uint32(2))
+		f.Add([]byte("vllm:num_requests_running{} "), engine, ",engine=", uint8(0), uint32(1<<31))
+		f.Add([]byte("vllm:num_requests_running +Inf\nvllm:num_requests_waiting 1e300\nvllm:kv_cache_usage_perc NaN\n"), engine, "}\\\n", uint8(255), uint32(0))
+	}
+	f.Fuzz(func(t *testing.T, p []byte, engine, label string, rank uint8, value uint32) {
+		loads := parseLoads(p, engine)
+		for _, l := range loads {
+			if !(l.Running >= 0 && l.Waiting >= 0 && l.KVUsage >= 0) || l.Running > 1<<53 || l.Waiting > 1<<53 || l.Rank < -1 {
+				t.Errorf("got %+v, want counts that fit into an integer", l)
 			}
+		}
+		if len(loads) > 1+bytes.Count(p, []byte{'\n'}) {
+			t.Errorf("got %d ranks of %d lines", len(loads), 1+bytes.Count(p, []byte{'\n'}))
+		}
+		// A page as the Prometheus client writes it, whatever a label holds.
+		names, known := engineSeries[engine]
+		value %= maxGauge
+		escaped := strings.NewReplacer("\\", "\\\\", "\"", "\\\"", "\n", "\\n").Replace(label)
+		line := fmt.Sprintf("%s{a_name=\"%s\",%s=\"%d\",z=\"%s\"} %d\n", names.waiting, escaped, names.rank, rank, escaped, value)
+		if !known {
+			return
+		}
+		if got, want := parseLoads([]byte("# HELP x\n"+line), engine), (RankLoad{Rank: int32(rank), Waiting: float64(value)}); !slices.Equal(got, []RankLoad{want}) {
+			t.Errorf("%q: got %+v, want %+v", line, got, want)
 		}
 	})
 }
