@@ -186,16 +186,28 @@ func (a *applier) target(rank int32) kvindex.Target {
 	}
 	rank -= a.src.StartRank
 	if a.src.RankFromBatch {
-		if rank >= 0 {
+		switch {
+		case rank >= maxRanks:
+			a.wrongRank(rank)
+		case rank >= 0:
 			t.Rank = rank
 		}
 		return t
 	}
 	if t.Rank != kvindex.NoRank && t.Rank != rank {
-		a.tally.dropped[WrongRank]++
-		a.warnOnce(t, WrongRank, fmt.Sprintf("batches name rank %d, the feed is configured for rank %d", rank, t.Rank))
+		a.wrongRank(rank)
 	}
 	return t
+}
+
+// maxRanks bounds the ranks that batches may name where the source does not: each has a target,
+// and a polled one a machine and a decoder too.
+const maxRanks = 1024
+
+// wrongRank counts a batch of a rank that is not followed.
+func (a *applier) wrongRank(rank int32) {
+	a.tally.dropped[WrongRank]++
+	a.warnOnce(a.base(), WrongRank, fmt.Sprintf("batches name rank %d, the feed is configured for rank %d", rank, a.src.Rank))
 }
 
 // see registers a target; the sink receives the feed's state for it before its first event.
