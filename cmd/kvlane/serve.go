@@ -146,6 +146,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	s.registry = workers.New(workers.Options{
 		Health: c.Workers.Health, Scrape: c.Workers.Scrape.Std(), Log: log,
 		OnChange: s.decider.Fleet().SetWorkers, OnLoad: s.decider.Fleet().Load,
+		OnCache: s.decider.Fleet().EngineCache,
 		OnCheck: func(worker, outcome string) { metrics.Checks.WithLabelValues(worker, outcome).Inc() },
 	})
 	var handler extproc.Handler = s.decider
@@ -328,6 +329,7 @@ func (s *service) adminMux(metrics *observe.Metrics) http.Handler {
 		for _, pool := range s.missingPools() {
 			fmt.Fprintf(w, "warning: there is no InferencePool %s: requests for it are answered 503\n", pool)
 		}
+		observe.WriteWarnings(w, s.decider.Fleet().Warnings())
 	})
 	mux.Handle("/debug/", s.decider.Pages().Handler())
 	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {

@@ -135,7 +135,7 @@ func (d *Decider) Close() {
 
 // Pages returns the debug pages.
 func (d *Decider) Pages() *observe.Pages {
-	return &observe.Pages{Decisions: d.decisions, Index: d.fleet.IndexPage, Workers: d.fleet.Workers, Record: func(n int) {
+	return &observe.Pages{Decisions: d.decisions, Index: d.fleet.IndexPage, Workers: d.fleet.Workers, Warnings: d.fleet.Warnings, Record: func(n int) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.record = n

@@ -33,6 +33,10 @@ func startTokenizing(t *testing.T) *tokenizing {
 	}
 	e := &tokenizing{}
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet { // its models
+			http.NotFound(w, r)
+			return
+		}
 		e.asked.Add(1)
 		if e.down.Load() {
 			http.Error(w, "no", http.StatusServiceUnavailable)

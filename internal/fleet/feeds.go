@@ -321,7 +321,7 @@ func (s *sink) State(t kvindex.Target, state feed.State, why feed.Reason) {
 
 // Warn implements feed.Sink.
 func (s *sink) Warn(t kvindex.Target, why feed.Reason, detail string) {
-	s.fleet.Log.Warn().Stringer("target", t).Str("reason", string(why)).Str("detail", detail).Msg("feed warning")
+	s.fleet.Log.Warn().Stringer("target", t).Str("endpoint", s.m.Events.Endpoint).Str("reason", string(why)).Str("detail", detail).Msg("feed warning")
 }
 
 // pushSink passes events that relays push to the sink of their worker. It implements

@@ -51,6 +51,7 @@ type Fleet struct {
 	otherBlocks atomic.Bool
 	comparing   chan struct{} // semaphore of tokenizer comparisons
 	catalog     catalog
+	doubts      doubts
 	listing     sync.WaitGroup // of askAll
 	listContext context.Context
 	listStop    context.CancelFunc
@@ -68,6 +69,7 @@ func New(o Options) (*Fleet, error) {
 	f := &Fleet{Options: o, index: index, models: map[string]*Model{}, comparing: make(chan struct{}, maxComparisons)}
 	f.listContext, f.listStop = context.WithCancel(context.Background())
 	f.catalog.asker = workers.NewAsker(listTimeout)
+	f.doubts.byWorker = map[string]map[string]doubt{}
 	f.view.Store(&View{members: map[string]*Member{}})
 	for _, m := range o.Models {
 		for _, name := range m.Names() {
@@ -110,16 +112,21 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 				continue
 			}
 			m = added
+			f.checkMember(m)
 		} else {
 			m = &Member{Worker: w, Slots: m.Slots, feed: m.feed, counters: m.counters, answered: m.answered, blockSize: m.blockSize}
 		}
 		next.enter(m)
+		if before := old.members[w.Name]; w.Ready && len(w.Models) > 0 && (before == nil || !before.Ready || before.Generation != w.Generation) {
+			f.listing.Go(func() { f.checkModels(m) })
+		}
 	}
 	next.declare(f.base)
 	f.view.Store(next) // before the router is updated: a request placed on a new worker looks up its endpoint
 	for name := range old.members {
 		f.ForgetGone(name)
 	}
+	f.forgetDoubts(next)
 	f.catalog.mu.Lock()
 	f.tellRouter(next)
 	f.catalog.mu.Unlock()
@@ -257,9 +264,13 @@ func (f *Fleet) ForgetGone(worker string) {
 // Workers returns the rows of the debug page, sorted by name.
 func (f *Fleet) Workers() []observe.WorkerRow {
 	rows := []observe.WorkerRow{}
+	warnings := map[string][]string{}
+	for _, w := range f.Warnings() {
+		warnings[w.Worker] = append(warnings[w.Worker], w.Text)
+	}
 	for _, m := range f.View().members {
 		rows = append(rows, observe.WorkerRow{Name: m.Name, Address: m.Address, Engine: m.Engine, Role: m.Role, Reason: m.Reason,
-			Models: m.Models, Ranks: m.Ranks, Ready: m.Ready, Draining: m.Draining})
+			Models: m.Models, Ranks: m.Ranks, Ready: m.Ready, Draining: m.Draining, Warnings: warnings[m.Name]})
 	}
 	slices.SortFunc(rows, func(a, b observe.WorkerRow) int { return strings.Compare(a.Name, b.Name) })
 	return rows
@@ -270,6 +281,7 @@ func (f *Fleet) Collect(emit observe.Emit) {
 	for _, m := range f.View().members {
 		emit.WorkerReady(m.Name, m.Role, m.Ready && !m.Draining)
 	}
+	emit.Warnings(f.Warnings())
 	f.Expire(f.Now())
 	emit.Index(f.index.Stats(), f.feeds.warmed.Load())
 	emit.Feeds(f.FeedStatus())

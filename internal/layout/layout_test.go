@@ -34,7 +34,7 @@ var rooms = []struct {
 }{
 	{"heart", 18950, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 22050, 22000, []string{"internal/tokens"}},
-	{"fleet", 3850, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4050, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1300, 1300, []string{"internal/observe"}},
 	{"decide", 2400, 1700, []string{"internal/decide"}},
 	{"lab", 11700, 11700, []string{"internal/lab"}},

@@ -3,6 +3,7 @@ package observe
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -26,6 +27,8 @@ type Pages struct {
 	// Index and Workers read the state as of now. They are called concurrently.
 	Index   func() IndexPage
 	Workers func() []WorkerRow
+	// Warnings are shown with a decision in readable form; nil means none.
+	Warnings func() []Warning
 }
 
 // WorkerRow is a worker on GET /debug/workers.
@@ -34,6 +37,29 @@ type WorkerRow struct {
 	Models                              []string
 	Ranks                               int
 	Ready, Draining                     bool
+	Warnings                            []string `json:",omitempty"`
+}
+
+// Warning is a reason why a worker is not ready, or less useful than it is configured to be.
+type Warning struct {
+	Worker string
+	Reason string // a metric label
+	Text   string
+}
+
+func (w Warning) String() string { return "worker " + w.Worker + ": " + w.Text }
+
+// maxWarnings bounds the warnings that people are shown together.
+const maxWarnings = 20
+
+// WriteWarnings writes the first warnings, one a line.
+func WriteWarnings(w io.Writer, list []Warning) {
+	for _, warning := range list[:min(len(list), maxWarnings)] {
+		fmt.Fprintln(w, "warning:", inLine(warning.String()))
+	}
+	if rest := len(list) - maxWarnings; rest > 0 {
+		fmt.Fprintf(w, "warning: %d more at /debug/workers\n", rest)
+	}
 }
 
 // Handler returns the handler of all pages.
@@ -92,6 +118,9 @@ func (p *Pages) decision(w http.ResponseWriter, r *http.Request) {
 	if strings.Contains(r.Header.Get("Accept"), "text/plain") {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprint(w, e.Text())
+		if p.Warnings != nil {
+			WriteWarnings(w, p.Warnings())
+		}
 		return
 	}
 	writeJSON(w, e)

@@ -50,6 +50,15 @@ func (emit Emit) WorkerReady(name, role string, ready bool) {
 	emit("worker_ready", "1 if a worker may be picked.", gauge(ready), "worker", name, "role", role)
 }
 
+// Warnings emits the reasons of warnings about workers.
+func (emit Emit) Warnings(list []Warning) {
+	for i, w := range list {
+		if i == 0 || list[i-1].Worker != w.Worker || list[i-1].Reason != w.Reason {
+			emit("worker_warnings", "1 for each reason why a worker is not ready or less useful than configured.", 1, "worker", w.Worker, "reason", w.Reason)
+		}
+	}
+}
+
 func gauge(on bool) float64 {
 	if on {
 		return 1

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"regexp"
 	"strconv"
 	"time"
 )
@@ -106,6 +107,26 @@ func parseLoads(page []byte, engine string) []RankLoad {
 		}
 	}
 	return out
+}
+
+var (
+	cacheSeries = []byte(":cache_config_info{")
+	blockSize   = regexp.MustCompile(`[{,](?:block|page)_size="(\d+)"`)
+)
+
+// parseCache reads the labels of vllm:cache_config_info or sglang:cache_config_info.
+func parseCache(page []byte) (c EngineCache) {
+	_, line, ok := bytes.Cut(page, cacheSeries)
+	if !ok {
+		return c
+	}
+	line, _, _ = bytes.Cut(line, []byte{'\n'})
+	line = append([]byte{'{'}, line...)
+	if m := blockSize.FindSubmatch(line); m != nil {
+		c.BlockSize, _ = strconv.Atoi(string(m[1]))
+	}
+	c.PrefixCachingOff = bytes.Contains(line, []byte(`enable_prefix_caching="False"`))
+	return c
 }
 
 // sample reads `{labels} value [timestamp]`.

@@ -24,6 +24,7 @@ type prober struct {
 	address string // the address of conn
 	conn    net.Conn
 	read    *bufio.Reader
+	cache   EngineCache // of the last metrics page
 	// unbind ends the watch that closes conn when the context ends.
 	unbind func() bool
 }
@@ -45,7 +46,7 @@ func (p *prober) loads(ctx context.Context, address, engine string) (loads []Ran
 		if _, err := page.ReadFrom(io.LimitReader(resp.Body, maxPage)); err != nil {
 			return fmt.Errorf("GET /metrics: %w", err)
 		}
-		loads = parseLoads(page.Bytes(), engine)
+		loads, p.cache = parseLoads(page.Bytes(), engine), parseCache(page.Bytes())
 		return nil
 	})
 	return loads, err

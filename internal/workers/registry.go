@@ -40,6 +40,13 @@ type RankLoad struct {
 	KVUsage float64
 }
 
+// EngineCache is what an engine's /metrics say about its cache.
+type EngineCache struct {
+	// BlockSize is in tokens; 0 if it is not reported.
+	BlockSize        int
+	PrefixCachingOff bool
+}
+
 // Entry is a worker as a source lists it.
 type Entry struct {
 	config.Worker
@@ -64,6 +71,9 @@ type Options struct {
 	OnChange func([]Worker)
 	// OnLoad gets a worker's load reports. Calls for different workers may overlap.
 	OnLoad func(worker string, at time.Time, loads []RankLoad)
+	// OnCache is called when what a worker's engine reports about its cache has changed; may
+	// be nil.
+	OnCache func(worker string, cache EngineCache)
 	// OnCheck is called with the outcome of each check ("ok", "failed"); may be nil.
 	OnCheck func(worker, outcome string)
 }
@@ -90,6 +100,8 @@ type tracked struct {
 	worker   Worker
 	failures int
 	checked  bool
+	warned   time.Time // of the last failed check
+	cache    EngineCache
 	down     string // why the checks consider it not ready, "" if they do not
 	cancel   context.CancelFunc
 	kick     chan struct{}
@@ -342,15 +354,22 @@ func (r *Registry) check(ctx context.Context, t *tracked, p *prober) {
 	if r.opts.OnCheck != nil {
 		r.opts.OnCheck(t.worker.Name, outcome(err))
 	}
-	if before.Ready != t.worker.Ready {
-		event := r.opts.Log.Info()
-		if !t.worker.Ready {
-			event = r.opts.Log.Warn()
-		}
-		event.Str("worker", t.worker.Name).Str("address", address).Bool("ready", t.worker.Ready).Str("reason", t.worker.Reason).Msg("worker changed")
+	flipped, now := before.Ready != t.worker.Ready, time.Now()
+	switch {
+	case err != nil && (flipped || now.Sub(t.warned) >= warnEvery):
+		t.warned = now
+		r.opts.Log.Warn().Str("worker", t.worker.Name).Str("address", address).Bool("ready", t.worker.Ready).Err(err).Msg("health check failed")
+		r.changed() // the reason may be a new one
+	case flipped:
+		r.opts.Log.Info().Str("worker", t.worker.Name).Str("address", address).Bool("ready", t.worker.Ready).Str("reason", t.worker.Reason).Msg("worker changed")
+		r.changed()
+	case first:
 		r.changed()
 	}
 }
+
+// warnEvery is the shortest interval of a worker's warnings while it stays not ready.
+const warnEvery = time.Minute
 
 func outcome(err error) string {
 	if err != nil {
@@ -374,4 +393,8 @@ func (r *Registry) scrape(ctx context.Context, t *tracked, p *prober) {
 		return
 	}
 	r.opts.OnLoad(w.Name, time.Now(), loads)
+	if r.opts.OnCache != nil && p.cache != t.cache {
+		t.cache = p.cache // only this goroutine uses it
+		r.opts.OnCache(w.Name, t.cache)
+	}
 }

@@ -101,6 +101,8 @@ func TestDecodeEngines(t *testing.T) {
 	}{
 		"vllm map":                  {feed.VLLM, batch(stored(m{"extra_keys": []any{nil, nil}, "group_idx": 0, "kv_cache_spec_kind": "full_attention"})), plain},
 		"vllm map with parent 0":    {feed.VLLM, batch(stored(m{"parent_block_hash": 0})), strings.Replace(plain, " tokens", " parent=0 tokens", 1)},
+		"a clock of 1970":           {feed.VLLM, []any{0.0, []any{stored(nil)}, 1}, plain}, // the engine's clock is not used
+		"a clock far ahead":         {feed.VLLM, []any{1e12, []any{stored(nil)}, 1}, plain},
 		"vllm oldest array":         {feed.VLLM, []any{1, []any{[]any{"BlockStored", []any{uint64(18177682803760873588), 2}, nil, seq(1, 4), 2}}}, plain[len("rank 1\n"):]},
 		"vllm array, nil rank":      {feed.VLLM, []any{1.0, []any{[]any{"BlockStored", []any{5}, 4, seq(1, 2), 2, nil, "GPU", "ad", []any{[]any{"ad"}}, 0, "mla_attention", nil}}, nil}, "stored tier=0 hashes=[5] parent=4 tokens=[1 2] size=2 adapter=ad"},
 		"batch as a map":            {feed.VLLM, m{"ts": 2.0, "events": []any{stored(nil)}, "data_parallel_rank": 1, "later": []int{1}}, plain},

@@ -28,6 +28,7 @@ type Feed struct {
 	main    *applier
 	byRank  map[int32]*applier // of a polled source
 	tally   *tally
+	warned  time.Time // about a failed connection
 	closed  bool
 	replays sync.WaitGroup
 	// stopReplay closes the running replay's connection.
@@ -214,9 +215,16 @@ func (f *Feed) failed(ctx context.Context, err error) {
 		return
 	}
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.tally.fail(err)
-	f.mu.Unlock()
+	if now := time.Now(); now.Sub(f.warned) >= warnEvery {
+		f.warned = now
+		f.main.sink.Warn(f.main.base(), Unreachable, err.Error())
+	}
 }
+
+// warnEvery is the shortest interval of warnings about failed connections.
+const warnEvery = time.Minute
 
 // read subscribes and passes batches to the machine until the connection breaks.
 func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {

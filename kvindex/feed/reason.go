@@ -44,6 +44,8 @@ const (
 	Connected Reason = "connected"
 	// Disconnected: the connection broke or could not be made.
 	Disconnected Reason = "disconnected"
+	// Unreachable: a connection failed or broke; its error is told at most once a minute.
+	Unreachable Reason = "unreachable"
 	// CaughtUp: all batches up to the newest have been applied.
 	CaughtUp Reason = "caught_up"
 	// Missing: batches are missing and have been requested.

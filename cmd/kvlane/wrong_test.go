@@ -1,0 +1,153 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
+	"github.com/kvlane/kvlane/internal/tokens/models"
+)
+
+// logged collects the lines of a log.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// other is an engine that serves model demo, with these /metrics and ids of every prompt.
+func other(t *testing.T, metrics, ids string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/health":
+		case "/v1/models":
+			fmt.Fprint(w, `{"data": [{"id": "demo"}]}`)
+		case "/metrics":
+			fmt.Fprint(w, metrics)
+		case "/tokenize":
+			fmt.Fprintf(w, `{"count": 1, "max_model_len": 4096, "tokens": [%s]}`, ids)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.Listener.Addr().String()
+}
+
+// Every row of "Silent ways to be wrong" in docs/troubleshooting.md: what is wrong is in the
+// log, in the warnings of /readyz, in /debug/workers and in the metrics.
+func TestWhatIsWrongIsSaid(t *testing.T) {
+	files, err := models.Open(models.Builtin + "qwen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine := func(o enginesim.Options) *enginesim.Engine {
+		o.TokenizerFS, o.EventsEndpoint = files, "tcp://127.0.0.1:0"
+		e, err := enginesim.Start(context.Background(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Close)
+		return e
+	}
+	sim := engine(enginesim.Options{Model: "demo"})
+	otherSeed := engine(enginesim.Options{Model: "demo", RawHashes: true, HashAlgo: "sha256_cbor"})
+	hung, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and answers nothing, as some NATs do
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hung.Close()
+	good := fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0))
+	events := fmt.Sprintf(`models: [demo], events: {endpoint: %q}`, sim.EventsEndpoint(0))
+	for _, c := range []struct {
+		name, worker string
+		// log and warning are parts of a log line and of a line of /readyz; reason is the metric's
+		// label, "" if all is well.
+		log, warning, reason string
+	}{
+		{"nothing", good, "", "", ""},
+		{"hash seed", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, otherSeed.Addr(), otherSeed.EventsEndpoint(0)), "", "", ""},
+		{"wrong address", `address: "127.0.0.1:1", ` + events,
+			`"address":"127.0.0.1:1","ready":false,"error":"dial tcp 127.0.0.1:1: connect: connection refused"`,
+			"worker w: not ready at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused", "not_ready"},
+		{"another server at the address", fmt.Sprintf(`address: %q, %s`, sim.SideAddr(), events), `GET /health: status 404`, "GET /health: status 404", "not_ready"},
+		{"no events configured", fmt.Sprintf(`address: %q, models: [demo]`, sim.Addr()), "no events.endpoint", "worker w: no events.endpoint", "no_events"},
+		{"wrong address of events", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://127.0.0.1:1"}`, sim.Addr()),
+			`"endpoint":"tcp://127.0.0.1:1","reason":"unreachable"`, "worker w: no events of w from tcp://127.0.0.1:1: ", "events_unreachable"},
+		{"events behind NAT", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://%s"}`, sim.Addr(), hung.Addr()),
+			`"reason":"unreachable","detail":"zmtp: read greeting: `, "worker w: no events of w from tcp://" + hung.Addr().String() + ": zmtp: read greeting: ", "events_unreachable"},
+		{"other block size", good + ", block_size: 32", `the engine's blocks have 16 tokens, the worker is configured with block_size 32`, "write block_size: 16, or leave it out", "other_block_size"},
+		{"other model name", fmt.Sprintf(`address: %q, models: [qwen], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0)),
+			"the engine does not serve qwen, which the worker lists; it serves demo", "the engine does not serve qwen", "other_models"},
+		{"tokenizer of another revision", fmt.Sprintf(`address: %q, %s`, other(t, "", "1, 2, 3"), events), "the tokenizer differs", "its token ids of model demo differ", "tokens_differ"},
+		{"prefix caching off", fmt.Sprintf(`address: %q, %s`, other(t, "vllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"False\"} 1\nvllm:num_requests_running 0\n", "1"), events),
+			"the engine runs without prefix caching", "the engine runs without prefix caching", "prefix_caching_off"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			cfg, err := config.Parse("k.yaml", fmt.Appendf(nil, `listen: {address: "unix:%s"}
+admin: {address: "127.0.0.1:0"}
+models: [{name: demo, tokenizer: "builtin:qwen3"}]
+workers:
+  static: [{name: w, %s}]
+  health: {every: 100ms, failures: 1}
+  scrape: 100ms
+`, filepath.Join(dir, "s"), c.worker))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var log logged
+			s, err := startService(t.Context(), cfg, zerolog.New(&log), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.close()
+			admin := "http://" + s.admin.Addr().String()
+			if c.reason == "" {
+				_, body := until(t, admin+"/metrics", func(_ int, body string) bool {
+					return strings.Contains(body, `kvlane_tokenizer_state{model="demo",state="agrees",worker="w"} 1`) && strings.Contains(body, `kvlane_feed_state{rank="",state="live",worker="w"} 1`)
+				})
+				if status, ready := page(t, admin+"/readyz"); status != http.StatusOK || ready != "ok\n" || strings.Contains(body, "kvlane_worker_warnings{") {
+					t.Errorf("got %d %q, want no warnings; log:\n%s", status, ready, &log)
+				}
+				return
+			}
+			until(t, admin+"/readyz", func(status int, body string) bool {
+				return status == http.StatusOK && strings.Contains(body, "\nwarning: ") && strings.Contains(body, c.warning)
+			})
+			until(t, admin+"/metrics", func(_ int, body string) bool {
+				return strings.Contains(body, `kvlane_worker_warnings{reason="`+c.reason+`",worker="w"} 1`)
+			})
+			if _, body := page(t, admin+"/debug/workers"); !strings.Contains(body, `"Warnings": [`) {
+				t.Errorf("/debug/workers: got %s, want the warning", body)
+			}
+			until(t, admin+"/healthz", func(int, string) bool { return strings.Contains(log.String(), c.log) })
+			if n := strings.Count(log.String(), "health check failed"); n > 1 {
+				t.Errorf("got %d warnings of failed checks, want one a minute:\n%s", n, &log)
+			}
+		})
+	}
+}

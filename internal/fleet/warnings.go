@@ -1,0 +1,169 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/kvindex/feed"
+)
+
+// askModelsAgain is how soon a worker is asked again that does not list its models.
+const askModelsAgain = 15 * time.Second
+
+// doubts are differences between the configuration of workers and what their engines report,
+// by worker and reason (a metric label). A doubt belongs to one generation of the worker.
+type doubts struct {
+	mu       sync.Mutex
+	byWorker map[string]map[string]doubt
+}
+
+type doubt struct {
+	generation uint64
+	text       string
+}
+
+// doubt records a difference, or removes it if text is empty. It logs a new one.
+func (f *Fleet) doubt(m *Member, reason, text string) {
+	f.doubts.mu.Lock()
+	defer f.doubts.mu.Unlock()
+	all := f.doubts.byWorker[m.Name]
+	if text == "" {
+		delete(all, reason)
+		return
+	}
+	if all == nil {
+		all = map[string]doubt{}
+		f.doubts.byWorker[m.Name] = all
+	}
+	next := doubt{m.Generation, text}
+	if all[reason] != next {
+		f.Log.Warn().Str("worker", m.Name).Str("address", m.Address).Str("reason", reason).Msg(text)
+	}
+	all[reason] = next
+}
+
+// forgetDoubts drops those of workers that have left.
+func (f *Fleet) forgetDoubts(v *View) {
+	f.doubts.mu.Lock()
+	defer f.doubts.mu.Unlock()
+	for name := range f.doubts.byWorker {
+		if v.members[name] == nil {
+			delete(f.doubts.byWorker, name)
+		}
+	}
+}
+
+// EngineCache compares what an engine reports about its cache with the configuration.
+func (f *Fleet) EngineCache(worker string, c workers.EngineCache) {
+	m := f.View().members[worker]
+	if m == nil {
+		return
+	}
+	text := ""
+	if c.PrefixCachingOff {
+		text = "the engine runs without prefix caching: requests find nothing cached there; start it with prefix caching"
+	}
+	f.doubt(m, "prefix_caching_off", text)
+	text = ""
+	if c.BlockSize > 0 && m.BlockSize > 0 && c.BlockSize != m.BlockSize {
+		text = fmt.Sprintf("the engine's blocks have %d tokens, the worker is configured with block_size %d: write block_size: %d, or leave it out", c.BlockSize, m.BlockSize, c.BlockSize)
+	}
+	f.doubt(m, "other_block_size", text)
+}
+
+// checkMember looks for what a new worker lacks. It returns without waiting for the engine.
+func (f *Fleet) checkMember(m *Member) {
+	exact := slices.ContainsFunc(f.Models, func(s *Model) bool { return s.Tokens != nil && serves(m.Models, s) })
+	if m.Events.Endpoint == "" && exact {
+		f.doubt(m, "no_events", "no events.endpoint: what the engine caches is predicted from prompts sent there; start it with KV events and name their endpoint")
+	}
+}
+
+// checkModels asks a worker that has become ready for its models, until they include those
+// that its configuration lists.
+func (f *Fleet) checkModels(m *Member) {
+	for {
+		names, err := f.catalog.asker.Models(f.listContext, "http://"+m.Address)
+		var missing []string
+		for _, name := range m.Models {
+			if !slices.Contains(names, name) {
+				missing = append(missing, name)
+			}
+		}
+		if err != nil || len(missing) == 0 {
+			f.doubt(m, "other_models", "")
+			return
+		}
+		f.doubt(m, "other_models", fmt.Sprintf("the engine does not serve %s, which the worker lists; it serves %s: requests for the others are answered 404",
+			strings.Join(missing, ", "), strings.Join(names[:min(len(names), 8)], ", ")))
+		again, cancel := context.WithTimeout(f.listContext, askModelsAgain)
+		<-again.Done()
+		cancel()
+		if now := f.View().members[m.Name]; f.listContext.Err() != nil || now == nil || now.Generation != m.Generation || !now.Ready {
+			return
+		}
+	}
+}
+
+// Warnings returns why workers are not ready, or less useful than they are configured to be,
+// sorted by worker.
+func (f *Fleet) Warnings() []observe.Warning {
+	var out []observe.Warning
+	v := f.View()
+	add := func(worker, reason, format string, args ...any) {
+		out = append(out, observe.Warning{Worker: worker, Reason: reason, Text: fmt.Sprintf(format, args...)})
+	}
+	for _, m := range v.members {
+		if !m.Ready {
+			add(m.Name, "not_ready", "not ready at %s: %s", m.Address, m.Reason)
+		}
+	}
+	f.doubts.mu.Lock()
+	for worker, all := range f.doubts.byWorker {
+		for reason, d := range all {
+			if m := v.members[worker]; m != nil && m.Generation == d.generation {
+				add(worker, reason, "%s", d.text)
+			}
+		}
+	}
+	f.doubts.mu.Unlock()
+	for _, s := range f.FeedStatus() {
+		m := v.members[s.Worker]
+		if m == nil {
+			continue
+		}
+		for _, t := range s.Targets {
+			switch {
+			case t.State != feed.Stale:
+			case m.Events.Endpoint == config.PushEndpoint:
+				add(s.Worker, "no_relay", "no relay pushes events of %s", t.Target)
+			case s.LastError != "" || s.Connects == 0:
+				add(s.Worker, "events_unreachable", "no events of %s from %s: %s", t.Target, m.Events.Endpoint, cmp.Or(s.LastError, "no connection yet"))
+			}
+		}
+		for _, why := range []feed.Reason{feed.WrongBlockSize, feed.UnknownHash, feed.WrongRank} {
+			if n := s.Dropped[why]; n > 0 {
+				add(s.Worker, "events_dropped", "%d KV events dropped: %s", n, why)
+			}
+		}
+	}
+	for _, s := range f.Models {
+		for worker := range s.agreement.all() {
+			if s.agreement.differs(worker) {
+				add(worker, "tokens_differ", "its token ids of model %s differ from those of %s: it is routed by load", s.Config.Name, s.Config.Tokenizer)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b observe.Warning) int {
+		return cmp.Or(strings.Compare(a.Worker, b.Worker), strings.Compare(a.Reason, b.Reason), strings.Compare(a.Text, b.Text))
+	})
+	return out
+}
