@@ -79,6 +79,23 @@ var mutants = []struct {
 		"credit of a refused prompt stays", "kvindex/speculate.go",
 		"x.unclaim(taken)", "_ = taken", "TestCore", false,
 	},
+	{
+		"freed capacity is not given to those who wait", "internal/decide/pick.go",
+		"change(d.router, now)\n\td.placeWaiting(now)", "change(d.router, now)", "TestRequests", true,
+	},
+	{
+		"a request whose client left the queue stays in it", "internal/decide/wait.go",
+		"if d.waiting.queue.Remove(q.id) {", "if !gone && d.waiting.queue.Remove(q.id) {", "TestRequests", false,
+	},
+	{
+		"a place for a client that is gone stays booked", "internal/decide/pick.go",
+		"if ctx.Err() != nil { // placed at the moment its client disconnected\n\t\tw.release(&p.plan)", "if ctx.Err() != nil {", "TestRequests", false,
+	},
+	{
+		"a failed answer is not released", "internal/decide/ticket.go",
+		"t.observed()\n\tt.d.book(at, func(r *routing.Router, now time.Duration) { r.Release(now, t.reservation) })",
+		"t.observed()\n\tt.d.book(at, func(r *routing.Router, now time.Duration) {\n\t\tif t.entry.Succeeded() {\n\t\t\tr.Release(now, t.reservation)\n\t\t}\n\t})", "TestRequests", false,
+	},
 }
 
 // TestMutants plants bugs in the product and expects the simulation to find each. It fails too if the line to change is
@@ -114,11 +131,11 @@ func TestMutants(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".") //nolint:gosec // our own
+			build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".")
 			if out, err := build.CombinedOutput(); err != nil {
 				t.Fatalf("the mutant does not build: %v\n%s", err, out)
 			}
-			run := exec.CommandContext(t.Context(), binary, "-test.run", "^"+m.test+"$") //nolint:gosec // as above
+			run := exec.CommandContext(t.Context(), binary, "-test.run", "^"+m.test+"$")
 			shrinks := i == 1
 			run.Env = append(os.Environ(), "SEED=", "SEEDS=2000", "SHRINK=0")
 			if shrinks {

@@ -797,9 +797,9 @@ func (r *replica) follow(q *request, bound binding) {
 
 // TestCore is the simulation of routing, index, feeds and queue.
 func TestCore(t *testing.T) {
-	seeds := uint64(2000)
+	seeds := number("SEEDS", 2000)
 	if raceDetector {
-		seeds = 50
+		seeds = 20
 	}
 	simulate(t, seeds, func(seed uint64) history { return draw(seed, 160, kinds) }, runCore, []string{
 		"feed live", "feed gap", "feed stale", "feed syncing", "cleared: lost_batches", "cleared: engine_restarted", "replay done", "replay failed", "silent feed",
