@@ -122,6 +122,9 @@ func simulate(t *testing.T, seeds uint64, make func(seed uint64) history, run pl
 		want = nil
 	}
 	for seed := first; seed < first+seeds; seed++ {
+		if seed%5000 == 0 {
+			t.Logf("%d seeds", seed)
+		}
 		h := make(seed)
 		bad := run(h, nil, reached)
 		if bad == nil {
