@@ -308,3 +308,27 @@ drain: 90s
 		t.Errorf("got %+v, want %+v", again, c)
 	}
 }
+
+// A workers file that is read has valid workers with different names.
+func FuzzWorkers(f *testing.F) {
+	f.Add([]byte("- address: 10.0.0.1:8000\n- address: 10.0.0.2:8000\n  name: b\n  ranks: 4\n  rank_by: header\n"))
+	f.Add([]byte("- &a {address: '[::1]:80', events: {endpoint: 'tcp://$ip:${P:-1}'}}\n- {<<: *a, name: c}\n"))
+	f.Add([]byte("[]"))
+	f.Add([]byte("- {address: x, disagg: {init_ports: [1, -1]}, speed: .inf}\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		list, err := ParseWorkers("f", text)
+		if problems, ok := errors.AsType[ProblemsError](err); err != nil && (!ok || len(problems) == 0) {
+			t.Errorf("got error %v, want problems", err)
+		}
+		if err != nil {
+			return
+		}
+		names := map[string]bool{}
+		for i := range list {
+			if wrong := list[i].Problems(); len(wrong) > 0 || names[list[i].Name] {
+				t.Errorf("%q: got worker %+v with %v, want a valid one with a name of its own", text, list[i], wrong)
+			}
+			names[list[i].Name] = true
+		}
+	})
+}

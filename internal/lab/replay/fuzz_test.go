@@ -3,6 +3,7 @@ package replay
 import (
 	"bytes"
 	"io"
+	"path"
 	"testing"
 )
 
@@ -27,6 +28,41 @@ func FuzzTraces(f *testing.F) {
 				if a[i].At != b[i].At || a[i].Prompt < 1 || len(a[i].Blocks)*w.BlockSize > a[i].Prompt {
 					t.Fatalf("request %+v and %+v", a[i], b[i])
 				}
+			}
+		}
+	})
+}
+
+// A scenario that is valid can be prepared, with bounds that let its simulation end.
+func FuzzScenario(f *testing.F) {
+	files, err := scenarioFiles.ReadDir("scenarios")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := scenarioFiles.ReadFile(path.Join("scenarios", file.Name()))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte("fleet: {workers: 2}\nworkload: {skew: {clients: .nan}}"))
+	f.Add([]byte("workload: &w {siblings: {background: 1}}\ncases: [{workload: *w}]"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if len(text) > 1<<14 {
+			return
+		}
+		s, err := parseScenario("f", text)
+		if err != nil {
+			return
+		}
+		for i := range s.Cases {
+			o, err := s.Options(&s.Cases[i], func(float64) (Workload, error) { return Workload{BlockSize: 16}, nil })
+			if err != nil {
+				t.Fatalf("%q: got %v of a valid scenario", text, err)
+			}
+			if n := o.Fleet.Workers * o.Fleet.Ranks; n < 1 || n > mostRanks || o.Fleet.Prefill >= o.Fleet.Workers {
+				t.Fatalf("%q: got fleet %+v, want 1 to %d ranks", text, o.Fleet, mostRanks)
 			}
 		}
 	})

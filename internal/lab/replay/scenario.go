@@ -118,6 +118,10 @@ func LoadScenario(name string) (*Scenario, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read scenario: %w", err)
 	}
+	return parseScenario(name, text)
+}
+
+func parseScenario(name string, text []byte) (*Scenario, error) {
 	s := &Scenario{Name: name}
 	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(s); err != nil {
 		return nil, fmt.Errorf("scenario %s: %w", name, err)

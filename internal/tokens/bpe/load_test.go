@@ -356,3 +356,34 @@ func FuzzLoad(f *testing.F) {
 		}
 	})
 }
+
+// FuzzConfig loads the other files of a model, whatever they hold: what is read is what the files can say.
+func FuzzConfig(f *testing.F) {
+	f.Add(`{"bos_token":"<x>","eos_token":{"content":"</y>"},"model_max_length":1e30,"chat_template":[{"name":"default","template":"D"}]}`, `{"model_type":"m","eos_token_id":2}`, `{"eos_token_id":[3,4]}`, `{}`, "{{ x }}")
+	f.Add(`{"chat_template":"x","extra_special_tokens":["a",{"b":1}],"added_tokens_decoder":{"-1":{}}}`, `{"vocab_size":-1,"vision_config":null}`, `{"eos_token_id":-1}`, `{"unk_token":1}`, "")
+	f.Add(`[]`, `null`, `{"eos_token_id":4294967296}`, `"x"`, "\xff")
+	f.Fuzz(func(t *testing.T, config, model, generation, special, template string) {
+		tok, err := loadText(tiny(), map[string]string{
+			"tokenizer_config.json": config, "config.json": model, "generation_config.json": generation, "special_tokens_map.json": special, "chat_template.jinja": template,
+		})
+		if err != nil {
+			return
+		}
+		c := tok.Config()
+		if c.ModelMaxLength < 0 || c.VocabSize < 0 {
+			t.Fatalf("got length %d and %d ids, want none below 0", c.ModelMaxLength, c.VocabSize)
+		}
+		if got, ok := c.Template(""); !ok || got != template {
+			t.Fatalf("got template %q, want %q of the file", got, template)
+		}
+		ids, err := tok.Encode(nil, "ab "+special, true)
+		if (err == nil) != utf8.ValidString(special) {
+			t.Fatalf("got %v of %q, want an error exactly for invalid UTF-8", err, special)
+		}
+		for _, id := range ids {
+			if _, ok := tok.Token(id); !ok {
+				t.Fatalf("got id %d, which is no token", id)
+			}
+		}
+	})
+}

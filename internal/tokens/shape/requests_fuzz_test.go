@@ -1,10 +1,14 @@
 package shape
 
 import (
+	"encoding/json"
 	"errors"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // FuzzRequests: any request is handled without a crash, and with the same result twice.
@@ -36,5 +40,44 @@ func FuzzRequests(f *testing.F) {
 				t.Errorf("%v %v: %v, then %v", engine, kind, err, again)
 			}
 		}
+	})
+}
+
+// FuzzTemplate: a template that a request supplies ends within its bounds, whatever it is, and gives the same ids again.
+func FuzzTemplate(f *testing.F) {
+	for _, source := range []string{
+		"{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "{{ 'x' * 1000000000 }}", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+		"{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "{{ raise_exception('no') }}", "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+		"{{ tools | tojson(indent=2) }}{{ strftime_now('%Y') }}{{ bos_token }}", "{{ messages[0]['content'] | replace('', 'x' * 99) | upper | list | join(',') }}", "{%", "{{ 2 ** 999999 }}",
+	} {
+		f.Add(source, `"x"`, false, uint8(VLLM))
+		f.Add(source, `[{"type":"text","text":"<|im_end|>"}]`, true, uint8(SGLang))
+	}
+	m := load(f, "qwen3", Options{TrustTemplates: true, ToolParser: true, CacheBytes: -1, Now: func() time.Time { return time.Unix(0, 0) }})
+	f.Fuzz(func(t *testing.T, source, content string, kwargs bool, which uint8) {
+		quoted, err := json.Marshal(source)
+		if err != nil || len(source) > 1<<12 {
+			return
+		}
+		raw := `{"messages":[{"role":"user","content":` + content + `}],"chat_template":` + string(quoted) + `}`
+		if kwargs {
+			raw = `{"messages":[{"role":"user","content":` + content + `}],"chat_template_kwargs":{"chat_template":` + string(quoted) + `}}`
+		}
+		req, err := body.Parse(body.Chat, []byte(raw))
+		if err != nil {
+			return
+		}
+		engine := []Engine{VLLM, SGLang, TRTLLM}[which%3]
+		res, err := m.Prompt(req, engine)
+		if raised, ok := errors.AsType[*jinja.Error](err); ok && raised.Class == "InternalError" {
+			t.Fatal(err)
+		}
+		if again, errAgain := m.Prompt(req, engine); (err == nil) != (errAgain == nil) || !slices.Equal(res.IDs, again.IDs) {
+			t.Fatalf("%v: got %d ids and %v, then %d and %v", engine, len(res.IDs), err, len(again.IDs), errAgain)
+		}
+		if !templateShare.TryAcquire(templateMemory) {
+			t.Fatal("got less than the whole share of memory back, want all of it")
+		}
+		templateShare.Release(templateMemory)
 	})
 }

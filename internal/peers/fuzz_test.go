@@ -1,0 +1,108 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protodelim"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rs/zerolog"
+
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+)
+
+// answers is a stream of recorded answers of a peer.
+type answers struct {
+	grpc.ClientStream
+
+	in *bytes.Reader
+}
+
+func (a answers) Recv() (*kvlanev1.FetchResponse, error) {
+	r := &kvlanev1.FetchResponse{}
+	if err := (protodelim.UnmarshalOptions{MaxSize: 1 << 20}).UnmarshalFrom(a.in, r); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// FuzzFetch reads any answers of a peer: the content is that of the chunks, and at most as large as the index may be.
+func FuzzFetch(f *testing.F) {
+	record := func(messages ...proto.Message) []byte {
+		var b bytes.Buffer
+		for _, m := range messages {
+			if _, err := protodelim.MarshalTo(&b, m); err != nil {
+				f.Fatal(err)
+			}
+		}
+		return b.Bytes()
+	}
+	header := func(format uint32, size uint64) proto.Message {
+		return &kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Header{Header: &kvlanev1.SnapshotHeader{Format: format, Bytes: size}}}
+	}
+	chunk := func(n int) proto.Message {
+		return &kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Chunk{Chunk: bytes.Repeat([]byte("c"), n)}}
+	}
+	f.Add(record(header(Format, 30), chunk(10), chunk(0), chunk(20)))
+	f.Add(record(header(Format, 1<<63)))
+	f.Add(record(header(2, 0), chunk(1)))
+	f.Add(record(chunk(1)))
+	f.Add(record(header(Format, 0), header(Format, 0), chunk(2000)))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		const most = 1000
+		ctx, cancel := context.WithCancelCause(t.Context())
+		c := &content{stream: answers{in: bytes.NewReader(raw)}, cancel: cancel, silence: time.Hour, timer: time.AfterFunc(time.Hour, func() {}), most: most}
+		defer c.timer.Stop()
+		if err := c.header(); err != nil {
+			return
+		}
+		got, err := io.ReadAll(c)
+		if len(got) > most {
+			t.Fatalf("got %d bytes, want at most %d", len(got), most)
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("got the transfer stopped: %v", context.Cause(ctx))
+		}
+		var want []byte
+		for again := (answers{in: bytes.NewReader(raw)}); ; {
+			m, wrong := again.Recv()
+			if wrong != nil {
+				break
+			}
+			want = append(want, m.GetChunk()...)
+		}
+		if len(want) <= most && !bytes.Equal(got, want) || len(want) > most && !errors.Is(err, errLarge) {
+			t.Fatalf("got %d bytes and %v of %d", len(got), err, len(want))
+		}
+	})
+}
+
+// FuzzFetchRequest: no request without the proof of the key is served.
+func FuzzFetchRequest(f *testing.F) {
+	for _, r := range []*kvlanev1.FetchRequest{
+		{}, {Formats: []uint32{Format}, BlockSize: 16, KeyProof: []byte("proof")}, {Formats: []uint32{9, Format}, BlockSize: 1 << 31, KeyProof: []byte("proof")}, {KeyProof: []byte("other")},
+	} {
+		raw, err := proto.Marshal(r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		r := &kvlanev1.FetchRequest{}
+		if proto.Unmarshal(raw, r) != nil {
+			return
+		}
+		s := NewServer(Content{Proof: []byte("proof"), BlockSize: 16}, zerolog.Nop())
+		s.SetReady()
+		if err := s.check(r); err == nil && (string(r.GetKeyProof()) != "proof" || r.GetBlockSize() != 16) {
+			t.Fatalf("got %v served, want the proof of the key and the block size", r)
+		}
+	})
+}
