@@ -22,6 +22,7 @@ type Config struct {
 	Tenants Tenants  `yaml:"tenants" jsonschema_description:"Separation of the KV caches of tenants. See docs/threat-model.md."`
 	Routing Routing  `yaml:"routing" jsonschema_description:"How the target of a request is chosen."`
 	Index   Index    `yaml:"index" jsonschema_description:"The KV index."`
+	Fleet   Fleet    `yaml:"fleet" jsonschema_description:"Several replicas that share bookings and conversations, and so route as one."`
 	Disagg  Disagg   `yaml:"disagg" jsonschema_description:"Prefill/decode disaggregation."`
 	Explain Explain  `yaml:"explain" jsonschema_description:"What is stored and shown about decisions."`
 	Log     Log      `yaml:"log" jsonschema_description:"Logging."`
@@ -336,7 +337,10 @@ func Default() Config {
 			Speculate: Duration(5 * time.Second),
 			Config:    routing.DefaultConfig(),
 		},
-		Index:   Index{BlockSize: 16, MaxBytes: 1 << 30, Peers: Peers{Timeout: Duration(10 * time.Second)}},
+		Index: Index{BlockSize: 16, MaxBytes: 1 << 30, Peers: Peers{Timeout: Duration(10 * time.Second)}},
+		Fleet: Fleet{
+			Mode: FleetOff, Name: "kvlane", SyncTimeout: Duration(5 * time.Second), Embedded: FleetEmbed{Listen: "127.0.0.1:6222"},
+		},
 		Disagg:  Disagg{Timeout: Duration(120 * time.Second), Attempts: 2, HeadStart: Duration(10 * time.Millisecond), FirstToken: "recompute", Usage: UsageOfDecode},
 		Explain: Explain{Keep: 256},
 		Log:     Log{Level: "info"},

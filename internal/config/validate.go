@@ -29,6 +29,7 @@ func (c *Config) validate(bad report) {
 	c.validateRouting(bad)
 	c.validateDisagg(bad)
 	c.Index.validate(bad.under("index"))
+	c.validateFleet(bad.under("fleet"))
 }
 
 func (c *Config) validateListeners(bad report) {

@@ -20,7 +20,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 66700
+	totalLimit = 68300
 	totalGoal  = 62000
 )
 
@@ -37,8 +37,9 @@ var rooms = []struct {
 	{"fleet", 4050, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1300, 1300, []string{"internal/observe"}},
 	{"decide", 2400, 1700, []string{"internal/decide"}},
+	{"replicas", 2300, 2000, []string{"internal/replicas"}},
 	{"lab", 11700, 11700, []string{"internal/lab"}},
-	{"rim", 7400, 6000, []string{
+	{"rim", 7500, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
@@ -66,6 +67,7 @@ var mayImport = map[string]string{
 	"internal/layout":       "",
 	"e2e/...":               "",
 	"internal/peers":        "internal/config internal/observe proto/...",
+	"internal/replicas":     "internal/config proto/... kvindex routing",
 	"internal/workers":      "internal/config",
 	"internal/workers/kube": "internal/config internal/workers",
 
