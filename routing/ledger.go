@@ -171,6 +171,9 @@ func (r *Router) enter(id ReservationID, next phase) bool {
 	r.apply(res, -1)
 	res.Phase = next
 	r.apply(res, 1)
+	if r.sharer != nil && res.remote.key.replica == "" {
+		r.sharer.Progressed(id, uint8(next))
+	}
 	return true
 }
 
@@ -210,6 +213,9 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	r.ended(now, res)
 	r.apply(res, -1)
 	r.unlinkRemote(res)
+	if r.sharer != nil && res.remote.key.replica == "" {
+		r.sharer.Released(id)
+	}
 	r.ledger.drop(id)
 	return true
 }
@@ -231,7 +237,9 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	c := &r.conversations[mainLeg]
 	if i := c.find(res.conversation); i != none && c.entries[i].slot == from {
 		c.bind(i, served)
+		r.shareUse(mainLeg, i, true)
 	}
+	r.shareBooking(id)
 	return true
 }
 

@@ -17,6 +17,9 @@ type Booking struct {
 	Prefill kvindex.Target `json:"prefill"`
 	Miss    int64          `json:"miss"`
 	KV      int64          `json:"kv"`
+	// Phase is 1 while the prompt is computed (0 means the same), 2 while its KV cache is
+	// transferred, 3 from the first token on.
+	Phase uint8 `json:"phase,omitempty"`
 }
 
 // remoteKey finds the local copy of another replica's booking.
@@ -45,7 +48,7 @@ func (r *Router) Booking(id ReservationID) (Booking, bool) {
 	if res == nil || r.targetOf(res.Decode, res.decodeGen) == nil {
 		return Booking{}, false
 	}
-	b := Booking{ID: id, Decode: r.targets[res.Decode].info.Target, Miss: res.Miss, KV: res.KV}
+	b := Booking{ID: id, Decode: r.targets[res.Decode].info.Target, Miss: res.Miss, KV: res.KV, Phase: uint8(res.Phase)}
 	if r.targetOf(res.Prefill, res.prefillGen) != nil {
 		b.Prefill = r.targets[res.Prefill].info.Target
 	}
@@ -74,6 +77,9 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 		remote: remoteLink{key: key, expires: now + r.config.RemoteTTL}})
 	r.remotes.byKey[key] = id
 	r.remotes.fifo = append(r.remotes.fifo, id)
+	if p := phase(b.Phase); p == decoding || p == transferring && prefill != NoSlot {
+		r.enter(id, p)
+	}
 	return true
 }
 
@@ -89,11 +95,17 @@ func (r *Router) RemoteRelease(now time.Duration, replica string, id Reservation
 	return ok && r.Release(now, local)
 }
 
-// DropReplica ends all copies of a replica that has left, and returns their number.
+// DropReplica ends all copies of a replica that has left, and returns their number. Their
+// waits for a first token are not judged: it may have come.
 func (r *Router) DropReplica(now time.Duration, replica string) int {
 	n := 0
 	for _, id := range r.remotes.fifo {
-		if res := r.ledger.get(id); res != nil && res.remote.key.replica == replica && r.Release(now, id) {
+		res := r.ledger.get(id)
+		if res == nil || res.remote.key.replica != replica {
+			continue
+		}
+		res.Failed = true
+		if r.Release(now, id) {
 			n++
 		}
 	}

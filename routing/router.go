@@ -31,6 +31,7 @@ type Router struct {
 	conversations [numLegs]conversations
 	ledger        ledger
 	remotes       remotes
+	sharer        Sharer // nil if there are no other replicas
 	staleReports  uint64
 	// judged is when targets were last judged, suspects how many are suspect.
 	judged   time.Duration
@@ -129,6 +130,7 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 	}
 	plan.Reservation = r.book(now, reservation{Decode: plan.Decode, Prefill: plan.Prefill, Miss: plan.Miss, KV: q.PromptTokens, Owed: owed,
 		conversation: plan.Conversation})
+	r.shareBooking(plan.Reservation)
 	return plan
 }
 
@@ -147,15 +149,19 @@ func (r *Router) follow(q *Query, c *choice) Key {
 		table.generated++
 		key = generatedKey(r.config.Node, table.generated)
 	}
-	at := c.conversation
+	at, bound := c.conversation, false
 	switch {
 	case at == none:
-		at = table.put(key, c.slot)
+		at, bound = table.put(key, c.slot), true
 	case c.keepBinding:
 		table.touch(at)
 	default:
 		table.touch(at)
+		bound = table.entries[at].slot != c.slot
 		table.bind(at, c.slot)
+	}
+	if q.Conversation != "" {
+		r.shareUse(c.leg, at, bound)
 	}
 	if c.implicit {
 		table.setPath(at, q.Prefix)

@@ -125,7 +125,8 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 	if t.used && t.info.Target != info.Target {
 		r.RemoveTarget(slot)
 	}
-	if t.used {
+	added := !t.used
+	if !added {
 		r.leaveModels(slot, t.info.Models)
 		r.roles[t.info.Role]--
 	} else {
@@ -149,6 +150,9 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 	}
 	r.roles[info.Role]++
 	r.joinModels(slot, t.info.Models)
+	if added && r.sharer != nil {
+		r.sharer.Added(info.Target)
+	}
 }
 
 // RemoveTarget removes a target with its load, its report and the conversations bound

@@ -1,0 +1,95 @@
+package routing
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Sharer gets this router's own changes, for other replicas. Its methods are called during
+// the router's, and must not call the router.
+type Sharer interface {
+	// Booked is called for a new booking, and again with the same id if it moved to another
+	// target. Booking.Replica is not set.
+	Booked(b *Booking)
+	// Progressed is called when a booking enters a phase of Booking.Phase.
+	Progressed(id ReservationID, phase uint8)
+	// Released is called once for each booking that Booked was called for.
+	Released(id ReservationID)
+	// Used is called when a request uses the conversation of its id, which is bound to the
+	// target; bound reports that it was not bound to it before.
+	Used(leg int, key Key, target kvindex.Target, bound bool)
+	// Added is called for a new target: bookings and conversations that named it can be
+	// copied now.
+	Added(target kvindex.Target)
+}
+
+// Share makes the router tell s of its own changes from now on.
+func (r *Router) Share(s Sharer) { r.sharer = s }
+
+// shareBooking tells of a booking that was made or moved.
+func (r *Router) shareBooking(id ReservationID) {
+	if r.sharer == nil {
+		return
+	}
+	if b, ok := r.Booking(id); ok {
+		r.sharer.Booked(&b)
+	}
+}
+
+// shareUse tells of the use of a conversation of a client's id.
+func (r *Router) shareUse(leg int, at uint32, bound bool) {
+	if r.sharer == nil {
+		return
+	}
+	if e := &r.conversations[leg].entries[at]; e.slot != NoSlot {
+		r.sharer.Used(leg, e.key, r.targets[e.slot].info.Target, bound)
+	}
+}
+
+// RemotePhase moves a copy of another replica's booking to a phase of Booking.Phase.
+func (r *Router) RemotePhase(now time.Duration, replica string, id ReservationID, to uint8) bool {
+	local := r.remotes.byKey[remoteKey{replica, id}]
+	if phase(to) == transferring {
+		return r.PrefillDone(now, local)
+	}
+	return phase(to) == decoding && r.FirstToken(now, local)
+}
+
+// RemoteForget ends a copy of another replica's booking whose real end is not known: the
+// wait of its target for a first token is not judged.
+func (r *Router) RemoteForget(now time.Duration, replica string, id ReservationID) bool {
+	local := r.remotes.byKey[remoteKey{replica, id}]
+	if res := r.ledger.get(local); res != nil {
+		res.Failed = true
+		return r.Release(now, local)
+	}
+	return false
+}
+
+// BindRemote binds a conversation as another replica did and makes it the most recently
+// used one. It returns false if the target is unknown here.
+func (r *Router) BindRemote(leg int, key Key, target kvindex.Target) bool {
+	slot := r.slotOf(target)
+	if slot == NoSlot || key == (Key{}) || leg < 0 || leg >= numLegs {
+		return false
+	}
+	table := &r.conversations[leg]
+	at := table.find(key)
+	if at == none {
+		table.put(key, slot)
+		return true
+	}
+	table.touch(at)
+	table.bind(at, slot)
+	return true
+}
+
+// Bound returns the target that a conversation is bound to.
+func (r *Router) Bound(leg int, key Key) (kvindex.Target, bool) {
+	at := r.conversations[leg].find(key)
+	if at == none || r.conversations[leg].entries[at].slot == NoSlot {
+		return kvindex.Target{}, false
+	}
+	return r.targets[r.conversations[leg].entries[at].slot].info.Target, true
+}
