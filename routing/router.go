@@ -31,7 +31,7 @@ type Router struct {
 	conversations [numLegs]conversations
 	ledger        ledger
 	remotes       remotes
-	sharer        Sharer // nil if there are no other replicas
+	sharer        Sharer // nil for a router that shares nothing
 	staleReports  uint64
 	// judged is when targets were last judged, suspects how many are suspect.
 	judged   time.Duration

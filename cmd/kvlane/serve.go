@@ -27,6 +27,7 @@ import (
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/peers"
+	"github.com/kvlane/kvlane/internal/replicas"
 	"github.com/kvlane/kvlane/internal/steering"
 	"github.com/kvlane/kvlane/internal/workers"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
@@ -101,13 +102,15 @@ type service struct {
 	registry *workers.Registry
 	kube     *kubernetes // nil without Kubernetes
 	draining atomic.Bool
-	open     atomic.Bool   // the socket for Envoy
-	warm     atomic.Bool   // a peer's index was taken, or there is none to take; started is final then
-	peers    *peers.Server // nil without peers
+	open     atomic.Bool    // the socket for Envoy
+	warm     atomic.Bool    // a peer's index was taken, or there is none to take; started is final then
+	peers    *peers.Server  // nil without peers
+	replicas *replicas.Node // nil if this replica routes alone
 	server   *extproc.Server
 	grpc     *grpc.Server
 	probe    *grpc.Server
 	http     *http.Server
+	debug    *http.ServeMux
 	admin    net.Listener
 	config   atomic.Pointer[config.Config]
 	log      zerolog.Logger
@@ -164,6 +167,15 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	if err := s.listenAdmin(c, handler, metrics); err != nil {
 		s.close()
 		return nil, err
+	}
+	if c.Fleet.Mode != config.FleetOff {
+		s.replicas, err = replicas.Start(ctx, replicas.Options{Config: &c.Fleet, Update: s.decider.Update, Log: log, Delay: metrics.ReplicasDelay})
+		if err != nil {
+			s.close()
+			return nil, err
+		}
+		metrics.Collect(s.replicas.Collect)
+		s.debug.Handle("GET /debug/replicas", s.replicas)
 	}
 	s.takeIndex(ctx, c)
 	if err := s.follow(c); err != nil {
@@ -331,6 +343,7 @@ func (s *service) adminMux(metrics *observe.Metrics) http.Handler {
 		}
 		observe.WriteWarnings(w, s.decider.Fleet().Warnings())
 	})
+	s.debug = mux
 	mux.Handle("/debug/", s.decider.Pages().Handler())
 	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {
 		text, err := s.config.Load().Effective()
@@ -361,6 +374,11 @@ func (s *service) missingPools() []string {
 func (s *service) notReady() string {
 	if !s.warm.Load() {
 		return "the index is being taken from a peer"
+	}
+	if s.replicas != nil {
+		if why := s.replicas.Waiting(); why != "" {
+			return why
+		}
 	}
 	since := s.started
 	switch {
@@ -424,6 +442,9 @@ func (s *service) close() {
 	}
 	if s.kube != nil {
 		s.kube.close()
+	}
+	if s.replicas != nil {
+		s.replicas.Close()
 	}
 	s.registry.Close()
 	s.decider.Close()

@@ -124,6 +124,9 @@ func newRouted(m *observe.Metrics) (out []prometheus.Counter) {
 	return out
 }
 
+// Update runs a change of the router under its lock.
+func (d *Decider) Update(change func(r *routing.Router, now time.Duration)) { d.book(d.now(), change) }
+
 // Fleet returns the workers that the decisions choose from.
 func (d *Decider) Fleet() *fleet.Fleet { return d.fleet }
 

@@ -32,7 +32,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 18950, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 19050, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 22050, 22000, []string{"internal/tokens"}},
 	{"fleet", 4050, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1300, 1300, []string{"internal/observe"}},
@@ -67,7 +67,7 @@ var mayImport = map[string]string{
 	"internal/layout":       "",
 	"e2e/...":               "",
 	"internal/peers":        "internal/config internal/observe proto/...",
-	"internal/replicas":     "internal/config proto/... kvindex routing",
+	"internal/replicas":     "internal/config internal/observe proto/... kvindex routing",
 	"internal/workers":      "internal/config",
 	"internal/workers/kube": "internal/config internal/workers",
 

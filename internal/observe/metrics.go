@@ -77,6 +77,8 @@ type Metrics struct {
 	LateFirstTokens prometheus.Counter
 	// Checks counts health checks by worker and outcome.
 	Checks *prometheus.CounterVec
+	// ReplicasDelay is the time from a change at another replica to its effect here.
+	ReplicasDelay prometheus.Observer
 	// Legs counts prefill legs by prefill worker and outcome.
 	Legs *prometheus.CounterVec
 	// TokenChecks counts comparisons with engines' tokenizers, by model, worker, API and outcome.
@@ -134,6 +136,7 @@ func New(version string) *Metrics {
 	m.ExtProcStreams = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kvlane", Name: "extproc_streams", Help: "Open ext_proc streams, by request body mode."}, []string{"mode"})
 	reg.MustRegister(m.ExtProcStreams)
 	m.ExtProcAnswers = histogram("extproc_answer_seconds", "Time from the last body byte to the last byte of the decision handed to gRPC, by request body mode.", decisionBuckets, "mode")
+	m.ReplicasDelay = histogram("replicas_delay_seconds", "Time from a change at another replica to its effect here, by their wall clocks.", decisionBuckets).WithLabelValues()
 	stages := histogram("decision_seconds", "Time from the last body byte to the answer, by stage.", decisionBuckets, "stage")
 	for s := range numStages {
 		m.stages[s] = stages.WithLabelValues(s.String())

@@ -35,7 +35,7 @@ func (emit Emit) Ledger(l *Ledger) {
 		emit("active_requests", "Requests booked on a target.", float64(t.Load.Active), labels...)
 		emit("queued_tokens", "Prefill tokens booked on a target before the first token.", float64(t.Load.Queue), labels...)
 		emit("resident_tokens", "Prompt tokens of running requests on a target.", float64(t.Load.KV), labels...)
-		emit("suspect_target", "1 if new requests avoid a target that does not answer or whose answers fail.", gauge(t.Suspect), labels...)
+		emit("suspect_target", "1 if new requests avoid a target that does not answer or whose answers fail.", Gauge(t.Suspect), labels...)
 	}
 	emit("active_requests_mean", "Mean of active_requests over all targets.", sum/n)
 	emit("active_requests_variance", "Variance of active_requests over all targets.", squares/n-(sum/n)*(sum/n))
@@ -47,7 +47,7 @@ func (emit Emit) Ledger(l *Ledger) {
 
 // WorkerReady emits whether a worker may be picked.
 func (emit Emit) WorkerReady(name, role string, ready bool) {
-	emit("worker_ready", "1 if a worker may be picked.", gauge(ready), "worker", name, "role", role)
+	emit("worker_ready", "1 if a worker may be picked.", Gauge(ready), "worker", name, "role", role)
 }
 
 // Warnings emits the reasons of warnings about workers.
@@ -59,7 +59,8 @@ func (emit Emit) Warnings(list []Warning) {
 	}
 }
 
-func gauge(on bool) float64 {
+// Gauge is 1 if on, else 0.
+func Gauge(on bool) float64 {
 	if on {
 		return 1
 	}

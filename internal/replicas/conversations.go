@@ -1,0 +1,128 @@
+package replicas
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// version orders the bindings of a conversation. It is a total order, so that all replicas
+// that have seen the same bindings keep the same one.
+type version struct {
+	generation uint32
+	time       uint64
+	origin     string
+}
+
+// before reports whether v wins over o: the later generation, then the earlier time, then
+// the smaller origin.
+func (v version) before(o version) bool {
+	return cmp.Or(cmp.Compare(o.generation, v.generation), cmp.Compare(v.time, o.time), cmp.Compare(v.origin, o.origin)) < 0
+}
+
+const none = ^uint32(0)
+
+// binding is one conversation.
+type binding struct {
+	key    routing.Key
+	target kvindex.Target
+	version
+	// used is this replica's logical time when the conversation was used last.
+	used         uint64
+	newer, older uint32
+	// missing reports that the router does not know the target yet.
+	missing bool
+}
+
+// bindings is an LRU table of the conversations of one leg, as all replicas merge them.
+type bindings struct {
+	max            int
+	byKey          map[routing.Key]uint32
+	slab           []binding
+	newest, oldest uint32
+	missing        int
+}
+
+func newBindings(limit int) *bindings {
+	return &bindings{max: limit, byKey: map[routing.Key]uint32{}, newest: none, oldest: none}
+}
+
+func (t *bindings) find(k routing.Key) *binding {
+	if i, ok := t.byKey[k]; ok {
+		return &t.slab[i]
+	}
+	return nil
+}
+
+// put adds a conversation that is not in the table; the least recently used one makes
+// room for it.
+func (t *bindings) put(b binding) *binding {
+	var i uint32
+	if len(t.byKey) >= t.max {
+		i = t.oldest
+		t.setMissing(&t.slab[i], false)
+		t.unlink(i)
+		delete(t.byKey, t.slab[i].key)
+	} else {
+		i = uint32(len(t.slab))
+		t.slab = append(t.slab, binding{})
+	}
+	b.missing = false
+	t.slab[i] = b
+	t.byKey[b.key] = i
+	t.link(i)
+	return &t.slab[i]
+}
+
+// touch makes a conversation the most recently used one.
+func (t *bindings) touch(b *binding, used uint64) {
+	b.used = used
+	if i := t.byKey[b.key]; i != t.newest {
+		t.unlink(i)
+		t.link(i)
+	}
+}
+
+func (t *bindings) setMissing(b *binding, missing bool) {
+	if b.missing != missing {
+		b.missing = missing
+		if t.missing--; missing {
+			t.missing += 2
+		}
+	}
+}
+
+func (t *bindings) link(i uint32) {
+	b := &t.slab[i]
+	b.newer, b.older = none, t.newest
+	if t.newest != none {
+		t.slab[t.newest].newer = i
+	} else {
+		t.oldest = i
+	}
+	t.newest = i
+}
+
+func (t *bindings) unlink(i uint32) {
+	b := &t.slab[i]
+	if b.newer != none {
+		t.slab[b.newer].older = b.older
+	} else {
+		t.newest = b.older
+	}
+	if b.older != none {
+		t.slab[b.older].newer = b.newer
+	} else {
+		t.oldest = b.newer
+	}
+}
+
+// usedAfter returns copies of the conversations used after a time, the least recently
+// used first. slab is a copy of the table's.
+func usedAfter(slab []binding, since uint64) []binding {
+	slab = slices.DeleteFunc(slab, func(b binding) bool { return b.used <= since })
+	slices.SortFunc(slab, func(a, b binding) int { return cmp.Compare(a.used, b.used) })
+	return slab
+}

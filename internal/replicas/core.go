@@ -1,0 +1,323 @@
+package replicas
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// Times of the protocol.
+const (
+	// Gather is the longest time that a change waits for others to be sent with it.
+	Gather = 5 * time.Millisecond
+	// heartbeatEvery is the interval of heartbeats.
+	heartbeatEvery = time.Second
+	// silence is how long a replica may send nothing: with one lost heartbeat it is still
+	// there, and what it booked is gone 3 s after its last message.
+	silence = 2600 * time.Millisecond
+	// askAgain is how long the answer to a state request may pause.
+	askAgain = time.Second
+	// longestTick is the longest time between ticks of a process that is not stopped.
+	longestTick = time.Second
+	// settled is how long no other replica must have appeared before a start is complete.
+	settled = 500 * time.Millisecond
+	// rememberFor is how long the logical time of a dropped replica is kept, after which its
+	// whole table of conversations is asked for again.
+	rememberFor = 10 * time.Minute
+)
+
+// Bounds of what other replicas make this one hold.
+const (
+	maxPeers    = 256
+	maxBookings = 1 << 18 // of one replica
+	maxHeld     = 4096    // messages held while a state is on its way
+	maxBatch    = 4096    // changes to be sent
+)
+
+// Stats count what a Core has seen.
+type Stats struct {
+	Sent     uint64 `json:"sent"`
+	Received uint64 `json:"received"`
+	// Duplicates are messages that had been received before; Malformed were not understood;
+	// Refused were beyond a bound.
+	Duplicates uint64 `json:"duplicates"`
+	Malformed  uint64 `json:"malformed"`
+	Refused    uint64 `json:"refused"`
+	// Resyncs are state requests by reason: a new replica, a gap, a sum that differed (a
+	// silent error), an answer that stopped.
+	New     uint64 `json:"new"`
+	Gaps    uint64 `json:"gaps"`
+	Errors  uint64 `json:"errors"`
+	Stopped uint64 `json:"stopped"`
+	// Dropped are replicas that were silent, DroppedBookings their bookings.
+	Dropped         uint64 `json:"dropped"`
+	DroppedBookings uint64 `json:"dropped_bookings"`
+	// Unknown are bookings and bindings that named a target that is not known here.
+	Unknown uint64 `json:"unknown_targets"`
+	// Conflicts are concurrent bindings of one conversation; the earlier one was kept.
+	Conflicts uint64 `json:"conflicts"`
+	// Overflows are batches given up because nothing was sent for long.
+	Overflows uint64 `json:"overflows"`
+}
+
+// Out is a message to send. Exactly one of To, Reply and neither is set: to one replica's
+// requests, in answer to a request, to all.
+type Out struct {
+	To      string
+	Reply   string
+	Message *kvlanev1.ReplicaMessage
+	// Build, if not nil, makes the messages instead. It needs no lock.
+	Build func() []*kvlanev1.ReplicaMessage
+}
+
+// Core is the protocol of one replica. It implements routing.Sharer. All its methods need
+// the lock that guards the router.
+type Core struct {
+	id     string
+	router *routing.Router
+	// wake is called when there is something to send within Gather.
+	wake func()
+
+	// clock is the logical time: above all times of events that this replica knows.
+	clock uint64
+	seq   uint64
+	own   map[routing.ReservationID]routing.Booking
+	sum   sum
+	batch writer
+	out   []Out
+
+	peers    map[string]*peer
+	requests uint64
+	legs     [numLegs]*bindings
+	retry    bool // a target is new here
+
+	started, ticked, beat time.Duration
+	changed               time.Duration // when a replica appeared or its state arrived
+	ready                 bool
+	stats                 Stats
+}
+
+// New returns a Core with this replica's id, which differs at each start. The caller makes
+// it the router's Sharer before the first request.
+func New(id string, router *routing.Router, now time.Duration, wake func()) *Core {
+	c := &Core{id: id, router: router, wake: wake, own: map[routing.ReservationID]routing.Booking{}, peers: map[string]*peer{},
+		started: now, ticked: now, beat: now, changed: now}
+	for leg := range c.legs {
+		c.legs[leg] = newBindings(router.Config().MaxConversations)
+	}
+	c.newBatch()
+	c.Hello()
+	return c
+}
+
+func (c *Core) newBatch() { c.batch = writer{m: &kvlanev1.ReplicaMessage{}} }
+
+// header returns a message with the present time.
+func (c *Core) header(fill func(m *kvlanev1.ReplicaMessage)) *kvlanev1.ReplicaMessage {
+	m := &kvlanev1.ReplicaMessage{Version: formatVersion, Replica: c.id, Seq: c.seq, Clock: c.clock}
+	fill(m)
+	return m
+}
+
+// Booked implements routing.Sharer.
+func (c *Core) Booked(b *routing.Booking) {
+	if len(b.Decode.Worker) > maxWorker || len(b.Prefill.Worker) > maxWorker {
+		return // others would refuse the message
+	}
+	if old, ok := c.own[b.ID]; ok {
+		c.sum.remove(&old)
+	}
+	b.Miss, b.KV = min(max(b.Miss, 0), maxTokens), min(max(b.KV, 0), maxTokens)
+	c.own[b.ID] = *b
+	c.sum.add(b)
+	c.batch.booked(b)
+	c.queued()
+}
+
+// Progressed implements routing.Sharer.
+func (c *Core) Progressed(id routing.ReservationID, phase uint8) {
+	b, ok := c.own[id]
+	if !ok {
+		return
+	}
+	c.sum.remove(&b)
+	b.Phase = phase
+	c.own[id] = b
+	c.sum.add(&b)
+	c.batch.entries++
+	c.batch.m.Progress = append(c.batch.m.Progress, &kvlanev1.ReplicaProgress{Id: uint64(id), Phase: uint32(phase)})
+	c.queued()
+}
+
+// Released implements routing.Sharer.
+func (c *Core) Released(id routing.ReservationID) {
+	b, ok := c.own[id]
+	if !ok {
+		return
+	}
+	c.sum.remove(&b)
+	delete(c.own, id)
+	c.batch.entries++
+	c.batch.m.Released = append(c.batch.m.Released, uint64(id))
+	c.queued()
+}
+
+// Used implements routing.Sharer.
+func (c *Core) Used(leg int, key routing.Key, target kvindex.Target, bound bool) {
+	if len(target.Worker) > maxWorker {
+		return
+	}
+	c.clock++
+	t := c.legs[leg]
+	b := t.find(key)
+	switch {
+	case b == nil:
+		b = t.put(binding{key: key, target: target, version: version{0, c.clock, c.id}, used: c.clock})
+	case bound && b.target != target:
+		t.setMissing(b, false)
+		b.target, b.version = target, version{b.generation + 1, c.clock, c.id}
+		t.touch(b, c.clock)
+	default:
+		t.touch(b, c.clock)
+	}
+	c.batch.conversation(leg, b)
+	c.queued()
+}
+
+// Added implements routing.Sharer.
+func (c *Core) Added(kvindex.Target) { c.retry = true }
+
+func (c *Core) queued() {
+	if c.batch.entries == 1 {
+		c.wake()
+	}
+	if c.batch.entries > maxBatch {
+		// The sequence number shows the gap.
+		c.stats.Overflows++
+		c.seq++
+		c.newBatch()
+	}
+}
+
+// flush moves the gathered changes to the messages to send.
+func (c *Core) flush() {
+	if c.batch.entries == 0 {
+		return
+	}
+	c.seq++
+	m := c.batch.m
+	m.Version, m.Replica, m.Seq, m.Clock = formatVersion, c.id, c.seq, c.clock
+	c.out = append(c.out, Out{Message: m})
+	c.newBatch()
+}
+
+// heartbeat sends the sum of the ledger.
+func (c *Core) heartbeat() {
+	c.flush() // the sum belongs to the last sequence number
+	c.out = append(c.out, Out{Message: c.header(func(m *kvlanev1.ReplicaMessage) {
+		m.Sum = &kvlanev1.ReplicaSum{Bookings: c.sum.count, Hash: c.sum.hash}
+	})})
+}
+
+// Take returns the messages to send, gathered changes included, in order.
+func (c *Core) Take() []Out {
+	c.flush()
+	out := c.out
+	c.out = nil
+	c.stats.Sent += uint64(len(out))
+	return out
+}
+
+// Tick does what is due. Call it every 100 ms.
+func (c *Core) Tick(now time.Duration) {
+	if pause := now - c.ticked; pause > longestTick {
+		// This process was stopped: it could not hear the others.
+		for _, p := range c.peers {
+			p.heard += pause
+		}
+	}
+	c.ticked = now
+	for _, p := range c.peersInOrder() {
+		switch {
+		case p.gone && now-p.heard > rememberFor:
+			delete(c.peers, p.id)
+		case p.gone:
+		case now-p.heard > silence:
+			c.stats.Dropped++
+			c.drop(now, p)
+		case p.request != 0 && now-p.asked > askAgain:
+			c.stats.Stopped++
+			c.ask(now, p)
+		}
+	}
+	if now-c.beat >= heartbeatEvery {
+		c.beat = now
+		c.heartbeat()
+	}
+	if c.retry {
+		c.retry = false
+		c.applyMissing(now)
+	}
+	c.router.ExpireRemote(now)
+}
+
+// peersInOrder makes the order of messages independent of the map's.
+func (c *Core) peersInOrder() []*peer {
+	list := make([]*peer, 0, len(c.peers))
+	for _, p := range c.peers {
+		list = append(list, p)
+	}
+	slices.SortFunc(list, func(a, b *peer) int {
+		if a.id < b.id {
+			return -1
+		}
+		return 1
+	})
+	return list
+}
+
+// Ready reports whether this replica has the states of those that it knows, and none has
+// appeared for a moment. It stays true.
+func (c *Core) Ready(now time.Duration) bool {
+	if c.ready {
+		return true
+	}
+	for _, p := range c.peers {
+		if !p.gone && !p.live {
+			return false
+		}
+	}
+	c.ready = now-c.changed >= settled
+	return c.ready
+}
+
+// Hello makes the others answer with a heartbeat.
+func (c *Core) Hello() {
+	c.out = append(c.out, Out{Message: c.header(func(m *kvlanev1.ReplicaMessage) { m.Hello = true })})
+}
+
+// Bye tells the others to drop this replica now.
+func (c *Core) Bye() {
+	c.flush()
+	c.out = append(c.out, Out{Message: c.header(func(m *kvlanev1.ReplicaMessage) { m.Bye = true })})
+}
+
+// State returns what a debug page shows.
+func (c *Core) State(now time.Duration) State {
+	s := State{Replica: c.id, Seq: c.seq, Bookings: c.sum.count, Stats: c.stats, Peers: []PeerState{}, Synced: c.Ready(now)}
+	for _, t := range c.legs {
+		s.Conversations += len(t.byKey)
+	}
+	for _, p := range c.peersInOrder() {
+		if p.gone {
+			continue
+		}
+		synced := p.live && p.request == 0
+		s.Synced = s.Synced && synced
+		s.Peers = append(s.Peers, PeerState{ID: p.id, Synced: synced, Seq: p.seq, Bookings: p.sum.count, Unknown: p.missing, Silent: (now - p.heard).Seconds()})
+	}
+	return s
+}

@@ -1,0 +1,113 @@
+package replicas
+
+import (
+	"errors"
+
+	"github.com/kvlane/kvlane/kvindex"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+	"github.com/kvlane/kvlane/routing"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	// formatVersion is the version in messages.
+	formatVersion = 1
+	// maxID bounds the ids of replicas and origins, maxWorker the names of workers, in bytes.
+	maxID, maxWorker = 128, 512
+	// maxClockJump bounds how far a message may advance the logical clock, which counts
+	// changes: a corrupt message cannot exhaust it.
+	maxClockJump = 1 << 48
+	// partSize is about how many bookings or conversations are in one part of a state: 1,000
+	// take 100 KB, well below the 1 MB that NATS carries in a message.
+	partSize = 1000
+	maxParts = 1 << 16
+	// maxTokens bounds the tokens of one booking.
+	maxTokens = 1 << 40
+)
+
+var errMessage = errors.New("not a message of a replica")
+
+// Parse decodes a message and checks all that later code relies on: ids are not empty and
+// targets exist.
+func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
+	m := new(kvlanev1.ReplicaMessage)
+	if err := proto.Unmarshal(data, m); err != nil {
+		return nil, err
+	}
+	ok := m.Version >= 1 && m.Replica != "" && len(m.Replica) <= maxID && m.Clock < 1<<62
+	n := uint32(len(m.Targets))
+	for _, t := range m.Targets {
+		ok = ok && t.Worker != "" && len(t.Worker) <= maxWorker && t.Rank <= 1<<30
+	}
+	for _, b := range m.Booked {
+		ok = ok && b.Id != 0 && b.Decode >= 1 && b.Decode <= n && b.Prefill <= n && b.Miss <= maxTokens && b.Kv <= maxTokens && b.Phase <= phaseDecoding
+	}
+	for _, c := range m.Conversations {
+		ok = ok && c.Target >= 1 && c.Target <= n && c.Origin != "" && len(c.Origin) <= maxID && c.Leg < numLegs && c.Hi|c.Lo != 0 &&
+			c.Time < 1<<62 && c.Generation < 1<<31
+	}
+	if p := m.StatePart; p != nil {
+		ok = ok && p.Part < p.Parts && p.Parts <= maxParts
+	}
+	if !ok {
+		return nil, errMessage
+	}
+	return m, nil
+}
+
+// Phases of Booking.Phase.
+const (
+	phaseTransferring = 2
+	phaseDecoding     = 3
+	numLegs           = 2
+)
+
+// writer fills a message; targets are named once.
+type writer struct {
+	m       *kvlanev1.ReplicaMessage
+	targets map[kvindex.Target]uint32
+	// entries is the number of changes in the message.
+	entries int
+}
+
+func (w *writer) target(t kvindex.Target) uint32 {
+	if t.Worker == "" {
+		return 0
+	}
+	if i, ok := w.targets[t]; ok {
+		return i
+	}
+	if w.targets == nil {
+		w.targets = map[kvindex.Target]uint32{}
+	}
+	w.m.Targets = append(w.m.Targets, &kvlanev1.ReplicaTarget{Worker: t.Worker, Rank: uint32(t.Rank + 1)})
+	i := uint32(len(w.m.Targets))
+	w.targets[t] = i
+	return i
+}
+
+func (w *writer) booked(b *routing.Booking) {
+	w.entries++
+	w.m.Booked = append(w.m.Booked, &kvlanev1.ReplicaBooking{Id: uint64(b.ID), Decode: w.target(b.Decode), Prefill: w.target(b.Prefill),
+		Miss: uint64(b.Miss), Kv: uint64(b.KV), Phase: uint32(b.Phase)})
+}
+
+func (w *writer) conversation(leg int, b *binding) {
+	w.entries++
+	w.m.Conversations = append(w.m.Conversations, &kvlanev1.ReplicaConversation{Hi: b.key.Hi, Lo: b.key.Lo, Leg: uint32(leg), Target: w.target(b.target),
+		Generation: b.generation, Time: b.time, Origin: b.origin})
+}
+
+// targetOf returns the target with a number of the message, the zero Target for 0.
+func targetOf(m *kvlanev1.ReplicaMessage, number uint32) kvindex.Target {
+	if number == 0 {
+		return kvindex.Target{}
+	}
+	t := m.Targets[number-1]
+	return kvindex.Target{Worker: t.Worker, Rank: int32(t.Rank) - 1}
+}
+
+func bookingOf(m *kvlanev1.ReplicaMessage, b *kvlanev1.ReplicaBooking) routing.Booking {
+	return routing.Booking{Replica: m.Replica, ID: routing.ReservationID(b.Id), Decode: targetOf(m, b.Decode), Prefill: targetOf(m, b.Prefill),
+		Miss: int64(b.Miss), KV: int64(b.Kv), Phase: uint8(b.Phase)}
+}

@@ -1,0 +1,411 @@
+package replicas
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/observe"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+	"github.com/kvlane/kvlane/routing"
+)
+
+const (
+	maxPayload = 1 << 20
+	// received bounds the messages that wait to be handled; more are dropped and asked for
+	// again.
+	received  = 8192
+	tickEvery = 100 * time.Millisecond
+	// helloEvery is how often a replica that starts asks the others to answer.
+	helloEvery = 200 * time.Millisecond
+)
+
+// Options of a Node.
+type Options struct {
+	Config *config.Fleet
+	// Update runs a change of the router under the lock that guards it.
+	Update func(change func(r *routing.Router, now time.Duration))
+	Log    zerolog.Logger
+	// Delay observes the seconds from a change at another replica to its effect here.
+	Delay interface{ Observe(float64) }
+}
+
+// Node is this replica in the fleet: it runs a Core on a NATS connection. Sending and
+// receiving never wait under the router's lock.
+type Node struct {
+	id      string
+	o       Options
+	core    *Core // guarded by the router's lock
+	server  *natsServer
+	conn    *nats.Conn
+	log     zerolog.Logger
+	wakeUp  chan struct{}
+	stop    context.CancelFunc
+	wg      sync.WaitGroup
+	started time.Time
+	ready   atomic.Bool
+	// since is when the oldest change to be sent was made, in ns of the wall clock; 0 for
+	// none.
+	since atomic.Int64
+	// unsent and bytes count messages that NATS did not take, and what it took.
+	unsent, bytes atomic.Uint64
+
+	known  map[string]bool // replicas in the last line of the log
+	routes int
+}
+
+// Start connects this replica. A NATS that is not there yet is waited for in the background.
+func Start(ctx context.Context, o Options) (*Node, error) {
+	n := &Node{id: newID(o.Config.Replica), o: o, wakeUp: make(chan struct{}, 1), started: time.Now(), known: map[string]bool{}}
+	n.log = o.Log.With().Str("replica", n.id).Logger()
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	n.stop = stop
+	options, err := n.options()
+	if err == nil && o.Config.Mode == config.FleetEmbedded {
+		if n.server, err = startServer(ctx, o.Config, n.id, n.log); err == nil {
+			options = append(options, nats.InProcessServer(n.server.Server), nats.UserInfo(n.id, n.server.password))
+		}
+	}
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	messages := make(chan *nats.Msg, received)
+	if n.conn, err = nats.Connect(o.Config.External.URL, options...); err == nil {
+		for _, subject := range []string{n.changes("*"), n.requests(n.id), n.parts(n.id)} {
+			if _, err = n.conn.ChanSubscribe(subject, messages); err != nil {
+				break
+			}
+		}
+	}
+	if err != nil {
+		n.Close()
+		return nil, fmt.Errorf("fleet: %w", err)
+	}
+	o.Update(func(r *routing.Router, now time.Duration) {
+		n.core = New(n.id, r, now, n.wake)
+		r.Share(n.core)
+	})
+	n.wg.Go(func() { n.receive(background, messages) })
+	n.wg.Go(func() { n.send(background) })
+	if n.server != nil {
+		n.wg.Go(func() { n.server.follow(background) })
+	}
+	return n, nil
+}
+
+// newID makes an id that differs at each start.
+func newID(name string) string {
+	if name == "" {
+		name, _ = os.Hostname()
+	}
+	name = strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
+			return r
+		}
+		return '-'
+	}, name)
+	suffix := make([]byte, 5)
+	_, _ = rand.Read(suffix) // never fails
+	return name[:min(len(name), 63)] + "-" + hex.EncodeToString(suffix)
+}
+
+func (n *Node) changes(id string) string  { return n.o.Config.Name + ".v1.changes." + id }
+func (n *Node) requests(id string) string { return n.o.Config.Name + ".v1.state." + id }
+func (n *Node) parts(id string) string    { return n.o.Config.Name + ".v1.parts." + id }
+
+func (n *Node) options() ([]nats.Option, error) {
+	e := &n.o.Config.External
+	options := []nats.Option{
+		nats.Name("kvlane " + n.id), nats.NoEcho(), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond),
+		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond), nats.Timeout(time.Second), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
+		// What cannot be sent now is of no use later: the others ask for the whole state.
+		nats.ReconnectBufSize(-1),
+		nats.ConnectHandler(func(*nats.Conn) { n.connected() }), nats.ReconnectHandler(func(*nats.Conn) { n.connected() }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			n.log.Warn().Err(err).Msg("replicas: NATS connection lost, routing alone")
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.log.Debug().Err(err).Msg("replicas: NATS") }),
+	}
+	if n.o.Config.Mode != config.FleetExternal {
+		return options, nil
+	}
+	password, err := e.Password()
+	if err != nil {
+		return nil, err
+	}
+	token, err := e.Token()
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case e.CredentialsFile != "":
+		options = append(options, nats.UserCredentials(e.CredentialsFile))
+	case e.User != "":
+		options = append(options, nats.UserInfo(e.User, password))
+	case token != "":
+		options = append(options, nats.Token(token))
+	}
+	if e.TLS.CAFile != "" {
+		options = append(options, nats.RootCAs(e.TLS.CAFile))
+	}
+	if e.TLS.CertFile != "" {
+		options = append(options, nats.ClientCert(e.TLS.CertFile, e.TLS.KeyFile))
+	}
+	return options, nil
+}
+
+func (n *Node) connected() {
+	n.log.Info().Msg("replicas: connected to NATS")
+	n.wake()
+}
+
+// wake makes send send within Gather. It is called under the router's lock.
+func (n *Node) wake() {
+	n.since.CompareAndSwap(0, time.Now().UnixNano())
+	select {
+	case n.wakeUp <- struct{}{}:
+	default:
+	}
+}
+
+// receive handles the others' messages.
+func (n *Node) receive(ctx context.Context, messages <-chan *nats.Msg) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case msg := <-messages:
+			m, err := Parse(msg.Data)
+			reply := msg.Reply
+			if !strings.HasPrefix(reply, n.parts("")) {
+				reply = ""
+			}
+			n.o.Update(func(_ *routing.Router, now time.Duration) {
+				if err != nil {
+					n.core.Malformed()
+					return
+				}
+				n.core.Receive(now, m, reply)
+			})
+			if err == nil && m.Sent != 0 && n.o.Delay != nil {
+				n.o.Delay.Observe(max(time.Duration(time.Now().UnixNano()-m.Sent), 0).Seconds())
+			}
+		}
+	}
+}
+
+// send sends what the Core has to say, and gives it the time.
+func (n *Node) send(ctx context.Context) {
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	gather := time.NewTimer(time.Hour)
+	defer gather.Stop()
+	var hello time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.wakeUp:
+			gather.Reset(Gather)
+			continue
+		case <-gather.C:
+			n.flush(func(time.Duration) {})
+		case <-tick.C:
+			found := n.foundRoute()
+			n.flush(func(now time.Duration) {
+				n.core.Tick(now)
+				if found || !n.ready.Load() && time.Since(hello) >= helloEvery {
+					hello = time.Now()
+					n.core.Hello()
+				}
+			})
+			n.look()
+		}
+	}
+}
+
+// foundRoute reports whether the embedded server has more routes than at the last call.
+func (n *Node) foundRoute() bool {
+	if n.server == nil {
+		return false
+	}
+	was := n.routes
+	n.routes = n.server.NumRoutes()
+	return n.routes > was
+}
+
+// flush runs do and sends the Core's messages.
+func (n *Node) flush(do func(now time.Duration)) {
+	var out []Out
+	since := n.since.Swap(0)
+	n.o.Update(func(_ *routing.Router, now time.Duration) {
+		do(now)
+		out = n.core.Take()
+	})
+	for i := range out {
+		n.publish(&out[i], since)
+	}
+}
+
+func (n *Node) publish(o *Out, since int64) {
+	switch {
+	case o.Build != nil:
+		for _, m := range o.Build() {
+			n.put(o.Reply, "", m)
+		}
+	case o.To != "":
+		n.put(n.requests(o.To), n.parts(n.id), o.Message)
+	default:
+		if hasChanges(o.Message) {
+			o.Message.Sent = since
+		}
+		n.put(n.changes(n.id), "", o.Message)
+	}
+}
+
+func (n *Node) put(subject, reply string, m *kvlanev1.ReplicaMessage) {
+	data, err := proto.Marshal(m)
+	if err == nil {
+		err = n.conn.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: data})
+	}
+	if err != nil {
+		n.unsent.Add(1)
+		return
+	}
+	n.bytes.Add(uint64(len(data)))
+}
+
+// look logs the replicas that came and went, and finds out whether the start is complete.
+func (n *Node) look() {
+	s := n.State()
+	known := map[string]bool{}
+	for _, p := range s.Peers {
+		known[p.ID] = true
+		if !n.known[p.ID] {
+			n.log.Info().Str("other", p.ID).Msg("replicas: found")
+		}
+	}
+	for id := range n.known {
+		if !known[id] {
+			n.log.Warn().Str("other", id).Int("left", len(known)).Msg("replicas: gone, its bookings are dropped")
+		}
+	}
+	n.known = known
+	if !n.ready.Load() && (time.Since(n.started) > n.o.Config.SyncTimeout.Std() || s.Connected && s.Synced && !n.expects()) {
+		n.ready.Store(true)
+		n.log.Info().Int("replicas", len(known)+1).Dur("after", time.Since(n.started)).Msg("replicas: in step")
+	}
+}
+
+// expects reports whether the embedded server has addresses of others and reached none.
+func (n *Node) expects() bool { return n.server != nil && n.server.others.Load() > 0 && n.routes == 0 }
+
+// Waiting returns what readiness waits for, "" if nothing. It is bounded by fleet.sync_timeout.
+func (n *Node) Waiting() string {
+	if n.ready.Load() {
+		return ""
+	}
+	return "the state of the other replicas is on its way"
+}
+
+// Close takes leave of the others and disconnects.
+func (n *Node) Close() {
+	n.stop()
+	n.wg.Wait()
+	if n.core != nil {
+		n.o.Update(func(r *routing.Router, _ time.Duration) { r.Share(nil) })
+		n.flush(func(time.Duration) { n.core.Bye() })
+		_ = n.conn.FlushTimeout(time.Second)
+	}
+	if n.conn != nil {
+		n.conn.Close()
+	}
+	if n.server != nil {
+		n.server.stop()
+	}
+}
+
+// State is what a debug page shows of the fleet.
+type State struct {
+	Replica string `json:"replica"`
+	Mode    string `json:"mode"`
+	// Connected reports whether NATS takes messages; Synced that no state is outstanding.
+	Connected     bool        `json:"connected"`
+	Synced        bool        `json:"synced"`
+	Ready         bool        `json:"ready"`
+	Seq           uint64      `json:"seq"`
+	Bookings      uint64      `json:"bookings"`
+	Conversations int         `json:"conversations"`
+	Peers         []PeerState `json:"replicas"`
+	Stats         Stats       `json:"counts"`
+	Unsent        uint64      `json:"unsent"`
+	SentBytes     uint64      `json:"sent_bytes"`
+}
+
+// PeerState is another replica.
+type PeerState struct {
+	ID       string  `json:"id"`
+	Synced   bool    `json:"synced"`
+	Seq      uint64  `json:"seq"`
+	Bookings uint64  `json:"bookings"`
+	Unknown  int     `json:"unknown_targets"`
+	Silent   float64 `json:"silent_seconds"`
+}
+
+// State returns the present state.
+func (n *Node) State() State {
+	var s State
+	n.o.Update(func(_ *routing.Router, now time.Duration) { s = n.core.State(now) })
+	s.Mode, s.Ready, s.Connected = n.o.Config.Mode, n.ready.Load(), n.conn.IsConnected()
+	s.Unsent, s.SentBytes = n.unsent.Load(), n.bytes.Load()
+	return s
+}
+
+// ServeHTTP shows the state as JSON.
+func (n *Node) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	_ = e.Encode(n.State())
+}
+
+// Collect emits the metrics.
+func (n *Node) Collect(emit observe.Emit) {
+	s := n.State()
+	emit("replicas", "Replicas of the fleet that this one shares with, itself included.", float64(len(s.Peers)+1))
+	emit("replicas_connected", "1 if NATS takes messages.", observe.Gauge(s.Connected))
+	emit("replicas_sent_total", "Messages sent to other replicas.", float64(s.Stats.Sent-min(s.Unsent, s.Stats.Sent)))
+	emit("replicas_sent_bytes_total", "Bytes of messages sent to other replicas.", float64(s.SentBytes))
+	emit("replicas_unsent_total", "Messages that NATS did not take.", float64(s.Unsent))
+	emit("replicas_received_total", "Messages received from other replicas.", float64(s.Stats.Received))
+	for _, r := range []struct {
+		reason string
+		count  uint64
+	}{{"new", s.Stats.New}, {"gap", s.Stats.Gaps}, {"error", s.Stats.Errors}, {"stopped", s.Stats.Stopped}} {
+		emit("replicas_resyncs_total", "Whole states asked of other replicas, by reason: new, gap (lost messages), error (ledgers that differed), stopped (no answer).",
+			float64(r.count), "reason", r.reason)
+	}
+	for _, r := range []struct {
+		reason string
+		count  uint64
+	}{{"malformed", s.Stats.Malformed}, {"refused", s.Stats.Refused}, {"duplicate", s.Stats.Duplicates}, {"unknown_target", s.Stats.Unknown}, {"overflow", s.Stats.Overflows}} {
+		emit("replicas_ignored_total", "Messages or parts of them that had no effect, by reason.", float64(r.count), "reason", r.reason)
+	}
+	emit("replicas_dropped_total", "Replicas dropped because they were silent.", float64(s.Stats.Dropped))
+	emit("replicas_dropped_bookings_total", "Bookings of replicas that were silent or left.", float64(s.Stats.DroppedBookings))
+	emit("replicas_conflicts_total", "Conversations that two replicas bound at the same time; the earlier binding was kept.", float64(s.Stats.Conflicts))
+}

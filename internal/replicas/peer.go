@@ -1,0 +1,407 @@
+package replicas
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// peer is another replica.
+type peer struct {
+	id    string
+	heard time.Duration
+	// gone reports that it was silent or left: its bookings are dropped, and seq and clock kept
+	// so that only newer conversations are asked for if it comes back.
+	gone bool
+	// live reports that its state has arrived once. From then on seq is the last change
+	// that was applied, and clock the logical time then.
+	live       bool
+	seq, clock uint64
+	ledger     map[routing.ReservationID]*copied
+	sum        sum
+	missing    int // copies that are not applied
+	// full reports that it has more bookings than are copied; sums are not compared then.
+	full bool
+
+	// request is the number of the outstanding state request, 0 for none. Until the last part
+	// has arrived changes are held.
+	request  uint64
+	asked    time.Duration
+	next     uint32 // part
+	incoming map[routing.ReservationID]routing.Booking
+	held     []*kvlanev1.ReplicaMessage
+}
+
+// Receive handles a message of another replica. reply is where the answer to a request is
+// sent.
+func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply string) {
+	if m.Replica == c.id {
+		return
+	}
+	if m.Clock > c.clock+maxClockJump {
+		c.stats.Malformed++
+		return
+	}
+	c.stats.Received++
+	c.clock = max(c.clock, m.Clock)
+	p := c.peers[m.Replica]
+	if p == nil {
+		if m.Bye {
+			return
+		}
+		if len(c.peers) >= maxPeers {
+			c.stats.Refused++
+			return
+		}
+		p = &peer{id: m.Replica, gone: true}
+		c.peers[p.id] = p
+	}
+	p.heard = now
+	if m.Bye {
+		if !p.gone {
+			c.drop(now, p)
+		}
+		return
+	}
+	if m.Hello {
+		c.heartbeat()
+	}
+	if r := m.StateRequest; r != nil {
+		c.answer(r, reply)
+	}
+	if p.gone {
+		p.gone, p.ledger, c.changed = false, map[routing.ReservationID]*copied{}, now
+		c.stats.New++
+		c.ask(now, p)
+	}
+	switch {
+	case m.StatePart != nil:
+		c.part(now, p, m)
+	case hasChanges(m):
+		c.changes(now, p, m)
+	case m.Sum != nil && p.request == 0:
+		c.compare(now, p, m)
+	}
+}
+
+func hasChanges(m *kvlanev1.ReplicaMessage) bool {
+	return len(m.Booked)+len(m.Progress)+len(m.Released)+len(m.Conversations) > 0
+}
+
+// Malformed counts a message that Parse refused.
+func (c *Core) Malformed() { c.stats.Malformed++ }
+
+func (c *Core) changes(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
+	switch {
+	case p.request != 0:
+		if len(p.held) >= maxHeld {
+			p.held = nil // the state that is asked for next has them
+			c.ask(now, p)
+		}
+		p.held = append(p.held, m)
+	case m.Seq <= p.seq:
+		c.stats.Duplicates++
+	case m.Seq == p.seq+1:
+		c.apply(now, p, m)
+	default:
+		c.stats.Gaps++
+		p.held = append(p.held, m)
+		c.ask(now, p)
+	}
+}
+
+// compare finds changes that were lost before a heartbeat, and ledgers that differ.
+func (c *Core) compare(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
+	switch {
+	case m.Seq < p.seq:
+		c.stats.Duplicates++
+	case m.Seq > p.seq:
+		c.stats.Gaps++
+		c.ask(now, p)
+	case !p.full && p.sum != (sum{m.Sum.Bookings, m.Sum.Hash}):
+		c.stats.Errors++
+		c.ask(now, p)
+	}
+}
+
+// ask requests the state of a replica.
+func (c *Core) ask(now time.Duration, p *peer) {
+	c.requests++
+	p.request, p.asked, p.next, p.incoming = c.requests, now, 0, map[routing.ReservationID]routing.Booking{}
+	id, since := p.request, p.clock
+	c.out = append(c.out, Out{To: p.id, Message: c.header(func(m *kvlanev1.ReplicaMessage) {
+		m.StateRequest = &kvlanev1.ReplicaStateRequest{Id: id, Since: since}
+	})})
+	c.wake()
+}
+
+// answer sends the state. Only the copies are made here, under the lock.
+func (c *Core) answer(r *kvlanev1.ReplicaStateRequest, reply string) {
+	if reply == "" {
+		return
+	}
+	c.flush()
+	own := make([]routing.Booking, 0, len(c.own))
+	for _, b := range c.own {
+		own = append(own, b)
+	}
+	var tables [numLegs][]binding
+	if !r.NoConversations {
+		for leg, t := range c.legs {
+			tables[leg] = slices.Clone(t.slab)
+		}
+	}
+	head := c.header(func(*kvlanev1.ReplicaMessage) {})
+	since := r.Since
+	id := r.Id
+	c.out = append(c.out, Out{Reply: reply, Build: func() []*kvlanev1.ReplicaMessage { return parts(head, id, since, own, tables) }})
+	c.wake()
+}
+
+// parts writes a state as messages.
+func parts(head *kvlanev1.ReplicaMessage, id, since uint64, own []routing.Booking, tables [numLegs][]binding) []*kvlanev1.ReplicaMessage {
+	var list []*kvlanev1.ReplicaMessage
+	var w writer
+	next := func() {
+		w = writer{m: &kvlanev1.ReplicaMessage{Version: head.Version, Replica: head.Replica, Seq: head.Seq, Clock: head.Clock}}
+		list = append(list, w.m)
+	}
+	next()
+	slices.SortFunc(own, func(a, b routing.Booking) int { return cmp.Compare(a.ID, b.ID) })
+	for i := range own {
+		if w.entries >= partSize {
+			next()
+		}
+		w.booked(&own[i])
+	}
+	for leg := range tables {
+		used := usedAfter(tables[leg], since)
+		for i := range used {
+			if w.entries >= partSize {
+				next()
+			}
+			w.conversation(leg, &used[i])
+		}
+	}
+	for i, m := range list {
+		m.StatePart = &kvlanev1.ReplicaStatePart{Id: id, Part: uint32(i), Parts: uint32(len(list))}
+	}
+	return list
+}
+
+// part takes a part of a state that was asked for. Parts that are missing or out of order
+// make the request fail, and it is repeated.
+func (c *Core) part(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
+	s := m.StatePart
+	if s.Id != p.request || s.Part < p.next {
+		c.stats.Duplicates++
+		return
+	}
+	if s.Part > p.next {
+		c.stats.Stopped++
+		c.ask(now, p)
+		return
+	}
+	p.asked = now
+	p.next++
+	for _, b := range m.Booked {
+		if len(p.incoming) < maxBookings {
+			p.incoming[routing.ReservationID(b.Id)] = bookingOf(m, b)
+		}
+	}
+	for _, v := range m.Conversations {
+		c.join(m, v)
+	}
+	if s.Part+1 == s.Parts {
+		c.install(now, p, m)
+	}
+}
+
+// install replaces the copies of a replica's bookings by its state.
+func (c *Core) install(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
+	for id := range p.ledger {
+		if _, ok := p.incoming[id]; !ok {
+			c.release(now, p, id, true)
+		}
+	}
+	for _, b := range sorted(p.incoming) {
+		c.book(now, p, b)
+	}
+	p.full = len(p.incoming) >= maxBookings
+	p.request, p.incoming = 0, nil
+	p.live, p.seq, p.clock, c.changed = true, m.Seq, m.Clock, now
+	held := p.held
+	p.held = nil
+	slices.SortStableFunc(held, func(a, b *kvlanev1.ReplicaMessage) int { return cmp.Compare(a.Seq, b.Seq) })
+	for _, m := range held {
+		c.changes(now, p, m)
+	}
+}
+
+func sorted(m map[routing.ReservationID]routing.Booking) []routing.Booking {
+	list := make([]routing.Booking, 0, len(m))
+	for _, b := range m {
+		list = append(list, b)
+	}
+	slices.SortFunc(list, func(a, b routing.Booking) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
+
+// apply applies the next changes of a replica.
+func (c *Core) apply(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
+	p.seq, p.clock = m.Seq, m.Clock
+	for _, b := range m.Booked {
+		c.book(now, p, bookingOf(m, b))
+	}
+	for _, g := range m.Progress {
+		c.progress(now, p, routing.ReservationID(g.Id), uint8(min(g.Phase, phaseDecoding)))
+	}
+	for _, id := range m.Released {
+		c.release(now, p, routing.ReservationID(id), false)
+	}
+	for _, v := range m.Conversations {
+		if c.join(m, v) {
+			// The sender does not know the binding that wins.
+			leg := int(v.Leg)
+			c.batch.conversation(leg, c.legs[leg].find(routing.Key{Hi: v.Hi, Lo: v.Lo}))
+			c.queued()
+		}
+	}
+}
+
+// book copies a booking, or moves the copy.
+func (c *Core) book(now time.Duration, p *peer, b routing.Booking) {
+	if old, ok := p.ledger[b.ID]; ok {
+		if old.Booking == b {
+			return
+		}
+		if old.Decode == b.Decode && old.Prefill == b.Prefill && old.Miss == b.Miss && old.KV == b.KV && old.Phase < b.Phase {
+			c.progress(now, p, b.ID, b.Phase)
+			return
+		}
+		c.release(now, p, b.ID, true)
+	}
+	if len(p.ledger) >= maxBookings {
+		c.stats.Refused++
+		p.full = true
+		return
+	}
+	entry := &copied{Booking: b, applied: c.router.ApplyRemote(now, b)}
+	if !entry.applied {
+		p.missing++
+		c.stats.Unknown++
+	}
+	p.ledger[b.ID] = entry
+	p.sum.add(&b)
+}
+
+func (c *Core) progress(now time.Duration, p *peer, id routing.ReservationID, phase uint8) {
+	e := p.ledger[id]
+	if e == nil || e.Phase >= phase {
+		return
+	}
+	p.sum.remove(&e.Booking)
+	e.Phase = phase
+	p.sum.add(&e.Booking)
+	c.router.RemotePhase(now, p.id, id, phase)
+}
+
+// release ends a copy; forget if it is not known when the booking ended.
+func (c *Core) release(now time.Duration, p *peer, id routing.ReservationID, forget bool) {
+	e := p.ledger[id]
+	if e == nil {
+		return
+	}
+	p.sum.remove(&e.Booking)
+	delete(p.ledger, id)
+	switch {
+	case !e.applied:
+		p.missing--
+	case forget:
+		c.router.RemoteForget(now, p.id, id)
+	default:
+		c.router.RemoteRelease(now, p.id, id)
+	}
+}
+
+// drop ends all bookings of a replica.
+func (c *Core) drop(now time.Duration, p *peer) {
+	c.stats.DroppedBookings += uint64(len(p.ledger))
+	c.router.DropReplica(now, p.id)
+	*p = peer{id: p.id, heard: p.heard, gone: true, clock: p.clock}
+}
+
+// join merges a binding of another replica. It reports whether this replica has one that
+// wins.
+func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation) (wins bool) {
+	t := c.legs[v.Leg]
+	key := routing.Key{Hi: v.Hi, Lo: v.Lo}
+	got := version{v.Generation, v.Time, c.intern(v.Origin)}
+	c.clock = max(c.clock, v.Time) + 1
+	b := t.find(key)
+	switch {
+	case b == nil:
+		b = t.put(binding{key: key, target: targetOf(m, v.Target), version: got, used: c.clock})
+	case got.before(b.version):
+		c.conflict(got, b.version)
+		t.setMissing(b, false)
+		b.target, b.version = targetOf(m, v.Target), got
+		t.touch(b, c.clock)
+	case b.version.before(got):
+		c.conflict(got, b.version)
+		t.touch(b, c.clock)
+		return true
+	default:
+		t.touch(b, c.clock)
+	}
+	if !c.router.BindRemote(int(v.Leg), key, b.target) {
+		c.stats.Unknown++
+		t.setMissing(b, true)
+	}
+	return false
+}
+
+func (c *Core) conflict(a, b version) {
+	if a.generation == b.generation {
+		c.stats.Conflicts++
+	}
+}
+
+// intern returns a string that does not keep its message alive for the ids that are known.
+func (c *Core) intern(id string) string {
+	if id == c.id {
+		return c.id
+	}
+	if p := c.peers[id]; p != nil {
+		return p.id
+	}
+	return id
+}
+
+// applyMissing tries again what named unknown targets.
+func (c *Core) applyMissing(now time.Duration) {
+	for _, p := range c.peersInOrder() {
+		if p.missing == 0 {
+			continue
+		}
+		for _, e := range p.ledger {
+			if !e.applied && c.router.ApplyRemote(now, e.Booking) {
+				e.applied = true
+				p.missing--
+			}
+		}
+	}
+	for leg, t := range c.legs {
+		if t.missing == 0 {
+			continue
+		}
+		for i := range t.slab {
+			if b := &t.slab[i]; b.missing && c.router.BindRemote(leg, b.key, b.target) {
+				t.setMissing(b, false)
+			}
+		}
+	}
+}

@@ -1,0 +1,182 @@
+package replicas
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+)
+
+const (
+	// resolveEvery is how often the names of routes are resolved.
+	resolveEvery = 5 * time.Second
+	// pingEvery is the interval of pings on connections; two without an answer end one, so
+	// that a cut is noticed long before TCP's retransmissions end.
+	pingEvery = time.Second
+	// routeUser is the user name of routes; the secret is its password.
+	routeUser = "kvlane"
+)
+
+// natsServer is the NATS server of mode embedded. Its only client is in this process.
+type natsServer struct {
+	*server.Server
+	config *config.FleetEmbed
+	secret string
+	// password is the in-process client's.
+	password string
+	opts     *server.Options
+	log      zerolog.Logger
+	// others is the number of addresses that routes name, without this replica's own.
+	others atomic.Int32
+}
+
+func startServer(ctx context.Context, fleet *config.Fleet, id string, log zerolog.Logger) (*natsServer, error) {
+	e := &fleet.Embedded
+	secret, err := e.Secret()
+	if err != nil {
+		return nil, err
+	}
+	host, portText, err := net.SplitHostPort(e.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("fleet.embedded.listen: %w", err)
+	}
+	port, _ := strconv.Atoi(portText) // validated
+	if port == 0 {
+		port = server.RANDOM_PORT
+	}
+	s := &natsServer{config: e, secret: secret, password: rand.Text(), log: log}
+	s.opts = &server.Options{
+		// A server without a port for clients would not open the one for routes. This one is on
+		// loopback, and nothing but this process knows its password.
+		ServerName: id, Host: "127.0.0.1", Port: server.RANDOM_PORT, Username: id, Password: s.password, NoSigs: true, NoSystemAccount: true,
+		PingInterval: pingEvery, MaxPingsOut: 2, MaxPayload: maxPayload,
+		Cluster: server.ClusterOpts{
+			Name: fleet.Name, Host: host, Port: port, NoAdvertise: true, PoolSize: -1, PingInterval: pingEvery, MaxPingsOut: 2,
+			Compression: server.CompressionOpts{Mode: server.CompressionOff},
+		},
+	}
+	if secret != "" {
+		s.opts.Cluster.Username, s.opts.Cluster.Password, s.opts.Cluster.AuthTimeout = routeUser, secret, 2
+	}
+	if !e.TLS.Empty() {
+		if s.opts.Cluster.TLSConfig, err = routeTLS(e.TLS); err != nil {
+			return nil, err
+		}
+		s.opts.Cluster.TLSTimeout = 2
+	}
+	s.opts.Routes = s.resolve(ctx)
+	if s.Server, err = server.NewServer(s.opts.Clone()); err != nil {
+		return nil, fmt.Errorf("fleet.embedded: %w", err)
+	}
+	s.SetLoggerV2(natsLog{log}, false, false, false)
+	s.Start()
+	if !s.ReadyForConnections(5 * time.Second) {
+		s.stop()
+		return nil, errors.New("fleet.embedded: the NATS server does not start: is listen (" + e.Listen + ") taken?")
+	}
+	return s, nil
+}
+
+func (s *natsServer) stop() {
+	s.Shutdown()
+	s.WaitForShutdown()
+}
+
+// resolve returns the routes as URLs. Names that cannot be resolved are left out.
+func (s *natsServer) resolve(ctx context.Context) []*url.URL {
+	ctx, cancel := context.WithTimeout(ctx, resolveEvery/2)
+	defer cancel()
+	var all []string
+	for _, r := range s.config.Routes {
+		host, port, err := net.SplitHostPort(r)
+		if err != nil {
+			continue // validated
+		}
+		ips, err := net.DefaultResolver.LookupHost(ctx, host)
+		if err != nil {
+			s.log.Debug().Err(err).Str("route", r).Msg("replicas: name not found")
+			continue
+		}
+		for _, ip := range ips {
+			all = append(all, net.JoinHostPort(ip, port))
+		}
+	}
+	slices.Sort(all)
+	var routes []*url.URL
+	others := int32(0)
+	for _, a := range slices.Compact(all) {
+		if s.own(a) {
+			continue
+		}
+		others++
+		u := &url.URL{Scheme: "nats-route", Host: a}
+		if s.secret != "" {
+			u.User = url.UserPassword(routeUser, s.secret)
+		}
+		routes = append(routes, u)
+	}
+	s.others.Store(others)
+	return routes
+}
+
+// own reports whether an address is this replica's.
+func (s *natsServer) own(address string) bool {
+	host, port, _ := net.SplitHostPort(address)
+	if port != strconv.Itoa(s.opts.Cluster.Port) {
+		return false
+	}
+	if host == s.opts.Cluster.Host {
+		return true
+	}
+	if ip := net.ParseIP(s.opts.Cluster.Host); s.opts.Cluster.Host != "" && (ip == nil || !ip.IsUnspecified()) {
+		return false
+	}
+	addresses, err := net.InterfaceAddrs()
+	return err == nil && slices.ContainsFunc(addresses, func(a net.Addr) bool {
+		n, ok := a.(*net.IPNet)
+		return ok && n.IP.Equal(net.ParseIP(host))
+	})
+}
+
+// follow keeps the routes at what their names resolve to, until ctx ends.
+func (s *natsServer) follow(ctx context.Context) {
+	tick := time.NewTicker(resolveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		routes := s.resolve(ctx)
+		if len(routes) == 0 || slices.EqualFunc(routes, s.opts.Routes, func(a, b *url.URL) bool { return a.Host == b.Host }) {
+			continue // a resolver that fails for a moment changes nothing
+		}
+		s.opts.Routes = routes
+		if err := s.ReloadOptions(s.opts.Clone()); err != nil {
+			s.log.Warn().Err(err).Msg("replicas: routes not changed")
+		}
+	}
+}
+
+// natsLog passes the NATS server's log on. What it notices is usual, such as a route that
+// closes; Node logs the replicas that come and go.
+type natsLog struct{ log zerolog.Logger }
+
+func (l natsLog) Noticef(format string, v ...any) { l.log.Debug().Msgf("nats: "+format, v...) }
+func (l natsLog) Warnf(format string, v ...any)   { l.log.Debug().Msgf("nats: "+format, v...) }
+func (l natsLog) Errorf(format string, v ...any)  { l.log.Warn().Msgf("nats: "+format, v...) }
+func (l natsLog) Fatalf(format string, v ...any)  { l.log.Error().Msgf("nats: "+format, v...) }
+func (l natsLog) Debugf(string, ...any)           {}
+func (l natsLog) Tracef(string, ...any)           {}
