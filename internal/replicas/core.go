@@ -236,7 +236,7 @@ func (c *Core) Tick(now time.Duration) {
 	if pause := now - c.ticked; pause > longestTick {
 		// This process was stopped: it could not hear the others.
 		for _, p := range c.peers {
-			p.heard += pause
+			p.heard = min(p.heard+pause, now)
 		}
 	}
 	c.ticked = now
