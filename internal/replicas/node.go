@@ -50,6 +50,7 @@ type Node struct {
 	o       Options
 	core    *Core // guarded by the router's lock
 	server  *natsServer
+	seal    *seal
 	conn    *nats.Conn
 	log     zerolog.Logger
 	wakeUp  chan struct{}
@@ -75,7 +76,14 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 	n.stop = stop
 	options, err := n.options()
 	if err == nil && o.Config.Mode == config.FleetEmbedded {
-		if n.server, err = startServer(ctx, o.Config, n.id, n.log); err == nil {
+		var secret string
+		if secret, err = o.Config.Embedded.Secret(); err == nil {
+			n.seal, err = newSeal(secret)
+		}
+		if err == nil {
+			n.server, err = startServer(ctx, o.Config, n.id, secret, n.log)
+		}
+		if err == nil {
 			options = append(options, nats.InProcessServer(n.server.Server), nats.UserInfo(n.id, n.server.password))
 		}
 	}
@@ -136,7 +144,9 @@ func (n *Node) options() ([]nats.Option, error) {
 		nats.ReconnectBufSize(-1),
 		nats.ConnectHandler(func(*nats.Conn) { n.connected() }), nats.ReconnectHandler(func(*nats.Conn) { n.connected() }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			n.log.Warn().Err(err).Msg("replicas: NATS connection lost, routing alone")
+			if err != nil {
+				n.log.Warn().Err(err).Msg("replicas: NATS connection lost, routing alone")
+			}
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.log.Debug().Err(err).Msg("replicas: NATS") }),
 	}
@@ -189,7 +199,11 @@ func (n *Node) receive(ctx context.Context, messages <-chan *nats.Msg) {
 		case <-ctx.Done():
 			return
 		case msg := <-messages:
-			m, err := Parse(msg.Data)
+			var m *kvlanev1.ReplicaMessage
+			data, err := n.seal.open(msg.Subject, msg.Data)
+			if err == nil {
+				m, err = Parse(data)
+			}
 			reply := msg.Reply
 			if !strings.HasPrefix(reply, n.parts("")) {
 				reply = ""
@@ -280,6 +294,7 @@ func (n *Node) publish(o *Out, since int64) {
 func (n *Node) put(subject, reply string, m *kvlanev1.ReplicaMessage) {
 	data, err := proto.Marshal(m)
 	if err == nil {
+		data = n.seal.close(subject, data)
 		err = n.conn.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: data})
 	}
 	if err != nil {

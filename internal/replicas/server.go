@@ -24,7 +24,7 @@ const (
 	// pingEvery is the interval of pings on connections; two without an answer end one, so
 	// that a cut is noticed long before TCP's retransmissions end.
 	pingEvery = time.Second
-	// routeUser is the user name of routes; the secret is its password.
+	// routeUser is the user name of routes.
 	routeUser = "kvlane"
 )
 
@@ -41,12 +41,8 @@ type natsServer struct {
 	others atomic.Int32
 }
 
-func startServer(ctx context.Context, fleet *config.Fleet, id string, log zerolog.Logger) (*natsServer, error) {
+func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, log zerolog.Logger) (*natsServer, error) {
 	e := &fleet.Embedded
-	secret, err := e.Secret()
-	if err != nil {
-		return nil, err
-	}
 	host, portText, err := net.SplitHostPort(e.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("fleet.embedded.listen: %w", err)
@@ -67,7 +63,7 @@ func startServer(ctx context.Context, fleet *config.Fleet, id string, log zerolo
 		},
 	}
 	if secret != "" {
-		s.opts.Cluster.Username, s.opts.Cluster.Password, s.opts.Cluster.AuthTimeout = routeUser, secret, 2
+		s.opts.Cluster.Username, s.opts.Cluster.Password, s.opts.Cluster.AuthTimeout = routeUser, routePassword(secret), 2
 	}
 	if !e.TLS.Empty() {
 		if s.opts.Cluster.TLSConfig, err = routeTLS(e.TLS); err != nil {
@@ -122,7 +118,7 @@ func (s *natsServer) resolve(ctx context.Context) []*url.URL {
 		others++
 		u := &url.URL{Scheme: "nats-route", Host: a}
 		if s.secret != "" {
-			u.User = url.UserPassword(routeUser, s.secret)
+			u.User = url.UserPassword(routeUser, routePassword(s.secret))
 		}
 		routes = append(routes, u)
 	}
