@@ -133,8 +133,17 @@ SEEDS ?= 100000
 simulate: ## Runs routing, index, feeds and queue under a seeded scheduler with faults, against the laws of docs/architecture.md (SEEDS=N, or SEED=n to replay one), and plants bugs that it must find
 	SEEDS=$(SEEDS) SEED=$(SEED) MUTANTS=all go test ./internal/lab/simulate -count=1 -v -timeout 6h
 
-.PHONY: soak
-soak: ## Churns the index at its capacity for 10 minutes and fails if it grows
+.PHONY: faults
+faults: envoy ## Plays the fault matrix on the real Envoy, fails if a figure is out of bounds, prints the table and writes it to docs/faults.md
+	go test ./e2e -run '^TestFaults' -faults -count=1 -v -timeout 60m
+	@sed -n '/begin: written by make faults/,/<!-- end/p' docs/faults.md
+
+SOAK ?= 1h
+.PHONY: soak soak-index
+soak: envoy ## Runs mixed traffic at capacity through the real Envoy for SOAK (1h) and fails if anything grows
+	go test ./e2e -run '^TestSoak$$' -soak $(SOAK) -count=1 -v -timeout 0
+
+soak-index: ## Churns the index at its capacity for 10 minutes and fails if it grows
 	go test ./kvindex -run Soak -soak 10m -timeout 20m -v
 
 TEMPLATES ?= internal/tokens/jinja/testdata/templates

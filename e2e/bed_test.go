@@ -5,6 +5,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -90,6 +91,8 @@ type shape struct {
 	rankFree  bool   // the engine chooses the rank
 	config    string // further sections of kvlane.yaml
 	envoy     string // further keys of its section envoy
+	routing   string // further keys of routing, in newPools
+	decide    string // limits.decision_timeout; default 10s, so that a busy machine changes no decision
 	stall     string // envoy.stall_timeout; default 20s, so that Kvlane does not count as hanging on a busy machine
 	worker    string // further keys of each worker
 	model     string // further keys of the model; "-" leaves models out
@@ -119,11 +122,18 @@ type bed struct {
 	exited     chan error
 	envoy      *envoy.Process
 	client     *http.Client
-	idle       map[string]int // Kvlane's goroutines by kind when it was idle
+	idle       map[string]int  // Kvlane's goroutines by kind when it was idle
+	process    *process        // an engine of its own process; nil if there is none
+	pools      int             // connections that Envoy may have opened to Kvlane in addition to perConnection
+	between    *between        // in front of the second engine, if set
+	epochs     []chan struct{} // closed when an Envoy that is hot-restarted ends
+	wrap       []string        // a command that runs Kvlane's
+	stderr     string          // where Kvlane logs; default kvlane.log
 
 	mu    sync.Mutex
 	sent  map[string]bool // hashes of the bodies that clients sent
 	asked int             // the number of requests sent, all of which must have distinct bodies
+	loads int             // the number of loads played
 }
 
 func newBed(t *testing.T, s shape) *bed {
@@ -168,13 +178,13 @@ func newBed(t *testing.T, s shape) *bed {
 admin: {address: "%s"}
 envoy: {ingress: "%s", admin: "%s", access_log: true, stall_timeout: %s%s}
 explain: {header: true}
-limits: {max_body: %dMiB, decision_timeout: 10s}
+limits: {max_body: %dMiB, decision_timeout: %s}
 log: {decisions: true}
 drain: 2s
 %sworkers:
   health: {every: 200ms}
   static:
-%s%s`, dir, b.admin, b.ingress, b.envoyAdmin, s.stall, s.envoy, s.maxBodyMB, model, workers, s.config)
+%s%s`, dir, b.admin, b.ingress, b.envoyAdmin, s.stall, s.envoy, s.maxBodyMB, cmp.Or(s.decide, "10s"), model, workers, s.config)
 	if err := os.WriteFile(b.file("kvlane.yaml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +205,7 @@ drain: 2s
 	if b.envoy, err = envoy.Run(ctx, envoyBinary, dir, b.file("envoy.yaml"), b.envoyAdmin, 2); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(b.envoy.Stop)
+	t.Cleanup(func() { b.envoy.Stop() })
 	t.Cleanup(func() {
 		if t.Failed() {
 			for _, f := range []string{"kvlane.log", "envoy.log"} {
@@ -274,12 +284,13 @@ func (b *bed) startEngine(i int) string {
 // startKvlane runs `kvlane serve` and waits until it is ready.
 func (b *bed) startKvlane() {
 	b.t.Helper()
-	log, err := os.OpenFile(b.file("kvlane.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(cmp.Or(b.stderr, b.file("kvlane.log")), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	defer log.Close()
-	b.kvlane = exec.Command(kvlaneBinary, "serve", "--config", b.file("kvlane.yaml"))
+	args := append(slices.Clone(b.wrap), kvlaneBinary, "serve", "--config", b.file("kvlane.yaml"))
+	b.kvlane = exec.Command(args[0], args[1:]...)
 	b.kvlane.Stderr = log
 	b.kvlane.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := b.kvlane.Start(); err != nil {

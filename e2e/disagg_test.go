@@ -121,7 +121,7 @@ func newPools(t *testing.T, p pair, disagg string) *bed {
 	if rules == "" {
 		rules = "mode: threshold, threshold: 64"
 	}
-	s.config += fmt.Sprintf("disagg: {connector: %s%s}\nrouting: {disagg: {%s}}\n", p.connector, disagg, rules)
+	s.config += fmt.Sprintf("disagg: {connector: %s%s}\nrouting: {disagg: {%s}%s}\n", p.connector, disagg, rules, s.routing)
 	s.otherwise = true // legs are edited
 	b := newBed(t, s)
 	t.Cleanup(b.nothingHeld)

@@ -122,27 +122,6 @@ func TestClientsThatLeave(t *testing.T) {
 	b.sound()
 }
 
-func TestAWorkerThatDiesInTheMiddleOfAnAnswer(t *testing.T) {
-	b := newBed(t, shape{engine: slow(10 * time.Millisecond)})
-	for _, e := range b.engines {
-		if err := e.SetFaults(enginesim.Faults{DieAfterTokens: 5}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	body := []byte(`{"model":"demo","stream":true,"max_tokens":50,"messages":[{"role":"user","content":"x"}]}`)
-	if r, err := b.send("/v1/chat/completions", body); err == nil {
-		t.Errorf("a cut answer came to a good end: status %d, %d bytes", r.status, len(r.body))
-	} else {
-		b.intact(r, body)
-	}
-	for _, e := range b.engines {
-		if err := e.SetFaults(enginesim.Faults{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	b.sound()
-}
-
 // When a worker is gone its requests go to others immediately; when all are gone the answer
 // to the client says so.
 func TestWorkersThatAreGone(t *testing.T) {
@@ -262,44 +241,6 @@ func TestHTTP10(t *testing.T) {
 	answer, err := io.ReadAll(conn)
 	if err != nil || !bytes.HasPrefix(answer, []byte("HTTP/1.0 200 OK\r\n")) && !bytes.HasPrefix(answer, []byte("HTTP/1.1 200 OK\r\n")) || !bytes.Contains(answer, []byte(`"usage"`)) {
 		t.Errorf("%v: %s", err, answer)
-	}
-	b.sound()
-}
-
-// The standalone shape fails open: while Kvlane is down requests are served, and running
-// answers survive its death.
-func TestKvlaneIsKilledUnderLoad(t *testing.T) {
-	b := newBed(t, shape{engine: slow(2 * time.Millisecond)})
-	var failed, served atomic.Int64
-	ctx, stop := context.WithCancel(t.Context())
-	var clients sync.WaitGroup
-	for c := range 8 {
-		clients.Go(func() {
-			for i := 0; ctx.Err() == nil; i++ {
-				r, err := b.send("/v1/chat/completions", []byte(`{"model":"demo","stream":true,"max_tokens":40,"messages":[{"role":"user","content":"`+prose(fmt.Sprint(c, i), 60)+`"}]}`))
-				if err != nil || r.status != http.StatusOK || !bytes.Contains(r.body, []byte("[DONE]")) {
-					failed.Add(1)
-					t.Logf("failed: %v %+v", err, r)
-				} else {
-					served.Add(1)
-				}
-			}
-		})
-	}
-	b.until("load runs", func() bool { return served.Load() > 20 })
-	b.stopKvlane(syscall.SIGKILL)
-	before := served.Load()
-	b.until("requests are served without Kvlane", func() bool { return served.Load() > before+20 })
-	b.startKvlane()
-	b.until("Kvlane decides again", func() bool { return b.metric("kvlane_picks_total") > 20 })
-	b.stopKvlane(syscall.SIGTERM) // a graceful stop, too
-	before = served.Load()
-	b.until("requests are served after the drain", func() bool { return served.Load() > before+20 })
-	b.startKvlane()
-	stop()
-	clients.Wait()
-	if failed.Load() > 0 {
-		t.Errorf("%d of %d requests failed", failed.Load(), failed.Load()+served.Load())
 	}
 	b.sound()
 }

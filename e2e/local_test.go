@@ -3,6 +3,8 @@ package e2e
 import (
 	"bytes"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -44,7 +46,9 @@ func newBetween(t *testing.T, e *enginesim.Engine) (m *between, address string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	m = &between{to: httputil.NewSingleHostReverseProxy(u)}
+	to := httputil.NewSingleHostReverseProxy(u)
+	to.ErrorLog = log.New(io.Discard, "", 0) // clients that leave
+	m = &between{to: to}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,10 @@ type Faults struct {
 	// sequence number, and are in the replay buffer unless ForgetDropped is set.
 	DropBatches   int  `json:"drop_batches,omitempty"`
 	ForgetDropped bool `json:"forget_dropped,omitempty"`
+	// RepeatBatches sends each batch this many times more.
+	RepeatBatches int `json:"repeat_batches,omitempty"`
+	// GarbageBatches: what is sent is random, what is kept for replays is not.
+	GarbageBatches bool `json:"garbage_batches,omitempty"`
 	// NoReplay: replay requests get no answer.
 	NoReplay bool `json:"no_replay,omitempty"`
 	// EventDelayMS delays every batch and keeps their order.

@@ -2,6 +2,7 @@ package enginesim
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -254,13 +255,19 @@ func (p *publisher) send(events []kvEvent) {
 	if lost {
 		return
 	}
+	if f.GarbageBatches {
+		m.payload = make([]byte, len(payload))
+		_, _ = rand.Read(m.payload)
+	}
 	for s := range p.subs {
 		if !s.wants(p.topic) {
 			continue
 		}
-		select {
-		case s.queue <- m:
-		default: // over the high-water mark: lost
+		for range 1 + f.RepeatBatches {
+			select {
+			case s.queue <- m:
+			default: // over the high-water mark: lost
+			}
 		}
 	}
 }

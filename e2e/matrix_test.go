@@ -1,0 +1,358 @@
+package e2e
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/envoy"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
+)
+
+var (
+	everyFault = flag.Bool("faults", false, "play every row of the fault matrix, and write docs/faults.md")
+	writePage  = flag.Bool("faultspage", false, "write docs/faults.md with the figures of the last whole run")
+)
+
+const (
+	faultsPage    = "../docs/faults.md"
+	faultsFigures = "testdata/faults.json" // what the last run with -faults measured
+	loadClients   = 8
+	stallTimeout  = 2 * time.Second // envoy.stall_timeout of the beds, the default
+	// slack is how long an unimpeded request may take on a busy machine. It is added to
+	// every bound that follows from a configured timeout.
+	slack = 4 * time.Second
+)
+
+// fault is a row of the matrix: a fault that is played under load in one shape, with bounds
+// on its effect on the clients that have no part in it.
+type fault struct {
+	name, made string
+	shape      string // a bed of faultBeds
+	quick      bool   // part of every run; the others only with -faults
+	failed     int    // bound of requests that fail
+	why        string // why the bound cannot be lower; "" for 0
+	stall      time.Duration
+	memory     int           // MiB that Kvlane may hold in addition afterwards; default 48
+	shows      string        // a metric of Kvlane that the fault must raise
+	skip       func() string // why this machine cannot play it, if so
+	setup      func(b *bed)  // before the load
+	clear      func(b *bed)  // after the load
+	play       func(p *stage)
+}
+
+// elsewhere are rows that other tests play, or that cannot be played.
+var elsewhere = []struct{ name, where string }{
+	{"API server gone", "`e2e/k8s`, \"the API server is away under load\" (`make test-k8s`): no request fails, and each replica follows afterwards"},
+	{"clock jumps", "not played on Envoy, since a process's clock cannot be set without the machine's. Kvlane computes times with the monotonic clock; `TestClockJumps` of `kvindex` steps the wall clock for the TTL of speculative credit. Wall time is read for log lines, the validity of certificates and seeds"},
+}
+
+// measured is what a run of a row found.
+type measured struct {
+	outcomes
+	Normal time.Duration `json:"normal"` // from the end of the fault
+	Before int64         `json:"before"` // resident memory of Kvlane in bytes
+	After  int64         `json:"after"`
+	Envoy  int64         `json:"envoy"` // heap of Envoy in bytes, afterwards
+	Note   string        `json:"note,omitempty"`
+}
+
+// stage is a bed on which a row is played while a load runs.
+type stage struct {
+	*bed
+	load *load
+	past time.Time // the end of the fault
+	note string
+}
+
+// over marks the end of the fault, before what repairs it takes time.
+func (p *stage) over() { p.past = time.Now() }
+
+// lasts lets a fault act for a time and at least n requests.
+func (p *stage) lasts(d time.Duration, n int) {
+	p.t.Helper()
+	time.Sleep(d)
+	if n > 0 {
+		p.load.more(n, false)
+	}
+}
+
+func (f *fault) id() string { return f.shape + ": " + f.name }
+
+// TestFaults plays rows of the fault matrix. `make faults` plays all.
+func TestFaults(t *testing.T) {
+	figures := map[string]measured{}
+	for _, shape := range faultShapes {
+		rows := slices.DeleteFunc(faults(), func(f fault) bool { return f.shape != shape.name || !f.quick && !*everyFault })
+		if len(rows) == 0 {
+			continue
+		}
+		t.Run(shape.name, func(t *testing.T) {
+			b := shape.bed(t)
+			for i := range rows {
+				was := b.t
+				t.Run(rows[i].name, func(t *testing.T) {
+					b.t = t
+					defer func() { b.t = was }()
+					figures[rows[i].id()] = b.playFault(&rows[i])
+				})
+			}
+		})
+	}
+	if !*everyFault || t.Failed() || raceEnabled {
+		return
+	}
+	text, err := json.MarshalIndent(figures, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{faultsFigures: string(text) + "\n", faultsPage: faultsText(t, figures)} {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// playFault plays a row and compares what it measured with the bounds.
+func (b *bed) playFault(f *fault) (m measured) {
+	b.t.Helper()
+	if f.skip != nil {
+		if why := f.skip(); why != "" {
+			return measured{Note: "Not played: " + why}
+		}
+	}
+	if f.setup != nil {
+		f.setup(b)
+	}
+	b.normal()
+	b.quiet()
+	raised := 0.0
+	if f.shows != "" {
+		raised = b.metric(f.shows)
+	}
+	m.Before = resident(b.t, b.kvlane.Process.Pid)
+	p := &stage{bed: b, load: b.load(loadClients)}
+	defer p.load.end()
+	p.load.more(4*loadClients, true)
+	f.play(p)
+	if p.past.IsZero() {
+		p.over()
+	}
+	b.normal()
+	m.Normal = time.Since(p.past)
+	p.load.more(4*loadClients, true)
+	m.outcomes, m.Note = p.load.end(), p.note
+	b.quiet()
+	if f.shows != "" && b.metric(f.shows) <= raised {
+		b.t.Errorf("got %s still at %v, want more: the fault did not happen", f.shows, raised)
+	}
+	m.After, m.Envoy = resident(b.t, b.kvlane.Process.Pid), int64(b.envoyHeap())
+	b.t.Logf("served %d, failed %v, wrong %d, longest stall %v, normal after %v, Kvlane's memory %d MiB, before %d; Envoy's heap %d MiB; %s",
+		m.Served, m.Failed, m.Wrong, m.Stall.Round(time.Millisecond), m.Normal.Round(time.Millisecond), m.After>>20, m.Before>>20, m.Envoy>>20, m.Note)
+	if m.failed() > f.failed {
+		b.t.Errorf("got %v requests failed, want at most %d", m.Failed, f.failed)
+	}
+	if m.Wrong > 0 {
+		b.t.Errorf("got %d answers with wrong bytes, want 0", m.Wrong)
+	}
+	if m.Stall > f.stallBound() {
+		b.t.Errorf("got a stall of %v, want at most %v", m.Stall, f.stallBound())
+	}
+	if grown := m.After - m.Before; grown > int64(f.memoryBound())<<20 && !raceEnabled {
+		b.t.Errorf("got %d MiB more resident memory, want at most %d", grown>>20, f.memoryBound())
+	}
+	if f.clear != nil {
+		f.clear(b)
+	}
+	return m
+}
+
+func (f *fault) stallBound() time.Duration { return f.stall + slack }
+
+func (f *fault) memoryBound() int {
+	if f.memory > 0 {
+		return f.memory
+	}
+	return 48
+}
+
+// normal waits until the bed is as before a fault: every worker is ready and not suspect,
+// every feed is live, and Kvlane decides.
+func (b *bed) normal() {
+	b.t.Helper()
+	ready, live := len(b.engines), len(b.engines)*b.shape.ranks
+	if b.process != nil {
+		ready, live = ready+1, live+b.shape.ranks
+	}
+	var missing string
+	defer func() {
+		if b.t.Failed() {
+			b.t.Logf("missing: %s", missing)
+		}
+	}()
+	b.until("all is normal again", func() bool {
+		for what, ok := range map[string]bool{
+			"ready workers": b.metric("kvlane_worker_ready") == float64(ready),
+			"live feeds":    b.metric("kvlane_feed_state", `state="live"`) == float64(live),
+			"no suspects":   b.metric("kvlane_suspect_target") == 0,
+		} {
+			if !ok {
+				missing = what
+				return false
+			}
+		}
+		r, err := b.send("/v1/chat/completions", chatBody(message{"user", "is all well?"}))
+		missing = fmt.Sprint("a decision: ", err)
+		return err == nil && r.status == 200 && r.target != ""
+	})
+}
+
+// startEnvoy replaces the bed's Envoy by a new one.
+func (b *bed) startEnvoy() {
+	b.t.Helper()
+	var err error
+	if b.envoy, err = envoy.Run(b.t.Context(), envoyBinary, b.dir, b.file("envoy.yaml"), b.envoyAdmin, 2); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// faultsText is the page: the bounds of the rows, and what was measured.
+func faultsText(t *testing.T, figures map[string]measured) string {
+	t.Helper()
+	page, err := os.ReadFile(faultsPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(page), tableBegin)
+	_, after, ok2 := strings.Cut(rest, tableEnd)
+	if !ok || !ok2 {
+		t.Fatalf("%s: got no marks around the tables, want %q and %q", faultsPage, tableBegin, tableEnd)
+	}
+	var w strings.Builder
+	fmt.Fprintf(&w, "%s%s\n", before, tableBegin)
+	for _, shape := range faultShapes {
+		fmt.Fprintf(&w, "\n### %s\n\n%s\n\n", shape.title, shape.what)
+		fmt.Fprint(&w, "| fault | how it is made | failed of requests, bound and why it is not lower | longest stall, bound | normal after | memory of Kvlane before, after; Envoy's heap |\n|---|---|---|---|---|---|\n")
+		for _, f := range faults() {
+			if f.shape != shape.name {
+				continue
+			}
+			m, ok := figures[f.id()]
+			if !ok {
+				t.Fatalf("no figures for %q: run `make faults`", f.id())
+			}
+			bound := fmt.Sprint("≤ ", f.failed, ": ", f.why)
+			if f.failed == 0 {
+				bound = "0"
+			}
+			quick := ""
+			if f.quick {
+				quick = "*"
+			}
+			note := ""
+			if m.Note != "" {
+				note = ". " + m.Note
+			}
+			fmt.Fprintf(&w, "| %s%s | %s | %d of %d; %s | %s; %s | %s | %d, %d MiB; %d MiB |\n", f.name, quick, f.made+note,
+				m.failed(), m.failed()+m.Served, bound, seconds(m.Stall), seconds(f.stallBound()), seconds(m.Normal), m.Before>>20, m.After>>20, m.Envoy>>20)
+		}
+	}
+	fmt.Fprint(&w, "\n### Played elsewhere\n\n| fault | where |\n|---|---|\n")
+	for _, e := range elsewhere {
+		fmt.Fprintf(&w, "| %s | %s |\n", e.name, e.where)
+	}
+	return w.String() + "\n" + tableEnd + after
+}
+
+const tableBegin, tableEnd = "<!-- begin: written by make faults -->", "<!-- end -->"
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
+
+// The page has the rows and bounds of the code, and the figures of the last whole run.
+func TestFaultsPage(t *testing.T) {
+	text, err := os.ReadFile(faultsFigures)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var figures map[string]measured
+	if err := json.Unmarshal(text, &figures); err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(faultsPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := faultsText(t, figures)
+	switch {
+	case *everyFault: // the run writes it
+		return
+	case *writePage:
+		if err := os.WriteFile(faultsPage, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	case string(page) != want:
+		t.Errorf("%s does not have the rows of the code: run `go test ./e2e -run FaultsPage -faultspage`, or `make faults` for new figures", faultsPage)
+	}
+	names := map[string]bool{}
+	for _, f := range faults() {
+		names[f.id()] = true
+		m := figures[f.id()]
+		if m.failed() > f.failed || m.Wrong > 0 || m.Stall > f.stallBound() || m.After-m.Before > int64(f.memoryBound())<<20 {
+			t.Errorf("%s: got figures out of bounds: %+v", f.id(), m)
+		}
+		if f.failed > 0 && f.why == "" {
+			t.Errorf("%s: got a bound without a reason, want one", f.id())
+		}
+	}
+	for name := range figures {
+		if !names[name] {
+			t.Errorf("got figures for %q, want none: there is no such row", name)
+		}
+	}
+	if n := len(regexp.MustCompile(`(?m)^\| .+\* \|`).FindAllString(want, -1)); n == 0 {
+		t.Error("got no row that every run plays, want some")
+	}
+}
+
+// process is an engine that is a process of its own, so that signals reach it.
+type process struct {
+	args []string
+	pid  int
+	done chan struct{}
+	side string
+	line string // its entry in the list of workers
+}
+
+// newProcess reserves the ports of an engine process and returns its entry for the list of
+// workers.
+func newProcess(t *testing.T, ranks int, keys string, args ...string) *process {
+	t.Helper()
+	ports, err := enginesim.FreePorts(2*ranks + 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(n int) string { return fmt.Sprintf("127.0.0.1:%d", ports+n) }
+	p := &process{side: at(2*ranks + 1)}
+	p.line = fmt.Sprintf("  - {name: p0, address: %q, ranks: %d, models: [%s], events: {endpoint: \"tcp://%s\", replay: \"tcp://%s\"}%s}\n",
+		at(2*ranks), ranks, modelName, at(0), at(ranks), keys)
+	p.args = append([]string{"engine-sim", "--model", modelName, "--ranks", fmt.Sprint(ranks), "--listen", at(2 * ranks), "--side-listen", p.side,
+		"--events", "tcp://" + at(0), "--replay", "tcp://" + at(ranks), "--blocks", "16384", "--step-base", "2ms"}, args...)
+	return p
+}
+
+func (p *process) signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(p.pid, s); err != nil {
+		t.Fatal(err)
+	}
+	if s == syscall.SIGKILL {
+		<-p.done
+	}
+}
