@@ -36,6 +36,12 @@ type Options struct {
 	// Ingress is where clients connect, Admin is Envoy's own admin listener, Kvlane is
 	// the socket of ext_proc, ADS and access log.
 	Ingress, Admin, Kvlane string
+	// Replicas are the addresses of all replicas of Kvlane, names allowed, in place of Kvlane;
+	// empty if there is one.
+	Replicas []string
+	// Conversations are the headers with a conversation's id, in order. The first one that a
+	// request has selects its replica; a request without any is spread by its id.
+	Conversations []string
 	// Prefill is the listener for prefill legs; "" leaves it out.
 	Prefill string
 	// MaxBody is the largest request body in bytes; more is answered 413.
@@ -144,9 +150,16 @@ func (o *Options) values() (vars, error) {
 		"StripHeaders":    strings.Join(removals, ", "),
 		// With a retry policy behind a full-duplex filter Envoy 1.40 sends a body that ends
 		// with trailers twice.
-		"Retries": !duplex,
-		"Prefill": "",
+		"Retries":      !duplex,
+		"Prefill":      "",
+		"Replicas":     len(o.Replicas) > 0,
+		"HashReplicas": len(o.Replicas) > 0,
 	}
+	conversations := make([]vars, 0, len(o.Conversations))
+	for _, h := range o.Conversations {
+		conversations = append(conversations, vars{"Key": h})
+	}
+	v["Conversations"] = conversations
 	if o.ConnectionAge != 0 {
 		v["ConnectionAge"] = seconds(o.ConnectionAge)
 	}
@@ -157,7 +170,7 @@ func (o *Options) values() (vars, error) {
 		clusters = append(clusters, vars{"Name": "prefill_servers", "FailClosed": true})
 	}
 	v["Clusters"] = clusters
-	for _, a := range []struct{ name, address string }{{"Admin", o.Admin}, {"Ingress", o.Ingress}, {"Prefill", o.Prefill}, {"Kvlane", o.Kvlane}} {
+	for _, a := range []struct{ name, address string }{{"Admin", o.Admin}, {"Ingress", o.Ingress}, {"Prefill", o.Prefill}} {
 		if a.name == "Prefill" && a.address == "" {
 			continue
 		}
@@ -167,6 +180,23 @@ func (o *Options) values() (vars, error) {
 		}
 		v[a.name] = text
 	}
+	kvlanes := o.Replicas
+	if len(kvlanes) == 0 {
+		kvlanes = []string{o.Kvlane}
+	}
+	endpoints := make([]string, 0, len(kvlanes))
+	byName := false
+	for _, a := range kvlanes {
+		text, err := addressYAML(a)
+		if err != nil {
+			return nil, fmt.Errorf("kvlane %w", err)
+		}
+		endpoints = append(endpoints, "{endpoint: {address: "+text+"}}")
+		if host, _, err := net.SplitHostPort(a); err == nil && len(o.Replicas) > 0 && net.ParseIP(host) == nil {
+			byName = true
+		}
+	}
+	v["Kvlane"], v["ByName"] = strings.Join(endpoints, ", "), byName
 	return v, nil
 }
 

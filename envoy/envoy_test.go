@@ -49,7 +49,10 @@ func shapes() map[string]Options {
 	duplex := plain
 	duplex.RequestBody, duplex.ResponseBody = BodyFullDuplex, BodyFullDuplex
 	duplex.Kvlane = "127.0.0.1:9002"
-	return map[string]Options{"standalone": plain, "everything": all, "full duplex": duplex}
+	replicas, named := all, plain
+	replicas.Replicas, replicas.Conversations = []string{"127.0.0.1:9002", "[::1]:9003"}, []string{"x-session-id", "x-correlation-id"}
+	named.Replicas = []string{"kvlane.test:9002"}
+	return map[string]Options{"standalone": plain, "everything": all, "full duplex": duplex, "replicas": replicas, "replicas by name": named}
 }
 
 func TestBootstrapDecodesAndValidates(t *testing.T) {
@@ -103,6 +106,7 @@ func TestBootstrapRefusesWhatEnvoyWould(t *testing.T) {
 		want   string
 	}{
 		{func(o *Options) { o.Kvlane = "" }, `kvlane address ""`},
+		{func(o *Options) { o.Replicas = []string{"127.0.0.1"} }, `kvlane address "127.0.0.1"`},
 		{func(o *Options) { o.Admin = "localhost" }, `admin address "localhost"`},
 		{func(o *Options) { o.Ingress = ":70000" }, `ingress address ":70000": port`},
 		{func(o *Options) { o.Prefill = "x" }, `prefill address "x"`},

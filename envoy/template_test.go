@@ -12,7 +12,7 @@ import (
 func TestRenderIsTextTemplate(t *testing.T) {
 	theirs := template.Must(template.New("bootstrap").Option("missingkey=error").Parse(bootstrapText))
 	distinct := map[string]bool{}
-	for bits := range 1 << 7 {
+	for bits := range 1 << 8 {
 		on := func(i int) bool { return bits>>i&1 == 1 }
 		o := Defaults()
 		o.Kvlane = "127.0.0.1:9002"
@@ -25,6 +25,9 @@ func TestRenderIsTextTemplate(t *testing.T) {
 		}
 		if on(6) {
 			o.ConnectionAge, o.UpstreamIdle = 0, 1500*time.Millisecond
+		}
+		if on(7) {
+			o.Replicas, o.Conversations = []string{"kvlane:9002", "[::1]:9002"}, []string{"x-session-id", "x-other"}
 		}
 		ours, err := Bootstrap(o)
 		if err != nil {
@@ -43,8 +46,8 @@ func TestRenderIsTextTemplate(t *testing.T) {
 		}
 		distinct[string(ours)] = true
 	}
-	if len(distinct) != 1<<7 {
-		t.Errorf("%d bootstraps of %d combinations: an option has no effect", len(distinct), 1<<7)
+	if len(distinct) != 1<<8 {
+		t.Errorf("%d bootstraps of %d combinations: an option has no effect", len(distinct), 1<<8)
 	}
 }
 

@@ -13,41 +13,13 @@ var replacements = []struct{ old, with string }{
 	{"{{.Admin}}", `{{include "kvlane.envoyAddress" .Admin}}`},
 	{"{{.Ingress}}", `{{include "kvlane.envoyAddress" .Ingress}}`},
 	{"{{.Prefill}}", `{{include "kvlane.envoyAddress" .Prefill}}`},
-	{"{{.Kvlane}}", `{{include "kvlane.envoyAddress" .Kvlane}}`},
+	{"{{.Kvlane}}", `{endpoint: {address: {{include "kvlane.envoyAddress" .Kvlane}}}}`},
 	{"{{.StripHeaders}}", "{{range $i, $h := .StripHeaders}}{{if $i}}, {{end}}{remove: {{$h}}}{{end}}"},
-	{"    type: STATIC\n    connect_timeout: 1s\n", replicas}, // of cluster kvlane: other pods are found by name
-	{"    load_assignment: {cluster_name: kvlane,", hashed},
-	{"service_name: liveness", "service_name: {{if .Replicas}}readiness{{else}}liveness{{end}}"},
-	{"              grpc_service: {envoy_grpc: {cluster_name: kvlane}}\n", "              grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [{key: x-kvlane-request, value: \"%REQ(X-REQUEST-ID)%\"}]{{end}}}\n"},
 	{"  clusters:\n  - name: kvlane\n", readiness},
 }
 
-// Only for Kvlane in other pods than Envoy. A replica that shuts down fails the health
-// check immediately and gets no more requests, long before DNS drops it.
-const (
-	replicas = `    type: {{.KvlaneType}}
-    connect_timeout: 1s
-{{- if .Replicas}}
-    dns_refresh_rate: 1s                          # a name with the address of every replica that is ready
-    dns_failure_refresh_rate: {base_interval: 1s, max_interval: 2s}
-    load_balancing_policy:
-      policies:
-{{- if .HashReplicas}}
-      - typed_extension_config:                   # both streams of a request go to the same replica
-          name: envoy.load_balancing_policies.maglev
-          typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.maglev.v3.Maglev}
-{{- else}}
-      - typed_extension_config:
-          name: envoy.load_balancing_policies.least_request
-          typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest}
-{{- end}}
-{{- end}}
-`
-	hashed = `{{- if .HashReplicas}}
-        hash_policy: [{header: {header_name: x-kvlane-request}}]
-{{- end}}
-    load_assignment: {cluster_name: kvlane,`
-	readiness = `{{- if .Readiness}}
+// readiness is only for Kvlane in other pods than Envoy.
+const readiness = `{{- if .Readiness}}
   - name: readiness                               # of an Envoy that has no endpoints yet the others' work shall not be
     address: {{include "kvlane.envoyAddress" .Readiness}}
     filter_chains:
@@ -70,7 +42,6 @@ const (
   clusters:
   - name: kvlane
 `
-)
 
 // bootstrapHelper defines "kvlane.bootstrap", whose argument has the keys of envoy.Options
 // and the lists that package envoy derives.

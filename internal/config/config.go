@@ -47,6 +47,7 @@ type Admin struct {
 type Envoy struct {
 	Ingress        string   `yaml:"ingress" jsonschema_description:"Where clients connect."`
 	Admin          string   `yaml:"admin" jsonschema_description:"Envoy's own admin listener."`
+	Replicas       []string `yaml:"replicas" jsonschema_description:"Addresses of all replicas of Kvlane (host:port, names allowed), for an Envoy in front of several. A conversation stays with one replica while it is ready, if a header (routing.conversation_headers) has its id. Empty: only listen.address."`
 	Prefill        string   `yaml:"prefill" jsonschema_description:"Listener through which Kvlane sends prefill requests; empty: they go directly to the worker."`
 	Alternates     bool     `yaml:"alternates" jsonschema_description:"Envoy accepts a list of endpoints (the bootstrap of envoy-config does): split requests name a second decode worker, in case the first refuses connections. Leave it off behind gateways, which accept exactly one endpoint."`
 	FailClosed     bool     `yaml:"fail_closed" jsonschema_description:"Answer 503 if no worker was picked (Kvlane is down, or knows no eligible worker) instead of using the least busy worker."`

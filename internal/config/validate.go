@@ -43,6 +43,13 @@ func (c *Config) validateListeners(bad report) {
 			seen = append(seen, l)
 		}
 	}
+	for i, address := range c.Envoy.Replicas {
+		if host, port, err := net.SplitHostPort(address); err != nil || host == "" {
+			bad(item("envoy.replicas", i), "%q is not host:port", address)
+		} else if n, err := strconv.Atoi(port); err != nil || n < 1 || n > maxPort {
+			bad(item("envoy.replicas", i), "%q: port must be 1 to %d", address, maxPort)
+		}
+	}
 }
 
 // validateBounds checks bounds with units, which jsonschema tags cannot express.

@@ -93,7 +93,8 @@ static_resources:
           - name: first-token                     # its stream opens at the first piece of the answer; Kvlane leaves it after one message
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
-              grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}]{{end}}}
+              grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [
+                {{range .Conversations}}{key: {{.Key}}, value: "%REQ({{.Key}})%"}, {{end}}{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}]{{end}}}
               observability_mode: true
               failure_mode_allow: true
               processing_mode: {request_header_mode: SKIP, request_body_mode: NONE, request_trailer_mode: SKIP,
@@ -103,7 +104,8 @@ static_resources:
           - name: kvlane
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
-              grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}]{{end}}}
+              grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [
+                {{range .Conversations}}{key: {{.Key}}, value: "%REQ({{.Key}})%"}, {{end}}{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}]{{end}}}
               failure_mode_allow: true            # false would cut running answers when Kvlane dies; failing closed is the fallback policy's part
               message_timeout: {{.StallTimeout}}         # a Kvlane that hangs costs a request so much
               max_message_timeout: {{.MessageTimeout}}   # it asks for more while a request queues, is tokenized, or is prefilled
@@ -182,15 +184,17 @@ static_resources:
 {{- end}}
   clusters:
   - name: kvlane
-    type: {{.KvlaneType}}
+    type: {{if .ByName}}STRICT_DNS{{else}}STATIC{{end}}
     connect_timeout: 1s
-{{- if .Replicas}}
+{{- if .ByName}}
     dns_refresh_rate: 1s                          # a name with the address of every replica that is ready
     dns_failure_refresh_rate: {base_interval: 1s, max_interval: 2s}
+{{- end}}
+{{- if .Replicas}}
     load_balancing_policy:
       policies:
 {{- if .HashReplicas}}
-      - typed_extension_config:                   # both streams of a request go to the same replica
+      - typed_extension_config:                   # a conversation stays with one replica, and so do both streams of a request
           name: envoy.load_balancing_policies.maglev
           typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.maglev.v3.Maglev}
 {{- else}}
@@ -208,7 +212,7 @@ static_resources:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
         explicit_http_config: {http2_protocol_options: {connection_keepalive: {interval: 1s, timeout: 2s}}}   # bounds every stream of a Kvlane that stopped, full duplex and prefill legs too
 {{- if .HashReplicas}}
-        hash_policy: [{header: {header_name: x-kvlane-request}}]
+        hash_policy: [{{range .Conversations}}{header: {header_name: {{.Key}}}, terminal: true}, {{end}}{header: {header_name: x-kvlane-request}}]   # the first header that is there
 {{- end}}
     load_assignment: {cluster_name: kvlane, endpoints: [{lb_endpoints: [{endpoint: {address: {{include "kvlane.envoyAddress" .Kvlane}}}}]}]}
 {{- range .Clusters}}
