@@ -9,7 +9,9 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +32,9 @@ type replica struct {
 	address string
 	server  *grpc.Server
 
+	hold    atomic.Bool   // requests get no answer
+	holding chan struct{} // gets an element for each of them
+
 	mu       sync.Mutex
 	decided  map[string]bool // ids of requests
 	observed map[string]bool
@@ -41,7 +46,7 @@ func startReplica(t *testing.T, number int) *replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &replica{number: number, address: l.Addr().String(), server: grpc.NewServer(), decided: map[string]bool{}, observed: map[string]bool{}}
+	r := &replica{number: number, address: l.Addr().String(), server: grpc.NewServer(), holding: make(chan struct{}, 16), decided: map[string]bool{}, observed: map[string]bool{}}
 	x := NewXDS()
 	ctx, cancel := context.WithCancel(t.Context())
 	x.Register(ctx, r.server)
@@ -72,6 +77,11 @@ func (r *replica) Process(stream extprocv3.ExternalProcessor_ProcessServer) erro
 	m, err := stream.Recv()
 	if err != nil {
 		return err
+	}
+	if r.hold.Load() {
+		r.holding <- struct{}{}
+		<-stream.Context().Done()
+		return stream.Context().Err()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -201,45 +211,85 @@ func TestConversationsStayWithTheirReplica(t *testing.T) {
 		}
 	}
 
-	// Conversations of a replica that is gone get another one and stay there; the others stay.
+	// A replica dies: from the first request on another one decides, always the same for a
+	// conversation. Those of the others stay.
 	replicas[1].server.Stop()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		moving := false
-		for c, at := range home {
-			if at == "1" {
-				got, _ := send("x-session-id", c)
-				moving = moving || got == "" || got == "1"
-			}
-		}
-		if !moving {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("a replica that is gone still has conversations")
-		}
-	}
 	stayed, all := 0, 0
 	for c, at := range home {
-		if at == "1" {
-			delete(home, c)
-			continue
-		}
-		header := c[:len("x-session-id")]
-		if header != "x-session-id" {
-			header = "x-correlation-id"
-		}
-		all++
-		if got, _ := send(header, c); got == at {
-			stayed++
-		} else {
+		got, _ := send(headerOf(c), c)
+		switch {
+		case got == "" || got == "1":
+			t.Errorf("conversation %s of the dead replica: got replica %q, want another", c, got)
+		case at == "1":
+			home[c] = got
+		default:
+			all++
+			if got == at {
+				stayed++
+			}
 			home[c] = got
 		}
 	}
-	if stayed*10 < all*8 {
+	if stayed*100 < all*65 {
 		t.Errorf("with one of three replicas gone %d of %d conversations of the others stayed, want most", stayed, all)
 	}
-	turn("x-session-id")
-	turn("x-session-id")
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(get(t, "http://"+o.Admin+"/clusters"), replicas[1].address+"::health_flags::/failed_active_hc"); time.Sleep(20 * time.Millisecond) {
+		for c := range home {
+			if got, _ := send(headerOf(c), c); got == "" {
+				t.Errorf("conversation %s: no replica decided", c)
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("Envoy does not notice that a replica is gone")
+		}
+	}
+	clear(home) // Envoy hashes over two replicas now
+	for range 2 {
+		turn("x-session-id")
+		turn("x-correlation-id")
+	}
+
+	// A replica dies that has a request: another one decides.
+	var conversation string
+	for c, at := range home {
+		if at == "2" {
+			conversation = c
+		}
+	}
+	replicas[2].hold.Store(true)
+	answer := make(chan string, 1)
+	go func() {
+		got, _ := send(headerOf(conversation), conversation, "x-large", strings.Repeat("x", 8000))
+		answer <- got
+	}()
+	select {
+	case <-replicas[2].holding:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the request did not reach replica 2")
+	}
+	replicas[2].server.Stop()
+	if got := <-answer; got != "0" {
+		t.Errorf("a request whose replica died: got replica %q, want 0", got)
+	}
+}
+
+func get(t *testing.T, url string) string {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// headerOf returns the header of a conversation's id, which begins with it.
+func headerOf(conversation string) string {
+	return conversation[:strings.LastIndexByte(conversation, '-')]
 }
 
 func freeAddress(t *testing.T) string {
