@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/envoy"
+	"github.com/kvlane/kvlane/internal/config"
 )
 
 // replacements are the parts that Helm must render itself, because package envoy passes
@@ -56,6 +57,11 @@ func bootstrapHelper(text string) ([]byte, error) {
 	b.WriteString("{{- /* Made by charts/chartgen from envoy/bootstrap.yaml.tmpl; do not edit. */ -}}\n")
 	b.WriteString("{{- define \"kvlane.stripHeaders\" -}}\n")
 	for _, h := range envoy.StripHeaders() {
+		fmt.Fprintf(&b, "- %s\n", h)
+	}
+	b.WriteString("{{- end }}\n")
+	b.WriteString("{{- define \"kvlane.conversationHeaders\" -}}\n")
+	for _, h := range config.Default().Routing.Headers {
 		fmt.Fprintf(&b, "- %s\n", h)
 	}
 	b.WriteString("{{- end }}\n")

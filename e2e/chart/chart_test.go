@@ -214,49 +214,30 @@ func checkConfig(t *testing.T, config string) {
 	}
 }
 
-// checkReplicas holds what only the chart has, as there Kvlane is several pods, and
-// takes it off: a name with all their addresses, the choice among them, and Envoy's
-// own readiness.
-func checkReplicas(t *testing.T, bootstrap, kvlane map[string]any) {
+// takeReplicas removes from the bootstrap what only the chart has, as there Kvlane is several
+// pods: Envoy's own readiness and, where replicas are not chosen by a hash, the choice among
+// them. It reports the metadata by which they are chosen.
+func takeReplicas(t *testing.T, bootstrap, kvlane map[string]any) (hashed []string) {
 	t.Helper()
 	resources := bootstrap["static_resources"].(map[string]any)
 	listeners := list(resources, "listeners")
-	manager := at(listeners[0], "filter_chains", 0, "filters", 0, "typed_config")
-	policy, observes := "least_request", false
-	for _, f := range list(manager, "http_filters") {
-		service, ok := at(f, "typed_config", "grpc_service").(map[string]any)
-		if !ok {
-			continue
-		}
-		if key := text(service, "initial_metadata", 0, "key"); key != "" {
-			observes = true
-			if value := text(service, "initial_metadata", 0, "value"); key != "x-kvlane-request" || value != "%REQ(X-REQUEST-ID)%" {
-				t.Errorf("%s: metadata %s: %s", text(f, "name"), key, value)
-			}
-		} else if observes {
-			t.Errorf("%s says no request's id, the filter in front of it does", text(f, "name"))
-		}
-		delete(service, "initial_metadata")
-	}
-	protocol := at(kvlane, "typed_extension_protocol_options", "envoy.extensions.upstreams.http.v3.HttpProtocolOptions").(map[string]any)
-	if observes {
-		policy = "maglev"
-		if text(protocol, "hash_policy", 0, "header", "header_name") != "x-kvlane-request" {
-			t.Errorf("the hash is of %v", protocol["hash_policy"])
-		}
-	}
-	if got := text(kvlane, "load_balancing_policy", "policies", 0, "typed_extension_config", "name"); got != "envoy.load_balancing_policies."+policy {
-		t.Errorf("replicas are chosen by %q, observed: %v", got, observes)
-	}
-	if text(kvlane, "health_checks", 0, "grpc_health_check", "service_name") != "readiness" {
-		t.Errorf("health checks of replicas: %v", kvlane["health_checks"])
-	}
 	last := len(listeners) - 1
 	if text(listeners[last], "name") != "readiness" {
 		t.Fatalf("the last listener is %v", listeners[last])
 	}
 	resources["listeners"] = listeners[:last]
-	delete(protocol, "hash_policy")
+	for _, policy := range list(kvlane, "typed_extension_protocol_options", "envoy.extensions.upstreams.http.v3.HttpProtocolOptions", "hash_policy") {
+		hashed = append(hashed, text(policy, "header", "header_name"))
+	}
+	if hashed != nil {
+		return hashed
+	}
+	if got := text(kvlane, "load_balancing_policy", "policies", 0, "typed_extension_config", "name"); got != "envoy.load_balancing_policies.least_request" {
+		t.Errorf("replicas are chosen by %q, want least_request", got)
+	}
+	if got := text(kvlane, "health_checks", 0, "grpc_health_check", "service_name"); got != "readiness" {
+		t.Errorf("health checks of replicas ask for %q, want readiness", got)
+	}
 	for _, key := range []string{"dns_refresh_rate", "dns_failure_refresh_rate", "load_balancing_policy"} {
 		if kvlane[key] == nil {
 			t.Errorf("the cluster of Kvlane has no %s", key)
@@ -265,6 +246,7 @@ func checkReplicas(t *testing.T, bootstrap, kvlane map[string]any) {
 	}
 	kvlane["type"] = "STATIC"
 	at(kvlane, "health_checks", 0, "grpc_health_check").(map[string]any)["service_name"] = "liveness" // where there is one Kvlane, it is asked before it is ready too
+	return nil
 }
 
 // checkBootstrap compares with `kvlane envoy-config`, and lets Envoy judge. In
@@ -292,9 +274,19 @@ func checkBootstrap(t *testing.T, config, bootstrap string) {
 		if text(cluster, "type") != "STRICT_DNS" {
 			t.Errorf("Kvlane is found by name, the cluster's type is %q", text(cluster, "type"))
 		}
-		checkReplicas(t, have, cluster)
 		listen := c["listen"].(map[string]any)
 		listen["address"] = text(address, "address") + text(listen, "address")
+		if hashed := takeReplicas(t, have, cluster); hashed != nil {
+			c["envoy"].(map[string]any)["replicas"] = []any{listen["address"]}
+			if (len(hashed) > 1) != (c["fleet"] != nil) {
+				t.Errorf("replicas are chosen by %v, share: %v", hashed, c["fleet"])
+			}
+			if len(hashed) == 1 { // no conversations, as the replicas do not share them
+				c["routing"] = map[string]any{"conversation_headers": []any{}}
+			}
+		} else if c["fleet"] != nil {
+			t.Error("replicas share, and Envoy does not choose them by conversation")
+		}
 	}
 	derived, err := yaml.Marshal(c)
 	if err != nil {

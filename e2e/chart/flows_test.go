@@ -16,6 +16,7 @@ var flowCases = []struct{ name, values, flows string }{
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090
 		anyone -> kvlane: 9003
+		another kvlane -> kvlane: 6222
 		kvlane -> engine: 5557 8000
 		kvlane -> API server: 443
 		kvlane -> dns: 53 53/UDP
@@ -25,25 +26,26 @@ var flowCases = []struct{ name, values, flows string }{
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090
 		anyone -> kvlane: 9003
-		another kvlane -> kvlane: 9002
+		another kvlane -> kvlane: 6222 9002
 		kvlane -> engine: 5557 8000
 		kvlane -> API server: 443
 		kvlane -> dns: 53 53/UDP
 		kvlane -> internet: 443 53
 		kvlane -> worker: 443`},
-	{"gateway, pools that exist", restricted + ",inferencePool.name=a,inferencePool.extraPools[0]=b", `
+	{"gateway, pools that exist", restricted + ",inferencePool.name=a,inferencePool.extraPools[0]=b,fleet.mode=off", `
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090
 		anyone -> kvlane: 9003
 		another kvlane -> kvlane: 9003
 		kvlane -> engine: 5557 8000
-		kvlane -> neighbour: 8000 9002
+		kvlane -> neighbour: 4222 6222 8000 9002
 		kvlane -> API server: 443
 		kvlane -> dns: 53 53/UDP
 		kvlane -> internet: 443 53
 		kvlane -> worker: 443`},
 	{"gateway, whoever asks", "", `
 		anyone -> kvlane: 9002 9003
+		another kvlane -> kvlane: 6222
 		pods -> kvlane: 9090
 		kvlane -> engine: 5557 8000
 		kvlane -> API server: 443
@@ -54,6 +56,7 @@ var flowCases = []struct{ name, values, flows string }{
 		gateway -> kvlane: 8080
 		prometheus -> kvlane: 9090
 		anyone -> kvlane: 9003
+		another kvlane -> kvlane: 6222
 		kvlane -> stranger: 5557 8000
 		kvlane -> API server: 443
 		kvlane -> dns: 53 53/UDP`},
@@ -63,6 +66,7 @@ var flowCases = []struct{ name, values, flows string }{
 		another envoy -> kvlane: 9002
 		prometheus -> kvlane: 9090
 		anyone -> kvlane: 9003
+		another kvlane -> kvlane: 6222
 		envoy -> engine: 5557 8000
 		kvlane -> engine: 5557 8000
 		kvlane -> API server: 443
@@ -75,6 +79,7 @@ var flowCases = []struct{ name, values, flows string }{
 		engine -> kvlane: 9002
 		prometheus -> kvlane: 9090
 		anyone -> kvlane: 9003
+		another kvlane -> kvlane: 6222
 		envoy -> engine: 5557 8000
 		kvlane -> engine: 5557 8000
 		kvlane -> API server: 443
@@ -85,6 +90,7 @@ var flowCases = []struct{ name, values, flows string }{
 		engine -> kvlane: 9002
 		prometheus -> kvlane: 9090
 		anyone -> kvlane: 9003
+		another kvlane -> kvlane: 6222
 		kvlane -> engine: 5557 8000
 		kvlane -> API server: 443
 		kvlane -> dns: 53 53/UDP`},
@@ -92,11 +98,28 @@ var flowCases = []struct{ name, values, flows string }{
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090
 		anyone -> kvlane: 9003
+		another kvlane -> kvlane: 6222
 		kvlane -> engine: 5557 8000
 		kvlane -> gateway: 8080
 		kvlane -> API server: 443
 		kvlane -> dns: 53 53/UDP
 		kvlane -> worker: 443 8000`},
+	{"one alone", restricted + "," + known + ",replicas=1", `
+		gateway -> kvlane: 9002
+		prometheus -> kvlane: 9090
+		anyone -> kvlane: 9003
+		kvlane -> engine: 5557 8000
+		kvlane -> API server: 443
+		kvlane -> dns: 53 53/UDP`},
+	{"a NATS that exists", restricted + "," + known + ",fleet.mode=external,fleet.external.url=nats://nats:4222," +
+		`networkPolicy.natsTo[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=messaging`, `
+		gateway -> kvlane: 9002
+		prometheus -> kvlane: 9090
+		anyone -> kvlane: 9003
+		kvlane -> engine: 5557 8000
+		kvlane -> nats: 4222
+		kvlane -> API server: 443
+		kvlane -> dns: 53 53/UDP`},
 }
 
 // restricted names who may send requests and who may scrape.
@@ -114,7 +137,8 @@ func inhabitants() map[*place][]socket {
 	}
 	return map[*place][]socket{
 		pod("engine", "llm", "models", "10.1.0.1"):                {{8000, "TCP"}, {5557, "TCP"}},
-		pod("neighbour", "llm", "other", "10.1.0.2"):              {{8000, "TCP"}, {9002, "TCP"}},
+		pod("neighbour", "llm", "other", "10.1.0.2"):              {{8000, "TCP"}, {9002, "TCP"}, {6222, "TCP"}, {4222, "TCP"}},
+		pod("nats", "messaging", "nats", "10.1.0.7"):              {{4222, "TCP"}, {8222, "TCP"}},
 		pod("gateway", "gateways", "gateway", "10.1.0.3"):         {{8080, "TCP"}},
 		pod("prometheus", "monitoring", "prometheus", "10.1.0.4"): {{9090, "TCP"}},
 		pod("stranger", "models", "models", "10.1.0.5"):           {{8000, "TCP"}, {5557, "TCP"}},

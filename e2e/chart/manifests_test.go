@@ -34,7 +34,7 @@ var pairs = []struct {
 }
 
 const (
-	inFilter       = "provider.name=istio,provider.istio.envoyFilter.enabled=true,modelServers.service.name=llm,httpRoute.inferenceGatewayName=llm"
+	inFilter       = "fleet.mode=off,provider.name=istio,provider.istio.envoyFilter.enabled=true,modelServers.service.name=llm,httpRoute.inferenceGatewayName=llm"
 	inEnvoyGateway = "provider.name=envoy-gateway,modelServers.service.name=llm,httpRoute.create=true,httpRoute.inferenceGatewayName=llm"
 )
 

@@ -41,6 +41,7 @@ func TestSidecarRunsPrefillAndDecode(t *testing.T) {
 	config["workers"] = map[string]any{"static": workers}
 	config["models"] = []any{map[string]any{"name": "Qwen/Qwen3-8B"}}
 	config["admin"] = map[string]any{"address": admin}
+	alone(t, config)
 	stripped, err := yaml.Marshal(config)
 	if err != nil {
 		t.Fatal(err)

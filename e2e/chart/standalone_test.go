@@ -28,6 +28,19 @@ func ownFiles(t *testing.T, rendered string) (config map[string]any, bootstrap s
 	return config, bootstrap
 }
 
+// alone gives a configuration of the chart the secrets of a fleet and an address for it here,
+// where there are no other pods.
+func alone(t *testing.T, config map[string]any) {
+	t.Helper()
+	embedded, ok := at(config, "fleet", "embedded").(map[string]any)
+	if !ok {
+		t.Fatalf("the chart's pods share nothing: %v", config["fleet"])
+	}
+	secret := write(t, "secret", "made up for a test")
+	embedded["listen"], embedded["routes"], embedded["secret_file"] = free(t), []any{free(t)}, secret
+	config["index"].(map[string]any)["key_file"] = secret
+}
+
 // In mode standalone Envoy resolves the name of Kvlane's Service and gets its
 // endpoints from there. Here an address stands for the name and the engine is a
 // simulated one; everything else in both files is the chart's.
@@ -42,6 +55,7 @@ func TestStandaloneRuns(t *testing.T) {
 	config["workers"] = map[string]any{"static": []any{map[string]any{"address": engine}}}
 	config["listen"] = map[string]any{"address": extProc, "health": health}
 	config["admin"] = map[string]any{"address": admin}
+	alone(t, config)
 	stripped, err := yaml.Marshal(config)
 	if err != nil {
 		t.Fatal(err)

@@ -27,9 +27,12 @@ var shapes = map[string][]string{
 	"eg":          {`provider.name="envoy-gateway"`, `httpRoute={"create": true, "inferenceGatewayName": "g"}`},
 	"duplex":      {`provider={"name": "envoy-gateway", "envoyGateway": {"failOpen": false}}`, `httpRoute={"create": true, "inferenceGatewayName": "g"}`},
 	"sidecar":     {`mode="sidecar"`},
-	"standalone":  {`mode="standalone"`},
-	"nobudget":    {`podDisruptionBudget={"maxUnavailable": null, "minAvailable": 1}`},
-	"named":       {`inferencePool.name="mine"`},
+	"nats": {`networkPolicy.enabled=true`, `fleet={"mode": "external", "tls": {"secretName": "t"},
+		"external": {"url": "nats://nats:4222", "auth": "credentials", "secretName": "s"}}`},
+	"passwd":     {`fleet={"mode": "external", "external": {"url": "nats://nats:4222", "auth": "password", "user": "u", "secretName": "s"}}`},
+	"standalone": {`mode="standalone"`},
+	"nobudget":   {`podDisruptionBudget={"maxUnavailable": null, "minAvailable": 1}`},
+	"named":      {`inferencePool.name="mine"`},
 }
 
 // shaped are Helm's arguments for a shape.
@@ -50,6 +53,16 @@ fullnameOverride                                      gateway      "other"
 commonLabels                                          gateway      {"team": "x"}
 clusterDomain                                         standalone   "cluster.test"
 replicas                                              gateway      3
+fleet.mode                                            gateway      "off"
+fleet.name                                            gateway      "other"
+fleet.port                                            gateway      6333
+fleet.secretName                                      gateway      "mine"
+fleet.tls.secretName                                  gateway      "t"
+fleet.external.url                                    nats         "nats://a:4222,tls://b:4223"
+fleet.external.auth                                   nats         "token"
+fleet.external.user                                   passwd       "other"
+fleet.external.secretName                             nats         "other"
+fleet.external.clientCertificate                      nats         true
 image.registry                                        gateway      "r.test"
 image.repository                                      gateway      "other/kvlane"
 image.tag                                             gateway      "v9"
@@ -180,6 +193,7 @@ networkPolicy.metricsFrom                             operation    [{"podSelecto
 networkPolicy.apiServerPorts                          operation    [8443]
 networkPolicy.apiServerTo                             operation    [{"ipBlock": {"cidr": "10.0.0.1/32"}}]
 networkPolicy.dnsTo                                   operation    [{"namespaceSelector": {}}]
+networkPolicy.natsTo                                  nats         [{"podSelector": {}}]
 networkPolicy.extraEgress                             operation    [{"ports": [{"port": 4317}]}]
 podDisruptionBudget.enabled                           gateway      false
 podDisruptionBudget.minAvailable                      nobudget     "50%"

@@ -61,7 +61,7 @@ var mayImport = map[string]string{
 	"internal/steering":     "",
 	"internal/gateway":      "extproc",
 	"envoy":                 "internal/steering",
-	"charts/...":            "envoy",
+	"charts/...":            "envoy internal/config",
 	"internal/config":       "routing",
 	"internal/config/...":   "internal/config routing",
 	"internal/layout":       "",

@@ -13,6 +13,12 @@
 - x-envoy-original-host
 - x-envoy-original-dst-host
 {{- end }}
+{{- define "kvlane.conversationHeaders" -}}
+- x-session-id
+- x-correlation-id
+- x-session-affinity
+- x-multi-turn-session-id
+{{- end }}
 {{- define "kvlane.upstreamIdle" }}4s{{ end }}
 {{- define "kvlane.nodeID" }}kvlane{{ end }}
 {{- define "kvlane.bootstrap" -}}
@@ -94,7 +100,9 @@ static_resources:
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
               grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [
-                {{range .Conversations}}{key: {{.Key}}, value: "%REQ({{.Key}})%"}, {{end}}{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}]{{end}}}
+                {{range .Conversations}}{key: {{.Key}}, value: "%REQ({{.Key}})%"}, {{end}}{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}],
+                retry_policy: {retry_on: "connect-failure,refused-stream,reset", num_retries: 2, retry_back_off: {base_interval: 0.005s, max_interval: 0.02s},   # another replica decides if one dies
+                  retry_host_predicate: [{name: previous, typed_config: {"@type": type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate}}], host_selection_retry_max_attempts: 10}{{end}}}
               observability_mode: true
               failure_mode_allow: true
               processing_mode: {request_header_mode: SKIP, request_body_mode: NONE, request_trailer_mode: SKIP,
@@ -105,7 +113,9 @@ static_resources:
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
               grpc_service: {envoy_grpc: {cluster_name: kvlane}{{if .HashReplicas}}, initial_metadata: [
-                {{range .Conversations}}{key: {{.Key}}, value: "%REQ({{.Key}})%"}, {{end}}{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}]{{end}}}
+                {{range .Conversations}}{key: {{.Key}}, value: "%REQ({{.Key}})%"}, {{end}}{key: x-kvlane-request, value: "%REQ(X-REQUEST-ID)%"}],
+                retry_policy: {retry_on: "connect-failure,refused-stream,reset", num_retries: 2, retry_back_off: {base_interval: 0.005s, max_interval: 0.02s},   # another replica decides if one dies
+                  retry_host_predicate: [{name: previous, typed_config: {"@type": type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate}}], host_selection_retry_max_attempts: 10}{{end}}}
               failure_mode_allow: true            # false would cut running answers when Kvlane dies; failing closed is the fallback policy's part
               message_timeout: {{.StallTimeout}}         # a Kvlane that hangs costs a request so much
               max_message_timeout: {{.MessageTimeout}}   # it asks for more while a request queues, is tokenized, or is prefilled
@@ -195,8 +205,8 @@ static_resources:
       policies:
 {{- if .HashReplicas}}
       - typed_extension_config:                   # a conversation stays with one replica, and so do both streams of a request
-          name: envoy.load_balancing_policies.maglev
-          typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.maglev.v3.Maglev}
+          name: envoy.load_balancing_policies.ring_hash
+          typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.ring_hash.v3.RingHash}
 {{- else}}
       - typed_extension_config:
           name: envoy.load_balancing_policies.least_request
@@ -206,7 +216,7 @@ static_resources:
     # A Kvlane that stopped is left after two checks: requests go on without it at once, as if it were away.
     health_checks: [{timeout: 1s, interval: 0.5s, no_traffic_interval: 0.5s, unhealthy_threshold: 2, healthy_threshold: 1, grpc_health_check: {service_name: {{if .Replicas}}readiness{{else}}liveness{{end}}}}]
     common_lb_config: {healthy_panic_threshold: {value: 0}}   # by default a host that is not healthy is asked all the same when there is no other
-    circuit_breakers: {thresholds: [{max_connections: 65535, max_pending_requests: 65535, max_requests: 65535}]}   # a stream lives as long as its answer; the default of 1024 is soon full
+    circuit_breakers: {thresholds: [{max_connections: 65535, max_pending_requests: 65535, max_requests: 65535{{if .HashReplicas}}, max_retries: 65535{{end}}}]}   # a stream lives as long as its answer; the default of 1024 is soon full
     typed_extension_protocol_options:
       envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions

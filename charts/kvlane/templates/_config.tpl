@@ -51,6 +51,34 @@
 {{- end }}
 {{- $_ := set $c "index" (merge (dict "key_file" "/etc/kvlane-key/key" "peers" $peers) (default dict $c.index)) }}
 {{- end }}
+{{- if include "kvlane.fleetKey" . }}
+{{- $_ := set $c "index" (merge (dict "key_file" "/etc/kvlane-fleet/key") (default dict $c.index)) }}
+{{- end }}
+{{- with include "kvlane.fleet" . }}
+{{- $fleet := dict "mode" . "name" (default (printf "%s-%s" $.Release.Namespace (include "kvlane.fullname" $)) $v.fleet.name) }}
+{{- $tls := dict }}
+{{- if $v.fleet.tls.secretName }}
+{{- $_ := set $tls "ca_file" "/etc/kvlane-fleet-tls/ca.crt" }}
+{{- if or (eq . "embedded") $v.fleet.external.clientCertificate }}
+{{- $_ := set $tls "cert_file" "/etc/kvlane-fleet-tls/tls.crt" }}
+{{- $_ := set $tls "key_file" "/etc/kvlane-fleet-tls/tls.key" }}
+{{- end }}
+{{- end }}
+{{- $way := dict }}
+{{- if eq . "embedded" }}
+{{- $way = dict "listen" (printf ":%d" (int64 $v.fleet.port)) "routes" (list (printf "%s.%s.svc.%s:%d" (include "kvlane.fleetService" $) $.Release.Namespace $v.clusterDomain (int64 $v.fleet.port))) "secret_file" "/etc/kvlane-fleet/secret" }}
+{{- else }}
+{{- $way = dict "url" $v.fleet.external.url }}
+{{- if eq $v.fleet.external.auth "credentials" }}{{ $_ := set $way "credentials_file" "/etc/kvlane-nats/nats.creds" }}
+{{- else if eq $v.fleet.external.auth "token" }}{{ $_ := set $way "token_file" "/etc/kvlane-nats/token" }}
+{{- else if eq $v.fleet.external.auth "password" }}
+{{- $_ := set $way "user" $v.fleet.external.user }}
+{{- $_ := set $way "password_file" "/etc/kvlane-nats/password" }}
+{{- end }}
+{{- end }}
+{{- with $tls }}{{ $_ := set $way "tls" . }}{{ end }}
+{{- $_ := set $c "fleet" (set $fleet . $way) }}
+{{- end }}
 {{- with $v.models }}{{ $_ := set $c "models" . }}{{ end }}
 {{- if eq $v.mode "gateway" }}
 {{- $envoy := dict "message_timeout" $v.messageTimeout "stall_timeout" $v.stallTimeout }}
@@ -100,19 +128,18 @@
 {{- $prefill := include "kvlane.prefill" . }}
 {{- if $prefill }}{{ $clusters = append $clusters (dict "Name" "prefill_servers" "FailClosed" true) }}{{ end }}
 {{- $kvlane := include "kvlane.socket" . }}
-{{- $type := "STATIC" }}
 {{- if eq .Values.mode "standalone" }}
 {{- $kvlane = printf "%s:%d" (include "kvlane.extProcHost" .) (int64 .Values.extProcPort) }}
-{{- $type = "STRICT_DNS" }}
 {{- end }}
 {{- include "kvlane.bootstrap" (dict
   "NodeID" (include "kvlane.nodeID" .)
   "Ingress" (printf "0.0.0.0:%d" (int64 $p.port))
   "Admin" "127.0.0.1:9901"
   "Kvlane" $kvlane
-  "KvlaneType" $type
+  "ByName" (eq .Values.mode "standalone")
   "Replicas" (eq .Values.mode "standalone")
-  "HashReplicas" (and (eq .Values.mode "standalone") $p.firstToken)
+  "HashReplicas" (and (eq .Values.mode "standalone") (or $p.firstToken (include "kvlane.fleet" .)))
+  "Conversations" (include "kvlane.conversations" . | fromYamlArray)
   "Readiness" (ternary (printf "0.0.0.0:%d" (int64 $p.readinessPort)) "" (eq .Values.mode "standalone"))
   "Prefill" $prefill
   "MaxBody" (int64 .Values.maxBodyBytes)

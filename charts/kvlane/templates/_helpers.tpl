@@ -208,6 +208,39 @@ namespace="{{ .Release.Namespace }}",job="{{ default .Release.Name .Values.monit
 {{- if .Values.autoscaling.enabled }}{{ .Values.autoscaling.minReplicas }}{{ else }}{{ .Values.replicas }}{{ end }}
 {{- end }}
 
+{{- /* How several pods share what they know: "" if they do not, or if there is one. */ -}}
+{{- define "kvlane.fleet" -}}
+{{- if and (ne .Values.fleet.mode "off") (or .Values.autoscaling.enabled (gt (int64 .Values.replicas) 1)) }}{{ .Values.fleet.mode }}{{ end }}
+{{- end }}
+
+{{- define "kvlane.fleetService" -}}
+{{ include "kvlane.fullname" . }}-fleet
+{{- end }}
+
+{{- /* "true" if the key of the hash is the fleet's: nothing else gives one. */ -}}
+{{- define "kvlane.fleetKey" -}}
+{{- $index := default dict .Values.config.index }}
+{{- if and (include "kvlane.fleet" .) (not (or .Values.warmStart.enabled $index.key $index.key_file)) }}true{{ end }}
+{{- end }}
+
+{{- /* Secret of the fleet, "" if nothing needs one. */ -}}
+{{- define "kvlane.fleetSecret" -}}
+{{- if or (eq (include "kvlane.fleet" .) "embedded") (include "kvlane.fleetKey" .) }}
+{{- default (printf "%s-fleet" (include "kvlane.fullname" .)) .Values.fleet.secretName }}
+{{- end }}
+{{- end }}
+
+{{- /* Headers of conversations, by which Envoy chooses among pods that share. */ -}}
+{{- define "kvlane.conversations" -}}
+{{- $keys := list }}
+{{- if include "kvlane.fleet" . }}
+{{- range dig "routing" "conversation_headers" (include "kvlane.conversationHeaders" . | fromYamlArray) .Values.config }}
+{{- $keys = append $keys (dict "Key" (lower .)) }}
+{{- end }}
+{{- end }}
+{{- toYaml $keys }}
+{{- end }}
+
 {{- /* Spread of a component's pods: evenly over zones and nodes, but a pod is never left unscheduled for it. The label
     pod-template-hash keeps a roll-out from counting the pods that it replaces. */ -}}
 {{- define "kvlane.spread" -}}

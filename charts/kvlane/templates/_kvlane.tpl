@@ -31,6 +31,9 @@
   {{- end }}
   - {name: grpc-health, containerPort: {{ .Values.grpcHealthPort }}, protocol: TCP}
   - {name: http-metrics, containerPort: {{ .Values.metricsPort }}, protocol: TCP}
+  {{- if eq (include "kvlane.fleet" .) "embedded" }}
+  - {name: tcp-fleet, containerPort: {{ .Values.fleet.port }}, protocol: TCP}
+  {{- end }}
   {{- with .Values.extraContainerPorts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -67,6 +70,15 @@
   {{- end }}
   {{- if .Values.warmStart.enabled }}
   - {name: key, mountPath: /etc/kvlane-key, readOnly: true}
+  {{- end }}
+  {{- if include "kvlane.fleetSecret" . }}
+  - {name: fleet, mountPath: /etc/kvlane-fleet, readOnly: true}
+  {{- end }}
+  {{- if and (include "kvlane.fleet" .) .Values.fleet.tls.secretName }}
+  - {name: fleet-tls, mountPath: /etc/kvlane-fleet-tls, readOnly: true}
+  {{- end }}
+  {{- if and (eq (include "kvlane.fleet" .) "external") .Values.fleet.external.secretName }}
+  - {name: nats, mountPath: /etc/kvlane-nats, readOnly: true}
   {{- end }}
   {{- range .Values.tokenizerVolumes }}
   - name: {{ .name | quote }}
@@ -125,6 +137,18 @@ httpGet: {port: http-metrics, path: {{ .path }}}
 {{- if .Values.tls.secretName }}
 - name: tls
   secret: {secretName: {{ .Values.tls.secretName | quote }}, defaultMode: 0440}
+{{- end }}
+{{- with include "kvlane.fleetSecret" . }}
+- name: fleet
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440}
+{{- end }}
+{{- if and (include "kvlane.fleet" .) .Values.fleet.tls.secretName }}
+- name: fleet-tls
+  secret: {secretName: {{ .Values.fleet.tls.secretName | quote }}, defaultMode: 0440}
+{{- end }}
+{{- if and (eq (include "kvlane.fleet" .) "external") .Values.fleet.external.secretName }}
+- name: nats
+  secret: {secretName: {{ .Values.fleet.external.secretName | quote }}, defaultMode: 0440}
 {{- end }}
 {{- range .Values.tokenizerVolumes }}
 - {{ omit . "mountPath" "subPath" | toYaml | nindent 2 | trim }}

@@ -5,9 +5,9 @@
 {{- $pool := include "kvlane.pool" . }}
 {{- $service := include "kvlane.routesToService" . }}
 
-{{- range $key := list "listen" "admin" "envoy" "drain" "drain_quiet" "models" }}
+{{- range $key := list "listen" "admin" "envoy" "drain" "drain_quiet" "models" "fleet" }}
 {{- if hasKey $v.config $key }}
-{{- fail (printf "config.%s: the chart writes this key itself; use the values for ports, drainSeconds, drainQuietSeconds, models, messageTimeout and proxy" $key) }}
+{{- fail (printf "config.%s: the chart writes this key itself; use the values for ports, drainSeconds, drainQuietSeconds, models, messageTimeout, proxy and fleet" $key) }}
 {{- end }}
 {{- end }}
 {{- if hasKey (default dict $v.config.limits) "max_body" }}
@@ -30,6 +30,21 @@
 {{- if hasKey (default dict $v.config.index) $key }}
 {{- fail (printf "config.index.%s: the chart writes this key itself with warmStart.enabled" $key) }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- if eq (include "kvlane.fleet" .) "external" }}
+{{- $external := $v.fleet.external }}
+{{- if not $external.url }}
+{{- fail "fleet.external.url: required with fleet.mode external" }}
+{{- end }}
+{{- if ne (eq $external.auth "none") (empty $external.secretName) }}
+{{- fail "fleet.external: auth and secretName go together" }}
+{{- end }}
+{{- if ne (eq $external.auth "password") (not (empty $external.user)) }}
+{{- fail "fleet.external: user goes with auth password" }}
+{{- end }}
+{{- if and $external.clientCertificate (not $v.fleet.tls.secretName) }}
+{{- fail "fleet.external.clientCertificate: needs fleet.tls.secretName" }}
 {{- end }}
 {{- end }}
 {{- if hasKey $v.modelServers.worker "engine" }}{{ fail "modelServers.worker.engine: use modelServers.type" }}{{ end }}
@@ -110,7 +125,7 @@
 {{- if include "kvlane.createModelService" . }}
 {{- $name := include "kvlane.modelService" . }}
 {{- $full := include "kvlane.fullname" . }}
-{{- $ours := list $full (printf "%s-admin" $full) (printf "%s-extproc" $full) (printf "%s-replicas" $full) }}
+{{- $ours := list $full (printf "%s-admin" $full) (printf "%s-extproc" $full) (printf "%s-replicas" $full) (include "kvlane.fleetService" .) }}
 {{- range $v.inferencePool.extraPools }}{{ $ours = append $ours (include "kvlane.poolService" (dict "root" $ "pool" .)) }}{{ end }}
 {{- if has $name $ours }}
 {{- fail (printf "modelServers.service.name: %s is the name of a Service of Kvlane's own" $name) }}
@@ -166,13 +181,14 @@
 {{- if ne $v.mode "sidecar" }}{{ $ports = append $ports $v.extProcPort }}{{ end }}
 {{- if not $gateway }}{{ $ports = concat $ports (list $v.proxy.port 9901) }}{{ end }}
 {{- if eq $v.mode "standalone" }}{{ $ports = append $ports $v.proxy.readinessPort }}{{ end }}
+{{- if eq (include "kvlane.fleet" .) "embedded" }}{{ $ports = append $ports $v.fleet.port }}{{ end }}
 {{- $numbers := list }}{{- /* of one type: of a file they are not what they are of --set */ -}}
 {{- range $ports }}
 {{- if lt (int64 .) 1024 }}{{ fail (printf "port %d: below 1024 needs a right that the containers do not have" (int64 .)) }}{{ end }}
 {{- $numbers = append $numbers (int64 .) }}
 {{- end }}
 {{- if ne (len $numbers) (len ($numbers | uniq)) }}
-{{- fail "ports: extProcPort, grpcHealthPort, metricsPort and, where the chart brings Envoy, proxy.port, proxy.readinessPort and 9901 must differ" }}
+{{- fail "ports: extProcPort, grpcHealthPort, metricsPort, fleet.port and, where the chart brings Envoy, proxy.port, proxy.readinessPort and 9901 must differ" }}
 {{- end }}
 
 {{- if regexMatch "^[0-9]" (include "kvlane.fullname" .) }}
@@ -272,7 +288,7 @@
 {{- if has .name $names }}{{ fail (printf "env: %s is set already" .name) }}{{ end }}
 {{- $names = append $names .name }}
 {{- end }}
-{{- $names = list "config" "tmp" "socket" "key" "tls" "envoy" }}
+{{- $names = list "config" "tmp" "socket" "key" "tls" "envoy" "fleet" "fleet-tls" "nats" }}
 {{- range concat $v.tokenizerVolumes $v.volumes }}
 {{- if has .name $names }}{{ fail (printf "volumes, tokenizerVolumes: the name %s is taken" .name) }}{{ end }}
 {{- $names = append $names .name }}
@@ -288,7 +304,7 @@
 {{- $mounts = append $mounts .mountPath }}
 {{- end }}
 {{- range $v.volumeMounts }}{{ $mounts = append $mounts .mountPath }}{{ end }}
-{{- $all := concat $mounts (list "/etc/kvlane" "/tmp" "/run/kvlane" "/etc/kvlane-tls" "/etc/kvlane-key") }}
+{{- $all := concat $mounts (list "/etc/kvlane" "/tmp" "/run/kvlane" "/etc/kvlane-tls" "/etc/kvlane-key" "/etc/kvlane-fleet" "/etc/kvlane-fleet-tls" "/etc/kvlane-nats") }}
 {{- if ne (len $all) (len ($all | uniq)) }}
 {{- fail "tokenizerVolumes and volumeMounts: a mountPath is used twice, or is the chart's own" }}
 {{- end }}
