@@ -36,10 +36,15 @@ run: build envoy ## Brings up Envoy, Kvlane and simulated engines, prints a requ
 run-pd: build envoy ## The same with prefill and decode apart, two engines each
 	@$(BIN)/kvlane demo --pd --envoy $(ENVOY)
 
+.PHONY: run-fleet
+run-fleet: build envoy ## The same with three replicas of Kvlane that route as one; prints how to kill them one by one
+	@$(BIN)/kvlane demo --replicas 3 --envoy $(ENVOY)
+
 .PHONY: demo-check
-demo-check: build envoy ## Plays the demonstration once; exits 0 only if the second turn went to the rank that cached the first
+demo-check: build envoy ## Plays the demonstrations once; exits 0 only if later turns went to the rank that cached the first, replicas killed meanwhile too
 	@$(BIN)/kvlane demo --check --envoy $(ENVOY)
 	@$(BIN)/kvlane demo --pd --check --envoy $(ENVOY)
+	@$(BIN)/kvlane demo --replicas 3 --check --envoy $(ENVOY)
 
 .PHONY: build
 build: ## Builds the binary

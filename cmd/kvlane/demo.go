@@ -35,6 +35,7 @@ type demo struct {
 	// template is the file of the chat template, "" for the tokenizer's own.
 	template string
 	service  *service
+	members  []*member // processes in place of service, if there are several replicas
 	envoy    *envoy.Process
 }
 
@@ -48,6 +49,7 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	engines := f.Int("engines", 0, "number of simulated engines (0: 2, with --pd 4)")
 	pd := f.Bool("pd", false, "separate prefill from decode: the first half of the engines computes prompts, the second half answers")
 	ranks := f.Int("ranks", 2, "data-parallel ranks of each")
+	replicas := f.Int("replicas", 1, "number of replicas of Kvlane that route as one, each a process")
 	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` of the tokenizer; the engines write the chats of Qwen3, DeepSeek-V3, gpt-oss and Mistral, others plainly")
 	if err := parse(io, f, args, 0); err != nil {
 		return err
@@ -60,6 +62,9 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	}
 	if *pd && *engines < 2 {
 		return usageError{"--pd needs --engines of at least 2"}
+	}
+	if *replicas < 1 || *replicas > 16 || *replicas > 1 && *pd {
+		return usageError{"--replicas must be 1 to 16, and 1 with --pd"}
 	}
 	if *engines < 1 || *engines > 64 || *ranks < 1 || *ranks > 64 {
 		return usageError{"--engines and --ranks must be 1 to 64"}
@@ -82,18 +87,22 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	}
 	start, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if err := d.start(start, path, *tokenizer, *ingress, *admin, *envoyAdmin, *engines, *ranks); err != nil {
+	if err := d.start(start, path, *tokenizer, *ingress, *admin, *envoyAdmin, *engines, *ranks, *replicas); err != nil {
 		return err
 	}
 	if *check {
 		return d.check(start)
 	}
 	d.welcome()
+	var broken <-chan error
+	if d.service != nil {
+		broken = d.service.failed
+	}
 	select {
 	case <-ctx.Done():
 		fmt.Fprintln(io.out, "\nstopping")
 		return nil
-	case err := <-d.service.failed:
+	case err := <-broken:
 		return err
 	case <-d.envoy.Done():
 		return fmt.Errorf("envoy stopped; its log is %s", filepath.Join(d.dir, "envoy.log"))
@@ -112,7 +121,7 @@ func freeAddresses(addresses ...*string) error {
 	return nil
 }
 
-func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, envoyAdmin string, engines, ranks int) error {
+func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, envoyAdmin string, engines, ranks, replicas int) error {
 	var err error
 	if d.dir, err = os.MkdirTemp("", "kvlane-demo-"); err != nil {
 		return err
@@ -148,12 +157,33 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 		d.engines = append(d.engines, e)
 	}
 	file := filepath.Join(d.dir, "kvlane.yaml")
-	if err := os.WriteFile(file, []byte(d.yaml(tokenizer, ingress, admin, envoyAdmin, ranks)), 0o600); err != nil {
+	if replicas > 1 {
+		file = filepath.Join(d.dir, "kvlane-1.yaml")
+		err = d.startMembers(replicas, func(listen, admin, more string) string {
+			return d.yaml(tokenizer, listen, ingress, admin, envoyAdmin, ranks) + more
+		})
+	} else {
+		err = os.WriteFile(file, []byte(d.yaml(tokenizer, "unix:"+d.dir+"/kvlane.sock", ingress, admin, envoyAdmin, ranks)), 0o600)
+	}
+	if err != nil {
 		return err
 	}
 	if d.config, _, err = config.Load(file); err != nil {
 		return err
 	}
+	if replicas == 1 {
+		if err := d.serve(ctx); err != nil {
+			return err
+		}
+	}
+	if d.envoy, err = envoy.Start(ctx, binary, d.dir, envoyOptions(d.config), 1); err != nil {
+		return err
+	}
+	return d.waitReady(ctx)
+}
+
+// serve starts the only Kvlane, in this process.
+func (d *demo) serve(ctx context.Context) error {
 	logFile, err := os.Create(filepath.Join(d.dir, "kvlane.log"))
 	if err != nil {
 		return err
@@ -162,32 +192,27 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 	if err != nil {
 		return err
 	}
-	if d.service, err = startService(ctx, d.config, log, nil); err != nil {
-		return err
-	}
-	if d.envoy, err = envoy.Start(ctx, binary, d.dir, envoyOptions(d.config), 1); err != nil {
-		return err
-	}
-	return d.waitReady(ctx)
+	d.service, err = startService(ctx, d.config, log, nil)
+	return err
 }
 
 // yaml returns the configuration of the demonstration, a small but complete example.
-func (d *demo) yaml(tokenizer, ingress, admin, envoyAdmin string, ranks int) string {
+func (d *demo) yaml(tokenizer, listen, ingress, admin, envoyAdmin string, ranks int) string {
 	var b strings.Builder
 	prefill := ""
 	if d.pd {
 		prefill = fmt.Sprintf(`, alternates: true, prefill: "unix:%s/prefill.sock"`, d.dir)
 	}
-	fmt.Fprintf(&b, `listen: {address: "unix:%s/kvlane.sock"}
+	fmt.Fprintf(&b, `listen: {address: "%s"}
 admin: {address: "%s"}
-envoy: {ingress: "%s", admin: "%s", first_token: true, access_log: true%s}
+envoy: {ingress: "%s", admin: "%s", first_token: true, access_log: %t%s}
 explain: {header: true}
 log: {decisions: true}
 models:
 - {name: %s, tokenizer: "%s", chat_template: "%s"}
 workers:
   static:
-`, d.dir, admin, ingress, envoyAdmin, prefill, demoModel, tokenizer, d.template)
+`, listen, admin, ingress, envoyAdmin, strings.HasPrefix(listen, "unix:"), prefill, demoModel, tokenizer, d.template)
 	for i, e := range d.engines {
 		fmt.Fprintf(&b, `  - {name: %s, role: %s, address: "%s", ranks: %d, models: [%s], events: {endpoint: "%s", replay: "%s"}}
 `, d.name(i), d.role(i, len(d.engines)), e.Addr(), ranks, demoModel, d.events[i].Endpoint, d.events[i].Replay)
@@ -226,7 +251,15 @@ func (d *demo) name(i int) string {
 
 func (d *demo) waitReady(ctx context.Context) error {
 	for {
-		why := d.service.notReady()
+		why := ""
+		if d.service != nil {
+			why = d.service.notReady()
+		}
+		for i, m := range d.members {
+			if text := m.notReady(); text != "" {
+				why = fmt.Sprintf("replica %d: %s", i+1, text)
+			}
+		}
 		if why == "" {
 			return nil
 		}
@@ -245,6 +278,9 @@ func (d *demo) stop() {
 	if d.service != nil {
 		d.service.close()
 	}
+	for _, m := range d.members {
+		m.kill()
+	}
 	for _, e := range d.engines {
 		e.Close()
 	}
@@ -261,15 +297,15 @@ func (d *demo) welcome() {
 	for i, e := range d.engines {
 		fmt.Fprintf(w, "  %-9s  %s  (simulated vLLM with %d ranks)\n", d.name(i), e.URL(), c.Workers.Static[i].Ranks)
 	}
+	self, err := os.Executable()
+	if err != nil {
+		self = "kvlane"
+	}
 	what := `Try this twice. The first answer comes from any rank; the second from the rank that cached the first, and
 "cached_tokens" in its usage says so. Look at the headers x-kvlane-target and x-kvlane-matched-tokens.`
 	if d.pd {
 		what = `Try this twice. A prompt with 64 uncached tokens and more is computed by a prefill engine, which the header
 x-kvlane-prefill names, and handed to the decode engine that answers. The second time the decode engine has it all.`
-	}
-	self, err := os.Executable()
-	if err != nil {
-		self = "kvlane"
 	}
 	fmt.Fprintf(w, `
 %s
@@ -283,6 +319,9 @@ The last decisions:   curl -s http://%s/debug/decisions
 Envoy's own pages:    http://%s
 Configuration and logs are in %s until Ctrl-C stops everything.
 `, what, c.Envoy.Ingress, demoModel, demoSystem, self, adminFlag(c.Admin.Address), c.Admin.Address, c.Envoy.Admin, d.dir)
+	if d.members != nil {
+		d.welcomeFleet(self)
+	}
 }
 
 // adminFlag returns the flag that explain needs for an admin port other than the default.
@@ -308,8 +347,11 @@ type turn struct {
 	Prefill string
 }
 
-// chat sends one turn through Envoy.
-func (d *demo) chat(ctx context.Context, messages []map[string]string) (turn, error) {
+// errNotRouted is of an answer without a pick.
+var errNotRouted = errors.New("header x-kvlane-matched-tokens is missing (was the request routed?)")
+
+// chat sends one turn through Envoy; conversation is its id, or "".
+func (d *demo) chat(ctx context.Context, messages []map[string]string, conversation string) (turn, error) {
 	body, err := json.Marshal(map[string]any{"model": demoModel, "max_tokens": 16, "messages": messages})
 	if err != nil {
 		return turn{}, err
@@ -319,6 +361,9 @@ func (d *demo) chat(ctx context.Context, messages []map[string]string) (turn, er
 		return turn{}, err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if conversation != "" {
+		req.Header.Set("X-Session-Id", conversation)
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return turn{}, err
@@ -350,9 +395,12 @@ func (d *demo) chat(ctx context.Context, messages []map[string]string) (turn, er
 	if len(answer.Choices) == 0 {
 		return turn{}, errors.New("answer without choices")
 	}
+	if resp.Header.Get("X-Kvlane-Matched-Tokens") == "" {
+		return turn{}, errNotRouted
+	}
 	matched, err := strconv.Atoi(resp.Header.Get("X-Kvlane-Matched-Tokens"))
 	if err != nil {
-		return turn{}, fmt.Errorf("header x-kvlane-matched-tokens: %w (was the request routed?)", err)
+		return turn{}, fmt.Errorf("header x-kvlane-matched-tokens: %w", err)
 	}
 	return turn{resp.Header.Get("X-Kvlane-Target"), matched, answer.Usage.PromptTokens, answer.Usage.Details.Cached,
 		answer.Choices[0].Message.Content, resp.Header.Get("X-Kvlane-Prefill")}, nil
@@ -364,7 +412,7 @@ func (d *demo) checkPD(ctx context.Context) error {
 	messages := []map[string]string{{"role": "user", "content": strings.Repeat(demoSystem+" ", 3) + "Where are the maps?"}}
 	var turns [3]turn
 	for i, question := range []string{"And who drew them?", strings.Repeat("Tell me of the oldest one, the largest one and the one that is lost. ", 4), ""} {
-		t, err := d.chat(ctx, messages)
+		t, err := d.chat(ctx, messages, "")
 		if err != nil {
 			return err
 		}
@@ -392,19 +440,22 @@ func (d *demo) checkPD(ctx context.Context) error {
 // check plays two turns of two conversations and compares the usage that the engines report
 // with Kvlane's prediction.
 func (d *demo) check(ctx context.Context) error {
-	if d.pd {
+	switch {
+	case d.pd:
 		return d.checkPD(ctx)
+	case d.members != nil:
+		return d.checkFleet(ctx)
 	}
 	for n, question := range []string{"Where are the maps?", "Do you have letters of sailors?"} {
 		// Not as a system message: some templates put that in front of the last question,
 		// so that turns do not share it.
 		messages := []map[string]string{{"role": "user", "content": fmt.Sprintf("Reader %d. %s %s", n, demoSystem, question)}}
-		first, err := d.chat(ctx, messages)
+		first, err := d.chat(ctx, messages, "")
 		if err != nil {
 			return err
 		}
 		messages = append(messages, map[string]string{"role": "assistant", "content": first.Text}, map[string]string{"role": "user", "content": "And who wrote them?"})
-		second, err := d.chat(ctx, messages)
+		second, err := d.chat(ctx, messages, "")
 		if err != nil {
 			return err
 		}
