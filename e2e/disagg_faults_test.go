@@ -184,7 +184,7 @@ func (b *bed) run(name string, f func()) {
 }
 
 // another: the request is prefilled by the other engine, and the failed leg is counted.
-// Health checks may be faster than the request: there is no failed leg then, and it is
+// Health checks may be faster than the request: no leg fails then, and the request is
 // tried again.
 func (b *bed) another(p *pair, fault enginesim.Faults, outcome string) {
 	b.t.Helper()

@@ -72,7 +72,7 @@ func (m *member) kill() {
 	<-m.done
 }
 
-// notReady says why a replica is not ready, "" if it is.
+// notReady returns the reason why a replica is not ready, "" if it is ready.
 func (m *member) notReady() string {
 	select {
 	case <-m.done:
@@ -147,7 +147,7 @@ func (d *demo) checkFleet(ctx context.Context) error {
 			}
 		})
 	}
-	// since returns once every conversation has had so many further turns.
+	// since returns once every conversation has had that many further turns.
 	since := func(more int) error {
 		count := func(n int) (sum int) {
 			mu.Lock()

@@ -228,8 +228,8 @@ func TestSchemaNamesDefaultsAndDescriptions(t *testing.T) {
 	if err := json.Unmarshal(Schema(), &s); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.Properties) != 14 {
-		t.Errorf("%d sections", len(s.Properties))
+	if len(s.Properties) != 15 {
+		t.Errorf("got %d sections, want 15", len(s.Properties))
 	}
 	if p := s.Defs["Envoy"].Properties["ingress"]; p.Default != "127.0.0.1:8080" || p.Description == "" {
 		t.Errorf("envoy.ingress: %+v", p)
@@ -294,7 +294,7 @@ drain: 90s
 	if err != nil {
 		t.Fatalf("got %v, want a file that can be read again:\n%s", err, out)
 	}
-	if again.Index.Key != hidden || again.Models[0].Check.Renderer != "http://(hidden)@h:1/" || strings.Contains(string(out), "pass") {
+	if again.Index.Key != hidden || again.Models[0].Check.Renderer != "http://(hidden)@h:1/" || strings.Contains(string(out), "user:pass") {
 		t.Errorf("got secrets %q, %q, want them hidden", again.Index.Key, again.Models[0].Check.Renderer)
 	}
 	if c.Index.Key != "s${X}$$" {

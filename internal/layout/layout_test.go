@@ -20,7 +20,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 68300
+	totalLimit = 69500
 	totalGoal  = 62000
 )
 

@@ -313,7 +313,7 @@ func decoded(text []byte) any {
 	return v
 }
 
-// Edits do what they do to the values that encoding/json reads, and the bytes beside them stay.
+// Edits do what they do to the values that encoding/json reads, and the bytes around them stay.
 func FuzzApply(f *testing.F) {
 	for ops := range uint8(16) {
 		f.Add([]byte(`{"a":1,"b":{"c":2}}`), "a", "c", ops)
