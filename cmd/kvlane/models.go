@@ -73,7 +73,7 @@ func renderOutcome(err error) string {
 func loadModel(m config.Model) (*shape.Model, error) {
 	o := shape.Options{
 		ToolParser: m.ToolParser, HideToolsWhenNone: m.HideTools, TrustTemplates: m.TrustTemplates,
-		Multimodal: m.Multimodal, MaxModelLen: m.MaxModelLen, CacheBytes: int64(m.CacheBytes),
+		Multimodal: m.Multimodal, MaxModelLen: m.MaxModelLen,
 	}
 	if len(m.Adapters) > 0 {
 		o.Names = append([]string{m.Name}, m.Aliases...)

@@ -20,6 +20,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
 	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
@@ -44,7 +45,7 @@ func newDeciderWith(tb testing.TB, count int, settings string) *Decider {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	m, err := shape.Load(files, shape.Options{CacheBytes: int64(c.Models[0].CacheBytes)})
+	m, err := shape.Load(files, shape.Options{})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -213,11 +214,11 @@ func blocksOf(tb testing.TB, d *Decider, body []byte) ([]kvindex.Hash, []uint32)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s.hashes, s.prefix = s.hashes[:0], s.prefix[:0]
 	if len(t.ids) == 0 {
 		return nil, nil
 	}
-	j.hash(in, t, d.fleet.Index().Hasher().Seed("demo", "", ""), d.cfg.Index.BlockSize)
+	hasher := d.fleet.Index().Hasher()
+	s.hashes = conv.AppendHashes(&s.turn, s.hashes[:0], hasher.Seed("demo", "", ""), t.ids, d.cfg.Index.BlockSize, hasher.AppendHashes)
 	d.keepScratch(s)
 	return s.hashes, t.ids
 }

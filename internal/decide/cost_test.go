@@ -539,7 +539,7 @@ func TestCostOfPrompts(t *testing.T) {
 		t.Fatal(err)
 	}
 	takes := true
-	m, err := shape.New(all["qwen3"], shape.Options{CacheBytes: -1, ToolParser: true, Multimodal: &takes})
+	m, err := shape.New(all["qwen3"], shape.Options{ToolParser: true, Multimodal: &takes})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -47,7 +48,7 @@ type Decider struct {
 	fleet     *fleet.Fleet
 	decisions *observe.Decisions
 	onSuspect func(string)
-	bodies    *prompt.Memo
+	cache     *conv.Cache
 	legs      *legs // nil without a connector
 	cpu       *cpuLimit
 	routed    []prometheus.Counter // by API
@@ -84,7 +85,7 @@ func New(o Options) (*Decider, error) {
 	}
 	d := &Decider{
 		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, router: router, decisions: observe.NewDecisions(o.Config.Explain.Keep),
-		onSuspect: o.OnSuspect, bodies: prompt.NewMemo(bodyMemo(o.Models)), legs: legs, cpu: newCPULimit(), routed: newRouted(o.Metrics),
+		onSuspect: o.OnSuspect, cache: conv.New(cacheBytes(o.Models)), legs: legs, cpu: newCPULimit(), routed: newRouted(o.Metrics),
 	}
 	for _, reason := range degradations {
 		o.Metrics.Degraded.WithLabelValues(reason)
@@ -96,7 +97,7 @@ func New(o Options) (*Decider, error) {
 	d.start = d.now()
 	d.scratch = make(chan *scratch, cap(d.cpu.all))
 	d.fleet, err = fleet.New(fleet.Options{
-		Config: o.Config, Key: key, Models: o.Models, Metrics: o.Metrics, Log: o.Log, OnEndpoints: o.OnEndpoints,
+		Config: o.Config, Cache: d.cache, Key: key, Models: o.Models, Metrics: o.Metrics, Log: o.Log, OnEndpoints: o.OnEndpoints,
 		Update: d.book, Now: func() time.Time { return d.now() },
 	})
 	if err != nil {
@@ -106,12 +107,10 @@ func New(o Options) (*Decider, error) {
 	return d, nil
 }
 
-// bodyMemo is the size in bytes of the cache for repeated bodies: a share of what the
-// models may use, because both keep prompts.
-func bodyMemo(models []*fleet.Model) int64 {
-	var n int64
+// cacheBytes is the size of the cache in bytes: all models share what each adds.
+func cacheBytes(models []*fleet.Model) (n int64) {
 	for _, m := range models {
-		n += int64(m.Config.CacheBytes) / 8
+		n += int64(m.Config.CacheBytes)
 	}
 	return n
 }
@@ -282,7 +281,7 @@ func (j *job) took(s observe.Stage) {
 
 // scratch is memory that decisions reuse one after the other.
 type scratch struct {
-	request  prompt.Request
+	turn     conv.Turn
 	ids      []uint32
 	hashes   []kvindex.Hash
 	matches  kvindex.Matches
@@ -305,7 +304,7 @@ func (d *Decider) takeScratch() *scratch {
 }
 
 func (d *Decider) keepScratch(s *scratch) {
-	s.request = prompt.Request{Elements: s.request.Elements[:0]} // keep no body alive
+	s.turn.Reset() // keep no body alive
 	if cap(s.ids) > maxScratchIDs {
 		s.ids, s.hashes, s.prefix = nil, nil, nil
 	}

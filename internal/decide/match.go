@@ -1,13 +1,10 @@
 package decide
 
 import (
-	"slices"
-
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	prompt "github.com/kvlane/kvlane/internal/tokens/body"
-	"github.com/kvlane/kvlane/internal/tokens/bpe"
-	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -21,7 +18,9 @@ func (j *job) match(in *input, t *tokens) {
 		return
 	}
 	block := d.cfg.Index.BlockSize
-	j.hash(in, t, d.fleet.Index().Hasher().Seed(in.model.CacheName(), adapter(in), salt(in.body, j.cacheSalt(in))), block)
+	hasher := d.fleet.Index().Hasher()
+	seed := hasher.Seed(in.model.CacheName(), adapter(in), salt(in.body, j.cacheSalt(in)))
+	s.hashes = conv.AppendHashes(&s.turn, s.hashes, seed, t.ids, block, hasher.AppendHashes)
 	j.took(observe.StageHash)
 	if len(s.hashes) == 0 {
 		if j.degraded == "" {
@@ -32,7 +31,11 @@ func (j *job) match(in *input, t *tokens) {
 	d.fleet.Expire(j.clock)
 	j.overlap(t)
 	if skip := d.cfg.Routing.PrefixSkip; skip > 0 {
-		s.prefix = routing.PrefixBlocks(s.prefix[:0], t.ids, block, skip)
+		s.prefix = routing.PrefixBlocks(s.prefix, t.ids, block, skip)
+	} else {
+		for _, h := range s.hashes {
+			s.prefix = append(s.prefix, uint64(h))
+		}
 	}
 	j.took(observe.StageIndex)
 }
@@ -41,52 +44,6 @@ func (j *job) match(in *input, t *tokens) {
 func (j *job) overlap(t *tokens) {
 	p := fleet.Prompt{Hashes: j.s.hashes, Tokens: len(t.ids), Made: t.made}
 	j.s.overlaps = j.d.fleet.AppendOverlaps(j.s.overlaps[:0], &p, &j.s.matches)
-}
-
-// hashed has the block hashes that are cached with a body. They belong to the ids whose
-// first element has this address (ids never change in place): a body's ids can differ with
-// the date, or with the tokenizer that made them.
-type hashed struct {
-	first  *uint32
-	tokens int
-	hashes []uint64
-}
-
-// hash computes those block hashes that are not cached with the body or with the ids of the
-// conversation's earlier turns.
-func (j *job) hash(in *input, t *tokens, seed kvindex.Hash, block int) {
-	s := j.s
-	key := bpe.ValuesKey{Seed: uint64(seed), Stride: block}
-	if v, ok := in.body.Attached(key); ok {
-		if kept, ok := v.(*hashed); ok && kept.first == &t.ids[0] && kept.tokens == len(t.ids) {
-			s.prefix = append(s.prefix, kept.hashes...)
-			s.hashes = appendConverted(s.hashes, s.prefix)
-			return
-		}
-	}
-	s.prefix = t.cached.Values(s.prefix, key)
-	s.prefix = s.prefix[:min(len(s.prefix), len(t.ids)/block)]
-	s.hashes = appendConverted(s.hashes, s.prefix)
-	known, parent := len(s.hashes), seed
-	if known > 0 {
-		parent = s.hashes[known-1]
-	}
-	s.hashes = j.d.fleet.Index().Hasher().AppendHashes(s.hashes, parent, t.ids[known*block:], block)
-	s.prefix = appendConverted(s.prefix, s.hashes[known:])
-	if known < len(s.hashes) {
-		t.cached.SetValues(key, s.prefix)
-	}
-	if in.body.Kept() {
-		in.body.Attach(key, &hashed{&t.ids[0], len(t.ids), slices.Clone(s.prefix)}, int64(8*len(s.prefix))+64)
-	}
-}
-
-func appendConverted[To, From ~uint64](dst []To, src []From) []To {
-	dst = slices.Grow(dst, len(src))
-	for _, v := range src {
-		dst = append(dst, To(v))
-	}
-	return dst
 }
 
 // adapter is the LoRA adapter that the request names, "" for the base model.

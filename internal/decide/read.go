@@ -46,7 +46,8 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 		return nil, j.fail(415, "kvlane_compressed_body", "the request's body is compressed (content-encoding: "+observe.Clip(coding)+
 			"), and engines do not decompress: send it as it is, or let a decompressor filter stand before Kvlane")
 	}
-	body, err := j.d.bodies.ParseInto(&j.s.request, j.api, j.r.Body)
+	err := j.d.cache.Parse(&j.s.turn, j.api, j.r.Body)
+	body := j.s.turn.Request
 	if unread, ok := errors.AsType[*prompt.UnreadError](err); ok {
 		if j.guarded() {
 			return nil, j.unread(unread.Reason)

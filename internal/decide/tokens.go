@@ -6,7 +6,6 @@ import (
 
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
-	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -15,8 +14,6 @@ import (
 type tokens struct {
 	// ids are valid as long as the scratch memory; nil if they are not known.
 	ids []uint32
-	// cached is what is cached for the ids' conversation.
-	cached bpe.Prefix
 	// partial reports that ids cover only the beginning of the prompt.
 	partial bool
 	// made is the model whose tokenizer made the ids, nil if a renderer did.
@@ -52,8 +49,8 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	if err != nil {
 		return &tokens{count: in.body.EstimateTokens()}, j.withoutIDs(t.made != nil && exact.Err() != nil, err)
 	}
-	t.ids, t.cached, t.partial, t.count = res.IDs, res.Prefix, res.Partial != "", int64(len(res.IDs))
-	if !in.body.Kept() && cap(res.IDs) > cap(j.s.ids) {
+	t.ids, t.partial, t.count = res.IDs, res.Partial != "", int64(len(res.IDs))
+	if !j.s.turn.Kept() && cap(res.IDs) > cap(j.s.ids) {
 		j.s.ids = res.IDs
 	}
 	if t.partial {
@@ -70,7 +67,7 @@ func (j *job) ids(ctx, exact context.Context, in *input, t *tokens) (shape.Resul
 	why := in.model.Unfit()
 	if why == nil {
 		t.made = in.model
-		return in.model.Tokens.PromptInto(exact, j.s.ids, in.body, in.model.Engine)
+		return in.model.Tokens.PromptInto(exact, j.s.ids, &j.s.turn, in.model.Engine)
 	}
 	if in.model.Remote == nil {
 		return shape.Result{}, why

@@ -143,7 +143,7 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 	log := f.Log.With().Str("model", s.Config.Name).Str("worker", worker).Str("engine", m.Address).Logger()
 	c.checker = shape.NewChecker(s.Tokens, &shape.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, shape.CheckerOptions{
 		ModelName: s.Config.Name, Every: s.Config.Check.Every, Retry: s.Config.Check.Retry.Std(), Gate: f.comparing, Awake: c.ready.Load,
-		MaxBody: int(s.Config.Check.MaxBody),
+		MaxBody: int(s.Config.Check.MaxBody), Cache: f.Cache,
 		OnCheck: func(api body.API, diff *shape.Difference, err error) {
 			outcome := "equal"
 			switch {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
@@ -22,6 +23,8 @@ import (
 type Options struct {
 	Config *config.Config
 	Models []*Model
+	// Cache is the cache that requests go through, so that comparisons with engines judge it, too.
+	Cache *conv.Cache
 	// Key is the key of the block hash.
 	Key     kvindex.Key
 	Metrics *observe.Metrics

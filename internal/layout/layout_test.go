@@ -72,20 +72,21 @@ var mayImport = map[string]string{
 	"internal/workers/kube": "internal/config internal/workers",
 
 	// Tokens import tokens: no fleet, no routing, no index.
-	"internal/tokens/body":     "internal/tokens/freelist",
+	"internal/tokens/body":     "",
+	"internal/tokens/conv":     "internal/tokens/body internal/tokens/bpe internal/tokens/freelist internal/tokens/jinja",
 	"internal/tokens/freelist": "",
 	"internal/tokens/models":   "",
-	"internal/tokens/bpe":      "internal/tokens/freelist",
+	"internal/tokens/bpe":      "",
 	"internal/tokens/bpe/...":  "",
 	"internal/tokens/jinja":    "",
-	"internal/tokens/shape":    "internal/tokens/body internal/tokens/bpe internal/tokens/freelist internal/tokens/jinja",
+	"internal/tokens/shape":    "internal/tokens/body internal/tokens/bpe internal/tokens/conv internal/tokens/jinja",
 
 	// The fleet does not know how requests are decided.
-	"internal/fleet": "extproc internal/config internal/observe internal/steering internal/tokens/body internal/tokens/shape " +
+	"internal/fleet": "extproc internal/config internal/observe internal/steering internal/tokens/body internal/tokens/conv internal/tokens/shape " +
 		"internal/workers/... kvindex/... proto/... routing",
 	"internal/observe": "extproc kvindex/... routing",
 	"internal/decide": "envoy extproc internal/config internal/disagg internal/fleet internal/observe " +
-		"internal/tokens/body internal/tokens/bpe internal/tokens/shape kvindex routing",
+		"internal/tokens/body internal/tokens/conv internal/tokens/shape kvindex routing",
 
 	// The engine simulator is the other side: of Kvlane it knows prompts and their ids.
 	"internal/lab/bench":      "envoy internal/tokens/... kvindex",

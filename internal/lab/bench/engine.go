@@ -15,6 +15,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -44,6 +45,9 @@ type engine struct {
 	order  []kvindex.Hash // oldest first, as a ring once it is full
 	oldest int
 }
+
+// prompts is the cache of all engines.
+var prompts = conv.New(64 << 20)
 
 // startEngine serves on a free port; with m it caches and publishes events.
 func startEngine(ctx context.Context, m *shape.Model) (*engine, error) {
@@ -114,7 +118,7 @@ func (e *engine) cache(raw []byte) error {
 	if err != nil {
 		return err
 	}
-	res, err := e.model.Prompt(req, shape.VLLM)
+	res, err := e.model.PromptInto(context.Background(), nil, prompts.Turn(req), shape.VLLM)
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func LoadTokenizer(files fs.FS) (*Tokenizer, error) {
 		return nil, err
 	}
 	t := &Tokenizer{tokens: tok, special: map[uint32]bool{}}
-	options := shape.Options{ToolParser: true, CacheBytes: -1}
+	options := shape.Options{ToolParser: true}
 	if _, ok := tok.Config().Template(""); !ok {
 		t.plain, options.ChatTemplate = true, PlainTemplate
 	}

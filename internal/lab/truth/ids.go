@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -163,7 +164,7 @@ func (c *comparison) chat(m *shape.Model, engine shape.Engine, r *chatRecord, ap
 	if err != nil {
 		return "", err
 	}
-	res, err := m.Prompt(req, engine)
+	res, err := m.PromptInto(context.Background(), nil, c.cache.Turn(req), engine)
 	if refusal, ok := errors.AsType[*shape.Refusal](err); ok {
 		if refusal.Status == want.Status {
 			return "", nil

@@ -27,6 +27,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
@@ -59,6 +60,7 @@ var recorded = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 type comparison struct {
 	models, templates string
 	loaded            map[modelKey]*shape.Model
+	cache             *conv.Cache
 	// The reports on ids and on cached tokens.
 	ids, cached bytes.Buffer
 }
@@ -90,7 +92,7 @@ func run(w io.Writer, recordings, models, templates string) (differ bool, err er
 	if templates == "" {
 		templates = findTemplates(recordings)
 	}
-	c := &comparison{models: models, templates: templates, loaded: map[modelKey]*shape.Model{}}
+	c := &comparison{models: models, templates: templates, loaded: map[modelKey]*shape.Model{}, cache: conv.New(64 << 20)}
 	entries, err := os.ReadDir(recordings)
 	if err != nil {
 		return false, err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
@@ -24,6 +26,7 @@ var (
 type timeline struct {
 	model  *shape.Model
 	engine shape.Engine
+	cache  *conv.Cache
 }
 
 // timeline returns nil for a time line whose tokenizer is not known. The model is
@@ -56,7 +59,7 @@ func (c *comparison) timeline(name string, recs []record) (*timeline, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &timeline{m, engine}, nil
+	return &timeline{m, engine, c.cache}, nil
 }
 
 // ids returns the ids of a request's prompt, nil where they cannot be known.
@@ -69,7 +72,7 @@ func (t *timeline) ids(r *record) []uint32 {
 	if err != nil {
 		return nil
 	}
-	res, err := t.model.Prompt(req, t.engine)
+	res, err := t.model.PromptInto(context.Background(), nil, t.cache.Turn(req), t.engine)
 	if err != nil || res.Partial != "" || res.Prompts != 1 {
 		return nil
 	}
@@ -112,7 +115,7 @@ func (t *timeline) judge(api body.API, r *record) (why string, judged bool) {
 		}
 		return "", true
 	}
-	res, err := t.model.Prompt(req, t.engine)
+	res, err := t.model.PromptInto(context.Background(), nil, t.cache.Turn(req), t.engine)
 	refusal, refused := errors.AsType[*shape.Refusal](err)
 	switch {
 	case refused && r.Status == 200:

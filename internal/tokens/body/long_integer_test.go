@@ -20,16 +20,3 @@ func TestLongIntegers(t *testing.T) {
 		}
 	}
 }
-
-// An incremental parse still detects them.
-func TestLongIntegersInConversations(t *testing.T) {
-	memo := NewMemo(1 << 20)
-	body := `{"messages":[{"role":"user","content":"` + strings.Repeat("x", 4*turnBlock) + `","n":` + strings.Repeat("7", LongestInteger+1) + `}`
-	for i := range 4 {
-		body += `,{"role":"user","content":"` + strings.Repeat("y", 4*turnBlock) + `"}`
-		r, err := memo.Parse(Chat, []byte(body+`]}`))
-		if err != nil || !r.LongInteger || r.Count != i+2 {
-			t.Errorf("turn %d: %v, %d messages, %v", i, r.LongInteger, r.Count, err)
-		}
-	}
-}

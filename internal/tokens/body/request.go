@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unsafe"
 )
 
 // Form is the form in which a request carries its prompt.
@@ -50,9 +51,12 @@ type Request struct {
 	fields [numFields]Span
 	// others are the fields without a Field constant, at most maxOthers.
 	others []place
-	memo   *memoBody // nil if no Memo keeps the body
-	// digests is reusable scratch memory.
-	digests []uint64
+}
+
+// known is the part of a list that is not scanned again.
+type known struct {
+	start    int
+	elements []Span
 }
 
 // place is the position of a top-level field: its key (including the quotes) and its value.
@@ -67,11 +71,15 @@ func Parse(api API, body []byte) (*Request, error) {
 }
 
 // Parse is like the function Parse, but reuses r's memory.
-func (r *Request) Parse(api API, body []byte) error { return r.parse(api, body, known{}) }
+func (r *Request) Parse(api API, body []byte) error { return r.Resume(api, body, 0, nil) }
 
-// parse is Parse, except that it does not scan the known elements again.
-func (r *Request) parse(api API, body []byte, k known) error {
-	*r = Request{API: api, Body: body, Elements: r.Elements[:0], others: r.others[:0], digests: r.digests[:0]}
+// Resume is Parse for a body that up to the end of the last of these elements equals one that was
+// parsed before; there they were the first elements of a list that starts at start. It does not
+// scan them again: JSON is read forwards only, so the state at the end of an element depends only
+// on the bytes before it.
+func (r *Request) Resume(api API, body []byte, start int, elements []Span) error {
+	k := known{start, elements}
+	*r = Request{API: api, Body: body, Elements: r.Elements[:0], others: r.others[:0]}
 	s := scanner{b: body, depth: 1}
 	i := s.begin()
 	if i < len(body) && body[i] != '{' {
@@ -158,6 +166,9 @@ func (r *Request) list(s *scanner, i int, k known) int {
 	return s.array(i, each)
 }
 
+// TakesMessages reports whether the prompt of the API's requests is usually a list of messages.
+func (a API) TakesMessages() bool { return a.promptField() == FieldMessages }
+
 // promptField returns the field that usually carries the prompt; the spans of its elements are
 // kept.
 func (a API) promptField() Field {
@@ -237,6 +248,11 @@ func (r *Request) form(field Field) Form {
 	default:
 		return FormOther
 	}
+}
+
+// Memory returns the memory in use besides Body, in bytes.
+func (r *Request) Memory() int {
+	return int(unsafe.Sizeof(*r)) + cap(r.Elements)*int(unsafe.Sizeof(Span{})) + cap(r.others)*int(unsafe.Sizeof(place{}))
 }
 
 // Span returns the position of a top-level field's value, the zero Span if the field is absent.

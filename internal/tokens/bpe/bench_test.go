@@ -201,65 +201,6 @@ func cpuTime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// BenchmarkConversation measures a chat of 81 messages and 61 KB.
-func BenchmarkConversation(b *testing.B) {
-	tok := family(b, "qwen3")
-	chat := conversationText(81, 61_000)
-	dst := make([]uint32, 0, 30_000)
-	b.Run("again", func(b *testing.B) {
-		c := NewCache(tok, 1<<26)
-		b.ReportAllocs()
-		for b.Loop() {
-			var err error
-			if dst, _, err = c.Encode(dst[:0], chat, false); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("next turn", func(b *testing.B) {
-		next := chat + "<|im_start|>user\nAnd? " + samples[0] + "<|im_end|>\n<|im_start|>assistant\n"
-		b.ReportAllocs()
-		for b.Loop() {
-			b.StopTimer()
-			c := NewCache(tok, 1<<26)
-			if _, _, err := c.Encode(dst[:0], chat, false); err != nil {
-				b.Fatal(err)
-			}
-			b.StartTimer()
-			var err error
-			if dst, _, err = c.Encode(dst[:0], next, false); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("branch", func(b *testing.B) {
-		c := NewCache(tok, 1<<26)
-		if _, _, err := c.Encode(nil, chat, false); err != nil {
-			b.Fatal(err)
-		}
-		n := 0
-		b.ReportAllocs()
-		for b.Loop() {
-			b.StopTimer()
-			n++
-			s := fmt.Sprintf("%s<|im_start|>user\nAnd %d? %s<|im_end|>\n<|im_start|>assistant\n", chat, n, samples[0])
-			b.StartTimer()
-			var err error
-			if dst, _, err = c.Encode(dst[:0], s, false); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("no cache", func(b *testing.B) {
-		for b.Loop() {
-			var err error
-			if dst, err = tok.Encode(dst[:0], chat, false); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-}
-
 // BenchmarkLoad measures loading a tokenizer.
 func BenchmarkLoad(b *testing.B) {
 	for _, name := range families {

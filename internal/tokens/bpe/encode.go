@@ -38,7 +38,7 @@ func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error
 // record appends a hard cut if cuts are being recorded.
 func (enc *encoder) record(hit addedHit, at, ids int) {
 	if enc.recording && hit.hard && at >= enc.lastCut+cutDistance {
-		enc.cuts = append(enc.cuts, hardCut{text: at, ids: ids - enc.cutBase})
+		enc.cuts = append(enc.cuts, Cut{Text: at, IDs: ids - enc.cutBase})
 		enc.lastCut = at
 	}
 }

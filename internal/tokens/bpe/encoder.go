@@ -22,13 +22,11 @@ type encoder struct {
 	spacing []byte // text with a space put before it
 	added   []byte // text as the normalizer of a SentencePiece model leaves it
 
-	// recording, cuts, cutBase, lastCut and digests record the hard cuts of the text being
-	// encoded, for Cache.
+	// recording, cuts, cutBase and lastCut record the hard cuts of the text being encoded.
 	recording bool
-	cuts      []hardCut
+	cuts      []Cut
 	cutBase   int // ids in the result before those of the text
 	lastCut   int
-	digests   []uint64
 
 	watch watch
 }

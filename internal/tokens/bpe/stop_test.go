@@ -142,18 +142,3 @@ func TestNobodyWaitsForAHugeWordInVain(t *testing.T) {
 		t.Errorf("a text that is wanted: %d ids, %v", len(ids), err)
 	}
 }
-
-// TestTheCacheKeepsNothingThatWasStopped: an incomplete encoding is never reused as a prefix.
-func TestTheCacheKeepsNothingThatWasStopped(t *testing.T) {
-	tok := family(t, "qwen3")
-	c := NewCache(tok, 1<<22)
-	text := strings.Repeat(chatMarks["qwen3"][0]+"Where are the maps? "+chatMarks["qwen3"][1], 1000)
-	for range 3 {
-		if _, p, err := c.EncodeUntil(closed(), nil, text, false); !errors.Is(err, ErrStopped) || p.Kept != 0 {
-			t.Fatalf("got %+v, %v, want ErrStopped and nothing kept", p, err)
-		}
-	}
-	if c.Bytes() != 0 {
-		t.Errorf("got %d bytes kept, want 0", c.Bytes())
-	}
-}

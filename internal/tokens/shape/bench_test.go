@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 )
 
 // talk returns a conversation of n messages with about size bytes of text, and the same with one
@@ -57,33 +58,24 @@ func load(tb testing.TB, name string, options Options) *Model {
 }
 
 func asInput(req *body.Request, engine Engine) input {
-	return input{Request: req, profile: engine.profile(), origin: req.API}
+	return input{Request: req, turn: conv.New(0).Turn(req), profile: engine.profile(), origin: req.API}
 }
 
 func BenchmarkConversation(b *testing.B) {
 	raw, next := talk(81, 57000)
 	b.Run("cold", func(b *testing.B) {
-		m := load(b, "qwen3", Options{CacheBytes: -1})
+		m := load(b, "qwen3", Options{})
 		b.SetBytes(int64(len(raw)))
-		run(b, m, raw)
+		run(b, m, nil, raw)
 	})
 	b.Run("same again", func(b *testing.B) {
 		m := load(b, "qwen3", Options{})
-		memo := body.NewMemo(1 << 20)
-		b.ReportAllocs()
-		for b.Loop() {
-			req, err := memo.Parse(body.Chat, raw)
-			if err != nil {
-				b.Fatal(err)
-			}
-			if _, err := m.Prompt(req, VLLM); err != nil {
-				b.Fatal(err)
-			}
-		}
+		run(b, m, conv.New(64<<20), raw)
 	})
 	b.Run("next turn", func(b *testing.B) {
 		m := load(b, "qwen3", Options{})
-		var req body.Request
+		c := conv.New(64 << 20)
+		var turn conv.Turn
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
 			// Each round has another conversation: digits in its system message change. Its first
@@ -92,26 +84,27 @@ func BenchmarkConversation(b *testing.B) {
 			for _, turn := range [][]byte{raw, next} {
 				copy(turn[bytes.Index(turn, []byte("assistant"))+len("assistant "):], fmt.Sprintf("%08d", i))
 			}
-			ask(b, m, &req, raw)
+			ask(b, m, c, &turn, raw)
 			b.StartTimer()
-			ask(b, m, &req, next)
+			ask(b, m, c, &turn, next)
 		}
 	})
 }
 
-func run(b *testing.B, m *Model, raw []byte) {
-	var req body.Request
+func run(b *testing.B, m *Model, c *conv.Cache, raw []byte) {
+	var turn conv.Turn
 	b.ReportAllocs()
 	for b.Loop() {
-		ask(b, m, &req, raw)
+		ask(b, m, c, &turn, raw)
 	}
 }
 
-func ask(b *testing.B, m *Model, req *body.Request, raw []byte) Result {
-	if err := req.Parse(body.Chat, raw); err != nil {
+// ask parses a body and makes its ids.
+func ask(b *testing.B, m *Model, c *conv.Cache, turn *conv.Turn, raw []byte) Result {
+	if err := c.Parse(turn, body.Chat, raw); err != nil {
 		b.Fatal(err)
 	}
-	res, err := m.Prompt(req, VLLM)
+	res, err := m.PromptInto(b.Context(), nil, turn, VLLM)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -123,7 +116,7 @@ func BenchmarkRender(b *testing.B) {
 	raw, _ := talk(81, 57000)
 	for _, name := range []string{"qwen3", "deepseek_v3", "gptoss", "mistral_nemo"} {
 		b.Run(name, func(b *testing.B) {
-			m := load(b, name, Options{CacheBytes: -1})
+			m := load(b, name, Options{})
 			req, err := body.Parse(body.Chat, raw)
 			if err != nil {
 				b.Fatal(err)

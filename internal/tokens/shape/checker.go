@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 )
 
 // State is what is known about whether our ids equal an engine's.
@@ -45,6 +46,8 @@ type CheckerOptions struct {
 	Retry time.Duration
 	// MaxBody is the largest body, in bytes, that is copied for comparison. 0: 1 MiB.
 	MaxBody int
+	// Cache is used for the model's ids, so that it is compared, too; may be nil.
+	Cache *conv.Cache
 	// Awake reports whether a retry makes sense now; nil: always.
 	Awake func() bool
 	// Gate, if not nil, is a semaphore that limits concurrent checks among the checkers that
@@ -235,6 +238,11 @@ func (c *Checker) ask(ctx context.Context, s []byte) (*Difference, error) {
 	return d, err
 }
 
+// ours returns what the engine is compared with.
+func (c *Checker) ours(ctx context.Context, req *body.Request) (Result, error) {
+	return c.model.PromptInto(ctx, nil, c.options.Cache.Turn(req), c.oracle.Engine)
+}
+
 func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 	req, err := body.Parse(body.API(s[0]), s[1:])
 	if err != nil {
@@ -243,7 +251,7 @@ func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 	if rendered(req.API) {
 		// The engine would fetch media to render them, so requests that are not comparable here
 		// are not sent.
-		if ours, err := c.model.Prompt(req, c.oracle.Engine); err != nil || ours.Partial != "" {
+		if ours, err := c.ours(ctx, req); err != nil || ours.Partial != "" {
 			return nil, errNotComparable
 		}
 	}
@@ -255,7 +263,7 @@ func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 	if err != nil && !theyRefuse {
 		return nil, err
 	}
-	ours, err := c.model.Prompt(asked, c.oracle.Engine)
+	ours, err := c.ours(ctx, asked)
 	_, weRefuse := errors.AsType[*Refusal](err)
 	switch {
 	case theyRefuse && weRefuse:

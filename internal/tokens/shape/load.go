@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -38,9 +39,6 @@ type Options struct {
 	Names []string
 	// Now is the engine's clock and time zone, for templates that print the date. nil: time.Now.
 	Now func() time.Time
-	// CacheBytes bounds, in bytes, the cache of messages and prompts of earlier requests. 0: 64
-	// MiB; negative: no cache.
-	CacheBytes int64
 }
 
 // Model is one served model. It is safe for concurrent use.
@@ -55,7 +53,7 @@ type Model struct {
 	// inlineSystem: the template prints a system message after the first turn.
 	inlineSystem bool
 	supplied     *templateCache
-	memo         *memo
+	space        uint64 // of what caches keep of this model, plus a small number per kind
 }
 
 // Load reads a model directory: tokenizer.json and the tokenizer's other files, plain or gzipped
@@ -96,9 +94,7 @@ func New(tok *bpe.Tokenizer, options Options) (*Model, error) {
 	if m.supplied, err = newTemplateCache(); err != nil {
 		return nil, err
 	}
-	if options.CacheBytes >= 0 {
-		m.memo = newMemo(tok, options.CacheBytes)
-	}
+	m.space = conv.NewSpace()
 	return m, nil
 }
 

@@ -11,85 +11,71 @@ import (
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // Result is what an engine will compute for a request.
-type Result struct {
-	// IDs are the prompt's token ids, nil if they are unknown. They are shared with later
-	// results: do not modify them, and append only to a copy.
-	IDs []uint32
-	// Text is the prompt as text, set only by RenderPrompt. "" if the request contained ids.
-	Text string
-	// Prompts is the number of prompts in the request. IDs and Text are those of the first one,
-	// which the request is routed by.
-	Prompts int
-	// Partial is the reason why IDs are only the front of the prompt, or missing; "" if they are
-	// the whole prompt.
-	Partial string
-	// Assumed names a rule that no recording of a real engine confirms, "" if all are confirmed.
-	Assumed string
-	// Prefix stores values computed from the ids of this conversation's earlier turns, such as block hashes, next to them.
-	// The zero value stores nothing.
-	Prefix bpe.Prefix
+type Result = conv.Prompt
+
+// result is a Result that is being made.
+type result struct {
+	Result
 
 	dated   bool     // the text contains the date or time
 	scratch []uint32 // empty; its capacity may be used for the ids
 }
 
-// Prompt computes the ids of a request. The error is a *Refusal if the engine would refuse the
-// request; after any other error the ids are unknown, and the request should be routed by load.
-//
-// Parts that equal those of earlier requests are not computed again; for a request that a
-// body.Memo keeps, the whole result is cached.
+// Prompt computes the ids of a request, without a cache. The error is a *Refusal if the engine
+// would refuse the request; after any other error the ids are unknown, and the request should be
+// routed by load.
 func (m *Model) Prompt(req *body.Request, engine Engine) (Result, error) {
-	return m.PromptInto(context.Background(), nil, req, engine)
+	return m.PromptInto(context.Background(), nil, conv.New(0).Turn(req), engine)
 }
 
-// PromptInto is Prompt, but may store the ids in dst's memory: the result's IDs are valid until
+// PromptInto is Prompt through the turn's cache: parts that equal those of earlier requests are not
+// computed again. It may store the ids in dst's memory: the result's IDs are valid until
 // dst is reused. Ids that are cached or come from the request do not use dst. Rendering and
 // tokenizing end soon after ctx does, with its error; refusals that need neither are detected
 // before. If ctx has already ended, only a cached result of the whole request is returned.
-func (m *Model) PromptInto(ctx context.Context, dst []uint32, req *body.Request, engine Engine) (Result, error) {
-	if m.memo == nil || !req.Kept() {
-		return m.compute(ctx, dst[:0], req, engine, false)
+func (m *Model) PromptInto(ctx context.Context, dst []uint32, turn *conv.Turn, engine Engine) (Result, error) {
+	space := m.space + uint64(engine)
+	if res, ok := turn.Result(space); ok {
+		return res, nil
 	}
-	key := resultKey{m, engine}
-	if v, ok := req.Attached(key); ok {
-		if res, ok := v.(*Result); ok {
-			return *res, nil
-		}
+	if turn.Kept() {
+		dst = nil
 	}
-	res, err := m.compute(ctx, nil, req, engine, false)
+	res, err := m.compute(ctx, dst[:0], turn, engine, false)
 	if err == nil && !res.dated {
-		kept := res
-		kept.Prefix = bpe.Prefix{} // a cached Prefix would retain entries that the cache evicts
-		req.Attach(key, &kept, resultCost(&kept))
+		turn.Keep(space, &res.Result)
 	}
-	return res, err
+	return res.Result, err
 }
 
 // RenderPrompt is Prompt with Result.Text set.
 func (m *Model) RenderPrompt(req *body.Request, engine Engine) (Result, error) {
-	return m.compute(context.Background(), nil, req, engine, true)
+	res, err := m.compute(context.Background(), nil, conv.New(0).Turn(req), engine, true)
+	return res.Result, err
 }
 
-func (m *Model) compute(ctx context.Context, dst []uint32, req *body.Request, engine Engine, withText bool) (Result, error) {
-	res := Result{Prompts: 1, scratch: dst}
+func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engine Engine, withText bool) (result, error) {
+	req := turn.Request
+	res := result{Result: Result{Prompts: 1}, scratch: dst}
 	if ctx.Err() != nil {
 		return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
 	}
 	if req.Form == body.FormTexts || req.Form == body.FormIDLists {
 		res.Prompts = max(req.Count, 1)
 	}
-	in := input{Request: req, profile: engine.profile(), origin: req.API}
+	in := input{Request: req, turn: turn, profile: engine.profile(), origin: req.API}
 	p, assumed, err := m.plan(in)
 	if err != nil {
 		return res, err
 	}
 	res.Assumed, res.Partial, res.IDs = assumed, p.partial, p.ids
 	if p.ids == nil {
-		if err := m.encode(ctx, &res, p, withText); err != nil {
+		if err := m.encode(ctx, turn, &res, p, withText); err != nil {
 			if ctx.Err() != nil {
 				return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
 			}
@@ -101,7 +87,7 @@ func (m *Model) compute(ctx context.Context, dst []uint32, req *body.Request, en
 			res.IDs = res.IDs[:n]
 		} else {
 			res.IDs = res.IDs[len(res.IDs)-n:]
-			res.Prefix = bpe.Prefix{}
+			turn.Cut()
 		}
 	}
 	if !p.limited {
@@ -274,7 +260,7 @@ var texts = sync.Pool{New: func() any { return new([]byte) }}
 const pooledText = 4 << 20
 
 // encode renders and tokenizes the plan into res.
-func (m *Model) encode(ctx context.Context, res *Result, p *plan, withText bool) error {
+func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *plan, withText bool) error {
 	if p.template == nil && p.partial != "" {
 		return nil
 	}
@@ -306,7 +292,7 @@ func (m *Model) encode(ctx context.Context, res *Result, p *plan, withText bool)
 	if err := m.tooLong(p, text); err != nil {
 		return err
 	}
-	ids, err := m.ids(ctx, res, text, p.addSpecial)
+	ids, err := turn.Encode(ctx.Done(), res.scratch, m.tok, m.space, text, p.addSpecial)
 	if err != nil {
 		return textError(err)
 	}
@@ -315,7 +301,7 @@ func (m *Model) encode(ctx context.Context, res *Result, p *plan, withText bool)
 	}
 	res.IDs = ids
 	if p.suffix != "" && !p.hasMedia() {
-		return m.continueWith(ctx, res, p.suffix, withText)
+		return m.continueWith(ctx, &res.Result, p.suffix, withText)
 	}
 	return nil
 }
@@ -346,15 +332,6 @@ func (m *Model) continueWith(ctx context.Context, res *Result, suffix string, wi
 		res.Text += suffix
 	}
 	return nil
-}
-
-// ids tokenizes text, reusing the ids of earlier turns.
-func (m *Model) ids(ctx context.Context, res *Result, text string, addSpecial bool) (ids []uint32, err error) {
-	if m.memo == nil {
-		return m.tok.EncodeUntil(ctx.Done(), res.scratch, text, addSpecial)
-	}
-	ids, res.Prefix, err = m.memo.prompts.EncodeUntil(ctx.Done(), res.scratch, text, addSpecial)
-	return ids, err
 }
 
 func (m *Model) render(ctx context.Context, dst []byte, p *plan) ([]byte, error) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 )
 
 // The texts were recorded from stock vLLM 0.32.0 and SGLang 0.5.23, or follow from the same
@@ -194,23 +195,23 @@ var goldens = []struct {
 }
 
 func TestShapes(t *testing.T) {
-	for _, options := range []Options{{TrustTemplates: true}, {TrustTemplates: true, CacheBytes: -1}} {
-		m := load(t, "qwen3", options)
+	m := load(t, "qwen3", Options{TrustTemplates: true})
+	for _, c := range []*conv.Cache{nil, conv.New(1 << 20)} {
 		for _, g := range goldens {
 			for range 2 { // the second time from the cache
 				req, err := body.Parse(g.api, []byte(g.body))
 				if err != nil {
 					t.Fatal(g.name, err)
 				}
-				checkGolden(t, m, req, g.name, g.engine, g.text, g.status)
+				checkGolden(t, m, c.Turn(req), g.name, g.engine, g.text, g.status)
 			}
 		}
 	}
 }
 
-func checkGolden(t *testing.T, m *Model, req *body.Request, name string, engine Engine, text string, status int) {
+func checkGolden(t *testing.T, m *Model, turn *conv.Turn, name string, engine Engine, text string, status int) {
 	t.Helper()
-	res, err := m.RenderPrompt(req, engine)
+	res, err := m.RenderPrompt(turn.Request, engine)
 	if status != 0 {
 		refusal, ok := errors.AsType[*Refusal](err)
 		if !ok || refusal.Status != status {
@@ -230,7 +231,7 @@ func checkGolden(t *testing.T, m *Model, req *body.Request, name string, engine 
 			t.Fatal(err)
 		}
 	}
-	again, err := m.Prompt(req, engine)
+	again, err := m.PromptInto(t.Context(), nil, turn, engine)
 	if err != nil || !slices.Equal(res.IDs, want) || !slices.Equal(again.IDs, want) {
 		t.Errorf("%v %s: ids %v and %v (%v), want %v", engine, name, res.IDs, again.IDs, err, want)
 	}
@@ -414,16 +415,16 @@ func TestAdapter(t *testing.T) {
 func TestDatedTemplatesAreNotRemembered(t *testing.T) {
 	now := time.Date(2026, 11, 20, 23, 0, 0, 0, time.UTC)
 	m := load(t, "qwen3", Options{ChatTemplate: "{{ strftime_now('%d') }}", Now: func() time.Time { return now }})
-	memo := body.NewMemo(1 << 20)
+	c := conv.New(1 << 20)
 	raw := []byte(`{"messages":[{"role":"user","content":"x"}]}`)
 	for day := range 3 {
 		now = now.AddDate(0, 0, day)
 		for range 3 {
-			req, err := memo.Parse(body.Chat, raw)
-			if err != nil {
+			var turn conv.Turn
+			if err := c.Parse(&turn, body.Chat, raw); err != nil {
 				t.Fatal(err)
 			}
-			res, err := m.Prompt(req, VLLM)
+			res, err := m.PromptInto(t.Context(), nil, &turn, VLLM)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -47,6 +48,7 @@ func (p *plan) hasMedia() bool { return p.template != nil && p.partial != "" }
 type input struct {
 	*body.Request
 
+	turn    *conv.Turn
 	profile *profile
 	// origin is the API that the client called; Request may be a chat converted from its body.
 	origin body.API

@@ -25,7 +25,7 @@ func FuzzRequests(f *testing.F) {
 			f.Add(uint8(api), []byte(raw))
 		}
 	}
-	m := load(f, "qwen3", Options{ToolParser: true, MaxModelLen: 1000, CacheBytes: -1})
+	m := load(f, "qwen3", Options{ToolParser: true, MaxModelLen: 1000})
 	f.Fuzz(func(t *testing.T, api uint8, raw []byte) {
 		kind := body.API(api % uint8(body.Tokenize+1))
 		req, err := body.Parse(kind, raw)
@@ -53,7 +53,7 @@ func FuzzTemplate(f *testing.F) {
 		f.Add(source, `"x"`, false, uint8(VLLM))
 		f.Add(source, `[{"type":"text","text":"<|im_end|>"}]`, true, uint8(SGLang))
 	}
-	m := load(f, "qwen3", Options{TrustTemplates: true, ToolParser: true, CacheBytes: -1, Now: func() time.Time { return time.Unix(0, 0) }})
+	m := load(f, "qwen3", Options{TrustTemplates: true, ToolParser: true, Now: func() time.Time { return time.Unix(0, 0) }})
 	f.Fuzz(func(t *testing.T, source, content string, kwargs bool, which uint8) {
 		quoted, err := json.Marshal(source)
 		if err != nil || len(source) > 1<<12 {

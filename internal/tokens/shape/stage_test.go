@@ -5,13 +5,14 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // BenchmarkStages measures the stages of an uncached request.
 func BenchmarkStages(b *testing.B) {
 	raw, _ := talk(81, 57000)
-	m := load(b, "qwen3", Options{CacheBytes: -1})
+	m := load(b, "qwen3", Options{})
 	req, err := body.Parse(body.Chat, raw)
 	if err != nil {
 		b.Fatal(err)
@@ -59,20 +60,21 @@ func BenchmarkStages(b *testing.B) {
 			}
 		}
 	})
-	warm := load(b, "qwen3", Options{})
+	in := asInput(req, VLLM)
+	in.turn = conv.New(64 << 20).Turn(req)
 	b.Run("shape known", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := warm.vllmChat(asInput(req, VLLM)); err != nil {
+			if _, err := m.vllmChat(in); err != nil {
 				b.Fatal(err)
 			}
 		}
 	})
 	b.Run("encode known", func(b *testing.B) {
 		b.ReportAllocs()
-		var res Result
+		var ids []uint32
 		for b.Loop() {
-			if _, err := warm.ids(b.Context(), &res, text, false); err != nil {
+			if ids, err = in.turn.Encode(nil, ids, m.tok, m.space, text, false); err != nil {
 				b.Fatal(err)
 			}
 		}

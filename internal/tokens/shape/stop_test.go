@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 )
 
 // A request whose client leaves while its prompt is rendered or tokenized ends with the context's
@@ -24,14 +25,14 @@ func TestAContextEndsTheWork(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			res, err := m.PromptInto(ctx, nil, req, engine)
+			res, err := m.PromptInto(ctx, nil, conv.New(0).Turn(req), engine)
 			if !errors.Is(err, context.Canceled) || len(res.IDs) != 0 {
 				t.Errorf("%s, %v: %d ids, %v", name, engine, len(res.IDs), err)
 			}
 			if refusal, ok := errors.AsType[*Refusal](err); ok {
 				t.Errorf("%s, %v: a refusal: %v", name, engine, refusal)
 			}
-			res, err = m.PromptInto(t.Context(), nil, req, engine)
+			res, err = m.PromptInto(t.Context(), nil, conv.New(0).Turn(req), engine)
 			if err != nil || len(res.IDs) < 1<<16 {
 				t.Errorf("%s, %v, wanted: %d ids, %v", name, engine, len(res.IDs), err)
 			}

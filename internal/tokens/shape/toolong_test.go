@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 )
 
 // A prompt that cannot fit the context is refused before it is tokenized; all others are not.
@@ -29,7 +30,7 @@ func TestAPromptBeyondTheContextIsNotTokenized(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		res, err := m.PromptInto(t.Context(), nil, req, VLLM)
+		res, err := m.PromptInto(t.Context(), nil, conv.New(0).Turn(req), VLLM)
 		_, refused := errors.AsType[*Refusal](err)
 		if refused != c.early {
 			t.Errorf("%s: got refusal %v (%v), want %v", c.name, refused, err, c.early)
@@ -42,23 +43,19 @@ func TestAPromptBeyondTheContextIsNotTokenized(t *testing.T) {
 
 // A request whose context has ended gets a cached result; nothing is computed.
 func TestAnEndedContextGetsOnlyWhatIsKept(t *testing.T) {
-	m := load(t, "qwen3", Options{CacheBytes: 1 << 20})
-	memo := body.NewMemo(1 << 20)
+	m := load(t, "qwen3", Options{})
+	c := conv.New(1 << 20)
 	raw := []byte(`{"prompt":"` + strings.Repeat("sea ", 4096) + `"}`)
 	ended, end := context.WithCancel(t.Context())
 	end()
-	var kept *body.Request
-	for range 4 {
-		req, err := memo.ParseInto(new(body.Request), body.Completions, raw)
-		if err != nil {
+	kept := new(conv.Turn)
+	for range 2 {
+		if err := c.Parse(kept, body.Completions, raw); err != nil {
 			t.Fatal(err)
-		}
-		if kept = req; req.Kept() {
-			break
 		}
 	}
 	if !kept.Kept() {
-		t.Fatal("the body is not kept")
+		t.Fatal("got a body that is not kept, want it kept at its second occurrence")
 	}
 	if res, err := m.PromptInto(ended, nil, kept, VLLM); !errors.Is(err, context.Canceled) || len(res.IDs) != 0 {
 		t.Errorf("before: got %d ids, %v, want none", len(res.IDs), err)

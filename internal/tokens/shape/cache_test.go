@@ -1,7 +1,7 @@
 package shape
 
 import (
-	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -11,13 +11,13 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 )
 
 // The ids do not depend on earlier requests: they equal those of a model without a cache.
 func TestRememberingChangesNothing(t *testing.T) {
-	remembers := load(t, "qwen3", Options{CacheBytes: 256 << 10})
-	fresh := load(t, "qwen3", Options{CacheBytes: -1})
-	bodies := body.NewMemo(256 << 10)
+	m, c := load(t, "qwen3", Options{}), conv.New(512<<10)
+	const longMessage = 16 << 10 // kept from the second occurrence on
 	long := strings.Repeat("the quick brown fox \"jumps\"\n", longMessage/20)
 	texts := []string{long, long + "!", "a", "a ", "Köln 🙂\n", strings.Repeat("the quick brown fox\n", 150), strings.Repeat("the quick brown fox\n", 150) + "!",
 		"<|im_end|>\n<|im_start|>user\nx", "<think>\ny\n</think>\n\nz"}
@@ -38,13 +38,13 @@ func TestRememberingChangesNothing(t *testing.T) {
 		for turn := 1; turn <= len(messages); turn++ {
 			raw := []byte(`{"messages":[` + strings.Join(messages[:turn], ",") + `]}`)
 			for range 3 {
-				req, err := bodies.Parse(body.Chat, raw)
-				if err != nil {
+				var turn conv.Turn
+				if err := c.Parse(&turn, body.Chat, raw); err != nil {
 					t.Fatal(err)
 				}
 				for _, engine := range []Engine{VLLM, SGLang, TRTLLM} {
-					got, gotErr := remembers.Prompt(req, engine)
-					want, wantErr := fresh.Prompt(req, engine)
+					got, gotErr := m.PromptInto(context.Background(), nil, &turn, engine)
+					want, wantErr := m.Prompt(turn.Request, engine)
 					if fmt.Sprint(gotErr) != fmt.Sprint(wantErr) || !slices.Equal(got.IDs, want.IDs) {
 						t.Fatalf("%v %s\n%v %v\nwant %v %v", engine, raw, got.IDs, gotErr, want.IDs, wantErr)
 					}
@@ -52,45 +52,4 @@ func TestRememberingChangesNothing(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestMessageMemoIsBounded(t *testing.T) {
-	const limit = 64 << 10
-	m := load(t, "qwen3", Options{CacheBytes: 4 * limit})
-	for i := range 500 {
-		raw := fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%d %s"}]}`, i, bytes.Repeat([]byte("x"), i))
-		req, err := body.Parse(body.Chat, raw)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := m.Prompt(req, VLLM); err != nil {
-			t.Fatal(err)
-		}
-		if c := m.memo.messages; c.bytes > limit || len(c.entries) != c.recent.Len() {
-			t.Fatalf("%d bytes in %d entries", c.bytes, len(c.entries))
-		}
-	}
-	if len(m.memo.messages.entries) == 0 {
-		t.Error("nothing was kept")
-	}
-}
-
-func TestALongMessageIsKeptWhenItComesAgain(t *testing.T) {
-	m := load(t, "qwen3", Options{})
-	raw := fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%s"}]}`, bytes.Repeat([]byte("x "), longMessage))
-	for want := range 2 {
-		if got := len(m.memo.messages.entries); got != 0 {
-			t.Fatalf("%d messages kept before it came twice", got)
-		}
-		req, err := body.Parse(body.Chat, raw)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := m.Prompt(req, VLLM); err != nil {
-			t.Fatal(want, err)
-		}
-	}
-	if len(m.memo.messages.entries) != 1 {
-		t.Error("not kept")
-	}
 }

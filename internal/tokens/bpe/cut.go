@@ -1,0 +1,35 @@
+package bpe
+
+// Cut is a place where a text may be continued in another way without a change of the ids before
+// it: the end of a special token whose match no following text can change.
+type Cut struct {
+	Text int // offset in the text
+	IDs  int // number of ids before it
+}
+
+// cutDistance is the least number of bytes between two recorded cuts.
+const cutDistance = 256
+
+// EncodeAfter is EncodeUntil for a text of which the ids up to a cut are known: it appends the
+// others to dst, whose last from.IDs ids are the known ones. The cut is one of a text that begins
+// like this one, or the zero value. It appends the text's later cuts to cuts.
+func (t *Tokenizer) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []Cut, text string, from Cut, addSpecial bool) ([]uint32, []Cut, error) {
+	if err := checkText(text[from.Text:]); err != nil {
+		return dst, cuts, err
+	}
+	enc := t.acquire(stop)
+	if enc == nil {
+		return dst, cuts, ErrStopped
+	}
+	enc.cuts, enc.cutBase, enc.lastCut, enc.recording = cuts, len(dst)-from.IDs, from.Text, true
+	if addSpecial && from.Text == 0 {
+		dst = append(dst, t.before...)
+	}
+	dst, err := enc.encode(dst, text, from.Text)
+	cuts, enc.cuts, enc.recording = enc.cuts, nil, false
+	t.release(enc)
+	if addSpecial && err == nil {
+		dst = append(dst, t.after...)
+	}
+	return dst, cuts, err
+}

@@ -1,0 +1,195 @@
+package conv
+
+import (
+	"container/list"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/internal/tokens/freelist"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// Cache holds parts of earlier requests, of all models. It is safe for concurrent use.
+type Cache struct {
+	limit int64
+	seed  maphash.Seed
+
+	mu      sync.Mutex
+	bytes   int64 // sum of all entries' sizes, at most limit
+	used    uint64
+	entries map[uint64]*entry
+	kinds   [kinds]generation
+	once    [onceSize]uint64    // keys seen before, by their low bits
+	texts   freelist.List[byte] // of evicted chats and prompts
+	ids     freelist.List[uint32]
+}
+
+// generation is the entries of one kind.
+type generation struct {
+	recent *list.List // of *entry, most recently used first
+	bytes  int64
+}
+
+type kind uint8
+
+const (
+	bodies kind = iota
+	chats
+	messages
+	prompts
+	kinds
+)
+
+// shares are the most that a kind may use, in sixteenths of the limit: prompts save the most time
+// per byte and may use all that the others leave.
+var shares = [kinds]int64{bodies: 2, chats: 3, messages: 4, prompts: 16}
+
+const (
+	onceSize = 1 << 15
+	// longest is the divisor of the limit that bounds the text of an entry other than a prompt.
+	longest = 16
+)
+
+// entry is one thing that the cache knows.
+//
+// Invariant: text, marks, ids and lists of hashes are append-only, so a slice taken under the
+// lock stays readable after it is released. The memory of an evicted chat or prompt is recycled
+// when its last reader leaves.
+type entry struct {
+	kind  kind
+	space uint64 // separates what the same text means to different models
+	text  []byte
+	keys  []uint64      // under which it is found
+	place *list.Element // nil if evicted
+	used  uint64        // value of Cache.used at its last use
+	size  int64
+
+	value jinja.Value // of a message; refers to text
+	body  *whole      // of a body
+	trail             // of a chat or a prompt
+}
+
+// New returns a cache that uses at most limit bytes, an eighth of them for recycled memory. If limit
+// is not positive it returns nil, which is a cache that keeps nothing.
+func New(limit int64) *Cache {
+	if limit <= 0 {
+		return nil
+	}
+	dropped := int(limit / 8)
+	c := &Cache{limit: limit - int64(dropped), seed: maphash.MakeSeed(), entries: map[uint64]*entry{},
+		texts: freelist.List[byte]{Limit: dropped / 2}, ids: freelist.List[uint32]{Limit: dropped / 2 / 4}}
+	for k := range c.kinds {
+		c.kinds[k].recent = list.New()
+	}
+	return c
+}
+
+// Bytes returns the memory in use, in bytes, without recycled memory.
+func (c *Cache) Bytes() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bytes
+}
+
+var spaces atomic.Uint64
+
+// NewSpace returns a number that separates what one model keeps from what others keep.
+func NewSpace() uint64 { return spaces.Add(1) << 8 }
+
+// get returns the entry that key leads to, nil if there is none of this kind and space.
+func (c *Cache) get(k kind, space, key uint64) *entry {
+	e := c.entries[key]
+	if e == nil || e.kind != k || e.space != space {
+		return nil
+	}
+	c.used++
+	e.used = c.used
+	c.kinds[k].recent.MoveToFront(e.place)
+	return e
+}
+
+// again records a key and reports whether it was seen before, as far as the cache remembers.
+func (c *Cache) again(key uint64) bool {
+	slot := &c.once[key%onceSize]
+	seen := *slot == key
+	*slot = key
+	return seen
+}
+
+// add keeps an entry, to be found under its keys. It may be evicted again by the time add returns.
+func (c *Cache) add(e *entry) {
+	c.used++
+	e.used = c.used
+	e.place = c.kinds[e.kind].recent.PushFront(e)
+	c.extend(e, 0)
+}
+
+// extend indexes an entry's keys from index from on, and counts its size.
+func (c *Cache) extend(e *entry, from int) {
+	for _, key := range e.keys[from:] {
+		c.entries[key] = e
+	}
+	c.resize(e)
+}
+
+// resize counts the size of an entry that has changed, and evicts what exceeds the limits.
+func (c *Cache) resize(e *entry) {
+	size := e.memory()
+	of := &c.kinds[e.kind]
+	of.bytes += size - e.size
+	c.bytes += size - e.size
+	e.size = size
+	for of.bytes > c.limit*shares[e.kind]/16 && of.recent.Len() > 0 {
+		c.drop(of.oldest())
+	}
+	for c.bytes > c.limit {
+		var oldest *entry
+		for k := range c.kinds {
+			if e := c.kinds[k].oldest(); e != nil && (oldest == nil || e.used < oldest.used) {
+				oldest = e
+			}
+		}
+		if oldest == nil {
+			return
+		}
+		c.drop(oldest)
+	}
+}
+
+func (g *generation) oldest() *entry {
+	if last := g.recent.Back(); last != nil {
+		return last.Value.(*entry) //nolint:forcetypeassert // the list holds nothing else
+	}
+	return nil
+}
+
+// drop evicts an entry.
+func (c *Cache) drop(e *entry) {
+	c.kinds[e.kind].recent.Remove(e.place)
+	c.kinds[e.kind].bytes -= e.size
+	c.bytes -= e.size
+	e.place, e.size = nil, 0
+	for _, key := range e.keys {
+		if c.entries[key] == e {
+			delete(c.entries, key)
+		}
+	}
+	c.reclaim(e)
+}
+
+// entryCost is the approximate overhead of an entry, in bytes, in addition to its slices.
+const entryCost = 512
+
+// memory returns the approximate memory of an entry in bytes.
+func (e *entry) memory() int64 {
+	n := entryCost + cap(e.text) + 4*cap(e.ids) + 16*cap(e.marks) + 40*cap(e.keys) + e.hashes.memory()
+	switch e.kind {
+	case messages:
+		n += cap(e.text) // most texts have escapes, so value has a decoded copy
+	case bodies:
+		n += e.body.memory()
+	case chats, prompts, kinds:
+	}
+	return int64(n)
+}

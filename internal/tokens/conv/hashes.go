@@ -1,0 +1,118 @@
+package conv
+
+import "slices"
+
+// hashes are lists of chained block hashes of ids. Each hash depends on the ids up to the end of
+// its block only, so a list is valid for all ids that begin alike.
+type hashes []hashList
+
+type hashList struct {
+	seed  uint64
+	block int // ids per hash
+	list  []uint64
+}
+
+// maxLists bounds the lists of one entry or result.
+const maxLists = 8
+
+func (h hashes) of(seed uint64, block int) []uint64 {
+	for i := range h {
+		if h[i].seed == seed && h[i].block == block {
+			return h[i].list
+		}
+	}
+	return nil
+}
+
+// set stores a longer list, whose first elements equal those that are stored.
+func (h *hashes) set(seed uint64, block int, list []uint64) {
+	for i := range *h {
+		if l := &(*h)[i]; l.seed == seed && l.block == block {
+			if n := len(l.list); n < len(list) {
+				l.list = append(l.list, list[n:]...)
+			}
+			return
+		}
+	}
+	if len(*h) < maxLists {
+		*h = append(*h, hashList{seed, block, append(make([]uint64, 0, roomy(len(list))), list...)})
+	}
+}
+
+// upTo returns a copy of what is valid for the first ids.
+func (h hashes) upTo(ids int) (out hashes) {
+	for _, l := range h {
+		if n := min(len(l.list), ids/l.block); n > 0 {
+			out = append(out, hashList{l.seed, l.block, slices.Clone(l.list[:n])})
+		}
+	}
+	return out
+}
+
+func (h hashes) memory() (n int) {
+	for _, l := range h {
+		n += 8*cap(l.list) + 64
+	}
+	return n
+}
+
+// AppendHashes appends the hashes of the whole blocks of a turn's ids, those of its last result.
+// What is not cached is computed by hash, which chains the blocks of ids after parent, and kept.
+// seed stands for everything besides the ids that the hashes depend on, and block is positive.
+func AppendHashes[H ~uint64](t *Turn, dst []H, seed H, ids []uint32, block int, hash func(dst []H, parent H, ids []uint32, block int) []H) []H {
+	n := len(ids) / block
+	stored, all := t.hashes(uint64(seed), block)
+	dst = slices.Grow(dst, n)
+	base := len(dst)
+	for _, h := range stored[:min(len(stored), n)] {
+		dst = append(dst, H(h))
+	}
+	known, parent := len(dst)-base, seed
+	if all {
+		return dst
+	}
+	if known > 0 {
+		parent = dst[len(dst)-1]
+	}
+	dst = hash(dst, parent, ids[known*block:], block)
+	if t.result != nil || t.prompt != nil {
+		t.digests = t.digests[:0]
+		for _, h := range dst[base:] {
+			t.digests = append(t.digests, uint64(h))
+		}
+		t.setHashes(uint64(seed), block, t.digests)
+	}
+	return dst
+}
+
+// hashes returns what is cached of the hashes of the turn's ids; all reports that these are all.
+func (t *Turn) hashes(seed uint64, block int) (list []uint64, all bool) {
+	if t.result == nil && t.prompt == nil {
+		return nil, false
+	}
+	t.cache.mu.Lock()
+	defer t.cache.mu.Unlock()
+	if t.result != nil {
+		if list = t.result.hashes.of(seed, block); list != nil {
+			return list, true
+		}
+	}
+	if t.prompt != nil {
+		list = t.prompt.hashes.of(seed, block)
+		list = list[:min(len(list), t.kept/block)]
+	}
+	return list, false
+}
+
+func (t *Turn) setHashes(seed uint64, block int, list []uint64) {
+	t.cache.mu.Lock()
+	defer t.cache.mu.Unlock()
+	if t.result != nil && t.whole.place != nil {
+		t.result.hashes.set(seed, block, list)
+		t.cache.resize(t.whole)
+	}
+	if t.prompt != nil && t.prompt.place != nil {
+		t.prompt.hashes.set(seed, block, list[:min(len(list), t.kept/block)])
+		t.cache.resize(t.prompt)
+	}
+}

@@ -1,0 +1,223 @@
+package conv
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+)
+
+// same fails if a turn's request differs from a fresh parse of the same body.
+func same(t interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}, c *Cache, api body.API, text string,
+) {
+	t.Helper()
+	raw := []byte(text)
+	var turn Turn
+	err := c.Parse(&turn, api, raw)
+	want, wantErr := body.Parse(api, []byte(text))
+	if fmt.Sprint(err) != fmt.Sprint(wantErr) {
+		t.Fatalf("%s\ngot error %v, want %v", text, err, wantErr)
+	}
+	if err != nil {
+		return
+	}
+	if turn.Kept() {
+		clear(raw) // the cache must not refer to the caller's buffer, which may be reused after the request
+	}
+	got := *turn.Request
+	if got.Elements == nil {
+		got.Elements = want.Elements[:0]
+	}
+	if len(got.Elements) == 0 && len(want.Elements) == 0 {
+		got.Elements = want.Elements
+	}
+	if !reflect.DeepEqual(&got, want) {
+		t.Fatalf("%s\ngot  %+v\nwant %+v", text, got, want)
+	}
+}
+
+func TestParseGivesWhatBodyParseGives(t *testing.T) {
+	c := New(1 << 20)
+	for _, c := range []*Cache{c, c, c, c, New(0)} {
+		for _, text := range []string{`{"model":"a","messages":[{},{}]}`, `{"model":"b"}`, `{"model":`, `[]`} {
+			for _, api := range []body.API{body.Chat, body.Completions} {
+				same(t, c, api, text)
+			}
+		}
+	}
+}
+
+// The result does not depend on the bodies parsed before.
+func TestEarlierChatsChangeNothing(t *testing.T) {
+	c := New(4 << 20)
+	fill := strings.Repeat("what a long day it was; ", 60)
+	messages := []string{
+		`{"role":"user","content":"` + fill + `"}`, `{"role":"assistant","content":"` + fill + `\"é\" 1"}`, `{"role":"user","content":""}`,
+		`"text"`, `[1,"x"]`, `7`, `null`, `{"a":{"b":[{}]}}`, `{"a":1,}`, `{"role":"user","content":"` + fill + "\x01" + `"}`, `{"open":`,
+	}
+	heads := []string{`{"messages":[`, `{"model":"a","messages":[`, `{"messages":["old"],"model":"b", "messages":[`, `{"tools":[{"messages":[1]}],"messages" : [ `}
+	tails := []string{`]}`, `],"model":"c"}`, `],"messages":[{}]}`, `],"max_tokens":1,"tools":[]} `, `]`, `,]}`, ``, `]}x`}
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(3, 8).Draw(t, "messages")
+		all := make([]string, 0, n)
+		for range n {
+			k := rapid.IntRange(0, len(messages)+5).Draw(t, "message")
+			all = append(all, messages[max(0, k-6)])
+		}
+		head, gap := rapid.SampledFrom(heads).Draw(t, "head"), rapid.SampledFrom([]string{",", ", ", "\n,"}).Draw(t, "gap")
+		for turn := 1; turn <= n; turn++ {
+			if rapid.IntRange(0, 5).Draw(t, "change") == 0 {
+				all[rapid.IntRange(0, n-1).Draw(t, "which")] = messages[rapid.IntRange(0, len(messages)-1).Draw(t, "other")]
+			}
+			same(t, c, body.Chat, head+strings.Join(all[:turn], gap)+rapid.SampledFrom(tails).Draw(t, "tail"))
+		}
+	})
+}
+
+func TestMessagesOfEarlierTurnsAreNotScannedAgain(t *testing.T) {
+	c := New(16 << 20)
+	text := `{"messages":[`
+	for i := range 20 {
+		text += fmt.Sprintf(`%s{"role":"user","content":"%d %s"}`, strings.Repeat(",", min(i, 1)), i, strings.Repeat("x", 2000))
+		var turn Turn
+		if err := c.Parse(&turn, body.Chat, []byte(text+`]}`)); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(turn.elements); i > 3 && got != i {
+			t.Errorf("turn %d: got %d known messages, want %d", i, got, i)
+		}
+	}
+}
+
+// A long integer is not forgotten when the message that has it is known.
+func TestLongIntegersInConversations(t *testing.T) {
+	c := New(16 << 20)
+	text := `{"messages":[{"role":"user","content":"` + strings.Repeat("x", 4*block) + `","n":` + strings.Repeat("7", body.LongestInteger+1) + `}`
+	for i := range 4 {
+		text += `,{"role":"user","content":"` + strings.Repeat("y", 4*block) + `"}`
+		var turn Turn
+		if err := c.Parse(&turn, body.Chat, []byte(text+`]}`)); err != nil || !turn.LongInteger || turn.Count != i+2 {
+			t.Errorf("turn %d: got %v, %d messages, %v, want a long integer and %d messages", i, turn.LongInteger, turn.Count, err, i+2)
+		}
+	}
+}
+
+func TestResultsAreKeptForEqualBodiesOnly(t *testing.T) {
+	c := New(1 << 20)
+	parse := func(text string) *Turn {
+		turn := new(Turn)
+		if err := c.Parse(turn, body.Chat, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		return turn
+	}
+	parse(`{"n":1}`).Keep(1, &Prompt{IDs: []uint32{1}})
+	if _, ok := parse(`{"n":1}`).Result(1); ok {
+		t.Error("got a result for a body seen once, want none")
+	}
+	parse(`{"n":1}`).Keep(1, &Prompt{IDs: []uint32{2}})
+	if p, ok := parse(`{"n":1}`).Result(1); !ok || len(p.IDs) != 1 || p.IDs[0] != 2 {
+		t.Errorf("got %v %v, want the result that was kept", p, ok)
+	}
+	if _, ok := parse(`{"n":1}`).Result(2); ok {
+		t.Error("got the result of another space, want none")
+	}
+	if _, ok := parse(`{"n":2}`).Result(1); ok {
+		t.Error("got the result of another body, want none")
+	}
+}
+
+// The bytes in use are what the entries use, and stay below the limit, when goroutines share and
+// evict entries of every kind.
+func TestTheCacheIsBounded(t *testing.T) {
+	const limit = 512 << 10
+	c := New(limit)
+	shape := func(raw []byte) (v value, keep bool, err error) { return none(), true, nil }
+	var all sync.WaitGroup
+	for g := range 4 {
+		all.Go(func() {
+			for i := range 40 {
+				text := fmt.Sprintf(`{"id":%d,"messages":[{"n":%d}`, g/2, i)
+				for n := range 12 {
+					text += fmt.Sprintf(`,{"turn":%d,"text":"%s"}`, n, strings.Repeat("y", 1000))
+					for range 2 {
+						var turn Turn
+						if err := c.Parse(&turn, body.Chat, []byte(text+`]}`)); err != nil || turn.Count != n+2 {
+							t.Errorf("turn %d: got %d messages, %v, want %d", n, turn.Count, err, n+2)
+							return
+						}
+						if _, err := turn.Messages(turn.Request, 256, shape); err != nil {
+							t.Error(err)
+						}
+						turn.Keep(256, &Prompt{IDs: make([]uint32, 500)})
+						AppendHashes(&turn, nil, 1, make([]uint32, 500), 16, hashSum)
+					}
+				}
+				if n := c.Bytes(); n > limit {
+					t.Errorf("got %d bytes, want at most %d", n, limit)
+				}
+			}
+		})
+	}
+	all.Wait()
+	checkAccounts(t, c)
+	for k := range messages + 1 {
+		if c.kinds[k].bytes == 0 {
+			t.Errorf("kind %d: got no entries, want some", k)
+		}
+	}
+}
+
+// checkAccounts compares the counted bytes and the table with the entries. Nothing else may use c.
+func checkAccounts(t *testing.T, c *Cache) {
+	t.Helper()
+	total := int64(0)
+	live := map[*entry]bool{}
+	for k := range c.kinds {
+		sum := int64(0)
+		for p := c.kinds[k].recent.Front(); p != nil; p = p.Next() {
+			e, _ := p.Value.(*entry)
+			live[e] = true
+			sum += e.memory()
+			if e.readers != 0 {
+				t.Errorf("got %d readers of an entry, want 0", e.readers)
+			}
+		}
+		if total += sum; sum != c.kinds[k].bytes || sum > c.limit*shares[k]/16 {
+			t.Errorf("kind %d: got %d bytes counted, want the %d of its entries, at most %d", k, c.kinds[k].bytes, sum, c.limit*shares[k]/16)
+		}
+	}
+	if total != c.bytes || total > c.limit {
+		t.Errorf("got %d bytes counted, want %d, at most %d", c.bytes, total, c.limit)
+	}
+	for _, e := range c.entries {
+		if !live[e] {
+			t.Error("got an evicted entry in the table, want it removed")
+		}
+	}
+}
+
+func TestLongMessagesAreKeptWhenTheyComeAgain(t *testing.T) {
+	c := New(16 << 20)
+	req, err := body.Parse(body.Chat, fmt.Appendf(nil, `{"messages":[{"content":"%s"}]}`, strings.Repeat("x ", longMessage)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []int{1, 1, 0} {
+		calls := 0
+		if _, err := c.Turn(req).Messages(req, 256, func([]byte) (value, bool, error) { calls++; return none(), true, nil }); err != nil {
+			t.Fatal(err)
+		}
+		if calls != want {
+			t.Errorf("time %d: got %d messages shaped, want %d", i, calls, want)
+		}
+	}
+}

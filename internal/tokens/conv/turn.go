@@ -1,0 +1,205 @@
+package conv
+
+import (
+	"bytes"
+	"hash/maphash"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// Turn is one request on its way from its bytes to its block hashes. One goroutine at a time uses
+// it. The zero value is for Cache.Parse, which
+// may reuse it.
+type Turn struct {
+	// Request is the parsed body. It may be shared with other turns: do not modify it or call its
+	// Parse method. Its Body equals the one given to Parse, but may be another slice.
+	*body.Request
+
+	cache  *Cache
+	own    body.Request
+	whole  *entry // the body's entry, nil if it is not kept
+	result *result
+	prompt *entry // has the prompt's ids up to kept
+	kept   int
+	reused int // leading ids that came from the cache
+
+	// Reusable scratch memory.
+	digests  []uint64
+	elements []body.Span
+	marks    []mark
+	cuts     []bpe.Cut
+}
+
+// Turn returns the turn of a request that is parsed already.
+func (c *Cache) Turn(req *body.Request) *Turn { return &Turn{Request: req, cache: c} }
+
+// Reset drops all references but scratch memory.
+func (t *Turn) Reset() {
+	t.Request, t.cache, t.own = nil, nil, body.Request{Elements: t.own.Elements[:0]}
+	t.whole, t.result = nil, nil
+	t.forget()
+}
+
+func (t *Turn) forget() { t.prompt, t.kept, t.reused = nil, 0, 0 }
+
+// Parse parses a body, which must stay unchanged while t is in use. Its errors are those of
+// body.Parse.
+func (c *Cache) Parse(t *Turn, api body.API, raw []byte) error {
+	t.Reset()
+	t.cache, t.Request = c, &t.own
+	if c == nil {
+		return t.own.Parse(api, raw)
+	}
+	key := c.sample(raw) ^ (uint64(api)+1)*0x9e3779b97f4a7c15
+	c.mu.Lock()
+	e := c.get(bodies, uint64(api), key)
+	again := e == nil && c.again(key)
+	c.mu.Unlock()
+	if e != nil && bytes.Equal(e.text, raw) {
+		t.whole, t.Request = e, &e.body.request
+		return nil
+	}
+	if again && int64(len(raw)) <= c.limit/longest {
+		return c.keepBody(t, key, api, raw)
+	}
+	return c.parseChat(t, api, raw)
+}
+
+// maxChat bounds the bodies whose messages are looked up, in bytes.
+const maxChat = 4 << 20
+
+// parseChat parses a body from its first message that is not known.
+func (c *Cache) parseChat(t *Turn, api body.API, raw []byte) error {
+	r := &t.own
+	if len(raw) < block || len(raw) > maxChat || !api.TakesMessages() {
+		return r.Parse(api, raw)
+	}
+	t.digests = c.digest(t.digests[:0], 0, raw)
+	f := c.follow(chats, 0, t.digests)
+	defer c.leave(&f)
+	shared := f.shared(raw)
+	t.elements = t.elements[:0]
+	for _, m := range shared {
+		t.elements = append(t.elements, body.Span{Start: m.at, End: m.end})
+	}
+	err := r.Resume(api, raw, f.start, t.elements)
+	if err != nil || r.Form != body.FormMessages || len(r.Elements) != r.Count || r.LongInteger {
+		return err
+	}
+	if r.Prompt.Start != f.start { // of duplicate message lists the last one counts
+		shared = nil
+	}
+	t.marks = t.marks[:0]
+	for _, s := range r.Elements[len(shared):] {
+		t.marks = append(t.marks, mark{end: s.End, at: s.Start})
+	}
+	c.keep(&entry{kind: chats, trail: trail{start: r.Prompt.Start}}, &f, shared, t.marks, raw, nil, t.digests)
+	return nil
+}
+
+// Messages above longMessage bytes are kept from their second occurrence on, which most never
+// have; those above largeMessage are not kept.
+const (
+	longMessage  = 16 << 10
+	largeMessage = 256 << 10
+)
+
+// Messages returns the value of each of r's elements: from the cache if known, else by shape, which
+// gets the JSON and reports whether its result may be kept. r is the turn's request or one made of
+// it. Values of one space depend on nothing but the JSON; they are shared and must not be modified.
+func (t *Turn) Messages(r *body.Request, space uint64, shape func(raw []byte) (v jinja.Value, keep bool, err error)) ([]jinja.Value, error) {
+	c := t.cache
+	found := make([]*entry, len(r.Elements))
+	keys := t.digests[:0]
+	if c != nil {
+		for _, e := range r.Elements {
+			keys = append(keys, maphash.Bytes(c.seed, e.Of(r.Body))^space*0x9e3779b97f4a7c15)
+		}
+		t.digests = keys
+		c.mu.Lock()
+		for i, key := range keys {
+			found[i] = c.get(messages, space, key)
+		}
+		c.mu.Unlock()
+	}
+	out := make([]jinja.Value, 0, len(r.Elements))
+	for i, s := range r.Elements {
+		raw := s.Of(r.Body)
+		if e := found[i]; e != nil && bytes.Equal(e.text, raw) {
+			out = append(out, e.value)
+			continue
+		}
+		keep := c != nil && found[i] == nil && len(raw) <= largeMessage && (len(raw) <= longMessage || c.seen(keys[i]))
+		if keep {
+			raw = bytes.Clone(raw) // the value refers to it
+		}
+		v, may, err := shape(raw)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+		if keep && may {
+			c.put(&entry{kind: messages, space: space, text: raw, value: v, keys: []uint64{keys[i]}})
+		}
+	}
+	return out, nil
+}
+
+// seen is again for a caller without the lock.
+func (c *Cache) seen(key uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.again(key)
+}
+
+// put is add for a caller without the lock. It keeps nothing if another goroutine was faster.
+func (c *Cache) put(e *entry) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.get(e.kind, e.space, e.keys[0]) != nil {
+		return false
+	}
+	c.add(e)
+	return true
+}
+
+// Encode is tok.EncodeUntil through the cache: it reuses the ids up to the last mark that the text
+// shares with an earlier one. dst is overwritten. Texts of one space have the same tokenizer.
+func (t *Turn) Encode(stop <-chan struct{}, dst []uint32, tok *bpe.Tokenizer, space uint64, text string, addSpecial bool) ([]uint32, error) {
+	t.forget()
+	c := t.cache
+	if c == nil || len(text) < block {
+		return tok.EncodeUntil(stop, dst[:0], text, addSpecial)
+	}
+	if addSpecial {
+		space++
+	}
+	raw := bytesOf(text)
+	t.digests = c.digest(t.digests[:0], space, raw)
+	f := c.follow(prompts, space, t.digests)
+	defer c.leave(&f)
+	shared, from := f.shared(raw), bpe.Cut{}
+	if n := len(shared); n > 0 {
+		from = bpe.Cut{Text: shared[n-1].end, IDs: shared[n-1].at}
+	}
+	if dst == nil {
+		dst = make([]uint32, 0, from.IDs+(len(text)-from.Text)/3+16)
+	}
+	ids, cuts, err := tok.EncodeAfter(stop, append(dst[:0], f.ids[:from.IDs]...), t.cuts[:0], text, from, addSpecial)
+	t.cuts = cuts
+	if err != nil {
+		return ids, err
+	}
+	t.marks = t.marks[:0]
+	for _, cut := range cuts {
+		t.marks = append(t.marks, mark{end: cut.Text, at: cut.IDs})
+	}
+	e, last := c.keep(&entry{kind: prompts, space: space}, &f, shared, t.marks, raw, ids, t.digests)
+	t.prompt, t.kept, t.reused = e, last.at, from.IDs
+	return ids, nil
+}
+
+// Cut tells t that its ids no longer begin as Encode returned them.
+func (t *Turn) Cut() { t.forget() }

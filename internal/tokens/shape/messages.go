@@ -1,0 +1,52 @@
+package shape
+
+import (
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// shapeKind distinguishes the ways of shaping a message.
+type shapeKind uint64
+
+const (
+	shapeSGLang shapeKind = 1 << iota
+	shapeOpenAI
+	shapeReasoning
+	shapeTRTLLM
+)
+
+// shaper converts a message to the value that the template gets.
+type shaper func(v jinja.Value) (jinja.Value, error)
+
+func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
+	v, err := in.parse("messages", raw)
+	if err != nil {
+		return v, err
+	}
+	return shape(v)
+}
+
+// shapeMessages returns every message, shaped.
+func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape shaper) ([]jinja.Value, error) {
+	if in.Form == body.FormMessages && len(in.Elements) == in.Count {
+		return in.turn.Messages(in.Request, m.space+uint64(kind), func(raw []byte) (jinja.Value, bool, error) {
+			v, err := shaped(in, raw, shape)
+			return v, !p.hasMedia(), err
+		})
+	}
+	raw := in.Raw(body.FieldMessages)
+	if len(raw) == 0 || raw[0] != '[' {
+		return nil, refuse("messages: input should be a valid list")
+	}
+	out := make([]jinja.Value, 0, in.Count)
+	var first error
+	body.EachItem(raw, func(item []byte) {
+		if first != nil {
+			return
+		}
+		var v jinja.Value
+		v, first = shaped(in, item, shape)
+		out = append(out, v)
+	})
+	return out, first
+}
