@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/observe"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -63,12 +63,12 @@ func (e *rejectError) Error() string { return e.Details }
 
 // fail returns an error body in the shape that the API's clients expect.
 func (j *job) fail(status int, details, message string) error {
-	return j.failure(details, prompt.Failure{Status: status, Message: message})
+	return j.failure(details, body.Failure{Status: status, Message: message})
 }
 
-func (j *job) failure(details string, f prompt.Failure) error {
+func (j *job) failure(details string, f body.Failure) error {
 	f.Type = failureTypes[f.Status]
-	return &rejectError{Reject: &extproc.Reject{Status: f.Status, Details: details, Body: prompt.AppendFailure(nil, j.api, f)}}
+	return &rejectError{Reject: &extproc.Reject{Status: f.Status, Details: details, Body: body.AppendFailure(nil, j.api, f)}}
 }
 
 // failureTypes maps statuses to OpenAI's error types.
@@ -97,7 +97,7 @@ func (j *job) answer(err error) extproc.Decision {
 }
 
 func (j *job) rejection(status int, details, message string) *extproc.Reject {
-	return &extproc.Reject{Status: status, Details: details, Body: prompt.AppendFailure(nil, j.api, prompt.Failure{Status: status, Type: failureTypes[status], Message: message})}
+	return &extproc.Reject{Status: status, Details: details, Body: body.AppendFailure(nil, j.api, body.Failure{Status: status, Type: failureTypes[status], Message: message})}
 }
 
 func (j *job) reject(r *extproc.Reject) extproc.Decision {

@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
@@ -202,10 +202,10 @@ func hashesOf(tb testing.TB, d *Decider, body []byte) []kvindex.Hash {
 }
 
 // blocksOf is hashesOf with the token ids.
-func blocksOf(tb testing.TB, d *Decider, body []byte) ([]kvindex.Hash, []uint32) {
+func blocksOf(tb testing.TB, d *Decider, raw []byte) ([]kvindex.Hash, []uint32) {
 	s := d.takeScratch()
-	r := &extproc.Request{Method: "POST", Path: "/v1/chat/completions", Body: body}
-	j := job{d: d, s: s, r: r, entry: observe.NewEntry(r, time.Time{}), api: prompt.Chat}
+	r := &extproc.Request{Method: "POST", Path: "/v1/chat/completions", Body: raw}
+	j := job{d: d, s: s, r: r, entry: observe.NewEntry(r, time.Time{}), api: body.Chat}
 	in, err := j.read(context.Background(), context.Background())
 	if err != nil {
 		tb.Fatal(err)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/disagg"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
@@ -160,8 +160,8 @@ var members = map[string]func(n int) string{
 }
 
 // readFields reads what a decision needs besides the prompt.
-func readFields(r *prompt.Request) {
-	r.ConversationID(prompt.ConversationFields)
+func readFields(r *body.Request) {
+	r.ConversationID(body.ConversationFields)
 	r.MaxTokens()
 	r.Choices()
 	r.CacheSalt()
@@ -172,8 +172,8 @@ func readFields(r *prompt.Request) {
 
 func TestCostOfReadingAndEditing(t *testing.T) {
 	prepared(t)
-	edits := []prompt.Edit{prompt.Delete("data_parallel_rank"), prompt.Set([]byte("3"), "routed_dp_rank"), prompt.Set([]byte("1"), "kv_transfer_params", "remote_host"),
-		prompt.Delete("sampling_params", "extra_args", "kv_transfer_params")}
+	edits := []body.Edit{body.Delete("data_parallel_rank"), body.Set([]byte("3"), "routed_dp_rank"), body.Set([]byte("1"), "kv_transfer_params", "remote_host"),
+		body.Delete("sampling_params", "extra_args", "kv_transfer_params")}
 	var protocols []*disagg.Protocol
 	for _, name := range []string{"nixl", "sglang", "trtllm", "lmcache"} {
 		p, err := disagg.New(name, disagg.Options{Append: true})
@@ -189,9 +189,9 @@ func TestCostOfReadingAndEditing(t *testing.T) {
 	}
 	for name, more := range members {
 		t.Run(name, func(t *testing.T) {
-			body := func(n int) []byte { return []byte(`{"prompt":"x",` + more(n) + `}`) }
-			request := func(n int) *prompt.Request {
-				r, err := prompt.Parse(prompt.Completions, body(n))
+			raw := func(n int) []byte { return []byte(`{"prompt":"x",` + more(n) + `}`) }
+			request := func(n int) *body.Request {
+				r, err := body.Parse(body.Completions, raw(n))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -199,9 +199,9 @@ func TestCostOfReadingAndEditing(t *testing.T) {
 			}
 			t.Run("parse", func(t *testing.T) {
 				grows(t, func(n int) func() {
-					b := body(n)
-					var r prompt.Request
-					return func() { _ = r.Parse(prompt.Completions, b) }
+					b := raw(n)
+					var r body.Request
+					return func() { _ = r.Parse(body.Completions, b) }
 				})
 			})
 			t.Run("fields", func(t *testing.T) {
@@ -212,9 +212,9 @@ func TestCostOfReadingAndEditing(t *testing.T) {
 			})
 			t.Run("edit", func(t *testing.T) {
 				grows(t, func(n int) func() {
-					b := body(n)
+					b := raw(n)
 					out := make([]byte, 0, 2*len(b))
-					return func() { _, _ = prompt.Apply(out, b, edits...) }
+					return func() { _, _ = body.Apply(out, b, edits...) }
 				})
 			})
 			t.Run("legs", func(t *testing.T) {
@@ -278,7 +278,7 @@ func TestCostOfAnswers(t *testing.T) {
 						grows(t, func(n int) func() {
 							b := []byte(text(n))
 							return func() {
-								s, e := prompt.NewUsageScanner(sse), prompt.NewUsageEditor(sse, usage.Edit)
+								s, e := body.NewUsageScanner(sse), body.NewUsageEditor(sse, usage.Edit)
 								for rest := b; len(rest) > 0; {
 									part := rest[:min(piece, len(rest))]
 									rest = rest[len(part):]
@@ -307,7 +307,7 @@ func TestCostOfAnswers(t *testing.T) {
 						}
 						legs = append(legs, p)
 					}
-					r, err := prompt.Parse(prompt.Completions, []byte(`{"prompt":"x"}`))
+					r, err := body.Parse(body.Completions, []byte(`{"prompt":"x"}`))
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -390,8 +390,8 @@ func TestCostOfTokenizing(t *testing.T) {
 }
 
 // requests are bodies with much of one thing, by API.
-var requests = map[prompt.API]map[string]func(n int) string{
-	prompt.Chat: {
+var requests = map[body.API]map[string]func(n int) string{
+	body.Chat: {
 		"messages": func(n int) string {
 			return messages(list(n, `{"role":"user","content":"x"},{"role":"assistant","content":"y"}`))
 		},
@@ -460,7 +460,7 @@ var requests = map[prompt.API]map[string]func(n int) string{
 				`,"continue_final_message":true,"add_generation_prompt":false`
 		},
 	},
-	prompt.Responses: {
+	body.Responses: {
 		"items": func(n int) string { return `"input":[` + list(n, `{"role":"user","content":"x"}`) + `]` },
 		"calls": func(n int) string {
 			return items(n, `{"type":"function_call","call_id":"%d","name":"f","arguments":"{}"}`)
@@ -477,7 +477,7 @@ var requests = map[prompt.API]map[string]func(n int) string{
 			return `"input":"x","tools":[` + list(n, `{"type":"function","name":"f%d","parameters":{}}`) + `]`
 		},
 	},
-	prompt.Messages: {
+	body.Messages: {
 		"messages": func(n int) string {
 			return turns(list(n, `{"role":"user","content":"x"},{"role":"assistant","content":"y"}`))
 		},
@@ -509,7 +509,7 @@ var requests = map[prompt.API]map[string]func(n int) string{
 			return turns(`{"role":"user","content":"x"}`) + `,"tools":[` + list(n, `{"name":"f%d","input_schema":{"type":"object"}}`) + `]`
 		},
 	},
-	prompt.Completions: {
+	body.Completions: {
 		"prompts": func(n int) string { return `"prompt":[` + list(n, `"x"`) + `]` },
 		"ids":     func(n int) string { return `"prompt":[` + list(n, `%d`) + `]` },
 		"lists":   func(n int) string { return `"prompt":[` + list(n, `[1]`) + `]` },
@@ -544,11 +544,11 @@ func TestCostOfPrompts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for api, shapes := range requests {
-		for name, body := range shapes {
+		for name, fields := range shapes {
 			for _, engine := range []shape.Engine{shape.VLLM, shape.SGLang, shape.TRTLLM} {
 				t.Run(strings.Join([]string{api.String(), name, engine.String()}, "/"), func(t *testing.T) {
 					grows(t, func(n int) func() {
-						r, err := prompt.Parse(api, []byte(`{"model":"m",`+body(n)+`}`))
+						r, err := body.Parse(api, []byte(`{"model":"m",`+fields(n)+`}`))
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -580,7 +580,7 @@ func TestCostOfTemplates(t *testing.T) {
 		for _, name := range []string{"messages", "calls", "calls in turn", "tool answers", "tools", "properties", "documents", "thought", "equal tools and messages"} {
 			t.Run(filepath.Base(file)+"/"+name, func(t *testing.T) {
 				grows(t, func(n int) func() {
-					body := []byte(`{` + requests[prompt.Chat][name](n) + `}`)
+					body := []byte(`{` + requests[body.Chat][name](n) + `}`)
 					v, err := jinja.ParseJSON(body)
 					if err != nil {
 						t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
@@ -117,7 +117,7 @@ func cacheBytes(models []*fleet.Model) (n int64) {
 
 // newRouted returns the counters of requests that got a target, by API.
 func newRouted(m *observe.Metrics) (out []prometheus.Counter) {
-	for api := prompt.Unknown; api == prompt.Unknown || api.String() != prompt.Unknown.String(); api++ {
+	for api := body.Unknown; api == body.Unknown || api.String() != body.Unknown.String(); api++ {
 		out = append(out, m.Requests.WithLabelValues(api.String(), "routed"))
 	}
 	return out
@@ -188,7 +188,7 @@ type job struct {
 	s     *scratch
 	cpu   cpuPlace
 	entry *observe.Entry
-	api   prompt.API
+	api   body.API
 	// began is when the request arrived, clock when the current stage began.
 	began, clock time.Time
 	// elsewhere is the time spent in prefill legs and waiting for capacity.
@@ -225,7 +225,7 @@ func (j *job) survive(ctx, exact context.Context) extproc.Decision {
 func (j *job) run(ctx, exact context.Context) (extproc.Decision, error) {
 	none := extproc.Decision{}
 	j.entry = observe.NewEntry(j.r, j.began)
-	j.api, _ = prompt.Detect(j.r.Method, j.r.Path)
+	j.api, _ = body.Detect(j.r.Method, j.r.Path)
 	j.entry.API = j.api.String()
 	if err := j.lap(ctx, observe.StageQueue); err != nil {
 		return none, err

@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -94,8 +94,8 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	case !w.d.cfg.Disagg.Trust:
 		edits = append(edits, disagg.CleanID(r)...)
 	}
-	if p.decode.Member.Engine == shape.TRTLLM.String() && r.Member(prompt.FieldDisaggregatedParams, "route_hint") != nil {
-		edits = append(edits, prompt.Delete(prompt.FieldDisaggregatedParams.String(), "route_hint"))
+	if p.decode.Member.Engine == shape.TRTLLM.String() && r.Member(body.FieldDisaggregatedParams, "route_hint") != nil {
+		edits = append(edits, body.Delete(body.FieldDisaggregatedParams.String(), "route_hint"))
 	}
 	leg := disagg.Leg{Edits: edits}
 	body, err := leg.Body(ctx, r)
@@ -106,7 +106,7 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 }
 
 // edits returns the edits of every request to an engine.
-func (w *work) edits(e *fleet.Endpoint, free bool) []prompt.Edit {
+func (w *work) edits(e *fleet.Endpoint, free bool) []body.Edit {
 	return append(w.rankEdits(e, free), w.saltEdits(e)...)
 }
 
@@ -114,40 +114,40 @@ func (w *work) edits(e *fleet.Endpoint, free bool) []prompt.Edit {
 // in place of the client's, or no rank where the engine chooses (unset is not 0). SGLang's
 // /generate reads no header; its other APIs prefer the header, but not in every version, so
 // a client's field is always removed or replaced.
-func (w *work) rankEdits(e *fleet.Endpoint, free bool) []prompt.Edit {
+func (w *work) rankEdits(e *fleet.Endpoint, free bool) []body.Edit {
 	if !w.in.known || e.Member.Engine != shape.SGLang.String() {
 		return nil
 	}
 	picked := e.Rank != "" && !free
-	if !w.in.body.Span(prompt.FieldRoutedDPRank).Present() && !w.in.body.Span(prompt.FieldDataParallelRank).Present() && (!picked || w.api != prompt.Generate) {
+	if !w.in.body.Span(body.FieldRoutedDPRank).Present() && !w.in.body.Span(body.FieldDataParallelRank).Present() && (!picked || w.api != body.Generate) {
 		return nil
 	}
-	edits := []prompt.Edit{prompt.Delete(prompt.FieldDataParallelRank.String())}
+	edits := []body.Edit{body.Delete(body.FieldDataParallelRank.String())}
 	if !picked {
-		return append(edits, prompt.Delete(prompt.FieldRoutedDPRank.String()))
+		return append(edits, body.Delete(body.FieldRoutedDPRank.String()))
 	}
-	return append(edits, prompt.Set([]byte(e.Rank), prompt.FieldRoutedDPRank.String()))
+	return append(edits, body.Set([]byte(e.Rank), body.FieldRoutedDPRank.String()))
 }
 
 // forwardIDs adds the token ids to the request, so that the engine does not tokenize again.
-// body is the body as edited so far, nil if unchanged; so is the result.
-func (w *work) forwardIDs(ctx context.Context, body []byte) []byte {
+// edited is the body as edited so far, nil if unchanged; so is the result.
+func (w *work) forwardIDs(ctx context.Context, edited []byte) []byte {
 	m, ids := w.in.model, w.tokens.whole()
 	if !w.in.known || m == nil || m.Tokens == nil || !m.Config.HandIDs || len(ids) == 0 {
-		return body
+		return edited
 	}
 	edit, ok := m.Tokens.ForwardIDs(w.in.body, m.Engine, shape.Result{IDs: ids})
 	if !ok {
-		return body
+		return edited
 	}
-	from := body
+	from := edited
 	if from == nil {
 		from = w.in.body.Body
 	}
-	out, err := prompt.ApplyContext(ctx, make([]byte, 0, len(from)+8*len(ids)), from, edit)
+	out, err := body.ApplyContext(ctx, make([]byte, 0, len(from)+8*len(ids)), from, edit)
 	if err != nil { // the engine tokenizes the unchanged request
 		w.d.log.Debug().Err(err).Str("request", w.r.ID).Msg("token ids not forwarded")
-		return body
+		return edited
 	}
 	return out
 }

@@ -3,7 +3,7 @@ package decide
 import (
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -57,8 +57,8 @@ func adapter(in *input) string {
 // salt separates this request's blocks from others'. SGLang's extra_key does so in the
 // engine but does not appear in its events: with one, only prompts sent with the same one
 // match.
-func salt(body *prompt.Request, salt string) string {
-	if extra := body.Raw(prompt.FieldExtraKey); len(extra) > 0 && extra[0] != 'n' {
+func salt(req *body.Request, salt string) string {
+	if extra := req.Raw(body.FieldExtraKey); len(extra) > 0 && extra[0] != 'n' {
 		return "extra_key\x00" + string(extra) + "\x00" + salt
 	}
 	return salt

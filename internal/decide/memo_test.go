@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
@@ -50,17 +50,17 @@ func TestKeptHashesAreTheHashes(t *testing.T) {
 			chat = append(chat, fmt.Sprintf(`{"role":%q,"content":%s}`, role, content))
 		}
 		chats = append(chats, chat)
-		body := []byte(`{"model":"demo","messages":[` + strings.Join(chat, ",") + `]` + more[rng.IntN(len(more))] + `}`)
+		raw := []byte(`{"model":"demo","messages":[` + strings.Join(chat, ",") + `]` + more[rng.IntN(len(more))] + `}`)
 		for range 1 + rng.IntN(3) {
-			got := slices.Clone(hashesOf(t, d, body))
-			req, err := prompt.Parse(prompt.Chat, body)
+			got := slices.Clone(hashesOf(t, d, raw))
+			req, err := body.Parse(body.Chat, raw)
 			if err != nil {
 				t.Fatal(err)
 			}
 			res, _ := fresh.Prompt(req, shape.VLLM) // refused ones have no ids here either
 			want := d.fleet.Index().Hasher().AppendHashes(nil, d.fleet.Index().Hasher().Seed("demo", "", ""), res.IDs, d.cfg.Index.BlockSize)
 			if !slices.Equal(got, want) {
-				t.Fatalf("%d hashes, want %d: %s", len(got), len(want), body)
+				t.Fatalf("%d hashes, want %d: %s", len(got), len(want), raw)
 			}
 		}
 	}

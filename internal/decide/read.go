@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // maxNamed bounds the model names in an answer to a client.
@@ -18,7 +18,7 @@ const maxNamed = 20
 type input struct {
 	// body is nil if it was not read, known reports that it was read as a prompt. It
 	// may be shared with other requests.
-	body  *prompt.Request
+	body  *body.Request
 	known bool
 	// model is the configured model, nil if there is none; name is what workers are
 	// asked to serve.
@@ -34,7 +34,7 @@ type input struct {
 // is routed by load, unless it may contain fields that only Kvlane may set.
 func (j *job) read(ctx, exact context.Context) (*input, error) {
 	switch {
-	case j.api == prompt.Unknown:
+	case j.api == body.Unknown:
 		return j.readUnknown()
 	case j.r.Partial && j.guarded():
 		return nil, j.unread("its body is not here whole")
@@ -47,8 +47,8 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 			"), and engines do not decompress: send it as it is, or let a decompressor filter stand before Kvlane")
 	}
 	err := j.d.cache.Parse(&j.s.turn, j.api, j.r.Body)
-	body := j.s.turn.Request
-	if unread, ok := errors.AsType[*prompt.UnreadError](err); ok {
+	req := j.s.turn.Request
+	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
 		if j.guarded() {
 			return nil, j.unread(unread.Reason)
 		}
@@ -58,11 +58,11 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	if err != nil {
 		return nil, j.fail(400, "kvlane_invalid_json", err.Error())
 	}
-	in := &input{body: body, known: true, name: body.Model()}
+	in := &input{body: req, known: true, name: req.Model()}
 	if err := j.readTenant(in); err != nil {
 		return nil, err
 	}
-	in.conversation = j.conversation(body)
+	in.conversation = j.conversation(req)
 	in.model = j.d.fleet.Model(in.name)
 	j.entry.Model, j.entry.Conversation = observe.Clip(in.name), observe.Clip(in.conversation)
 	in.name, err = j.servedName(ctx, exact, in)
@@ -87,13 +87,13 @@ func (j *job) readUnknown() (*input, error) {
 	if len(j.r.Body) == 0 {
 		return &input{}, nil
 	}
-	body, err := prompt.Parse(prompt.Unknown, j.r.Body)
-	if unread, ok := errors.AsType[*prompt.UnreadError](err); ok {
+	req, err := body.Parse(body.Unknown, j.r.Body)
+	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
 		return nil, j.unread(unread.Reason)
 	}
 	in := &input{}
 	if err == nil { // engines cannot parse what Kvlane cannot
-		in.body = body
+		in.body = req
 		err = j.readTenant(in)
 		return in, err
 	}
@@ -112,8 +112,8 @@ func (j *job) unread(reason string) error {
 }
 
 // conversation returns the id in the body, else in the first header that has one.
-func (j *job) conversation(body *prompt.Request) string {
-	if id, _ := body.ConversationID(prompt.ConversationFields); id != "" {
+func (j *job) conversation(req *body.Request) string {
+	if id, _ := req.ConversationID(body.ConversationFields); id != "" {
 		return id
 	}
 	for _, name := range j.d.cfg.Routing.Headers {
@@ -137,7 +137,7 @@ func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) 
 		if !v.Split() {
 			return name, nil
 		}
-		return name, j.failure("kvlane_model_missing", prompt.Failure{Status: 400, Param: "model", Message: `you must provide a "model": ` + servedHere(v) + " are served here"})
+		return name, j.failure("kvlane_model_missing", body.Failure{Status: 400, Param: "model", Message: `you must provide a "model": ` + servedHere(v) + " are served here"})
 	}
 	if d.fleet.Known(v, name) {
 		return name, nil
@@ -163,7 +163,7 @@ func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) 
 	case in.model != nil:
 		return name, j.fail(503, "kvlane_model_not_served", fmt.Sprintf("no worker serves the model `%s` at the moment", observe.Clip(name)))
 	}
-	return name, j.failure("kvlane_model_not_found", prompt.Failure{Status: 404, Param: "model", Code: "model_not_found",
+	return name, j.failure("kvlane_model_not_found", body.Failure{Status: 404, Param: "model", Code: "model_not_found",
 		Message: fmt.Sprintf("The model `%s` does not exist: %s are served here", observe.Clip(name), servedHere(v))})
 }
 

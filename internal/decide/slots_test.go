@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -31,7 +31,7 @@ func TestANewcomerInThePrefillWorkersSlot(t *testing.T) {
 	t.Cleanup(newcomer.Close)
 	now := p.now()
 	s := &scratch{}
-	j := &job{d: p.Decider, began: now, clock: now, s: s, api: prompt.Completions, r: &extproc.Request{ID: "x", Method: "POST", Path: "/v1/completions",
+	j := &job{d: p.Decider, began: now, clock: now, s: s, api: body.Completions, r: &extproc.Request{ID: "x", Method: "POST", Path: "/v1/completions",
 		Body: []byte(`{"prompt":"` + strings.Repeat("word ", 400) + `"}`)}}
 	j.entry = observe.NewEntry(j.r, now)
 	in, err := j.read(t.Context(), t.Context())

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -392,15 +392,15 @@ func (w *work) final(p *placed, f *disagg.FailureError) extproc.Decision {
 
 // rejectOf is the answer to a request whose prefill leg has finally failed: the worker's
 // own answer if the client is at fault, 503 otherwise.
-func rejectOf(f *disagg.FailureError, api prompt.API) *extproc.Reject {
+func rejectOf(f *disagg.FailureError, api body.API) *extproc.Reject {
 	if f.Outcome != disagg.Refused {
 		return &extproc.Reject{Status: http.StatusServiceUnavailable, Details: "kvlane_prefill_failed",
-			Body: prompt.AppendFailure(nil, api, prompt.Failure{Status: http.StatusServiceUnavailable,
+			Body: body.AppendFailure(nil, api, body.Failure{Status: http.StatusServiceUnavailable,
 				Type: failureTypes[http.StatusServiceUnavailable], Message: "no worker could compute the prompt; try again"})}
 	}
 	r := &extproc.Reject{Status: f.Status, Body: f.Body, Details: "kvlane_prefill_refused"}
-	if f.Status == http.StatusTooManyRequests || prompt.Valid(f.Body) != nil {
-		r.Body = prompt.AppendFailure(nil, api, prompt.Failure{Status: f.Status, Type: "prefiller_error", Code: strconv.Itoa(f.Status),
+	if f.Status == http.StatusTooManyRequests || body.Valid(f.Body) != nil {
+		r.Body = body.AppendFailure(nil, api, body.Failure{Status: f.Status, Type: "prefiller_error", Code: strconv.Itoa(f.Status),
 			Message: "the prefill worker answered " + strconv.Itoa(f.Status) + " " + http.StatusText(f.Status)})
 	}
 	if v := f.Header.Get("Retry-After"); v != "" {

@@ -8,19 +8,19 @@ import (
 	"slices"
 
 	"github.com/kvlane/kvlane/internal/fleet"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // salted are the APIs in which an engine reads cache_salt.
-var salted = map[string][]prompt.API{
-	shape.VLLM.String():   {prompt.Chat, prompt.Completions, prompt.Responses, prompt.Embeddings, prompt.VLLMGenerate},
-	shape.SGLang.String(): {prompt.Chat, prompt.Completions, prompt.Responses, prompt.Generate},
-	shape.TRTLLM.String(): {prompt.Chat},
+var salted = map[string][]body.API{
+	shape.VLLM.String():   {body.Chat, body.Completions, body.Responses, body.Embeddings, body.VLLMGenerate},
+	shape.SGLang.String(): {body.Chat, body.Completions, body.Responses, body.Generate},
+	shape.TRTLLM.String(): {body.Chat},
 }
 
 // uncached are the APIs that compute no KV blocks.
-var uncached = []prompt.API{prompt.Tokenize, prompt.CountTokens}
+var uncached = []body.API{body.Tokenize, body.CountTokens}
 
 // tenant returns the tenant that the gateway's header names, "" if there is none. Two
 // headers are refused: one of them may be the client's.
@@ -52,13 +52,13 @@ func (j *job) readTenant(in *input) error {
 	if err != nil {
 		return err
 	}
-	own := in.body.Raw(prompt.FieldCacheSalt)
+	own := in.body.Raw(body.FieldCacheSalt)
 	if string(own) == "null" {
 		own = nil
 	}
 	// SGLang joins salt and extra_key: without a salt an extra_key could have the value of
 	// another tenant's salt.
-	if name == "" && len(own) == 0 && len(in.body.Raw(prompt.FieldExtraKey)) == 0 {
+	if name == "" && len(own) == 0 && len(in.body.Raw(body.FieldExtraKey)) == 0 {
 		return nil
 	}
 	in.salt = TenantSalt(name, own)
@@ -86,11 +86,11 @@ func (w *work) unsalted(e *fleet.Endpoint) string {
 
 // saltEdits returns the edits that give the request its tenant's salt. A client's salt is
 // replaced also where the engine is not known to read it.
-func (w *work) saltEdits(e *fleet.Endpoint) []prompt.Edit {
-	if w.in.salt == "" || !w.takesSalt(e.Member.Engine) && !w.in.body.Span(prompt.FieldCacheSalt).Present() {
+func (w *work) saltEdits(e *fleet.Endpoint) []body.Edit {
+	if w.in.salt == "" || !w.takesSalt(e.Member.Engine) && !w.in.body.Span(body.FieldCacheSalt).Present() {
 		return nil
 	}
-	return []prompt.Edit{prompt.Set([]byte(`"`+w.in.salt+`"`), prompt.FieldCacheSalt.String())}
+	return []body.Edit{body.Set([]byte(`"`+w.in.salt+`"`), body.FieldCacheSalt.String())}
 }
 
 // cacheSalt returns the salt under which the engine caches the request's blocks.

@@ -7,21 +7,21 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/extproc"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 const saltHeader = "x-tenant"
 
 // saltOf returns the salt that an engine reads from a body, "" for none.
-func saltOf(t *testing.T, api prompt.API, r *extproc.Request, d *extproc.Decision) string {
+func saltOf(t *testing.T, api body.API, r *extproc.Request, d *extproc.Decision) string {
 	t.Helper()
-	body := d.Body
-	if body == nil {
-		body = r.Body
+	raw := d.Body
+	if raw == nil {
+		raw = r.Body
 	}
-	p, err := prompt.Parse(api, body)
+	p, err := body.Parse(api, raw)
 	if err != nil {
-		t.Fatalf("%s: %v", body, err)
+		t.Fatalf("%s: %v", raw, err)
 	}
 	return p.CacheSalt()
 }
@@ -72,7 +72,7 @@ func TestATenantsSaltReachesTheEngine(t *testing.T) {
 			if d.Reject != nil {
 				t.Fatalf("got %d %s, want it sent on", d.Reject.Status, d.Reject.Body)
 			}
-			api, _ := prompt.Detect("POST", c.path)
+			api, _ := body.Detect("POST", c.path)
 			if got := saltOf(t, api, r, &d); got != c.want {
 				t.Errorf("got salt %q, want %q", got, c.want)
 			}
@@ -96,7 +96,7 @@ func TestRequestsWithoutATenantShareACache(t *testing.T) {
 	} {
 		r := b.request(c.path, completion(3, c.more))
 		d := b.Decide(t.Context(), r)
-		if got := saltOf(t, prompt.Completions, r, &d); d.Reject != nil || got != c.want {
+		if got := saltOf(t, body.Completions, r, &d); d.Reject != nil || got != c.want {
 			t.Errorf("%s %s: got salt %q, want %q", c.path, c.more, got, c.want)
 		}
 		end(&d, 200)
@@ -143,11 +143,11 @@ func TestBothLegsAreSalted(t *testing.T) {
 	p := newPoolsWith(t, "nixl", "tenants: {salt_header: x-tenant}\nrouting: {disagg: {mode: threshold, threshold: 64}}\n")
 	legs := 0
 	p.both(answer(`{"choices":[{}],"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"e"}}`))
-	p.leg = func(r *http.Request, body []byte) {
+	p.leg = func(r *http.Request, raw []byte) {
 		legs++
-		parsed, err := prompt.Parse(prompt.Completions, body)
+		parsed, err := body.Parse(body.Completions, raw)
 		if err != nil || parsed.CacheSalt() != TenantSalt("a", nil) {
-			t.Errorf("prefill: got %s %v, want salt %s", body, err, TenantSalt("a", nil))
+			t.Errorf("prefill: got %s %v, want salt %s", raw, err, TenantSalt("a", nil))
 		}
 		if r.Header.Get("X-Tenant")+r.Header.Get("X-Cache-Salt") != "" {
 			t.Errorf("prefill: got headers %v, want none that names a tenant", r.Header)
@@ -159,7 +159,7 @@ func TestBothLegsAreSalted(t *testing.T) {
 	}
 	d := p.Decide(t.Context(), r)
 	defer end(&d, 200)
-	if got := saltOf(t, prompt.Completions, r, &d); d.Reject != nil || got != TenantSalt("a", nil) || legs != 1 {
+	if got := saltOf(t, body.Completions, r, &d); d.Reject != nil || got != TenantSalt("a", nil) || legs != 1 {
 		t.Errorf("decode: got salt %q after %d prefill legs, %+v; want %q after 1", got, legs, d.Reject, TenantSalt("a", nil))
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/observe"
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -50,9 +50,9 @@ type ticket struct {
 	// that it did not arrive in time.
 	legUsage  *disagg.LegUsage
 	impatient bool
-	editor    *prompt.UsageEditor
+	editor    *body.UsageEditor
 
-	usage *prompt.UsageScanner
+	usage *body.UsageScanner
 	first bool
 }
 
@@ -134,7 +134,7 @@ func (t *ticket) moved(served string) {
 // ResponseBody implements extproc.Ticket.
 func (t *ticket) ResponseBody(chunk []byte, last bool) {
 	if t.usage == nil {
-		t.usage = prompt.NewUsageScanner(looksLikeSSE(chunk))
+		t.usage = body.NewUsageScanner(looksLikeSSE(chunk))
 	}
 	_, _ = t.usage.Write(chunk)
 	if last {
@@ -151,7 +151,7 @@ func (t *ticket) EditBody(chunk []byte, last bool) (out []byte, changed, holds b
 		if len(chunk) == 0 {
 			return nil, false, false
 		}
-		t.editor = prompt.NewUsageEditor(looksLikeSSE(chunk), t.tellUsage)
+		t.editor = body.NewUsageEditor(looksLikeSSE(chunk), t.tellUsage)
 	}
 	out, changed = t.editor.Edit(chunk, last)
 	return out, changed, t.editor.Holds()
