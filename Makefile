@@ -140,7 +140,7 @@ simulate: ## Runs routing, index, feeds and queue under a seeded scheduler with 
 
 .PHONY: faults
 faults: envoy ## Plays the fault matrix on the real Envoy, fails if a figure is out of bounds, prints the table and writes it to docs/faults.md
-	go test ./e2e -run '^TestFaults' -faults -count=1 -v -timeout 60m
+	go test ./e2e -run '^TestFaults$$' -faults -count=1 -v -timeout 60m
 	@sed -n '/begin: written by make faults/,/<!-- end/p' docs/faults.md
 
 SOAK ?= 1h

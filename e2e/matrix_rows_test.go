@@ -245,8 +245,8 @@ func faults() []fault {
 		add(shape, false, fault{name: "prefill engine refuses", shows: "kvlane_prefill_legs_total", made: "refuses connections and cuts running legs, for 2 s", failed: own, why: why, play: engine(enginesim.Faults{Refuse: true}, 2*time.Second, 0)})
 		add(shape, false, fault{name: "prefill engine dies before it has answered", shows: "kvlane_prefill_legs_total", made: "each connection is cut before the answer, for 3 s", failed: own, why: why, play: engine(enginesim.Faults{DieAfterTokens: 1}, 3*time.Second, 0)})
 		add(shape, false, fault{name: "prefill engine answers 500", shows: "kvlane_prefill_legs_total", made: "for 3 s", failed: own, why: why, play: engine(enginesim.Faults{FailStatus: 500, FailCount: -1}, 3*time.Second, 0)})
-		add(shape, shape == "nixl", fault{name: "prefill engine does not answer", shows: "kvlane_prefill_legs_total", made: "legs get no answer for 4 s; `disagg.timeout` is 3 s", failed: own, why: why, stall: 6 * time.Second, play: engine(enginesim.Faults{AnswerDelayMS: forever}, 4*time.Second, 0)})
-		add(shape, shape == "mooncake", fault{name: "prefill engine killed in any phase", made: "SIGKILL at load, before, during and after legs; started again after 2 s", failed: dies, why: reason, stall: 3 * time.Second, play: killed.play})
+		add(shape, false, fault{name: "prefill engine does not answer", shows: "kvlane_prefill_legs_total", made: "legs get no answer for 4 s; `disagg.timeout` is 3 s", failed: own, why: why, stall: 6 * time.Second, play: engine(enginesim.Faults{AnswerDelayMS: forever}, 4*time.Second, 0)})
+		add(shape, shape == "nixl", fault{name: "prefill engine killed in any phase", made: "SIGKILL at load, before, during and after legs; started again after 2 s", failed: dies, why: reason, stall: 3 * time.Second, play: killed.play})
 		add(shape, false, fault{name: "prefill engine stopped in any phase", made: "SIGSTOP for 8 s", failed: own, why: why, stall: stop, play: func(p *stage) {
 			p.process.signal(p.t, syscall.SIGSTOP)
 			p.lasts(stop, 0)
@@ -254,7 +254,7 @@ func faults() []fault {
 			p.process.signal(p.t, syscall.SIGCONT)
 		}})
 		add(shape, false, fault{name: "decode engine refuses", made: "refuses connections and cuts running answers, for 2 s", failed: 2 * loadClients, why: begun + ", or whose blocks were sent to it", play: engine(enginesim.Faults{Refuse: true}, 2*time.Second, 2)})
-		add(shape, true, fault{name: "client leaves during its legs", made: "closed 5 ms after the body, and after the first bytes of the answer", play: func(p *stage) {
+		add(shape, shape == "nixl", fault{name: "client leaves during its legs", made: "closed 5 ms after the body, and after the first bytes of the answer", play: func(p *stage) {
 			n := p.leavers(time.Second, 1, 5*time.Millisecond, false) + p.leavers(time.Second, 1, 0, true)
 			p.note = fmt.Sprintf("%d clients left", n)
 		}})
@@ -281,7 +281,7 @@ func faults() []fault {
 			p.over()
 			p.startKvlane()
 		}})
-		add(shape, true, fault{name: "Kvlane stopped", made: "SIGSTOP for 8 s; `envoy.stall_timeout` is 2 s", failed: failed, why: why, stall: stop / 2, play: func(p *stage) {
+		add(shape, shape != "sidecar", fault{name: "Kvlane stopped", made: "SIGSTOP for 8 s; `envoy.stall_timeout` is 2 s", failed: failed, why: why, stall: stop / 2, play: func(p *stage) {
 			p.signal(syscall.SIGSTOP)
 			p.lasts(stop, 2*loadClients)
 			p.over()
@@ -295,7 +295,7 @@ func faults() []fault {
 	}
 	add("standalone", true, fault{name: "Kvlane out of descriptors", made: "RLIMIT_NOFILE at what is open; feeds are cut and 20 connections opened meanwhile, for 3 s", play: noDescriptors})
 	add("standalone", false, fault{name: "Kvlane out of memory", made: "RLIMIT_DATA at what is mapped, and bodies of 15 MB until the process has ended; started again", stall: stop, memory: 192, play: noMemory})
-	add("standalone", true, fault{name: "disk full", made: "Kvlane's log is `/dev/full`; it writes no other file", setup: restarted(func(b *bed) { b.stderr = "/dev/full" }), clear: restarted(func(b *bed) { b.stderr = "" }), play: func(p *stage) { p.load.more(20*loadClients, true) }})
+	add("standalone", false, fault{name: "disk full", made: "Kvlane's log is `/dev/full`; it writes no other file", setup: restarted(func(b *bed) { b.stderr = "/dev/full" }), clear: restarted(func(b *bed) { b.stderr = "" }), play: func(p *stage) { p.load.more(20*loadClients, true) }})
 	add("standalone", true, fault{name: "configuration broken", made: "`kvlane.yaml` is garbage: `check` and `serve` refuse it; the running process gets SIGHUP", play: brokenConfig})
 	var listed, named string
 	add("standalone", false, fault{name: "worker list broken", made: "the watched file is cut in half, then empty, then gone, for 1 s each",
