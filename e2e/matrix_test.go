@@ -86,9 +86,10 @@ func (p *stage) lasts(d time.Duration, n int) {
 
 func (f *fault) id() string { return f.shape + ": " + f.name }
 
-// TestFaults plays rows of the fault matrix. `make faults` plays all.
+// TestFaults plays rows of the fault matrix. `make faults` plays all. With -run only the
+// figures of the rows that are played are written anew.
 func TestFaults(t *testing.T) {
-	figures := map[string]measured{}
+	figures := readFigures(t)
 	for _, shape := range faultShapes {
 		rows := slices.DeleteFunc(faults(), func(f fault) bool { return f.shape != shape.name || !f.quick && !*everyFault })
 		if len(rows) == 0 {
@@ -275,16 +276,21 @@ const tableBegin, tableEnd = "<!-- begin: written by make faults -->", "<!-- end
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
 
-// The page has the rows and bounds of the code, and the figures of the last whole run.
-func TestFaultsPage(t *testing.T) {
+func readFigures(t *testing.T) (figures map[string]measured) {
+	t.Helper()
 	text, err := os.ReadFile(faultsFigures)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var figures map[string]measured
 	if err := json.Unmarshal(text, &figures); err != nil {
 		t.Fatal(err)
 	}
+	return figures
+}
+
+// The page has the rows and bounds of the code, and the figures of the last whole run.
+func TestFaultsPage(t *testing.T) {
+	figures := readFigures(t)
 	page, err := os.ReadFile(faultsPage)
 	if err != nil {
 		t.Fatal(err)
