@@ -6,7 +6,8 @@
 # The same source, VERSION and Go make the same binary and bill of materials, byte for byte. The image that builds is pinned by
 # the digest that Docker's own list has for its tag (github.com/docker-library/repo-info, repos/golang/remote/1.26.8-bookworm.md).
 # No such list is published for the base, and the tests have no registry to ask: it is named by tag, and thereby gets new
-# certificates. Who needs the image itself to be reproducible pins it too:
+# certificates. `make pin-images` writes both digests here, where the registries can be reached; `make check-images` fails
+# until then. For one build:
 #
 #   --build-arg BASE_IMAGE=gcr.io/distroless/static-debian12@$(docker buildx imagetools inspect \
 #     gcr.io/distroless/static-debian12:nonroot --format '{{.Manifest.Digest}}')

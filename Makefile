@@ -10,6 +10,7 @@ BIN               := $(TOOLS)/bin
 ENVOY_VERSION     := 1.40.0
 GOLANGCI_VERSION  := v2.15.0
 GOTESTSUM_VERSION := v1.13.0
+GOVULNCHECK_VERSION := v1.9.0
 GOTESTSUM         := $(BIN)/gotestsum-$(GOTESTSUM_VERSION)
 export GOFLAGS    := -buildvcs=false
 
@@ -174,13 +175,8 @@ corpus: build ## Compares kvlane tokenize with the ids of a corpus (CORPUS=FILE,
 
 FUZZTIME ?= 30s
 .PHONY: fuzz
-fuzz: ## Runs every fuzz target for FUZZTIME (30s)
-	@for pkg in $$(go list ./...); do \
-	  dir=$$(go list -f '{{.Dir}}' $$pkg); \
-	  for f in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' $$dir/*_test.go 2>/dev/null | sed 's/^func //'); do \
-	    echo "== $$pkg $$f"; go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$pkg; \
-	  done; \
-	done
+fuzz: ## Runs every fuzz target for FUZZTIME (30s) and prints a table (TARGET=pattern, PARALLEL=workers of each)
+	@.ci/fuzz $(FUZZTIME) $(TARGET)
 
 $(BIN)/golangci-lint-$(GOLANGCI_VERSION):
 	@mkdir -p $(BIN)
@@ -230,12 +226,41 @@ test-chart: build envoy ## Tests the Helm chart (lint, suites, strict schemas, k
 	@./e2e/chart/build.sh $(TOOLS)/k8s
 	KVLANE_CHART_TOOLS=$(TOOLS)/k8s KVLANE=$(BIN)/kvlane go test -count=1 -timeout 20m ./e2e/chart
 
+CYCLONEDX := $(BIN)/cyclonedx-gomod
+$(CYCLONEDX): e2e/chart/tools/sbom/go.mod
+	@mkdir -p $(BIN)
+	cd e2e/chart/tools/sbom && CGO_ENABLED=0 go build -trimpath -o $@ github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
+
 .PHONY: sbom
-sbom: build ## Writes the binary's bill of materials (CycloneDX) to out/kvlane.cdx.json
-	@./e2e/chart/build.sh $(TOOLS)/k8s
+sbom: build $(CYCLONEDX) ## Writes the binary's bill of materials (CycloneDX) to out/kvlane.cdx.json
 	@mkdir -p out
-	@$(TOOLS)/k8s/bin/cyclonedx-gomod bin -json -std -noserial -notimestamp -version '$(VERSION)' -output out/kvlane.cdx.json $(BIN)/kvlane
+	@$(CYCLONEDX) bin -json -std -noserial -notimestamp -version '$(VERSION)' -output out/kvlane.cdx.json $(BIN)/kvlane
 	@echo "out/kvlane.cdx.json"
+
+.PHONY: licenses
+licenses: ## Lists the licences of the modules in the binary; fails at the GPL and at texts that it does not know
+	@.ci/supply licenses
+
+.PHONY: vuln
+vuln: $(BIN)/govulncheck-$(GOVULNCHECK_VERSION) ## Looks for known vulnerabilities in what the code calls; exits with 2 if the database cannot be reached
+	@.ci/supply vuln $<
+
+$(BIN)/govulncheck-$(GOVULNCHECK_VERSION):
+	@mkdir -p $(BIN)
+	GOBIN=$(BIN) go install golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION)
+	@mv $(BIN)/govulncheck $@
+
+.PHONY: verify
+verify: ## Compares the modules in the module cache with go.sum, those of the tests' tools too
+	@for mod in $$(git ls-files '*go.mod'); do echo "$$mod"; (cd "$$(dirname $$mod)" && go mod verify); done
+
+.PHONY: pin-images
+pin-images: ## Writes the digests that the registries have for the Dockerfile's images into it (needs docker buildx and the registries)
+	@.ci/supply pin
+
+.PHONY: check-images
+check-images: ## Fails if an image in the Dockerfile is not pinned by digest: for a release
+	@.ci/supply check-images
 
 .PHONY: replay-acceptance
 replay-acceptance: build ## Measures every acceptance row against its threshold; rows on Mooncake's trace need TRACE=FILE

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -300,5 +301,36 @@ func TestRules(t *testing.T) {
 		if got := allows(c.imports, c.pkg); got != c.want {
 			t.Errorf("allows(%q, %q): got %v, want %v", c.imports, c.pkg, got, c.want)
 		}
+	}
+}
+
+// Fuzz targets are found by who looks for the parser of something: docs/fuzzing.md lists them all, and no others.
+func TestFuzzTargetsAreListed(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "docs", "fuzzing.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]bool{}
+	for _, m := range regexp.MustCompile("`([a-z0-9/]+\\.Fuzz[A-Za-z0-9]+)`").FindAllSubmatch(text, -1) {
+		listed[string(m[1])] = true
+	}
+	for _, f := range goFiles(t) {
+		if !f.test {
+			continue
+		}
+		for _, d := range f.syntax.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || fn.Recv != nil || !strings.HasPrefix(fn.Name.Name, "Fuzz") {
+				continue
+			}
+			name := f.pkg + "." + fn.Name.Name
+			if !listed[name] {
+				t.Errorf("%s is not in docs/fuzzing.md: add it to the row of what it parses", name)
+			}
+			delete(listed, name)
+		}
+	}
+	for name := range listed {
+		t.Errorf("docs/fuzzing.md lists %s, which is no fuzz target", name)
 	}
 }
