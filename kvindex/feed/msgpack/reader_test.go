@@ -2,6 +2,7 @@ package msgpack_test
 
 import (
 	"bytes"
+	"errors"
 	"math"
 	"reflect"
 	"testing"
@@ -272,8 +273,8 @@ func FuzzAgainstReference(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := msgpack.NewReader(b)
 		got, known, err := tree(&r)
-		if !known && err == nil {
-			return
+		if !known && err == nil || errors.Is(err, msgpack.ErrShort) {
+			return // the other library allocates what a length says before it finds that the bytes are missing
 		}
 		want, wantErr := reference(vmihailenco.NewDecoder(bytes.NewReader(b)))
 		if (err == nil) != (wantErr == nil) {
