@@ -23,12 +23,11 @@ func heldBytes(body mem.BufferSlice) (n int64) {
 // bodies limits the number and the memory of the request bodies held by all streams of a server.
 // It is safe for concurrent use.
 type bodies struct {
+	mu       sync.Mutex
 	maxBytes int64 // 0: no bound
 	maxCount int   // 0: no bound
-
-	mu    sync.Mutex
-	bytes int64
-	count int
+	bytes    int64
+	count    int
 }
 
 // grow changes the memory of one stream's body from *held to n bytes, 0 meaning no body. It
@@ -65,6 +64,13 @@ func (b *bodies) set(held *int64, n int64) {
 	}
 	b.bytes += n - *held
 	*held = n
+}
+
+// SetBodies replaces Options.MaxBodies and MaxBodyBytes. Bodies that are held stay.
+func (s *Server) SetBodies(count int, bytes int64) {
+	s.bodies.mu.Lock()
+	defer s.bodies.mu.Unlock()
+	s.bodies.maxCount, s.bodies.maxBytes = count, bytes
 }
 
 // InFlight returns the number of request bodies held and an upper bound of their memory in

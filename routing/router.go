@@ -70,6 +70,18 @@ func New(config Config) (*Router, error) {
 // Config returns the settings.
 func (r *Router) Config() Config { return r.config }
 
+// SetConfig replaces the settings for the decisions from now on. MaxConversations,
+// MaxPrefixBlocks, Node and HashSeed stay as they are. After an error nothing has changed.
+func (r *Router) SetConfig(config Config) error {
+	config.MaxConversations, config.MaxPrefixBlocks = r.config.MaxConversations, r.config.MaxPrefixBlocks
+	config.Node, config.HashSeed = r.config.Node, r.config.HashSeed
+	if err := config.Validate(); err != nil {
+		return fmt.Errorf("routing: %w", err)
+	}
+	r.config = config
+	return nil
+}
+
 // Pick chooses the targets of a request and books it on them. The overlaps are the
 // index's answer for its prompt, each slot at most once; they are not kept. now is the
 // time since start and must not go backwards. An Explanation, if not nil, is filled.

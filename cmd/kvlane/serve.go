@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,20 +50,25 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
-	c, warnings, err := k.load(*file)
+	watch := watchFile(*file)
+	load := func() (*config.Config, []config.Problem, error) {
+		c, warnings, err := k.load(*file)
+		if err != nil {
+			return nil, nil, err
+		}
+		c.Listen.Address = cmp.Or(*listen, c.Listen.Address)
+		c.Admin.Address = cmp.Or(*admin, c.Admin.Address)
+		return c, warnings, nil
+	}
+	c, warnings, err := load()
 	if err != nil {
 		return err
 	}
-	if *listen != "" {
-		c.Listen.Address = *listen
-	}
-	if *admin != "" {
-		c.Admin.Address = *admin
-	}
-	log, err := observe.Logger(io.err, c.Log.Level)
+	log, err := observe.Logger(io.err, "trace") // setLogLevel filters
 	if err != nil {
 		return err
 	}
+	setLogLevel(c.Log.Level)
 	for _, w := range warnings {
 		log.Warn().Msg(w.String())
 	}
@@ -75,10 +81,17 @@ func runServe(ctx context.Context, io streams, args []string) error {
 		return config.Place(*file, err)
 	}
 	log.Info().Str("version", version).Str("listen", c.Listen.Address).Str("admin", s.admin.Addr().String()).Msg("serving")
+	poll := time.NewTicker(reloadPoll)
+	defer poll.Stop()
 	for serving := true; serving; {
 		select {
 		case <-hangUp:
-			log.Warn().Msg("SIGHUP changes nothing: the configuration is read at the start only, workers.file is followed by itself")
+			s.reload(*file, load)
+			continue
+		case <-poll.C:
+			if watch.changed() {
+				s.reload(*file, load)
+			}
 			continue
 		case <-ctx.Done():
 			log.Info().Dur("drain", c.Drain.Std()).Msg("draining")
@@ -113,11 +126,14 @@ type service struct {
 	debug    *http.ServeMux
 	admin    net.Listener
 	config   atomic.Pointer[config.Config]
-	log      zerolog.Logger
-	started  time.Time
-	failed   chan error
-	stop     context.CancelFunc
-	wg       sync.WaitGroup
+	// generation counts the configurations taken, the first included.
+	generation atomic.Int64
+	metrics    *observe.Metrics
+	log        zerolog.Logger
+	started    time.Time
+	failed     chan error
+	stop       context.CancelFunc
+	wg         sync.WaitGroup
 }
 
 // startService opens the sockets and starts all parts; close ends them. around, if not nil,
@@ -130,8 +146,12 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	}
 	debug.FreeOSMemory() // memory used to read the tokenizers' files
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &service{log: log, started: time.Now(), failed: make(chan error, 3), stop: stop}
+	s := &service{log: log, metrics: metrics, started: time.Now(), failed: make(chan error, 3), stop: stop}
 	s.config.Store(c)
+	s.generation.Store(1)
+	metrics.Collect(func(emit observe.Emit) {
+		emit("config_generation", "Configurations taken since the start, the first included.", float64(s.generation.Load()))
+	})
 	xds := envoy.NewXDS()
 	s.decider, err = decide.New(decide.Options{
 		Config: c, Models: served, Metrics: metrics, Log: log,

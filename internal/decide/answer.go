@@ -112,7 +112,7 @@ func (j *job) reject(r *extproc.Reject) extproc.Decision {
 // log.decisions is on.
 func (j *job) log() {
 	j.d.decisions.Add(j.entry)
-	if !j.d.cfg.Log.Decisions {
+	if !j.d.live.Load().Log.Decisions {
 		return
 	}
 	e := j.entry

@@ -78,7 +78,7 @@ func (p *cpuPlace) release() {
 // withTimeout returns a context that ends with the client's, or when a decision that starts
 // now has no time left for exact tokens (limits.decision_timeout).
 func (d *Decider) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	if timeout := d.cfg.Limits.DecisionTimeout.Std(); timeout > 0 {
+	if timeout := d.live.Load().Limits.DecisionTimeout.Std(); timeout > 0 {
 		return context.WithTimeout(ctx, timeout)
 	}
 	return ctx, func() {}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -40,7 +41,8 @@ type Options struct {
 
 // Decider implements extproc.Handler. It is safe for concurrent use.
 type Decider struct {
-	cfg       *config.Config
+	cfg       *config.Config                // as of the start
+	live      atomic.Pointer[config.Config] // as of now; only keys that Reload takes differ from cfg
 	log       zerolog.Logger
 	metrics   *observe.Metrics
 	now       func() time.Time
@@ -66,14 +68,7 @@ func New(o Options) (*Decider, error) {
 	if err != nil {
 		return nil, err
 	}
-	rules := o.Config.Routing.Config
-	legs.adapt(&rules.Disagg)
-	rules.DisaggOf = maps.Clone(rules.DisaggOf)
-	for name, rule := range rules.DisaggOf {
-		own := *rule
-		legs.adapt(&own)
-		rules.DisaggOf[name] = &own
-	}
+	rules := legs.rules(o.Config)
 	key, err := hashKey(o.Config)
 	if err != nil {
 		return nil, err
@@ -90,7 +85,8 @@ func New(o Options) (*Decider, error) {
 	for _, reason := range degradations {
 		o.Metrics.Degraded.WithLabelValues(reason)
 	}
-	d.waiting = waiting{queue: routing.Queue{Max: o.Config.Routing.Wait.Requests}, patience: o.Config.Routing.Wait.Timeout.Std(), byID: map[uint64]*waiter{}}
+	d.live.Store(o.Config)
+	d.waiting = waiting{queue: routing.Queue{Max: o.Config.Routing.Wait.Requests}, byID: map[uint64]*waiter{}}
 	if d.now == nil {
 		d.now = time.Now
 	}
@@ -105,6 +101,33 @@ func New(o Options) (*Decider, error) {
 	}
 	o.Metrics.Collect(d.collect)
 	return d, nil
+}
+
+// Reload takes the keys over that may change while Kvlane runs (config.Config.Changes). After
+// an error nothing has changed. Requests that are being decided may see both.
+func (d *Decider) Reload(c *config.Config) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.router.SetConfig(d.legs.rules(c)); err != nil {
+		return err
+	}
+	d.waiting.queue.Max = c.Routing.Wait.Requests
+	d.decisions.Resize(c.Explain.Keep)
+	d.live.Store(c)
+	return nil
+}
+
+// rules returns the router's settings, adapted to the connector.
+func (l *legs) rules(c *config.Config) routing.Config {
+	rules := c.Routing.Config
+	l.adapt(&rules.Disagg)
+	rules.DisaggOf = maps.Clone(rules.DisaggOf)
+	for name, rule := range rules.DisaggOf {
+		own := *rule
+		l.adapt(&own)
+		rules.DisaggOf[name] = &own
+	}
+	return rules
 }
 
 // cacheBytes is the size of the cache in bytes: all models share what each adds.

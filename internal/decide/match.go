@@ -30,7 +30,7 @@ func (j *job) match(in *input, t *tokens) {
 	}
 	d.fleet.Expire(j.clock)
 	j.overlap(t)
-	if skip := d.cfg.Routing.PrefixSkip; skip > 0 {
+	if skip := d.live.Load().Routing.PrefixSkip; skip > 0 {
 		s.prefix = routing.PrefixBlocks(s.prefix, t.ids, block, skip)
 	} else {
 		for _, h := range s.hashes {

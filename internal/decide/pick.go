@@ -63,7 +63,7 @@ func (j *job) query(w *work) {
 	if j.d.legs != nil {
 		w.query.Local = w.cannotSplit() != ""
 	}
-	if !j.d.cfg.Routing.Trusted {
+	if !j.d.live.Load().Routing.Trusted {
 		return
 	}
 	if v, ok := j.r.Header(pinHeader); ok {
@@ -74,7 +74,7 @@ func (j *job) query(w *work) {
 		w.query.Exclude = j.excluded(v)
 	}
 	if v, ok := j.r.Header(objectiveHeader); ok {
-		w.query.Priority = j.d.cfg.Routing.Objectives[strings.TrimSpace(v)]
+		w.query.Priority = j.d.live.Load().Routing.Objectives[strings.TrimSpace(v)]
 	}
 	if v, ok := j.r.Header(priorityHeader); ok {
 		if n, err := strconv.Atoi(strings.TrimSpace(v)); err == nil {

@@ -116,7 +116,7 @@ func (j *job) conversation(req *body.Request) string {
 	if id, _ := req.ConversationID(body.ConversationFields); id != "" {
 		return id
 	}
-	for _, name := range j.d.cfg.Routing.Headers {
+	for _, name := range j.d.live.Load().Routing.Headers {
 		if v, ok := j.r.Header(name); ok {
 			if v = strings.TrimSpace(v); v != "" {
 				return v
@@ -130,7 +130,7 @@ func (j *job) conversation(req *body.Request) string {
 // name that no worker lists is refused: every worker would answer with a different model.
 func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) {
 	d, v, name := j.d, j.d.fleet.View(), in.name
-	if d.cfg.Limits.UnknownModel == "route" || v.OpenToAll() {
+	if d.live.Load().Limits.UnknownModel == "route" || v.OpenToAll() {
 		return name, nil
 	}
 	if name == "" {

@@ -81,7 +81,7 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 		// done.
 		t.firstToken(t.d.now())
 	}
-	if !t.d.cfg.Explain.Header {
+	if !t.d.live.Load().Explain.Header {
 		return nil
 	}
 	out := []extproc.Header{
@@ -240,7 +240,7 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 		t.d.metrics.FirstToken.WithLabelValues(t.endpoint.Target.Worker).Observe(o.FirstToken.Sub(t.decided).Seconds())
 		t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	}
-	if t.d.cfg.Log.Decisions {
+	if t.d.live.Load().Log.Decisions {
 		t.d.log.Info().Str("request", t.entry.ID).Int("status", o.Status).Strs("flags", o.Flags).Str("details", o.Details).
 			Str("upstream", o.Upstream).Uint64("received", o.BytesReceived).Uint64("sent", o.BytesSent).
 			Dur("took", o.Duration).Msg("ended")

@@ -84,7 +84,7 @@ func (j *job) withoutIDs(late bool, err error) error {
 	switch {
 	case refused:
 		j.degraded, j.entry.Refusal = degradedRefused, observe.Clip(refusal.Error())
-		if j.d.cfg.Limits.RefuseEarly && !refusal.Guessed {
+		if j.d.live.Load().Limits.RefuseEarly && !refusal.Guessed {
 			return j.fail(refusal.Status, "kvlane_engine_would_refuse", observe.ClipTo(refusal.Reason, observe.MaxText))
 		}
 	case errors.Is(err, fleet.ErrNoTokenizer):
@@ -93,7 +93,7 @@ func (j *job) withoutIDs(late bool, err error) error {
 		j.degraded = degradedSuspended
 	case late:
 		j.degraded = degradedDeadline
-		j.entry.Refusal = "no tokens within " + j.d.cfg.Limits.DecisionTimeout.Std().String() + " (limits.decision_timeout)"
+		j.entry.Refusal = "no tokens within " + j.d.live.Load().Limits.DecisionTimeout.Std().String() + " (limits.decision_timeout)"
 	default:
 		j.degraded, j.entry.Refusal = degradedTokens, observe.Clip(err.Error())
 	}

@@ -14,10 +14,8 @@ import (
 // their own goroutines sleep until then. Guarded by Decider.mu.
 type waiting struct {
 	queue routing.Queue
-	// patience is the longest wait.
-	patience time.Duration
-	byID     map[uint64]*waiter
-	last     uint64
+	byID  map[uint64]*waiter
+	last  uint64
 	// full lists the models without capacity during one placeWaiting.
 	full []string
 }
@@ -57,7 +55,7 @@ func (w *work) choose() (*placed, *waiter, error) {
 		err = ahead.err
 	}
 	q := &waiter{id: d.waiting.last + 1, work: w, left: make(chan struct{}), err: err}
-	shed, hasShed, ok := d.waiting.queue.Push(routing.Waiter{ID: q.id, Priority: w.query.Priority, Deadline: now + d.waiting.patience})
+	shed, hasShed, ok := d.waiting.queue.Push(routing.Waiter{ID: q.id, Priority: w.query.Priority, Deadline: now + d.live.Load().Routing.Wait.Timeout.Std()})
 	if !ok {
 		return nil, nil, err
 	}
@@ -74,10 +72,10 @@ func (w *work) choose() (*placed, *waiter, error) {
 	return nil, q, nil
 }
 
-// wait sleeps until the request was placed or shed, has waited for patience, or its client
+// wait sleeps until the request was placed or shed, has waited for routing.wait.timeout, or its client
 // has disconnected.
 func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
-	timer := time.NewTimer(d.waiting.patience)
+	timer := time.NewTimer(d.live.Load().Routing.Wait.Timeout.Std())
 	defer timer.Stop()
 	q.work.r.Hold(true)
 	defer q.work.r.Hold(false)

@@ -1,6 +1,8 @@
 package observe
 
 import (
+	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -136,27 +138,38 @@ type Decisions struct {
 // NewDecisions returns a log that keeps that many decisions; 0 keeps none.
 func NewDecisions(keep int) *Decisions { return &Decisions{ring: make([]*Entry, keep)} }
 
+// Resize changes how many decisions are kept; the newest stay.
+func (l *Decisions) Resize(keep int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	newest := l.last(keep)
+	slices.Reverse(newest)
+	l.ring = make([]*Entry, keep)
+	l.next = copy(l.ring, newest) % max(keep, 1)
+}
+
 // Explains reports whether the next decision is to be explained: every one in a
 // fleet of up to ExplainTargets targets, one in ExplainEvery above.
 func (l *Decisions) Explains(targets int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if len(l.ring) == 0 {
 		return false
 	}
 	if targets <= ExplainTargets {
 		return true
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.seen++
 	return l.seen%ExplainEvery == 1
 }
 
 // Add logs a decision and drops the oldest.
 func (l *Decisions) Add(e *Entry) {
+	l.mu.Lock()
 	if len(l.ring) == 0 {
+		l.mu.Unlock()
 		return
 	}
-	l.mu.Lock()
 	old := l.ring[l.next]
 	l.ring[l.next] = e
 	l.next = (l.next + 1) % len(l.ring)
@@ -186,6 +199,11 @@ func (l *Decisions) Blank() *routing.Explanation {
 func (l *Decisions) Last(n int) []*Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.last(n)
+}
+
+// last is Last. The caller holds the lock.
+func (l *Decisions) last(n int) []*Entry {
 	var out []*Entry
 	for i := 1; i <= len(l.ring) && len(out) < n; i++ {
 		if e := l.ring[(l.next-i+len(l.ring))%len(l.ring)]; e != nil {
@@ -198,7 +216,7 @@ func (l *Decisions) Last(n int) []*Entry {
 // Find returns the newest entry with a request id.
 func (l *Decisions) Find(id string) *Entry {
 	id = Clip(id)
-	for _, e := range l.Last(len(l.ring)) {
+	for _, e := range l.Last(math.MaxInt) {
 		if e.ID == id {
 			return e
 		}

@@ -2,6 +2,7 @@ package observe
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 
 	"github.com/kvlane/kvlane/routing"
@@ -41,5 +42,31 @@ func TestDecisionsKeepTheLast(t *testing.T) {
 	}
 	if explained != 10 {
 		t.Errorf("%d of 640 explained in a large fleet", explained)
+	}
+}
+
+func TestDecisionsAreResized(t *testing.T) {
+	l := NewDecisions(3)
+	for i := range 5 {
+		l.Add(&Entry{ID: strconv.Itoa(i)})
+	}
+	ids := func() (out string) {
+		for _, e := range l.Last(10) {
+			out += e.ID
+		}
+		return out
+	}
+	for _, c := range []struct {
+		keep       int
+		want, next string
+	}{{5, "432", "5432"}, {2, "54", "55"}, {0, "", ""}, {1, "", "5"}} {
+		l.Resize(c.keep)
+		if got := ids(); got != c.want {
+			t.Errorf("resized to %d: got %q, want %q", c.keep, got, c.want)
+		}
+		l.Add(&Entry{ID: "5"})
+		if got := ids(); got != c.next {
+			t.Errorf("resized to %d and one added: got %q, want %q", c.keep, got, c.next)
+		}
 	}
 }

@@ -79,6 +79,8 @@ type Metrics struct {
 	Checks *prometheus.CounterVec
 	// ReplicasDelay is the time from a change at another replica to its effect here.
 	ReplicasDelay prometheus.Observer
+	// Reloads counts attempts to take a changed configuration, by result.
+	Reloads *prometheus.CounterVec
 	// Legs counts prefill legs by prefill worker and outcome.
 	Legs *prometheus.CounterVec
 	// TokenChecks counts comparisons with engines' tokenizers, by model, worker, API and outcome.
@@ -126,6 +128,7 @@ func New(version string) *Metrics {
 		ExtProcMessages: counter("extproc_messages_total", "ext_proc messages received, by kind.", "kind"),
 		ExtProcFailures: counter("extproc_failures_total", "Protocol failures survived, by kind.", "kind"),
 		Checks:          counter("health_checks_total", "Health checks by worker and outcome.", "worker", "outcome"),
+		Reloads:         counter("config_reloads_total", "Times that the configuration was read again, by result (taken, unchanged, rejected).", "result"),
 		Legs:            counter("prefill_legs_total", "Prefill legs by worker and outcome.", "worker", "outcome"),
 		Renders:         counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker_open).", "model", "outcome"),
 		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model, worker, API and outcome.", "model", "worker", "api", "outcome"),
@@ -140,6 +143,9 @@ func New(version string) *Metrics {
 	stages := histogram("decision_seconds", "Time from the last body byte to the answer, by stage.", decisionBuckets, "stage")
 	for s := range numStages {
 		m.stages[s] = stages.WithLabelValues(s.String())
+	}
+	for _, result := range []string{"taken", "unchanged", "rejected"} {
+		m.Reloads.WithLabelValues(result)
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "kvlane", Name: "build_info", Help: "Always 1; the version is a label.", ConstLabels: prometheus.Labels{"version": version}})
 	info.Set(1)

@@ -105,7 +105,7 @@ func (p *Pages) decisions(w http.ResponseWriter, r *http.Request) {
 func (p *Pages) entry(w http.ResponseWriter, r *http.Request) *Entry {
 	e := p.Decisions.Find(r.PathValue("id"))
 	if e == nil {
-		http.Error(w, "no decision with this id among the last "+strconv.Itoa(len(p.Decisions.ring)), http.StatusNotFound)
+		http.Error(w, "no decision with this id among those that are kept (explain.keep)", http.StatusNotFound)
 	}
 	return e
 }

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+)
+
+// serve takes its file over when it changes, whole or not at all.
+func TestServeReloads(t *testing.T) {
+	defer zerolog.SetGlobalLevel(zerolog.GlobalLevel())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin := l.Addr().String()
+	_ = l.Close()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "k.yaml")
+	write := func(level string, miss int, more string) {
+		text := fmt.Sprintf("listen: {address: \"unix:%s/s\"}\nadmin: {address: %q}\nlog: {level: %s}\nrouting: {policy: {cost: {miss: %d}}}\n%s", dir, admin, level, miss, more)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("info", 5, "")
+	ctx, stop := context.WithCancel(t.Context())
+	var log logged
+	done := make(chan int)
+	go func() {
+		done <- run(ctx, streams{strings.NewReader(""), &bytes.Buffer{}, &log}, []string{"serve", "--config", file})
+	}()
+	defer func() {
+		stop()
+		if code := <-done; code != 0 {
+			t.Errorf("got exit code %d, want 0; log:\n%s", code, &log)
+		}
+	}()
+	up := func() bool { // until cannot take refused connections
+		resp, err := http.Get("http://" + admin + "/healthz")
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err == nil
+	}
+	for !up() {
+	}
+	until(t, "http://"+admin+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
+	metric := func(line string) func(int, string) bool {
+		return func(_ int, body string) bool { return strings.Contains(body, "\n"+line+"\n") }
+	}
+	shown := func() string {
+		_, body := page(t, "http://"+admin+"/debug/config")
+		return body
+	}
+	if body := shown(); !strings.Contains(body, "miss: 5.0\n") {
+		t.Fatalf("got %s, want the configuration", body)
+	}
+
+	write("debug", 7, "")
+	until(t, "http://"+admin+"/metrics", metric("kvlane_config_generation 2"))
+	if body := shown(); !strings.Contains(body, "miss: 7.0\n") || !strings.Contains(log.String(), `"keys":["routing.policy.cost.miss","log.level"]`) || zerolog.GlobalLevel() != zerolog.DebugLevel {
+		t.Errorf("got %s, want the new weight and level; log:\n%s", body, &log)
+	}
+
+	write("info", 9, "drain: 1s\n")
+	until(t, "http://"+admin+"/metrics", metric(`kvlane_config_reloads_total{result="rejected"} 1`))
+	write("info", 9, "drain: soon\n")
+	until(t, "http://"+admin+"/metrics", metric(`kvlane_config_reloads_total{result="rejected"} 2`))
+	if body := shown(); !strings.Contains(body, "miss: 7.0\n") || zerolog.GlobalLevel() != zerolog.DebugLevel {
+		t.Errorf("got %s, want what was taken before", body)
+	}
+	for _, want := range []string{file + ":5:8: drain: cannot change while Kvlane runs: restart it", file + `:5:8: drain: \"soon\" is not a duration`} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("got no %q in the log:\n%s", want, &log)
+		}
+	}
+
+	write("debug", 7, "# as it runs\n")
+	until(t, "http://"+admin+"/metrics", metric(`kvlane_config_reloads_total{result="unchanged"} 1`))
+}

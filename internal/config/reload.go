@@ -1,0 +1,71 @@
+package config
+
+import (
+	"reflect"
+	"strings"
+)
+
+// reloadable are the keys, with those below them, that change while Kvlane runs, except the
+// fixed ones: those size tables, or belong to Envoy's bootstrap too.
+var (
+	reloadable = []string{"routing", "limits", "log", "explain", "models[].disagg"}
+	fixed      = []string{"routing.speculate", "routing.max_conversations", "routing.max_prefix_blocks", "routing.node", "limits.max_body", "limits.max_streams"}
+)
+
+// Changes returns the keys in which another configuration differs: those that can change
+// while Kvlane runs, and those that need a restart.
+func (c *Config) Changes(next *Config) (live []string, restart ProblemsError) {
+	for _, key := range differences(nil, "", reflect.ValueOf(c).Elem(), reflect.ValueOf(next).Elem()) {
+		general := index.ReplaceAllString(key, "[]")
+		if within(general, reloadable) && !within(general, fixed) {
+			live = append(live, key)
+		} else {
+			restart = append(restart, Problem{Path: key, Message: "cannot change while Kvlane runs: restart it"})
+		}
+	}
+	return live, restart
+}
+
+// within reports whether a key is one of list or below one.
+func within(key string, list []string) bool {
+	for _, k := range list {
+		if rest, ok := strings.CutPrefix(key, k); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
+			return true
+		}
+	}
+	return false
+}
+
+// differences appends the keys in which two values differ.
+func differences(keys []string, at string, a, b reflect.Value) []string {
+	switch a.Kind() {
+	case reflect.Struct:
+		others := map[string]reflect.Value{}
+		fields(b, func(f reflect.StructField, v reflect.Value) bool { others[f.Tag.Get("yaml")] = v; return true })
+		fields(a, func(f reflect.StructField, v reflect.Value) bool {
+			key := f.Tag.Get("yaml")
+			keys = differences(keys, join(at, key), v, others[key])
+			return true
+		})
+		return keys
+	case reflect.Pointer:
+		if !a.IsNil() && !b.IsNil() {
+			return differences(keys, at, a.Elem(), b.Elem())
+		}
+	case reflect.Slice:
+		if a.Len() == b.Len() {
+			for i := range a.Len() {
+				keys = differences(keys, item(at, i), a.Index(i), b.Index(i))
+			}
+			return keys
+		}
+	case reflect.Map:
+		if a.Len() == 0 && b.Len() == 0 {
+			return keys
+		}
+	}
+	if !reflect.DeepEqual(a.Interface(), b.Interface()) {
+		keys = append(keys, at)
+	}
+	return keys
+}

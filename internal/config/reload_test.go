@@ -1,0 +1,67 @@
+package config
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestWhatARunningKvlaneTakes(t *testing.T) {
+	const base = "models: [{name: m, tokenizer: \"builtin:qwen3\"}]\nworkers: {static: [{name: w, address: \"10.0.0.1:8000\"}]}\n"
+	for more, want := range map[string]struct{ live, restart []string }{
+		"":                                       {},
+		"# a comment\n":                          {},
+		"drain: 20s\n":                           {}, // the default
+		"log: {level: debug, decisions: true}\n": {live: []string{"log.level", "log.decisions"}},
+		"routing: {policy: {cost: {miss: 5}}, objectives: {a: 1}}\n":        {live: []string{"routing.objectives", "routing.policy.cost.miss"}},
+		"limits: {refuse_early: true, bodies_in_flight: {count: 5}}\n":      {live: []string{"limits.bodies_in_flight.count", "limits.refuse_early"}},
+		"limits: {max_body: 1MiB, max_streams: 5}\nexplain: {keep: 5}\n":    {[]string{"explain.keep"}, []string{"limits.max_body", "limits.max_streams"}},
+		"routing: {speculate: 1s}\ndrain: 1s\nlisten: {address: \"h:1\"}\n": {nil, []string{"listen.address", "routing.speculate", "drain"}},
+	} {
+		before, err := Parse("k.yaml", []byte(base))
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := Parse("k.yaml", []byte(base+more))
+		if err != nil {
+			t.Fatal(err)
+		}
+		compare(t, more, before, after, want.live, want.restart)
+	}
+	for text, want := range map[string]struct{ live, restart []string }{
+		strings.Replace(base, "name: m,", "name: m, disagg: {threshold: 7},", 1): {live: []string{"models[0].disagg.threshold"}},
+		strings.Replace(base, "name: m,", "name: n,", 1):                         {restart: []string{"models[0].name"}},
+		strings.Replace(base, "10.0.0.1", "10.0.0.2", 1):                         {restart: []string{"workers.static[0].address"}},
+		"workers: {static: [{name: w, address: \"10.0.0.1:8000\"}]}\n":           {restart: []string{"models"}},
+	} {
+		before, _ := Parse("k.yaml", []byte(base))
+		after, err := Parse("k.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		compare(t, text, before, after, want.live, want.restart)
+	}
+}
+
+func compare(t *testing.T, name string, before, after *Config, live, restart []string) {
+	t.Helper()
+	gotLive, problems := before.Changes(after)
+	var gotRestart []string
+	for _, p := range problems {
+		gotRestart = append(gotRestart, p.Path)
+	}
+	if !slices.Equal(gotLive, live) || !slices.Equal(gotRestart, restart) {
+		t.Errorf("%q: got %v and, for a restart, %v, want %v and %v", name, gotLive, gotRestart, live, restart)
+	}
+}
+
+// Each key in the lists exists.
+func TestReloadableKeysExist(t *testing.T) {
+	for _, key := range slices.Concat(reloadable, fixed) {
+		for name := range strings.SplitSeq(strings.ReplaceAll(key, "[]", ""), ".") {
+			if !strings.Contains(string(Schema()), `"`+name+`": {`) {
+				t.Errorf("got no key %s in the schema, want one", key)
+			}
+		}
+	}
+}

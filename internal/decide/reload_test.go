@@ -1,0 +1,103 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+)
+
+// weights is a configuration whose cost of an idle target is the given weight times its miss.
+func weights(t *testing.T, miss int, more string) (yaml string, c *config.Config) {
+	t.Helper()
+	yaml = fmt.Sprintf("routing: {policy: {first_turn: {placement: \"off\"}, cost: {miss: %d, queue: 0, active: 0}}}\nlimits: {decision_timeout: 0}\n", miss) + more
+	c, err := config.Parse("test.yaml", []byte(yaml))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return yaml, c
+}
+
+// Under load no request is lost while the configuration changes, and the decision after a
+// change is explained by the new weight.
+func TestReloadUnderLoad(t *testing.T) {
+	yaml, first := weights(t, 1, "")
+	_, second := weights(t, 3, "")
+	b := newBench(t, yaml, worker("a", 2), worker("b", 2))
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	for n := range 3 {
+		load.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				r := &extproc.Request{ID: fmt.Sprintf("load-%d-%d", n, i), Method: "POST", Path: "/v1/completions", Body: []byte(completion(20+i%50, "")), Received: time.Now()}
+				d := b.Decide(context.Background(), r)
+				if d.Reject != nil || d.Endpoint == "" {
+					t.Errorf("got %+v, want a target", d)
+					return
+				}
+				d.Ticket.End(time.Now())
+			}
+		})
+	}
+	for i := range 20 {
+		next, weight := second, 3.0
+		if i%2 == 1 {
+			next, weight = first, 1
+		}
+		if err := b.Reload(next); err != nil {
+			t.Fatal(err)
+		}
+		d, e := b.ask("/v1/completions", completion(100, ""))
+		if e.Explanation == nil || len(e.Explanation.Candidates) == 0 || e.Explanation.Candidates[0].Cost == nil {
+			t.Fatalf("got %+v, want an explanation with costs", e)
+		}
+		if c := e.Explanation.Candidates[0]; *c.Cost != weight*float64(c.Miss) {
+			t.Errorf("got cost %v of %d missing tokens, want the weight %v", *c.Cost, c.Miss, weight)
+		}
+		d.Ticket.End(time.Now())
+	}
+	close(stop)
+	load.Wait()
+	if b.loads() != 0 {
+		t.Errorf("got load %d after the end, want none", b.loads())
+	}
+}
+
+func TestReloadTakesExplain(t *testing.T) {
+	yaml, _ := weights(t, 1, "")
+	b := newBench(t, yaml, worker("a", 1))
+	headers := func() int {
+		d, _ := b.ask("/v1/completions", completion(20, ""))
+		defer d.Ticket.End(time.Now())
+		return len(d.Ticket.ResponseHeaders(200, d.Endpoint))
+	}
+	if n := headers(); n != 0 {
+		t.Fatalf("got %d response headers, want none without explain.header", n)
+	}
+	_, c := weights(t, 1, "explain: {keep: 2, header: true}\n")
+	if err := b.Reload(c); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if n := headers(); n != 2 {
+			t.Errorf("got %d response headers, want 2", n)
+		}
+	}
+	if n := len(b.decisions.Last(10)); n != 2 {
+		t.Errorf("got %d decisions kept, want 2", n)
+	}
+	bad := *c
+	bad.Routing.PrefillRate = -1
+	if err := b.Reload(&bad); err == nil || b.live.Load() != c || b.router.Config().PrefillRate != c.Routing.PrefillRate {
+		t.Errorf("got %v, want an error and the settings of before", err)
+	}
+}
