@@ -4,13 +4,19 @@ package body
 // object. Keys may repeat; in every engine's reader the last one counts. For any other JSON value
 // EachMember does nothing.
 func EachMember(raw []byte, each func(key, value []byte)) {
-	(*Ends)(nil).EachMember(raw, each)
+	s := scanner{b: raw}
+	if start := s.begin(); start < len(raw) && raw[start] == '{' {
+		s.object(start, func(key, value Span) { each(key.Of(raw), value.Of(raw)) })
+	}
 }
 
 // EachItem calls each with every element of raw, a checked JSON array. For any other JSON value
 // it does nothing.
 func EachItem(raw []byte, each func(item []byte)) {
-	(*Ends)(nil).EachItem(raw, each)
+	s := scanner{b: raw}
+	if start := s.begin(); start < len(raw) && raw[start] == '[' {
+		s.array(start, func(element Span) { each(element.Of(raw)) })
+	}
 }
 
 // TextOf returns the decoded text of raw, a checked JSON string. ok is false if raw is another

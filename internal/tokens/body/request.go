@@ -361,7 +361,14 @@ func (r *Request) Member(f Field, name string) []byte { return Member(r.Raw(f), 
 
 // Member returns the value of the member of raw, a checked JSON value, that has this key; nil if
 // raw is not an object or lacks the key. Of duplicate keys the last one counts.
-func Member(raw []byte, name string) []byte { return (*Ends)(nil).Member(raw, name) }
+func Member(raw []byte, name string) (found []byte) {
+	EachMember(raw, func(key, value []byte) {
+		if sameKey(key, name) {
+			found = value
+		}
+	})
+	return found
+}
 
 // MaxTokens returns the maximum number of tokens to generate, from the field that the API gives
 // precedence; ok is false if the request sets none.

@@ -53,7 +53,6 @@ type scanner struct {
 	err   *SyntaxError
 	deep  bool     // err is about the depth
 	path  []string // innermost first
-	ends  *Ends    // memoized ends of values to skip; may be nil
 	long  bool     // some integer has more than LongestInteger digits
 	// stopped ends the walk over an object's members, which returns -1 without an err.
 	stopped bool
@@ -171,11 +170,6 @@ func (s *scanner) value(i int) int {
 	case c == '"':
 		return s.str(i)
 	case c == '{' || c == '[':
-		if s.ends != nil {
-			if n := s.ends.skip(s.b, i); n > 0 {
-				return i + n
-			}
-		}
 		if c == '{' {
 			return s.object(i, nil)
 		}
