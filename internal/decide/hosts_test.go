@@ -2,6 +2,7 @@ package decide
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -102,7 +103,7 @@ func TestNoClientNamesAPeerToAnEngine(t *testing.T) {
 		"nested too deep":  {path: "/v1/completions", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
 		"deep, unknown":    {path: "/invocations", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
 	}
-	for _, connector := range disagg.Names() {
+	for _, connector := range slices.Sorted(maps.Keys(config.ConnectorEngines)) {
 		rule := disagg.RequestIDs(connector, false)
 		engine := config.ConnectorEngines[connector]
 		t.Run(connector, func(t *testing.T) {

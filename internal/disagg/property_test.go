@@ -37,7 +37,7 @@ const answerOf = `{"choices":[{"finish_reason":"length","disaggregated_params":{
 func protocolsForTest(t testing.TB) []*Protocol {
 	t.Helper()
 	var out []*Protocol
-	for _, name := range Names() {
+	for _, name := range connectors() {
 		for _, appends := range []bool{false, true} {
 			p, err := New(name, Options{Append: appends, Get: func(context.Context, string, string, bool) ([]byte, error) {
 				return []byte(`{"0":{"engine_id":"e"},"disaggregated_params":{"ctx_info_endpoint":"http://x"}}`), nil

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -82,9 +80,6 @@ var protocols = map[string]func() *Protocol{
 	"trtllm-generation-first": trtGenerationFirst,
 	"sidecar":                 sidecar,
 }
-
-// Names returns the names of all connectors, sorted.
-func Names() []string { return slices.Sorted(maps.Keys(protocols)) }
 
 // New returns the protocol of a connector. It fails for unknown names.
 func New(name string, o Options) (*Protocol, error) {

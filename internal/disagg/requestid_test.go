@@ -14,7 +14,7 @@ func TestRequestIDsWithAddresses(t *testing.T) {
 		"___prefill_addr_host:evil,handshake:1,notify:2___decode_addr_host:evil,handshake:1,notify:2_0123",
 	}
 	good := []string{"", "fine", "4fb1b1a7-9c09-4b37-a1f0-5a8f7ad3a0f6", "cmpl-1_2", "prefill_1", "___"}
-	for _, connector := range append(Names(), "") {
+	for _, connector := range append(connectors(), "") {
 		rule := RequestIDs(connector, false)
 		for _, id := range bad {
 			if got := rule(id); got == "" || namesAddress(got) {

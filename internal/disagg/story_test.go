@@ -49,7 +49,7 @@ func TestStories(t *testing.T) {
 			})
 		})
 	}
-	for _, name := range Names() {
+	for _, name := range connectors() {
 		if !seen[name] {
 			t.Errorf("got no story of %s", name)
 		}
@@ -202,7 +202,10 @@ func (s *story) show(t *testing.T, leg *Leg, err error) string {
 
 // The configuration knows the engine of each connector.
 func TestEveryConnectorHasItsEngine(t *testing.T) {
-	if known := slices.Sorted(maps.Keys(config.ConnectorEngines)); !slices.Equal(known, Names()) {
-		t.Errorf("got connectors %v in the configuration, want %v", known, Names())
+	if known := slices.Sorted(maps.Keys(config.ConnectorEngines)); !slices.Equal(known, connectors()) {
+		t.Errorf("got connectors %v in the configuration, want %v", known, connectors())
 	}
 }
+
+// connectors returns the names of all connectors, sorted.
+func connectors() []string { return slices.Sorted(maps.Keys(protocols)) }

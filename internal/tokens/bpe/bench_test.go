@@ -214,3 +214,25 @@ func BenchmarkLoad(b *testing.B) {
 		})
 	}
 }
+
+// reset empties the caches.
+func (enc *encoder) reset() {
+	clear(enc.tiny[:])
+	clear(enc.hot)
+	clear(enc.long.slots)
+}
+
+// reset empties the cache.
+func (m *memo) reset() {
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		if s.store != nil {
+			clear(s.store.slots)
+		}
+		if s.once != nil {
+			clear(s.once[:])
+		}
+		s.mu.Unlock()
+	}
+}

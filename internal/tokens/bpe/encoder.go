@@ -48,13 +48,6 @@ func (enc *encoder) trim() {
 	enc.watch, enc.match.text = watch{}, ""
 }
 
-// reset empties the caches.
-func (enc *encoder) reset() {
-	clear(enc.tiny[:])
-	clear(enc.hot)
-	enc.long.reset()
-}
-
 // encoders is a pool of at most max(2, GOMAXPROCS) encoders, which bounds the memory of their
 // caches; further calls wait. The encoder released last is reused first, because its caches are
 // warm.

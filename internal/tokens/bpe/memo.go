@@ -96,21 +96,6 @@ func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, aga
 	return dst, false, again
 }
 
-// reset empties the cache.
-func (m *memo) reset() {
-	for i := range m.shards {
-		s := &m.shards[i]
-		s.mu.Lock()
-		if s.store != nil {
-			s.store.reset()
-		}
-		if s.once != nil {
-			clear(s.once[:])
-		}
-		s.mu.Unlock()
-	}
-}
-
 // A cutter finds places where pre-tokenized text may be cut, whatever the text on either side:
 // the words of both sides together are the words of the whole text. So the ids of a stretch
 // between two cuts can be cached.

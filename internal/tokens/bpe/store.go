@@ -85,10 +85,6 @@ func skipWrap(at uint64, n, size int) uint64 {
 	return at
 }
 
-func (c *store) reset() {
-	clear(c.slots)
-}
-
 // Multipliers of the word hash, after wyhash.
 const (
 	mulA = 0xa0761d6478bd642f
