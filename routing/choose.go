@@ -37,7 +37,7 @@ type choice struct {
 	// cursor is the position that a round robin chose, none32 if none did.
 	cursor   int32
 	rankFree bool
-	degraded string
+	degraded Degradation
 
 	key          Key
 	conversation uint32

@@ -144,7 +144,7 @@ func (c *candidate) then(by Then) float64 {
 func (d *decision) least(cands []candidate) {
 	p := &d.req.policy.Pick
 	if d.unreported {
-		d.out.degraded = "a target has no fresh report"
+		d.out.degraded = DegradedNoReport
 		d.ex.sayf("pick", "round robin: a target has no fresh report")
 		d.take(d.nextInTurn(func(*candidate) bool { return true }), ViaCost)
 		return

@@ -183,7 +183,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 		if ex != nil {
 			ex.sayf("disagg", "compute on the decode target: %s", err.Error())
 		}
-		decode.degraded = "no prefill target"
+		decode.degraded = DegradedNoPrefill
 		return r.commit(now, q, &decode, nil), nil
 	}
 	if err != nil {

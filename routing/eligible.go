@@ -47,7 +47,7 @@ func (d *decision) eligible() {
 		if known = r.models[d.q.Model]; known != nil {
 			d.out.models = known
 		} else if len(r.models) > 0 && r.anyModel.size == 0 {
-			d.out.degraded = "unknown model"
+			d.out.degraded = DegradedModel
 			d.ex.sayf("eligible", "no target lists model %q: all may serve it", d.q.Model)
 		}
 	}

@@ -71,6 +71,15 @@ const (
 	ViaWarmUp    Via = "warm-up"
 )
 
+// Degradation names knowledge that a decision lacked.
+type Degradation string
+
+const (
+	DegradedModel     Degradation = "unknown model"
+	DegradedNoPrefill Degradation = "no prefill target"
+	DegradedNoReport  Degradation = "a target has no fresh report"
+)
+
 // Plan is a decision, already booked.
 type Plan struct {
 	// Decode is the target that the request is sent to.
@@ -93,7 +102,7 @@ type Plan struct {
 	// Conversation is the key that the request is known by, zero if none.
 	Conversation Key `json:"conversation"`
 	// Degraded names the knowledge that was missing, "" if none was.
-	Degraded string `json:"degraded,omitempty"`
+	Degraded Degradation `json:"degraded,omitempty"`
 }
 
 // Reason is why a target was not eligible; 0 stands for one that was.

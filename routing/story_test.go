@@ -297,7 +297,7 @@ func (s *story) answer(id string, plan Plan, err error) string {
 		b.WriteString(", any rank")
 	}
 	if plan.Degraded != "" {
-		b.WriteString(", degraded: " + plan.Degraded)
+		b.WriteString(", degraded: " + string(plan.Degraded))
 	}
 	b.WriteByte('\n')
 	return b.String()

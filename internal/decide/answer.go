@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/extproc"
@@ -27,17 +26,12 @@ const (
 	degradedDeadline    = "deadline"
 	degradedPrefill     = "prefill_failed"
 	degradedNoPrefill   = "no_prefill_target"
+	degradedReport      = "a_target_has_no_fresh_report"
 )
 
-// degradedBy names a degradation of the router's as the metric does.
-func degradedBy(reason string) string {
-	switch reason {
-	case "no prefill target":
-		return degradedNoPrefill
-	case "unknown model":
-		return degradedModel
-	}
-	return strings.ReplaceAll(reason, " ", "_")
+// degradedBy names the router's degradations as the metric does.
+var degradedBy = map[routing.Degradation]string{
+	routing.DegradedModel: degradedModel, routing.DegradedNoPrefill: degradedNoPrefill, routing.DegradedNoReport: degradedReport,
 }
 
 // degradations are the reasons above that can occur in any installation; their counters are
@@ -61,14 +55,9 @@ type rejectError struct {
 // Error returns the reason, which is the details in Envoy's access log too.
 func (e *rejectError) Error() string { return e.Details }
 
-// fail returns an error body in the shape that the API's clients expect.
+// fail returns a rejection as the error of a step.
 func (j *job) fail(status int, details, message string) error {
-	return j.failure(details, body.Failure{Status: status, Message: message})
-}
-
-func (j *job) failure(details string, f body.Failure) error {
-	f.Type = failureTypes[f.Status]
-	return &rejectError{Reject: &extproc.Reject{Status: f.Status, Details: details, Body: body.AppendFailure(nil, j.api, f)}}
+	return &rejectError{Reject: j.rejection(details, body.Failure{Status: status, Message: message})}
 }
 
 // failureTypes maps statuses to OpenAI's error types.
@@ -89,15 +78,19 @@ func (j *job) answer(err error) extproc.Decision {
 	}
 	if full, ok := errors.AsType[*routing.CapacityError](err); ok {
 		seconds := strconv.Itoa(int(full.RetryAfter.Round(time.Second).Seconds()))
-		reject := j.rejection(http.StatusTooManyRequests, "kvlane_capacity_exhausted", "all workers that could serve this request are busy; try again in "+seconds+" s")
+		reject := j.rejection("kvlane_capacity_exhausted", body.Failure{Status: http.StatusTooManyRequests,
+			Message: "all workers that could serve this request are busy; try again in " + seconds + " s"})
 		reject.Headers = []extproc.Header{{Name: "retry-after", Value: seconds}}
 		return j.reject(reject)
 	}
-	return j.reject(j.rejection(http.StatusServiceUnavailable, "kvlane_no_eligible_worker", "no worker can serve this request at the moment"))
+	return j.reject(j.rejection("kvlane_no_eligible_worker", body.Failure{Status: http.StatusServiceUnavailable,
+		Message: "no worker can serve this request at the moment"}))
 }
 
-func (j *job) rejection(status int, details, message string) *extproc.Reject {
-	return &extproc.Reject{Status: status, Details: details, Body: body.AppendFailure(nil, j.api, body.Failure{Status: status, Type: failureTypes[status], Message: message})}
+// rejection returns the answer of a failure, in the shape that the API's clients expect.
+func (j *job) rejection(details string, f body.Failure) *extproc.Reject {
+	f.Type = failureTypes[f.Status]
+	return &extproc.Reject{Status: f.Status, Details: details, Body: body.AppendFailure(nil, j.api, f)}
 }
 
 func (j *job) reject(r *extproc.Reject) extproc.Decision {

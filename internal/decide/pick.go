@@ -96,7 +96,7 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 	}
 	w.ex = nil
 	if p.plan.Degraded != "" && w.degraded == "" {
-		w.degraded = degradedBy(p.plan.Degraded)
+		w.degraded = degradedBy[p.plan.Degraded]
 	}
 	w.took(observe.StagePlan)
 	if reason := w.unsalted(p.decode); reason != "" {

@@ -137,7 +137,8 @@ func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) 
 		if !v.Split() {
 			return name, nil
 		}
-		return name, j.failure("kvlane_model_missing", body.Failure{Status: 400, Param: "model", Message: `you must provide a "model": ` + servedHere(v) + " are served here"})
+		return name, &rejectError{Reject: j.rejection("kvlane_model_missing", body.Failure{Status: 400, Param: "model",
+			Message: `you must provide a "model": ` + servedHere(v) + " are served here"})}
 	}
 	if d.fleet.Known(v, name) {
 		return name, nil
@@ -163,8 +164,8 @@ func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) 
 	case in.model != nil:
 		return name, j.fail(503, "kvlane_model_not_served", fmt.Sprintf("no worker serves the model `%s` at the moment", observe.Clip(name)))
 	}
-	return name, j.failure("kvlane_model_not_found", body.Failure{Status: 404, Param: "model", Code: "model_not_found",
-		Message: fmt.Sprintf("The model `%s` does not exist: %s are served here", observe.Clip(name), servedHere(v))})
+	return name, &rejectError{Reject: j.rejection("kvlane_model_not_found", body.Failure{Status: 404, Param: "model", Code: "model_not_found",
+		Message: fmt.Sprintf("The model `%s` does not exist: %s are served here", observe.Clip(name), servedHere(v))})}
 }
 
 // servedHere lists the model names for clients.
