@@ -62,10 +62,11 @@ func (h hashes) memory() (n int) {
 func AppendHashes[H ~uint64](t *Turn, dst []H, seed H, ids []uint32, block int, hash func(dst []H, parent H, ids []uint32, block int) []H) []H {
 	n := len(ids) / block
 	stored, all := t.hashes(uint64(seed), block)
-	dst = slices.Grow(dst, n)
 	base := len(dst)
-	for _, h := range stored[:min(len(stored), n)] {
-		dst = append(dst, H(h))
+	stored = stored[:min(len(stored), n)]
+	dst = slices.Grow(dst, n)[:base+len(stored)]
+	for i, h := range stored {
+		dst[base+i] = H(h)
 	}
 	known, parent := len(dst)-base, seed
 	if all {

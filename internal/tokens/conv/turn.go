@@ -37,8 +37,12 @@ func (c *Cache) Turn(req *body.Request) *Turn { return &Turn{Request: req, cache
 
 // Reset drops all references but scratch memory.
 func (t *Turn) Reset() {
-	t.Request, t.cache, t.own = nil, nil, body.Request{Elements: t.own.Elements[:0]}
-	t.whole, t.result = nil, nil
+	t.own = body.Request{Elements: t.own.Elements[:0]}
+	t.begin(nil, nil)
+}
+
+func (t *Turn) begin(c *Cache, req *body.Request) {
+	t.cache, t.Request, t.whole, t.result = c, req, nil, nil
 	t.forget()
 }
 
@@ -47,8 +51,7 @@ func (t *Turn) forget() { t.prompt, t.kept, t.reused = nil, 0, 0 }
 // Parse parses a body, which must stay unchanged while t is in use. Its errors are those of
 // body.Parse.
 func (c *Cache) Parse(t *Turn, api body.API, raw []byte) error {
-	t.Reset()
-	t.cache, t.Request = c, &t.own
+	t.begin(c, &t.own)
 	if c == nil {
 		return t.own.Parse(api, raw)
 	}
