@@ -39,7 +39,7 @@ func TestWhatIsKeptOfAClientIsBounded(t *testing.T) {
 	}
 }
 
-func TestLongConversationsAreStillToldApart(t *testing.T) {
+func TestLongConversationIDsStayDistinct(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	long := strings.Repeat("s", 4*observe.MaxClient)
 	keys := map[string]bool{}

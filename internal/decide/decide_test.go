@@ -425,7 +425,7 @@ func TestIDsAreHandedOn(t *testing.T) {
 	}
 }
 
-func TestForeignLoadIsSeen(t *testing.T) {
+func TestLoadThatKvlaneDidNotSendIsSeen(t *testing.T) {
 	b := newBench(t, "", worker("a", 0), worker("b", 0))
 	b.Fleet().Load("a", time.Now(), []workers.RankLoad{{Rank: -1, Running: 50, Waiting: 20, KVUsage: 0.9}})
 	b.Fleet().Load("nobody", time.Now(), []workers.RankLoad{{Rank: -1, Running: 50}})

@@ -32,12 +32,12 @@ func BenchmarkFromPrefillAnswerToDecision(b *testing.B) {
 		return workers.Worker{Ready: true, Generation: generation,
 			Worker: config.Worker{Name: name, Address: address, Engine: "vllm", Role: role, Speed: 1, Models: []string{"demo"}}}
 	}
-	road := newBench(b, "disagg: {connector: nixl}\nrouting: {disagg: {mode: threshold, threshold: 0}}\n",
+	bench := newBench(b, "disagg: {connector: nixl}\nrouting: {disagg: {mode: threshold, threshold: 0}}\n",
 		of("p", srv.Listener.Addr().String(), "prefill", 1), of("d", "10.0.0.9:1", "decode", 2), of("e", "10.0.0.8:1", "decode", 3))
 	text := strings.Repeat("the harbour lay quiet under a pale sky while gulls turned above empty boats ", 550)
 	gaps := make([]time.Duration, 0, 4096)
 	for i := 0; b.Loop(); i++ {
-		d, e := road.ask("/v1/completions", fmt.Sprintf(`{"model":"demo","prompt":"%snumber %d","max_tokens":2}`, text, i))
+		d, e := bench.ask("/v1/completions", fmt.Sprintf(`{"model":"demo","prompt":"%snumber %d","max_tokens":2}`, text, i))
 		gap := time.Since(start) - time.Duration(answered.Load())
 		if d.Body == nil || e.Prefill != "p" {
 			b.Fatalf("not split: %+v", e)

@@ -164,7 +164,7 @@ func TestASplitRequest(t *testing.T) {
 
 // If one prefill worker fails the next is tried, if two fail decode computes the prompt; an
 // error that is the client's fault is returned to the client.
-func TestFailuresOfAPrefillLeg(t *testing.T) {
+func TestFailuresOfPrefill(t *testing.T) {
 	for name, c := range map[string]struct {
 		h      http.HandlerFunc
 		reject int
@@ -238,7 +238,7 @@ func TestAClientThatLeavesCancelsItsPrefillLeg(t *testing.T) {
 
 // Concurrent legs: the prefill leg continues while decode runs, and is cancelled if decode
 // fails.
-func TestALegBesideTheDecodeLeg(t *testing.T) {
+func TestAConcurrentPrefill(t *testing.T) {
 	p := newPoolsOf(t, "sglang")
 	p.Decider.legs.SetHeadStart(0)
 	p.both(hang)
@@ -257,7 +257,7 @@ func TestALegBesideTheDecodeLeg(t *testing.T) {
 
 // A leg that fails while decode waits for its blocks ends the request: the blocks would
 // never arrive.
-func TestALegThatFailsBesideTheDecodeLeg(t *testing.T) {
+func TestAConcurrentPrefillThatFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
 		status int
@@ -421,7 +421,7 @@ func TestARequestThatIsPlannedAnewDoesNotWait(t *testing.T) {
 }
 
 // All legs of a request share one deadline, early enough that Envoy still gets the answer.
-func TestLegsEndBeforeEnvoyGivesUp(t *testing.T) {
+func TestPrefillEndsBeforeEnvoyTimesOut(t *testing.T) {
 	for _, c := range []struct{ message, want time.Duration }{{0, 0}, {time.Second, 900 * time.Millisecond}, {5 * time.Minute, 5*time.Minute - 5*time.Second}} {
 		if got := legBudget(c.message); got != c.want {
 			t.Errorf("%s: %s, want %s", c.message, got, c.want)

@@ -79,11 +79,11 @@ func TestUsageBeforeTheLegsEnd(t *testing.T) {
 	u := disagg.NewLegUsage()
 	tk := &ticket{legUsage: u}
 	usage := `{"prompt_tokens":7}`
-	if got := string(tk.tellUsage(nil, []byte(usage))); got != usage || !tk.impatient {
+	if got := string(tk.completeUsage(nil, []byte(usage))); got != usage || !tk.impatient {
 		t.Errorf("%s, impatient %v", got, tk.impatient)
 	}
 	u.Keep([]byte(withUsage))
-	if got := string(tk.tellUsage(nil, []byte(usage))); got != `{"prompt_tokens":400}` {
+	if got := string(tk.completeUsage(nil, []byte(usage))); got != `{"prompt_tokens":400}` {
 		t.Errorf("%s", got)
 	}
 	u = disagg.NewLegUsage()

@@ -151,14 +151,14 @@ func (t *ticket) EditBody(chunk []byte, last bool) (out []byte, changed, holds b
 		if len(chunk) == 0 {
 			return nil, false, false
 		}
-		t.editor = body.NewUsageEditor(looksLikeSSE(chunk), t.tellUsage)
+		t.editor = body.NewUsageEditor(looksLikeSSE(chunk), t.completeUsage)
 	}
 	out, changed = t.editor.Edit(chunk, last)
 	return out, changed, t.editor.Holds()
 }
 
-// tellUsage appends the edited usage object to dst.
-func (t *ticket) tellUsage(dst, usage []byte) []byte {
+// completeUsage appends the edited usage object to dst.
+func (t *ticket) completeUsage(dst, usage []byte) []byte {
 	patience := usagePatience
 	if t.impatient {
 		patience = 0

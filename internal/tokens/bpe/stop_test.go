@@ -112,8 +112,8 @@ func TestAStopEndsALongMerge(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForAHugeWordInVain: a stop ends the wait for the lock and for an encoder.
-func TestNobodyWaitsForAHugeWordInVain(t *testing.T) {
+// TestAStopEndsTheWaitForAHugeWord: a stop ends the wait for the lock and for an encoder.
+func TestAStopEndsTheWaitForAHugeWord(t *testing.T) {
 	tok := family(t, "qwen3")
 	text := longTexts()["one word"]
 	huge <- struct{}{}

@@ -118,17 +118,17 @@ func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, e
 	in := bufio.NewReaderSize(r, 1<<16)
 	out := bufio.NewWriterSize(w, 1<<16)
 	var dst []byte
-	var tally LinesError
+	var count LinesError
 	for {
 		line, err := readLine(in)
 		if len(line) > 0 {
-			tally.Lines++
+			count.Lines++
 			failed := errEmptyLine
 			if len(bytes.TrimSpace(line)) > 0 {
 				dst, failed = answer(dst[:0], line)
 			}
 			if failed != nil {
-				tally.Failed++
+				count.Failed++
 				dst = append(appendString(append(dst[:0], `{"error":`...), failed.Error()), '}')
 			}
 			if _, err := out.Write(append(dst, '\n')); err != nil {
@@ -141,10 +141,10 @@ func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, e
 			}
 		}
 		if errors.Is(err, io.EOF) {
-			if err := out.Flush(); err != nil || tally.Failed == 0 {
+			if err := out.Flush(); err != nil || count.Failed == 0 {
 				return err
 			}
-			return &tally
+			return &count
 		}
 		if err != nil {
 			return err

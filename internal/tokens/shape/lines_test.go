@@ -10,8 +10,8 @@ import (
 
 func checkFailed(t *testing.T, err error, failed, lines int) {
 	t.Helper()
-	tally, ok := errors.AsType[*LinesError](err)
-	if !ok || tally.Failed != failed || tally.Lines != lines {
+	count, ok := errors.AsType[*LinesError](err)
+	if !ok || count.Failed != failed || count.Lines != lines {
 		t.Errorf("%v, want %d of %d lines to fail", err, failed, lines)
 	}
 }
