@@ -1,10 +1,17 @@
 package replicas
 
 import (
+	"encoding/hex"
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvlane/kvlane/kvindex"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -84,4 +91,273 @@ func TestTwoReplicasShare(t *testing.T) {
 			t.Errorf("after the end: got %d bookings, load %+v, want none", r.Live(), r.Load(plan.Decode))
 		}
 	}
+}
+
+// pair returns two replicas that know each other.
+func pair(t testing.TB) (a, b *Core) {
+	t.Helper()
+	ra, rb := newRouter(t, 4), newRouter(t, 4)
+	a, b = New("a", ra, 0, func() {}), New("b", rb, 0, func() {})
+	ra.Share(a)
+	rb.Share(b)
+	deliver(t, 0, a, b)
+	return a, b
+}
+
+func bound(t testing.TB, c *Core, conversation string, slot kvindex.Slot) {
+	t.Helper()
+	q := &routing.Query{ID: "x", Conversation: conversation, PromptTokens: 100}
+	if slot != routing.NoSlot {
+		info, _ := c.router.Target(slot)
+		q.Pin = &routing.Pin{Worker: info.Worker, Rank: info.Rank}
+	}
+	plan, err := c.router.Pick(0, q, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.router.Release(0, plan.Reservation)
+}
+
+func home(c *Core) kvindex.Target {
+	for key := range c.legs[0].byKey {
+		got, _ := c.router.Bound(0, key)
+		return got
+	}
+	return kvindex.Target{}
+}
+
+func TestEarlierOfTwoConcurrentBindingsWins(t *testing.T) {
+	for _, aFirst := range []bool{true, false} {
+		a, b := pair(t)
+		want := target(2)
+		if aFirst {
+			b.clock += 10
+			want = target(1)
+		} else {
+			a.clock += 10
+		}
+		bound(t, a, "c", 1)
+		bound(t, b, "c", 2)
+		deliver(t, time.Millisecond, a, b)
+		if home(a) != want || home(b) != want {
+			t.Errorf("a first: %v: got %v at a and %v at b, want %v at both", aFirst, home(a), home(b), want)
+		}
+		if a.stats.Conflicts+b.stats.Conflicts == 0 {
+			t.Error("got no conflict counted, want some")
+		}
+	}
+}
+
+func TestEqualTimesAreDecidedByTheReplica(t *testing.T) {
+	a, b := pair(t)
+	a.clock = max(a.clock, b.clock)
+	b.clock = a.clock
+	bound(t, a, "c", 1)
+	bound(t, b, "c", 2)
+	deliver(t, time.Millisecond, a, b)
+	if home(a) != target(1) || home(b) != target(1) {
+		t.Errorf("got %v at a and %v at b, want a's binding %v at both", home(a), home(b), target(1))
+	}
+}
+
+func TestReplicaThatForgotABindingIsTold(t *testing.T) {
+	a, b := pair(t)
+	bound(t, a, "c", 1)
+	a.Take() // lost, and so is what would show the gap
+	a.seq--
+	b.clock += 10
+	bound(t, b, "c", 2)
+	deliver(t, time.Millisecond, a, b)
+	if home(a) != target(1) || home(b) != target(1) {
+		t.Errorf("got %v at a and %v at b, want the earlier binding %v at both", home(a), home(b), target(1))
+	}
+}
+
+func TestBindingMovesWithItsTarget(t *testing.T) {
+	a, b := pair(t)
+	bound(t, a, "c", 1)
+	deliver(t, time.Millisecond, a, b)
+	b.router.RemoveTarget(1)
+	bound(t, b, "c", 2) // a still knows the old one, which is earlier
+	deliver(t, 2*time.Millisecond, a, b)
+	if home(a) != target(2) || home(b) != target(2) {
+		t.Errorf("got %v at a and %v at b, want %v at both", home(a), home(b), target(2))
+	}
+}
+
+func TestSilentErrorIsFoundAndMended(t *testing.T) {
+	a, b := pair(t)
+	plan, err := a.router.Pick(0, &routing.Query{ID: "1", PromptTokens: 100}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	deliver(t, time.Millisecond, a, b)
+	b.release(0, b.peers["a"], plan.Reservation, true) // an error of b's
+	if b.router.Live() != 0 {
+		t.Fatal("got a booking, want none")
+	}
+	a.Tick(heartbeatEvery)
+	deliver(t, heartbeatEvery, a, b)
+	if b.router.Live() != 1 || b.stats.Errors != 1 {
+		t.Errorf("got %d bookings and %d errors, want 1 and 1", b.router.Live(), b.stats.Errors)
+	}
+	a.Tick(2 * heartbeatEvery)
+	deliver(t, 2*heartbeatEvery, a, b)
+	if b.stats.Errors != 1 {
+		t.Errorf("after the mend: got %d errors, want 1", b.stats.Errors)
+	}
+}
+
+func TestUnknownTargetsAreCopiedWhenTheyAppear(t *testing.T) {
+	a, b := pair(t)
+	b.router.RemoveTarget(1)
+	q := &routing.Query{ID: "x", Conversation: "c", PromptTokens: 100, Pin: &routing.Pin{Worker: target(1).Worker, Rank: target(1).Rank}}
+	if _, err := a.router.Pick(0, q, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	deliver(t, time.Millisecond, a, b)
+	if b.router.Live() != 0 || b.stats.Unknown != 2 {
+		t.Errorf("got %d bookings and %d unknown targets, want 0 and 2 (booking and conversation)", b.router.Live(), b.stats.Unknown)
+	}
+	b.router.SetTarget(1, routing.TargetInfo{Target: target(1), Ready: true})
+	b.Tick(100 * time.Millisecond)
+	if b.router.Live() != 1 || home(b) != target(1) {
+		t.Errorf("with the target: got %d bookings, conversation at %v, want 1 at %v", b.router.Live(), home(b), target(1))
+	}
+}
+
+func TestLedgersAreBounded(t *testing.T) {
+	a, b := pair(t)
+	for i := range maxPeers + 10 {
+		b.Receive(0, &message{Version: 1, Replica: fmt.Sprint("x", i)}, "")
+	}
+	if got := len(b.peers); got != maxPeers {
+		t.Errorf("got %d replicas, want at most %d", got, maxPeers)
+	}
+	for range maxBatch + 1 {
+		bound(t, a, "c", routing.NoSlot)
+	}
+	if a.batch.entries > maxBatch || a.stats.Overflows == 0 {
+		t.Errorf("got %d changes gathered and %d overflows, want at most %d and some", a.batch.entries, a.stats.Overflows, maxBatch)
+	}
+}
+
+// record is a stream of this version's messages: later versions must understand it.
+const record = "testdata/version1.hex"
+
+func TestRecordedStream(t *testing.T) {
+	if os.Getenv("KVLANE_RECORD") != "" {
+		writeRecord(t)
+	}
+	text, err := os.ReadFile(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRouter(t, 4)
+	c := New("reader", r, 0, func() {})
+	r.Share(c)
+	for line := range strings.Lines(string(text)) {
+		data, err := hex.DecodeString(strings.TrimSpace(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A field that this version does not know is ignored.
+		data = append(data, 0xfa, 0x7f, 3, 'n', 'e', 'w')
+		m, err := Parse(data)
+		if err != nil {
+			t.Fatalf("got %v for a recorded message", err)
+		}
+		if m.StatePart != nil && c.peers[m.Replica] != nil {
+			m.StatePart.Id = c.peers[m.Replica].request
+		}
+		c.Receive(time.Millisecond, m, "")
+	}
+	if got := r.Load(1); got.Active != 1 || got.Queue != 100 || r.Live() != 2 {
+		t.Errorf("got load %+v, %d bookings, want one request with 100 tokens queued, and two bookings", got, r.Live())
+	}
+	if got := r.Load(2); got.Active != 1 || got.Queue != 0 || home(c) != target(1) || c.stats.Errors != 0 {
+		t.Errorf("got load %+v, conversation at %v, %d errors, want a request that decodes, %v, 0", got, home(c), c.stats.Errors, target(1))
+	}
+}
+
+// writeRecord records a start, a state, changes and a heartbeat.
+func writeRecord(t *testing.T) {
+	var text strings.Builder
+	add := func(m *message) {
+		data, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&text, "%x\n", data)
+	}
+	r := newRouter(t, 4)
+	c := New("recorded", r, 0, func() {})
+	r.Share(c)
+	pick := func(slot kvindex.Slot, conversation string) routing.ReservationID {
+		plan, err := r.Pick(0, &routing.Query{ID: "1", Conversation: conversation, PromptTokens: 100, Pin: &routing.Pin{Worker: target(int(slot)).Worker, Rank: target(int(slot)).Rank}}, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return plan.Reservation
+	}
+	for _, o := range c.Take() {
+		add(o.Message)
+	}
+	gone := pick(0, "")
+	c.answer(&kvlanev1.ReplicaStateRequest{Id: 1}, "reply")
+	pick(1, "c")
+	r.FirstToken(0, pick(2, ""))
+	r.Release(0, gone)
+	c.heartbeat()
+	for _, o := range c.Take() {
+		if o.Build != nil {
+			for _, m := range o.Build() {
+				add(m)
+			}
+		} else {
+			add(o.Message)
+		}
+	}
+	if err := os.MkdirAll("testdata", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(record, []byte(text.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// FuzzParse feeds arbitrary messages to a Core.
+func FuzzParse(f *testing.F) {
+	for line := range strings.Lines(string(must(os.ReadFile(record)))) {
+		f.Add(must(hex.DecodeString(strings.TrimSpace(line))))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m, err := Parse(data)
+		if err != nil {
+			return
+		}
+		r := newRouter(t, 4)
+		c := New("reader", r, 0, func() {})
+		r.Share(c)
+		for range 2 {
+			c.Receive(0, m, "reply")
+			if p := c.peers[m.Replica]; p != nil && m.StatePart != nil {
+				m.StatePart.Id, m.StatePart.Part, m.StatePart.Parts = p.request, 0, 1
+			}
+		}
+		for at := range 50 {
+			c.Tick(time.Duration(at) * 100 * time.Millisecond)
+			c.Take()
+		}
+		if r.Live() != 0 {
+			t.Errorf("got %d bookings of a replica that is silent, want 0", r.Live())
+		}
+	})
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }

@@ -269,6 +269,9 @@ func (s *simulation) ledgerFailures() (list []string) {
 		if got := r.router.Live(); got != want {
 			list = append(list, fmt.Sprintf("%s: got %d bookings, want the fleet's %d", id, got, want))
 		}
+		if n := r.core.stats.Errors; n != 0 {
+			list = append(list, fmt.Sprintf("%s: got %d silent errors, want 0: gaps are found before", id, n))
+		}
 		if n := r.router.DoubleReleases(); n != 0 {
 			list = append(list, fmt.Sprintf("%s: got %d double releases, want 0", id, n))
 		}

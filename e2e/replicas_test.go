@@ -1,0 +1,237 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// replicaSet is a bed whose Envoy has several Kvlanes; the first is the bed's own.
+type replicaSet struct {
+	*bed
+	admins []string
+	cmds   []*exec.Cmd
+}
+
+func newReplicaSet(t *testing.T, count int) *replicaSet {
+	t.Helper()
+	r := &replicaSet{}
+	var listens []string
+	for range count {
+		listens = append(listens, freeAddress(t))
+	}
+	routes, _ := json.Marshal(listens)
+	mode := "embedded"
+	if count == 1 {
+		mode = "off"
+	}
+	r.bed = newBed(t, shape{engines: 8, ranks: 1, noCheck: true, stall: "2s", engine: slow(2 * time.Millisecond),
+		config: fmt.Sprintf("index: {key: k}\nrouting: {policy: {sticky: {mode: target}}}\nfleet: {mode: %s, embedded: {listen: %q, routes: %s}}\n", mode, listens[0], routes),
+		bootstrap: func(text string) string {
+			at := strings.Index(text, "cluster_name: kvlane, endpoints:")
+			open := at + strings.Index(text[at:], "lb_endpoints: [") + len("lb_endpoints: [")
+			end := open + strings.Index(text[open:], "]}]}")
+			first, all := text[open:end], text[open:end]
+			for i := 1; i < count; i++ {
+				all += ", " + strings.Replace(first, "k.sock", fmt.Sprintf("k%d.sock", i), 1)
+			}
+			return text[:open] + all + text[end:]
+		}})
+	r.admins, r.cmds = []string{r.admin}, []*exec.Cmd{r.kvlane}
+	for i := 1; i < count; i++ {
+		admin := freeAddress(t)
+		text := strings.NewReplacer("k.sock", fmt.Sprintf("k%d.sock", i), r.admin, admin, fmt.Sprintf("listen: %q", listens[0]), fmt.Sprintf("listen: %q", listens[i])).Replace(r.read("kvlane.yaml"))
+		name := fmt.Sprintf("kvlane%d", i)
+		r.write(name+".yaml", text)
+		log, err := os.Create(r.file(name + ".log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer log.Close()
+		cmd := exec.Command(kvlaneBinary, "serve", "--config", r.file(name+".yaml"))
+		cmd.Stderr = log
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		r.admins, r.cmds = append(r.admins, admin), append(r.cmds, cmd)
+	}
+	for i := range count {
+		r.until("all replicas are ready", func() bool {
+			resp, err := http.Get("http://" + r.admins[i] + "/readyz")
+			if err != nil {
+				return false
+			}
+			resp.Body.Close()
+			return resp.StatusCode == http.StatusOK && (count == 1 || r.at(i, "kvlane_replicas") == float64(count))
+		})
+	}
+	r.until("Envoy has found all replicas", func() bool { return strings.Count(r.clusters(), "::health_flags::healthy\n") >= count })
+	return r
+}
+
+func (r *replicaSet) clusters() (out string) {
+	resp, err := http.Get("http://" + r.envoyAdmin + "/clusters")
+	if err != nil {
+		return ""
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(resp.Body)
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "kvlane::") {
+			out += line
+		}
+	}
+	return out
+}
+
+// at is a metric of one replica.
+func (r *replicaSet) at(i int, name string, labels ...string) float64 {
+	b := &bed{t: r.t, admin: r.admins[i]}
+	return b.metric(name, labels...)
+}
+
+// talk runs conversations concurrently, some of them siblings with a common beginning, and
+// returns the numbers of conversations with an answer that was not 200, and with turns that
+// were sent to different targets.
+func (r *replicaSet) talk(seed string, conversations, turns int) (failed, moved int) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for c := range conversations {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(c), 7))
+			target := ""
+			history := []message{{"system", prose(fmt.Sprint(seed, "group", c/4), 300)}}
+			for turn := range turns {
+				history = append(history, message{"user", prose(fmt.Sprint(seed, c, ".", turn), 60)})
+				rep, err := r.send("/v1/chat/completions", chatBody(history...), "X-Session-Id", fmt.Sprint(seed, c))
+				if err != nil || rep.status != http.StatusOK {
+					mu.Lock()
+					failed++
+					r.t.Logf("conversation %d, turn %d: %v, %+v", c, turn, err, rep)
+					mu.Unlock()
+					return
+				}
+				if target != "" && rep.target != "" && rep.target != target {
+					mu.Lock()
+					moved++
+					r.t.Logf("conversation %d, turn %d: got %s, want %s", c, turn, rep.target, target)
+					mu.Unlock()
+					return
+				}
+				if rep.target != "" { // else Envoy routed without Kvlane
+					target = rep.target
+				}
+				history = append(history, message{"assistant", rep.text()})
+				time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
+			}
+		})
+	}
+	wg.Wait()
+	return failed, moved
+}
+
+// measured returns the engines' hit rate and the coefficient of variation of their requests.
+func (r *replicaSet) measured() (hits, cv float64) {
+	cached, prompt := 0, 0
+	var n []float64
+	sum := 0.0
+	for _, e := range r.engines {
+		count := 0.0
+		for _, q := range e.Stats().Requests {
+			cached += q.CachedTokens
+			prompt += q.PromptTokens
+			count++
+		}
+		n = append(n, count)
+		sum += count
+	}
+	mean, squares := sum/float64(len(n)), 0.0
+	for _, x := range n {
+		squares += (x - mean) * (x - mean)
+	}
+	return float64(cached) / float64(prompt), math.Sqrt(squares/float64(len(n))) / mean
+}
+
+func (r *replicaSet) noneBooked(replicas ...int) {
+	r.t.Helper()
+	for _, i := range replicas {
+		r.until(fmt.Sprintf("replica %d has no booking", i), func() bool {
+			return r.at(i, "kvlane_reservations") == 0 && r.at(i, "kvlane_active_requests") == 0 && r.at(i, "kvlane_queued_tokens") == 0
+		})
+		if n := r.at(i, "kvlane_double_releases_total"); n != 0 {
+			r.t.Errorf("replica %d: got %v double releases, want 0", i, n)
+		}
+	}
+}
+
+// Three replicas cache and balance as one does.
+func TestReplicasRouteAsOne(t *testing.T) {
+	one := newReplicaSet(t, 1)
+	if n, _ := one.talk("a", 40, 6); n != 0 {
+		t.Fatalf("one replica: got %d failures, want 0", n)
+	}
+	hits, cv := one.measured()
+	three := newReplicaSet(t, 3)
+	if n, _ := three.talk("a", 40, 6); n != 0 {
+		t.Fatalf("three replicas: got %d failures, want 0", n)
+	}
+	hits3, cv3 := three.measured()
+	t.Logf("one replica: hit rate %.3f, CV %.3f; three: %.3f, %.3f", hits, cv, hits3, cv3)
+	if hits3 < 0.95*hits {
+		t.Errorf("hit rate of three replicas: got %.3f, want at least 0.95 of one's %.3f", hits3, hits)
+	}
+	if cv3 > cv+0.05 {
+		t.Errorf("CV of requests per rank with three replicas: got %.3f, want at most 0.05 above one's %.3f", cv3, cv)
+	}
+	three.noneBooked(0, 1, 2)
+	for i := range 3 {
+		if got := three.at(i, "kvlane_requests_total", `outcome="routed"`); got < 20 {
+			t.Errorf("replica %d routed %v requests, want a part of 240", i, got)
+		}
+	}
+}
+
+// A replica is stopped for 5 s and another one killed, under load: no request fails, no
+// conversation moves, and what the dead one booked is gone.
+func TestReplicaIsStoppedAndKilled(t *testing.T) {
+	r := newReplicaSet(t, 3)
+	signal := func(i int, sig syscall.Signal) {
+		t.Helper()
+		if err := r.cmds[i].Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load := make(chan [2]int, 1)
+	go func() {
+		failed, moved := r.talk("k", 16, 120)
+		load <- [2]int{failed, moved}
+	}()
+	r.until("all are busy", func() bool { return r.at(0, "kvlane_reservations") > 2 && r.at(2, "kvlane_reservations") > 2 })
+	signal(1, syscall.SIGSTOP)
+	r.until("the others drop the one that is stopped", func() bool { return r.at(0, "kvlane_replicas") == 2 && r.at(2, "kvlane_replicas") == 2 })
+	time.Sleep(2 * time.Second)
+	signal(1, syscall.SIGCONT)
+	for i := range 3 {
+		r.until("all share again", func() bool { return r.at(i, "kvlane_replicas") == 3 })
+	}
+	signal(2, syscall.SIGKILL)
+	killed := time.Now()
+	r.until("the others drop the one that is killed", func() bool { return r.at(0, "kvlane_replicas") == 2 && r.at(1, "kvlane_replicas") == 2 })
+	t.Logf("dropped after %s", time.Since(killed))
+	if got := <-load; got[0] != 0 || got[1] != 0 {
+		t.Errorf("got %d requests that failed and %d conversations that moved, want none", got[0], got[1])
+	}
+	r.noneBooked(0, 1)
+}
