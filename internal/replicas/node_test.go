@@ -42,7 +42,12 @@ func (m *member) update(change func(r *routing.Router, now time.Duration)) {
 
 func startMember(t testing.TB, fleet *config.Fleet, delay interface{ Observe(float64) }) *member {
 	t.Helper()
-	m := &member{t: t, router: newRouter(t, 4), start: time.Now()}
+	return startMemberWith(t, fleet, delay, newRouter(t, 4))
+}
+
+func startMemberWith(t testing.TB, fleet *config.Fleet, delay interface{ Observe(float64) }, router *routing.Router) *member {
+	t.Helper()
+	m := &member{t: t, router: router, start: time.Now()}
 	n, err := Start(t.Context(), Options{Config: fleet, Update: m.update, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel), Delay: delay})
 	if err != nil {
 		t.Fatal(err)
