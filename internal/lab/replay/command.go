@@ -60,7 +60,7 @@ type flags struct {
 	seed                              uint64
 	seeds, replicas                   int
 	jitter, share, delay, resend      seconds
-	loss                              float64
+	loss, skew                        float64
 	jsonPath, htmlPath                string
 }
 
@@ -69,7 +69,7 @@ var sections = []struct{ title, flags string }{
 	{"What arrives", "trace format scenario load arrival-jitter"},
 	{"What is compared", "policies sweep seed seeds"},
 	{"The fleet", "workers ranks coupled prefill engine capacity budget"},
-	{"What the router knows", "event-delay event-loss event-replay replicas share-delay"},
+	{"What the router knows", "event-delay event-loss event-replay replicas skew share-delay"},
 	{"Where it is written, besides the table", "report json"},
 	{"The project's own measurements", "acceptance rows"},
 }
@@ -122,6 +122,7 @@ func parseFlags(args []string, help io.Writer) (*flags, error) {
 	s.Float64Var(&f.loss, "event-loss", 0, "`PART` of the event batches that is lost, 0 to 1")
 	s.Var(&f.resend, "event-replay", "`TIME` until lost batches are replayed (default: never)")
 	s.IntVar(&f.replicas, "replicas", 1, "`NUMBER` of routers that take requests in turn")
+	s.Float64Var(&f.skew, "skew", 0, "`PART` of the requests that the first router gets, 0 to 1 (default: all take turns)")
 	s.Var(&f.share, "share-delay", "`TIME` until replicas know each other's bookings (default: never)")
 	s.StringVar(&f.htmlPath, "report", "", "write tables and charts to this HTML `FILE`")
 	s.StringVar(&f.jsonPath, "json", "", "write all runs to this JSON `FILE`")
@@ -154,6 +155,8 @@ func parseFlags(args []string, help io.Writer) (*flags, error) {
 		return nil, fmt.Errorf("--load %g: must be above 0, up to %g", f.load, mostLoad)
 	case !(f.loss >= 0 && f.loss <= 1):
 		return nil, fmt.Errorf("--event-loss %g: a part, 0 to 1", f.loss)
+	case !(f.skew >= 0 && f.skew <= 1):
+		return nil, fmt.Errorf("--skew %g: a part, 0 to 1", f.skew)
 	case f.replicas < 1 || f.replicas > mostReplicas:
 		return nil, fmt.Errorf("--replicas %d: must be 1 to %d", f.replicas, mostReplicas)
 	case f.delay < 0 || f.resend < 0:
@@ -389,6 +392,8 @@ func (f *flags) options() (Options, error) {
 			o.Conditions.EventReplay = float64(f.resend)
 		case "replicas":
 			o.Conditions.Replicas = f.replicas
+		case "skew":
+			o.Conditions.Skew = f.skew
 		case "share-delay":
 			o.Conditions.Share, o.Conditions.ShareDelay = f.share >= 0, max(float64(f.share), 0)
 		}

@@ -24,6 +24,9 @@ type Conditions struct {
 	// Replicas is the number of routers that get requests in turn, 0 for one. Each has its
 	// own index, which sees all events.
 	Replicas int
+	// Skew is the fraction of requests that the first replica gets; the others get the rest in
+	// turn. 0 means that all take turns.
+	Skew float64
 	// Share lets replicas send each other their bookings, ShareDelay seconds late.
 	Share      bool
 	ShareDelay float64
@@ -243,7 +246,7 @@ func (s *simulation) arrive(r Request) error {
 	if size, room := s.w.BlockSize, s.fleet.Engine.Capacity; (r.Prompt+r.Output+size-1)/size > room/size {
 		return fmt.Errorf("a request of %d prompt and %d output tokens does not fit into a rank's KV cache of %d tokens (--capacity), in blocks of %d", r.Prompt, r.Output, room, size)
 	}
-	rec := &record{Request: r, matched: -1, replica: len(s.records) % len(s.replicas)}
+	rec := &record{Request: r, matched: -1, replica: s.receiver()}
 	to := s.replicas[rec.replica]
 	rec.hashes = to.index.Hasher().AppendHashes(nil, s.seed, s.tokensOf(r.Blocks), indexBlock)
 	s.lookup(to, rec)
@@ -314,6 +317,19 @@ func (s *simulation) lookup(to *replica, rec *record) {
 		m := &s.matches.Holders[i]
 		s.overlap = append(s.overlap, routing.Overlap{Slot: m.Slot, Speculative: int32(m.Speculative) * size,
 			Tokens: [kvindex.NumTiers]int32{int32(m.Total()) * size}})
+	}
+}
+
+// receiver is the replica that gets the next request.
+func (s *simulation) receiver() int {
+	n := len(s.replicas)
+	switch {
+	case s.cond.Skew == 0 || n == 1:
+		return len(s.records) % n
+	case s.rng.Float64() < s.cond.Skew:
+		return 0
+	default:
+		return 1 + len(s.records)%(n-1)
 	}
 }
 
