@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -301,18 +302,48 @@ func Test200ConcurrentStreams(t *testing.T) {
 	b.sound()
 }
 
-// SIGHUP, which reloads other programs, does not stop Kvlane.
-func TestSIGHUPChangesNothing(t *testing.T) {
-	b := newBed(t, shape{ranks: 1})
-	for range 3 {
+// A changed configuration is taken under load: no request is lost, and the next explanation
+// shows the new weight.
+func TestReloadUnderLoad(t *testing.T) {
+	b := newBed(t, shape{ranks: 1, config: "routing: {policy: {cost: {miss: 5}}}\n"})
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	var sent atomic.Int64
+	load.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				b.chat(message{"user", prose("load", 50)})
+				sent.Add(1)
+			}
+		}
+	})
+	text := b.read("kvlane.yaml")
+	for i, miss := range []string{"miss: 7", "miss: 9"} {
+		if err := os.WriteFile(b.file("kvlane.yaml"), []byte(strings.Replace(text, "miss: 5", miss, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		if err := b.kvlane.Process.Signal(syscall.SIGHUP); err != nil {
 			t.Fatal(err)
 		}
-		b.until("the log tells of it", func() bool { return strings.Contains(b.read("kvlane.log"), "SIGHUP changes nothing") })
-		b.chat(message{"user", "x"})
+		b.until("the configuration is taken", func() bool { return b.metric("kvlane_config_generation") == float64(i+2) })
+		before := sent.Load()
+		b.until("requests go on", func() bool { return sent.Load() > before+3 })
 	}
-	if b.metric("kvlane_requests_total", `outcome="routed"`) != 3 {
-		t.Error("requests went without Kvlane")
+	close(stop)
+	load.Wait()
+	if got, want := b.metric("kvlane_requests_total", `outcome="routed"`), float64(sent.Load()); got != want {
+		t.Errorf("got %v routed requests, want all %v", got, want)
+	}
+	resp, err := http.Get("http://" + b.admin + "/debug/config")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if shown, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(shown), "miss: 9.0") {
+		t.Errorf("got %s, %v, want the new weight", shown, err)
 	}
 	b.sound()
 }
