@@ -66,13 +66,13 @@ func (d *demo) startMembers(n int, yaml func(listen, admin, more string) string)
 	return nil
 }
 
-// kill ends a replica without a chance to say so.
+// kill ends a replica without a shutdown.
 func (m *member) kill() {
 	_ = m.cmd.Process.Kill()
 	<-m.done
 }
 
-// notReady returns the reason why a replica is not ready, "" if it is ready.
+// notReady returns the reason for which a replica is not ready, "" if it is.
 func (m *member) notReady() string {
 	select {
 	case <-m.done:
@@ -94,7 +94,7 @@ func (m *member) notReady() string {
 	return strings.TrimSpace(string(text))
 }
 
-// welcomeFleet says how to kill replicas.
+// welcomeFleet prints how to kill replicas.
 func (d *demo) welcomeFleet(self string) {
 	w := d.io.out
 	fmt.Fprint(w, `
@@ -147,7 +147,7 @@ func (d *demo) checkFleet(ctx context.Context) error {
 			}
 		})
 	}
-	// since returns once every conversation has had that many further turns.
+	// since returns once every conversation has had that number of further turns.
 	since := func(more int) error {
 		count := func(n int) (sum int) {
 			mu.Lock()

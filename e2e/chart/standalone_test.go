@@ -29,7 +29,7 @@ func ownFiles(t *testing.T, rendered string) (config map[string]any, bootstrap s
 }
 
 // alone gives a configuration of the chart the secrets of a fleet and an address for it here,
-// where there are no other pods.
+// without other pods.
 func alone(t *testing.T, config map[string]any) {
 	t.Helper()
 	embedded, ok := at(config, "fleet", "embedded").(map[string]any)
