@@ -17,6 +17,7 @@ func TestExamplesAreValid(t *testing.T) {
 		"../../docs/disaggregation.md":        inDocs,
 		"../../docs/feeds.md":                 inDocs,
 		"../../docs/kubernetes.md":            inDocs,
+		"../../docs/replicas.md":              inDocs,
 		"../../envoy/manifests/*/kvlane.yaml": inManifests,
 	} {
 		files, err := filepath.Glob(pattern)
