@@ -45,7 +45,7 @@ func (r *release) put(t *testing.T, command string, values ...string) {
 // end uninstalls it and waits until nothing is left.
 func (r *release) end(t *testing.T) {
 	t.Helper()
-	kinds := "all,cm,sa,role,rolebinding,pdb,networkpolicy,httproute"
+	kinds := "all,cm,secret,sa,role,rolebinding,pdb,networkpolicy,httproute"
 	for _, further := range []string{"inferencepool", "destinationrule", "envoyfilter", "envoyextensionpolicy", "backendtrafficpolicy", "clienttrafficpolicy"} {
 		if _, err := r.c.run(t.Context(), "", "kubectl", "get", further, "-n", r.in); err == nil { // the cluster knows it
 			kinds += "," + further

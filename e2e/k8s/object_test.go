@@ -149,7 +149,9 @@ type service struct {
 		Type      string            `json:"type"`
 		Selector  map[string]string `json:"selector"`
 		ClusterIP string            `json:"clusterIP"`
-		Ports     []struct {
+		// PublishNotReady gives a headless Service the addresses of all its pods.
+		PublishNotReady bool `json:"publishNotReadyAddresses"`
+		Ports           []struct {
 			Port       int `json:"port"`
 			TargetPort any `json:"targetPort"`
 		} `json:"ports"`

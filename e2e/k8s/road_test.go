@@ -203,6 +203,7 @@ func TestKubernetes(t *testing.T) {
 		t.Run("envoyfilter", func(t *testing.T) { envoyFilter(t, c) }) &&
 		t.Run("sidecar", func(t *testing.T) { sidecar(t, c) }) &&
 		t.Run("chart", func(t *testing.T) { chart(t, c) }) &&
+		t.Run("replicas that share", func(t *testing.T) { replicasShare(t, c) }) &&
 		t.Run("one rank a port", func(t *testing.T) { ranksOfPorts(t, c) }) &&
 		t.Run("prefill and decode", func(t *testing.T) { disaggregatedInAllShapes(t, c) }) &&
 		t.Run("docs", func(t *testing.T) { docs(t, c, istioPage, sidecarPage) })

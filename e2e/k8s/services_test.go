@@ -44,7 +44,8 @@ func (n *node) services(ctx context.Context, pods []pod) error {
 		name := s.Metadata.Name + "." + s.Metadata.Namespace + ".svc.cluster.local."
 		if s.Spec.ClusterIP == "None" {
 			for i := range pods {
-				if s.leadsTo(&pods[i]) {
+				p := &pods[i]
+				if s.leadsTo(p) || s.Spec.PublishNotReady && p.Status.PodIP != "" && p.Metadata.Namespace == s.Metadata.Namespace && selects(s.Spec.Selector, p.Metadata.Labels) {
 					names[name] = append(names[name], pods[i].Status.PodIP)
 				}
 			}

@@ -1,0 +1,113 @@
+//go:build linux
+
+package k8s
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// converse plays conversations until stop is called, which returns the targets of each and
+// what failed. Their turns arrive at any replica: their ids are in the body, where Envoy does
+// not see them.
+func converse(ctx context.Context, chat string, conversations int) (stop func() (targets []map[string]int, failures []string)) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var failures []string
+	targets := make([]map[string]int, conversations)
+	for i := range conversations {
+		targets[i] = map[string]int{}
+		wg.Go(func() {
+			for turn := 0; ctx.Err() == nil; turn++ {
+				body := chatBody("demo", essay(fmt.Sprint("conversation ", i), 30)+fmt.Sprint(turn), false)
+				body = append([]byte(fmt.Sprintf(`{"session_id": "talk-%d", `, i)), body[1:]...)
+				r, err := post(context.WithoutCancel(ctx), chat, body)
+				mu.Lock()
+				if err != nil || r.status != http.StatusOK {
+					failures = append(failures, fmt.Sprintf("%s conversation %d: %d %.200s %v", time.Now().Format("15:04:05.000"), i, r.status, r.body, err))
+				} else if r.target != "" { // without one, the replica died or drained before the answer began
+					targets[i][r.target]++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	return func() ([]map[string]int, []string) {
+		cancel()
+		wg.Wait()
+		return targets, failures
+	}
+}
+
+// replicasShare installs replicas that route as one and replaces, kills and scales them under
+// load. No request fails, no conversation is bound anew, and what is gone is forgotten within
+// 3 s.
+func replicasShare(t *testing.T, c *cluster) {
+	r := &release{c: c, in: "chart-fleet", values: append(slices.Clone(ownEnvoy), "mode=standalone", "config.routing.preset=session")}
+	c.namespace(t, r.in)
+	c.ready(t, r.in, "llm", 2)
+	r.put(t, "install")
+	secret := func() string {
+		return c.kubectl(t, "", "-n", r.in, "get", "secret", "kvlane-fleet", "-o", "jsonpath={.data}")
+	}
+	made := secret()
+	chat := c.service(t, r.in, "kvlane") + "/v1/chat/completions"
+	routed(t, chat)
+	// share waits until n replicas know of n.
+	share := func(n int, within time.Duration) {
+		t.Helper()
+		eventually(t, within, fmt.Sprintf("%d replicas that share", n), func() error {
+			alive := 0
+			for _, s := range c.node.pickers(r.in) {
+				known, connected := s.metric(t, "kvlane_replicas"), s.metric(t, "kvlane_replicas_connected")
+				if known != float64(n) || connected != 1 {
+					return fmt.Errorf("%s knows %v, connected: %v", s.pod.Metadata.Name, known, connected)
+				}
+				alive++
+			}
+			if alive != n {
+				return fmt.Errorf("%d are alive", alive)
+			}
+			return nil
+		})
+	}
+	scale := func(n int) {
+		t.Helper()
+		c.kubectl(t, "", "-n", r.in, "scale", "deployment/kvlane", fmt.Sprint("--replicas=", n))
+		c.ready(t, r.in, "kvlane", n)
+		r.settled(t)
+		share(n, 3*time.Second)
+	}
+	share(2, reasonable)
+	stop := converse(t.Context(), chat, 6)
+	c.kubectl(t, "", "-n", r.in, "rollout", "restart", "deployment/kvlane")
+	c.ready(t, r.in, "kvlane", 2)
+	r.settled(t)
+	share(2, 3*time.Second)
+	scale(1)
+	scale(3)
+	scale(2)
+	targets, failures := stop()
+	if len(failures) > 0 {
+		t.Errorf("%d requests failed, e.g. %q", len(failures), failures[:min(len(failures), 8)])
+	}
+	for i, at := range targets {
+		t.Logf("conversation %d: %v", i, at)
+		if len(at) != 1 {
+			t.Errorf("conversation %d was answered by %v, want one target", i, at)
+		}
+	}
+	c.nothingBooked(t, r.in)
+	r.put(t, "upgrade", "config.log.level=debug")
+	if after := secret(); after != made {
+		t.Error("an upgrade made another secret")
+	}
+	share(2, reasonable)
+	r.end(t)
+}
