@@ -44,7 +44,7 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	check := f.Bool("check", false, "play the demonstration once, on free ports, and exit")
 	binary := f.String("envoy", os.Getenv("ENVOY"), "envoy `binary`")
 	ingress := f.String("ingress", "127.0.0.1:8080", "`address` of Envoy for clients")
-	admin := f.String("admin", "127.0.0.1:9090", "`address` of Kvlane's metrics and debug pages")
+	admin := f.String("admin", "127.0.0.1:9090", "`address` of Kvlane's metrics and debug pages; with --replicas they get free ones")
 	envoyAdmin := f.String("envoy-admin", "127.0.0.1:9901", "`address` of Envoy's admin listener")
 	engines := f.Int("engines", 0, "number of simulated engines (0: 2, with --pd 4)")
 	pd := f.Bool("pd", false, "separate prefill from decode: the first half of the engines computes prompts, the second half answers")
