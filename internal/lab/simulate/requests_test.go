@@ -113,7 +113,7 @@ func openOffice(seed uint64, trace *strings.Builder, reached map[string]int) *of
 	}
 	for i := range 1 + rng.IntN(3) {
 		o.list = append(o.list, workers.Worker{Ready: true, Generation: 1, Worker: config.Worker{
-			Name: fmt.Sprint("w", i), Address: fmt.Sprintf("10.0.0.%d:80", i), Engine: "vllm", Role: "both", Ranks: rng.IntN(3), RankBy: "header", Speed: 1, Models: []string{"demo"},
+			Name: fmt.Sprint("w", i), Address: fmt.Sprintf("127.0.0.%d:1", i+1), Engine: "vllm", Role: "both", Ranks: rng.IntN(3), RankBy: "header", Speed: 1, Models: []string{"demo"},
 		}})
 	}
 	o.sayf("scenario: %d workers, limit %d requests, queue %d for %s", len(o.list), o.most, o.room, o.patience)
@@ -206,7 +206,7 @@ func (o *office) progress() {
 	case 1:
 		status, by := []int{200, 200, 200, 200, 400, 429, 500, 503}[o.rng.IntN(8)], ""
 		if o.rng.IntN(8) == 0 {
-			by, o.moved = fmt.Sprintf("10.0.0.%d:80", o.rng.IntN(3)), true
+			by, o.moved = fmt.Sprintf("127.0.0.%d:1", 1+o.rng.IntN(3)), true
 			o.reach("served elsewhere")
 		}
 		o.sayf("%s gets %d by %q", c.id, status, by)
