@@ -51,6 +51,8 @@ type fault struct {
 // elsewhere are rows that other tests play, or that cannot be played.
 var elsewhere = []struct{ name, where string }{
 	{"API server gone", "`e2e/k8s`, \"the API server is away under load\" (`make test-k8s`): no request fails, and each replica follows afterwards"},
+	{"NATS lost", "`internal/replicas`, `TestExternalServerIsKilledAndComesBack`: replicas decide alone, drop each other's bookings, and agree again afterwards; `TestHistories` loses, doubles and delays messages"},
+	{"secret of the fleet wrong", "`internal/replicas`, `TestAnotherSecretNeitherReadsNorWrites`"},
 	{"clock jumps", "not played on Envoy, since a process's clock cannot be set without the machine's. Kvlane computes times with the monotonic clock; `TestClockJumps` of `kvindex` steps the wall clock for the TTL of speculative credit. Wall time is read for log lines, the validity of certificates and seeds"},
 }
 
@@ -157,6 +159,10 @@ func (b *bed) playFault(f *fault) (m measured) {
 	m.After, m.Envoy = resident(b.t, b.kvlane.Process.Pid), int64(b.envoyHeap())
 	b.t.Logf("served %d, failed %v, wrong %d, longest stall %v, normal after %v, Kvlane's memory %d MiB, before %d; Envoy's heap %d MiB; %s",
 		m.Served, m.Failed, m.Wrong, m.Stall.Round(time.Millisecond), m.Normal.Round(time.Millisecond), m.After>>20, m.Before>>20, m.Envoy>>20, m.Note)
+	if m.failed() > f.failed || b.t.Failed() {
+		ended := regexp.MustCompile(`(?m)^.*"status":5.*"message":"ended".*$`).FindAllString(b.read("kvlane.log"), -1)
+		b.t.Logf("the last of %d errors in Kvlane's log: %q", len(ended), ended[max(0, len(ended)-5):])
+	}
 	if m.failed() > f.failed {
 		b.t.Errorf("got %v requests failed, want at most %d", m.Failed, f.failed)
 	}
