@@ -24,19 +24,20 @@ func (h hashes) of(seed uint64, block int) []uint64 {
 	return nil
 }
 
-// set stores a longer list, whose first elements equal those that are stored.
-func (h *hashes) set(seed uint64, block int, list []uint64) {
-	for i := range *h {
-		if l := &(*h)[i]; l.seed == seed && l.block == block {
+// with returns h with a longer list, whose first elements equal those that are stored.
+func (h hashes) with(seed uint64, block int, list []uint64) hashes {
+	for i := range h {
+		if l := &h[i]; l.seed == seed && l.block == block {
 			if n := len(l.list); n < len(list) {
 				l.list = append(l.list, list[n:]...)
 			}
-			return
+			return h
 		}
 	}
-	if len(*h) < maxLists {
-		*h = append(*h, hashList{seed, block, append(make([]uint64, 0, roomy(len(list))), list...)})
+	if len(h) < maxLists {
+		h = append(h, hashList{seed, block, append(make([]uint64, 0, roomy(len(list))), list...)})
 	}
+	return h
 }
 
 // upTo returns a copy of what is valid for the first ids.
@@ -109,11 +110,11 @@ func (t *Turn) setHashes(seed uint64, block int, list []uint64) {
 	t.cache.mu.Lock()
 	defer t.cache.mu.Unlock()
 	if t.result != nil && t.whole.place != nil {
-		t.result.hashes.set(seed, block, list)
+		t.result.hashes = t.result.hashes.with(seed, block, list)
 		t.cache.resize(t.whole)
 	}
 	if t.prompt != nil && t.prompt.place != nil {
-		t.prompt.hashes.set(seed, block, list[:min(len(list), t.kept/block)])
+		t.prompt.hashes = t.prompt.hashes.with(seed, block, list[:min(len(list), t.kept/block)])
 		t.cache.resize(t.prompt)
 	}
 }
