@@ -90,6 +90,7 @@ type shape struct {
 	perPort   bool   // one API port per rank
 	rankFree  bool   // the engine chooses the rank
 	config    string // further sections of kvlane.yaml
+	listen    string // its section listen; default a Unix socket
 	envoy     string // further keys of its section envoy
 	routing   string // further keys of routing, in newPools
 	decide    string // limits.decision_timeout; default 10s, so that a busy machine changes no decision
@@ -174,7 +175,10 @@ func newBed(t *testing.T, s shape) *bed {
 	if s.stall == "" {
 		s.stall = "20s"
 	}
-	text := fmt.Sprintf(`listen: {address: "unix:%s/k.sock"}
+	if s.listen == "" {
+		s.listen = fmt.Sprintf("address: %q", "unix:"+dir+"/k.sock")
+	}
+	text := fmt.Sprintf(`listen: {%s}
 admin: {address: "%s"}
 envoy: {ingress: "%s", admin: "%s", access_log: true, stall_timeout: %s%s}
 explain: {header: true}
@@ -184,7 +188,7 @@ drain: 2s
 %sworkers:
   health: {every: 200ms}
   static:
-%s%s`, dir, b.admin, b.ingress, b.envoyAdmin, s.stall, s.envoy, s.maxBodyMB, cmp.Or(s.decide, "10s"), model, workers, s.config)
+%s%s`, s.listen, b.admin, b.ingress, b.envoyAdmin, s.stall, s.envoy, s.maxBodyMB, cmp.Or(s.decide, "10s"), model, workers, s.config)
 	if err := os.WriteFile(b.file("kvlane.yaml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func oraclePrompt(series int, bits, blocks int) string {
 			ids = append(ids, 1000+series*1000+i*64+(bits>>i&1)*32+k)
 		}
 	}
-	text, _ := json.Marshal(append(ids, 7))
+	text, _ := json.Marshal(append(ids, 7)) //nolint:errchkjson // ints
 	return string(text)
 }
 

@@ -42,6 +42,9 @@ type Options struct {
 	// Conversations are the headers with a conversation's id, in order. The first one that a
 	// request has selects its replica; a request without any is spread by its id.
 	Conversations []string
+	// CertFile and KeyFile are Envoy's client certificate for Kvlane, CAFile and ServerName what
+	// Kvlane's must be signed by and name; "" means plaintext.
+	CertFile, KeyFile, CAFile, ServerName string
 	// Prefill is the listener for prefill legs; "" leaves it out.
 	Prefill string
 	// MaxBody is the largest request body in bytes; more is answered 413.
@@ -143,6 +146,10 @@ func (o *Options) values() (vars, error) {
 		"ConnectionAge":   "",
 		"FirstToken":      o.FirstToken,
 		"AccessLog":       o.AccessLog,
+		"CertFile":        o.CertFile,
+		"KeyFile":         o.KeyFile,
+		"CAFile":          o.CAFile,
+		"ServerName":      o.ServerName,
 		"RequestBody":     o.RequestBody,
 		"RequestTrailers": trailers,
 		"ResponseBody":    o.ResponseBody,

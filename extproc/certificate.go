@@ -33,7 +33,13 @@ func TLSConfig(certFile, keyFile string) (*tls.Config, error) {
 		}
 		get = func() *tls.Certificate { return cert }
 	} else {
-		f := &certificateFiles{cert: certFile, key: keyFile}
+		f := &watched[*tls.Certificate]{files: []string{certFile, keyFile}, read: func() (*tls.Certificate, error) {
+			c, err := tls.LoadX509KeyPair(certFile, keyFile)
+			if err != nil {
+				return nil, fmt.Errorf("load certificate: %w", err)
+			}
+			return &c, nil
+		}}
 		if err := f.load(); err != nil {
 			return nil, err
 		}
@@ -72,13 +78,43 @@ func selfSigned(now time.Time) (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// certificateFiles holds a certificate and checks at each handshake whether its files have
-// changed. Two stat calls are cheap compared with the handshake's asymmetric cryptography.
-type certificateFiles struct {
-	cert, key string
+// RequireClients makes a server demand TLS with a client certificate that one of the CAs in a
+// PEM file has signed. SniffTLS then closes plaintext connections. The file is read again when
+// it has changed; if that fails, the last good CAs stay in use. Connections that are open stay.
+func RequireClients(cfg *tls.Config, caFile string) error {
+	cas := &watched[*x509.CertPool]{files: []string{caFile}, read: func() (*x509.CertPool, error) {
+		pem, err := os.ReadFile(caFile)
+		if err != nil {
+			return nil, fmt.Errorf("load client CAs: %w", err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("load client CAs: %s holds no certificate", caFile)
+		}
+		return pool, nil
+	}}
+	if err := cas.load(); err != nil {
+		return err
+	}
+	cfg.ClientAuth = tls.RequireAndVerifyClientCert
+	cfg.SessionTicketsDisabled = true // each handshake checks the certificate
+	plain := cfg.Clone()
+	cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		c := plain.Clone()
+		c.ClientCAs = cas.current()
+		return c, nil
+	}
+	return nil
+}
+
+// watched is what has been read from files. It checks at each handshake whether they have
+// changed: stat calls are cheap compared with the handshake's asymmetric cryptography.
+type watched[T any] struct {
+	files []string
+	read  func() (T, error)
 
 	mu      sync.Mutex
-	loaded  *tls.Certificate
+	loaded  T
 	version [2]fileVersion
 }
 
@@ -87,8 +123,8 @@ type fileVersion struct {
 	size     int64
 }
 
-func (f *certificateFiles) versions() (v [2]fileVersion, err error) {
-	for i, name := range [...]string{f.cert, f.key} {
+func (w *watched[T]) versions() (v [2]fileVersion, err error) {
+	for i, name := range w.files {
 		st, err := os.Stat(name)
 		if err != nil {
 			return v, fmt.Errorf("look at certificate: %w", err)
@@ -98,26 +134,26 @@ func (f *certificateFiles) versions() (v [2]fileVersion, err error) {
 	return v, nil
 }
 
-func (f *certificateFiles) load() error {
-	v, err := f.versions()
+func (w *watched[T]) load() error {
+	v, err := w.versions()
 	if err != nil {
 		return err
 	}
-	c, err := tls.LoadX509KeyPair(f.cert, f.key)
+	c, err := w.read()
 	if err != nil {
-		return fmt.Errorf("load certificate: %w", err)
+		return err
 	}
-	f.loaded, f.version = &c, v
+	w.loaded, w.version = c, v
 	return nil
 }
 
-// current returns the newest certificate that could be read. A pair of files that is half
+// current returns the newest content that could be read. A pair of files that is half
 // replaced does not load; the next handshake tries again.
-func (f *certificateFiles) current() *tls.Certificate {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if v, err := f.versions(); err == nil && v != f.version {
-		_ = f.load() // the old one stays in use
+func (w *watched[T]) current() T {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if v, err := w.versions(); err == nil && v != w.version {
+		_ = w.load() // the old one stays in use
 	}
-	return f.loaded
+	return w.loaded
 }

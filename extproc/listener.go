@@ -59,7 +59,10 @@ func removeStale(ctx context.Context, path string) error {
 	return nil
 }
 
-// SniffTLS makes a listener serve TLS and plaintext on one port. It inspects the first byte at
+var errPlaintext = errors.New("plaintext where a client certificate is required")
+
+// SniffTLS makes a listener serve TLS and plaintext on one port, or TLS alone if cfg requires
+// client certificates. It inspects the first byte at
 // the first use of a connection, never in Accept, so that a silent client does not block other
 // connections.
 func SniffTLS(lis net.Listener, cfg *tls.Config) net.Listener {
@@ -98,9 +101,13 @@ func (c *sniffConn) look() error {
 			return
 		}
 		p.pending = true
-		c.rw = p
-		if p.first[0] == tlsRecord {
+		switch {
+		case p.first[0] == tlsRecord:
 			c.rw = tls.Server(p, c.cfg)
+		case c.cfg != nil && c.cfg.ClientAuth == tls.RequireAndVerifyClientCert:
+			c.err = errPlaintext
+		default:
+			c.rw = p
 		}
 	})
 	return c.err

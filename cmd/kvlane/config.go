@@ -181,6 +181,7 @@ func envoyOptions(c *config.Config) envoy.Options {
 	if c.Disagg.Connector != "" || c.Routing.Wait.Requests > 0 {
 		o.RequestTimeout += o.MessageTimeout
 	}
+	o.CertFile, o.KeyFile, o.CAFile, o.ServerName = c.Envoy.CertFile, c.Envoy.KeyFile, c.Envoy.CAFile, c.Envoy.ServerName
 	o.MaxHeap = int64(c.Envoy.MaxHeap)
 	o.ConnectionAge = c.Envoy.ConnectionAge.Std()
 	o.FailClosed, o.FirstToken, o.AccessLog = c.Envoy.FailClosed, c.Envoy.FirstToken, c.Envoy.AccessLog

@@ -121,6 +121,7 @@ type service struct {
 	replicas *replicas.Node // nil if this replica routes alone
 	server   *extproc.Server
 	grpc     *grpc.Server
+	events   *grpc.Server // nil without a port of its own
 	probe    *grpc.Server
 	http     *http.Server
 	debug    *http.ServeMux
@@ -146,7 +147,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	}
 	debug.FreeOSMemory() // memory used to read the tokenizers' files
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &service{log: log, metrics: metrics, started: time.Now(), failed: make(chan error, 3), stop: stop}
+	s := &service{log: log, metrics: metrics, started: time.Now(), failed: make(chan error, 4), stop: stop}
 	s.config.Store(c)
 	s.generation.Store(1)
 	metrics.Collect(func(emit observe.Emit) {
@@ -262,7 +263,12 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 	})
 	s.grpc = grpc.NewServer(extproc.GRPCOptions(opts)...)
 	s.server.Register(s.grpc)
-	kvlanev1.RegisterKVEventsServer(s.grpc, s.decider.Fleet().Push())
+	events := s.grpc
+	if c.Listen.Events != "" {
+		s.events = grpc.NewServer(extproc.GRPCOptions(opts)...)
+		events = s.events
+	}
+	kvlanev1.RegisterKVEventsServer(events, s.decider.Fleet().Push())
 	if len(c.Index.Peers.Addresses) > 0 {
 		s.peers = peers.NewServer(peers.Content{Proof: s.decider.Fleet().KeyProof(), BlockSize: c.Index.BlockSize, Dump: s.decider.Fleet().DumpIndex}, s.log)
 		metrics.Collect(s.peers.Collect)
@@ -299,7 +305,7 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 func (s *service) takeIndex(ctx context.Context, c *config.Config) {
 	if s.peers != nil {
 		err := peers.Fetch(ctx, &peers.Want{
-			Peers: c.Index.Peers, Proof: s.decider.Fleet().KeyProof(), BlockSize: c.Index.BlockSize, MaxBytes: int64(c.Index.MaxBytes), Log: s.log,
+			Peers: c.Index.Peers, CertFile: c.Listen.CertFile, KeyFile: c.Listen.KeyFile, Proof: s.decider.Fleet().KeyProof(), BlockSize: c.Index.BlockSize, MaxBytes: int64(c.Index.MaxBytes), Log: s.log,
 		}, s.decider.Fleet().LoadIndex)
 		if err != nil {
 			s.log.Warn().Err(err).Msg("the index starts empty")
@@ -328,6 +334,18 @@ func (s *service) listen(ctx context.Context, c *config.Config, xds *envoy.XDS) 
 	tls, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
 	if err != nil {
 		return err
+	}
+	if c.Listen.ClientCA != "" {
+		if err := extproc.RequireClients(tls, c.Listen.ClientCA); err != nil {
+			return err
+		}
+	}
+	if s.events != nil {
+		lis, err := extproc.Listen(ctx, c.Listen.Events, tls)
+		if err != nil {
+			return fmt.Errorf("%w (listen.events in the configuration)", err)
+		}
+		s.serve("events", func() error { return s.events.Serve(lis) })
 	}
 	lis, err := extproc.Listen(ctx, c.Listen.Address, tls)
 	if err != nil {
@@ -454,8 +472,10 @@ func (s *service) close() {
 	if s.grpc != nil {
 		s.grpc.Stop()
 	}
-	if s.probe != nil {
-		s.probe.Stop()
+	for _, g := range []*grpc.Server{s.events, s.probe} {
+		if g != nil {
+			g.Stop()
+		}
 	}
 	if s.http != nil {
 		_ = s.http.Close()

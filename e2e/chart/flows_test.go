@@ -208,7 +208,7 @@ func flows(residents, others map[*place][]socket, let func(from, to *place, at s
 func TestFlows(t *testing.T) {
 	for _, c := range flowCases {
 		t.Run(c.name, func(t *testing.T) {
-			rendered, err := render("--set", "networkPolicy.enabled=true,modelServers.matchLabels.app=models", "--set", c.values)
+			rendered, err := render("--set", "networkPolicy.egress=true,modelServers.matchLabels.app=models", "--set", c.values)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,7 +16,7 @@ import (
 // shapes are values with which each value of the chart matters somewhere.
 var shapes = map[string][]string{
 	"gateway": {`httpRoute={"create": true, "inferenceGatewayName": "g"}`},
-	"operation": {`networkPolicy.enabled=true`, `autoscaling.enabled=true`, `monitoring={"prometheus": {"enabled": true}, "rules": {"enabled": true}, "dashboard": {"enabled": true}}`,
+	"operation": {`networkPolicy.egress=true`, `autoscaling.enabled=true`, `monitoring={"prometheus": {"enabled": true}, "rules": {"enabled": true}, "dashboard": {"enabled": true}}`,
 		`warmStart={"enabled": true, "secretName": "s"}`, `tls.secretName="t"`, `rbac.create=true`},
 	"events":      {`modelServers.kvEvents.endpoint="tcp://$ip:5557"`},
 	"ranks":       {`modelServers.targetPorts=[{"number": 8000}, {"number": 8001}]`},
@@ -26,6 +26,7 @@ var shapes = map[string][]string{
 	"envoyfilter": {`provider={"name": "istio", "istio": {"envoyFilter": {"enabled": true}}}`, `httpRoute.inferenceGatewayName="g"`},
 	"eg":          {`provider.name="envoy-gateway"`, `httpRoute={"create": true, "inferenceGatewayName": "g"}`},
 	"duplex":      {`provider={"name": "envoy-gateway", "envoyGateway": {"failOpen": false}}`, `httpRoute={"create": true, "inferenceGatewayName": "g"}`},
+	"secured":     {`mode="standalone"`, `tls={"secretName": "t", "requireClients": true, "clientSecretName": "c", "serverName": "k"}`},
 	"sidecar":     {`mode="sidecar"`},
 	"nats": {`networkPolicy.enabled=true`, `fleet={"mode": "external", "tls": {"secretName": "t"},
 		"external": {"url": "nats://nats:4222", "auth": "credentials", "secretName": "s"}}`},
@@ -112,6 +113,9 @@ service.annotations                                   gateway      {"a": "b"}
 service.port                                          sidecar      8088
 service.trafficDistribution                           gateway      "PreferSameZone"
 tls.secretName                                        gateway      "t"
+tls.requireClients                                    secured      false
+tls.clientSecretName                                  secured      "d"
+tls.serverName                                        secured      "m"
 probes.type                                           gateway      "http"
 probes.readinessPeriodSeconds                         standalone   9
 probes.livenessPeriodSeconds                          standalone   9
@@ -187,7 +191,9 @@ serviceAccount.create                                 gateway      false
 serviceAccount.name                                   gateway      "mine"
 serviceAccount.annotations                            gateway      {"a": "b"}
 rbac.create                                           gateway      false
-networkPolicy.enabled                                 gateway      true
+networkPolicy.enabled                                 gateway      false
+networkPolicy.egress                                  gateway      true
+networkPolicy.extraIngress                            gateway      [{"ports": [{"port": 5557}]}]
 networkPolicy.ingressFrom                             operation    [{"podSelector": {}}]
 networkPolicy.metricsFrom                             operation    [{"podSelector": {}}]
 networkPolicy.apiServerPorts                          operation    [8443]

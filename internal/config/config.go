@@ -35,6 +35,8 @@ type Listen struct {
 	Address  string `yaml:"address" jsonschema_description:"'unix:/path' or 'host:port'. TLS and plaintext are served on the same port."`
 	CertFile string `yaml:"cert_file" jsonschema_description:"PEM certificate for TLS, reloaded when it changes. Empty: a self-signed certificate is generated."`
 	KeyFile  string `yaml:"key_file" jsonschema_description:"PEM key of cert_file."`
+	ClientCA string `yaml:"client_ca_file" jsonschema_description:"PEM certificates of the CAs that sign clients' certificates, reloaded when it changes. If set, ext_proc, xDS, access log, pushed events and copies of the index need TLS with such a certificate; listen.health does not. Empty: every client of the port may use it."`
+	Events   string `yaml:"events" jsonschema_description:"Additional 'host:port' for relays that push events, which listen.address then does not accept; empty: they use listen.address."`
 	Health   string `yaml:"health" jsonschema_description:"Additional address that serves only gRPC health, for probes; empty: none."`
 }
 
@@ -58,6 +60,10 @@ type Envoy struct {
 	UploadTimeout  Duration `yaml:"upload_timeout" jsonschema_description:"How long a client may take to send a request. Where requests may queue or be prefilled, message_timeout is added, as Envoy's timer runs until Kvlane has decided."`
 	MaxHeap        Bytes    `yaml:"max_heap" jsonschema_description:"Heap size near which Envoy sheds load: first the requests with the largest bodies, then new ones. Keep it a quarter below Envoy's memory limit."`
 	ConnectionAge  Duration `yaml:"connection_age" jsonschema_description:"Maximum age of client connections, so that they move away from an Envoy that will stop; running responses are completed first. 0s: no limit."`
+	CertFile       string   `yaml:"client_cert_file" jsonschema_description:"PEM certificate with which Envoy connects to Kvlane over TLS, as listen.client_ca_file demands. Envoy reads it at its start."`
+	KeyFile        string   `yaml:"client_key_file" jsonschema_description:"PEM key of client_cert_file."`
+	CAFile         string   `yaml:"ca_file" jsonschema_description:"PEM certificates of the CAs that sign Kvlane's certificate; needed with client_cert_file."`
+	ServerName     string   `yaml:"server_name" jsonschema_description:"Name that Kvlane's certificate must have; needed with client_cert_file."`
 	RequestBody    string   `yaml:"request_body" jsonschema:"enum=BUFFERED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of request bodies in the bootstrap. BUFFERED is the cheapest and fails open. Kvlane supports every mode that a gateway uses."`
 	ResponseBody   string   `yaml:"response_body" jsonschema:"enum=NONE,enum=STREAMED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of response bodies. NONE costs nothing per token; the others are needed to compare predicted with observed cached tokens."`
 }

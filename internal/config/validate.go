@@ -36,6 +36,18 @@ func (c *Config) validateListeners(bad report) {
 	if (c.Listen.CertFile == "") != (c.Listen.KeyFile == "") {
 		bad("listen", "cert_file and key_file go together")
 	}
+	e := &c.Envoy
+	if n := len(e.CertFile) * len(e.KeyFile) * len(e.CAFile) * len(e.ServerName); n == 0 && e.CertFile+e.KeyFile+e.CAFile+e.ServerName != "" {
+		bad("envoy", "client_cert_file, client_key_file, ca_file and server_name go together")
+	}
+	switch socket := strings.HasPrefix(c.Listen.Address, "unix:"); {
+	case socket && c.Listen.ClientCA != "":
+		bad("listen.client_ca_file", "a Unix socket has no TLS: its folder's permissions decide who connects")
+	case c.Listen.ClientCA != "" && c.Listen.CertFile == "":
+		bad("listen.client_ca_file", "needs cert_file: clients that authenticate themselves must know whom they speak to")
+	case socket && e.CertFile != "":
+		bad("envoy.client_cert_file", "a Unix socket has no TLS")
+	}
 	var seen []listener
 	for _, l := range c.listeners() {
 		if l.address != "" || l.required {
@@ -293,6 +305,7 @@ type listener struct {
 func (c *Config) listeners() []listener {
 	return []listener{
 		{"listen.address", c.Listen.Address, true, true, false, false},
+		{"listen.events", c.Listen.Events, false, false, false, false},
 		{"listen.health", c.Listen.Health, false, false, false, false},
 		{"admin.address", c.Admin.Address, true, false, true, false},
 		{"envoy.ingress", c.Envoy.Ingress, true, false, false, true},

@@ -42,12 +42,15 @@ func (c *Config) validateFiles(bad, missing report) {
 			look("listen.cert_file", l.CertFile, err)
 		}
 	}
-	if file := c.Index.Peers.CAFile; file != "" {
-		text, err := os.ReadFile(file)
+	for _, ca := range []struct{ path, file string }{{"index.peers.ca_file", c.Index.Peers.CAFile}, {"listen.client_ca_file", c.Listen.ClientCA}} {
+		if ca.file == "" {
+			continue
+		}
+		text, err := os.ReadFile(ca.file)
 		if err == nil && !x509.NewCertPool().AppendCertsFromPEM(text) {
 			err = errors.New("holds no certificate")
 		}
-		look("index.peers.ca_file", file, err)
+		look(ca.path, ca.file, err)
 	}
 }
 

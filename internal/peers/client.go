@@ -24,7 +24,9 @@ import (
 // Want describes the copy that a starting replica asks for.
 type Want struct {
 	Peers config.Peers
-	Proof []byte
+	// CertFile and KeyFile are the certificate that peers get if they ask for one; "" for none.
+	CertFile, KeyFile string
+	Proof             []byte
 	// BlockSize is the index's, in tokens; MaxBytes bounds the copy's size.
 	BlockSize int
 	MaxBytes  int64
@@ -45,7 +47,7 @@ var (
 func Fetch(ctx context.Context, w *Want, load func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, w.Peers.Timeout.Std())
 	defer cancel()
-	creds, err := credential(&w.Peers)
+	creds, err := credential(w)
 	if err != nil {
 		return err
 	}
@@ -93,7 +95,8 @@ func resolve(ctx context.Context, w *Want) []address {
 }
 
 // credential returns a function from the dialed host to its transport credentials.
-func credential(p *config.Peers) (func(host string) credentials.TransportCredentials, error) {
+func credential(w *Want) (func(host string) credentials.TransportCredentials, error) {
+	p := &w.Peers
 	if p.CAFile == "" {
 		return func(string) credentials.TransportCredentials { return insecure.NewCredentials() }, nil
 	}
@@ -105,11 +108,19 @@ func credential(p *config.Peers) (func(host string) credentials.TransportCredent
 	if !pool.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("index.peers.ca_file: no certificate in %s", p.CAFile)
 	}
+	var own []tls.Certificate
+	if w.CertFile != "" {
+		cert, err := tls.LoadX509KeyPair(w.CertFile, w.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("listen.cert_file: %w", err)
+		}
+		own = []tls.Certificate{cert}
+	}
 	return func(host string) credentials.TransportCredentials {
 		if p.Name != "" {
 			host = p.Name
 		}
-		return credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: host, MinVersion: tls.VersionTLS12})
+		return credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: host, Certificates: own, MinVersion: tls.VersionTLS12})
 	}, nil
 }
 

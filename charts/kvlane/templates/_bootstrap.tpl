@@ -224,6 +224,17 @@ static_resources:
 {{- if .HashReplicas}}
         hash_policy: [{{range .Conversations}}{header: {header_name: {{.Key}}}, terminal: true}, {{end}}{header: {header_name: x-kvlane-request}}]   # the first header that is there
 {{- end}}
+{{- if .CertFile}}
+    transport_socket:
+      name: envoy.transport_sockets.tls
+      typed_config:
+        "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+        sni: "{{.ServerName}}"
+        common_tls_context:
+          alpn_protocols: [h2]
+          tls_certificates: [{certificate_chain: {filename: "{{.CertFile}}"}, private_key: {filename: "{{.KeyFile}}"}}]
+          validation_context: {trusted_ca: {filename: "{{.CAFile}}"}, match_typed_subject_alt_names: [{san_type: DNS, matcher: {exact: "{{.ServerName}}"}}]}
+{{- end}}
     load_assignment: {cluster_name: kvlane, endpoints: [{lb_endpoints: [{endpoint: {address: {{include "kvlane.envoyAddress" .Kvlane}}}}]}]}
 {{- range .Clusters}}
   - name: {{.Name}}

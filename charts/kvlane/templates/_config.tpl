@@ -7,6 +7,9 @@
 {{- else if $v.tls.secretName }}
 {{- $_ := set $listen "cert_file" "/etc/kvlane-tls/tls.crt" }}
 {{- $_ := set $listen "key_file" "/etc/kvlane-tls/tls.key" }}
+{{- if $v.tls.requireClients }}
+{{- $_ := set $listen "client_ca_file" "/etc/kvlane-tls/ca.crt" }}
+{{- end }}
 {{- end }}
 {{- $worker := deepCopy $v.modelServers.worker }}
 {{- $_ := set $worker "engine" $v.modelServers.type }}
@@ -148,6 +151,10 @@
   "RequestTimeout" (printf "%ds" (add (trimSuffix "s" $p.uploadTimeout) (ternary (trimSuffix "s" .Values.messageTimeout) "0" (eq (include "kvlane.holds" .) "true"))))
   "MaxHeap" (int64 $p.maxHeapBytes)
   "ConnectionAge" (include "kvlane.connectionAge" .)
+  "CertFile" (ternary "/etc/kvlane-tls/tls.crt" "" (ne .Values.tls.clientSecretName ""))
+  "KeyFile" "/etc/kvlane-tls/tls.key"
+  "CAFile" "/etc/kvlane-tls/ca.crt"
+  "ServerName" .Values.tls.serverName
   "UpstreamIdle" (include "kvlane.upstreamIdle" .)
   "FirstToken" $p.firstToken
   "AccessLog" (include "kvlane.accessLog" .)

@@ -44,6 +44,9 @@
     {{- toYaml .Values.securityContext | nindent 4 }}
   volumeMounts:
   - {name: envoy, mountPath: /etc/envoy, readOnly: true}
+  {{- if .Values.tls.clientSecretName }}
+  - {name: tls, mountPath: /etc/kvlane-tls, readOnly: true}
+  {{- end }}
   {{- if eq .Values.mode "sidecar" }}
   - {name: socket, mountPath: /run/kvlane}
   {{- end }}

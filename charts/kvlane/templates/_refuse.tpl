@@ -171,6 +171,18 @@
 {{- fail "provider.istio.envoyFilter.workloadSelector: required unless httpRoute.inferenceGatewayName names the gateway" }}
 {{- end }}
 {{- end }}
+{{- if and $v.tls.requireClients (not $v.tls.secretName) }}
+{{- fail "tls.requireClients: needs tls.secretName, with ca.crt" }}
+{{- end }}
+{{- if and $v.tls.requireClients (eq $v.mode "standalone") (not (and $v.tls.clientSecretName $v.tls.serverName)) }}
+{{- fail "tls.requireClients: in mode standalone Envoy needs tls.clientSecretName and tls.serverName" }}
+{{- end }}
+{{- if and $v.tls.requireClients $v.warmStart.enabled (not $v.warmStart.serverName) }}
+{{- fail "tls.requireClients: replicas need warmStart.serverName to reach each other over TLS" }}
+{{- end }}
+{{- if and $v.tls.clientSecretName (not (and (eq $v.mode "standalone") $v.tls.secretName $v.tls.serverName)) }}
+{{- fail "tls.clientSecretName: is for mode standalone, with tls.secretName and tls.serverName" }}
+{{- end }}
 {{- if and $v.tls.secretName (eq $v.mode "sidecar") }}
 {{- fail "tls.secretName: in mode sidecar ext_proc is a Unix socket, without TLS" }}
 {{- end }}
@@ -265,7 +277,7 @@
 {{- range $key := list "dns" "file" }}
 {{- if dig "workers" $key "" $v.config }}{{ $others = append $others (printf "config.workers.%s" $key) }}{{ end }}
 {{- end }}
-{{- if and $v.networkPolicy.enabled $others (not $v.networkPolicy.extraEgress) }}
+{{- if and $v.networkPolicy.enabled $v.networkPolicy.egress $others (not $v.networkPolicy.extraEgress) }}
 {{- fail (printf "networkPolicy.extraEgress: the chart does not know where the workers of %s are; allow their addresses here" (join " and " $others)) }}
 {{- end }}
 
