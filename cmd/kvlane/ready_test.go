@@ -56,7 +56,7 @@ func TestReadinessWaitsForFeeds(t *testing.T) {
 	s := &service{decider: decider, registry: registry, started: time.Now().Add(time.Hour)}
 	s.warm.Store(true)
 	s.open.Store(true)
-	admin := httptest.NewServer(s.adminMux(metrics))
+	admin := httptest.NewServer(s.adminMux("", metrics))
 	defer admin.Close()
 	status, body := until(t, admin.URL+"/readyz", func(_ int, body string) bool { return body != "workers are being checked\n" })
 	if status != http.StatusServiceUnavailable || !strings.Contains(body, "events of w are stale") {

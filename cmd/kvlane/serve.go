@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/pprof"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -270,7 +269,7 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 	}
 	kvlanev1.RegisterKVEventsServer(events, s.decider.Fleet().Push())
 	if len(c.Index.Peers.Addresses) > 0 {
-		s.peers = peers.NewServer(peers.Content{Proof: s.decider.Fleet().KeyProof(), BlockSize: c.Index.BlockSize, Dump: s.decider.Fleet().DumpIndex}, s.log)
+		s.peers = peers.NewServer(peers.Content{Secret: s.decider.Fleet().CopySecret(), BlockSize: c.Index.BlockSize, Dump: s.decider.Fleet().DumpIndex}, s.log)
 		metrics.Collect(s.peers.Collect)
 		kvlanev1.RegisterSnapshotsServer(s.grpc, s.peers)
 	}
@@ -290,9 +289,9 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
 		return err
 	}
-	s.http = &http.Server{Handler: s.adminMux(metrics), ReadHeaderTimeout: 10 * time.Second}
+	s.http = newAdminServer(s.adminMux(c.Admin.TokenFile, metrics))
 	s.serve("admin", func() error {
-		if err := s.http.Serve(s.admin); !errors.Is(err, http.ErrServerClosed) {
+		if err := s.http.Serve(limitAdmin(s.admin)); !errors.Is(err, http.ErrServerClosed) {
 			return err
 		}
 		return nil
@@ -305,7 +304,7 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 func (s *service) takeIndex(ctx context.Context, c *config.Config) {
 	if s.peers != nil {
 		err := peers.Fetch(ctx, &peers.Want{
-			Peers: c.Index.Peers, CertFile: c.Listen.CertFile, KeyFile: c.Listen.KeyFile, Proof: s.decider.Fleet().KeyProof(), BlockSize: c.Index.BlockSize, MaxBytes: int64(c.Index.MaxBytes), Log: s.log,
+			Peers: c.Index.Peers, CertFile: c.Listen.CertFile, KeyFile: c.Listen.KeyFile, Secret: s.decider.Fleet().CopySecret(), BlockSize: c.Index.BlockSize, MaxBytes: int64(c.Index.MaxBytes), Log: s.log,
 		}, s.decider.Fleet().LoadIndex)
 		if err != nil {
 			s.log.Warn().Err(err).Msg("the index starts empty")
@@ -366,7 +365,7 @@ func (s *service) serve(name string, run func() error) {
 }
 
 // adminMux serves everything on the admin port.
-func (s *service) adminMux(metrics *observe.Metrics) http.Handler {
+func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -382,7 +381,6 @@ func (s *service) adminMux(metrics *observe.Metrics) http.Handler {
 		observe.WriteWarnings(w, s.decider.Fleet().Warnings())
 	})
 	s.debug = mux
-	mux.Handle("/debug/", s.decider.Pages().Handler())
 	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {
 		text, err := s.config.Load().Effective()
 		if err != nil {
@@ -392,9 +390,10 @@ func (s *service) adminMux(metrics *observe.Metrics) http.Handler {
 		w.Header().Set("Content-Type", "application/yaml")
 		_, _ = w.Write(text)
 	})
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	pages := s.decider.Pages().Handler()
+	mux.Handle("/debug/", pages)
+	mux.Handle("POST /debug/", guarded(tokenFile, pages))
+	mux.Handle("GET /debug/pprof/", guarded(tokenFile, profiles()))
 	return mux
 }
 

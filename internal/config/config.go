@@ -42,7 +42,8 @@ type Listen struct {
 
 // Admin is the HTTP side for people and monitoring.
 type Admin struct {
-	Address string `yaml:"address" jsonschema_description:"'host:port' of /metrics, /healthz, /readyz and /debug."`
+	Address   string `yaml:"address" jsonschema_description:"'host:port' of /metrics, /healthz, /readyz and /debug."`
+	TokenFile string `yaml:"token_file" jsonschema_description:"File with the token that /debug/pprof and POST requests need as 'Authorization: Bearer TOKEN', read at each of them. Empty: they are served to the same machine only (kubectl port-forward counts as such)."`
 }
 
 // Envoy describes the standalone Envoy.
@@ -215,16 +216,17 @@ type DNS struct {
 
 // Kubernetes selects pods.
 type Kubernetes struct {
-	Pool        string            `yaml:"pool" jsonschema_description:"Name of an InferencePool v1."`
-	Pools       []string          `yaml:"pools" jsonschema_description:"Several pools in one process."`
-	Namespace   string            `yaml:"namespace" jsonschema_description:"Namespace of pool and pods; empty: the namespace that Kvlane runs in."`
-	Selector    map[string]string `yaml:"selector" jsonschema_description:"Pod labels, without an InferencePool."`
-	Ports       []int             `yaml:"ports" jsonschema_description:"HTTP ports of a pod, with selector."`
-	Kubeconfig  string            `yaml:"kubeconfig" jsonschema_description:"File; empty: in-cluster."`
-	RankPerPort bool              `yaml:"rank_per_port" jsonschema_description:"The engine has one port per rank: the i-th port of a pod is its rank i."`
-	RoleLabels  []string          `yaml:"role_labels" jsonschema_description:"Pod labels that carry a role, in order; empty: kvlane.dev/role and the labels of llm-d and Dynamo."`
-	NeverAsk    bool              `yaml:"never_ask" jsonschema_description:"Do not query engines about themselves: use only labels, annotations and 'worker'."`
-	Worker      Worker            `yaml:"worker" jsonschema_description:"Settings of all pods; labels and annotations of a pod take precedence. In events and disagg '$ip' stands for the pod's address, in disagg '$pod' for its name."`
+	Pool           string            `yaml:"pool" jsonschema_description:"Name of an InferencePool v1."`
+	Pools          []string          `yaml:"pools" jsonschema_description:"Several pools in one process."`
+	Namespace      string            `yaml:"namespace" jsonschema_description:"Namespace of pool and pods; empty: the namespace that Kvlane runs in."`
+	Selector       map[string]string `yaml:"selector" jsonschema_description:"Pod labels, without an InferencePool."`
+	Ports          []int             `yaml:"ports" jsonschema_description:"HTTP ports of a pod, with selector."`
+	Kubeconfig     string            `yaml:"kubeconfig" jsonschema_description:"File; empty: in-cluster."`
+	RankPerPort    bool              `yaml:"rank_per_port" jsonschema_description:"The engine has one port per rank: the i-th port of a pod is its rank i."`
+	RoleLabels     []string          `yaml:"role_labels" jsonschema_description:"Pod labels that carry a role, in order; empty: kvlane.dev/role and the labels of llm-d and Dynamo."`
+	ConnectorHosts []string          `yaml:"connector_hosts" jsonschema_description:"Hosts other than its own address that a pod's annotations (receiver-host, side-channel-host, zmq) may name. Other engines connect to them."`
+	NeverAsk       bool              `yaml:"never_ask" jsonschema_description:"Do not query engines about themselves: use only labels, annotations and 'worker'."`
+	Worker         Worker            `yaml:"worker" jsonschema_description:"Settings of all pods; labels and annotations of a pod take precedence. In events and disagg '$ip' stands for the pod's address, in disagg '$pod' for its name."`
 }
 
 // Health is how engines are checked.

@@ -34,11 +34,11 @@ func readCursor(b []byte) (c feed.Cursor, ok bool) {
 	return c, c.Next > 0
 }
 
-// KeyProof proves to another replica that we have its key of the block hash, without
-// revealing the key.
-func (f *Fleet) KeyProof() []byte {
+// CopySecret is the secret that replicas with the same key of the block hash share for copies
+// of the index.
+func (f *Fleet) CopySecret() []byte {
 	m := hmac.New(sha256.New, f.Key[:])
-	m.Write([]byte("kvlane snapshot"))
+	m.Write([]byte("kvlane copy of the index"))
 	return m.Sum(nil)
 }
 

@@ -199,7 +199,7 @@ func serveIndex(t *testing.T, d *Fleet) *peers.Want {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := peers.NewServer(peers.Content{Proof: d.KeyProof(), BlockSize: 16, Dump: d.DumpIndex}, zerolog.Nop())
+	s := peers.NewServer(peers.Content{Secret: d.CopySecret(), BlockSize: 16, Dump: d.DumpIndex}, zerolog.Nop())
 	s.SetReady()
 	g := grpc.NewServer()
 	kvlanev1.RegisterSnapshotsServer(g, s)
@@ -208,7 +208,7 @@ func serveIndex(t *testing.T, d *Fleet) *peers.Want {
 	t.Cleanup(func() { g.Stop(); <-done })
 	return &peers.Want{
 		Peers: config.Peers{Addresses: []string{l.Addr().String()}, Timeout: config.Duration(20 * time.Second)},
-		Proof: d.KeyProof(), BlockSize: 16, MaxBytes: 1 << 30, Log: zerolog.Nop(),
+		Secret: d.CopySecret(), BlockSize: 16, MaxBytes: 1 << 30, Log: zerolog.Nop(),
 	}
 }
 
@@ -373,7 +373,7 @@ func TestWhatACopyIsNotGoodFor(t *testing.T) {
 	if err := other.LoadIndex(bytes.NewReader(copied.Bytes())); err == nil || len(other.index.Stats().Targets) != 0 {
 		t.Errorf("a copy with another key was taken: %v", err)
 	}
-	if bytes.Equal(other.KeyProof(), a.KeyProof()) {
+	if bytes.Equal(other.CopySecret(), a.CopySecret()) {
 		t.Error("two keys have one proof")
 	}
 }

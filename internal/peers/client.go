@@ -14,8 +14,10 @@ import (
 
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvlane/kvlane/internal/config"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
@@ -26,7 +28,8 @@ type Want struct {
 	Peers config.Peers
 	// CertFile and KeyFile are the certificate that peers get if they ask for one; "" for none.
 	CertFile, KeyFile string
-	Proof             []byte
+	// Secret is shared by all replicas with the same key of the block hash.
+	Secret []byte
 	// BlockSize is the index's, in tokens; MaxBytes bounds the copy's size.
 	BlockSize int
 	MaxBytes  int64
@@ -135,9 +138,13 @@ func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) crede
 	silence := w.Peers.Timeout.Std() / 4
 	c := &content{cancel: cancel, silence: silence, timer: time.AfterFunc(silence, func() { cancel(errSlow) }), most: w.MaxBytes}
 	defer c.timer.Stop()
-	c.stream, err = kvlanev1.NewSnapshotsClient(conn).Fetch(ctx, &kvlanev1.FetchRequest{Formats: []uint32{Format}, BlockSize: uint32(w.BlockSize), KeyProof: w.Proof})
+	asked := newNonce()
+	c.stream, err = kvlanev1.NewSnapshotsClient(conn).Fetch(ctx, &kvlanev1.FetchRequest{Formats: []uint32{Format}, BlockSize: uint32(w.BlockSize), KeyProof: proof(w.Secret, asked)})
 	if err == nil {
-		err = c.header()
+		err = c.header(w.Secret, asked)
+	}
+	if status.Code(err) == codes.PermissionDenied {
+		err = fmt.Errorf("%w, or a replica of an older version", err)
 	}
 	if err == nil {
 		err = load(c)
@@ -152,6 +159,7 @@ func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) crede
 // silence.
 type content struct {
 	stream  kvlanev1.Snapshots_FetchClient
+	sealed  *seal
 	cancel  context.CancelCauseFunc
 	silence time.Duration
 	timer   *time.Timer
@@ -160,7 +168,8 @@ type content struct {
 	most    int64
 }
 
-func (c *content) header() error {
+// header reads what precedes the content: its format and size, and the peer's nonce.
+func (c *content) header(secret, asked []byte) error {
 	m, err := c.stream.Recv()
 	if err != nil {
 		return err
@@ -174,6 +183,13 @@ func (c *content) header() error {
 	case h.GetBytes() > uint64(c.most):
 		return errLarge
 	}
+	if m, err = c.stream.Recv(); err != nil {
+		return err
+	}
+	if len(m.GetChunk()) != nonceSize {
+		return errForged
+	}
+	c.sealed = newSeal(secret, asked, m.GetChunk())
 	return nil
 }
 
@@ -185,7 +201,9 @@ func (c *content) Read(b []byte) (int, error) {
 		if err != nil {
 			return 0, err // io.EOF at the end
 		}
-		c.piece = m.GetChunk()
+		if c.piece, err = c.sealed.open(m.GetChunk()); err != nil {
+			return 0, err
+		}
 		if c.read += int64(len(c.piece)); c.read > c.most {
 			return 0, errLarge
 		}

@@ -48,7 +48,7 @@ func serve(t *testing.T, s kvlanev1.SnapshotsServer, creds credentials.Transport
 
 // peer is a server whose content is text.
 func peer(text []byte, ready bool) *Server {
-	s := NewServer(Content{Proof: []byte("proof"), BlockSize: 16, Dump: func(w io.Writer) error {
+	s := NewServer(Content{Secret: []byte("secret"), BlockSize: 16, Dump: func(w io.Writer) error {
 		_, err := w.Write(text)
 		return err
 	}}, zerolog.Nop())
@@ -60,8 +60,8 @@ func peer(text []byte, ready bool) *Server {
 
 func ask(addresses ...string) *Want {
 	return &Want{
-		Peers: config.Peers{Addresses: addresses, Timeout: config.Duration(20 * time.Second)},
-		Proof: []byte("proof"), BlockSize: 16, MaxBytes: 8 << 20, Log: zerolog.Nop(),
+		Peers:  config.Peers{Addresses: addresses, Timeout: config.Duration(20 * time.Second)},
+		Secret: []byte("secret"), BlockSize: 16, MaxBytes: 8 << 20, Log: zerolog.Nop(),
 	}
 }
 
@@ -95,15 +95,15 @@ func TestRefusals(t *testing.T) {
 	for range maxTransfers {
 		busy.transfers <- struct{}{}
 	}
-	broken := NewServer(Content{Proof: []byte("proof"), BlockSize: 16, Dump: func(io.Writer) error { return errors.New("disk full") }}, zerolog.Nop())
+	broken := NewServer(Content{Secret: []byte("secret"), BlockSize: 16, Dump: func(io.Writer) error { return errors.New("disk full") }}, zerolog.Nop())
 	broken.SetReady()
 	for name, tt := range map[string]struct {
 		want   *Want
 		change func(*Want)
 		text   string
 	}{
-		"another key":        {ask(good), func(w *Want) { w.Proof = []byte("other") }, "another key"},
-		"no key":             {ask(good), func(w *Want) { w.Proof = nil }, "another key"},
+		"another key":        {ask(good), func(w *Want) { w.Secret = []byte("other") }, "another key"},
+		"no key":             {ask(good), func(w *Want) { w.Secret = nil }, "another key"},
 		"another block size": {ask(good), func(w *Want) { w.BlockSize = 32 }, "index blocks of 16 tokens here, 32 there"},
 		"not ready":          {ask(serve(t, peer(nil, false), insecure.NewCredentials())), nil, "not ready itself"},
 		"too large":          {ask(big), nil, errLarge.Error()},
@@ -164,17 +164,17 @@ func TestBadPeers(t *testing.T) {
 	}{
 		"never answers":        {silent(), errSlow},
 		"stops after a header": {silent(header(Format, 100)), errSlow},
-		"stops in the middle":  {silent(header(Format, 100), chunk([]byte("abc"))), errSlow},
+		"stops in the middle":  {silent(header(Format, 100), chunk(make([]byte, nonceSize))), errSlow},
 		"no header":            {silent(chunk([]byte("a"))), nil},
 		"another format":       {silent(header(Format+1, 1)), nil},
-		"lies about its size": {func(out kvlanev1.Snapshots_FetchServer) error {
+		"unsealed": {func(out kvlanev1.Snapshots_FetchServer) error {
 			if err := out.Send(header(Format, 1)); err != nil {
 				return err
 			}
-			for out.Send(chunk(make([]byte, 1<<20))) == nil {
+			for out.Send(chunk(make([]byte, nonceSize))) == nil {
 			}
 			return nil
-		}, errLarge},
+		}, errForged},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := ask(serve(t, speaker{say: tt.say}, insecure.NewCredentials()))
@@ -201,6 +201,126 @@ func TestBadPeers(t *testing.T) {
 	cancel()
 	if err := Fetch(ctx, ask(serve(t, peer(nil, true), insecure.NewCredentials())), func(io.Reader) error { return nil }); !errors.Is(err, context.Canceled) && !errors.Is(err, ErrNone) {
 		t.Error(err)
+	}
+}
+
+// liar is a peer with the secret that sends more than it says.
+type liar struct {
+	kvlanev1.UnimplementedSnapshotsServer
+}
+
+func (liar) Fetch(req *kvlanev1.FetchRequest, out kvlanev1.Snapshots_FetchServer) error {
+	answered := newNonce()
+	sealed := newSeal([]byte("secret"), req.GetKeyProof()[:nonceSize], answered)
+	_ = out.Send(header(Format, 1))
+	for err := out.Send(chunk(answered)); err == nil; err = out.Send(chunk(sealed.close(make([]byte, 1<<20)))) {
+	}
+	return nil
+}
+
+// witness records what goes over the wire of a good peer.
+type witness struct {
+	*Server
+
+	requests []*kvlanev1.FetchRequest
+	chunks   [][]byte
+}
+
+type recorder struct {
+	kvlanev1.Snapshots_FetchServer
+	w *witness
+}
+
+func (r recorder) Send(m *kvlanev1.FetchResponse) error {
+	if b := m.GetChunk(); b != nil {
+		r.w.chunks = append(r.w.chunks, b)
+	}
+	return r.Snapshots_FetchServer.Send(m)
+}
+
+func (w *witness) Fetch(req *kvlanev1.FetchRequest, out kvlanev1.Snapshots_FetchServer) error {
+	w.requests = append(w.requests, req)
+	return w.Server.Fetch(req, recorder{out, w})
+}
+
+// An eavesdropper sees no content, and can use neither the request nor the answer again.
+func TestAnOverheardCopyIsUseless(t *testing.T) {
+	text := bytes.Repeat([]byte("a prompt of a tenant "), 40_000)
+	w := &witness{Server: peer(text, true)}
+	address := serve(t, w, insecure.NewCredentials())
+	fetch := func(address string) (got []byte, err error) {
+		err = Fetch(t.Context(), ask(address), func(r io.Reader) (err error) {
+			got, err = io.ReadAll(r)
+			return err
+		})
+		return got, err
+	}
+	got, err := fetch(address)
+	if err != nil || !bytes.Equal(got, text) {
+		t.Fatalf("got %d bytes, %v, want %d", len(got), err, len(text))
+	}
+	if len(w.chunks) < 3 {
+		t.Fatalf("got %d chunks, want a nonce and some pieces", len(w.chunks))
+	}
+	overheard := w.chunks
+	for i, c := range overheard {
+		if bytes.Contains(c, []byte("tenant")) {
+			t.Errorf("chunk %d has plaintext", i)
+		}
+	}
+	// The request again: an answer comes, under another key.
+	w.chunks = nil
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	again, err := kvlanev1.NewSnapshotsClient(conn).Fetch(t.Context(), w.requests[0])
+	for err == nil {
+		_, err = again.Recv()
+	}
+	if len(w.chunks) != len(overheard) || bytes.Equal(w.chunks[1], overheard[1]) {
+		t.Error("got the same sealed copy for a repeated request, want another")
+	}
+	// The answer again: it is not for the next request.
+	said := append([]*kvlanev1.FetchResponse{header(Format, uint64(len(text)))}, chunk(overheard[0]))
+	for _, c := range overheard[1:] {
+		said = append(said, chunk(c))
+	}
+	if _, err := fetch(serve(t, speaker{say: func(out kvlanev1.Snapshots_FetchServer) error {
+		for _, m := range said {
+			if err := out.Send(m); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}, insecure.NewCredentials())); !errors.Is(err, errForged) {
+		t.Errorf("a repeated answer: got %v, want %v", err, errForged)
+	}
+	if _, err := fetch(serve(t, liar{}, insecure.NewCredentials())); !errors.Is(err, errLarge) {
+		t.Errorf("more than was said: got %v, want %v", err, errLarge)
+	}
+}
+
+// A replica of an older version gets a reason that names it, not a copy.
+func TestOlderReplicasGetNoCopy(t *testing.T) {
+	conn, err := grpc.NewClient("passthrough:///"+serve(t, peer([]byte("x"), true), insecure.NewCredentials()), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for _, formats := range [][]uint32{{1}, {1, Format}} { // the constant proof
+		s, err := kvlanev1.NewSnapshotsClient(conn).Fetch(t.Context(), &kvlanev1.FetchRequest{Formats: formats, BlockSize: 16, KeyProof: keyed([]byte("secret"), "kvlane snapshot")})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		want := "other versions"
+		if len(formats) > 1 {
+			want = "another key"
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("formats %v: got %v, want %q", formats, err, want)
+		}
 	}
 }
 

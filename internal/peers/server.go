@@ -1,7 +1,6 @@
 package peers
 
 import (
-	"crypto/hmac"
 	"errors"
 	"fmt"
 	"io"
@@ -17,8 +16,9 @@ import (
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// Format is the format of the content that this version writes and reads.
-const Format = 1
+// Format is the format of the content that this version writes and reads: sealed pieces, after
+// the server's nonce. Format 1 was plaintext, asked for with a constant proof.
+const Format = 2
 
 const (
 	// pieceSize is the size in bytes of the content in one message.
@@ -29,8 +29,8 @@ const (
 
 // Content is an index that can be copied.
 type Content struct {
-	// Proof proves that both sides have the same key of the block hash.
-	Proof []byte
+	// Secret is shared by all replicas with the same key of the block hash.
+	Secret []byte
 	// BlockSize is the index's, in tokens.
 	BlockSize int
 	// Dump writes one consistent copy.
@@ -59,8 +59,10 @@ func (s *Server) SetReady() { s.ready.Store(true) }
 
 // Fetch implements kvlanev1.SnapshotsServer.
 func (s *Server) Fetch(req *kvlanev1.FetchRequest, stream kvlanev1.Snapshots_FetchServer) error {
-	if err := s.check(req); err != nil {
+	asked, err := s.check(req)
+	if err != nil {
 		s.refused.Add(1)
+		s.log.Warn().Err(err).Msg("index not sent to a peer")
 		return err
 	}
 	select {
@@ -70,7 +72,7 @@ func (s *Server) Fetch(req *kvlanev1.FetchRequest, stream kvlanev1.Snapshots_Fet
 		s.refused.Add(1)
 		return status.Error(codes.ResourceExhausted, "other replicas are being served")
 	}
-	n, err := s.send(stream)
+	n, err := s.send(stream, asked)
 	s.bytes.Add(n)
 	if err != nil {
 		s.failed.Add(1)
@@ -82,23 +84,25 @@ func (s *Server) Fetch(req *kvlanev1.FetchRequest, stream kvlanev1.Snapshots_Fet
 	return nil
 }
 
-func (s *Server) check(req *kvlanev1.FetchRequest) error {
+// check returns the nonce of a request that may be served.
+func (s *Server) check(req *kvlanev1.FetchRequest) (asked []byte, err error) {
 	formats := req.GetFormats()
+	asked = proven(s.content.Secret, req.GetKeyProof())
 	switch {
-	case !hmac.Equal(req.GetKeyProof(), s.content.Proof):
-		return status.Error(codes.PermissionDenied, "another key of the block hash (index.key)")
-	case int(req.GetBlockSize()) != s.content.BlockSize:
-		return status.Errorf(codes.FailedPrecondition, "index blocks of %d tokens here, %d there", s.content.BlockSize, req.GetBlockSize())
 	case !slices.Contains(formats, Format):
-		return status.Errorf(codes.FailedPrecondition, "format %d here, %v there", Format, formats)
+		return nil, status.Errorf(codes.FailedPrecondition, "format %d here, %v there: replicas of other versions do not copy the index", Format, formats)
+	case asked == nil:
+		return nil, status.Error(codes.PermissionDenied, "another key of the block hash (index.key)")
+	case int(req.GetBlockSize()) != s.content.BlockSize:
+		return nil, status.Errorf(codes.FailedPrecondition, "index blocks of %d tokens here, %d there", s.content.BlockSize, req.GetBlockSize())
 	case !s.ready.Load():
-		return status.Error(codes.Unavailable, "this replica is not ready itself")
+		return nil, status.Error(codes.Unavailable, "this replica is not ready itself")
 	}
-	return nil
+	return asked, nil
 }
 
 // send copies the index to a file and sends the file to the peer.
-func (s *Server) send(stream kvlanev1.Snapshots_FetchServer) (sent int64, err error) {
+func (s *Server) send(stream kvlanev1.Snapshots_FetchServer, asked []byte) (sent int64, err error) {
 	file, err := os.CreateTemp("", "kvlane-index-*")
 	if err != nil {
 		return 0, status.Error(codes.Unavailable, fmt.Sprintf("no room for a copy: %v", err))
@@ -119,9 +123,13 @@ func (s *Server) send(stream kvlanev1.Snapshots_FetchServer) (sent int64, err er
 	if err := stream.Send(&kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Header{Header: header}}); err != nil {
 		return 0, err
 	}
+	answered := newNonce()
+	if err := stream.Send(&kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Chunk{Chunk: answered}}); err != nil {
+		return 0, err
+	}
+	sealed := newSeal(s.content.Secret, asked, answered)
+	piece := make([]byte, min(pieceSize, max(size, 1)))
 	for {
-		// A piece must not be reused: gRPC owns it once it is sent.
-		piece := make([]byte, min(pieceSize, max(size-sent, 1)))
 		n, err := file.Read(piece)
 		if errors.Is(err, io.EOF) {
 			return sent, nil
@@ -129,7 +137,7 @@ func (s *Server) send(stream kvlanev1.Snapshots_FetchServer) (sent int64, err er
 		if err != nil {
 			return sent, status.Error(codes.Internal, err.Error())
 		}
-		if err := stream.Send(&kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Chunk{Chunk: piece[:n]}}); err != nil {
+		if err := stream.Send(&kvlanev1.FetchResponse{Message: &kvlanev1.FetchResponse_Chunk{Chunk: sealed.close(piece[:n])}}); err != nil {
 			return sent, err
 		}
 		sent += int64(n)

@@ -322,10 +322,10 @@ func TestDescribe(t *testing.T) {
 		})},
 		{name: "what connectors need", annotations: map[string]string{
 			"kvlane.dev/receiver-host": "$ip", "kvlane.dev/receiver-init-ports": "7300, 7301", "kvlane.dev/receiver-alloc-ports": "7400,7401", "kvlane.dev/receiver-query-port": "7500",
-			"kvlane.dev/zmq": "$ip:14579", "kvlane.dev/engine-id": "kv-$pod", "kvlane.dev/side-channel-host": "h-$ip", "kvlane.dev/side-channel-port": "5601",
+			"kvlane.dev/zmq": "$ip:14579", "kvlane.dev/engine-id": "kv-$pod", "kvlane.dev/side-channel-host": "$ip", "kvlane.dev/side-channel-port": "5601",
 		}, want: base(func(w *config.Worker) {
 			w.Disagg = config.WorkerDisagg{ReceiverHost: "10.0.0.1", InitPorts: []int{7300, 7301}, AllocPorts: []int{7400, 7401}, QueryPort: 7500,
-				ZMQ: "10.0.0.1:14579", EngineID: "kv-p", SideHost: "h-10.0.0.1", SidePort: 5601}
+				ZMQ: "10.0.0.1:14579", EngineID: "kv-p", SideHost: "10.0.0.1", SidePort: 5601}
 		})},
 		{name: "what connectors cannot use", annotations: map[string]string{"kvlane.dev/zmq": "10.0.0.1", "kvlane.dev/receiver-init-ports": "1,x"},
 			want: base(func(*config.Worker) {}), err: "\"10.0.0.1\" is not ip:port"},
@@ -399,6 +399,10 @@ func TestNobodyDescribesWhatAConfigurationCouldNot(t *testing.T) {
 		{hints: "events=push:", template: plain, want: "0 0 header push:"},
 		{hints: "events=https://$ip:$port/x", template: plain, want: "0 0 header https://10.0.0.1:8000/x"},
 		{hints: "bootstrap-port=65536", template: plain, want: "0 0 header", left: []string{"kvlane.dev/bootstrap-port left out: disagg.bootstrap_port: 65536 must be at most 65535"}},
+		{hints: "zmq=10.9.9.9:14579", template: plain, want: "0 0 header", left: []string{"kvlane.dev/zmq left out", "is not the pod's own address"}},
+		{hints: "side-channel-host=169.254.169.254", template: plain, want: "0 0 header", left: []string{"kvlane.dev/side-channel-host left out"}},
+		{hints: "receiver-host=other.svc", template: plain, want: "0 0 header", left: []string{"kvlane.dev/receiver-host left out"}},
+		{hints: "receiver-host=$ip side-channel-host=$ip zmq=$ip:14579", template: plain, want: "0 0 header"},
 		{hints: "zmq=$ip:99999 receiver-init-ports=1,70000 side-channel-port=-1", template: plain, want: "0 0 header", left: []string{"kvlane.dev/zmq left out", "kvlane.dev/receiver-init-ports left out", "kvlane.dev/side-channel-port left out"}},
 		{hints: "speed=Inf", template: plain, want: "0 0 header", left: []string{"kvlane.dev/speed left out: speed: +Inf must be at most 1000000"}},
 		{hints: "speed=NaN block-size=-4", template: plain, want: "0 0 header", left: []string{"kvlane.dev/speed", "kvlane.dev/block-size left out"}},

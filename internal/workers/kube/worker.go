@@ -243,10 +243,11 @@ func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, pr
 	return role, said, problems
 }
 
-// foreign finds event endpoints of a pod at other addresses than its own. The configuration
+// foreign finds event endpoints and hosts of connectors that a pod names at other addresses
+// than its own. The configuration
 // may name any host; a pod, whose author need not be an operator of ours, and an engine may
-// name only their own address. Otherwise they could make us connect to other hosts, or
-// claim the events of another engine.
+// name only their own address. Otherwise they could make us, or other engines, connect to
+// other hosts, or claim the events of another engine.
 func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]string) []config.Problem {
 	var out []config.Problem
 	for _, e := range []struct{ hint, path, value string }{{"events", "events.endpoint", w.Events.Endpoint}, {"replay", "events.replay", w.Events.Replay}} {
@@ -260,6 +261,18 @@ func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]str
 			out = append(out, config.Problem{Path: e.path, Message: fmt.Sprintf("%q is not like tcp://$ip:port", e.value)})
 		case u.Hostname() != p.Status.PodIP || u.User != nil:
 			out = append(out, config.Problem{Path: e.path, Message: fmt.Sprintf("%q is not at the pod's own address: a pod speaks for itself only", e.value)})
+		}
+	}
+	for _, h := range []struct{ hint, path, value string }{
+		{"zmq", "disagg.zmq", w.Disagg.ZMQ}, {"side-channel-host", "disagg.side_channel_host", w.Disagg.SideHost},
+		{"receiver-host", "disagg.receiver_host", w.Disagg.ReceiverHost},
+	} {
+		host := h.value
+		if h.hint == "zmq" {
+			host, _, _ = net.SplitHostPort(h.value) // its form is checked with the worker
+		}
+		if _, hinted := said[h.hint]; hinted && host != "" && host != p.Status.PodIP && !slices.Contains(k.ConnectorHosts, host) {
+			out = append(out, config.Problem{Path: h.path, Message: fmt.Sprintf("%q is not the pod's own address, nor in workers.kubernetes.connector_hosts", host)})
 		}
 	}
 	return out

@@ -27,8 +27,8 @@ type FetchRequest struct {
 	Formats []uint32 `protobuf:"varint,1,rep,packed,name=formats,proto3" json:"formats,omitempty"`
 	// Tokens in a block of the asking side's index.
 	BlockSize uint32 `protobuf:"varint,2,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// HMAC-SHA256 of "kvlane snapshot" with the key of the block hash: both sides
-	// must have the same key, and nobody else gets a copy.
+	// A nonce of 32 bytes and its HMAC-SHA256 with a secret made of the key of the
+	// block hash, which both sides must have.
 	KeyProof      []byte `protobuf:"bytes,3,opt,name=key_proof,json=keyProof,proto3" json:"key_proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -160,8 +160,10 @@ type FetchResponse_Header struct {
 }
 
 type FetchResponse_Chunk struct {
-	// A piece of the content, at most 256 KiB. The content carries its own version
-	// and checksum, which also shows where it ends.
+	// The first chunk is the server's nonce of 32 bytes. The others are pieces of the
+	// content, at most 256 KiB, sealed by AES-256-GCM with a key made of the secret and
+	// both nonces. The content carries its own version and checksum, which also shows
+	// where it ends.
 	Chunk []byte `protobuf:"bytes,2,opt,name=chunk,proto3,oneof"`
 }
 

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"crypto/subtle"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/netutil"
+)
+
+const (
+	// maxAdminConnections bounds the open connections of the admin port; idle ones are closed.
+	maxAdminConnections = 512
+	adminIdle           = 30 * time.Second
+	// maxProfile is the longest CPU profile or trace, in seconds. One is made at a time.
+	maxProfile = 60
+)
+
+// newAdminServer returns the server of the admin port. Answers have no time limit of their
+// own: profiles take up to maxProfile.
+func newAdminServer(h http.Handler) *http.Server {
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: adminIdle, MaxHeaderBytes: 64 << 10}
+}
+
+func limitAdmin(l net.Listener) net.Listener { return netutil.LimitListener(l, maxAdminConnections) }
+
+// profiles serves net/http/pprof.
+func profiles() http.Handler {
+	one := make(chan struct{}, 1)
+	timed := func(h http.HandlerFunc) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if n, err := strconv.ParseFloat(r.FormValue("seconds"), 64); err == nil && n > maxProfile {
+				http.Error(w, "seconds: at most "+strconv.Itoa(maxProfile), http.StatusBadRequest)
+				return
+			}
+			select {
+			case one <- struct{}{}:
+				defer func() { <-one }()
+				h(w, r)
+			default:
+				http.Error(w, "another profile is being made", http.StatusTooManyRequests)
+			}
+		}
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /debug/pprof/", timed(pprof.Index))
+	mux.HandleFunc("GET /debug/pprof/profile", timed(pprof.Profile))
+	mux.HandleFunc("GET /debug/pprof/trace", timed(pprof.Trace))
+	return mux
+}
+
+// guarded serves h to holders of the token in a file; without a file, to the same machine.
+func guarded(tokenFile string, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if tokenFile == "" {
+			if host, _, err := net.SplitHostPort(r.RemoteAddr); err != nil || !net.ParseIP(host).IsLoopback() {
+				http.Error(w, "served to the same machine only, or with admin.token_file", http.StatusForbidden)
+				return
+			}
+			h.ServeHTTP(w, r)
+			return
+		}
+		text, err := os.ReadFile(tokenFile)
+		want := strings.TrimSpace(string(text))
+		got, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if err != nil || want == "" || !ok || subtle.ConstantTimeCompare([]byte(got), []byte(want)) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "needs the token of admin.token_file", http.StatusUnauthorized)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
