@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
@@ -52,6 +53,8 @@ func (d *demo) startMembers(n int, yaml func(listen, admin, more string) string)
 		}
 		m.cmd = exec.Command(self, "serve", "--config", m.file)
 		m.cmd.Stderr = log
+		// As for Envoy: Ctrl-C reaches only this process, and the kernel kills them if it dies.
+		m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 		err = m.cmd.Start()
 		log.Close()
 		if err != nil {
