@@ -28,7 +28,7 @@ var shapes = map[string][]string{
 	"duplex":      {`provider={"name": "envoy-gateway", "envoyGateway": {"failOpen": false}}`, `httpRoute={"create": true, "inferenceGatewayName": "g"}`},
 	"secured":     {`mode="standalone"`, `tls={"secretName": "t", "requireClients": true, "clientSecretName": "c", "serverName": "k"}`},
 	"sidecar":     {`mode="sidecar"`},
-	"nats": {`networkPolicy.enabled=true`, `fleet={"mode": "external", "tls": {"secretName": "t"},
+	"nats": {`networkPolicy.enabled=true`, `networkPolicy.egress=true`, `fleet={"mode": "external", "tls": {"secretName": "t"},
 		"external": {"url": "nats://nats:4222", "auth": "credentials", "secretName": "s"}}`},
 	"passwd":     {`fleet={"mode": "external", "external": {"url": "nats://nats:4222", "auth": "password", "user": "u", "secretName": "s"}}`},
 	"standalone": {`mode="standalone"`},
