@@ -40,7 +40,7 @@ var rooms = []struct {
 	{"decide", 2400, 1700, []string{"internal/decide"}},
 	{"replicas", 2300, 2000, []string{"internal/replicas"}},
 	{"lab", 11700, 11700, []string{"internal/lab"}},
-	{"rim", 7500, 6000, []string{
+	{"rim", 7600, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
