@@ -30,7 +30,10 @@ func newReplicaSet(t *testing.T, count int) *replicaSet {
 	for range count {
 		listens = append(listens, freeAddress(t))
 	}
-	routes, _ := json.Marshal(listens)
+	routes, err := json.Marshal(listens)
+	if err != nil {
+		t.Fatal(err)
+	}
 	mode := "embedded"
 	if count == 1 {
 		mode = "off"

@@ -68,7 +68,7 @@ func Run(ctx context.Context, binary, dir, file, admin string, concurrency int) 
 	if concurrency > 0 {
 		args = append(args, "--concurrency", fmt.Sprint(concurrency))
 	}
-	p.cmd = exec.Command(binary, args...)
+	p.cmd = exec.Command(binary, args...) //nolint:gosec // the caller chooses the Envoy
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	// Its own process group, so that Ctrl-C reaches only us and answers can drain; the
 	// kernel kills it if we die.

@@ -207,7 +207,7 @@ func serveIndex(t *testing.T, d *Fleet) *peers.Want {
 	go func() { defer close(done); _ = g.Serve(l) }()
 	t.Cleanup(func() { g.Stop(); <-done })
 	return &peers.Want{
-		Peers: config.Peers{Addresses: []string{l.Addr().String()}, Timeout: config.Duration(20 * time.Second)},
+		Peers:  config.Peers{Addresses: []string{l.Addr().String()}, Timeout: config.Duration(20 * time.Second)},
 		Secret: d.CopySecret(), BlockSize: 16, MaxBytes: 1 << 30, Log: zerolog.Nop(),
 	}
 }

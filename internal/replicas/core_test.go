@@ -267,8 +267,8 @@ func TestRecordedStream(t *testing.T) {
 		if err != nil {
 			t.Fatalf("got %v for a recorded message", err)
 		}
-		if m.StatePart != nil && c.peers[m.Replica] != nil {
-			m.StatePart.Id = c.peers[m.Replica].request
+		if m.GetStatePart() != nil && c.peers[m.GetReplica()] != nil {
+			m.StatePart.Id = c.peers[m.GetReplica()].request
 		}
 		c.Receive(time.Millisecond, m, "")
 	}
@@ -341,7 +341,7 @@ func FuzzParse(f *testing.F) {
 		r.Share(c)
 		for range 2 {
 			c.Receive(0, m, "reply")
-			if p := c.peers[m.Replica]; p != nil && m.StatePart != nil {
+			if p := c.peers[m.GetReplica()]; p != nil && m.GetStatePart() != nil {
 				m.StatePart.Id, m.StatePart.Part, m.StatePart.Parts = p.request, 0, 1
 			}
 		}

@@ -34,20 +34,20 @@ func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
 	if err := proto.Unmarshal(data, m); err != nil {
 		return nil, err
 	}
-	ok := m.Version >= 1 && m.Replica != "" && len(m.Replica) <= maxID && m.Clock < 1<<62
-	n := uint32(len(m.Targets))
-	for _, t := range m.Targets {
-		ok = ok && t.Worker != "" && len(t.Worker) <= maxWorker && t.Rank <= 1<<30
+	ok := m.GetVersion() >= 1 && m.GetReplica() != "" && len(m.GetReplica()) <= maxID && m.GetClock() < 1<<62
+	n := uint32(len(m.GetTargets()))
+	for _, t := range m.GetTargets() {
+		ok = ok && t.GetWorker() != "" && len(t.GetWorker()) <= maxWorker && t.GetRank() <= 1<<30
 	}
-	for _, b := range m.Booked {
-		ok = ok && b.Id != 0 && b.Decode >= 1 && b.Decode <= n && b.Prefill <= n && b.Miss <= maxTokens && b.Kv <= maxTokens && b.Phase <= phaseDecoding
+	for _, b := range m.GetBooked() {
+		ok = ok && b.GetId() != 0 && b.GetDecode() >= 1 && b.GetDecode() <= n && b.GetPrefill() <= n && b.GetMiss() <= maxTokens && b.GetKv() <= maxTokens && b.GetPhase() <= phaseDecoding
 	}
-	for _, c := range m.Conversations {
-		ok = ok && c.Target >= 1 && c.Target <= n && c.Origin != "" && len(c.Origin) <= maxID && c.Leg < numLegs && c.Hi|c.Lo != 0 &&
-			c.Time < 1<<62 && c.Generation < 1<<31
+	for _, c := range m.GetConversations() {
+		ok = ok && c.GetTarget() >= 1 && c.GetTarget() <= n && c.GetOrigin() != "" && len(c.GetOrigin()) <= maxID && c.GetLeg() < numLegs && c.GetHi()|c.GetLo() != 0 &&
+			c.GetTime() < 1<<62 && c.GetGeneration() < 1<<31
 	}
-	if p := m.StatePart; p != nil {
-		ok = ok && p.Part < p.Parts && p.Parts <= maxParts
+	if p := m.GetStatePart(); p != nil {
+		ok = ok && p.GetPart() < p.GetParts() && p.GetParts() <= maxParts
 	}
 	if !ok {
 		return nil, errMessage
@@ -81,7 +81,7 @@ func (w *writer) target(t kvindex.Target) uint32 {
 		w.targets = map[kvindex.Target]uint32{}
 	}
 	w.m.Targets = append(w.m.Targets, &kvlanev1.ReplicaTarget{Worker: t.Worker, Rank: uint32(t.Rank + 1)})
-	i := uint32(len(w.m.Targets))
+	i := uint32(len(w.m.GetTargets()))
 	w.targets[t] = i
 	return i
 }
@@ -103,11 +103,11 @@ func targetOf(m *kvlanev1.ReplicaMessage, number uint32) kvindex.Target {
 	if number == 0 {
 		return kvindex.Target{}
 	}
-	t := m.Targets[number-1]
-	return kvindex.Target{Worker: t.Worker, Rank: int32(t.Rank) - 1}
+	t := m.GetTargets()[number-1]
+	return kvindex.Target{Worker: t.GetWorker(), Rank: int32(t.GetRank()) - 1}
 }
 
 func bookingOf(m *kvlanev1.ReplicaMessage, b *kvlanev1.ReplicaBooking) routing.Booking {
-	return routing.Booking{Replica: m.Replica, ID: routing.ReservationID(b.Id), Decode: targetOf(m, b.Decode), Prefill: targetOf(m, b.Prefill),
-		Miss: int64(b.Miss), KV: int64(b.Kv), Phase: uint8(b.Phase)}
+	return routing.Booking{Replica: m.GetReplica(), ID: routing.ReservationID(b.GetId()), Decode: targetOf(m, b.GetDecode()), Prefill: targetOf(m, b.GetPrefill()),
+		Miss: int64(b.GetMiss()), KV: int64(b.GetKv()), Phase: uint8(b.GetPhase())}
 }

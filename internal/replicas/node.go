@@ -40,7 +40,7 @@ type Options struct {
 	Update func(change func(r *routing.Router, now time.Duration))
 	Log    zerolog.Logger
 	// Delay observes the seconds from a change at another replica to its effect here.
-	Delay interface{ Observe(float64) }
+	Delay interface{ Observe(seconds float64) }
 }
 
 // Node is this replica in the fleet: it runs a Core on a NATS connection. Sending and
@@ -183,7 +183,7 @@ func (n *Node) connected() {
 	n.wake()
 }
 
-// wake makes send send within Gather. It is called under the router's lock.
+// wake makes send within Gather. It is called under the router's lock.
 func (n *Node) wake() {
 	n.since.CompareAndSwap(0, time.Now().UnixNano())
 	select {
@@ -215,8 +215,8 @@ func (n *Node) receive(ctx context.Context, messages <-chan *nats.Msg) {
 				}
 				n.core.Receive(now, m, reply)
 			})
-			if err == nil && m.Sent != 0 && n.o.Delay != nil {
-				n.o.Delay.Observe(max(time.Duration(time.Now().UnixNano()-m.Sent), 0).Seconds())
+			if err == nil && m.GetSent() != 0 && n.o.Delay != nil {
+				n.o.Delay.Observe(max(time.Duration(time.Now().UnixNano()-m.GetSent()), 0).Seconds())
 			}
 		}
 	}
@@ -395,7 +395,7 @@ func (n *Node) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	_ = e.Encode(n.State())
+	_ = e.Encode(n.State()) //nolint:errchkjson // the client left
 }
 
 // Collect emits the metrics.

@@ -40,12 +40,12 @@ func (m *member) update(change func(r *routing.Router, now time.Duration)) {
 	change(m.router, time.Since(m.start))
 }
 
-func startMember(t testing.TB, fleet *config.Fleet, delay interface{ Observe(float64) }) *member {
+func startMember(t testing.TB, fleet *config.Fleet, delay interface{ Observe(seconds float64) }) *member {
 	t.Helper()
 	return startMemberWith(t, fleet, delay, newRouter(t, 4))
 }
 
-func startMemberWith(t testing.TB, fleet *config.Fleet, delay interface{ Observe(float64) }, router *routing.Router) *member {
+func startMemberWith(t testing.TB, fleet *config.Fleet, delay interface{ Observe(seconds float64) }, router *routing.Router) *member {
 	t.Helper()
 	m := &member{t: t, router: router, start: time.Now()}
 	n, err := Start(t.Context(), Options{Config: fleet, Update: m.update, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel), Delay: delay})

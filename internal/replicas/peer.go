@@ -38,38 +38,38 @@ type peer struct {
 // Receive handles a message of another replica. reply is where the answer to a request is
 // sent.
 func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply string) {
-	if m.Replica == c.id {
+	if m.GetReplica() == c.id {
 		return
 	}
-	if m.Clock > c.clock+maxClockJump {
+	if m.GetClock() > c.clock+maxClockJump {
 		c.stats.Malformed++
 		return
 	}
 	c.stats.Received++
-	c.clock = max(c.clock, m.Clock)
-	p := c.peers[m.Replica]
+	c.clock = max(c.clock, m.GetClock())
+	p := c.peers[m.GetReplica()]
 	if p == nil {
-		if m.Bye {
+		if m.GetBye() {
 			return
 		}
 		if len(c.peers) >= maxPeers {
 			c.stats.Refused++
 			return
 		}
-		p = &peer{id: m.Replica, gone: true}
+		p = &peer{id: m.GetReplica(), gone: true}
 		c.peers[p.id] = p
 	}
 	p.heard = now
-	if m.Bye {
+	if m.GetBye() {
 		if !p.gone {
 			c.drop(now, p)
 		}
 		return
 	}
-	if m.Hello {
+	if m.GetHello() {
 		c.heartbeat()
 	}
-	if r := m.StateRequest; r != nil {
+	if r := m.GetStateRequest(); r != nil {
 		c.answer(r, reply)
 	}
 	if p.gone {
@@ -78,17 +78,17 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 		c.ask(now, p)
 	}
 	switch {
-	case m.StatePart != nil:
+	case m.GetStatePart() != nil:
 		c.part(now, p, m)
 	case hasChanges(m):
 		c.changes(now, p, m)
-	case m.Sum != nil && p.request == 0:
+	case m.GetSum() != nil && p.request == 0:
 		c.compare(now, p, m)
 	}
 }
 
 func hasChanges(m *kvlanev1.ReplicaMessage) bool {
-	return len(m.Booked)+len(m.Progress)+len(m.Released)+len(m.Conversations) > 0
+	return len(m.GetBooked())+len(m.GetProgress())+len(m.GetReleased())+len(m.GetConversations()) > 0
 }
 
 // Malformed counts a message that Parse refused.
@@ -102,9 +102,9 @@ func (c *Core) changes(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 			c.ask(now, p)
 		}
 		p.held = append(p.held, m)
-	case m.Seq <= p.seq:
+	case m.GetSeq() <= p.seq:
 		c.stats.Duplicates++
-	case m.Seq == p.seq+1:
+	case m.GetSeq() == p.seq+1:
 		c.apply(now, p, m)
 	default:
 		c.stats.Gaps++
@@ -116,12 +116,12 @@ func (c *Core) changes(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 // compare finds changes that were lost before a heartbeat, and ledgers that differ.
 func (c *Core) compare(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	switch {
-	case m.Seq < p.seq:
+	case m.GetSeq() < p.seq:
 		c.stats.Duplicates++
-	case m.Seq > p.seq:
+	case m.GetSeq() > p.seq:
 		c.stats.Gaps++
 		c.ask(now, p)
-	case !p.full && p.sum != (sum{m.Sum.Bookings, m.Sum.Hash}):
+	case !p.full && p.sum != (sum{m.GetSum().GetBookings(), m.GetSum().GetHash()}):
 		c.stats.Errors++
 		c.ask(now, p)
 	}
@@ -149,14 +149,14 @@ func (c *Core) answer(r *kvlanev1.ReplicaStateRequest, reply string) {
 		own = append(own, b)
 	}
 	var tables [numLegs][]binding
-	if !r.NoConversations {
+	if !r.GetNoConversations() {
 		for leg, t := range c.legs {
 			tables[leg] = slices.Clone(t.slab)
 		}
 	}
 	head := c.header(func(*kvlanev1.ReplicaMessage) {})
-	since := r.Since
-	id := r.Id
+	since := r.GetSince()
+	id := r.GetId()
 	c.out = append(c.out, Out{Reply: reply, Build: func() []*kvlanev1.ReplicaMessage { return parts(head, id, since, own, tables) }})
 	c.wake()
 }
@@ -166,7 +166,7 @@ func parts(head *kvlanev1.ReplicaMessage, id, since uint64, own []routing.Bookin
 	var list []*kvlanev1.ReplicaMessage
 	var w writer
 	next := func() {
-		w = writer{m: &kvlanev1.ReplicaMessage{Version: head.Version, Replica: head.Replica, Seq: head.Seq, Clock: head.Clock}}
+		w = writer{m: &kvlanev1.ReplicaMessage{Version: head.GetVersion(), Replica: head.GetReplica(), Seq: head.GetSeq(), Clock: head.GetClock()}}
 		list = append(list, w.m)
 	}
 	next()
@@ -195,27 +195,27 @@ func parts(head *kvlanev1.ReplicaMessage, id, since uint64, own []routing.Bookin
 // part takes a part of a state that was asked for. Parts that are missing or out of order
 // make the request fail, and it is repeated.
 func (c *Core) part(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
-	s := m.StatePart
-	if s.Id != p.request || s.Part < p.next {
+	s := m.GetStatePart()
+	if s.GetId() != p.request || s.GetPart() < p.next {
 		c.stats.Duplicates++
 		return
 	}
-	if s.Part > p.next {
+	if s.GetPart() > p.next {
 		c.stats.Stopped++
 		c.ask(now, p)
 		return
 	}
 	p.asked = now
 	p.next++
-	for _, b := range m.Booked {
+	for _, b := range m.GetBooked() {
 		if len(p.incoming) < maxBookings {
-			p.incoming[routing.ReservationID(b.Id)] = bookingOf(m, b)
+			p.incoming[routing.ReservationID(b.GetId())] = bookingOf(m, b)
 		}
 	}
-	for _, v := range m.Conversations {
+	for _, v := range m.GetConversations() {
 		c.join(m, v)
 	}
-	if s.Part+1 == s.Parts {
+	if s.GetPart()+1 == s.GetParts() {
 		c.install(now, p, m)
 	}
 }
@@ -232,10 +232,10 @@ func (c *Core) install(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	}
 	p.full = len(p.incoming) >= maxBookings
 	p.request, p.incoming = 0, nil
-	p.live, p.seq, p.clock, c.changed = true, m.Seq, m.Clock, now
+	p.live, p.seq, p.clock, c.changed = true, m.GetSeq(), m.GetClock(), now
 	held := p.held
 	p.held = nil
-	slices.SortStableFunc(held, func(a, b *kvlanev1.ReplicaMessage) int { return cmp.Compare(a.Seq, b.Seq) })
+	slices.SortStableFunc(held, func(a, b *kvlanev1.ReplicaMessage) int { return cmp.Compare(a.GetSeq(), b.GetSeq()) })
 	for _, m := range held {
 		c.changes(now, p, m)
 	}
@@ -252,21 +252,21 @@ func sorted(m map[routing.ReservationID]routing.Booking) []routing.Booking {
 
 // apply applies the next changes of a replica.
 func (c *Core) apply(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
-	p.seq, p.clock = m.Seq, m.Clock
-	for _, b := range m.Booked {
+	p.seq, p.clock = m.GetSeq(), m.GetClock()
+	for _, b := range m.GetBooked() {
 		c.book(now, p, bookingOf(m, b))
 	}
-	for _, g := range m.Progress {
-		c.progress(now, p, routing.ReservationID(g.Id), uint8(min(g.Phase, phaseDecoding)))
+	for _, g := range m.GetProgress() {
+		c.progress(now, p, routing.ReservationID(g.GetId()), uint8(min(g.GetPhase(), phaseDecoding)))
 	}
-	for _, id := range m.Released {
+	for _, id := range m.GetReleased() {
 		c.release(now, p, routing.ReservationID(id), false)
 	}
-	for _, v := range m.Conversations {
+	for _, v := range m.GetConversations() {
 		if c.join(m, v) {
 			// The sender does not know the binding that wins.
-			leg := int(v.Leg)
-			c.batch.conversation(leg, c.legs[leg].find(routing.Key{Hi: v.Hi, Lo: v.Lo}))
+			leg := int(v.GetLeg())
+			c.batch.conversation(leg, c.legs[leg].find(routing.Key{Hi: v.GetHi(), Lo: v.GetLo()}))
 			c.queued()
 		}
 	}
@@ -337,27 +337,27 @@ func (c *Core) drop(now time.Duration, p *peer) {
 // join merges a binding of another replica. It reports whether this replica has one that
 // wins.
 func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation) (wins bool) {
-	t := c.legs[v.Leg]
-	key := routing.Key{Hi: v.Hi, Lo: v.Lo}
-	got := version{v.Generation, v.Time, c.intern(v.Origin)}
-	c.clock = max(c.clock, v.Time) + 1
+	t := c.legs[v.GetLeg()]
+	key := routing.Key{Hi: v.GetHi(), Lo: v.GetLo()}
+	got := version{v.GetGeneration(), v.GetTime(), c.intern(v.GetOrigin())}
+	c.clock = max(c.clock, v.GetTime()) + 1
 	b := t.find(key)
 	switch {
 	case b == nil:
-		b = t.put(binding{key: key, target: targetOf(m, v.Target), version: got, used: c.clock})
+		b = t.put(binding{key: key, target: targetOf(m, v.GetTarget()), version: got, used: c.clock})
 	case got.before(b.version):
 		c.conflict(got, b.version)
 		t.setMissing(b, false)
-		b.target, b.version = targetOf(m, v.Target), got
+		b.target, b.version = targetOf(m, v.GetTarget()), got
 		t.touch(b, c.clock)
-	case b.version.before(got):
+	case b.before(got):
 		c.conflict(got, b.version)
 		t.touch(b, c.clock)
 		return true
 	default:
 		t.touch(b, c.clock)
 	}
-	if !c.router.BindRemote(int(v.Leg), key, b.target) {
+	if !c.router.BindRemote(int(v.GetLeg()), key, b.target) {
 		c.stats.Unknown++
 		t.setMissing(b, true)
 	}

@@ -157,7 +157,7 @@ func FuzzPush(f *testing.F) {
 		f.Add(b.Bytes())
 	}
 	hello := func(engine string, rank int32, replay bool) *kvlanev1.PushRequest {
-		return &kvlanev1.PushRequest{Message: &kvlanev1.PushRequest_Hello{Hello: &kvlanev1.Hello{Worker: "w", Engine: engine, Rank: proto.Int32(rank), CanReplay: replay, BlockSize: 2}}}
+		return &kvlanev1.PushRequest{Message: &kvlanev1.PushRequest_Hello{Hello: &kvlanev1.Hello{Worker: "w", Engine: engine, Rank: new(rank), CanReplay: replay, BlockSize: 2}}}
 	}
 	batch := func(seq, replay uint64) *kvlanev1.PushRequest {
 		return &kvlanev1.PushRequest{Message: &kvlanev1.PushRequest_Batch{Batch: &kvlanev1.Batch{Seq: seq, ReplayId: replay, Content: &kvlanev1.Batch_Events{Events: &kvlanev1.Events{Events: []*kvlanev1.Event{

@@ -137,44 +137,52 @@ func parseFlags(args []string, help io.Writer) (*flags, error) {
 		}
 		return nil, plainFlag(s, err)
 	}
-	for name := range strings.FieldsSeq("workers ranks capacity budget prefill") {
-		least := 1
-		if name == "prefill" {
-			least = 0
-		}
-		if v, ok := s.Lookup(name).Value.(flag.Getter).Get().(int); ok && f.given(name) && v < least {
-			return nil, fmt.Errorf("--%s %d: must be at least %d", name, v, least)
-		}
-	}
-	switch {
-	case s.NArg() > 0:
-		return nil, fmt.Errorf("unknown argument %q", s.Arg(0))
-	case f.seeds < 1 || f.seeds > mostSeeds:
-		return nil, fmt.Errorf("--seeds %d: must be 1 to %d", f.seeds, mostSeeds)
-	case f.given("load") && !(f.load > 0 && f.load <= mostLoad):
-		return nil, fmt.Errorf("--load %g: must be above 0, up to %g", f.load, mostLoad)
-	case !(f.loss >= 0 && f.loss <= 1):
-		return nil, fmt.Errorf("--event-loss %g: a part, 0 to 1", f.loss)
-	case !(f.skew >= 0 && f.skew <= 1):
-		return nil, fmt.Errorf("--skew %g: a part, 0 to 1", f.skew)
-	case f.replicas < 1 || f.replicas > mostReplicas:
-		return nil, fmt.Errorf("--replicas %d: must be 1 to %d", f.replicas, mostReplicas)
-	case f.delay < 0 || f.resend < 0:
-		return nil, errors.New("--event-delay and --event-replay are times from 0 on")
-	case f.jsonPath != "" && f.jsonPath == f.htmlPath:
-		return nil, fmt.Errorf("--json and --report are one file, %s", f.jsonPath)
-	case f.acceptance && f.jsonPath+f.htmlPath != "":
-		return nil, errors.New("--json and --report are not written with --acceptance")
-	case f.rows != "" && !f.acceptance:
-		return nil, errors.New("--rows are those of --acceptance")
-	case readers[f.format] == nil && f.format != "generated":
-		return nil, fmt.Errorf("--format %q: want mooncake, otel or generated", f.format)
+	if err := f.check(); err != nil {
+		return nil, err
 	}
 	// The trace's resolution (the default) and "as recorded" have the same value.
 	if f.given("arrival-jitter") && f.jitter < 0 {
 		f.jitter = 0
 	}
 	return f, nil
+}
+
+// check returns an error for the first value that is out of bounds or contradicts another.
+func (f *flags) check() error {
+	for name := range strings.FieldsSeq("workers ranks capacity budget prefill") {
+		least := 1
+		if name == "prefill" {
+			least = 0
+		}
+		if v, ok := f.set.Lookup(name).Value.(flag.Getter).Get().(int); ok && f.given(name) && v < least {
+			return fmt.Errorf("--%s %d: must be at least %d", name, v, least)
+		}
+	}
+	switch {
+	case f.set.NArg() > 0:
+		return fmt.Errorf("unknown argument %q", f.set.Arg(0))
+	case f.seeds < 1 || f.seeds > mostSeeds:
+		return fmt.Errorf("--seeds %d: must be 1 to %d", f.seeds, mostSeeds)
+	case f.given("load") && !(f.load > 0 && f.load <= mostLoad):
+		return fmt.Errorf("--load %g: must be above 0, up to %g", f.load, mostLoad)
+	case !(f.loss >= 0 && f.loss <= 1):
+		return fmt.Errorf("--event-loss %g: a part, 0 to 1", f.loss)
+	case !(f.skew >= 0 && f.skew <= 1):
+		return fmt.Errorf("--skew %g: a part, 0 to 1", f.skew)
+	case f.replicas < 1 || f.replicas > mostReplicas:
+		return fmt.Errorf("--replicas %d: must be 1 to %d", f.replicas, mostReplicas)
+	case f.delay < 0 || f.resend < 0:
+		return errors.New("--event-delay and --event-replay are times from 0 on")
+	case f.jsonPath != "" && f.jsonPath == f.htmlPath:
+		return fmt.Errorf("--json and --report are one file, %s", f.jsonPath)
+	case f.acceptance && f.jsonPath+f.htmlPath != "":
+		return errors.New("--json and --report are not written with --acceptance")
+	case f.rows != "" && !f.acceptance:
+		return errors.New("--rows are those of --acceptance")
+	case readers[f.format] == nil && f.format != "generated":
+		return fmt.Errorf("--format %q: want mooncake, otel or generated", f.format)
+	}
+	return nil
 }
 
 // mostReplicas bounds the routers, each of which has its own index.

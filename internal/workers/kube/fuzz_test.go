@@ -103,7 +103,7 @@ func FuzzPool(f *testing.F) {
 			t.Fatalf("got %d workers of one pod with %d ports", len(list), len(spec.Spec.TargetPorts))
 		}
 		for i := range list {
-			if wrong := list[i].Worker.Problems(); len(wrong) > 0 || !strings.HasPrefix(list[i].Address, strings.TrimSuffix(net.JoinHostPort(pod.Status.PodIP, ""), ":")) {
+			if wrong := list[i].Problems(); len(wrong) > 0 || !strings.HasPrefix(list[i].Address, strings.TrimSuffix(net.JoinHostPort(pod.Status.PodIP, ""), ":")) {
 				t.Fatalf("got worker %+v with %v, want a valid one at %s", list[i], wrong, pod.Status.PodIP)
 			}
 		}
