@@ -12,7 +12,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protodelim"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/kvindex"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
