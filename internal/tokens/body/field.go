@@ -62,6 +62,13 @@ const (
 	FieldBootstrapPairKey
 	FieldDecodeTPSize
 	FieldHTTPWorkerIPC
+	FieldEcho
+	FieldLogprobs
+	FieldPromptLogprobs
+	FieldUseBeamSearch
+	FieldReturnLogprob
+	FieldLogprobStartLen
+	FieldEmbedOverrides
 	numFields
 )
 
@@ -72,7 +79,8 @@ var fieldNames = [numFields]string{"model", "messages", "prompt", "prompt_embeds
 	"max_output_tokens", "n", "best_of", "priority", "sampling_params", "cache_salt", "extra_key", "lora_path", "kv_transfer_params",
 	"disaggregated_params", "conversation_params", "conversation", "previous_response_id", "prompt_cache_key", "session_id", "vllm_xargs",
 	"bootstrap_room", "routed_dp_rank", "data_parallel_rank", "ec_transfer_params", "request_id", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank", "bootstrap_pair_key",
-	"decode_tp_size", "http_worker_ipc"}
+	"decode_tp_size", "http_worker_ipc", "echo", "logprobs", "prompt_logprobs", "use_beam_search", "return_logprob", "logprob_start_len",
+	"embed_overrides"}
 
 var fieldByName = func() map[string]Field {
 	m := make(map[string]Field, numFields)

@@ -43,6 +43,9 @@ type profile struct {
 	tokenizeFields []body.Field
 	// renders: there are render endpoints for messages and responses.
 	renders bool
+	// cacheRules are the requests for which the engine reads less than it has cached; the first
+	// that applies counts.
+	cacheRules []cacheRule
 }
 
 // profiles are indexed by Engine.
@@ -62,6 +65,7 @@ var profiles = [...]*profile{
 		tokenizePath:   "/tokenize",
 		tokenizeFields: tokenizeFields,
 		renders:        true,
+		cacheRules:     vllmCacheRules,
 	},
 	SGLang: {
 		parse:        func(raw []byte) (jinja.Value, error) { return jinja.ParseJSON(wideIntegers(raw)) },
@@ -78,6 +82,7 @@ var profiles = [...]*profile{
 		tokenizePath: "/v1/tokenize",
 		tokenizeFields: append(slices.Clip(tokenizeFields), body.FieldReasoningEffort, body.FieldReasoning,
 			body.FieldToolChoice),
+		cacheRules: sglangCacheRules,
 	},
 	TRTLLM: {
 		parse:        jinja.ParseJSON,

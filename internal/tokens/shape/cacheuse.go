@@ -1,0 +1,130 @@
+package shape
+
+import (
+	"math"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+)
+
+// CacheUse is how an engine uses its prefix cache for a request.
+type CacheUse struct {
+	// Reads bounds the tokens of the prompt that the engine takes from its cache; 0: it computes
+	// the whole prompt, EntireCache: no bound.
+	Reads int64
+	// NotLoaded reports that a decode engine does not load blocks computed elsewhere either.
+	NotLoaded bool
+	// NotStored reports that the computed blocks are not cached.
+	NotStored bool
+}
+
+// EntireCache is the CacheUse.Reads of requests without a bound.
+const EntireCache = math.MaxInt64
+
+// CacheUse returns how the engine uses its prefix cache for a request. Of a batch, the first
+// prompt counts.
+func (e Engine) CacheUse(r *body.Request) CacheUse {
+	for _, rule := range e.profile().cacheRules {
+		if rule.api != r.API {
+			continue
+		}
+		if use, ok := rule.use(r); ok {
+			return use
+		}
+	}
+	return CacheUse{Reads: EntireCache}
+}
+
+// cacheRule is a kind of request for which an engine reads less than it has cached: an engine
+// computes no logits, and so no logprobs, for tokens that it takes from its cache.
+type cacheRule struct {
+	api body.API
+	// use reports false if the rule does not apply to the request.
+	use func(r *body.Request) (CacheUse, bool)
+}
+
+// vllmCacheRules are those of vLLM 0.32. SamplingParams.__post_init__ (vllm/sampling_params.py)
+// sets skip_reading_prefix_cache, unless the request does, if there are prompt_logprobs (0
+// included) or prompt_logprob_token_ids. Then KVCacheManager.get_computed_blocks
+// (v1/core/kv_cache_manager.py) returns no block, and Scheduler.schedule
+// (v1/core/sched/scheduler.py) ignores what the KV connector found. allocate_slots does not look
+// at it: the prompt is cached. PoolingParams sets it too, for the tasks token_embed,
+// token_classify and plugin: none of them is an API that Kvlane reads (/v1/embeddings has the
+// task embed, which reads the cache). The requests for responses and messages have no such field.
+var vllmCacheRules = []cacheRule{
+	// CompletionRequest.to_sampling_params (entrypoints/openai/completion/protocol.py): with echo,
+	// logprobs are prompt_logprobs.
+	{body.Completions, func(r *body.Request) (CacheUse, bool) {
+		return vllmUnread, !beams(r) && (r.Has(body.FieldPromptLogprobs) || isTrue(r, body.FieldEcho) && r.Has(body.FieldLogprobs))
+	}},
+	// ChatCompletionRequest.to_sampling_params (entrypoints/openai/chat_completion/protocol.py):
+	// with echo, top_logprobs are prompt_logprobs, whether or not there are logprobs. Their default
+	// is 0, also for null (TopLogprobsParam, entrypoints/generate/base/protocol.py).
+	{body.Chat, func(r *body.Request) (CacheUse, bool) {
+		return vllmUnread, !beams(r) && (r.Has(body.FieldPromptLogprobs) || isTrue(r, body.FieldEcho))
+	}},
+	// GenerateRequest (entrypoints/scale_out/token_in_token_out/protocol.py): the sampling_params
+	// are the engine's own.
+	{body.VLLMGenerate, func(r *body.Request) (CacheUse, bool) {
+		if skip := r.Member(body.FieldSamplingParams, "skip_reading_prefix_cache"); given(skip) {
+			yes, _ := laxBool(skip)
+			return vllmUnread, yes
+		}
+		return vllmUnread, given(r.Member(body.FieldSamplingParams, "prompt_logprobs")) ||
+			given(r.Member(body.FieldSamplingParams, "prompt_logprob_token_ids"))
+	}},
+}
+
+// sglangCacheRules are those of SGLang 0.5.23. Req._compute_max_prefix_len
+// (managers/schedule_batch.py) bounds the cached prefix by logprob_start_len, which
+// Scheduler._handle_generate_request (managers/scheduler.py) ignores if it is negative or without
+// return_logprob. The prompt is cached, and transferred between prefill and decode. Chats and
+// responses set it to -1 (entrypoints/openai/serving_chat.py, serving_responses.py), hidden states
+// and routed experts do not bound the prefix, and input_embeds are refused where there is a prefix
+// cache.
+var sglangCacheRules = []cacheRule{
+	// OpenAIServingCompletion._convert_to_internal_request (entrypoints/openai/
+	// serving_completions.py): 0 with echo and logprobs other than 0.
+	{body.Completions, func(r *body.Request) (CacheUse, bool) {
+		n, ok := laxInt(r.Raw(body.FieldLogprobs))
+		return CacheUse{}, ok && n != 0 && isTrue(r, body.FieldEcho)
+	}},
+	// GenerateReqInput._normalize_logprob_params (managers/io_struct.py): each is a value or a list
+	// with one per prompt.
+	{body.Generate, func(r *body.Request) (CacheUse, bool) {
+		wanted, _ := laxBool(first(r.Raw(body.FieldReturnLogprob)))
+		n, ok := laxInt(first(r.Raw(body.FieldLogprobStartLen)))
+		return CacheUse{Reads: n}, wanted && ok && n >= 0
+	}},
+	// Req.init_next_round_input and Req.skip_radix_cache_insert (managers/schedule_batch.py): a
+	// prompt with overridden embeddings is neither matched nor cached. A list has one entry per
+	// prompt, which may be null.
+	{body.Embeddings, func(r *body.Request) (CacheUse, bool) {
+		return CacheUse{NotStored: true}, given(first(r.Raw(body.FieldEmbedOverrides)))
+	}},
+}
+
+var vllmUnread = CacheUse{NotLoaded: true}
+
+// beams reports whether vLLM searches with beams: its prompts get sampling parameters of their own
+// (entrypoints/generate/beam_search/online.py), without prompt_logprobs.
+func beams(r *body.Request) bool { return isTrue(r, body.FieldUseBeamSearch) }
+
+// isTrue reports whether a field is true, as engines read booleans.
+func isTrue(r *body.Request, f body.Field) bool {
+	yes, _ := laxBool(r.Raw(f))
+	return yes
+}
+
+// first returns the first element of a list, nil if it is empty, and other values as they are.
+func first(raw []byte) (item []byte) {
+	if len(raw) == 0 || raw[0] != '[' {
+		return raw
+	}
+	n := 0
+	body.EachItem(raw, func(v []byte) {
+		if n++; n == 1 {
+			item = v
+		}
+	})
+	return item
+}
