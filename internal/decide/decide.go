@@ -217,6 +217,8 @@ type job struct {
 	// elsewhere is the time spent in prefill legs and waiting for capacity.
 	elsewhere time.Duration
 	degraded  string
+	// cacheReads bounds the prompt's tokens that the engine takes from its cache.
+	cacheReads int64
 	// booked is the plan to be released if the decision panics or fails; nil for none.
 	booked *routing.Plan
 }

@@ -156,7 +156,7 @@ func (w *work) forwardIDs(ctx context.Context, edited []byte) []byte {
 func (w *work) ticket(p *placed) *ticket {
 	plan := &p.plan
 	t := &ticket{d: w.d, entry: w.entry, reservation: plan.Reservation, slot: plan.Decode, endpoint: p.decode, decided: w.clock, credit: p.credit,
-		predicted: plan.Matched, stores: len(w.s.hashes) > 0 && plan.DecodeMiss > int64(w.d.cfg.Index.BlockSize), batches: p.decode.Counters.Batches.Load()}
+		predicted: plan.Matched, stores: len(w.s.hashes) > 0 && w.cacheReads >= w.tokens.count && plan.DecodeMiss > int64(w.d.cfg.Index.BlockSize), batches: p.decode.Counters.Batches.Load()}
 	if plan.Prefill != routing.NoSlot {
 		// The decode engine's usage reports what it had cached itself.
 		t.predicted, t.prefillMatched = max(0, w.tokens.count-plan.DecodeMiss), plan.Matched

@@ -5,6 +5,7 @@ import (
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -14,6 +15,20 @@ import (
 func (j *job) match(in *input, t *tokens) {
 	d, s := j.d, j.s
 	s.hashes, s.overlaps, s.prefix = s.hashes[:0], s.overlaps[:0], s.prefix[:0]
+	j.cacheReads = shape.EntireCache
+	if in.known && in.model != nil {
+		use := in.model.Engine.CacheUse(in.body)
+		j.cacheReads = use.Reads
+		switch {
+		case use.Reads == 0:
+			j.entry.Cache = "unread"
+		case use.Reads < t.count:
+			j.entry.Cache = "read in part"
+		}
+		if use.NotStored {
+			return
+		}
+	}
 	if len(t.ids) == 0 {
 		return
 	}
@@ -30,6 +45,9 @@ func (j *job) match(in *input, t *tokens) {
 	}
 	d.fleet.Expire(j.clock)
 	j.overlap(t)
+	if j.cacheReads == 0 {
+		return // no conversation by its prefix
+	}
 	if skip := d.live.Load().Routing.PrefixSkip; skip > 0 {
 		s.prefix = routing.PrefixBlocks(s.prefix, t.ids, block, skip)
 	} else {
@@ -40,10 +58,18 @@ func (j *job) match(in *input, t *tokens) {
 	j.took(observe.StageIndex)
 }
 
-// overlap asks the index which blocks of the prompt each target holds as of now.
+// overlap asks the index which blocks of the prompt each target holds as of now, as far as the
+// engine reads them.
 func (j *job) overlap(t *tokens) {
+	j.s.overlaps = j.s.overlaps[:0]
+	if j.cacheReads == 0 {
+		return
+	}
 	p := fleet.Prompt{Hashes: j.s.hashes, Tokens: len(t.ids), Made: t.made}
-	j.s.overlaps = j.d.fleet.AppendOverlaps(j.s.overlaps[:0], &p, &j.s.matches)
+	if j.cacheReads < int64(len(t.ids)) {
+		p.Tokens = int(j.cacheReads) + 1 // the last one is always computed
+	}
+	j.s.overlaps = j.d.fleet.AppendOverlaps(j.s.overlaps, &p, &j.s.matches)
 }
 
 // adapter is the LoRA adapter that the request names, "" for the base model.

@@ -16,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -82,7 +83,20 @@ func (w *work) cannotSplit() string {
 	if !w.in.known {
 		return "the body is not known"
 	}
+	if engine, ok := w.engine(); ok && engine.CacheUse(w.in.body).NotLoaded {
+		return "the decode engine would compute the prompt again"
+	}
 	return w.d.legs.Protocol.Refuses(w.in.body, w.tokens.whole())
+}
+
+// engine returns the engine that the connector belongs to, the model's if it belongs to none. ok is
+// false if neither is known.
+func (w *work) engine() (e shape.Engine, ok bool) {
+	e, err := shape.ParseEngine(config.ConnectorEngines[w.d.cfg.Disagg.Connector])
+	if err != nil && w.in.model != nil {
+		return w.in.model.Engine, true
+	}
+	return e, err == nil
 }
 
 // impossible returns why a decode worker cannot serve the request, "" if it can.

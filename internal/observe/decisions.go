@@ -36,10 +36,12 @@ type Entry struct {
 	Via          string    `json:"via,omitempty"`
 	Matched      int64     `json:"matchedTokens"`
 	Miss         int64     `json:"missTokens"`
-	Prefill      string    `json:"prefill,omitempty"`
-	PrefillNotes []string  `json:"prefillNotes,omitempty"`
-	Degraded     string    `json:"degraded,omitempty"`
-	Refusal      string    `json:"refusal,omitempty"`
+	// Cache is "unread" or "read in part" if the request makes the engine read less than it has cached.
+	Cache        string   `json:"cache,omitempty"`
+	Prefill      string   `json:"prefill,omitempty"`
+	PrefillNotes []string `json:"prefillNotes,omitempty"`
+	Degraded     string   `json:"degraded,omitempty"`
+	Refusal      string   `json:"refusal,omitempty"`
 	// Assumed names the shape of the prompt if no recording of a real engine confirms it.
 	Assumed  string `json:"assumed,omitempty"`
 	Rejected int    `json:"rejected,omitempty"`

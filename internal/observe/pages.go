@@ -174,6 +174,9 @@ func (e *Entry) Text() string {
 	} else {
 		fmt.Fprintf(&b, "%d prompt tokens, %d of them matched, to %s at %s via %s\n", e.PromptTokens, e.Matched, e.Target, e.Endpoint, e.Via)
 	}
+	if e.Cache != "" {
+		fmt.Fprintf(&b, "cache: %s\n", e.Cache)
+	}
 	if e.Prefill != "" {
 		fmt.Fprintf(&b, "prefill on %s\n", e.Prefill)
 	}
