@@ -231,11 +231,12 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 		return true
 	}
 	r.apply(res, -1)
-	from := res.Decode
+	from, here := res.Decode, r.targetOf(res.Decode, res.decodeGen) != nil
 	res.Decode, res.decodeGen, res.Since = served, r.targets[served].gen, now
 	r.apply(res, 1)
 	c := &r.conversations[mainLeg]
-	if i := c.find(res.conversation); i != none && c.entries[i].slot == from {
+	// The bindings of a slot's earlier target ended with it: another one's do not move.
+	if i := c.find(res.conversation); here && i != none && c.entries[i].slot == from {
 		c.bind(i, served)
 		r.shareUse(mainLeg, i, true)
 	}

@@ -415,3 +415,27 @@ func TestReasonsHaveNames(t *testing.T) {
 		t.Errorf("got %q, want Reason(200)", got)
 	}
 }
+
+// A request moves to the target that served it after a retry, and takes its conversation
+// along. If its first target left and another one got that slot, the conversation's
+// binding to the new one stays.
+func TestRebookLeavesTheBindingToALaterTargetOfTheSlot(t *testing.T) {
+	for _, replaced := range []bool{false, true} {
+		r := newWorkers(t, preset(t, "conversation-rank"), 2)
+		pinned := &Query{ID: "a", PromptTokens: 10, Conversation: "c", Pin: &Pin{Worker: "w0", Rank: kvindex.NoRank}}
+		first := mustPick(t, r, pinned)
+		want := kvindex.Target{Worker: "w1", Rank: kvindex.NoRank}
+		if replaced {
+			want.Worker = "new"
+			r.SetTarget(first.Decode, TargetInfo{Target: want, Ready: true})
+			pinned.Pin.Worker = "new"
+			mustPick(t, r, pinned)
+		}
+		if !r.Rebook(0, first.Reservation, 1-first.Decode) {
+			t.Fatal("got no move, want one")
+		}
+		if got, ok := r.Bound(mainLeg, r.config.keyOf("c")); !ok || got != want {
+			t.Errorf("target replaced %v: got the conversation bound to %v, want %v", replaced, got, want)
+		}
+	}
+}
