@@ -18,9 +18,7 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 	if res == nil || res.Prefill == NoSlot || res.Phase != computing || r.targetOf(res.Decode, res.decodeGen) == nil {
 		return Plan{}, errNotComputing
 	}
-	if t := r.targetOf(res.Prefill, res.prefillGen); t != nil {
-		t.health.Failures++
-	}
+	r.failed(r.targetOf(res.Prefill, res.prefillGen))
 	r.judge(now)
 	r.setOverlaps(overlaps)
 	ex.begin(q)

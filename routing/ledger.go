@@ -115,7 +115,7 @@ func (r *Router) targetOf(slot kvindex.Slot, gen uint32) *target {
 
 // book puts the reservation's load on its targets.
 func (r *Router) book(now time.Duration, res reservation) ReservationID {
-	res.Phase, res.Since = computing, now
+	res.Phase, res.Since = computing, max(now, r.alive) // the caller may have read the clock before a pause
 	res.decodeGen = r.reach(now, res.Decode)
 	if res.Prefill != NoSlot {
 		res.prefillGen = r.reach(now, res.Prefill)

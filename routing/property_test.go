@@ -92,7 +92,7 @@ func TestLaws(t *testing.T) {
 					action(live[rapid.IntRange(0, len(live)-1).Draw(t, "which")])
 				}
 			}
-			switch rapid.IntRange(0, 9).Draw(t, "op") {
+			switch rapid.IntRange(0, 10).Draw(t, "op") {
 			case 0:
 				pickOne(func(id ReservationID) { r.FirstToken(now, id) })
 			case 1:
@@ -111,6 +111,17 @@ func TestLaws(t *testing.T) {
 					Running: int64(rapid.IntRange(0, 5).Draw(t, "running")), Waiting: int64(rapid.IntRange(0, 3).Draw(t, "waiting")), KVUsage: 0.5})
 			case 5:
 				pickOne(func(id ReservationID) { r.Rebook(now, id, kvindex.Slot(rapid.IntRange(0, n).Draw(t, "served"))) })
+			case 6:
+				// Some answers in a row fail: the target may become suspect.
+				if info, ok := r.Target(kvindex.Slot(rapid.IntRange(0, n-1).Draw(t, "slot"))); ok {
+					for range suspectFailures {
+						q := &Query{ID: "failing", Pin: &Pin{Worker: info.Worker, Rank: info.Rank}}
+						if plan, err := r.Pick(now, q, nil, nil); err == nil {
+							r.Failed(plan.Reservation)
+							r.Release(now, plan.Reservation)
+						}
+					}
+				}
 			default:
 				q := drawQuery(t, i, n)
 				if id := pickTwice(t, r, now, q, drawOverlaps(t, n)); id != 0 {

@@ -36,6 +36,10 @@ type Router struct {
 	// judged is when targets were last judged, suspects how many are suspect.
 	judged   time.Duration
 	suspects int
+	// judgeNext makes the next pick judge, whenever the last judgement was.
+	judgeNext bool
+	// alive is the time of the last sign of life, 0 before the first call of Awake.
+	alive time.Duration
 
 	// Scratch memory of one decision, reused.
 	group       []kvindex.Slot

@@ -23,6 +23,7 @@ type State struct {
 	Shared        [numLegs][]SharedState       `json:"shared"`
 	Generated     [numLegs]uint64              `json:"generated"`
 	Judged        time.Duration                `json:"judged,omitempty"`
+	JudgeNext     bool                         `json:"judgeNext,omitempty"`
 }
 
 // TargetState is one target.
@@ -85,7 +86,7 @@ type SharedState struct {
 // export returns the state. A query limits the conversations to those that its
 // decision can depend on; nil exports all.
 func (r *Router) export(q *Query) *State {
-	s := &State{Config: r.config, Judged: r.judged, Free: append([]uint32(nil), r.ledger.free...)}
+	s := &State{Config: r.config, Judged: r.judged, JudgeNext: r.judgeNext, Free: append([]uint32(nil), r.ledger.free...)}
 	for _, slot := range r.order {
 		t := &r.targets[slot]
 		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Health: *t.health}
@@ -216,7 +217,7 @@ func importState(s *State) (*Router, error) {
 		}
 		p.cursor, p.rotation = ps.Cursor, ps.Rotation
 	}
-	r.judged = s.Judged
+	r.judged, r.judgeNext = s.Judged, s.JudgeNext
 	if err := r.importLedger(s); err != nil {
 		return nil, err
 	}
@@ -304,6 +305,7 @@ type Decision struct {
 // PickRecorded is Pick, and returns the decision with the state before it. It copies
 // the state: use it for debugging, not for every request.
 func (r *Router) PickRecorded(now time.Duration, q *Query, overlaps []Overlap, ex *Explanation) (*Decision, error) {
+	r.awake(now) // not recorded
 	d := &Decision{State: r.export(q), Now: now, Query: *q, Overlaps: append([]Overlap(nil), overlaps...)}
 	plan, err := r.Pick(now, q, overlaps, ex)
 	d.Plan = plan

@@ -27,6 +27,8 @@ const (
 	probeEvery = 30 * time.Second
 	// judgeEvery is how often targets are judged: judging reads the whole ledger.
 	judgeEvery = 250 * time.Millisecond
+	// pauseAfter is the least time without a sign of life that counts as a pause.
+	pauseAfter = 2 * AwakeEvery
 )
 
 // wait is the time that a request waited, or waits, for its first token.
@@ -73,9 +75,54 @@ func (r *Router) Suspect(slot kvindex.Slot) string {
 func (r *Router) Failed(id ReservationID) {
 	if res := r.ledger.get(id); res != nil && !res.Failed {
 		res.Failed = true
-		if t := r.targetOf(res.Decode, res.decodeGen); t != nil {
-			t.health.Failures++
+		r.failed(r.targetOf(res.Decode, res.decodeGen))
+	}
+}
+
+// failed counts a failure of a target, which may be nil. A target that fails quickly
+// looks idle: the failure that can make it suspect is judged at the next pick.
+func (r *Router) failed(t *target) {
+	if t != nil {
+		t.health.Failures++
+		r.judgeNext = r.judgeNext || t.health.Failures == suspectFailures
+	}
+}
+
+// AwakeEvery is how often to call Awake.
+const AwakeEvery = 250 * time.Millisecond
+
+// Awake tells the router that its process is running. Once it has been called, more than
+// two AwakeEvery without another call, a pick, a first token or an end are a pause of the
+// process itself: answers may have arrived unseen, so waits do not count that time.
+func (r *Router) Awake(now time.Duration) {
+	if r.alive == 0 {
+		r.alive = now
+	}
+	r.awake(now)
+}
+
+// awake notes a sign of life. After a pause it moves the times of all waits by its length.
+func (r *Router) awake(now time.Duration) {
+	from, pause := r.alive, now-r.alive
+	if from == 0 || pause <= 0 {
+		return
+	}
+	if r.alive = now; pause <= pauseAfter {
+		return
+	}
+	shift := func(t *time.Duration) {
+		if *t <= from {
+			*t += pause
 		}
+	}
+	for i := range r.ledger.slab {
+		shift(&r.ledger.slab[i].Since)
+	}
+	for _, slot := range r.order {
+		h := r.targets[slot].health
+		shift(&h.Heard)
+		shift(&h.Answered)
+		shift(&h.GivenUp.Since)
 	}
 }
 
@@ -100,6 +147,7 @@ func (r *Router) waitOf(now time.Duration, res *reservation, t *target) wait {
 
 // answered notes that a target has done what a booking waited for.
 func (r *Router) answered(now time.Duration, res *reservation) {
+	r.awake(now)
 	t := r.waitsFor(res)
 	if t == nil || res.Failed {
 		return
@@ -115,6 +163,7 @@ func (r *Router) answered(now time.Duration, res *reservation) {
 
 // ended notes how a booking ended.
 func (r *Router) ended(now time.Duration, res *reservation) {
+	r.awake(now)
 	if t := r.waitsFor(res); t != nil && !res.Failed {
 		if w := r.waitOf(now, res, t); res.Since >= t.health.Answered && w.Pace > t.health.GivenUp.Pace {
 			t.health.GivenUp = w
@@ -141,10 +190,11 @@ const (
 // judge decides which targets are suspect. Targets of one role and model are
 // compared with each other.
 func (r *Router) judge(now time.Duration) {
-	if r.config.SuspectAfter == 0 || now-r.judged < judgeEvery {
+	r.awake(now)
+	if r.config.SuspectAfter == 0 || now-r.judged < judgeEvery && !r.judgeNext {
 		return
 	}
-	r.judged, r.suspects = now, 0
+	r.judged, r.judgeNext, r.suspects = now, false, 0
 	r.group = r.group[:0]
 	for _, slot := range r.order {
 		r.targets[slot].health.Worst = r.targets[slot].health.GivenUp
@@ -227,13 +277,15 @@ func (t *target) model() string {
 	return t.info.Models[0]
 }
 
-// avoidSuspects drops suspect targets unless that would leave nothing.
+// avoidSuspects drops suspect targets unless that would leave nothing, or only targets at
+// the hard cap.
 func (d *decision) avoidSuspects() {
 	trusted := func(c *candidate) bool {
 		h := d.r.targets[c.slot].health
 		return h.Suspect == "" || d.now >= h.Probe
 	}
-	if !slices.ContainsFunc(d.cands, func(c candidate) bool { return trusted(&c) }) {
+	hard := d.req.policy.Cap.Hard
+	if !slices.ContainsFunc(d.cands, func(c candidate) bool { return trusted(&c) && (hard == 0 || c.active < hard) }) {
 		return
 	}
 	if d.ex != nil {

@@ -156,6 +156,107 @@ func TestAHungWorkerGetsFewNewClients(t *testing.T) {
 	}
 }
 
+// New clients come every millisecond. A worker that fails immediately looks idle: it is
+// suspect after five failures, not when targets are judged again.
+func TestAWorkerThatFailsQuicklyIsSuspectAtTheFifthFailure(t *testing.T) {
+	for _, tc := range []struct{ fails, least, most int }{{100, suspectFailures, suspectFailures}, {suspectFailures - 1, 8, 20}} {
+		b := newBed(t, 8, nil)
+		b.clients(16, 500*time.Millisecond, 2000, nil)
+		b.run(8 * time.Second)
+		before := b.got[3]
+		for i := range 100 {
+			b.at(8*time.Second+time.Duration(i)*time.Millisecond, func(now time.Duration) {
+				b.engines[3].failing = b.got[3]-before < tc.fails
+				b.send(now, &Query{ID: fmt.Sprint(i), PromptTokens: 2000, Conversation: fmt.Sprint("new", i)})
+			})
+		}
+		b.run(9 * time.Second)
+		if got := b.got[3] - before; got < tc.least || got > tc.most {
+			t.Errorf("up to %d failures: got %d of 100 new clients at the worker, want %d to %d", tc.fails, got, tc.least, tc.most)
+		}
+	}
+}
+
+// w0 and w1 answer, w2 still owes its first token when the router's process stops for ten
+// seconds. That time is not w2's.
+func TestAPauseOfTheRouterIsNotAWait(t *testing.T) {
+	const start, begins, ends = 20 * time.Second, 20500 * time.Millisecond, 30 * time.Second
+	pick := func(r *Router, now time.Duration) {
+		id := mustPickAt(t, r, now, &Query{ID: "x", PromptTokens: 1000, Pin: &Pin{Worker: "w0", Rank: kvindex.NoRank}})
+		r.FirstToken(now+100*time.Millisecond, id)
+	}
+	for _, tc := range []struct {
+		name string
+		// runs tells the router so during the ten seconds.
+		runs bool
+		// first is what the router sees first after them.
+		first func(r *Router, w2 ReservationID)
+		// after is how long w2 continues to owe its first token.
+		after time.Duration
+		want  string
+	}{
+		{"a pause, then a pick", false, func(r *Router, _ ReservationID) { pick(r, ends) }, 0, ""},
+		{"a pause, then a sign of life", false, func(r *Router, _ ReservationID) { r.Awake(ends) }, 0, ""},
+		{"a pause, then the client of w2 gives up", false, func(r *Router, w2 ReservationID) { r.Release(ends, w2) }, 0, ""},
+		{"a pause, then a pick whose clock was read before", false, func(r *Router, _ ReservationID) {
+			r.Awake(ends)
+			mustPickAt(t, r, begins, &Query{ID: "late", PromptTokens: 100, Pin: &Pin{Worker: "w2", Rank: kvindex.NoRank}})
+		}, 0, ""},
+		{"a pause, then the first token of w2", false, func(r *Router, w2 ReservationID) {
+			r.FirstToken(ends, w2)
+			if got := r.targets[2].health.Pace; got > 1e-3 {
+				t.Errorf("got %g s per token with the pause, want less than 1e-3", got)
+			}
+		}, 0, ""},
+		{"a pause, then a pick that is recorded", false, func(r *Router, _ ReservationID) {
+			d, err := r.PickRecorded(ends, &Query{ID: "recorded", PromptTokens: 1000}, []Overlap{held(2, 1000)}, nil)
+			if again, _, rerunErr := d.Rerun(); err != nil || rerunErr != nil || again.Decode != 2 || d.Plan.Decode != 2 {
+				t.Errorf("got slot %d, error %v, and %d, error %v, from the record, want slot 2", d.Plan.Decode, err, again.Decode, rerunErr)
+			}
+		}, 0, ""},
+		{"a pause, and w2 hangs", false, func(r *Router, _ ReservationID) { pick(r, ends) }, 2 * time.Second, silentTarget},
+		{"no pause", true, func(r *Router, _ ReservationID) { pick(r, ends) }, 0, silentTarget},
+	} {
+		r := newBed(t, 3, nil).r
+		r.Awake(start)
+		// An earlier request of w1 was lost. A later one overtakes it.
+		mustPickAt(t, r, start, &Query{ID: "lost", PromptTokens: 1000, Pin: &Pin{Worker: "w1", Rank: kvindex.NoRank}})
+		var w2 ReservationID
+		for _, worker := range []string{"w2", "w1", "w0"} {
+			id := mustPickAt(t, r, start+10*time.Millisecond, &Query{ID: worker, PromptTokens: 1000, Pin: &Pin{Worker: worker, Rank: kvindex.NoRank}})
+			if worker == "w2" {
+				w2 = id
+			} else {
+				r.FirstToken(start+200*time.Millisecond, id)
+			}
+		}
+		r.FirstToken(begins, mustPickAt(t, r, start+300*time.Millisecond, &Query{ID: "later", PromptTokens: 1000, Pin: &Pin{Worker: "w0", Rank: kvindex.NoRank}}))
+		for now := begins; tc.runs && now < ends; now += AwakeEvery {
+			r.Awake(now)
+		}
+		tc.first(r, w2)
+		if got := r.Suspect(2); got != "" && !tc.runs {
+			t.Errorf("%s: got suspicion %q immediately, want none", tc.name, got)
+		}
+		for now := ends; now < ends+tc.after; now += AwakeEvery {
+			r.Awake(now)
+		}
+		pick(r, ends+tc.after+judgeEvery)
+		if got := r.Suspect(2); got != tc.want {
+			t.Errorf("%s: got suspicion %q, want %q", tc.name, got, tc.want)
+		}
+	}
+}
+
+func mustPickAt(t *testing.T, r *Router, now time.Duration, q *Query) ReservationID {
+	t.Helper()
+	plan, err := r.Pick(now, q, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan.Reservation
+}
+
 // New clients with long prompts come faster than prompts are computed. A worker whose
 // answers begin at once and never end, or fail at once, has no queue: it must not draw
 // nearly all of them.
