@@ -211,6 +211,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		s.kube.start(s.registry.Set)
 	}
 	s.wg.Go(func() { s.becomeReady(background) })
+	s.wg.Go(func() { s.decider.KeepAwake(background) })
 	return s, nil
 }
 

@@ -149,6 +149,23 @@ func newRouted(m *observe.Metrics) (out []prometheus.Counter) {
 // Update runs a change of the router under its lock.
 func (d *Decider) Update(change func(r *routing.Router, now time.Duration)) { d.book(d.now(), change) }
 
+// KeepAwake tells the router, until ctx ends, that the process is running: otherwise its
+// own pauses are taken for waits of engines.
+func (d *Decider) KeepAwake(ctx context.Context) {
+	tick := time.NewTicker(routing.AwakeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			d.mu.Lock()
+			d.router.Awake(d.since(d.now()))
+			d.mu.Unlock()
+		}
+	}
+}
+
 // Fleet returns the workers that the decisions choose from.
 func (d *Decider) Fleet() *fleet.Fleet { return d.fleet }
 

@@ -1,9 +1,17 @@
 package decide
 
 import (
+	"context"
+	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -25,5 +33,54 @@ func TestAWorkerWhoseAnswersFailIsAvoided(t *testing.T) {
 		if got := b.router.Suspect(slot); got != want {
 			t.Errorf("status %d: got suspicion %q, want %q", status, got, want)
 		}
+	}
+}
+
+// While the process does not run, engines do not answer as far as it can see. That time is
+// not theirs; the time in which it runs is.
+func TestAPauseOfTheProcessMakesNoWorkerSuspect(t *testing.T) {
+	for _, tc := range []struct {
+		paused bool
+		want   string
+	}{{true, ""}, {false, "no first token"}} {
+		synctest.Test(t, func(t *testing.T) {
+			c, err := config.Parse("test.yaml", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d, err := New(Options{Config: c, Metrics: observe.New("test"), Log: zerolog.Nop()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			runs, stop := context.WithCancel(t.Context())
+			defer stop()
+			go d.KeepAwake(runs)
+			ask := func(slot kvindex.Slot, answered bool) {
+				d.Update(func(r *routing.Router, now time.Duration) {
+					pin := &routing.Pin{Worker: fmt.Sprint("w", slot), Rank: kvindex.NoRank}
+					r.SetTarget(slot, routing.TargetInfo{Target: kvindex.Target{Worker: pin.Worker, Rank: pin.Rank}, Ready: true})
+					plan, err := r.Pick(now, &routing.Query{ID: "r", PromptTokens: 1000, Pin: pin}, nil, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if answered {
+						r.FirstToken(now+50*time.Millisecond, plan.Reservation)
+					}
+				})
+				time.Sleep(time.Second)
+			}
+			ask(0, true)
+			ask(1, false)
+			ask(0, true)
+			if tc.paused {
+				stop()
+			}
+			time.Sleep(10 * time.Second)
+			ask(0, true)
+			if got := d.router.Suspect(1); got != tc.want {
+				t.Errorf("paused %v: got suspicion %q, want %q", tc.paused, got, tc.want)
+			}
+		})
 	}
 }
