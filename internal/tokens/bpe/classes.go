@@ -220,15 +220,22 @@ func (s *runeSet) shared(other *runeSet) [][2]rune {
 	return newRuneSet(outside).inverse()
 }
 
-var namedSets sync.Map // name -> *runeSet
+// namedSets holds the generated classes that were used. Its users wait for each other; see lazily.
+var namedSets = struct {
+	sync.Mutex
+	sets map[string]*runeSet
+}{sets: map[string]*runeSet{}}
 
 // namedSet returns a generated class by name.
 func namedSet(name string) *runeSet {
-	if s, ok := namedSets.Load(name); ok {
-		return s.(*runeSet) //nolint:forcetypeassert // the map holds nothing else
+	namedSets.Lock()
+	defer namedSets.Unlock()
+	s := namedSets.sets[name]
+	if s == nil {
+		var ranges [][2]rune
+		eachRange(classRanges[name], func(from, to rune) { ranges = append(ranges, [2]rune{from, to}) })
+		s = newRuneSet(ranges)
+		namedSets.sets[name] = s
 	}
-	var ranges [][2]rune
-	eachRange(classRanges[name], func(from, to rune) { ranges = append(ranges, [2]rune{from, to}) })
-	s, _ := namedSets.LoadOrStore(name, newRuneSet(ranges))
-	return s.(*runeSet) //nolint:forcetypeassert // the map holds nothing else
+	return s
 }

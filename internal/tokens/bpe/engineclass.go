@@ -4,7 +4,6 @@ import (
 	_ "embed"
 	"fmt"
 	"strings"
-	"sync"
 )
 
 // What transformers 5 does with a model's files depends on its tokenizer class: most use
@@ -21,7 +20,7 @@ type tokenizerClasses struct {
 	builds map[string]bool // classes that do not use tokenizer.json unchanged
 }
 
-var engineClasses = sync.OnceValue(func() tokenizerClasses {
+var engineClasses = lazily(func() tokenizerClasses {
 	c := tokenizerClasses{map[string]string{}, map[string]bool{}, map[string]bool{}}
 	for line := range strings.Lines(classesText) {
 		switch f := strings.Fields(line); f[0] {

@@ -137,11 +137,27 @@ func nfkc(_ *encoder, s string) string {
 }
 
 // compatible holds the compatibility decompositions that are not canonical ones.
-var compatible = sync.OnceValue(func() map[rune][]rune {
+var compatible = lazily(func() map[rune][]rune {
 	table := map[rune][]rune{}
 	readDecompositions(compatibles, table)
 	return table
 })
+
+// lazily is sync.OnceValue by a mutex. Tests build this package without the race detector, which
+// then sees mutexes, but not the atomic operations of sync.Once and sync.Map.
+func lazily[T any](make func() T) func() T {
+	var mu sync.Mutex
+	var value T
+	made := false
+	return func() T {
+		mu.Lock()
+		defer mu.Unlock()
+		if !made {
+			value, made = make(), true
+		}
+		return value
+	}
+}
 
 // readDecompositions reads rows of "from to to ...".
 func readDecompositions(rows string, to map[rune][]rune) {
