@@ -54,11 +54,24 @@ func profiles() http.Handler {
 	return mux
 }
 
+// local reports whether a request comes from this machine itself, as far as it can tell. A proxy
+// on this machine passes on requests of others: Istio's sidecar connects from 127.0.0.6, so not
+// all of 127.0.0.0/8 is trusted, and most proxies add a header.
+func local(r *http.Request) bool {
+	for name := range r.Header {
+		if name == "Forwarded" || strings.HasPrefix(name, "X-Forwarded-") {
+			return false
+		}
+	}
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	return err == nil && (host == "127.0.0.1" || host == "::1")
+}
+
 // guarded serves h to holders of the token in a file; without a file, to the same machine.
 func guarded(tokenFile string, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if tokenFile == "" {
-			if host, _, err := net.SplitHostPort(r.RemoteAddr); err != nil || !net.ParseIP(host).IsLoopback() {
+			if !local(r) {
 				http.Error(w, "served to the same machine only, or with admin.token_file", http.StatusForbidden)
 				return
 			}

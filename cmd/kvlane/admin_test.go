@@ -25,6 +25,7 @@ func TestWhoMayUseTheAdminPort(t *testing.T) {
 	}{
 		"the same machine":          {"", "127.0.0.1:1", "", 200},
 		"the same machine, IPv6":    {"", "[::1]:1", "", 200},
+		"Istio's sidecar":           {"", "127.0.0.6:1", "", 403},
 		"another machine":           {"", "10.0.0.1:1", "", 403},
 		"no address":                {"", "", "", 403},
 		"the token":                 {file, "10.0.0.1:1", "Bearer secret", 200},
@@ -43,6 +44,29 @@ func TestWhoMayUseTheAdminPort(t *testing.T) {
 		guarded(c.file, ok).ServeHTTP(w, r)
 		if w.Code != c.want {
 			t.Errorf("%s: got status %d, want %d", name, w.Code, c.want)
+		}
+	}
+}
+
+// A proxy on the same machine passes on requests of others; with the token they are served.
+func TestForwardedRequestsNeedTheToken(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ok := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	for header, want := range map[string]int{"forwarded": 403, "x-forwarded-for": 403, "X-Forwarded-Proto": 403, "X-Forward": 200, "Accept": 200} {
+		for file, want := range map[string]int{"": want, file: 200} {
+			r := httptest.NewRequest(http.MethodPost, "/debug/record", nil)
+			r.RemoteAddr = "127.0.0.1:1"
+			r.Header.Set(header, "x")
+			r.Header.Set("Authorization", "Bearer secret")
+			w := httptest.NewRecorder()
+			guarded(file, ok).ServeHTTP(w, r)
+			if w.Code != want {
+				t.Errorf("header %s, token file %q: got status %d, want %d", header, file, w.Code, want)
+			}
 		}
 	}
 }
