@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -143,8 +144,8 @@ func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) crede
 	if err == nil {
 		err = c.header(w.Secret, asked)
 	}
-	if status.Code(err) == codes.PermissionDenied {
-		err = fmt.Errorf("%w, or a replica of an older version", err)
+	if status.Code(err) == codes.PermissionDenied && !strings.HasSuffix(err.Error(), orOlder) {
+		err = fmt.Errorf("%w, %s", err, orOlder)
 	}
 	if err == nil {
 		err = load(c)

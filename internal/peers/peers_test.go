@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,8 +23,10 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvlane/kvlane/internal/config"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
@@ -314,13 +317,38 @@ func TestOlderReplicasGetNoCopy(t *testing.T) {
 		if err == nil {
 			_, err = s.Recv()
 		}
-		want := "other versions"
-		if len(formats) > 1 {
-			want = "another key"
-		}
+		const want = "another key of the block hash (index.key), " + orOlder
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("formats %v: got %v, want %q", formats, err, want)
 		}
+	}
+}
+
+// A stranger's formats reach no error and no log, those of a holder of the secret a few; strangers
+// cannot fill the log.
+func TestRefusalsAreBounded(t *testing.T) {
+	var log bytes.Buffer
+	s := NewServer(peer(nil, true).content, zerolog.New(&log))
+	formats := slices.Repeat([]uint32{77}, 1000)
+	_, err := s.check(&kvlanev1.FetchRequest{Formats: formats, KeyProof: []byte("guess")})
+	if status.Code(err) != codes.PermissionDenied || strings.Contains(err.Error(), "77") {
+		t.Errorf("a stranger: got %v, want another key", err)
+	}
+	_, err = s.check(&kvlanev1.FetchRequest{Formats: formats, KeyProof: proof([]byte("secret"), newNonce())})
+	if status.Code(err) != codes.FailedPrecondition || strings.Count(err.Error(), "77") != maxFormats {
+		t.Errorf("another version: got %v, want %d of its formats", err, maxFormats)
+	}
+	const asked = 100_000
+	for range asked {
+		if err := s.Fetch(&kvlanev1.FetchRequest{Formats: formats}, nil); status.Code(err) != codes.PermissionDenied {
+			t.Fatalf("got %v, want another key", err)
+		}
+	}
+	if n := bytes.Count(log.Bytes(), []byte("\n")); n < 1 || n > asked/1000 {
+		t.Errorf("got %d lines for %d requests, want one a second", n, asked)
+	}
+	if n := s.refused.Load(); n != asked {
+		t.Errorf("got %d refusals counted, want %d", n, asked)
 	}
 }
 

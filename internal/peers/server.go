@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc/codes"
@@ -20,9 +21,14 @@ import (
 // the server's nonce. Format 1 was plaintext, asked for with a constant proof.
 const Format = 2
 
+// orOlder ends a refusal; servers of older versions leave it out.
+const orOlder = "or a replica of an older version"
+
 const (
 	// pieceSize is the size in bytes of the content in one message.
 	pieceSize = 256 << 10
+	// maxFormats bounds the formats that an error names.
+	maxFormats = 8
 	// maxTransfers bounds concurrent transfers.
 	maxTransfers = 2
 )
@@ -43,6 +49,7 @@ type Server struct {
 	kvlanev1.UnimplementedSnapshotsServer
 	content   Content
 	log       zerolog.Logger
+	refusals  zerolog.Logger // sampled: anyone may cause them
 	transfers chan struct{}
 	ready     atomic.Bool
 
@@ -51,7 +58,8 @@ type Server struct {
 
 // NewServer returns a server that answers Unavailable until SetReady.
 func NewServer(c Content, log zerolog.Logger) *Server {
-	return &Server{content: c, log: log, transfers: make(chan struct{}, maxTransfers)}
+	refusals := log.Sample(&zerolog.BurstSampler{Burst: 1, Period: time.Second})
+	return &Server{content: c, log: log, refusals: refusals, transfers: make(chan struct{}, maxTransfers)}
 }
 
 // SetReady allows copies: call it when the index is worth copying.
@@ -62,7 +70,7 @@ func (s *Server) Fetch(req *kvlanev1.FetchRequest, stream kvlanev1.Snapshots_Fet
 	asked, err := s.check(req)
 	if err != nil {
 		s.refused.Add(1)
-		s.log.Warn().Err(err).Msg("index not sent to a peer")
+		s.refusals.Warn().Err(err).Msg("index not sent to a peer")
 		return err
 	}
 	select {
@@ -89,10 +97,10 @@ func (s *Server) check(req *kvlanev1.FetchRequest) (asked []byte, err error) {
 	formats := req.GetFormats()
 	asked = proven(s.content.Secret, req.GetKeyProof())
 	switch {
+	case asked == nil: // first: the other errors answer holders of the secret only
+		return nil, status.Error(codes.PermissionDenied, "another key of the block hash (index.key), "+orOlder)
 	case !slices.Contains(formats, Format):
-		return nil, status.Errorf(codes.FailedPrecondition, "format %d here, %v there: replicas of other versions do not copy the index", Format, formats)
-	case asked == nil:
-		return nil, status.Error(codes.PermissionDenied, "another key of the block hash (index.key)")
+		return nil, status.Errorf(codes.FailedPrecondition, "format %d here, %v there: replicas of other versions do not copy the index", Format, formats[:min(len(formats), maxFormats)])
 	case int(req.GetBlockSize()) != s.content.BlockSize:
 		return nil, status.Errorf(codes.FailedPrecondition, "index blocks of %d tokens here, %d there", s.content.BlockSize, req.GetBlockSize())
 	case !s.ready.Load():
