@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
@@ -321,7 +322,7 @@ func (s *sink) State(t kvindex.Target, state feed.State, why feed.Reason) {
 
 // Warn implements feed.Sink.
 func (s *sink) Warn(t kvindex.Target, why feed.Reason, detail string) {
-	s.fleet.Log.Warn().Stringer("target", t).Str("endpoint", s.m.Events.Endpoint).Str("reason", string(why)).Str("detail", detail).Msg("feed warning")
+	s.fleet.Log.Warn().Stringer("target", t).Str("endpoint", s.m.Events.Endpoint).Str("reason", string(why)).Str("detail", observe.ClipTo(detail, observe.MaxText)).Msg("feed warning")
 }
 
 // pushSink passes events that relays push to the sink of their worker. It implements

@@ -43,9 +43,9 @@ func (f *Fleet) doubt(m *Member, reason, text string) {
 		all = map[string]doubt{}
 		f.doubts.byWorker[m.Name] = all
 	}
-	next := doubt{m.Generation, text}
+	next := doubt{m.Generation, observe.ClipTo(text, observe.MaxText)} // it has names that engines choose
 	if all[reason] != next {
-		f.Log.Warn().Str("worker", m.Name).Str("address", m.Address).Str("reason", reason).Msg(text)
+		f.Log.Warn().Str("worker", m.Name).Str("address", m.Address).Str("reason", reason).Msg(next.text)
 	}
 	all[reason] = next
 }
@@ -119,7 +119,7 @@ func (f *Fleet) Warnings() []observe.Warning {
 	var out []observe.Warning
 	v := f.View()
 	add := func(worker, reason, format string, args ...any) {
-		out = append(out, observe.Warning{Worker: worker, Reason: reason, Text: fmt.Sprintf(format, args...)})
+		out = append(out, observe.Warning{Worker: worker, Reason: reason, Text: observe.ClipTo(fmt.Sprintf(format, args...), observe.MaxText)})
 	}
 	for _, m := range v.members {
 		if !m.Ready {

@@ -35,7 +35,7 @@ var rooms = []struct {
 }{
 	{"heart", 19200, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 22050, 22000, []string{"internal/tokens"}},
-	{"fleet", 4050, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4060, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1000, 1300, []string{"internal/observe"}},
 	{"decide", 2400, 1700, []string{"internal/decide"}},
 	{"replicas", 1850, 2000, []string{"internal/replicas"}},

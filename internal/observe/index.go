@@ -52,7 +52,7 @@ func feedRows(list []feed.Status) []feedRow {
 	rows := []feedRow{}
 	for _, s := range list {
 		for _, t := range s.Targets {
-			rows = append(rows, feedRow{t.Target.String(), t.State.String(), t.Cursor, s.Events, s.Blocks, s.Counts, s.Dropped, s.Connects, s.Errors, s.LastError, s.BlockSize})
+			rows = append(rows, feedRow{t.Target.String(), t.State.String(), t.Cursor, s.Events, s.Blocks, s.Counts, s.Dropped, s.Connects, s.Errors, ClipTo(s.LastError, MaxText), s.BlockSize})
 		}
 	}
 	slices.SortFunc(rows, func(a, b feedRow) int { return strings.Compare(a.Target, b.Target) })

@@ -27,6 +27,8 @@ func newClient(timeout time.Duration) client {
 		MaxIdleConnsPerHost: 1,
 		IdleConnTimeout:     time.Minute,
 		DisableCompression:  true,
+
+		MaxResponseHeaderBytes: maxHead,
 	}}}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -23,8 +24,9 @@ type prober struct {
 
 	address string // the address of conn
 	conn    net.Conn
-	read    *bufio.Reader
-	cache   EngineCache // of the last metrics page
+	head    *io.LimitedReader // of conn; bounds the head of an answer
+	read    *bufio.Reader     // of head
+	cache   EngineCache       // of the last metrics page
 	// unbind ends the watch that closes conn when the context ends.
 	unbind func() bool
 }
@@ -51,6 +53,9 @@ func (p *prober) loads(ctx context.Context, address, engine string) (loads []Ran
 	})
 	return loads, err
 }
+
+// maxHead bounds the bytes of an answer's head.
+const maxHead = 64 << 10
 
 // maxRest bounds the bytes of an answer that are read only to keep the connection.
 const maxRest = 64 << 10
@@ -94,7 +99,8 @@ func (p *prober) ask(ctx context.Context, address, path string) (_ *http.Respons
 		if err != nil {
 			return nil, err
 		}
-		p.address, p.conn, p.read = address, conn, bufio.NewReader(conn)
+		p.address, p.conn, p.head = address, conn, &io.LimitedReader{R: conn}
+		p.read = bufio.NewReader(p.head)
 		p.unbind = context.AfterFunc(ctx, func() { _ = conn.Close() })
 	}
 	if err := p.conn.SetDeadline(time.Now().Add(p.timeout)); err != nil {
@@ -103,10 +109,12 @@ func (p *prober) ask(ctx context.Context, address, path string) (_ *http.Respons
 	if _, err := io.WriteString(p.conn, "GET "+path+" HTTP/1.1\r\nHost: "+address+"\r\nUser-Agent: kvlane\r\n\r\n"); err != nil {
 		return nil, fmt.Errorf("GET %s: %w", path, err)
 	}
+	p.head.N = maxHead
 	resp, err := http.ReadResponse(p.read, nil)
 	if err != nil {
 		return nil, fmt.Errorf("GET %s: %w", path, err)
 	}
+	p.head.N = math.MaxInt64 // readers of bodies have their own bounds
 	return resp, nil
 }
 
@@ -116,7 +124,7 @@ func (p *prober) close() {
 		p.unbind()
 		_ = p.conn.Close()
 	}
-	p.address, p.conn, p.read, p.unbind = "", nil, nil, nil
+	p.address, p.conn, p.head, p.read, p.unbind = "", nil, nil, nil, nil
 }
 
 func refused(err error) bool {

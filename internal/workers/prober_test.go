@@ -3,6 +3,7 @@ package workers
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -102,6 +103,37 @@ func TestWhatAProberIsTold(t *testing.T) {
 	l.Close()
 	if err := p.health(t.Context(), l.Addr().String()); !refused(err) {
 		t.Errorf("nobody listens: %v", err)
+	}
+}
+
+// A worker cannot fill the memory by the head of an answer; a long body has its own bound.
+func TestTheHeadOfAnAnswerIsBounded(t *testing.T) {
+	var size atomic.Int64
+	address, _, connections := listener(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X", strings.Repeat("x", int(size.Load())))
+		if r.URL.Path == "/metrics" {
+			_, _ = w.Write([]byte(strings.Repeat("# filler\n", maxHead/4) + "vllm:num_requests_running 3\n"))
+		}
+	})
+	p, c := newProber(t), newClient(10*time.Second)
+	defer c.close()
+	for range 3 {
+		size.Store(maxHead / 2)
+		if loads, err := p.loads(t.Context(), address, "vllm"); err != nil || len(loads) != 1 {
+			t.Errorf("a head of %d bytes: got %v, %v, want one load", size.Load(), loads, err)
+		}
+	}
+	if n := connections.Load(); n != 1 {
+		t.Errorf("got %d connections, want 1", n)
+	}
+	size.Store(2 * maxHead)
+	if err := p.health(t.Context(), address); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a head of %d bytes: got %v, want %v", size.Load(), err, io.ErrUnexpectedEOF)
+	}
+	if resp, cancel, err := c.get(t.Context(), "http://"+address); err == nil {
+		cancel()
+		_ = resp.Body.Close()
+		t.Errorf("a head of %d bytes: got an answer, want an error", size.Load())
 	}
 }
 

@@ -4,6 +4,7 @@ package workers
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -337,6 +338,10 @@ func (r *Registry) check(ctx context.Context, t *tracked, p *prober) {
 	if ctx.Err() != nil {
 		return
 	}
+	failure := ""
+	if err != nil { // it may quote what the worker sent
+		failure = fmt.Sprintf("%.512s", err)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := t.worker
@@ -347,7 +352,7 @@ func (r *Registry) check(ctx context.Context, t *tracked, p *prober) {
 	} else {
 		t.failures++
 		if first || t.failures >= r.opts.Health.Failures || refused(err) || t.down != "" {
-			t.down = err.Error()
+			t.down = failure
 		}
 	}
 	t.settle(true)
@@ -358,7 +363,7 @@ func (r *Registry) check(ctx context.Context, t *tracked, p *prober) {
 	switch {
 	case err != nil && (flipped || now.Sub(t.warned) >= warnEvery):
 		t.warned = now
-		r.opts.Log.Warn().Str("worker", t.worker.Name).Str("address", address).Bool("ready", t.worker.Ready).Err(err).Msg("health check failed")
+		r.opts.Log.Warn().Str("worker", t.worker.Name).Str("address", address).Bool("ready", t.worker.Ready).Str("error", failure).Msg("health check failed")
 		r.changed() // the reason may be a new one
 	case flipped:
 		r.opts.Log.Info().Str("worker", t.worker.Name).Str("address", address).Bool("ready", t.worker.Ready).Str("reason", t.worker.Reason).Msg("worker changed")

@@ -3,6 +3,7 @@ package workers
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -105,6 +106,41 @@ func TestAWorkerComesSickensRecoversAndGoes(t *testing.T) {
 	l.until(t, "draining", func(w []Worker) bool { return len(w) == 1 && w[0].Draining })
 	r.Static(nil)
 	l.until(t, "gone", func(w []Worker) bool { return len(w) == 0 })
+}
+
+// What a worker sends in place of HTTP is quoted in part.
+func TestReasonsAreBounded(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer l.Close()
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(make([]byte, 1<<10))
+			_, _ = conn.Write([]byte(strings.Repeat("x", maxHead/2) + "\r\n"))
+			_ = conn.Close()
+		}
+	})
+	told, lines := &log{}, &lockedText{}
+	o := told.options()
+	o.Log = zerolog.New(lines)
+	r := New(o)
+	defer r.Close()
+	r.Static([]config.Worker{{Name: "a", Address: l.Addr().String(), Engine: "vllm"}})
+	w := told.until(t, "checked", func(w []Worker) bool { return len(w) == 1 && strings.Contains(w[0].Reason, "malformed") })
+	if n := len(w[0].Reason); n > 1024 {
+		t.Errorf("got a reason of %d bytes, want at most 1024", n)
+	}
+	if text := lines.String(); !strings.Contains(text, "malformed") || len(text) > 2048 {
+		t.Errorf("got a log of %d bytes, %.200q, want one short line with the reason", len(text), text)
+	}
 }
 
 // When Settled returns true the listener has already got the results of the checks.
