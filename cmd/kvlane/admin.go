@@ -17,14 +17,16 @@ const (
 	// maxAdminConnections bounds the open connections of the admin port; idle ones are closed.
 	maxAdminConnections = 512
 	adminIdle           = 30 * time.Second
+	// maxScrapes bounds the concurrent requests of /metrics: each holds all series in memory.
+	maxScrapes = 8
 	// maxProfile is the longest CPU profile or trace, in seconds. One is made at a time.
 	maxProfile = 60
 )
 
-// newAdminServer returns the server of the admin port. Answers have no time limit of their
-// own: profiles take up to maxProfile.
+// newAdminServer returns the server of the admin port. A connection whose answer is
+// not read is closed; the limit leaves time for profiles of maxProfile.
 func newAdminServer(h http.Handler) *http.Server {
-	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: adminIdle, MaxHeaderBytes: 64 << 10}
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: (maxProfile + 30) * time.Second, IdleTimeout: adminIdle, MaxHeaderBytes: 64 << 10}
 }
 
 func limitAdmin(l net.Listener) net.Listener { return netutil.LimitListener(l, maxAdminConnections) }

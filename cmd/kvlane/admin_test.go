@@ -6,6 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/decide"
+	"github.com/kvlane/kvlane/internal/observe"
 )
 
 func TestWhoMayUseTheAdminPort(t *testing.T) {
@@ -109,5 +117,77 @@ func TestProfilesAreBounded(t *testing.T) {
 	}
 	if got := <-first; got != http.StatusOK {
 		t.Errorf("the first: got status %d, want 200", got)
+	}
+}
+
+// A client that does not read its answer is cut off, but not one that waits for a profile.
+func TestAdminAnswersHaveATimeLimit(t *testing.T) {
+	t.Parallel()
+	if got := newAdminServer(nil).WriteTimeout; got <= maxProfile*time.Second {
+		t.Errorf("got a limit of %v, want one longer than a profile of %d s", got, maxProfile)
+	}
+}
+
+// slowSeries is a collector whose scrapes wait.
+type slowSeries struct {
+	arrived chan struct{}
+	release chan struct{}
+}
+
+func (slowSeries) Describe(chan<- *prometheus.Desc) {}
+
+func (s slowSeries) Collect(chan<- prometheus.Metric) {
+	s.arrived <- struct{}{}
+	<-s.release
+}
+
+func TestConcurrentScrapesAreBounded(t *testing.T) {
+	t.Parallel()
+	c, err := config.Parse("k.yaml", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := observe.New("test")
+	decider, err := decide.New(decide.Options{Config: c, Metrics: metrics, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer decider.Close()
+	slow := slowSeries{make(chan struct{}, 2*maxScrapes), make(chan struct{})}
+	metrics.Registry.MustRegister(slow)
+	mux := (&service{decider: decider}).adminMux("", metrics)
+	get := func(path string) int {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		return w.Code
+	}
+	codes := make(chan int, maxScrapes)
+	for range maxScrapes {
+		go func() { codes <- get("/metrics") }()
+	}
+	for range maxScrapes {
+		<-slow.arrived
+	}
+	more := make(chan int, 1)
+	go func() { more <- get("/metrics") }()
+	select {
+	case got := <-more:
+		if got != http.StatusServiceUnavailable {
+			t.Errorf("one more scrape: got status %d, want 503", got)
+		}
+	case <-slow.arrived:
+		t.Errorf("got %d concurrent scrapes, want at most %d", maxScrapes+1, maxScrapes)
+	}
+	if got := get("/healthz"); got != http.StatusOK {
+		t.Errorf("/healthz: got status %d, want 200", got)
+	}
+	close(slow.release)
+	for range maxScrapes {
+		if got := <-codes; got != http.StatusOK {
+			t.Errorf("a scrape: got status %d, want 200", got)
+		}
+	}
+	if got := get("/metrics"); got != http.StatusOK {
+		t.Errorf("after the others: got status %d, want 200", got)
 	}
 }
