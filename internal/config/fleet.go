@@ -135,10 +135,12 @@ func (e *FleetExtern) validate(bad report) {
 		bad("url", "names no server")
 	}
 	for server := range strings.SplitSeq(e.URL, ",") {
+		if strings.Contains(e.URL, "@") { // no part of it is shown: passwords may have commas
+			bad("url", "holds a user or password: use user and password_file, token_file or credentials_file")
+			break
+		}
 		if u, err := url.Parse(strings.TrimSpace(server)); e.URL != "" && (err != nil || u.Host == "" || u.Scheme != "nats" && u.Scheme != "tls") {
 			bad("url", "%q is not nats://host:port or tls://host:port", server)
-		} else if err == nil && u.User != nil {
-			bad("url", "holds a user or password: use user and password_file, token_file or credentials_file")
 		}
 	}
 	if (e.User == "") != (e.PasswordFile == "") {

@@ -38,6 +38,20 @@ func TestFleet(t *testing.T) {
 	}
 }
 
+// A problem with a URL does not show its password.
+func TestFleetProblemsShowNoPassword(t *testing.T) {
+	for _, url := range []string{"nats://u:secret@a:1", "http://u:secret@a", "u:secret@a:1", "nats://u:secret,x@a:1", "nats://a:1,nats://u:sec/secret@b"} {
+		_, err := Parse("k.yaml", []byte(`{index: {key: k}, fleet: {mode: external, external: {url: "`+url+`"}}}`))
+		if err == nil || strings.Contains(err.Error(), "secret,") || strings.Contains(err.Error(), ":sec") || !strings.Contains(err.Error(), "holds a user") {
+			t.Errorf("%s: got %v, want a problem without the password", url, err)
+		}
+	}
+	_, err := Parse("k.yaml", []byte(`{index: {key: k}, fleet: {mode: external, external: {url: "nats://a:1,http://b"}}}`))
+	if err == nil || !strings.Contains(err.Error(), `"http://b" is not nats://`) {
+		t.Errorf("got %v, want the server that is wrong", err)
+	}
+}
+
 func TestFleetSecret(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "secret")
 	for text, want := range map[string]string{" s\n": "s", "\n": ""} {

@@ -87,8 +87,8 @@ func Inspect(file string, text []byte, live bool) (c *Config, warnings []Problem
 // hidden replaces secrets.
 const hidden = "(hidden)"
 
-// credentials are the user and password of a URL.
-var credentials = regexp.MustCompile(`://[^/@\s"]+@`)
+// credentials are the user and password of a URL; a password may have an @.
+var credentials = regexp.MustCompile(`://[^/\s"]+@`)
 
 // Effective returns the configuration as YAML with every key. It can be read again, except
 // that secrets are hidden.
