@@ -17,7 +17,9 @@ var (
 func (c *Config) Changes(next *Config) (live []string, restart ProblemsError) {
 	for _, key := range differences(nil, "", reflect.ValueOf(c).Elem(), reflect.ValueOf(next).Elem()) {
 		general := index.ReplaceAllString(key, "[]")
-		if within(general, reloadable) && !within(general, fixed) {
+		// Envoy's request_timeout depends on whether requests queue.
+		queues := key == "routing.wait.max_requests" && (c.Routing.Wait.Requests > 0) != (next.Routing.Wait.Requests > 0)
+		if within(general, reloadable) && !within(general, fixed) && !queues {
 			live = append(live, key)
 		} else {
 			restart = append(restart, Problem{Path: key, Message: "cannot change while Kvlane runs: restart it"})

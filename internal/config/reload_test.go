@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -40,6 +41,22 @@ func TestWhatARunningKvlaneTakes(t *testing.T) {
 			t.Fatal(err)
 		}
 		compare(t, text, before, after, want.live, want.restart)
+	}
+}
+
+// A queue that is switched on or off needs a restart, a longer one does not.
+func TestReloadOfTheQueue(t *testing.T) {
+	for _, c := range []struct {
+		before, after int
+		live, restart []string
+	}{
+		{before: 0, after: 5, restart: []string{"routing.wait.max_requests"}},
+		{before: 5, after: 0, restart: []string{"routing.wait.max_requests"}},
+		{before: 5, after: 6, live: []string{"routing.wait.max_requests"}},
+	} {
+		before, after := Default(), Default()
+		before.Routing.Wait.Requests, after.Routing.Wait.Requests = c.before, c.after
+		compare(t, fmt.Sprint(c.before, " to ", c.after), &before, &after, c.live, c.restart)
 	}
 }
 
