@@ -72,8 +72,8 @@ type Options struct {
 	OnChange func([]Worker)
 	// OnLoad gets a worker's load reports. Calls for different workers may overlap.
 	OnLoad func(worker string, at time.Time, loads []RankLoad)
-	// OnCache is called when what a worker's engine reports about its cache has changed; may
-	// be nil.
+	// OnCache is called when what a worker's engine reports about its cache has changed, at
+	// most once a minute; may be nil.
 	OnCache func(worker string, cache EngineCache)
 	// OnCheck is called with the outcome of each check ("ok", "failed"); may be nil.
 	OnCheck func(worker, outcome string)
@@ -103,7 +103,8 @@ type tracked struct {
 	checked  bool
 	warned   time.Time // of the last failed check
 	cache    EngineCache
-	down     string // why the checks consider it not ready, "" if they do not
+	reported time.Time // of the last call of OnCache: a page that alternates cannot fill the log
+	down     string    // why the checks consider it not ready, "" if they do not
 	cancel   context.CancelFunc
 	kick     chan struct{}
 }
@@ -398,8 +399,8 @@ func (r *Registry) scrape(ctx context.Context, t *tracked, p *prober) {
 		return
 	}
 	r.opts.OnLoad(w.Name, time.Now(), loads)
-	if r.opts.OnCache != nil && p.cache != t.cache {
-		t.cache = p.cache // only this goroutine uses it
+	if now := time.Now(); r.opts.OnCache != nil && p.cache != t.cache && now.Sub(t.reported) >= warnEvery {
+		t.cache, t.reported = p.cache, now // only this goroutine uses them
 		r.opts.OnCache(w.Name, t.cache)
 	}
 }

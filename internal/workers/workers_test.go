@@ -143,6 +143,28 @@ func TestReasonsAreBounded(t *testing.T) {
 	}
 }
 
+// What an engine reports about its cache is passed on at most once per warnEvery.
+func TestAnAlternatingCacheIsReportedRarely(t *testing.T) {
+	n := 0
+	address, _, _ := listener(t, func(w http.ResponseWriter, _ *http.Request) {
+		n++
+		fmt.Fprintf(w, "vllm:cache_config_info{block_size=\"%d\"} 1\n", 16+n%2)
+	})
+	var got []int
+	r := New(Options{Log: zerolog.Nop(), OnLoad: func(string, time.Time, []RankLoad) {}, OnCache: func(_ string, c EngineCache) { got = append(got, c.BlockSize) }})
+	defer r.Close()
+	p, w := newProber(t), &tracked{worker: Worker{Ready: true, Worker: config.Worker{Name: "a", Address: address, Engine: "vllm"}}}
+	for range 10 {
+		r.scrape(t.Context(), w, p)
+	}
+	w.reported = w.reported.Add(-warnEvery)
+	r.scrape(t.Context(), w, p) // the same as the first
+	r.scrape(t.Context(), w, p)
+	if want := []int{17, 16}; !slices.Equal(got, want) {
+		t.Errorf("got reports %v, want %v", got, want)
+	}
+}
+
 // When Settled returns true the listener has already got the results of the checks.
 func TestSettledMeansTold(t *testing.T) {
 	e, l := newEngine(t), &log{}
