@@ -84,15 +84,19 @@ func (d *decision) eligible() {
 	}
 }
 
-// preferZone drops other zones unless that would leave nothing.
+// preferZone drops other zones unless that would leave nothing, or only targets at the hard
+// cap.
 func (d *decision) preferZone() {
 	near := func(c *candidate) bool { return d.r.targets[c.slot].info.Zone == d.req.zone }
-	for i := range d.cands {
-		if near(&d.cands[i]) {
-			d.keep("zone", ReasonRole, near)
-			return
-		}
+	if slices.ContainsFunc(d.cands, func(c candidate) bool { return near(&c) && d.belowCap(&c) }) {
+		d.keep("zone", ReasonRole, near)
 	}
+}
+
+// belowCap reports whether the hard cap leaves room for a request on the target.
+func (d *decision) belowCap(c *candidate) bool {
+	hard := d.req.policy.Cap.Hard
+	return hard == 0 || c.active < hard
 }
 
 // weigh fills in the target's overlap and load.
@@ -169,7 +173,7 @@ func (d *decision) pinned() bool {
 		return false
 	}
 	c := &d.cands[0]
-	if hard := d.req.policy.Cap.Hard; hard == 0 || c.active < hard {
+	if d.belowCap(c) {
 		d.take(c, ViaPin)
 		d.ex.sayf("eligible", "pinned to %s", d.r.targets[c.slot].name)
 		return true

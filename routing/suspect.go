@@ -284,8 +284,7 @@ func (d *decision) avoidSuspects() {
 		h := d.r.targets[c.slot].health
 		return h.Suspect == "" || d.now >= h.Probe
 	}
-	hard := d.req.policy.Cap.Hard
-	if !slices.ContainsFunc(d.cands, func(c candidate) bool { return trusted(&c) && (hard == 0 || c.active < hard) }) {
+	if !slices.ContainsFunc(d.cands, func(c candidate) bool { return trusted(&c) && d.belowCap(&c) }) {
 		return
 	}
 	if d.ex != nil {
