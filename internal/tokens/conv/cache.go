@@ -1,6 +1,7 @@
 package conv
 
 import (
+	"bytes"
 	"container/list"
 	"hash/maphash"
 	"sync"
@@ -187,6 +188,8 @@ func (e *entry) memory() int64 {
 	switch e.kind {
 	case messages:
 		n += cap(e.text) // most texts have escapes, so value has a decoded copy
+		// Each comma may end a value, and each bracket may begin an object or list.
+		n += 32*bytes.Count(e.text, []byte{','}) + 96*(bytes.Count(e.text, []byte{'{'})+bytes.Count(e.text, []byte{'['}))
 	case bodies:
 		n += e.body.memory()
 	case chats, prompts, kinds:

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"unsafe"
 
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
@@ -266,5 +268,37 @@ func TestNothingIsKeptOfWhatWasStopped(t *testing.T) {
 	}
 	if n := c.Bytes(); n != 0 {
 		t.Errorf("got %d bytes kept, want 0", n)
+	}
+}
+
+// What the cache counts for messages covers the memory of their values, also of many small ones.
+func TestTheSizeOfMessagesIsCounted(t *testing.T) {
+	for name, item := range map[string]string{"objects": "{}", "lists": "[]", "numbers": "1", "members": `{"a":1}`, "strings": `"a"`} {
+		c := New(1 << 30)
+		heap := func() int64 {
+			var m runtime.MemStats
+			runtime.GC()
+			runtime.GC()
+			runtime.ReadMemStats(&m)
+			return int64(m.HeapAlloc)
+		}
+		before := heap()
+		for i := range 32 {
+			raw := fmt.Sprintf(`{"messages":[{"role":"user","n":%d,"reasoning":[%s]}]}`, i, strings.TrimSuffix(strings.Repeat(item+",", 16000/(len(item)+1)), ","))
+			req, err := body.Parse(body.Chat, []byte(raw))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Turn(req).Messages(req, 256, func(raw []byte) (value, bool, error) {
+				v, err := jinja.ParseJSON(raw)
+				return v, true, err
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if grown, counted := heap()-before, c.Bytes(); grown > 2*counted || counted == 0 {
+			t.Errorf("%s: got %d bytes counted for a heap that grew by %d, want at least half", name, counted, grown)
+		}
+		runtime.KeepAlive(c)
 	}
 }

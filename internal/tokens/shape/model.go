@@ -86,7 +86,7 @@ func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engi
 		if p.keep < 0 {
 			res.IDs = res.IDs[:n]
 		} else {
-			res.IDs = res.IDs[len(res.IDs)-n:]
+			res.IDs = slices.Clone(res.IDs[len(res.IDs)-n:]) // the cache counts what it keeps
 			turn.Cut()
 		}
 	}
