@@ -34,10 +34,10 @@ func (h hashes) with(seed uint64, block int, list []uint64) hashes {
 			return h
 		}
 	}
-	if len(h) < maxLists {
-		h = append(h, hashList{seed, block, append(make([]uint64, 0, roomy(len(list))), list...)})
+	if len(h) == maxLists { // the oldest leaves: seeds that clients choose must not shut out others
+		h = slices.Delete(h, 0, 1)
 	}
-	return h
+	return append(h, hashList{seed, block, append(make([]uint64, 0, roomy(len(list))), list...)})
 }
 
 // upTo returns a copy of what is valid for the first ids.

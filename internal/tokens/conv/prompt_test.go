@@ -302,3 +302,19 @@ func TestTheSizeOfMessagesIsCounted(t *testing.T) {
 		runtime.KeepAlive(c)
 	}
 }
+
+// However many seeds come first, a later one is cached too; the last ones are kept.
+func TestSeedsReplaceEachOther(t *testing.T) {
+	var h hashes
+	for seed := range uint64(3 * maxLists) {
+		h = h.with(seed, 1, []uint64{seed})
+		for before := range seed + 1 {
+			if got, want := h.of(before, 1) != nil, before+maxLists > seed; got != want {
+				t.Fatalf("after seed %d: got seed %d kept: %v, want %v", seed, before, got, want)
+			}
+		}
+	}
+	if len(h) != maxLists {
+		t.Errorf("got %d lists, want %d", len(h), maxLists)
+	}
+}
