@@ -399,3 +399,30 @@ func TestTLS(t *testing.T) {
 		}
 	}
 }
+
+// Peers that do not read hold the transfers for a time only.
+func TestAStalledPeerLosesItsTransfer(t *testing.T) {
+	s := peer(make([]byte, 5<<20), true)
+	s.within = 50 * time.Millisecond
+	address := serve(t, s, insecure.NewCredentials())
+	for range maxTransfers {
+		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(64<<10))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := kvlanev1.NewSnapshotsClient(conn).Fetch(t.Context(), &kvlanev1.FetchRequest{Formats: []uint32{Format}, BlockSize: 16, KeyProof: proof([]byte("secret"), newNonce())}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for s.failed.Load() < maxTransfers { // the test's timeout ends it
+		time.Sleep(5 * time.Millisecond)
+	}
+	s.within = time.Minute
+	if err := Fetch(t.Context(), ask(address), func(r io.Reader) error {
+		_, err := io.Copy(io.Discard, r)
+		return err
+	}); err != nil {
+		t.Errorf("after the stalled ones: got %v, want a copy", err)
+	}
+}

@@ -31,6 +31,8 @@ const (
 	maxFormats = 8
 	// maxTransfers bounds concurrent transfers.
 	maxTransfers = 2
+	// transferTimeout bounds one transfer, so that a peer that does not read ends it.
+	transferTimeout = 5 * time.Minute
 )
 
 // Content is an index that can be copied.
@@ -51,6 +53,7 @@ type Server struct {
 	log       zerolog.Logger
 	refusals  zerolog.Logger // sampled: anyone may cause them
 	transfers chan struct{}
+	within    time.Duration // of one transfer
 	ready     atomic.Bool
 
 	sent, failed, refused, bytes atomic.Int64
@@ -59,7 +62,7 @@ type Server struct {
 // NewServer returns a server that answers Unavailable until SetReady.
 func NewServer(c Content, log zerolog.Logger) *Server {
 	refusals := log.Sample(&zerolog.BurstSampler{Burst: 1, Period: time.Second})
-	return &Server{content: c, log: log, refusals: refusals, transfers: make(chan struct{}, maxTransfers)}
+	return &Server{content: c, log: log, refusals: refusals, transfers: make(chan struct{}, maxTransfers), within: transferTimeout}
 }
 
 // SetReady allows copies: call it when the index is worth copying.
@@ -75,11 +78,28 @@ func (s *Server) Fetch(req *kvlanev1.FetchRequest, stream kvlanev1.Snapshots_Fet
 	}
 	select {
 	case s.transfers <- struct{}{}:
-		defer func() { <-s.transfers }()
 	default:
 		s.refused.Add(1)
 		return status.Error(codes.ResourceExhausted, "other replicas are being served")
 	}
+	done := make(chan error, 1)
+	go func() {
+		err := s.transfer(stream, asked)
+		<-s.transfers
+		done <- err
+	}()
+	late := time.NewTimer(s.within)
+	defer late.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-late.C: // returning ends the stream, and with it a Send that waits
+		return status.Errorf(codes.DeadlineExceeded, "the copy took longer than %s", s.within)
+	}
+}
+
+// transfer sends a copy and counts it.
+func (s *Server) transfer(stream kvlanev1.Snapshots_FetchServer, asked []byte) error {
 	n, err := s.send(stream, asked)
 	s.bytes.Add(n)
 	if err != nil {
