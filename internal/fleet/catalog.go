@@ -124,6 +124,13 @@ func (f *Fleet) List(ctx context.Context) bool {
 	return !c.silent
 }
 
+// askFor queries a worker for its models, when fewer than maxListing are queried.
+func (f *Fleet) askFor(m *Member) ([]string, error) {
+	f.listGate <- struct{}{}
+	defer func() { <-f.listGate }()
+	return f.catalog.asker.Models(f.listContext, "http://"+m.Address)
+}
+
 // askAll queries every ready worker and updates the router if the lists changed.
 func (f *Fleet) askAll(done chan struct{}) {
 	v := f.View()
@@ -131,15 +138,12 @@ func (f *Fleet) askAll(done chan struct{}) {
 	silent := false
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	gate := make(chan struct{}, maxListing)
 	for _, m := range v.members {
 		if !m.Ready {
 			continue
 		}
-		gate <- struct{}{}
 		wg.Go(func() {
-			defer func() { <-gate }()
-			names, err := f.catalog.asker.Models(f.listContext, "http://"+m.Address)
+			names, err := f.askFor(m)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {

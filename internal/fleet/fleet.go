@@ -55,7 +55,8 @@ type Fleet struct {
 	comparing   chan struct{} // semaphore of tokenizer comparisons
 	catalog     catalog
 	doubts      doubts
-	listing     sync.WaitGroup // of askAll
+	listing     sync.WaitGroup // of askAll and askModels
+	listGate    chan struct{}  // semaphore of queries for models
 	listContext context.Context
 	listStop    context.CancelFunc
 }
@@ -69,10 +70,11 @@ func New(o Options) (*Fleet, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Fleet{Options: o, index: index, models: map[string]*Model{}, comparing: make(chan struct{}, maxComparisons)}
+	f := &Fleet{Options: o, index: index, models: map[string]*Model{}, comparing: make(chan struct{}, maxComparisons),
+		listGate: make(chan struct{}, maxListing)}
 	f.listContext, f.listStop = context.WithCancel(context.Background())
 	f.catalog.asker = workers.NewAsker(listTimeout)
-	f.doubts.byWorker = map[string]map[string]doubt{}
+	f.doubts.byWorker, f.doubts.next = map[string]map[string]doubt{}, map[string]*Member{}
 	f.view.Store(&View{members: map[string]*Member{}})
 	for _, m := range o.Models {
 		for _, name := range m.Names() {
@@ -121,7 +123,7 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 		}
 		next.enter(m)
 		if before := old.members[w.Name]; w.Ready && len(w.Models) > 0 && (before == nil || !before.Ready || before.Generation != w.Generation) {
-			f.listing.Go(func() { f.checkModels(m) })
+			f.checkModels(m)
 		}
 	}
 	next.declare(f.base)

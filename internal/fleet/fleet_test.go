@@ -3,6 +3,10 @@ package fleet
 import (
 	"crypto/sha256"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -73,3 +77,67 @@ var qwen = sync.OnceValues(func() (*shape.Model, error) {
 	}
 	return shape.Load(files, shape.Options{Names: []string{"demo"}})
 })
+
+// A worker that flaps is asked for its models by one goroutine, however often it becomes ready.
+func TestAFlappingWorkerIsCheckedOnce(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"data":[{"id":"other"}]}`) }))
+	defer engine.Close()
+	f := newFleet(t, "")
+	w := worker("a", 1)
+	w.Address = engine.Listener.Addr().String()
+	const flaps = 200
+	before := runtime.NumGoroutine()
+	for i := range flaps {
+		w.Ready = i%2 == 0
+		f.SetWorkers([]workers.Worker{w})
+	}
+	if n := runtime.NumGoroutine() - before; n > flaps/4 {
+		t.Errorf("got %d more goroutines after %d changes, want a few", n, flaps)
+	}
+	warned := func() bool {
+		return slices.ContainsFunc(f.Warnings(), func(w observe.Warning) bool { return w.Reason == "other_models" })
+	}
+	for !warned() { // the test's timeout ends it
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// Of many workers that become ready only maxListing are asked concurrently, and all in the end.
+func TestModelsAreAskedForByTheGate(t *testing.T) {
+	var mu sync.Mutex
+	now, most, all := 0, 0, 0
+	release := make(chan struct{})
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		now, all = now+1, all+1
+		most = max(most, now)
+		mu.Unlock()
+		<-release
+		mu.Lock()
+		now--
+		mu.Unlock()
+		fmt.Fprint(w, `{"data":[{"id":"demo"}]}`)
+	}))
+	defer engine.Close()
+	f := newFleet(t, "")
+	var list []workers.Worker
+	for i := range 3 * maxListing {
+		w := worker(fmt.Sprint("w", i), 1)
+		w.Address = engine.Listener.Addr().String()
+		list = append(list, w)
+	}
+	f.SetWorkers(list)
+	asked := func(n int) {
+		for done := false; !done; time.Sleep(20 * time.Millisecond) { // the test's timeout ends it
+			mu.Lock()
+			done = all >= n
+			mu.Unlock()
+		}
+	}
+	asked(maxListing)
+	close(release)
+	asked(len(list))
+	if most > maxListing {
+		t.Errorf("got %d workers asked concurrently, want %d at most", most, maxListing)
+	}
+}

@@ -23,6 +23,9 @@ const askModelsAgain = 15 * time.Second
 type doubts struct {
 	mu       sync.Mutex
 	byWorker map[string]map[string]doubt
+	// next has the workers that askModels runs for, with the member that it is to ask next;
+	// nil for none.
+	next map[string]*Member
 }
 
 type doubt struct {
@@ -88,10 +91,33 @@ func (f *Fleet) checkMember(m *Member) {
 }
 
 // checkModels asks a worker that has become ready for its models, until they include those
-// that its configuration lists.
+// that its configuration lists. It returns without waiting for the engine.
 func (f *Fleet) checkModels(m *Member) {
-	for {
-		names, err := f.catalog.asker.Models(f.listContext, "http://"+m.Address)
+	f.doubts.mu.Lock()
+	defer f.doubts.mu.Unlock()
+	_, runs := f.doubts.next[m.Name]
+	f.doubts.next[m.Name] = m
+	if !runs {
+		f.listing.Go(func() { f.askModels(m.Name) })
+	}
+}
+
+// nextCheck returns the member to ask, nil if askModels shall end.
+func (f *Fleet) nextCheck(name string) *Member {
+	f.doubts.mu.Lock()
+	defer f.doubts.mu.Unlock()
+	m := f.doubts.next[name]
+	f.doubts.next[name] = nil
+	if m == nil {
+		delete(f.doubts.next, name)
+	}
+	return m
+}
+
+// askModels runs at most once for a worker.
+func (f *Fleet) askModels(name string) {
+	for m := f.nextCheck(name); m != nil; m = f.nextCheck(name) {
+		names, err := f.askFor(m)
 		var missing []string
 		for _, name := range m.Models {
 			if !slices.Contains(names, name) {
@@ -100,15 +126,15 @@ func (f *Fleet) checkModels(m *Member) {
 		}
 		if err != nil || len(missing) == 0 {
 			f.doubt(m, "other_models", "")
-			return
+			continue
 		}
 		f.doubt(m, "other_models", fmt.Sprintf("the engine does not serve %s, which the worker lists; it serves %s: requests for the others are answered 404",
 			strings.Join(missing, ", "), strings.Join(names[:min(len(names), 8)], ", ")))
 		again, cancel := context.WithTimeout(f.listContext, askModelsAgain)
 		<-again.Done()
 		cancel()
-		if now := f.View().members[m.Name]; f.listContext.Err() != nil || now == nil || now.Generation != m.Generation || !now.Ready {
-			return
+		if now := f.View().members[name]; f.listContext.Err() == nil && now != nil && now.Generation == m.Generation && now.Ready {
+			f.checkModels(now)
 		}
 	}
 }
