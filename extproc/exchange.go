@@ -423,7 +423,7 @@ func (x *exchange) ask() (d Decision) {
 			if x.srv.opts.OnPanic != nil {
 				x.srv.opts.OnPanic(value, debug.Stack())
 			}
-			d = Decision{}
+			d = Decision{Reject: x.srv.opts.PanicReject}
 		}
 	}()
 	return x.srv.handler.Decide(x.ctx, &x.req)

@@ -61,6 +61,9 @@ type Options struct {
 	// OnPanic is called for each panic in the handler or a ticket, with the stack of its
 	// goroutine, in addition to FailurePanic. It must be safe for concurrent use. May be nil.
 	OnPanic func(value any, stack []byte)
+	// PanicReject answers a request whose Decide panicked. nil lets it pass without a decision,
+	// unchanged but for ControlHeaders and RequestID.
+	PanicReject *Reject
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }

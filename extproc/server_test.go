@@ -610,6 +610,25 @@ func TestPanickyHandler(t *testing.T) {
 	}
 }
 
+// With PanicReject a panic of a handler is answered with it; other decisions are not.
+func TestPanicReject(t *testing.T) {
+	for panics, want := range map[bool]int{true: 500, false: 0} {
+		b := newBed(t, Options{PanicReject: &Reject{Status: 500, Details: "panicked"}}, handlerFunc(func(context.Context, *Request) Decision {
+			if panics {
+				panic("no decision")
+			}
+			return Decision{}
+		}))
+		res, err := b.play(context.Background(), &call{request: filterv3.ProcessingMode_BUFFERED, chunks: [][]byte{[]byte("q")}})
+		if err != nil {
+			t.Fatalf("got error %v, want none", err)
+		}
+		if got := int(res.immediate.GetStatus().GetCode()); got != want || (b.failed(FailurePanic) == 1) != panics {
+			t.Errorf("panics %v: got status %d and %d panics counted, want status %d", panics, got, b.failed(FailurePanic), want)
+		}
+	}
+}
+
 // Garbage instead of a message ends the stream and is counted.
 func TestMalformedMessage(t *testing.T) {
 	b := newBed(t, Options{}, &recorder{})

@@ -255,6 +255,7 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 	opts.OnPanic = func(value any, stack []byte) {
 		s.log.Error().Str("panic", fmt.Sprint(value)).Bytes("stack", stack).Msg("panic while handling a request")
 	}
+	opts.PanicReject = s.decider.PanicReject()
 	s.server = extproc.NewServer(opts, handler)
 	metrics.Collect(func(emit observe.Emit) {
 		count, bytes := s.server.InFlight()

@@ -241,7 +241,7 @@ type job struct {
 }
 
 // survive runs the steps. If they panic nothing stays booked; the panic propagates to the
-// caller, which lets the request pass. The scratch memory is then not reused.
+// caller, see PanicReject. The scratch memory is then not reused.
 func (j *job) survive(ctx, exact context.Context) extproc.Decision {
 	done := false
 	defer func() {

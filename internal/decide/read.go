@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -36,7 +37,7 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	switch {
 	case j.api == body.Unknown:
 		return j.readUnknown()
-	case j.r.Partial && j.guarded():
+	case j.r.Partial && j.d.guarded():
 		return nil, j.unread("its body is not here whole")
 	case j.r.Partial:
 		j.degraded = degradedPartial
@@ -49,7 +50,7 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	err := j.d.cache.Parse(&j.s.turn, j.api, j.r.Body)
 	req := j.s.turn.Request
 	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
-		if j.guarded() {
+		if j.d.guarded() {
 			return nil, j.unread(unread.Reason)
 		}
 		j.degraded, j.entry.Refusal = degradedBody, unread.Reason
@@ -78,7 +79,7 @@ func (j *job) readUnknown() (*input, error) {
 		}
 		return nil, j.fail(400, "kvlane_tenant_not_salted", "this API is not known to separate the caches of tenants (tenants.required)")
 	}
-	if kind, ok := j.r.Header("content-type"); !j.guarded() || ok && !strings.Contains(strings.ToLower(kind), "json") {
+	if kind, ok := j.r.Header("content-type"); !j.d.guarded() || ok && !strings.Contains(strings.ToLower(kind), "json") {
 		return &input{}, nil
 	}
 	if j.r.Partial {
@@ -103,8 +104,18 @@ func (j *job) readUnknown() (*input, error) {
 // guarded reports whether clients' KV transfer fields, or their salts, must not reach an
 // engine. A body that may have some has to be parsed, because fields can only be changed in a
 // parsed body.
-func (j *job) guarded() bool {
-	return j.d.legs != nil && !j.d.cfg.Disagg.Trust || j.d.cfg.Tenants.SaltHeader != ""
+func (d *Decider) guarded() bool {
+	return d.legs != nil && !d.cfg.Disagg.Trust || d.cfg.Tenants.SaltHeader != ""
+}
+
+// PanicReject returns the answer to a request whose decision panicked, nil if it may pass
+// unchanged.
+func (d *Decider) PanicReject() *extproc.Reject {
+	if !d.guarded() {
+		return nil
+	}
+	return &extproc.Reject{Status: 500, Details: "kvlane_panic",
+		Body: body.AppendFailure(nil, body.Unknown, body.Failure{Status: 500, Type: failureTypes[500], Message: "the request could not be prepared"})}
 }
 
 func (j *job) unread(reason string) error {

@@ -183,3 +183,18 @@ func TestTenantSalts(t *testing.T) {
 		t.Errorf("want headers %s", want)
 	}
 }
+
+// Where a request has to be edited, it is refused when its decision panics.
+func TestPanicReject(t *testing.T) {
+	for yaml, refused := range map[string]bool{
+		"":                                   false,
+		"tenants: {salt_header: x-tenant}\n": true,
+		"disagg: {connector: nixl}\n":        true,
+		"disagg: {connector: nixl, trust_client_params: true}\n": false,
+	} {
+		r := newBench(t, yaml).PanicReject()
+		if (r != nil) != refused || refused && (r.Status != 500 || body.Valid(r.Body) != nil) {
+			t.Errorf("%q: got %+v, want refused: %v", yaml, r, refused)
+		}
+	}
+}
