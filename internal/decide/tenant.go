@@ -102,10 +102,14 @@ func (j *job) cacheSalt(in *input) string {
 }
 
 // ownConversation separates the conversations of different tenants, both those with an id and
-// those known by their prefix.
+// those known by their prefix. Ids of requests without a tenant get a prefix that no salt has,
+// lest a client write a tenant's.
 func (j *job) ownConversation(in *input) string {
 	if in.salt == "" {
-		return in.conversation
+		if in.conversation == "" || j.d.cfg.Tenants.SaltHeader == "" {
+			return in.conversation
+		}
+		return "-/" + in.conversation
 	}
 	sum := sha256.Sum256([]byte(in.salt))
 	mask := binary.LittleEndian.Uint64(sum[:])

@@ -133,8 +133,8 @@ func TestTenantsShareNoCredit(t *testing.T) {
 	if x, y := in(TenantSalt("a", nil)), in(TenantSalt("b", nil)); x == y || x != in(TenantSalt("a", nil)) {
 		t.Errorf("got conversations %s and %s, want one for each tenant", x, y)
 	}
-	if x := in(""); x != "s[7 9]" {
-		t.Errorf("without tenants: got conversation %s, want s[7 9]", x)
+	if x := in(""); x != "-/s[7 9]" {
+		t.Errorf("without a tenant: got conversation %s, want -/s[7 9]", x)
 	}
 }
 
@@ -196,5 +196,31 @@ func TestPanicReject(t *testing.T) {
 		if (r != nil) != refused || refused && (r.Status != 500 || body.Valid(r.Body) != nil) {
 			t.Errorf("%q: got %+v, want refused: %v", yaml, r, refused)
 		}
+	}
+}
+
+// Whatever a client without a tenant writes, its conversation is not that of a tenant.
+func TestAConversationWithoutATenantIsNotATenants(t *testing.T) {
+	b := newBench(t, "tenants: {salt_header: x-tenant, required: false}\n")
+	in := func(salt, conversation string) string {
+		j := &job{d: b.Decider, s: &scratch{}}
+		return j.ownConversation(&input{salt: salt, conversation: conversation})
+	}
+	a := TenantSalt("a", nil)
+	if got := in("", a+"/s"); got == in(a, "s") {
+		t.Errorf("without a tenant: got conversation %q, that of a tenant", got)
+	}
+	if got := in("", in(a, "s")[1:]); got == in(a, "s") {
+		t.Errorf("without a tenant: got conversation %q, that of a tenant", got)
+	}
+	if got, want := in("", "s"), in("", "s"); got != want || got == in("", "t") {
+		t.Errorf("without a tenant: got conversation %q, want %q again and another one for another id", got, want)
+	}
+	if got := in("", ""); got != "" {
+		t.Errorf("without a conversation: got %q, want none", got)
+	}
+	b = newBench(t, "")
+	if got := in("", "s"); got != "s" {
+		t.Errorf("without tenants: got conversation %q, want s", got)
 	}
 }
