@@ -177,7 +177,7 @@ func (w *work) alternate(chosen *fleet.Endpoint) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for slot, e := range d.fleet.View().Endpoints {
-		if !e.Replaces(chosen) {
+		if !e.Replaces(chosen) || w.unsalted(e) != "" {
 			continue
 		}
 		if active := d.router.Load(slot).Active; best == "" || active < least {

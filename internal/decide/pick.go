@@ -102,10 +102,6 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 		w.degraded = degradedBy[p.plan.Degraded]
 	}
 	w.took(observe.StagePlan)
-	if reason := w.unsalted(p.decode); reason != "" {
-		w.release(&p.plan)
-		return nil, w.fail(400, "kvlane_tenant_not_salted", reason)
-	}
 	if p.plan.Prefill != routing.NoSlot {
 		return p, nil
 	}
@@ -153,6 +149,9 @@ func (w *work) place(ctx context.Context) (*placed, error) {
 	if !d.fleet.Still(p.plan.Decode, p.decode) { // the worker left between the pick and now
 		w.release(&p.plan)
 		return nil, &routing.NoTargetError{}
+	}
+	if err := w.mustSalt(p, p.decode); err != nil {
+		return nil, err
 	}
 	if p.plan.Prefill != routing.NoSlot {
 		p.prefillCredit = w.speculate(p.plan.Prefill)

@@ -146,6 +146,8 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 		at := p.prefill
 		if !d.fleet.Still(p.plan.Prefill, at) {
 			at = &fleet.Endpoint{}
+		} else if err := w.mustSalt(p, at); err != nil {
+			return extproc.Decision{}, err
 		}
 		done, f := w.prefill(ctx, x, p, at)
 		if f == nil {

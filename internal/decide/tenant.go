@@ -84,6 +84,16 @@ func (w *work) unsalted(e *fleet.Endpoint) string {
 	return fmt.Sprintf("%s reads no cache_salt in requests of the %s API, and tenants.required is set", e.Member.Engine, w.api)
 }
 
+// mustSalt releases a plan and fails if the request must not be sent to a worker.
+func (w *work) mustSalt(p *placed, e *fleet.Endpoint) error {
+	reason := w.unsalted(e)
+	if reason == "" {
+		return nil
+	}
+	w.release(&p.plan)
+	return w.fail(400, "kvlane_tenant_not_salted", reason)
+}
+
 // saltEdits returns the edits that give the request its tenant's salt. A client's salt is
 // replaced also where the engine is not known to read it.
 func (w *work) saltEdits(e *fleet.Endpoint) []body.Edit {

@@ -3,7 +3,9 @@ package decide
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/kvlane/kvlane/extproc"
@@ -222,5 +224,67 @@ func TestAConversationWithoutATenantIsNotATenants(t *testing.T) {
 	b = newBench(t, "")
 	if got := in("", "s"); got != "s" {
 		t.Errorf("without tenants: got conversation %q, want s", got)
+	}
+}
+
+// An engine that reads no salt gets no leg, however the plan came about: TensorRT-LLM reads none
+// in completions, vLLM does.
+func TestNoLegWithoutASalt(t *testing.T) {
+	const tenants = "envoy: {alternates: true}\ntenants: {salt_header: x-tenant}\n"
+	ask := func(p *pools) extproc.Decision {
+		return p.Decide(t.Context(), &extproc.Request{
+			ID: "r", Method: "POST", Path: "/v1/completions", Body: []byte(`{"prompt":"` + strings.Repeat("word ", 400) + `"}`),
+			Headers: []extproc.Header{{Name: saltHeader, Value: "a"}},
+		})
+	}
+	status := func(d *extproc.Decision) int {
+		if d.Reject == nil {
+			return 200
+		}
+		return d.Reject.Status
+	}
+	for engine, want := range map[string]int{"trtllm": 400, "vllm": 200} {
+		salted := engine == "vllm"
+		t.Run(engine, func(t *testing.T) {
+			t.Run("replan", func(t *testing.T) {
+				p := newPoolsWith(t, "nixl", tenants)
+				next := p.second()
+				next.Engine = engine
+				var once sync.Once
+				p.both(func(w http.ResponseWriter, r *http.Request) {
+					once.Do(func() { p.Fleet().SetWorkers(append(p.list[1:3:3], next)) })
+					answer(nixlAnswer)(w, r)
+				})
+				d := ask(p)
+				defer end(&d, 200)
+				if got := status(&d); got != want {
+					t.Errorf("got status %d, want %d", got, want)
+				}
+			})
+			t.Run("prefill", func(t *testing.T) {
+				p := newPoolsWith(t, "nixl", tenants)
+				list := slices.Clone(p.list)
+				list[2].Engine = engine
+				p.Fleet().SetWorkers(list)
+				p.answer(0, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
+				d := ask(p)
+				defer end(&d, 200)
+				if got, legs := status(&d), p.legs[1].Load(); got != want || (legs == 1) != salted {
+					t.Errorf("got status %d and %d legs to the worker, want %d", got, legs, want)
+				}
+			})
+			t.Run("alternate", func(t *testing.T) {
+				p := newPoolsWith(t, "nixl", tenants)
+				next := p.second()
+				next.Engine = engine
+				p.list[0].Engine = "vllm"
+				p.Fleet().SetWorkers(append(slices.Clone(p.list), next))
+				r := ask(p)
+				defer end(&r, 200)
+				if both := strings.Contains(r.Endpoint, ","); r.Reject == nil && both != salted {
+					t.Errorf("got endpoints %q, want an alternate: %v", r.Endpoint, salted)
+				}
+			})
+		})
 	}
 }
