@@ -230,11 +230,11 @@ func TestAConversationWithoutATenantIsNotATenants(t *testing.T) {
 // An engine that reads no salt gets no leg, however the plan came about: TensorRT-LLM reads none
 // in completions, vLLM does.
 func TestNoLegWithoutASalt(t *testing.T) {
-	const tenants = "envoy: {alternates: true}\ntenants: {salt_header: x-tenant}\n"
-	ask := func(p *pools) extproc.Decision {
+	const tenants = "envoy: {alternates: true}\ntenants: {salt_header: x-tenant}\nrouting: {trust_overrides: true, disagg: {mode: threshold, threshold: 0}}\n"
+	ask := func(p *pools, more ...extproc.Header) extproc.Decision {
 		return p.Decide(t.Context(), &extproc.Request{
 			ID: "r", Method: "POST", Path: "/v1/completions", Body: []byte(`{"prompt":"` + strings.Repeat("word ", 400) + `"}`),
-			Headers: []extproc.Header{{Name: saltHeader, Value: "a"}},
+			Headers: append(more, extproc.Header{Name: saltHeader, Value: "a"}),
 		})
 	}
 	status := func(d *extproc.Decision) int {
@@ -277,12 +277,11 @@ func TestNoLegWithoutASalt(t *testing.T) {
 				p := newPoolsWith(t, "nixl", tenants)
 				next := p.second()
 				next.Engine = engine
-				p.list[0].Engine = "vllm"
 				p.Fleet().SetWorkers(append(slices.Clone(p.list), next))
-				r := ask(p)
-				defer end(&r, 200)
-				if both := strings.Contains(r.Endpoint, ","); r.Reject == nil && both != salted {
-					t.Errorf("got endpoints %q, want an alternate: %v", r.Endpoint, salted)
+				d := ask(p, extproc.Header{Name: pinHeader, Value: "d"})
+				defer end(&d, 200)
+				if both := strings.Contains(d.Endpoint, ","); status(&d) != 200 || both != salted {
+					t.Errorf("got status %d and endpoints %q, want an alternate: %v", status(&d), d.Endpoint, salted)
 				}
 			})
 		})
