@@ -39,6 +39,7 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 	res.Since, res.Owed = now, c.queue+c.miss
 	r.apply(res, 1)
 	r.follow(q, &c)
+	r.shareBooking(id)
 	plan := Plan{Decode: res.Decode, Prefill: c.slot, Reservation: id, Matched: c.overlap, Miss: c.miss, Via: c.via, Degraded: c.degraded}
 	ex.end(r, plan, nil)
 	return plan, nil
@@ -59,5 +60,6 @@ func (r *Router) ComputeLocally(now time.Duration, id ReservationID, miss int64)
 		res.Owed = t.load.Queue + res.Miss
 	}
 	r.apply(res, 1)
+	r.shareBooking(id)
 	return true
 }

@@ -168,8 +168,8 @@ func (r *Router) ended(now time.Duration, res *reservation) {
 		if w := r.waitOf(now, res, t); res.Since >= t.health.Answered && w.Pace > t.health.GivenUp.Pace {
 			t.health.GivenUp = w
 		}
-	} else if t := r.targetOf(res.Decode, res.decodeGen); t != nil && res.Phase == decoding && !res.Failed {
-		r.worked(t)
+	} else if t := r.targetOf(res.Decode, res.decodeGen); t != nil && res.Phase == decoding && !res.Failed && res.remote.key.replica == "" {
+		r.worked(t) // copies do not tell whether the answer failed
 	}
 }
 

@@ -173,7 +173,9 @@ func (d *demo) checkFleet(ctx context.Context) error {
 	for i, m := range d.members[1:] {
 		if err == nil {
 			m.kill()
+			mu.Lock()
 			fmt.Fprintf(d.io.out, "replica %d is killed, %d requests so far\n", i+2, turns)
+			mu.Unlock()
 			err = since(3)
 		}
 	}

@@ -119,6 +119,17 @@ func (t *bindings) unlink(i uint32) {
 	}
 }
 
+// since returns copies of at least the conversations used after a time.
+func (t *bindings) since(used uint64) (list []binding) {
+	if used == 0 {
+		return slices.Clone(t.slab)
+	}
+	for i := t.newest; i != none && t.slab[i].used > used; i = t.slab[i].older {
+		list = append(list, t.slab[i])
+	}
+	return list
+}
+
 // usedAfter returns copies of the conversations used after a time, the least recently
 // used first. slab is a copy of the table's.
 func usedAfter(slab []binding, since uint64) []binding {

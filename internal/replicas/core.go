@@ -129,6 +129,8 @@ func (c *Core) Booked(b *routing.Booking) {
 	}
 	if old, ok := c.own[b.ID]; ok {
 		c.sum.remove(&old)
+		// Receivers apply a message's bookings before its progress. This booking has its phase.
+		c.batch.m.Progress = slices.DeleteFunc(c.batch.m.Progress, func(p *kvlanev1.ReplicaProgress) bool { return p.GetId() == uint64(b.ID) })
 	}
 	b.Miss, b.KV = min(max(b.Miss, 0), maxTokens), min(max(b.KV, 0), maxTokens)
 	c.own[b.ID] = *b
@@ -293,6 +295,9 @@ func (c *Core) Ready(now time.Duration) bool {
 	c.ready = now-c.changed >= settled
 	return c.ready
 }
+
+// Reachable restarts the wait of Ready: others can answer only now.
+func (c *Core) Reachable(now time.Duration) { c.changed, c.ready = now, false }
 
 // Hello makes the others answer with a heartbeat.
 func (c *Core) Hello() {

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -242,6 +243,203 @@ func TestLedgersAreBounded(t *testing.T) {
 	}
 }
 
+func TestStatePartWithoutARequest(t *testing.T) {
+	_, b := pair(t)
+	p := b.peers["a"]
+	part := func(id uint64, part uint32) *message {
+		return recode(t, &message{
+			Version: 1, Replica: "a", Clock: b.clock, Targets: []*kvlanev1.ReplicaTarget{{Worker: "wa", Rank: 1}}, Booked: []*kvlanev1.ReplicaBooking{{Id: 5, Decode: 1}},
+			StatePart: &kvlanev1.ReplicaStatePart{Id: id, Part: part, Parts: part + 1},
+		})
+	}
+	for _, id := range []uint64{0, b.requests, b.requests + 1} {
+		before := b.stats.Duplicates
+		b.Receive(0, part(id, p.next), "")
+		if b.router.Live() != 0 || b.stats.Duplicates != before+1 {
+			t.Errorf("part of request %d, which is not outstanding: got %d bookings, %d duplicates, want 0, %d", id, b.router.Live(), b.stats.Duplicates, before+1)
+		}
+	}
+	b.ask(0, p)
+	b.Receive(0, part(p.request, 0), "")
+	if b.router.Live() != 1 {
+		t.Errorf("part of the outstanding request: got %d bookings, want 1", b.router.Live())
+	}
+}
+
+func TestConversationsAreNotLaterThanTheirMessage(t *testing.T) {
+	for late, ok := range map[uint64]bool{0: true, 1: false, 1<<62 - 101: false} {
+		m := &message{
+			Version: 1, Replica: "a", Seq: 1, Clock: 100, Targets: []*kvlanev1.ReplicaTarget{{Worker: "wa", Rank: 1}},
+			Conversations: []*kvlanev1.ReplicaConversation{{Hi: 1, Lo: 1, Target: 1, Time: 100 + late, Origin: "a"}},
+		}
+		if _, err := Parse(must(proto.Marshal(m))); (err == nil) != ok {
+			t.Errorf("a conversation %d later than its message: got %v, want accepted %v", late, err, ok)
+		}
+	}
+}
+
+func TestReadinessWaitsAgainWhenOthersCanBeReached(t *testing.T) {
+	c := New("a", newRouter(t, 4), 0, func() {})
+	if c.Ready(settled-1) || !c.Ready(settled) {
+		t.Errorf("after the start: got ready %v and %v, want false before and true after %v", c.Ready(settled-1), c.Ready(settled), settled)
+	}
+	at := 3 * settled
+	c.Reachable(at)
+	if c.Ready(at + settled - 1) {
+		t.Error("just after others can be reached: got ready, want not ready")
+	}
+	if !c.Ready(at + settled) {
+		t.Error("some time after others can be reached: got not ready, want ready")
+	}
+}
+
+func TestAnswersCopyWhatIsAskedFor(t *testing.T) {
+	a, _ := pair(t)
+	for i := range 100 {
+		bound(t, a, fmt.Sprint(i), routing.NoSlot)
+	}
+	bound(t, a, "3", routing.NoSlot) // the most recently used one
+	table := a.legs[0]
+	all := usedAfter(table.since(0), 0)
+	if len(all) != 100 {
+		t.Fatalf("got %d conversations, want 100", len(all))
+	}
+	since := all[89].used
+	got := table.since(since)
+	if want := all[90:]; len(got) != 10 || !slices.Equal(usedAfter(got, since), want) {
+		t.Errorf("since %d: got %d copies %v, want the last 10 %v", since, len(got), got, want)
+	}
+	if got := table.since(all[99].used); len(got) != 0 {
+		t.Errorf("since the last use: got %d copies, want 0", len(got))
+	}
+}
+
+func TestOneAnswerWaitsForEachAsker(t *testing.T) {
+	a, _ := pair(t)
+	for id := range uint64(10) {
+		a.answer(&kvlanev1.ReplicaStateRequest{Id: id + 1}, "b")
+		a.answer(&kvlanev1.ReplicaStateRequest{Id: id + 1}, "c")
+	}
+	last := map[string][]uint64{}
+	for _, o := range a.Take() {
+		if o.Build != nil {
+			last[o.Reply] = append(last[o.Reply], o.Build()[0].GetStatePart().GetId())
+		}
+	}
+	if !slices.Equal(last["b"], []uint64{10}) || !slices.Equal(last["c"], []uint64{10}) {
+		t.Errorf("got answers to the requests %v, want only the last one of each asker, 10", last)
+	}
+}
+
+// split is a replica that disaggregates everything: targets 0 and 1 prefill, 2 and 3 decode.
+func split(t testing.TB, id string) *Core {
+	t.Helper()
+	config := routing.DefaultConfig()
+	config.Disagg.Mode, config.Disagg.Threshold = routing.ModeThreshold, 0
+	r, err := routing.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 4 {
+		role := routing.Prefill
+		if n > 1 {
+			role = routing.Decode
+		}
+		r.SetTarget(kvindex.Slot(n), routing.TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint("w", n), Rank: kvindex.NoRank}, Ready: true, Role: role})
+	}
+	c := New(id, r, 0, func() {})
+	r.Share(c)
+	return c
+}
+
+func TestMovedPrefillsAreShared(t *testing.T) {
+	for _, gathered := range []bool{false, true} { // each step in a message of its own, or all in one
+		a, b := split(t, "a"), split(t, "b")
+		deliver(t, 0, a, b)
+		check := func(step string) {
+			t.Helper()
+			for slot := range kvindex.Slot(4) {
+				if got, want := b.router.Load(slot), a.router.Load(slot); got != want {
+					t.Errorf("gathered %v, %s: got load %+v of target %d at b, want a's %+v", gathered, step, got, slot, want)
+				}
+			}
+		}
+		send := func(step string) {
+			t.Helper()
+			if !gathered {
+				deliver(t, 0, a, b)
+				check(step)
+			}
+		}
+		q := &routing.Query{ID: "1", PromptTokens: 1000}
+		plan, err := a.router.Pick(0, q, nil, nil)
+		if err != nil || plan.Prefill == routing.NoSlot {
+			t.Fatalf("got %+v, %v, want a prefill target", plan, err)
+		}
+		send("booked")
+		q.Exclude = append(q.Exclude, plan.Prefill)
+		moved, err := a.router.MovePrefill(0, plan.Reservation, q, nil, nil)
+		if err != nil || moved.Prefill == plan.Prefill {
+			t.Fatalf("got %+v, %v, want another prefill target than %d", moved, err, plan.Prefill)
+		}
+		send("prefill moved")
+		a.router.PrefillDone(0, plan.Reservation)
+		send("prefill done")
+		if !a.router.ComputeLocally(0, plan.Reservation, 700) {
+			t.Fatal("got no local prefill, want one")
+		}
+		deliver(t, 0, a, b)
+		check("computed by the decode target")
+		a.Tick(heartbeatEvery)
+		deliver(t, heartbeatEvery, a, b)
+		if b.stats.Errors != 0 {
+			t.Errorf("gathered %v: got %d ledgers that differ, want 0", gathered, b.stats.Errors)
+		}
+		a.router.FirstToken(0, plan.Reservation)
+		deliver(t, heartbeatEvery, a, b)
+		check("first token")
+		a.router.Release(0, plan.Reservation)
+		deliver(t, heartbeatEvery, a, b)
+		check("released")
+	}
+}
+
+func TestFailingTargetIsFoundInAFleet(t *testing.T) {
+	a, b := pair(t)
+	answer := func(c *Core, fails bool) {
+		t.Helper()
+		q := &routing.Query{ID: "x", PromptTokens: 100, Pin: &routing.Pin{Worker: target(1).Worker, Rank: target(1).Rank}}
+		plan, err := c.router.Pick(0, q, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fails {
+			c.router.Failed(plan.Reservation)
+		}
+		c.router.FirstToken(0, plan.Reservation)
+		c.router.Release(0, plan.Reservation)
+		deliver(t, 0, a, b)
+	}
+	suspect := func() string {
+		t.Helper()
+		if _, err := b.router.Pick(time.Second, &routing.Query{ID: "y", PromptTokens: 1}, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		return b.router.Suspect(1)
+	}
+	for range 5 {
+		answer(a, true)
+		answer(b, true)
+	}
+	if got := suspect(); got != "failures" {
+		t.Errorf("five failures at b and five at a in between: got suspect for %q at b, want failures", got)
+	}
+	answer(b, false)
+	if got := suspect(); got != "" {
+		t.Errorf("after a good answer at b: got suspect for %q, want not suspect", got)
+	}
+}
+
 // record is a stream of this version's messages: later versions must understand it.
 const record = "testdata/version1.hex"
 
@@ -343,6 +541,12 @@ func FuzzParse(f *testing.F) {
 			c.Receive(0, m, "reply")
 			if p := c.peers[m.GetReplica()]; p != nil && m.GetStatePart() != nil {
 				m.StatePart.Id, m.StatePart.Part, m.StatePart.Parts = p.request, 0, 1
+			}
+		}
+		if p := c.peers[m.GetReplica()]; p != nil && m.GetStatePart() != nil {
+			for _, id := range []uint64{0, c.requests, c.requests + 1} { // no request is outstanding
+				m.StatePart.Id, m.StatePart.Part, m.StatePart.Parts = id, p.next, p.next+1
+				c.Receive(0, m, "")
 			}
 		}
 		for at := range 50 {

@@ -44,7 +44,7 @@ func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
 	}
 	for _, c := range m.GetConversations() {
 		ok = ok && c.GetTarget() >= 1 && c.GetTarget() <= n && c.GetOrigin() != "" && len(c.GetOrigin()) <= maxID && c.GetLeg() < numLegs && c.GetHi()|c.GetLo() != 0 &&
-			c.GetTime() < 1<<62 && c.GetGeneration() < 1<<31
+			c.GetTime() <= m.GetClock() && c.GetGeneration() < 1<<31
 	}
 	if p := m.GetStatePart(); p != nil {
 		ok = ok && p.GetPart() < p.GetParts() && p.GetParts() <= maxParts

@@ -63,9 +63,11 @@ type Node struct {
 	since atomic.Int64
 	// unsent and bytes count messages that NATS did not take, and what it took.
 	unsent, bytes atomic.Uint64
+	// malformed counts messages that were not understood. They do not take the router's lock.
+	malformed atomic.Uint64
 
 	known  map[string]bool // replicas in the last line of the log
-	routes int
+	routes int             // at the last call of found
 }
 
 // Start connects this replica. A NATS that is not there yet is waited for in the background.
@@ -105,6 +107,9 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 	}
 	o.Update(func(r *routing.Router, now time.Duration) {
 		n.core = New(n.id, r, now, n.wake)
+		// A clock that starts at 0 would make the bindings of a replica that starts cut off
+		// earlier than all others. Below 16,000 events a second clocks stay behind the wall clock.
+		n.core.clock = uint64(max(time.Now().UnixMilli(), 0)) << 4
 		r.Share(n.core)
 	})
 	n.wg.Go(func() { n.receive(background, messages) })
@@ -140,8 +145,12 @@ func (n *Node) options() ([]nats.Option, error) {
 	options := []nats.Option{
 		nats.Name("kvlane " + n.id), nats.NoEcho(), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond), nats.Timeout(time.Second), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
+		// Credentials may be accepted later: without this two refusals close the connection for good.
+		nats.IgnoreAuthErrorAbort(),
 		// What cannot be sent now is of no use later: the others ask for the whole state.
 		nats.ReconnectBufSize(-1),
+		// A server that hangs must not block send and Close for the default of a minute.
+		nats.FlusherTimeout(2 * time.Second),
 		nats.ConnectHandler(func(*nats.Conn) { n.connected() }), nats.ReconnectHandler(func(*nats.Conn) { n.connected() }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
@@ -204,18 +213,16 @@ func (n *Node) receive(ctx context.Context, messages <-chan *nats.Msg) {
 			if err == nil {
 				m, err = Parse(data)
 			}
-			reply := msg.Reply
-			if !strings.HasPrefix(reply, n.parts("")) {
-				reply = ""
+			if err != nil {
+				n.malformed.Add(1)
+				continue
 			}
-			n.o.Update(func(_ *routing.Router, now time.Duration) {
-				if err != nil {
-					n.core.Malformed()
-					return
-				}
-				n.core.Receive(now, m, reply)
-			})
-			if err == nil && m.GetSent() != 0 && n.o.Delay != nil {
+			reply := msg.Reply
+			if reply != n.parts(m.GetReplica()) {
+				reply = "" // an answer goes only to its asker
+			}
+			n.o.Update(func(_ *routing.Router, now time.Duration) { n.core.Receive(now, m, reply) })
+			if m.GetSent() != 0 && n.o.Delay != nil {
 				n.o.Delay.Observe(max(time.Duration(time.Now().UnixNano()-m.GetSent()), 0).Seconds())
 			}
 		}
@@ -239,9 +246,12 @@ func (n *Node) send(ctx context.Context) {
 		case <-gather.C:
 			n.flush(func(time.Duration) {})
 		case <-tick.C:
-			found := n.foundRoute()
+			found := n.found()
 			n.flush(func(now time.Duration) {
 				n.core.Tick(now)
+				if found && !n.ready.Load() {
+					n.core.Reachable(now)
+				}
 				if found || !n.ready.Load() && time.Since(hello) >= helloEvery {
 					hello = time.Now()
 					n.core.Hello()
@@ -252,13 +262,15 @@ func (n *Node) send(ctx context.Context) {
 	}
 }
 
-// foundRoute reports whether the embedded server has more routes than at the last call.
-func (n *Node) foundRoute() bool {
-	if n.server == nil {
-		return false
-	}
+// found reports whether there are more routes, or a connection to NATS, since the last call.
+func (n *Node) found() bool {
 	was := n.routes
-	n.routes = n.server.NumRoutes()
+	n.routes = 0
+	if n.server != nil {
+		n.routes = n.server.NumRoutes()
+	} else if n.conn.IsConnected() {
+		n.routes = 1
+	}
 	return n.routes > was
 }
 
@@ -387,6 +399,7 @@ func (n *Node) State() State {
 	n.o.Update(func(_ *routing.Router, now time.Duration) { s = n.core.State(now) })
 	s.Mode, s.Ready, s.Connected = n.o.Config.Mode, n.ready.Load(), n.conn.IsConnected()
 	s.Unsent, s.SentBytes = n.unsent.Load(), n.bytes.Load()
+	s.Stats.Malformed += n.malformed.Load()
 	return s
 }
 

@@ -91,9 +91,6 @@ func hasChanges(m *kvlanev1.ReplicaMessage) bool {
 	return len(m.GetBooked())+len(m.GetProgress())+len(m.GetReleased())+len(m.GetConversations()) > 0
 }
 
-// Malformed counts a message that Parse refused.
-func (c *Core) Malformed() { c.stats.Malformed++ }
-
 func (c *Core) changes(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	switch {
 	case p.request != 0:
@@ -151,12 +148,13 @@ func (c *Core) answer(r *kvlanev1.ReplicaStateRequest, reply string) {
 	var tables [numLegs][]binding
 	if !r.GetNoConversations() {
 		for leg, t := range c.legs {
-			tables[leg] = slices.Clone(t.slab)
+			tables[leg] = t.since(r.GetSince())
 		}
 	}
 	head := c.header(func(*kvlanev1.ReplicaMessage) {})
 	since := r.GetSince()
 	id := r.GetId()
+	c.out = slices.DeleteFunc(c.out, func(o Out) bool { return o.Reply == reply }) // the asker gave up the request
 	c.out = append(c.out, Out{Reply: reply, Build: func() []*kvlanev1.ReplicaMessage { return parts(head, id, since, own, tables) }})
 	c.wake()
 }
@@ -196,7 +194,7 @@ func parts(head *kvlanev1.ReplicaMessage, id, since uint64, own []routing.Bookin
 // make the request fail, and it is repeated.
 func (c *Core) part(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	s := m.GetStatePart()
-	if s.GetId() != p.request || s.GetPart() < p.next {
+	if p.request == 0 || s.GetId() != p.request || s.GetPart() < p.next {
 		c.stats.Duplicates++
 		return
 	}

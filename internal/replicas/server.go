@@ -94,6 +94,7 @@ func (s *natsServer) resolve(ctx context.Context) []*url.URL {
 	ctx, cancel := context.WithTimeout(ctx, resolveEvery/2)
 	defer cancel()
 	var all []string
+	others := int32(0)
 	for _, r := range s.config.Routes {
 		host, port, err := net.SplitHostPort(r)
 		if err != nil {
@@ -102,6 +103,7 @@ func (s *natsServer) resolve(ctx context.Context) []*url.URL {
 		ips, err := net.DefaultResolver.LookupHost(ctx, host)
 		if err != nil {
 			s.log.Debug().Err(err).Str("route", r).Msg("replicas: name not found")
+			others++ // the name may resolve later: readiness waits for a route or sync_timeout
 			continue
 		}
 		for _, ip := range ips {
@@ -110,7 +112,6 @@ func (s *natsServer) resolve(ctx context.Context) []*url.URL {
 	}
 	slices.Sort(all)
 	var routes []*url.URL
-	others := int32(0)
 	for _, a := range slices.Compact(all) {
 		if s.own(a) {
 			continue
@@ -170,9 +171,16 @@ func (s *natsServer) follow(ctx context.Context) {
 // closes; Node logs the replicas that come and go.
 type natsLog struct{ log zerolog.Logger }
 
-func (l natsLog) Noticef(format string, v ...any) { l.log.Debug().Msgf("nats: "+format, v...) }
-func (l natsLog) Warnf(format string, v ...any)   { l.log.Debug().Msgf("nats: "+format, v...) }
-func (l natsLog) Errorf(format string, v ...any)  { l.log.Warn().Msgf("nats: "+format, v...) }
-func (l natsLog) Fatalf(format string, v ...any)  { l.log.Error().Msgf("nats: "+format, v...) }
-func (l natsLog) Debugf(string, ...any)           {}
-func (l natsLog) Tracef(string, ...any)           {}
+func (l natsLog) Noticef(format string, v ...any) {
+	for i := range v {
+		if u, ok := v[i].(*url.URL); ok { // of a removed route, with its password
+			v[i] = u.Redacted()
+		}
+	}
+	l.log.Debug().Msgf("nats: "+format, v...)
+}
+func (l natsLog) Warnf(format string, v ...any)  { l.log.Debug().Msgf("nats: "+format, v...) }
+func (l natsLog) Errorf(format string, v ...any) { l.log.Warn().Msgf("nats: "+format, v...) }
+func (l natsLog) Fatalf(format string, v ...any) { l.log.Error().Msgf("nats: "+format, v...) }
+func (l natsLog) Debugf(string, ...any)          {}
+func (l natsLog) Tracef(string, ...any)          {}
