@@ -11,17 +11,23 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/internal/config"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -268,7 +274,12 @@ func TestRoutesWithTLSAndNewCertificates(t *testing.T) {
 
 func startNATS(t testing.TB, port int) *server.Server {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, Username: "u", Password: "p"})
+	return startServerWith(t, &server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, Username: "u", Password: "p"})
+}
+
+func startServerWith(t testing.TB, options *server.Options) *server.Server {
+	t.Helper()
+	s, err := server.NewServer(options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,9 +315,149 @@ func TestExternalServerIsKilledAndComesBack(t *testing.T) {
 	if got := len(other.State().Peers) + len(stranger.State().Peers); got != 0 {
 		t.Errorf("replicas of another fleet and with a wrong password: got %d others, want none", got)
 	}
+	if stranger.conn.IsClosed() {
+		t.Error("after two refusals: got a closed connection, want further attempts")
+	}
 	for _, m := range []*member{a, b, other, stranger} {
 		m.Close()
 	}
 	s.Shutdown()
 	s.WaitForShutdown()
+}
+
+// external returns a fleet on a server of startNATS.
+func external(t testing.TB, port int) config.Fleet {
+	f := defaultFleet(config.FleetExternal)
+	f.SyncTimeout = config.Duration(time.Hour)
+	f.External = config.FleetExtern{URL: fmt.Sprint("nats://127.0.0.1:", port), User: "u", PasswordFile: secretFile(t, "p")}
+	return f
+}
+
+// Others can answer only once there is a route, or a connection.
+func TestReadinessBeginsWithTheConnection(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	for _, mode := range []string{config.FleetEmbedded, config.FleetExternal} {
+		_, text, _ := net.SplitHostPort(freePorts(t, 1)[0])
+		port := must(strconv.Atoi(text))
+		f := external(t, port)
+		options := &server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, Username: "u", Password: "p"}
+		if f.Mode = mode; mode == config.FleetEmbedded {
+			f.Embedded.Listen, f.Embedded.Routes = freePorts(t, 1)[0], []string{fmt.Sprint("127.0.0.1:", port)}
+			options.Port, options.Cluster = server.RANDOM_PORT, server.ClusterOpts{Name: f.Name, Host: "127.0.0.1", Port: port, PoolSize: -1}
+		}
+		m := startMember(t, &f, nil)
+		var before, changed time.Duration
+		m.update(func(_ *routing.Router, now time.Duration) { before = now })
+		if m.Waiting() == "" {
+			t.Errorf("%s: got ready without a connection, want not ready", mode)
+		}
+		s := startServerWith(t, options)
+		eventually(t, "readiness", func() bool { return m.Waiting() == "" })
+		m.update(func(*routing.Router, time.Duration) { changed = m.core.changed })
+		if changed < before {
+			t.Errorf("%s: got a wait from %v on, want from the connection on, after %v", mode, changed, before)
+		}
+		m.Close()
+		s.Shutdown()
+		s.WaitForShutdown()
+	}
+}
+
+func TestNamesThatAreNotResolvedAreWaitedFor(t *testing.T) {
+	for route, want := range map[string]int32{"a..b:6222": 1, "127.0.0.1:6222": 0, "127.0.0.1:6223": 1} { // a..b is not a name; 6222 is its own
+		s := &natsServer{config: &config.FleetEmbed{Routes: []string{route}}, opts: &server.Options{Cluster: server.ClusterOpts{Host: "127.0.0.1", Port: 6222}}}
+		s.resolve(t.Context())
+		if got := s.others.Load(); got != want {
+			t.Errorf("route %s: got %d others, want %d", route, got, want)
+		}
+	}
+}
+
+// A replica that starts cut off binds a conversation that the fleet bound before, then meets
+// the fleet.
+func TestClockOfAReplicaThatStartsAlone(t *testing.T) {
+	f := defaultFleet(config.FleetEmbedded)
+	f.Embedded.Listen = freePorts(t, 1)[0]
+	a, b := pair(t)
+	a.clock = uint64(time.Now().UnixMilli()) << 4
+	for range 100 {
+		bound(t, a, "x", 1)
+	}
+	bound(t, a, "c", 1)
+	m := startMember(t, &f, nil)
+	m.Close()
+	late := m.core // the test drives it from here on
+	m.router.Share(late)
+	late.Hello()
+	bound(t, late, "c", 2)
+	deliver(t, time.Millisecond, a, b, late)
+	for _, c := range []*Core{a, b, late} {
+		for key := range c.legs[0].byKey {
+			if got, _ := c.router.Bound(0, key); got != target(1) {
+				t.Errorf("conversation at %s: got %v, want the fleet's binding %v", c.id, got, target(1))
+			}
+		}
+	}
+}
+
+func TestStrangersMessages(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	s := startNATS(t, server.RANDOM_PORT)
+	f := external(t, s.Addr().(*net.TCPAddr).Port)
+	m := startMember(t, &f, nil)
+	conn := must(nats.Connect(f.External.URL, nats.UserInfo("u", "p")))
+	answers := must(conn.SubscribeSync(m.parts("*")))
+	eventually(t, "readiness", func() bool { return m.Waiting() == "" })
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+
+	m.mu.Lock() // the decision path
+	for range 3 {
+		_ = conn.Publish(m.changes("x"), []byte("not a message"))
+	}
+	eventually(t, "malformed message counted while the router is locked", func() bool { return m.malformed.Load() == 3 })
+	m.mu.Unlock()
+	if got := m.State().Stats; got.Malformed != 3 || got.Received != 0 {
+		t.Errorf("got %d malformed and %d received messages, want 3 and 0", got.Malformed, got.Received)
+	}
+
+	request := must(proto.Marshal(&message{Version: 1, Replica: "x", StateRequest: &kvlanev1.ReplicaStateRequest{Id: 1}}))
+	for _, id := range []string{"y", "x"} { // y did not ask
+		_ = conn.PublishRequest(m.requests(m.id), m.parts(id), request)
+	}
+	msg, err := answers.NextMsg(30 * time.Second)
+	if err != nil || msg.Subject != m.parts("x") {
+		t.Errorf("got the first answer %+v, %v, want it at %s", msg, err, m.parts("x"))
+	}
+	conn.Close()
+	m.Close()
+	s.Shutdown()
+	s.WaitForShutdown()
+}
+
+// Writing to a server that hangs blocks send, and Close, until the timeout.
+func TestAServerThatHangsIsNotWaitedForLong(t *testing.T) {
+	n := &Node{o: Options{Config: new(defaultFleet(config.FleetOff))}}
+	o := nats.GetDefaultOptions()
+	for _, option := range must(n.options()) {
+		if err := option(&o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if o.FlusherTimeout <= 0 || o.FlusherTimeout > silence {
+		t.Errorf("got %v, want at most the silence after which replicas are dropped, %v", o.FlusherTimeout, silence)
+	}
+}
+
+func TestThePasswordOfRoutesIsNotLogged(t *testing.T) {
+	var text strings.Builder
+	route := must(url.Parse("nats-route://kvlane:hidden@10.0.0.1:6222"))
+	natsLog{zerolog.New(&text)}.Noticef("Removed route %v", route)
+	if strings.Contains(text.String(), "hidden") || !strings.Contains(text.String(), "10.0.0.1:6222") {
+		t.Errorf("got %s, want the address without the password", text.String())
+	}
+	if got, _ := route.User.Password(); got != "hidden" {
+		t.Errorf("the route's own password: got %q, want it kept", got)
+	}
 }
