@@ -17,9 +17,9 @@ const (
 	// maxClockJump bounds how far a message may advance the logical clock, which counts
 	// changes: a corrupt message cannot exhaust it.
 	maxClockJump = 1 << 48
-	// partSize is about how many bookings or conversations are in one part of a state: 1,000
-	// take 100 KB, well below the 1 MB that NATS carries in a message.
-	partSize = 1000
+	// partSize is about how many bookings or conversations are in one part of a state. A part
+	// is applied under the router's lock, and is far below the 1 MB of a message of NATS.
+	partSize = 200
 	maxParts = 1 << 16
 	// maxTokens bounds the tokens of one booking.
 	maxTokens = 1 << 40

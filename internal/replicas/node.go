@@ -27,7 +27,7 @@ const (
 	maxPayload = 1 << 20
 	// received bounds the messages that wait to be handled; more are dropped and asked for
 	// again.
-	received  = 8192
+	received  = 1 << 15
 	tickEvery = 100 * time.Millisecond
 	// helloEvery is how often a replica that starts asks the others to answer.
 	helloEvery = 200 * time.Millisecond
@@ -332,10 +332,18 @@ func (n *Node) look() {
 		}
 	}
 	n.known = known
-	if !n.ready.Load() && (time.Since(n.started) > n.o.Config.SyncTimeout.Std() || s.Connected && s.Synced && !n.expects()) {
-		n.ready.Store(true)
-		n.log.Info().Int("replicas", len(known)+1).Dur("after", time.Since(n.started)).Msg("replicas: in step")
+	if n.ready.Load() {
+		return
 	}
+	switch after := time.Since(n.started); {
+	case s.Connected && s.Synced && !n.expects():
+		n.log.Info().Int("replicas", len(known)+1).Dur("after", after).Msg("replicas: in step")
+	case after > n.o.Config.SyncTimeout.Std():
+		n.log.Warn().Int("replicas", len(known)+1).Dur("after", after).Msg("replicas: fleet.sync_timeout has passed: ready without the state of all others")
+	default:
+		return
+	}
+	n.ready.Store(true)
 }
 
 // expects reports whether the embedded server has addresses of others and reached none.

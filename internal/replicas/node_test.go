@@ -461,3 +461,29 @@ func TestThePasswordOfRoutesIsNotLogged(t *testing.T) {
 		t.Errorf("the route's own password: got %q, want it kept", got)
 	}
 }
+
+func TestTheLogTellsAStartInStepFromATimeout(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	const inStep, late = "in step", "fleet.sync_timeout has passed"
+	for _, connected := range []bool{true, false} {
+		s := startNATS(t, server.RANDOM_PORT)
+		f := external(t, s.Addr().(*net.TCPAddr).Port)
+		want, other := inStep, late
+		if !connected {
+			s.Shutdown()
+			s.WaitForShutdown()
+			want, other, f.SyncTimeout = late, inStep, config.Duration(time.Millisecond)
+		}
+		m := &member{t: t, router: newRouter(t, 4), start: time.Now()}
+		var text strings.Builder // read after Close
+		m.Node = must(Start(t.Context(), Options{Config: &f, Update: m.update, Log: zerolog.New(zerolog.SyncWriter(&text))}))
+		eventually(t, "readiness", func() bool { return m.Waiting() == "" })
+		m.Close()
+		s.Shutdown()
+		s.WaitForShutdown()
+		warned := strings.Contains(text.String(), `"level":"warn"`)
+		if got := text.String(); !strings.Contains(got, want) || strings.Contains(got, other) || warned == connected {
+			t.Errorf("connected %v: got\n%swant %q, not %q, a warning %v", connected, got, want, other, !connected)
+		}
+	}
+}
