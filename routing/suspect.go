@@ -169,7 +169,7 @@ func (r *Router) ended(now time.Duration, res *reservation) {
 			t.health.GivenUp = w
 		}
 	} else if t := r.targetOf(res.Decode, res.decodeGen); t != nil && res.Phase == decoding && !res.Failed && res.remote.key.replica == "" {
-		r.worked(t) // copies do not tell whether the answer failed
+		r.worked(t) // the end of a copy does not show failures
 	}
 }
 
