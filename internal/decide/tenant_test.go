@@ -266,7 +266,7 @@ func TestNoLegWithoutASalt(t *testing.T) {
 				list := slices.Clone(p.list)
 				list[2].Engine = engine
 				p.Fleet().SetWorkers(list)
-				p.answer(0, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
+				p.answer(0, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
 				d := ask(p)
 				defer end(&d, 200)
 				if got, legs := status(&d), p.legs[1].Load(); got != want || (legs == 1) != salted {

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 69550
+	totalLimit = 69700
 	totalGoal  = 62000
 )
 
@@ -35,7 +35,7 @@ var rooms = []struct {
 }{
 	{"heart", 19200, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 22050, 22000, []string{"internal/tokens"}},
-	{"fleet", 4080, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4100, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1000, 1300, []string{"internal/observe"}},
 	{"decide", 2400, 1700, []string{"internal/decide"}},
 	{"replicas", 1850, 2000, []string{"internal/replicas"}},

@@ -130,7 +130,7 @@ func (c *Core) Booked(b *routing.Booking) {
 	if old, ok := c.own[b.ID]; ok {
 		c.sum.remove(&old)
 		// Receivers apply a message's bookings before its progress. This booking has its phase.
-		c.batch.m.Progress = slices.DeleteFunc(c.batch.m.Progress, func(p *kvlanev1.ReplicaProgress) bool { return p.GetId() == uint64(b.ID) })
+		c.batch.m.Progress = slices.DeleteFunc(c.batch.m.GetProgress(), func(p *kvlanev1.ReplicaProgress) bool { return p.GetId() == uint64(b.ID) })
 	}
 	b.Miss, b.KV = min(max(b.Miss, 0), maxTokens), min(max(b.KV, 0), maxTokens)
 	c.own[b.ID] = *b
