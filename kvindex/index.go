@@ -54,9 +54,9 @@ type Index struct {
 	loose    int64 // estimated bytes of all slots' aliases and pages
 
 	claims     claimQueue
-	created    time.Time
-	due        atomic.Int64 // when the oldest claim expires, after created in nanoseconds; may be too early
-	hand       uint32       // the next segment for eviction
+	origin     atomic.Pointer[time.Time] // the time of the first Speculate; nil before
+	due        atomic.Int64              // when the oldest claim expires, after origin in nanoseconds; may be too early
+	hand       uint32                    // the next segment for eviction
 	counters   counters
 	liveBlocks int64
 
@@ -135,7 +135,6 @@ func New(cfg Config) (*Index, error) {
 		hasher:   NewHasher(cfg.Key),
 		segments: []handle{noRecord},
 		byTarget: map[Target]Slot{},
-		created:  time.Now(),
 
 		deferFrom: deferFrom,
 	}, nil

@@ -82,6 +82,10 @@ func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	if int(s) >= len(x.slots) || !x.slots[s].inUse || len(hashes) > x.cfg.MaxSpeculative {
 		return Credit{}
 	}
+	if x.origin.Load() == nil {
+		first := now
+		x.origin.Store(&first)
+	}
 	x.expire(x.since(now), x.cfg.MaxSpeculative-len(hashes))
 	first := x.claims.next()
 	expires := x.since(now) + int64(x.cfg.SpeculativeTTL)
@@ -189,14 +193,14 @@ func (x *Index) claim(s Slot, id uint32, start, end int, expires int64) {
 	x.claims.push(claim{expires: expires, segment: id, generation: x.generation(id), slot: s, start: uint16(start), end: uint16(end)})
 }
 
-// since is the time since the index was created, in nanoseconds. It is monotonic where now is:
-// a step of the wall clock changes no TTL.
-func (x *Index) since(now time.Time) int64 { return int64(now.Sub(x.created)) }
+// since is the time since origin, in nanoseconds. It is monotonic where now is: a step of the
+// wall clock changes no TTL.
+func (x *Index) since(now time.Time) int64 { return int64(now.Sub(*x.origin.Load())) }
 
 // Expire ends credit whose TTL has passed. Speculate does so too; call Expire before Match and
-// Stats in case no request came for a while. If no credit has expired it costs one atomic load.
+// Stats in case no request came for a while. If no credit has expired it costs two atomic loads.
 func (x *Index) Expire(now time.Time) {
-	if x.since(now) < x.due.Load() {
+	if x.origin.Load() == nil || x.since(now) < x.due.Load() {
 		return
 	}
 	x.gate.writers.Lock()

@@ -22,7 +22,7 @@ type Fleet struct {
 	Name        string      `yaml:"name" jsonschema_description:"Prefix of the NATS subjects, and name of the embedded cluster. Fleets with different names on one NATS do not see each other."`
 	Replica     string      `yaml:"replica" jsonschema_description:"Name of this replica in logs and metrics; empty: the host name. A random suffix is added at each start."`
 	SyncTimeout Duration    `yaml:"sync_timeout" jsonschema_description:"How long readiness waits at the start for the state of the other replicas."`
-	Embedded    FleetEmbed  `yaml:"embedded" jsonschema_description:"The NATS server in this process, with mode embedded. It opens only the port for the other replicas, none for clients."`
+	Embedded    FleetEmbed  `yaml:"embedded" jsonschema_description:"The NATS server in this process, with mode embedded. It opens a port for the other replicas; its client port is on loopback and takes this process only."`
 	External    FleetExtern `yaml:"external" jsonschema_description:"The NATS to connect to, with mode external."`
 }
 
