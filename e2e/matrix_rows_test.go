@@ -215,7 +215,7 @@ func faults() []fault {
 		// Targets are judged four times a second, and a client of the load tries again 20 ms
 		// after a failure.
 		judged  = 2*5 + loadClients*(1+250/20)
-		suspect = "an engine that fails quickly looks idle; its ranks are suspect after five failures in a row and the next of four judgements a second, which read all bookings"
+		suspect = "an engine that fails quickly looks idle; its ranks are suspect after five failures in a row; those of requests that were sent before count too"
 	)
 	add("standalone", false, fault{name: "engine answers garbage", shows: "kvlane_envoy_flags_total", made: "`220 mail ready` instead of HTTP, for 3 s", failed: judged, why: suspect, play: func(p *stage) {
 		spoil := func(c net.Conn) { fmt.Fprint(c, "220 mail ready\r\n\r\n") }
