@@ -95,8 +95,7 @@ func (r *Router) RemoteRelease(now time.Duration, replica string, id Reservation
 	return ok && r.Release(now, local)
 }
 
-// DropReplica ends all copies of a replica that has left, and returns their number. Their
-// waits for a first token are not judged: it may have come.
+// DropReplica ends all copies of a replica that has left, and returns their number.
 func (r *Router) DropReplica(now time.Duration, replica string) int {
 	n := 0
 	for _, id := range r.remotes.fifo {
@@ -104,7 +103,6 @@ func (r *Router) DropReplica(now time.Duration, replica string) int {
 		if res == nil || res.remote.key.replica != replica {
 			continue
 		}
-		res.Failed = true
 		if r.Release(now, id) {
 			n++
 		}

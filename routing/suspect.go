@@ -161,15 +161,17 @@ func (r *Router) answered(now time.Duration, res *reservation) {
 	}
 }
 
-// ended notes how a booking ended.
+// ended notes how a booking ended. The end of a copy shows neither a failure nor a wait: it
+// may be dropped because its replica is gone.
 func (r *Router) ended(now time.Duration, res *reservation) {
 	r.awake(now)
-	if t := r.waitsFor(res); t != nil && !res.Failed {
+	own := res.remote.key.replica == ""
+	if t := r.waitsFor(res); t != nil && own && !res.Failed {
 		if w := r.waitOf(now, res, t); res.Since >= t.health.Answered && w.Pace > t.health.GivenUp.Pace {
 			t.health.GivenUp = w
 		}
-	} else if t := r.targetOf(res.Decode, res.decodeGen); t != nil && res.Phase == decoding && !res.Failed && res.remote.key.replica == "" {
-		r.worked(t) // the end of a copy does not show failures
+	} else if t := r.targetOf(res.Decode, res.decodeGen); t != nil && res.Phase == decoding && own && !res.Failed {
+		r.worked(t)
 	}
 }
 
@@ -202,6 +204,9 @@ func (r *Router) judge(now time.Duration) {
 	}
 	for i := range r.ledger.slab {
 		res := &r.ledger.slab[i]
+		if res.remote.key.replica != "" {
+			continue // a replica that hangs does not tell of first tokens: its copies would make good targets suspect
+		}
 		if t := r.waitsFor(res); t != nil && res.Since >= t.health.Answered {
 			if w := r.waitOf(now, res, t); w.Pace > t.health.Worst.Pace {
 				t.health.Worst = w

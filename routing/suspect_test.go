@@ -248,6 +248,43 @@ func TestAPauseOfTheRouterIsNotAWait(t *testing.T) {
 	}
 }
 
+// A replica that hangs does not tell of first tokens. Its bookings, and their end, make no
+// target suspect, and a booking of this replica that waits as long does.
+func TestAReplicaThatHangsMakesNoSuspect(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		own  bool
+		end  func(r *Router, now time.Duration)
+		want string
+	}{
+		{"copies wait", false, func(*Router, time.Duration) {}, ""},
+		{"copies are dropped", false, func(r *Router, now time.Duration) { r.DropReplica(now, "other") }, ""},
+		{"copies are released", false, func(r *Router, now time.Duration) { r.RemoteRelease(now, "other", 1) }, ""},
+		{"an own request waits", true, func(*Router, time.Duration) {}, silentTarget},
+	} {
+		b := newBed(t, 3, nil)
+		to := func(now time.Duration, worker string) ReservationID {
+			return mustPickAt(t, b.r, now, &Query{ID: "x", PromptTokens: 1000, Pin: &Pin{Worker: worker, Rank: kvindex.NoRank}})
+		}
+		if tc.own {
+			to(0, "w2")
+		} else if !b.r.ApplyRemote(0, Booking{Replica: "other", ID: 1, Decode: b.r.targets[2].info.Target, Miss: 1000, KV: 1000}) {
+			t.Fatal("the copy was not applied")
+		}
+		now := time.Duration(0)
+		for ; now < 3*time.Second; now += 100 * time.Millisecond {
+			for _, worker := range []string{"w0", "w1"} {
+				b.r.FirstToken(now+50*time.Millisecond, to(now, worker))
+			}
+		}
+		tc.end(b.r, now)
+		to(now+judgeEvery, "w0")
+		if got := b.r.Suspect(2); got != tc.want {
+			t.Errorf("%s: got suspicion %q, want %q", tc.name, got, tc.want)
+		}
+	}
+}
+
 func mustPickAt(t *testing.T, r *Router, now time.Duration, q *Query) ReservationID {
 	t.Helper()
 	plan, err := r.Pick(now, q, nil, nil)
