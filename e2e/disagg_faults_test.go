@@ -369,7 +369,7 @@ func (b *bed) refusedDecode(p *pair) {
 
 // With llm-d's sidecar, failed legs are the sidecar's responsibility. Kvlane must stop
 // naming a dead prefill worker soon, and leave nothing booked.
-func TestFaultsBesideTheSidecar(t *testing.T) {
+func TestFaultsBehindTheSidecar(t *testing.T) {
 	p, _ := besideDecode(t)
 	b := faultsBed(t, p)
 	split := func() {

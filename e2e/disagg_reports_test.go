@@ -65,7 +65,7 @@ func TestLeastLoadedUsesWhatEnginesReport(t *testing.T) {
 
 // An error of the decode engine reaches the client unchanged, whether the request was split
 // or not, streamed or not; so does a connection that breaks during the answer.
-func TestErrorsOfDecodeAreTheSameOnBothRoads(t *testing.T) {
+func TestDecodeErrorsReachTheClientSplitOrNot(t *testing.T) {
 	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) { o.KVLease = 2 * time.Second }}}, "")
 	for _, status := range []int{400, 429, 500} {
 		b.fault(enginesim.Faults{FailStatus: status, FailCount: -1}, 2, 3)

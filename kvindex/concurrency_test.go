@@ -108,7 +108,7 @@ func TestLookupsSeeOneState(t *testing.T) {
 
 // Writers of several slots, lookups, dumps, credit and churn run concurrently, for the race
 // detector; at the end all parts must agree.
-func TestEverythingAtOnce(t *testing.T) {
+func TestConcurrentReadersAndWriters(t *testing.T) {
 	x, err := New(Config{BlockSize: 4, MaxBytes: 1 << 20})
 	if err != nil {
 		t.Fatal(err)

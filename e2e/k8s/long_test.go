@@ -86,18 +86,18 @@ func remaining(lines *bufio.Scanner, n int) error {
 	return nil
 }
 
-// road is how an answer is affected when the Kvlane that chose its worker ends.
-type road int
+// answerPath is how an answer is affected when the Kvlane that chose its worker ends.
+type answerPath int
 
 const (
-	past    road = iota // it does not pass through Kvlane, and continues
-	through             // it passes through Kvlane, which waits for its end
+	past    answerPath = iota // it does not pass through Kvlane, and continues
+	through                   // it passes through Kvlane, which waits for its end
 )
 
 // replacesKvlane makes Kvlane's pods anew under load, while long answers run for
 // three times drain_quiet of the manifests at least. All of them are whole, and
 // Kvlane's old pods end long before drain.
-func replacesKvlane(t *testing.T, c *cluster, in, chat string, answers road) {
+func replacesKvlane(t *testing.T, c *cluster, in, chat string, answers answerPath) {
 	finish := c.long(t, in, chat)
 	steadily(t, chat, answers == through, func() {
 		c.kubectl(t, "", "-n", in, "rollout", "restart", "deployment/kvlane")

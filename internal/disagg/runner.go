@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	prompt "github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // RunnerOptions configure how prefill legs are sent.
@@ -62,7 +62,7 @@ type Call struct {
 	Headers func(yield func(name, value string))
 	Body    []byte
 	// Edits are applied after those of the protocol.
-	Edits []prompt.Edit
+	Edits []body.Edit
 	// Within limits the duration of the whole attempt.
 	Within time.Duration
 	// Sent is called immediately before a leg is sent, so not for a protocol without one.

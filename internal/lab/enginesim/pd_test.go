@@ -185,7 +185,7 @@ func both(t *testing.T, prefill, decode func() *answer) (p, d *answer) {
 	return p, d
 }
 
-func TestLegsAtOnce(t *testing.T) {
+func TestConcurrentLegs(t *testing.T) {
 	t.Run("mooncake", func(t *testing.T) {
 		x := startPair(t, Options{Connector: "mooncake", Ranks: 2})
 		res, err := http.Get("http://" + x.p.BootstrapAddr() + "/query")

@@ -174,7 +174,7 @@ func TestLateEvents(t *testing.T) {
 }
 
 // Requests that run concurrently with others on their rank have only bounds.
-func TestBesideOthers(t *testing.T) {
+func TestConcurrentRequestsHaveBounds(t *testing.T) {
 	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0},
 		event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))),
 		ask(1, 1, ids(1, 13), 4, nil), ask(2, 1.2, ids(1, 13), 12, nil), ask(3, 1.4, append(ids(1, 8), ids(50, 5)...), 12, nil))
