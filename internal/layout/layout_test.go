@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 69700
+	totalLimit = 70750
 	totalGoal  = 62000
 )
 
@@ -34,7 +34,7 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 19200, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 22050, 22000, []string{"internal/tokens"}},
+	{"tokens", 22950, 22000, []string{"internal/tokens"}},
 	{"fleet", 4100, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1000, 1300, []string{"internal/observe"}},
 	{"decide", 2400, 1700, []string{"internal/decide"}},

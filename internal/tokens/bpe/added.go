@@ -45,6 +45,12 @@ func (t *Tokenizer) readAdded(raw []byte) error {
 		t.addSpecial(content)
 	}
 	slices.SortFunc(t.added, func(a, b AddedToken) int { return int(a.ID) - int(b.ID) })
+	t.arrangeAdded()
+	return nil
+}
+
+// arrangeAdded builds the sets that find the added tokens.
+func (t *Tokenizer) arrangeAdded() {
 	var raws, normals []AddedToken
 	var rawText, normalText []string
 	for _, a := range t.added {
@@ -67,7 +73,6 @@ func (t *Tokenizer) readAdded(raw []byte) error {
 	} else {
 		t.normal.setHard(t.raw)
 	}
-	return nil
 }
 
 // normalizedContent returns the form of content that is matched against normalized text.

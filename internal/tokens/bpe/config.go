@@ -26,6 +26,8 @@ type Config struct {
 	// TokenizerClass is as in tokenizer_config.json, ModelType as in config.json.
 	TokenizerClass string
 	ModelType      string
+	// Version is that of tekken.json, such as "v7".
+	Version string
 	// HasModel reports whether there is a config.json, Media whether it configures images, audio
 	// or video. VocabSize is its number of ids, 0 if unset.
 	HasModel, Media bool

@@ -23,16 +23,20 @@ func unsupported(format string, args ...any) error {
 // Face tokenizers with this tokenizer.json and the added tokens that transformers 5 takes from
 // the configuration. The error wraps ErrUnsupported if that cannot be reproduced exactly.
 func Load(fsys fs.FS) (*Tokenizer, error) {
+	config, err := readConfig(fsys)
+	if err != nil {
+		return nil, fmt.Errorf("load tokenizer: %w", err)
+	}
 	raw, err := readFile(fsys, "tokenizer.json")
 	if err != nil {
 		return nil, fmt.Errorf("load tokenizer: %w", err)
 	}
 	if raw == nil {
-		return nil, fmt.Errorf("load tokenizer: no tokenizer.json: %w", fs.ErrNotExist)
-	}
-	config, err := readConfig(fsys)
-	if err != nil {
-		return nil, fmt.Errorf("load tokenizer: %w", err)
+		t, err := loadForeign(fsys, config)
+		if err != nil {
+			return nil, fmt.Errorf("load tokenizer: %w", err)
+		}
+		return t, nil
 	}
 	t, err := parse(raw, config)
 	if err != nil {
@@ -63,7 +67,7 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	}); err != nil {
 		return nil, err
 	}
-	t := &Tokenizer{config: config, encoders: newEncoders(), memo: &memo{}, addedID: map[string]uint32{}, literalOf: map[uint32]string{}}
+	t := newTokenizer(config)
 	head, err := readHead(f.model)
 	if err != nil {
 		return nil, err
@@ -83,9 +87,18 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	if err := t.readPost(f.postProcessor); err != nil {
 		return nil, err
 	}
+	t.finish()
+	return t, nil
+}
+
+func newTokenizer(config Config) *Tokenizer {
+	return &Tokenizer{config: config, encoders: newEncoders(), memo: &memo{}, addedID: map[string]uint32{}, literalOf: map[uint32]string{}}
+}
+
+// finish derives what the other parts imply.
+func (t *Tokenizer) finish() {
 	t.cuts = newCutter(t.splitter)
 	t.longest = t.longestToken()
-	return t, nil
 }
 
 // readPost reads what addSpecial adds. With a tokenizer.json, transformers 5 ignores the

@@ -34,6 +34,17 @@ const (
 
 // paragraphs appends the ids of pre-tokenized text through the memo.
 func (enc *encoder) paragraphs(dst []uint32, s string) []uint32 {
+	if most := enc.t.maxRun; most > 0 && len(s) > most {
+		for from, to := range runs(s, most) {
+			dst = enc.stretches(dst, s[from:to])
+		}
+		return dst
+	}
+	return enc.stretches(dst, s)
+}
+
+// stretches is paragraphs for a text that is not cut further.
+func (enc *encoder) stretches(dst []uint32, s string) []uint32 {
 	cuts := enc.t.cuts
 	if cuts == nil || len(s) < memoMinimum {
 		return enc.words(dst, s, 0, len(s))

@@ -59,7 +59,7 @@ func TestPairsListedTwice(t *testing.T) {
 	}
 	pairs[1000] = [2]uint32{5, 6}
 	pairs[far] = [2]uint32{7, 8}
-	m := newMerges(pairs, result)
+	m := newMerges(pairs, nil, result)
 	for i := range uint32(1000) {
 		want := i
 		switch i {

@@ -29,7 +29,16 @@ type merges struct {
 	filter      []uint64
 	filterShift uint
 	result      []uint32    // rank -> token
-	pairs       [][2]uint32 // rank -> parts, only while loading; noPair if no text can produce it
+	pairs       [][2]uint32 // only while loading; noPair if no text can produce it
+	ranks       []uint32    // those of pairs, only while loading; nil: the index
+}
+
+// rankAt returns the rank of pairs[i].
+func (m *merges) rankAt(i int) uint32 {
+	if m.ranks == nil {
+		return uint32(i)
+	}
+	return m.ranks[i]
 }
 
 // noPair is a pair that no text can produce.
@@ -63,16 +72,16 @@ func pairProduct(left, right uint32) uint64 {
 	return (uint64(left)<<packedID | uint64(right)) * pairMul & pairMask
 }
 
-// newMerges builds the tables for the pairs by rank; result are the tokens that they merge to. Of
-// a duplicate pair the later rank counts, as in the library.
-func newMerges(pairs [][2]uint32, result []uint32) *merges {
-	m := &merges{near: new([1 << nearBits]uint64), result: result, pairs: pairs}
+// newMerges builds the tables for the pairs with their ranks (nil: the index); result are the
+// tokens that they merge to, by rank. Of a duplicate pair the later rank counts, as in the library.
+func newMerges(pairs [][2]uint32, ranks, result []uint32) *merges {
+	m := &merges{near: new([1 << nearBits]uint64), result: result, pairs: pairs, ranks: ranks}
 	for i := range m.near {
 		m.near[i] = nearEmpty
 	}
 	far := 0
-	for rank, p := range pairs {
-		if p != noPair && !m.putNear(p, uint32(rank)) {
+	for i, p := range pairs {
+		if p != noPair && !m.putNear(p, m.rankAt(i)) {
 			far++
 		}
 	}
@@ -83,16 +92,17 @@ func newMerges(pairs [][2]uint32, result []uint32) *merges {
 	for i := range m.slots {
 		m.slots[i] = ^uint64(0)
 	}
-	for rank, p := range pairs {
+	for i, p := range pairs {
 		if p == noPair {
 			continue
 		}
+		rank := m.rankAt(i)
 		v := m.nearest(pairProduct(p[0], p[1]))
 		if v < nearHit && v>>packedID < uint64(rank) {
 			m.near[pairProduct(p[0], p[1])>>tagBits] = nearEmpty // its later rank is too high for near
 		}
 		if v >= nearHit || v>>packedID < uint64(rank) {
-			m.putFar(p, uint32(rank))
+			m.putFar(p, rank)
 		}
 	}
 	return m
@@ -165,7 +175,7 @@ func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool
 	if err := s.array(r.read); err != nil {
 		return nil, err
 	}
-	return newMerges(r.pairs, slices.Clone(r.result)), nil
+	return newMerges(r.pairs, nil, slices.Clone(r.result)), nil
 }
 
 // mergeReader is the state of readMerges.

@@ -18,6 +18,7 @@ type modelHead struct {
 	ByteFallback  bool     `json:"byte_fallback"`
 	IgnoreMerges  bool     `json:"ignore_merges"`
 	vocab, merges []byte
+	list          *tokenList // instead of vocab and merges
 }
 
 func readHead(raw []byte) (*modelHead, error) {
@@ -56,21 +57,35 @@ func readHead(raw []byte) (*modelHead, error) {
 	return head, nil
 }
 
-func (t *Tokenizer) readModel(head *modelHead) error {
-	t.ignoreMerges = head.IgnoreMerges
-	var err error
+// readTables reads vocabulary and merges.
+func (t *Tokenizer) readTables(head *modelHead) (err error) {
+	if head.list != nil {
+		if t.vocab, err = head.list.vocab(); err == nil {
+			t.merges, err = head.list.merges(t.vocab)
+		}
+		return err
+	}
 	if t.vocab, err = readVocab(&scanner{b: head.vocab}, t.form.text); err != nil {
 		return fmt.Errorf("vocab: %w", err)
 	}
 	if t.merges, err = readMerges(&scanner{b: head.merges}, t.vocab, t.form.text); err != nil {
 		return fmt.Errorf("merges: %w", err)
 	}
+	return nil
+}
+
+func (t *Tokenizer) readModel(head *modelHead) error {
+	t.ignoreMerges = head.IgnoreMerges
+	err := t.readTables(head)
+	if err != nil {
+		return err
+	}
 	for token, id := range t.vocab.literal {
 		t.literalOf[id] = token
 	}
 	switch {
 	case t.pipe != nil && !t.pipe.bytes:
-		t.merges.pairs = nil
+		t.merges.pairs, t.merges.ranks = nil, nil
 		return t.literalBPE(head)
 	case t.sp != nil:
 		err = t.spaceSymbols()
@@ -86,7 +101,7 @@ func (t *Tokenizer) readModel(head *modelHead) error {
 		t.findUnits()
 	}
 	t.prepareWords()
-	t.merges.pairs = nil
+	t.merges.pairs, t.merges.ranks = nil, nil
 	return nil
 }
 
@@ -116,9 +131,9 @@ func (t *Tokenizer) prepareWords() {
 // mergesBytes reports whether a merge consumes or produces a byte token: the text of such a token
 // differs from what it stands for.
 func (t *Tokenizer) mergesBytes() bool {
-	for rank, p := range t.merges.pairs {
+	for i, p := range t.merges.pairs {
 		for _, b := range t.sp.bytes {
-			if p[0] == b || p[1] == b || t.merges.result[rank] == b {
+			if p[0] == b || p[1] == b || t.merges.result[t.merges.rankAt(i)] == b {
 				return true
 			}
 		}

@@ -15,7 +15,7 @@ const (
 // lists all spellings of a pattern.
 var patterns = map[string]splitter{
 	// Qwen 2, 2.5, 3
-	reContraction + `|` + rePrefix + `\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank: wordSplit{digits: 1},
+	reQwen: wordSplit{digits: 1},
 	// cl100k as converted, Llama 3, GLM 4, Phi 4, OLMo 2
 	reContraction + `|` + rePrefix + `\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank: wordSplit{digits: 3},
 	// the same two in tiktoken's spelling: possessive, which changes no match here, and with one
@@ -34,7 +34,7 @@ var patterns = map[string]splitter{
 	// the same with numbers of three digits
 	caseWords(reUpper, reLower, ``) + `|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|` + reBlank: caseSplit{digits: 3, slash: true},
 	// Kimi K2
-	`[\p{Han}]+|` + caseWords(reUpperNotHan, reLowerNotHan, reContraction+`?`) + `|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank: caseSplit{digits: 3, contractions: true, han: true},
+	reKimi: caseSplit{digits: 3, contractions: true, han: true},
 	// GPT-2, where it is spelled out
 	reGPT2: gpt2Split{},
 }
@@ -43,6 +43,10 @@ var patterns = map[string]splitter{
 func reTiktoken(numbers string) string {
 	return `'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|` + numbers + `| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+`
 }
+
+const reQwen = reContraction + `|` + rePrefix + `\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank
+
+var reKimi = `[\p{Han}]+|` + caseWords(reUpperNotHan, reLowerNotHan, reContraction+`?`) + `|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank
 
 const reGPT2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 

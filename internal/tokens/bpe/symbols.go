@@ -111,22 +111,22 @@ func newEdges(v *vocab, m *merges) edges {
 		}
 	}
 	e := edges{lists[0], lists[1], lists[2], lists[3]}
-	for rank, p := range m.pairs {
+	for i, p := range m.pairs {
 		if p == noPair {
 			continue
 		}
-		left, right := v.bytes(p[0]), v.bytes(p[1])
+		rank, left, right := m.rankAt(i), v.bytes(p[0]), v.bytes(p[1])
 		switch last := left[len(left)-1]; {
 		case last < 0x80:
-			e.afterASCII[p[1]] = min(e.afterASCII[p[1]], uint32(rank))
+			e.afterASCII[p[1]] = min(e.afterASCII[p[1]], rank)
 		case last < 0xc0:
-			e.afterWide[p[1]] = min(e.afterWide[p[1]], uint32(rank))
+			e.afterWide[p[1]] = min(e.afterWide[p[1]], rank)
 		}
 		switch first := right[0]; {
 		case first < 0x80:
-			e.beforeASCII[p[0]] = min(e.beforeASCII[p[0]], uint32(rank))
+			e.beforeASCII[p[0]] = min(e.beforeASCII[p[0]], rank)
 		case first >= 0xc0:
-			e.beforeWide[p[0]] = min(e.beforeWide[p[0]], uint32(rank))
+			e.beforeWide[p[0]] = min(e.beforeWide[p[0]], rank)
 		}
 	}
 	return e

@@ -53,6 +53,7 @@ type Tokenizer struct {
 	memo     *memo
 
 	longest int // see MinTokens
+	maxRun  int // see runs; 0: no limit
 }
 
 // prefixSpace defines where a space is put before a stretch of text.

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Writes testdata/foreign: small tokenizers in every file format but plain BPE tokenizer.json, with ids of their own libraries.
+
+  pip install mistral-common==1.13.1 tiktoken==0.14.0 tokenizers==0.23.3
+  fixtures.py TESTDATA
+
+Each folder has the file as it lies in a model's folder (gzipped) and ids.jsonl.gz: a line per text of texts.jsonl.gz, without and with what is added to a text.
+The vocabularies are the beginnings of mistral-common's tekken.
+"""
+import base64
+import gzip
+import json
+import os
+import sys
+import unicodedata
+
+import mistral_common
+import tiktoken
+from tokenizers.normalizers import NFC
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+DATA = os.path.join(os.path.dirname(mistral_common.__file__), "data")
+HAN = r"&&[^\p{Han}]]"
+KIMI = "|".join([
+    r"[\p{Han}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}%s*[\p{Ll}\p{Lm}\p{Lo}\p{M}%s+(?i:'s|'t|'re|'ve|'m|'ll|'d)?" % (HAN, HAN),
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}%s+[\p{Ll}\p{Lm}\p{Lo}\p{M}%s*(?i:'s|'t|'re|'ve|'m|'ll|'d)?" % (HAN, HAN),
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+])
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def zipped(path, data):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(gzip.compress(data, 9, mtime=0))
+
+
+def golden(folder, texts, encode):
+    lines = (json.dumps({"ids": ids, "ids_special": special}, separators=(",", ":")) for ids, special in map(encode, texts))
+    zipped(os.path.join(folder, "ids.jsonl.gz"), "\n".join(lines).encode() + b"\n")
+
+
+def tekken(folder, texts, size):
+    with open(os.path.join(DATA, "tekken_240911.json")) as f:
+        file = json.load(f)
+    file["vocab"] = file["vocab"][:size + 50]  # those beyond the size do not count
+    file["config"].update(default_vocab_size=size + 30, default_num_special_tokens=30, num_vocab_tokens=len(file["vocab"]))
+    path = os.path.join(folder, "tekken.json")
+    data = json.dumps(file).encode()
+    zipped(path + ".gz", data)
+    with open(path, "wb") as f:
+        f.write(data)
+    model = Tekkenizer.from_file(path)
+    os.remove(path)
+    golden(folder, texts, lambda s: (model.encode(s, bos=False, eos=False), model.encode(s, bos=True, eos=False)))
+    return {base64.b64decode(t["token_bytes"]): t["rank"] for t in file["vocab"]}
+
+
+def pieces(s, most=25_000):
+    """The parts that Kimi's code passes to tiktoken."""
+    for i in range(0, len(s), 400_000):
+        part, start, run, space = s[i:i + 400_000], 0, 0, None
+        for k, c in enumerate(part):
+            run = run + 1 if c.isspace() == space else 1
+            space = c.isspace()
+            if run > most:
+                yield part[start:k]
+                start, run = k, 1
+        yield part[start:]
+
+
+def tiktoken_file(path, texts, ranks, pattern, special, parts):
+    zipped(path + ".gz", b"".join(b"%s %d\n" % (base64.b64encode(t), r) for t, r in ranks.items()))
+    old = NFC().normalize_str  # with the marks of an older Unicode than Python's
+    encoding = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens={t: len(ranks) + i for i, t in enumerate(special)})
+    golden(os.path.dirname(path), texts, lambda s: (
+        [i for p in parts(s) for i in encoding.encode(p, allowed_special="all")] if old(s) == unicodedata.normalize("NFC", s) else None, None))
+
+
+def main():
+    out = sys.argv[1]
+    with gzip.open(os.path.join(out, "texts.jsonl.gz"), "rt") as f:
+        texts = [json.loads(line)["text"] for line in f]
+    out = os.path.join(out, "foreign")
+    ranks = tekken(os.path.join(out, "tekken"), texts, 3000)
+    n = len(ranks)
+    tiktoken_file(os.path.join(out, "qwen", "qwen.tiktoken"), texts, ranks, QWEN,
+                  ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] + ["<|extra_%d|>" % i for i in range(205)], lambda s: [unicodedata.normalize("NFC", s)])
+    tiktoken_file(os.path.join(out, "kimi", "tiktoken.model"), texts, ranks, KIMI, ["<|reserved_token_%d|>" % i for i in range(n, n + 258)], pieces)
+
+
+main()
