@@ -129,6 +129,7 @@ type service struct {
 	// generation counts the configurations taken, the first included.
 	generation atomic.Int64
 	metrics    *observe.Metrics
+	tracer     *observe.Tracer
 	log        zerolog.Logger
 	started    time.Time
 	failed     chan error
@@ -152,9 +153,13 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	metrics.Collect(func(emit observe.Emit) {
 		emit("config_generation", "Configurations taken since the start, the first included.", float64(s.generation.Load()))
 	})
+	if s.tracer, err = observe.NewTracer(ctx, version, log); err != nil {
+		stop()
+		return nil, err
+	}
 	xds := envoy.NewXDS()
 	s.decider, err = decide.New(decide.Options{
-		Config: c, Models: served, Metrics: metrics, Log: log,
+		Config: c, Models: served, Metrics: metrics, Tracer: s.tracer, Log: log,
 		OnEndpoints: func(serve, prefill []string) {
 			if err := xds.Set(envoy.Endpoints{Serve: serve, Spare: prefill}); err != nil {
 				log.Error().Err(err).Msg("endpoints left out of Envoy's list")
@@ -164,6 +169,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	})
 	if err != nil {
 		stop()
+		s.tracer.Close()
 		return nil, err
 	}
 	s.registry = workers.New(workers.Options{
@@ -369,7 +375,7 @@ func (s *service) serve(name string, run func() error) {
 // adminMux serves everything on the admin port.
 func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if why := s.notReady(); why != "" {
@@ -490,6 +496,7 @@ func (s *service) close() {
 	s.registry.Close()
 	s.decider.Close()
 	s.wg.Wait()
+	s.tracer.Close()
 }
 
 // protocolMetrics connects ext_proc's hooks with the metrics. Series used by every request

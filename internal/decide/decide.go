@@ -29,7 +29,9 @@ type Options struct {
 	Config  *config.Config
 	Models  []*fleet.Model
 	Metrics *observe.Metrics
-	Log     zerolog.Logger
+	// Tracer makes spans; nil makes none.
+	Tracer *observe.Tracer
+	Log    zerolog.Logger
 	// OnEndpoints gets the addresses that may be forwarded to, on each change: those that serve whole requests, and those of
 	// prefill workers.
 	OnEndpoints func(serve, prefill []string)
@@ -45,6 +47,7 @@ type Decider struct {
 	live      atomic.Pointer[config.Config] // as of now; only keys that Reload takes differ from cfg
 	log       zerolog.Logger
 	metrics   *observe.Metrics
+	tracer    *observe.Tracer
 	now       func() time.Time
 	start     time.Time
 	fleet     *fleet.Fleet
@@ -79,7 +82,7 @@ func New(o Options) (*Decider, error) {
 		return nil, err
 	}
 	d := &Decider{
-		cfg: o.Config, log: o.Log, metrics: o.Metrics, now: o.Now, router: router, decisions: observe.NewDecisions(o.Config.Explain.Keep),
+		cfg: o.Config, log: o.Log, metrics: o.Metrics, tracer: o.Tracer, now: o.Now, router: router, decisions: observe.NewDecisions(o.Config.Explain.Keep),
 		onSuspect: o.OnSuspect, cache: conv.New(cacheBytes(o.Models)), legs: legs, cpu: newCPULimit(), routed: newRouted(o.Metrics),
 	}
 	for _, reason := range degradations {
@@ -252,6 +255,7 @@ func (j *job) survive(ctx, exact context.Context) extproc.Decision {
 		if j.booked != nil {
 			j.release(j.booked)
 		}
+		j.d.tracer.Decided(j.entry, j.d.now(), true)
 	}()
 	decision, err := j.run(ctx, exact)
 	if err != nil {
@@ -259,6 +263,7 @@ func (j *job) survive(ctx, exact context.Context) extproc.Decision {
 	} else if decision.Reject == nil && j.degraded != "" {
 		j.d.metrics.Degraded.WithLabelValues(j.degraded).Inc()
 	}
+	j.d.tracer.Decided(j.entry, j.clock, decision.Ticket == nil)
 	done = true
 	return decision
 }
@@ -267,6 +272,7 @@ func (j *job) survive(ctx, exact context.Context) extproc.Decision {
 func (j *job) run(ctx, exact context.Context) (extproc.Decision, error) {
 	none := extproc.Decision{}
 	j.entry = observe.NewEntry(j.r, j.began)
+	j.d.tracer.Start(j.entry, j.r)
 	j.api, _ = body.Detect(j.r.Method, j.r.Path)
 	j.entry.API = j.api.String()
 	if err := j.lap(ctx, observe.StageQueue); err != nil {

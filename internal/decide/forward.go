@@ -156,12 +156,24 @@ func (w *work) forwardIDs(ctx context.Context, edited []byte) []byte {
 func (w *work) ticket(p *placed) *ticket {
 	plan := &p.plan
 	t := &ticket{d: w.d, entry: w.entry, reservation: plan.Reservation, slot: plan.Decode, endpoint: p.decode, decided: w.clock, credit: p.credit,
-		predicted: plan.Matched, stores: len(w.s.hashes) > 0 && w.cacheReads >= w.tokens.count && plan.DecodeMiss > int64(w.d.cfg.Index.BlockSize), batches: p.decode.Counters.Batches.Load()}
+		predicted: plan.Matched, stores: len(w.s.hashes) > 0 && w.cacheReads >= w.tokens.count && plan.DecodeMiss > int64(w.d.cfg.Index.BlockSize), batches: p.decode.Counters.Batches.Load(), answer: w.d.metrics.Answer(w.entry, w.metricModel())}
 	if plan.Prefill != routing.NoSlot {
 		// The decode engine's usage reports what it had cached itself.
 		t.predicted, t.prefillMatched = max(0, w.tokens.count-plan.DecodeMiss), plan.Matched
 	}
 	return t
+}
+
+// metricModel is the model's name in metrics: the configured one, else the one that workers
+// list, else "".
+func (w *work) metricModel() string {
+	switch {
+	case w.in.model != nil:
+		return w.in.model.Config.Name
+	case w.in.name != "" && w.d.fleet.Known(w.d.fleet.View(), w.in.name):
+		return w.in.name
+	}
+	return ""
 }
 
 // alternate returns the address of the least busy other decode worker that the same leg

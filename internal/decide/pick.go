@@ -135,6 +135,7 @@ func (w *work) place(ctx context.Context) (*placed, error) {
 		p, err = d.wait(ctx, waiter)
 		now := d.now()
 		w.entry.Waited = now.Sub(w.clock)
+		w.entry.Stages = append(w.entry.Stages, observe.StageTime{Stage: "wait", Took: w.entry.Waited})
 		w.elsewhere += w.entry.Waited
 		w.clock = now
 	}

@@ -52,8 +52,9 @@ type ticket struct {
 	impatient bool
 	editor    *body.UsageEditor
 
-	usage *body.UsageScanner
-	first bool
+	usage  *body.UsageScanner
+	answer observe.Answer
+	first  bool
 }
 
 // ResponseHeaders implements extproc.Ticket.
@@ -134,7 +135,8 @@ func (t *ticket) moved(served string) {
 // ResponseBody implements extproc.Ticket.
 func (t *ticket) ResponseBody(chunk []byte, last bool) {
 	if t.usage == nil {
-		t.usage = body.NewUsageScanner(looksLikeSSE(chunk))
+		t.answer.Streamed = looksLikeSSE(chunk)
+		t.usage = body.NewUsageScanner(t.answer.Streamed)
 	}
 	_, _ = t.usage.Write(chunk)
 	if last {
@@ -177,7 +179,11 @@ func (t *ticket) observed() {
 	}
 	u, ok := t.usage.Usage()
 	t.usage = nil
-	if !ok || u.Cached < 0 {
+	if !ok {
+		return
+	}
+	t.answer.Usage(u.Prompt, u.Cached, u.Completion)
+	if u.Cached < 0 {
 		return
 	}
 	worker := t.endpoint.Target.Worker
@@ -201,6 +207,7 @@ func looksLikeSSE(chunk []byte) bool {
 // FirstToken implements extproc.Ticket.
 func (t *ticket) FirstToken(at time.Time) {
 	t.firstToken(at)
+	t.answer.FirstToken(at)
 	t.d.metrics.FirstToken.WithLabelValues(t.endpoint.Target.Worker).Observe(at.Sub(t.decided).Seconds())
 }
 
@@ -217,7 +224,7 @@ func (t *ticket) End(at time.Time) {
 	t.observed()
 	t.d.book(at, func(r *routing.Router, now time.Duration) { r.Release(now, t.reservation) })
 	t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
-	t.entry.SetEnded(at)
+	t.answer.End(at)
 	if t.stopLeg != nil && !t.entry.Succeeded() {
 		t.stopLeg()
 	}
@@ -237,6 +244,7 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 		t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	}
 	if !o.FirstToken.IsZero() {
+		t.answer.FirstToken(o.FirstToken)
 		t.d.metrics.FirstToken.WithLabelValues(t.endpoint.Target.Worker).Observe(o.FirstToken.Sub(t.decided).Seconds())
 		t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	}

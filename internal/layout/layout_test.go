@@ -36,11 +36,11 @@ var rooms = []struct {
 	{"heart", 19200, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 22950, 22000, []string{"internal/tokens"}},
 	{"fleet", 4100, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1000, 1300, []string{"internal/observe"}},
-	{"decide", 2400, 1700, []string{"internal/decide"}},
+	{"observe", 1700, 1300, []string{"internal/observe"}},
+	{"decide", 2470, 1700, []string{"internal/decide"}},
 	{"replicas", 1850, 2000, []string{"internal/replicas"}},
 	{"lab", 11700, 11700, []string{"internal/lab"}},
-	{"rim", 7600, 6000, []string{
+	{"rim", 8000, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -54,6 +56,7 @@ type Entry struct {
 	Recorded *routing.Decision `json:"-"`
 
 	room [8]StageTime // backing array of Stages
+	span trace.Span   // of the request, nil without a Tracer
 
 	mu sync.Mutex
 	// After is the outcome of the request.
@@ -108,13 +111,12 @@ func (e *Entry) NotePrefill(text string) {
 	e.change(func() { e.PrefillNotes = append(e.PrefillNotes, ClipTo(text, MaxText)) })
 }
 
-// SetStatus, SetServed, SetTarget, SetCached, SetEnded and SetOutcome record the outcome of
+// SetStatus, SetServed, SetTarget, SetCached and SetOutcome record the outcome of
 // the request.
 func (e *Entry) SetStatus(status int)    { e.change(func() { e.After.Status = status }) }
 func (e *Entry) SetServed(served string) { e.change(func() { e.After.Served = served }) }
 func (e *Entry) SetTarget(target string) { e.change(func() { e.Target = target }) }
 func (e *Entry) SetCached(tokens int64)  { e.change(func() { e.After.Cached = &tokens }) }
-func (e *Entry) SetEnded(at time.Time)   { e.change(func() { e.After.Ended = &at }) }
 func (e *Entry) SetOutcome(o extproc.Outcome) {
 	e.change(func() { e.After.Outcome = &o })
 }

@@ -88,7 +88,8 @@ type Metrics struct {
 	// Renders counts calls to remote renderers, by model and outcome.
 	Renders *prometheus.CounterVec
 
-	stages [numStages]prometheus.Observer
+	stages  [numStages]prometheus.Observer
+	answers answers
 }
 
 // Decision times range from microseconds (a repeated short prompt) to a second. The prefill
@@ -96,6 +97,9 @@ type Metrics struct {
 var decisionBuckets = []float64{
 	10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1,
 }
+
+// answerBuckets range from short completions to long generations, in seconds.
+var answerBuckets = []float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}
 
 // New returns metrics in a registry of their own, with Go's and the process's.
 func New(version string) *Metrics {
@@ -143,6 +147,14 @@ func New(version string) *Metrics {
 	stages := histogram("decision_seconds", "Time from the last body byte to the answer, by stage.", decisionBuckets, "stage")
 	for s := range numStages {
 		m.stages[s] = stages.WithLabelValues(s.String())
+	}
+	m.answers = answers{
+		duration:   histogram("request_duration_seconds", "Time from the arrival of a request to the end of its answer.", answerBuckets, "model"),
+		firstToken: histogram("time_to_first_token_seconds", "Time from the arrival of a request to its first token.", prometheus.ExponentialBuckets(0.005, 2, 15), "model"),
+		perToken:   histogram("time_per_output_token_seconds", "Mean time between the output tokens of a streamed answer whose usage was seen.", prometheus.ExponentialBuckets(0.001, 2, 12), "model"),
+		input:      counter("input_tokens_total", "Prompt tokens reported by engines.", "model"),
+		cached:     counter("cached_tokens_total", "Prompt tokens reported by engines as read from their caches.", "model"),
+		output:     counter("output_tokens_total", "Output tokens reported by engines.", "model"),
 	}
 	for _, result := range []string{"taken", "unchanged", "rejected"} {
 		m.Reloads.WithLabelValues(result)

@@ -1,0 +1,247 @@
+package decide
+
+import (
+	"context"
+	"encoding/hex"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/rs/zerolog"
+	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/internal/observe"
+)
+
+// collector is an OTLP collector on loopback.
+type collector struct {
+	t      *testing.T
+	tracer *observe.Tracer
+	mu     sync.Mutex
+	spans  []*tracepb.Span
+}
+
+func newCollector(t *testing.T) *collector {
+	t.Helper()
+	c := &collector{t: t}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text, _ := io.ReadAll(r.Body)
+		var req collectorpb.ExportTraceServiceRequest
+		if err := proto.Unmarshal(text, &req); err != nil || r.URL.Path != "/v1/traces" {
+			t.Errorf("got %s %v, want spans at /v1/traces", r.URL.Path, err)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, rs := range req.ResourceSpans {
+			for _, s := range rs.ScopeSpans {
+				c.spans = append(c.spans, s.Spans...)
+			}
+		}
+	}))
+	t.Cleanup(srv.Close)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", srv.URL)
+	var err error
+	if c.tracer, err = observe.NewTracer(context.Background(), "test", zerolog.Nop()); err != nil || c.tracer == nil {
+		t.Fatalf("got %v, %v, want a tracer", c.tracer, err)
+	}
+	t.Cleanup(c.tracer.Close)
+	return c
+}
+
+// named returns the spans with a name, after all were exported.
+func (c *collector) named(name string) (out []*tracepb.Span) {
+	c.t.Helper()
+	c.tracer.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.spans {
+		if s.Name == name {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func (c *collector) one(name string) *tracepb.Span {
+	c.t.Helper()
+	spans := c.named(name)
+	if len(spans) != 1 {
+		c.t.Fatalf("got %d spans %q, want 1", len(spans), name)
+	}
+	return spans[0]
+}
+
+func attributes(s *tracepb.Span) map[string]any {
+	out := map[string]any{}
+	for _, a := range s.Attributes {
+		if v := a.Value.GetStringValue(); v != "" {
+			out[a.Key] = v
+		} else {
+			out[a.Key] = a.Value.GetIntValue()
+		}
+	}
+	return out
+}
+
+func wantAttributes(t *testing.T, s *tracepb.Span, want map[string]any) {
+	t.Helper()
+	got := attributes(s)
+	for key, v := range want {
+		if got[key] != v {
+			t.Errorf("span %s, %s: got %v, want %v", s.Name, key, got[key], v)
+		}
+	}
+}
+
+const (
+	traceID     = "0af7651916cd43dd8448eb211c80319c"
+	traceparent = "00-" + traceID + "-b7ad6b7169203331-01"
+)
+
+func TestARequestIsTracedFromTheClientsTraceToItsEnd(t *testing.T) {
+	c := newCollector(t)
+	b := newBench(t, "routing: {wait: {max_requests: 8, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
+	first, _ := b.ask("/v1/completions", completion(10, ""))
+	b.Decider.tracer = c.tracer // the first request is not traced
+	waiter := b.send(1, "traceparent", traceparent)
+	first.Ticket.End(time.Now())
+	d := <-waiter.done
+	b.Decider.tracer = nil
+	d.Ticket.ResponseHeaders(200, d.Endpoint)
+	d.Ticket.FirstToken(time.Now())
+	d.Ticket.ResponseBody([]byte(`{"usage":{"prompt_tokens":11,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":4}}}`), true)
+	d.Ticket.End(time.Now())
+	if n := len(c.named("text_completion demo")); n != 1 {
+		t.Fatalf("got %d spans of requests, want one", n)
+	}
+	root, decision, wait := c.one("text_completion demo"), c.one("decision"), c.one("wait")
+	if got := hex.EncodeToString(root.ParentSpanId); got != "b7ad6b7169203331" || hex.EncodeToString(root.TraceId) != traceID {
+		t.Errorf("got parent %s in trace %x, want the client's", got, root.TraceId)
+	}
+	wantAttributes(t, root, map[string]any{
+		"gen_ai.operation.name": "text_completion", "gen_ai.request.model": "demo", "gen_ai.usage.input_tokens": int64(11),
+		"gen_ai.usage.output_tokens": int64(7), "gen_ai.usage.cache_read.input_tokens": int64(4), "http.response.status_code": int64(200),
+	})
+	e := b.decisions.Find(waiter.id)
+	wantAttributes(t, decision, map[string]any{"kvlane.target": "a", "kvlane.matched_tokens": e.Matched, "kvlane.prompt_tokens": e.PromptTokens, "server.address": e.Endpoint})
+	if string(decision.ParentSpanId) != string(root.SpanId) || string(wait.ParentSpanId) != string(decision.SpanId) {
+		t.Error("got other parents, want wait below decision below request")
+	}
+	if got := time.Duration(wait.EndTimeUnixNano - wait.StartTimeUnixNano); got != e.Waited {
+		t.Errorf("got a wait of %v, want %v", got, e.Waited)
+	}
+	for _, stage := range []string{"queue", "parse", "tokens", "plan"} {
+		if s := c.one(stage); string(s.ParentSpanId) != string(decision.SpanId) || s.StartTimeUnixNano < decision.StartTimeUnixNano || s.EndTimeUnixNano > decision.EndTimeUnixNano {
+			t.Errorf("%s: got a span outside of the decision", stage)
+		}
+	}
+	checkExemplar(t, b.metrics.Registry)
+}
+
+func checkExemplar(t *testing.T, reg *prometheus.Registry) {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			label := ""
+			for _, l := range m.Label {
+				if l.GetName() == "model" {
+					label = l.GetValue()
+				}
+			}
+			got[f.GetName()+"/"+label] = m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			if f.GetName() == "kvlane_time_to_first_token_seconds" && exemplarOf(m.GetHistogram()) != traceID {
+				t.Errorf("got exemplar %q, want trace %s", exemplarOf(m.GetHistogram()), traceID)
+			}
+		}
+	}
+	for name, want := range map[string]float64{
+		"kvlane_input_tokens_total/demo": 11, "kvlane_cached_tokens_total/demo": 4, "kvlane_output_tokens_total/demo": 7,
+		"kvlane_request_duration_seconds/demo": 2, "kvlane_time_to_first_token_seconds/demo": 1, "kvlane_time_per_output_token_seconds/demo": 0,
+	} {
+		if got[name] != want {
+			t.Errorf("%s: got %v, want %v", name, got[name], want)
+		}
+	}
+}
+
+func exemplarOf(h *dto.Histogram) string {
+	for _, b := range h.Bucket {
+		for _, l := range b.GetExemplar().GetLabel() {
+			return l.GetValue()
+		}
+	}
+	return ""
+}
+
+func TestARejectionIsTraced(t *testing.T) {
+	c := newCollector(t)
+	b := newBench(t, "") // no worker
+	b.Decider.tracer = c.tracer
+	if d, _ := b.ask("/v1/completions", completion(10, "")); d.Reject == nil {
+		t.Fatal("got a decision, want a rejection")
+	}
+	root := c.one("text_completion demo")
+	wantAttributes(t, root, map[string]any{"http.response.status_code": int64(503)})
+	wantAttributes(t, c.one("decision"), map[string]any{"kvlane.reason": "kvlane_no_eligible_worker"})
+	if root.Status.Code != tracepb.Status_STATUS_CODE_ERROR {
+		t.Errorf("got status %v, want an error", root.Status)
+	}
+}
+
+func TestAPrefillLegIsTraced(t *testing.T) {
+	p := newPoolsOf(t, "nixl")
+	c := newCollector(t)
+	p.Decider.tracer = c.tracer
+	d := p.ask(context.Background(), "r1")
+	d.Ticket.ResponseHeaders(200, d.Endpoint)
+	d.Ticket.End(time.Now())
+	leg := c.one("leg")
+	if to, _ := attributes(leg)["kvlane.target"].(string); !strings.HasPrefix(to, "p") || leg.Kind != tracepb.Span_SPAN_KIND_CLIENT {
+		t.Errorf("got a leg to %q of kind %v, want a client's to a prefill worker", to, leg.Kind)
+	}
+}
+
+// Without a collector no request has a span, and no more is allocated.
+func TestTracingIsOffWithoutACollector(t *testing.T) {
+	for _, env := range [][2]string{{"", ""}, {"OTEL_SDK_DISABLED", "true"}, {"OTEL_TRACES_EXPORTER", "none"}} {
+		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+		if env[0] != "" {
+			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+			t.Setenv(env[0], env[1])
+		}
+		if tracer, err := observe.NewTracer(context.Background(), "test", zerolog.Nop()); tracer != nil || err != nil {
+			t.Errorf("%v: got %v, %v, want no tracer", env, tracer, err)
+		}
+	}
+	var off *observe.Tracer
+	b := newBench(t, "", worker("a", 0))
+	r := b.request("/v1/completions", completion(10, ""), "traceparent", traceparent)
+	_, e := b.ask("/v1/completions", completion(10, ""))
+	if n := testing.AllocsPerRun(100, func() {
+		off.Start(e, r)
+		off.Decided(e, time.Time{}, false)
+	}); n != 0 {
+		t.Errorf("got %v allocations by a tracer that is off, want none", n)
+	}
+}
+
+func TestAnUnknownProtocolOfTracesIsAnError(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
+	if _, err := observe.NewTracer(context.Background(), "test", zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "http/protobuf or grpc") {
+		t.Errorf("got %v, want the protocols that there are", err)
+	}
+}

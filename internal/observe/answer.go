@@ -1,0 +1,123 @@
+package observe
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// maxModels bounds the values of the label model; requests for further models, and those for
+// models that are not known, are counted as otherModel.
+const (
+	maxModels  = 64
+	otherModel = "other"
+)
+
+// answers are the series of answers by model.
+type answers struct {
+	duration, firstToken, perToken *prometheus.HistogramVec
+	input, cached, output          *prometheus.CounterVec
+
+	mu      sync.RWMutex
+	byModel map[string]*modelSeries
+}
+
+// modelSeries are the series of one model.
+type modelSeries struct {
+	duration, firstToken, perToken prometheus.Observer
+	input, cached, output          prometheus.Counter
+}
+
+// of returns the series of a model that is known; "" stands for any other.
+func (a *answers) of(model string) *modelSeries {
+	a.mu.RLock()
+	s := a.byModel[model]
+	a.mu.RUnlock()
+	if s != nil {
+		return s
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s := a.byModel[model]; s != nil {
+		return s
+	}
+	name := Clip(model)
+	if name == "" || len(a.byModel) >= maxModels {
+		if s := a.byModel[""]; s != nil {
+			return s
+		}
+		model, name = "", otherModel
+	}
+	s = &modelSeries{a.duration.WithLabelValues(name), a.firstToken.WithLabelValues(name), a.perToken.WithLabelValues(name),
+		a.input.WithLabelValues(name), a.cached.WithLabelValues(name), a.output.WithLabelValues(name)}
+	if a.byModel == nil {
+		a.byModel = map[string]*modelSeries{}
+	}
+	if model != "" {
+		model = name // the model's memory is the request's
+	}
+	a.byModel[model] = s
+	return s
+}
+
+// Answer follows the answer to a request, for the metrics by model and the request's span. Its
+// methods are called one after the other.
+type Answer struct {
+	// Streamed reports that the answer comes as server-sent events.
+	Streamed bool
+
+	entry  *Entry
+	series *modelSeries
+	first  time.Time
+	output int64
+}
+
+// Answer returns the Answer of a decided request. model is "" if it is not known.
+func (m *Metrics) Answer(e *Entry, model string) Answer {
+	return Answer{entry: e, series: m.answers.of(model)}
+}
+
+// FirstToken records the time of the first token.
+func (a *Answer) FirstToken(at time.Time) {
+	a.first = at
+	a.observe(a.series.firstToken, at.Sub(a.entry.At))
+	if a.entry.span != nil {
+		a.entry.span.AddEvent("first_token", trace.WithTimestamp(at))
+	}
+}
+
+// Usage records the tokens that the engine reports; less than 0 means not reported.
+func (a *Answer) Usage(input, cached, output int64) {
+	a.output = output
+	a.series.input.Add(float64(max(0, input)))
+	a.series.cached.Add(float64(max(0, cached)))
+	a.series.output.Add(float64(max(0, output)))
+	if a.entry.span != nil {
+		a.entry.span.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", max(0, input)),
+			attribute.Int64("gen_ai.usage.cache_read.input_tokens", max(0, cached)), attribute.Int64("gen_ai.usage.output_tokens", max(0, output)))
+	}
+}
+
+// End records the end of the answer.
+func (a *Answer) End(at time.Time) {
+	a.observe(a.series.duration, at.Sub(a.entry.At))
+	if a.Streamed && a.output > 1 && !a.first.IsZero() {
+		a.observe(a.series.perToken, at.Sub(a.first)/time.Duration(a.output-1))
+	}
+	a.entry.mu.Lock()
+	defer a.entry.mu.Unlock()
+	a.entry.After.Ended = &at
+	a.entry.endSpan(at, a.entry.After.Status)
+}
+
+func (a *Answer) observe(h prometheus.Observer, d time.Duration) {
+	seconds := max(0, d.Seconds())
+	if labels := a.entry.exemplar(); labels != nil {
+		h.(prometheus.ExemplarObserver).ObserveWithExemplar(seconds, labels)
+		return
+	}
+	h.Observe(seconds)
+}

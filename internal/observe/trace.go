@@ -1,0 +1,172 @@
+package observe
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvlane/kvlane/extproc"
+)
+
+// Tracer makes a span for each request, with the decision, its stages, the wait for capacity
+// and the prefill leg below it, and exports them by OTLP. A nil Tracer does nothing.
+type Tracer struct {
+	provider *sdktrace.TracerProvider
+	tracer   trace.Tracer
+}
+
+// NewTracer returns a Tracer that is configured by OpenTelemetry's environment variables; nil
+// without an OTLP endpoint for traces. Close ends it.
+func NewTracer(ctx context.Context, version string, log zerolog.Logger) (*Tracer, error) {
+	endpoint := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"))
+	if endpoint == "" || os.Getenv("OTEL_SDK_DISABLED") == "true" || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
+		return nil, nil
+	}
+	var client otlptrace.Client
+	switch protocol := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL"), "http/protobuf"); protocol {
+	case "http/protobuf":
+		client = otlptracehttp.NewClient()
+	case "grpc":
+		client = otlptracegrpc.NewClient()
+	default:
+		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL=%s: want http/protobuf or grpc", protocol)
+	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn().Err(err).Msg("spans not exported") }))
+	exporter, err := otlptrace.New(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	res, err := resource.New(ctx, resource.WithTelemetrySDK(),
+		resource.WithAttributes(attribute.String("service.name", "kvlane"), attribute.String("service.version", version)), resource.WithFromEnv())
+	if err != nil {
+		return nil, err
+	}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(res))
+	return &Tracer{provider, provider.Tracer("github.com/kvlane/kvlane")}, nil
+}
+
+// Close exports what is left, for at most 5 s.
+func (t *Tracer) Close() {
+	if t == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = t.provider.Shutdown(ctx) // reported by the error handler
+}
+
+// Start starts the span of a request. Its parent is the traceparent header's.
+func (t *Tracer) Start(e *Entry, r *extproc.Request) {
+	if t == nil {
+		return
+	}
+	ctx := propagation.TraceContext{}.Extract(context.Background(), (*carrier)(r))
+	_, e.span = t.tracer.Start(ctx, "request", trace.WithTimestamp(e.At), trace.WithSpanKind(trace.SpanKindServer))
+}
+
+// carrier reads the headers of a request.
+type carrier extproc.Request
+
+func (c *carrier) Get(key string) string {
+	v, _ := (*extproc.Request)(c).Header(key)
+	return v
+}
+func (c *carrier) Set(string, string) {}
+func (c *carrier) Keys() []string     { return nil }
+
+// operations are the GenAI semantic conventions' names of the APIs; the others are named as
+// in metrics.
+var operations = map[string]string{
+	"messages": "chat", "responses": "chat", "completions": "text_completion",
+}
+
+// Decided records a decision that ended at a time in its request's span, and ends that too if
+// no Answer follows.
+func (t *Tracer) Decided(e *Entry, end time.Time, answered bool) {
+	if e == nil || e.span == nil {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if answered {
+		defer e.endSpan(end, cmp.Or(e.Rejected, e.After.Status))
+	}
+	if !e.span.IsRecording() {
+		return
+	}
+	operation := cmp.Or(operations[e.API], e.API)
+	e.span.SetName(operation + " " + e.Model)
+	e.span.SetAttributes(attribute.String("gen_ai.operation.name", operation), attribute.String("gen_ai.request.model", e.Model),
+		attribute.String("http.request.method", e.Method), attribute.String("url.path", e.Path), attribute.String("kvlane.request_id", e.ID))
+	ctx := trace.ContextWithSpan(context.Background(), e.span)
+	at := end
+	for _, s := range e.Stages {
+		at = at.Add(-s.Took)
+	}
+	ctx, decision := t.tracer.Start(ctx, "decision", trace.WithTimestamp(at))
+	decision.SetAttributes(attribute.String("kvlane.target", e.Target), attribute.Int64("kvlane.prompt_tokens", e.PromptTokens),
+		attribute.Int64("kvlane.matched_tokens", e.Matched), attribute.String("kvlane.via", e.Via))
+	for _, a := range []attribute.KeyValue{
+		attribute.String("gen_ai.conversation.id", e.Conversation), attribute.String("server.address", e.Endpoint),
+		attribute.String("kvlane.degraded", e.Degraded), attribute.String("kvlane.prefill_target", e.Prefill), attribute.String("kvlane.reason", e.Reason),
+	} {
+		if a.Value.AsString() != "" {
+			decision.SetAttributes(a)
+		}
+	}
+	for _, s := range e.Stages {
+		kind := trace.SpanKindInternal
+		if s.Stage == StageLeg.String() {
+			kind = trace.SpanKindClient
+		}
+		_, span := t.tracer.Start(ctx, s.Stage, trace.WithTimestamp(at), trace.WithSpanKind(kind))
+		at = at.Add(s.Took)
+		if s.Stage == StageLeg.String() {
+			span.SetAttributes(attribute.String("kvlane.target", e.Prefill))
+			for _, note := range e.PrefillNotes {
+				span.AddEvent(note, trace.WithTimestamp(at))
+			}
+		}
+		span.End(trace.WithTimestamp(at))
+	}
+	decision.End(trace.WithTimestamp(end))
+}
+
+// endSpan ends the request's span at the end of its answer. status is what the client got, 0 if
+// nothing.
+func (e *Entry) endSpan(at time.Time, status int) {
+	if e == nil || e.span == nil {
+		return
+	}
+	if status != 0 {
+		e.span.SetAttributes(attribute.Int("http.response.status_code", status))
+	}
+	if status == 0 || status >= 500 {
+		e.span.SetStatus(codes.Error, http.StatusText(status))
+	}
+	e.span.End(trace.WithTimestamp(at))
+}
+
+// exemplar returns the labels of an exemplar, nil if the request's trace is not sampled.
+func (e *Entry) exemplar() prometheus.Labels {
+	if e.span == nil || !e.span.SpanContext().IsSampled() {
+		return nil
+	}
+	return prometheus.Labels{"trace_id": e.span.SpanContext().TraceID().String()}
+}
