@@ -2,7 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -135,5 +138,27 @@ func TestBootstrapHelperRefuses(t *testing.T) {
 	}
 	if _, err := bootstrapHelper(strings.Replace(all.String(), "{{.Admin}}", "", 1)); err == nil || !strings.Contains(err.Error(), "no \"{{.Admin}}\" any more") {
 		t.Errorf("a use that is gone: %v", err)
+	}
+}
+
+// Each alert's runbook_url is an anchor of the troubleshooting page: a heading with its name.
+func TestAlertsHaveARunbook(t *testing.T) {
+	found := func(file, pattern string) (names []string) {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(pattern).FindAllSubmatch(content, -1) {
+			names = append(names, string(m[1]))
+		}
+		return names
+	}
+	alerts := found("../kvlane/templates/prometheusrule.yaml", `"name" "(\w+)"`)
+	runbooks := found("../../docs/troubleshooting.md", `(?m)^### (Kvlane\w+)$`)
+	if len(alerts) < 10 || !slices.Equal(alerts, runbooks) {
+		t.Errorf("got the headings %v, want the alerts in their order: %v", runbooks, alerts)
+	}
+	if n := len(found("../kvlane/templates/prometheusrule.yaml", `(docs/troubleshooting\.md#%s" \.root\.Chart\.Home \(lower \.name\))`)); n != 1 {
+		t.Errorf("got %d lines with a runbook_url, want one in the template of every alert", n)
 	}
 }

@@ -165,6 +165,9 @@ func TestAlertLabels(t *testing.T) {
 					t.Errorf("%s: its summary has the label %s, its expression keeps %v", text(rule, "alert"), m[1], kept)
 				}
 			}
+			if got, want := text(rule, "annotations", "runbook_url"), "/docs/troubleshooting.md#"+strings.ToLower(text(rule, "alert")); !strings.HasSuffix(got, want) {
+				t.Errorf("%s: got the runbook %q, want …%s", text(rule, "alert"), got, want)
+			}
 			if s := text(rule, "labels", "severity"); s != "warning" && s != "critical" {
 				t.Errorf("%s has severity %q", text(rule, "alert"), s)
 			}
