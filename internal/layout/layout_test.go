@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 70750
+	totalLimit = 71970
 	totalGoal  = 62000
 )
 
