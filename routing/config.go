@@ -38,7 +38,8 @@ type Config struct {
 	// WaitingTokens estimates the prefill of a waiting request that this router did not
 	// place, where the engine does not report waiting tokens. 0 to 10^6.
 	WaitingTokens int64 `json:"waitingTokens" yaml:"waiting_tokens"`
-	// RemoteTTL ends bookings of other replicas if their release was lost. 1 s to 24 h.
+	// RemoteTTL ends bookings of other replicas if their release was lost. It is longer
+	// than any request. 1 s to 24 h.
 	RemoteTTL time.Duration `json:"remoteTTL" yaml:"remote_ttl"`
 	// PrefillRate is a target's prefill speed in tokens per second. Retry hints use it,
 	// and a wait that is not ten times longer is never suspect. 1 to 10^7.
@@ -55,7 +56,7 @@ func DefaultConfig() Config {
 		ReportTTL:        10 * time.Second,
 		SuspectAfter:     2 * time.Second,
 		WaitingTokens:    2048,
-		RemoteTTL:        10 * time.Minute,
+		RemoteTTL:        24 * time.Hour,
 		PrefillRate:      10_000,
 	}
 }

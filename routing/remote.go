@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -35,7 +36,8 @@ type remoteLink struct {
 }
 
 // remotes are the copies of other replicas' bookings. Those whose release was lost
-// expire. All have the same TTL, so fifo is in order of expiry.
+// expire. All have the same TTL, so fifo is in order of expiry; it also holds some that
+// have ended.
 type remotes struct {
 	byKey map[remoteKey]ReservationID
 	fifo  []ReservationID
@@ -76,7 +78,10 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 		Owed:   r.targets[computes].load.Queue + max(b.Miss, 0),
 		remote: remoteLink{key: key, expires: now + r.config.RemoteTTL}})
 	r.remotes.byKey[key] = id
-	r.remotes.fifo = append(r.remotes.fifo, id)
+	if r.remotes.fifo = append(r.remotes.fifo, id); len(r.remotes.fifo) > 2*len(r.remotes.byKey)+1024 {
+		// One long request must not keep the ends of all later ones.
+		r.remotes.fifo = slices.DeleteFunc(r.remotes.fifo, func(id ReservationID) bool { return r.ledger.get(id) == nil })
+	}
 	if p := phase(b.Phase); p == decoding || p == transferring && prefill != NoSlot {
 		r.enter(id, p)
 	}
@@ -126,9 +131,7 @@ func (r *Router) ExpireRemote(now time.Duration) int {
 			n++
 		}
 	}
-	if i > 0 {
-		r.remotes.fifo = append(r.remotes.fifo[:0], r.remotes.fifo[i:]...)
-	}
+	r.remotes.fifo = r.remotes.fifo[i:]
 	return n
 }
 
