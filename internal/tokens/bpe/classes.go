@@ -9,26 +9,30 @@ import (
 )
 
 // class is a set of code point properties that split patterns, normalization and added tokens
-// test.
+// test. The bits above classBits hold the canonical combining class, which is 0 for a starter.
 type class uint32
 
+const classBits = 24
+
 const (
-	clsL       class = 1 << iota // \p{L}
-	clsN                         // \p{N}
-	clsM                         // \p{M}
-	clsP                         // \p{P}
-	clsS                         // \p{S}
-	clsWS                        // \s
-	clsNL                        // \r \n
-	clsUpper                     // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
-	clsLower                     // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
-	clsHan                       // \p{Han}
-	clsKana                      // [一-龥぀-ゟ゠-ヿ], DeepSeek's second stage
-	clsWord                      // \w of Rust's regex
-	clsDigit                     // char::is_numeric of Rust
-	clsCompose                   // NFC may change it or the code point before it
-	clsAlpha                     // [A-Za-z]
-	clsASCIIP                    // ASCII punctuation and symbols
+	clsL          class = 1 << iota // \p{L}
+	clsN                            // \p{N}
+	clsM                            // \p{M}
+	clsP                            // \p{P}
+	clsS                            // \p{S}
+	clsWS                           // \s
+	clsNL                           // \r \n
+	clsUpper                        // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
+	clsLower                        // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+	clsHan                          // \p{Han}
+	clsKana                         // [一-龥぀-ゟ゠-ヿ], DeepSeek's second stage
+	clsWord                         // \w of Rust's regex
+	clsDigit                        // char::is_numeric of Rust
+	clsCompose                      // NFC may change it or, as clsSecond, the code point before it
+	clsSecond                       // the second half of a composition
+	clsDecomposes                   // it has a canonical decomposition
+	clsAlpha                        // [A-Za-z]
+	clsASCIIP                       // ASCII punctuation and symbols
 )
 
 // classIndex and classPages are the two levels of the class table.
@@ -65,9 +69,7 @@ func init() {
 			flat[c] |= clsAlpha
 		}
 	}
-	for _, c := range initNormal() {
-		flat[c] |= clsCompose
-	}
+	initNormal(flat)
 	copy(asciiClass[:], flat)
 	seen := map[[256]class]uint16{}
 	for p := range classIndex {

@@ -14,7 +14,7 @@ const cutDistance = 256
 // others to dst, whose last from.IDs ids are the known ones. The cut is one of a text that begins
 // like this one, or the zero value. It appends the text's later cuts to cuts.
 func (t *Tokenizer) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []Cut, text string, from Cut, addSpecial bool) ([]uint32, []Cut, error) {
-	if err := checkText(text[from.Text:]); err != nil {
+	if err := t.checkText(text[from.Text:]); err != nil {
 		return dst, cuts, err
 	}
 	enc := t.acquire(stop)

@@ -27,7 +27,7 @@ func TestCutsAreSafe(t *testing.T) {
 		n = 400000
 	}
 	for name, p := range allSplitters() {
-		c := newCutter(p)
+		c := newCutter(p, false)
 		if c == nil {
 			t.Fatalf("%s has no cuts", name)
 		}
@@ -87,7 +87,7 @@ func TestStretchesFollowTheText(t *testing.T) {
 	for i := range 20 {
 		text += samples[i%10] + strings.Repeat("x", i) + " "
 	}
-	c := newCutter(wordSplit{digits: 1})
+	c := newCutter(wordSplit{digits: 1}, false)
 	cuts := func(s string, shift int) map[int]bool {
 		all := map[int]bool{}
 		for at := 0; at < len(s); {

@@ -6,9 +6,10 @@ import (
 )
 
 // encode appends the ids of text[from:]; from is 0 or the end of a hard cut. The error is
-// ErrStopped, or wraps ErrLimit if the split pattern exceeded its work limit.
+// ErrStopped, or wraps ErrText, or ErrLimit if the split pattern exceeded its work limit.
 func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error) {
 	enc.match.allow(len(text))
+	enc.invalid = false
 	find := search{set: enc.t.raw, s: text, pos: from, cut: from}
 	at := from
 	for {
@@ -28,6 +29,9 @@ func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error
 	}
 	if enc.watch.stopped {
 		return dst, ErrStopped
+	}
+	if enc.invalid {
+		return dst, errInvalid
 	}
 	if enc.match.exceeded() {
 		return dst, fmt.Errorf("%w: the split pattern takes too long", ErrLimit)
@@ -50,7 +54,7 @@ func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 		return enc.pipelined(dst, s, base)
 	}
 	first := base == 0
-	if enc.t.nfc && composeAt(s, 0) < len(s) {
+	if enc.t.nfc && !enc.t.lazy && composeAt(s, 0) < len(s) {
 		enc.nfc = appendNFC(enc.nfc[:0], s, &enc.watch)
 		s = stringOf(enc.nfc)
 	}

@@ -17,6 +17,7 @@ type encoder struct {
 	match   regexSearch
 	ends    [512]uint32 // ends of words
 	parts   [512]uint32 // ends of the parts of one word
+	invalid bool        // a stretch of the text is not valid UTF-8
 	nfc     []byte
 	text    []byte // text with U+2581 turned into spaces
 	spacing []byte // text with a space put before it

@@ -97,7 +97,8 @@ func newTokenizer(config Config) *Tokenizer {
 
 // finish derives what the other parts imply.
 func (t *Tokenizer) finish() {
-	t.cuts = newCutter(t.splitter)
+	t.lazy = t.pipe == nil && t.sp == nil && (!t.nfc || len(t.normal.starts) == 0)
+	t.cuts = newCutter(t.splitter, t.nfc && t.lazy)
 	t.longest = t.longestToken()
 }
 

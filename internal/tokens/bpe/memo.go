@@ -47,14 +47,14 @@ func (enc *encoder) paragraphs(dst []uint32, s string) []uint32 {
 func (enc *encoder) stretches(dst []uint32, s string) []uint32 {
 	cuts := enc.t.cuts
 	if cuts == nil || len(s) < memoMinimum {
-		return enc.words(dst, s, 0, len(s))
+		return enc.fresh(dst, s, 0, len(s))
 	}
 	text := bytesOf(s)
 	for at := 0; at < len(s); {
 		for limit := min(at+lookEvery, len(s)); at < limit; {
 			end := cuts.next(text, s, at)
 			if end-at < memoMinimum {
-				return enc.words(dst, s, at, end)
+				return enc.fresh(dst, s, at, end)
 			}
 			dst = enc.stretchOf(dst, s, at, end)
 			at = end
@@ -76,8 +76,8 @@ func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
 		return dst
 	}
 	n := len(dst)
-	dst = enc.words(dst, s, at, end)
-	if again && !enc.watch.stopped {
+	dst = enc.fresh(dst, s, at, end)
+	if again && !enc.watch.stopped && !enc.invalid {
 		shard.mu.Lock()
 		if shard.store == nil {
 			shard.store = newStore(memoSlots, memoText, memoIDs)
@@ -86,6 +86,22 @@ func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
 		shard.mu.Unlock()
 	}
 	return dst
+}
+
+// fresh appends the ids of the stretch s[at:end], which is not in the memo.
+func (enc *encoder) fresh(dst []uint32, s string, at, end int) []uint32 {
+	if !enc.t.lazy {
+		return enc.words(dst, s, at, end)
+	}
+	if !utf8.ValidString(s[at:end]) {
+		enc.invalid = true
+		return dst
+	}
+	if enc.t.nfc && composeAt(s[at:end], 0) < end-at {
+		enc.nfc = appendNFC(enc.nfc[:0], s[at:end], &enc.watch)
+		s, at, end = stringOf(enc.nfc), 0, len(enc.nfc)
+	}
+	return enc.words(dst, s, at, end)
 }
 
 // get appends the ids of a stretch if they are cached; otherwise again reports whether the
@@ -121,8 +137,19 @@ func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, aga
 //     takes slashes after line ends), unless the pattern is GPT-2's, whose white
 //     space looks at what follows.
 //   - In SentencePiece models, before a space that follows a non-space.
+//
+// Text that is not normalized yet is cut only between a quiet code point and one that another
+// quiet one, or the end, follows. The stretches a and b of such a cut can be normalized
+// separately: b begins with ASCII or punctuation, which is a starter that neither decomposes nor
+// joins anything before it. So decomposing and sorting move nothing over the cut, and as the last
+// starter it also keeps all of b from joining a: NFC(ab) = NFC(a)NFC(b). The characters at the cut
+// stay: the last one of a is quiet and the last of a, so it recomposes to itself and joins nothing,
+// and what follows the first one of b does not join it. So the rules hold for the normalized text,
+// too. Text that is not valid UTF-8 may be cut as well: a cut is before the first byte of a
+// character, so the text is valid if and only if all its stretches are.
 type cutter struct {
 	before, after [256]uint8
+	raw           bool // the text may have to be normalized
 }
 
 // Bits of the tables: a cut is possible where the entries of the bytes before and after share a
@@ -140,9 +167,10 @@ const (
 	maxStretch = 768
 )
 
-// newCutter returns nil if the splitter's text cannot be cut.
-func newCutter(p splitter) *cutter {
-	c := &cutter{}
+// newCutter returns nil if the splitter's text cannot be cut. With raw, text is cut that is not
+// normalized yet.
+func newCutter(p splitter, raw bool) *cutter {
+	c := &cutter{raw: raw}
 	line, slash := true, false
 	switch p := p.(type) {
 	case spaceSplit:
@@ -187,7 +215,23 @@ func newCutter(p splitter) *cutter {
 // safe reports whether s may be cut at i, 0 < i < len(s).
 func (c *cutter) safe(s string, i int) bool {
 	shared := c.before[s[i-1]] & c.after[s[i]]
-	return shared&(cutWord|cutLine) != 0 || shared == cutWide && wideCut(s, i)
+	return (shared&(cutWord|cutLine) != 0 || shared == cutWide && wideCut(s, i)) && (!c.raw || quietCut(s, i))
+}
+
+// quietCut reports whether normalization does not change the characters on both sides of i.
+func quietCut(s string, i int) bool {
+	if r, _ := utf8.DecodeLastRuneInString(s[:i]); !runeClass(r).quiet() {
+		return false
+	}
+	next := i + 1
+	if s[i] >= 0x80 {
+		next = i + 3
+	}
+	if next >= len(s) {
+		return true
+	}
+	c, _ := classAt(s, next)
+	return c.quiet()
 }
 
 // wideCut reports whether the text may be cut at i between a letter and a space, or between a Han

@@ -20,16 +20,15 @@ const (
 	hangulCount                        = hangulLs * hangulVs * hangulTs
 )
 
+// The maps are asked only about code points whose class has clsDecomposes or clsSecond.
 var (
-	decomposition  = map[rune][]rune{}
-	composition    = map[[2]rune]rune{}
-	combiningClass = map[rune]uint8{}
+	decomposition = map[rune][]rune{}
+	composition   = map[[2]rune]rune{}
 )
 
-// initNormal fills the tables and returns the code points at which the quick check must stop:
-// marks, second halves of compositions, and code points that do not compose to themselves.
-func initNormal() []rune {
-	var flagged []rune
+// initNormal fills the maps and sets the classes of normalization. clsCompose is set for second
+// halves of compositions and code points that do not compose to themselves.
+func initNormal(flat []class) {
 	readDecompositions(decompositions, decomposition)
 	composed := map[rune]bool{}
 	for row := range strings.SplitSeq(compositions, ",") {
@@ -37,39 +36,46 @@ func initNormal() []rune {
 		a, b, c := mustHex(f[0]), mustHex(f[1]), mustHex(f[2])
 		composition[[2]rune{a, b}] = c
 		composed[c] = true
-		flagged = append(flagged, b)
+		flat[b] |= clsCompose | clsSecond
 	}
 	for c := range decomposition {
+		flat[c] |= clsDecomposes
 		if !composed[c] {
-			flagged = append(flagged, c)
+			flat[c] |= clsCompose
 		}
 	}
-	for class, ranges := range combiningClasses {
-		eachRange(ranges, func(from, to rune) {
-			for c := from; c <= to; c++ {
-				combiningClass[c] = class
-				flagged = append(flagged, c)
-			}
-		})
+	for combining, ranges := range combiningClasses {
+		setRanges(flat, ranges, class(combining)<<classBits)
 	}
-	for c := rune(hangulV); c < hangulV+hangulVs; c++ {
-		flagged = append(flagged, c)
+	for c := range hangulVs {
+		flat[hangulV+c] |= clsCompose | clsSecond
 	}
-	for c := rune(hangulT); c < hangulT+hangulTs; c++ {
-		flagged = append(flagged, c)
+	for c := range hangulTs {
+		flat[hangulT+c] |= clsCompose | clsSecond
 	}
-	return flagged
 }
+
+// quiet reports whether the code point is a starter that NFC leaves as it is and does not join to
+// what precedes it.
+func (c class) quiet() bool { return c&clsCompose == 0 && c>>classBits == 0 }
 
 // highBits are set in bytes that are not ASCII.
 const highBits = 0x8080808080808080
 
-// composeAt returns the offset of the first code point at or after i that NFC may change or join
-// to its neighbour, or len(s).
+// composeAt returns the offset of the first code point at or after i that NFC may change, move or
+// join to its neighbour, or len(s). s[:i] ends in a starter or is empty.
+//
+// This is the quick check of UAX 15: text is in NFC if it has no code point with clsCompose and if
+// no mark follows one of a higher class. For then decomposing it and sorting only puts marks of
+// lower classes among the marks of a composed character. They are not second halves, so they join
+// nothing, and they block none of its marks, whose classes are higher: it composes again, and the
+// marks return to their order.
 func composeAt(s string, i int) int {
 	b := bytesOf(s)
+	last := class(0)
 	for i < len(s) {
 		if b[i] < 0x80 {
+			last = 0
 			i++
 			for i+8 <= len(b) && binary.LittleEndian.Uint64(b[i:])&highBits == 0 {
 				i += 8
@@ -77,9 +83,11 @@ func composeAt(s string, i int) int {
 			continue
 		}
 		c, n := wideClassAt(s, i)
-		if c&clsCompose != 0 {
+		combining := c >> classBits
+		if c&clsCompose != 0 || combining < last && combining != 0 {
 			return i
 		}
+		last = combining
 		i += n
 	}
 	return i
@@ -97,14 +105,15 @@ func appendNFC(dst []byte, s string, wanted *watch) []byte {
 		// Normalize from the quiet code point before the hit to the next quiet one: quiet code
 		// points never join to what precedes them.
 		from := hit
-		if from > at {
-			_, size := utf8.DecodeLastRuneInString(s[at:hit])
+		for quiet := false; from > at && !quiet; {
+			r, size := utf8.DecodeLastRuneInString(s[at:from])
+			quiet = runeClass(r).quiet()
 			from -= size
 		}
 		end := hit
 		for end < len(s) {
 			c, size := classAt(s, end)
-			if c&clsCompose == 0 {
+			if c.quiet() {
 				break
 			}
 			end += size
@@ -200,7 +209,8 @@ func (n *normalizer) decompose(s string) {
 	}
 	for _, r := range s {
 		d, ok := alike[r]
-		if !ok {
+		c := runeClass(r)
+		if !ok && c&clsDecomposes != 0 {
 			d, ok = decomposition[r]
 		}
 		if ok {
@@ -217,12 +227,14 @@ func (n *normalizer) decompose(s string) {
 			}
 			continue
 		}
-		n.push(r)
+		n.marks = append(n.marks, mark{r, uint8(c >> classBits)})
 	}
 	n.reorder()
 }
 
-func (n *normalizer) push(r rune) { n.marks = append(n.marks, mark{r, combiningClass[r]}) }
+func (n *normalizer) push(r rune) {
+	n.marks = append(n.marks, mark{r, uint8(runeClass(r) >> classBits)})
+}
 
 // reorder sorts each run of marks by combining class. It is a stable counting sort, so a long run
 // takes linear time.
@@ -281,6 +293,9 @@ func composePair(a, b rune) (rune, bool) {
 		if t := b - hangulT; t > 0 && t < hangulTs {
 			return a + t, true
 		}
+	}
+	if runeClass(b)&clsSecond == 0 {
+		return 0, false
 	}
 	x, ok := composition[[2]rune{a, b}]
 	return x, ok

@@ -32,7 +32,10 @@ type Tokenizer struct {
 	short        *shortTokens
 	cuts         *cutter
 	nfc          bool
-	prefix       prefixSpace
+	// lazy: text is checked and normalized by stretch, after the memo was asked; otherwise as a
+	// whole. See cutter.
+	lazy   bool
+	prefix prefixSpace
 
 	form       tokenForm
 	pipe       *pipeline   // nil for the usual shapes
@@ -87,7 +90,7 @@ func (t *Tokenizer) Encode(dst []uint32, text string, addSpecial bool) ([]uint32
 
 // EncodeUntil is Encode, except that it returns ErrStopped soon after stop is closed.
 func (t *Tokenizer) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, addSpecial bool) ([]uint32, error) {
-	if err := checkText(text); err != nil {
+	if err := t.checkText(text); err != nil {
 		return dst, err
 	}
 	if dst == nil {
@@ -108,12 +111,15 @@ func (t *Tokenizer) EncodeUntil(stop <-chan struct{}, dst []uint32, text string,
 	return dst, err
 }
 
-func checkText(text string) error {
+var errInvalid = fmt.Errorf("%w: not valid UTF-8", ErrText)
+
+// checkText checks what encode does not.
+func (t *Tokenizer) checkText(text string) error {
 	if len(text) > MaxText {
 		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrLimit, len(text), MaxText)
 	}
-	if !utf8.ValidString(text) {
-		return fmt.Errorf("%w: not valid UTF-8", ErrText)
+	if !t.lazy && !utf8.ValidString(text) {
+		return errInvalid
 	}
 	return nil
 }
