@@ -22,6 +22,8 @@ type encoder struct {
 	text    []byte // text with U+2581 turned into spaces
 	spacing []byte // text with a space put before it
 	added   []byte // text as the normalizer of a SentencePiece model leaves it
+	steps   []uint32
+	sums    []float64 // see viterbi
 
 	// recording, cuts, cutBase and lastCut record the hard cuts of the text being encoded.
 	recording bool
@@ -45,6 +47,9 @@ func (enc *encoder) trim() {
 		if cap(*b) > maxScratch {
 			*b = nil
 		}
+	}
+	if cap(enc.steps) > maxScratch/4 {
+		enc.steps = nil
 	}
 	enc.watch, enc.match.text = watch{}, ""
 }

@@ -2,6 +2,7 @@ package bpe
 
 import (
 	_ "embed"
+	"encoding/json"
 	"fmt"
 	"strings"
 )
@@ -74,6 +75,10 @@ type ownParts struct {
 	normalizer, preTokenizer string // JSON; %t is add_prefix_space
 	model                    modelHead
 	noPost                   bool // removes the post-processor too
+	// unkID is that of a Unigram model, which keeps the normalizer Precompiled of the file and
+	// puts EOS after a text and, with bos, BOS before it.
+	unkID int
+	bos   bool
 	// specials are the class's defaults for special tokens that the configuration does not name:
 	// "name content ...".
 	specials string
@@ -83,6 +88,7 @@ const (
 	endOfText    = "unk_token <|endoftext|> bos_token <|endoftext|> eos_token <|endoftext|>"
 	qwenTokens   = "unk_token <|endoftext|> eos_token <|endoftext|> pad_token <|endoftext|>"
 	ownByteLevel = `{"type":"ByteLevel","add_prefix_space":%t,"use_regex":true}`
+	ownWords     = `{"type":"Sequence","pretokenizers":[{"type":"WhitespaceSplit"},{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}]}`
 	ownNFC       = `{"type":"NFC"}`
 )
 
@@ -106,11 +112,37 @@ var ownPartsOf = map[string]ownParts{
 		preTokenizer: `{"type":"Split","pattern":{"String":" "},"behavior":"MergedWithPrevious","invert":false}`,
 		model:        modelHead{ByteFallback: true, FuseUnk: true},
 		specials:     "unk_token <unk> bos_token <bos> eos_token <eos> pad_token <pad> mask_token <mask>"},
+	"XLMRobertaTokenizer": {preTokenizer: ownWords, unkID: 3, bos: true,
+		specials: "bos_token <s> eos_token </s> sep_token </s> cls_token <s> unk_token <unk> pad_token <pad> mask_token <mask>"},
+	"T5Tokenizer": {preTokenizer: ownWords, unkID: 2,
+		specials: "eos_token </s> unk_token <unk> pad_token <pad>"},
 	"LlamaTokenizer": {specials: "unk_token <unk> bos_token <s> eos_token </s>"}, // see rebuiltLlama
 }
 
 // sameClasses build the same tokenizer as the files of their models.
 var sameClasses = map[string]bool{"RobertaTokenizer": true, "WhisperTokenizer": true}
+
+// onlyCharsmap returns the first normalizer Precompiled among those of raw, nil if there is none.
+func onlyCharsmap(raw []byte) ([]byte, error) {
+	norm, err := readComponents(raw, "normalizer")
+	for _, n := range norm {
+		if n.Type == "Precompiled" && err == nil {
+			return json.Marshal(map[string]any{"type": n.Type, "precompiled_charsmap": n.Charsmap})
+		}
+	}
+	return nil, err
+}
+
+// ownPost sets what a class with a Unigram model adds to a text.
+func (t *Tokenizer) ownPost() {
+	own := ownPartsOf[t.config.engineClass()]
+	if id, ok := t.TokenID(t.config.Special["bos_token"]); ok && own.bos {
+		t.before = []uint32{id}
+	}
+	if id, ok := t.TokenID(t.config.Special["eos_token"]); ok && own.unkID != 0 {
+		t.after = []uint32{id}
+	}
+}
 
 // rebuild replaces the parts of f that the engine's class replaces.
 func (t *Tokenizer) rebuild(f *file, head *modelHead) error {
@@ -138,8 +170,19 @@ func (t *Tokenizer) rebuild(f *file, head *modelHead) error {
 		}
 		return []byte(text)
 	}
+	charsmap := f.normalizer
 	f.normalizer, f.preTokenizer = part(own.normalizer), part(own.preTokenizer)
-	if own.noPost {
+	if (own.unkID != 0) != (head.Type == "Unigram") {
+		return unsupported("tokenizer class %s with a model of another type", class)
+	}
+	if own.unkID != 0 {
+		head.UnkID = &own.unkID
+		var err error
+		if f.normalizer, err = onlyCharsmap(charsmap); err != nil || !t.config.llama.addPrefixSpace {
+			return unsupported("tokenizer class %s without add_prefix_space or with an unknown normalizer", class)
+		}
+	}
+	if own.noPost || own.unkID != 0 {
 		f.postProcessor = nil
 	}
 	head.ByteFallback, head.FuseUnk, head.IgnoreMerges = own.model.ByteFallback, own.model.FuseUnk, false

@@ -75,10 +75,7 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	if err := t.rebuild(&f, head); err != nil {
 		return nil, err
 	}
-	if err := t.readPipeline(&f, head); err != nil {
-		return nil, err
-	}
-	if err := t.readModel(head); err != nil {
+	if err := t.readPipelineAndModel(&f, head); err != nil {
 		return nil, err
 	}
 	if err := t.readAdded(f.added); err != nil {
@@ -87,8 +84,22 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	if err := t.readPost(f.postProcessor); err != nil {
 		return nil, err
 	}
+	t.ownPost()
 	t.finish()
 	return t, nil
+}
+
+func (t *Tokenizer) readPipelineAndModel(f *file, head *modelHead) error {
+	if head.Type == "Unigram" {
+		if err := t.unigramPipeline(f); err != nil {
+			return err
+		}
+		return t.readUnigram(head, t.config.engineClass() != "")
+	}
+	if err := t.readPipeline(f, head); err != nil {
+		return err
+	}
+	return t.readModel(head)
 }
 
 func newTokenizer(config Config) *Tokenizer {

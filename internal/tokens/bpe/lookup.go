@@ -251,6 +251,9 @@ func (enc *encoder) inParts(dst []uint32, text []byte, from, end int) ([]uint32,
 
 // spelled appends the ids that merging yields.
 func (enc *encoder) spelled(dst []uint32, word []byte) []uint32 {
+	if u := enc.t.unigram; u != nil {
+		return u.viterbi(enc, dst, word)
+	}
 	if len(word) <= smallLimit && isASCII(word) {
 		return enc.merge.small.ascii(enc.t, word, dst)
 	}

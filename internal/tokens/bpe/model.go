@@ -12,6 +12,7 @@ type modelHead struct {
 	Type          string   `json:"type"`
 	Dropout       *float64 `json:"dropout"`
 	Unk           *string  `json:"unk_token"`
+	UnkID         *int     `json:"unk_id"`
 	FuseUnk       bool     `json:"fuse_unk"`
 	Prefix        string   `json:"continuing_subword_prefix"`
 	Suffix        string   `json:"end_of_word_suffix"`
@@ -47,8 +48,9 @@ func readHead(raw []byte) (*modelHead, error) {
 		return nil, fmt.Errorf("model: %w", err)
 	}
 	switch {
+	case head.Type == "Unigram":
 	case head.Type != "BPE" && (head.Type != "" || head.merges == nil):
-		return nil, unsupported("model %s, which is not BPE", cmp.Or(head.Type, "without a type"))
+		return nil, unsupported("model %s, which is neither BPE nor Unigram", cmp.Or(head.Type, "without a type"))
 	case head.Dropout != nil && *head.Dropout != 0:
 		return nil, unsupported("BPE with dropout")
 	case head.Prefix != "" || head.Suffix != "":

@@ -197,6 +197,27 @@ func classMatches(name string) matcher {
 var normalizeStages = map[string]func(c component) (normalizeStage, error){
 	"NFC":  func(component) (normalizeStage, error) { return nfc, nil },
 	"NFKC": func(component) (normalizeStage, error) { return nfkc, nil },
+	"Precompiled": func(c component) (normalizeStage, error) {
+		if len(c.Charsmap) == 0 {
+			return func(_ *encoder, s string) string { return s }, nil
+		}
+		m, err := newCharsmap(c.Charsmap)
+		if err != nil {
+			return nil, err
+		}
+		return m.normalize, nil
+	},
+	"Strip": func(c component) (normalizeStage, error) {
+		return func(_ *encoder, s string) string {
+			if c.StripLeft {
+				s = s[blanksAt(s):]
+			}
+			if c.StripRight {
+				s = s[:len(s)-blanksBefore(s)]
+			}
+			return s
+		}, nil
+	},
 	"Prepend": func(c component) (normalizeStage, error) {
 		return func(_ *encoder, s string) string { return c.Prepend + s }, nil
 	},
@@ -238,6 +259,12 @@ func patternMatches(c component) (matcher, error) {
 	return nil, unsupported("%s without a pattern", c.Type)
 }
 
+// blanksAt returns the length of the white space at the start of s.
+func blanksAt(s string) int { return (&search{s: s}).spaceAfter(0) }
+
+// blanksBefore returns the length of the white space at the end of s.
+func blanksBefore(s string) int { return len(s) - (&search{s: s}).spaceBefore(len(s)) }
+
 // splitStages are the pre-tokenizers by type.
 var splitStages = map[string]func(c component) (splitStage, error){
 	"Split": func(c component) (splitStage, error) {
@@ -266,6 +293,19 @@ var splitStages = map[string]func(c component) (splitStage, error){
 	},
 	"ByteLevel": func(c component) (splitStage, error) { return byteLevelStage(c, byteLevelString), nil },
 	"Metaspace": metaspaceStage,
+	"WhitespaceSplit": func(component) (splitStage, error) {
+		blank := func(_ *encoder, s string, i int) (int, int, bool) {
+			for i < len(s) {
+				c, n := classAt(s, i)
+				if c&clsWS != 0 {
+					return i, i + n, true
+				}
+				i += n
+			}
+			return i, i, false
+		}
+		return split(blank, behaveRemoved, false), nil
+	},
 }
 
 // byteLevelStage splits by GPT-2's pattern; write encodes the bytes of a word in the byte

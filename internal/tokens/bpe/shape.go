@@ -15,6 +15,10 @@ type component struct {
 	Pretokenizers []component `json:"pretokenizers"`
 	Processors    []component `json:"processors"`
 
+	Charsmap   []byte `json:"precompiled_charsmap"`
+	StripLeft  bool   `json:"strip_left"`
+	StripRight bool   `json:"strip_right"`
+
 	Prepend string `json:"prepend"`
 	Content string `json:"content"`
 	Pattern struct {

@@ -40,6 +40,7 @@ type Tokenizer struct {
 	form       tokenForm
 	pipe       *pipeline   // nil for the usual shapes
 	sp         *spaceModel // nil for byte-level models
+	unigram    *unigram    // nil for BPE
 	byteID     [256]uint32 // of SentencePiece models, those of ASCII characters
 	asciiPairs *asciiPairs
 	units      units

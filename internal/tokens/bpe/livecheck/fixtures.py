@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Writes testdata/foreign: small tokenizers in every file format but plain BPE tokenizer.json, with ids of their own libraries.
 
-  pip install mistral-common==1.13.1 tiktoken==0.14.0 tokenizers==0.23.3
+  pip install mistral-common==1.13.1 tiktoken==0.14.0 tokenizers==0.23.3 sentencepiece==0.2.3 protobuf
   fixtures.py TESTDATA
 
 Each folder has the file as it lies in a model's folder (gzipped) and ids.jsonl.gz: a line per text of texts.jsonl.gz, without and with what is added to a text.
-The vocabularies are the beginnings of mistral-common's tekken.
+The vocabularies are the beginnings of mistral-common's tekken, and trained on the texts.
 """
 import base64
 import gzip
@@ -15,8 +15,15 @@ import sys
 import unicodedata
 
 import mistral_common
+import sentencepiece
 import tiktoken
-from tokenizers.normalizers import NFC
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.normalizers import NFC, Precompiled, Replace, Sequence, Strip
+from tokenizers.pre_tokenizers import Metaspace, WhitespaceSplit
+from tokenizers.pre_tokenizers import Sequence as Both
+from tokenizers.processors import TemplateProcessing
+from sentencepiece import sentencepiece_model_pb2 as protos
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 DATA = os.path.join(os.path.dirname(mistral_common.__file__), "data")
@@ -78,6 +85,36 @@ def tiktoken_file(path, texts, ranks, pattern, special, parts):
         [i for p in parts(s) for i in encoding.encode(p, allowed_special="all")] if old(s) == unicodedata.normalize("NFC", s) else None, None))
 
 
+def trained(folder, texts, **how):
+    """A SentencePiece model of the texts, written to folder."""
+    os.makedirs(folder, exist_ok=True)
+    common = ("".join(c for c in s if " " <= c < "\u0250" or "\u4e00" <= c < "\u4e80" or c in "\n\u3000\u2581") for s in texts)
+    lines = [line for s in common for line in s.split("\n") if line.strip()]
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_prefix=os.path.join(folder, "tokenizer"), vocab_size=1500,
+                                             character_coverage=0.999, num_threads=1, minloglevel=2, max_sentence_length=10000, **how)
+    path = os.path.join(folder, "tokenizer.model")
+    with open(path, "rb") as f:
+        data = f.read()
+    os.remove(path)
+    os.remove(os.path.join(folder, "tokenizer.vocab"))
+    return data
+
+
+def unigram(folder, texts, data, normalizer, pre_tokenizer, fallback):
+    proto = protos.ModelProto.FromString(data)
+    tok = Tokenizer(Unigram([(p.piece, p.score) for p in proto.pieces], proto.trainer_spec.unk_id, fallback))
+    if normalizer:
+        tok.normalizer = normalizer(proto.normalizer_spec.precompiled_charsmap)
+    tok.pre_tokenizer = pre_tokenizer
+    tok.add_special_tokens(["<s>", "</s>"])
+    tok.add_tokens([AddedToken("<mask>", lstrip=True, normalized=False), AddedToken("\u00e9!", normalized=True)])
+    tok.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    text = tok.to_str()
+    tok = Tokenizer.from_str(text)  # scores are rounded when they are read
+    zipped(os.path.join(folder, "tokenizer.json.gz"), text.encode())
+    golden(folder, texts, lambda s: (tok.encode(s, add_special_tokens=False).ids, tok.encode(s).ids))
+
+
 def main():
     out = sys.argv[1]
     with gzip.open(os.path.join(out, "texts.jsonl.gz"), "rt") as f:
@@ -88,6 +125,12 @@ def main():
     tiktoken_file(os.path.join(out, "qwen", "qwen.tiktoken"), texts, ranks, QWEN,
                   ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] + ["<|extra_%d|>" % i for i in range(205)], lambda s: [unicodedata.normalize("NFC", s)])
     tiktoken_file(os.path.join(out, "kimi", "tiktoken.model"), texts, ranks, KIMI, ["<|reserved_token_%d|>" % i for i in range(n, n + 258)], pieces)
+    rules = trained(os.path.join(out, "unigram"), texts, model_type="unigram")
+    plain = trained(os.path.join(out, "unigram_bytes"), texts, model_type="unigram", byte_fallback=True, normalization_rule_name="identity",
+                    remove_extra_whitespaces=False)
+    unigram(os.path.join(out, "unigram"), texts, rules, Precompiled, Both([WhitespaceSplit(), Metaspace(prepend_scheme="always")]), False)
+    unigram(os.path.join(out, "unigram_strip"), texts, plain, lambda _: Sequence([Strip(), Replace(Regex(" {2,}"), " ")]), Metaspace(prepend_scheme="always"), True)
+    unigram(os.path.join(out, "unigram_bytes"), texts, plain, None, Metaspace(prepend_scheme="first", split=False), True)
 
 
 main()

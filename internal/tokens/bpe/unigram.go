@@ -1,0 +1,404 @@
+package bpe
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// unigram is a Unigram model: it divides a text into the tokens with the highest sum of scores.
+// Sums are in the order and the precision of the reference, because equal sums that are rounded
+// differently decide which tokens are taken.
+type unigram struct {
+	vocab  *vocab
+	scores []float64 // by id
+	trie   *byteTrie
+	// unknown is the score of a character that is no token, unk its id.
+	unknown  float64
+	unk      uint32
+	fallback bool
+	bytes    [256]uint32 // token of "<0x41>", maxID if none
+	longest  int         // token, in bytes
+	// single: sums have 32 bits, as in SentencePiece itself.
+	single bool
+}
+
+// unkPenalty is how much lower than the lowest score that of an unknown character is.
+const unkPenalty = 10
+
+// maxPiece bounds the length of a token in bytes: a step of viterbi packs it with an id.
+const maxPiece = 1<<(32-packedID) - 1
+
+// byteTrie is a trie over bytes. An edge is a slot of an open-addressing table.
+//
+// Invariant: a slot has the parent node and the byte in its upper half and the child in its lower
+// half; 0 is empty. The table's size is a power of two, at most half full.
+type byteTrie struct {
+	slots []uint64
+	token []uint32 // by node: id+1, 0 if none
+}
+
+// newByteTrie returns the trie of the tokens of v for which in is true.
+func newByteTrie(v *vocab, in func(id uint32) bool) (*byteTrie, error) {
+	t := &byteTrie{slots: make([]uint64, 1<<bits.Len(uint(len(v.blob)*2))), token: make([]uint32, 1, len(v.blob)/2+1)}
+	for id, has := range v.has {
+		if !has || !in(uint32(id)) {
+			continue
+		}
+		node := uint32(0)
+		for _, b := range v.bytes(uint32(id)) {
+			slot := t.slot(node, b)
+			if *slot == 0 {
+				*slot = uint64(node<<8|uint32(b))<<32 | uint64(len(t.token))
+				t.token = append(t.token, 0)
+			}
+			node = uint32(*slot)
+		}
+		t.token[node] = uint32(id) + 1
+	}
+	if len(t.token) > 1<<24 {
+		return nil, unsupported("a vocabulary of more than %d characters", 1<<24)
+	}
+	return t, nil
+}
+
+// slot returns the slot of an edge, which is empty if there is none.
+func (t *byteTrie) slot(node uint32, b byte) *uint64 {
+	key := node<<8 | uint32(b)
+	mask := uint64(len(t.slots) - 1)
+	for at := uint64(key) * mulC >> 32; ; at++ {
+		if s := &t.slots[at&mask]; *s == 0 || uint32(*s>>32) == key {
+			return s
+		}
+	}
+}
+
+// viterbi appends the ids of a word. It takes a step per byte and length of token, and four bytes
+// of memory per byte. Once stopped, it appends nothing.
+func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
+	n := len(word)
+	if cap(enc.steps) < n+1 {
+		enc.steps = make([]uint32, n+1)
+	}
+	// steps[i] is the last token of the best path to i, with its length in the upper bits; 0 if
+	// there is no path. The scores of paths are needed for the longest token only.
+	steps := enc.steps[:n+1]
+	clear(steps)
+	window := 1<<bits.Len(uint(u.longest)) - 1
+	if len(enc.sums) <= window {
+		enc.sums = make([]float64, window+1)
+	}
+	sums := enc.sums[:window+1]
+	sums[0] = 0
+	for at, next := 0, 0; at < n; at = next {
+		size := 1
+		if word[at] >= utf8.RuneSelf {
+			_, size = utf8.DecodeRune(word[at:])
+		}
+		next = at + size
+		if n > maxWord && enc.watch.over(size) {
+			return dst
+		}
+		sum := sums[at&window]
+		known := false
+		node := uint32(0)
+		for to := at; to < n; {
+			slot := *u.trie.slot(node, word[to])
+			if slot == 0 {
+				break
+			}
+			to++
+			node = uint32(slot)
+			if id := u.trie.token[node]; id != 0 {
+				relax(&steps[to], &sums[to&window], u.sum(sum, u.scores[id-1]), uint32(to-at)<<packedID|(id-1))
+				known = known || to == next
+			}
+		}
+		if !known {
+			relax(&steps[next], &sums[next&window], u.sum(sum, u.unknown), uint32(size)<<packedID|u.unk)
+		}
+	}
+	return u.follow(dst, word, steps)
+}
+
+// sum returns the score of a path that one token extends.
+func (u *unigram) sum(path, token float64) float64 {
+	if u.single {
+		return float64(float32(path + token))
+	}
+	return path + token
+}
+
+// relax keeps the better of two paths.
+func relax(step *uint32, best *float64, sum float64, with uint32) {
+	if *step == 0 || sum > *best {
+		*step, *best = with, sum
+	}
+}
+
+// follow appends the ids of a path, whose last step is at the end of steps.
+func (u *unigram) follow(dst []uint32, word []byte, steps []uint32) []uint32 {
+	// Turn the steps around: the first of each token is at its start.
+	for at, after := len(word), uint32(0); at > 0; {
+		step := steps[at]
+		steps[at] = after
+		after = step
+		at -= int(step >> packedID)
+		if at == 0 {
+			steps[0] = after
+		}
+	}
+	for at := 0; at < len(word); {
+		step := steps[at]
+		from := at
+		at += int(step >> packedID)
+		if step&maxID != u.unk {
+			dst = append(dst, step&maxID)
+			continue
+		}
+		for at < len(word) && steps[at]&maxID == u.unk { // unknown neighbours are one token
+			at += int(steps[at] >> packedID)
+		}
+		dst = u.unknownText(dst, word[from:at])
+	}
+	return dst
+}
+
+// unknownText appends the ids of text that no token covers.
+func (u *unigram) unknownText(dst []uint32, text []byte) []uint32 {
+	if id, _, ok := u.vocab.find(text); ok {
+		return append(dst, id) // such as "<unk>"
+	}
+	at := len(dst)
+	for _, b := range text {
+		if !u.fallback || u.bytes[b] == maxID {
+			return append(dst[:at], u.unk)
+		}
+		dst = append(dst, u.bytes[b])
+	}
+	return dst
+}
+
+// readUnigram reads the model of a tokenizer.json. exact: scores are not rounded as the library
+// rounds them.
+func (t *Tokenizer) readUnigram(head *modelHead, exact bool) error {
+	if head.UnkID == nil {
+		return unsupported("Unigram without unk_id")
+	}
+	list := &tokenList{literal: map[string]uint32{}}
+	var scores []float64
+	s := &scanner{b: head.vocab}
+	err := s.array(func() error {
+		var text []byte
+		score, part := "", 0
+		err := s.array(func() (err error) {
+			var raw []byte
+			if part++; part == 1 {
+				text, err = s.str()
+			} else if raw, err = s.raw(); err == nil {
+				score = string(raw)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		value, err := parseScore(score, exact)
+		if err != nil || part != 2 {
+			return fmt.Errorf("token %d has %d parts, score %q", len(scores), part, score)
+		}
+		id := uint32(len(scores))
+		scores = append(scores, value)
+		own, ok := t.form.text(nil, text)
+		if !ok {
+			list.literal[string(text)] = id
+			own = nil
+		}
+		return list.add(own, id)
+	})
+	if err != nil {
+		return fmt.Errorf("vocab: %w", err)
+	}
+	if *head.UnkID >= len(scores) {
+		return fmt.Errorf("unk_id %d of %d tokens", *head.UnkID, len(scores))
+	}
+	return t.setUnigram(&unigram{scores: scores, unk: uint32(*head.UnkID), fallback: head.ByteFallback}, list)
+}
+
+// setUnigram completes a model whose scores and unknown token are set.
+func (t *Tokenizer) setUnigram(u *unigram, list *tokenList) (err error) {
+	if t.vocab, err = list.vocab(); err != nil {
+		return err
+	}
+	lowest := math.Inf(1)
+	for id, score := range u.scores {
+		lowest = min(lowest, score)
+		u.longest = max(u.longest, len(t.vocab.bytes(uint32(id))))
+	}
+	if u.longest > maxPiece {
+		return unsupported("a token of %d bytes", u.longest)
+	}
+	u.longest = max(u.longest, utf8.UTFMax)
+	u.unknown = lowest - unkPenalty
+	for b := range u.bytes {
+		u.bytes[b] = maxID
+		if id, ok := t.TokenID(fmt.Sprintf("<0x%02X>", b)); ok {
+			u.bytes[b] = id
+		}
+	}
+	if u.trie, err = newByteTrie(t.vocab, func(uint32) bool { return true }); err != nil {
+		return err
+	}
+	t.unigram, u.vocab = u, t.vocab
+	for token, id := range t.vocab.literal {
+		t.literalOf[id] = token
+	}
+	enc := &encoder{}
+	t.vocab.markWhole(func(id uint32) bool {
+		ids := u.viterbi(enc, nil, t.vocab.bytes(id))
+		return len(ids) == 1 && ids[0] == id
+	})
+	wholes := make([]bool, len(t.vocab.has))
+	t.vocab.eachSlot(func(id uint32, whole bool) { wholes[id] = whole })
+	t.short = newShortTokens(t.vocab, func(id uint32) bool { return wholes[id] })
+	t.parter = t.splitter
+	return nil
+}
+
+// parseScore reads a number as serde_json does, which rounds twice; exact: as Python does.
+func parseScore(s string, exact bool) (float64, error) {
+	value, err := strconv.ParseFloat(s, 64)
+	digits, exponent, _ := strings.Cut(strings.TrimPrefix(s, "-"), "e")
+	whole, fraction, _ := strings.Cut(digits, ".")
+	significand, tooLong := strconv.ParseUint(whole+fraction, 10, 64)
+	if err != nil || exact || tooLong != nil {
+		return value, err
+	}
+	power := -len(fraction)
+	if exponent != "" {
+		e, err := strconv.Atoi(exponent)
+		if err != nil {
+			return 0, err
+		}
+		power += e
+	}
+	rounded := float64(significand)
+	if power < 0 {
+		rounded /= math.Pow10(-power)
+	} else {
+		rounded *= math.Pow10(power)
+	}
+	return math.Copysign(rounded, value), nil
+}
+
+// markedWords reports whether pre turns all spaces into U+2581: then tokens have a space for it,
+// as the words that the tables look up. simple reports whether the words are what lies before
+// each U+2581 of the whole text; each has one, unless bare.
+func markedWords(norm, pre []component) (marked, simple, bare bool) {
+	if len(pre) == 0 {
+		last := len(norm) - 1
+		return last >= 0 && norm[last].Type == "Replace" && norm[last].Content == lowLine && norm[last].Pattern.String != nil &&
+			*norm[last].Pattern.String == " ", false, false
+	}
+	m := pre[len(pre)-1]
+	if m.Type != "Metaspace" || m.Replacement != lowLine {
+		return false, false, false
+	}
+	scheme, err := m.prependScheme()
+	simple = err == nil && scheme != "first" && (m.Split == nil || *m.Split) &&
+		(len(pre) == 1 || len(pre) == 2 && pre[0].Type == "WhitespaceSplit" && scheme == "always")
+	return true, simple, scheme == "never"
+}
+
+// unigramPipeline reads the stages around a Unigram model.
+func (t *Tokenizer) unigramPipeline(f *file) error {
+	norm, err := readComponents(f.normalizer, "normalizer")
+	if err != nil {
+		return err
+	}
+	pre, err := readComponents(f.preTokenizer, "pre_tokenizer")
+	if err != nil {
+		return err
+	}
+	for _, p := range pre {
+		if p.PrependScheme == "first" && len(norm) > 0 {
+			return unsupported("Metaspace with prepend_scheme first after a normalizer") // the reference looks at the offset in the original text
+		}
+	}
+	if t.pipe, err = newPipeline(norm, pre, false); err != nil {
+		return err
+	}
+	marked, simple, bare := markedWords(norm, pre)
+	t.form, t.splitter = literalForm, wholeSplit{}
+	t.pipe.finish = func(enc *encoder, dst []uint32, word string) []uint32 {
+		enc.ends[0] = uint32(len(word))
+		return enc.lookup(dst, bytesOf(word), 0, enc.ends[:1], false)
+	}
+	if !marked {
+		return nil
+	}
+	t.form = spaceForm
+	whole := t.pipe.finish
+	t.pipe.finish = func(enc *encoder, dst []uint32, word string) []uint32 {
+		return whole(enc, dst, enc.unmarked(word))
+	}
+	if simple {
+		blanks := len(pre) == 2
+		t.pipe.splitters, t.splitter = nil, spaceSplit{each: true}
+		t.pipe.finish = func(enc *encoder, dst []uint32, text string) []uint32 {
+			if blanks {
+				text = enc.joinedWords(text)
+			} else if text = enc.unmarked(text); text[0] != ' ' && !bare {
+				enc.spacing = append(append(enc.spacing[:0], ' '), text...)
+				text = stringOf(enc.spacing)
+			}
+			return enc.paragraphs(dst, text)
+		}
+	}
+	return nil
+}
+
+// unmarked returns s with spaces for U+2581, valid until the next call.
+func (enc *encoder) unmarked(s string) string {
+	if !strings.Contains(s, lowLine) {
+		return s
+	}
+	enc.text = enc.text[:0]
+	for {
+		i := strings.Index(s, lowLine)
+		if i < 0 {
+			break
+		}
+		enc.text = append(append(enc.text, s[:i]...), ' ')
+		s = s[i+len(lowLine):]
+	}
+	enc.text = append(enc.text, s...)
+	return stringOf(enc.text)
+}
+
+// joinedWords returns the words between white space, each after one space (U+2581 counts as its
+// space), valid until the next call.
+func (enc *encoder) joinedWords(s string) string {
+	out := enc.spacing[:0]
+	fresh := true // a word starts
+	for i := 0; i < len(s); {
+		c, n := classAt(s, i)
+		switch {
+		case c&clsWS != 0:
+			fresh = true
+		case strings.HasPrefix(s[i:], lowLine):
+			out, fresh = append(out, ' '), false
+		default:
+			if fresh {
+				out, fresh = append(out, ' '), false
+			}
+			out = append(out, s[i:i+n]...)
+		}
+		i += n
+	}
+	enc.spacing = out
+	return stringOf(out)
+}
