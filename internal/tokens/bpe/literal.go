@@ -28,7 +28,7 @@ func (t *Tokenizer) literalBPE(head *modelHead) error {
 		}
 		m.unk = id
 	}
-	t.pipe.finish = m.word
+	t.pipe.finish = func(enc *encoder, dst []uint32, word piece) []uint32 { return m.word(enc, dst, word.text) }
 	return nil
 }
 

@@ -11,7 +11,7 @@ type pipeline struct {
 	normalizers []normalizeStage
 	splitters   []splitStage
 	// finish appends the ids of one word in the form that the last stage produced.
-	finish func(enc *encoder, dst []uint32, word string) []uint32
+	finish func(enc *encoder, dst []uint32, word piece) []uint32
 	// bytes: the last stage is ByteLevel of a byte-level model. Its words stay bytes; they are
 	// not written in its alphabet.
 	bytes bool
@@ -51,7 +51,7 @@ func (p *pipeline) encode(enc *encoder, dst []uint32, text piece) []uint32 {
 		case q.text == "":
 		case k == len(p.splitters):
 			if !enc.watch.over(len(q.text)) {
-				dst = p.finish(enc, dst, q.text)
+				dst = p.finish(enc, dst, q)
 			}
 		default:
 			p.splitters[k](enc, q, func(r piece) { run(k+1, r) })
@@ -249,6 +249,18 @@ func patternMatches(c component) (matcher, error) {
 	switch {
 	case c.Pattern.String != nil && *c.Pattern.String != "":
 		return literalMatches(*c.Pattern.String), nil
+	case c.Pattern.Regex != nil && *c.Pattern.Regex == " {2,}":
+		return func(_ *encoder, s string, i int) (int, int, bool) {
+			from := strings.Index(s[i:], "  ")
+			if from < 0 {
+				return i, i, false
+			}
+			to := i + from
+			for to < len(s) && s[to] == ' ' {
+				to++
+			}
+			return i + from, to, true
+		}, nil
 	case c.Pattern.Regex != nil:
 		re, err := compileRegex(*c.Pattern.Regex)
 		if err != nil {
@@ -385,12 +397,15 @@ func newPipeline(norm, pre []component, bytes bool) (*pipeline, error) {
 	if bytes {
 		last := len(pre) - 1
 		p.splitters[last] = byteLevelStage(pre[last], stringOf)
-		p.finish = func(enc *encoder, dst []uint32, word string) []uint32 {
-			enc.ends[0] = uint32(len(word))
-			return enc.lookup(dst, bytesOf(word), 0, enc.ends[:1], false)
-		}
+		p.finish = (*encoder).oneWord
 	}
 	return p, nil
+}
+
+// oneWord appends the ids of a word.
+func (enc *encoder) oneWord(dst []uint32, word piece) []uint32 {
+	enc.ends[0] = uint32(len(word.text))
+	return enc.lookup(dst, bytesOf(word.text), 0, enc.ends[:1], false)
 }
 
 // stagesOf builds a stage for each component.

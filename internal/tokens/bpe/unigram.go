@@ -295,22 +295,21 @@ func parseScore(s string, exact bool) (float64, error) {
 }
 
 // markedWords reports whether pre turns all spaces into U+2581: then tokens have a space for it,
-// as the words that the tables look up. simple reports whether the words are what lies before
-// each U+2581 of the whole text; each has one, unless bare.
-func markedWords(norm, pre []component) (marked, simple, bare bool) {
+// as the words that the tables look up. prefix is where one is put before a text if the words are
+// what lies before each U+2581 of the whole text; simple reports whether they are.
+func markedWords(norm, pre []component) (marked, simple bool, prefix prefixSpace) {
 	if len(pre) == 0 {
 		last := len(norm) - 1
 		return last >= 0 && norm[last].Type == "Replace" && norm[last].Content == lowLine && norm[last].Pattern.String != nil &&
-			*norm[last].Pattern.String == " ", false, false
+			*norm[last].Pattern.String == " ", false, prefixNone
 	}
 	m := pre[len(pre)-1]
 	if m.Type != "Metaspace" || m.Replacement != lowLine {
-		return false, false, false
+		return false, false, prefixNone
 	}
 	scheme, err := m.prependScheme()
-	simple = err == nil && scheme != "first" && (m.Split == nil || *m.Split) &&
-		(len(pre) == 1 || len(pre) == 2 && pre[0].Type == "WhitespaceSplit" && scheme == "always")
-	return true, simple, scheme == "never"
+	simple = err == nil && (m.Split == nil || *m.Split) && (len(pre) == 1 || len(pre) == 2 && pre[0].Type == "WhitespaceSplit" && scheme == "always")
+	return true, simple, map[string]prefixSpace{"always": prefixUnless, "first": prefixFirst}[scheme]
 }
 
 // unigramPipeline reads the stages around a Unigram model.
@@ -331,34 +330,29 @@ func (t *Tokenizer) unigramPipeline(f *file) error {
 	if t.pipe, err = newPipeline(norm, pre, false); err != nil {
 		return err
 	}
-	marked, simple, bare := markedWords(norm, pre)
-	t.form, t.splitter = literalForm, wholeSplit{}
-	t.pipe.finish = func(enc *encoder, dst []uint32, word string) []uint32 {
-		enc.ends[0] = uint32(len(word))
-		return enc.lookup(dst, bytesOf(word), 0, enc.ends[:1], false)
-	}
-	if !marked {
-		return nil
-	}
-	t.form = spaceForm
-	whole := t.pipe.finish
-	t.pipe.finish = func(enc *encoder, dst []uint32, word string) []uint32 {
-		return whole(enc, dst, enc.unmarked(word))
-	}
-	if simple {
-		blanks := len(pre) == 2
-		t.pipe.splitters, t.splitter = nil, spaceSplit{each: true}
-		t.pipe.finish = func(enc *encoder, dst []uint32, text string) []uint32 {
-			if blanks {
-				text = enc.joinedWords(text)
-			} else if text = enc.unmarked(text); text[0] != ' ' && !bare {
-				enc.spacing = append(append(enc.spacing[:0], ' '), text...)
-				text = stringOf(enc.spacing)
+	marked, simple, prefix := markedWords(norm, pre)
+	t.form, t.splitter, t.pipe.finish = literalForm, wholeSplit{}, (*encoder).oneWord
+	switch {
+	case simple:
+		t.form, t.prefix = spaceForm, prefix
+		t.pipe.splitters, t.splitter, t.pipe.finish = nil, spaceSplit{each: true}, (*encoder).marked
+		if len(pre) == 2 {
+			t.pipe.finish = func(enc *encoder, dst []uint32, p piece) []uint32 {
+				return enc.paragraphs(dst, enc.joinedWords(p.text))
 			}
-			return enc.paragraphs(dst, text)
+		}
+	case marked:
+		t.form = spaceForm
+		t.pipe.finish = func(enc *encoder, dst []uint32, p piece) []uint32 {
+			return enc.oneWord(dst, piece{enc.unmarked(p.text), p.first})
 		}
 	}
 	return nil
+}
+
+// marked appends the ids of a text whose words start at spaces and at U+2581.
+func (enc *encoder) marked(dst []uint32, p piece) []uint32 {
+	return enc.pretokenized(dst, enc.unmarked(p.text), p.first)
 }
 
 // unmarked returns s with spaces for U+2581, valid until the next call.
@@ -395,7 +389,11 @@ func (enc *encoder) joinedWords(s string) string {
 			if fresh {
 				out, fresh = append(out, ' '), false
 			}
-			out = append(out, s[i:i+n]...)
+			from := i
+			for i += n; i < len(s) && s[i] < utf8.RuneSelf && byteKinds[s[i]]&kindBlank == 0; i++ {
+			}
+			out = append(out, s[from:i]...)
+			continue
 		}
 		i += n
 	}
