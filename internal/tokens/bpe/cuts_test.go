@@ -39,6 +39,7 @@ func TestCutsAreSafe(t *testing.T) {
 			cuts += checkCuts(t, p, c, left+string(rune('a'+r.IntN(26)))+string(rune(r.IntN(128)))+right)
 			cuts += checkCuts(t, p, c, left+"\n"+string(rune(r.IntN(128)))+right)
 			cuts += checkCuts(t, p, c, left+"中"+"。"+right)
+			cuts += checkCuts(t, p, c, left+[]string{"の", "ー", "各", "ж", "ǅ", "ก"}[r.IntN(6)]+[]string{"。", "、", "！", "：", "："}[r.IntN(5)]+right)
 			cuts += checkCuts(t, p, c, left+"ж"+" "+right)
 		}
 		if cuts < n {

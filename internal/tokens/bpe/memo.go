@@ -131,8 +131,7 @@ func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, aga
 //   - An ASCII letter before an ASCII blank, symbol or punctuation other than an
 //     apostrophe. No alternative of any pattern goes over from one to the other;
 //     the apostrophe could begin a contraction that belongs to the word.
-//   - A letter of another script before a space.
-//   - A Han character before Chinese punctuation.
+//   - A letter of another script before a space or Chinese punctuation.
 //   - A line end before anything but white space (and slashes, where punctuation
 //     takes slashes after line ends), unless the pattern is GPT-2's, whose white
 //     space looks at what follows.
@@ -234,15 +233,15 @@ func quietCut(s string, i int) bool {
 	return c.quiet()
 }
 
-// wideCut reports whether the text may be cut at i between a letter and a space, or between a Han
-// character and Chinese punctuation.
+// wideCut reports whether the text may be cut at i between a letter and a space or Chinese
+// punctuation.
 func wideCut(s string, i int) bool {
 	r, _ := utf8.DecodeLastRuneInString(s[:i])
-	if s[i] == ' ' {
-		return runeClass(r)&(clsL|clsM) == clsL
-	}
-	if r < 0x4e00 || r > 0x9fa5 || i+2 >= len(s) {
+	if runeClass(r)&(clsL|clsM) != clsL || s[i] != ' ' && i+2 >= len(s) {
 		return false
+	}
+	if s[i] == ' ' {
+		return true
 	}
 	switch [3]byte{s[i], s[i+1], s[i+2]} {
 	case [3]byte{0xe3, 0x80, 0x81}, [3]byte{0xe3, 0x80, 0x82}, // 、。
