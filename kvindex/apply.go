@@ -10,8 +10,8 @@ import (
 // never produces a wrong one. Removing a block that the target is not known to hold is not an
 // error; Stats counts these. Apply does not retain the event.
 func (x *Index) Apply(s Slot, e *Event) error {
-	x.gate.writers.Lock()
-	defer x.gate.writers.Unlock()
+	x.lock()
+	defer x.unlock()
 	err := x.apply(s, e)
 	if err != nil {
 		x.countRefused(err)
@@ -23,8 +23,8 @@ func (x *Index) Apply(s Slot, e *Event) error {
 // instead of tokens, one for each block of the index. It serves replays of recorded block
 // hashes; Hasher.AppendContents computes the hashes to look up.
 func (x *Index) ApplyContent(s Slot, e *Event, contents []uint64) error {
-	x.gate.writers.Lock()
-	defer x.gate.writers.Unlock()
+	x.lock()
+	defer x.unlock()
 	err := x.applyContent(s, e, contents)
 	if err != nil {
 		x.countRefused(err)
@@ -94,7 +94,7 @@ func (x *Index) apply(s Slot, e *Event) error {
 		return nil
 	case Cleared:
 		x.counters.cleared++
-		x.clear(s)
+		x.clearSlowly(s)
 		return nil
 	default:
 		return ErrKind

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -132,7 +133,7 @@ func TestConcurrentReadersAndWriters(t *testing.T) {
 					}
 					names := engineHashes(1, "m", "", "", tokens, nil, 4)
 					hashes := x.Hasher().AppendHashes(nil, x.Hasher().Seed("m", "", ""), tokens, 4)
-					x.Speculate(s, hashes, testTime(round))
+					credit := x.Speculate(s, hashes, testTime(round))
 					if err := x.Apply(s, &Event{Kind: Stored, BlockSize: 4, Hashes: names, Tokens: tokens}); err != nil {
 						t.Error(err)
 						return
@@ -142,6 +143,7 @@ func TestConcurrentReadersAndWriters(t *testing.T) {
 						t.Error(err)
 						return
 					}
+					x.Withdraw(credit)
 				}
 				x.Stats()
 				if round%3 == 0 {
@@ -152,4 +154,68 @@ func TestConcurrentReadersAndWriters(t *testing.T) {
 	}
 	wg.Wait()
 	checkInvariants(t, x)
+}
+
+// A decision waits for no other writer: its credit, and the withdrawal of credit, is applied by
+// that writer, in the order of the calls.
+func TestDecisionsDoNotWaitForWriters(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16, MaxSpeculative: 100})
+	s := mustAdd(t, x, 0, 16)
+	prompt := func(chain uint64, n int) []Hash {
+		c, _ := contents(chain, n)
+		return x.Hasher().AppendContents(nil, x.Hasher().Seed("m", "", ""), c)
+	}
+	credited := func(hashes []Hash) int {
+		var m Matches
+		if x.Match(hashes, &m); len(m.Holders) == 0 {
+			return 0
+		}
+		return int(m.Holders[0].Speculative)
+	}
+	kept, refused, early := prompt(1, 30), prompt(2, 20), prompt(3, 10)
+	before := x.Speculate(s, early, testTime(1))
+
+	x.lock() // by another writer
+	hashes := slices.Clone(kept)
+	x.Speculate(s, hashes, testTime(2))
+	clear(hashes) // the caller's to reuse
+	x.Withdraw(x.Speculate(s, refused, testTime(2)))
+	x.Withdraw(before)
+	x.Expire(testTime(3))
+	tooMany := x.Speculate(s, prompt(4, 60), testTime(2)) // 30 + 20 + 60 blocks are more than 100
+	if n := credited(kept); n != 0 {
+		t.Errorf("while another writer works: got %d blocks of credit, want 0", n)
+	}
+	x.unlock()
+
+	if a, b, c := credited(kept), credited(refused), credited(early); a != 30 || b != 0 || c != 0 {
+		t.Errorf("after the other writer: got %d, %d and %d blocks of credit for the kept, the refused and the earlier prompt, want 30, 0 and 0", a, b, c)
+	}
+	if n := x.Stats().Speculative; n != 30 || tooMany != (Credit{}) || x.handedBlocks.Load() != 0 {
+		t.Errorf("got %d blocks of credit, %+v for the prompt beyond the limit, %d blocks waiting; want 30, none, 0", n, tooMany, x.handedBlocks.Load())
+	}
+	checkInvariants(t, x)
+}
+
+// No credit is left behind in the queue when the writer that it is left to unlocks meanwhile.
+func TestEveryCreditIsApplied(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	s := mustAdd(t, x, 0, 16)
+	const callers, each = 4, 2000
+	var wg sync.WaitGroup
+	for caller := range uint64(callers) {
+		wg.Go(func() {
+			for i := range uint64(each) {
+				c, _ := contents(caller<<16|i, 1)
+				x.Speculate(s, x.Hasher().AppendContents(nil, x.Hasher().Seed("m", "", ""), c), testTime(1))
+			}
+		})
+	}
+	wg.Wait()
+	if x.handed.Load() != nil {
+		t.Error("got changes that nobody applies, want none")
+	}
+	if n := x.Stats().Speculative; n != callers*each {
+		t.Errorf("got %d blocks of credit, want %d", n, callers*each)
+	}
 }

@@ -32,6 +32,9 @@ type Index struct {
 	cfg    Config
 	hasher *Hasher
 	gate   gate
+	handed atomic.Pointer[change] // changes to be applied by the writer at work, newest first
+	// handedBlocks counts the blocks of the prompts among them.
+	handedBlocks atomic.Int64
 
 	// Everything below is modified while the gate is shut. Writers read it under the gate's
 	// mutex, lookups inside the gate.
@@ -151,8 +154,8 @@ func (x *Index) BlockSize() int { return x.cfg.BlockSize }
 // Adding it with another model or block size is an error, because the blocks it holds would
 // become wrong: Drop it first.
 func (x *Index) Add(t Target, model string, engineBlockSize int) (Slot, error) {
-	x.gate.writers.Lock()
-	defer x.gate.writers.Unlock()
+	x.lock()
+	defer x.unlock()
 	if engineBlockSize < 0 || engineBlockSize > 0 && !x.fits(engineBlockSize) {
 		return 0, fmt.Errorf("add %s: engine blocks of %d tokens, index blocks of %d: %w", t, engineBlockSize, x.cfg.BlockSize, ErrBlockSize)
 	}
@@ -205,12 +208,12 @@ func (x *Index) fits(engine int) bool {
 // Drop removes a target and everything that it holds; its slot may be reused. The time is
 // proportional to what the target held. Dropping a free slot does nothing.
 func (x *Index) Drop(s Slot) {
-	x.gate.writers.Lock()
-	defer x.gate.writers.Unlock()
+	x.lock()
+	defer x.unlock()
 	if int(s) >= len(x.slots) || !x.slots[s].inUse {
 		return
 	}
-	x.clear(s)
+	x.clearSlowly(s)
 	delete(x.byTarget, x.slots[s].target)
 	x.setBlockSize(s, 0)
 	x.slots[s] = slotState{}
@@ -219,21 +222,37 @@ func (x *Index) Drop(s Slot) {
 
 // clear removes everything that a slot holds, in steps between which lookups can run.
 func (x *Index) clear(s Slot) {
+	for x.clearStep(s) {
+	}
+}
+
+// clearSlowly is clear, except that other writers can run between the steps too.
+func (x *Index) clearSlowly(s Slot) {
+	for x.clearStep(s) {
+		x.unlock()
+		x.lock()
+	}
+}
+
+// clearStep reports whether there is more to remove.
+func (x *Index) clearStep(s Slot) bool {
 	st := &x.slots[s]
 	x.loose -= st.looseBytes()
 	st.aliases, st.pages = nil, nil
-	for len(st.segments) > 0 {
-		x.gate.shut()
-		for step := 0; step < writeStep && len(st.segments) > 0; step++ {
-			id := st.segments[len(st.segments)-1]
-			st.segments = st.segments[:len(st.segments)-1]
-			if x.alive(id) {
-				x.evacuate(id, s)
-			}
+	x.gate.shut()
+	for step := 0; step < writeStep && len(st.segments) > 0; step++ {
+		id := st.segments[len(st.segments)-1]
+		st.segments = st.segments[:len(st.segments)-1]
+		if x.alive(id) {
+			x.evacuate(id, s)
 		}
-		x.gate.open()
+	}
+	x.gate.open()
+	if len(st.segments) > 0 {
+		return true
 	}
 	x.dropPostings(st)
+	return false
 }
 
 // evacuate removes all runs of a slot from a segment.

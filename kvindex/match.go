@@ -41,8 +41,13 @@ func (x *Index) Match(hashes []Hash, m *Matches) {
 	if m.stripe == 0 {
 		m.stripe = x.gate.turn.Add(1)
 	}
-	queued := x.gate.enter(m.stripe)
-	defer x.gate.leave(m.stripe, queued) // a panic must not block writers forever
+	if !x.gate.enter(m.stripe) {
+		x.lock()
+		defer x.unlock()
+		x.match(hashes, m)
+		return
+	}
+	defer x.gate.leave(m.stripe) // a panic must not block writers forever
 	x.match(hashes, m)
 }
 

@@ -296,7 +296,8 @@ func (w *world) speculate(t *rapid.T) {
 		w.refused(t, s, hashes)
 		return
 	}
-	credit := w.x.Speculate(s, hashes, w.now)
+	var credit Credit
+	w.decide(t, func() { credit = w.x.Speculate(s, hashes, w.now) })
 	w.speculated = true
 	if rapid.IntRange(0, 3).Draw(t, "refusedLater") == 0 {
 		w.sent = append(w.sent, credit)
@@ -317,6 +318,15 @@ func (w *world) speculate(t *rapid.T) {
 	}
 }
 
+// decide makes changes of decisions, perhaps while another writer works, which then applies them.
+func (w *world) decide(t *rapid.T, changes func()) {
+	if rapid.Bool().Draw(t, "handed over") {
+		w.x.lock()
+		defer w.x.unlock()
+	}
+	changes()
+}
+
 // refused sends a prompt that the target does not accept: afterwards the state is as before,
 // except that the oldest credit may have made room, and that credit in a rebuilt segment is
 // lost.
@@ -326,7 +336,7 @@ func (w *world) refused(t *rapid.T, s Slot, hashes []Hash) {
 	rebuilt := w.x.counters.rebuilt
 	var before, after Matches
 	w.x.Match(hashes, &before)
-	w.x.Withdraw(w.x.Speculate(s, hashes, w.now))
+	w.decide(t, func() { w.x.Withdraw(w.x.Speculate(s, hashes, w.now)) })
 	w.x.Match(hashes, &after)
 	if exact && rebuilt == w.x.counters.rebuilt && !reflect.DeepEqual(before.Holders, after.Holders) {
 		t.Fatalf("before the refused prompt %+v, after it %+v", before.Holders, after.Holders)
@@ -336,10 +346,12 @@ func (w *world) refused(t *rapid.T, s Slot, hashes []Hash) {
 // withdraw withdraws credit of an earlier prompt, of which nothing, some or all may have been
 // confirmed, removed, expired or sent again.
 func (w *world) withdraw(t *rapid.T) {
-	for _, c := range w.sent {
-		w.x.Withdraw(c)
-		w.x.Withdraw(c)
-	}
+	w.decide(t, func() {
+		for _, c := range w.sent {
+			w.x.Withdraw(c)
+			w.x.Withdraw(c)
+		}
+	})
 	w.sent = nil
 }
 

@@ -32,8 +32,8 @@ var crcTable = crc64.MakeTable(crc64.ECMA)
 // to the index; nil for none. Lookups continue meanwhile, but changes wait until w has accepted
 // everything: pass a buffer if it is slow. Speculative credit is not included.
 func (x *Index) Dump(w io.Writer, cursor func(Slot) []byte) error {
-	x.gate.writers.Lock()
-	defer x.gate.writers.Unlock()
+	x.lock()
+	defer x.unlock()
 	d := &dumper{sum: crc64.New(crcTable)}
 	d.w = bufio.NewWriterSize(io.MultiWriter(w, d.sum), 1<<16)
 	d.raw([]byte(snapshotMagic))
@@ -220,8 +220,8 @@ func (d *dumper) pages(p *pages) {
 // cursors by slot. Block size and key must be those of the index that wrote it. After an error
 // the index is empty again.
 func (x *Index) Load(r io.Reader) (map[Slot][]byte, error) {
-	x.gate.writers.Lock()
-	defer x.gate.writers.Unlock()
+	x.lock()
+	defer x.unlock()
 	if len(x.slots) > 0 {
 		return nil, errors.New("load index: it is not empty")
 	}

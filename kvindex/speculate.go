@@ -2,6 +2,7 @@ package kvindex
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -26,7 +27,8 @@ type claimQueue struct {
 
 // Credit identifies what one call of Speculate claimed; the zero Credit is empty.
 type Credit struct {
-	first, end uint64 // numbers of claims
+	first, end uint64  // numbers of claims
+	handed     *change // if another writer claims, the change that will contain them
 }
 
 func (q *claimQueue) push(c claim) {
@@ -76,9 +78,31 @@ func (q *claimQueue) take(number uint64) (claim, bool) {
 // the blocks one by one, the target is cleared, or Config.SpeculativeTTL has passed since the
 // block was first claimed. Only the part that the target neither holds nor is credited with
 // already takes memory, and only that part can be withdrawn.
+//
+// Speculate does not wait for another writer. Lookups that begin after it has returned see the
+// credit, unless another change was running: then at the latest when that one has been made.
+// While prompts of MaxSpeculative blocks wait so, further ones get no credit.
 func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
-	x.gate.writers.Lock()
-	defer x.gate.writers.Unlock()
+	if x.tryLock() {
+		defer x.unlock()
+		return x.speculate(s, hashes, now)
+	}
+	n := int64(len(hashes))
+	if x.handedBlocks.Add(n) > int64(x.cfg.MaxSpeculative) {
+		x.handedBlocks.Add(-n)
+		return Credit{}
+	}
+	own := slices.Clone(hashes)
+	c := &change{}
+	c.apply = func() {
+		c.credit = x.speculate(s, own, now)
+		x.handedBlocks.Add(-n)
+	}
+	x.handOver(c)
+	return Credit{handed: c}
+}
+
+func (x *Index) speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	if int(s) >= len(x.slots) || !x.slots[s].inUse || len(hashes) > x.cfg.MaxSpeculative {
 		return Credit{}
 	}
@@ -107,18 +131,28 @@ func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	}
 	end := x.claims.next()
 	x.evict()
-	return Credit{first, end}
+	return Credit{first: first, end: end}
 }
 
 // Withdraw ends credit before its TTL, because the target did not accept the prompt. Blocks that
 // events have confirmed stay. A later prompt with the same prefix loses the shared part of its
 // credit until events confirm it: credit may be too low, but never too high.
+// Like Speculate it does not wait for another writer.
 func (x *Index) Withdraw(c Credit) {
-	if c.first == c.end {
-		return
+	switch {
+	case c.first == c.end && c.handed == nil:
+	case x.tryLock():
+		x.withdraw(c)
+		x.unlock()
+	default:
+		x.handOver(&change{apply: func() { x.withdraw(c) }})
 	}
-	x.gate.writers.Lock()
-	defer x.gate.writers.Unlock()
+}
+
+func (x *Index) withdraw(c Credit) {
+	if c.handed != nil {
+		c = c.handed.credit // claimed before: changes are applied in the order of their calls
+	}
 	for number := c.first; number < c.end; number++ {
 		if taken, ok := x.claims.take(number); ok {
 			x.unclaim(taken)
@@ -198,13 +232,13 @@ func (x *Index) claim(s Slot, id uint32, start, end int, expires int64) {
 func (x *Index) since(now time.Time) int64 { return int64(now.Sub(*x.origin.Load())) }
 
 // Expire ends credit whose TTL has passed. Speculate does so too; call Expire before Match and
-// Stats in case no request came for a while. If no credit has expired it costs two atomic loads.
+// Stats in case no request came for a while. If no credit has expired it costs two atomic loads;
+// if another change is running it leaves the credit to the next call.
 func (x *Index) Expire(now time.Time) {
-	if x.origin.Load() == nil || x.since(now) < x.due.Load() {
+	if x.origin.Load() == nil || x.since(now) < x.due.Load() || !x.tryLock() {
 		return
 	}
-	x.gate.writers.Lock()
-	defer x.gate.writers.Unlock()
+	defer x.unlock()
 	x.expire(x.since(now), x.cfg.MaxSpeculative)
 	x.evict()
 }

@@ -37,8 +37,8 @@ type TargetStats struct {
 
 // Stats returns sizes and counts. It blocks writers, not lookups.
 func (x *Index) Stats() Stats {
-	x.gate.writers.Lock()
-	defer x.gate.writers.Unlock()
+	x.lock()
+	defer x.unlock()
 	s := Stats{
 		Blocks:         x.liveBlocks,
 		Segments:       len(x.segments) - 1 - len(x.freed),
