@@ -328,6 +328,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 		}
 		g.addDeferred(n)
 		x.hold(id, s, t, from, from+n)
+		x.enter(x.seg(id), placeAt(id, from))
 		return n, nil
 	}
 	stored := 0
@@ -446,6 +447,7 @@ func (x *Index) storeNameless(s Slot, t Tier, id uint32, from int, names []Engin
 	}
 	g.addDeferred(len(names))
 	x.hold(id, s, t, from, to)
+	x.enter(x.seg(id), placeAt(id, from))
 }
 
 // revive moves blocks that are about to be held from the dead to the live count.
@@ -514,9 +516,10 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 	}
 	for i := 0; i < len(names); {
 		name, last := nonzero(names[i]), st.guesses.removed
-		p, ok := x.guess(s, name, last.before(), last.after())
+		p, ok := x.guess(s, name, last.before(), last.after(), st.guesses.last)
 		if !ok {
 			x.leaveAt(s, last.before())
+			x.leaveAt(s, last.after())
 			p, ok = x.resolve(s, name)
 		}
 		if !ok || !x.seg(p.segment()).holds(s, t, p.offset()) {

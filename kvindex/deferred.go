@@ -6,7 +6,12 @@ import "slices"
 // block stored last, and engines free chains block by block from their end. So the name of a
 // block is at first only recorded in its segment (deferred), except for small events, whose
 // blocks are likely parents. It enters the name table when a lookup by name becomes likely: when
-// a chain is left at this block, by storing or by removing, or branches off it.
+// it is the first block of its event, because some engines free chains from their start; when a
+// chain is left at this block, by storing or by removing, or branches off it; and when it becomes
+// an end of what is left of a segment.
+//
+// So both ends of a chain are in the table, and removing a chain from either end finds each block
+// without a search: the first one there, each further one as the neighbour of the one before.
 //
 // A name that is neither guessed nor in the table is searched for in the segments where the slot
 // holds deferred blocks. A segment that was searched maxSearches times enters all of its names.

@@ -535,6 +535,7 @@ func (x *Index) rebuild(id uint32) {
 	x.liveBlocks -= int64(n - old.dead())
 	own := append([]uint64(nil), old.own()...)
 	names := append([]uint64(nil), old.names()...)
+	entered := append([]uint64(nil), old.entered()...)
 	for i := range names {
 		x.unname(old, placeAt(id, i))
 	}
@@ -556,8 +557,11 @@ func (x *Index) rebuild(id uint32) {
 		x.liveBlocks += int64(to - from)
 		x.starts.insert(mixName(own[from]), placeAt(fresh, 0))
 		for i, name := range names[from:to] {
-			if name != 0 {
-				x.name(g, name, placeAt(fresh, i))
+			if at := from + i; entered[at/64]>>(at%64)&1 != 0 || name != 0 && (at == from || at == to-1) {
+				x.name(g, name, placeAt(fresh, i)) // an end is likely to be removed next
+			} else if name != 0 {
+				g.names()[i] = name
+				g.addDeferred(1)
 			}
 		}
 		for _, r := range moved {

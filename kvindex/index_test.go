@@ -111,6 +111,47 @@ func TestChurnAtCapacityDoesNotGrow(t *testing.T) {
 	}
 }
 
+// Whichever ends the engine frees its chains from, no block is searched for, and few enter the
+// name table.
+func TestEitherEndIsFoundWithoutSearch(t *testing.T) {
+	const chains, depth = 20, 100
+	for name, order := range map[string]func([]EngineHash){
+		"last first":  slices.Reverse[[]EngineHash],
+		"first first": func([]EngineHash) {},
+		"both ends":   func(names []EngineHash) { slices.Reverse(names[depth/4:]) },
+	} {
+		x := mustIndex(t, Config{BlockSize: 16})
+		s := mustAdd(t, x, 0, 16)
+		var all [][]EngineHash
+		for i := range uint64(chains) {
+			c, names := contents(i, depth)
+			if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names}, c); err != nil {
+				t.Fatal(err)
+			}
+			order(names)
+			all = append(all, names[:depth*3/4])
+		}
+		for i := range all {
+			for k := range all[i] {
+				if err := x.Apply(s, &Event{Kind: Removed, Hashes: all[(i*7)%chains][k : k+1]}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		searches, most := 0, 8*chains
+		for id := range x.segments {
+			if x.alive(uint32(id)) {
+				searches += x.seg(uint32(id)).searches()
+			}
+		}
+		if st := x.Stats(); searches != 0 || x.names.live > most || st.UnknownRemoved != 0 || st.HolderBlocks != chains*depth/4 {
+			t.Errorf("%s: got %d searches, %d names in the table, %d unknown removals and %d blocks left; want 0, at most %d, 0 and %d",
+				name, searches, x.names.live, st.UnknownRemoved, st.HolderBlocks, most, chains*depth/4)
+		}
+		checkInvariants(t, x)
+	}
+}
+
 func TestBudgetHolds(t *testing.T) {
 	const budget = 1 << 20
 	x := mustIndex(t, Config{BlockSize: 16, MaxBytes: budget})

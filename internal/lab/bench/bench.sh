@@ -45,7 +45,7 @@ echo "the 99th percentile of decisions at a steady rate, without events and with
 show ./internal/decide '^BenchmarkTail$' 2000x
 echo
 echo "== Index: hashing, lookups, events, and what a copy costs a block"
-show ./kvindex '^Benchmark(AppendHashes|Match|Apply|Snapshot)$' 200ms
+show ./kvindex '^Benchmark(AppendHashes|Match|Apply|Free|Snapshot)$' 200ms
 echo
 echo "== Index, generated workloads (those on Mooncake's trace: make bench-index WORKLOAD=FILE, see docs/index.md)"
 go build -o "$tools/bin/benchindex" ./internal/lab/benchindex
