@@ -64,6 +64,8 @@ type decision struct {
 	// unreported is set if a candidate has no fresh report and the policy needs one.
 	unreported bool
 	softCap    int64
+	// returning is Policy.Returning's r.
+	returning float64
 	// priced is set if the candidates have costs.
 	priced bool
 }

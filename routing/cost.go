@@ -37,6 +37,10 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 	if w.Blend > 0 {
 		sums = d.sumWorkers(cands)
 	}
+	missPrice := w.Miss * (1 - d.returning/2)
+	if d.returning > 0 {
+		d.ex.sayf("cost", "a miss costs %.1f: %.0f %% of the requests continue a conversation", missPrice, 50*(1+d.returning/d.req.policy.Returning))
+	}
 	for i := range cands {
 		c := &cands[i]
 		miss := float64(c.miss)
@@ -50,7 +54,7 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 			active += w.Blend * (float64(s.active)/float64(s.ranks) - active)
 		}
 		work := float64(c.work)
-		c.cost = (w.Miss*miss+w.Queue*queue+w.Work*work)/c.speed + w.KV*float64(c.kv) +
+		c.cost = (missPrice*miss+w.Queue*queue+w.Work*work)/c.speed + w.KV*float64(c.kv) +
 			(w.Active+w.ActiveShare*prompt)*active
 		if w.WorkShare != 0 {
 			c.cost += w.WorkShare * work * prompt / denominator / c.speed

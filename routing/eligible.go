@@ -75,6 +75,7 @@ func (d *decision) eligible() {
 		}
 	}
 	r.cands = d.cands
+	d.returning = d.req.policy.Returning * min(max(4*d.out.models.returning[d.req.leg]-2, 0), 1)
 	if d.req.zone != "" {
 		d.preferZone()
 	}

@@ -63,7 +63,13 @@ func (d *decision) firstTurnStage() bool {
 	if f.Placement == PlaceByCost || !isNew {
 		return false
 	}
-	if float64(d.bestOverlap) > f.MaxOverlap*float64(d.q.PromptTokens) && f.MaxOverlap < 1 {
+	// A conversation with many turns ahead of it binds far more load to its target than its
+	// first miss: births then follow load, or those that share a prefix would share a target.
+	returning := 0.0
+	if d.out.firstTurn {
+		returning = d.returning
+	}
+	if most := max(f.MaxOverlap, 2*returning); float64(d.bestOverlap) > most*float64(d.q.PromptTokens) && most < 1 {
 		d.ex.sayf("first turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
 		return false
 	}
@@ -87,10 +93,10 @@ func (d *decision) firstTurnStage() bool {
 	default:
 		least := math.Inf(1)
 		for i := range d.cands {
-			least = min(least, d.wait(&d.cands[i]))
+			least = min(least, d.wait(&d.cands[i], returning))
 		}
-		least += float64(f.Slack)
-		best = d.nextInTurn(func(c *candidate) bool { return d.wait(c) <= least })
+		least += float64(min(f.Slack, d.q.PromptTokens)) * (1 - returning)
+		best = d.nextInTurn(func(c *candidate) bool { return d.wait(c, returning) <= least })
 	}
 	d.take(best, ViaFirstTurn)
 	d.ex.sayf("first turn", "%s by %s", d.r.targets[d.out.slot].name, string(f.Placement))
@@ -100,8 +106,8 @@ func (d *decision) firstTurnStage() bool {
 // wait is the prefill that the request would wait for on a target, its own included,
 // plus the price of the requests that are there. Without that a target that starts
 // answers and never ends them would look idle.
-func (d *decision) wait(c *candidate) float64 {
-	return float64(c.miss+c.queue)/c.speed + d.req.policy.Cost.Active*float64(c.active)
+func (d *decision) wait(c *candidate, returning float64) float64 {
+	return (float64(c.miss)*(1-returning)+float64(c.queue))/c.speed + d.req.policy.Cost.Active*float64(c.active)
 }
 
 // nextInTurn returns the first accepted candidate at or after the cursor, cyclically.

@@ -32,6 +32,12 @@ type Policy struct {
 	Pick Pick `json:"pick" yaml:"pick"`
 	// Limits drop busy targets.
 	Limits Limits `json:"limits" yaml:"limits"`
+	// Returning is how far the rule follows the observed share of requests that continue a
+	// known conversation, s. r = Returning * (4s - 2), within 0 and Returning, is 0 up to two
+	// turns per conversation and greatest from four on. A miss costs 1 - r/2 of Cost.Miss.
+	// FirstTurn counts 1 - r of a new conversation's misses and of Slack, and its MaxOverlap
+	// is at least 2r. 0 to 1.
+	Returning float64 `json:"returning" yaml:"returning"`
 	// PinOverflow ignores a pin whose target is full.
 	PinOverflow bool `json:"pinOverflow" yaml:"pin_overflow"`
 }
@@ -78,8 +84,8 @@ type FirstTurn struct {
 	// Placement is off, near, round_robin, least_queued or least_tokens.
 	Placement Placement `json:"placement" yaml:"placement"`
 	// Slack bounds near: targets whose miss + queue + cost.active * requests is within
-	// this many tokens of the least take turns. One engine step (the chunk budget). 0 to
-	// 65536.
+	// this many tokens of the least, or as many as the prompt has if these are fewer, take
+	// turns. One engine step (the chunk budget). 0 to 65536.
 	Slack int64 `json:"slack" yaml:"slack"`
 	// MaxOverlap skips the stage for prompts of which a target holds a greater part; 1
 	// never does. 0 to 1.
@@ -131,7 +137,7 @@ type Cap struct {
 // miss, queue and work are divided by the target's speed.
 type Cost struct {
 	// Miss is the overlap weight: the price of a token that must be computed, in queued
-	// tokens. 4 to 12 is a plateau; 1 collapses near capacity. 0 to 100.
+	// tokens. 4 to 12 is a plateau where few conversations return; 1 collapses near capacity. 0 to 100.
 	Miss float64 `json:"miss" yaml:"miss"`
 	// Queue is the price of a token queued before this request. 0 to 100.
 	Queue float64 `json:"queue" yaml:"queue"`
@@ -237,6 +243,7 @@ func (p *Policy) check(prefix string, ps *problems) {
 		{"first_turn.slack", float64(p.FirstTurn.Slack), 0, 65536},
 		{"first_turn.max_overlap", p.FirstTurn.MaxOverlap, 0, 1},
 		{"gate.threshold", p.Gate.Threshold, 0, 1},
+		{"returning", p.Returning, 0, 1},
 		{"cap.multiplier", p.Cap.Multiplier, 1, 1e6},
 		{"cap.hard", float64(p.Cap.Hard), 0, huge},
 		{"pick.temperature", p.Pick.Temperature, 0, 10},

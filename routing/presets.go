@@ -35,6 +35,7 @@ func kvAware() Policy {
 	p.FirstTurn = FirstTurn{Placement: PlaceNear, Slack: 8192, MaxOverlap: 0.5, WithoutID: true}
 	p.Cost.Miss, p.Cost.Queue, p.Cost.Active = 6, 1, 1000
 	p.Pick.Then = ThenQueue
+	p.Returning = 1
 	return p
 }
 

@@ -156,6 +156,13 @@ func (r *Router) follow(q *Query, c *choice) Key {
 		c.models.cursor[c.leg] = c.cursor + 1
 	}
 	c.models.rotation[c.leg]++
+	if q.Conversation != "" && len(q.Exclude) == 0 { // a retry is not another turn
+		known := 1.0
+		if c.firstTurn {
+			known = 0
+		}
+		c.models.returning[c.leg] += (known - c.models.returning[c.leg]) / returningOver
+	}
 	table := &r.conversations[c.leg]
 	key := c.key
 	if key == (Key{}) {

@@ -54,6 +54,8 @@ type PoolState struct {
 	Model    string          `json:"model"`
 	Cursor   [numLegs]int32  `json:"cursor"`
 	Rotation [numLegs]uint32 `json:"rotation"`
+	// Returning is the share of requests that continue a known conversation.
+	Returning [numLegs]float64 `json:"returning"`
 }
 
 // SlabState is one entry of the ledger.
@@ -95,9 +97,9 @@ func (r *Router) export(q *Query) *State {
 		}
 		s.Targets = append(s.Targets, ts)
 	}
-	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.rotation})
+	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.rotation, r.anyModel.returning})
 	for model, p := range r.models {
-		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.rotation})
+		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.rotation, p.returning})
 	}
 	sort.Slice(s.Pools, func(i, j int) bool { return s.Pools[i].Model < s.Pools[j].Model })
 	for i := range r.ledger.slab {
@@ -215,7 +217,7 @@ func importState(s *State) (*Router, error) {
 		if p == nil {
 			return nil, fmt.Errorf("import: model %q has no target", ps.Model)
 		}
-		p.cursor, p.rotation = ps.Cursor, ps.Rotation
+		p.cursor, p.rotation, p.returning = ps.Cursor, ps.Rotation, ps.Returning
 	}
 	r.judged, r.judgeNext = s.Judged, s.JudgeNext
 	if err := r.importLedger(s); err != nil {

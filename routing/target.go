@@ -112,7 +112,12 @@ type pool struct {
 	cursor [numLegs]int32
 	// rotation counts picks, per leg, for ties that rotate.
 	rotation [numLegs]uint32
+	// returning is the share of requests with a conversation id whose conversation was
+	// known, a moving mean over about returningOver of them, per leg.
+	returning [numLegs]float64
 }
+
+const returningOver = 512
 
 // SetTarget adds a target or replaces its TargetInfo; its load stays. Another target
 // in the same slot is removed first.
