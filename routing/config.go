@@ -36,7 +36,7 @@ type Config struct {
 	// new requests then avoid it. 0 turns this off. 0 to 10 min.
 	SuspectAfter time.Duration `json:"suspectAfter" yaml:"suspect_after"`
 	// WaitingTokens estimates the prefill of a waiting request that this router did not
-	// place, where the engine does not report waiting tokens. 0 to 10^6.
+	// place: engines report the number of such requests only. 0 to 10^6.
 	WaitingTokens int64 `json:"waitingTokens" yaml:"waiting_tokens"`
 	// RemoteTTL ends bookings of other replicas if their release was lost. It is longer
 	// than any request. 1 s to 24 h.

@@ -25,7 +25,7 @@ func (d *decision) gate() bool {
 func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 	d.priced = w == &d.req.policy.Cost
 	prompt := float64(d.q.PromptTokens)
-	denominator := prompt
+	denominator := max(prompt, 1)
 	if w.WorkShare != 0 {
 		sum := 0.0
 		for i := range cands {
@@ -54,10 +54,12 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 			active += w.Blend * (float64(s.active)/float64(s.ranks) - active)
 		}
 		work := float64(c.work)
-		c.cost = (missPrice*miss+w.Queue*queue+w.Work*work)/c.speed + w.KV*float64(c.kv) +
-			(w.Active+w.ActiveShare*prompt)*active
-		if w.WorkShare != 0 {
-			c.cost += w.WorkShare * work * prompt / denominator / c.speed
+		requests := (w.Active + w.ActiveShare*prompt) * active
+		share := w.WorkShare * work * prompt / denominator / c.speed
+		if w.Queue > 0 || w.Work > 0 {
+			c.cost = (missPrice*miss+w.Queue*queue+w.Work*work)/c.speed + w.KV*float64(c.kv) + requests + share
+		} else {
+			c.cost = missPrice*miss + w.KV*float64(c.kv) + requests/c.speed + share
 		}
 	}
 }
@@ -80,7 +82,7 @@ func (d *decision) firstPhase() bool {
 	if d.req.policy.Level == Flat {
 		return false
 	}
-	if hard := d.req.policy.Cap.Hard; hard > 0 {
+	if hard := d.req.policy.Cap.Hard; hard > 0 && !d.req.policy.Cap.Overflow {
 		// A worker whose ranks are all full must not win.
 		d.keep("cap", ReasonCap, func(c *candidate) bool { return c.active < hard })
 		if len(d.cands) == 0 {
@@ -136,9 +138,9 @@ func (c *candidate) then(by Then) float64 {
 	case ThenQueue:
 		return float64(c.queue) + 0.01*float64(c.kv)
 	case ThenWork:
-		return float64(c.work)
+		return float64(c.work) / c.speed
 	case ThenActive:
-		return float64(c.active)
+		return float64(c.active) / c.speed
 	default:
 		return 0
 	}

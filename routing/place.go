@@ -1,6 +1,10 @@
 package routing
 
-import "math"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
 // fairShare drops targets at the cap. It returns false if none is left.
 func (d *decision) fairShare() bool {
@@ -19,6 +23,12 @@ func (d *decision) fairShare() bool {
 	}
 	if d.softCap == math.MaxInt64 {
 		return true
+	}
+	if p.Overflow && !slices.ContainsFunc(d.cands, func(c candidate) bool { return c.active < d.softCap }) {
+		// The least loaded pass, with the least cost as usual.
+		least := slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.active, b.active) })
+		d.softCap = least.active + 1
+		d.ex.sayf("cap", "all targets are at the cap: the least loaded serve")
 	}
 	d.keep("cap", ReasonCap, func(c *candidate) bool { return c.active < d.softCap })
 	d.ex.sayf("cap", "%d requests: %d targets below", d.softCap, len(d.cands))
@@ -64,7 +74,7 @@ func (d *decision) firstTurnStage() bool {
 		return false
 	}
 	// A conversation with many turns ahead of it binds far more load to its target than its
-	// first miss: births then follow load, or those that share a prefix would share a target.
+	// first miss: new ones then follow load, or those that share a prefix would share a target.
 	returning := 0.0
 	if d.out.firstTurn {
 		returning = d.returning

@@ -40,6 +40,8 @@ type Policy struct {
 	Returning float64 `json:"returning" yaml:"returning"`
 	// PinOverflow ignores a pin whose target is full.
 	PinOverflow bool `json:"pinOverflow" yaml:"pin_overflow"`
+	// PinSoft ignores a pin whose targets are all full or not eligible.
+	PinSoft bool `json:"pinSoft" yaml:"pin_soft"`
 }
 
 // Level is the unit that is chosen first.
@@ -126,6 +128,9 @@ type Cap struct {
 	Multiplier float64 `json:"multiplier" yaml:"multiplier"`
 	// Hard is the greatest number of requests of one target, 0 for no bound.
 	Hard int64 `json:"hard" yaml:"hard"`
+	// Overflow takes the target with the fewest requests where all are at the cap, instead
+	// of refusing the request.
+	Overflow bool `json:"overflow" yaml:"overflow"`
 }
 
 // Cost is a sum of terms in tokens. With miss the uncached tokens of this request,
@@ -134,7 +139,9 @@ type Cap struct {
 //	Miss*miss + Queue*queue + Work*work + KV*kv + Active*active
 //	  + ActiveShare*L*active + WorkShare*L*work/max(sum of work, L)
 //
-// miss, queue and work are divided by the target's speed.
+// miss, queue and work are divided by the target's speed. Without Queue and Work the sum is
+// a score of cached tokens, not a time: then the requests are divided by the speed instead
+// of the miss, or a slow target would get nothing until the others are full.
 type Cost struct {
 	// Miss is the overlap weight: the price of a token that must be computed, in queued
 	// tokens. 4 to 12 is a plateau where few conversations return; 1 collapses near capacity. 0 to 100.

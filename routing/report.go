@@ -18,8 +18,6 @@ type Report struct {
 	Full bool
 	// Running and Waiting are requests.
 	Running, Waiting int64
-	// WaitingTokens is the prompt tokens of waiting requests, 0 if unknown.
-	WaitingTokens int64
 	// KVUsage is the used part of the KV cache, 0 to 1; negative if unknown.
 	KVUsage float64
 }
@@ -50,7 +48,7 @@ func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
 		r.staleReports++
 		return false
 	}
-	t.report.set(now, rep, t.load.Active+t.load.Transferring, t.load.Queue, r.config.WaitingTokens)
+	t.report.set(now, rep, t.load.Active+t.load.Transferring, r.config.WaitingTokens)
 	return true
 }
 
@@ -62,11 +60,10 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 	if !ok {
 		return 0
 	}
-	n, active, queue := int64(entry.ranks), int64(0), int64(0)
+	n, active := int64(entry.ranks), int64(0)
 	for _, slot := range r.order {
 		if t := &r.targets[slot]; t.worker == entry.number {
 			active += t.load.Active + t.load.Transferring
-			queue += t.load.Queue
 		}
 	}
 	taken := 0
@@ -79,7 +76,7 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 			r.staleReports++
 			continue
 		}
-		t.report.set(now, rep, active, queue, r.config.WaitingTokens)
+		t.report.set(now, rep, active, r.config.WaitingTokens)
 		t.report.foreign = ceilDiv(t.report.foreign, n)
 		t.report.foreignTokens = ceilDiv(t.report.foreignTokens, n)
 		t.report.running = ceilDiv(rep.Running, n)
@@ -102,14 +99,10 @@ func (p *reported) accepts(rep Report) bool {
 	return rep.At >= p.at
 }
 
-func (p *reported) set(now time.Duration, rep Report, active, queue, waitingTokens int64) {
+func (p *reported) set(now time.Duration, rep Report, active, waitingTokens int64) {
 	*p = reported{known: true, at: rep.At, received: now, seq: rep.Seq, running: rep.Running, waiting: rep.Waiting, kvUsage: rep.KVUsage}
 	p.foreign = max(rep.Running+rep.Waiting-active, 0)
-	if rep.WaitingTokens > 0 {
-		p.foreignTokens = max(rep.WaitingTokens-queue, 0)
-	} else {
-		p.foreignTokens = min(p.foreign, rep.Waiting) * waitingTokens
-	}
+	p.foreignTokens = min(p.foreign, rep.Waiting) * waitingTokens
 }
 
 // fresh reports whether the report is not too old.

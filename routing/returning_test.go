@@ -7,10 +7,10 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// births places 128 new conversations in flight on 64 targets, with prompts of 26,000 tokens
+// placeNew places 128 new conversations in flight on 64 targets, with prompts of 26,000 tokens
 // that share a prefix, after requests of which each conversation sends the given number. It
 // returns the targets that got any and the requests of the busiest.
-func births(t *testing.T, shared int32, turns int) (used, busiest int) {
+func placeNew(t *testing.T, shared int32, turns int) (used, busiest int) {
 	t.Helper()
 	const n = 64
 	r, err := New(DefaultConfig())
@@ -32,7 +32,7 @@ func births(t *testing.T, shared int32, turns int) (used, busiest int) {
 				overlaps = append(overlaps, Overlap{Slot: kvindex.Slot(s), Tokens: [kvindex.NumTiers]int32{shared}})
 			}
 		}
-		plan := mustPick(t, r, &Query{ID: fmt.Sprint("birth", i), PromptTokens: 26_000, Conversation: fmt.Sprint("birth", i)}, overlaps...)
+		plan := mustPick(t, r, &Query{ID: fmt.Sprint("new", i), PromptTokens: 26_000, Conversation: fmt.Sprint("new", i)}, overlaps...)
 		r.FirstToken(0, plan.Reservation)
 		counts[plan.Decode]++
 	}
@@ -47,7 +47,7 @@ func births(t *testing.T, shared int32, turns int) (used, busiest int) {
 
 // Where conversations have many turns, new ones spread although they share a long prefix;
 // where requests stand alone, they go to the targets that have it.
-func TestBirthsSpreadWhereConversationsReturn(t *testing.T) {
+func TestNewConversationsSpreadWhereConversationsReturn(t *testing.T) {
 	for _, c := range []struct {
 		shared        int32
 		turns         int
@@ -59,12 +59,12 @@ func TestBirthsSpreadWhereConversationsReturn(t *testing.T) {
 		{shared: 25_000, turns: 20, targets: 64, most: 2},
 		{shared: 12_500, turns: 1, targets: 8, most: 16},
 	} {
-		if used, busiest := births(t, c.shared, c.turns); used < c.targets || busiest > c.most {
+		if used, busiest := placeNew(t, c.shared, c.turns); used < c.targets || busiest > c.most {
 			t.Errorf("%d shared tokens, %d turns: got %d targets, the busiest with %d requests; want at least %d, with at most %d",
 				c.shared, c.turns, used, busiest, c.targets, c.most)
 		}
 	}
-	if used, _ := births(t, 25_000, 1); used > 2 {
+	if used, _ := placeNew(t, 25_000, 1); used > 2 {
 		t.Errorf("requests that stand alone: got their prompt on %d targets, want at most 2", used)
 	}
 }

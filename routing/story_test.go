@@ -22,7 +22,7 @@ import (
 //	     [pin=target] [model=] [priority=] [blocks=FROM-TO] [explain]
 //	spread n=N prefix=ID [conv] [hold] and pick's arguments: counts per target; # in conv is the number
 //	first-token, prefill-done, end, fail: ids, one or more
-//	report TARGET running= waiting= [tokens=] [kv=] [seq=] [full]
+//	report TARGET running= waiting= [kv=] [seq=] [full]
 //	rebook ID target=
 //	loads                every target's load
 //	tick DURATION        moves the time
@@ -345,7 +345,6 @@ func (s *story) report(d *datadriven.TestData) string {
 	rep := Report{At: s.now, KVUsage: -1, Full: d.HasArg("full")}
 	d.MaybeScanArgs(s.t, "running", &rep.Running)
 	d.MaybeScanArgs(s.t, "waiting", &rep.Waiting)
-	d.MaybeScanArgs(s.t, "tokens", &rep.WaitingTokens)
 	var kv string
 	if d.MaybeScanArgs(s.t, "kv", &kv) {
 		rep.KVUsage, _ = strconv.ParseFloat(kv, 64)

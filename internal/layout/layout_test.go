@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 71970
+	totalLimit = 72320
 	totalGoal  = 62000
 )
 
@@ -33,13 +33,13 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 19290, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 19300, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 22950, 22000, []string{"internal/tokens"}},
 	{"fleet", 4100, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1700, 1300, []string{"internal/observe"}},
 	{"decide", 2470, 1700, []string{"internal/decide"}},
 	{"replicas", 1850, 2000, []string{"internal/replicas"}},
-	{"lab", 11700, 11700, []string{"internal/lab"}},
+	{"lab", 11950, 11700, []string{"internal/lab"}},
 	{"rim", 8000, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
