@@ -265,3 +265,9 @@ check-images: ## Fails if an image in the Dockerfile is not pinned by digest: fo
 .PHONY: replay-acceptance
 replay-acceptance: build ## Measures every acceptance row against its threshold; rows on Mooncake's trace need TRACE=FILE
 	@$(BIN)/kvlane replay --acceptance $(if $(TRACE),--trace $(TRACE))
+
+.PHONY: gauntlet
+gauntlet: build ## Compares all public routing rules on all families of workloads into out/gauntlet.md and .html; resumes; TRACE=FILE adds a trace, GAUNTLET=--quick takes 2 minutes, GAUNTLET='--held-out --seed 101' judges
+	@mkdir -p out
+	@$(BIN)/kvlane replay --gauntlet --results out/gauntlet --report out/gauntlet.html $(if $(TRACE),--trace $(TRACE)) $(GAUNTLET) > out/gauntlet.md.tmp
+	@mv out/gauntlet.md.tmp out/gauntlet.md; sed -n '1,30p' out/gauntlet.md

@@ -62,6 +62,9 @@ type flags struct {
 	jitter, share, delay, resend      seconds
 	loss, skew                        float64
 	jsonPath, htmlPath                string
+
+	gauntlet, quick, heldOut bool
+	families, results        string
 }
 
 // sections are the flags in the order of the help text.
@@ -71,6 +74,7 @@ var sections = []struct{ title, flags string }{
 	{"The fleet", "workers ranks coupled prefill engine capacity budget"},
 	{"What the router knows", "event-delay event-loss event-replay replicas skew share-delay"},
 	{"Where it is written, besides the table", "report json"},
+	{"All rules on all workloads", "gauntlet quick held-out families results"},
 	{"The project's own measurements", "acceptance rows"},
 }
 
@@ -82,6 +86,7 @@ func usage(s *flag.FlagSet) {
   kvlane replay --trace FILE --format otel --sweep    which preset and which weight suits your own trace
   kvlane replay --scenario tenants/overload           a workload that ships with the project
   kvlane replay --scenario list                       all of these
+  kvlane replay --gauntlet --quick                    every public rule on every family of workloads
 
 A TIME is like 10ms, or seconds. Flags:
 `)
@@ -127,6 +132,11 @@ func parseFlags(args []string, help io.Writer) (*flags, error) {
 	s.StringVar(&f.htmlPath, "report", "", "write tables and charts to this HTML `FILE`")
 	s.StringVar(&f.jsonPath, "json", "", "write all runs to this JSON `FILE`")
 	s.BoolVar(&f.acceptance, "acceptance", false, "measure every acceptance row against its bound, those on the trace need --trace; with --scenario, its checks")
+	s.BoolVar(&f.gauntlet, "gauntlet", false, "compare all public rules on all families of workloads, loads and fleets; with --trace, on that too")
+	s.BoolVar(&f.quick, "quick", false, "fewer cells and 2 seeds: 2 minutes instead of 20")
+	s.BoolVar(&f.heldOut, "held-out", false, "with the family that is left out of choosing; judge on --seed 101")
+	s.StringVar(&f.families, "families", "", "`LIST` of families of the gauntlet, with commas (default: all)")
+	s.StringVar(&f.results, "results", "", "`FOLDER` of finished cells, from which a gauntlet resumes")
 	s.StringVar(&f.rows, "rows", "", "`LIST` of acceptance rows, with commas (default: all)")
 	s.Usage = func() {}
 	if err := s.Parse(args); err != nil {
@@ -181,6 +191,21 @@ func (f *flags) check() error {
 		return errors.New("--rows are those of --acceptance")
 	case readers[f.format] == nil && f.format != "generated":
 		return fmt.Errorf("--format %q: want mooncake, otel or generated", f.format)
+	}
+	return f.checkGauntlet()
+}
+
+// checkGauntlet returns an error for flags that only a gauntlet has, or that it does not have.
+func (f *flags) checkGauntlet() error {
+	other, text := "quick held-out families results", "--%s is one of --gauntlet"
+	if f.gauntlet {
+		other = "acceptance sweep scenario load workers ranks coupled prefill engine capacity budget event-delay event-loss event-replay replicas skew share-delay"
+		text = "--gauntlet has workloads, fleets and loads of its own: no --%s"
+	}
+	for name := range strings.FieldsSeq(other) {
+		if f.given(name) {
+			return fmt.Errorf(text, name)
+		}
 	}
 	return nil
 }
@@ -257,6 +282,9 @@ func Command(args []string, out, progress io.Writer) error {
 	if err := errors.Join(checkOutput("json", f.jsonPath), checkOutput("report", f.htmlPath)); err != nil {
 		return err
 	}
+	if f.gauntlet {
+		return f.runGauntlet(out, progress)
+	}
 	o, err := f.options()
 	if err != nil {
 		return err
@@ -264,7 +292,6 @@ func Command(args []string, out, progress io.Writer) error {
 	o.Progress = func(policy string, seed uint64, run, runs int) {
 		fmt.Fprintf(progress, "%d/%d %s, seed %d\n", run, runs, policy, seed)
 	}
-	files := []string{f.jsonPath, f.htmlPath}
 	report, err := Run(o)
 	if err != nil {
 		return err
@@ -272,6 +299,15 @@ func Command(args []string, out, progress io.Writer) error {
 	if err := report.WriteTable(out); err != nil {
 		return err
 	}
+	return f.writeFiles(report)
+}
+
+// writeFiles writes what --json and --report name.
+func (f *flags) writeFiles(report interface {
+	WriteJSON(out io.Writer) error
+	WriteHTML(out io.Writer) error
+}) error {
+	files := []string{f.jsonPath, f.htmlPath}
 	for i, write := range []func(io.Writer) error{report.WriteJSON, report.WriteHTML} {
 		if files[i] == "" {
 			continue
@@ -281,6 +317,50 @@ func Command(args []string, out, progress io.Writer) error {
 		}
 	}
 	return nil
+}
+
+func (f *flags) runGauntlet(out, progress io.Writer) error {
+	g := Gauntlet{Quick: f.quick, HeldOut: f.heldOut, Rules: Rules(), Seeds: f.allSeeds(), Trace: f.reader(), Results: f.results}
+	if f.quick && !f.given("seeds") {
+		g.Seeds = g.Seeds[:2]
+	}
+	if f.families != "" {
+		g.Families = strings.Split(f.families, ",")
+	}
+	if f.policies != "" {
+		g.Rules = nil
+		for name := range strings.SplitSeq(f.policies, ",") {
+			g.Rules = append(g.Rules, ruleOf(name))
+		}
+	}
+	if f.trace != "" {
+		info, err := os.Stat(f.trace)
+		if err != nil {
+			return err
+		}
+		g.TraceName = fmt.Sprint(f.trace, info.Size(), info.ModTime().UnixNano(), f.format, f.jitter)
+	}
+	if f.results != "" {
+		if err := os.MkdirAll(f.results, 0o755); err != nil { //nolint:gosec // under the user's umask
+			return err
+		}
+	}
+	began := time.Now()
+	g.Progress = func(cell string, number, cells int, known bool) {
+		state := ""
+		if known {
+			state = ", known"
+		}
+		fmt.Fprintf(progress, "%d/%d %s%s (%s)\n", number, cells, cell, state, time.Since(began).Round(time.Second))
+	}
+	outcomes, err := g.Run()
+	if err != nil {
+		return err
+	}
+	if err := outcomes.WriteMarkdown(out); err != nil {
+		return err
+	}
+	return f.writeFiles(outcomes)
 }
 
 func (f *flags) accept(out, progress io.Writer) error {

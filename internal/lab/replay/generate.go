@@ -83,17 +83,20 @@ func (k Skew) Workload(name string) Workload {
 			}
 			return out
 		},
-		Follow: func(done *Request, ended float64) (Request, bool) {
+		Follow: func(done *Request, ended float64) []Request {
 			s := done.script
 			if s == nil {
-				return Request{}, false
+				return nil
 			}
 			pause := 0.0
 			if k.Think > 0 {
 				pause = s.rng.ExpFloat64() * k.Think
 			}
 			s.text += done.Output + lognormal(s.rng, k.TurnMean, k.TurnSigma)
-			return s.next(ended + pause)
+			if r, ok := s.next(ended + pause); ok {
+				return []Request{r}
+			}
+			return nil
 		}}
 }
 

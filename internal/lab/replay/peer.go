@@ -29,36 +29,3 @@ func (s *simulation) refresh() {
 		s.scrape.used = append(s.scrape.used, float64(k.pinned+k.private)/float64(k.places))
 	}
 }
-
-// llmd is the weighted sum of scores in [0, 1] that llm-d's router documents: 3 prefix + 2
-// queue + 2 free KV, with exact prefixes.
-func llmd(s *simulation, rec *record) kvindex.Slot {
-	least, most := math.Inf(1), 0.0
-	for _, n := range s.scrape.waiting {
-		least, most = min(least, n), max(most, n)
-	}
-	scores := make([]float64, s.ranks())
-	for slot := range scores {
-		queue := 1.0
-		if most > least {
-			queue = (most - s.scrape.waiting[slot]) / (most - least)
-		}
-		scores[slot] = 2*queue + 2*(1-s.scrape.used[slot])
-	}
-	for i := range s.overlap {
-		o := &s.overlap[i]
-		scores[o.Slot] += 3 * float64(o.Tokens[kvindex.Device]) / float64(max(rec.Prompt, 1))
-	}
-	best, tied := 0, 0
-	for slot := range scores {
-		switch {
-		case scores[slot] > scores[best]:
-			best, tied = slot, 1
-		case scores[slot] == scores[best]:
-			if tied++; s.rng.IntN(tied) == 0 {
-				best = slot
-			}
-		}
-	}
-	return kvindex.Slot(best)
-}

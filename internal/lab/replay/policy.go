@@ -26,11 +26,18 @@ type Policy struct {
 	Peer func(s *simulation, rec *record) kvindex.Slot
 }
 
-// variants are policies derived from presets.
-var variants = map[string]struct {
+type variant struct {
 	preset string
 	change func(p *Policy, r *routing.Policy)
-}{
+}
+
+// modelled is a rule of another project; its choice is pinned.
+func modelled(rule func(p *pick) func(slot int) float64) variant {
+	return variant{"random", func(p *Policy, _ *routing.Policy) { p.Peer = peer(rule) }}
+}
+
+// variants are policies derived from presets.
+var variants = map[string]variant{
 	"oracle":               {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Oracle = true }},
 	"oracle-informed":      {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Oracle, p.Informed, p.NoCredit = true, true, true }},
 	"kv-aware-no-id":       {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.NoID = true }},
@@ -38,7 +45,20 @@ var variants = map[string]struct {
 	"kv-aware-no-active":   {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.Cost.Active = 0 }},
 	"kv-aware-no-first":    {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceByCost }},
 	"kv-aware-blind-first": {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceRoundRobin }},
-	"llm-d":                {"random", func(p *Policy, _ *routing.Policy) { p.Peer, p.NoCredit = llmd, true }},
+	"llm-d":                {"random", func(p *Policy, _ *routing.Policy) { p.Peer, p.NoCredit = peer(llmd), true }},
+	"dynamo":               {"compute-and-resident", func(*Policy, *routing.Policy) {}},
+	// Dynamo's cost is scale*(queue + prompt - credit*overlap) + resident + weight*requests. With
+	// a credit of 2, prompt - 2*overlap is 2*miss less the prompt, which is the same everywhere.
+	"dynamo-agentic":       {"compute-and-resident", func(_ *Policy, r *routing.Policy) { r.Cost.Miss, r.Cost.Queue, r.Cost.Active = 8, 4, 1024 }},
+	"llm-d-affinity":       modelled(llmdAffinity),
+	"lmetric":              modelled(lmetric),
+	"dualmap":              modelled(dualMap),
+	"preble-e2":            modelled(prebleE2),
+	"aibrix-prefix":        modelled(aibrixPrefix),
+	"smg-cache-aware":      modelled(smgCacheAware),
+	"smg-least-load":       modelled(smgLeastLoad),
+	"loadaware":            modelled(loadAware),
+	"power-of-two":         modelled(powerOfTwo),
 	"trt-plain":            {"kv-aware-trt", func(_ *Policy, r *routing.Policy) { r.Gate.On, r.Cap.FairShare, r.Cap.Hard = false, false, 0 }},
 	"trt-plain-lowest":     {"kv-aware-trt", trtLowest(false)},
 	"trt-gate":             {"kv-aware-trt", func(_ *Policy, r *routing.Policy) { r.Cap.FairShare, r.Cap.Hard = false, 0 }},

@@ -42,12 +42,16 @@ type Result struct {
 	// requests outside bursts.
 	Copies   float64 `json:"copies"`
 	Others95 float64 `json:"others95"`
+	// Goodput is the requests per second that meet sloTTFT and sloITL, Jain the index of
+	// fairness over the tenants' parts of such requests; 0 without tenants.
+	Goodput float64 `json:"goodput"`
+	Jain    float64 `json:"jain"`
 }
 
 // fields lists a Result for means and deviations.
 func (r *Result) fields() []*float64 {
 	return []*float64{&r.TTFT50, &r.TTFT90, &r.TTFT95, &r.TTFT99, &r.E2E90, &r.ITL50, &r.ITL99, &r.Hit, &r.Ceiling, &r.Throughput,
-		&r.CV, &r.MaxMin, &r.MinMean, &r.Moves, &r.Refused, &r.Copies, &r.Others95}
+		&r.CV, &r.MaxMin, &r.MinMean, &r.Moves, &r.Refused, &r.Copies, &r.Others95, &r.Goodput, &r.Jain}
 }
 
 // percentile of sorted values.
@@ -68,6 +72,9 @@ func (s *simulation) summarise() Result {
 	var prompt, cached, ideal float64
 	measured := s.records
 	for len(measured) > 0 && measured[0].WarmUp {
+		for _, b := range measured[0].Blocks {
+			seen[b] = true
+		}
 		measured = measured[1:]
 	}
 	skip := int(warmPart * float64(len(measured)))
@@ -131,7 +138,40 @@ func (s *simulation) summarise() Result {
 		r.Throughput = total / (to - from)
 	}
 	r.spread(counts)
+	r.serve(measured[skip:])
 	return r
+}
+
+// serve counts the requests that met the target, in all and by tenant.
+func (r *Result) serve(measured []*record) {
+	if len(measured) == 0 {
+		return
+	}
+	good := 0.0
+	var met, asked []float64 // by tenant
+	for _, rec := range measured {
+		for rec.Tenant >= len(met) {
+			met, asked = append(met, 0), append(asked, 0)
+		}
+		asked[rec.Tenant]++
+		if rec.first-rec.At <= sloTTFT && rec.ended-rec.first <= sloITL*float64(rec.Output-1) {
+			met[rec.Tenant]++
+			good++
+		}
+	}
+	if span := measured[len(measured)-1].At - measured[0].At; span > 0 {
+		r.Goodput = good / span
+	}
+	sum, square, n := 0.0, 0.0, 0.0
+	for tenant, v := range met {
+		if tenant > 0 && asked[tenant] > 0 {
+			part := v / asked[tenant]
+			sum, square, n = sum+part, square+part*part, n+1
+		}
+	}
+	if square > 0 {
+		r.Jain = sum * sum / (n * square)
+	}
 }
 
 // spread measures how evenly requests were distributed over ranks.
@@ -283,10 +323,12 @@ func configured(policy string) string {
 }
 
 // WriteJSON writes the report with all runs.
-func (r *Report) WriteJSON(out io.Writer) error {
+func (r *Report) WriteJSON(out io.Writer) error { return writeJSON(out, r) }
+
+func writeJSON(out io.Writer, v any) error {
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", "  ")
-	return enc.Encode(r)
+	return enc.Encode(v)
 }
 
 // WriteTable writes the means.

@@ -73,6 +73,7 @@ type simulation struct {
 
 	handovers handovers
 	scrape    scrape
+	peers     peerState
 	records   []*record
 	live      int
 	lost      int
@@ -461,7 +462,7 @@ func (s *simulation) ended(j *job) {
 		j.ended += s.w.DecodePerToken * float64(j.Output)
 	}
 	if s.w.Follow != nil {
-		if r, ok := s.w.Follow(&j.Request, j.ended); ok {
+		for _, r := range s.w.Follow(&j.Request, j.ended) {
 			heap.Push(&s.arrivals, r)
 		}
 	}

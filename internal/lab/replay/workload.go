@@ -23,8 +23,12 @@ type Request struct {
 	Burst       int
 	BurstPrefix int
 
-	// script continues a closed loop after this request.
+	// Tenant numbers those that share the fleet; 0 for none.
+	Tenant int
+
+	// script continues a closed loop after this request, turn a session of a family.
 	script *script
+	turn   *turn
 }
 
 // Workload generates requests. Generate is called once per run and seed.
@@ -33,8 +37,8 @@ type Workload struct {
 	// BlockSize is the number of tokens of a block.
 	BlockSize int
 	Generate  func(seed uint64) []Request
-	// Follow returns a client's next request after one has ended; nil for open loops.
-	Follow func(done *Request, ended float64) (Request, bool)
+	// Follow returns a client's next requests after one has ended; nil for open loops.
+	Follow func(done *Request, ended float64) []Request
 	// PrefillOnly ends requests with their first token: decoding happens elsewhere and
 	// takes DecodePerToken seconds per token of the client's time.
 	PrefillOnly    bool
