@@ -40,6 +40,9 @@ type Fleet struct {
 	// Prefill is the number of workers, the first ones, in the prefill pool of a
 	// disaggregated fleet; the others decode. 0 if all workers do both.
 	Prefill int
+	// Slow is the number of workers that take twice as long.
+	Slow   int
+	Change fleetChange
 }
 
 // block is a cached block of a rank. Blocks that no request uses are in the LRU list.

@@ -55,6 +55,9 @@ var fleetShapes = []fleetShape{
 	{"4 ranks", func(f *Fleet) { f.Workers = 4 }},
 	{"64 ranks", func(f *Fleet) { f.Workers = 64 }},
 	{"4x4 coupled", func(f *Fleet) { f.Workers, f.Ranks, f.Coupled = 4, 4, true }},
+	{"two speeds", func(f *Fleet) { f.Slow = f.Workers / 2 }},
+	{"one lost", func(f *Fleet) { f.Change.Lost = 160 }},
+	{"one added", func(f *Fleet) { f.Change.Added = 160 }},
 	{"tight memory", func(f *Fleet) { f.Engine.Capacity = 400_000 }},
 }
 

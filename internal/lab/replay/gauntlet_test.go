@@ -64,12 +64,12 @@ func TestGauntletFlags(t *testing.T) {
 	}
 }
 
-// TestGauntletBound holds how far the default is from the best rule, in the quick gauntlet's
-// fleet. The aim is 1.02 and 1.25; docs/gauntlet.md has the figures of the whole one.
+// TestGauntletBound holds the aim for the default in the quick gauntlet, without agents and with
+// the strongest rules. docs/gauntlet.md tells where the aim is missed.
 func TestGauntletBound(t *testing.T) {
-	g := Gauntlet{Quick: true, Seeds: []uint64{1}, Families: []string{"tenants", "batch", "rl", "mix"}}
+	g := Gauntlet{Quick: true, Seeds: []uint64{1}, Families: []string{"chat", "tenants", "batch", "rl", "mix"}}
 	for _, r := range Rules() {
-		if slices.Contains([]string{"kv-aware", "session", "llm-d", "llm-d-affinity", "dynamo-agentic", "lmetric", "loadaware", "round-robin"}, r.Policy) {
+		if slices.Contains([]string{"kv-aware", "session", "min-wait", "llm-d", "dynamo-agentic", "lmetric", "preble-e2", "kv-aware-trt"}, r.Policy) {
 			g.Rules = append(g.Rules, r)
 		}
 	}
@@ -84,8 +84,8 @@ func TestGauntletBound(t *testing.T) {
 	for _, line := range o.verdict() {
 		t.Log(line)
 	}
-	if mean > 1.1 || own.Worst > 1.5 {
-		t.Errorf("got a geometric mean of %.3f and %.2f in %s, want at most 1.1 and 1.5", mean, own.Worst, own.At)
+	if mean > aimMean || own.Worst > aimWorst {
+		t.Errorf("got a geometric mean of %.3f and %.2f in %s, want at most %.2f and %.2f", mean, own.Worst, own.At, aimMean, aimWorst)
 	}
 }
 

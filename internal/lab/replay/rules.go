@@ -309,5 +309,3 @@ func powerOfTwo(p *pick) func(slot int) float64 {
 	})
 	return only(func(slot int) bool { return slot == first || slot == second }, p.active)
 }
-
-func (s *simulation) up(int) bool { return true }

@@ -74,6 +74,7 @@ type simulation struct {
 	handovers handovers
 	scrape    scrape
 	peers     peerState
+	present   []bool // by slot
 	records   []*record
 	live      int
 	lost      int
@@ -177,13 +178,14 @@ func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, se
 			if got != slot {
 				return nil, errors.New("slots of a new index are not dense")
 			}
-			r.router.SetTarget(slot, routing.TargetInfo{Target: t, Ready: true, Role: fleet.role(n)})
+			r.router.SetTarget(slot, routing.TargetInfo{Target: t, Ready: fleet.ready(n), Role: fleet.role(n)})
 		}
+		s.present = append(s.present, fleet.ready(n))
 		if n%fleet.Ranks == 0 || !fleet.Coupled {
 			s.workers = append(s.workers, &worker{first: slot, until: math.Inf(1)})
 		}
 		last := s.workers[len(s.workers)-1]
-		last.ranks = append(last.ranks, newRank(&fleet.Engine, w.BlockSize, shared))
+		last.ranks = append(last.ranks, newRank(fleet.engine(n), w.BlockSize, shared))
 	}
 	s.arrivals = w.Generate(seed)
 	heap.Init(&s.arrivals)
@@ -214,6 +216,12 @@ func (s *simulation) run() error {
 			h := heap.Pop(&s.handovers).(handover)
 			s.now = h.at
 			s.enqueue(h.job.slot, h.job)
+			continue
+		}
+		if changed, err := s.changeFleet(min(at, arrival)); changed || err != nil {
+			if err != nil {
+				return err
+			}
 			continue
 		}
 		switch {

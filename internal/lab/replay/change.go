@@ -1,0 +1,74 @@
+package replay
+
+import (
+	"math"
+	"slices"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// fleetChange is what happens to the last worker of a fleet during a run, in seconds since the
+// start; 0 is never. The requests on a worker that is lost are sent again immediately, with their
+// first arrival.
+type fleetChange struct{ Lost, Added float64 }
+
+// engine is the engine of a rank: Slow workers, the last ones, take twice as long. The router
+// does not know.
+func (f *Fleet) engine(rank int) *Engine {
+	e := f.Engine
+	if rank/f.Ranks >= f.Workers-f.Slow {
+		for _, v := range []*float64{&e.Base, &e.PerToken, &e.PerPair, &e.PerDecode, &e.PerResident} {
+			*v *= 2
+		}
+	}
+	return &e
+}
+
+// ready reports whether a rank's worker is there at the start.
+func (f *Fleet) ready(rank int) bool { return f.Change.Added == 0 || rank/f.Ranks < f.Workers-1 }
+
+// up reports whether a rank may get requests.
+func (s *simulation) up(slot int) bool { return s.present[slot] }
+
+// changeFleet loses or adds the last worker when it is time, and reports whether it did.
+func (s *simulation) changeFleet(next float64) (bool, error) {
+	c := &s.fleet.Change
+	at := max(c.Lost, c.Added)
+	if at == 0 || at > next || math.IsInf(next, 1) {
+		return false, nil
+	}
+	lost := c.Lost > 0
+	*c = fleetChange{}
+	s.now = at
+	var again []Request
+	for n := s.ranks() - s.fleet.Ranks; n < s.ranks(); n++ {
+		slot := kvindex.Slot(n)
+		s.present[n] = !lost
+		for _, r := range s.replicas {
+			r.router.SetTarget(slot, routing.TargetInfo{Target: targetOf(slot, s.fleet), Ready: !lost, Role: s.fleet.role(n)})
+		}
+		if !lost {
+			continue
+		}
+		w, k := s.at(slot)
+		for _, j := range slices.Concat(k.waiting, k.prefill, k.decode) {
+			s.live--
+			s.replicas[j.replica].router.Release(s.clock(), j.plan)
+			s.records = slices.DeleteFunc(s.records, func(r *record) bool { return r == j.record })
+			again = append(again, j.Request)
+		}
+		w.ranks[n%len(w.ranks)], w.until = newRank(k.engine, k.size, k.shared), math.Inf(1)
+		for _, r := range s.replicas {
+			if err := r.index.Apply(slot, &kvindex.Event{Kind: kvindex.Cleared}); err != nil {
+				return false, err
+			}
+		}
+	}
+	for _, r := range again {
+		if err := s.arrive(r); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
