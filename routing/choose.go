@@ -45,6 +45,7 @@ type choice struct {
 	firstTurn    bool
 	keepBinding  bool
 	implicit     bool
+	held         bool
 }
 
 // decision is one run of the pipeline.
@@ -107,6 +108,7 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 
 func (d *decision) done() (choice, error) {
 	d.ex.price(d.cands, d.priced)
+	d.hold()
 	return d.out, nil
 }
 

@@ -38,6 +38,9 @@ type Config struct {
 	// WaitingTokens estimates the prefill of a waiting request that this router did not
 	// place: engines report the number of such requests only. 0 to 10^6.
 	WaitingTokens int64 `json:"waitingTokens" yaml:"waiting_tokens"`
+	// Hold refuses a request with a HeldError while its best target has more than this many
+	// uncached tokens queued. 0 turns this off.
+	Hold int64 `json:"hold,omitempty" jsonschema:"-" yaml:"-"`
 	// RemoteTTL ends bookings of other replicas if their release was lost. It is longer
 	// than any request. 1 s to 24 h.
 	RemoteTTL time.Duration `json:"remoteTTL" yaml:"remote_ttl"`

@@ -164,13 +164,13 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 	}
 	if q.Local {
 		ex.sayf("disagg", "compute on the decode target: this request cannot be disaggregated")
-		return r.commit(now, q, &decode, nil), nil
+		return r.commitLocal(now, q, &decode)
 	}
 	if !cfg.wanted(q.PromptTokens, &decode.candidate) {
 		if ex != nil {
 			ex.sayf("disagg", "compute on the decode target: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
 		}
-		return r.commit(now, q, &decode, nil), nil
+		return r.commitLocal(now, q, &decode)
 	}
 	side := ex.side()
 	req := request{leg: prefillLeg, pool: Prefill, policy: &cfg.Prefill, worker: decode.worker}
@@ -184,7 +184,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 			ex.sayf("disagg", "compute on the decode target: %s", err.Error())
 		}
 		decode.degraded = DegradedNoPrefill
-		return r.commit(now, q, &decode, nil), nil
+		return r.commitLocal(now, q, &decode)
 	}
 	if err != nil {
 		if _, full := errors.AsType[*CapacityError](err); full {
@@ -200,10 +200,16 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 		}
 		ex.sayf("disagg", "here %.0f %s prefill pool %.0f", local, operator, remote)
 		if !yes {
-			return r.commit(now, q, &decode, nil), nil
+			return r.commitLocal(now, q, &decode)
 		}
 	} else if ex != nil {
 		ex.sayf("disagg", "prefill pool: %s", cfg.comparison(q.PromptTokens, &decode.candidate))
+	}
+	if prefill.held {
+		return Plan{}, r.heldError(&prefill)
+	}
+	if r.config.Hold > 0 && r.targets[decode.slot].report.full {
+		return Plan{}, r.heldError(&decode)
 	}
 	return r.commit(now, q, &decode, &prefill), nil
 }

@@ -33,6 +33,8 @@ type Query struct {
 	// Local keeps the prefill on the decode target: the request cannot be
 	// disaggregated.
 	Local bool `json:"local,omitempty"`
+	// Waited is how long the request has been held, see Config.Hold; below 0 it is not held.
+	Waited time.Duration `json:"waited,omitempty"`
 }
 
 // Pin restricts the request to a worker or a rank. It is strict: a target that does

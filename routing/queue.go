@@ -1,76 +1,456 @@
 package routing
 
 import (
-	"sort"
+	"cmp"
+	"container/heap"
+	"maps"
+	"math"
 	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
 )
+
+// Lane groups the waiters that compete for the same capacity: if the first of a lane
+// cannot be placed, the others of the lane cannot either.
+type Lane struct {
+	// Class is the model, with whatever else restricts the targets; "" if there is a Slot.
+	Class string
+	// Slot is the target that the waiters are held for, NoSlot if no target has room for
+	// them.
+	Slot kvindex.Slot
+}
 
 // Waiter is a request that waits for capacity.
 type Waiter struct {
-	// ID is chosen by the caller.
-	ID uint64
-	// Priority: greater first; below 0 may be shed for others.
+	// ID is chosen by the caller: unique and increasing.
+	ID   uint64
+	Lane Lane
+	// Priority is the band: greater first; below 0 may be shed for others.
 	Priority int
-	// Deadline is when the request stops waiting, since start.
-	Deadline time.Duration
+	// Tenant shares a band's capacity fairly with the band's other tenants, by Weight;
+	// 0 means 1.
+	Tenant string
+	Weight float64
+	// Tokens is the prompt to be computed; for reports.
+	Tokens int64
+	// Cost orders the waiters of a tenant: least Cost first, less 2,000 for each second of
+	// waiting. With equal costs they are first in first out.
+	Cost int64
+	// Bytes is the memory that the waiter holds.
+	Bytes int64
+	// Since is when it began to wait, Deadline when it stops, since start.
+	Since, Deadline time.Duration
 }
 
-// Queue is a bounded wait queue: greater priority first, then first in first out. It
-// orders waiters; the caller holds the streams. The zero value refuses all. It is not
-// safe for concurrent use.
+// Bounds limit waiters. Bytes of 0 are unlimited.
+type Bounds struct {
+	Requests int
+	Bytes    int64
+}
+
+// Outcome is what became of a waiter that was offered a place. The zero value leaves it
+// where it is, with all others of its lane.
+type Outcome struct {
+	// Leaves takes the waiter out of the queue.
+	Leaves bool
+	// Served is the tokens that its tenant is charged for.
+	Served int64
+	// Moves puts the waiter into the lane To, which is blocked until the next call.
+	Moves bool
+	To    Lane
+}
+
+const (
+	// ageing is what a second of waiting is worth in tokens, in the order of a tenant's
+	// waiters.
+	ageing = 2000
+	// spareTenants is how many tenants without waiters a band remembers, at least.
+	spareTenants = 256
+)
+
+// Queue is a bounded wait queue. It orders waiters; the caller holds the streams. Greater
+// priority goes first. Within a priority the tenant goes first that was served the fewest
+// tokens by its weight (a virtual token counter: a tenant that comes back starts where the
+// others are). Within a tenant it is least Cost first, with ageing. The zero value refuses
+// all. It is not safe for concurrent use.
 type Queue struct {
-	// Max is the greatest number of waiters.
-	Max int
-	// waiters are in the order in which they are served.
-	waiters []Waiter
+	Bounds
+	// Bands are bounds of single priorities, below those of the queue.
+	Bands map[int]Bounds
+
+	waiters map[uint64]*waiting
+	lanes   map[Lane]*lane
+	bands   map[int]*band
+	bytes   int64
+	open    []*lane // scratch memory of Serve
 }
 
-// Push adds a waiter. A full queue sheds its last waiter if that one has a negative
-// priority, below the new one's; otherwise it refuses the new one.
-func (q *Queue) Push(w Waiter) (shed Waiter, hasShed, accepted bool) {
-	if len(q.waiters) >= q.Max {
-		if len(q.waiters) == 0 {
-			return Waiter{}, false, false
-		}
-		last := q.waiters[len(q.waiters)-1]
-		if last.Priority >= 0 || last.Priority >= w.Priority {
-			return Waiter{}, false, false
-		}
-		q.waiters = q.waiters[:len(q.waiters)-1]
-		shed, hasShed = last, true
-	}
-	at := sort.Search(len(q.waiters), func(i int) bool { return q.waiters[i].Priority < w.Priority })
-	q.waiters = append(q.waiters, Waiter{})
-	copy(q.waiters[at+1:], q.waiters[at:])
-	q.waiters[at] = w
-	return shed, hasShed, true
+// waiting is a waiter with its place.
+type waiting struct {
+	Waiter
+
+	key    int64
+	tenant *tenant
+	group  *group
+	at     int
 }
 
-// Serve calls serve for the waiters whose deadline has not passed, in order. Those for
-// which it returns true leave the queue. serve must not change the queue.
-func (q *Queue) Serve(now time.Duration, serve func(w Waiter) bool) {
-	n := 0
-	for _, w := range q.waiters {
-		if w.Deadline > now && serve(w) {
-			continue
-		}
-		q.waiters[n] = w
-		n++
-	}
-	q.waiters = q.waiters[:n]
+func (w *waiting) place() *int { return &w.at }
+
+func (w *waiting) before(o *waiting) bool { return w.key < o.key || w.key == o.key && w.ID < o.ID }
+
+// band is the waiters of one priority.
+type band struct {
+	tenants  map[string]*tenant
+	requests int
+	bytes    int64
+	// clock is the counter of the tenant that was served last, when it was chosen.
+	clock float64
 }
 
-// Remove removes a waiter whose client has gone or whose deadline has passed, and
-// reports whether it was there.
-func (q *Queue) Remove(id uint64) bool {
-	for i, w := range q.waiters {
-		if w.ID == id {
-			q.waiters = append(q.waiters[:i], q.waiters[i+1:]...)
-			return true
-		}
-	}
-	return false
+// tenant is a tenant of one band. served is its counter, in tokens by weight.
+type tenant struct {
+	name           string
+	served, weight float64
+	requests       int
+	bytes          int64
+}
+
+// lane is the waiters of a Lane: its bands, greatest priority first, without empty ones.
+type lane struct {
+	name  Lane
+	bands []*laneBand
+}
+
+type laneBand struct {
+	priority int
+	groups   pile[*group]
+	byTenant map[*tenant]*group
+}
+
+// group is the waiters of a tenant in a lane and band. Its place depends on key, which
+// follows the tenant's counter when the group gets to the front.
+type group struct {
+	tenant  *tenant
+	key     float64
+	waiters pile[*waiting]
+	at      int
+}
+
+func (g *group) place() *int { return &g.at }
+
+func (g *group) before(o *group) bool {
+	return g.key < o.key || g.key == o.key && g.waiters[0].before(o.waiters[0])
+}
+
+// pile is a heap whose elements know their places.
+type pile[T interface {
+	place() *int
+	before(T) bool
+}] []T
+
+func (p pile[T]) Len() int           { return len(p) }
+func (p pile[T]) Less(i, j int) bool { return p[i].before(p[j]) }
+func (p pile[T]) Swap(i, j int) {
+	p[i], p[j] = p[j], p[i]
+	*p[i].place(), *p[j].place() = i, j
+}
+
+func (p *pile[T]) Push(x any) {
+	*x.(T).place() = len(*p)
+	*p = append(*p, x.(T))
+}
+
+func (p *pile[T]) Pop() any {
+	last := len(*p) - 1
+	x := (*p)[last]
+	clear((*p)[last:])
+	*p = (*p)[:last]
+	return x
 }
 
 // Len is the number of waiters.
 func (q *Queue) Len() int { return len(q.waiters) }
+
+// Has reports whether a waiter is in the queue.
+func (q *Queue) Has(id uint64) bool { return q.waiters[id] != nil }
+
+// Each calls f for every waiter, in no particular order. f must not change the queue.
+func (q *Queue) Each(f func(w *Waiter)) {
+	for _, w := range q.waiters {
+		f(&w.Waiter)
+	}
+}
+
+// Push adds a waiter. If that exceeds a bound others make room: those of negative priority
+// and below the new one's, from the lowest; then the youngest of the tenant that takes the
+// most of its band, as long as that is more than the new one's tenant takes. Otherwise the
+// new one is refused. The waiters that are shed are out of the queue in either case.
+func (q *Queue) Push(w Waiter) (shed []Waiter, accepted bool) {
+	if q.waiters == nil {
+		q.waiters, q.lanes, q.bands = map[uint64]*waiting{}, map[Lane]*lane{}, map[int]*band{}
+	}
+	own, bounded := q.Bands[w.Priority]
+	if !q.fits(0, 0, &w) || bounded && !own.fits(0, 0, &w) {
+		return nil, false
+	}
+	for {
+		b := q.bands[w.Priority]
+		if b == nil {
+			b = &band{}
+		}
+		full := !q.fits(len(q.waiters), q.bytes, &w)
+		if !full && (!bounded || own.fits(b.requests, b.bytes, &w)) {
+			break
+		}
+		victim := q.victim(&w, full)
+		if victim == nil {
+			return shed, false
+		}
+		shed = append(shed, victim.Waiter)
+		q.remove(victim)
+	}
+	b := q.bands[w.Priority]
+	if b == nil {
+		b = &band{tenants: map[string]*tenant{}}
+		q.bands[w.Priority] = b
+	}
+	t := b.tenants[w.Tenant]
+	if t == nil {
+		b.forget()
+		t = &tenant{name: w.Tenant}
+		b.tenants[w.Tenant] = t
+	}
+	t.weight = cmp.Or(w.Weight, 1)
+	if t.requests == 0 {
+		t.served = max(t.served, b.clock)
+	}
+	n := &waiting{Waiter: w, key: w.Cost + int64(w.Since/(time.Second/ageing)), tenant: t}
+	q.waiters[w.ID] = n
+	q.count(n, 1)
+	q.enter(n)
+	return shed, true
+}
+
+func (b Bounds) fits(requests int, bytes int64, w *Waiter) bool {
+	return requests < b.Requests && (b.Bytes == 0 || bytes+w.Bytes <= b.Bytes)
+}
+
+// victim returns the waiter that makes room for a new one, nil if none has to. Where only
+// the bound of the new one's band is exceeded, only waiters of the band can help.
+func (q *Queue) victim(w *Waiter, full bool) *waiting {
+	lowest := w.Priority
+	for priority, b := range q.bands {
+		if full && b.requests > 0 && priority < min(lowest, 0) {
+			lowest = priority
+		}
+	}
+	b := q.bands[lowest]
+	if b == nil {
+		return nil
+	}
+	// The share of a tenant is of requests or of bytes, whichever is greater.
+	share := func(t *tenant, requests int, bytes int64) float64 {
+		return max(float64(t.requests+requests)/float64(max(q.Requests, 1)), float64(t.bytes+bytes)/float64(max(q.Bytes, 1))) / t.weight
+	}
+	var most *tenant
+	least := math.Inf(-1)
+	if lowest == w.Priority {
+		own := tenant{}
+		if t := b.tenants[w.Tenant]; t != nil {
+			own = *t
+		}
+		own.weight = cmp.Or(w.Weight, 1)
+		least = share(&own, 1, w.Bytes)
+	}
+	for _, t := range b.tenants {
+		if s := share(t, 0, 0); t.requests > 0 && (s > least || s == least && most != nil && t.name > most.name) {
+			most, least = t, s
+		}
+	}
+	if most == nil {
+		return nil
+	}
+	var youngest *waiting
+	for _, o := range q.waiters {
+		if o.tenant == most && (youngest == nil || o.ID > youngest.ID) {
+			youngest = o
+		}
+	}
+	return youngest
+}
+
+// forget drops the tenants without waiters if they are many. Should they come back, the last
+// request that they were served does not count.
+func (b *band) forget() {
+	if len(b.tenants) >= 2*b.requests+spareTenants {
+		maps.DeleteFunc(b.tenants, func(_ string, t *tenant) bool { return t.requests == 0 })
+	}
+}
+
+// Remove takes a waiter out of the queue, and reports whether it was there.
+func (q *Queue) Remove(id uint64) bool {
+	w := q.waiters[id]
+	if w != nil {
+		q.remove(w)
+	}
+	return w != nil
+}
+
+func (q *Queue) remove(w *waiting) {
+	delete(q.waiters, w.ID)
+	q.leave(w)
+	q.count(w, -1)
+	if b := q.bands[w.Priority]; b.requests == 0 {
+		delete(q.bands, w.Priority)
+	}
+}
+
+func (q *Queue) count(w *waiting, sign int) {
+	b, bytes := q.bands[w.Priority], int64(sign)*w.Bytes
+	q.bytes += bytes
+	b.requests, b.bytes = b.requests+sign, b.bytes+bytes
+	w.tenant.requests, w.tenant.bytes = w.tenant.requests+sign, w.tenant.bytes+bytes
+}
+
+// enter puts a waiter into its lane.
+func (q *Queue) enter(w *waiting) {
+	l := q.lanes[w.Lane]
+	if l == nil {
+		l = &lane{name: w.Lane}
+		q.lanes[w.Lane] = l
+	}
+	i := 0
+	for i < len(l.bands) && l.bands[i].priority > w.Priority {
+		i++
+	}
+	if i == len(l.bands) || l.bands[i].priority != w.Priority {
+		l.bands = append(l.bands, nil)
+		copy(l.bands[i+1:], l.bands[i:])
+		l.bands[i] = &laneBand{priority: w.Priority, byTenant: map[*tenant]*group{}}
+	}
+	b := l.bands[i]
+	g := b.byTenant[w.tenant]
+	if g == nil {
+		g = &group{tenant: w.tenant, key: w.tenant.served}
+		b.byTenant[w.tenant] = g
+	}
+	w.group = g
+	heap.Push(&g.waiters, w)
+	if len(g.waiters) == 1 {
+		heap.Push(&b.groups, g)
+	} else {
+		heap.Fix(&b.groups, g.at)
+	}
+}
+
+// leave takes a waiter out of its lane.
+func (q *Queue) leave(w *waiting) {
+	l, g := q.lanes[w.Lane], w.group
+	heap.Remove(&g.waiters, w.at)
+	for i, b := range l.bands {
+		if b.priority != w.Priority {
+			continue
+		}
+		if len(g.waiters) > 0 {
+			heap.Fix(&b.groups, g.at)
+			return
+		}
+		b.groups.drop(g.at)
+		delete(b.byTenant, w.tenant)
+		if len(b.groups) == 0 {
+			l.bands = append(l.bands[:i], l.bands[i+1:]...)
+		}
+		break
+	}
+	if len(l.bands) == 0 {
+		delete(q.lanes, w.Lane)
+	}
+}
+
+// drop removes the element at a place without comparing it.
+func (p *pile[T]) drop(at int) {
+	last := len(*p) - 1
+	p.Swap(at, last)
+	p.Pop()
+	if at < last {
+		heap.Fix(p, at)
+	}
+}
+
+// first returns the waiter that the lane serves next.
+func (l *lane) first() *waiting {
+	b := l.bands[0]
+	for {
+		g := b.groups[0]
+		if g.key == g.tenant.served {
+			return g.waiters[0]
+		}
+		// Counters only grow, so a group that is behind its counter is the one to be moved.
+		g.key = g.tenant.served
+		heap.Fix(&b.groups, 0)
+	}
+}
+
+// sooner reports whether a waiter of one lane is served before that of another.
+func sooner(a, b *waiting) bool {
+	if a.Priority != b.Priority {
+		return a.Priority > b.Priority
+	}
+	return cmp.Or(cmp.Compare(a.tenant.served, b.tenant.served), cmp.Compare(a.key, b.key), cmp.Compare(a.ID, b.ID)) < 0
+}
+
+// Serve offers places to waiters, in order over all lanes that are ready, until none is
+// left that can be placed, or the budget of offers is used up. A lane ends with its first
+// waiter that stays. offer must not change the queue.
+func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter) Outcome) {
+	open := q.open[:0]
+	for name, l := range q.lanes {
+		if ready(name) {
+			open = append(open, l)
+		}
+	}
+	defer func() {
+		clear(open[:cap(open)])
+		q.open = open[:0]
+	}()
+	for ; len(open) > 0 && budget > 0; budget-- {
+		best := 0
+		for i := range open {
+			if i > 0 && sooner(open[i].first(), open[best].first()) {
+				best = i
+			}
+		}
+		w, l := open[best].first(), open[best]
+		v := offer(&w.Waiter)
+		switch {
+		case v.Moves && v.To != w.Lane:
+			q.leave(w)
+			w.Lane = v.To
+			q.enter(w)
+			open = closeLane(open, q.lanes[v.To])
+		case v.Leaves:
+			b := q.bands[w.Priority]
+			if v.Served > 0 {
+				b.clock = max(b.clock, w.tenant.served)
+				w.tenant.served += float64(v.Served) / w.tenant.weight
+			}
+			q.remove(w)
+		default:
+			open = closeLane(open, l)
+		}
+		if len(l.bands) == 0 {
+			open = closeLane(open, l)
+		}
+	}
+}
+
+func closeLane(open []*lane, l *lane) []*lane {
+	for i := range open {
+		if open[i] == l {
+			open[i] = open[len(open)-1]
+			return open[:len(open)-1]
+		}
+	}
+	return open
+}

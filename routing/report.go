@@ -35,6 +35,10 @@ type reported struct {
 	running       int64
 	waiting       int64
 	seq           uint64
+	// before is the foreignTokens of the report before this one, full what two reports in a
+	// row say about the KV cache, nearly what this one says; see Router.saturated.
+	before       int64
+	nearly, full bool
 }
 
 // Report stores a target's report. It returns false, and changes nothing, if the
@@ -100,9 +104,13 @@ func (p *reported) accepts(rep Report) bool {
 }
 
 func (p *reported) set(now time.Duration, rep Report, active, waitingTokens int64) {
+	old := *p
 	*p = reported{known: true, at: rep.At, received: now, seq: rep.Seq, running: rep.Running, waiting: rep.Waiting, kvUsage: rep.KVUsage}
 	p.foreign = max(rep.Running+rep.Waiting-active, 0)
 	p.foreignTokens = min(p.foreign, rep.Waiting) * waitingTokens
+	p.before = old.foreignTokens
+	p.nearly = rep.Waiting > 0 && rep.KVUsage >= fullKV
+	p.full = p.nearly && old.nearly || old.full && rep.KVUsage >= roomKV
 }
 
 // fresh reports whether the report is not too old.

@@ -91,8 +91,8 @@ func (r *Router) SetConfig(config Config) error {
 // time since start and must not go backwards. An Explanation, if not nil, is filled.
 //
 // Call FirstToken when the answer begins, and Release when the request has ended in
-// whatever way. Errors are *NoTargetError and *CapacityError, perhaps wrapped; after
-// an error nothing is booked.
+// whatever way. Errors are *NoTargetError, *CapacityError and *HeldError, perhaps wrapped;
+// after an error nothing is booked.
 func (r *Router) Pick(now time.Duration, q *Query, overlaps []Overlap, ex *Explanation) (Plan, error) {
 	r.judge(now)
 	r.setOverlaps(overlaps)
@@ -115,7 +115,7 @@ func (r *Router) pickWhole(now time.Duration, q *Query, ex *Explanation) (Plan, 
 	if err != nil {
 		return Plan{}, err
 	}
-	return r.commit(now, q, &c, nil), nil
+	return r.commitLocal(now, q, &c)
 }
 
 // setOverlaps makes the overlaps addressable by slot for one decision.

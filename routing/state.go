@@ -47,6 +47,9 @@ type ReportState struct {
 	KVUsage       float64       `json:"kvUsage"`
 	Foreign       int64         `json:"foreign"`
 	ForeignTokens int64         `json:"foreignTokens"`
+	Before        int64         `json:"before,omitempty"`
+	Nearly        bool          `json:"nearly,omitempty"`
+	Full          bool          `json:"full,omitempty"`
 }
 
 // PoolState is the round-robin cursors of a model; Model is "" for requests without one.
@@ -93,7 +96,7 @@ func (r *Router) export(q *Query) *State {
 		t := &r.targets[slot]
 		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Health: *t.health}
 		if p := &t.report; p.known {
-			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens}
+			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens, p.before, p.nearly, p.full}
 		}
 		s.Targets = append(s.Targets, ts)
 	}
@@ -206,7 +209,7 @@ func importState(s *State) (*Router, error) {
 		}
 		if p := ts.Report; p != nil {
 			t.report = reported{known: true, at: p.At, received: p.Received, foreign: p.Foreign, foreignTokens: p.ForeignTokens,
-				kvUsage: p.KVUsage, running: p.Running, waiting: p.Waiting, seq: p.Seq}
+				kvUsage: p.KVUsage, running: p.Running, waiting: p.Waiting, seq: p.Seq, before: p.Before, nearly: p.Nearly, full: p.Full}
 		}
 	}
 	for _, ps := range s.Pools {

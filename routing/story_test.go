@@ -19,10 +19,11 @@ import (
 //	targets              one target a line: worker[/rank] [role=] [speed=] [zone=] [model=] [not-ready] [draining]
 //	remove               targets to remove, one a line
 //	pick ID [prompt=] [conv=] [overlap=(target:tokens,...)] [host=...] [spec=...] [exclude=(...)] [subset=(...)]
-//	     [pin=target] [model=] [priority=] [blocks=FROM-TO] [explain]
+//	     [pin=target] [model=] [priority=] [waited=] [blocks=FROM-TO] [explain]
 //	spread n=N prefix=ID [conv] [hold] and pick's arguments: counts per target; # in conv is the number
 //	first-token, prefill-done, end, fail: ids, one or more
 //	report TARGET running= waiting= [kv=] [seq=] [full]
+//	saturated            the targets that requests are held for, see Config.Hold
 //	rebook ID target=
 //	loads                every target's load
 //	tick DURATION        moves the time
@@ -91,6 +92,15 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		})
 	case "report":
 		return s.report(d)
+	case "saturated":
+		var out []string
+		for _, slot := range s.r.order {
+			if s.r.Saturated(s.now, slot) {
+				out = append(out, s.r.targets[slot].name)
+			}
+		}
+		full, work, rate := s.r.Saturation(s.now, "", s.r.config.Hold)
+		return fmt.Sprintf("%q saturation=%.2f work=%d rate=%.0f\n", out, full, work, rate)
 	case "rebook":
 		var to string
 		d.ScanArgs(t, "target", &to)
@@ -213,6 +223,12 @@ func (s *story) query(id string, args []datadriven.CmdArg) (*Query, []Overlap) {
 			q.Conversation = first
 		case "model":
 			q.Model = first
+		case "waited":
+			waited, err := time.ParseDuration(first)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			q.Waited = waited
 		case "priority":
 			q.Priority = int(s.number(first))
 		case "overlap", "host", "spec":

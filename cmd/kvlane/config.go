@@ -178,7 +178,7 @@ func envoyOptions(c *config.Config) envoy.Options {
 	o.MaxBody = int64(c.Limits.MaxBody)
 	o.MessageTimeout, o.StallTimeout = c.Envoy.MessageTimeout.Std(), c.Envoy.StallTimeout.Std()
 	o.RequestTimeout = c.Envoy.UploadTimeout.Std()
-	if c.Disagg.Connector != "" || c.Routing.Wait.Requests > 0 {
+	if c.Disagg.Connector != "" || c.Waits() {
 		o.RequestTimeout += o.MessageTimeout
 	}
 	o.CertFile, o.KeyFile, o.CAFile, o.ServerName = c.Envoy.CertFile, c.Envoy.KeyFile, c.Envoy.CAFile, c.Envoy.ServerName

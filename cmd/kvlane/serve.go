@@ -98,6 +98,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 			drain, cancel := context.WithTimeout(context.Background(), c.Drain.Std())
 			s.server.Drain(drain)
 			cancel()
+			s.decider.Drain()
 			leave(s.grpc, lastStreams)
 		case err = <-s.failed:
 		}

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"reflect"
 	"slices"
 	"strings"
@@ -21,6 +22,7 @@ type Config struct {
 	Workers Workers  `yaml:"workers" jsonschema_description:"Where the engines are."`
 	Tenants Tenants  `yaml:"tenants" jsonschema_description:"Separation of the KV caches of tenants. See docs/threat-model.md."`
 	Routing Routing  `yaml:"routing" jsonschema_description:"How the target of a request is chosen."`
+	Flow    Flow     `yaml:"flow" jsonschema_description:"Queue for requests whose best targets are busy: order, fairness and bounds. See docs/flow.md."`
 	Index   Index    `yaml:"index" jsonschema_description:"The KV index."`
 	Fleet   Fleet    `yaml:"fleet" jsonschema_description:"Several replicas that share bookings and conversations, and so route as one."`
 	Disagg  Disagg   `yaml:"disagg" jsonschema_description:"Prefill/decode disaggregation."`
@@ -88,6 +90,7 @@ type BodiesInFlight struct {
 // Tenants separates the KV caches of tenants.
 type Tenants struct {
 	SaltHeader   string `yaml:"salt_header" jsonschema_description:"Request header that names the tenant. A gateway must set it after it has authenticated the client. Kvlane derives the request's cache_salt from it, so that engines share no KV blocks between tenants, and removes the header. Empty: no separation."`
+	Header       string `yaml:"header" jsonschema_description:"Request header that names the tenant for flow.fairness, with the trust and the removal of salt_header but without separate caches. Empty: salt_header."`
 	Required     bool   `yaml:"required" jsonschema_description:"Answer 403 to prompts without the header, and 400 to prompts that the engine cannot salt (such as /v1/messages of vLLM). If false, such prompts share one cache."`
 	TrustIngress bool   `yaml:"trust_ingress" jsonschema_description:"The header of requests that reach Envoy is set by a proxy in front of it, which clients cannot bypass. If false, the bootstrap of envoy-config removes it, and a filter after strip-steering has to set it."`
 }
@@ -95,19 +98,24 @@ type Tenants struct {
 // Headers returns the names, in lower case, that only Kvlane may read: the tenant's, and the
 // header in which newer vLLM reads a salt, in preference to the body's.
 func (t *Tenants) Headers() []string {
-	if t.SaltHeader == "" {
-		return nil
+	var all []string
+	if t.SaltHeader != "" {
+		all = []string{t.SaltHeader, "x-cache-salt"}
 	}
-	return []string{t.SaltHeader, "x-cache-salt"}
+	if t.Header != "" && t.Header != t.SaltHeader {
+		all = append(all, t.Header)
+	}
+	return all
 }
+
+// Name returns the header that names the tenant, "" for none.
+func (t *Tenants) Name() string { return cmp.Or(t.Header, t.SaltHeader) }
 
 // Stripped returns those of Headers that Envoy removes from clients' requests.
 func (t *Tenants) Stripped() []string {
-	h := t.Headers()
-	if t.TrustIngress && len(h) > 0 {
-		return h[1:]
-	}
-	return h
+	return slices.DeleteFunc(t.Headers(), func(name string) bool {
+		return t.TrustIngress && (name == t.SaltHeader || name == t.Header)
+	})
 }
 
 // Owns reports whether a header is one of Headers.
@@ -244,7 +252,7 @@ type Routing struct {
 	Headers       []string       `yaml:"conversation_headers" jsonschema_description:"Headers that carry a conversation id, in order; an id in the body takes precedence."`
 	Trusted       bool           `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude, x-kvlane-priority and x-gateway-inference-objective of requests. Enable it only if untrusted clients cannot send these headers."`
 	Objectives    map[string]int `yaml:"objectives" jsonschema_description:"Priorities by name of objective; requests with a priority below 0 may be shed early."`
-	Wait          Wait           `yaml:"wait" jsonschema_description:"Queue for requests while all targets are at their limits, instead of an immediate 429."`
+	Wait          Wait           `yaml:"wait" jsonschema_description:"Queue for requests while all targets are at their limits, instead of an immediate 429. Use flow instead, which also shares capacity between tenants."`
 	Speculate     Duration       `yaml:"speculate" jsonschema_description:"How long a forwarded prompt counts as cached before an event confirms it; 0: not at all."`
 
 	routing.Config `yaml:",inline"`
@@ -346,6 +354,7 @@ func Default() Config {
 			Speculate: Duration(5 * time.Second),
 			Config:    routing.DefaultConfig(),
 		},
+		Flow:  defaultFlow(),
 		Index: Index{BlockSize: 16, MaxBytes: 1 << 30, Peers: Peers{Timeout: Duration(10 * time.Second)}},
 		Fleet: Fleet{
 			Mode: FleetOff, Name: "kvlane", SyncTimeout: Duration(5 * time.Second), Embedded: FleetEmbed{Listen: "127.0.0.1:6222"},

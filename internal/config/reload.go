@@ -8,7 +8,7 @@ import (
 // reloadable are the keys, with those below them, that change while Kvlane runs, except the
 // fixed ones: those size tables, or belong to Envoy's bootstrap too.
 var (
-	reloadable = []string{"routing", "limits", "log", "explain", "models[].disagg"}
+	reloadable = []string{"routing", "flow", "limits", "log", "explain", "models[].disagg"}
 	fixed      = []string{"routing.speculate", "routing.max_conversations", "routing.max_prefix_blocks", "routing.node", "limits.max_body", "limits.max_streams"}
 )
 
@@ -18,7 +18,7 @@ func (c *Config) Changes(next *Config) (live []string, restart ProblemsError) {
 	for _, key := range differences(nil, "", reflect.ValueOf(c).Elem(), reflect.ValueOf(next).Elem()) {
 		general := index.ReplaceAllString(key, "[]")
 		// Envoy's request_timeout depends on whether requests queue.
-		queues := key == "routing.wait.max_requests" && (c.Routing.Wait.Requests > 0) != (next.Routing.Wait.Requests > 0)
+		queues := (key == "routing.wait.max_requests" || key == "flow.max_requests") && c.Waits() != next.Waits()
 		if within(general, reloadable) && !within(general, fixed) && !queues {
 			live = append(live, key)
 		} else {

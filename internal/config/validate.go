@@ -27,6 +27,7 @@ func (c *Config) validate(bad report) {
 	}
 	c.validateWorkers(bad)
 	c.validateRouting(bad)
+	c.validateFlow(bad.under("flow"))
 	c.validateDisagg(bad)
 	c.Index.validate(bad.under("index"))
 	c.validateFleet(bad.under("fleet"))
@@ -143,6 +144,9 @@ func (c *Config) validateRouting(bad report) {
 	}
 	if c.Tenants.SaltHeader != "" {
 		headerName("tenants.salt_header", &c.Tenants.SaltHeader, bad)
+	}
+	if c.Tenants.Header != "" {
+		headerName("tenants.header", &c.Tenants.Header, bad)
 	}
 	w := &c.Routing.Wait
 	switch {

@@ -89,7 +89,8 @@ func New(o Options) (*Decider, error) {
 		o.Metrics.Degraded.WithLabelValues(reason)
 	}
 	d.live.Store(o.Config)
-	d.waiting = waiting{queue: routing.Queue{Max: o.Config.Routing.Wait.Requests}, byID: map[uint64]*waiter{}}
+	d.waiting.byID = map[uint64]*waiter{}
+	o.Config.SetBounds(&d.waiting.queue)
 	if d.now == nil {
 		d.now = time.Now
 	}
@@ -114,7 +115,7 @@ func (d *Decider) Reload(c *config.Config) error {
 	if err := d.router.SetConfig(d.legs.rules(c)); err != nil {
 		return err
 	}
-	d.waiting.queue.Max = c.Routing.Wait.Requests
+	c.SetBounds(&d.waiting.queue)
 	d.decisions.Resize(c.Explain.Keep)
 	d.live.Store(c)
 	return nil
@@ -123,6 +124,9 @@ func (d *Decider) Reload(c *config.Config) error {
 // rules returns the router's settings, adapted to the connector.
 func (l *legs) rules(c *config.Config) routing.Config {
 	rules := c.Routing.Config
+	if c.Flow.Requests > 0 {
+		rules.Hold = c.Flow.Hold
+	}
 	l.adapt(&rules.Disagg)
 	rules.DisaggOf = maps.Clone(rules.DisaggOf)
 	for name, rule := range rules.DisaggOf {
@@ -153,7 +157,7 @@ func newRouted(m *observe.Metrics) (out []prometheus.Counter) {
 func (d *Decider) Update(change func(r *routing.Router, now time.Duration)) { d.book(d.now(), change) }
 
 // KeepAwake tells the router, until ctx ends, that the process is running: otherwise its
-// own pauses are taken for waits of engines.
+// own pauses are taken for waits of engines. It also looks at all waiting requests again.
 func (d *Decider) KeepAwake(ctx context.Context) {
 	tick := time.NewTicker(routing.AwakeEvery)
 	defer tick.Stop()
@@ -163,7 +167,9 @@ func (d *Decider) KeepAwake(ctx context.Context) {
 			return
 		case <-tick.C:
 			d.mu.Lock()
-			d.router.Awake(d.since(d.now()))
+			now := d.since(d.now())
+			d.router.Awake(now)
+			d.placeWaiting(now, true)
 			d.mu.Unlock()
 		}
 	}
@@ -197,6 +203,7 @@ func (d *Decider) ledger() *observe.Ledger {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	l := &observe.Ledger{Reservations: d.router.Live(), Waiting: d.waiting.queue.Len(), DoubleReleases: d.router.DoubleReleases(), StaleReports: d.router.StaleReports()}
+	l.Classes, l.Pools = d.flow(d.since(d.now()))
 	d.router.Targets(func(slot kvindex.Slot, info *routing.TargetInfo, load routing.Load) bool {
 		l.Targets = append(l.Targets, observe.TargetLoad{Target: info.Target, Load: load, Suspect: d.router.Suspect(slot) != ""})
 		return true

@@ -20,7 +20,7 @@ func (d *Decider) book(at time.Time, change func(r *routing.Router, now time.Dur
 	defer d.mu.Unlock()
 	now := d.since(at)
 	change(d.router, now)
-	d.placeWaiting(now)
+	d.placeWaiting(now, false)
 }
 
 // since is a time on the router's clock.
@@ -66,7 +66,11 @@ func (j *job) query(w *work) {
 	if j.d.legs != nil {
 		w.query.Local = w.cannotSplit() != ""
 	}
-	if !j.d.live.Load().Routing.Trusted {
+	live := j.d.live.Load()
+	if live.Flow.Requests > 0 && len(live.Flow.Bands) > 0 {
+		w.query.Priority = live.Flow.Priority(w.in.modelName())
+	}
+	if !live.Routing.Trusted {
 		return
 	}
 	if v, ok := j.r.Header(pinHeader); ok {
@@ -77,7 +81,7 @@ func (j *job) query(w *work) {
 		w.query.Exclude = j.excluded(v)
 	}
 	if v, ok := j.r.Header(objectiveHeader); ok {
-		w.query.Priority = j.d.live.Load().Routing.Objectives[strings.TrimSpace(v)]
+		w.query.Priority = live.Routing.Objectives[strings.TrimSpace(v)]
 	}
 	if v, ok := j.r.Header(priorityHeader); ok {
 		if n, err := strconv.Atoi(strings.TrimSpace(v)); err == nil {

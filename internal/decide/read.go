@@ -30,6 +30,14 @@ type input struct {
 	salt string
 }
 
+// modelName is the name of the configured model, else the one that workers are asked for.
+func (in *input) modelName() string {
+	if in.model != nil {
+		return in.model.Config.Name
+	}
+	return in.name
+}
+
 // read parses the request's body. A body that is not JSON is refused, as is a compressed
 // one: no engine would accept it. A body that an engine may accept but Kvlane cannot parse
 // is routed by load, unless it may contain fields that only Kvlane may set.
@@ -172,6 +180,8 @@ func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) 
 		return name, errClientGone
 	case d.fleet.Known(v, name) || !answered:
 		return name, nil
+	case in.model != nil && d.live.Load().Flow.ZeroWorkers > 0:
+		return name, nil // it may wait for one
 	case in.model != nil:
 		return name, j.fail(503, "kvlane_model_not_served", fmt.Sprintf("no worker serves the model `%s` at the moment", observe.Clip(name)))
 	}

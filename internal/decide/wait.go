@@ -1,12 +1,34 @@
 package decide
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
+	"math"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/routing"
+)
+
+const (
+	// maxOffers bounds the waiters that one freed place is offered to. A waiter whose best
+	// target has changed costs an offer and does not take the place.
+	maxOffers = 64
+	// perRequest is what a placed request costs its tenant in addition to its uncached
+	// tokens: the part of the engine's time that its answer takes.
+	perRequest = 1000
+	// maxPrograms bounds the conversations whose service is remembered.
+	maxPrograms = 1 << 16
 )
 
 // waiting are the requests for which no target has capacity. The goroutine that frees
@@ -16,14 +38,19 @@ type waiting struct {
 	queue routing.Queue
 	byID  map[uint64]*waiter
 	last  uint64
-	// full lists the models without capacity during one placeWaiting.
-	full []string
+	// drained is set once the process ends: no request may wait then.
+	drained bool
+	// programs is the tokens served to conversations, with flow.order least_served; older
+	// holds those that were served before the last maxPrograms.
+	programs, older map[string]int64
 }
 
 // waiter is a request in the queue.
 type waiter struct {
-	id   uint64
-	work *work
+	id       uint64
+	work     *work
+	since    time.Duration
+	deadline time.Duration
 	// left is closed when another goroutine has taken the request out of the queue.
 	left chan struct{}
 	// placed and err are the outcome of the last attempt; panicked is what it panicked
@@ -41,41 +68,90 @@ func (w *work) choose() (*placed, *waiter, error) {
 	defer d.mu.Unlock()
 	now := d.since(w.clock)
 	if w.again > 0 {
-		p, err := w.try(now)
+		w.query.Waited = -1
+	} else {
+		// Capacity that became free by the passage of time alone goes to waiting requests.
+		d.placeWaiting(now, false)
+	}
+	p, err := w.try(now)
+	lane, waits := w.lane(err)
+	if w.again > 0 || !waits {
+		if err == nil {
+			d.waiting.serve(w, p)
+		}
 		return p, nil, err
 	}
-	ahead := d.waiting.ahead(w)
-	var err error
-	if ahead == nil {
-		var p *placed
-		if p, err = w.try(now); !isFull(err) {
-			return p, nil, err
-		}
-	} else {
-		err = ahead.err
-	}
-	q := &waiter{id: d.waiting.last + 1, work: w, left: make(chan struct{}), err: err}
-	shed, hasShed, ok := d.waiting.queue.Push(routing.Waiter{ID: q.id, Priority: w.query.Priority, Deadline: now + d.live.Load().Routing.Wait.Timeout.Std()})
-	if !ok {
+	q := &waiter{id: d.waiting.last + 1, work: w, since: now, left: make(chan struct{}), err: err}
+	if err := d.enqueue(q, lane, now); err != nil {
 		return nil, nil, err
-	}
-	if hasShed {
-		d.waiting.dismiss(d.waiting.byID[shed.ID])
-	}
-	d.waiting.last = q.id
-	d.waiting.byID[q.id] = q
-	if ahead != nil {
-		// It did not try for itself: this finds capacity that became free by the passage of
-		// time alone.
-		d.placeWaiting(now)
 	}
 	return nil, q, nil
 }
 
-// wait sleeps until the request was placed or shed, has waited for routing.wait.timeout, or its client
+// enqueue puts a request into the queue. An error is the answer to its client.
+func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error {
+	live, w := d.live.Load(), q.work
+	flow := &live.Flow
+	if d.waiting.drained {
+		return w.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again")
+	}
+	patience := live.Patience(w.query.Priority)
+	if isAbsent(q.err) {
+		patience = flow.ZeroWorkers.Std()
+	}
+	q.deadline = now + patience
+	n := routing.Waiter{ID: q.id, Lane: lane, Priority: w.query.Priority, Tokens: w.uncached(), Since: now, Deadline: q.deadline}
+	if flow.Requests > 0 {
+		n.Tenant, n.Bytes = w.flowTenant(flow), int64(len(w.r.Body))
+		n.Weight = flow.Weights[n.Tenant]
+		switch flow.Order {
+		case config.OrderShort:
+			n.Cost = n.Tokens
+		case config.OrderServed:
+			n.Cost = d.waiting.servedTo(w.query.Conversation)
+		}
+	}
+	shed, ok := d.waiting.queue.Push(n)
+	for _, s := range shed {
+		other := d.waiting.byID[s.ID]
+		other.err = other.work.turnedAway(other.err, "kvlane_queue_shed", "the queue is full, and others come first; try again")
+		d.waiting.dismiss(other)
+	}
+	if !ok {
+		return w.turnedAway(q.err, "kvlane_queue_full", "the queue is full; try again")
+	}
+	d.waiting.last = q.id
+	d.waiting.byID[q.id] = q
+	return nil
+}
+
+// turnedAway is the answer to a request that cannot wait, or cannot wait longer, for what
+// err lacks. Without flow it is that of a request that found no capacity.
+func (w *work) turnedAway(err error, details, message string) error {
+	if w.d.live.Load().Flow.Requests == 0 {
+		return err
+	}
+	seconds := strconv.Itoa(int(retryAfter(err).Round(time.Second).Seconds()))
+	reject := w.rejection(details, body.Failure{Status: 429, Message: message + " in " + seconds + " s"})
+	reject.Headers = []extproc.Header{{Name: "retry-after", Value: seconds}}
+	return &rejectError{Reject: reject, Why: err.Error()}
+}
+
+// retryAfter is what an error tells the client to wait.
+func retryAfter(err error) time.Duration {
+	if full, ok := errors.AsType[*routing.CapacityError](err); ok {
+		return full.RetryAfter
+	}
+	if held, ok := errors.AsType[*routing.HeldError](err); ok {
+		return held.RetryAfter
+	}
+	return 5 * time.Second // a worker starts in minutes
+}
+
+// wait sleeps until the request was placed or shed, has waited for as long as it may, or its client
 // has disconnected.
 func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
-	timer := time.NewTimer(d.live.Load().Routing.Wait.Timeout.Std())
+	timer := time.NewTimer(q.deadline - q.since)
 	defer timer.Stop()
 	q.work.r.Hold(true)
 	defer q.work.r.Hold(false)
@@ -93,6 +169,7 @@ func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
 		if gone {
 			return nil, errClientGone
 		}
+		return nil, q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again")
 	}
 	if q.panicked != nil {
 		panic(q.panicked)
@@ -101,30 +178,35 @@ func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
 }
 
 // placeWaiting places waiting requests as far as there is capacity. Call it, under d.mu,
-// after every change that may have freed some.
-func (d *Decider) placeWaiting(now time.Duration) {
+// after every change that may have freed some. With all, waiters whose target is saturated
+// try again too: another one may have become the better choice.
+func (d *Decider) placeWaiting(now time.Duration, all bool) {
 	if d.waiting.queue.Len() == 0 {
 		return
 	}
-	defer func() {
-		clear(d.waiting.full) // the names share memory with requests
-		d.waiting.full = d.waiting.full[:0]
-	}()
-	d.waiting.queue.Serve(now, func(next routing.Waiter) bool {
+	offers := math.MaxInt
+	if d.live.Load().Flow.Requests > 0 {
+		offers = maxOffers
+	}
+	d.waiting.queue.Serve(offers, func(l routing.Lane) bool {
+		return all || l.Slot == routing.NoSlot || !d.router.Saturated(now, l.Slot)
+	}, func(next *routing.Waiter) (out routing.Outcome) {
 		q := d.waiting.byID[next.ID]
-		model := q.work.query.Model
-		if q.plain() && slices.Contains(d.waiting.full, model) {
-			return false
-		}
-		q.attempt(now)
-		if isFull(q.err) {
-			if q.plain() {
-				d.waiting.full = append(d.waiting.full, model)
+		if q.deadline > now {
+			q.attempt(now)
+			if lane, waits := q.work.lane(q.err); waits {
+				return routing.Outcome{Moves: true, To: lane}
 			}
-			return false
+		} else {
+			q.err = q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again")
 		}
 		d.waiting.dismiss(q)
-		return true
+		out.Leaves = true
+		if q.placed != nil {
+			out.Served = q.placed.plan.Miss + perRequest
+			d.waiting.serve(q.work, q.placed)
+		}
+		return out
 	})
 }
 
@@ -137,33 +219,171 @@ func (q *waiter) attempt(now time.Duration) {
 			q.err = nil
 		}
 	}()
+	q.work.query.Waited = now - q.since
 	q.work.overlap(q.work.tokens)
 	q.placed, q.err = q.work.try(now)
 }
 
-// ahead returns a waiter that precedes w for the same capacity, nil if there is none.
-func (l *waiting) ahead(w *work) *waiter {
-	for _, q := range l.byID {
-		if q.work.query.Model == w.query.Model && q.work.query.Priority >= w.query.Priority && q.plain() {
-			return q
-		}
-	}
-	return nil
-}
-
+// dismiss wakes a waiter that is out of the queue, or leaves it now.
 func (l *waiting) dismiss(q *waiter) {
 	delete(l.byID, q.id)
 	close(q.left)
 }
 
-// plain reports whether the request may go to every target of its model: if one such
-// request finds no capacity, later ones need not be tried.
-func (q *waiter) plain() bool {
-	query := &q.work.query
-	return query.Pin == nil && query.Subset == nil && len(query.Exclude) == 0
+// lane returns the lane for a request that was refused with err, and whether it may wait.
+func (w *work) lane(err error) (routing.Lane, bool) {
+	live := w.d.live.Load()
+	if held, ok := errors.AsType[*routing.HeldError](err); ok {
+		return routing.Lane{Slot: held.Slot}, live.Flow.Requests > 0
+	}
+	_, full := errors.AsType[*routing.CapacityError](err)
+	waits := full && live.Waits() || isAbsent(err) && live.Flow.Requests > 0 && live.Flow.ZeroWorkers > 0
+	if !waits {
+		return routing.Lane{}, false
+	}
+	// Requests that may go to the same targets share a lane.
+	class, q := w.query.Model, &w.query
+	if q.Pin != nil || q.Subset != nil || len(q.Exclude) > 0 {
+		subset := slices.Sorted(slices.Values(w.r.Subset))
+		class = fmt.Sprint(class, "\x00", w.r.HasSubset, subset, q.Exclude)
+		if q.Pin != nil {
+			class += q.Pin.Worker + "/" + strconv.Itoa(int(q.Pin.Rank))
+		}
+	}
+	return routing.Lane{Class: strings.Clone(class), Slot: routing.NoSlot}, true
 }
 
-func isFull(err error) bool {
-	_, full := errors.AsType[*routing.CapacityError](err)
-	return full
+// isAbsent reports whether a request was refused because no worker could serve it.
+func isAbsent(err error) bool {
+	none, ok := errors.AsType[*routing.NoTargetError](err)
+	return ok && none.Pool != routing.Prefill
+}
+
+// uncached is the tokens of the prompt that even the best target would have to compute.
+func (w *work) uncached() int64 {
+	best := int64(0)
+	for i := range w.s.overlaps {
+		o := &w.s.overlaps[i]
+		held := int64(o.Speculative)
+		for _, n := range o.Tokens {
+			held += int64(n)
+		}
+		best = max(best, held)
+	}
+	return max(w.query.PromptTokens-best, 0)
+}
+
+// flowTenant is the name under which a request shares capacity with others.
+func (w *work) flowTenant(f *config.Flow) string {
+	switch f.Fairness {
+	case config.FairModel:
+		return strings.Clone(w.query.Model)
+	case config.FairKey:
+		for _, name := range []string{"authorization", "x-api-key", "api-key"} {
+			if v, ok := w.r.Header(name); ok {
+				if scheme, key, found := strings.Cut(v, " "); found && strings.EqualFold(scheme, "bearer") {
+					v = key
+				}
+				sum := sha256.Sum256([]byte(strings.TrimSpace(v)))
+				return hex.EncodeToString(sum[:8])
+			}
+		}
+	case config.FairTenant:
+		// Of two headers one may be the client's.
+		value, n := "", 0
+		for i, name := 0, w.d.cfg.Tenants.Name(); i < len(w.r.Headers); i++ {
+			if h := &w.r.Headers[i]; name != "" && h.Name == name {
+				value, n = h.Value, n+1
+			}
+		}
+		if n == 1 {
+			return strings.Clone(value)
+		}
+	}
+	return ""
+}
+
+// serve remembers what a conversation was served, if the order of the queue depends on it.
+func (l *waiting) serve(w *work, p *placed) {
+	if f := &w.d.live.Load().Flow; f.Requests == 0 || f.Order != config.OrderServed || w.query.Conversation == "" {
+		return
+	}
+	sum := l.servedTo(w.query.Conversation) + p.plan.Miss + perRequest
+	if l.programs == nil || len(l.programs) >= maxPrograms {
+		l.programs, l.older = map[string]int64{}, l.programs
+	}
+	l.programs[strings.Clone(w.query.Conversation)] = sum
+}
+
+func (l *waiting) servedTo(conversation string) int64 {
+	return cmp.Or(l.programs[conversation], l.older[conversation])
+}
+
+// Drain ends the wait of all requests, and of those that would wait from now on: they are
+// answered 429. Call it when the process is about to end.
+func (d *Decider) Drain() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting.drained = true
+	for id, q := range d.waiting.byID {
+		d.waiting.queue.Remove(id)
+		q.err = q.work.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again")
+		d.waiting.dismiss(q)
+	}
+}
+
+// flow sums the waiters up for the metrics: by model and priority, and for each configured
+// model how full its targets are. The caller holds d.mu.
+func (d *Decider) flow(now time.Duration) (classes []observe.FlowClass, pools []observe.FlowPool) {
+	f := &d.live.Load().Flow
+	if f.Requests == 0 {
+		return nil, nil
+	}
+	sums := map[observe.FlowClass]*observe.FlowClass{}
+	add := func(model string, priority int) *observe.FlowClass {
+		key := observe.FlowClass{Model: model, Priority: priority}
+		if sums[key] == nil {
+			own := key
+			sums[key] = &own
+		}
+		return sums[key]
+	}
+	for i := range d.cfg.Models {
+		add(d.cfg.Models[i].Name, f.Priority(d.cfg.Models[i].Name))
+	}
+	if len(sums) == 0 {
+		add("", 0)
+	}
+	waits := map[string]int64{}
+	d.waiting.queue.Each(func(w *routing.Waiter) {
+		model := ""
+		if in := d.waiting.byID[w.ID].work.in; in.model != nil {
+			model = in.model.Config.Name
+		}
+		c := add(model, w.Priority)
+		c.Requests++
+		c.Tokens += w.Tokens
+		waits[model] += w.Tokens
+	})
+	for _, c := range sums {
+		classes = append(classes, *c)
+	}
+	seen := map[string]bool{}
+	for _, c := range classes {
+		if seen[c.Model] {
+			continue
+		}
+		seen[c.Model] = true
+		p := observe.FlowPool{Model: c.Model}
+		var work int64
+		var rate float64
+		p.Saturation, work, rate = d.router.Saturation(now, c.Model, max(f.Hold, 1))
+		if work += waits[c.Model]; rate > 0 {
+			p.Drain = time.Duration(float64(work) / rate * float64(time.Second))
+		} else if waits[c.Model] > 0 {
+			p.Saturation = 1
+		}
+		pools = append(pools, p)
+	}
+	return classes, pools
 }

@@ -195,7 +195,7 @@ func TestAPlaceForAClientThatIsGone(t *testing.T) {
 	for _, w := range b.waiting.byID {
 		// As book does for a request that ends, but without a gap.
 		b.router.Release(b.since(time.Now()), running.Ticket.(*ticket).reservation)
-		b.placeWaiting(b.since(time.Now()))
+		b.placeWaiting(b.since(time.Now()), false)
 		if w.placed == nil {
 			t.Errorf("not placed: %v", w.err)
 		}

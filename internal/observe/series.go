@@ -1,6 +1,9 @@
 package observe
 
 import (
+	"strconv"
+	"time"
+
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
 	"github.com/kvlane/kvlane/routing"
@@ -23,6 +26,24 @@ type Ledger struct {
 	Targets                      []TargetLoad
 	Reservations, Waiting        int
 	DoubleReleases, StaleReports uint64
+	// Classes and Pools describe the queue; nil without flow.
+	Classes []FlowClass
+	Pools   []FlowPool
+}
+
+// FlowClass is the waiting requests of a model and priority.
+type FlowClass struct {
+	Model            string
+	Priority         int
+	Requests, Tokens int64
+}
+
+// FlowPool is the targets of a model. Saturation is 0 to 1; Drain is how long they would
+// take for what is queued and waits.
+type FlowPool struct {
+	Model      string
+	Saturation float64
+	Drain      time.Duration
 }
 
 // Ledger emits the load of every target and the sums of the ledger.
@@ -40,7 +61,16 @@ func (emit Emit) Ledger(l *Ledger) {
 	emit("active_requests_mean", "Mean of active_requests over all targets.", sum/n)
 	emit("active_requests_variance", "Variance of active_requests over all targets.", squares/n-(sum/n)*(sum/n))
 	emit("reservations", "Reservations that have not ended.", float64(l.Reservations))
-	emit("waiting_requests", "Requests that wait for room (routing.wait).", float64(l.Waiting))
+	emit("waiting_requests", "Requests that wait for room (flow or routing.wait).", float64(l.Waiting))
+	for _, c := range l.Classes {
+		priority := strconv.Itoa(c.Priority)
+		emit("flow_waiting_requests", "Requests that wait in the queue (flow), by model and priority.", float64(c.Requests), "model", c.Model, "priority", priority)
+		emit("flow_waiting_tokens", "Uncached prompt tokens of requests that wait in the queue (flow).", float64(c.Tokens), "model", c.Model, "priority", priority)
+	}
+	for _, p := range l.Pools {
+		emit("flow_saturation", "How full the targets of a model are, 0 to 1: the mean of their queues, where flow.hold_tokens is 1.", p.Saturation, "model", p.Model)
+		emit("flow_drain_seconds", "Time to compute what is queued and waits for a model, at routing.prefill_rate.", p.Drain.Seconds(), "model", p.Model)
+	}
 	emit("double_releases_total", "Reservations that were given back twice; a bug if not 0.", float64(l.DoubleReleases))
 	emit("stale_reports_total", "Load reports that were not believed.", float64(l.StaleReports))
 }

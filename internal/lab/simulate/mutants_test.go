@@ -81,7 +81,7 @@ var mutants = []struct {
 	},
 	{
 		"freed capacity is not given to those who wait", "internal/decide/pick.go",
-		"change(d.router, now)\n\td.placeWaiting(now)", "change(d.router, now)", "TestRequests", true,
+		"change(d.router, now)\n\td.placeWaiting(now, false)", "change(d.router, now)", "TestRequests", true,
 	},
 	{
 		"a request whose client left the queue stays in it", "internal/decide/wait.go",

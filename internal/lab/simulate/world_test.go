@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -149,7 +150,7 @@ type saved struct {
 // start starts a replica, from a snapshot unless it is nil.
 func (w *world) start(from *saved, roles []routing.Role) *replica {
 	w.born++
-	r := &replica{w: w, name: fmt.Sprint("r", w.born), roles: roles, queue: routing.Queue{Max: w.queueMax}, targets: make([]*target, len(w.engines))}
+	r := &replica{w: w, name: fmt.Sprint("r", w.born), roles: roles, queue: routing.Queue{Bounds: routing.Bounds{Requests: w.queueMax}}, targets: make([]*target, len(w.engines))}
 	rules := w.rules
 	rules.Node = uint64(w.born)
 	var err error
@@ -480,24 +481,26 @@ func (w *world) arrive() {
 	case 3:
 		q.q.Local = true
 	}
-	full := slices.ContainsFunc(r.waiting, func(o *waiter) bool { return o.req.plain() && o.Priority >= q.q.Priority })
-	if !full {
-		err := r.pick(q)
-		if err == nil {
-			w.sayf("%s: request %d of %v in %q goes to %s", r.name, q.id, w.blocks[q.last].path, q.q.Conversation, q.b.decode.e.target)
-			return
-		}
-		if full = isFull(err); !full {
-			w.reach("refused")
-			return
-		}
+	r.place()
+	err := r.pick(q)
+	if err == nil {
+		w.sayf("%s: request %d of %v in %q goes to %s", r.name, q.id, w.blocks[q.last].path, q.q.Conversation, q.b.decode.e.target)
+		return
+	}
+	if !isFull(err) {
+		w.reach("refused")
+		return
 	}
 	r.wait(q)
-	r.place()
 }
 
-// plain is that of decide's waiters.
-func (q *request) plain() bool { return q.q.Pin == nil && q.q.Subset == nil && len(q.q.Exclude) == 0 }
+// lane is the waiter's, as in decide, but that none shares its restrictions.
+func (q *request) lane() routing.Lane {
+	if q.q.Pin == nil && q.q.Subset == nil && len(q.q.Exclude) == 0 {
+		return routing.Lane{Class: "m", Slot: routing.NoSlot}
+	}
+	return routing.Lane{Class: q.q.ID, Slot: routing.NoSlot}
+}
 
 func isFull(err error) bool {
 	_, full := errors.AsType[*routing.CapacityError](err)
@@ -516,8 +519,8 @@ func (r *replica) anyTarget() *target {
 
 // wait puts a request into the queue; the naive queue keeps the same order in its own way.
 func (r *replica) wait(q *request) {
-	n := &waiter{routing.Waiter{ID: q.id, Priority: q.q.Priority, Deadline: r.w.now + r.w.patience}, q}
-	shed, hasShed, ok := r.queue.Push(n.Waiter)
+	n := &waiter{routing.Waiter{ID: q.id, Lane: q.lane(), Priority: q.q.Priority, Since: r.w.now, Deadline: r.w.now + r.w.patience}, q}
+	shed, ok := r.queue.Push(n.Waiter)
 	wantOK := len(r.waiting) < r.w.queueMax
 	var victim *waiter
 	if !wantOK && len(r.waiting) > 0 {
@@ -527,8 +530,8 @@ func (r *replica) wait(q *request) {
 			victim = nil
 		}
 	}
-	if ok != wantOK || hasShed != (victim != nil) || hasShed && shed.ID != victim.ID {
-		failf("the queue keeps its order", "got accepted %v, shed %v (%d), want accepted %v, shed %v", ok, hasShed, shed.ID, wantOK, victim)
+	if ok != wantOK || len(shed) > 0 != (victim != nil) || victim != nil && shed[0].ID != victim.ID {
+		failf("the queue keeps its order", "got accepted %v, shed %v, want accepted %v, shed %v", ok, shed, wantOK, victim)
 	}
 	if victim != nil {
 		r.w.reach("waiter shed")
@@ -544,39 +547,35 @@ func (r *replica) wait(q *request) {
 
 // place places waiters as decide does.
 func (r *replica) place() {
-	next, stays := 0, []*waiter{}
-	blocked := false
-	r.queue.Serve(r.w.now, func(got routing.Waiter) bool {
-		for next < len(r.waiting) && r.waiting[next].Deadline <= r.w.now {
+	var stays []*waiter
+	next, blocked := 0, map[routing.Lane]bool{}
+	// skip passes those who are not to be offered a place.
+	skip := func() {
+		for next < len(r.waiting) && blocked[r.waiting[next].Lane] {
 			stays = append(stays, r.waiting[next])
 			next++
 		}
-		if next == len(r.waiting) || r.waiting[next].ID != got.ID {
+	}
+	r.queue.Serve(math.MaxInt, func(routing.Lane) bool { return true }, func(got *routing.Waiter) routing.Outcome {
+		if skip(); next == len(r.waiting) || r.waiting[next].ID != got.ID {
 			failf("the queue keeps its order", "%s: got waiter %d offered, want the next of %v after %d", r.name, got.ID, r.waiting, next)
 		}
 		o := r.waiting[next]
 		next++
-		if blocked && o.req.plain() {
-			stays = append(stays, o)
-			return false
-		}
 		err := r.pick(o.req)
 		if isFull(err) {
-			blocked = blocked || o.req.plain()
+			blocked[o.Lane] = true
 			stays = append(stays, o)
-			return false
+			return routing.Outcome{}
 		}
 		if err == nil {
 			r.w.reach("waiter placed")
 			r.w.sayf("%s: request %d waited and goes to %s", r.name, o.ID, o.req.b.decode.e.target)
 		}
-		return true
+		return routing.Outcome{Leaves: true}
 	})
-	for ; next < len(r.waiting); next++ {
-		if r.waiting[next].Deadline > r.w.now {
-			failf("no waiter is lost", "%s: waiter %d was not offered", r.name, r.waiting[next].ID)
-		}
-		stays = append(stays, r.waiting[next])
+	if skip(); next < len(r.waiting) {
+		failf("no waiter is lost", "%s: waiter %d was not offered", r.name, r.waiting[next].ID)
 	}
 	r.waiting = stays
 }

@@ -1,0 +1,147 @@
+package config
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/routing"
+)
+
+// Values of Flow.Fairness and Flow.Order.
+const (
+	FairTenant  = "tenant"
+	FairKey     = "api_key"
+	FairModel   = "model"
+	FairNone    = "none"
+	OrderShort  = "shortest"
+	OrderServed = "least_served"
+	OrderFirst  = "arrival"
+)
+
+// Flow is the queue for requests that would wait in engines.
+type Flow struct {
+	Requests    int                `yaml:"max_requests" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Maximum number of waiting requests; 0: no queue, requests wait in engines. A full queue makes room by dropping requests of negative priority, then of the tenant that takes the most of its band."`
+	Bytes       Bytes              `yaml:"max_bytes" jsonschema_description:"Memory of the bodies of waiting requests, which count in limits.bodies_in_flight too. 0: no limit."`
+	Timeout     Duration           `yaml:"timeout" jsonschema_description:"Longest wait; after that the request is answered 429. Must be shorter than envoy.message_timeout."`
+	ZeroWorkers Duration           `yaml:"zero_workers" jsonschema_description:"Longest wait of requests that arrive while no worker can serve them, such as those of a pool that scales from zero; 0s: they are answered 503. Must be shorter than envoy.message_timeout."`
+	Hold        int64              `yaml:"hold_tokens" jsonschema:"minimum=0,maximum=10000000" jsonschema_description:"A request waits here while its best target has more uncached tokens than this queued. One step of the engine keeps it busy. 0: requests wait only at the limits of routing.policy.limits."`
+	Fairness    string             `yaml:"fairness" jsonschema:"enum=tenant,enum=api_key,enum=model,enum=none" jsonschema_description:"Between whom capacity is shared within a priority, by tokens served: tenants (tenants.header or tenants.salt_header), API keys (only where a gateway has verified them: clients can invent keys), models, or none of them."`
+	Weights     map[string]float64 `yaml:"weights" jsonschema_description:"Shares by name of tenant or model, or by the first 16 hex digits of an API key's SHA-256; others have 1."`
+	Order       string             `yaml:"order" jsonschema:"enum=shortest,enum=least_served,enum=arrival" jsonschema_description:"Order within a tenant: fewest uncached tokens first, fewest tokens served to the conversation so far first (both less 2,000 for each second of waiting), or first in first out."`
+	Bands       []Band             `yaml:"bands" jsonschema_description:"Bounds and models of single priorities. The priority of a request comes from x-kvlane-priority or routing.objectives (both with routing.trust_overrides), else from the band that lists its model, else it is 0."`
+}
+
+// Band is the requests of one priority.
+type Band struct {
+	Priority int      `yaml:"priority" jsonschema_description:"The priority; greater ones are served first, those below 0 may be shed for others."`
+	Models   []string `yaml:"models" jsonschema_description:"Models whose requests have this priority unless a trusted header says otherwise."`
+	Requests int      `yaml:"max_requests" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Maximum number of waiting requests of the band; 0: flow.max_requests."`
+	Bytes    Bytes    `yaml:"max_bytes" jsonschema_description:"Memory of the bodies of its waiting requests; 0: flow.max_bytes."`
+	Timeout  Duration `yaml:"timeout" jsonschema_description:"Longest wait of its requests; 0s: flow.timeout."`
+}
+
+func defaultFlow() Flow {
+	return Flow{Bytes: 128 << 20, Timeout: Duration(30 * time.Second), Hold: 8192, Fairness: FairTenant, Order: OrderShort}
+}
+
+// Waits reports whether requests may wait in Kvlane.
+func (c *Config) Waits() bool { return c.Routing.Wait.Requests > 0 || c.Flow.Requests > 0 }
+
+// SetBounds gives a queue the bounds of the configuration.
+func (c *Config) SetBounds(q *routing.Queue) {
+	f := &c.Flow
+	if f.Requests == 0 {
+		q.Bounds, q.Bands = routing.Bounds{Requests: c.Routing.Wait.Requests}, nil
+		return
+	}
+	q.Bounds, q.Bands = routing.Bounds{Requests: f.Requests, Bytes: int64(f.Bytes)}, map[int]routing.Bounds{}
+	for i := range f.Bands {
+		b := &f.Bands[i]
+		q.Bands[b.Priority] = routing.Bounds{Requests: cmp.Or(b.Requests, f.Requests), Bytes: int64(cmp.Or(b.Bytes, f.Bytes))}
+	}
+}
+
+// Patience returns how long a request of a priority may wait.
+func (c *Config) Patience(priority int) time.Duration {
+	f := &c.Flow
+	if f.Requests == 0 {
+		return c.Routing.Wait.Timeout.Std()
+	}
+	for i := range f.Bands {
+		if b := &f.Bands[i]; b.Priority == priority && b.Timeout > 0 {
+			return b.Timeout.Std()
+		}
+	}
+	return f.Timeout.Std()
+}
+
+// Priority returns the priority of a model's requests.
+func (f *Flow) Priority(model string) int {
+	for i := range f.Bands {
+		if slices.Contains(f.Bands[i].Models, model) {
+			return f.Bands[i].Priority
+		}
+	}
+	return 0
+}
+
+func (c *Config) validateFlow(bad report) {
+	f := &c.Flow
+	if f.Requests == 0 {
+		return
+	}
+	if c.Routing.Wait.Requests > 0 {
+		bad("max_requests", "not together with routing.wait, which flow replaces")
+	}
+	if f.Timeout <= 0 {
+		bad("timeout", "must be more than 0")
+	}
+	wait := func(key string, d Duration) {
+		if d >= c.Envoy.MessageTimeout {
+			bad(key, "%s: Envoy waits for %s only (envoy.message_timeout)", d.Std(), c.Envoy.MessageTimeout.Std())
+		}
+	}
+	wait("timeout", f.Timeout)
+	wait("zero_workers", f.ZeroWorkers)
+	for name, w := range f.Weights {
+		if !(w > 0 && w <= 1e6) {
+			bad("weights."+name, "%v is not above 0 and at most 1000000", w)
+		}
+	}
+	priorities, models := map[int]bool{}, map[string]bool{}
+	for i := range f.Bands {
+		b, at := &f.Bands[i], item("bands", i)
+		wait(at+".timeout", b.Timeout)
+		if priorities[b.Priority] {
+			bad(at+".priority", "%d is the priority of another band", b.Priority)
+		}
+		priorities[b.Priority] = true
+		for n, m := range b.Models {
+			if models[m] {
+				bad(item(at+".models", n), "%q is in another band", m)
+			}
+			models[m] = true
+		}
+	}
+}
+
+// warnFlow reports bounds of the queue that others hide.
+func (c *Config) warnFlow(note report) {
+	f, b := &c.Flow, &c.Limits.Bodies
+	if f.Requests == 0 {
+		return
+	}
+	if b.Count > 0 && f.Requests >= b.Count {
+		note("max_requests", "%d requests are not fewer than limits.bodies_in_flight.count (%d): a full queue keeps out requests that need not wait", f.Requests, b.Count)
+	}
+	if b.Bytes > 0 && (f.Bytes == 0 || f.Bytes >= b.Bytes) {
+		note("max_bytes", "is not below limits.bodies_in_flight.bytes (%d): a full queue keeps out requests that need not wait", b.Bytes)
+	}
+	if f.Fairness == FairTenant && len(f.Weights) > 0 && c.Tenants.Name() == "" {
+		note("weights", "no request has a tenant: name the header (tenants.header)")
+	}
+	if f.Fairness == FairKey {
+		note("fairness", "clients can invent API keys: use api_key only behind a gateway that has verified them")
+	}
+}

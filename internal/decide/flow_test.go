@@ -1,0 +1,321 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/workers"
+)
+
+// text is a completion of n words that shares no block with those of other seeds.
+func text(seed string, n int) string {
+	return `{"model":"demo","prompt":"` + strings.Repeat(seed+" ", n) + `"}`
+}
+
+// flowBench has one worker; requests wait while it has more than 20 tokens queued.
+func flowBench(t *testing.T, flow, more string) *bench {
+	t.Helper()
+	return newBench(t, "flow: {max_requests: 8, timeout: 1m, hold_tokens: 20"+flow+"}\n"+more, worker("a", 0))
+}
+
+// sendBody is send with a body.
+func (b *bench) sendBody(wait int, body string, headers ...string) *asked {
+	b.t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	b.t.Cleanup(stop)
+	r := b.request("/v1/completions", body, headers...)
+	a := &asked{id: r.ID, done: make(chan extproc.Decision, 1), stop: stop}
+	go func() { a.done <- b.Decide(ctx, r) }()
+	if wait > 0 {
+		b.untilWaiting(wait)
+	}
+	return a
+}
+
+// drain gives the first tokens of requests that were placed, one after the other, until all of
+// those asked are placed, and returns the order.
+func (b *bench) inOrder(running extproc.Decision, all map[string]*asked) (order []string) {
+	b.t.Helper()
+	for len(all) > 0 {
+		running.Ticket.FirstToken(time.Now())
+		defer running.Ticket.End(time.Now())
+		for next := ""; next == ""; runtime.Gosched() {
+			for name, a := range all {
+				select {
+				case running = <-a.done:
+					next = name
+				default:
+				}
+			}
+			if next != "" {
+				if running.Reject != nil {
+					b.t.Fatalf("%s: got %+v, want a place", next, running.Reject)
+				}
+				order = append(order, next)
+				delete(all, next)
+			}
+		}
+	}
+	return order
+}
+
+// A request waits while its target has more than a step queued, though it is below all limits,
+// and is placed with the knowledge of that moment.
+func TestARequestWaitsHereNotInTheEngine(t *testing.T) {
+	b := flowBench(t, "", "")
+	long, _ := b.ask("/v1/completions", text("sea", 100))
+	held := b.sendBody(1, text("sea", 100))
+	if got := b.loads(); got != 1+101 && got != 1+100 {
+		t.Errorf("got %d booked with a waiting request, want the first one alone", got)
+	}
+	long.Ticket.FirstToken(time.Now())
+	d := <-held.done
+	e := b.decisions.Find(held.id)
+	if d.Reject != nil || e.Waited <= 0 || e.Matched == 0 {
+		t.Errorf("got %+v after %s with %d cached tokens, want a place, a wait and the first one's blocks", d.Reject, e.Waited, e.Matched)
+	}
+	long.Ticket.End(time.Now())
+	d.Ticket.End(time.Now())
+	b.idle()
+	if got := b.loads(); got != 0 {
+		t.Errorf("got a load of %d at the end, want 0", got)
+	}
+}
+
+// The tenant that floods does not delay the other one, whose requests come last.
+func TestTenantsShareTheQueue(t *testing.T) {
+	b := flowBench(t, ", order: arrival", "tenants: {header: X-Team}\n")
+	running, _ := b.ask("/v1/completions", text("sea", 100))
+	all := map[string]*asked{}
+	for i := range 4 {
+		name := fmt.Sprint("a", i)
+		all[name] = b.sendBody(i+1, text(name, 100), "x-team", "a")
+	}
+	all["b0"] = b.sendBody(5, text("b0", 100), "x-team", "b")
+	all["b1"] = b.sendBody(6, text("b1", 100), "x-team", "b")
+	// Two headers: one may be the client's. It has no tenant.
+	all["none"] = b.sendBody(7, text("none", 100), "x-team", "c", "x-team", "b")
+	if got := strings.Join(b.inOrder(running, all), " "); got != "a0 b0 none a1 b1 a2 a3" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// Without configuration a client names neither tenant nor priority.
+func TestAClientChoosesNoClass(t *testing.T) {
+	b := flowBench(t, ", order: arrival", "")
+	running, _ := b.ask("/v1/completions", text("sea", 100))
+	all := map[string]*asked{}
+	for i, headers := range [][]string{nil, {"x-team", "b"}, {"x-kvlane-priority", "9"}, {"authorization", "Bearer other"}} {
+		name := fmt.Sprint(i)
+		all[name] = b.sendBody(i+1, text("t"+name, 100), headers...)
+	}
+	if got := strings.Join(b.inOrder(running, all), " "); got != "0 1 2 3" {
+		t.Errorf("got %s, want the order of arrival", got)
+	}
+}
+
+func TestAPIKeysShareTheQueue(t *testing.T) {
+	b := flowBench(t, ", order: arrival, fairness: api_key, weights: {"+keyHash+": 1}", "")
+	running, _ := b.ask("/v1/completions", text("sea", 100))
+	all := map[string]*asked{}
+	for i, headers := range [][]string{{"authorization", "Bearer a"}, {"authorization", "bearer  a"}, {"x-api-key", "a"}, {"x-api-key", "b"}} {
+		name := fmt.Sprint(i)
+		all[name] = b.sendBody(i+1, text("t"+name, 100), headers...)
+	}
+	b.mu.Lock()
+	for id, q := range b.waiting.byID {
+		if got := q.work.flowTenant(&b.cfg.Flow); (got == keyHash) != (id < 4) {
+			t.Errorf("request %d: got tenant %s", id, got)
+		}
+	}
+	b.mu.Unlock()
+	if got := strings.Join(b.inOrder(running, all), " "); got != "0 3 1 2" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// keyHash is 'printf a | sha256sum | cut -c1-16'.
+const keyHash = "ca978112ca1bbdca"
+
+// The order within a tenant: shortest first, or the conversation that was served least.
+func TestOrderWithinATenant(t *testing.T) {
+	b := flowBench(t, "", "")
+	running, _ := b.ask("/v1/completions", text("sea", 100))
+	all := map[string]*asked{"long": b.sendBody(1, text("long", 30000)), "short": b.sendBody(2, text("short", 30))}
+	if got := strings.Join(b.inOrder(running, all), " "); got != "short long" {
+		t.Errorf("shortest: got %s", got)
+	}
+	b = flowBench(t, ", order: least_served", "")
+	running, _ = b.ask("/v1/completions", text("sea", 30000), "x-session-id", "old")
+	all = map[string]*asked{"old": b.sendBody(1, text("long", 30), "x-session-id", "old"), "new": b.sendBody(2, text("short", 30), "x-session-id", "new")}
+	if got := strings.Join(b.inOrder(running, all), " "); got != "new old" {
+		t.Errorf("least served: got %s", got)
+	}
+}
+
+func refusal(d extproc.Decision) string {
+	if d.Reject == nil {
+		return "placed"
+	}
+	return fmt.Sprint(d.Reject.Status, " ", d.Reject.Details, " ", len(d.Reject.Headers))
+}
+
+// What does not fit is answered 429 with a reason and Retry-After; a client that leaves leaves
+// the queue, and a priority has bounds of its own.
+func TestWhatDoesNotFitInTheQueue(t *testing.T) {
+	b := newBench(t, `flow: {max_requests: 3, max_bytes: 1KiB, timeout: 1m, hold_tokens: 20, bands: [{priority: -1, models: [alias], max_requests: 1}]}
+tenants: {header: x-team}
+`, worker("a", 0))
+	running, _ := b.ask("/v1/completions", text("sea", 100))
+	batch := b.sendBody(1, strings.Replace(text("batch", 10), "demo", "alias", 1))
+	_ = batch
+	first := b.sendBody(2, text("one", 10), "x-team", "a")
+	second := b.sendBody(3, text("two", 10), "x-team", "a")
+	for name, c := range map[string]struct{ body, want string }{
+		"full":      {text("three", 10), "429 kvlane_queue_full 1"},
+		"too large": {text("three", 1000), "429 kvlane_queue_full 1"},
+	} {
+		if d, e := b.ask("/v1/completions", c.body, "x-team", "a"); refusal(d) != c.want || e.Refusal == "" {
+			t.Errorf("%s: got %s (%s), want %s", name, refusal(d), e.Refusal, c.want)
+		}
+	}
+	other := b.sendBody(0, text("other", 10), "x-team", "b")
+	if got := refusal(<-second.done); got != "429 kvlane_queue_shed 1" {
+		t.Errorf("the youngest of the tenant with the most: got %s", got)
+	}
+	b.untilWaiting(3)
+	first.stop()
+	if got := refusal(<-first.done); got != "499 kvlane_client_gone 0" {
+		t.Errorf("a client that left: got %s", got)
+	}
+	b.untilWaiting(2)
+	running.Ticket.End(time.Now())
+	for _, a := range []*asked{other, batch} {
+		d := <-a.done
+		if d.Reject != nil {
+			t.Fatalf("got %s, want a place", refusal(d))
+		}
+		d.Ticket.End(time.Now())
+	}
+	b.idle()
+}
+
+func TestTheQueueHasADeadline(t *testing.T) {
+	b := newBench(t, "flow: {max_requests: 3, timeout: 20ms, hold_tokens: 20}\n", worker("a", 0))
+	running, _ := b.ask("/v1/completions", text("sea", 100))
+	if d, _ := b.ask("/v1/completions", text("one", 10)); refusal(d) != "429 kvlane_queue_timeout 1" {
+		t.Errorf("got %s", refusal(d))
+	}
+	running.Ticket.End(time.Now())
+	b.idle()
+}
+
+// Requests wait for a pool that starts from nothing where the configuration allows it.
+func TestWaitingForTheFirstWorker(t *testing.T) {
+	b := flowBench(t, ", zero_workers: 1m", "")
+	b.Fleet().SetWorkers(nil)
+	first, second := b.sendBody(1, text("one", 100)), b.sendBody(2, text("two", 100))
+	b.Fleet().SetWorkers([]workers.Worker{worker("b", 0)})
+	// A new worker is not flooded: it gets a step, the rest waits.
+	var d extproc.Decision
+	select {
+	case d = <-first.done:
+	case d = <-second.done:
+	}
+	b.untilWaiting(1)
+	if d.Reject != nil || d.Endpoint != "10.0.0.98:8000" {
+		t.Errorf("got %+v", d)
+	}
+	d.Ticket.End(time.Now())
+	select {
+	case d = <-first.done:
+	case d = <-second.done:
+	}
+	d.Ticket.End(time.Now())
+	b.idle()
+
+	b = flowBench(t, "", "")
+	b.Fleet().SetWorkers(nil)
+	if d, _ := b.ask("/v1/completions", text("one", 100)); refusal(d) != "503 kvlane_no_eligible_worker 0" {
+		t.Errorf("without zero_workers: got %s", refusal(d))
+	}
+}
+
+// When the process ends all waiting requests are answered.
+func TestDrainAnswersTheQueue(t *testing.T) {
+	b := flowBench(t, "", "")
+	running, _ := b.ask("/v1/completions", text("sea", 100))
+	waits := b.sendBody(1, text("one", 10))
+	b.Drain()
+	if got := refusal(<-waits.done); got != "429 kvlane_draining 1" {
+		t.Errorf("got %s", got)
+	}
+	if d, _ := b.ask("/v1/completions", text("two", 10)); refusal(d) != "429 kvlane_draining 1" {
+		t.Errorf("a later one: got %s", refusal(d))
+	}
+	running.Ticket.End(time.Now())
+	b.idle()
+}
+
+// A held request is placed elsewhere once it has waited for what that costs, without any event.
+func TestAHeldRequestLooksElsewhere(t *testing.T) {
+	b := newBench(t, "routing: {trust_overrides: true, prefill_rate: 1000}\nflow: {max_requests: 8, timeout: 1m, hold_tokens: 20}\n", worker("a", 0), worker("b", 0))
+	first, _ := b.ask("/v1/completions", text("sea", 400), "x-kvlane-pin", "a")
+	held := b.sendBody(1, text("sea", 400))
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); b.KeepAwake(ctx) }()
+	d := <-held.done
+	if d.Reject != nil || d.Endpoint != "10.0.0.98:8000" {
+		t.Errorf("got %+v, want b", d)
+	}
+	stop()
+	<-done
+	first.Ticket.End(time.Now())
+	d.Ticket.End(time.Now())
+	b.idle()
+}
+
+// The metrics name the waiting requests of each model and priority.
+func TestMetricsOfFlow(t *testing.T) {
+	b := flowBench(t, ", bands: [{priority: 2, models: [demo]}]", "")
+	value := func(name string) (v float64, labels string) {
+		families, err := b.metrics.Registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == name {
+				for _, l := range f.GetMetric()[0].GetLabel() {
+					labels += l.GetName() + "=" + l.GetValue() + " "
+				}
+				return f.GetMetric()[0].GetGauge().GetValue(), labels
+			}
+		}
+		t.Fatalf("got no %s", name)
+		return 0, ""
+	}
+	for _, name := range []string{"kvlane_flow_waiting_requests", "kvlane_flow_waiting_tokens", "kvlane_flow_saturation", "kvlane_flow_drain_seconds"} {
+		if v, labels := value(name); v != 0 || !strings.HasPrefix(labels, "model=demo ") {
+			t.Errorf("%s: got %v of %s, want 0 of model demo", name, v, labels)
+		}
+	}
+	running, _ := b.ask("/v1/completions", text("sea", 100))
+	waits := b.sendBody(1, text("one", 100))
+	if v, labels := value("kvlane_flow_waiting_requests"); v != 1 || labels != "model=demo priority=2 " {
+		t.Errorf("got %v waiting of %s, want 1 of priority 2", v, labels)
+	}
+	tokens, _ := value("kvlane_flow_waiting_tokens")
+	drain, _ := value("kvlane_flow_drain_seconds")
+	if full, _ := value("kvlane_flow_saturation"); full != 1 || tokens < 100 || drain < 0.02 {
+		t.Errorf("got %v tokens waiting, saturation %v and %v s to drain, want 100 or more, 1, and 200 tokens at 10,000 a second", tokens, full, drain)
+	}
+	running.Ticket.End(time.Now())
+	(<-waits.done).Ticket.End(time.Now())
+	b.idle()
+}

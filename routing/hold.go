@@ -1,0 +1,117 @@
+package routing
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// With Config.Hold a request is not sent to wait in an engine's queue, where its place
+// is fixed: Pick refuses it while its best target is saturated. The caller keeps it
+// in a Queue and asks again when the target has room, with the overlaps of that moment.
+// Engines compute 8,192 tokens a step by default: one step in the queue keeps them busy.
+const (
+	// fullKV is the KV usage at which a target with waiting requests is saturated, if two
+	// reports in a row say so; at roomKV it no longer is.
+	fullKV = 0.95
+	roomKV = 0.90
+)
+
+// HeldError means that the best target of a request is saturated, and that waiting for it
+// costs less than another target.
+type HeldError struct {
+	// Slot is the target, Target its name.
+	Slot   kvindex.Slot
+	Target string
+	// Queue is the uncached tokens that are queued there.
+	Queue int64
+	// RetryAfter estimates when the target has room, 1 s to 30 s.
+	RetryAfter time.Duration
+}
+
+// Error names the target and its queue.
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("held: %s has %d tokens queued; retry after %s", e.Target, e.Queue, e.RetryAfter)
+}
+
+func (r *Router) heldError(c *choice) error {
+	return &HeldError{Slot: c.slot, Target: r.targets[c.slot].name, Queue: c.queue, RetryAfter: r.retryAfter()}
+}
+
+// commitLocal books a choice that needs no prefill target.
+func (r *Router) commitLocal(now time.Duration, q *Query, c *choice) (Plan, error) {
+	if c.held {
+		return Plan{}, r.heldError(c)
+	}
+	return r.commit(now, q, c, nil), nil
+}
+
+// queued is the uncached tokens queued on a target. Load that only engines know of counts
+// if two reports in a row have it and the last one is fresh.
+func (r *Router) queued(now time.Duration, t *target) int64 {
+	if t.report.fresh(now, r.config.ReportTTL) {
+		return t.load.Queue + min(t.report.foreignTokens, t.report.before)
+	}
+	return t.load.Queue
+}
+
+// Saturated reports whether requests are held rather than sent to a target. Unknown slots
+// are not saturated.
+func (r *Router) Saturated(now time.Duration, slot kvindex.Slot) bool {
+	return !r.slotUnknown(slot) && r.saturated(now, &r.targets[slot])
+}
+
+func (r *Router) saturated(now time.Duration, t *target) bool {
+	return r.config.Hold > 0 && (r.queued(now, t) > r.config.Hold || t.report.full && t.report.fresh(now, r.config.ReportTTL))
+}
+
+// Saturation is how full the targets of a model are, 0 to 1: the mean over those that are
+// ready, where one with limit or more tokens queued counts as 1. work is their uncached
+// tokens, and rate what they compute in a second.
+func (r *Router) Saturation(now time.Duration, model string, limit int64) (saturation float64, work int64, rate float64) {
+	n := 0.0
+	for _, slot := range r.order {
+		t := &r.targets[slot]
+		if t.state != eligible || len(t.info.Models) > 0 && (r.models[model] == nil || !r.models[model].slots.Has(slot)) {
+			continue
+		}
+		n++
+		work += t.load.Queue
+		rate += r.config.PrefillRate * t.speed
+		if r.saturated(now, t) {
+			saturation++
+		} else {
+			saturation += min(float64(r.queued(now, t))/float64(max(limit, 1)), 1)
+		}
+	}
+	return saturation / max(n, 1), work, rate
+}
+
+// hold marks the choice as held if its target is saturated, unless another target is not
+// and the request has waited for as long as computing there takes longer: a wait is worth
+// what it saves.
+func (d *decision) hold() {
+	r := d.r
+	if r.config.Hold <= 0 || d.q.Waited < 0 || !r.saturated(d.now, &r.targets[d.out.slot]) {
+		return
+	}
+	d.out.held = true
+	if d.out.via == ViaPin {
+		return
+	}
+	var best *candidate
+	for i := range d.cands {
+		if c := &d.cands[i]; !r.saturated(d.now, &r.targets[c.slot]) && (best == nil || d.wait(c, 0) < d.wait(best, 0)) {
+			best = c
+		}
+	}
+	name := r.targets[d.out.slot].name
+	if best == nil || d.q.Waited.Seconds()*r.config.PrefillRate < float64(best.miss-d.out.miss) {
+		d.ex.sayf("hold", "%s has %d tokens queued", name, d.out.queue)
+		return
+	}
+	d.ex.sayf("hold", "%s has %d tokens queued: %s is taken instead", name, d.out.queue, r.targets[best.slot].name)
+	d.out.held, d.out.keepBinding = false, d.out.conversation != none
+	d.take(best, d.out.via)
+}
