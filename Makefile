@@ -226,6 +226,12 @@ test-chart: build envoy ## Tests the Helm chart (lint, suites, strict schemas, k
 	@./e2e/chart/build.sh $(TOOLS)/k8s
 	KVLANE_CHART_TOOLS=$(TOOLS)/k8s KVLANE=$(BIN)/kvlane go test -count=1 -timeout 20m ./e2e/chart
 
+.PHONY: test-page
+test-page: build envoy ## Tests the admin port's page in a headless Chromium, which it installs (Debian, root); PICTURE=1 writes docs/page.png
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq --no-install-recommends chromium >/dev/null; } || \
+	  echo "Chromium cannot be installed here (it takes root and Debian's apt-get): the tests are skipped"
+	cd e2e/page && KVLANE_BIN=$(BIN)/kvlane SCREENSHOT=$(PICTURE) go test -count=1 -v -timeout 10m .
+
 CYCLONEDX := $(BIN)/cyclonedx-gomod
 $(CYCLONEDX): e2e/chart/tools/sbom/go.mod
 	@mkdir -p $(BIN)

@@ -56,6 +56,15 @@ func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
 	return true
 }
 
+// KVUsage returns the used share of a target's KV cache as last reported, less than 0 if it is
+// not known.
+func (r *Router) KVUsage(slot kvindex.Slot) float64 {
+	if int(slot) >= len(r.targets) || !r.targets[slot].report.known {
+		return -1
+	}
+	return r.targets[slot].report.kvUsage
+}
+
 // ReportWorker stores a report of a whole worker, whose ranks share one batch or do not
 // report separately. Load that the ledger does not explain is spread evenly over its
 // ranks. It returns the number of targets that accepted it.

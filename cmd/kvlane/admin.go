@@ -91,3 +91,11 @@ func guarded(tokenFile string, h http.Handler) http.Handler {
 		h.ServeHTTP(w, r)
 	})
 }
+
+// readable serves what may be read: with a token file, to holders of the token only.
+func readable(tokenFile string, h http.Handler) http.Handler {
+	if tokenFile == "" {
+		return h
+	}
+	return guarded(tokenFile, h)
+}

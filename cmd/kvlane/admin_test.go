@@ -56,6 +56,55 @@ func TestWhoMayUseTheAdminPort(t *testing.T) {
 	}
 }
 
+// With a token file, what is below /debug/ needs the token; the page, the probes and the metrics do
+// not.
+func TestWhatMayBeReadWithoutTheToken(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse("k.yaml", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := observe.New("test")
+	decider, err := decide.New(decide.Options{Config: c, Metrics: metrics, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer decider.Close()
+	s := &service{decider: decider}
+	s.config.Store(c)
+	with, without := s.adminMux(file, metrics), s.adminMux("", metrics)
+	for path, open := range map[string]bool{
+		"/": true, "/page.js": true, "/metrics": true, "/healthz": true, "/debug/status": false, "/debug/stream?follow=false": false,
+		"/debug/decisions": false, "/debug/workers": false, "/debug/index": false, "/debug/config": false,
+	} {
+		get := func(h http.Handler, header string) int {
+			r := httptest.NewRequest(http.MethodGet, path, nil)
+			r.RemoteAddr = "10.0.0.1:1"
+			r.Header.Set("Authorization", header)
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			return w.Code
+		}
+		want := http.StatusUnauthorized
+		if open {
+			want = http.StatusOK
+		}
+		if got := get(with, ""); got != want {
+			t.Errorf("%s without the token: got status %d, want %d", path, got, want)
+		}
+		if got := get(with, "Bearer secret"); got != http.StatusOK {
+			t.Errorf("%s with the token: got status %d, want 200", path, got)
+		}
+		if got := get(without, ""); got != http.StatusOK {
+			t.Errorf("%s without admin.token_file: got status %d, want 200", path, got)
+		}
+	}
+}
+
 // A proxy on the same machine passes on requests of others; with the token they are served.
 func TestForwardedRequestsNeedTheToken(t *testing.T) {
 	t.Parallel()

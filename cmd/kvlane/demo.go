@@ -205,7 +205,7 @@ func (d *demo) yaml(tokenizer, listen, ingress, admin, envoyAdmin string, ranks 
 	}
 	fmt.Fprintf(&b, `listen: {address: "%s"}
 admin: {address: "%s"}
-envoy: {ingress: "%s", admin: "%s", first_token: true, access_log: %t%s}
+envoy: {ingress: "%s", admin: "%s", first_token: true, response_body: STREAMED, access_log: %t%s}
 explain: {header: true}
 log: {decisions: true}
 models:
@@ -292,7 +292,7 @@ func (d *demo) stop() {
 func (d *demo) welcome() {
 	c := d.config
 	w := d.io.out
-	fmt.Fprintf(w, `Envoy listens at http://%s, Kvlane's metrics and debug pages are at http://%s, behind them are:
+	fmt.Fprintf(w, `Envoy listens at http://%s, Kvlane's page, metrics and debug pages are at http://%s/, behind them are:
 `, c.Envoy.Ingress, c.Admin.Address)
 	for i, e := range d.engines {
 		fmt.Fprintf(w, "  %-9s  %s  (simulated vLLM with %d ranks)\n", d.name(i), e.URL(), c.Workers.Static[i].Ranks)
@@ -313,12 +313,12 @@ x-kvlane-prefill names, and handed to the decode engine that answers. The second
 curl -is http://%s/v1/chat/completions -H 'content-type: application/json' -H 'x-session-id: me' -d '{"model": "%s", "max_tokens": 16,
   "messages": [{"role": "system", "content": "%s"}, {"role": "user", "content": "Hello"}]}'
 
-Why a request went where it went, with the answer's x-request-id:
-%s explain%s REQUEST-ID
-The last decisions:   curl -s http://%s/debug/decisions
-Envoy's own pages:    http://%s
-Configuration and logs are in %s until Ctrl-C stops everything.
-`, what, c.Envoy.Ingress, demoModel, demoSystem, self, adminFlag(c.Admin.Address), c.Admin.Address, c.Envoy.Admin, d.dir)
+Ranks and decisions in a browser:  http://%s/
+The same in a terminal:            %s top%s
+Why the last request went there:   %[6]s explain --last%[7]s
+Envoy's own pages:                 http://%[8]s
+Configuration and logs are in %[9]s until Ctrl-C stops everything.
+`, what, c.Envoy.Ingress, demoModel, demoSystem, c.Admin.Address, self, adminFlag(c.Admin.Address), c.Envoy.Admin, d.dir)
 	if d.members != nil {
 		d.welcomeFleet(self)
 	}

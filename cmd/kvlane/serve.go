@@ -202,7 +202,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 			return nil, err
 		}
 		metrics.Collect(s.replicas.Collect)
-		s.debug.Handle("GET /debug/replicas", s.replicas)
+		s.debug.Handle("GET /debug/replicas", readable(c.Admin.TokenFile, s.replicas))
 	}
 	s.takeIndex(ctx, c)
 	if err := s.follow(c); err != nil {
@@ -390,7 +390,7 @@ func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Hand
 		observe.WriteWarnings(w, s.decider.Fleet().Warnings())
 	})
 	s.debug = mux
-	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {
+	mux.Handle("GET /debug/config", readable(tokenFile, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		text, err := s.config.Load().Effective()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -398,12 +398,25 @@ func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Hand
 		}
 		w.Header().Set("Content-Type", "application/yaml")
 		_, _ = w.Write(text)
-	})
-	pages := s.decider.Pages().Handler()
-	mux.Handle("/debug/", pages)
-	mux.Handle("POST /debug/", guarded(tokenFile, pages))
+	})))
+	pages := s.decider.Pages()
+	pages.Status = s.status
+	debug := pages.Handler()
+	mux.Handle("GET /debug/", readable(tokenFile, debug))
+	mux.Handle("POST /debug/", guarded(tokenFile, debug))
+	mux.Handle("GET /", observe.Page())
 	mux.Handle("GET /debug/pprof/", guarded(tokenFile, profiles()))
 	return mux
+}
+
+// status is the page of the whole service.
+func (s *service) status() observe.Status {
+	st := s.decider.Status()
+	st.Version, st.NotReady = version, s.notReady()
+	if s.replicas != nil {
+		st.Replicas = s.replicas.State()
+	}
+	return st
 }
 
 func (s *service) missingPools() []string {

@@ -45,7 +45,7 @@ type Listen struct {
 // Admin is the HTTP side for people and monitoring.
 type Admin struct {
 	Address   string `yaml:"address" jsonschema_description:"'host:port' of /metrics, /healthz, /readyz and /debug."`
-	TokenFile string `yaml:"token_file" jsonschema_description:"File with the token that /debug/pprof and POST requests need as 'Authorization: Bearer TOKEN', read at each of them. Empty: they are served to the same machine only (kubectl port-forward counts as such)."`
+	TokenFile string `yaml:"token_file" jsonschema_description:"File with the token that everything below /debug/ needs as 'Authorization: Bearer TOKEN', read at each request. Empty: /debug/pprof and POST requests are served to the same machine only (kubectl port-forward counts as such), the other pages to everyone."`
 }
 
 // Envoy describes the standalone Envoy.

@@ -186,11 +186,19 @@ func (d *Decider) Close() {
 
 // Pages returns the debug pages.
 func (d *Decider) Pages() *observe.Pages {
-	return &observe.Pages{Decisions: d.decisions, Index: d.fleet.IndexPage, Workers: d.fleet.Workers, Warnings: d.fleet.Warnings, Record: func(n int) {
+	return &observe.Pages{Decisions: d.decisions, Index: d.fleet.IndexPage, Workers: d.fleet.Workers, Warnings: d.fleet.Warnings, Status: d.Status, Record: func(n int) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.record = n
 	}}
+}
+
+// Status returns the fleet as of now, with its load.
+func (d *Decider) Status() observe.Status {
+	l := d.ledger()
+	s := observe.Status{Reservations: l.Reservations, Waiting: l.Waiting, WaitingMost: d.live.Load().Routing.Wait.Requests, Workers: d.fleet.Status(l.Targets)}
+	d.metrics.Totals(&s)
+	return s
 }
 
 // collect emits the router's and the fleet's series when the metrics are scraped.
@@ -205,7 +213,7 @@ func (d *Decider) ledger() *observe.Ledger {
 	l := &observe.Ledger{Reservations: d.router.Live(), Waiting: d.waiting.queue.Len(), DoubleReleases: d.router.DoubleReleases(), StaleReports: d.router.StaleReports()}
 	l.Classes, l.Pools = d.flow(d.since(d.now()))
 	d.router.Targets(func(slot kvindex.Slot, info *routing.TargetInfo, load routing.Load) bool {
-		l.Targets = append(l.Targets, observe.TargetLoad{Target: info.Target, Load: load, Suspect: d.router.Suspect(slot) != ""})
+		l.Targets = append(l.Targets, observe.TargetLoad{Target: info.Target, Load: load, Suspect: d.router.Suspect(slot) != "", KVUsage: d.router.KVUsage(slot)})
 		return true
 	})
 	return l

@@ -138,8 +138,7 @@ func (w *work) place(ctx context.Context) (*placed, error) {
 		w.cpu.release()
 		p, err = d.wait(ctx, waiter)
 		now := d.now()
-		w.entry.Waited = now.Sub(w.clock)
-		w.entry.Stages = append(w.entry.Stages, observe.StageTime{Stage: "wait", Took: w.entry.Waited})
+		w.entry.Wait(now.Sub(w.clock))
 		w.elsewhere += w.entry.Waited
 		w.clock = now
 	}

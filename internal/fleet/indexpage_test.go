@@ -56,7 +56,7 @@ func TestTheIndexIsSeen(t *testing.T) {
 		"index_segments": float64(st.Segments), "index_stored_blocks_total": float64(st.Stored), "index_removed_blocks_total": float64(st.Removed),
 		"index_unknown_removed_blocks_total": float64(st.UnknownRemoved), "index_evicted_blocks_total": 0, "index_rebuilt_segments_total": float64(st.Rebuilt),
 		"index_speculative_blocks": 0, "index_cleared_total": float64(st.Cleared), "index_warmed_targets": 0,
-		"index_refused_events_total reason unknown parent block": 1,
+		"index_refused_events_total reason unknown_parent_block": 1,
 		"index_blocks worker w rank 1 tier device":               float64(st.Targets[1].Held[0]),
 		"index_aliases worker w rank 0":                          float64(st.Targets[0].Aliases), "index_pages worker w rank 0": 0,
 		"feed_state worker w rank 1 state live": 1, "feed_state worker w rank 1 state gap": 0,

@@ -72,6 +72,15 @@ type After struct {
 	Outcome *extproc.Outcome `json:"outcome,omitempty"`
 }
 
+// stageWait names the wait for capacity among an entry's stages.
+const stageWait = "wait"
+
+// Wait records the time that the request spent in the queue for capacity.
+func (e *Entry) Wait(d time.Duration) {
+	e.Waited = d
+	e.Stages = append(e.Stages, StageTime{stageWait, d})
+}
+
 // StageTime is the duration of a stage.
 type StageTime struct {
 	Stage string        `json:"stage"`
@@ -135,6 +144,8 @@ type Decisions struct {
 	ring []*Entry
 	next int
 	seen uint64
+	// added counts the decisions logged since the start.
+	added uint64
 
 	free sync.Pool // of *routing.Explanation
 }
@@ -174,6 +185,7 @@ func (l *Decisions) Add(e *Entry) {
 		l.mu.Unlock()
 		return
 	}
+	l.added++
 	old := l.ring[l.next]
 	l.ring[l.next] = e
 	l.next = (l.next + 1) % len(l.ring)
@@ -204,6 +216,19 @@ func (l *Decisions) Last(n int) []*Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.last(n)
+}
+
+// Since returns the entries that were added after the first seen ones, at most the newest n,
+// oldest first, and how many have been added by now.
+func (l *Decisions) Since(seen uint64, n int) ([]*Entry, uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if more := l.added - seen; more < uint64(n) {
+		n = int(more)
+	}
+	out := l.last(n)
+	slices.Reverse(out)
+	return out, l.added
 }
 
 // last is Last. The caller holds the lock.

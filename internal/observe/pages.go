@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 )
 
 // maxRecorded bounds how many decisions are recorded with the router's state.
@@ -14,12 +15,14 @@ const maxRecorded = 100
 
 // Pages serves the debug pages:
 //
-//	GET  /debug/decisions?n=20        the last decisions, newest first
+//	GET  /debug/decisions?n=20        the last decisions, newest first; as text with Accept: text/plain
 //	GET  /debug/decisions/{id}        one of them; as text with Accept: text/plain
 //	GET  /debug/decisions/{id}/export the decision with the state that it was made from
 //	POST /debug/record?n=1            record the next n decisions for export
 //	GET  /debug/index                 sizes per target and tier, state of each feed
 //	GET  /debug/workers               the workers
+//	GET  /debug/status                the fleet with loads and totals, for the page and the terminal
+//	GET  /debug/stream?n=50           the last decisions and those to come, as server-sent events
 type Pages struct {
 	Decisions *Decisions
 	// Record has the next n decisions recorded with the router's state.
@@ -29,6 +32,9 @@ type Pages struct {
 	Workers func() []WorkerRow
 	// Warnings are shown with a decision in readable form; nil means none.
 	Warnings func() []Warning
+	Status   func() Status
+
+	streams atomic.Int64 // open ones
 }
 
 // WorkerRow is a worker on GET /debug/workers.
@@ -71,6 +77,8 @@ func (p *Pages) Handler() http.Handler {
 	mux.HandleFunc("POST /debug/record", p.record)
 	mux.HandleFunc("GET /debug/index", p.index)
 	mux.HandleFunc("GET /debug/workers", p.workers)
+	mux.HandleFunc("GET /debug/status", p.status)
+	mux.HandleFunc("GET /debug/stream", p.stream)
 	return mux
 }
 
@@ -99,8 +107,21 @@ func (p *Pages) decisions(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	writeJSON(w, p.Decisions.Last(n))
+	list := p.Decisions.Last(n)
+	if !wantsText(r) {
+		writeJSON(w, list)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	for i, e := range list {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprint(w, e.Text())
+	}
 }
+
+func wantsText(r *http.Request) bool { return strings.Contains(r.Header.Get("Accept"), "text/plain") }
 
 func (p *Pages) entry(w http.ResponseWriter, r *http.Request) *Entry {
 	e := p.Decisions.Find(r.PathValue("id"))
@@ -115,7 +136,7 @@ func (p *Pages) decision(w http.ResponseWriter, r *http.Request) {
 	if e == nil {
 		return
 	}
-	if strings.Contains(r.Header.Get("Accept"), "text/plain") {
+	if wantsText(r) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprint(w, e.Text())
 		if p.Warnings != nil {
@@ -149,6 +170,12 @@ func (p *Pages) record(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Pages) workers(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Workers()) }
+
+func (p *Pages) status(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	_ = json.NewEncoder(w).Encode(p.Status()) //nolint:errchkjson // the client left
+}
 
 func (p *Pages) index(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Index()) }
 

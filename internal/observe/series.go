@@ -2,6 +2,7 @@ package observe
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -19,6 +20,8 @@ type TargetLoad struct {
 	Load   routing.Load
 	// Suspect reports that new requests avoid the target.
 	Suspect bool
+	// KVUsage is the used share of the KV cache that the engine reports, less than 0 if unknown.
+	KVUsage float64
 }
 
 // Ledger is the exported part of the router's state.
@@ -126,7 +129,7 @@ func (emit Emit) Index(s kvindex.Stats, warmed int64) {
 		emit(m.name, m.help, float64(m.value))
 	}
 	for why, n := range s.Refused {
-		emit("index_refused_events_total", "Events that the index refused, by reason.", float64(n), "reason", why.Error())
+		emit("index_refused_events_total", "Events that the index refused, by reason.", float64(n), "reason", strings.ReplaceAll(why.Error(), " ", "_"))
 	}
 	for _, t := range s.Targets {
 		labels := []string{"worker", t.Target.Worker, "rank", Rank(t.Target.Rank)}

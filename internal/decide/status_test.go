@@ -1,0 +1,45 @@
+package decide
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/routing"
+)
+
+func TestStatusShowsLoadCacheAndTotals(t *testing.T) {
+	down := worker("b", 0)
+	down.Ready, down.Reason = false, "connect: refused"
+	b := newBench(t, "routing: {wait: {max_requests: 8, timeout: 1m}}\n", worker("a", 2), down)
+	d, e := b.ask("/v1/completions", completion(100, ""))
+	b.Update(func(r *routing.Router, now time.Duration) {
+		r.ReportWorker(now, "a", routing.Report{At: now, KVUsage: 0.25})
+	})
+	s := b.Status()
+	if len(s.Workers) != 2 || s.Workers[0].Name != "a" || !s.Workers[0].Ready || s.Workers[1].Ready || s.Workers[1].Reason != "connect: refused" {
+		t.Fatalf("got %+v, want a ready and b refused", s.Workers)
+	}
+	var active, prompt float64
+	for _, r := range s.Workers[0].Ranks {
+		active += float64(r.Active)
+		prompt += r.PromptTokens
+		if r.Usage == nil || *r.Usage != 0.25 {
+			t.Errorf("rank %s: got KV usage %v, want the engine's 0.25", r.Rank, r.Usage)
+		}
+	}
+	if len(s.Workers[0].Ranks) != 2 || active != 1 || prompt != float64(e.PromptTokens) {
+		t.Errorf("got %+v, want one request with %d tokens", s.Workers[0].Ranks, e.PromptTokens)
+	}
+	if r := s.Workers[1].Ranks; len(r) != 1 || r[0].Rank != "" || r[0].Usage != nil || r[0].Active != 0 {
+		t.Errorf("got %+v, want one rank without a number and without a report", r)
+	}
+	if s.Requests != 1 || s.Rejected != 0 || s.Reservations != 1 || s.WaitingMost != 8 || s.PromptTokens != prompt {
+		t.Errorf("got %+v, want one running request", s)
+	}
+	d.Ticket.ResponseHeaders(200, d.Endpoint)
+	d.Ticket.ResponseBody([]byte(`{"usage":{"prompt_tokens":100,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":7}}}`), true)
+	d.Ticket.End(time.Now())
+	if s := b.Status(); s.Reservations != 0 || s.ObservedTokens != 7 {
+		t.Errorf("got %+v, want the 7 cached tokens of the request that has ended", s)
+	}
+}

@@ -1,0 +1,237 @@
+package observe
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+)
+
+// Status is GET /debug/status: the fleet as of now. Totals count since the start.
+type Status struct {
+	Version string `json:"version"`
+	// NotReady is what readiness waits for, "" if nothing.
+	NotReady     string  `json:"not_ready,omitempty"`
+	Requests     float64 `json:"requests_total"`
+	Rejected     float64 `json:"rejected_total"`
+	Reservations int     `json:"reservations"`
+	// Waiting is the number of requests in the queue for capacity, WaitingMost its bound.
+	Waiting         int     `json:"waiting"`
+	WaitingMost     int     `json:"waiting_max"`
+	PromptTokens    float64 `json:"prompt_tokens_total"`
+	MatchedTokens   float64 `json:"matched_tokens_total"`
+	PredictedTokens float64 `json:"predicted_cached_tokens_total"`
+	ObservedTokens  float64 `json:"observed_cached_tokens_total"`
+	// Legs counts prefill legs by outcome.
+	Legs    map[string]float64 `json:"prefill_legs_total,omitempty"`
+	Workers []WorkerStatus     `json:"workers"`
+	// Replicas is the page of the replicas, nil if this one routes alone.
+	Replicas any `json:"replicas,omitempty"`
+}
+
+// WorkerStatus is a worker in a Status.
+type WorkerStatus struct {
+	Name     string   `json:"name"`
+	Address  string   `json:"address"`
+	Engine   string   `json:"engine"`
+	Role     string   `json:"role"`
+	Models   []string `json:"models,omitempty"`
+	Ready    bool     `json:"ready"`
+	Draining bool     `json:"draining,omitempty"`
+	Reason   string   `json:"reason,omitempty"`
+	Warnings []string `json:"warnings,omitempty"`
+	// Tokenizer is the worst state of the comparisons with the worker's tokenizers, "" if
+	// there are none.
+	Tokenizer string       `json:"tokenizer,omitempty"`
+	Ranks     []RankStatus `json:"ranks"`
+}
+
+// RankStatus is a target in a Status.
+type RankStatus struct {
+	Rank string `json:"rank"`
+	// Usage is the used share of the KV cache as the engine reports it, nil if it does not.
+	Usage *float64 `json:"kv_usage,omitempty"`
+	// Blocks is the number of blocks that the index knows in the device's memory.
+	Blocks        int64   `json:"blocks"`
+	Active        int64   `json:"active"`
+	QueuedTokens  int64   `json:"queued_tokens"`
+	Suspect       bool    `json:"suspect,omitempty"`
+	PromptTokens  float64 `json:"prompt_tokens_total"`
+	MatchedTokens float64 `json:"matched_tokens_total"`
+	// Feed is the state of the feed, "" if there is none.
+	Feed      string `json:"feed,omitempty"`
+	FeedError string `json:"feed_error,omitempty"`
+}
+
+// Value returns the value of a counter.
+func Value(c prometheus.Metric) float64 {
+	var m dto.Metric
+	if err := c.Write(&m); err != nil {
+		return 0
+	}
+	return m.GetCounter().GetValue()
+}
+
+// Sums returns the sums of a counter's series by the value of a label.
+func Sums(v *prometheus.CounterVec, label string) map[string]float64 {
+	series := make(chan prometheus.Metric)
+	go func() {
+		v.Collect(series)
+		close(series)
+	}()
+	out := map[string]float64{}
+	for s := range series {
+		var m dto.Metric
+		if err := s.Write(&m); err != nil {
+			continue
+		}
+		for _, l := range m.Label {
+			if l.GetName() == label {
+				out[l.GetValue()] += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return out
+}
+
+// Totals fills in the totals of a Status.
+func (m *Metrics) Totals(s *Status) {
+	for outcome, n := range Sums(m.Requests, "outcome") {
+		s.Requests += n
+		if outcome == "rejected" {
+			s.Rejected = n
+		}
+	}
+	s.Legs = Sums(m.Legs, "outcome")
+	for total, v := range map[*float64]*prometheus.CounterVec{
+		&s.PromptTokens: m.PromptTokens, &s.MatchedTokens: m.MatchedTokens, &s.PredictedTokens: m.Predicted, &s.ObservedTokens: m.Observed,
+	} {
+		for _, n := range Sums(v, "worker") {
+			*total += n
+		}
+	}
+}
+
+// Row is a decision in GET /debug/stream. Times are in seconds.
+type Row struct {
+	ID            string    `json:"id"`
+	At            time.Time `json:"at"`
+	API           string    `json:"api"`
+	Model         string    `json:"model,omitempty"`
+	Target        string    `json:"target,omitempty"`
+	Prefill       string    `json:"prefill,omitempty"`
+	PromptTokens  int64     `json:"prompt_tokens"`
+	MatchedTokens int64     `json:"matched_tokens"`
+	// CachedTokens is what the engine reports, nil as long as it does not.
+	CachedTokens *int64  `json:"cached_tokens,omitempty"`
+	Status       int     `json:"status,omitempty"`
+	Reason       string  `json:"reason,omitempty"`
+	Degraded     string  `json:"degraded,omitempty"`
+	Waited       float64 `json:"waited_seconds,omitempty"`
+	// Decision leaves out the wait for capacity and the prefill leg.
+	Decision float64 `json:"decision_seconds"`
+	Duration float64 `json:"duration_seconds,omitempty"`
+	Ended    bool    `json:"ended"`
+}
+
+// Row returns the entry's current state.
+func (e *Entry) Row() Row {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := Row{ID: e.ID, At: e.At, API: e.API, Model: e.Model, Target: e.Target, Prefill: e.Prefill, PromptTokens: e.PromptTokens, MatchedTokens: e.Matched,
+		CachedTokens: e.After.Cached, Status: e.After.Status, Reason: e.Reason, Degraded: e.Degraded, Waited: e.Waited.Seconds(), Ended: e.Rejected != 0}
+	for _, s := range e.Stages {
+		if s.Stage != StageLeg.String() && s.Stage != stageWait {
+			r.Decision += s.Took.Seconds()
+		}
+	}
+	if e.Rejected != 0 {
+		r.Status = e.Rejected
+	}
+	if e.After.Ended != nil {
+		r.Ended, r.Duration = true, e.After.Ended.Sub(e.At).Seconds()
+	}
+	return r
+}
+
+const (
+	streamEvery = 200 * time.Millisecond
+	// maxStreams bounds the readers of GET /debug/stream, maxStreamed the decisions sent to
+	// one of them each time: of more, the newest are sent.
+	maxStreams  = 32
+	maxStreamed = 200
+	// maxRunning bounds the requests of which a reader is told the end.
+	maxRunning = 2000
+	// streamAlive is the longest silence of a stream, streamPatience how long a reader may
+	// take to read.
+	streamAlive    = 15 * time.Second
+	streamPatience = 10 * time.Second
+)
+
+// stream sends decisions as server-sent events: the last n, then each as it is made, and again
+// when its request has ended. With follow=false it ends after the first ones.
+func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
+	n, err := intParam(r, "n", 50, 10000)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if p.streams.Add(1) > maxStreams {
+		p.streams.Add(-1)
+		http.Error(w, "too many streams are open", http.StatusServiceUnavailable)
+		return
+	}
+	defer p.streams.Add(-1)
+	follow := r.URL.Query().Get("follow") != "false"
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	out := http.NewResponseController(w)
+	send := func(text ...[]byte) bool {
+		_ = out.SetWriteDeadline(time.Now().Add(streamPatience))
+		for _, part := range text {
+			if _, err := w.Write(part); err != nil {
+				return false
+			}
+		}
+		return true
+	}
+	tick := time.NewTicker(streamEvery)
+	defer tick.Stop()
+	entries, seen := p.Decisions.Since(0, n)
+	var running []*Entry
+	for quiet := time.Now(); ; {
+		next := running[:0]
+		for i, e := range append(running, entries...) {
+			row := e.Row()
+			if !row.Ended {
+				next = append(next, e)
+			}
+			if i < len(running) && !row.Ended {
+				continue // has been sent
+			}
+			text, err := json.Marshal(row)
+			if err != nil || !send([]byte("data: "), text, []byte("\n\n")) {
+				return
+			}
+			quiet = time.Now()
+		}
+		running = next[max(0, len(next)-maxRunning):]
+		if time.Since(quiet) > streamAlive {
+			if !send([]byte(": alive\n\n")) {
+				return
+			}
+			quiet = time.Now()
+		}
+		if out.Flush() != nil || !follow {
+			return
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-tick.C:
+		}
+		entries, seen = p.Decisions.Since(seen, maxStreamed)
+	}
+}
