@@ -360,7 +360,7 @@ func TestReplicasShareBookings(t *testing.T) {
 			count[o.by]++
 			routers[o.by].Release(0, o.id)
 		}
-		if n := routers[0].ExpireRemote(24*time.Hour); n != count[1] {
+		if n := routers[0].ExpireRemote(24 * time.Hour); n != count[1] {
 			t.Fatalf("%d expired, %d were live", n, count[1])
 		}
 		if n := routers[1].DropReplica(0, "a"); n != count[0] {

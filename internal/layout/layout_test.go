@@ -35,7 +35,7 @@ var rooms = []struct {
 }{
 	{"heart", 19750, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 22950, 22000, []string{"internal/tokens"}},
-	{"fleet", 4100, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4170, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1700, 1300, []string{"internal/observe"}},
 	{"decide", 2700, 1700, []string{"internal/decide"}},
 	{"replicas", 1850, 2000, []string{"internal/replicas"}},
