@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 73170
+	totalLimit = 77000
 	totalGoal  = 62000
 )
 
@@ -33,8 +33,8 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 19750, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 22950, 22000, []string{"internal/tokens"}},
+	{"heart", 20100, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 25000, 22000, []string{"internal/tokens"}},
 	{"fleet", 4170, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1700, 1300, []string{"internal/observe"}},
 	{"decide", 2700, 1700, []string{"internal/decide"}},

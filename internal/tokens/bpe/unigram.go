@@ -16,7 +16,7 @@ type unigram struct {
 	vocab  *vocab
 	scores []float64 // by id
 	trie   *byteTrie
-	// unknown is the score of a character that is no token, unk its id.
+	// unknown is the score of a character without a token, unk its id.
 	unknown  float64
 	unk      uint32
 	fallback bool
@@ -84,7 +84,7 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 		enc.steps = make([]uint32, n+1)
 	}
 	// steps[i] is the last token of the best path to i, with its length in the upper bits; 0 if
-	// there is no path. The scores of paths are needed for the longest token only.
+	// the text has no path. The scores of paths are needed for the longest token only.
 	steps := enc.steps[:n+1]
 	clear(steps)
 	window := 1<<bits.Len(uint(u.longest)) - 1
