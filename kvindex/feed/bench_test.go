@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -176,8 +178,8 @@ func (s *indexSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 }
 
 // churn returns messages that each store a chain of blocks and remove the one stored 128
-// messages before, to be sent cyclically.
-func churn(b *testing.B, blocks int) [][]byte {
+// messages before, to be sent cyclically. single removes each block by an event of its own.
+func churn(b *testing.B, blocks int, single bool) [][]byte {
 	const ring, age = 256, 128
 	messages := make([][]byte, ring)
 	chain := func(i int) []uint64 {
@@ -192,19 +194,28 @@ func churn(b *testing.B, blocks int) [][]byte {
 		for k := range tokens {
 			tokens[k] = uint32((i*len(tokens)+k)*7919) % 151_000
 		}
-		messages[i] = pack(b, []any{1.5, []any{
+		events := []any{
 			m{"type": "BlockStored", "block_hashes": chain(i), "parent_block_hash": nil, "token_ids": tokens, "block_size": 16, "lora_id": nil, "medium": "GPU", "lora_name": nil,
 				"extra_keys": make([]any, blocks), "group_idx": 0, "kv_cache_spec_kind": "full_attention"},
-			m{"type": "BlockRemoved", "block_hashes": chain(i + ring - age), "medium": "GPU", "group_idx": 0},
-		}, 0})
+		}
+		removed := chain(i + ring - age)
+		for each := range slices.Chunk(removed, map[bool]int{true: 1, false: blocks}[single]) {
+			events = append(events, m{"type": "BlockRemoved", "block_hashes": each, "medium": "GPU", "group_idx": 0})
+		}
+		messages[i] = pack(b, []any{1.5, events, 0})
 	}
 	return messages
 }
 
 // BenchmarkSocketToIndex measures the whole path of an event. Both events of a message count.
 func BenchmarkSocketToIndex(b *testing.B) {
-	for _, blocks := range []int{1, 32} {
-		b.Run(map[int]string{1: "single blocks", 32: "chains of 32"}[blocks], func(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		blocks int
+		single bool
+	}{{"single blocks", 1, false}, {"chains of 32", 32, false}, {"chains of 32, removed one by one", 32, true}} {
+		b.Run(c.name, func(b *testing.B) {
+			blocks := c.blocks
 			index, err := kvindex.New(kvindex.Config{BlockSize: 16})
 			if err != nil {
 				b.Fatal(err)
@@ -214,7 +225,7 @@ func BenchmarkSocketToIndex(b *testing.B) {
 				b.Fatal(err)
 			}
 			sink := &indexSink{index: index, slot: slot}
-			used := publish(b, sink, &sink.blocks, int64(b.N*2*blocks), churn(b, blocks))
+			used := publish(b, sink, &sink.blocks, int64(b.N*2*blocks), churn(b, blocks, c.single))
 			b.ReportMetric(float64(2*b.N)/used.Seconds()/1e3, "kevents/cpu-s")
 		})
 	}
@@ -239,7 +250,7 @@ func (s *targetSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 // the publisher, and the memory of a feed.
 func BenchmarkSteady(b *testing.B) {
 	const perSecond, tick = 10_000, 5 * time.Millisecond
-	messages := churn(b, 1)
+	messages := churn(b, 1, false)
 	for _, feeds := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("feeds=%d", feeds), func(b *testing.B) {
 			index, err := kvindex.New(kvindex.Config{BlockSize: 16})
@@ -300,6 +311,7 @@ func BenchmarkSteady(b *testing.B) {
 			defer runtime.UnlockOSThread()
 			b.ResetTimer()
 			began, all, own := time.Now(), cpu(), threadTime()
+			reads0 := syscr()
 			for n := range b.N {
 				send(feeds + n)
 				if ahead := time.Duration(n)*time.Second/perSecond - time.Since(began); ahead > tick {
@@ -310,6 +322,7 @@ func BenchmarkSteady(b *testing.B) {
 			used := cpu() - all - (threadTime() - own)
 			// At 20,000 per second, even if the machine was too busy to publish that many.
 			b.ReportMetric(100*used.Seconds()*perSecond/float64(b.N), "%core")
+			b.ReportMetric(float64(syscr()-reads0)/float64(b.N), "reads/msg")
 			b.ReportMetric((inUse()-before)/float64(feeds)/1024, "KB/feed")
 			b.ReportMetric(0, "ns/op")
 		})
@@ -330,4 +343,15 @@ func threadTime() time.Duration {
 		return 0
 	}
 	return time.Duration(t.Nano())
+}
+
+// syscr returns the number of the process's read system calls so far, 0 if it is unknown.
+func syscr() (n int) {
+	t, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		return 0
+	}
+	_, after, _ := strings.Cut(string(t), "syscr: ")
+	_, _ = fmt.Sscan(after, &n)
+	return n
 }

@@ -3,6 +3,7 @@ package feed_test
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -372,6 +373,30 @@ func TestRefusedAndMalformed(t *testing.T) {
 	}
 	if d := p.Dropped(); d[feed.Refused] != 1 || d[feed.Malformed] != 2 {
 		t.Errorf("dropped %v", d)
+	}
+}
+
+// Removals that follow each other in a batch reach the sink as one event; other tiers, and what
+// is stored in between, separate them. All are counted.
+func TestRemovalsOfABatchAreJoined(t *testing.T) {
+	sink := newRecorder()
+	p := feed.NewPlayer(feed.Source{Worker: "w", Engine: feed.VLLM, Rank: 0}, sink)
+	removed := func(medium string, hashes ...uint64) any { return []any{"BlockRemoved", hashes, medium} }
+	payload := pack(t, []any{1.0, []any{
+		removed("GPU", 1), removed("GPU", 2, 3), removed("GPU", 4), removed("CPU", 5),
+		[]any{"BlockStored", []uint64{6}, nil, []uint32{1, 2}, 2, nil, "GPU"},
+		removed("GPU", 6), removed("GPU", 7),
+	}})
+	message := func(seq uint64) { p.Message([][]byte{nil, binary.BigEndian.AppendUint64(nil, seq), payload}) }
+	message(0)
+	want := []string{"w/0 -[1 2 3 4]", "w/0 -[5]", "w/0 +[6]", "w/0 -[6 7]"}
+	if got := sink.seen(); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	sink.fail = errors.New("refused")
+	message(1)
+	if n := p.Dropped()[feed.Refused]; n != 7 {
+		t.Errorf("got %d events refused, want 7", n)
 	}
 }
 

@@ -30,6 +30,11 @@ type Options struct {
 	// time the connection is closed. Peers older than ZMTP 3.1 do not support PING and may be
 	// silent indefinitely (TCP keep-alive detects dead ones). Default 15 s.
 	Heartbeat time.Duration
+	// Gather is the shortest time between reads while messages come fast, so that one wake-up
+	// serves all messages of that time. It delays no message that follows others by twice that
+	// time, no message of which a part has arrived, and none after a read of gatherBelow bytes or
+	// more. Default 2 ms, negative for none.
+	Gather time.Duration
 }
 
 func (o Options) withDefaults() Options {
@@ -49,6 +54,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Heartbeat <= 0 {
 		o.Heartbeat = 15 * time.Second
+	}
+	if o.Gather == 0 {
+		o.Gather = 2 * time.Millisecond
 	}
 	return o
 }
@@ -72,6 +80,10 @@ type Conn struct {
 	r, p, w int
 	spans   []span
 	frames  [][]byte // of the message returned last
+
+	filled time.Time // when data was read last
+	fast   bool      // it came soon after the data before, and left nothing in the socket
+	until  time.Time // the read deadline
 
 	sendMu sync.Mutex
 	out    []byte
@@ -291,21 +303,37 @@ func (c *Conn) command(body []byte) error {
 	return nil
 }
 
+// gatherBelow is the smallest read, in bytes, after which the next one is not delayed: its
+// messages come faster than they can be gathered.
+const gatherBelow = 64 << 10
+
 // fill makes room in the buffer and reads once.
 func (c *Conn) fill(deadline time.Time) error {
 	c.room()
-	for pinged := false; ; {
-		until := time.Now().Add(c.opt.Heartbeat)
+	now := time.Now()
+	if wait := c.opt.Gather - now.Sub(c.filled); c.fast && c.w == 0 && wait > 0 {
+		time.Sleep(wait)
+		now = time.Now()
+	}
+	for pinged := false; ; now = time.Now() {
+		until := now.Add(c.opt.Heartbeat)
 		last := !deadline.IsZero() && deadline.Before(until)
 		if last {
 			until = deadline
 		}
-		if err := c.nc.SetReadDeadline(until); err != nil {
-			return fmt.Errorf("zmtp: %w", err)
+		// A deadline costs as much as a small message: an earlier one is good enough for silence.
+		if last || until.Sub(c.until) > c.opt.Heartbeat/4 {
+			if err := c.nc.SetReadDeadline(until); err != nil {
+				return fmt.Errorf("zmtp: %w", err)
+			}
+			c.until = until
 		}
 		n, err := c.nc.Read(c.buf[c.w:])
 		if n > 0 {
 			c.w += n
+			was := c.filled
+			c.filled = time.Now()
+			c.fast = c.filled.Sub(was) < 2*c.opt.Gather && c.w < len(c.buf) && n < gatherBelow
 			return nil
 		}
 		if err == nil {

@@ -127,7 +127,7 @@ func TestMessagesSurviveAnyFraming(t *testing.T) {
 			}
 		}()
 		go func() { _, _ = io.Copy(io.Discard, theirs) }()
-		c := &Conn{nc: ours, opt: Options{MinBuffer: 16, MaxBuffer: 64}.withDefaults(), buf: make([]byte, 16)}
+		c := &Conn{nc: ours, opt: Options{MinBuffer: 16, MaxBuffer: 64, Gather: -1}.withDefaults(), buf: make([]byte, 16)}
 		for i, want := range msgs {
 			m, err := c.Recv(time.Time{})
 			if err != nil {
@@ -563,4 +563,46 @@ func FuzzHandshake(f *testing.F) {
 			_ = c.Close()
 		}
 	})
+}
+
+// steadyConn sends a message of one empty frame every interval, and counts its reads. A read
+// returns all messages of the time since the last one; if there is none it waits for one.
+type steadyConn struct {
+	net.Conn
+	next     time.Time
+	interval time.Duration
+	reads    int
+}
+
+func (s *steadyConn) SetReadDeadline(time.Time) error { return nil }
+
+func (s *steadyConn) Read(b []byte) (n int, err error) {
+	s.reads++
+	time.Sleep(time.Until(s.next))
+	for now := time.Now(); !s.next.After(now) && n+2 <= len(b); n += 2 {
+		s.next = s.next.Add(s.interval)
+		copy(b[n:], appendFrame(nil, 0, nil))
+	}
+	return n, nil
+}
+
+// One read serves several messages that come fast.
+func TestReadsAreGathered(t *testing.T) {
+	const messages, most = 100, 30
+	receive := func(gather time.Duration) (*Conn, *steadyConn) {
+		s := &steadyConn{next: time.Now(), interval: 500 * time.Microsecond}
+		c := &Conn{nc: s, opt: Options{Gather: gather}.withDefaults(), buf: make([]byte, 4096)}
+		for range messages {
+			if _, err := c.Recv(time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return c, s
+	}
+	if _, s := receive(5 * time.Millisecond); s.reads > most {
+		t.Errorf("got %d reads for %d messages, want at most %d", s.reads, messages, most)
+	}
+	if c, _ := receive(-1); c.fast {
+		t.Error("without gathering: got a delayed read, want none")
+	}
 }
