@@ -139,36 +139,35 @@ func (w *walk) first(g segment, n int) {
 		w.out = make([]Match, 0, len(runs)+len(runs)/2)
 	}
 	out := w.out[:len(runs)]
-	k, full, longest := 0, 0, 0
-	last := run(1 << 63) // no slot
+	k, full, longest := 0, 0, uint32(0)
 	for _, r := range runs {
-		if r>>tierShift&7 != 0 || r>>slotShift == last {
-			w.firstTiered(g, n)
-			return
-		}
-		last = r >> slotShift
-		if runStart(r) != 0 {
+		if r&notFromStart != 0 {
+			if runTier(r) != 0 {
+				w.firstTiered(g, n)
+				return
+			}
+			// A device run that starts later adds nothing to a prefix on the device: runs of one
+			// slot and tier do not touch, so the block before it is missing.
 			continue
 		}
-		e := runEnd(r)
-		if e >= n {
-			e = n
-			full++
-		}
-		longest = max(longest, e)
 		if k >= len(out) {
 			break // cannot happen; eliminates a bounds check
 		}
+		e := min(uint32(r)&(1<<startShift-1), uint32(n))
+		if e == uint32(n) {
+			full++
+		}
+		longest = max(longest, e)
 		o := &out[k] // field by field: the compiler builds a literal elsewhere and copies it
-		o.Slot = Slot(last)
-		o.Blocks[Device] = uint32(e)
+		o.Slot = runSlot(r)
+		o.Blocks[Device] = e
 		o.Blocks[Host] = 0
 		o.Blocks[Disk] = 0
 		o.Blocks[External] = 0
 		o.Speculative = 0
 		k++
 	}
-	w.out, w.active, w.longest = out[:k], full, longest
+	w.out, w.active, w.longest = out[:k], full, int(longest)
 }
 
 func (w *walk) firstTiered(g segment, n int) {

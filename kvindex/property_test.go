@@ -227,7 +227,8 @@ func (w *world) snapshot(t *rapid.T) {
 	if err := y.Dump(&again, cursor); err != nil {
 		t.Fatal(err)
 	}
-	if a, b := w.x.Stats(), y.Stats(); a.HolderBlocks != b.HolderBlocks {
+	// a loaded index has all names in the table, which may exceed the budget
+	if a, b := w.x.Stats(), y.Stats(); a.HolderBlocks != b.HolderBlocks && (!w.bounded || b.HolderBlocks > a.HolderBlocks) {
 		t.Fatalf("got holder blocks %d before and %d after loading", a.HolderBlocks, b.HolderBlocks)
 	}
 	w.x = y

@@ -93,6 +93,9 @@ const (
 	MaxSlots = 1 << 20
 )
 
+// notFromStart are the bits that are 0 in a run on the device that starts with the segment.
+const notFromStart = 7<<tierShift | (1<<14-1)<<startShift
+
 func runsOf(w []uint64) []run { return w }
 
 func makeRun(s Slot, t Tier, start, end int) run {

@@ -2,8 +2,9 @@
 // and lookups with their exact answers) and prints its measurements as one JSON object. It
 // uses one thread for the index. Writes are timed per batch with the process's CPU clock,
 // all threads, garbage collector included; lookups individually with the monotonic clock,
-// timer included. A lookup starts from chained block hashes, as a request does that has
-// just been hashed.
+// timer included. Chaining the contents of stored blocks is part of a write's time, as it is for
+// an event. A lookup starts from chained block hashes, as a request does that has just been
+// hashed: their chaining is not part of its time.
 package main
 
 import (
