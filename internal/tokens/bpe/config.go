@@ -44,6 +44,7 @@ type Config struct {
 type llamaConfig struct {
 	legacy, addPrefixSpace bool
 	prefixSpaceSet         bool // other classes have another default
+	addBOS, addEOS         bool // read if there is no tokenizer.json
 }
 
 // Template is a named chat template.
@@ -170,6 +171,7 @@ func (c *Config) fromTokenizerConfig(file map[string]json.RawMessage) error {
 	c.llama = llamaConfig{addPrefixSpace: true}
 	if err := members(file, map[string]any{
 		"tokenizer_class": &c.TokenizerClass, "legacy": &c.llama.legacy, "add_prefix_space": &c.llama.addPrefixSpace,
+		"add_bos_token": &c.llama.addBOS, "add_eos_token": &c.llama.addEOS,
 	}); err != nil {
 		return err
 	}

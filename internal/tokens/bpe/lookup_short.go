@@ -47,7 +47,7 @@ func newShortTokens(v *vocab, answers func(id uint32) bool) *shortTokens {
 			n++
 		}
 	}
-	idBits := uint(bits.Len(uint(len(v.has))))
+	idBits := max(6, uint(bits.Len(uint(len(v.has))))) // the keys of a bucket then fit a slot
 	// A slot has 64 bits for tag and id; the load factor is two fifths.
 	bucketBits := max(keyBits+idBits-64, uint(bits.Len(uint(n*5/2/shortWays))))
 	t := &shortTokens{

@@ -97,6 +97,12 @@ func (t *Tokenizer) readModel(head *modelHead) error {
 	if err != nil {
 		return err
 	}
+	t.completeBPE()
+	return nil
+}
+
+// completeBPE derives the other tables from those of symbols and merges.
+func (t *Tokenizer) completeBPE() {
 	t.pairASCII()
 	t.markWhole()
 	if t.sp == nil {
@@ -104,7 +110,6 @@ func (t *Tokenizer) readModel(head *modelHead) error {
 	}
 	t.prepareWords()
 	t.merges.pairs, t.merges.ranks = nil, nil
-	return nil
 }
 
 // prepareWords builds the tables that are consulted before merging. If words that are tokens are
@@ -169,7 +174,10 @@ func (t *Tokenizer) byteSymbols() error {
 func (t *Tokenizer) spaceSymbols() error {
 	for b := range 256 {
 		token := fmt.Sprintf("<0x%02X>", b)
-		id, _, ok := t.vocab.find([]byte(token))
+		id, ok := t.TokenID(token)
+		if !ok && t.sp.unk != maxID {
+			id, ok = maxID, true
+		}
 		if !ok {
 			return unsupported("byte_fallback without the token %s", token)
 		}
@@ -195,7 +203,7 @@ func (t *Tokenizer) spaceSymbols() error {
 	}
 	for b := range t.byteID[:128] {
 		if t.byteID[b] = t.sp.bmp[b]; t.byteID[b] == maxID {
-			t.byteID[b] = t.sp.bytes[b]
+			t.byteID[b] = min(t.sp.bytes[b], t.sp.unk)
 		}
 	}
 	if t.splitter == (wholeSplit{}) && !t.ignoreMerges && !t.spaceJoins() {

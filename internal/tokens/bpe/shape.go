@@ -196,7 +196,7 @@ func (t *Tokenizer) byteLevel(norm, pre []component) error {
 // spaceLevel reads the pipeline of a SentencePiece-style model: spaces become
 // U+2581 in the normalizer or in the pre-tokenizer Metaspace.
 func (t *Tokenizer) spaceLevel(norm, pre []component) error {
-	t.sp = &spaceModel{}
+	t.sp = &spaceModel{unk: maxID}
 	replaced := false
 	for _, n := range norm {
 		switch {

@@ -33,6 +33,9 @@ func (m *spaceModel) symbols(dst []uint64, word []byte) []uint64 {
 		} else if a, ok := m.astral[r]; ok {
 			id = a
 		}
+		if id == maxID && m.unk != maxID {
+			id = m.unk
+		}
 		if id != maxID {
 			dst = append(dst, uint64(id))
 		} else {

@@ -2,6 +2,7 @@ package bpe
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -20,6 +21,8 @@ type tokenList struct {
 	literal map[string]uint32
 	// order holds the ids that merges may produce, the first to merge first; nil: all, by id.
 	order []uint32
+	// apart: each way to a token has a rank of its own.
+	apart bool
 }
 
 // add appends a token. Empty text stands for a token that no text can produce.
@@ -65,6 +68,13 @@ func (l *tokenList) merges(v *vocab) (*merges, error) {
 				pairs, ranks = append(pairs, [2]uint32{left, right}), append(ranks, uint32(rank))
 			}
 		}
+	}
+	if l.apart {
+		result := make([]uint32, len(ranks))
+		for i, rank := range ranks {
+			result[i] = order[rank]
+		}
+		return newMerges(pairs, nil, result), nil
 	}
 	return newMerges(pairs, ranks, order), nil
 }
@@ -241,7 +251,7 @@ var foreignFiles = []struct {
 	name  string
 	parse func(raw []byte, name string, config Config) (*Tokenizer, error)
 }{
-	{tekkenFile, parseTekken}, {kimiFile, parseTiktoken}, {qwenFile, parseTiktoken},
+	{tekkenFile, parseTekken}, {kimiFile, parseTiktoken}, {qwenFile, parseTiktoken}, {"tokenizer.model", parseSPM},
 }
 
 // loadForeign reads the tokenizer of a folder without tokenizer.json. The error wraps
@@ -271,16 +281,24 @@ func LoadMistral(fsys fs.FS) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load tokenizer: %w", err)
 	}
-	raw, err := readFile(fsys, tekkenFile)
-	if err == nil && raw == nil {
+	name, parse := tekkenFile, parseTekken
+	raw, err := readFile(fsys, name)
+	if raw == nil && err == nil {
+		if name, err = lastSPM(fsys); err == nil {
+			config.Version, parse = strings.TrimPrefix(name, "tokenizer.model."), parseSPM
+			config.HasModel = false // the library itself
+			raw, err = readFile(fsys, cmp.Or(name, "tokenizer.model"))
+		}
+	}
+	if raw == nil && err == nil {
 		err = fs.ErrNotExist
 	}
-	if err != nil {
-		return nil, fmt.Errorf("load %s: %w", tekkenFile, err)
+	var t *Tokenizer
+	if err == nil {
+		t, err = parse(raw, name, config)
 	}
-	t, err := parseTekken(raw, tekkenFile, config)
 	if err != nil {
-		return nil, fmt.Errorf("load %s: %w", tekkenFile, err)
+		return nil, fmt.Errorf("load tokenizer %s: %w", name, err)
 	}
 	return t, nil
 }

@@ -76,6 +76,7 @@ type spaceModel struct {
 	bmp    []uint32 // token of a character of the BMP, maxID if none
 	astral map[rune]uint32
 	bytes  [256]uint32
+	unk    uint32 // of characters without bytes; maxID: all have bytes
 	// marked: the normalizer writes U+2581 for spaces, so added tokens of normalized text are
 	// matched after it.
 	marked bool

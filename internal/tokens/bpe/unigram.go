@@ -29,6 +29,9 @@ type unigram struct {
 // unkPenalty is how much lower than the lowest score that of an unknown character is.
 const unkPenalty = 10
 
+// singleLimit is the sum beyond which SentencePiece subtracts it from all open paths.
+const singleLimit = 100000
+
 // maxPiece bounds the length of a token in bytes: a step of viterbi packs it with an id.
 const maxPiece = 1<<(32-packedID) - 1
 
@@ -102,6 +105,14 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 		if n > maxWord && enc.watch.over(size) {
 			return dst
 		}
+		if u.single && math.Abs(sums[at&window]) > singleLimit {
+			offset := sums[at&window]
+			for i := at; i <= min(n, at+window); i++ {
+				if i == at || steps[i] != 0 {
+					sums[i&window] = u.rounded(sums[i&window] - offset)
+				}
+			}
+		}
 		sum := sums[at&window]
 		known := false
 		node := uint32(0)
@@ -113,23 +124,15 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 			to++
 			node = uint32(slot)
 			if id := u.trie.token[node]; id != 0 {
-				relax(&steps[to], &sums[to&window], u.sum(sum, u.scores[id-1]), uint32(to-at)<<packedID|(id-1))
+				relax(&steps[to], &sums[to&window], u.rounded(sum+u.scores[id-1]), uint32(to-at)<<packedID|(id-1))
 				known = known || to == next
 			}
 		}
 		if !known {
-			relax(&steps[next], &sums[next&window], u.sum(sum, u.unknown), uint32(size)<<packedID|u.unk)
+			relax(&steps[next], &sums[next&window], u.rounded(sum+u.unknown), uint32(size)<<packedID|u.unk)
 		}
 	}
 	return u.follow(dst, word, steps)
-}
-
-// sum returns the score of a path that one token extends.
-func (u *unigram) sum(path, token float64) float64 {
-	if u.single {
-		return float64(float32(path + token))
-	}
-	return path + token
 }
 
 // relax keeps the better of two paths.
@@ -137,6 +140,14 @@ func relax(step *uint32, best *float64, sum float64, with uint32) {
 	if *step == 0 || sum > *best {
 		*step, *best = with, sum
 	}
+}
+
+// rounded returns a sum as it is kept.
+func (u *unigram) rounded(sum float64) float64 {
+	if u.single {
+		return float64(float32(sum))
+	}
+	return sum
 }
 
 // follow appends the ids of a path, whose last step is at the end of steps.

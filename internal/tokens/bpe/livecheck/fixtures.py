@@ -115,6 +115,12 @@ def unigram(folder, texts, data, normalizer, pre_tokenizer, fallback):
     golden(folder, texts, lambda s: (tok.encode(s, add_special_tokens=False).ids, tok.encode(s).ids))
 
 
+def spm(folder, texts, data):
+    zipped(os.path.join(folder, "tokenizer.model.gz"), data)
+    model = sentencepiece.SentencePieceProcessor(model_proto=data)
+    golden(folder, texts, lambda s: (model.encode(s), [model.bos_id()] + model.encode(s)))
+
+
 def main():
     out = sys.argv[1]
     with gzip.open(os.path.join(out, "texts.jsonl.gz"), "rt") as f:
@@ -131,6 +137,16 @@ def main():
     unigram(os.path.join(out, "unigram"), texts, rules, Precompiled, Both([WhitespaceSplit(), Metaspace(prepend_scheme="always")]), False)
     unigram(os.path.join(out, "unigram_strip"), texts, plain, lambda _: Sequence([Strip(), Replace(Regex(" {2,}"), " ")]), Metaspace(prepend_scheme="always"), True)
     unigram(os.path.join(out, "unigram_bytes"), texts, plain, None, Metaspace(prepend_scheme="first", split=False), True)
+    spm(os.path.join(out, "spm_unigram"), texts, plain)
+    spm(os.path.join(out, "spm_bpe"), texts, trained(os.path.join(out, "spm_bpe"), texts, model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
+                                                     remove_extra_whitespaces=False, split_digits=True, allow_whitespace_only_pieces=True, user_defined_symbols=["<|im_start|>", "\t"]))
+    spm(os.path.join(out, "spm_bpe_rules"), texts, trained(os.path.join(out, "spm_bpe_rules"), texts, model_type="bpe"))
+    proto = protos.ModelProto.FromString(gzip.open(os.path.join(out, "spm_bpe", "tokenizer.model.gz")).read())
+    for p in proto.pieces:  # as those of Llama 2 and Mistral
+        if len(p.piece) > 1 and not p.piece.strip("\u2581"):
+            p.score = -1e9
+    assert sum(p.score == -1e9 for p in proto.pieces) > 3
+    spm(os.path.join(out, "spm_blanks"), texts, proto.SerializeToString())
 
 
 main()
