@@ -206,28 +206,29 @@ func (enc *encoder) shortWord(dst []uint32, word []byte) []uint32 {
 	return dst
 }
 
-// longWord appends the ids of a word of more than hotSize bytes.
+// longWord appends the ids of a word of more than hotSize bytes. Up to maxWord bytes it is stored
+// whole, even if it has parts: one lookup takes less time than finding and looking up the parts.
 func (enc *encoder) longWord(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
-	word := text[from:end]
+	word, at := text[from:end], len(dst)
 	h := hashBytes(word)
 	if id, whole, ok := enc.t.vocab.findHash(h, word); ok && (whole || enc.t.ignoreMerges) {
 		return append(dst, id)
 	}
-	if !parts {
-		var done bool
-		if dst, done = enc.inParts(dst, text, from, end); done {
-			return dst
+	if len(word) <= maxWord {
+		if ids, ok := enc.long.get(h, word); ok {
+			return append(dst, ids...)
 		}
 	}
-	if len(word) > maxWord {
-		return enc.spelled(dst, word)
+	done := false
+	if !parts {
+		dst, done = enc.inParts(dst, text, from, end)
 	}
-	if ids, ok := enc.long.get(h, word); ok {
-		return append(dst, ids...)
+	if !done {
+		dst = enc.spelled(dst, word)
 	}
-	at := len(dst)
-	dst = enc.spelled(dst, word)
-	enc.long.put(h, word, dst[at:])
+	if len(word) <= maxWord {
+		enc.long.put(h, word, dst[at:])
+	}
 	return dst
 }
 
