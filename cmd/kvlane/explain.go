@@ -3,9 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	stdio "io"
-	"net/http"
 	"net/url"
 	"os"
 	"reflect"
@@ -19,9 +19,10 @@ import (
 // runExplain shows a decision of a running Kvlane, or runs an exported one again.
 func runExplain(ctx context.Context, io streams, args []string) error {
 	f := flags("explain")
-	admin := f.String("admin", "127.0.0.1:9090", "admin `address` of Kvlane")
+	c := adminFlags(f)
 	export := f.Bool("export", false, "print the decision with its state as JSON (POST /debug/record before the request)")
 	rerun := f.String("rerun", "", "make the decision in `file` again and compare")
+	last := f.Bool("last", false, "show the newest decision")
 	subject, err := parseSubject(io, f, args)
 	if err != nil {
 		return err
@@ -32,31 +33,31 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 		}
 		return rerunDecision(io, *rerun)
 	}
-	if subject == "" {
-		return usageError{"needs a request id (the x-request-id of the answer)"}
+	if (subject == "") != *last {
+		return usageError{"needs a request id (the x-request-id of the answer) or --last"}
 	}
 	path := "/debug/decisions/" + url.PathEscape(subject)
-	if *export {
+	switch {
+	case *last && *export:
+		return usageError{"--export takes a request id"}
+	case *last:
+		path = "/debug/decisions?n=1"
+	case *export:
 		path += "/export"
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, adminURL(*admin)+path, nil)
+	answer, err := c.get(ctx, path, "text/plain")
 	if err != nil {
 		return err
 	}
-	req.Header.Set("Accept", "text/plain")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return fmt.Errorf("%w (is Kvlane running? --admin names its admin address)", err)
-	}
-	defer resp.Body.Close()
-	body, err := stdio.ReadAll(resp.Body)
+	defer answer.Close()
+	body, err := stdio.ReadAll(answer)
 	if err != nil {
 		return err
 	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s", observe.Printable(strings.TrimSpace(string(body))))
+	if *last && len(body) == 0 {
+		return errors.New("no decision is kept (explain.keep)")
 	}
 	if !*export {
 		body = []byte(observe.Printable(string(body)))

@@ -141,7 +141,7 @@ workers:
 			until(t, admin+"/metrics", func(_ int, body string) bool {
 				return strings.Contains(body, `kvlane_worker_warnings{reason="`+c.reason+`",worker="w"} 1`)
 			})
-			if _, body := page(t, admin+"/debug/workers"); !strings.Contains(body, `"Warnings": [`) {
+			if _, body := page(t, admin+"/debug/workers"); !strings.Contains(body, `"warnings": [`) {
 				t.Errorf("/debug/workers: got %s, want the warning", body)
 			}
 			until(t, admin+"/healthz", func(int, string) bool { return strings.Contains(log.String(), c.log) })

@@ -40,9 +40,9 @@ func newCollector(t *testing.T) *collector {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		for _, rs := range req.ResourceSpans {
-			for _, s := range rs.ScopeSpans {
-				c.spans = append(c.spans, s.Spans...)
+		for _, rs := range req.GetResourceSpans() {
+			for _, s := range rs.GetScopeSpans() {
+				c.spans = append(c.spans, s.GetSpans()...)
 			}
 		}
 	}))
@@ -63,7 +63,7 @@ func (c *collector) named(name string) (out []*tracepb.Span) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.spans {
-		if s.Name == name {
+		if s.GetName() == name {
 			out = append(out, s)
 		}
 	}
@@ -81,11 +81,11 @@ func (c *collector) one(name string) *tracepb.Span {
 
 func attributes(s *tracepb.Span) map[string]any {
 	out := map[string]any{}
-	for _, a := range s.Attributes {
-		if v := a.Value.GetStringValue(); v != "" {
-			out[a.Key] = v
+	for _, a := range s.GetAttributes() {
+		if v := a.GetValue().GetStringValue(); v != "" {
+			out[a.GetKey()] = v
 		} else {
-			out[a.Key] = a.Value.GetIntValue()
+			out[a.GetKey()] = a.GetValue().GetIntValue()
 		}
 	}
 	return out
@@ -96,7 +96,7 @@ func wantAttributes(t *testing.T, s *tracepb.Span, want map[string]any) {
 	got := attributes(s)
 	for key, v := range want {
 		if got[key] != v {
-			t.Errorf("span %s, %s: got %v, want %v", s.Name, key, got[key], v)
+			t.Errorf("span %s, %s: got %v, want %v", s.GetName(), key, got[key], v)
 		}
 	}
 }
@@ -110,11 +110,11 @@ func TestARequestIsTracedFromTheClientsTraceToItsEnd(t *testing.T) {
 	c := newCollector(t)
 	b := newBench(t, "routing: {wait: {max_requests: 8, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
 	first, _ := b.ask("/v1/completions", completion(10, ""))
-	b.Decider.tracer = c.tracer // the first request is not traced
+	b.tracer = c.tracer // the first request is not traced
 	waiter := b.send(1, "traceparent", traceparent)
 	first.Ticket.End(time.Now())
 	d := <-waiter.done
-	b.Decider.tracer = nil
+	b.tracer = nil
 	d.Ticket.ResponseHeaders(200, d.Endpoint)
 	d.Ticket.FirstToken(time.Now())
 	d.Ticket.ResponseBody([]byte(`{"usage":{"prompt_tokens":11,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":4}}}`), true)
@@ -123,8 +123,8 @@ func TestARequestIsTracedFromTheClientsTraceToItsEnd(t *testing.T) {
 		t.Fatalf("got %d spans of requests, want one", n)
 	}
 	root, decision, wait := c.one("text_completion demo"), c.one("decision"), c.one("wait")
-	if got := hex.EncodeToString(root.ParentSpanId); got != "b7ad6b7169203331" || hex.EncodeToString(root.TraceId) != traceID {
-		t.Errorf("got parent %s in trace %x, want the client's", got, root.TraceId)
+	if got := hex.EncodeToString(root.GetParentSpanId()); got != "b7ad6b7169203331" || hex.EncodeToString(root.GetTraceId()) != traceID {
+		t.Errorf("got parent %s in trace %x, want the client's", got, root.GetTraceId())
 	}
 	wantAttributes(t, root, map[string]any{
 		"gen_ai.operation.name": "text_completion", "gen_ai.request.model": "demo", "gen_ai.usage.input_tokens": int64(11),
@@ -132,14 +132,14 @@ func TestARequestIsTracedFromTheClientsTraceToItsEnd(t *testing.T) {
 	})
 	e := b.decisions.Find(waiter.id)
 	wantAttributes(t, decision, map[string]any{"kvlane.target": "a", "kvlane.matched_tokens": e.Matched, "kvlane.prompt_tokens": e.PromptTokens, "server.address": e.Endpoint})
-	if string(decision.ParentSpanId) != string(root.SpanId) || string(wait.ParentSpanId) != string(decision.SpanId) {
+	if string(decision.GetParentSpanId()) != string(root.GetSpanId()) || string(wait.GetParentSpanId()) != string(decision.GetSpanId()) {
 		t.Error("got other parents, want wait below decision below request")
 	}
-	if got := time.Duration(wait.EndTimeUnixNano - wait.StartTimeUnixNano); got != e.Waited {
+	if got := time.Duration(wait.GetEndTimeUnixNano() - wait.GetStartTimeUnixNano()); got != e.Waited {
 		t.Errorf("got a wait of %v, want %v", got, e.Waited)
 	}
 	for _, stage := range []string{"queue", "parse", "tokens", "plan"} {
-		if s := c.one(stage); string(s.ParentSpanId) != string(decision.SpanId) || s.StartTimeUnixNano < decision.StartTimeUnixNano || s.EndTimeUnixNano > decision.EndTimeUnixNano {
+		if s := c.one(stage); string(s.GetParentSpanId()) != string(decision.GetSpanId()) || s.GetStartTimeUnixNano() < decision.GetStartTimeUnixNano() || s.GetEndTimeUnixNano() > decision.GetEndTimeUnixNano() {
 			t.Errorf("%s: got a span outside of the decision", stage)
 		}
 	}
@@ -154,9 +154,9 @@ func checkExemplar(t *testing.T, reg *prometheus.Registry) {
 	}
 	got := map[string]float64{}
 	for _, f := range families {
-		for _, m := range f.Metric {
+		for _, m := range f.GetMetric() {
 			label := ""
-			for _, l := range m.Label {
+			for _, l := range m.GetLabel() {
 				if l.GetName() == "model" {
 					label = l.GetValue()
 				}
@@ -178,7 +178,7 @@ func checkExemplar(t *testing.T, reg *prometheus.Registry) {
 }
 
 func exemplarOf(h *dto.Histogram) string {
-	for _, b := range h.Bucket {
+	for _, b := range h.GetBucket() {
 		for _, l := range b.GetExemplar().GetLabel() {
 			return l.GetValue()
 		}
@@ -189,28 +189,28 @@ func exemplarOf(h *dto.Histogram) string {
 func TestARejectionIsTraced(t *testing.T) {
 	c := newCollector(t)
 	b := newBench(t, "") // no worker
-	b.Decider.tracer = c.tracer
+	b.tracer = c.tracer
 	if d, _ := b.ask("/v1/completions", completion(10, "")); d.Reject == nil {
 		t.Fatal("got a decision, want a rejection")
 	}
 	root := c.one("text_completion demo")
 	wantAttributes(t, root, map[string]any{"http.response.status_code": int64(503)})
 	wantAttributes(t, c.one("decision"), map[string]any{"kvlane.reason": "kvlane_no_eligible_worker"})
-	if root.Status.Code != tracepb.Status_STATUS_CODE_ERROR {
-		t.Errorf("got status %v, want an error", root.Status)
+	if root.GetStatus().GetCode() != tracepb.Status_STATUS_CODE_ERROR {
+		t.Errorf("got status %v, want an error", root.GetStatus())
 	}
 }
 
 func TestAPrefillLegIsTraced(t *testing.T) {
 	p := newPoolsOf(t, "nixl")
 	c := newCollector(t)
-	p.Decider.tracer = c.tracer
+	p.tracer = c.tracer
 	d := p.ask(context.Background(), "r1")
 	d.Ticket.ResponseHeaders(200, d.Endpoint)
 	d.Ticket.End(time.Now())
 	leg := c.one("leg")
-	if to, _ := attributes(leg)["kvlane.target"].(string); !strings.HasPrefix(to, "p") || leg.Kind != tracepb.Span_SPAN_KIND_CLIENT {
-		t.Errorf("got a leg to %q of kind %v, want a client's to a prefill worker", to, leg.Kind)
+	if to, _ := attributes(leg)["kvlane.target"].(string); !strings.HasPrefix(to, "p") || leg.GetKind() != tracepb.Span_SPAN_KIND_CLIENT {
+		t.Errorf("got a leg to %q of kind %v, want a client's to a prefill worker", to, leg.GetKind())
 	}
 }
 

@@ -26,8 +26,7 @@ func (f *Fleet) Status(loads []observe.TargetLoad) []observe.WorkerStatus {
 	}
 	out := []observe.WorkerStatus{}
 	for _, row := range f.Workers() {
-		w := observe.WorkerStatus{Name: row.Name, Address: row.Address, Engine: row.Engine, Role: row.Role, Models: row.Models, Ready: row.Ready,
-			Draining: row.Draining, Reason: row.Reason, Warnings: row.Warnings, Tokenizer: f.tokenizerState(row.Name), Ranks: []observe.RankStatus{}}
+		w := observe.WorkerStatus{WorkerRow: row, Tokenizer: f.tokenizerState(row.Name), Ranks: []observe.RankStatus{}}
 		m := v.members[row.Name]
 		if m == nil {
 			continue

@@ -46,7 +46,7 @@ func TestTimePerOutputTokenIsOfStreamsOnly(t *testing.T) {
 	}
 	for _, f := range families {
 		if f.GetName() == "kvlane_time_per_output_token_seconds" {
-			if h := f.Metric[0].GetHistogram(); len(f.Metric) != 1 || h.GetSampleCount() != 1 || h.GetSampleSum() != 0.2 {
+			if h := f.GetMetric()[0].GetHistogram(); len(f.GetMetric()) != 1 || h.GetSampleCount() != 1 || h.GetSampleSum() != 0.2 {
 				t.Errorf("got %v, want one observation of 0.2 s", f)
 			}
 			return

@@ -39,11 +39,16 @@ type Pages struct {
 
 // WorkerRow is a worker on GET /debug/workers.
 type WorkerRow struct {
-	Name, Address, Engine, Role, Reason string
-	Models                              []string
-	Ranks                               int
-	Ready, Draining                     bool
-	Warnings                            []string `json:",omitempty"`
+	Name     string   `json:"name"`
+	Address  string   `json:"address"`
+	Engine   string   `json:"engine"`
+	Role     string   `json:"role"`
+	Reason   string   `json:"reason,omitempty"`
+	Models   []string `json:"models,omitempty"`
+	Ranks    int      `json:"ranks"`
+	Ready    bool     `json:"ready"`
+	Draining bool     `json:"draining"`
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // Warning is a reason why a worker is not ready, or less useful than it is configured to be.

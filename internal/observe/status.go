@@ -33,15 +33,7 @@ type Status struct {
 
 // WorkerStatus is a worker in a Status.
 type WorkerStatus struct {
-	Name     string   `json:"name"`
-	Address  string   `json:"address"`
-	Engine   string   `json:"engine"`
-	Role     string   `json:"role"`
-	Models   []string `json:"models,omitempty"`
-	Ready    bool     `json:"ready"`
-	Draining bool     `json:"draining,omitempty"`
-	Reason   string   `json:"reason,omitempty"`
-	Warnings []string `json:"warnings,omitempty"`
+	WorkerRow
 	// Tokenizer is the worst state of the comparisons with the worker's tokenizers, "" if
 	// there are none.
 	Tokenizer string       `json:"tokenizer,omitempty"`
@@ -87,7 +79,7 @@ func Sums(v *prometheus.CounterVec, label string) map[string]float64 {
 		if err := s.Write(&m); err != nil {
 			continue
 		}
-		for _, l := range m.Label {
+		for _, l := range m.GetLabel() {
 			if l.GetName() == label {
 				out[l.GetValue()] += m.GetCounter().GetValue()
 			}

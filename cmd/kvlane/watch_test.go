@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/observe"
+)
+
+// watched is the admin port of an invented fleet, whose token is "secret".
+func watched(t *testing.T, s observe.Status) (args []string, log *observe.Decisions) {
+	t.Helper()
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log = observe.NewDecisions(10)
+	srv := httptest.NewServer(readable(token, (&observe.Pages{Decisions: log, Status: func() observe.Status { return s }}).Handler()))
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		srv.CloseClientConnections()
+		srv.Close()
+	})
+	return []string{"--admin", srv.URL, "--token-file", token}, log
+}
+
+func decided(log *observe.Decisions, id string, cached int64) {
+	began := time.Now()
+	e := observe.NewEntry(&extproc.Request{ID: id}, began)
+	e.Target, e.PromptTokens, e.Matched = "a/0", 200, 192
+	e.Stages = append(e.Stages, observe.StageTime{Stage: "plan", Took: 1234 * time.Microsecond})
+	log.Add(e)
+	e.SetStatus(200)
+	e.SetCached(cached)
+	a := observe.New("v").Answer(e, "")
+	a.End(began.Add(2 * time.Second))
+}
+
+func fleetOf(name string, ranks int) observe.Status {
+	half := 0.5
+	w := observe.WorkerStatus{WorkerRow: observe.WorkerRow{Name: name, Address: "10.0.0.1:1", Role: "both", Ready: true, Warnings: []string{"no events"}}, Tokenizer: "agrees"}
+	for r := range ranks {
+		w.Ranks = append(w.Ranks, observe.RankStatus{Rank: fmt.Sprint(r), Active: int64(r), Usage: &half, Feed: "live", PromptTokens: 100, MatchedTokens: 60})
+	}
+	return observe.Status{Version: "v1", Requests: 5, Reservations: 3, PromptTokens: 200, MatchedTokens: 120, PredictedTokens: 100, ObservedTokens: 99, Workers: []observe.WorkerStatus{w}}
+}
+
+func TestStatusInATerminal(t *testing.T) {
+	s := fleetOf("a\x1b[2J\nb\t", 2)
+	s.Workers[0].Ranks[1].Feed = "gap"
+	args, _ := watched(t, s)
+	code, out, errs := kvlane("", append([]string{"status"}, args...)...)
+	if code != 0 || errs != "" || !strings.Contains(out, "1 of 1 ready, 2 ranks; requests: 3 running") || !strings.Contains(out, "60% predicted; engines report 99%") {
+		t.Errorf("got code %d, %q, %q, want the totals", code, out, errs)
+	}
+	if !strings.Contains(out, `a\x1b[2J\nb\t`) || !strings.Contains(out, "50%") || !strings.Contains(out, "1 gap, 1 live") || !strings.Contains(out, "warning: worker") {
+		t.Errorf("got %q, want the worker's name escaped, its cache, feeds and warning", out)
+	}
+	if code, _, errs := kvlane("", "status", args[0], args[1]); code != 1 || !strings.Contains(errs, "--token-file") {
+		t.Errorf("without the token: got code %d, %q, want 1 and the flag's name", code, errs)
+	}
+	s.NotReady = "workers are being checked"
+	args, _ = watched(t, s)
+	if code, out, errs := kvlane("", append([]string{"status", "--json"}, args...)...); code != 1 || !strings.Contains(out, `"kv_usage": 0.5`) || !strings.Contains(errs, "not ready: workers") {
+		t.Errorf("not ready: got code %d, %q, %q, want 1, JSON and the reason", code, out, errs)
+	}
+}
+
+func TestTopShowsTheBusiestRanksFirst(t *testing.T) {
+	args, _ := watched(t, fleetOf("a", 40))
+	code, out, errs := kvlane("", append([]string{"top", "--times", "2", "--every", "100ms", "--n", "2"}, args...)...)
+	if code != 0 || errs != "" || strings.Count(out, "a/39") != 2 || strings.Index(out, "a/39") > strings.Index(out, "a/38") || strings.Contains(out, "a/37") || !strings.Contains(out, "38 more") {
+		t.Errorf("got code %d, %q, %q, want the two busiest of 40 ranks, twice", code, out, errs)
+	}
+	if !strings.Contains(out, "requests per second: 0.0") || strings.Contains(out, "\x1b") {
+		t.Errorf("got %q, want the rate, and no control characters where the output is no terminal", out)
+	}
+	if code, _, _ := kvlane("", "top", "--every", "1ms"); code != 2 {
+		t.Errorf("a short interval: got code %d, want 2", code)
+	}
+}
+
+func TestDecisionsInATerminal(t *testing.T) {
+	args, log := watched(t, observe.Status{})
+	decided(log, "first\x1b", 192)
+	decided(log, "second", 7)
+	code, out, errs := kvlane("", append([]string{"decisions", "--n", "1"}, args...)...)
+	if code != 0 || errs != "" || strings.Contains(out, "first") || !strings.Contains(out, "second") || !strings.Contains(out, "1.2ms         2s  a/0, 200") {
+		t.Errorf("got code %d, %q, %q, want the newest decision", code, out, errs)
+	}
+	if code, out, _ := kvlane("", append([]string{"decisions", "--json"}, args...)...); code != 0 || !strings.Contains(out, `"cached_tokens":192`) {
+		t.Errorf("got code %d, %q, want JSON", code, out)
+	}
+	if code, out, _ := kvlane("", append([]string{"explain", "--last"}, args...)...); code != 0 || !strings.HasPrefix(out, "second") {
+		t.Errorf("explain --last: got code %d, %q, want the newest decision", code, out)
+	}
+	for _, more := range [][]string{{}, {"x", "--last"}, {"--last", "--export"}} {
+		if code, _, _ := kvlane("", append(append([]string{"explain"}, more...), args...)...); code != 2 {
+			t.Errorf("explain %v: got code %d, want 2", more, code)
+		}
+	}
+	empty, _ := watched(t, observe.Status{})
+	if code, _, errs := kvlane("", append([]string{"explain", "--last"}, empty...)...); code != 1 || !strings.Contains(errs, "explain.keep") {
+		t.Errorf("no decision: got code %d, %q, want 1", code, errs)
+	}
+}
+
+// lines is an output that hands over what is written to it.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
+func TestDecisionsAreFollowed(t *testing.T) {
+	args, log := watched(t, observe.Status{})
+	decided(log, "past", 0)
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	out, done := make(lines, 100), make(chan int, 1)
+	go func() {
+		done <- run(ctx, streams{strings.NewReader(""), out, os.Stderr}, append([]string{"decisions", "--follow"}, args...))
+	}()
+	for _, want := range []string{"TIME", "past", "later"} {
+		if got := <-out; !strings.Contains(got, want) {
+			t.Fatalf("got %q, want %q", got, want)
+		}
+		if want == "past" {
+			decided(log, "later", 0)
+		}
+	}
+	stop()
+	if code := <-done; code != 0 {
+		t.Errorf("after Ctrl-C: got code %d, want 0", code)
+	}
+}
