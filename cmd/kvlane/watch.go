@@ -117,7 +117,11 @@ func percent(part, whole float64) string {
 
 func statusText(s *observe.Status) string {
 	var b strings.Builder
-	b.WriteString(totals(s) + "\n")
+	b.WriteString(totals(s))
+	for _, c := range s.Queue {
+		fmt.Fprintf(&b, "queue: %s, priority %d: %d requests, %d tokens\n", inCell(c.Model), c.Priority, c.Requests, c.Tokens)
+	}
+	b.WriteByte('\n')
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "WORKER\tADDRESS\tROLE\tSTATE\tRANKS\tRUNNING\tQUEUED\tKV\tCACHED\tFEED\tTOKENIZER")
 	for i := range s.Workers {

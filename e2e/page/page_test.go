@@ -354,12 +354,17 @@ func TestHostileNamesAreText(t *testing.T) {
 	r["rank"], r["feed"], r["feed_error"] = hostile, hostile, hostile
 	s.status["version"], s.status["not_ready"] = hostile, hostile
 	s.status["prefill_legs_total"] = map[string]any{hostile: 1}
+	s.status["queue"] = []any{map[string]any{"model": hostile, "requests": 3}}
+	s.status["pools"] = []any{map[string]any{"model": hostile, "saturation": 0.5}}
 	s.status["replicas"] = map[string]any{"replica": hostile, "replicas": []any{map[string]any{"id": hostile}}}
 	s.decisions = []map[string]any{{"id": hostile, "at": "2026-01-02T03:04:05Z", "model": hostile, "target": hostile, "prefill": hostile, "reason": hostile, "prompt_tokens": 1, "matched_tokens": 0}}
 	srv := httptest.NewServer(s)
 	defer srv.Close()
 	run(t, ctx, chromedp.Navigate(srv.URL))
 	until(t, ctx, "the rank", `document.querySelectorAll('#grid .cell').length === 1 && document.querySelectorAll('#rows tr').length === 1`)
+	if got := eval[string](t, ctx, `document.querySelector('#queue td').textContent`); got != hostile {
+		t.Errorf("the model in the queue: got %q, want %q", got, hostile)
+	}
 	run(t, ctx, chromedp.Click("#grid .cell"))
 	until(t, ctx, "details of the rank", `document.querySelector('#detail').open`)
 	run(t, ctx, chromedp.KeyEvent("\u001b"), chromedp.Click("#rows button"))

@@ -196,7 +196,9 @@ func (d *Decider) Pages() *observe.Pages {
 // Status returns the fleet as of now, with its load.
 func (d *Decider) Status() observe.Status {
 	l := d.ledger()
-	s := observe.Status{Reservations: l.Reservations, Waiting: l.Waiting, WaitingMost: d.live.Load().Routing.Wait.Requests, Workers: d.fleet.Status(l.Targets)}
+	live := d.live.Load()
+	s := observe.Status{Reservations: l.Reservations, Waiting: l.Waiting, WaitingMost: max(live.Routing.Wait.Requests, live.Flow.Requests),
+		Queue: l.Classes, Pools: l.Pools, Workers: d.fleet.Status(l.Targets)}
 	d.metrics.Totals(&s)
 	return s
 }

@@ -43,3 +43,17 @@ func TestStatusShowsLoadCacheAndTotals(t *testing.T) {
 		t.Errorf("got %+v, want the 7 cached tokens of the request that has ended", s)
 	}
 }
+
+func TestStatusShowsTheQueue(t *testing.T) {
+	b := flowBench(t, "", "")
+	first := <-b.sendBody(0, text("sea", 100)).done
+	waits := b.sendBody(1, text("sky", 100))
+	if s := b.Status(); s.Waiting != 1 || s.WaitingMost != 8 || len(s.Queue) != 1 || s.Queue[0].Requests != 1 || s.Queue[0].Model != "demo" || len(s.Pools) != 1 {
+		t.Errorf("got %d of %d waiting, %+v, %+v, want one request for demo", s.Waiting, s.WaitingMost, s.Queue, s.Pools)
+	}
+	first.Ticket.End(time.Now())
+	(<-waits.done).Ticket.End(time.Now())
+	if s := b.Status(); s.Waiting != 0 || s.Queue[0].Requests != 0 {
+		t.Errorf("got %+v, want an empty queue", s.Queue)
+	}
+}

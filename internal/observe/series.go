@@ -36,17 +36,18 @@ type Ledger struct {
 
 // FlowClass is the waiting requests of a model and priority.
 type FlowClass struct {
-	Model            string
-	Priority         int
-	Requests, Tokens int64
+	Model    string `json:"model"`
+	Priority int    `json:"priority"`
+	Requests int64  `json:"requests"`
+	Tokens   int64  `json:"tokens"`
 }
 
 // FlowPool is the targets of a model. Saturation is 0 to 1; Drain is how long they would
 // take for what is queued and waits.
 type FlowPool struct {
-	Model      string
-	Saturation float64
-	Drain      time.Duration
+	Model      string        `json:"model"`
+	Saturation float64       `json:"saturation"`
+	Drain      time.Duration `json:"drain_ns"`
 }
 
 // Ledger emits the load of every target and the sums of the ledger.

@@ -27,6 +27,9 @@ type Status struct {
 	// Legs counts prefill legs by outcome.
 	Legs    map[string]float64 `json:"prefill_legs_total,omitempty"`
 	Workers []WorkerStatus     `json:"workers"`
+	// Queue and Pools describe the queue (flow); nil without it.
+	Queue []FlowClass `json:"queue,omitempty"`
+	Pools []FlowPool  `json:"pools,omitempty"`
 	// Replicas is the page of the replicas, nil if this one routes alone.
 	Replicas any `json:"replicas,omitempty"`
 }

@@ -311,6 +311,18 @@ function replicas(s) {
     el('td', '', r.synced ? 'shares' : 'not in step'), el('td', 'n', number(r.bookings)), el('td', 'n', seconds(r.silent_seconds)))));
 }
 
+function queue(s) {
+  const pools = new Map((s.pools || []).map((p) => [p.model, p]));
+  const list = [...(s.queue || [])];
+  for (const model of pools.keys()) if (!list.some((c) => c.model === model)) list.push({ model, priority: 0, requests: 0, tokens: 0 });
+  $('queue').hidden = !list.length;
+  $('queue').querySelector('tbody').replaceChildren(...list.map((c) => {
+    const p = pools.get(c.model);
+    return el('tr', '', el('td', '', c.model || 'any'), ...[c.priority, number(c.requests), number(c.tokens), p ? share(p.saturation, 1) : '',
+      p ? seconds(p.drain_ns / 1e9) : ''].map((v) => el('td', 'n', v)));
+  }));
+}
+
 async function poll() {
   for (;;) {
     if (!document.hidden) {
@@ -320,6 +332,7 @@ async function poll() {
         say(s.not_ready ? `not ready: ${s.not_ready}` : 'ready', Boolean(s.not_ready));
         totals(s, performance.now());
         grid(s);
+        queue(s);
         replicas(s);
       } catch (err) {
         say(`no answer: ${err.message}`, true);
