@@ -67,6 +67,9 @@ func TestGauntletFlags(t *testing.T) {
 // TestGauntletBound holds the aim for the default in the quick gauntlet, without agents and with
 // the strongest rules. docs/gauntlet.md tells where the aim is missed.
 func TestGauntletBound(t *testing.T) {
+	if raceDetector {
+		t.Skip("80 simulations: 'make test' runs them without the race detector")
+	}
 	g := Gauntlet{Quick: true, Seeds: []uint64{1}, Families: []string{"chat", "tenants", "batch", "rl", "mix"}}
 	for _, r := range Rules() {
 		if slices.Contains([]string{"kv-aware", "session", "min-wait", "llm-d", "dynamo-agentic", "lmetric", "preble-e2", "kv-aware-trt"}, r.Policy) {
