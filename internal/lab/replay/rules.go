@@ -265,8 +265,12 @@ func aibrixPrefix(p *pick) func(slot int) float64 {
 	}
 	_, _, square := p.bounds(func(slot int) float64 { return (p.active(slot) - mean) * (p.active(slot) - mean) })
 	limit := mean + math.Sqrt(square)
-	return only(func(slot int) bool { return p.held[slot] > 0 && p.active(slot) <= limit },
-		func(slot int) float64 { return p.active(slot) - 1e6*math.Floor(100*p.held[slot]/float64(p.rec.Prompt)) })
+	return func(slot int) float64 {
+		if p.active(slot) > limit {
+			return p.active(slot)
+		}
+		return p.active(slot) - 1e6*math.Floor(100*p.held[slot]/float64(p.rec.Prompt))
+	}
 }
 
 // smgCacheAware takes the fewest requests while loads differ by more than 64 and 1.5 times;
