@@ -113,20 +113,30 @@ func (g *Gauntlet) cells() ([]cell, error) {
 	return out, nil
 }
 
-// traceCapacity returns how much faster than recorded a trace must arrive to keep a fleet busy.
+// traceCapacity returns how much faster than recorded a trace must arrive to keep a fleet busy,
+// at the hit rate of one cache with a quarter to half of the fleet's memory: the rest has copies
+// and running requests. Two generations of blocks stand for an order of use.
 func traceCapacity(w *Workload, fleet *Fleet) float64 {
 	requests := w.Generate(0)
 	slices.SortFunc(requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
-	seen := map[uint64]bool{}
+	ranks := fleet.Workers * fleet.Ranks
+	fresh, old := map[uint64]bool{}, map[uint64]bool{}
 	work := 0.0
 	for i := range requests {
 		r := &requests[i]
-		work += fleet.Engine.cost(r, min(leading(seen, r.Blocks)*w.BlockSize, r.Prompt-1))
+		known := 0
+		for known < len(r.Blocks) && (fresh[r.Blocks[known]] || old[r.Blocks[known]]) {
+			known++
+		}
+		work += fleet.Engine.cost(r, min(known*w.BlockSize, r.Prompt-1))
+		if len(fresh) > ranks*fleet.Engine.Capacity/w.BlockSize/4 {
+			fresh, old = map[uint64]bool{}, fresh
+		}
 		for _, b := range r.Blocks {
-			seen[b] = true
+			fresh[b] = true
 		}
 	}
-	return float64(fleet.Workers*fleet.Ranks) * max(requests[len(requests)-1].At-requests[0].At, 1e-3) / work
+	return float64(ranks) * max(requests[len(requests)-1].At-requests[0].At, 1e-3) / work
 }
 
 // Outcomes is what the gauntlet measured.
