@@ -135,6 +135,8 @@ func TestBoundsAgree(t *testing.T) {
 			"{disagg: {connector: nixl}, envoy: {message_timeout: 239s}}"},
 		{"messageTimeout=91s,config.routing.wait.max_requests=1,config.routing.wait.timeout=1m30.5s", "messageTimeout=10s,config.routing.wait.max_requests=1",
 			"{routing: {wait: {max_requests: 1}}, envoy: {message_timeout: 10s}}"},
+		{"messageTimeout=91s,config.flow.max_requests=1,config.flow.timeout=1m30.5s", "messageTimeout=30s,config.flow.max_requests=1",
+			"{flow: {max_requests: 1}, envoy: {message_timeout: 30s}}"},
 	} {
 		checkValues(t, "--set", labels+","+c.taken)
 		if _, err := render("--set", labels+","+c.refused); err == nil {

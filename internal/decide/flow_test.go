@@ -319,3 +319,47 @@ func TestMetricsOfFlow(t *testing.T) {
 	(<-waits.done).Ticket.End(time.Now())
 	b.idle()
 }
+
+// waitingMemory is what each of n waiting requests adds to its body: heap, with its goroutine's stack. The prompts
+// are the same, as what the tokenizer remembers has a bound of its own.
+func waitingMemory(t *testing.T, n, words int) (each int64) {
+	t.Helper()
+	b := newBench(t, fmt.Sprintf("flow: {max_requests: %d, timeout: 4m, hold_tokens: 20}\n", n), worker("a", 0))
+	running, _ := b.ask("/v1/completions", text("sea", words))
+	requests := make([]*extproc.Request, n)
+	for i := range requests {
+		requests[i] = b.request("/v1/completions", text("sea", words))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	before := memory()
+	done := make(chan struct{}, n)
+	for i, r := range requests {
+		go func() { b.Decide(ctx, r); done <- struct{}{} }()
+		if i%64 == 63 || i == n-1 {
+			b.untilWaiting(i + 1)
+		}
+	}
+	each = (memory() - before) / int64(n)
+	stop()
+	for range n {
+		<-done
+	}
+	running.Ticket.End(time.Now())
+	b.idle()
+	return each
+}
+
+func memory() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc + m.StackInuse)
+}
+
+func TestMemoryOfWaiting(t *testing.T) {
+	got := waitingMemory(t, 1000, 500)
+	if t.Logf("%d bytes a request of 500 words", got); got > 24<<10 {
+		t.Errorf("got %d bytes for a waiting request, want at most %d", got, 24<<10)
+	}
+}

@@ -121,6 +121,9 @@
 {{- end }}
 - x-cache-salt
 {{- end }}
+{{- if and $t.header (ne $t.header (default "" $t.salt_header)) (not $t.trust_ingress) }}
+- {{ $t.header }}
+{{- end }}
 {{- end }}
 
 {{- /* Envoy's bootstrap: the arguments of "kvlane.bootstrap" as package envoy makes them. */ -}}

@@ -193,7 +193,7 @@ namespace="{{ .Release.Namespace }}",job="{{ default .Release.Name .Values.monit
 
 {{- /* Whether requests may queue or be prefilled. */ -}}
 {{- define "kvlane.holds" -}}
-{{- or (not (empty (dig "disagg" "connector" "" .Values.config))) (gt (int64 (dig "routing" "wait" "max_requests" 0 .Values.config)) 0) -}}
+{{- or (not (empty (dig "disagg" "connector" "" .Values.config))) (gt (int64 (dig "routing" "wait" "max_requests" 0 .Values.config)) 0) (gt (int64 (dig "flow" "max_requests" 0 .Values.config)) 0) -}}
 {{- end }}
 
 {{- define "kvlane.pdb" -}}

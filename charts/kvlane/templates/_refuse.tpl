@@ -214,6 +214,18 @@
 {{- fail (printf "config.routing.wait.timeout: must be shorter than messageTimeout (%s), after which Envoy waits no more" $v.messageTimeout) }}
 {{- end }}
 {{- end }}
+{{- $flow := default dict $v.config.flow }}
+{{- if gt (int64 (default 0 $flow.max_requests)) 0 }}
+{{- $waits := list (default "30s" $flow.timeout) (default "0s" $flow.zero_workers) }}
+{{- range $flow.bands }}
+{{- $waits = append $waits (default "0s" .timeout) }}
+{{- end }}
+{{- range $waits }}
+{{- if ge (include "kvlane.milliseconds" . | float64) $message }}
+{{- fail (printf "config.flow: a wait of %s must be shorter than messageTimeout (%s), after which Envoy waits no more" . $v.messageTimeout) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $disagg := default dict $v.config.disagg }}
 {{- if $disagg.connector }}
 {{- $timeout := default "2m" $disagg.timeout }}
