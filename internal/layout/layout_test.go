@@ -75,12 +75,13 @@ var mayImport = map[string]string{
 	// Tokens import tokens: no fleet, no routing, no index.
 	"internal/tokens/body":     "",
 	"internal/tokens/conv":     "internal/tokens/body internal/tokens/bpe internal/tokens/freelist internal/tokens/jinja",
+	"internal/tokens/encoders": "internal/tokens/bpe internal/tokens/jinja",
 	"internal/tokens/freelist": "",
 	"internal/tokens/models":   "",
 	"internal/tokens/bpe":      "",
 	"internal/tokens/bpe/...":  "",
 	"internal/tokens/jinja":    "",
-	"internal/tokens/shape":    "internal/tokens/body internal/tokens/bpe internal/tokens/conv internal/tokens/jinja",
+	"internal/tokens/shape":    "internal/tokens/body internal/tokens/bpe internal/tokens/conv internal/tokens/encoders internal/tokens/jinja",
 
 	// The fleet does not know how requests are decided.
 	"internal/fleet": "extproc internal/config internal/observe internal/steering internal/tokens/body internal/tokens/conv internal/tokens/shape " +

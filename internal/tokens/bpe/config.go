@@ -23,11 +23,15 @@ type Config struct {
 	Templates []Template
 	// ModelMaxLength is in tokens, 0 if it is unset or means "no limit".
 	ModelMaxLength int
-	// TokenizerClass is as in tokenizer_config.json, ModelType as in config.json.
-	TokenizerClass string
-	ModelType      string
+	// TokenizerClass is as in tokenizer_config.json, ModelType and Architecture (the first one) as
+	// in config.json.
+	TokenizerClass          string
+	ModelType, Architecture string
 	// Version is that of tekken.json, such as "v7".
 	Version string
+	// Mistral: vLLM renders chats with mistral-common, because the folder has a tokenizer for it and
+	// weights in Mistral's format, or no other tokenizer.
+	Mistral bool
 	// HasModel reports whether there is a config.json, Media whether it configures images, audio
 	// or video. VocabSize is its number of ids, 0 if unset.
 	HasModel, Media bool
@@ -113,16 +117,31 @@ func (c *Config) fromModel(fsys fs.FS) error {
 		return err
 	}
 	c.HasModel = model != nil
+	c.Mistral = exists(fsys, "tekken.json*", "tokenizer.model.v*") && (exists(fsys, "consolidated*.safetensors") || !exists(fsys, "tokenizer.json*"))
 	for _, name := range mediaConfigs {
 		c.Media = c.Media || model[name] != nil
 	}
-	if err := members(model, map[string]any{"model_type": &c.ModelType, "vocab_size": &c.VocabSize}); err != nil {
+	var architectures []string
+	if err := members(model, map[string]any{"model_type": &c.ModelType, "vocab_size": &c.VocabSize, "architectures": &architectures}); err != nil {
 		return fmt.Errorf("config.json: %w", err)
+	}
+	if len(architectures) > 0 {
+		c.Architecture = architectures[0]
 	}
 	if c.EOSTokenIDs = idList(generation["eos_token_id"]); c.EOSTokenIDs == nil {
 		c.EOSTokenIDs = idList(model["eos_token_id"])
 	}
 	return nil
+}
+
+// exists reports whether a file matches one of the patterns.
+func exists(fsys fs.FS, patterns ...string) bool {
+	for _, p := range patterns {
+		if found, err := fs.Glob(fsys, p); err == nil && len(found) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // members decodes those members of an object that are present.

@@ -168,9 +168,15 @@ func (c *Cache) put(e *entry) bool {
 	return true
 }
 
+// Tokenizer is what Encode needs of a tokenizer: a bpe.Tokenizer or bpe.Marked.
+type Tokenizer interface {
+	EncodeUntil(stop <-chan struct{}, dst []uint32, text string, addSpecial bool) ([]uint32, error)
+	EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []bpe.Cut, text string, from bpe.Cut, addSpecial bool) ([]uint32, []bpe.Cut, error)
+}
+
 // Encode is tok.EncodeUntil through the cache: it reuses the ids up to the last mark that the text
 // shares with an earlier one. dst is overwritten. Texts of one space have the same tokenizer.
-func (t *Turn) Encode(stop <-chan struct{}, dst []uint32, tok *bpe.Tokenizer, space uint64, text string, addSpecial bool) ([]uint32, error) {
+func (t *Turn) Encode(stop <-chan struct{}, dst []uint32, tok Tokenizer, space uint64, text string, addSpecial bool) ([]uint32, error) {
 	t.forget()
 	c := t.cache
 	if c == nil || len(text) < block {

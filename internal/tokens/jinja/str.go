@@ -93,3 +93,6 @@ func (m *machine) appendEntries(dst []byte, d *Dict, depth int) []byte {
 	}
 	return dst
 }
+
+// AppendStr appends Python's str of v.
+func AppendStr(dst []byte, v Value) []byte { return appendStr(dst, v) }

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -48,6 +49,9 @@ type Model struct {
 	options   Options
 	idLimit   int                  // largest id + 1
 	templates map[string]*template // by transformers' names: default, tool_use, ...
+	// encoder is vLLM's own one for this model; nil: it uses a template, or one that is missing here.
+	encoder        encoders.Encoder
+	encoderMissing bool
 	// systemFirst: some template raises at a system message after the first turn.
 	systemFirst bool
 	// inlineSystem: the template prints a system message after the first turn.
@@ -91,6 +95,13 @@ func New(tok *bpe.Tokenizer, options Options) (*Model, error) {
 		m.config.media = m.config.media || !m.config.known && t.namesMedia
 	}
 	var err error
+	m.encoder, err = encoders.ForVLLM(tok)
+	if m.encoderMissing = errors.Is(err, encoders.ErrMissing); err != nil && !m.encoderMissing {
+		return nil, fmt.Errorf("prompt encoder: %w", err)
+	}
+	if m.encoder != nil && m.encoder.Traits().ToolParser {
+		m.options.ToolParser = true
+	}
 	if m.supplied, err = newTemplateCache(); err != nil {
 		return nil, err
 	}

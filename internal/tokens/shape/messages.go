@@ -13,6 +13,9 @@ const (
 	shapeOpenAI
 	shapeReasoning
 	shapeTRTLLM
+	shapeValidated
+	shapeReferences
+	shapeConverted
 )
 
 // shaper converts a message to the value that the template gets.

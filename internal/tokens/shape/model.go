@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -138,9 +139,7 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 	switch in.API {
 	case body.Chat:
 		p, err = in.profile.chat(m, in)
-		if assumed = in.profile.assumed; assumed == "" && m.tok.Config().ModelType == "gpt_oss" {
-			assumed = "gpt-oss by its chat template: engines use its own encoder"
-		}
+		assumed = in.profile.assumed
 	case body.Tokenize, body.Embeddings, body.Completions, body.Generate, body.VLLMGenerate:
 		switch {
 		case chat && in.API == body.Tokenize:
@@ -152,6 +151,9 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 			p, err = m.plain(in)
 		}
 	case body.Responses, body.Messages, body.CountTokens:
+		if in.API == body.Responses && in.profile == profiles[VLLM] && m.encoder != nil && m.encoder.Traits().Messages == encoders.Validated {
+			return nil, "", encoders.ErrMissing // responses have an encoder of their own
+		}
 		assumed = "the " + in.API.String() + " API as chat"
 		p, err = m.converted(in)
 	default:
@@ -261,18 +263,22 @@ const pooledText = 4 << 20
 
 // encode renders and tokenizes the plan into res.
 func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *plan, withText bool) error {
-	if p.template == nil && p.partial != "" {
+	if p.partial != "" && !p.hasMedia() {
 		return nil
 	}
 	text := p.text
-	if p.template != nil {
+	if p.template != nil || p.chat != nil {
 		buf, _ := texts.Get().(*[]byte)
 		defer func() {
 			if cap(*buf) <= pooledText {
 				texts.Put(buf)
 			}
 		}()
-		rendered, err := m.render(ctx, (*buf)[:0], p)
+		render := m.render
+		if p.chat != nil {
+			render = m.encoded
+		}
+		rendered, err := render(ctx, (*buf)[:0], p)
 		if err != nil {
 			return err
 		}
@@ -285,14 +291,22 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 		}
 		text = text[:at]
 	}
-	if withText {
+	tok, space := conv.Tokenizer(m.tok), m.space
+	marked := p.chat != nil && m.encoder.Traits().Marked
+	if marked {
+		tok, space = bpe.Marked{Tokenizer: m.tok}, m.space+markedSpace
+	}
+	switch {
+	case withText && marked:
+		res.Text = bpe.Marked{Tokenizer: m.tok}.PlainOfMarked(text)
+	case withText:
 		res.Text = strings.Clone(text)
 	}
-	res.dated = p.template != nil && p.template.dated
+	res.dated = p.template != nil && p.template.dated || p.chat != nil && m.encoder.Traits().Dated
 	if err := m.tooLong(p, text); err != nil {
 		return err
 	}
-	ids, err := turn.Encode(ctx.Done(), res.scratch, m.tok, m.space, text, p.addSpecial)
+	ids, err := turn.Encode(ctx.Done(), res.scratch, tok, space, text, p.addSpecial)
 	if err != nil {
 		return textError(err)
 	}

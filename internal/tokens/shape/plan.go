@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -20,6 +21,8 @@ type plan struct {
 	// template, if not nil, renders the text from vars.
 	template *template
 	vars     *jinja.Dict
+	// chat, if not nil, is what the model's encoder renders instead of a template.
+	chat *encoders.Chat
 	// flat, if not nil, are the tools for a second attempt if the template raises (SGLang).
 	flat   []jinja.Value
 	suffix string // text after the rendered prompt that is tokenized separately (SGLang's continued message)
@@ -42,7 +45,7 @@ func (p *plan) cutAtMedia() {
 	p.partial = "the prompt after the first image, audio or video is not known"
 }
 
-func (p *plan) hasMedia() bool { return p.template != nil && p.partial != "" }
+func (p *plan) hasMedia() bool { return (p.template != nil || p.chat != nil) && p.partial != "" }
 
 // input is a request as profiles read it.
 type input struct {

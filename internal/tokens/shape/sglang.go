@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -19,6 +20,9 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	tools, err := sglangTools(in)
 	if err != nil {
 		return nil, err
+	}
+	if encoders.SGLangEncodes(m.tok.Config()) {
+		return nil, encoders.ErrMissing
 	}
 	template, err := m.sglangTemplate(in, tools != nil)
 	if err != nil {

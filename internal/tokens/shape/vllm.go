@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -31,12 +32,21 @@ func (m *Model) vllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	if m.encoderMissing {
+		return nil, encoders.ErrMissing
+	}
+	if m.encoder != nil && (!tokenize || m.encoder.Traits().Messages != encoders.Validated) {
+		if !haveTools {
+			tools = nil
+		}
+		return m.vllmEncoded(in, tools, tokenize)
+	}
 	template, err := m.templateFor(in, haveTools)
 	if err != nil {
 		return nil, err
 	}
 	p := &plan{template: template}
-	shape := vllmShape{openai: template.openAI, legacy: !tokenize, refuse: func(kind string) error { return m.refuseMedia(kind, in.profile) }, p: p}
+	shape := vllmShape{openai: template.openAI, legacy: !tokenize, converted: in.origin == body.Responses, refuse: func(kind string) error { return m.refuseMedia(kind, in.profile) }, p: p}
 	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {
 		return nil, err
@@ -96,16 +106,12 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 			}
 			merged.Set("documents", documents)
 		}
-		effort, err := in.value(body.FieldReasoningEffort)
+		level, err := vllmEffort(in)
 		if err != nil {
 			return nil, err
 		}
-		if !effort.IsNone() {
-			level, ok := effort.AsString()
-			if !ok || !slices.Contains(efforts, level) {
-				return nil, refuse("reasoning_effort: input should be one of %s", strings.Join(efforts, ", "))
-			}
-			merged.Set("reasoning_effort", effort)
+		if level != "" {
+			merged.Set("reasoning_effort", jinja.String(level))
 			if _, given := kwargs.Get("enable_thinking"); !given {
 				merged.Set("enable_thinking", jinja.Bool(level != "none"))
 			}
@@ -139,6 +145,16 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 		vars.Set("documents", jinja.None())
 	}
 	return vars, refusal
+}
+
+// vllmEffort returns reasoning_effort, "" if it is not given.
+func vllmEffort(in input) (string, error) {
+	v, err := in.value(body.FieldReasoningEffort)
+	level, _ := v.AsString()
+	if err == nil && !v.IsNone() && !slices.Contains(efforts, level) {
+		err = refuse("reasoning_effort: input should be one of %s", strings.Join(efforts, ", "))
+	}
+	return level, err
 }
 
 var efforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}

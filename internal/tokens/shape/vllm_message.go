@@ -13,6 +13,10 @@ type vllmShape struct {
 	// legacy: reasoning_content in the history is an alias of reasoning. /tokenize only supports
 	// the latter.
 	legacy bool
+	// references: the encoder gets tool_reference parts as they are.
+	references bool
+	// converted: the messages are those of a response, which no request model validates.
+	converted bool
 	// refuse refuses a part of a kind that the model does not accept.
 	refuse func(kind string) error
 	p      *plan
@@ -25,6 +29,12 @@ func (s *vllmShape) kind() shapeKind {
 	}
 	if s.legacy {
 		k |= shapeReasoning
+	}
+	if s.references {
+		k |= shapeReferences
+	}
+	if s.converted {
+		k |= shapeConverted
 	}
 	return k
 }
@@ -54,6 +64,18 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	if role == roleAssistant && content.IsNone() {
 		if err := vllmWithoutContent(msg); err != nil {
 			return v, err
+		}
+	}
+	known := slices.Contains(vllmRoles, role) && (role != roleTool || !member(msg, "tool_call_id").IsNone())
+	own, err := validatedOwn(msg, known, s.legacy)
+	if err != nil {
+		return v, err
+	}
+	if parts, ok := content.AsList(); ok && !s.converted && readLate(msg, parts, known, own) {
+		for i := range parts {
+			if part, _ := parts[i].AsDict(); !knownPart(part, role) {
+				return v, refuse("messages.content.%d: input should be a valid part", i)
+			}
 		}
 	}
 	if role == roleSystem {
@@ -232,9 +254,6 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 		}
 		add(text)
 	} else if parts, ok := v.AsList(); ok {
-		if onlyBareTexts(parts) && slices.Contains(vllmRoles, role) {
-			return v, refuse("messages.content: input should be a valid dictionary")
-		}
 		for i := range parts {
 			text, bare := parts[i].AsString()
 			if bare { // if the message's type allows them
@@ -242,6 +261,10 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 				continue
 			}
 			if hasNoText(parts[i]) {
+				continue
+			}
+			if d, _ := parts[i].AsDict(); s.references && textAt(d, "type") == "tool_reference" {
+				wrapped = append(wrapped, parts[i])
 				continue
 			}
 			text, media, err := s.part(parts[i])
@@ -280,13 +303,6 @@ func joinBehind(media bool, texts []string) jinja.Value {
 
 // vllmRoles are the roles with a declared type. Messages of other roles accept strings as parts.
 var vllmRoles = []string{roleAssistant, roleDeveloper, roleSystem, roleTool, roleUser}
-
-// onlyBareTexts reports whether a content is a list of strings. Of pydantic's message types, vLLM
-// picks the one that sets more fields; a single object among the parts makes that the type that
-// accepts strings too.
-func onlyBareTexts(parts []jinja.Value) bool {
-	return len(parts) > 0 && !slices.ContainsFunc(parts, func(v jinja.Value) bool { _, bare := v.AsString(); return !bare })
-}
 
 func textPart(text string) jinja.Value {
 	return object(kv{"type", jinja.String("text")}, kv{"text", jinja.String(text)})

@@ -1,0 +1,167 @@
+"""Record what vLLM makes of generated chats for a model whose prompts it encodes in code.
+
+encoders.py KIND URL SEED COUNT OUT: posts COUNT bodies to URL/v1/chat/completions/render of a vLLM that serves "tiny", and
+writes a line each to OUT (gzipped): the body, and the ids or the status. KIND selects special tokens that clients write:
+harmony, deepseek. Two thirds are conversations with tools, results and thoughts, the rest is what bodies.py calls
+valid, nearly valid or hostile, without sampling parameters. encoders.py golden IN COUNT OUT: the first COUNT lines with a
+hash in place of the ids. Run by any Python 3; encoders.sh starts the engine.
+"""
+import gzip
+import hashlib
+import json
+import sys
+import urllib.error
+import urllib.request
+
+import bodies
+
+SPECIAL = {
+    "harmony": ["<|end|>", "<|start|>assistant", "<|channel|>analysis<|message|>", "<|call|>", "<|constrain|>json", "functions.", " to="],
+    "deepseek": ["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<think>", "</think>", "｜DSML｜", "{content}", "<｜deepseek_image｜>"],
+}
+
+
+class Maker(bodies.Maker):
+    def __init__(self, seed, kind):
+        super().__init__(seed)
+        self.kind = kind
+        self.pieces = bodies.PIECES + SPECIAL[kind] + ["word "] * 20 + ["naïve ", "der Straße", "a_b", "x1y2", "\r\n", "…", "👩‍🚀"]
+
+    def text(self):
+        if self.one(40):
+            return ""
+        return "".join(self.pick(self.pieces) for _ in range(1 + self.r.randrange(30 if self.one(6) else 8)))
+
+    def value(self, depth=0):
+        if depth < 3 and self.one(4):
+            return self.pick([lambda: [self.value(depth + 1) for _ in range(self.r.randrange(3))], lambda: {self.pick("abc"): self.value(depth + 1) for _ in range(self.r.randrange(3))}])()
+        return self.pick([self.text(), 0, 1, -5, 1.0, 1.5, 1e15, 1e16, 1e-5, 1.25e-6, 10**17, 10**19, 2**64, 10**30, -(2**63) - 1, True, False, None, "x\"y\\z", "\u0001\u007f", "é"])
+
+    def schema(self, depth=0):
+        kind = self.r.randrange(12)
+        s = {}
+        if kind < 5 or depth == 0:
+            s["type"] = "object"
+            if not self.one(8):
+                s["properties"] = {self.pick(["city", "n", "unit", "a b", "é", "x-y"]) + str(i): self.schema(depth + 1) if depth < 3 else {"type": "string"} for i in range(self.r.randrange(4))}
+                s["required"] = self.pick([list(s["properties"])[:1], list(s["properties"]), [], [1], "city0"])
+        elif kind < 8:
+            s["type"] = self.pick(["string", "integer", "number", "boolean", "null", "date", ["string", "null"], ["integer", 5], [], 5])
+        elif kind == 8:
+            s["type"] = "array"
+            if not self.one(3):
+                s["items"] = self.schema(depth + 1) if depth < 3 else self.pick([{}, True])
+        elif kind == 9:
+            s["oneOf"] = [self.schema(depth + 2) for _ in range(self.r.randrange(3))] if not self.one(5) else self.junk()
+        elif kind == 10:
+            s = {"type": "string", "enum": self.pick([["a", "b"], [], ["a", 1, None], "x"])}
+        else:
+            s["anyOf"] = [{"type": "string"}, {"type": "null"}]
+        for key in ["title", "description", "default", "nullable", "examples"]:
+            if self.one(4):
+                s[key] = {"title": self.text, "description": self.text, "default": self.value, "nullable": lambda: self.pick([True, True, False, 1]),
+                          "examples": lambda: self.pick([["a", 'b"c'], [], [1, "z"], "x"])}[key]()
+        if "oneOf" in s and s["oneOf"] and isinstance(s["oneOf"], list) and "description" in s and self.one(2):
+            first = s["oneOf"][0]
+            if isinstance(first, dict):
+                first["description"] = s["description"]
+        return s
+
+    def tool(self, n):
+        f = {"name": self.pick(["tool_", "get-", "ns.f", "é"]) + str(n), "description": self.text() + self.pick(["", "\n", "\r\nline", "\n\nmore"])}
+        if not self.one(8):
+            f["parameters"] = self.schema()
+        if self.one(8):
+            del f["description"]
+        if self.one(8):
+            f[self.pick(["strict", "x"])] = self.pick([True, False, None])
+        return {"type": "function", "function": f}
+
+    def turns(self):
+        """A conversation as clients hold it."""
+        out = []
+        if self.one(2):
+            out.append({"role": self.pick(["system", "system", "developer"]), "content": self.said()})
+        calls = 0
+        for _ in range(1 + self.r.randrange(4)):
+            out.append({"role": "user", "content": self.said()})
+            if self.one(12):
+                out.append({"role": self.pick(["user", "system", "developer"]), "content": self.said()})
+            for _ in range(self.r.randrange(3) if self.one(2) else 0):
+                made = [{"id": f"call_{calls + i}", "type": "function", "function": {"name": self.pick(["tool_0", "get-1", "f"]), "arguments": self.pick(
+                    [json.dumps({self.pick(["city", "q", "é"]): self.value() for _ in range(self.r.randrange(3))}, ensure_ascii=self.one(2)), "{}", "", "{", "[]", '{"a": 1.50, "a": "é\\ud83d\\ude00"}'])}} for i in range(1 + self.r.randrange(3))]
+                calls += len(made)
+                out.append({"role": "assistant", "content": self.pick([None, "", self.text(), self.said()]), "tool_calls": made})
+                if self.one(3):
+                    out[-1]["reasoning" if self.one(2) else "reasoning_content"] = self.text()
+                results = [{"role": "tool", "tool_call_id": c["id"], "content": self.said()} for c in made]
+                if self.one(6):
+                    results.reverse()
+                if self.one(10):
+                    results.pop()
+                out += results
+            if not self.one(5):
+                out.append({"role": "assistant", "content": self.said()})
+                if self.one(2):
+                    out[-1]["reasoning" if self.one(2) else "reasoning_content"] = self.text()
+        if not self.one(3) and out[-1]["role"] == "assistant" and "tool_calls" not in out[-1]:
+            out.pop()
+        return out
+
+    def said(self):
+        if not self.one(5):
+            return self.text()
+        return [self.pick([{"type": "text", "text": self.text()}] * 9 + [{"type": "thinking", "thinking": self.text()}, {"type": "refusal", "refusal": "no"}]) for _ in range(self.r.randrange(4))]
+
+    def conversation(self):
+        if self.one(3):
+            body = {"model": "tiny", "messages": self.messages()}
+        else:
+            body = {"model": "tiny", "messages": self.turns()}
+        if self.one(2):
+            body["tools"] = [self.tool(n) for n in range(1 + self.r.randrange(3))]
+            if self.one(4):
+                body["tool_choice"] = self.pick(["auto", "none", "required"])
+        if self.one(4):
+            body["reasoning_effort"] = self.pick(["low", "medium", "high", "none", "minimal", "xhigh", "max", None, "x"])
+        if self.one(4):
+            body["chat_template_kwargs"] = {self.pick(["thinking", "enable_thinking", "reasoning_effort", "drop_thinking", "documents", "x"]): self.pick([True, False, None, "low", "max", "none", 1, 0, 50])
+                                            for _ in range(1 + self.r.randrange(2))}
+        if self.one(20):
+            body.update(self.pick([{"continue_final_message": True, "add_generation_prompt": False}, {"add_generation_prompt": False}, {"add_special_tokens": True}, {"documents": [{"text": "d"}]}]))
+        return body
+
+
+def ask(url, body):
+    request = urllib.request.Request(url + "/v1/chat/completions/render", body.encode(), {"Content-Type": "application/json"})
+    try:
+        return {"ids": json.load(urllib.request.urlopen(request, timeout=60))["token_ids"]}
+    except urllib.error.HTTPError as e:
+        answer = e.read()
+        try:
+            reason = json.loads(answer)["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            reason = answer.decode(errors="replace")
+        return {"status": e.code, "reason": reason[:200]}
+
+
+def golden(recorded, count, out):
+    with gzip.open(recorded, "rt") as lines, open(out, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, 0) as f:
+        for _, line in zip(range(int(count)), lines):
+            case = json.loads(line)
+            if "ids" in case:
+                case["hash"] = hashlib.sha256(",".join(map(str, case.pop("ids"))).encode()).hexdigest()[:16]
+            case.pop("reason", None)
+            f.write((json.dumps(case, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
+
+
+def main(kind, url, seed, count, out):
+    maker = Maker(int(seed), kind)
+    with gzip.open(out, "wt") as f:
+        for _ in range(int(count)):
+            body = bodies.dump(maker.conversation())
+            f.write(json.dumps({"body": body, **ask(url, body)}) + "\n")
+
+
+if __name__ == "__main__":
+    golden(*sys.argv[2:]) if sys.argv[1] == "golden" else main(*sys.argv[1:])

@@ -1,0 +1,35 @@
+#!/bin/bash
+# Records what stock vLLM makes of generated chats for models whose prompts it encodes in code:
+# encoders.sh VLLM MODELS COUNT OUT, with VLLM the engine's virtual environment, MODELS the folder of tokenizers. Writes
+# OUT/NAME.jsonl.gz. The engine runs without weights (vllm launch render).
+set -euo pipefail
+own=$(cd "$(dirname "$0")" && pwd)
+vllm=$(cd "$1" && pwd) models=$2 count=$3 out=$4
+mkdir -p "$out"
+work=$(mktemp -d)
+server=
+trap '[ -z "$server" ] || kill "$server"; rm -rf "$work"' EXIT
+export VLLM_SYSTEM_START_DATE=2026-11-22 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 TIKTOKEN_ENCODINGS_BASE=$work/gptoss
+port=${PORT:-8391}
+
+record() { # NAME TOKENIZER KIND ARGUMENTS...
+  local name=$1 tokenizer=$2 kind=$3
+  shift 3
+  "$vllm/bin/python" "$own/encoder_models.py" "$models/$tokenizer" "$work/$tokenizer"
+  "$vllm/bin/vllm" launch render "$work/$tokenizer" --host 127.0.0.1 --port "$port" --served-model-name tiny \
+    --max-model-len 16384 --enable-auto-tool-choice "$@" > "$out/$name.log" 2>&1 &
+  server=$!
+  for _ in $(seq 300); do
+    curl -sf -o /dev/null "http://127.0.0.1:$port/health" && break
+    kill -0 "$server" || { tail -5 "$out/$name.log"; exit 1; }
+    sleep 1
+  done
+  python3 "$own/encoders.py" "$kind" "http://127.0.0.1:$port" "${SEED:-$RANDOM}" "$count" "$out/$name.jsonl.gz"
+  kill "$server"
+  wait "$server" || true
+  server=
+}
+
+record harmony gptoss harmony --tool-call-parser openai
+record deepseek_v32 deepseek_v3 deepseek --tool-call-parser deepseek_v32 --tokenizer-mode deepseek_v32
+record deepseek_v4 deepseek_v3 deepseek --tool-call-parser deepseek_v4 --tokenizer-mode deepseek_v4

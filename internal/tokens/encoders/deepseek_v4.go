@@ -1,0 +1,326 @@
+package encoders
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// deepseekV4 is vllm/tokenizers/deepseek_v4.py.
+type deepseekV4 struct{}
+
+func newDeepseekV4(*bpe.Tokenizer) (Encoder, error) { return deepseekV4{}, nil }
+
+func (deepseekV4) Traits() Traits { return Traits{Name: "deepseek_v4", Messages: Parts} }
+
+// v4Message is a message after tool results have become parts of user messages.
+type v4Message struct {
+	role, content, reasoning string
+	parts                    []v4Part // of a user
+	task                     string
+	calls, tools             []jinja.Value
+	unread                   error // what is wrong with it if it is written
+}
+
+// v4Part is a text, or the result of the tool call with this id.
+type v4Part struct {
+	text, id string
+	result   bool
+}
+
+var v4Tasks = map[string]string{"action": "<｜action｜>", "query": "<｜query｜>", "authority": "<｜authority｜>", "domain": "<｜domain｜>",
+	"title": "<｜title｜>", "read_url": "<｜read_url｜>"}
+
+func (deepseekV4) Append(dst []byte, c *Chat) ([]byte, error) {
+	given := c.Messages
+	if len(c.Tools) > 0 {
+		given = slices.Clone(given)
+		at := slices.IndexFunc(given, func(v jinja.Value) bool { return roleOf(v) == "system" })
+		if at < 0 {
+			given = append([]jinja.Value{withTools(nil, c.Tools)}, given...)
+		} else {
+			msg, _ := given[at].AsDict()
+			given[at] = withTools(msg, c.Tools)
+		}
+	}
+	w := &v4Writer{dst: append(dst, dsBegin...), thinking: true, drop: true}
+	_, hasThinking := c.Args.Get("thinking")
+	if _, ok := c.Args.Get("enable_thinking"); ok || hasThinking {
+		w.thinking = truth(c.Args, "thinking") || truth(c.Args, "enable_thinking")
+	}
+	effort, isText := member(c.Args, "reasoning_effort").AsString()
+	switch {
+	case isText && effort == "none":
+		w.thinking = false
+	case effort == "max":
+	case effort == "low", effort == "minimal", effort == "medium":
+		effort = "low"
+	default:
+		effort = "high"
+	}
+	if w.thinking {
+		w.effort = v4Efforts[effort]
+	}
+	if v, ok := c.Args.Get("drop_thinking"); ok {
+		w.drop = v.Truth()
+	}
+	messages := v4Merged(given)
+	if slices.ContainsFunc(messages, func(m v4Message) bool { return len(m.tools) > 0 }) {
+		w.drop = false
+	}
+	if w.thinking && w.drop {
+		messages = v4Dropped(messages)
+	}
+	w.last = v4LastUser(messages)
+	for i := range messages {
+		if err := w.message(messages, i); err != nil {
+			return w.dst, err
+		}
+	}
+	return w.dst, nil
+}
+
+func v4LastUser(messages []v4Message) int {
+	i := len(messages) - 1
+	for i >= 0 && messages[i].role != "user" && messages[i].role != "developer" {
+		i--
+	}
+	return i
+}
+
+// v4Dropped returns the messages without what precedes the last user message and is no longer
+// shown: messages of developers and unknown roles. Thoughts are left out when they are written.
+func v4Dropped(messages []v4Message) (out []v4Message) {
+	last := v4LastUser(messages)
+	for i, m := range messages {
+		switch m.role {
+		case "user", "system", "latest_reminder", "direct_search_results", "assistant":
+			out = append(out, m)
+		default:
+			if i >= last {
+				out = append(out, m)
+			}
+		}
+	}
+	return out
+}
+
+// v4Merged merges tool results and texts of a user into one message each, with the results in the
+// order of the calls.
+func v4Merged(given []jinja.Value) (out []v4Message) {
+	order := map[string]int{}
+	sort := func() { // the results of the last message
+		if len(out) == 0 || len(order) == 0 {
+			return
+		}
+		var results []v4Part
+		parts := out[len(out)-1].parts
+		for _, p := range parts {
+			if p.result {
+				results = append(results, p)
+			}
+		}
+		slices.SortStableFunc(results, func(a, b v4Part) int { return cmp.Compare(order[a.id], order[b.id]) })
+		for i := range parts {
+			if parts[i].result {
+				parts[i], results = results[0], results[1:]
+			}
+		}
+	}
+	for i := range given {
+		msg, _ := given[i].AsDict()
+		m := v4Message{role: text(msg, "role"), reasoning: thought(msg), task: text(msg, "task")}
+		m.tools, m.unread = toolsOf(msg)
+		m.content = m.flatten(msg)
+		m.calls, _ = member(msg, "tool_calls").AsList()
+		part := v4Part{text: m.content}
+		switch m.role {
+		case "tool":
+			part.id, part.result = text(msg, "tool_call_id"), true
+			m = v4Message{role: "user"}
+		case "user":
+			m.tools = nil
+		}
+		if m.role == "user" && m.unread == nil {
+			last := len(out) - 1
+			if last >= 0 && out[last].role == "user" && (part.result || out[last].task == "") {
+				out[last].parts = append(out[last].parts, part)
+				continue
+			}
+			m.parts = []v4Part{part}
+		}
+		sort()
+		if m.role == "assistant" && len(m.calls) > 0 {
+			order = map[string]int{}
+			for n := range m.calls {
+				call, _ := m.calls[n].AsDict()
+				if id := text(call, "id"); id != "" {
+					order[id] = n
+				}
+			}
+		}
+		out = append(out, m)
+	}
+	sort()
+	return out
+}
+
+// flatten returns the texts of a message's parts.
+func (m *v4Message) flatten(msg *jinja.Dict) string {
+	v := member(msg, "content")
+	if s, ok := v.AsString(); ok {
+		return s
+	}
+	parts, _ := v.AsList()
+	texts := make([]string, len(parts))
+	for i := range parts {
+		part, _ := parts[i].AsDict()
+		texts[i] = text(part, "text")
+		if kind := text(part, "type"); kind != "text" {
+			m.unread = refuse("Unsupported content block type: '%s'", kind)
+		}
+	}
+	return strings.Join(texts, "\n\n")
+}
+
+type v4Writer struct {
+	dst            []byte
+	thinking, drop bool
+	effort         string
+	last           int // index of the last user message
+}
+
+func (w *v4Writer) add(texts ...string) {
+	for _, s := range texts {
+		w.dst = append(w.dst, s...)
+	}
+}
+
+func (w *v4Writer) message(messages []v4Message, i int) (err error) {
+	m := &messages[i]
+	if m.unread != nil {
+		return m.unread
+	}
+	if i == 0 {
+		w.add(w.effort)
+	}
+	switch m.role {
+	case "system":
+		w.add(m.content)
+		err = w.tools(m)
+	case "developer":
+		if m.content == "" {
+			return refuse("Invalid message for role `developer`")
+		}
+		w.add(dsUser, m.content)
+		err = w.tools(m)
+	case "user":
+		w.user(m)
+	case "latest_reminder":
+		w.add("<｜latest_reminder｜>", m.content)
+	case "assistant":
+		if w.thinking && (i == 0 || messages[i-1].task == "") && (!w.drop || i > w.last) {
+			w.add(m.reasoning, thinkEnd)
+		}
+		w.add(m.content)
+		if len(m.calls) > 0 {
+			w.dst, err = appendDSMLCalls(w.dst, "tool_calls", m.calls)
+		}
+		w.add(dsEnd)
+	default:
+		return refuse("Invalid role: %s", m.role)
+	}
+	if err != nil {
+		return err
+	}
+	next := ""
+	if i+1 < len(messages) {
+		if next = messages[i+1].role; next != "assistant" && next != "latest_reminder" {
+			return nil
+		}
+	}
+	opening := thinkEnd
+	switch {
+	case m.task != "":
+		task, ok := v4Tasks[m.task]
+		if !ok {
+			return refuse("Invalid task: '%s'", m.task)
+		}
+		if m.task == "action" {
+			if w.thinking {
+				opening = thinkStart
+			}
+			w.add(dsAssistant, opening)
+		}
+		w.add(task)
+	case m.role == "user", m.role == "developer", m.role == "system" && (next == "" || next == "assistant"):
+		if w.thinking && (!w.drop || i >= w.last) {
+			opening = thinkStart
+		}
+		w.add(dsAssistant, opening)
+	}
+	return nil
+}
+
+func (w *v4Writer) user(m *v4Message) {
+	sep := dsUser
+	for _, p := range m.parts {
+		w.add(sep)
+		if p.result {
+			w.add("<tool_result>", p.text, "</tool_result>")
+		} else {
+			w.add(p.text)
+		}
+		sep = "\n\n"
+	}
+}
+
+func (w *v4Writer) tools(m *v4Message) (err error) {
+	if len(m.tools) > 0 {
+		w.dst, err = appendDSMLTools(w.dst, v4Tools, m.tools)
+	}
+	return err
+}
+
+var v4Efforts = map[string]string{
+	"high": `Reasoning Effort: Absolute maximum with no shortcuts permitted.
+You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the root cause, rigorously stress-testing your logic against all potential paths, edge cases, and adversarial scenarios.
+Explicitly write out your entire deliberation process, documenting every intermediate step, considered alternative, and rejected hypothesis to ensure absolutely no assumption is left unchecked.
+
+`,
+	"max": `Reasoning Effort: Beyond maximum — exhaustive, relentless, and uncompromising.
+You MUST reason with the utmost depth and rigor, leaving absolutely nothing to chance: exhaustively decompose the problem into its most fundamental components, trace every causal chain to its root, and resolve the underlying cause rather than any surface symptom.
+Do not stop reasoning until you have independently verified the solution from multiple angles and are certain that no assumption remains unchecked and no error remains undiscovered.
+
+`,
+}
+
+const v4Tools = `## Tools
+
+You have access to a set of tools to help answer the user's question. You can invoke tools by writing a "<｜DSML｜tool_calls>" block like the following:
+
+<｜DSML｜tool_calls>
+<｜DSML｜invoke name="$TOOL_NAME">
+<｜DSML｜parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</｜DSML｜parameter>
+...
+</｜DSML｜invoke>
+<｜DSML｜invoke name="$TOOL_NAME2">
+...
+</｜DSML｜invoke>
+</｜DSML｜tool_calls>
+
+String parameters should be specified as is and set ` + "`" + `string="true"` + "`" + `. For all other types (numbers, booleans, arrays, objects), pass the value in JSON format and set ` + "`" + `string="false"` + "`" + `.
+
+If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside <think>...</think> BEFORE any tool calls or final response.
+
+Otherwise, output directly after </think> with tool calls or final response.
+
+### Available Tool Schemas
+
+%s
+
+You MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.
+`

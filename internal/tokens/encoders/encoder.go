@@ -1,0 +1,146 @@
+package encoders
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// Encoder turns conversations into prompts. It is safe for concurrent use.
+type Encoder interface {
+	// Traits returns what the caller must know to prepare a Chat.
+	Traits() Traits
+	// Append appends the prompt. The error is a *Refusal if the engine refuses the conversation.
+	Append(dst []byte, c *Chat) ([]byte, error)
+}
+
+// Traits describes an encoder.
+type Traits struct {
+	Name string
+	// Messages is the form in which the encoder takes messages.
+	Messages Form
+	// Marked: the prompt is text for bpe.Marked.
+	Marked bool
+	// Dated: the prompt contains the date.
+	Dated bool
+	// ToolParser: vLLM accepts tools for such a model without a tool parser.
+	ToolParser bool
+}
+
+// Form is a form of messages.
+type Form uint8
+
+// Forms of messages.
+const (
+	// Joined: contents are text; the texts of several parts are joined by line feeds.
+	Joined Form = iota
+	// Parts: contents are lists of parts, except those of tools.
+	Parts
+	// Validated: messages are as vLLM's request model leaves them, see Harmony.
+	Validated
+)
+
+// Chat is a conversation.
+type Chat struct {
+	Messages []jinja.Value
+	Tools    []jinja.Value
+	// Args are the request's arguments for the chat template; never nil.
+	Args *jinja.Dict
+	// Effort is the request's reasoning_effort, "" if it has none.
+	Effort string
+	Now    time.Time
+	// Limit is the most bytes that the prompt may have.
+	Limit int
+}
+
+// Refusal is the error for a conversation that the engine refuses.
+//
+//nolint:errname // it is what the engine does
+type Refusal struct {
+	Status int
+	Reason string
+}
+
+func (r *Refusal) Error() string { return r.Reason }
+
+func refuse(format string, args ...any) error {
+	return &Refusal{Status: 400, Reason: fmt.Sprintf(format, args...)}
+}
+
+// ErrLimit is returned for a prompt above Chat.Limit.
+var ErrLimit = errors.New("the prompt is too long to be built here")
+
+// ErrMissing is returned for a chat of a model whose engine encodes prompts in code that has no
+// encoder here.
+var ErrMissing = errors.New("the engine encodes the model's prompts in code that Kvlane does not follow")
+
+// entry is a row of the table of encoders.
+type entry struct {
+	make func(tok *bpe.Tokenizer) (Encoder, error) // nil: missing
+	// A model uses the encoder if its config.json has the type or one of the architectures.
+	modelType     string
+	architectures []string
+}
+
+// table lists the encoders that vLLM chooses by itself, in this order.
+var table = []entry{
+	{make: newHarmony, modelType: "gpt_oss"},
+	{make: newDeepseekV32, architectures: []string{"DeepseekV32ForCausalLM"}},
+	{make: newDeepseekV4, architectures: []string{"DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"}},
+	{architectures: []string{"DeepseekV41ForCausalLM", "KimiK3ForConditionalGeneration", "MoonshotKimiaForCausalLM", "InklingForCausalLM",
+		"InklingForConditionalGeneration"}},
+}
+
+// ForVLLM returns the encoder that vLLM uses for a model, nil if it uses a chat template. It fails
+// with ErrMissing if there is none here, and if the tokenizer lacks a token that it needs.
+func ForVLLM(tok *bpe.Tokenizer) (Encoder, error) {
+	config := tok.Config()
+	for _, e := range table {
+		switch {
+		case (e.modelType == "" || e.modelType != config.ModelType) && !slices.Contains(e.architectures, config.Architecture):
+		case e.make == nil:
+			return nil, ErrMissing
+		default:
+			return e.make(tok)
+		}
+	}
+	if config.Mistral {
+		return nil, ErrMissing
+	}
+	return nil, nil //nolint:nilnil // no encoder is a result
+}
+
+// SGLangEncodes reports whether SGLang 0.5.23 encodes a model's prompts in code. None of its
+// encoders is here.
+func SGLangEncodes(config *bpe.Config) bool {
+	for _, name := range [...]string{"DeepseekV4", "KimiK3", "InklingForConditionalGeneration"} {
+		if strings.Contains(config.Architecture, name) {
+			return true
+		}
+	}
+	return config.ModelType == "deepseek_v41"
+}
+
+// member returns the value of a key, None if d lacks it. d may be nil.
+func member(d *jinja.Dict, key string) jinja.Value {
+	if v, ok := d.Get(key); ok {
+		return v
+	}
+	return jinja.None()
+}
+
+// text returns the text under a key, "" if d has none.
+func text(d *jinja.Dict, key string) string {
+	s, _ := member(d, key).AsString()
+	return s
+}
+
+func dictAt(d *jinja.Dict, key string) *jinja.Dict {
+	inner, _ := member(d, key).AsDict()
+	return inner
+}

@@ -1,0 +1,638 @@
+package encoders
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// harmony is the format of gpt-oss: vllm/entrypoints/openai/parser/harmony_utils.py on top of
+// oss-harmony 0.0.11. Clients' texts never become special tokens.
+//
+// Its messages are objects with these members:
+//
+//	role        one of system, developer, user, assistant, tool
+//	flat        the joined text of the content, or null if it has none
+//	texts       the content's texts, each of which is tokenized by itself
+//	refused     the reason why the engine refuses texts when it reads them, or null
+//	reasoning   a thought of the assistant, or null
+//	calls       of the assistant and others: {id, name, arguments}
+//	call_id     of a tool
+type harmony struct {
+	start, message, end, call, channel uint32
+}
+
+func newHarmony(tok *bpe.Tokenizer) (Encoder, error) {
+	h := new(harmony)
+	for name, id := range map[string]*uint32{"<|start|>": &h.start, "<|message|>": &h.message, "<|end|>": &h.end, "<|call|>": &h.call,
+		"<|channel|>": &h.channel} {
+		var ok bool
+		if *id, ok = tok.TokenID(name); !ok {
+			return nil, fmt.Errorf("the tokenizer of a gpt-oss model has no token %q", name)
+		}
+	}
+	return h, nil
+}
+
+func (h *harmony) Traits() Traits {
+	return Traits{Name: "harmony", Messages: Validated, Marked: true, Dated: true, ToolParser: true}
+}
+
+// harmonySpecial are the names of Harmony's special tokens, but for numbered ones.
+var harmonySpecial = []string{"<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>",
+	"<|message|>", "<|call|>", "<|endofprompt|>"}
+
+// harmonyMessage is a message of the prompt.
+type harmonyMessage struct {
+	author, channel, recipient string
+	texts                      []string
+	toolCall                   bool
+}
+
+func (h *harmony) Append(dst []byte, c *Chat) ([]byte, error) {
+	switch c.Effort {
+	case "", "low", "medium", "high":
+	default:
+		return dst, refuse("reasoning_effort=%q is not supported by Harmony. Supported values are: high, medium, low.", c.Effort)
+	}
+	messages := c.Messages
+	var instructions *string
+	if len(messages) > 0 {
+		first, _ := messages[0].AsDict()
+		if role := text(first, "role"); role == "system" || role == "developer" {
+			var err error
+			if instructions, err = harmonyFlat(first); err != nil {
+				return dst, err
+			}
+			messages = messages[1:]
+		}
+	}
+	parsed, err := harmonyMessages(messages)
+	if err != nil {
+		return dst, err
+	}
+	w := &harmonyWriter{harmony: h, dst: dst, limit: len(dst) + c.Limit}
+	w.system(c)
+	if instructions != nil && *instructions != "" || len(c.Tools) > 0 {
+		w.developer(instructions, c.Tools)
+	}
+	final := len(parsed) - 1
+	for final >= 0 && (parsed[final].author != "assistant" || parsed[final].channel != "final") {
+		final--
+	}
+	for i := range parsed {
+		if i < final && parsed[i].channel == "analysis" {
+			continue // thoughts before the last answer
+		}
+		w.write(&parsed[i])
+	}
+	w.token(h.start)
+	w.part("assistant")
+	return w.dst, w.err
+}
+
+// harmonyFlat returns the joined text of a message's content, nil if it has none.
+func harmonyFlat(msg *jinja.Dict) (*string, error) {
+	v := member(msg, "flat")
+	if s, ok := v.AsString(); ok {
+		return &s, nil
+	}
+	if !v.IsNone() {
+		return nil, &Refusal{Status: 500, Reason: "sequence item 0: expected str instance"}
+	}
+	return nil, nil //nolint:nilnil // no text is a result
+}
+
+func harmonyMessages(messages []jinja.Value) (out []harmonyMessage, err error) {
+	names := map[string]string{}
+	for i := range messages {
+		msg, _ := messages[i].AsDict()
+		calls, _ := member(msg, "calls").AsList()
+		for j := range calls {
+			call, _ := calls[j].AsDict()
+			name, ok := member(call, "name").AsString()
+			if !ok {
+				name = "None"
+			}
+			names[text(call, "id")] = name
+		}
+	}
+	for i := range messages {
+		msg, _ := messages[i].AsDict()
+		if out, err = harmonyParse(out, msg, names); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func harmonyParse(out []harmonyMessage, msg *jinja.Dict, names map[string]string) ([]harmonyMessage, error) {
+	role := text(msg, "role")
+	calls, _ := member(msg, "calls").AsList()
+	thought := member(msg, "reasoning")
+	if _, ok := thought.AsString(); !ok && thought.Truth() && role == "assistant" {
+		return nil, refuse("1 validation error for Message: content.0 should be a valid dictionary or instance of Content")
+	}
+	think := func() {
+		if s, _ := thought.AsString(); s != "" {
+			out = append(out, harmonyMessage{author: role, channel: "analysis", texts: []string{s}})
+		}
+	}
+	switch {
+	case role == "assistant" && len(calls) > 0:
+		said, err := harmonyFlat(msg)
+		if err != nil {
+			return nil, err
+		}
+		if said != nil && *said != "" {
+			out = append(out, harmonyMessage{author: role, channel: "commentary", texts: []string{*said}})
+		}
+		think()
+		for i := range calls {
+			call, _ := calls[i].AsDict()
+			name := text(call, "name")
+			for _, special := range harmonySpecial {
+				if strings.Contains(name, special) {
+					return nil, &Refusal{Status: 500, Reason: "Encountered text corresponding to disallowed special token"}
+				}
+			}
+			out = append(out, harmonyMessage{author: role + " to=functions." + name, channel: "commentary json", texts: []string{text(call, "arguments")},
+				toolCall: true})
+		}
+		return out, nil
+	case role == "tool":
+		said, err := harmonyFlat(msg)
+		if err != nil {
+			return nil, err
+		}
+		m := harmonyMessage{author: "functions." + names[text(msg, "call_id")], channel: "commentary", recipient: " to=assistant", texts: []string{""}}
+		if said != nil {
+			m.texts[0] = *said
+		}
+		return append(out, m), nil
+	}
+	if role == "assistant" {
+		think()
+	}
+	if reason := member(msg, "refused"); !reason.IsNone() {
+		if s, _ := reason.AsString(); s != "" {
+			return nil, refuse("%s", s)
+		}
+		return nil, &Refusal{Status: 500, Reason: "'str' object has no attribute 'get'"}
+	}
+	items, _ := member(msg, "texts").AsList()
+	texts := make([]string, len(items))
+	for i := range items {
+		texts[i], _ = items[i].AsString()
+	}
+	switch role {
+	case "assistant":
+		if len(texts) > 0 && texts[0] != "" {
+			out = append(out, harmonyMessage{author: role, channel: "final", texts: texts})
+		}
+	case "system", "developer":
+		said, err := harmonyFlat(msg)
+		if err != nil {
+			return nil, err
+		}
+		if said != nil {
+			out = append(out, harmonyMessage{author: "developer", texts: []string{"# Instructions\n\n" + *said}})
+		}
+	case "user":
+		out = append(out, harmonyMessage{author: role, texts: texts})
+	default:
+		return nil, refuse("1 validation error for Author: role should be 'user', 'assistant', 'system', 'developer' or 'tool'")
+	}
+	return out, nil
+}
+
+// harmonyWriter appends marked text up to a limit. After an error it appends nothing.
+type harmonyWriter struct {
+	*harmony
+
+	dst   []byte
+	limit int
+	err   error
+}
+
+func (w *harmonyWriter) text(s string) {
+	if w.err == nil && len(w.dst)+len(s) > w.limit {
+		w.err = ErrLimit
+	}
+	if w.err == nil {
+		w.dst = append(w.dst, s...)
+	}
+}
+
+func (w *harmonyWriter) texts(all ...string) {
+	for _, s := range all {
+		w.text(s)
+	}
+}
+
+// part appends a text that is tokenized by itself.
+func (w *harmonyWriter) part(s string) {
+	w.text(s)
+	w.dst = bpe.AppendPart(w.dst)
+}
+
+func (w *harmonyWriter) token(id uint32) { w.dst = bpe.AppendToken(w.dst, id) }
+
+func (w *harmonyWriter) write(m *harmonyMessage) {
+	w.token(w.start)
+	w.part(m.author)
+	if m.channel != "" {
+		w.token(w.channel)
+		w.part(m.channel)
+		if m.recipient != "" {
+			w.part(m.recipient)
+		}
+	}
+	w.token(w.message)
+	for _, s := range m.texts {
+		w.part(s)
+	}
+	if m.toolCall {
+		w.token(w.call)
+	} else {
+		w.token(w.end)
+	}
+}
+
+func (w *harmonyWriter) system(c *Chat) {
+	w.token(w.start)
+	w.part("system")
+	w.token(w.message)
+	w.texts("You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: ", c.Now.Format("2006-01-02"),
+		"\n\nReasoning: ", cmp.Or(c.Effort, "medium"), "\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.")
+	if len(c.Tools) > 0 {
+		w.text("\nCalls to these tools must go to the commentary channel: 'functions'.")
+	}
+	w.token(w.end)
+}
+
+func (w *harmonyWriter) developer(instructions *string, tools []jinja.Value) {
+	w.token(w.start)
+	w.part("developer")
+	w.token(w.message)
+	if instructions != nil {
+		w.texts("# Instructions\n\n", *instructions)
+		if len(tools) > 0 {
+			w.text("\n\n")
+		}
+	}
+	if len(tools) > 0 {
+		w.text("# Tools\n\n## functions\n\nnamespace functions {\n\n")
+		for i := range tools {
+			tool, _ := tools[i].AsDict()
+			w.tool(dictAt(tool, "function"))
+		}
+		w.text("} // namespace functions")
+	}
+	w.token(w.end)
+}
+
+func (w *harmonyWriter) tool(f *jinja.Dict) {
+	w.comment("", text(f, "description"))
+	parameters := member(f, "parameters")
+	w.texts("type ", text(f, "name"), " = (")
+	if d, ok := parameters.AsDict(); ok {
+		w.text("_: ")
+		w.schema(parameters, d, "", 0)
+	}
+	w.text(") => any;\n\n")
+}
+
+// comment writes the lines of a text as comments.
+func (w *harmonyWriter) comment(indent, s string) {
+	for s != "" && w.err == nil {
+		line, rest, found := strings.Cut(s, "\n")
+		if found {
+			line = strings.TrimSuffix(line, "\r")
+		}
+		w.texts(indent, "// ", line, "\n")
+		s = rest
+	}
+}
+
+// harmonyDepth is the greatest nesting of a tool's parameters, which oss-harmony's JSON reader
+// bounds.
+const harmonyDepth = 118
+
+// schema writes a JSON schema as a TypeScript type. d is nil unless the schema is an object.
+func (w *harmonyWriter) schema(v jinja.Value, d *jinja.Dict, indent string, depth int) {
+	if depth == 0 {
+		if nested, ok := jsonOK(v, 1); !ok || nested > harmonyDepth {
+			w.err = refuse("invalid conversation JSON")
+		}
+	}
+	if w.err != nil {
+		return
+	}
+	if variants, ok := member(d, "oneOf").AsList(); ok {
+		for i := range variants {
+			variant, _ := variants[i].AsDict()
+			w.texts("\n", indent, " | ")
+			w.nullable(variants[i], variant, indent+"   ", depth)
+			w.trailing(variant, false)
+		}
+		return
+	}
+	kind := member(d, "type")
+	if kinds, ok := kind.AsList(); ok {
+		wrote := false
+		for i := range kinds {
+			if s, ok := kinds[i].AsString(); ok {
+				if wrote {
+					w.text(" | ")
+				}
+				if s == "integer" {
+					s = "number"
+				}
+				w.text(s)
+				wrote = true
+			}
+		}
+		if wrote {
+			return
+		}
+	}
+	name, _ := kind.AsString()
+	switch name {
+	case "object":
+		w.object(d, indent, depth)
+	case "string":
+		values, _ := member(d, "enum").AsList()
+		wrote := false
+		for i := range values {
+			if s, ok := values[i].AsString(); ok {
+				if wrote {
+					w.text(" | ")
+				}
+				w.texts(`"`, s, `"`)
+				wrote = true
+			}
+		}
+		if !wrote {
+			w.text("string")
+		}
+	case "number", "integer":
+		w.text("number")
+	case "boolean":
+		w.text("boolean")
+	case "array":
+		items, ok := d.Get("items")
+		if !ok {
+			w.text("Array<any>")
+			return
+		}
+		item, _ := items.AsDict()
+		w.schema(items, item, indent, depth+1)
+		w.text("[]")
+	default:
+		w.text("any")
+	}
+}
+
+// nullable writes a schema and its "nullable".
+func (w *harmonyWriter) nullable(v jinja.Value, d *jinja.Dict, indent string, depth int) {
+	from := len(w.dst)
+	w.schema(v, d, indent, depth+1)
+	if null, ok := member(d, "nullable").AsBool(); ok && null && w.err == nil && !bytes.Contains(w.dst[from:], []byte("null")) {
+		w.text(" | null")
+	}
+}
+
+// trailing writes the description and the default of a variant as a comment after it.
+func (w *harmonyWriter) trailing(d *jinja.Dict, bare bool) {
+	sep := " // "
+	if s, ok := member(d, "description").AsString(); ok {
+		w.texts(sep, s)
+		sep = " "
+	}
+	if v, ok := d.Get("default"); ok {
+		w.text(sep)
+		w.defaultOf(d, v, bare)
+	}
+}
+
+// defaultOf writes a default. Strings are in quotes unless bare is set and the schema is an enum;
+// quotes in them are escaped only in enums.
+func (w *harmonyWriter) defaultOf(d *jinja.Dict, v jinja.Value, bare bool) {
+	w.text("default: ")
+	s, isText := v.AsString()
+	enum, _ := member(d, "enum").AsList()
+	switch {
+	case isText && len(enum) == 0:
+		w.texts(`"`, s, `"`)
+	case isText && bare:
+		w.text(s)
+	default:
+		w.json(v)
+	}
+}
+
+func (w *harmonyWriter) object(d *jinja.Dict, indent string, depth int) {
+	if s, ok := member(d, "description").AsString(); ok {
+		w.texts(indent, "// ", s, "\n")
+	}
+	w.text("{\n")
+	required := map[string]bool{}
+	names, _ := member(d, "required").AsList()
+	for i := range names {
+		if s, ok := names[i].AsString(); ok {
+			required[s] = true
+		}
+	}
+	dictAt(d, "properties").Range(func(k, v jinja.Value) bool {
+		key, _ := k.AsString()
+		if !required[key] {
+			key += "?"
+		}
+		w.property(key, v, indent, depth)
+		return w.err == nil
+	})
+	w.texts(indent, "}")
+}
+
+func (w *harmonyWriter) property(key string, v jinja.Value, indent string, depth int) {
+	d, _ := v.AsDict()
+	if s, ok := member(d, "title").AsString(); ok {
+		w.texts(indent, "// ", s, "\n", indent, "//\n")
+	}
+	oneOf, hasOneOf := d.Get("oneOf")
+	description, described := member(d, "description").AsString()
+	if !hasOneOf && described {
+		w.texts(indent, "// ", description, "\n")
+	}
+	if examples, _ := member(d, "examples").AsList(); len(examples) > 0 {
+		w.texts(indent, "// Examples:\n")
+		for i := range examples {
+			if s, ok := examples[i].AsString(); ok {
+				w.texts(indent, "// - \"", s, "\"\n")
+			}
+		}
+	}
+	preset, hasPreset := d.Get("default")
+	if variants, ok := oneOf.AsList(); ok {
+		w.variants(key, d, variants, indent, depth)
+		return
+	}
+	w.texts(indent, key, ": ")
+	w.nullable(v, d, indent+"    ", depth)
+	w.text(",")
+	if !hasOneOf && hasPreset {
+		w.text(" // ")
+		w.defaultOf(d, preset, true)
+	}
+	w.text("\n")
+}
+
+// variants writes a property with oneOf.
+func (w *harmonyWriter) variants(key string, d *jinja.Dict, variants []jinja.Value, indent string, depth int) {
+	description, described := member(d, "description").AsString()
+	above := false // the description is written above
+	if described {
+		above = true
+		if len(variants) > 0 {
+			first, _ := variants[0].AsDict()
+			s, ok := member(first, "description").AsString()
+			above = !ok || s != description
+		}
+		if above {
+			w.texts(indent, "// ", description, "\n")
+		}
+	}
+	if preset, ok := d.Get("default"); ok {
+		w.texts(indent, "// ")
+		w.defaultOf(d, preset, true)
+		w.text("\n")
+	}
+	w.texts(indent, key, ":\n")
+	for i := range variants {
+		variant, _ := variants[i].AsDict()
+		w.texts(indent, " | ")
+		w.nullable(variants[i], variant, indent+"   ", depth)
+		shown := variant
+		s, has := member(variant, "description").AsString()
+		if has && (i == 0 && above || described && s == description) {
+			shown = variant.Clone()
+			shown.Delete("description")
+		}
+		w.trailing(shown, true)
+		w.text("\n")
+	}
+	w.texts(indent, ",\n")
+}
+
+// json writes a value as serde_json prints it.
+func (w *harmonyWriter) json(v jinja.Value) {
+	if w.err != nil {
+		return
+	}
+	if items, ok := v.AsList(); ok {
+		sep := "["
+		for i := range items {
+			w.text(sep)
+			w.json(items[i])
+			sep = ","
+		}
+		w.text(strings.TrimSuffix(sep, ",") + "]")
+		return
+	}
+	if d, ok := v.AsDict(); ok {
+		sep := "{"
+		d.Range(func(k, v jinja.Value) bool {
+			w.text(sep)
+			w.json(k)
+			w.text(":")
+			w.json(v)
+			sep = ","
+			return w.err == nil
+		})
+		w.text(strings.TrimSuffix(sep, ",") + "}")
+		return
+	}
+	raw, err := jinja.AppendJSON(nil, v, jinja.JSONOptions{})
+	if err != nil {
+		w.err = err
+	}
+	if f, ok := serdeFloat(v, raw); ok {
+		raw = appendSerdeFloat(nil, f)
+	}
+	w.text(string(raw))
+}
+
+// jsonOK returns the depth of a value, and whether serde_json can read it. Deeper values than
+// harmonyDepth are not read to their end.
+func jsonOK(v jinja.Value, depth int) (deepest int, ok bool) {
+	deepest, ok = depth-1, true
+	if depth > harmonyDepth+1 {
+		return depth, ok
+	}
+	visit := func(inner jinja.Value) bool {
+		n, fine := jsonOK(inner, depth+1)
+		deepest, ok = max(deepest, n), ok && fine
+		return ok && deepest <= harmonyDepth
+	}
+	if items, isList := v.AsList(); isList {
+		deepest = depth
+		for i := range items {
+			if !visit(items[i]) {
+				break
+			}
+		}
+	} else if d, isDict := v.AsDict(); isDict {
+		deepest = depth
+		d.Range(func(k, inner jinja.Value) bool { return visit(k) && visit(inner) })
+	} else if s, isText := v.AsString(); isText {
+		ok = utf8.ValidString(s) // else it has half a surrogate pair
+	} else if v.Kind() == jinja.KindInt || v.Kind() == jinja.KindFloat {
+		raw, err := jinja.AppendJSON(nil, v, jinja.JSONOptions{})
+		f, big := serdeFloat(v, raw)
+		ok = err == nil && (!big || !math.IsInf(f, 0) && !math.IsNaN(f))
+	}
+	return deepest, ok
+}
+
+// serdeFloat reports whether serde_json reads a value, printed by Python as raw, as a float.
+func serdeFloat(v jinja.Value, raw []byte) (f float64, ok bool) {
+	if f, ok = v.AsFloat(); ok || v.Kind() != jinja.KindInt {
+		return f, ok
+	}
+	if _, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
+		return 0, false
+	}
+	if _, err := strconv.ParseUint(string(raw), 10, 64); err == nil {
+		return 0, false
+	}
+	f, _ = strconv.ParseFloat(string(raw), 64)
+	return f, true
+}
+
+// appendSerdeFloat writes a float as serde_json 1.0.149 does: the shortest digits, with an
+// exponent below 1e-5 and from 1e16 on.
+func appendSerdeFloat(dst []byte, f float64) []byte {
+	abs := math.Abs(f)
+	if abs != 0 && (abs < 1e-5 || abs >= 1e16) {
+		s := strconv.FormatFloat(f, 'e', -1, 64)
+		mantissa, exponent, _ := strings.Cut(s, "e")
+		sign := exponent[:1]
+		if sign == "-" || sign == "+" {
+			exponent = strings.TrimLeft(exponent[1:], "0")
+		}
+		return append(append(append(append(dst, mantissa...), 'e'), sign...), exponent...)
+	}
+	s := strconv.FormatFloat(f, 'f', -1, 64)
+	if !strings.Contains(s, ".") {
+		s += ".0"
+	}
+	return append(dst, s...)
+}

@@ -1,0 +1,202 @@
+package shape_test
+
+import (
+	"bufio"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
+)
+
+// encoderCase is a line that e2e/engines/encoders.py wrote.
+type encoderCase struct {
+	Body   string   `json:"body"`
+	IDs    []uint32 `json:"ids"`
+	Hash   string   `json:"hash"` // of the ids, in samples
+	Status int      `json:"status"`
+	Reason string   `json:"reason"`
+}
+
+// encoderModels are the models of the recordings: the tokenizer's folder and config.json.
+var encoderModels = map[string][2]string{
+	"harmony":      {"gptoss", `{"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}`},
+	"deepseek_v32": {"deepseek_v3", `{"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}`},
+	"deepseek_v4":  {"deepseek_v3", `{"model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"]}`},
+}
+
+// recordedDate is the date of the recordings.
+func recordedDate() time.Time { return time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC) }
+
+func encoderModel(t testing.TB, name string) *shape.Model {
+	t.Helper()
+	of, ok := encoderModels[name]
+	if !ok {
+		t.Fatalf("no model for recordings of %q", name)
+	}
+	files := fstest.MapFS{"config.json": {Data: []byte(of[1])}}
+	for _, file := range []string{"tokenizer.json.gz", "tokenizer_config.json"} {
+		b, err := os.ReadFile(filepath.Join("../models", of[0], file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[file] = &fstest.MapFile{Data: b}
+	}
+	m, err := shape.Load(files, shape.Options{ToolParser: true, MaxModelLen: 16384, Now: recordedDate})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// TestEncoders compares samples of the recordings.
+func TestEncoders(t *testing.T) {
+	t.Parallel()
+	for name := range encoderModels {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			compareEncoder(t, encoderModel(t, name), filepath.Join("testdata", "encoders", name+".jsonl.gz"))
+		})
+	}
+}
+
+// FuzzEncoders: no body makes an encoder panic, and the prompt is not larger than its bound.
+func FuzzEncoders(f *testing.F) {
+	models := map[string]*shape.Model{}
+	for name := range encoderModels {
+		models[name] = encoderModel(f, name)
+	}
+	f.Add([]byte(`{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+		{"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "y"}]}], "tools": [{"type": "function", "function": {"name": "f", "parameters":
+		{"type": "object", "properties": {"a": {"oneOf": [{"type": "string", "default": 1e30}], "nullable": true}}}}}]}`))
+	f.Add([]byte(`{"messages": [{"role": "tool", "content": ""}], "chat_template_kwargs": {"thinking": true}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		for name, m := range models {
+			req, err := body.Parse(body.Chat, raw)
+			if err != nil {
+				return
+			}
+			if got, err := m.RenderPrompt(req, shape.VLLM); err == nil && len(got.Text) > 2*jinja.RequestEnv(len(raw)).MaxOutput {
+				t.Errorf("%s: got a prompt of %d bytes for a body of %d", name, len(got.Text), len(raw))
+			}
+		}
+	})
+}
+
+// TestEncodersLive compares all recordings of KVLANE_ENCODER_CASES, files NAME.jsonl.gz.
+func TestEncodersLive(t *testing.T) {
+	t.Parallel()
+	files, _ := filepath.Glob(filepath.Join(os.Getenv("KVLANE_ENCODER_CASES"), "*.jsonl.gz"))
+	if len(files) == 0 {
+		t.Skip("KVLANE_ENCODER_CASES has no recordings")
+	}
+	for _, file := range files {
+		name, _, _ := strings.Cut(filepath.Base(file), ".")
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			t.Parallel()
+			compareEncoder(t, encoderModel(t, name), file)
+		})
+	}
+}
+
+func compareEncoder(t *testing.T, m *shape.Model, file string) {
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	packed, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(packed)
+	lines.Buffer(nil, 64<<20)
+	cached := throughCache{cache: conv.New(64 << 20)}
+	var equal, refused, different int
+	for lines.Scan() {
+		var c encoderCase
+		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
+			t.Fatal(err)
+		}
+		req, err := body.Parse(body.Chat, []byte(c.Body))
+		var got shape.Result
+		if err == nil {
+			got, err = m.RenderPrompt(req, shape.VLLM)
+		}
+		var refusal *shape.Refusal
+		switch {
+		case c.Status == 0 && err == nil && (slices.Equal(got.IDs, c.IDs) || c.Hash != "" && c.Hash == hashOf(got.IDs)):
+			equal++
+			cached.check(t, m, []byte(c.Body), got.IDs)
+		case c.Status != 0 && errors.As(err, &refusal):
+			refused++
+		default:
+			different++
+			if different <= 10 {
+				at := 0
+				for at < min(len(got.IDs), len(c.IDs)) && got.IDs[at] == c.IDs[at] {
+					at++
+				}
+				t.Errorf("%.2000s\ngot %d ids, error %v: %q\nwant %d ids, status %d %s: %q", c.Body, len(got.IDs), err, tail(m, got.IDs, at), len(c.IDs), c.Status, c.Reason,
+					tail(m, c.IDs, at))
+			}
+		}
+	}
+	t.Logf("%d equal, %d refused by both, %d different", equal, refused, different)
+	if lines.Err() != nil || equal == 0 || refused == 0 {
+		t.Errorf("got %d equal and %d refused, want some of both; read error: %v", equal, refused, lines.Err())
+	}
+}
+
+// throughCache computes prompts through a cache of conversations.
+type throughCache struct {
+	cache *conv.Cache
+	turn  conv.Turn
+}
+
+// check compares the ids of a body, and of the body with another turn.
+func (c *throughCache) check(t *testing.T, m *shape.Model, raw []byte, want []uint32) {
+	t.Helper()
+	for range 2 {
+		if err := c.cache.Parse(&c.turn, body.Chat, raw); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := m.PromptInto(t.Context(), nil, &c.turn, shape.VLLM); err != nil || !slices.Equal(got.IDs, want) {
+			t.Errorf("through the cache: got %d ids, error %v, want %d: %.500s", len(got.IDs), err, len(want), raw)
+		}
+	}
+}
+
+func hashOf(ids []uint32) string {
+	var text []byte
+	for i, id := range ids {
+		if i > 0 {
+			text = append(text, ',')
+		}
+		text = strconv.AppendUint(text, uint64(id), 10)
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
+}
+
+// tail returns the tokens around the first difference.
+func tail(m *shape.Model, ids []uint32, at int) (out []string) {
+	for _, id := range ids[min(max(at-12, 0), len(ids)):min(at+12, len(ids))] {
+		s, _ := m.Tokenizer().Token(id)
+		out = append(out, s)
+	}
+	return out
+}

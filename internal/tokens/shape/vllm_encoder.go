@@ -1,0 +1,400 @@
+package shape
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// vLLM 0.32.0 for models whose prompts it encodes in code: vllm/renderers and
+// vllm/entrypoints/openai/parser/harmony_utils.py.
+
+// vllmEncoded follows /v1/chat/completions, or /tokenize, for a model with an encoder.
+func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan, error) {
+	p := &plan{}
+	form := m.encoder.Traits().Messages
+	kind, message := shapeValidated, vllmValidated
+	if form != encoders.Validated {
+		if in.Has(body.FieldChatTemplate) || in.Has(body.FieldChatTemplateKwargs) {
+			if _, err := m.templateFor(in, false); err != nil && !errors.Is(err, ErrNoTemplate) {
+				return nil, err
+			}
+		}
+		shape := vllmShape{openai: form == encoders.Parts, references: form == encoders.Parts, converted: in.origin == body.Responses, legacy: !tokenize, refuse: func(kind string) error { return m.refuseMedia(kind, in.profile) }, p: p}
+		kind, message = shape.kind(), shape.message
+	} else if raw := in.Raw(body.FieldChatTemplate); given(raw) && raw[0] != '"' {
+		return nil, refuse("chat_template: input should be a valid string")
+	}
+	args, err := vllmArguments(in, tokenize)
+	if err != nil {
+		return nil, err
+	}
+	p.chat = &encoders.Chat{Tools: tools, Args: args, Now: m.options.Now()}
+	if p.chat.Effort, err = vllmEffort(in); err != nil {
+		return nil, err
+	}
+	if p.chat.Messages, err = m.shapeMessages(in, kind, p, message); err != nil {
+		return nil, err
+	}
+	if ids, err := m.forwardedIDs(in); err != nil || ids != nil && !p.hasMedia() {
+		return &plan{ids: ids}, err
+	}
+	if form == encoders.Validated {
+		return p, nil // nothing truncates the prompt
+	}
+	if v, has := args.Get("tools"); has {
+		if p.chat.Tools, has = v.AsList(); !has {
+			return nil, refuse("tools: input should be a valid list")
+		}
+	}
+	for _, key := range [...]string{"messages", "conversation"} {
+		if _, has := args.Get(key); has {
+			return nil, refuse("apply_chat_template() got multiple values for keyword argument '%s'", key)
+		}
+	}
+	if p.addSpecial, err = in.flag(body.FieldAddSpecialTokens, false); err != nil {
+		return nil, err
+	}
+	if !tokenize {
+		err = m.vllmTruncation(in, p)
+	}
+	return p, err
+}
+
+// vllmArguments returns the arguments of the chat template that vLLM passes to an encoder.
+func vllmArguments(in input, tokenize bool) (*jinja.Dict, error) {
+	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
+	if err != nil {
+		return nil, err
+	}
+	args := new(jinja.Dict)
+	kwargs.Range(func(k, v jinja.Value) bool {
+		if s, _ := v.AsString(); !v.IsNone() && s != "auto" {
+			key, _ := k.AsString()
+			args.Set(key, v)
+		}
+		return true
+	})
+	if tokenize {
+		return args, nil
+	}
+	effort, err := vllmEffort(in)
+	if err != nil {
+		return nil, err
+	}
+	if effort != "" {
+		args.Set("reasoning_effort", jinja.String(effort))
+		if _, has := kwargs.Get("enable_thinking"); !has {
+			args.Set("enable_thinking", jinja.Bool(effort != "none"))
+		}
+	}
+	documents, err := in.value(body.FieldDocuments)
+	if err == nil && !documents.IsNone() {
+		err = checkDocuments(documents)
+	}
+	return args, err
+}
+
+// encoded appends the prompt of an encoder.
+func (m *Model) encoded(_ context.Context, dst []byte, p *plan) ([]byte, error) {
+	env := jinja.RequestEnv(p.size)
+	p.chat.Limit = 2 * env.MaxOutput
+	out, err := m.encoder.Append(dst, p.chat)
+	if refusal, ok := errors.AsType[*encoders.Refusal](err); ok {
+		return dst, refuseWith(refusal.Status, refusal.Reason)
+	}
+	return out, err
+}
+
+// markedSpace distinguishes marked text from plain text in caches.
+const markedSpace = 2
+
+// vllmValidated converts a client's message to what vLLM's request model makes of it, in the form
+// that encoders take. vLLM has two models for a message. That of OpenAI, for known roles, reads a
+// list of parts when they are used; its own reads them immediately and is used if it recognizes more
+// members.
+func vllmValidated(v jinja.Value) (jinja.Value, error) {
+	msg, ok := v.AsDict()
+	if !ok {
+		return v, refuse("messages: input should be a valid dictionary")
+	}
+	role, has, _ := textOf(msg, "role")
+	if !has {
+		return v, refuse("messages.role: input should be a valid string")
+	}
+	content, given := msg.Get("content")
+	switch {
+	case given && content.IsNone() && role != roleAssistant:
+		return v, refuse("messages.content: input should be a valid string")
+	case role == roleAssistant && content.IsNone():
+		if err := vllmWithoutContent(msg); err != nil {
+			return v, err
+		}
+	}
+	id, hasID, idOK := textOf(msg, "tool_call_id")
+	if role == roleTool && !idOK {
+		return v, refuse("messages.tool_call_id: input should be a valid string")
+	}
+	out := dict(kv{"role", jinja.String(role)}, kv{"call_id", jinja.String(id)})
+	known := role == roleAssistant || role == roleDeveloper || role == roleSystem || role == roleUser || role == roleTool && hasID
+	own, err := validatedOwn(msg, known, true)
+	if err != nil {
+		return v, err
+	}
+	parts, _ := content.AsList()
+	if err := validatedContent(out, content, known, readLate(msg, parts, known, own)); err != nil {
+		return v, err
+	}
+	calls, err := validatedCalls(msg, role)
+	if err != nil {
+		return v, err
+	}
+	out.Set("calls", jinja.List(calls))
+	thought := member(msg, "reasoning")
+	if thought.IsNone() {
+		thought = member(msg, "reasoning_content")
+	}
+	out.Set("reasoning", thought)
+	return jinja.FromDict(out), nil
+}
+
+// validatedOwn reports whether vLLM's own model accepts the members that OpenAI's does not have.
+// A message of an unknown role is refused if it does not. legacy: see vllmShape.
+func validatedOwn(msg *jinja.Dict, known, legacy bool) (bool, error) {
+	own := true
+	for _, key := range [...]string{"reasoning", "reasoning_content", "task", "tool_call_id"} {
+		_, _, ok := textOf(msg, key)
+		own = own && (ok || key == "reasoning_content" && (!legacy || !member(msg, "reasoning").IsNone()))
+	}
+	tools := member(msg, "tools")
+	items, ok := tools.AsList()
+	own = own && (ok || tools.IsNone()) && !slices.ContainsFunc(items, func(v jinja.Value) bool {
+		d, _ := v.AsDict()
+		_, has, _ := textOf(dictAt(d, "function"), "name")
+		return !has
+	})
+	_, named := msg.Get("name")
+	if _, isText := member(msg, "name").AsString(); named && !isText {
+		own = false
+		if textAt(msg, "role") != roleTool { // OpenAI's model of a tool's message has no name
+			return own, refuse("messages.name: input should be a valid string")
+		}
+	}
+	_, hasContent := msg.Get("content")
+	switch {
+	case !own && (!known || !hasContent && textAt(msg, "role") != roleAssistant):
+		return own, refuse("messages: input should be a valid message")
+	case !own && textAt(msg, "role") == roleAssistant:
+		return own, vllmWithoutContent(msg)
+	}
+	return own, nil
+}
+
+// readLate reports whether vLLM uses OpenAI's model of a message, which reads the parts of its
+// content when they are used.
+func readLate(msg *jinja.Dict, parts []jinja.Value, known, own bool) bool {
+	if !known || !own {
+		return known
+	}
+	if textAt(msg, "role") == roleAssistant && vllmWithoutContent(msg) != nil {
+		return false
+	}
+	more := 0 // members that vLLM's own model recognizes in addition
+	role := textAt(msg, "role")
+	for _, key := range [...]string{"reasoning", "reasoning_content", "task", "tools", "tool_call_id"} {
+		if v, has := msg.Get(key); has && (key != "tool_call_id" || role != roleTool) && (key != "reasoning_content" || !v.IsNone()) {
+			more++
+		}
+	}
+	if calls, _ := member(msg, "tool_calls").AsList(); len(calls) > 0 || role != roleAssistant && !member(msg, "tool_calls").IsNone() {
+		more++
+	}
+	if role == roleAssistant {
+		for _, key := range [...]string{"audio", "function_call", "refusal"} {
+			if v, has := msg.Get(key); has {
+				d, _ := v.AsDict()
+				more -= 1 + min(d.Len(), 2)
+			}
+		}
+	}
+	for i := range parts {
+		_, bare := parts[i].AsString()
+		d, isDict := parts[i].AsDict()
+		switch {
+		case !bare && !isDict:
+			return true
+		case validatedFields(d):
+			more++
+		}
+	}
+	return more <= 0
+}
+
+// knownParts are the types of parts that OpenAI's models of messages accept by role.
+var knownParts = map[string][]string{roleUser: {"text", "image_url", "input_audio", "file"}, roleAssistant: {"text", "refusal"}, roleTool: {"text"},
+	roleSystem: {"text"}, roleDeveloper: {"text"}}
+
+// knownPart reports whether OpenAI's model of a role's message accepts a part.
+func knownPart(part *jinja.Dict, role string) bool {
+	kind := textAt(part, "type")
+	return slices.Contains(knownParts[role], kind) && validatedFields(part) && (kind != "text" && kind != "refusal" || !member(part, kind).IsNone())
+}
+
+// validatedContent sets the members flat, texts and refused.
+func validatedContent(out *jinja.Dict, content jinja.Value, known, late bool) error {
+	flat, texts, refused := jinja.None(), []jinja.Value{}, jinja.None()
+	parts, isList := content.AsList()
+	if d, ok := content.AsDict(); ok {
+		if !known {
+			return refuse("messages.content: input should be a valid string or a list of parts")
+		}
+		parts, isList = nil, true // Python iterates over the keys
+		if d.Len() > 0 {
+			refused = jinja.String("content: input should be a valid dictionary")
+		}
+	}
+	text, isText := content.AsString()
+	switch {
+	case isText:
+		flat, texts = content, append(texts, jinja.String(text))
+	case content.IsNone() || content.IsUndefined():
+		texts = append(texts, jinja.String(""))
+	case !isList:
+		return refuse("messages.content: input should be a valid string or a list of parts")
+	default:
+		if slices.ContainsFunc(parts, func(v jinja.Value) bool { return v.Kind() != jinja.KindString && v.Kind() != jinja.KindDict }) && !known {
+			return refuse("messages.content: input should be a valid list of parts")
+		}
+		if late {
+			for i := range parts {
+				d, _ := parts[i].AsDict()
+				if !knownPart(d, textAt(out, "role")) {
+					refused = jinja.String("content: input should be a valid dictionary")
+				}
+				texts = append(texts, jinja.String(textAt(d, "text")))
+			}
+			break
+		}
+		flat, texts, refused = validatedParts(parts)
+	}
+	out.Set("flat", flat)
+	out.Set("texts", jinja.List(texts))
+	out.Set("refused", refused)
+	return nil
+}
+
+// validatedParts returns the joined text of parts, None if there is none, and their texts. An
+// empty reason in refused means an error of the server.
+func validatedParts(parts []jinja.Value) (flat jinja.Value, texts []jinja.Value, refused jinja.Value) {
+	flat, refused = jinja.None(), jinja.None()
+	joined, has := []byte(nil), false
+	for i := range parts {
+		if s, ok := parts[i].AsString(); ok {
+			joined, has = append(joined, s...), true
+			if refused.IsNone() {
+				refused = jinja.String("")
+			}
+			continue
+		}
+		d, _ := parts[i].AsDict()
+		v, present := d.Get("text")
+		s, ok := v.AsString()
+		switch {
+		case ok:
+			joined, has = append(joined, s...), true
+		case present && !v.IsNone():
+			flat = jinja.Bool(false) // the engine fails to join it
+		}
+		if present && !ok && refused.IsNone() {
+			refused = jinja.String("text: input should be a valid string")
+		}
+		texts = append(texts, jinja.String(s))
+	}
+	if has && flat.IsNone() {
+		flat = jinja.String(string(joined))
+	}
+	return flat, texts, refused
+}
+
+// ownParts are the types of parts of vLLM's own model, and the member that each requires to be
+// text; "" for those that require none.
+var ownParts = map[string]string{"text": "text", "refusal": "refusal", "thinking": "thinking", "tool_reference": "", "prompt_embeds": "data",
+	"image_embeds": "", "audio_embeds": "", "video_embeds": ""}
+
+// validatedFields reports whether vLLM's own models of parts recognize a member of a part.
+func validatedFields(part *jinja.Dict) bool {
+	kind := textAt(part, "type")
+	if key, ok := ownParts[kind]; ok {
+		if _, has, _ := textOf(part, key); has || key == "" {
+			return true
+		}
+	}
+	switch inner := dictAt(part, kind); kind {
+	case "image_url", "audio_url", "video_url":
+		if _, has, _ := textOf(inner, "url"); has {
+			return true
+		}
+	case "input_audio":
+		if _, has, _ := textOf(inner, "data"); has {
+			return true
+		}
+	case "file":
+		return inner != nil
+	}
+	for _, key := range [...]string{"uuid", "image_url", "audio_url", "video_url"} {
+		if _, has := part.Get(key); has {
+			if _, _, ok := textOf(part, key); ok {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// validatedCalls returns the tool calls of a message as objects {id, name, arguments}. A call of a
+// custom tool has no name for the encoders.
+func validatedCalls(msg *jinja.Dict, role string) (out []jinja.Value, err error) {
+	v, has := msg.Get("tool_calls")
+	if !has {
+		return nil, nil
+	}
+	if v.IsNone() && role != roleAssistant {
+		return nil, refuse("'NoneType' object is not iterable")
+	}
+	calls, ok := v.AsList()
+	if !ok && v.Truth() {
+		if role == roleAssistant {
+			return nil, refuse("messages.tool_calls: input should be a valid list")
+		}
+		return nil, nil
+	}
+	for i := range calls {
+		call, _ := calls[i].AsDict()
+		id, ok, _ := textOf(call, "id")
+		name, arguments := jinja.None(), jinja.String("")
+		switch textAt(call, "type") {
+		case "function":
+			function := dictAt(call, "function")
+			_, hasName, _ := textOf(function, "name")
+			_, hasArguments, _ := textOf(function, "arguments")
+			ok = ok && hasName && hasArguments
+			name, arguments = member(function, "name"), member(function, "arguments")
+		case "custom":
+			custom := dictAt(call, "custom")
+			_, hasName, _ := textOf(custom, "name")
+			_, hasInput, _ := textOf(custom, "input")
+			ok = ok && hasName && hasInput
+		default:
+			ok = false
+		}
+		if !ok {
+			return nil, refuse("messages.tool_calls.%d: input should be a valid tool call", i)
+		}
+		out = append(out, object(kv{"id", jinja.String(id)}, kv{"name", name}, kv{"arguments", arguments}))
+	}
+	return out, nil
+}
