@@ -225,7 +225,7 @@ func (m *spmModel) tokenizer(config Config) (*Tokenizer, error) {
 		t.addedID[u.Content], t.literalOf[u.ID] = u.ID, u.Content
 	}
 	t.setControl(control, m.bos)
-	t.cuts = newCutter(t.splitter)
+	t.cuts = newCutter(t.splitter, false)
 	return t, nil
 }
 
