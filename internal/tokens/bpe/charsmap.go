@@ -111,8 +111,9 @@ func (m *charsmap) normalize(enc *encoder, s string) string {
 	if start == 0 {
 		return s
 	}
-	enc.nfc = append(out, s[start:]...)
-	return stringOf(enc.nfc)
+	out = append(out, s[start:]...)
+	enc.nfc = out
+	return stringOf(out)
 }
 
 // extenders returns the length of what extends the character at s[i], of n bytes, to a grapheme

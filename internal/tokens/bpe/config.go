@@ -48,7 +48,7 @@ type Config struct {
 type llamaConfig struct {
 	legacy, addPrefixSpace bool
 	prefixSpaceSet         bool // other classes have another default
-	addBOS, addEOS         bool // read if there is no tokenizer.json
+	addBOS, addEOS         bool // read without a tokenizer.json
 }
 
 // Template is a named chat template.

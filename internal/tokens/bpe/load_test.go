@@ -69,16 +69,16 @@ func TestLoadRefuses(t *testing.T) {
 		more       map[string]string
 		reason     string
 	}{
-		{"unigram", tiny(`"type":"BPE"`, `"type":"Unigram"`), nil, "model Unigram"},
+		{"word pieces", tiny(`"type":"BPE"`, `"type":"WordPiece"`), nil, "model WordPiece"},
 		{"word piece", tiny(`"type":"BPE"`, `"type":"WordPiece","max_input_chars_per_word":100`), nil, "model WordPiece"},
 		{"word level", tiny(`"type":"BPE"`, `"type":"WordLevel"`), nil, "model WordLevel"},
 		{"suffix", tiny(`"byte_fallback":true`, `"byte_fallback":true,"end_of_word_suffix":"</w>"`), nil, "end_of_word_suffix"},
 		{"dropout", tiny(`"dropout":null`, `"dropout":0.1`), nil, "dropout"},
 		{"missing byte", tiny(`"<0x0A>":10,`, ``), nil, "<0x0A>"},
-		{"normalizer", tiny(`"normalizer":null`, `"normalizer":{"type":"Precompiled","precompiled_charsmap":""}`), nil, "Precompiled"},
+		{"normalizer", tiny(`"normalizer":null`, `"normalizer":{"type":"Nmt"}`), nil, "Nmt"},
 		{"normalizer of encoders", tiny(`"normalizer":null`, `"normalizer":{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"BertNormalizer"}]}`), nil, "BertNormalizer"},
 		{"lower case", tiny(`"normalizer":null`, `"normalizer":{"type":"Lowercase"}`), nil, "Lowercase"},
-		{"white space", tiny(`"type":"Metaspace"`, `"type":"WhitespaceSplit"`), nil, "WhitespaceSplit"},
+		{"white space", tiny(`"type":"Metaspace"`, `"type":"Whitespace"`), nil, "Whitespace"},
 		{"class of encoders", tiny(), map[string]string{"config.json": `{"model_type":"bert"}`, "tokenizer_config.json": `{"tokenizer_class":"BertTokenizerFast"}`}, "BertTokenizer"},
 		{"pre-tokenizer", tiny(`"type":"Metaspace"`, `"type":"UnicodeScripts"`), nil, "UnicodeScripts"},
 		{"behavior", tiny(`{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}`, `{"type":"Split","pattern":{"String":"a"},"behavior":"Odd"}`), nil, "Odd"},

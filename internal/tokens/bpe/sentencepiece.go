@@ -45,7 +45,7 @@ type spmModel struct {
 }
 
 // fields calls f for each field of a protobuf message.
-func fields(raw []byte, f func(number protowire.Number, value uint64, data []byte) error) error {
+func fields(raw []byte, f func(number protowire.Number, value uint64, data []byte)) error {
 	for len(raw) > 0 {
 		number, kind, n := protowire.ConsumeTag(raw)
 		if n < 0 {
@@ -70,9 +70,7 @@ func fields(raw []byte, f func(number protowire.Number, value uint64, data []byt
 			return protowire.ParseError(n)
 		}
 		raw = raw[n:]
-		if err := f(number, value, data); err != nil {
-			return err
-		}
+		f(number, value, data)
 	}
 	return nil
 }
@@ -81,20 +79,7 @@ func fields(raw []byte, f func(number protowire.Number, value uint64, data []byt
 func readSPM(raw []byte) (*spmModel, error) {
 	m := &spmModel{dummy: true, trim: true, bos: "<s>", eos: "</s>"}
 	kind, escape := uint64(1), true
-	piece := func(p *spmPiece) func(protowire.Number, uint64, []byte) error {
-		return func(number protowire.Number, value uint64, data []byte) error {
-			switch number {
-			case 1:
-				p.text = string(data)
-			case 2:
-				p.score = math.Float32frombits(uint32(value))
-			case 3:
-				p.kind = value
-			}
-			return nil
-		}
-	}
-	trainer := func(number protowire.Number, value uint64, data []byte) error {
+	trainer := func(number protowire.Number, value uint64, data []byte) {
 		switch number {
 		case 3:
 			kind = value
@@ -107,9 +92,8 @@ func readSPM(raw []byte) (*spmModel, error) {
 		case 47:
 			m.eos = string(data)
 		}
-		return nil
 	}
-	normalizer := func(number protowire.Number, value uint64, data []byte) error {
+	normalizer := func(number protowire.Number, value uint64, data []byte) {
 		switch number {
 		case 2:
 			m.charsmap = data
@@ -120,29 +104,21 @@ func readSPM(raw []byte) (*spmModel, error) {
 		case 5:
 			escape = value != 0
 		}
-		return nil
 	}
-	err := fields(raw, func(number protowire.Number, _ uint64, data []byte) error {
+	var failed error
+	err := fields(raw, func(number protowire.Number, _ uint64, data []byte) {
+		var err error
 		switch number {
 		case 1:
-			p := spmPiece{kind: pieceNormal}
-			if err := fields(data, piece(&p)); err != nil {
-				return err
-			}
-			if p.text == "" || !utf8.ValidString(p.text) {
-				return fmt.Errorf("piece %d is %q", len(m.pieces), p.text)
-			}
-			if p.kind == pieceUnknown {
-				m.unk = uint32(len(m.pieces))
-			}
-			m.pieces = append(m.pieces, p)
+			err = m.readPiece(data)
 		case 2:
-			return fields(data, trainer)
+			err = fields(data, trainer)
 		case 3:
-			return fields(data, normalizer)
+			err = fields(data, normalizer)
 		}
-		return nil
+		failed = cmp.Or(failed, err)
 	})
+	err = cmp.Or(err, failed)
 	switch m.bpe = kind == 2; {
 	case err != nil:
 		return nil, err
@@ -154,6 +130,28 @@ func readSPM(raw []byte) (*spmModel, error) {
 		return nil, unsupported("a SentencePiece model with plain spaces")
 	}
 	return m, nil
+}
+
+func (m *spmModel) readPiece(raw []byte) error {
+	p := spmPiece{kind: pieceNormal}
+	err := fields(raw, func(number protowire.Number, value uint64, data []byte) {
+		switch number {
+		case 1:
+			p.text = string(data)
+		case 2:
+			p.score = math.Float32frombits(uint32(value))
+		case 3:
+			p.kind = value
+		}
+	})
+	if err == nil && (p.text == "" || !utf8.ValidString(p.text)) {
+		err = fmt.Errorf("piece %d is %q", len(m.pieces), p.text)
+	}
+	if p.kind == pieceUnknown {
+		m.unk = uint32(len(m.pieces))
+	}
+	m.pieces = append(m.pieces, p)
+	return err
 }
 
 // parseSPM reads a SentencePiece model: as the library itself does, or with a config.json as
@@ -270,7 +268,7 @@ func (m *spmModel) readBPE(t *Tokenizer, list *tokenList) (err error) {
 		from := len(dst)
 		dst = enc.paragraphs(dst, p.text)
 		if t.sp.unk != maxID { // unknown neighbours are one token
-			rest := slices.CompactFunc(dst[from:], func(a, b uint32) bool { return a == b && a == t.sp.unk })
+			rest := slices.CompactFunc(dst[from:], func(a, b uint32) bool { return a == t.sp.unk && b == t.sp.unk })
 			dst = dst[:from+len(rest)]
 		}
 		return blanks.join(dst, from)
@@ -471,7 +469,7 @@ func (m *spmModel) converted(config Config) (*Tokenizer, error) {
 	if class != "" && (class != "LlamaTokenizer" || !m.bpe) {
 		return nil, unsupported("tokenizer class %s with a SentencePiece model only", class)
 	}
-	head := &modelHead{Type: "BPE", ByteFallback: m.fallback || class != "", FuseUnk: true, list: &tokenList{literal: map[string]uint32{}, apart: true}}
+	head := &modelHead{Type: "BPE", ByteFallback: m.fallback || class != "", FuseUnk: true, list: &tokenList{literal: map[string]uint32{}, ranked: true}}
 	if class == "" {
 		head.Unk = &m.pieces[m.unk].text
 	}

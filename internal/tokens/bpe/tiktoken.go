@@ -21,8 +21,8 @@ type tokenList struct {
 	literal map[string]uint32
 	// order holds the ids that merges may produce, the first to merge first; nil: all, by id.
 	order []uint32
-	// apart: each way to a token has a rank of its own.
-	apart bool
+	// ranked: each way to a token has a rank of its own.
+	ranked bool
 }
 
 // add appends a token. Empty text stands for a token that no text can produce.
@@ -69,7 +69,7 @@ func (l *tokenList) merges(v *vocab) (*merges, error) {
 			}
 		}
 	}
-	if l.apart {
+	if l.ranked {
 		result := make([]uint32, len(ranks))
 		for i, rank := range ranks {
 			result[i] = order[rank]

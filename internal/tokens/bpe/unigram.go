@@ -87,7 +87,7 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 		enc.steps = make([]uint32, n+1)
 	}
 	// steps[i] is the last token of the best path to i, with its length in the upper bits; 0 if
-	// the text has no path. The scores of paths are needed for the longest token only.
+	// no path ends there. The scores of paths are needed for the longest token only.
 	steps := enc.steps[:n+1]
 	clear(steps)
 	window := 1<<bits.Len(uint(u.longest)) - 1
@@ -96,12 +96,12 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 	}
 	sums := enc.sums[:window+1]
 	sums[0] = 0
-	for at, next := 0, 0; at < n; at = next {
+	for at := 0; at < n; {
 		size := 1
 		if word[at] >= utf8.RuneSelf {
 			_, size = utf8.DecodeRune(word[at:])
 		}
-		next = at + size
+		next := at + size
 		if n > maxWord && enc.watch.over(size) {
 			return dst
 		}
@@ -131,6 +131,7 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 		if !known {
 			relax(&steps[next], &sums[next&window], u.rounded(sum+u.unknown), uint32(size)<<packedID|u.unk)
 		}
+		at = next
 	}
 	return u.follow(dst, word, steps)
 }
@@ -154,10 +155,8 @@ func (u *unigram) rounded(sum float64) float64 {
 func (u *unigram) follow(dst []uint32, word []byte, steps []uint32) []uint32 {
 	// Turn the steps around: the first of each token is at its start.
 	for at, after := len(word), uint32(0); at > 0; {
-		step := steps[at]
-		steps[at] = after
-		after = step
-		at -= int(step >> packedID)
+		steps[at], after = after, steps[at]
+		at -= int(after >> packedID)
 		if at == 0 {
 			steps[0] = after
 		}

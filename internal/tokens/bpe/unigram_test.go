@@ -25,7 +25,7 @@ func naiveUnigram(scores map[string]float64, text string) []string {
 	for _, s := range scores {
 		lowest = min(lowest, s)
 	}
-	for i := 0; i < len(text); i++ {
+	for i := range len(text) {
 		if !best[i].ok || !utf8.RuneStart(text[i]) {
 			continue
 		}
@@ -128,7 +128,7 @@ func TestUnigramTakesBoundedMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const size, most = 16 << 20, 24
+	const size, most = 4 << 20, 24
 	text := strings.Repeat("a", size)
 	var ids []uint32
 	n := allocated(func() { ids, err = tok.Encode(nil, text, false) })
