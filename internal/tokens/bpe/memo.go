@@ -262,7 +262,7 @@ func (c *cutter) next(text []byte, s string, i int) int {
 			return j
 		}
 		h := binary.LittleEndian.Uint32(text[j-4:]) * 0x9e3779b1
-		if h < 1<<29 || text[j-1] >= 0x80 && h < 1<<31 {
+		if h < 1<<29 || text[j-1] >= 0x80 && h < 1<<30 {
 			return j
 		}
 	}
