@@ -500,6 +500,9 @@ func (x *Index) remove(s Slot, e *Event) {
 		x.gate.shut()
 		x.removeStep(s, e.Tier, e.Group, names[:n])
 		x.gate.open()
+		if len(x.leaving) > maxLeaving/2 {
+			x.flushNames() // while lookups, which do not read names, can run
+		}
 		names = names[n:]
 	}
 }
