@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -45,9 +47,20 @@ func (h *harmony) Traits() Traits {
 	return Traits{Name: "harmony", Messages: Validated, Marked: true, Dated: true, ToolParser: true}
 }
 
-// harmonySpecial are the names of Harmony's special tokens, but for numbered ones.
-var harmonySpecial = []string{"<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>",
-	"<|message|>", "<|call|>", "<|endofprompt|>"}
+// harmonySpecial matches Harmony's special tokens. The numbers 200000 to 201088 are reserved if they are
+// not among harmonyNamed, which the expression matches too.
+var harmonySpecial = regexp.MustCompile(`<\|(?:startoftext|endoftext|return|constrain|channel|start|end|message|call|reserved_(200\d\d\d|2010[0-8]\d))\|>`)
+
+var harmonyNamed = []string{"200002", "200003", "200005", "200006", "200007", "200008", "200012", "201089"}
+
+func hasHarmonySpecial(name string) bool {
+	for _, m := range harmonySpecial.FindAllStringSubmatch(name, -1) {
+		if !slices.Contains(harmonyNamed, m[1]) {
+			return true
+		}
+	}
+	return false
+}
 
 // harmonyMessage is a message of the prompt.
 type harmonyMessage struct {
@@ -158,10 +171,8 @@ func harmonyParse(out []harmonyMessage, msg *jinja.Dict, names map[string]string
 		for i := range calls {
 			call, _ := calls[i].AsDict()
 			name := text(call, "name")
-			for _, special := range harmonySpecial {
-				if strings.Contains(name, special) {
-					return nil, &Refusal{Status: 500, Reason: "Encountered text corresponding to disallowed special token"}
-				}
+			if hasHarmonySpecial(name) {
+				return nil, &Refusal{Status: 500, Reason: "Encountered text corresponding to disallowed special token"}
 			}
 			out = append(out, harmonyMessage{author: role + " to=functions." + name, channel: "commentary json", texts: []string{text(call, "arguments")},
 				toolCall: true})
@@ -602,19 +613,67 @@ func jsonOK(v jinja.Value, depth int) (deepest int, ok bool) {
 	return deepest, ok
 }
 
-// serdeFloat reports whether serde_json reads a value, printed by Python as raw, as a float.
+// serdeFloat reports whether serde_json reads a value, printed by Python as raw, as a float. Like
+// serde_json it rounds more than once, so the float need not be the nearest one.
 func serdeFloat(v jinja.Value, raw []byte) (f float64, ok bool) {
-	if f, ok = v.AsFloat(); ok || v.Kind() != jinja.KindInt {
-		return f, ok
-	}
-	if _, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
+	if v.Kind() != jinja.KindFloat && v.Kind() != jinja.KindInt {
 		return 0, false
 	}
-	if _, err := strconv.ParseUint(string(raw), 10, 64); err == nil {
+	number, negative := strings.CutPrefix(string(raw), "-")
+	digits, exponent, hasExponent := strings.Cut(number, "e")
+	whole, _, decimal := strings.Cut(digits, ".")
+	var significand uint64
+	exp, full := 0, false
+	for i := range len(digits) {
+		if i == len(whole) {
+			full = false
+			continue // the point
+		}
+		d := uint64(digits[i] - '0')
+		full = full || significand > (math.MaxUint64-d)/10
+		switch after := i > len(whole); {
+		case !full:
+			significand = significand*10 + d
+			if after {
+				exp--
+			}
+		case !after:
+			exp++
+		}
+	}
+	if !hasExponent && !decimal && exp == 0 && v.Kind() == jinja.KindInt && (!negative || significand <= 1<<63) {
 		return 0, false
 	}
-	f, _ = strconv.ParseFloat(string(raw), 64)
+	if n, err := strconv.Atoi(exponent); hasExponent && err == nil {
+		exp += n
+	}
+	f = float64(significand)
+	const most = 308
+	for ; exp < -most && f != 0; exp += most {
+		f /= 1e308
+	}
+	switch {
+	case v.Kind() == jinja.KindFloat && (len(raw) == 0 || !isDigit(number)):
+		f = math.NaN()
+	case exp > most && f != 0:
+		f = math.Inf(1)
+	case exp >= 0:
+		f *= pow10(exp)
+	default:
+		f /= pow10(-exp)
+	}
+	if negative {
+		f = -f
+	}
 	return f, true
+}
+
+func isDigit(s string) bool { return s != "" && s[0] >= '0' && s[0] <= '9' }
+
+// pow10 returns the float nearest to a power of ten.
+func pow10(n int) float64 {
+	f, _ := strconv.ParseFloat("1e"+strconv.Itoa(min(n, 308)), 64)
+	return f
 }
 
 // appendSerdeFloat writes a float as serde_json 1.0.149 does: the shortest digits, with an
