@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/rs/zerolog"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/internal/observe"
@@ -23,6 +25,8 @@ import (
 
 // collector is an OTLP collector on loopback.
 type collector struct {
+	collectorpb.UnimplementedTraceServiceServer
+
 	t      *testing.T
 	tracer *observe.Tracer
 	mu     sync.Mutex
@@ -38,13 +42,7 @@ func newCollector(t *testing.T) *collector {
 		if err := proto.Unmarshal(text, &req); err != nil || r.URL.Path != "/v1/traces" {
 			t.Errorf("got %s %v, want spans at /v1/traces", r.URL.Path, err)
 		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		for _, rs := range req.GetResourceSpans() {
-			for _, s := range rs.GetScopeSpans() {
-				c.spans = append(c.spans, s.GetSpans()...)
-			}
-		}
+		_, _ = c.Export(r.Context(), &req)
 	}))
 	t.Cleanup(srv.Close)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", srv.URL)
@@ -236,6 +234,39 @@ func TestTracingIsOffWithoutACollector(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("got %v allocations by a tracer that is off, want none", n)
 	}
+}
+
+// Export implements the collector's gRPC service.
+func (c *collector) Export(_ context.Context, req *collectorpb.ExportTraceServiceRequest) (*collectorpb.ExportTraceServiceResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, rs := range req.GetResourceSpans() {
+		for _, s := range rs.GetScopeSpans() {
+			c.spans = append(c.spans, s.GetSpans()...)
+		}
+	}
+	return &collectorpb.ExportTraceServiceResponse{}, nil
+}
+
+func TestSpansAreExportedByGRPC(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &collector{t: t}
+	srv := grpc.NewServer()
+	collectorpb.RegisterTraceServiceServer(srv, c)
+	go func() { _ = srv.Serve(lis) }()
+	t.Cleanup(srv.Stop)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+lis.Addr().String())
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+	if c.tracer, err = observe.NewTracer(context.Background(), "test", zerolog.Nop()); err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, "")
+	b.tracer = c.tracer
+	b.ask("/v1/completions", completion(10, ""))
+	c.one("decision")
 }
 
 func TestAnUnknownProtocolOfTracesIsAnError(t *testing.T) {
