@@ -13,8 +13,7 @@ import (
 // first arrival.
 type fleetChange struct{ Lost, Added float64 }
 
-// engine is the engine of a rank: Slow workers, the last ones, take twice as long. The router
-// does not know.
+// engine is the engine of a rank: Slow workers, the last ones, take twice as long.
 func (f *Fleet) engine(rank int) *Engine {
 	e := f.Engine
 	if rank/f.Ranks >= f.Workers-f.Slow {
@@ -27,6 +26,15 @@ func (f *Fleet) engine(rank int) *Engine {
 
 // ready reports whether a rank's worker is there at the start.
 func (f *Fleet) ready(rank int) bool { return f.Change.Added == 0 || rank/f.Ranks < f.Workers-1 }
+
+// info describes a rank to the router.
+func (f *Fleet) info(rank int, ready bool) routing.TargetInfo {
+	info := routing.TargetInfo{Target: targetOf(kvindex.Slot(rank), *f), Ready: ready, Role: f.role(rank)}
+	if f.SlowKnown && rank/f.Ranks >= f.Workers-f.Slow {
+		info.Speed = 0.5
+	}
+	return info
+}
 
 // up reports whether a rank may get requests.
 func (s *simulation) up(slot int) bool { return s.present[slot] }
@@ -46,7 +54,7 @@ func (s *simulation) changeFleet(next float64) (bool, error) {
 		slot := kvindex.Slot(n)
 		s.present[n] = !lost
 		for _, r := range s.replicas {
-			r.router.SetTarget(slot, routing.TargetInfo{Target: targetOf(slot, s.fleet), Ready: !lost, Role: s.fleet.role(n)})
+			r.router.SetTarget(slot, s.fleet.info(n, !lost))
 		}
 		if !lost {
 			continue

@@ -71,7 +71,7 @@ type flags struct {
 var sections = []struct{ title, flags string }{
 	{"What arrives", "trace format scenario load arrival-jitter"},
 	{"What is compared", "policies sweep seed seeds"},
-	{"The fleet", "workers ranks coupled prefill engine capacity budget"},
+	{"The fleet", "workers ranks coupled prefill engine capacity budget device keep-output slow slow-known fail add"},
 	{"What the router knows", "event-delay event-loss event-replay replicas skew share-delay"},
 	{"Where it is written, besides the table", "report json"},
 	{"All rules on all workloads", "gauntlet quick held-out families results"},
@@ -120,9 +120,15 @@ func parseFlags(args []string, help io.Writer) (*flags, error) {
 	s.IntVar(&f.shape.Ranks, "ranks", 0, "`NUMBER` of data-parallel ranks of a worker (default: the scenario's, else 1)")
 	s.BoolVar(&f.shape.Coupled, "coupled", false, "ranks of a worker step together, as with attention data parallelism")
 	s.IntVar(&f.shape.Prefill, "prefill", 0, "the first `N` workers prefill, the others decode (policies pools, pools-threshold-4096, ...)")
-	s.StringVar(&f.shape.Engine, "engine", "", "`MODEL` of an engine: d70 or ds (default: the scenario's, else d70)")
+	s.StringVar(&f.shape.Engine, "engine", "", "`MODEL` of an engine: d70, ds or h100 (default: the scenario's, else d70)")
 	s.IntVar(&f.shape.Capacity, "capacity", 0, "KV cache of a rank in `TOKENS` (default: the scenario's, else 3000000)")
 	s.IntVar(&f.shape.Budget, "budget", 0, "most `TOKENS` of a step (default: the engine's)")
+	s.IntVar(&f.shape.Device, "device", 0, "`TOKENS` of the capacity on the device; the rest is on the host, 6.4 us a token to read back (default: all)")
+	s.BoolVar(&f.shape.KeepOutput, "keep-output", false, "engines cache answers for the next turn")
+	s.IntVar(&f.shape.Slow, "slow", 0, "the last `N` workers take twice as long")
+	s.BoolVar(&f.shape.SlowKnown, "slow-known", false, "the router knows the speeds")
+	s.Var((*seconds)(&f.shape.Fail), "fail", "`TIME` at which the last worker is lost; its requests start over elsewhere")
+	s.Var((*seconds)(&f.shape.Add), "add", "`TIME` at which the last worker joins")
 	s.Var(&f.delay, "event-delay", "`TIME` until events arrive (default: at once)")
 	s.Float64Var(&f.loss, "event-loss", 0, "`PART` of the event batches that is lost, 0 to 1")
 	s.Var(&f.resend, "event-replay", "`TIME` until lost batches are replayed (default: never)")
@@ -159,9 +165,9 @@ func parseFlags(args []string, help io.Writer) (*flags, error) {
 
 // check returns an error for the first value that is out of bounds or contradicts another.
 func (f *flags) check() error {
-	for name := range strings.FieldsSeq("workers ranks capacity budget prefill") {
+	for name := range strings.FieldsSeq("workers ranks capacity budget prefill device slow") {
 		least := 1
-		if name == "prefill" {
+		if name == "prefill" || name == "slow" {
 			least = 0
 		}
 		if v, ok := f.set.Lookup(name).Value.(flag.Getter).Get().(int); ok && f.given(name) && v < least {

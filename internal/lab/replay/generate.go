@@ -64,8 +64,9 @@ func (s *script) next(at float64) (Request, bool) {
 	}
 	s.turns--
 	s.blocks = chain(s.blocks, s.source, s.text/skewBlock-len(s.blocks))
-	return Request{At: at, Conversation: fmt.Sprintf("c%d-%d", s.client, s.number), Prompt: s.text,
-		Output: lognormal(s.rng, s.skew.OutputMean, 0.8), Blocks: slices.Clip(s.blocks), script: s}, true
+	output, n := lognormal(s.rng, s.skew.OutputMean, 0.8), len(s.blocks)
+	return Request{At: at, Conversation: fmt.Sprintf("c%d-%d", s.client, s.number), Prompt: s.text, Output: output,
+		Blocks: slices.Clip(s.blocks), Answer: chain(slices.Clip(s.blocks), s.source, (s.text+output)/skewBlock-n)[n:], script: s}, true
 }
 
 // Workload generates the conversations. A request with only the shared prompt warms one

@@ -100,6 +100,9 @@ func conversations(trace []Request) {
 			}
 			if p := &trace[before]; i+1 >= 2 && i+1 >= len(p.Blocks)-1 {
 				r.Conversation = p.Conversation
+				if n := len(p.Blocks); i+1 >= n {
+					p.Answer = r.Blocks[n:max(n, min((p.Prompt+p.Output)/mooncakeBlock, len(r.Blocks)))]
+				}
 			}
 			break
 		}

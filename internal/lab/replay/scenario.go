@@ -64,10 +64,18 @@ type Shape struct {
 	Ranks    int     `yaml:"ranks"`
 	Coupled  bool    `yaml:"coupled"`
 	Prefill  int     `yaml:"prefill"`
-	Engine   string  `yaml:"engine"` // d70 or ds
+	Engine   string  `yaml:"engine"` // d70, ds or h100
 	Capacity int     `yaml:"capacity"`
 	Budget   int     `yaml:"budget"`
 	PerToken float64 `yaml:"per_token"`
+	// Device is the tokens of Capacity on the device, the rest is on the host; 0: all.
+	Device     int  `yaml:"device"`
+	KeepOutput bool `yaml:"keep_output"`
+	Slow       int  `yaml:"slow"`
+	SlowKnown  bool `yaml:"slow_known"`
+	// Fail and Add are when the last worker is lost, or added.
+	Fail float64 `yaml:"fail"`
+	Add  float64 `yaml:"add"`
 }
 
 // Knowledge is Conditions as written in files. ShareDelay is nil if replicas share nothing.
@@ -256,9 +264,12 @@ func (s *Scenario) Options(c *Case, trace TraceReader) (Options, error) {
 }
 
 // engines are the engine models by name.
-var engines = map[string]func(capacity int) Engine{"d70": Dense70B, "ds": ExpertRank}
+var engines = map[string]func(capacity int) Engine{"d70": Dense70B, "ds": ExpertRank, "h100": H100x4}
 
 const defaultCapacity = 3_000_000
+
+// perHostToken is 320 KB of KV cache per token over 50 GB/s.
+const perHostToken = 6.4e-6
 
 // mostRanks bounds a fleet.
 const mostRanks = 100_000
@@ -281,7 +292,7 @@ func (shape *Shape) change(f *Fleet) error {
 	if shape.Engine != "" {
 		model := engines[shape.Engine]
 		if model == nil {
-			return fmt.Errorf("no engine %q: d70 or ds", shape.Engine)
+			return fmt.Errorf("no engine %q: d70, ds or h100", shape.Engine)
 		}
 		f.Engine = model(f.Engine.Capacity)
 	}
@@ -293,6 +304,7 @@ func (shape *Shape) change(f *Fleet) error {
 	}{
 		{"workers", &f.Workers, shape.Workers, mostRanks}, {"ranks", &f.Ranks, shape.Ranks, mostRanks}, {"prefill", &f.Prefill, shape.Prefill, mostRanks},
 		{"capacity", &f.Engine.Capacity, shape.Capacity, 1 << 40}, {"budget", &f.Engine.Budget, shape.Budget, 1 << 40},
+		{"device", &f.Engine.Device, shape.Device, 1 << 40}, {"slow", &f.Slow, shape.Slow, mostRanks},
 	} {
 		switch {
 		case field.from < 0 || field.from > field.most:
@@ -304,7 +316,26 @@ func (shape *Shape) change(f *Fleet) error {
 	if shape.PerToken > 0 {
 		f.Engine.PerToken = shape.PerToken
 	}
+	if shape.Device > 0 {
+		f.Engine.PerHostToken = perHostToken
+	}
+	for _, field := range []struct {
+		to   *float64
+		from float64
+	}{{&f.Change.Lost, shape.Fail}, {&f.Change.Added, shape.Add}} {
+		switch {
+		case !(field.from >= 0 && field.from <= mostSeconds):
+			return fmt.Errorf("fail, add: %v is not within 0 to %v", field.from, float64(mostSeconds))
+		case field.from > 0:
+			*field.to = field.from
+		}
+	}
 	f.Coupled = f.Coupled || shape.Coupled
+	f.Engine.KeepOutput = f.Engine.KeepOutput || shape.KeepOutput
+	f.SlowKnown = f.SlowKnown || shape.SlowKnown
+	if change := f.Change; change.Lost*change.Added > 0 || (change.Lost+change.Added > 0 && (f.Prefill > 0 || f.Workers == 1)) {
+		return errors.New("a worker is lost or added, not both, in a fleet with other workers and without a prefill pool")
+	}
 	if f.Workers*f.Ranks > mostRanks {
 		return fmt.Errorf("%d workers with %d ranks each: a fleet has %d ranks at most", f.Workers, f.Ranks, mostRanks)
 	}

@@ -178,7 +178,7 @@ func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, se
 			if got != slot {
 				return nil, errors.New("slots of a new index are not dense")
 			}
-			r.router.SetTarget(slot, routing.TargetInfo{Target: t, Ready: fleet.ready(n), Role: fleet.role(n)})
+			r.router.SetTarget(slot, fleet.info(n, fleet.ready(n)))
 		}
 		s.present = append(s.present, fleet.ready(n))
 		if n%fleet.Ranks == 0 || !fleet.Coupled {
@@ -411,13 +411,13 @@ func (s *simulation) begin(w *worker) {
 func (s *simulation) step(w *worker) error {
 	for i, k := range w.ranks {
 		slot := w.first + kvindex.Slot(i)
+		k.end(s.firstToken, s.ended)
 		if len(k.events) > 0 {
 			if err := s.send(batch{at: s.now + s.cond.EventDelay, slot: slot, events: k.events}); err != nil {
 				return err
 			}
 			k.events = nil
 		}
-		k.end(s.firstToken, s.ended)
 	}
 	s.begin(w)
 	return nil

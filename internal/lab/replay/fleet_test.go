@@ -1,0 +1,54 @@
+package replay
+
+import (
+	"testing"
+)
+
+// fleetRun runs the default on conversations that come back, on four ranks with the given changes.
+func fleetRun(t *testing.T, change func(*Fleet), policies ...string) []Row {
+	t.Helper()
+	f := Fleet{Workers: 4, Ranks: 1, Engine: Dense70B(200_000)}
+	change(&f)
+	w := Skew{Clients: 40, StartOver: 10, FirstMean: 3000, FirstSigma: 0.5, TurnMean: 800, TurnSigma: 0.5,
+		OutputMean: 400, MinTurns: 5, MaxTurns: 10, Think: 1, Requests: 800}.Workload("fleet")
+	w.PrefillOnly, w.DecodePerToken = false, 0
+	report, err := Run(Options{Workload: w, Fleet: f, Policies: policies, Seeds: []uint64{1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report.Rows
+}
+
+func TestEnginesThatKeepAnswersHitMore(t *testing.T) {
+	without := fleetRun(t, func(*Fleet) {}, "session")[0].Mean
+	with := fleetRun(t, func(f *Fleet) { f.Engine.KeepOutput = true }, "session")[0].Mean
+	if with.Hit < without.Hit+0.03 {
+		t.Errorf("with kept answers: got hit rate %.3f, want at least 0.03 more than %.3f", with.Hit, without.Hit)
+	}
+}
+
+func TestTheHostTierCosts(t *testing.T) {
+	free := fleetRun(t, func(*Fleet) {}, "session")[0].Mean
+	paid := fleetRun(t, func(f *Fleet) { f.Engine.Device, f.Engine.PerHostToken = 50_000, 1e-4 }, "session")[0].Mean
+	ample := fleetRun(t, func(f *Fleet) { f.Engine.Device, f.Engine.PerHostToken = 10_000_000, 1e-4 }, "session")[0].Mean
+	if paid.TTFT90 < 1.2*free.TTFT90 {
+		t.Errorf("with a quarter of the cache on the device: got p90 %.3f, want 1.2 times %.3f at least", paid.TTFT90, free.TTFT90)
+	}
+	if ample.TTFT90 != free.TTFT90 {
+		t.Errorf("with a device as large as the cache: got p90 %.3f, want %.3f", ample.TTFT90, free.TTFT90)
+	}
+}
+
+// A slow worker gets fewer requests if its speed is known, and some under every preset.
+func TestSlowWorkersGetTheirShare(t *testing.T) {
+	for _, policy := range []string{"kv-aware", "kv-aware-trt", "kv-cache-aware", "greedy"} {
+		row := fleetRun(t, func(f *Fleet) { f.Slow, f.SlowKnown = 2, true }, policy)[0].Mean
+		if row.MinMean < 0.1 || row.MinMean > 0.95 {
+			t.Errorf("%s: the least of the ranks got %.2f of the mean, want 0.1 to 0.95", policy, row.MinMean)
+		}
+	}
+	fast, slow := fleetRun(t, func(*Fleet) {}, "round-robin")[0].Mean, fleetRun(t, func(f *Fleet) { f.Slow = 4 }, "round-robin")[0].Mean
+	if slow.TTFT90 < 1.5*fast.TTFT90 {
+		t.Errorf("at half the speed: got p90 %.3f, want 1.5 times %.3f at least", slow.TTFT90, fast.TTFT90)
+	}
+}
