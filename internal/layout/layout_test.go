@@ -39,7 +39,7 @@ var rooms = []struct {
 	{"observe", 1700, 1300, []string{"internal/observe"}},
 	{"decide", 2700, 1700, []string{"internal/decide"}},
 	{"replicas", 1850, 2000, []string{"internal/replicas"}},
-	{"lab", 12900, 11700, []string{"internal/lab"}},
+	{"lab", 13000, 11700, []string{"internal/lab"}},
 	{"rim", 8100, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
