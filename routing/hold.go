@@ -88,9 +88,10 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 	return saturation / max(n, 1), work, rate
 }
 
-// hold marks the choice as held if its target is saturated, unless another target is not
+// hold marks the choice as held if its target is saturated, unless another target is idle
 // and the request has waited for as long as computing there takes longer: a wait is worth
-// what it saves.
+// what it saves. A target that is merely not saturated is not taken: in an overload that
+// would give up the caches, and with them throughput.
 func (d *decision) hold() {
 	r := d.r
 	if r.config.Hold <= 0 || d.q.Waited < 0 || !r.saturated(d.now, &r.targets[d.out.slot]) {
@@ -102,7 +103,7 @@ func (d *decision) hold() {
 	}
 	var best *candidate
 	for i := range d.cands {
-		if c := &d.cands[i]; !r.saturated(d.now, &r.targets[c.slot]) && (best == nil || d.wait(c, 0) < d.wait(best, 0)) {
+		if c := &d.cands[i]; c.active == 0 && c.queue == 0 && (best == nil || d.wait(c, 0) < d.wait(best, 0)) {
 			best = c
 		}
 	}

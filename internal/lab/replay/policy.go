@@ -22,6 +22,8 @@ type Policy struct {
 	// of the router costs a hit. Informed lets the router know it too: it then balances
 	// load only, which is the bound for any router.
 	Oracle, Informed bool
+	// FirstCome orders held requests (Config.Hold) by arrival, not by their uncached tokens.
+	FirstCome bool
 	// Peer, if not nil, chooses in place of the router: a model of another project's rule.
 	Peer func(s *simulation, rec *record) kvindex.Slot
 }
@@ -45,6 +47,8 @@ var variants = map[string]variant{
 	"kv-aware-no-active":   {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.Cost.Active = 0 }},
 	"kv-aware-no-first":    {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceByCost }},
 	"kv-aware-blind-first": {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceRoundRobin }},
+	"kv-aware-flow":        {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold = 8192 }},
+	"kv-aware-flow-fifo":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.FirstCome = 8192, true }},
 	"llm-d":                {"random", func(p *Policy, _ *routing.Policy) { p.Peer, p.NoCredit = peer(llmd), true }},
 	"dynamo":               {"compute-and-resident", func(*Policy, *routing.Policy) {}},
 	// Dynamo's cost is scale*(queue + prompt - credit*overlap) + resident + weight*requests. With

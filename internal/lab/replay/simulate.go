@@ -69,6 +69,7 @@ type simulation struct {
 	late     []batch
 	notes    []note
 	// heldUntil is when a rank's lost batch has been replayed.
+	nextLook  float64 // when all held requests are looked at again
 	heldUntil map[kvindex.Slot]float64
 
 	handovers handovers
@@ -86,6 +87,18 @@ type replica struct {
 	name   string
 	router *routing.Router
 	index  *kvindex.Index
+	// queue holds back requests whose best target is saturated, with Policy.Config.Hold.
+	queue routing.Queue
+	held  map[uint64]*held
+	last  uint64
+}
+
+// held is a request in a replica's queue.
+type held struct {
+	*record
+
+	query routing.Query
+	since time.Duration
 }
 
 // note is a replica's message to the others about a booking.
@@ -160,7 +173,8 @@ func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, se
 		if err != nil {
 			return nil, err
 		}
-		s.replicas = append(s.replicas, &replica{fmt.Sprintf("replica%d", n), router, index})
+		s.replicas = append(s.replicas, &replica{name: fmt.Sprintf("replica%d", n), router: router, index: index,
+			queue: routing.Queue{Bounds: routing.Bounds{Requests: math.MaxInt}}, held: map[uint64]*held{}})
 	}
 	s.seed = s.replicas[0].index.Hasher().Seed("", "", "")
 	var shared map[uint64]bool
@@ -236,6 +250,7 @@ func (s *simulation) run() error {
 			if err := s.step(s.workers[next]); err != nil {
 				return err
 			}
+			s.serve()
 		case len(s.arrivals) > 0:
 			r := heap.Pop(&s.arrivals).(Request)
 			s.now = max(r.At, s.now)
@@ -268,10 +283,60 @@ func (s *simulation) arrive(r Request) error {
 		slot := s.policy.Peer(s, rec)
 		q.Pin = &routing.Pin{Worker: targetOf(slot, s.fleet).Worker, Rank: targetOf(slot, s.fleet).Rank}
 	}
-	plan, err := to.router.Pick(s.clock(), &q, s.overlap, nil)
-	if err != nil {
+	err := s.place(to, rec, &q)
+	if wait, ok := errors.AsType[*routing.HeldError](err); ok {
+		to.last++
+		to.held[to.last] = &held{rec, q, s.clock()}
+		n := routing.Waiter{ID: to.last, Lane: routing.Lane{Slot: wait.Slot}, Since: s.clock()}
+		if !s.policy.FirstCome {
+			n.Cost = s.uncached(rec)
+		}
+		to.queue.Push(n)
+	} else if err != nil {
 		s.refused++
-		return nil //nolint:nilerr // a refusal is a result
+	}
+	return nil
+}
+
+// uncached is the tokens of a prompt that no rank holds, as of the last lookup.
+func (s *simulation) uncached(rec *record) int64 {
+	best := int64(0)
+	for i := range s.overlap {
+		best = max(best, int64(s.overlap[i].Tokens[0])+int64(s.overlap[i].Speculative))
+	}
+	return max(int64(rec.Prompt)-best, 0)
+}
+
+// serve places waiting requests whose target has room, and four times a second all that may
+// go elsewhere.
+func (s *simulation) serve() {
+	all := s.now >= s.nextLook
+	if all {
+		s.nextLook = s.now + 0.25
+	}
+	for _, to := range s.replicas {
+		to.queue.Serve(64, func(l routing.Lane) bool { return all || !to.router.Saturated(s.clock(), l.Slot) }, func(w *routing.Waiter) routing.Outcome {
+			h := to.held[w.ID]
+			h.query.Waited = s.clock() - h.since
+			s.lookup(to, h.record)
+			err := s.place(to, h.record, &h.query)
+			if wait, ok := errors.AsType[*routing.HeldError](err); ok {
+				return routing.Outcome{Moves: true, To: routing.Lane{Slot: wait.Slot}}
+			}
+			if err != nil {
+				s.refused++
+			}
+			delete(to.held, w.ID)
+			return routing.Outcome{Leaves: true, Served: 1000}
+		})
+	}
+}
+
+// place routes a request as of now.
+func (s *simulation) place(to *replica, rec *record, q *routing.Query) error {
+	plan, err := to.router.Pick(s.clock(), q, s.overlap, nil)
+	if err != nil {
+		return err
 	}
 	s.records = append(s.records, rec)
 	rec.slot, rec.plan = plan.Decode, plan.Reservation
@@ -523,6 +588,11 @@ func (s *simulation) apply(b batch) error {
 
 // atRest checks that everything has been released.
 func (s *simulation) atRest() error {
+	for _, r := range s.replicas {
+		if n := r.queue.Len() + len(r.held); n > 0 {
+			return fmt.Errorf("%d requests are held for ever", n)
+		}
+	}
 	if s.live != 0 {
 		return fmt.Errorf("%d requests never ended", s.live)
 	}
