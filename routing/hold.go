@@ -16,6 +16,9 @@ const (
 	// reports in a row say so; at roomKV it no longer is.
 	fullKV = 0.95
 	roomKV = 0.90
+	// patience is how many times longer a request is held than computing it elsewhere takes.
+	// The caches that it would leave serve later turns too.
+	patience = 4
 )
 
 // HeldError means that the best target of a request is saturated, and that waiting for it
@@ -89,8 +92,7 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 }
 
 // hold marks the choice as held if its target is saturated, unless another target is idle
-// and the request has waited for as long as computing there takes longer: a wait is worth
-// what it saves. A target that is merely not saturated is not taken: in an overload that
+// and the request has waited for patience times what computing there takes longer. A target that is merely not saturated is not taken: in an overload that
 // would give up the caches, and with them throughput.
 func (d *decision) hold() {
 	r := d.r
@@ -108,7 +110,7 @@ func (d *decision) hold() {
 		}
 	}
 	name := r.targets[d.out.slot].name
-	if best == nil || d.q.Waited.Seconds()*r.config.PrefillRate < float64(best.miss-d.out.miss) {
+	if best == nil || d.q.Waited.Seconds()*r.config.PrefillRate < patience*float64(best.miss-d.out.miss) {
 		d.ex.sayf("hold", "%s has %d tokens queued", name, d.out.queue)
 		return
 	}
