@@ -275,6 +275,7 @@ func (o *Outcomes) Standings() []Standing {
 					best = i
 				}
 			}
+			best = max(best, 0) // bounds alone
 			for i := range c.Rows {
 				const least = 1e-6 // no goodput at all
 				ratio := max(figure.of(&c.Rows[i].Mean), least) / max(figure.of(&c.Rows[best].Mean), least)

@@ -134,6 +134,14 @@ func TestStandings(t *testing.T) {
 	}
 }
 
+// Bounds alone have standings too.
+func TestStandingsOfBounds(t *testing.T) {
+	o := Outcomes{Rules: []Rule{{Policy: "oracle", Bound: true}}, Cells: []*Report{{Rows: []Row{{Mean: Result{TTFT90: 2}}}}}}
+	if got := o.Standings(); len(got) != 1 || got[0].Means[0] != 1 {
+		t.Errorf("got %+v, want one with a mean of 1", got)
+	}
+}
+
 // TestAgentStatistics compares the generated agents with the published statistics.
 func TestAgentStatistics(t *testing.T) {
 	g := &sessions{rng: rand.New(rand.NewPCG(1, 2))}
