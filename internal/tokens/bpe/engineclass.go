@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -177,6 +178,11 @@ func (t *Tokenizer) rebuild(f *file, head *modelHead) error {
 	}
 	if own.unkID != 0 {
 		head.UnkID = &own.unkID
+		if class == "T5Tokenizer" && !slices.ContainsFunc(t.config.ExtraSpecial, func(s string) bool { return strings.Contains(s, "<extra_id_") }) {
+			for i := range 100 {
+				t.config.ExtraSpecial = append(t.config.ExtraSpecial, fmt.Sprintf("<extra_id_%d>", i))
+			}
+		}
 		var err error
 		if f.normalizer, err = onlyCharsmap(charsmap); err != nil || !t.config.llama.addPrefixSpace {
 			return unsupported("tokenizer class %s without add_prefix_space or with an unknown normalizer", class)

@@ -321,11 +321,12 @@ func (m *spmModel) blankRuns(list *tokenList) (*blankRuns, error) {
 
 // join merges the tokens in ids[from:] in place.
 func (b *blankRuns) join(ids []uint32, from int) []uint32 {
-	if b.one == maxID {
+	first := slices.Index(ids[from:], b.one)
+	if b.one == maxID || first < 0 {
 		return ids
 	}
-	out := ids[:from]
-	for _, id := range ids[from:] {
+	out := ids[:from+first]
+	for _, id := range ids[from+first:] {
 		out = append(out, id)
 		for n := len(out); id == b.one && n-from >= 2; n = len(out) {
 			left, right := b.sizes[out[n-2]], b.sizes[out[n-1]]
@@ -388,7 +389,7 @@ func (m *spmModel) normalizer(user []AddedToken) (*spmNormalizer, error) {
 		}
 	}
 	for b := range n.plain {
-		n.plain[b] = n.user.first[b] == nil && b != ' ' && b != int(lowLine[0]) && (n.rules == nil || b < utf8.RuneSelf && n.rules.plain[b])
+		n.plain[b] = n.user.first[b] == nil && (b != ' ' || !m.trim) && b != int(lowLine[0]) && (n.rules == nil || b < utf8.RuneSelf && n.rules.plain[b])
 	}
 	return n, nil
 }
