@@ -1,27 +1,70 @@
-"""Hugging Face's tokenizers on the texts of BenchmarkEncode, in MB per second of processor time.
+"""Hugging Face's tokenizers, and fastokens and gigatoken where they are installed, on the texts of BenchmarkEncode, in MB per
+second of processor time.
 
 Usage: reference.py TEXTS MODEL..., where TEXTS has one file per kind of text with a JSON list of prompts, and each MODEL is a
-folder with tokenizer.json.gz. Like the Go side, each kind takes the best of several rounds over all prompts.
+folder with tokenizer.json.gz. Cold is the first pass with a fresh tokenizer, the better of two; known is the sum over the
+prompts of the best of five later passes, like the Go side. Hugging Face's library, which is slow, encodes fewer prompts.
 """
-import gzip, json, os, sys, time
+import gzip, importlib.metadata, importlib.util, json, os, sys, tempfile, time
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-import tokenizers
+os.environ["RAYON_NUM_THREADS"] = "1"
+KINDS = "en code zh json ru ar hi ko th ja emoji b64 minjs logs latex".split()
 
-print(f"Hugging Face tokenizers {tokenizers.__version__}, MB per CPU-second:")
-for model in sys.argv[2:]:
-    with gzip.open(os.path.join(model, "tokenizer.json.gz"), "rt", encoding="utf-8") as f:
-        tok = tokenizers.Tokenizer.from_str(f.read())
-    rates = []
-    for kind in ("en", "code", "zh", "json"):
-        with open(os.path.join(sys.argv[1], kind + ".json"), encoding="utf-8") as f:
-            prompts = json.load(f)[:20]
-        size = sum(len(p.encode()) for p in prompts)
-        best = 0.0
-        for _ in range(3):
-            start = time.process_time()
-            for p in prompts:
-                tok.encode(p, add_special_tokens=False)
-            best = max(best, size / 1e6 / (time.process_time() - start))
-        rates.append(f"{kind} {best:.1f}")
-    print(f"  {os.path.basename(model)}: " + "  ".join(rates))
+
+def hugging_face(path):
+    import tokenizers
+
+    tok = tokenizers.Tokenizer.from_file(path)
+    return lambda text: tok.encode(text, add_special_tokens=False)
+
+
+def fastokens(path):
+    import fastokens
+
+    tok = fastokens.Tokenizer.from_file(path)
+    return lambda text: tok.encode_batch_flat([text])
+
+
+def gigatoken(path):
+    import gigatoken
+
+    return gigatoken.Tokenizer(path).encode
+
+
+def once(encode, prompts):
+    times = []
+    for p in prompts:
+        start = time.process_time_ns()
+        encode(p)
+        times.append(time.process_time_ns() - start)
+    return times
+
+
+def rates(load, path, prompts):
+    best = lambda passes: sum(len(p.encode()) for p in prompts) * 1e3 / sum(map(min, zip(*passes)))
+    colds = []
+    for _ in range(2):
+        encode = load(path)
+        encode("x y z")  # what the library makes on first use
+        colds.append(once(encode, prompts))
+    return best(colds), best([once(encode, prompts) for _ in range(5)])
+
+
+for name, module, load, most in (
+    ("Hugging Face tokenizers", "tokenizers", hugging_face, 4),
+    ("fastokens", "fastokens", fastokens, None),
+    ("gigatoken", "gigatoken", gigatoken, None),
+):
+    if importlib.util.find_spec(module) is None:
+        continue
+    print(f"{name} {importlib.metadata.version(module)}, MB per CPU-second, cold/known:")
+    for model in sys.argv[2:]:
+        with gzip.open(os.path.join(model, "tokenizer.json.gz")) as f, tempfile.NamedTemporaryFile(suffix=".json") as plain:
+            plain.write(f.read())
+            plain.flush()
+            cells = []
+            for kind in KINDS:
+                with open(os.path.join(sys.argv[1], kind + ".json"), encoding="utf-8") as f:
+                    cells.append("%s %.3g/%.3g" % (kind, *rates(load, plain.name, json.load(f)[:most])))
+        print(f"  {os.path.basename(model)}: " + "  ".join(cells), flush=True)
