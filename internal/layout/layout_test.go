@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 77100
+	totalLimit = 77400
 	totalGoal  = 62000
 )
 
@@ -34,12 +34,12 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 20100, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 25800, 22000, []string{"internal/tokens"}},
+	{"tokens", 25900, 22000, []string{"internal/tokens"}},
 	{"fleet", 4170, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1700, 1300, []string{"internal/observe"}},
 	{"decide", 2700, 1700, []string{"internal/decide"}},
 	{"replicas", 1850, 2000, []string{"internal/replicas"}},
-	{"lab", 13000, 11700, []string{"internal/lab"}},
+	{"lab", 13150, 11700, []string{"internal/lab"}},
 	{"rim", 8100, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",

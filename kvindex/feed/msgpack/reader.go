@@ -2,7 +2,7 @@
 // does not allocate, strings and byte strings are returned as parts of the input, integers keep
 // 64 bits whatever their sign, and unused values are skipped without recursion. A library does not
 // replace it: for a stored event of 32 blocks and 512 tokens, github.com/tinylib/msgp v1.6.5 without
-// generated code needs 1.4 to 1.6 times the time, because it reads token ids one by one.
+// generated code needs 1.2 to 1.7 times the time, because it reads token ids one by one.
 //
 // Wire format: https://github.com/msgpack/msgpack/blob/master/spec.md.
 package msgpack
