@@ -143,11 +143,18 @@ func (g *group) before(o *group) bool {
 	return g.key < o.key || g.key == o.key && g.waiters[0].before(o.waiters[0])
 }
 
-// pile is a heap whose elements know their places.
-type pile[T interface {
+type placed[T any] interface {
 	place() *int
-	before(T) bool
-}] []T
+	before(other T) bool
+}
+
+var (
+	_ placed[*waiting] = (*waiting)(nil)
+	_ placed[*group]   = (*group)(nil)
+)
+
+// pile is a heap whose elements know their places.
+type pile[T placed[T]] []T
 
 func (p pile[T]) Len() int           { return len(p) }
 func (p pile[T]) Less(i, j int) bool { return p[i].before(p[j]) }

@@ -240,8 +240,8 @@ func TestQueueStories(t *testing.T) {
 	var names []string
 	var now time.Duration
 	id := func(name string) uint64 {
-		for i := len(names) - 1; i >= 0; i-- {
-			if names[i] == name {
+		for i, known := range slices.Backward(names) {
+			if known == name {
 				return uint64(i + 1)
 			}
 		}
