@@ -90,7 +90,7 @@ UNRACED := -gcflags=github.com/kvlane/kvlane/internal/tokens/bpe=-race=false -gc
 # and a few of its seeds with it. TestGauntletBound is 80 simulations of one goroutine each.
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
 # find nothing in them. They run once, without it; the other tests of the package encode under it, concurrently too.
-SERIAL := TestGolden|TestEveryCodePointComesBack|TestOneHugeWordTakesBoundedMemory|TestMinTokensIsALowerBound|TestCutsAreSafe
+SERIAL := TestGolden|TestEveryCodePointComesBack|TestOneHugeWordTakesBoundedMemory|TestMinTokensIsALowerBound|TestCutsAreSafe|TestRawCutsAreSafe|TestForeignGolden
 
 $(GOTESTSUM):
 	@mkdir -p $(BIN)
