@@ -349,7 +349,8 @@ func Default() Config {
 		Tenants: Tenants{Required: true},
 		Routing: Routing{
 			Preset: routing.DefaultPreset, PrefillPreset: routing.DefaultPreset, DecodePreset: "decode",
-			Headers:   []string{"x-session-id", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"},
+			Headers: []string{"x-session-id", "x-claude-code-session-id", "x-dynamo-session-id", "session-id", "session_id", // the last two: Codex
+				"x-opencode-session", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"},
 			Wait:      Wait{Timeout: Duration(10 * time.Second)},
 			Speculate: Duration(5 * time.Second),
 			Config:    routing.DefaultConfig(),

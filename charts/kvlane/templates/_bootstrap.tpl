@@ -15,6 +15,11 @@
 {{- end }}
 {{- define "kvlane.conversationHeaders" -}}
 - x-session-id
+- x-claude-code-session-id
+- x-dynamo-session-id
+- session-id
+- session_id
+- x-opencode-session
 - x-correlation-id
 - x-session-affinity
 - x-multi-turn-session-id

@@ -421,13 +421,9 @@ func (r *Request) Disaggregated() bool {
 
 // ConversationFields are the body fields that may contain a conversation id, by descending
 // precedence: TensorRT-LLM's own, then the session fields of the engines and of OpenAI's APIs. A
-// dot separates object levels.
+// dot separates object levels. They take precedence over headers.
 var ConversationFields = []string{"conversation_params.conversation_id", "disaggregated_params.conversation_id", "session_id",
 	"vllm_xargs.session_id", "conversation.id", "conversation", "prompt_cache_key"}
-
-// ConversationHeaders are the headers that may contain a conversation id, by descending
-// precedence; body fields take precedence over them.
-var ConversationHeaders = []string{"x-session-id", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"}
 
 // ConversationID returns the first non-blank text among the given body fields, trimmed, and the
 // name of its field.
