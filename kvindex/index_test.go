@@ -152,6 +152,65 @@ func TestEitherEndIsFoundWithoutSearch(t *testing.T) {
 	}
 }
 
+// A record has room for the blocks that it was made for, and for no more than fit.
+func TestRecordsHaveRoom(t *testing.T) {
+	for runs := 1; runs <= 64; runs++ {
+		for blocks := 1; blocks <= maxSegment; blocks++ {
+			words := roundUp(segmentWords(blocks, runs))
+			if room := roomIn(words, runs); room < blocks || segmentWords(room, runs) > words || room < maxSegment && segmentWords(room+1, runs) <= words {
+				t.Fatalf("%d words with %d runs, made for %d blocks: got room for %d", words, runs, blocks, room)
+			}
+		}
+	}
+}
+
+// A chain of any length, stored whole or in pieces, is found whole for each of its holders, and its
+// last block is the parent of the next.
+func TestChainsOfEveryLength(t *testing.T) {
+	const longest, holders = 600, 3
+	content, names := contents(1, longest+1)
+	for n := 1; n <= longest; n++ {
+		for _, piece := range []int{n, 1 + n%64} {
+			x := mustIndex(t, Config{BlockSize: 16})
+			store := func(s Slot, from, to int) {
+				e := Event{Kind: Stored, Hashes: names[from:to], HasParent: from > 0}
+				if from > 0 {
+					e.Parent = names[from-1]
+				}
+				if err := x.ApplyContent(s, &e, content[from:to]); err != nil {
+					t.Fatalf("chain of %d blocks: store %d to %d for slot %d: got %v, want no error", n, from, to, s, err)
+				}
+			}
+			for rank := range holders {
+				s := mustAdd(t, x, rank, 16)
+				for from := 0; from < n; from += piece {
+					store(s, from, min(from+piece, n))
+				}
+				piece = n
+			}
+			var got Matches
+			x.Match(x.Hasher().AppendContents(nil, x.Hasher().Seed("m", "", ""), content), &got)
+			for s := range Slot(holders) {
+				if m := got.Holders[s]; m.Slot != s || m.Total() != uint32(n) {
+					t.Fatalf("chain of %d blocks: got %d matched for slot %d, want all for slot %d", n, m.Total(), m.Slot, s)
+				}
+				store(s, n, n+1)
+			}
+			checkInvariants(t, x)
+			for s := range Slot(holders) {
+				for i := n; i >= 0; i-- {
+					if err := x.Apply(s, &Event{Kind: Removed, Hashes: names[i : i+1]}); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if st := x.Stats(); st.Blocks != 0 || st.UnknownRemoved != 0 {
+				t.Fatalf("chain of %d blocks, removed: got %d blocks and %d unknown removals, want none", n, st.Blocks, st.UnknownRemoved)
+			}
+		}
+	}
+}
+
 func TestBudgetHolds(t *testing.T) {
 	const budget = 1 << 20
 	x := mustIndex(t, Config{BlockSize: 16, MaxBytes: budget})

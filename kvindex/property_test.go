@@ -383,6 +383,9 @@ func checkInvariants(t fataler, x *Index) {
 		g := x.seg(uint32(id))
 		used += int64(roundUp(segmentWords(g.room(), g.runRoom())))
 		n := g.blocks()
+		if n > g.room() {
+			t.Fatalf("segment %d: got %d blocks in room for %d", id, n, g.room())
+		}
 		cover := make([]bool, n)
 		runs := g.runs()
 		for i, r := range runs {

@@ -75,10 +75,10 @@ func bitWords(blocks int) int { return (blocks + 63) / 64 }
 
 func segmentWords(blocks, runs int) int { return headWords + runs + 2*blocks + bitWords(blocks) }
 
-// roomIn returns the largest number of blocks that fit into a record of this size.
+// roomIn returns the largest number of blocks that fit into a record of this size, of which 64
+// need 129 words. It is at least the number that the record was made for.
 func roomIn(words, runs int) int {
-	words -= headWords + runs
-	return min((words-bitWords(words/2))/2, maxSegment)
+	return min((words-headWords-runs)*64/129, maxSegment)
 }
 
 // run is a stretch of a segment's blocks held by a slot on a tier: slot, tier,
