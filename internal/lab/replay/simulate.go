@@ -490,9 +490,6 @@ func (s *simulation) step(w *worker) error {
 
 // send delivers a batch after its delay, or loses it.
 func (s *simulation) send(b batch) error {
-	if s.policy.Informed {
-		return nil // its lookups do not ask the index
-	}
 	lost := s.cond.EventLoss > 0 && s.rng.Float64() < s.cond.EventLoss
 	if lost && s.cond.EventReplay <= 0 {
 		s.lost++
