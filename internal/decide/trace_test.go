@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/observe"
 )
 
@@ -197,6 +198,27 @@ func TestARejectionIsTraced(t *testing.T) {
 	if root.GetStatus().GetCode() != tracepb.Status_STATUS_CODE_ERROR {
 		t.Errorf("got status %v, want an error", root.GetStatus())
 	}
+}
+
+// A client's bytes that are not UTF-8 cost no spans, of its request or of others in the batch.
+func TestTextsOfClientsThatAreNotUTF8AreTraced(t *testing.T) {
+	c := newCollector(t)
+	b := newBench(t, "", worker("a", 0))
+	b.tracer = c.tracer
+	r := b.request("/caf\xe9/v1/completions", completion(10, ""), "x-session-id", "caf\xe9")
+	r.ID = "caf\xe9"
+	for _, r := range []*extproc.Request{r, b.request("/v1/completions", completion(10, ""))} {
+		d := b.Decide(t.Context(), r)
+		d.Ticket.ResponseHeaders(200, d.Endpoint)
+		d.Ticket.End(time.Now())
+	}
+	roots, decisions := c.named("text_completion demo"), c.named("decision")
+	if len(roots) != 2 || len(decisions) != 2 {
+		t.Fatalf("got %d requests and %d decisions, want 2 of both", len(roots), len(decisions))
+	}
+	wantAttributes(t, roots[0], map[string]any{"url.path": "/caf\ufffd/v1/completions", "kvlane.request_id": "caf\ufffd"})
+	wantAttributes(t, decisions[0], map[string]any{"gen_ai.conversation.id": "caf\ufffd"})
+	wantAttributes(t, roots[1], map[string]any{"url.path": "/v1/completions", "kvlane.request_id": "r2"})
 }
 
 func TestAPrefillLegIsTraced(t *testing.T) {

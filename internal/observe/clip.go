@@ -16,21 +16,23 @@ const (
 
 const clipMark = "…"
 
-// Clip returns a copy of a client's text, cut to MaxClient bytes between characters and
-// marked. It is a copy because the text shares memory with the request, which can
-// be megabytes. Clipping twice changes nothing.
+// Clip returns a copy of a client's text in valid UTF-8, cut to MaxClient bytes between
+// characters and marked. It is a copy because the text shares memory with the request, which
+// can be megabytes. Clipping twice changes nothing.
 func Clip(s string) string { return ClipTo(s, MaxClient) }
 
 // ClipTo is Clip with the bound most in bytes.
 func ClipTo(s string, most int) string {
-	if len(s) <= most {
-		return strings.Clone(s)
+	// Headers may have any bytes, but one text that is not UTF-8 fails a whole batch of spans.
+	valid := strings.ToValidUTF8(s[:min(len(s), most+utf8.UTFMax)], "\ufffd")
+	if len(s) <= most && len(valid) <= most {
+		return strings.Clone(valid)
 	}
-	n := most - len(clipMark)
-	for n > 0 && n > most-len(clipMark)-utf8.UTFMax && !utf8.RuneStart(s[n]) {
+	n := min(len(valid), most-len(clipMark))
+	for n > 0 && n < len(valid) && !utf8.RuneStart(valid[n]) {
 		n--
 	}
-	return s[:n] + clipMark
+	return valid[:n] + clipMark
 }
 
 // Explain attaches the explanation and clips its texts, some of which are the client's.
