@@ -219,3 +219,86 @@ func TestEveryCreditIsApplied(t *testing.T) {
 		t.Errorf("got %d blocks of credit, want %d", n, callers*each)
 	}
 }
+
+// A change that was handed over and panics panics in the writer that applies it. That writer leaves
+// the index unlocked, and the changes of others are applied.
+func TestPanicOfAHandedOverChange(t *testing.T) {
+	for name, write := range map[string]func(x *Index, s Slot, handOver func()){
+		"a writer that begins": func(x *Index, _ Slot, handOver func()) {
+			func() {
+				x.gate.writers.Lock()
+				defer x.gate.writers.Unlock()
+				handOver()
+			}()
+			x.Stats()
+		},
+		"a writer that does not wait": func(x *Index, _ Slot, handOver func()) {
+			func() {
+				x.gate.writers.Lock()
+				defer x.gate.writers.Unlock()
+				handOver()
+			}()
+			x.Withdraw(Credit{first: 1, end: 2})
+		},
+		"a writer that ends": func(x *Index, _ Slot, handOver func()) {
+			x.lock()
+			defer x.unlock()
+			handOver()
+		},
+		"between the steps of a drop": func(x *Index, s Slot, handOver func()) {
+			func() {
+				x.gate.writers.Lock()
+				defer x.gate.writers.Unlock()
+				x.handOver(&change{apply: handOver}) // at the beginning of the drop
+			}()
+			x.Drop(s)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := mustIndex(t, Config{BlockSize: 16})
+			s, other := mustAdd(t, x, 0, 16), mustAdd(t, x, 1, 16)
+			storeSegments(t, x, s, writeStep+1)
+			hashes := make([][]Hash, 3)
+			for i := range hashes {
+				c, _ := contents(uint64(1<<32+i), 1)
+				hashes[i] = x.Hasher().AppendContents(nil, x.Hasher().Seed("m", "", ""), c)
+			}
+			origin := testTime(1)
+			panicked := func() (v any) {
+				defer func() { v = recover() }()
+				write(x, s, func() {
+					x.Speculate(other, hashes[0], origin)
+					var ring []claim
+					x.handOver(&change{apply: func() { ring, x.claims.ring = x.claims.ring, nil }})
+					x.Speculate(other, hashes[1], origin) // fails at the claims that are not there
+					x.handOver(&change{apply: func() { x.claims.ring = ring }})
+					x.Speculate(other, hashes[2], origin)
+				})
+				return nil
+			}()
+			if panicked == nil {
+				t.Error("got no panic in the writer, want one")
+			}
+			if !x.gate.writers.TryLock() {
+				t.Fatal("got a locked index after the panic, want it unlocked")
+			}
+			x.gate.writers.Unlock()
+			if n := x.Stats().Speculative; n != 2 || x.handedBlocks.Load() != 0 {
+				t.Errorf("got %d blocks of credit, %d blocks waiting; want 2 of the other prompts, 0", n, x.handedBlocks.Load())
+			}
+			checkInvariants(t, x)
+		})
+	}
+}
+
+// storeSegments stores n blocks in a slot, each in a segment of its own.
+func storeSegments(t *testing.T, x *Index, s Slot, n int) {
+	t.Helper()
+	for i := range n {
+		tokens := make([]uint32, 16)
+		tokens[0] = uint32(i)
+		if err := x.Apply(s, &Event{Kind: Stored, BlockSize: 16, Hashes: engineHashes(1, "m", "", "", tokens, nil, 16), Tokens: tokens}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

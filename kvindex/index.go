@@ -229,8 +229,10 @@ func (x *Index) clear(s Slot) {
 // clearSlowly is clear, except that other writers can run between the steps too.
 func (x *Index) clearSlowly(s Slot) {
 	for x.clearStep(s) {
-		x.unlock()
-		x.lock()
+		// not unlock and lock: the caller unlocks, also if a change that was handed over panics
+		x.gate.writers.Unlock()
+		x.gate.writers.Lock()
+		x.applyHanded()
 	}
 }
 

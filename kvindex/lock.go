@@ -93,29 +93,49 @@ func (x *Index) handOver(c *change) {
 	}
 }
 
-func (x *Index) lock() { x.gate.writers.Lock(); x.applyHanded() }
+func (x *Index) lock() {
+	x.gate.writers.Lock()
+	x.applyHandedFirst()
+}
 
 // tryLock is lock, except that it returns false if another writer is at work.
 func (x *Index) tryLock() bool {
 	if !x.gate.writers.TryLock() {
 		return false
 	}
-	x.applyHanded()
+	x.applyHandedFirst()
 	return true
 }
 
 func (x *Index) unlock() {
 	for {
-		x.applyHanded()
-		x.gate.writers.Unlock()
+		x.applyHandedLast()
 		if x.handed.Load() == nil || !x.gate.writers.TryLock() {
 			return
 		}
 	}
 }
 
+// applyHandedFirst is applyHanded by a writer that begins: after a panic it does not hold the mutex.
+func (x *Index) applyHandedFirst() {
+	ready := false
+	defer func() {
+		if !ready {
+			x.gate.writers.Unlock()
+		}
+	}()
+	x.applyHanded()
+	ready = true
+}
+
+// applyHandedLast is applyHanded by a writer that ends. It unlocks the mutex, after a panic too.
+func (x *Index) applyHandedLast() {
+	defer x.gate.writers.Unlock()
+	x.applyHanded()
+}
+
 // applyHanded applies the changes that were handed over, in their order. The caller holds the
-// mutex and is not in the middle of a change.
+// mutex, also after a panic, and is not in the middle of a change.
 func (x *Index) applyHanded() {
 	if x.handed.Load() == nil {
 		return
@@ -124,8 +144,21 @@ func (x *Index) applyHanded() {
 	for c := x.handed.Swap(nil); c != nil; {
 		c.next, first, c = first, c, c.next
 	}
-	for c := first; c != nil; c = c.next {
-		c.apply()
+	x.applyFrom(first)
+}
+
+// applyFrom applies a list of changes. If one of them panics, so does applyFrom, but only after
+// the others have been applied: they are of other callers.
+func (x *Index) applyFrom(c *change) {
+	defer func() {
+		if c != nil {
+			x.gate.open()
+			x.applyFrom(c.next)
+		}
+	}()
+	for ; c != nil; c = c.next {
+		apply := c.apply
 		c.apply = nil // it refers to the prompt
+		apply()
 	}
 }

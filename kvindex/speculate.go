@@ -95,8 +95,8 @@ func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	own := slices.Clone(hashes)
 	c := &change{}
 	c.apply = func() {
+		defer x.handedBlocks.Add(-n)
 		c.credit = x.speculate(s, own, now)
-		x.handedBlocks.Add(-n)
 	}
 	x.handOver(c)
 	return Credit{handed: c}
@@ -142,8 +142,8 @@ func (x *Index) Withdraw(c Credit) {
 	switch {
 	case c.first == c.end && c.handed == nil:
 	case x.tryLock():
+		defer x.unlock()
 		x.withdraw(c)
-		x.unlock()
 	default:
 		x.handOver(&change{apply: func() { x.withdraw(c) }})
 	}
