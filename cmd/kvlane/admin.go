@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -26,7 +27,7 @@ const (
 // newAdminServer returns the server of the admin port. A connection whose answer is
 // not read is closed; the limit leaves time for profiles of maxProfile.
 func newAdminServer(h http.Handler) *http.Server {
-	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: (maxProfile + 30) * time.Second, IdleTimeout: adminIdle, MaxHeaderBytes: 64 << 10}
+	return &http.Server{Handler: sameSite(h), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: (maxProfile + 30) * time.Second, IdleTimeout: adminIdle, MaxHeaderBytes: 64 << 10}
 }
 
 func limitAdmin(l net.Listener) net.Listener { return netutil.LimitListener(l, maxAdminConnections) }
@@ -90,6 +91,19 @@ func guarded(tokenFile string, h http.Handler) http.Handler {
 		}
 		h.ServeHTTP(w, r)
 	})
+}
+
+// sameSite refuses what other web sites make a browser send: changes from another origin, and, where the connection does not
+// leave this machine, names that a site may have bound to 127.0.0.1 (DNS rebinding).
+func sameSite(h http.Handler) http.Handler {
+	return http.NewCrossOriginProtection().Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		addr, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+		if name := (&url.URL{Host: r.Host}).Hostname(); addr != nil && addr.IP.IsLoopback() && name != "" && name != "localhost" && net.ParseIP(name) == nil {
+			http.Error(w, "ask for 127.0.0.1 or localhost, not for another name", http.StatusForbidden)
+			return
+		}
+		h.ServeHTTP(w, r)
+	}))
 }
 
 // readable serves what may be read: with a token file, to holders of the token only.

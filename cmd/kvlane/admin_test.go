@@ -169,6 +169,40 @@ func TestProfilesAreBounded(t *testing.T) {
 	}
 }
 
+// A web site that a user of this machine visits can neither read the admin port nor change anything there.
+func TestOtherWebSitesAreRefused(t *testing.T) {
+	t.Parallel()
+	srv := httptest.NewUnstartedServer(nil)
+	srv.Config = newAdminServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	srv.Start()
+	defer srv.Close()
+	for _, c := range []struct {
+		method, host, origin string
+		want                 int
+	}{
+		{"GET", "", "", 200}, {"GET", "localhost:9090", "", 200}, {"GET", "[::1]:9090", "", 200}, {"GET", "127.0.0.1", "", 200},
+		{"GET", "evil.example", "", 403}, {"GET", "evil.example:9090", "", 403},
+		{"POST", "", "", 200}, {"POST", "localhost:9090", "http://localhost:9090", 200},
+		{"POST", "localhost:9090", "http://evil.example", 403}, {"POST", "localhost:9090", "null", 403}, {"GET", "localhost", "http://evil.example", 200},
+	} {
+		req, err := http.NewRequest(c.method, srv.URL+"/debug/record", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if req.Host = c.host; c.origin != "" {
+			req.Header.Set("Origin", c.origin)
+		}
+		resp, err := srv.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != c.want {
+			t.Errorf("%+v: got status %d", c, resp.StatusCode)
+		}
+	}
+}
+
 // A client that does not read its answer is cut off, but not one that waits for a profile.
 func TestAdminAnswersHaveATimeLimit(t *testing.T) {
 	t.Parallel()

@@ -111,6 +111,7 @@ Kill replicas meanwhile, one by one, and start them again:
 	for i, m := range d.members {
 		fmt.Fprintf(w, "  %d  kill -9 %-7d  %s serve --config %s &   (admin http://%s)\n", i+1, m.cmd.Process.Pid, self, m.file, m.admin)
 	}
+	fmt.Fprintln(w, "\nThe page, top and explain above show replica 1; --admin names another one's port. Stop what you have started yourself.")
 }
 
 // checkFleet plays conversations while all replicas but one are killed, one after the other.

@@ -265,6 +265,11 @@ func runDecisions(ctx context.Context, io streams, args []string) error {
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
+	if !*follow {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+	}
 	body, err := c.get(ctx, fmt.Sprintf("/debug/stream?n=%d&follow=%t", *n, *follow), "text/event-stream")
 	if err != nil {
 		return err
@@ -293,7 +298,7 @@ func runDecisions(ctx context.Context, io streams, args []string) error {
 			fmt.Fprintln(io.out, observe.Printable(inCell(rowText(&row))))
 		}
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil && *follow {
 		return nil
 	}
 	return lines.Err()
