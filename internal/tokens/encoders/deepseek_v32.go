@@ -34,15 +34,24 @@ func (deepseekV32) Append(dst []byte, c *Chat) (_ []byte, err error) {
 		}
 	}
 	dst = append(dst, dsBegin...)
+	of := -1
 	for i := range messages {
-		if dst, err = v32Message(dst, messages, i, last, thinking); err != nil {
+		if dst, err = v32Message(dst, c, messages, i, of, last, thinking); err != nil {
 			return dst, err
+		}
+		if roleOf(messages[i]) != "tool" {
+			of = i
 		}
 	}
 	return dst, nil
 }
 
-func v32Message(dst []byte, messages []jinja.Value, i, last int, thinking bool) ([]byte, error) {
+// v32Message appends message i. of is the index of the last message before it that is not a
+// tool's, -1 if there is none: it has the calls of a tool's message.
+func v32Message(dst []byte, c *Chat, messages []jinja.Value, i, of, last int, thinking bool) ([]byte, error) {
+	if err := c.stopped(); err != nil {
+		return dst, err
+	}
 	msg, _ := messages[i].AsDict()
 	content := text(msg, "content")
 	tools, err := toolsOf(msg)
@@ -60,7 +69,7 @@ func v32Message(dst []byte, messages []jinja.Value, i, last int, thinking bool) 
 	case "system":
 		dst = append(dst, content...)
 		if len(tools) > 0 {
-			dst, err = appendDSMLTools(dst, v32Tools, tools)
+			dst, err = appendDSMLTools(dst, c, v32Tools, tools)
 		}
 	case "developer":
 		if content == "" {
@@ -68,7 +77,7 @@ func v32Message(dst []byte, messages []jinja.Value, i, last int, thinking bool) 
 		}
 		dst = append(dst, dsUser...)
 		if len(tools) > 0 {
-			if dst, err = appendDSMLTools(dst, v32Tools, tools); err != nil {
+			if dst, err = appendDSMLTools(dst, c, v32Tools, tools); err != nil {
 				return dst, err
 			}
 		}
@@ -78,14 +87,10 @@ func v32Message(dst []byte, messages []jinja.Value, i, last int, thinking bool) 
 		dst = append(append(append(dst, dsUser...), content...), dsAssistant...)
 		think(i == last)
 	case "tool":
-		of := i - 1 // the assistant message, -1: the last message, as in Python
-		for of >= 0 && roleOf(messages[of]) == "tool" {
-			of--
-		}
 		if i > 0 && (of < 0 || roleOf(messages[of]) != "assistant") {
 			return dst, refuse("Invalid messages at %d", i)
 		}
-		caller, _ := messages[(of+len(messages))%len(messages)].AsDict()
+		caller, _ := messages[(of+len(messages))%len(messages)].AsDict() // -1: the last message, as in Python
 		calls, _ := member(caller, "tool_calls").AsList()
 		if len(calls) < i-of {
 			return dst, refuse("No tool calls but found tool output")
@@ -109,7 +114,7 @@ func v32Message(dst []byte, messages []jinja.Value, i, last int, thinking bool) 
 		}
 		dst = append(dst, content...)
 		if len(calls) > 0 {
-			if dst, err = appendDSMLCalls(dst, "function_calls", calls); err != nil {
+			if dst, err = appendDSMLCalls(dst, c, "function_calls", calls); err != nil {
 				return dst, err
 			}
 		}

@@ -46,7 +46,7 @@ func (deepseekV4) Append(dst []byte, c *Chat) ([]byte, error) {
 			given[at] = withTools(msg, c.Tools)
 		}
 	}
-	w := &v4Writer{dst: append(dst, dsBegin...), thinking: true, drop: true}
+	w := &v4Writer{chat: c, dst: append(dst, dsBegin...), thinking: true, drop: true}
 	_, hasThinking := c.Args.Get("thinking")
 	if _, ok := c.Args.Get("enable_thinking"); ok || hasThinking {
 		w.thinking = truth(c.Args, "thinking") || truth(c.Args, "enable_thinking")
@@ -67,7 +67,10 @@ func (deepseekV4) Append(dst []byte, c *Chat) ([]byte, error) {
 	if v, ok := c.Args.Get("drop_thinking"); ok {
 		w.drop = v.Truth()
 	}
-	messages := v4Merged(given)
+	messages, err := v4Merged(c, given)
+	if err != nil {
+		return dst, err
+	}
 	if slices.ContainsFunc(messages, func(m v4Message) bool { return len(m.tools) > 0 }) {
 		w.drop = false
 	}
@@ -110,7 +113,7 @@ func v4Dropped(messages []v4Message) (out []v4Message) {
 
 // v4Merged merges tool results and texts of a user into one message each, with the results in the
 // order of the calls.
-func v4Merged(given []jinja.Value) (out []v4Message) {
+func v4Merged(c *Chat, given []jinja.Value) (out []v4Message, err error) {
 	order := map[string]int{}
 	sort := func() { // the results of the last message
 		if len(out) == 0 || len(order) == 0 {
@@ -131,6 +134,9 @@ func v4Merged(given []jinja.Value) (out []v4Message) {
 		}
 	}
 	for i := range given {
+		if err = c.stopped(); err != nil {
+			return nil, err
+		}
 		msg, _ := given[i].AsDict()
 		m := v4Message{role: text(msg, "role"), reasoning: thought(msg), task: text(msg, "task")}
 		m.tools, m.unread = toolsOf(msg)
@@ -165,7 +171,7 @@ func v4Merged(given []jinja.Value) (out []v4Message) {
 		out = append(out, m)
 	}
 	sort()
-	return out
+	return out, nil
 }
 
 // flatten returns the texts of a message's parts.
@@ -187,6 +193,7 @@ func (m *v4Message) flatten(msg *jinja.Dict) string {
 }
 
 type v4Writer struct {
+	chat           *Chat
 	dst            []byte
 	thinking, drop bool
 	effort         string
@@ -200,6 +207,9 @@ func (w *v4Writer) add(texts ...string) {
 }
 
 func (w *v4Writer) message(messages []v4Message, i int) (err error) {
+	if err = w.chat.stopped(); err != nil {
+		return err
+	}
 	m := &messages[i]
 	if m.unread != nil {
 		return m.unread
@@ -227,7 +237,7 @@ func (w *v4Writer) message(messages []v4Message, i int) (err error) {
 		}
 		w.add(m.content)
 		if len(m.calls) > 0 {
-			w.dst, err = appendDSMLCalls(w.dst, "tool_calls", m.calls)
+			w.dst, err = appendDSMLCalls(w.dst, w.chat, "tool_calls", m.calls)
 		}
 		w.add(dsEnd)
 	default:
@@ -280,7 +290,7 @@ func (w *v4Writer) user(m *v4Message) {
 
 func (w *v4Writer) tools(m *v4Message) (err error) {
 	if len(m.tools) > 0 {
-		w.dst, err = appendDSMLTools(w.dst, v4Tools, m.tools)
+		w.dst, err = appendDSMLTools(w.dst, w.chat, v4Tools, m.tools)
 	}
 	return err
 }

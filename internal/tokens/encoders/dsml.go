@@ -24,9 +24,12 @@ func appendJSON(dst []byte, v jinja.Value) ([]byte, error) {
 }
 
 // appendDSMLCalls appends tool calls in a block of this name.
-func appendDSMLCalls(dst []byte, block string, calls []jinja.Value) (_ []byte, err error) {
+func appendDSMLCalls(dst []byte, c *Chat, block string, calls []jinja.Value) (_ []byte, err error) {
 	dst = append(dst, "\n\n<"+dsmlToken+block+">\n"...)
 	for i := range calls {
+		if err = c.stopped(); err != nil {
+			return dst, err
+		}
 		call, _ := calls[i].AsDict()
 		f := dictAt(call, "function")
 		dst = append(append(append(dst, "<"+dsmlToken+`invoke name="`...), text(f, "name")...), "\">\n"...)
@@ -58,10 +61,13 @@ func appendDSMLCalls(dst []byte, block string, calls []jinja.Value) (_ []byte, e
 }
 
 // appendDSMLTools appends a section about tools; the schemas, one a line, take the place of %s.
-func appendDSMLTools(dst []byte, section string, tools []jinja.Value) (_ []byte, err error) {
+func appendDSMLTools(dst []byte, c *Chat, section string, tools []jinja.Value) (_ []byte, err error) {
 	head, tail, _ := strings.Cut(section, "%s")
 	dst = append(append(dst, "\n\n"...), head...)
 	for i := range tools {
+		if err = c.stopped(); err != nil {
+			return dst, err
+		}
 		if i > 0 {
 			dst = append(dst, '\n')
 		}

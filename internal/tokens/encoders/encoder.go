@@ -15,7 +15,8 @@ import (
 type Encoder interface {
 	// Traits returns what the caller must know to prepare a Chat.
 	Traits() Traits
-	// Append appends the prompt. The error is a *Refusal if the engine refuses the conversation.
+	// Append appends the prompt. The error is a *Refusal if the engine refuses the conversation, and
+	// ErrStopped once Chat.Stop is closed.
 	Append(dst []byte, c *Chat) ([]byte, error)
 }
 
@@ -56,6 +57,18 @@ type Chat struct {
 	Now    time.Time
 	// Limit is the most bytes that the prompt may have.
 	Limit int
+	// Stop ends the work once it is closed; nil means never.
+	Stop <-chan struct{}
+}
+
+// stopped returns ErrStopped once Stop is closed.
+func (c *Chat) stopped() error {
+	select {
+	case <-c.Stop:
+		return ErrStopped
+	default:
+		return nil
+	}
 }
 
 // Refusal is the error for a conversation that the engine refuses.
@@ -74,6 +87,9 @@ func refuse(format string, args ...any) error {
 
 // ErrLimit is returned for a prompt above Chat.Limit.
 var ErrLimit = errors.New("the prompt is too long to be built here")
+
+// ErrStopped is returned for a prompt whose Chat.Stop was closed.
+var ErrStopped = errors.New("the encoding of the prompt was stopped")
 
 // ErrMissing is returned for a chat of a model whose engine encodes prompts in code that has no
 // encoder here.

@@ -87,11 +87,11 @@ func (h *harmony) Append(dst []byte, c *Chat) ([]byte, error) {
 			messages = messages[1:]
 		}
 	}
-	parsed, err := harmonyMessages(messages)
+	parsed, err := harmonyMessages(c, messages)
 	if err != nil {
 		return dst, err
 	}
-	w := &harmonyWriter{harmony: h, dst: dst, limit: len(dst) + c.Limit}
+	w := &harmonyWriter{harmony: h, chat: c, dst: dst, limit: len(dst) + c.Limit}
 	w.system(c)
 	if instructions != nil && *instructions != "" || len(c.Tools) > 0 {
 		w.developer(instructions, c.Tools)
@@ -104,7 +104,9 @@ func (h *harmony) Append(dst []byte, c *Chat) ([]byte, error) {
 		if i < final && parsed[i].channel == "analysis" {
 			continue // thoughts before the last answer
 		}
-		w.write(&parsed[i])
+		if w.write(&parsed[i]); w.err != nil {
+			return w.dst, w.err
+		}
 	}
 	w.token(h.start)
 	w.part("assistant")
@@ -123,7 +125,7 @@ func harmonyFlat(msg *jinja.Dict) (*string, error) {
 	return nil, nil //nolint:nilnil // no text is a result
 }
 
-func harmonyMessages(messages []jinja.Value) (out []harmonyMessage, err error) {
+func harmonyMessages(c *Chat, messages []jinja.Value) (out []harmonyMessage, err error) {
 	names := map[string]string{}
 	for i := range messages {
 		msg, _ := messages[i].AsDict()
@@ -138,6 +140,9 @@ func harmonyMessages(messages []jinja.Value) (out []harmonyMessage, err error) {
 		}
 	}
 	for i := range messages {
+		if err = c.stopped(); err != nil {
+			return nil, err
+		}
 		msg, _ := messages[i].AsDict()
 		if out, err = harmonyParse(out, msg, names); err != nil {
 			return nil, err
@@ -228,12 +233,16 @@ func harmonyParse(out []harmonyMessage, msg *jinja.Dict, names map[string]string
 type harmonyWriter struct {
 	*harmony
 
+	chat  *Chat
 	dst   []byte
 	limit int
 	err   error
 }
 
 func (w *harmonyWriter) text(s string) {
+	if w.err == nil {
+		w.err = w.chat.stopped()
+	}
 	if w.err == nil && len(w.dst)+len(s) > w.limit {
 		w.err = ErrLimit
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
 )
 
 // A request whose client leaves while its prompt is rendered or tokenized ends with the context's
@@ -37,5 +38,30 @@ func TestAContextEndsTheWork(t *testing.T) {
 				t.Errorf("%s, %v, wanted: %d ids, %v", name, engine, len(res.IDs), err)
 			}
 		}
+	}
+}
+
+// untilStopped is an encoder that sees only whether it is stopped.
+type untilStopped struct{ encoders.Encoder }
+
+func (untilStopped) Append(dst []byte, c *encoders.Chat) ([]byte, error) {
+	select {
+	case <-c.Stop:
+		return dst, encoders.ErrStopped
+	default:
+		return dst, nil
+	}
+}
+
+// The context ends the work of an encoder, before the prompt is tokenized.
+func TestAContextStopsTheEncoder(t *testing.T) {
+	m, p := &Model{encoder: untilStopped{}}, &plan{chat: new(encoders.Chat)}
+	ctx, leave := context.WithCancel(t.Context())
+	if _, err := m.encoded(ctx, nil, p); err != nil {
+		t.Errorf("got %v, want no error", err)
+	}
+	leave()
+	if _, err := m.encoded(ctx, nil, p); !errors.Is(err, encoders.ErrStopped) {
+		t.Errorf("got %v, want ErrStopped", err)
 	}
 }

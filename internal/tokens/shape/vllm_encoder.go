@@ -100,9 +100,9 @@ func vllmArguments(in input, tokenize bool) (*jinja.Dict, error) {
 }
 
 // encoded appends the prompt of an encoder.
-func (m *Model) encoded(_ context.Context, dst []byte, p *plan) ([]byte, error) {
+func (m *Model) encoded(ctx context.Context, dst []byte, p *plan) ([]byte, error) {
 	env := jinja.RequestEnv(p.size)
-	p.chat.Limit = 2 * env.MaxOutput
+	p.chat.Limit, p.chat.Stop = 2*env.MaxOutput, ctx.Done()
 	out, err := m.encoder.Append(dst, p.chat)
 	if refusal, ok := errors.AsType[*encoders.Refusal](err); ok {
 		return dst, refuseWith(refusal.Status, refusal.Reason)

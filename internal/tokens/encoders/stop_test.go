@@ -1,0 +1,133 @@
+package encoders
+
+import (
+	"errors"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+func parsed(t *testing.T, text string) jinja.Value {
+	t.Helper()
+	v, err := jinja.ParseJSON([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// stopping returns a chat whose Stop is closed.
+func stopping() *Chat {
+	stop := make(chan struct{})
+	close(stop)
+	return &Chat{Args: new(jinja.Dict), Limit: 1 << 20, Stop: stop}
+}
+
+// TestAStopEndsTheEncoding: each loop of the encoders over what a client sends ends with
+// ErrStopped, and goes on without a stop.
+func TestAStopEndsTheEncoding(t *testing.T) {
+	t.Parallel()
+	const call = `{"id": "a", "function": {"name": "f", "arguments": {}}}`
+	user := parsed(t, `{"role": "user", "content": "x", "flat": "x", "texts": ["x"], "refused": null}`)
+	tools := []jinja.Value{parsed(t, `{"function": {"name": "f"}}`)}
+	encode := func(e Encoder) func(*Chat) ([]byte, error) {
+		return func(c *Chat) ([]byte, error) {
+			for range 100 {
+				c.Messages = append(c.Messages, user)
+			}
+			return e.Append(nil, c)
+		}
+	}
+	write := func(do func(w *harmonyWriter)) func(*Chat) ([]byte, error) {
+		return func(c *Chat) ([]byte, error) {
+			w := &harmonyWriter{harmony: new(harmony), chat: c, limit: c.Limit}
+			do(w)
+			return w.dst, w.err
+		}
+	}
+	for name, run := range map[string]func(*Chat) ([]byte, error){
+		"harmony":      encode(new(harmony)),
+		"deepseek_v32": encode(deepseekV32{}),
+		"deepseek_v4":  encode(deepseekV4{}),
+		"calls":        func(c *Chat) ([]byte, error) { return appendDSMLCalls(nil, c, "calls", []jinja.Value{parsed(t, call)}) },
+		"tools":        func(c *Chat) ([]byte, error) { return appendDSMLTools(nil, c, "%s", tools) },
+		"v4, writing": func(c *Chat) ([]byte, error) {
+			w := &v4Writer{chat: c}
+			err := w.message([]v4Message{{role: "user", parts: []v4Part{{text: "x"}}}}, 0)
+			return w.dst, err
+		},
+		"v4, merging": func(c *Chat) ([]byte, error) {
+			out, err := v4Merged(c, []jinja.Value{user})
+			return make([]byte, len(out)), err
+		},
+		"harmony, parsing": func(c *Chat) ([]byte, error) {
+			out, err := harmonyMessages(c, []jinja.Value{user})
+			return make([]byte, len(out)), err
+		},
+		"harmony, writing": write(func(w *harmonyWriter) { w.write(&harmonyMessage{author: "user", texts: []string{"x"}}) }),
+		"harmony's tools":  write(func(w *harmonyWriter) { w.developer(nil, tools) }),
+	} {
+		if out, err := run(stopping()); !errors.Is(err, ErrStopped) || len(out) > 100 {
+			t.Errorf("%s: got %d bytes, %v, want ErrStopped and at most 100 bytes", name, len(out), err)
+		}
+		wanted := stopping()
+		wanted.Stop = make(chan struct{})
+		if out, err := run(wanted); err != nil || len(out) == 0 {
+			t.Errorf("%s, not stopped: got %d bytes, %v, want a prompt", name, len(out), err)
+		}
+	}
+}
+
+// TestToolMessagesCostTheSameInARow: the results of many calls of one message cost no more than
+// those of as many messages with one call.
+func TestToolMessagesCostTheSameInARow(t *testing.T) {
+	const n = 8192
+	call := parsed(t, `{"id": "a", "function": {"name": "f", "arguments": {}}}`)
+	assistant := func(calls int) jinja.Value {
+		d := jinja.NewDict(2)
+		d.Set("role", jinja.String("assistant"))
+		all := make([]jinja.Value, calls)
+		for i := range all {
+			all[i] = call
+		}
+		d.Set("tool_calls", jinja.List(all))
+		return jinja.FromDict(d)
+	}
+	tool := parsed(t, `{"role": "tool", "content": "y"}`)
+	row, single := &Chat{Args: new(jinja.Dict)}, &Chat{Args: new(jinja.Dict)}
+	row.Messages = append(row.Messages, assistant(n))
+	for range n {
+		row.Messages = append(row.Messages, tool)
+		single.Messages = append(single.Messages, assistant(1), tool)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cost := func(c *Chat) time.Duration {
+		best := time.Duration(1<<63 - 1)
+		for range 5 {
+			start := cpuTime(t)
+			if _, err := (deepseekV32{}).Append(nil, c); err != nil {
+				t.Fatal(err)
+			}
+			best = min(best, cpuTime(t)-start)
+		}
+		return best
+	}
+	if inRow, alone := cost(row), cost(single); inRow > 8*alone {
+		t.Errorf("got %v of CPU in a row, %v one by one, want no more than one by one", inRow, alone)
+	}
+}
+
+// cpuTime returns the CPU time of this thread.
+func cpuTime(t *testing.T) time.Duration {
+	t.Helper()
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(ts.Nano())
+}
