@@ -86,7 +86,7 @@ func (m *charsmap) normalize(enc *encoder, s string) string {
 			continue
 		}
 		_, size := utf8.DecodeRuneInString(s[i:])
-		size += m.extenders(s, i, size)
+		size += m.extenders(&enc.watch, s, i, size)
 		if enc.watch.over(size) {
 			break
 		}
@@ -100,6 +100,9 @@ func (m *charsmap) normalize(enc *encoder, s string) string {
 		}
 		for end := i + size; i < end; {
 			_, n := utf8.DecodeRuneInString(s[i:])
+			if enc.watch.over(n) {
+				break
+			}
 			if text, found := m.match(s[i:i+n], true); found > 0 {
 				out = append(append(out, s[start:i]...), text...)
 				start = i + n
@@ -118,8 +121,8 @@ func (m *charsmap) normalize(enc *encoder, s string) string {
 
 // extenders returns the length of what extends the character at s[i], of n bytes, to a grapheme
 // cluster. Clusters of several characters that cannot be shorter than maxGrapheme count as their
-// parts.
-func (m *charsmap) extenders(s string, i, n int) int {
+// parts. Once stopped, it returns the length of a part.
+func (m *charsmap) extenders(wanted *watch, s string, i, n int) int {
 	first, _ := utf8.DecodeRuneInString(s[i:])
 	at := i + n
 	if first == '\r' && strings.HasPrefix(s[at:], "\n") {
@@ -131,6 +134,9 @@ func (m *charsmap) extenders(s string, i, n int) int {
 	for at < len(s) {
 		r, n := utf8.DecodeRuneInString(s[at:])
 		if r < 0x300 || (runeClass(r)&clsM == 0 || strings.ContainsRune(looseMarks, r)) && !otherExtender(r) {
+			break
+		}
+		if wanted.over(n) {
 			break
 		}
 		at += n

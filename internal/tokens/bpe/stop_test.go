@@ -142,3 +142,26 @@ func TestAStopEndsTheWaitForAHugeWord(t *testing.T) {
 		t.Errorf("a text that is wanted: %d ids, %v", len(ids), err)
 	}
 }
+
+// TestAStopEndsAClusterOfMarks: a stop ends the search for the end of a grapheme cluster, and the
+// replacement of its characters.
+func TestAStopEndsAClusterOfMarks(t *testing.T) {
+	rules, err := newCharsmap([]byte{8, 0, 0, 0, 0, 4, 0, 0, 'a', 1, 0, 0, 'x', 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Repeat("\u0301", 1<<20)
+	enc := &encoder{watch: watch{stop: closed(), left: 1000}}
+	rules.normalize(enc, text)
+	if over := -enc.watch.left; !enc.watch.stopped || over > lookEvery {
+		t.Errorf("got %d bytes read after the stop, want at most %d", over, lookEvery)
+	}
+	enc.watch = watch{stop: closed(), left: 2*len(text) + 1000}
+	if rules.normalize(enc, text); !enc.watch.stopped {
+		t.Error("got all characters replaced after the stop, want an end")
+	}
+	enc.watch = watch{stop: make(chan struct{})}
+	if got := rules.normalize(enc, text); got != text || enc.watch.stopped {
+		t.Errorf("got %d bytes, want the %d of the text", len(got), len(text))
+	}
+}
