@@ -302,3 +302,75 @@ func storeSegments(t *testing.T, x *Index, s Slot, n int) {
 		}
 	}
 }
+
+// While a drop lets other writers run, a second one frees the slot no second time, and adding the
+// target again returns a slot that the first drop does not clear.
+func TestWritersDuringADrop(t *testing.T) {
+	for name, meanwhile := range map[string]func(x *Index, s Slot) []Slot{
+		"a drop": func(x *Index, s Slot) []Slot { x.Drop(s); return nil },
+		"an add": func(x *Index, _ Slot) []Slot { return []Slot{mustAdd(t, x, 0, 16)} },
+		"both":   func(x *Index, s Slot) []Slot { x.Drop(s); return []Slot{mustAdd(t, x, 0, 16), mustAdd(t, x, 1, 16)} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := mustIndex(t, Config{BlockSize: 16})
+			s := mustAdd(t, x, 0, 16)
+			storeSegments(t, x, s, 2*writeStep+1)
+			var added []Slot
+			ran := false
+			between := &change{apply: func() {
+				x.gate.writers.Unlock()
+				defer x.gate.writers.Lock()
+				ran = true
+				if added = meanwhile(x, s); len(added) > 0 {
+					storeSegments(t, x, added[0], 2*writeStep+1)
+				}
+			}}
+			x.gate.writers.Lock()
+			x.handOver(&change{apply: func() { x.handOver(between) }}) // runs after the first step
+			x.gate.writers.Unlock()
+			x.Drop(s)
+			stats := x.Stats()
+			if !ran || len(stats.Targets) != len(added) {
+				t.Fatalf("ran %v: got targets %+v, want those of %d adds", ran, stats.Targets, len(added))
+			}
+			if len(added) > 0 && stats.HolderBlocks != 2*writeStep+1 {
+				t.Errorf("got %d blocks of the new target, want %d", stats.HolderBlocks, 2*writeStep+1)
+			}
+			slots := append(slices.Clone(added), x.freeSlots...)
+			slices.Sort(slots)
+			if len(slots) != len(x.slots) || len(slices.Compact(slots)) != len(x.slots) {
+				t.Errorf("got slots %v in use and %v free, want each of %d once", added, x.freeSlots, len(x.slots))
+			}
+			checkInvariants(t, x)
+		})
+	}
+}
+
+// Several callers drop and add the same targets.
+func TestConcurrentDropsAndAdds(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			for range 4 {
+				s, err := x.Add(Target{Worker: "w", Rank: 0}, "m", 16)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for i := range writeStep + 10 {
+					tokens := make([]uint32, 16)
+					tokens[0] = uint32(i)
+					// another caller may have dropped the slot
+					_ = x.Apply(s, &Event{Kind: Stored, BlockSize: 16, Hashes: engineHashes(1, "m", "", "", tokens, nil, 16), Tokens: tokens})
+				}
+				x.Drop(s)
+			}
+		})
+	}
+	wg.Wait()
+	if n := x.Stats().HolderBlocks; n != 0 || len(x.byTarget) != 0 || len(x.freeSlots) != len(x.slots) {
+		t.Errorf("got %d blocks, %d targets, free slots %v of %d; want none, none, all", n, len(x.byTarget), x.freeSlots, len(x.slots))
+	}
+	checkInvariants(t, x)
+}

@@ -96,6 +96,8 @@ type slotState struct {
 	target Target
 	model  string
 	inUse  bool
+	// dropping is set from the first step of Drop on, until the slot is free.
+	dropping bool
 	// blockSize is the engine's block size, 0 until known.
 	blockSize int
 	// group is the KV-cache group of the first event. Its blocks cost nothing extra; those of
@@ -159,6 +161,10 @@ func (x *Index) Add(t Target, model string, engineBlockSize int) (Slot, error) {
 	if engineBlockSize < 0 || engineBlockSize > 0 && !x.fits(engineBlockSize) {
 		return 0, fmt.Errorf("add %s: engine blocks of %d tokens, index blocks of %d: %w", t, engineBlockSize, x.cfg.BlockSize, ErrBlockSize)
 	}
+	if s, ok := x.byTarget[t]; ok && x.slots[s].dropping {
+		x.clear(s)
+		x.free(s)
+	}
 	if s, ok := x.byTarget[t]; ok {
 		st := &x.slots[s]
 		if st.model != model || engineBlockSize != 0 && st.blockSize != 0 && st.blockSize != engineBlockSize {
@@ -206,14 +212,26 @@ func (x *Index) fits(engine int) bool {
 }
 
 // Drop removes a target and everything that it holds; its slot may be reused. The time is
-// proportional to what the target held. Dropping a free slot does nothing.
+// proportional to what the target held. Dropping a free slot does nothing. Other writers can run
+// meanwhile: a Drop of the same slot, or an Add of the target, makes the drop complete itself.
 func (x *Index) Drop(s Slot) {
 	x.lock()
 	defer x.unlock()
 	if int(s) >= len(x.slots) || !x.slots[s].inUse {
 		return
 	}
-	x.clearSlowly(s)
+	x.slots[s].dropping = true
+	for x.clearStep(s) {
+		x.yield()
+		if !x.slots[s].dropping { // freed by another, and perhaps in use again
+			return
+		}
+	}
+	x.free(s)
+}
+
+// free makes a slot that holds nothing reusable.
+func (x *Index) free(s Slot) {
 	delete(x.byTarget, x.slots[s].target)
 	x.setBlockSize(s, 0)
 	x.slots[s] = slotState{}
@@ -229,11 +247,16 @@ func (x *Index) clear(s Slot) {
 // clearSlowly is clear, except that other writers can run between the steps too.
 func (x *Index) clearSlowly(s Slot) {
 	for x.clearStep(s) {
-		// not unlock and lock: the caller unlocks, also if a change that was handed over panics
-		x.gate.writers.Unlock()
-		x.gate.writers.Lock()
-		x.applyHanded()
+		x.yield()
 	}
+}
+
+// yield lets other writers run. The caller holds the mutex again afterwards, also if a change that
+// was handed over panics.
+func (x *Index) yield() {
+	x.gate.writers.Unlock()
+	x.gate.writers.Lock()
+	x.applyHanded()
 }
 
 // clearStep reports whether there is more to remove.
