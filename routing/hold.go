@@ -69,6 +69,17 @@ func (r *Router) saturated(now time.Duration, t *target) bool {
 	return r.config.Hold > 0 && (r.queued(now, t) > r.config.Hold || t.report.full && t.report.fresh(now, r.config.ReportTTL))
 }
 
+// Idle is the number of ready targets that compute prompts and have no request.
+func (r *Router) Idle(now time.Duration) (n int) {
+	for _, slot := range r.order {
+		t := &r.targets[slot]
+		if t.state == eligible && t.role != Decode && t.load.Active == 0 && (t.report.foreign == 0 || !t.report.fresh(now, r.config.ReportTTL)) {
+			n++
+		}
+	}
+	return n
+}
+
 // Saturation is how full the targets of a model are, 0 to 1: the mean over those that are
 // ready, where one with limit or more tokens queued counts as 1. work is their uncached
 // tokens, and rate what they compute in a second.

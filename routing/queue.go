@@ -58,6 +58,8 @@ type Outcome struct {
 	// Moves puts the waiter into the lane To, which is blocked until the next call.
 	Moves bool
 	To    Lane
+	// Skips makes a waiter that moves block no lane in this call.
+	Skips bool
 }
 
 const (
@@ -82,7 +84,9 @@ type Queue struct {
 	lanes   map[Lane]*lane
 	bands   map[int]*band
 	bytes   int64
-	open    []*lane // scratch memory of Serve
+	// open and skipped are scratch memory of Serve.
+	open    []*lane
+	skipped []*waiting
 }
 
 // waiting is a waiter with its place.
@@ -409,7 +413,7 @@ func sooner(a, b *waiting) bool {
 
 // Serve offers places to waiters, in order over all lanes that are ready, until none is
 // left that can be placed, or the budget of offers is used up. A lane ends with its first
-// waiter that stays. offer must not change the queue.
+// waiter that stays and is not skipped. offer must not change the queue.
 func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter) Outcome) {
 	open := q.open[:0]
 	for name, l := range q.lanes {
@@ -418,8 +422,12 @@ func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter)
 		}
 	}
 	defer func() {
+		for _, w := range q.skipped {
+			q.enter(w)
+		}
 		clear(open[:cap(open)])
-		q.open = open[:0]
+		clear(q.skipped)
+		q.open, q.skipped = open[:0], q.skipped[:0]
 	}()
 	for ; len(open) > 0 && budget > 0; budget-- {
 		best := 0
@@ -431,6 +439,10 @@ func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter)
 		w, l := open[best].first(), open[best]
 		v := offer(&w.Waiter)
 		switch {
+		case v.Moves && v.Skips:
+			q.leave(w)
+			w.Lane = v.To
+			q.skipped = append(q.skipped, w)
 		case v.Moves && v.To != w.Lane:
 			q.leave(w)
 			w.Lane = v.To

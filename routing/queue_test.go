@@ -117,11 +117,11 @@ func (n *naiveQueue) push(w Waiter) (shed []uint64, ok bool) {
 }
 
 // next is the waiter that is offered a place, nil if all lanes are blocked.
-func (n *naiveQueue) next(blocked map[Lane]bool) *Waiter {
+func (n *naiveQueue) next(blocked map[Lane]bool, skipped map[uint64]bool) *Waiter {
 	var best *Waiter
 	for _, w := range n.list {
 		key := func(w *Waiter) int64 { return w.Cost + int64(w.Since/(500*time.Microsecond)) }
-		if !blocked[w.Lane] && (best == nil || cmp.Or(cmp.Compare(best.Priority, w.Priority), cmp.Compare(n.served[n.name(w)], n.served[n.name(best)]),
+		if !blocked[w.Lane] && !skipped[w.ID] && (best == nil || cmp.Or(cmp.Compare(best.Priority, w.Priority), cmp.Compare(n.served[n.name(w)], n.served[n.name(best)]),
 			cmp.Compare(key(w), key(best)), cmp.Compare(w.ID, best.ID)) < 0) {
 			best = w
 		}
@@ -168,17 +168,18 @@ func TestQueue(t *testing.T) {
 					t.Fatalf("removal of %d: got %v, want %v", id, got, want)
 				}
 			case 1, 2:
+				skipped := map[uint64]bool{}
 				blocked, budget := map[Lane]bool{}, rapid.IntRange(0, 6).Draw(t, "budget")
 				for _, w := range n.list {
 					blocked[w.Lane] = w.Lane.Slot == 3
 				}
 				offers := 0
 				q.Serve(budget, func(l Lane) bool { return l.Slot != 3 }, func(w *Waiter) (out Outcome) {
-					want := n.next(blocked)
+					want := n.next(blocked, skipped)
 					if offers++; want == nil || want.ID != w.ID || offers > budget {
 						t.Fatalf("offer %d of %d: got %+v, want %+v", offers, budget, w, want)
 					}
-					switch rapid.IntRange(0, 3).Draw(t, "outcome") {
+					switch rapid.IntRange(0, 4).Draw(t, "outcome") {
 					case 0:
 						blocked[w.Lane] = true
 					case 1:
@@ -187,6 +188,9 @@ func TestQueue(t *testing.T) {
 						}
 						want.Lane = out.To
 						blocked[out.To] = true
+					case 2:
+						out.Moves, out.Skips, out.To = true, true, drawLane()
+						want.Lane, skipped[want.ID] = out.To, true
 					default:
 						out.Leaves, out.Served = true, int64(rapid.IntRange(0, 30).Draw(t, "served"))
 						if out.Served > 0 {
@@ -197,7 +201,7 @@ func TestQueue(t *testing.T) {
 					}
 					return out
 				})
-				if left := n.next(blocked); left != nil && offers < budget {
+				if left := n.next(blocked, skipped); left != nil && offers < budget {
 					t.Fatalf("got %d of %d offers, want one to %+v", offers, budget, left)
 				}
 			}

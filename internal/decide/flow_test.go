@@ -2,6 +2,7 @@ package decide
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
 )
 
 // text is a completion of n words that shares no block with those of other seeds.
@@ -277,6 +280,42 @@ func TestAHeldRequestLooksElsewhere(t *testing.T) {
 	stop()
 	<-done
 	first.Ticket.End(time.Now())
+	d.Ticket.End(time.Now())
+	b.idle()
+}
+
+// A waiter that stays for its cache does not keep those behind it from a target that becomes idle.
+func TestAHeldRequestBlocksNoOther(t *testing.T) {
+	b := newBench(t, "routing: {trust_overrides: true, prefill_rate: 1000}\nflow: {max_requests: 8, timeout: 1m, hold_tokens: 20, order: arrival}\n",
+		worker("a", 0), worker("b", 0))
+	warm, _ := b.ask("/v1/completions", text("sea", 4000), "x-kvlane-pin", "a")
+	warm.Ticket.End(time.Now())
+	onA, _ := b.ask("/v1/completions", text("one", 100), "x-kvlane-pin", "a")
+	onB, _ := b.ask("/v1/completions", text("two", 2000), "x-kvlane-pin", "b")
+	stays := b.sendBody(1, text("sea", 4000))
+	goes := b.sendBody(2, text("new", 100))
+	b.mu.Lock()
+	slots := map[kvindex.Slot]bool{}
+	for _, q := range b.waiting.byID {
+		held, _ := errors.AsType[*routing.HeldError](q.err)
+		slots[held.Slot] = true
+	}
+	b.mu.Unlock()
+	if len(slots) != 1 {
+		t.Fatalf("got held for %d targets, want both for a", len(slots))
+	}
+	onB.Ticket.End(time.Now())
+	b.untilWaiting(1)
+	d := <-goes.done
+	if d.Reject != nil || d.Endpoint != "10.0.0.98:8000" {
+		t.Errorf("got %+v, want b", d)
+	}
+	d.Ticket.End(time.Now())
+	b.untilWaiting(1)
+	onA.Ticket.End(time.Now())
+	if d = <-stays.done; d.Reject != nil || d.Endpoint == "10.0.0.98:8000" {
+		t.Errorf("got %+v, want a", d)
+	}
 	d.Ticket.End(time.Now())
 	b.idle()
 }

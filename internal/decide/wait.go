@@ -38,6 +38,8 @@ type waiting struct {
 	queue routing.Queue
 	byID  map[uint64]*waiter
 	last  uint64
+	// idle is the number of idle targets when waiters were last looked at.
+	idle int
 	// drained is set once the process ends: no request may wait then.
 	drained bool
 	// programs is the tokens served to conversations, with flow.order least_served; older
@@ -120,7 +122,7 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	if !ok {
 		return w.turnedAway(q.err, "kvlane_queue_full", "the queue is full; try again")
 	}
-	d.waiting.last = q.id
+	d.waiting.last, d.waiting.idle = q.id, d.router.Idle(now)
 	d.waiting.byID[q.id] = q
 	return nil
 }
@@ -179,12 +181,15 @@ func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
 
 // placeWaiting places waiting requests as far as there is capacity. Call it, under d.mu,
 // after every change that may have freed some. With all, waiters whose target is saturated
-// try again too: another one may have become the better choice.
+// try again too: another one may have become the better choice, as when one becomes idle.
+// While a target is idle, a waiter that stays held blocks no other: what an idle target costs
+// differs between them.
 func (d *Decider) placeWaiting(now time.Duration, all bool) {
 	if d.waiting.queue.Len() == 0 {
 		return
 	}
-	offers := math.MaxInt
+	offers, idle := math.MaxInt, d.router.Idle(now)
+	all = all || idle > d.waiting.idle
 	if d.live.Load().Flow.Requests > 0 {
 		offers = maxOffers
 	}
@@ -195,7 +200,7 @@ func (d *Decider) placeWaiting(now time.Duration, all bool) {
 		if q.deadline > now {
 			q.attempt(now)
 			if lane, waits := q.work.lane(q.err); waits {
-				return routing.Outcome{Moves: true, To: lane}
+				return routing.Outcome{Moves: true, To: lane, Skips: lane.Slot != routing.NoSlot && idle > 0}
 			}
 		} else {
 			q.err = q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again")
@@ -205,9 +210,11 @@ func (d *Decider) placeWaiting(now time.Duration, all bool) {
 		if q.placed != nil {
 			out.Served = q.placed.plan.Miss + perRequest
 			d.waiting.serve(q.work, q.placed)
+			idle = d.router.Idle(now)
 		}
 		return out
 	})
+	d.waiting.idle = idle
 }
 
 // attempt tries again for a waiter, with the index's current content. A panic is reported
