@@ -36,7 +36,8 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 	}
 	r.apply(res, -1)
 	res.Prefill, res.prefillGen, res.Miss = c.slot, r.reach(now, c.slot), c.miss
-	res.Since, res.Owed = now, c.queue+c.miss
+	res.Owed = c.queue + c.miss
+	r.begin(res, now)
 	r.apply(res, 1)
 	r.follow(q, &c)
 	r.shareBooking(id)
@@ -55,7 +56,7 @@ func (r *Router) ComputeLocally(now time.Duration, id ReservationID, miss int64)
 	}
 	r.apply(res, -1)
 	res.Prefill, res.prefillGen, res.Miss, res.Phase = NoSlot, 0, max(miss, 0), computing
-	res.Since = now
+	r.begin(res, now)
 	if t := r.targetOf(res.Decode, res.decodeGen); t != nil {
 		res.Owed = t.load.Queue + res.Miss
 	}

@@ -19,6 +19,8 @@ const (
 	// patience is how many times longer a request is held than computing it elsewhere takes.
 	// The caches that it would leave serve later turns too.
 	patience = 4
+	// onItsWay is how long a request may take from the decision to the engine's queue.
+	onItsWay = 250 * time.Millisecond
 )
 
 // HeldError means that the best target of a request is saturated, and that waiting for it
@@ -50,13 +52,14 @@ func (r *Router) commitLocal(now time.Duration, q *Query, c *choice) (Plan, erro
 	return r.commit(now, q, c, nil), nil
 }
 
-// queued is the uncached tokens queued on a target. Load that only engines know of counts
+// queued is the uncached tokens queued on a target, without those that its engine has started
+// on. Load that only engines know of counts
 // if two reports in a row have it and the last one is fresh.
 func (r *Router) queued(now time.Duration, t *target) int64 {
 	if t.report.fresh(now, r.config.ReportTTL) {
-		return t.load.Queue + min(t.report.foreignTokens, t.report.before)
+		return t.load.Queue - t.startedTokens + min(t.report.foreignTokens, t.report.before)
 	}
-	return t.load.Queue
+	return t.load.Queue - t.startedTokens
 }
 
 // Saturated reports whether requests are held rather than sent to a target. Unknown slots
@@ -91,7 +94,7 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 			continue
 		}
 		n++
-		work += t.load.Queue
+		work += t.load.Queue - t.startedTokens
 		rate += r.config.PrefillRate * t.speed
 		if r.saturated(now, t) {
 			saturation++

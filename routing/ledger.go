@@ -53,6 +53,8 @@ type reservation struct {
 	// target had to compute then until the first token, this prompt included.
 	Since time.Duration `json:"since"`
 	Owed  int64         `json:"owed"`
+	// Number grows with each booking and each change of the target, see reported.started.
+	Number uint64 `json:"number,omitempty"`
 	// Failed is set if the answer was an error of the engine.
 	Failed bool `json:"failed,omitempty"`
 	// conversation is the binding that follows the request if it was served elsewhere.
@@ -115,13 +117,20 @@ func (r *Router) targetOf(slot kvindex.Slot, gen uint32) *target {
 
 // book puts the reservation's load on its targets.
 func (r *Router) book(now time.Duration, res reservation) ReservationID {
-	res.Phase, res.Since = computing, max(now, r.alive) // the caller may have read the clock before a pause
+	res.Phase = computing
+	r.begin(&res, max(now, r.alive)) // the caller may have read the clock before a pause
 	res.decodeGen = r.reach(now, res.Decode)
 	if res.Prefill != NoSlot {
 		res.prefillGen = r.reach(now, res.Prefill)
 	}
 	r.apply(&res, 1)
 	return r.ledger.add(res)
+}
+
+// begin notes that a booking waits for a target from now on.
+func (r *Router) begin(res *reservation, now time.Duration) {
+	r.bookings++
+	res.Since, res.Number = now, r.bookings
 }
 
 // reach marks a target that gets a request, and returns its generation.
@@ -142,7 +151,7 @@ func (r *Router) apply(res *reservation, sign int64) {
 		if res.Prefill == NoSlot {
 			d.Work += sign * res.Miss
 			if res.Phase == computing {
-				d.Queue += sign * res.Miss
+				t.enqueue(res, sign)
 			}
 		}
 	}
@@ -153,13 +162,23 @@ func (r *Router) apply(res *reservation, sign int64) {
 	p := &t.load
 	switch res.Phase {
 	case computing:
-		p.Queue += sign * res.Miss
+		t.enqueue(res, sign)
 		p.Work += sign * res.Miss
 		p.KV += sign * res.KV
 		p.Active += sign
 	case transferring:
 		p.Transferring += sign
 		p.TransferTokens += sign * res.Miss
+	}
+}
+
+func (t *target) enqueue(res *reservation, sign int64) {
+	t.load.Queue += sign * res.Miss
+	if res.Number < t.report.started {
+		t.startedTokens += sign * res.Miss
+	}
+	if sign > 0 {
+		t.booked = max(t.booked, res.Since)
 	}
 }
 
@@ -232,7 +251,8 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	}
 	r.apply(res, -1)
 	from, here := res.Decode, r.targetOf(res.Decode, res.decodeGen) != nil
-	res.Decode, res.decodeGen, res.Since = served, r.targets[served].gen, now
+	res.Decode, res.decodeGen = served, r.targets[served].gen
+	r.begin(res, now)
 	r.apply(res, 1)
 	c := &r.conversations[mainLeg]
 	// The bindings of a slot's earlier target ended with it: another one's do not move.

@@ -39,6 +39,10 @@ type reported struct {
 	// row say about the KV cache, nearly what this one says; see Router.saturated.
 	before       int64
 	nearly, full bool
+	// started is above the Numbers of the bookings that the engine has started on: it had no
+	// waiting requests after they were sent. Those that are not streamed have no first token
+	// before they end, and would count as queued until then.
+	started uint64
 }
 
 // Report stores a target's report. It returns false, and changes nothing, if the
@@ -53,6 +57,7 @@ func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
 		return false
 	}
 	t.report.set(now, rep, t.load.Active+t.load.Transferring, r.config.WaitingTokens)
+	r.noteStarted(t, rep)
 	return true
 }
 
@@ -94,9 +99,18 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 		t.report.foreignTokens = ceilDiv(t.report.foreignTokens, n)
 		t.report.running = ceilDiv(rep.Running, n)
 		t.report.waiting = ceilDiv(rep.Waiting, n)
+		r.noteStarted(t, rep)
 		taken++
 	}
 	return taken
+}
+
+// noteStarted takes all bookings of a target as started if a report without waiting requests is
+// newer than the last one, by the time that it may take to the engine.
+func (r *Router) noteStarted(t *target, rep Report) {
+	if rep.Waiting == 0 && rep.At > t.booked+onItsWay {
+		t.report.started, t.startedTokens = r.bookings+1, t.load.Queue
+	}
 }
 
 // StaleReports is the number of reports that were not accepted.
@@ -117,6 +131,7 @@ func (p *reported) set(now time.Duration, rep Report, active, waitingTokens int6
 	*p = reported{known: true, at: rep.At, received: now, seq: rep.Seq, running: rep.Running, waiting: rep.Waiting, kvUsage: rep.KVUsage}
 	p.foreign = max(rep.Running+rep.Waiting-active, 0)
 	p.foreignTokens = min(p.foreign, rep.Waiting) * waitingTokens
+	p.started = old.started
 	p.before = old.foreignTokens
 	p.nearly = rep.Waiting > 0 && rep.KVUsage >= fullKV
 	p.full = p.nearly && old.nearly || old.full && rep.KVUsage >= roomKV

@@ -40,6 +40,8 @@ type Router struct {
 	judgeNext bool
 	// alive is the time of the last sign of life, 0 before the first call of Awake.
 	alive time.Duration
+	// bookings is the Number of the last booking.
+	bookings uint64
 
 	// Scratch memory of one decision, reused.
 	group       []kvindex.Slot

@@ -50,6 +50,7 @@ type ReportState struct {
 	Before        int64         `json:"before,omitempty"`
 	Nearly        bool          `json:"nearly,omitempty"`
 	Full          bool          `json:"full,omitempty"`
+	Started       uint64        `json:"started,omitempty"`
 }
 
 // PoolState is the round-robin cursors of a model; Model is "" for requests without one.
@@ -96,7 +97,7 @@ func (r *Router) export(q *Query) *State {
 		t := &r.targets[slot]
 		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Health: *t.health}
 		if p := &t.report; p.known {
-			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens, p.before, p.nearly, p.full}
+			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens, p.before, p.nearly, p.full, p.started}
 		}
 		s.Targets = append(s.Targets, ts)
 	}
@@ -209,7 +210,8 @@ func importState(s *State) (*Router, error) {
 		}
 		if p := ts.Report; p != nil {
 			t.report = reported{known: true, at: p.At, received: p.Received, foreign: p.Foreign, foreignTokens: p.ForeignTokens,
-				kvUsage: p.KVUsage, running: p.Running, waiting: p.Waiting, seq: p.Seq, before: p.Before, nearly: p.Nearly, full: p.Full}
+				kvUsage: p.KVUsage, running: p.Running, waiting: p.Waiting, seq: p.Seq, before: p.Before, nearly: p.Nearly, full: p.Full, started: p.Started}
+			r.bookings = max(r.bookings, p.Started)
 		}
 	}
 	for _, ps := range s.Pools {
@@ -286,6 +288,7 @@ func (r *Router) importLedger(s *State) error {
 			r.remotes.byKey[res.remote.key] = id
 			r.remotes.fifo = append(r.remotes.fifo, id)
 		}
+		r.bookings = max(r.bookings, res.Number)
 		r.apply(&res, 1)
 		r.ledger.slab = append(r.ledger.slab, res)
 		r.ledger.live++

@@ -75,6 +75,10 @@ type target struct {
 	// health is elsewhere: a decision does not read it unless targets are suspect. It is
 	// nil in unused slots.
 	health *health
+	// startedTokens is the part of load.Queue that the engine has started on, see
+	// reported.started; booked is when the last request was booked.
+	startedTokens int64
+	booked        time.Duration
 }
 
 // SlotSet is a set of slots. The zero value is empty.
