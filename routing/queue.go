@@ -97,6 +97,8 @@ type waiting struct {
 	tenant *tenant
 	group  *group
 	at     int
+	// shed is set while Push has chosen the waiter to make room.
+	shed bool
 }
 
 func (w *waiting) place() *int { return &w.at }
@@ -195,8 +197,8 @@ func (q *Queue) Each(f func(w *Waiter)) {
 
 // Push adds a waiter. If that exceeds a bound others make room: those of negative priority
 // and below the new one's, from the lowest; then the youngest of the tenant that takes the
-// most of its band, as long as that is more than the new one's tenant takes. Otherwise the
-// new one is refused. The waiters that are shed are out of the queue in either case.
+// most of its band, as long as that is more than the new one's tenant takes. If that is not
+// enough the new one is refused, and the queue is unchanged.
 func (q *Queue) Push(w Waiter) (shed []Waiter, accepted bool) {
 	if q.waiters == nil {
 		q.waiters, q.lanes, q.bands = map[uint64]*waiting{}, map[Lane]*lane{}, map[int]*band{}
@@ -205,21 +207,33 @@ func (q *Queue) Push(w Waiter) (shed []Waiter, accepted bool) {
 	if !q.fits(0, 0, &w) || bounded && !own.fits(0, 0, &w) {
 		return nil, false
 	}
+	var victims []*waiting
 	for {
 		b := q.bands[w.Priority]
 		if b == nil {
 			b = &band{}
 		}
-		full := !q.fits(len(q.waiters), q.bytes, &w)
-		if !full && (!bounded || own.fits(b.requests, b.bytes, &w)) {
+		full := !q.fits(len(q.waiters)-len(victims), q.bytes, &w)
+		if accepted = !full && (!bounded || own.fits(b.requests, b.bytes, &w)); accepted {
 			break
 		}
 		victim := q.victim(&w, full)
 		if victim == nil {
-			return shed, false
+			break
 		}
-		shed = append(shed, victim.Waiter)
-		q.remove(victim)
+		victims, victim.shed = append(victims, victim), true
+		q.count(victim, -1)
+	}
+	for _, v := range victims {
+		v.shed = false
+		q.count(v, 1)
+	}
+	if !accepted {
+		return nil, false
+	}
+	for _, v := range victims {
+		shed = append(shed, v.Waiter)
+		q.remove(v)
 	}
 	b := q.bands[w.Priority]
 	if b == nil {
@@ -284,7 +298,7 @@ func (q *Queue) victim(w *Waiter, full bool) *waiting {
 	}
 	var youngest *waiting
 	for _, o := range q.waiters {
-		if o.tenant == most && (youngest == nil || o.ID > youngest.ID) {
+		if o.tenant == most && !o.shed && (youngest == nil || o.ID > youngest.ID) {
 			youngest = o
 		}
 	}

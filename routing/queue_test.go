@@ -3,6 +3,7 @@ package routing
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"runtime"
 	"slices"
@@ -62,6 +63,7 @@ func (n *naiveQueue) push(w Waiter) (shed []uint64, ok bool) {
 	if !fits(n.bounds, 0, 0) || bounded && !fits(own, 0, 0) {
 		return nil, false
 	}
+	list, served, clock := slices.Clone(n.list), maps.Clone(n.served), maps.Clone(n.clock)
 	for {
 		requests, bytes := n.sum(func(*Waiter) bool { return true })
 		bandRequests, bandBytes := n.sum(inBand)
@@ -95,7 +97,8 @@ func (n *naiveQueue) push(w Waiter) (shed []uint64, ok bool) {
 			}
 		}
 		if most == "" {
-			return shed, false
+			n.list, n.served, n.clock = list, served, clock
+			return nil, false
 		}
 		victim := uint64(0)
 		for _, o := range n.list {
@@ -229,6 +232,19 @@ func TestQueueForgetsTenants(t *testing.T) {
 	}
 	if got := len(q.bands[0].tenants); q.Len() != 1 || got > 2*spareTenants {
 		t.Errorf("got %d waiters and %d tenants, want 1 and at most %d", q.Len(), got, 2*spareTenants)
+	}
+}
+
+// A request that is refused in the end sheds no other.
+func TestARefusedWaiterShedsNone(t *testing.T) {
+	q := Queue{Bounds: Bounds{Requests: 4, Bytes: 100}}
+	q.Push(Waiter{ID: 1, Priority: -1, Bytes: 10})
+	q.Push(Waiter{ID: 2, Priority: 1, Bytes: 80})
+	if shed, ok := q.Push(Waiter{ID: 3, Bytes: 50}); ok || len(shed) > 0 || q.Len() != 2 || q.bytes != 90 {
+		t.Errorf("a request that does not fit: got %v, shed %v, %d left with %d bytes, want it refused and both left", ok, shed, q.Len(), q.bytes)
+	}
+	if shed, ok := q.Push(Waiter{ID: 4, Bytes: 20}); !ok || len(shed) != 1 || shed[0].ID != 1 || q.bytes != 100 {
+		t.Errorf("one that fits: got %v, shed %v, want it accepted for 1", ok, shed)
 	}
 }
 
