@@ -41,6 +41,8 @@ type entry struct {
 	// path is the last of its steps, depth their number.
 	path  uint32
 	depth uint32
+	// turns is the number of its turns that countTurn has counted, at most countedTurns.
+	turns uint32
 }
 
 // step is one block of one conversation's prompt. A block hash covers all blocks
@@ -145,6 +147,26 @@ func (c *conversations) bind(i uint32, slot kvindex.Slot) {
 		c.entries[e.right].left = i
 	}
 	c.bySlot[slot] = i
+}
+
+// What counts for pool.returning: the first countedTurns turns of a conversation with prompts of at
+// least countedPrompt tokens. Otherwise a client with one id, or with tiny prompts, could set the
+// share for all.
+const (
+	countedTurns  = 32
+	countedPrompt = 256
+)
+
+// countTurn updates the share of returning conversations by a turn. The first turn that counts is
+// the one that is new, so that a short prompt before it does not make it a returning one.
+func (c *conversations) countTurn(i uint32, prompt int64, share *float64) {
+	e := &c.entries[i]
+	if prompt < countedPrompt || e.turns >= countedTurns {
+		return
+	}
+	known := min(float64(e.turns), 1)
+	e.turns++
+	*share += (known - *share) / returningOver
 }
 
 // touch makes a conversation the most recently used one.

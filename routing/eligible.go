@@ -75,7 +75,10 @@ func (d *decision) eligible() {
 		}
 	}
 	r.cands = d.cands
-	d.returning = d.req.policy.Returning * min(max(4*d.out.models.returning[d.req.leg]-2, 0), 1)
+	d.returning = 0
+	if d.q.Conversation != "" {
+		d.returning = d.req.policy.Returning * min(max(4*d.out.models.returning[d.req.leg]-2, 0), 1)
+	}
 	if d.req.zone != "" {
 		d.preferZone()
 	}

@@ -68,3 +68,111 @@ func TestNewConversationsSpreadWhereConversationsReturn(t *testing.T) {
 		t.Errorf("requests that stand alone: got their prompt on %d targets, want at most 2", used)
 	}
 }
+
+// One client cannot set the share of returning conversations for all; agents have it.
+func TestTheShareOfReturningConversations(t *testing.T) {
+	newRouter := func() *Router {
+		r, err := New(DefaultConfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.SetTarget(0, TargetInfo{Target: kvindex.Target{Worker: "w", Rank: kvindex.NoRank}, Ready: true})
+		return r
+	}
+	send := func(r *Router, conversation string, prompt int64) {
+		plan := mustPick(t, r, &Query{PromptTokens: prompt, Conversation: conversation})
+		r.Release(0, plan.Reservation)
+	}
+	for name, c := range map[string]struct {
+		send     func(r *Router, i int)
+		from, to float64
+	}{
+		"two turns each, and one id with tiny prompts": {from: 0.45, to: 0.52, send: func(r *Router, i int) {
+			send(r, fmt.Sprint("two", i/2), 4000)
+			if i%2 == 0 {
+				send(r, "flood", 1)
+			}
+		}},
+		"single requests, and one id with long prompts": {from: 0, to: 0.1, send: func(r *Router, i int) {
+			send(r, fmt.Sprint("one", i), 4000)
+			send(r, "flood", 50_000)
+		}},
+		"no ids, and one id with long prompts": {from: 0, to: 0.1, send: func(r *Router, i int) {
+			send(r, "", 4000)
+			send(r, "flood", 50_000)
+		}},
+		"tiny prompts of many ids": {from: 0, to: 0, send: func(r *Router, i int) {
+			send(r, fmt.Sprint("tiny", i/20), countedPrompt-1)
+		}},
+		"agents of 20 turns": {from: 0.93, to: 0.97, send: func(r *Router, i int) {
+			send(r, fmt.Sprint("agent", i%10, "/", i/200), 20_000)
+		}},
+		"agents of 20 turns that begin with a short prompt": {from: 0.93, to: 0.97, send: func(r *Router, i int) {
+			conversation := fmt.Sprint("agent", i/20)
+			if i%20 == 0 {
+				send(r, conversation, 50)
+			}
+			send(r, conversation, 20_000)
+		}},
+		"agents of 200 turns": {from: 0.93, to: 0.99, send: func(r *Router, i int) {
+			send(r, fmt.Sprint("agent", i%20, "/", i/4000), 20_000)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, same := newRouter(), newRouter()
+			for i := range 12_000 {
+				c.send(r, i)
+				c.send(same, i)
+				if i == 11_930 { // a router with the state counts alike
+					var err error
+					if r, err = importState(r.export(nil)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if share := r.anyModel.returning[mainLeg]; share < c.from || share > c.to {
+				t.Errorf("got the share %.3f, want %.2f to %.2f", share, c.from, c.to)
+			} else if share != same.anyModel.returning[mainLeg] {
+				t.Errorf("got the share %v after an import, want %v", share, same.anyModel.returning[mainLeg])
+			}
+		})
+	}
+}
+
+// Requests without an id are routed as if no conversation returned.
+func TestRequestsWithoutAnIDIgnoreReturningConversations(t *testing.T) {
+	for conversation, want := range map[string]kvindex.Slot{"": 0, "known": 1} {
+		r, err := New(DefaultConfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for s := range kvindex.Slot(2) {
+			r.SetTarget(s, TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint("w", s), Rank: kvindex.NoRank}, Ready: true})
+		}
+		known := mustPick(t, r, &Query{PromptTokens: 1000, Conversation: "known"})
+		r.Release(0, known.Reservation)
+		r.anyModel.returning[mainLeg] = 1
+		// 40,000 queued tokens on target 0, which has 9,000 of the prompt: 54,000 at a price of 6, 27,000 at 3
+		mustPick(t, r, &Query{PromptTokens: 40_000, Pin: &Pin{Worker: "w0", Rank: kvindex.NoRank}})
+		plan := mustPick(t, r, &Query{PromptTokens: 10_000, Conversation: conversation},
+			Overlap{Slot: 0, Tokens: [kvindex.NumTiers]int32{9000}})
+		if plan.Decode != want {
+			t.Errorf("conversation %q: got target %d, want %d", conversation, plan.Decode, want)
+		}
+	}
+}
+
+// A conversation that another replica has begun is known.
+func TestConversationsOfOtherReplicasReturn(t *testing.T) {
+	r, err := New(DefaultConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := kvindex.Target{Worker: "w", Rank: kvindex.NoRank}
+	r.SetTarget(0, TargetInfo{Target: target, Ready: true})
+	r.BindRemote(mainLeg, r.config.keyOf("a"), target)
+	mustPick(t, r, &Query{PromptTokens: 1000, Conversation: "a"})
+	if share := r.anyModel.returning[mainLeg]; share != 1.0/returningOver {
+		t.Errorf("got the share %v, want %v", share, 1.0/returningOver)
+	}
+}

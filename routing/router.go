@@ -158,13 +158,6 @@ func (r *Router) follow(q *Query, c *choice) Key {
 		c.models.cursor[c.leg] = c.cursor + 1
 	}
 	c.models.rotation[c.leg]++
-	if q.Conversation != "" && len(q.Exclude) == 0 { // a retry is not another turn
-		known := 1.0
-		if c.firstTurn {
-			known = 0
-		}
-		c.models.returning[c.leg] += (known - c.models.returning[c.leg]) / returningOver
-	}
 	table := &r.conversations[c.leg]
 	key := c.key
 	if key == (Key{}) {
@@ -186,6 +179,9 @@ func (r *Router) follow(q *Query, c *choice) Key {
 		table.bind(at, c.slot)
 	}
 	if q.Conversation != "" {
+		if len(q.Exclude) == 0 { // a retry is not another turn
+			table.countTurn(at, q.PromptTokens, &c.models.returning[c.leg])
+		}
 		r.shareUse(c.leg, at, bound)
 	}
 	if c.implicit {

@@ -77,7 +77,8 @@ func (r *Router) BindRemote(leg int, key Key, target kvindex.Target) bool {
 	table := &r.conversations[leg]
 	at := table.find(key)
 	if at == none {
-		table.put(key, slot)
+		at = table.put(key, slot)
+		table.entries[at].turns = 1 // the other replica counted its first
 		return true
 	}
 	table.touch(at)

@@ -80,6 +80,8 @@ type ConversationState struct {
 	Key  Key          `json:"key"`
 	Slot kvindex.Slot `json:"slot"`
 	Path []uint64     `json:"path,omitempty"`
+	// Turns is the number of its turns that count for PoolState.Returning.
+	Turns uint32 `json:"turns,omitempty"`
 }
 
 // SharedState is a block of the query's prefix and the conversations that have it, in the
@@ -147,7 +149,7 @@ func (c *conversations) export(q *Query, key Key) (list []ConversationState, sha
 			continue
 		}
 		e := &c.entries[i]
-		cs := ConversationState{Key: e.key, Slot: e.slot}
+		cs := ConversationState{Key: e.key, Slot: e.slot, Turns: e.turns}
 		if e.depth > 0 {
 			cs.Path = make([]uint64, e.depth)
 			at := e.path
@@ -237,7 +239,9 @@ func importState(s *State) (*Router, error) {
 			if cs.Key == (Key{}) || c.find(cs.Key) != none {
 				return nil, fmt.Errorf("import: conversation %x is there twice or has no key", cs.Key)
 			}
-			c.setPath(c.put(cs.Key, cs.Slot), cs.Path)
+			at := c.put(cs.Key, cs.Slot)
+			c.entries[at].turns = cs.Turns
+			c.setPath(at, cs.Path)
 		}
 		for _, node := range s.Shared[leg] {
 			c.arrange(node)

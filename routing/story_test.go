@@ -20,7 +20,7 @@ import (
 //	remove               targets to remove, one a line
 //	pick ID [prompt=] [conv=] [overlap=(target:tokens,...)] [host=...] [spec=...] [exclude=(...)] [subset=(...)]
 //	     [pin=target] [model=] [priority=] [waited=] [blocks=FROM-TO] [explain]
-//	spread n=N prefix=ID [conv] [hold] and pick's arguments: counts per target; # in conv is the number
+//	spread n=N [turns=] prefix=ID [conv] [hold] and pick's arguments: counts per target; # in conv is the number / turns
 //	first-token, prefill-done, end, fail: ids, one or more
 //	report TARGET running= waiting= [kv=] [seq=] [full]
 //	saturated            the targets that requests are held for, see Config.Hold
@@ -277,7 +277,7 @@ func (s *story) query(id string, args []datadriven.CmdArg) (*Query, []Overlap) {
 				h = hashString(h, name)
 				q.Prefix = append(q.Prefix, h)
 			}
-		case "explain", "n", "hold", "each":
+		case "explain", "n", "turns", "hold", "each":
 		default:
 			s.t.Fatalf("unknown argument %s", a.Key)
 		}
@@ -320,14 +320,15 @@ func (s *story) answer(id string, plan Plan, err error) string {
 }
 
 func (s *story) spread(d *datadriven.TestData) string {
-	var n int64
+	n, turns := int64(0), int64(1)
 	d.ScanArgs(s.t, "n", &n)
+	d.MaybeScanArgs(s.t, "turns", &turns)
 	counts := map[kvindex.Slot]int{}
 	prefix := d.CmdArgs[0].Key
 	errs := ""
 	for i := range n {
 		q, overlaps := s.query(fmt.Sprintf("%s%d", prefix, i), d.CmdArgs[1:])
-		q.Conversation = strings.ReplaceAll(q.Conversation, "#", strconv.FormatInt(i, 10))
+		q.Conversation = strings.ReplaceAll(q.Conversation, "#", strconv.FormatInt(i/turns, 10))
 		plan, err := s.r.Pick(s.now, q, overlaps, nil)
 		if err != nil {
 			errs = err.Error() + "\n"

@@ -116,8 +116,8 @@ type pool struct {
 	cursor [numLegs]int32
 	// rotation counts picks, per leg, for ties that rotate.
 	rotation [numLegs]uint32
-	// returning is the share of requests with a conversation id whose conversation was
-	// known, a moving mean over about returningOver of them, per leg.
+	// returning is the share of turns whose conversation was known, a moving mean over about
+	// returningOver of those that conversations.countTurn counts, per leg.
 	returning [numLegs]float64
 }
 
