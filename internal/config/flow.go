@@ -126,7 +126,7 @@ func (c *Config) validateFlow(bad report) {
 	}
 }
 
-// warnFlow reports bounds of the queue that others hide.
+// warnFlow reports settings under which the queue does not do what it is for.
 func (c *Config) warnFlow(note report) {
 	f, b := &c.Flow, &c.Limits.Bodies
 	if f.Requests == 0 {
@@ -137,6 +137,9 @@ func (c *Config) warnFlow(note report) {
 	}
 	if b.Bytes > 0 && (f.Bytes == 0 || f.Bytes >= b.Bytes) {
 		note("max_bytes", "is not below limits.bodies_in_flight.bytes (%d): a full queue keeps out requests that need not wait", b.Bytes)
+	}
+	if f.Hold > 0 && !c.Envoy.FirstToken {
+		note("hold_tokens", "a prompt counts as queued until the response headers, which engines may send before they compute it: set envoy.first_token: true")
 	}
 	if f.Fairness == FairTenant && len(f.Weights) > 0 && c.Tenants.Name() == "" {
 		note("weights", "no request has a tenant: name the header (tenants.header)")
