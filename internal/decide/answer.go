@@ -76,8 +76,10 @@ func (j *job) answer(err error) extproc.Decision {
 	if errors.Is(err, errClientGone) {
 		return j.reject(&extproc.Reject{Status: 499, Details: "kvlane_client_gone"})
 	}
-	if full, ok := errors.AsType[*routing.CapacityError](err); ok {
-		seconds := strconv.Itoa(int(full.RetryAfter.Round(time.Second).Seconds()))
+	// A request that was held waits on when flow is switched off.
+	_, held := errors.AsType[*routing.HeldError](err)
+	if _, full := errors.AsType[*routing.CapacityError](err); full || held {
+		seconds := strconv.Itoa(int(retryAfter(err).Round(time.Second).Seconds()))
 		reject := j.rejection("kvlane_capacity_exhausted", body.Failure{Status: http.StatusTooManyRequests,
 			Message: "all workers that could serve this request are busy; try again in " + seconds + " s"})
 		reject.Headers = []extproc.Header{{Name: "retry-after", Value: seconds}}

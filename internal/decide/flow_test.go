@@ -218,6 +218,26 @@ func TestTheQueueHasADeadline(t *testing.T) {
 	b.idle()
 }
 
+// A held request whose time ends after flow was switched off gets the answer of routing.wait.
+func TestTheDeadlineAfterFlowIsSwitchedOff(t *testing.T) {
+	b := newBench(t, "flow: {max_requests: 3, timeout: 1m, hold_tokens: 20}\n", worker("a", 0))
+	running, _ := b.ask("/v1/completions", text("sea", 100))
+	waits := b.sendBody(1, text("one", 10))
+	next := *b.live.Load()
+	next.Flow.Requests, next.Routing.Wait.Requests = 0, 3
+	b.live.Store(&next)
+	b.mu.Lock()
+	for _, q := range b.waiting.byID {
+		q.deadline = 0
+	}
+	b.mu.Unlock()
+	running.Ticket.End(time.Now())
+	if got := refusal(<-waits.done); got != "429 kvlane_capacity_exhausted 1" {
+		t.Errorf("got %s", got)
+	}
+	b.idle()
+}
+
 // Requests wait for a pool that starts from nothing where the configuration allows it.
 func TestWaitingForTheFirstWorker(t *testing.T) {
 	b := flowBench(t, ", zero_workers: 1m", "")
