@@ -97,6 +97,8 @@ type waiting struct {
 	tenant *tenant
 	group  *group
 	at     int
+	// older and newer are the tenant's waiters that came before and after.
+	older, newer *waiting
 	// shed is set while Push has chosen the waiter to make room.
 	shed bool
 }
@@ -120,6 +122,7 @@ type tenant struct {
 	served, weight float64
 	requests       int
 	bytes          int64
+	youngest       *waiting
 }
 
 // lane is the waiters of a Lane: its bands, greatest priority first, without empty ones.
@@ -250,7 +253,11 @@ func (q *Queue) Push(w Waiter) (shed []Waiter, accepted bool) {
 	if t.requests == 0 {
 		t.served = max(t.served, b.clock)
 	}
-	n := &waiting{Waiter: w, key: w.Cost + int64(w.Since/(time.Second/ageing)), tenant: t}
+	n := &waiting{Waiter: w, key: w.Cost + int64(w.Since/(time.Second/ageing)), tenant: t, older: t.youngest}
+	if n.older != nil {
+		n.older.newer = n
+	}
+	t.youngest = n
 	q.waiters[w.ID] = n
 	q.count(n, 1)
 	q.enter(n)
@@ -296,11 +303,9 @@ func (q *Queue) victim(w *Waiter, full bool) *waiting {
 	if most == nil {
 		return nil
 	}
-	var youngest *waiting
-	for _, o := range q.waiters {
-		if o.tenant == most && !o.shed && (youngest == nil || o.ID > youngest.ID) {
-			youngest = o
-		}
+	youngest := most.youngest
+	for youngest.shed {
+		youngest = youngest.older
 	}
 	return youngest
 }
@@ -324,6 +329,14 @@ func (q *Queue) Remove(id uint64) bool {
 
 func (q *Queue) remove(w *waiting) {
 	delete(q.waiters, w.ID)
+	if w.older != nil {
+		w.older.newer = w.newer
+	}
+	if w.newer != nil {
+		w.newer.older = w.older
+	} else {
+		w.tenant.youngest = w.older
+	}
 	q.leave(w)
 	q.count(w, -1)
 	if b := q.bands[w.Priority]; b.requests == 0 {

@@ -248,6 +248,33 @@ func TestARefusedWaiterShedsNone(t *testing.T) {
 	}
 }
 
+// What it costs to shed a waiter does not grow with the queue.
+func TestTheCostOfShedding(t *testing.T) {
+	cost := func(n int) time.Duration {
+		q, best := fill(n, 1, 1), time.Duration(math.MaxInt64)
+		id := uint64(n)
+		for range 5 {
+			began := time.Now()
+			for range 100 {
+				shed, ok := q.Push(Waiter{ID: id + 1, Tenant: "other"})
+				if !ok || len(shed) != 1 {
+					t.Fatalf("got accepted %v, shed %v, want one shed", ok, shed)
+				}
+				q.Remove(id + 1)
+				q.Push(Waiter{ID: id + 2, Tenant: "tenant-0"})
+				id += 2
+			}
+			best = min(best, time.Since(began))
+		}
+		return best
+	}
+	if few, many := cost(200), cost(20_000); many > 30*few {
+		t.Errorf("got %s for 20,000 waiters and %s for 200, want at most 30 times as much", many, few)
+	} else {
+		t.Logf("%s and %s", few, many)
+	}
+}
+
 // queueStory runs one of the files that describe the queue.
 //
 //	queue requests=N [bytes=N]      a queue; lines of input: band PRIORITY requests=N
