@@ -220,21 +220,16 @@ func TestTheQueueHasADeadline(t *testing.T) {
 
 // A held request whose time ends after flow was switched off gets the answer of routing.wait.
 func TestTheDeadlineAfterFlowIsSwitchedOff(t *testing.T) {
-	b := newBench(t, "flow: {max_requests: 3, timeout: 1m, hold_tokens: 20}\n", worker("a", 0))
+	b := newBench(t, "flow: {max_requests: 3, timeout: 1s, hold_tokens: 20}\n", worker("a", 0))
 	running, _ := b.ask("/v1/completions", text("sea", 100))
 	waits := b.sendBody(1, text("one", 10))
 	next := *b.live.Load()
 	next.Flow.Requests, next.Routing.Wait.Requests = 0, 3
 	b.live.Store(&next)
-	b.mu.Lock()
-	for _, q := range b.waiting.byID {
-		q.deadline = 0
-	}
-	b.mu.Unlock()
-	running.Ticket.End(time.Now())
 	if got := refusal(<-waits.done); got != "429 kvlane_capacity_exhausted 1" {
 		t.Errorf("got %s", got)
 	}
+	running.Ticket.End(time.Now())
 	b.idle()
 }
 
@@ -416,9 +411,11 @@ func memory() int64 {
 	return int64(m.HeapAlloc + m.StackInuse)
 }
 
+// 13 to 16 KB, and about 25 under the race detector.
 func TestMemoryOfWaiting(t *testing.T) {
+	const limit = 36 << 10
 	got := waitingMemory(t, 1000, 500)
-	if t.Logf("%d bytes a request of 500 words", got); got > 24<<10 {
-		t.Errorf("got %d bytes for a waiting request, want at most %d", got, 24<<10)
+	if t.Logf("%d bytes a request of 500 words", got); got > limit {
+		t.Errorf("got %d bytes for a waiting request, want at most %d", got, limit)
 	}
 }
