@@ -16,9 +16,9 @@ const (
 	// reports in a row say so; at roomKV it no longer is.
 	fullKV = 0.95
 	roomKV = 0.90
-	// patience is how many times longer a request is held than computing it elsewhere takes.
+	// holdFactor is how many times longer a request is held than computing it elsewhere takes.
 	// The caches that it would leave serve later turns too.
-	patience = 4
+	holdFactor = 4
 	// onItsWay is how long a request may take from the decision to the engine's queue.
 	onItsWay = 250 * time.Millisecond
 )
@@ -53,8 +53,8 @@ func (r *Router) commitLocal(now time.Duration, q *Query, c *choice) (Plan, erro
 }
 
 // queued is the uncached tokens queued on a target, without those that its engine has started
-// on. Load that only engines know of counts
-// if two reports in a row have it and the last one is fresh.
+// on. Load that only engines know of counts if two reports in a row have it and the last one
+// is fresh.
 func (r *Router) queued(now time.Duration, t *target) int64 {
 	if t.report.fresh(now, r.config.ReportTTL) {
 		return t.load.Queue - t.startedTokens + min(t.report.foreignTokens, t.report.before)
@@ -105,9 +105,10 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 	return saturation / max(n, 1), work, rate
 }
 
-// hold marks the choice as held if its target is saturated, unless another target is idle
-// and the request has waited for patience times what computing there takes longer. A target that is merely not saturated is not taken: in an overload that
-// would give up the caches, and with them throughput.
+// hold marks the choice as held if its target is saturated, unless another target is idle and
+// the request has waited holdFactor times as long as computing the additional misses there
+// takes. A target that is merely not saturated is not taken: in an overload that would give up
+// the caches, and with them throughput.
 func (d *decision) hold() {
 	r := d.r
 	if r.config.Hold <= 0 || d.q.Waited < 0 || !r.saturated(d.now, &r.targets[d.out.slot]) {
@@ -124,7 +125,7 @@ func (d *decision) hold() {
 		}
 	}
 	name := r.targets[d.out.slot].name
-	if best == nil || d.q.Waited.Seconds()*r.config.PrefillRate < patience*float64(best.miss-d.out.miss) {
+	if best == nil || d.q.Waited.Seconds()*r.config.PrefillRate < holdFactor*float64(best.miss-d.out.miss) {
 		d.ex.sayf("hold", "%s has %d tokens queued", name, d.out.queue)
 		return
 	}

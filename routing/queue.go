@@ -89,7 +89,7 @@ type Queue struct {
 	skipped []*waiting
 }
 
-// waiting is a waiter with its place.
+// waiting is a waiter with its positions in the queue.
 type waiting struct {
 	Waiter
 
@@ -103,7 +103,7 @@ type waiting struct {
 	shed bool
 }
 
-func (w *waiting) place() *int { return &w.at }
+func (w *waiting) index() *int { return &w.at }
 
 func (w *waiting) before(o *waiting) bool { return w.key < o.key || w.key == o.key && w.ID < o.ID }
 
@@ -133,51 +133,52 @@ type lane struct {
 
 type laneBand struct {
 	priority int
-	groups   pile[*group]
+	groups   indexedHeap[*group]
 	byTenant map[*tenant]*group
 }
 
-// group is the waiters of a tenant in a lane and band. Its place depends on key, which
+// group is the waiters of a tenant in a lane and band. It is ordered by key, which
 // follows the tenant's counter when the group gets to the front.
 type group struct {
 	tenant  *tenant
 	key     float64
-	waiters pile[*waiting]
+	waiters indexedHeap[*waiting]
 	at      int
 }
 
-func (g *group) place() *int { return &g.at }
+func (g *group) index() *int { return &g.at }
 
 func (g *group) before(o *group) bool {
 	return g.key < o.key || g.key == o.key && g.waiters[0].before(o.waiters[0])
 }
 
-type placed[T any] interface {
-	place() *int
+// heapItem is an element of an indexedHeap.
+type heapItem[T any] interface {
+	index() *int
 	before(other T) bool
 }
 
 var (
-	_ placed[*waiting] = (*waiting)(nil)
-	_ placed[*group]   = (*group)(nil)
+	_ heapItem[*waiting] = (*waiting)(nil)
+	_ heapItem[*group]   = (*group)(nil)
 )
 
-// pile is a heap whose elements know their places.
-type pile[T placed[T]] []T
+// indexedHeap is a heap.Interface whose elements know their indices.
+type indexedHeap[T heapItem[T]] []T
 
-func (p pile[T]) Len() int           { return len(p) }
-func (p pile[T]) Less(i, j int) bool { return p[i].before(p[j]) }
-func (p pile[T]) Swap(i, j int) {
+func (p indexedHeap[T]) Len() int           { return len(p) }
+func (p indexedHeap[T]) Less(i, j int) bool { return p[i].before(p[j]) }
+func (p indexedHeap[T]) Swap(i, j int) {
 	p[i], p[j] = p[j], p[i]
-	*p[i].place(), *p[j].place() = i, j
+	*p[i].index(), *p[j].index() = i, j
 }
 
-func (p *pile[T]) Push(x any) {
-	*x.(T).place() = len(*p)
+func (p *indexedHeap[T]) Push(x any) {
+	*x.(T).index() = len(*p)
 	*p = append(*p, x.(T))
 }
 
-func (p *pile[T]) Pop() any {
+func (p *indexedHeap[T]) Pop() any {
 	last := len(*p) - 1
 	x := (*p)[last]
 	clear((*p)[last:])
@@ -187,9 +188,6 @@ func (p *pile[T]) Pop() any {
 
 // Len is the number of waiters.
 func (q *Queue) Len() int { return len(q.waiters) }
-
-// Has reports whether a waiter is in the queue.
-func (q *Queue) Has(id uint64) bool { return q.waiters[id] != nil }
 
 // Each calls f for every waiter, in no particular order. f must not change the queue.
 func (q *Queue) Each(f func(w *Waiter)) {
@@ -406,8 +404,8 @@ func (q *Queue) leave(w *waiting) {
 	}
 }
 
-// drop removes the element at a place without comparing it.
-func (p *pile[T]) drop(at int) {
+// drop removes the element at an index without comparing it.
+func (p *indexedHeap[T]) drop(at int) {
 	last := len(*p) - 1
 	p.Swap(at, last)
 	p.Pop()

@@ -62,8 +62,8 @@ func (c *Config) SetBounds(q *routing.Queue) {
 	}
 }
 
-// Patience returns how long a request of a priority may wait.
-func (c *Config) Patience(priority int) time.Duration {
+// MaxWait returns how long a request of a priority may wait.
+func (c *Config) MaxWait(priority int) time.Duration {
 	f := &c.Flow
 	if f.Requests == 0 {
 		return c.Routing.Wait.Timeout.Std()

@@ -78,7 +78,7 @@ tenants: {header: X-Team, salt_header: X-Tenant}
 	if q.Bounds != (routing.Bounds{Requests: 100, Bytes: 1 << 20}) || q.Bands[-1] != (routing.Bounds{Requests: 10, Bytes: 1 << 20}) || q.Bands[3] != q.Bounds {
 		t.Errorf("got bounds %+v and %+v", q.Bounds, q.Bands)
 	}
-	if a, b, d := c.Patience(-1), c.Patience(0), c.Patience(3); a != 2*time.Minute || b != 30*time.Second || d != b {
+	if a, b, d := c.MaxWait(-1), c.MaxWait(0), c.MaxWait(3); a != 2*time.Minute || b != 30*time.Second || d != b {
 		t.Errorf("got waits of %s, %s and %s, want 2m, 30s and 30s", a, b, d)
 	}
 	if a, b := c.Flow.Priority("batch"), c.Flow.Priority("other"); a != -1 || b != 0 {
@@ -92,7 +92,7 @@ tenants: {header: X-Team, salt_header: X-Tenant}
 		t.Errorf("got %s removed from trusted requests, want x-cache-salt", got)
 	}
 	c.Flow.Requests, c.Routing.Wait.Requests = 0, 4
-	if c.SetBounds(&q); q.Bounds != (routing.Bounds{Requests: 4}) || q.Bands != nil || c.Patience(-1) != 7*time.Second {
-		t.Errorf("routing.wait: got %+v, %+v and %s", q.Bounds, q.Bands, c.Patience(-1))
+	if c.SetBounds(&q); q.Bounds != (routing.Bounds{Requests: 4}) || q.Bands != nil || c.MaxWait(-1) != 7*time.Second {
+		t.Errorf("routing.wait: got %+v, %+v and %s", q.Bounds, q.Bands, c.MaxWait(-1))
 	}
 }

@@ -97,11 +97,11 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	if d.waiting.drained {
 		return w.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again")
 	}
-	patience := live.Patience(w.query.Priority)
+	longest := live.MaxWait(w.query.Priority)
 	if isAbsent(q.err) {
-		patience = flow.ZeroWorkers.Std()
+		longest = flow.ZeroWorkers.Std()
 	}
-	q.deadline = now + patience
+	q.deadline = now + longest
 	n := routing.Waiter{ID: q.id, Lane: lane, Priority: w.query.Priority, Tokens: w.uncached(), Since: now, Deadline: q.deadline}
 	if flow.Requests > 0 {
 		n.Tenant, n.Bytes = w.flowTenant(flow), int64(len(w.r.Body))

@@ -96,15 +96,15 @@ var operations = map[string]string{
 	"messages": "chat", "responses": "chat", "completions": "text_completion",
 }
 
-// Decided records a decision that ended at a time in its request's span, and ends that too if
-// no Answer follows.
-func (t *Tracer) Decided(e *Entry, end time.Time, answered bool) {
+// Decided records a decision that ended at a time in its request's span. final also ends that
+// span: no Answer follows.
+func (t *Tracer) Decided(e *Entry, end time.Time, final bool) {
 	if e == nil || e.span == nil {
 		return
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if answered {
+	if final {
 		defer e.endSpan(end, cmp.Or(e.Rejected, e.After.Status))
 	}
 	if !e.span.IsRecording() {

@@ -27,8 +27,6 @@ type Config struct {
 	// in config.json.
 	TokenizerClass          string
 	ModelType, Architecture string
-	// Version is that of tekken.json, such as "v7".
-	Version string
 	// Mistral: vLLM renders chats with mistral-common, because the folder has a tokenizer for it and
 	// weights in Mistral's format, or no other tokenizer.
 	Mistral bool

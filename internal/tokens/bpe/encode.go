@@ -119,18 +119,8 @@ func (t *Tokenizer) normalizedText(s string) string {
 
 // plain appends the ids of text without added tokens.
 func (enc *encoder) plain(dst []uint32, s string, first bool) []uint32 {
-	if enc.t.sp != nil && strings.Contains(s, lowLine) {
-		enc.text = enc.text[:0]
-		for {
-			i := strings.Index(s, lowLine)
-			if i < 0 {
-				break
-			}
-			enc.text = append(append(enc.text, s[:i]...), ' ')
-			s = s[i+len(lowLine):]
-		}
-		enc.text = append(enc.text, s...)
-		s = stringOf(enc.text)
+	if enc.t.sp != nil {
+		s = enc.unmarked(s)
 	}
 	if enc.t.prefix == prefixAlways {
 		return enc.spaced(dst, s)

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"io/fs"
 	"math"
 	"slices"
 	"strconv"
@@ -534,16 +533,4 @@ func (m *spmModel) converted(config Config) (*Tokenizer, error) {
 	}
 	t.finish()
 	return t, nil
-}
-
-// spmFiles are the names under which mistral-common finds a SentencePiece model.
-const spmFiles = "tokenizer.model.v*"
-
-// lastSPM returns the last of the files by name; "" if there is none.
-func lastSPM(fsys fs.FS) (string, error) {
-	names, err := fs.Glob(fsys, spmFiles)
-	if len(names) == 0 {
-		return "", err
-	}
-	return strings.TrimSuffix(slices.Max(names), ".gz"), err
 }

@@ -2,7 +2,6 @@ package bpe
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -137,7 +136,6 @@ func parseTekken(raw []byte, _ string, config Config) (*Tokenizer, error) {
 			Pattern  string `json:"pattern"`
 			Size     int    `json:"default_vocab_size"`
 			Specials int    `json:"default_num_special_tokens"`
-			Version  string `json:"version"`
 		} `json:"config"`
 		Vocab []struct {
 			Rank  int    `json:"rank"`
@@ -178,7 +176,6 @@ func parseTekken(raw []byte, _ string, config Config) (*Tokenizer, error) {
 	for i := len(f.control); i < c.Specials; i++ {
 		special(uint32(i), fmt.Sprintf("<SPECIAL_%d>", i))
 	}
-	config.Version = c.Version
 	return f.build(config)
 }
 
@@ -272,35 +269,6 @@ func loadForeign(fsys fs.FS, config Config) (*Tokenizer, error) {
 		return t, nil
 	}
 	return nil, fmt.Errorf("no tokenizer.json: %w", fs.ErrNotExist)
-}
-
-// LoadMistral is Load with the file that mistral-common takes, whatever else the folder has. What
-// mistral-common adds around a text is not in Config; the control tokens are known to TokenID.
-func LoadMistral(fsys fs.FS) (*Tokenizer, error) {
-	config, err := readConfig(fsys)
-	if err != nil {
-		return nil, fmt.Errorf("load tokenizer: %w", err)
-	}
-	name, parse := tekkenFile, parseTekken
-	raw, err := readFile(fsys, name)
-	if raw == nil && err == nil {
-		if name, err = lastSPM(fsys); err == nil {
-			config.Version, parse = strings.TrimPrefix(name, "tokenizer.model."), parseSPM
-			config.HasModel = false // the library itself
-			raw, err = readFile(fsys, cmp.Or(name, "tokenizer.model"))
-		}
-	}
-	if raw == nil && err == nil {
-		err = fs.ErrNotExist
-	}
-	var t *Tokenizer
-	if err == nil {
-		t, err = parse(raw, name, config)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("load tokenizer %s: %w", name, err)
-	}
-	return t, nil
 }
 
 // Bounds, in code points, of the texts that Kimi's code passes to tiktoken: of a whole text, and

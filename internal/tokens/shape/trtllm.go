@@ -69,13 +69,9 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 type trtllmShape struct{ p *plan }
 
 func (s *trtllmShape) message(v jinja.Value) (jinja.Value, error) {
-	msg, ok := v.AsDict()
-	if !ok {
-		return v, refuse("messages: input should be a valid dictionary")
-	}
-	role, has, _ := textOf(msg, "role")
-	if !has {
-		return v, refuse("messages.role: input should be a valid string")
+	msg, role, err := messageHead(v)
+	if err != nil {
+		return v, err
 	}
 	content, err := s.content(member(msg, "content"))
 	if err != nil {

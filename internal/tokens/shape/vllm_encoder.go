@@ -118,22 +118,9 @@ const markedSpace = 2
 // list of parts when they are used; its own reads them immediately and is used if it recognizes more
 // members.
 func vllmValidated(v jinja.Value) (jinja.Value, error) {
-	msg, ok := v.AsDict()
-	if !ok {
-		return v, refuse("messages: input should be a valid dictionary")
-	}
-	role, has, _ := textOf(msg, "role")
-	if !has {
-		return v, refuse("messages.role: input should be a valid string")
-	}
-	content, given := msg.Get("content")
-	switch {
-	case given && content.IsNone() && role != roleAssistant:
-		return v, refuse("messages.content: input should be a valid string")
-	case role == roleAssistant && content.IsNone():
-		if err := vllmWithoutContent(msg); err != nil {
-			return v, err
-		}
+	msg, role, content, err := vllmHead(v)
+	if err != nil {
+		return v, err
 	}
 	id, hasID, idOK := textOf(msg, "tool_call_id")
 	if role == roleTool && !idOK {

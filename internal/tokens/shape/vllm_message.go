@@ -48,23 +48,39 @@ const (
 	roleUser      = "user"
 )
 
-func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
+// messageHead returns a client's message and its role.
+func messageHead(v jinja.Value) (*jinja.Dict, string, error) {
 	msg, ok := v.AsDict()
 	if !ok {
-		return v, refuse("messages: input should be a valid dictionary")
+		return nil, "", refuse("messages: input should be a valid dictionary")
 	}
 	role, has, _ := textOf(msg, "role")
 	if !has {
-		return v, refuse("messages.role: input should be a valid string")
+		return nil, "", refuse("messages.role: input should be a valid string")
+	}
+	return msg, role, nil
+}
+
+// vllmHead returns a client's message with its role and content, which only an assistant may leave
+// null.
+func vllmHead(v jinja.Value) (msg *jinja.Dict, role string, content jinja.Value, err error) {
+	if msg, role, err = messageHead(v); err != nil {
+		return nil, "", v, err
 	}
 	content, given := msg.Get("content")
-	if given && content.IsNone() && role != roleAssistant {
-		return v, refuse("messages.content: input should be a valid string")
+	switch {
+	case given && content.IsNone() && role != roleAssistant:
+		err = refuse("messages.content: input should be a valid string")
+	case role == roleAssistant && content.IsNone():
+		err = vllmWithoutContent(msg)
 	}
-	if role == roleAssistant && content.IsNone() {
-		if err := vllmWithoutContent(msg); err != nil {
-			return v, err
-		}
+	return msg, role, content, err
+}
+
+func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
+	msg, role, content, err := vllmHead(v)
+	if err != nil {
+		return v, err
 	}
 	known := slices.Contains(vllmRoles, role) && (role != roleTool || !member(msg, "tool_call_id").IsNone())
 	own, err := validatedOwn(msg, known, s.legacy)
