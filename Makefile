@@ -29,17 +29,20 @@ export ENVOY
 help: ## Lists the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# DEMO is further flags of `kvlane demo`, such as addresses where the usual ports are taken.
+demo = $(BIN)/kvlane demo $(1) --envoy $(ENVOY) $(DEMO) || { code=$$?; echo "Flags go into DEMO: make $@ DEMO='--ingress 127.0.0.1:8081'" >&2; exit $$code; }
+
 .PHONY: run
-run: build envoy ## Brings up Envoy, Kvlane and simulated engines, prints a request to try; Ctrl-C stops it
-	@$(BIN)/kvlane demo --envoy $(ENVOY)
+run: build envoy ## Brings up Envoy, Kvlane and simulated engines, prints a request to try; Ctrl-C stops it (DEMO='--ingress 127.0.0.1:8081' moves its port)
+	@$(call demo,)
 
 .PHONY: run-pd
 run-pd: build envoy ## The same with prefill and decode apart, two engines each
-	@$(BIN)/kvlane demo --pd --envoy $(ENVOY)
+	@$(call demo,--pd)
 
 .PHONY: run-fleet
 run-fleet: build envoy ## The same with three replicas of Kvlane that route as one; prints how to kill them one by one
-	@$(BIN)/kvlane demo --replicas 3 --envoy $(ENVOY)
+	@$(call demo,--replicas 3)
 
 .PHONY: demo-check
 demo-check: build envoy ## Plays the demonstrations once; exits 0 only if later turns went to the rank that cached the first, replicas killed meanwhile too

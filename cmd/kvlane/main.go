@@ -68,12 +68,12 @@ func main() {
 }
 
 func run(ctx context.Context, io streams, args []string) int {
-	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
-		if len(args) < 2 || args[0] != "help" {
-			help(io.out)
-			return 0
-		}
+	if len(args) > 1 && args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "-h")
+	}
+	if len(args) == 0 || slices.Contains([]string{"help", "-h", "--help"}, args[0]) {
+		help(io.out)
+		return 0
 	}
 	if args[0] == "--version" {
 		args[0] = "version"

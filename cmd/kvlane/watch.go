@@ -265,6 +265,9 @@ func runDecisions(ctx context.Context, io streams, args []string) error {
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
+	if *n < 1 || *n > 10000 { // as /debug/stream
+		return usageError{fmt.Sprintf("--n %d: want 1 to 10000", *n)}
+	}
 	if !*follow {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, 10*time.Second)

@@ -151,10 +151,10 @@ func parseFlags(args []string, help io.Writer) (*flags, error) {
 			usage(s)
 			return nil, err
 		}
-		return nil, plainFlag(s, err)
+		return nil, UsageError{plainFlag(s, err)}
 	}
 	if err := f.check(); err != nil {
-		return nil, err
+		return nil, UsageError{err}
 	}
 	// The trace's resolution (the default) and "as recorded" have the same value.
 	if f.given("arrival-jitter") && f.jitter < 0 {
@@ -268,8 +268,11 @@ func (f *flags) given(name string) bool {
 	return found
 }
 
+// UsageError is an error of the arguments.
+type UsageError struct{ error }
+
 // Command is `kvlane replay`: it parses the arguments, runs, and writes the table to out
-// and its progress to progress.
+// and its progress to progress. An error of the arguments is a UsageError.
 func Command(args []string, out, progress io.Writer) error {
 	f, err := parseFlags(args, out)
 	if err != nil {
