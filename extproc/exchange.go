@@ -381,7 +381,7 @@ func (x *exchange) decide(k Kind, editable bool) error {
 	if !x.view.seen {
 		x.rename()
 	}
-	d := x.ask()
+	d := x.ask(k)
 	if d.Ticket != nil {
 		x.flight = &flight{id: x.srv.tracker.hash(d.requestID(x.req.ID)), ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure, panicked: x.srv.opts.OnPanic}
 	}
@@ -413,9 +413,12 @@ func (x *exchange) decide(k Kind, editable bool) error {
 
 // ask calls the handler. While the handler holds the request (Request.Hold), it extends Envoy's
 // message timeout.
-func (x *exchange) ask() (d Decision) {
+func (x *exchange) ask(k Kind) (d Decision) {
 	x.join()
 	x.req.Body = whole(x.body)
+	if k != KindRequestTrailers {
+		x.req.view, x.req.controls = &x.view, &x.srv.controls
+	}
 	defer x.holdTimeout()()
 	defer func() {
 		if value := recover(); value != nil {

@@ -43,6 +43,26 @@ type Request struct {
 	Mode Mode
 
 	hold func(on bool) // set by the exchange; nil outside of one
+	// view and controls are the exchange's, nil outside of one and where no header is changed.
+	view     *headerView
+	controls *controls
+}
+
+// Fits reports whether Envoy would accept the header changes of a decision. The server answers a
+// request whose decision does not fit with 431; a handler that asks first can undo its decision.
+func (r *Request) Fits(d *Decision) bool {
+	if r.view == nil {
+		return true
+	}
+	size := r.view.bytes + maxHeaderTotal/4 // above what the pick and the id take
+	for i := range d.Set {
+		size += len(d.Set[i].Name) + len(d.Set[i].Value)
+	}
+	if r.view.total+len(d.Set)+2 <= maxHeaders && size <= maxHeaderTotal {
+		return true
+	}
+	m, _ := r.controls.requestMutation(r.view, d, d.Endpoint)
+	return r.view.makeRoom(&m)
 }
 
 // Hold marks the parts of Decide that may legitimately take long: queueing, tokenizing, a

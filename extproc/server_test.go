@@ -769,7 +769,12 @@ func TestNoRoomForADecision(t *testing.T) {
 		"a control header": {[]Header{{subsetKey, "w"}}, nil, true},
 	} {
 		for _, mode := range []filterv3.ProcessingMode_BodySendMode{filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, filterv3.ProcessingMode_NONE} {
-			h := &recorder{decide: func(context.Context, *Request) Decision { return Decision{Endpoint: "10.0.0.1:8000", Set: c.set} }}
+			fits := false
+			h := &recorder{decide: func(_ context.Context, r *Request) Decision {
+				d := Decision{Endpoint: "10.0.0.1:8000", Set: c.set}
+				fits = r.Fits(&d)
+				return d
+			}}
 			b := newBed(t, Options{}, h)
 			headers := slices.Clone(c.client)
 			for i := range 103 {
@@ -781,6 +786,9 @@ func TestNoRoomForADecision(t *testing.T) {
 			}
 			if got := res.immediate != nil; got != c.reject || got && res.immediate.GetStatus().GetCode() != 431 {
 				t.Errorf("%s, %s: got %v, want a 431: %v", name, mode, res.immediate, c.reject)
+			}
+			if decided := h.count() > 0; decided && fits == c.reject {
+				t.Errorf("%s, %s: fits: got %v, want %v", name, mode, fits, !c.reject)
 			}
 			if !c.reject && (res.pick != "10.0.0.1:8000" || len(res.set) > 0) {
 				t.Errorf("%s, %s: got pick %q with headers %v, want the metadata alone", name, mode, res.pick, res.set)

@@ -17,9 +17,9 @@ func (w *work) forward(ctx context.Context, p *placed) (extproc.Decision, error)
 	if err != nil {
 		return extproc.Decision{}, w.unedited(ctx, p, err)
 	}
-	out, _ := w.decision(p)
+	out, t := w.decision(p)
 	out.Body = body
-	return out, nil
+	return w.routed(p, out, t)
 }
 
 // unedited releases a plan whose request could not be edited. The request must not be
@@ -35,7 +35,7 @@ func (w *work) unedited(ctx context.Context, p *placed, err error) error {
 	return w.fail(500, "kvlane_body_not_edited", "the request could not be prepared")
 }
 
-// decision sends the request to the plan's decode target, counts and logs it.
+// decision sends the request to the plan's decode target.
 func (w *work) decision(p *placed) (extproc.Decision, *ticket) {
 	d, e, plan := w.d, p.decode, &p.plan
 	t := w.ticket(p)
@@ -49,6 +49,22 @@ func (w *work) decision(p *placed) (extproc.Decision, *ticket) {
 	if e.SetRank != nil && !plan.RankFree {
 		out.Set = e.SetRank
 	}
+	return out, t
+}
+
+// routed counts and logs a decision. A decision for whose headers the request leaves no room is
+// undone, and is an error.
+func (w *work) routed(p *placed, out extproc.Decision, t *ticket) (extproc.Decision, error) {
+	d, e, plan := w.d, p.decode, &p.plan
+	if !w.r.Fits(&out) {
+		if t.stopLeg != nil {
+			t.stopLeg()
+		}
+		w.release(plan)
+		d.fleet.Withdraw(p.credit)
+		return extproc.Decision{}, w.fail(431, "kvlane_too_many_headers", "the request has too many or too large headers: "+
+			"no room is left for those that route it (at most 100 headers and 60 KiB in all); send fewer")
+	}
 	w.entry.Target, w.entry.Endpoint = e.Name, e.Address
 	w.entry.Matched, w.entry.Miss, w.entry.Via = plan.Matched, plan.Miss, string(plan.Via)
 	w.entry.Degraded = w.degraded
@@ -59,7 +75,7 @@ func (w *work) decision(p *placed) (extproc.Decision, *ticket) {
 	e.Counters.Speculative.Add(float64(speculative))
 	d.routed[w.api].Inc()
 	w.log()
-	return out, t
+	return out, nil
 }
 
 // matched divides a plan's matched tokens into those known from events and those only

@@ -348,7 +348,7 @@ func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg)
 	if l.Decode.Path != "" {
 		out.Set = append(out.Set, extproc.Header{Name: ":path", Value: l.Decode.Path})
 	}
-	return out, nil
+	return w.routed(&joined, out, t)
 }
 
 // replan plans again without the decode worker that went away. A prefill answer that serves
