@@ -36,33 +36,52 @@ func TestRequestIDsWithAddresses(t *testing.T) {
 	}
 }
 
-// vLLM's /v1/responses reads its id from the body alone.
-func TestTheAddressesOfResponsesAreInTheBody(t *testing.T) {
-	p, err := New("p2p-nccl", Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := body.Parse(body.Responses, []byte(`{"request_id":"`+evilID+`","input":"x"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+// Both legs of a request have one id where the engines match them, or read addresses, by it. vLLM's /v1/responses reads its id
+// from the body alone. The client's id does not choose it: another request may have the same.
+func TestTheIDOfBothLegs(t *testing.T) {
 	side := Side{Worker: "w", Settings: wholeSettings()}
-	x := &Exchange{Request: r, Prefill: side, Decode: side, Unique: NewUnique()}
-	a, err := p.Prefill(t.Context(), x)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := p.Decode(x, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, leg := range []Leg{a, b} {
-		raw, err := leg.Body(t.Context(), r)
+	for _, connector := range []string{"p2p-nccl", "nixl-push"} {
+		p, err := New(connector, Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := textOf(body.Member(raw, "request_id")), leg.Headers[0].Value; got != want {
-			t.Errorf("got request_id %q, want %q", got, want)
+		for api, raw := range map[body.API]string{
+			body.Responses: `{"request_id":"` + evilID + `","input":"x"}`, body.Chat: `{"messages":[]}`, body.Completions: `{"prompt":"x"}`,
+			body.Messages: `{"messages":[]}`, body.VLLMGenerate: `{"token_ids":[1]}`,
+		} {
+			r, err := body.Parse(api, []byte(raw))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids := map[string]int{}
+			for range 2 { // two requests with the same id of their client
+				x := &Exchange{Request: r, ID: "client", Prefill: side, Decode: side, Unique: NewUnique()}
+				a, err := p.Prefill(t.Context(), x)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b, err := p.Decode(x, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, leg := range []Leg{a, b} {
+					id := leg.Headers[0].Value
+					ids[id]++
+					if (connector == "nixl-push") == namesAddress(id) {
+						t.Errorf("%s, %s: got id %q", connector, api, id)
+					}
+					text, err := leg.Body(t.Context(), r)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got := textOf(body.Member(text, "request_id")); api == body.Responses && got != id {
+						t.Errorf("%s: got request_id %q, want %q", connector, got, id)
+					}
+				}
+			}
+			if len(ids) != 2 {
+				t.Errorf("%s, %s: got ids %v, want one for each request, on both of its legs", connector, api, ids)
+			}
 		}
 	}
 }

@@ -2,9 +2,9 @@ package disagg
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"strconv"
+	"strings"
 
 	"github.com/kvlane/kvlane/internal/steering"
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -113,7 +113,29 @@ func nixlDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 // nixlPush: decode registers its blocks and prefill writes into them; the legs run concurrently
 // and are matched by their request id.
 func nixlPush() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, prefill: nixlPrefill, decode: nixlPushDecode}
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, decode: nixlPushDecode,
+		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
+			leg, err := nixlPrefill(ctx, p, x)
+			return x.named(leg, x.pushID()), err
+		}}
+}
+
+// pushID returns the request id of both legs. A client's id alone may be that of another request
+// in flight, whose blocks it would then get.
+func (x *Exchange) pushID() string {
+	if x.Request.API == body.Responses { // the id of the answer too
+		return "resp_" + x.Unique.Text
+	}
+	return strings.TrimPrefix(x.ID+"-"+x.Unique.Text, "-")
+}
+
+// named gives a leg its request id.
+func (x *Exchange) named(leg Leg, id string) Leg {
+	leg.Headers = append(leg.Headers, Header{requestIDHeader, id})
+	if x.Request.API == body.Responses { // vLLM reads no header on this API
+		leg.Edits = append(leg.Edits, setText(id, body.FieldRequestID.String()))
+	}
+	return leg
 }
 
 // defaultSidePort is VLLM_NIXL_SIDE_CHANNEL_PORT of rank 0.
@@ -123,9 +145,6 @@ func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 	s := &x.Prefill.Settings
 	if s.EngineID == "" {
 		return Leg{}, unusable(&x.Prefill, "engine_id")
-	}
-	if x.ID == "" {
-		return Leg{}, fmt.Errorf("%w: the request has no id", errUnusable)
 	}
 	id, port, host := s.EngineID, s.SidePort, s.SideHost
 	if port == 0 {
@@ -138,8 +157,8 @@ func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 		id += "_dp" + strconv.Itoa(x.Prefill.Rank)
 		port += x.Prefill.Rank
 	}
-	return Leg{Edits: ask(x.Request, askRemotePrefill, setText(id, kvParams, "remote_engine_id"), setText(host, kvParams, "remote_host"),
-		setNumber(port, kvParams, "remote_port"))}, nil
+	return x.named(Leg{Edits: ask(x.Request, askRemotePrefill, setText(id, kvParams, "remote_engine_id"), setText(host, kvParams, "remote_host"),
+		setNumber(port, kvParams, "remote_port"))}, x.pushID()), nil
 }
 
 // p2pNCCL: the request id carries the addresses of both sides.
@@ -159,10 +178,7 @@ func p2pLeg(x *Exchange, edits ...body.Edit) (Leg, error) {
 	}
 	// A client's id may contain anything, such as these address marks; a generated one cannot.
 	id := "___prefill_addr_" + x.Prefill.Settings.ZMQ + "___decode_addr_" + x.Decode.Settings.ZMQ + "_" + x.Unique.Text
-	if x.Request.API == body.Responses { // vLLM reads no header on this API
-		edits = append(edits, setText(id, body.FieldRequestID.String()))
-	}
-	return Leg{Headers: []Header{{requestIDHeader, id}}, Edits: edits}, nil
+	return x.named(Leg{Edits: edits}, id), nil
 }
 
 // sharedStorage: prefill writes to a store in which decode finds the prompt by its content.
