@@ -1,8 +1,10 @@
 package decide
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -291,10 +293,53 @@ func TestSpansAreExportedByGRPC(t *testing.T) {
 	c.one("decision")
 }
 
-func TestAnUnknownProtocolOfTracesIsAnError(t *testing.T) {
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
-	if _, err := observe.NewTracer(context.Background(), "test", zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "http/protobuf or grpc") {
-		t.Errorf("got %v, want the protocols that there are", err)
+func TestWrongVariablesOfTraces(t *testing.T) {
+	const endpoint, traces, protocol, sampler, arg = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
+	for _, c := range []struct {
+		env       map[string]string
+		err, warn string
+	}{
+		{map[string]string{protocol: "carrier-pigeon"}, "http/protobuf or grpc", ""},
+		{map[string]string{endpoint: "127.0.0.1:4318"}, endpoint + "=127.0.0.1:4318: want a URL such as http://collector:4318", ""},
+		{map[string]string{endpoint: "collector:4317", protocol: "grpc"}, endpoint + "=collector:4317: want a URL", ""},
+		{map[string]string{traces: "collector"}, traces + "=collector: want a URL", ""},
+		{map[string]string{endpoint: "http://"}, "want a URL", ""},
+		{map[string]string{endpoint: "unix:///none", protocol: "grpc"}, "", ""},
+		{map[string]string{sampler: "sometimes"}, "", "unsupported sampler: sometimes"},
+		{map[string]string{sampler: "traceidratio", arg: "2"}, "", "OTEL_TRACES_SAMPLER_ARG is wrong"},
+		{map[string]string{sampler: "traceidratio", arg: "0.5"}, "", ""},
+	} {
+		t.Run(fmt.Sprint(c.env), func(t *testing.T) {
+			t.Setenv(endpoint, "http://127.0.0.1:1")
+			for name, value := range c.env {
+				t.Setenv(name, value)
+			}
+			var log bytes.Buffer
+			tracer, err := observe.NewTracer(context.Background(), "test", zerolog.New(&log))
+			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("got %v, want an error with %q", err, c.err)
+			}
+			tracer.Close()
+			if got := log.String(); !strings.Contains(got, c.warn) || (got == "") != (c.warn == "") {
+				t.Errorf("got log %q, want %q", got, c.warn)
+			}
+		})
 	}
+}
+
+// The collector answers only when the tracer has been closed.
+func TestACollectorThatHangsDoesNotHoldTheEnd(t *testing.T) {
+	closed := make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-closed }))
+	t.Cleanup(srv.Close)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", srv.URL)
+	tracer, err := observe.NewTracer(context.Background(), "test", zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, "")
+	b.tracer = tracer
+	b.ask("/v1/completions", completion(10, ""))
+	tracer.Close()
+	close(closed)
 }

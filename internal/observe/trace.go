@@ -5,7 +5,10 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -34,9 +37,18 @@ type Tracer struct {
 // NewTracer returns a Tracer that is configured by OpenTelemetry's environment variables; nil
 // without an OTLP endpoint for traces. Close ends it.
 func NewTracer(ctx context.Context, version string, log zerolog.Logger) (*Tracer, error) {
-	endpoint := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"))
+	name := "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+	if os.Getenv(name) == "" {
+		name = "OTEL_EXPORTER_OTLP_ENDPOINT"
+	}
+	endpoint := os.Getenv(name)
 	if endpoint == "" || os.Getenv("OTEL_SDK_DISABLED") == "true" || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return nil, nil
+	}
+	// To the SDK "collector:4318" is a URL without a host: it would drop every span.
+	u, err := url.Parse(strings.TrimSpace(endpoint))
+	if err != nil || u.Host == "" && u.Scheme != "unix" || !slices.Contains([]string{"http", "https", "unix"}, strings.ToLower(u.Scheme)) {
+		return nil, fmt.Errorf("%s=%s: want a URL such as http://collector:4318", name, endpoint)
 	}
 	var client otlptrace.Client
 	switch protocol := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL"), "http/protobuf"); protocol {
@@ -47,7 +59,6 @@ func NewTracer(ctx context.Context, version string, log zerolog.Logger) (*Tracer
 	default:
 		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL=%s: want http/protobuf or grpc", protocol)
 	}
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn().Err(err).Msg("spans not exported") }))
 	exporter, err := otlptrace.New(ctx, client)
 	if err != nil {
 		return nil, err
@@ -57,16 +68,21 @@ func NewTracer(ctx context.Context, version string, log zerolog.Logger) (*Tracer
 	if err != nil {
 		return nil, err
 	}
+	warn := func(text string) {
+		otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn().Err(err).Msg(text) }))
+	}
+	warn("OTEL_TRACES_SAMPLER or OTEL_TRACES_SAMPLER_ARG is wrong: all requests are traced")
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(res))
+	warn("spans not exported")
 	return &Tracer{provider, provider.Tracer("github.com/kvlane/kvlane")}, nil
 }
 
-// Close exports what is left, for at most 5 s.
+// Close exports what is left, for at most 2 s: a collector that hangs must not delay the end of the process.
 func (t *Tracer) Close() {
 	if t == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	_ = t.provider.Shutdown(ctx) // reported by the error handler
 }
