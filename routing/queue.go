@@ -58,7 +58,7 @@ type Outcome struct {
 	// Moves puts the waiter into the lane To, which is blocked until the next call.
 	Moves bool
 	To    Lane
-	// Skips makes a waiter that moves block no lane in this call.
+	// Skips makes a waiter that moves block no lane in this call. Place sets it.
 	Skips bool
 }
 
@@ -68,6 +68,14 @@ const (
 	ageing = 2000
 	// spareTenants is how many tenants without waiters a band remembers, at least.
 	spareTenants = 256
+	// perRequest is what a placed request costs its tenant and program in addition to its
+	// uncached tokens: the part of the engine's time that its answer takes.
+	perRequest = 1000
+	// maxPrograms bounds the programs whose service is remembered.
+	maxPrograms = 1 << 16
+	// maxOffers bounds the waiters that one freed place is offered to, with Config.Hold. A
+	// waiter whose best target has changed costs an offer and does not take the place.
+	maxOffers = 64
 )
 
 // Queue is a bounded wait queue. It orders waiters; the caller holds the streams. Greater
@@ -84,6 +92,11 @@ type Queue struct {
 	lanes   map[Lane]*lane
 	bands   map[int]*band
 	bytes   int64
+	// idle is the number of idle targets when waiters were last looked at.
+	idle int
+	// programs is the tokens served to programs; older holds those that were served before the
+	// last maxPrograms.
+	programs, older map[string]int64
 	// open and skipped are scratch memory of Serve.
 	open    []*lane
 	skipped []*waiting
@@ -434,6 +447,48 @@ func sooner(a, b *waiting) bool {
 		return a.Priority > b.Priority
 	}
 	return cmp.Or(cmp.Compare(a.tenant.served, b.tenant.served), cmp.Compare(a.key, b.key), cmp.Compare(a.ID, b.ID)) < 0
+}
+
+// Attained is the tokens that a program was served so far.
+func (q *Queue) Attained(program string) int64 { return cmp.Or(q.programs[program], q.older[program]) }
+
+// Charge adds a placed request to what its program was served. It keeps the string.
+func (q *Queue) Charge(program string, plan *Plan) {
+	sum := q.Attained(program) + plan.Miss + perRequest
+	if q.programs == nil || len(q.programs) >= maxPrograms {
+		q.programs, q.older = map[string]int64{}, q.programs
+	}
+	q.programs[program] = sum
+}
+
+// Placed is the outcome of a waiter that leaves the queue with a plan.
+func Placed(plan *Plan) Outcome { return Outcome{Leaves: true, Served: plan.Miss + perRequest} }
+
+// Place offers the router's free capacity to waiters. With all, waiters whose target is
+// saturated try again too: another one may have become the better choice, as when one becomes
+// idle. While a target is idle, a waiter that stays held blocks no other: what an idle target
+// costs differs between them.
+func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Waiter) Outcome) {
+	if q.Len() == 0 {
+		q.idle = 0
+		return
+	}
+	budget, idle := maxOffers, r.Idle(now)
+	if r.config.Hold == 0 {
+		budget = math.MaxInt
+	}
+	all = all || idle > q.idle
+	q.Serve(budget, func(l Lane) bool {
+		return all || l.Slot == NoSlot || !r.Saturated(now, l.Slot)
+	}, func(w *Waiter) Outcome {
+		out := offer(w)
+		out.Skips = out.Moves && out.To.Slot != NoSlot && idle > 0
+		if out.Served > 0 {
+			idle = r.Idle(now)
+		}
+		return out
+	})
+	q.idle = idle
 }
 
 // Serve offers places to waiters, in order over all lanes that are ready, until none is

@@ -1,13 +1,11 @@
 package decide
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,17 +18,6 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-const (
-	// maxOffers bounds the waiters that one freed place is offered to. A waiter whose best
-	// target has changed costs an offer and does not take the place.
-	maxOffers = 64
-	// perRequest is what a placed request costs its tenant in addition to its uncached
-	// tokens: the part of the engine's time that its answer takes.
-	perRequest = 1000
-	// maxPrograms bounds the conversations whose service is remembered.
-	maxPrograms = 1 << 16
-)
-
 // waiting are the requests for which no target has capacity. The goroutine that frees
 // capacity places them, in order and under the router's lock, so that none is overtaken;
 // their own goroutines sleep until then. Guarded by Decider.mu.
@@ -38,13 +25,8 @@ type waiting struct {
 	queue routing.Queue
 	byID  map[uint64]*waiter
 	last  uint64
-	// idle is the number of idle targets when waiters were last looked at.
-	idle int
 	// drained is set once the process ends: no request may wait then.
 	drained bool
-	// programs is the tokens served to conversations, with flow.order least_served; older
-	// holds those that were served before the last maxPrograms.
-	programs, older map[string]int64
 }
 
 // waiter is a request in the queue.
@@ -79,7 +61,7 @@ func (w *work) choose() (*placed, *waiter, error) {
 	lane, waits := w.lane(err)
 	if w.again > 0 || !waits {
 		if err == nil {
-			d.waiting.serve(w, p)
+			d.waiting.charge(w, p)
 		}
 		return p, nil, err
 	}
@@ -110,7 +92,7 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 		case config.OrderShort:
 			n.Cost = n.Tokens
 		case config.OrderServed:
-			n.Cost = d.waiting.servedTo(w.query.Conversation)
+			n.Cost = d.waiting.queue.Attained(w.query.Conversation)
 		}
 	}
 	shed, ok := d.waiting.queue.Push(n)
@@ -122,7 +104,7 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	if !ok {
 		return w.turnedAway(q.err, "kvlane_queue_full", "the queue is full; try again")
 	}
-	d.waiting.last, d.waiting.idle = q.id, d.router.Idle(now)
+	d.waiting.last = q.id
 	d.waiting.byID[q.id] = q
 	return nil
 }
@@ -180,41 +162,25 @@ func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
 }
 
 // placeWaiting places waiting requests as far as there is capacity. Call it, under d.mu,
-// after every change that may have freed some. With all, waiters whose target is saturated
-// try again too: another one may have become the better choice, as when one becomes idle.
-// While a target is idle, a waiter that stays held blocks no other: what an idle target costs
-// differs between them.
+// after every change that may have freed some.
 func (d *Decider) placeWaiting(now time.Duration, all bool) {
-	if d.waiting.queue.Len() == 0 {
-		return
-	}
-	offers, idle := math.MaxInt, d.router.Idle(now)
-	all = all || idle > d.waiting.idle
-	if d.live.Load().Flow.Requests > 0 {
-		offers = maxOffers
-	}
-	d.waiting.queue.Serve(offers, func(l routing.Lane) bool {
-		return all || l.Slot == routing.NoSlot || !d.router.Saturated(now, l.Slot)
-	}, func(next *routing.Waiter) (out routing.Outcome) {
+	d.waiting.queue.Place(now, d.router, all, func(next *routing.Waiter) (out routing.Outcome) {
 		q := d.waiting.byID[next.ID]
 		if q.deadline > now {
 			q.attempt(now)
 			if lane, waits := q.work.lane(q.err); waits {
-				return routing.Outcome{Moves: true, To: lane, Skips: lane.Slot != routing.NoSlot && idle > 0}
+				return routing.Outcome{Moves: true, To: lane}
 			}
 		} else {
 			q.err = q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again")
 		}
 		d.waiting.dismiss(q)
-		out.Leaves = true
-		if q.placed != nil {
-			out.Served = q.placed.plan.Miss + perRequest
-			d.waiting.serve(q.work, q.placed)
-			idle = d.router.Idle(now)
+		if q.placed == nil {
+			return routing.Outcome{Leaves: true}
 		}
-		return out
+		d.waiting.charge(q.work, q.placed)
+		return routing.Placed(&q.placed.plan)
 	})
-	d.waiting.idle = idle
 }
 
 // attempt tries again for a waiter, with the index's current content. A panic is reported
@@ -310,20 +276,11 @@ func (w *work) flowTenant(f *config.Flow) string {
 	return ""
 }
 
-// serve remembers what a conversation was served, if the order of the queue depends on it.
-func (l *waiting) serve(w *work, p *placed) {
-	if f := &w.d.live.Load().Flow; f.Requests == 0 || f.Order != config.OrderServed || w.query.Conversation == "" {
-		return
+// charge remembers what a conversation was served, if the order of the queue depends on it.
+func (l *waiting) charge(w *work, p *placed) {
+	if f := &w.d.live.Load().Flow; f.Requests > 0 && f.Order == config.OrderServed && w.query.Conversation != "" {
+		l.queue.Charge(strings.Clone(w.query.Conversation), &p.plan)
 	}
-	sum := l.servedTo(w.query.Conversation) + p.plan.Miss + perRequest
-	if l.programs == nil || len(l.programs) >= maxPrograms {
-		l.programs, l.older = map[string]int64{}, l.programs
-	}
-	l.programs[strings.Clone(w.query.Conversation)] = sum
-}
-
-func (l *waiting) servedTo(conversation string) int64 {
-	return cmp.Or(l.programs[conversation], l.older[conversation])
 }
 
 // Drain ends the wait of all requests, and of those that would wait from now on: they are

@@ -22,11 +22,15 @@ type Policy struct {
 	// of the router costs a hit. Informed lets the router know it too: it then balances
 	// load only, which is the bound for any router.
 	Oracle, Informed bool
-	// FirstCome orders held requests (Config.Hold) by arrival, not by their uncached tokens.
-	FirstCome bool
+	// Order is that of held requests (Config.Hold) as in flow.order; "" is shortest. Tenants
+	// share the capacity.
+	Order   string
+	Tenants bool
 	// Peer, if not nil, chooses in place of the router: a model of another project's rule.
 	Peer func(s *simulation, rec *record) kvindex.Slot
 }
+
+const leastServed, byArrival = "least_served", "arrival"
 
 type variant struct {
 	preset string
@@ -48,7 +52,9 @@ var variants = map[string]variant{
 	"kv-aware-no-first":    {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceByCost }},
 	"kv-aware-blind-first": {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceRoundRobin }},
 	"kv-aware-flow":        {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold = 8192 }},
-	"kv-aware-flow-fifo":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.FirstCome = 8192, true }},
+	"kv-aware-flow-fifo":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Order = 8192, byArrival }},
+	"kv-aware-flow-served": {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Order = 8192, leastServed }},
+	"kv-aware-flow-fair":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Tenants = 8192, true }},
 	"llm-d":                {"random", func(p *Policy, _ *routing.Policy) { p.Peer, p.NoCredit = peer(llmd), true }},
 	"dynamo":               {"compute-and-resident", func(*Policy, *routing.Policy) {}},
 	// Dynamo's cost is scale*(queue + prompt - credit*overlap) + resident + weight*requests. With

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -45,6 +46,7 @@ type record struct {
 	// disaggregated requests have a prefill leg.
 	disaggregated bool
 	plan          routing.ReservationID
+	booked        routing.Plan
 	hashes        []kvindex.Hash
 	first, ended  float64
 }
@@ -273,6 +275,7 @@ func (s *simulation) arrive(r Request) error {
 	rec := &record{Request: r, matched: -1, replica: s.receiver()}
 	to := s.replicas[rec.replica]
 	rec.hashes = to.index.Hasher().AppendHashes(nil, s.seed, s.tokensOf(r.Blocks), indexBlock)
+	to.queue.Place(s.clock(), to.router, false, to.offer(s))
 	s.lookup(to, rec)
 	q := routing.Query{ID: fmt.Sprintf("r%d", len(s.records)), PromptTokens: int64(r.Prompt), Conversation: r.Conversation}
 	if s.policy.NoID {
@@ -287,9 +290,15 @@ func (s *simulation) arrive(r Request) error {
 	if wait, ok := errors.AsType[*routing.HeldError](err); ok {
 		to.last++
 		to.held[to.last] = &held{rec, q, s.clock()}
-		n := routing.Waiter{ID: to.last, Lane: routing.Lane{Slot: wait.Slot}, Since: s.clock()}
-		if !s.policy.FirstCome {
-			n.Cost = s.uncached(rec)
+		n := routing.Waiter{ID: to.last, Lane: routing.Lane{Slot: wait.Slot}, Since: s.clock(), Tokens: s.uncached(rec)}
+		if s.policy.Tenants {
+			n.Tenant = strconv.Itoa(rec.Tenant)
+		}
+		switch s.policy.Order {
+		case "":
+			n.Cost = n.Tokens
+		case leastServed:
+			n.Cost = to.queue.Attained(rec.Conversation)
 		}
 		to.queue.Push(n)
 	} else if err != nil {
@@ -315,20 +324,26 @@ func (s *simulation) serve() {
 		s.nextLook = s.now + 0.25
 	}
 	for _, to := range s.replicas {
-		to.queue.Serve(64, func(l routing.Lane) bool { return all || !to.router.Saturated(s.clock(), l.Slot) }, func(w *routing.Waiter) routing.Outcome {
-			h := to.held[w.ID]
-			h.query.Waited = s.clock() - h.since
-			s.lookup(to, h.record)
-			err := s.place(to, h.record, &h.query)
-			if wait, ok := errors.AsType[*routing.HeldError](err); ok {
-				return routing.Outcome{Moves: true, To: routing.Lane{Slot: wait.Slot}}
-			}
-			if err != nil {
-				s.refused++
-			}
-			delete(to.held, w.ID)
-			return routing.Outcome{Leaves: true, Served: 1000}
-		})
+		to.queue.Place(s.clock(), to.router, all, to.offer(s))
+	}
+}
+
+// offer tries again to place a held request.
+func (to *replica) offer(s *simulation) func(w *routing.Waiter) routing.Outcome {
+	return func(w *routing.Waiter) routing.Outcome {
+		h := to.held[w.ID]
+		h.query.Waited = s.clock() - h.since
+		s.lookup(to, h.record)
+		err := s.place(to, h.record, &h.query)
+		if wait, ok := errors.AsType[*routing.HeldError](err); ok {
+			return routing.Outcome{Moves: true, To: routing.Lane{Slot: wait.Slot}}
+		}
+		delete(to.held, w.ID)
+		if err != nil {
+			s.refused++
+			return routing.Outcome{Leaves: true}
+		}
+		return routing.Placed(&h.booked)
 	}
 }
 
@@ -339,7 +354,10 @@ func (s *simulation) place(to *replica, rec *record, q *routing.Query) error {
 		return err
 	}
 	s.records = append(s.records, rec)
-	rec.slot, rec.plan = plan.Decode, plan.Reservation
+	rec.slot, rec.plan, rec.booked = plan.Decode, plan.Reservation, plan
+	if s.policy.Order == leastServed {
+		to.queue.Charge(rec.Conversation, &plan)
+	}
 	if !s.policy.NoCredit {
 		to.index.Speculate(plan.Decode, rec.hashes, time.Unix(0, int64(s.clock())))
 	}
