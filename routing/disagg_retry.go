@@ -10,7 +10,7 @@ import (
 var errNotComputing = errors.New("the booking has no prefill in progress")
 
 // MovePrefill books the prefill of a disaggregated request on another target after a
-// failure; list the targets that failed in Query.Exclude. The decode target and its
+// failure (PrefillFailed); list the targets that failed in Query.Exclude. The decode target and its
 // cursors stay. The overlaps are those of Pick. After an error the booking is as
 // before. Of the plan use Prefill, Matched and Miss.
 func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, overlaps []Overlap, ex *Explanation) (Plan, error) {
@@ -18,7 +18,6 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 	if res == nil || res.Prefill == NoSlot || res.Phase != computing || r.targetOf(res.Decode, res.decodeGen) == nil {
 		return Plan{}, errNotComputing
 	}
-	r.failed(r.targetOf(res.Prefill, res.prefillGen))
 	r.judge(now)
 	r.setOverlaps(overlaps)
 	ex.begin(q)

@@ -73,6 +73,10 @@ func TestAPrefillMovesToTheNextTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	q.Exclude = []kvindex.Slot{plan.Prefill}
+	r.PrefillFailed(plan.Reservation)
+	if got := r.targets[plan.Prefill].health.Failures; got != 1 {
+		t.Errorf("got %d failures, want 1", got)
+	}
 	moved, err := r.MovePrefill(0, plan.Reservation, q, []Overlap{{Slot: 1 - plan.Prefill, Tokens: [kvindex.NumTiers]int32{400}}}, nil)
 	if err != nil || moved.Prefill != 1-plan.Prefill || moved.Decode != plan.Decode || moved.Matched != 400 || moved.Miss != 600 {
 		t.Fatalf("%+v %v", moved, err)

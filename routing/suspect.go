@@ -79,6 +79,14 @@ func (r *Router) Failed(id ReservationID) {
 	}
 }
 
+// PrefillFailed tells the router that the prefill of a disaggregated request failed on its
+// target. Call it before MovePrefill, ComputeLocally and Release.
+func (r *Router) PrefillFailed(id ReservationID) {
+	if res := r.ledger.get(id); res != nil && res.Phase == computing {
+		r.failed(r.targetOf(res.Prefill, res.prefillGen))
+	}
+}
+
 // failed counts a failure of a target, which may be nil. A target that fails quickly
 // looks idle: the failure that can make it suspect is judged at the next pick.
 func (r *Router) failed(t *target) {

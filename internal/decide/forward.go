@@ -70,6 +70,9 @@ func (w *work) routed(p *placed, out extproc.Decision, t *ticket) (extproc.Decis
 	w.entry.Degraded = w.degraded
 	byEvents, speculative := matched(plan, w.s.overlaps)
 	e.Counters.Picks.Inc()
+	if plan.Prefill != routing.NoSlot {
+		e = p.prefill // computes the prompt
+	}
 	e.Counters.Prompt.Add(float64(w.tokens.count))
 	e.Counters.ByEvents.Add(float64(byEvents))
 	e.Counters.Speculative.Add(float64(speculative))

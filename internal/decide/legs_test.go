@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/fleet"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/routing"
 )
 
 // pools is a Decider with two prefill workers, whose answers the test sets, and a decode
@@ -160,6 +162,46 @@ func TestASplitRequest(t *testing.T) {
 	if e := p.decisions.Find("a"); !strings.HasPrefix(e.Prefill, "p") || e.Target != "d" {
 		t.Errorf("prefill on %q, decode on %q", e.Prefill, e.Target)
 	}
+	// The prompt counts where it is computed.
+	for _, w := range []string{"p0", "p1", "d"} {
+		got := testutil.ToFloat64(p.metrics.PromptTokens.WithLabelValues(w, ""))
+		if want := w == p.decisions.Find("a").Prefill; (got > 0) != want {
+			t.Errorf("got %v prompt tokens of %s, want some: %v", got, w, want)
+		}
+	}
+}
+
+// health is the failures in a row of the prefill workers, and how many of them have answered.
+func (p *pools) health() (failures, answered int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	probe, err := p.router.PickRecorded(p.since(p.now()), &routing.Query{ID: "probe", PromptTokens: 1}, nil, nil)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.router.Release(p.since(p.now()), probe.Plan.Reservation)
+	for _, target := range probe.State.Targets {
+		if target.Info.Role == routing.Prefill {
+			failures += int(target.Health.Failures)
+			if target.Health.Heard > 0 {
+				answered++
+			}
+		}
+	}
+	return failures, answered
+}
+
+// A prefill worker whose answer is final has answered: nothing failed, and no request waits for it.
+func TestAFinalPrefillAnswer(t *testing.T) {
+	p := newPoolsOf(t, "trtllm")
+	p.both(answer(`{"choices":[{"index":0,"text":"x","finish_reason":"stop"}]}`))
+	d := p.ask(t.Context(), "a")
+	if d.Reject == nil || d.Reject.Status != http.StatusOK {
+		t.Fatalf("got %+v, want the prefill worker's answer", d.Reject)
+	}
+	if failures, answered := p.health(); failures != 0 || answered != 1 {
+		t.Errorf("got %d failures and %d workers that answered, want 0 and 1", failures, answered)
+	}
 }
 
 // If one prefill worker fails the next is tried, if two fail decode computes the prompt; an
@@ -187,11 +229,17 @@ func TestFailuresOfPrefill(t *testing.T) {
 				if d.Reject == nil || d.Reject.Status != c.reject || legs != 1 {
 					t.Errorf("%+v after %d legs", d.Reject, legs)
 				}
+				if failures, answered := p.health(); failures != 0 || answered != 1 {
+					t.Errorf("got %d failures and %d workers that answered, want 0 and 1", failures, answered)
+				}
 				return
 			}
 			e := p.decisions.Find("a")
 			if d.Reject != nil || d.Body != nil || legs != 2 || e.Degraded != degradedPrefill || e.Prefill != "" || len(e.PrefillNotes) != 3 {
 				t.Errorf("%d legs, %+v, notes %q", legs, d.Reject, e.PrefillNotes)
+			}
+			if failures, answered := p.health(); failures != 2 || answered != 0 { // of the last attempt too
+				t.Errorf("got %d failures and %d workers that answered, want 2 and 0", failures, answered)
 			}
 		})
 	}

@@ -223,6 +223,7 @@ func (w *work) prefill(ctx context.Context, x *disagg.Exchange, p *placed, at *f
 		},
 		Late: func(f *disagg.FailureError) {
 			d.countLeg(worker, f.Outcome)
+			d.legFailed(reservation, f)
 			if f.Outcome != disagg.Cancelled {
 				abort <- rejectOf(f, api)
 				entry.NotePrefill(fmt.Sprintf("%s: %v", worker, f))
@@ -248,6 +249,20 @@ func (d *Decider) countLeg(worker string, outcome disagg.Outcome) {
 	d.fleet.ForgetGone(worker)
 }
 
+// legFailed tells the router what a leg that brought no blocks says about its target: one that
+// refuses a prompt, or whose answer is final, works.
+func (d *Decider) legFailed(id routing.ReservationID, f *disagg.FailureError) {
+	d.book(d.now(), func(r *routing.Router, now time.Duration) {
+		switch f.Outcome {
+		case disagg.Cancelled:
+		case disagg.Ended, disagg.Refused:
+			r.PrefillDone(now, id)
+		default:
+			r.PrefillFailed(id)
+		}
+	})
+}
+
 // failed logs and counts a failed leg, and withdraws its credit.
 func (w *work) failed(p *placed, at *fleet.Endpoint, f *disagg.FailureError) {
 	d := w.d
@@ -256,6 +271,7 @@ func (w *work) failed(p *placed, at *fleet.Endpoint, f *disagg.FailureError) {
 		d.fleet.Withdraw(p.prefillCredit) // it computed nothing
 	}
 	d.countLeg(worker, f.Outcome)
+	d.legFailed(p.plan.Reservation, f)
 	w.entry.NotePrefill(name + ": " + f.Error())
 	if f.Outcome == disagg.Ended || f.Outcome == disagg.Cancelled || f.Outcome == disagg.Refused {
 		return
@@ -379,7 +395,7 @@ func (w *work) replan(ctx context.Context, dead *placed, x *disagg.Exchange, l l
 		}
 		again := *p
 		again.prefill = dead.prefill
-		again.plan.Prefill, again.plan.Matched, again.plan.Miss = routing.NoSlot, dead.plan.Matched, dead.plan.Miss
+		again.plan.Prefill, again.plan.Matched, again.plan.Miss = dead.plan.Prefill, dead.plan.Matched, dead.plan.Miss
 		return w.joined(ctx, &again, x, l)
 	case p.plan.Prefill != routing.NoSlot && w.legTime() <= 0 && !d.legs.Protocol.Always:
 		return w.computeLocally(ctx, p)

@@ -121,7 +121,7 @@ func New(version string) *Metrics {
 		Rejected:        counter("rejected_total", "Requests answered by Kvlane itself, by status and reason.", "status", "reason"),
 		Degraded:        counter("degraded_total", "Decisions made without something that would have made them better, by reason.", "reason"),
 		Picks:           counter("picks_total", "Requests sent to a target.", "worker", "rank", "leg"),
-		PromptTokens:    counter("prompt_tokens_total", "Prompt tokens sent to a target.", "worker", "rank"),
+		PromptTokens:    counter("prompt_tokens_total", "Prompt tokens of requests, by the target that computes the prompt.", "worker", "rank"),
 		MatchedTokens:   counter("matched_tokens_total", "Prompt tokens that the target was predicted to hold, by source (event, speculative).", "worker", "rank", "source"),
 		Moved:           counter("moved_total", "Requests that another endpoint served than the pick.", "worker"),
 		Predicted:       counter("predicted_cached_tokens_total", "Cached tokens predicted, over answers whose usage was seen.", "worker"),

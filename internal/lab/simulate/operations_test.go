@@ -222,6 +222,7 @@ func (q *request) movePrefill() {
 	if b.prefill.removed {
 		again.Exclude = nil
 	}
+	r.router.PrefillFailed(b.id)
 	plan, err := r.router.MovePrefill(r.w.now, b.id, &again, r.overlaps(q.last), nil)
 	if err == nil {
 		r.w.reach("prefill moved")
