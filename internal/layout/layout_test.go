@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 77600
+	totalLimit = 77900
 	totalGoal  = 62000
 )
 
@@ -34,7 +34,7 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 20200, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 25900, 22000, []string{"internal/tokens"}},
+	{"tokens", 26300, 22000, []string{"internal/tokens"}},
 	{"fleet", 4170, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1700, 1300, []string{"internal/observe"}},
 	{"decide", 2700, 1700, []string{"internal/decide"}},
@@ -78,6 +78,7 @@ var mayImport = map[string]string{
 	"internal/tokens/encoders": "internal/tokens/bpe internal/tokens/jinja",
 	"internal/tokens/freelist": "",
 	"internal/tokens/models":   "",
+	"internal/tokens/media":    "",
 	"internal/tokens/bpe":      "",
 	"internal/tokens/bpe/...":  "",
 	"internal/tokens/jinja":    "",

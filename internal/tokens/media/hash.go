@@ -1,0 +1,52 @@
+package media
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"unsafe"
+
+	"github.com/zeebo/blake3"
+)
+
+// Tags of values in what vLLM hashes; lengths precede them and texts as 64-bit integers.
+const (
+	tagSequence = 1
+	tagMapping  = 2
+	tagLeaf     = 3
+)
+
+// VLLMIdentifier is the name that vLLM 0.32 gives to an image of a chat, by which its blocks are hashed: a digest of
+// the original bytes, of the conversion to RGB if the image needs one, and of the model's name or path as vLLM was
+// started with it. It holds for the default hash (BLAKE3) and without media_io_kwargs and mm_processor_kwargs.
+func VLLMIdentifier(data []byte, img Image, model string) string {
+	h := blake3.New()
+	head := make([]byte, 0, 256)
+	head = leaf(framed(head, "image"))
+	head = framed(head, "image")
+	if img.RGB {
+		head = leaf(head)
+	} else {
+		head = length(append(head, tagMapping), 2)
+		head = length(append(framed(head, "io_config"), tagMapping), 2)
+		head = framed(leaf(framed(head, "image_mode")), "RGB")
+		head = length(append(framed(head, "rgba_background_color"), tagSequence), 3)
+		for range 3 {
+			head = length(length(leaf(head), 8), 255) // a 64-bit integer
+		}
+		head = leaf(framed(head, "data"))
+	}
+	head = length(head, len(data))
+	_, _ = h.Write(head)
+	_, _ = h.Write(data)
+	_, _ = h.Write(framed(leaf(framed(head[:0], "model_id")), model))
+	var sum [32]byte
+	return hex.EncodeToString(h.Sum(sum[:0]))
+}
+
+func length(b []byte, n int) []byte { return binary.LittleEndian.AppendUint64(b, uint64(n)) }
+
+func framed(b []byte, text string) []byte { return append(length(b, len(text)), text...) }
+
+func leaf(b []byte) []byte { return append(b, tagLeaf) }
+
+func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }

@@ -1,0 +1,232 @@
+package media
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// rows reads recorded lines, which testdata/golden.py made with vLLM 0.32 and transformers.
+func rows[T any](tb testing.TB, name string) (out []T) {
+	tb.Helper()
+	f, err := os.Open("testdata/" + name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	lines := bufio.NewScanner(z)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var row T
+		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
+			tb.Fatal(err)
+		}
+		out = append(out, row)
+	}
+	if lines.Err() != nil || len(out) < 100 {
+		tb.Fatalf("got %d rows of %s, %v, want at least 100", len(out), name, lines.Err())
+	}
+	return out
+}
+
+type recorded struct {
+	Data          []byte `json:"data"`
+	Width, Height int
+	RGB           bool
+	Model, Hash   string
+}
+
+func TestImagesAreReadAndNamedAsByVLLM(t *testing.T) {
+	for i, r := range rows[recorded](t, "images.jsonl.gz") {
+		img, err := ReadImage(r.Data)
+		turned := MayTurn(r.Data) && img.Width == r.Height && img.Height == r.Width
+		if err != nil || img.RGB != r.RGB || !turned && (img.Width != r.Width || img.Height != r.Height) {
+			t.Errorf("image %d (%.16q): got %+v, %v, want %dx%d, RGB %v", i, r.Data, img, err, r.Width, r.Height, r.RGB)
+		}
+		if got := VLLMIdentifier(r.Data, img, r.Model); got != r.Hash {
+			t.Errorf("image %d (%.16q): got identifier %s, want %s", i, r.Data, got, r.Hash)
+		}
+		if other := VLLMIdentifier(r.Data, img, r.Model+"x"); other == r.Hash {
+			t.Errorf("image %d: got the identifier of another model", i)
+		}
+	}
+}
+
+func TestDamagedHeadersAreRefused(t *testing.T) {
+	for name, data := range map[string]string{
+		"nothing":             "",
+		"text":                "hello",
+		"PNG without IHDR":    "\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIDAT" + strings.Repeat("\x01", 30),
+		"empty PNG":           "\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR" + strings.Repeat("\x00", 30),
+		"huge PNG":            "\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR\x7f\xff\xff\xff\x00\x00\x00\x01" + strings.Repeat("\x02", 30),
+		"JPEG without frame":  "\xff\xd8\xff\xe0\x00\x04ab\xff\xda\x00\x04ab",
+		"JPEG's long segment": "\xff\xd8\xff\xe0\xff\xffab",
+		"JPEG of 12 bits":     "\xff\xd8\xff\xc0\x00\x0b\x0c\x00\x10\x00\x10\x03\x01\x11\x00\xff\xda\x00\x04ab",
+		"GIF without frame":   "GIF89a\x01\x00\x01\x00\x00\x00\x00;",
+		"WebP of no kind":     "RIFF\x00\x00\x00\x00WEBPABCD" + strings.Repeat("\x00", 20),
+	} {
+		if img, err := ReadImage([]byte(data)); !errors.Is(err, ErrImage) {
+			t.Errorf("%s: got %+v, %v, want ErrImage", name, img, err)
+		}
+	}
+}
+
+func TestDataURLs(t *testing.T) {
+	for url, want := range map[string]string{
+		"data:image/png;base64,aGVsbG8=": "hello", "DATA:;base64,aGk=": "hi", "data:a;b=c;base64,": "",
+	} {
+		if got, ok := AppendDataURL([]byte("x"), url); !ok || string(got) != "x"+want {
+			t.Errorf("%s: got %q, %v, want x%s", url, got, ok, want)
+		}
+	}
+	for _, url := range []string{"", "data:", "data:image/png,abc", "data:image/png;base64,a", "data:;base64,aGk", "data:;base64,a-_=", "http://a/b;base64,aGk=", "data:;BASE64,aGk="} {
+		if got, ok := AppendDataURL(nil, url); ok {
+			t.Errorf("%s: got %q, want a refusal", url, got)
+		}
+	}
+}
+
+// setup is a model's configuration by the names in counts.jsonl.gz.
+var setup = map[string][2]string{
+	"qwen2":          {`"Qwen2VLForConditionalGeneration"],"image_token_id":7`, `{"image_processor_type":"Qwen2VLImageProcessor","min_pixels":3136,"max_pixels":12845056}`},
+	"qwen2_small":    {`"Qwen2_5_VLForConditionalGeneration"]`, `{"image_processor_type":"Qwen2VLImageProcessorFast","size":{"shortest_edge":3136,"longest_edge":200704}}`},
+	"qwen3":          {`"Qwen3VLMoeForConditionalGeneration"]`, `{"image_processor_type":"Qwen2VLImageProcessorFast","size":{"shortest_edge":65536,"longest_edge":16777216},"patch_size":16}`},
+	"glm":            {`"Glm4vForConditionalGeneration"]`, `{"image_processor_type":"Glm4vImageProcessor","size":{"shortest_edge":12544,"longest_edge":9633792}}`},
+	"glm_small":      {`"Glm4vMoeForConditionalGeneration"]`, `{"image_processor_type":"Glm46VImageProcessor","size":{"shortest_edge":12544,"longest_edge":501760}}`},
+	"mistral3":       {`"Mistral3ForConditionalGeneration"],"image_token_index":7,"spatial_merge_size":2,"vision_config":{"patch_size":14}`, `{"image_processor_type":"PixtralImageProcessor","size":{"longest_edge":1540}}`},
+	"mistral3_small": {`"Mistral3ForConditionalGeneration"],"image_token_index":7,"spatial_merge_size":2,"vision_config":{"patch_size":14}`, `{"image_processor_type":"PixtralImageProcessor","size":{"longest_edge":336}}`},
+}
+
+func ids(token string) (uint32, bool) {
+	id, ok := map[string]uint32{"<|image_pad|>": 7, "<|image|>": 7, "[IMG_BREAK]": 8, "[IMG_END]": 9}[token]
+	return id, ok
+}
+
+func load(config, processor string) (*Family, error) {
+	return Load(fstest.MapFS{"config.json": {Data: []byte(`{"architectures":[` + config + `}`)}, "preprocessor_config.json": {Data: []byte(processor)}}, ids)
+}
+
+func TestTheTokensAreThoseOfTheProcessors(t *testing.T) {
+	counts := rows[map[string]json.RawMessage](t, "counts.jsonl.gz")
+	for name, files := range setup {
+		f, err := load(files[0], files[1])
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		known := 0
+		for _, row := range counts {
+			var w, h, n int
+			var grid [2]int
+			_, _ = json.Unmarshal(row["width"], &w), json.Unmarshal(row["height"], &h)
+			got, ok := f.Append(nil, Image{Width: w, Height: h}, false)
+			if strings.HasPrefix(name, "mistral") {
+				_ = json.Unmarshal(row[name], &grid)
+				want := make([]uint32, 0, 64)
+				for range grid[1] {
+					for range grid[0] {
+						want = append(want, 7)
+					}
+					want = append(want, 8)
+				}
+				if grid[0] > 0 && grid[1] > 0 {
+					want[len(want)-1] = 9
+					known++
+				} else {
+					want = nil
+				}
+				if n = len(want); ok && string(toBytes(got)) != string(toBytes(want)) {
+					t.Errorf("%s: %dx%d: got other tokens than %d columns and %d rows", name, w, h, grid[0], grid[1])
+				}
+			} else if _ = json.Unmarshal(row[name], &n); n > 0 {
+				known++
+			}
+			if ok != (n > 0) || ok && len(got) != n {
+				t.Errorf("%s: %dx%d: got %d tokens, %v, want %d", name, w, h, len(got), ok, n)
+			}
+		}
+		if known < 1000 {
+			t.Errorf("%s: got %d sizes that the processor accepts, want at least 1000", name, known)
+		}
+	}
+}
+
+func toBytes(ids []uint32) (b []byte) {
+	for _, id := range ids {
+		b = append(b, byte(id))
+	}
+	return b
+}
+
+func TestTurnedImagesAndUnknownModels(t *testing.T) {
+	mistral, err := load(setup["mistral3"][0], setup["mistral3"][1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := mistral.Append(nil, Image{Width: 50, Height: 60}, true); ok {
+		t.Error("got tokens for an image whose sides may be exchanged, want none")
+	}
+	if _, ok := mistral.Append(nil, Image{Width: 60, Height: 60}, true); !ok {
+		t.Error("got no tokens for a square")
+	}
+	for config, processor := range map[string]string{
+		`"Qwen3ForCausalLM"]`:                   `{}`,
+		`]`:                                     `{}`,
+		`"Qwen2VLForConditionalGeneration"]`:    `{"image_processor_type":"OtherProcessor"}`,
+		`"Qwen3VLForConditionalGeneration"]`:    `{"image_processor_type":"Qwen2VLImageProcessor","size":{"shortest_edge":1}}`,
+		`"Qwen2_5_VLForConditionalGeneration"]`: `{"image_processor_type":"Qwen2VLImageProcessor","do_resize":false}`,
+		`"Qwen2VLForConditionalGeneration"],"image_token_id":6`:     `{"image_processor_type":"Qwen2VLImageProcessor"}`,
+		`"Glm4vForConditionalGeneration"],"image_token_id":6`:       `{"image_processor_type":"Glm4vImageProcessor"}`,
+		`"Mistral3ForConditionalGeneration"],"image_token_index":7`: `{"image_processor_type":"PixtralImageProcessor"}`,
+	} {
+		if f, err := load(config, processor); !errors.Is(err, ErrUnknown) {
+			t.Errorf("%s %s: got %+v, %v, want ErrUnknown", config, processor, f, err)
+		}
+	}
+}
+
+func FuzzImages(f *testing.F) {
+	for i, r := range rows[recorded](f, "images.jsonl.gz") {
+		if i < 26 {
+			f.Add(r.Data)
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		img, err := ReadImage(data)
+		if (err == nil) != (img.Width > 0 && img.Height > 0) || img.Width > maxSide || img.Height > maxSide {
+			t.Errorf("got %+v, %v", img, err)
+		}
+		url := "data:image/png;base64," + base64.StdEncoding.EncodeToString(data)
+		if got, ok := AppendDataURL(nil, url); !ok || string(got) != string(data) {
+			t.Errorf("%s: got %q, %v, want the data", url, got, ok)
+		}
+	})
+}
+
+// A photograph of 1 MB costs its decoding and its hash.
+func BenchmarkImage(b *testing.B) {
+	data := append([]byte(nil), rows[recorded](b, "images.jsonl.gz")[10].Data...)
+	for x := uint32(1); len(data) < 1<<20; x = x*1664525 + 1013904223 {
+		data = append(data, byte(x>>24))
+	}
+	url := "data:image/jpeg;base64," + base64.StdEncoding.EncodeToString(data)
+	buf := make([]byte, 0, len(url))
+	b.SetBytes(int64(len(url)))
+	for b.Loop() {
+		got, ok := AppendDataURL(buf[:0], url)
+		img, err := ReadImage(got)
+		if !ok || err != nil {
+			b.Fatal(ok, err)
+		}
+		VLLMIdentifier(got, img, "model")
+	}
+}

@@ -1,0 +1,97 @@
+"""Write images.jsonl.gz and counts.jsonl.gz: what stock vLLM makes of generated images. Run by the Python of vLLM.
+
+images: a header's size as Pillow loads it, whether vLLM converts the image, and vLLM's hash of it.
+counts: the number of tokens, or the tokens, that transformers' processors put in an image's place.
+"""
+import base64
+import gzip
+import io
+import json
+import pathlib
+import random
+
+from PIL import Image
+from transformers import Mistral3Config, PixtralVisionConfig
+from transformers.models.glm46v import image_processing_glm46v as glm
+from transformers.models.qwen2_vl import image_processing_qwen2_vl as qwen
+from vllm.model_executor.models.mistral3 import Mistral3HFEncoderInfo
+from vllm.multimodal.hasher import MultiModalHasher
+from vllm.multimodal.media.image import ImageMediaIO
+
+here = pathlib.Path(__file__).resolve().parent
+r = random.Random(16)
+
+
+def picture(mode, size):
+    rgba = Image.new("RGBA", size)
+    for _ in range(6):
+        color = tuple(r.randrange(256) for _ in range(4))
+        box = [r.randrange(size[0]), r.randrange(size[1])]
+        rgba.paste(color, (*box, box[0] + r.randrange(1, 40), box[1] + r.randrange(1, 40)))
+    return rgba.convert("RGB").convert(mode) if mode not in ("RGBA", "LA", "I;16") else rgba.convert("L").convert("I;16") if mode == "I;16" else rgba.convert(mode)
+
+
+def encoded(image, form, **options):
+    out = io.BytesIO()
+    image.save(out, form, **options)
+    return out.getvalue()
+
+
+def exif(orientation):
+    e = Image.Exif()
+    e[0x0112] = orientation
+    return e.tobytes()
+
+
+def images():
+    for n in range(260):
+        size = (r.randrange(1, 90), r.randrange(1, 90))
+        kind = n % 26
+        more = [picture("RGB", size) for _ in range(2)]
+        yield (lambda: encoded(picture("RGB", size), "PNG"), lambda: encoded(picture("RGBA", size), "PNG"),
+               lambda: encoded(picture("L", size), "PNG"), lambda: encoded(picture("P", size), "PNG"),
+               lambda: encoded(picture("1", size), "PNG"), lambda: encoded(picture("LA", size), "PNG"),
+               lambda: encoded(picture("I;16", size), "PNG"), lambda: encoded(picture("RGB", size), "PNG", transparency=(0, 0, 0)),
+               lambda: encoded(more[0], "PNG", save_all=True, append_images=more), lambda: encoded(picture("RGB", size), "PNG", exif=exif(6)),
+               lambda: encoded(picture("RGB", size), "JPEG"), lambda: encoded(picture("RGB", size), "JPEG", progressive=True),
+               lambda: encoded(picture("L", size), "JPEG"), lambda: encoded(picture("CMYK", size), "JPEG"),
+               lambda: encoded(picture("RGB", size), "JPEG", exif=exif(r.randrange(1, 9)), comment=b"c" * 300),
+               lambda: encoded(picture("RGB", size), "JPEG", quality=100, subsampling=0, icc_profile=b"\xff\xc0" * 900),
+               lambda: encoded(picture("RGB", size), "WEBP"), lambda: encoded(picture("RGB", size), "WEBP", lossless=True),
+               lambda: encoded(picture("RGBA", size), "WEBP"), lambda: encoded(picture("RGBA", size), "WEBP", lossless=True),
+               lambda: encoded(more[0], "WEBP", save_all=True, append_images=more),
+               lambda: encoded(picture("RGB", size), "WEBP", exif=exif(8)), lambda: encoded(picture("RGB", size), "WEBP", lossless=True, exif=exif(3)),
+               lambda: encoded(picture("P", size), "GIF"), lambda: encoded(picture("L", size), "GIF", comment=b"c" * 300),
+               lambda: encoded(more[0].convert("P"), "GIF", save_all=True, append_images=more, loop=0))[kind]()
+
+
+with gzip.open(here / "images.jsonl.gz", "wt") as out:
+    for data in images():
+        media = ImageMediaIO().load_bytes(data)
+        model = r.choice(["Qwen/Qwen2-VL-2B-Instruct", "/models/ü", "m"])
+        print(json.dumps({"data": base64.b64encode(data).decode(), "width": media.media.width, "height": media.media.height, "model": model,
+                          "rgb": media.io_config is None, "hash": MultiModalHasher.hash_kwargs("blake3", model_id=model, image=media)}), file=out)
+
+mistral = Mistral3Config(vision_config=PixtralVisionConfig(patch_size=14), spatial_merge_size=2)
+SIZES = [(r.randrange(1, 60), r.randrange(1, 60)) for _ in range(300)] + [(round(2 ** r.uniform(0, 13)), round(2 ** r.uniform(0, 13))) for _ in range(1700)]
+
+
+def tokens(resize, patch, merge):
+    try:
+        h, w = resize()
+    except ValueError:
+        return -1
+    return (h // patch) * (w // patch) // merge**2
+
+
+with gzip.open(here / "counts.jsonl.gz", "wt") as out:
+    for w, h in SIZES:
+        row = {"width": w, "height": h}
+        for name, patch, least, most in (("qwen2", 14, 3136, 12845056), ("qwen2_small", 14, 3136, 200704), ("qwen3", 16, 65536, 16777216)):
+            row[name] = tokens(lambda: qwen.smart_resize(h, w, patch * 2, least, most), patch, 2)
+        for name, least, most in (("glm", 12544, 9633792), ("glm_small", 12544, 501760)):
+            row[name] = tokens(lambda: glm.smart_resize(2, h, w, 2, 28, least, most), 14, 2)
+        for name, longest in (("mistral3", 1540), ("mistral3_small", 336)):
+            columns, rows = Mistral3HFEncoderInfo(mistral, longest).get_patch_grid_size(image_width=w, image_height=h)
+            row[name] = [columns, rows]
+        print(json.dumps(row), file=out)
