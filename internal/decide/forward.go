@@ -68,14 +68,12 @@ func (w *work) routed(p *placed, out extproc.Decision, t *ticket) (extproc.Decis
 	w.entry.Target, w.entry.Endpoint = e.Name, e.Address
 	w.entry.Matched, w.entry.Miss, w.entry.Via = plan.Matched, plan.Miss, string(plan.Via)
 	w.entry.Degraded = w.degraded
-	byEvents, speculative := matched(plan, w.s.overlaps)
-	e.Counters.Picks.Inc()
+	t.expects.prompt = w.tokens.count
+	t.expects.byEvents, t.expects.speculative = matched(plan, w.s.overlaps)
 	if plan.Prefill != routing.NoSlot {
-		e = p.prefill // computes the prompt
+		t.expects.prefill = p.prefill.Counters
 	}
-	e.Counters.Prompt.Add(float64(w.tokens.count))
-	e.Counters.ByEvents.Add(float64(byEvents))
-	e.Counters.Speculative.Add(float64(speculative))
+	e.Counters.Picks.Inc()
 	d.routed[w.api].Inc()
 	w.log()
 	return out, nil

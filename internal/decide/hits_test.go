@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
 // scrape reads the metrics as a scraper does.
@@ -25,7 +26,8 @@ func TestRanksAreMeasuredSeparately(t *testing.T) {
 	b := newBench(t, "routing: {trust_overrides: true}\n", worker("a", 4))
 	for rank, n := range []int{0, 1, 2, 5} {
 		for range n {
-			b.ask("/v1/completions", completion(300, ""), pinHeader, fmt.Sprint("a/", rank))
+			d, _ := b.ask("/v1/completions", completion(300, ""), pinHeader, fmt.Sprint("a/", rank))
+			d.Ticket.ResponseHeaders(200, d.Endpoint)
 		}
 	}
 	text := b.scrape()
@@ -63,5 +65,20 @@ func TestHitsWithoutEvents(t *testing.T) {
 	first.Ticket.End(time.Now())
 	if _, e2 := b.ask("/v1/completions", completion(600, "")); e2.Target != e1.Target || e2.Matched == 0 {
 		t.Errorf("first on %s, then on %s with %d tokens matched", e1.Target, e2.Target, e2.Matched)
+	}
+}
+
+// What a decision expects counts only once the engine has taken the prompt.
+func TestARefusedPromptExpectsNoHits(t *testing.T) {
+	for status, counts := range map[int]bool{200: true, 400: false, 404: false, 422: false, 429: false, 503: false} {
+		b := newBench(t, "", worker("a", 0))
+		b.ask("/v1/completions", completion(300, "")) // no answer yet
+		d, _ := b.ask("/v1/completions", completion(300, ""))
+		d.Ticket.ResponseHeaders(status, d.Endpoint)
+		prompt, matched := testutil.ToFloat64(b.metrics.PromptTokens.WithLabelValues("a", "")),
+			testutil.ToFloat64(b.metrics.MatchedTokens.WithLabelValues("a", "", "speculative"))
+		if (prompt > 0) != counts || (matched > 0) != counts || matched > prompt {
+			t.Errorf("%d: got %v of %v tokens matched, want any: %v", status, matched, prompt, counts)
+		}
 	}
 }

@@ -155,7 +155,7 @@ func hang(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 func TestASplitRequest(t *testing.T) {
 	p := newPoolsOf(t, "nixl")
 	d := p.ask(t.Context(), "a")
-	defer end(&d, 200)
+	defer end(&d, 0)
 	if d.Endpoint != "10.0.0.9:1" || !strings.Contains(string(d.Body), `"remote_engine_id":"e"`) || p.legs[0].Load()+p.legs[1].Load() != 1 {
 		t.Errorf("%+v", d)
 	}
@@ -163,6 +163,7 @@ func TestASplitRequest(t *testing.T) {
 		t.Errorf("prefill on %q, decode on %q", e.Prefill, e.Target)
 	}
 	// The prompt counts where it is computed.
+	d.Ticket.ResponseHeaders(200, d.Endpoint)
 	for _, w := range []string{"p0", "p1", "d"} {
 		got := testutil.ToFloat64(p.metrics.PromptTokens.WithLabelValues(w, ""))
 		if want := w == p.decisions.Find("a").Prefill; (got > 0) != want {

@@ -38,6 +38,10 @@ type ticket struct {
 	// batches is the target's count of event batches when the request was decided.
 	batches uint64
 
+	// expects is counted when the request is answered: an engine that refuses a prompt looks up
+	// nothing.
+	expects expects
+
 	// prefillMatched is the number of cached tokens that the decision assumed for the
 	// prefill leg.
 	prefillMatched int64
@@ -57,6 +61,23 @@ type ticket struct {
 	first  bool
 }
 
+// expects are the tokens of a prompt, and those of them that the decision assumed to be cached where
+// the prompt is computed: on the decode target if prefill is nil.
+type expects struct {
+	prompt, byEvents, speculative int64
+	prefill                       *fleet.Counters
+}
+
+func (x *expects) count(decode *fleet.Counters) {
+	c := x.prefill
+	if c == nil {
+		c = decode
+	}
+	c.Prompt.Add(float64(x.prompt))
+	c.ByEvents.Add(float64(x.byEvents))
+	c.Speculative.Add(float64(x.speculative))
+}
+
 // ResponseHeaders implements extproc.Ticket.
 func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	t.entry.SetStatus(status)
@@ -65,6 +86,9 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	}
 	worker := t.endpoint.Target.Worker
 	t.d.fleet.CountResponse(t.endpoint.Member, status)
+	if status/100 == 2 {
+		t.expects.count(t.endpoint.Counters)
+	}
 	if status >= 500 {
 		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { r.Failed(t.reservation) })
 	}
@@ -129,7 +153,7 @@ func (t *ticket) moved(served string) {
 			t.entry.SetTarget(p.Target.String())
 		}
 	}
-	t.predicted = 0
+	t.predicted, t.expects.byEvents, t.expects.speculative = 0, 0, 0
 }
 
 // ResponseBody implements extproc.Ticket.
