@@ -170,7 +170,7 @@ func TestConversationsOfOtherReplicasReturn(t *testing.T) {
 	}
 	target := kvindex.Target{Worker: "w", Rank: kvindex.NoRank}
 	r.SetTarget(0, TargetInfo{Target: target, Ready: true})
-	r.BindRemote(mainLeg, r.config.keyOf("a"), target)
+	r.BindRemote(mainLeg, r.config.keyOf("a"), 0, target)
 	mustPick(t, r, &Query{PromptTokens: 1000, Conversation: "a"})
 	if share := r.anyModel.returning[mainLeg]; share != 1.0/returningOver {
 		t.Errorf("got the share %v, want %v", share, 1.0/returningOver)

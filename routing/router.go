@@ -182,10 +182,10 @@ func (r *Router) follow(q *Query, c *choice) Key {
 		if len(q.Exclude) == 0 { // a retry is not another turn
 			table.countTurn(at, q.PromptTokens, &c.models.returning[c.leg])
 		}
-		r.shareUse(c.leg, at, bound)
 	}
 	if c.implicit {
 		table.setPath(at, q.Prefix)
 	}
+	r.shareUse(c.leg, at, bound)
 	return key
 }

@@ -16,9 +16,10 @@ type Sharer interface {
 	Progressed(id ReservationID, phase uint8)
 	// Released is called once for each booking that Booked was called for.
 	Released(id ReservationID)
-	// Used is called when a request uses the conversation of its id, which is bound to the
-	// target; bound reports that it was not bound to it before.
-	Used(leg int, key Key, target kvindex.Target, bound bool)
+	// Used is called when a request uses a conversation, which is bound to the target; bound
+	// reports that it was not bound to it before. tail is the hash of the last block of the
+	// prompt, by which others recognise the conversation without an id; 0 for none.
+	Used(leg int, key Key, tail uint64, target kvindex.Target, bound bool)
 	// Added is called for a new target: bookings and conversations that named it can be
 	// copied now.
 	Added(target kvindex.Target)
@@ -37,13 +38,18 @@ func (r *Router) shareBooking(id ReservationID) {
 	}
 }
 
-// shareUse tells of the use of a conversation of a client's id.
+// shareUse tells of the use of a conversation.
 func (r *Router) shareUse(leg int, at uint32, bound bool) {
 	if r.sharer == nil {
 		return
 	}
-	if e := &r.conversations[leg].entries[at]; e.slot != NoSlot {
-		r.sharer.Used(leg, e.key, r.targets[e.slot].info.Target, bound)
+	table := &r.conversations[leg]
+	if e := &table.entries[at]; e.slot != NoSlot {
+		tail := uint64(0)
+		if e.path != none {
+			tail = table.steps[e.path].hash
+		}
+		r.sharer.Used(leg, e.key, tail, r.targets[e.slot].info.Target, bound)
 	}
 }
 
@@ -68,8 +74,8 @@ func (r *Router) RemoteForget(now time.Duration, replica string, id ReservationI
 }
 
 // BindRemote binds a conversation as another replica did and makes it the most recently
-// used one. It returns false if the target is unknown here.
-func (r *Router) BindRemote(leg int, key Key, target kvindex.Target) bool {
+// used one. tail is that of Sharer.Used. It returns false if the target is unknown here.
+func (r *Router) BindRemote(leg int, key Key, tail uint64, target kvindex.Target) bool {
 	slot := r.slotOf(target)
 	if slot == NoSlot || key == (Key{}) || leg < 0 || leg >= numLegs {
 		return false
@@ -79,10 +85,14 @@ func (r *Router) BindRemote(leg int, key Key, target kvindex.Target) bool {
 	if at == none {
 		at = table.put(key, slot)
 		table.entries[at].turns = 1 // the other replica counted its first
-		return true
+	} else {
+		table.touch(at)
+		table.bind(at, slot)
 	}
-	table.touch(at)
-	table.bind(at, slot)
+	if tail != 0 && !table.endsWith(at, tail) {
+		// A later turn begins with all blocks up to the tail, so that the tail alone finds it.
+		table.setPath(at, []uint64{tail})
+	}
 	return true
 }
 

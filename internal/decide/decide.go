@@ -7,6 +7,7 @@ package decide
 import (
 	"context"
 	"maps"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,6 +78,9 @@ func New(o Options) (*Decider, error) {
 		return nil, err
 	}
 	rules.HashSeed = routingSeed(key)
+	if rules.Node == 0 && o.Config.Fleet.Mode != config.FleetOff {
+		rules.Node = rand.Uint64() // replicas share conversations under the keys that they make
+	}
 	router, err := routing.New(rules)
 	if err != nil {
 		return nil, err

@@ -27,6 +27,7 @@ const none = ^uint32(0)
 // binding is one conversation.
 type binding struct {
 	key    routing.Key
+	tail   uint64 // see routing.Sharer.Used
 	target kvindex.Target
 	version
 	// used is this replica's logical time when the conversation was used last.

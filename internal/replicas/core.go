@@ -168,7 +168,7 @@ func (c *Core) Released(id routing.ReservationID) {
 }
 
 // Used implements routing.Sharer.
-func (c *Core) Used(leg int, key routing.Key, target kvindex.Target, bound bool) {
+func (c *Core) Used(leg int, key routing.Key, tail uint64, target kvindex.Target, bound bool) {
 	if len(target.Worker) > maxWorker {
 		return
 	}
@@ -185,6 +185,7 @@ func (c *Core) Used(leg int, key routing.Key, target kvindex.Target, bound bool)
 	default:
 		t.touch(b, c.clock)
 	}
+	b.tail = tail
 	c.batch.conversation(leg, b)
 	c.queued()
 }

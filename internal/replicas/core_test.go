@@ -3,6 +3,7 @@ package replicas
 import (
 	"encoding/hex"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ func newRouter(t testing.TB, targets int) *routing.Router {
 	t.Helper()
 	config := routing.DefaultConfig()
 	config.MaxConversations, config.Policy.Sticky.Mode = 1000, routing.StickyTarget
+	config.Node = rand.Uint64() // only keys of conversations without an id depend on it
 	r, err := routing.New(config)
 	if err != nil {
 		t.Fatal(err)
@@ -171,6 +173,51 @@ func TestReplicaThatForgotABindingIsTold(t *testing.T) {
 	deliver(t, time.Millisecond, a, b)
 	if home(a) != target(1) || home(b) != target(1) {
 		t.Errorf("got %v at a and %v at b, want the earlier binding %v at both", home(a), home(b), target(1))
+	}
+}
+
+// A conversation without an id is known at another replica by the last block of its prompt: a
+// turn that goes on follows it, one that only begins alike does not.
+func TestConversationsWithoutAnIDAreShared(t *testing.T) {
+	a, b := pair(t)
+	for _, c := range []*Core{a, b} {
+		config := c.router.Config()
+		config.Policy.Sticky.Implicit, config.Policy.Sticky.MatchThreshold = true, 0.75
+		if err := c.router.SetConfig(config); err != nil {
+			t.Fatal(err)
+		}
+	}
+	turn := func(c *Core, pin int, prefix ...uint64) (kvindex.Slot, routing.Via) {
+		q := &routing.Query{ID: "x", Prefix: prefix, PromptTokens: 100}
+		if pin >= 0 {
+			q.Pin = &routing.Pin{Worker: target(pin).Worker, Rank: target(pin).Rank}
+		}
+		plan, err := c.router.Pick(0, q, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.router.Release(0, plan.Reservation)
+		deliver(t, 0, a, b)
+		return plan.Decode, plan.Via
+	}
+	turn(a, 2, 1, 2, 3)
+	if got, via := turn(b, -1, 1, 2, 3, 4); got != 2 || via != routing.ViaImplicit {
+		t.Errorf("the next turn at the other replica: got target %d by %q, want 2 by %q", got, via, routing.ViaImplicit)
+	}
+	if got, via := turn(a, -1, 1, 2, 3, 4, 5); got != 2 || via != routing.ViaImplicit {
+		t.Errorf("the third turn at the first replica: got target %d by %q, want 2 by %q", got, via, routing.ViaImplicit)
+	}
+	if _, via := turn(b, -1, 1, 2, 9, 10); via == routing.ViaImplicit {
+		t.Errorf("another prompt that begins alike: got %q, want a new conversation", via)
+	}
+	late := New("late", newRouter(t, 4), 0, func() {})
+	late.router.Share(late)
+	if err := late.router.SetConfig(a.router.Config()); err != nil {
+		t.Fatal(err)
+	}
+	deliver(t, 0, a, b, late)
+	if got, via := turn(late, -1, 1, 2, 3, 4, 5, 6); got != 2 || via != routing.ViaImplicit {
+		t.Errorf("a turn at a replica that joined: got target %d by %q, want 2 by %q", got, via, routing.ViaImplicit)
 	}
 }
 

@@ -95,7 +95,7 @@ func (w *writer) booked(b *routing.Booking) {
 func (w *writer) conversation(leg int, b *binding) {
 	w.entries++
 	w.m.Conversations = append(w.m.Conversations, &kvlanev1.ReplicaConversation{Hi: b.key.Hi, Lo: b.key.Lo, Leg: uint32(leg), Target: w.target(b.target),
-		Generation: b.generation, Time: b.time, Origin: b.origin})
+		Generation: b.generation, Time: b.time, Origin: b.origin, Tail: b.tail})
 }
 
 // targetOf returns the target with a number of the message, the zero Target for 0.

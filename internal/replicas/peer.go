@@ -355,7 +355,8 @@ func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation)
 	default:
 		t.touch(b, c.clock)
 	}
-	if !c.router.BindRemote(int(v.GetLeg()), key, b.target) {
+	b.tail = v.GetTail()
+	if !c.router.BindRemote(int(v.GetLeg()), key, b.tail, b.target) {
 		c.stats.Unknown++
 		t.setMissing(b, true)
 	}
@@ -397,7 +398,7 @@ func (c *Core) applyMissing(now time.Duration) {
 			continue
 		}
 		for i := range t.slab {
-			if b := &t.slab[i]; b.missing && c.router.BindRemote(leg, b.key, b.target) {
+			if b := &t.slab[i]; b.missing && c.router.BindRemote(leg, b.key, b.tail, b.target) {
 				t.setMissing(b, false)
 			}
 		}

@@ -53,7 +53,7 @@ type flags struct {
 	set *flag.FlagSet
 
 	trace, format, scenario, policies string
-	sweep, acceptance                 bool
+	sweep, acceptance, credit         bool
 	rows                              string
 	shape                             Shape
 	load                              float64
@@ -72,7 +72,7 @@ var sections = []struct{ title, flags string }{
 	{"What arrives", "trace format scenario load arrival-jitter"},
 	{"What is compared", "policies sweep seed seeds"},
 	{"The fleet", "workers ranks coupled prefill engine capacity budget device keep-output slow slow-known fail add"},
-	{"What the router knows", "event-delay event-loss event-replay replicas skew share-delay"},
+	{"What the router knows", "event-delay event-loss event-replay replicas skew share-delay share-credit"},
 	{"Where it is written, besides the table", "report json"},
 	{"All rules on all workloads", "gauntlet quick held-out families results"},
 	{"The project's own measurements", "acceptance rows"},
@@ -134,7 +134,8 @@ func parseFlags(args []string, help io.Writer) (*flags, error) {
 	s.Var(&f.resend, "event-replay", "`TIME` until lost batches are replayed (default: never)")
 	s.IntVar(&f.replicas, "replicas", 1, "`NUMBER` of routers that take requests in turn")
 	s.Float64Var(&f.skew, "skew", 0, "`PART` of the requests that the first router gets, 0 to 1 (default: all take turns)")
-	s.Var(&f.share, "share-delay", "`TIME` until replicas know each other's bookings (default: never)")
+	s.Var(&f.share, "share-delay", "`TIME` until replicas know each other's bookings and conversations (default: never)")
+	s.BoolVar(&f.credit, "share-credit", false, "with --share-delay: replicas also share which prompts they sent where")
 	s.StringVar(&f.htmlPath, "report", "", "write tables and charts to this HTML `FILE`")
 	s.StringVar(&f.jsonPath, "json", "", "write all runs to this JSON `FILE`")
 	s.BoolVar(&f.acceptance, "acceptance", false, "measure every acceptance row against its bound, those on the trace need --trace; with --scenario, its checks")
@@ -205,7 +206,7 @@ func (f *flags) check() error {
 func (f *flags) checkGauntlet() error {
 	other, text := "quick held-out families results", "--%s is one of --gauntlet"
 	if f.gauntlet {
-		other = "acceptance sweep scenario load workers ranks coupled prefill engine capacity budget event-delay event-loss event-replay replicas skew share-delay"
+		other = "acceptance sweep scenario load workers ranks coupled prefill engine capacity budget event-delay event-loss event-replay replicas skew share-delay share-credit"
 		text = "--gauntlet has workloads, fleets and loads of its own: no --%s"
 	}
 	for name := range strings.FieldsSeq(other) {
@@ -493,6 +494,8 @@ func (f *flags) options() (Options, error) {
 			o.Conditions.Skew = f.skew
 		case "share-delay":
 			o.Conditions.Share, o.Conditions.ShareDelay = f.share >= 0, max(float64(f.share), 0)
+		case "share-credit":
+			o.Conditions.ShareCredit = f.credit
 		}
 	})
 	return o, nil

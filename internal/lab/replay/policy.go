@@ -48,6 +48,7 @@ var variants = map[string]variant{
 	"oracle-informed":      {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Oracle, p.Informed, p.NoCredit = true, true, true }},
 	"kv-aware-no-id":       {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.NoID = true }},
 	"kv-aware-no-credit":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.NoCredit = true }},
+	"conversation-no-id":   {"conversation", func(p *Policy, _ *routing.Policy) { p.NoID = true }},
 	"kv-aware-no-active":   {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.Cost.Active = 0 }},
 	"kv-aware-no-first":    {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceByCost }},
 	"kv-aware-blind-first": {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceRoundRobin }},

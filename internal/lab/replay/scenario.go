@@ -85,6 +85,8 @@ type Knowledge struct {
 	EventReplay float64  `yaml:"event_replay"`
 	Replicas    int      `yaml:"replicas"`
 	ShareDelay  *float64 `yaml:"share_delay"`
+	ShareCredit bool     `yaml:"share_credit"`
+	Skew        float64  `yaml:"skew"`
 }
 
 //go:embed scenarios
@@ -343,7 +345,7 @@ func (shape *Shape) change(f *Fleet) error {
 }
 
 func (k *Knowledge) conditions() Conditions {
-	c := Conditions{EventDelay: k.EventDelay, EventLoss: k.EventLoss, EventReplay: k.EventReplay, Replicas: k.Replicas}
+	c := Conditions{EventDelay: k.EventDelay, EventLoss: k.EventLoss, EventReplay: k.EventReplay, Replicas: k.Replicas, ShareCredit: k.ShareCredit, Skew: k.Skew}
 	if k.ShareDelay != nil {
 		c.Share, c.ShareDelay = true, *k.ShareDelay
 	}

@@ -28,9 +28,11 @@ type Conditions struct {
 	// Skew is the fraction of requests that the first replica gets; the others get the rest in
 	// turn. 0 means that all take turns.
 	Skew float64
-	// Share lets replicas send each other their bookings, ShareDelay seconds late.
-	Share      bool
-	ShareDelay float64
+	// Share lets replicas send each other their bookings and conversations, ShareDelay seconds
+	// late; with ShareCredit also the prompts that they sent.
+	Share       bool
+	ShareDelay  float64
+	ShareCredit bool
 }
 
 // indexBlock is the number of tokens by which the index represents a block of the workload:
@@ -103,14 +105,42 @@ type held struct {
 	since time.Duration
 }
 
-// note is a replica's message to the others about a booking.
+// note is a replica's message to the others.
 type note struct {
-	at      float64
-	from    int
-	booking routing.Booking
-	// phase is 0 for the booking, 1 for its first token, 2 for its end.
-	phase int
+	at   float64
+	from int
+	tell func(to *replica)
 }
+
+// sharer sends a replica's changes to the others. It implements routing.Sharer.
+type sharer struct {
+	s    *simulation
+	from int
+}
+
+func (h sharer) send(tell func(to *replica)) {
+	h.s.notes = append(h.s.notes, note{h.s.now + h.s.cond.ShareDelay, h.from, tell})
+}
+
+func (h sharer) Booked(b *routing.Booking) {
+	c := *b
+	c.Replica = h.s.replicas[h.from].name
+	h.send(func(to *replica) { to.router.ApplyRemote(h.s.clock(), c) })
+}
+
+func (h sharer) Progressed(id routing.ReservationID, phase uint8) {
+	h.send(func(to *replica) { to.router.RemotePhase(h.s.clock(), h.s.replicas[h.from].name, id, phase) })
+}
+
+func (h sharer) Released(id routing.ReservationID) {
+	h.send(func(to *replica) { to.router.RemoteRelease(h.s.clock(), h.s.replicas[h.from].name, id) })
+}
+
+func (h sharer) Used(leg int, key routing.Key, tail uint64, target kvindex.Target, _ bool) {
+	h.send(func(to *replica) { to.router.BindRemote(leg, key, tail, target) })
+}
+
+func (h sharer) Added(kvindex.Target) {}
 
 // worker is a group of ranks that step together.
 type worker struct {
@@ -175,6 +205,9 @@ func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, se
 		if err != nil {
 			return nil, err
 		}
+		if cond.Share && cond.Replicas > 1 {
+			router.Share(sharer{s, n})
+		}
 		s.replicas = append(s.replicas, &replica{name: fmt.Sprintf("replica%d", n), router: router, index: index,
 			queue: routing.Queue{Bounds: routing.Bounds{Requests: math.MaxInt}}, held: map[uint64]*held{}})
 	}
@@ -224,7 +257,11 @@ func (s *simulation) run() error {
 		}
 		if len(s.notes) > 0 && s.notes[0].at <= min(at, arrival) {
 			s.now = s.notes[0].at
-			s.tell(s.notes[0])
+			for i, to := range s.replicas {
+				if i != s.notes[0].from {
+					s.notes[0].tell(to)
+				}
+			}
 			s.notes = s.notes[1:]
 			continue
 		}
@@ -280,6 +317,11 @@ func (s *simulation) arrive(r Request) error {
 	q := routing.Query{ID: fmt.Sprintf("r%d", len(s.records)), PromptTokens: int64(r.Prompt), Conversation: r.Conversation}
 	if s.policy.NoID {
 		q.Conversation = ""
+	}
+	if s.policy.Config.Policy.Sticky.Implicit {
+		for _, h := range rec.hashes {
+			q.Prefix = append(q.Prefix, uint64(h))
+		}
 	}
 	if s.policy.Peer != nil {
 		s.refresh()
@@ -359,9 +401,12 @@ func (s *simulation) place(to *replica, rec *record, q *routing.Query) error {
 		to.queue.Charge(rec.Conversation, &plan)
 	}
 	if !s.policy.NoCredit {
-		to.index.Speculate(plan.Decode, rec.hashes, time.Unix(0, int64(s.clock())))
+		speculate := func(to *replica) { to.index.Speculate(plan.Decode, rec.hashes, time.Unix(0, int64(s.clock()))) }
+		speculate(to)
+		if s.cond.Share && s.cond.ShareCredit {
+			sharer{s, rec.replica}.send(speculate)
+		}
 	}
-	s.share(rec, 0)
 	s.live++
 	if plan.Prefill != routing.NoSlot {
 		rec.disaggregated = true
@@ -422,36 +467,6 @@ func (s *simulation) receiver() int {
 		return 0
 	default:
 		return 1 + len(s.records)%(n-1)
-	}
-}
-
-// share sends a note about a booking to the other replicas.
-func (s *simulation) share(rec *record, phase int) {
-	if !s.cond.Share || len(s.replicas) == 1 {
-		return
-	}
-	n := note{at: s.now + s.cond.ShareDelay, from: rec.replica, phase: phase}
-	if phase == 0 {
-		n.booking, _ = s.replicas[rec.replica].router.Booking(rec.plan)
-	}
-	n.booking.Replica, n.booking.ID = s.replicas[rec.replica].name, rec.plan
-	s.notes = append(s.notes, n)
-}
-
-// tell delivers a note to the replicas that did not write it.
-func (s *simulation) tell(n note) {
-	for i, to := range s.replicas {
-		if i == n.from {
-			continue
-		}
-		switch n.phase {
-		case 0:
-			to.router.ApplyRemote(s.clock(), n.booking)
-		case 1:
-			to.router.RemoteFirstToken(s.clock(), n.booking.Replica, n.booking.ID)
-		default:
-			to.router.RemoteRelease(s.clock(), n.booking.Replica, n.booking.ID)
-		}
 	}
 }
 
@@ -537,7 +552,6 @@ func (s *simulation) firstToken(j *job) {
 	}
 	j.first = s.now
 	s.replicas[j.replica].router.FirstToken(s.clock(), j.plan)
-	s.share(j.record, 1)
 }
 
 func (s *simulation) ended(j *job) {
@@ -548,7 +562,6 @@ func (s *simulation) ended(j *job) {
 	j.ended = s.now
 	s.live--
 	s.replicas[j.replica].router.Release(s.clock(), j.plan)
-	s.share(j.record, 2)
 	if s.w.PrefillOnly {
 		j.ended += s.w.DecodePerToken * float64(j.Output)
 	}

@@ -395,9 +395,12 @@ type ReplicaConversation struct {
 	Target uint32 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`
 	// Order of bindings: the higher generation wins, then the lower time, then the
 	// smaller origin.
-	Generation    uint32 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
-	Time          uint64 `protobuf:"varint,6,opt,name=time,proto3" json:"time,omitempty"`
-	Origin        string `protobuf:"bytes,7,opt,name=origin,proto3" json:"origin,omitempty"`
+	Generation uint32 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
+	Time       uint64 `protobuf:"varint,6,opt,name=time,proto3" json:"time,omitempty"`
+	Origin     string `protobuf:"bytes,7,opt,name=origin,proto3" json:"origin,omitempty"`
+	// Hash of the last block of the prompt, by which a conversation without an id is
+	// recognised; 0 if it is not.
+	Tail          uint64 `protobuf:"fixed64,8,opt,name=tail,proto3" json:"tail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -479,6 +482,13 @@ func (x *ReplicaConversation) GetOrigin() string {
 		return x.Origin
 	}
 	return ""
+}
+
+func (x *ReplicaConversation) GetTail() uint64 {
+	if x != nil {
+		return x.Tail
+	}
+	return 0
 }
 
 // ReplicaSum is the sum of the sender's ledger at seq.
@@ -694,7 +704,7 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\x05phase\x18\x06 \x01(\rR\x05phase\"7\n" +
 	"\x0fReplicaProgress\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
-	"\x05phase\x18\x02 \x01(\rR\x05phase\"\xab\x01\n" +
+	"\x05phase\x18\x02 \x01(\rR\x05phase\"\xbf\x01\n" +
 	"\x13ReplicaConversation\x12\x0e\n" +
 	"\x02hi\x18\x01 \x01(\x06R\x02hi\x12\x0e\n" +
 	"\x02lo\x18\x02 \x01(\x06R\x02lo\x12\x10\n" +
@@ -704,7 +714,8 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"generation\x18\x05 \x01(\rR\n" +
 	"generation\x12\x12\n" +
 	"\x04time\x18\x06 \x01(\x04R\x04time\x12\x16\n" +
-	"\x06origin\x18\a \x01(\tR\x06origin\"<\n" +
+	"\x06origin\x18\a \x01(\tR\x06origin\x12\x12\n" +
+	"\x04tail\x18\b \x01(\x06R\x04tail\"<\n" +
 	"\n" +
 	"ReplicaSum\x12\x1a\n" +
 	"\bbookings\x18\x01 \x01(\x04R\bbookings\x12\x12\n" +
