@@ -14,16 +14,16 @@ const (
 	// Gather is the longest time that a change waits for others to be sent with it.
 	Gather = 5 * time.Millisecond
 	// heartbeatEvery is the interval of heartbeats.
-	heartbeatEvery = time.Second
-	// silence is how long a replica may send nothing: with one lost heartbeat it is still
-	// there, and what it booked is gone 3 s after its last message.
-	silence = 2600 * time.Millisecond
+	heartbeatEvery = 500 * time.Millisecond
+	// silence is how long a replica may send nothing: with two lost heartbeats it is still
+	// there, and what it booked is gone 2 s after its last message, on a busy machine 3 s.
+	silence = 1800 * time.Millisecond
 	// askAgain is how long the answer to a state request may pause.
 	askAgain = time.Second
 	// longestTick is the longest time between ticks of a process that is not stopped.
-	longestTick = time.Second
+	longestTick = 500 * time.Millisecond
 	// settled is how long no other replica must have appeared before a start is complete.
-	settled = 500 * time.Millisecond
+	settled = 300 * time.Millisecond
 	// rememberFor is how long the logical time of a dropped replica is kept, after which its
 	// whole table of conversations is asked for again.
 	rememberFor = 10 * time.Minute
@@ -251,6 +251,7 @@ func (c *Core) Tick(now time.Duration) {
 		case now-p.heard > silence:
 			c.stats.Dropped++
 			c.drop(now, p)
+			p.silent = now - p.heard
 		case p.request != 0 && now-p.asked > askAgain:
 			c.stats.Stopped++
 			c.ask(now, p)
@@ -319,6 +320,7 @@ func (c *Core) State(now time.Duration) State {
 	}
 	for _, p := range c.peersInOrder() {
 		if p.gone {
+			s.gone = append(s.gone, PeerState{ID: p.id, Silent: p.silent.Seconds()})
 			continue
 		}
 		synced := p.live && p.request == 0

@@ -221,6 +221,36 @@ func TestConversationsWithoutAnIDAreShared(t *testing.T) {
 	}
 }
 
+// A replica that misses two heartbeats keeps its bookings; one that is dead has none before it
+// would have sent a sixth, 3 s after its last message.
+func TestBookingsOfADeadReplicaAreGoneWithinSixHeartbeats(t *testing.T) {
+	a, b := pair(t)
+	if _, err := a.router.Pick(0, &routing.Query{ID: "1", PromptTokens: 100}, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	deliver(t, 0, a, b)
+	lost := 0
+	for now := time.Duration(0); b.router.Live() > 0; now += 100 * time.Millisecond {
+		a.Tick(now)
+		for _, o := range a.Take() {
+			if o.Message.GetSum() != nil {
+				lost++
+			}
+		}
+		b.Tick(now)
+		b.Take()
+		if lost <= 2 && b.router.Live() != 1 {
+			t.Fatalf("after %d lost heartbeats: got no booking, want it kept", lost)
+		}
+		if lost > 5 {
+			t.Fatalf("after %d lost heartbeats: got %d bookings, want none", lost, b.router.Live())
+		}
+	}
+	if got := b.State(0).gone; len(got) != 1 || got[0].Silent <= 0 || got[0].Silent > 3 {
+		t.Errorf("got %+v, want the dead replica and a silence of at most 3 s", got)
+	}
+}
+
 func TestBindingMovesWithItsTarget(t *testing.T) {
 	a, b := pair(t)
 	bound(t, a, "c", 1)

@@ -6,9 +6,9 @@
 // Node runs a Core on a NATS connection, and Server is the NATS server of mode embedded.
 //
 // Every replica publishes to a subject of its own: changes with a sequence number, gathered
-// for at most 5 ms, and a heartbeat each second with the sum of its ledger. A replica that
+// for at most 5 ms, and a heartbeat twice a second with the sum of its ledger. A replica that
 // misses a change, meets another for the first time, or finds a sum that differs asks that
-// replica for its whole state. A replica that is silent for 3 s is dropped with its bookings;
+// replica for its whole state. A replica that is silent for 1.8 s is dropped with its bookings;
 // its conversations stay. A replica has a new id at each start, so that a restarted one is
 // new to the others.
 //

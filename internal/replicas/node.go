@@ -54,6 +54,8 @@ type Node struct {
 	conn    *nats.Conn
 	log     zerolog.Logger
 	wakeUp  chan struct{}
+	// answers are states to be written and sent: the changes do not wait for them.
+	answers chan Out
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
 	started time.Time
@@ -72,7 +74,7 @@ type Node struct {
 
 // Start connects this replica. A NATS that is not there yet is waited for in the background.
 func Start(ctx context.Context, o Options) (*Node, error) {
-	n := &Node{id: newID(o.Config.Replica), o: o, wakeUp: make(chan struct{}, 1), started: time.Now(), known: map[string]bool{}}
+	n := &Node{id: newID(o.Config.Replica), o: o, wakeUp: make(chan struct{}, 1), answers: make(chan Out, maxPeers), started: time.Now(), known: map[string]bool{}}
 	n.log = o.Log.With().Str("replica", n.id).Logger()
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.stop = stop
@@ -114,6 +116,7 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 	})
 	n.wg.Go(func() { n.receive(background, messages) })
 	n.wg.Go(func() { n.send(background) })
+	n.wg.Go(func() { n.answer(background) })
 	if n.server != nil {
 		n.wg.Go(func() { n.server.follow(background) })
 	}
@@ -150,7 +153,7 @@ func (n *Node) options() ([]nats.Option, error) {
 		// What cannot be sent now is of no use later: the others ask for the whole state.
 		nats.ReconnectBufSize(-1),
 		// A server that hangs must not block send and Close for the default of a minute.
-		nats.FlusherTimeout(2 * time.Second),
+		nats.FlusherTimeout(1500 * time.Millisecond),
 		nats.ConnectHandler(func(*nats.Conn) { n.connected() }), nats.ReconnectHandler(func(*nats.Conn) { n.connected() }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
@@ -290,8 +293,9 @@ func (n *Node) flush(do func(now time.Duration)) {
 func (n *Node) publish(o *Out, since int64) {
 	switch {
 	case o.Build != nil:
-		for _, m := range o.Build() {
-			n.put(o.Reply, "", m)
+		select {
+		case n.answers <- *o:
+		default: // the asker asks again
 		}
 	case o.To != "":
 		n.put(n.requests(o.To), n.parts(n.id), o.Message)
@@ -300,6 +304,20 @@ func (n *Node) publish(o *Out, since int64) {
 			o.Message.Sent = since
 		}
 		n.put(n.changes(n.id), "", o.Message)
+	}
+}
+
+// answer writes and sends the states that others asked for.
+func (n *Node) answer(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case o := <-n.answers:
+			for _, m := range o.Build() {
+				n.put(o.Reply, "", m)
+			}
+		}
 	}
 }
 
@@ -326,9 +344,9 @@ func (n *Node) look() {
 			n.log.Info().Str("other", p.ID).Msg("replicas: found")
 		}
 	}
-	for id := range n.known {
-		if !known[id] {
-			n.log.Warn().Str("other", id).Int("left", len(known)).Msg("replicas: gone, its bookings are dropped")
+	for _, p := range s.gone {
+		if n.known[p.ID] {
+			n.log.Warn().Str("other", p.ID).Int("left", len(known)).Float64("silent_seconds", p.Silent).Msg("replicas: gone, its bookings are dropped")
 		}
 	}
 	n.known = known
@@ -386,6 +404,7 @@ type State struct {
 	Bookings      uint64      `json:"bookings"`
 	Conversations int         `json:"conversations"`
 	Peers         []PeerState `json:"replicas"`
+	gone          []PeerState // of the last minutes
 	Stats         Stats       `json:"counts"`
 	Unsent        uint64      `json:"unsent"`
 	SentBytes     uint64      `json:"sent_bytes"`

@@ -16,6 +16,8 @@ type peer struct {
 	// gone reports that it was silent or left: its bookings are dropped, and seq and clock kept
 	// so that only newer conversations are asked for if it comes back.
 	gone bool
+	// silent is how long it had been silent when it was dropped; 0 if it said goodbye.
+	silent time.Duration
 	// live reports that its state has arrived once. From then on seq is the last change
 	// that was applied, and clock the logical time then.
 	live       bool
