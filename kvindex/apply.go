@@ -124,6 +124,11 @@ func (x *Index) store(s Slot, e *Event) error {
 	if len(e.Extra) != 0 && len(e.Extra) != len(e.Hashes) {
 		return ErrExtra
 	}
+	for i, m := range e.Media {
+		if m.At < 0 || m.At >= len(e.Tokens) || i > 0 && m.At < e.Media[i-1].At {
+			return ErrExtra
+		}
+	}
 	if e.HasParent && slices.Contains(e.Hashes, e.Parent) {
 		return ErrCycle
 	}
@@ -138,12 +143,13 @@ func (x *Index) store(s Slot, e *Event) error {
 	names := x.blockNames(e.Hashes, st.blockSize)
 	x.own = slices.Grow(x.own[:0], len(names))[:len(names)]
 	h := parent.own
-	size, each := x.cfg.BlockSize, st.blockSize/x.cfg.BlockSize
+	size, each, media := x.cfg.BlockSize, st.blockSize/x.cfg.BlockSize, e.Media
 	for i := range x.own {
 		c := x.hasher.content(e.Tokens[i*size : i*size+size])
 		if len(e.Extra) != 0 {
 			c = x.hasher.withExtra(c, e.Extra[i/each])
 		}
+		c, media = x.hasher.withMedia(c, media, i*size, i*size+size, 0)
 		h = x.hasher.chain(h, c)
 		x.own[i] = uint64(h)
 	}

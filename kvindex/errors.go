@@ -20,7 +20,7 @@ const (
 	// ErrTokens: the number of tokens is not the number of blocks times the block size. For
 	// example, a sliding-window group may list only its last blocks.
 	ErrTokens
-	// ErrExtra: there are extra digests, but not one for each block.
+	// ErrExtra: there are extra digests, but not one for each block, or media outside the tokens.
 	ErrExtra
 	// ErrCycle: the parent is among the stored blocks.
 	ErrCycle

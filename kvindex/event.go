@@ -50,7 +50,18 @@ type Event struct {
 	// set at least on a chain's first block; later blocks inherit them from the parent.
 	Adapter string
 	Salt    string
-	// Extra contains, per block, a digest of further keys (multimodal content) that the engine
+	// Extra contains, per block, a digest of further keys (prompt embeddings) that the engine
 	// mixes into the block's hash; nil without such keys.
 	Extra []uint64
+	// Media are what begins in the blocks, in order; that which began before is in the parent.
+	Media []Medium
+}
+
+// Medium is an image, audio or video that tokens stand for. It is part of the block in which it
+// begins and thereby of all later ones.
+type Medium struct {
+	// At is the position of its first token, counted from the event's or the prompt's first.
+	At int
+	// Digest stands for what the engine identifies it by.
+	Digest uint64
 }

@@ -81,20 +81,20 @@ func (h *Hasher) Seed(model, adapter, salt string) Hash {
 // turn of a conversation hashes only its new blocks. It appends nothing if blockSize is outside
 // 1..MaxBlockSize.
 func (h *Hasher) AppendHashes(dst []Hash, parent Hash, tokens []uint32, blockSize int) []Hash {
-	return h.AppendHashesExtra(dst, parent, tokens, blockSize, nil)
+	return h.AppendHashesExtra(dst, parent, tokens, blockSize, nil, nil)
 }
 
 // AppendHashesExtra is AppendHashes for prompts with further content: extra[i] is the digest of
 // what the engine mixes into block i in addition to its tokens, 0 for nothing; blocks past the
-// end of extra have none.
-func (h *Hasher) AppendHashesExtra(dst []Hash, parent Hash, tokens []uint32, blockSize int, extra []uint64) []Hash {
+// end of extra have none. media are in order.
+func (h *Hasher) AppendHashesExtra(dst []Hash, parent Hash, tokens []uint32, blockSize int, extra []uint64, media []Medium) []Hash {
 	if blockSize < 1 || blockSize > MaxBlockSize {
 		return dst
 	}
 	n := len(tokens) / blockSize
 	dst = slices.Grow(dst, n)
 	out := dst[len(dst) : len(dst)+n]
-	if blockSize == 16 && len(extra) == 0 {
+	if blockSize == 16 && len(extra) == 0 && len(media) == 0 {
 		h.fillSixteen(out, parent, tokens)
 		return dst[:len(dst)+n]
 	}
@@ -103,6 +103,7 @@ func (h *Hasher) AppendHashesExtra(dst []Hash, parent Hash, tokens []uint32, blo
 		if i < len(extra) {
 			c = h.withExtra(c, extra[i])
 		}
+		c, media = h.withMedia(c, media, i*blockSize, (i+1)*blockSize, 0)
 		parent = h.chain(parent, c)
 		out[i] = parent
 		tokens = tokens[blockSize:]
@@ -194,4 +195,15 @@ func (h *Hasher) withExtra(content, extra uint64) uint64 {
 		return content
 	}
 	return content + fold(extra^h.extraKey, h.extraMul)
+}
+
+// withMedia mixes the media that begin in tokens from..to into a content hash, and returns the
+// others. before is the number of the block's tokens before from.
+func (h *Hasher) withMedia(content uint64, media []Medium, from, to, before int) (uint64, []Medium) {
+	for len(media) > 0 && media[0].At < to {
+		at := uint64(media[0].At - from + before)
+		content += fold((media[0].Digest+at*h.textKey)^h.extraKey, h.extraMul)
+		media = media[1:]
+	}
+	return content, media
 }

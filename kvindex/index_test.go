@@ -410,7 +410,7 @@ func TestHashes(t *testing.T) {
 			}
 		}
 		// the most common size has a separate loop, which must agree with the general one
-		if general := h.AppendHashesExtra(nil, seed, tokens, size, make([]uint64, 1)); !slices.Equal(general, whole) {
+		if general := h.AppendHashesExtra(nil, seed, tokens, size, make([]uint64, 1), nil); !slices.Equal(general, whole) {
 			t.Fatalf("got two hashes for the same blocks of %d tokens", size)
 		}
 		// every token matters

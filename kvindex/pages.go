@@ -45,12 +45,18 @@ func (x *Index) storePages(s Slot, e *Event) error {
 	} else {
 		seed = x.seedOf(st, e.Adapter, e.Salt)
 	}
+	media := e.Media
 	for i, h := range e.Hashes {
 		extra := uint64(0)
 		if len(e.Extra) != 0 {
 			extra = e.Extra[i]
 		}
-		next := x.extend(st.pages.nodes[parent], parent == 0, seed, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], extra)
+		from, to, n := i*e.BlockSize, (i+1)*e.BlockSize, 0
+		for n < len(media) && media[n].At < to {
+			n++
+		}
+		next := x.extend(st.pages.nodes[parent], parent == 0, seed, e.Tokens[from:to], extra, media[:n], from)
+		media = media[n:]
 		next.name, next.parent = nonzero(h), parent
 		id := st.pages.byName[next.name]
 		if id == 0 {
@@ -68,8 +74,9 @@ func (x *Index) storePages(s Slot, e *Event) error {
 	return nil
 }
 
-// extend returns the page that these tokens form after a parent.
-func (x *Index) extend(parent page, root bool, seed Hash, tokens []uint32, extra uint64) page {
+// extend returns the page that these tokens form after a parent. media begin in the page; from is
+// the position of its first token as media count it.
+func (x *Index) extend(parent page, root bool, seed Hash, tokens []uint32, extra uint64, media []Medium, from int) page {
 	p := parent
 	p.child, p.next, p.tiers, p.final = 0, 0, 0, false
 	p.holders = [NumTiers]uint16{}
@@ -78,6 +85,7 @@ func (x *Index) extend(parent page, root bool, seed Hash, tokens []uint32, extra
 	} else if parent.final {
 		p = page{before: parent.own}
 	}
+	p.content, _ = x.hasher.withMedia(p.content, media, from, from+len(tokens), int(p.fill))
 	for _, t := range tokens {
 		p.tail[p.fill%4] = t
 		p.fill++

@@ -44,7 +44,7 @@ type worldChain struct {
 
 func engineHashes(family uint64, model, adapter, salt string, tokens []uint32, extra []uint64, block int) []EngineHash {
 	h := NewHasher(Key{byte(family), 99})
-	out := h.AppendHashesExtra(nil, h.Seed(model, adapter, salt), tokens, block, extra)
+	out := h.AppendHashesExtra(nil, h.Seed(model, adapter, salt), tokens, block, extra, nil)
 	r := make([]EngineHash, len(out))
 	for i := range out {
 		r[i] = EngineHash(out[i])
@@ -256,7 +256,7 @@ func (w *world) checkPrompt(t *rapid.T, got *Matches, from Slot, adapter, salt s
 		return
 	}
 	h := w.x.Hasher()
-	hashes := h.AppendHashesExtra(nil, h.Seed(in.model, adapter, salt), tokens, w.m.block, extra)
+	hashes := h.AppendHashesExtra(nil, h.Seed(in.model, adapter, salt), tokens, w.m.block, extra, nil)
 	w.x.Match(hashes, got)
 	found := map[Slot]Match{}
 	for i, m := range got.Holders {
@@ -291,7 +291,7 @@ func (w *world) speculate(t *rapid.T) {
 	s := w.slot(t)
 	c := w.chain(t, w.slot(t))
 	h := w.x.Hasher()
-	hashes := h.AppendHashesExtra(nil, h.Seed("m", c.adapter, c.salt), c.tokens, w.m.block, c.extra)
+	hashes := h.AppendHashesExtra(nil, h.Seed("m", c.adapter, c.salt), c.tokens, w.m.block, c.extra, nil)
 	w.now = w.now.Add(time.Second)
 	if rapid.Bool().Draw(t, "refused") {
 		w.refused(t, s, hashes)

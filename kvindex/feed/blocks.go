@@ -91,7 +91,7 @@ type blockEvent struct {
 // event decodes one event and appends it to the batch or counts why it was dropped. It returns
 // false if the event is malformed; otherwise r is positioned after it.
 func (d *Decoder) event(r *msgpack.Reader) bool {
-	hashes, tokens, extra, events := len(d.hashes), len(d.tokens), len(d.extra), len(d.batch.Events)
+	hashes, tokens, extra, media, events := len(d.hashes), len(d.tokens), len(d.extra), len(d.media), len(d.batch.Events)
 	ok := false
 	switch r.Kind() {
 	case msgpack.Array:
@@ -100,7 +100,7 @@ func (d *Decoder) event(r *msgpack.Reader) bool {
 		ok = d.eventMap(r)
 	}
 	if !ok || len(d.batch.Events) == events {
-		d.hashes, d.tokens, d.extra = d.hashes[:hashes], d.tokens[:tokens], d.extra[:extra]
+		d.hashes, d.tokens, d.extra, d.media = d.hashes[:hashes], d.tokens[:tokens], d.extra[:extra], d.media[:media]
 		d.batch.Events = d.batch.Events[:events]
 	}
 	return ok
@@ -392,12 +392,12 @@ func (d *Decoder) extraKeys(e *blockEvent, ev *kvindex.Event) (Reason, bool) {
 		// Without one entry per block the keys cannot be assigned to blocks.
 		return Misaligned, true
 	}
-	at, some := len(d.extra), false
+	at, some, media := len(d.extra), false, len(d.media)
 	for i := range n {
 		var digest uint64
 		if !r.Nil() {
 			var ok bool
-			if digest, ok = d.blockKeys(&r, ev, i == 0 && !e.hasParent); !ok {
+			if digest, ok = d.blockKeys(&r, ev, i, i == 0 && !e.hasParent); !ok {
 				return "", false
 			}
 		}
@@ -407,12 +407,15 @@ func (d *Decoder) extraKeys(e *blockEvent, ev *kvindex.Event) (Reason, bool) {
 	if some {
 		ev.Extra = d.extra[at:]
 	}
+	if media < len(d.media) {
+		ev.Media = d.media[media:]
+	}
 	return "", true
 }
 
-// blockKeys reads one block's keys. Adapter and salt are stored in ev, all other keys in the
-// digest.
-func (d *Decoder) blockKeys(r *msgpack.Reader, ev *kvindex.Event, first bool) (digest uint64, ok bool) {
+// blockKeys reads the keys of the block with this number. Adapter, salt and media are stored in
+// ev, all other keys in the digest.
+func (d *Decoder) blockKeys(r *msgpack.Reader, ev *kvindex.Event, block int, first bool) (digest uint64, ok bool) {
 	n, err := r.Array()
 	if err != nil {
 		return 0, false
@@ -437,10 +440,16 @@ func (d *Decoder) blockKeys(r *msgpack.Reader, ev *kvindex.Event, first bool) (d
 			}
 			salt = s
 		case msgpack.Array:
+			name, offset, isMedium := medium(*r)
 			tag, value, raw, ok := tuple(r)
 			switch {
 			case !ok:
 				return 0, false
+			case isMedium && offset < int64(ev.BlockSize):
+				// One that began in an earlier block is part of that.
+				if offset >= 0 {
+					d.media = append(d.media, kvindex.Medium{At: block*ev.BlockSize + int(offset), Digest: ExtraDigest(0, name)})
+				}
 			case string(tag) == "lora":
 				if ev.Adapter == "" {
 					ev.Adapter = d.names.get(value)
@@ -499,8 +508,8 @@ func rawValue(r *msgpack.Reader) ([]byte, bool) {
 	return from.Raw(r.Offset() - from.Offset()), true
 }
 
-// ExtraDigest mixes one further key of a block (the bytes of a multimodal item's identifier and
-// position, encoded in MessagePack as the engine publishes them) into a digest that starts at 0.
+// ExtraDigest mixes one further key of a block (encoded in MessagePack as the engine publishes it) into a digest that
+// starts at 0. Of 0 and a medium's identifier it is the digest of a kvindex.Medium.
 // The result is never 0, which stands for "no keys". It is FNV-1a over a length and the bytes.
 func ExtraDigest(digest uint64, key []byte) uint64 {
 	const offset, prime = 14695981039346656037, 1099511628211
@@ -517,4 +526,24 @@ func ExtraDigest(digest uint64, key []byte) uint64 {
 		return 1
 	}
 	return h
+}
+
+// medium reads what identifies an image, audio or video, and the offset of its first token from the block's, which is
+// negative if it began before: a pair, or tagged "mm".
+func medium(r msgpack.Reader) (name []byte, offset int64, ok bool) {
+	n, err := r.Array()
+	if err == nil && n == 3 {
+		if tag, _ := r.Bytes(); string(tag) == "mm" {
+			n--
+		}
+	}
+	if err != nil || n != 2 || r.Kind() != msgpack.Str {
+		return nil, 0, false
+	}
+	name, err = r.Bytes()
+	if err != nil || r.Kind() != msgpack.Uint && r.Kind() != msgpack.Int {
+		return nil, 0, false
+	}
+	offset, err = r.Int64()
+	return name, offset, err == nil
 }

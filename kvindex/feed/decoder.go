@@ -50,6 +50,7 @@ type Decoder struct {
 	hashes []kvindex.EngineHash
 	tokens []uint32
 	extra  []uint64
+	media  []kvindex.Medium
 	names  interner
 	// otherGroups are the groups known not to be main attention.
 	otherGroups map[int32]bool
@@ -91,7 +92,7 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 func (d *Decoder) reset() {
 	d.batch.Time, d.batch.Rank = 0, kvindex.NoRank
 	d.batch.Events, d.batch.Dropped = d.batch.Events[:0], d.batch.Dropped[:0]
-	d.hashes, d.tokens, d.extra = d.hashes[:0], d.tokens[:0], d.extra[:0]
+	d.hashes, d.tokens, d.extra, d.media = d.hashes[:0], d.tokens[:0], d.extra[:0], d.media[:0]
 }
 
 // batchArray reads [time, events, rank?].

@@ -67,6 +67,9 @@ func show(b *feed.Batch, err error) string {
 					fmt.Fprintf(&s, " extra[%d]", j)
 				}
 			}
+			for _, x := range e.Media {
+				fmt.Fprintf(&s, " media[%d]", x.At)
+			}
 		}
 		s.WriteByte('\n')
 	}
@@ -117,8 +120,9 @@ func TestDecodeEngines(t *testing.T) {
 		"salt":                      {feed.VLLM, batch(stored(m{"extra_keys": []any{[]any{"tenant-a"}, nil}})), plain + " salt=tenant-a"},
 		"lora and salt":             {feed.VLLM, batch(stored(m{"lora_name": "ad", "lora_id": 1, "extra_keys": []any{[]any{"ad", "s"}, []any{"ad"}}})), plain + " adapter=ad salt=s"},
 		"lora by number":            {feed.VLLM, batch(stored(m{"lora_id": 3})), plain + " adapter=lora-id:3"},
-		"tagged keys":               {feed.VLLM, batch(stored(m{"extra_keys": []any{[]any{[]any{"lora", "ad", "/p"}, []any{"mm", "id", 3}, []any{"cache_salt", "s"}}, nil}})), plain + " adapter=ad salt=s extra[0]"},
-		"images":                    {feed.VLLM, batch(stored(m{"extra_keys": []any{nil, []any{[]any{"imagehash", 7}}}})), plain + " extra[1]"},
+		"tagged keys":               {feed.VLLM, batch(stored(m{"extra_keys": []any{[]any{[]any{"lora", "ad", "/p"}, []any{"mm", "id", 1}, []any{"cache_salt", "s"}}, nil}})), plain + " adapter=ad salt=s media[1]"},
+		"images":                    {feed.VLLM, batch(stored(m{"extra_keys": []any{[]any{[]any{"a", 0}, []any{"b", 1}}, []any{[]any{"b", -1}, []any{"c", 1}}}})), plain + " media[0] media[1] media[3]"},
+		"image outside its block":   {feed.VLLM, batch(stored(m{"extra_keys": []any{nil, []any{[]any{"imagehash", 7}}}})), plain + " extra[1]"},
 		"image names in old form":   {feed.VLLM, batch(stored(m{"parent_block_hash": 9, "extra_keys": []any{[]any{"imagehash"}, nil}})), strings.Replace(plain, " tokens", " parent=9 tokens", 1) + " extra[0]"},
 		"prompt embeddings":         {feed.VLLM, batch(stored(m{"extra_keys": []any{[]any{"s", []byte{1, 2}}, nil}})), plain + " salt=s extra[0]"},
 		"keys for another count":    {feed.VLLM, batch(stored(m{"extra_keys": []any{nil}})), "rank 1\ndropped misaligned x1"},
