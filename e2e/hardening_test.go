@@ -212,10 +212,27 @@ func TestPathsAndHeadersOfClients(t *testing.T) {
 	if got := seen(); len(got) != 0 {
 		t.Errorf("got %q at the engine, want nothing", got)
 	}
-	for _, path := range []string{"/V1/Chat/Completions", "/v1/chat/completions/"} { // an unknown path for both
-		status, _ := b.raw(path, bad)
-		if got := seen(); status == http.StatusOK || len(got) == 0 || got[len(got)-1] != path {
-			t.Errorf("%s: got status %d, paths %q at the engine, want it unchanged", path, status, got)
+	// Engines serve more paths than Envoy lets clients reach, and answer others 404.
+	for _, path := range []string{"/V1/Chat/Completions", "/v1/chat/completions/", "/x/v1/chat/completions", "/reset_prefix_cache", "/v1/load_lora_adapter", "/sleep",
+		"/server_info", "/metrics", "/v1/models/../load_lora_adapter", "/v1/responses/%2e%2e/load_lora_adapter", "/v1/models/..;/load_lora_adapter"} {
+		status, text := b.raw(path, bad)
+		if served := seen(); status != http.StatusNotFound || !strings.Contains(text, `"code":"path_not_served"`) && len(served) == 0 {
+			t.Errorf("%s: got status %d, %s, paths %q at the engine, want 404 of Envoy", path, status, text, served)
+		}
+	}
+	if got := seen(); slices.ContainsFunc(got, func(path string) bool { return !strings.HasPrefix(path, "/v1/models/") }) {
+		t.Errorf("got %q at the engine, want nothing", got)
+	}
+	for path, want := range map[string]int{"/v1/models": 200, "/v1/models/demo": 404, "/metrics": 404, "/health": 404} {
+		resp, err := http.Get("http://" + b.ingress + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		refused := strings.Contains(string(text), "path_not_served")
+		if err != nil || resp.StatusCode != want || refused != !strings.HasPrefix(path, "/v1/") || !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
+			t.Errorf("GET %s: got %s, %s, %q (%v), want %d in JSON", path, resp.Status, resp.Header.Get("Content-Type"), text, err, want)
 		}
 	}
 	if status, text := b.raw(chat, string(chatBody(message{"user", "x"})), "x-envoy-original-path: /a", "x-envoy-original-dst-host: 10.0.0.1:1", "x-envoy-original-url: http://a/",

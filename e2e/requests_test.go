@@ -152,10 +152,9 @@ func TestBodiesArriveIntact(t *testing.T) {
 				t.Errorf("10 MB: status %d, %d prompt tokens: %.300s", r.status, r.answer.Usage.Prompt, r.body)
 			}
 			b.intact(r, huge)
-			// 10 MB that are not a prompt: the engine refuses the unknown file API with
-			// 404.
+			// 10 MB that are not a prompt: the engine refuses the audio API, which it does not have, with 404.
 			big := bytes.Repeat([]byte("0123456789"), 1<<20)
-			if r := b.post("/v1/files", big); r.status != http.StatusNotFound {
+			if r := b.post("/v1/audio/transcriptions", big); r.status != http.StatusNotFound {
 				t.Errorf("10 MB: status %d", r.status)
 			}
 			if n := b.metric("kvlane_requests_total", `api="unknown"`, `outcome="routed"`); n != 1 {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -67,6 +68,9 @@ type Options struct {
 	FailClosed bool
 	// FirstToken adds the observing filter, AccessLog the gRPC access log.
 	FirstToken, AccessLog bool
+	// Paths are the paths that clients reach, "*" at the end for all below; other paths are answered
+	// 404. DefaultPaths stands for InferencePaths. Empty: every path of the engines.
+	Paths []string
 	// Strip are further headers that are removed from every client request.
 	Strip []string
 	// RequestBody and ResponseBody are processing modes; "" means BUFFERED and NONE.
@@ -88,9 +92,48 @@ func Defaults() Options {
 		MaxHeap:        1536 << 20,
 		ConnectionAge:  time.Minute,
 		UpstreamIdle:   4 * time.Second,
+		Paths:          []string{DefaultPaths},
 		RequestBody:    BodyBuffered,
 		ResponseBody:   BodyNone,
 	}
+}
+
+// DefaultPaths stands for InferencePaths in Options.Paths.
+const DefaultPaths = "default"
+
+// InferencePaths returns the paths with which clients generate, embed, rank and count: those of the OpenAI, Anthropic and Cohere
+// APIs, and of vLLM and SGLang. The other paths of engines change or show their state.
+func InferencePaths() []string {
+	return []string{
+		"/v1/chat/completions", "/v1/chat/completions/render", "/v1/completions", "/v1/completions/render", "/v1/responses", "/v1/responses/*",
+		"/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/v1/models", "/v1/models/*",
+		"/v1/audio/transcriptions", "/v1/audio/translations",
+		"/generate", "/inference/v1/generate", "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize",
+		"/pooling", "/classify", "/v1/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v2/embed",
+	}
+}
+
+// pathPattern returns the regular expression of paths, "" if it would match every path.
+func pathPattern(paths []string) string {
+	var all []string
+	for _, p := range paths {
+		if p == DefaultPaths {
+			all = append(all, InferencePaths()...)
+		} else {
+			all = append(all, p)
+		}
+	}
+	for i, p := range all {
+		if p == "/*" {
+			return ""
+		}
+		if below, ok := strings.CutSuffix(p, "*"); ok {
+			all[i] = regexp.QuoteMeta(below) + ".*"
+		} else {
+			all[i] = regexp.QuoteMeta(p)
+		}
+	}
+	return strings.Join(all, "|")
 }
 
 // StripHeaders are removed from every client request before any filter reads it.
@@ -154,6 +197,7 @@ func (o *Options) values() (vars, error) {
 		"RequestTrailers": trailers,
 		"ResponseBody":    o.ResponseBody,
 		"ModeOverride":    o.ModeOverride,
+		"Paths":           pathPattern(o.Paths),
 		"StripHeaders":    strings.Join(removals, ", "),
 		// With a retry policy behind a full-duplex filter Envoy 1.40 sends a body that ends
 		// with trailers twice.

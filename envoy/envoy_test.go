@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -52,7 +53,31 @@ func shapes() map[string]Options {
 	replicas, named := all, plain
 	replicas.Replicas, replicas.Conversations = []string{"127.0.0.1:9002", "[::1]:9003"}, []string{"x-session-id", "x-correlation-id"}
 	named.Replicas = []string{"kvlane.test:9002"}
-	return map[string]Options{"standalone": plain, "everything": all, "full duplex": duplex, "replicas": replicas, "replicas by name": named}
+	open := all
+	open.Paths = []string{DefaultPaths, "/*"}
+	return map[string]Options{"every path": open, "standalone": plain, "everything": all, "full duplex": duplex, "replicas": replicas, "replicas by name": named}
+}
+
+func TestPathPattern(t *testing.T) {
+	for want, paths := range map[string][]string{
+		"":               {DefaultPaths, "/*"},
+		`/a\.b|/v1/x/.*`: {"/a.b", "/v1/x/*"},
+		pathPattern(Defaults().Paths) + "|/health": {DefaultPaths, "/health"},
+	} {
+		if got := pathPattern(paths); got != want {
+			t.Errorf("%q: got %q, want %q", paths, got, want)
+		}
+	}
+	served := regexp.MustCompile("^(?:" + pathPattern(Defaults().Paths) + ")$")
+	for path, want := range map[string]bool{
+		"/v1/chat/completions": true, "/v1/models": true, "/v1/responses/resp_1/cancel": true, "/v2/rerank": true, "/generate": true,
+		"/metrics": false, "/health": false, "/reset_prefix_cache": false, "/v1/load_lora_adapter": false, "/generate/": false, "/": false,
+		"/flush_cache": false, "/get_server_info": false, "/server_info": false, "/start_profile": false, "/v1x/models": false,
+	} {
+		if got := served.MatchString(path); got != want {
+			t.Errorf("%s: got served %v, want %v", path, got, want)
+		}
+	}
 }
 
 func TestBootstrapDecodesAndValidates(t *testing.T) {

@@ -60,6 +60,11 @@ func bootstrapHelper(text string) ([]byte, error) {
 		fmt.Fprintf(&b, "- %s\n", h)
 	}
 	b.WriteString("{{- end }}\n")
+	b.WriteString("{{- define \"kvlane.inferencePaths\" -}}\n")
+	for _, p := range envoy.InferencePaths() {
+		fmt.Fprintf(&b, "- %s\n", p)
+	}
+	b.WriteString("{{- end }}\n")
 	b.WriteString("{{- define \"kvlane.conversationHeaders\" -}}\n")
 	for _, h := range config.Default().Routing.Headers {
 		fmt.Fprintf(&b, "- %s\n", h)

@@ -5,6 +5,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -101,6 +102,50 @@ func TestWhatMayBeReadWithoutTheToken(t *testing.T) {
 		}
 		if got := get(without, ""); got != http.StatusOK {
 			t.Errorf("%s without admin.token_file: got status %d, want 200", path, got)
+		}
+	}
+}
+
+// Profiles and changes need the token; without a token file they are served to the same machine only.
+func TestWhatChangesOrProfilesIsGuarded(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse("k.yaml", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := observe.New("test")
+	decider, err := decide.New(decide.Options{Config: c, Metrics: metrics, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer decider.Close()
+	for _, request := range []string{"GET /debug/pprof/", "GET /debug/pprof/heap", "POST /debug/record?n=1"} {
+		for _, test := range []struct {
+			tokenFile, from, header string
+			want                    int
+		}{
+			{"", "10.0.0.1:1", "", 403},
+			{"", "10.0.0.1:1", "Bearer secret", 403},
+			{"", "127.0.0.1:1", "", 200},
+			{file, "127.0.0.1:1", "", 401},
+			{file, "10.0.0.1:1", "Bearer wrong", 401},
+			{file, "10.0.0.1:1", "Bearer secret", 200},
+		} {
+			method, path, _ := strings.Cut(request, " ")
+			r := httptest.NewRequest(method, path, nil)
+			r.RemoteAddr = test.from
+			if test.header != "" {
+				r.Header.Set("Authorization", test.header)
+			}
+			w := httptest.NewRecorder()
+			(&service{decider: decider}).adminMux(test.tokenFile, metrics).ServeHTTP(w, r)
+			if w.Code != test.want {
+				t.Errorf("%s from %s with %q, token file %q: got status %d, want %d", request, test.from, test.header, test.tokenFile, w.Code, test.want)
+			}
 		}
 	}
 }

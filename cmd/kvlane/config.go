@@ -174,7 +174,7 @@ func envoyOptions(c *config.Config) envoy.Options {
 	o := envoy.Defaults()
 	o.Ingress, o.Admin, o.Kvlane = c.Envoy.Ingress, c.Envoy.Admin, c.Listen.Address
 	o.Replicas, o.Conversations = c.Envoy.Replicas, c.Routing.Headers
-	o.Prefill = c.Envoy.Prefill
+	o.Prefill, o.Paths = c.Envoy.Prefill, c.Envoy.Paths
 	o.MaxBody = int64(c.Limits.MaxBody)
 	o.MessageTimeout, o.StallTimeout = c.Envoy.MessageTimeout.Std(), c.Envoy.StallTimeout.Std()
 	o.RequestTimeout = c.Envoy.UploadTimeout.Std()

@@ -173,6 +173,7 @@ proxy.image.digest                                    sidecar      "sha256:11111
 proxy.image.pullPolicy                                sidecar      "Always"
 proxy.replicas                                        standalone   3
 proxy.concurrency                                     sidecar      0
+proxy.paths                                           standalone   ["default", "/health"]
 proxy.port                                            sidecar      8088
 proxy.readinessPort                                   standalone   8089
 proxy.failOpen                                        sidecar      false

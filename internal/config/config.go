@@ -52,6 +52,7 @@ type Admin struct {
 type Envoy struct {
 	Ingress        string   `yaml:"ingress" jsonschema_description:"Where clients connect."`
 	Admin          string   `yaml:"admin" jsonschema_description:"Envoy's own admin listener."`
+	Paths          []string `yaml:"paths" jsonschema:"minItems=1" jsonschema_description:"Paths that clients reach; others are answered 404. 'default' stands for the inference paths of vLLM, SGLang and TensorRT-LLM (not /metrics, /reset_prefix_cache, /server_info, adapters and the like), '*' at the end for everything below. '/*' opens every path of the engines."`
 	Replicas       []string `yaml:"replicas" jsonschema_description:"Addresses of all replicas of Kvlane (host:port, names allowed), for an Envoy in front of several. A conversation stays with one replica while it is ready, if a header (routing.conversation_headers) has its id. Empty: only listen.address."`
 	Prefill        string   `yaml:"prefill" jsonschema_description:"Listener through which Kvlane sends prefill requests; empty: they go directly to the worker."`
 	Alternates     bool     `yaml:"alternates" jsonschema_description:"Envoy accepts a list of endpoints (the bootstrap of envoy-config does): split requests name a second decode worker, in case the first refuses connections. Leave it off behind gateways, which accept exactly one endpoint."`
@@ -330,6 +331,7 @@ func Default() Config {
 		Envoy: Envoy{
 			Ingress:        "127.0.0.1:8080",
 			Admin:          "127.0.0.1:9901",
+			Paths:          []string{"default"},
 			MessageTimeout: Duration(300 * time.Second),
 			StallTimeout:   Duration(2 * time.Second),
 			UploadTimeout:  Duration(time.Minute),

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,9 @@ const shortestEvery = Duration(100 * time.Millisecond)
 // nameRunes are the characters allowed in a worker's name, which is part of logs, metrics
 // and headers.
 const nameRunes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/-[]%@"
+
+// servedPath are the entries of envoy.paths.
+var servedPath = regexp.MustCompile(`^/[A-Za-z0-9._~/-]*\*?$`)
 
 func (c *Config) validate(bad report) {
 	c.validateListeners(bad)
@@ -54,6 +58,14 @@ func (c *Config) validateListeners(bad report) {
 		if l.address != "" || l.required {
 			l.validate(seen, bad)
 			seen = append(seen, l)
+		}
+	}
+	if len(c.Envoy.Paths) == 0 {
+		bad("envoy.paths", "no path is served; '/*' serves every path")
+	}
+	for i, path := range c.Envoy.Paths {
+		if path != "default" && !servedPath.MatchString(path) {
+			bad(item("envoy.paths", i), "%q is neither 'default' nor a path such as /v1/models or /v1/models/*", path)
 		}
 	}
 	for i, address := range c.Envoy.Replicas {

@@ -13,6 +13,36 @@
 - x-envoy-original-host
 - x-envoy-original-dst-host
 {{- end }}
+{{- define "kvlane.inferencePaths" -}}
+- /v1/chat/completions
+- /v1/chat/completions/render
+- /v1/completions
+- /v1/completions/render
+- /v1/responses
+- /v1/responses/*
+- /v1/messages
+- /v1/messages/count_tokens
+- /v1/embeddings
+- /v1/models
+- /v1/models/*
+- /v1/audio/transcriptions
+- /v1/audio/translations
+- /generate
+- /inference/v1/generate
+- /tokenize
+- /v1/tokenize
+- /detokenize
+- /v1/detokenize
+- /pooling
+- /classify
+- /v1/classify
+- /score
+- /v1/score
+- /rerank
+- /v1/rerank
+- /v2/rerank
+- /v2/embed
+{{- end }}
 {{- define "kvlane.conversationHeaders" -}}
 - x-session-id
 - x-claude-code-session-id
@@ -33,6 +63,9 @@ admin: {address: {{include "kvlane.envoyAddress" .Admin}}, ignore_global_conn_li
 dynamic_resources:
   ads_config: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: kvlane,
     retry_policy: {retry_back_off: {base_interval: 0.1s, max_interval: 1s}}}}]}   # the defaults ask a Kvlane that was away anew only after up to 30 s
+{{- if .Paths}}
+layered_runtime: {layers: [{name: static, static_layer: {re2.max_program_size.error_level: 100000}}, {name: admin, admin_layer: {}}]}   # the paths are one expression; the default of 100 is too short for it
+{{- end}}
 overload_manager:
   refresh_interval: 0.25s
   resource_monitors:
@@ -139,7 +172,7 @@ static_resources:
             - name: all
               domains: ["*"]
               routes:
-              - match: {prefix: /}
+              - match: {{if .Paths}}{safe_regex: {regex: '{{.Paths}}'}}{{else}}{prefix: /}{{end}}
                 request_body_buffer_limit: {{.MaxBody}}   # a larger body is answered 413
                 route:
                   cluster: model_servers
@@ -150,6 +183,16 @@ static_resources:
                     num_retries: 3
                     retry_host_predicate: [{name: previous, typed_config: {"@type": type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate}}]
                     host_selection_retry_max_attempts: 5
+{{- end}}
+{{- if .Paths}}
+              - match: {prefix: /}                # what else an engine serves is for its operators: caches, adapters, profiles, metrics
+                typed_per_filter_config:
+                  kvlane: {"@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute, disabled: true}
+{{- if .FirstToken}}
+                  first-token: {"@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute, disabled: true}
+{{- end}}
+                response_headers_to_add: [{header: {key: content-type, value: application/json}, append_action: OVERWRITE_IF_EXISTS_OR_ADD}]
+                direct_response: {status: 404, body: {inline_string: '{"error":{"message":"this gateway does not serve this path; the operator lists the paths that it serves in envoy.paths","type":"invalid_request_error","param":null,"code":"path_not_served"}}'}}
 {{- end}}
 {{- if .Prefill}}
   - name: prefill                                 # Kvlane sends prefill legs here; the pick travels in a header that only this socket reads

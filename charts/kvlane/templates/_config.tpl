@@ -127,6 +127,15 @@
 {{- end }}
 
 {{- /* Envoy's bootstrap: the arguments of "kvlane.bootstrap" as package envoy makes them. */ -}}
+{{- /* Regular expression of proxy.paths; empty for every path. */ -}}
+{{- define "kvlane.paths" -}}
+{{- $paths := list }}
+{{- range .Values.proxy.paths }}{{ $paths = eq . "default" | ternary (concat $paths (include "kvlane.inferencePaths" $ | fromYamlArray)) (append $paths .) }}{{ end }}
+{{- if not (has "/*" $paths) }}
+{{- range $i, $p := $paths }}{{ if $i }}|{{ end }}{{ trimSuffix "*" $p | regexQuoteMeta }}{{ if hasSuffix "*" $p }}.*{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "kvlane.envoyConfig" -}}
 {{- $p := .Values.proxy }}
 {{- $duplex := eq $p.requestBody "FULL_DUPLEX_STREAMED" }}
@@ -148,6 +157,7 @@
   "Conversations" (include "kvlane.conversations" . | fromYamlArray)
   "Readiness" (ternary (printf "0.0.0.0:%d" (int64 $p.readinessPort)) "" (eq .Values.mode "standalone"))
   "Prefill" $prefill
+  "Paths" (include "kvlane.paths" .)
   "MaxBody" (int64 .Values.maxBodyBytes)
   "MessageTimeout" .Values.messageTimeout
   "StallTimeout" (ternary .Values.stallTimeout .Values.messageTimeout (lt (include "kvlane.milliseconds" .Values.stallTimeout | float64) (include "kvlane.milliseconds" .Values.messageTimeout | float64)))
