@@ -105,8 +105,8 @@ func answered(err error) error {
 func firstModel(ctx context.Context, url string) (string, error) {
 	asker := workers.NewAsker(10 * time.Second)
 	defer asker.Close()
-	names, err := asker.Models(ctx, url)
-	if err == nil && len(names) == 0 {
+	list, err := asker.Models(ctx, url)
+	if err == nil && len(list) == 0 {
 		err = workers.ErrNoModels
 	}
 	if errors.Is(err, workers.ErrNoModels) {
@@ -115,7 +115,7 @@ func firstModel(ctx context.Context, url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return names[0], nil
+	return list[0].ID, nil
 }
 
 // runTokensCheck compares a tokenizer with a live engine.

@@ -70,6 +70,9 @@ func (j *job) answer(err error) extproc.Decision {
 		if e.Why != "" {
 			j.entry.Refusal = observe.Clip(e.Why)
 		}
+		if e.Status == http.StatusOK {
+			return j.answered(e.Reject, "answered")
+		}
 		return j.reject(e.Reject)
 	}
 	j.entry.Refusal = observe.Clip(err.Error())
@@ -93,6 +96,14 @@ func (j *job) answer(err error) extproc.Decision {
 func (j *job) rejection(details string, f body.Failure) *extproc.Reject {
 	f.Type = failureTypes[f.Status]
 	return &extproc.Reject{Status: f.Status, Details: details, Body: body.AppendFailure(nil, j.api, f)}
+}
+
+// answered is the decision for a request that needs no worker, or no further one.
+func (j *job) answered(r *extproc.Reject, outcome string) extproc.Decision {
+	j.entry.SetStatus(r.Status)
+	j.d.metrics.Requests.WithLabelValues(j.entry.API, outcome).Inc()
+	j.d.decisions.Add(j.entry)
+	return extproc.Decision{Reject: r}
 }
 
 func (j *job) reject(r *extproc.Reject) extproc.Decision {

@@ -2,8 +2,10 @@ package decide
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 
 	"github.com/kvlane/kvlane/extproc"
@@ -43,6 +45,8 @@ func (in *input) modelName() string {
 // is routed by load, unless it may contain fields that only Kvlane may set.
 func (j *job) read(ctx, exact context.Context) (*input, error) {
 	switch {
+	case j.api == body.Models:
+		return j.listModels(ctx)
 	case j.api == body.Unknown:
 		return j.readUnknown()
 	case j.r.Partial && j.d.guarded():
@@ -76,6 +80,27 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	j.entry.Model, j.entry.Conversation = observe.Clip(in.name), observe.Clip(in.conversation)
 	in.name, err = j.servedName(ctx, exact, in)
 	return in, err
+}
+
+// listModels answers a request for the list of models with what all workers list. It is forwarded if
+// none of them is known to list any, or if the data plane restricts it to some of them.
+func (j *job) listModels(ctx context.Context) (*input, error) {
+	if j.r.HasSubset {
+		return j.readUnknown()
+	}
+	j.cpu.release()
+	list := j.d.fleet.Listed(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return nil, errClientGone
+	case list == nil:
+		return j.readUnknown()
+	}
+	text, err := json.Marshal(map[string]any{"object": "list", "data": list})
+	if err != nil {
+		return nil, err
+	}
+	return nil, &rejectError{Reject: &extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}}
 }
 
 // readUnknown parses the body of an API that Kvlane does not know, to remove such fields:

@@ -249,7 +249,7 @@ func (d *Decider) countLeg(worker string, outcome disagg.Outcome) {
 	d.fleet.ForgetGone(worker)
 }
 
-// legFailed tells the router what a leg that brought no blocks says about its target: one that
+// legFailed tells the router what a leg without blocks says about its target: one that
 // refuses a prompt, or whose answer is final, works.
 func (d *Decider) legFailed(id routing.ReservationID, f *disagg.FailureError) {
 	d.book(d.now(), func(r *routing.Router, now time.Duration) {
@@ -415,11 +415,8 @@ func (w *work) final(p *placed, f *disagg.FailureError) extproc.Decision {
 	if answer.Stream {
 		kind = "text/event-stream; charset=utf-8"
 	}
-	w.entry.SetStatus(http.StatusOK)
-	w.d.metrics.Requests.WithLabelValues(w.entry.API, "routed").Inc()
-	w.d.decisions.Add(w.entry)
-	return extproc.Decision{Reject: &extproc.Reject{Status: http.StatusOK, Body: answer.Body, Details: "kvlane_prefill_answer",
-		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}}
+	return w.answered(&extproc.Reject{Status: http.StatusOK, Body: answer.Body, Details: "kvlane_prefill_answer",
+		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}, "routed")
 }
 
 // rejectOf is the answer to a request whose prefill leg has finally failed: the worker's

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/workers"
@@ -13,8 +14,10 @@ import (
 const (
 	// listAgain is the TTL of the workers' lists: after it, an unknown name refreshes them.
 	listAgain = 2 * time.Second
-	// listTimeout bounds one GET /v1/models.
+	// listTimeout bounds one GET /v1/models, and how long a request waits for all of them.
 	listTimeout = 2 * time.Second
+	// shownFor is the TTL of the lists in the answer to a client's GET /v1/models.
+	shownFor = 15 * time.Second
 	// maxListing bounds the workers that are queried concurrently.
 	maxListing = 16
 	// maxListed bounds the names kept per worker.
@@ -40,6 +43,7 @@ type catalog struct {
 type listed struct {
 	generation uint64
 	names      []string
+	models     []workers.Listed
 }
 
 // declare sets names (the models that workers list in their configuration), split (no model
@@ -99,13 +103,15 @@ func (v *View) Declares(name string) bool { return v.names[name] }
 func (v *View) Names() []string { return slices.Sorted(maps.Keys(v.names)) }
 
 // List queries all ready workers for their models, unless the last answers are fresh, and
-// waits for the answers. It reports whether all of them answered.
-func (f *Fleet) List(ctx context.Context) bool {
+// waits for the answers, at most listTimeout. It reports whether all of them answered.
+func (f *Fleet) List(ctx context.Context) bool { return f.list(ctx, listAgain) }
+
+func (f *Fleet) list(ctx context.Context, ttl time.Duration) bool {
 	c := &f.catalog
 	c.mu.Lock()
 	done := c.asking
 	if done == nil {
-		if f.Now().Sub(c.asked) < listAgain {
+		if f.Now().Sub(c.asked) < ttl {
 			defer c.mu.Unlock()
 			return !c.silent
 		}
@@ -124,47 +130,127 @@ func (f *Fleet) List(ctx context.Context) bool {
 	return !c.silent
 }
 
-// askFor queries a worker for its models, when fewer than maxListing are queried.
-func (f *Fleet) askFor(m *Member) ([]string, error) {
-	f.listGate <- struct{}{}
+// Listed returns the models that ready workers serve, adapters included, sorted by name; nil if
+// no worker has answered. Of one that has not, its configuration counts.
+func (f *Fleet) Listed(ctx context.Context) []workers.Listed {
+	f.list(ctx, shownFor)
+	v, c, all, answered := f.View(), &f.catalog, map[string]workers.Listed{}, false
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(v.members)) {
+		m := v.members[name]
+		if !m.Ready || m.Draining {
+			continue
+		}
+		l, ok := c.listed[name]
+		if ok = ok && l.generation == m.Generation; ok {
+			answered = true
+		} else {
+			l.models = nil
+			for _, id := range m.Models {
+				l.models = append(l.models, workers.Listed{ID: id, Object: "model", OwnedBy: m.Engine})
+			}
+		}
+		for _, model := range l.models {
+			if known, ok := all[model.ID]; !ok || known.Created == nil && model.Created != nil {
+				all[model.ID] = model
+			}
+		}
+	}
+	if !answered {
+		return nil
+	}
+	var out []workers.Listed
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		out = append(out, all[id])
+	}
+	return out
+}
+
+// askFor queries a worker for its models, when fewer than maxListing are queried, and keeps them.
+func (f *Fleet) askFor(ctx context.Context, m *Member) (names []string, err error) {
+	select {
+	case f.listGate <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	defer func() { <-f.listGate }()
-	return f.catalog.asker.Models(f.listContext, "http://"+m.Address)
+	list, err := f.catalog.asker.Models(ctx, "http://"+m.Address)
+	if err != nil {
+		return nil, err
+	}
+	list = list[:min(len(list), maxListed)]
+	for i := range list {
+		names = append(names, list[i].ID)
+	}
+	c := &f.catalog
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.listed == nil {
+		c.listed = map[string]listed{}
+	}
+	c.listed[m.Name] = listed{m.Generation, names, list}
+	f.learnContexts()
+	return names, nil
+}
+
+// learnContexts gives each model the context length that all its engines name. The caller holds the
+// catalog's lock.
+func (f *Fleet) learnContexts() {
+	for _, m := range f.Models {
+		if m.Tokens == nil {
+			continue
+		}
+		context, known := 0, false
+		for _, l := range f.catalog.listed {
+			for i := range l.models {
+				if !slices.Contains(m.Names(), l.models[i].ID) {
+					continue
+				}
+				if n := l.models[i].Context(); !known {
+					context, known = n, true
+				} else if n != context {
+					context = 0
+				}
+			}
+		}
+		m.Tokens.SetMaxModelLen(context)
+	}
 }
 
 // askAll queries every ready worker and updates the router if the lists changed.
 func (f *Fleet) askAll(done chan struct{}) {
 	v := f.View()
-	answers := map[string]listed{}
-	silent := false
-	var mu sync.Mutex
+	ctx, cancel := context.WithTimeout(f.listContext, listTimeout)
+	defer cancel()
+	var silent atomic.Bool
 	var wg sync.WaitGroup
 	for _, m := range v.members {
 		if !m.Ready {
 			continue
 		}
 		wg.Go(func() {
-			names, err := f.askFor(m)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				silent = true
+			if _, err := f.askFor(ctx, m); err != nil {
+				silent.Store(true)
 				f.Log.Debug().Str("worker", m.Name).Err(err).Msg("no list of models")
-				return
 			}
-			answers[m.Name] = listed{m.Generation, names[:min(len(names), maxListed)]}
 		})
 	}
 	wg.Wait()
 	c := &f.catalog
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.names, c.listed, c.silent = map[string]bool{}, answers, silent
-	for _, l := range answers {
+	v, c.names, c.silent = f.View(), map[string]bool{}, silent.Load()
+	maps.DeleteFunc(c.listed, func(name string, l listed) bool {
+		m := v.members[name]
+		return m == nil || m.Generation != l.generation
+	})
+	for _, l := range c.listed {
 		for _, name := range l.names {
 			c.names[name] = true
 		}
 	}
-	f.tellRouter(f.View())
+	f.tellRouter(v)
 	c.asked, c.asking = f.Now(), nil
 	close(done)
 }

@@ -141,3 +141,21 @@ func TestModelsAreAskedForByTheGate(t *testing.T) {
 		t.Errorf("got %d workers asked concurrently, want %d at most", most, maxListing)
 	}
 }
+
+// A request waits for the lists of models at most listTimeout, however many workers hang.
+func TestListEndsThoughWorkersHang(t *testing.T) {
+	c := config.Default()
+	c.Index.MaxBytes = 1 << 20
+	f, err := New(Options{Config: &c, Metrics: observe.New("test"), Log: zerolog.Nop(), Now: time.Now, Update: func(time.Time, func(*routing.Router, time.Duration)) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for range maxListing {
+		f.listGate <- struct{}{} // as many are asked as may be, and none answers
+	}
+	f.SetWorkers([]workers.Worker{{Ready: true, Generation: 1, Worker: config.Worker{Name: "a", Address: "127.0.0.1:1", Engine: "vllm", Role: "both", Speed: 1}}})
+	if f.List(t.Context()) {
+		t.Error("got an answer of every worker, want one missing")
+	}
+}

@@ -117,7 +117,7 @@ func (f *Fleet) nextCheck(name string) *Member {
 // askModels runs at most once for a worker.
 func (f *Fleet) askModels(name string) {
 	for m := f.nextCheck(name); m != nil; m = f.nextCheck(name) {
-		names, err := f.askFor(m)
+		names, err := f.askFor(f.listContext, m)
 		var missing []string
 		for _, name := range m.Models {
 			if !slices.Contains(names, name) {

@@ -41,7 +41,7 @@ type Metrics struct {
 	Registry *prometheus.Registry
 
 	// Requests counts by API and outcome: "routed", "unrouted" (the client went away or
-	// the decision panicked), "rejected".
+	// the decision panicked), "rejected", "answered" (by Kvlane, needing no worker).
 	Requests *prometheus.CounterVec
 	// Rejected counts answers that Kvlane gave, by status.
 	Rejected *prometheus.CounterVec
@@ -117,7 +117,7 @@ func New(version string) *Metrics {
 	}
 	m := &Metrics{
 		Registry:        reg,
-		Requests:        counter("requests_total", "Requests by API and outcome (routed, unrouted, rejected).", "api", "outcome"),
+		Requests:        counter("requests_total", "Requests by API and outcome (routed, unrouted, rejected, answered).", "api", "outcome"),
 		Rejected:        counter("rejected_total", "Requests answered by Kvlane itself, by status and reason.", "status", "reason"),
 		Degraded:        counter("degraded_total", "Decisions made without something that would have made them better, by reason.", "reason"),
 		Picks:           counter("picks_total", "Requests sent to a target.", "worker", "rank", "leg"),

@@ -100,9 +100,38 @@ func (a *Asker) Ask(ctx context.Context, address string) (Facts, error) {
 // ErrNoModels is returned by Models if the answer is not that of an engine.
 var ErrNoModels = errors.New("GET /v1/models: no list of models")
 
-// Models returns the names that the engine at a URL lists in GET /v1/models, including
-// adapters.
-func (a *Asker) Models(ctx context.Context, url string) ([]string, error) {
+// Listed is an entry of an engine's list of models. Raw fields are as the engine wrote them.
+type Listed struct {
+	ID          string          `json:"id"`
+	Object      string          `json:"object"`
+	Created     json.RawMessage `json:"created,omitempty"`
+	OwnedBy     string          `json:"owned_by"`
+	Root        json.RawMessage `json:"root,omitempty"`
+	Parent      json.RawMessage `json:"parent,omitempty"`
+	MaxModelLen json.RawMessage `json:"max_model_len,omitempty"`
+}
+
+// maxListed bounds a field of a Listed in bytes.
+const maxListed = 1024
+
+func (l *Listed) clip() {
+	l.Object = "model"
+	for _, f := range []*json.RawMessage{&l.Created, &l.Root, &l.Parent, &l.MaxModelLen} {
+		if len(*f) > maxListed {
+			*f = nil
+		}
+	}
+	l.OwnedBy = l.OwnedBy[:min(len(l.OwnedBy), maxListed)]
+}
+
+// Context is the context length in tokens, 0 if the engine does not say.
+func (l *Listed) Context() int {
+	n, _ := strconv.Atoi(string(l.MaxModelLen))
+	return max(0, n)
+}
+
+// Models returns what the engine at a URL lists in GET /v1/models, adapters included.
+func (a *Asker) Models(ctx context.Context, url string) ([]Listed, error) {
 	body, err := a.question(ctx, strings.TrimRight(url, "/")+"/v1/models")
 	if err != nil {
 		return nil, err
@@ -110,11 +139,11 @@ func (a *Asker) Models(ctx context.Context, url string) ([]string, error) {
 	if body == nil {
 		return nil, ErrNoModels
 	}
-	var f Facts
-	if err := readModels(&f, body, ""); err != nil {
+	list, err := listOf(body)
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoModels, err)
 	}
-	return f.Models, nil
+	return list, nil
 }
 
 // question returns nil and no error if the engine does not have the page.
@@ -142,20 +171,28 @@ var errOther = errors.New("not the answer of an engine")
 // owners maps owned_by in /v1/models to the engine's name.
 var owners = map[string]string{"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
 
-func readModels(f *Facts, body []byte, _ string) error {
+func listOf(body []byte) ([]Listed, error) {
 	var said struct {
-		Data []struct {
-			ID      string `json:"id"`
-			OwnedBy string `json:"owned_by"`
-		} `json:"data"`
+		Data []Listed `json:"data"`
 	}
 	if err := json.Unmarshal(body, &said); err != nil {
+		return nil, err
+	}
+	for i := range said.Data {
+		if said.Data[i].ID == "" {
+			return nil, errOther
+		}
+		said.Data[i].clip()
+	}
+	return said.Data, nil
+}
+
+func readModels(f *Facts, body []byte, _ string) error {
+	list, err := listOf(body)
+	if err != nil {
 		return err
 	}
-	for _, m := range said.Data {
-		if m.ID == "" {
-			return errOther
-		}
+	for _, m := range list {
 		f.Models = append(f.Models, m.ID)
 		if f.Engine == "" {
 			f.Engine = owners[m.OwnedBy]

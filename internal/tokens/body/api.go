@@ -21,10 +21,11 @@ const (
 	Generate         // /generate (SGLang)
 	VLLMGenerate     // /inference/v1/generate (vLLM)
 	Tokenize         // /tokenize, /v1/tokenize
+	Models           // GET /v1/models
 )
 
 var apiNames = [...]string{"unknown", "chat", "completions", "responses", "embeddings", "messages", "count_tokens", "generate",
-	"vllm_generate", "tokenize"}
+	"vllm_generate", "tokenize", "models"}
 
 // String returns a short, stable name for metrics and logs.
 func (a API) String() string {
@@ -55,10 +56,13 @@ var suffixes = []struct {
 // /v1/chat/completions/render). All other paths, such as files and audio, are Unknown. For its
 // own API, SGLang also accepts PUT.
 func Detect(method, path string) (api API, render bool) {
+	path, _, _ = strings.Cut(path, "?")
+	if method == "GET" && strings.HasSuffix(path, "/v1/models") {
+		return Models, false
+	}
 	if method != "POST" && method != "PUT" {
 		return Unknown, false
 	}
-	path, _, _ = strings.Cut(path, "?")
 	if strings.IndexByte(path, '%') >= 0 { // engines decode the path before they match it
 		if plain, err := url.PathUnescape(path); err == nil {
 			path = plain

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -57,7 +58,8 @@ type Model struct {
 	// inlineSystem: the template prints a system message after the first turn.
 	inlineSystem bool
 	supplied     *templateCache
-	space        uint64 // of what caches keep of this model, plus a small number per kind
+	context      atomic.Int64 // as the engine says, 0: unknown
+	space        uint64       // of what caches keep of this model, plus a small number per kind
 }
 
 // Load reads a model directory: tokenizer.json and the tokenizer's other files, plain or gzipped

@@ -108,11 +108,22 @@ func (m *Model) plainLength(in input, n int) error {
 		wanted, _ = in.MaxTokens()
 		wanted = max(wanted, 1)
 	}
-	if limit := int64(m.options.MaxModelLen); limit > 0 && int64(n) > limit-wanted {
+	if limit := int64(m.maxModelLen()); limit > 0 && int64(n) > limit-wanted {
 		return refuse("This model's maximum context length is %d tokens. However, your request has %d input tokens and wants %d more.",
 			limit, n, wanted)
 	}
 	return nil
+}
+
+// SetMaxModelLen sets the context length that the engine says it has, 0 if it is not known. It counts
+// where Options.MaxModelLen is 0.
+func (m *Model) SetMaxModelLen(n int) { m.context.Store(int64(n)) }
+
+func (m *Model) maxModelLen() int {
+	if n := m.options.MaxModelLen; n > 0 {
+		return n
+	}
+	return int(m.context.Load())
 }
 
 // limited reports whether engines limit an API's prompts to their context length.
@@ -121,7 +132,7 @@ func limited(api body.API) bool { return api != body.Tokenize && api != body.Cou
 // tooLong refuses a text that cannot fit the engine's context, whatever its tokens are.
 // Tokenizing it could take seconds, for a request that no engine serves.
 func (m *Model) tooLong(p *plan, text string) error {
-	most := m.options.MaxModelLen
+	most := m.maxModelLen()
 	if most == 0 || !p.limited || p.keep != 0 || len(text) <= most {
 		return nil
 	}

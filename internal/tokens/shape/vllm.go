@@ -359,12 +359,12 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	case !ok || n < -1 || n == 0 && in.API != body.Tokenize:
 		return refuse("truncate_prompt_tokens: input should be an integer, -1 or at least 1")
 	case n == -1:
-		n = int64(m.options.MaxModelLen)
+		n = int64(m.maxModelLen())
 		if wanted, asked := in.vllmMaxTokens(); asked && wanted != 0 {
 			n-- // leaves room for one token
 		}
-	case m.options.MaxModelLen > 0 && n > int64(m.options.MaxModelLen):
-		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.options.MaxModelLen)
+	case m.maxModelLen() > 0 && n > int64(m.maxModelLen()):
+		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.maxModelLen())
 	}
 	p.keep = int(min(n, 1<<30))
 	if side == "right" {
@@ -391,7 +391,7 @@ func (m *Model) forwardedIDs(in input) ([]uint32, error) {
 // request for more output tokens than the whole context. In between, the engine truncates the
 // output.
 func (m *Model) vllmLength(in input, n int) error {
-	context := int64(m.options.MaxModelLen)
+	context := int64(m.maxModelLen())
 	if context == 0 {
 		return nil
 	}

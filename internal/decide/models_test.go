@@ -1,0 +1,143 @@
+package decide
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/workers"
+)
+
+// listing is a worker whose engine lists these models; "" for one that does not answer in time.
+func listing(t *testing.T, name, list string, models ...string) workers.Worker {
+	t.Helper()
+	over := make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if list == "" {
+			<-over
+		}
+		_, _ = io.WriteString(w, list)
+	}))
+	t.Cleanup(srv.Close)
+	t.Cleanup(func() { close(over) })
+	w := worker(name, 0)
+	w.Address, w.Models = srv.Listener.Addr().String(), models
+	return w
+}
+
+// GET /v1/models is answered with the models of all workers, each once, in an order that does not change.
+func TestTheListOfModelsIsThatOfAllWorkers(t *testing.T) {
+	const (
+		demo  = `{"id":"demo","object":"model","created":7,"owned_by":"vllm","root":"/m","parent":null,"max_model_len":64,"permission":[{}]}`
+		lora  = `{"id":"lora","object":"model","created":8,"owned_by":"vllm","root":"/l","parent":"demo"}`
+		other = `{"id":"a-model","owned_by":"sglang"}`
+	)
+	list := func(models ...string) string { return `{"object":"list","data":[` + strings.Join(models, ",") + `]}` }
+	for name, c := range map[string]struct {
+		workers []workers.Worker
+		want    string // ids, "" if the request is forwarded
+	}{
+		"two workers":    {[]workers.Worker{listing(t, "a", list(lora, demo)), listing(t, "b", list(demo, other))}, "a-model demo lora"},
+		"a hung worker":  {[]workers.Worker{listing(t, "a", list(demo)), listing(t, "b", "", "demo", "silent")}, "demo silent"},
+		"none is known":  {[]workers.Worker{listing(t, "a", `{"detail":"Unauthorized"}`, "demo")}, ""},
+		"an empty fleet": {nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, "", c.workers...)
+			defer func() {
+				if m, err := qwen(); err == nil {
+					m.SetMaxModelLen(0) // the model is shared
+				}
+			}()
+			var first string
+			for range 2 {
+				d := b.Decide(t.Context(), &extproc.Request{ID: "r", Method: "GET", Path: "/v1/models?limit=3", Received: time.Now()})
+				if c.want == "" {
+					if d.Reject != nil && d.Reject.Status == http.StatusOK || d.Reject == nil && d.Endpoint == "" {
+						t.Errorf("got %+v, want the request forwarded", d)
+					}
+					end(&d, 200)
+					continue
+				}
+				if d.Reject == nil || d.Reject.Status != http.StatusOK {
+					t.Fatalf("got %+v, want a list", d)
+				}
+				var got struct {
+					Object string
+					Data   []struct {
+						ID     string
+						Parent *string
+					}
+				}
+				if err := json.Unmarshal(d.Reject.Body, &got); err != nil {
+					t.Fatal(err)
+				}
+				var ids []string
+				for _, m := range got.Data {
+					ids = append(ids, m.ID)
+					if (m.Parent != nil) != (m.ID == "lora") {
+						t.Errorf("%s: got parent %v", m.ID, m.Parent)
+					}
+				}
+				if strings.Join(ids, " ") != c.want || got.Object != "list" {
+					t.Errorf("got %q, want %q", ids, c.want)
+				}
+				if first == "" {
+					first = string(d.Reject.Body)
+				} else if first != string(d.Reject.Body) {
+					t.Errorf("got %s, want %s as before", d.Reject.Body, first)
+				}
+			}
+			answered := 0.0
+			if c.want != "" {
+				answered = 2
+			}
+			if got := testutil.ToFloat64(b.metrics.Requests.WithLabelValues("models", "answered")); got != answered {
+				t.Errorf("got %v requests answered, want %v", got, answered)
+			}
+			if b.loads() != 0 {
+				t.Errorf("got a load of %d, want 0", b.loads())
+			}
+		})
+	}
+}
+
+// The context length that all engines of a model name is the limit of its prompts, unless the configuration has one.
+func TestTheEnginesContextLength(t *testing.T) {
+	entry := func(n string) string { return `{"data":[{"id":"demo","max_model_len":` + n + `}]}` }
+	for name, c := range map[string]struct {
+		lists   []string
+		refused bool
+	}{
+		"all the same": {[]string{entry("64"), entry("64")}, true},
+		"large":        {[]string{entry("4096")}, false},
+		"they differ":  {[]string{entry("64"), entry("128")}, false},
+		"not a number": {[]string{entry(`"64"`)}, false},
+		"not named":    {[]string{`{"data":[{"id":"demo"}]}`}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var list []workers.Worker
+			for i, text := range c.lists {
+				list = append(list, listing(t, string(rune('a'+i)), text))
+			}
+			b := newBench(t, "", list...)
+			defer func() {
+				if m, err := qwen(); err == nil {
+					m.SetMaxModelLen(0)
+				}
+			}()
+			b.Fleet().List(t.Context())
+			_, e := b.ask("/v1/completions", completion(100, ""))
+			if got := e.Degraded == degradedRefused; got != c.refused {
+				t.Errorf("got degraded %q, want refused: %v", e.Degraded, c.refused)
+			}
+		})
+	}
+}
