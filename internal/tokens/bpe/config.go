@@ -123,6 +123,7 @@ func (c *Config) fromModel(fsys fs.FS) error {
 	if err := members(model, map[string]any{"model_type": &c.ModelType, "vocab_size": &c.VocabSize, "architectures": &architectures}); err != nil {
 		return fmt.Errorf("config.json: %w", err)
 	}
+	c.VocabSize = max(c.VocabSize, 0)
 	if len(architectures) > 0 {
 		c.Architecture = architectures[0]
 	}
