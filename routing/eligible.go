@@ -160,7 +160,7 @@ func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidat
 		return ReasonPin
 	case t.suspended(d.now, limits.SuspendAfter):
 		return ReasonSuspended
-	case limits.MaxActive > 0 && c.active >= limits.MaxActive:
+	case limits.MaxActive > 0 && max(c.active, t.load.Active) >= limits.MaxActive: // reports do not know what was just booked
 		return ReasonBusyActive
 	case limits.MaxQueue > 0 && c.queue >= limits.MaxQueue:
 		return ReasonBusyQueue

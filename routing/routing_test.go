@@ -439,3 +439,19 @@ func TestRebookLeavesTheBindingToALaterTargetOfTheSlot(t *testing.T) {
 		}
 	}
 }
+
+// The limit of requests counts what was booked since a report, also where the rule reads reports only.
+func TestALimitCountsBookingsThatNoReportKnows(t *testing.T) {
+	for _, running := range []int64{0, 1} {
+		policy := preset(t, "least-loaded")
+		policy.Limits.MaxActive = 2
+		r := newRouter(t, policy, 1)
+		r.Report(0, 0, Report{Running: running})
+		for n := range int64(3) {
+			_, err := r.Pick(0, &Query{ID: fmt.Sprint(n), PromptTokens: 10}, nil, nil)
+			if full := n >= 2; (err != nil) != full {
+				t.Errorf("%d reported, request %d: got error %v, want one: %t", running, n, err, full)
+			}
+		}
+	}
+}
