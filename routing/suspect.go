@@ -51,8 +51,9 @@ type health struct {
 	Answered time.Duration `json:"answered,omitempty"`
 	// GivenUp is the longest wait since then that ended without a first token.
 	GivenUp wait `json:"givenUp,omitzero"`
-	// Failures counts failed answers in a row.
+	// Failures counts failed answers in a row, Broken those in a row that the engine broke off.
 	Failures int32 `json:"failures,omitempty"`
+	Broken   int32 `json:"broken,omitempty"`
 	// Suspect is why the target is avoided, and Probe when it may get a request again.
 	Suspect string        `json:"suspect,omitempty"`
 	Probe   time.Duration `json:"probe,omitempty"`
@@ -95,6 +96,40 @@ func (r *Router) failed(t *target) {
 		r.judgeNext = r.judgeNext || t.health.Failures == suspectFailures
 	}
 }
+
+// BrokenOff tells the router whether the engine broke off an answer that had begun, which only Envoy's access log knows,
+// after the booking was released. It reports whether some in a row were: then the ends of whole answers are wanted too.
+// Unknown targets are ignored.
+func (r *Router) BrokenOff(slot kvindex.Slot, target kvindex.Target, broken bool) bool {
+	if r.slotUnknown(slot) || r.targets[slot].info.Target != target {
+		return false
+	}
+	t := &r.targets[slot]
+	if broken {
+		t.health.Broken++
+		r.judgeNext = r.judgeNext || t.health.Broken == suspectFailures
+		return true
+	}
+	r.whole(t)
+	return false
+}
+
+// whole forgets answers that were broken off.
+func (r *Router) whole(t *target) {
+	t.health.Broken = 0
+	r.absolve(t)
+}
+
+// absolve ends a suspicion of failures that are over.
+func (r *Router) absolve(t *target) {
+	if t.health.Suspect == failingTarget && t.health.failures() < suspectFailures {
+		t.health.Suspect = ""
+		r.suspects--
+	}
+}
+
+// failures is the failed answers in a row, of whichever kind.
+func (h *health) failures() int32 { return max(h.Failures, h.Broken) }
 
 // AwakeEvery is how often to call Awake.
 const AwakeEvery = 250 * time.Millisecond
@@ -186,10 +221,7 @@ func (r *Router) ended(now time.Duration, res *reservation) {
 // worked notes a good answer, or a prefill that was computed.
 func (r *Router) worked(t *target) {
 	t.health.Failures = 0
-	if t.health.Suspect == failingTarget {
-		t.health.Suspect = ""
-		r.suspects--
-	}
+	r.absolve(t)
 }
 
 const (
@@ -244,7 +276,7 @@ func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
 	answered, good, bad := time.Duration(0), 0, 0
 	for _, slot := range group {
 		answered = max(answered, r.targets[slot].health.Answered)
-		if r.targets[slot].health.Failures == 0 {
+		if r.targets[slot].health.failures() == 0 {
 			good++
 		}
 	}
@@ -256,7 +288,7 @@ func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
 		h := r.targets[slot].health
 		was := h.Suspect
 		switch w := h.Worst; {
-		case h.Failures >= suspectFailures && 2*good >= len(group):
+		case h.failures() >= suspectFailures && 2*good >= len(group):
 			h.Suspect = failingTarget
 		// If no later request was answered either, the others are not better.
 		case w.Took >= r.config.SuspectAfter && w.Pace > suspectFactor*limit && w.Since < answered:
@@ -313,7 +345,7 @@ func (d *decision) avoidSuspects() {
 
 func (h *health) text() string {
 	if h.Suspect == failingTarget {
-		return fmt.Sprintf("%d answers in a row have failed", h.Failures)
+		return fmt.Sprintf("%d answers in a row have failed", h.failures())
 	}
 	return fmt.Sprintf("no first token for %s", h.Worst.Took.Round(100*time.Millisecond))
 }

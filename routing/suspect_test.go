@@ -13,9 +13,9 @@ import (
 type engine struct {
 	perToken time.Duration
 	// hung engines answer nothing, mute ones begin an answer at once and never go on,
-	// failing ones answer with an error at once.
-	hung, mute, failing bool
-	busy                time.Duration
+	// failing ones answer with an error at once, breaking ones break their answers off.
+	hung, mute, failing, breaking bool
+	busy                          time.Duration
 }
 
 // bed runs a router in front of modelled engines.
@@ -96,6 +96,11 @@ func (b *bed) send(now time.Duration, q *Query) {
 		b.r.FirstToken(now, plan.Reservation)
 		b.r.Release(now, plan.Reservation)
 		return
+	case e.breaking:
+		b.r.FirstToken(now, plan.Reservation)
+		b.r.Release(now, plan.Reservation)
+		b.r.BrokenOff(plan.Decode, b.r.targets[plan.Decode].info.Target, true)
+		return
 	case e.mute:
 		first = now
 	case !e.hung:
@@ -105,7 +110,12 @@ func (b *bed) send(now time.Duration, q *Query) {
 	if first >= 0 {
 		b.at(first, func(now time.Duration) { b.r.FirstToken(now, plan.Reservation) })
 	}
-	b.at(end, func(now time.Duration) { b.r.Release(now, plan.Reservation) })
+	b.at(end, func(now time.Duration) {
+		b.r.Release(now, plan.Reservation)
+		if first >= 0 {
+			b.r.BrokenOff(plan.Decode, b.r.targets[plan.Decode].info.Target, false)
+		}
+	})
 }
 
 func (b *bed) run(until time.Duration) {
@@ -159,20 +169,27 @@ func TestAHungWorkerGetsFewNewClients(t *testing.T) {
 // New clients come every millisecond. A worker that fails immediately looks idle: it is
 // suspect after five failures, not when targets are judged again.
 func TestAWorkerThatFailsQuicklyIsSuspectAtTheFifthFailure(t *testing.T) {
-	for _, tc := range []struct{ fails, least, most int }{{100, suspectFailures, suspectFailures}, {suspectFailures - 1, 8, 20}} {
+	for _, tc := range []struct {
+		fails, least, most int
+		breaks             bool
+	}{
+		{100, suspectFailures, suspectFailures, false}, {suspectFailures - 1, 8, 20, false},
+		{100, suspectFailures, suspectFailures, true}, {suspectFailures - 1, 8, 20, true},
+	} {
 		b := newBed(t, 8, nil)
 		b.clients(16, 500*time.Millisecond, 2000, nil)
 		b.run(8 * time.Second)
 		before := b.got[3]
 		for i := range 100 {
 			b.at(8*time.Second+time.Duration(i)*time.Millisecond, func(now time.Duration) {
-				b.engines[3].failing = b.got[3]-before < tc.fails
+				fails := b.got[3]-before < tc.fails
+				b.engines[3].failing, b.engines[3].breaking = fails && !tc.breaks, fails && tc.breaks
 				b.send(now, &Query{ID: fmt.Sprint(i), PromptTokens: 2000, Conversation: fmt.Sprint("new", i)})
 			})
 		}
 		b.run(9 * time.Second)
 		if got := b.got[3] - before; got < tc.least || got > tc.most {
-			t.Errorf("up to %d failures: got %d of 100 new clients at the worker, want %d to %d", tc.fails, got, tc.least, tc.most)
+			t.Errorf("up to %d failures, broken off: %t: got %d of 100 new clients at the worker, want %d to %d", tc.fails, tc.breaks, got, tc.least, tc.most)
 		}
 	}
 }
@@ -321,6 +338,7 @@ func TestASuspectWorkerComesBack(t *testing.T) {
 	for name, hang := range map[string]func(*engine, bool){
 		"hung":   func(e *engine, on bool) { e.hung = on },
 		"errors": func(e *engine, on bool) { e.failing = on },
+		"breaks": func(e *engine, on bool) { e.breaking = on },
 	} {
 		b := newBed(t, 8, nil)
 		b.patience = 5 * time.Second
@@ -335,6 +353,45 @@ func TestASuspectWorkerComesBack(t *testing.T) {
 		b.run(200 * time.Second)
 		if got := b.got[3] - before; got < 20 || b.r.Suspect(3) != "" {
 			t.Errorf("%s: after it works again it got %d requests and is suspect for %q, want at least 20 and not suspect", name, got, b.r.Suspect(3))
+		}
+	}
+}
+
+// Answers that broke off are forgotten when the engine has ended: a restart, or another target in its slot.
+func TestARestartForgetsBrokenAnswers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(r *Router, info TargetInfo)
+		want   string
+	}{
+		"the same engine": {func(r *Router, info TargetInfo) { r.SetTarget(2, info) }, failingTarget},
+		"a restart": {func(r *Router, info TargetInfo) {
+			info.Ready = false
+			r.SetTarget(2, info)
+			info.Ready = true
+			r.SetTarget(2, info)
+		}, ""},
+		"another target": {func(r *Router, info TargetInfo) {
+			old := info.Target
+			info.Worker = "other"
+			r.SetTarget(2, info)
+			for range suspectFailures {
+				r.BrokenOff(2, old, true)
+			}
+			mustPickAt(t, r, time.Minute, &Query{ID: "y", PromptTokens: 10})
+		}, ""},
+	} {
+		b := newBed(t, 4, nil)
+		info := b.r.targets[2].info
+		for range suspectFailures {
+			b.r.BrokenOff(2, info.Target, true)
+		}
+		mustPickAt(t, b.r, time.Second, &Query{ID: "x", PromptTokens: 10})
+		if got := b.r.Suspect(2); got != failingTarget {
+			t.Fatalf("got %q, want a suspicion of failures", got)
+		}
+		tc.change(b.r, info)
+		if got := b.r.Suspect(2); got != tc.want {
+			t.Errorf("%s: got suspicion %q, want %q", name, got, tc.want)
 		}
 	}
 }

@@ -150,6 +150,9 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 	if t.speed <= 0 {
 		t.speed = 1
 	}
+	if info.Ready && t.state == ReasonNotReady {
+		r.whole(t) // the engine that broke its answers off has ended
+	}
 	t.role, t.state = info.Role, eligible
 	switch {
 	case !info.Ready:

@@ -343,6 +343,47 @@ func TestARequestThatMovedIsBookedWhereItIs(t *testing.T) {
 	}
 }
 
+// Envoy's access log tells of answers that the engine breaks off: five in a row make its target suspect, and a whole one
+// ends that. Clients that leave, and what was counted by its status, do not count.
+func TestBrokenAnswersMakeATargetSuspect(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		status  int
+		flags   []string
+		suspect string
+	}{
+		{"cut", 200, []string{"upstream_connection_termination"}, "failures"},
+		{"reset", 200, []string{"upstream_remote_reset"}, "failures"},
+		{"the client left", 200, []string{"downstream_connection_termination"}, ""},
+		{"whole", 200, nil, ""},
+		{"an error of Envoy's own", 503, []string{"upstream_connection_termination"}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, "routing: {trust_overrides: true}", worker("a", 0), worker("b", 0), worker("c", 0))
+			answer := func(target string, o extproc.Outcome) (suspect string) {
+				d, _ := b.ask("/v1/completions", completion(10, ""), pinHeader, target)
+				ticket := d.Ticket.(*ticket)
+				ticket.ResponseHeaders(200, ticket.endpoint.Address)
+				ticket.End(time.Now())
+				ticket.Outcome(o)
+				b.ask("/v1/completions", completion(10, ""), pinHeader, "c") // targets are judged at a pick
+				return b.router.Suspect(ticket.slot)
+			}
+			suspect := ""
+			for range 5 {
+				answer("b", extproc.Outcome{Status: 200})
+				suspect = answer("a", extproc.Outcome{Status: c.status, Flags: c.flags})
+			}
+			if suspect != c.suspect || (len(b.suspects) > 0) != (c.suspect != "") {
+				t.Errorf("got suspicion %q, checks of %v, want %q", suspect, b.suspects, c.suspect)
+			}
+			if got := answer("a", extproc.Outcome{Status: 200}); got != "" {
+				t.Errorf("after a whole answer: got suspicion %q, want none", got)
+			}
+		})
+	}
+}
+
 func TestWorkersThatChange(t *testing.T) {
 	a, bb := worker("a", 2), worker("b", 0)
 	b := newBench(t, "", a, bb)

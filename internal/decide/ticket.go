@@ -2,6 +2,7 @@ package decide
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -258,6 +259,9 @@ func (t *ticket) End(at time.Time) {
 	}
 }
 
+// brokenOff is Envoy's response flags of an answer that the engine ended early.
+var brokenOff = []string{"upstream_connection_termination", "upstream_remote_reset", "upstream_protocol_error"}
+
 // Outcome implements extproc.OutcomeTicket.
 func (t *ticket) Outcome(o extproc.Outcome) {
 	t.entry.SetOutcome(o)
@@ -266,6 +270,14 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 	}
 	if len(o.Flags) > 0 {
 		t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
+	}
+	// Failures before the answer have been counted by their status.
+	broken := o.Status < 500 && slices.ContainsFunc(o.Flags, func(flag string) bool { return slices.Contains(brokenOff, flag) })
+	if broken && t.d.onSuspect != nil {
+		t.d.onSuspect(t.endpoint.Target.Worker)
+	}
+	if last := &t.endpoint.Counters.Broken; broken || last.Load() {
+		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { last.Store(r.BrokenOff(t.slot, t.endpoint.Target, broken)) })
 	}
 	if !o.FirstToken.IsZero() {
 		t.answer.FirstToken(o.FirstToken)

@@ -16,6 +16,8 @@ type Counters struct {
 	Picks, Prompt, ByEvents, Speculative prometheus.Counter
 	// Batches counts the event batches received from the target.
 	Batches atomic.Uint64
+	// Broken reports that the last answer of the target that ended was broken off by the engine.
+	Broken atomic.Bool
 }
 
 func newCounters(m *observe.Metrics, t kvindex.Target) *Counters {
