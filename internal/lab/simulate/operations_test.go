@@ -17,6 +17,7 @@ var kinds = []kind[*world]{
 	{"answer fails", 4, func(w *world) { w.some((*request).fail) }},
 	{"retried elsewhere", 4, func(w *world) { w.some((*request).retry) }},
 	{"prefill fails", 4, func(w *world) { w.some((*request).movePrefill) }},
+	{"broken answer", 3, func(w *world) { w.some((*request).breakOff) }},
 	{"double release", 1, func(w *world) { w.some((*request).endTwice) }},
 	{"waiter leaves", 3, (*world).leaveQueue},
 	{"time", 12, func(w *world) { w.pass(time.Duration(1+w.rng.IntN(1500)) * time.Millisecond) }},
@@ -209,6 +210,17 @@ func (q *request) retry() {
 		q.b.decode = x
 	}
 	q.r.place()
+}
+
+// breakOff is answers that the engine ends early, which is known only after their end, or a whole one.
+func (q *request) breakOff() {
+	x, n := q.b.decode, q.r.w.rng.IntN(12)
+	q.end()
+	for range n {
+		if !x.removed {
+			q.r.router.BrokenOff(x.slot, x.e.target, n > 2)
+		}
+	}
 }
 
 // movePrefill is a prefill leg that failed: it is tried elsewhere, or computed on the decode target.
@@ -477,6 +489,7 @@ func (r *replica) recover() {
 			}
 			r.router.FirstToken(r.w.now+10*time.Millisecond, plan.Reservation)
 			r.router.Release(r.w.now+20*time.Millisecond, plan.Reservation)
+			r.router.BrokenOff(x.slot, x.e.target, false)
 		}
 	}
 	for _, x := range r.targets {
