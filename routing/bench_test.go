@@ -80,12 +80,15 @@ func TestPickDoesNotAllocate(t *testing.T) {
 		run := func() {
 			q.Conversation = ids[i%len(ids)]
 			i++
-			plan, err := r.Pick(0, q, overlaps, nil)
+			now := time.Duration(i) * time.Second
+			q.TTFT = time.Duration(i%2) * time.Second
+			plan, err := r.Pick(now, q, overlaps, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.FirstToken(0, plan.Reservation)
-			r.Release(0, plan.Reservation)
+			r.FirstToken(now+100*time.Millisecond, plan.Reservation)
+			r.Generated(now+200*time.Millisecond, plan.Reservation, 10)
+			r.Release(now+200*time.Millisecond, plan.Reservation)
 		}
 		for range 512 {
 			run()

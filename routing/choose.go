@@ -27,6 +27,7 @@ type candidate struct {
 	queue, work      int64
 	kv, active       int64
 	speed, cost      float64
+	ttft             float64 // seconds, set by meet
 }
 
 // choice is the chosen candidate and what commit has to do with it.
@@ -68,6 +69,8 @@ type decision struct {
 	softCap    int64
 	// returning is Policy.Returning's r.
 	returning float64
+	// unmet is set if the request is held because no target meets Query.TTFT.
+	unmet bool
 	// priced is set if the candidates have costs.
 	priced bool
 }
@@ -97,6 +100,9 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 	}
 	if len(d.cands) == 0 || !d.fairShare() {
 		return choice{}, d.refusal()
+	}
+	if err := d.meet(); err != nil {
+		return choice{}, err
 	}
 	if !d.warmUp() && !d.firstTurnStage() {
 		d.price(d.cands, &d.req.policy.Cost, d.gate())

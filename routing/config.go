@@ -41,6 +41,8 @@ type Config struct {
 	// Hold refuses a request with a HeldError while its best target has more than this many
 	// uncached tokens queued. 0 turns this off.
 	Hold int64 `json:"hold,omitempty" jsonschema:"-" yaml:"-"`
+	// Unmet is what is done with a request whose Query.TTFT cannot be met; "" is UnmetRoute.
+	Unmet Unmet `json:"unmet,omitempty" jsonschema:"-" yaml:"-"`
 	// RemoteTTL ends bookings of other replicas if their release was lost. It is longer
 	// than any request. 1 s to 24 h.
 	RemoteTTL time.Duration `json:"remoteTTL" yaml:"remote_ttl"`

@@ -178,7 +178,8 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 		req.zone = r.targets[decode.slot].info.Zone
 	}
 	prefill, err := r.choose(now, q, req, side)
-	if err != nil && cfg.Mode == ModeCost {
+	_, unmet := errors.AsType[*UnmetError](err)
+	if err != nil && cfg.Mode == ModeCost && !unmet {
 		// Under this rule a decode target can always compute the prompt.
 		if ex != nil {
 			ex.sayf("disagg", "compute on the decode target: %s", err.Error())
@@ -187,7 +188,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 		return r.commitLocal(now, q, &decode)
 	}
 	if err != nil {
-		if _, full := errors.AsType[*CapacityError](err); full {
+		if _, full := errors.AsType[*CapacityError](err); full || unmet {
 			return Plan{}, err
 		}
 		return Plan{}, fmt.Errorf("disaggregate: %w", err)

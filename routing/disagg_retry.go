@@ -33,6 +33,7 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 		ex.end(r, Plan{}, err)
 		return Plan{}, fmt.Errorf("disaggregate: %w", err)
 	}
+	r.withdraw(res)
 	r.apply(res, -1)
 	res.Prefill, res.prefillGen, res.Miss = c.slot, r.reach(now, c.slot), c.miss
 	res.Owed = c.queue + c.miss
@@ -53,6 +54,7 @@ func (r *Router) ComputeLocally(now time.Duration, id ReservationID, miss int64)
 	if res == nil || res.Prefill == NoSlot || res.Phase == decoding {
 		return false
 	}
+	r.withdraw(res)
 	r.apply(res, -1)
 	res.Prefill, res.prefillGen, res.Miss, res.Phase = NoSlot, 0, max(miss, 0), computing
 	r.begin(res, now)

@@ -64,7 +64,7 @@ func (d *decision) eligible() {
 		d.weigh(c, t)
 		reason := d.admit(slot, t, known, c, &limits)
 		d.counts[reason]++
-		d.ex.row(d.r, c, reason)
+		d.ex.row(d, c, reason)
 		if reason != eligible {
 			d.cands = d.cands[:len(d.cands)-1]
 			continue

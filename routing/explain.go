@@ -53,6 +53,10 @@ type Candidate struct {
 	Active int64 `json:"active"`
 	// Cost is nil if the cost stage did not see the target.
 	Cost *float64 `json:"cost,omitempty"`
+	// TTFT and PerToken are predicted, in seconds: the time to the first token and per output
+	// token; 0 where nothing is.
+	TTFT     float64 `json:"ttft,omitempty"`
+	PerToken float64 `json:"perToken,omitempty"`
 	// Dropped is the stage or the Reason that dropped it, "" if none did.
 	Dropped string `json:"dropped,omitempty"`
 }
@@ -105,11 +109,13 @@ func (e *Explanation) rows() {
 	}
 }
 
-func (e *Explanation) row(r *Router, c *candidate, reason Reason) {
+func (e *Explanation) row(d *decision, c *candidate, reason Reason) {
 	if e == nil {
 		return
 	}
+	r := d.r
 	row := Candidate{Target: r.targets[c.slot].name, Slot: c.slot, Miss: c.miss, Queue: c.queue, KV: c.kv, Active: c.active}
+	row.TTFT, row.PerToken = d.ttft(c), r.targets[c.slot].perToken(d.now, d.q.PromptTokens)
 	if m := r.match[c.slot]; m.epoch == r.matchEpoch {
 		row.Tiers, row.Speculative = r.overlaps[m.at].Tokens, r.overlaps[m.at].Speculative
 	}
@@ -174,15 +180,23 @@ func (e *Explanation) write(b *strings.Builder, prefix string) {
 		fmt.Fprintf(b, "%s%s: %s\n", prefix, v.Stage, v.Text)
 	}
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "%starget\tdevice\thost\tdisk\text\tspec\tmiss\tqueue\tkv\tactive\tcost\tdropped\t\n", prefix)
+	predicted := slices.ContainsFunc(e.Candidates, func(c Candidate) bool { return c.TTFT > 0 || c.PerToken > 0 })
+	times := ""
+	if predicted {
+		times = "ttft\tper token\t"
+	}
+	fmt.Fprintf(w, "%starget\tdevice\thost\tdisk\text\tspec\tmiss\tqueue\tkv\tactive\t%scost\tdropped\t\n", prefix, times)
 	for i := range e.Candidates {
 		c := &e.Candidates[i]
 		cost := "-"
 		if c.Cost != nil {
 			cost = fmt.Sprintf("%.0f", *c.Cost)
 		}
-		fmt.Fprintf(w, "%s%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", prefix, c.Target, c.Tiers[kvindex.Device], c.Tiers[kvindex.Host],
-			c.Tiers[kvindex.Disk], c.Tiers[kvindex.External], c.Speculative, c.Miss, c.Queue, c.KV, c.Active, cost, c.Dropped)
+		if predicted {
+			times = fmt.Sprintf("%.2fs\t%.1fms\t", c.TTFT, c.PerToken*1000)
+		}
+		fmt.Fprintf(w, "%s%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s%s\t%s\t\n", prefix, c.Target, c.Tiers[kvindex.Device], c.Tiers[kvindex.Host],
+			c.Tiers[kvindex.Disk], c.Tiers[kvindex.External], c.Speculative, c.Miss, c.Queue, c.KV, c.Active, times, cost, c.Dropped)
 	}
 	_ = w.Flush() // a strings.Builder does not fail
 	if e.Prefill != nil {

@@ -111,6 +111,10 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 // the caches, and with them throughput.
 func (d *decision) hold() {
 	r := d.r
+	if t := &r.targets[d.out.slot]; d.unmet && t.progress.Due > d.now {
+		d.out.held = true
+		return
+	}
 	if r.config.Hold <= 0 || d.q.Waited < 0 || !r.saturated(d.now, &r.targets[d.out.slot]) {
 		return
 	}

@@ -60,8 +60,9 @@ type reservation struct {
 	// conversation is the binding that follows the request if it was served elsewhere.
 	conversation Key
 	// serial makes the ids of a reused entry differ.
-	serial uint32
-	remote remoteLink
+	serial   uint32
+	remote   remoteLink
+	Forecast forecast `json:"forecast,omitzero"`
 }
 
 // ledger holds the reservations in a slab with a free list: booking does not allocate
@@ -115,14 +116,15 @@ func (r *Router) targetOf(slot kvindex.Slot, gen uint32) *target {
 	return &r.targets[slot]
 }
 
-// book puts the reservation's load on its targets.
-func (r *Router) book(now time.Duration, res reservation) ReservationID {
+// book puts the reservation's load on its targets. With seen its first token will be.
+func (r *Router) book(now time.Duration, res reservation, seen bool) ReservationID {
 	res.Phase = computing
 	r.begin(&res, max(now, r.alive)) // the caller may have read the clock before a pause
 	res.decodeGen = r.reach(now, res.Decode)
 	if res.Prefill != NoSlot {
 		res.prefillGen = r.reach(now, res.Prefill)
 	}
+	r.expect(now, &res, seen)
 	r.apply(&res, 1)
 	return r.ledger.add(res)
 }
@@ -208,6 +210,7 @@ func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 	if t := r.waitsFor(res); t != nil {
 		r.worked(t)
 	}
+	r.computed(now, res)
 	res.Since, res.Owed = now, res.KV
 	return r.enter(id, transferring)
 }
@@ -217,6 +220,9 @@ func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 	if res := r.ledger.get(id); res != nil {
 		r.answered(now, res)
+		if res.Phase < decoding {
+			r.learnFirst(now, res)
+		}
 	}
 	return r.enter(id, decoding)
 }
@@ -230,6 +236,7 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 		return false
 	}
 	r.ended(now, res)
+	r.withdraw(res)
 	r.apply(res, -1)
 	r.unlinkRemote(res)
 	if r.sharer != nil && res.remote.key.replica == "" {
@@ -249,6 +256,7 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	if res.Decode == served && res.decodeGen == r.targets[served].gen {
 		return true
 	}
+	r.withdraw(res)
 	r.apply(res, -1)
 	from, here := res.Decode, r.targetOf(res.Decode, res.decodeGen) != nil
 	res.Decode, res.decodeGen = served, r.targets[served].gen

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -48,6 +49,8 @@ func drawQuery(t *rapid.T, id, n int) *Query {
 	case 4:
 		q.Model = "other"
 	}
+	q.TTFT = time.Duration(rapid.SampledFrom([]int{0, 0, 100, 1000, 5000}).Draw(t, "ttft")) * time.Millisecond
+	q.Whole = rapid.IntRange(0, 3).Draw(t, "whole") == 0
 	return q
 }
 
@@ -58,6 +61,7 @@ func drawConfig(t *rapid.T) Config {
 	cfg.Policy.Cap.Hard = int64(rapid.IntRange(0, 6).Draw(t, "hard"))
 	cfg.Policy.Limits.MaxQueue = int64(rapid.SampledFrom([]int{0, 30000}).Draw(t, "maxQueue"))
 	cfg.Policy.Pick.Temperature = rapid.SampledFrom([]float64{0, 0, 0.2}).Draw(t, "temperature")
+	cfg.Unmet = rapid.SampledFrom([]Unmet{UnmetRoute, UnmetQueue}).Draw(t, "unmet")
 	cfg.MaxConversations = rapid.IntRange(1, 15).Draw(t, "conversations")
 	cfg.MaxPrefixBlocks = rapid.IntRange(1, 40).Draw(t, "prefixBlocks")
 	return cfg
@@ -85,6 +89,9 @@ func TestLaws(t *testing.T) {
 		}
 		var live []ReservationID
 		now := time.Duration(0)
+		if rapid.Bool().Draw(t, "trained") {
+			now = train(r, 10_000)
+		}
 		for i := range rapid.IntRange(1, 60).Draw(t, "ops") {
 			now += time.Duration(rapid.IntRange(0, 3000).Draw(t, "ms")) * time.Millisecond
 			pickOne := func(action func(ReservationID)) {
@@ -98,7 +105,10 @@ func TestLaws(t *testing.T) {
 			case 1:
 				pickOne(func(id ReservationID) { r.PrefillDone(now, id) })
 			case 2:
-				pickOne(func(id ReservationID) { r.Release(now, id) })
+				pickOne(func(id ReservationID) {
+					r.Generated(now, id, 20)
+					r.Release(now, id)
+				})
 			case 3:
 				slot := rapid.IntRange(0, n-1).Draw(t, "slot")
 				if rapid.Bool().Draw(t, "remove") {
@@ -206,6 +216,9 @@ func pickTwice(t *rapid.T, r *Router, now time.Duration, q *Query, overlaps []Ov
 // checkRefusal looks for a target that could have taken a refused request. Pins, shed
 // priorities and pools have rules of their own.
 func checkRefusal(t *rapid.T, r *Router, q *Query, err error) {
+	if _, held := errors.AsType[*HeldError](err); held && q.TTFT > 0 && r.config.Unmet == UnmetQueue {
+		return
+	}
 	if q.Pin != nil || q.Priority < 0 || (r.config.Disagg.Mode != ModeOff && r.roles[Prefill]+r.roles[Decode] > 0) {
 		return
 	}

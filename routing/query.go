@@ -35,6 +35,11 @@ type Query struct {
 	Local bool `json:"local,omitempty"`
 	// Waited is how long the request has been held, see Config.Hold; below 0 it is not held.
 	Waited time.Duration `json:"waited,omitempty"`
+	// TTFT is the request's target for the time to its first token, 0 for none. Of the targets
+	// that are predicted to meet it the policy chooses; where none is, Config.Unmet holds.
+	TTFT time.Duration `json:"ttft,omitempty"`
+	// Whole reports that the answer comes in one piece: its first token will not be seen.
+	Whole bool `json:"whole,omitempty"`
 }
 
 // Pin restricts the request to a worker or a rank. It is strict: a target that does
@@ -105,6 +110,10 @@ type Plan struct {
 	Conversation Key `json:"conversation"`
 	// Degraded names the knowledge that was missing, "" if none was.
 	Degraded Degradation `json:"degraded,omitempty"`
+	// TTFT and PerToken are the predicted time to the first token and per output token; 0 where
+	// too few answers were seen.
+	TTFT     time.Duration `json:"ttft,omitempty"`
+	PerToken time.Duration `json:"perToken,omitempty"`
 }
 
 // Reason is why a target was not eligible; 0 stands for one that was.
@@ -125,11 +134,12 @@ const (
 	ReasonBusyQueue
 	ReasonBusyKV
 	ReasonCap
+	ReasonTTFT
 	NumReasons // the number of reasons
 )
 
 var reasonNames = [NumReasons]string{"eligible", "role", "model", "not ready", "draining", "subset", "excluded", "pin", "suspended",
-	"suspect", "busy: requests", "busy: queue", "busy: KV", "cap"}
+	"suspect", "busy: requests", "busy: queue", "busy: KV", "cap", "ttft"}
 
 // String returns the reason's name.
 func (r Reason) String() string {

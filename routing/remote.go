@@ -76,7 +76,7 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 	}
 	id := r.book(now, reservation{Decode: decode, Prefill: prefill, Miss: max(b.Miss, 0), KV: max(b.KV, 0),
 		Owed:   r.targets[computes].load.Queue + max(b.Miss, 0),
-		remote: remoteLink{key: key, expires: now + r.config.RemoteTTL}})
+		remote: remoteLink{key: key, expires: now + r.config.RemoteTTL}}, false)
 	r.remotes.byKey[key] = id
 	if r.remotes.fifo = append(r.remotes.fifo, id); len(r.remotes.fifo) > 2*len(r.remotes.byKey)+1024 {
 		// One long request must not keep the ends of all later ones.

@@ -146,8 +146,13 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 		owed = prefill.queue + prefill.miss
 		plan.Prefill, plan.Matched, plan.Miss = prefill.slot, prefill.overlap, prefill.miss
 	}
+	plan.PerToken = toDuration(r.targets[plan.Decode].perToken(now, q.PromptTokens))
 	plan.Reservation = r.book(now, reservation{Decode: plan.Decode, Prefill: plan.Prefill, Miss: plan.Miss, KV: q.PromptTokens, Owed: owed,
-		conversation: plan.Conversation})
+		conversation: plan.Conversation}, !q.Whole)
+	res := r.ledger.get(plan.Reservation)
+	if r.computes(res).fitOf().Seen >= learnedFrom {
+		plan.TTFT = toDuration(res.Forecast.ahead + res.Forecast.own)
+	}
 	r.shareBooking(plan.Reservation)
 	return plan
 }

@@ -33,6 +33,8 @@ type TargetState struct {
 	Warm bool         `json:"warm,omitempty"`
 	// Health is what the target's answers have shown.
 	Health health `json:"health,omitzero"`
+	// Progress is what is predicted from.
+	Progress progress `json:"progress"`
 	// Report is the last report that was accepted.
 	Report *ReportState `json:"report,omitempty"`
 }
@@ -60,6 +62,7 @@ type PoolState struct {
 	Rotation [numLegs]uint32 `json:"rotation"`
 	// Returning is the share of requests that continue a known conversation.
 	Returning [numLegs]float64 `json:"returning"`
+	Paces     paces            `json:"paces,omitzero"`
 }
 
 // SlabState is one entry of the ledger.
@@ -97,15 +100,15 @@ func (r *Router) export(q *Query) *State {
 	s := &State{Config: r.config, Judged: r.judged, JudgeNext: r.judgeNext, Free: append([]uint32(nil), r.ledger.free...)}
 	for _, slot := range r.order {
 		t := &r.targets[slot]
-		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Health: *t.health}
+		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Health: *t.health, Progress: t.progress}
 		if p := &t.report; p.known {
 			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens, p.before, p.nearly, p.full, p.started}
 		}
 		s.Targets = append(s.Targets, ts)
 	}
-	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.rotation, r.anyModel.returning})
+	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.rotation, r.anyModel.returning, r.anyModel.paces})
 	for model, p := range r.models {
-		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.rotation, p.returning})
+		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.rotation, p.returning, p.paces})
 	}
 	sort.Slice(s.Pools, func(i, j int) bool { return s.Pools[i].Model < s.Pools[j].Model })
 	for i := range r.ledger.slab {
@@ -207,7 +210,7 @@ func importState(s *State) (*Router, error) {
 		}
 		r.SetTarget(ts.Slot, ts.Info)
 		t := &r.targets[ts.Slot]
-		if t.warm, *t.health = ts.Warm, ts.Health; t.health.Suspect != "" {
+		if t.warm, *t.health, t.progress = ts.Warm, ts.Health, ts.Progress; t.health.Suspect != "" {
 			r.suspects++
 		}
 		if p := ts.Report; p != nil {
@@ -224,7 +227,7 @@ func importState(s *State) (*Router, error) {
 		if p == nil {
 			return nil, fmt.Errorf("import: model %q has no target", ps.Model)
 		}
-		p.cursor, p.rotation, p.returning = ps.Cursor, ps.Rotation, ps.Returning
+		p.cursor, p.rotation, p.returning, p.paces = ps.Cursor, ps.Rotation, ps.Returning, ps.Paces
 	}
 	r.judged, r.judgeNext = s.Judged, s.JudgeNext
 	if err := r.importLedger(s); err != nil {

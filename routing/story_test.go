@@ -19,7 +19,7 @@ import (
 //	targets              one target a line: worker[/rank] [role=] [speed=] [zone=] [model=] [not-ready] [draining]
 //	remove               targets to remove, one a line
 //	pick ID [prompt=] [conv=] [overlap=(target:tokens,...)] [host=...] [spec=...] [exclude=(...)] [subset=(...)]
-//	     [pin=target] [model=] [priority=] [waited=] [blocks=FROM-TO] [explain]
+//	     [pin=target] [model=] [priority=] [waited=] [ttft=] [blocks=FROM-TO] [explain]
 //	spread n=N [turns=] prefix=ID [conv] [hold] and pick's arguments: counts per target; # in conv is the number / turns
 //	first-token, prefill-done, end, fail: ids, one or more
 //	report TARGET running= waiting= [kv=] [seq=] [full]
@@ -27,6 +27,7 @@ import (
 //	rebook ID target=
 //	loads                every target's load
 //	tick DURATION        moves the time
+//	learn RATE           lets every target answer 64 prompts, this many tokens a second
 type story struct {
 	t     *testing.T
 	r     *Router
@@ -107,6 +108,9 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return fmt.Sprintln(s.r.Rebook(s.now, s.ids[d.CmdArgs[0].Key], s.slot(to)))
 	case "loads":
 		return s.loads()
+	case "learn":
+		s.now += train(s.r, float64(s.number(d.CmdArgs[0].Key)))
+		return "ok\n"
 	case "tick":
 		by, err := time.ParseDuration(d.CmdArgs[0].Key)
 		if err != nil {
@@ -223,12 +227,16 @@ func (s *story) query(id string, args []datadriven.CmdArg) (*Query, []Overlap) {
 			q.Conversation = first
 		case "model":
 			q.Model = first
-		case "waited":
-			waited, err := time.ParseDuration(first)
+		case "waited", "ttft":
+			d, err := time.ParseDuration(first)
 			if err != nil {
 				s.t.Fatal(err)
 			}
-			q.Waited = waited
+			if a.Key == "ttft" {
+				q.TTFT = d
+			} else {
+				q.Waited = d
+			}
 		case "priority":
 			q.Priority = int(s.number(first))
 		case "overlap", "host", "spec":

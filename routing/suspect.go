@@ -76,6 +76,7 @@ func (r *Router) Suspect(slot kvindex.Slot) string {
 func (r *Router) Failed(id ReservationID) {
 	if res := r.ledger.get(id); res != nil && !res.Failed {
 		res.Failed = true
+		r.withdraw(res)
 		r.failed(r.targetOf(res.Decode, res.decodeGen))
 	}
 }
@@ -85,6 +86,14 @@ func (r *Router) Failed(id ReservationID) {
 func (r *Router) PrefillFailed(id ReservationID) {
 	if res := r.ledger.get(id); res != nil && res.Phase == computing {
 		r.failed(r.targetOf(res.Prefill, res.prefillGen))
+	}
+}
+
+// Refused tells the router that the answer to a request does not come from a computed prompt
+// (status 4xx): its first token teaches nothing. Call it before FirstToken.
+func (r *Router) Refused(id ReservationID) {
+	if res := r.ledger.get(id); res != nil {
+		r.withdraw(res)
 	}
 }
 
@@ -240,6 +249,7 @@ func (r *Router) judge(now time.Duration) {
 	r.group = r.group[:0]
 	for _, slot := range r.order {
 		r.targets[slot].health.Worst = r.targets[slot].health.GivenUp
+		r.targets[slot].progress.Overdue = 0
 		r.group = append(r.group, slot)
 	}
 	for i := range r.ledger.slab {
@@ -250,6 +260,9 @@ func (r *Router) judge(now time.Duration) {
 		if t := r.waitsFor(res); t != nil && res.Since >= t.health.Answered {
 			if w := r.waitOf(now, res, t); w.Pace > t.health.Worst.Pace {
 				t.health.Worst = w
+			}
+			if res.Forecast.Expected > 0 {
+				t.progress.Overdue = max(t.progress.Overdue, now-res.Forecast.Expected)
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -79,6 +80,9 @@ type target struct {
 	// reported.started; booked is when the last request was booked.
 	startedTokens int64
 	booked        time.Duration
+	// paces are those of its model.
+	paces    *paces
+	progress progress
 }
 
 // SlotSet is a set of slots. The zero value is empty.
@@ -119,6 +123,7 @@ type pool struct {
 	// returning is the share of turns whose conversation was known, a moving mean over about
 	// returningOver of those that conversations.countTurn counts, per leg.
 	returning [numLegs]float64
+	paces     paces
 }
 
 const returningOver = 512
@@ -135,11 +140,15 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 		r.RemoveTarget(slot)
 	}
 	added := !t.used
+	moved := added || !slices.Equal(t.info.Models, info.Models) // a model's last target keeps what is learned
 	if !added {
-		r.leaveModels(slot, t.info.Models)
+		if moved {
+			r.leaveModels(slot, t.info.Models)
+		}
 		r.roles[t.info.Role]--
 	} else {
 		t.used, t.health = true, new(health)
+		t.progress.Factor, t.progress.TokenFactor = 1, 1
 		t.key = mix(hashString(uint64(uint32(info.Rank))+1, info.Worker))
 		t.worker = r.workerNumber(info.Worker)
 		r.enterOrder(slot, info.Target)
@@ -161,7 +170,12 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 		t.state = ReasonDraining
 	}
 	r.roles[info.Role]++
-	r.joinModels(slot, t.info.Models)
+	if moved {
+		r.joinModels(slot, t.info.Models)
+	}
+	if t.paces = &r.anyModel.paces; t.model() != "" {
+		t.paces = &r.models[t.model()].paces
+	}
 	if added && r.sharer != nil {
 		r.sharer.Added(info.Target)
 	}

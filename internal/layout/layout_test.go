@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 77950
+	totalLimit = 78150
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 20220, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 20600, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 26300, 22000, []string{"internal/tokens"}},
 	{"fleet", 4170, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1700, 1300, []string{"internal/observe"}},

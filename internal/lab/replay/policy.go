@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml"
 
@@ -26,6 +27,8 @@ type Policy struct {
 	// share the capacity.
 	Order   string
 	Tenants bool
+	// TTFT is the target of every request for its first token, see routing.Query; 0 for none.
+	TTFT time.Duration
 	// Peer, if not nil, chooses in place of the router: a model of another project's rule.
 	Peer func(s *simulation, rec *record) kvindex.Slot
 }
@@ -56,6 +59,9 @@ var variants = map[string]variant{
 	"kv-aware-flow-fifo":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Order = 8192, byArrival }},
 	"kv-aware-flow-served": {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Order = 8192, leastServed }},
 	"kv-aware-flow-fair":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Tenants = 8192, true }},
+	"kv-aware-slo":         {routing.DefaultPreset, withTarget(routing.UnmetRoute)},
+	"kv-aware-slo-queue":   {routing.DefaultPreset, withTarget(routing.UnmetQueue)},
+	"kv-aware-slo-refuse":  {routing.DefaultPreset, withTarget(routing.UnmetRefuse)},
 	"llm-d":                {"random", func(p *Policy, _ *routing.Policy) { p.Peer, p.NoCredit = peer(llmd), true }},
 	"dynamo":               {"compute-and-resident", func(*Policy, *routing.Policy) {}},
 	// Dynamo's cost is scale*(queue + prompt - credit*overlap) + resident + weight*requests. With
@@ -92,6 +98,13 @@ var poolRules = map[string]func(d *routing.Disagg){
 
 func threshold(tokens int64) func(d *routing.Disagg) {
 	return func(d *routing.Disagg) { d.Mode, d.Threshold = routing.ModeThreshold, tokens }
+}
+
+// withTarget asks for the first token within the time that counts as goodput.
+func withTarget(unmet routing.Unmet) func(*Policy, *routing.Policy) {
+	return func(p *Policy, _ *routing.Policy) {
+		p.Config.Unmet, p.TTFT = unmet, time.Duration(sloTTFT*float64(time.Second))
+	}
 }
 
 func trtLowest(gate bool) func(*Policy, *routing.Policy) {

@@ -46,12 +46,19 @@ type Result struct {
 	// fairness over the tenants' parts of such requests; 0 without tenants.
 	Goodput float64 `json:"goodput"`
 	Jain    float64 `json:"jain"`
+	// TTFTError50 and TTFTError90 are percentiles of |predicted - observed| / observed over
+	// requests with a predicted time to the first token, counted from when they were placed;
+	// ITLError50 is the median of the same for the time per output token.
+	TTFTError50 float64 `json:"ttftError50"`
+	TTFTError90 float64 `json:"ttftError90"`
+	ITLError50  float64 `json:"itlError50"`
 }
 
 // fields lists a Result for means and deviations.
 func (r *Result) fields() []*float64 {
 	return []*float64{&r.TTFT50, &r.TTFT90, &r.TTFT95, &r.TTFT99, &r.E2E90, &r.ITL50, &r.ITL99, &r.Hit, &r.Ceiling, &r.Throughput,
-		&r.CV, &r.MaxMin, &r.MinMean, &r.Moves, &r.Refused, &r.Copies, &r.Others95, &r.Goodput, &r.Jain}
+		&r.CV, &r.MaxMin, &r.MinMean, &r.Moves, &r.Refused, &r.Copies, &r.Others95, &r.Goodput, &r.Jain,
+		&r.TTFTError50, &r.TTFTError90, &r.ITLError50}
 }
 
 // percentile of sorted values.
@@ -139,7 +146,25 @@ func (s *simulation) summarise() Result {
 	}
 	r.spread(counts)
 	r.serve(measured[skip:])
+	r.foretell(measured[skip:])
 	return r
+}
+
+// foretell compares what the router predicted with what happened.
+func (r *Result) foretell(measured []*record) {
+	var first, token []float64
+	add := func(to *[]float64, predicted, observed float64) {
+		if predicted > 0 && observed > 0 {
+			*to = append(*to, math.Abs(predicted-observed)/observed)
+		}
+	}
+	for _, rec := range measured {
+		add(&first, rec.predicted, rec.first-rec.placed)
+		add(&token, rec.perToken, (rec.ended-rec.first)/float64(max(rec.Output-1, 1)))
+	}
+	sort.Float64s(first)
+	sort.Float64s(token)
+	r.TTFTError50, r.TTFTError90, r.ITLError50 = percentile(first, 0.5), percentile(first, 0.9), percentile(token, 0.5)
 }
 
 // serve counts the requests that met the target, in all and by tenant.
@@ -335,11 +360,11 @@ func writeJSON(out io.Writer, v any) error {
 func (r *Report) WriteTable(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(w, "%s, %d ranks, %d seeds\n", r.Workload, r.Ranks, len(r.Seeds))
-	fmt.Fprintln(w, "policy\thit %\tceiling %\tTTFT p50\tp90\t±\tp95\tp99\tITL p50 ms\ttok/s\tCV %\tmax/min\tmin/mean %\tmoves\t")
+	fmt.Fprintln(w, "policy\thit %\tceiling %\tTTFT p50\tp90\t±\tp95\tp99\tITL p50 ms\ttok/s\tCV %\tmax/min\tmin/mean %\tmoves\tgoodput\trefused\terror p90 %\t")
 	for i := range r.Rows {
 		m, d := &r.Rows[i].Mean, &r.Rows[i].Deviation
-		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f\t%.0f\t%.1f\t%.2f\t%.0f\t%.0f\t\n", r.Rows[i].Policy, 100*m.Hit, 100*m.Ceiling,
-			m.TTFT50, m.TTFT90, d.TTFT90, m.TTFT95, m.TTFT99, 1000*m.ITL50, m.Throughput, 100*m.CV, m.MaxMin, 100*m.MinMean, m.Moves)
+		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f\t%.0f\t%.1f\t%.2f\t%.0f\t%.0f\t%.2f\t%.0f\t%.0f\t\n", r.Rows[i].Policy, 100*m.Hit, 100*m.Ceiling,
+			m.TTFT50, m.TTFT90, d.TTFT90, m.TTFT95, m.TTFT99, 1000*m.ITL50, m.Throughput, 100*m.CV, m.MaxMin, 100*m.MinMean, m.Moves, m.Goodput, m.Refused, 100*m.TTFTError90)
 	}
 	if err := w.Flush(); err != nil {
 		return err

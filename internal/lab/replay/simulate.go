@@ -51,6 +51,8 @@ type record struct {
 	booked        routing.Plan
 	hashes        []kvindex.Hash
 	first, ended  float64
+	// placed is when it was placed, predicted and perToken what the router expected then.
+	placed, predicted, perToken float64
 }
 
 // simulation is one run of one policy.
@@ -314,7 +316,7 @@ func (s *simulation) arrive(r Request) error {
 	rec.hashes = to.index.Hasher().AppendHashes(nil, s.seed, s.tokensOf(r.Blocks), indexBlock)
 	to.queue.Place(s.clock(), to.router, false, to.offer(s))
 	s.lookup(to, rec)
-	q := routing.Query{ID: fmt.Sprintf("r%d", len(s.records)), PromptTokens: int64(r.Prompt), Conversation: r.Conversation}
+	q := routing.Query{ID: fmt.Sprintf("r%d", len(s.records)), PromptTokens: int64(r.Prompt), Conversation: r.Conversation, TTFT: s.policy.TTFT}
 	if s.policy.NoID {
 		q.Conversation = ""
 	}
@@ -407,6 +409,7 @@ func (s *simulation) place(to *replica, rec *record, q *routing.Query) error {
 			sharer{s, rec.replica}.send(speculate)
 		}
 	}
+	rec.placed, rec.predicted, rec.perToken = s.now, plan.TTFT.Seconds(), plan.PerToken.Seconds()
 	s.live++
 	if plan.Prefill != routing.NoSlot {
 		rec.disaggregated = true
@@ -561,6 +564,7 @@ func (s *simulation) ended(j *job) {
 	}
 	j.ended = s.now
 	s.live--
+	s.replicas[j.replica].router.Generated(s.clock(), j.plan, int64(j.Output))
 	s.replicas[j.replica].router.Release(s.clock(), j.plan)
 	if s.w.PrefillOnly {
 		j.ended += s.w.DecodePerToken * float64(j.Output)

@@ -1,0 +1,285 @@
+package routing
+
+import (
+	"math"
+	"time"
+)
+
+// The time to the first token of a request on a target is predicted as
+//
+//	what it has yet to compute + base + a*miss + b*pairs + (c + d*miss)*context
+//
+// where pairs are the tokens that attention reads for those of the miss, and context is the
+// prompt tokens of the target's requests. The time per output token is
+//
+//	(base + a*requests + b*context) / (1 - the share of time that prefill takes)
+//
+// The coefficients belong to a model, in seconds, and are learned from first tokens and ends;
+// each target has a factor for its speed. All state is bounded, and no decision allocates.
+const (
+	features = 5
+	// learnedFrom is the number of answers from which on there are predictions.
+	learnedFrom = 32
+	// forgetting is the weight that a sample keeps after each later one.
+	forgetting = 0.998
+	// mostFactor bounds a target's factors and their inverses.
+	mostFactor = 16
+	// stepTokens is how far an engine may be ahead of what first tokens show: it begins with
+	// the next prompt in the step that ends one.
+	stepTokens = 8192
+	// shareOver is the time in seconds over which the share of prefill is averaged.
+	shareOver = 30
+)
+
+// terms are the features of a request, scaled so that usual ones are near 1.
+type terms [features]float64
+
+// fit is a linear regression with coefficients that are not negative, by coordinate descent on
+// decaying sums. Errors are relative; one that is unusually large counts as the square root of
+// its usual weight would: a client that reads slowly moves the coefficients little.
+type fit struct {
+	Theta terms `json:"theta"`
+	Seen  int   `json:"seen,omitempty"`
+	// Spread is a moving mean of the relative errors' sizes.
+	Spread float64 `json:"spread,omitempty"`
+	a      [features]terms
+	b      terms
+}
+
+func (f *fit) at(x *terms) (y float64) {
+	for i := range x {
+		y += f.Theta[i] * x[i]
+	}
+	return y
+}
+
+// learn takes a sample: y seconds for x, as a part of whole seconds.
+func (f *fit) learn(x *terms, y, whole float64) {
+	expected := f.at(x)
+	scale := max(whole, whole-y+expected, 1e-6)
+	e := math.Abs(y-expected) / scale
+	if f.Seen < learnedFrom/2 { // the coefficients are still far off
+		f.Spread = 1
+	}
+	weight := min(1, 3*f.Spread/max(e, 1e-9)) / (scale * scale)
+	f.Spread += (min(e, 3*f.Spread) + 0.01 - f.Spread) / min(max(float64(f.Seen-learnedFrom/2), 1), 100)
+	f.Seen++
+	for i := range x {
+		for j := range x {
+			f.a[i][j] = f.a[i][j]*forgetting + weight*x[i]*x[j]
+		}
+		f.b[i] = f.b[i]*forgetting + weight*y*x[i]
+	}
+	for range 4 {
+		for i := range x {
+			if f.a[i][i] > 0 {
+				rest := f.b[i] + f.a[i][i]*f.Theta[i]
+				for j := range x {
+					rest -= f.a[i][j] * f.Theta[j]
+				}
+				f.Theta[i] = max(rest/f.a[i][i], 0)
+			}
+		}
+	}
+}
+
+// paces are what is learned of a model's targets: the time until the prompt is computed (or
+// the KV cache of one computed elsewhere has arrived), by the leg that computes it, and the
+// time per output token.
+type paces struct {
+	First    [numLegs]fit `json:"first,omitzero"`
+	PerToken fit          `json:"perToken,omitzero"`
+}
+
+// progress is how far a target is, as far as first tokens show.
+type progress struct {
+	// Factor and TokenFactor multiply what the model's coefficients say.
+	Factor      float64 `json:"factor"`
+	TokenFactor float64 `json:"tokenFactor"`
+	// Booked is the seconds of prefill ever booked, Done how many of them first tokens have
+	// shown to be computed, Due when all are expected to be.
+	Booked float64       `json:"booked,omitempty"`
+	Done   float64       `json:"done,omitempty"`
+	Due    time.Duration `json:"due,omitempty"`
+	// Overdue is how late the latest first token was at the last judgement.
+	Overdue time.Duration `json:"overdue,omitempty"`
+	// Share is the part of time that prefill takes, as of Booking.
+	Share   float64       `json:"share,omitempty"`
+	Booking time.Duration `json:"booking,omitempty"`
+}
+
+// forecast is what was predicted for a booking.
+type forecast struct {
+	// Expected is when the first token is expected: 0 once it came, and if it will not be seen.
+	Expected time.Duration `json:"expected,omitempty"`
+	// since is when it was booked, or when its first token came.
+	since time.Duration
+	x     terms
+	// ahead is the seconds until the target begins with it, own those that it takes itself; work
+	// of these delays others, and mark is the target's Booked with it.
+	ahead, own, work, mark float64
+	// learns is set if the next thing that is seen of it teaches something.
+	learns bool
+}
+
+func toDuration(seconds float64) time.Duration {
+	return time.Duration(min(max(seconds, 0), 1e9) * float64(time.Second))
+}
+
+// fitOf returns the regression of first tokens that a target computes for.
+func (t *target) fitOf() *fit {
+	if t.role == Prefill {
+		return &t.paces.First[prefillLeg]
+	}
+	return &t.paces.First[mainLeg]
+}
+
+// forecast predicts a request on a target.
+func (t *target) forecast(now time.Duration, miss, prompt, foreign int64) (w forecast) {
+	f, p := t.fitOf(), &t.progress
+	n := float64(miss) / 1024
+	context := float64(t.load.KV) / (1 << 20)
+	w.since = now
+	w.x = terms{1, n, n * (float64(prompt) - float64(miss)/2) / 1024, context, n * context}
+	w.own = p.Factor * f.at(&w.x)
+	w.work = w.own - p.Factor*(f.Theta[0]+f.Theta[3]*context)
+	// The later it is, the longer it may still take.
+	w.ahead = max((p.Due-now).Seconds(), p.Overdue.Seconds()) + p.Factor*f.Theta[1]*float64(foreign)/1024
+	return w
+}
+
+// ttft is the predicted time to the first token of a candidate in seconds, 0 without a
+// prediction.
+func (d *decision) ttft(c *candidate) float64 {
+	t := &d.r.targets[c.slot]
+	if d.req.pool == Decode || t.fitOf().Seen < learnedFrom {
+		return 0
+	}
+	w := t.forecast(d.now, c.miss, d.q.PromptTokens, c.queue-t.load.Queue)
+	return w.ahead + w.own
+}
+
+// perToken is the predicted time per output token of a further request on a target in seconds,
+// 0 without a prediction.
+func (t *target) perToken(now time.Duration, prompt int64) float64 {
+	f, p := &t.paces.PerToken, &t.progress
+	if f.Seen < learnedFrom {
+		return 0
+	}
+	x := terms{1, float64(t.load.Active+1) / 64, float64(t.load.KV+prompt) / (1 << 20)}
+	return p.TokenFactor * f.at(&x) / (1 - p.share(now))
+}
+
+// share is the part of time that prefill takes, below 1.
+func (p *progress) share(now time.Duration) float64 {
+	return min(p.Share*math.Exp((p.Booking-now).Seconds()/shareOver), 0.95)
+}
+
+// adapt moves a target's factor by a prediction and what was observed. It tends to 1, so that
+// what all targets have in common is in the coefficients.
+func adapt(factor *float64, predicted, observed float64) {
+	e := (observed - predicted) / max(observed, predicted)
+	*factor = min(max(*factor*(1+min(max(e, -0.2), 0.2)/16)+(1-*factor)/1024, 1.0/mostFactor), mostFactor)
+}
+
+// computes returns the target that computes a booking's prompt, nil if it is gone.
+func (r *Router) computes(res *reservation) *target {
+	if res.Prefill != NoSlot {
+		return r.targetOf(res.Prefill, res.prefillGen)
+	}
+	return r.targetOf(res.Decode, res.decodeGen)
+}
+
+// expect notes what is predicted for a new booking. Call it before its load is applied. With
+// seen its first token will be.
+func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
+	t := r.computes(res)
+	if t == nil {
+		return
+	}
+	w, p := t.forecast(now, res.Miss, res.KV, 0), &t.progress
+	p.Share = p.Share*math.Exp((p.Booking-now).Seconds()/shareOver) + w.work/shareOver
+	p.Booking = now
+	p.Booked += w.work
+	p.Due = max(p.Due, now) + toDuration(w.work)
+	w.mark, w.learns = p.Booked, seen
+	if seen {
+		w.Expected = max(now+toDuration(w.ahead+w.own), 1)
+	}
+	res.Forecast = w
+}
+
+// computed notes that the prompt of a booking is computed, and with it all that was booked
+// before: engines are first in first out.
+func (r *Router) computed(now time.Duration, res *reservation) {
+	w := &res.Forecast
+	t := r.computes(res)
+	if t == nil || w.Expected == 0 {
+		return
+	}
+	p := &t.progress
+	w.Expected = 0
+	if w.mark <= p.Done { // overtaken: it says nothing about the others
+		return
+	}
+	p.Done, p.Overdue = w.mark, 0
+	left := p.Booked - w.mark
+	step := p.Factor * t.fitOf().Theta[1] * stepTokens / 1024
+	p.Due = min(max(p.Due, now+toDuration(left-step)), now+toDuration(left))
+}
+
+// withdraw ends the wait for a first token that will not come, or not from there.
+func (r *Router) withdraw(res *reservation) {
+	w := &res.Forecast
+	if t := r.computes(res); t != nil && w.Expected > 0 {
+		t.progress.Due -= toDuration(w.work)
+	}
+	w.Expected, w.learns = 0, false
+}
+
+// learnFirst learns from a first token, and notes it for the time per output token.
+func (r *Router) learnFirst(now time.Duration, res *reservation) {
+	r.computed(now, res)
+	w := &res.Forecast
+	took := (now - w.since).Seconds()
+	if t := r.computes(res); t != nil && w.learns && took > 0 {
+		f, p := t.fitOf(), &t.progress
+		f.learn(&w.x, (took-w.ahead)/p.Factor, took)
+		if f.Seen > learnedFrom {
+			adapt(&p.Factor, w.ahead+w.own, took)
+		}
+	}
+	if t := r.targetOf(res.Decode, res.decodeGen); t != nil && w.learns {
+		*w = forecast{since: now, x: t.decoding(), mark: t.progress.Booked, learns: true}
+	}
+}
+
+func (t *target) decoding() terms {
+	return terms{1, float64(t.load.Active) / 64, float64(t.load.KV) / (1 << 20)}
+}
+
+// Generated records the number of output tokens of an answer that ends. Call it before Release.
+func (r *Router) Generated(now time.Duration, id ReservationID, tokens int64) {
+	res := r.ledger.get(id)
+	if res == nil || res.Phase != decoding || !res.Forecast.learns || tokens < 2 {
+		return
+	}
+	w := &res.Forecast
+	w.learns = false
+	t := r.targetOf(res.Decode, res.decodeGen)
+	took := (now - w.since).Seconds()
+	if t == nil || took <= 0 {
+		return
+	}
+	f, p, x := &t.paces.PerToken, &t.progress, t.decoding()
+	for i := range x {
+		x[i] = (x[i] + w.x[i]) / 2
+	}
+	// What was booked meanwhile was computed between the tokens.
+	y := max(took-(p.Booked-w.mark), took/20) / float64(tokens-1)
+	predicted := p.TokenFactor * f.at(&x)
+	f.learn(&x, y/p.TokenFactor, y)
+	if f.Seen > learnedFrom {
+		adapt(&p.TokenFactor, predicted, y)
+	}
+}

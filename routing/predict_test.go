@@ -1,0 +1,190 @@
+package routing
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// train lets every target answer 64 prompts, one after the other: 20 ms and the prompt at rate
+// tokens a second until the first token, then 10 ms a token. It returns when it is done.
+func train(r *Router, rate float64) (now time.Duration) {
+	for i := range 64 {
+		for _, slot := range slices.Clone(r.order) {
+			info, _ := r.Target(slot)
+			q := &Query{ID: fmt.Sprint("train", i), PromptTokens: int64(500 * (1 + i%8)), Pin: &Pin{Worker: info.Worker, Rank: info.Rank}, Local: true}
+			plan, err := r.Pick(now, q, nil, nil)
+			if err != nil {
+				continue // as that of a prefill worker
+			}
+			now += 20*time.Millisecond + time.Duration(float64(q.PromptTokens)/rate*1e9)
+			r.FirstToken(now, plan.Reservation)
+			now += 100 * 10 * time.Millisecond
+			r.Generated(now, plan.Reservation, 101)
+			r.Release(now, plan.Reservation)
+		}
+	}
+	return now
+}
+
+// fifo is an engine that computes one prompt after the other, with attention that grows with
+// the context, and then answers slower with more requests.
+type fifo struct {
+	free  time.Duration
+	speed float64
+}
+
+func (e *fifo) first(now time.Duration, miss, prompt int64) time.Duration {
+	n := float64(miss)
+	e.free = max(e.free, now) + time.Duration((n*100e-6+n*(float64(prompt)-n/2)*2e-9)/e.speed*1e9)
+	return e.free + time.Duration(15e6/e.speed)
+}
+
+// predictions drives two engines, one of half the speed, at a moderate load, and returns the
+// relative errors of the last third of the predictions, in order. Every 20th first token comes
+// later by this time; with less than 0 it comes immediately.
+func predictions(t *testing.T, late time.Duration) (errors []float64) {
+	t.Helper()
+	r := newRouter(t, preset(t, "round-robin"), 2)
+	engines := []fifo{{speed: 1}, {speed: 0.5}}
+	rng := rand.New(rand.NewPCG(1, 2))
+	type event struct {
+		at   time.Duration
+		plan Plan
+		end  bool
+	}
+	var events []event
+	const requests = 3000
+	now := time.Duration(0)
+	next := func(until time.Duration) {
+		for len(events) > 0 {
+			i := 0
+			for k := range events {
+				if events[k].at < events[i].at {
+					i = k
+				}
+			}
+			e := events[i]
+			if e.at > until {
+				return
+			}
+			events = slices.Delete(events, i, i+1)
+			if e.end {
+				r.Generated(e.at, e.plan.Reservation, 101)
+				r.Release(e.at, e.plan.Reservation)
+				continue
+			}
+			r.FirstToken(e.at, e.plan.Reservation)
+			e.at, e.end = e.at+time.Duration(10+r.Load(e.plan.Decode).Active)*100*time.Millisecond, true
+			events = append(events, e)
+		}
+	}
+	for i := range requests {
+		now += time.Duration(rng.ExpFloat64() * 0.6e9)
+		next(now)
+		q := &Query{ID: fmt.Sprint(i), PromptTokens: 200 + int64(rng.ExpFloat64()*4000)}
+		plan := planAt(t, r, now, q, held(0, int32(q.PromptTokens/2)), held(1, int32(q.PromptTokens/2)))
+		at := engines[plan.Decode].first(now, plan.Miss, q.PromptTokens)
+		seen := at
+		if odd := i%20 == 7; odd && late < 0 {
+			seen = now + time.Millisecond
+		} else if odd {
+			seen += late
+		}
+		events = append(events, event{at: seen, plan: plan})
+		if i > 2*requests/3 && seen == at {
+			took := (at - now).Seconds()
+			errors = append(errors, math.Abs(plan.TTFT.Seconds()-took)/took)
+		}
+	}
+	next(math.MaxInt64)
+	slices.Sort(errors)
+	return errors
+}
+
+func planAt(t *testing.T, r *Router, now time.Duration, q *Query, overlaps ...Overlap) Plan {
+	t.Helper()
+	plan, err := r.Pick(now, q, overlaps, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
+
+func TestPredictsEnginesOfTwoSpeeds(t *testing.T) {
+	errors := predictions(t, 0)
+	if p90 := errors[len(errors)*9/10]; p90 > 0.1 {
+		t.Errorf("got an error of the time to the first token of %.3f at p90, want at most 0.1", p90)
+	}
+}
+
+// One request in 20 has its first token 30 s after the engine computed its prompt, or immediately.
+func TestOutliersDoNotSpoilPredictions(t *testing.T) {
+	for _, late := range []time.Duration{30 * time.Second, -1} {
+		errors := predictions(t, late)
+		t.Logf("outliers of %s: errors %.3f, %.3f at p90", late, errors[len(errors)/2], errors[len(errors)*9/10])
+		if p50 := errors[len(errors)/2]; p50 > 0.015 {
+			t.Errorf("outliers of %s: got a median error of %.3f, want at most 0.015", late, p50)
+		}
+	}
+}
+
+// What hangs is expected to hang on: its predictions grow with the time that it is late.
+func TestLateTargetsArePredictedLate(t *testing.T) {
+	r := newRouter(t, preset(t, DefaultPreset), 2)
+	now := train(r, 10_000)
+	hangs := planAt(t, r, now, &Query{ID: "hangs", PromptTokens: 1000, Pin: &Pin{Worker: "w", Rank: 0}})
+	ttft := func(after time.Duration) float64 {
+		ex := new(Explanation)
+		if _, err := r.PickRecorded(now+after, &Query{ID: "x", PromptTokens: 1000}, nil, ex); err != nil {
+			t.Fatal(err)
+		}
+		r.Release(now+after, ex.Plan.Reservation)
+		return ex.Candidates[0].TTFT
+	}
+	soon, late := ttft(50*time.Millisecond), ttft(1900*time.Millisecond)
+	if soon > 0.3 || late < 1.5 {
+		t.Errorf("got %.2f s soon and %.2f s when the target is late, want at most 0.3 and at least 1.5", soon, late)
+	}
+	r.FirstToken(now+1900*time.Millisecond, hangs.Reservation)
+	if after := ttft(2 * time.Second); after > 0.3 {
+		t.Errorf("got %.2f s after the first token, want at most 0.3", after)
+	}
+}
+
+// Answers that come in one piece teach nothing, as do copies of other replicas' bookings.
+func TestLearnsOnlyFromFirstTokensThatAreSeen(t *testing.T) {
+	r := newRouter(t, preset(t, DefaultPreset), 1)
+	for i := range 100 {
+		now := time.Duration(i) * time.Second
+		whole := planAt(t, r, now, &Query{ID: "whole", PromptTokens: 1000, Whole: true})
+		if whole.TTFT != 0 {
+			t.Fatalf("got a prediction of %s from answers in one piece, want none", whole.TTFT)
+		}
+		r.ApplyRemote(now, Booking{Replica: "other", ID: ReservationID(i + 1), Decode: kvindex.Target{Worker: "w", Rank: 0}, Miss: 1000, KV: 1000})
+		r.FirstToken(now+100*time.Millisecond, whole.Reservation)
+		r.RemoteFirstToken(now+100*time.Millisecond, "other", ReservationID(i+1))
+		r.Release(now+200*time.Millisecond, whole.Reservation)
+		r.RemoteRelease(now+200*time.Millisecond, "other", ReservationID(i+1))
+	}
+}
+
+// A model with one target keeps what is learned when the target's health changes.
+func TestHealthChangesKeepWhatIsLearned(t *testing.T) {
+	r := newRouter(t, preset(t, DefaultPreset), 0)
+	info := TargetInfo{Target: kvindex.Target{Worker: "w", Rank: 0}, Ready: true, Models: []string{"m"}}
+	r.SetTarget(0, info)
+	now := train(r, 10_000)
+	info.Ready = false
+	r.SetTarget(0, info)
+	info.Ready = true
+	r.SetTarget(0, info)
+	if plan := planAt(t, r, now, &Query{ID: "x", Model: "m", PromptTokens: 1000}); plan.TTFT < 80*time.Millisecond || plan.TTFT > 160*time.Millisecond {
+		t.Errorf("got a prediction of %s, want about 120 ms", plan.TTFT)
+	}
+}

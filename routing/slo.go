@@ -1,0 +1,67 @@
+package routing
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Unmet is what is done with a request whose target for the first token no target is predicted
+// to meet.
+type Unmet string
+
+const (
+	// UnmetRoute places it by the policy.
+	UnmetRoute Unmet = "route"
+	// UnmetQueue holds it until the target that the policy chooses has no prompt to compute, so
+	// that it does not delay those that can be met.
+	UnmetQueue Unmet = "queue"
+	// UnmetRefuse refuses it with an UnmetError.
+	UnmetRefuse Unmet = "refuse"
+)
+
+// UnmetError means that no target is predicted to give the first token in time.
+type UnmetError struct {
+	// TTFT is the request's target, Best the least time predicted, its wait so far included.
+	TTFT, Best time.Duration
+	// RetryAfter is when the best target is expected to meet it, 1 s to 30 s.
+	RetryAfter time.Duration
+}
+
+// Error names both times.
+func (e *UnmetError) Error() string {
+	return fmt.Sprintf("no target meets a first token within %s: %s predicted at best", e.TTFT, e.Best.Round(time.Millisecond))
+}
+
+// meet drops the candidates that are not predicted to meet Query.TTFT, unless none is. Targets
+// without a prediction pass. The margin is the usual error of predictions.
+func (d *decision) meet() error {
+	if d.q.TTFT <= 0 || d.req.pool == Decode {
+		return nil
+	}
+	limit, best, met := (d.q.TTFT - max(d.q.Waited, 0)).Seconds(), math.Inf(1), 0
+	for i := range d.cands {
+		c := &d.cands[i]
+		c.ttft = d.ttft(c) * (1 + d.r.targets[c.slot].fitOf().Spread)
+		if best = min(best, c.ttft); c.ttft <= limit {
+			met++
+		}
+	}
+	total := len(d.cands)
+	if met > 0 {
+		d.keep("ttft", ReasonTTFT, func(c *candidate) bool { return c.ttft <= limit })
+		d.findBestOverlap()
+		d.ex.sayf("ttft", "%d of %d targets are predicted to meet %.2f s", met, total, limit)
+		return nil
+	}
+	d.ex.sayf("ttft", "no target is predicted to meet %.2f s, the best has %.2f: %s", limit, best, string(cmp.Or(d.r.config.Unmet, UnmetRoute)))
+	switch d.r.config.Unmet {
+	case UnmetQueue:
+		d.unmet = d.q.Waited >= 0
+	case UnmetRefuse:
+		late := toDuration(best - limit)
+		return &UnmetError{TTFT: d.q.TTFT, Best: d.q.TTFT + late, RetryAfter: min(max(late.Round(time.Second), time.Second), 30*time.Second)}
+	}
+	return nil
+}
