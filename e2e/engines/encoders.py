@@ -17,6 +17,7 @@ import bodies
 
 SPECIAL = {
     "harmony": ["<|end|>", "<|start|>assistant", "<|channel|>analysis<|message|>", "<|call|>", "<|constrain|>json", "functions.", " to="],
+    "mistral": ["[INST]", "[/INST]", "</s>", "<s>", "[TOOL_CALLS]", "[THINK]", "[/THINK]", "[TOOL_RESULTS]", " ", "  ", "\n\n", "▁", "☺"],
     "deepseek": ["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<think>", "</think>", "｜DSML｜", "{content}", "<｜deepseek_image｜>"],
 }
 
@@ -24,7 +25,10 @@ SPECIAL = {
 class Maker(bodies.Maker):
     def __init__(self, seed, kind):
         super().__init__(seed)
+        kind, _, version = kind.partition(":")
+        self.version = int(version or 0)  # of Mistral's tokenizer
         self.kind = kind
+        self.strict = kind == "mistral"  # it refuses most names and ids
         self.pieces = bodies.PIECES + SPECIAL[kind] + ["word "] * 20 + ["naïve ", "der Straße", "a_b", "x1y2", "\r\n", "…", "👩‍🚀"]
 
     def text(self):
@@ -38,29 +42,30 @@ class Maker(bodies.Maker):
         return self.pick([self.text(), 0, 1, -5, 1.0, 1.5, 1e15, 1e16, 1e-5, 1.25e-6, 10**17, 10**19, 2**64, 10**30, -(2**63) - 1, True, False, None, "x\"y\\z", "\u0001\u007f", "é"])
 
     def schema(self, depth=0):
+        odd = not self.strict or self.one(40)  # Mistral's code refuses what is no JSON schema
         kind = self.r.randrange(12)
         s = {}
         if kind < 5 or depth == 0:
             s["type"] = "object"
             if not self.one(8):
                 s["properties"] = {self.pick(["city", "n", "unit", "a b", "é", "x-y"]) + str(i): self.schema(depth + 1) if depth < 3 else {"type": "string"} for i in range(self.r.randrange(4))}
-                s["required"] = self.pick([list(s["properties"])[:1], list(s["properties"]), [], [1], "city0"])
+                s["required"] = self.pick([list(s["properties"])[:1], list(s["properties"]), []] + ([[1], "city0"] if odd else []))
         elif kind < 8:
-            s["type"] = self.pick(["string", "integer", "number", "boolean", "null", "date", ["string", "null"], ["integer", 5], [], 5])
+            s["type"] = self.pick(["string", "integer", "number", "boolean", "null", ["string", "null"]] + (["date", ["integer", 5], [], 5] if odd else []))
         elif kind == 8:
             s["type"] = "array"
             if not self.one(3):
                 s["items"] = self.schema(depth + 1) if depth < 3 else self.pick([{}, True])
         elif kind == 9:
-            s["oneOf"] = [self.schema(depth + 2) for _ in range(self.r.randrange(3))] if not self.one(5) else self.junk()
+            s["oneOf"] = [self.schema(depth + 2) for _ in range(self.r.randrange(0 if odd else 1, 3))] if not odd or not self.one(5) else self.junk()
         elif kind == 10:
-            s = {"type": "string", "enum": self.pick([["a", "b"], [], ["a", 1, None], "x"])}
+            s = {"type": "string", "enum": self.pick([["a", "b"], [], ["a", 1, None]] + (["x"] if odd else []))}
         else:
             s["anyOf"] = [{"type": "string"}, {"type": "null"}]
         for key in ["title", "description", "default", "nullable", "examples"]:
             if self.one(4):
                 s[key] = {"title": self.text, "description": self.text, "default": self.value, "nullable": lambda: self.pick([True, True, False, 1]),
-                          "examples": lambda: self.pick([["a", 'b"c'], [], [1, "z"], "x"])}[key]()
+                          "examples": lambda: self.pick([["a", 'b"c'], [], [1, "z"]] + (["x"] if odd else []))}[key]()
         if "oneOf" in s and s["oneOf"] and isinstance(s["oneOf"], list) and "description" in s and self.one(2):
             first = s["oneOf"][0]
             if isinstance(first, dict):
@@ -68,7 +73,7 @@ class Maker(bodies.Maker):
         return s
 
     def tool(self, n):
-        f = {"name": self.pick(["tool_", "get-", "ns.f", "é"]) + str(n), "description": self.text() + self.pick(["", "\n", "\r\nline", "\n\nmore"])}
+        f = {"name": self.pick(["tool_", "get-"] if self.strict and not self.one(30) else ["tool_", "get-", "ns.f", "é"]) + str(n), "description": self.text() + self.pick(["", "\n", "\r\nline", "\n\nmore"])}
         if not self.one(8):
             f["parameters"] = self.schema()
         if self.one(8):
@@ -85,16 +90,18 @@ class Maker(bodies.Maker):
         calls = 0
         for _ in range(1 + self.r.randrange(4)):
             out.append({"role": "user", "content": self.said()})
+            if self.strict and self.one(8):
+                out.append({"role": "user", "content": self.said()})
             if self.one(12):
                 out.append({"role": self.pick(["user", "system", "developer"]), "content": self.said()})
             for _ in range(self.r.randrange(3) if self.one(2) else 0):
-                made = [{"id": f"call_{calls + i}", "type": "function", "function": {"name": self.pick(["tool_0", "get-1", "f"]), "arguments": self.pick(
+                made = [{"id": f"call_{calls + i:0{9 if self.strict and not self.one(30) else 1}}", "type": "function", "function": {"name": self.pick(["tool_0", "get-1", "f"]), "arguments": self.pick(
                     [json.dumps({self.pick(["city", "q", "é"]): self.value() for _ in range(self.r.randrange(3))}, ensure_ascii=self.one(2)), "{}", "", "{", "[]", '{"a": 1.50, "a": "é\\ud83d\\ude00"}'])}} for i in range(1 + self.r.randrange(3))]
                 calls += len(made)
-                out.append({"role": "assistant", "content": self.pick([None, "", self.text(), self.said()]), "tool_calls": made})
-                if self.one(3):
+                out.append({"role": "assistant", "content": self.pick([None, ""] if self.strict and self.version < 7 and not self.one(20) else [None, "", self.text(), self.said()]), "tool_calls": made})
+                if self.one(30 if self.strict and self.version < 11 else 3):
                     out[-1]["reasoning" if self.one(2) else "reasoning_content"] = self.text()
-                results = [{"role": "tool", "tool_call_id": c["id"], "content": self.said()} for c in made]
+                results = [{"role": "tool", "tool_call_id": c["id"], "content": json.dumps(self.value()) if self.one(3) else self.said()} for c in made]
                 if self.one(6):
                     results.reverse()
                 if self.one(10):
@@ -102,19 +109,21 @@ class Maker(bodies.Maker):
                 out += results
             if not self.one(5):
                 out.append({"role": "assistant", "content": self.said()})
-                if self.one(2):
+                if self.one(20 if self.strict and self.version < 11 else 2):
                     out[-1]["reasoning" if self.one(2) else "reasoning_content"] = self.text()
-        if not self.one(3) and out[-1]["role"] == "assistant" and "tool_calls" not in out[-1]:
+        if not self.one(30 if self.strict else 3) and out[-1]["role"] == "assistant" and "tool_calls" not in out[-1]:
             out.pop()
         return out
 
     def said(self):
         if not self.one(5):
             return self.text()
+        if self.strict and not self.one(20):
+            return [{"type": "text", "text": self.text()} for _ in range(self.r.randrange(4))]
         return [self.pick([{"type": "text", "text": self.text()}] * 9 + [{"type": "thinking", "thinking": self.text()}, {"type": "refusal", "refusal": "no"}]) for _ in range(self.r.randrange(4))]
 
     def conversation(self):
-        if self.one(3):
+        if self.one(12 if self.strict else 3):
             body = {"model": "tiny", "messages": self.messages()}
         else:
             body = {"model": "tiny", "messages": self.turns()}
@@ -124,7 +133,9 @@ class Maker(bodies.Maker):
                 body["tool_choice"] = self.pick(["auto", "none", "required"])
         if self.one(4):
             body["reasoning_effort"] = self.pick(["low", "medium", "high", "none", "minimal", "xhigh", "max", None, "x"])
-        if self.one(4):
+        if self.strict and body["messages"] and isinstance(body["messages"], list) and isinstance(body["messages"][-1], dict) and body["messages"][-1].get("role") == "assistant" and not self.one(4):
+            body.update({"continue_final_message": True, "add_generation_prompt": False})
+        if self.one(40 if self.strict else 4):
             body["chat_template_kwargs"] = {self.pick(["thinking", "enable_thinking", "reasoning_effort", "drop_thinking", "documents", "x"]): self.pick([True, False, None, "low", "max", "none", 1, 0, 50])
                                             for _ in range(1 + self.r.randrange(2))}
         if self.one(20):

@@ -17,7 +17,7 @@ record() { # NAME TOKENIZER KIND ARGUMENTS...
   shift 3
   "$vllm/bin/python" "$own/encoder_models.py" "$models/$tokenizer" "$work/$tokenizer"
   "$vllm/bin/vllm" launch render "$work/$tokenizer" --host 127.0.0.1 --port "$port" --served-model-name tiny \
-    --max-model-len 16384 --enable-auto-tool-choice "$@" > "$out/$name.log" 2>&1 &
+    --max-model-len 16384 "$@" > "$out/$name.log" 2>&1 &
   server=$!
   for _ in $(seq 300); do
     curl -sf -o /dev/null "http://127.0.0.1:$port/health" && break
@@ -30,6 +30,11 @@ record() { # NAME TOKENIZER KIND ARGUMENTS...
   server=
 }
 
-record harmony gptoss harmony --tool-call-parser openai
-record deepseek_v32 deepseek_v3 deepseek --tool-call-parser deepseek_v32 --tokenizer-mode deepseek_v32
-record deepseek_v4 deepseek_v3 deepseek --tool-call-parser deepseek_v4 --tokenizer-mode deepseek_v4
+record harmony gptoss harmony --enable-auto-tool-choice --tool-call-parser openai
+record deepseek_v32 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v32 --tokenizer-mode deepseek_v32
+record deepseek_v4 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v4 --tokenizer-mode deepseek_v4
+# Without a tool parser: vLLM's own for Mistral fails with mistral-common 1.13 from version 11 on.
+for version in v1 v2 v3 v7 tekken_v3 tekken_v7 tekken_v11 tekken_v13 tekken_v15; do
+  record "mistral_$version" "mistral_$version" "mistral:${version##*v}"
+  cp -r "$work/mistral_$version" "$out/" # the tests read the same files
+done

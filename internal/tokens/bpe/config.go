@@ -30,6 +30,8 @@ type Config struct {
 	// Mistral: vLLM renders chats with mistral-common, because the folder has a tokenizer for it and
 	// weights in Mistral's format, or no other tokenizer.
 	Mistral bool
+	// MistralFile is what the tokenizer's file says, for a tokenizer of such a file.
+	MistralFile MistralFile
 	// HasModel reports whether there is a config.json, Media whether it configures images, audio
 	// or video. VocabSize is its number of ids, 0 if unset.
 	HasModel, Media bool

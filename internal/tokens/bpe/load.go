@@ -31,17 +31,24 @@ func Load(fsys fs.FS) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load tokenizer: %w", err)
 	}
-	if raw == nil {
-		t, err := loadForeign(fsys, config)
-		if err != nil {
+	var own *Tokenizer
+	if config.Mistral {
+		if own, err = loadMistral(fsys, config); err != nil {
 			return nil, fmt.Errorf("load tokenizer: %w", err)
 		}
-		return t, nil
 	}
-	t, err := parse(raw, config)
-	if err != nil {
-		return nil, fmt.Errorf("load tokenizer.json: %w", err)
+	t := own
+	switch {
+	case raw != nil:
+		if t, err = parse(raw, config); err != nil {
+			return nil, fmt.Errorf("load tokenizer.json: %w", err)
+		}
+	case own == nil:
+		if t, err = loadForeign(fsys, config); err != nil {
+			return nil, fmt.Errorf("load tokenizer: %w", err)
+		}
 	}
+	t.mistral = own
 	return t, nil
 }
 

@@ -100,6 +100,9 @@ func (m Marked) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []Cut, text
 
 // ordinary appends the ids of text in which no added tokens are sought.
 func (enc *encoder) ordinary(dst []uint32, s string) []uint32 {
+	if enc.t.pipe != nil {
+		return enc.pipelined(dst, s, 0)
+	}
 	if enc.t.nfc && composeAt(s, 0) < len(s) {
 		enc.nfc = appendNFC(enc.nfc[:0], s, &enc.watch)
 		s = stringOf(enc.nfc)

@@ -133,6 +133,7 @@ var tekkenSpecials = strings.Fields("<unk> <s> </s> [INST] [/INST] [AVAILABLE_TO
 func parseTekken(raw []byte, _ string, config Config) (*Tokenizer, error) {
 	var file struct {
 		Config struct {
+			Version  string `json:"version"`
 			Pattern  string `json:"pattern"`
 			Size     int    `json:"default_vocab_size"`
 			Specials int    `json:"default_num_special_tokens"`
@@ -145,6 +146,7 @@ func parseTekken(raw []byte, _ string, config Config) (*Tokenizer, error) {
 			Rank uint32 `json:"rank"`
 			Text string `json:"token_str"`
 		} `json:"special_tokens"`
+		Settings *MistralSettings `json:"model_settings_builder"`
 	}
 	if err := json.Unmarshal(raw, &file); err != nil {
 		return nil, err
@@ -176,6 +178,7 @@ func parseTekken(raw []byte, _ string, config Config) (*Tokenizer, error) {
 	for i := len(f.control); i < c.Specials; i++ {
 		special(uint32(i), fmt.Sprintf("<SPECIAL_%d>", i))
 	}
+	config.MistralFile = MistralFile{Version: mistralVersion(file.Config.Version), Settings: file.Settings}
 	return f.build(config)
 }
 
@@ -241,6 +244,7 @@ const (
 	tekkenFile = "tekken.json"
 	qwenFile   = "qwen.tiktoken"
 	kimiFile   = "tiktoken.model"
+	spmFile    = "tokenizer.model"
 )
 
 // foreignFiles are the files that are read in place of tokenizer.json, in order of precedence.
@@ -248,7 +252,7 @@ var foreignFiles = []struct {
 	name  string
 	parse func(raw []byte, name string, config Config) (*Tokenizer, error)
 }{
-	{tekkenFile, parseTekken}, {kimiFile, parseTiktoken}, {qwenFile, parseTiktoken}, {"tokenizer.model", parseSPM},
+	{tekkenFile, parseTekken}, {kimiFile, parseTiktoken}, {qwenFile, parseTiktoken}, {spmFile, parseSPM},
 }
 
 // loadForeign reads the tokenizer of a folder without tokenizer.json. The error wraps

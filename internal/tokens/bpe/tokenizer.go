@@ -56,6 +56,8 @@ type Tokenizer struct {
 	encoders encoders
 	memo     *memo
 
+	mistral *Tokenizer // see Mistral
+
 	longest int // see MinTokens
 	maxRun  int // see runs; 0: no limit
 }

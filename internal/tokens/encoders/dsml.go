@@ -18,11 +18,6 @@ const (
 	thinkEnd    = "</think>"
 )
 
-// appendJSON appends v as Python's json.dumps(ensure_ascii=False).
-func appendJSON(dst []byte, v jinja.Value) ([]byte, error) {
-	return jinja.AppendJSON(dst, v, jinja.JSONOptions{})
-}
-
 // appendDSMLCalls appends tool calls in a block of this name.
 func appendDSMLCalls(dst []byte, c *Chat, block string, calls []jinja.Value) (_ []byte, err error) {
 	dst = append(dst, "\n\n<"+dsmlToken+block+">\n"...)

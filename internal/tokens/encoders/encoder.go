@@ -44,6 +44,10 @@ const (
 	Parts
 	// Validated: messages are as vLLM's request model leaves them, see Harmony.
 	Validated
+	// Original: contents are as the client wrote them, in messages that vLLM's chat parser accepts.
+	// A part that is an image or video has the type image, and audio the type audio; their text is
+	// the caller's mark.
+	Original
 )
 
 // Chat is a conversation.
@@ -55,6 +59,8 @@ type Chat struct {
 	// Effort is the request's reasoning_effort, "" if it has none.
 	Effort string
 	Now    time.Time
+	// Continue: the model goes on with the last message. Generate: it begins one.
+	Continue, Generate bool
 	// Limit is the most bytes that the prompt may have.
 	Limit int
 	// Stop ends the work once it is closed; nil means never.
@@ -125,8 +131,8 @@ func ForVLLM(tok *bpe.Tokenizer) (Encoder, error) {
 			return e.make(tok)
 		}
 	}
-	if config.Mistral {
-		return nil, ErrMissing
+	if own := tok.Mistral(); own != nil {
+		return newMistral(own)
 	}
 	return nil, nil //nolint:nilnil // no encoder is a result
 }
@@ -159,4 +165,57 @@ func text(d *jinja.Dict, key string) string {
 func dictAt(d *jinja.Dict, key string) *jinja.Dict {
 	inner, _ := member(d, key).AsDict()
 	return inner
+}
+
+// writer appends marked text up to a limit. After an error it appends nothing.
+type writer struct {
+	chat  *Chat
+	dst   []byte
+	limit int
+	err   error
+}
+
+func newWriter(dst []byte, c *Chat) *writer {
+	return &writer{chat: c, dst: dst, limit: len(dst) + c.Limit}
+}
+
+func (w *writer) text(s string) {
+	if w.err == nil {
+		w.err = w.chat.stopped()
+	}
+	if w.err == nil && len(w.dst)+len(s) > w.limit {
+		w.err = ErrLimit
+	}
+	if w.err == nil {
+		w.dst = append(w.dst, s...)
+	}
+}
+
+func (w *writer) texts(all ...string) {
+	for _, s := range all {
+		w.text(s)
+	}
+}
+
+// dumps appends v as Python's json.dumps(ensure_ascii=False).
+func (w *writer) dumps(v jinja.Value) {
+	if w.text(""); w.err != nil {
+		return
+	}
+	if w.dst, w.err = appendJSON(w.dst, v); w.err == nil && len(w.dst) > w.limit {
+		w.err = ErrLimit
+	}
+}
+
+// part appends a text that is tokenized by itself.
+func (w *writer) part(s string) {
+	w.text(s)
+	w.dst = bpe.AppendPart(w.dst)
+}
+
+func (w *writer) token(id uint32) { w.dst = bpe.AppendToken(w.dst, id) }
+
+// appendJSON appends v as Python's json.dumps(ensure_ascii=False).
+func appendJSON(dst []byte, v jinja.Value) ([]byte, error) {
+	return jinja.AppendJSON(dst, v, jinja.JSONOptions{})
 }

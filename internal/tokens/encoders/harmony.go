@@ -91,7 +91,7 @@ func (h *harmony) Append(dst []byte, c *Chat) ([]byte, error) {
 	if err != nil {
 		return dst, err
 	}
-	w := &harmonyWriter{harmony: h, chat: c, dst: dst, limit: len(dst) + c.Limit}
+	w := &harmonyWriter{harmony: h, writer: newWriter(dst, c)}
 	w.system(c)
 	if instructions != nil && *instructions != "" || len(c.Tools) > 0 {
 		w.developer(instructions, c.Tools)
@@ -229,41 +229,11 @@ func harmonyParse(out []harmonyMessage, msg *jinja.Dict, names map[string]string
 	return out, nil
 }
 
-// harmonyWriter appends marked text up to a limit. After an error it appends nothing.
+// harmonyWriter writes messages. After an error it appends nothing.
 type harmonyWriter struct {
 	*harmony
-
-	chat  *Chat
-	dst   []byte
-	limit int
-	err   error
+	*writer
 }
-
-func (w *harmonyWriter) text(s string) {
-	if w.err == nil {
-		w.err = w.chat.stopped()
-	}
-	if w.err == nil && len(w.dst)+len(s) > w.limit {
-		w.err = ErrLimit
-	}
-	if w.err == nil {
-		w.dst = append(w.dst, s...)
-	}
-}
-
-func (w *harmonyWriter) texts(all ...string) {
-	for _, s := range all {
-		w.text(s)
-	}
-}
-
-// part appends a text that is tokenized by itself.
-func (w *harmonyWriter) part(s string) {
-	w.text(s)
-	w.dst = bpe.AppendPart(w.dst)
-}
-
-func (w *harmonyWriter) token(id uint32) { w.dst = bpe.AppendToken(w.dst, id) }
 
 func (w *harmonyWriter) write(m *harmonyMessage) {
 	w.token(w.start)

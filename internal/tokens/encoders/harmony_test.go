@@ -118,7 +118,7 @@ func TestSerdeNumbers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := &harmonyWriter{chat: new(Chat), limit: 1 << 20}
+		w := &harmonyWriter{writer: newWriter(nil, &Chat{Limit: 1 << 20})}
 		if w.json(v); string(w.dst) != want || w.err != nil {
 			t.Errorf("%s: got %s, error %v, want %s", number, w.dst, w.err, want)
 		}

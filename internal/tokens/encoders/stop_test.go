@@ -44,7 +44,7 @@ func TestAStopEndsTheEncoding(t *testing.T) {
 	}
 	write := func(do func(w *harmonyWriter)) func(*Chat) ([]byte, error) {
 		return func(c *Chat) ([]byte, error) {
-			w := &harmonyWriter{harmony: new(harmony), chat: c, limit: c.Limit}
+			w := &harmonyWriter{harmony: new(harmony), writer: newWriter(nil, c)}
 			do(w)
 			return w.dst, w.err
 		}

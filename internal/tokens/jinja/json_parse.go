@@ -18,6 +18,8 @@ var (
 	ErrLoneSurrogate = errors.New("lone surrogate")
 	// ErrJSONDepth: lists and objects are nested deeper than maxJSONDepth.
 	ErrJSONDepth = errors.New("nested too deeply")
+	// ErrIntDigits: an int has more digits than Python reads.
+	ErrIntDigits = errors.New("exceeds the limit for integer string conversion")
 	// ErrInvalidUTF8: the document is not UTF-8.
 	ErrInvalidUTF8 = errors.New("invalid UTF-8")
 )
@@ -259,7 +261,7 @@ func (p *jsonParser) number() (Value, error) {
 		return Float(f), nil
 	}
 	if digitsEnd-digits > maxIntDigits {
-		return Value{}, fmt.Errorf("exceeds the limit (%d digits) for integer string conversion", maxIntDigits)
+		return Value{}, ErrIntDigits
 	}
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return Int(n), nil

@@ -38,7 +38,7 @@ var families = []family{
 	{"Kimi K3", "kimi_k3", "KimiK3ForConditionalGeneration", nil, byLoad, byLoad},
 	{"Kimi-Audio", "kimi_audio", "MoonshotKimiaForCausalLM", nil, byLoad, template},
 	{"Inkling", "inkling", "InklingForConditionalGeneration", nil, byLoad, byLoad},
-	{"Mistral in its own format", "mistral", "MistralForCausalLM", []string{"tekken.json", "consolidated.safetensors"}, byLoad, template},
+	{"Mistral in its own format", "mistral", "MistralForCausalLM", []string{"tekken.json", "consolidated.safetensors"}, exact, template},
 	{"Mistral in Hugging Face's format", "mistral", "MistralForCausalLM", []string{"tekken.json"}, template, template},
 	{"Cohere", "cohere2", "Cohere2ForCausalLM", nil, template, template},
 	{"Kimi K2", "kimi_k2", "DeepseekV3ForCausalLM", nil, template, template},
@@ -64,7 +64,7 @@ func TestFamilies(t *testing.T) {
 				"config.json":    {Data: fmt.Appendf(nil, `{"model_type": %q, "architectures": [%q], "vision_config": {}}`, f.modelType, f.architecture)},
 			}
 			for _, name := range f.files {
-				files[name] = &fstest.MapFile{Data: []byte("{}")}
+				files[name] = &fstest.MapFile{Data: tekkenOf(t, "v13", bytesVocabulary())}
 			}
 			if f.sglang == template {
 				files["chat_template.jinja"] = &fstest.MapFile{Data: []byte("{{ messages[0].content }}")}

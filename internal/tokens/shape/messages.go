@@ -16,6 +16,7 @@ const (
 	shapeValidated
 	shapeReferences
 	shapeConverted
+	shapeOriginal
 )
 
 // shaper converts a message to the value that the template gets.

@@ -136,7 +136,7 @@ func (m *Model) tooLong(p *plan, text string) error {
 	if most == 0 || !p.limited || p.keep != 0 || len(text) <= most {
 		return nil
 	}
-	if n := m.tok.MinTokens(text); n > most {
+	if n := m.tokenizer(p.profile).MinTokens(text); n > most {
 		return refuse("This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens.", most, n)
 	}
 	return nil
@@ -302,14 +302,18 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 		}
 		text = text[:at]
 	}
-	tok, space := conv.Tokenizer(m.tok), m.space
+	own := m.tokenizer(p.profile)
+	tok, space := conv.Tokenizer(own), m.space
+	if own != m.tok {
+		space += ownSpace
+	}
 	marked := p.chat != nil && m.encoder.Traits().Marked
 	if marked {
-		tok, space = bpe.Marked{Tokenizer: m.tok}, m.space+markedSpace
+		tok, space = bpe.Marked{Tokenizer: own}, m.space+markedSpace
 	}
 	switch {
 	case withText && marked:
-		res.Text = bpe.Marked{Tokenizer: m.tok}.PlainOfMarked(text)
+		res.Text = bpe.Marked{Tokenizer: own}.PlainOfMarked(text)
 	case withText:
 		res.Text = strings.Clone(text)
 	}
@@ -329,6 +333,14 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 		return m.continueWith(ctx, &res.Result, p.suffix, withText)
 	}
 	return nil
+}
+
+// tokenizer returns the one that an engine uses.
+func (m *Model) tokenizer(engine *profile) *bpe.Tokenizer {
+	if own := m.tok.Mistral(); own != nil && engine == profiles[VLLM] {
+		return own
+	}
+	return m.tok
 }
 
 // textError converts an error of the tokenizer to a refusal if the engine refuses the text too,

@@ -39,7 +39,11 @@ func (m *Model) vllmChat(in input) (*plan, error) {
 		if !haveTools {
 			tools = nil
 		}
-		return m.vllmEncoded(in, tools, tokenize)
+		p, err := m.vllmEncoded(in, tools, tokenize)
+		if err == nil && p.chat != nil {
+			p.chat.Generate, p.chat.Continue = add, cont
+		}
+		return p, err
 	}
 	template, err := m.templateFor(in, haveTools)
 	if err != nil {

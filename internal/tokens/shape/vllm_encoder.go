@@ -19,12 +19,17 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 	form := m.encoder.Traits().Messages
 	kind, message := shapeValidated, vllmValidated
 	if form != encoders.Validated {
+		if form == encoders.Original {
+			if err := withoutTemplate(in, tokenize); err != nil {
+				return nil, err
+			}
+		}
 		if in.Has(body.FieldChatTemplate) || in.Has(body.FieldChatTemplateKwargs) {
 			if _, err := m.templateFor(in, false); err != nil && !errors.Is(err, ErrNoTemplate) {
 				return nil, err
 			}
 		}
-		shape := vllmShape{openai: form == encoders.Parts, references: form == encoders.Parts, converted: in.origin == body.Responses, legacy: !tokenize, refuse: func(kind string) error { return m.refuseMedia(kind, in.profile) }, p: p}
+		shape := vllmShape{openai: form == encoders.Parts, references: form == encoders.Parts, original: form == encoders.Original, converted: in.origin == body.Responses, legacy: !tokenize, refuse: func(kind string) error { return m.refuseMedia(kind, in.profile) }, p: p}
 		kind, message = shape.kind(), shape.message
 	} else if raw := in.Raw(body.FieldChatTemplate); given(raw) && raw[0] != '"' {
 		return nil, refuse("chat_template: input should be a valid string")
@@ -37,8 +42,14 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 	if p.chat.Effort, err = vllmEffort(in); err != nil {
 		return nil, err
 	}
+	if tokenize {
+		p.chat.Effort = ""
+	}
 	if p.chat.Messages, err = m.shapeMessages(in, kind, p, message); err != nil {
 		return nil, err
+	}
+	if form == encoders.Original && !tokenize && in.origin != body.Responses {
+		p.chat.Messages = withShortIDs(p.chat.Messages)
 	}
 	if ids, err := m.forwardedIDs(in); err != nil || ids != nil && !p.hasMedia() {
 		return &plan{ids: ids}, err
@@ -63,6 +74,59 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 		err = m.vllmTruncation(in, p)
 	}
 	return p, err
+}
+
+// withoutTemplate refuses what vLLM does not accept for a model in Mistral's format. The other APIs
+// accept arguments of a template, some of which change the prompt.
+func withoutTemplate(in input, tokenize bool) error {
+	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
+	switch {
+	case err != nil:
+		return err
+	case !tokenize && in.origin != body.Responses:
+		if kwargs != nil || given(in.Raw(body.FieldChatTemplate)) {
+			return refuse("chat_template is not supported for Mistral tokenizers. (parameter=chat_template)")
+		}
+	case kwargs.Len() > 0:
+		return encoders.ErrMissing
+	}
+	return nil
+}
+
+// withShortIDs returns messages with the last nine characters of the ids of calls.
+func withShortIDs(messages []jinja.Value) []jinja.Value {
+	const most = 9
+	short := func(d *jinja.Dict, key string) *jinja.Dict {
+		id := []rune(textAt(d, key))
+		if len(id) <= most {
+			return d
+		}
+		d = d.Clone()
+		d.Set(key, jinja.String(string(id[len(id)-most:])))
+		return d
+	}
+	out := slices.Clone(messages)
+	for i := range out {
+		msg, _ := out[i].AsDict()
+		switch textAt(msg, "role") {
+		case roleTool:
+			out[i] = jinja.FromDict(short(msg, "tool_call_id"))
+		case roleAssistant:
+			calls, ok := member(msg, "tool_calls").AsList()
+			if !ok {
+				continue
+			}
+			calls = slices.Clone(calls)
+			for j := range calls {
+				call, _ := calls[j].AsDict()
+				calls[j] = jinja.FromDict(short(call, "id"))
+			}
+			msg = msg.Clone()
+			msg.Set("tool_calls", jinja.List(calls))
+			out[i] = jinja.FromDict(msg)
+		}
+	}
+	return out
 }
 
 // vllmArguments returns the arguments of the chat template that vLLM passes to an encoder.
@@ -110,8 +174,12 @@ func (m *Model) encoded(ctx context.Context, dst []byte, p *plan) ([]byte, error
 	return out, err
 }
 
-// markedSpace distinguishes marked text from plain text in caches.
-const markedSpace = 2
+// markedSpace distinguishes marked text from plain text in caches, ownSpace the text for a tokenizer
+// of Mistral's format from that for the folder's other one.
+const (
+	markedSpace = 2
+	ownSpace    = 4
+)
 
 // vllmValidated converts a client's message to what vLLM's request model makes of it, in the form
 // that encoders take. vLLM has two models for a message. That of OpenAI, for known roles, reads a

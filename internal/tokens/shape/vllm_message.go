@@ -17,6 +17,8 @@ type vllmShape struct {
 	references bool
 	// converted: the messages are those of a response, which no request model validates.
 	converted bool
+	// original: the encoder gets contents as the client wrote them.
+	original bool
 	// refuse refuses a part of a kind that the model does not accept.
 	refuse func(kind string) error
 	p      *plan
@@ -35,6 +37,9 @@ func (s *vllmShape) kind() shapeKind {
 	}
 	if s.converted {
 		k |= shapeConverted
+	}
+	if s.original {
+		k |= shapeOriginal
 	}
 	return k
 }
@@ -94,6 +99,7 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 			}
 		}
 	}
+	original := content
 	if role == roleSystem {
 		content = withoutBillingHeader(content)
 	}
@@ -104,6 +110,9 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 		return v, err
 	}
 	out.Set("content", body)
+	if s.original {
+		out.Set("content", withMarks(original))
+	}
 	switch role {
 	case roleAssistant:
 		if err := s.assistant(out, msg); err != nil {
@@ -154,6 +163,22 @@ func (s *vllmShape) assistant(out, msg *jinja.Dict) error {
 		out.Set("reasoning_content", thought)
 	}
 	return nil
+}
+
+// withMarks returns a content with marks in place of media, as encoders.Original has them.
+func withMarks(content jinja.Value) jinja.Value {
+	parts, ok := content.AsList()
+	if !ok {
+		return content
+	}
+	out := slices.Clone(parts)
+	for i := range out {
+		part, _ := out[i].AsDict()
+		if kind := map[string]string{"image_url": "image", "audio_url": "audio", "input_audio": "audio"}[textAt(part, "type")]; kind != "" {
+			out[i] = object(kv{"type", jinja.String(kind)}, kv{"text", jinja.String(mediaMark)})
+		}
+	}
+	return jinja.List(out)
 }
 
 // vllmWithoutContent checks an assistant message whose content is null: it must match the

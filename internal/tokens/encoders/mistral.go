@@ -1,0 +1,579 @@
+package encoders
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// mistral is mistral-common 1.13 as vLLM uses it for folders in Mistral's format: validation,
+// normalization and encoding of the versions 1 to 15. Clients' texts never become special tokens.
+type mistral struct {
+	version  int
+	settings *bpe.MistralSettings
+
+	bos, eos, beginInst, endInst, beginTools, endTools, beginResults, endResults, toolCalls uint32
+	beginSystem, endSystem, toolContent, args, callID, beginSettings, endSettings           uint32
+	beginThink, endThink                                                                    uint32 // 0: none
+}
+
+func newMistral(tok *bpe.Tokenizer) (Encoder, error) {
+	file := tok.Config().MistralFile
+	m := &mistral{version: file.Version, settings: file.Settings}
+	if !slices.Contains([]int{1, 2, 3, 7, 11, 13, 15}, m.version) {
+		return nil, ErrMissing
+	}
+	for _, token := range []struct {
+		since int
+		name  string
+		id    *uint32
+	}{
+		{1, "<s>", &m.bos}, {1, "</s>", &m.eos}, {2, "[INST]", &m.beginInst}, {2, "[/INST]", &m.endInst}, {2, "[AVAILABLE_TOOLS]", &m.beginTools},
+		{2, "[/AVAILABLE_TOOLS]", &m.endTools}, {2, "[TOOL_RESULTS]", &m.beginResults}, {2, "[/TOOL_RESULTS]", &m.endResults},
+		{2, "[TOOL_CALLS]", &m.toolCalls}, {7, "[SYSTEM_PROMPT]", &m.beginSystem}, {7, "[/SYSTEM_PROMPT]", &m.endSystem},
+		{7, "[TOOL_CONTENT]", &m.toolContent}, {11, "[ARGS]", &m.args}, {11, "[CALL_ID]", &m.callID}, {15, "[MODEL_SETTINGS]", &m.beginSettings},
+		{15, "[/MODEL_SETTINGS]", &m.endSettings}, {optional, "[THINK]", &m.beginThink}, {optional, "[/THINK]", &m.endThink},
+	} {
+		id, ok := tok.TokenID(token.name)
+		if !ok && m.version >= token.since {
+			return nil, fmt.Errorf("the tokenizer of a Mistral model has no token %q", token.name)
+		}
+		*token.id = id
+	}
+	return m, nil
+}
+
+const optional = math.MaxInt
+
+func (m *mistral) Traits() Traits {
+	return Traits{Name: "mistral", Messages: Original, Marked: true, ToolParser: true}
+}
+
+// mistralMessage is a message of one role; several of a user or the assistant are merged.
+type mistralMessage struct {
+	role     string
+	contents [][]mistralChunk // of each merged message
+	list     bool             // the content was a list of parts
+	calls    []mistralCall
+	id, name *string // of a tool
+	prefix   bool
+}
+
+type mistralChunk struct{ kind, text string }
+
+// Types of chunks; an image and audio have the caller's mark as their text.
+const (
+	chunkText  = "text"
+	chunkThink = "thinking"
+	chunkImage = "image"
+	chunkAudio = "audio"
+)
+
+type mistralCall struct {
+	id, name  string
+	arguments jinja.Value
+}
+
+func (m *mistral) Append(dst []byte, c *Chat) ([]byte, error) {
+	if len(c.Messages) == 0 {
+		return dst, refuse("list index out of range")
+	}
+	switch last := roleOf(c.Messages[len(c.Messages)-1]) == "assistant"; {
+	case c.Generate && last:
+		return dst, refuse("Cannot set `add_generation_prompt` to True when the last message is from the assistant.")
+	case c.Continue && !last:
+		return dst, refuse("Cannot set `continue_final_message` to True when the last message is not from the assistant.")
+	}
+	messages := make([]mistralMessage, len(c.Messages))
+	for i := range messages {
+		msg, _ := c.Messages[i].AsDict()
+		var err error
+		if messages[i], err = mistralParse(msg); err != nil {
+			return dst, err
+		}
+	}
+	messages[len(messages)-1].prefix = c.Continue
+	if err := m.check(messages, c.Tools); err != nil {
+		return dst, err
+	}
+	w := &mistralWriter{mistral: m, writer: newWriter(dst, c)}
+	if m.version < 7 {
+		w.system = systemPrompt(messages)
+	}
+	merged := m.merged(messages)
+	if m.version == 2 {
+		if err := severalResults(merged); err != nil {
+			return dst, err
+		}
+	}
+	w.write(merged)
+	return w.dst, w.err
+}
+
+// mistralParse reads a message, as the methods from_openai do.
+func mistralParse(msg *jinja.Dict) (m mistralMessage, err error) {
+	content, has := msg.Get("content")
+	var chunks []mistralChunk
+	said, isText := content.AsString()
+	parts, isList := content.AsList()
+	switch {
+	case isText:
+		chunks = []mistralChunk{{chunkText, said}}
+	case isList:
+		m.list = true
+		for i := range parts {
+			part, _ := parts[i].AsDict()
+			if part == nil {
+				return m, refuse("'str' object has no attribute 'get'")
+			}
+			kind := text(part, "type")
+			if kind == "" {
+				continue
+			}
+			key := cmp.Or(map[string]string{chunkThink: chunkThink}[kind], "text")
+			s, ok := member(part, key).AsString()
+			if !ok || !slices.Contains([]string{chunkText, chunkThink, chunkImage, chunkAudio}, kind) {
+				return m, refuse("'%s' is not a valid ChunkTypes", kind)
+			}
+			chunks = append(chunks, mistralChunk{kind, s})
+		}
+	case has && !content.IsNone():
+		return m, refuse("Unknown content type")
+	}
+	m.role = text(msg, "role")
+	accepted := []string{chunkText, chunkImage, chunkAudio}
+	switch m.role {
+	case "user":
+	case "tool":
+		if _, ok := msg.Get("tool_call_id"); !ok {
+			return m, refuse("'tool_call_id'")
+		}
+		m.id, m.name = textAt(msg, "tool_call_id"), textAt(msg, "name")
+	case "system", "developer":
+		m.role, accepted = "system", []string{chunkText, chunkAudio, chunkThink}
+	case "assistant":
+		accepted = []string{chunkText, chunkThink}
+		if chunks, err = m.assistant(msg, chunks); err != nil {
+			return m, err
+		}
+	default:
+		return m, refuse("Unknown message role: %s", m.role)
+	}
+	if m.role != "assistant" && (!has || content.IsNone()) {
+		return m, refuse("content: input should be a valid string or list")
+	}
+	m.contents = [][]mistralChunk{chunks}
+	return m, m.only(accepted)
+}
+
+// assistant reads the calls of a message, and puts its thought before its content.
+func (m *mistralMessage) assistant(msg *jinja.Dict, chunks []mistralChunk) ([]mistralChunk, error) {
+	calls, _ := member(msg, "tool_calls").AsList()
+	for i := range calls {
+		call, _ := calls[i].AsDict()
+		f := dictAt(call, "function")
+		m.calls = append(m.calls, mistralCall{text(call, "id"), text(f, "name"), member(f, "arguments")})
+	}
+	v := member(msg, "reasoning")
+	if v.IsNone() {
+		return chunks, nil
+	}
+	thought, ok := v.AsString()
+	if !ok || slices.ContainsFunc(chunks, func(c mistralChunk) bool { return c.kind == chunkThink }) {
+		return nil, refuse("Message cannot have both thinking chunks in `content` and a top-level `reasoning` field.")
+	}
+	m.list = true
+	return append([]mistralChunk{{chunkThink, thought}}, chunks...), nil
+}
+
+// only refuses chunks of other types.
+func (m *mistralMessage) only(kinds []string) error {
+	for _, c := range m.contents[0] {
+		if !slices.Contains(kinds, c.kind) {
+			return refuse("Unexpected content chunk types in %s message: ['%s']", m.role, c.kind)
+		}
+	}
+	return nil
+}
+
+// said reports whether Python takes the content of a parsed message for true.
+func (m *mistralMessage) said() bool {
+	c := m.contents[0]
+	return len(c) > 0 && (m.list || c[0].text != "")
+}
+
+// textAt returns the text under a key, nil if it is not text.
+func textAt(d *jinja.Dict, key string) *string {
+	if s, ok := member(d, key).AsString(); ok {
+		return &s
+	}
+	return nil
+}
+
+// systemPrompt joins the messages of the system, which the versions before 7 put into a user's
+// message.
+func systemPrompt(messages []mistralMessage) string {
+	var texts []string
+	for i := range messages {
+		if m := &messages[i]; m.role == "system" && m.said() {
+			texts = append(texts, textOf(m.joined("\n\n")))
+		}
+	}
+	return strings.Join(texts, "\n\n")
+}
+
+// merged merges neighbours of one role, and sorts the results of tools by their calls.
+func (m *mistral) merged(messages []mistralMessage) (out []mistralMessage) {
+	var latest []string // ids of calls
+	for from := 0; from < len(messages); {
+		to := from + 1
+		for to < len(messages) && messages[to].role == messages[from].role {
+			to++
+		}
+		group := messages[from:to]
+		from = to
+		switch role := group[0].role; role {
+		case "system":
+			if m.version >= 7 {
+				out = append(out, group...)
+			}
+		case "tool":
+			if m.version >= 11 {
+				group = sortedResults(group, latest)
+			}
+			out, latest = append(out, group...), nil
+		default:
+			one := mistralMessage{role: role}
+			for i := range group {
+				one.contents, one.calls = append(one.contents, group[i].contents...), append(one.calls, group[i].calls...)
+				one.prefix = one.prefix || group[i].prefix
+			}
+			for _, call := range one.calls {
+				latest = append(latest, call.id)
+			}
+			out = append(out, one)
+		}
+	}
+	if len(out) == 0 || m.version < 7 && out[0].role != "user" {
+		out = append([]mistralMessage{{role: "user"}}, out...)
+	}
+	return out
+}
+
+// sortedResults returns results in the order of the latest calls; those of other calls come last.
+func sortedResults(results []mistralMessage, calls []string) []mistralMessage {
+	place := map[string]int{}
+	for i, id := range calls {
+		place[id] = i
+	}
+	at := func(r *mistralMessage) int {
+		if i, ok := place[*r.id]; ok {
+			return i
+		}
+		return len(calls)
+	}
+	out := slices.Clone(results)
+	slices.SortStableFunc(out, func(a, b mistralMessage) int { return cmp.Compare(at(&a), at(&b)) })
+	return out
+}
+
+// joined returns the content with neighbouring texts joined: by two line feeds between messages,
+// and by sep within one. Empty texts are dropped.
+func (m *mistralMessage) joined(sep string) (out []mistralChunk) {
+	for _, chunks := range m.contents {
+		between := "\n\n"
+		for _, c := range chunks {
+			last := len(out) - 1
+			switch {
+			case c.kind != chunkText:
+				out = append(out, c)
+			case c.text == "":
+			case last < 0 || out[last].kind != chunkText:
+				out, between = append(out, c), sep
+			default:
+				out[last].text += between + c.text
+				between = sep
+			}
+		}
+	}
+	return out
+}
+
+// textOf returns the text of joined chunks that are but text.
+func textOf(chunks []mistralChunk) string {
+	if len(chunks) == 0 {
+		return ""
+	}
+	return chunks[0].text
+}
+
+// mistralWriter writes messages. After an error it appends nothing.
+type mistralWriter struct {
+	*mistral
+	*writer
+
+	system string // before version 7
+}
+
+func (w *mistralWriter) write(messages []mistralMessage) {
+	user := func(m mistralMessage) bool { return m.role == "user" }
+	first, last := slices.IndexFunc(messages, user), len(messages)-1
+	for last >= 0 && !user(messages[last]) {
+		last--
+	}
+	w.token(w.bos)
+	for i := range messages {
+		if w.err != nil {
+			return
+		}
+		switch m := &messages[i]; m.role {
+		case "user":
+			w.user(m, i == first, i == last)
+		case "tool":
+			w.result(m, i < last)
+		case "assistant":
+			w.assistant(m, i < last)
+		default:
+			w.token(w.beginSystem)
+			w.chunks(m)
+			w.token(w.endSystem)
+		}
+	}
+}
+
+// chunks writes a content, a medium before its texts.
+func (w *mistralWriter) chunks(m *mistralMessage) {
+	sep := "\n\n"
+	if w.version >= 15 {
+		sep = ""
+	}
+	joined := m.joined(sep)
+	if at := slices.IndexFunc(joined, func(c mistralChunk) bool { return c.kind == chunkImage || c.kind == chunkAudio }); at >= 0 {
+		w.part(joined[at].text) // what follows it is not known
+		return
+	}
+	for i, c := range joined {
+		switch {
+		case c.kind == chunkText && i == 0 && len(joined) == 1 && m.role == "assistant" && !m.listed():
+			w.part(strings.TrimRight(c.text, " "))
+		case c.kind == chunkText:
+			w.part(c.text)
+		case w.version < 13 || w.beginThink == 0 || w.endThink == 0:
+			w.refuse("Think not implemented for tokenizer < V13.")
+		default:
+			w.token(w.beginThink)
+			w.text(c.text)
+			w.token(w.endThink)
+		}
+	}
+}
+
+// listed reports whether some chunk is not text: then the content stays a list.
+func (m *mistralMessage) listed() bool {
+	return slices.ContainsFunc(m.contents, func(c []mistralChunk) bool {
+		return slices.ContainsFunc(c, func(c mistralChunk) bool { return c.kind != chunkText })
+	})
+}
+
+func (w *mistralWriter) refuse(reason string) {
+	if w.err == nil {
+		w.err = refuse("%s", reason)
+	}
+}
+
+func (w *mistralWriter) user(m *mistralMessage, first, last bool) {
+	if w.version == 1 {
+		w.texts("[INST] ")
+		if first && w.system != "" {
+			w.texts(w.system, "\n\n")
+		}
+		w.texts(textOf(m.joined("\n\n")), " [/INST]")
+		w.part("")
+		return
+	}
+	if w.version < 13 && last || w.version >= 13 && first {
+		if len(w.chat.Tools) > 0 {
+			w.token(w.beginTools)
+			w.dumps(mistralTools(w.chat.Tools))
+			w.token(w.endTools)
+		}
+		if w.version >= 15 {
+			w.setting()
+		}
+	}
+	w.token(w.beginInst)
+	if last && w.system != "" {
+		w.texts(w.system, "\n\n")
+	}
+	w.chunks(m)
+	w.token(w.endInst)
+}
+
+// mistralTools returns tools with the members that mistral-common knows, strict excepted.
+func mistralTools(tools []jinja.Value) jinja.Value {
+	out := make([]jinja.Value, len(tools))
+	for i := range tools {
+		tool, _ := tools[i].AsDict()
+		f := dictAt(tool, "function")
+		parameters := dictAt(f, "parameters")
+		if parameters == nil {
+			parameters = jinja.NewDict(0)
+		}
+		out[i] = mistralObject("type", jinja.String("function"), "function", mistralObject("name", jinja.String(text(f, "name")),
+			"description", jinja.String(text(f, "description")), "parameters", jinja.FromDict(parameters)))
+	}
+	return jinja.List(out)
+}
+
+// mistralObject returns an object of names and values.
+func mistralObject(members ...any) jinja.Value {
+	d := jinja.NewDict(len(members) / 2)
+	for i := 0; i+1 < len(members); i += 2 {
+		name, _ := members[i].(string)
+		v, _ := members[i+1].(jinja.Value)
+		d.Set(name, v)
+	}
+	return jinja.FromDict(d)
+}
+
+// setting writes the settings of version 15.
+func (w *mistralWriter) setting() {
+	switch {
+	case w.settings == nil:
+		w.refuse("model_settings_builder must not be None")
+		return
+	case w.settings.Effort == nil:
+		return
+	}
+	effort := w.chat.Effort
+	if by := w.settings.Effort.Default; effort == "" && by != nil {
+		effort = *by
+	}
+	if !slices.Contains(w.settings.Effort.Values, effort) {
+		w.refuse("reasoning_effort is not one of the model's")
+		return
+	}
+	w.token(w.beginSettings)
+	w.dumps(mistralObject("reasoning_effort", jinja.String(effort)))
+	w.token(w.endSettings)
+}
+
+// readable returns the value of a JSON text, or the text itself if it is none.
+func readable(s string) (jinja.Value, error) {
+	v, err := jinja.ParseJSON([]byte(s))
+	switch {
+	case errors.Is(err, jinja.ErrIntDigits):
+		err = refuse("%v", err)
+	case errors.Is(err, jinja.ErrLoneSurrogate), errors.Is(err, jinja.ErrJSONDepth):
+		err = fmt.Errorf("%w: the result of a tool: %w", ErrMissing, err)
+	case err != nil, strings.HasPrefix(s, "\ufeff"):
+		v, err = jinja.String(s), nil
+	}
+	return v, err
+}
+
+func (w *mistralWriter) result(m *mistralMessage, past bool) {
+	content := m.joined("\n\n")
+	if w.version < 7 {
+		if w.version == 1 {
+			w.refuse("Tools not implemented for tokenizer V1")
+		}
+		v, err := readable(cmp.Or(textOf(content), "{}"))
+		if w.err == nil {
+			w.err = err
+		}
+		if w.version == 2 && past || w.err != nil {
+			return
+		}
+		w.token(w.beginResults)
+		if w.version == 2 {
+			name := jinja.None()
+			if m.name != nil {
+				name = jinja.String(*m.name)
+			}
+			w.dumps(jinja.List([]jinja.Value{mistralObject("name", name, "content", v)}))
+		} else {
+			w.dumps(mistralObject("content", v, "call_id", jinja.String(*m.id)))
+		}
+		w.token(w.endResults)
+		return
+	}
+	w.token(w.beginResults)
+	if w.version < 13 {
+		w.text(*m.id)
+		w.token(w.toolContent)
+	}
+	w.chunks(m)
+	w.token(w.endResults)
+}
+
+func (w *mistralWriter) assistant(m *mistralMessage, past bool) {
+	said := len(m.joined("")) > 0
+	switch {
+	case !said && len(m.calls) == 0:
+		w.refuse("Invalid assistant message")
+	case w.version == 1 && len(m.calls) > 0:
+		w.refuse("Tools not implemented for tokenizer V1")
+	case w.version == 2 && said && len(m.calls) > 0:
+		w.refuse("Cannot have tool calls and content defined in the same assistant message")
+	case w.version == 2 && past && len(m.calls) > 0:
+		return
+	case w.version == 1:
+		w.part(textOf(m.joined("\n\n")))
+	case said:
+		w.chunks(m)
+	}
+	switch {
+	case len(m.calls) == 0:
+	case w.version < 11:
+		calls := make([]jinja.Value, len(m.calls))
+		for i, call := range m.calls {
+			calls[i] = mistralObject("name", jinja.String(call.name), "arguments", call.arguments)
+			if d, _ := calls[i].AsDict(); w.version > 2 {
+				d.Set("id", jinja.String(call.id))
+			}
+		}
+		w.token(w.toolCalls)
+		w.dumps(jinja.List(calls))
+	default:
+		for _, call := range m.calls {
+			w.token(w.toolCalls)
+			w.text(call.name)
+			if w.version < 13 {
+				w.token(w.callID)
+				w.text(call.id)
+			}
+			w.token(w.args)
+			w.dumps(call.arguments)
+		}
+	}
+	if !m.prefix {
+		w.token(w.eos)
+	}
+}
+
+// severalResults refuses more than one result for a turn with calls after the last user message,
+// which version 2 cannot express.
+func severalResults(messages []mistralMessage) error {
+	results := 0
+	for i, m := range slices.Backward(messages) {
+		switch m.role {
+		case "tool":
+			results++
+		case "assistant":
+			if results > 1 && len(messages[i].calls) > 0 {
+				return refuse("Tokenizer v2 does not support multiple tool results for one assistant turn.")
+			}
+			results = 0
+		default:
+			return nil
+		}
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+package shape_test
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// tekkenPattern is the split pattern of tekken.json.
+const tekkenPattern = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+
+// mistralFiles returns a folder in Mistral's format: that of the recordings, or one that is made of
+// a tokenizer.json with the same tokens.
+func mistralFiles(t *testing.T, name string) fs.FS {
+	t.Helper()
+	if live := os.Getenv("KVLANE_ENCODER_CASES"); live != "" {
+		return os.DirFS(filepath.Join(live, name))
+	}
+	version := name[strings.LastIndexByte(name, '_')+1:]
+	files := fstest.MapFS{"tokenizer.model." + version: {Data: spmOf(t, version)}}
+	if strings.Contains(name, "tekken") {
+		files = fstest.MapFS{"tekken.json": {Data: tekkenOf(t, version, tekkenVocabulary(t))}}
+	}
+	files["config.json"] = &fstest.MapFile{Data: []byte(`{"model_type": "mistral", "architectures": ["MistralForCausalLM"]}`)}
+	return files
+}
+
+// vocabularyOf returns the tokens of a tokenizer.json by id.
+func vocabularyOf(t testing.TB, name string) []string {
+	t.Helper()
+	f, err := os.Open(filepath.Join("../models", name, "tokenizer.json.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	packed, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Model struct {
+			Vocab map[string]int `json:"vocab"`
+		} `json:"model"`
+	}
+	if err := json.NewDecoder(packed).Decode(&file); err != nil {
+		t.Fatal(err)
+	}
+	tokens := make([]string, len(file.Model.Vocab))
+	for token, id := range file.Model.Vocab {
+		tokens[id] = token
+	}
+	return tokens
+}
+
+// tekkenVocabulary returns the bytes of the tokens that are not special.
+func tekkenVocabulary(t testing.TB) (out [][]byte) {
+	bytes, next := map[rune]byte{}, rune(256)
+	for b := range rune(256) {
+		if b < '!' || b > '~' && b < 0xa1 || b == 0xad {
+			bytes[next] = byte(b)
+			next++
+			continue
+		}
+		bytes[b] = byte(b)
+	}
+	const special = 1000
+	for _, token := range vocabularyOf(t, "mistral_nemo")[special:] {
+		var raw []byte
+		for _, r := range token {
+			raw = append(raw, bytes[r])
+		}
+		out = append(out, raw)
+	}
+	return out
+}
+
+func bytesVocabulary() (out [][]byte) {
+	for b := range 256 {
+		out = append(out, []byte{byte(b)})
+	}
+	return out
+}
+
+// tekkenOf returns a tekken.json.
+func tekkenOf(t testing.TB, version string, tokens [][]byte) []byte {
+	t.Helper()
+	names := strings.Fields("<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] " +
+		"[IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT] [ARGS] [CALL_ID] [THINK] [/THINK] [MODEL_SETTINGS] [/MODEL_SETTINGS]")
+	special, vocab := []map[string]any{}, make([]map[string]any, len(tokens))
+	for i, name := range names {
+		special = append(special, map[string]any{"rank": i, "token_str": name})
+	}
+	for i, raw := range tokens {
+		vocab[i] = map[string]any{"rank": i, "token_bytes": raw}
+	}
+	file := map[string]any{"special_tokens": special, "vocab": vocab, "config": map[string]any{"version": version, "pattern": tekkenPattern,
+		"default_vocab_size": 1000 + len(tokens), "default_num_special_tokens": 1000}}
+	if version == "v15" {
+		file["model_settings_builder"] = map[string]any{"reasoning_effort": map[string]any{"type": "enum", "values": []string{"none", "high"}, "default": "none"}}
+	}
+	raw, err := json.Marshal(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// spmOf returns the SentencePiece model of a version.
+func spmOf(t testing.TB, version string) (out []byte) {
+	t.Helper()
+	const unknown, control, fallback = 2, 3, 6
+	tokens := vocabularyOf(t, "mistral_7b")
+	piece := func(text string, score float64, kind uint64) {
+		p := protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), []byte(text))
+		p = protowire.AppendFixed32(protowire.AppendTag(p, 2, protowire.Fixed32Type), math.Float32bits(float32(score)))
+		p = protowire.AppendVarint(protowire.AppendTag(p, 3, protowire.VarintType), kind)
+		out = protowire.AppendBytes(protowire.AppendTag(out, 1, protowire.BytesType), p)
+	}
+	piece(tokens[0], 0, unknown)
+	piece(tokens[1], 0, control)
+	piece(tokens[2], 0, control)
+	if version != "v1" {
+		names := strings.Fields("[INST] [/INST] [TOOL_CALLS] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [IMG] [PREFIX] [MIDDLE] [SUFFIX] " +
+			"[IMG_BREAK] [IMG_END] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]")
+		for i := range 768 {
+			name := fmt.Sprintf("[control_%d]", i)
+			if i < len(names) {
+				name = names[i]
+			}
+			piece(name, 0, control)
+		}
+	}
+	const first = 259 // of those that are not bytes
+	for i := 3; i < len(tokens); i++ {
+		switch {
+		case i < first:
+			piece(tokens[i], 0, fallback)
+		case strings.Trim(tokens[i], "▁") == "" && tokens[i] != "▁":
+			piece(tokens[i], -1e9, 1)
+		default:
+			piece(tokens[i], float64(first-i), 1)
+		}
+	}
+	trainer := protowire.AppendVarint(protowire.AppendTag(nil, 3, protowire.VarintType), 2)
+	trainer = protowire.AppendVarint(protowire.AppendTag(trainer, 35, protowire.VarintType), 1)
+	normalizer := protowire.AppendVarint(protowire.AppendTag(nil, 4, protowire.VarintType), 0)
+	out = protowire.AppendBytes(protowire.AppendTag(out, 2, protowire.BytesType), trainer)
+	return protowire.AppendBytes(protowire.AppendTag(out, 3, protowire.BytesType), normalizer)
+}
