@@ -204,8 +204,9 @@ type feedRow struct {
 
 type indexPage struct {
 	Index struct {
-		Blocks, HolderBlocks int
-		Targets              []struct {
+		Blocks       int `json:"blocks"`
+		HolderBlocks int `json:"holder_blocks"`
+		Targets      []struct {
 			Target struct {
 				Worker string
 				Rank   int

@@ -111,7 +111,7 @@ func TestWaitingForRoom(t *testing.T) {
 		}
 	}
 	var entry struct {
-		Waited time.Duration `json:"waitedNs"`
+		Waited time.Duration `json:"waited_ns"`
 	}
 	last := b.post("/v1/completions", completionBody("after", 1))
 	b.getJSON("/debug/decisions/"+last.header.Get("X-Request-Id"), &entry)
@@ -217,7 +217,7 @@ func TestADecisionIsExplainedExportedAndMadeAgain(t *testing.T) {
 	id := r.header.Get("X-Request-Id")
 	var entry struct {
 		Target      string `json:"target"`
-		Matched     int    `json:"matchedTokens"`
+		Matched     int    `json:"matched_tokens"`
 		Explanation struct {
 			Verdicts   []struct{ Stage, Text string } `json:"verdicts"`
 			Candidates []struct {

@@ -190,19 +190,22 @@ type OutcomeTicket interface {
 // byte and are 0 if the event did not happen.
 type Outcome struct {
 	// Status is the code that the client got, 0 if none.
-	Status int
+	Status int `json:"status"`
 	// Flags are Envoy's response flags by their names in its API (snake case); nil if none are
 	// set.
-	Flags []string
+	Flags []string `json:"flags"`
 	// Details is %RESPONSE_CODE_DETAILS%.
-	Details string
+	Details string `json:"details"`
 	// Upstream is the "ip:port" that served, "" if none was reached.
-	Upstream string
+	Upstream string `json:"upstream"`
 	// BytesReceived and BytesSent are request and response body bytes.
-	BytesReceived, BytesSent uint64
+	BytesReceived uint64 `json:"bytes_received"`
+	BytesSent     uint64 `json:"bytes_sent"`
 	// FirstUpstreamByte is the arrival of response headers, LastUpstreamByte the
 	// end of the response, Duration the end of the request.
-	FirstUpstreamByte, LastUpstreamByte, Duration time.Duration
+	FirstUpstreamByte time.Duration `json:"first_upstream_byte"`
+	LastUpstreamByte  time.Duration `json:"last_upstream_byte"`
+	Duration          time.Duration `json:"duration"`
 	// FirstToken is set if the first token was seen only after End.
-	FirstToken time.Time
+	FirstToken time.Time `json:"first_token"`
 }

@@ -5,34 +5,41 @@ type Stats struct {
 	// Blocks is the number of blocks that some target holds or is credited with; HolderBlocks
 	// counts each once per target and tier; Segments is the number of stretches they are stored
 	// in.
-	Blocks, HolderBlocks int64
-	Segments             int
+	Blocks       int64 `json:"blocks"`
+	HolderBlocks int64 `json:"holder_blocks"`
+	Segments     int   `json:"segments"`
 	// Bytes is the memory in use, Reserved the memory allocated from the runtime.
-	Bytes, Reserved int64
+	Bytes    int64 `json:"bytes"`
+	Reserved int64 `json:"reserved"`
 	// Speculative is the number of credited blocks that are not confirmed by events yet.
-	Speculative int64
-	Targets     []TargetStats
+	Speculative int64         `json:"speculative"`
+	Targets     []TargetStats `json:"targets"`
 
-	Stored, Removed, UnknownRemoved, Cleared int64
+	Stored         int64 `json:"stored"`
+	Removed        int64 `json:"removed"`
+	UnknownRemoved int64 `json:"unknown_removed"`
+	Cleared        int64 `json:"cleared"`
 	// Evicted counts holder-blocks dropped for the byte budget, Rebuilt segments that were split
 	// because most of their blocks were gone.
-	Evicted, Rebuilt int64
+	Evicted int64 `json:"evicted"`
+	Rebuilt int64 `json:"rebuilt"`
 	// Refused counts refused events by reason.
-	Refused map[RefusalError]int64
+	Refused map[RefusalError]int64 `json:"refused"`
 }
 
 // TargetStats are one target's sizes.
 type TargetStats struct {
-	Target Target
-	Slot   Slot
-	Model  string
+	Target Target `json:"target"`
+	Slot   Slot   `json:"slot"`
+	Model  string `json:"model"`
 	// BlockSize is the engine's block size in tokens, 0 while unknown.
-	BlockSize   int
-	Held        [NumTiers]int64
-	Speculative int64
+	BlockSize   int             `json:"block_size"`
+	Held        [NumTiers]int64 `json:"held"`
+	Speculative int64           `json:"speculative"`
 	// Aliases counts holdings beyond the plain one: repeated, in a further group, or under a
 	// name that differs from the fleet's. Pages counts engine blocks smaller than the index's.
-	Aliases, Pages int
+	Aliases int `json:"aliases"`
+	Pages   int `json:"pages"`
 }
 
 // Stats returns sizes and counts. It blocks writers, not lookups.

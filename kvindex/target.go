@@ -10,8 +10,8 @@ const NoRank int32 = -1
 // of one worker. Rank is NoRank if the worker has no ranks or the engine chooses the rank
 // itself.
 type Target struct {
-	Worker string
-	Rank   int32
+	Worker string `json:"worker"`
+	Rank   int32  `json:"rank"`
 }
 
 // String returns "worker" or "worker/rank".

@@ -15,29 +15,29 @@ type Config struct {
 	// Disagg holds for prefill and decode pools.
 	Disagg Disagg `json:"disagg" yaml:"disagg"`
 	// DisaggOf replaces Disagg for the requests of a model, by its name.
-	DisaggOf map[string]*Disagg `json:"disaggOf,omitempty" yaml:"-" jsonschema:"-"`
+	DisaggOf map[string]*Disagg `json:"disagg_of,omitempty" yaml:"-" jsonschema:"-"`
 	// MaxConversations bounds the table of conversations, per leg. 1 to 2^28.
-	MaxConversations int `json:"maxConversations" yaml:"max_conversations"`
+	MaxConversations int `json:"max_conversations" yaml:"max_conversations"`
 	// MaxPrefixBlocks bounds the blocks kept to recognise implicit conversations, per
 	// leg; about 40 bytes each. 1 to 2^28.
-	MaxPrefixBlocks int `json:"maxPrefixBlocks" yaml:"max_prefix_blocks"`
+	MaxPrefixBlocks int `json:"max_prefix_blocks" yaml:"max_prefix_blocks"`
 	// PrefixSkip is the tokens at the start of a prompt that do not count when its
 	// conversation is recognised by its prefix: a system prompt that all share. 0 to 2^24.
-	PrefixSkip int `json:"prefixSkip" yaml:"prefix_skip"`
+	PrefixSkip int `json:"prefix_skip" yaml:"prefix_skip"`
 	// Node makes the generated conversation keys of replicas differ.
 	Node uint64 `json:"node" yaml:"node"`
 	// HashSeed keys what is hashed of clients' ids: random ties and the table of
 	// conversations. Any value; secret where clients are not trusted, and equal on replicas
 	// that are to break ties alike.
-	HashSeed uint64 `json:"hashSeed,omitempty" jsonschema:"-" yaml:"-"`
+	HashSeed uint64 `json:"hash_seed,omitempty" jsonschema:"-" yaml:"-"`
 	// ReportTTL is how long an engine's load report is used. 10 ms to 10 min.
-	ReportTTL time.Duration `json:"reportTTL" yaml:"report_ttl"`
+	ReportTTL time.Duration `json:"report_ttl" yaml:"report_ttl"`
 	// SuspectAfter is the least wait for a first token that can make a target suspect:
 	// new requests then avoid it. 0 turns this off. 0 to 10 min.
-	SuspectAfter time.Duration `json:"suspectAfter" yaml:"suspect_after"`
+	SuspectAfter time.Duration `json:"suspect_after" yaml:"suspect_after"`
 	// WaitingTokens estimates the prefill of a waiting request that this router did not
 	// place: engines report the number of such requests only. 0 to 10^6.
-	WaitingTokens int64 `json:"waitingTokens" yaml:"waiting_tokens"`
+	WaitingTokens int64 `json:"waiting_tokens" yaml:"waiting_tokens"`
 	// Hold refuses a request with a HeldError while its best target has more than this many
 	// uncached tokens queued. 0 turns this off.
 	Hold int64 `json:"hold,omitempty" jsonschema:"-" yaml:"-"`
@@ -45,10 +45,10 @@ type Config struct {
 	Unmet Unmet `json:"unmet,omitempty" jsonschema:"-" yaml:"-"`
 	// RemoteTTL ends bookings of other replicas if their release was lost. It is longer
 	// than any request. 1 s to 24 h.
-	RemoteTTL time.Duration `json:"remoteTTL" yaml:"remote_ttl"`
+	RemoteTTL time.Duration `json:"remote_ttl" yaml:"remote_ttl"`
 	// PrefillRate is a target's prefill speed in tokens per second. Retry hints use it,
 	// and a wait that is not ten times longer is never suspect. 1 to 10^7.
-	PrefillRate float64 `json:"prefillRate" yaml:"prefill_rate"`
+	PrefillRate float64 `json:"prefill_rate" yaml:"prefill_rate"`
 }
 
 // DefaultConfig returns the kv-aware preset, with the cost rule for pools.

@@ -17,10 +17,10 @@ type Disagg struct {
 	Threshold int64 `json:"threshold" yaml:"threshold"`
 	// WholePrompt compares the threshold with the prompt's tokens instead of those that
 	// are uncached on the chosen decode target.
-	WholePrompt bool `json:"wholePrompt" yaml:"whole_prompt"`
+	WholePrompt bool `json:"whole_prompt" yaml:"whole_prompt"`
 	// MaxLocalPrefill is for ModeConditional: more uncached tokens than this, or no
 	// match at all, disaggregate. At least 1 lets a fully cached prompt pass.
-	MaxLocalPrefill int64 `json:"maxLocalPrefill" yaml:"max_local_prefill"`
+	MaxLocalPrefill int64 `json:"max_local_prefill" yaml:"max_local_prefill"`
 	// K is for ModeCost: the price of a prefill that disturbs decodes. 2 is best for the
 	// time to first token, 3 overall, 5 on slow links. 0 to 100.
 	K float64 `json:"k" yaml:"k"`
@@ -28,12 +28,12 @@ type Disagg struct {
 	Resident float64 `json:"resident" yaml:"resident"`
 	// TransferFixed and TransferPerToken are the time of a KV transfer, in tokens that a
 	// prefill worker computes in that time.
-	TransferFixed    float64 `json:"transferFixed"    yaml:"transfer_fixed"`
-	TransferPerToken float64 `json:"transferPerToken" yaml:"transfer_per_token"`
+	TransferFixed    float64 `json:"transfer_fixed"    yaml:"transfer_fixed"`
+	TransferPerToken float64 `json:"transfer_per_token" yaml:"transfer_per_token"`
 	// LocalBelow computes prompts with fewer uncached tokens on the decode target.
-	LocalBelow int64 `json:"localBelow" yaml:"local_below"`
+	LocalBelow int64 `json:"local_below" yaml:"local_below"`
 	// SameZone prefers prefill targets of the decode target's zone.
-	SameZone bool `json:"sameZone" yaml:"same_zone"`
+	SameZone bool `json:"same_zone" yaml:"same_zone"`
 	// Prefill and Decode are the policies of the two pools.
 	Prefill Policy `json:"prefill" yaml:"prefill"`
 	Decode  Policy `json:"decode"  yaml:"decode"`

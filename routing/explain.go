@@ -16,7 +16,7 @@ type Explanation struct {
 	Request      string `json:"request"`
 	Model        string `json:"model,omitempty"`
 	Conversation string `json:"conversation,omitempty"`
-	PromptTokens int64  `json:"promptTokens"`
+	PromptTokens int64  `json:"prompt_tokens"`
 	// Verdicts are the stages' lines, in order.
 	Verdicts []Verdict `json:"verdicts"`
 	// Candidates are all targets, worker by worker.
@@ -25,7 +25,7 @@ type Explanation struct {
 	Prefill *Explanation `json:"prefill,omitempty"`
 	// Decode and PrefillTarget name the chosen targets.
 	Decode        string `json:"decode,omitempty"`
-	PrefillTarget string `json:"prefillTarget,omitempty"`
+	PrefillTarget string `json:"prefill_target,omitempty"`
 	Plan          *Plan  `json:"plan,omitempty"`
 	Error         string `json:"error,omitempty"`
 

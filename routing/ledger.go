@@ -21,7 +21,7 @@ type Load struct {
 	// decode target, TransferTokens their uncached tokens. They count as load only with
 	// Cost.Transfers.
 	Transferring   int64 `json:"transferring"`
-	TransferTokens int64 `json:"transferTokens"`
+	TransferTokens int64 `json:"transfer_tokens"`
 }
 
 // ReservationID identifies a booking. 0 is none. Ids are not reused.

@@ -16,9 +16,9 @@ type Policy struct {
 	// Sticky sends the turns of a conversation to one target.
 	Sticky Sticky `json:"sticky" yaml:"sticky"`
 	// WarmUp sends unpinned requests to targets that never got one, in order.
-	WarmUp bool `json:"warmUp" yaml:"warm_up"`
+	WarmUp bool `json:"warm_up" yaml:"warm_up"`
 	// FirstTurn places new conversations.
-	FirstTurn FirstTurn `json:"firstTurn" yaml:"first_turn"`
+	FirstTurn FirstTurn `json:"first_turn" yaml:"first_turn"`
 	// Gate ignores small overlaps.
 	Gate Gate `json:"gate" yaml:"gate"`
 	// Cap bounds the requests of a target.
@@ -27,7 +27,7 @@ type Policy struct {
 	Cost Cost `json:"cost" yaml:"cost"`
 	// WorkerCost is the cost of the first phase when Level is not flat. Loads are the
 	// sums over a worker's ranks, the overlap is that of its best rank.
-	WorkerCost Cost `json:"workerCost" yaml:"worker_cost"`
+	WorkerCost Cost `json:"worker_cost" yaml:"worker_cost"`
 	// Pick breaks ties.
 	Pick Pick `json:"pick" yaml:"pick"`
 	// Limits drop busy targets.
@@ -39,9 +39,9 @@ type Policy struct {
 	// is at least 2r. 0 to 1.
 	Returning float64 `json:"returning" yaml:"returning"`
 	// PinOverflow ignores a pin whose target is full.
-	PinOverflow bool `json:"pinOverflow" yaml:"pin_overflow"`
+	PinOverflow bool `json:"pin_overflow" yaml:"pin_overflow"`
 	// PinSoft ignores a pin whose targets are all full or not eligible.
-	PinSoft bool `json:"pinSoft" yaml:"pin_soft"`
+	PinSoft bool `json:"pin_soft" yaml:"pin_soft"`
 }
 
 // Level is the unit that is chosen first.
@@ -62,14 +62,14 @@ type Sticky struct {
 	Mode StickyMode `json:"mode" yaml:"mode"`
 	// HardCap sends a turn elsewhere while the conversation's target has Cap.Hard
 	// requests; the binding stays. Without it a bound conversation always follows it.
-	HardCap bool `json:"hardCap" yaml:"hard_cap"`
+	HardCap bool `json:"hard_cap" yaml:"hard_cap"`
 	// BindingWins ignores the pins of conversations that are bound.
-	BindingWins bool `json:"bindingWins" yaml:"binding_wins"`
+	BindingWins bool `json:"binding_wins" yaml:"binding_wins"`
 	// Implicit recognises conversations without an id by their prefix.
 	Implicit bool `json:"implicit" yaml:"implicit"`
 	// MatchThreshold is the part of the prompt's blocks that must match, inclusive;
 	// 0 to 1.
-	MatchThreshold float64 `json:"matchThreshold" yaml:"match_threshold"`
+	MatchThreshold float64 `json:"match_threshold" yaml:"match_threshold"`
 }
 
 // StickyMode is what a conversation is bound to.
@@ -91,10 +91,10 @@ type FirstTurn struct {
 	Slack int64 `json:"slack" yaml:"slack"`
 	// MaxOverlap skips the stage for prompts of which a target holds a greater part; 1
 	// never does. 0 to 1.
-	MaxOverlap float64 `json:"maxOverlap" yaml:"max_overlap"`
+	MaxOverlap float64 `json:"max_overlap" yaml:"max_overlap"`
 	// WithoutID takes a request without a conversation id for a new conversation (if
 	// MaxOverlap allows).
-	WithoutID bool `json:"withoutID" yaml:"without_id"`
+	WithoutID bool `json:"without_id" yaml:"without_id"`
 	// Unbound extends the stage to every request that the sticky stage did not place:
 	// later turns that overflow, requests without an id.
 	Unbound bool `json:"unbound" yaml:"unbound"`
@@ -123,7 +123,7 @@ type Gate struct {
 type Cap struct {
 	// FairShare drops targets at min(max(ceil(Multiplier*ceil(total/targets)),
 	// busiest), Hard) requests.
-	FairShare bool `json:"fairShare" yaml:"fair_share"`
+	FairShare bool `json:"fair_share" yaml:"fair_share"`
 	// Multiplier is at least 1.
 	Multiplier float64 `json:"multiplier" yaml:"multiplier"`
 	// Hard is the greatest number of requests of one target, 0 for no bound.
@@ -155,9 +155,9 @@ type Cost struct {
 	// Active is the price of a request that has not ended, in tokens. 0 to 1e6.
 	Active float64 `json:"active" yaml:"active"`
 	// ActiveShare is the price of such a request as part of the prompt. 0 to 10.
-	ActiveShare float64 `json:"activeShare" yaml:"active_share"`
+	ActiveShare float64 `json:"active_share" yaml:"active_share"`
 	// WorkShare is the price of the target's share of all work, in prompts. 0 to 100.
-	WorkShare float64 `json:"workShare" yaml:"work_share"`
+	WorkShare float64 `json:"work_share" yaml:"work_share"`
 	// Blend is how far a rank's queue and requests are replaced by the mean over its
 	// worker's ranks: 1 where they share one batch, 0 where each has its own.
 	Blend float64 `json:"blend" yaml:"blend"`
@@ -223,17 +223,17 @@ const (
 // Limits drop busy targets before anything else. 0 is no limit.
 type Limits struct {
 	// MaxActive is requests, booked and reported.
-	MaxActive int64 `json:"maxActive" yaml:"max_active"`
+	MaxActive int64 `json:"max_active" yaml:"max_active"`
 	// MaxQueue is queued prefill tokens.
-	MaxQueue int64 `json:"maxQueue" yaml:"max_queue"`
+	MaxQueue int64 `json:"max_queue" yaml:"max_queue"`
 	// MaxKVUsage is the reported part of the KV cache in use, 0 to 1.
-	MaxKVUsage float64 `json:"maxKVUsage" yaml:"max_kv_usage"`
+	MaxKVUsage float64 `json:"max_kv_usage" yaml:"max_kv_usage"`
 	// ShedAt is the part of the limits at which requests of negative priority are
 	// refused; above 0, up to 1.
-	ShedAt float64 `json:"shedAt" yaml:"shed_at"`
+	ShedAt float64 `json:"shed_at" yaml:"shed_at"`
 	// SuspendAfter drops targets whose reports stopped that long ago. Their index entries
 	// stay.
-	SuspendAfter time.Duration `json:"suspendAfter" yaml:"suspend_after"`
+	SuspendAfter time.Duration `json:"suspend_after" yaml:"suspend_after"`
 }
 
 // check looks at every setting; prefix is the policy's own path with a dot.

@@ -16,7 +16,7 @@ type Query struct {
 	// match every target.
 	Model string `json:"model,omitempty"`
 	// PromptTokens is the prompt's length, exact or estimated.
-	PromptTokens int64 `json:"promptTokens"`
+	PromptTokens int64 `json:"prompt_tokens"`
 	// Prefix is the hashes of PrefixBlocks; used only for implicit conversations.
 	Prefix []uint64 `json:"prefix,omitempty"`
 	// Conversation is the conversation's id, "" if there is none.
@@ -94,16 +94,16 @@ type Plan struct {
 	// Prefill computes the prompt first; NoSlot if Decode does.
 	Prefill kvindex.Slot `json:"prefill"`
 	// RankFree reports whether only a worker was chosen: name no rank to the engine.
-	RankFree bool `json:"rankFree,omitempty"`
+	RankFree bool `json:"rank_free,omitempty"`
 	// Reservation must be given back with Release.
 	Reservation ReservationID `json:"reservation"`
 	// Matched and Miss are the cached and uncached tokens of the prompt on the target
 	// that computes it; DecodeMiss is the uncached ones on Decode.
 	Matched    int64 `json:"matched"`
 	Miss       int64 `json:"miss"`
-	DecodeMiss int64 `json:"decodeMiss"`
+	DecodeMiss int64 `json:"decode_miss"`
 	// FirstTurn reports whether the conversation id was new. It is false without an id.
-	FirstTurn bool `json:"firstTurn,omitempty"`
+	FirstTurn bool `json:"first_turn,omitempty"`
 	// Via is the stage that chose Decode.
 	Via Via `json:"via"`
 	// Conversation is the key that the request is known by, zero if none.

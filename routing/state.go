@@ -23,7 +23,7 @@ type State struct {
 	Shared        [numLegs][]SharedState       `json:"shared"`
 	Generated     [numLegs]uint64              `json:"generated"`
 	Judged        time.Duration                `json:"judged,omitempty"`
-	JudgeNext     bool                         `json:"judgeNext,omitempty"`
+	JudgeNext     bool                         `json:"judge_next,omitempty"`
 }
 
 // TargetState is one target.
@@ -46,9 +46,9 @@ type ReportState struct {
 	Seq           uint64        `json:"seq"`
 	Running       int64         `json:"running"`
 	Waiting       int64         `json:"waiting"`
-	KVUsage       float64       `json:"kvUsage"`
+	KVUsage       float64       `json:"kv_usage"`
 	Foreign       int64         `json:"foreign"`
-	ForeignTokens int64         `json:"foreignTokens"`
+	ForeignTokens int64         `json:"foreign_tokens"`
 	Before        int64         `json:"before,omitempty"`
 	Nearly        bool          `json:"nearly,omitempty"`
 	Full          bool          `json:"full,omitempty"`
@@ -70,11 +70,11 @@ type SlabState struct {
 	reservation
 	Serial uint32 `json:"serial"`
 	// DecodeVoid and PrefillVoid are set if the booked target was removed.
-	DecodeVoid   bool          `json:"decodeVoid,omitempty"`
-	PrefillVoid  bool          `json:"prefillVoid,omitempty"`
+	DecodeVoid   bool          `json:"decode_void,omitempty"`
+	PrefillVoid  bool          `json:"prefill_void,omitempty"`
 	Conversation Key           `json:"conversation"`
 	Replica      string        `json:"replica,omitempty"`
-	RemoteID     ReservationID `json:"remoteID,omitempty"`
+	RemoteID     ReservationID `json:"remote_id,omitempty"`
 	Expires      time.Duration `json:"expires,omitempty"`
 }
 

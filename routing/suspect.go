@@ -50,7 +50,7 @@ type health struct {
 	Heard    time.Duration `json:"heard,omitempty"`
 	Answered time.Duration `json:"answered,omitempty"`
 	// GivenUp is the longest wait since then that ended without a first token.
-	GivenUp wait `json:"givenUp,omitzero"`
+	GivenUp wait `json:"given_up,omitzero"`
 	// Failures counts failed answers in a row, Broken those in a row that the engine broke off.
 	Failures int32 `json:"failures,omitempty"`
 	Broken   int32 `json:"broken,omitempty"`

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -82,7 +83,9 @@ func rerunDecision(io streams, file string) error {
 		return err
 	}
 	var d routing.Decision
-	if err := json.Unmarshal(text, &d); err != nil {
+	strict := json.NewDecoder(bytes.NewReader(text))
+	strict.DisallowUnknownFields() // an export of a Kvlane with other fields must not be decided again without them
+	if err := strict.Decode(&d); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	if d.State == nil {

@@ -261,7 +261,7 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		hostile := fmt.Sprint(d["id"])
 		_ = json.NewEncoder(w).Encode(map[string]any{
 			"id": hostile, "method": hostile, "path": hostile, "model": hostile, "conversation": hostile, "stages": []any{}, "after": map[string]any{},
-			"prefillNotes": []string{hostile}, "refusal": hostile,
+			"prefill_notes": []string{hostile}, "refusal": hostile,
 			"explanation": map[string]any{"decode": hostile, "verdicts": []any{map[string]any{"stage": "cost", "text": hostile}},
 				"candidates": []any{map[string]any{"target": hostile, "tiers": []int{1, 0, 0, 0}, "dropped": hostile}}},
 		})

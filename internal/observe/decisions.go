@@ -32,16 +32,16 @@ type Entry struct {
 	API          string    `json:"api"`
 	Model        string    `json:"model,omitempty"`
 	Conversation string    `json:"conversation,omitempty"`
-	PromptTokens int64     `json:"promptTokens"`
+	PromptTokens int64     `json:"prompt_tokens"`
 	Target       string    `json:"target,omitempty"`
 	Endpoint     string    `json:"endpoint,omitempty"`
 	Via          string    `json:"via,omitempty"`
-	Matched      int64     `json:"matchedTokens"`
-	Miss         int64     `json:"missTokens"`
+	Matched      int64     `json:"matched_tokens"`
+	Miss         int64     `json:"miss_tokens"`
 	// Cache is "unread" or "read in part" if the request makes the engine read less than it has cached.
 	Cache        string   `json:"cache,omitempty"`
 	Prefill      string   `json:"prefill,omitempty"`
-	PrefillNotes []string `json:"prefillNotes,omitempty"`
+	PrefillNotes []string `json:"prefill_notes,omitempty"`
 	Degraded     string   `json:"degraded,omitempty"`
 	Refusal      string   `json:"refusal,omitempty"`
 	// Assumed names the shape of the prompt if no recording of a real engine confirms it.
@@ -49,7 +49,7 @@ type Entry struct {
 	Rejected int    `json:"rejected,omitempty"`
 	Reason   string `json:"reason,omitempty"`
 	// Waited is the time that the request spent in the queue for capacity.
-	Waited      time.Duration        `json:"waitedNs,omitempty"`
+	Waited      time.Duration        `json:"waited_ns,omitempty"`
 	Stages      []StageTime          `json:"stages"`
 	Explanation *routing.Explanation `json:"explanation,omitempty"`
 	// Recorded is the decision with the router's state, for running it again offline.
@@ -67,7 +67,7 @@ type Entry struct {
 type After struct {
 	Status  int              `json:"status,omitempty"`
 	Served  string           `json:"served,omitempty"`
-	Cached  *int64           `json:"cachedTokens,omitempty"`
+	Cached  *int64           `json:"cached_tokens,omitempty"`
 	Ended   *time.Time       `json:"ended,omitempty"`
 	Outcome *extproc.Outcome `json:"outcome,omitempty"`
 }

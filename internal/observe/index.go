@@ -13,14 +13,14 @@ type IndexPage struct {
 	Index indexStats `json:"index"`
 	Feeds []feedRow  `json:"feeds"`
 	// Warmed is the number of targets taken from a peer's copy at the start.
-	Warmed int64 `json:"warmedTargets"`
+	Warmed int64 `json:"warmed_targets"`
 }
 
 // indexStats has the refusals by name.
 type indexStats struct {
 	kvindex.Stats
 
-	Refused map[string]int64
+	Refused map[string]int64 `json:"refused"`
 }
 
 // NewIndexPage returns the page of an index and its feeds.
@@ -44,8 +44,8 @@ type feedRow struct {
 	Dropped   map[feed.Reason]uint64 `json:"dropped,omitempty"`
 	Connects  uint64                 `json:"connects"`
 	Errors    uint64                 `json:"errors"`
-	LastError string                 `json:"lastError,omitempty"`
-	BlockSize int                    `json:"blockSize"`
+	LastError string                 `json:"last_error,omitempty"`
+	BlockSize int                    `json:"block_size"`
 }
 
 func feedRows(list []feed.Status) []feedRow {

@@ -124,18 +124,18 @@ type Machine struct {
 
 // Counts are a Machine's counters since it was created.
 type Counts struct {
-	Applied    uint64 // batches applied
-	Duplicates uint64 // batches dropped because they had been applied
-	Gaps       uint64 // gaps found
-	Missing    uint64 // batches that were missing when a gap was found
-	Lost       uint64 // batches that could not be recovered
-	Recovered  uint64 // batches applied from replays
-	Restarts   uint64 // engine restarts
-	Clears     uint64 // clears of the targets
-	Overflows  uint64 // live batches dropped because MaxPending was reached
-	Replays    uint64 // replays requested
-	Failures   uint64 // replays that failed
-	Silences   uint64 // times the feed became suspect
+	Applied    uint64 `json:"applied"`    // batches applied
+	Duplicates uint64 `json:"duplicates"` // batches dropped because they had been applied
+	Gaps       uint64 `json:"gaps"`       // gaps found
+	Missing    uint64 `json:"missing"`    // batches that were missing when a gap was found
+	Lost       uint64 `json:"lost"`       // batches that could not be recovered
+	Recovered  uint64 `json:"recovered"`  // batches applied from replays
+	Restarts   uint64 `json:"restarts"`   // engine restarts
+	Clears     uint64 `json:"clears"`     // clears of the targets
+	Overflows  uint64 `json:"overflows"`  // live batches dropped because MaxPending was reached
+	Replays    uint64 `json:"replays"`    // replays requested
+	Failures   uint64 `json:"failures"`   // replays that failed
+	Silences   uint64 `json:"silences"`   // times the feed became suspect
 }
 
 type batch struct {
@@ -172,9 +172,9 @@ func NewMachine(cfg MachineConfig) *Machine {
 // the same.
 type Cursor struct {
 	// Next is the number of the batch to apply next; 0 if none has been applied.
-	Next uint64
+	Next uint64 `json:"next"`
 	// Sum is a digest of the batch before it.
-	Sum uint64
+	Sum uint64 `json:"sum"`
 }
 
 // Cursor returns the Machine's position.

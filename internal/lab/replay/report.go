@@ -33,8 +33,8 @@ type Result struct {
 	// CV, MaxMin and MinMean are over the requests routed to each rank. MaxMin is the
 	// number of the greatest if a rank got nothing.
 	CV      float64 `json:"cv"`
-	MaxMin  float64 `json:"maxMin"`
-	MinMean float64 `json:"minMean"`
+	MaxMin  float64 `json:"max_min"`
+	MinMean float64 `json:"min_mean"`
 	// Moves counts turns routed to a different target than the previous turn.
 	Moves   float64 `json:"moves"`
 	Refused float64 `json:"refused"`

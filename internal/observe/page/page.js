@@ -208,7 +208,7 @@ function table(names, lines) {
 }
 
 function explained(x, title) {
-  const chosen = [x.decode, x.prefillTarget];
+  const chosen = [x.decode, x.prefill_target];
   const list = [...(x.candidates || [])].sort((a, b) => (a.cost ?? Infinity) - (b.cost ?? Infinity)).slice(0, 300);
   return [
     el('h3', '', title),
@@ -232,9 +232,9 @@ async function openDecision(row) {
   }
   show(row.id, pairs([
     ['request', `${d.method} ${d.path}, ${number(d.bytes)} bytes`], ['model', d.model], ['conversation', d.conversation],
-    ['target', d.target && `${d.target} at ${d.endpoint} via ${d.via}`], ['prompt tokens', number(d.promptTokens)],
-    ['cached, predicted', number(d.matchedTokens)], ['cached, reported', d.after.cachedTokens === undefined ? 'not yet' : number(d.after.cachedTokens)],
-    ['prefill', d.prefill], ...(d.prefillNotes || []).map((n) => ['prefill', n]),
+    ['target', d.target && `${d.target} at ${d.endpoint} via ${d.via}`], ['prompt tokens', number(d.prompt_tokens)],
+    ['cached, predicted', number(d.matched_tokens)], ['cached, reported', d.after.cached_tokens === undefined ? 'not yet' : number(d.after.cached_tokens)],
+    ['prefill', d.prefill], ...(d.prefill_notes || []).map((n) => ['prefill', n]),
     ['degraded', d.degraded], ['refused', d.rejected ? `${d.rejected} ${d.reason}` : ''], ['detail', d.refusal],
     ['stages', d.stages.map((s) => `${s.stage} ${seconds(s.ns / 1e9)}`).join(', ')],
   ]), ...(d.explanation ? explained(d.explanation, 'Cost table')
