@@ -120,6 +120,19 @@ func (r *Router) pickWhole(now time.Duration, q *Query, ex *Explanation) (Plan, 
 	return r.commitLocal(now, q, &c)
 }
 
+// Shadow returns what another policy would choose for a request, without booking it: the target, its uncached tokens of the
+// prompt and the tokens queued there. Bindings and loads are those of the Router's own decisions. ok is false if the policy would
+// refuse the request, or if it may be split between pools. Call it before Pick.
+func (r *Router) Shadow(now time.Duration, q *Query, overlaps []Overlap, policy *Policy) (slot kvindex.Slot, miss, queue int64, ok bool) {
+	if r.roles[Prefill]+r.roles[Decode] > 0 && r.disagg(q).Mode != ModeOff {
+		return NoSlot, 0, 0, false
+	}
+	r.setOverlaps(overlaps)
+	c, err := r.choose(now, q, request{leg: mainLeg, pool: Both, policy: policy, worker: none32}, nil)
+	r.overlaps = nil
+	return c.slot, c.miss, c.queue, err == nil
+}
+
 // setOverlaps makes the overlaps addressable by slot for one decision.
 func (r *Router) setOverlaps(overlaps []Overlap) {
 	r.overlaps = overlaps

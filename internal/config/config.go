@@ -250,6 +250,7 @@ type Routing struct {
 	Preset        string         `yaml:"preset" jsonschema_description:"Named policy, see docs/routing.md; 'policy' overrides single values of it."`
 	PrefillPreset string         `yaml:"prefill_preset" jsonschema_description:"Preset of the prefill pool, with disaggregation."`
 	DecodePreset  string         `yaml:"decode_preset" jsonschema_description:"Preset of the decode pool, with disaggregation."`
+	Shadow        []string       `yaml:"shadow" jsonschema:"maxItems=4" jsonschema_description:"Presets that decide each explained request again without acting; metrics (kvlane_shadow_…) and explanations compare them. Requests that may be split between prefill and decode are left out."`
 	Headers       []string       `yaml:"conversation_headers" jsonschema_description:"Headers that carry a conversation id, in order; an id in the body takes precedence."`
 	Trusted       bool           `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude, x-kvlane-priority and x-gateway-inference-objective of requests. Enable it only if untrusted clients cannot send these headers."`
 	Objectives    map[string]int `yaml:"objectives" jsonschema_description:"Priorities by name of objective; requests with a priority below 0 may be shed early."`

@@ -32,3 +32,18 @@ func TestServedPaths(t *testing.T) {
 		}
 	}
 }
+
+func TestShadowPresets(t *testing.T) {
+	for text, want := range map[string]string{
+		"{routing: {shadow: [least-loaded, session-hash]}}":    "",
+		"{routing: {shadow: [nothing]}}":                      "no preset",
+		"{routing: {shadow: [kv-aware, kv-aware]}}":           "twice",
+		"{routing: {shadow: [a, b, c, d, e]}}":                "at most 4",
+		"{routing: {shadow: [kv-aware]}, explain: {keep: 0}}": "explain.keep",
+	} {
+		_, err := Parse("k.yaml", []byte(text))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got error %v, want one with %q", text, err, want)
+		}
+	}
+}

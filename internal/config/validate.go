@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvlane/kvlane/routing"
 )
 
 // shortestEvery is the shortest interval of DNS queries.
@@ -151,6 +153,18 @@ func (c *Config) validateRouting(bad report) {
 		bad("routing."+p.Path, "%s", p.Text)
 	}
 	c.modelRules(bad)
+	for i, name := range c.Routing.Shadow {
+		if _, known := routing.Preset(name); !known {
+			bad(item("routing.shadow", i), "no preset %q; there are %s", name, strings.Join(routing.Presets(), ", "))
+		} else if slices.Contains(c.Routing.Shadow[:i], name) {
+			bad(item("routing.shadow", i), "%q is there twice", name)
+		}
+	}
+	if n := len(c.Routing.Shadow); n > 4 {
+		bad("routing.shadow", "%d presets: at most 4", n)
+	} else if n > 0 && c.Explain.Keep == 0 {
+		bad("routing.shadow", "needs explain.keep above 0")
+	}
 	for i := range c.Routing.Headers {
 		headerName(item("routing.conversation_headers", i), &c.Routing.Headers[i], bad)
 	}

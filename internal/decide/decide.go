@@ -64,6 +64,7 @@ type Decider struct {
 	router  *routing.Router
 	waiting waiting
 	record  int // decisions still to be recorded with the router's state
+	shadows []shadow
 }
 
 // New returns a Decider without workers.
@@ -93,6 +94,7 @@ func New(o Options) (*Decider, error) {
 		o.Metrics.Degraded.WithLabelValues(reason)
 	}
 	d.live.Store(o.Config)
+	d.shadows = shadows(o.Config)
 	d.waiting.byID = map[uint64]*waiter{}
 	o.Config.SetBounds(&d.waiting.queue)
 	if d.now == nil {
@@ -121,6 +123,7 @@ func (d *Decider) Reload(c *config.Config) error {
 	}
 	c.SetBounds(&d.waiting.queue)
 	d.decisions.Resize(c.Explain.Keep)
+	d.shadows = shadows(c)
 	d.live.Store(c)
 	return nil
 }

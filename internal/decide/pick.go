@@ -175,6 +175,7 @@ func (w *work) try(now time.Duration) (*placed, error) {
 	}
 	var p placed
 	var err error
+	w.shadow(now)
 	if d.record == 0 && w.entry.Recorded == nil {
 		p.plan, err = d.router.Pick(now, &w.query, w.s.overlaps, w.ex)
 	} else {
@@ -189,6 +190,7 @@ func (w *work) try(now time.Duration) (*placed, error) {
 	}
 	// The router forgets a target before the fleet reuses its slot, so under the router's
 	// lock both mean the same worker.
+	w.compareShadows(&p.plan)
 	v := d.fleet.View()
 	p.decode, p.prefill = v.Endpoint(p.plan.Decode), v.Endpoint(p.plan.Prefill)
 	return &p, nil

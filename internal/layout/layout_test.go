@@ -37,10 +37,10 @@ var rooms = []struct {
 	{"tokens", 27350, 22000, []string{"internal/tokens"}},
 	{"fleet", 4170, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1700, 1300, []string{"internal/observe"}},
-	{"decide", 2700, 1700, []string{"internal/decide"}},
+	{"decide", 2760, 1700, []string{"internal/decide"}},
 	{"replicas", 1850, 2000, []string{"internal/replicas"}},
 	{"lab", 13150, 11700, []string{"internal/lab"}},
-	{"rim", 8200, 6000, []string{
+	{"rim", 8600, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

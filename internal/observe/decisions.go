@@ -51,6 +51,7 @@ type Entry struct {
 	// Waited is the time that the request spent in the queue for capacity.
 	Waited      time.Duration        `json:"waited_ns,omitempty"`
 	Stages      []StageTime          `json:"stages"`
+	Shadows     []Shadow             `json:"shadows,omitempty"`
 	Explanation *routing.Explanation `json:"explanation,omitempty"`
 	// Recorded is the decision with the router's state, for running it again offline.
 	Recorded *routing.Decision `json:"-"`
@@ -61,6 +62,15 @@ type Entry struct {
 	mu sync.Mutex
 	// After is the outcome of the request.
 	After After `json:"after"`
+}
+
+// Shadow is what a policy of routing.shadow would have chosen.
+type Shadow struct {
+	Policy string `json:"policy"`
+	Target string `json:"target"`
+	// Miss is the uncached tokens of the prompt there, Queue the tokens queued before it.
+	Miss  int64 `json:"miss_tokens"`
+	Queue int64 `json:"queued_tokens"`
 }
 
 // After is the outcome of a request.

@@ -47,6 +47,9 @@ type Metrics struct {
 	Rejected *prometheus.CounterVec
 	// Degraded counts decisions made with less knowledge than wanted, by reason.
 	Degraded *prometheus.CounterVec
+	// Shadows counts what policies of routing.shadow would have chosen; ShadowMiss and ShadowQueue sum the uncached tokens there and
+	// those queued before. The policy "live" is the one that acts.
+	Shadows, ShadowMiss, ShadowQueue *prometheus.CounterVec
 	// Picks, PromptTokens and MatchedTokens are per target, MatchedTokens also by
 	// source: "event" or "speculative". In a split request it is the decode target, and
 	// what its prefill target holds.
@@ -120,6 +123,9 @@ func New(version string) *Metrics {
 		Requests:        counter("requests_total", "Requests by API and outcome (routed, unrouted, rejected, answered).", "api", "outcome"),
 		Rejected:        counter("rejected_total", "Requests answered by Kvlane itself, by status and reason.", "status", "reason"),
 		Degraded:        counter("degraded_total", "Decisions made without something that would have made them better, by reason.", "reason"),
+		Shadows:         counter("shadow_decisions_total", "Decisions compared with a policy of routing.shadow, by result (same or differs: the target).", "policy", "result"),
+		ShadowMiss:      counter("shadow_uncached_tokens_total", "Uncached prompt tokens on the target that a policy of routing.shadow would choose; policy live: on the one that was chosen.", "policy"),
+		ShadowQueue:     counter("shadow_queued_tokens_total", "Tokens queued on that target before the request.", "policy"),
 		Picks:           counter("picks_total", "Requests sent to a target.", "worker", "rank", "leg"),
 		PromptTokens:    counter("prompt_tokens_total", "Prompt tokens of answered requests, by the target that computed the prompt.", "worker", "rank"),
 		MatchedTokens:   counter("matched_tokens_total", "Prompt tokens of answered requests that the target was predicted to hold, by source (event, speculative).", "worker", "rank", "source"),

@@ -230,6 +230,9 @@ func (e *Entry) Text() string {
 	if e.Explanation != nil {
 		b.WriteString(e.Explanation.String())
 	}
+	for _, s := range e.Shadows {
+		fmt.Fprintf(&b, "shadow %s: %s, %d uncached tokens, %d queued there\n", s.Policy, s.Target, s.Miss, s.Queue)
+	}
 	if a := e.After; a.Status != 0 {
 		fmt.Fprintf(&b, "answered %d", a.Status)
 		if a.Served != "" {

@@ -1,0 +1,54 @@
+package decide
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/observe"
+)
+
+func TestShadowPoliciesDecideWithoutActing(t *testing.T) {
+	b := newBench(t, "routing: {preset: least-loaded, shadow: [kv-aware, least-loaded]}\n", worker("a", 0), worker("b", 0))
+	body := completion(400, "")
+	targets := map[string]bool{}
+	for n := range 2 {
+		d, e := b.ask("/v1/completions", body)
+		targets[e.Target] = true
+		if len(e.Shadows) != 2 || e.Shadows[1].Target != e.Target || e.Shadows[0].Policy != "kv-aware" {
+			t.Fatalf("request %d: got shadows %+v beside %s, want two, of which the live preset's chose the same", n, e.Shadows, e.Target)
+		}
+		if n == 1 && (e.Shadows[0].Target == e.Target || e.Shadows[0].Miss >= e.Shadows[1].Miss) {
+			t.Errorf("got shadows %+v beside %s, want kv-aware at the target that holds the prompt", e.Shadows, e.Target)
+		}
+		if text := e.Text(); !strings.Contains(text, "shadow kv-aware: "+e.Shadows[0].Target) {
+			t.Errorf("got %s, want the shadow's target in it", text)
+		}
+		if b.router.Live() != n+1 {
+			t.Errorf("got %d reservations, want %d: shadows book nothing", b.router.Live(), n+1)
+		}
+		t.Cleanup(func() { d.Ticket.End(time.Now()) })
+	}
+	if len(targets) != 2 {
+		t.Errorf("got targets %v, want the live policy to spread", targets)
+	}
+	for labels, want := range map[[2]string]float64{{"kv-aware", "differs"}: 1, {"kv-aware", "same"}: 1, {"least-loaded", "same"}: 2, {"least-loaded", "differs"}: 0} {
+		if got := observe.Value(b.metrics.Shadows.WithLabelValues(labels[0], labels[1])); got != want {
+			t.Errorf("%v: got %v, want %v", labels, got, want)
+		}
+	}
+	live, kv := observe.Value(b.metrics.ShadowMiss.WithLabelValues("live")), observe.Value(b.metrics.ShadowMiss.WithLabelValues("kv-aware"))
+	if live <= kv {
+		t.Errorf("got %v uncached tokens live and %v with kv-aware, want fewer", live, kv)
+	}
+}
+
+// Without routing.shadow nothing is decided again.
+func TestNoShadowByDefault(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	d, e := b.ask("/v1/completions", completion(40, ""))
+	defer d.Ticket.End(time.Now())
+	if len(e.Shadows) != 0 || len(observe.Sums(b.metrics.Shadows, "policy")) != 0 {
+		t.Errorf("got shadows %+v, want none", e.Shadows)
+	}
+}
