@@ -56,7 +56,7 @@ type Candidate struct {
 	// TTFT and PerToken are predicted, in seconds: the time to the first token and per output
 	// token; 0 where nothing is.
 	TTFT     float64 `json:"ttft,omitempty"`
-	PerToken float64 `json:"perToken,omitempty"`
+	PerToken float64 `json:"per_token,omitempty"`
 	// Dropped is the stage or the Reason that dropped it, "" if none did.
 	Dropped string `json:"dropped,omitempty"`
 }

@@ -88,14 +88,14 @@ func (f *fit) learn(x *terms, y, whole float64) {
 // time per output token.
 type paces struct {
 	First    [numLegs]fit `json:"first,omitzero"`
-	PerToken fit          `json:"perToken,omitzero"`
+	PerToken fit          `json:"per_token,omitzero"`
 }
 
 // progress is how far a target is, as far as first tokens show.
 type progress struct {
 	// Factor and TokenFactor multiply what the model's coefficients say.
 	Factor      float64 `json:"factor"`
-	TokenFactor float64 `json:"tokenFactor"`
+	TokenFactor float64 `json:"token_factor"`
 	// Booked is the seconds of prefill ever booked, Done how many of them first tokens have
 	// shown to be computed, Due when all are expected to be.
 	Booked float64       `json:"booked,omitempty"`

@@ -113,7 +113,7 @@ type Plan struct {
 	// TTFT and PerToken are the predicted time to the first token and per output token; 0 where
 	// too few answers were seen.
 	TTFT     time.Duration `json:"ttft,omitempty"`
-	PerToken time.Duration `json:"perToken,omitempty"`
+	PerToken time.Duration `json:"per_token,omitempty"`
 }
 
 // Reason is why a target was not eligible; 0 stands for one that was.
