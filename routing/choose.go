@@ -16,6 +16,8 @@ type request struct {
 	worker int32
 	// zone is preferred, "" for none.
 	zone string
+	// whole lets prefill targets serve the request whole.
+	whole bool
 }
 
 // candidate is an eligible target with the numbers that the stages compare.

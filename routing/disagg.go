@@ -34,6 +34,8 @@ type Disagg struct {
 	LocalBelow int64 `json:"local_below" yaml:"local_below"`
 	// SameZone prefers prefill targets of the decode target's zone.
 	SameZone bool `json:"same_zone" yaml:"same_zone"`
+	// Fallback lets a prefill target serve a request whole while no decode target can.
+	Fallback bool `json:"fallback,omitempty" yaml:"fallback"`
 	// Prefill and Decode are the policies of the two pools.
 	Prefill Policy `json:"prefill" yaml:"prefill"`
 	Decode  Policy `json:"decode"  yaml:"decode"`
@@ -159,6 +161,15 @@ func (r *Router) disagg(q *Query) *Disagg {
 func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, error) {
 	cfg := r.disagg(q)
 	decode, err := r.choose(now, q, request{leg: mainLeg, pool: Decode, policy: &cfg.Decode, worker: none32}, ex)
+	if none, ok := errors.AsType[*NoTargetError](err); ok && cfg.Fallback {
+		decode, err = r.choose(now, q, request{leg: mainLeg, pool: Both, whole: true, policy: &cfg.Prefill, worker: none32}, ex)
+		if err != nil {
+			return Plan{}, none
+		}
+		ex.sayf("disagg", "a prefill target serves the request whole: no decode target can")
+		decode.degraded = DegradedNoDecode
+		return r.commitLocal(now, q, &decode)
+	}
 	if err != nil {
 		return Plan{}, err
 	}

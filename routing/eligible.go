@@ -140,7 +140,7 @@ func (d *decision) weigh(c *candidate, t *target) {
 // ones.
 func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidate, limits *Limits) Reason {
 	switch role := t.role; {
-	case d.req.pool == Prefill && role == Decode, d.req.pool != Prefill && role == Prefill, t.worker == d.req.worker:
+	case d.req.pool == Prefill && role == Decode, d.req.pool != Prefill && role == Prefill && !d.req.whole, t.worker == d.req.worker:
 		return ReasonRole
 	}
 	if models != nil && !models.slots.Has(slot) && !d.r.anyModel.slots.Has(slot) {

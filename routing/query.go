@@ -84,6 +84,7 @@ type Degradation string
 const (
 	DegradedModel     Degradation = "unknown model"
 	DegradedNoPrefill Degradation = "no prefill target"
+	DegradedNoDecode  Degradation = "no decode target"
 	DegradedNoReport  Degradation = "a target has no fresh report"
 )
 

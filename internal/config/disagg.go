@@ -100,6 +100,9 @@ func (c *Config) validateDisagg(bad report) {
 	if d.Connector == "" {
 		return
 	}
+	if c.Routing.Disagg.Fallback && d.Connector == "sglang" {
+		bad("routing.disagg.fallback", "SGLang's prefill engines cannot decode")
+	}
 	if d.Timeout <= 0 {
 		bad("disagg.timeout", "must be more than 0")
 	}

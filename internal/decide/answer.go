@@ -26,12 +26,13 @@ const (
 	degradedDeadline    = "deadline"
 	degradedPrefill     = "prefill_failed"
 	degradedNoPrefill   = "no_prefill_target"
+	degradedNoDecode    = "no_decode_target"
 	degradedReport      = "a_target_has_no_fresh_report"
 )
 
 // degradedBy names the router's degradations as the metric does.
 var degradedBy = map[routing.Degradation]string{
-	routing.DegradedModel: degradedModel, routing.DegradedNoPrefill: degradedNoPrefill, routing.DegradedNoReport: degradedReport,
+	routing.DegradedModel: degradedModel, routing.DegradedNoPrefill: degradedNoPrefill, routing.DegradedNoDecode: degradedNoDecode, routing.DegradedNoReport: degradedReport,
 }
 
 // degradations are the reasons above that can occur in any installation; their counters are

@@ -605,3 +605,36 @@ func TestIDsThatAWorkerDoesNotShare(t *testing.T) {
 		}
 	}
 }
+
+// With routing.disagg.fallback a prefill worker serves requests whole while no decode worker can.
+func TestPrefillWorkersServeWhileNoDecodeWorkerCan(t *testing.T) {
+	for name, c := range map[string]struct {
+		rule         string
+		ready, whole bool
+		status       int
+	}{
+		"decode is dead":          {"fallback: true, ", false, true, 0},
+		"decode is dead, default": {"", false, false, 503},
+		"decode is alive":         {"fallback: true, ", true, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPoolsWith(t, "nixl", "routing: {disagg: {"+c.rule+"mode: threshold, threshold: 0}}\n")
+			p.list[0].Ready = c.ready
+			p.Fleet().SetWorkers(p.list)
+			d := p.ask(t.Context(), "a")
+			defer end(&d, 200)
+			status := 0
+			if d.Reject != nil {
+				status = d.Reject.Status
+			}
+			if status != c.status {
+				t.Fatalf("got status %d, want %d", status, c.status)
+			}
+			e := p.decisions.Find("a")
+			whole := strings.HasPrefix(e.Target, "p") && e.Prefill == "" && e.Degraded == degradedNoDecode && p.legs[0].Load()+p.legs[1].Load() == 0
+			if whole != c.whole {
+				t.Errorf("got target %q, prefill %q, degraded %q, want served whole by a prefill worker: %v", e.Target, e.Prefill, e.Degraded, c.whole)
+			}
+		})
+	}
+}

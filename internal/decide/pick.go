@@ -102,7 +102,7 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 		return nil, err
 	}
 	w.ex = nil
-	if p.plan.Degraded != "" && w.degraded == "" {
+	if p.plan.Degraded == routing.DegradedNoDecode || p.plan.Degraded != "" && w.degraded == "" {
 		w.degraded = degradedBy[p.plan.Degraded]
 	}
 	w.took(observe.StagePlan)

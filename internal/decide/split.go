@@ -388,7 +388,7 @@ func (w *work) replan(ctx context.Context, dead *placed, x *disagg.Exchange, l l
 	switch {
 	case err != nil:
 		return extproc.Decision{}, err
-	case portable:
+	case portable && p.plan.Degraded != routing.DegradedNoDecode:
 		x.Decode = w.side(p.decode)
 		if l.Decode, err = d.legs.Protocol.Decode(x, l.Answer); err != nil {
 			return w.computeLocally(ctx, p)

@@ -35,9 +35,9 @@ var rooms = []struct {
 }{
 	{"heart", 20600, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 27350, 22000, []string{"internal/tokens"}},
-	{"fleet", 4170, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4290, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1700, 1300, []string{"internal/observe"}},
-	{"decide", 2760, 1700, []string{"internal/decide"}},
+	{"decide", 2850, 1700, []string{"internal/decide"}},
 	{"replicas", 1850, 2000, []string{"internal/replicas"}},
 	{"lab", 13150, 11700, []string{"internal/lab"}},
 	{"rim", 8600, 6000, []string{
