@@ -362,6 +362,7 @@ func Default() Config {
 		Index: Index{BlockSize: 16, MaxBytes: 1 << 30, Peers: Peers{Timeout: Duration(10 * time.Second)}},
 		Fleet: Fleet{
 			Mode: FleetOff, Name: "kvlane", SyncTimeout: Duration(5 * time.Second), Embedded: FleetEmbed{Listen: "127.0.0.1:6222"},
+			Persist: FleetStore{MaxBytes: 64 << 20, TTL: Duration(24 * time.Hour)},
 		},
 		Disagg:  Disagg{Timeout: Duration(120 * time.Second), Attempts: 2, HeadStart: Duration(10 * time.Millisecond), FirstToken: "recompute", Usage: UsageOfDecode},
 		Explain: Explain{Keep: 256},

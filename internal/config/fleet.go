@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"time"
 )
 
 // Values of Fleet.Mode.
@@ -24,6 +25,15 @@ type Fleet struct {
 	SyncTimeout Duration    `yaml:"sync_timeout" jsonschema_description:"How long readiness waits at the start for the state of the other replicas."`
 	Embedded    FleetEmbed  `yaml:"embedded" jsonschema_description:"The NATS server in this process, with mode embedded. It opens a port for the other replicas; its client port is on loopback and takes this process only."`
 	External    FleetExtern `yaml:"external" jsonschema_description:"The NATS to connect to, with mode external."`
+	Persist     FleetStore  `yaml:"persist" jsonschema_description:"Store the bindings of conversations with JetStream, so that they survive the end of all replicas."`
+}
+
+// FleetStore is where bindings are stored.
+type FleetStore struct {
+	Enabled  bool     `yaml:"enabled" jsonschema_description:"Mode external needs a NATS with JetStream."`
+	Folder   string   `yaml:"folder" jsonschema_description:"Mode embedded: folder of the store. Replicas may share it; each uses a subfolder of its own."`
+	MaxBytes Bytes    `yaml:"max_bytes" jsonschema_description:"Size of the store, about 250 bytes a conversation. Bindings beyond it are not stored."`
+	TTL      Duration `yaml:"ttl" jsonschema_description:"How long the binding of a conversation is kept that is not used."`
 }
 
 // FleetEmbed is the embedded NATS server.
@@ -98,6 +108,17 @@ func (c *Config) validateFleet(bad report) {
 	}
 	if c.Index.Key+c.Index.KeyFile == "" {
 		bad("mode", "needs index.key or index.key_file, the same on all replicas: it hashes the ids of the conversations that they share")
+	}
+	if p := &f.Persist; p.Enabled {
+		if f.Mode == FleetEmbedded && p.Folder == "" {
+			bad("persist.folder", "is needed with mode embedded: the store must survive this process")
+		}
+		if p.MaxBytes < 1<<20 {
+			bad("persist.max_bytes", "must be at least 1 MiB")
+		}
+		if p.TTL < Duration(time.Minute) {
+			bad("persist.ttl", "must be at least 1m")
+		}
 	}
 	if f.Mode == FleetEmbedded {
 		f.Embedded.validate(bad.under("embedded"))

@@ -38,7 +38,7 @@ var rooms = []struct {
 	{"fleet", 4290, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1700, 1300, []string{"internal/observe"}},
 	{"decide", 2850, 1700, []string{"internal/decide"}},
-	{"replicas", 1850, 2000, []string{"internal/replicas"}},
+	{"replicas", 2250, 2200, []string{"internal/replicas"}},
 	{"lab", 13150, 11700, []string{"internal/lab"}},
 	{"rim", 8600, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",

@@ -3,6 +3,7 @@ package replicas
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
@@ -35,6 +36,9 @@ type binding struct {
 	newer, older uint32
 	// missing reports that the router does not know the target yet.
 	missing bool
+	// saved is when it was taken to be stored, 0 for never; queued that it is to be.
+	saved  time.Duration
+	queued bool
 }
 
 // bindings is an LRU table of the conversations of one leg, as all replicas merge them.
@@ -70,7 +74,7 @@ func (t *bindings) put(b binding) *binding {
 		i = uint32(len(t.slab))
 		t.slab = append(t.slab, binding{})
 	}
-	b.missing = false
+	b.missing, b.queued, b.saved = false, false, 0
 	t.slab[i] = b
 	t.byKey[b.key] = i
 	t.link(i)

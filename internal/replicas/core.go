@@ -93,6 +93,7 @@ type Core struct {
 	requests uint64
 	legs     [numLegs]*bindings
 	retry    bool // a target is new here
+	saving   saving
 
 	started, ticked, beat time.Duration
 	changed               time.Duration // when a replica appeared or its state arrived
@@ -175,9 +176,10 @@ func (c *Core) Used(leg int, key routing.Key, tail uint64, target kvindex.Target
 	c.clock++
 	t := c.legs[leg]
 	b := t.find(key)
+	changed := bound
 	switch {
 	case b == nil:
-		b = t.put(binding{key: key, target: target, version: version{0, c.clock, c.id}, used: c.clock})
+		b, changed = t.put(binding{key: key, target: target, version: version{0, c.clock, c.id}, used: c.clock}), true
 	case bound && b.target != target:
 		t.setMissing(b, false)
 		b.target, b.version = target, version{b.generation + 1, c.clock, c.id}
@@ -185,7 +187,9 @@ func (c *Core) Used(leg int, key routing.Key, tail uint64, target kvindex.Target
 	default:
 		t.touch(b, c.clock)
 	}
+	changed = changed || b.tail != tail
 	b.tail = tail
+	c.save(leg, b, changed)
 	c.batch.conversation(leg, b)
 	c.queued()
 }

@@ -46,14 +46,15 @@ type Options struct {
 // Node is this replica in the fleet: it runs a Core on a NATS connection. Sending and
 // receiving never wait under the router's lock.
 type Node struct {
-	id      string
-	o       Options
-	core    *Core // guarded by the router's lock
-	server  *natsServer
-	seal    *seal
-	conn    *nats.Conn
-	log     zerolog.Logger
-	wakeUp  chan struct{}
+	id     string
+	o      Options
+	core   *Core // guarded by the router's lock
+	server *natsServer
+	store  *store // nil without fleet.persist
+	seal   *seal
+	conn   *nats.Conn
+	log    zerolog.Logger
+	wakeUp chan struct{}
 	// answers are states to be written and sent: the changes do not wait for them.
 	answers chan Out
 	stop    context.CancelFunc
@@ -112,8 +113,15 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 		// A clock that starts at 0 would make the bindings of a replica that starts cut off
 		// earlier than all others. Below 16,000 events a second clocks stay behind the wall clock.
 		n.core.clock = uint64(max(time.Now().UnixMilli(), 0)) << 4
+		if o.Config.Persist.Enabled {
+			n.store = &store{fleet: o.Config, log: n.log}
+			n.core.saving = saving{after: o.Config.Persist.TTL.Std() / 2, all: n.server != nil}
+		}
 		r.Share(n.core)
 	})
+	if n.store != nil {
+		n.wg.Go(func() { n.persist(background) })
+	}
 	n.wg.Go(func() { n.receive(background, messages) })
 	n.wg.Go(func() { n.send(background) })
 	n.wg.Go(func() { n.answer(background) })
@@ -354,7 +362,7 @@ func (n *Node) look() {
 		return
 	}
 	switch after := time.Since(n.started); {
-	case s.Connected && s.Synced && !n.expects():
+	case s.Connected && s.Synced && !n.expects() && (n.store == nil || n.store.tried.Load()):
 		n.log.Info().Int("replicas", len(known)+1).Dur("after", after).Msg("replicas: in step")
 	case after > n.o.Config.SyncTimeout.Std():
 		n.log.Warn().Int("replicas", len(known)+1).Dur("after", after).Msg("replicas: fleet.sync_timeout has passed: ready without the state of all others")
@@ -459,6 +467,11 @@ func (n *Node) Collect(emit observe.Emit) {
 		count  uint64
 	}{{"malformed", s.Stats.Malformed}, {"refused", s.Stats.Refused}, {"duplicate", s.Stats.Duplicates}, {"unknown_target", s.Stats.Unknown}, {"overflow", s.Stats.Overflows}} {
 		emit("replicas_ignored_total", "Messages or parts of them that had no effect, by reason.", float64(r.count), "reason", r.reason)
+	}
+	if n.store != nil {
+		emit("replicas_store_works", "1 if bindings of conversations are stored (fleet.persist).", observe.Gauge(n.store.works.Load()))
+		emit("replicas_stored_total", "Bindings of conversations that were stored.", float64(n.store.saved.Load()))
+		emit("replicas_store_errors_total", "Bindings of conversations that could not be stored.", float64(n.store.failed.Load()))
 	}
 	emit("replicas_dropped_total", "Replicas dropped because they were silent.", float64(s.Stats.Dropped))
 	emit("replicas_dropped_bookings_total", "Bookings of replicas that were silent or left.", float64(s.Stats.DroppedBookings))

@@ -342,13 +342,14 @@ func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation)
 	got := version{v.GetGeneration(), v.GetTime(), c.intern(v.GetOrigin())}
 	c.clock = max(c.clock, v.GetTime()) + 1
 	b := t.find(key)
+	changed := b == nil || b.tail != v.GetTail()
 	switch {
 	case b == nil:
 		b = t.put(binding{key: key, target: targetOf(m, v.GetTarget()), version: got, used: c.clock})
 	case got.before(b.version):
 		c.conflict(got, b.version)
 		t.setMissing(b, false)
-		b.target, b.version = targetOf(m, v.GetTarget()), got
+		b.target, b.version, changed = targetOf(m, v.GetTarget()), got, true
 		t.touch(b, c.clock)
 	case b.before(got):
 		c.conflict(got, b.version)
@@ -358,6 +359,9 @@ func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation)
 		t.touch(b, c.clock)
 	}
 	b.tail = v.GetTail()
+	if c.saving.all {
+		c.save(int(v.GetLeg()), b, changed)
+	}
 	if !c.router.BindRemote(int(v.GetLeg()), key, b.tail, b.target) {
 		c.stats.Unknown++
 		t.setMissing(b, true)

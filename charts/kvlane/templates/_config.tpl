@@ -80,6 +80,11 @@
 {{- end }}
 {{- end }}
 {{- with $tls }}{{ $_ := set $way "tls" . }}{{ end }}
+{{- if $v.fleet.persist.enabled }}
+{{- $persist := dict "enabled" true "max_bytes" (int64 $v.fleet.persist.maxBytes) "ttl" (printf "%dh" (int64 $v.fleet.persist.ttlHours)) }}
+{{- if eq . "embedded" }}{{ $_ := set $persist "folder" "/var/lib/kvlane" }}{{ end }}
+{{- $_ := set $fleet "persist" $persist }}
+{{- end }}
 {{- $_ := set $c "fleet" (set $fleet . $way) }}
 {{- end }}
 {{- with $v.models }}{{ $_ := set $c "models" . }}{{ end }}

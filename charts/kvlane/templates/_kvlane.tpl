@@ -80,6 +80,9 @@
   {{- if and (eq (include "kvlane.fleet" .) "external") .Values.fleet.external.secretName }}
   - {name: nats, mountPath: /etc/kvlane-nats, readOnly: true}
   {{- end }}
+  {{- if and (eq (include "kvlane.fleet" .) "embedded") .Values.fleet.persist.enabled }}
+  - {name: store, mountPath: /var/lib/kvlane}
+  {{- end }}
   {{- range .Values.tokenizerVolumes }}
   - name: {{ .name | quote }}
     mountPath: {{ .mountPath | quote }}
@@ -149,6 +152,10 @@ httpGet: {port: http-metrics, path: {{ .path }}}
 {{- if and (eq (include "kvlane.fleet" .) "external") .Values.fleet.external.secretName }}
 - name: nats
   secret: {secretName: {{ .Values.fleet.external.secretName | quote }}, defaultMode: 0440}
+{{- end }}
+{{- if and (eq (include "kvlane.fleet" .) "embedded") .Values.fleet.persist.enabled }}
+- name: store
+  {{- toYaml .Values.fleet.persist.volume | nindent 2 }}
 {{- end }}
 {{- range .Values.tokenizerVolumes }}
 - {{ omit . "mountPath" "subPath" | toYaml | nindent 2 | trim }}

@@ -32,6 +32,9 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- if and (eq (include "kvlane.fleet" .) "embedded") $v.fleet.persist.enabled (not $v.fleet.persist.volume) }}
+{{- fail "fleet.persist.volume: required with fleet.persist.enabled and mode embedded" }}
+{{- end }}
 {{- if eq (include "kvlane.fleet" .) "external" }}
 {{- $external := $v.fleet.external }}
 {{- if not $external.url }}
@@ -312,7 +315,7 @@
 {{- if has .name $names }}{{ fail (printf "env: %s is set already" .name) }}{{ end }}
 {{- $names = append $names .name }}
 {{- end }}
-{{- $names = list "config" "tmp" "socket" "key" "tls" "envoy" "fleet" "fleet-tls" "nats" }}
+{{- $names = list "config" "tmp" "socket" "key" "tls" "envoy" "fleet" "fleet-tls" "nats" "store" }}
 {{- range concat $v.tokenizerVolumes $v.volumes }}
 {{- if has .name $names }}{{ fail (printf "volumes, tokenizerVolumes: the name %s is taken" .name) }}{{ end }}
 {{- $names = append $names .name }}
@@ -328,7 +331,7 @@
 {{- $mounts = append $mounts .mountPath }}
 {{- end }}
 {{- range $v.volumeMounts }}{{ $mounts = append $mounts .mountPath }}{{ end }}
-{{- $all := concat $mounts (list "/etc/kvlane" "/tmp" "/run/kvlane" "/etc/kvlane-tls" "/etc/kvlane-key" "/etc/kvlane-fleet" "/etc/kvlane-fleet-tls" "/etc/kvlane-nats") }}
+{{- $all := concat $mounts (list "/etc/kvlane" "/tmp" "/run/kvlane" "/etc/kvlane-tls" "/etc/kvlane-key" "/etc/kvlane-fleet" "/etc/kvlane-fleet-tls" "/etc/kvlane-nats" "/var/lib/kvlane") }}
 {{- if ne (len $all) (len ($all | uniq)) }}
 {{- fail "tokenizerVolumes and volumeMounts: a mountPath is used twice, or is the chart's own" }}
 {{- end }}

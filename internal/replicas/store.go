@@ -1,0 +1,358 @@
+package replicas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/internal/config"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+	"github.com/kvlane/kvlane/routing"
+)
+
+const (
+	saveEvery    = time.Second
+	saveTimeout  = 5 * time.Second
+	restoreLimit = 30 * time.Second
+	// reopenAfter is the first wait after a store could not be opened. It doubles up to reopenMax.
+	reopenAfter, reopenMax = 250 * time.Millisecond, 30 * time.Second
+	// saveBatch is how many bindings are written, or restored, at a time.
+	saveBatch = 256
+	// maxUnsaved bounds the bindings that wait to be written. What is beyond is written at its next use.
+	maxUnsaved = 1 << 17
+	maxFolders = 256
+)
+
+// saving is what a Core remembers for a store.
+type saving struct {
+	// after is how old a stored binding may be when its conversation is used and it is not
+	// written again; 0: nothing is stored.
+	after time.Duration
+	// all reports that the others' bindings are stored too, not only this replica's.
+	all   bool
+	queue []unsaved
+}
+
+// unsaved is a binding to be written.
+type unsaved struct {
+	leg int
+	key routing.Key
+}
+
+// save queues a binding of which the store has another or an old version.
+func (c *Core) save(leg int, b *binding, changed bool) {
+	if c.saving.after == 0 || b.queued || !changed && b.saved != 0 && c.ticked-b.saved < c.saving.after {
+		return
+	}
+	if len(c.saving.queue) >= maxUnsaved {
+		b.saved = 0
+		return
+	}
+	b.queued = true
+	c.saving.queue = append(c.saving.queue, unsaved{leg, b.key})
+}
+
+// takeUnsaved returns copies of bindings to be written, by leg.
+func (c *Core) takeUnsaved() (list [numLegs][]binding) {
+	n := min(len(c.saving.queue), saveBatch)
+	for _, u := range c.saving.queue[:n] {
+		if b := c.legs[u.leg].find(u.key); b != nil {
+			b.queued, b.saved = false, max(c.ticked, 1)
+			list[u.leg] = append(list[u.leg], *b)
+		}
+	}
+	if c.saving.queue = c.saving.queue[n:]; len(c.saving.queue) == 0 {
+		c.saving.queue = nil
+	}
+	return list
+}
+
+// restore merges stored bindings, or with lost marks them as not stored.
+func (c *Core) restore(messages []*kvlanev1.ReplicaMessage, lost bool) {
+	kept := c.saving
+	c.saving.after = 0
+	for _, m := range messages {
+		for _, v := range m.GetConversations() {
+			if !lost {
+				c.join(m, v)
+			} else if b := c.legs[v.GetLeg()].find(routing.Key{Hi: v.GetHi(), Lo: v.GetLo()}); b != nil {
+				b.saved = 0
+			}
+		}
+	}
+	c.saving = kept
+}
+
+// store keeps bindings in a key-value bucket of JetStream, so that they survive a restart of
+// all replicas. With mode embedded each replica has all of them in a NATS server of its own,
+// without ports or cluster: JetStream in the replicas' cluster would need a majority of them.
+type store struct {
+	fleet  *config.Fleet
+	log    zerolog.Logger
+	js     jetstream.JetStream
+	kv     jetstream.KeyValue
+	server *server.Server
+	conn   *nats.Conn // to server
+	lock   *os.File
+
+	// works reports whether the last attempt to open or write succeeded; tried that there was one.
+	works, tried  atomic.Bool
+	saved, failed atomic.Uint64
+}
+
+func (s *store) open(ctx context.Context, conn *nats.Conn) (err error) {
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.fleet.Mode == config.FleetEmbedded {
+		if conn, err = s.serve(); err != nil {
+			return err
+		}
+	} else if !conn.IsConnected() {
+		return nats.ErrNoServers
+	}
+	if s.js, err = jetstream.New(conn, jetstream.WithPublishAsyncTimeout(saveTimeout)); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
+	defer cancel()
+	p := &s.fleet.Persist
+	s.kv, err = s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+		Bucket: s.fleet.Name + "-conversations", TTL: p.TTL.Std(), MaxBytes: int64(p.MaxBytes), Storage: jetstream.FileStorage,
+	})
+	return err
+}
+
+// serve starts the server on a folder that no other replica uses.
+func (s *store) serve() (*nats.Conn, error) {
+	folder, err := s.claim()
+	if err != nil {
+		return nil, err
+	}
+	if s.server, err = server.NewServer(&server.Options{ServerName: "store", DontListen: true, NoSigs: true, MaxPayload: maxPayload}); err != nil {
+		return nil, err
+	}
+	s.server.SetLoggerV2(storeLog{natsLog{s.log}}, false, false, false)
+	s.server.Start()
+	// Room for the bucket, and for the store's own records.
+	limit := int64(s.fleet.Persist.MaxBytes) + 16<<20
+	if err := s.server.EnableJetStream(&server.JetStreamConfig{StoreDir: folder, MaxMemory: 1 << 20, MaxStore: limit}); err != nil {
+		return nil, fmt.Errorf("folder %s: %w", folder, err)
+	}
+	s.conn, err = nats.Connect("", nats.InProcessServer(s.server), nats.MaxReconnects(-1))
+	return s.conn, err
+}
+
+// storeLog passes warnings on: they are of files that cannot be read. Some quote such a file.
+type storeLog struct{ natsLog }
+
+func (l storeLog) Warnf(format string, v ...any) {
+	text := fmt.Sprintf(format, v...)
+	l.log.Warn().Msg("replicas: store of conversations: " + strings.ToValidUTF8(text[:min(len(text), 300)], ""))
+}
+
+// claim locks a subfolder. Replicas may share the folder of fleet.persist, and their names
+// differ at each start: the subfolder that was written last has the newest bindings.
+func (s *store) claim() (string, error) {
+	root := s.fleet.Persist.Folder
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return "", err
+	}
+	type candidate struct {
+		name string
+		used time.Time
+	}
+	list := make([]candidate, maxFolders)
+	for i := range list {
+		list[i].name = filepath.Join(root, strconv.Itoa(i))
+		if info, err := os.Stat(list[i].name + ".lock"); err == nil {
+			list[i].used = info.ModTime()
+		}
+	}
+	slices.SortStableFunc(list, func(a, b candidate) int { return b.used.Compare(a.used) })
+	for _, c := range list {
+		lock, err := os.OpenFile(c.name+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return "", err
+		}
+		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			s.lock = lock
+			return c.name, nil
+		}
+		_ = lock.Close()
+	}
+	return "", errors.New("folder " + root + ": all subfolders are in use")
+}
+
+func (s *store) close() {
+	if s.conn != nil {
+		s.conn.Close()
+	}
+	if s.server != nil {
+		s.server.Shutdown()
+		s.server.WaitForShutdown()
+	}
+	if s.lock != nil {
+		_ = s.lock.Close()
+	}
+	s.js, s.kv, s.conn, s.server, s.lock = nil, nil, nil, nil, nil
+}
+
+// report logs that the store works or not, once until it changes.
+func (s *store) report(err error) {
+	works := err == nil
+	was := s.works.Swap(works)
+	switch {
+	case s.tried.Swap(true) && was == works:
+	case works:
+		s.log.Info().Msg("replicas: bindings of conversations are stored")
+	default:
+		s.log.Warn().Err(err).Msg("replicas: bindings of conversations are not stored and would not survive the end of all replicas")
+	}
+}
+
+// persist restores the stored bindings, then writes those that change.
+func (n *Node) persist(ctx context.Context) {
+	defer n.store.close()
+	wait := reopenAfter
+	for {
+		var err error
+		if n.store.kv != nil {
+			err = n.save(ctx)
+		} else if err = n.store.open(ctx, n.conn); err == nil {
+			if err = n.restore(ctx); err != nil {
+				n.store.close()
+			}
+		}
+		if ctx.Err() == nil {
+			n.store.report(err)
+		}
+		pause := saveEvery
+		if n.store.kv == nil {
+			pause, wait = wait, min(2*wait, reopenMax)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			if n.store.kv != nil {
+				last, cancel := context.WithTimeout(context.WithoutCancel(ctx), saveTimeout)
+				_ = n.save(last)
+				cancel()
+			}
+			return
+		}
+	}
+}
+
+// restore reads all bindings that are stored.
+func (n *Node) restore(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, restoreLimit)
+	defer cancel()
+	w, err := n.store.kv.WatchAll(ctx, jetstream.IgnoreDeletes())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = w.Stop() }()
+	var batch []*kvlanev1.ReplicaMessage
+	count := 0
+	for {
+		var e jetstream.KeyValueEntry
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case e = <-w.Updates():
+		}
+		if e != nil {
+			m, err := Parse(e.Value())
+			if err != nil {
+				n.malformed.Add(1)
+				continue
+			}
+			batch = append(batch, m)
+			count++
+		}
+		if e == nil || len(batch) == saveBatch {
+			n.o.Update(func(*routing.Router, time.Duration) { n.core.restore(batch, false) })
+			batch = batch[:0]
+		}
+		if e == nil {
+			n.log.Info().Int("conversations", count).Msg("replicas: stored bindings read")
+			return nil
+		}
+	}
+}
+
+// save writes the bindings that have changed.
+func (n *Node) save(ctx context.Context) error {
+	for {
+		var list [numLegs][]binding
+		n.o.Update(func(*routing.Router, time.Duration) { list = n.core.takeUnsaved() })
+		var messages []*kvlanev1.ReplicaMessage
+		for leg := range list {
+			for i := range list[leg] {
+				b := &list[leg][i]
+				w := writer{m: &kvlanev1.ReplicaMessage{Version: formatVersion, Replica: n.id, Clock: b.time}}
+				w.conversation(leg, b)
+				messages = append(messages, w.m)
+			}
+		}
+		if len(messages) == 0 {
+			return nil
+		}
+		if err := n.store.write(ctx, messages); err != nil {
+			n.store.failed.Add(uint64(len(messages)))
+			n.o.Update(func(*routing.Router, time.Duration) { n.core.restore(messages, true) })
+			return err
+		}
+		n.store.saved.Add(uint64(len(messages)))
+	}
+}
+
+// write returns the first error; the other bindings may have been written.
+func (s *store) write(ctx context.Context, messages []*kvlanev1.ReplicaMessage) (err error) {
+	if s.lock != nil {
+		now := time.Now()
+		_ = os.Chtimes(s.lock.Name(), now, now) // see claim
+	}
+	acks := make([]jetstream.PubAckFuture, 0, len(messages))
+	for _, m := range messages {
+		v := m.GetConversations()[0]
+		data, failed := proto.Marshal(m)
+		if failed == nil {
+			var ack jetstream.PubAckFuture
+			subject := fmt.Sprintf("$KV.%s.%d.%016x%016x", s.kv.Bucket(), v.GetLeg(), v.GetHi(), v.GetLo())
+			if ack, failed = s.js.PublishMsgAsync(&nats.Msg{Subject: subject, Data: data}); failed == nil {
+				acks = append(acks, ack)
+				continue
+			}
+		}
+		err = failed
+		break
+	}
+	for _, ack := range acks {
+		select {
+		case <-ack.Ok():
+		case failed := <-ack.Err():
+			err = failed
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return err
+}

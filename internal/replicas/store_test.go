@@ -1,0 +1,132 @@
+package replicas
+
+import (
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/routing"
+)
+
+// stored starts replicas on addresses that store what they bind in a folder that they share.
+func stored(t testing.TB, folder string, count int) []*member {
+	t.Helper()
+	members := cluster(t, freePorts(t, count), func(f *config.Fleet) {
+		f.Persist.Enabled, f.Persist.Folder = true, folder
+	})
+	for _, m := range members {
+		eventually(t, "replica that is ready", func() bool { return m.Waiting() == "" && len(m.State().Peers) == count-1 })
+	}
+	return members
+}
+
+func homes(m *member, conversations int) (list []int) {
+	for i := range conversations {
+		list = append(list, int(m.pick(fmt.Sprint("c", i)).Decode))
+	}
+	return list
+}
+
+// Conversations stay at their targets when all replicas end.
+func TestBindingsSurviveARestartOfAllReplicas(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	folder := t.TempDir()
+	const count = 20
+	first := stored(t, folder, 2)
+	want := homes(first[0], count)
+	for _, m := range first {
+		eventually(t, "stored bindings at both", func() bool { return m.store.saved.Load() >= count })
+		if !m.store.works.Load() {
+			t.Error("got a store that does not work, want one that does")
+		}
+	}
+	for _, m := range first {
+		m.Close()
+	}
+	second := stored(t, folder, 2)
+	for i, m := range second {
+		eventually(t, "bindings of before", func() bool { return m.State().Conversations == count })
+		if got := homes(m, count); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("replica %d after the restart: got targets %v, want %v", i, got, want)
+		}
+	}
+	for _, m := range second {
+		m.Close()
+	}
+	// Without the store they are bound anew.
+	third := stored(t, t.TempDir(), 1)
+	if got := third[0].State().Conversations; got != 0 {
+		t.Errorf("with another folder: got %d conversations, want 0", got)
+	}
+	third[0].Close()
+}
+
+// What is in the folder may be broken, or no folder at all: the start goes on, the log says so.
+func TestABrokenStoreStopsNothing(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	folder := t.TempDir()
+	m := stored(t, folder, 1)[0]
+	homes(m, 50)
+	eventually(t, "stored bindings", func() bool { return m.store.saved.Load() >= 50 })
+	m.Close()
+	broken := 0
+	err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() && !strings.HasSuffix(path, ".lock") {
+			broken++
+			err = os.WriteFile(path, []byte(strings.Repeat("no store ", 100)), 0o600)
+		}
+		return err
+	})
+	if err != nil || broken == 0 {
+		t.Fatalf("got %d files, %v, want some", broken, err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, folder := range map[string]string{"garbage": folder, "a file": file} {
+		f := defaultFleet(config.FleetEmbedded)
+		f.Embedded.Listen = freePorts(t, 1)[0]
+		f.Persist.Enabled, f.Persist.Folder = true, folder
+		m := &member{t: t, router: newRouter(t, 4), start: time.Now()}
+		var text strings.Builder // read after Close
+		m.Node = must(Start(t.Context(), Options{Config: &f, Update: m.update, Log: zerolog.New(zerolog.SyncWriter(&text))}))
+		eventually(t, "readiness", func() bool { return m.Waiting() == "" })
+		m.pick("c")
+		m.Close()
+		if !strings.Contains(text.String(), `"level":"warn"`) || !strings.Contains(text.String(), folder) {
+			t.Errorf("%s: got the log\n%swant a warning that names %s", name, text.String(), folder)
+		}
+	}
+}
+
+// A bucket of an external NATS that is full takes no more bindings; requests are decided.
+func TestAStoreThatIsFull(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	s := startServerWith(t, &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, Username: "u", Password: "p", JetStream: true, StoreDir: t.TempDir()})
+	f := external(t, s.Addr().(*net.TCPAddr).Port)
+	f.Persist.Enabled, f.Persist.MaxBytes = true, 4096
+	m := startMember(t, &f, nil)
+	eventually(t, "readiness", func() bool { return m.Waiting() == "" })
+	homes(m, 200)
+	eventually(t, "bindings that are not stored", func() bool { return m.store.failed.Load() > 0 && !m.store.works.Load() })
+	m.update(func(r *routing.Router, _ time.Duration) {
+		if got := len(m.core.saving.queue); got > 200 {
+			t.Errorf("got %d bindings that wait, want at most 200", got)
+		}
+	})
+	homes(m, 10)
+	m.Close()
+	s.Shutdown()
+	s.WaitForShutdown()
+}
