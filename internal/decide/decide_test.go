@@ -373,6 +373,8 @@ func TestBrokenAnswersMakeATargetSuspect(t *testing.T) {
 			for range 5 {
 				answer("b", extproc.Outcome{Status: 200})
 				suspect = answer("a", extproc.Outcome{Status: c.status, Flags: c.flags})
+				answer("a", extproc.Outcome{Status: 503, Flags: []string{"upstream_connection_termination"}})
+				answer("a", extproc.Outcome{Status: 200, Flags: []string{"downstream_connection_termination"}})
 			}
 			if suspect != c.suspect || (len(b.suspects) > 0) != (c.suspect != "") {
 				t.Errorf("got suspicion %q, checks of %v, want %q", suspect, b.suspects, c.suspect)

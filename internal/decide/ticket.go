@@ -271,12 +271,12 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 	if len(o.Flags) > 0 {
 		t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	}
-	// Failures before the answer have been counted by their status.
+	// Failures before the answer have been counted by their status; clients that leave show nothing.
 	broken := o.Status < 500 && slices.ContainsFunc(o.Flags, func(flag string) bool { return slices.Contains(brokenOff, flag) })
 	if broken && t.d.onSuspect != nil {
 		t.d.onSuspect(t.endpoint.Target.Worker)
 	}
-	if last := &t.endpoint.Counters.Broken; broken || last.Load() {
+	if last := &t.endpoint.Counters.Broken; broken || last.Load() && o.Status < 500 && len(o.Flags) == 0 {
 		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { last.Store(r.BrokenOff(t.slot, t.endpoint.Target, broken)) })
 	}
 	if !o.FirstToken.IsZero() {

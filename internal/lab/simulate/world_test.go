@@ -199,7 +199,8 @@ func (r *replica) add(e *engine, from *saved) {
 		if c, ok := from.cursors[e.target]; ok && c.Next > 0 {
 			cfg.Resume = &c
 			old := from.targets[e.target]
-			x.known, x.last = old.known, old.last
+			// A feed that had not seen its engine's restart may have applied batches of both.
+			x.known, x.last, x.restarted = old.known, old.last, old.restarted
 			for i := range x.known {
 				x.known[i] = slices.Clone(x.known[i])
 			}
