@@ -21,6 +21,9 @@ import (
 const (
 	// resolveEvery is how often the names of routes are resolved.
 	resolveEvery = 5 * time.Second
+	// probeEvery is how often addresses are tried to which a route is missing. NATS itself tries
+	// every 1 to 2 s, which would delay the agreement of replicas that were cut off.
+	probeEvery, probeTimeout = 250 * time.Millisecond, 250 * time.Millisecond
 	// pingEvery is the interval of pings on connections; two without an answer end one, so
 	// that a cut is noticed long before TCP's retransmissions end.
 	pingEvery = time.Second
@@ -39,6 +42,10 @@ type natsServer struct {
 	log      zerolog.Logger
 	// others is the number of addresses that routes name, without this replica's own.
 	others atomic.Int32
+	// routes is their number at the last probe, and reached the addresses that it reached since one
+	// ended.
+	routes  int
+	reached map[string]bool
 }
 
 func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, log zerolog.Logger) (*natsServer, error) {
@@ -51,7 +58,7 @@ func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, lo
 	if port == 0 {
 		port = server.RANDOM_PORT
 	}
-	s := &natsServer{config: e, secret: secret, password: rand.Text(), log: log}
+	s := &natsServer{config: e, secret: secret, password: rand.Text(), log: log, reached: map[string]bool{}}
 	s.opts = &server.Options{
 		// A server without a port for clients would not open the one for routes. This one is on
 		// loopback, and nothing but this process knows its password.
@@ -148,23 +155,70 @@ func (s *natsServer) own(address string) bool {
 
 // follow keeps the routes at what their names resolve to, until ctx ends.
 func (s *natsServer) follow(ctx context.Context) {
-	tick := time.NewTicker(resolveEvery)
+	tick, probe := time.NewTicker(resolveEvery), time.NewTicker(probeEvery)
 	defer tick.Stop()
+	defer probe.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-probe.C:
+			s.probe(ctx)
+			continue
 		case <-tick.C:
 		}
 		routes := s.resolve(ctx)
 		if len(routes) == 0 || slices.EqualFunc(routes, s.opts.Routes, func(a, b *url.URL) bool { return a.Host == b.Host }) {
 			continue // a resolver that fails for a moment changes nothing
 		}
-		s.opts.Routes = routes
-		if err := s.ReloadOptions(s.opts.Clone()); err != nil {
-			s.log.Warn().Err(err).Msg("replicas: routes not changed")
-		}
+		s.connectTo(routes)
 	}
+}
+
+func (s *natsServer) connectTo(routes []*url.URL) {
+	s.opts.Routes = routes
+	if err := s.ReloadOptions(s.opts.Clone()); err != nil {
+		s.log.Warn().Err(err).Msg("replicas: routes not changed")
+	}
+}
+
+// probe makes NATS connect to addresses as soon as they accept connections. Each is found
+// once, until a route ends.
+func (s *natsServer) probe(ctx context.Context) {
+	routes := s.NumRoutes()
+	if was := s.routes; routes < was || routes >= int(s.others.Load()) {
+		clear(s.reached)
+	}
+	if s.routes = routes; routes >= int(s.others.Load()) {
+		return
+	}
+	found := false
+	var others []*url.URL // without those that are found
+	for _, u := range s.opts.Routes {
+		if !s.reached[u.Host] {
+			dialer := net.Dialer{Timeout: probeTimeout}
+			if conn, err := dialer.DialContext(ctx, "tcp", u.Host); err == nil {
+				_ = conn.Close()
+				s.reached[u.Host], found = true, true
+				if !s.connected(u.Host) {
+					continue
+				}
+			}
+		}
+		others = append(others, u)
+	}
+	if all := s.opts.Routes; found {
+		s.connectTo(others)
+		s.connectTo(all)
+	}
+}
+
+// connected reports whether there is a route that this replica opened to an address.
+func (s *natsServer) connected(address string) bool {
+	z, err := s.Routez(nil)
+	return err == nil && slices.ContainsFunc(z.Routes, func(r *server.RouteInfo) bool {
+		return r.DidSolicit && net.JoinHostPort(r.IP, strconv.Itoa(r.Port)) == address
+	})
 }
 
 // natsLog passes the NATS server's log on. What it notices is usual, such as a route that
