@@ -30,6 +30,7 @@ type candidate struct {
 	kv, active       int64
 	speed, cost      float64
 	ttft             float64 // seconds, set by meet
+	held             int64
 }
 
 // choice is the chosen candidate and what commit has to do with it.

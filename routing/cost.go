@@ -47,10 +47,10 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 		if !affinity {
 			miss = prompt
 		}
-		queue, active := float64(c.queue), float64(c.active)
+		queue, active := float64(c.queue)+heldPart*d.returning*float64(c.held), float64(c.active)
 		if w.Blend > 0 {
 			s := &sums[c.worker]
-			queue += w.Blend * (float64(s.queue)/float64(s.ranks) - queue)
+			queue += w.Blend * (float64(s.queue)/float64(s.ranks) - float64(c.queue))
 			active += w.Blend * (float64(s.active)/float64(s.ranks) - active)
 		}
 		work := float64(c.work)

@@ -118,6 +118,7 @@ func (d *decision) weigh(c *candidate, t *target) {
 		c.overlap = int64(held)
 	}
 	c.miss = max(d.q.PromptTokens-c.overlap, 0)
+	c.held = r.held(c.slot)
 	l := &t.load
 	c.queue, c.work, c.kv, c.active = l.Queue, l.Work, l.KV, l.Active
 	if cost.Transfers {

@@ -51,6 +51,8 @@ type Candidate struct {
 	Queue  int64 `json:"queue"`
 	KV     int64 `json:"kv"`
 	Active int64 `json:"active"`
+	// Held is the tokens of requests that are held for the target.
+	Held int64 `json:"held,omitempty"`
 	// Cost is nil if the cost stage did not see the target.
 	Cost *float64 `json:"cost,omitempty"`
 	// TTFT and PerToken are predicted, in seconds: the time to the first token and per output
@@ -114,7 +116,7 @@ func (e *Explanation) row(d *decision, c *candidate, reason Reason) {
 		return
 	}
 	r := d.r
-	row := Candidate{Target: r.targets[c.slot].name, Slot: c.slot, Miss: c.miss, Queue: c.queue, KV: c.kv, Active: c.active}
+	row := Candidate{Target: r.targets[c.slot].name, Slot: c.slot, Miss: c.miss, Queue: c.queue, KV: c.kv, Active: c.active, Held: c.held}
 	row.TTFT, row.PerToken = d.ttft(c), r.targets[c.slot].perToken(d.now, d.q.PromptTokens)
 	if m := r.match[c.slot]; m.epoch == r.matchEpoch {
 		row.Tiers, row.Speculative = r.overlaps[m.at].Tokens, r.overlaps[m.at].Speculative

@@ -19,9 +19,24 @@ const (
 	// holdFactor is how many times longer a request is held than computing it elsewhere takes.
 	// The caches that it would leave serve later turns too.
 	holdFactor = 4
+	// heldPart is the part of the tokens held for a target that counts as queued there, where
+	// conversations return: these bring more. Counting more makes them leave their caches, and
+	// most of what is held does not go before a request of few uncached tokens.
+	heldPart = 1.0 / 32
 	// onItsWay is how long a request may take from the decision to the engine's queue.
 	onItsWay = 250 * time.Millisecond
 )
+
+// UseQueue makes the waiters of a queue count on the targets that they are held for.
+func (r *Router) UseQueue(q *Queue) { r.queue = q }
+
+// held is the tokens of the waiters that are held for a target.
+func (r *Router) held(slot kvindex.Slot) int64 {
+	if r.queue == nil || int(slot) >= len(r.queue.held) {
+		return 0
+	}
+	return r.queue.held[slot]
+}
 
 // HeldError means that the best target of a request is saturated, and that waiting for it
 // costs less than another target.

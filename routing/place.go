@@ -117,7 +117,7 @@ func (d *decision) firstTurnStage() bool {
 // plus the price of the requests that are there. Without that a target that starts
 // answers and never ends them would look idle.
 func (d *decision) wait(c *candidate, returning float64) float64 {
-	return (float64(c.miss)*(1-returning)+float64(c.queue))/c.speed + d.req.policy.Cost.Active*float64(c.active)
+	return (float64(c.miss)*(1-returning)+float64(c.queue)+heldPart*returning*float64(c.held))/c.speed + d.req.policy.Cost.Active*float64(c.active)
 }
 
 // nextInTurn returns the first accepted candidate at or after the cursor, cyclically.

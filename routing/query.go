@@ -21,6 +21,8 @@ type Query struct {
 	Prefix []uint64 `json:"prefix,omitempty"`
 	// Conversation is the conversation's id, "" if there is none.
 	Conversation string `json:"conversation,omitempty"`
+	// Final ends the conversation with this request: its binding is forgotten.
+	Final bool `json:"final,omitempty"`
 	// Exclude lists targets that must not be chosen, as they have failed this request.
 	Exclude []kvindex.Slot `json:"exclude,omitempty"`
 	// Pin asks for a worker, or a rank of it.

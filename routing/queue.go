@@ -31,7 +31,7 @@ type Waiter struct {
 	// 0 means 1.
 	Tenant string
 	Weight float64
-	// Tokens is the prompt to be computed; for reports.
+	// Tokens is the prompt to be computed: for reports, and for Router.UseQueue.
 	Tokens int64
 	// Cost orders the waiters of a tenant: least Cost first, less 2,000 for each second of
 	// waiting. With equal costs they are first in first out.
@@ -92,6 +92,8 @@ type Queue struct {
 	lanes   map[Lane]*lane
 	bands   map[int]*band
 	bytes   int64
+	// held is the Tokens of the waiters that are held for a target, by slot.
+	held []int64
 	// idle is the number of idle targets when waiters were last looked at.
 	idle int
 	// programs is the tokens served to programs; older holds those that were served before the
@@ -362,8 +364,20 @@ func (q *Queue) count(w *waiting, sign int) {
 	w.tenant.requests, w.tenant.bytes = w.tenant.requests+sign, w.tenant.bytes+bytes
 }
 
+// hold counts the waiter on the target that it is held for.
+func (q *Queue) hold(w *waiting, sign int64) {
+	if w.Lane.Slot == NoSlot {
+		return
+	}
+	for int(w.Lane.Slot) >= len(q.held) {
+		q.held = append(q.held, 0)
+	}
+	q.held[w.Lane.Slot] += sign * w.Tokens
+}
+
 // enter puts a waiter into its lane.
 func (q *Queue) enter(w *waiting) {
+	q.hold(w, 1)
 	l := q.lanes[w.Lane]
 	if l == nil {
 		l = &lane{name: w.Lane}
@@ -395,6 +409,7 @@ func (q *Queue) enter(w *waiting) {
 
 // leave takes a waiter out of its lane.
 func (q *Queue) leave(w *waiting) {
+	q.hold(w, -1)
 	l, g := q.lanes[w.Lane], w.group
 	heap.Remove(&g.waiters, w.at)
 	for i, b := range l.bands {
@@ -517,7 +532,9 @@ func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter)
 			}
 		}
 		w, l := open[best].first(), open[best]
+		q.hold(w, -1) // it does not wait behind itself
 		v := offer(&w.Waiter)
+		q.hold(w, 1)
 		switch {
 		case v.Moves && v.Skips:
 			q.leave(w)

@@ -31,6 +31,7 @@ type Router struct {
 	conversations [numLegs]conversations
 	ledger        ledger
 	remotes       remotes
+	queue         *Queue // of those that are held, nil without
 	sharer        Sharer // nil for a router that shares nothing
 	staleReports  uint64
 	// judged is when targets were last judged, suspects how many are suspect.
@@ -178,6 +179,12 @@ func (r *Router) follow(q *Query, c *choice) Key {
 	c.models.rotation[c.leg]++
 	table := &r.conversations[c.leg]
 	key := c.key
+	if q.Final && q.Conversation != "" {
+		if c.conversation != none {
+			table.remove(c.conversation)
+		}
+		return Key{}
+	}
 	if key == (Key{}) {
 		if !c.implicit || len(q.Prefix) == 0 {
 			return key

@@ -31,6 +31,8 @@ type TargetState struct {
 	Slot kvindex.Slot `json:"slot"`
 	Info TargetInfo   `json:"info"`
 	Warm bool         `json:"warm,omitempty"`
+	// Held is the tokens of waiters held for the target.
+	Held int64 `json:"held,omitempty"`
 	// Health is what the target's answers have shown.
 	Health health `json:"health,omitzero"`
 	// Progress is what is predicted from.
@@ -100,7 +102,7 @@ func (r *Router) export(q *Query) *State {
 	s := &State{Config: r.config, Judged: r.judged, JudgeNext: r.judgeNext, Free: append([]uint32(nil), r.ledger.free...)}
 	for _, slot := range r.order {
 		t := &r.targets[slot]
-		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Health: *t.health, Progress: t.progress}
+		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Held: r.held(slot), Health: *t.health, Progress: t.progress}
 		if p := &t.report; p.known {
 			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens, p.before, p.nearly, p.full, p.started}
 		}
@@ -200,6 +202,7 @@ func importState(s *State) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.queue = new(Queue)
 	for i := range s.Targets {
 		ts := &s.Targets[i]
 		if ts.Slot > maxImportedSlot {
@@ -212,6 +215,9 @@ func importState(s *State) (*Router, error) {
 		t := &r.targets[ts.Slot]
 		if t.warm, *t.health, t.progress = ts.Warm, ts.Health, ts.Progress; t.health.Suspect != "" {
 			r.suspects++
+		}
+		if ts.Held > 0 {
+			r.queue.hold(&waiting{Waiter: Waiter{Lane: Lane{Slot: ts.Slot}, Tokens: ts.Held}}, 1)
 		}
 		if p := ts.Report; p != nil {
 			t.report = reported{known: true, at: p.At, received: p.Received, foreign: p.Foreign, foreignTokens: p.ForeignTokens,

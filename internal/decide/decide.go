@@ -93,6 +93,7 @@ func New(o Options) (*Decider, error) {
 	for _, reason := range degradations {
 		o.Metrics.Degraded.WithLabelValues(reason)
 	}
+	router.UseQueue(&d.waiting.queue)
 	d.live.Store(o.Config)
 	d.shadows = shadows(o.Config)
 	d.waiting.byID = map[uint64]*waiter{}

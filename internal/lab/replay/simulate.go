@@ -213,6 +213,9 @@ func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, se
 		s.replicas = append(s.replicas, &replica{name: fmt.Sprintf("replica%d", n), router: router, index: index,
 			queue: routing.Queue{Bounds: routing.Bounds{Requests: math.MaxInt}}, held: map[uint64]*held{}})
 	}
+	for _, r := range s.replicas {
+		r.router.UseQueue(&r.queue)
+	}
 	s.seed = s.replicas[0].index.Hasher().Seed("", "", "")
 	var shared map[uint64]bool
 	if policy.Oracle {
