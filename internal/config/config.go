@@ -352,8 +352,10 @@ func Default() Config {
 		Tenants: Tenants{Required: true},
 		Routing: Routing{
 			Preset: routing.DefaultPreset, PrefillPreset: routing.DefaultPreset, DecodePreset: "decode",
-			Headers: []string{"x-session-id", "x-claude-code-session-id", "x-dynamo-session-id", "session-id", "session_id", // the last two: Codex
-				"x-opencode-session", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"},
+			// Of agents: Claude Code; Codex, whose session-id is that of all its threads and whose older
+			// versions have session_id; opencode, which also sends x-session-id; LiteLLM.
+			Headers: []string{"x-dynamo-session-id", "x-session-id", "x-claude-code-session-id", "thread-id", "session-id", "session_id",
+				"x-opencode-session-id", "x-opencode-session", "x-litellm-session-id", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"},
 			Wait:      Wait{Timeout: Duration(10 * time.Second)},
 			Speculate: Duration(5 * time.Second),
 			Config:    routing.DefaultConfig(),

@@ -311,6 +311,16 @@ func TestConversationIDs(t *testing.T) {
 		{`{}`, "second", []string{"x-correlation-id", "second", "x-session-id", "  "}},
 		{`{}`, "first", []string{"x-correlation-id", "second", "x-session-id", "first"}},
 		{`{"session_id":" body "}`, "body", []string{"x-session-id", "header"}},
+		{`{}`, "s/sub", []string{"x-claude-code-session-id", "s", "x-claude-code-agent-id", "sub"}},
+		{`{}`, "s", []string{"x-claude-code-session-id", "s", "x-claude-code-agent-id", " "}},
+		{`{}`, "s", []string{"x-session-id", "s", "x-claude-code-agent-id", "sub"}},
+		{`{"prompt_cache_key":"root"}`, "thread", []string{"thread-id", "thread", "session-id", "root"}},
+		{`{"prompt_cache_key":"root"}`, "root", nil},
+		{`{"metadata":{"session_id":"run"}}`, "run", nil},
+		{`{"metadata":{"user_id":"user_1_account_2_session_3-4"}}`, "3-4", nil},
+		{`{"metadata":{"user_id":"{\"device_id\":\"d\",\"session_id\":\"s5\"}"}}`, "s5", nil},
+		{`{"metadata":{"user_id":"someone"}}`, "", nil},
+		{`{"metadata":{"user_id":"user_1_session_3"}}`, "h", []string{"x-correlation-id", "h"}},
 	} {
 		d, e := b.ask("/v1/completions", c.body, c.headers...)
 		if e.Conversation != c.want || d.Reject == nil {
@@ -320,6 +330,35 @@ func TestConversationIDs(t *testing.T) {
 	b = newBench(t, "routing: {conversation_headers: [X-Chat, X-User]}\n")
 	if _, e := b.ask("/v1/completions", `{}`, "x-session-id", "not asked for", "x-user", "u", "x-chat", "mine"); e.Conversation != "mine" {
 		t.Errorf("configured headers: %q", e.Conversation)
+	}
+}
+
+// The last request of a conversation ends its binding; an id that comes back counts as new.
+func TestTheFinalRequestEndsTheConversation(t *testing.T) {
+	b := newBench(t, "", worker("a", 0), worker("b", 0))
+	bound := func(body string, headers ...string) bool {
+		d, _ := b.ask("/v1/completions", body, append(headers, "x-session-id", "1")...)
+		d.Ticket.End(time.Now())
+		plan, err := b.router.Pick(b.since(time.Now()), &routing.Query{Conversation: "1", PromptTokens: 10}, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.router.Release(b.since(time.Now()), plan.Reservation)
+		return !plan.FirstTurn
+	}
+	for _, c := range []struct {
+		body    string
+		headers []string
+	}{
+		{completion(10, ""), []string{"x-dynamo-session-final", "true"}},
+		{completion(10, `,"nvext":{"agent_context":{"session_final":true}}`), nil},
+	} {
+		if !bound(completion(10, "")) || !bound(completion(10, ""), "x-dynamo-session-final", "false") {
+			t.Error("got no binding, want one before the end")
+		}
+		if bound(c.body, c.headers...) {
+			t.Errorf("%s %v: got a binding, want none after the last request", c.body, c.headers)
+		}
 	}
 }
 

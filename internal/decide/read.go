@@ -155,21 +155,6 @@ func (j *job) unread(reason string) error {
 	return j.fail(400, "kvlane_unread_body", "with disaggregated prefill and decode, or with tenants, a request has to be read: "+reason)
 }
 
-// conversation returns the id in the body, else in the first header that has one.
-func (j *job) conversation(req *body.Request) string {
-	if id, _ := req.ConversationID(body.ConversationFields); id != "" {
-		return id
-	}
-	for _, name := range j.d.live.Load().Routing.Headers {
-		if v, ok := j.r.Header(name); ok {
-			if v = strings.TrimSpace(v); v != "" {
-				return v
-			}
-		}
-	}
-	return ""
-}
-
 // servedName finds the name under which workers serve the model that the request names. A
 // name that no worker lists is refused: every worker would answer with a different model.
 func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) {

@@ -421,22 +421,25 @@ func (r *Request) Disaggregated() bool {
 
 // ConversationFields are the body fields that may contain a conversation id, by descending
 // precedence: TensorRT-LLM's own, then the session fields of the engines and of OpenAI's APIs. A
-// dot separates object levels. They take precedence over headers.
+// dot separates object levels. They take precedence over headers. A trajectory is Dynamo's name
+// for one of the chains of requests of a session (documentation 1.2).
 var ConversationFields = []string{"conversation_params.conversation_id", "disaggregated_params.conversation_id", "session_id",
-	"vllm_xargs.session_id", "conversation.id", "conversation", "prompt_cache_key"}
+	"vllm_xargs.session_id", "nvext.agent_context.trajectory_id", "nvext.agent_context.session_id", "conversation.id", "conversation"}
+
+// LooseConversationFields count where no header has an id: subagents may have the value of their
+// parent (Codex, prompt_cache_key), and a run may be several conversations (LiteLLM's
+// metadata.session_id).
+var LooseConversationFields = []string{"prompt_cache_key", "metadata.session_id"}
 
 // ConversationID returns the first non-blank text among the given body fields, trimmed, and the
 // name of its field.
 func (r *Request) ConversationID(fields []string) (id, field string) {
 	for _, name := range fields {
 		outer, inner, nested := strings.Cut(name, ".")
-		f, ok := fieldByName[outer]
-		if !ok || !r.Has(f) {
-			continue
-		}
-		raw := r.Raw(f)
-		if nested {
-			raw = Member(raw, inner)
+		raw := r.Get(outer)
+		for nested && raw != nil {
+			outer, inner, nested = strings.Cut(inner, ".")
+			raw = Member(raw, outer)
 		}
 		if id = strings.TrimSpace(text(raw)); id != "" {
 			return id, name

@@ -88,10 +88,11 @@ func TestConversationIDOrder(t *testing.T) {
 	for _, c := range []struct{ body, id string }{
 		{`{"disaggregated_params":{"conversation_id":"d"},"conversation_params":{"conversation_id":"c"},"session_id":"s"}`, "c"},
 		{`{"disaggregated_params":{"conversation_id":"d"},"session_id":"s"}`, "d"},
-		{`{"conversation":{"id":"o"},"prompt_cache_key":"k"}`, "o"},
-		{`{"conversation":"t","prompt_cache_key":"k"}`, "t"},
-		{`{"conversation":5,"prompt_cache_key":"k"}`, "k"},
-		{`{"user":"u"}`, ""},
+		{`{"conversation":{"id":"o"},"nvext":{"agent_context":{"session_id":5,"trajectory_id":" "}}}`, "o"},
+		{`{"conversation":"t","nvext":{"agent_context":{"session_id":"s","trajectory_id":"j"}}}`, "j"},
+		{`{"conversation":"t","nvext":{"agent_context":"s"}}`, "t"},
+		{`{"conversation":5,"prompt_cache_key":"k"}`, ""},
+		{`{"user":"u","nvext":null}`, ""},
 	} {
 		r, err := Parse(Responses, []byte(c.body))
 		if err != nil {
