@@ -137,15 +137,19 @@ func ForVLLM(tok *bpe.Tokenizer) (Encoder, error) {
 	return nil, nil //nolint:nilnil // no encoder is a result
 }
 
+// conversationTypes are the model types that SGLang renders by a conversation template of its own,
+// which it prefers to that of the folder but not to that of its flag.
+var conversationTypes = strings.Fields("internvl_chat deepseek_vl_v2 multi_modality phi4mm minicpmv minicpmo moss_vl deepseek-ocr unlimited-ocr paddleocr_vl whisper")
+
 // SGLangEncodes reports whether SGLang 0.5.23 encodes a model's prompts in code. None of its
-// encoders is here.
-func SGLangEncodes(config *bpe.Config) bool {
+// encoders is here. given: the engine was started with a template.
+func SGLangEncodes(config *bpe.Config, given bool) bool {
 	for _, name := range [...]string{"DeepseekV4", "KimiK3", "InklingForConditionalGeneration"} {
 		if strings.Contains(config.Architecture, name) {
 			return true
 		}
 	}
-	return config.ModelType == "deepseek_v41"
+	return config.ModelType == "deepseek_v41" || !given && slices.Contains(conversationTypes, config.ModelType)
 }
 
 // member returns the value of a key, None if d lacks it. d may be nil.

@@ -3,8 +3,10 @@ package shape_test
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -36,13 +38,28 @@ var families = []family{
 	{"DeepSeek-V4 with images", "deepseek_v4", "DeepseekV4ForConditionalGeneration", nil, exact + " up to the first image", byLoad},
 	{"DeepSeek-V4.1", "deepseek_v41", "DeepseekV41ForCausalLM", nil, byLoad, byLoad},
 	{"Kimi K3", "kimi_k3", "KimiK3ForConditionalGeneration", nil, byLoad, byLoad},
+	{"Kimi K3, text", "kimi_k3", "KimiK3LinearForCausalLM", nil, "not served", byLoad},
 	{"Kimi-Audio", "kimi_audio", "MoonshotKimiaForCausalLM", nil, byLoad, template},
+	{"Inkling, text", "inkling", "InklingForCausalLM", nil, byLoad, "not served"},
 	{"Inkling", "inkling", "InklingForConditionalGeneration", nil, byLoad, byLoad},
 	{"Mistral in its own format", "mistral", "MistralForCausalLM", []string{"tekken.json", "consolidated.safetensors"}, exact, template},
 	{"Mistral in Hugging Face's format", "mistral", "MistralForCausalLM", []string{"tekken.json"}, template, template},
 	{"Cohere", "cohere2", "Cohere2ForCausalLM", nil, template, template},
+	{"DeepSeek-OCR", "deepseek-ocr", "DeepseekOCRForCausalLM", nil, template, byLoad},
+	{"DeepSeek-VL2", "deepseek_vl_v2", "DeepseekVL2ForCausalLM", nil, "not served", byLoad},
+	{"InternVL", "internvl_chat", "InternVLChatModel", nil, template, byLoad},
+	{"Janus", "multi_modality", "MultiModalityCausalLM", nil, "not served", byLoad},
+	{"MiniCPM-o", "minicpmo", "MiniCPMO", nil, template, byLoad},
+	{"MiniCPM-V up to 4.5", "minicpmv", "MiniCPMV", nil, template, byLoad},
+	{"MOSS-VL", "moss_vl", "MossVLForConditionalGeneration", nil, "not served", byLoad},
+	{"PaddleOCR-VL", "paddleocr_vl", "PaddleOCRVLForConditionalGeneration", nil, template, byLoad},
+	{"Phi-4-multimodal", "phi4mm", "Phi4MMForCausalLM", nil, template, byLoad},
+	{"Unlimited-OCR", "unlimited-ocr", "UnlimitedOCRForCausalLM", nil, template, byLoad},
+	{"Whisper", "whisper", "WhisperForConditionalGeneration", nil, template, byLoad},
 	{"Kimi K2", "kimi_k2", "DeepseekV3ForCausalLM", nil, template, template},
 }
+
+var updatePage = flag.Bool("update", false, "write the architectures of docs/models.md")
 
 // TestFamilies: each family is treated as docs/models.md says.
 func TestFamilies(t *testing.T) {
@@ -51,7 +68,6 @@ func TestFamilies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw := byteTokenizer("<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|channel|>")
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
@@ -59,42 +75,112 @@ func TestFamilies(t *testing.T) {
 			if !strings.Contains(string(page), row) {
 				t.Errorf("docs/models.md lacks the row %s", row)
 			}
-			files := fstest.MapFS{
-				"tokenizer.json": {Data: raw},
-				"config.json":    {Data: fmt.Appendf(nil, `{"model_type": %q, "architectures": [%q], "vision_config": {}}`, f.modelType, f.architecture)},
+			vllm, sglang := treatments(t, f)
+			if f.vllm == "not served" {
+				vllm = f.vllm
 			}
-			for _, name := range f.files {
-				files[name] = &fstest.MapFile{Data: tekkenOf(t, "v13", bytesVocabulary())}
+			if f.sglang == "not served" {
+				sglang = f.sglang
 			}
-			if f.sglang == template {
-				files["chat_template.jinja"] = &fstest.MapFile{Data: []byte("{{ messages[0].content }}")}
-			}
-			m, err := shape.Load(files, shape.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for engine, want := range map[shape.Engine]string{shape.VLLM: f.vllm, shape.SGLang: f.sglang} {
-				req, err := body.Parse(body.Chat, []byte(`{"messages": [{"role": "user", "content": "a"}]}`))
-				if err != nil {
-					t.Fatal(err)
-				}
-				res, err := m.RenderPrompt(req, engine)
-				got := exact
-				switch {
-				case errors.Is(err, encoders.ErrMissing):
-					got = byLoad
-				case errors.Is(err, shape.ErrNoTemplate):
-					got = "by load: it has no chat template"
-				case err != nil:
-					t.Fatal(err)
-				case res.Text == "a":
-					got = template
-				}
-				if !strings.HasPrefix(want, got) {
-					t.Errorf("%v: got %q, want %q", engine, got, want)
-				}
+			if !strings.HasPrefix(f.vllm, vllm) || !strings.HasPrefix(f.sglang, sglang) {
+				t.Errorf("got %q and %q, want %q and %q", vllm, sglang, f.vllm, f.sglang)
 			}
 		})
+	}
+}
+
+// treatments returns how vLLM's and SGLang's chats of a family are treated.
+func treatments(t *testing.T, f family) (vllm, sglang string) {
+	t.Helper()
+	files := fstest.MapFS{
+		"tokenizer.json": {Data: byteTokenizer("<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|channel|>")},
+		"config.json":    {Data: fmt.Appendf(nil, `{"model_type": %q, "architectures": [%q], "vision_config": {}}`, f.modelType, f.architecture)},
+	}
+	for _, name := range f.files {
+		files[name] = &fstest.MapFile{Data: tekkenOf(t, "v13", bytesVocabulary())}
+	}
+	if f.sglang == template || f.vllm == template {
+		files["chat_template.jinja"] = &fstest.MapFile{Data: []byte("{{ messages[0].content }}")}
+	}
+	m, err := shape.Load(files, shape.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := func(engine shape.Engine) string {
+		req, err := body.Parse(body.Chat, []byte(`{"messages": [{"role": "user", "content": "a"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := m.RenderPrompt(req, engine)
+		switch {
+		case errors.Is(err, encoders.ErrMissing):
+			return byLoad
+		case errors.Is(err, shape.ErrNoTemplate):
+			return "by load: it has no chat template"
+		case err != nil:
+			t.Fatal(err)
+		case res.Text == "a":
+			return template
+		}
+		return exact
+	}
+	return of(shape.VLLM), of(shape.SGLang)
+}
+
+// TestArchitectures: all architectures that the engines register, but for those of families, are
+// rendered by a template, and docs/models.md lists them. e2e/engines/architectures.py lists those
+// of the installed engines.
+func TestArchitectures(t *testing.T) {
+	t.Parallel()
+	list, err := os.ReadFile("testdata/architectures.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := map[string][]string{}
+	for line := range strings.Lines(string(list)) {
+		f := strings.Fields(line)
+		if slices.ContainsFunc(families, func(of family) bool { return of.architecture == f[0] && (of.vllm != template || of.sglang != template) }) {
+			continue
+		}
+		vllm, sglang := treatments(t, family{architecture: f[0], sglang: template})
+		if f[1] != "-" && vllm != template || f[2] != "-" && sglang != template {
+			t.Errorf("%s: got %q with vLLM and %q with SGLang, want a template or a row of families", f[0], vllm, sglang)
+		}
+		groups[f[1]+" "+f[2]] = append(groups[f[1]+" "+f[2]], "`"+f[0]+"`")
+	}
+	var out strings.Builder
+	for _, g := range [...][2]string{{"text yes", "Text, both engines"}, {"text -", "Text, vLLM"}, {"media yes", "Media, both engines"}, {"media -", "Media, vLLM"},
+		{"- yes", "SGLang"}} {
+		line := fmt.Sprintf("**%s** (%d):", g[1], len(groups[g[0]]))
+		for i, name := range groups[g[0]] {
+			if i > 0 {
+				line += ","
+			}
+			if len(line)+len(name) > 115 {
+				out.WriteString(line + "\n")
+				line = name
+			} else {
+				line += " " + name
+			}
+		}
+		out.WriteString(line + "\n\n")
+	}
+	const file, begin, end = "../../../docs/models.md", "<!-- begin: written by TestArchitectures -update -->\n", "<!-- end -->\n"
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(page), begin)
+	was, after, ended := strings.Cut(rest, end)
+	switch {
+	case !found || !ended:
+		t.Fatal("docs/models.md has no place for the architectures")
+	case *updatePage:
+		if err := os.WriteFile(file, []byte(before+begin+out.String()+end+after), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	case was != out.String():
+		t.Errorf("docs/models.md lists other architectures: run go test ./internal/tokens/shape -run TestArchitectures -update\ngot %s\nwant %s", was, out.String())
 	}
 }
 

@@ -162,7 +162,7 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 			p, err = m.plain(in)
 		}
 	case body.Responses, body.Messages, body.CountTokens:
-		if in.API == body.Responses && in.profile == profiles[VLLM] && m.encoder != nil && m.encoder.Traits().Messages == encoders.Validated {
+		if in.API == body.Responses && in.profile != profiles[TRTLLM] && m.encoder != nil && m.encoder.Traits().Messages == encoders.Validated {
 			return nil, "", encoders.ErrMissing // responses have an encoder of their own
 		}
 		assumed = "the " + in.API.String() + " API as chat"

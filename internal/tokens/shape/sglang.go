@@ -21,7 +21,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if encoders.SGLangEncodes(m.tok.Config()) {
+	if encoders.SGLangEncodes(m.tok.Config(), m.options.ChatTemplate != "") {
 		return nil, encoders.ErrMissing
 	}
 	template, err := m.sglangTemplate(in, tools != nil)
