@@ -48,6 +48,7 @@ func commands() []command {
 		{"status", "", "show workers, caches and totals; exit with 1 if Kvlane is not ready", runStatus},
 		{"top", "", "show the busiest ranks again and again", runTop},
 		{"decisions", "[--follow]", "list the last decisions, or follow them", runDecisions},
+		{"record", "[--out FILE]", "write live traffic as a trace for kvlane replay", runRecord},
 		{"explain", "REQUEST-ID|--last", "show how a request was decided", runExplain},
 		{"replay", "--trace FILE", "compare policies on a trace or a generated workload", runReplay},
 		{"schema", "", "print the JSON schema of the configuration", runSchema},

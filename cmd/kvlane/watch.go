@@ -273,36 +273,46 @@ func runDecisions(ctx context.Context, io streams, args []string) error {
 		ctx, cancel = context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 	}
-	body, err := c.get(ctx, fmt.Sprintf("/debug/stream?n=%d&follow=%t", *n, *follow), "text/event-stream")
+	if !*asJSON {
+		fmt.Fprintf(io.out, "%-12s  %-36s  %7s  %9s  %8s  %9s  %9s  %s\n", "TIME", "REQUEST", "PROMPT", "PREDICTED", "REPORTED", "DECISION", "ANSWER", "TARGET, OUTCOME")
+	}
+	err := c.rows(ctx, fmt.Sprintf("n=%d&follow=%t", *n, *follow), func(line string, row *observe.Row) error {
+		switch {
+		case row == nil || *follow && !row.Ended:
+		case *asJSON:
+			fmt.Fprintln(io.out, line)
+		default:
+			fmt.Fprintln(io.out, observe.Printable(inCell(rowText(row))))
+		}
+		return nil
+	})
+	if ctx.Err() != nil && *follow {
+		return nil
+	}
+	return err
+}
+
+// rows reads the stream of decisions until its end, ctx's or an error of each, which gets a line and its decision; nil for a
+// comment.
+func (c adminClient) rows(ctx context.Context, query string, each func(line string, row *observe.Row) error) error {
+	body, err := c.get(ctx, "/debug/stream?"+query, "text/event-stream")
 	if err != nil {
 		return err
 	}
 	defer body.Close()
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 1<<20)
-	if !*asJSON {
-		fmt.Fprintf(io.out, "%-12s  %-36s  %7s  %9s  %8s  %9s  %9s  %s\n", "TIME", "REQUEST", "PROMPT", "PREDICTED", "REPORTED", "DECISION", "ANSWER", "TARGET, OUTCOME")
-	}
 	for lines.Scan() {
 		text, ok := strings.CutPrefix(lines.Text(), "data: ")
-		if !ok {
-			continue
+		var row *observe.Row
+		if ok {
+			if err := json.Unmarshal([]byte(text), &row); err != nil {
+				return err
+			}
 		}
-		var row observe.Row
-		if err := json.Unmarshal([]byte(text), &row); err != nil {
+		if err := each(text, row); err != nil {
 			return err
 		}
-		if *follow && !row.Ended {
-			continue
-		}
-		if *asJSON {
-			fmt.Fprintln(io.out, text)
-		} else {
-			fmt.Fprintln(io.out, observe.Printable(inCell(rowText(&row))))
-		}
-	}
-	if ctx.Err() != nil && *follow {
-		return nil
 	}
 	return lines.Err()
 }

@@ -35,7 +35,7 @@ func TestServedPaths(t *testing.T) {
 
 func TestShadowPresets(t *testing.T) {
 	for text, want := range map[string]string{
-		"{routing: {shadow: [least-loaded, session-hash]}}":    "",
+		"{routing: {shadow: [least-loaded, session-hash]}}":   "",
 		"{routing: {shadow: [nothing]}}":                      "no preset",
 		"{routing: {shadow: [kv-aware, kv-aware]}}":           "twice",
 		"{routing: {shadow: [a, b, c, d, e]}}":                "at most 4",

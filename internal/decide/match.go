@@ -43,6 +43,9 @@ func (j *job) match(in *input, t *tokens) {
 		}
 		return
 	}
+	for end := observe.TraceBlock; block <= end && end/block <= len(s.hashes); end += observe.TraceBlock {
+		j.entry.HashIDs = append(j.entry.HashIDs, uint64(s.hashes[end/block-1]))
+	}
 	d.fleet.Expire(j.clock)
 	j.overlap(t)
 	if j.cacheReads == 0 {

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,5 +51,25 @@ func TestNoShadowByDefault(t *testing.T) {
 	defer d.Ticket.End(time.Now())
 	if len(e.Shadows) != 0 || len(observe.Sums(b.metrics.Shadows, "policy")) != 0 {
 		t.Errorf("got shadows %+v, want none", e.Shadows)
+	}
+}
+
+// Prompts that begin alike have the same first names in a trace, and only those.
+func TestNamesOfBlocksForTraces(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	names := func(body string) []uint64 {
+		d, e := b.ask("/v1/completions", body)
+		d.Ticket.End(time.Now())
+		if want := int(e.PromptTokens / observe.TraceBlock); len(e.HashIDs) != want {
+			t.Errorf("%d tokens: got %d names, want %d", e.PromptTokens, len(e.HashIDs), want)
+		}
+		return e.HashIDs
+	}
+	long, longer, other := names(completion(1100, "")), names(completion(1700, "")), names(completion(1100, `,"cache_salt":"salt"`))
+	if names(completion(40, "")) != nil || len(longer) <= len(long) || !slices.Equal(long, longer[:len(long)]) || long[0] == long[1] {
+		t.Errorf("got %v and %v, want the shorter to begin the longer", long, longer)
+	}
+	if slices.Equal(long, other) {
+		t.Errorf("got the same names %v under another salt", other)
 	}
 }

@@ -208,6 +208,7 @@ func (t *ticket) observed() {
 		return
 	}
 	t.answer.Usage(u.Prompt, u.Cached, u.Completion)
+	t.entry.SetOutput(u.Completion)
 	if u.Cached < 0 {
 		return
 	}

@@ -21,6 +21,9 @@ const (
 	ExplainEvery   = 64
 )
 
+// TraceBlock is the block size of Mooncake's traces in tokens.
+const TraceBlock = 512
+
 // Entry is a decision in the decision log. Fields that may change after Add are
 // set by its methods, which are safe for concurrent use.
 type Entry struct {
@@ -56,6 +59,9 @@ type Entry struct {
 	// Recorded is the decision with the router's state, for running it again offline.
 	Recorded *routing.Decision `json:"-"`
 
+	// HashIDs names each TraceBlock tokens of the prompt with all before them, for traces. They are keyed hashes.
+	HashIDs []uint64 `json:"-"`
+
 	room [8]StageTime // backing array of Stages
 	span trace.Span   // of the request, nil without a Tracer
 
@@ -78,6 +84,7 @@ type After struct {
 	Status  int              `json:"status,omitempty"`
 	Served  string           `json:"served,omitempty"`
 	Cached  *int64           `json:"cached_tokens,omitempty"`
+	Output  *int64           `json:"output_tokens,omitempty"`
 	Ended   *time.Time       `json:"ended,omitempty"`
 	Outcome *extproc.Outcome `json:"outcome,omitempty"`
 }
@@ -130,12 +137,13 @@ func (e *Entry) NotePrefill(text string) {
 	e.change(func() { e.PrefillNotes = append(e.PrefillNotes, ClipTo(text, MaxText)) })
 }
 
-// SetStatus, SetServed, SetTarget, SetCached and SetOutcome record the outcome of
+// SetStatus, SetServed, SetTarget, SetCached, SetOutput and SetOutcome record the outcome of
 // the request.
 func (e *Entry) SetStatus(status int)    { e.change(func() { e.After.Status = status }) }
 func (e *Entry) SetServed(served string) { e.change(func() { e.After.Served = served }) }
 func (e *Entry) SetTarget(target string) { e.change(func() { e.Target = target }) }
 func (e *Entry) SetCached(tokens int64)  { e.change(func() { e.After.Cached = &tokens }) }
+func (e *Entry) SetOutput(tokens int64)  { e.change(func() { e.After.Output = &tokens }) }
 func (e *Entry) SetOutcome(o extproc.Outcome) {
 	e.change(func() { e.After.Outcome = &o })
 }

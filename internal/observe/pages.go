@@ -22,7 +22,7 @@ const maxRecorded = 100
 //	GET  /debug/index                 sizes per target and tier, state of each feed
 //	GET  /debug/workers               the workers
 //	GET  /debug/status                the fleet with loads and totals, for the page and the terminal
-//	GET  /debug/stream?n=50           the last decisions and those to come, as server-sent events
+//	GET  /debug/stream?n=50           the last decisions and those to come, as server-sent events; with hashes=true for a trace
 type Pages struct {
 	Decisions *Decisions
 	// Record has the next n decisions recorded with the router's state.
@@ -94,20 +94,20 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = e.Encode(v) //nolint:errchkjson // the client left
 }
 
-func intParam(r *http.Request, name string, absent, most int) (int, error) {
+func intParam(r *http.Request, name string, absent, least, most int) (int, error) {
 	text := r.URL.Query().Get(name)
 	if text == "" {
 		return absent, nil
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > most {
-		return 0, fmt.Errorf("%s=%q: want 1 to %d", name, text, most)
+	if err != nil || n < least || n > most {
+		return 0, fmt.Errorf("%s=%q: want %d to %d", name, text, least, most)
 	}
 	return n, nil
 }
 
 func (p *Pages) decisions(w http.ResponseWriter, r *http.Request) {
-	n, err := intParam(r, "n", 20, 10000)
+	n, err := intParam(r, "n", 20, 1, 10000)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -165,7 +165,7 @@ func (p *Pages) export(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Pages) record(w http.ResponseWriter, r *http.Request) {
-	n, err := intParam(r, "n", 1, maxRecorded)
+	n, err := intParam(r, "n", 1, 1, maxRecorded)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return

@@ -2,6 +2,7 @@ package observe
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -129,6 +130,9 @@ type Row struct {
 	Decision float64 `json:"decision_seconds"`
 	Duration float64 `json:"duration_seconds,omitempty"`
 	Ended    bool    `json:"ended"`
+	// OutputTokens is what the engine reports, nil if it does not. HashIDs are Entry.HashIDs, on demand.
+	OutputTokens *int64   `json:"output_tokens,omitempty"`
+	HashIDs      []uint64 `json:"hash_ids,omitempty"`
 }
 
 // Row returns the entry's current state.
@@ -136,7 +140,7 @@ func (e *Entry) Row() Row {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := Row{ID: e.ID, At: e.At, API: e.API, Model: e.Model, Target: e.Target, Prefill: e.Prefill, PromptTokens: e.PromptTokens, MatchedTokens: e.Matched,
-		CachedTokens: e.After.Cached, Status: e.After.Status, Reason: e.Reason, Degraded: e.Degraded, Waited: e.Waited.Seconds(), Ended: e.Rejected != 0}
+		CachedTokens: e.After.Cached, OutputTokens: e.After.Output, Status: e.After.Status, Reason: e.Reason, Degraded: e.Degraded, Waited: e.Waited.Seconds(), Ended: e.Rejected != 0}
 	for _, s := range e.Stages {
 		if s.Stage != StageLeg.String() && s.Stage != stageWait {
 			r.Decision += s.Took.Seconds()
@@ -168,7 +172,7 @@ const (
 // stream sends decisions as server-sent events: the last n, then each as it is made, and again
 // when its request has ended. With follow=false it ends after the first ones.
 func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
-	n, err := intParam(r, "n", 50, 10000)
+	n, err := intParam(r, "n", 50, 0, 10000)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -179,7 +183,7 @@ func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer p.streams.Add(-1)
-	follow := r.URL.Query().Get("follow") != "false"
+	follow, hashes := r.URL.Query().Get("follow") != "false", r.URL.Query().Get("hashes") == "true"
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	out := http.NewResponseController(w)
@@ -206,6 +210,9 @@ func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
 			if i < len(running) && !row.Ended {
 				continue // has been sent
 			}
+			if hashes {
+				row.HashIDs = e.HashIDs
+			}
 			text, err := json.Marshal(row)
 			if err != nil || !send([]byte("data: "), text, []byte("\n\n")) {
 				return
@@ -227,6 +234,10 @@ func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
 			return
 		case <-tick.C:
 		}
+		before := seen
 		entries, seen = p.Decisions.Since(seen, maxStreamed)
+		if skipped := seen - before - uint64(len(entries)); skipped > 0 && !send(fmt.Appendf(nil, ": skipped %d\n\n", skipped)) {
+			return
+		}
 	}
 }
