@@ -126,7 +126,7 @@ func TestStreamsAreBounded(t *testing.T) {
 		p.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/debug/stream"+query, nil))
 		return w
 	}
-	for _, query := range []string{"?n=0", "?n=x", "?n=10001"} {
+	for _, query := range []string{"?n=-1", "?n=x", "?n=10001"} {
 		if w := get(query); w.Code != http.StatusBadRequest {
 			t.Errorf("%s: got status %d, want 400", query, w.Code)
 		}
