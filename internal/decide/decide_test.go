@@ -106,6 +106,18 @@ func (b *bench) ask(path, body string, headers ...string) (extproc.Decision, *ob
 	return d, e
 }
 
+// A batch loads its target by all of its prompts, though its cached tokens are those of the first.
+func TestABatchIsBookedWhole(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	prompt := `"` + strings.Repeat("sea ", 100) + `"`
+	_, one := b.ask("/v1/completions", `{"model":"demo","prompt":[`+prompt+`]}`)
+	d, ten := b.ask("/v1/completions", `{"model":"demo","prompt":[`+strings.Repeat(prompt+",", 9)+prompt+`]}`)
+	if ten.PromptTokens < 8*one.PromptTokens || ten.Matched > one.PromptTokens || ten.Matched == 0 {
+		t.Errorf("got %d tokens, %d cached, want those of ten prompts with %d, the first of them cached", ten.PromptTokens, ten.Matched, one.PromptTokens)
+	}
+	end(&d, 200)
+}
+
 func completion(words int, more string) string {
 	return `{"model":"demo","prompt":"` + strings.Repeat("sea ", words) + `"` + more + `}`
 }

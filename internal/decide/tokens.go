@@ -57,6 +57,9 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 		j.degraded, j.entry.Refusal = degradedFront, observe.Clip(res.Partial)
 		t.count = max(in.body.EstimateTokens(), t.count)
 	}
+	if res.Prompts > 1 { // the ids are those of the first prompt, the load is that of all
+		t.count = max(in.body.EstimateTokens(), t.count)
+	}
 	j.entry.PromptTokens, j.entry.Assumed = t.count, observe.Clip(res.Assumed)
 	return t, nil
 }
