@@ -130,7 +130,7 @@ func (d *decision) refusal() error {
 		}
 	}
 	if busy > 0 {
-		return &CapacityError{Pool: d.req.pool, Counts: d.counts, RetryAfter: d.r.retryAfter()}
+		return &CapacityError{Pool: d.req.pool, Counts: d.counts, RetryAfter: d.r.RetryAfter(0)}
 	}
 	err := &NoTargetError{Pool: d.req.pool, Counts: d.counts}
 	for _, slot := range d.q.Exclude {

@@ -84,12 +84,17 @@ func (c *Config) check(ps *problems) {
 	ps.span("remote_ttl", c.RemoteTTL, time.Second, 24*time.Hour)
 }
 
-// retryAfter estimates from the shortest queue when a target has room.
-func (r *Router) retryAfter() time.Duration {
-	least := int64(math.MaxInt64)
+// RetryAfter estimates when a target has room once that many waiting tokens are computed, 1 s to
+// 30 s: the shortest queue comes first, and then all targets compute what waits.
+func (r *Router) RetryAfter(waiting int64) time.Duration {
+	least, n := int64(math.MaxInt64), int64(0)
 	for _, slot := range r.order {
-		least = min(least, r.targets[slot].load.Queue)
+		t := &r.targets[slot]
+		least = min(least, t.load.Queue)
+		if t.state == eligible && t.role != Prefill {
+			n++
+		}
 	}
-	seconds := math.Ceil(float64(least) / r.config.PrefillRate)
+	seconds := math.Ceil((float64(least) + float64(waiting)/float64(max(n, 1))) / r.config.PrefillRate)
 	return time.Duration(min(max(seconds, 1), 30)) * time.Second
 }

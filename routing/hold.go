@@ -56,7 +56,7 @@ func (e *HeldError) Error() string {
 }
 
 func (r *Router) heldError(c *choice) error {
-	return &HeldError{Slot: c.slot, Target: r.targets[c.slot].name, Queue: c.queue, RetryAfter: r.retryAfter()}
+	return &HeldError{Slot: c.slot, Target: r.targets[c.slot].name, Queue: c.queue, RetryAfter: r.RetryAfter(0)}
 }
 
 // commitLocal books a choice that needs no prefill target.

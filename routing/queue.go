@@ -92,6 +92,7 @@ type Queue struct {
 	lanes   map[Lane]*lane
 	bands   map[int]*band
 	bytes   int64
+	tokens  int64
 	// held is the Tokens of the waiters that are held for a target, by slot.
 	held []int64
 	// idle is the number of idle targets when waiters were last looked at.
@@ -203,6 +204,9 @@ func (p *indexedHeap[T]) Pop() any {
 
 // Len is the number of waiters.
 func (q *Queue) Len() int { return len(q.waiters) }
+
+// Tokens is the sum of the waiters' Tokens.
+func (q *Queue) Tokens() int64 { return q.tokens }
 
 // Each calls f for every waiter, in no particular order. f must not change the queue.
 func (q *Queue) Each(f func(w *Waiter)) {
@@ -360,6 +364,7 @@ func (q *Queue) remove(w *waiting) {
 func (q *Queue) count(w *waiting, sign int) {
 	b, bytes := q.bands[w.Priority], int64(sign)*w.Bytes
 	q.bytes += bytes
+	q.tokens += int64(sign) * w.Tokens
 	b.requests, b.bytes = b.requests+sign, b.bytes+bytes
 	w.tenant.requests, w.tenant.bytes = w.tenant.requests+sign, w.tenant.bytes+bytes
 }

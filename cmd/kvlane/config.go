@@ -51,9 +51,9 @@ func runCheck(_ context.Context, io streams, args []string) error {
 	if err != nil && !read {
 		return err
 	}
-	if err == nil {
+	if c != nil {
 		broken, notExact := checkParts(c)
-		problems = broken.At(*file, text)
+		problems = append(problems, broken.At(*file, text)...)
 		warnings = append(warnings, notExact.At(*file, text)...)
 	}
 	var found []finding
@@ -70,10 +70,10 @@ func runCheck(_ context.Context, io streams, args []string) error {
 	}
 	show(io, *file, found)
 	if n := failures(found); n > 0 {
-		return fmt.Errorf("%s is not valid: %d problems", *file, n)
+		return fmt.Errorf("%s is not valid: %s", *file, plural(n, "problem"))
 	}
 	if *output == "text" {
-		fmt.Fprintf(io.out, "%s: valid; %d models, %d static workers, policy %s\n", *file, len(c.Models), len(c.Workers.Static), c.Routing.Preset)
+		fmt.Fprintf(io.out, "%s: valid; %s, %s, policy %s\n", *file, plural(len(c.Models), "model"), plural(len(c.Workers.Static), "static worker"), c.Routing.Preset)
 	}
 	return nil
 }
@@ -82,6 +82,14 @@ func runCheck(_ context.Context, io streams, args []string) error {
 type finding struct {
 	Severity string `json:"severity"` // error or warning
 	config.Problem
+}
+
+// plural is a number of things.
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // failures counts the errors.

@@ -18,27 +18,32 @@ const reloadPoll = time.Second
 type fileWatch struct {
 	file        string
 	last, taken []byte
+	missing     bool // the last read failed
 }
 
 func watchFile(file string) *fileWatch {
 	text, _ := os.ReadFile(file)
-	return &fileWatch{file, text, text}
+	return &fileWatch{file: file, last: text, taken: text}
 }
 
 // changed reads the file, and reports whether its content is new and complete. A file that
-// cannot be read counts as unchanged.
-func (w *fileWatch) changed() bool {
+// cannot be read counts as unchanged; the first failure in a row is the error.
+func (w *fileWatch) changed() (bool, error) {
 	text, err := os.ReadFile(w.file)
-	if err != nil {
-		return false
+	if before := w.missing; err != nil {
+		if w.missing = true; before {
+			err = nil
+		}
+		return false, err
 	}
+	w.missing = false
 	same := bytes.Equal(text, w.last)
 	w.last = text
 	if !same || bytes.Equal(text, w.taken) {
-		return false
+		return false, nil
 	}
 	w.taken = text
-	return true
+	return true, nil
 }
 
 // reload takes a changed configuration over, whole or not at all. load returns it.

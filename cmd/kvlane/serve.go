@@ -88,8 +88,10 @@ func runServe(ctx context.Context, io streams, args []string) error {
 			s.reload(*file, load)
 			continue
 		case <-poll.C:
-			if watch.changed() {
+			if changed, err := watch.changed(); changed {
 				s.reload(*file, load)
+			} else if err != nil && *file != "" {
+				log.Error().Err(err).Msg("the configuration cannot be read: the running one stays")
 			}
 			continue
 		case <-ctx.Done():

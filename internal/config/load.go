@@ -54,7 +54,8 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 
 // Inspect is Load of a text that also reads the files that the configuration names, except
 // those of models, and warns of settings that are valid but probably a mistake. live reports
-// that Kvlane is to run here now: missing files and addresses in use are errors then.
+// that Kvlane is to run here now: missing files and addresses in use are errors then. With such
+// errors it returns the configuration too.
 func Inspect(file string, text []byte, live bool) (c *Config, warnings []Problem, err error) {
 	c, d, err := parse(file, text)
 	if err != nil {
@@ -65,10 +66,8 @@ func Inspect(file string, text []byte, live bool) (c *Config, warnings []Problem
 		text, err := os.ReadFile(c.Workers.File)
 		if err != nil {
 			d.bad("workers.file", "%v", err)
-			return nil, nil, d.problems
-		}
-		if listed, err = ParseWorkers(c.Workers.File, text); err != nil {
-			return nil, nil, err
+		} else if listed, err = ParseWorkers(c.Workers.File, text); err != nil {
+			return c, d.warnings, err
 		}
 	}
 	missing := d.note
@@ -76,10 +75,10 @@ func Inspect(file string, text []byte, live bool) (c *Config, warnings []Problem
 		missing = d.bad
 		c.validateFree(d.bad, d.note)
 	}
-	c.validateFiles(d.bad, missing)
+	c.validateFiles(live, d.bad, missing)
 	c.warn(listed, d.note)
 	if len(d.problems) > 0 {
-		return nil, nil, d.problems
+		return c, d.warnings, d.problems
 	}
 	return c, d.warnings, nil
 }

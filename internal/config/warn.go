@@ -13,12 +13,13 @@ import (
 )
 
 // validateFiles reads the certificates and looks for the folders of sockets. They may be
-// mounted where Kvlane runs, so missing ones go to missing.
-func (c *Config) validateFiles(bad, missing report) {
+// mounted where Kvlane runs, so missing ones go to missing. Containers and packages create the
+// default socket's folder: it is looked for only if live.
+func (c *Config) validateFiles(live bool, bad, missing report) {
 	for _, l := range c.listeners() {
 		path, ok := l.socket()
-		if !ok || relative(path) || strings.HasPrefix(path, "@") || l.address == Default().Listen.Address {
-			continue // containers and packages create the default's directory
+		if !ok || relative(path) || strings.HasPrefix(path, "@") || !live && l.address == Default().Listen.Address {
+			continue
 		}
 		if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
 			missing(l.path, "there is no folder %s here: make it before Kvlane starts", filepath.Dir(path))

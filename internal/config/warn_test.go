@@ -148,3 +148,21 @@ func TestWhatLiveChecksFind(t *testing.T) {
 		}
 	}
 }
+
+// The folder of the default socket, which packages create, has to be there where Kvlane is to run now.
+func TestLiveLooksForTheDefaultSocketsFolder(t *testing.T) {
+	folder := filepath.Dir(strings.TrimPrefix(Default().Listen.Address, "unix:"))
+	if _, err := os.Stat(folder); err == nil {
+		t.Skip("this machine has ", folder)
+	}
+	text := "workers: {static: [{address: \"10.0.0.1:8000\"}]}\nadmin: {address: \"127.0.0.1:0\"}\n"
+	for _, live := range []bool{false, true} {
+		c, _, err := Inspect("k.yaml", []byte(text), live)
+		if got := err != nil && strings.Contains(err.Error(), "listen.address: there is no folder "+folder); got != live {
+			t.Errorf("live %v: got %v, want the folder missing: %v", live, err, live)
+		}
+		if c == nil {
+			t.Errorf("live %v: got no configuration, want it for the checks of its models", live)
+		}
+	}
+}

@@ -419,3 +419,17 @@ func TestMemoryOfWaiting(t *testing.T) {
 		t.Errorf("got %d bytes for a waiting request, want at most %d", got, limit)
 	}
 }
+
+// A client that finds the queue full is told the time in which what waits is computed.
+func TestRetryAfterOfAFullQueue(t *testing.T) {
+	b := newBench(t, "flow: {max_requests: 1, timeout: 1m, hold_tokens: 20}\nrouting: {prefill_rate: 50}\n", worker("a", 0))
+	running, _ := b.ask("/v1/completions", text("sea", 100)) // 2 s and a bit
+	waiting := b.sendBody(1, text("one", 500))               // 10 s more
+	d, _ := b.ask("/v1/completions", text("two", 10))
+	if refusal(d) != "429 kvlane_queue_full 1" || d.Reject.Headers[0].Value != "13" {
+		t.Errorf("got %s, %v, want a full queue and 13 s", refusal(d), d.Reject)
+	}
+	waiting.stop()
+	<-waiting.done
+	running.Ticket.End(time.Now())
+}

@@ -105,8 +105,8 @@ func TestRequestsWithoutATenantShareACache(t *testing.T) {
 	}
 	r := b.request("/v1/completions", completion(3, ""))
 	r.Headers = []extproc.Header{{Name: saltHeader, Value: "a"}, {Name: saltHeader, Value: "b"}}
-	if d := b.Decide(t.Context(), r); d.Reject == nil || d.Reject.Status != 403 {
-		t.Errorf("two tenants: got %+v, want 403", d.Reject)
+	if d := b.Decide(t.Context(), r); d.Reject == nil || d.Reject.Status != 403 || !strings.Contains(string(d.Reject.Body), `"type":"permission_error"`) {
+		t.Errorf("two tenants: got %+v, want 403 with an error type", d.Reject)
 	}
 }
 

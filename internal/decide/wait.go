@@ -77,7 +77,7 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	live, w := d.live.Load(), q.work
 	flow := &live.Flow
 	if d.waiting.drained {
-		return w.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again")
+		return w.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again", 0)
 	}
 	longest := live.MaxWait(w.query.Priority)
 	if isAbsent(q.err) {
@@ -98,11 +98,12 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	shed, ok := d.waiting.queue.Push(n)
 	for _, s := range shed {
 		other := d.waiting.byID[s.ID]
-		other.err = other.work.turnedAway(other.err, "kvlane_queue_shed", "the queue is full, and others come first; try again")
+		other.err = other.work.turnedAway(other.err, "kvlane_queue_shed", "the queue is full, and others come first; try again",
+			d.router.RetryAfter(d.waiting.queue.Tokens()))
 		d.waiting.dismiss(other)
 	}
 	if !ok {
-		return w.turnedAway(q.err, "kvlane_queue_full", "the queue is full; try again")
+		return w.turnedAway(q.err, "kvlane_queue_full", "the queue is full; try again", d.router.RetryAfter(d.waiting.queue.Tokens()))
 	}
 	d.waiting.last = q.id
 	d.waiting.byID[q.id] = q
@@ -110,12 +111,13 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 }
 
 // turnedAway is the answer to a request that cannot wait, or cannot wait longer, for what
-// err lacks. Without flow it is that of a request that found no capacity.
-func (w *work) turnedAway(err error, details, message string) error {
+// err lacks. Without flow it is that of a request that found no capacity. The client is told to
+// wait for err's time, at least for least.
+func (w *work) turnedAway(err error, details, message string, least time.Duration) error {
 	if w.d.live.Load().Flow.Requests == 0 {
 		return err
 	}
-	seconds := strconv.Itoa(int(retryAfter(err).Round(time.Second).Seconds()))
+	seconds := strconv.Itoa(int(max(retryAfter(err), least).Round(time.Second).Seconds()))
 	reject := w.rejection(details, body.Failure{Status: 429, Message: message + " in " + seconds + " s"})
 	reject.Headers = []extproc.Header{{Name: "retry-after", Value: seconds}}
 	return &rejectError{Reject: reject, Why: err.Error()}
@@ -153,7 +155,7 @@ func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
 		if gone {
 			return nil, errClientGone
 		}
-		return nil, q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again")
+		return nil, q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again", 0)
 	}
 	if q.panicked != nil {
 		panic(q.panicked)
@@ -172,7 +174,7 @@ func (d *Decider) placeWaiting(now time.Duration, all bool) {
 				return routing.Outcome{Moves: true, To: lane}
 			}
 		} else {
-			q.err = q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again")
+			q.err = q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again", 0)
 		}
 		d.waiting.dismiss(q)
 		if q.placed == nil {
@@ -291,7 +293,7 @@ func (d *Decider) Drain() {
 	d.waiting.drained = true
 	for id, q := range d.waiting.byID {
 		d.waiting.queue.Remove(id)
-		q.err = q.work.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again")
+		q.err = q.work.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again", 0)
 		d.waiting.dismiss(q)
 	}
 }
