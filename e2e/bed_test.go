@@ -129,6 +129,7 @@ type bed struct {
 	between    *between        // in front of the second engine, if set
 	epochs     []chan struct{} // closed when an Envoy that is hot-restarted ends
 	wrap       []string        // a command that runs Kvlane's
+	cgroup     string          // the folder of Kvlane's memory cgroup, if it has one
 	stderr     string          // where Kvlane logs; default kvlane.log
 
 	mu    sync.Mutex

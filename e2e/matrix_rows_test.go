@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -17,6 +18,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +26,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
@@ -212,9 +215,8 @@ func faults() []fault {
 		}
 	}})
 	const (
-		// Targets are judged four times a second, and a client of the load tries again 20 ms
-		// after a failure.
-		judged  = 2*5 + loadClients*(1+250/20)
+		// Answers that were sent before and are good end a row of failures, at most one of each client for a rank.
+		judged  = 2*5 + 5*loadClients
 		suspect = "an engine that fails quickly looks idle; its ranks are suspect after five failures in a row; those of requests that were sent before count too"
 	)
 	add("standalone", false, fault{name: "engine answers garbage", shows: "kvlane_envoy_flags_total", made: "`220 mail ready` instead of HTTP, for 3 s", failed: judged, why: suspect, play: func(p *stage) {
@@ -225,7 +227,7 @@ func faults() []fault {
 		p.between.spoil.Store(nil)
 	}})
 	add("standalone", false, fault{name: "engine answers 500", made: "to every request, for 3 s", failed: judged, why: suspect, play: engine(enginesim.Faults{FailStatus: 500, FailCount: -1}, 3*time.Second, 0)})
-	add("standalone", true, fault{name: "engine dies during answers", shows: "kvlane_envoy_flags_total", made: "each connection is cut after three tokens, for 3 s", failed: 25 * loadClients, why: "an answer that is cut after its headers does not count as the engine's failure, since Kvlane sees neither pieces nor ends: the engine keeps its share of requests", play: engine(enginesim.Faults{DieAfterTokens: 3}, 3*time.Second, 0)})
+	add("standalone", false, fault{name: "engine dies during answers", shows: "kvlane_envoy_flags_total", made: "each connection is cut after three tokens, for 3 s", failed: judged, why: suspect, play: engine(enginesim.Faults{DieAfterTokens: 3}, 3*time.Second, 0)})
 
 	// Events.
 	add("standalone", false, fault{name: "events late", made: "by 2 s, for 4 s", play: engine(enginesim.Faults{EventDelayMS: 2000}, 4*time.Second, 0, 1)})
@@ -239,8 +241,11 @@ func faults() []fault {
 	// Prefill engines, in each phase of a leg.
 	for _, shape := range []string{"nixl", "mooncake"} {
 		own, why := 0, ""
+		wait, waits := time.Duration(0), ""
 		dies, reason := loadClients, "answers of the other leg's engine that wait for the dead engine's blocks end with an error; one for each client"
 		if shape == "mooncake" {
+			// The decode leg is Envoy's: when its prefill leg has failed nothing can end it but the engine.
+			wait, waits = 10*time.Second, "; then a decode engine may wait 10 s more for blocks of a leg that has ended"
 			own, why = 4*loadClients, "where legs run concurrently a leg that fails after its head start fails the request"
 		}
 		add(shape, false, fault{name: "prefill engine refuses", shows: "kvlane_prefill_legs_total", made: "refuses connections and cuts running legs, for 2 s", failed: own, why: why, play: engine(enginesim.Faults{Refuse: true}, 2*time.Second, 0)})
@@ -248,7 +253,7 @@ func faults() []fault {
 		add(shape, false, fault{name: "prefill engine answers 500", shows: "kvlane_prefill_legs_total", made: "for 3 s", failed: own, why: why, play: engine(enginesim.Faults{FailStatus: 500, FailCount: -1}, 3*time.Second, 0)})
 		add(shape, false, fault{name: "prefill engine does not answer", shows: "kvlane_prefill_legs_total", made: "legs get no answer for 4 s; `disagg.timeout` is 3 s", failed: own, why: why, stall: 6 * time.Second, play: engine(enginesim.Faults{AnswerDelayMS: forever}, 4*time.Second, 0)})
 		add(shape, shape == "nixl", fault{name: "prefill engine killed in any phase", made: "SIGKILL at load, before, during and after legs; started again after 2 s", failed: dies, why: reason, stall: 3 * time.Second, play: killed.play})
-		add(shape, false, fault{name: "prefill engine stopped in any phase", made: "SIGSTOP for 8 s", failed: own, why: why, stall: stop, play: func(p *stage) {
+		add(shape, false, fault{name: "prefill engine stopped in any phase", made: "SIGSTOP for 8 s, longer than it keeps blocks" + waits, failed: max(own, dies), why: cmp.Or(why, reason), stall: stop + wait, play: func(p *stage) {
 			p.process.signal(p.t, syscall.SIGSTOP)
 			p.lasts(stop, 0)
 			p.over()
@@ -296,6 +301,8 @@ func faults() []fault {
 	}
 	add("standalone", true, fault{name: "Kvlane out of descriptors", made: "RLIMIT_NOFILE at what is open; feeds are cut and 20 connections opened meanwhile, for 3 s", play: noDescriptors})
 	add("standalone", false, fault{name: "Kvlane out of memory", made: "RLIMIT_DATA at what is mapped, and bodies of 15 MB until the process has ended; started again", stall: stop, memory: 192, play: noMemory})
+	add("standalone", false, fault{name: "Kvlane out of memory in a cgroup", made: "8 MiB more than it uses in a memory cgroup, and bodies of 15 MB until the kernel has killed the process; started again with 512 MiB", skip: needsCgroups, stall: stop, memory: 192,
+		setup: restarted((*bed).confine), clear: restarted(func(b *bed) { b.wrap, b.cgroup = nil, "" }), play: noMemory})
 	add("standalone", false, fault{name: "disk full", made: "Kvlane's log is `/dev/full`; it writes no other file", setup: restarted(func(b *bed) { b.stderr = "/dev/full" }), clear: restarted(func(b *bed) { b.stderr = "" }), play: func(p *stage) { p.load.more(20*loadClients, true) }})
 	add("standalone", true, fault{name: "configuration broken", made: "`kvlane.yaml` is garbage: `check` and `serve` refuse it; the running process gets SIGHUP", play: brokenConfig})
 	var listed, named string
@@ -315,6 +322,9 @@ func faults() []fault {
 		b.certify()
 		b.write("kvlane.yaml", strings.Replace(plain, `k.sock"}`, fmt.Sprintf(`k.sock", cert_file: %q, key_file: %q}`, b.file("cert.pem"), b.file("key.pem")), 1))
 	}), clear: restarted(func(b *bed) { b.write("kvlane.yaml", plain) }), play: rotated})
+	var nats natsFault
+	add("standalone", false, fault{name: "NATS lost", made: "two replicas share bookings through a NATS server, which is away until both have dropped the other, and 2 s more",
+		setup: nats.setup, clear: nats.clear, play: nats.play})
 	add("standalone", false, fault{name: "secret wrong", made: "a replica with another `index.key` asks for a copy of the index", play: wrongSecret})
 
 	// Envoy.
@@ -565,17 +575,47 @@ func noDescriptors(p *stage) {
 	p.restrict(unix.RLIMIT_NOFILE, was)
 }
 
-func noMemory(p *stage) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.kvlane.Process.Pid))
+// memoryCgroup is the folder of memory cgroups, and the file of a cgroup's limit.
+func memoryCgroup() (root, limit string) {
+	if _, err := os.Stat("/sys/fs/cgroup/memory"); err == nil {
+		return "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	}
+	return "/sys/fs/cgroup", "memory.max"
+}
+
+func needsCgroups() string {
+	root, limit := memoryCgroup()
+	dir, err := os.MkdirTemp(root, "kvlane-")
+	if err == nil {
+		defer os.Remove(dir)
+		_, err = os.Stat(filepath.Join(dir, limit))
+	}
 	if err != nil {
-		p.t.Fatal(err)
+		return "needs root and memory cgroups"
 	}
-	_, data, _ := strings.Cut(string(text), "VmData:")
-	var kib uint64
-	if _, err := fmt.Sscan(data, &kib); err != nil {
-		p.t.Fatal(err)
+	return ""
+}
+
+// confine lets Kvlane run in a memory cgroup of its own.
+func (b *bed) confine() {
+	b.t.Helper()
+	root, _ := memoryCgroup()
+	dir, err := os.MkdirTemp(root, "kvlane-")
+	if err != nil {
+		b.t.Fatal(err)
 	}
-	p.restrict(unix.RLIMIT_DATA, kib<<10)
+	b.t.Cleanup(func() { _ = os.Remove(dir) })
+	b.cgroup = dir
+	b.wrap = []string{"sh", "-c", fmt.Sprintf(`echo $$ > %s/cgroup.procs && exec "$0" "$@"`, dir)}
+}
+
+// noMemory lets Kvlane end for lack of memory: in its cgroup, or at what it has mapped.
+func noMemory(p *stage) {
+	if p.cgroup == "" {
+		p.limitData()
+	} else {
+		p.limitMemory(p.memoryUsed() + 8<<20)
+	}
 	body := p.remember(fmt.Appendf(nil, `{"model":"demo","max_tokens":4,"prompt":"large","ignored":"%s"}`, bytes.Repeat([]byte("0123456789abcde "), 15<<16)))
 	ended := make(chan struct{})
 	var wg sync.WaitGroup
@@ -602,7 +642,49 @@ func noMemory(p *stage) {
 	wg.Wait()
 	p.lasts(0, 2*loadClients)
 	p.over()
+	if p.cgroup != "" {
+		p.limitMemory(512 << 20)
+	}
 	p.startKvlane()
+}
+
+// limitMemory sets the limit of Kvlane's cgroup.
+func (b *bed) limitMemory(bytes int64) {
+	b.t.Helper()
+	_, limit := memoryCgroup()
+	if err := os.WriteFile(filepath.Join(b.cgroup, limit), fmt.Append(nil, bytes), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// memoryUsed is what Kvlane's cgroup uses, in bytes.
+func (b *bed) memoryUsed() (n int64) {
+	b.t.Helper()
+	_, limit := memoryCgroup()
+	name := map[string]string{"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}[limit]
+	text, err := os.ReadFile(filepath.Join(b.cgroup, name))
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &n)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return n
+}
+
+// limitData bounds the data of Kvlane's process at what is mapped.
+func (p *stage) limitData() {
+	p.t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.kvlane.Process.Pid))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	_, data, _ := strings.Cut(string(text), "VmData:")
+	var kib uint64
+	if _, err := fmt.Sscan(data, &kib); err != nil {
+		p.t.Fatal(err)
+	}
+	p.restrict(unix.RLIMIT_DATA, kib<<10)
 }
 
 func brokenConfig(p *stage) {
@@ -615,7 +697,10 @@ func brokenConfig(p *stage) {
 			p.t.Errorf("%s: got %v, want an error with the file's name: %s", command, err, out)
 		}
 	}
+	rejected := func() float64 { return p.metric("kvlane_config_reloads_total", `result="rejected"`) }
+	before := rejected()
 	p.signal(syscall.SIGHUP)
+	p.until("the running process rejects the configuration", func() bool { return rejected() > before })
 	p.lasts(0, 4*loadClients)
 	p.over()
 	p.write("kvlane.yaml", good)
@@ -738,6 +823,73 @@ func wrongSecret(p *stage) {
 	if text := p.read("wrong.log"); !strings.Contains(text, "the index starts empty") {
 		p.t.Errorf("got a log without a word on the empty start: %s", text)
 	}
+}
+
+// natsFault is the server that two replicas share bookings through.
+type natsFault struct {
+	server *server.Server
+	port   int
+	other  *bed // the second replica: only its admin address
+	plain  string
+}
+
+func (n *natsFault) start(b *bed) {
+	b.t.Helper()
+	var err error
+	if n.server, err = server.NewServer(&server.Options{Host: "127.0.0.1", Port: n.port, NoSigs: true, NoLog: true}); err != nil {
+		b.t.Fatal(err)
+	}
+	n.server.Start()
+	if !n.server.ReadyForConnections(time.Minute) {
+		b.t.Fatal("got no NATS server, want one")
+	}
+}
+
+func (n *natsFault) stop() {
+	n.server.Shutdown()
+	n.server.WaitForShutdown()
+}
+
+func (n *natsFault) setup(b *bed) {
+	b.t.Helper()
+	var err error
+	if n.port, err = enginesim.FreePorts(1); err != nil {
+		b.t.Fatal(err)
+	}
+	n.start(b)
+	n.plain = b.read("kvlane.yaml")
+	b.write("kvlane.yaml", n.plain+fmt.Sprintf("index: {key: shared}\nfleet: {mode: external, external: {url: \"nats://127.0.0.1:%d\"}}\n", n.port))
+	restarted(func(*bed) {})(b)
+	own := b.read("kvlane.yaml")
+	b.write("kvlane.yaml", strings.Replace(own, "index: {key: shared}\n", "", 1)) // replica has it too
+	n.other = &bed{t: b.t, admin: b.replica("other", freeAddress(b.t), freeAddress(b.t))}
+	b.write("kvlane.yaml", own)
+	n.replicas(b, 2)
+}
+
+// replicas waits until both see so many.
+func (n *natsFault) replicas(b *bed, count float64) {
+	b.t.Helper()
+	b.until(fmt.Sprintf("the replicas see %v", count), func() bool {
+		return b.metric("kvlane_replicas") == count && n.other.metric("kvlane_replicas") == count
+	})
+}
+
+func (n *natsFault) play(p *stage) {
+	p.until("the other replica knows bookings", func() bool { return n.other.metric("kvlane_reservations") > 0 })
+	n.stop()
+	n.replicas(p.bed, 1)
+	p.lasts(2*time.Second, 2*loadClients)
+	p.over()
+	n.start(p.bed)
+	n.replicas(p.bed, 2)
+}
+
+func (n *natsFault) clear(b *bed) {
+	b.t.Helper()
+	b.until("the other replica has no booking", func() bool { return n.other.metric("kvlane_reservations") == 0 })
+	restarted(func(b *bed) { b.write("kvlane.yaml", n.plain) })(b)
+	n.stop()
 }
 
 // epoch starts an Envoy that can be hot-restarted, or the next one, and waits until it is
