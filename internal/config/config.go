@@ -23,6 +23,7 @@ type Config struct {
 	Tenants Tenants  `yaml:"tenants" jsonschema_description:"Separation of the KV caches of tenants. See docs/threat-model.md."`
 	Routing Routing  `yaml:"routing" jsonschema_description:"How the target of a request is chosen."`
 	Flow    Flow     `yaml:"flow" jsonschema_description:"Queue for requests whose best targets are busy: order, fairness and bounds. See docs/flow.md."`
+	SLO     SLO      `yaml:"slo" jsonschema_description:"Targets for the time to the first token. See docs/slo.md."`
 	Index   Index    `yaml:"index" jsonschema_description:"The KV index."`
 	Fleet   Fleet    `yaml:"fleet" jsonschema_description:"Several replicas that share bookings and conversations, and so route as one."`
 	Disagg  Disagg   `yaml:"disagg" jsonschema_description:"Prefill/decode disaggregation."`
@@ -138,6 +139,7 @@ type Model struct {
 	CacheBytes     Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for cached tokenizations of earlier prompts."`
 	HandIDs        bool     `yaml:"hand_ids" jsonschema_description:"Forward the token ids, so that the engine does not tokenize again."`
 	Check          Check    `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`
+	SLO            ModelSLO `yaml:"slo" jsonschema_description:"Latency targets of the model's requests. See docs/slo.md."`
 	Disagg         Rule     `yaml:"disagg" jsonschema_description:"Overrides of routing.disagg for this model, whose workers form their own prefill and decode pools."`
 }
 
@@ -361,6 +363,7 @@ func Default() Config {
 			Config:    routing.DefaultConfig(),
 		},
 		Flow:  defaultFlow(),
+		SLO:   SLO{Unmet: string(routing.UnmetRoute)},
 		Index: Index{BlockSize: 16, MaxBytes: 1 << 30, Peers: Peers{Timeout: Duration(10 * time.Second)}},
 		Fleet: Fleet{
 			Mode: FleetOff, Name: "kvlane", SyncTimeout: Duration(5 * time.Second), Embedded: FleetEmbed{Listen: "127.0.0.1:6222"},

@@ -228,8 +228,8 @@ func TestSchemaNamesDefaultsAndDescriptions(t *testing.T) {
 	if err := json.Unmarshal(Schema(), &s); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.Properties) != 16 {
-		t.Errorf("got %d sections, want 16", len(s.Properties))
+	if len(s.Properties) != 17 {
+		t.Errorf("got %d sections, want 17", len(s.Properties))
 	}
 	if p := s.Defs["Envoy"].Properties["ingress"]; p.Default != "127.0.0.1:8080" || p.Description == "" {
 		t.Errorf("envoy.ingress: %+v", p)

@@ -62,7 +62,7 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 		"routing: {policy: {cost: {tiers: [1, 2]}}}\n":  "k.yaml:1:27: routing.policy.cost.tiers: needs a list of 4 values",
 		"routing: {\"-\": 1}\n":                         `k.yaml:1:11: routing.-: unknown key`,
 		"\",inline\": 1\n":                              `k.yaml:1:1: ,inline: unknown key`,
-		"\"lgo\": {}\n":                                 `k.yaml:1:1: lgo: unknown key; did you mean "log"?`,
+		"\"logs\": {}\n":                                `k.yaml:1:1: logs: unknown key; did you mean "log"?`,
 	} {
 		_, err := Parse("k.yaml", []byte(text))
 		if err == nil || err.Error() != want {

@@ -8,7 +8,7 @@ import (
 // reloadable are the keys, with those below them, that change while Kvlane runs, except the
 // fixed ones: those size tables, or belong to Envoy's bootstrap too.
 var (
-	reloadable = []string{"routing", "flow", "limits", "log", "explain", "models[].disagg"}
+	reloadable = []string{"routing", "flow", "limits", "log", "explain", "slo", "models[].slo", "models[].disagg"}
 	fixed      = []string{"routing.speculate", "routing.max_conversations", "routing.max_prefix_blocks", "routing.node", "limits.max_body", "limits.max_streams"}
 )
 

@@ -34,6 +34,7 @@ func (c *Config) validate(bad report) {
 	c.validateWorkers(bad)
 	c.validateRouting(bad)
 	c.validateFlow(bad.under("flow"))
+	c.validateSLO(bad)
 	c.validateDisagg(bad)
 	c.Index.validate(bad.under("index"))
 	c.validateFleet(bad.under("fleet"))

@@ -106,6 +106,7 @@ func (c *Config) warn(listed []Worker, note report) {
 		note("index.max_bytes", "%d bytes are more than the memory limit of the process (GOMEMLIMIT, %d bytes): make it smaller or raise the limit", c.Index.MaxBytes, limit)
 	}
 	c.warnFlow(note.under("flow"))
+	c.warnSLO(note)
 	c.warnWorkers(listed, note)
 	c.warnDisagg(c.sites(listed), note)
 }

@@ -80,12 +80,17 @@ func (j *job) answer(err error) extproc.Decision {
 	if errors.Is(err, errClientGone) {
 		return j.reject(&extproc.Reject{Status: 499, Details: "kvlane_client_gone"})
 	}
+	details, message := "", "all workers that could serve this request are busy"
 	// A request that was held waits on when flow is switched off.
 	_, held := errors.AsType[*routing.HeldError](err)
 	if _, full := errors.AsType[*routing.CapacityError](err); full || held {
+		details = "kvlane_capacity_exhausted"
+	} else if unmet, ok := errors.AsType[*routing.UnmetError](err); ok {
+		details, message = "kvlane_ttft_unmet", "no worker can begin its answer within "+unmet.TTFT.String()
+	}
+	if details != "" {
 		seconds := strconv.Itoa(int(retryAfter(err).Round(time.Second).Seconds()))
-		reject := j.rejection("kvlane_capacity_exhausted", body.Failure{Status: http.StatusTooManyRequests,
-			Message: "all workers that could serve this request are busy; try again in " + seconds + " s"})
+		reject := j.rejection(details, body.Failure{Status: http.StatusTooManyRequests, Message: message + "; try again in " + seconds + " s"})
 		reject.Headers = []extproc.Header{{Name: "retry-after", Value: seconds}}
 		return j.reject(reject)
 	}

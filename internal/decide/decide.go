@@ -135,6 +135,7 @@ func (l *legs) rules(c *config.Config) routing.Config {
 	if c.Flow.Requests > 0 {
 		rules.Hold = c.Flow.Hold
 	}
+	rules.Unmet = routing.Unmet(c.SLO.Unmet)
 	l.adapt(&rules.Disagg)
 	rules.DisaggOf = maps.Clone(rules.DisaggOf)
 	for name, rule := range rules.DisaggOf {

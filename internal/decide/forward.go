@@ -6,6 +6,7 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/routing"
@@ -174,6 +175,9 @@ func (w *work) ticket(p *placed) *ticket {
 	plan := &p.plan
 	t := &ticket{d: w.d, entry: w.entry, reservation: plan.Reservation, slot: plan.Decode, endpoint: p.decode, decided: w.clock, credit: p.credit,
 		predicted: plan.Matched, stores: len(w.s.hashes) > 0 && w.cacheReads >= w.tokens.count && plan.DecodeMiss > int64(w.d.cfg.Index.BlockSize), batches: p.decode.Counters.Batches.Load(), answer: w.d.metrics.Answer(w.entry, w.metricModel())}
+	if !w.query.Whole {
+		t.answer.Expected = observe.Expected{From: p.at, First: plan.TTFT, PerToken: plan.PerToken, Target: w.query.TTFT}
+	}
 	if plan.Prefill != routing.NoSlot {
 		// The decode engine's usage reports what it had cached itself.
 		t.predicted, t.prefillMatched = max(0, w.tokens.count-plan.DecodeMiss), plan.Matched

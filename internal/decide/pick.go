@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/kvindex"
@@ -52,6 +53,7 @@ type work struct {
 // credit that the index gave them for the prompt.
 type placed struct {
 	plan            routing.Plan
+	at              time.Time
 	decode, prefill *fleet.Endpoint
 	credit          kvindex.Credit
 	prefillCredit   kvindex.Credit
@@ -70,6 +72,13 @@ func (j *job) query(w *work) {
 	live := j.d.live.Load()
 	if live.Flow.Requests > 0 && len(live.Flow.Bands) > 0 {
 		w.query.Priority = live.Flow.Priority(w.in.modelName())
+	}
+	w.query.Whole = !live.Envoy.FirstToken || !w.in.known || !w.in.body.Stream()
+	w.query.TTFT = live.TTFT(w.in.modelName())
+	if v, ok := j.r.Header(ttftHeader); ok {
+		if ms, err := strconv.Atoi(strings.TrimSpace(v)); err == nil && ms > 0 && ms <= int(config.MaxTTFT.Milliseconds()) {
+			w.query.TTFT = time.Duration(ms) * time.Millisecond
+		}
 	}
 	if !live.Routing.Trusted {
 		return
@@ -193,6 +202,7 @@ func (w *work) try(now time.Duration) (*placed, error) {
 	// lock both mean the same worker.
 	w.compareShadows(&p.plan)
 	v := d.fleet.View()
+	p.at = d.start.Add(now)
 	p.decode, p.prefill = v.Endpoint(p.plan.Decode), v.Endpoint(p.plan.Prefill)
 	return &p, nil
 }
@@ -207,6 +217,10 @@ func (w *work) speculate(slot kvindex.Slot) kvindex.Credit {
 	}
 	return w.d.fleet.Speculate(slot, w.s.hashes, w.clock)
 }
+
+// ttftHeader is a request's target for the time to its first token, in milliseconds. Any client
+// may set it: it decides for the client's own request only.
+const ttftHeader = "x-slo-ttft-ms"
 
 // Headers that override a decision. They count only with routing.trust_overrides, and
 // never reach a worker.

@@ -94,6 +94,7 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { r.Failed(t.reservation) })
 	}
 	if status/100 == 4 {
+		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { r.Refused(t.reservation) })
 		t.d.fleet.Withdraw(t.credit) // refused: nothing was computed
 	}
 	if status == 502 || status == 503 || status == 504 {
@@ -155,6 +156,7 @@ func (t *ticket) moved(served string) {
 		}
 	}
 	t.predicted, t.expects.byEvents, t.expects.speculative = 0, 0, 0
+	t.answer.Expected = observe.Expected{Target: t.answer.Expected.Target}
 }
 
 // ResponseBody implements extproc.Ticket.
@@ -248,7 +250,10 @@ func (t *ticket) firstToken(at time.Time) {
 // End implements extproc.Ticket.
 func (t *ticket) End(at time.Time) {
 	t.observed()
-	t.d.book(at, func(r *routing.Router, now time.Duration) { r.Release(now, t.reservation) })
+	t.d.book(at, func(r *routing.Router, now time.Duration) {
+		r.Generated(now, t.reservation, t.answer.Output())
+		r.Release(now, t.reservation)
+	})
 	t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	t.answer.End(at)
 	if t.stopLeg != nil && !t.entry.Succeeded() {

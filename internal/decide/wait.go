@@ -131,6 +131,9 @@ func retryAfter(err error) time.Duration {
 	if held, ok := errors.AsType[*routing.HeldError](err); ok {
 		return held.RetryAfter
 	}
+	if unmet, ok := errors.AsType[*routing.UnmetError](err); ok {
+		return unmet.RetryAfter
+	}
 	return 5 * time.Second // a worker starts in minutes
 }
 

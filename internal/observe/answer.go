@@ -19,7 +19,8 @@ const (
 // answers are the series of answers by model.
 type answers struct {
 	duration, firstToken, perToken *prometheus.HistogramVec
-	input, cached, output          *prometheus.CounterVec
+	firstRatio, perTokenRatio      *prometheus.HistogramVec
+	input, cached, output, targets *prometheus.CounterVec
 
 	mu      sync.RWMutex
 	byModel map[string]*modelSeries
@@ -28,7 +29,9 @@ type answers struct {
 // modelSeries are the series of one model.
 type modelSeries struct {
 	duration, firstToken, perToken prometheus.Observer
+	firstRatio, perTokenRatio      prometheus.Observer
 	input, cached, output          prometheus.Counter
+	met, missed                    prometheus.Counter
 }
 
 // of returns the series of a model that is known; "" stands for any other.
@@ -52,7 +55,9 @@ func (a *answers) of(model string) *modelSeries {
 		model, name = "", otherModel
 	}
 	s = &modelSeries{a.duration.WithLabelValues(name), a.firstToken.WithLabelValues(name), a.perToken.WithLabelValues(name),
-		a.input.WithLabelValues(name), a.cached.WithLabelValues(name), a.output.WithLabelValues(name)}
+		a.firstRatio.WithLabelValues(name), a.perTokenRatio.WithLabelValues(name),
+		a.input.WithLabelValues(name), a.cached.WithLabelValues(name), a.output.WithLabelValues(name),
+		a.targets.WithLabelValues(name, "met"), a.targets.WithLabelValues(name, "missed")}
 	if a.byModel == nil {
 		a.byModel = map[string]*modelSeries{}
 	}
@@ -63,11 +68,19 @@ func (a *answers) of(model string) *modelSeries {
 	return s
 }
 
+// Expected is what was predicted for an answer when its request was placed, at From, and the
+// target for its first token, which counts from the request's arrival. 0 is none.
+type Expected struct {
+	From                    time.Time
+	First, PerToken, Target time.Duration
+}
+
 // Answer follows the answer to a request, for the metrics by model and the request's span. Its
 // methods are called one after the other.
 type Answer struct {
 	// Streamed reports that the answer comes as server-sent events.
 	Streamed bool
+	Expected Expected
 
 	entry  *Entry
 	series *modelSeries
@@ -84,6 +97,16 @@ func (m *Metrics) Answer(e *Entry, model string) Answer {
 func (a *Answer) FirstToken(at time.Time) {
 	a.first = at
 	a.observe(a.series.firstToken, at.Sub(a.entry.At))
+	if e := &a.Expected; a.entry.Succeeded() {
+		if e.First > 0 {
+			a.series.firstRatio.Observe(float64(max(at.Sub(e.From), 0)) / float64(e.First))
+		}
+		if e.Target > 0 && at.Sub(a.entry.At) <= e.Target {
+			a.series.met.Inc()
+		} else if e.Target > 0 {
+			a.series.missed.Inc()
+		}
+	}
 	if a.entry.span != nil {
 		a.entry.span.AddEvent("first_token", trace.WithTimestamp(at))
 	}
@@ -101,11 +124,18 @@ func (a *Answer) Usage(input, cached, output int64) {
 	}
 }
 
+// Output is the number of output tokens that the engine has reported; 0 or less: none yet.
+func (a *Answer) Output() int64 { return a.output }
+
 // End records the end of the answer.
 func (a *Answer) End(at time.Time) {
 	a.observe(a.series.duration, at.Sub(a.entry.At))
 	if a.Streamed && a.output > 1 && !a.first.IsZero() {
-		a.observe(a.series.perToken, at.Sub(a.first)/time.Duration(a.output-1))
+		perToken := at.Sub(a.first) / time.Duration(a.output-1)
+		a.observe(a.series.perToken, perToken)
+		if a.Expected.PerToken > 0 {
+			a.series.perTokenRatio.Observe(float64(max(perToken, 0)) / float64(a.Expected.PerToken))
+		}
 	}
 	a.entry.mu.Lock()
 	defer a.entry.mu.Unlock()

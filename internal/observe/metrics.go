@@ -104,6 +104,10 @@ var decisionBuckets = []float64{
 // answerBuckets range from short completions to long generations, in seconds.
 var answerBuckets = []float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}
 
+// ratioBuckets are for an observed time over a predicted one. Between 0.83 and 1.25 the prediction is
+// wrong by at most 20 % of what was observed.
+var ratioBuckets = []float64{0.25, 0.5, 0.67, 0.83, 0.9, 1, 1.1, 1.25, 1.5, 2, 4}
+
 // New returns metrics in a registry of their own, with Go's and the process's.
 func New(version string) *Metrics {
 	reg := prometheus.NewRegistry()
@@ -155,12 +159,15 @@ func New(version string) *Metrics {
 		m.stages[s] = stages.WithLabelValues(s.String())
 	}
 	m.answers = answers{
-		duration:   histogram("request_duration_seconds", "Time from the arrival of a request to the end of its answer.", answerBuckets, "model"),
-		firstToken: histogram("time_to_first_token_seconds", "Time from the arrival of a request to its first token.", prometheus.ExponentialBuckets(0.005, 2, 15), "model"),
-		perToken:   histogram("time_per_output_token_seconds", "Mean time between the output tokens of a streamed answer whose usage was seen.", prometheus.ExponentialBuckets(0.001, 2, 12), "model"),
-		input:      counter("input_tokens_total", "Prompt tokens reported by engines.", "model"),
-		cached:     counter("cached_tokens_total", "Prompt tokens reported by engines as read from their caches.", "model"),
-		output:     counter("output_tokens_total", "Output tokens reported by engines.", "model"),
+		duration:      histogram("request_duration_seconds", "Time from the arrival of a request to the end of its answer.", answerBuckets, "model"),
+		firstToken:    histogram("time_to_first_token_seconds", "Time from the arrival of a request to its first token.", prometheus.ExponentialBuckets(0.005, 2, 15), "model"),
+		perToken:      histogram("time_per_output_token_seconds", "Mean time between the output tokens of a streamed answer whose usage was seen.", prometheus.ExponentialBuckets(0.001, 2, 12), "model"),
+		firstRatio:    histogram("first_token_prediction_ratio", "Time from the decision to the first token of a streamed answer, divided by the predicted time.", ratioBuckets, "model"),
+		perTokenRatio: histogram("per_token_prediction_ratio", "Time per output token of a streamed answer whose usage was seen, divided by the predicted time.", ratioBuckets, "model"),
+		targets:       counter("first_token_targets_total", "Streamed answers to requests with a target for the first token, by result (met, missed).", "model", "result"),
+		input:         counter("input_tokens_total", "Prompt tokens reported by engines.", "model"),
+		cached:        counter("cached_tokens_total", "Prompt tokens reported by engines as read from their caches.", "model"),
+		output:        counter("output_tokens_total", "Output tokens reported by engines.", "model"),
 	}
 	for _, result := range []string{"taken", "unchanged", "rejected"} {
 		m.Reloads.WithLabelValues(result)
