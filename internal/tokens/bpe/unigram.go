@@ -35,30 +35,43 @@ const singleLimit = 100000
 // maxPiece bounds the length of a token in bytes: a step of viterbi packs it with an id.
 const maxPiece = 1<<(32-packedID) - 1
 
-// byteTrie is a trie over bytes. An edge is a slot of an open-addressing table.
+// byteTrie is a trie over bytes. The edges of the root and of its children are in an array by
+// parent and byte, since most steps are among them; another edge is a slot of an open-addressing
+// table.
 //
-// Invariant: a slot has the parent node and the byte in its upper half and the child in its lower
-// half; 0 is empty. The table's size is a power of two, at most half full.
+// Invariant: node b+1 is the child of the root for byte b. A slot has the parent node and the byte
+// in its upper half and the child in its lower half; 0 is empty. The table's size is a power of
+// two, at most half full.
 type byteTrie struct {
+	near  []uint32 // by parent<<8|byte; 0: none
 	slots []uint64
 	token []uint32 // by node: id+1, 0 if none
 }
 
-// newByteTrie returns the trie of the tokens of v for which in is true.
-func newByteTrie(v *vocab, in func(id uint32) bool) (*byteTrie, error) {
-	t := &byteTrie{slots: make([]uint64, 1<<bits.Len(uint(len(v.blob)*2))), token: make([]uint32, 1, len(v.blob)/2+1)}
+// newByteTrie returns the trie of the tokens of v.
+func newByteTrie(v *vocab) (*byteTrie, error) {
+	const first = 257 // node that is no child of the root
+	t := &byteTrie{near: make([]uint32, first<<8), slots: make([]uint64, 1<<bits.Len(uint(len(v.blob)*2))), token: make([]uint32, first, first+len(v.blob)/2)}
+	for b := range uint32(first - 1) {
+		t.near[b] = b + 1
+	}
 	for id, has := range v.has {
-		if !has || !in(uint32(id)) {
+		if !has {
 			continue
 		}
 		node := uint32(0)
 		for _, b := range v.bytes(uint32(id)) {
-			slot := t.slot(node, b)
-			if *slot == 0 {
-				*slot = uint64(node<<8|uint32(b))<<32 | uint64(len(t.token))
+			next := t.child(node, b)
+			if next == 0 {
+				next = uint32(len(t.token))
 				t.token = append(t.token, 0)
+				if key := node<<8 | uint32(b); int(key) < len(t.near) {
+					t.near[key] = next
+				} else {
+					*t.slot(key) = uint64(key)<<32 | uint64(next)
+				}
 			}
-			node = uint32(*slot)
+			node = next
 		}
 		t.token[node] = uint32(id) + 1
 	}
@@ -68,9 +81,17 @@ func newByteTrie(v *vocab, in func(id uint32) bool) (*byteTrie, error) {
 	return t, nil
 }
 
-// slot returns the slot of an edge, which is empty if there is none.
-func (t *byteTrie) slot(node uint32, b byte) *uint64 {
+// child returns the node that an edge leads to, 0 if there is none.
+func (t *byteTrie) child(node uint32, b byte) uint32 {
 	key := node<<8 | uint32(b)
+	if int(key) < len(t.near) {
+		return t.near[key]
+	}
+	return uint32(*t.slot(key))
+}
+
+// slot returns the slot of an edge, which is empty if there is none.
+func (t *byteTrie) slot(key uint32) *uint64 {
 	mask := uint64(len(t.slots) - 1)
 	for at := uint64(key) * mulC >> 32; ; at++ {
 		if s := &t.slots[at&mask]; *s == 0 || uint32(*s>>32) == key {
@@ -117,12 +138,10 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 		known := false
 		node := uint32(0)
 		for to := at; to < n; {
-			slot := *u.trie.slot(node, word[to])
-			if slot == 0 {
+			if node = u.trie.child(node, word[to]); node == 0 {
 				break
 			}
 			to++
-			node = uint32(slot)
 			if id := u.trie.token[node]; id != 0 {
 				relax(&steps[to], &sums[to&window], u.rounded(sum+u.scores[id-1]), uint32(to-at)<<packedID|(id-1))
 				known = known || to == next
@@ -259,7 +278,7 @@ func (t *Tokenizer) setUnigram(u *unigram, list *tokenList) (err error) {
 			u.bytes[b] = id
 		}
 	}
-	if u.trie, err = newByteTrie(t.vocab, func(uint32) bool { return true }); err != nil {
+	if u.trie, err = newByteTrie(t.vocab); err != nil {
 		return err
 	}
 	t.unigram, u.vocab = u, t.vocab
