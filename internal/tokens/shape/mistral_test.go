@@ -3,16 +3,22 @@ package shape_test
 import (
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
 // tekkenPattern is the split pattern of tekken.json.
@@ -32,6 +38,50 @@ func mistralFiles(t *testing.T, name string) fs.FS {
 	}
 	files["config.json"] = &fstest.MapFile{Data: []byte(`{"model_type": "mistral", "architectures": ["MistralForCausalLM"]}`)}
 	return files
+}
+
+// TestMistralMedia: a prompt is known up to the message with the first medium, and completions of a
+// folder with both tokenizers have the ids of Mistral's one with vLLM only.
+func TestMistralMedia(t *testing.T) {
+	t.Parallel()
+	m, err := shape.Load(fstest.MapFS{
+		"tekken.json": {Data: tekkenOf(t, "v13", bytesVocabulary())}, "consolidated.safetensors": {}, "tokenizer.json": {Data: byteTokenizer("<s>")},
+		"config.json": {Data: []byte(`{"vision_config": {}}`)},
+	}, shape.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt := func(api body.API, engine shape.Engine, raw string) (shape.Result, error) {
+		t.Helper()
+		req, err := body.Parse(api, []byte(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.RenderPrompt(req, engine)
+	}
+	const front = `{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": `
+	image := `{"type": "image_url", "image_url": {"url": "http://x/y"}}`
+	res, err := prompt(body.Chat, shape.VLLM, front+`[{"type": "text", "text": "c"}, `+image+`]}]}`)
+	if want := "<s>[SYSTEM_PROMPT]s[/SYSTEM_PROMPT][INST]a[/INST]b</s>[INST]"; err != nil || res.Partial == "" || res.Text != want || len(res.IDs) != 9 {
+		t.Errorf("got %q, %d ids, partial %q, error %v, want %q and 9 ids", res.Text, len(res.IDs), res.Partial, err, want)
+	}
+	if _, err = prompt(body.Chat, shape.VLLM, `{"messages": [{"role": "system", "content": [`+image+`]}, {"role": "user", "content": "a"}]}`); err == nil {
+		t.Error("an image in a system message: got no error, want a refusal")
+	}
+	for engine, want := range map[shape.Engine][]uint32{shape.VLLM: {1, 1000 + '<', 1000 + 's', 1000 + '>'}, shape.SGLang: {256}} {
+		if res, err := prompt(body.Completions, engine, `{"prompt": "<s>"}`); err != nil || !slices.Equal(res.IDs, want) {
+			t.Errorf("%v: got %v, error %v, want %v", engine, res.IDs, err, want)
+		}
+	}
+	_, err = prompt(body.Tokenize, shape.VLLM, `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": []}, {"role": "user", "content": "a"}]}`)
+	if err != nil {
+		t.Errorf("/tokenize without calls: got %v, want no error", err)
+	}
+	_, err = prompt(body.Tokenize, shape.VLLM, `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{"id": "123456789",
+		"type": "function", "function": {"name": "f", "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "123456789", "content": "r"}]}`)
+	if !errors.Is(err, encoders.ErrMissing) {
+		t.Errorf("/tokenize with calls: got %v, want ErrMissing", err)
+	}
 }
 
 // vocabularyOf returns the tokens of a tokenizer.json by id.

@@ -48,8 +48,12 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 	if p.chat.Messages, err = m.shapeMessages(in, kind, p, message); err != nil {
 		return nil, err
 	}
-	if form == encoders.Original && !tokenize && in.origin != body.Responses {
+	switch {
+	case form != encoders.Original || in.origin == body.Responses:
+	case !tokenize:
 		p.chat.Messages = withShortIDs(p.chat.Messages)
+	case slices.ContainsFunc(p.chat.Messages, hasCalls):
+		return nil, encoders.ErrMissing // vLLM fails to read most of them there
 	}
 	if ids, err := m.forwardedIDs(in); err != nil || ids != nil && !p.hasMedia() {
 		return &plan{ids: ids}, err
@@ -91,6 +95,11 @@ func withoutTemplate(in input, tokenize bool) error {
 		return encoders.ErrMissing
 	}
 	return nil
+}
+
+func hasCalls(v jinja.Value) bool {
+	msg, _ := v.AsDict()
+	return !member(msg, "tool_calls").IsNone()
 }
 
 // withShortIDs returns messages with the last nine characters of the ids of calls.
