@@ -6,6 +6,7 @@ import (
 	"flag"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -150,6 +151,35 @@ type poolFlags struct {
 	pool, namespace string
 	bind            string
 	port, health    int
+	metrics         int
+	certs           string
+	selector        map[string]string
+	ports           []int
+	ignored         []string // flags without effect that were given, each with the reason
+}
+
+// ignoredFlags are flags of the endpoint pickers of GAIE and llm-d that change nothing here.
+var ignoredFlags = []struct {
+	name, why string
+	boolean   bool
+}{
+	{"zap-encoder", "logs are JSON", false},
+	{"zap-log-level", "log.level sets it", false},
+	{"v", "log.level sets it", false},
+	{"pool-group", "pools are of inference.networking.k8s.io", false},
+	{"secure-serving", "TLS and plaintext are served on one port", true},
+	{"enable-cert-reload", "certificates are always reloaded", true},
+	{"health-checking", "gRPC health is always served", true},
+	{"ha-enable-leader-election", "all replicas are active", true},
+	{"enable-pprof", "profiles are for this machine or holders of admin.token_file", true},
+	{"metrics-endpoint-auth", "/metrics needs no token", true},
+	{"tracing", "OTEL_EXPORTER_OTLP_ENDPOINT turns it on", true},
+	{"refresh-metrics-interval", "workers.scrape sets it", false},
+	{"metrics-staleness-threshold", "routing.report_ttl sets it", false},
+	{"kv-cache-usage-percentage-metric", "the engine's kind names the metric", false},
+	{"total-queued-requests-metric", "the engine's kind names the metric", false},
+	{"total-running-requests-metric", "the engine's kind names the metric", false},
+	{"lora-info-metric", "models[].adapters lists adapters", false},
 }
 
 // portFlag is a port number.
@@ -174,13 +204,51 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 	f.Var((*portFlag)(&k.port), "grpc-port", "`port` instead of that of listen.address")
 	f.Var((*portFlag)(&k.health), "grpc-health-port", "`port` instead of that of listen.health")
 	f.StringVar(&k.bind, "bind", "", "`IP` on which --grpc-port and --grpc-health-port listen; empty: all")
-	f.String("zap-encoder", "", "taken and ignored: logs are JSON")
+	f.Var((*portFlag)(&k.metrics), "metrics-port", "`port` instead of that of admin.address")
+	f.StringVar(&k.certs, "cert-path", "", "`folder` with tls.crt and tls.key, instead of listen.cert_file and listen.key_file")
+	f.Func("endpoint-selector", "pod `labels` (key=value,...) instead of workers.kubernetes.selector", func(text string) error {
+		k.selector = map[string]string{}
+		for pair := range strings.SplitSeq(text, ",") {
+			key, value, ok := strings.Cut(pair, "=")
+			if !ok || key == "" {
+				return errors.New("want key=value,key=value")
+			}
+			k.selector[key] = value
+		}
+		return nil
+	})
+	f.Func("endpoint-target-ports", "`ports` of a pod, with --endpoint-selector", func(text string) error {
+		for one := range strings.SplitSeq(text, ",") {
+			var port portFlag
+			if err := port.Set(one); err != nil {
+				return err
+			}
+			k.ports = append(k.ports, int(port))
+		}
+		return nil
+	})
+	for _, name := range []string{"config-file", "config-text"} {
+		f.Func(name, "refused: plugins of other endpoint pickers have no counterpart here", func(string) error {
+			return errors.New("an EndpointPickerConfig does not configure Kvlane: leave the flag out, or translate it to --config (docs/kubernetes.md, Coming from another endpoint picker)")
+		})
+	}
+	for _, other := range ignoredFlags {
+		note := func(string) error {
+			k.ignored = append(k.ignored, "--"+other.name+" has no effect: "+other.why)
+			return nil
+		}
+		if usage := "taken and ignored: " + other.why; other.boolean {
+			f.BoolFunc(other.name, usage, note)
+		} else {
+			f.Func(other.name, usage, note)
+		}
+	}
 	return k
 }
 
 // load reads the configuration, which is optional if the command line names a pool.
 func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Problem, err error) {
-	if file == "" && k.pool != "" {
+	if file == "" && (k.pool != "" || k.selector != nil) {
 		empty := config.Default()
 		c = &empty
 		if k.port == 0 {
@@ -197,6 +265,16 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 		// The ports belong to the selector.
 		c.Workers.Kubernetes.Pool, c.Workers.Kubernetes.Pools, c.Workers.Kubernetes.Selector, c.Workers.Kubernetes.Ports = k.pool, nil, nil, nil
 	}
+	if k.selector != nil {
+		if k.pool != "" || len(k.ports) == 0 {
+			return nil, nil, usageError{"--endpoint-selector needs --endpoint-target-ports, and is not for --pool-name"}
+		}
+		if c.Workers.Kubernetes == nil {
+			section := config.DefaultKubernetes()
+			c.Workers.Kubernetes = &section
+		}
+		c.Workers.Kubernetes.Pool, c.Workers.Kubernetes.Pools, c.Workers.Kubernetes.Selector, c.Workers.Kubernetes.Ports = "", nil, k.selector, k.ports
+	}
 	if k.namespace != "" {
 		if c.Workers.Kubernetes == nil {
 			return nil, nil, usageError{"--pool-namespace: there is no workers.kubernetes in the configuration; name the pool with --pool-name"}
@@ -212,15 +290,21 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 	if k.health != 0 {
 		c.Listen.Health = net.JoinHostPort(k.bind, strconv.Itoa(k.health))
 	}
+	if k.metrics != 0 {
+		c.Admin.Address = net.JoinHostPort(k.bind, strconv.Itoa(k.metrics))
+	}
+	if k.certs != "" {
+		c.Listen.CertFile, c.Listen.KeyFile = filepath.Join(k.certs, "tls.crt"), filepath.Join(k.certs, "tls.key")
+	}
 	return c, warnings, nil
 }
 
 // check validates the values set by flags like those of the file.
 func (k *poolFlags) check(c *config.Config, file string) error {
-	if k.pool == "" && k.namespace == "" {
+	if k.pool == "" && k.namespace == "" && k.selector == nil {
 		return nil
 	}
-	flags := map[string]string{"pool": "--pool-name", "namespace": "--pool-namespace"}
+	flags := map[string]string{"pool": "--pool-name", "namespace": "--pool-namespace", "selector": "--endpoint-selector", "ports": "--endpoint-target-ports"}
 	var problems []string
 	for _, p := range c.Workers.Kubernetes.Problems() {
 		if flag := flags[p.Path]; flag != "" {

@@ -3,10 +3,13 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -142,5 +145,38 @@ func TestReadyWithThePoolsThatExist(t *testing.T) {
 	// Requests of the missing pool are refused, as before.
 	if d := s.kube.gate(s.decider, observe.New("test")).Decide(t.Context(), &extproc.Request{Method: "POST", Path: "/v1/chat/completions"}); d.Reject == nil || d.Reject.Status != 503 {
 		t.Errorf("a request for no pool that is known: %+v", d)
+	}
+}
+
+// The command lines of the charts of GAIE and llm-d start Kvlane.
+func TestFlagsOfOtherEndpointPickers(t *testing.T) {
+	for text, want := range map[string]struct {
+		listen, health, admin, pool, cert string
+		selector                          map[string]string
+		ports                             []int
+		ignored                           int
+	}{
+		"--pool-name p --pool-namespace ns --pool-group inference.networking.k8s.io --zap-encoder json --grpc-port 9002 --grpc-health-port 9003 --metrics-port 9090 --v 3 --secure-serving=false --tracing=false --ha-enable-leader-election --kv-cache-usage-percentage-metric vllm:kv_cache_usage_perc": {
+			":9002", ":9003", ":9090", "p", "", nil, nil, 7},
+		"--endpoint-selector app=a,tier=b --endpoint-target-ports 8000,8001 --cert-path /etc/tls --enable-cert-reload --health-checking --bind 10.0.0.1 --metrics-port 9091": {
+			"unix:/run/kvlane/kvlane.sock", "", "10.0.0.1:9091", "", "/etc/tls/tls.crt", map[string]string{"app": "a", "tier": "b"}, []int{8000, 8001}, 2},
+	} {
+		f := flags("serve")
+		k := kubernetesFlags(f)
+		if err := f.Parse(strings.Fields(text)); err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		c, _, err := k.load("")
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if want.pool == "" && k.port == 9002 { // the default without a file
+			want.listen = net.JoinHostPort(k.bind, "9002")
+		}
+		s := c.Workers.Kubernetes
+		if c.Listen.Address != want.listen || c.Listen.Health != want.health || c.Admin.Address != want.admin || s.Pool != want.pool || c.Listen.CertFile != want.cert ||
+			!maps.Equal(s.Selector, want.selector) || !slices.Equal(s.Ports, want.ports) || len(k.ignored) != want.ignored {
+			t.Errorf("%s: got %+v, %+v, %+v, ignored %q, want %+v", text, c.Listen, c.Admin, s, k.ignored, want)
+		}
 	}
 }

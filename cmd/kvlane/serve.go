@@ -71,6 +71,9 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	for _, w := range warnings {
 		log.Warn().Msg(w.String())
 	}
+	for _, text := range k.ignored {
+		log.Warn().Msg(text)
+	}
 	boundMemory()
 	hangUp := make(chan os.Signal, 1)
 	signal.Notify(hangUp, syscall.SIGHUP) // by default it ends the process
