@@ -44,12 +44,15 @@
 - /v2/embed
 {{- end }}
 {{- define "kvlane.conversationHeaders" -}}
+- x-dynamo-session-id
 - x-session-id
 - x-claude-code-session-id
-- x-dynamo-session-id
+- thread-id
 - session-id
 - session_id
+- x-opencode-session-id
 - x-opencode-session
+- x-litellm-session-id
 - x-correlation-id
 - x-session-affinity
 - x-multi-turn-session-id
