@@ -106,6 +106,35 @@ func (b *bench) ask(path, body string, headers ...string) (extproc.Decision, *ob
 	return d, e
 }
 
+// The APIs that rank and classify are routed by their prompt where it is known, else by load; none counts as unknown.
+func TestFurtherAPIs(t *testing.T) {
+	prompt := strings.Repeat("sea ", 100)
+	for path, c := range map[string]struct {
+		api, body, degraded string
+		matched             bool
+	}{
+		"/classify":           {"classify", `{"model":"demo","input":"` + prompt + `"}`, "", true},
+		"/v1/classify":        {"classify", `{"model":"demo","messages":[{"role":"user","content":"` + prompt + `"}]}`, "", true},
+		"/pooling?x":          {"pooling", `{"model":"demo","task":"embed","input":["` + prompt + `"]}`, "", true},
+		"/pooling":            {"pooling", `{"model":"demo","input":"` + prompt + `"}`, "", false},
+		"/score":              {"score", `{"model":"demo","text_1":"a","text_2":"` + prompt + `"}`, degradedTokens, false},
+		"/v1/rerank":          {"rerank", `{"model":"demo","query":"a","documents":["` + prompt + `"]}`, degradedTokens, false},
+		"/v1/audio/speech":    {"audio", `{"model":"demo","input":"` + prompt + `"}`, "", false},
+		"/v1/audio/unheardof": {"unknown", `{"input":"x"}`, "", false},
+	} {
+		b := newBench(t, "", worker("a", 0))
+		b.ask(path, c.body)
+		active := b.loads()
+		d, e := b.ask(path, c.body)
+		if d.Endpoint == "" || e.API != c.api || e.Degraded != c.degraded || (e.Matched > 0) != c.matched {
+			t.Errorf("%s: got API %s, degraded %q, %d tokens matched, want %s, %q and any: %v", path, e.API, e.Degraded, e.Matched, c.api, c.degraded, c.matched)
+		}
+		if c.api != "unknown" && active < 90 {
+			t.Errorf("%s: got a load of %d, want that of its text", path, active)
+		}
+	}
+}
+
 // A batch loads its target by all of its prompts, though its cached tokens are those of the first.
 func TestABatchIsBookedWhole(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))

@@ -76,6 +76,9 @@ func (w *work) routed(p *placed, out extproc.Decision, t *ticket) (extproc.Decis
 	}
 	e.Counters.Picks.Inc()
 	d.routed[w.api].Inc()
+	if w.entry.FirstTurn = plan.FirstTurn; plan.FirstTurn {
+		d.metrics.FirstTurns.WithLabelValues(w.entry.API).Inc()
+	}
 	w.log()
 	return out, nil
 }

@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/kvlane/kvlane/extproc"
 )
 
 // scrape reads the metrics as a scraper does.
@@ -80,5 +83,23 @@ func TestARefusedPromptExpectsNoHits(t *testing.T) {
 		if (prompt > 0) != counts || (matched > 0) != counts || matched > prompt {
 			t.Errorf("%d: got %v of %v tokens matched, want any: %v", status, matched, prompt, counts)
 		}
+	}
+}
+
+// A request that is the first turn of a conversation is marked: its id was not known before.
+func TestFirstTurnsAreTold(t *testing.T) {
+	b := newBench(t, "explain: {header: true}\nrouting: {conversation_headers: [x-session]}\n", worker("a", 0))
+	for i, c := range []struct {
+		id    string
+		first bool
+	}{{"one", true}, {"one", false}, {"two", true}, {"", false}} {
+		d, e := b.ask("/v1/completions", completion(50, ""), "x-session", c.id)
+		told := slices.Contains(d.Ticket.ResponseHeaders(200, d.Endpoint), extproc.Header{Name: "x-kvlane-first-turn", Value: "true"})
+		if e.FirstTurn != c.first || told != c.first {
+			t.Errorf("request %d: got %v in the log and %v in the header, want %v", i, e.FirstTurn, told, c.first)
+		}
+	}
+	if got := testutil.ToFloat64(b.metrics.FirstTurns.WithLabelValues("completions")); got != 2 {
+		t.Errorf("got %v first turns, want 2", got)
 	}
 }

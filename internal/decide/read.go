@@ -47,7 +47,7 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	switch {
 	case j.api == body.Models:
 		return j.listModels(ctx)
-	case j.api == body.Unknown:
+	case !j.api.Read():
 		return j.readUnknown()
 	case j.r.Partial && j.d.guarded():
 		return nil, j.unread("its body is not here whole")

@@ -14,7 +14,7 @@ import (
 
 // salted are the APIs in which an engine reads cache_salt.
 var salted = map[string][]body.API{
-	shape.VLLM.String():   {body.Chat, body.Completions, body.Responses, body.Embeddings, body.VLLMGenerate},
+	shape.VLLM.String():   {body.Chat, body.Completions, body.Responses, body.Embeddings, body.Classify, body.Pooling, body.VLLMGenerate},
 	shape.SGLang.String(): {body.Chat, body.Completions, body.Responses, body.Generate},
 	shape.TRTLLM.String(): {body.Chat},
 }

@@ -115,6 +115,9 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 		{Name: "x-kvlane-target", Value: t.entry.Target},
 		{Name: "x-kvlane-matched-tokens", Value: strconv.FormatInt(t.predicted, 10)},
 	}
+	if t.entry.FirstTurn {
+		out = append(out, extproc.Header{Name: "x-kvlane-first-turn", Value: "true"})
+	}
 	if t.entry.Prefill != "" {
 		out = append(out, extproc.Header{Name: "x-kvlane-prefill", Value: t.entry.Prefill},
 			extproc.Header{Name: "x-kvlane-prefill-matched-tokens", Value: strconv.FormatInt(t.prefillMatched, 10)})

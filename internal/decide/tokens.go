@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -47,7 +48,11 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	t := &tokens{}
 	res, err := j.ids(ctx, exact, in, t)
 	if err != nil {
-		return &tokens{count: in.body.EstimateTokens()}, j.withoutIDs(t.made != nil && exact.Err() != nil, err)
+		t.count = in.body.EstimateTokens()
+		if in.body.Form == body.FormNone {
+			t.count = routing.EstimateTokens(len(j.r.Body)) // such as a query with documents
+		}
+		return &tokens{count: t.count}, j.withoutIDs(t.made != nil && exact.Err() != nil, err)
 	}
 	t.ids, t.partial, t.count = res.IDs, res.Partial != "", int64(len(res.IDs))
 	if !j.s.turn.Kept() && cap(res.IDs) > cap(j.s.ids) {

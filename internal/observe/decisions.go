@@ -39,8 +39,10 @@ type Entry struct {
 	Target       string    `json:"target,omitempty"`
 	Endpoint     string    `json:"endpoint,omitempty"`
 	Via          string    `json:"via,omitempty"`
-	Matched      int64     `json:"matched_tokens"`
-	Miss         int64     `json:"miss_tokens"`
+	// FirstTurn reports that the conversation's id was not known.
+	FirstTurn bool  `json:"first_turn,omitempty"`
+	Matched   int64 `json:"matched_tokens"`
+	Miss      int64 `json:"miss_tokens"`
 	// Cache is "unread" or "read in part" if the request makes the engine read less than it has cached.
 	Cache        string   `json:"cache,omitempty"`
 	Prefill      string   `json:"prefill,omitempty"`

@@ -43,6 +43,8 @@ type Metrics struct {
 	// Requests counts by API and outcome: "routed", "unrouted" (the client went away or
 	// the decision panicked), "rejected", "answered" (by Kvlane, needing no worker).
 	Requests *prometheus.CounterVec
+	// FirstTurns counts requests that begin a conversation.
+	FirstTurns *prometheus.CounterVec
 	// Rejected counts answers that Kvlane gave, by status.
 	Rejected *prometheus.CounterVec
 	// Degraded counts decisions made with less knowledge than wanted, by reason.
@@ -130,6 +132,7 @@ func New(version string) *Metrics {
 		Shadows:         counter("shadow_decisions_total", "Decisions compared with a policy of routing.shadow, by result (same or differs: the target).", "policy", "result"),
 		ShadowMiss:      counter("shadow_uncached_tokens_total", "Uncached prompt tokens on the target that a policy of routing.shadow would choose; policy live: on the one that was chosen.", "policy"),
 		ShadowQueue:     counter("shadow_queued_tokens_total", "Tokens queued on that target before the request.", "policy"),
+		FirstTurns:      counter("first_turns_total", "Requests whose conversation's id was not known, by API.", "api"),
 		Picks:           counter("picks_total", "Requests sent to a target.", "worker", "rank", "leg"),
 		PromptTokens:    counter("prompt_tokens_total", "Prompt tokens of answered requests, by the target that computed the prompt.", "worker", "rank"),
 		MatchedTokens:   counter("matched_tokens_total", "Prompt tokens of answered requests that the target was predicted to hold, by source (event, speculative).", "worker", "rank", "source"),

@@ -22,10 +22,16 @@ const (
 	VLLMGenerate     // /inference/v1/generate (vLLM)
 	Tokenize         // /tokenize, /v1/tokenize
 	Models           // GET /v1/models
+	Classify         // /classify
+	Pooling          // /pooling
+	Score            // /score
+	Rerank           // /rerank
+	Audio            // /v1/audio/...
+	Realtime         // GET /v1/realtime, a WebSocket
 )
 
 var apiNames = [...]string{"unknown", "chat", "completions", "responses", "embeddings", "messages", "count_tokens", "generate",
-	"vllm_generate", "tokenize", "models"}
+	"vllm_generate", "tokenize", "models", "classify", "pooling", "score", "rerank", "audio", "realtime"}
 
 // String returns a short, stable name for metrics and logs.
 func (a API) String() string {
@@ -49,7 +55,20 @@ var suffixes = []struct {
 	{"/inference/v1/generate", VLLMGenerate},
 	{"/generate", Generate},
 	{"/tokenize", Tokenize},
+	{"/classify", Classify},
+	{"/pooling", Pooling},
+	{"/score", Score},
+	{"/rerank", Rerank},
+	{"/v1/audio/transcriptions", Audio},
+	{"/v1/audio/translations", Audio},
+	{"/v1/audio/speech", Audio},
 }
+
+// Read reports whether the API's body is read as a prompt.
+func (a API) Read() bool { return a != Unknown && a != Audio && a != Realtime && a != Models }
+
+// Pools reports whether the API's requests compute a prompt and generate nothing.
+func (a API) Pools() bool { return a == Embeddings || a == Classify || a == Pooling }
 
 // Detect identifies the API by method and path suffix, so gateways may add a path prefix. It
 // ignores the query. render reports one of the variants that only build the prompt (such as
@@ -59,6 +78,9 @@ func Detect(method, path string) (api API, render bool) {
 	path, _, _ = strings.Cut(path, "?")
 	if method == "GET" && strings.HasSuffix(path, "/v1/models") {
 		return Models, false
+	}
+	if method == "GET" && strings.HasSuffix(path, "/v1/realtime") {
+		return Realtime, false
 	}
 	if method != "POST" && method != "PUT" {
 		return Unknown, false

@@ -177,7 +177,7 @@ func (a API) promptField() Field {
 		return FieldMessages
 	case Completions:
 		return FieldPrompt
-	case Responses, Embeddings:
+	case Responses, Embeddings, Classify, Pooling:
 		return FieldInput
 	case Generate:
 		return FieldInputIDs
@@ -196,7 +196,7 @@ func (r *Request) classify() {
 	if r.API == Generate && !r.Has(FieldInputIDs) {
 		field = FieldText
 	}
-	if r.API == Embeddings && !r.Has(FieldInput) && r.Has(FieldMessages) {
+	if r.API.Pools() && !r.Has(FieldInput) && r.Has(FieldMessages) {
 		field = FieldMessages
 	}
 	if field == numFields {

@@ -48,8 +48,7 @@ type cacheRule struct {
 // (v1/core/kv_cache_manager.py) returns no block, and Scheduler.schedule
 // (v1/core/sched/scheduler.py) ignores what the KV connector found. allocate_slots does not look
 // at it: the prompt is cached. PoolingParams sets it too, for the tasks token_embed,
-// token_classify and plugin: none of them is an API that Kvlane reads (/v1/embeddings has the
-// task embed, which reads the cache). The requests for responses and messages have no such field.
+// token_classify and plugin: /v1/embeddings and /classify have other tasks, which read the cache. The requests for responses and messages have no such field.
 var vllmCacheRules = []cacheRule{
 	// CompletionRequest.to_sampling_params (entrypoints/openai/completion/protocol.py): with echo,
 	// logprobs are prompt_logprobs.
@@ -71,6 +70,12 @@ var vllmCacheRules = []cacheRule{
 		}
 		return vllmUnread, given(r.Member(body.FieldSamplingParams, "prompt_logprobs")) ||
 			given(r.Member(body.FieldSamplingParams, "prompt_logprob_token_ids"))
+	}},
+	// PoolingParams.verify (vllm/pooling_params.py). Without a task it is the model's, usually one for
+	// each token.
+	{body.Pooling, func(r *body.Request) (CacheUse, bool) {
+		task := body.Text(r.Get("task"))
+		return vllmUnread, task != "embed" && task != "classify"
 	}},
 }
 

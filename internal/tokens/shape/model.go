@@ -104,7 +104,7 @@ func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engi
 // not fit the context.
 func (m *Model) plainLength(in input, n int) error {
 	wanted := int64(0)
-	if in.API != body.Embeddings {
+	if !in.API.Pools() {
 		wanted, _ = in.MaxTokens()
 		wanted = max(wanted, 1)
 	}
@@ -151,11 +151,16 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 	case body.Chat:
 		p, err = in.profile.chat(m, in)
 		assumed = in.profile.assumed
-	case body.Tokenize, body.Embeddings, body.Completions, body.Generate, body.VLLMGenerate:
+	case body.Tokenize, body.Embeddings, body.Classify, body.Pooling, body.Completions, body.Generate, body.VLLMGenerate:
+		if in.API == body.Classify || in.API == body.Pooling {
+			assumed = "the " + in.API.String() + " API as embeddings"
+		}
 		switch {
+		case assumed != "" && (in.profile != profiles[VLLM] || in.Form == body.FormNone): // other engines name the prompt otherwise
+			err = fmt.Errorf("the %v API has no prompt that is known", in.API)
 		case chat && in.API == body.Tokenize:
 			p, err = in.profile.chat(m, in)
-		case chat && in.API == body.Embeddings:
+		case chat && in.API.Pools():
 			assumed = "embeddings of a chat"
 			p, err = m.chatEmbedding(in)
 		default:

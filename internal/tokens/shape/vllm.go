@@ -400,7 +400,7 @@ func (m *Model) vllmLength(in input, n int) error {
 		return nil
 	}
 	room := context - int64(n)
-	if in.API != body.Embeddings && in.API != body.VLLMGenerate {
+	if !in.API.Pools() && in.API != body.VLLMGenerate {
 		if wanted, asked := in.vllmMaxTokens(); asked && wanted > context {
 			return refuse("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", wanted, context)
 		}
