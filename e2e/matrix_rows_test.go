@@ -867,7 +867,7 @@ func (n *natsFault) setup(b *bed) {
 	n.replicas(b, 2)
 }
 
-// replicas waits until both see so many.
+// replicas waits until both replicas see count of them.
 func (n *natsFault) replicas(b *bed, count float64) {
 	b.t.Helper()
 	b.until(fmt.Sprintf("the replicas see %v", count), func() bool {
