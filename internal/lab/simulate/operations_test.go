@@ -378,7 +378,9 @@ func (r *replica) checkIndex() {
 			return
 		}
 		for tier := range tiers {
-			if got, want := t.Held[tier], int64(x.known[tier].count()); got > want || got < want && !r.bounded() {
+			// A feed that has not seen its engine's restart may apply batches of both, and with them a block twice: the
+			// index then takes two removals, as of an engine that has two copies.
+			if got, want := t.Held[tier], int64(x.known[tier].count()); !x.outdated() && (got > want || got < want && !r.bounded()) {
 				failf("1: the index follows the events", "%s of %s, tier %d: got %d blocks, want %d", t.Target, r.name, tier, got, want)
 			}
 		}
