@@ -22,7 +22,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// answer is what a replica in a process of its own says after each command.
+// answer is what a replica in a process of its own prints after each command.
 type answer struct {
 	Target int // of the last pick
 	Live   int
@@ -122,7 +122,7 @@ func ip(t *testing.T, args string) {
 }
 
 // The network between a replica and two others is cut for 10 s and healed. Each goes on deciding
-// and says that it is alone; then all agree within 2 s. Times are counted by the replicas.
+// and logs which others are gone; then all agree within 2 s. Times are counted by the replicas.
 func TestReplicasThatAreCutOff(t *testing.T) {
 	hub := fmt.Sprint("kvlane", os.Getpid(), "hub")
 	if out, err := exec.Command("ip", "netns", "add", hub).CombinedOutput(); err != nil {
