@@ -37,7 +37,7 @@ var rooms = []struct {
 	{"tokens", 27350, 22000, []string{"internal/tokens"}},
 	{"fleet", 4290, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1700, 1300, []string{"internal/observe"}},
-	{"decide", 2850, 1700, []string{"internal/decide"}},
+	{"decide", 2860, 1700, []string{"internal/decide"}},
 	{"replicas", 2250, 2200, []string{"internal/replicas"}},
 	{"lab", 13150, 11700, []string{"internal/lab"}},
 	{"rim", 8600, 6000, []string{
