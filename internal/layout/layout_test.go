@@ -39,7 +39,7 @@ var rooms = []struct {
 	{"observe", 1700, 1300, []string{"internal/observe"}},
 	{"decide", 2860, 1700, []string{"internal/decide"}},
 	{"replicas", 2250, 2200, []string{"internal/replicas"}},
-	{"lab", 13150, 11700, []string{"internal/lab"}},
+	{"lab", 13260, 11700, []string{"internal/lab"}},
 	{"rim", 8600, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",

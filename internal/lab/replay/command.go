@@ -108,7 +108,7 @@ func parseFlags(args []string, help io.Writer) (*flags, error) {
 	s := f.set
 	s.SetOutput(io.Discard)
 	s.StringVar(&f.trace, "trace", "", "trace `FILE`, .gz or plain")
-	s.StringVar(&f.format, "format", "mooncake", "`FORMAT` of the trace: mooncake or otel; generated: no trace, a scenario of the project")
+	s.StringVar(&f.format, "format", "mooncake", "`FORMAT` of the trace: mooncake, otel or csv (Azure, BurstGPT); generated: no trace, a scenario of the project")
 	s.StringVar(&f.scenario, "scenario", "", "`NAME` of a scenario of the project, NAME/CASE, or a .yaml file of your own; list shows them all")
 	s.Float64Var(&f.load, "load", 0, "the trace arrives so many `TIMES` faster (default: the scenario's, else 1)")
 	s.Var(&f.jitter, "arrival-jitter", "`TIME` over which arrivals are spread; never: as recorded (default: the trace's resolution, 3s for mooncake)")
@@ -197,7 +197,7 @@ func (f *flags) check() error {
 	case f.rows != "" && !f.acceptance:
 		return errors.New("--rows are those of --acceptance")
 	case readers[f.format] == nil && f.format != "generated":
-		return fmt.Errorf("--format %q: want mooncake, otel or generated", f.format)
+		return fmt.Errorf("--format %q: want mooncake, otel, csv or generated", f.format)
 	}
 	return f.checkGauntlet()
 }
@@ -418,7 +418,7 @@ func (f *flags) allSeeds() []uint64 {
 }
 
 // readers read traces by format.
-var readers = map[string]func(in io.Reader, load, jitter float64) (Workload, error){"mooncake": ReadMooncake, "otel": ReadOTel}
+var readers = map[string]func(in io.Reader, load, jitter float64) (Workload, error){"mooncake": ReadMooncake, "otel": ReadOTel, "csv": ReadCSV}
 
 // reader returns a reader of the named trace, nil if none is named.
 func (f *flags) reader() TraceReader {

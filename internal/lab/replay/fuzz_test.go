@@ -14,11 +14,12 @@ func FuzzTraces(f *testing.F) {
 		`{"timestamp": 3000, "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 2, 4]}`))
 	f.Add([]byte(`{"start_time_unix_nano": 1, "attributes": {"gen_ai.conversation.id": "a", "gen_ai.usage.input_tokens": 200}}`))
 	f.Add([]byte(`{"resourceSpans": [{"scopeSpans": [{"spans": [{"startTimeUnixNano": "3", "attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "70"}}]}]}]}]}`))
+	f.Add([]byte("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:03.98,4000,10\n7,300,44\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) > 1<<12 {
 			return
 		}
-		for _, read := range []func(io.Reader, float64, float64) (Workload, error){ReadMooncake, ReadOTel} {
+		for _, read := range []func(io.Reader, float64, float64) (Workload, error){ReadMooncake, ReadOTel, ReadCSV} {
 			w, err := read(bytes.NewReader(data), 1, 0)
 			if err != nil {
 				continue
