@@ -92,6 +92,9 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 	if len(d.cands) == 0 {
 		return choice{}, d.refusal()
 	}
+	if d.crowded() {
+		return choice{}, &HeldError{Slot: NoSlot, Target: "all targets", Queue: d.out.models.live, RetryAfter: programIdle}
+	}
 	if d.pinned() || d.sticky() {
 		return d.done()
 	}

@@ -41,7 +41,8 @@ func (r *Router) held(slot kvindex.Slot) int64 {
 // HeldError means that the best target of a request is saturated, and that waiting for it
 // costs less than another target.
 type HeldError struct {
-	// Slot is the target, Target its name.
+	// Slot is the target, Target its name. NoSlot: the programs that have begun fill the memory
+	// of all, see Config.KVTokens, and Queue is their tokens.
 	Slot   kvindex.Slot
 	Target string
 	// Queue is the uncached tokens that are queued there.
@@ -52,6 +53,9 @@ type HeldError struct {
 
 // Error names the target and its queue.
 func (e *HeldError) Error() string {
+	if e.Slot == NoSlot {
+		return fmt.Sprintf("held: the conversations that have begun use %d tokens of KV cache; retry after %s", e.Queue, e.RetryAfter)
+	}
 	return fmt.Sprintf("held: %s has %d tokens queued; retry after %s", e.Target, e.Queue, e.RetryAfter)
 }
 

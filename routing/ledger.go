@@ -238,6 +238,9 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	r.ended(now, res)
 	r.withdraw(res)
 	r.apply(res, -1)
+	if res.remote.key.replica == "" {
+		r.programs.end(res.conversation, now)
+	}
 	r.unlinkRemote(res)
 	if r.sharer != nil && res.remote.key.replica == "" {
 		r.sharer.Released(id)

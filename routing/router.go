@@ -29,6 +29,7 @@ type Router struct {
 	workers  map[string]workerEntry
 
 	conversations [numLegs]conversations
+	programs      programs
 	ledger        ledger
 	remotes       remotes
 	queue         *Queue // of those that are held, nil without
@@ -168,6 +169,11 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 		plan.TTFT = toDuration(res.Forecast.ahead + res.Forecast.own)
 	}
 	r.shareBooking(plan.Reservation)
+	if r.config.KVTokens > 0 && main.key != (Key{}) {
+		if r.programs.begin(main.key, main.models, q.PromptTokens); q.Final {
+			r.programs.drop(main.key)
+		}
+	}
 	return plan
 }
 

@@ -124,6 +124,9 @@ func (r *Router) export(q *Query) *State {
 	if q != nil {
 		key = r.config.keyOf(q.Conversation)
 	}
+	if r.programs.byKey[key] != nil {
+		s.Begun = key
+	}
 	for leg := range r.conversations {
 		s.Conversations[leg], s.Shared[leg] = r.conversations[leg].export(q, key)
 		s.Generated[leg] = r.conversations[leg].generated
@@ -327,6 +330,7 @@ type Decision struct {
 // the state: use it for debugging, not for every request.
 func (r *Router) PickRecorded(now time.Duration, q *Query, overlaps []Overlap, ex *Explanation) (*Decision, error) {
 	r.awake(now) // not recorded
+	r.programs.expire(now)
 	d := &Decision{State: r.export(q), Now: now, Query: *q, Overlaps: append([]Overlap(nil), overlaps...)}
 	plan, err := r.Pick(now, q, overlaps, ex)
 	d.Plan = plan

@@ -133,7 +133,7 @@ func (d *Decider) Reload(c *config.Config) error {
 func (l *legs) rules(c *config.Config) routing.Config {
 	rules := c.Routing.Config
 	if c.Flow.Requests > 0 {
-		rules.Hold = c.Flow.Hold
+		rules.Hold, rules.KVTokens = c.Flow.Hold, c.Flow.KVTokens
 	}
 	rules.Unmet = routing.Unmet(c.SLO.Unmet)
 	l.adapt(&rules.Disagg)

@@ -211,11 +211,12 @@ func (l *waiting) dismiss(q *waiter) {
 // lane returns the lane for a request that was refused with err, and whether it may wait.
 func (w *work) lane(err error) (routing.Lane, bool) {
 	live := w.d.live.Load()
-	if held, ok := errors.AsType[*routing.HeldError](err); ok {
+	held, isHeld := errors.AsType[*routing.HeldError](err)
+	if isHeld && held.Slot != routing.NoSlot {
 		return routing.Lane{Slot: held.Slot}, live.Flow.Requests > 0
 	}
 	_, full := errors.AsType[*routing.CapacityError](err)
-	waits := full && live.Waits() || isAbsent(err) && live.Flow.Requests > 0 && live.Flow.ZeroWorkers > 0
+	waits := isHeld && live.Flow.Requests > 0 || full && live.Waits() || isAbsent(err) && live.Flow.Requests > 0 && live.Flow.ZeroWorkers > 0
 	if !waits {
 		return routing.Lane{}, false
 	}
@@ -227,6 +228,9 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 		if q.Pin != nil {
 			class += q.Pin.Worker + "/" + strconv.Itoa(int(q.Pin.Rank))
 		}
+	}
+	if isHeld { // new programs wait for others than those that no target has room for
+		class += "\x00new"
 	}
 	return routing.Lane{Class: strings.Clone(class), Slot: routing.NoSlot}, true
 }

@@ -57,6 +57,7 @@ var variants = map[string]variant{
 	"kv-aware-blind-first": {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceRoundRobin }},
 	"kv-aware-flow":        {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold = 8192 }},
 	"kv-aware-flow-fifo":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Order = 8192, byArrival }},
+	"kv-aware-programs":    {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Programs = 8192, true }},
 	"kv-aware-flow-served": {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Order = 8192, leastServed }},
 	"kv-aware-flow-fair":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Tenants = 8192, true }},
 	"kv-aware-slo":         {routing.DefaultPreset, withTarget(routing.UnmetRoute)},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -199,6 +200,9 @@ func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, se
 	for n := range max(cond.Replicas, 1) {
 		config := policy.Config
 		config.Node = uint64(n)
+		if policy.Programs {
+			config.KVTokens = int64(fleet.Engine.Capacity / max(cond.Replicas, 1))
+		}
 		router, err := routing.New(config)
 		if err != nil {
 			return nil, err
@@ -295,6 +299,9 @@ func (s *simulation) run() error {
 				return err
 			}
 			s.serve()
+		case s.holdsAny() && (len(s.arrivals) == 0 || s.nextLook < arrival):
+			s.now = max(s.now, s.nextLook) // the product looks four times a second
+			s.serve()
 		case len(s.arrivals) > 0:
 			r := heap.Pop(&s.arrivals).(Request)
 			s.now = max(r.At, s.now)
@@ -305,6 +312,10 @@ func (s *simulation) run() error {
 			return s.atRest()
 		}
 	}
+}
+
+func (s *simulation) holdsAny() bool {
+	return s.policy.Programs && slices.ContainsFunc(s.replicas, func(r *replica) bool { return len(r.held) > 0 })
 }
 
 func (s *simulation) clock() time.Duration { return time.Duration(s.now * 1e9) }

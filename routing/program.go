@@ -1,0 +1,95 @@
+package routing
+
+import "time"
+
+const (
+	// programPart is the part of the KV memory that live programs may expect to use. The rest has
+	// copies, shared prefixes on several targets, and answers.
+	programPart = 0.6
+	// programIdle is how long a program's blocks are kept for it between two turns: most agents'
+	// tools answer sooner.
+	programIdle = 3 * time.Second
+)
+
+// program is a conversation that is live: a turn of it runs, or has ended within programIdle.
+type program struct {
+	pool *pool
+	// tokens is its last prompt, counted in pool.live.
+	tokens  int64
+	running int
+	ended   time.Duration
+}
+
+// programEnd is the end of a turn.
+type programEnd struct {
+	key Key
+	at  time.Duration
+}
+
+// programs are the live conversations, with Config.KVTokens. The working set of more of them than
+// the fleet's memory holds is evicted turn by turn, and all compute their prompts anew; so those
+// that have begun go first, and new ones wait.
+type programs struct {
+	byKey map[Key]*program
+	// idle is the ends of turns, oldest first.
+	idle []programEnd
+}
+
+// crowded refuses a new program while the live ones of its model fill the memory of the eligible
+// targets. One alone is never refused.
+func (d *decision) crowded() bool {
+	r, live := d.r, &d.r.programs
+	if r.config.KVTokens <= 0 || d.req.leg != mainLeg || d.out.key == (Key{}) || d.q.Waited < 0 {
+		return false
+	}
+	live.expire(d.now)
+	room := int64(programPart * float64(r.config.KVTokens) * float64(len(d.cands)))
+	used := d.out.models.live
+	if live.byKey[d.out.key] != nil || used == 0 || used+d.q.PromptTokens <= room {
+		return false
+	}
+	d.ex.sayf("programs", "held: those that have begun use %d of %d tokens", used, room)
+	return true
+}
+
+func (l *programs) expire(now time.Duration) {
+	n := 0
+	for n < len(l.idle) && l.idle[n].at <= now-programIdle {
+		if p := l.byKey[l.idle[n].key]; p != nil && p.running == 0 && p.ended == l.idle[n].at {
+			l.drop(l.idle[n].key)
+		}
+		n++
+	}
+	l.idle = l.idle[n:]
+}
+
+func (l *programs) drop(key Key) {
+	if p := l.byKey[key]; p != nil {
+		p.pool.live -= p.tokens
+		delete(l.byKey, key)
+	}
+}
+
+// begin notes a turn of a program that was placed.
+func (l *programs) begin(key Key, in *pool, tokens int64) {
+	p := l.byKey[key]
+	if p == nil {
+		p = &program{pool: in}
+		if l.byKey == nil {
+			l.byKey = map[Key]*program{}
+		}
+		l.byKey[key] = p
+	}
+	p.pool.live += tokens - p.tokens
+	p.tokens = tokens
+	p.running++
+}
+
+// end notes the end of a turn.
+func (l *programs) end(key Key, now time.Duration) {
+	if p := l.byKey[key]; p != nil && p.running > 0 {
+		p.running--
+		p.ended = now
+		l.idle = append(l.idle, programEnd{key, now})
+	}
+}
