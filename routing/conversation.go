@@ -71,6 +71,7 @@ type conversations struct {
 	newest        uint32
 	oldest        uint32
 	bySlot        []uint32
+	bound         []int64 // number of bySlot
 
 	steps     []step
 	freeSteps []uint32
@@ -127,6 +128,7 @@ func (c *conversations) bind(i uint32, slot kvindex.Slot) {
 		return
 	}
 	if e.slot != NoSlot {
+		c.bound[e.slot]--
 		if e.left != none {
 			c.entries[e.left].right = e.right
 		} else {
@@ -141,8 +143,9 @@ func (c *conversations) bind(i uint32, slot kvindex.Slot) {
 		return
 	}
 	for int(slot) >= len(c.bySlot) {
-		c.bySlot = append(c.bySlot, none)
+		c.bySlot, c.bound = append(c.bySlot, none), append(c.bound, 0)
 	}
+	c.bound[slot]++
 	if e.right = c.bySlot[slot]; e.right != none {
 		c.entries[e.right].left = i
 	}

@@ -96,6 +96,16 @@ func (r *Router) BindRemote(leg int, key Key, tail uint64, target kvindex.Target
 	return true
 }
 
+// BoundTo is the number of conversations that are bound to a target.
+func (r *Router) BoundTo(slot kvindex.Slot) (n int64) {
+	for leg := range r.conversations {
+		if c := &r.conversations[leg]; int(slot) < len(c.bound) {
+			n += c.bound[slot]
+		}
+	}
+	return n
+}
+
 // Bound returns the target that a conversation is bound to.
 func (r *Router) Bound(leg int, key Key) (kvindex.Target, bool) {
 	at := r.conversations[leg].find(key)

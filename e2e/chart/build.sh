@@ -33,6 +33,7 @@ sources=(
   'sigs.k8s.io/gateway-api-inference-extension@v1.6.0 config/crd/bases/*_inferencepools.yaml'
   'istio.io/api@v1.31.1 kubernetes/customresourcedefinitions.gen.yaml'
   'github.com/envoyproxy/gateway@v1.9.1 charts/gateway-helm/charts/crds/crds/generated/*policies.yaml'
+  'github.com/kedacore/keda/v2@v2.18.1 config/crd/bases/keda.sh_scaledobjects.yaml'
   'github.com/prometheus-operator/prometheus-operator@v0.85.0 example/prometheus-operator-crd/*monitors.yaml example/prometheus-operator-crd/*rules.yaml'
 )
 key=$( (printf '%s\n' "${sources[@]}"; cat "$here/schemas/main.go" "$here/build.sh") | sha256sum | cut -c1-12)

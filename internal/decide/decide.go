@@ -224,7 +224,7 @@ func (d *Decider) ledger() *observe.Ledger {
 	l := &observe.Ledger{Reservations: d.router.Live(), Waiting: d.waiting.queue.Len(), DoubleReleases: d.router.DoubleReleases(), StaleReports: d.router.StaleReports()}
 	l.Classes, l.Pools = d.flow(d.since(d.now()))
 	d.router.Targets(func(slot kvindex.Slot, info *routing.TargetInfo, load routing.Load) bool {
-		l.Targets = append(l.Targets, observe.TargetLoad{Target: info.Target, Load: load, Suspect: d.router.Suspect(slot) != "", KVUsage: d.router.KVUsage(slot)})
+		l.Targets = append(l.Targets, observe.TargetLoad{Target: info.Target, Load: load, Suspect: d.router.Suspect(slot) != "", KVUsage: d.router.KVUsage(slot), Bound: d.router.BoundTo(slot)})
 		return true
 	})
 	return l

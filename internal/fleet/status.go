@@ -39,6 +39,7 @@ func (f *Fleet) Status(loads []observe.TargetLoad) []observe.WorkerStatus {
 			r := observe.RankStatus{Rank: observe.Rank(e.Target.Rank), Blocks: blocks[e.Target], PromptTokens: observe.Value(e.Counters.Prompt),
 				MatchedTokens: observe.Value(e.Counters.ByEvents) + observe.Value(e.Counters.Speculative)}
 			if l := byTarget[e.Target]; l != nil {
+				w.RemovalCost += l.Load.KV + 1000*l.Bound + blocks[e.Target]*int64(f.Config.Index.BlockSize)
 				r.Active, r.QueuedTokens, r.Suspect = l.Load.Active, l.Load.Queue, l.Suspect
 				if l.KVUsage >= 0 {
 					r.Usage = &l.KVUsage

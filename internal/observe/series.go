@@ -22,6 +22,8 @@ type TargetLoad struct {
 	Suspect bool
 	// KVUsage is the used share of the KV cache that the engine reports, less than 0 if unknown.
 	KVUsage float64
+	// Bound is the number of conversations that are bound to the target.
+	Bound int64
 }
 
 // Ledger is the exported part of the router's state.

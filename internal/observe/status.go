@@ -40,8 +40,12 @@ type WorkerStatus struct {
 	WorkerRow
 	// Tokenizer is the worst state of the comparisons with the worker's tokenizers, "" if
 	// there are none.
-	Tokenizer string       `json:"tokenizer,omitempty"`
-	Ranks     []RankStatus `json:"ranks"`
+	Tokenizer string `json:"tokenizer,omitempty"`
+	// RemovalCost is what the fleet would compute anew without the worker, in tokens: its running
+	// prompts, its cached blocks in the device's memory, and 1,000 for each conversation that is
+	// bound to it. The least marks the worker to take away.
+	RemovalCost int64        `json:"removal_cost_tokens"`
+	Ranks       []RankStatus `json:"ranks"`
 }
 
 // RankStatus is a target in a Status.
