@@ -50,7 +50,7 @@ type byteTrie struct {
 
 // newByteTrie returns the trie of the tokens of v.
 func newByteTrie(v *vocab) (*byteTrie, error) {
-	const first = 257 // node that is no child of the root
+	const first = 257 // the first node that is not a child of the root
 	t := &byteTrie{near: make([]uint32, first<<8), slots: make([]uint64, 1<<bits.Len(uint(len(v.blob)*2))), token: make([]uint32, first, first+len(v.blob)/2)}
 	for b := range uint32(first - 1) {
 		t.near[b] = b + 1
