@@ -89,6 +89,9 @@ func loadModel(m config.Model) (*shape.Model, error) {
 	if syntax, ok := errors.AsType[*jinja.Error](err); ok && m.ChatTemplate != "" {
 		return nil, &templateError{m.ChatTemplate, syntax}
 	}
+	if err == nil && m.EngineModel != "" {
+		loaded.Serve(m.EngineModel)
+	}
 	return loaded, err
 }
 

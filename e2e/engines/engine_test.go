@@ -45,13 +45,23 @@ type kind struct {
 	tokenize string
 	// connector is vLLM's --kv-transfer-config. An engine with one has one rank.
 	connector string
+	// model is the kind of tiny model of tiny_model.py, "" for qwen3.
+	model string
 }
 
 func (k *kind) ranks() int {
-	if k.connector != "" {
+	if k.connector != "" || k.model != "" {
 		return 1
 	}
 	return ranks
+}
+
+// tokenizer is the folder of Kvlane's files of the model.
+func (k *kind) tokenizer() string {
+	if k.model == "" {
+		return "builtin:qwen3"
+	}
+	return filepath.Join(os.Getenv(installed), "models", "qwen3-"+k.model)
 }
 
 var (
@@ -111,6 +121,9 @@ func launch(t *testing.T, k *kind) *engine {
 		"--ranks", strconv.Itoa(n), "--blocks", strconv.Itoa(k.blocks), "--context", strconv.Itoa(contextOf))
 	if k.connector != "" {
 		cmd.Args = append(cmd.Args, "--connector", k.connector, "--side", strconv.Itoa(port+1+2*n))
+	}
+	if k.model != "" {
+		cmd.Args = append(cmd.Args, "--model", k.model)
 	}
 	cmd.Stdout, cmd.Stderr = log, log
 	// A group of its own: the engine's many processes end with it.

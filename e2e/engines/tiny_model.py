@@ -4,6 +4,14 @@ import json
 import pathlib
 
 
+PICTURES = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}\
+{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ p.text }}{% endif %}\
+{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
 def text(folder, name):
     """A file of the folder, plain or gzipped; None if it is in neither form."""
     plain, packed = folder / name, folder / (name + ".gz")
@@ -50,12 +58,24 @@ def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
             **{**shape, "head_dim": 32, "num_key_value_heads": 2}, moe_intermediate_size=32, n_routed_experts=4, n_group=1,
             topk_group=1, num_experts_per_tok=2, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=16, qk_nope_head_dim=16,
             v_head_dim=32),
+        # Images become a run of one token, as many as their size asks for.
+        "qwen2_vl": lambda: transformers.Qwen2VLConfig(
+            text_config={**shape, "rope_parameters": {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 1e4}},
+            vision_config=dict(depth=1, embed_dim=32, hidden_size=64, num_heads=2, mlp_ratio=2), tie_word_embeddings=True,
+            image_token_id=added.get("<|image_pad|>"), video_token_id=added.get("<|video_pad|>"),
+            vision_start_token_id=added.get("<|vision_start|>"), vision_end_token_id=added.get("<|vision_end|>")),
         # Layers with a sliding window among layers with full attention: two groups in the KV cache.
         "hybrid": lambda: transformers.Gemma3TextConfig(**{**shape, "num_hidden_layers": 4}, sliding_window=64,
                                                         layer_types=["sliding_attention", "full_attention"] * 2),
     }
     torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(configs[kind]()).to(torch.bfloat16)
+    if kind == "qwen2_vl":
+        model = transformers.Qwen2VLForConditionalGeneration(configs[kind]()).to(torch.bfloat16)
+        (target / "preprocessor_config.json").write_text(json.dumps(dict(
+            image_processor_type="Qwen2VLImageProcessor", processor_class="Qwen2VLProcessor", min_pixels=3136, max_pixels=200704)))
+        (target / "chat_template.jinja").write_text(PICTURES)
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(configs[kind]()).to(torch.bfloat16)
     for seed, name in enumerate(adapters):
         adapter(model, target, target / f"adapter-{name}", seed)
     model.save_pretrained(target)

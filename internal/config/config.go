@@ -136,6 +136,7 @@ type Model struct {
 	TrustTemplates bool     `yaml:"trust_request_templates" jsonschema_description:"Requests may contain a chat_template (vLLM with --trust-request-chat-template). If false, such templates are not run: vLLM refuses the request; for other engines it is routed by load."`
 	Multimodal     *bool    `yaml:"multimodal" jsonschema_description:"The model accepts images, audio or video; if false, such requests are refused. Absent: decided by the tokenizer folder's config.json, or else by the chat template."`
 	MaxModelLen    int      `yaml:"max_model_len" jsonschema:"minimum=0" jsonschema_description:"Context length of the engine in tokens; 0: what all its engines name in GET /v1/models, if they do."`
+	EngineModel    string   `yaml:"engine_model" jsonschema_description:"What vLLM's --model is, a path or a name: part of its hashes of images. Empty: asked of the workers (root in GET /v1/models)."`
 	CacheBytes     Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for cached tokenizations of earlier prompts."`
 	HandIDs        bool     `yaml:"hand_ids" jsonschema_description:"Forward the token ids, so that the engine does not tokenize again."`
 	Check          Check    `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`

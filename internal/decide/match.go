@@ -35,7 +35,11 @@ func (j *job) match(in *input, t *tokens) {
 	block := d.cfg.Index.BlockSize
 	hasher := d.fleet.Index().Hasher()
 	seed := hasher.Seed(in.model.CacheName(), adapter(in), salt(in.body, j.cacheSalt(in)))
-	s.hashes = conv.AppendHashes(&s.turn, s.hashes, seed, t.ids, block, hasher.AppendHashes)
+	if t.media == nil {
+		s.hashes = conv.AppendHashes(&s.turn, s.hashes, seed, t.ids, block, hasher.AppendHashes)
+	} else {
+		s.hashes = hasher.AppendHashesExtra(s.hashes, seed, t.ids, block, nil, fleet.Media(t.media))
+	}
 	j.took(observe.StageHash)
 	if len(s.hashes) == 0 {
 		if j.degraded == "" {

@@ -7,6 +7,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -17,15 +18,17 @@ type tokens struct {
 	ids []uint32
 	// partial reports that ids cover only the beginning of the prompt.
 	partial bool
+	// media are the images that ids stand for.
+	media []conv.Medium
 	// made is the model whose tokenizer made the ids, nil if a renderer did.
 	made *fleet.Model
 	// count is the length of the prompt, estimated where ids are not known.
 	count int64
 }
 
-// whole returns the ids of the whole prompt, nil if they are not known.
+// whole returns the ids of the whole prompt, nil if they are not known or stand for images.
 func (t *tokens) whole() []uint32 {
-	if t.partial {
+	if t.partial || t.media != nil {
 		return nil
 	}
 	return t.ids
@@ -54,7 +57,7 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 		}
 		return &tokens{count: t.count}, j.withoutIDs(t.made != nil && exact.Err() != nil, err)
 	}
-	t.ids, t.partial, t.count = res.IDs, res.Partial != "", int64(len(res.IDs))
+	t.ids, t.media, t.partial, t.count = res.IDs, res.Media, res.Partial != "", int64(len(res.IDs))
 	if !j.s.turn.Kept() && cap(res.IDs) > cap(j.s.ids) {
 		j.s.ids = res.IDs
 	}

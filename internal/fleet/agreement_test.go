@@ -1,20 +1,25 @@
 package fleet
 
 import (
+	"encoding/base64"
 	"encoding/json"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
 // tokenizing is an engine that answers with our ids or with different ones.
@@ -23,6 +28,7 @@ type tokenizing struct {
 
 	wrong, down atomic.Bool
 	asked       atomic.Int32
+	root        atomic.Value // string: of the list of models; there is none without it
 }
 
 func startTokenizing(t *testing.T) *tokenizing {
@@ -34,6 +40,12 @@ func startTokenizing(t *testing.T) *tokenizing {
 	e := &tokenizing{}
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet { // its models
+			if root := e.root.Load(); root != nil {
+				_ = json.NewEncoder(w).Encode(map[string]any{"data": []any{
+					map[string]any{"id": "adapter", "owned_by": "vllm", "root": "/adapter", "parent": "demo"},
+					map[string]any{"id": "demo", "owned_by": "vllm", "root": root, "parent": nil}}})
+				return
+			}
 			http.NotFound(w, r)
 			return
 		}
@@ -153,5 +165,74 @@ func TestWorkersThatDiffer(t *testing.T) {
 	d.SetWorkers(list(true, true)[1:])
 	if len(s.agreement.all()) != 1 || s.Unfit() == nil {
 		t.Error("a worker that is gone still counts")
+	}
+}
+
+// over is a folder with further files.
+type over struct {
+	fs.FS
+
+	more fstest.MapFS
+}
+
+func (o over) Open(name string) (fs.File, error) {
+	if o.more[name] != nil {
+		return o.more.Open(name)
+	}
+	return o.FS.Open(name)
+}
+
+// The engine's --model, on which the identifiers of images depend, is asked of the worker.
+func TestTheEnginesModelIsLearned(t *testing.T) {
+	builtin, err := models.Open("builtin:qwen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	yes := true
+	m, err := shape.Load(over{builtin, fstest.MapFS{
+		"config.json":              {Data: []byte(`{"architectures":["Qwen2VLForConditionalGeneration"]}`)},
+		"preprocessor_config.json": {Data: []byte(`{"image_processor_type":"Qwen2VLImageProcessor"}`)},
+	}}, shape.Options{Multimodal: &yes, ChatTemplate: "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}<|image_pad|>{% endif %}{% endfor %}{% endfor %}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pixels := base64.StdEncoding.EncodeToString([]byte("\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR\x00\x00\x00\x40\x00\x00\x00\x40\x08\x02\x00\x00\x00....."))
+	req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:;base64,`+pixels+`"}}]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt := func() shape.Result {
+		res, err := m.Prompt(req, shape.VLLM)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	if res := prompt(); res.Media != nil {
+		t.Fatalf("got %v before a worker was asked, want no images", res.Media)
+	}
+	e := startTokenizing(t)
+	e.root.Store("/models/demo")
+	c, err := config.Parse("test.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", check: {every: 1, retry: 1h}}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := start(t, c, &Model{Config: c.Models[0], Tokens: m})
+	w := worker("a", 0)
+	w.Address, w.Ready = strings.TrimPrefix(e.URL, "http://"), true
+	d.SetWorkers([]workers.Worker{w})
+	for deadline := time.Now().Add(20 * time.Second); prompt().Media == nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("got no images though the worker tells its model")
+		}
+	}
+	learned := prompt().Media[0]
+	m.Serve("/models/demo")
+	if other := prompt().Media[0]; other != learned {
+		t.Error("got another identifier than with the root of the base model")
+	}
+	got, want := Media(prompt().Media), kvindex.Medium{At: 0, Digest: feed.ExtraDigest(0, []byte(prompt().Media[0].Identifier))}
+	if len(got) != 1 || got[0] != want {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

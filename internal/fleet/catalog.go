@@ -194,18 +194,21 @@ func (f *Fleet) askFor(ctx context.Context, m *Member) (names []string, err erro
 	return names, nil
 }
 
-// learnContexts gives each model the context length that all its engines name. The caller holds the
-// catalog's lock.
+// learnContexts gives each model the context length that all its engines name, and what their
+// --model is: of several the first in order. The caller holds the catalog's lock.
 func (f *Fleet) learnContexts() {
 	for _, m := range f.Models {
 		if m.Tokens == nil {
 			continue
 		}
-		context, known := 0, false
+		context, known, base := 0, false, m.Config.EngineModel
 		for _, l := range f.catalog.listed {
 			for i := range l.models {
 				if !slices.Contains(m.Names(), l.models[i].ID) {
 					continue
+				}
+				if b := l.models[i].Base(); m.Config.EngineModel == "" && b != "" && (base == "" || b < base) {
+					base = b
 				}
 				if n := l.models[i].Context(); !known {
 					context, known = n, true
@@ -215,6 +218,7 @@ func (f *Fleet) learnContexts() {
 			}
 		}
 		m.Tokens.SetMaxModelLen(context)
+		m.Tokens.Serve(base)
 	}
 }
 

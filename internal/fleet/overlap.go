@@ -3,7 +3,9 @@ package fleet
 import (
 	"slices"
 
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -91,4 +93,13 @@ func (f *Fleet) engineBlocks() func(kvindex.Slot) int {
 		return nil
 	}
 	return f.View().engineBlock
+}
+
+// Media returns what the index knows media by.
+func Media(media []conv.Medium) []kvindex.Medium {
+	out := make([]kvindex.Medium, len(media))
+	for i, m := range media {
+		out[i] = kvindex.Medium{At: m.At, Digest: feed.ExtraDigest(0, []byte(m.Identifier))}
+	}
+	return out
 }

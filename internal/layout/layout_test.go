@@ -82,7 +82,7 @@ var mayImport = map[string]string{
 	"internal/tokens/bpe":      "",
 	"internal/tokens/bpe/...":  "",
 	"internal/tokens/jinja":    "",
-	"internal/tokens/shape":    "internal/tokens/body internal/tokens/bpe internal/tokens/conv internal/tokens/encoders internal/tokens/jinja",
+	"internal/tokens/shape":    "internal/tokens/body internal/tokens/bpe internal/tokens/conv internal/tokens/encoders internal/tokens/jinja internal/tokens/media",
 
 	// The fleet does not know how requests are decided.
 	"internal/fleet": "extproc internal/config internal/observe internal/steering internal/tokens/body internal/tokens/conv internal/tokens/shape " +

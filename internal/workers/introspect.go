@@ -130,6 +130,14 @@ func (l *Listed) Context() int {
 	return max(0, n)
 }
 
+// Base is what the engine's --model is, "" if the engine does not say or for an adapter.
+func (l *Listed) Base() (root string) {
+	if l.Parent == nil || string(l.Parent) == "null" {
+		_ = json.Unmarshal(l.Root, &root) // "" if there is none
+	}
+	return root
+}
+
 // Models returns what the engine at a URL lists in GET /v1/models, adapters included.
 func (a *Asker) Models(ctx context.Context, url string) ([]Listed, error) {
 	body, err := a.question(ctx, strings.TrimRight(url, "/")+"/v1/models")

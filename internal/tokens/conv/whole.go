@@ -13,6 +13,8 @@ type Prompt struct {
 	// IDs are the prompt's token ids, nil if they are unknown. They are shared with later
 	// results: do not modify them, and append only to a copy.
 	IDs []uint32
+	// Media are the images in IDs, in order.
+	Media []Medium
 	// Text is the prompt as text, "" unless it was asked for, or if the request contained ids.
 	Text string
 	// Prompts is the number of prompts in the request. IDs and Text are those of the first one,
@@ -23,6 +25,12 @@ type Prompt struct {
 	Partial string
 	// Assumed names a rule that no recording of a real engine confirms, "" if all are confirmed.
 	Assumed string
+}
+
+// Medium is an image that tokens stand for.
+type Medium struct {
+	At         int    // position of its first token
+	Identifier string // what the engine identifies it by
 }
 
 // whole is a body that was seen at least twice. Invariant: request is immutable and refers to the

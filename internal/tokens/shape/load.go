@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/encoders"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/media"
 )
 
 // Options describes how a model's engine was started, which the model's files do not contain. The
@@ -60,6 +61,11 @@ type Model struct {
 	supplied     *templateCache
 	context      atomic.Int64 // as the engine says, 0: unknown
 	space        uint64       // of what caches keep of this model, plus a small number per kind
+
+	// family is what vLLM puts in the place of images, nil if that is not known; served is what
+	// vLLM's --model is, which is part of the images' hashes.
+	family *media.Family
+	served atomic.Pointer[string]
 }
 
 // Load reads a model directory: tokenizer.json and the tokenizer's other files, plain or gzipped
@@ -70,7 +76,11 @@ func Load(fsys fs.FS, options Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(tok, options)
+	m, err := New(tok, options)
+	if err == nil {
+		m.family, _ = media.Load(fsys, tok.TokenID) // without it, chats are matched up to the first image
+	}
+	return m, err
 }
 
 // New is Load for a tokenizer that is already loaded; several models may share one.

@@ -34,8 +34,9 @@ func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
 func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape shaper) ([]jinja.Value, error) {
 	if in.Form == body.FormMessages && len(in.Elements) == in.Count {
 		return in.turn.Messages(in.Request, m.space+uint64(kind), func(raw []byte) (jinja.Value, bool, error) {
+			images := p.images.count()
 			v, err := shaped(in, raw, shape)
-			return v, !p.hasMedia(), err
+			return v, !p.isCut() && p.images.count() == images, err
 		})
 	}
 	raw := in.Raw(body.FieldMessages)

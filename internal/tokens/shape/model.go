@@ -48,7 +48,7 @@ func (m *Model) PromptInto(ctx context.Context, dst []uint32, turn *conv.Turn, e
 		dst = nil
 	}
 	res, err := m.compute(ctx, dst[:0], turn, engine, false)
-	if err == nil && !res.dated {
+	if err == nil && !res.dated && res.Media == nil {
 		turn.Keep(space, &res.Result)
 	}
 	return res.Result, err
@@ -279,7 +279,7 @@ const pooledText = 4 << 20
 
 // encode renders and tokenizes the plan into res.
 func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *plan, withText bool) error {
-	if p.partial != "" && !p.hasMedia() {
+	if p.partial != "" && !p.isCut() {
 		return nil
 	}
 	text := p.text
@@ -300,7 +300,7 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 		}
 		*buf, text = rendered, asText(rendered)
 	}
-	if p.hasMedia() {
+	if p.isCut() {
 		at := strings.Index(text, mediaMark)
 		if at < 0 {
 			return nil
@@ -330,11 +330,15 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 	if err != nil {
 		return textError(err)
 	}
-	if p.hasMedia() && len(ids) > 0 {
+	if p.isCut() && len(ids) > 0 {
 		ids = ids[:len(ids)-1] // following text could merge with the last token
 	}
 	res.IDs = ids
-	if p.suffix != "" && !p.hasMedia() {
+	if p.images.count() > 0 {
+		turn.Cut()
+		m.placeImages(&res.Result, p)
+	}
+	if p.suffix != "" && !p.isCut() {
 		return m.continueWith(ctx, &res.Result, p.suffix, withText)
 	}
 	return nil

@@ -34,9 +34,11 @@ type plan struct {
 	// partial is the reason why only the front of the prompt is known, "" if all of it is. A
 	// partial rendered text is cut at mediaMark.
 	partial string
+	// images, if not nil, are those before the first medium that is not known.
+	images *images
 }
 
-// mediaMark takes the place of the first image, audio or video. The text after it is unknown
+// mediaMark takes the place of the first medium that is not known. The text after it is unknown
 // here.
 const mediaMark = "\ue3b0kvlane media\ue3b1"
 
@@ -45,7 +47,11 @@ func (p *plan) cutAtMedia() {
 	p.partial = "the prompt after the first image, audio or video is not known"
 }
 
-func (p *plan) hasMedia() bool { return (p.template != nil || p.chat != nil) && p.partial != "" }
+// isCut reports whether a rendered prompt is cut at mediaMark.
+func (p *plan) isCut() bool { return (p.template != nil || p.chat != nil) && p.partial != "" }
+
+// hasMedia reports whether the messages contain more than text.
+func (p *plan) hasMedia() bool { return p.isCut() || p.images.count() > 0 }
 
 // input is a request as profiles read it.
 type input struct {

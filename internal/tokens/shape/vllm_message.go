@@ -318,6 +318,10 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 				front = true
 				continue
 			}
+			if media && !flatten && s.p.images.add(parts[i]) {
+				wrapped = append(wrapped, object(kv{"type", jinja.String("image")}))
+				continue
+			}
 			if media {
 				s.p.cutAtMedia()
 				text = mediaMark

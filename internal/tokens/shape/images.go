@@ -1,0 +1,130 @@
+package shape
+
+import (
+	"sync"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+	"github.com/kvlane/kvlane/internal/tokens/media"
+)
+
+// image is an image of a chat, for vLLM 0.32: vllm/multimodal/hasher.py and processing/inputs.py.
+type image struct {
+	media.Image
+
+	turned     bool // it may be turned
+	identifier string
+}
+
+// Serve sets what the engines' --model is, without which images are not followed. It is safe for concurrent use.
+func (m *Model) Serve(model string) { m.served.Store(&model) }
+
+// imagesOf returns how a chat's images are followed, nil if they are not.
+func (m *Model) imagesOf(in input) *images {
+	served := m.served.Load()
+	if m.family == nil || served == nil || *served == "" || in.API != body.Chat || given(in.Get("mm_processor_kwargs")) || given(in.Get("media_io_kwargs")) {
+		return nil
+	}
+	return &images{family: m.family, served: *served}
+}
+
+// images are those of a plan before the first medium that is not known.
+type images struct {
+	family *media.Family
+	served string // what vLLM's --model is
+	list   []image
+}
+
+func (i *images) count() int {
+	if i == nil {
+		return 0
+	}
+	return len(i.list)
+}
+
+// buffers is a pool for the data of images.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// add adds the image of a content part. It returns false if the image is not in the part, or is unusual.
+func (i *images) add(v jinja.Value) bool {
+	part, _ := v.AsDict()
+	if kind := textAt(part, "type"); i == nil || kind != "" && kind != "image_url" && kind != "input_image" {
+		return false
+	}
+	url, inline := member(part, "image_url").AsString()
+	if !inline {
+		url = textAt(dictAt(part, "image_url"), "url")
+	}
+	identifier, named, ok := textOf(part, "uuid")
+	plain := true
+	part.Range(func(k, _ jinja.Value) bool {
+		key, _ := k.AsString()
+		plain = key == "type" || key == "image_url" || key == "uuid" // others are visible to the template
+		return plain
+	})
+	if !plain || !ok || named && identifier == "" {
+		return false
+	}
+	buf, _ := buffers.Get().(*[]byte)
+	defer func() {
+		if cap(*buf) <= pooledText {
+			buffers.Put(buf)
+		}
+	}()
+	data, ok := media.AppendDataURL((*buf)[:0], url)
+	*buf = data[:0]
+	if !ok {
+		return false
+	}
+	img, err := media.ReadImage(data)
+	if err != nil {
+		return false
+	}
+	if !named {
+		identifier = media.VLLMIdentifier(data, img, i.served)
+	}
+	i.list = append(i.list, image{img, i.family.Turns() && media.MayTurn(data), identifier})
+	return true
+}
+
+// maxExpanded bounds the ids of a prompt with images if the engine's context length is not known.
+const maxExpanded = 1 << 20
+
+// placeImages replaces the token of each image by those that vLLM's processor puts there. The prompt ends before an image
+// whose tokens are not known.
+func (m *Model) placeImages(res *Result, p *plan) {
+	f, ids := p.images.family, res.IDs
+	marks := 0
+	for _, id := range ids {
+		if id == f.Token {
+			marks++
+		}
+	}
+	out := make([]uint32, 0, len(ids)+256*marks)
+	limit := maxExpanded
+	if n := m.maxModelLen(); n > 0 {
+		limit = n
+	}
+	known := p.images.list
+	if marks != len(known) || p.keep != 0 {
+		known = nil // the text contains the token too, or the prompt is truncated
+	}
+	for _, id := range ids {
+		if id != f.Token {
+			out = append(out, id)
+			continue
+		}
+		at, ok := len(out), len(known) > 0 && len(out) <= limit
+		if ok {
+			out, ok = f.Append(out, known[0].Image, known[0].turned)
+		}
+		if !ok {
+			res.Partial = "the tokens of an image are not known"
+			break
+		}
+		res.Media = append(res.Media, conv.Medium{At: at, Identifier: known[0].identifier})
+		known = known[1:]
+	}
+	res.IDs = out
+}
