@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -194,4 +195,44 @@ func TestIdentifiersFollowTheEnginesModel(t *testing.T) {
 	if len(seen) != 2 {
 		t.Errorf("got %d identifiers, want one for each of two models", len(seen))
 	}
+}
+
+// BenchmarkChatWithImage is a chat with an image of 1 MB from its bytes to its ids; cpu-ms/op is processor time.
+func BenchmarkChatWithImage(b *testing.B) {
+	data := []byte("\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR\x00\x00\x04\x00\x00\x00\x04\x00\x08\x02\x00\x00\x00")
+	for x := uint32(1); len(data) < 1<<20; x = x*1664525 + 1013904223 {
+		data = append(data, byte(x>>24))
+	}
+	raw := []byte(`{"messages":[{"role":"user","content":[{"type":"text","text":"What is it?"},{"type":"image_url","image_url":{"url":"data:image/png;base64,` +
+		base64.StdEncoding.EncodeToString(data) + `"}}]}]}`)
+	for _, follow := range []bool{true, false} {
+		b.Run(map[bool]string{true: "followed", false: "cut"}[follow], func(b *testing.B) {
+			m, c := pictured(b, Options{}), conv.New(64<<20)
+			if follow {
+				m.Serve("/m")
+			}
+			var turn conv.Turn
+			before := processorTime(b)
+			for i := 0; b.Loop(); i++ {
+				raw[len(raw)-40] = 'A' + byte(i%26) // another image each time
+				if err := c.Parse(&turn, body.Chat, raw); err != nil {
+					b.Fatal(err)
+				}
+				if res, err := m.PromptInto(b.Context(), nil, &turn, VLLM); err != nil || (len(res.Media) == 1) != follow {
+					b.Fatal(res.Media, err)
+				}
+			}
+			b.ReportMetric(float64(processorTime(b)-before)/1e6/float64(b.N), "cpu-ms/op")
+		})
+	}
+}
+
+// processorTime returns what the process has used, in nanoseconds.
+func processorTime(b *testing.B) int64 {
+	b.Helper()
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		b.Fatal(err)
+	}
+	return used.Utime.Nano() + used.Stime.Nano()
 }
