@@ -60,7 +60,8 @@ def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
             v_head_dim=32),
         # Images become a run of one token, as many as their size asks for.
         "qwen2_vl": lambda: transformers.Qwen2VLConfig(
-            text_config={**shape, "rope_parameters": {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 1e4}},
+            text_config={**{k: v for k, v in shape.items() if k != "head_dim"},
+                         "rope_parameters": {"rope_type": "default", "type": "mrope", "mrope_section": [4, 6, 6], "rope_theta": 1e4}},
             vision_config=dict(depth=1, embed_dim=32, hidden_size=64, num_heads=2, mlp_ratio=2), tie_word_embeddings=True,
             image_token_id=added.get("<|image_pad|>"), video_token_id=added.get("<|video_pad|>"),
             vision_start_token_id=added.get("<|vision_start|>"), vision_end_token_id=added.get("<|vision_end|>")),
