@@ -70,9 +70,7 @@ func Run(ctx context.Context, binary, dir, file, admin string, concurrency int) 
 	}
 	p.cmd = exec.Command(binary, args...) //nolint:gosec // the caller chooses the Envoy
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	// Its own process group, so that Ctrl-C reaches only us and answers can drain; the
-	// kernel kills it if we die.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	p.cmd.SysProcAttr = Child()
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start envoy: %w", err)
 	}

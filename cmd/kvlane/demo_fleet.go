@@ -11,9 +11,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/kvlane/kvlane/envoy"
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
@@ -54,7 +54,7 @@ func (d *demo) startMembers(n int, yaml func(listen, admin, more string) string)
 		m.cmd = exec.Command(self, "serve", "--config", m.file)
 		m.cmd.Stderr = log
 		// As for Envoy: Ctrl-C reaches only this process, and the kernel kills them if it dies.
-		m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		m.cmd.SysProcAttr = envoy.Child()
 		err = m.cmd.Start()
 		log.Close()
 		if err != nil {
