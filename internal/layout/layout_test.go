@@ -36,8 +36,8 @@ var rooms = []struct {
 	{"heart", 20600, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 27350, 22000, []string{"internal/tokens"}},
 	{"fleet", 4290, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1700, 1300, []string{"internal/observe"}},
-	{"decide", 2860, 1700, []string{"internal/decide"}},
+	{"observe", 1720, 1300, []string{"internal/observe"}},
+	{"decide", 2940, 1700, []string{"internal/decide"}},
 	{"replicas", 2250, 2200, []string{"internal/replicas"}},
 	{"lab", 13260, 11700, []string{"internal/lab"}},
 	{"rim", 8600, 6000, []string{
