@@ -41,6 +41,9 @@ type Config struct {
 	// Hold refuses a request with a HeldError while its best target has more than this many
 	// uncached tokens queued. 0 turns this off.
 	Hold int64 `json:"hold,omitempty" jsonschema:"-" yaml:"-"`
+	// KVTokens is the KV cache of a target in tokens. With it a new conversation is refused with
+	// a HeldError without a Slot while those that have begun fill the memory. 0 turns this off.
+	KVTokens int64 `json:"kv_tokens,omitempty" jsonschema:"-" yaml:"-"`
 	// Unmet is what is done with a request whose Query.TTFT cannot be met; "" is UnmetRoute.
 	Unmet Unmet `json:"unmet,omitempty" jsonschema:"-" yaml:"-"`
 	// RemoteTTL ends bookings of other replicas if their release was lost. It is longer

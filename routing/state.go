@@ -24,6 +24,8 @@ type State struct {
 	Generated     [numLegs]uint64              `json:"generated"`
 	Judged        time.Duration                `json:"judged,omitempty"`
 	JudgeNext     bool                         `json:"judge_next,omitempty"`
+	// Begun is the query's conversation if it is a live program.
+	Begun Key `json:"begun,omitzero"`
 }
 
 // TargetState is one target.
@@ -65,6 +67,8 @@ type PoolState struct {
 	// Returning is the share of requests that continue a known conversation.
 	Returning [numLegs]float64 `json:"returning"`
 	Paces     paces            `json:"paces,omitzero"`
+	// Live is the tokens of the programs that have begun.
+	Live int64 `json:"live,omitempty"`
 }
 
 // SlabState is one entry of the ledger.
@@ -108,9 +112,9 @@ func (r *Router) export(q *Query) *State {
 		}
 		s.Targets = append(s.Targets, ts)
 	}
-	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.rotation, r.anyModel.returning, r.anyModel.paces})
+	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.rotation, r.anyModel.returning, r.anyModel.paces, r.anyModel.live})
 	for model, p := range r.models {
-		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.rotation, p.returning, p.paces})
+		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.rotation, p.returning, p.paces, p.live})
 	}
 	sort.Slice(s.Pools, func(i, j int) bool { return s.Pools[i].Model < s.Pools[j].Model })
 	for i := range r.ledger.slab {
@@ -236,7 +240,10 @@ func importState(s *State) (*Router, error) {
 		if p == nil {
 			return nil, fmt.Errorf("import: model %q has no target", ps.Model)
 		}
-		p.cursor, p.rotation, p.returning, p.paces = ps.Cursor, ps.Rotation, ps.Returning, ps.Paces
+		p.cursor, p.rotation, p.returning, p.paces, p.live = ps.Cursor, ps.Rotation, ps.Returning, ps.Paces, ps.Live
+	}
+	if s.Begun != (Key{}) {
+		r.programs.begin(s.Begun, &r.anyModel, 0)
 	}
 	r.judged, r.judgeNext = s.Judged, s.JudgeNext
 	if err := r.importLedger(s); err != nil {

@@ -124,6 +124,8 @@ type pool struct {
 	// returningOver of those that conversations.countTurn counts, per leg.
 	returning [numLegs]float64
 	paces     paces
+	// live is the tokens of the live programs.
+	live int64
 }
 
 const returningOver = 512

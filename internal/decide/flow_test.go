@@ -433,3 +433,30 @@ func TestRetryAfterOfAFullQueue(t *testing.T) {
 	<-waiting.done
 	running.Ticket.End(time.Now())
 }
+
+// A new conversation waits while those that have begun use the memory, and goes when one ends.
+func TestANewConversationWaitsForTheMemory(t *testing.T) {
+	b := flowBench(t, ", kv_tokens: 30", "")
+	turn := func(headers ...string) {
+		t.Helper()
+		d, _ := b.ask("/v1/completions", text("sea", 10), headers...)
+		if d.Reject != nil {
+			t.Fatalf("%v: got %+v, want a place", headers, d.Reject)
+		}
+		d.Ticket.End(time.Now())
+	}
+	turn("x-session-id", "1")
+	waits := b.sendBody(1, text("sea", 10), "x-session-id", "2")
+	turn("x-session-id", "1")
+	turn() // not a conversation
+	if b.untilWaiting(1); len(waits.done) != 0 {
+		t.Errorf("got an answer, want the new conversation to wait")
+	}
+	turn("x-session-id", "1", "x-dynamo-session-final", "true")
+	d := <-waits.done
+	if d.Reject != nil {
+		t.Errorf("got %+v, want a place after the end of the other", d.Reject)
+	}
+	d.Ticket.End(time.Now())
+	b.idle()
+}

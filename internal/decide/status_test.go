@@ -11,7 +11,8 @@ func TestStatusShowsLoadCacheAndTotals(t *testing.T) {
 	down := worker("b", 0)
 	down.Ready, down.Reason = false, "connect: refused"
 	b := newBench(t, "routing: {wait: {max_requests: 8, timeout: 1m}}\n", worker("a", 2), down)
-	d, e := b.ask("/v1/completions", completion(100, ""))
+	d, e := b.ask("/v1/completions", completion(100, ""), "x-session-id", "1")
+	const bound = 1000 // for its conversation
 	d.Ticket.ResponseHeaders(200, d.Endpoint)
 	b.Update(func(r *routing.Router, now time.Duration) {
 		r.ReportWorker(now, "a", routing.Report{At: now, KVUsage: 0.25})

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 79000
+	totalLimit = 81900
 	totalGoal  = 62000
 )
 
@@ -33,12 +33,12 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 20600, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 27350, 22000, []string{"internal/tokens"}},
-	{"fleet", 4290, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"heart", 21050, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 27700, 22000, []string{"internal/tokens"}},
+	{"fleet", 4330, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1720, 1300, []string{"internal/observe"}},
 	{"decide", 2940, 1700, []string{"internal/decide"}},
-	{"replicas", 2250, 2200, []string{"internal/replicas"}},
+	{"replicas", 2280, 2200, []string{"internal/replicas"}},
 	{"lab", 13260, 11700, []string{"internal/lab"}},
 	{"rim", 8600, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",

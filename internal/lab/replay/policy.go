@@ -27,6 +27,8 @@ type Policy struct {
 	// share the capacity.
 	Order   string
 	Tenants bool
+	// Programs admits conversations whole, as with flow.kv_tokens.
+	Programs bool
 	// TTFT is the target of every request for its first token, see routing.Query; 0 for none.
 	TTFT time.Duration
 	// Peer, if not nil, chooses in place of the router: a model of another project's rule.
