@@ -41,7 +41,7 @@ func TestProgramsAreAdmittedWhole(t *testing.T) {
 		id     string
 		tokens int64
 		final  bool
-		later  time.Duration
+		later  int // seconds
 		want   bool
 	}{
 		{"one", 50_000, false, 0, true}, // alone: never refused
@@ -62,7 +62,7 @@ func TestProgramsAreAdmittedWhole(t *testing.T) {
 		{"six", 1000, false, 0, true},      // 10,000
 		{"seven", 50_000, false, 10, true}, // the memory is free again
 	} {
-		now += step.later * time.Second
+		now += time.Duration(step.later) * time.Second
 		if got := turn(step.id, step.tokens, step.final); got != step.want {
 			t.Errorf("%q of %d tokens at %s with %d live: got admitted %v, want %v", step.id, step.tokens, now, r.anyModel.live, got, step.want)
 		}

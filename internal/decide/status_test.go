@@ -32,8 +32,8 @@ func TestStatusShowsLoadCacheAndTotals(t *testing.T) {
 	if len(s.Workers[0].Ranks) != 2 || active != 1 || prompt != float64(e.PromptTokens) {
 		t.Errorf("got %+v, want one request with %d tokens", s.Workers[0].Ranks, e.PromptTokens)
 	}
-	if got, other := s.Workers[0].RemovalCost, s.Workers[1].RemovalCost; got != int64(e.PromptTokens)+bound || other != 0 {
-		t.Errorf("got removal costs of %d and %d tokens, want %d and 0", got, other, int64(e.PromptTokens)+bound)
+	if got, other := s.Workers[0].RemovalCost, s.Workers[1].RemovalCost; got != e.PromptTokens+bound || other != 0 {
+		t.Errorf("got removal costs of %d and %d tokens, want %d and 0", got, other, e.PromptTokens+bound)
 	}
 	if r := s.Workers[1].Ranks; len(r) != 1 || r[0].Rank != "" || r[0].Usage != nil || r[0].Active != 0 {
 		t.Errorf("got %+v, want one rank without a number and without a report", r)

@@ -265,13 +265,7 @@ func (s *simulation) run() error {
 			arrival = s.arrivals[0].At
 		}
 		if len(s.notes) > 0 && s.notes[0].at <= min(at, arrival) {
-			s.now = s.notes[0].at
-			for i, to := range s.replicas {
-				if i != s.notes[0].from {
-					s.notes[0].tell(to)
-				}
-			}
-			s.notes = s.notes[1:]
+			s.tellReplicas()
 			continue
 		}
 		if len(s.handovers) > 0 && s.handovers[0].at <= min(at, arrival) {
@@ -310,6 +304,17 @@ func (s *simulation) run() error {
 			}
 		default:
 			return s.atRest()
+		}
+	}
+}
+
+// tellReplicas passes the next note to all replicas but its sender.
+func (s *simulation) tellReplicas() {
+	note := s.notes[0]
+	s.now, s.notes = note.at, s.notes[1:]
+	for i, to := range s.replicas {
+		if i != note.from {
+			note.tell(to)
 		}
 	}
 }

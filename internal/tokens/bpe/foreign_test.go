@@ -67,7 +67,7 @@ func FuzzSPM(f *testing.F) {
 
 // FuzzTokenLists: a damaged tekken.json or tiktoken file is refused, or a word has the ids of a naive encoder.
 func FuzzTokenLists(f *testing.F) {
-	merged := []string{"in", "th", "the", "er", "ther", "other", " t", "the r"}
+	merged := []string{"in", "th", "the", "er", "oth", "other", " t", "the r"}
 	var tiktoken, tekken strings.Builder
 	pattern := caseWords(reUpper, reLower, ``) + `|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|` + reBlank
 	fmt.Fprintf(&tekken, `{"config":{"pattern":%q,"default_vocab_size":270,"default_num_special_tokens":6},"vocab":[`, pattern)
