@@ -157,8 +157,8 @@ func TestBodiesArriveIntact(t *testing.T) {
 			if r := b.post("/v1/audio/transcriptions", big); r.status != http.StatusNotFound {
 				t.Errorf("10 MB: status %d", r.status)
 			}
-			if n := b.metric("kvlane_requests_total", `api="unknown"`, `outcome="routed"`); n != 1 {
-				t.Errorf("%v unknown requests routed", n)
+			if n := b.metric("kvlane_requests_total", `api="audio"`, `outcome="routed"`); n != 1 {
+				t.Errorf("got %v audio requests routed, want 1", n)
 			}
 		})
 	}

@@ -97,8 +97,8 @@ var mutants = []struct {
 	},
 	{
 		"a failed answer is not released", "internal/decide/ticket.go",
-		"t.observed()\n\tt.d.book(at, func(r *routing.Router, now time.Duration) { r.Release(now, t.reservation) })",
-		"t.observed()\n\tt.d.book(at, func(r *routing.Router, now time.Duration) {\n\t\tif t.entry.Succeeded() {\n\t\t\tr.Release(now, t.reservation)\n\t\t}\n\t})", "TestRequests", false,
+		"\t\tr.Release(now, t.reservation)\n",
+		"\t\tif t.entry.Succeeded() {\n\t\t\tr.Release(now, t.reservation)\n\t\t}\n", "TestRequests", false,
 	},
 }
 
