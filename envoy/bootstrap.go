@@ -85,7 +85,7 @@ func Defaults() Options {
 		NodeID:         "kvlane",
 		Ingress:        "127.0.0.1:8080",
 		Admin:          "127.0.0.1:9901",
-		MaxBody:        16 << 20,
+		MaxBody:        32 << 20,
 		MessageTimeout: 300 * time.Second,
 		StallTimeout:   2 * time.Second,
 		RequestTimeout: time.Minute,

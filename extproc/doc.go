@@ -19,7 +19,7 @@
 // [Decision].Abort answers a request whose worker does not respond.
 //
 //	lis, _ := extproc.Listen(ctx, "unix:/run/kvlane/extproc.sock", nil)
-//	opts := extproc.Options{BodyLimit: 16 << 20}
+//	opts := extproc.Options{BodyLimit: 32 << 20}
 //	srv := extproc.NewServer(opts, handler)
 //	g := grpc.NewServer(extproc.GRPCOptions(opts)...)
 //	srv.Register(g)

@@ -41,7 +41,7 @@ func ExampleHandler() {
 // A server for Envoy, asked once as Envoy asks it: headers and the whole body of a request.
 func ExampleServer() {
 	ctx := context.Background()
-	opts := extproc.Options{BodyLimit: 16 << 20}
+	opts := extproc.Options{BodyLimit: 32 << 20}
 	srv := extproc.NewServer(opts, byModel{"qwen3": "10.0.0.1:8000"})
 	g := grpc.NewServer(extproc.GRPCOptions(opts)...)
 	srv.Register(g)

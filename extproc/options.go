@@ -10,7 +10,7 @@ import (
 
 // DefaultBodyLimit is the largest request body accepted if Options does not set a limit, in
 // bytes.
-const DefaultBodyLimit = 16 << 20
+const DefaultBodyLimit = 32 << 20
 
 // DefaultLateTickets is the default of Options.LateTickets.
 const DefaultLateTickets = 4096

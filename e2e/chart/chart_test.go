@@ -114,7 +114,7 @@ func TestEnvoyValues(t *testing.T) {
 			"told":        "proxy.accessLog=true",
 			"closed":      "proxy.failOpen=false,proxy.firstToken=true",
 			"duplex":      "proxy.requestBody=FULL_DUPLEX_STREAMED,proxy.responseBody=STREAMED",
-			"limits":      "maxBodyBytes=33554432,messageTimeout=45s,proxy.port=10080,extProcPort=19002",
+			"limits":      "maxBodyBytes=67108864,messageTimeout=45s,proxy.port=10080,extProcPort=19002",
 			"prefill":     "config.disagg.connector=nixl",
 			"published":   "service.type=LoadBalancer",
 			"other names": "fullnameOverride=picker,clusterDomain=cluster.test",

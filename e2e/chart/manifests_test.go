@@ -94,8 +94,8 @@ func compared(t *testing.T, stream, kind string, path []any) any {
 			delete(ref, "group")
 			delete(ref, "kind")
 		}
-		if at(spec, "connection", "bufferLimit") == "16Mi" {
-			spec["connection"] = map[string]any{"bufferLimit": "16777216"}
+		if at(spec, "connection", "bufferLimit") == "32Mi" {
+			spec["connection"] = map[string]any{"bufferLimit": "33554432"}
 		}
 	}
 	all, ok := part.([]any)

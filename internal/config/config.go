@@ -345,7 +345,7 @@ func Default() Config {
 			ResponseBody:   "NONE",
 		},
 		Limits: Limits{
-			MaxBody: 16 << 20, Bodies: BodiesInFlight{Bytes: 512 << 20, Count: 10_000}, MaxStreams: 10_000,
+			MaxBody: 32 << 20, Bodies: BodiesInFlight{Bytes: 512 << 20, Count: 10_000}, MaxStreams: 10_000,
 			DecisionTimeout: Duration(250 * time.Millisecond), UnknownModel: "refuse",
 		},
 		Workers: Workers{
