@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -99,6 +100,7 @@ func between(t *testing.T, prefill, decode *engine, from int, more string) *pair
 // TestPD starts two stock engines once and plays every story on them.
 func TestPD(t *testing.T) {
 	prefill, decode := newPair(t)
+	decode.dependsOnContext()
 	threshold, always := between(t, prefill, decode, splitFrom, ""), between(t, prefill, decode, 0, "")
 	tells := between(t, prefill, decode, splitFrom, ", usage: prefill")
 	for _, story := range []struct {
@@ -125,6 +127,27 @@ func TestPD(t *testing.T) {
 			p.atRest()
 		})
 	}
+}
+
+// dependsOnContext wants other texts after contexts that end alike: else a comparison of texts would not notice wrong blocks.
+func (e *engine) dependsOnContext() {
+	e.t.Helper()
+	const length, end = 150, 8
+	texts, alike := map[string]int{}, spread("the end", end)
+	for n := range 8 {
+		ids := append(spread(strings.Repeat("c", n+1), length-end), alike...)
+		status, raw := e.ask(http.MethodPost, "/v1/completions", encode(completion(ids)))
+		if status != http.StatusOK {
+			e.t.Fatalf("completion: got %d %s, want 200", status, raw)
+		}
+		var got told
+		got.read(e.t, raw)
+		if first, ok := texts[got.text]; ok || got.text == "" {
+			e.t.Fatalf("contexts %d and %d that end in the same %d tokens: got %q for both, want different texts", first, n, end, got.text)
+		}
+		texts[got.text] = n
+	}
+	e.t.Logf("texts after %d contexts that end alike: %q", len(texts), slices.Sorted(maps.Keys(texts)))
 }
 
 // told is what came back through Envoy, and what the decode engine counted meanwhile.

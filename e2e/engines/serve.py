@@ -33,7 +33,8 @@ options, further = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1:]
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", OMP_NUM_THREADS="1")
-name = pathlib.Path(options.tokenizer).name + "-" + options.model
+mixed = options.model == "qwen3"
+name = pathlib.Path(options.tokenizer).name + "-" + options.model + ("-mixed" if mixed else "")
 if options.template:
     name += "-" + pathlib.Path(options.template).stem
 if options.adapters:
@@ -52,12 +53,12 @@ if options.engine == "sglang":
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", *common, "--device", "cpu", "--page-size", "16",
                "--max-total-tokens", str(16 * options.blocks), "--max-running-requests", "8", "--context-length", str(options.context),
                "--disable-overlap-schedule", "--enable-metrics", "--enable-cache-report", "--dp-size", str(options.ranks),
-               "--kv-events-config", json.dumps(events)]
+               "--kv-events-config", json.dumps(events), *(["--dtype", "bfloat16"] if mixed else [])]
 else:
     os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_SERVER_DEV_MODE="1",
                       VLLM_NO_USAGE_STATS="1", VLLM_HOST_IP="127.0.0.1")
     command = [str(pathlib.Path(sys.executable).with_name("vllm"))]
-    common += ["--max-model-len", str(options.context), "--trust-request-chat-template", *tools]
+    common += ["--max-model-len", str(options.context), "--trust-request-chat-template", *tools, *(["--dtype", "float32"] if mixed else [])]
     if options.engine == "render":
         command += ["launch", "render", *common]
     else:

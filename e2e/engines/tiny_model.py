@@ -2,6 +2,7 @@
 import gzip
 import json
 import pathlib
+import re
 
 
 PICTURES = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -21,7 +22,8 @@ def text(folder, name):
 
 
 def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
-    """Write the model once; a finished one stays. The weights are seeded: greedy answers repeat."""
+    """Write the model once; a finished one stays. The weights are seeded: greedy answers repeat, and with untied embeddings
+    they depend on the whole context (mix)."""
     if (target / "model.safetensors").exists():
         return
     import torch
@@ -47,7 +49,7 @@ def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
 
     shape = dict(
         vocab_size=(top // 64 + 1) * 64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=64, max_position_embeddings=4096, tie_word_embeddings=True,
+        num_key_value_heads=1, head_dim=64, max_position_embeddings=4096, tie_word_embeddings=kind != "qwen3",
         bos_token_id=special("bos_token"), eos_token_id=special("eos_token"), pad_token_id=special("pad_token"))
     configs = {
         "qwen3": lambda: transformers.Qwen3Config(**shape),
@@ -77,9 +79,30 @@ def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
         (target / "chat_template.jinja").write_text(PICTURES)
     else:
         model = transformers.AutoModelForCausalLM.from_config(configs[kind]()).to(torch.bfloat16)
+        if kind == "qwen3":
+            model = mix(model, vocabulary["model"]["vocab"])
     for seed, name in enumerate(adapters):
         adapter(model, target, target / f"adapter-{name}", seed)
     model.save_pretrained(target)
+
+
+def mix(model, vocabulary):
+    """Return the model in float32, with weights for which its answers depend on every block of the context: attention
+    picks few tokens, and what it adds outweighs the last token's embedding. Answers are plain words. In bfloat16 rounding
+    would decide between words, so that two computations of one prompt differed."""
+    import torch
+
+    factors = {"embed_tokens": 0.1, "o_proj": 4, "q_norm": 3}
+    words = torch.zeros(model.config.vocab_size, 1)
+    words[[i for text, i in vocabulary.items() if re.fullmatch("\u0120[a-z]{3,}", text)]] = 1
+    model = model.float()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 2:
+                weight.normal_(0, weight.shape[1] ** -0.5)
+            weight.mul_(factors.get(name.split(".")[-2], 1))
+        model.lm_head.weight.mul_(words)
+    return model
 
 
 def adapter(model, base, target, seed):
