@@ -46,6 +46,7 @@ func commands() []command {
 		{"tokens-check", "--tokenizer DIR --engine URL", "compare with a live engine", runTokensCheck},
 		{"events", "tail|decode", "show KV events", runEvents},
 		{"status", "", "show workers, caches and totals; exit with 1 if Kvlane is not ready", runStatus},
+		{"healthcheck", "[--url URL]", "exit with 0 if a URL answers 200, else with 1 and the reason in one line", runHealthcheck},
 		{"top", "", "show the busiest ranks again and again", runTop},
 		{"decisions", "[--follow]", "list the last decisions, or follow them", runDecisions},
 		{"record", "[--out FILE]", "write live traffic as a trace for kvlane replay", runRecord},
