@@ -95,7 +95,6 @@ func TestValuesSchema(t *testing.T) {
 		"image":    map[string]any{"type": "object", "additionalProperties": false, "properties": map[string]any{"name": map[string]any{"type": "string", "description": "Its name."}}},
 		"security": map[string]any{"type": "object", "additionalProperties": true, "description": "As in a pod."},
 		"words":    map[string]any{"type": "array", "items": map[string]any{"type": "string"}, "description": "List of x|y."},
-		"global":   map[string]any{"type": "object"},
 	}
 	if s.AdditionalProperties || !reflect.DeepEqual(s.Properties, want) {
 		t.Errorf("got %v", s.Properties)

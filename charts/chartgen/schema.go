@@ -39,8 +39,6 @@ func valuesSchema(values []*value, config []byte) ([]byte, error) {
 	root["$schema"] = "https://json-schema.org/draft/2020-12/schema"
 	root["$defs"] = defs
 	root["title"] = "Values of the chart kvlane"
-	// Helm sets these for a subchart.
-	root["properties"].(map[string]any)["global"] = map[string]any{"type": "object"}
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -117,6 +118,7 @@ func TestEnvoyValues(t *testing.T) {
 			"limits":      "maxBodyBytes=67108864,messageTimeout=45s,proxy.port=10080,extProcPort=19002",
 			"prefill":     "config.disagg.connector=nixl",
 			"published":   "service.type=LoadBalancer",
+			"scraped":     "monitoring.envoy.enabled=true,monitoring.envoy.port=8092",
 			"other names": "fullnameOverride=picker,clusterDomain=cluster.test",
 		} {
 			t.Run(mode+"/"+name, func(t *testing.T) {
@@ -265,6 +267,10 @@ func checkBootstrap(t *testing.T, config, bootstrap string) {
 		t.Fatal(err)
 	}
 	c["models"] = []any{} // volumes are not here
+	resources := have["static_resources"].(map[string]any)
+	for key, name := range map[string]string{"listeners": "metrics", "clusters": "admin"} { // only the chart's Envoy is scraped
+		resources[key] = slices.DeleteFunc(list(resources, key), func(each any) bool { return text(each, "name") == name })
+	}
 	var cluster, address map[string]any
 	for _, each := range list(have, "static_resources", "clusters") {
 		if text(each, "name") == "kvlane" {

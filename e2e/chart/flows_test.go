@@ -15,6 +15,7 @@ var flowCases = []struct{ name, values, flows string }{
 	{"gateway", restricted, `
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090
+		tests -> kvlane: 9090
 		anyone -> kvlane: 9003
 		another kvlane -> kvlane: 6222
 		kvlane -> engine: 5557 8000
@@ -25,6 +26,7 @@ var flowCases = []struct{ name, values, flows string }{
 	{"gateway, warm starts", restricted + ",warmStart.enabled=true,warmStart.secretName=key", `
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090
+		tests -> kvlane: 9090
 		anyone -> kvlane: 9003
 		another kvlane -> kvlane: 6222 9002
 		kvlane -> engine: 5557 8000
@@ -35,6 +37,7 @@ var flowCases = []struct{ name, values, flows string }{
 	{"gateway, pools that exist", restricted + ",inferencePool.name=a,inferencePool.extraPools[0]=b,fleet.mode=off", `
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090
+		tests -> kvlane: 9090
 		anyone -> kvlane: 9003
 		another kvlane -> kvlane: 9003
 		kvlane -> engine: 5557 8000
@@ -55,6 +58,7 @@ var flowCases = []struct{ name, values, flows string }{
 	{"sidecar, models elsewhere, nothing to the world", restricted + "," + known + ",mode=sidecar,modelServers.namespace=models", `
 		gateway -> kvlane: 8080
 		prometheus -> kvlane: 9090
+		tests -> kvlane: 8080 9090
 		anyone -> kvlane: 9003
 		another kvlane -> kvlane: 6222
 		kvlane -> stranger: 5557 8000
@@ -62,9 +66,11 @@ var flowCases = []struct{ name, values, flows string }{
 		kvlane -> dns: 53 53/UDP`},
 	{"standalone", restricted + "," + known + ",mode=standalone", `
 		gateway -> envoy: 8080
+		tests -> envoy: 8080
 		envoy -> kvlane: 9002
 		another envoy -> kvlane: 9002
 		prometheus -> kvlane: 9090
+		tests -> kvlane: 9090
 		anyone -> kvlane: 9003
 		another kvlane -> kvlane: 6222
 		envoy -> engine: 5557 8000
@@ -72,12 +78,28 @@ var flowCases = []struct{ name, values, flows string }{
 		kvlane -> API server: 443
 		envoy -> dns: 53 53/UDP
 		kvlane -> dns: 53 53/UDP`},
+	{"standalone, Envoy is scraped", restricted + "," + known + ",mode=standalone,fleet.mode=off,monitoring.envoy.enabled=true", `
+		gateway -> envoy: 8080
+		tests -> envoy: 8080
+		prometheus -> envoy: 8082
+		envoy -> kvlane: 9002
+		another envoy -> kvlane: 9002
+		prometheus -> kvlane: 9090
+		tests -> kvlane: 9090
+		anyone -> kvlane: 9003
+		envoy -> engine: 5557 8000
+		kvlane -> engine: 5557 8000
+		kvlane -> API server: 443
+		envoy -> dns: 53 53/UDP
+		kvlane -> dns: 53 53/UDP`},
 	{"standalone, events are pushed", restricted + "," + known + ",mode=standalone,modelServers.kvEvents.endpoint=push:", `
 		gateway -> envoy: 8080
+		tests -> envoy: 8080
 		envoy -> kvlane: 9002
 		another envoy -> kvlane: 9002
 		engine -> kvlane: 9002
 		prometheus -> kvlane: 9090
+		tests -> kvlane: 9090
 		anyone -> kvlane: 9003
 		another kvlane -> kvlane: 6222
 		envoy -> engine: 5557 8000
@@ -89,6 +111,7 @@ var flowCases = []struct{ name, values, flows string }{
 		gateway -> kvlane: 9002
 		engine -> kvlane: 9002
 		prometheus -> kvlane: 9090
+		tests -> kvlane: 9090
 		anyone -> kvlane: 9003
 		another kvlane -> kvlane: 6222
 		kvlane -> engine: 5557 8000
@@ -97,6 +120,7 @@ var flowCases = []struct{ name, values, flows string }{
 	{"a worker by address, further ways out", restricted + "," + known + ",config.workers.static[0].address=192.0.2.2:8000,networkPolicy.extraEgress[0].ports[0].port=8080", `
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090
+		tests -> kvlane: 9090
 		anyone -> kvlane: 9003
 		another kvlane -> kvlane: 6222
 		kvlane -> engine: 5557 8000
@@ -107,6 +131,7 @@ var flowCases = []struct{ name, values, flows string }{
 	{"one alone", restricted + "," + known + ",replicas=1", `
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090
+		tests -> kvlane: 9090
 		anyone -> kvlane: 9003
 		kvlane -> engine: 5557 8000
 		kvlane -> API server: 443
@@ -115,6 +140,7 @@ var flowCases = []struct{ name, values, flows string }{
 		`networkPolicy.natsTo[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=messaging`, `
 		gateway -> kvlane: 9002
 		prometheus -> kvlane: 9090
+		tests -> kvlane: 9090
 		anyone -> kvlane: 9003
 		kvlane -> engine: 5557 8000
 		kvlane -> nats: 4222
@@ -215,6 +241,14 @@ func TestFlows(t *testing.T) {
 			objects := parse(t, rendered)
 			checkLaws(t, objects)
 			residents, others := residents(objects), inhabitants()
+			for _, o := range ofKind(objects, "Pod") { // of `helm test`
+				p := &place{name: "tests", namespace: text(o, "metadata", "namespace"), labels: map[string]string{}, ip: netip.MustParseAddr("10.1.0.8")}
+				labels, _ := at(o, "metadata", "labels").(map[string]any)
+				for k := range labels {
+					p.labels[k] = text(labels, k)
+				}
+				others[p] = nil
+			}
 			judge := func(policies []policy) *world {
 				return &world{policies: policies, namespaces: map[string]map[string]string{"gateways": {"gateways": "yes"}}}
 			}

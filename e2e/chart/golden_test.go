@@ -20,6 +20,8 @@ var goldens = []struct{ name, template, values string }{
 	{"istio", "istio", "provider.name=istio,provider.istio.destinationRule.tls=true,inferencePool.extraPools[0]=b"},
 	{"gateway", "gateway", "httpRoute.create=true,httpRoute.inferenceGatewayName=g"},
 	{"podmonitor", "monitoring", "monitoring.prometheus.enabled=true"},
+	{"podmonitor-envoy", "monitoring", "mode=standalone,monitoring.envoy.enabled=true,monitoring.prometheus.extraLabels.release=p"},
+	{"test", "test", "mode=standalone,global.imageRegistry=r.test,metricsPort=9091,service.port=8000"},
 	{"servicemonitor", "monitoring", "monitoring.prometheus.enabled=true,monitoring.prometheus.kind=ServiceMonitor"},
 }
 

@@ -41,13 +41,23 @@ func alone(t *testing.T, config map[string]any) {
 	config["index"].(map[string]any)["key_file"] = secret
 }
 
+func get(t *testing.T, url string) int {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode
+}
+
 // In mode standalone Envoy resolves the name of Kvlane's Service and gets its
 // endpoints from there. Here an address stands for the name and the engine is a
 // simulated one; everything else in both files is the chart's.
 func TestStandaloneRuns(t *testing.T) {
-	ingress, ready, extProc, health, admin, engine := free(t), free(t), free(t), free(t), free(t), free(t)
-	rendered, err := render("--values", chart+"/examples/standalone.yaml", "--set", fmt.Sprintf("proxy.port=%s,proxy.readinessPort=%s,extProcPort=%s,grpcHealthPort=%s,metricsPort=%s",
-		port(ingress), port(ready), port(extProc), port(health), port(admin)))
+	ingress, ready, extProc, health, admin, engine, scraped := free(t), free(t), free(t), free(t), free(t), free(t), free(t)
+	rendered, err := render("--values", chart+"/examples/standalone.yaml", "--set", fmt.Sprintf("proxy.port=%s,proxy.readinessPort=%s,extProcPort=%s,grpcHealthPort=%s,metricsPort=%s,monitoring.envoy.enabled=true,monitoring.envoy.port=%s",
+		port(ingress), port(ready), port(extProc), port(health), port(admin), port(scraped)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,6 +116,20 @@ func TestStandaloneRuns(t *testing.T) {
 	}
 	if isReady := probe(ready); isReady != http.StatusOK {
 		t.Errorf("an Envoy that serves says %d", isReady)
+	}
+	// Of Envoy's admin page its metrics are served, and nothing else. What `helm test` asks is answered.
+	for path, want := range map[string]int{"/stats/prometheus": 200, "/stats/prometheus?usedonly": 200, "/": 404, "/config_dump": 404, "/stats": 404, "/stats/prometheus/../": 404} {
+		if got := get(t, "http://"+scraped+path); got != want {
+			t.Errorf("Envoy's metrics: GET %s: got status %d, want %d", path, got, want)
+		}
+	}
+	if got, _ := post("http://"+scraped+"/stats/prometheus", ""); got != http.StatusNotFound {
+		t.Errorf("Envoy's metrics: POST: got status %d, want 404", got)
+	}
+	for _, url := range []string{"http://" + admin + "/readyz", "http://" + ingress + "/v1/models"} {
+		if _, err := run(nil, kvlane, "healthcheck", "--url", url); err != nil {
+			t.Error(err)
+		}
 	}
 	// The example fails closed: without a pick there would have been no answer.
 	page, err := http.Get("http://" + admin + "/metrics")

@@ -31,7 +31,9 @@ var shapes = map[string][]string{
 	"nats": {`networkPolicy.enabled=true`, `networkPolicy.egress=true`, `fleet={"mode": "external", "tls": {"secretName": "t"},
 		"external": {"url": "nats://nats:4222", "auth": "credentials", "secretName": "s"}}`},
 	"passwd":     {`fleet={"mode": "external", "external": {"url": "nats://nats:4222", "auth": "password", "user": "u", "secretName": "s"}}`},
+	"persisted":  {`fleet.persist={"enabled": true, "volume": {"emptyDir": {}}}`},
 	"standalone": {`mode="standalone"`},
+	"scraped":    {`mode="standalone"`, `monitoring.envoy.enabled=true`},
 	"nobudget":   {`podDisruptionBudget={"maxUnavailable": null, "minAvailable": 1}`},
 	"named":      {`inferencePool.name="mine"`},
 }
@@ -52,6 +54,9 @@ mode                                                  gateway      "standalone"
 nameOverride                                          gateway      "other"
 fullnameOverride                                      gateway      "other"
 commonLabels                                          gateway      {"team": "x"}
+global.imageRegistry                                  standalone   "r.test"
+global.imagePullSecrets                               standalone   [{"name": "s"}]
+extraObjects                                          gateway      [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-mine"}}]
 clusterDomain                                         standalone   "cluster.test"
 replicas                                              gateway      3
 fleet.mode                                            gateway      "off"
@@ -64,6 +69,10 @@ fleet.external.auth                                   nats         "token"
 fleet.external.user                                   passwd       "other"
 fleet.external.secretName                             nats         "other"
 fleet.external.clientCertificate                      nats         true
+fleet.persist.enabled                                 persisted    false
+fleet.persist.maxBytes                                persisted    2097152
+fleet.persist.ttlHours                                persisted    9
+fleet.persist.volume                                  persisted    {"persistentVolumeClaim": {"claimName": "c"}}
 image.registry                                        gateway      "r.test"
 image.repository                                      gateway      "other/kvlane"
 image.tag                                             gateway      "v9"
@@ -93,9 +102,13 @@ tolerations                                           gateway      [{"key": "a",
 affinity                                              gateway      {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}]}}}
 topologySpreadConstraints                             gateway      [{"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}]
 priorityClassName                                     gateway      "high"
+dnsPolicy                                             standalone   "None"
+dnsConfig                                             standalone   {"nameservers": ["10.0.0.10"]}
 readinessGates                                        gateway      [{"conditionType": "a.test/b"}]
 volumes                                               gateway      [{"name": "v", "emptyDir": {}}]
 volumeMounts                                          gateway      [{"name": "tmp", "mountPath": "/v"}]
+initContainers                                        gateway      [{"name": "fetch", "image": "i"}]
+extraContainers                                       gateway      [{"name": "other", "image": "i"}]
 extraContainerPorts                                   gateway      [{"name": "extra", "containerPort": 7000}]
 strategy.type                                         gateway      "Recreate"
 strategy.maxSurge                                     gateway      "25%"
@@ -185,6 +198,8 @@ proxy.drainSeconds                                    sidecar      99
 proxy.uploadTimeout                                   sidecar      "9s"
 proxy.maxHeapBytes                                    sidecar      134217728
 proxy.extraArgs                                       sidecar      ["--x"]
+proxy.initContainers                                  standalone   [{"name": "fetch", "image": "i"}]
+proxy.extraContainers                                 standalone   [{"name": "other", "image": "i"}]
 proxy.resources.requests.cpu                          sidecar      "3"
 proxy.resources.requests.memory                       sidecar      "3Gi"
 proxy.resources.limits.memory                         sidecar      "9Gi"
@@ -218,6 +233,8 @@ monitoring.prometheus.enabled                         monitored    false
 monitoring.prometheus.kind                            operation    "ServiceMonitor"
 monitoring.prometheus.extraLabels                     operation    {"a": "b"}
 monitoring.prometheus.metricRelabelings               operation    [{"action": "drop", "regex": "go_.*", "sourceLabels": ["__name__"]}]
+monitoring.envoy.enabled                              sidecar      true
+monitoring.envoy.port                                 scraped      8092
 monitoring.rules.enabled                              operation    false
 monitoring.rules.job                                  operation    "j"
 monitoring.rules.labels                               operation    {"a": "b"}

@@ -243,7 +243,24 @@ static_resources:
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
           route_config: {}
 {{- end}}
+{{- if .Metrics}}
+  - name: metrics                                 # of the admin page nothing else
+    address: {{include "kvlane.envoyAddress" .Metrics}}
+    ignore_global_conn_limit: true
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: metrics
+          http_filters: [{name: envoy.filters.http.router, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]
+          route_config: {virtual_hosts: [{name: metrics, domains: ["*"], routes: [
+            {match: {path: /stats/prometheus, headers: [{name: ":method", string_match: {exact: GET}}]}, route: {cluster: admin}}]}]}
+{{- end}}
   clusters:
+{{- if .Metrics}}
+  - {name: admin, load_assignment: {cluster_name: admin, endpoints: [{lb_endpoints: [{endpoint: {address: {{include "kvlane.envoyAddress" .Admin}}}}]}]}}
+{{- end}}
   - name: kvlane
     type: {{if .ByName}}STRICT_DNS{{else}}STATIC{{end}}
     connect_timeout: 1s

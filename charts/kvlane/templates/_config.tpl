@@ -161,6 +161,7 @@
   "HashReplicas" (and (eq .Values.mode "standalone") (or $p.firstToken (include "kvlane.fleet" .)))
   "Conversations" (include "kvlane.conversations" . | fromYamlArray)
   "Readiness" (ternary (printf "0.0.0.0:%d" (int64 $p.readinessPort)) "" (eq .Values.mode "standalone"))
+  "Metrics" (ternary (printf "0.0.0.0:%d" (int64 .Values.monitoring.envoy.port)) "" .Values.monitoring.envoy.enabled)
   "Prefill" $prefill
   "Paths" (include "kvlane.paths" .)
   "MaxBody" (int64 .Values.maxBodyBytes)

@@ -1,7 +1,7 @@
 {{- /* The container of Envoy. */ -}}
 {{- define "kvlane.envoyContainer" -}}
 - name: envoy
-  image: {{ include "kvlane.image" .Values.proxy.image | quote }}
+  image: {{ include "kvlane.image" (merge (dict "global" .Values.global) .Values.proxy.image) | quote }}
   imagePullPolicy: {{ .Values.proxy.image.pullPolicy }}
   command: [/usr/local/bin/envoy]
   args:
@@ -19,6 +19,9 @@
   - {name: http, containerPort: {{ .Values.proxy.port }}, protocol: TCP}
   {{- if eq .Values.mode "standalone" }}
   - {name: readiness, containerPort: {{ .Values.proxy.readinessPort }}, protocol: TCP}
+  {{- end }}
+  {{- if .Values.monitoring.envoy.enabled }}
+  - {name: envoy-metrics, containerPort: {{ .Values.monitoring.envoy.port }}, protocol: TCP}
   {{- end }}
   # Envoy opens the port once the clusters are there. Its admin page, which could stop it, is not reachable from outside.
   startupProbe:

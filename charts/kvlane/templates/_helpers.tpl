@@ -35,9 +35,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{- /* Name of an image, as of the keys below `image`, with `global`. */ -}}
 {{- define "kvlane.image" -}}
 {{- $repository := .repository }}
-{{- with .registry }}{{ $repository = printf "%s/%s" . $repository }}{{ end }}
+{{- with default .registry .global.imageRegistry }}{{ $repository = printf "%s/%s" . $repository }}{{ end }}
 {{- if .digest }}{{ $repository }}@{{ .digest }}{{ else }}{{ $repository }}:{{ .tag }}{{ end }}
 {{- end }}
 
@@ -256,29 +257,41 @@ namespace="{{ .Release.Namespace }}",job="{{ default .Release.Name .Values.monit
 {{- end }}
 {{- end }}
 
-{{- /* What the pods of both components have in common. */ -}}
-{{- define "kvlane.placement" -}}
-{{- with .root.Values.imagePullSecrets }}
+{{- /* What all pods have in common. */ -}}
+{{- define "kvlane.podBase" -}}
+{{- with concat .Values.global.imagePullSecrets .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
-  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
-{{- with .root.Values.priorityClassName }}
+  {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- with .Values.dnsPolicy }}
+dnsPolicy: {{ . }}
+{{- end }}
+{{- with .Values.dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
-{{- with .root.Values.nodeSelector }}
+{{- with .Values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .root.Values.tolerations }}
+{{- with .Values.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .root.Values.affinity }}
+{{- with .Values.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{- /* What the pods of both components have in common. */ -}}
+{{- define "kvlane.placement" -}}
+{{ include "kvlane.podBase" .root }}
 topologySpreadConstraints:
   {{- if .root.Values.topologySpreadConstraints }}
   {{- toYaml .root.Values.topologySpreadConstraints | nindent 2 }}

@@ -1,7 +1,11 @@
+{{- define "kvlane.ownImage" -}}
+{{- include "kvlane.image" (merge (dict "tag" (default .Chart.AppVersion .Values.image.tag) "global" .Values.global) .Values.image) }}
+{{- end }}
+
 {{- /* The container of Kvlane. */ -}}
 {{- define "kvlane.container" -}}
 - name: kvlane
-  image: {{ include "kvlane.image" (dict "registry" .Values.image.registry "repository" .Values.image.repository "digest" .Values.image.digest "tag" (default .Chart.AppVersion .Values.image.tag)) | quote }}
+  image: {{ include "kvlane.ownImage" . | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   args:
   - serve
@@ -98,10 +102,15 @@
 
 {{- /* Nine tenths of a memory limit, in bytes: what is not Go's heap needs some too. "" of a quantity in a rarer form. */ -}}
 {{- define "kvlane.heapLimit" -}}
+{{- with include "kvlane.bytes" . }}{{ mulf (float64 .) 0.9 | int64 }}{{ end }}
+{{- end }}
+
+{{- /* Bytes of a quantity of Kubernetes, or a size of kvlane.yaml; "" of one in a rarer form. */ -}}
+{{- define "kvlane.bytes" -}}
 {{- $units := dict "" 1.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 }}
 {{- $text := kindIs "string" . | ternary . (printf "%.0f" (float64 .)) }}
-{{- if regexMatch "^[0-9]+(\\.[0-9]+)?([kMGT]|[KMGT]i)?$" $text }}
-{{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[a-zA-Z]*$" $text)) 0.9 | int64 }}
+{{- if regexMatch "^[0-9]+(\\.[0-9]+)? ?(B|([kMGT]|[KMGT]i)B?)?$" $text }}
+{{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[a-zA-Z]*$" $text | trimSuffix "B")) | int64 }}
 {{- end }}
 {{- end }}
 

@@ -189,6 +189,24 @@
 {{- if and $v.tls.secretName (eq $v.mode "sidecar") }}
 {{- fail "tls.secretName: in mode sidecar ext_proc is a Unix socket, without TLS" }}
 {{- end }}
+{{- if and $gateway $v.monitoring.envoy.enabled }}
+{{- fail "monitoring.envoy.enabled: not in mode gateway, where Envoy is not the chart's" }}
+{{- end }}
+{{- $index := dig "index" "max_bytes" "1GiB" $v.config }}
+{{- $limit := dig "limits" "memory" "" $v.resources }}
+{{- if gt (include "kvlane.bytes" $index | int64) (include "kvlane.bytes" $limit | default "9223372036854775807" | int64) }}
+{{- fail (printf "resources.limits.memory %v: config.index.max_bytes may grow to %v, and the kernel would kill Kvlane; make one smaller or the other larger" $limit $index) }}
+{{- end }}
+{{- range $key, $own := dict "" (ternary (list "kvlane" "envoy") (list "kvlane") (eq $v.mode "sidecar")) "proxy." (list "envoy") }}
+{{- $of := ternary $v $v.proxy (eq $key "") }}
+{{- range concat $of.initContainers $of.extraContainers }}
+{{- if has .name $own }}{{ fail (printf "%sinitContainers and %sextraContainers: the name %s is taken" $key $key .name) }}{{ end }}
+{{- $own = append $own .name }}
+{{- end }}
+{{- end }}
+{{- if and (ne $v.mode "standalone") (or $v.proxy.initContainers $v.proxy.extraContainers) }}
+{{- fail (printf "proxy.initContainers and proxy.extraContainers: in mode %s Envoy has no pod of its own; use initContainers and extraContainers" $v.mode) }}
+{{- end }}
 {{- if and (not $gateway) (lt (int64 $v.proxy.port) 1024) }}
 {{- fail "proxy.port: below 1024 needs a right that the container does not have; service.port may be 80" }}
 {{- end }}
@@ -196,6 +214,7 @@
 {{- if ne $v.mode "sidecar" }}{{ $ports = append $ports $v.extProcPort }}{{ end }}
 {{- if not $gateway }}{{ $ports = concat $ports (list $v.proxy.port 9901) }}{{ end }}
 {{- if eq $v.mode "standalone" }}{{ $ports = append $ports $v.proxy.readinessPort }}{{ end }}
+{{- if $v.monitoring.envoy.enabled }}{{ $ports = append $ports $v.monitoring.envoy.port }}{{ end }}
 {{- if eq (include "kvlane.fleet" .) "embedded" }}{{ $ports = append $ports $v.fleet.port }}{{ end }}
 {{- $numbers := list }}{{- /* of one type: of a file they are not what they are of --set */ -}}
 {{- range $ports }}
@@ -203,7 +222,7 @@
 {{- $numbers = append $numbers (int64 .) }}
 {{- end }}
 {{- if ne (len $numbers) (len ($numbers | uniq)) }}
-{{- fail "ports: extProcPort, grpcHealthPort, metricsPort, fleet.port and, where the chart brings Envoy, proxy.port, proxy.readinessPort and 9901 must differ" }}
+{{- fail "ports: extProcPort, grpcHealthPort, metricsPort, fleet.port and, where the chart brings Envoy, proxy.port, proxy.readinessPort, monitoring.envoy.port and 9901 must differ" }}
 {{- end }}
 
 {{- if regexMatch "^[0-9]" (include "kvlane.fullname" .) }}
