@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	stdio "io"
 	"net/http"
@@ -17,26 +18,45 @@ func runHealthcheck(ctx context.Context, io streams, args []string) error {
 	f := flags("healthcheck")
 	url := f.String("url", "http://127.0.0.1:9090/readyz", "`URL` that answers 200 while all is well; Kvlane's /healthz and /readyz do")
 	timeout := f.Duration("timeout", 3*time.Second, "`time` for the answer")
+	wait := f.Duration("wait", 0, "ask again for this `time` while the answer is another one")
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, *timeout)
+	for end := time.Now().Add(*wait); ; {
+		line, err := health(ctx, *url, *timeout)
+		if err == nil {
+			fmt.Fprintln(io.out, line)
+			return nil
+		}
+		if _, wrong := errors.AsType[usageError](err); wrong || time.Now().After(end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// health returns the first line of an answer with status 200.
+func health(ctx context.Context, url string, timeout time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, *url, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return usageError{err.Error()}
+		return "", usageError{err.Error()}
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer resp.Body.Close()
 	text, _ := stdio.ReadAll(stdio.LimitReader(resp.Body, 4096)) // the status decides
 	line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
 	line = observe.Printable(cmp.Or(line, resp.Status))
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answers %d: %s", *url, resp.StatusCode, line)
+		return "", fmt.Errorf("%s answers %d: %s", url, resp.StatusCode, line)
 	}
-	fmt.Fprintln(io.out, line)
-	return nil
+	return line, nil
 }

@@ -5,15 +5,21 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
 func TestHealthcheck(t *testing.T) {
+	var asked atomic.Int32
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/readyz":
 			fmt.Fprint(w, "ok\nwarning: of a worker\n")
 		case "/empty":
+		case "/soon":
+			if asked.Add(1) < 3 {
+				http.Error(w, "not yet", http.StatusServiceUnavailable)
+			}
 		case "/hangs":
 			<-r.Context().Done()
 		default:
@@ -37,6 +43,9 @@ func TestHealthcheck(t *testing.T) {
 		{[]string{"--url", srv.URL + "/hangs", "--timeout", "20ms"}, 1, "", "deadline exceeded"},
 		{[]string{"--url", gone.URL}, 1, "", "connection refused"},
 		{[]string{"--url", "http://127.0.0.1:x/"}, 2, "", "invalid port"},
+		{[]string{"--url", srv.URL + "/soon", "--wait", "1m"}, 0, "200 OK\n", ""},
+		{[]string{"--url", srv.URL + "/other", "--wait", "1ms"}, 1, "", "answers 503"},
+		{[]string{"--url", "http://127.0.0.1:x/", "--wait", "1m"}, 2, "", "invalid port"},
 		{[]string{"now"}, 2, "", "unexpected argument"},
 	} {
 		code, out, errs := kvlane("", append([]string{"healthcheck"}, c.args...)...)

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/kvlane/kvlane/internal/config"
+)
+
+const compose = "../../docs/examples/compose/"
+
+type composeService struct {
+	Command, Volumes []string
+	Healthcheck      struct{ Test []string }
+	DependsOn        map[string]struct{ Condition string } `yaml:"depends_on"`
+	Entrypoint       []string
+	Image, Build     string
+}
+
+func readYAML(t *testing.T, file string, into any) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(text, into); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+}
+
+// taken reports whether a command's flags are known and have valid values: they are parsed up to the one that asks for help.
+func taken(args []string) (errs string, ok bool) {
+	code, _, errs := kvlane("", append(slices.Clone(args), "-h")...)
+	return errs, code == 0
+}
+
+func TestComposeExample(t *testing.T) {
+	var file struct {
+		Services map[string]composeService
+		Volumes  map[string]any
+	}
+	readYAML(t, compose+"docker-compose.yaml", &file)
+	if want := []string{"engine", "envoy", "grafana", "kvlane", "prometheus"}; len(file.Services) != len(want) {
+		t.Fatalf("got %d services, want %v", len(file.Services), want)
+	}
+	mounted := map[string]bool{}
+	for name, s := range file.Services {
+		for _, v := range s.Volumes {
+			source, rest, _ := strings.Cut(v, ":")
+			if !strings.HasPrefix(source, ".") {
+				if _, ok := file.Volumes[source]; !ok {
+					t.Errorf("%s: got no volume %s, want it declared", name, source)
+				}
+				continue
+			}
+			mounted[filepath.Base(source)] = true
+			if info, err := os.Stat(compose + source); err != nil || info.IsDir() || !strings.HasSuffix(rest, ":ro") {
+				t.Errorf("%s: got the mount %s, %v, want a file, read-only", name, v, err)
+			}
+		}
+		for other, on := range s.DependsOn {
+			if on.Condition == "service_healthy" && file.Services[other].Healthcheck.Test == nil {
+				t.Errorf("%s waits for %s, got no healthcheck of it", name, other)
+			}
+		}
+		if test := s.Healthcheck.Test; test != nil {
+			if test[0] != "CMD" || test[1] != "/usr/local/bin/kvlane" {
+				t.Errorf("%s: got the healthcheck %q, want one of the image's binary", name, test)
+			} else if errs, ok := taken(test[2:]); !ok {
+				t.Errorf("%s: %q: got %s, want valid flags", name, test, errs)
+			}
+		}
+		if s.Build != "" {
+			if _, err := os.Stat(filepath.Join(compose, s.Build, "Dockerfile")); err != nil {
+				t.Error(err)
+			}
+			if errs, ok := taken(s.Command); !ok {
+				t.Errorf("%s: %q: got %s, want valid flags", name, s.Command, errs)
+			}
+		}
+	}
+	for _, name := range []string{"engine", "kvlane"} {
+		if file.Services[name].Build == "" {
+			t.Errorf("%s: got no build, want that of the repository", name)
+		}
+	}
+	files, err := os.ReadDir(compose)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if f.Name() != "docker-compose.yaml" && !mounted[f.Name()] {
+			t.Errorf("%s: got no service that mounts it", f.Name())
+		}
+	}
+	if _, ok := taken([]string{"engine-sim", "--ranks=0"}); ok {
+		t.Error("--ranks=0: got valid flags, want an error")
+	}
+	if _, ok := taken([]string{"serve", "--confg=x"}); ok {
+		t.Error("--confg: got valid flags, want an error")
+	}
+}
+
+// The files are valid, and fit each other and the image of Envoy that the chart names.
+func TestComposeConfiguration(t *testing.T) {
+	if code, out, errs := kvlane("", "check", "--strict", compose+"kvlane.yaml"); code != 0 {
+		t.Errorf("kvlane check: got %s%s, want no problem", out, errs)
+	}
+	code, want, errs := kvlane("", "envoy-config", "--config", compose+"kvlane.yaml")
+	if code != 0 {
+		t.Fatal(errs)
+	}
+	if *update {
+		if err := os.WriteFile(compose+"envoy.yaml", []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := os.ReadFile(compose + "envoy.yaml"); err != nil || string(got) != want {
+		t.Errorf("envoy.yaml is not what kvlane envoy-config prints: go test ./cmd/kvlane -run Compose -update (%v)", err)
+	}
+	text, err := os.ReadFile("../../charts/kvlane/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tag := regexp.MustCompile(`tag: (distroless-v\S+)`).FindSubmatch(text)
+	text, err = os.ReadFile(compose + "docker-compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tag == nil || !strings.Contains(string(text), "envoyproxy/envoy:"+string(tag[1])+"\n") {
+		t.Errorf("got another Envoy in docker-compose.yaml, want the chart's, %q", tag)
+	}
+	outlasts(t, string(text), `stop_grace_period: (\w+)`)
+	for _, f := range []string{"prometheus.yaml", "grafana-datasource.yaml", "grafana-dashboards.yaml"} {
+		readYAML(t, compose+f, new(map[string]any))
+	}
+}
+
+// The unit's commands exist, and it stops no sooner than Kvlane's drain ends.
+func TestSystemdExample(t *testing.T) {
+	text, err := os.ReadFile("../../docs/examples/systemd/kvlane.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := regexp.MustCompile(`(?m)^Exec\w+=/usr/local/bin/kvlane (.*)$`).FindAllStringSubmatch(string(text), -1)
+	if len(commands) != 3 {
+		t.Fatalf("got %q, want three commands", commands)
+	}
+	for _, c := range commands {
+		args := slices.DeleteFunc(strings.Fields(c[1]), func(a string) bool { return strings.HasSuffix(a, "/kvlane.yaml") && strings.HasPrefix(c[1], "check") })
+		if errs, ok := taken(args); !ok {
+			t.Errorf("%s: got %s, want valid flags", c[1], errs)
+		}
+	}
+	outlasts(t, string(text), `(?m)^TimeoutStopSec=(\w+)$`)
+}
+
+// outlasts checks that who stops Kvlane waits for the end of its drain.
+func outlasts(t *testing.T, text, pattern string) {
+	t.Helper()
+	m := regexp.MustCompile(pattern).FindStringSubmatch(text)
+	if m == nil {
+		t.Fatalf("got nothing like %s, want a time", pattern)
+	}
+	if got, err := time.ParseDuration(m[1]); err != nil || got <= config.Default().Drain.Std()+lastStreams {
+		t.Errorf("%s: got %s, %v, want more than the drain", pattern, m[1], err)
+	}
+}
