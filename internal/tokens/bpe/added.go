@@ -192,14 +192,14 @@ func (a *addedSet) at(s string, i int) (index, size int, ok bool) {
 	return 0, 0, false
 }
 
-// next returns the first token at or after i and its position; at is len(s) if there is none.
-func (a *addedSet) next(s string, i int) (at, index, size int) {
+// next returns the first token that starts in s[i:end] and its position; size is 0 if there is none.
+func (a *addedSet) next(s string, i, end int) (at, index, size int) {
 	switch len(a.starts) {
 	case 0:
-		return len(s), 0, 0
+		return end, 0, 0
 	case 1:
-		for i < len(s) {
-			k := strings.IndexByte(s[i:], a.starts[0])
+		for i < end {
+			k := strings.IndexByte(s[i:end], a.starts[0])
 			if k < 0 {
 				break
 			}
@@ -209,9 +209,9 @@ func (a *addedSet) next(s string, i int) (at, index, size int) {
 			}
 			i++
 		}
-		return len(s), 0, 0
+		return end, 0, 0
 	}
-	for ; i < len(s); i++ {
+	for ; i < end; i++ {
 		if a.first[s[i]] == nil {
 			continue
 		}
@@ -219,7 +219,7 @@ func (a *addedSet) next(s string, i int) (at, index, size int) {
 			return i, index, size
 		}
 	}
-	return len(s), 0, 0
+	return end, 0, 0
 }
 
 // hardLimit is the maximum number of tokens that setHard compares pairwise.
@@ -277,15 +277,21 @@ type search struct {
 	pos int // where to search for the next token
 	cut int // end of the last hit
 	// marks: a space in s stands for U+2581, which is not white space.
-	marks bool
+	marks  bool
+	wanted *watch
 }
 
-// next returns the next hit; false at the end of the text.
+// next returns the next hit; false at the end of the text, and once stopped.
 func (w *search) next() (addedHit, bool) {
 	for {
-		at, index, size := w.set.next(w.s, w.pos)
+		end := min(w.pos+lookEvery, len(w.s))
+		at, index, size := w.set.next(w.s, w.pos, end)
 		if size == 0 {
-			return addedHit{}, false
+			if end == len(w.s) || len(w.set.starts) == 0 || w.wanted.look() {
+				return addedHit{}, false
+			}
+			w.pos = end
+			continue
 		}
 		w.pos = at + size
 		t := &w.set.tokens[index]

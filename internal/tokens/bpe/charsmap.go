@@ -82,7 +82,9 @@ func (m *charsmap) normalize(enc *encoder, s string) string {
 	start := 0 // of the text that is not yet in out
 	for i := 0; i < len(s); {
 		if c := s[i]; c < utf8.RuneSelf && m.plain[c] && (i+1 == len(s) || s[i+1] < utf8.RuneSelf) {
-			i++
+			if i++; enc.watch.over(1) {
+				break
+			}
 			continue
 		}
 		_, size := utf8.DecodeRuneInString(s[i:])

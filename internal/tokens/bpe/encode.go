@@ -10,7 +10,7 @@ import (
 func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error) {
 	enc.match.allow(len(text))
 	enc.invalid = false
-	find := search{set: enc.t.raw, s: text, pos: from, cut: from}
+	find := search{set: enc.t.raw, s: text, pos: from, cut: from, wanted: &enc.watch}
 	at := from
 	for {
 		hit, ok := find.next()
@@ -54,7 +54,7 @@ func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 		return enc.pipelined(dst, s, base)
 	}
 	first := base == 0
-	if enc.t.nfc && !enc.t.lazy && composeAt(s, 0) < len(s) {
+	if enc.t.nfc && !enc.t.lazy && composeAt(s, 0, &enc.watch) < len(s) {
 		enc.nfc = appendNFC(enc.nfc[:0], s, &enc.watch)
 		s = stringOf(enc.nfc)
 	}
@@ -65,7 +65,7 @@ func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 		// these tokens are matched against the normalizer's output
 		return enc.normalizedSpace(dst, s, first)
 	}
-	find := search{set: enc.t.normal, s: s}
+	find := search{set: enc.t.normal, s: s, wanted: &enc.watch}
 	at := 0
 	for {
 		hit, ok := find.next()
@@ -79,7 +79,7 @@ func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 		at = hit.to
 		enc.record(hit, base+at, len(dst))
 	}
-	if at < len(s) {
+	if at < len(s) && !enc.watch.stopped {
 		dst = enc.plain(dst, s[at:], first && at == 0)
 	}
 	return dst
@@ -89,7 +89,7 @@ func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 func (enc *encoder) normalizedSpace(dst []uint32, s string, first bool) []uint32 {
 	enc.added = append(enc.added[:0], enc.t.normalizedText(s)...)
 	s = string(enc.added)
-	find := search{set: enc.t.normal, s: s, marks: true}
+	find := search{set: enc.t.normal, s: s, marks: true, wanted: &enc.watch}
 	at := 0
 	for {
 		hit, ok := find.next()
@@ -102,7 +102,7 @@ func (enc *encoder) normalizedSpace(dst []uint32, s string, first bool) []uint32
 		dst = append(dst, hit.token.ID)
 		at = hit.to
 	}
-	if at < len(s) {
+	if at < len(s) && !enc.watch.stopped {
 		dst = enc.pretokenized(dst, s[at:], first && at == 0)
 	}
 	return dst

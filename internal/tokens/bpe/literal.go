@@ -55,7 +55,7 @@ func (m *literalBPE) word(enc *encoder, dst []uint32, word string) []uint32 {
 		enc.merge.parts = make([]uint64, 0, len(b))
 	}
 	at := len(dst)
-	enc.merge.parts = m.symbols(enc.merge.parts[:0], word)
+	enc.merge.parts = m.symbols(enc.merge.parts[:0], word, &enc.watch)
 	dst = enc.merge.run(m.t.merges, dst, &enc.watch)
 	enc.merge.trim()
 	if len(b) <= maxWord {
@@ -65,15 +65,16 @@ func (m *literalBPE) word(enc *encoder, dst []uint32, word string) []uint32 {
 }
 
 // symbols appends the initial tokens for merging. As in the library, an unknown symbol without
-// byte tokens is emitted before the next known one, after symbols that are spelled in bytes.
-func (m *literalBPE) symbols(dst []uint64, word string) []uint64 {
+// byte tokens is emitted before the next known one, after symbols that are spelled in bytes. Once
+// stopped, it appends a part.
+func (m *literalBPE) symbols(dst []uint64, word string, wanted *watch) []uint64 {
 	waiting := 0
 	flush := func() {
 		for ; waiting > 0; waiting-- {
 			dst = append(dst, uint64(m.unk))
 		}
 	}
-	for i := 0; i < len(word); {
+	for i := 0; i < len(word) && !wanted.over(1); {
 		end := i + 1
 		for end < len(word) && word[end]&0xc0 == 0x80 {
 			end++

@@ -103,7 +103,7 @@ func (enc *encoder) ordinary(dst []uint32, s string) []uint32 {
 	if enc.t.pipe != nil {
 		return enc.pipelined(dst, s, 0)
 	}
-	if enc.t.nfc && composeAt(s, 0) < len(s) {
+	if enc.t.nfc && composeAt(s, 0, &enc.watch) < len(s) {
 		enc.nfc = appendNFC(enc.nfc[:0], s, &enc.watch)
 		s = stringOf(enc.nfc)
 	}

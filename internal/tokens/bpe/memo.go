@@ -36,7 +36,9 @@ const (
 func (enc *encoder) paragraphs(dst []uint32, s string) []uint32 {
 	if most := enc.t.maxRun; most > 0 && len(s) > most {
 		for from, to := range runs(s, most) {
-			dst = enc.stretches(dst, s[from:to])
+			if dst = enc.stretches(dst, s[from:to]); enc.watch.stopped {
+				break
+			}
 		}
 		return dst
 	}
@@ -97,7 +99,7 @@ func (enc *encoder) fresh(dst []uint32, s string, at, end int) []uint32 {
 		enc.invalid = true
 		return dst
 	}
-	if enc.t.nfc && composeAt(s[at:end], 0) < end-at {
+	if enc.t.nfc && composeAt(s[at:end], 0, &enc.watch) < end-at {
 		enc.nfc = appendNFC(enc.nfc[:0], s[at:end], &enc.watch)
 		s, at, end = stringOf(enc.nfc), 0, len(enc.nfc)
 	}

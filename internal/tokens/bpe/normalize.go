@@ -63,21 +63,28 @@ func (c class) quiet() bool { return c&clsCompose == 0 && c>>classBits == 0 }
 const highBits = 0x8080808080808080
 
 // composeAt returns the offset of the first code point at or after i that NFC may change, move or
-// join to its neighbour, or len(s). s[:i] ends in a starter or is empty.
+// join to its neighbour, or len(s), also once stopped. s[:i] ends in a starter or is empty.
 //
 // This is the quick check of UAX 15: text is in NFC if it has no code point with clsCompose and if
 // no mark follows one of a higher class. For then decomposing it and sorting only puts marks of
 // lower classes among the marks of a composed character. They are not second halves, so they join
 // nothing, and they block none of its marks, whose classes are higher: it composes again, and the
 // marks return to their order.
-func composeAt(s string, i int) int {
+func composeAt(s string, i int, wanted *watch) int {
 	b := bytesOf(s)
 	last := class(0)
+	look := min(i+lookEvery, len(b))
 	for i < len(s) {
+		if i >= look {
+			if wanted.look() {
+				return len(s)
+			}
+			look = min(i+lookEvery, len(b))
+		}
 		if b[i] < 0x80 {
 			last = 0
 			i++
-			for i+8 <= len(b) && binary.LittleEndian.Uint64(b[i:])&highBits == 0 {
+			for i+8 <= look && binary.LittleEndian.Uint64(b[i:])&highBits == 0 {
 				i += 8
 			}
 			continue
@@ -96,9 +103,9 @@ func composeAt(s string, i int) int {
 // appendNFC appends the NFC form of s, which must be valid UTF-8. Once stopped, it appends only a
 // part.
 func appendNFC(dst []byte, s string, wanted *watch) []byte {
-	var n normalizer
+	n := normalizer{wanted: wanted}
 	for at := 0; at < len(s); {
-		hit := composeAt(s, at)
+		hit := composeAt(s, at, wanted)
 		if hit == len(s) {
 			return append(dst, s[at:]...)
 		}
@@ -113,12 +120,12 @@ func appendNFC(dst []byte, s string, wanted *watch) []byte {
 		end := hit
 		for end < len(s) {
 			c, size := classAt(s, end)
-			if c.quiet() {
+			if c.quiet() || wanted.over(size) {
 				break
 			}
 			end += size
 		}
-		if wanted.over(end - at) {
+		if wanted.over(hit - at) {
 			return dst
 		}
 		dst = append(dst, s[at:from]...)
@@ -130,18 +137,18 @@ func appendNFC(dst []byte, s string, wanted *watch) []byte {
 
 // nfc is the normalizer NFC.
 func nfc(enc *encoder, s string) string {
-	if composeAt(s, 0) == len(s) {
+	if composeAt(s, 0, &enc.watch) == len(s) {
 		return s
 	}
 	return string(appendNFC(nil, s, &enc.watch))
 }
 
 // nfkc is the normalizer NFKC.
-func nfkc(_ *encoder, s string) string {
+func nfkc(enc *encoder, s string) string {
 	if isASCII(bytesOf(s)) {
 		return s
 	}
-	n := normalizer{compatible: true}
+	n := normalizer{compatible: true, wanted: &enc.watch}
 	return string(n.appendStretch(nil, s))
 }
 
@@ -184,6 +191,7 @@ func readDecompositions(rows string, to map[rune][]rune) {
 type normalizer struct {
 	marks      []mark
 	compatible bool // NFKC: compatibility decompositions too
+	wanted     *watch
 }
 
 // mark is a code point and its canonical combining class, 0 for a starter.
@@ -192,9 +200,13 @@ type mark struct {
 	class uint8
 }
 
+// appendStretch appends the normal form of s; nothing once stopped.
 func (n *normalizer) appendStretch(dst []byte, s string) []byte {
 	n.decompose(s)
 	for _, m := range n.compose() {
+		if n.wanted.over(1) {
+			break
+		}
 		dst = utf8.AppendRune(dst, m.rune)
 	}
 	return dst
@@ -208,6 +220,10 @@ func (n *normalizer) decompose(s string) {
 		alike = compatible()
 	}
 	for _, r := range s {
+		if n.wanted.over(utf8.RuneLen(r)) {
+			n.marks = n.marks[:0]
+			return
+		}
 		d, ok := alike[r]
 		c := runeClass(r)
 		if !ok && c&clsDecomposes != 0 {
@@ -246,7 +262,7 @@ func (n *normalizer) reorder() {
 		}
 		run := n.marks[i:j]
 		i = j
-		if slices.IsSortedFunc(run, func(a, b mark) int { return int(a.class) - int(b.class) }) {
+		if n.wanted.over(len(run)) || slices.IsSortedFunc(run, func(a, b mark) int { return int(a.class) - int(b.class) }) {
 			continue
 		}
 		var at [257]int
@@ -269,6 +285,9 @@ func (n *normalizer) compose() []mark {
 	starter := -1
 	var last uint8
 	for _, m := range n.marks {
+		if n.wanted.over(1) {
+			return nil
+		}
 		if starter >= 0 && (len(out)-1 == starter || last < m.class) {
 			if x, ok := composePair(out[starter].rune, m.rune); ok {
 				out[starter].rune = x

@@ -35,7 +35,7 @@ type matcher func(enc *encoder, s string, i int) (from, to int, ok bool)
 
 func (p *pipeline) normalized(enc *encoder, s string) string {
 	for _, stage := range p.normalizers {
-		if s == "" {
+		if s == "" || enc.watch.stopped {
 			break
 		}
 		s = stage(enc, s)
@@ -66,7 +66,7 @@ func (p *pipeline) encode(enc *encoder, dst []uint32, text piece) []uint32 {
 func (enc *encoder) pipelined(dst []uint32, s string, base int) []uint32 {
 	p := enc.t.pipe
 	s = p.normalized(enc, s)
-	find := search{set: enc.t.normal, s: s}
+	find := search{set: enc.t.normal, s: s, wanted: &enc.watch}
 	at := 0
 	for len(enc.t.normal.starts) > 0 {
 		hit, ok := find.next()
@@ -79,7 +79,7 @@ func (enc *encoder) pipelined(dst []uint32, s string, base int) []uint32 {
 		dst = append(dst, hit.token.ID)
 		at = hit.to
 	}
-	if at < len(s) {
+	if at < len(s) && !enc.watch.stopped {
 		dst = p.encode(enc, dst, piece{s[at:], base == 0 && at == 0})
 	}
 	return dst
@@ -109,7 +109,7 @@ func split(find matcher, how behavior, invert bool) splitStage {
 		at := 0
 		for at < len(p.text) {
 			from, to, ok := find(enc, p.text, at)
-			if !ok || enc.watch.stopped {
+			if !ok || enc.watch.over(to-at) {
 				break
 			}
 			g.add(at, from, invert)
@@ -175,17 +175,27 @@ func literalMatches(s string) matcher {
 
 // regexMatches matches a pattern.
 func regexMatches(re *regex) matcher {
-	return func(enc *encoder, text string, i int) (int, int, bool) { return enc.match.find(re, text, i) }
+	return func(enc *encoder, text string, i int) (from, to int, ok bool) {
+		for ; i < len(text); i += lookEvery {
+			if from, to, ok = enc.match.find(re, text, i, lookEvery); ok || enc.watch.over(lookEvery) {
+				break
+			}
+		}
+		return from, to, ok
+	}
 }
 
 // classMatches matches single code points of a generated class.
 func classMatches(name string) matcher {
 	set := namedSet(name)
-	return func(_ *encoder, text string, i int) (int, int, bool) {
+	return func(enc *encoder, text string, i int) (int, int, bool) {
 		for i < len(text) {
 			in, n := set.hasAt(text, i)
 			if in {
 				return i, i + n, true
+			}
+			if enc.watch.over(n) {
+				break
 			}
 			i += n
 		}
@@ -228,7 +238,7 @@ var normalizeStages = map[string]func(c component) (normalizeStage, error){
 			at := 0
 			for at < len(s) {
 				from, to, ok := find(enc, s, at)
-				if !ok {
+				if !ok || enc.watch.over(to-at) {
 					break
 				}
 				out.WriteString(s[at:from])
@@ -306,11 +316,14 @@ var splitStages = map[string]func(c component) (splitStage, error){
 	"ByteLevel": func(c component) (splitStage, error) { return byteLevelStage(c, byteLevelString), nil },
 	"Metaspace": metaspaceStage,
 	"WhitespaceSplit": func(component) (splitStage, error) {
-		blank := func(_ *encoder, s string, i int) (int, int, bool) {
+		blank := func(enc *encoder, s string, i int) (int, int, bool) {
 			for i < len(s) {
 				c, n := classAt(s, i)
 				if c&clsWS != 0 {
 					return i, i + n, true
+				}
+				if enc.watch.over(n) {
+					break
 				}
 				i += n
 			}
@@ -325,7 +338,7 @@ var splitStages = map[string]func(c component) (splitStage, error){
 func byteLevelStage(c component, write func(word []byte) string) splitStage {
 	prefix := c.AddPrefixSpace == nil || *c.AddPrefixSpace
 	words := c.UseRegex == nil || *c.UseRegex
-	return func(_ *encoder, p piece, next func(piece)) {
+	return func(enc *encoder, p piece, next func(piece)) {
 		if prefix && !strings.HasPrefix(p.text, " ") {
 			p.text = " " + p.text
 		}
@@ -334,7 +347,7 @@ func byteLevelStage(c component, write func(word []byte) string) splitStage {
 			return
 		}
 		var ends [64]uint32
-		for at := 0; at < len(p.text); {
+		for at := 0; at < len(p.text) && !enc.watch.stopped; {
 			n, after := gpt2Split{}.split(p.text, at, ends[:])
 			for _, e := range ends[:n] {
 				next(piece{write(bytesOf(p.text[at:e])), p.first && at == 0})

@@ -38,10 +38,10 @@ func (m *regexSearch) allow(bytes int) { m.work, m.depth = freeWork+workPerByte*
 // valid.
 func (m *regexSearch) exceeded() bool { return m.work < 0 }
 
-// find returns the first match in s that starts at or after i.
-func (m *regexSearch) find(re *regex, s string, i int) (from, to int, ok bool) {
+// find returns the first match in s that starts in the given number of bytes from i.
+func (m *regexSearch) find(re *regex, s string, i, within int) (from, to int, ok bool) {
 	m.text = s
-	for ; i < len(s) && !m.exceeded(); i++ {
+	for end := min(len(s), i+within); i < end && !m.exceeded(); i++ {
 		if !utf8.RuneStart(s[i]) {
 			continue
 		}

@@ -56,7 +56,7 @@ func FuzzRegex(f *testing.F) {
 		m := &regexSearch{}
 		m.allow(100)
 		for at := 0; at < len(text); {
-			from, to, ok := m.find(re, text, at)
+			from, to, ok := m.find(re, text, at, len(text))
 			if !ok {
 				break
 			}

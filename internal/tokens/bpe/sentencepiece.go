@@ -412,7 +412,7 @@ func (n *spmNormalizer) prefix(s string) (string, int) {
 func (n *spmNormalizer) normalize(enc *encoder, s string) string {
 	for n.trim && s != "" {
 		text, size := n.prefix(s)
-		if text != " " {
+		if text != " " || enc.watch.over(size) {
 			break
 		}
 		s = s[size:]
@@ -427,7 +427,7 @@ func (n *spmNormalizer) normalize(enc *encoder, s string) string {
 	blank := n.trim // spaces are dropped here
 	for s != "" {
 		run := 0
-		for run < len(s) && n.plain[s[run]] {
+		for run < min(len(s), lookEvery) && n.plain[s[run]] {
 			run++
 		}
 		if run < len(s) && s[run] >= utf8.RuneSelf && n.rules != nil {
@@ -441,6 +441,9 @@ func (n *spmNormalizer) normalize(enc *encoder, s string) string {
 			continue
 		}
 		text, size := n.prefix(s)
+		if enc.watch.over(size) {
+			break
+		}
 		s = s[size:]
 		if blank {
 			text = strings.TrimLeft(text, " ")

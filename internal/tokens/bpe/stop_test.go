@@ -165,3 +165,97 @@ func TestAStopEndsAClusterOfMarks(t *testing.T) {
 		t.Errorf("got %d bytes, want the %d of the text", len(got), len(text))
 	}
 }
+
+// TestAStopEndsEveryPass: each pass over a text looks at the stop channel at least every lookEvery bytes: of a text of many
+// times that, whose end differs, it does not reach the end. seen reports whether a pass did.
+func TestAStopEndsEveryPass(t *testing.T) {
+	const many = 2 * lookEvery
+	removed := component{Behavior: "Removed"}
+	pattern := func(text string, regex bool) component {
+		c := removed
+		if regex {
+			c.Pattern.Regex = &text
+		} else {
+			c.Pattern.String = &text
+		}
+		return c
+	}
+	normal := func(kind string, c component, reached string) func(*encoder, string) bool {
+		stage, err := normalizeStages[kind](c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func(enc *encoder, s string) bool {
+			enc.match.allow(len(s))
+			return strings.HasSuffix(stage(enc, s), reached)
+		}
+	}
+	parts := func(kind string, c component, last string) func(*encoder, string) bool {
+		stage, err := splitStages[kind](c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func(enc *encoder, s string) (seen bool) {
+			enc.match.allow(len(s))
+			stage(enc, piece{text: s}, func(p piece) {
+				enc.watch.over(len(p.text))
+				seen = seen || p.text == last
+			})
+			return seen
+		}
+	}
+	charsmap := []byte{8, 0, 0, 0, 0, 4, 0, 0, 'a', 1, 0, 0, 'x', 0}
+	spm, err := (&spmModel{charsmap: charsmap}).normalizer(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := newCharsmap(charsmap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	added := newAddedSet([]AddedToken{{Content: "<end>"}, {Content: "#"}}, []string{"<end>", "#"})
+	added.setHard(nil)
+	one := newAddedSet([]AddedToken{{Content: "<end>"}}, []string{"<end>"})
+	one.setHard(nil)
+	find := func(set *addedSet) func(*encoder, string) bool {
+		return func(enc *encoder, s string) bool {
+			_, ok := (&search{set: set, s: s, wanted: &enc.watch}).next()
+			return ok
+		}
+	}
+	literal := &literalBPE{t: family(t, "qwen3"), unk: 1}
+	for name, c := range map[string]struct {
+		text string
+		seen func(*encoder, string) bool
+	}{
+		"added tokens":         {strings.Repeat("< ", many) + "<end>", find(added)},
+		"one added token":      {strings.Repeat("< ", many) + "<end>", find(one)},
+		"NFC's check":          {strings.Repeat("a", many) + "e\u0301", func(enc *encoder, s string) bool { return composeAt(s, 0, &enc.watch) < len(s) }},
+		"NFC's check, wide":    {strings.Repeat("文", many) + "e\u0301", func(enc *encoder, s string) bool { return composeAt(s, 0, &enc.watch) < len(s) }},
+		"NFC":                  {strings.Repeat("e\u0301", many) + "a\u0301", normal("NFC", removed, "á")},
+		"NFC of marks":         {"e" + strings.Repeat("\u0301", many) + "z", normal("NFC", removed, "z")},
+		"NFKC":                 {strings.Repeat("文", many) + "①", normal("NFKC", removed, "1")},
+		"Replace":              {strings.Repeat("ab", many), normal("Replace", pattern("b", false), "a")},
+		"Replace by pattern":   {strings.Repeat("a", many) + "bz", normal("Replace", pattern("b", true), "az")},
+		"Split":                {strings.Repeat("ab", many) + "z", parts("Split", pattern("[ab]", true), "z")},
+		"Split, no match":      {strings.Repeat("a", many) + "bz", parts("Split", pattern("b", true), "z")},
+		"Digits":               {strings.Repeat("a", many) + "1z", parts("Digits", removed, "z")},
+		"WhitespaceSplit":      {strings.Repeat(" ", many) + "z", parts("WhitespaceSplit", removed, "z")},
+		"WhitespaceSplit, one": {strings.Repeat("a", many) + " z", parts("WhitespaceSplit", removed, "z")},
+		"ByteLevel":            {strings.Repeat(" a", many) + "!", parts("ByteLevel", removed, "!")},
+		"SentencePiece":        {strings.Repeat("文", many) + "z", func(enc *encoder, s string) bool { return strings.HasSuffix(spm.normalize(enc, s), "z") }},
+		"SentencePiece, ASCII": {strings.Repeat("a", many) + "z", func(enc *encoder, s string) bool { return strings.HasSuffix(spm.normalize(enc, s), "z") }},
+		"charsmap":             {strings.Repeat("b", many), func(enc *encoder, s string) bool { rules.normalize(enc, s); return !enc.watch.stopped }},
+		"U+2581":               {strings.Repeat(lowLine, many), func(enc *encoder, s string) bool { return strings.HasSuffix(enc.unmarked(s), " ") }},
+		"joined words":         {strings.Repeat("a ", many) + "z", func(enc *encoder, s string) bool { return strings.HasSuffix(enc.joinedWords(s), "z") }},
+		"symbols":              {strings.Repeat("a", many), func(enc *encoder, s string) bool { return len(literal.symbols(nil, s, &enc.watch)) == len(s) }},
+	} {
+		if !c.seen(&encoder{watch: watch{stop: make(chan struct{})}}, c.text) {
+			t.Errorf("%s: got no end without a stop, want one", name)
+		}
+		enc := &encoder{watch: watch{stop: closed(), left: 1000}}
+		if c.seen(enc, c.text) || !enc.watch.stopped {
+			t.Errorf("%s: got the end of %d bytes after a stop, want none", name, len(c.text))
+		}
+	}
+}

@@ -141,7 +141,7 @@ func (t *Tokenizer) MinTokens(text string) int {
 	}
 	n := len(text)
 	switch {
-	case t.nfc && composeAt(text, 0) < len(text):
+	case t.nfc && composeAt(text, 0, new(watch)) < len(text):
 		n /= nfcShrinks
 	case t.sp != nil && strings.Contains(text, lowLine):
 		n /= len(lowLine) // each of them is a space to the vocabulary

@@ -392,7 +392,7 @@ func (enc *encoder) unmarked(s string) string {
 	enc.text = enc.text[:0]
 	for {
 		i := strings.Index(s, lowLine)
-		if i < 0 {
+		if i < 0 || enc.watch.over(i+1) {
 			break
 		}
 		enc.text = append(append(enc.text, s[:i]...), ' ')
@@ -409,6 +409,9 @@ func (enc *encoder) joinedWords(s string) string {
 	fresh := true // a word starts
 	for i := 0; i < len(s); {
 		c, n := classAt(s, i)
+		if enc.watch.over(n) {
+			break
+		}
 		switch {
 		case c&clsWS != 0:
 			fresh = true
