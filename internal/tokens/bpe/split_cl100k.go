@@ -1,5 +1,7 @@
 package bpe
 
+import "unicode/utf8"
+
 // wordSplit is the family of cl100k, Llama 3 and Qwen:
 //
 //	(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
@@ -82,23 +84,32 @@ type gpt2Split struct{ digits bool }
 
 func (p gpt2Split) split(s string, at int, ends []uint32) (int, int) {
 	n, i := 0, at
-	piece := at // end of the current piece between digits
 	for i < len(s) && n < len(ends) {
-		if i >= piece {
-			piece = len(s)
-			if p.digits {
-				if c, w := classAt(s, i); c&clsDigit != 0 {
-					piece = i + w
-				} else {
-					piece = skipNot(s, i+w, clsDigit)
-				}
-			}
+		if p.digits {
+			i = p.nextBeforeDigit(s, i)
+		} else {
+			i = p.next(s, i)
 		}
-		i = p.next(s[:piece], i)
 		ends[n] = uint32(i)
 		n++
 	}
 	return n, i
+}
+
+// nextBeforeDigit is next in the piece between two digits, or the digit at i. It looks for the digit that ends the piece only
+// as far as it can change the word: up to the second rune behind it, which next may look at after white space. A call that
+// looked further would make text without digits quadratic.
+func (p gpt2Split) nextBeforeDigit(s string, i int) int {
+	c, w := classAt(s, i)
+	if c&clsDigit != 0 {
+		return i + w
+	}
+	end := p.next(s, i)
+	seen := min(len(s), end+2*utf8.UTFMax)
+	if digit := skipNot(s[:seen], i+w, clsDigit); digit < seen {
+		return p.next(s[:digit], i)
+	}
+	return end
 }
 
 func (gpt2Split) next(s string, i int) int {
