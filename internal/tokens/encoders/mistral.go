@@ -99,7 +99,7 @@ func (m *mistral) Append(dst []byte, c *Chat) ([]byte, error) {
 		}
 	}
 	messages[len(messages)-1].prefix = c.Continue
-	if err := m.check(messages, c.Tools); err != nil {
+	if err := m.check(messages, c); err != nil {
 		return dst, err
 	}
 	w := &mistralWriter{mistral: m, writer: newWriter(dst, c)}

@@ -9,7 +9,7 @@ import (
 
 // check refuses what mistral-common's validator of the version refuses in its mode for tests, which
 // vLLM uses.
-func (m *mistral) check(messages []mistralMessage, tools []jinja.Value) error {
+func (m *mistral) check(messages []mistralMessage, c *Chat) error {
 	if err := m.checkOrder(messages); err != nil {
 		return err
 	}
@@ -24,11 +24,12 @@ func (m *mistral) check(messages []mistralMessage, tools []jinja.Value) error {
 			return err
 		}
 	}
-	for i := range tools {
-		tool, _ := tools[i].AsDict()
+	schemas := schemaChecker{chat: c}
+	for i := range c.Tools {
+		tool, _ := c.Tools[i].AsDict()
 		f := dictAt(tool, "function")
 		if parameters := dictAt(f, "parameters"); parameters != nil {
-			if err := checkSchema(jinja.FromDict(parameters)); err != nil {
+			if err := schemas.schema(jinja.FromDict(parameters)); err != nil {
 				return err
 			}
 		}

@@ -5,22 +5,38 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// checkSchema refuses what is not a JSON schema of draft 7, as Python's jsonschema does. It fails
-// with ErrMissing for patterns that it cannot judge.
-func checkSchema(v jinja.Value) (err error) {
+// maxPattern and maxPatterns bound the bytes of a pattern and of all patterns of a request.
+const (
+	maxPattern  = 1 << 10
+	maxPatterns = 16 << 10
+)
+
+// schemaChecker checks the schemas of a chat.
+type schemaChecker struct {
+	chat     *Chat
+	patterns int // bytes of the patterns so far
+}
+
+// schema refuses what is not a JSON schema of draft 7, as Python's jsonschema does. It fails
+// with ErrMissing for patterns that it cannot judge, and with ErrStopped.
+func (c *schemaChecker) schema(v jinja.Value) (err error) {
+	if err := c.chat.stopped(); err != nil {
+		return err
+	}
 	d, ok := v.AsDict()
 	if !ok && v.Kind() != jinja.KindBool {
 		return refuse("Invalid tool schema: not an object or boolean")
 	}
 	d.Range(func(k, inner jinja.Value) bool {
 		key, _ := k.AsString()
-		if !schemaMember(key, inner, &err) && err == nil {
+		if !c.member(key, inner, &err) && err == nil {
 			err = refuse("Invalid tool schema: '%s' has a wrong value", key)
 		}
 		return err == nil
@@ -45,8 +61,8 @@ var schemaForms = func() map[string]string {
 	return out
 }()
 
-// schemaMember reports whether a member has the right form. It sets err for what is wrong in it.
-func schemaMember(key string, v jinja.Value, err *error) bool {
+// member reports whether a member has the right form. It sets err for what is wrong in it.
+func (c *schemaChecker) member(key string, v jinja.Value, err *error) bool {
 	s, isText := v.AsString()
 	items, isList := v.AsList()
 	d, isDict := v.AsDict()
@@ -78,29 +94,29 @@ func schemaMember(key string, v jinja.Value, err *error) bool {
 		f, _ := v.AsFloat()
 		return isNumber && sign(v) >= 0 && (v.Kind() == jinja.KindInt || f == math.Trunc(f) && !math.IsInf(f, 0))
 	case "schema":
-		*err = checkSchema(v)
+		*err = c.schema(v)
 	case "schemas":
 		for i := 0; i < len(items) && *err == nil; i++ {
-			*err = checkSchema(items[i])
+			*err = c.schema(items[i])
 		}
 		return len(items) > 0
 	case "map":
-		return each(func(_ string, v jinja.Value) error { return checkSchema(v) })
+		return each(func(_ string, v jinja.Value) error { return c.schema(v) })
 	case "patterns":
-		return each(func(name string, v jinja.Value) error { return cmp.Or(checkPattern(name), checkSchema(v)) })
+		return each(func(name string, v jinja.Value) error { return cmp.Or(c.pattern(name), c.schema(v)) })
 	case "dependencies":
 		return each(func(_ string, v jinja.Value) error {
 			if list, ok := v.AsList(); ok && uniqueTexts(list, nil) {
 				return nil
 			}
-			return checkSchema(v)
+			return c.schema(v)
 		})
 	case "required":
 		return isList && uniqueTexts(items, nil)
 	case "type":
 		return isText && slices.Contains(schemaTypes, s) || len(items) > 0 && uniqueTexts(items, schemaTypes)
 	case "pattern":
-		*err = checkPattern(s)
+		*err = c.pattern(s)
 		return isText
 	}
 	return true
@@ -136,9 +152,16 @@ func sign(v jinja.Value) int {
 // otherPattern matches what Go reads in a pattern and Python does not, or reads otherwise.
 var otherPattern = regexp.MustCompile(`\\[pPzCQx]|\(\?[^:P]`)
 
-// checkPattern fails with ErrMissing if Python might not accept a pattern.
-func checkPattern(p string) error {
-	if _, err := regexp.Compile(p); err != nil || otherPattern.MatchString(p) {
+// pattern fails with ErrMissing if Python might not accept a pattern. It only parses the pattern:
+// a compiled one may have millions of instructions.
+func (c *schemaChecker) pattern(p string) error {
+	if c.patterns += len(p); len(p) > maxPattern || c.patterns > maxPatterns {
+		return fmt.Errorf("%w: long patterns in tools", ErrMissing)
+	}
+	if otherPattern.MatchString(p) {
+		return fmt.Errorf("%w: the pattern %q in a tool", ErrMissing, p)
+	}
+	if _, err := syntax.Parse(p, syntax.Perl); err != nil {
 		return fmt.Errorf("%w: the pattern %q in a tool", ErrMissing, p)
 	}
 	return nil

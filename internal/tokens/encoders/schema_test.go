@@ -2,6 +2,8 @@ package encoders
 
 import (
 	"errors"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
@@ -25,15 +27,52 @@ func TestCheckSchema(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := checkSchema(v); (err == nil) != want || errors.Is(err, ErrMissing) {
+		if err := (&schemaChecker{chat: new(Chat)}).schema(v); (err == nil) != want || errors.Is(err, ErrMissing) {
 			t.Errorf("%s: got error %v, want valid: %v", schema, err, want)
 		}
 	}
 	for _, p := range []string{`(?=a)`, `\\p{L}`, `(?<n>a)`, `a(`} { // Python accepts the first only
 		d := jinja.NewDict(1)
 		d.Set("pattern", jinja.String(p))
-		if err := checkSchema(jinja.FromDict(d)); !errors.Is(err, ErrMissing) {
+		if err := (&schemaChecker{chat: new(Chat)}).schema(jinja.FromDict(d)); !errors.Is(err, ErrMissing) {
 			t.Errorf("pattern %s: got %v, want ErrMissing", p, err)
 		}
 	}
+}
+
+// TestPatternsCostLittle: patterns with a repetition cost no more memory than their length is
+// worth, those that are long are not judged, and a stop ends the check.
+func TestPatternsCostLittle(t *testing.T) {
+	schema := func(patterns int, pattern string) jinja.Value {
+		return parsed(t, `{"anyOf": [`+strings.Repeat(`{"pattern": "`+pattern+`"},`, patterns)+`true]}`)
+	}
+	check := func(v jinja.Value) error { return (&schemaChecker{chat: new(Chat)}).schema(v) }
+	repeated := schema(10, "^(?:"+strings.Repeat("[a-z]{1000}", 80)+")$")
+	if got := allocated(func() {
+		if err := check(repeated); err != nil {
+			t.Errorf("got %v, want no error", err)
+		}
+	}); got > 4<<20 {
+		t.Errorf("got %d bytes allocated for patterns of 9 KB, want at most 4 MiB", got)
+	}
+	for _, c := range []struct {
+		patterns, size int
+		judged         bool
+	}{{1, maxPattern, true}, {1, maxPattern + 1, false}, {16, maxPattern, true}, {17, maxPattern, false}} {
+		if err := check(schema(c.patterns, strings.Repeat("a", c.size))); (err == nil) != c.judged || err != nil && !errors.Is(err, ErrMissing) {
+			t.Errorf("%d patterns of %d bytes: got %v, want judged: %v", c.patterns, c.size, err, c.judged)
+		}
+	}
+	if err := (&schemaChecker{chat: stopping()}).schema(schema(1, "a")); !errors.Is(err, ErrStopped) {
+		t.Errorf("stopped: got %v, want ErrStopped", err)
+	}
+}
+
+// allocated returns the bytes that do allocates. No other goroutine may allocate meanwhile.
+func allocated(do func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	do()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
 }
