@@ -92,8 +92,11 @@ func (m *mistral) Append(dst []byte, c *Chat) ([]byte, error) {
 	}
 	messages := make([]mistralMessage, len(c.Messages))
 	for i := range messages {
+		err := c.stopped()
+		if err != nil {
+			return dst, err
+		}
 		msg, _ := c.Messages[i].AsDict()
-		var err error
 		if messages[i], err = mistralParse(msg); err != nil {
 			return dst, err
 		}
@@ -104,7 +107,7 @@ func (m *mistral) Append(dst []byte, c *Chat) ([]byte, error) {
 	}
 	w := &mistralWriter{mistral: m, writer: newWriter(dst, c)}
 	if m.version < 7 {
-		w.system = systemPrompt(messages)
+		w.system = w.systemPrompt(messages)
 	}
 	merged := m.merged(messages)
 	if m.version == 2 {
@@ -218,11 +221,11 @@ func textAt(d *jinja.Dict, key string) *string {
 
 // systemPrompt joins the messages of the system, which the versions before 7 put into a user's
 // message.
-func systemPrompt(messages []mistralMessage) string {
+func (w *mistralWriter) systemPrompt(messages []mistralMessage) string {
 	var texts []string
 	for i := range messages {
 		if m := &messages[i]; m.role == "system" && m.said() {
-			texts = append(texts, textOf(m.joined("\n\n")))
+			texts = append(texts, textOf(w.joined(m, "\n\n")))
 		}
 	}
 	return strings.Join(texts, "\n\n")
@@ -283,25 +286,34 @@ func sortedResults(results []mistralMessage, calls []string) []mistralMessage {
 	return out
 }
 
-// joined returns the content with neighbouring texts joined: by two line feeds between messages,
-// and by sep within one. Empty texts are dropped.
-func (m *mistralMessage) joined(sep string) (out []mistralChunk) {
+// joined returns the content of m with neighbouring texts joined: by two line feeds between
+// messages, and by sep within one. Empty texts are dropped.
+func (w *mistralWriter) joined(m *mistralMessage, sep string) (out []mistralChunk) {
+	var pieces []string // of the text that goes on, with what is between them
+	end := func() {
+		if len(pieces) > 0 {
+			out, pieces = append(out, mistralChunk{chunkText, strings.Join(pieces, "")}), pieces[:0]
+		}
+	}
 	for _, chunks := range m.contents {
 		between := "\n\n"
 		for _, c := range chunks {
-			last := len(out) - 1
+			if w.text(""); w.err != nil {
+				return nil
+			}
 			switch {
 			case c.kind != chunkText:
+				end()
 				out = append(out, c)
 			case c.text == "":
-			case last < 0 || out[last].kind != chunkText:
-				out, between = append(out, c), sep
+			case len(pieces) == 0:
+				pieces, between = append(pieces, c.text), sep
 			default:
-				out[last].text += between + c.text
-				between = sep
+				pieces, between = append(pieces, between, c.text), sep
 			}
 		}
 	}
+	end()
 	return out
 }
 
@@ -353,14 +365,14 @@ func (w *mistralWriter) chunks(m *mistralMessage) {
 	if w.version >= 15 {
 		sep = ""
 	}
-	joined := m.joined(sep)
+	joined := w.joined(m, sep)
 	if at := slices.IndexFunc(joined, func(c mistralChunk) bool { return c.kind == chunkImage || c.kind == chunkAudio }); at >= 0 {
 		w.part(joined[at].text) // what follows it is not known
 		return
 	}
-	for i, c := range joined {
+	for _, c := range joined {
 		switch {
-		case c.kind == chunkText && i == 0 && len(joined) == 1 && m.role == "assistant" && !m.listed():
+		case c.kind == chunkText && len(joined) == 1 && m.role == "assistant":
 			w.part(strings.TrimRight(c.text, " "))
 		case c.kind == chunkText:
 			w.part(c.text)
@@ -374,11 +386,9 @@ func (w *mistralWriter) chunks(m *mistralMessage) {
 	}
 }
 
-// listed reports whether some chunk is not text: then the content stays a list.
-func (m *mistralMessage) listed() bool {
-	return slices.ContainsFunc(m.contents, func(c []mistralChunk) bool {
-		return slices.ContainsFunc(c, func(c mistralChunk) bool { return c.kind != chunkText })
-	})
+// has reports whether is holds for some chunk.
+func (m *mistralMessage) has(is func(c mistralChunk) bool) bool {
+	return slices.ContainsFunc(m.contents, func(c []mistralChunk) bool { return slices.ContainsFunc(c, is) })
 }
 
 func (w *mistralWriter) refuse(reason string) {
@@ -393,7 +403,7 @@ func (w *mistralWriter) user(m *mistralMessage, first, last bool) {
 		if first && w.system != "" {
 			w.texts(w.system, "\n\n")
 		}
-		w.texts(textOf(m.joined("\n\n")), " [/INST]")
+		w.texts(textOf(w.joined(m, "\n\n")), " [/INST]")
 		w.part("")
 		return
 	}
@@ -479,12 +489,11 @@ func readable(s string) (jinja.Value, error) {
 }
 
 func (w *mistralWriter) result(m *mistralMessage, past bool) {
-	content := m.joined("\n\n")
 	if w.version < 7 {
 		if w.version == 1 {
 			w.refuse("Tools not implemented for tokenizer V1")
 		}
-		v, err := readable(cmp.Or(textOf(content), "{}"))
+		v, err := readable(cmp.Or(textOf(w.joined(m, "\n\n")), "{}"))
 		if w.err == nil {
 			w.err = err
 		}
@@ -514,7 +523,7 @@ func (w *mistralWriter) result(m *mistralMessage, past bool) {
 }
 
 func (w *mistralWriter) assistant(m *mistralMessage, past bool) {
-	said := len(m.joined("")) > 0
+	said := m.has(func(c mistralChunk) bool { return c.kind != chunkText || c.text != "" })
 	switch {
 	case !said && len(m.calls) == 0:
 		w.refuse("Invalid assistant message")
@@ -525,7 +534,7 @@ func (w *mistralWriter) assistant(m *mistralMessage, past bool) {
 	case w.version == 2 && past && len(m.calls) > 0:
 		return
 	case w.version == 1:
-		w.part(textOf(m.joined("\n\n")))
+		w.part(textOf(w.joined(m, "\n\n")))
 	case said:
 		w.chunks(m)
 	}

@@ -3,11 +3,13 @@ package encoders
 import (
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -50,7 +52,13 @@ func TestAStopEndsTheEncoding(t *testing.T) {
 		}
 	}
 	for name, run := range map[string]func(*Chat) ([]byte, error){
-		"harmony":      encode(new(harmony)),
+		"harmony": encode(new(harmony)),
+		"mistral": encode(&mistral{version: 13}),
+		"mistral, joining": func(c *Chat) ([]byte, error) {
+			w := &mistralWriter{mistral: &mistral{version: 13}, writer: newWriter(nil, c)}
+			out := w.joined(&mistralMessage{contents: [][]mistralChunk{{{chunkText, "x"}, {chunkText, "y"}}}}, "")
+			return make([]byte, len(out)), w.err
+		},
 		"deepseek_v32": encode(deepseekV32{}),
 		"deepseek_v4":  encode(deepseekV4{}),
 		"calls":        func(c *Chat) ([]byte, error) { return appendDSMLCalls(nil, c, "calls", []jinja.Value{parsed(t, call)}) },
@@ -78,6 +86,33 @@ func TestAStopEndsTheEncoding(t *testing.T) {
 		wanted.Stop = make(chan struct{})
 		if out, err := run(wanted); err != nil || len(out) == 0 {
 			t.Errorf("%s, not stopped: got %d bytes, %v, want a prompt", name, len(out), err)
+		}
+	}
+}
+
+// TestTextsOfMistralAreJoinedOnce: the memory for many parts and many neighbours of one role grows
+// with their number, not with its square.
+func TestTextsOfMistralAreJoinedOnce(t *testing.T) {
+	const n = 1 << 14
+	parts := func(role string) string {
+		return `{"role": "` + role + `", "content": [` + strings.Repeat(`{"type": "text", "text": "x"}, `, n-1) + `{"type": "text", "text": "y"}]}`
+	}
+	neighbours := func(role string) string { return strings.Repeat(`{"role": "`+role+`", "content": "x"}, `, n) }
+	const user = `{"role": "user", "content": "x"}`
+	for name, messages := range map[string]string{
+		"parts of a user": parts("user"), "parts of an assistant": user + "," + parts("assistant") + "," + user, "parts of a system": parts("system") + "," + user,
+		"users": neighbours("user") + user, "assistants": user + "," + neighbours("assistant") + user,
+	} {
+		v := parsed(t, "["+messages+"]")
+		for _, version := range []int{1, 3, 13, 15} {
+			c := &Chat{Args: new(jinja.Dict), Limit: 1 << 20}
+			c.Messages, _ = v.AsList()
+			m := &mistral{version: version, settings: new(bpe.MistralSettings)}
+			var out []byte
+			var err error
+			if got := allocated(func() { out, err = m.Append(nil, c) }); err != nil || len(out) < n || got > 1024*n {
+				t.Errorf("%s, version %d: got %d bytes, %v, %d bytes allocated, want at least %d and at most %d", name, version, len(out), err, got, n, 1024*n)
+			}
 		}
 	}
 }
