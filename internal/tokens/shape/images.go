@@ -101,7 +101,6 @@ func (m *Model) placeImages(res *Result, p *plan) {
 			marks++
 		}
 	}
-	out := make([]uint32, 0, len(ids)+256*marks)
 	limit := maxExpanded
 	if n := m.maxModelLen(); n > 0 {
 		limit = n
@@ -110,6 +109,7 @@ func (m *Model) placeImages(res *Result, p *plan) {
 	if marks != len(known) || p.keep != 0 {
 		known = nil // the text contains the token too, or the prompt is truncated
 	}
+	out := make([]uint32, 0, len(ids)+min(256*len(known), limit))
 	for _, id := range ids {
 		if id != f.Token {
 			out = append(out, id)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
+	"github.com/kvlane/kvlane/internal/tokens/media"
 )
 
 const (
@@ -172,6 +173,20 @@ func TestManyImagesAreBounded(t *testing.T) {
 	m.Serve("/m")
 	if res, err := promptOf(t, m, raw); err == nil || len(res.IDs) > 1100 {
 		t.Errorf("got %d ids, %v, want a refusal near the engine's context", len(res.IDs), err)
+	}
+}
+
+// The memory for the ids of images grows neither with tokens of images that the client wrote nor beyond the engine's context.
+func TestIDsOfImagesAreAllocatedForKnownImages(t *testing.T) {
+	const n, context = 1 << 12, 1000
+	m := pictured(t, Options{MaxModelLen: context})
+	small := image{Image: media.Image{Width: 56, Height: 56}, identifier: "a"}
+	for _, c := range []struct{ images, marks, media int }{{1, n, 0}, {1, 1, 1}, {n, n, context / 4}} {
+		res, p := &Result{IDs: slices.Repeat([]uint32{imagePad}, c.marks)}, &plan{images: &images{family: m.family, list: slices.Repeat([]image{small}, c.images)}}
+		m.placeImages(res, p)
+		if got, most := cap(res.IDs), 2*(c.marks+context); got > most || len(res.Media) < c.media {
+			t.Errorf("%d images, %d tokens of images: got room for %d ids, %d images, want at most %d and at least %d", c.images, c.marks, got, len(res.Media), most, c.media)
+		}
 	}
 }
 
