@@ -142,6 +142,7 @@ func TestImagesThatAreNotKnownCutThePrompt(t *testing.T) {
 	}
 	for what, raw := range map[string][]byte{
 		"a URL":                 chat(part("")+`,{"type":"image_url","image_url":{"url":"http://127.0.0.1:1/x.png"}}`, ""),
+		"a URL between images":  chat(part("")+`,{"type":"image_url","image_url":{"url":"http://127.0.0.1:1/x.png"}},`+part(""), ""),
 		"no image":              chat(part("")+`,{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}`, ""),
 		"a video":               chat(part("")+`,{"type":"video_url","video_url":{"url":"`+tinyPNG(56, 56)+`"}}`, ""),
 		"a member of a part":    chat(part("")+","+part(`,"more":1`), ""),

@@ -318,7 +318,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 				front = true
 				continue
 			}
-			if media && !flatten && s.p.images.add(parts[i]) {
+			if media && !flatten && !s.p.isCut() && s.p.images.add(parts[i]) {
 				wrapped = append(wrapped, object(kv{"type", jinja.String("image")}))
 				continue
 			}
