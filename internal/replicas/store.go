@@ -35,6 +35,8 @@ const (
 	// maxUnsaved bounds the bindings that wait to be written. What is beyond is written at its next use.
 	maxUnsaved = 1 << 17
 	maxFolders = 256
+	// maxFails is how many writes may fail in a row before the store is opened again.
+	maxFails = 3
 )
 
 // saving is what a Core remembers for a store.
@@ -81,6 +83,22 @@ func (c *Core) takeUnsaved() (list [numLegs][]binding) {
 	return list
 }
 
+// saveAll queues the bindings that are not stored, and with lost all others; of too many the most recently used ones.
+func (c *Core) saveAll(lost bool) {
+	for leg, t := range c.legs {
+		for i := t.newest; i != none; i = t.slab[i].older {
+			b := &t.slab[i]
+			if lost {
+				b.saved = 0
+			}
+			if b.saved == 0 {
+				c.save(leg, b, false)
+			}
+		}
+	}
+	slices.Reverse(c.saving.queue)
+}
+
 // restore merges stored bindings, or with lost marks them as not stored.
 func (c *Core) restore(messages []*kvlanev1.ReplicaMessage, lost bool) {
 	kept := c.saving
@@ -108,6 +126,11 @@ type store struct {
 	server *server.Server
 	conn   *nats.Conn // to server
 	lock   *os.File
+	// created is when the bucket was created that was opened last, zero for none; lost reports
+	// that it is another one than before. fails counts the failed writes since the last that did not fail.
+	created time.Time
+	lost    bool
+	fails   int
 
 	// works reports whether the last attempt to open or write succeeded; tried that there was one.
 	works, tried  atomic.Bool
@@ -136,7 +159,17 @@ func (s *store) open(ctx context.Context, conn *nats.Conn) (err error) {
 	s.kv, err = s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
 		Bucket: s.fleet.Name + "-conversations", TTL: p.TTL.Std(), MaxBytes: int64(p.MaxBytes), Storage: jetstream.FileStorage,
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	stream, err := s.js.Stream(ctx, "KV_"+s.kv.Bucket())
+	if err != nil {
+		return err
+	}
+	info := stream.CachedInfo()
+	s.lost = s.lost || !s.created.IsZero() && !info.Created.Equal(s.created)
+	s.created = info.Created
+	return nil
 }
 
 // serve starts the server on a folder that no other replica uses.
@@ -234,13 +267,16 @@ func (n *Node) persist(ctx context.Context) {
 	for {
 		var err error
 		if n.store.kv != nil {
-			err = n.save(ctx)
-		} else if err = n.store.open(ctx, n.conn); err == nil {
-			if err = n.restore(ctx); err != nil {
+			switch err = n.save(ctx); {
+			case n.store.fails == 0:
+				wait = reopenAfter
+			case err != nil && n.store.fails >= maxFails:
 				n.store.close()
 			}
+		} else {
+			err = n.reopen(ctx)
 		}
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && (err != nil || n.store.fails == 0) {
 			n.store.report(err)
 		}
 		pause := saveEvery
@@ -258,6 +294,25 @@ func (n *Node) persist(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// reopen opens the store and reads it. What a store that was open before does not have is stored again.
+func (n *Node) reopen(ctx context.Context) error {
+	s := n.store
+	again := !s.created.IsZero()
+	err := s.open(ctx, n.conn)
+	if err == nil {
+		err = n.restore(ctx)
+	}
+	if err != nil {
+		s.close()
+		return err
+	}
+	if again {
+		n.o.Update(func(*routing.Router, time.Duration) { n.core.saveAll(s.lost) })
+	}
+	s.lost = false
+	return nil
 }
 
 // restore reads all bindings that are stored.
@@ -316,10 +371,12 @@ func (n *Node) save(ctx context.Context) error {
 			return nil
 		}
 		if err := n.store.write(ctx, messages); err != nil {
+			n.store.fails++
 			n.store.failed.Add(uint64(len(messages)))
 			n.o.Update(func(*routing.Router, time.Duration) { n.core.restore(messages, true) })
 			return err
 		}
+		n.store.fails = 0
 		n.store.saved.Add(uint64(len(messages)))
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
@@ -126,6 +128,39 @@ func TestAStoreThatIsFull(t *testing.T) {
 		}
 	})
 	homes(m, 10)
+	m.Close()
+	s.Shutdown()
+	s.WaitForShutdown()
+}
+
+// A bucket that is deleted is created again, with all bindings.
+func TestABucketThatIsDeletedIsCreatedAgain(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	s := startServerWith(t, &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, Username: "u", Password: "p", JetStream: true, StoreDir: t.TempDir()})
+	f := external(t, s.Addr().(*net.TCPAddr).Port)
+	f.Persist.Enabled = true
+	m := startMember(t, &f, nil)
+	eventually(t, "readiness", func() bool { return m.Waiting() == "" })
+	const count = 20
+	homes(m, count)
+	eventually(t, "stored bindings", func() bool { return m.store.saved.Load() >= count })
+	conn := must(nats.Connect(s.ClientURL(), nats.UserInfo("u", "p")))
+	js := must(jetstream.New(conn))
+	if err := js.DeleteKeyValue(t.Context(), f.Name+"-conversations"); err != nil {
+		t.Fatal(err)
+	}
+	n := count
+	eventually(t, "stored bindings in a new bucket", func() bool {
+		m.pick(fmt.Sprint("c", n)) // to be stored
+		n++
+		kv, err := js.KeyValue(t.Context(), f.Name+"-conversations")
+		if err != nil {
+			return false
+		}
+		keys, err := kv.Keys(t.Context())
+		return err == nil && len(keys) >= n-1 && m.store.works.Load()
+	})
+	conn.Close()
 	m.Close()
 	s.Shutdown()
 	s.WaitForShutdown()
