@@ -2,7 +2,6 @@ package decide
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -93,14 +92,10 @@ func (j *job) listModels(ctx context.Context) (*input, error) {
 	switch {
 	case ctx.Err() != nil:
 		return nil, errClientGone
-	case list == nil:
+	case list.JSON == nil:
 		return j.readUnknown()
 	}
-	text, err := json.Marshal(map[string]any{"object": "list", "data": list})
-	if err != nil {
-		return nil, err
-	}
-	return nil, &rejectError{Reject: &extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}}
+	return nil, &rejectError{Reject: &extproc.Reject{Status: http.StatusOK, Body: list.JSON, Details: "kvlane_models"}}
 }
 
 // readUnknown parses the body of an API that Kvlane does not know, to remove such fields:

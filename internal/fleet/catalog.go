@@ -1,7 +1,9 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"maps"
 	"slices"
 	"sync"
@@ -38,12 +40,25 @@ type catalog struct {
 	// silent reports that a worker did not answer, so that it may serve any name.
 	silent bool
 	asking chan struct{} // closed when all have answered; nil while no query runs
+	// changes counts the changes of listed; shown is the last answer to clients.
+	changes uint64
+	shown   *Catalog
+
+	showing sync.Mutex // held while shown is made; taken before mu
 }
 
 type listed struct {
 	generation uint64
 	names      []string
 	models     []workers.Listed
+	served     map[*Model]served
+}
+
+// served is what an engine says of a model: its context length, 0 if its names differ in it,
+// and what its --model is, "" if unknown.
+type served struct {
+	context int
+	base    string
 }
 
 // declare sets names (the models that workers list in their configuration), split (no model
@@ -130,19 +145,49 @@ func (f *Fleet) list(ctx context.Context, ttl time.Duration) bool {
 	return !c.silent
 }
 
-// Listed returns the models that ready workers serve, adapters included, sorted by name; nil if
-// no worker has answered. Of one that has not, its configuration counts.
-func (f *Fleet) Listed(ctx context.Context) []workers.Listed {
+// Catalog is an answer to GET /v1/models. It is not changed.
+type Catalog struct {
+	// JSON is the list, sorted by name; nil if no worker has named any.
+	JSON   []byte
+	Models map[string]workers.Listed
+	// Whole reports whether all ready workers have answered.
+	Whole bool
+
+	view    *View
+	changes uint64
+}
+
+// Listed returns the models that ready workers serve, adapters included. Of one that has
+// not answered, its configuration counts.
+func (f *Fleet) Listed(ctx context.Context) *Catalog {
 	f.list(ctx, shownFor)
-	v, c, all, answered := f.View(), &f.catalog, map[string]workers.Listed{}, false
+	c := &f.catalog
+	c.showing.Lock()
+	defer c.showing.Unlock()
+	v := f.View()
+	c.mu.Lock()
+	if c.shown != nil && c.shown.view == v && c.shown.changes == c.changes {
+		defer c.mu.Unlock()
+		return c.shown
+	}
+	shown := &Catalog{view: v, changes: c.changes, Whole: !c.silent, Models: map[string]workers.Listed{}}
+	lists := maps.Clone(c.listed)
+	c.mu.Unlock()
+	shown.fill(lists)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(v.members)) {
-		m := v.members[name]
+	c.shown = shown
+	return shown
+}
+
+func (s *Catalog) fill(lists map[string]listed) {
+	answered := false
+	for _, name := range slices.Sorted(maps.Keys(s.view.members)) {
+		m := s.view.members[name]
 		if !m.Ready || m.Draining {
 			continue
 		}
-		l, ok := c.listed[name]
+		l, ok := lists[name]
 		if ok = ok && l.generation == m.Generation; ok {
 			answered = true
 		} else {
@@ -152,19 +197,19 @@ func (f *Fleet) Listed(ctx context.Context) []workers.Listed {
 			}
 		}
 		for _, model := range l.models {
-			if known, ok := all[model.ID]; !ok || known.Created == nil && model.Created != nil {
-				all[model.ID] = model
+			if known, ok := s.Models[model.ID]; !ok || known.Created == nil && model.Created != nil {
+				s.Models[model.ID] = model
 			}
 		}
 	}
-	if !answered {
-		return nil
+	if !answered || len(s.Models) == 0 {
+		return
 	}
 	var out []workers.Listed
-	for _, id := range slices.Sorted(maps.Keys(all)) {
-		out = append(out, all[id])
+	for _, id := range slices.Sorted(maps.Keys(s.Models)) {
+		out = append(out, s.Models[id])
 	}
-	return out
+	s.JSON, _ = json.Marshal(map[string]any{"object": "list", "data": out}) // nil if an engine's field cannot be passed on
 }
 
 // askFor queries a worker for its models, when fewer than maxListing are queried, and keeps them.
@@ -183,42 +228,67 @@ func (f *Fleet) askFor(ctx context.Context, m *Member) (names []string, err erro
 	for i := range list {
 		names = append(names, list[i].ID)
 	}
+	l := listed{m.Generation, names, list, f.served(list)}
 	c := &f.catalog
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.listed == nil {
 		c.listed = map[string]listed{}
 	}
-	c.listed[m.Name] = listed{m.Generation, names, list}
-	f.learnContexts()
+	c.listed[m.Name] = l
+	c.changes++
 	return names, nil
+}
+
+// served returns what a list says of the models that have a tokenizer.
+func (f *Fleet) served(list []workers.Listed) map[*Model]served {
+	out := map[*Model]served{}
+	for i := range list {
+		m := f.models[list[i].ID]
+		if m == nil || m.Tokens == nil {
+			continue
+		}
+		s, known := out[m]
+		if m.Config.EngineModel == "" {
+			s.base = firstNamed(s.base, list[i].Base())
+		}
+		if n := list[i].Context(); !known {
+			s.context = n
+		} else if n != s.context {
+			s.context = 0
+		}
+		out[m] = s
+	}
+	return out
+}
+
+// firstNamed returns the first in order of two names, of which "" is none.
+func firstNamed(a, b string) string {
+	if a == "" || b != "" && b < a {
+		return b
+	}
+	return a
 }
 
 // learnContexts gives each model the context length that all its engines name, and what their
 // --model is: of several the first in order. The caller holds the catalog's lock.
 func (f *Fleet) learnContexts() {
-	for _, m := range f.Models {
-		if m.Tokens == nil {
-			continue
-		}
-		context, known, base := 0, false, m.Config.EngineModel
-		for _, l := range f.catalog.listed {
-			for i := range l.models {
-				if !slices.Contains(m.Names(), l.models[i].ID) {
-					continue
-				}
-				if b := l.models[i].Base(); m.Config.EngineModel == "" && b != "" && (base == "" || b < base) {
-					base = b
-				}
-				if n := l.models[i].Context(); !known {
-					context, known = n, true
-				} else if n != context {
-					context = 0
+	all := map[*Model]served{}
+	for _, l := range f.catalog.listed {
+		for m, s := range l.served {
+			if known, ok := all[m]; ok {
+				if s.base = firstNamed(known.base, s.base); s.context != known.context {
+					s.context = 0
 				}
 			}
+			all[m] = s
 		}
-		m.Tokens.SetMaxModelLen(context)
-		m.Tokens.Serve(base)
+	}
+	for _, m := range f.Models {
+		if m.Tokens != nil {
+			m.Tokens.SetMaxModelLen(all[m].context)
+			m.Tokens.Serve(cmp.Or(m.Config.EngineModel, all[m].base))
+		}
 	}
 }
 
@@ -254,6 +324,8 @@ func (f *Fleet) askAll(done chan struct{}) {
 			c.names[name] = true
 		}
 	}
+	f.learnContexts()
+	c.changes++
 	f.tellRouter(v)
 	c.asked, c.asking = f.Now(), nil
 	close(done)

@@ -118,6 +118,9 @@ func (f *Fleet) nextCheck(name string) *Member {
 func (f *Fleet) askModels(name string) {
 	for m := f.nextCheck(name); m != nil; m = f.nextCheck(name) {
 		names, err := f.askFor(f.listContext, m)
+		f.catalog.mu.Lock()
+		f.learnContexts()
+		f.catalog.mu.Unlock()
 		var missing []string
 		for _, name := range m.Models {
 			if !slices.Contains(names, name) {

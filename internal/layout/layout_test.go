@@ -35,10 +35,10 @@ var rooms = []struct {
 }{
 	{"heart", 21050, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 27770, 22000, []string{"internal/tokens"}},
-	{"fleet", 4330, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4390, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1720, 1300, []string{"internal/observe"}},
 	{"decide", 2940, 1700, []string{"internal/decide"}},
-	{"replicas", 2280, 2200, []string{"internal/replicas"}},
+	{"replicas", 2340, 2200, []string{"internal/replicas"}},
 	{"lab", 13270, 11700, []string{"internal/lab"}},
 	{"rim", 8620, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",

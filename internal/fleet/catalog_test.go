@@ -1,0 +1,63 @@
+package fleet
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/workers"
+)
+
+// What an engine lists is read once: neither a further worker's list nor a client's question goes through
+// the lists of all workers again.
+func TestTheCostOfLists(t *testing.T) {
+	tokens, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tokens.SetMaxModelLen(0) // it is shared
+	var entries []string
+	for i := range 50 {
+		entries = append(entries, fmt.Sprintf(`{"id":"m%d","root":"/m","max_model_len":64}`, i))
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"data":[{"id":"demo","root":"/demo","max_model_len":64},`+strings.Join(entries, ",")+`]}`)
+	}))
+	defer srv.Close()
+	cost := func(n int) (ask, show float64) {
+		c, err := config.Parse("test.yaml", []byte("models: [{name: demo, aliases: [alias]}]\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := start(t, c, &Model{Config: c.Models[0], Tokens: tokens})
+		var list []workers.Worker
+		for i := range n {
+			w := worker("a", 1)
+			w.Name, w.Address = fmt.Sprint("w", i), srv.Listener.Addr().String()
+			list = append(list, w)
+		}
+		f.SetWorkers(list)
+		shown := f.Listed(t.Context())
+		if len(shown.Models) != 51 || !shown.Whole {
+			t.Fatalf("got %d models, whole %v, want 51 of all workers", len(shown.Models), shown.Whole)
+		}
+		f.listing.Wait() // the checks of the workers' models
+		m := f.View().members["w0"]
+		ask = testing.AllocsPerRun(10, func() {
+			if _, err := f.askFor(t.Context(), m); err != nil {
+				t.Fatal(err)
+			}
+		})
+		f.Listed(t.Context())
+		return ask, testing.AllocsPerRun(10, func() { f.Listed(t.Context()) })
+	}
+	ask, show := cost(10)
+	ask4, show4 := cost(40)
+	if ask4 > 1.5*ask || show4 > show+5 || show > 20 {
+		t.Errorf("got %v allocations for a list and %v for a question with 10 workers, %v and %v with 40: want about the same", ask, show, ask4, show4)
+	}
+}
