@@ -32,7 +32,7 @@ type Fleet struct {
 type FleetStore struct {
 	Enabled  bool     `yaml:"enabled" jsonschema_description:"Mode external needs a NATS with JetStream."`
 	Folder   string   `yaml:"folder" jsonschema_description:"Mode embedded: folder of the store. Replicas may share it; each uses a subfolder of its own."`
-	MaxBytes Bytes    `yaml:"max_bytes" jsonschema_description:"Size of the store, about 250 bytes a conversation. Bindings beyond it are not stored."`
+	MaxBytes Bytes    `yaml:"max_bytes" jsonschema_description:"Size of the store, about 250 bytes a conversation. Beyond it those stored first are dropped."`
 	TTL      Duration `yaml:"ttl" jsonschema_description:"How long the binding of a conversation is kept that is not used."`
 }
 

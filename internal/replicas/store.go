@@ -167,6 +167,11 @@ func (s *store) open(ctx context.Context, conn *nats.Conn) (err error) {
 		return err
 	}
 	info := stream.CachedInfo()
+	// A bucket that is full drops what was written first. KeyValueConfig's would refuse new bindings.
+	info.Config.Discard = jetstream.DiscardOld
+	if _, err = s.js.UpdateStream(ctx, info.Config); err != nil {
+		return err
+	}
 	s.lost = s.lost || !s.created.IsZero() && !info.Created.Equal(s.created)
 	s.created = info.Created
 	return nil

@@ -17,7 +17,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/routing"
 )
 
 // stored starts replicas on addresses that store what they bind in a folder that they share.
@@ -112,7 +111,7 @@ func TestABrokenStoreStopsNothing(t *testing.T) {
 	}
 }
 
-// A bucket of an external NATS that is full takes no more bindings; requests are decided.
+// A bucket that is full drops what was written first: made-up ids keep no others out.
 func TestAStoreThatIsFull(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	s := startServerWith(t, &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, Username: "u", Password: "p", JetStream: true, StoreDir: t.TempDir()})
@@ -121,13 +120,22 @@ func TestAStoreThatIsFull(t *testing.T) {
 	m := startMember(t, &f, nil)
 	eventually(t, "readiness", func() bool { return m.Waiting() == "" })
 	homes(m, 200)
-	eventually(t, "bindings that are not stored", func() bool { return m.store.failed.Load() > 0 && !m.store.works.Load() })
-	m.update(func(r *routing.Router, _ time.Duration) {
-		if got := len(m.core.saving.queue); got > 200 {
-			t.Errorf("got %d bindings that wait, want at most 200", got)
-		}
-	})
-	homes(m, 10)
+	eventually(t, "stored bindings", func() bool { return m.store.saved.Load() >= 200 })
+	want := m.pick("last").Decode
+	eventually(t, "stored binding in a full bucket", func() bool { return m.store.saved.Load() >= 201 })
+	if got := m.store.failed.Load(); got > 0 || !m.store.works.Load() {
+		t.Errorf("got %d bindings that were not stored, want 0", got)
+	}
+	m.Close()
+	m = startMember(t, &f, nil)
+	eventually(t, "readiness", func() bool { return m.Waiting() == "" })
+	if got := m.State().Conversations; got == 0 || got > 40 {
+		t.Errorf("after a restart: got %d conversations, want what fits in 4096 bytes", got)
+	}
+	before := m.State().Conversations
+	if got := m.pick("last").Decode; got != want || m.State().Conversations != before {
+		t.Errorf("after a restart: got target %d and %d conversations, want %d and %d", got, m.State().Conversations, want, before)
+	}
 	m.Close()
 	s.Shutdown()
 	s.WaitForShutdown()
