@@ -141,3 +141,38 @@ func TestTheEnginesContextLength(t *testing.T) {
 		})
 	}
 }
+
+// GET /v1/models/NAME is answered from the same lists. A name that none has goes to a worker while not all have answered.
+func TestOneListedModel(t *testing.T) {
+	two := `{"data":[{"id":"org/demo","root":"/m"},{"id":"lora","parent":"org/demo"}]}`
+	whole := []workers.Worker{listing(t, "a", two), listing(t, "b", `{"data":[{"id":"other"}]}`)}
+	hung := []workers.Worker{listing(t, "a", two), listing(t, "b", "")}
+	for name, c := range map[string]struct {
+		workers []workers.Worker
+		path    string
+		status  int // 0 if the request is forwarded
+		want    string
+	}{
+		"one":           {whole, "/v1/models/lora", 200, `"id":"lora"`},
+		"another's":     {whole, "/v1/models/other?x=1", 200, `"id":"other"`},
+		"a slash":       {whole, "/v1/models/org/demo", 200, `"root":"/m"`},
+		"escaped":       {whole, "/x/v1/models/org%2Fdemo", 200, `"root":"/m"`},
+		"none's":        {whole, "/v1/models/nope", 404, `"code":"model_not_found"`},
+		"a hung worker": {hung, "/v1/models/nope", 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, "", c.workers...)
+			d := b.Decide(t.Context(), &extproc.Request{ID: "r", Method: "GET", Path: c.path, Received: time.Now()})
+			if c.status == 0 {
+				if d.Reject != nil || d.Endpoint == "" {
+					t.Errorf("got %+v, want the request forwarded", d)
+				}
+				end(&d, 200)
+				return
+			}
+			if d.Reject == nil || d.Reject.Status != c.status || !strings.Contains(string(d.Reject.Body), c.want) || strings.Contains(string(d.Reject.Body), `"data"`) {
+				t.Errorf("got %+v, want status %d with %s", d.Reject, c.status, c.want)
+			}
+		})
+	}
+}

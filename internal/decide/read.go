@@ -2,6 +2,7 @@ package decide
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -82,7 +83,8 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 }
 
 // listModels answers a request for the list of models with what all workers list. It is forwarded if
-// none of them is known to list any, or if the data plane restricts it to some of them.
+// none of them is known to list any, or if the data plane restricts it to some of them. A request
+// for one model gets its entry, or 404 when all workers have answered and none lists it.
 func (j *job) listModels(ctx context.Context) (*input, error) {
 	if j.r.HasSubset {
 		return j.readUnknown()
@@ -95,7 +97,22 @@ func (j *job) listModels(ctx context.Context) (*input, error) {
 	case list.JSON == nil:
 		return j.readUnknown()
 	}
-	return nil, &rejectError{Reject: &extproc.Reject{Status: http.StatusOK, Body: list.JSON, Details: "kvlane_models"}}
+	text := list.JSON
+	if name := body.ListedModel(j.r.Path); name != "" {
+		model, ok := list.Models[name]
+		switch {
+		case !ok && !list.Whole:
+			return j.readUnknown()
+		case !ok:
+			return nil, &rejectError{Reject: j.rejection("kvlane_model_not_found", body.Failure{Status: http.StatusNotFound, Param: "model",
+				Code: "model_not_found", Message: fmt.Sprintf("The model `%s` does not exist", observe.Clip(name))})}
+		}
+		var err error
+		if text, err = json.Marshal(model); err != nil {
+			return nil, err
+		}
+	}
+	return nil, &rejectError{Reject: &extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}}
 }
 
 // readUnknown parses the body of an API that Kvlane does not know, to remove such fields:

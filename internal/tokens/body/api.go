@@ -21,7 +21,7 @@ const (
 	Generate         // /generate (SGLang)
 	VLLMGenerate     // /inference/v1/generate (vLLM)
 	Tokenize         // /tokenize, /v1/tokenize
-	Models           // GET /v1/models
+	Models           // GET /v1/models, /v1/models/NAME
 	Classify         // /classify
 	Pooling          // /pooling
 	Score            // /score
@@ -70,13 +70,23 @@ func (a API) Read() bool { return a != Unknown && a != Audio && a != Realtime &&
 // Pools reports whether the API's requests compute a prompt and generate nothing.
 func (a API) Pools() bool { return a == Embeddings || a == Classify || a == Pooling }
 
+// ListedModel returns NAME of a path that has /v1/models/NAME, "" for others. NAME may contain slashes.
+func ListedModel(path string) string {
+	path, _, _ = strings.Cut(path, "?")
+	_, name, _ := strings.Cut(path, "/v1/models/")
+	if plain, err := url.PathUnescape(name); err == nil {
+		return plain
+	}
+	return name
+}
+
 // Detect identifies the API by method and path suffix, so gateways may add a path prefix. It
 // ignores the query. render reports one of the variants that only build the prompt (such as
 // /v1/chat/completions/render). All other paths, such as files and audio, are Unknown. For its
 // own API, SGLang also accepts PUT.
 func Detect(method, path string) (api API, render bool) {
 	path, _, _ = strings.Cut(path, "?")
-	if method == "GET" && strings.HasSuffix(path, "/v1/models") {
+	if method == "GET" && (strings.HasSuffix(path, "/v1/models") || ListedModel(path) != "") {
 		return Models, false
 	}
 	if method == "GET" && strings.HasSuffix(path, "/v1/realtime") {
