@@ -209,7 +209,9 @@ func (s *Catalog) fill(lists map[string]listed) {
 	for _, id := range slices.Sorted(maps.Keys(s.Models)) {
 		out = append(out, s.Models[id])
 	}
-	s.JSON, _ = json.Marshal(map[string]any{"object": "list", "data": out}) // nil if an engine's field cannot be passed on
+	if text, err := json.Marshal(map[string]any{"object": "list", "data": out}); err == nil { // all fields were parsed
+		s.JSON = text
+	}
 }
 
 // askFor queries a worker for its models, when fewer than maxListing are queried, and keeps them.
