@@ -101,6 +101,8 @@ type progress struct {
 	Booked float64       `json:"booked,omitempty"`
 	Done   float64       `json:"done,omitempty"`
 	Due    time.Duration `json:"due,omitempty"`
+	// withdrawn is the seconds of Booked that were withdrawn before they were computed.
+	withdrawn float64
 	// Overdue is how late the latest first token was at the last judgement.
 	Overdue time.Duration `json:"overdue,omitempty"`
 	// Share is the part of time that prefill takes, as of Booking.
@@ -116,8 +118,9 @@ type forecast struct {
 	since time.Duration
 	x     terms
 	// ahead is the seconds until the target begins with it, own those that it takes itself; work
-	// of these delays others, and mark is the target's Booked with it.
-	ahead, own, work, mark float64
+	// of these delays others, and mark is the target's Booked with it. work is 0 once it is not
+	// awaited any more. withdrawn is that of the target at the booking.
+	ahead, own, work, mark, withdrawn float64
 	// learns is set if the next thing that is seen of it teaches something.
 	learns bool
 }
@@ -202,7 +205,7 @@ func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	p.Booking = now
 	p.Booked += w.work
 	p.Due = max(p.Due, now) + toDuration(w.work)
-	w.mark, w.learns = p.Booked, seen
+	w.mark, w.withdrawn, w.learns = p.Booked, p.withdrawn, seen
 	if seen {
 		w.Expected = max(now+toDuration(w.ahead+w.own), 1)
 	}
@@ -214,27 +217,33 @@ func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 func (r *Router) computed(now time.Duration, res *reservation) {
 	w := &res.Forecast
 	t := r.computes(res)
-	if t == nil || w.Expected == 0 {
+	if t == nil || w.work == 0 {
 		return
 	}
-	p := &t.progress
-	w.Expected = 0
+	p, seen := &t.progress, w.Expected > 0
+	w.Expected, w.work = 0, 0
 	if w.mark <= p.Done { // overtaken: it says nothing about the others
 		return
 	}
-	p.Done, p.Overdue = w.mark, 0
+	p.Done = w.mark
+	// Some of what was booked since may have been withdrawn, or computed before a whole answer came.
 	left := p.Booked - w.mark
-	step := p.Factor * t.fitOf().Theta[1] * stepTokens / 1024
-	p.Due = min(max(p.Due, now+toDuration(left-step)), now+toDuration(left))
+	if seen {
+		p.Overdue = 0
+		step := p.Factor * t.fitOf().Theta[1] * stepTokens / 1024
+		p.Due = max(p.Due, now+toDuration(left-(p.withdrawn-w.withdrawn)-step))
+	}
+	p.Due = min(p.Due, now+toDuration(left))
 }
 
-// withdraw ends the wait for a first token that will not come, or not from there.
+// withdraw ends the wait for a prompt that will not be computed, or not there.
 func (r *Router) withdraw(res *reservation) {
 	w := &res.Forecast
-	if t := r.computes(res); t != nil && w.Expected > 0 {
+	if t := r.computes(res); t != nil && w.work > 0 && w.mark > t.progress.Done {
 		t.progress.Due -= toDuration(w.work)
+		t.progress.withdrawn += w.work
 	}
-	w.Expected, w.learns = 0, false
+	w.Expected, w.work, w.learns = 0, 0, false
 }
 
 // learnFirst learns from a first token, and notes it for the time per output token.

@@ -83,6 +83,7 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 		r.remotes.fifo = slices.DeleteFunc(r.remotes.fifo, func(id ReservationID) bool { return r.ledger.get(id) == nil })
 	}
 	if p := phase(b.Phase); p == decoding || p == transferring && prefill != NoSlot {
+		r.withdraw(r.ledger.get(id)) // the prompt is computed
 		r.enter(id, p)
 	}
 	return true

@@ -1,0 +1,88 @@
+package routing
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// sloRouter has two trained targets of 10,000 tokens a second, and what it does with requests that none of them meets.
+func sloRouter(t *testing.T, unmet Unmet) (*Router, time.Duration) {
+	t.Helper()
+	r := newRouter(t, preset(t, DefaultPreset), 2)
+	r.config.Unmet = unmet
+	return r, train(r, 10_000)
+}
+
+// unmetAt reports whether a request of 1,000 tokens is refused at the time because of its target.
+func unmetAt(t *testing.T, r *Router, now, ttft time.Duration) bool {
+	t.Helper()
+	plan, err := r.Pick(now, &Query{ID: "asks", PromptTokens: 1000, TTFT: ttft}, nil, nil)
+	if _, unmet := errors.AsType[*UnmetError](err); unmet {
+		return true
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.FirstToken(now+100*time.Millisecond, plan.Reservation)
+	r.Release(now+100*time.Millisecond, plan.Reservation)
+	return false
+}
+
+// Prompts that will not be computed, and those that are, do not count as due, whether or not their first tokens are seen.
+func TestWhatHasEndedIsNotDue(t *testing.T) {
+	for _, end := range []string{"stays", "abort", "4xx", "whole", "streamed abort", "remote", "remote gone", "remote decoding"} {
+		t.Run(end, func(t *testing.T) {
+			r, now := sloRouter(t, UnmetRefuse)
+			before := planAt(t, r, now, &Query{ID: "before", PromptTokens: 100})
+			for i := range 100 {
+				id := ReservationID(i + 1)
+				b := Booking{Replica: "other", ID: id, Decode: kvindex.Target{Worker: "w", Rank: int32(i % 2)}, Miss: 100_000, KV: 100_000}
+				switch end {
+				case "remote", "remote gone":
+					r.ApplyRemote(now, b)
+					continue
+				case "remote decoding":
+					b.Phase = uint8(decoding)
+					r.ApplyRemote(now, b)
+					continue
+				}
+				plan := planAt(t, r, now, &Query{ID: fmt.Sprint(i), PromptTokens: 100_000, Whole: end != "streamed abort"})
+				switch end {
+				case "stays":
+					continue
+				case "4xx":
+					r.Refused(plan.Reservation)
+				case "whole":
+					r.FirstToken(now+time.Millisecond, plan.Reservation)
+				}
+				r.Release(now+time.Millisecond, plan.Reservation)
+			}
+			now += 10 * time.Millisecond
+			for i := range 100 {
+				if end == "remote" {
+					r.RemoteRelease(now, "other", ReservationID(i+1))
+				}
+			}
+			if end == "remote gone" {
+				r.DropReplica(now, "other")
+			}
+			if got := unmetAt(t, r, now, 2*time.Second); got != (end == "stays") {
+				t.Errorf("got refused %v after 100 prompts, want %v", got, end == "stays")
+			}
+			if end == "stays" {
+				return
+			}
+			// The first token of one that was booked before them does not bring them back.
+			r.FirstToken(now+time.Millisecond, before.Reservation)
+			for i := range 2 {
+				if due := r.targets[i].progress.Due; due > now+2*time.Second {
+					t.Errorf("target %d: got due %s after the end of all, want soon", i, due-now)
+				}
+			}
+		})
+	}
+}
