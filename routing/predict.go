@@ -147,8 +147,13 @@ func (t *target) forecast(now time.Duration, miss, prompt, foreign int64) (w for
 	w.own = p.Factor * f.at(&w.x)
 	w.work = w.own - p.Factor*(f.Theta[0]+f.Theta[3]*context)
 	// The later it is, the longer it may still take.
-	w.ahead = max((p.Due-now).Seconds(), p.Overdue.Seconds()) + p.Factor*f.Theta[1]*float64(foreign)/1024
+	w.ahead = max((p.Due-now).Seconds(), 0) + p.overdue(now) + p.Factor*f.Theta[1]*float64(foreign)/1024
 	return w
+}
+
+// overdue is the seconds by which the latest first token delays others more than what is due.
+func (p *progress) overdue(now time.Duration) float64 {
+	return max(p.Overdue-max(p.Due-now, 0), 0).Seconds()
 }
 
 // ttft is the predicted time to the first token of a candidate in seconds, 0 without a

@@ -21,6 +21,10 @@ const (
 	UnmetRefuse Unmet = "refuse"
 )
 
+// retryOverdue is how often a target that only a late first token keeps from meeting requests gets
+// one nevertheless: its first token may show that just the late one hangs.
+const retryOverdue = 2 * time.Second
+
 // UnmetError means that no target is predicted to give the first token in time.
 type UnmetError struct {
 	// TTFT is the request's target, Best the least time predicted, its wait so far included.
@@ -48,9 +52,21 @@ func (d *decision) meet() error {
 			met++
 		}
 	}
-	total := len(d.cands)
+	total, meets := len(d.cands), func(c *candidate) bool { return c.ttft <= limit }
+	if met == 0 && d.r.config.Unmet == UnmetRefuse {
+		meets = func(c *candidate) bool {
+			t := &d.r.targets[c.slot]
+			late := t.progress.overdue(d.now) * (1 + t.fitOf().Spread)
+			return c.ttft-late <= limit && d.now >= t.health.Probe-probeEvery+retryOverdue
+		}
+		for i := range d.cands {
+			if meets(&d.cands[i]) {
+				met++
+			}
+		}
+	}
 	if met > 0 {
-		d.keep("ttft", ReasonTTFT, func(c *candidate) bool { return c.ttft <= limit })
+		d.keep("ttft", ReasonTTFT, meets)
 		d.findBestOverlap()
 		d.ex.sayf("ttft", "%d of %d targets are predicted to meet %.2f s", met, total, limit)
 		return nil

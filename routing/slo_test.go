@@ -86,3 +86,35 @@ func TestWhatHasEndedIsNotDue(t *testing.T) {
 		})
 	}
 }
+
+// A first token that does not come makes its target one for which others are refused; now and then one tries it.
+func TestLateTargetsAreTried(t *testing.T) {
+	r, now := sloRouter(t, UnmetRefuse)
+	late := []Plan{}
+	for range 2 {
+		late = append(late, planAt(t, r, now, &Query{ID: "late", PromptTokens: 100}))
+	}
+	if late[0].Decode == late[1].Decode {
+		t.Fatal("got both late requests on one target, want one on each")
+	}
+	now += 3 * time.Second
+	var tries []Plan
+	for i := range 20 {
+		plan, err := r.Pick(now, &Query{ID: fmt.Sprint(i), PromptTokens: 1000, TTFT: time.Second}, nil, nil)
+		if err == nil {
+			tries = append(tries, plan)
+		}
+		now += 10 * time.Millisecond
+	}
+	if len(tries) != 2 || tries[0].Decode == tries[1].Decode {
+		t.Fatalf("got %d requests placed within 200 ms, want one for each target", len(tries))
+	}
+	now += retryOverdue - time.Second
+	if !unmetAt(t, r, now, time.Second) {
+		t.Error("got a further request placed soon, want none while the first tries have no answer")
+	}
+	r.FirstToken(now, tries[0].Reservation)
+	if unmetAt(t, r, now+time.Second, time.Second) {
+		t.Error("got a request refused after the first token of a try, want it placed")
+	}
+}
