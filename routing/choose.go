@@ -49,7 +49,7 @@ type choice struct {
 	firstTurn    bool
 	keepBinding  bool
 	implicit     bool
-	held         bool
+	held, unmet  bool
 }
 
 // decision is one run of the pipeline.

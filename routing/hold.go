@@ -47,6 +47,8 @@ type HeldError struct {
 	Target string
 	// Queue is the uncached tokens that are queued there.
 	Queue int64
+	// Unmet is set if no target meets Query.TTFT, see UnmetQueue.
+	Unmet bool
 	// RetryAfter estimates when the target has room, 1 s to 30 s.
 	RetryAfter time.Duration
 }
@@ -59,8 +61,16 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("held: %s has %d tokens queued; retry after %s", e.Target, e.Queue, e.RetryAfter)
 }
 
+// Lane is where a request that got the error waits; class is the Lane's Class without a Slot.
+func (e *HeldError) Lane(class string) Lane {
+	if e.Slot != NoSlot {
+		class = ""
+	}
+	return Lane{Class: class, Slot: e.Slot, Unmet: e.Unmet}
+}
+
 func (r *Router) heldError(c *choice) error {
-	return &HeldError{Slot: c.slot, Target: r.targets[c.slot].name, Queue: c.queue, RetryAfter: r.RetryAfter(0)}
+	return &HeldError{Slot: c.slot, Target: r.targets[c.slot].name, Queue: c.queue, Unmet: c.unmet, RetryAfter: r.RetryAfter(0)}
 }
 
 // commitLocal books a choice that needs no prefill target.
@@ -131,7 +141,7 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 func (d *decision) hold() {
 	r := d.r
 	if t := &r.targets[d.out.slot]; d.unmet && t.progress.Due > d.now {
-		d.out.held = true
+		d.out.held, d.out.unmet = true, true
 		return
 	}
 	if r.config.Hold <= 0 || d.q.Waited < 0 || !r.saturated(d.now, &r.targets[d.out.slot]) {

@@ -18,6 +18,8 @@ type Lane struct {
 	// Slot is the target that the waiters are held for, NoSlot if no target has room for
 	// them.
 	Slot kvindex.Slot
+	// Unmet is HeldError.Unmet: others that are held for the Slot may be placed before.
+	Unmet bool
 }
 
 // Waiter is a request that waits for capacity.

@@ -118,3 +118,49 @@ func TestLateTargetsAreTried(t *testing.T) {
 		t.Error("got a request refused after the first token of a try, want it placed")
 	}
 }
+
+// One that no target meets waits until its target has computed its prompts, and delays no other waiter of it.
+func TestUnmetWaitersDelayNone(t *testing.T) {
+	r, now := sloRouter(t, UnmetQueue)
+	r.config.Hold = 8192
+	pin := &Pin{Worker: "w", Rank: 0}
+	full := planAt(t, r, now, &Query{ID: "full", PromptTokens: 20_000, Pin: pin})
+	planAt(t, r, now, &Query{ID: "other", PromptTokens: 50_000, Pin: &Pin{Worker: "w", Rank: 1}})
+	overlaps := []Overlap{held(0, 900)}
+	q := Queue{Bounds: Bounds{Requests: 10}}
+	queries := map[uint64]*Query{}
+	for id := range uint64(6) {
+		query := &Query{ID: fmt.Sprint(id), PromptTokens: 1000, Pin: pin}
+		if id == 0 {
+			query.Pin, query.TTFT = nil, time.Millisecond
+		}
+		_, err := r.Pick(now, query, overlaps, nil)
+		held, ok := errors.AsType[*HeldError](err)
+		if !ok || held.Slot != 0 || held.Unmet != (id == 0) {
+			t.Fatalf("waiter %d: got %+v, want it held for target 0, unmet %v", id, err, id == 0)
+		}
+		queries[id] = query
+		q.Push(Waiter{ID: id, Lane: held.Lane("class")})
+	}
+	var placed []uint64
+	place := func() {
+		q.Place(now, r, true, func(w *Waiter) Outcome {
+			plan, err := r.Pick(now, queries[w.ID], overlaps, nil)
+			if held, ok := errors.AsType[*HeldError](err); ok {
+				return Outcome{Moves: true, To: held.Lane("class")}
+			}
+			placed = append(placed, w.ID)
+			return Placed(&plan)
+		})
+	}
+	// The target has room, and still prompts to compute.
+	r.FirstToken(now, full.Reservation)
+	planAt(t, r, now, &Query{ID: "next", PromptTokens: 5000, Pin: pin})
+	if place(); fmt.Sprint(placed) != "[1 2 3 4 5]" {
+		t.Fatalf("got waiters %v placed while the target has prompts to compute, want all but 0", placed)
+	}
+	now += time.Minute
+	if place(); len(placed) != 6 {
+		t.Errorf("got waiters %v placed a minute later, want all", placed)
+	}
+}

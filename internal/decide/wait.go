@@ -213,7 +213,7 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 	live := w.d.live.Load()
 	held, isHeld := errors.AsType[*routing.HeldError](err)
 	if isHeld && held.Slot != routing.NoSlot {
-		return routing.Lane{Slot: held.Slot}, live.Flow.Requests > 0
+		return held.Lane(""), live.Flow.Requests > 0
 	}
 	_, full := errors.AsType[*routing.CapacityError](err)
 	waits := isHeld && live.Flow.Requests > 0 || full && live.Waits() || isAbsent(err) && live.Flow.Requests > 0 && live.Flow.ZeroWorkers > 0

@@ -353,7 +353,7 @@ func (s *simulation) arrive(r Request) error {
 	if wait, ok := errors.AsType[*routing.HeldError](err); ok {
 		to.last++
 		to.held[to.last] = &held{rec, q, s.clock()}
-		n := routing.Waiter{ID: to.last, Lane: routing.Lane{Slot: wait.Slot}, Since: s.clock(), Tokens: s.uncached(rec)}
+		n := routing.Waiter{ID: to.last, Lane: wait.Lane(""), Since: s.clock(), Tokens: s.uncached(rec)}
 		if s.policy.Tenants {
 			n.Tenant = strconv.Itoa(rec.Tenant)
 		}
@@ -399,7 +399,7 @@ func (to *replica) offer(s *simulation) func(w *routing.Waiter) routing.Outcome 
 		s.lookup(to, h.record)
 		err := s.place(to, h.record, &h.query)
 		if wait, ok := errors.AsType[*routing.HeldError](err); ok {
-			return routing.Outcome{Moves: true, To: routing.Lane{Slot: wait.Slot}}
+			return routing.Outcome{Moves: true, To: wait.Lane("")}
 		}
 		delete(to.held, w.ID)
 		if err != nil {
