@@ -59,6 +59,8 @@ type reservation struct {
 	Failed bool `json:"failed,omitempty"`
 	// conversation is the binding that follows the request if it was served elsewhere.
 	conversation Key
+	// program is the live conversation that the request is a turn of, with Config.KVTokens.
+	program programKey
 	// serial makes the ids of a reused entry differ.
 	serial   uint32
 	remote   remoteLink
@@ -238,9 +240,7 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	r.ended(now, res)
 	r.withdraw(res)
 	r.apply(res, -1)
-	if res.remote.key.replica == "" {
-		r.programs.end(res.conversation, now)
-	}
+	r.programs.end(res.program, now)
 	r.unlinkRemote(res)
 	if r.sharer != nil && res.remote.key.replica == "" {
 		r.sharer.Released(id)

@@ -1,6 +1,9 @@
 package routing
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 const (
 	// programPart is the part of the KV memory that live programs may expect to use. The rest has
@@ -13,16 +16,23 @@ const (
 
 // program is a conversation that is live: a turn of it runs, or has ended within programIdle.
 type program struct {
-	pool *pool
+	// final is set if its latest turn is its last.
+	final bool
 	// tokens is its last prompt, counted in pool.live.
 	tokens  int64
 	running int
 	ended   time.Duration
 }
 
+// programKey is an id among the requests of a model; the zero value is none.
+type programKey struct {
+	key  Key
+	pool *pool
+}
+
 // programEnd is the end of a turn.
 type programEnd struct {
-	key Key
+	key programKey
 	at  time.Duration
 }
 
@@ -30,7 +40,7 @@ type programEnd struct {
 // the fleet's memory holds is evicted turn by turn, and all compute their prompts anew; so those
 // that have begun go first, and new ones wait.
 type programs struct {
-	byKey map[Key]*program
+	byKey map[programKey]*program
 	// idle is the ends of turns, oldest first.
 	idle []programEnd
 }
@@ -45,7 +55,7 @@ func (d *decision) crowded() bool {
 	live.expire(d.now)
 	room := int64(programPart * float64(r.config.KVTokens) * float64(len(d.cands)))
 	used := d.out.models.live
-	if live.byKey[d.out.key] != nil || used == 0 || used+d.q.PromptTokens <= room {
+	if live.byKey[programKey{d.out.key, d.out.models}] != nil || used == 0 || used+d.q.PromptTokens <= room {
 		return false
 	}
 	d.ex.sayf("programs", "held: those that have begun use %d of %d tokens", used, room)
@@ -63,33 +73,44 @@ func (l *programs) expire(now time.Duration) {
 	l.idle = l.idle[n:]
 }
 
-func (l *programs) drop(key Key) {
+func (l *programs) drop(key programKey) {
 	if p := l.byKey[key]; p != nil {
-		p.pool.live -= p.tokens
+		key.pool.live -= p.tokens
 		delete(l.byKey, key)
 	}
 }
 
+// poolOf returns the pool whose live programs a model's are among.
+func (r *Router) poolOf(model string) *pool {
+	return cmp.Or(r.models[model], &r.anyModel)
+}
+
 // begin notes a turn of a program that was placed.
-func (l *programs) begin(key Key, in *pool, tokens int64) {
+func (l *programs) begin(key programKey, tokens int64, final bool) {
 	p := l.byKey[key]
 	if p == nil {
-		p = &program{pool: in}
+		p = &program{}
 		if l.byKey == nil {
-			l.byKey = map[Key]*program{}
+			l.byKey = map[programKey]*program{}
 		}
 		l.byKey[key] = p
 	}
-	p.pool.live += tokens - p.tokens
-	p.tokens = tokens
+	key.pool.live += tokens - p.tokens
+	p.tokens, p.final = tokens, final
 	p.running++
 }
 
 // end notes the end of a turn.
-func (l *programs) end(key Key, now time.Duration) {
-	if p := l.byKey[key]; p != nil && p.running > 0 {
-		p.running--
-		p.ended = now
-		l.idle = append(l.idle, programEnd{key, now})
+func (l *programs) end(key programKey, now time.Duration) {
+	l.expire(now)
+	p := l.byKey[key]
+	if p == nil || p.running == 0 {
+		return
 	}
+	if p.running--; p.running == 0 && p.final {
+		l.drop(key)
+		return
+	}
+	p.ended = now
+	l.idle = append(l.idle, programEnd{key, now})
 }

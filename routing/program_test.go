@@ -97,3 +97,53 @@ func TestARunningProgramIsLive(t *testing.T) {
 		r.Release(time.Hour, plan.Reservation)
 	}
 }
+
+// Only ids begin programs, each for its model, and a program whose turn runs lives on after its last turn.
+func TestWhatIsALiveProgram(t *testing.T) {
+	config := DefaultConfig()
+	config.KVTokens, config.Policy.Sticky = 10_000, Sticky{Mode: StickyTarget, Implicit: true, MatchThreshold: 0.5}
+	r, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.SetTarget(0, TargetInfo{Target: kvindex.Target{Worker: "a"}, Ready: true, Models: []string{"A"}})
+	r.SetTarget(1, TargetInfo{Target: kvindex.Target{Worker: "b"}, Ready: true, Models: []string{"B"}})
+	turn := func(now time.Duration, model, id string, final bool) (Plan, bool) {
+		t.Helper()
+		d, err := r.PickRecorded(now, &Query{ID: "x", Model: model, Conversation: id, PromptTokens: 5000, Final: final, Prefix: []uint64{1, 2}}, nil, nil)
+		if plan, _, again := d.Rerun(); (again == nil) != (err == nil) || plan.Decode != d.Plan.Decode {
+			t.Errorf("%s: got %v again, want %v", id, again, err)
+		}
+		return d.Plan, err == nil
+	}
+	for i := range 100 { // recognised by their prefix
+		now := time.Duration(i) * time.Second
+		plan, _ := turn(now, "A", "", false)
+		r.Release(now, plan.Reservation)
+	}
+	if n := len(r.programs.byKey) + len(r.programs.idle); n != 0 {
+		t.Errorf("got %d programs and ends without an id, want none", n)
+	}
+	now := time.Hour
+	one, _ := turn(now, "A", "one", true)
+	other, _ := turn(now, "B", "other", false)
+	if _, ok := turn(now, "A", "two", false); ok {
+		t.Error("got a new program admitted while the last turn of the first runs, want it held")
+	}
+	if _, ok := turn(now, "A", "other", false); ok {
+		t.Error("got a program of the other model admitted, want it held")
+	}
+	again, ok := turn(now, "B", "other", false)
+	if !ok {
+		t.Error("got a program held that has begun, want it admitted")
+	}
+	r.Release(now, one.Reservation)
+	if _, ok := turn(now, "A", "two", false); !ok {
+		t.Error("got a new program held after the last turn of the first, want it admitted")
+	}
+	r.Release(now, other.Reservation)
+	r.Release(now, again.Reservation)
+	if n := r.poolOf("B").live; n != 5000 {
+		t.Errorf("got %d live tokens, want 5000", n)
+	}
+}

@@ -169,10 +169,9 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 		plan.TTFT = toDuration(res.Forecast.ahead + res.Forecast.own)
 	}
 	r.shareBooking(plan.Reservation)
-	if r.config.KVTokens > 0 && main.key != (Key{}) {
-		if r.programs.begin(main.key, main.models, q.PromptTokens); q.Final {
-			r.programs.drop(main.key)
-		}
+	if r.config.KVTokens > 0 && q.Conversation != "" {
+		res.program = programKey{main.key, main.models}
+		r.programs.begin(res.program, q.PromptTokens, q.Final)
 	}
 	return plan
 }

@@ -24,8 +24,9 @@ type State struct {
 	Generated     [numLegs]uint64              `json:"generated"`
 	Judged        time.Duration                `json:"judged,omitempty"`
 	JudgeNext     bool                         `json:"judge_next,omitempty"`
-	// Begun is the query's conversation if it is a live program.
-	Begun Key `json:"begun,omitzero"`
+	// Begun is the query's conversation if it is a live program, of BegunModel.
+	Begun      Key    `json:"begun,omitzero"`
+	BegunModel string `json:"begun_model,omitempty"`
 }
 
 // TargetState is one target.
@@ -127,9 +128,9 @@ func (r *Router) export(q *Query) *State {
 	var key Key
 	if q != nil {
 		key = r.config.keyOf(q.Conversation)
-	}
-	if r.programs.byKey[key] != nil {
-		s.Begun = key
+		if r.programs.byKey[programKey{key, r.poolOf(q.Model)}] != nil {
+			s.Begun, s.BegunModel = key, q.Model
+		}
 	}
 	for leg := range r.conversations {
 		s.Conversations[leg], s.Shared[leg] = r.conversations[leg].export(q, key)
@@ -243,7 +244,7 @@ func importState(s *State) (*Router, error) {
 		p.cursor, p.rotation, p.returning, p.paces, p.live = ps.Cursor, ps.Rotation, ps.Returning, ps.Paces, ps.Live
 	}
 	if s.Begun != (Key{}) {
-		r.programs.begin(s.Begun, &r.anyModel, 0)
+		r.programs.begin(programKey{s.Begun, r.poolOf(s.BegunModel)}, 0, false)
 	}
 	r.judged, r.judgeNext = s.Judged, s.JudgeNext
 	if err := r.importLedger(s); err != nil {
