@@ -3,6 +3,8 @@ package routing
 import (
 	"errors"
 	"fmt"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -123,5 +125,25 @@ func TestPlaceSkipsWhileATargetIsIdle(t *testing.T) {
 		if want := map[bool]int{false: 2, true: 1}[busy]; offered != want {
 			t.Errorf("busy %v: got %d offers, want %d", busy, offered, want)
 		}
+	}
+}
+
+// Clients choose the ids: what is remembered of one does not depend on its length.
+func TestChargeKeepsNoIDs(t *testing.T) {
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	q, before, id := Queue{}, heap(), strings.Repeat("x", 1<<16)
+	for i := range 1000 {
+		q.Charge(fmt.Sprint(id, i), &Plan{Miss: 50})
+	}
+	if grown := heap() - before; grown > 8<<20 {
+		t.Errorf("got %d bytes for 1000 ids of 64 KiB, want at most 8 MiB", grown)
+	}
+	if got := q.Attained(fmt.Sprint(id, 7)); got != 50+perRequest {
+		t.Errorf("got %d tokens served, want %d", got, 50+perRequest)
 	}
 }

@@ -101,7 +101,7 @@ type Queue struct {
 	idle int
 	// programs is the tokens served to programs; older holds those that were served before the
 	// last maxPrograms.
-	programs, older map[string]int64
+	programs, older map[Key]int64
 	// open and skipped are scratch memory of Serve.
 	open    []*lane
 	skipped []*waiting
@@ -472,15 +472,18 @@ func sooner(a, b *waiting) bool {
 }
 
 // Attained is the tokens that a program was served so far.
-func (q *Queue) Attained(program string) int64 { return cmp.Or(q.programs[program], q.older[program]) }
+func (q *Queue) Attained(program string) int64 {
+	key := new(Config).keyOf(program)
+	return cmp.Or(q.programs[key], q.older[key])
+}
 
-// Charge adds a placed request to what its program was served. It keeps the string.
+// Charge adds a placed request to what its program was served. It does not keep the string.
 func (q *Queue) Charge(program string, plan *Plan) {
 	sum := q.Attained(program) + plan.Miss + perRequest
 	if q.programs == nil || len(q.programs) >= maxPrograms {
-		q.programs, q.older = map[string]int64{}, q.programs
+		q.programs, q.older = map[Key]int64{}, q.programs
 	}
-	q.programs[program] = sum
+	q.programs[new(Config).keyOf(program)] = sum
 }
 
 // Placed is the outcome of a waiter that leaves the queue with a plan.

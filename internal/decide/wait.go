@@ -288,7 +288,7 @@ func (w *work) flowTenant(f *config.Flow) string {
 // charge remembers what a conversation was served, if the order of the queue depends on it.
 func (l *waiting) charge(w *work, p *placed) {
 	if f := &w.d.live.Load().Flow; f.Requests > 0 && f.Order == config.OrderServed && w.query.Conversation != "" {
-		l.queue.Charge(strings.Clone(w.query.Conversation), &p.plan)
+		l.queue.Charge(w.query.Conversation, &p.plan)
 	}
 }
 
