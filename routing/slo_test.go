@@ -164,3 +164,20 @@ func TestUnmetWaitersDelayNone(t *testing.T) {
 		t.Errorf("got waiters %v placed a minute later, want all", placed)
 	}
 }
+
+// First tokens that came while the process paused are not late.
+func TestAPauseMakesNoTargetLate(t *testing.T) {
+	for _, pauses := range []bool{false, true} {
+		r, now := sloRouter(t, UnmetRoute)
+		r.Awake(now)
+		plan := planAt(t, r, now, &Query{ID: "waits", PromptTokens: 1000})
+		end := now + time.Minute
+		for ; !pauses && now < end; now += AwakeEvery {
+			r.Awake(now)
+		}
+		r.judge(end)
+		if late := r.targets[plan.Decode].progress.Overdue > time.Second; late == pauses {
+			t.Errorf("pause %v: got late %v, want %v", pauses, late, !pauses)
+		}
+	}
+}

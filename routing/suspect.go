@@ -168,7 +168,11 @@ func (r *Router) awake(now time.Duration) {
 		}
 	}
 	for i := range r.ledger.slab {
-		shift(&r.ledger.slab[i].Since)
+		res := &r.ledger.slab[i]
+		shift(&res.Since)
+		if res.Forecast.learns = false; res.Forecast.Expected > 0 {
+			res.Forecast.Expected += pause
+		}
 	}
 	for _, slot := range r.order {
 		h := r.targets[slot].health
