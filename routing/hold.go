@@ -66,7 +66,7 @@ func (e *HeldError) Lane(class string) Lane {
 	if e.Slot != NoSlot {
 		class = ""
 	}
-	return Lane{Class: class, Slot: e.Slot, Unmet: e.Unmet}
+	return Lane{Class: class, Slot: e.Slot, Unmet: e.Unmet, New: e.Slot == NoSlot}
 }
 
 func (r *Router) heldError(c *choice) error {

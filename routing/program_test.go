@@ -147,3 +147,40 @@ func TestWhatIsALiveProgram(t *testing.T) {
 		t.Errorf("got %d live tokens, want 5000", n)
 	}
 }
+
+// A new program that does not fit is passed by those that do, but not for long.
+func TestNewProgramsThatFitPass(t *testing.T) {
+	config := DefaultConfig()
+	config.KVTokens = 10_000
+	r, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.SetTarget(0, TargetInfo{Target: kvindex.Target{Worker: "a"}, Ready: true})
+	if _, err := r.Pick(0, &Query{ID: "runs", Conversation: "runs", PromptTokens: 4000}, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	q := Queue{Bounds: Bounds{Requests: 10}}
+	sizes := []int64{5000, 1000, 5000, 500, 100}
+	for id := range sizes[:4] {
+		q.Push(Waiter{ID: uint64(id), Lane: (&HeldError{Slot: NoSlot}).Lane("class")})
+	}
+	var placed []uint64
+	place := func(now time.Duration) {
+		q.Place(now, r, true, func(w *Waiter) Outcome {
+			plan, err := r.Pick(now, &Query{ID: "x", Conversation: fmt.Sprint(w.ID), PromptTokens: sizes[w.ID]}, nil, nil)
+			if held, ok := errors.AsType[*HeldError](err); ok {
+				return Outcome{Moves: true, To: held.Lane("class")}
+			}
+			placed = append(placed, w.ID)
+			return Placed(&plan)
+		})
+	}
+	if place(time.Second); fmt.Sprint(placed) != "[1 3]" {
+		t.Errorf("got %v placed, want those that fit: 1 and 3", placed)
+	}
+	q.Push(Waiter{ID: 4, Since: passFor, Lane: (&HeldError{Slot: NoSlot}).Lane("class")})
+	if place(passFor); len(placed) != 2 {
+		t.Errorf("got %v placed after %s, want the large ones to have their turn", placed, passFor)
+	}
+}

@@ -20,6 +20,9 @@ type Lane struct {
 	Slot kvindex.Slot
 	// Unmet is HeldError.Unmet: others that are held for the Slot may be placed before.
 	Unmet bool
+	// New is set for new programs that wait for memory, see Config.KVTokens: those that fit may
+	// pass for a while.
+	New bool
 }
 
 // Waiter is a request that waits for capacity.
@@ -75,6 +78,10 @@ const (
 	perRequest = 1000
 	// maxPrograms bounds the programs whose service is remembered.
 	maxPrograms = 1 << 16
+	// maxPassed is how many new programs others may pass in a call of Place, and passFor how long
+	// each may be passed: a large one gets its turn.
+	maxPassed = 16
+	passFor   = 10 * time.Second
 	// maxOffers bounds the waiters that one freed place is offered to, with Config.Hold. A
 	// waiter whose best target has changed costs an offer and does not take the place.
 	maxOffers = 64
@@ -498,7 +505,7 @@ func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Wait
 		q.idle = 0
 		return
 	}
-	budget, idle := maxOffers, r.Idle(now)
+	budget, idle, passed := maxOffers, r.Idle(now), 0
 	if r.config.Hold == 0 {
 		budget = math.MaxInt
 	}
@@ -508,6 +515,10 @@ func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Wait
 	}, func(w *Waiter) Outcome {
 		out := offer(w)
 		out.Skips = out.Moves && out.To.Slot != NoSlot && idle > 0
+		if out.Moves && out.To.New && passed < maxPassed && now-w.Since < passFor {
+			out.Skips = true
+			passed++
+		}
 		if out.Served > 0 {
 			idle = r.Idle(now)
 		}

@@ -230,7 +230,7 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 		}
 	}
 	if isHeld { // new programs wait for others than those that no target has room for
-		class += "\x00new"
+		return held.Lane(strings.Clone(class)), true
 	}
 	return routing.Lane{Class: strings.Clone(class), Slot: routing.NoSlot}, true
 }
