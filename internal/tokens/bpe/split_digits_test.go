@@ -25,7 +25,7 @@ func TestSplitBeforeDigits(t *testing.T) {
 			got = append(got, int(end))
 		}
 		for at := 0; at < len(text); {
-			end := len(text)
+			var end int
 			if c, w := classAt(text, at); c&clsDigit != 0 {
 				end = at + w
 			} else {
