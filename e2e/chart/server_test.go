@@ -36,6 +36,8 @@ func TestServer(t *testing.T) {
 	for _, ns := range []string{"llm", "models", "gateways"} {
 		apply(ns, "-f", write(t, "ns.yaml", fmt.Sprintf("{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {pod-security.kubernetes.io/warn: restricted, pod-security.kubernetes.io/enforce: restricted}}}", ns)))
 	}
+	// The controller that makes it is not running; the pod of `helm test` has it.
+	apply("service account", "-f", write(t, "sa.yaml", "{apiVersion: v1, kind: ServiceAccount, metadata: {name: default, namespace: llm}}"))
 	for _, file := range examples(t) {
 		rendered, err := render("--values", file)
 		if err != nil {
