@@ -223,7 +223,7 @@ func TestPathsAndHeadersOfClients(t *testing.T) {
 	if got := seen(); slices.ContainsFunc(got, func(path string) bool { return !strings.HasPrefix(path, "/v1/models/") }) {
 		t.Errorf("got %q at the engine, want nothing", got)
 	}
-	for path, want := range map[string]int{"/v1/models": 200, "/v1/models/demo": 404, "/metrics": 404, "/health": 404} {
+	for path, want := range map[string]int{"/v1/models": 200, "/v1/models/demo": 200, "/v1/models/other": 404, "/metrics": 404, "/health": 404} {
 		resp, err := http.Get("http://" + b.ingress + path)
 		if err != nil {
 			t.Fatal(err)
