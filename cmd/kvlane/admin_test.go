@@ -57,15 +57,10 @@ func TestWhoMayUseTheAdminPort(t *testing.T) {
 	}
 }
 
-// With a token file, what is below /debug/ needs the token; the page, the probes and the metrics do
-// not.
-func TestWhatMayBeReadWithoutTheToken(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c, err := config.Parse("k.yaml", nil)
+// newDecider returns a decider with a configuration file's text, which is closed when the test ends.
+func newDecider(t *testing.T, text []byte) (*config.Config, *decide.Decider, *observe.Metrics) {
+	t.Helper()
+	c, err := config.Parse("k.yaml", text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +69,26 @@ func TestWhatMayBeReadWithoutTheToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer decider.Close()
+	t.Cleanup(decider.Close)
+	return c, decider, metrics
+}
+
+// secretFile holds the token "secret".
+func secretFile(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// With a token file, what is below /debug/ needs the token; the page, the probes and the metrics do
+// not.
+func TestWhatMayBeReadWithoutTheToken(t *testing.T) {
+	t.Parallel()
+	file := secretFile(t)
+	c, decider, metrics := newDecider(t, nil)
 	s := &service{decider: decider}
 	s.config.Store(c)
 	with, without := s.adminMux(file, metrics), s.adminMux("", metrics)
@@ -109,20 +123,8 @@ func TestWhatMayBeReadWithoutTheToken(t *testing.T) {
 // Profiles and changes need the token; without a token file they are served to the same machine only.
 func TestWhatChangesOrProfilesIsGuarded(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c, err := config.Parse("k.yaml", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	metrics := observe.New("test")
-	decider, err := decide.New(decide.Options{Config: c, Metrics: metrics, Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer decider.Close()
+	file := secretFile(t)
+	_, decider, metrics := newDecider(t, nil)
 	for _, request := range []string{"GET /debug/pprof/", "GET /debug/pprof/heap", "POST /debug/record?n=1"} {
 		for _, test := range []struct {
 			tokenFile, from, header string
@@ -153,10 +155,7 @@ func TestWhatChangesOrProfilesIsGuarded(t *testing.T) {
 // A proxy on the same machine passes on requests of others; with the token they are served.
 func TestForwardedRequestsNeedTheToken(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := secretFile(t)
 	ok := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	for header, want := range map[string]int{"forwarded": 403, "x-forwarded-for": 403, "X-Forwarded-Proto": 403, "X-Forward": 200, "Accept": 200} {
 		for file, want := range map[string]int{"": want, file: 200} {
@@ -271,16 +270,7 @@ func (s slowSeries) Collect(chan<- prometheus.Metric) {
 
 func TestConcurrentScrapesAreBounded(t *testing.T) {
 	t.Parallel()
-	c, err := config.Parse("k.yaml", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	metrics := observe.New("test")
-	decider, err := decide.New(decide.Options{Config: c, Metrics: metrics, Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer decider.Close()
+	_, decider, metrics := newDecider(t, nil)
 	slow := slowSeries{make(chan struct{}, 2*maxScrapes), make(chan struct{})}
 	metrics.Registry.MustRegister(slow)
 	mux := (&service{decider: decider}).adminMux("", metrics)

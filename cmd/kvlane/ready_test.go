@@ -11,9 +11,6 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/decide"
-	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
@@ -34,20 +31,11 @@ func TestReadinessWaitsForFeeds(t *testing.T) {
 		}
 	}))
 	defer engine.Close()
-	c, err := config.Parse("k.yaml", fmt.Appendf(nil, `workers:
+	c, decider, metrics := newDecider(t, fmt.Appendf(nil, `workers:
   static: [{name: w, address: %q, engine: trtllm, events: {endpoint: %q}}]
   health: {every: 0}
   scrape: 0
 `, engine.Listener.Addr(), engine.URL+"/kv_cache_events"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	metrics := observe.New("test")
-	decider, err := decide.New(decide.Options{Config: c, Metrics: metrics, Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer decider.Close()
 	registry := workers.New(workers.Options{Health: c.Workers.Health, Log: zerolog.Nop(), OnChange: decider.Fleet().SetWorkers})
 	defer registry.Close()
 	registry.Static(c.Workers.Static)

@@ -40,13 +40,9 @@ func ReadCSV(in io.Reader, load, jitter float64) (Workload, error) {
 		}
 		return err
 	})
-	if err != nil {
+	if err = cmp.Or(err, inOrder(trace)); err != nil {
 		return Workload{}, err
 	}
-	if len(trace) == 0 {
-		return Workload{}, errors.New("the trace is empty")
-	}
-	slices.SortStableFunc(trace, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
 	for i, start := 0, trace[0].At; i < len(trace); i++ {
 		trace[i].At -= start
 	}

@@ -41,15 +41,20 @@ func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 		trace = append(trace, r)
 		return err
 	})
-	if err != nil {
+	if err = cmp.Or(err, inOrder(trace)); err != nil {
 		return Workload{}, err
 	}
-	if len(trace) == 0 {
-		return Workload{}, errors.New("the trace is empty")
-	}
-	slices.SortStableFunc(trace, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
 	conversations(trace)
 	return Workload{Name: fmt.Sprintf("mooncake x%g", load), BlockSize: mooncakeBlock, Generate: spread(trace, load, jitter)}, nil
+}
+
+// inOrder sorts the requests of a trace by time. An empty trace is an error.
+func inOrder(trace []Request) error {
+	slices.SortStableFunc(trace, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	if len(trace) == 0 {
+		return errors.New("the trace is empty")
+	}
+	return nil
 }
 
 // mooncakeRequest reads a line.
