@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -31,6 +32,8 @@ type kubernetes struct {
 	asker   *workers.Asker
 	client  *kube.Client
 	source  *kube.Source
+
+	objectives atomic.Int64
 
 	mu     sync.Mutex
 	synced time.Time // zero until every pool and its pods were listed
@@ -61,8 +64,12 @@ func newKubernetes(c *config.Config, log zerolog.Logger) (*kubernetes, error) {
 	return k, nil
 }
 
-func (k *kubernetes) start(set func(string, []workers.Entry)) {
+func (k *kubernetes) start(set func(string, []workers.Entry), setObjectives func(map[string]int)) {
 	k.options.Set = set
+	k.options.SetObjectives = func(priorities map[string]int) {
+		k.objectives.Store(int64(len(priorities)))
+		setObjectives(priorities)
+	}
 	source := kube.Start(context.Background(), k.options)
 	k.mu.Lock()
 	k.source = source
@@ -108,6 +115,9 @@ func (k *kubernetes) missing() []string {
 
 // collect emits metrics of the pools.
 func (k *kubernetes) collect(emit observe.Emit) {
+	if len(k.options.Kubernetes.Objectives) > 0 {
+		emit("objectives", "InferenceObjectives that are known (workers.kubernetes.objectives).", float64(k.objectives.Load()))
+	}
 	missing := k.missing()
 	for _, p := range k.pools() {
 		if p.Name == "" {

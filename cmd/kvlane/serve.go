@@ -220,7 +220,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		return nil, err
 	}
 	if s.kube != nil {
-		s.kube.start(s.registry.Set)
+		s.kube.start(s.registry.Set, s.decider.SetObjectives)
 	}
 	s.wg.Go(func() { s.becomeReady(background) })
 	s.wg.Go(func() { s.decider.KeepAwake(background) })

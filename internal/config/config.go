@@ -237,6 +237,7 @@ type Kubernetes struct {
 	RankPerPort    bool              `yaml:"rank_per_port" jsonschema_description:"The engine has one port per rank: the i-th port of a pod is its rank i."`
 	RoleLabels     []string          `yaml:"role_labels" jsonschema_description:"Pod labels that carry a role, in order; empty: kvlane.dev/role and the labels of llm-d and Dynamo."`
 	ConnectorHosts []string          `yaml:"connector_hosts" jsonschema_description:"Hosts other than its own address that a pod's annotations (receiver-host, side-channel-host, zmq) may name. Other engines connect to them."`
+	Objectives     []string          `yaml:"objectives" jsonschema_description:"API groups (llm-d.ai, inference.networking.x-k8s.io) whose InferenceObjectives (v1alpha2) of the namespace are watched: their priorities, by the names that requests carry (routing.trust_objectives). Those for other pools are left out; routing.objectives and groups that are listed first take precedence."`
 	NeverAsk       bool              `yaml:"never_ask" jsonschema_description:"Do not query engines about themselves: use only labels, annotations and 'worker'."`
 	Worker         Worker            `yaml:"worker" jsonschema_description:"Settings of all pods; labels and annotations of a pod take precedence. In events and disagg '$ip' stands for the pod's address, in disagg '$pod' for its name."`
 }
@@ -255,8 +256,9 @@ type Routing struct {
 	DecodePreset  string         `yaml:"decode_preset" jsonschema_description:"Preset of the decode pool, with disaggregation."`
 	Shadow        []string       `yaml:"shadow" jsonschema:"maxItems=4" jsonschema_description:"Presets that decide each explained request again without acting; metrics (kvlane_shadow_…) and explanations compare them. Requests that may be split between prefill and decode are left out."`
 	Headers       []string       `yaml:"conversation_headers" jsonschema_description:"Headers that carry a conversation id, in order; an id in the body takes precedence."`
-	Trusted       bool           `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude, x-kvlane-priority and x-gateway-inference-objective of requests. Enable it only if untrusted clients cannot send these headers."`
-	Objectives    map[string]int `yaml:"objectives" jsonschema_description:"Priorities by name of objective; requests with a priority below 0 may be shed early."`
+	Trusted       bool           `yaml:"trust_overrides" jsonschema_description:"Honour x-kvlane-pin, x-kvlane-exclude, x-kvlane-priority and what trust_objectives honours. Enable it only if untrusted clients cannot send these headers."`
+	TrustedNames  bool           `yaml:"trust_objectives" jsonschema_description:"Honour x-llm-d-inference-objective and x-gateway-inference-objective of requests: the name of an objective, whose priority the request has. Clients that can send these headers choose among the priorities that exist."`
+	Objectives    map[string]int `yaml:"objectives" jsonschema_description:"Priorities by name of objective, in addition to those of workers.kubernetes.objectives; requests with a priority below 0 may be shed early."`
 	Wait          Wait           `yaml:"wait" jsonschema_description:"Queue for requests while all targets are at their limits, instead of an immediate 429. Use flow instead, which also shares capacity between tenants."`
 	Speculate     Duration       `yaml:"speculate" jsonschema_description:"How long a forwarded prompt counts as cached before an event confirms it; 0: not at all."`
 

@@ -30,7 +30,7 @@ type Flow struct {
 	Fairness    string             `yaml:"fairness" jsonschema:"enum=tenant,enum=api_key,enum=model,enum=none" jsonschema_description:"Between whom capacity is shared within a priority, by tokens served: tenants (tenants.header or tenants.salt_header), API keys (only where a gateway has verified them: clients can invent keys), models, or none of them."`
 	Weights     map[string]float64 `yaml:"weights" jsonschema_description:"Shares by name of tenant or model, or by the first 16 hex digits of an API key's SHA-256; others have 1."`
 	Order       string             `yaml:"order" jsonschema:"enum=shortest,enum=least_served,enum=arrival" jsonschema_description:"Order within a tenant: fewest uncached tokens first, fewest tokens served to the conversation so far first (both less 2,000 for each second of waiting), or first in first out."`
-	Bands       []Band             `yaml:"bands" jsonschema_description:"Bounds and models of single priorities. The priority of a request comes from x-kvlane-priority or routing.objectives (both with routing.trust_overrides), else from the band that lists its model, else it is 0."`
+	Bands       []Band             `yaml:"bands" jsonschema_description:"Bounds and models of single priorities. The priority of a request comes from x-kvlane-priority (with routing.trust_overrides) or an objective (routing.trust_objectives), else from the band that lists its model, else it is 0."`
 }
 
 // Band is the requests of one priority.

@@ -22,6 +22,11 @@ func (k *Kubernetes) validate(bad report) {
 	for i, name := range k.RoleLabels {
 		named(bad, item("role_labels", i), name, "the name of a label", validation.IsQualifiedName(name))
 	}
+	for i, group := range k.Objectives {
+		if groups := []string{"llm-d.ai", "inference.networking.x-k8s.io"}; !slices.Contains(groups, group) || slices.Index(k.Objectives, group) < i {
+			bad(item("objectives", i), "%q: want each of %s once at most", group, strings.Join(groups, ", "))
+		}
+	}
 	w := k.Worker // a template: values that pods set themselves are filled in
 	for _, r := range []struct {
 		broken     bool

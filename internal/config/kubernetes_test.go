@@ -24,6 +24,8 @@ func TestKubernetesThatCannotWork(t *testing.T) {
 		`pool: p, ports: [8000]`:                                              `workers.kubernetes.ports: only with selector: an InferencePool has targetPorts of its own; leave it out`,
 		`pool: p, rank_per_port: true, worker: {ranks: 4}`:                    `workers.kubernetes.worker.ranks: not with rank_per_port: the number of ranks is that of a pod's ports; leave it out`,
 		`pool: p, rank_per_port: true, worker: {rank_by: none}`:               `workers.kubernetes.worker.rank_by: none: not with rank_per_port`,
+		`pool: p, objectives: [gaie]`:                                         `workers.kubernetes.objectives[0]: "gaie": want each of llm-d.ai, inference.networking.x-k8s.io once at most`,
+		`pool: p, objectives: [llm-d.ai, llm-d.ai]`:                           `workers.kubernetes.objectives[1]: "llm-d.ai": want each of`,
 		`pool: p, role_labels: [""]`:                                          `workers.kubernetes.role_labels[0]: "" is not the name of a label: `,
 		`pool: p, worker: {name: w}`:                                          `workers.kubernetes.worker.name: is made of a pod's name and port; leave it out`,
 		`pool: p, worker: {address: "10.0.0.1:80"}`:                           `workers.kubernetes.worker.address: is filled in from the pod; leave it out`,
@@ -52,6 +54,7 @@ func TestKubernetesThatCannotWork(t *testing.T) {
 		`pool: p, worker: {engine: trtllm, events: {endpoint: "http://$ip:$port/kv_cache_events"}}`,
 		`pool: p, worker: {events: {endpoint: push:}, disagg: {zmq: "$ip:14579", engine_id: kv-$pod, side_channel_host: $ip}}`,
 		`pool: p, role_labels: [llm-d.ai/role, part]`,
+		`pool: p, objectives: [llm-d.ai, inference.networking.x-k8s.io]`,
 	} {
 		if _, err := Parse("k.yaml", []byte("workers:\n  kubernetes: {"+text+"}\n")); err != nil {
 			t.Errorf("%s: %v", text, err)

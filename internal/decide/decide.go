@@ -44,21 +44,22 @@ type Options struct {
 
 // Decider implements extproc.Handler. It is safe for concurrent use.
 type Decider struct {
-	cfg       *config.Config                // as of the start
-	live      atomic.Pointer[config.Config] // as of now; only keys that Reload takes differ from cfg
-	log       zerolog.Logger
-	metrics   *observe.Metrics
-	tracer    *observe.Tracer
-	now       func() time.Time
-	start     time.Time
-	fleet     *fleet.Fleet
-	decisions *observe.Decisions
-	onSuspect func(string)
-	cache     *conv.Cache
-	legs      *legs // nil without a connector
-	cpu       *cpuLimit
-	routed    []prometheus.Counter // by API
-	scratch   chan *scratch        // free list
+	cfg        *config.Config                 // as of the start
+	live       atomic.Pointer[config.Config]  // as of now; only keys that Reload takes differ from cfg
+	objectives atomic.Pointer[map[string]int] // SetObjectives
+	log        zerolog.Logger
+	metrics    *observe.Metrics
+	tracer     *observe.Tracer
+	now        func() time.Time
+	start      time.Time
+	fleet      *fleet.Fleet
+	decisions  *observe.Decisions
+	onSuspect  func(string)
+	cache      *conv.Cache
+	legs       *legs // nil without a connector
+	cpu        *cpuLimit
+	routed     []prometheus.Counter // by API
+	scratch    chan *scratch        // free list
 
 	mu      sync.Mutex // guards the rest
 	router  *routing.Router
@@ -113,6 +114,10 @@ func New(o Options) (*Decider, error) {
 	o.Metrics.Collect(d.collect)
 	return d, nil
 }
+
+// SetObjectives sets the priorities of objectives, by name, besides those of the configuration. The caller does not change
+// them afterwards.
+func (d *Decider) SetObjectives(priorities map[string]int) { d.objectives.Store(&priorities) }
 
 // Reload takes the keys over that may change while Kvlane runs (config.Config.Changes). After
 // an error nothing has changed. Requests that are being decided may see both.

@@ -313,7 +313,7 @@ func TestMissingKnowledgeNeverFailsARequest(t *testing.T) {
 
 func TestOverridesNeedTrust(t *testing.T) {
 	for _, trusted := range []bool{false, true} {
-		b := newBench(t, fmt.Sprintf("routing: {trust_overrides: %v, objectives: {batch: -1}}\n", trusted), worker("a", 2), worker("b", 2))
+		b := newBench(t, fmt.Sprintf("routing: {trust_overrides: %v}\n", trusted), worker("a", 2), worker("b", 2))
 		pinned := 0
 		for range 8 {
 			if _, e := b.ask("/v1/completions", completion(5, ""), pinHeader, "b/1"); e.Target == "b/1" {
@@ -332,11 +332,40 @@ func TestOverridesNeedTrust(t *testing.T) {
 		if (excluded == 8) != trusted {
 			t.Errorf("trusted %v: %d of 8 excluded", trusted, excluded)
 		}
-		j := &job{d: b.Decider, s: &scratch{}, r: b.request("/", "", objectiveHeader, "batch")}
-		w := &work{job: j, in: &input{}, tokens: &tokens{}}
-		j.query(w)
-		if (w.query.Priority == -1) != trusted {
-			t.Errorf("trusted %v: got priority %d", trusted, w.query.Priority)
+	}
+}
+
+// The priority of a request is that of the objective that it names, where configuration trusts the name: of the configuration,
+// else of those that are watched. An unknown one leaves the priority that the request's model has.
+func TestObjectivesHavePriorities(t *testing.T) {
+	for _, trust := range []string{"{}", "{trust_objectives: true, objectives: {batch: -1}}", "{trust_overrides: true, objectives: {batch: -1}}"} {
+		b := newBench(t, "routing: "+trust+"\nflow: {max_requests: 8, bands: [{priority: 2, models: [demo]}]}\n", worker("a", 0))
+		query := func(headers ...string) routing.Query {
+			w := &work{job: &job{d: b.Decider, s: &scratch{}, r: b.request("/", "", headers...)}, in: &input{name: "demo"}, tokens: &tokens{}}
+			w.job.query(w)
+			return w.query
+		}
+		check := func(name string, want int) {
+			t.Helper()
+			if trust == "{}" {
+				want = 2 // that of the model
+			}
+			for _, header := range []string{objectiveHeader, oldObjectiveHeader} {
+				if got := query(header, name).Priority; got != want {
+					t.Errorf("routing %s, %s: %s: got priority %d, want %d", trust, header, name, got, want)
+				}
+			}
+		}
+		check("gold", 2)
+		b.SetObjectives(map[string]int{"gold": 5, "batch": 7, "none": 0})
+		check(" gold ", 5)
+		check("batch", -1)
+		check("none", 0)
+		check("unknown", 2)
+		b.SetObjectives(map[string]int{})
+		check("gold", 2)
+		if q, want := query(pinHeader, "a"), strings.Contains(trust, "overrides"); (q.Pin != nil) != want {
+			t.Errorf("routing %s: got pin %v, want one: %v", trust, q.Pin, want)
 		}
 	}
 }

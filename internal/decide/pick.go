@@ -80,6 +80,11 @@ func (j *job) query(w *work) {
 			w.query.TTFT = time.Duration(ms) * time.Millisecond
 		}
 	}
+	if live.Routing.Trusted || live.Routing.TrustedNames {
+		if priority, ok := j.objective(); ok {
+			w.query.Priority = priority
+		}
+	}
 	if !live.Routing.Trusted {
 		return
 	}
@@ -89,9 +94,6 @@ func (j *job) query(w *work) {
 	}
 	if v, ok := j.r.Header(excludeHeader); ok {
 		w.query.Exclude = j.excluded(v)
-	}
-	if v, ok := j.r.Header(objectiveHeader); ok {
-		w.query.Priority = live.Routing.Objectives[strings.TrimSpace(v)]
 	}
 	if v, ok := j.r.Header(priorityHeader); ok {
 		if n, err := strconv.Atoi(strings.TrimSpace(v)); err == nil {
@@ -231,10 +233,29 @@ const (
 	excludeHeader = "x-kvlane-exclude"
 	// priorityHeader is a whole number; below 0 may be shed early.
 	priorityHeader = "x-kvlane-priority"
-	// objectiveHeader is the Gateway API inference extension's; routing.objectives maps
-	// it to a priority.
-	objectiveHeader = "x-gateway-inference-objective"
+	// objectiveHeader names an objective, which has a priority. The Gateway API inference extension
+	// gave it the older name. They count with routing.trust_objectives too.
+	objectiveHeader    = "x-llm-d-inference-objective"
+	oldObjectiveHeader = "x-gateway-inference-objective"
 )
+
+// objective returns the priority of the objective that the request names. One that does not exist is none.
+func (j *job) objective() (priority int, ok bool) {
+	name, found := j.r.Header(objectiveHeader)
+	if !found {
+		if name, found = j.r.Header(oldObjectiveHeader); !found {
+			return 0, false
+		}
+	}
+	name = strings.TrimSpace(name)
+	if priority, ok = j.d.live.Load().Routing.Objectives[name]; ok {
+		return priority, true
+	}
+	if watched := j.d.objectives.Load(); watched != nil {
+		priority, ok = (*watched)[name]
+	}
+	return priority, ok
+}
 
 // target reads "worker" or "worker/rank". A worker's own name may hold a slash.
 func (j *job) target(text string) kvindex.Target {

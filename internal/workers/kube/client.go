@@ -12,9 +12,9 @@ import (
 // Client lists and watches the objects from which workers are derived. It is safe for
 // concurrent use.
 type Client struct {
-	http        *http.Client
-	pods, pools *rest.RESTClient
-	namespace   string
+	http      *http.Client
+	of        map[schema.GroupVersion]*rest.RESTClient
+	namespace string
 }
 
 // NewClient returns a client. It connects on first use.
@@ -29,15 +29,14 @@ func NewClient(a Access) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
-	c := &Client{http: shared, namespace: a.Namespace}
-	for _, api := range []struct {
-		client  **rest.RESTClient
-		path    string
-		version schema.GroupVersion
-	}{{&c.pods, "/api", podVersion}, {&c.pools, "/apis", poolVersion}} {
+	c := &Client{http: shared, namespace: a.Namespace, of: map[schema.GroupVersion]*rest.RESTClient{}}
+	for _, version := range append([]schema.GroupVersion{podVersion, poolVersion}, objectiveVersions...) {
 		one := rest.CopyConfig(config)
-		one.APIPath, one.GroupVersion = api.path, &api.version
-		if *api.client, err = rest.RESTClientForConfigAndClient(one, shared); err != nil {
+		one.APIPath, one.GroupVersion = "/apis", &version
+		if version.Group == "" {
+			one.APIPath = "/api"
+		}
+		if c.of[version], err = rest.RESTClientForConfigAndClient(one, shared); err != nil {
 			return nil, fmt.Errorf("API server: %w", err)
 		}
 	}

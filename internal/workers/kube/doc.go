@@ -12,5 +12,5 @@
 // A pod's description comes from, in this order, its annotations and labels, the
 // configuration's template, and the engine's own answers (see workers.Asker); for the
 // engine kind the engine's answer precedes the template. Only list and watch on pods and
-// inferencepools of the configured namespaces are needed, so a Role is enough.
+// inferencepools (and inferenceobjectives, where configured) of the namespace are needed, so a Role is enough.
 package kube

@@ -41,7 +41,7 @@ func followPods(t *testing.T, c *Client) *seen {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		follow(ctx, collection{from: c.pods, resource: "pods", namespace: "ns", labels: "app=llm"}, zerolog.Nop(), func(all []*Pod) {
+		follow(ctx, collection{from: c.of[podVersion], resource: "pods", namespace: "ns", labels: "app=llm"}, zerolog.Nop(), func(all []*Pod) {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			k.all = map[string]*Pod{}

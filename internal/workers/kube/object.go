@@ -15,6 +15,8 @@ import (
 var (
 	podVersion  = schema.GroupVersion{Version: "v1"}
 	poolVersion = schema.GroupVersion{Group: "inference.networking.k8s.io", Version: "v1"}
+	// objectiveVersions are llm-d's, and that of the Gateway API inference extension, from which llm-d took them over.
+	objectiveVersions = []schema.GroupVersion{{Group: "llm-d.ai", Version: "v1alpha2"}, {Group: "inference.networking.x-k8s.io", Version: "v1alpha2"}}
 )
 
 func scheme() *runtime.Scheme {
@@ -23,6 +25,11 @@ func scheme() *runtime.Scheme {
 	s.AddKnownTypeWithName(podVersion.WithKind("PodList"), &listOf[Pod, *Pod]{})
 	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePool"), &Pool{})
 	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePoolList"), &listOf[Pool, *Pool]{})
+	for _, v := range objectiveVersions {
+		s.AddKnownTypeWithName(v.WithKind("InferenceObjective"), &Objective{})
+		s.AddKnownTypeWithName(v.WithKind("InferenceObjectiveList"), &listOf[Objective, *Objective]{})
+		metav1.AddToGroupVersion(s, v)
+	}
 	metav1.AddToGroupVersion(s, podVersion)
 	metav1.AddToGroupVersion(s, poolVersion)
 	return s
@@ -88,6 +95,19 @@ type targetPort struct {
 	Number int `json:"number"`
 }
 
+// Objective has the fields of an InferenceObjective that are read.
+type Objective struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+
+	Spec struct {
+		Priority int `json:"priority"` // absent: 0
+		PoolRef  struct {
+			Name string `json:"name"`
+		} `json:"poolRef"`
+	} `json:"spec"`
+}
+
 // listOf is a list of objects as the API server returns it.
 type listOf[T any, P interface {
 	*T
@@ -127,5 +147,14 @@ func (p *Pool) copy() *Pool {
 	p.DeepCopyInto(&c.ObjectMeta)
 	c.Spec.Selector.MatchLabels = maps.Clone(p.Spec.Selector.MatchLabels)
 	c.Spec.TargetPorts = slices.Clone(p.Spec.TargetPorts)
+	return &c
+}
+
+// DeepCopyObject implements runtime.Object.
+func (o *Objective) DeepCopyObject() runtime.Object { return o.copy() }
+
+func (o *Objective) copy() *Objective {
+	c := *o
+	o.DeepCopyInto(&c.ObjectMeta)
 	return &c
 }

@@ -60,6 +60,9 @@ type event struct {
 const (
 	podsPath  = "/api/v1/namespaces/ns/pods"
 	poolsPath = "/apis/inference.networking.k8s.io/v1/namespaces/ns/inferencepools"
+
+	objectivesPath    = "/apis/llm-d.ai/v1alpha2/namespaces/ns/inferenceobjectives"
+	oldObjectivesPath = "/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/ns/inferenceobjectives"
 )
 
 func newAPIServer(t *testing.T) (*apiServer, *Client) {
@@ -82,7 +85,10 @@ func (s *apiServer) config() *rest.Config {
 }
 
 // kinds are the API version and kind of each collection's objects.
-var kinds = map[string][2]string{podsPath: {"v1", "Pod"}, poolsPath: {"inference.networking.k8s.io/v1", "InferencePool"}}
+var kinds = map[string][2]string{
+	podsPath: {"v1", "Pod"}, poolsPath: {"inference.networking.k8s.io/v1", "InferencePool"},
+	objectivesPath: {"llm-d.ai/v1alpha2", "InferenceObjective"}, oldObjectivesPath: {"inference.networking.x-k8s.io/v1alpha2", "InferenceObjective"},
+}
 
 // put adds or changes an object; text is JSON without metadata's name.
 func (s *apiServer) put(collection, name, text string) {

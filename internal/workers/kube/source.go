@@ -32,7 +32,10 @@ type Options struct {
 	// one model is configured: a request for an adapter that was just loaded would not find
 	// a worker.
 	Models bool
-	Log    zerolog.Logger
+	// SetObjectives gets the priorities of the InferenceObjectives by name, after the first list and on changes. It must not
+	// change them. Needed with Kubernetes.Objectives.
+	SetObjectives func(priorities map[string]int)
+	Log           zerolog.Logger
 }
 
 // Source lists the pods of pools as workers until Close. It is safe for
@@ -44,8 +47,9 @@ type Source struct {
 	stop      context.CancelFunc
 	wg        sync.WaitGroup
 
-	mu    sync.Mutex
-	pools []*pool
+	mu         sync.Mutex
+	pools      []*pool
+	objectives map[string][]*Objective // by API group
 }
 
 // pool is an InferencePool or the selector of the configuration.
@@ -103,7 +107,7 @@ func Start(ctx context.Context, o Options) *Source {
 	}
 	for _, name := range names {
 		p := s.newPool(name)
-		one := collection{from: o.Client.pools, resource: "inferencepools", namespace: s.namespace, fields: fields.OneTermEqualSelector("metadata.name", name).String()}
+		one := collection{from: o.Client.of[poolVersion], resource: "inferencepools", namespace: s.namespace, fields: fields.OneTermEqualSelector("metadata.name", name).String()}
 		s.wg.Go(func() { follow(s.ctx, one, p.log, p.poolChanged) })
 	}
 	if len(names) == 0 {
@@ -111,7 +115,34 @@ func Start(ctx context.Context, o Options) *Source {
 		p.listed = true
 		p.follow(labels.SelectorFromSet(o.Kubernetes.Selector).String())
 	}
+	s.objectives = map[string][]*Objective{}
+	for _, version := range objectiveVersions {
+		if slices.Contains(o.Kubernetes.Objectives, version.Group) {
+			all := collection{from: o.Client.of[version], resource: "inferenceobjectives", namespace: s.namespace}
+			log := o.Log.With().Str("resource", all.resource+"."+version.Group).Logger()
+			s.wg.Go(func() {
+				follow(s.ctx, all, log, func(all []*Objective) { s.publishObjectives(version.Group, all, names) })
+			})
+		}
+	}
 	return s
+}
+
+// publishObjectives stores the objectives of an API group and passes the priorities of all groups to SetObjectives. pools are
+// those whose objectives count; none: all.
+func (s *Source) publishObjectives(group string, all []*Objective, pools []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.objectives[group] = all
+	priorities := map[string]int{}
+	for _, group := range s.opts.Kubernetes.Objectives {
+		for _, o := range s.objectives[group] {
+			if _, taken := priorities[o.Name]; !taken && (len(pools) == 0 || slices.Contains(pools, o.Spec.PoolRef.Name)) {
+				priorities[o.Name] = o.Spec.Priority
+			}
+		}
+	}
+	s.opts.SetObjectives(priorities)
 }
 
 func (s *Source) newPool(name string) *pool {
@@ -230,7 +261,7 @@ func (p *pool) follow(selector string) {
 	p.watching = selector
 	ctx, cancel := context.WithCancel(p.src.ctx)
 	p.endWatch = cancel
-	pods := collection{from: p.src.opts.Client.pods, resource: "pods", namespace: p.src.namespace, labels: selector}
+	pods := collection{from: p.src.opts.Client.of[podVersion], resource: "pods", namespace: p.src.namespace, labels: selector}
 	p.src.wg.Go(func() {
 		follow(ctx, pods, p.log, func(all []*Pod) {
 			p.src.mu.Lock()
