@@ -107,11 +107,12 @@ type engine struct {
 
 // batch is one message of an engine. after is what the engine held when it had sent it.
 type batch struct {
-	engine  *engine
-	seq     uint64
-	payload []byte
-	events  []event
-	after   [tiers]set
+	engine      *engine
+	incarnation int
+	seq         uint64
+	payload     []byte
+	events      []event
+	after       [tiers]set
 }
 
 type event struct {
@@ -199,7 +200,7 @@ func (e *engine) publish(events []event) {
 	if len(events) == 0 {
 		return
 	}
-	b := &batch{engine: e, seq: e.next, events: events}
+	b := &batch{engine: e, incarnation: e.incarnation, seq: e.next, events: events}
 	b.payload = binary.LittleEndian.AppendUint64(nil, uint64(len(e.w.batches)))
 	e.w.batches = append(e.w.batches, b)
 	for tier := range b.after {
@@ -254,10 +255,11 @@ type target struct {
 	// restarted is set while the feed cannot know that its engine has restarted, or has to find out.
 	restarted bool
 
-	// known is what the applied events say, last the newest applied batch since the target was cleared. claims is the
-	// credit for prompts on their way.
+	// known is what the applied events say, last the newest applied batch since the target was cleared, lasts the newest
+	// one of each incarnation. claims is the credit for prompts on their way.
 	known  [tiers]set
 	last   *batch
+	lasts  map[int]*batch
 	claims map[int]claim
 }
 
@@ -370,7 +372,7 @@ func (x *target) clear() {
 	if err := x.r.index.Apply(x.slot, &kvindex.Event{Kind: kvindex.Cleared}); err != nil {
 		failf("events apply", "clear %s: %v", x.e.target, err)
 	}
-	x.known, x.last, x.claims = [tiers]set{}, nil, map[int]claim{}
+	x.known, x.last, x.lasts, x.claims = [tiers]set{}, nil, map[int]*batch{}, map[int]claim{}
 }
 
 // apply passes a batch to the index, and to its naive model.
@@ -382,7 +384,7 @@ func (x *target) apply(b *batch) {
 			failf("1: the index follows the events", "%s at %s: got error %v of batch %d, want one: %v", x.e.target, x.r.name, got, b.seq, want)
 		}
 	}
-	x.last = b
+	x.last, x.lasts[b.incarnation] = b, b
 }
 
 // learn is Apply of the naive model. It reports whether an index refuses the event or a part of it.
@@ -409,6 +411,27 @@ func (x *target) learn(ev *event) (refused bool) {
 		}
 	}
 	return false
+}
+
+// backed returns what the engine held after the newest batch that was applied. While the connection of an engine that has
+// restarted still delivers, a replay that was verified by nothing may have come from the new one: the target is then
+// credited with what either of them held, until the next connection.
+func (x *target) backed(tier int) (all set) {
+	if x.last == nil {
+		return nil
+	}
+	if !x.outdated() {
+		return x.last.after[tier]
+	}
+	for _, b := range x.lasts {
+		for i, word := range b.after[tier] {
+			if i >= len(all) {
+				all = append(all, 0)
+			}
+			all[i] |= word
+		}
+	}
+	return all
 }
 
 // prefix returns what the target holds of a prompt: blocks of the first tier, and on all tiers together.

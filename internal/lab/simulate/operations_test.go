@@ -336,15 +336,14 @@ func (w *world) check() {
 			if got, want := r.router.Load(x.slot), loads[x]; got != want {
 				failf("2: loads are the sum of the bookings", "%s of %s: got %+v, want %+v", x.e.target, r.name, got, want)
 			}
-			after := [tiers]set{}
-			if x.last != nil {
-				after = x.last.after
+			if !x.outdated() && len(x.lasts) > 1 {
+				failf("1: no credit for blocks that are not held", "%s of %s: got applied batches of %d incarnations on a verified connection, want one", x.e.target, r.name, len(x.lasts))
+			}
+			if len(x.lasts) > 1 {
+				w.reach("batches of two incarnations")
 			}
 			for tier := range tiers {
-				if x.outdated() {
-					break
-				}
-				if n := x.known[tier].outside(after[tier]); n >= 0 {
+				if n := x.known[tier].outside(x.backed(tier)); n >= 0 {
 					failf("1: no credit for blocks that are not held", "%s of %s, feed %s: block %v is credited on tier %d, the engine did not hold it after the newest batch that was applied",
 						x.e.target, r.name, x.machine.State(), w.blocks[n].path, tier)
 				}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -193,14 +194,14 @@ func (r *replica) add(e *engine, from *saved) {
 	if err != nil {
 		failf("a target can be added", "%v", err)
 	}
-	x := &target{r: r, e: e, slot: slot, claims: map[int]claim{}}
+	x := &target{r: r, e: e, slot: slot, claims: map[int]claim{}, lasts: map[int]*batch{}}
 	cfg := r.w.machine
 	if from != nil && r.w.feeds == replayed {
 		if c, ok := from.cursors[e.target]; ok && c.Next > 0 {
 			cfg.Resume = &c
 			old := from.targets[e.target]
 			// A feed that had not seen its engine's restart may have applied batches of both.
-			x.known, x.last, x.restarted = old.known, old.last, old.restarted
+			x.known, x.last, x.lasts, x.restarted = old.known, old.last, maps.Clone(old.lasts), old.restarted
 			for i := range x.known {
 				x.known[i] = slices.Clone(x.known[i])
 			}
@@ -231,6 +232,7 @@ func (r *replica) save() {
 	for _, x := range r.targets {
 		if x != nil {
 			c := *x
+			c.lasts = maps.Clone(x.lasts)
 			for i := range c.known {
 				c.known[i] = slices.Clone(x.known[i])
 			}
@@ -804,7 +806,7 @@ func TestCore(t *testing.T) {
 	simulate(t, seeds, func(seed uint64) history { return draw(seed, 160, kinds) }, runCore, []string{
 		"feed live", "feed gap", "feed stale", "feed syncing", "cleared: lost_batches", "cleared: engine_restarted", "replay done", "replay failed", "silent feed",
 		"connection lost", "warm start", "remote booking", "remote booking expired", "replica dropped", "waiter", "waiter placed", "waiter shed",
-		"refused", "prefill leg", "prefill moved", "computed locally", "suspect", "rerun", "conversation followed", "rebooked",
+		"refused", "prefill leg", "prefill moved", "computed locally", "suspect", "rerun", "conversation followed", "rebooked", "batches of two incarnations",
 	})
 }
 
