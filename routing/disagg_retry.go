@@ -33,12 +33,10 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 		ex.end(r, Plan{}, err)
 		return Plan{}, fmt.Errorf("disaggregate: %w", err)
 	}
-	r.withdraw(res)
-	r.apply(res, -1)
-	res.Prefill, res.prefillGen, res.Miss = c.slot, r.reach(now, c.slot), c.miss
-	res.Owed = c.queue + c.miss
-	r.begin(res, now)
-	r.apply(res, 1)
+	r.change(now, res, func() {
+		res.Prefill, res.prefillGen, res.Miss = c.slot, r.reach(now, c.slot), c.miss
+		res.Owed = c.queue + c.miss
+	})
 	r.follow(q, &c)
 	r.shareBooking(id)
 	plan := Plan{Decode: res.Decode, Prefill: c.slot, Reservation: id, Matched: c.overlap, Miss: c.miss, Via: c.via, Degraded: c.degraded}
@@ -54,14 +52,12 @@ func (r *Router) ComputeLocally(now time.Duration, id ReservationID, miss int64)
 	if res == nil || res.Prefill == NoSlot || res.Phase == decoding {
 		return false
 	}
-	r.withdraw(res)
-	r.apply(res, -1)
-	res.Prefill, res.prefillGen, res.Miss, res.Phase = NoSlot, 0, max(miss, 0), computing
-	r.begin(res, now)
-	if t := r.targetOf(res.Decode, res.decodeGen); t != nil {
-		res.Owed = t.load.Queue + res.Miss
-	}
-	r.apply(res, 1)
+	r.change(now, res, func() {
+		res.Prefill, res.prefillGen, res.Miss, res.Phase = NoSlot, 0, max(miss, 0), computing
+		if t := r.targetOf(res.Decode, res.decodeGen); t != nil {
+			res.Owed = t.load.Queue + res.Miss
+		}
+	})
 	r.shareBooking(id)
 	return true
 }

@@ -259,12 +259,9 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	if res.Decode == served && res.decodeGen == r.targets[served].gen {
 		return true
 	}
-	r.withdraw(res)
-	r.apply(res, -1)
 	from, here := res.Decode, r.targetOf(res.Decode, res.decodeGen) != nil
-	res.Decode, res.decodeGen = served, r.targets[served].gen
-	r.begin(res, now)
-	r.apply(res, 1)
+	r.change(now, res, func() { res.Decode, res.decodeGen = served, r.targets[served].gen })
+	res.Forecast.learns = false // it is not known since when the target computes it
 	c := &r.conversations[mainLeg]
 	// The bindings of a slot's earlier target ended with it: another one's do not move.
 	if i := c.find(res.conversation); here && i != none && c.entries[i].slot == from {
@@ -273,6 +270,20 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	}
 	r.shareBooking(id)
 	return true
+}
+
+// change moves a booking's load to other targets or another phase. What is predicted is then that
+// of the new target, from now on.
+func (r *Router) change(now time.Duration, res *reservation, change func()) {
+	seen := res.Forecast.learns
+	r.withdraw(res)
+	r.apply(res, -1)
+	change()
+	r.begin(res, now)
+	if res.Phase == computing {
+		r.expect(now, res, seen)
+	}
+	r.apply(res, 1)
 }
 
 // Live is the number of bookings that have not been released.

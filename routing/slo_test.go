@@ -181,3 +181,65 @@ func TestAPauseMakesNoTargetLate(t *testing.T) {
 		}
 	}
 }
+
+// A request that moves is due on the target that computes it from then on, and not where it was.
+func TestWhatMovesIsDueWhereItGoes(t *testing.T) {
+	rebook := func(r *Router, now time.Duration, p *Plan, _ *Query) (kvindex.Slot, bool) {
+		return 1 - p.Decode, r.Rebook(now, p.Reservation, 1-p.Decode)
+	}
+	prefill := func(r *Router, now time.Duration, p *Plan, q *Query) (kvindex.Slot, bool) {
+		q.Exclude = []kvindex.Slot{p.Prefill}
+		moved, err := r.MovePrefill(now, p.Reservation, q, nil, nil)
+		return moved.Prefill, err == nil
+	}
+	local := func(r *Router, now time.Duration, p *Plan, _ *Query) (kvindex.Slot, bool) {
+		return p.Decode, r.ComputeLocally(now, p.Reservation, p.DecodeMiss)
+	}
+	for _, c := range []struct {
+		name  string
+		pools bool
+		move  func(r *Router, now time.Duration, p *Plan, q *Query) (kvindex.Slot, bool)
+	}{{"rebook", false, rebook}, {"move prefill", true, prefill}, {"compute locally", true, local}} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRouter(t, preset(t, DefaultPreset), 2)
+			if c.pools {
+				r = pools(t)
+			}
+			now := train(r, 10_000)
+			for _, slot := range r.order { // prefill workers compute as fast as the others
+				r.targets[slot].paces.First[prefillLeg] = r.targets[slot].paces.First[mainLeg]
+			}
+			q := &Query{ID: "moves", PromptTokens: 20_000}
+			plan := planAt(t, r, now, q)
+			from := plan.Decode
+			if c.pools {
+				from = plan.Prefill
+			}
+			if due := r.targets[from].progress.Due - now; due < time.Second {
+				t.Fatalf("got %s due where it was placed, want 2 s", due)
+			}
+			now += 10 * time.Millisecond
+			to, ok := c.move(r, now, &plan, q)
+			if !ok || to == from {
+				t.Fatalf("got moved %v to target %d, want another than %d", ok, to, from)
+			}
+			old, here := r.targets[from].progress.Due-now, r.targets[to].progress.Due-now
+			if old > 100*time.Millisecond || here < time.Second {
+				t.Errorf("after the move: got %s due where it was and %s where it is, want none and 2 s", old, here)
+			}
+			now += time.Minute
+			r.judge(now)
+			if late := r.targets[to].progress.Overdue; late < 30*time.Second {
+				t.Errorf("without a first token: got the target %s late, want a minute", late)
+			}
+			r.PrefillDone(now, plan.Reservation)
+			r.FirstToken(now, plan.Reservation)
+			if r.judge(now + time.Second); r.targets[to].progress.Overdue != 0 {
+				t.Errorf("after the first token: got the target %s late, want it in time", r.targets[to].progress.Overdue)
+			}
+			if r.Release(now, plan.Reservation); total(r) != (Load{}) {
+				t.Errorf("got %+v left, want none", total(r))
+			}
+		})
+	}
+}
