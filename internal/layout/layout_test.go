@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82200
+	totalLimit = 82280
 	totalGoal  = 62000
 )
 
@@ -39,7 +39,7 @@ var rooms = []struct {
 	{"observe", 1720, 1300, []string{"internal/observe"}},
 	{"decide", 2950, 1700, []string{"internal/decide"}},
 	{"replicas", 2340, 2200, []string{"internal/replicas"}},
-	{"lab", 13270, 11700, []string{"internal/lab"}},
+	{"lab", 13340, 11700, []string{"internal/lab"}},
 	{"rim", 8620, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",

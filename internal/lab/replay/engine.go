@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"container/heap"
 	"slices"
 )
@@ -70,15 +71,19 @@ type block struct {
 // job is a request on a rank.
 type job struct {
 	*record
-	cached, done int
+	// hit is what was cached when it was first admitted, cached when it was last, done the tokens
+	// that need not be computed any more.
+	hit, cached, done int
 	// prefillLeg ends with the first token; handover arrives with its KV cache.
 	prefillLeg, handover bool
+	// generated is the output tokens that were preempted: they are computed again with the prompt.
+	generated int
 	// pinned are the blocks that it holds, private the number of places that it has
 	// reserved.
 	pinned  []*block
 	private int
-	// finish is the number of the rank's decode step that ends it.
-	finish int
+	// finish is the number of the rank's decode step that ends it, admitted that of its admission.
+	finish, admitted int
 }
 
 // rank is an engine's data-parallel rank.
@@ -93,8 +98,10 @@ type rank struct {
 	waiting []*job
 	prefill []*job
 	decode  jobHeap
-	// steps counts decode steps; resident is the tokens of decoding requests.
-	steps, resident int
+	// steps counts decode steps; resident is the tokens of decoding requests, grown those of them
+	// that were generated since they were admitted, for which no places are reserved.
+	steps, resident, grown int
+	admissions, preempted  int
 	// chunk has the tokens that the running step computes for each prefill job.
 	chunk []int
 	// uses counts releases of blocks, fetched is the tokens that the running step reads back
@@ -127,6 +134,13 @@ func (h *jobHeap) Pop() any {
 	*h = old[:len(old)-1]
 	return x
 }
+
+// goal is the tokens to be computed before the next output token.
+func (j *job) goal() int { return j.Prompt + j.generated }
+
+// grownOf is the tokens that a decoding job has generated since it was admitted, without the one
+// that its last prefill chunk gave.
+func (r *rank) grownOf(j *job) int { return j.Output - (j.finish - r.steps) - j.generated - 1 }
 
 func newRank(e *Engine, blockSize int, shared map[uint64]bool) *rank {
 	r := &rank{engine: e, size: blockSize, places: e.Capacity / blockSize, blocks: map[uint64]*block{}, shared: shared}
@@ -176,10 +190,16 @@ func (r *rank) admit() bool {
 	}
 	r.waiting = r.waiting[1:]
 	r.prefill = append(r.prefill, j)
+	if j.admitted == 0 {
+		j.hit = j.cached
+	}
+	r.admissions++
+	j.admitted = r.admissions
 	return true
 }
 
-// reserve pins the cached prefix and reserves places for the rest.
+// reserve pins the cached prefix and reserves places for the rest of the prompt, not for the
+// answer, whose length engines do not know.
 func (r *rank) reserve(j *job) bool {
 	hits, fresh := 0, 0
 	for _, name := range j.Blocks {
@@ -192,8 +212,8 @@ func (r *rank) reserve(j *job) bool {
 		}
 		hits++
 	}
-	need := (j.Prompt+j.Output+r.size-1)/r.size - hits
-	if r.pinned+fresh+r.private+need > r.places {
+	need := ceilDiv(j.goal(), r.size) - hits
+	if r.used()+fresh+need > r.places {
 		return false
 	}
 	for _, name := range j.Blocks[:hits] {
@@ -212,8 +232,37 @@ func (r *rank) reserve(j *job) bool {
 	return true
 }
 
+func ceilDiv(a, b int) int { return (a + b - 1) / b }
+
+// used is the places that running requests take.
+func (r *rank) used() int { return r.pinned + r.private + ceilDiv(r.grown, r.size) }
+
+// preempt frees requests, the youngest first, until a token fits for each that decodes, and
+// reports whether it freed one. They wait before all others, and are computed again.
+func (r *rank) preempt() (any bool) {
+	for len(r.prefill)+len(r.decode) > 1 && r.pinned+r.private+ceilDiv(r.grown+len(r.decode), r.size) > r.places {
+		var j *job
+		if n := len(r.prefill); n > 0 {
+			j, r.prefill = r.prefill[n-1], r.prefill[:n-1]
+		} else {
+			j = slices.MaxFunc(r.decode, func(a, b *job) int { return cmp.Compare(a.admitted, b.admitted) })
+			grown := r.grownOf(j)
+			r.grown -= grown
+			r.resident -= j.goal() + 1 + grown
+			j.generated += grown + 1
+			heap.Remove(&r.decode, slices.Index(r.decode, j))
+		}
+		r.free(j)
+		j.done, j.handover = 0, false
+		r.waiting = slices.Insert(r.waiting, 0, j)
+		r.preempted++
+		any = true
+	}
+	return any
+}
+
 func (r *rank) evict() {
-	for len(r.blocks)+r.private > r.places {
+	for len(r.blocks)+r.used()-r.pinned > r.places && r.lru.newer != &r.lru {
 		b := r.lru.newer
 		b.older.newer, b.newer.older = b.newer, b.older
 		delete(r.blocks, b.name)
@@ -227,12 +276,14 @@ func (r *rank) begin() float64 {
 	if !r.busy() {
 		return 0
 	}
+	full := r.preempt()
+	r.evict()
 	e := r.engine
 	budget, tokens, pairs := e.Budget-len(r.decode), 0, 0.0
-	for i := 0; budget > 0 && (i < len(r.prefill) || r.admit()); i++ {
+	for i := 0; budget > 0 && (i < len(r.prefill) || !full && r.admit()); i++ {
 		j := r.prefill[i]
-		n := min(budget, j.Prompt-j.done)
-		r.store(j, j.Blocks, j.done+n)
+		n := min(budget, j.goal()-j.done)
+		r.store(j, j.Blocks, min(j.done+n, j.Prompt))
 		pairs += float64(n) * (float64(j.done) + float64(n)/2)
 		budget -= n
 		tokens += n
@@ -278,10 +329,14 @@ func (r *rank) store(j *job, blocks []uint64, upTo int) {
 func (r *rank) end(first, done func(*job)) {
 	r.steps++
 	r.resident += len(r.decode)
+	r.grown += len(r.decode)
 	for len(r.decode) > 0 && r.decode[0].finish <= r.steps {
 		j := heap.Pop(&r.decode).(*job)
 		r.resident -= j.Prompt + j.Output
+		r.grown -= r.grownOf(j)
 		if r.engine.KeepOutput && len(j.pinned) == len(j.Blocks) {
+			more := ceilDiv(j.Prompt+j.Output, r.size) - ceilDiv(j.goal(), r.size)
+			j.private, r.private = j.private+more, r.private+more
 			r.store(j, slices.Concat(j.Blocks, j.Answer), j.Prompt+j.Output)
 		}
 		r.free(j)
@@ -292,19 +347,21 @@ func (r *rank) end(first, done func(*job)) {
 		if i < len(r.chunk) {
 			j.done += r.chunk[i]
 		}
-		if j.done < j.Prompt {
+		if j.done < j.goal() {
 			r.prefill[n] = j
 			n++
 			continue
 		}
-		first(j)
-		if j.prefillLeg || j.Output <= 1 {
+		if j.generated == 0 {
+			first(j)
+		}
+		if j.prefillLeg || j.Output <= j.generated+1 {
 			r.free(j)
 			done(j)
 			continue
 		}
-		j.finish = r.steps + j.Output - 1
-		r.resident += j.Prompt + 1
+		j.finish = r.steps + j.Output - j.generated - 1
+		r.resident += j.goal() + 1
 		heap.Push(&r.decode, j)
 	}
 	r.prefill = r.prefill[:n]

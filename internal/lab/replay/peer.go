@@ -26,6 +26,6 @@ func (s *simulation) refresh() {
 	for slot := range s.ranks() {
 		_, k := s.at(kvindex.Slot(slot))
 		s.scrape.waiting = append(s.scrape.waiting, float64(len(k.waiting)))
-		s.scrape.used = append(s.scrape.used, float64(k.pinned+k.private)/float64(k.places))
+		s.scrape.used = append(s.scrape.used, float64(k.used())/float64(k.places))
 	}
 }

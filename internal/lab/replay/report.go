@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -38,6 +39,8 @@ type Result struct {
 	// Moves counts turns routed to a different target than the previous turn.
 	Moves   float64 `json:"moves"`
 	Refused float64 `json:"refused"`
+	// Preempted counts preemptions by engines.
+	Preempted float64 `json:"preempted"`
 	// Copies is how often a burst's prefix was computed, Others95 the TTFT p95 of the
 	// requests outside bursts.
 	Copies   float64 `json:"copies"`
@@ -57,7 +60,7 @@ type Result struct {
 // fields lists a Result for means and deviations.
 func (r *Result) fields() []*float64 {
 	return []*float64{&r.TTFT50, &r.TTFT90, &r.TTFT95, &r.TTFT99, &r.E2E90, &r.ITL50, &r.ITL99, &r.Hit, &r.Ceiling, &r.Throughput,
-		&r.CV, &r.MaxMin, &r.MinMean, &r.Moves, &r.Refused, &r.Copies, &r.Others95, &r.Goodput, &r.Jain,
+		&r.CV, &r.MaxMin, &r.MinMean, &r.Moves, &r.Refused, &r.Preempted, &r.Copies, &r.Others95, &r.Goodput, &r.Jain,
 		&r.TTFTError50, &r.TTFTError90, &r.ITLError50}
 }
 
@@ -77,6 +80,10 @@ func (s *simulation) summarise() Result {
 	home := map[string]int{}
 	var ttft, e2e, itl, ends []float64
 	var prompt, cached, ideal float64
+	for slot := range s.ranks() {
+		_, k := s.at(kvindex.Slot(slot))
+		r.Preempted += float64(k.preempted)
+	}
 	measured := s.records
 	for len(measured) > 0 && measured[0].WarmUp {
 		for _, b := range measured[0].Blocks {

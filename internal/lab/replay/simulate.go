@@ -566,7 +566,7 @@ func (s *simulation) send(b batch) error {
 
 func (s *simulation) firstToken(j *job) {
 	if !j.handover {
-		j.matched = j.cached
+		j.matched = j.hit
 	}
 	if j.prefillLeg && j.disaggregated {
 		s.replicas[j.replica].router.PrefillDone(s.clock(), j.plan)
@@ -657,8 +657,8 @@ func (s *simulation) atRest() error {
 			}
 		}
 		_, k := s.at(kvindex.Slot(slot))
-		if k.private != 0 || k.pinned != 0 || k.busy() || k.resident != 0 {
-			return fmt.Errorf("rank %d is left with %d places, %d pins, %d resident tokens", slot, k.private, k.pinned, k.resident)
+		if k.used() != 0 || k.busy() || k.resident != 0 {
+			return fmt.Errorf("rank %d is left with %d places and %d resident tokens", slot, k.used(), k.resident)
 		}
 	}
 	return nil
