@@ -524,16 +524,16 @@ func TestLegsThatGoDirectly(t *testing.T) {
 
 // besideDecode is llm-d's setup: a sidecar for each decode engine. The list is complete
 // when the bed is ready.
-func besideDecode(t *testing.T) (pair, *[]*enginesim.Sidecar) {
+func besideDecode(t *testing.T) (pair, *[]*sidecar) {
 	t.Helper()
-	list := &[]*enginesim.Sidecar{}
+	list := &[]*sidecar{}
 	var prefill []string
 	return pair{connector: "sidecar", ranks: 1, worker: noSettings, shape: shape{addressOf: func(i int, e *enginesim.Engine) string {
 		if i < 2 {
 			prefill = append(prefill, e.Addr())
 			return e.Addr()
 		}
-		s, err := enginesim.StartSidecar(e.Addr(), prefill...)
+		s, err := startSidecar(e.Addr(), prefill...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package enginesim
+package e2e
 
 import (
 	"bytes"
@@ -18,11 +18,11 @@ import (
 // sidecarHeader names the prefill engine to the sidecar.
 const sidecarHeader = "X-Prefiller-Host-Port"
 
-// Sidecar plays llm-d's routing sidecar of a decode engine: a request that names a prefill
+// sidecar plays llm-d's routing sidecar of a decode engine: a request that names a prefill
 // engine in x-prefiller-host-port is sent there first, with NIXL's parameters; the
 // parameters of that answer go to the decode engine with the client's request. It is safe
 // for concurrent use.
-type Sidecar struct {
+type sidecar struct {
 	listener net.Listener
 	server   *http.Server
 	decode   *httputil.ReverseProxy
@@ -33,14 +33,14 @@ type Sidecar struct {
 	counts map[string]int
 }
 
-// StartSidecar serves on a port of 127.0.0.1 for the engine at decode ("host:port"). Only the engines in prefill may be
+// startSidecar serves on a port of 127.0.0.1 for the engine at decode ("host:port"). Only the engines in prefill may be
 // named, as with llm-d's allow list.
-func StartSidecar(decode string, prefill ...string) (*Sidecar, error) {
+func startSidecar(decode string, prefill ...string) (*sidecar, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	s := &Sidecar{listener: l, prefill: map[string]bool{}, counts: map[string]int{}, client: &http.Client{Transport: &http.Transport{}},
+	s := &sidecar{listener: l, prefill: map[string]bool{}, counts: map[string]int{}, client: &http.Client{Transport: &http.Transport{}},
 		decode: httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: decode})}
 	s.decode.FlushInterval = -1
 	s.decode.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, err error) {
@@ -55,35 +55,35 @@ func StartSidecar(decode string, prefill ...string) (*Sidecar, error) {
 }
 
 // Addr is the listener's host:port.
-func (s *Sidecar) Addr() string { return s.listener.Addr().String() }
+func (s *sidecar) Addr() string { return s.listener.Addr().String() }
 
 // Close stops the sidecar and cuts its connections.
-func (s *Sidecar) Close() {
+func (s *sidecar) Close() {
 	_ = s.server.Close()
 	s.client.CloseIdleConnections()
 }
 
 // Counts returns the number of requests it split, passed and refused, by these words, with
 // the reason.
-func (s *Sidecar) Counts() map[string]int {
+func (s *sidecar) Counts() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.counts)
 }
 
-func (s *Sidecar) count(what string) {
+func (s *sidecar) count(what string) {
 	s.mu.Lock()
 	s.counts[what]++
 	s.mu.Unlock()
 }
 
-func (s *Sidecar) violation(w http.ResponseWriter, status int, text string) {
+func (s *sidecar) violation(w http.ResponseWriter, status int, text string) {
 	s.count("violation: " + text)
 	http.Error(w, text, status)
 }
 
 // ServeHTTP implements http.Handler.
-func (s *Sidecar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *sidecar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	names := r.Header.Values(sidecarHeader)
 	switch {
 	case len(names) == 0 || r.Method != http.MethodPost:
@@ -116,7 +116,7 @@ func (s *Sidecar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // split runs the prefill leg and adds the parameters of its answer, if any, to the request.
 // An answer other than 200 is returned; the caller closes its body.
-func (s *Sidecar) split(r *http.Request, prefill string) (refusal *http.Response, err error) {
+func (s *sidecar) split(r *http.Request, prefill string) (refusal *http.Response, err error) {
 	var body map[string]json.RawMessage
 	raw, err := io.ReadAll(r.Body)
 	if err == nil {
@@ -148,7 +148,7 @@ func (s *Sidecar) split(r *http.Request, prefill string) (refusal *http.Response
 }
 
 // first sends the prefill leg.
-func (s *Sidecar) first(r *http.Request, prefill string, body map[string]json.RawMessage) (*http.Response, error) {
+func (s *sidecar) first(r *http.Request, prefill string, body map[string]json.RawMessage) (*http.Response, error) {
 	leg := maps.Clone(body)
 	leg["kv_transfer_params"] = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
 	leg["stream"] = json.RawMessage("false")
