@@ -3,6 +3,8 @@ package decide
 import (
 	"context"
 	"runtime"
+
+	"golang.org/x/sync/semaphore"
 )
 
 // largeBody is the size in bytes above which a body counts as large: more than 100,000
@@ -13,29 +15,37 @@ const largeBody = 512 << 10
 // CPU-bound and each holds a token buffer. Later requests queue holding only their body.
 //
 // At most half of the places, rounded down, are for large bodies, so that small ones never
-// wait for those alone. Safe for concurrent use.
+// wait for those alone. Since a decision may allocate many times its body, large ones also
+// share a number of bytes. Safe for concurrent use.
 type cpuLimit struct {
 	all, large chan struct{}
+	bytes      *semaphore.Weighted // of large bodies
+	most       int64
 }
 
 // newCPULimit has a place for each processor and at least two, so that one is always left
-// for small bodies.
-func newCPULimit() *cpuLimit {
+// for small bodies, and room for one of the largest bodies.
+func newCPULimit(maxBody int64) *cpuLimit {
 	n := max(2, runtime.GOMAXPROCS(0))
-	return &cpuLimit{all: make(chan struct{}, n), large: make(chan struct{}, n/2)}
+	return &cpuLimit{all: make(chan struct{}, n), large: make(chan struct{}, n/2), bytes: semaphore.NewWeighted(maxBody), most: maxBody}
 }
 
 // acquire waits for a place for a decision about a body of that many bytes. It returns
 // false, and a place that holds nothing, if ctx ends first.
 func (l *cpuLimit) acquire(ctx context.Context, body int) (cpuPlace, bool) {
-	p := cpuPlace{limit: l, large: body > largeBody}
-	if p.large && !enter(ctx, l.large) {
-		return cpuPlace{}, false
+	p := cpuPlace{limit: l}
+	if body > largeBody {
+		p.bytes = min(int64(body), l.most)
+		if !l.bytes.TryAcquire(p.bytes) && l.bytes.Acquire(ctx, p.bytes) != nil {
+			return cpuPlace{}, false
+		}
+		if !enter(ctx, l.large) {
+			l.bytes.Release(p.bytes)
+			return cpuPlace{}, false
+		}
 	}
 	if !enter(ctx, l.all) {
-		if p.large {
-			<-l.large
-		}
+		p.leaveLarge()
 		return cpuPlace{}, false
 	}
 	return p, true
@@ -60,7 +70,7 @@ func enter(ctx context.Context, c chan struct{}) bool {
 // one goroutine.
 type cpuPlace struct {
 	limit *cpuLimit
-	large bool
+	bytes int64 // 0 for small bodies
 }
 
 // release gives the place back. Further calls do nothing.
@@ -69,10 +79,15 @@ func (p *cpuPlace) release() {
 		return
 	}
 	<-p.limit.all
-	if p.large {
-		<-p.limit.large
-	}
+	p.leaveLarge()
 	*p = cpuPlace{}
+}
+
+func (p *cpuPlace) leaveLarge() {
+	if p.bytes > 0 {
+		<-p.limit.large
+		p.limit.bytes.Release(p.bytes)
+	}
 }
 
 // withTimeout returns a context that ends with the client's, or when a decision that starts

@@ -110,7 +110,7 @@ func TestAClientLeavesDuringItsTokens(t *testing.T) {
 }
 
 func TestLargeBodiesHoldHalfOfTheProcessors(t *testing.T) {
-	l := newCPULimit()
+	l := newCPULimit(32 << 20)
 	ended, end := context.WithCancel(t.Context())
 	end()
 	var held []cpuPlace
@@ -148,6 +148,33 @@ func TestLargeBodiesHoldHalfOfTheProcessors(t *testing.T) {
 	}
 	if l.used() != 0 || len(l.large) != 0 {
 		t.Errorf("got %d places and %d large ones in use, want none", l.used(), len(l.large))
+	}
+}
+
+// Decisions about large bodies allocate many times their size: together they have no more bytes than the largest body.
+func TestLargeBodiesShareTheirBytes(t *testing.T) {
+	l := newCPULimit(32 << 20)
+	l.all, l.large = make(chan struct{}, 16), make(chan struct{}, 8) // as on 16 processors
+	ended, end := context.WithCancel(t.Context())
+	end()
+	first, ok := l.acquire(ended, 20<<20)
+	if !ok {
+		t.Fatal("got no place for a body of 20 MiB, want one")
+	}
+	if _, ok := l.acquire(ended, 13<<20); ok || l.used() != 1 || len(l.large) != 1 {
+		t.Errorf("got a place for 13 MiB more: %v, %d places and %d large ones in use; want none, 1 and 1", ok, l.used(), len(l.large))
+	}
+	second, ok := l.acquire(ended, 12<<20)
+	if !ok {
+		t.Error("got no place for 12 MiB more, want one")
+	}
+	if _, ok := l.acquire(ended, largeBody); !ok {
+		t.Error("got no place for a small body, want one")
+	}
+	first.release()
+	second.release()
+	if _, ok := l.acquire(ended, 40<<20); !ok {
+		t.Error("got no place for a body above the limit, which a reload may have lowered; want one")
 	}
 }
 

@@ -89,7 +89,7 @@ func New(o Options) (*Decider, error) {
 	}
 	d := &Decider{
 		cfg: o.Config, log: o.Log, metrics: o.Metrics, tracer: o.Tracer, now: o.Now, router: router, decisions: observe.NewDecisions(o.Config.Explain.Keep),
-		onSuspect: o.OnSuspect, cache: conv.New(cacheBytes(o.Models)), legs: legs, cpu: newCPULimit(), routed: newRouted(o.Metrics),
+		onSuspect: o.OnSuspect, cache: conv.New(cacheBytes(o.Models)), legs: legs, cpu: newCPULimit(int64(o.Config.Limits.MaxBody)), routed: newRouted(o.Metrics),
 	}
 	for _, reason := range degradations {
 		o.Metrics.Degraded.WithLabelValues(reason)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -175,4 +176,43 @@ func TestOneListedModel(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A request for the list that is forwarded may have a body: it is parsed in a processor's place like any other.
+func TestABodyWithTheListOfModelsIsParsedInAPlace(t *testing.T) {
+	var armed atomic.Pointer[bench] // the worker is asked before the request too
+	asked := make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if b := armed.Swap(nil); b != nil {
+			for range cap(b.cpu.all) { // the decision holds none while it waits for the list
+				b.cpu.all <- struct{}{}
+			}
+			close(asked)
+		}
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	defer srv.Close()
+	w := worker("a", 0)
+	w.Address = srv.Listener.Addr().String()
+	b := newBench(t, "limits: {decision_timeout: 0s}\n", w)
+	armed.Store(b)
+	done := make(chan extproc.Decision, 1)
+	go func() {
+		done <- b.Decide(t.Context(), &extproc.Request{ID: "r", Method: "GET", Path: "/v1/models", Body: []byte(`{"x":1}`), Received: time.Now()})
+	}()
+	<-asked
+	select {
+	case d := <-done:
+		t.Fatalf("got %+v while all places are taken, want none", d)
+	case <-time.After(100 * time.Millisecond):
+	}
+	for range cap(b.cpu.all) {
+		<-b.cpu.all
+	}
+	if d := <-done; d.Reject != nil || d.Endpoint == "" {
+		t.Errorf("got %+v, want the request forwarded", d)
+	} else {
+		end(&d, 200)
+	}
+	b.untouchedByWork()
 }

@@ -46,7 +46,7 @@ func (in *input) modelName() string {
 func (j *job) read(ctx, exact context.Context) (*input, error) {
 	switch {
 	case j.api == body.Models:
-		return j.listModels(ctx)
+		return j.listModels(ctx, exact)
 	case !j.api.Read():
 		return j.readUnknown()
 	case j.r.Partial && j.d.guarded():
@@ -85,24 +85,28 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 // listModels answers a request for the list of models with what all workers list. It is forwarded if
 // none of them is known to list any, or if the data plane restricts it to some of them. A request
 // for one model gets its entry, or 404 when all workers have answered and none lists it.
-func (j *job) listModels(ctx context.Context) (*input, error) {
+func (j *job) listModels(ctx, exact context.Context) (*input, error) {
 	if j.r.HasSubset {
 		return j.readUnknown()
 	}
 	j.cpu.release()
 	list := j.d.fleet.Listed(ctx)
+	forward := func() (*input, error) {
+		j.cpu, _ = j.d.cpu.acquire(exact, len(j.r.Body)) // it may have a body
+		return j.readUnknown()
+	}
 	switch {
 	case ctx.Err() != nil:
 		return nil, errClientGone
 	case list.JSON == nil:
-		return j.readUnknown()
+		return forward()
 	}
 	text := list.JSON
 	if name := body.ListedModel(j.r.Path); name != "" {
 		model, ok := list.Models[name]
 		switch {
 		case !ok && !list.Whole:
-			return j.readUnknown()
+			return forward()
 		case !ok:
 			return nil, &rejectError{Reject: j.rejection("kvlane_model_not_found", body.Failure{Status: http.StatusNotFound, Param: "model",
 				Code: "model_not_found", Message: fmt.Sprintf("The model `%s` does not exist", observe.Clip(name))})}
