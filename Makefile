@@ -78,8 +78,8 @@ test: envoy $(GOTESTSUM) ## Passes everything: unit, property and story tests, r
 	$(GOTESTSUM) --packages ./internal/tokens/bpe -- -vet=off -run '^($(SERIAL))$$'
 	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^TestCostOf'
 	$(GOTESTSUM) --packages ./internal/lab/simulate -- -vet=off
-	$(GOTESTSUM) --packages ./internal/lab/replay -- -vet=off -run '^TestGauntletBound$$'
-	$(GOTESTSUM) --packages $(call packages,-v) -- $(TEST_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
+	$(GOTESTSUM) --packages './internal/lab/replay ./internal/replicas' -- -vet=off -run '^($(LONE))$$'
+	$(GOTESTSUM) --packages $(call packages,-v) -- $(TEST_FLAGS) -skip '^($(SERIAL)|$(LONE))$$' -timeout 20m
 	$(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(TEST_FLAGS) $(UNRACED) -timeout 20m
 	$(GOTESTSUM) $(call RERUN,e2e) --packages ./e2e -- $(TEST_FLAGS) $(UNRACED) -timeout 40m
 
@@ -90,7 +90,9 @@ TEST_FLAGS := -race -vet=off
 UNRACED := -gcflags=github.com/kvlane/kvlane/internal/tokens/bpe=-race=false -gcflags=compress/flate=-race=false
 
 # TestCostOf* compare processor time, which the race detector distorts: they run without it. The simulation runs without it,
-# and a few of its seeds with it. TestGauntletBound is 80 simulations of one goroutine each.
+# and a few of its seeds with it. LONE are simulations of one
+# goroutine each, and a test of 100,000 stored bindings.
+LONE := TestGauntletBound|TestHistories|TestBindingsSurviveTheKillOfAllReplicas
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
 # find nothing in them. They run once, without it; the other tests of the package encode under it, concurrently too.
 SERIAL := TestGolden|TestEveryCodePointComesBack|TestOneHugeWordTakesBoundedMemory|TestMinTokensIsALowerBound|TestCutsAreSafe|TestRawCutsAreSafe|TestForeignGolden

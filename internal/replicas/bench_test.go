@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -69,7 +68,7 @@ func load(members []*member, rate int, d time.Duration) (requests int) {
 func BenchmarkSharing(b *testing.B) {
 	const seconds = 4 * time.Second
 	for _, count := range []int{2, 4} {
-		for _, rate := range []int{100, 500} {
+		for _, rate := range []int{100, 500, 2000} {
 			b.Run(fmt.Sprintf("replicas=%d/rate=%d", count, rate), func(b *testing.B) {
 				base := make([]*member, count)
 				for i := range base {
@@ -112,6 +111,7 @@ func BenchmarkSharing(b *testing.B) {
 				d.mu.Unlock()
 				// Every request costs its own replica, and each of the others.
 				b.ReportMetric(float64(spent.Microseconds())/float64(n), "cpu-µs/request")
+				b.ReportMetric(float64(baseline.Microseconds())/float64(n), "base-µs/request")
 				b.ReportMetric(float64(sent)/float64(n), "bytes/request")
 				b.ReportMetric(idle.Seconds()/seconds.Seconds()/float64(count), "idle-cores")
 				for _, m := range members {
@@ -129,16 +129,7 @@ func BenchmarkRejoin(b *testing.B) {
 	start := func(i int) *member {
 		f := defaultFleet(config.FleetEmbedded)
 		f.Embedded.Listen, f.Embedded.Routes = addresses[i], addresses
-		c := routing.DefaultConfig()
-		c.Policy.Sticky.Mode = routing.StickyTarget
-		r, err := routing.New(c)
-		if err != nil {
-			b.Fatal(err)
-		}
-		for n := range 4 {
-			r.SetTarget(kvindex.Slot(n), routing.TargetInfo{Target: target(n), Ready: true})
-		}
-		return startMemberWith(b, &f, nil, r)
+		return startMemberWith(b, &f, nil, newRouterOf(b, 4, 100_000))
 	}
 	a := start(0)
 	for i := range 100_000 {

@@ -19,8 +19,13 @@ import (
 
 func newRouter(t testing.TB, targets int) *routing.Router {
 	t.Helper()
+	return newRouterOf(t, targets, 1000)
+}
+
+func newRouterOf(t testing.TB, targets, conversations int) *routing.Router {
+	t.Helper()
 	config := routing.DefaultConfig()
-	config.MaxConversations, config.Policy.Sticky.Mode = 1000, routing.StickyTarget
+	config.MaxConversations, config.Policy.Sticky.Mode = conversations, routing.StickyTarget
 	config.Node = rand.Uint64() // only keys of conversations without an id depend on it
 	r, err := routing.New(config)
 	if err != nil {

@@ -29,26 +29,26 @@ type answer struct {
 	// Ticks counts tenths of a second that the process had: where the machine is busy, they
 	// last longer.
 	Ticks int64
-	// Bound are the targets of its conversations, by key.
-	Bound   map[string]string
+	// Bound is a hash of all conversations with their targets.
+	Bound   uint64
 	State   State
 	Metrics map[string]float64
 }
 
-const processListen = "KVLANE_TEST_REPLICA"
+const processFleet = "KVLANE_TEST_FLEET"
 
-// TestReplicaProcess is the process of TestReplicasThatAreCutOff.
+// TestReplicaProcess is the process of a replica that another test starts.
 func TestReplicaProcess(t *testing.T) {
-	listen := os.Getenv(processListen)
-	if listen == "" {
-		t.Skip("is started by TestReplicasThatAreCutOff")
+	text := os.Getenv(processFleet)
+	if text == "" {
+		t.Skip("is started by other tests")
 	}
-	f := defaultFleet(config.FleetEmbedded)
-	f.Embedded.Listen, f.Embedded.SecretFile = listen, secretFile(t, "secret")
-	for i := range 3 {
-		f.Embedded.Routes = append(f.Embedded.Routes, fmt.Sprintf("10.77.0.%d:6222", i+1))
+	var f config.Fleet
+	if err := json.Unmarshal([]byte(text), &f); err != nil {
+		t.Fatal(err)
 	}
-	m := &member{t: t, router: newRouter(t, 4), start: time.Now()}
+	f.Embedded.SecretFile = secretFile(t, "secret")
+	m := &member{t: t, router: newRouterOf(t, 4, routing.DefaultConfig().MaxConversations), start: time.Now()}
 	m.Node = must(Start(t.Context(), Options{Config: &f, Update: m.update, Log: zerolog.New(os.Stderr).Level(zerolog.InfoLevel)}))
 	defer m.Close()
 	var ticks atomic.Int64
@@ -70,6 +70,11 @@ func TestReplicaProcess(t *testing.T) {
 				plan := must(r.Pick(now, q, nil, nil))
 				own, target = append(own, plan.Reservation), int(plan.Decode)
 			})
+		} else if word[0] == "fill" { // COUNT
+			for i := range must(strconv.Atoi(word[1])) {
+				q := &routing.Query{ID: "c", Conversation: fmt.Sprint("c", i), PromptTokens: 100, Pin: &routing.Pin{Worker: targetName(i % 4), Rank: int32(i % 2)}}
+				m.update(func(r *routing.Router, now time.Duration) { r.Release(now, must(r.Pick(now, q, nil, nil)).Reservation) })
+			}
 		} else if word[0] == "end" {
 			m.update(func(r *routing.Router, now time.Duration) {
 				for _, id := range own {
@@ -78,11 +83,11 @@ func TestReplicaProcess(t *testing.T) {
 				own = nil
 			})
 		}
-		a := answer{Target: target, Live: m.live(), Ticks: ticks.Load(), State: m.State(), Metrics: map[string]float64{}, Bound: map[string]string{}}
+		a := answer{Target: target, Live: m.live(), Ticks: ticks.Load(), State: m.State(), Metrics: map[string]float64{}}
 		m.update(func(r *routing.Router, _ time.Duration) {
 			for key := range m.core.legs[0].byKey {
 				at, _ := r.Bound(0, key)
-				a.Bound[fmt.Sprintf("%x", key)] = fmt.Sprint(at)
+				a.Bound += hashTarget(mix(key.Hi^key.Lo), at)
 			}
 		})
 		m.Collect(func(name, _ string, value float64, _ ...string) { a.Metrics[name] = value })
@@ -92,12 +97,31 @@ func TestReplicaProcess(t *testing.T) {
 
 func targetName(slot int) string { return target(slot).Worker }
 
-// process is a replica in a network namespace of its own.
+// process is a replica in a process of its own.
 type process struct {
 	t   *testing.T
 	in  io.Writer
 	out *bufio.Scanner
 	log string
+	cmd *exec.Cmd
+}
+
+// startProcess starts a replica; before is the beginning of its command line.
+func startProcess(t *testing.T, f *config.Fleet, before ...string) *process {
+	t.Helper()
+	line := append(before, os.Args[0], "-test.run=^TestReplicaProcess$")
+	cmd := exec.Command(line[0], line[1:]...)
+	cmd.Env = append(os.Environ(), processFleet+"="+string(must(json.Marshal(f))))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log := must(os.Create(t.TempDir() + "/log"))
+	cmd.Stderr = log
+	in, out := must(cmd.StdinPipe()), bufio.NewScanner(must(cmd.StdoutPipe()))
+	out.Buffer(nil, 1<<20)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait(); _ = log.Close() })
+	return &process{t, in, out, log.Name(), cmd}
 }
 
 func (p *process) say(command string) (a answer) {
@@ -143,28 +167,17 @@ func TestReplicasThatAreCutOff(t *testing.T) {
 		ip(t, fmt.Sprintf("-n %s addr add 10.77.0.%d/24 dev eth0", ns, i+1))
 		ip(t, "-n "+ns+" link set eth0 up")
 		ip(t, "-n "+ns+" link set lo up")
-		cmd := exec.Command("ip", "netns", "exec", ns, os.Args[0], "-test.run=^TestReplicaProcess$")
-		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=10.77.0.%d:6222", processListen, i+1))
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		log := must(os.Create(t.TempDir() + "/log"))
-		cmd.Stderr = log
-		in, out := must(cmd.StdinPipe()), bufio.NewScanner(must(cmd.StdoutPipe()))
-		out.Buffer(nil, 1<<20)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait(); _ = log.Close() })
-		replicas[i] = &process{t: t, in: in, out: out, log: log.Name()}
+		f := defaultFleet(config.FleetEmbedded)
+		f.Embedded.Listen = fmt.Sprintf("10.77.0.%d:6222", i+1)
+		f.Embedded.Routes = []string{"10.77.0.1:6222", "10.77.0.2:6222", "10.77.0.3:6222"}
+		replicas[i] = startProcess(t, &f, "ip", "netns", "exec", ns)
 	}
 	agree := func(live int) func() bool {
 		return func() bool {
-			bound := ""
+			bound := replicas[0].say("state").Bound
 			for _, p := range replicas {
 				a := p.say("state")
-				if bound == "" {
-					bound = fmt.Sprint(a.Bound)
-				}
-				if len(a.State.Peers) != 2 || !a.State.Synced || a.Live != live || fmt.Sprint(a.Bound) != bound {
+				if len(a.State.Peers) != 2 || !a.State.Synced || a.Live != live || a.Bound != bound {
 					return false
 				}
 			}
@@ -218,4 +231,54 @@ func TestReplicasThatAreCutOff(t *testing.T) {
 		p.say("end")
 	}
 	eventually(t, "empty ledgers", agree(0))
+}
+
+// All replicas are killed at the same time. What they stored has the binding of each conversation.
+func TestBindingsSurviveTheKillOfAllReplicas(t *testing.T) {
+	const count = 100_000
+	addresses, folder := freePorts(t, 2), t.TempDir()
+	start := func(folder string) (list [2]*process) {
+		for i := range list {
+			f := defaultFleet(config.FleetEmbedded)
+			f.Embedded.Listen, f.Embedded.Routes = addresses[i], addresses
+			f.Persist.Enabled, f.Persist.Folder = true, folder
+			list[i] = startProcess(t, &f)
+		}
+		for i, p := range list {
+			eventually(t, fmt.Sprintf("replica %d that knows the other", i), func() bool {
+				s := p.say("state").State
+				return s.Ready && len(s.Peers) == 1
+			})
+		}
+		return list
+	}
+	kill := func(list [2]*process) {
+		for _, p := range list {
+			_ = p.cmd.Process.Kill()
+			_ = p.cmd.Wait()
+		}
+	}
+	first := start(folder)
+	want := first[0].say(fmt.Sprint("fill ", count)).Bound
+	for i, p := range first {
+		within(t, 5*time.Minute, fmt.Sprintf("stored bindings at replica %d", i), func() bool { return p.say("state").Metrics["replicas_stored_total"] >= count })
+	}
+	kill(first)
+	began := time.Now()
+	second := start(folder)
+	for i, p := range second {
+		within(t, 5*time.Minute, fmt.Sprintf("bindings of before at replica %d", i), func() bool { return p.say("state").State.Conversations == count })
+		if got := p.say("state").Bound; got != want {
+			t.Errorf("replica %d: got bindings with the hash %x, want %x", i, got, want)
+		}
+		if got := p.say("pick c7 -1").Target; got != 3 {
+			t.Errorf("replica %d: got target %d for the next turn, want 3 as before", i, got)
+		}
+	}
+	t.Logf("two replicas started and restored %d bindings in %v", count, time.Since(began))
+	kill(second)
+	third := start(t.TempDir())
+	if got := third[0].say("state").State.Conversations; got != 0 {
+		t.Errorf("with an empty folder: got %d conversations, want 0", got)
+	}
 }

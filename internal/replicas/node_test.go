@@ -83,9 +83,14 @@ func (m *member) live() (n int) {
 // eventually waits for a condition; the bound is generous because machines are busy.
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	within(t, 30*time.Second, what, is)
+}
+
+func within(t testing.TB, limit time.Duration, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("got no %s within 30 s", what)
+			t.Fatalf("got no %s within %v", what, limit)
 		}
 	}
 }

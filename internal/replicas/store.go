@@ -99,20 +99,27 @@ func (c *Core) saveAll(lost bool) {
 	slices.Reverse(c.saving.queue)
 }
 
-// restore merges stored bindings, or with lost marks them as not stored.
-func (c *Core) restore(messages []*kvlanev1.ReplicaMessage, lost bool) {
+// restore merges stored bindings.
+func (c *Core) restore(messages []*kvlanev1.ReplicaMessage) {
 	kept := c.saving
 	c.saving.after = 0
 	for _, m := range messages {
 		for _, v := range m.GetConversations() {
-			if !lost {
-				c.join(m, v)
-			} else if b := c.legs[v.GetLeg()].find(routing.Key{Hi: v.GetHi(), Lo: v.GetLo()}); b != nil {
-				b.saved = 0
-			}
+			c.join(m, v)
 		}
 	}
 	c.saving = kept
+}
+
+// saveAgain queues bindings that could not be written.
+func (c *Core) saveAgain(messages []*kvlanev1.ReplicaMessage) {
+	for _, m := range messages {
+		v := m.GetConversations()[0]
+		if b := c.legs[v.GetLeg()].find(routing.Key{Hi: v.GetHi(), Lo: v.GetLo()}); b != nil {
+			b.saved = 0
+			c.save(int(v.GetLeg()), b, false)
+		}
+	}
 }
 
 // store keeps bindings in a key-value bucket of JetStream, so that they survive a restart of
@@ -348,7 +355,7 @@ func (n *Node) restore(ctx context.Context) error {
 			count++
 		}
 		if e == nil || len(batch) == saveBatch {
-			n.o.Update(func(*routing.Router, time.Duration) { n.core.restore(batch, false) })
+			n.o.Update(func(*routing.Router, time.Duration) { n.core.restore(batch) })
 			batch = batch[:0]
 		}
 		if e == nil {
@@ -378,7 +385,7 @@ func (n *Node) save(ctx context.Context) error {
 		if err := n.store.write(ctx, messages); err != nil {
 			n.store.fails++
 			n.store.failed.Add(uint64(len(messages)))
-			n.o.Update(func(*routing.Router, time.Duration) { n.core.restore(messages, true) })
+			n.o.Update(func(*routing.Router, time.Duration) { n.core.saveAgain(messages) })
 			return err
 		}
 		n.store.fails = 0

@@ -173,3 +173,51 @@ func TestABucketThatIsDeletedIsCreatedAgain(t *testing.T) {
 	s.Shutdown()
 	s.WaitForShutdown()
 }
+
+// An external NATS restarts, then all replicas do.
+func TestAnExternalServerThatRestartsKeepsBindings(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	folder := t.TempDir()
+	serve := func(port int) *server.Server {
+		return startServerWith(t, &server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, Username: "u", Password: "p", JetStream: true, StoreDir: folder})
+	}
+	s := serve(server.RANDOM_PORT)
+	port := s.Addr().(*net.TCPAddr).Port
+	start := func(name string) *member {
+		f := external(t, port)
+		f.Name, f.Persist.Enabled = name, true
+		m := startMember(t, &f, nil)
+		eventually(t, "readiness", func() bool { return m.Waiting() == "" })
+		return m
+	}
+	a, b := start("one"), start("one")
+	eventually(t, "pair", func() bool { return len(a.State().Peers) == 1 && len(b.State().Peers) == 1 })
+	want := homes(a, 20)
+	eventually(t, "stored bindings", func() bool { return a.store.saved.Load() >= 20 })
+	s.Shutdown()
+	s.WaitForShutdown()
+	eventually(t, "loss of the connection", func() bool { return !a.State().Connected })
+	want = append(want, int(a.pick("c20").Decode)) // is stored later
+	eventually(t, "failed write", func() bool { return !a.store.works.Load() })
+	s = serve(port)
+	eventually(t, "binding stored after the restart", func() bool { return a.store.works.Load() && a.store.saved.Load() >= 21 })
+	a.Close()
+	b.Close()
+	s.Shutdown()
+	s.WaitForShutdown()
+	s = serve(port)
+	again, other := start("one"), start("two")
+	if got := again.State().Conversations; got != len(want) {
+		t.Errorf("after a restart of all: got %d conversations, want %d", got, len(want))
+	}
+	if got := homes(again, len(want)); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("after a restart of all: got targets %v, want %v", got, want)
+	}
+	if got := other.State().Conversations; got != 0 {
+		t.Errorf("another fleet: got %d conversations, want 0", got)
+	}
+	again.Close()
+	other.Close()
+	s.Shutdown()
+	s.WaitForShutdown()
+}
