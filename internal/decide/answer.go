@@ -56,9 +56,24 @@ type rejectError struct {
 // Error returns the reason, which is the details in Envoy's access log too.
 func (e *rejectError) Error() string { return e.Details }
 
+// answerError ends a decision with a good answer for the client. outcome is the label of
+// requests_total.
+type answerError struct {
+	*extproc.Reject
+
+	outcome string
+}
+
+// Error returns the details in Envoy's access log.
+func (e *answerError) Error() string { return e.Details }
+
 // fail returns a rejection as the error of a step.
 func (j *job) fail(status int, details, message string) error {
-	return &rejectError{Reject: j.rejection(details, body.Failure{Status: status, Message: message})}
+	return j.failure(details, body.Failure{Status: status, Message: message})
+}
+
+func (j *job) failure(details string, f body.Failure) error {
+	return &rejectError{Reject: rejection(j.api, details, f)}
 }
 
 // failureTypes maps statuses to OpenAI's error types.
@@ -71,10 +86,13 @@ func (j *job) answer(err error) extproc.Decision {
 		if e.Why != "" {
 			j.entry.Refusal = observe.Clip(e.Why)
 		}
-		if e.Status == http.StatusOK {
-			return j.answered(e.Reject, "answered")
-		}
 		return j.reject(e.Reject)
+	}
+	if e, ok := errors.AsType[*answerError](err); ok {
+		j.entry.SetStatus(e.Status)
+		j.d.metrics.Requests.WithLabelValues(j.entry.API, e.outcome).Inc()
+		j.d.decisions.Add(j.entry)
+		return extproc.Decision{Reject: e.Reject}
 	}
 	j.entry.Refusal = observe.Clip(err.Error())
 	if errors.Is(err, errClientGone) {
@@ -89,27 +107,26 @@ func (j *job) answer(err error) extproc.Decision {
 		details, message = "kvlane_ttft_unmet", "no worker can begin its answer within "+unmet.TTFT.String()
 	}
 	if details != "" {
-		seconds := strconv.Itoa(int(retryAfter(err).Round(time.Second).Seconds()))
-		reject := j.rejection(details, body.Failure{Status: http.StatusTooManyRequests, Message: message + "; try again in " + seconds + " s"})
-		reject.Headers = []extproc.Header{{Name: "retry-after", Value: seconds}}
-		return j.reject(reject)
+		return j.reject(j.tooMany(details, message+"; try again in ", retryAfter(err)))
 	}
-	return j.reject(j.rejection("kvlane_no_eligible_worker", body.Failure{Status: http.StatusServiceUnavailable,
+	return j.reject(rejection(j.api, "kvlane_no_eligible_worker", body.Failure{Status: http.StatusServiceUnavailable,
 		Message: "no worker can serve this request at the moment"}))
 }
 
-// rejection returns the answer of a failure, in the shape that the API's clients expect.
-func (j *job) rejection(details string, f body.Failure) *extproc.Reject {
-	f.Type = failureTypes[f.Status]
-	return &extproc.Reject{Status: f.Status, Details: details, Body: body.AppendFailure(nil, j.api, f)}
+// tooMany tells the client to try again after a time, with which the message ends.
+func (j *job) tooMany(details, message string, after time.Duration) *extproc.Reject {
+	seconds := strconv.Itoa(int(after.Round(time.Second).Seconds()))
+	r := rejection(j.api, details, body.Failure{Status: http.StatusTooManyRequests, Message: message + seconds + " s"})
+	r.Headers = []extproc.Header{{Name: "retry-after", Value: seconds}}
+	return r
 }
 
-// answered is the decision for a request that needs no worker, or no further one.
-func (j *job) answered(r *extproc.Reject, outcome string) extproc.Decision {
-	j.entry.SetStatus(r.Status)
-	j.d.metrics.Requests.WithLabelValues(j.entry.API, outcome).Inc()
-	j.d.decisions.Add(j.entry)
-	return extproc.Decision{Reject: r}
+// rejection returns the answer of a failure, in the shape that the API's clients expect.
+func rejection(api body.API, details string, f body.Failure) *extproc.Reject {
+	if f.Type == "" {
+		f.Type = failureTypes[f.Status]
+	}
+	return &extproc.Reject{Status: f.Status, Details: details, Body: body.AppendFailure(nil, api, f)}
 }
 
 func (j *job) reject(r *extproc.Reject) extproc.Decision {

@@ -108,15 +108,15 @@ func (j *job) listModels(ctx, exact context.Context) (*input, error) {
 		case !ok && !list.Whole:
 			return forward()
 		case !ok:
-			return nil, &rejectError{Reject: j.rejection("kvlane_model_not_found", body.Failure{Status: http.StatusNotFound, Param: "model",
-				Code: "model_not_found", Message: fmt.Sprintf("The model `%s` does not exist", observe.Clip(name))})}
+			return nil, j.failure("kvlane_model_not_found", body.Failure{Status: http.StatusNotFound, Param: "model",
+				Code: "model_not_found", Message: fmt.Sprintf("The model `%s` does not exist", observe.Clip(name))})
 		}
 		var err error
 		if text, err = json.Marshal(model); err != nil {
 			return nil, err
 		}
 	}
-	return nil, &rejectError{Reject: &extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}}
+	return nil, &answerError{&extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}, "answered"}
 }
 
 // readUnknown parses the body of an API that Kvlane does not know, to remove such fields:
@@ -163,8 +163,7 @@ func (d *Decider) PanicReject() *extproc.Reject {
 	if !d.guarded() {
 		return nil
 	}
-	return &extproc.Reject{Status: 500, Details: "kvlane_panic",
-		Body: body.AppendFailure(nil, body.Unknown, body.Failure{Status: 500, Type: failureTypes[500], Message: "the request could not be prepared"})}
+	return rejection(body.Unknown, "kvlane_panic", body.Failure{Status: 500, Message: "the request could not be prepared"})
 }
 
 func (j *job) unread(reason string) error {
@@ -182,8 +181,8 @@ func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) 
 		if !v.Split() {
 			return name, nil
 		}
-		return name, &rejectError{Reject: j.rejection("kvlane_model_missing", body.Failure{Status: 400, Param: "model",
-			Message: `you must provide a "model": ` + servedHere(v) + " are served here"})}
+		return name, j.failure("kvlane_model_missing", body.Failure{Status: 400, Param: "model",
+			Message: `you must provide a "model": ` + servedHere(v) + " are served here"})
 	}
 	if d.fleet.Known(v, name) {
 		return name, nil
@@ -211,8 +210,8 @@ func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) 
 	case in.model != nil:
 		return name, j.fail(503, "kvlane_model_not_served", fmt.Sprintf("no worker serves the model `%s` at the moment", observe.Clip(name)))
 	}
-	return name, &rejectError{Reject: j.rejection("kvlane_model_not_found", body.Failure{Status: 404, Param: "model", Code: "model_not_found",
-		Message: fmt.Sprintf("The model `%s` does not exist: %s are served here", observe.Clip(name), servedHere(v))})}
+	return name, j.failure("kvlane_model_not_found", body.Failure{Status: 404, Param: "model", Code: "model_not_found",
+		Message: fmt.Sprintf("The model `%s` does not exist: %s are served here", observe.Clip(name), servedHere(v))})
 }
 
 // servedHere lists the model names for clients.

@@ -156,7 +156,7 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 		w.failed(p, at, f)
 		switch {
 		case f.Outcome == disagg.Ended:
-			return w.final(p, f), nil
+			return extproc.Decision{}, w.prefillAnswer(p, f)
 		case ctx.Err() != nil:
 			d.metrics.Requests.WithLabelValues(w.entry.API, "unrouted").Inc()
 			d.decisions.Add(w.entry)
@@ -406,8 +406,8 @@ func (w *work) replan(ctx context.Context, dead *placed, x *disagg.Exchange, l l
 	}
 }
 
-// final gives the prefill answer to the client.
-func (w *work) final(p *placed, f *disagg.FailureError) extproc.Decision {
+// prefillAnswer gives the prefill answer to the client.
+func (w *work) prefillAnswer(p *placed, f *disagg.FailureError) error {
 	w.release(&p.plan)
 	w.tookLeg()
 	answer, _ := f.Err.(*disagg.FinalError) //nolint:errorlint // what the outcome Ended holds
@@ -415,17 +415,16 @@ func (w *work) final(p *placed, f *disagg.FailureError) extproc.Decision {
 	if answer.Stream {
 		kind = "text/event-stream; charset=utf-8"
 	}
-	return w.answered(&extproc.Reject{Status: http.StatusOK, Body: answer.Body, Details: "kvlane_prefill_answer",
-		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}, "routed")
+	return &answerError{&extproc.Reject{Status: http.StatusOK, Body: answer.Body, Details: "kvlane_prefill_answer",
+		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}, "routed"}
 }
 
 // rejectOf is the answer to a request whose prefill leg has finally failed: the worker's
 // own answer if the client is at fault, 503 otherwise.
 func rejectOf(f *disagg.FailureError, api body.API) *extproc.Reject {
 	if f.Outcome != disagg.Refused {
-		return &extproc.Reject{Status: http.StatusServiceUnavailable, Details: "kvlane_prefill_failed",
-			Body: body.AppendFailure(nil, api, body.Failure{Status: http.StatusServiceUnavailable,
-				Type: failureTypes[http.StatusServiceUnavailable], Message: "no worker could compute the prompt; try again"})}
+		return rejection(api, "kvlane_prefill_failed", body.Failure{Status: http.StatusServiceUnavailable,
+			Message: "no worker could compute the prompt; try again"})
 	}
 	r := &extproc.Reject{Status: f.Status, Body: f.Body, Details: "kvlane_prefill_refused"}
 	if f.Status == http.StatusTooManyRequests || body.Valid(f.Body) != nil {

@@ -26,12 +26,7 @@ var uncached = []body.API{body.Tokenize, body.CountTokens}
 // headers are refused: one of them may be the client's.
 func (j *job) tenant() (string, error) {
 	t := &j.d.cfg.Tenants
-	name, n := "", 0
-	for i := range j.r.Headers {
-		if h := &j.r.Headers[i]; h.Name == t.SaltHeader {
-			name, n = h.Value, n+1
-		}
-	}
+	name, n := j.headers(t.SaltHeader)
 	switch {
 	case n > 1:
 		return "", j.fail(403, "kvlane_tenant_ambiguous", "the request names more than one tenant")
@@ -39,6 +34,17 @@ func (j *job) tenant() (string, error) {
 		return "", j.fail(403, "kvlane_tenant_missing", "the request names no tenant")
 	}
 	return name, nil
+}
+
+// headers returns the last value of a header that names the tenant, and how many there are: of
+// two one may be the client's. A header without a name is not there.
+func (j *job) headers(name string) (value string, n int) {
+	for i := range j.r.Headers {
+		if h := &j.r.Headers[i]; name != "" && h.Name == name {
+			value, n = h.Value, n+1
+		}
+	}
+	return value, n
 }
 
 // readTenant sets the salt of a request. The client's own salt still separates within a

@@ -11,10 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
-	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -117,10 +115,7 @@ func (w *work) turnedAway(err error, details, message string, least time.Duratio
 	if w.d.live.Load().Flow.Requests == 0 {
 		return err
 	}
-	seconds := strconv.Itoa(int(max(retryAfter(err), least).Round(time.Second).Seconds()))
-	reject := w.rejection(details, body.Failure{Status: 429, Message: message + " in " + seconds + " s"})
-	reject.Headers = []extproc.Header{{Name: "retry-after", Value: seconds}}
-	return &rejectError{Reject: reject, Why: err.Error()}
+	return &rejectError{Reject: w.tooMany(details, message+" in ", max(retryAfter(err), least)), Why: err.Error()}
 }
 
 // retryAfter is what an error tells the client to wait.
@@ -271,14 +266,7 @@ func (w *work) flowTenant(f *config.Flow) string {
 			}
 		}
 	case config.FairTenant:
-		// Of two headers one may be the client's.
-		value, n := "", 0
-		for i, name := 0, w.d.cfg.Tenants.Name(); i < len(w.r.Headers); i++ {
-			if h := &w.r.Headers[i]; name != "" && h.Name == name {
-				value, n = h.Value, n+1
-			}
-		}
-		if n == 1 {
+		if value, n := w.headers(w.d.cfg.Tenants.Name()); n == 1 {
 			return strings.Clone(value)
 		}
 	}
