@@ -16,12 +16,7 @@ func (a *arguments) bind(fn string, required int, params ...string) []Value {
 	}
 	copy(out, a.pos)
 	for i, name := range a.names {
-		at := -1
-		for j, p := range params {
-			if p == name {
-				at = j
-			}
-		}
+		at := slices.Index(params, name)
 		if at < 0 {
 			raisef("TypeError", "%s() got an unexpected keyword argument %s", fn, reprText(name))
 		}

@@ -152,38 +152,43 @@ func (c *compiler) body(s scope, nodes []*node) stmt {
 }
 
 func (c *compiler) statement(s scope, n *node) []stmt {
-	one := func(st stmt) []stmt { return []stmt{st} }
+	var one func(s scope, n *node) stmt
 	switch n.kind {
 	case nodeOutput:
 		return c.output(s, n)
 	case nodeAssign:
-		return one(c.assign(s, n))
+		one = c.assign
 	case nodeAssignBlock:
-		return one(c.assignBlock(s, n))
+		one = c.assignBlock
 	case nodeFor:
-		return one(c.forLoop(s, n))
+		one = c.forLoop
 	case nodeIf:
-		return one(c.conditional(s, n))
+		one = c.conditional
 	case nodeMacro:
-		return one(c.macroStatement(s, n))
+		one = c.macroStatement
 	case nodeCallBlock:
-		return one(c.callBlock(s, n))
+		one = c.callBlock
 	case nodeFilterBlock:
-		return one(c.filterBlock(s, n))
+		one = c.filterBlock
 	case nodeGeneration:
-		return one(c.generation(s, n))
-	case nodeBreak, nodeContinue:
-		if !s.loop {
-			compileErrorf("SyntaxError", n.at, "'%s' outside loop", map[nodeKind]string{nodeBreak: "break", nodeContinue: "continue"}[n.kind])
-		}
-		sig := signalBreak
-		if n.kind == nodeContinue {
-			sig = signalContinue
-		}
-		return one(func(*frame) signal { return sig })
+		one = c.generation
+	case nodeBreak:
+		one = leaveLoop("break", signalBreak)
+	case nodeContinue:
+		one = leaveLoop("continue", signalContinue)
+	default:
+		syntaxErrorf(n.at, "unexpected statement")
 	}
-	syntaxErrorf(n.at, "unexpected statement")
-	return nil
+	return []stmt{one(s, n)}
+}
+
+func leaveLoop(tag string, sig signal) func(s scope, n *node) stmt {
+	return func(s scope, n *node) stmt {
+		if !s.loop {
+			compileErrorf("SyntaxError", n.at, "'%s' outside loop", tag)
+		}
+		return func(*frame) signal { return sig }
+	}
 }
 
 func (c *compiler) output(s scope, n *node) []stmt {

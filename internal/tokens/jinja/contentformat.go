@@ -1,5 +1,7 @@
 package jinja
 
+import "slices"
+
 // ContentFormat returns the content format that vLLM detects for the template: "openai" if it
 // iterates over the parts of a message's content, else "string". It detects a loop over
 // message["content"], where message is the variable of a loop over messages, and (since vLLM PR
@@ -10,11 +12,10 @@ func (t *Template) ContentFormat() string {
 	// a variable that was assigned from messages counts as messages too
 	for i := 0; i < len(messages); i++ {
 		root.walk(func(n *node) {
-			if n.kind == nodeAssign && n.a.kind == nodeName && n.a.name != messages[i] && accesses(n.b, messages[i], "") && len(messages) < 1000 {
+			if n.kind == nodeAssign && n.a.kind == nodeName && accesses(n.b, messages[i], "") && !slices.Contains(messages, n.a.name) && len(messages) < 1000 {
 				messages = append(messages, n.a.name)
 			}
 		})
-		messages = dedupe(messages)
 	}
 	var message []string
 	for _, loop := range loops(root) {
@@ -43,18 +44,6 @@ func (t *Template) ContentFormat() string {
 	return "string"
 }
 
-func dedupe(names []string) []string {
-	seen := map[string]bool{}
-	out := names[:0]
-	for _, name := range names {
-		if !seen[name] {
-			seen[name] = true
-			out = append(out, name)
-		}
-	}
-	return out
-}
-
 func loops(root *node) []*node {
 	var out []*node
 	root.walk(func(n *node) {
@@ -74,15 +63,11 @@ func accesses(n *node, name, key string) bool {
 	case n.kind == nodeFilter || n.kind == nodeTest || n.kind == nodeGetitem && n.b.kind == nodeSlice:
 		return accesses(n.a, name, key)
 	case key == "":
-		return n.kind == nodeName && n.ctx == ctxLoad && n.name == name
+		return n.reads(name)
 	case n.kind == nodeGetitem:
-		return accesses0(n.a, name) && n.b.kind == nodeConst && n.b.value.kind == KindString && n.b.value.str() == key
+		return n.a.reads(name) && n.b.kind == nodeConst && n.b.value.kind == KindString && n.b.value.str() == key
 	case n.kind == nodeGetattr:
-		return accesses0(n.a, name) && n.name == key
+		return n.a.reads(name) && n.name == key
 	}
 	return false
-}
-
-func accesses0(n *node, name string) bool {
-	return n.kind == nodeName && n.ctx == ctxLoad && n.name == name
 }

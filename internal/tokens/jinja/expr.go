@@ -126,8 +126,6 @@ func (c *compiler) expr(s scope, n *node) expr {
 		}
 	case nodeCompare:
 		return c.compare(s, n)
-	case nodeNSRef, nodeSlice:
-		syntaxErrorf(n.at, "unexpected expression")
 	}
 	syntaxErrorf(n.at, "unexpected expression")
 	return nil
@@ -362,13 +360,25 @@ func (c *compiler) call(s scope, n *node, caller *macroCode) expr {
 }
 
 func (c *compiler) filter(s scope, n *node) expr {
-	fn, ok := filters[n.name]
-	if !ok {
+	return c.applied(s, n, "filter", filters[n.name])
+}
+
+func (c *compiler) test(s scope, n *node) expr {
+	var fn filterFunc
+	if is := tests[n.name]; is != nil {
+		fn = func(m *machine, v Value, a *arguments) Value { return Bool(is(m, v, a)) }
+	}
+	return c.applied(s, n, "test", fn)
+}
+
+// applied compiles a filter or test; fn is nil if there is none of that name.
+func (c *compiler) applied(s scope, n *node, what string, fn filterFunc) expr {
+	if fn == nil {
 		if !s.soft {
-			compileErrorf("TemplateAssertionError", n.at, "No filter named %s.", reprText(n.name))
+			compileErrorf("TemplateAssertionError", n.at, "No %s named %s.", what, reprText(n.name))
 		}
 		fn = func(*machine, Value, *arguments) Value {
-			raisef("TemplateRuntimeError", "No filter named %s found.", reprText(n.name))
+			raisef("TemplateRuntimeError", "No %s named %s found.", what, reprText(n.name))
 			return Value{}
 		}
 	}
@@ -388,35 +398,5 @@ func (c *compiler) filter(s scope, n *node) expr {
 		out := fn(f.m, v, &a)
 		f.m.stack = f.m.stack[:base]
 		return out
-	}
-}
-
-func (c *compiler) test(s scope, n *node) expr {
-	fn, ok := tests[n.name]
-	if !ok {
-		if !s.soft {
-			compileErrorf("TemplateAssertionError", n.at, "No test named %s.", reprText(n.name))
-		}
-		fn = func(*machine, Value, *arguments) bool {
-			raisef("TemplateRuntimeError", "No test named %s found.", reprText(n.name))
-			return false
-		}
-	}
-	object, args := c.expr(s, n.a), c.args(s, n.call)
-	if args.none {
-		return func(f *frame) Value {
-			v := object(f)
-			f.m.operands(v, &noArguments)
-			return Bool(fn(f.m, v, &noArguments))
-		}
-	}
-	return func(f *frame) Value {
-		v := object(f)
-		base := len(f.m.stack)
-		a := args.eval(f)
-		f.m.operands(v, &a)
-		out := fn(f.m, v, &a)
-		f.m.stack = f.m.stack[:base]
-		return Bool(out)
 	}
 }

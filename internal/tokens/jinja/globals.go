@@ -35,10 +35,11 @@ func init() { //nolint:gochecknoinits // the table and the functions need each o
 			}
 			format := p[0].str()
 			m.chargeRepeat(int64(len(format)), 128)
-			if verb := unknownVerb(format); verb != "" {
-				unsupportedf("%q of strftime_now", verb)
+			text, unknown := strftime(m.now, format)
+			if unknown != "" {
+				unsupportedf("%q of strftime_now", unknown)
 			}
-			return String(strftime(m.now, format))
+			return String(text)
 		}),
 	}
 }

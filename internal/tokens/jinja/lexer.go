@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -33,29 +34,16 @@ type token struct {
 func (t token) is(kind tokenKind, text string) bool { return t.kind == kind && t.text == text }
 
 func (t token) describe() string {
-	switch t.kind {
-	case tokEOF:
-		return "end of template"
-	case tokData:
-		return "template data / text"
-	case tokVariableBegin:
-		return "begin of print statement"
-	case tokVariableEnd:
-		return "end of print statement"
-	case tokBlockBegin:
-		return "begin of statement block"
-	case tokBlockEnd:
-		return "end of statement block"
-	case tokString:
-		return "string"
-	case tokNumber:
-		if t.value.kind == KindFloat {
-			return "float"
-		}
-		return "integer"
-	default:
-		return t.text
+	if t.kind == tokNumber && t.value.kind == KindFloat {
+		return "float"
 	}
+	return cmp.Or(tokenNames[t.kind], t.text)
+}
+
+// tokenNames describe tokens in errors; others are shown as written.
+var tokenNames = map[tokenKind]string{
+	tokEOF: "end of template", tokData: "template data / text", tokVariableBegin: "begin of print statement", tokVariableEnd: "end of print statement",
+	tokBlockBegin: "begin of statement block", tokBlockEnd: "end of statement block", tokString: "string", tokNumber: "integer",
 }
 
 // lexer tokenizes a template with trim_blocks and lstrip_blocks on and keep_trailing_newline off,

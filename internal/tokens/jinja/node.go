@@ -100,6 +100,11 @@ func (n *node) children(f func(*node)) {
 	each(n.other)
 }
 
+// reads reports whether n is the value of a variable.
+func (n *node) reads(name string) bool {
+	return n.kind == nodeName && n.ctx == ctxLoad && n.name == name
+}
+
 // walk calls f for n and everything below it.
 func (n *node) walk(f func(*node)) {
 	f(n)

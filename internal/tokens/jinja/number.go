@@ -7,9 +7,6 @@ import (
 	"strconv"
 )
 
-func floatBits(f float64) uint64     { return math.Float64bits(f) }
-func floatFromBits(n uint64) float64 { return math.Float64frombits(n) }
-
 // floatToInt returns the int that equals f, if there is one.
 func floatToInt(f float64) (*big.Int, bool) {
 	if math.IsInf(f, 0) || math.IsNaN(f) || f != math.Trunc(f) {

@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"cmp"
 	"math"
 	"math/big"
 	"strings"
@@ -56,53 +57,26 @@ func objectTypeRepr(v Value) string {
 }
 
 func typeModule(v Value) string {
-	switch v.kind {
-	case kindCallable:
-		if (*callable)(v.p).isMacro {
-			return "jinja2.runtime."
-		}
+	switch {
+	case v.kind == kindCallable && !(*callable)(v.p).isMacro:
 		return ""
-	case kindNamespace:
+	case v.kind == kindNamespace:
 		return "jinja2.utils."
-	default:
-		return "jinja2.runtime."
 	}
+	return "jinja2.runtime."
 }
 
 // typeName is Python's type(v).__name__.
 func typeName(v Value) string {
 	switch v.kind {
-	case KindUndefined:
-		return "Undefined"
-	case KindNone:
-		return "NoneType"
-	case KindBool:
-		return "bool"
-	case KindInt:
-		return "int"
-	case KindFloat:
-		return "float"
 	case KindString:
 		if v.safe {
 			return "Markup"
 		}
-		return "str"
-	case KindList:
-		return "list"
-	case KindTuple:
-		return "tuple"
-	case KindDict:
-		return "dict"
-	case kindRange:
-		return "range"
 	case kindView:
 		return [...]string{"dict_keys", "dict_values", "dict_items"}[(*dictView)(v.p).of]
 	case kindIterator:
 		return (*iterator)(v.p).typeName
-	case kindNamespace:
-		return "Namespace"
-	case kindLoop:
-		return "LoopContext"
 	case kindCallable:
 		if (*callable)(v.p).isMacro {
 			return "Macro"
@@ -110,10 +84,14 @@ func typeName(v Value) string {
 		if (*callable)(v.p).builtin {
 			return "builtin_function_or_method"
 		}
-		return "function"
-	default:
-		return "object"
 	}
+	return typeNames[v.kind]
+}
+
+var typeNames = [...]string{
+	KindUndefined: "Undefined", KindNone: "NoneType", KindBool: "bool", KindInt: "int", KindFloat: "float", KindString: "str",
+	KindList: "list", KindTuple: "tuple", KindDict: "dict", kindRange: "range", kindNamespace: "Namespace", kindLoop: "LoopContext",
+	kindCallable: "function", kindMissing: "object",
 }
 
 // mustDefined raises if v is Undefined, as Python's Undefined does in __getattr__, arithmetic,
@@ -200,18 +178,13 @@ func compareNumbers(a, b Value) (c int, ok bool) {
 		x, xs := a.small()
 		y, ys := b.small()
 		if xs && ys {
-			switch {
-			case x < y:
-				return -1, true
-			case x > y:
-				return 1, true
-			}
-			return 0, true
+			return cmp.Compare(x, y), true
 		}
 		return a.big().Cmp(b.big()), true
 	}
 	if a.kind == KindFloat && b.kind == KindFloat {
-		return compareFloats(a.float(), b.float())
+		x, y := a.float(), b.float()
+		return cmp.Compare(x, y), !math.IsNaN(x) && !math.IsNaN(y)
 	}
 	if a.kind == KindFloat {
 		c, ok = compareNumbers(b, a)
@@ -225,18 +198,6 @@ func compareNumbers(a, b Value) (c int, ok bool) {
 		return -int(math.Copysign(1, f)), true
 	}
 	return new(big.Float).SetInt(a.big()).Cmp(big.NewFloat(f)), true
-}
-
-func compareFloats(x, y float64) (int, bool) {
-	switch {
-	case x < y:
-		return -1, true
-	case x > y:
-		return 1, true
-	case x == y:
-		return 0, true
-	}
-	return 0, false
 }
 
 // less is Python's a < b.

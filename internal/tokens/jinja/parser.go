@@ -392,18 +392,14 @@ func (p *parser) expression() *node {
 	return n
 }
 
-func (p *parser) or() *node {
-	n := p.and()
-	for links := 0; p.skipName("or"); p.grow(&links) {
-		n = &node{kind: nodeOr, a: n, b: p.and(), at: n.at}
-	}
-	return n
-}
+func (p *parser) or() *node  { return p.chain("or", nodeOr, p.and) }
+func (p *parser) and() *node { return p.chain("and", nodeAnd, p.not) }
 
-func (p *parser) and() *node {
-	n := p.not()
-	for links := 0; p.skipName("and"); p.grow(&links) {
-		n = &node{kind: nodeAnd, a: n, b: p.not(), at: n.at}
+// chain reads operands joined by a word.
+func (p *parser) chain(word string, kind nodeKind, operand func() *node) *node {
+	n := operand()
+	for links := 0; p.skipName(word); p.grow(&links) {
+		n = &node{kind: kind, a: n, b: operand(), at: n.at}
 	}
 	return n
 }

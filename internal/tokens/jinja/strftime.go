@@ -28,30 +28,19 @@ func verbAt(format string, i int) (layout string, flag bool, end int, ok bool) {
 	return layout, flag, i + 1, ok
 }
 
-// unknownVerb returns the first verb of the format that strftime does not support, "" if it
-// supports all.
-func unknownVerb(format string) string {
-	for i := 0; i < len(format); i++ {
-		if format[i] == '%' {
-			_, _, end, ok := verbAt(format, i)
-			if !ok {
-				return format[i:end]
-			}
-			i = end - 1
-		}
-	}
-	return ""
-}
-
-// strftime is Python's datetime.strftime; the format must contain only supported verbs.
-func strftime(t time.Time, format string) string {
+// strftime is Python's datetime.strftime. unknown is the first verb of the format that is not
+// supported, "" if all are.
+func strftime(t time.Time, format string) (text, unknown string) {
 	var b strings.Builder
 	for i := 0; i < len(format); i++ {
 		if format[i] != '%' {
 			b.WriteByte(format[i])
 			continue
 		}
-		layout, flag, end, _ := verbAt(format, i)
+		layout, flag, end, ok := verbAt(format, i)
+		if !ok {
+			return "", format[i:end]
+		}
 		i = end - 1
 		text := t.Format(layout)
 		if layout == "2006" {
@@ -65,5 +54,5 @@ func strftime(t time.Time, format string) string {
 		}
 		b.WriteString(text)
 	}
-	return b.String()
+	return b.String(), ""
 }

@@ -1,6 +1,9 @@
 package jinja
 
-import "strings"
+import (
+	"strings"
+	"time"
+)
 
 // This file rejects, at compile time, the constructs of Jinja2 that this engine lacks (the
 // package comment lists what it supports). Names that Jinja2 does not know either cause Jinja2's
@@ -129,7 +132,7 @@ func checkCall(n *node) {
 	args := n.call.args
 	switch {
 	case n.a.kind == nodeName && n.a.name == "strftime_now" && len(args) == 1 && isText(args[0]):
-		if verb := unknownVerb(args[0].value.str()); verb != "" {
+		if _, verb := strftime(time.Time{}, args[0].value.str()); verb != "" {
 			refusef(args[0].at, "%q of strftime_now", verb)
 		}
 	case n.a.kind != nodeGetattr:
@@ -208,7 +211,7 @@ func placeOf(nodes []*node, name string) place {
 	var at place
 	for _, n := range nodes {
 		n.walk(func(n *node) {
-			if at.line == 0 && n.kind == nodeName && n.ctx == ctxLoad && n.name == name {
+			if at.line == 0 && n.reads(name) {
 				at = n.at
 			}
 		})

@@ -100,25 +100,19 @@ func (s *symbols) load(name string) {
 
 func (s *symbols) branch(body []*node) *symbols {
 	c := *s
-	c.refs = cloneMap(s.refs)
-	c.loads = cloneMap(s.loads)
-	c.stores = cloneMap(s.stores)
+	c.refs = maps.Clone(s.refs)
+	c.loads = maps.Clone(s.loads)
+	c.stores = maps.Clone(s.stores)
 	for _, n := range body {
 		c.visit(n, false)
 	}
 	return &c
 }
 
-func cloneMap[K comparable, V any](m map[K]V) map[K]V {
-	c := make(map[K]V, len(m))
-	maps.Copy(c, m)
-	return c
-}
-
 // join merges the branches of an if: a variable that only some of them store falls back to the
 // outer variable or to the context.
 func (s *symbols) join(branches ...*symbols) {
-	before := cloneMap(s.stores)
+	before := maps.Clone(s.stores)
 	for _, b := range branches {
 		maps.Copy(s.refs, b.refs)
 		maps.Copy(s.loads, b.loads)

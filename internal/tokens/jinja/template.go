@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"cmp"
 	"slices"
 	"time"
 	"unsafe"
@@ -65,10 +66,10 @@ func (t *Template) Render(dst []byte, ctx *Dict, env Env) (out []byte, err error
 	m := &machine{
 		t: t, ctx: ctx, now: env.Now,
 		out: dst, base: len(dst),
-		maxOutput: orDefault(env.MaxOutput, defaultMaxOutput),
-		steps:     orDefault(env.MaxSteps, defaultMaxSteps),
-		memory:    orDefault(env.MaxMemory, defaultMaxMemory),
-		maxDepth:  orDefault(env.MaxDepth, defaultMaxDepth),
+		maxOutput: cmp.Or(env.MaxOutput, defaultMaxOutput),
+		steps:     cmp.Or(env.MaxSteps, defaultMaxSteps),
+		memory:    cmp.Or(env.MaxMemory, defaultMaxMemory),
+		maxDepth:  cmp.Or(env.MaxDepth, defaultMaxDepth),
 		stop:      env.Stop,
 	}
 	if m.stop != nil {
@@ -89,13 +90,6 @@ func (t *Template) Render(dst []byte, ctx *Dict, env Env) (out []byte, err error
 	}
 	t.body(m.newFrame(t.slots, nil))
 	return m.out, nil
-}
-
-func orDefault(n, def int) int {
-	if n == 0 {
-		return def
-	}
-	return n
 }
 
 // UndeclaredVariables returns the sorted names that the template looks up in

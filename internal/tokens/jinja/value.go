@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"math"
 	"math/big"
 	"unsafe"
 )
@@ -84,7 +85,7 @@ func fromBig(b *big.Int) Value {
 }
 
 // Float returns a Python float.
-func Float(f float64) Value { return Value{kind: KindFloat, n: floatBits(f)} }
+func Float(f float64) Value { return Value{kind: KindFloat, n: math.Float64bits(f)} }
 
 // String returns a Python str. s must be valid UTF-8.
 func String(s string) Value {
@@ -197,7 +198,7 @@ func (v Value) textSize() int {
 	return int(v.n)
 }
 
-func (v Value) float() float64       { return floatFromBits(v.n) }
+func (v Value) float() float64       { return math.Float64frombits(v.n) }
 func (v Value) seq() []Value         { return (*sequence)(v.p).items }
 func (v Value) dict() *Dict          { return (*Dict)(v.p) }
 func (v Value) isInteger() bool      { return v.kind == KindInt || v.kind == KindBool }
