@@ -49,7 +49,6 @@ func dialects() map[string]shape {
 		"vllm map":            vllm(func(*enginesim.Options) {}),
 		"vllm array":          vllm(func(o *enginesim.Options) { o.ArrayEvents, o.OldReplay = true, true }),
 		"vllm bytes":          vllm(func(o *enginesim.Options) { o.RawHashes = true }),
-		"vllm sha256_cbor":    vllm(func(o *enginesim.Options) { o.HashAlgo = "sha256_cbor" }),
 		"sglang map":          sglang(func(*enginesim.Options) {}),
 		"sglang array":        sglang(func(o *enginesim.Options) { o.ArrayEvents, o.OldReplay = true, true }),
 		"tensorrt-llm by zmq": zmq,

@@ -74,7 +74,7 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 		return e
 	}
 	sim := engine(enginesim.Options{Model: "demo"})
-	otherSeed := engine(enginesim.Options{Model: "demo", RawHashes: true, HashAlgo: "sha256_cbor"})
+	otherSeed := engine(enginesim.Options{Model: "demo", RawHashes: true})
 	hung, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and answers nothing, as some NATs do
 	if err != nil {
 		t.Fatal(err)

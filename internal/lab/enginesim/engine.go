@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -209,7 +210,7 @@ func (e *Engine) run(ranks []*rank) {
 func (e *Engine) Close() {
 	e.close.Do(func() {
 		e.cancel()
-		for _, a := range append(append(append([]*apiServer{}, e.apis...), e.rankSides...), e.side, e.boot) {
+		for _, a := range slices.Concat(e.apis, e.rankSides, []*apiServer{e.side, e.boot}) {
 			if a != nil {
 				a.shut()
 			}
@@ -241,7 +242,7 @@ func (e *Engine) enter() bool {
 func (e *Engine) abortAll() {
 	for _, r := range e.ranks {
 		r.mu.Lock()
-		for _, s := range append(append([]*sequence(nil), r.running...), r.waiting...) {
+		for _, s := range slices.Concat(r.running, r.waiting) {
 			s.keep = false
 			r.finish(s, "abort")
 		}
@@ -263,9 +264,6 @@ func (e *Engine) EngineID() string { return e.id }
 
 // SideAddr is the host:port for block transfers and /sim.
 func (e *Engine) SideAddr() string { return e.side.addr }
-
-// SideURL is the base URL of the side listener.
-func (e *Engine) SideURL() string { return "http://" + e.side.addr }
 
 // BootstrapAddr is the host:port of the bootstrap server of SGLang and Mooncake, empty where there is none.
 func (e *Engine) BootstrapAddr() string {

@@ -300,7 +300,7 @@ func TestEventsPredictCachedTokens(t *testing.T) {
 	}{
 		{"vllm maps", Options{}},
 		{"vllm arrays", Options{ArrayEvents: true}},
-		{"vllm raw hashes, cbor", Options{RawHashes: true, HashAlgo: "sha256_cbor"}},
+		{"vllm raw hashes", Options{RawHashes: true}},
 		{"sglang maps", Options{Engine: SGLang}},
 		{"sglang arrays", Options{Engine: SGLang, ArrayEvents: true}},
 	} {

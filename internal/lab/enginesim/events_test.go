@@ -107,7 +107,7 @@ func TestTensorRTEvents(t *testing.T) {
 	if got := drain(); len(got) != 0 {
 		t.Errorf("not drained: %+v", got)
 	}
-	post(t, e.SideURL()+"/sim/reset", "")
+	post(t, "http://"+e.SideAddr()+"/sim/reset", "")
 	n := 0
 	for _, ev := range drain() {
 		n += len(ev.Data.Hashes)

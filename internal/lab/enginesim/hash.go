@@ -24,23 +24,16 @@ type hasher interface {
 	event(d digest) uint64
 }
 
-// vllmHasher is vLLM's sha256 over a Python pickle or, with cbor set, over canonical CBOR.
-// Text blocks without extra keys hash the same bytes as in the engine; digests of blocks
-// with an adapter or salt differ from Python's.
-type vllmHasher struct {
-	none digest
-	cbor bool
-}
+// vllmHasher is vLLM's sha256 over a Python pickle. Text blocks without extra keys hash the same
+// bytes as in the engine; digests of blocks with an adapter or salt differ from Python's.
+type vllmHasher struct{ none digest }
 
-func newVLLMHasher(seed string, cbor bool) vllmHasher {
-	if cbor {
-		return vllmHasher{sha256.Sum256(append(cborHead(nil, 3, uint64(len(seed))), seed...)), true}
-	}
+func newVLLMHasher(seed string) vllmHasher {
 	b := append(make([]byte, 0, 64), 0x80, 5, 0x95)
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(seed)+4))
 	b = append(b, 0x8C, byte(len(seed)))
 	b = append(b, seed...)
-	return vllmHasher{sha256.Sum256(append(b, 0x94, '.')), false}
+	return vllmHasher{sha256.Sum256(append(b, 0x94, '.'))}
 }
 
 func (h vllmHasher) next(parent *digest, tokens []uint32, id identity, first bool) digest {
@@ -53,9 +46,6 @@ func (h vllmHasher) next(parent *digest, tokens []uint32, id identity, first boo
 	}
 	if id.salt != "" && first {
 		extras += "\x00cache_salt\x00" + id.salt
-	}
-	if h.cbor {
-		return h.overCBOR(parent, tokens, extras)
 	}
 	body := append(make([]byte, 0, 64+5*len(tokens)), 'C', 32)
 	body = append(append(body, parent[:]...), 0x94, '(')
@@ -78,34 +68,6 @@ func (h vllmHasher) next(parent *digest, tokens []uint32, id identity, first boo
 	body = append(body, 0x87, 0x94, '.')
 	b := binary.LittleEndian.AppendUint64(append(make([]byte, 0, len(body)+11), 0x80, 5, 0x95), uint64(len(body)))
 	return sha256.Sum256(append(b, body...))
-}
-
-func (h vllmHasher) overCBOR(parent *digest, tokens []uint32, extras string) digest {
-	b := cborHead(make([]byte, 0, 64+5*len(tokens)), 4, 3)
-	b = append(cborHead(b, 2, 32), parent[:]...)
-	b = cborHead(b, 4, uint64(len(tokens)))
-	for _, t := range tokens {
-		b = cborHead(b, 0, uint64(t))
-	}
-	if extras == "" {
-		b = append(b, 0xF6)
-	} else {
-		b = append(cborHead(b, 3, uint64(len(extras))), extras...)
-	}
-	return sha256.Sum256(b)
-}
-
-func cborHead(b []byte, major byte, n uint64) []byte {
-	switch {
-	case n < 24:
-		return append(b, major<<5|byte(n))
-	case n < 1<<8:
-		return append(b, major<<5|24, byte(n))
-	case n < 1<<16:
-		return binary.BigEndian.AppendUint16(append(b, major<<5|25), uint16(n))
-	default:
-		return binary.BigEndian.AppendUint32(append(b, major<<5|26), uint32(n))
-	}
 }
 
 // event is the low 64 bits of the digest.

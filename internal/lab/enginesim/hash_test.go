@@ -14,7 +14,7 @@ func upTo(from, to uint32) []uint32 {
 }
 
 // The numbers were recorded from events of vLLM 0.32 and SGLang 0.5.23, or computed with
-// Python's pickle and cbor2.
+// Python's pickle.
 func TestHashVectors(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -23,11 +23,9 @@ func TestHashVectors(t *testing.T) {
 		id     identity
 		events []uint64
 	}{
-		{"vllm sha256, block 32", newVLLMHasher("vllm-none-hash", false), 32, identity{}, []uint64{15055828968291616402, 5204843658281419474}},
-		{"vllm sha256, block 16", newVLLMHasher("vllm-none-hash", false), 16, identity{}, []uint64{7322446309363477352, 17027874615116373601}},
-		{"vllm sha256, seed 0", newVLLMHasher("0", false), 16, identity{}, []uint64{16823396573910764246, 9852303496387231819}},
-		{"vllm cbor", newVLLMHasher("vllm-none-hash", true), 16, identity{}, []uint64{3753563854825738204, 2378715151359315973}},
-		{"vllm cbor, seed 0", newVLLMHasher("0", true), 16, identity{}, []uint64{17507053300047258101, 14424512966625972522}},
+		{"vllm sha256, block 32", newVLLMHasher("vllm-none-hash"), 32, identity{}, []uint64{15055828968291616402, 5204843658281419474}},
+		{"vllm sha256, block 16", newVLLMHasher("vllm-none-hash"), 16, identity{}, []uint64{7322446309363477352, 17027874615116373601}},
+		{"vllm sha256, seed 0", newVLLMHasher("0"), 16, identity{}, []uint64{16823396573910764246, 9852303496387231819}},
 		{"sglang", sglangHasher{}, 16, identity{}, []uint64{5740554423035903369, 1<<64 - 278502217879090434}},
 		{"sglang salted", sglangHasher{}, 16, identity{salt: "tenant-a"}, []uint64{1<<64 - 5929660020070110275}},
 	} {
@@ -41,7 +39,7 @@ func TestHashVectors(t *testing.T) {
 			parent = &d
 		}
 	}
-	none := newVLLMHasher("vllm-none-hash", false).none
+	none := newVLLMHasher("vllm-none-hash").none
 	if got := hex.EncodeToString(none[:4]); got != "066b1e89" {
 		t.Errorf("seed digest %s", got)
 	}

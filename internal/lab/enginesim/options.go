@@ -57,7 +57,6 @@ type Options struct {
 	OldReplay      bool   // replay replies without a topic frame, as engines before mid 2026
 	ArrayEvents    bool   // events as arrays, as engines before mid 2026
 	RawHashes      bool   // vLLM: whole digests instead of 64-bit numbers
-	HashAlgo       string // vLLM: sha256 (default) or sha256_cbor
 
 	Time         TimeModel
 	CoupledRanks bool // ranks step together (attention data parallel)
@@ -123,7 +122,6 @@ func (o *Options) BindFlags(f *flag.FlagSet) {
 	f.BoolVar(&o.OldReplay, "old-replay", false, "replay replies without a topic frame")
 	f.BoolVar(&o.ArrayEvents, "array-events", false, "events as arrays instead of maps")
 	f.BoolVar(&o.RawHashes, "raw-hashes", false, "block hashes as bytes (vllm)")
-	f.StringVar(&o.HashAlgo, "hash-algo", "sha256", "sha256 or sha256_cbor (vllm)")
 	f.BoolVar(&o.CoupledRanks, "coupled-ranks", false, "ranks step together")
 	f.Func("time-model", "d70: steps take as long as those of a dense 70B model; or none", func(s string) error {
 		switch s {
@@ -177,7 +175,7 @@ func (o *Options) complete() error {
 	for _, address := range []*string{&o.Listen, &o.SideAddr, &o.Bootstrap} {
 		*address = cmp.Or(*address, "127.0.0.1:0")
 	}
-	o.HashAlgo, o.Ranks, o.BlockSize, o.Blocks = cmp.Or(o.HashAlgo, "sha256"), cmp.Or(o.Ranks, 1), cmp.Or(o.BlockSize, 16), cmp.Or(o.Blocks, 4096)
+	o.Ranks, o.BlockSize, o.Blocks = cmp.Or(o.Ranks, 1), cmp.Or(o.BlockSize, 16), cmp.Or(o.Blocks, 4096)
 	o.ReplaySteps, o.OutputTokens = cmp.Or(o.ReplaySteps, 10_000), cmp.Or(o.OutputTokens, 16)
 	o.Time.Budget, o.Time.MaxSeqs = cmp.Or(o.Time.Budget, 8192), cmp.Or(o.Time.MaxSeqs, 256)
 	o.KVLease = cmp.Or(o.KVLease, 30*time.Second)
@@ -191,8 +189,6 @@ func (o *Options) complete() error {
 		return fmt.Errorf("role %q: want both, prefill or decode", o.Role)
 	case connectors[o.Connector] == nil:
 		return fmt.Errorf("connector %q is not known", o.Connector)
-	case o.HashAlgo != "sha256" && o.HashAlgo != "sha256_cbor":
-		return fmt.Errorf("hash algorithm %q: want sha256 or sha256_cbor", o.HashAlgo)
 	case o.Ranks < 1 || o.Ranks > maxRanks:
 		return fmt.Errorf("%d ranks: want 1 to %d", o.Ranks, maxRanks)
 	case o.BlockSize < 1 || o.BlockSize > maxBlockSize:
@@ -228,6 +224,6 @@ func (o *Options) hasher() hasher {
 	case TRTLLM:
 		return trtllmHasher{}
 	default:
-		return newVLLMHasher("vllm-none-hash", o.HashAlgo == "sha256_cbor")
+		return newVLLMHasher("vllm-none-hash")
 	}
 }

@@ -172,7 +172,7 @@ func moriioWrite(c *call) (*transfer, error) {
 	if params["is_request_leader"] != true {
 		return nil, c.violation("no rank of decode is the leader")
 	}
-	return c.atOnceFrom(p["transfer_id"], peer, pull{Rank: c.remoteRank()})
+	return c.decodeFrom(peer, pull{Rank: c.remoteRank(), Key: p["transfer_id"], WaitMS: transferWaitMS})
 }
 
 // remoteRank is the prefill rank that a decode leg names, nil if it names none.
@@ -207,20 +207,7 @@ func (c *call) nixl(extra object) (*transfer, error) {
 	if len(groups) == 0 {
 		return nil, c.violation("remote_block_ids is missing")
 	}
-	c.note(legDecode)
-	if err := c.single(); err != nil {
-		return nil, err
-	}
-	return &transfer{leg: legDecode, before: func() error {
-		got, err := c.fetch(c.r.Context(), net.JoinHostPort(p["remote_host"], p["remote_port"]), pull{Engine: p["remote_engine_id"], Key: p["remote_request_id"]})
-		if err != nil {
-			return err
-		}
-		if got.Call != c.id {
-			return c.violation("the legs have different request ids")
-		}
-		return c.take(0, got)
-	}}, nil
+	return c.decodeFrom(net.JoinHostPort(p["remote_host"], p["remote_port"]), pull{Engine: p["remote_engine_id"], Key: p["remote_request_id"]})
 }
 
 func (c *call) nixlPrefill(extra object) (*transfer, error) {
@@ -272,16 +259,15 @@ func (c *call) atOnce(l leg, key, addr, engine string) (*transfer, error) {
 			return err
 		}}, nil
 	}
-	return c.atOnceFrom(key, addr, pull{Engine: engine})
+	return c.decodeFrom(addr, pull{Engine: engine, Key: key, WaitMS: transferWaitMS})
 }
 
-// atOnceFrom is the decode leg: it waits at addr for the blocks of key.
-func (c *call) atOnceFrom(key, addr string, p pull) (*transfer, error) {
+// decodeFrom is the decode leg of a request whose blocks are at addr.
+func (c *call) decodeFrom(addr string, p pull) (*transfer, error) {
 	c.note(legDecode)
 	if err := c.single(); err != nil {
 		return nil, err
 	}
-	p.Key, p.WaitMS = key, transferWaitMS
 	return &transfer{leg: legDecode, before: func() error {
 		got, err := c.fetch(c.r.Context(), addr, p)
 		if err != nil {

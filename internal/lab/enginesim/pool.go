@@ -112,13 +112,7 @@ func (p *pool) store(b *block, k cacheKey) (kept *block, fresh bool) {
 }
 
 func (p *pool) forget(b *block) {
-	list := p.cached[b.key]
-	for i, o := range list {
-		if o == b {
-			list = append(list[:i:i], list[i+1:]...)
-			break
-		}
-	}
+	list := without(p.cached[b.key], b)
 	if len(list) == 0 {
 		delete(p.cached, b.key)
 	} else {
@@ -137,3 +131,8 @@ func (p *pool) clear() {
 
 // used is the number of blocks that requests hold.
 func (p *pool) used() int { return len(p.blocks) - p.free }
+
+// without returns a list without one of its elements.
+func without[T comparable](list []T, one T) []T {
+	return slices.DeleteFunc(list, func(o T) bool { return o == one })
+}

@@ -3,6 +3,7 @@ package enginesim
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
 	"sync"
 )
 
@@ -315,7 +316,7 @@ func (r *rank) emitStored(s *sequence, from, to int) {
 	r.flushRemoved()
 	size := r.eng.opts.BlockSize
 	ev := kvEvent{kind: blockStored, from: from, id: s.id, loraID: s.loraID, session: s.session,
-		hashes: append([]digest(nil), s.hashes[from:to]...), tokens: append([]uint32(nil), s.ids[from*size:to*size]...)}
+		hashes: slices.Clone(s.hashes[from:to]), tokens: slices.Clone(s.ids[from*size : to*size])}
 	if from > 0 {
 		parent := s.hashes[from-1]
 		ev.parent = &parent
@@ -332,7 +333,7 @@ func (r *rank) advance() {
 		t token
 	}
 	var results []result
-	for _, s := range append([]*sequence(nil), r.running...) {
+	for _, s := range slices.Clone(r.running) {
 		if s.chunk == 0 {
 			continue
 		}
@@ -386,8 +387,7 @@ func (r *rank) finish(s *sequence, reason string) {
 		return
 	}
 	s.state = seqDone
-	r.running = without(r.running, s)
-	r.waiting = without(r.waiting, s)
+	r.running, r.waiting = without(r.running, s), without(r.waiting, s)
 	if !s.keep {
 		r.pool.release(s.blocks)
 		s.blocks = nil
@@ -396,15 +396,6 @@ func (r *rank) finish(s *sequence, reason string) {
 		s.out <- token{finish: reason}
 	}
 	close(s.out)
-}
-
-func without(list []*sequence, s *sequence) []*sequence {
-	for i, o := range list {
-		if o == s {
-			return append(list[:i:i], list[i+1:]...)
-		}
-	}
-	return list
 }
 
 // sample returns a word that depends on the prompt, the answer's index and the position:
@@ -435,7 +426,7 @@ func (r *rank) reset(force bool) bool {
 		if !force {
 			return false
 		}
-		for _, s := range append([]*sequence(nil), r.running...) {
+		for _, s := range slices.Clone(r.running) {
 			r.preempt(s)
 		}
 	}
@@ -465,5 +456,5 @@ func (r *rank) preempt(s *sequence) {
 	r.pool.release(s.blocks)
 	s.blocks, s.hashes, s.stored, s.computed, s.chunk = nil, nil, 0, 0, 0
 	s.state, s.remote = seqWaiting, 0
-	r.waiting = append([]*sequence{s}, r.waiting...)
+	r.waiting = slices.Insert(r.waiting, 0, s)
 }
