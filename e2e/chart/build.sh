@@ -34,6 +34,7 @@ sources=(
   'istio.io/api@v1.31.1 kubernetes/customresourcedefinitions.gen.yaml'
   'github.com/envoyproxy/gateway@v1.9.1 charts/gateway-helm/charts/crds/crds/generated/*policies.yaml'
   'github.com/kedacore/keda/v2@v2.18.1 config/crd/bases/keda.sh_scaledobjects.yaml'
+  'github.com/cert-manager/cert-manager@v1.21.2 deploy/crds/cert-manager.io_certificates.yaml'
   'github.com/prometheus-operator/prometheus-operator@v0.85.0 example/prometheus-operator-crd/*monitors.yaml example/prometheus-operator-crd/*rules.yaml'
 )
 key=$( (printf '%s\n' "${sources[@]}"; cat "$here/schemas/main.go" "$here/build.sh") | sha256sum | cut -c1-12)

@@ -33,6 +33,9 @@ var shapes = map[string][]string{
 	"passwd":     {`fleet={"mode": "external", "external": {"url": "nats://nats:4222", "auth": "password", "user": "u", "secretName": "s"}}`},
 	"persisted":  {`fleet.persist={"enabled": true, "volume": {"emptyDir": {}}}`},
 	"standalone": {`mode="standalone"`},
+	"certified":  {`mode="standalone"`, `tls={"secretName": "t", "clientSecretName": "c", "serverName": "k", "certManager": {"enabled": true, "issuerRef": {"name": "i", "kind": "Issuer"}}}`},
+	"scaled":     {`mode="standalone"`, `proxy.autoscaling.enabled=true`},
+	"keda":       {`config.flow={"max_requests": 100, "zero_workers": "30s"}`, `modelServers.scaledObject={"enabled": true, "targetName": "qwen", "model": "m", "serverAddress": "http://p:9090"}`},
 	"scraped":    {`mode="standalone"`, `monitoring.envoy.enabled=true`},
 	"nobudget":   {`podDisruptionBudget={"maxUnavailable": null, "minAvailable": 1}`},
 	"named":      {`inferencePool.name="mine"`},
@@ -129,6 +132,10 @@ tls.secretName                                        gateway      "t"
 tls.requireClients                                    secured      false
 tls.clientSecretName                                  secured      "d"
 tls.serverName                                        secured      "m"
+tls.certManager.enabled                               certified    false
+tls.certManager.issuerRef                             certified    {"name": "other"}
+tls.certManager.dnsNames                              certified    ["kvlane.test"]
+tls.certManager.duration                              certified    "24h"
 probes.type                                           gateway      "http"
 probes.readinessPeriodSeconds                         standalone   9
 probes.livenessPeriodSeconds                          standalone   9
@@ -145,6 +152,15 @@ modelServers.kvEvents.replay                          events       "tcp://$ip:56
 modelServers.kvEvents.topic                           gateway      "kv"
 modelServers.neverAsk                                 gateway      true
 modelServers.roleLabels                               gateway      ["role"]
+modelServers.scaledObject.enabled                     keda         false
+modelServers.scaledObject.targetName                  keda         "other"
+modelServers.scaledObject.targetKind                  keda         "StatefulSet"
+modelServers.scaledObject.model                       keda         "other"
+modelServers.scaledObject.serverAddress               keda         "http://q:9090"
+modelServers.scaledObject.minReplicas                 keda         0
+modelServers.scaledObject.maxReplicas                 keda         9
+modelServers.scaledObject.waitingTokens               keda         9000
+modelServers.scaledObject.saturation                  keda         0.5
 modelServers.worker                                   gateway      {"block_size": 32}
 modelServers.service.create                           gateway      true
 modelServers.service.name                             eg           "mine"
@@ -161,6 +177,7 @@ stallTimeout                                          gateway      "9s"
 inferencePool.create                                  named        true
 inferencePool.name                                    gateway      "mine"
 inferencePool.failureMode                             gateway      "FailClose"
+inferencePool.objectives                              sidecar      ["llm-d.ai"]
 inferencePool.extraPools                              istio        ["b", "c.d"]
 httpRoute.create                                      gateway      false
 httpRoute.inferenceGatewayName                        gateway      "other"
@@ -185,6 +202,11 @@ proxy.image.tag                                       sidecar      "v9"
 proxy.image.digest                                    sidecar      "sha256:1111111111111111111111111111111111111111111111111111111111111111"
 proxy.image.pullPolicy                                sidecar      "Always"
 proxy.replicas                                        standalone   3
+proxy.autoscaling.enabled                             standalone   true
+proxy.autoscaling.minReplicas                         scaled       3
+proxy.autoscaling.maxReplicas                         scaled       9
+proxy.autoscaling.targetCPUUtilizationPercentage      scaled       50
+proxy.autoscaling.behavior                            scaled       {"scaleDown": {"stabilizationWindowSeconds": 60}}
 proxy.concurrency                                     sidecar      0
 proxy.paths                                           standalone   ["default", "/health"]
 proxy.port                                            sidecar      8088

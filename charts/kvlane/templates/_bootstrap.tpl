@@ -27,6 +27,8 @@
 - /v1/models/*
 - /v1/audio/transcriptions
 - /v1/audio/translations
+- /v1/audio/speech
+- /v1/realtime
 - /generate
 - /inference/v1/generate
 - /tokenize

@@ -35,6 +35,7 @@
 {{- $_ := set $kubernetes "ports" $ports }}
 {{- end }}
 {{- if $v.modelServers.rankPerPort }}{{ $_ := set $kubernetes "rank_per_port" true }}{{ end }}
+{{- with $v.inferencePool.objectives }}{{ $_ := set $kubernetes "objectives" . }}{{ end }}
 {{- if $v.modelServers.neverAsk }}{{ $_ := set $kubernetes "never_ask" true }}{{ end }}
 {{- with $v.modelServers.roleLabels }}{{ $_ := set $kubernetes "role_labels" . }}{{ end }}
 {{- $drain := include "kvlane.drain" . | int64 }}

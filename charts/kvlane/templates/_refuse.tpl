@@ -174,6 +174,25 @@
 {{- fail "provider.istio.envoyFilter.workloadSelector: required unless httpRoute.inferenceGatewayName names the gateway" }}
 {{- end }}
 {{- end }}
+{{- with $v.tls.certManager }}
+{{- if and .enabled (not (and $v.tls.secretName .issuerRef.name)) }}
+{{- fail "tls.certManager: needs tls.secretName, which it fills, and issuerRef.name" }}
+{{- end }}
+{{- end }}
+{{- with $v.modelServers.scaledObject }}
+{{- if and .enabled (not (and .targetName .model .serverAddress)) }}
+{{- fail "modelServers.scaledObject: needs targetName, model and serverAddress" }}
+{{- end }}
+{{- if and .enabled (le (dig "flow" "max_requests" 0 $v.config | int64) 0) }}
+{{- fail "modelServers.scaledObject: scales by the queue; set config.flow.max_requests above 0" }}
+{{- end }}
+{{- if and .enabled (eq (int64 .minReplicas) 0) (le (include "kvlane.milliseconds" (dig "flow" "zero_workers" "0s" $v.config) | float64) 0.0) }}
+{{- fail "modelServers.scaledObject.minReplicas 0: without config.flow.zero_workers requests are refused, not kept, while there is no pod" }}
+{{- end }}
+{{- end }}
+{{- if and $v.proxy.autoscaling.enabled (ne $v.mode "standalone") }}
+{{- fail (printf "proxy.autoscaling.enabled: in mode %s Envoy has no Deployment of its own; use autoscaling" $v.mode) }}
+{{- end }}
 {{- if and $v.tls.requireClients (not $v.tls.secretName) }}
 {{- fail "tls.requireClients: needs tls.secretName, with ca.crt" }}
 {{- end }}
