@@ -57,6 +57,25 @@ func BenchmarkPick(b *testing.B) {
 	}
 }
 
+// BenchmarkShadow is what one policy of routing.shadow adds to a request that is compared, with Pick's cost next to it.
+func BenchmarkShadow(b *testing.B) {
+	for _, targets := range []int{100, 1000} {
+		r := fleet(b, DefaultPreset, targets)
+		overlaps, q := allOverlap(targets), &Query{ID: "request", Model: "model", PromptTokens: 100_000}
+		for _, name := range []string{DefaultPreset, "least-loaded", "session-hash"} {
+			b.Run(fmt.Sprintf("%s/%d", name, targets), func(b *testing.B) {
+				policy := preset(b, name)
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, _, _, ok := r.Shadow(0, q, overlaps, &policy); !ok {
+						b.Fatal("got no target, want one")
+					}
+				}
+			})
+		}
+	}
+}
+
 // TestPickDoesNotAllocate holds the hot path of every preset at zero allocations,
 // with conversations coming and going at the bound of their table.
 func TestPickDoesNotAllocate(t *testing.T) {

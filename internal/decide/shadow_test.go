@@ -73,3 +73,20 @@ func TestNamesOfBlocksForTraces(t *testing.T) {
 		t.Errorf("got the same names %v under another salt", other)
 	}
 }
+
+// With many targets only one in ExplainEvery decisions is compared: shadow policies cost a request of a large fleet little on
+// average, and each sums over all targets.
+func TestShadowsOfLargeFleetsAreSampled(t *testing.T) {
+	for count, want := range map[int]float64{8: 4 * observe.ExplainEvery, 1000: 4} {
+		d := newDecider(t, count)
+		decide := repeatedBy(t, d, count, true, "least-loaded")
+		compared := func() float64 { return observe.Sums(d.metrics.Shadows, "policy")["least-loaded"] }
+		before := compared()
+		for range 4 * observe.ExplainEvery {
+			decide()
+		}
+		if got := compared() - before; got != want {
+			t.Errorf("%d targets: got %v decisions compared, want %v", count, got, want)
+		}
+	}
+}

@@ -21,10 +21,17 @@ const keepFew = 4
 // because it was sent there before, and returns a function that decides a request with this
 // prompt from body to end. Its decision log is short, so that explanations soon leave it
 // and their memory is reused.
-func repeated(tb testing.TB, count int, byEvents bool) func() {
+func repeated(tb testing.TB, count int, byEvents bool, shadow ...string) (decide func()) {
 	tb.Helper()
-	d := newDecider(tb, count)
+	return repeatedBy(tb, newDecider(tb, count), count, byEvents, shadow...)
+}
+
+func repeatedBy(tb testing.TB, d *Decider, count int, byEvents bool, shadow ...string) (decide func()) {
+	tb.Helper()
 	d.decisions = observe.NewDecisions(keepFew)
+	c := *d.cfg
+	c.Routing.Shadow = shadow
+	d.shadows = shadows(&c)
 	body := prompts(tb, 8000, 1)[0]
 	hashes, ids := blocksOf(tb, d, body)
 	stored := kvindex.Event{Kind: kvindex.Stored, Tokens: ids[:len(hashes)*d.cfg.Index.BlockSize], BlockSize: d.cfg.Index.BlockSize}
@@ -38,7 +45,7 @@ func repeated(tb testing.TB, count int, byEvents bool) func() {
 			tb.Fatal(err)
 		}
 	}
-	decide := func() {
+	decide = func() {
 		decision := d.Decide(context.Background(), &extproc.Request{ID: "r", Method: "POST", Path: "/v1/chat/completions", Body: body})
 		if decision.Ticket == nil {
 			tb.Fatal(decision.Reject)
@@ -55,16 +62,21 @@ func repeated(tb testing.TB, count int, byEvents bool) func() {
 // BenchmarkTargets measures a whole decision for a repeated prompt of 2,000 tokens that
 // every target holds: what remains is the part that grows with the number of targets.
 func BenchmarkTargets(b *testing.B) {
+	four := []string{"kv-aware", "least-loaded", "session-hash", "round-robin"}
 	for _, c := range []struct {
 		count    int
 		byEvents bool
-	}{{10, true}, {100, true}, {1000, true}, {1000, false}} {
+		shadow   []string
+	}{{10, true, nil}, {100, true, nil}, {1000, true, nil}, {1000, false, nil}, {10, true, four}, {100, true, four}, {1000, true, four}} {
 		name := fmt.Sprint(c.count)
+		if c.shadow != nil {
+			name += "-shadow"
+		}
 		if !c.byEvents {
 			name += "-speculative"
 		}
 		b.Run(name, func(b *testing.B) {
-			decide := repeated(b, c.count, c.byEvents)
+			decide := repeated(b, c.count, c.byEvents, c.shadow...)
 			for range (keepFew + 1) * observe.ExplainEvery {
 				decide()
 			}
