@@ -97,6 +97,7 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 		{"no events configured", fmt.Sprintf(`address: %q, models: [demo]`, sim.Addr()), "no events.endpoint", "worker w: no events.endpoint", "no_events"},
 		{"wrong address of events", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://127.0.0.1:1"}`, sim.Addr()),
 			`"endpoint":"tcp://127.0.0.1:1","reason":"unreachable"`, "worker w: no events of w from tcp://127.0.0.1:1: ", "events_unreachable"},
+		{"no relay pushes", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "push:"}`, sim.Addr()), "no relay pushes events", "no relay pushes events", "no_relay"},
 		{"events behind NAT", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://%s"}`, sim.Addr(), hung.Addr()),
 			`"reason":"unreachable","detail":"zmtp: read greeting: `, "worker w: no events of w from tcp://" + hung.Addr().String() + ": zmtp: read greeting: ", "events_unreachable"},
 		{"other block size", good + ", block_size: 32", `the engine's blocks have 16 tokens, the worker is configured with block_size 32`, "write block_size: 16, or leave it out", "other_block_size"},
