@@ -28,7 +28,6 @@
 - /v1/audio/transcriptions
 - /v1/audio/translations
 - /v1/audio/speech
-- /v1/realtime
 - /generate
 - /inference/v1/generate
 - /tokenize
