@@ -159,6 +159,9 @@ func (l *load) one(p *prompt) {
 	}
 	l.mu.Unlock()
 	if failure != "" {
+		// A process that was killed may take longer than the pause to close all of its connections: the next request
+		// must not go to one of those that are idle, which would count twice for one client.
+		l.http.CloseIdleConnections()
 		time.Sleep(20 * time.Millisecond)
 	}
 }
