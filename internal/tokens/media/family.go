@@ -1,6 +1,7 @@
 package media
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,11 +17,12 @@ type Family struct {
 
 	// turns reports that the tokens depend on which side is the width.
 	turns bool
-	// size returns the columns and rows of tokens, 0 if the engine refuses the image.
-	size func(width, height int) (columns, rows int)
-	// A row of more than one ends with breaks, the last one with ends, if marked.
-	marked       bool
-	breaks, ends uint32
+	// layout appends the tokens of an image. It returns false if the engine refuses the image.
+	layout func(dst []uint32, width, height int) ([]uint32, bool)
+	// lines are the tokens of one to four line feeds, at their number, if the engine puts two around an image and then
+	// joins neighbors. last is then the token before the second two.
+	lines [5]uint32
+	last  uint32
 }
 
 // ErrUnknown is returned for models whose images are not followed.
@@ -31,9 +33,12 @@ type modelConfig struct {
 	Architectures []string `json:"architectures"`
 	ImageToken    *uint32  `json:"image_token_id"`
 	ImageIndex    *uint32  `json:"image_token_index"`
+	MediaToken    *uint32  `json:"media_placeholder_token_id"`
 	Merge         int      `json:"spatial_merge_size"`
 	Vision        struct {
-		Patch int `json:"patch_size"`
+		Patch   int     `json:"patch_size"`
+		Size    int     `json:"image_size"`
+		Shuffle float64 `json:"pixel_shuffle_ratio"`
 	} `json:"vision_config"`
 }
 
@@ -49,6 +54,13 @@ type processorConfig struct {
 	MaxPixels int `json:"max_pixels"`
 	Patch     int `json:"patch_size"`
 	Merge     int `json:"merge_size"`
+
+	Sequence    int   `json:"image_seq_length"`
+	PanAndScan  *bool `json:"do_pan_and_scan"`
+	MaxPatches  int   `json:"max_patches"`
+	MaxCanvas   bool  `json:"resize_to_max_canvas"`
+	MergeKernel []int `json:"merge_kernel_size"`
+	TokenLimit  int   `json:"in_token_limit"`
 }
 
 // families are the architectures by which the folder's files are read.
@@ -61,7 +73,11 @@ var families = map[string]func(m *modelConfig, p *processorConfig, id func(token
 	"Qwen3_5MoeForConditionalGeneration": qwen,
 	"Glm4vForConditionalGeneration":      glm,
 	"Glm4vMoeForConditionalGeneration":   glm,
+	"GlmOcrForConditionalGeneration":     glm,
 	"Mistral3ForConditionalGeneration":   mistral3,
+	"Gemma3ForConditionalGeneration":     gemma3,
+	"Llama4ForConditionalGeneration":     llama4,
+	"KimiVLForConditionalGeneration":     kimiVL,
 }
 
 // Load reads the model's config.json and its processor's configuration. id returns the id of a special token. The error
@@ -76,7 +92,8 @@ func Load(fsys fs.FS, id func(token string) (uint32, bool)) (*Family, error) {
 	}
 	p := &processorConfig{}
 	var whole struct {
-		Image *processorConfig `json:"image_processor"`
+		Image    *processorConfig `json:"image_processor"`
+		Sequence int              `json:"image_seq_length"`
 	}
 	// transformers prefers the nested form.
 	err := readJSON(fsys, "processor_config.json", &whole)
@@ -87,6 +104,9 @@ func Load(fsys fs.FS, id func(token string) (uint32, bool)) (*Family, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if p.Sequence == 0 {
+		p.Sequence = whole.Sequence
 	}
 	if p.Resize != nil && !*p.Resize {
 		return nil, ErrUnknown
@@ -105,28 +125,59 @@ func readJSON(fsys fs.FS, name string, to any) error {
 	return nil
 }
 
-// Append appends the tokens of an image to dst. turned reports that the image may be turned before. It returns false if
-// they are not known.
-func (f *Family) Append(dst []uint32, img Image, turned bool) ([]uint32, bool) {
-	columns, rows := f.size(img.Width, img.Height)
-	if columns < 1 || rows < 1 || columns*rows > maxTokens || f.turns && turned && img.Width != img.Height {
-		return dst, false
+// Append appends the tokens of an image, which begin at a position. turned reports that the image may be turned before. It
+// returns false if they are not known.
+func (f *Family) Append(dst []uint32, img Image, turned bool) (out []uint32, at int, ok bool) {
+	at = len(dst)
+	if f.turns && turned && img.Width != img.Height {
+		return dst, at, false
 	}
-	if !f.marked {
-		columns, rows = columns*rows, 1
-	}
-	for range rows {
-		for range columns {
-			dst = append(dst, f.Token)
+	if f.lines[2] != 0 {
+		joined := uint32(0)
+		if at > 0 {
+			joined = map[uint32]uint32{f.lines[1]: f.lines[3], f.lines[2]: f.lines[4]}[dst[at-1]]
 		}
-		if f.marked {
-			dst = append(dst, f.breaks)
+		if joined != 0 {
+			at--
+			dst = append(dst[:at], joined)
+		} else {
+			dst = append(dst, f.lines[2])
 		}
 	}
-	if f.marked {
-		dst[len(dst)-1] = f.ends
+	out, ok = f.layout(dst, img.Width, img.Height)
+	return out, at, ok
+}
+
+// Next appends a token of the text. image reports that an image follows. It returns false if the engine refuses the prompt.
+func (f *Family) Next(dst []uint32, id uint32, image bool) ([]uint32, bool) {
+	if n := len(dst); f.last != 0 && n > 1 && dst[n-2] == f.last && dst[n-1] == f.lines[2] {
+		switch {
+		case id == f.lines[2]:
+			dst[n-1] = f.lines[4]
+			return dst, true
+		case id == f.lines[1] && !image:
+			return dst, false
+		}
 	}
-	return dst, true
+	return append(dst, id), true
+}
+
+// run is the layout of a run of a token.
+func run(token uint32, size func(width, height int) (columns, rows int)) func([]uint32, int, int) ([]uint32, bool) {
+	return func(dst []uint32, width, height int) ([]uint32, bool) {
+		columns, rows := size(width, height)
+		if columns < 1 || rows < 1 || columns*rows > maxTokens {
+			return dst, false
+		}
+		return repeated(dst, token, columns*rows), true
+	}
+}
+
+func repeated(dst []uint32, token uint32, n int) []uint32 {
+	for range n {
+		dst = append(dst, token)
+	}
+	return dst
 }
 
 // Turns reports whether the tokens depend on the image's orientation.
@@ -175,7 +226,7 @@ func qwen(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) (*
 		return nil, err
 	}
 	b, err := p.pixelsOf(pixels{56 * 56, 28 * 28 * 1280, 14, 2})
-	f.size = b.resized
+	f.layout = run(f.Token, b.resized)
 	return f, err
 }
 
@@ -190,13 +241,13 @@ func glm(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) (*F
 	b, err := p.pixelsOf(pixels{112 * 112, 28 * 28 * 15000, 14, 2})
 	// An image counts as two frames.
 	b.least, b.most = b.least/2, b.most/2
-	f.size = func(width, height int) (int, int) {
+	f.layout = run(f.Token, func(width, height int) (int, int) {
 		if side := b.patch * b.merge; width < side || height < side {
 			scale := max(float64(side)/float64(height), float64(side)/float64(width))
 			width, height = int(float64(width)*scale), int(float64(height)*scale)
 		}
 		return b.resized(width, height)
-	}
+	})
 	return f, err
 }
 
@@ -234,11 +285,103 @@ func mistral3(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)
 	if !strings.HasPrefix(p.Type, "PixtralImageProcessor") || !ok || !ok2 || m.ImageIndex == nil || p.Size == nil || p.Size.Longest < 1 || side < 1 {
 		return nil, ErrUnknown
 	}
-	longest := float64(p.Size.Longest)
-	return &Family{Token: *m.ImageIndex, turns: true, marked: true, breaks: breaks, ends: ends, size: func(width, height int) (int, int) {
+	longest, token := float64(p.Size.Longest), *m.ImageIndex
+	return &Family{Token: token, turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
 		if ratio := max(float64(width)/longest, float64(height)/longest); ratio > 1 {
 			width, height = int(float64(width)/ratio), int(float64(height)/ratio)
 		}
-		return (width + side - 1) / side, (height + side - 1) / side
+		columns, rows := (width+side-1)/side, (height+side-1)/side
+		if columns < 1 || rows < 1 || columns*rows > maxTokens {
+			return dst, false
+		}
+		for range rows {
+			dst = append(repeated(dst, token, columns), breaks)
+		}
+		dst[len(dst)-1] = ends
+		return dst, true
 	}}, nil
+}
+
+// tokensOf returns the ids of tokens, ErrUnknown if one is missing.
+func tokensOf(id func(string) (uint32, bool), names ...string) ([]uint32, error) {
+	out := make([]uint32, len(names))
+	for i, name := range names {
+		var ok bool
+		if out[i], ok = id(name); !ok {
+			return nil, ErrUnknown
+		}
+	}
+	return out, nil
+}
+
+func gemma3(_ *modelConfig, p *processorConfig, id func(string) (uint32, bool)) (*Family, error) {
+	t, err := tokensOf(id, "<start_of_image>", "<image_soft_token>", "<end_of_image>", "\n", "\n\n", "\n\n\n", "\n\n\n\n")
+	if err != nil || !strings.HasPrefix(p.Type, "Gemma3ImageProcessor") || p.PanAndScan != nil && *p.PanAndScan || p.Sequence > maxTokens {
+		return nil, ErrUnknown
+	}
+	return &Family{Token: t[0], last: t[2], lines: [5]uint32{1: t[3], 2: t[4], 3: t[5], 4: t[6]}, layout: func(dst []uint32, _, _ int) ([]uint32, bool) {
+		dst = repeated(append(dst, t[0]), t[1], cmp.Or(p.Sequence, 256))
+		return append(dst, t[2], t[4]), true
+	}}, nil
+}
+
+func llama4(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) (*Family, error) {
+	t, err := tokensOf(id, "<|image|>", "<|image_start|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>", "<|image_end|>")
+	v, most := m.Vision, cmp.Or(p.MaxPatches, 16)
+	if err != nil || !strings.HasPrefix(p.Type, "Llama4ImageProcessor") || v.Size < 1 || v.Patch < 1 || v.Shuffle <= 0 || most < 1 || most > 64 {
+		return nil, ErrUnknown
+	}
+	patches := (v.Size / v.Patch) * (v.Size / v.Patch) / int(math.RoundToEven(1/(v.Shuffle*v.Shuffle)))
+	if patches*(most+1) > maxTokens {
+		return nil, ErrUnknown
+	}
+	return &Family{Token: t[0], turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
+		columns, rows := canvas(width, height, v.Size, most, p.MaxCanvas)
+		dst = append(dst, t[1])
+		for range rows {
+			for x := range columns {
+				if rows*columns > 1 {
+					if dst = repeated(dst, t[2], patches); x < columns-1 {
+						dst = append(dst, t[3])
+					}
+				}
+			}
+			if rows*columns > 1 {
+				dst = append(dst, t[4])
+			}
+		}
+		return append(repeated(append(dst, t[0]), t[2], patches), t[5]), true
+	}}, nil
+}
+
+// canvas is transformers' get_best_fit of Llama 4, in tiles. Scales have 32 bits there.
+func canvas(width, height, tile, most int, largest bool) (columns, rows int) {
+	var best float32
+	for c := 1; c <= most; c++ {
+		for r := 1; c*r <= most; r++ {
+			scale := min(float32(c*tile)/float32(width), float32(r*tile)/float32(height))
+			better := scale > best // the least that enlarges, else the greatest
+			if best >= 1 && !largest {
+				better = scale >= 1 && scale < best
+			}
+			if better || scale == best && c*r < columns*rows {
+				best, columns, rows = scale, c, r
+			}
+		}
+	}
+	return columns, rows
+}
+
+func kimiVL(m *modelConfig, p *processorConfig, _ func(string) (uint32, bool)) (*Family, error) {
+	if !strings.HasPrefix(p.Type, "KimiVLImageProcessor") || m.MediaToken == nil || p.Patch < 1 || p.TokenLimit < 1 || len(p.MergeKernel) != 2 || min(p.MergeKernel[0], p.MergeKernel[1]) < 1 {
+		return nil, ErrUnknown
+	}
+	return &Family{Token: *m.MediaToken, turns: p.MergeKernel[0] != p.MergeKernel[1], layout: run(*m.MediaToken, func(width, height int) (int, int) {
+		if n := (width / p.Patch) * (height / p.Patch); n > p.TokenLimit {
+			scale := math.Sqrt(float64(p.TokenLimit) / float64(n))
+			width, height = int(float64(width)*scale), int(float64(height)*scale)
+		}
+		w, h := p.MergeKernel[1]*p.Patch, p.MergeKernel[0]*p.Patch
+		return (width + w - 1) / w, (height + h - 1) / h
+	})}, nil
 }

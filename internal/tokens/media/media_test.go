@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -108,7 +109,9 @@ var setup = map[string][2]string{
 }
 
 func ids(token string) (uint32, bool) {
-	id, ok := map[string]uint32{"<|image_pad|>": 7, "<|image|>": 7, "[IMG_BREAK]": 8, "[IMG_END]": 9}[token]
+	id, ok := map[string]uint32{"<|image_pad|>": 7, "<|image|>": 7, "[IMG_BREAK]": 8, "[IMG_END]": 9, "<start_of_image>": 7, "<image_soft_token>": 8,
+		"<end_of_image>": 9, "\n": 1, "\n\n": 2, "\n\n\n": 3, "\n\n\n\n": 4, "<|image_start|>": 8, "<|patch|>": 9, "<|tile_x_separator|>": 11, "<|tile_y_separator|>": 12,
+		"<|image_end|>": 10}[token]
 	return id, ok
 }
 
@@ -128,7 +131,7 @@ func TestTheTokensAreThoseOfTheProcessors(t *testing.T) {
 			var w, h, n int
 			var grid [2]int
 			_, _ = json.Unmarshal(row["width"], &w), json.Unmarshal(row["height"], &h)
-			got, ok := f.Append(nil, Image{Width: w, Height: h}, false)
+			got, _, ok := f.Append(nil, Image{Width: w, Height: h}, false)
 			if strings.HasPrefix(name, "mistral") {
 				_ = json.Unmarshal(row[name], &grid)
 				want := make([]uint32, 0, 64)
@@ -172,10 +175,10 @@ func TestTurnedImagesAndUnknownModels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := mistral.Append(nil, Image{Width: 50, Height: 60}, true); ok {
+	if _, _, ok := mistral.Append(nil, Image{Width: 50, Height: 60}, true); ok {
 		t.Error("got tokens for an image whose sides may be exchanged, want none")
 	}
-	if _, ok := mistral.Append(nil, Image{Width: 60, Height: 60}, true); !ok {
+	if _, _, ok := mistral.Append(nil, Image{Width: 60, Height: 60}, true); !ok {
 		t.Error("got no tokens for a square")
 	}
 	for config, processor := range map[string]string{
@@ -228,5 +231,84 @@ func BenchmarkImage(b *testing.B) {
 			b.Fatal(ok, err)
 		}
 		VLLMIdentifier(got, img, "model")
+	}
+}
+
+// later are families whose tokens tiles.jsonl.gz has.
+var later = map[string][2]string{
+	"llama4":         {`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":336,"patch_size":14,"pixel_shuffle_ratio":0.5}`, `{"image_processor_type":"Llama4ImageProcessorFast","max_patches":16}`},
+	"llama4_5":       {`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":336,"patch_size":28,"pixel_shuffle_ratio":0.5}`, `{"image_processor_type":"Llama4ImageProcessor","max_patches":5}`},
+	"llama4_largest": {`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":336,"patch_size":168,"pixel_shuffle_ratio":0.5}`, `{"image_processor_type":"Llama4ImageProcessor","resize_to_max_canvas":true}`},
+	"kimi_vl":        {`"KimiVLForConditionalGeneration"],"media_placeholder_token_id":7`, `{"image_processor_type":"KimiVLImageProcessor","patch_size":14,"merge_kernel_size":[2,2],"in_token_limit":4096}`},
+	"kimi_vl_small":  {`"KimiVLForConditionalGeneration"],"media_placeholder_token_id":7`, `{"image_processor_type":"KimiVLImageProcessor","patch_size":14,"merge_kernel_size":[2,2],"in_token_limit":256}`},
+}
+
+func TestTilesAreThoseOfTheProcessors(t *testing.T) {
+	patches := map[string]int{"llama4": 144, "llama4_5": 36, "llama4_largest": 1}
+	for name, files := range later {
+		f, err := load(files[0], files[1])
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for _, row := range rows[map[string]json.RawMessage](t, "tiles.jsonl.gz") {
+			var w, h, n int
+			var tiles [2]int
+			_, _ = json.Unmarshal(row["width"], &w), json.Unmarshal(row["height"], &h)
+			if each := patches[name]; each == 0 {
+				_ = json.Unmarshal(row[name], &n)
+			} else if _ = json.Unmarshal(row[name], &tiles); tiles[0]*tiles[1] == 1 {
+				n = each + 3
+			} else { // rows of tiles with separators, an end for each row, and the whole image
+				n = tiles[0]*(tiles[1]*(each+1)) + each + 3
+			}
+			got, at, ok := f.Append([]uint32{1, 2}, Image{Width: w, Height: h}, false)
+			if !ok || at != 2 || len(got)-2 != n {
+				t.Errorf("%s: %dx%d: got %d tokens at %d, %v, want %d", name, w, h, len(got)-2, at, ok, n)
+			}
+			columns := 0 // of the first row
+			for _, id := range got {
+				if columns += int(id) / 11 * (12 - int(id)); id == 12 {
+					break
+				}
+			}
+			if patches[name] > 0 && tiles[0]*tiles[1] > 1 && columns != tiles[1]-1 {
+				t.Errorf("%s: %dx%d: got %d separators in the first row, want %d", name, w, h, columns, tiles[1]-1)
+			}
+		}
+	}
+}
+
+func TestGemmasLinesAreJoinedAsByVLLM(t *testing.T) {
+	f, err := load(`"Gemma3ForConditionalGeneration"]`, `{"image_processor_type":"Gemma3ImageProcessor","image_seq_length":2}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := 0
+	for _, row := range rows[struct {
+		Prompt, IDs []uint32
+		At          []int
+	}](t, "gemma.jsonl.gz") {
+		var got []uint32
+		var starts []int
+		at, ok := 0, true
+		for i, id := range row.Prompt {
+			if id == f.Token {
+				got, at, ok = f.Append(got, Image{Width: 9, Height: 9}, false)
+				starts = append(starts, at)
+			} else if got, ok = f.Next(got, id, i+1 < len(row.Prompt) && row.Prompt[i+1] == f.Token); !ok {
+				break
+			}
+		}
+		switch {
+		case row.At == nil && slices.Contains(row.Prompt, f.Token):
+			if refused++; ok {
+				t.Errorf("%v: got ids, want none as vLLM finds no image", row.Prompt)
+			}
+		case !ok || !slices.Equal(got, row.IDs) || len(row.At) > 0 && !slices.Equal(starts, row.At):
+			t.Errorf("%v: got %v with images at %v, %v, want %v at %v", row.Prompt, got, starts, ok, row.IDs, row.At)
+		}
+	}
+	if refused < 100 {
+		t.Errorf("got %d prompts without a place for an image, want at least 100", refused)
 	}
 }

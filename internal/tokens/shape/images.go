@@ -110,14 +110,14 @@ func (m *Model) placeImages(res *Result, p *plan) {
 		known = nil // the text contains the token too, or the prompt is truncated
 	}
 	out := make([]uint32, 0, len(ids)+min(256*len(known), limit))
-	for _, id := range ids {
+	for i, id := range ids {
+		at, ok := 0, false
 		if id != f.Token {
-			out = append(out, id)
-			continue
-		}
-		at, ok := len(out), len(known) > 0 && len(out) <= limit
-		if ok {
-			out, ok = f.Append(out, known[0].Image, known[0].turned)
+			if out, ok = f.Next(out, id, i+1 < len(ids) && ids[i+1] == f.Token); ok {
+				continue
+			}
+		} else if len(known) > 0 && len(out) <= limit {
+			out, at, ok = f.Append(out, known[0].Image, known[0].turned)
 		}
 		if !ok {
 			res.Partial = "the tokens of an image are not known"

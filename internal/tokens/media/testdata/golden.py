@@ -10,6 +10,7 @@ import json
 import pathlib
 import random
 
+import torch
 from PIL import Image
 from transformers import Mistral3Config, PixtralVisionConfig
 from transformers.models.glm46v import image_processing_glm46v as glm
@@ -95,3 +96,50 @@ with gzip.open(here / "counts.jsonl.gz", "wt") as out:
             columns, rows = Mistral3HFEncoderInfo(mistral, longest).get_patch_grid_size(image_width=w, image_height=h)
             row[name] = [columns, rows]
         print(json.dumps(row), file=out)
+
+# Families that came later, for the sizes above: the rows and columns of tiles, and numbers of tokens.
+from transformers.image_utils import SizeDict  # noqa: E402
+from transformers.models.llama4 import image_processing_llama4 as llama4  # noqa: E402
+from vllm.model_executor.models.gemma3_mm import Gemma3MultiModalProcessor  # noqa: E402
+from vllm.model_executor.models.kimi_vl import KimiVLProcessingInfo  # noqa: E402
+from vllm.multimodal.processing.processor import PromptReplacement, PromptUpdateDetails  # noqa: E402
+
+
+class Namespace:
+    def __init__(self, **members):
+        self.__dict__.update(members)
+
+
+def kimi(limit):
+    info = object.__new__(KimiVLProcessingInfo)
+    processor = Namespace(image_processor=Namespace(patch_size=14, merge_kernel_size=[2, 2], in_token_limit=limit))
+    info.get_hf_processor = lambda: processor
+    return info
+
+
+with gzip.open(here / "tiles.jsonl.gz", "wt") as out:
+    for w, h in SIZES:
+        row = {"width": w, "height": h}
+        for name, most, largest in (("llama4", 16, False), ("llama4_5", 5, False), ("llama4_largest", 16, True)):
+            best = llama4.get_best_fit((h, w), torch.tensor(llama4.find_supported_resolutions(most, SizeDict(height=336, width=336))), largest)
+            row[name] = [int(side) // 336 for side in best]
+        for name, limit in (("kimi_vl", 4096), ("kimi_vl_small", 256)):
+            row[name] = kimi(limit).get_num_image_tokens(image_width=w, image_height=h)
+        print(json.dumps(row), file=out)
+
+# Gemma 3's prompts: ids 1 to 4 are that many line feeds, 7 an image's mark, 8 its token, 9 its end, others text.
+gemma = object.__new__(Gemma3MultiModalProcessor)
+gemma.info = Namespace(get_tokenizer=lambda: Namespace(get_vocab=lambda: {"\n" * n: n for n in range(1, 5)}))
+with gzip.open(here / "gemma.jsonl.gz", "wt") as out:
+    for _ in range(2000):
+        prompt = []
+        for _ in range(r.randrange(12)):
+            prompt.append(r.choice([5, 6, 7, 7, 1, 2, 3, 4]))
+            if prompt[-1] < 5 and len(prompt) > 1 and prompt[-2] < 5:  # a tokenizer joins them
+                prompt.pop()
+        images = prompt.count(7)
+        update = PromptReplacement(modality="image", target=[7], replacement=PromptUpdateDetails.select_token_id([2, 7, 8, 8, 9, 2], 8))
+        updates = {"image": [[update.resolve(i)] for i in range(images)]}
+        ids, _, placeholders = gemma._apply_token_matches_with_placeholders(prompt, updates)
+        found = [p.start_idx for p in placeholders.get("image", [])]
+        print(json.dumps({"prompt": prompt, "ids": list(ids), "at": found if len(found) == images else None}), file=out)
