@@ -1,12 +1,15 @@
 package body
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
 	"slices"
 	"strconv"
 	"unicode/utf8"
+
+	"github.com/segmentio/asm/ascii"
 )
 
 // MaxDepth is the maximum nesting depth of arrays and objects. Deeper bodies are rejected with an
@@ -379,10 +382,23 @@ func run(b []byte, i int, nonASCII *uint64) int {
 	return i
 }
 
+// plainURL returns the length of a data: URL that the string at the start of b is, -1 if there is none or it has escapes.
+func plainURL(b []byte) int {
+	if len(b) > 5 && b[0] == 'd' && string(b[:5]) == "data:" {
+		if n := bytes.IndexByte(b, '"'); n > 0 && ascii.ValidPrint(b[:n]) && bytes.IndexByte(b[:n], '\\') < 0 {
+			return n
+		}
+	}
+	return -1
+}
+
 // str scans a string from its opening quote. Invalid UTF-8 is rejected, as in every engine's JSON
 // reader.
 func (s *scanner) str(i int) int {
 	start := i + 1
+	if n := plainURL(s.b[start:]); n >= 0 {
+		return start + n + 1
+	}
 	var high uint64
 	for i = start; ; {
 		if i = run(s.b, i, &high); i >= len(s.b) {

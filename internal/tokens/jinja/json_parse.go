@@ -9,6 +9,8 @@ import (
 	"unicode/utf16"
 	"unicode/utf8"
 	"unsafe"
+
+	"github.com/segmentio/asm/ascii"
 )
 
 // Errors of ParseJSON other than syntax errors.
@@ -44,7 +46,7 @@ func ParseJSONSurrogates(data []byte) (Value, error) { return parseJSON(data, tr
 
 func parseJSON(data []byte, halves bool) (Value, error) {
 	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data)), halves: halves}
-	if !utf8.ValidString(p.src) {
+	if !ascii.ValidString(p.src) && !utf8.ValidString(p.src) {
 		return Value{}, fmt.Errorf("parse JSON: %w", ErrInvalidUTF8)
 	}
 	p.src = strings.TrimPrefix(p.src, "\ufeff")
@@ -275,6 +277,12 @@ func isDigit(c byte) bool { return c >= '0' && c <= '9' }
 func (p *jsonParser) text() (string, error) {
 	p.pos++
 	start := p.pos
+	if s := p.src[start:]; strings.HasPrefix(s, "data:") { // often a large URL
+		if n := strings.IndexByte(s, '"'); n > 0 && ascii.ValidPrintString(s[:n]) && strings.IndexByte(s[:n], '\\') < 0 {
+			p.pos = start + n + 1
+			return s[:n], nil
+		}
+	}
 	i := plainEnd(p.src, start)
 	switch {
 	case i >= len(p.src):

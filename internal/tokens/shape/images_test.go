@@ -230,7 +230,9 @@ func BenchmarkChatWithImage(b *testing.B) {
 			var turn conv.Turn
 			before := processorTime(b)
 			for i := 0; b.Loop(); i++ {
-				raw[len(raw)-40] = 'A' + byte(i%26) // another image each time
+				for at, n := len(raw)-40, i; n > 0; at, n = at-1, n/26 {
+					raw[at] = 'A' + byte(n%26) // another image each time
+				}
 				if err := c.Parse(&turn, body.Chat, raw); err != nil {
 					b.Fatal(err)
 				}
