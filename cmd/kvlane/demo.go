@@ -80,14 +80,15 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 			return err
 		}
 	}
-	for _, a := range []struct{ address, flag string }{{*ingress, "--ingress"}, {*admin, "--admin"}, {*envoyAdmin, "--envoy-admin"}} {
-		if err := envoy.CheckFree(a.address, a.flag); err != nil {
-			return err
-		}
+	if err := errors.Join(envoy.CheckFree(*ingress, "--ingress"), envoy.CheckFree(*admin, "--admin"), envoy.CheckFree(*envoyAdmin, "--envoy-admin")); err != nil {
+		return err
 	}
 	start, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if err := d.start(start, path, *tokenizer, *ingress, *admin, *envoyAdmin, *engines, *ranks, *replicas); err != nil {
+	stop := during(io.err, "starting Envoy, Kvlane and the engines")
+	err = d.start(start, path, *tokenizer, *ingress, *admin, *envoyAdmin, *engines, *ranks, *replicas)
+	stop()
+	if err != nil {
 		return err
 	}
 	if *check {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -11,34 +10,31 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// eventsUsage precedes the flags in the help of each verb.
-var eventsUsage = map[string]string{
-	"tail": `Usage: kvlane events tail ENDPOINT [flags]
+// eventsHelp follows the summaries of the verbs.
+var eventsHelp = map[string]string{
+	"tail": `
 
-Prints what an engine's KV events say, a JSON object a line, until Ctrl-C. ENDPOINT is a ZMQ endpoint, such as
-tcp://10.0.0.5:5557, or the http:// address that TensorRT-LLM's events are polled from. Connections made and missed are told
-on stderr too.
-`,
-	"decode": `Usage: kvlane events decode FILE [flags]     (- for stdin)
+Prints a JSON object a line until Ctrl-C. ENDPOINT is a ZMQ endpoint, such as tcp://10.0.0.5:5557, or the http://
+address from which TensorRT-LLM's events are polled. Connections made and missed are told on stderr too.`,
+	"decode": `
 
 Prints recorded frames as tail prints live ones. FILE has a JSON object for each ZMQ message, a line each:
 
   {"topic":"", "seq":0, "payload_hex":"93cb41d9000000000000919192b0416c6c426c6f636b73436c6561726564c000"}
 
 topic (may be missing), seq (the 8 bytes of the second frame as a number) and payload_hex (the third frame, msgpack, in
-hexadecimal) are the message's frames; other keys are ignored, so times and names may be added.
-`,
+hexadecimal) are the message's frames; other keys are ignored, so times and names may be added.`,
 }
 
-func runEvents(ctx context.Context, io streams, args []string) error {
-	if len(args) > 0 && (args[0] == "-h" || args[0] == "--help") {
-		fmt.Fprint(io.out, eventsUsage["tail"], "\n", eventsUsage["decode"])
-		return flag.ErrHelp
-	}
-	if len(args) == 0 || args[0] != "tail" && args[0] != "decode" {
-		return usageError{"needs tail ENDPOINT or decode FILE"}
-	}
-	verb := args[0]
+func runEventsTail(ctx context.Context, io streams, args []string) error {
+	return runEvents(ctx, io, "tail", args)
+}
+
+func runEventsDecode(ctx context.Context, io streams, args []string) error {
+	return runEvents(ctx, io, "decode", args)
+}
+
+func runEvents(ctx context.Context, io streams, verb string, args []string) error {
 	f := flags("events " + verb)
 	engine := f.String("engine", "vllm", "`dialect`: vllm, sglang, trtllm")
 	var replay, topic string
@@ -48,10 +44,10 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 		f.BoolVar(&bind, "bind", false, "wait at the endpoint for the engine to connect")
 		f.StringVar(&topic, "topic", "", "ZMQ `topic`")
 	}
-	subject, err := parseSubject(io, f, args[1:])
-	if err != nil {
+	if err := parse(io, f, args, 1); err != nil {
 		return err
 	}
+	subject := f.Arg(0)
 	if subject == "" {
 		return usageError{"needs one endpoint (tail) or file (decode)"}
 	}
@@ -79,14 +75,4 @@ func runEvents(ctx context.Context, io streams, args []string) error {
 		in = file
 	}
 	return feed.DecodeFrames(feed.Engine(*engine), in, io.out)
-}
-
-// parseSubject parses flags and one argument (a request id, a file or an endpoint), which
-// may precede or follow the flags. It returns "" if there is no argument.
-func parseSubject(io streams, f *flag.FlagSet, args []string) (string, error) {
-	if len(args) == 0 || args[0] == "" || args[0][0] == '-' && args[0] != "-" {
-		err := parse(io, f, args, 1)
-		return f.Arg(0), err
-	}
-	return args[0], parse(io, f, args[1:], 0)
 }

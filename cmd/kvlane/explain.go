@@ -24,10 +24,10 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 	export := f.Bool("export", false, "print the decision with its state as JSON (POST /debug/record before the request)")
 	rerun := f.String("rerun", "", "make the decision in `file` again and compare")
 	last := f.Bool("last", false, "show the newest decision")
-	subject, err := parseSubject(io, f, args)
-	if err != nil {
+	if err := parse(io, f, args, 1); err != nil {
 		return err
 	}
+	subject := f.Arg(0)
 	if *rerun != "" {
 		if subject != "" {
 			return usageError{"--rerun takes a file and no request id"}

@@ -22,9 +22,12 @@ func runHealthcheck(ctx context.Context, io streams, args []string) error {
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
+	stop := during(io.err, "waiting for "+*url)
+	defer stop()
 	for end := time.Now().Add(*wait); ; {
 		line, err := health(ctx, *url, *timeout)
 		if err == nil {
+			stop()
 			fmt.Fprintln(io.out, line)
 			return nil
 		}

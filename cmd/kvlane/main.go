@@ -13,8 +13,12 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
-	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // version is set by the linker.
@@ -24,36 +28,61 @@ var version = "unknown"
 type streams struct {
 	in       stdio.Reader
 	out, err stdio.Writer
+	// command is the one that runs. If declaring is set, parse adds the flags to it and ends the run.
+	command   *cobra.Command
+	declaring bool
 }
 
 // command is a subcommand of the binary.
 type command struct {
 	name, args, summary string
 	run                 func(ctx context.Context, io streams, args []string) error
+	examples            string // a line each
 }
 
-// commands is a function because help lists it.
+// commands is a function because tests list it.
 func commands() []command {
 	return []command{
-		{"serve", "--config FILE", "serve Envoy", runServe},
-		{"demo", "[--check]", "bring up Envoy, Kvlane and simulated engines", runDemo},
-		{"engine-sim", "[flags]", "run a simulated engine", runEngineSim},
-		{"check", "FILE|-", "validate a configuration and explain every problem", runCheck},
-		{"config", "[FILE]", "print a configuration with all defaults", runConfig},
-		{"envoy-config", "[--config FILE]", "print the bootstrap of the standalone Envoy", runEnvoyConfig},
-		{"tokenize", "--tokenizer DIR", "texts to token ids, JSON lines in and out", runTokenize},
-		{"render", "--tokenizer DIR | --template FILE", "request bodies to prompts and ids, JSON lines in and out", runRender},
-		{"tokens-check", "--tokenizer DIR --engine URL", "compare with a live engine", runTokensCheck},
-		{"events", "tail|decode", "show KV events", runEvents},
-		{"status", "", "show workers, caches and totals; exit with 1 if Kvlane is not ready", runStatus},
-		{"healthcheck", "[--url URL]", "exit with 0 if a URL answers 200, else with 1 and the reason in one line", runHealthcheck},
-		{"top", "", "show the busiest ranks again and again", runTop},
-		{"decisions", "[--follow]", "list the last decisions, or follow them", runDecisions},
-		{"record", "[--out FILE]", "write live traffic as a trace for kvlane replay", runRecord},
-		{"explain", "REQUEST-ID|--last", "show how a request was decided", runExplain},
-		{"replay", "--trace FILE", "compare policies on a trace or a generated workload", runReplay},
-		{"schema", "", "print the JSON schema of the configuration", runSchema},
-		{"version", "", "print the version", runVersion},
+		{"serve", "--config FILE", "serve Envoy", runServe,
+			"serve --config kvlane.yaml\nserve --pool-name vllm-qwen3 --grpc-port 9002"},
+		{"demo", "[--check]", "bring up Envoy, Kvlane and simulated engines", runDemo,
+			"demo --envoy /usr/bin/envoy\ndemo --pd --ingress 127.0.0.1:8081"},
+		{"engine-sim", "[flags]", "run a simulated engine", runEngineSim,
+			"engine-sim --model qwen3 --ranks 2"},
+		{"check", "FILE|-", "validate a configuration and explain every problem", runCheck,
+			"check kvlane.yaml\ncheck --strict --live kvlane.yaml\ncheck --output github kvlane.yaml"},
+		{"config", "[FILE]", "print a configuration with all defaults", runConfig,
+			"config\nconfig --effective kvlane.yaml"},
+		{"envoy-config", "[--config FILE]", "print the bootstrap of the standalone Envoy", runEnvoyConfig,
+			"envoy-config --config kvlane.yaml > envoy.yaml"},
+		{"tokenize", "--tokenizer DIR", "texts to token ids, JSON lines in and out", runTokenize,
+			`tokenize --tokenizer builtin:qwen3 <<< '{"text": "Hello"}'`},
+		{"render", "--tokenizer DIR | --template FILE", "request bodies to prompts and ids, JSON lines in and out", runRender,
+			"render --tokenizer builtin:qwen3 --tokens < requests.jsonl"},
+		{"tokens-check", "--tokenizer DIR --engine URL", "compare with a live engine", runTokensCheck,
+			"tokens-check --tokenizer /models/qwen3 --engine http://127.0.0.1:8000"},
+		{"events tail", "ENDPOINT", "show an engine's KV events as they come", runEventsTail,
+			"events tail tcp://10.0.0.5:5557 --replay tcp://10.0.0.5:5558\nevents tail --engine trtllm http://10.0.0.5:8000"},
+		{"events decode", "FILE|-", "show recorded KV events", runEventsDecode,
+			"events decode frames.jsonl"},
+		{"status", "", "show workers, caches and totals; exit with 1 if Kvlane is not ready", runStatus,
+			"status\nstatus --admin 10.0.0.9:9090 --json"},
+		{"healthcheck", "[--url URL]", "exit with 0 if a URL answers 200, else with 1 and the reason in one line", runHealthcheck,
+			"healthcheck\nhealthcheck --wait 30s"},
+		{"top", "", "show the busiest ranks again and again", runTop,
+			"top --every 1s"},
+		{"decisions", "[--follow]", "list the last decisions, or follow them", runDecisions,
+			"decisions --follow\ndecisions --n 100 --json"},
+		{"record", "[--out FILE]", "write live traffic as a trace for kvlane replay", runRecord,
+			"record --out trace.jsonl --duration 10m"},
+		{"explain", "REQUEST-ID|--last", "show how a request was decided", runExplain,
+			"explain --last\nexplain --rerun decision.json"},
+		{"replay", "--trace FILE", "compare policies on a trace or a generated workload", runReplay,
+			"replay --trace trace.jsonl --load 2.5"},
+		{"schema", "", "print the JSON schema of the configuration", runSchema,
+			"schema > kvlane.schema.json"},
+		{"version", "", "print the version", runVersion,
+			"version --json"},
 	}
 }
 
@@ -62,52 +91,85 @@ type usageError struct{ text string }
 
 func (e usageError) Error() string { return e.text }
 
+// failure is an error of a command that had valid arguments.
+type failure struct{ error }
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, streams{os.Stdin, os.Stdout, os.Stderr}, os.Args[1:])
+	code := run(ctx, streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}, os.Args[1:])
 	stop()
 	os.Exit(code)
 }
 
 func run(ctx context.Context, io streams, args []string) int {
-	if len(args) > 1 && args[0] == "help" {
-		args = append(slices.Clone(args[1:]), "-h")
-	}
-	if len(args) == 0 || slices.Contains([]string{"help", "-h", "--help"}, args[0]) {
-		help(io.out)
-		return 0
-	}
-	if args[0] == "--version" {
+	args = append([]string{}, args...) // cobra takes nil for the process's arguments
+	switch {
+	case len(args) > 1 && args[0] == "help":
+		args = append(args[1:], "--help")
+	case len(args) == 1 && args[0] == "--version":
 		args[0] = "version"
 	}
-	all := commands()
-	i := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
-	if i < 0 {
-		fmt.Fprintf(io.err, "kvlane: no command %q; `kvlane help` lists them\n", args[0])
-		return 2
-	}
-	err := all[i].run(ctx, io, args[1:])
-	var usage usageError
-	switch {
-	case err == nil, errors.Is(err, flag.ErrHelp):
+	root := rootCommand(io)
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
 		return 0
-	case errors.As(err, &usage):
-		fmt.Fprintf(io.err, "kvlane %s: %v\n", args[0], err)
-		return 2
-	default:
-		fmt.Fprintf(io.err, "kvlane %s: %v\n", args[0], err)
+	}
+	fmt.Fprintf(io.err, "%s: %s\n", cmd.CommandPath(), strings.TrimSpace(err.Error()))
+	if _, failed := errors.AsType[failure](err); failed {
 		return 1
 	}
+	return 2
 }
 
-func help(w stdio.Writer) {
-	fmt.Fprintln(w, "Kvlane routes LLM requests by KV cache, behind an Envoy.\n\nUsage: kvlane COMMAND [flags]   (kvlane COMMAND -h shows its flags)")
-	fmt.Fprintln(w)
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, c := range commands() {
-		fmt.Fprintf(tw, "  %s %s\t%s\n", c.name, c.args, c.summary)
+// rootCommand returns the tree of all commands. Each parses its own flags, which its flag set lists for help, completion and
+// man pages.
+func rootCommand(io streams) *cobra.Command {
+	cobra.EnableCommandSorting = false
+	root := &cobra.Command{
+		Use: "kvlane", Long: "Kvlane routes LLM requests by KV cache, behind an Envoy.",
+		SilenceErrors: true, SilenceUsage: true,
 	}
-	_ = tw.Flush()
+	root.SetOut(io.out)
+	root.SetErr(io.err)
+	parent := func(c *cobra.Command, needs string) {
+		c.RunE = func(*cobra.Command, []string) error { return usageError{"needs " + needs} }
+		c.Args = cobra.NoArgs
+	}
+	events := &cobra.Command{Use: "events", Short: "show KV events"}
+	parent(events, "tail ENDPOINT or decode FILE")
+	for _, c := range commands() {
+		under, name := root, c.name
+		if verb, ok := strings.CutPrefix(name, "events "); ok {
+			under, name = events, verb
+			root.AddCommand(events)
+		}
+		sub := &cobra.Command{
+			Use: strings.TrimSpace(name + " " + c.args), Short: c.summary,
+			Long:    strings.ToUpper(c.summary[:1]) + c.summary[1:] + "." + eventsHelp[name],
+			Example: "  kvlane " + strings.ReplaceAll(c.examples, "\n", "\n  kvlane "), DisableFlagParsing: true,
+		}
+		sub.RunE = func(cmd *cobra.Command, args []string) error {
+			io.command = cmd
+			err := c.run(cmd.Context(), io, args)
+			if _, usage := errors.AsType[usageError](err); usage || err == nil {
+				return err
+			}
+			if errors.Is(err, flag.ErrHelp) {
+				return nil
+			}
+			return failure{err}
+		}
+		under.AddCommand(sub)
+		_ = c.run(context.Background(), streams{command: sub, declaring: true}, nil) // adds its flags
+	}
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			parent(c, "bash, zsh, fish or powershell")
+		}
+	}
+	return root
 }
 
 // flags returns the flag set of a command. parse reports its errors and prints its help.
@@ -117,38 +179,71 @@ func flags(name string) *flag.FlagSet {
 	return f
 }
 
-// parse parses flags; rest is the number of arguments that may follow them. Asked for help,
-// it prints it and returns flag.ErrHelp.
+// parse parses flags, which may precede and follow arguments; rest is the largest number of arguments, which f.Arg
+// returns. Asked for help, it prints it and returns flag.ErrHelp.
 func parse(io streams, f *flag.FlagSet, args []string, rest int) error {
-	err := f.Parse(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		helpOf(io.out, f)
-		return err
-	case err != nil:
-		return usageError{fmt.Sprintf("%v (kvlane %s -h shows the flags)", err, f.Name())}
-	case f.NArg() > rest:
-		return usageError{"unexpected argument " + strings.Join(f.Args()[rest:], " ")}
+	if io.declaring {
+		f.VisitAll(func(one *flag.Flag) {
+			p := pflag.PFlagFromGoFlag(one)
+			if p.Value.Type() == "boolFunc" { // which help would show as a type
+				p.Value = boolValue{p.Value}
+			}
+			io.command.Flags().AddFlag(p)
+		})
+		return flag.ErrHelp
 	}
-	return nil
+	p := pflag.NewFlagSet(f.Name(), pflag.ContinueOnError)
+	p.AddGoFlagSet(f)
+	p.Usage = func() {}
+	err := p.Parse(twoDashes(f, args))
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return errors.Join(io.command.Help(), flag.ErrHelp)
+	case err != nil:
+		return usageError{fmt.Sprintf("%v (kvlane %s --help shows the flags)", err, f.Name())}
+	case p.NArg() > rest:
+		return usageError{"unexpected argument " + strings.Join(p.Args()[rest:], " ")}
+	}
+	return f.Parse(append([]string{"--"}, p.Args()...))
 }
 
-// helpOf prints the help of a command.
-func helpOf(w stdio.Writer, f *flag.FlagSet) {
-	verb, _ := strings.CutPrefix(f.Name(), "events ")
-	text := eventsUsage[verb]
-	for _, c := range commands() {
-		if c.name == f.Name() {
-			text = fmt.Sprintf("Usage: kvlane %s %s\n\n%s.\n", c.name, c.args, strings.ToUpper(c.summary[:1])+c.summary[1:])
+// boolValue is shown as a flag without a value.
+type boolValue struct{ pflag.Value }
+
+func (boolValue) Type() string { return "bool" }
+
+// twoDashes rewrites long flags with a single dash, which earlier versions took.
+func twoDashes(f *flag.FlagSet, args []string) []string {
+	args = slices.Clone(args)
+	for i, a := range args {
+		if a == "--" {
+			break
+		}
+		name, _, _ := strings.Cut(strings.TrimPrefix(a, "-"), "=")
+		if len(name) > 1 && strings.HasPrefix(a, "-") && f.Lookup(name) != nil {
+			args[i] = "-" + a
 		}
 	}
-	var b strings.Builder
-	f.SetOutput(&b)
-	f.PrintDefaults()
-	if b.Len() > 0 {
-		text += "\nFlags:\n" + strings.ReplaceAll("\n"+b.String(), "\n  -", "\n  --")[1:]
-	}
-	fmt.Fprint(w, text)
+	return args
+}
+
+// during writes to w every two seconds what the caller is doing, until the returned function is called.
+func during(w stdio.Writer, what string) (stop func()) {
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		began, tick := time.Now(), time.NewTicker(2*time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case now := <-tick.C:
+				fmt.Fprintf(w, "%s (%s)\n", what, now.Sub(began).Round(time.Second))
+			}
+		}
+	}()
+	return sync.OnceFunc(func() { close(done); <-ended })
 }
 
 func runVersion(_ context.Context, io streams, args []string) error {

@@ -3,21 +3,28 @@ package main
 import (
 	"bytes"
 	"context"
+	"flag"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/spf13/cobra/doc"
 	"go.uber.org/goleak"
 )
+
+var man = flag.String("man", "", "write the man pages into this `folder`")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // kvlane runs a command line.
 func kvlane(stdin string, args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
-	code = run(context.Background(), streams{strings.NewReader(stdin), &out, &errs}, args)
+	code = run(context.Background(), streams{in: strings.NewReader(stdin), out: &out, err: &errs}, args)
 	return code, out.String(), errs.String()
 }
 
@@ -59,19 +66,28 @@ func TestCommands(t *testing.T) {
 		code        int
 		out, err    string
 	}{
-		{"help", "", nil, 0, "Usage: kvlane COMMAND", ""},
-		{"a command's help", "", []string{"serve", "-h"}, 0, "Usage: kvlane serve --config FILE\n\nServe Envoy.\n\nFlags:\n  --admin address", ""},
-		{"help of a command", "", []string{"help", "check"}, 0, "Usage: kvlane check FILE|-", ""},
+		{"help", "", nil, 0, "Usage:\n  kvlane [command]\n\nAvailable Commands:\n  serve ", ""},
+		{"a command's help", "", []string{"serve", "-h"}, 0, "Serve Envoy.\n\nUsage:\n  kvlane serve --config FILE [flags]\n\nExamples:\n  kvlane serve --config kvlane.yaml\n", ""},
+		{"help of a command", "", []string{"help", "check"}, 0, "kvlane check FILE|- [flags]", ""},
 		{"replay's help", "", []string{"replay", "--help"}, 0, "What is compared", ""},
-		{"help of help", "", []string{"help", "help"}, 0, "Usage: kvlane COMMAND", ""},
-		{"help of a flag", "", []string{"help", "--help"}, 0, "Usage: kvlane COMMAND", ""},
+		{"help of help", "", []string{"help", "help"}, 0, "kvlane help [command]", ""},
+		{"help of a flag", "", []string{"help", "--help"}, 0, "kvlane [command]", ""},
 		{"no decisions", "", []string{"decisions", "--n", "0"}, 2, "", "--n 0: want 1 to 10000"},
 		{"replay of an unknown flag", "", []string{"replay", "--bogus"}, 2, "", "no flag --bogus"},
 		{"replay of what is not there", "", []string{"replay", "--trace", dir + "/none"}, 1, "", "no such file"},
-		{"help of no command", "", []string{"help", "chekc"}, 2, "", `no command "chekc"`},
+		{"help of no command", "", []string{"help", "chekc"}, 2, "", "unknown command \"chekc\" for \"kvlane\"\n\nDid you mean this?\n\tcheck\n"},
 		{"version as JSON", "", []string{"version", "--json"}, 0, `"version":"unknown"`, ""},
-		{"unknown command", "", []string{"sevre"}, 2, "", `no command "sevre"`},
-		{"unknown flag", "", []string{"check", "--confg", "x"}, 2, "", "not defined: -confg (kvlane check -h shows the flags)"},
+		{"unknown command", "", []string{"sevre"}, 2, "", "Did you mean this?\n\tserve\n"},
+		{"unknown flag", "", []string{"check", "--confg", "x"}, 2, "", "unknown flag: --confg (kvlane check --help shows the flags)"},
+		{"unknown flag of all commands", "", []string{"--bogus"}, 2, "", "unknown flag: --bogus"},
+		{"one dash, as earlier versions took", "", []string{"check", "-config=" + good}, 0, "valid; 1 model", ""},
+		{"one dash of no flag", "", []string{"check", "-confg", good}, 2, "", "unknown shorthand flag"},
+		{"flags end at two dashes", "", []string{"check", "--", "-config"}, 1, "", "open -config: no such file"},
+		{"completion of no shell", "", []string{"completion"}, 2, "", "needs bash, zsh, fish or powershell"},
+		{"completion of another shell", "", []string{"completion", "tcsh"}, 2, "", `unknown command "tcsh" for "kvlane completion"`},
+		{"completion of a command", "", []string{"__complete", "che"}, 0, "check\tvalidate a configuration", ""},
+		{"completion of a flag", "", []string{"__complete", "check", "--str"}, 0, "--strict\twarnings are errors", ""},
+		{"completion of replay's flags", "", []string{"__complete", "replay", "--gaun"}, 0, "--gauntlet\t", ""},
 		{"too many arguments", "", []string{"version", "x"}, 2, "", "unexpected argument x"},
 		{"version", "", []string{"version"}, 0, "kvlane unknown go", ""},
 		{"check", "", []string{"check", "--config", good}, 0, "valid; 1 model, 1 static worker, policy kv-aware", ""},
@@ -152,8 +168,9 @@ func TestCommands(t *testing.T) {
 		{"explain where nobody is", "", []string{"explain", "--admin", "127.0.0.1:1", "x"}, 1, "", "is Kvlane running?"},
 		{"explain with a scheme", "", []string{"explain", "x", "--admin", "http://127.0.0.1:1/"}, 1, "", `Get "http://127.0.0.1:1/debug/decisions/x"`},
 		{"the format of events", "", []string{"events", "decode", "-h"}, 0, `"payload_hex":"93cb`, ""},
-		{"events' help", "", []string{"events", "-h"}, 0, "Usage: kvlane events decode FILE", ""},
-		{"flags of tail alone", "", []string{"events", "decode", "-", "--bind"}, 2, "", "not defined"},
+		{"events' help", "", []string{"events", "-h"}, 0, "decode      show recorded KV events", ""},
+		{"events of no kind", "", []string{"events", "tial"}, 2, "", `unknown command "tial" for "kvlane events"`},
+		{"flags of tail alone", "", []string{"events", "decode", "-", "--bind"}, 2, "", "unknown flag: --bind"},
 		{"replay at no load", "", []string{"replay", "--load", "0"}, 2, "", "--load 0: must be above 0"},
 		{"replay of a policy that no router takes", "", []string{"replay", "--format", "generated", "--seeds", "1", "--policies", "kv-aware,kv-aware?cap.multiplier=-5"}, 1, "", "kvlane replay: kv-aware?cap.multiplier=-5: routing: policy.cap.multiplier: -5 is not"},
 		{"explain with flags after the id", "", []string{"explain", "x", "--admin", "127.0.0.1:1"}, 1, "", "is Kvlane running?"},
@@ -188,5 +205,111 @@ func TestATakenPortNamesTheFlag(t *testing.T) {
 	code, _, errs := kvlane("", "serve", "--config", file)
 	if code != 1 || !strings.Contains(errs, "is taken by another program: choose another one with --admin") {
 		t.Errorf("code %d: %s", code, errs)
+	}
+}
+
+func TestCompletionOfFourShells(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		code, out, errs := kvlane("", "completion", shell)
+		if code != 0 || errs != "" || !strings.Contains(out, "__complete") {
+			t.Errorf("%s: got code %d, %.80q, %q, want a script that calls kvlane __complete", shell, code, out, errs)
+		}
+	}
+}
+
+// Each command has a man page with its flags and examples.
+func TestManPages(t *testing.T) {
+	t.Setenv("ENVOY", "") // a default of demo
+	dir := *man
+	if dir == "" {
+		dir = t.TempDir()
+	}
+	root := rootCommand(streams{})
+	root.DisableAutoGenTag = true
+	if err := doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "kvlane", Manual: "Kvlane"}, dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range commands() {
+		page, err := os.ReadFile(filepath.Join(dir, "kvlane-"+strings.ReplaceAll(c.name, " ", "-")+".1"))
+		if err != nil || !strings.Contains(string(page), ".SH EXAMPLE") || !strings.Contains(string(page), ".SH OPTIONS") {
+			t.Errorf("%s: got %q, %v, want a page with options and examples", c.name, page, err)
+		}
+	}
+}
+
+func TestDuringSpeaksEveryTwoSeconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		stop := during(&out, "waiting")
+		time.Sleep(5 * time.Second)
+		stop()
+		if want := "waiting (2s)\nwaiting (4s)\n"; out.String() != want {
+			t.Errorf("got %q, want %q", out.String(), want)
+		}
+		out.Reset()
+		stop = during(&out, "waiting")
+		time.Sleep(time.Second)
+		stop()
+		time.Sleep(5 * time.Second)
+		if out.Len() > 0 {
+			t.Errorf("got %q of what took a second, want nothing", out.String())
+		}
+	})
+}
+
+// Every address in use is named, with the flag for another.
+func TestDemoNamesAllBusyAddresses(t *testing.T) {
+	args := []string{"demo", "--envoy", "/bin/true"}
+	var taken []string
+	for _, flag := range []string{"--ingress", "--admin", "--envoy-admin"} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		args = append(args, flag, l.Addr().String())
+		taken = append(taken, l.Addr().String()+" is taken by another program: choose another one with "+flag+"\n")
+	}
+	code, _, errs := kvlane("", args...)
+	if want := "kvlane demo: " + strings.Join(taken, ""); code != 1 || errs != want {
+		t.Errorf("got code %d, %q, want 1, %q", code, errs, want)
+	}
+}
+
+// `make run` names everything that it lacks, and builds nothing then.
+func TestMakeRunNamesWhatIsMissing(t *testing.T) {
+	path, err := exec.LookPath("make")
+	if err != nil {
+		t.Skip("there is no make on this machine")
+	}
+	tools := t.TempDir()
+	for _, name := range []string{"bash", "awk", "git"} {
+		if tool, err := exec.LookPath(name); err == nil {
+			if err := os.Symlink(tool, filepath.Join(tools, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	makeRun := func(more ...string) string {
+		cmd := exec.Command(path, append([]string{"-C", "../..", "run", "BIN=" + tools + "/bin", "TOOLS=" + tools}, more...)...)
+		cmd.Env = []string{"PATH=" + tools}
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			t.Errorf("got success without any tool: %s", out)
+		}
+		if _, err := os.Stat(tools + "/bin"); err == nil {
+			t.Error("got a folder for the binary, want nothing built")
+		}
+		return string(out)
+	}
+	const python, golang = "Python 3 with pip, which fetches Envoy (or name an Envoy: make run ENVOY=/path)", "Go of the version in go.mod"
+	if got := makeRun(); !strings.Contains(got, python) || !strings.Contains(got, golang) {
+		t.Errorf("got %q, want %q and %q", got, python, golang)
+	}
+	if got := makeRun("ENVOY=/bin/true"); strings.Contains(got, python) || !strings.Contains(got, golang) {
+		t.Errorf("got %q of a given Envoy, want %q alone", got, golang)
+	}
+	if got := makeRun("ENVOY=" + tools + "/none"); !strings.Contains(got, tools+"/none, which ENVOY names") {
+		t.Errorf("got %q, want the Envoy that is not there", got)
 	}
 }

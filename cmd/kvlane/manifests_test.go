@@ -30,7 +30,7 @@ func TestTheSidecarsBootstrapIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if code := run(context.Background(), streams{strings.NewReader(""), &out, os.Stderr}, []string{"envoy-config", "--config", yaml}); code != 0 {
+	if code := run(context.Background(), streams{in: strings.NewReader(""), out: &out, err: os.Stderr}, []string{"envoy-config", "--config", yaml}); code != 0 {
 		t.Fatalf("envoy-config ends with %d", code)
 	}
 	want := "    " + strings.ReplaceAll(strings.TrimRight(out.String(), "\n"), "\n", "\n    ") + "\n"

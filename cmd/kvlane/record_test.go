@@ -34,7 +34,7 @@ func TestRecordedTrafficCanBeReplayed(t *testing.T) {
 	var errs strings.Builder
 	done := make(chan int, 1)
 	go func() {
-		done <- run(context.Background(), streams{strings.NewReader(""), os.Stdout, &errs}, append([]string{"record", "--n", "40", "--out", file, "--output-length", "77"}, args...))
+		done <- run(context.Background(), streams{in: strings.NewReader(""), out: os.Stdout, err: &errs}, append([]string{"record", "--n", "40", "--out", file, "--output-length", "77"}, args...))
 	}()
 	for n := uint64(0); ; n++ { // until enough have been recorded; the first ones may precede the connection
 		select {

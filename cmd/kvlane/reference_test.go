@@ -22,7 +22,7 @@ func TestReferenceOfCommands(t *testing.T) {
 	var page strings.Builder
 	page.WriteString(referenceIntro)
 	for _, c := range commands() {
-		code, out, errs := kvlane("", c.name, "-h")
+		code, out, errs := kvlane("", append(strings.Fields(c.name), "-h")...)
 		if code != 0 || errs != "" || !strings.Contains(out, "kvlane "+c.name) {
 			t.Errorf("kvlane %s -h: got code %d, %q, %q, want the help on the standard output", c.name, code, out, errs)
 		}

@@ -36,7 +36,7 @@ func TestServeReloads(t *testing.T) {
 	var log logged
 	done := make(chan int)
 	go func() {
-		done <- run(ctx, streams{strings.NewReader(""), &bytes.Buffer{}, &log}, []string{"serve", "--config", file})
+		done <- run(ctx, streams{in: strings.NewReader(""), out: &bytes.Buffer{}, err: &log}, []string{"serve", "--config", file})
 	}()
 	defer func() {
 		stop()

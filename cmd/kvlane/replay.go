@@ -8,6 +8,9 @@ import (
 )
 
 func runReplay(_ context.Context, io streams, args []string) error {
+	if io.declaring {
+		return parse(io, replay.Flags(), nil, 0)
+	}
 	err := replay.Command(args, io.out, io.err)
 	if wrong, ok := errors.AsType[replay.UsageError](err); ok {
 		return usageError{wrong.Error()}

@@ -138,6 +138,7 @@ func runTokensCheck(ctx context.Context, io streams, args []string) error {
 	if err != nil {
 		return usageError{err.Error()}
 	}
+	defer during(io.err, "comparing with "+*url)()
 	m, err := modelOf(*dir, shape.Options{})
 	if err != nil {
 		return err

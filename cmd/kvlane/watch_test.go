@@ -128,7 +128,7 @@ func TestDecisionsAreFollowed(t *testing.T) {
 	defer stop()
 	out, done := make(lines, 100), make(chan int, 1)
 	go func() {
-		done <- run(ctx, streams{strings.NewReader(""), out, os.Stderr}, append([]string{"decisions", "--follow"}, args...))
+		done <- run(ctx, streams{in: strings.NewReader(""), out: out, err: os.Stderr}, append([]string{"decisions", "--follow"}, args...))
 	}()
 	for _, want := range []string{"TIME", "past", "later"} {
 		if got := <-out; !strings.Contains(got, want) {

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/kvlane/kvlane/envoy"
@@ -92,7 +91,7 @@ func (b *bed) serve(ctx context.Context, o *options, file, addresses string, use
 	defer log.Close()
 	b.server = exec.Command(command[0], command[1:]...)
 	b.server.Stderr = log
-	b.server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	b.server.SysProcAttr = envoy.Child()
 	if err := b.server.Start(); err != nil {
 		return err
 	}

@@ -103,7 +103,10 @@ A TIME is like 10ms, or seconds. Flags:
 	}
 }
 
-func parseFlags(args []string, help io.Writer) (*flags, error) {
+// Flags returns the flags of Command, for lists of them.
+func Flags() *flag.FlagSet { return newFlags().set }
+
+func newFlags() *flags {
 	f := &flags{set: flag.NewFlagSet("replay", flag.ContinueOnError), jitter: -1, share: -1}
 	s := f.set
 	s.SetOutput(io.Discard)
@@ -146,6 +149,12 @@ func parseFlags(args []string, help io.Writer) (*flags, error) {
 	s.StringVar(&f.results, "results", "", "`FOLDER` of finished cells, from which a gauntlet resumes")
 	s.StringVar(&f.rows, "rows", "", "`LIST` of acceptance rows, with commas (default: all)")
 	s.Usage = func() {}
+	return f
+}
+
+func parseFlags(args []string, help io.Writer) (*flags, error) {
+	f := newFlags()
+	s := f.set
 	if err := s.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			s.SetOutput(help)
