@@ -133,9 +133,7 @@ e2e-images: envoy ## The same with a vision model, which needs torchvision
 RECORDINGS ?= e2e/engines/recordings
 .PHONY: truth
 truth: ## Compares ids and predicted cached tokens with recordings of real engines (RECORDINGS=folder)
-	@mkdir -p $(BIN)
-	@go build -o $(BIN)/truth ./internal/lab/truth
-	@$(BIN)/truth $(RECORDINGS)
+	@KVLANE_RECORDINGS=$(abspath $(RECORDINGS)) go test -count=1 -v -run '^TestRecordings$$' ./internal/lab/truth
 
 .PHONY: record
 record: ## Makes the recordings in RECORDINGS anew, with the installed engines

@@ -4,7 +4,7 @@
 //
 // Block hashes, events, their ZMTP wire and the prefill/decode protocols are implemented
 // independently of Kvlane, so that both cannot agree by sharing a mistake. Prompts and
-// their ids are Kvlane's own: recordings of real engines check those (package truth).
+// their ids are Kvlane's own: recordings of real engines check those (the tests of package truth).
 //
 //	tok, err := enginesim.LoadTokenizer(os.DirFS("internal/tokens/models/qwen3"))
 //	eng, err := enginesim.Start(ctx, enginesim.Options{Engine: enginesim.VLLM, Model: "demo", Ranks: 2, Tokenizer: tok})

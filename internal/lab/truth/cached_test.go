@@ -1,284 +1,504 @@
-package main
+package truth
 
 import (
-	"encoding/binary"
-	"encoding/json"
+	"bytes"
+	"cmp"
+	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
+	"math"
+	"slices"
+	"strconv"
 	"strings"
-	"testing"
 
-	"github.com/vmihailenco/msgpack/v5"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-type m = map[string]any
-
-// frames are the frames of a batch's message.
-func frames(t *testing.T, seq uint64, rank int, events ...any) [][]byte {
-	t.Helper()
-	payload, err := msgpack.Marshal([]any{float64(seq), events, rank})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return [][]byte{[]byte("kv"), binary.BigEndian.AppendUint64(nil, seq), payload}
+// cachedTotals count the requests with reported cached tokens.
+type cachedTotals struct {
+	files        int
+	right, wrong int
+	// bounded counts requests that ran concurrently with others on their rank and reported a
+	// number that is possible there.
+	bounded int
+	// predicted and reported are the cached tokens of the judged requests.
+	predicted, reported int
+	// skipped counts the requests that were not judged, by reason.
+	skipped map[string]int
 }
 
-func ids(from, n int) []int {
-	s := make([]int, n)
-	for i := range s {
-		s[i] = from + i
+func (t *cachedTotals) add(o cachedTotals) {
+	t.files += o.files
+	t.right += o.right
+	t.wrong += o.wrong
+	t.bounded += o.bounded
+	t.predicted += o.predicted
+	t.reported += o.reported
+	for k, n := range o.skipped {
+		t.skipped[k] += n
+	}
+}
+
+func (t *cachedTotals) String() string {
+	s := fmt.Sprintf("right %d, wrong %d, predicted %d and reported %d cached tokens", t.right, t.wrong, t.predicted, t.reported)
+	if t.bounded > 0 {
+		s += fmt.Sprintf("; %d beside others within bounds", t.bounded)
+	}
+	var why []string
+	for k, n := range t.skipped {
+		why = append(why, fmt.Sprintf("%d %s", n, k))
+	}
+	slices.Sort(why)
+	if len(why) > 0 {
+		s += "; not judged: " + strings.Join(why, ", ")
 	}
 	return s
 }
 
-func stored(hashes []uint64, parent any, tokens []int, more m) m {
-	e := m{"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens, "block_size": 4, "medium": "GPU"}
-	maps.Copy(e, more)
-	return e
+func (t *cachedTotals) notJudged() int {
+	n := 0
+	for _, k := range t.skipped {
+		n += k
+	}
+	return n
 }
 
-// ask is a completion that ran alone on rank 0.
-func ask(n int, at float64, prompt []int, cached int, body m) m {
-	if body == nil {
-		body = m{}
+// sink applies the feed's events to the index.
+type sink struct {
+	index *kvindex.Index
+	slots map[kvindex.Target]kvindex.Slot
+	err   error
+}
+
+func (s *sink) slot(t kvindex.Target) kvindex.Slot {
+	slot, ok := s.slots[t]
+	if !ok {
+		var err error
+		if slot, err = s.index.Add(t, seedModel, 0); err != nil {
+			s.err = err
+		}
+		s.slots[t] = slot
 	}
-	if body["model"] == nil {
-		body["model"] = "base"
+	return slot
+}
+
+// seedModel is the model that all blocks of a recording are seeded with.
+const seedModel = "recorded"
+
+func (s *sink) Apply(t kvindex.Target, ev *kvindex.Event) error {
+	return s.index.Apply(s.slot(t), ev)
+}
+
+func (s *sink) Clear(t kvindex.Target, _ feed.Reason) {
+	if err := s.index.Apply(s.slot(t), &kvindex.Event{Kind: kvindex.Cleared}); err != nil {
+		s.err = err
 	}
-	text, err := json.Marshal(body)
+}
+
+func (s *sink) State(kvindex.Target, feed.State, feed.Reason) {}
+
+func (s *sink) Warn(kvindex.Target, feed.Reason, string) {}
+
+// checker replays one recording.
+type checker struct {
+	name    string
+	engine  string
+	recs    []record
+	out     *bytes.Buffer
+	sink    *sink
+	players map[string]*feed.Player
+	events  []*record
+	applied int // events that arrived before the current request
+	chains  *chains
+	prompts *timeline
+	sources []string // all sources of events
+	block   int
+	// adapters are the models that are LoRA adapters.
+	adapters map[string]bool
+	matches  kvindex.Matches
+	res      cachedTotals
+}
+
+// check replays a time line's KV events through the feed and the index, and before each
+// request predicts the cached tokens that the engine then reported.
+//
+// It judges requests whose prompt ids are known: from the answer, the request or prompts.
+// The rank is the one that the request names, or else the one whose events arrived while it
+// ran alone. For a request that ran concurrently with others on its rank there are only
+// bounds: at least what the rank held before, at most what its prompt also shares with
+// theirs. Not judged, and counted with the reason, are requests with several answers, those
+// that used blocks which SGLang announced later, those that get blocks from another engine,
+// and those that SGLang's events do not distinguish (extra_key does not appear in them).
+func check(name string, recs []record, prompts *timeline, out *bytes.Buffer) (cachedTotals, error) {
+	c := &checker{
+		name: name, engine: recs[0].Engine, recs: recs, out: out, players: map[string]*feed.Player{},
+		prompts: prompts, chains: newChains(), adapters: map[string]bool{}, res: cachedTotals{files: 1, skipped: map[string]int{}},
+	}
+	c.survey()
+	if c.block == 0 {
+		c.block = 1 // nothing is ever stored: every request is predicted to miss
+	}
+	index, err := kvindex.New(kvindex.Config{BlockSize: c.block})
 	if err != nil {
-		panic(err)
+		return c.res, err
 	}
-	return m{
-		"kind": "http", "n": n, "label": "ask", "path": "/v1/completions", "headers": m{"x-data-parallel-rank": "0"}, "body": string(text), "status": 200, "t_sent": at, "t": at + 0.5,
-		"resp": m{"choices": []any{m{"prompt_token_ids": prompt}}, "usage": m{"prompt_tokens": len(prompt), "prompt_tokens_details": m{"cached_tokens": cached}}},
-	}
-}
-
-func event(at float64, f [][]byte) m {
-	return m{"kind": "event", "t": at, "source": "rank0", "frames": f}
-}
-
-// write makes a folder with one recording and other files.
-func write(t *testing.T, records ...m) string {
-	t.Helper()
-	dir := t.TempDir()
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
-	for _, r := range records {
-		if err := enc.Encode(r); err != nil {
-			t.Fatal(err)
+	c.sink = &sink{index: index, slots: map[kvindex.Target]kvindex.Slot{}}
+	var asked []*record
+	for i := range recs {
+		switch r := &recs[i]; r.Kind {
+		case "event":
+			c.events = append(c.events, r)
+		case "http":
+			asked = append(asked, r)
 		}
 	}
-	for name, content := range map[string][]byte{"one.jsonl.gz": packed(t, b.String()), "chat.jsonl": []byte(`{"case":1,"body":{}}`), "README.md": []byte("x")} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
+	slices.SortStableFunc(c.events, func(a, b *record) int { return cmp.Compare(a.T, b.T) })
+	// Records are ordered by their answers; hits were decided when the requests were sent.
+	slices.SortStableFunc(asked, func(a, b *record) int { return cmp.Compare(a.Sent, b.Sent) })
+	for _, r := range asked {
+		c.catchUp(r.Sent)
+		c.exchange(r)
+	}
+	c.catchUp(math.Inf(1))
+	c.note()
+	return c.res, c.sink.err
+}
+
+// note reports irregularities in the events of the sources.
+func (c *checker) note() {
+	for _, source := range c.sources {
+		p := c.player(source)
+		n := p.Counts()
+		var notes []string
+		for _, k := range []struct {
+			n    uint64
+			what string
+		}{{n.Missing, "batches missing (the rank was cleared there)"}, {n.Duplicates, "batches twice"}, {n.Restarts, "restarts"}} {
+			if k.n > 0 {
+				notes = append(notes, fmt.Sprintf("%d %s", k.n, k.what))
+			}
 		}
-	}
-	return dir
-}
-
-// checked checks the only recording of a folder.
-func checked(dir string) (*cachedTotals, string, error) {
-	c := &comparison{}
-	var ids idTotals
-	res := &cachedTotals{skipped: map[string]int{}}
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), ".gz") {
-			err = c.compare(e.Name(), filepath.Join(dir, e.Name()), &ids, res)
+		for _, why := range slices.Sorted(maps.Keys(p.Dropped())) {
+			if why != feed.OtherGroup {
+				notes = append(notes, fmt.Sprintf("%d events dropped: %s", p.Dropped()[why], why))
+			}
 		}
-	}
-	return res, c.cached.String(), err
-}
-
-// Everything that affects hits: branches, salt, adapter, eviction, a reset that is
-// announced late, the last token.
-func TestPredictions(t *testing.T) {
-	meta := m{"kind": "meta", "engine": "vllm", "t": 0}
-	dir := write(t, meta,
-		event(0.5, frames(t, 7, 0, stored([]uint64{1, 2}, nil, ids(1, 8), nil))),
-		event(0.6, frames(t, 8, 0, stored([]uint64{3}, nil, ids(1, 4), m{"extra_keys": []any{[]any{"tenant"}}}), stored([]uint64{4}, nil, ids(1, 4), m{"lora_name": "ad", "extra_keys": []any{[]any{"ad"}}}))),
-		ask(1, 1, ids(1, 9), 8, nil), ask(2, 2, ids(1, 8), 4, nil), ask(3, 3, append(ids(1, 4), ids(50, 9)...), 4, nil), ask(4, 4, ids(90, 9), 0, nil),
-		ask(5, 5, ids(1, 9), 4, m{"cache_salt": "tenant"}), ask(6, 6, ids(1, 9), 0, m{"cache_salt": "other"}), ask(7, 7, ids(1, 9), 4, m{"model": "ad"}),
-		event(7.8, frames(t, 9, 0, m{"type": "BlockRemoved", "block_hashes": []int{2}, "medium": "GPU"})),
-		ask(8, 8, ids(1, 9), 4, nil),
-		m{"kind": "http", "n": 9, "path": "/reset_prefix_cache", "t_sent": 9, "t": 9.1, "resp": m{"success": true}},
-		ask(10, 10, ids(1, 9), 0, nil),
-		// Not judged: two answers, no ids; two concurrent requests have bounds.
-		ask(11, 11, ids(1, 9), 0, m{"n": 2}), m{"kind": "http", "n": 12, "path": "/v1/completions", "body": "{}", "t_sent": 12, "t": 12.5, "resp": m{"usage": m{"prompt_tokens": 5, "prompt_tokens_details": m{"cached_tokens": 0}}}},
-		ask(13, 13, ids(1, 9), 0, nil), ask(14, 13.2, ids(1, 9), 0, nil))
-	res, out, err := checked(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := `one.jsonl.gz: right 9, wrong 0, predicted 28 and reported 28 cached tokens; 2 beside others within bounds; not judged: 1 of unknown ids, 1 with several answers
-`
-	if res.wrong != 0 || out != want {
-		t.Errorf("%d wrong, got\n%s\nwant\n%s", res.wrong, out, want)
-	}
-}
-
-// A request that names no rank went where events came from; without events it is judged if
-// all ranks hold the same. Endpoints count in different fields. Blocks that another engine
-// sends are not predicted.
-func TestRanksAndWords(t *testing.T) {
-	open := func(n int, at float64, path string, prompt []int, usage m, body m) m {
-		r := ask(n, at, prompt, 0, body)
-		r["headers"], r["path"] = m{}, path
-		r["resp"] = m{"choices": []any{m{"prompt_token_ids": prompt}}, "usage": usage}
-		return r
-	}
-	other := func(at float64, f [][]byte) m {
-		e := event(at, f)
-		e["source"] = "rank1"
-		return e
-	}
-	completions := func(tokens, cached int) m {
-		return m{"prompt_tokens": tokens, "prompt_tokens_details": m{"cached_tokens": cached}}
-	}
-	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0},
-		event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))),
-		other(0.6, frames(t, 0, 1, stored([]uint64{1, 2}, nil, ids(1, 8), nil))),
-		other(1.2, frames(t, 1, 1, stored([]uint64{3}, 2, ids(9, 4), nil))),
-		open(1, 1, "/v1/completions", ids(1, 13), completions(13, 8), nil),
-		open(2, 2, "/v1/completions", ids(60, 13), completions(13, 0), nil),
-		open(3, 3, "/v1/completions", ids(1, 13), completions(13, 12), nil), // either rank
-		other(4.2, frames(t, 2, 1, stored([]uint64{4}, 3, ids(13, 4), nil))),
-		open(4, 4, "/v1/responses", ids(1, 17), m{"input_tokens": 17, "input_tokens_details": m{"cached_tokens": 12}}, nil),
-		other(5.2, frames(t, 3, 1, stored([]uint64{5}, 4, ids(17, 4), nil))),
-		open(5, 5, "/v1/messages", ids(1, 21), m{"input_tokens": 1, "cache_creation_input_tokens": 4, "cache_read_input_tokens": 16}, nil),
-		open(6, 6, "/v1/completions", ids(1, 9), completions(9, 8), m{"kv_transfer_params": m{"do_remote_prefill": true}}))
-	res, out, err := checked(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "one.jsonl.gz: right 4, wrong 0, predicted 36 and reported 36 cached tokens; not judged: 1 with blocks from another engine, 1 without a rank\n"; res.wrong != 0 || !strings.HasPrefix(out, want) {
-		t.Errorf("got\n%s\nwant\n%s", out, want)
-	}
-}
-
-// Blocks that SGLang announces after a request used them are an earlier request's, which is
-// correct; blocks that it never announces are a difference.
-func TestLateEvents(t *testing.T) {
-	dir := write(t, m{"kind": "meta", "engine": "sglang", "t": 0},
-		event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))),
-		ask(1, 1, ids(1, 13), 8, nil),
-		event(1.6, frames(t, 1, 0, stored([]uint64{2}, 1, ids(5, 4), nil))),
-		ask(2, 10, ids(1, 13), 12, nil))
-	res, out, err := checked(dir)
-	if err != nil || res.wrong != 1 || res.skipped["announced only after they were used"] != 1 {
-		t.Errorf("%v, %v\n%s", &res, err, out)
-	}
-}
-
-// Requests that run concurrently with others on their rank have only bounds.
-func TestConcurrentRequestsHaveBounds(t *testing.T) {
-	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0},
-		event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))),
-		ask(1, 1, ids(1, 13), 4, nil), ask(2, 1.2, ids(1, 13), 12, nil), ask(3, 1.4, append(ids(1, 8), ids(50, 5)...), 12, nil))
-	res, out, err := checked(dir)
-	if err != nil || res.bounded != 2 || res.wrong != 1 || !strings.Contains(out, "#3 \"ask\": predicted 4 to 8 beside others, engine reported 12") {
-		t.Errorf("%v, %v\n%s", &res, err, out)
-	}
-}
-
-// A difference is shown and counted.
-func TestDifferencesAreCounted(t *testing.T) {
-	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))), ask(1, 1, ids(1, 9), 8, nil))
-	res, out, err := checked(dir)
-	if err != nil || res.wrong != 1 || !strings.Contains(out, `one.jsonl.gz #1 "ask": predicted 4, engine reported 8`) {
-		t.Errorf("%d wrong, %v:\n%s", res.wrong, err, out)
-	}
-}
-
-// Events of SGLang do not show an extra_key: a prompt that begins like one with a key cannot be judged. Ids come from the
-// request where the answer has none.
-func TestSGLangExtraKeys(t *testing.T) {
-	given := func(n int, at float64, prompt any, tokens, cached int, more m) m {
-		body := m{"model": "base", "prompt": prompt}
-		maps.Copy(body, more)
-		r := ask(n, at, nil, cached, body)
-		r["resp"] = m{"choices": []any{m{}}, "usage": m{"prompt_tokens": tokens, "prompt_tokens_details": m{"cached_tokens": cached}}}
-		return r
-	}
-	dir := write(t, m{"kind": "meta", "engine": "sglang", "t": 0},
-		event(1.2, frames(t, 0, 0, m{"type": "AllBlocksCleared"}, stored([]uint64{1, 2}, nil, ids(1, 8), nil))),
-		given(1, 1, ids(1, 9), 9, 0, nil), given(2, 2, ids(1, 9), 9, 8, nil),
-		event(3.2, frames(t, 1, 0, stored([]uint64{3}, 2, ids(9, 4), nil))),
-		given(3, 3, ids(1, 13), 13, 8, nil),
-		given(4, 4, "text, so its ids are unknown", 9, 0, nil),
-		event(5.2, frames(t, 2, 0, stored([]uint64{7}, nil, ids(70, 4), nil))),
-		given(5, 5, ids(70, 5), 5, 0, m{"extra_key": "k"}),
-		event(6.2, frames(t, 3, 0, stored([]uint64{7}, nil, ids(70, 4), nil))),
-		given(6, 6, ids(70, 5), 5, 0, nil))
-	res, out, err := checked(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "one.jsonl.gz: right 3, wrong 0, predicted 16 and reported 16 cached tokens; not judged: 1 equal to one with extra_key, 1 of unknown ids, 1 with extra_key\n"; res.wrong != 0 || !strings.HasPrefix(out, want) {
-		t.Errorf("%d wrong:\n%s", res.wrong, out)
-	}
-}
-
-// A malformed line is reported, even if everything else is right.
-func TestMalformedRecordings(t *testing.T) {
-	meta := m{"kind": "meta", "engine": "vllm", "t": 0}
-	good := event(0.5, frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil)))
-	without := func(r m, key string) m {
-		r = maps.Clone(r)
-		delete(r, key)
-		return r
-	}
-	with := func(r m, key string, v any) m {
-		r = maps.Clone(r)
-		r[key] = v
-		return r
-	}
-	payload := frames(t, 0, 0, stored([]uint64{1}, nil, ids(1, 4), nil))
-	cut := [][]byte{payload[0], payload[1], payload[2][:len(payload[2])-9]}
-	for name, c := range map[string]struct {
-		records []m
-		want    string
-	}{
-		"no meta":           {[]m{good}, `one.jsonl.gz:1: the first record is of kind "event", want meta`},
-		"two metas":         {[]m{meta, meta}, "one.jsonl.gz:2: a second meta record"},
-		"engine":            {[]m{with(meta, "engine", "vlm"), good}, `one.jsonl.gz:1: meta names the engine "vlm"`},
-		"kind":              {[]m{meta, with(good, "kind", "evnt")}, `one.jsonl.gz:2: record of kind "evnt", want meta, http, event, replay or note`},
-		"no source":         {[]m{meta, without(good, "source")}, "one.jsonl.gz:2: event without source"},
-		"two frames short":  {[]m{meta, with(good, "frames", payload[2:])}, "one.jsonl.gz:2: event of rank0: 1 frames"},
-		"frames no base64":  {[]m{meta, with(good, "frames", []string{"!"})}, "one.jsonl.gz:2: illegal base64"},
-		"payload cut":       {[]m{meta, good, with(good, "frames", cut)}, "one.jsonl.gz:3: event of rank0, batch 0: feed: payload is not an event batch"},
-		"event malformed":   {[]m{meta, event(0.5, frames(t, 3, 0, m{"type": "BlockStored", "block_hashes": 7}))}, "one.jsonl.gz:2: event of rank0, batch 3: malformed"},
-		"not sent":          {[]m{meta, good, without(ask(1, 1, ids(1, 9), 4, nil), "t_sent")}, "one.jsonl.gz:3: http record without t_sent"},
-		"not ended":         {[]m{meta, good, without(ask(1, 1, ids(1, 9), 4, nil), "t")}, "one.jsonl.gz:3: http record without t"},
-		"ended before sent": {[]m{meta, good, with(ask(1, 1, ids(1, 9), 4, nil), "t", 0.25)}, "one.jsonl.gz:3: http record that ended at 0.25, before it was sent at 1"},
-	} {
-		if res, out, err := checked(write(t, c.records...)); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v, %v\n%s", name, err, &res, out)
+		if len(notes) > 0 {
+			fmt.Fprintf(c.out, "%s, events of %s: %s\n", c.name, source, strings.Join(notes, ", "))
 		}
 	}
 }
 
-// Missing, repeated and reordered batches are noted, and a restarted engine holds nothing.
-func TestIrregularSequences(t *testing.T) {
-	one := event(0.5, frames(t, 4, 0, stored([]uint64{1}, nil, ids(1, 4), nil)))
-	again := frames(t, 0, 0, stored([]uint64{5}, nil, ids(1, 4), nil))
-	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, one, one, ask(1, 1, ids(1, 9), 4, nil),
-		event(1.9, frames(t, 7, 0, stored([]uint64{9}, nil, ids(50, 4), nil))), ask(2, 2, ids(1, 9), 0, nil), ask(3, 3, ids(50, 9), 4, nil),
-		event(3.9, again), ask(4, 4, ids(50, 9), 0, nil), ask(5, 5, ids(1, 9), 4, nil))
-	res, out, err := checked(dir)
-	if want := "one.jsonl.gz, events of rank0: 2 batches missing (the rank was cleared there), 1 batches twice, 1 restarts\n"; err != nil || res.wrong != 0 || res.right != 5 || !strings.HasPrefix(out, want) {
-		t.Errorf("%v, %v\n%s", &res, err, out)
+// survey derives from all of a recording's events what a router knows from the engine's
+// configuration: the block size (0 without stored blocks) and which models are adapters.
+func (c *checker) survey() {
+	d := feed.NewDecoder(feed.Engine(c.engine), 0)
+	for i := range c.recs {
+		r := &c.recs[i]
+		if r.Kind != "event" || len(r.Frames) == 0 {
+			continue
+		}
+		if !slices.Contains(c.sources, r.Source) {
+			c.sources = append(c.sources, r.Source)
+		}
+		b, err := d.Decode(r.Frames[len(r.Frames)-1])
+		if err != nil {
+			continue
+		}
+		for k := range b.Events {
+			if c.block == 0 {
+				c.block = b.Events[k].BlockSize
+			}
+			if a := b.Events[k].Adapter; a != "" {
+				c.adapters[a] = true
+			}
+		}
 	}
 }
 
-// Without a single event, tokens that an engine reports as cached are unexplained.
-func TestReportedWithoutEvents(t *testing.T) {
-	dir := write(t, m{"kind": "meta", "engine": "vllm", "t": 0}, ask(1, 1, ids(1, 9), 8, nil), ask(2, 2, ids(1, 9), 0, nil))
-	res, _, err := checked(dir)
-	if err != nil || res.wrong != 1 || res.right != 1 {
-		t.Errorf("%v, %v", &res, err)
+// catchUp applies the events that arrived before time t.
+func (c *checker) catchUp(t float64) {
+	for ; c.applied < len(c.events) && c.events[c.applied].T < t; c.applied++ {
+		r := c.events[c.applied]
+		c.player(r.Source).Message(r.Frames)
+		c.chains.learn(r)
 	}
+}
+
+func (c *checker) player(source string) *feed.Player {
+	p := c.players[source]
+	if p == nil {
+		p = feed.NewPlayer(feed.Source{Worker: source, Engine: feed.Engine(c.engine), Rank: kvindex.NoRank, RankFromBatch: true}, c.sink)
+		c.players[source] = p
+	}
+	return p
+}
+
+// exchange judges an exchange and records its effects.
+func (c *checker) exchange(r *record) {
+	req, ans := r.parse()
+	if strings.HasPrefix(r.Path, "/reset_prefix_cache") && ans.Success != nil {
+		c.reset(r, *ans.Success)
+		return
+	}
+	prompt, cached, ok := ans.cached()
+	if !ok || req == nil {
+		return
+	}
+	ids, why := c.promptIDs(r, req, &ans, prompt)
+	if why != "" {
+		c.res.skipped[why]++
+		return
+	}
+	seed := c.seed(req)
+	source, got, why := c.where(r, req, seed, ids)
+	if why != "" {
+		c.res.skipped[why]++
+		return
+	}
+	if others := c.beside(r, source); len(others) > 0 {
+		c.judgeBeside(r, others, seed, ids, got, cached)
+		return
+	}
+	if got < cached && c.announcedLate(r, source, ids[:min(cached, len(ids))], got) {
+		c.res.skipped["announced only after they were used"]++
+		return
+	}
+	c.res.predicted += got
+	c.res.reported += cached
+	if got == cached {
+		c.res.right++
+		return
+	}
+	c.res.wrong++
+	fmt.Fprintf(c.out, "%s #%d %q: predicted %d, engine reported %d\n", c.name, r.N, r.Label, got, cached)
+}
+
+// lateness is the time in seconds after a request in which events may announce blocks that
+// it had already used.
+const lateness = 2
+
+// announcedLate reports whether an event after a request was sent stores blocks which that
+// request reported as cached. They are an earlier request's, because SGLang does not
+// announce blocks that it already has.
+func (c *checker) announcedLate(r *record, source string, cached []uint32, got int) bool {
+	if c.engine != "sglang" {
+		return false
+	}
+	for _, e := range c.events[c.applied:] {
+		if e.T > r.T+lateness {
+			return false
+		}
+		if e.Source != source {
+			continue
+		}
+		if path := c.chains.learn(e); len(path) > got && len(path) <= len(cached) && common(path, cached) == len(path) {
+			return true
+		}
+	}
+	return false
+}
+
+// judgeBeside judges a request that ran concurrently with others on its rank: it had at
+// least what the rank held before them, and at most what it shares with them. If the rank
+// removed blocks in the meantime, the request is not judged.
+func (c *checker) judgeBeside(r *record, others []*record, seed kvindex.Hash, ids []uint32, got, cached int) {
+	most := got
+	for _, o := range others {
+		req, ans := o.parse()
+		if req == nil || c.removed(o) || c.removed(r) {
+			c.res.skipped["beside others"]++
+			return
+		}
+		prompt, _, _ := ans.cached()
+		theirs, why := c.promptIDs(o, req, &ans, prompt)
+		if why != "" || len(theirs) == 0 {
+			c.res.skipped["beside others"]++
+			return
+		}
+		if c.seed(req) == seed {
+			most = max(most, common(ids, theirs)/c.block*c.block)
+		}
+	}
+	if got <= cached && cached <= most {
+		c.res.bounded++
+		return
+	}
+	c.res.wrong++
+	fmt.Fprintf(c.out, "%s #%d %q: predicted %d to %d beside others, engine reported %d\n", c.name, r.N, r.Label, got, most, cached)
+}
+
+// removed reports whether blocks were removed while a request ran.
+func (c *checker) removed(r *record) bool {
+	d := feed.NewDecoder(feed.Engine(c.engine), c.block)
+	for _, e := range c.events {
+		if e.T < r.Sent || e.T > r.T || len(e.Frames) == 0 {
+			continue
+		}
+		b, err := d.Decode(e.Frames[len(e.Frames)-1])
+		if err != nil || slices.ContainsFunc(b.Events, func(e kvindex.Event) bool { return e.Kind != kvindex.Stored }) {
+			return true
+		}
+	}
+	return false
+}
+
+// common is the length of the longest common prefix.
+func common(a, b []uint32) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
+// reset applies a reset that vLLM confirmed: the ranks announce it only with their next
+// work. A refused reset has still cleared the idle ranks. With several engines it applies
+// to the labelled one.
+func (c *checker) reset(r *record, all bool) {
+	own, labelled := c.labelled(r)
+	for source, p := range c.players {
+		if labelled && source != own {
+			continue
+		}
+		if all || len(c.beside(r, source)) == 0 {
+			p.Clear(feed.Reason("reset"))
+		}
+	}
+}
+
+// labelled returns the source at the start of a label, in recordings of several engines
+// ("prefill: completions").
+func (c *checker) labelled(r *record) (string, bool) {
+	name, _, ok := strings.Cut(r.Label, ":")
+	return name, ok && slices.Contains(c.sources, name)
+}
+
+// source returns the source of the rank that a request was pinned to.
+func (c *checker) source(r *record, req *request) (string, bool) {
+	if name, ok := c.labelled(r); ok {
+		return name, true
+	}
+	if len(c.sources) == 1 {
+		return c.sources[0], true
+	}
+	rank, ok := r.rank(c.engine, req)
+	return "rank" + strconv.Itoa(int(rank)), ok
+}
+
+// everywhere stands for all sources.
+const everywhere = "*"
+
+// beside returns the requests that ran concurrently with r and may have used a
+// source's rank.
+func (c *checker) beside(r *record, source string) []*record {
+	var others []*record
+	for i := range c.recs {
+		o := &c.recs[i]
+		if o == r || o.Kind != "http" || o.Sent >= r.T || o.T <= r.Sent || !o.works() {
+			continue
+		}
+		req, _ := o.parse()
+		if theirs, ok := c.source(o, req); !ok || theirs == source || source == everywhere {
+			others = append(others, o)
+		}
+	}
+	return others
+}
+
+// where returns the rank that a request went to and the prediction there. A request that
+// names no rank went where events came from while it ran alone; without events it is judged
+// if all ranks predict the same.
+func (c *checker) where(r *record, req *request, seed kvindex.Hash, ids []uint32) (source string, predicted int, why string) {
+	if source, ok := c.source(r, req); ok {
+		return source, c.predict(source, seed, ids), ""
+	}
+	if len(c.beside(r, everywhere)) > 0 {
+		return "", 0, "without a rank, beside others"
+	}
+	for _, e := range c.window(r) {
+		if source != "" && source != e.Source {
+			return "", 0, "without a rank"
+		}
+		source = e.Source
+	}
+	if source != "" {
+		return source, c.predict(source, seed, ids), ""
+	}
+	for i, s := range c.sources {
+		n := c.predict(s, seed, ids)
+		if i > 0 && n != predicted {
+			return "", 0, "without a rank"
+		}
+		source, predicted = s, n
+	}
+	return source, predicted, ""
+}
+
+// promptIDs returns the ids of a prompt's blocks that a cache can serve, or why
+// they are not known.
+func (c *checker) promptIDs(r *record, req *request, ans *answer, prompt int) (ids []uint32, why string) {
+	switch {
+	case req.N != nil && *req.N != 1, len(ans.Choices) > 1:
+		return nil, "with several answers"
+	case req.Transfer != nil && req.Transfer.Prefill:
+		return nil, "with blocks from another engine"
+	case c.engine == "sglang" && req.ExtraKey != "":
+		c.chains.taint(c.window(r), c.block)
+		return nil, "with extra_key"
+	}
+	need := max(prompt-1, 0) / c.block * c.block // the last token is always computed
+	for _, from := range []func() []uint32{ans.promptIDs, req.ownIDs, func() []uint32 { return c.prompts.ids(r) }} {
+		if ids = from(); len(ids) > 0 {
+			break
+		}
+	}
+	if len(ids) < need {
+		return nil, "of unknown ids"
+	}
+	ids = ids[:need]
+	if c.engine == "sglang" && req.Salt == "" && c.chains.tainted(ids, c.block) {
+		return nil, "equal to one with extra_key"
+	}
+	return ids, ""
+}
+
+// window returns the events that arrived while a request ran.
+func (c *checker) window(r *record) []*record {
+	var in []*record
+	for _, e := range c.events[c.applied:] {
+		if e.T >= r.Sent && e.T <= r.T {
+			in = append(in, e)
+		}
+	}
+	return in
+}
+
+// seed is the seed of a request's block hashes.
+func (c *checker) seed(req *request) kvindex.Hash {
+	adapter := ""
+	if c.adapters[req.Model] {
+		adapter = req.Model
+	}
+	h := c.sink.index.Hasher()
+	return h.Seed(seedModel, adapter, req.Salt)
+}
+
+// predict returns how many tokens a source's rank holds according to the index.
+func (c *checker) predict(source string, seed kvindex.Hash, ids []uint32) int {
+	p := c.players[source]
+	if p == nil {
+		return 0
+	}
+	h := c.sink.index.Hasher()
+	hashes := h.AppendHashes(nil, seed, ids, c.block)
+	c.sink.index.Match(hashes, &c.matches)
+	for _, t := range p.Targets() {
+		for i := range c.matches.Holders {
+			if m := &c.matches.Holders[i]; m.Slot == c.sink.slot(t) {
+				return int(m.Total()) * c.block
+			}
+		}
+	}
+	return 0
 }

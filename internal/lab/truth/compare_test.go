@@ -1,25 +1,8 @@
-// Command truth compares Kvlane with recordings of real engines: the token ids of
-// the prompts, and the cached tokens that the index predicts from the engine's KV
-// events.
-//
-// There are two kinds of recordings, both gzip JSON lines. In
-// chat_ENGINE[_tools]_TOKENIZER_PART.jsonl.gz each line is a request with the ids,
-// or the refusal, that the engine answered on up to three of its endpoints. A time
-// line holds everything that happened to an engine, in order of arrival: "meta",
-// "http" (an exchange, placed where its answer arrived), "event" (the frames that a
-// SUB socket received from a source), "replay" and "note". The ids of time lines are
-// compared if they are named vllm_NN_… or sglang_NN_…, which were recorded with
-// Qwen3's tokenizer.
-//
-// truth prints a line for each recording, one for each difference, and ends with one
-// line of totals. Exit code 1: something differs, 2: a recording cannot be read.
-package main
+package truth
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -30,28 +13,6 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
-
-func main() {
-	models := flag.String("models", filepath.Join("internal", "tokens", "models"), "`folder` with one folder of tokenizer files for each tokenizer")
-	templates := flag.String("templates", "", "`folder` with the chat templates that recordings name (default: templates next to or above the recordings)")
-	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: truth [flags] RECORDINGS")
-		flag.PrintDefaults()
-	}
-	flag.Parse()
-	if flag.NArg() != 1 {
-		flag.Usage()
-		os.Exit(2)
-	}
-	differ, err := run(os.Stdout, flag.Arg(0), *models, *templates)
-	switch {
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "truth:", err)
-		os.Exit(2)
-	case differ:
-		os.Exit(1)
-	}
-}
 
 // recorded is the day of the recordings, for templates that print the date.
 var recorded = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -169,7 +130,7 @@ func (c *comparison) compare(name, path string, ids *idTotals, cached *cachedTot
 func findTemplates(recordings string) string {
 	for _, path := range []string{
 		filepath.Join(recordings, "templates"), filepath.Join(filepath.Dir(filepath.Clean(recordings)), "templates"),
-		filepath.Join(cmp.Or(os.Getenv("KVLANE_SHARED"), filepath.Join("..", "shared")), "data", "templates"),
+		filepath.Join(os.Getenv("KVLANE_SHARED"), "data", "templates"),
 	} {
 		if info, err := os.Stat(path); err == nil && info.IsDir() {
 			return path
