@@ -26,15 +26,7 @@ func newControls(list []string) controls {
 }
 
 func (c *controls) match(name string) bool {
-	if slices.Contains(c.exact, name) {
-		return true
-	}
-	for _, p := range c.prefixes {
-		if strings.HasPrefix(name, p) {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(c.exact, name) || slices.ContainsFunc(c.prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
 // Envoy answers 500 if a mutated request exceeds these limits (defaults of its HTTP connection
@@ -150,12 +142,7 @@ func (c *controls) requestMutation(v *headerView, d *Decision, pick string) (m m
 		if name == pickKey {
 			return pick != ""
 		}
-		for i := range d.Set {
-			if strings.EqualFold(d.Set[i].Name, name) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(d.Set, func(h Header) bool { return strings.EqualFold(h.Name, name) })
 	}
 	for i := range v.headers {
 		if name := v.headers[i].Name; c.match(name) && !decided(name) && !slices.Contains(v.stripped, name) {

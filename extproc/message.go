@@ -231,7 +231,7 @@ func (m *message) requestHeaders(b []byte) error {
 		if num != 1 || typ != protowire.BytesType {
 			return nil
 		}
-		key, value, err := headerValue(v)
+		key, value, err := keyValue(v)
 		if err != nil {
 			return err
 		}
@@ -245,7 +245,7 @@ func (m *message) responseStatus(b []byte) error {
 		if num != 1 || typ != protowire.BytesType {
 			return nil
 		}
-		key, value, err := headerValue(v)
+		key, value, err := keyValue(v)
 		if err == nil && string(key) == ":status" {
 			m.status = string(value)
 		}
@@ -253,8 +253,9 @@ func (m *message) responseStatus(b []byte) error {
 	})
 }
 
-// headerValue reads a HeaderValue. Envoy fills raw_value, others may fill value.
-func headerValue(b []byte) (key, value []byte, err error) {
+// keyValue reads a HeaderValue, of which Envoy fills raw_value and others may fill value, or an
+// entry of a map with string keys and message values.
+func keyValue(b []byte) (key, value []byte, err error) {
 	var raw []byte
 	for len(b) > 0 {
 		num, typ, v, _, rest, err := field(b)
@@ -370,7 +371,7 @@ func (m *message) addSubset(list string) {
 
 // decodeAttributes reads one entry of the map attributes.
 func (m *message) decodeAttributes(entry []byte) error {
-	key, value, err := mapEntry(entry)
+	key, value, err := keyValue(entry)
 	if err != nil || string(key) != attributesKey {
 		return err
 	}

@@ -34,11 +34,9 @@ func (m *mutation) size() int {
 // put sets a header; the last value for a name wins.
 func (m *mutation) put(name, value string) {
 	value = headerText(value)
-	for i := range m.set {
-		if m.set[i].Name == name {
-			m.set[i].Value = value
-			return
-		}
+	if i := m.find(name); i >= 0 {
+		m.set[i].Value = value
+		return
 	}
 	m.set = append(m.set, Header{name, value})
 }
@@ -50,13 +48,11 @@ func (m *mutation) drop(name string) {
 	}
 }
 
-func (m *mutation) sets(name string) bool {
-	for i := range m.set {
-		if m.set[i].Name == name {
-			return true
-		}
-	}
-	return false
+func (m *mutation) sets(name string) bool { return m.find(name) >= 0 }
+
+// find returns the index of the header in set, -1 if it is not there.
+func (m *mutation) find(name string) int {
+	return slices.IndexFunc(m.set, func(h Header) bool { return h.Name == name })
 }
 
 func (m *mutation) encode(e *encoder) {

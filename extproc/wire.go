@@ -39,26 +39,6 @@ func eachField(b []byte, f func(num protowire.Number, typ protowire.Type, v []by
 	return nil
 }
 
-// mapEntry reads an entry of a map with string keys and message values.
-func mapEntry(b []byte) (key, value []byte, err error) {
-	for len(b) > 0 {
-		num, typ, v, _, rest, err := field(b)
-		if err != nil {
-			return nil, nil, err
-		}
-		if typ == protowire.BytesType {
-			switch num {
-			case 1:
-				key = v
-			case 2:
-				value = v
-			}
-		}
-		b = rest
-	}
-	return key, value, nil
-}
-
 // eachMapEntry calls f for each entry of the map in field 1 of the message b, where
 // Metadata and Struct have theirs.
 func eachMapEntry(b []byte, f func(key, value []byte) error) error {
@@ -66,7 +46,7 @@ func eachMapEntry(b []byte, f func(key, value []byte) error) error {
 		if n != 1 || typ != protowire.BytesType {
 			return nil
 		}
-		key, value, err := mapEntry(v)
+		key, value, err := keyValue(v)
 		if err != nil {
 			return err
 		}
