@@ -216,6 +216,7 @@ lint: $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Runs the linters, vet among th
 .PHONY: generate
 generate: ## Makes the generated files anew (protobuf, JSON schema, tables, reference pages)
 	@./proto/generate.sh
+	@go test -count=1 -run '^TestSchema$$' ./internal/config -update >/dev/null
 	@go generate ./...
 	@go test -count=1 -run '^TestReference' ./cmd/kvlane ./internal/config ./internal/observe -update >/dev/null
 

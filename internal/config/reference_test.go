@@ -12,7 +12,7 @@ import (
 	"github.com/invopop/jsonschema"
 )
 
-var update = flag.Bool("update", false, "write the reference page")
+var update = flag.Bool("update", false, "write the schema and the reference page")
 
 const referenceIntro = `<!-- Written by 'make generate' from the JSON schema. -->
 

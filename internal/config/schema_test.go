@@ -1,63 +1,61 @@
-// Command schemagen writes the JSON schema of the configuration.
-package main
+package config
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
-	"log"
 	"os"
 	"path"
 	"reflect"
 	"regexp"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/invopop/jsonschema"
 
-	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/routing"
 )
 
-const (
-	module = "github.com/kvlane/kvlane"
-	root   = "../.."
-	out    = "internal/config/schema.json"
-)
-
-func main() {
-	log.SetFlags(0)
-	if err := os.Chdir(root); err != nil {
-		log.Fatal(err)
-	}
-	r := jsonschema.Reflector{FieldNameTag: "yaml", RequiredFromJSONSchemaTags: true, ExpandedStruct: true, Namer: name, Mapper: units}
-	if err := r.AddGoComments(module, "./routing"); err != nil {
-		log.Fatal(err)
+// TestSchema makes the schema from the Go types, their comments and Default. With -update it writes the file.
+func TestSchema(t *testing.T) {
+	t.Chdir("../..") // comments are read from the folder of a package's path
+	r := jsonschema.Reflector{FieldNameTag: "yaml", RequiredFromJSONSchemaTags: true, ExpandedStruct: true, Namer: sectionName, Mapper: writtenAsText}
+	if err := r.AddGoComments("github.com/kvlane/kvlane", "./routing"); err != nil {
+		t.Fatal(err)
 	}
 	keysInComments(r.CommentMap)
-	s := r.Reflect(&config.Config{})
+	s := r.Reflect(&Config{})
 	s.Title = "Kvlane configuration"
-	presets(s.Definitions["Routing"])
-	def := config.Default()
+	listPresets(t, s.Definitions["Routing"])
 	seen := map[*jsonschema.Schema]bool{}
-	describe(s, s, reflect.ValueOf(def), seen)
-	for _, e := range config.Elements() {
-		describe(s, s.Definitions[name(reflect.TypeOf(e))], reflect.ValueOf(e), seen)
+	describeSection(s, s, reflect.ValueOf(Default()), seen)
+	// Elements of lists are not in Default.
+	for _, e := range []any{defaultModel(), defaultWorker(), defaultModel().Check, defaultDNS()} {
+		describeSection(s, s.Definitions[sectionName(reflect.TypeOf(e))], reflect.ValueOf(e), seen)
 	}
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
-		log.Fatal(err)
+		t.Fatal(err)
 	}
-	if err := os.WriteFile(out, append(text, '\n'), 0o644); err != nil {
-		log.Fatal(err)
+	if text = append(text, '\n'); bytes.Equal(text, Schema()) {
+		return
+	}
+	if !*update {
+		t.Fatal("schema.json is not that of the types: run make generate")
+	}
+	if err := os.WriteFile("internal/config/schema.json", text, 0o644); err != nil { //nolint:gosec // part of the repository
+		t.Fatal(err)
 	}
 }
 
-// presets lists the names that the keys of presets take.
-func presets(section *jsonschema.Schema) {
+// listPresets lists the names that the keys of presets take.
+func listPresets(t *testing.T, section *jsonschema.Schema) {
+	t.Helper()
 	for _, key := range []string{"preset", "prefill_preset", "decode_preset"} {
 		p, ok := section.Properties.Get(key)
 		if !ok {
-			log.Fatalf("routing has no key %s", key)
+			t.Fatalf("routing has no key %s", key)
 		}
 		for _, preset := range routing.Presets() {
 			p.Enum = append(p.Enum, preset)
@@ -65,8 +63,8 @@ func presets(section *jsonschema.Schema) {
 	}
 }
 
-// names are the values of the types that are chosen by name.
-var names = map[reflect.Type][]any{
+// chosen are the values of the types that are chosen by name.
+var chosen = map[reflect.Type][]any{
 	reflect.TypeFor[routing.Level]():      {routing.Flat, routing.TwoPhase, routing.WorkerOnly},
 	reflect.TypeFor[routing.StickyMode](): {routing.StickyOff, routing.StickyTarget, routing.StickyWorker},
 	reflect.TypeFor[routing.Placement](): {routing.PlaceByCost, routing.PlaceNear, routing.PlaceRoundRobin,
@@ -77,15 +75,15 @@ var names = map[reflect.Type][]any{
 	reflect.TypeFor[routing.DisaggMode](): {routing.ModeOff, routing.ModeThreshold, routing.ModeConditional, routing.ModeCost},
 }
 
-// units describes the types that are written as text.
-func units(t reflect.Type) *jsonschema.Schema {
-	if values := names[t]; values != nil {
+// writtenAsText describes the types that are written as text.
+func writtenAsText(t reflect.Type) *jsonschema.Schema {
+	if values := chosen[t]; values != nil {
 		return &jsonschema.Schema{Type: "string", Enum: values}
 	}
 	switch t {
-	case reflect.TypeFor[config.Duration](), reflect.TypeFor[time.Duration]():
+	case reflect.TypeFor[Duration](), reflect.TypeFor[time.Duration]():
 		return &jsonschema.Schema{Type: "string", Pattern: `^(0|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$`}
-	case reflect.TypeFor[config.Bytes]():
+	case reflect.TypeFor[Bytes]():
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{
 			{Type: "integer", Minimum: "0"},
 			{Type: "string", Pattern: `^[0-9]+ ?(KiB|MiB|GiB|Ki|Mi|Gi|kB|MB|GB|B)?$`},
@@ -95,10 +93,10 @@ func units(t reflect.Type) *jsonschema.Schema {
 }
 
 // keysInComments replaces the names of Go fields by the configuration's keys, the only
-// names that readers of the schema know.
+// chosen that readers of the schema know.
 func keysInComments(comments map[string]string) {
 	keys := map[string]string{}
-	collectKeys(reflect.TypeFor[config.Routing](), keys)
+	collectKeys(reflect.TypeFor[Routing](), keys)
 	word := regexp.MustCompile(`\b(?:Mode)?[A-Z][A-Za-z]*\b`)
 	for at, text := range comments {
 		text = word.ReplaceAllStringFunc(text, func(w string) string {
@@ -121,56 +119,56 @@ func collectKeys(t reflect.Type, keys map[string]string) {
 			collectKeys(f.Type, keys)
 		}
 	}
-	for _, m := range names[reflect.TypeFor[routing.DisaggMode]()] {
+	for _, m := range chosen[reflect.TypeFor[routing.DisaggMode]()] {
 		text := fmt.Sprint(m)
 		keys[strings.ToUpper(text[:1])+text[1:]] = text
 	}
 }
 
-// name distinguishes sections of different packages.
-func name(t reflect.Type) string {
+// sectionName distinguishes sections of different packages.
+func sectionName(t reflect.Type) string {
 	if p := path.Base(t.PkgPath()); t.Name() != "" && p != "config" {
 		return p + "." + t.Name()
 	}
 	return t.Name()
 }
 
-// describe sets the defaults of a section's properties, and of the sections in it. A section that several others hold keeps
+// describeSection sets the defaults of a section's properties, and of the sections in it. A section that several others hold keeps
 // the defaults of its first place.
-func describe(all, s *jsonschema.Schema, v reflect.Value, seen map[*jsonschema.Schema]bool) {
+func describeSection(all, s *jsonschema.Schema, v reflect.Value, seen map[*jsonschema.Schema]bool) {
 	if seen[s] {
 		return
 	}
 	seen[s] = true
-	fill(all, s, v, seen)
+	fillSection(all, s, v, seen)
 }
 
-func fill(all, s *jsonschema.Schema, v reflect.Value, seen map[*jsonschema.Schema]bool) {
+func fillSection(all, s *jsonschema.Schema, v reflect.Value, seen map[*jsonschema.Schema]bool) {
 	for f, fv := range v.Fields() {
 		key := f.Tag.Get("yaml")
 		switch fv.Kind() {
 		case reflect.Struct:
 			if key == ",inline" {
-				fill(all, s, fv, seen)
-			} else if d := all.Definitions[name(fv.Type())]; d != nil {
-				describe(all, d, fv, seen)
+				fillSection(all, s, fv, seen)
+			} else if d := all.Definitions[sectionName(fv.Type())]; d != nil {
+				describeSection(all, d, fv, seen)
 			}
 		case reflect.Slice, reflect.Map, reflect.Pointer:
 		default:
 			if p, ok := s.Properties.Get(key); ok {
-				p.Default = written(fv)
+				p.Default = defaultText(fv)
 			}
 		}
 	}
 }
 
-// written is a default as a file would have it, nil for an empty text.
-func written(v reflect.Value) any {
+// defaultText is a default as a file would have it, nil for an empty text.
+func defaultText(v reflect.Value) any {
 	switch d := v.Interface().(type) {
 	case time.Duration:
-		return short(d)
-	case config.Duration:
-		return short(d.Std())
+		return shortDuration(d)
+	case Duration:
+		return shortDuration(d.Std())
 	}
 	if v.Kind() == reflect.String && v.IsZero() {
 		return nil
@@ -178,8 +176,8 @@ func written(v reflect.Value) any {
 	return v.Interface()
 }
 
-// short is a duration without the zero parts that Go prints.
-func short(d time.Duration) string {
+// shortDuration is a duration without the zero parts that Go prints.
+func shortDuration(d time.Duration) string {
 	if d == 0 {
 		return "0"
 	}
