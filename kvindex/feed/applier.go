@@ -75,28 +75,24 @@ func (a *applier) do(actions []Action) {
 		case Replay:
 			a.replay(*act)
 		case Warn:
-			a.warnAll(act.Reason, fmt.Sprintf("%d requests finished without an event", a.machine.cfg.SilentAfter))
+			for _, t := range a.told() {
+				a.sink.Warn(t, act.Reason, fmt.Sprintf("%d requests finished without an event", a.machine.cfg.SilentAfter))
+			}
 		}
 	}
 }
 
-func (a *applier) enter(s State, why Reason) {
+// told are the targets that the sink hears of: those of events, before any the base.
+func (a *applier) told() []kvindex.Target {
 	if len(a.targets) == 0 {
-		a.sink.State(a.base(), s, why)
-		return
+		return []kvindex.Target{a.base()}
 	}
-	for _, t := range a.targets {
-		a.sink.State(t, s, why)
-	}
+	return a.targets
 }
 
-func (a *applier) warnAll(why Reason, detail string) {
-	if len(a.targets) == 0 {
-		a.sink.Warn(a.base(), why, detail)
-		return
-	}
-	for _, t := range a.targets {
-		a.sink.Warn(t, why, detail)
+func (a *applier) enter(s State, why Reason) {
+	for _, t := range a.told() {
+		a.sink.State(t, s, why)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -122,11 +123,7 @@ func (f *Feed) Status() Status {
 	s := f.tally.status(f.src.Worker)
 	for _, a := range f.appliers() {
 		s.Counts.add(a.machine.Counts())
-		targets := a.targets
-		if len(targets) == 0 {
-			targets = []kvindex.Target{a.base()}
-		}
-		for _, t := range targets {
+		for _, t := range a.told() {
 			s.Targets = append(s.Targets, TargetStatus{t, a.machine.State(), a.machine.Cursor()})
 		}
 	}
@@ -138,11 +135,7 @@ func (f *Feed) appliers() []*applier {
 	if f.src.PollURL == "" || len(f.byRank) == 0 {
 		return []*applier{f.main}
 	}
-	var all []*applier
-	for _, a := range f.byRank {
-		all = append(all, a)
-	}
-	return all
+	return slices.Collect(maps.Values(f.byRank))
 }
 
 func (c *Counts) add(o Counts) {

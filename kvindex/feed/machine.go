@@ -2,7 +2,9 @@ package feed
 
 import (
 	"bytes"
+	"cmp"
 	"hash/crc32"
+	"slices"
 )
 
 // State is how far a feed's events can be trusted.
@@ -154,14 +156,7 @@ type digest struct {
 
 // NewMachine returns a Machine that is not connected.
 func NewMachine(cfg MachineConfig) *Machine {
-	for _, f := range []struct {
-		p *int
-		v int
-	}{{&cfg.MaxPending, 8 << 20}, {&cfg.Attempts, 3}, {&cfg.SilentAfter, 16}} {
-		if *f.p <= 0 {
-			*f.p = f.v
-		}
-	}
+	cfg.MaxPending, cfg.Attempts, cfg.SilentAfter = cmp.Or(cfg.MaxPending, 8<<20), cmp.Or(cfg.Attempts, 3), cmp.Or(cfg.SilentAfter, 16)
 	m := &Machine{cfg: cfg}
 	if c := cfg.Resume; c != nil && c.Next > 0 {
 		m.started, m.next = true, c.Next
@@ -542,12 +537,7 @@ func payloadSum(b []byte) uint64 {
 
 // isPending reports whether the batch is already waiting.
 func (m *Machine) isPending(seq uint64, payload []byte) bool {
-	for _, b := range m.pending {
-		if b.seq == seq && bytes.Equal(b.payload, payload) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(m.pending, func(b batch) bool { return b.seq == seq && bytes.Equal(b.payload, payload) })
 }
 
 func (m *Machine) enter(s State, why Reason) {

@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -84,17 +85,9 @@ func (l *Limit) release() {
 }
 
 func (s *Source) setDefaults() {
-	for _, f := range []struct {
-		p *time.Duration
-		v time.Duration
-	}{
-		{&s.PollInterval, time.Second}, {&s.ReconnectMin, 100 * time.Millisecond}, {&s.ReconnectMax, 5 * time.Second},
-		{&s.ReplayTotal, 2 * time.Minute}, {&s.ReplayIdle, 2 * time.Second},
-	} {
-		if *f.p <= 0 {
-			*f.p = f.v
-		}
-	}
+	s.PollInterval = cmp.Or(s.PollInterval, time.Second)
+	s.ReconnectMin, s.ReconnectMax = cmp.Or(s.ReconnectMin, 100*time.Millisecond), cmp.Or(s.ReconnectMax, 5*time.Second)
+	s.ReplayTotal, s.ReplayIdle = cmp.Or(s.ReplayTotal, 2*time.Minute), cmp.Or(s.ReplayIdle, 2*time.Second)
 }
 
 // check returns what is wrong with a source.

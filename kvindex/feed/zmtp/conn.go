@@ -1,6 +1,7 @@
 package zmtp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,26 +39,11 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.Type == "" {
-		o.Type = Sub
-	}
-	for _, f := range []struct {
-		p *int
-		v int
-	}{{&o.MaxMessage, 64 << 20}, {&o.MaxFrames, 16}, {&o.MinBuffer, 4 << 10}, {&o.MaxBuffer, 256 << 10}} {
-		if *f.p <= 0 {
-			*f.p = f.v
-		}
-	}
-	if o.HandshakeTimeout <= 0 {
-		o.HandshakeTimeout = 5 * time.Second
-	}
-	if o.Heartbeat <= 0 {
-		o.Heartbeat = 15 * time.Second
-	}
-	if o.Gather == 0 {
-		o.Gather = 2 * time.Millisecond
-	}
+	o.Type = cmp.Or(o.Type, Sub)
+	o.MaxMessage, o.MaxFrames = cmp.Or(o.MaxMessage, 64<<20), cmp.Or(o.MaxFrames, 16)
+	o.MinBuffer, o.MaxBuffer = cmp.Or(o.MinBuffer, 4<<10), cmp.Or(o.MaxBuffer, 256<<10)
+	o.HandshakeTimeout, o.Heartbeat = cmp.Or(o.HandshakeTimeout, 5*time.Second), cmp.Or(o.Heartbeat, 15*time.Second)
+	o.Gather = cmp.Or(o.Gather, 2*time.Millisecond)
 	return o
 }
 
