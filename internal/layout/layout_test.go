@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 80529
+	totalLimit = 80515
 	totalGoal  = 62000
 )
 

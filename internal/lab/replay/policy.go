@@ -3,7 +3,6 @@ package replay
 import (
 	"fmt"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -183,17 +182,4 @@ func Sweep() []string {
 		names = append(names, "kv-aware?cost.active="+price)
 	}
 	return append(names, "session", "round-robin", "kv-aware-trt", "conversation-rank", "first-turn-round-robin", "min-wait", "least-tokens", "oracle")
-}
-
-// PolicyNames lists the names that PolicyByName accepts.
-func PolicyNames() []string {
-	names := routing.Presets()
-	for name := range variants {
-		names = append(names, name)
-	}
-	for name := range poolRules {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	return names
 }

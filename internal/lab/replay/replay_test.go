@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"compress/gzip"
 	"io"
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvlane/kvlane/routing"
 )
 
 // traceVariable names the environment variable with the path of Mooncake's
@@ -107,7 +111,7 @@ func TestSameSeedSameBytes(t *testing.T) {
 		var out [2]bytes.Buffer
 		for i := range out {
 			runtime.GOMAXPROCS(1 + 3*i)
-			report, err := Run(Options{Workload: w, Fleet: fleet, Policies: PolicyNames(), Seeds: []uint64{7, 8},
+			report, err := Run(Options{Workload: w, Fleet: fleet, Policies: policyNames(), Seeds: []uint64{7, 8},
 				Conditions: Conditions{EventDelay: 0.2, EventLoss: 0.05, Replicas: 2, Share: true, ShareDelay: 0.05}})
 			if err != nil {
 				t.Fatal(err)
@@ -146,4 +150,9 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("%s was accepted", name)
 		}
 	}
+}
+
+// policyNames lists the names that PolicyByName accepts.
+func policyNames() []string {
+	return slices.Sorted(slices.Values(slices.Concat(routing.Presets(), slices.Collect(maps.Keys(variants)), slices.Collect(maps.Keys(poolRules)))))
 }
