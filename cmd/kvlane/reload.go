@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"os"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -12,39 +10,6 @@ import (
 
 // reloadPoll is how often the configuration file is read.
 const reloadPoll = time.Second
-
-// fileWatch notices that a file has changed. A content counts once it was read twice in a
-// row: a file that is just being written may be incomplete.
-type fileWatch struct {
-	file        string
-	last, taken []byte
-	missing     bool // the last read failed
-}
-
-func watchFile(file string) *fileWatch {
-	text, _ := os.ReadFile(file)
-	return &fileWatch{file: file, last: text, taken: text}
-}
-
-// changed reads the file, and reports whether its content is new and complete. A file that
-// cannot be read counts as unchanged; the first failure in a row is the error.
-func (w *fileWatch) changed() (bool, error) {
-	text, err := os.ReadFile(w.file)
-	if before := w.missing; err != nil {
-		if w.missing = true; before {
-			err = nil
-		}
-		return false, err
-	}
-	w.missing = false
-	same := bytes.Equal(text, w.last)
-	w.last = text
-	if !same || bytes.Equal(text, w.taken) {
-		return false, nil
-	}
-	w.taken = text
-	return true, nil
-}
 
 // reload takes a changed configuration over, whole or not at all. load returns it.
 func (s *service) reload(file string, load func() (*config.Config, []config.Problem, error)) {

@@ -49,7 +49,8 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
-	watch := watchFile(*file)
+	text, _ := os.ReadFile(*file) // load reports the error
+	watch := config.WatchFile(*file, text)
 	load := func() (*config.Config, []config.Problem, error) {
 		c, warnings, err := k.load(*file)
 		if err != nil {
@@ -91,7 +92,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 			s.reload(*file, load)
 			continue
 		case <-poll.C:
-			if changed, err := watch.changed(); changed {
+			if _, changed, err := watch.Changed(); changed {
 				s.reload(*file, load)
 			} else if err != nil && *file != "" {
 				log.Error().Err(err).Msg("the configuration cannot be read: the running one stays")

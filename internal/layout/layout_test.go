@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 80515
+	totalLimit = 80488
 	totalGoal  = 62000
 )
 

@@ -2,7 +2,6 @@ package workers
 
 import (
 	"bytes"
-	"context"
 	"net"
 	"net/http"
 	"regexp"
@@ -13,44 +12,22 @@ import (
 // maxPage bounds a /metrics page; the largest seen in the field is below 1 MiB.
 const maxPage = 8 << 20
 
-type client struct {
-	http    *http.Client
-	timeout time.Duration
-}
-
-func newClient(timeout time.Duration) client {
+func newClient(timeout time.Duration) *http.Client {
 	if timeout <= 0 {
 		timeout = time.Second
 	}
-	return client{timeout: timeout, http: &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
+	return &http.Client{CheckRedirect: noRedirect, Timeout: timeout, Transport: &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: timeout}).DialContext,
 		MaxIdleConnsPerHost: 1,
 		IdleConnTimeout:     time.Minute,
 		DisableCompression:  true,
 
 		MaxResponseHeaderBytes: maxHead,
-	}}}
+	}}
 }
 
 // noRedirect: an engine must answer for itself, not redirect to other hosts.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-
-func (c client) close() { c.http.CloseIdleConnections() }
-
-func (c client) get(ctx context.Context, url string) (*http.Response, context.CancelFunc, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		cancel()
-		return nil, nil, err
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		cancel()
-		return nil, nil, err
-	}
-	return resp, cancel, nil
-}
 
 // series names an engine's gauges and the label that carries the rank.
 type series struct{ running, waiting, usage, rank string }

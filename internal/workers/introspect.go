@@ -51,13 +51,13 @@ func (f *Facts) Fill(w *config.Worker) {
 }
 
 // Asker queries engines about themselves. It is safe for concurrent use.
-type Asker struct{ client client }
+type Asker struct{ client *http.Client }
 
 // NewAsker returns an asker; timeout bounds each answer.
 func NewAsker(timeout time.Duration) *Asker { return &Asker{newClient(timeout)} }
 
 // Close drops idle connections.
-func (a *Asker) Close() { a.client.close() }
+func (a *Asker) Close() { a.client.CloseIdleConnections() }
 
 // maxFacts bounds an answer in bytes: a /server_info repeats every option of the engine.
 const maxFacts = 4 << 20
@@ -156,11 +156,14 @@ func (a *Asker) Models(ctx context.Context, url string) ([]Listed, error) {
 
 // question returns nil and no error if the engine does not have the page.
 func (a *Asker) question(ctx context.Context, url string) ([]byte, error) {
-	resp, cancel, err := a.client.get(ctx, url)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
-	defer cancel()
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxFacts))
 	switch {

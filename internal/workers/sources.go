@@ -1,7 +1,6 @@
 package workers
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -43,43 +42,30 @@ func (r *Registry) File(path string) error {
 		return err
 	}
 	r.Set("file", entries(list))
-	r.wg.Go(func() { r.followFile(path, text) })
+	r.wg.Go(func() { r.followFile(path, config.WatchFile(path, text)) })
 	return nil
 }
 
-// followFile accepts a content only after reading it twice in a row: a file that is just
-// being written may be incomplete.
-func (r *Registry) followFile(path string, taken []byte) {
+func (r *Registry) followFile(path string, watch *config.FileWatch) {
 	tick := time.NewTicker(filePoll)
 	defer tick.Stop()
 	log := r.opts.Log.With().Str("file", path).Logger()
-	last, gone := taken, false
 	for {
 		select {
 		case <-r.ctx.Done():
 			return
 		case <-tick.C:
 		}
-		text, err := os.ReadFile(path)
+		gone := watch.Missing
+		text, changed, err := watch.Changed()
 		if err != nil {
-			if !gone {
-				log.Error().Err(err).Msg("workers file not read: the old list stays")
-			}
-			gone = true
-			continue
-		}
-		if gone {
+			log.Error().Err(err).Msg("workers file not read: the old list stays")
+		} else if gone && !watch.Missing {
 			log.Info().Msg("workers file is back")
-			gone = false
 		}
-		if !bytes.Equal(text, last) {
-			last = text
+		if !changed {
 			continue
 		}
-		if bytes.Equal(text, taken) {
-			continue
-		}
-		taken = text
 		list, err := config.ParseWorkers(path, text)
 		if err != nil {
 			log.Error().Err(err).Msg("workers file rejected: the old list stays")
