@@ -267,21 +267,17 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 	} else if c, warnings, err = loadConfig(file); err != nil {
 		return nil, nil, err
 	}
+	if c.Workers.Kubernetes == nil && (k.pool != "" || k.selector != nil) {
+		defaults := config.DefaultKubernetes()
+		c.Workers.Kubernetes = &defaults
+	}
 	if k.pool != "" {
-		if c.Workers.Kubernetes == nil {
-			section := config.DefaultKubernetes()
-			c.Workers.Kubernetes = &section
-		}
 		// The ports belong to the selector.
 		c.Workers.Kubernetes.Pool, c.Workers.Kubernetes.Pools, c.Workers.Kubernetes.Selector, c.Workers.Kubernetes.Ports = k.pool, nil, nil, nil
 	}
 	if k.selector != nil {
 		if k.pool != "" || len(k.ports) == 0 {
 			return nil, nil, usageError{"--endpoint-selector needs --endpoint-target-ports, and is not for --pool-name"}
-		}
-		if c.Workers.Kubernetes == nil {
-			section := config.DefaultKubernetes()
-			c.Workers.Kubernetes = &section
 		}
 		c.Workers.Kubernetes.Pool, c.Workers.Kubernetes.Pools, c.Workers.Kubernetes.Selector, c.Workers.Kubernetes.Ports = "", nil, k.selector, k.ports
 	}

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 80488
+	totalLimit = 80484
 	totalGoal  = 62000
 )
 
