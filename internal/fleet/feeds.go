@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
@@ -46,6 +48,7 @@ type feedHandle struct {
 	bySlot map[kvindex.Slot]*feed.Feed
 	sink   *sink
 	pushed bool
+	late   *time.Timer // of a pushed feed: warns that no relay has connected
 }
 
 func newFeeds(fleet *Fleet) *feeds {
@@ -71,6 +74,9 @@ func (f *feeds) close() {
 	}
 }
 
+// relayWait is how long a relay may take to connect before the log has a warning.
+const relayWait = time.Second
+
 // startFeed starts following a worker's events. A worker without events, or with events
 // that cannot be followed, is routed by load and by the prompts sent to it. resume has, by
 // endpoint, the cursor to continue from; nil for the beginning.
@@ -81,6 +87,11 @@ func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *fee
 		return h
 	case config.PushEndpoint:
 		h.pushed = true
+		h.late = time.AfterFunc(relayWait, func() {
+			if !slices.ContainsFunc(f.feeds.push.Statuses(), func(s feed.Status) bool { return s.Worker == m.Name }) {
+				f.Log.Warn().Str("worker", m.Name).Str("reason", "no_relay").Msg("no relay pushes events of this worker")
+			}
+		})
 		for i, c := range resume {
 			if c != nil {
 				h.sink.cursors[i] = *c
@@ -218,6 +229,7 @@ func (h *feedHandle) stop() {
 	}
 	h.feeds.mu.Unlock()
 	if h.pushed {
+		h.late.Stop()
 		h.feeds.push.Forget(h.sink.m.Name)
 	}
 }

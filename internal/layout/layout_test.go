@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 80484
+	totalLimit = 80500
 	totalGoal  = 62000
 )
 
@@ -35,7 +35,7 @@ var rooms = []struct {
 }{
 	{"heart", 21052, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 27684, 22000, []string{"internal/tokens"}},
-	{"fleet", 4450, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4470, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1720, 1300, []string{"internal/observe"}},
 	{"decide", 3005, 1700, []string{"internal/decide"}},
 	{"replicas", 2340, 2200, []string{"internal/replicas"}},
