@@ -3,9 +3,14 @@ package bpe
 import (
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
 // closed returns a closed stop channel.
@@ -258,4 +263,62 @@ func TestAStopEndsEveryPass(t *testing.T) {
 			t.Errorf("%s: got the end of %d bytes after a stop, want none", name, len(c.text))
 		}
 	}
+}
+
+// TestPassesWithoutAStopAreShort: the passes that do not look at the stop channel take, on 32 MiB, less than 250 ms of
+// processor time each (twice as much is accepted, for a busy machine). They are measured on a quarter, and the best of
+// some runs counts.
+func TestPassesWithoutAStopAreShort(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector takes most of the time")
+	}
+	const size, most = 8 << 20, 2 * 250 * time.Millisecond / 4
+	word, wide := strings.Repeat("abcdefgh", size/8), strings.Repeat("文字", size/6)
+	qwen, mistral := family(t, "qwen3"), family(t, "mistral_7b")
+	parts := make([]uint64, 0, size)
+	letters := &unigram{unk: maxID}
+	steps := make([]uint32, size+1)
+	for i := range steps {
+		steps[i] = 1<<packedID | 7
+	}
+	ids := make([]uint32, 0, size)
+	for name, pass := range map[string]func(){
+		"UTF-8":               func() { utf8.ValidString(word) },
+		"UTF-8, wide":         func() { utf8.ValidString(wide) },
+		"cuts of the memo":    func() { qwen.cuts.next(bytesOf(word), word, 0) },
+		"symbols":             func() { qwen.symbols(parts, bytesOf(word)) },
+		"symbols, wide":       func() { qwen.symbols(parts, bytesOf(wide)) },
+		"SentencePiece":       func() { mistral.symbols(parts, bytesOf(word)) },
+		"SentencePiece, wide": func() { mistral.symbols(parts, bytesOf(wide)) },
+		"Unigram": func() {
+			steps[size] = 1<<packedID | 7 // the others are the same afterwards
+			letters.follow(ids, bytesOf(word), steps)
+		},
+	} {
+		best := time.Hour
+		for range 5 {
+			best = min(best, threadTime(t, pass))
+		}
+		t.Logf("%s: %v for 32 MiB", name, 4*best)
+		if best > most {
+			t.Errorf("%s: got %v of processor time for 32 MiB, want at most 500 ms", name, 4*best)
+		}
+	}
+}
+
+// threadTime is the processor time that f takes.
+func threadTime(t *testing.T, f func()) time.Duration {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	now := func() time.Duration {
+		var at unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &at); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(at.Nano())
+	}
+	began := now()
+	f()
+	return now() - began
 }
