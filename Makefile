@@ -102,7 +102,7 @@ UNRACED := -gcflags=github.com/kvlane/kvlane/internal/tokens/bpe=-race=false -gc
 # TestCostOf* compare processor time, which the race detector distorts: they run without it. The simulation runs without it,
 # and a few of its seeds with it. LONE are simulations of one
 # goroutine each, and a test of 100,000 stored bindings.
-LONE := TestGauntletBound|TestHistories|TestBindingsSurviveTheKillOfAllReplicas
+LONE := TestGauntletBound|TestReplicasSpreadAsOne|TestHistories|TestBindingsSurviveTheKillOfAllReplicas
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
 # find nothing in them. They run once, without it; the other tests of the package encode under it, concurrently too.
 SERIAL := TestGolden|TestEveryCodePointComesBack|TestOneHugeWordTakesBoundedMemory|TestMinTokensIsALowerBound|TestCutsAreSafe|TestRawCutsAreSafe|TestForeignGolden

@@ -145,26 +145,44 @@ func (r *replicaSet) talk(seed string, conversations, turns int) (failed, moved 
 	return failed, moved
 }
 
-// measured returns the engines' hit rate and the coefficient of variation of their requests.
-func (r *replicaSet) measured() (hits, cv float64) {
-	cached, prompt := 0, 0
-	var n []float64
-	sum := 0.0
-	for _, e := range r.engines {
-		count := 0.0
-		for _, q := range e.Stats().Requests {
-			cached += q.CachedTokens
-			prompt += q.PromptTokens
-			count++
+// spread is the hit rate and the coefficient of variation of requests per engine, of several rounds.
+type spread struct{ hits, cvs []float64 }
+
+// rounds runs the same load several times, with other texts each time.
+func (r *replicaSet) rounds(name string, count int) (s spread) {
+	r.t.Helper()
+	before := make([]int, len(r.engines))
+	for round := range count {
+		for i, e := range r.engines {
+			before[i] = len(e.Stats().Requests)
 		}
-		n = append(n, count)
-		sum += count
+		if n, _ := r.talk(fmt.Sprint(name, round, "."), 80, 3); n != 0 {
+			r.t.Fatalf("%s, round %d: got %d failures, want 0", name, round, n)
+		}
+		cached, prompt := 0, 0
+		var n []float64
+		for i, e := range r.engines {
+			requests := e.Stats().Requests[before[i]:]
+			for _, q := range requests {
+				cached += q.CachedTokens
+				prompt += q.PromptTokens
+			}
+			n = append(n, float64(len(requests)))
+		}
+		mean, deviation := moments(n)
+		s.hits, s.cvs = append(s.hits, float64(cached)/float64(prompt)), append(s.cvs, deviation/mean)
 	}
-	mean, squares := sum/float64(len(n)), 0.0
-	for _, x := range n {
-		squares += (x - mean) * (x - mean)
+	return s
+}
+
+func moments(list []float64) (mean, deviation float64) {
+	for _, x := range list {
+		mean += x / float64(len(list))
 	}
-	return float64(cached) / float64(prompt), math.Sqrt(squares/float64(len(n))) / mean
+	for _, x := range list {
+		deviation += (x - mean) * (x - mean) / float64(len(list))
+	}
+	return mean, math.Sqrt(deviation)
 }
 
 // silences lists how long the replicas had been silent that a replica dropped, in seconds.
@@ -192,31 +210,34 @@ func (r *replicaSet) noneBooked(replicas ...int) {
 	}
 }
 
-// Three replicas cache and spread as one does, and none books anything after the load. The CV is about 0.1;
-// 5 % of that is a third of a request in the mean of 60 per engine, less than a single tie that falls otherwise. So it may
-// differ by 5 % of the mean instead.
+// Three replicas cache and spread as one does, and none books anything after the load. One replica's own CV differs from
+// round to round by far more than 5 %, so that what is left of it in the means, three standard errors, is allowed on top.
+// replay.TestReplicasSpreadAsOne bounds the ratio itself, over many simulated rounds.
 func TestReplicasRouteAsOne(t *testing.T) {
-	one := newReplicaSet(t, 1)
-	if n, _ := one.talk("a", 80, 6); n != 0 {
-		t.Fatalf("one replica: got %d failures, want 0", n)
-	}
-	hits, cv := one.measured()
-	three := newReplicaSet(t, 3)
-	if n, _ := three.talk("a", 80, 6); n != 0 {
-		t.Fatalf("three replicas: got %d failures, want 0", n)
-	}
-	hits3, cv3 := three.measured()
-	t.Logf("one replica: hit rate %.3f, CV %.3f; three: %.3f, %.3f", hits, cv, hits3, cv3)
+	const rounds = 4
+	alone := newReplicaSet(t, 1)
+	one, control := alone.rounds("one", rounds), alone.rounds("control", rounds)
+	set := newReplicaSet(t, 3)
+	three := set.rounds("three", rounds)
+	hits, _ := moments(one.hits)
+	hits3, _ := moments(three.hits)
+	cv, noise := moments(append(one.cvs, control.cvs...))
+	cv3, _ := moments(three.cvs)
+	first, _ := moments(one.cvs)
+	second, _ := moments(control.cvs)
+	bound := 0.05*cv + 3*noise*math.Sqrt(1.0/rounds+0.5/rounds)
+	t.Logf("hit rate %.3f, with three %.3f; CV %.3f (of a round: ± %.3f; of the two halves: %.3f and %.3f), with three %.3f (rounds: %.3f)",
+		hits, hits3, cv, noise, first, second, cv3, three.cvs)
 	if hits3 < 0.95*hits {
 		t.Errorf("hit rate of three replicas: got %.3f, want at least 0.95 of one's %.3f", hits3, hits)
 	}
-	if math.Abs(cv3-cv) > 0.05 {
-		t.Errorf("CV of requests per engine of three replicas: got %.3f, want it within 0.05 of one's %.3f", cv3, cv)
+	if cv3-cv > bound {
+		t.Errorf("CV of requests per engine of three replicas: got %.3f, want at most one's %.3f and %.3f", cv3, cv, bound)
 	}
-	three.noneBooked(0, 1, 2)
+	set.noneBooked(0, 1, 2)
 	for i := range 3 {
-		if got := three.at(i, "kvlane_requests_total", `outcome="routed"`); got < 5 {
-			t.Errorf("replica %d routed %v requests, want a part of 480", i, got)
+		if got := set.at(i, "kvlane_requests_total", `outcome="routed"`); got < 5 {
+			t.Errorf("replica %d routed %v requests, want a part of %d", i, got, 240*rounds)
 		}
 	}
 }

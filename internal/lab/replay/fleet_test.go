@@ -52,3 +52,42 @@ func TestSlowWorkersGetTheirShare(t *testing.T) {
 		t.Errorf("at half the speed: got p90 %.3f, want 1.5 times %.3f at least", slow.TTFT90, fast.TTFT90)
 	}
 }
+
+// Replicas that share within the delay that was measured between real ones (docs/benchmarks.md) route as one, wherever
+// requests arrive; those that share nothing do not. These are means over 16 runs: the CV of one run varies by a third.
+func TestReplicasSpreadAsOne(t *testing.T) {
+	if raceDetector {
+		t.Skip("simulations of one goroutine each: run without the race detector")
+	}
+	w := Skew{Clients: 96, StartOver: 10, Shared: 1024, FirstMean: 3000, FirstSigma: 0.7, TurnMean: 800, TurnSigma: 0.7,
+		OutputMean: 300, MinTurns: 2, MaxTurns: 8, Think: 1, Requests: 2000}.Workload("turns")
+	var seeds []uint64
+	for seed := range uint64(16) {
+		seeds = append(seeds, seed+1)
+	}
+	run := func(c Conditions) Result {
+		report, err := Run(Options{Workload: w, Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(1_000_000)}, Policies: []string{"session"}, Seeds: seeds, Conditions: c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return report.Rows[0].Mean
+	}
+	one := run(Conditions{})
+	for _, c := range []struct {
+		name string
+		Conditions
+
+		asOne bool
+	}{
+		{"3 replicas, 6 ms", Conditions{Replicas: 3, Share: true, ShareDelay: 0.006}, true},
+		{"4 replicas, 6 ms, 70 % of the requests at one", Conditions{Replicas: 4, Share: true, ShareDelay: 0.006, Skew: 0.7}, true},
+		{"4 replicas, nothing shared", Conditions{Replicas: 4}, false},
+	} {
+		got := run(c.Conditions)
+		hit, cv, p90 := got.Hit/one.Hit, got.CV/one.CV, got.TTFT90/one.TTFT90
+		t.Logf("%s, of one replica's: hit rate %.3f, CV %.3f, TTFT p90 %.3f", c.name, hit, cv, p90)
+		if asOne := hit >= 0.95 && cv <= 1.05 && p90 <= 1.05; asOne != c.asOne {
+			t.Errorf("%s: got hit rate %.3f, CV %.3f and TTFT p90 %.3f of one replica's, want within 5 %%: %v", c.name, hit, cv, p90, c.asOne)
+		}
+	}
+}
