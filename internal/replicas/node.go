@@ -54,7 +54,8 @@ type Node struct {
 	seal   *seal
 	conn   *nats.Conn
 	log    zerolog.Logger
-	wakeUp chan struct{}
+	// gather ends Gather after the first change.
+	gather *time.Timer
 	// answers are states to be written and sent: the changes do not wait for them.
 	answers chan Out
 	stop    context.CancelFunc
@@ -75,7 +76,7 @@ type Node struct {
 
 // Start connects this replica. A NATS that is not there yet is waited for in the background.
 func Start(ctx context.Context, o Options) (*Node, error) {
-	n := &Node{id: newID(o.Config.Replica), o: o, wakeUp: make(chan struct{}, 1), answers: make(chan Out, maxPeers), started: time.Now(), known: map[string]bool{}}
+	n := &Node{id: newID(o.Config.Replica), o: o, gather: time.NewTimer(time.Hour), answers: make(chan Out, maxPeers), started: time.Now(), known: map[string]bool{}}
 	n.log = o.Log.With().Str("replica", n.id).Logger()
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.stop = stop
@@ -205,10 +206,8 @@ func (n *Node) connected() {
 
 // wake makes send within Gather. It is called under the router's lock.
 func (n *Node) wake() {
-	n.since.CompareAndSwap(0, time.Now().UnixNano())
-	select {
-	case n.wakeUp <- struct{}{}:
-	default:
+	if n.since.CompareAndSwap(0, time.Now().UnixNano()) {
+		n.gather.Reset(Gather)
 	}
 }
 
@@ -244,17 +243,13 @@ func (n *Node) receive(ctx context.Context, messages <-chan *nats.Msg) {
 func (n *Node) send(ctx context.Context) {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
-	gather := time.NewTimer(time.Hour)
-	defer gather.Stop()
+	defer n.gather.Stop()
 	var hello time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-n.wakeUp:
-			gather.Reset(Gather)
-			continue
-		case <-gather.C:
+		case <-n.gather.C:
 			n.flush(func(time.Duration) {})
 		case <-tick.C:
 			found := n.found()
