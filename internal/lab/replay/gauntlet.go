@@ -234,7 +234,8 @@ func keepReport(path string, r *Report) error {
 	return os.Rename(path+".tmp", path)
 }
 
-// Standing is a rule against the best of each cell, bounds not counted.
+// Standing is a rule against the best of each cell. Bounds do not count as best, nor do rules that
+// refused requests there, which are level with it at most: what they served was sooner for it.
 type Standing struct {
 	Rule Rule
 	// Means are geometric means over the cells of a rule's figure divided by the best's, in
@@ -243,6 +244,8 @@ type Standing struct {
 	// Worst is the greatest ratio of TTFT p90, in cell At, whose best rule is Best.
 	Worst    float64
 	At, Best string
+	// Refused is the refused requests, a mean over the seeds of each cell.
+	Refused float64
 }
 
 // compared are the figures of Standing.Means, TTFT p90 first. Of high ones more is better.
@@ -271,14 +274,20 @@ func (o *Outcomes) Standings() []Standing {
 			best := -1
 			for i := range c.Rows {
 				v := figure.of(&c.Rows[i].Mean)
-				if !o.Rules[i].Bound && (best < 0 || (v < figure.of(&c.Rows[best].Mean)) != figure.high) {
+				if !o.Rules[i].Bound && c.Rows[i].Mean.Refused == 0 && (best < 0 || (v < figure.of(&c.Rows[best].Mean)) != figure.high) {
 					best = i
 				}
 			}
-			best = max(best, 0) // bounds alone
+			best = max(best, 0) // none counts
 			for i := range c.Rows {
+				if n == 0 {
+					out[i].Refused += c.Rows[i].Mean.Refused
+				}
 				const least = 1e-6 // no goodput at all
 				ratio := max(figure.of(&c.Rows[i].Mean), least) / max(figure.of(&c.Rows[best].Mean), least)
+				if c.Rows[i].Mean.Refused > 0 && (ratio < 1) != figure.high {
+					ratio = 1
+				}
 				s := &out[i]
 				s.Means[n] += math.Log(ratio) / float64(len(o.Cells))
 				if n == 0 && ratio > s.Worst {

@@ -40,14 +40,14 @@ func (o *Outcomes) tables() []table {
 	for i := range compared {
 		all.head = append(all.head, compared[i].name)
 	}
-	all.head = append(all.head, "worst p90", "in cell", "source", "date")
+	all.head = append(all.head, "worst p90", "in cell", "refused", "source", "date")
 	for i := range standings {
 		s := &standings[i]
 		row := []string{s.Rule.Policy}
 		for _, v := range s.Means {
 			row = append(row, fmt.Sprintf("%.3f", v))
 		}
-		all.rows = append(all.rows, append(row, fmt.Sprintf("%.2f", s.Worst), s.At, s.Rule.Source, s.Rule.Date))
+		all.rows = append(all.rows, append(row, fmt.Sprintf("%.2f", s.Worst), s.At, fmt.Sprintf("%.0f", s.Refused), s.Rule.Source, s.Rule.Date))
 	}
 	out := []table{all}
 	for _, c := range o.Cells {

@@ -134,6 +134,18 @@ func TestStandings(t *testing.T) {
 	}
 }
 
+// A rule that refuses requests is not the best of a cell, whatever the times of those it served.
+func TestStandingsWithRefusals(t *testing.T) {
+	rows := []Row{{Policy: "kv-aware", Mean: Result{TTFT90: 2}}, {Policy: "b", Mean: Result{TTFT90: 1, Refused: 3}}, {Policy: "c", Mean: Result{TTFT90: 3}}}
+	o := Outcomes{Rules: []Rule{{Policy: "kv-aware"}, {Policy: "b"}, {Policy: "c"}}, Cells: []*Report{{Workload: "one", Rows: rows}}}
+	if mean, own, ok := o.Bound(); !ok || mean != 1 || own.Worst != 1 || own.Best != "kv-aware" {
+		t.Errorf("got %v and %v of %q, want 1 and 1 of the default's own", mean, own.Worst, own.Best)
+	}
+	if s := o.Standings()[1]; s.Rule.Policy != "b" || s.Means[0] != 1 || s.Refused != 3 {
+		t.Errorf("got %s second with a mean of %v and %v refused, want b with 1 and 3", s.Rule.Policy, s.Means[0], s.Refused)
+	}
+}
+
 // Bounds alone have standings too.
 func TestStandingsOfBounds(t *testing.T) {
 	o := Outcomes{Rules: []Rule{{Policy: "oracle", Bound: true}}, Cells: []*Report{{Rows: []Row{{Mean: Result{TTFT90: 2}}}}}}
