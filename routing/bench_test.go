@@ -45,12 +45,14 @@ func BenchmarkPick(b *testing.B) {
 				for b.Loop() {
 					q.Conversation = ids[i%len(ids)]
 					i++
-					plan, err := r.Pick(time.Duration(i), q, overlaps, nil)
+					now := time.Duration(i) * time.Millisecond
+					plan, err := r.Pick(now, q, overlaps, nil)
 					if err != nil {
 						b.Fatal(err)
 					}
-					r.FirstToken(0, plan.Reservation)
-					r.Release(0, plan.Reservation)
+					r.FirstToken(now+100*time.Microsecond, plan.Reservation)
+					r.Generated(now+900*time.Microsecond, plan.Reservation, 10)
+					r.Release(now+900*time.Microsecond, plan.Reservation)
 				}
 			})
 		}
