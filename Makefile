@@ -199,6 +199,13 @@ corpus: build ## Compares kvlane tokenize with the ids of a corpus (CORPUS=FILE,
 	@$(or $(wildcard $(LIVE)/bin/python),python3) internal/tokens/bpe/livecheck/corpus.py $(BIN)/kvlane '$(CORPUS)' '$(IDS)' $(or $(TOKENIZERS),$(wildcard internal/tokens/models/*/))
 
 FUZZTIME ?= 30s
+CLIENTS := $(TOOLS)/clients
+AIPERF  ?= $(CLIENTS)/aiperf/bin/aiperf
+VLLM    ?= $(firstword $(wildcard $(TOOLS)/engines/vllm/bin/vllm))
+.PHONY: clients
+clients: build envoy ## Runs openai, anthropic, langchain, litellm, aiperf and vllm bench serve (VLLM=program) against the demo, prints a table
+	@AIPERF='$(AIPERF)' VLLM='$(VLLM)' ./e2e/clients/run.sh $(BIN)/kvlane $(CLIENTS)
+
 .PHONY: fuzz
 fuzz: ## Runs every fuzz target for FUZZTIME (30s) and prints a table (TARGET=pattern, PARALLEL=workers of each)
 	@.ci/fuzz $(FUZZTIME) $(TARGET)

@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -9,7 +10,7 @@ import (
 )
 
 // This file holds the request APIs other than OpenAI's completions and chat: Anthropic messages, OpenAI responses and vLLM's
-// tokens-in-tokens-out. Text only.
+// tokens-in-tokens-out.
 
 // dialect is how an API that is not OpenAI's completions or chat writes its answer.
 type dialect struct {
@@ -48,19 +49,32 @@ func (o *output) message(content []any, stop any) object {
 func messagesChunk(o *output, _ merged, text string, first bool) {
 	if first {
 		o.named(object{"type": "message_start", "message": o.message([]any{}, nil)})
-		o.named(object{"type": "content_block_start", "index": 0, "content_block": object{"type": "text", "text": ""}})
+		block := object{"type": "text", "text": ""}
+		if o.c.tool != nil {
+			block = o.c.tool.block(o.c.id, object{})
+		}
+		o.named(object{"type": "content_block_start", "index": 0, "content_block": block})
 	}
-	o.named(object{"type": "content_block_delta", "index": 0, "delta": object{"type": "text_delta", "text": text}})
+	if o.c.tool == nil {
+		o.named(object{"type": "content_block_delta", "index": 0, "delta": object{"type": "text_delta", "text": text}})
+	}
 }
 
 func messagesEnd(o *output) {
+	content, reason := object{"type": "text", "text": o.choices[0].text.String()}, "max_tokens"
+	if o.c.tool != nil {
+		content, reason = o.c.tool.block(o.c.id, o.c.tool.arguments), "tool_use"
+	}
 	if !o.c.body.Stream {
-		answer := o.message([]any{object{"type": "text", "text": o.choices[0].text.String()}}, "max_tokens")
-		o.write(answer)
+		o.write(o.message([]any{content}, reason))
 		return
 	}
+	if o.c.tool != nil {
+		arguments, _ := json.Marshal(o.c.tool.arguments) //nolint:errchkjson // made of plain values
+		o.named(object{"type": "content_block_delta", "index": 0, "delta": object{"type": "input_json_delta", "partial_json": string(arguments)}})
+	}
 	o.named(object{"type": "content_block_stop", "index": 0})
-	o.named(object{"type": "message_delta", "delta": object{"stop_reason": "max_tokens", "stop_sequence": nil}, "usage": o.messagesUsage()})
+	o.named(object{"type": "message_delta", "delta": object{"stop_reason": reason, "stop_sequence": nil}, "usage": o.messagesUsage()})
 	o.named(object{"type": "message_stop"})
 }
 

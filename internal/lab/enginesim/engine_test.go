@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -407,5 +408,93 @@ func TestReplay(t *testing.T) {
 		if got := replay(t, e, nil, bytes.Repeat([]byte{0xFF}, 8)); len(got) != 1 {
 			t.Errorf("from -1: %d replies", len(got))
 		}
+	}
+}
+
+const callable = `"tools": [{"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}},
+	{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"},
+	"unit": {"type": "string"}}, "required": ["city", "days"]}}}]`
+
+// A call of a tool is answered where tool_choice asks for one, and only there.
+func TestForcedToolCalls(t *testing.T) {
+	url := start(t, Options{}).URL()
+	chat := `"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 4, ` + callable
+	const call = `{"function":{"arguments":"{\"city\":\"text\",\"days\":1}","name":"weather"}`
+	for _, c := range []struct{ name, path, body, want, not string }{
+		{"named", "chat/completions", `{` + chat + `, "tool_choice": {"type": "function", "function": {"name": "weather"}}}`, call, `"content":"`},
+		{"required", "chat/completions", `{` + chat + `, "tool_choice": "required"}`, `"finish_reason":"tool_calls"`, `"finish_reason":"length"`},
+		{"streamed", "chat/completions", `{` + chat + `, "stream": true, "tool_choice": {"type": "function", "function": {"name": "weather"}}}`, call, `"finish_reason":"length"`},
+		{"auto", "chat/completions", `{` + chat + `, "tool_choice": "auto"}`, `"tool_calls":[]`, "weather"},
+		{"none", "chat/completions", `{` + chat + `}`, `"tool_calls":[]`, "weather"},
+		{"of no tool", "chat/completions", `{` + chat + `, "tool_choice": {"type": "function", "function": {"name": "wether"}}}`, `"code":400`, `"choices"`},
+		{"Anthropic's", "messages", `{"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 4, "tool_choice": {"type": "any"},
+			"tools": [{"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]}`,
+			`"input":{"city":"text"},"name":"weather","type":"tool_use"`, `"type":"text"`},
+		{"Anthropic's, streamed", "messages", `{"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 4, "stream": true, "tool_choice": {"type": "any"},
+			"tools": [{"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]}`,
+			`"partial_json":"{\"city\":\"text\"}","type":"input_json_delta"`, `text_delta`},
+	} {
+		got := string(post(t, url+"/v1/"+c.path, c.body).raw)
+		if !strings.Contains(got, c.want) || strings.Contains(got, c.not) {
+			t.Errorf("%s: got %s, want %s and not %s", c.name, got, c.want, c.not)
+		}
+	}
+}
+
+// Different images are different prompts, the same image is found in the cache, and tools keep their bytes.
+func TestImagesAreCached(t *testing.T) {
+	url := start(t, Options{}).URL()
+	ask := func(image string) *answer {
+		return post(t, url+"/v1/chat/completions", `{"max_tokens": 2, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:`+image+
+			`"}}, {"type": "text", "text": "`+strings.Repeat("What is on the picture? ", 20)+`"}]}], `+callable+`}`)
+	}
+	first, same, other := ask("a"), ask("a"), ask("b")
+	if first.status != http.StatusOK || same.cached() == 0 || other.cached() >= same.cached() {
+		t.Errorf("got %s, cached %d, %d, want an answer, the same image cached, and less of another one", first.raw, same.cached(), other.cached())
+	}
+}
+
+func TestEmbeddingsAndCounts(t *testing.T) {
+	url := start(t, Options{}).URL()
+	var got struct {
+		Data []struct{ Embedding any }
+		Use  struct {
+			Prompt int `json:"prompt_tokens"`
+		} `json:"usage"`
+	}
+	for _, c := range []struct {
+		body  string
+		count int
+		first string
+	}{
+		{`{"input": "one text"}`, 1, ""},
+		{`{"input": ["one text", "another"]}`, 2, ""},
+		{`{"input": [[1, 2], [3]], "encoding_format": "base64"}`, 2, "string"},
+	} {
+		a := post(t, url+"/v1/embeddings", c.body)
+		if err := json.Unmarshal(a.raw, &got); err != nil || a.status != http.StatusOK || len(got.Data) != c.count || got.Use.Prompt == 0 {
+			t.Errorf("%s: got %d, %s, %v, want %d vectors", c.body, a.status, a.raw, err, c.count)
+			continue
+		}
+		if _, text := got.Data[0].Embedding.(string); text != (c.first == "string") {
+			t.Errorf("%s: got %v, want the format that was asked for", c.body, got.Data[0].Embedding)
+		}
+	}
+	if a := post(t, url+"/v1/embeddings", `{"input": {}}`); a.status != http.StatusBadRequest {
+		t.Errorf("got %d of an input that is none, want 400", a.status)
+	}
+	message := `{"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 1}`
+	count := post(t, url+"/v1/messages/count_tokens", message)
+	answered := post(t, url+"/v1/messages", message)
+	var counted, used struct {
+		Input int `json:"input_tokens"`
+		Usage struct {
+			Input   int `json:"input_tokens"`
+			Created int `json:"cache_creation_input_tokens"`
+		}
+	}
+	if err := errors.Join(json.Unmarshal(count.raw, &counted), json.Unmarshal(answered.raw, &used)); err != nil || counted.Input == 0 ||
+		counted.Input != used.Usage.Input+used.Usage.Created {
+		t.Errorf("got %s, want as many tokens as of the answer, %s", count.raw, answered.raw)
 	}
 }

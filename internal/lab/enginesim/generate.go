@@ -35,6 +35,7 @@ type call struct {
 	prompts  [][]uint32
 	seqs     []*sequence
 	transfer *transfer // nil: an ordinary request
+	tool     *toolCall // nil: the answer is text
 }
 
 // serve returns the handler of an API for generation.
@@ -89,6 +90,9 @@ func (c *call) prepare() error {
 		return err
 	}
 	if err := c.readPrompts(); err != nil {
+		return err
+	}
+	if c.tool, err = forcedCall(c.api, c.raw); err != nil {
 		return err
 	}
 	if err := c.pickRank(); err != nil {
@@ -186,7 +190,11 @@ func (c *call) readPrompts() (err error) {
 	if c.api == body.Chat && given != nil {
 		c.prompts, err = tok.givenIDs(given)
 	} else {
-		c.prompts, err = tok.prompts(c.opts.Engine, c.api, c.raw, list, c.body.AddSpecialTokens == nil || *c.body.AddSpecialTokens)
+		raw := c.raw
+		if c.api == body.Chat || c.api == body.Messages {
+			raw = placeholders(raw)
+		}
+		c.prompts, err = tok.prompts(c.opts.Engine, c.api, raw, list, c.body.AddSpecialTokens == nil || *c.body.AddSpecialTokens)
 	}
 	if err != nil {
 		return err

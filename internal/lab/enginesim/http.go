@@ -18,6 +18,8 @@ func (e *Engine) apiMux(only int) http.Handler {
 	m.HandleFunc("POST /v1/chat/completions", s.serve(body.Chat))
 	if e.opts.Engine != TRTLLM {
 		m.HandleFunc("POST /v1/messages", s.serve(body.Messages))
+		m.HandleFunc("POST /v1/messages/count_tokens", s.countTokens)
+		m.HandleFunc("POST /v1/embeddings", s.embeddings)
 		m.HandleFunc("POST /v1/responses", s.serve(body.Responses))
 	}
 	m.HandleFunc("GET /v1/models", s.models)

@@ -62,6 +62,9 @@ func (o *output) token(t merged) {
 	text := o.c.opts.Tokenizer.Decode([]uint32{t.id})
 	ch.text.WriteString(text)
 	ch.ids = append(ch.ids, t.id)
+	if t.finish != "" && o.c.tool != nil {
+		t.finish = "tool_calls"
+	}
 	ch.finish = t.finish
 	o.generated++
 	variants := len(o.c.seqs) / len(o.c.prompts)
@@ -136,6 +139,12 @@ func (o *output) chunk(t merged, text string, first bool) {
 			o.event(head)
 		}
 		base["delta"] = object{"content": text}
+		switch {
+		case o.c.tool != nil && t.finish == "":
+			return
+		case o.c.tool != nil:
+			base["delta"] = object{"tool_calls": o.c.tool.chat(o.c.id)}
+		}
 	} else {
 		base["text"] = text
 		base["stop_reason"] = nil
@@ -213,6 +222,9 @@ func (o *output) whole() {
 		v := object{"index": i, "logprobs": nil, "finish_reason": ch.finish, "stop_reason": nil}
 		if o.c.api == body.Chat {
 			v["message"] = object{"role": "assistant", "content": ch.text.String(), "tool_calls": []any{}}
+			if o.c.tool != nil {
+				v["message"] = object{"role": "assistant", "content": nil, "tool_calls": o.c.tool.chat(o.c.id)}
+			}
 		} else {
 			v["text"] = ch.text.String()
 		}
