@@ -11,6 +11,8 @@ ENVOY_VERSION     := 1.40.0
 GOLANGCI_VERSION  := v2.15.0
 GOTESTSUM_VERSION := v1.13.0
 GOVULNCHECK_VERSION := v1.9.0
+ACTIONLINT_VERSION := v1.7.12
+CRANE_VERSION     := v0.22.1
 GOTESTSUM         := $(BIN)/gotestsum-$(GOTESTSUM_VERSION)
 export GOFLAGS    := -buildvcs=false
 
@@ -215,9 +217,15 @@ $(BIN)/golangci-lint-$(GOLANGCI_VERSION):
 	GOBIN=$(BIN) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	@mv $(BIN)/golangci-lint $@
 
+$(BIN)/actionlint-$(ACTIONLINT_VERSION):
+	@mkdir -p $(BIN)
+	GOBIN=$(BIN) go install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION)
+	@mv $(BIN)/actionlint $@
+
 .PHONY: lint
-lint: $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Runs the linters, vet among them, and checks layout and prose
+lint: $(BIN)/golangci-lint-$(GOLANGCI_VERSION) $(BIN)/actionlint-$(ACTIONLINT_VERSION) ## Runs the linters, vet and actionlint among them, and checks layout and prose
 	@$< run ./...
+	@$(BIN)/actionlint-$(ACTIONLINT_VERSION)
 	@go test -count=1 -v ./internal/layout
 
 .PHONY: generate
@@ -276,6 +284,28 @@ sbom: build $(CYCLONEDX) ## Writes the binary's bill of materials (CycloneDX) to
 	@mkdir -p out
 	@$(CYCLONEDX) bin -json -std -noserial -notimestamp -version '$(VERSION)' -output out/kvlane.cdx.json $(BIN)/kvlane
 	@echo "out/kvlane.cdx.json"
+
+CRANE := $(BIN)/crane-$(CRANE_VERSION)
+$(CRANE):
+	@mkdir -p $(BIN)
+	GOBIN=$(BIN) CGO_ENABLED=0 go install github.com/google/go-containerregistry/cmd/crane@$(CRANE_VERSION)
+	@mv $(BIN)/crane $@
+
+RELEASE = VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS) -buildid=' TAGS='$(TAGS)' CRANE=$(CRANE) CYCLONEDX=$(CYCLONEDX) HELM=$(TOOLS)/k8s/bin/helm .ci/release
+.PHONY: release-snapshot release helm
+release-snapshot: $(CRANE) $(CYCLONEDX) helm ## Makes a release in out/release and pushes nothing: archives, bills of materials, image, chart, formula (PLATFORMS="linux/amd64")
+	@$(RELEASE) snapshot
+
+release: $(CRANE) $(CYCLONEDX) helm ## The same, and pushes image and chart to REGISTRY; the base image must be pinned (make pin-images)
+	@$(RELEASE) publish $(or $(REGISTRY),$(error REGISTRY is not set))
+
+helm:
+	@./e2e/k8s/build.sh $(TOOLS)/k8s helm
+
+.PHONY: build-darwin
+build-darwin: ## Compiles everything for macOS on both architectures
+	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build ./...
+	GOOS=darwin GOARCH=amd64 CGO_ENABLED=0 go build ./...
 
 .PHONY: licenses
 licenses: ## Lists the licences of the modules in the binary; fails at the GPL and at texts that it does not know
