@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -58,12 +59,7 @@ func (s *Side) host() string {
 // defaultBootstrapPort is the default of SGLang and Mooncake.
 const defaultBootstrapPort = 8998
 
-func (s *Side) bootstrapPort() int {
-	if s.Settings.BootstrapPort != 0 {
-		return s.Settings.BootstrapPort
-	}
-	return defaultBootstrapPort
-}
+func (s *Side) bootstrapPort() int { return cmp.Or(s.Settings.BootstrapPort, defaultBootstrapPort) }
 
 // Unique identifies one attempt. Each attempt has its own, because a bootstrap room or a
 // transfer id is valid for one pair of legs.

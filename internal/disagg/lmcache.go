@@ -1,7 +1,9 @@
 package disagg
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -67,29 +69,13 @@ func disaggSpec(x *Exchange) ([]byte, error) {
 	if s.ReceiverHost == "" || len(s.InitPorts) == 0 || len(s.AllocPorts) == 0 {
 		return nil, unusable(&x.Decode, "receiver_host, receiver_init_ports and receiver_alloc_ports")
 	}
-	id := x.ID
-	if id == "" {
-		id = x.Unique.Text
-	}
-	out := append([]byte(`{"req_id":`), quoted(id)...)
-	out = append(append(out, `,"receiver_host":`...), quoted(s.ReceiverHost)...)
-	out = appendPorts(append(out, `,"receiver_init_port":`...), s.InitPorts)
-	out = appendPorts(append(out, `,"receiver_alloc_port":`...), s.AllocPorts)
-	if s.QueryPort != 0 {
-		out = fmt.Appendf(out, `,"receiver_query_port":%d`, s.QueryPort)
-	}
-	return append(out, '}'), nil
-}
-
-func appendPorts(dst []byte, ports []int) []byte {
-	dst = append(dst, '[')
-	for i, p := range ports {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = fmt.Append(dst, p)
-	}
-	return append(dst, ']')
+	return json.Marshal(struct {
+		ID    string `json:"req_id"`
+		Host  string `json:"receiver_host"`
+		Init  []int  `json:"receiver_init_port"`
+		Alloc []int  `json:"receiver_alloc_port"`
+		Query int    `json:"receiver_query_port,omitempty"`
+	}{cmp.Or(x.ID, x.Unique.Text), s.ReceiverHost, s.InitPorts, s.AllocPorts, s.QueryPort})
 }
 
 // lmcacheDecode is the client's own request: the decode engine finds the prompt's blocks at its

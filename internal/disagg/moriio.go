@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -63,16 +64,8 @@ const (
 // toPeer returns the edits that tell one leg of the WRITE mode the address of the other side.
 // Engine id and block ids must be present; the engines find out the values themselves.
 func toPeer(x *Exchange, s *Side) []body.Edit {
-	host, handshake, notify := s.Settings.SideHost, s.Settings.HandshakePort, s.Settings.NotifyPort
-	if host == "" {
-		host = s.host()
-	}
-	if handshake == 0 {
-		handshake = defaultHandshakePort
-	}
-	if notify == 0 {
-		notify = defaultNotifyPort
-	}
+	host := cmp.Or(s.Settings.SideHost, s.host())
+	handshake, notify := cmp.Or(s.Settings.HandshakePort, defaultHandshakePort), cmp.Or(s.Settings.NotifyPort, defaultNotifyPort)
 	edits := []body.Edit{transferID(x), set("null", kvParams, "remote_engine_id"), set("[]", kvParams, "remote_block_ids"),
 		setText(host, kvParams, "remote_host"), setNumber(handshake, kvParams, "remote_handshake_port"), setNumber(notify, kvParams, "remote_notify_port")}
 	return append(edits, remoteRank(s)...)

@@ -130,25 +130,32 @@ func (s *Sender) Close() {
 // Send posts a leg to a worker and returns the body of its answer. ctx limits its duration. The
 // error is a *FailureError.
 func (s *Sender) Send(ctx context.Context, address, path string, header http.Header, body []byte) ([]byte, error) {
-	host := address
-	if s.pickHeader != "" {
-		host = "prefill" // the listener ignores it; all legs share its connections
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+host+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, prefillURL+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, &FailureError{Outcome: Unusable, Err: withoutURL(err)}
 	}
 	req.Header = header
-	req.Host = address
-	if s.pickHeader != "" {
+	return s.ask(req, address, true, maxAnswer)
+}
+
+// prefillURL is that of all requests to the listener, which ignores the host: they share its
+// connections.
+const prefillURL = "http://prefill"
+
+// ask sends a request for prefillURL to an address, with listener through Envoy's if there is one,
+// and returns the body of the answer, at most limit bytes.
+func (s *Sender) ask(req *http.Request, address string, listener bool, limit int64) ([]byte, error) {
+	client, ctx := &s.through, req.Context()
+	if req.Host = address; listener && s.pickHeader != "" {
 		req.Header.Set(s.pickHeader, address)
+	} else {
+		client, req.URL.Host = &s.direct, address
 	}
-	resp, err := s.through.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return nil, &FailureError{Outcome: broken(ctx, err), Err: withoutURL(err)}
 	}
 	defer resp.Body.Close()
-	limit := int64(maxAnswer)
 	if resp.StatusCode != http.StatusOK {
 		limit = maxRefuse
 	}
@@ -184,14 +191,6 @@ func blame(status int) Outcome {
 	}
 }
 
-// blameWorker is blame for a request that does not come from a client.
-func blameWorker(status int) Outcome {
-	if o := blame(status); o != Refused {
-		return o
-	}
-	return Failed
-}
-
 // broken classifies a failure of the connection.
 func broken(ctx context.Context, err error) Outcome {
 	switch {
@@ -206,31 +205,16 @@ func broken(ctx context.Context, err error) Outcome {
 	}
 }
 
-// Get fetches a small page from a worker; with api it uses the listener.
+// Get fetches a small page from a worker; with api it uses the listener. A status of 4xx is the
+// worker's fault, as no client asked.
 func (s *Sender) Get(ctx context.Context, address, path string, api bool) ([]byte, error) {
-	client, host := &s.direct, address
-	if api && s.pickHeader != "" {
-		client, host = &s.through, "prefill"
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, prefillURL+path, http.NoBody)
 	if err != nil {
 		return nil, &FailureError{Outcome: Unusable, Err: err}
 	}
-	req.Host = address
-	if client == &s.through {
-		req.Header.Set(s.pickHeader, address)
+	raw, err := s.ask(req, address, api, maxPage)
+	if f, ok := errors.AsType[*FailureError](err); ok && f.Outcome == Refused {
+		return nil, &FailureError{Outcome: Failed, Status: f.Status}
 	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, &FailureError{Outcome: broken(ctx, err), Err: err}
-	}
-	defer resp.Body.Close()
-	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxPage))
-	if err != nil {
-		return nil, &FailureError{Outcome: broken(ctx, fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, err)), Err: err}
-	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, &FailureError{Outcome: blameWorker(resp.StatusCode), Status: resp.StatusCode}
-	}
-	return raw, nil
+	return raw, err
 }

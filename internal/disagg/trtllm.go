@@ -120,33 +120,27 @@ func onlyChoice(a *Answer) ([]byte, error) {
 // client that requested a stream receives it as one.
 func trtFinal(r *body.Request, a *Answer, choice []byte) error {
 	whole, err := body.Apply(nil, choice, remove(disaggParams), remove("prompt_token_ids"))
+	dst, edits := []byte(nil), []body.Edit{remove(disaggParams), remove("prompt_token_ids")}
+	if r.Stream() {
+		dst = []byte("data: ")
+		if err == nil && r.API == body.Chat {
+			// A chunk has its text in "delta" where an answer has it in "message".
+			whole, err = body.Apply(nil, whole, body.Set(body.Member(whole, "message"), "delta"), remove("message"))
+			edits = append(edits, set(`"chat.completion.chunk"`, "object"))
+		}
+		if string(r.Member(body.FieldStreamOptions, "include_usage")) != "true" {
+			edits = append(edits, remove("usage"))
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNoParameters, err)
 	}
-	list := append(append([]byte{'['}, whole...), ']')
+	data, err := body.Apply(dst, a.raw, append(edits, body.Set(append(append([]byte{'['}, whole...), ']'), "choices"))...)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNoParameters, err)
+	}
 	if !r.Stream() {
-		data, err := body.Apply(nil, a.raw, remove(disaggParams), remove("prompt_token_ids"), body.Set(list, "choices"))
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrNoParameters, err)
-		}
 		return &FinalError{Body: data}
-	}
-	edits := []body.Edit{remove(disaggParams), remove("prompt_token_ids"), body.Set(list, "choices")}
-	if r.API == body.Chat {
-		// A chunk has its text in "delta" where an answer has it in "message".
-		chunk, err := body.Apply(nil, whole, body.Set(body.Member(whole, "message"), "delta"), remove("message"))
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrNoParameters, err)
-		}
-		edits[2] = body.Set(append(append([]byte{'['}, chunk...), ']'), "choices")
-		edits = append(edits, set(`"chat.completion.chunk"`, "object"))
-	}
-	if string(r.Member(body.FieldStreamOptions, "include_usage")) != "true" {
-		edits = append(edits, remove("usage"))
-	}
-	data, err := body.Apply([]byte("data: "), a.raw, edits...)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrNoParameters, err)
 	}
 	return &FinalError{Body: append(data, "\n\ndata: [DONE]\n\n"...), Stream: true}
 }

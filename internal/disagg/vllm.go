@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"strconv"
@@ -146,13 +147,7 @@ func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 	if s.EngineID == "" {
 		return Leg{}, unusable(&x.Prefill, "engine_id")
 	}
-	id, port, host := s.EngineID, s.SidePort, s.SideHost
-	if port == 0 {
-		port = defaultSidePort
-	}
-	if host == "" {
-		host = x.Prefill.host()
-	}
+	id, port, host := s.EngineID, cmp.Or(s.SidePort, defaultSidePort), cmp.Or(s.SideHost, x.Prefill.host())
 	if x.Prefill.Ranks > 1 && x.Prefill.Rank != NoRank {
 		id += "_dp" + strconv.Itoa(x.Prefill.Rank)
 		port += x.Prefill.Rank
