@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -24,19 +25,12 @@ func runEngineSim(ctx context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(io.out, "simulated %s serves %s at %s\n", orDefault(string(opts.Engine), "vllm"), opts.Model, e.URL())
+	fmt.Fprintf(io.out, "simulated %s serves %s at %s\n", cmp.Or(string(opts.Engine), "vllm"), opts.Model, e.URL())
 	fmt.Fprintf(io.out, "statistics and faults at http://%s/sim/stats and /sim/faults\n", e.SideAddr())
 	for r := range opts.Ranks {
-		fmt.Fprintf(io.out, "rank %d: API %s, events %s, replay %s\n", r, e.AddrOf(r), orDefault(e.EventsEndpoint(r), "none"), orDefault(e.ReplayEndpoint(r), "none"))
+		fmt.Fprintf(io.out, "rank %d: API %s, events %s, replay %s\n", r, e.AddrOf(r), cmp.Or(e.EventsEndpoint(r), "none"), cmp.Or(e.ReplayEndpoint(r), "none"))
 	}
 	<-ctx.Done()
 	e.Close()
 	return nil
-}
-
-func orDefault(s, absent string) string {
-	if s == "" {
-		return absent
-	}
-	return s
 }

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 80500
+	totalLimit = 80485
 	totalGoal  = 62000
 )
 
@@ -35,12 +35,12 @@ var rooms = []struct {
 }{
 	{"heart", 21000, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 27684, 22000, []string{"internal/tokens"}},
-	{"fleet", 4470, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1720, 1300, []string{"internal/observe"}},
+	{"fleet", 4466, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"observe", 1715, 1300, []string{"internal/observe"}},
 	{"decide", 3005, 1700, []string{"internal/decide"}},
 	{"replicas", 2340, 2200, []string{"internal/replicas"}},
 	{"lab", 13340, 11700, []string{"internal/lab"}},
-	{"rim", 8640, 6000, []string{
+	{"rim", 8634, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

@@ -150,9 +150,8 @@ func New(version string) *Metrics {
 		Renders:         counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker_open).", "model", "outcome"),
 		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model, worker, API and outcome.", "model", "worker", "api", "outcome"),
 	}
-	m.LateFirstTokens = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "kvlane", Name: "extproc_late_first_tokens_total",
-		Help: "Answers whose first piece was observed after their end: usual for answers that come in one piece."})
-	reg.MustRegister(m.LateFirstTokens)
+	m.LateFirstTokens = counter("extproc_late_first_tokens_total",
+		"Answers whose first piece was observed after their end: usual for answers that come in one piece.").WithLabelValues()
 	m.ExtProcStreams = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kvlane", Name: "extproc_streams", Help: "Open ext_proc streams, by request body mode."}, []string{"mode"})
 	reg.MustRegister(m.ExtProcStreams)
 	m.ExtProcAnswers = histogram("extproc_answer_seconds", "Time from the last body byte to the last byte of the decision handed to gRPC, by request body mode.", decisionBuckets, "mode")

@@ -184,11 +184,7 @@ func (emit Emit) Feeds(feeds []feed.Status) {
 		}
 		for _, t := range st.Targets {
 			for _, s := range feedStates {
-				on := 0.0
-				if s == t.State {
-					on = 1
-				}
-				emit("feed_state", "1 for the state that a target's feed is in.", on, "worker", t.Target.Worker, "rank", Rank(t.Target.Rank), "state", s.String())
+				emit("feed_state", "1 for the state that a target's feed is in.", Gauge(s == t.State), "worker", t.Target.Worker, "rank", Rank(t.Target.Rank), "state", s.String())
 			}
 		}
 	}

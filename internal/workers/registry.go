@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -242,12 +243,7 @@ func (r *Registry) list() []Worker {
 	for _, t := range r.tracked {
 		out = append(out, t.worker)
 	}
-	slices.SortFunc(out, func(a, b Worker) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(out, func(a, b Worker) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
