@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 80485
+	totalLimit = 80670
 	totalGoal  = 62000
 )
 
@@ -34,13 +34,13 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 21000, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 27684, 22000, []string{"internal/tokens"}},
-	{"fleet", 4466, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1715, 1300, []string{"internal/observe"}},
+	{"tokens", 27840, 22000, []string{"internal/tokens"}},
+	{"fleet", 4425, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"observe", 1710, 1300, []string{"internal/observe"}},
 	{"decide", 3005, 1700, []string{"internal/decide"}},
 	{"replicas", 2340, 2200, []string{"internal/replicas"}},
-	{"lab", 13340, 11700, []string{"internal/lab"}},
-	{"rim", 8634, 6000, []string{
+	{"lab", 11850, 11700, []string{"internal/lab"}},
+	{"rim", 8520, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
