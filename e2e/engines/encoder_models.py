@@ -1,6 +1,6 @@
 """A model's folder without weights, for vllm launch render: encoder_models.py TOKENIZER TARGET.
 
-TOKENIZER is a folder, or mistral_VERSION for a folder in Mistral's format with a file of mistral-common: mistral_v3 has a
+TOKENIZER is a folder, inkling, or mistral_VERSION for a folder in Mistral's format with a file of mistral-common: mistral_v3 has a
 SentencePiece model, mistral_tekken_v3 a tekken.json. mistral-common has no files of versions above 7, which differ by their
 special tokens only.
 """
@@ -41,6 +41,8 @@ def mistral(name, target):
     (target / "config.json").write_text(json.dumps(config))
 
 
+INKLING = [f"<|{name}|>" for name in """message_user message_model message_system message_tool content_text content_image content_model_end_sampling
+           content_thinking content_audio_input unused_200024 content_invoke_tool_json end_message audio_end""".split()]
 SHAPE = dict(num_hidden_layers=2, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=64, intermediate_size=64,
              max_position_embeddings=16384)
 
@@ -50,8 +52,19 @@ def main(tokenizer, target):
     target.mkdir(parents=True, exist_ok=True)
     if tokenizer.name.startswith("mistral_v") or tokenizer.name.startswith("mistral_tekken"):
         return mistral(tokenizer.name, target)
+    added = INKLING if tokenizer.name == "inkling" else []
+    if added:  # its own tokenizer is on the model hub only
+        tokenizer = tokenizer.parent / "deepseek_v3"
     for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]:
         if text := tiny_model.text(tokenizer, name):
+            if added and name == "tokenizer.json":
+                file = json.loads(text)
+                first = max(t["id"] for t in file["added_tokens"]) + 1
+                file["added_tokens"] += [dict(id=first + i, content=t, special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
+                                         for i, t in enumerate(added)]
+                text = json.dumps(file)
+            elif added and name == "tokenizer_config.json":  # the other model's type says how transformers loads it
+                text = json.dumps(json.loads(text) | {"tokenizer_class": "PreTrainedTokenizerFast"})
             (target / name).write_text(text)
     vocabulary = json.loads(tiny_model.text(tokenizer, "tokenizer.json"))["model"]["vocab"]
     if tokenizer.name == "gptoss":

@@ -18,6 +18,7 @@ import bodies
 SPECIAL = {
     "harmony": ["<|end|>", "<|start|>assistant", "<|channel|>analysis<|message|>", "<|call|>", "<|constrain|>json", "functions.", " to="],
     "mistral": ["[INST]", "[/INST]", "</s>", "<s>", "[TOOL_CALLS]", "[THINK]", "[/THINK]", "[TOOL_RESULTS]", " ", "  ", "\n\n", "▁", "☺"],
+    "inkling": ["<|message_user|>", "<|end_message|>", "<|content_text|>", "<|content_", "tool_declare"],
     "deepseek": ["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<think>", "</think>", "｜DSML｜", "{content}", "<｜deepseek_image｜>"],
 }
 
@@ -136,7 +137,7 @@ class Maker(bodies.Maker):
         if self.strict and body["messages"] and isinstance(body["messages"], list) and isinstance(body["messages"][-1], dict) and body["messages"][-1].get("role") == "assistant" and not self.one(4):
             body.update({"continue_final_message": True, "add_generation_prompt": False})
         if self.one(40 if self.strict else 4):
-            body["chat_template_kwargs"] = {self.pick(["thinking", "enable_thinking", "reasoning_effort", "drop_thinking", "documents", "x"]): self.pick([True, False, None, "low", "max", "none", 1, 0, 50])
+            body["chat_template_kwargs"] = {self.pick(["thinking", "enable_thinking", "reasoning_effort", "drop_thinking", "documents", "x"]): self.pick([True, False, None, "low", "max", "none", "x", 1, 0, 50, 0.5, 0.125, -0.0])
                                             for _ in range(1 + self.r.randrange(2))}
         if self.one(20):
             body.update(self.pick([{"continue_final_message": True, "add_generation_prompt": False}, {"add_generation_prompt": False}, {"add_special_tokens": True}, {"documents": [{"text": "d"}]}]))

@@ -15,11 +15,12 @@ port=${PORT:-8391}
 record() { # NAME TOKENIZER KIND ARGUMENTS...
   local name=$1 tokenizer=$2 kind=$3
   shift 3
+  [ -z "${ONLY:-}" ] || [[ " $ONLY " = *" $name "* ]] || return 0
   "$vllm/bin/python" "$own/encoder_models.py" "$models/$tokenizer" "$work/$tokenizer"
   "$vllm/bin/vllm" launch render "$work/$tokenizer" --host 127.0.0.1 --port "$port" --served-model-name tiny \
     --max-model-len 16384 "$@" > "$out/$name.log" 2>&1 &
   server=$!
-  for _ in $(seq 300); do
+  for _ in $(seq 900); do
     curl -sf -o /dev/null "http://127.0.0.1:$port/health" && break
     kill -0 "$server" || { tail -5 "$out/$name.log"; exit 1; }
     sleep 1
@@ -33,8 +34,10 @@ record() { # NAME TOKENIZER KIND ARGUMENTS...
 record harmony gptoss harmony --enable-auto-tool-choice --tool-call-parser openai
 record deepseek_v32 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v32 --tokenizer-mode deepseek_v32
 record deepseek_v4 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v4 --tokenizer-mode deepseek_v4
+record deepseek_v41 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v41 --tokenizer-mode deepseek_v41
+record inkling inkling inkling --enable-auto-tool-choice --tool-call-parser inkling --tokenizer-mode inkling
 # Without a tool parser: vLLM's own for Mistral fails with mistral-common 1.13 from version 11 on.
 for version in v1 v2 v3 v7 tekken_v3 tekken_v7 tekken_v11 tekken_v13 tekken_v15; do
   record "mistral_$version" "mistral_$version" "mistral:${version##*v}"
-  cp -r "$work/mistral_$version" "$out/" # the tests read the same files
+  [ ! -d "$work/mistral_$version" ] || cp -r "$work/mistral_$version" "$out/" # the tests read the same files
 done

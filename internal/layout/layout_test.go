@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 80670
+	totalLimit = 82760
 	totalGoal  = 62000
 )
 
@@ -33,10 +33,10 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21000, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 27840, 22000, []string{"internal/tokens"}},
+	{"heart", 21130, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 28370, 22000, []string{"internal/tokens"}},
 	{"fleet", 4425, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1710, 1300, []string{"internal/observe"}},
+	{"observe", 1720, 1300, []string{"internal/observe"}},
 	{"decide", 3005, 1700, []string{"internal/decide"}},
 	{"replicas", 2340, 2200, []string{"internal/replicas"}},
 	{"lab", 11850, 11700, []string{"internal/lab"}},

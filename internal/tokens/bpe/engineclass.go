@@ -50,7 +50,7 @@ var plainClasses = map[string]bool{"TokenizersBackend": true, "PythonBackend": t
 // engineClass returns the class that transformers 5.19 uses for a directory with a config.json;
 // "" if it uses tokenizer.json unchanged.
 func (c *Config) engineClass() string {
-	if c.ModelType == "" {
+	if c.ModelType == "" || c.ModelType == "deepseek_v41" { // vLLM ignores that one's class
 		return "" // without a config.json tokenizer.json alone decides
 	}
 	all := engineClasses()

@@ -2,6 +2,7 @@ package encoders
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -9,12 +10,19 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// deepseekV4 is vllm/tokenizers/deepseek_v4.py.
-type deepseekV4 struct{}
+// deepseekV4 is vllm/tokenizers/deepseek_v4.py, and deepseek_v41.py for version 4.1.
+type deepseekV4 struct{ v41 bool }
 
 func newDeepseekV4(*bpe.Tokenizer) (Encoder, error) { return deepseekV4{}, nil }
 
-func (deepseekV4) Traits() Traits { return Traits{Name: "deepseek_v4", Messages: Parts} }
+func newDeepseekV41(*bpe.Tokenizer) (Encoder, error) { return deepseekV4{v41: true}, nil }
+
+func (d deepseekV4) Traits() Traits {
+	if d.v41 {
+		return Traits{Name: "deepseek_v41", Messages: Read}
+	}
+	return Traits{Name: "deepseek_v4", Messages: Parts}
+}
 
 // v4Message is a message after tool results have become parts of user messages.
 type v4Message struct {
@@ -34,7 +42,7 @@ type v4Part struct {
 var v4Tasks = map[string]string{"action": "<｜action｜>", "query": "<｜query｜>", "authority": "<｜authority｜>", "domain": "<｜domain｜>",
 	"title": "<｜title｜>", "read_url": "<｜read_url｜>"}
 
-func (deepseekV4) Append(dst []byte, c *Chat) ([]byte, error) {
+func (d deepseekV4) Append(dst []byte, c *Chat) ([]byte, error) {
 	given := c.Messages
 	if len(c.Tools) > 0 {
 		given = slices.Clone(given)
@@ -46,28 +54,18 @@ func (deepseekV4) Append(dst []byte, c *Chat) ([]byte, error) {
 			given[at] = withTools(msg, c.Tools)
 		}
 	}
-	w := &v4Writer{chat: c, dst: append(dst, dsBegin...), thinking: true, drop: true}
+	w := &v4Writer{v41: d.v41, chat: c, dst: append(dst, dsBegin...), thinking: true, drop: true}
 	_, hasThinking := c.Args.Get("thinking")
 	if _, ok := c.Args.Get("enable_thinking"); ok || hasThinking {
 		w.thinking = truth(c.Args, "thinking") || truth(c.Args, "enable_thinking")
 	}
-	effort, isText := member(c.Args, "reasoning_effort").AsString()
-	switch {
-	case isText && effort == "none":
-		w.thinking = false
-	case effort == "max":
-	case effort == "low", effort == "minimal", effort == "medium":
-		effort = "low"
-	default:
-		effort = "high"
-	}
-	if w.thinking {
-		w.effort = v4Efforts[effort]
+	if err := w.setEffort(member(c.Args, "reasoning_effort")); err != nil {
+		return dst, err
 	}
 	if v, ok := c.Args.Get("drop_thinking"); ok {
 		w.drop = v.Truth()
 	}
-	messages, err := v4Merged(c, given)
+	messages, err := v4Merged(c, given, d.v41)
 	if err != nil {
 		return dst, err
 	}
@@ -75,9 +73,9 @@ func (deepseekV4) Append(dst []byte, c *Chat) ([]byte, error) {
 		w.drop = false
 	}
 	if w.thinking && w.drop {
-		messages = v4Dropped(messages)
+		messages = v4Dropped(messages, d.v41)
 	}
-	w.last = v4LastUser(messages)
+	w.last = v4LastUser(messages, d.v41)
 	for i := range messages {
 		if err := w.message(messages, i); err != nil {
 			return w.dst, err
@@ -86,9 +84,40 @@ func (deepseekV4) Append(dst []byte, c *Chat) ([]byte, error) {
 	return w.dst, nil
 }
 
-func v4LastUser(messages []v4Message) int {
+// setEffort reads the argument reasoning_effort.
+func (w *v4Writer) setEffort(v jinja.Value) error {
+	effort, isText := v.AsString()
+	budget, isInt := v.AsInt()
+	budget = cmp.Or(v41Efforts[effort], budget)
+	switch {
+	case isText && effort == "none":
+		w.thinking = false
+		return nil
+	case w.v41 && v.IsNone():
+		budget = v41Efforts["high"]
+	case w.v41 && (isText || isInt && v.Kind() == jinja.KindInt) && budget >= 1 && budget <= 100:
+	case w.v41:
+		return refuse("DeepSeek V4.1 reasoning_effort must be low, high, xhigh, max, or an integer within [1, 100] in chat_template_kwargs")
+	case effort == "max":
+	case effort == "low", effort == "minimal", effort == "medium":
+		effort = "low"
+	default:
+		effort = "high"
+	}
+	switch {
+	case !w.thinking:
+	case w.v41:
+		w.effort = fmt.Sprintf(v41Effort, budget)
+	default:
+		w.effort = v4Efforts[effort]
+	}
+	return nil
+}
+
+// v4LastUser returns the index of the last message that opens a turn of the model, -1 if there is none.
+func v4LastUser(messages []v4Message, v41 bool) int {
 	i := len(messages) - 1
-	for i >= 0 && messages[i].role != "user" && messages[i].role != "developer" {
+	for i >= 0 && messages[i].role != "user" && messages[i].role != "developer" && (!v41 || i == 0 || messages[i].role != "system") {
 		i--
 	}
 	return i
@@ -96,8 +125,8 @@ func v4LastUser(messages []v4Message) int {
 
 // v4Dropped returns the messages without what precedes the last user message and is no longer
 // shown: messages of developers and unknown roles. Thoughts are left out when they are written.
-func v4Dropped(messages []v4Message) (out []v4Message) {
-	last := v4LastUser(messages)
+func v4Dropped(messages []v4Message, v41 bool) (out []v4Message) {
+	last := v4LastUser(messages, v41)
 	for i, m := range messages {
 		switch m.role {
 		case "user", "system", "latest_reminder", "direct_search_results", "assistant":
@@ -113,7 +142,7 @@ func v4Dropped(messages []v4Message) (out []v4Message) {
 
 // v4Merged merges tool results and texts of a user into one message each, with the results in the
 // order of the calls.
-func v4Merged(c *Chat, given []jinja.Value) (out []v4Message, err error) {
+func v4Merged(c *Chat, given []jinja.Value, v41 bool) (out []v4Message, err error) {
 	order := map[string]int{}
 	sort := func() { // the results of the last message
 		if len(out) == 0 || len(order) == 0 {
@@ -140,7 +169,12 @@ func v4Merged(c *Chat, given []jinja.Value) (out []v4Message, err error) {
 		msg, _ := given[i].AsDict()
 		m := v4Message{role: text(msg, "role"), reasoning: thought(msg), task: text(msg, "task")}
 		m.tools, m.unread = toolsOf(msg)
-		m.content = m.flatten(msg)
+		m.content = m.flatten(msg, v41)
+		if v41 {
+			if err = m.check41(msg); err != nil {
+				return nil, err
+			}
+		}
 		m.calls, _ = member(msg, "tool_calls").AsList()
 		part := v4Part{text: m.content}
 		switch m.role {
@@ -148,7 +182,9 @@ func v4Merged(c *Chat, given []jinja.Value) (out []v4Message, err error) {
 			part.id, part.result = text(msg, "tool_call_id"), true
 			m = v4Message{role: "user"}
 		case "user":
-			m.tools = nil
+			if !v41 {
+				m.tools = nil
+			}
 		}
 		if m.role == "user" && m.unread == nil {
 			last := len(out) - 1
@@ -174,8 +210,36 @@ func v4Merged(c *Chat, given []jinja.Value) (out []v4Message, err error) {
 	return out, nil
 }
 
+// check41 refuses what vLLM refuses of a message before it looks at others, and notes what it refuses later.
+func (m *v4Message) check41(msg *jinja.Dict) error {
+	parts, _ := member(msg, "content").AsList()
+	for i := range parts {
+		part, _ := parts[i].AsDict()
+		said, has := part.Get("text")
+		if _, isText := said.AsString(); m.unread != nil || has && !isText {
+			return refuse("DeepSeek V4.1 supports text and image content only")
+		}
+	}
+	if truth(msg, "late") {
+		return refuse("cannot pickle 'pydantic_core._pydantic_core.ValidatorIterator' object")
+	}
+	if !slices.Contains(v41Roles, m.role) {
+		return refuse("Invalid role: %s", m.role)
+	}
+	if task := member(msg, "task"); m.task == "" && !task.IsNone() {
+		m.task = "?"
+	}
+	_, m.unread = toolsOf(msg)
+	for i := range m.tools {
+		if tool, _ := m.tools[i].AsDict(); member(tool, "function").IsNone() {
+			m.unread = refuse("'function'")
+		}
+	}
+	return nil
+}
+
 // flatten returns the texts of a message's parts.
-func (m *v4Message) flatten(msg *jinja.Dict) string {
+func (m *v4Message) flatten(msg *jinja.Dict, v41 bool) string {
 	v := member(msg, "content")
 	if s, ok := v.AsString(); ok {
 		return s
@@ -185,7 +249,7 @@ func (m *v4Message) flatten(msg *jinja.Dict) string {
 	for i := range parts {
 		part, _ := parts[i].AsDict()
 		texts[i] = text(part, "text")
-		if kind := text(part, "type"); kind != "text" {
+		if kind := text(part, "type"); kind != "text" && (!v41 || !slices.Contains(v41Parts, kind)) {
 			m.unread = refuse("Unsupported content block type: '%s'", kind)
 		}
 	}
@@ -193,6 +257,7 @@ func (m *v4Message) flatten(msg *jinja.Dict) string {
 }
 
 type v4Writer struct {
+	v41            bool
 	chat           *Chat
 	dst            []byte
 	thinking, drop bool
@@ -213,6 +278,9 @@ func (w *v4Writer) message(messages []v4Message, i int) (err error) {
 	m := &messages[i]
 	if m.unread != nil {
 		return m.unread
+	}
+	if w.v41 && (m.role == "system" || i == 0 && w.effort != "") {
+		w.add("<｜System｜>")
 	}
 	if i == 0 {
 		w.add(w.effort)
@@ -237,7 +305,7 @@ func (w *v4Writer) message(messages []v4Message, i int) (err error) {
 		}
 		w.add(m.content)
 		if len(m.calls) > 0 {
-			w.dst, err = appendDSMLCalls(w.dst, w.chat, "tool_calls", m.calls)
+			w.dst, err = appendDSMLCalls(w.dst, w.chat, w.calls(), m.calls)
 		}
 		w.add(dsEnd)
 	default:
@@ -266,7 +334,7 @@ func (w *v4Writer) message(messages []v4Message, i int) (err error) {
 			w.add(dsAssistant, opening)
 		}
 		w.add(task)
-	case m.role == "user", m.role == "developer", m.role == "system" && (next == "" || next == "assistant"):
+	case m.role == "user", m.role == "developer", m.role == "system" && (next == "" || next == "assistant") && (!w.v41 || i > 0):
 		if w.thinking && (!w.drop || i >= w.last) {
 			opening = thinkStart
 		}
@@ -290,9 +358,30 @@ func (w *v4Writer) user(m *v4Message) {
 
 func (w *v4Writer) tools(m *v4Message) (err error) {
 	if len(m.tools) > 0 {
-		w.dst, err = appendDSMLTools(w.dst, w.chat, v4Tools, m.tools)
+		section := v4Tools
+		if w.v41 {
+			section = v41Tools
+		}
+		w.dst, err = appendDSMLTools(w.dst, w.chat, section, m.tools)
 	}
 	return err
+}
+
+var (
+	v41Roles   = []string{"system", "developer", "user", "assistant", "tool"}
+	v41Parts   = []string{"input_text", "output_text", "image"}
+	v41Efforts = map[string]int64{"low": 50, "high": 75, "xhigh": 75, "max": 100}
+	v41Tools   = strings.NewReplacer("DSML｜tool_calls>", "DSML｜ calls>", "DSML｜", "DSML｜ ").Replace(v4Tools)
+)
+
+const v41Effort = "Reasoning Effort: %d (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
+
+// calls returns the name of a block of calls.
+func (w *v4Writer) calls() string {
+	if w.v41 {
+		return " calls"
+	}
+	return "tool_calls"
 }
 
 var v4Efforts = map[string]string{

@@ -18,8 +18,12 @@ const (
 	thinkEnd    = "</think>"
 )
 
-// appendDSMLCalls appends tool calls in a block of this name.
+// appendDSMLCalls appends tool calls in a block of this name. If it begins with a space, the names in it do.
 func appendDSMLCalls(dst []byte, c *Chat, block string, calls []jinja.Value) (_ []byte, err error) {
+	invoke, parameter := dsmlToken+"invoke", dsmlToken+"parameter"
+	if block[0] == ' ' {
+		invoke, parameter = dsmlToken+" invoke", dsmlToken+" parameter"
+	}
 	dst = append(dst, "\n\n<"+dsmlToken+block+">\n"...)
 	for i := range calls {
 		if err = c.stopped(); err != nil {
@@ -27,7 +31,7 @@ func appendDSMLCalls(dst []byte, c *Chat, block string, calls []jinja.Value) (_ 
 		}
 		call, _ := calls[i].AsDict()
 		f := dictAt(call, "function")
-		dst = append(append(append(dst, "<"+dsmlToken+`invoke name="`...), text(f, "name")...), "\">\n"...)
+		dst = append(append(append(dst, "<"+invoke+` name="`...), text(f, "name")...), "\">\n"...)
 		sep := ""
 		dictAt(f, "arguments").Range(func(k, v jinja.Value) bool {
 			key, _ := k.AsString()
@@ -36,21 +40,21 @@ func appendDSMLCalls(dst []byte, c *Chat, block string, calls []jinja.Value) (_ 
 			if isText {
 				kind = "true"
 			}
-			dst = append(append(dst, sep+"<"+dsmlToken+`parameter name="`...), key...)
+			dst = append(append(dst, sep+"<"+parameter+` name="`...), key...)
 			dst = append(dst, `" string="`+kind+`">`...)
 			if isText {
 				dst = append(dst, s...)
 			} else {
 				dst, err = appendJSON(dst, v)
 			}
-			dst = append(dst, "</"+dsmlToken+"parameter>"...)
+			dst = append(dst, "</"+parameter+">"...)
 			sep = "\n"
 			return err == nil
 		})
 		if err != nil {
 			return dst, err
 		}
-		dst = append(dst, "\n</"+dsmlToken+"invoke>\n"...)
+		dst = append(dst, "\n</"+invoke+">\n"...)
 	}
 	return append(dst, "</"+dsmlToken+block+">"...), nil
 }

@@ -48,6 +48,8 @@ const (
 	// A part that is an image or video has the type image, and audio the type audio; their text is
 	// the caller's mark.
 	Original
+	// Read: as Original, without contents that vLLM's request model leaves to be read later. late tells of such calls.
+	Read
 )
 
 // Chat is a conversation.
@@ -114,8 +116,9 @@ var table = []entry{
 	{make: newHarmony, modelType: "gpt_oss"},
 	{make: newDeepseekV32, architectures: []string{"DeepseekV32ForCausalLM"}},
 	{make: newDeepseekV4, architectures: []string{"DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"}},
-	{architectures: []string{"DeepseekV41ForCausalLM", "KimiK3ForConditionalGeneration", "MoonshotKimiaForCausalLM", "InklingForCausalLM",
-		"InklingForConditionalGeneration"}},
+	{make: newDeepseekV41, architectures: []string{"DeepseekV41ForCausalLM"}},
+	{make: newInkling, architectures: []string{"InklingForCausalLM", "InklingForConditionalGeneration"}},
+	{architectures: []string{"KimiK3ForConditionalGeneration", "MoonshotKimiaForCausalLM"}},
 }
 
 // ForVLLM returns the encoder that vLLM uses for a model, nil if it uses a chat template. It fails

@@ -61,6 +61,7 @@ func TestAStopEndsTheEncoding(t *testing.T) {
 		},
 		"deepseek_v32": encode(deepseekV32{}),
 		"deepseek_v4":  encode(deepseekV4{}),
+		"inkling":      encode(inkling{}),
 		"calls":        func(c *Chat) ([]byte, error) { return appendDSMLCalls(nil, c, "calls", []jinja.Value{parsed(t, call)}) },
 		"tools":        func(c *Chat) ([]byte, error) { return appendDSMLTools(nil, c, "%s", tools) },
 		"v4, writing": func(c *Chat) ([]byte, error) {
@@ -69,7 +70,7 @@ func TestAStopEndsTheEncoding(t *testing.T) {
 			return w.dst, err
 		},
 		"v4, merging": func(c *Chat) ([]byte, error) {
-			out, err := v4Merged(c, []jinja.Value{user})
+			out, err := v4Merged(c, []jinja.Value{user}, false)
 			return make([]byte, len(out)), err
 		},
 		"harmony, parsing": func(c *Chat) ([]byte, error) {

@@ -2,6 +2,7 @@ package shape_test
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
@@ -37,6 +38,43 @@ var encoderModels = map[string][2]string{
 	"harmony":      {"gptoss", `{"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}`},
 	"deepseek_v32": {"deepseek_v3", `{"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}`},
 	"deepseek_v4":  {"deepseek_v3", `{"model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"]}`},
+	"deepseek_v41": {"deepseek_v3", `{"model_type": "deepseek_v41", "architectures": ["DeepseekV41ForCausalLM"]}`},
+	"inkling":      {"deepseek_v3", `{"architectures": ["InklingForCausalLM"]}`},
+}
+
+// inklingTokens are what encoder_models.py adds to the tokenizer of another model.
+var inklingTokens = strings.Fields(`<|message_user|> <|message_model|> <|message_system|> <|message_tool|> <|content_text|> <|content_image|>
+	<|content_model_end_sampling|> <|content_thinking|> <|content_audio_input|> <|unused_200024|> <|content_invoke_tool_json|> <|end_message|> <|audio_end|>`)
+
+// withInkling returns a tokenizer.json with Inkling's tokens.
+func withInkling(t *testing.T, packed []byte) []byte {
+	t.Helper()
+	var file map[string]json.RawMessage
+	var added []map[string]any
+	r, err := gzip.NewReader(bytes.NewReader(packed))
+	if err == nil {
+		err = json.NewDecoder(r).Decode(&file)
+	}
+	if err == nil {
+		err = json.Unmarshal(file["added_tokens"], &added)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := 0.0
+	for _, token := range added {
+		id, _ := token["id"].(float64)
+		first = max(first, id+1)
+	}
+	for i, name := range inklingTokens {
+		added = append(added, map[string]any{"id": int(first) + i, "content": name, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+	}
+	file["added_tokens"], _ = json.Marshal(added)
+	out, err := json.Marshal(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
 }
 
 // recordedDate is the date of the recordings.
@@ -56,6 +94,9 @@ func encoderModel(t *testing.T, name string) *shape.Model {
 		b, err := os.ReadFile(filepath.Join("../models", of[0], file))
 		if err != nil {
 			t.Fatal(err)
+		}
+		if name == "inkling" && file == "tokenizer.json.gz" {
+			file, b = "tokenizer.json", withInkling(t, b)
 		}
 		files[file] = &fstest.MapFile{Data: b}
 	}
@@ -90,7 +131,7 @@ func TestEncoders(t *testing.T) {
 // FuzzEncoders: no body makes an encoder panic, and the prompt is not larger than its bound.
 func FuzzEncoders(f *testing.F) {
 	models := map[string]*shape.Model{}
-	raw := byteTokenizer("<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|channel|>") // a real one takes seconds to load
+	raw := byteTokenizer(slices.Concat(inklingTokens, []string{"<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|channel|>"})...) // a real one takes seconds to load
 	for name, of := range encoderModels {
 		m, err := shape.Load(fstest.MapFS{"tokenizer.json": {Data: raw}, "config.json": {Data: []byte(of[1])}}, shape.Options{ToolParser: true})
 		if err != nil {

@@ -36,12 +36,12 @@ var families = []family{
 	{"DeepSeek-V3.2", "deepseek_v32", "DeepseekV32ForCausalLM", nil, exact, "by load: it has no chat template"},
 	{"DeepSeek-V4, text", "deepseek_v4", "DeepseekV4ForCausalLM", nil, exact, byLoad},
 	{"DeepSeek-V4 with images", "deepseek_v4", "DeepseekV4ForConditionalGeneration", nil, exact + " up to the first image", byLoad},
-	{"DeepSeek-V4.1", "deepseek_v41", "DeepseekV41ForCausalLM", nil, byLoad, byLoad},
+	{"DeepSeek-V4.1", "deepseek_v41", "DeepseekV41ForCausalLM", nil, exact, byLoad},
 	{"Kimi K3", "kimi_k3", "KimiK3ForConditionalGeneration", nil, byLoad, byLoad},
 	{"Kimi K3, text", "kimi_k3", "KimiK3LinearForCausalLM", nil, "not served", byLoad},
 	{"Kimi-Audio", "kimi_audio", "MoonshotKimiaForCausalLM", nil, byLoad, template},
-	{"Inkling, text", "inkling", "InklingForCausalLM", nil, byLoad, "not served"},
-	{"Inkling", "inkling", "InklingForConditionalGeneration", nil, byLoad, byLoad},
+	{"Inkling, text", "inkling", "InklingForCausalLM", nil, exact, "not served"},
+	{"Inkling", "inkling", "InklingForConditionalGeneration", nil, exact + " up to the first medium", byLoad},
 	{"Mistral in its own format", "mistral", "MistralForCausalLM", []string{"tekken.json", "consolidated.safetensors"}, exact, template},
 	{"Mistral in Hugging Face's format", "mistral", "MistralForCausalLM", []string{"tekken.json"}, template, template},
 	{"Cohere", "cohere2", "Cohere2ForCausalLM", nil, template, template},
@@ -93,7 +93,7 @@ func TestFamilies(t *testing.T) {
 func treatments(t *testing.T, f family) (vllm, sglang string) {
 	t.Helper()
 	files := fstest.MapFS{
-		"tokenizer.json": {Data: byteTokenizer("<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|channel|>")},
+		"tokenizer.json": {Data: byteTokenizer(slices.Concat(inklingTokens, []string{"<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|channel|>"})...)},
 		"config.json":    {Data: fmt.Appendf(nil, `{"model_type": %q, "architectures": [%q], "vision_config": {}}`, f.modelType, f.architecture)},
 	}
 	for _, name := range f.files {

@@ -29,7 +29,7 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 				return nil, err
 			}
 		}
-		shape := vllmShape{openai: form == encoders.Parts, references: form == encoders.Parts, original: form == encoders.Original, converted: in.origin == body.Responses, legacy: !tokenize, refuse: func(kind string) error { return m.refuseMedia(kind, in.profile) }, p: p}
+		shape := vllmShape{openai: form == encoders.Parts, references: form == encoders.Parts, original: form == encoders.Original || form == encoders.Read, read: form == encoders.Read, converted: in.origin == body.Responses, legacy: !tokenize, refuse: func(kind string) error { return m.refuseMedia(kind, in.profile) }, p: p}
 		kind, message = shape.kind(), shape.message
 	} else if raw := in.Raw(body.FieldChatTemplate); given(raw) && raw[0] != '"' {
 		return nil, refuse("chat_template: input should be a valid string")

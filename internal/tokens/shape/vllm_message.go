@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -19,6 +20,8 @@ type vllmShape struct {
 	converted bool
 	// original: the encoder gets contents as the client wrote them.
 	original bool
+	// read: the engine refuses contents and calls that its request model did not read.
+	read bool
 	// refuse refuses a part of a kind that the model does not accept.
 	refuse func(kind string) error
 	p      *plan
@@ -87,7 +90,7 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	if err != nil {
 		return v, err
 	}
-	known := slices.Contains(vllmRoles, role) && (role != roleTool || !member(msg, "tool_call_id").IsNone())
+	known := slices.Contains(vllmRoles, role) && (role != roleTool || member(msg, "tool_call_id").Kind() == jinja.KindString)
 	own, err := validatedOwn(msg, known, s.legacy)
 	if err != nil {
 		return v, err
@@ -98,6 +101,15 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 				return v, refuse("messages.content.%d: input should be a valid part", i)
 			}
 		}
+	}
+	late := false // calls that vLLM did not read
+	if s.read && !s.converted {
+		parts, isList := content.AsList()
+		_, isDict := content.AsDict()
+		if late = readLate(msg, parts, known, own); late && (isList || isDict) {
+			return v, refuse("cannot pickle 'pydantic_core._pydantic_core.ValidatorIterator' object")
+		}
+		late = late && member(msg, "tool_calls").Truth()
 	}
 	original := content
 	if role == roleSystem {
@@ -129,8 +141,17 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	if task, has, _ := textOf(msg, "task"); has {
 		out.Set("task", jinja.String(task))
 	}
-	if role == roleDeveloper {
+	if role == roleDeveloper || s.read {
 		out.Set("tools", member(msg, "tools"))
+	}
+	if s.read {
+		out.Set("task", member(msg, "task"))
+		out.Set("late", jinja.Bool(late))
+		for _, key := range [...]string{"response_format", "wo_eos", "content_blocks"} {
+			if _, has := msg.Get(key); has {
+				return v, encoders.ErrMissing
+			}
+		}
 	}
 	return jinja.FromDict(out), nil
 }
