@@ -167,3 +167,47 @@ func cpuTime(t *testing.T) time.Duration {
 	}
 	return time.Duration(ts.Nano())
 }
+
+// TestChatsCostWithTheirLength: four times the messages, calls, tools or parts cost about four times as much, not sixteen.
+func TestChatsCostWithTheirLength(t *testing.T) {
+	const call = `{"id": "a", "function": {"name": "f", "arguments": {"b": "c"}}}`
+	repeat := func(s string, n int) string { return strings.Repeat(s+",", n-1) + s }
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for name, make := range map[string]func(n int) string{
+		"messages": func(n int) string {
+			return repeat(`{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}`, n)
+		},
+		"users":   func(n int) string { return repeat(`{"role": "user", "content": "x"}`, n) },
+		"systems": func(n int) string { return repeat(`{"role": "system", "content": "x"}`, n) },
+		"results": func(n int) string {
+			return `{"role": "assistant", "tool_calls": [` + repeat(call, n) + `]}, ` + repeat(`{"role": "tool", "tool_call_id": "a", "content": "x"}`, n)
+		},
+		"parts": func(n int) string {
+			return `{"role": "user", "content": [` + repeat(`{"type": "text", "text": "x"}`, n) + `]}`
+		},
+		"own tools": func(n int) string {
+			return repeat(`{"role": "developer", "content": "x", "tools": [{"function": {"name": "f"}}]}`, n)
+		},
+	} {
+		for _, e := range []Encoder{deepseekV4{v41: true}, inkling{xml: "<|content_xml|>"}} {
+			cost := func(n int) time.Duration {
+				v := parsed(t, "["+make(n)+"]")
+				c := &Chat{Args: new(jinja.Dict), Limit: 1 << 24, Tools: []jinja.Value{parsed(t, `{"function": {"name": "f"}}`)}}
+				c.Messages, _ = v.AsList()
+				best := time.Duration(1<<63 - 1)
+				for range 5 {
+					start := cpuTime(t)
+					if _, err := e.Append(nil, c); err != nil {
+						t.Fatal(name, err)
+					}
+					best = min(best, cpuTime(t)-start)
+				}
+				return best
+			}
+			if small, large := cost(2048), cost(4*2048); large > 12*small {
+				t.Errorf("%s, %s: got %v of CPU for four times of what costs %v, want about four times", e.Traits().Name, name, large, small)
+			}
+		}
+	}
+}
