@@ -375,14 +375,14 @@ func TestMetricsOfFlow(t *testing.T) {
 }
 
 // waitingMemory is what each of n waiting requests adds to its body: heap, with its goroutine's stack. The prompts
-// are the same, as what the tokenizer remembers has a bound of its own.
+// differ in their last word only, as what the tokenizer remembers has a bound of its own.
 func waitingMemory(t *testing.T, n, words int) (each int64) {
 	t.Helper()
 	b := newBench(t, fmt.Sprintf("flow: {max_requests: %d, timeout: 4m, hold_tokens: 20}\n", n), worker("a", 0))
 	running, _ := b.ask("/v1/completions", text("sea", words))
 	requests := make([]*extproc.Request, n)
 	for i := range requests {
-		requests[i] = b.request("/v1/completions", text("sea", words))
+		requests[i] = b.request("/v1/completions", strings.Replace(text("sea", words), ` "}`, fmt.Sprintf(` %d"}`, i), 1))
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	var before int64
@@ -420,6 +420,12 @@ func TestMemoryOfWaiting(t *testing.T) {
 	got := waitingMemory(t, 1000, 500)
 	if t.Logf("%d bytes a request of 500 words", got); got > limit {
 		t.Errorf("got %d bytes for a waiting request, want at most %d", got, limit)
+	}
+	// A token more takes 1 byte, of hashes. Its id alone would take 4.
+	const words = 8000
+	each := (waitingMemory(t, 200, words) - got) / (words - 500)
+	if t.Logf("%d bytes a further token", each); each > 3 {
+		t.Errorf("got %d bytes for each token of a waiting request, want at most 3", each)
 	}
 }
 
@@ -462,4 +468,34 @@ func TestANewConversationWaitsForTheMemory(t *testing.T) {
 	}
 	d.Ticket.End(time.Now())
 	b.idle()
+}
+
+// Ids that the engine gets are those of the prompt after a wait, too.
+func TestIDsAreHandedOnAfterAWait(t *testing.T) {
+	for _, hand := range []bool{false, true} {
+		b := flowBench(t, "", "")
+		b.Fleet().Model("demo").Config.HandIDs = hand
+		running, _ := b.ask("/v1/completions", text("sea", 100))
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan extproc.Decision, 1)
+		r := b.request("/v1/chat/completions", `{"model":"demo","messages":[{"role":"user","content":"`+strings.Repeat("one ", 100)+`"}]}`)
+		go func() { done <- b.Decide(ctx, r) }()
+		b.untilWaiting(1)
+		b.mu.Lock()
+		for _, q := range b.waiting.byID {
+			if kept := q.work.tokens.ids != nil; kept != hand || q.work.tokens.n < 100 {
+				t.Errorf("hand_ids %v: got ids kept %v of %d while it waits, want %v of 100 at least", hand, kept, q.work.tokens.n, hand)
+			}
+		}
+		b.mu.Unlock()
+		running.Ticket.FirstToken(time.Now())
+		d := <-done
+		if handed := strings.Contains(string(d.Body), `"prompt_token_ids":[151644,872,`); d.Reject != nil || handed != hand {
+			t.Errorf("hand_ids %v: got %+v with body %.60s, want ids %v", hand, d.Reject, d.Body, hand)
+		}
+		stop()
+		d.Ticket.End(time.Now())
+		running.Ticket.End(time.Now())
+		b.idle()
+	}
 }

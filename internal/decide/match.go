@@ -72,8 +72,8 @@ func (j *job) overlap(t *tokens) {
 	if j.cacheReads == 0 {
 		return
 	}
-	p := fleet.Prompt{Hashes: j.s.hashes, Tokens: len(t.ids), Made: t.made}
-	if j.cacheReads < int64(len(t.ids)) {
+	p := fleet.Prompt{Hashes: j.s.hashes, Tokens: t.n, Made: t.made}
+	if j.cacheReads < int64(t.n) {
 		p.Tokens = int(j.cacheReads) + 1 // the last one is always computed
 	}
 	j.s.overlaps = j.d.fleet.AppendOverlaps(j.s.overlaps, &p, &j.s.matches)

@@ -14,8 +14,10 @@ import (
 
 // tokens are a prompt's token ids, as far as they are known.
 type tokens struct {
-	// ids are valid as long as the scratch memory; nil if they are not known.
+	// ids are valid as long as the scratch memory; nil if they are not known, and once the request
+	// waits if they are not sent on. n is their number.
 	ids []uint32
+	n   int
 	// partial reports that ids cover only the beginning of the prompt.
 	partial bool
 	// media are the images that ids stand for.
@@ -57,7 +59,7 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 		}
 		return &tokens{count: t.count}, j.withoutIDs(t.made != nil && exact.Err() != nil, err)
 	}
-	t.ids, t.media, t.partial, t.count = res.IDs, res.Media, res.Partial != "", int64(len(res.IDs))
+	t.ids, t.n, t.media, t.partial, t.count = res.IDs, len(res.IDs), res.Media, res.Partial != "", int64(len(res.IDs))
 	if !j.s.turn.Kept() && cap(res.IDs) > cap(j.s.ids) {
 		j.s.ids = res.IDs
 	}

@@ -105,6 +105,9 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	}
 	d.waiting.last = q.id
 	d.waiting.byID[q.id] = q
+	if m := w.in.model; d.legs == nil && (m == nil || !m.Config.HandIDs) { // nothing needs the ids again
+		w.tokens.ids, w.s.ids = nil, nil
+	}
 	return nil
 }
 
