@@ -37,7 +37,7 @@ var rooms = []struct {
 	{"tokens", 28370, 22000, []string{"internal/tokens"}},
 	{"fleet", 4425, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1720, 1300, []string{"internal/observe"}},
-	{"decide", 3005, 1700, []string{"internal/decide"}},
+	{"decide", 3010, 1700, []string{"internal/decide"}},
 	{"replicas", 2340, 2200, []string{"internal/replicas"}},
 	{"lab", 11850, 11700, []string{"internal/lab"}},
 	{"rim", 8520, 6000, []string{
