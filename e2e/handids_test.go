@@ -3,12 +3,26 @@ package e2e
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 // The ids are sent with the request, the engine computes the same prompt from them, and the
 // second turn is cached as without them.
 func TestIDsTravelWithTheRequest(t *testing.T) {
 	b := newBed(t, shape{model: ", hand_ids: true", otherwise: true})
+	for range 200 { // until both engines were asked whether they take ids
+		taken := 0
+		for range 4 {
+			_, rec, ok := b.seen(b.chat(message{"user", "Hi"}).header.Get("X-Request-ID"))
+			if ok && rec.BodyBytes > len(chatBody(message{"user", "Hi"})) {
+				taken++
+			}
+		}
+		if taken == 4 {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
 	messages := []message{{"system", system}, {"user", "Where are the maps?"}}
 	first := b.chat(messages...)
 	second := b.chat(append(messages, message{"assistant", first.text()}, message{"user", "And the letters?"})...)

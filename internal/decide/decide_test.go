@@ -572,8 +572,15 @@ func TestIDsAreHandedOn(t *testing.T) {
 	if d, _ := b.ask("/v1/chat/completions", body); string(d.Body) != want {
 		t.Errorf("got  %s\nwant %s", d.Body, want)
 	}
-	if d, _ := b.ask("/v1/completions", completion(5, "")); d.Body != nil {
-		t.Errorf("completions take no such field: %s", d.Body)
+	if d, _ := b.ask("/v1/completions", `{"model":"demo","prompt":"Hi","max_tokens":1}`); string(d.Body) != `{"model":"demo","prompt":[13048],"max_tokens":1}` {
+		t.Errorf("got %s, want the ids in the place of the prompt", d.Body)
+	}
+	if d, _ := b.ask("/v1/completions", `{"model":"demo","prompt":"Hi","echo":true}`); d.Body != nil {
+		t.Errorf("got %s, want no ids where the answer contains the prompt", d.Body)
+	}
+	b.fleet.Models[0].Config.Check.Disabled = false // now only workers that were asked
+	if d, _ := b.ask("/v1/chat/completions", body); d.Body != nil {
+		t.Errorf("got %s, want no ids for a worker that was not asked", d.Body)
 	}
 }
 

@@ -123,7 +123,7 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	if err != nil || w.tokens.differ(p.decode) {
 		return body, err
 	}
-	return w.forwardIDs(ctx, body), nil
+	return w.forwardIDs(ctx, p.decode.Member, body), nil
 }
 
 // edits returns the edits of every request to an engine.
@@ -152,20 +152,20 @@ func (w *work) rankEdits(e *fleet.Endpoint, free bool) []body.Edit {
 
 // forwardIDs adds the token ids to the request, so that the engine does not tokenize again.
 // edited is the body as edited so far, nil if unchanged; so is the result.
-func (w *work) forwardIDs(ctx context.Context, edited []byte) []byte {
+func (w *work) forwardIDs(ctx context.Context, to *fleet.Member, edited []byte) []byte {
 	m, ids := w.in.model, w.tokens.whole()
-	if !w.in.known || m == nil || m.Tokens == nil || !m.Config.HandIDs || len(ids) == 0 {
+	if !w.in.known || m == nil || m.Tokens == nil || len(ids) == 0 || !m.TakesIDs(to, w.api) {
 		return edited
 	}
-	edit, ok := m.Tokens.ForwardIDs(w.in.body, m.Engine, shape.Result{IDs: ids})
-	if !ok {
+	edits := m.Tokens.ForwardIDs(w.in.body, m.Engine, shape.Result{IDs: ids})
+	if edits == nil {
 		return edited
 	}
 	from := edited
 	if from == nil {
 		from = w.in.body.Body
 	}
-	out, err := body.ApplyContext(ctx, make([]byte, 0, len(from)+8*len(ids)), from, edit)
+	out, err := body.ApplyContext(ctx, make([]byte, 0, len(from)+8*len(ids)), from, edits...)
 	if err != nil { // the engine tokenizes the unchanged request
 		w.d.log.Debug().Err(err).Str("request", w.r.ID).Msg("token ids not forwarded")
 		return edited

@@ -143,7 +143,7 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 	log := f.Log.With().Str("model", s.Config.Name).Str("worker", worker).Str("engine", m.Address).Logger()
 	c.checker = shape.NewChecker(s.Tokens, &shape.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, shape.CheckerOptions{
 		ModelName: s.Config.Name, Every: s.Config.Check.Every, Retry: s.Config.Check.Retry.Std(), Gate: f.comparing, Awake: c.ready.Load,
-		MaxBody: int(s.Config.Check.MaxBody), Cache: f.Cache,
+		MaxBody: int(s.Config.Check.MaxBody), Cache: f.Cache, HandIDs: s.Config.HandIDs,
 		OnCheck: func(api body.API, diff *shape.Difference, err error) {
 			outcome := "equal"
 			switch {
@@ -190,6 +190,16 @@ func (f *Fleet) Sample(model *Model, m *Member, r *body.Request) {
 // worker's.
 func (m *Model) Differs(worker *Member) bool {
 	return worker != nil && m.agreement.differs(worker.Name)
+}
+
+// TakesIDs reports whether the worker is given the ids of requests of an API: if the configuration says so, and it was found
+// to answer as without them where workers are asked.
+func (m *Model) TakesIDs(worker *Member, api body.API) bool {
+	if !m.Config.HandIDs || worker == nil || m.Config.Check.Disabled {
+		return m.Config.HandIDs
+	}
+	c := m.agreement.all()[worker.Name]
+	return c != nil && c.checker.TakesIDs(api)
 }
 
 // SetDiffering marks workers as differing, as comparisons do. It is for tests of the

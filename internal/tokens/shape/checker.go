@@ -48,6 +48,8 @@ type CheckerOptions struct {
 	MaxBody int
 	// Cache is used for the model's ids, so that it is compared, too; may be nil.
 	Cache *conv.Cache
+	// HandIDs: find out whether the engine takes ids. See Checker.TakesIDs.
+	HandIDs bool
 	// Awake reports whether a retry makes sense now; nil: always.
 	Awake func() bool
 	// Gate, if not nil, is a semaphore that limits concurrent checks among the checkers that
@@ -72,6 +74,8 @@ type Checker struct {
 	count   atomic.Uint64
 	samples chan []byte   // API in the first byte, then the body
 	again   chan struct{} // a check is requested
+
+	takesChats, takesPrompts atomic.Bool
 
 	mu     sync.Mutex
 	failed [][]byte // bodies that differed or got no answer; all must agree before the model is trusted
@@ -191,6 +195,10 @@ func (c *Checker) Check(ctx context.Context) State {
 	c.mu.Lock()
 	c.failed = nil
 	c.mu.Unlock()
+	if c.options.HandIDs {
+		c.takesChats.Store(c.probe(ctx, body.Chat))
+		c.takesPrompts.Store(c.probe(ctx, body.Completions))
+	}
 	c.set(Agrees, nil)
 	return Agrees
 }

@@ -2,7 +2,11 @@ package shape
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -369,11 +373,11 @@ func TestGivenAndForwardedIDs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		edit, ok := m.ForwardIDs(req, engine, res)
-		if !ok {
+		edits := m.ForwardIDs(req, engine, res)
+		if edits == nil {
 			t.Fatalf("%v takes no ids", engine)
 		}
-		raw, err := body.Apply(nil, req.Body, edit)
+		raw, err := body.Apply(nil, req.Body, edits...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -387,12 +391,86 @@ func TestGivenAndForwardedIDs(t *testing.T) {
 	}
 	req := &body.Request{API: body.Chat}
 	for _, bad := range []Result{{}, {IDs: []uint32{1}, Partial: "x"}, {IDs: []uint32{1 << 31}}} {
-		if _, ok := m.ForwardIDs(req, SGLang, bad); ok {
+		if m.ForwardIDs(req, SGLang, bad) != nil {
 			t.Errorf("ids of %+v are forwarded, want none", bad)
 		}
 	}
-	if _, ok := m.ForwardIDs(req, TRTLLM, Result{IDs: []uint32{1}}); ok {
+	if m.ForwardIDs(req, TRTLLM, Result{IDs: []uint32{1}}) != nil {
 		t.Error("TensorRT-LLM has no field for it")
+	}
+}
+
+// Ids take the place of a completion's text, unless the answer or the prompt would be another one.
+func TestIDsOfCompletionsAreForwarded(t *testing.T) {
+	m := load(t, "qwen3", Options{})
+	for raw, want := range map[string]string{
+		`{"prompt":"x y","n":2}`:                      `{"prompt":[87,379],"n":2}`,
+		`{"prompt":"x y","logprobs":1}`:               `{"prompt":[87,379],"logprobs":1}`,
+		`{"prompt":"x y","echo":true}`:                "",
+		`{"prompt":"x y","prompt_logprobs":0}`:        "",
+		`{"prompt":"x y","suffix":"z"}`:               "",
+		`{"prompt":"x y","use_beam_search":true}`:     "",
+		`{"prompt":"x y","truncate_prompt_tokens":1}`: "",
+		`{"prompt":["x y","z"]}`:                      "",
+		`{"prompt":[1,2]}`:                            "",
+	} {
+		req, err := body.Parse(body.Completions, []byte(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := body.Apply(nil, req.Body, m.ForwardIDs(req, VLLM, Result{IDs: []uint32{87, 379}})...)
+		if want == "" {
+			want = raw
+		}
+		if err != nil || string(got) != want {
+			t.Errorf("got %s, %v, want %s", got, err, want)
+		}
+	}
+}
+
+// An engine is given ids only if its answers with them are those without them, and it counts them.
+func TestOnlyEnginesThatTakeIDsAreGivenThem(t *testing.T) {
+	m := load(t, "qwen3", Options{})
+	for name, want := range map[string]bool{"takes": true, "ignores": false, "answers otherwise": false, "refuses": false} {
+		engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			raw, _ := io.ReadAll(r.Body)
+			api := map[string]body.API{"/v1/chat/completions": body.Chat, "/v1/completions": body.Completions, "/tokenize": body.Tokenize}[r.URL.Path]
+			req, err := body.Parse(api, raw)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			given := req.Form == body.FormIDs || req.Has(body.FieldKVTransferParams)
+			res, err := m.Prompt(req, VLLM)
+			text := "a"
+			switch {
+			case err != nil || name == "refuses" && given:
+				w.WriteHeader(http.StatusBadRequest)
+			case api == body.Tokenize:
+				fmt.Fprintf(w, `{"tokens":%s}`, AppendIDs(nil, res.IDs))
+				return
+			case name == "ignores" && given:
+				res.IDs = res.IDs[:1]
+			case name == "answers otherwise" && given:
+				text = "b"
+			}
+			fmt.Fprintf(w, `{"id":%d,"choices":[{"text":%q}],"usage":{"prompt_tokens":%d}}`, time.Now().UnixNano(), text, len(res.IDs))
+		}))
+		for _, asked := range []bool{true, false} {
+			c := NewChecker(m, &Oracle{Engine: VLLM, URL: engine.URL}, CheckerOptions{ModelName: "m", HandIDs: asked})
+			if state := c.Check(t.Context()); state != Agrees {
+				t.Errorf("%s: got state %v, want agrees", name, state)
+			}
+			for _, api := range []body.API{body.Chat, body.Completions} {
+				if got := c.TakesIDs(api); got != (want && asked) {
+					t.Errorf("%s, %v, asked %v: got %v, want %v", name, api, asked, got, want && asked)
+				}
+			}
+			if c.TakesIDs(body.Responses) {
+				t.Errorf("%s: takes ids of responses, want none", name)
+			}
+		}
+		engine.Close()
 	}
 }
 
