@@ -182,7 +182,7 @@ func (c *Core) Used(leg int, key routing.Key, tail uint64, target kvindex.Target
 		b, changed = t.put(binding{key: key, target: target, version: version{0, c.clock, c.id}, used: c.clock}), true
 	case bound && b.target != target:
 		t.setMissing(b, false)
-		b.target, b.version = target, version{b.generation + 1, c.clock, c.id}
+		b.target, b.version = target, version{min(b.generation+1, maxGeneration), c.clock, c.id}
 		t.touch(b, c.clock)
 	default:
 		t.touch(b, c.clock)

@@ -647,3 +647,45 @@ func must[T any](v T, err error) T {
 	}
 	return v
 }
+
+// What a store, or another replica, has at the end of its range must not make this replica's own
+// messages ones that the others refuse.
+func TestExtremeBindingsLeaveMessagesThatOthersAccept(t *testing.T) {
+	send := func(what string, a, b *Core) {
+		t.Helper()
+		bound(t, a, "c", routing.NoSlot)
+		a.heartbeat()
+		deliver(t, time.Millisecond, a, b) // parses all messages
+		if _, ok := b.legs[0].byKey[lastKey(a)]; !ok || b.peers["a"].seq != a.seq {
+			t.Errorf("%s: got change %d of a and the conversation known %v at b, want %d and true", what, b.peers["a"].seq, ok, a.seq)
+		}
+	}
+	stored := func(clock uint64) *message {
+		return &message{
+			Version: 1, Replica: "x", Clock: clock, Targets: []*kvlanev1.ReplicaTarget{{Worker: target(1).Worker, Rank: 2}},
+			Conversations: []*kvlanev1.ReplicaConversation{{Hi: 1, Lo: 1, Target: 1, Time: clock, Origin: "x"}},
+		}
+	}
+	a, b := pair(t)
+	a.restore([]*message{stored(1000)})
+	if len(a.legs[0].byKey) != 1 || a.stats.Malformed != 0 {
+		t.Errorf("a stored binding: got %d conversations, %d malformed, want 1 and 0", len(a.legs[0].byKey), a.stats.Malformed)
+	}
+	a.restore([]*message{stored(1<<62 - 1)})
+	if a.stats.Malformed != 1 || a.clock > maxClockJump {
+		t.Errorf("a stored binding at the end of the clock: got %d malformed and the clock %d, want 1 and the clock as it was", a.stats.Malformed, a.clock)
+	}
+	send("clock", a, b)
+
+	a, b = pair(t)
+	bound(t, a, "c", 1)
+	deliver(t, time.Millisecond, a, b)
+	for _, c := range []*Core{a, b} {
+		c.legs[0].find(lastKey(c)).generation = maxGeneration
+	}
+	a.router.RemoveTarget(1)
+	send("generation", a, b)
+}
+
+// lastKey is the conversation that was used last.
+func lastKey(c *Core) routing.Key { return c.legs[0].slab[c.legs[0].newest].key }

@@ -23,6 +23,8 @@ const (
 	maxParts = 1 << 16
 	// maxTokens bounds the tokens of one booking.
 	maxTokens = 1 << 40
+	// maxGeneration is the last generation: others refuse a message with a later one.
+	maxGeneration = 1<<31 - 1
 )
 
 var errMessage = errors.New("not a message of a replica")
@@ -44,7 +46,7 @@ func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
 	}
 	for _, c := range m.GetConversations() {
 		ok = ok && c.GetTarget() >= 1 && c.GetTarget() <= n && c.GetOrigin() != "" && len(c.GetOrigin()) <= maxID && c.GetLeg() < numLegs && c.GetHi()|c.GetLo() != 0 &&
-			c.GetTime() <= m.GetClock() && c.GetGeneration() < 1<<31
+			c.GetTime() <= m.GetClock() && c.GetGeneration() <= maxGeneration
 	}
 	if p := m.GetStatePart(); p != nil {
 		ok = ok && p.GetPart() < p.GetParts() && p.GetParts() <= maxParts

@@ -43,8 +43,7 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 	if m.GetReplica() == c.id {
 		return
 	}
-	if m.GetClock() > c.clock+maxClockJump {
-		c.stats.Malformed++
+	if !c.plausible(m) {
 		return
 	}
 	c.stats.Received++
@@ -87,6 +86,16 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 	case m.GetSum() != nil && p.request == 0:
 		c.compare(now, p, m)
 	}
+}
+
+// plausible reports whether a message may advance the clock as far as it does, and counts one
+// that may not.
+func (c *Core) plausible(m *kvlanev1.ReplicaMessage) bool {
+	if m.GetClock() <= c.clock+maxClockJump {
+		return true
+	}
+	c.stats.Malformed++
+	return false
 }
 
 func hasChanges(m *kvlanev1.ReplicaMessage) bool {

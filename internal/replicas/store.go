@@ -104,6 +104,9 @@ func (c *Core) restore(messages []*kvlanev1.ReplicaMessage) {
 	kept := c.saving
 	c.saving.after = 0
 	for _, m := range messages {
+		if !c.plausible(m) {
+			continue // others would refuse all later messages of this replica
+		}
 		for _, v := range m.GetConversations() {
 			c.join(m, v)
 		}
