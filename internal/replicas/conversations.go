@@ -30,6 +30,8 @@ type binding struct {
 	key    routing.Key
 	tail   uint64 // see routing.Sharer.Used
 	target kvindex.Target
+	// later is what a later version has added, as it was encoded. It is passed on.
+	later string
 	version
 	// used is this replica's logical time when the conversation was used last.
 	used         uint64

@@ -33,8 +33,9 @@ const (
 const (
 	maxPeers    = 256
 	maxBookings = 1 << 18 // of one replica
-	maxHeld     = 4096    // messages held while a state is on its way
-	maxBatch    = 4096    // changes to be sent
+	maxHeld     = 4096    // messages held while a state of one replica is on its way
+	maxHeldSize = 16 << 20
+	maxBatch    = 4096 // changes to be sent
 )
 
 // Stats count what a Core has seen.

@@ -689,3 +689,70 @@ func TestExtremeBindingsLeaveMessagesThatOthersAccept(t *testing.T) {
 
 // lastKey is the conversation that was used last.
 func lastKey(c *Core) routing.Key { return c.legs[0].slab[c.legs[0].newest].key }
+
+func TestHeldMessagesAreBounded(t *testing.T) {
+	_, b := pair(t)
+	p := b.peers["a"]
+	b.ask(0, p)
+	first := b.stats
+	m := &message{Version: 1, Replica: "a", Seq: p.seq, Released: make([]uint64, maxHeldSize/16)}
+	for i := range m.Released {
+		m.Released[i] = 1 << 60 // 9 bytes
+	}
+	size := proto.Size(m)
+	for n := 1; n <= 4; n++ {
+		m.Seq++
+		b.Receive(0, recode(t, m), "")
+		if got := len(p.held) * size; got > maxHeldSize {
+			t.Errorf("after %d messages: got %d bytes held, want at most %d", n, got, maxHeldSize)
+		}
+		if n == 1 && (len(p.held) != 1 || b.requests != p.request) {
+			t.Errorf("after one message of %d bytes: got %d held, want 1", size, len(p.held))
+		}
+	}
+	if b.stats.Gaps != first.Gaps || p.request == 0 {
+		t.Errorf("got %d gaps and request %d, want %d and one that is outstanding", b.stats.Gaps, p.request, first.Gaps)
+	}
+}
+
+// A field of a later version goes through a replica that does not know it: to one that joins,
+// when the conversation is used, and to the store.
+func TestFieldsOfLaterVersionsArePassedOn(t *testing.T) {
+	a, b := pair(t)
+	unknown := []byte{0xfa, 0x7f, 3, 'n', 'e', 'w'}
+	bound(t, a, "c", 1)
+	bound(t, a, "huge", 1)
+	for _, o := range a.Take() {
+		for _, v := range o.Message.GetConversations() {
+			added := unknown
+			if (routing.Key{Hi: v.GetHi(), Lo: v.GetLo()}) == lastKey(a) {
+				added = append([]byte{0xfa, 0x7f, 0xac, 2}, make([]byte, 300)...)
+			}
+			v.ProtoReflect().SetUnknown(added)
+		}
+		b.Receive(0, recode(t, o.Message), "")
+	}
+	b.saving.after, b.saving.all = time.Hour, true
+	bound(t, b, "c", routing.NoSlot)
+	late := New("late", newRouter(t, 4), 0, func() {})
+	late.router.Share(late)
+	deliver(t, 0, b, late)
+	for name, c := range map[string]*Core{"the replica between": b, "one that joined": late} {
+		kept := 0
+		for i := range c.legs[0].slab {
+			if x := &c.legs[0].slab[i]; x.later == string(unknown) {
+				kept++
+			} else if x.later != "" {
+				t.Errorf("%s: got %d bytes of unknown fields, want at most %d", name, len(x.later), maxLater)
+			}
+		}
+		if kept != 1 || len(c.legs[0].slab) != 2 {
+			t.Errorf("%s: got %d of %d conversations with the unknown field, want 1 of 2", name, kept, len(c.legs[0].slab))
+		}
+	}
+	w := writer{m: &message{}}
+	w.conversation(0, &b.takeUnsaved()[0][0])
+	if got := w.m.GetConversations()[0].ProtoReflect().GetUnknown(); string(got) != string(unknown) {
+		t.Errorf("to be stored: got unknown fields %x, want %x", got, unknown)
+	}
+}

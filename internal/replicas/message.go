@@ -14,6 +14,8 @@ const (
 	formatVersion = 1
 	// maxID bounds the ids of replicas and origins, maxWorker the names of workers, in bytes.
 	maxID, maxWorker = 128, 512
+	// maxLater bounds what is kept of a later version's fields of a conversation, in bytes.
+	maxLater = 256
 	// maxClockJump bounds how far a message may advance the logical clock, which counts
 	// changes: a corrupt message cannot exhaust it.
 	maxClockJump = 1 << 48
@@ -96,8 +98,19 @@ func (w *writer) booked(b *routing.Booking) {
 
 func (w *writer) conversation(leg int, b *binding) {
 	w.entries++
-	w.m.Conversations = append(w.m.Conversations, &kvlanev1.ReplicaConversation{Hi: b.key.Hi, Lo: b.key.Lo, Leg: uint32(leg), Target: w.target(b.target),
-		Generation: b.generation, Time: b.time, Origin: b.origin, Tail: b.tail})
+	v := &kvlanev1.ReplicaConversation{Hi: b.key.Hi, Lo: b.key.Lo, Leg: uint32(leg), Target: w.target(b.target), Generation: b.generation, Time: b.time, Origin: b.origin, Tail: b.tail}
+	if b.later != "" {
+		v.ProtoReflect().SetUnknown([]byte(b.later))
+	}
+	w.m.Conversations = append(w.m.Conversations, v)
+}
+
+// laterFields returns the fields that this version does not know, none if there are too many.
+func laterFields(v *kvlanev1.ReplicaConversation) string {
+	if unknown := v.ProtoReflect().GetUnknown(); len(unknown) <= maxLater {
+		return string(unknown)
+	}
+	return ""
 }
 
 // targetOf returns the target with a number of the message, the zero Target for 0.

@@ -174,21 +174,28 @@ func (n *Node) options() ([]nats.Option, error) {
 	if n.o.Config.Mode != config.FleetExternal {
 		return options, nil
 	}
-	password, err := e.Password()
-	if err != nil {
+	if _, err := e.Password(); err != nil {
 		return nil, err
 	}
 	token, err := e.Token()
 	if err != nil {
 		return nil, err
 	}
+	// Files are read again for each connection, so that they may be replaced. One that cannot be
+	// read then is a refused connection.
 	switch {
 	case e.CredentialsFile != "":
 		options = append(options, nats.UserCredentials(e.CredentialsFile))
 	case e.User != "":
-		options = append(options, nats.UserInfo(e.User, password))
+		options = append(options, nats.UserInfoHandler(func() (user, password string) {
+			password, _ = e.Password()
+			return e.User, password
+		}))
 	case token != "":
-		options = append(options, nats.Token(token))
+		options = append(options, nats.TokenHandler(func() string {
+			token, _ := e.Token()
+			return token
+		}))
 	}
 	if e.TLS.CAFile != "" {
 		options = append(options, nats.RootCAs(e.TLS.CAFile))

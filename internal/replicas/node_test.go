@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -328,6 +329,43 @@ func TestExternalServerIsKilledAndComesBack(t *testing.T) {
 	}
 	s.Shutdown()
 	s.WaitForShutdown()
+}
+
+// The password and the token of an external NATS are replaced while replicas run.
+func TestExternalSecretsAreReadForEachConnection(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	for _, kind := range []string{"password", "token"} {
+		serve := func(secret string, port int) *server.Server {
+			o := &server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, Username: "u", Password: secret}
+			if kind == "token" {
+				o.Username, o.Password, o.Authorization = "", "", secret
+			}
+			return startServerWith(t, o)
+		}
+		s := serve("old", server.RANDOM_PORT)
+		port := s.Addr().(*net.TCPAddr).Port
+		f := external(t, port)
+		f.External.PasswordFile = secretFile(t, "old")
+		if kind == "token" {
+			f.External.User, f.External.PasswordFile, f.External.TokenFile = "", "", f.External.PasswordFile
+		}
+		m := startMember(t, &f, nil)
+		eventually(t, "connection by "+kind, func() bool { return m.State().Connected })
+		s.Shutdown()
+		s.WaitForShutdown()
+		s = serve("new", port)
+		eventually(t, "refusal of the old "+kind, func() bool { return errors.Is(m.conn.LastError(), nats.ErrAuthorization) })
+		if m.State().Connected {
+			t.Errorf("%s: got a connection with the old one, want it refused", kind)
+		}
+		if err := os.WriteFile(f.External.PasswordFile+f.External.TokenFile, []byte("new\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "connection by the new "+kind, func() bool { return m.State().Connected })
+		m.Close()
+		s.Shutdown()
+		s.WaitForShutdown()
+	}
 }
 
 // external returns a fleet on a server of startNATS.

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -35,6 +37,18 @@ type peer struct {
 	next     uint32 // part
 	incoming map[routing.ReservationID]routing.Booking
 	held     []*kvlanev1.ReplicaMessage
+	heldSize int // as sent, in bytes
+}
+
+// hold keeps a message until the state has arrived. It keeps none and returns false if there
+// are too many: the state has to be asked for again.
+func (p *peer) hold(m *kvlanev1.ReplicaMessage) bool {
+	if p.heldSize += proto.Size(m); len(p.held) >= maxHeld || p.heldSize > maxHeldSize {
+		p.held, p.heldSize = nil, 0
+		return false
+	}
+	p.held = append(p.held, m)
+	return true
 }
 
 // Receive handles a message of another replica. reply is where the answer to a request is
@@ -105,18 +119,16 @@ func hasChanges(m *kvlanev1.ReplicaMessage) bool {
 func (c *Core) changes(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	switch {
 	case p.request != 0:
-		if len(p.held) >= maxHeld {
-			p.held = nil // the state that is asked for next has them
+		if !p.hold(m) {
 			c.ask(now, p)
 		}
-		p.held = append(p.held, m)
 	case m.GetSeq() <= p.seq:
 		c.stats.Duplicates++
 	case m.GetSeq() == p.seq+1:
 		c.apply(now, p, m)
 	default:
 		c.stats.Gaps++
-		p.held = append(p.held, m)
+		p.hold(m)
 		c.ask(now, p)
 	}
 }
@@ -243,7 +255,7 @@ func (c *Core) install(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	p.request, p.incoming = 0, nil
 	p.live, p.seq, p.clock, c.changed = true, m.GetSeq(), m.GetClock(), now
 	held := p.held
-	p.held = nil
+	p.held, p.heldSize = nil, 0
 	slices.SortStableFunc(held, func(a, b *kvlanev1.ReplicaMessage) int { return cmp.Compare(a.GetSeq(), b.GetSeq()) })
 	for _, m := range held {
 		c.changes(now, p, m)
@@ -351,7 +363,8 @@ func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation)
 	got := version{v.GetGeneration(), v.GetTime(), c.intern(v.GetOrigin())}
 	c.clock = max(c.clock, v.GetTime()) + 1
 	b := t.find(key)
-	changed := b == nil || b.tail != v.GetTail()
+	later := laterFields(v)
+	changed := b == nil || b.tail != v.GetTail() || b.later != later
 	switch {
 	case b == nil:
 		b = t.put(binding{key: key, target: targetOf(m, v.GetTarget()), version: got, used: c.clock})
@@ -367,7 +380,7 @@ func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation)
 	default:
 		t.touch(b, c.clock)
 	}
-	b.tail = v.GetTail()
+	b.tail, b.later = v.GetTail(), later
 	if c.saving.all {
 		c.save(int(v.GetLeg()), b, changed)
 	}
