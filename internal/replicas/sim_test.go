@@ -251,8 +251,9 @@ func (s *simulation) act() {
 	}
 }
 
-// heal ends all faults and gives the replicas the time to agree.
-func (s *simulation) heal() {
+// heal ends all faults and gives the replicas the time to agree: those that live 2 s, and 3 s to
+// drop those that were killed. It returns what differs after 2 s.
+func (s *simulation) heal() []string {
 	s.lost, s.doubled, s.late = 0, 0, 0
 	clear(s.side)
 	for _, r := range s.replicas {
@@ -263,7 +264,22 @@ func (s *simulation) heal() {
 			}
 		}
 	}
-	s.advance(5 * time.Second)
+	s.advance(2 * time.Second)
+	list := s.copyFailures()
+	s.advance(time.Second)
+	return list
+}
+
+// copyFailures lists the living replicas of which another does not have the ledger.
+func (s *simulation) copyFailures() (list []string) {
+	for _, id := range s.ids() {
+		for _, other := range s.ids() {
+			if p := s.replicas[id].core.peers[other]; other != id && (p == nil || p.gone || p.request != 0 || p.sum != s.replicas[other].core.sum) {
+				list = append(list, fmt.Sprintf("%s: got another ledger of %s or none: %+v, want %v", id, other, p, s.replicas[other].core.sum))
+			}
+		}
+	}
+	return list
 }
 
 // ledgerFailures lists the ledgers that differ in a fleet that had the time to agree.
@@ -289,16 +305,12 @@ func (s *simulation) ledgerFailures() (list []string) {
 			}
 		}
 		for _, p := range r.core.peers {
-			if other := s.replicas[p.id]; other == nil {
-				if !p.gone {
-					list = append(list, fmt.Sprintf("%s: %s is still there, want it dropped", id, p.id))
-				}
-			} else if !p.gone && (p.request != 0 || p.sum != other.core.sum) {
-				list = append(list, fmt.Sprintf("%s: the ledger of %s differs: got %v, want %v", id, p.id, p.sum, other.core.sum))
+			if s.replicas[p.id] == nil && !p.gone {
+				list = append(list, fmt.Sprintf("%s: %s is still there, want it dropped", id, p.id))
 			}
 		}
 	}
-	return list
+	return append(list, s.copyFailures()...)
 }
 
 // bindingFailures lists the conversations with more than one binding.
@@ -328,8 +340,7 @@ func history(t testing.TB, seed uint64) []string {
 		s.act()
 		s.advance(time.Duration(s.rng.IntN(15)) * time.Millisecond)
 	}
-	s.heal()
-	list := s.ledgerFailures()
+	list := append(s.heal(), s.ledgerFailures()...)
 	// A replica that dies may have told a binding to some only. The next use of the conversation
 	// tells the others.
 	for _, id := range s.ids() {
