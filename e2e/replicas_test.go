@@ -259,8 +259,9 @@ func TestReplicaIsStoppedAndKilled(t *testing.T) {
 	}()
 	r.until("all are busy", func() bool { return r.at(0, "kvlane_reservations") > 2 && r.at(2, "kvlane_reservations") > 2 })
 	signal(1, syscall.SIGSTOP)
+	stopped := time.Now()
 	r.until("the others drop the one that is stopped", func() bool { return r.at(0, "kvlane_replicas") == 2 && r.at(2, "kvlane_replicas") == 2 })
-	time.Sleep(2 * time.Second)
+	time.Sleep(time.Until(stopped.Add(5 * time.Second)))
 	signal(1, syscall.SIGCONT)
 	for i := range 3 {
 		r.until("all share again", func() bool { return r.at(i, "kvlane_replicas") == 3 })

@@ -38,9 +38,9 @@ var rooms = []struct {
 	{"fleet", 4425, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1720, 1300, []string{"internal/observe"}},
 	{"decide", 3010, 1700, []string{"internal/decide"}},
-	{"replicas", 2340, 2200, []string{"internal/replicas"}},
-	{"lab", 11850, 11700, []string{"internal/lab"}},
-	{"rim", 8520, 6000, []string{
+	{"replicas", 2385, 2200, []string{"internal/replicas"}},
+	{"lab", 13340, 11700, []string{"internal/lab"}},
+	{"rim", 8640, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

@@ -385,7 +385,8 @@ func (x *ReplicaProgress) GetPhase() uint32 {
 	return 0
 }
 
-// ReplicaConversation is a conversation that was used.
+// ReplicaConversation is a conversation that was used. Receivers pass on its fields
+// that they do not know.
 type ReplicaConversation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Hi    uint64                 `protobuf:"fixed64,1,opt,name=hi,proto3" json:"hi,omitempty"`
