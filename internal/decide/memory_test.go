@@ -52,7 +52,7 @@ func TestMemoryOfADecision(t *testing.T) {
 				turn := conv.New(0).Turn(&body.Request{})
 				limits := 0
 				parsed := allocated(len(b), 8<<20, func() { // lists of elements are bounded
-					if err := turn.Request.Parse(api, b); err != nil {
+					if err := turn.Parse(api, b); err != nil {
 						t.Fatal(err)
 					}
 				})

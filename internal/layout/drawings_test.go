@@ -34,7 +34,7 @@ type (
 	}
 )
 
-func (d drawing) svg() string {
+func (d *drawing) svg() string {
 	var b strings.Builder
 	p := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	p(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="13">`, d.width, d.height, d.width, d.height)

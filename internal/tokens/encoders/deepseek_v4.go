@@ -196,18 +196,24 @@ func v4Merged(c *Chat, given []jinja.Value, v41 bool) (out []v4Message, err erro
 		}
 		sort()
 		if m.role == "assistant" && len(m.calls) > 0 {
-			order = map[string]int{}
-			for n := range m.calls {
-				call, _ := m.calls[n].AsDict()
-				if id := text(call, "id"); id != "" {
-					order[id] = n
-				}
-			}
+			order = callOrder(m.calls)
 		}
 		out = append(out, m)
 	}
 	sort()
 	return out, nil
+}
+
+// callOrder returns the place of each call by its id. Calls without an id are left out.
+func callOrder(calls []jinja.Value) map[string]int {
+	order := map[string]int{}
+	for n := range calls {
+		call, _ := calls[n].AsDict()
+		if id := text(call, "id"); id != "" {
+			order[id] = n
+		}
+	}
+	return order
 }
 
 // check41 refuses what vLLM refuses of a message before it looks at others, and notes what it refuses later.
@@ -320,6 +326,11 @@ func (w *v4Writer) message(messages []v4Message, i int) (err error) {
 			return nil
 		}
 	}
+	return w.opening(m, i, next)
+}
+
+// opening begins the answer to message i, or its task. next is the role of the message that follows, or "".
+func (w *v4Writer) opening(m *v4Message, i int, next string) error {
 	opening := thinkEnd
 	switch {
 	case m.task != "":

@@ -107,7 +107,7 @@ func inkEffort(v jinja.Value) (string, error) {
 	case v.Kind() == jinja.KindInt && !isNumber: // a larger one
 		effort = -1
 		fallthrough
-	case isNumber && !(effort >= 0 && effort <= 0.99): //nolint:staticcheck // refuses NaN
+	case isNumber && !(effort >= 0 && effort <= 0.99): // refuses NaN
 		return "", refuse("Inkling reasoning_effort must be in [0.0, 0.99], got %v", effort)
 	case !isNumber:
 		return "", nil
@@ -185,7 +185,7 @@ func inkParts(content jinja.Value, tool bool) (out []inkPart, err error) {
 	parts, _ := content.AsList()
 	for i := range parts {
 		p := inkPart{token: inkText}
-		ok := false
+		var ok bool
 		if p.text, ok = parts[i].AsString(); !ok {
 			part, _ := parts[i].AsDict()
 			p = inkPart{inkKinds[text(part, "type")], text(part, "text")}

@@ -290,9 +290,10 @@ func TestGemmasLinesAreJoinedAsByVLLM(t *testing.T) {
 	}](t, "gemma.jsonl.gz") {
 		var got []uint32
 		var starts []int
-		at, ok := 0, true
+		ok := true
 		for i, id := range row.Prompt {
 			if id == f.Token {
+				var at int
 				got, at, ok = f.Append(got, Image{Width: 9, Height: 9}, false)
 				starts = append(starts, at)
 			} else if got, ok = f.Next(got, id, i+1 < len(row.Prompt) && row.Prompt[i+1] == f.Token); !ok {

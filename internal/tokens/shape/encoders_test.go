@@ -69,7 +69,9 @@ func withInkling(t *testing.T, packed []byte) []byte {
 	for i, name := range inklingTokens {
 		added = append(added, map[string]any{"id": int(first) + i, "content": name, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
 	}
-	file["added_tokens"], _ = json.Marshal(added)
+	if file["added_tokens"], err = json.Marshal(added); err != nil {
+		t.Fatal(err)
+	}
 	out, err := json.Marshal(file)
 	if err != nil {
 		t.Fatal(err)
