@@ -21,11 +21,11 @@ func loadConfig(file string) (c *config.Config, warnings []config.Problem, err e
 	return config.Load(file)
 }
 
-func runCheck(_ context.Context, io streams, args []string) error {
+func runCheck(ctx context.Context, io streams, args []string) error {
 	f := flags("check")
 	file := f.String("config", "", "configuration `file`, the same as the argument")
 	strict := f.Bool("strict", false, "warnings are errors")
-	live := f.Bool("live", false, "Kvlane is to run on this machine now: missing files and addresses in use are errors")
+	live := f.Bool("live", false, "Kvlane is to run on this machine now: missing files and addresses in use are errors, and tokenizers are downloaded")
 	output := f.String("output", "text", "`format`: text, json or github (annotations of a workflow)")
 	if err := parse(io, f, args, 1); err != nil {
 		return err
@@ -53,7 +53,7 @@ func runCheck(_ context.Context, io streams, args []string) error {
 		return err
 	}
 	if c != nil {
-		broken, notExact := checkParts(c)
+		broken, notExact := checkParts(ctx, c, *live)
 		problems = append(problems, broken.At(*file, text)...)
 		warnings = append(warnings, notExact.At(*file, text)...)
 	}

@@ -94,7 +94,7 @@ func TestCommands(t *testing.T) {
 		{"check warns", "", []string{"check", "--config", idle}, 0, "valid; 0 models, 0 static workers", "warning: " + idle + ": workers: there are none"},
 		{"check names every problem", "", []string{"check", "--config", bad}, 1, "", `listen.addrss: unknown key; did you mean "address"?`},
 		{"check names the second too", "", []string{"check", "--config", bad}, 1, "", `workers.statik: unknown key; did you mean "static"?`},
-		{"check loads tokenizers", "", []string{"check", "--config", missing}, 1, "", "error: " + missing + ":2:15: models[0].tokenizer: tokenizer: stat /no/such/folder: no such file or directory: name a folder with tokenizer.json, or builtin:qwen3\n"},
+		{"check loads tokenizers", "", []string{"check", "--config", missing}, 1, "", "error: " + missing + ":2:15: models[0].tokenizer: tokenizer: stat /no/such/folder: no such file or directory: name a folder with tokenizer.json, hf:Org/Model, or builtin:qwen3\n"},
 		{"serve names the place too", "", []string{"serve", "--config", missing}, 1, "", "serve: " + missing + ":2:15: models[0].tokenizer: "},
 		{"check with a tokenizer that is not built in", "", []string{"check", "--config", unbuilt}, 1, "", unbuilt + `:1:31: models[0].tokenizer: no such tokenizer: builtin has no "gpt5": there is qwen3: name a folder`},
 		{"check without the template", "", []string{"check", "--config", nowhere}, 1, "", nowhere + ":1:63: models[0].chat_template: open /no/such.jinja: no such file or directory: name the template that the engine runs with"},

@@ -1,16 +1,19 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/fleet"
+	"github.com/kvlane/kvlane/internal/hub"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
@@ -21,7 +24,9 @@ import (
 // loadModels loads the tokenizers of the configuration. A tokenizer that is not known to be
 // exact is left out and the reason logged: its model is routed by load. A folder that
 // cannot be read at all is an error.
-func loadModels(c *config.Config, metrics *observe.Metrics, log zerolog.Logger) ([]*fleet.Model, error) {
+func loadModels(ctx context.Context, c *config.Config, metrics *observe.Metrics, log zerolog.Logger) ([]*fleet.Model, error) {
+	ctx, cancel := context.WithTimeout(ctx, hubPatience)
+	defer cancel()
 	list := make([]*fleet.Model, 0, len(c.Models))
 	for i := range c.Models {
 		m := c.Models[i]
@@ -38,14 +43,19 @@ func loadModels(c *config.Config, metrics *observe.Metrics, log zerolog.Logger) 
 		if m.Tokenizer != "" {
 			log.Info().Str("model", m.Name).Str("tokenizer", m.Tokenizer).Msg("loading tokenizer")
 			begin := time.Now()
-			s.Tokens, err = loadModel(m)
+			files, err := awaitTokenizer(ctx, m, log)
+			if err == nil {
+				s.Tokens, err = loadModel(m, files)
+			}
 			if err == nil && m.Check.Disabled {
 				log.Warn().Str("model", m.Name).Msg("check.disabled: the model's ids are never compared with an engine's; if they differ, it goes unnoticed")
 			}
 			switch {
 			case err == nil:
 				log.Info().Str("model", m.Name).Dur("took", time.Since(begin)).Msg("tokenizer loaded")
-			case errors.Is(err, fs.ErrNotExist):
+			case errors.Is(ctx.Err(), context.Canceled):
+				return nil, err
+			case errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(m.Tokenizer, hub.Prefix):
 				return nil, config.ProblemsError{partProblem(c, i, err)}
 			default:
 				log.Error().Str("model", m.Name).Err(err).Msg("tokenizer refused: this model is routed by load")
@@ -70,7 +80,7 @@ func renderOutcome(err error) string {
 	}
 }
 
-func loadModel(m config.Model) (*shape.Model, error) {
+func loadModel(m config.Model, files fs.FS) (*shape.Model, error) {
 	o := shape.Options{
 		ToolParser: m.ToolParser, HideToolsWhenNone: m.HideTools, TrustTemplates: m.TrustTemplates,
 		Multimodal: m.Multimodal, MaxModelLen: m.MaxModelLen,
@@ -85,7 +95,7 @@ func loadModel(m config.Model) (*shape.Model, error) {
 		}
 		o.ChatTemplate = string(text)
 	}
-	loaded, err := modelOf(m.Tokenizer, o)
+	loaded, err := modelOf(m.Tokenizer, files, o)
 	if syntax, ok := errors.AsType[*jinja.Error](err); ok && m.ChatTemplate != "" {
 		return nil, &templateError{m.ChatTemplate, syntax}
 	}
@@ -114,12 +124,14 @@ func (e *templateError) Error() string {
 
 // partProblem names the key of a model whose file could not be loaded, and the remedy.
 func partProblem(c *config.Config, i int, err error) config.Problem {
-	key, missing, broken := "tokenizer", "name a folder with tokenizer.json, or builtin:qwen3", "copy the model's folder again"
+	key, missing, broken := "tokenizer", "name a folder with tokenizer.json, hf:Org/Model, or builtin:qwen3", "copy the model's folder again"
 	if _, ok := errors.AsType[*templateError](err); ok {
 		key, missing, broken = "chat_template", "name the template that the engine runs with, or leave the key out", "mend the template"
 	}
 	advice := broken
 	switch {
+	case errors.Is(err, hub.ErrRefused):
+		return config.Problem{Path: fmt.Sprintf("models[%d].%s", i, key), Message: err.Error()}
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, models.ErrUnknown):
 		advice = missing
 	case inexact(err):
@@ -128,12 +140,8 @@ func partProblem(c *config.Config, i int, err error) config.Problem {
 	return config.Problem{Path: fmt.Sprintf("models[%d].%s", i, key), Message: fmt.Sprintf("%v: %s", err, advice)}
 }
 
-// modelOf loads the model whose tokenizer is in a folder or built in; its errors name the folder.
-func modelOf(dir string, o shape.Options) (*shape.Model, error) {
-	files, err := models.Open(dir)
-	if err != nil {
-		return nil, err
-	}
+// modelOf loads a model; its errors name its tokenizer.
+func modelOf(dir string, files fs.FS, o shape.Options) (*shape.Model, error) {
 	m, err := shape.Load(files, o)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer %s: %w", dir, err)
@@ -142,14 +150,21 @@ func modelOf(dir string, o shape.Options) (*shape.Model, error) {
 }
 
 // checkParts loads the models. A tokenizer that is not known to be exact is in notExact,
-// because serve starts with it.
-func checkParts(c *config.Config) (broken, notExact config.ProblemsError) {
+// because serve starts with it; so is what can be said of one of the model hub.
+func checkParts(ctx context.Context, c *config.Config, live bool) (broken, notExact config.ProblemsError) {
 	for i := range c.Models {
 		m := c.Models[i]
 		if m.Tokenizer == "" {
 			continue
 		}
-		switch _, err := loadModel(m); {
+		files, note, err := checkHub(ctx, m, live)
+		if note != "" {
+			notExact = append(notExact, config.Problem{Path: fmt.Sprintf("models[%d].tokenizer", i), Message: note})
+		}
+		if files != nil && err == nil {
+			_, err = loadModel(m, files)
+		}
+		switch {
 		case err == nil:
 		case !inexact(err):
 			broken = append(broken, partProblem(c, i, err))

@@ -148,7 +148,7 @@ type service struct {
 // wraps the request handler.
 func startService(ctx context.Context, c *config.Config, log zerolog.Logger, around func(*service, extproc.Handler) extproc.Handler) (*service, error) {
 	metrics := observe.New(version)
-	served, err := loadModels(c, metrics, log)
+	served, err := loadModels(ctx, c, metrics, log)
 	if err != nil {
 		return nil, err
 	}

@@ -10,14 +10,13 @@ import (
 
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
-	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
-func runTokenize(_ context.Context, io streams, args []string) error {
+func runTokenize(ctx context.Context, io streams, args []string) error {
 	f := flags("tokenize")
-	dir := f.String("tokenizer", "", "`folder` with tokenizer.json and tokenizer_config.json, plain or gzipped, or builtin:qwen3")
+	dir := f.String("tokenizer", "", "`folder` with tokenizer.json and tokenizer_config.json, plain or gzipped, hf:Org/Model@revision, or builtin:qwen3")
 	special := f.Bool("add-special-tokens", false, "add what the tokenizer puts around every text (BOS, EOS)")
 	if err := parse(io, f, args, 0); err != nil {
 		return err
@@ -25,7 +24,7 @@ func runTokenize(_ context.Context, io streams, args []string) error {
 	if *dir == "" {
 		return usageError{"needs --tokenizer DIR"}
 	}
-	files, err := models.Open(*dir)
+	files, err := openTokenizer(ctx, io, *dir)
 	if err != nil {
 		return err
 	}
@@ -36,9 +35,9 @@ func runTokenize(_ context.Context, io streams, args []string) error {
 	return shape.TokenizeLines(io.in, io.out, tok, *special)
 }
 
-func runRender(_ context.Context, io streams, args []string) error {
+func runRender(ctx context.Context, io streams, args []string) error {
 	f := flags("render")
-	dir := f.String("tokenizer", "", "`folder` of the model's tokenizer, or builtin:qwen3")
+	dir := f.String("tokenizer", "", "`folder` of the model's tokenizer, hf:Org/Model@revision, or builtin:qwen3")
 	engineName := f.String("engine", "vllm", "engine `profile`: vllm, sglang, trtllm")
 	path := f.String("path", "/v1/chat/completions", "request `path`")
 	ids := f.Bool("tokens", false, "print the token ids too")
@@ -82,7 +81,11 @@ func runRender(_ context.Context, io streams, args []string) error {
 	if err != nil {
 		return usageError{err.Error()}
 	}
-	m, err := modelOf(*dir, shape.Options{ChatTemplate: source, ToolParser: *tools, MaxModelLen: *context, TrustTemplates: *trust, Now: func() time.Time { return now }})
+	files, err := openTokenizer(ctx, io, *dir)
+	if err != nil {
+		return err
+	}
+	m, err := modelOf(*dir, files, shape.Options{ChatTemplate: source, ToolParser: *tools, MaxModelLen: *context, TrustTemplates: *trust, Now: func() time.Time { return now }})
 	if syntax, ok := errors.AsType[*jinja.Error](err); ok && source != "" {
 		return &templateError{*file, syntax}
 	}
@@ -121,7 +124,7 @@ func firstModel(ctx context.Context, url string) (string, error) {
 // runTokensCheck compares a tokenizer with a live engine.
 func runTokensCheck(ctx context.Context, io streams, args []string) error {
 	f := flags("tokens-check")
-	dir := f.String("tokenizer", "", "`folder` of the model's tokenizer, or builtin:qwen3")
+	dir := f.String("tokenizer", "", "`folder` of the model's tokenizer, hf:Org/Model@revision, or builtin:qwen3")
 	url := f.String("engine", "", "`URL` of the engine, like http://127.0.0.1:8000")
 	kind := f.String("kind", "vllm", "engine kind: vllm or sglang")
 	name := f.String("model", "", "model `name` to ask for (default: the engine's first)")
@@ -139,7 +142,11 @@ func runTokensCheck(ctx context.Context, io streams, args []string) error {
 		return usageError{err.Error()}
 	}
 	defer during(io.err, "comparing with "+*url)()
-	m, err := modelOf(*dir, shape.Options{})
+	files, err := openTokenizer(ctx, io, *dir)
+	if err != nil {
+		return err
+	}
+	m, err := modelOf(*dir, files, shape.Options{})
 	if err != nil {
 		return err
 	}

@@ -128,7 +128,8 @@ type Model struct {
 	Name           string   `yaml:"name" jsonschema_description:"Name that clients send."`
 	Aliases        []string `yaml:"aliases" jsonschema_description:"Further names of the same model."`
 	Adapters       []string `yaml:"adapters" jsonschema_description:"LoRA adapters, which clients request as model."`
-	Tokenizer      string   `yaml:"tokenizer" jsonschema_description:"Folder with tokenizer.json, tokenizer_config.json and so on, or 'builtin:qwen3'. Empty: the model is routed by load."`
+	Tokenizer      string   `yaml:"tokenizer" jsonschema_description:"Folder with tokenizer.json, tokenizer_config.json and so on, 'hf:Org/Model@revision' of a model hub, or 'builtin:qwen3'. Empty: the model is routed by load."`
+	TokenizerLock  string   `yaml:"tokenizer_lock" jsonschema_description:"Hash over the files of an 'hf:' tokenizer, 'sha256:…', which kvlane check prints. With other files the model is routed by load."`
 	Engine         string   `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Engine whose request formats are followed."`
 	ChatTemplate   string   `yaml:"chat_template" jsonschema_description:"File with a chat template that replaces the tokenizer's."`
 	ToolParser     bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Set false if it does not: it refuses requests with tools then."`

@@ -338,3 +338,20 @@ func FuzzWorkers(f *testing.F) {
 		}
 	})
 }
+
+func TestTokenizersOfAHub(t *testing.T) {
+	lock := "sha256:" + strings.Repeat("0a", 32)
+	for keys, want := range map[string]string{
+		`tokenizer: "hf:Org/Model"`:                                      "",
+		`tokenizer: "hf:Org/Model@main", tokenizer_lock: "` + lock + `"`: "",
+		`tokenizer: "hf:../../etc"`:                                      `models[0].tokenizer: "hf:../../etc" is not like hf:Org/Model`,
+		`tokenizer: "hf:Org/Model@a/../b"`:                               "is not like hf:Org/Model",
+		`tokenizer: "hf:Org/Model", tokenizer_lock: "sha256:0a"`:         "models[0].tokenizer_lock: want sha256:",
+		`tokenizer: /models/m, tokenizer_lock: "` + lock + `"`:           "models[0].tokenizer_lock: want sha256:",
+	} {
+		_, err := Parse("k.yaml", []byte("models: [{name: m, "+keys+"}]\n"))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: got %v, want %q", keys, err, want)
+		}
+	}
+}

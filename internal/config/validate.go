@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/hub"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -210,6 +211,8 @@ func (i *Index) validate(bad report) {
 	}
 }
 
+var tokenizerLock = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+
 func (m *Model) validate(path string, names map[string]string, bad report) {
 	if m.Name == "" {
 		bad(path, "needs a name")
@@ -222,6 +225,13 @@ func (m *Model) validate(path string, names map[string]string, bad report) {
 	}
 	if m.Tokenizer == "" && m.Check.Renderer == "" && (m.HandIDs || m.ChatTemplate != "") {
 		bad(path, "hand_ids and chat_template need a tokenizer")
+	}
+	remote := strings.HasPrefix(m.Tokenizer, hub.Prefix)
+	if _, err := hub.Parse(m.Tokenizer); remote && err != nil {
+		bad(path+".tokenizer", "%v", err)
+	}
+	if m.TokenizerLock != "" && (!remote || !tokenizerLock.MatchString(m.TokenizerLock)) {
+		bad(path+".tokenizer_lock", "want sha256: and 64 hexadecimal digits, and a tokenizer that begins with %s", hub.Prefix)
 	}
 }
 

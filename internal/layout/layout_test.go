@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 81200
+	totalLimit = 81800
 	totalGoal  = 62000
 )
 
@@ -40,8 +40,8 @@ var rooms = []struct {
 	{"decide", 3010, 1700, []string{"internal/decide"}},
 	{"replicas", 2380, 2200, []string{"internal/replicas"}},
 	{"lab", 11850, 11700, []string{"internal/lab"}},
-	{"rim", 8520, 6000, []string{
-		"cmd", "internal/config", "internal/gateway", "internal/peers", "internal/steering", "internal/layout",
+	{"rim", 9140, 6000, []string{
+		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
 }
@@ -63,7 +63,8 @@ var mayImport = map[string]string{
 	"internal/gateway":      "extproc",
 	"envoy":                 "internal/steering",
 	"charts/...":            "envoy internal/config",
-	"internal/config":       "routing",
+	"internal/config":       "internal/hub routing",
+	"internal/hub":          "",
 	"internal/layout":       "",
 	"e2e/...":               "",
 	"internal/peers":        "internal/config internal/observe proto/...",

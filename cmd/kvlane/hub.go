@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/hub"
+	"github.com/kvlane/kvlane/internal/tokens/models"
+)
+
+// hubPatience bounds how long the model hub is waited for. It is below the chart's probes.startupSeconds.
+const hubPatience = 90 * time.Second
+
+// openTokenizer returns the files of a tokenizer: of a folder, of the binary, or of the model hub.
+func openTokenizer(ctx context.Context, io streams, name string) (fs.FS, error) {
+	if !strings.HasPrefix(name, hub.Prefix) {
+		return models.Open(name)
+	}
+	defer during(io.err, "fetching tokenizer "+name)()
+	return openHub(ctx, hub.FromEnvironment(), name)
+}
+
+func openHub(ctx context.Context, cache hub.Cache, tokenizer string) (*hub.Snapshot, error) {
+	name, err := hub.Parse(tokenizer)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, hubPatience)
+	defer cancel()
+	s, err := cache.Resolve(ctx, name)
+	if err != nil && cache.Offline {
+		err = fmt.Errorf("%w, and HF_HUB_OFFLINE is set", err)
+	}
+	return s, err
+}
+
+// checkLock returns an error if the files have not the hash of tokenizer_lock.
+func checkLock(m config.Model, s *hub.Snapshot) error {
+	if m.TokenizerLock == "" || m.TokenizerLock == s.Lock() {
+		return nil
+	}
+	return fmt.Errorf("%w: %s (commit %s) has files of hash %s, tokenizer_lock is %s", hub.ErrRefused, s.Name, s.Commit, s.Lock(), m.TokenizerLock)
+}
+
+// awaitTokenizer is openTokenizer at a start: it asks the hub again, until ctx ends, while another attempt may succeed.
+func awaitTokenizer(ctx context.Context, m config.Model, log zerolog.Logger) (fs.FS, error) {
+	if !strings.HasPrefix(m.Tokenizer, hub.Prefix) {
+		return models.Open(m.Tokenizer)
+	}
+	defer during(log, "fetching tokenizer "+m.Tokenizer)()
+	for wait := time.Second; ; wait = min(2*wait, 15*time.Second) {
+		s, err := openHub(ctx, hub.FromEnvironment(), m.Tokenizer)
+		if err == nil {
+			if s.Stale != nil {
+				log.Warn().Str("model", m.Name).Str("commit", s.Commit).Err(s.Stale).Msg("the model hub did not answer: the tokenizer is the last one downloaded")
+			} else if !s.Fixed() && m.TokenizerLock == "" {
+				log.Warn().Str("model", m.Name).Str("commit", s.Commit).Str("tokenizer_lock", s.Lock()).Msg("the tokenizer's revision can move: name the commit, or set tokenizer_lock")
+			}
+			return s, checkLock(m, s)
+		}
+		if errors.Is(err, hub.ErrRefused) || ctx.Err() != nil {
+			return nil, err
+		}
+		log.Warn().Str("model", m.Name).Err(err).Dur("retry_in", wait).Msg("the model hub did not answer")
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(wait):
+		}
+	}
+}
+
+// checkHub is openTokenizer for check, which downloads only if live. The note is what the configuration could pin, or why
+// the tokenizer was not checked; then files is nil.
+func checkHub(ctx context.Context, m config.Model, live bool) (files fs.FS, note string, err error) {
+	if !strings.HasPrefix(m.Tokenizer, hub.Prefix) {
+		files, err = models.Open(m.Tokenizer)
+		return files, "", err
+	}
+	cache := hub.FromEnvironment()
+	cache.Offline = cache.Offline || !live
+	s, err := openHub(ctx, cache, m.Tokenizer)
+	switch {
+	case err != nil && !live:
+		return nil, fmt.Sprintf("%s is not in %s, so it is not checked: --live downloads it", m.Tokenizer, cache.Folder), nil
+	case err != nil:
+		return nil, "", err
+	case s.Stale != nil:
+		note = fmt.Sprintf("the model hub did not answer (%v): checked is the last one downloaded", s.Stale)
+	case m.TokenizerLock == "" && !s.Fixed():
+		note = fmt.Sprintf("the revision can move: write tokenizer: %s%s@%s, or tokenizer_lock: %s", hub.Prefix, s.Repository, s.Commit, s.Lock())
+	}
+	return s, note, checkLock(m, s)
+}

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/hub"
+	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/media"
+	"github.com/kvlane/kvlane/internal/tokens/models"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
+)
+
+const hubCommit = "0123456789abcdef0123456789abcdef01234567"
+
+// hubOf serves files as Org/Model, and answers status instead where that is not 0. It sets the environment.
+func hubOf(t *testing.T, files map[string][]byte) (status *atomic.Int32, requests *atomic.Int32) {
+	t.Helper()
+	status, requests = new(atomic.Int32), new(atomic.Int32)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		code := int(status.Load())
+		if code < 0 { // the next one is answered
+			code = -code
+			status.Store(0)
+		}
+		if code != 0 {
+			w.WriteHeader(code)
+			return
+		}
+		if strings.HasPrefix(r.URL.Path, "/api/models/Org/Model/revision/") {
+			list := []map[string]string{}
+			for name := range files {
+				list = append(list, map[string]string{"rfilename": name})
+			}
+			_ = json.NewEncoder(w).Encode(map[string]any{"sha": hubCommit, "siblings": list})
+			return
+		}
+		text, ok := files[strings.TrimPrefix(r.URL.Path, "/Org/Model/resolve/"+hubCommit+"/")]
+		if !ok {
+			w.WriteHeader(http.StatusNotFound)
+		}
+		_, _ = w.Write(text)
+	}))
+	t.Cleanup(server.Close)
+	for name, value := range map[string]string{
+		"HF_ENDPOINT": server.URL, "HF_HOME": t.TempDir(), "HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": "", "HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": "", "HF_TOKEN_PATH": "", "HF_HUB_OFFLINE": "",
+	} {
+		t.Setenv(name, value)
+	}
+	return status, requests
+}
+
+func qwen3(t *testing.T) map[string][]byte {
+	t.Helper()
+	files, err := models.Open("builtin:qwen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := files.Open("tokenizer.json.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings, err := fs.ReadFile(files, "tokenizer_config.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string][]byte{"tokenizer.json": text, "tokenizer_config.json": settings}
+}
+
+func TestTokenizerOfAModelHub(t *testing.T) {
+	status, requests := hubOf(t, qwen3(t))
+	dir := t.TempDir()
+	file := filepath.Join(dir, "kvlane.yaml")
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin := free.Addr().String()
+	_ = free.Close()
+	check := func(more string, flags ...string) (int, string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte("models: [{name: m, tokenizer: \"hf:Org/Model\""+more+"}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\nlisten: {address: \"unix:"+dir+"/k.sock\"}\nadmin: {address: \""+admin+"\"}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, _, errs := kvlane("", append([]string{"check", file}, flags...)...)
+		return code, errs
+	}
+	if code, errs := check(""); code != 0 || !strings.Contains(errs, "--live downloads it") || requests.Load() != 0 {
+		t.Errorf("check: got code %d, %d requests, %s, want a warning and no request", code, requests.Load(), errs)
+	}
+	status.Store(404)
+	if code, errs := check("", "--live"); code != 1 || !strings.Contains(errs, "models[0].tokenizer") || !strings.Contains(errs, "no such model or revision") {
+		t.Errorf("check --live, 404: got code %d, %s, want an error that says so", code, errs)
+	}
+	status.Store(0)
+	code, errs := check("", "--live")
+	_, lock, _ := strings.Cut(errs, "tokenizer_lock: ")
+	lock, _, _ = strings.Cut(lock, "\n")
+	if code != 0 || !strings.HasPrefix(lock, "sha256:") || !strings.Contains(errs, "hf:Org/Model@"+hubCommit) {
+		t.Fatalf("check --live: got code %d, %s, want the commit and the lock to write", code, errs)
+	}
+	if code, errs := check(", tokenizer_lock: \"" + lock + "\""); code != 0 || strings.Contains(errs, "tokenizer") {
+		t.Errorf("check with the lock: got code %d, %s, want no word on the tokenizer", code, errs)
+	}
+	other := "sha256:" + strings.Repeat("0", 64)
+	if code, errs := check(", tokenizer_lock: \"" + other + "\""); code != 1 || !strings.Contains(errs, other) || !strings.Contains(errs, lock) {
+		t.Errorf("check with another lock: got code %d, %s, want an error with both", code, errs)
+	}
+
+	_, want, _ := kvlane(`{"text": "Hello, world"}`, "tokenize", "--tokenizer", "builtin:qwen3")
+	if code, got, errs := kvlane(`{"text": "Hello, world"}`, "tokenize", "--tokenizer", "hf:Org/Model"); code != 0 || got != want || want == "" {
+		t.Errorf("tokenize: got code %d, %q, %s, want %q", code, got, errs, want)
+	}
+	status.Store(500)
+	if code, errs := check(", tokenizer_lock: \""+lock+"\"", "--live"); code != 0 || !strings.Contains(errs, "500") {
+		t.Errorf("check --live, hub down: got code %d, %s, want a warning", code, errs)
+	}
+	t.Setenv("HF_HUB_OFFLINE", "1")
+	t.Setenv("HF_HOME", t.TempDir())
+	if code, _, errs := kvlane("", "tokenize", "--tokenizer", "hf:Org/Model"); code != 1 || !strings.Contains(errs, "HF_HUB_OFFLINE") {
+		t.Errorf("tokenize, offline: got code %d, %s, want an error that names HF_HUB_OFFLINE", code, errs)
+	}
+}
+
+func TestServeAwaitsTheModelHub(t *testing.T) {
+	status, requests := hubOf(t, qwen3(t))
+	var log logged
+	load := func(ctx context.Context, lock string) (bool, error) {
+		c := config.Default()
+		c.Models = []config.Model{{Name: "m", Tokenizer: "hf:Org/Model", TokenizerLock: lock, Engine: "vllm"}}
+		list, err := loadModels(ctx, &c, observe.New("test"), zerolog.New(&log))
+		return err == nil && list[0].Tokens != nil, err
+	}
+	// What the hub refuses leaves the model routed by load.
+	status.Store(401)
+	if loaded, err := load(t.Context(), ""); loaded || err != nil || !strings.Contains(log.String(), "HF_TOKEN") || !strings.Contains(log.String(), "this model is routed by load") {
+		t.Errorf("401: got tokenizer %v, %v, log %s, want none and the reason", loaded, err, log.String())
+	}
+	if got := requests.Load(); got != 1 {
+		t.Errorf("401: got %d requests, want 1: another would be answered the same", got)
+	}
+	// A stop during the wait ends it.
+	status.Store(503)
+	ctx, cancel := context.WithCancel(t.Context())
+	requests.Store(0)
+	go func() {
+		for requests.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	if _, err := load(ctx, ""); err == nil {
+		t.Error("stopped: got no error, want one")
+	}
+	// One failure is mended by the next attempt.
+	status.Store(-503)
+	if loaded, err := load(t.Context(), ""); !loaded || err != nil || !strings.Contains(log.String(), "retry_in") || !strings.Contains(log.String(), "the tokenizer's revision can move") {
+		t.Errorf("503, then 200: got tokenizer %v, %v, log %s, want it after a warning", loaded, err, log.String())
+	}
+	// A hub that is down later does not matter.
+	status.Store(503)
+	if loaded, err := load(t.Context(), ""); !loaded || err != nil || !strings.Contains(log.String(), "the last one downloaded") {
+		t.Errorf("503 after a download: got tokenizer %v, %v, log %s, want the old files and a warning", loaded, err, log.String())
+	}
+	if loaded, err := load(t.Context(), "sha256:"+strings.Repeat("0", 64)); loaded || err != nil {
+		t.Errorf("another lock: got tokenizer %v, %v, want none", loaded, err)
+	}
+}
+
+// recorder records the names that are opened.
+type recorder struct {
+	fs.FS
+	opened map[string][]byte
+}
+
+func (r recorder) Open(name string) (fs.File, error) {
+	if name != "." && path.Ext(name) != ".gz" {
+		r.opened[name] = []byte("{}")
+	}
+	return r.FS.Open(name)
+}
+
+func TestHubHasWhatTheLoaderReads(t *testing.T) {
+	r := recorder{fstest.MapFS{"config.json": {Data: []byte(`{"architectures": ["Qwen2_5_VLForConditionalGeneration"]}`)}}, map[string][]byte{}}
+	if _, err := shape.Load(r, shape.Options{}); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("got %v, want no tokenizer", err)
+	}
+	_, _ = media.Load(r, func(string) (uint32, bool) { return 0, false })
+	if len(r.opened) < 12 || r.opened["preprocessor_config.json"] == nil {
+		t.Fatalf("the loader opened %d files, want all that it knows", len(r.opened))
+	}
+	delete(r.opened, "additional_chat_templates") // a folder
+	delete(r.opened, "tokenizer.json")            // makes others superfluous
+	hubOf(t, r.opened)
+	files, err := openTokenizer(t.Context(), streams{err: io.Discard}, hub.Prefix+"Org/Model")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range r.opened {
+		if _, err := fs.ReadFile(files, name); err != nil {
+			t.Errorf("%s: got %v, want it downloaded", name, err)
+		}
+	}
+}
