@@ -26,6 +26,19 @@
     valueFrom: {resourceFieldRef: {resource: limits.memory}}
     {{- end }}
   {{- end }}
+  {{- if include "kvlane.hub" . }}
+  {{- $given := include "kvlane.envNames" . | fromYamlArray }}
+  {{- if not (has "HF_HOME" $given) }}
+  - {name: HF_HOME, value: /var/lib/kvlane-hub}
+  {{- end }}
+  {{- if and .Values.modelHub.endpoint (not (has "HF_ENDPOINT" $given)) }}
+  - {name: HF_ENDPOINT, value: {{ .Values.modelHub.endpoint | quote }}}
+  {{- end }}
+  {{- if and .Values.modelHub.tokenSecretName (not (has "HF_TOKEN" $given)) }}
+  - name: HF_TOKEN
+    valueFrom: {secretKeyRef: {name: {{ .Values.modelHub.tokenSecretName | quote }}, key: {{ .Values.modelHub.tokenSecretKey | quote }}}}
+  {{- end }}
+  {{- end }}
   {{- with .Values.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -87,6 +100,9 @@
   {{- if and (eq (include "kvlane.fleet" .) "embedded") .Values.fleet.persist.enabled }}
   - {name: store, mountPath: /var/lib/kvlane}
   {{- end }}
+  {{- if include "kvlane.hub" . }}
+  - {name: model-hub, mountPath: /var/lib/kvlane-hub}
+  {{- end }}
   {{- range .Values.tokenizerVolumes }}
   - name: {{ .name | quote }}
     mountPath: {{ .mountPath | quote }}
@@ -98,6 +114,13 @@
   {{- with .Values.volumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end }}
+
+{{- /* Whether a tokenizer may come from a model hub; "" if not. */ -}}
+{{- define "kvlane.hub" -}}
+{{- $used := or .Values.modelHub.enabled .Values.modelHub.existingClaim }}
+{{- range .Values.models }}{{ if hasPrefix "hf:" (default "" .tokenizer) }}{{ $used = true }}{{ end }}{{ end }}
+{{- if $used }}true{{ end }}
 {{- end }}
 
 {{- /* Nine tenths of a memory limit, in bytes: what is not Go's heap needs some too. "" of a quantity in a rarer form. */ -}}
@@ -165,6 +188,14 @@ httpGet: {port: http-metrics, path: {{ .path }}}
 {{- if and (eq (include "kvlane.fleet" .) "embedded") .Values.fleet.persist.enabled }}
 - name: store
   {{- toYaml .Values.fleet.persist.volume | nindent 2 }}
+{{- end }}
+{{- if include "kvlane.hub" . }}
+- name: model-hub
+  {{- with .Values.modelHub.existingClaim }}
+  persistentVolumeClaim: {claimName: {{ . | quote }}}
+  {{- else }}
+  emptyDir: {sizeLimit: {{ .Values.modelHub.sizeLimit | quote }}}
+  {{- end }}
 {{- end }}
 {{- range .Values.tokenizerVolumes }}
 - {{ omit . "mountPath" "subPath" | toYaml | nindent 2 | trim }}

@@ -353,7 +353,7 @@
 {{- if has .name $names }}{{ fail (printf "env: %s is set already" .name) }}{{ end }}
 {{- $names = append $names .name }}
 {{- end }}
-{{- $names = list "config" "tmp" "socket" "key" "tls" "envoy" "fleet" "fleet-tls" "nats" "store" }}
+{{- $names = list "config" "tmp" "socket" "key" "tls" "envoy" "fleet" "fleet-tls" "nats" "store" "model-hub" }}
 {{- range concat $v.tokenizerVolumes $v.volumes }}
 {{- if has .name $names }}{{ fail (printf "volumes, tokenizerVolumes: the name %s is taken" .name) }}{{ end }}
 {{- $names = append $names .name }}
@@ -369,7 +369,7 @@
 {{- $mounts = append $mounts .mountPath }}
 {{- end }}
 {{- range $v.volumeMounts }}{{ $mounts = append $mounts .mountPath }}{{ end }}
-{{- $all := concat $mounts (list "/etc/kvlane" "/tmp" "/run/kvlane" "/etc/kvlane-tls" "/etc/kvlane-key" "/etc/kvlane-fleet" "/etc/kvlane-fleet-tls" "/etc/kvlane-nats" "/var/lib/kvlane") }}
+{{- $all := concat $mounts (list "/etc/kvlane" "/tmp" "/run/kvlane" "/etc/kvlane-tls" "/etc/kvlane-key" "/etc/kvlane-fleet" "/etc/kvlane-fleet-tls" "/etc/kvlane-nats" "/var/lib/kvlane" "/var/lib/kvlane-hub") }}
 {{- if ne (len $all) (len ($all | uniq)) }}
 {{- fail "tokenizerVolumes and volumeMounts: a mountPath is used twice, or is the chart's own" }}
 {{- end }}
@@ -389,7 +389,7 @@
 {{- end }}
 {{- range $key := list "tokenizer" "chat_template" }}
 {{- $path := get $model $key }}
-{{- if and $path (not (and (eq $key "tokenizer") (hasPrefix "builtin:" $path))) }}
+{{- if and $path (not (and (eq $key "tokenizer") (or (hasPrefix "builtin:" $path) (hasPrefix "hf:" $path)))) }}
 {{- $found := false }}
 {{- range $mounts }}{{ if or (eq $path .) (hasPrefix (printf "%s/" (trimSuffix "/" .)) $path) }}{{ $found = true }}{{ end }}{{ end }}
 {{- if not $found }}
