@@ -2,6 +2,7 @@ package decide
 
 import (
 	"context"
+	"slices"
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/disagg"
@@ -49,6 +50,11 @@ func (w *work) decision(p *placed) (extproc.Decision, *ticket) {
 	}
 	if e.SetRank != nil && !plan.RankFree {
 		out.Set = e.SetRank
+	}
+	if e.Member.Engine == shape.TRTLLM.String() {
+		for _, h := range disagg.TRTSession(w.in.conversation) {
+			out.Set = append(slices.Clip(out.Set), extproc.Header(h))
+		}
 	}
 	return out, t
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
@@ -17,7 +18,8 @@ var trtAPIs = apis(body.Chat, body.Completions)
 func trtContextFirst() *Protocol {
 	return &Protocol{Portable: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal,
 		prefill: func(_ context.Context, p *Protocol, x *Exchange) (Leg, error) {
-			return Leg{Edits: trtContext(x, setNumber(p.snowflake(), disaggParams, "disagg_request_id"), setText("context_first", disaggParams, "schedule_style"))}, nil
+			return Leg{Edits: trtContext(x, setNumber(p.snowflake(), disaggParams, "disagg_request_id"), setText("context_first", disaggParams, "schedule_style")),
+				Headers: TRTSession(x.Conversation)}, nil
 		},
 		decode: trtDecode}
 }
@@ -46,19 +48,29 @@ func trtContext(x *Exchange, more ...body.Edit) []body.Edit {
 	edits := append(make([]body.Edit, 0, 8), unstreamed...)
 	edits = append(edits, set(`{"request_type":"context_only"}`, disaggParams))
 	edits = append(edits, more...)
-	return append(edits, trtShared(x, &x.Prefill)...)
+	return append(edits, trtRank(&x.Prefill)...)
 }
 
-// trtShared is common to both legs: the conversation, and the rank of their side.
-func trtShared(x *Exchange, s *Side) []body.Edit {
-	var edits []body.Edit
-	if x.Conversation != "" {
-		edits = append(edits, setText(x.Conversation, disaggParams, "conversation_id"))
+// trtRank tells a leg's server the rank of its side.
+func trtRank(s *Side) []body.Edit {
+	if !s.ByHeader || s.Rank == NoRank {
+		return nil
 	}
-	if s.ByHeader && s.Rank != NoRank {
-		edits = append(edits, body.Set(fmt.Appendf(nil, `{"dp_rank":%d}`, s.Rank), disaggParams, "route_hint"))
+	return []body.Edit{body.Set(fmt.Appendf(nil, `{"dp_rank":%d}`, s.Rank), disaggParams, "route_hint")}
+}
+
+// maxSession bounds the ids, in bytes, that TRTSession passes on.
+const maxSession = 256
+
+// TRTSession returns the header that tells TensorRT-LLM a request's conversation, nil for an id that
+// no header should have. The server writes it into conversation_params unless the body has them.
+// Kvlane writes no field: servers refuse what they do not know, older ones conversation_params and
+// newer ones (TensorRT-LLM#17618) disaggregated_params.conversation_id. Headers they ignore.
+func TRTSession(conversation string) []Header {
+	if conversation == "" || len(conversation) > maxSession || strings.ContainsFunc(conversation, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		return nil
 	}
-	return edits
+	return []Header{{"x-session-id", conversation}}
 }
 
 var errOneChoice = errors.New("the context answer has not exactly one choice")
@@ -89,7 +101,7 @@ func trtDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	}
 	edits := []body.Edit{body.Set(params, disaggParams), set(`"generation_only"`, disaggParams, "request_type"),
 		set(`"context_first"`, disaggParams, "schedule_style")}
-	edits = append(edits, trtShared(x, &x.Decode)...)
+	edits = append(edits, trtRank(&x.Decode)...)
 	if u := a.member("usage"); isObject(u) {
 		edits = append(edits, body.Set(u, disaggParams, "ctx_usage"))
 	}
@@ -154,7 +166,7 @@ func trtGenerationFirst() *Protocol {
 				return Leg{}, err
 			}
 			return Leg{Edits: trtContext(x, setNumber(x.number(p), disaggParams, "disagg_request_id"),
-				setText("generation_first", disaggParams, "schedule_style"))}, nil
+				setText("generation_first", disaggParams, "schedule_style")), Headers: TRTSession(x.Conversation)}, nil
 		},
 		decode: func(p *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 			info := body.Member(p.found.known(&x.Prefill), disaggParams)
@@ -173,6 +185,6 @@ func trtGenerationFirst() *Protocol {
 			if len(edits) == 3 {
 				return Leg{}, unusable(&x.Prefill, "disaggregated_params at /server_info")
 			}
-			return Leg{Edits: append(edits, trtShared(x, &x.Decode)...)}, nil
+			return Leg{Edits: append(edits, trtRank(&x.Decode)...)}, nil
 		}}
 }
