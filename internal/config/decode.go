@@ -461,7 +461,7 @@ func nearest(key string, section reflect.Value) (hint string) {
 	distance := max(len(key), 2)
 	fields(section, func(f reflect.StructField, _ reflect.Value) bool {
 		name := f.Tag.Get("yaml")
-		if d := editDistance(key, name); d < distance && d <= max(len(key), len(name))/2+1 {
+		if d := editDistance(key, name); d < distance && d <= max(len(key), len(name))/3+1 {
 			hint, distance = fmt.Sprintf("; did you mean %q?", name), d
 		}
 		return true

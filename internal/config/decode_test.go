@@ -62,6 +62,8 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 		"routing: {policy: {cost: {tiers: [1, 2]}}}\n":  "k.yaml:1:27: routing.policy.cost.tiers: needs a list of 4 values",
 		"routing: {\"-\": 1}\n":                         `k.yaml:1:11: routing.-: unknown key`,
 		"\",inline\": 1\n":                              `k.yaml:1:1: ,inline: unknown key`,
+		"models: [{name: a, block_size: 16}]\n":         "k.yaml:1:20: models[0].block_size: unknown key",
+		"routing: {policy: {preset: kv-aware}}\n":       "k.yaml:1:20: routing.policy.preset: unknown key",
 		"\"logs\": {}\n":                                `k.yaml:1:1: logs: unknown key; did you mean "log"?`,
 	} {
 		_, err := Parse("k.yaml", []byte(text))

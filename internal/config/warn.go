@@ -88,8 +88,14 @@ func (c *Config) warn(listed []Worker, note report) {
 	if w := &c.Workers; len(w.Static) == 0 && w.File == "" && len(w.DNS) == 0 && w.Kubernetes == nil {
 		note("workers", "there are none: every request is answered 503")
 	}
-	if k := c.Workers.Kubernetes; k != nil && len(k.Objectives) > 0 && !c.Routing.Trusted && !c.Routing.TrustedNames {
-		note("workers.kubernetes.objectives", "have no effect: no request can name one without routing.trust_objectives")
+	if !c.Routing.Trusted && !c.Routing.TrustedNames {
+		const untrusted = "have no effect: no request can name one without routing.trust_objectives"
+		if k := c.Workers.Kubernetes; k != nil && len(k.Objectives) > 0 {
+			note("workers.kubernetes.objectives", untrusted)
+		}
+		if len(c.Routing.Objectives) > 0 {
+			note("routing.objectives", untrusted)
+		}
 	}
 	if c.Quiet > c.Drain {
 		note("drain_quiet", "%s is longer than drain (%s), which ends first: make it shorter", c.Quiet.Std(), c.Drain.Std())

@@ -61,6 +61,8 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"a quiet longer than drain":    {plain + "drain: 5s\ndrain_quiet: 6s\n", "", ":3:14: drain_quiet: 6s is longer than drain (5s), which ends first: make it shorter"},
 		"headers that tell of prompts": {plain + "explain: {header: true}\n", "", ":2:19: explain.header: tells every client what others have asked"},
 		"objectives without trust":     {"workers: {kubernetes: {pool: p, objectives: [llm-d.ai]}}\n", "", "workers.kubernetes.objectives: have no effect: no request can name one without routing.trust_objectives"},
+		"priorities without trust":     {plain + "routing: {objectives: {premium: 5}}\n", "", "routing.objectives: have no effect: no request can name one without routing.trust_objectives"},
+		"priorities with trust":        {plain + "routing: {objectives: {premium: 5}, trust_objectives: true}\n", "", ""},
 		"objectives with trust":        {"workers: {kubernetes: {pool: p, objectives: [llm-d.ai]}}\nrouting: {trust_objectives: true}\n", "", ""},
 		"no such headers":              {plain + "explain: {header: false}\n", "", ""},
 		"tenants that fail open":       {plain + "tenants: {salt_header: x-tenant}\n", "", ":2:1: tenants: while Kvlane is down requests pass without a salt"},
