@@ -142,7 +142,9 @@ func rootCommand(io streams) *cobra.Command {
 		under, name := root, c.name
 		if verb, ok := strings.CutPrefix(name, "events "); ok {
 			under, name = events, verb
-			root.AddCommand(events)
+			if !events.HasParent() {
+				root.AddCommand(events) // once: a second time, help lists it twice
+			}
 		}
 		sub := &cobra.Command{
 			Use: strings.TrimSpace(name + " " + c.args), Short: c.summary,

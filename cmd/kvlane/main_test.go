@@ -68,6 +68,7 @@ func TestCommands(t *testing.T) {
 	}{
 		{"help", "", nil, 0, "Usage:\n  kvlane [command]\n\nAvailable Commands:\n  serve ", ""},
 		{"a command's help", "", []string{"serve", "-h"}, 0, "Serve Envoy.\n\nUsage:\n  kvlane serve --config FILE [flags]\n\nExamples:\n  kvlane serve --config kvlane.yaml\n", ""},
+		{"events in the help, once", "", nil, 0, "compare with a live engine\n  events       show KV events\n  status ", ""},
 		{"help of a command", "", []string{"help", "check"}, 0, "kvlane check FILE|- [flags]", ""},
 		{"replay's help", "", []string{"replay", "--help"}, 0, "What is compared", ""},
 		{"help of help", "", []string{"help", "help"}, 0, "kvlane help [command]", ""},
