@@ -331,10 +331,11 @@ func llama4(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) 
 	if err != nil || !strings.HasPrefix(p.Type, "Llama4ImageProcessor") || v.Size < 1 || v.Patch < 1 || v.Shuffle <= 0 || most < 1 || most > 64 {
 		return nil, ErrUnknown
 	}
-	patches := (v.Size / v.Patch) * (v.Size / v.Patch) / int(math.RoundToEven(1/(v.Shuffle*v.Shuffle)))
-	if patches*(most+1) > maxTokens {
+	side, merged := v.Size/v.Patch, math.RoundToEven(1/(v.Shuffle*v.Shuffle)) // patches of a side, and in a token
+	if side > maxSide || merged < 1 || merged > float64(side*side) || side*side/int(merged)*(most+1) > maxTokens {
 		return nil, ErrUnknown
 	}
+	patches := side * side / int(merged)
 	return &Family{Token: t[0], turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
 		columns, rows := canvas(width, height, v.Size, most, p.MaxCanvas)
 		dst = append(dst, t[1])

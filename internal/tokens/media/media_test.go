@@ -187,9 +187,12 @@ func TestTurnedImagesAndUnknownModels(t *testing.T) {
 		`"Qwen2VLForConditionalGeneration"]`:    `{"image_processor_type":"OtherProcessor"}`,
 		`"Qwen3VLForConditionalGeneration"]`:    `{"image_processor_type":"Qwen2VLImageProcessor","size":{"shortest_edge":1}}`,
 		`"Qwen2_5_VLForConditionalGeneration"]`: `{"image_processor_type":"Qwen2VLImageProcessor","do_resize":false}`,
-		`"Qwen2VLForConditionalGeneration"],"image_token_id":6`:     `{"image_processor_type":"Qwen2VLImageProcessor"}`,
-		`"Glm4vForConditionalGeneration"],"image_token_id":6`:       `{"image_processor_type":"Glm4vImageProcessor"}`,
-		`"Mistral3ForConditionalGeneration"],"image_token_index":7`: `{"image_processor_type":"PixtralImageProcessor"}`,
+		`"Qwen2VLForConditionalGeneration"],"image_token_id":6`:                                                              `{"image_processor_type":"Qwen2VLImageProcessor"}`,
+		`"Glm4vForConditionalGeneration"],"image_token_id":6`:                                                                `{"image_processor_type":"Glm4vImageProcessor"}`,
+		`"Mistral3ForConditionalGeneration"],"image_token_index":7`:                                                          `{"image_processor_type":"PixtralImageProcessor"}`,
+		`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":336,"patch_size":14,"pixel_shuffle_ratio":2}`:       `{"image_processor_type":"Llama4ImageProcessor"}`,
+		`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":336,"patch_size":14,"pixel_shuffle_ratio":1e-200}`:  `{"image_processor_type":"Llama4ImageProcessor"}`,
+		`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":4294967296,"patch_size":1,"pixel_shuffle_ratio":1}`: `{"image_processor_type":"Llama4ImageProcessor"}`,
 	} {
 		if f, err := load(config, processor); !errors.Is(err, ErrUnknown) {
 			t.Errorf("%s %s: got %+v, %v, want ErrUnknown", config, processor, f, err)
