@@ -156,7 +156,7 @@ type digest struct {
 
 // NewMachine returns a Machine that is not connected.
 func NewMachine(cfg MachineConfig) *Machine {
-	cfg.MaxPending, cfg.Attempts, cfg.SilentAfter = cmp.Or(cfg.MaxPending, 8<<20), cmp.Or(cfg.Attempts, 3), cmp.Or(cfg.SilentAfter, 16)
+	cfg.MaxPending, cfg.Attempts, cfg.SilentAfter = cmp.Or(max(cfg.MaxPending, 0), 8<<20), cmp.Or(max(cfg.Attempts, 0), 3), cmp.Or(max(cfg.SilentAfter, 0), 16)
 	m := &Machine{cfg: cfg}
 	if c := cfg.Resume; c != nil && c.Next > 0 {
 		m.started, m.next = true, c.Next

@@ -85,9 +85,9 @@ func (l *Limit) release() {
 }
 
 func (s *Source) setDefaults() {
-	s.PollInterval = cmp.Or(s.PollInterval, time.Second)
-	s.ReconnectMin, s.ReconnectMax = cmp.Or(s.ReconnectMin, 100*time.Millisecond), cmp.Or(s.ReconnectMax, 5*time.Second)
-	s.ReplayTotal, s.ReplayIdle = cmp.Or(s.ReplayTotal, 2*time.Minute), cmp.Or(s.ReplayIdle, 2*time.Second)
+	s.PollInterval = cmp.Or(max(s.PollInterval, 0), time.Second)
+	s.ReconnectMin, s.ReconnectMax = cmp.Or(max(s.ReconnectMin, 0), 100*time.Millisecond), cmp.Or(max(s.ReconnectMax, 0), 5*time.Second)
+	s.ReplayTotal, s.ReplayIdle = cmp.Or(max(s.ReplayTotal, 0), 2*time.Minute), cmp.Or(max(s.ReplayIdle, 0), 2*time.Second)
 }
 
 // check returns what is wrong with a source.

@@ -40,9 +40,9 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	o.Type = cmp.Or(o.Type, Sub)
-	o.MaxMessage, o.MaxFrames = cmp.Or(o.MaxMessage, 64<<20), cmp.Or(o.MaxFrames, 16)
-	o.MinBuffer, o.MaxBuffer = cmp.Or(o.MinBuffer, 4<<10), cmp.Or(o.MaxBuffer, 256<<10)
-	o.HandshakeTimeout, o.Heartbeat = cmp.Or(o.HandshakeTimeout, 5*time.Second), cmp.Or(o.Heartbeat, 15*time.Second)
+	o.MaxMessage, o.MaxFrames = cmp.Or(max(o.MaxMessage, 0), 64<<20), cmp.Or(max(o.MaxFrames, 0), 16)
+	o.MinBuffer, o.MaxBuffer = cmp.Or(max(o.MinBuffer, 0), 4<<10), cmp.Or(max(o.MaxBuffer, 0), 256<<10)
+	o.HandshakeTimeout, o.Heartbeat = cmp.Or(max(o.HandshakeTimeout, 0), 5*time.Second), cmp.Or(max(o.Heartbeat, 0), 15*time.Second)
 	o.Gather = cmp.Or(o.Gather, 2*time.Millisecond)
 	return o
 }

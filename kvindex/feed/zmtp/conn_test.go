@@ -606,3 +606,13 @@ func TestReadsAreGathered(t *testing.T) {
 		t.Error("without gathering: got a delayed read, want none")
 	}
 }
+
+func TestNegativeOptionsMeanTheDefaults(t *testing.T) {
+	got := Options{MaxMessage: -1, MaxFrames: -1, MinBuffer: -1, MaxBuffer: -1, HandshakeTimeout: -1, Heartbeat: -1, Gather: -1}.withDefaults()
+	want := Options{}.withDefaults()
+	want.Gather = -1 // none
+	if got.MaxMessage != want.MaxMessage || got.MaxFrames != want.MaxFrames || got.MinBuffer != want.MinBuffer || got.MaxBuffer != want.MaxBuffer ||
+		got.HandshakeTimeout != want.HandshakeTimeout || got.Heartbeat != want.Heartbeat || got.Gather != want.Gather {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
