@@ -384,7 +384,7 @@ func (d *Decider) takeScratch() *scratch {
 
 func (d *Decider) keepScratch(s *scratch) {
 	s.turn.Reset() // keep no body alive
-	if cap(s.ids) > maxScratchIDs {
+	if max(cap(s.ids), d.cfg.Index.BlockSize*cap(s.prefix)) > maxScratchIDs {
 		s.ids, s.hashes, s.prefix = nil, nil, nil
 	}
 	select {

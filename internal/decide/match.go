@@ -1,11 +1,14 @@
 package decide
 
 import (
+	"encoding/binary"
+
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -30,6 +33,7 @@ func (j *job) match(in *input, t *tokens) {
 		}
 	}
 	if len(t.ids) == 0 {
+		j.textPrefix(in)
 		return
 	}
 	block := d.cfg.Index.BlockSize
@@ -63,6 +67,40 @@ func (j *job) match(in *input, t *tokens) {
 		}
 	}
 	j.took(observe.StageIndex)
+}
+
+// textPrefix fills the scratch prefix for a request without a conversation id to a model without a
+// tokenizer, where a policy recognises conversations by their prefix. Four bytes of the text, as it
+// is in the body, count as a token. The tools and the system prompt come before the messages, and
+// the end of the list is left out: the conversation's next turn has another message there.
+func (j *job) textPrefix(in *input) {
+	live := &j.d.live.Load().Routing
+	if !in.known || in.conversation != "" || j.cacheReads == 0 || in.model != nil && (in.model.Tokens != nil || in.model.Remote != nil) ||
+		!live.Policy.Sticky.Implicit && !live.Disagg.Prefill.Sticky.Implicit && !live.Disagg.Decode.Sticky.Implicit {
+		return
+	}
+	r, hasher := in.body, j.d.fleet.Index().Hasher()
+	prompt := r.FirstPrompt()
+	if n := len(r.Elements); n > 0 && n == r.Count && (r.Form == body.FormMessages || r.Form == body.FormItems) {
+		prompt = r.Body[r.Prompt.Start:r.Elements[n-1].End]
+	} else if len(prompt) > 0 {
+		prompt = prompt[:len(prompt)-1]
+	}
+	var words [kvindex.MaxBlockSize]uint32
+	var hash [1]kvindex.Hash
+	hash[0] = hasher.Seed("text\x00"+in.modelName(), "", salt(r, r.CacheSalt()))
+	n, skip := 0, 4*live.PrefixSkip
+	for _, text := range [...][]byte{r.Raw(body.FieldTools), r.Raw(body.FieldSystem), r.Raw(body.FieldInstructions), prompt} {
+		from := min(skip, len(text))
+		skip -= from
+		for text = text[from:]; len(text) >= 4; text = text[4:] {
+			words[n] = binary.LittleEndian.Uint32(text)
+			if n++; n == j.d.cfg.Index.BlockSize {
+				hasher.AppendHashes(hash[:0], hash[0], words[:n], n)
+				j.s.prefix, n = append(j.s.prefix, uint64(hash[0])), 0
+			}
+		}
+	}
 }
 
 // overlap asks the index which blocks of the prompt each target holds as of now, as far as the

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 81800
+	totalLimit = 81840
 	totalGoal  = 62000
 )
 
@@ -37,7 +37,7 @@ var rooms = []struct {
 	{"tokens", 28280, 22000, []string{"internal/tokens"}},
 	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1710, 1300, []string{"internal/observe"}},
-	{"decide", 3020, 1700, []string{"internal/decide"}},
+	{"decide", 3055, 1700, []string{"internal/decide"}},
 	{"replicas", 2380, 2200, []string{"internal/replicas"}},
 	{"lab", 11850, 11700, []string{"internal/lab"}},
 	{"rim", 9140, 6000, []string{
