@@ -1,6 +1,8 @@
 package shape
 
 import (
+	"errors"
+
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
@@ -22,7 +24,15 @@ const (
 // shaper converts a message to the value that the template gets.
 type shaper func(v jinja.Value) (jinja.Value, error)
 
+// errStopped ends the shaping of messages. The caller of Model gets the error of its context instead.
+var errStopped = errors.New("the shaping of messages was stopped")
+
 func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
+	select {
+	case <-in.stop:
+		return jinja.None(), errStopped
+	default:
+	}
 	v, err := in.parse("messages", raw)
 	if err != nil {
 		return v, err

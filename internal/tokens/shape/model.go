@@ -69,9 +69,12 @@ func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engi
 	if req.Form == body.FormTexts || req.Form == body.FormIDLists {
 		res.Prompts = max(req.Count, 1)
 	}
-	in := input{Request: req, turn: turn, profile: engine.profile(), origin: req.API}
+	in := input{Request: req, turn: turn, profile: engine.profile(), origin: req.API, stop: ctx.Done()}
 	p, assumed, err := m.plan(in)
 	if err != nil {
+		if ctx.Err() != nil {
+			return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
+		}
 		return res, err
 	}
 	res.Assumed, res.Partial, res.IDs = assumed, p.partial, p.ids

@@ -61,6 +61,8 @@ type input struct {
 	profile *profile
 	// origin is the API that the client called; Request may be a chat converted from its body.
 	origin body.API
+	// stop is closed when the caller's time is over. Messages are not read any more then.
+	stop <-chan struct{}
 }
 
 // value reads a field; absent fields and null yield None.

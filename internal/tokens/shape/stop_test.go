@@ -65,3 +65,47 @@ func TestAContextStopsTheEncoder(t *testing.T) {
 		t.Errorf("got %v, want ErrStopped", err)
 	}
 }
+
+// endsNext is a context that ends right after it was first asked.
+type endsNext struct {
+	context.Context
+	asked bool
+}
+
+func (c *endsNext) Err() error {
+	if !c.asked {
+		c.asked = true
+		return nil
+	}
+	return context.DeadlineExceeded
+}
+
+func (*endsNext) Done() <-chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+// Messages are not read any more when the time is over, however many are left.
+func TestAContextEndsTheReadingOfMessages(t *testing.T) {
+	raw := `{"messages":[{"role":"user","content":"x"}` + strings.Repeat(
+		`,{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"c","content":"y"}`, 1<<10) + `]}`
+	m := load(t, "qwen3", Options{})
+	for _, engine := range []Engine{VLLM, SGLang, TRTLLM} {
+		req, err := body.Parse(body.Chat, []byte(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		allocs := func(ctx func() context.Context, want error) float64 {
+			return testing.AllocsPerRun(1, func() {
+				if _, err := m.PromptInto(ctx(), nil, conv.New(0).Turn(req), engine); !errors.Is(err, want) {
+					t.Errorf("%v: got %v, want %v", engine, err, want)
+				}
+			})
+		}
+		all := allocs(t.Context, nil)
+		if got := allocs(func() context.Context { return &endsNext{Context: t.Context()} }, context.DeadlineExceeded); got > all/10 {
+			t.Errorf("%v: got %.0f allocations after the deadline, want at most a tenth of %.0f", engine, got, all)
+		}
+	}
+}
