@@ -113,6 +113,8 @@ type slotState struct {
 	segments []uint32
 	present  int
 	held     [numLevels]int64
+	// claimsFrom: earlier claims are void, because the slot was emptied after them.
+	claimsFrom uint64
 	// deferred lists the segments where the slot holds deferred blocks; entries may be stale or
 	// duplicate.
 	deferred []uint32
@@ -185,7 +187,7 @@ func (x *Index) Add(t Target, model string, engineBlockSize int) (Slot, error) {
 		s = Slot(len(x.slots))
 		x.slots = append(x.slots, slotState{})
 	}
-	x.slots[s] = slotState{target: t, model: model, inUse: true, seed: x.hasher.Seed(model, "", "")}
+	x.slots[s] = slotState{target: t, model: model, inUse: true, seed: x.hasher.Seed(model, "", ""), claimsFrom: x.claims.next()}
 	x.setBlockSize(s, engineBlockSize)
 	x.byTarget[t] = s
 	return s, nil
@@ -277,6 +279,7 @@ func (x *Index) clearStep(s Slot) bool {
 		return true
 	}
 	x.dropPostings(st)
+	st.claimsFrom = x.claims.next()
 	return false
 }
 

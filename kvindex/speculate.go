@@ -7,7 +7,7 @@ import (
 )
 
 // claim is the credit for one stretch of blocks. It is valid only as long as generation is the
-// segment's.
+// segment's and its number is not below the slot's claimsFrom.
 type claim struct {
 	expires    int64 // since the index's creation, in nanoseconds
 	segment    uint32
@@ -44,8 +44,8 @@ func (q *claimQueue) push(c claim) {
 	q.blocks += int(c.end - c.start)
 }
 
-func (q *claimQueue) pop() claim {
-	c := q.ring[q.head]
+func (q *claimQueue) pop() (number uint64, c claim) {
+	number, c = q.gone, q.ring[q.head]
 	q.head = (q.head + 1) % len(q.ring)
 	q.length--
 	q.gone++
@@ -53,7 +53,7 @@ func (q *claimQueue) pop() claim {
 	if q.length == 0 {
 		q.head = 0
 	}
-	return c
+	return number, c
 }
 
 func (q *claimQueue) reset() { *q = claimQueue{gone: q.gone + uint64(q.length)} }
@@ -155,7 +155,7 @@ func (x *Index) withdraw(c Credit) {
 	}
 	for number := c.first; number < c.end; number++ {
 		if taken, ok := x.claims.take(number); ok {
-			x.unclaim(taken)
+			x.unclaim(number, taken)
 		}
 	}
 	x.evict()
@@ -257,9 +257,9 @@ func (x *Index) expire(now int64, limit int) {
 	x.due.Store(due)
 }
 
-// unclaim removes a claim's credit except for blocks that events have confirmed.
-func (x *Index) unclaim(c claim) {
-	if c.start == c.end || !x.alive(c.segment) || x.generation(c.segment) != c.generation {
+// unclaim removes the credit of the claim of a number except for blocks that events have confirmed.
+func (x *Index) unclaim(number uint64, c claim) {
+	if c.start == c.end || number < x.slots[c.slot].claimsFrom || !x.alive(c.segment) || x.generation(c.segment) != c.generation {
 		return
 	}
 	x.gate.shut()

@@ -16,7 +16,7 @@ import (
 // are those of an engine that chains them; hash-by=NAME uses another engine's.
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
-		s := &story{slots: map[string]Slot{}, blocks: map[string]int{}}
+		s := &story{slots: map[string]Slot{}, blocks: map[string]int{}, sent: map[string]Credit{}}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return s.run(t, d) })
 	})
 }
@@ -25,7 +25,7 @@ type story struct {
 	x      *Index
 	slots  map[string]Slot
 	blocks map[string]int
-	sent   Credit
+	sent   map[string]Credit
 	now    time.Time
 }
 
@@ -49,6 +49,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return fmt.Sprintf("slot %d", slot)
 	case "drop":
 		s.x.Drop(s.slots[d.CmdArgs[0].Key])
+		delete(s.slots, d.CmdArgs[0].Key)
 		return "ok"
 	case "wait":
 		seconds, err := strconv.Atoi(d.CmdArgs[0].Key)
@@ -63,10 +64,14 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		s.x.Match(s.hashes(t, d, d.CmdArgs[0].Key, s.x.BlockSize()), &m)
 		return s.describe(&m)
 	case "send":
-		s.sent = s.x.Speculate(s.slots[d.CmdArgs[0].Key], s.hashes(t, d, d.CmdArgs[1].Key, s.x.BlockSize()), s.now)
+		name := ""
+		d.MaybeScanArgs(t, "as", &name)
+		s.sent[name] = s.x.Speculate(s.slots[d.CmdArgs[0].Key], s.hashes(t, d, d.CmdArgs[1].Key, s.x.BlockSize()), s.now)
 		return "ok"
-	case "refused": // what was sent last
-		s.x.Withdraw(s.sent)
+	case "refused": // what was sent last under the name
+		name := ""
+		d.MaybeScanArgs(t, "as", &name)
+		s.x.Withdraw(s.sent[name])
 		return "ok"
 	case "store", "remove", "clear":
 		return s.event(t, d)

@@ -81,7 +81,7 @@ var mutants = []struct {
 	},
 	{
 		"credit of a refused prompt stays", "kvindex/speculate.go",
-		"x.unclaim(taken)", "_ = taken", "TestCore", false,
+		"x.unclaim(number, taken)", "_ = taken", "TestCore", false,
 	},
 	{
 		"freed capacity is not given to those who wait", "internal/decide/pick.go",
