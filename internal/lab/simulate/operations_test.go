@@ -180,7 +180,7 @@ func (q *request) endTwice() {
 // fail is an answer with an error: the engine computed nothing.
 func (q *request) fail() {
 	q.r.router.Failed(q.b.id)
-	if q.r.w.rng.IntN(2) == 0 && !q.at.removed {
+	if q.r.w.rng.IntN(2) == 0 {
 		q.withdraw()
 	}
 	q.end()
