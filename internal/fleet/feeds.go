@@ -88,7 +88,7 @@ func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *fee
 	case config.PushEndpoint:
 		h.pushed = true
 		h.late = time.AfterFunc(relayWait, func() {
-			if !slices.ContainsFunc(f.feeds.push.Statuses(), func(s feed.Status) bool { return s.Worker == m.Name }) {
+			if !slices.ContainsFunc(all, func(e Endpoint) bool { return f.feeds.push.Pushes(e.Target) }) {
 				f.Log.Warn().Str("worker", m.Name).Str("reason", "no_relay").Msg("no relay pushes events of this worker")
 			}
 		})

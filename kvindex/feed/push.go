@@ -105,6 +105,13 @@ func (s *PushServer) Statuses() []Status {
 	return all
 }
 
+// Pushes reports whether a relay has connected for t since t is known. Safe for concurrent use.
+func (s *PushServer) Pushes(t kvindex.Target) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.publishers[t] != nil
+}
+
 // publisher is one sequence and its active stream.
 type publisher struct {
 	mu sync.Mutex
