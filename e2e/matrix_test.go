@@ -202,6 +202,9 @@ func (b *bed) normal() {
 	defer func() {
 		if b.t.Failed() {
 			b.t.Logf("missing: %s", missing)
+			for _, w := range []string{"e0", "e1", "e2", "e3", "p0"} {
+				b.t.Logf("%s: %v suspect targets", w, b.metric("kvlane_suspect_target", fmt.Sprintf("worker=%q", w)))
+			}
 		}
 	}()
 	b.until("all is normal again", func() bool {

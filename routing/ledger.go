@@ -202,15 +202,22 @@ func (r *Router) enter(id ReservationID, next phase) bool {
 
 // PrefillDone records that the prefill target of a disaggregated request has computed
 // the prompt. Its KV cache is in transfer until FirstToken. It reports whether the
-// booking was in its prefill phase.
+// booking was in its prefill phase: where both legs run concurrently the first token may
+// come before the answer to the prefill leg, which shows no less that the target works.
 func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 	res := r.ledger.get(id)
-	if res == nil || res.Prefill == NoSlot || res.Phase != computing {
+	if res == nil || res.Prefill == NoSlot {
 		return false
 	}
-	r.answered(now, res)
-	if t := r.waitsFor(res); t != nil {
+	computes := res.Phase == computing
+	if computes {
+		r.answered(now, res)
+	}
+	if t := r.targetOf(res.Prefill, res.prefillGen); t != nil {
 		r.worked(t)
+	}
+	if !computes {
+		return false
 	}
 	r.computed(now, res)
 	res.Since, res.Owed = now, res.KV

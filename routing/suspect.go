@@ -63,13 +63,17 @@ type health struct {
 }
 
 // Suspect returns why new requests avoid a target ("no first token" or "failures"),
-// and "" if they do not.
+// and "" if they do not: a target that no request has tried for probeEvery is avoided no
+// longer, as of the last Awake.
 func (r *Router) Suspect(slot kvindex.Slot) string {
-	if r.slotUnknown(slot) {
+	if r.slotUnknown(slot) || !r.targets[slot].health.avoided(r.alive) {
 		return ""
 	}
 	return r.targets[slot].health.Suspect
 }
+
+// avoided reports whether new requests avoid the target.
+func (h *health) avoided(now time.Duration) bool { return h.Suspect != "" && now < h.Probe }
 
 // Failed tells the router that the answer to a request was an error of the engine
 // (status 5xx). Call it before FirstToken and Release.
@@ -342,10 +346,7 @@ func (t *target) model() string {
 // avoidSuspects drops suspect targets unless that would leave nothing, or only targets at
 // the hard cap.
 func (d *decision) avoidSuspects() {
-	trusted := func(c *candidate) bool {
-		h := d.r.targets[c.slot].health
-		return h.Suspect == "" || d.now >= h.Probe
-	}
+	trusted := func(c *candidate) bool { return !d.r.targets[c.slot].health.avoided(d.now) }
 	if !slices.ContainsFunc(d.cands, func(c candidate) bool { return trusted(&c) && d.belowCap(&c) }) {
 		return
 	}

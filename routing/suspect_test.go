@@ -473,3 +473,93 @@ func TestNothingElseThanASuspect(t *testing.T) {
 		t.Errorf("got suspects %v with suspect_after 0, want none", b.suspects)
 	}
 }
+
+// The answer to a prefill leg ends a suspicion of its target. Where legs run concurrently the first token may come before it.
+// An error of the decode target does not.
+func TestAPrefillThatEndsLateClearsItsTarget(t *testing.T) {
+	for name, tc := range map[string]struct {
+		answer func(r *Router, now time.Duration, id ReservationID)
+		want   string
+	}{
+		"first token before the prefill's answer": {func(r *Router, now time.Duration, id ReservationID) {
+			r.FirstToken(now, id)
+			r.PrefillDone(now, id)
+		}, ""},
+		"prefill's answer before the first token": {func(r *Router, now time.Duration, id ReservationID) {
+			r.PrefillDone(now, id)
+			r.FirstToken(now, id)
+		}, ""},
+		"server error": {func(r *Router, now time.Duration, id ReservationID) {
+			r.Failed(id)
+			r.FirstToken(now, id)
+		}, failingTarget},
+		"refused by the decode target": {func(r *Router, now time.Duration, id ReservationID) {
+			r.Refused(id)
+			r.FirstToken(now, id)
+		}, failingTarget},
+	} {
+		r := pools(t)
+		q := &Query{ID: "a", PromptTokens: 1000, Exclude: []kvindex.Slot{1}}
+		for range suspectFailures {
+			id := mustPickAt(t, r, 0, q)
+			r.PrefillFailed(id)
+			r.Release(0, id)
+		}
+		now := time.Second
+		id := mustPickAt(t, r, now, q)
+		if got := r.Suspect(0); got != failingTarget {
+			t.Fatalf("%s: got suspicion %q before the answer, want %q", name, got, failingTarget)
+		}
+		tc.answer(r, now, id)
+		r.Release(now, id)
+		if got := r.Suspect(0); got != tc.want {
+			t.Errorf("%s: got suspicion %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+// A worker that lost its cache works again, and the others hold all prompts: none comes to it that could clear it. It may be
+// tried after a while, which is when it is no longer avoided, and a request that does try it is the only one.
+func TestASuspicionLapsesWithoutRequests(t *testing.T) {
+	b := newBed(t, 4, nil)
+	b.r.Awake(time.Millisecond)
+	for range suspectFailures {
+		b.r.BrokenOff(3, b.r.targets[3].info.Target, true)
+	}
+	var held []Overlap
+	for slot := range kvindex.Slot(3) {
+		held = append(held, Overlap{Slot: slot, Tokens: [kvindex.NumTiers]int32{1000}})
+	}
+	pick := func(now time.Duration, overlaps []Overlap) kvindex.Slot {
+		plan, err := b.r.Pick(now, &Query{ID: fmt.Sprint(now), PromptTokens: 1000}, overlaps, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.r.FirstToken(now, plan.Reservation)
+		if plan.Decode != 3 {
+			b.r.Release(now, plan.Reservation)
+		}
+		return plan.Decode
+	}
+	const begins = 100 * time.Millisecond
+	now := begins
+	for ; now < 2*probeEvery; now += begins {
+		if slot := pick(now, held); slot == 3 {
+			t.Fatalf("after %v: got the target without the prompt, want one that holds it", now)
+		}
+		want := ""
+		if now < begins+probeEvery {
+			want = failingTarget
+		}
+		if got := b.r.Suspect(3); got != want {
+			t.Fatalf("after %v: got suspicion %q, want %q", now, got, want)
+		}
+	}
+	elsewhere := []Overlap{{Slot: 3, Tokens: [kvindex.NumTiers]int32{1000}}}
+	if slot := pick(now, elsewhere); slot != 3 || b.r.Suspect(3) != failingTarget {
+		t.Errorf("got slot %d and suspicion %q for a prompt that only the target holds, want slot 3 and %q until it has answered", slot, b.r.Suspect(3), failingTarget)
+	}
+	if slot := pick(now+time.Second, elsewhere); slot == 3 {
+		t.Error("got a second request on the target that is being tried, want one elsewhere")
+	}
+}
