@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 81840
+	totalLimit = 81850
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21010, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 21020, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28280, 22000, []string{"internal/tokens"}},
 	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1710, 1300, []string{"internal/observe"}},
