@@ -76,8 +76,8 @@ func (q *claimQueue) take(number uint64) (claim, bool) {
 
 // Speculate credits a target with a prompt that was just sent to it, until its events confirm
 // the blocks one by one, the target is cleared, or Config.SpeculativeTTL has passed since the
-// block was first claimed. Only the part that the target neither holds nor is credited with
-// already takes memory, and only that part can be withdrawn.
+// block was first claimed, even if events confirmed and removed it since. Only the part that the
+// target neither holds nor is credited with already takes memory, and only that part can be withdrawn.
 //
 // Speculate does not wait for another writer. Lookups that begin after it has returned see the
 // credit, unless another change was running: then at the latest when that one has been made.
