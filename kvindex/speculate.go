@@ -50,9 +50,6 @@ func (q *claimQueue) pop() (number uint64, c claim) {
 	q.length--
 	q.gone++
 	q.blocks -= int(c.end - c.start)
-	if q.length == 0 {
-		q.head = 0
-	}
 	return number, c
 }
 
