@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 81850
+	totalLimit = 81900
 	totalGoal  = 62000
 )
 
@@ -33,11 +33,11 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21020, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28280, 22000, []string{"internal/tokens"}},
+	{"heart", 21030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 28290, 22000, []string{"internal/tokens"}},
 	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1710, 1300, []string{"internal/observe"}},
-	{"decide", 3055, 1700, []string{"internal/decide"}},
+	{"decide", 3060, 1700, []string{"internal/decide"}},
 	{"replicas", 2380, 2200, []string{"internal/replicas"}},
 	{"lab", 11850, 11700, []string{"internal/lab"}},
 	{"rim", 9140, 6000, []string{
