@@ -476,7 +476,7 @@ func TestBrokenAnswersMakeATargetSuspect(t *testing.T) {
 				ticket.End(time.Now())
 				ticket.Outcome(o)
 				b.ask("/v1/completions", completion(10, ""), pinHeader, "c") // targets are judged at a pick
-				return b.router.Suspect(ticket.slot)
+				return b.suspicion(ticket.slot)
 			}
 			suspect := ""
 			for range 5 {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -53,8 +54,9 @@ func TestConversationsWithoutIDsOrTokens(t *testing.T) {
 		"another tenant":     {on + "tenants: {salt_header: x-tenant}\n", chats, chat(9, -1, ""), chat(11, -1, ""), []string{"a", "b"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, c.rules, worker("a", 0), worker("b", 0))
-			b.fleet.Model("demo").Tokens = nil
+			b := newBench(t, c.rules)
+			b.fleet.Model("demo").Tokens = nil // before there are workers, whose checks read it
+			b.Fleet().SetWorkers([]workers.Worker{worker("a", 0), worker("b", 0)})
 			var headers [2][]string
 			for i, tenant := range c.tenants {
 				headers[i] = []string{"x-tenant", tenant}

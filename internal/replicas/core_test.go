@@ -696,7 +696,7 @@ func TestHeldMessagesAreBounded(t *testing.T) {
 	b.ask(0, p)
 	first := b.stats
 	m := &message{Version: 1, Replica: "a", Seq: p.seq, Released: make([]uint64, maxHeldSize/16)}
-	for i := range m.Released {
+	for i := range m.GetReleased() {
 		m.Released[i] = 1 << 60 // 9 bytes
 	}
 	size := proto.Size(m)

@@ -133,7 +133,7 @@ func placeholders(raw []byte) []byte {
 		m["content"], _ = json.Marshal(parts) //nolint:errchkjson // was parsed
 	}
 	top["messages"], _ = json.Marshal(messages) //nolint:errchkjson // was parsed
-	out, _ := json.Marshal(top) //nolint:errchkjson // was parsed
+	out, _ := json.Marshal(top)                 //nolint:errchkjson // was parsed
 	return out
 }
 
