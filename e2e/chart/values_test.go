@@ -35,6 +35,7 @@ var shapes = map[string][]string{
 	"standalone": {`mode="standalone"`},
 	"certified":  {`mode="standalone"`, `tls={"secretName": "t", "clientSecretName": "c", "serverName": "k", "certManager": {"enabled": true, "issuerRef": {"name": "i", "kind": "Issuer"}}}`},
 	"scaled":     {`mode="standalone"`, `proxy.autoscaling.enabled=true`},
+	"hub":        {`modelHub={"enabled": true, "tokenSecretName": "hub"}`},
 	"keda":       {`config.flow={"max_requests": 100, "zero_workers": "30s"}`, `modelServers.scaledObject={"enabled": true, "targetName": "qwen", "model": "m", "serverAddress": "http://p:9090"}`},
 	"scraped":    {`mode="standalone"`, `monitoring.envoy.enabled=true`},
 	"nobudget":   {`podDisruptionBudget={"maxUnavailable": null, "minAvailable": 1}`},
@@ -152,6 +153,12 @@ modelServers.kvEvents.replay                          events       "tcp://$ip:56
 modelServers.kvEvents.topic                           gateway      "kv"
 modelServers.neverAsk                                 gateway      true
 modelServers.roleLabels                               gateway      ["role"]
+modelHub.enabled                                      gateway      true
+modelHub.existingClaim                                hub          "models"
+modelHub.sizeLimit                                    hub          "2Gi"
+modelHub.endpoint                                     hub          "https://mirror.example"
+modelHub.tokenSecretName                              hub          "other"
+modelHub.tokenSecretKey                               hub          "other"
 modelServers.scaledObject.enabled                     keda         false
 modelServers.scaledObject.targetName                  keda         "other"
 modelServers.scaledObject.targetKind                  keda         "StatefulSet"
