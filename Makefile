@@ -250,8 +250,7 @@ K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -c
 test-k8s: build envoy ## Tests on a real API server, istiod and Envoy, and the InferencePool conformance tests (Linux, needs root)
 	@./e2e/k8s/able.sh
 	@./e2e/k8s/build.sh $(TOOLS)/k8s $(K8S_TOOLS) pilot-discovery conformance.test
-	@mkdir -p out
-	KVLANE_REPORT=$(CURDIR)/out/conformance-istio.yaml $(K8S_TEST) -run 'TestKubernetes$$'
+	$(K8S_TEST) -run 'TestKubernetes$$'
 
 .PHONY: test-eg
 test-eg: build envoy ## Tests on a real API server, Envoy Gateway and Envoy (Linux, needs root)
