@@ -102,8 +102,7 @@ TEST_FLAGS := -race -vet=off
 UNRACED := -gcflags=github.com/kvlane/kvlane/internal/tokens/bpe=-race=false -gcflags=compress/flate=-race=false
 
 # TestCostOf* compare processor time, which the race detector distorts: they run without it. The simulation runs without it,
-# and a few of its seeds with it. LONE are simulations of one
-# goroutine each, and a test of 100,000 stored bindings.
+# and a few of its seeds with it. LONE are simulations of one goroutine each, and a test of 100,000 stored bindings.
 LONE := TestGauntletBound|TestReplicasSpreadAsOne|TestHistories|TestBindingsSurviveTheKillOfAllReplicas
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
 # find nothing in them. They run once, without it; the other tests of the package encode under it, concurrently too.
