@@ -9,6 +9,7 @@ import (
 	stdio "io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/kvlane/kvlane/envoy"
 	"github.com/kvlane/kvlane/internal/config"
@@ -47,7 +48,11 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 	}
 	stop := during(io.err, "checking "+*file)
 	defer stop()
-	c, warnings, err := config.Inspect(*file, text, *live)
+	var running func(config.Admin) []byte
+	if *live {
+		running = func(a config.Admin) []byte { return effectiveConfig(ctx, a) }
+	}
+	c, warnings, err := config.Inspect(*file, text, running)
 	problems, read := errors.AsType[config.ProblemsError](err)
 	if err != nil && !read {
 		return err
@@ -78,6 +83,19 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 		fmt.Fprintf(io.out, "%s: valid; %s, %s, policy %s\n", *file, plural(len(c.Models), "model"), plural(len(c.Workers.Static), "static worker"), c.Routing.Preset)
 	}
 	return nil
+}
+
+// effectiveConfig returns the configuration of the Kvlane that serves an admin port, nil if none answers.
+func effectiveConfig(ctx context.Context, a config.Admin) []byte {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	body, err := adminClient{&a.Address, &a.TokenFile}.get(ctx, "/debug/config", "application/yaml")
+	if err != nil {
+		return nil
+	}
+	defer body.Close()
+	text, _ := stdio.ReadAll(stdio.LimitReader(body, 16<<20))
+	return text
 }
 
 // finding is a problem as check reports it.

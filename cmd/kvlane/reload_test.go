@@ -65,6 +65,18 @@ func TestServeReloads(t *testing.T) {
 		t.Fatalf("got %s, want the configuration", body)
 	}
 
+	if code, out, errs := kvlane("", "check", "--live", file); code != 0 || strings.Count(errs, "is in use by a running Kvlane with this configuration") != 2 {
+		t.Errorf("check --live beside it: got code %d, %s%s, want two warnings of its addresses", code, out, errs)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, _, errs := kvlane(string(text)+"models: [{name: m, tokenizer: /no/such/folder}]\n", "check", "--live", "-")
+	if code != 1 || strings.Count(errs, "is in use by a running Kvlane with another configuration") != 2 || !strings.Contains(errs, "models[0].tokenizer: ") {
+		t.Errorf("check --live beside it: got code %d, %s, want two warnings and the model's error", code, errs)
+	}
+
 	write("debug", 7, "")
 	until(t, "http://"+admin+"/metrics", metric("kvlane_config_generation 2"))
 	if body := shown(); !strings.Contains(body, "miss: 7.0\n") || !strings.Contains(log.String(), `"keys":["routing.policy.cost.miss","log.level"]`) || zerolog.GlobalLevel() != zerolog.DebugLevel {

@@ -70,7 +70,7 @@ func TestPoolsThatCannotWork(t *testing.T) {
 				return path
 			}
 			list := write("list.yaml", "- {name: x, address: \"10.0.0.9:1\", role: prefill, engine: sglang}\n")
-			_, warnings, err := Inspect("kvlane.yaml", []byte(strings.ReplaceAll(c.text, "list.yaml", list)), false)
+			_, warnings, err := Inspect("kvlane.yaml", []byte(strings.ReplaceAll(c.text, "list.yaml", list)), nil)
 			said := ""
 			for _, w := range warnings {
 				said += w.String() + "\n"

@@ -53,10 +53,11 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 }
 
 // Inspect is Load of a text that also reads the files that the configuration names, except
-// those of models, and warns of settings that are valid but probably a mistake. live reports
-// that Kvlane is to run here now: missing files and addresses in use are errors then. With such
-// errors it returns the configuration too.
-func Inspect(file string, text []byte, live bool) (c *Config, warnings []Problem, err error) {
+// those of models, and warns of settings that are valid but probably a mistake. If running is not
+// nil, Kvlane is to run here now: missing files and addresses in use are errors then. running
+// returns the effective configuration of the Kvlane that serves an admin port, nil if none does.
+// With such errors Inspect returns the configuration too.
+func Inspect(file string, text []byte, running func(Admin) []byte) (c *Config, warnings []Problem, err error) {
 	c, d, err := parse(file, text)
 	if err != nil {
 		return nil, nil, err
@@ -71,11 +72,11 @@ func Inspect(file string, text []byte, live bool) (c *Config, warnings []Problem
 		}
 	}
 	missing := d.note
-	if live {
+	if running != nil {
 		missing = d.bad
-		c.validateFree(d.bad, d.note)
+		c.validateFree(running, d.bad, d.note)
 	}
-	c.validateFiles(live, d.bad, missing)
+	c.validateFiles(running != nil, d.bad, missing)
 	c.warn(listed, d.note)
 	if len(d.problems) > 0 {
 		return c, d.warnings, d.problems

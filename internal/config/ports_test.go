@@ -92,7 +92,7 @@ func TestInspect(t *testing.T) {
 			main + ":1:70: workers.static[0].ranks: TensorRT-LLM takes a rank only with requests that are split (disagg.connector), and chooses itself otherwise: write rank_by: none"}},
 	} {
 		write("k.yaml", c.text)
-		_, warnings, err := Inspect(main, []byte(c.text), false)
+		_, warnings, err := Inspect(main, []byte(c.text), nil)
 		text := ""
 		if err != nil {
 			text = err.Error()

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -9,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
+	"sync"
 )
 
 // validateFiles reads the certificates and looks for the folders of sockets. They may be
@@ -21,8 +24,16 @@ func (c *Config) validateFiles(live bool, bad, missing report) {
 		if !ok || relative(path) || strings.HasPrefix(path, "@") || !live && l.address == Default().Listen.Address {
 			continue
 		}
-		if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
-			missing(l.path, "there is no folder %s here: make it before Kvlane starts", filepath.Dir(path))
+		folder := filepath.Dir(path)
+		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
+			missing(l.path, "there is no folder %s here: make it before Kvlane starts", folder)
+		} else if live && !l.envoy {
+			probe, err := os.CreateTemp(folder, ".kvlane-*")
+			if err != nil {
+				bad(l.path, "nothing can be created there: %v: the folder must belong to the user that runs Kvlane", err)
+				continue
+			}
+			_ = errors.Join(probe.Close(), os.Remove(probe.Name()))
 		}
 	}
 	look := func(path, file string, err error) {
@@ -55,30 +66,47 @@ func (c *Config) validateFiles(live bool, bad, missing report) {
 	}
 }
 
-// validateFree reports addresses on which nothing can listen. Envoy may be running already,
-// so its own are only noted.
-func (c *Config) validateFree(bad, note report) {
-	for _, l := range c.listeners() {
-		out := bad
-		if l.envoy {
-			out = note
+// validateFree reports addresses on which nothing can listen. Those of Envoy, which may be running
+// already, and of a running Kvlane are only noted. running is that of Inspect.
+func (c *Config) validateFree(running func(Admin) []byte, bad, note report) {
+	other, with := Default(), "another configuration (GET /debug/config)"
+	described := sync.OnceValue(func() *decoder {
+		text := running(c.Admin)
+		if mine, err := c.Effective(); err == nil && bytes.Equal(mine, text) {
+			with = "this configuration"
 		}
+		d, err := decodeFile("", text, &other)
+		if err != nil {
+			return &decoder{}
+		}
+		return d
+	})
+	for _, l := range c.listeners() {
 		if l.address == "" {
 			continue
 		}
+		why := "another process listens there"
 		if path, ok := l.socket(); ok {
-			if conn, err := net.Dial("unix", path); err == nil {
-				_ = conn.Close()
-				out(l.path, "%q is in use: another process listens there", l.address)
+			conn, err := net.Dial("unix", path)
+			if err != nil {
+				continue
 			}
-			continue
+			_ = conn.Close()
+		} else {
+			lis, err := net.Listen("tcp", l.address)
+			if err == nil {
+				_ = lis.Close()
+				continue
+			}
+			why = err.Error()
 		}
-		lis, err := net.Listen("tcp", l.address)
-		if err != nil {
-			out(l.path, "cannot listen there: %v: stop the other program, or take another address", err)
-			continue
+		if _, known := described().at[l.path]; l.envoy {
+			note(l.path, "cannot listen there: %s: this is as it should be if Envoy runs already", why)
+		} else if known && slices.Contains(other.listeners(), l) {
+			note(l.path, "%q is in use by a running Kvlane with %s", l.address, with)
+		} else {
+			bad(l.path, "cannot listen there: %s: stop the other program, or take another address", why)
 		}
-		_ = lis.Close()
 	}
 }
 

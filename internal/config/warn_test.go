@@ -88,7 +88,7 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 	} {
 		file := filepath.Join(dir, "k.yaml")
 		debug.SetMemoryLimit(2 << 30)
-		_, warnings, err := Inspect(file, []byte(c.text), false)
+		_, warnings, err := Inspect(file, []byte(c.text), nil)
 		debug.SetMemoryLimit(math.MaxInt64)
 		problem, warning := "", ProblemsError(warnings).Error()
 		if err != nil {
@@ -128,18 +128,49 @@ func TestWhatLiveChecksFind(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close()
-	for name, c := range map[string]struct{ listen, admin, ingress, more, problem, warning string }{
+	// effective is what a Kvlane that runs with the same addresses shows.
+	effective := func(text string) []byte {
+		c, err := Parse("k.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown, err := c.Effective()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return shown
+	}
+	same := func(text string) []byte { return effective(text) }
+	other := func(text string) []byte { return effective(text + "drain: 7s\n") }
+	elsewhere := func(text string) []byte { return effective(strings.ReplaceAll(text, "unix:", "unix:/elsewhere")) }
+	for name, c := range map[string]struct {
+		listen, admin, ingress, more, problem, warning string
+		running                                        func(text string) []byte
+	}{
 		"all free":             {},
+		"a running Kvlane":     {listen: "unix:" + socket, running: same, warning: `listen.address: "unix:` + socket + `" is in use by a running Kvlane with this configuration`},
+		"its admin port":       {admin: taken.Addr().String(), running: same, warning: `admin.address: "` + taken.Addr().String() + `" is in use by a running Kvlane with this configuration`},
+		"one to be replaced":   {listen: "unix:" + socket, running: other, warning: "is in use by a running Kvlane with another configuration (GET /debug/config)"},
+		"one elsewhere":        {listen: "unix:" + socket, running: elsewhere, problem: "listen.address: cannot listen there: another process listens there"},
+		"a page, not a Kvlane": {admin: taken.Addr().String(), running: func(string) []byte { return []byte("<html>\n<p class=a>: [</html>") }, problem: "admin.address: cannot listen there: "},
+		"a list, not a Kvlane": {admin: taken.Addr().String(), running: func(string) []byte { return []byte("- a\n- b\n") }, problem: "admin.address: cannot listen there: "},
 		"a taken admin port":   {admin: taken.Addr().String(), problem: "admin.address: cannot listen there: listen tcp " + taken.Addr().String() + ": bind: address already in use: stop the other program"},
-		"a taken socket":       {listen: "unix:" + socket, problem: `listen.address: "unix:` + socket + `" is in use: another process listens there`},
+		"a taken socket":       {listen: "unix:" + socket, problem: "listen.address: cannot listen there: another process listens there: stop the other program"},
 		"a running Envoy":      {ingress: taken.Addr().String(), warning: "envoy.ingress: cannot listen there"},
+		"a folder of others":   {listen: "unix:/proc/s", problem: "listen.address: nothing can be created there: "},
 		"no folder":            {listen: "unix:" + dir + "/none/s", problem: "listen.address: there is no folder " + dir + "/none here"},
 		"no CA":                {more: "index: {peers: {ca_file: /none.pem}}\n", problem: "index.peers.ca_file: there is no file /none.pem here"},
 		"an address of others": {admin: "192.0.2.1:9090", problem: "admin.address: cannot listen there: "},
 	} {
 		text := fmt.Sprintf("listen: {address: %q}\nadmin: {address: %q}\nenvoy: {ingress: %q, admin: %q}\n%sworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n",
 			cmp.Or(c.listen, "unix:"+dir+"/free.sock"), cmp.Or(c.admin, "127.0.0.1:0"), cmp.Or(c.ingress, freePort(t)), freePort(t), c.more)
-		_, warnings, err := Inspect("k.yaml", []byte(text), true)
+		asked := 0
+		_, warnings, err := Inspect("k.yaml", []byte(text), func(a Admin) []byte {
+			if asked++; a.Address != cmp.Or(c.admin, "127.0.0.1:0") || c.running == nil {
+				return nil
+			}
+			return c.running(text)
+		})
 		problem, warning := "", ProblemsError(warnings).Error()
 		if err != nil {
 			problem = err.Error()
@@ -149,6 +180,9 @@ func TestWhatLiveChecksFind(t *testing.T) {
 		}
 		if !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") && problem == "" {
 			t.Errorf("%s: got warning %q, want %q", name, warning, c.warning)
+		}
+		if asked > 1 {
+			t.Errorf("%s: got %d questions to the admin port, want 1 at most", name, asked)
 		}
 	}
 }
@@ -161,7 +195,11 @@ func TestLiveLooksForTheDefaultSocketsFolder(t *testing.T) {
 	}
 	text := "workers: {static: [{address: \"10.0.0.1:8000\"}]}\nadmin: {address: \"127.0.0.1:0\"}\n"
 	for _, live := range []bool{false, true} {
-		c, _, err := Inspect("k.yaml", []byte(text), live)
+		var running func(Admin) []byte
+		if live {
+			running = func(Admin) []byte { return nil }
+		}
+		c, _, err := Inspect("k.yaml", []byte(text), running)
 		if got := err != nil && strings.Contains(err.Error(), "listen.address: there is no folder "+folder); got != live {
 			t.Errorf("live %v: got %v, want the folder missing: %v", live, err, live)
 		}
