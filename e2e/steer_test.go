@@ -72,7 +72,7 @@ func TestControlHeadersNeverReachAWorker(t *testing.T) {
 		t.Run(fmt.Sprint("trusted ", trusted), func(t *testing.T) {
 			b := newBed(t, shape{config: fmt.Sprintf("routing: {trust_overrides: %v, objectives: {batch: 1}}\n", trusted)})
 			headers := []string{"x-envoy-original-path", "/evil", "x-envoy-original-host", "evil", "x-envoy-original-dst-host", "1.1.1.1:1", "x-prefiller-url", "http://evil",
-				"x-kv-cache-source-host-port", "evil:1", "x-kvlane-pin", "e0", "x-kvlane-exclude", "e1", "x-kvlane-priority", "1", "x-gateway-inference-objective", "batch", "x-llm-d-inference-objective", "batch", "x-slo-ttft-ms", "60000"}
+				"x-kv-cache-source-host-port", "evil:1", "x-prefiller-host-port", "evil:1", "x-encoder-hosts-ports", "evil:1", "x-data-parallel-host-port", "evil:1", "x-kvlane-endpoint", "evil:1", "x-gateway-destination-endpoint-subset", "evil:1", "x-override-temperature", "2", "x-kvlane-pin", "e0", "x-kvlane-exclude", "e1", "x-kvlane-priority", "1", "x-gateway-inference-objective", "batch", "x-llm-d-inference-objective", "batch", "x-slo-ttft-ms", "60000"}
 			r := b.post("/v1/completions", completionBody("control", 1), headers...)
 			_, rec, ok := b.seen(r.header.Get("X-Request-Id"))
 			if !ok || r.status != http.StatusOK {

@@ -3,10 +3,9 @@ package envoy
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,25 +58,83 @@ func TestManifestsAreObjects(t *testing.T) {
 	}
 }
 
-// Headers that a client must not set are removed at every entrance: by the Envoys of this
-// package, by gateways with the manifests, and by Kvlane itself, for gateways that cannot
-// be configured to do so (InferencePool).
+// removes collects the names that header mutations, and Envoy Gateway's early ones, take off requests. It
+// reports whether one of them removes all that begin with x-envoy-.
+func removes(v any, in bool) (names []string, envoys bool) {
+	each := func(v any, in bool) {
+		more, all := removes(v, in)
+		names, envoys = append(names, more...), envoys || all
+	}
+	switch v := v.(type) {
+	case []any:
+		for _, e := range v {
+			each(e, in)
+		}
+	case map[string]any:
+		for key, e := range v {
+			each(e, in && key != "remove_on_match" || key == "request_mutations" || key == "earlyRequestHeaders")
+			prefix, _ := json.Marshal(e)
+			envoys = envoys || in && key == "remove_on_match" && bytes.Contains(prefix, []byte(`{"prefix":"x-envoy-"}`))
+		}
+	case string:
+		if in {
+			names = append(names, v)
+		}
+	}
+	return names, envoys
+}
+
+// Headers that a client must not set are removed at every entrance, no more and no fewer: by the Envoys of this
+// package, by gateways with the manifests or the chart, and by Kvlane itself, for gateways that cannot be
+// configured to do so (InferencePool).
 func TestEveryEntranceTakesTheSameHeadersOff(t *testing.T) {
-	for _, h := range StripHeaders() {
+	want := slices.Sorted(slices.Values(StripHeaders()))
+	for _, h := range want {
 		if !steering.Steers(h) && !strings.HasPrefix(h, "x-envoy-") { // ext_proc may not change these
 			t.Errorf("Kvlane lets %s through", h)
 		}
 	}
-	for file, form := range map[string]string{"istio-envoyfilter/envoyfilter.yaml": "{remove: %s}", "envoy-gateway/policies.yaml": "%s", "sidecar/kvlane.yaml": "{remove: %s}"} {
-		text, err := os.ReadFile(filepath.Join("manifests", file))
+	entrances := map[string][]json.RawMessage{}
+	for name, o := range shapes() {
+		text, err := Bootstrap(o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, h := range StripHeaders() {
-			if !regexp.MustCompile(`[\[ ]` + regexp.QuoteMeta(fmt.Sprintf(form, h)) + `[],]`).Match(text) {
-				t.Errorf("%s lets %s through", file, h)
-			}
+		js, err := yaml.YAMLToJSON(text)
+		if err != nil {
+			t.Fatal(err)
 		}
+		entrances["bootstrap of "+name] = []json.RawMessage{js}
+	}
+	for _, file := range []string{"manifests/istio-envoyfilter/envoyfilter.yaml", "manifests/envoy-gateway/policies.yaml", "../docs/examples/compose/envoy.yaml",
+		"../e2e/chart/testdata/istio-envoyfilter.yaml", "../e2e/chart/testdata/istio-envoyfilter-pool.yaml", "../e2e/chart/testdata/envoy-gateway.yaml"} {
+		entrances[file] = documents(t, file)
+	}
+	for name, docs := range entrances {
+		var got []string
+		all := false
+		for _, js := range docs {
+			var doc any
+			if err := json.Unmarshal(js, &doc); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			names, envoys := removes(doc, false)
+			got, all = append(got, names...), all || envoys
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("%s removes %q, want %q", name, got, want)
+		}
+		if gateway := strings.Contains(name, "istio") || strings.Contains(name, "envoy-gateway"); all == gateway {
+			t.Errorf("%s: got all of x-envoy-* removed: %v, want %v", name, all, !gateway)
+		}
+	}
+	// The bootstrap of the sidecar's manifest is text within a ConfigMap.
+	text, err := os.ReadFile("manifests/sidecar/kvlane.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list := "request_mutations: [{remove: " + strings.Join(StripHeaders(), "}, {remove: ") + "}, {remove_on_match: {key_matcher: {prefix: x-envoy-}}}]"; strings.Count(string(text), list) != 1 {
+		t.Errorf("the sidecar's manifest has not once %s", list)
 	}
 }
 
