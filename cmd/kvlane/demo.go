@@ -50,7 +50,7 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	pd := f.Bool("pd", false, "separate prefill from decode: the first half of the engines computes prompts, the second half answers")
 	ranks := f.Int("ranks", 2, "data-parallel ranks of each")
 	replicas := f.Int("replicas", 1, "number of replicas of Kvlane that route as one, each a process")
-	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` of the tokenizer; the engines write the chats of Qwen3, DeepSeek-V3, gpt-oss and Mistral, others plainly")
+	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` of the tokenizer, or hf:Org/Model@revision; the engines write the chats of Qwen3, DeepSeek-V3, gpt-oss and Mistral, others plainly")
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 	if d.dir, err = os.MkdirTemp("", "kvlane-demo-"); err != nil {
 		return err
 	}
-	files, err := models.Open(tokenizer)
+	files, err := openTokenizer(ctx, d.io, tokenizer)
 	if err != nil {
 		return err
 	}

@@ -13,12 +13,16 @@ func runEngineSim(ctx context.Context, io streams, args []string) error {
 	f := flags("engine-sim")
 	var opts enginesim.Options
 	opts.BindFlags(f)
-	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` with tokenizer.json and tokenizer_config.json")
+	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` with tokenizer.json and tokenizer_config.json, or hf:Org/Model@revision")
+	hashAlgo := f.String("hash-algo", "", "has no effect any more; earlier versions took it")
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
+	if *hashAlgo != "" {
+		fmt.Fprintln(io.err, "--hash-algo has no effect any more: readers of events do not look into hashes")
+	}
 	var err error
-	if opts.TokenizerFS, err = models.Open(*tokenizer); err != nil {
+	if opts.TokenizerFS, err = openTokenizer(ctx, io, *tokenizer); err != nil {
 		return err
 	}
 	e, err := enginesim.Start(ctx, opts)

@@ -156,6 +156,7 @@ func TestCommands(t *testing.T) {
 		{"serve a pool of no namespace", "", []string{"serve", "--pool-name", "p", "--pool-namespace", "Bad/NS"}, 2, "", `--pool-namespace: "Bad/NS" is not the name of a namespace: `},
 		{"serve a namespace of no pool", "", []string{"serve", "--config", good, "--pool-namespace", "ns"}, 2, "", "--pool-namespace: there is no workers.kubernetes"},
 		{"a simulated engine of negative length", "", []string{"engine-sim", "--max-model-len", "-5"}, 1, "", "max model len -5: want a number of tokens"},
+		{"a simulated engine with an old flag", "", []string{"engine-sim", "--hash-algo", "sha256_cbor", "--max-model-len", "-5"}, 1, "", "--hash-algo has no effect any more"},
 		{"render at no time", "", []string{"render", "--template", template, "--context", "--now", "noon"}, 2, "", "is not like 2026-11-20T20:00:00"},
 		{"an engine of no kind", "", []string{"render", "--tokenizer", "builtin:qwen3", "--engine", "x"}, 2, "", "unknown engine"},
 		{"events without a verb", "", []string{"events"}, 2, "", "needs tail ENDPOINT or decode FILE"},

@@ -136,7 +136,7 @@ func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
 			d.bad(path, "needs a list of %d values", v.Len())
 			return
 		case !ok:
-			d.bad(path, "needs a list, not a %s", kindOf(n))
+			d.bad(path, "needs a list, not a %s: write - before each element", kindOf(n))
 			return
 		case v.Kind() == reflect.Slice: // a list replaces its default
 			v.Set(reflect.MakeSlice(v.Type(), len(seq.Values), len(seq.Values)))
@@ -186,11 +186,21 @@ type entry struct {
 	value ast.Node
 }
 
+// instead has, for a section and what is given in its place, what is likely meant.
+var instead = map[string]string{
+	"routing value":        ": a policy is named by routing.preset",
+	"routing.policy value": ": a policy is named by routing.preset",
+	"workers list":         ": a list of workers is workers.static",
+	"listen value":         ": an address is listen.address",
+	"admin value":          ": an address is admin.address",
+	"log value":            ": a level is log.level",
+}
+
 // entries are those of a section, and after them those of its merge keys (<<) that it does not have itself.
 func (d *decoder) entries(n ast.Node, path string) []entry {
 	values, ok := mapping(n)
 	if !ok {
-		d.bad(path, "needs a section with keys, not a %s", kindOf(n))
+		d.bad(path, "needs a section with keys, not a %s%s", kindOf(n), instead[path+" "+kindOf(n)])
 		return nil
 	}
 	var own, merged []entry

@@ -58,7 +58,7 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 		"explain: {keep: 1.7}\n":                        `k.yaml:1:17: explain.keep: "1.7" is not a whole number`,
 		"explain: {header: 1}\n":                        `k.yaml:1:19: explain.header: "1" is not true or false`,
 		"explain: {keep: {}}\n":                         "k.yaml:1:11: explain.keep: needs a value, not a section",
-		"models: a\n":                                   "k.yaml:1:9: models: needs a list, not a value",
+		"models: a\n":                                   "k.yaml:1:9: models: needs a list, not a value: write - before each element",
 		"routing: {policy: {cost: {tiers: [1, 2]}}}\n":  "k.yaml:1:27: routing.policy.cost.tiers: needs a list of 4 values",
 		"routing: {\"-\": 1}\n":                         `k.yaml:1:11: routing.-: unknown key`,
 		"\",inline\": 1\n":                              `k.yaml:1:1: ,inline: unknown key`,

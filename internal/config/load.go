@@ -138,7 +138,7 @@ func decodeFile(file string, text []byte, into any) (*decoder, error) {
 	}
 	f, err := parser.ParseBytes(text, 0)
 	if err != nil {
-		return nil, ProblemsError{yamlProblem(file, err)}
+		return nil, ProblemsError{syntaxProblem(file, text, err)}
 	}
 	if len(f.Docs) > 1 {
 		return nil, ProblemsError{{File: file, Message: "more than one YAML document"}}
@@ -166,17 +166,26 @@ func unreadable(text []byte) (p Problem, ok bool) {
 		if r == utf8.RuneError && n == 1 || r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0x7f {
 			start := bytes.LastIndexByte(text[:at], '\n') + 1
 			return Problem{Line: 1 + bytes.Count(text[:at], []byte{'\n'}), Column: 1 + utf8.RuneCount(text[start:at]),
-				Message: fmt.Sprintf("is not text (byte %#02x): a configuration is YAML in UTF-8", text[at])}, false
+				Message: fmt.Sprintf("is not text (byte %#02x): a configuration is YAML or JSON in UTF-8", text[at])}, false
 		}
 		at += n
 	}
 	return Problem{}, true
 }
 
-// yamlProblem keeps the parser's position and drops its excerpt of the source.
-func yamlProblem(file string, err error) Problem {
+// looksJSON matches the start of a JSON object with a key, which is seldom meant as YAML.
+var looksJSON = regexp.MustCompile(`^\s*\{\s*"`)
+
+// syntaxProblem keeps the position of the YAML parser's err, or of JSON's error if the text looks
+// like JSON, and drops excerpts of the source.
+func syntaxProblem(file string, text []byte, err error) Problem {
 	p := Problem{File: file, Message: "is not YAML: " + err.Error()}
-	if placed, ok := errors.AsType[yaml.Error](err); ok {
+	var any json.RawMessage
+	if syntax, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(text, &any)); ok && looksJSON.Match(text) {
+		before := text[:min(max(int(syntax.Offset)-1, 0), len(text))]
+		p.Message = "is not JSON: " + syntax.Error()
+		p.Line, p.Column = 1+bytes.Count(before, []byte{'\n'}), 1+utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:])
+	} else if placed, ok := errors.AsType[yaml.Error](err); ok {
 		p.Message = "is not YAML: " + placed.GetMessage()
 		if t := placed.GetToken(); t != nil && t.Position != nil {
 			p.Line, p.Column = t.Position.Line, t.Position.Column
