@@ -35,18 +35,28 @@ func openHub(ctx context.Context, cache hub.Cache, tokenizer string) (*hub.Snaps
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
 	defer cancel()
 	s, err := cache.Resolve(ctx, name)
-	if err != nil && cache.Offline {
+	switch {
+	case err == nil:
+		return s, nil
+	case cache.Offline:
 		err = fmt.Errorf("%w, and HF_HUB_OFFLINE is set", err)
+	case !errors.Is(err, hub.ErrRefused):
+		err = fmt.Errorf("%w: make %s (HF_ENDPOINT) reachable, or copy the files to %s (HF_HUB_CACHE)", err, cache.Endpoint, cache.Folder)
 	}
-	return s, err
+	return nil, hubError{err}
 }
+
+// hubError is why a model hub's files are not available, and what to do.
+type hubError struct{ error }
+
+func (e hubError) Unwrap() error { return e.error }
 
 // checkLock returns an error if the files have not the hash of tokenizer_lock.
 func checkLock(m config.Model, s *hub.Snapshot) error {
 	if m.TokenizerLock == "" || m.TokenizerLock == s.Lock() {
 		return nil
 	}
-	return fmt.Errorf("%w: %s (commit %s) has files of hash %s, tokenizer_lock is %s", hub.ErrRefused, s.Name, s.Commit, s.Lock(), m.TokenizerLock)
+	return hubError{fmt.Errorf("%w: %s (commit %s) has files of hash %s, tokenizer_lock is %s", hub.ErrRefused, s.Name, s.Commit, s.Lock(), m.TokenizerLock)}
 }
 
 // awaitTokenizer is openTokenizer at a start: it asks the hub again, until ctx ends, while another attempt may succeed.

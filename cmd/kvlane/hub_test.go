@@ -159,6 +159,14 @@ func TestServeAwaitsTheModelHub(t *testing.T) {
 		list, err := loadModels(ctx, &c, observe.New("test"), zerolog.New(&log))
 		return err == nil && list[0].Tokens != nil, err
 	}
+	// The remedy is in the log.
+	stopped, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	status.Store(503)
+	if loaded, err := load(stopped, ""); loaded || err != nil || !strings.Contains(log.String(), "(HF_ENDPOINT) reachable, or copy the files to ") {
+		t.Errorf("503: got tokenizer %v, %v, log %s, want the remedy", loaded, err, log.String())
+	}
+	requests.Store(0)
 	// What the hub refuses leaves the model routed by load.
 	status.Store(401)
 	if loaded, err := load(t.Context(), ""); loaded || err != nil || !strings.Contains(log.String(), "HF_TOKEN") || !strings.Contains(log.String(), "this model is routed by load") {
@@ -169,13 +177,13 @@ func TestServeAwaitsTheModelHub(t *testing.T) {
 	}
 	// A stop during the wait ends it.
 	status.Store(503)
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, stop := context.WithCancel(t.Context())
 	requests.Store(0)
 	go func() {
 		for requests.Load() == 0 {
 			time.Sleep(time.Millisecond)
 		}
-		cancel()
+		stop()
 	}()
 	if _, err := load(ctx, ""); err == nil {
 		t.Error("stopped: got no error, want one")
@@ -192,6 +200,43 @@ func TestServeAwaitsTheModelHub(t *testing.T) {
 	}
 	if loaded, err := load(t.Context(), "sha256:"+strings.Repeat("0", 64)); loaded || err != nil {
 		t.Errorf("another lock: got tokenizer %v, %v, want none", loaded, err)
+	}
+}
+
+// A model whose tokenizer the hub refuses is named where other warnings are, with the remedy.
+func TestARefusedTokenizerIsAWarning(t *testing.T) {
+	status, _ := hubOf(t, qwen3(t))
+	ready := func() (readyz, metrics string) {
+		t.Helper()
+		c, err := config.Parse("k.yaml", []byte("listen: {address: \"unix:"+t.TempDir()+"/s\"}\nadmin: {address: \"127.0.0.1:0\"}\nmodels: [{name: m, tokenizer: \"hf:Org/Model\"}]\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := startService(t.Context(), c, zerolog.Nop(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.close()
+		admin := "http://" + s.admin.Addr().String()
+		until(t, admin+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
+		_, readyz = page(t, admin+"/readyz")
+		_, metrics = page(t, admin+"/metrics")
+		return readyz, metrics
+	}
+	const series = `kvlane_worker_warnings{reason="no_tokenizer",worker=""} 1`
+	if readyz, metrics := ready(); readyz != "ok\n" || strings.Contains(metrics, series) {
+		t.Errorf("got %q, want no warning and no series", readyz)
+	}
+	status.Store(404)
+	t.Setenv("HF_HUB_CACHE", t.TempDir())
+	readyz, metrics := ready()
+	for _, want := range []string{"ok\nwarning: model m is routed by load: hf:Org/Model@main: model hub: ", "no such model or revision; it is read again when Kvlane starts\n"} {
+		if !strings.Contains(readyz, want) {
+			t.Errorf("got %q, want %q", readyz, want)
+		}
+	}
+	if !strings.Contains(metrics, series) {
+		t.Errorf("got no %s, want it", series)
 	}
 }
 

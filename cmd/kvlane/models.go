@@ -58,7 +58,8 @@ func loadModels(ctx context.Context, c *config.Config, metrics *observe.Metrics,
 			case errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(m.Tokenizer, hub.Prefix):
 				return nil, config.ProblemsError{partProblem(c, i, err)}
 			default:
-				log.Error().Str("model", m.Name).Err(err).Msg("tokenizer refused: this model is routed by load")
+				s.Refused = partProblem(c, i, err).Message + "; it is read again when Kvlane starts"
+				log.Error().Str("model", m.Name).Str("error", s.Refused).Msg("tokenizer refused: this model is routed by load")
 			}
 		}
 		list = append(list, s)
@@ -129,8 +130,9 @@ func partProblem(c *config.Config, i int, err error) config.Problem {
 		key, missing, broken = "chat_template", "name the template that the engine runs with, or leave the key out", "mend the template"
 	}
 	advice := broken
+	_, unavailable := errors.AsType[hubError](err)
 	switch {
-	case errors.Is(err, hub.ErrRefused):
+	case unavailable:
 		return config.Problem{Path: fmt.Sprintf("models[%d].%s", i, key), Message: err.Error()}
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, models.ErrUnknown):
 		advice = missing

@@ -20,6 +20,8 @@ type Model struct {
 	Engine shape.Engine
 	// Tokens makes the ids; nil where there is no tokenizer.
 	Tokens *shape.Model
+	// Refused is why the configured tokenizer could not be loaded, "" if it was.
+	Refused string
 	// Remote makes ids where Tokens cannot; may be nil.
 	Remote *shape.Remote
 

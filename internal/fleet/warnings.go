@@ -142,8 +142,8 @@ func (f *Fleet) askModels(name string) {
 	}
 }
 
-// Warnings returns why workers are not ready, or less useful than they are configured to be,
-// sorted by worker.
+// Warnings returns why workers are not ready, and why they or models are less useful than they are
+// configured to be, sorted by worker; those of models come first.
 func (f *Fleet) Warnings() []observe.Warning {
 	var out []observe.Warning
 	v := f.View()
@@ -185,6 +185,9 @@ func (f *Fleet) Warnings() []observe.Warning {
 		}
 	}
 	for _, s := range f.Models {
+		if s.Refused != "" {
+			add("", "no_tokenizer", "model %s is routed by load: %s", s.Config.Name, s.Refused)
+		}
 		for worker := range s.agreement.all() {
 			if s.agreement.differs(worker) {
 				add(worker, "tokens_differ", "its token ids of model %s differ from those of %s: it is routed by load", s.Config.Name, s.Config.Tokenizer)

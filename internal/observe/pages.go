@@ -53,12 +53,17 @@ type WorkerRow struct {
 
 // Warning is a reason why a worker is not ready, or less useful than it is configured to be.
 type Warning struct {
-	Worker string
+	Worker string // "" if it is about a model
 	Reason string // a metric label
 	Text   string
 }
 
-func (w Warning) String() string { return "worker " + w.Worker + ": " + w.Text }
+func (w Warning) String() string {
+	if w.Worker == "" {
+		return w.Text
+	}
+	return "worker " + w.Worker + ": " + w.Text
+}
 
 // maxWarnings bounds the warnings that people are shown together.
 const maxWarnings = 20
