@@ -24,7 +24,6 @@ const maxReplays = 8
 
 // feeds runs the event feeds of all workers.
 type feeds struct {
-	fleet  *Fleet
 	ctx    context.Context
 	cancel context.CancelFunc
 	limit  *feed.Limit
@@ -51,13 +50,13 @@ type feedHandle struct {
 	late   *time.Timer // of a pushed feed: warns that no relay has connected
 }
 
-func newFeeds(fleet *Fleet) *feeds {
+func newFeeds() *feeds {
 	f := &feeds{
-		fleet: fleet, limit: feed.NewLimit(maxReplays), running: map[*feedHandle]struct{}{}, pushed: map[string]*feedHandle{},
+		limit: feed.NewLimit(maxReplays), running: map[*feedHandle]struct{}{}, pushed: map[string]*feedHandle{},
 		warm: map[kvindex.Target]warmTarget{},
 	}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
-	f.push = feed.NewPushServer(pushSink{f}, f.accept)
+	f.push = feed.NewPushServer(f.accept)
 	return f
 }
 
@@ -153,25 +152,25 @@ func (f *Fleet) followRank(m *Member, all []Endpoint, i int, resume *feed.Cursor
 // Push returns the gRPC service that relays push events to.
 func (f *Fleet) Push() *feed.PushServer { return f.feeds.push }
 
-// accept returns an error if a relay may not push for a worker.
-func (f *feeds) accept(hello *kvlanev1.Hello) error {
+// accept returns the sink of the worker that a relay pushes for, or why it may not.
+func (f *feeds) accept(hello *kvlanev1.Hello) (feed.Sink, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	h := f.pushed[hello.GetWorker()]
 	if h == nil {
-		return fmt.Errorf("no worker %q with events endpoint %q", hello.GetWorker(), config.PushEndpoint)
+		return nil, fmt.Errorf("no worker %q with events endpoint %q", hello.GetWorker(), config.PushEndpoint)
 	}
 	t := kvindex.Target{Worker: hello.GetWorker(), Rank: kvindex.NoRank}
 	if hello.Rank != nil {
 		t.Rank = hello.GetRank()
 	}
 	if _, _, ok := h.sink.slot(t); !ok {
-		return fmt.Errorf("no target %s", t)
+		return nil, fmt.Errorf("no target %s", t)
 	}
 	if engine := h.sink.m.Engine; hello.GetEngine() != engine {
-		return fmt.Errorf("engine %q, the worker is configured as %q", hello.GetEngine(), engine)
+		return nil, fmt.Errorf("engine %q, the worker is configured as %q", hello.GetEngine(), engine)
 	}
-	return nil
+	return h.sink, nil
 }
 
 // cursors returns the position up to which each slot's events are applied, for feeds that
@@ -337,64 +336,7 @@ func (s *sink) Warn(t kvindex.Target, why feed.Reason, detail string) {
 	s.fleet.Log.Warn().Stringer("target", t).Str("endpoint", s.m.Events.Endpoint).Str("reason", string(why)).Str("detail", observe.ClipTo(detail, observe.MaxText)).Msg("feed warning")
 }
 
-// pushSink passes events that relays push to the sink of their worker. It implements
-// feed.Batcher.
-type pushSink struct{ f *feeds }
-
-func (p pushSink) of(t kvindex.Target) *sink {
-	p.f.mu.Lock()
-	defer p.f.mu.Unlock()
-	if h := p.f.pushed[t.Worker]; h != nil {
-		return h.sink
-	}
-	return nil // the worker was removed; its relays are about to be disconnected
-}
-
-// BeginBatch implements feed.Batcher.
-func (p pushSink) BeginBatch(kvindex.Target) { p.f.snapshot.RLock() }
-
-// EndBatch implements feed.Batcher.
-func (p pushSink) EndBatch(t kvindex.Target, c feed.Cursor) {
-	if s := p.of(t); s != nil {
-		s.EndBatch(t, c)
-		return
-	}
-	p.f.snapshot.RUnlock()
-}
-
-// Apply implements feed.Sink.
-func (p pushSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
-	if s := p.of(t); s != nil {
-		return s.Apply(t, ev)
-	}
-	return fmt.Errorf("no target %s", t)
-}
-
-// Clear implements feed.Sink.
-func (p pushSink) Clear(t kvindex.Target, why feed.Reason) {
-	if s := p.of(t); s != nil {
-		s.Clear(t, why)
-	}
-}
-
-// State implements feed.Sink.
-func (p pushSink) State(t kvindex.Target, state feed.State, why feed.Reason) {
-	if s := p.of(t); s != nil {
-		s.State(t, state, why)
-	}
-}
-
-// Warn implements feed.Sink.
-func (p pushSink) Warn(t kvindex.Target, why feed.Reason, detail string) {
-	if s := p.of(t); s != nil {
-		s.Warn(t, why, detail)
-	}
-}
-
-var (
-	_ feed.Batcher = (*sink)(nil)
-	_ feed.Batcher = pushSink{}
-)
+var _ feed.Batcher = (*sink)(nil)
 
 // FeedStatus returns the state of every feed, for the debug page, the metrics and
 // readiness. A target that relays push for is stale until one connects.

@@ -81,7 +81,7 @@ func New(o Options) (*Fleet, error) {
 			f.models[name] = m
 		}
 	}
-	f.feeds = newFeeds(f)
+	f.feeds = newFeeds()
 	return f, nil
 }
 

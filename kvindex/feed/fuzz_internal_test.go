@@ -174,7 +174,7 @@ func FuzzPush(f *testing.F) {
 	record(hello("vllm", 0, false), &kvlanev1.PushRequest{Message: &kvlanev1.PushRequest_Batch{Batch: &kvlanev1.Batch{}}})
 	f.Fuzz(func(t *testing.T, in []byte) {
 		sink := &strict{t: t}
-		s := NewPushServer(sink, func(*kvlanev1.Hello) error { return nil })
+		s := NewPushServer(func(*kvlanev1.Hello) (Sink, error) { return sink, nil })
 		for range 2 {
 			_ = s.Push(pushed{ctx: t.Context(), in: bytes.NewReader(in)})
 		}

@@ -21,19 +21,18 @@ import (
 // the newest stream of a publisher is active.
 type PushServer struct {
 	kvlanev1.UnimplementedKVEventsServer
-	sink   Sink
-	accept func(*kvlanev1.Hello) error
+	accept func(*kvlanev1.Hello) (Sink, error)
 
 	mu         sync.Mutex
 	publishers map[kvindex.Target]*publisher
 	resume     map[kvindex.Target]Cursor
 }
 
-// NewPushServer returns a service that passes events to sink. accept returns nil for a publisher
-// whose worker is known; the relay receives its error otherwise. accept must be fast and must
-// not call the server.
-func NewPushServer(sink Sink, accept func(*kvlanev1.Hello) error) *PushServer {
-	return &PushServer{sink: sink, accept: accept, publishers: map[kvindex.Target]*publisher{}, resume: map[kvindex.Target]Cursor{}}
+// NewPushServer returns a service that passes events to the sink that accept returns for a
+// publisher whose worker is known; the relay receives its error otherwise. A publisher keeps its
+// first sink until Forget. accept must be fast and must not call the server.
+func NewPushServer(accept func(*kvlanev1.Hello) (Sink, error)) *PushServer {
+	return &PushServer{accept: accept, publishers: map[kvindex.Target]*publisher{}, resume: map[kvindex.Target]Cursor{}}
 }
 
 // Resume sets the sink's position for a target that is going to be pushed, if the sink was
@@ -208,7 +207,8 @@ func helloSource(h *kvlanev1.Hello) (Source, error) {
 func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.accept(hello); err != nil {
+	sink, err := s.accept(hello)
+	if err != nil {
 		return nil, err
 	}
 	t := kvindex.Target{Worker: src.Worker, Rank: src.Rank}
@@ -219,7 +219,7 @@ func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, e
 			delete(s.resume, t)
 		}
 		p = &publisher{}
-		p.a = applier{src: &src, dec: &pushDecoder{Decoder: NewDecoder(src.Engine, src.BlockSize)}, sink: s.sink, machine: NewMachine(src.Machine), tally: newTally(), targets: []kvindex.Target{t}}
+		p.a = applier{src: &src, dec: &pushDecoder{Decoder: NewDecoder(src.Engine, src.BlockSize)}, sink: sink, machine: NewMachine(src.Machine), tally: newTally(), targets: []kvindex.Target{t}}
 		p.a.replay = p.askReplay
 		s.publishers[t] = p
 	}

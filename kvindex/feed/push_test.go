@@ -24,11 +24,11 @@ func startPush(t *testing.T, sink feed.Sink) (kvlanev1.KVEventsClient, *feed.Pus
 	if err != nil {
 		t.Fatal(err)
 	}
-	push := feed.NewPushServer(sink, func(h *kvlanev1.Hello) error {
+	push := feed.NewPushServer(func(h *kvlanev1.Hello) (feed.Sink, error) {
 		if h.GetWorker() == "stranger" {
-			return errors.New("no such worker")
+			return nil, errors.New("no such worker")
 		}
-		return nil
+		return sink, nil
 	})
 	srv := grpc.NewServer()
 	kvlanev1.RegisterKVEventsServer(srv, push)
