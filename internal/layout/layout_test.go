@@ -38,7 +38,7 @@ var rooms = []struct {
 	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1710, 1300, []string{"internal/observe"}},
 	{"decide", 3060, 1700, []string{"internal/decide"}},
-	{"replicas", 2380, 2200, []string{"internal/replicas"}},
+	{"replicas", 2425, 2200, []string{"internal/replicas"}},
 	{"lab", 11850, 11700, []string{"internal/lab"}},
 	{"rim", 9140, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",

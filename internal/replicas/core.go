@@ -85,10 +85,12 @@ type Core struct {
 	// clock is the logical time: above all times of events that this replica knows.
 	clock uint64
 	seq   uint64
-	own   map[routing.ReservationID]routing.Booking
-	sum   sum
-	batch writer
-	out   []Out
+	// number is that of the last message that was sent.
+	number uint64
+	own    map[routing.ReservationID]routing.Booking
+	sum    sum
+	batch  writer
+	out    []Out
 
 	peers    map[string]*peer
 	requests uint64
@@ -235,6 +237,12 @@ func (c *Core) Take() []Out {
 	c.flush()
 	out := c.out
 	c.out = nil
+	for i := range out {
+		if out[i].Build == nil && out[i].To == "" {
+			c.number++
+			out[i].Message.Number = c.number
+		}
+	}
 	c.stats.Sent += uint64(len(out))
 	return out
 }
@@ -330,6 +338,9 @@ func (c *Core) State(now time.Duration) State {
 		}
 		synced := p.live && p.request == 0
 		s.Synced = s.Synced && synced
+		if !p.live {
+			continue // it may be a recording of one that has ended
+		}
 		s.Peers = append(s.Peers, PeerState{ID: p.id, Synced: synced, Seq: p.seq, Bookings: p.sum.count, Unknown: p.missing, Silent: (now - p.heard).Seconds()})
 	}
 	return s

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -291,6 +292,97 @@ func TestSilentErrorIsFoundAndMended(t *testing.T) {
 	}
 }
 
+// Somebody without the secret can record messages and send them again, to the replica that they
+// were sent to or, if they were sent to all, to any. It changes nothing.
+func TestRecordedMessagesHaveNoEffectAgain(t *testing.T) {
+	a, b := pair(t)
+	var tape []*message
+	var answers []*message
+	now := time.Duration(0)
+	play := func(to *Core, list []*message) {
+		for _, m := range list {
+			to.Receive(now, m, m.GetReplica())
+		}
+	}
+	record := func(from, to *Core) {
+		for _, o := range from.Take() {
+			if o.Build == nil {
+				tape = append(tape, recode(t, o.Message))
+				play(to, tape[len(tape)-1:])
+				continue
+			}
+			for _, m := range o.Build() {
+				answers = append(answers, recode(t, m))
+				play(to, answers[len(answers)-1:])
+			}
+		}
+	}
+	pick := func(c *Core, conversation string) routing.Plan {
+		return must(c.router.Pick(now, &routing.Query{ID: "1", Conversation: conversation, PromptTokens: 1000}, nil, nil))
+	}
+	kept, ended := pick(a, "kept"), pick(a, "ended")
+	record(a, b)
+	a.Hello()
+	b.ask(now, b.peers["a"])
+	record(b, a) // the request
+	record(a, b) // the answer
+	a.router.Release(now, ended.Reservation)
+	a.heartbeat()
+	record(a, b)
+	record(b, a)
+	check := func(what string, bookings, replicas int) {
+		t.Helper()
+		got := b.State(now)
+		if b.router.Live() != bookings || len(got.Peers) != replicas || len(got.Peers) > 0 && got.Peers[0].Bookings != uint64(bookings) {
+			t.Errorf("%s: got %d bookings and replicas %+v, want %d and %d", what, b.router.Live(), got.Peers, bookings, replicas)
+		}
+		if out := b.Take(); replicas > 0 && len(out) > 0 {
+			t.Errorf("%s: got %d messages in answer, want none", what, len(out))
+		}
+	}
+	check("before", 1, 1)
+	if len(tape) < 5 || len(answers) == 0 {
+		t.Fatalf("got %d messages and %d parts recorded, want some", len(tape), len(answers))
+	}
+	play(b, tape)
+	play(b, answers)
+	check("changes, heartbeats, hello and state again", 1, 1)
+	play(a, tape)
+	if out := a.Take(); len(out) > 0 || a.router.Live() != 1 {
+		t.Errorf("a state request again: got %d messages in answer and %d bookings, want 0 and 1", len(out), a.router.Live())
+	}
+	b.ask(now, b.peers["a"])
+	b.Take()
+	play(b, answers)
+	if b.peers["a"].request == 0 || b.router.Live() != 1 {
+		t.Errorf("the answer to an earlier request: got request %d and %d bookings, want it outstanding and 1", b.peers["a"].request, b.router.Live())
+	}
+	record(a, b)
+
+	late := New("late", newRouter(t, 4), now, func() {}) // parts go to their asker's subject, which the seal binds
+	play(late, tape)
+	if got := late.State(now); late.router.Live() != 0 || len(got.Peers) != 0 || got.Conversations != 0 {
+		t.Errorf("a replica that knows neither: got %d bookings, %d conversations, replicas %+v, want none", late.router.Live(), got.Conversations, got.Peers)
+	}
+
+	for ; now < 3*silence; now += 100 * time.Millisecond { // a is dead
+		play(b, tape)
+		play(b, answers)
+		b.Tick(now)
+	}
+	check("a replica that is dead", 0, 0)
+	a.router.Release(now, kept.Reservation)
+	a.Bye()
+	bye := a.Take()
+	play(b, []*message{bye[len(bye)-1].Message})
+	again := New("again", newRouter(t, 4), now, func() {}) // the next start of a has another id
+	again.router.Share(again)
+	pick(again, "kept")
+	deliver(t, now, again, b)
+	play(b, append(tape, bye[len(bye)-1].Message))
+	check("goodbye again, after the next start", 1, 1)
+}
+
 func TestUnknownTargetsAreCopiedWhenTheyAppear(t *testing.T) {
 	a, b := pair(t)
 	b.router.RemoveTarget(1)
@@ -316,6 +408,16 @@ func TestLedgersAreBounded(t *testing.T) {
 	}
 	if got := len(b.peers); got != maxPeers {
 		t.Errorf("got %d replicas, want at most %d", got, maxPeers)
+	}
+	if late := b.stats.Refused; late != 11 { // one of the 256 is a
+		t.Errorf("got %d refused, want 11", late)
+	}
+	for now := time.Duration(0); now <= 2*silence; now += longestTick { // those that were made up are gone, which makes room
+		b.Tick(now)
+	}
+	b.Receive(2*silence, &message{Version: 1, Replica: "real"}, "")
+	if p := b.peers["real"]; p == nil || len(b.peers) != maxPeers {
+		t.Errorf("after the others are silent: got %v of %d replicas, want the new one of %d", p, len(b.peers), maxPeers)
 	}
 	for range maxBatch + 1 {
 		bound(t, a, "c", routing.NoSlot)
@@ -522,14 +624,21 @@ func TestFailingTargetIsFoundInAFleet(t *testing.T) {
 	}
 }
 
-// record is a stream of this version's messages: later versions must understand it.
-const record = "testdata/version1.hex"
+// record is a stream of this version's messages: later versions must understand it. unnumbered is one of the versions
+// that did not number messages.
+const record, unnumbered = "testdata/version1-numbered.hex", "testdata/version1.hex"
 
 func TestRecordedStream(t *testing.T) {
 	if os.Getenv("KVLANE_RECORD") != "" {
 		writeRecord(t)
 	}
-	text, err := os.ReadFile(record)
+	for _, name := range []string{record, unnumbered} {
+		t.Run(filepath.Base(name), func(t *testing.T) { readRecord(t, name) })
+	}
+}
+
+func readRecord(t *testing.T, name string) {
+	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -754,5 +863,17 @@ func TestFieldsOfLaterVersionsArePassedOn(t *testing.T) {
 	w.conversation(0, &b.takeUnsaved()[0][0])
 	if got := w.m.GetConversations()[0].ProtoReflect().GetUnknown(); string(got) != string(unknown) {
 		t.Errorf("to be stored: got unknown fields %x, want %x", got, unknown)
+	}
+}
+
+// A sealed message belongs to its subject: a state that answers one replica is not one for another.
+func TestSealedMessagesBelongToTheirSubject(t *testing.T) {
+	s := must(newSeal("secret"))
+	sealed := s.close("fleet.v1.parts.a", []byte("state"))
+	if got, err := s.open("fleet.v1.parts.a", sealed); err != nil || string(got) != "state" {
+		t.Errorf("at its subject: got %q, %v, want it opened", got, err)
+	}
+	if got, err := s.open("fleet.v1.parts.b", sealed); err == nil {
+		t.Errorf("at another replica's subject: got %q, want an error", got)
 	}
 }

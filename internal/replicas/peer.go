@@ -20,6 +20,9 @@ type peer struct {
 	gone bool
 	// silent is how long it had been silent when it was dropped; 0 if it said goodbye.
 	silent time.Duration
+	// number is that of its last message to all, 0 if its version does not number them, and
+	// requested the id of its last state request.
+	number, requested uint64
 	// live reports that its state has arrived once. From then on seq is the last change
 	// that was applied, and clock the logical time then.
 	live       bool
@@ -63,16 +66,26 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 	c.stats.Received++
 	c.clock = max(c.clock, m.GetClock())
 	p := c.peers[m.GetReplica()]
+	if m.GetStatePart() != nil {
+		c.part(now, p, m)
+		return
+	}
 	if p == nil {
-		if m.GetBye() {
-			return
-		}
-		if len(c.peers) >= maxPeers {
-			c.stats.Refused++
+		if m.GetBye() || !c.room() {
 			return
 		}
 		p = &peer{id: m.GetReplica(), gone: true}
 		c.peers[p.id] = p
+	}
+	r := m.GetStateRequest()
+	switch {
+	case r != nil && reply != "" && r.GetId() > p.requested:
+		p.requested = r.GetId()
+	case r != nil, p.number != 0 && m.GetNumber() <= p.number:
+		c.stats.Duplicates++ // late, or recorded and sent again by somebody else
+		return
+	default:
+		p.number = m.GetNumber()
 	}
 	p.heard = now
 	if m.GetBye() {
@@ -84,7 +97,7 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 	if m.GetHello() {
 		c.heartbeat()
 	}
-	if r := m.GetStateRequest(); r != nil {
+	if r != nil {
 		c.answer(r, reply)
 	}
 	if p.gone {
@@ -93,13 +106,31 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 		c.ask(now, p)
 	}
 	switch {
-	case m.GetStatePart() != nil:
-		c.part(now, p, m)
 	case hasChanges(m):
 		c.changes(now, p, m)
 	case m.GetSum() != nil && p.request == 0:
 		c.compare(now, p, m)
 	}
+}
+
+// room reports whether there is room for another replica. If the table is full, the one that has
+// been gone for longest makes room.
+func (c *Core) room() bool {
+	if len(c.peers) < maxPeers {
+		return true
+	}
+	var oldest *peer
+	for _, p := range c.peers {
+		if p.gone && (oldest == nil || p.heard < oldest.heard) {
+			oldest = p
+		}
+	}
+	if oldest == nil {
+		c.stats.Refused++
+		return false
+	}
+	delete(c.peers, oldest.id)
+	return true
 }
 
 // plausible reports whether a message may advance the clock as far as it does, and counts one
@@ -160,9 +191,6 @@ func (c *Core) ask(now time.Duration, p *peer) {
 
 // answer sends the state. Only the copies are made here, under the lock.
 func (c *Core) answer(r *kvlanev1.ReplicaStateRequest, reply string) {
-	if reply == "" {
-		return
-	}
 	c.flush()
 	own := make([]routing.Booking, 0, len(c.own))
 	for _, b := range c.own {
@@ -217,10 +245,11 @@ func parts(head *kvlanev1.ReplicaMessage, id, since uint64, own []routing.Bookin
 // make the request fail, and it is repeated.
 func (c *Core) part(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	s := m.GetStatePart()
-	if p.request == 0 || s.GetId() != p.request || s.GetPart() < p.next {
+	if p == nil || p.request == 0 || s.GetId() != p.request || s.GetPart() < p.next {
 		c.stats.Duplicates++
 		return
 	}
+	p.heard = now
 	if s.GetPart() > p.next {
 		c.stats.Stopped++
 		c.ask(now, p)
@@ -352,7 +381,7 @@ func (c *Core) release(now time.Duration, p *peer, id routing.ReservationID, for
 func (c *Core) drop(now time.Duration, p *peer) {
 	c.stats.DroppedBookings += uint64(len(p.ledger))
 	c.router.DropReplica(now, p.id)
-	*p = peer{id: p.id, heard: p.heard, gone: true, clock: p.clock}
+	*p = peer{id: p.id, heard: p.heard, gone: true, clock: p.clock, number: p.number, requested: p.requested}
 }
 
 // join merges a binding of another replica. It reports whether this replica has one that

@@ -60,6 +60,7 @@ type simulation struct {
 	starts   int
 	sent     int
 	flights  []flight
+	recorded []flight // by somebody who sends them again
 	// lost, doubled and late are how many of 1,000 messages are.
 	lost, doubled, late int
 	side                map[string]int // replicas of different sides do not hear each other
@@ -70,6 +71,7 @@ type simulation struct {
 const (
 	simTargets       = 6
 	simConversations = 12
+	maxRecorded      = 100
 )
 
 func newSimulation(t testing.TB, seed uint64) *simulation {
@@ -136,6 +138,12 @@ func (s *simulation) send(id string) {
 					}
 					s.sent++
 					s.flights = append(s.flights, flight{s.now + delay, s.sent, id, to, id, m})
+				}
+				if len(s.recorded) < maxRecorded || s.rng.IntN(4) == 0 {
+					s.recorded = append(s.recorded[:min(len(s.recorded), maxRecorded-1)], flight{from: id, to: to, reply: id, m: m})
+					last := len(s.recorded) - 1
+					at := s.rng.IntN(len(s.recorded))
+					s.recorded[at], s.recorded[last] = s.recorded[last], s.recorded[at]
 				}
 			}
 		}
@@ -245,6 +253,12 @@ func (s *simulation) act() {
 			r.router.RemoveTarget(kvindex.Slot(slot))
 		} else {
 			r.router.SetTarget(kvindex.Slot(slot), routing.TargetInfo{Target: target(slot), Ready: true})
+		}
+	case n < 99:
+		for _, f := range s.recorded {
+			if f.from != id && (f.to == id || hasChanges(f.m) || f.m.GetSum() != nil || f.m.GetHello()) && !s.stopped(r) {
+				r.core.Receive(s.now, f.m, f.reply)
+			}
 		}
 	default:
 		s.advance(time.Duration(s.rng.IntN(3000)) * time.Millisecond)

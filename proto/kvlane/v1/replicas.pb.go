@@ -55,7 +55,12 @@ type ReplicaMessage struct {
 	// A replica that starts: the others answer with a heartbeat.
 	Hello bool `protobuf:"varint,14,opt,name=hello,proto3" json:"hello,omitempty"`
 	// The replica leaves: drop its bookings now.
-	Bye           bool `protobuf:"varint,15,opt,name=bye,proto3" json:"bye,omitempty"`
+	Bye bool `protobuf:"varint,15,opt,name=bye,proto3" json:"bye,omitempty"`
+	// Number of this message among those that the sender sent to all; the first is 1.
+	// Receivers ignore one that is not later than the last: somebody may have recorded
+	// it and sent it again. 0 in messages of earlier versions, and in state requests and
+	// parts, which have ids of their own for that.
+	Number        uint64 `protobuf:"varint,16,opt,name=number,proto3" json:"number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -193,6 +198,13 @@ func (x *ReplicaMessage) GetBye() bool {
 		return x.Bye
 	}
 	return false
+}
+
+func (x *ReplicaMessage) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
 }
 
 type ReplicaTarget struct {
@@ -547,7 +559,8 @@ func (x *ReplicaSum) GetHash() uint64 {
 
 type ReplicaStateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number that the parts of the answer repeat.
+	// Number that the parts of the answer repeat. It grows: one that is not larger than
+	// the last one of the sender is ignored.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Conversations used after this time of the receiver's clock are wanted; with
 	// no_conversations none are.
@@ -674,7 +687,7 @@ var File_kvlane_v1_replicas_proto protoreflect.FileDescriptor
 
 const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\n" +
-	"\x18kvlane/v1/replicas.proto\x12\tkvlane.v1\"\xd3\x04\n" +
+	"\x18kvlane/v1/replicas.proto\x12\tkvlane.v1\"\xeb\x04\n" +
 	"\x0eReplicaMessage\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x18\n" +
 	"\areplica\x18\x02 \x01(\tR\areplica\x12\x10\n" +
@@ -692,7 +705,8 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\n" +
 	"state_part\x18\r \x01(\v2\x1b.kvlane.v1.ReplicaStatePartR\tstatePart\x12\x14\n" +
 	"\x05hello\x18\x0e \x01(\bR\x05hello\x12\x10\n" +
-	"\x03bye\x18\x0f \x01(\bR\x03bye\";\n" +
+	"\x03bye\x18\x0f \x01(\bR\x03bye\x12\x16\n" +
+	"\x06number\x18\x10 \x01(\x04R\x06number\";\n" +
 	"\rReplicaTarget\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\"\x8c\x01\n" +
