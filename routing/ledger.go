@@ -210,10 +210,8 @@ func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 		return false
 	}
 	computes := res.Phase == computing
-	if computes {
-		r.answered(now, res)
-	}
 	if t := r.targetOf(res.Prefill, res.prefillGen); t != nil {
+		r.answered(now, res, t)
 		r.worked(t)
 	}
 	if !computes {
@@ -225,10 +223,15 @@ func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 }
 
 // FirstToken records the first token of a request: its prefill no longer queues. It
-// reports whether this was the first call for the booking.
+// reports whether this was the first call for the booking. Of a prefill target it shows nothing, PrefillDone does: where
+// both legs run concurrently, headers or an error of decode may come without a prefill.
 func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 	if res := r.ledger.get(id); res != nil {
-		r.answered(now, res)
+		t := r.waitsFor(res)
+		if res.Phase == computing && res.Prefill != NoSlot {
+			t = nil
+		}
+		r.answered(now, res, t)
 		if res.Phase < decoding {
 			r.learnFirst(now, res)
 		}

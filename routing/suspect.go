@@ -88,7 +88,7 @@ func (r *Router) Failed(id ReservationID) {
 // PrefillFailed tells the router that the prefill of a disaggregated request failed on its
 // target. Call it before MovePrefill, ComputeLocally and Release.
 func (r *Router) PrefillFailed(id ReservationID) {
-	if res := r.ledger.get(id); res != nil && res.Phase == computing {
+	if res := r.ledger.get(id); res != nil {
 		r.failed(r.targetOf(res.Prefill, res.prefillGen))
 	}
 }
@@ -205,10 +205,9 @@ func (r *Router) waitOf(now time.Duration, res *reservation, t *target) wait {
 	return wait{res.Since, took, took.Seconds() * t.speed / float64(res.Owed+suspectBase)}
 }
 
-// answered notes that a target has done what a booking waited for.
-func (r *Router) answered(now time.Duration, res *reservation) {
+// answered notes that a target, which may be nil, has done what a booking waited for.
+func (r *Router) answered(now time.Duration, res *reservation, t *target) {
 	r.awake(now)
-	t := r.waitsFor(res)
 	if t == nil || res.Failed {
 		return
 	}

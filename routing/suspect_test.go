@@ -518,6 +518,52 @@ func TestAPrefillThatEndsLateClearsItsTarget(t *testing.T) {
 	}
 }
 
+// A prefill target that hangs answers no leg. Where legs run concurrently the decode target may answer without it: with an error
+// that the client caused, or with headers before the first token. That ends no suspicion, and a leg that fails later counts.
+func TestAnAnswerOfDecodeSaysNothingOfPrefill(t *testing.T) {
+	for name, tc := range map[string]struct {
+		decode func(r *Router, now time.Duration, id ReservationID)
+		want   string
+	}{
+		"refused":         {func(r *Router, now time.Duration, id ReservationID) { r.Refused(id); r.FirstToken(now, id) }, silentTarget},
+		"headers":         {func(r *Router, now time.Duration, id ReservationID) { r.FirstToken(now, id) }, silentTarget},
+		"prefill answers": {func(r *Router, now time.Duration, id ReservationID) { r.FirstToken(now, id); r.PrefillDone(now, id) }, ""},
+	} {
+		r := pools(t)
+		ask := func(now time.Duration, prefill kvindex.Slot) ReservationID {
+			id := mustPickAt(t, r, now, &Query{ID: "a", PromptTokens: 1000, Exclude: []kvindex.Slot{1 - prefill}})
+			if got := r.ledger.get(id).Prefill; got != prefill {
+				t.Fatalf("got prefill slot %d, want %d", got, prefill)
+			}
+			return id
+		}
+		id := ask(0, 0)
+		for now := time.Second; now <= 20*time.Second; now += time.Second {
+			other := ask(now, 1)
+			r.PrefillDone(now+10*time.Millisecond, other)
+			r.Release(now+10*time.Millisecond, other)
+		}
+		if got := r.Suspect(0); got != silentTarget {
+			t.Fatalf("%s: got suspicion %q before the answer, want %q", name, got, silentTarget)
+		}
+		tc.decode(r, 20*time.Second, id)
+		if got := r.Suspect(0); got != tc.want {
+			t.Errorf("%s: got suspicion %q, want %q", name, got, tc.want)
+		}
+	}
+	r := pools(t)
+	for now := range time.Duration(suspectFailures) {
+		id := mustPickAt(t, r, now, &Query{ID: "a", PromptTokens: 1000, Exclude: []kvindex.Slot{1}})
+		r.FirstToken(now, id)
+		r.PrefillFailed(id)
+		r.Release(now, id)
+	}
+	mustPickAt(t, r, time.Second, &Query{ID: "a", PromptTokens: 1000})
+	if got := r.Suspect(0); got != failingTarget {
+		t.Errorf("legs that fail after decode's headers: got suspicion %q, want %q", got, failingTarget)
+	}
+}
+
 // A worker that lost its cache works again, and the others hold all prompts: none comes to it that could clear it. It may be
 // tried after a while, which is when it is no longer avoided, and a request that does try it is the only one.
 func TestASuspicionLapsesWithoutRequests(t *testing.T) {

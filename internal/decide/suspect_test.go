@@ -3,14 +3,18 @@ package decide
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -90,4 +94,74 @@ func (d *Decider) suspicion(slot kvindex.Slot) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.router.Suspect(slot)
+}
+
+// What Envoy tells late of an earlier process says nothing about the one that took its name: a whole answer would not
+// end what the former one's broken ones began.
+func TestBrokenAnswersOfAFormerProcess(t *testing.T) {
+	list := []workers.Worker{worker("a", 0), worker("b", 0), worker("c", 0)}
+	b := newBench(t, "routing: {trust_overrides: true}\n", list...)
+	ask := func() *ticket {
+		d, _ := b.ask("/v1/completions", completion(10, ""), pinHeader, "a")
+		tick := d.Ticket.(*ticket) //nolint:forcetypeassert // of this package
+		tick.ResponseHeaders(200, tick.endpoint.Address)
+		tick.End(time.Now())
+		return tick
+	}
+	cut := extproc.Outcome{Status: 200, Flags: []string{"upstream_remote_reset"}}
+	for _, tc := range []struct {
+		restarted bool
+		want      string
+	}{{true, ""}, {false, "failures"}} {
+		var ended []*ticket
+		for range 5 {
+			ended = append(ended, ask())
+		}
+		if tc.restarted {
+			b.Fleet().SetWorkers(list[1:])
+			b.Fleet().SetWorkers(list)
+		}
+		for _, tick := range ended {
+			tick.Outcome(cut)
+		}
+		d, _ := b.ask("/v1/completions", completion(10, ""), pinHeader, "b") // targets are judged at a pick
+		d.Ticket.End(time.Now())
+		if got := b.suspicion(ended[0].slot); got != tc.want {
+			t.Errorf("restarted %v: got suspicion %q, want %q", tc.restarted, got, tc.want)
+		}
+	}
+}
+
+// The leg of a sidecar has no answer that Kvlane sees: a good answer of the decode engine shows that it was good, a
+// refusal shows nothing.
+func TestASidecarsAnswerShowsItsPrefill(t *testing.T) {
+	for code, want := range map[int]string{200: "", 400: "failures"} {
+		t.Run(strconv.Itoa(code), func(t *testing.T) {
+			p := newPoolsWith(t, "sidecar", "routing: {trust_overrides: true, disagg: {mode: threshold, threshold: 0}}\n")
+			ask := func() *ticket {
+				d := p.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: "/v1/completions", Headers: []extproc.Header{{Name: excludeHeader, Value: "p1"}},
+					Body: []byte(`{"prompt":"` + strings.Repeat("word ", 400) + `"}`)})
+				tick := d.Ticket.(*ticket) //nolint:forcetypeassert // of this package
+				if tick.entry.Prefill != "p0" {
+					t.Fatalf("got prefill %q, want p0", tick.entry.Prefill)
+				}
+				return tick
+			}
+			for range 5 {
+				tick := ask()
+				p.Update(func(r *routing.Router, _ time.Duration) { r.PrefillFailed(tick.reservation) })
+				tick.End(time.Now())
+			}
+			slot := p.fleet.View().Member("p0").Slots[0]
+			tick := ask()
+			if got := p.suspicion(slot); got != "failures" {
+				t.Fatalf("got suspicion %q before the answer, want failures", got)
+			}
+			tick.ResponseHeaders(code, "")
+			tick.End(time.Now())
+			if got := p.suspicion(slot); got != want {
+				t.Errorf("status %d: got suspicion %q, want %q", code, got, want)
+			}
+		})
+	}
 }

@@ -247,7 +247,12 @@ func (t *ticket) firstToken(at time.Time) {
 		return
 	}
 	t.first = true
-	t.d.book(at, func(r *routing.Router, now time.Duration) { r.FirstToken(now, t.reservation) })
+	t.d.book(at, func(r *routing.Router, now time.Duration) {
+		if t.d.legs != nil && t.d.legs.Protocol.NoLeg && t.entry.Succeeded() {
+			r.PrefillDone(now, t.reservation) // the engine's sidecar waited for it
+		}
+		r.FirstToken(now, t.reservation)
+	})
 }
 
 // End implements extproc.Ticket.
@@ -285,7 +290,9 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 	if broken && t.d.onSuspect != nil {
 		t.d.onSuspect(t.endpoint.Target.Worker)
 	}
-	if last := &t.endpoint.Counters.Broken; broken || last.Load() && o.Status < 500 && len(o.Flags) == 0 {
+	last := &t.endpoint.Counters.Broken
+	now := t.d.fleet.View().Endpoint(t.slot)
+	if (broken || last.Load() && o.Status < 500 && len(o.Flags) == 0) && now != nil && now.Counters == t.endpoint.Counters { // who takes its name inherits nothing
 		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { last.Store(r.BrokenOff(t.slot, t.endpoint.Target, broken)) })
 	}
 	if !o.FirstToken.IsZero() {
