@@ -192,7 +192,7 @@ func tooManyHeaders() *Reject {
 	}
 }
 
-// tooLarge is the default response to a body over the limit.
+// tooLarge rejects a request with a body over the limit.
 func tooLarge(limit int) *Reject {
 	return &Reject{
 		Status: 413,

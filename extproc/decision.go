@@ -1,6 +1,10 @@
 package extproc
 
-import "google.golang.org/grpc/mem"
+import (
+	"strconv"
+
+	"google.golang.org/grpc/mem"
+)
 
 // sendDecision sends a decision in the form that the exchange's mode requires, as the answer to
 // a message of kind k.
@@ -15,12 +19,18 @@ func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
 	for range refused {
 		fail(FailureBadHeader)
 	}
-	body, size, edited := x.newBody(d, editable && k != KindRequestTrailers)
-	if edited && size != x.bodySize {
-		x.fixLength(&m, size)
+	body, size, edited := x.body, x.bodySize, d.Body != nil
+	if edited && (!editable || k == KindRequestTrailers || x.owed == 0 || x.request == ModeGRPC) {
+		fail(FailureBadEdit)
+		edited = false
+	}
+	if edited {
+		body, size = mem.BufferSlice{mem.SliceBuffer(d.Body)}, len(d.Body)
+		if size != x.bodySize {
+			x.fixLength(&m, size)
+		}
 	}
 	if !x.view.makeRoom(&m) && k != KindRequestTrailers {
-		body.Free()
 		return x.reject(tooManyHeaders())
 	}
 	c := common{mutation: m, pick: pick, clearRoute: d.ClearRouteCache}
@@ -47,8 +57,10 @@ func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
 		return nil
 	case x.request == ModeStreamedHeld:
 		return x.answerChunks(send, body, size, edited)
+	case x.request == ModeGRPC:
+		return x.echoFrames(send)
 	case x.request.duplex() && x.owed > 0:
-		return x.echoBody(send, body, size, edited)
+		return echoPieces(send, KindRequestBody, body, size, x.reqDone)
 	}
 	return nil
 }
@@ -68,30 +80,6 @@ func withPick(send func(*answer) error, pick string) func(*answer) error {
 	}
 }
 
-// newBody returns the body for the worker and whether it differs from the client's. The caller
-// owns the references.
-func (x *exchange) newBody(d *Decision, editable bool) (refs mem.BufferSlice, size int, edited bool) {
-	if d.Body == nil && len(d.Edits) == 0 {
-		return nil, 0, false
-	}
-	if !editable || x.owed == 0 || x.request == ModeGRPC {
-		x.srv.opts.Metrics.Failure(FailureBadEdit)
-		return nil, 0, false
-	}
-	if d.Body != nil {
-		if len(d.Body) == 0 {
-			return nil, 0, true
-		}
-		return mem.BufferSlice{mem.SliceBuffer(d.Body)}, len(d.Body), true
-	}
-	refs, size, ok := spliceEdits(x.body, x.bodySize, d.Edits)
-	if !ok {
-		x.srv.opts.Metrics.Failure(FailureBadEdit)
-		return nil, 0, false
-	}
-	return refs, size, true
-}
-
 // fixLength updates content-length when the body's length changes. Envoy keeps the header only
 // in BUFFERED mode, where it has to be right. In the other modes Envoy removes it and ignores
 // ours; if it is configured to keep the header, the old value must go.
@@ -100,7 +88,7 @@ func (x *exchange) fixLength(m *mutation, size int) {
 		return
 	}
 	if x.request == ModeBuffered {
-		m.put("content-length", itoa(size))
+		m.put("content-length", strconv.Itoa(size))
 		return
 	}
 	m.drop("content-length")
@@ -125,20 +113,7 @@ func (x *exchange) answerChunks(send func(*answer) error, body mem.BufferSlice, 
 	return nil
 }
 
-// echoBody returns the body to Envoy. The last piece ends the stream, unless trailers do.
-func (x *exchange) echoBody(send func(*answer) error, body mem.BufferSlice, size int, edited bool) error {
-	if x.request == ModeGRPC {
-		return x.echoFrames(send)
-	}
-	if edited {
-		defer body.Free()
-	} else {
-		body, size = x.body, x.bodySize
-	}
-	return echoPieces(send, KindRequestBody, body, size, x.reqDone)
-}
-
-// echoPieces sends size bytes of body in pieces. If last is set, the last piece ends the stream.
+// echoPieces returns size bytes of body to Envoy in pieces. If last is set, the last piece ends the stream.
 // The caller keeps ownership of body.
 func echoPieces(send func(*answer) error, k Kind, body mem.BufferSlice, size int, last bool) error {
 	c := cutter{refs: body}

@@ -326,7 +326,7 @@ func (x *exchange) requestTrailers() error {
 // refuseBody rejects a body over the limit.
 func (x *exchange) refuseBody() error {
 	x.srv.opts.Metrics.Failure(FailureBodyTooLarge)
-	return x.reject(x.srv.opts.TooLarge(x.srv.opts.BodyLimit))
+	return x.reject(tooLarge(x.srv.opts.BodyLimit))
 }
 
 func (x *exchange) reject(r *Reject) error {

@@ -96,9 +96,9 @@ func (s *script) decide(_ context.Context, r *Request) Decision {
 	case 3:
 		d.Body = bytes.Repeat([]byte("b"), int(choice))
 	case 4:
-		d.Edits = []Edit{{Offset: int(s.next()), Length: int(s.next()), Insert: []byte("edit")}, {Offset: 1 << 40}}
+		d.Body = []byte{}
 	case 5:
-		d.Edits = []Edit{{Offset: 0, Length: len(r.Body) / 2, Insert: []byte("edit")}}
+		d.Body = append([]byte("longer"), r.Body...)
 	case 6:
 		panic("scripted")
 	case 7:

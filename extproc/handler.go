@@ -100,10 +100,6 @@ type Decision struct {
 	// Body replaces the request body if not nil. It must not share memory with Request.Body and
 	// must not be modified afterwards, because it is sent without a copy.
 	Body []byte
-	// Edits change parts of the request body and leave all other bytes as they were, without a
-	// copy. They must be in ascending order and must not overlap; they are used only if Body is
-	// nil. Insert must not be modified afterwards, nor share memory with Request.Body.
-	Edits []Edit
 	// ClearRouteCache asks Envoy to match the route again, because a header of Set takes part in
 	// the match.
 	ClearRouteCache bool
@@ -124,12 +120,6 @@ func (d *Decision) requestID(before string) string {
 		}
 	}
 	return before
-}
-
-// Edit replaces Length bytes of a body at Offset by Insert.
-type Edit struct {
-	Offset, Length int
-	Insert         []byte
 }
 
 // Reject is a response that Envoy sends instead of a worker's.

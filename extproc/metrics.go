@@ -15,7 +15,7 @@ const (
 	FailureUnexpected      Failure = "unexpected"       // a message that the protocol does not allow here
 	FailureBadPick         Failure = "bad_pick"         // Decision.Endpoint is not an address
 	FailureBadHeader       Failure = "bad_header"       // a header of the decision was left out
-	FailureBadEdit         Failure = "bad_edit"         // edits out of range, or in a mode that does not allow body changes
+	FailureBadEdit         Failure = "bad_edit"         // a new body in a mode that does not allow body changes
 	FailureLateFirstToken  Failure = "late_first_token" // seen after the request's end: usual for responses that come in one piece
 	FailureUnknownRequest  Failure = "unknown_request"  // first token or access log of a request that this server did not receive
 	FailureOutcomeOverflow Failure = "outcome_overflow" // a request was forgotten before its outcome arrived

@@ -24,8 +24,6 @@ type Options struct {
 	// BodyLimit is the largest body in bytes in the modes that make the server hold it; a larger
 	// one is answered with 413. 0 means DefaultBodyLimit.
 	BodyLimit int
-	// TooLarge builds the 413 response; nil means an error in OpenAI's format.
-	TooLarge func(limit int) *Reject
 	// MaxBodies and MaxBodyBytes limit the number and the memory of the bodies that all streams
 	// hold together. A body over a limit is answered with 503. 0 means unlimited.
 	MaxBodies    int
@@ -72,9 +70,6 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	if o.BodyLimit <= 0 {
 		o.BodyLimit = DefaultBodyLimit
-	}
-	if o.TooLarge == nil {
-		o.TooLarge = tooLarge
 	}
 	if o.ControlHeaders == nil {
 		o.ControlHeaders = DefaultControlHeaders

@@ -219,7 +219,7 @@ func newBed(tb testing.TB, o Options, h Handler) *bed {
 		if err := <-served; err != nil {
 			tb.Errorf("serve: %v", err)
 		}
-		waitFor(tb, func() bool { return b.srv.Open() == 0 })
+		waitFor(tb, func() bool { return b.srv.streamsOpen() == 0 })
 	})
 	return b
 }

@@ -6,8 +6,6 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-func itoa(n int) string { return strconv.Itoa(n) }
-
 func (x *exchange) responseHeaders(m *message) error {
 	x.respDone, x.begun = m.last, true
 	c := common{}

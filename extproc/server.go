@@ -79,6 +79,12 @@ var processDesc = grpc.ServiceDesc{
 func (s *Server) Register(g *grpc.Server) {
 	g.RegisterService(&processDesc, s)
 	alsv3.RegisterAccessLogServiceServer(g, &accessLog{srv: s})
+	s.RegisterHealth(g)
+}
+
+// RegisterHealth registers only the health service on g: an additional port for probes that
+// should not reach ext_proc.
+func (s *Server) RegisterHealth(g grpc.ServiceRegistrar) {
 	grpc_health_v1.RegisterHealthServer(g, s.health)
 }
 
@@ -91,13 +97,6 @@ func (s *Server) SetServing(ok bool) {
 	for _, n := range readyNames {
 		s.health.SetServingStatus(n, st)
 	}
-}
-
-// Open returns the number of open ext_proc streams.
-func (s *Server) Open() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.open
 }
 
 // process serves one stream. The request is decided in the calling goroutine; the response is

@@ -241,14 +241,6 @@ func (s *story) handler(d *datadriven.TestData, arg func(string) (string, bool))
 			s.answer.Remove = append(s.answer.Remove, a)
 		case "body":
 			s.answer.Body = []byte(rest)
-		case "edit": // edit OFFSET LENGTH INSERT
-			n, ins, _ := strings.Cut(b, " ")
-			off, err1 := strconv.Atoi(a)
-			l, err2 := strconv.Atoi(n)
-			if err1 != nil || err2 != nil {
-				s.t.Fatal(line)
-			}
-			s.answer.Edits = append(s.answer.Edits, Edit{off, l, []byte(ins)})
 		case "reject":
 			st, err := strconv.Atoi(a)
 			if err != nil {
