@@ -94,6 +94,7 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 			`"address":"127.0.0.1:1","ready":false,"error":"dial tcp 127.0.0.1:1: connect: connection refused"`,
 			"worker w: not ready at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused", "not_ready"},
 		{"another server at the address", fmt.Sprintf(`address: %q, %s`, sim.SideAddr(), events), `GET /health: status 404`, "GET /health: status 404", "not_ready"},
+		{"an address that does not answer", fmt.Sprintf(`address: %q, %s`, hung.Addr(), events), `"error":"GET /health: read tcp`, "i/o timeout", "not_ready"},
 		{"no events configured", fmt.Sprintf(`address: %q, models: [demo]`, sim.Addr()), "no events.endpoint", "worker w: no events.endpoint", "no_events"},
 		{"wrong address of events", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://127.0.0.1:1"}`, sim.Addr()),
 			`"endpoint":"tcp://127.0.0.1:1","reason":"unreachable"`, "worker w: no events of w from tcp://127.0.0.1:1: ", "events_unreachable"},
@@ -114,7 +115,7 @@ admin: {address: "127.0.0.1:0"}
 models: [{name: demo, tokenizer: "builtin:qwen3"}]
 workers:
   static: [{name: w, %s}]
-  health: {every: 100ms, failures: 1}
+  health: {every: 100ms, failures: 1, timeout: 1h}
   scrape: 100ms
 `, filepath.Join(dir, "s"), c.worker))
 			if err != nil {

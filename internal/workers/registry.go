@@ -3,6 +3,7 @@
 package workers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -286,13 +287,15 @@ func (r *Registry) announce() {
 	}
 }
 
+// firstCheck bounds a worker's first check, so that a wrong address that drops packets is reported
+// early. Until a check succeeds the worker gets no requests in any case.
+const firstCheck = 1500 * time.Millisecond
+
 // watch checks one worker and reads its load until ctx ends.
 func (r *Registry) watch(ctx context.Context, t *tracked) {
-	p := &prober{timeout: r.opts.Health.Timeout.Std()}
+	timeout := cmp.Or(max(r.opts.Health.Timeout.Std(), 0), time.Second)
+	p := &prober{timeout: min(timeout, firstCheck)}
 	defer p.close()
-	if p.timeout <= 0 {
-		p.timeout = time.Second
-	}
 	health := newTicker(r.opts.Health.Every.Std())
 	defer health.Stop()
 	scrape := newTicker(r.opts.Scrape)
@@ -300,6 +303,7 @@ func (r *Registry) watch(ctx context.Context, t *tracked) {
 	if r.opts.Health.Every > 0 {
 		r.check(ctx, t, p)
 	}
+	p.timeout = timeout
 	for {
 		select {
 		case <-ctx.Done():

@@ -89,6 +89,22 @@ func (l *log) until(t *testing.T, what string, ok func([]Worker) bool) []Worker 
 	return nil
 }
 
+// An address that takes connections and does not answer is reported long before the configured time limit.
+func TestTheFirstCheckIsShort(t *testing.T) {
+	hung, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hung.Close()
+	l := &log{}
+	opts := l.options()
+	opts.Health.Timeout = config.Duration(time.Hour)
+	r := New(opts)
+	defer r.Close()
+	r.Static([]config.Worker{{Name: "a", Address: hung.Addr().String(), Engine: "vllm"}})
+	l.until(t, "the first check's error", func(w []Worker) bool { return len(w) == 1 && strings.Contains(w[0].Reason, "i/o timeout") })
+}
+
 func TestAWorkerComesSickensRecoversAndGoes(t *testing.T) {
 	e, l := newEngine(t), &log{}
 	r := New(l.options())

@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -153,11 +154,17 @@ func (c *Counts) add(o Counts) {
 	c.Silences += o.Silences
 }
 
+// firstHandshake bounds the first connection's dialing and handshake, so that an address that
+// drops packets is reported early.
+const firstHandshake = 1500 * time.Millisecond
+
 // follow connects and reads, and reconnects after errors.
 func (f *Feed) follow(ctx context.Context) {
-	wait := f.src.ReconnectMin
+	wait, opt := f.src.ReconnectMin, f.src.Conn
+	opt.HandshakeTimeout = min(cmp.Or(max(opt.HandshakeTimeout, 0), firstHandshake), firstHandshake)
 	for ctx.Err() == nil {
-		c, err := zmtp.Dial(ctx, f.src.Endpoint, f.src.Conn)
+		c, err := zmtp.Dial(ctx, f.src.Endpoint, opt)
+		opt = f.src.Conn
 		if err == nil {
 			wait = f.src.ReconnectMin
 			err = f.read(ctx, c)

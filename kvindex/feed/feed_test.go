@@ -240,6 +240,28 @@ func TestFeedLife(t *testing.T) {
 }
 
 // A replay socket that never answers is given up, and live batches are applied.
+// A publisher that takes connections and does not answer is reported long before the configured time limit.
+func TestTheFirstHandshakeIsShort(t *testing.T) {
+	hung, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hung.Close()
+	src := vllmSource("tcp://"+hung.Addr().String(), "")
+	src.Conn.HandshakeTimeout = time.Hour
+	r := newRecorder()
+	f, err := feed.Start(t.Context(), src, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	eventually(t, "a warning", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.warns) > 0 && strings.Contains(r.warns[0], "i/o timeout")
+	})
+}
+
 func TestFeedWithMuteReplay(t *testing.T) {
 	pub, replay := freePort(t), freePort(t)
 	e := startEngine(t, pub, replay, 1)
