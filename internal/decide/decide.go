@@ -6,6 +6,7 @@ package decide
 
 import (
 	"context"
+	"crypto/cipher"
 	"maps"
 	"math/rand/v2"
 	"sync"
@@ -60,6 +61,7 @@ type Decider struct {
 	cpu        *cpuLimit
 	routed     []prometheus.Counter // by API
 	scratch    chan *scratch        // free list
+	responses  cipher.AEAD          // of the ids of stored answers
 
 	mu      sync.Mutex // guards the rest
 	router  *routing.Router
@@ -93,6 +95,9 @@ func New(o Options) (*Decider, error) {
 	}
 	for _, reason := range degradations {
 		o.Metrics.Degraded.WithLabelValues(reason)
+	}
+	if d.responses, err = responseCipher(key); err != nil {
+		return nil, err
 	}
 	router.UseQueue(&d.waiting.queue)
 	d.live.Store(o.Config)
@@ -270,6 +275,7 @@ type job struct {
 	degraded  string
 	// cacheReads bounds the prompt's tokens that the engine takes from its cache.
 	cacheReads int64
+	stored     stored
 	// booked is the plan to be released if the decision panics or fails; nil for none.
 	booked *routing.Plan
 }
@@ -322,6 +328,10 @@ func (j *job) run(ctx, exact context.Context) (extproc.Decision, error) {
 	}
 	if err := j.lap(ctx, observe.StageTokens); err != nil {
 		return none, err
+	}
+	t.count += j.stored.tokens
+	if j.stored.tokens > 0 {
+		j.entry.PromptTokens = t.count
 	}
 	j.r.Hold(false) // the rest is quick unless it hangs
 	j.match(in, t)

@@ -383,6 +383,9 @@ func TestConversationIDs(t *testing.T) {
 		{`{"session_id":" body "}`, "body", []string{"x-session-id", "header"}},
 		{`{}`, "s/sub", []string{"x-claude-code-session-id", "s", "x-claude-code-agent-id", "sub"}},
 		{`{}`, "s", []string{"x-claude-code-session-id", "s", "x-claude-code-agent-id", " "}},
+		// A subagent of a subagent: each is a conversation of its own, whichever is its parent.
+		{`{}`, "s/subsub", []string{"x-claude-code-session-id", "s", "x-claude-code-agent-id", "subsub", "x-claude-code-parent-agent-id", "sub", "x-dynamo-parent-session-id", "sub"}},
+		{`{"nvext":{"agent_context":{"session_id":"t2","parent_session_id":"t1","parent_trajectory_id":"t1"}}}`, "t2", nil},
 		{`{}`, "s", []string{"x-session-id", "s", "x-claude-code-agent-id", "sub"}},
 		{`{"prompt_cache_key":"root"}`, "thread", []string{"thread-id", "thread", "session-id", "root"}},
 		{`{"prompt_cache_key":"root"}`, "root", nil},

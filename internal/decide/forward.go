@@ -114,7 +114,7 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	if r == nil {
 		return nil, nil
 	}
-	edits := w.edits(p.decode, p.plan.RankFree)
+	edits := append(w.edits(p.decode, p.plan.RankFree), w.responseEdits(p.decode)...)
 	switch {
 	case w.d.legs != nil:
 		edits = append(edits, w.d.legs.Protocol.Local(r)...)

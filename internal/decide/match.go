@@ -34,6 +34,7 @@ func (j *job) match(in *input, t *tokens) {
 	}
 	if len(t.ids) == 0 {
 		j.textPrefix(in)
+		j.overlapStored()
 		return
 	}
 	block := d.cfg.Index.BlockSize

@@ -66,6 +66,7 @@ func (j *job) query(w *work) {
 	if j.cacheReads == 0 {
 		w.query.Conversation = "" // neither follows a binding nor moves it
 	}
+	w.query.Pin = w.stored.pin
 	if j.d.legs != nil {
 		w.query.Local = w.cannotSplit() != ""
 	}
@@ -90,7 +91,7 @@ func (j *job) query(w *work) {
 	}
 	if v, ok := j.r.Header(pinHeader); ok {
 		pin := j.target(strings.TrimSpace(v))
-		w.query.Pin = &routing.Pin{Worker: pin.Worker, Rank: pin.Rank}
+		w.query.Pin, w.stored.pin = &routing.Pin{Worker: pin.Worker, Rank: pin.Rank}, nil
 	}
 	if v, ok := j.r.Header(excludeHeader); ok {
 		w.query.Exclude = j.excluded(v)
@@ -129,10 +130,15 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 }
 
 // placeOrLocal places the request, without a prefill target if there is none and the
-// engines can do without.
+// engines can do without. If the target of the answer that it continues must not be used, another
+// engine tells the client that it does not have it.
 func (w *work) placeOrLocal(ctx context.Context) (*placed, error) {
 	p, err := w.place(ctx)
 	none, ok := errors.AsType[*routing.NoTargetError](err)
+	if ok && w.stored.pin != nil {
+		w.query.Pin, w.stored.pin = nil, nil
+		return w.placeOrLocal(ctx)
+	}
 	if !ok || none.Pool != routing.Prefill || w.query.Local || w.d.legs == nil || w.d.legs.Protocol.Always {
 		return p, err
 	}

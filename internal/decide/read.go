@@ -2,6 +2,7 @@ package decide
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -76,6 +77,14 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 		return nil, err
 	}
 	in.conversation = j.conversation(req)
+	if j.api == body.Responses {
+		if err := j.findStored(req.Text(body.FieldPreviousResponseID)); err != nil {
+			return nil, err
+		}
+		if in.conversation == "" && j.stored.root != nil {
+			in.conversation = responseMark + hex.EncodeToString(j.stored.root)
+		}
+	}
 	in.model = j.d.fleet.Model(in.name)
 	j.entry.Model, j.entry.Conversation = observe.Clip(in.name), observe.Clip(in.conversation)
 	in.name, err = j.servedName(ctx, exact, in)
@@ -122,6 +131,10 @@ func (j *job) listModels(ctx, exact context.Context) (*input, error) {
 // readUnknown parses the body of an API that Kvlane does not know, to remove such fields:
 // engines accept the same fields on further paths (vLLM's /invocations).
 func (j *job) readUnknown() (*input, error) {
+	if err := j.findStored(body.StoredResponse(j.r.Path)); err != nil {
+		return nil, err
+	}
+	j.stored.tokens = 0 // nothing is computed
 	if t := &j.d.cfg.Tenants; t.SaltHeader != "" && t.Required && (len(j.r.Body) > 0 || j.r.Partial) {
 		if _, err := j.tenant(); err != nil {
 			return nil, err

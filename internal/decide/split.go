@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -336,7 +337,8 @@ func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg)
 	if now := d.fleet.View().Endpoint(p.plan.Decode); l.Stop == nil && (!d.fleet.Still(p.plan.Decode, p.decode) || !now.Member.Ready) {
 		return w.replan(ctx, p, x, l)
 	}
-	l.Decode.Edits = append(l.Decode.Edits, w.edits(p.decode, p.plan.RankFree)...)
+	// The connector's own request id wins.
+	l.Decode.Edits = slices.Concat(w.responseEdits(p.decode), l.Decode.Edits, w.edits(p.decode, p.plan.RankFree))
 	body, err := l.Decode.Body(ctx, w.in.body)
 	if err != nil {
 		if l.Stop != nil {

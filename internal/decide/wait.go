@@ -197,6 +197,7 @@ func (q *waiter) attempt(now time.Duration) {
 	}()
 	q.work.query.Waited = now - q.since
 	q.work.overlap(q.work.tokens)
+	q.work.overlapStored()
 	q.placed, q.err = q.work.try(now)
 }
 

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 81900
+	totalLimit = 82094
 	totalGoal  = 62000
 )
 
@@ -34,12 +34,12 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 21030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28290, 22000, []string{"internal/tokens"}},
+	{"tokens", 28298, 22000, []string{"internal/tokens"}},
 	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1710, 1300, []string{"internal/observe"}},
-	{"decide", 3060, 1700, []string{"internal/decide"}},
+	{"decide", 3203, 1700, []string{"internal/decide"}},
 	{"replicas", 2425, 2200, []string{"internal/replicas"}},
-	{"lab", 11850, 11700, []string{"internal/lab"}},
+	{"lab", 11910, 11700, []string{"internal/lab"}},
 	{"rim", 9140, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",

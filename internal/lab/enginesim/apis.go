@@ -1,10 +1,14 @@
 package enginesim
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
@@ -78,6 +82,61 @@ func messagesEnd(o *output) {
 	o.named(object{"type": "message_stop"})
 }
 
+// storedResponses are the answers that an engine's process keeps by their ids, as vLLM's with
+// VLLM_ENABLE_RESPONSES_API_STORE.
+type storedResponses struct {
+	sync.Map
+	kept atomic.Int64
+}
+
+type storedResponse struct {
+	answer object
+	ids    []uint32 // of the prompt and the answer
+}
+
+func (s *storedResponses) find(id string) (*storedResponse, error) {
+	if r, ok := s.Load(id); ok {
+		return r.(*storedResponse), nil //nolint:forcetypeassert // only keep stores
+	}
+	return nil, &apiError{http.StatusNotFound, "invalid_request_error", "response_id", "Response with id '" + id + "' not found."}
+}
+
+func (o *output) keep() {
+	if o.c.body.Store == nil || *o.c.body.Store {
+		if o.c.stored.kept.Add(1)%4096 == 0 { // bounded
+			o.c.stored.Clear()
+		}
+		answer := o.response("completed")
+		o.c.stored.Store(answer["id"], &storedResponse{answer, slices.Concat(o.c.prompts[0], o.choices[0].ids)})
+	}
+}
+
+// history returns the tokens of the answer that the request continues, and the body without its id.
+func (c *call) history() (raw []byte, ids []uint32, err error) {
+	if c.api != body.Responses || c.body.PreviousResponseID == "" {
+		return c.raw, nil, nil
+	}
+	r, err := c.stored.find(c.body.PreviousResponseID)
+	if err != nil {
+		return nil, nil, err
+	}
+	raw, err = body.Apply(nil, c.raw, body.Delete(body.FieldPreviousResponseID.String()))
+	return raw, slices.Clone(r.ids), err
+}
+
+// storedResponse answers with a stored response; one that has ended cannot be cancelled.
+func (s *service) storedResponse(w http.ResponseWriter, r *http.Request) {
+	stored, err := s.stored.find(r.PathValue("id"))
+	if err == nil && r.Method == http.MethodPost {
+		err = badRequest("Cannot cancel a synchronous response.")
+	}
+	if err != nil {
+		s.writeError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, stored.answer)
+}
+
 // numbered is named with the sequence number that the responses API gives each event of a
 // stream.
 func (o *output) numbered(kind string, v object) {
@@ -88,7 +147,7 @@ func (o *output) numbered(kind string, v object) {
 
 func (o *output) response(status string) object {
 	out := object{
-		"id": "resp_" + o.c.id, "object": "response", "created_at": o.created, "status": status, "model": o.c.modelName(), "output": []any{},
+		"id": cmp.Or(o.c.body.RequestID, "resp_"+o.c.id), "object": "response", "created_at": o.created, "status": status, "model": o.c.modelName(), "output": []any{},
 		"parallel_tool_calls": true, "tool_choice": "auto", "tools": []any{}, "error": nil, "incomplete_details": nil, "usage": nil,
 	}
 	if status != "in_progress" {
@@ -132,6 +191,7 @@ func responsesChunk(o *output, _ merged, text string, first bool) {
 }
 
 func responsesEnd(o *output) {
+	o.keep()
 	if o.c.body.Stream {
 		text := o.choices[0].text.String()
 		done := o.place("text", text)

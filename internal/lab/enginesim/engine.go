@@ -27,6 +27,7 @@ type Engine struct {
 	faults    faultBox
 	stats     stats
 	held      holdings
+	stored    storedResponses
 	// received is what LMCache senders pushed to this engine.
 	received SharedStore
 	turn     atomic.Uint64 // round robin of requests that name no rank
@@ -310,6 +311,7 @@ func (e *Engine) SetFaults(f Faults) error {
 func (e *Engine) Restart() {
 	e.abortAll()
 	e.held.clear()
+	e.stored.Clear()
 	for _, r := range e.ranks {
 		r.mu.Lock()
 		r.events, r.removed, r.resets = nil, nil, 0

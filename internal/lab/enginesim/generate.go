@@ -190,11 +190,19 @@ func (c *call) readPrompts() (err error) {
 	if c.api == body.Chat && given != nil {
 		c.prompts, err = tok.givenIDs(given)
 	} else {
-		raw := c.raw
+		raw, history, err := c.history()
+		if err != nil {
+			return err
+		}
 		if c.api == body.Chat || c.api == body.Messages {
 			raw = placeholders(raw)
 		}
-		c.prompts, err = tok.prompts(c.opts.Engine, c.api, raw, list, c.body.AddSpecialTokens == nil || *c.body.AddSpecialTokens)
+		if c.prompts, err = tok.prompts(c.opts.Engine, c.api, raw, list, c.body.AddSpecialTokens == nil || *c.body.AddSpecialTokens); err != nil {
+			return err
+		}
+		if history != nil {
+			c.prompts[0] = append(history, c.prompts[0]...)
+		}
 	}
 	if err != nil {
 		return err

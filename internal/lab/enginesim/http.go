@@ -21,6 +21,8 @@ func (e *Engine) apiMux(only int) http.Handler {
 		m.HandleFunc("POST /v1/messages/count_tokens", s.countTokens)
 		m.HandleFunc("POST /v1/embeddings", s.embeddings)
 		m.HandleFunc("POST /v1/responses", s.serve(body.Responses))
+		m.HandleFunc("GET /v1/responses/{id}", s.storedResponse)
+		m.HandleFunc("POST /v1/responses/{id}/cancel", s.storedResponse)
 	}
 	m.HandleFunc("GET /v1/models", s.models)
 	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})

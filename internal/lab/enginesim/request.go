@@ -43,6 +43,9 @@ type requestBody struct {
 	VLLMXArgs          map[string]any  `json:"vllm_xargs"`
 	KVTransferParams   map[string]any  `json:"kv_transfer_params"`
 	DisaggregatedParam map[string]any  `json:"disaggregated_params"`
+	Store              *bool           `json:"store"`
+	RequestID          string          `json:"request_id"` // of the responses API
+	PreviousResponseID string          `json:"previous_response_id"`
 	BootstrapHost      json.RawMessage `json:"bootstrap_host"`
 	BootstrapPort      json.RawMessage `json:"bootstrap_port"`
 	BootstrapRoom      json.RawMessage `json:"bootstrap_room"`

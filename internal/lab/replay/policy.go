@@ -53,9 +53,6 @@ var variants = map[string]variant{
 	"kv-aware-no-id":       {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.NoID = true }},
 	"kv-aware-no-credit":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.NoCredit = true }},
 	"conversation-no-id":   {"conversation", func(p *Policy, _ *routing.Policy) { p.NoID = true }},
-	"kv-aware-no-active":   {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.Cost.Active = 0 }},
-	"kv-aware-no-first":    {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceByCost }},
-	"kv-aware-blind-first": {routing.DefaultPreset, func(_ *Policy, r *routing.Policy) { r.FirstTurn.Placement = routing.PlaceRoundRobin }},
 	"kv-aware-flow":        {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold = 8192 }},
 	"kv-aware-flow-fifo":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Order = 8192, byArrival }},
 	"kv-aware-programs":    {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Programs = 8192, true }},
@@ -68,21 +65,17 @@ var variants = map[string]variant{
 	"dynamo":               {"compute-and-resident", func(*Policy, *routing.Policy) {}},
 	// Dynamo's cost is scale*(queue + prompt - credit*overlap) + resident + weight*requests. With
 	// a credit of 2, prompt - 2*overlap is 2*miss less the prompt, which is the same everywhere.
-	"dynamo-agentic":       {"compute-and-resident", func(_ *Policy, r *routing.Policy) { r.Cost.Miss, r.Cost.Queue, r.Cost.Active = 8, 4, 1024 }},
-	"llm-d-affinity":       modelled(llmdAffinity),
-	"lmetric":              modelled(lmetric),
-	"dualmap":              modelled(dualMap),
-	"preble-e2":            modelled(prebleE2),
-	"aibrix-prefix":        modelled(aibrixPrefix),
-	"smg-cache-aware":      modelled(smgCacheAware),
-	"smg-least-load":       modelled(smgLeastLoad),
-	"loadaware":            modelled(loadAware),
-	"power-of-two":         modelled(powerOfTwo),
-	"trt-plain":            {"kv-aware-trt", func(_ *Policy, r *routing.Policy) { r.Gate.On, r.Cap.FairShare, r.Cap.Hard = false, false, 0 }},
-	"trt-plain-lowest":     {"kv-aware-trt", trtLowest(false)},
-	"trt-gate":             {"kv-aware-trt", func(_ *Policy, r *routing.Policy) { r.Cap.FairShare, r.Cap.Hard = false, 0 }},
-	"trt-gate-lowest":      {"kv-aware-trt", trtLowest(true)},
-	"trt-plain-first-turn": {"first-turn-round-robin", func(_ *Policy, r *routing.Policy) { r.Gate.On, r.Cap.FairShare, r.Cap.Hard = false, false, 0 }},
+	"dynamo-agentic":  {"compute-and-resident", func(_ *Policy, r *routing.Policy) { r.Cost.Miss, r.Cost.Queue, r.Cost.Active = 8, 4, 1024 }},
+	"llm-d-affinity":  modelled(llmdAffinity),
+	"lmetric":         modelled(lmetric),
+	"dualmap":         modelled(dualMap),
+	"preble-e2":       modelled(prebleE2),
+	"aibrix-prefix":   modelled(aibrixPrefix),
+	"smg-cache-aware": modelled(smgCacheAware),
+	"smg-least-load":  modelled(smgLeastLoad),
+	"loadaware":       modelled(loadAware),
+	"power-of-two":    modelled(powerOfTwo),
+	"trt-plain":       {"kv-aware-trt", func(_ *Policy, r *routing.Policy) { r.Gate.On, r.Cap.FairShare, r.Cap.Hard = false, false, 0 }},
 }
 
 // poolRules are the rules for prefill and decode pools; all choose targets in the same way.
@@ -106,13 +99,6 @@ func threshold(tokens int64) func(d *routing.Disagg) {
 func withTarget(unmet routing.Unmet) func(*Policy, *routing.Policy) {
 	return func(p *Policy, _ *routing.Policy) {
 		p.Config.Unmet, p.TTFT = unmet, time.Duration(sloTTFT*float64(time.Second))
-	}
-}
-
-func trtLowest(gate bool) func(*Policy, *routing.Policy) {
-	return func(_ *Policy, r *routing.Policy) {
-		r.Gate.On, r.Cap.FairShare, r.Cap.Hard = gate, false, 0
-		r.Pick.Ties = routing.TiesLowest
 	}
 }
 

@@ -80,6 +80,17 @@ func ListedModel(path string) string {
 	return name
 }
 
+// StoredResponse returns ID of a path that has /v1/responses/ID, "" for others.
+func StoredResponse(path string) string {
+	path, _, _ = strings.Cut(path, "?")
+	if plain, err := url.PathUnescape(path); err == nil {
+		path = plain
+	}
+	_, id, _ := strings.Cut(path, "/v1/responses/")
+	id, _, _ = strings.Cut(id, "/")
+	return id
+}
+
 // Detect identifies the API by method and path suffix, so gateways may add a path prefix. It
 // ignores the query. render reports one of the variants that only build the prompt (such as
 // /v1/chat/completions/render). All other paths, such as files and audio, are Unknown. For its
