@@ -186,7 +186,11 @@ func (e *engine) victim(tier int, keep []int) int {
 	for _, n := range keep {
 		kept.add(n)
 	}
-	start, n := e.w.rng.IntN(len(e.w.blocks)), len(e.w.blocks)
+	n := len(e.w.blocks)
+	if n == 0 {
+		return -1
+	}
+	start := e.w.rng.IntN(n)
 	for i := range n {
 		if b := (start + i) % n; e.held[tier].has(b) && !kept.has(b) {
 			return b

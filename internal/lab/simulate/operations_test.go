@@ -25,13 +25,14 @@ var kinds = []kind[*world]{
 	{"delivery", 45, func(w *world) { w.feed(func(x *target) { x.deliver() }) }},
 	{"replay", 35, func(w *world) { w.feed(func(x *target) { x.stepReplay(false) }) }},
 	{"replay fails", 2, func(w *world) { w.feed(func(x *target) { x.stepReplay(true) }) }},
-	{"batch lost", 4, func(w *world) { w.feed((*target).lose) }},
+	{"batch lost", 4, func(w *world) { w.replica((*replica).lose) }},
 	{"batch doubled", 2, func(w *world) { w.feed((*target).double) }},
 	{"connection breaks", 3, func(w *world) { w.feed((*target).broken) }},
 	{"connection", 12, func(w *world) { w.feed((*target).connect) }},
 	{"silent finish", 4, func(w *world) { w.feed(func(x *target) { x.do(x.machine.Finished()) }) }},
 	{"engine restarts", 2, func(w *world) { w.engine((*engine).restart) }},
 	{"cache cleared", 1, func(w *world) { w.engine((*engine).clear) }},
+	{"eviction", 6, func(w *world) { w.engine((*engine).evict) }},
 	{"engine hangs", 2, func(w *world) { w.engine(func(e *engine) { e.hung = true }) }},
 	{"engine fails", 2, func(w *world) { w.engine(func(e *engine) { e.failing = true }) }},
 	{"engine heals", 4, func(w *world) { w.engine(func(e *engine) { e.hung, e.failing = false, false }) }},
@@ -259,10 +260,19 @@ func (w *world) leaveQueue() {
 	}
 }
 
-func (x *target) lose() {
-	for i, b := range x.wire {
-		if b != nil && x.r.w.feeds != polled {
-			x.wire = slices.Delete(x.wire, i, i+1)
+// lose drops a batch from the wire of any target that has one: few have, so that a target drawn first would seldom lose
+// anything.
+func (r *replica) lose() {
+	start := r.w.rng.IntN(len(r.targets))
+	for i := range r.targets {
+		x := r.targets[(start+i)%len(r.targets)]
+		if x == nil || r.w.feeds == polled {
+			continue
+		}
+		if at := slices.IndexFunc(x.wire, func(b *batch) bool { return b != nil }); at >= 0 {
+			r.w.reach("batch lost")
+			r.w.sayf("batch %d of %s to %s", x.wire[at].seq, x.e.target, r.name)
+			x.wire = slices.Delete(x.wire, at, at+1)
 			return
 		}
 	}
@@ -289,6 +299,13 @@ func (x *target) broken() {
 func (e *engine) clear() {
 	e.held = [tiers]set{}
 	e.publish([]event{{Event: kvindex.Event{Kind: kvindex.Cleared}}})
+}
+
+// evict drops a block, as an engine does for requests of other clients.
+func (e *engine) evict() {
+	if n := e.victim(0, nil); n >= 0 {
+		e.publish([]event{e.removal(0, n)})
+	}
 }
 
 func (r *replica) leave() {

@@ -808,7 +808,7 @@ func TestCore(t *testing.T) {
 	}
 	simulate(t, seeds, func(seed uint64) history { return draw(seed, 160, kinds) }, runCore, []string{
 		"feed live", "feed gap", "feed stale", "feed syncing", "cleared: lost_batches", "cleared: engine_restarted", "replay done", "replay failed", "silent feed",
-		"connection lost", "warm start", "remote booking", "remote booking expired", "replica dropped", "waiter", "waiter placed", "waiter shed",
+		"connection lost", "batch lost", "warm start", "remote booking", "remote booking expired", "replica dropped", "waiter", "waiter placed", "waiter shed",
 		"refused", "prefill leg", "prefill moved", "computed locally", "suspect", "rerun", "conversation followed", "rebooked", "batches of two incarnations",
 	})
 }
