@@ -378,11 +378,17 @@ func TestMetricsOfFlow(t *testing.T) {
 // differ in their last word only, as what the tokenizer remembers has a bound of its own.
 func waitingMemory(t *testing.T, n, words int) (each int64) {
 	t.Helper()
+	return memoryOf(t, n, "/v1/completions", strings.Replace(text("sea", words), ` "}`, ` %d"}`, 1))
+}
+
+// memoryOf is the memory that each of n waiting requests takes besides its body, which has a %d.
+func memoryOf(t *testing.T, n int, path, format string) (each int64) {
+	t.Helper()
 	b := newBench(t, fmt.Sprintf("flow: {max_requests: %d, timeout: 4m, hold_tokens: 20}\n", n), worker("a", 0))
-	running, _ := b.ask("/v1/completions", text("sea", words))
+	running, _ := b.ask("/v1/completions", text("sea", 500))
 	requests := make([]*extproc.Request, n)
 	for i := range requests {
-		requests[i] = b.request("/v1/completions", strings.Replace(text("sea", words), ` "}`, fmt.Sprintf(` %d"}`, i), 1))
+		requests[i] = b.request(path, fmt.Sprintf(format, i))
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	var before int64
@@ -426,6 +432,20 @@ func TestMemoryOfWaiting(t *testing.T) {
 	each := (waitingMemory(t, 200, words) - got) / (words - 500)
 	if t.Logf("%d bytes a further token", each); each > 3 {
 		t.Errorf("got %d bytes for each token of a waiting request, want at most 3", each)
+	}
+	// Bodies of 200 KB of small elements, whose places take 16 bytes each.
+	const elements = 1 << 16
+	for name, body := range map[string]string{
+		`"prompt":["",`: `"",`, `"prompt":[[],`: `[],`, `"messages":[{},`: `{},`,
+	} {
+		path := "/v1/completions"
+		if strings.Contains(name, "messages") {
+			path = "/v1/chat/completions"
+		}
+		got := memoryOf(t, 16, path, `{"model":"demo",`+name+strings.Repeat(body, elements)+body[:1]+body[1:2]+`],"user":"%d"}`)
+		if t.Logf("%s: %d bytes a request", name, got); got > 2*limit {
+			t.Errorf("%s: got %d bytes for a waiting request, want at most %d", name, got, 2*limit)
+		}
 	}
 }
 

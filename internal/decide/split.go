@@ -141,6 +141,7 @@ type leg struct {
 func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 	d, l := w.d, w.d.legs
 	w.cpu.release()
+	w.slim()
 	w.r.Hold(true)
 	x := &disagg.Exchange{Request: w.in.body, Path: w.r.Path, ID: w.r.ID, Conversation: w.in.conversation, Decode: w.side(p.decode)}
 	for attempt := 1; ; attempt++ {

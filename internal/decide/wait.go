@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -108,7 +109,19 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	if m := w.in.model; d.legs == nil && (m == nil || !m.Config.HandIDs) { // nothing needs the ids again
 		w.tokens.ids, w.s.ids = nil, nil
 	}
+	w.slim()
 	return nil
+}
+
+// slim drops what only making tokens needed, for a request that will hold its memory for long: the spans of a hostile
+// body's elements take several times the body.
+func (w *work) slim() {
+	w.s.turn = conv.Turn{}
+	if w.in.body != nil {
+		r := *w.in.body
+		r.Elements = nil
+		w.in.body = &r
+	}
 }
 
 // turnedAway is the answer to a request that cannot wait, or cannot wait longer, for what
