@@ -131,18 +131,13 @@ func (k *kubernetes) collect(emit observe.Emit) {
 	}
 }
 
-func (k *kubernetes) pools() []gateway.Pool {
+func (k *kubernetes) pools() []workers.Pool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.source == nil {
 		return nil
 	}
-	listed := k.source.Pools()
-	out := make([]gateway.Pool, len(listed))
-	for i, p := range listed {
-		out[i] = gateway.Pool(p)
-	}
-	return out
+	return k.source.Pools()
 }
 
 // gate refuses requests for other pools.

@@ -234,9 +234,6 @@ func (f *Fleet) askFor(ctx context.Context, m *Member) (names []string, err erro
 	c := &f.catalog
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.listed == nil {
-		c.listed = map[string]listed{}
-	}
 	c.listed[m.Name] = l
 	c.changes++
 	return names, nil

@@ -3,9 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
@@ -134,11 +133,11 @@ func (f *Fleet) followRank(m *Member, all []Endpoint, i int, resume *feed.Cursor
 		return feed.Start(f.feeds.ctx, src, into)
 	}
 	var err error
-	if src.Endpoint, err = rankEndpoint(m.Events.Endpoint, i); err != nil {
+	if src.Endpoint, err = workers.RankEndpoint(m.Events.Endpoint, i); err != nil {
 		return nil, err
 	}
 	if m.Events.Replay != "" {
-		if src.Replay, err = rankEndpoint(m.Events.Replay, i); err != nil {
+		if src.Replay, err = workers.RankEndpoint(m.Events.Replay, i); err != nil {
 			return nil, err
 		}
 	}
@@ -190,27 +189,6 @@ func (f *feeds) cursors() map[kvindex.Slot]feed.Cursor {
 		}
 	}
 	return out
-}
-
-// rankEndpoint returns the event endpoint of a worker's i-th rank: engines add the
-// rank to the port.
-func rankEndpoint(endpoint string, i int) (string, error) {
-	if i == 0 {
-		return endpoint, nil
-	}
-	rest, ok := strings.CutPrefix(endpoint, "tcp://")
-	if !ok {
-		return "", fmt.Errorf("endpoint %s: several ranks need tcp", endpoint)
-	}
-	host, port, err := net.SplitHostPort(rest)
-	if err != nil {
-		return "", fmt.Errorf("endpoint %s: %w", endpoint, err)
-	}
-	n, err := strconv.Atoi(port)
-	if err != nil {
-		return "", fmt.Errorf("endpoint %s: %w", endpoint, err)
-	}
-	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n+i)), nil
 }
 
 // stop ends the feeds; after it returns no further event is applied.
@@ -272,10 +250,8 @@ func (s *sink) slot(t kvindex.Target) (slot kvindex.Slot, at int, ok bool) {
 	return 0, 0, false
 }
 
-// BeginBatch implements feed.Batcher.
 func (s *sink) BeginBatch(kvindex.Target) { s.fleet.feeds.snapshot.RLock() }
 
-// EndBatch implements feed.Batcher.
 func (s *sink) EndBatch(t kvindex.Target, c feed.Cursor) {
 	if _, at, ok := s.slot(t); ok {
 		s.cursors[at] = c
@@ -284,7 +260,6 @@ func (s *sink) EndBatch(t kvindex.Target, c feed.Cursor) {
 	s.fleet.feeds.snapshot.RUnlock()
 }
 
-// Apply implements feed.Sink.
 func (s *sink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 	slot, _, ok := s.slot(t)
 	if !ok {
@@ -300,7 +275,6 @@ func (s *sink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 	return nil
 }
 
-// Clear implements feed.Sink.
 func (s *sink) Clear(t kvindex.Target, why feed.Reason) {
 	slot, at, ok := s.slot(t)
 	if !ok {
@@ -319,7 +293,6 @@ func (s *sink) Clear(t kvindex.Target, why feed.Reason) {
 	s.fleet.Log.Info().Stringer("target", t).Str("reason", string(why)).Msg("target cleared")
 }
 
-// State implements feed.Sink.
 func (s *sink) State(t kvindex.Target, state feed.State, why feed.Reason) {
 	line := s.fleet.Log.Info()
 	if state == feed.Gap || state == feed.Stale {
@@ -331,7 +304,6 @@ func (s *sink) State(t kvindex.Target, state feed.State, why feed.Reason) {
 	line.Stringer("target", t).Stringer("state", state).Str("reason", string(why)).Msg("feed changed")
 }
 
-// Warn implements feed.Sink.
 func (s *sink) Warn(t kvindex.Target, why feed.Reason, detail string) {
 	s.fleet.Log.Warn().Stringer("target", t).Str("endpoint", s.m.Events.Endpoint).Str("reason", string(why)).Str("detail", observe.ClipTo(detail, observe.MaxText)).Msg("feed warning")
 }

@@ -73,6 +73,7 @@ func New(o Options) (*Fleet, error) {
 	f := &Fleet{Options: o, index: index, models: map[string]*Model{}, comparing: make(chan struct{}, maxComparisons),
 		listGate: make(chan struct{}, maxListing)}
 	f.listContext, f.listStop = context.WithCancel(context.Background())
+	f.catalog.listed = map[string]listed{}
 	f.catalog.asker = workers.NewAsker(listTimeout)
 	f.doubts.byWorker, f.doubts.next = map[string]map[string]doubt{}, map[string]*Member{}
 	f.view.Store(&View{members: map[string]*Member{}})
@@ -144,7 +145,7 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 // enter adds a worker to a view under construction.
 func (v *View) enter(m *Member) {
 	v.members[m.Name] = m
-	all, _ := endpoints(&m.Worker.Worker)
+	all := endpoints(&m.Worker.Worker)
 	for i, slot := range m.Slots {
 		for int(slot) >= len(v.endpoints) {
 			v.endpoints = append(v.endpoints, Endpoint{})
@@ -178,10 +179,7 @@ func (v *View) addresses(list []workers.Worker) (serve, prefill []string) {
 
 // add allocates the slots of a new worker and starts its feed.
 func (f *Fleet) add(w workers.Worker) (*Member, error) {
-	all, err := endpoints(&w.Worker)
-	if err != nil {
-		return nil, err
-	}
+	all := endpoints(&w.Worker)
 	m := &Member{Worker: w, answered: f.Metrics.Responses.WithLabelValues(w.Name, "2xx"), blockSize: new(atomic.Int32)}
 	m.blockSize.Store(int32(w.BlockSize))
 	f.sawBlocks(int32(w.BlockSize))

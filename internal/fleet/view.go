@@ -1,8 +1,7 @@
 package fleet
 
 import (
-	"fmt"
-	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -99,28 +98,21 @@ func (f *Fleet) Still(slot kvindex.Slot, e *Endpoint) bool {
 	return e != nil && now != nil && now.Target == e.Target && now.Member.Generation == e.Member.Generation
 }
 
-// endpoints returns the endpoints of a worker, one per rank.
-func endpoints(w *config.Worker) ([]Endpoint, error) {
-	host, portText, err := net.SplitHostPort(w.Address)
-	if err != nil {
-		return nil, fmt.Errorf("worker %s: %w", w.Name, err)
-	}
+// endpoints returns the endpoints of a worker, one per rank. Its address has been checked with the configuration.
+func endpoints(w *config.Worker) []Endpoint {
 	if w.Ranks == 0 || w.RankBy == "none" {
-		return []Endpoint{{Target: kvindex.Target{Worker: w.Name, Rank: kvindex.NoRank}, Address: w.Address, used: true}}, nil
+		return []Endpoint{{Target: kvindex.Target{Worker: w.Name, Rank: kvindex.NoRank}, Address: w.Address, used: true}}
 	}
-	port, err := strconv.Atoi(portText)
-	if err != nil {
-		return nil, fmt.Errorf("worker %s: port: %w", w.Name, err)
-	}
+	first, _ := netip.ParseAddrPort(w.Address)
 	out := make([]Endpoint, w.Ranks)
 	for r := range out {
 		out[r] = Endpoint{Target: kvindex.Target{Worker: w.Name, Rank: int32(w.StartRank + r)}, Address: w.Address, used: true}
 		if w.RankBy == "port" {
-			out[r].Address = net.JoinHostPort(host, strconv.Itoa(port+r))
+			out[r].Address = netip.AddrPortFrom(first.Addr(), first.Port()+uint16(r)).String()
 		} else {
 			out[r].Rank = strconv.Itoa(r)
 			out[r].SetRank = []extproc.Header{{Name: steering.Rank, Value: out[r].Rank}}
 		}
 	}
-	return out, nil
+	return out
 }

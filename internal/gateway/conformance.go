@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"strings"
-	"time"
 
 	"github.com/kvlane/kvlane/extproc"
 )
@@ -41,44 +40,20 @@ func (c *Conformance) Decide(ctx context.Context, r *extproc.Request) extproc.De
 		r.Subset = both.Subset
 	}
 	d := c.Next.Decide(ctx, r)
-	if d.Reject == nil {
-		d.Ticket = &servedTicket{next: d.Ticket}
+	if d.Ticket != nil {
+		d.Ticket = servedTicket{d.Ticket}
 	}
 	return d
 }
 
-// servedTicket adds servedHeader to the response headers of next.
-type servedTicket struct{ next extproc.Ticket }
+// servedTicket adds servedHeader to the response headers.
+type servedTicket struct{ extproc.Ticket }
 
 // ResponseHeaders implements extproc.Ticket.
-func (t *servedTicket) ResponseHeaders(status int, served string) []extproc.Header {
-	var out []extproc.Header
-	if t.next != nil {
-		out = t.next.ResponseHeaders(status, served)
-	}
+func (t servedTicket) ResponseHeaders(status int, served string) []extproc.Header {
+	out := t.Ticket.ResponseHeaders(status, served)
 	if served != "" {
 		out = append(out, extproc.Header{Name: servedHeader, Value: served})
 	}
 	return out
-}
-
-// ResponseBody implements extproc.Ticket.
-func (t *servedTicket) ResponseBody(chunk []byte, last bool) {
-	if t.next != nil {
-		t.next.ResponseBody(chunk, last)
-	}
-}
-
-// FirstToken implements extproc.Ticket.
-func (t *servedTicket) FirstToken(at time.Time) {
-	if t.next != nil {
-		t.next.FirstToken(at)
-	}
-}
-
-// End implements extproc.Ticket.
-func (t *servedTicket) End(at time.Time) {
-	if t.next != nil {
-		t.next.End(at)
-	}
 }

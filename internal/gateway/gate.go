@@ -10,23 +10,13 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/workers"
 )
 
 // PoolHeader is gRPC metadata that names the pool of a stream: "name" or "namespace/name".
 // Set it as initial_metadata in a data plane that is configured by hand; it takes
 // precedence over the authority.
 const PoolHeader = "x-kvlane-pool"
-
-// Pool is the part of a pool's description that identifies requests for it.
-type Pool struct {
-	Namespace, Name string
-	// Service and Port are the endpoint picker that the pool names, "" and 0 if it names
-	// none.
-	Service string
-	Port    int
-	// Endpoints are the addresses of its pods.
-	Endpoints []string
-}
 
 // Gate restricts each request to the pods of its pool. A gateway does not send the pool's
 // name; it is derived from the authority of the gRPC call, which names the Service through
@@ -35,7 +25,7 @@ type Gate struct {
 	// Next handles the requests that pass.
 	Next extproc.Handler
 	// Pools returns our pools; it is called for each request.
-	Pools func() []Pool
+	Pools func() []workers.Pool
 	// Refused is called for each request that is for another pool.
 	Refused func(*extproc.Request)
 }
@@ -46,9 +36,7 @@ func (g *Gate) Decide(ctx context.Context, r *extproc.Request) extproc.Decision 
 	named, authority := origin(ctx)
 	at := find(pools, named, authority)
 	if at < 0 {
-		if g.Refused != nil {
-			g.Refused(r)
-		}
+		g.Refused(r)
 		return extproc.Decision{Reject: &extproc.Reject{
 			Status: 503, Details: "kvlane_other_pool",
 			Body: []byte(`{"error":{"message":"this endpoint picker does not serve the pool that the request is for","type":"service_unavailable_error","code":503}}`),
@@ -74,9 +62,9 @@ func origin(ctx context.Context) (pool, authority string) {
 
 // find returns the index of the pool that a call is for, -1 if it is for none or cannot be
 // assigned to one of several.
-func find(pools []Pool, named, authority string) int {
+func find(pools []workers.Pool, named, authority string) int {
 	if named != "" {
-		return slices.IndexFunc(pools, func(p Pool) bool { return named == p.Name || named == p.Namespace+"/"+p.Name })
+		return slices.IndexFunc(pools, func(p workers.Pool) bool { return named == p.Name || named == p.Namespace+"/"+p.Name })
 	}
 	service, namespace, port, ok := parseAuthority(authority)
 	if !ok {
@@ -102,7 +90,7 @@ func find(pools []Pool, named, authority string) int {
 	return found
 }
 
-func only(pools []Pool) int {
+func only(pools []workers.Pool) int {
 	if len(pools) == 1 {
 		return 0
 	}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/workers"
 )
 
 // recorder records the requests that it gets.
@@ -23,47 +24,55 @@ func (r *recorder) Decide(_ context.Context, q *extproc.Request) extproc.Decisio
 }
 
 var (
-	one = Pool{"ns", "one", "epp-one", 9002, []string{"10.0.0.1:8000", "10.0.0.1:8001"}}
-	two = Pool{"ns", "two", "epp-two", 9002, []string{"10.0.0.2:8000"}}
+	one = workers.Pool{Namespace: "ns", Name: "one", Service: "epp-one", Port: 9002, Endpoints: []string{"10.0.0.1:8000", "10.0.0.1:8001"}}
+	two = workers.Pool{Namespace: "ns", Name: "two", Service: "epp-two", Port: 9002, Endpoints: []string{"10.0.0.2:8000"}}
 )
+
+// silent is a ticket that adds nothing.
+type silent struct{}
+
+func (silent) ResponseHeaders(int, string) []extproc.Header { return nil }
+func (silent) ResponseBody([]byte, bool)                    {}
+func (silent) FirstToken(time.Time)                         {}
+func (silent) End(time.Time)                                {}
 
 func TestARequestReachesItsOwnPoolOnly(t *testing.T) {
 	shared := two
 	shared.Service = one.Service
 	otherPort := shared
 	otherPort.Port = 9003
-	selector := Pool{Namespace: "ns", Endpoints: one.Endpoints}
+	selector := workers.Pool{Namespace: "ns", Endpoints: one.Endpoints}
 	for _, c := range []struct {
 		name             string
-		pools            []Pool
+		pools            []workers.Pool
 		authority, named string
 		subset           []string
 		want             []string // nil: refused
 	}{
-		{name: "istio, the one pool", pools: []Pool{one}, authority: "outbound|9002||epp-one.ns.svc.cluster.local", want: []string{"any"}},
-		{name: "istio, another pool's picker", pools: []Pool{one}, authority: "outbound|9002||epp-three.ns.svc.cluster.local"},
-		{name: "istio, another namespace", pools: []Pool{one}, authority: "outbound|9002||epp-one.other.svc.cluster.local"},
-		{name: "istio, another port", pools: []Pool{one}, authority: "outbound|9009||epp-one.ns.svc.cluster.local"},
-		{name: "istio, second of two", pools: []Pool{one, two}, authority: "outbound|9002||epp-two.ns.svc.cluster.local", want: two.Endpoints},
-		{name: "gateway, first of two", pools: []Pool{one, two}, authority: "epp-one.ns:9002", want: one.Endpoints},
-		{name: "a service address", pools: []Pool{one, two}, authority: "epp-one.ns.svc:9002", want: one.Endpoints},
-		{name: "nothing tells, one pool", pools: []Pool{one}, authority: "10.0.0.20:9002", want: []string{"any"}},
-		{name: "nothing tells, two pools", pools: []Pool{one, two}, authority: "10.0.0.20:9002"},
-		{name: "a public host tells nothing", pools: []Pool{one}, authority: "kvlane.example.com:443", want: []string{"any"}},
-		{name: "no authority", pools: []Pool{one}, want: []string{"any"}},
-		{name: "one picker for two pools", pools: []Pool{one, shared}, authority: "outbound|9002||epp-one.ns.svc.cluster.local"},
-		{name: "two ports for two pools", pools: []Pool{one, otherPort}, authority: "outbound|9003||epp-one.ns.svc.cluster.local", want: two.Endpoints},
-		{name: "the picker of a pool that does not exist", pools: []Pool{one, {Namespace: "ns", Name: "ghost"}}, authority: "outbound|9002||epp-ghost.ns.svc.cluster.local"},
-		{name: "beside a pool that does not exist", pools: []Pool{{Namespace: "ns", Name: "ghost"}, one}, authority: "outbound|9002||epp-one.ns.svc.cluster.local", want: one.Endpoints},
-		{name: "named", pools: []Pool{one, two}, named: "ns/two", authority: "outbound|9002||epp-one.ns.svc.cluster.local", want: two.Endpoints},
-		{name: "named wrongly", pools: []Pool{one, two}, named: "three"},
-		{name: "a selector has no picker", pools: []Pool{selector}, authority: "outbound|9002||x.ns.svc.cluster.local", want: []string{"any"}},
-		{name: "the data plane's subset is kept", pools: []Pool{one, two}, named: "one", subset: []string{"10.0.0.1", "10.0.0.2:8000"}, want: one.Endpoints},
-		{name: "and bounded", pools: []Pool{one, two}, named: "one", subset: []string{"10.0.0.1:8001", "10.0.0.2:8000"}, want: one.Endpoints[1:]},
+		{name: "istio, the one pool", pools: []workers.Pool{one}, authority: "outbound|9002||epp-one.ns.svc.cluster.local", want: []string{"any"}},
+		{name: "istio, another pool's picker", pools: []workers.Pool{one}, authority: "outbound|9002||epp-three.ns.svc.cluster.local"},
+		{name: "istio, another namespace", pools: []workers.Pool{one}, authority: "outbound|9002||epp-one.other.svc.cluster.local"},
+		{name: "istio, another port", pools: []workers.Pool{one}, authority: "outbound|9009||epp-one.ns.svc.cluster.local"},
+		{name: "istio, second of two", pools: []workers.Pool{one, two}, authority: "outbound|9002||epp-two.ns.svc.cluster.local", want: two.Endpoints},
+		{name: "gateway, first of two", pools: []workers.Pool{one, two}, authority: "epp-one.ns:9002", want: one.Endpoints},
+		{name: "a service address", pools: []workers.Pool{one, two}, authority: "epp-one.ns.svc:9002", want: one.Endpoints},
+		{name: "nothing tells, one pool", pools: []workers.Pool{one}, authority: "10.0.0.20:9002", want: []string{"any"}},
+		{name: "nothing tells, two pools", pools: []workers.Pool{one, two}, authority: "10.0.0.20:9002"},
+		{name: "a public host tells nothing", pools: []workers.Pool{one}, authority: "kvlane.example.com:443", want: []string{"any"}},
+		{name: "no authority", pools: []workers.Pool{one}, want: []string{"any"}},
+		{name: "one picker for two pools", pools: []workers.Pool{one, shared}, authority: "outbound|9002||epp-one.ns.svc.cluster.local"},
+		{name: "two ports for two pools", pools: []workers.Pool{one, otherPort}, authority: "outbound|9003||epp-one.ns.svc.cluster.local", want: two.Endpoints},
+		{name: "the picker of a pool that does not exist", pools: []workers.Pool{one, {Namespace: "ns", Name: "ghost"}}, authority: "outbound|9002||epp-ghost.ns.svc.cluster.local"},
+		{name: "beside a pool that does not exist", pools: []workers.Pool{{Namespace: "ns", Name: "ghost"}, one}, authority: "outbound|9002||epp-one.ns.svc.cluster.local", want: one.Endpoints},
+		{name: "named", pools: []workers.Pool{one, two}, named: "ns/two", authority: "outbound|9002||epp-one.ns.svc.cluster.local", want: two.Endpoints},
+		{name: "named wrongly", pools: []workers.Pool{one, two}, named: "three"},
+		{name: "a selector has no picker", pools: []workers.Pool{selector}, authority: "outbound|9002||x.ns.svc.cluster.local", want: []string{"any"}},
+		{name: "the data plane's subset is kept", pools: []workers.Pool{one, two}, named: "one", subset: []string{"10.0.0.1", "10.0.0.2:8000"}, want: one.Endpoints},
+		{name: "and bounded", pools: []workers.Pool{one, two}, named: "one", subset: []string{"10.0.0.1:8001", "10.0.0.2:8000"}, want: one.Endpoints[1:]},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			next, refused := &recorder{}, 0
-			g := &Gate{Next: next, Pools: func() []Pool { return c.pools }, Refused: func(*extproc.Request) { refused++ }}
+			g := &Gate{Next: next, Pools: func() []workers.Pool { return c.pools }, Refused: func(*extproc.Request) { refused++ }}
 			md := metadata.MD{}
 			if c.authority != "" {
 				md.Set(":authority", c.authority)
@@ -110,13 +119,10 @@ func TestConformanceTestsChooseAmongOurPods(t *testing.T) {
 		}
 	}
 	r := &extproc.Request{}
-	d := (&Conformance{Next: &recorder{}, Endpoints: func() []string { return nil }}).Decide(t.Context(), r)
+	d := (&Conformance{Next: &recorder{Decision: extproc.Decision{Ticket: silent{}}}, Endpoints: func() []string { return nil }}).Decide(t.Context(), r)
 	if r.HasSubset {
 		t.Error("a request without the header is restricted")
 	}
-	d.Ticket.ResponseBody(nil, true)
-	d.Ticket.FirstToken(time.Time{})
-	d.Ticket.End(time.Time{})
 	if got := d.Ticket.ResponseHeaders(200, "10.0.0.1:8000"); len(got) != 1 || got[0] != (extproc.Header{Name: servedHeader, Value: "10.0.0.1:8000"}) {
 		t.Errorf("response headers %v", got)
 	}

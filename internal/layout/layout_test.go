@@ -60,7 +60,7 @@ var mayImport = map[string]string{
 	"routing":               "kvindex",
 	"internal/disagg":       "internal/config internal/steering internal/tokens/body",
 	"internal/steering":     "",
-	"internal/gateway":      "extproc",
+	"internal/gateway":      "extproc internal/workers",
 	"envoy":                 "internal/steering",
 	"charts/...":            "envoy internal/config",
 	"internal/config":       "internal/hub routing",

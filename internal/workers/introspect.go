@@ -1,6 +1,7 @@
 package workers
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,24 +31,18 @@ type Facts struct {
 // Fill sets those fields of a worker that are unset, except that the engine kind is always
 // the reported one.
 func (f *Facts) Fill(w *config.Worker) {
-	if f.Engine != "" {
-		w.Engine = f.Engine
-	}
+	w.Engine = cmp.Or(f.Engine, w.Engine)
 	if len(w.Models) == 0 {
 		w.Models = f.Models
 	}
 	if w.Ranks == 0 && f.Ranks > 1 {
 		w.Ranks, w.StartRank = f.Ranks, f.StartRank
 	}
-	if w.BlockSize == 0 {
-		w.BlockSize = f.BlockSize
-	}
+	w.BlockSize = cmp.Or(w.BlockSize, f.BlockSize)
 	if w.Events.Endpoint == "" {
 		w.Events = f.Events
 	}
-	if w.Disagg.BootstrapPort == 0 {
-		w.Disagg.BootstrapPort = f.BootstrapPort
-	}
+	w.Disagg.BootstrapPort = cmp.Or(w.Disagg.BootstrapPort, f.BootstrapPort)
 }
 
 // Asker queries engines about themselves. It is safe for concurrent use.

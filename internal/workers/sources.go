@@ -110,6 +110,16 @@ func (r *Registry) resolve(d config.DNS) {
 	r.Set("dns:"+d.Name, list)
 }
 
+// Pool is a pool of a source: what identifies requests for it, and its workers.
+type Pool struct {
+	Namespace, Name string // Name is "" for a selector
+	// Service and Port are the endpoint picker that the pool names, "" and 0 if it names none.
+	Service string
+	Port    int
+	// Endpoints are the addresses of its workers, sorted.
+	Endpoints []string
+}
+
 // At fills a worker's template with an address, which replaces '$ip' in its events and
 // connector settings.
 func At(template config.Worker, ip string, port int) config.Worker {
@@ -128,4 +138,25 @@ func At(template config.Worker, ip string, port int) config.Worker {
 	w.Events.Replay = strings.ReplaceAll(w.Events.Replay, "$ip", host)
 	w.Disagg.Fill(w.Name, ip)
 	return w
+}
+
+// RankEndpoint returns the event endpoint of a worker's i-th rank: engines add the
+// rank to the port.
+func RankEndpoint(endpoint string, i int) (string, error) {
+	if i == 0 {
+		return endpoint, nil
+	}
+	rest, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return "", fmt.Errorf("endpoint %s: several ranks need tcp", endpoint)
+	}
+	host, port, err := net.SplitHostPort(rest)
+	if err != nil {
+		return "", fmt.Errorf("endpoint %s: %w", endpoint, err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return "", fmt.Errorf("endpoint %s: %w", endpoint, err)
+	}
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n+i)), nil
 }

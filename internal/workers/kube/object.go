@@ -111,7 +111,7 @@ type Objective struct {
 // listOf is a list of objects as the API server returns it.
 type listOf[T any, P interface {
 	*T
-	copy() *T
+	runtime.Object
 }] struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata"`
@@ -124,15 +124,13 @@ func (l *listOf[T, P]) DeepCopyObject() runtime.Object {
 	c := listOf[T, P]{TypeMeta: l.TypeMeta, Items: make([]T, 0, len(l.Items))}
 	l.DeepCopyInto(&c.ListMeta)
 	for i := range l.Items {
-		c.Items = append(c.Items, *P(&l.Items[i]).copy())
+		c.Items = append(c.Items, *P(&l.Items[i]).DeepCopyObject().(P))
 	}
 	return &c
 }
 
 // DeepCopyObject implements runtime.Object.
-func (p *Pod) DeepCopyObject() runtime.Object { return p.copy() }
-
-func (p *Pod) copy() *Pod {
+func (p *Pod) DeepCopyObject() runtime.Object {
 	c := *p
 	p.DeepCopyInto(&c.ObjectMeta)
 	c.Status.Conditions = slices.Clone(p.Status.Conditions)
@@ -140,9 +138,7 @@ func (p *Pod) copy() *Pod {
 }
 
 // DeepCopyObject implements runtime.Object.
-func (p *Pool) DeepCopyObject() runtime.Object { return p.copy() }
-
-func (p *Pool) copy() *Pool {
+func (p *Pool) DeepCopyObject() runtime.Object {
 	c := *p
 	p.DeepCopyInto(&c.ObjectMeta)
 	c.Spec.Selector.MatchLabels = maps.Clone(p.Spec.Selector.MatchLabels)
@@ -151,9 +147,7 @@ func (p *Pool) copy() *Pool {
 }
 
 // DeepCopyObject implements runtime.Object.
-func (o *Objective) DeepCopyObject() runtime.Object { return o.copy() }
-
-func (o *Objective) copy() *Objective {
+func (o *Objective) DeepCopyObject() runtime.Object {
 	c := *o
 	o.DeepCopyInto(&c.ObjectMeta)
 	return &c

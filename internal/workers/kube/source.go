@@ -96,10 +96,7 @@ const (
 
 // Start starts following the pools.
 func Start(ctx context.Context, o Options) *Source {
-	s := &Source{opts: o, namespace: o.Kubernetes.Namespace}
-	if s.namespace == "" {
-		s.namespace = o.Client.Namespace()
-	}
+	s := &Source{opts: o, namespace: cmp.Or(o.Kubernetes.Namespace, o.Client.Namespace()), objectives: map[string][]*Objective{}}
 	s.ctx, s.stop = context.WithCancel(ctx)
 	names := slices.Clone(o.Kubernetes.Pools)
 	if o.Kubernetes.Pool != "" && !slices.Contains(names, o.Kubernetes.Pool) {
@@ -115,7 +112,6 @@ func Start(ctx context.Context, o Options) *Source {
 		p.listed = true
 		p.follow(labels.SelectorFromSet(o.Kubernetes.Selector).String())
 	}
-	s.objectives = map[string][]*Objective{}
 	for _, version := range objectiveVersions {
 		if slices.Contains(o.Kubernetes.Objectives, version.Group) {
 			all := collection{from: o.Client.of[version], resource: "inferenceobjectives", namespace: s.namespace}
@@ -457,24 +453,13 @@ func (p *pool) heard(q *question, f *workers.Facts) bool {
 	return true
 }
 
-// Listed is a pool as last listed.
-type Listed struct {
-	// Name is "" for a selector.
-	Namespace, Name string
-	// Service and Port are the endpoint picker that the pool names.
-	Service string
-	Port    int
-	// Endpoints are the addresses of its pods, sorted.
-	Endpoints []string
-}
-
-// Pools returns all pools.
-func (s *Source) Pools() []Listed {
+// Pools returns all pools as last listed.
+func (s *Source) Pools() []workers.Pool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]Listed, len(s.pools))
+	out := make([]workers.Pool, len(s.pools))
 	for i, p := range s.pools {
-		out[i] = Listed{Namespace: s.namespace, Name: p.name, Endpoints: p.members}
+		out[i] = workers.Pool{Namespace: s.namespace, Name: p.name, Endpoints: p.members}
 		if p.spec != nil {
 			out[i].Service, out[i].Port = p.spec.Spec.EndpointPickerRef.Name, p.spec.Spec.EndpointPickerRef.Port.Number
 		}

@@ -120,7 +120,7 @@ func TestPodsOfAPoolComeSickenDrainAndGo(t *testing.T) {
 	api.remove(podsPath, "a")
 	api.put(podsPath, "b", `{"metadata": {"uid": "u2", "labels": {"app": "llm-off"}}, "status": {"podIP": "10.0.0.2"}}`)
 	l.until(t, "kubernetes:ns/llm", "c:8000 10.0.0.3:8000 u3")
-	if got, want := s.Pools(), []Listed{{"ns", "llm", "epp", 9002, []string{"10.0.0.3:8000"}}}; !reflect.DeepEqual(got, want) {
+	if got, want := s.Pools(), []workers.Pool{{Namespace: "ns", Name: "llm", Service: "epp", Port: 9002, Endpoints: []string{"10.0.0.3:8000"}}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("pools %+v", got)
 	}
 	api.put(poolsPath, "llm", strings.Replace(poolText, `"llm"`, `"db"`, 1))

@@ -47,12 +47,10 @@ var engines = []string{"vllm", "sglang", "trtllm"}
 
 // hints parse the values of annotations into a worker's fields.
 var hints = map[string]func(w *config.Worker, v string) error{
-	"engine": func(w *config.Worker, v string) error { return choice(&w.Engine, v, engines...) },
-	"models": func(w *config.Worker, v string) error { w.Models = list(v); return nil },
-	"ranks":  func(w *config.Worker, v string) error { return number(&w.Ranks, v) },
-	"start-rank": func(w *config.Worker, v string) error {
-		return number(&w.StartRank, v)
-	},
+	"engine":     func(w *config.Worker, v string) error { return choice(&w.Engine, v, engines...) },
+	"models":     func(w *config.Worker, v string) error { w.Models = list(v); return nil },
+	"ranks":      func(w *config.Worker, v string) error { return number(&w.Ranks, v) },
+	"start-rank": func(w *config.Worker, v string) error { return number(&w.StartRank, v) },
 	"rank-by":    func(w *config.Worker, v string) error { return choice(&w.RankBy, v, "header", "port", "none") },
 	"block-size": func(w *config.Worker, v string) error { return number(&w.BlockSize, v) },
 	"events":     func(w *config.Worker, v string) error { w.Events.Endpoint = v; return nil },
@@ -181,7 +179,9 @@ func assemble(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts, s
 		if *e != facts.Events.Endpoint && *e != facts.Events.Replay {
 			// Facts describe the queried port's own engine; a template describes the pod's
 			// first engine, and the ports of the others follow.
-			*e = shift(*e, i)
+			if own, err := workers.RankEndpoint(*e, i); err == nil {
+				*e = own
+			}
 		}
 	}
 	if w.Labels["zone"] == "" {
@@ -243,10 +243,9 @@ func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, pr
 	return role, said, problems
 }
 
-// foreign finds event endpoints and hosts of connectors that a pod names at other addresses
-// than its own. The configuration
-// may name any host; a pod, whose author need not be an operator of ours, and an engine may
-// name only their own address. Otherwise they could make us, or other engines, connect to
+// foreign finds event endpoints and hosts of connectors that a pod names at other addresses than
+// its own. The configuration may name any host; a pod, whose author need not be an operator of
+// ours, and an engine may name only their own address. Otherwise they could make us, or other engines, connect to
 // other hosts, or claim the events of another engine.
 func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]string) []config.Problem {
 	var out []config.Problem
@@ -344,23 +343,6 @@ func first(labels map[string]string, keys []string) string {
 		}
 	}
 	return ""
-}
-
-// shift adds i to the port of a tcp endpoint.
-func shift(endpoint string, i int) string {
-	rest, ok := strings.CutPrefix(endpoint, "tcp://")
-	if !ok || i == 0 {
-		return endpoint
-	}
-	host, port, err := net.SplitHostPort(rest)
-	if err != nil {
-		return endpoint
-	}
-	n, err := strconv.Atoi(port)
-	if err != nil {
-		return endpoint
-	}
-	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n+i))
 }
 
 // newestFirst orders pods so that of two with the same address the running one wins: it got
